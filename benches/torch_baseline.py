@@ -15,7 +15,7 @@ time cap, one JSON line each, and a table at the end.
 The fp8 modes need torchao: installed, or as a torchao-*.whl in --wheel-dir, which is unpacked to a temp folder.
 
 Tokens are new in every step and as frequent as those of a text (Zipf's law, as `xtrain bench step` draws them): a few batches again and
-again are soon learned by heart, and gradients of zeros take less power.  With --documents N attention stays within documents of N tokens
+again are soon memorised, and gradients of zeros take less power.  With --documents N attention stays within documents of N tokens
 on average, by flex_attention or varlen_attn, whichever is faster.
 
 What the modes mean

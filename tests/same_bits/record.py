@@ -205,7 +205,7 @@ class Recorder:
 
 
 def made_by(part, library):
-    """The hash of what makes a part: another one makes it anew."""
+    """The hash of the inputs of a part; if it changes, the part is recorded again."""
     if part == "kernels":
         return f"{ptx.FORM} {ptx.digest(pathlib.Path(library).read_bytes())}"
     return FORM

@@ -1,4 +1,5 @@
-//! Warp instructions a second of elementwise kernels, with every access checked: `cargo bench -p xtrain-emulator`.
+//! Warp instructions a second of elementwise kernels, with every access checked: `cargo bench -p
+//! xtrain-emulator`.
 //!
 //! Kernels are compiled by the NVRTC that `XTRAIN_EMULATOR_NVRTC` names.
 #![allow(unsafe_code, reason = "it launches kernels")]

@@ -1,9 +1,10 @@
 //! The execution of a launch: blocks, warps and lanes that diverge.
 //!
-//! Blocks start in the order of their numbers, a few for each multiprocessor at a time. Of the warps of these blocks one is drawn at
-//! random, runs for a random number of steps, and then another. Of a warp's lanes that diverged, those furthest back in the kernel's text
-//! usually run first, which makes them converge after a branch; in some turns the others run first, so every lane makes progress. A launch
-//! ends with a fault if no warp can run, or if all warps that can run repeat the same states.
+//! Blocks start in the order of their numbers, a few for each multiprocessor at a time. Of the warps of these
+//! blocks one is drawn at random, runs for a random number of steps, and then another. Of a warp's lanes that
+//! diverged, those furthest back in the kernel's text usually run first, which makes them converge after a
+//! branch; in some turns the others run first, so every lane makes progress. A launch ends with a fault if no
+//! warp can run, or if all warps that can run repeat the same states.
 
 use crate::fault::{Fault, FaultKind, Outcome, Report};
 use crate::kernel::context::{Context, Launch, PendingCopies, Position, Source};
@@ -270,7 +271,8 @@ impl Grid<'_> {
             let warps = resident.warps.iter().enumerate();
             warps.filter_map(move |(w, warp)| Some((resident, w, *warp.groups.first()?)))
         });
-        // Threads at a barrier may wait for lanes that wait within their warp, so the latter are reported first.
+        // Threads at a barrier may wait for lanes that wait within their warp, so the latter are reported
+        // first.
         let order = |waits| match waits {
             Waits::Warp(_) => 0,
             Waits::Barrier(_) => 1,
@@ -390,7 +392,8 @@ struct Turn<'a> {
 }
 
 impl Turn<'_> {
-    /// Runs `warp` for about `budget` steps, or until it waits; the lanes furthest `ahead` first, or those furthest back.
+    /// Runs `warp` for about `budget` steps, or until it waits; the lanes furthest `ahead` first, or those
+    /// furthest back.
     fn run(&mut self, warp: &mut Warp, budget: u64, ahead: bool) -> Result<(), Failure> {
         let Warp { registers, local, copies, groups, first_thread, .. } = warp;
         let mut cx = Context {
@@ -555,7 +558,8 @@ impl Turn<'_> {
             )));
         }
         let arrivals = &mut self.barriers[number];
-        // All threads of a block meet at one place; those of a part may come from two, as producers and consumers do.
+        // All threads of a block meet at one place; those of a part may come from two, as producers and
+        // consumers do.
         if barrier.threads.is_none() && *arrivals.place.get_or_insert(place) != place {
             return Err(fault(
                 "waits at a barrier while other threads of its block wait at a different one".into(),

@@ -1,14 +1,17 @@
-//! An NVIDIA driver, cuBLASLt and NVRTC for tests on machines without a GPU. It executes kernels' PTX on the CPU and checks every access.
+//! An NVIDIA driver, cuBLASLt and NVRTC for tests on machines without a GPU. It executes kernels' PTX on the
+//! CPU and checks every access.
 //!
-//! One shared library replaces `libcuda.so.1`, `libcublasLt.so.13` and `libnvrtc.so.13`. `XTRAIN_CUDA_LIBRARIES` names a folder with links
-//! under these names (`tests/emulated/run.sh`). The real NVRTC compiles kernels, for a virtual architecture.
+//! One shared library replaces `libcuda.so.1`, `libcublasLt.so.13` and `libnvrtc.so.13`.
+//! `XTRAIN_CUDA_LIBRARIES` names a folder with links under these names (`tests/emulated/run.sh`). The real
+//! NVRTC compiles kernels, for a virtual architecture.
 //!
 //! * `api` exports the functions; `machine` holds devices, streams, events and graphs.
 //! * `ptx` parses, `kernel` prepares, `instructions` implements each instruction, `grid` runs a launch.
 //! * `gemm` implements cuBLASLt's GEMMs.
 //! * `memory` records which bytes were written; `fault` describes an error of a kernel.
 //!
-//! Deliberately absent: real timing (event times are nominal), caches, weak memory order, and functions that xtrain does not call.
+//! Deliberately absent: real timing (event times are nominal), caches, weak memory order, and functions that
+//! xtrain does not call.
 
 mod api;
 mod compile;

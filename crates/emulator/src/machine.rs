@@ -453,8 +453,8 @@ impl Machine {
         status
     }
 
-    /// Fails a call that may synchronise the device if this thread captures, and invalidates its captures. Captures are thread-local,
-    /// so those of other threads continue.
+    /// Fails a call that may synchronise the device if this thread captures, and invalidates its captures.
+    /// Captures are thread-local, so those of other threads continue.
     pub(crate) fn may_synchronize(&mut self, thread: ThreadId) -> Result<(), Status> {
         let mut own = self.captures.values_mut().filter(|capture| capture.thread == thread).peekable();
         let is_refused = own.peek().is_some();

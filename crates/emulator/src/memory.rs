@@ -1,9 +1,10 @@
 //! Memory of an emulated device, and the record of which of its bytes were ever written.
 //!
-//! A device's addresses are those of one reserved range of this process, so that a kernel's access is a host access after a check.
-//! Every byte has a mark at a fixed distance, which is 1 once the byte was written; copies carry marks along. Addresses are never
-//! used a second time, so an access to freed memory is always outside. Physical memory is a sparse file, mapped shared: another
-//! process that maps the same file has the same memory and marks.
+//! A device's addresses are those of one reserved range of this process, so that a kernel's access is a host
+//! access after a check. Every byte has a mark at a fixed distance, which is 1 once the byte was written;
+//! copies carry marks along. Addresses are never used a second time, so an access to freed memory is always
+//! outside. Physical memory is a sparse file, mapped shared: another process that maps the same file has the
+//! same memory and marks.
 #![allow(unsafe_code, reason = "it maps device memory and accesses it through pointers")]
 
 use crate::fault::{Fault, FaultKind, Outcome};
@@ -54,7 +55,8 @@ pub(crate) struct Memory {
     used: u64,
 }
 
-// SAFETY: the mappings belong to this value and are reached through its methods; the emulator's lock admits one thread at a time.
+// SAFETY: the mappings belong to this value and are reached through its methods; the emulator's lock admits
+// one thread at a time.
 unsafe impl Send for Memory {}
 
 /// Reason why the host cannot read device memory.
@@ -97,7 +99,8 @@ impl Memory {
         (self.capacity - self.used, self.capacity)
     }
 
-    /// Reserves addresses, to be mapped later. They are never reused, so a device runs out after 4 TiB in total.
+    /// Reserves addresses, to be mapped later. They are never reused, so a device runs out after 4 TiB in
+    /// total.
     pub(crate) fn reserve(&mut self, bytes: u64) -> Result<u64, OutOfMemory> {
         let start = self.next_address;
         let left = self.base as u64 + SPAN - start;
@@ -325,7 +328,8 @@ impl Local {
     }
 }
 
-/// Some bytes of memory with their marks. Reading and writing them takes a shared reference: threads of a kernel share memory.
+/// Some bytes of memory with their marks. Reading and writing them takes a shared reference: threads of a
+/// kernel share memory.
 #[derive(Clone, Copy)]
 pub(crate) struct Bytes<'m> {
     data: *mut u8,
@@ -343,7 +347,8 @@ impl Bytes<'_> {
     #[inline(always)]
     pub(crate) fn read<const N: usize>(self, at: usize) -> [u8; N] {
         assert!(at + N <= self.length);
-        // SAFETY: `data` is valid for `length` bytes that nobody else writes meanwhile: one thread at a time runs the emulator.
+        // SAFETY: `data` is valid for `length` bytes that nobody else writes meanwhile: one thread at a time
+        // runs the emulator.
         unsafe { self.data.wrapping_add(at).cast::<[u8; N]>().read_unaligned() }
     }
 
@@ -371,7 +376,8 @@ impl Bytes<'_> {
         unsafe { self.marks.wrapping_add(at).cast::<[u8; N]>().read_unaligned() }
     }
 
-    /// N bytes for each lane of a warp and their marks, from these offsets on; nothing where one is out of range.
+    /// N bytes for each lane of a warp and their marks, from these offsets on; nothing where one is out of
+    /// range.
     #[inline(always)]
     pub(crate) fn gather<const N: usize>(
         self,
@@ -381,7 +387,8 @@ impl Bytes<'_> {
         let (mut data, mut marks) = ([[0; N]; LANES], [[0; N]; LANES]);
         if are_neighbours(offsets, N) {
             let offset = offsets[0] as usize;
-            // SAFETY: the first and the last lane's bytes lie within, so those between do; otherwise as in `read`.
+            // SAFETY: the first and the last lane's bytes lie within, so those between do; otherwise as in
+            // `read`.
             data = unsafe { self.data.wrapping_add(offset).cast::<[[u8; N]; LANES]>().read_unaligned() };
             // SAFETY: there are as many marks as bytes.
             marks = unsafe { self.marks.wrapping_add(offset).cast::<[[u8; N]; LANES]>().read_unaligned() };
@@ -397,8 +404,8 @@ impl Bytes<'_> {
         Some((data, marks))
     }
 
-    /// Replaces N bytes for each lane of `active`; returns whether a byte or a mark changed. None, and nothing is written, if an offset
-    /// is out of range.
+    /// Replaces N bytes for each lane of `active`; returns whether a byte or a mark changed. None, and
+    /// nothing is written, if an offset is out of range.
     #[inline(always)]
     pub(crate) fn scatter<const N: usize>(
         self,
@@ -411,7 +418,8 @@ impl Bytes<'_> {
             let offset = offsets[0] as usize;
             let target = self.data.wrapping_add(offset).cast::<[[u8; N]; LANES]>();
             let marks = self.marks.wrapping_add(offset).cast::<[[u8; N]; LANES]>();
-            // SAFETY: the first and the last lane's bytes lie within, so those between do; otherwise as in `read`.
+            // SAFETY: the first and the last lane's bytes lie within, so those between do; otherwise as in
+            // `read`.
             let old = unsafe { target.read_unaligned() };
             // SAFETY: there are as many marks as bytes.
             let old_marks = unsafe { marks.read_unaligned() };

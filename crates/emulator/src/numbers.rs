@@ -128,8 +128,8 @@ pub(crate) fn fma(a: f32, b: f32, c: f32, rounding: Rounding) -> f32 {
     round(sum, lost, rounding)
 }
 
-/// f64 to f32. A NaN keeps its sign and the first bits of its mantissa, and becomes quiet, as GPUs of compute capability 9.0 have it; the ISA
-/// leaves it open.
+/// f64 to f32. A NaN keeps its sign and the first bits of its mantissa, and becomes quiet, as GPUs of compute
+/// capability 9.0 have it; the ISA leaves it open.
 pub(crate) fn narrow(x: f64, rounding: Rounding) -> f32 {
     if x.is_nan() {
         let bits = x.to_bits();
@@ -141,7 +141,8 @@ pub(crate) fn narrow(x: f64, rounding: Rounding) -> f32 {
 /// The NaN that f32 instructions give on GPUs. The PTX ISA (section 9.7.3) leaves its bits open.
 pub(crate) const NAN_F32: f32 = f32::from_bits(0x7FFF_FFFF);
 
-/// Replaces any NaN by the canonical one. Tested on bits, as LLVM removes a comparison `x != x` after a square root.
+/// Replaces any NaN by the canonical one. Tested on bits, as LLVM removes a comparison `x != x` after a
+/// square root.
 #[inline(always)]
 pub(crate) fn canonical(x: f32) -> f32 {
     let is_nan = x.to_bits() & 0x7FFF_FFFF > f32::INFINITY.to_bits();
@@ -190,7 +191,8 @@ mod tests {
         }
     }
 
-    /// Every sign, exponent and upper half of the mantissa. The lower 11 bits decide only whether a number lies on a tie or beside it.
+    /// Every sign, exponent and upper half of the mantissa. The lower 11 bits decide only whether a number
+    /// lies on a tie or beside it.
     #[test]
     fn casts_are_those_of_the_cpu_kernels() {
         let check = |bits: u32| {

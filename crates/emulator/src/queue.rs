@@ -39,7 +39,8 @@ pub(crate) struct Taken {
 }
 
 impl Queue {
-    /// Adds work that depends on the pending items of `after` and begins at the nominal time `begins` or later.
+    /// Adds work that depends on the pending items of `after` and begins at the nominal time `begins` or
+    /// later.
     pub(crate) fn add(&mut self, device: usize, work: Work, after: &[ItemId], begins: f64) -> ItemId {
         let id = ItemId(self.added);
         self.added += 1;

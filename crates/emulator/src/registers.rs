@@ -1,7 +1,8 @@
 //! The registers of a warp: each has a value for each of 32 lanes, and marks for uninitialised bytes.
 //!
-//! Bytes of a register that no instruction wrote are *unset*. Arithmetic with them is allowed, because lanes whose results are never used
-//! often do it, and its result is unset. Bytes loaded from uninitialised memory are marked too, but arithmetic with them is a fault.
+//! Bytes of a register that no instruction wrote are *unset*. Arithmetic with them is allowed, because lanes
+//! whose results are never used often do it, and its result is unset. Bytes loaded from uninitialised memory
+//! are marked too, but arithmetic with them is a fault.
 
 use crate::fault::{Fault, FaultKind, Outcome};
 use crate::poison::POISON;

@@ -59,8 +59,9 @@ pub(crate) enum Ordering {
 
 /// A source patch, applied before a kernel is compiled.
 ///
-/// The header has `key: value` lines; `source` names the kernel's source, e.g. `quantize/kernel.cu`, whose headers are part of it. After an
-/// empty line follows a diff: `-` removes a line, `+` adds one, a space keeps one.
+/// The header has `key: value` lines; `source` names the kernel's source, e.g. `quantize/kernel.cu`, whose
+/// headers are part of it. After an empty line follows a diff: `-` removes a line, `+` adds one, a space
+/// keeps one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Patch {
     pub(crate) source: String,

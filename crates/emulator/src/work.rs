@@ -10,7 +10,8 @@ use crate::random::Random;
 use crate::status::Status;
 use std::sync::Arc;
 
-/// The minimum nominal time of a launch, so that timing loops, which repeat short work, repeat it only a few times.
+/// The minimum nominal time of a launch, so that timing loops, which repeat short work, repeat it only a few
+/// times.
 const LEAST_SECONDS: f64 = 0.5e-3;
 /// Nominal rates, low enough that they rarely matter.
 const SECONDS_PER_INSTRUCTION: f64 = 1e-9;
@@ -101,7 +102,8 @@ impl From<Report> for Failure {
 }
 
 impl Work {
-    /// The nominal time in seconds. It depends on sizes only, so that choices by time are the same in every run.
+    /// The nominal time in seconds. It depends on sizes only, so that choices by time are the same in every
+    /// run.
     pub(crate) fn seconds(&self) -> f64 {
         let bytes = |bytes: u64| bytes as f64 * SECONDS_PER_BYTE;
         match self {
@@ -180,7 +182,8 @@ impl Work {
                 let pieces =
                     memory.pieces(*target, bytes).ok_or_else(|| outside("a copy writes", *target, bytes))?;
                 for piece in pieces {
-                    // SAFETY: taken bytes are owned; pinned ones are registered, and the caller keeps them until the copy has run.
+                    // SAFETY: taken bytes are owned; pinned ones are registered, and the caller keeps them
+                    // until the copy has run.
                     unsafe { piece.copy_from_host(from) };
                     from = from.wrapping_add(piece.len());
                 }

@@ -1,7 +1,8 @@
 //! forms.txt lists every instruction form of the kernels, and no others.
 //!
-//! All variants of the kernels are compiled for the emulated architectures; with `XTRAIN_TEST_SAMPLE=1`, a few variants of each source,
-//! selected by `XTRAIN_TEST_SEED`. The tests are ignored unless `XTRAIN_EMULATOR_NVRTC` names a compiler.
+//! All variants of the kernels are compiled for the emulated architectures; with `XTRAIN_TEST_SAMPLE=1`, a
+//! few variants of each source, selected by `XTRAIN_TEST_SEED`. The tests are ignored unless
+//! `XTRAIN_EMULATOR_NVRTC` names a compiler.
 
 mod common;
 

@@ -1,5 +1,5 @@
-//! Tests of execution order: a program with two streams is correct in every order that its waits and events allow, and wrong for some seed
-//! if any wait, event, copy or graph edge is left out.
+//! Tests of execution order: a program with two streams is correct in every order that its waits and events
+//! allow, and wrong for some seed if any wait, event, copy or graph edge is left out.
 #![allow(unsafe_code, reason = "it launches kernels")]
 
 mod common;

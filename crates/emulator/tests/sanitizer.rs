@@ -1,11 +1,13 @@
-//! Tests of the sanitizer: each kernel has one fault, and the report is one line with kernel, source line, block and thread.
+//! Tests of the sanitizer: each kernel has one fault, and the report is one line with kernel, source line,
+//! block and thread.
 
 mod common;
 
 use common::{Case, Outcome, module};
 use xtrain_cuda::{Context, Device, DeviceMemory, Launch, Module, Stream};
 
-/// Launches a kernel with two blocks of 64 threads. `from` is initialised and `to` is not; each holds one u32 a thread.
+/// Launches a kernel with two blocks of 64 threads. `from` is initialised and `to` is not; each holds one u32
+/// a thread.
 fn run(body: &str) -> Outcome {
     let context = Context::new(Device::at(0)?)?;
     let stream = Stream::new(&context)?;

@@ -20,7 +20,7 @@ const FINISHED: &str = ".finished";
 pub(crate) struct Unwritten {
     pub export: bool,
     pub samples: bool,
-    /// The summary, and the report where there is one.
+    /// The summary, and the report if it exists.
     pub figures: bool,
 }
 

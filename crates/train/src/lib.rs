@@ -7,9 +7,8 @@
 //! ```
 //!
 //! Invariants: policy lives here and arithmetic in ops; nothing but `engine` knows which device an
-//! [`Engine`](xtrain_runtime::Engine) is.
-//! Deliberately absent: options and terminals, which are the binary's; the keys of the run file, and the form of
-//! metrics and reports, which are crates of their own.
+//! [`Engine`](xtrain_runtime::Engine) is. Deliberately absent: options and terminals, which are the binary's;
+//! the keys of the run file, and the form of metrics and reports, which are crates of their own.
 
 pub mod corpus;
 pub mod engine;

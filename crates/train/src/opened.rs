@@ -160,8 +160,8 @@ pub fn checkpoint(run: &RunFolder, which: Which) -> Result<Checkpoint, RunError>
         Which::Best => match position::best(&latest()?)? {
             Some((step, _)) => Ok(store.checkpoint(step)?),
             None => Err(RunError::Refused(format!(
-                "no checkpoint of {place} is known to be the best: its run kept none (checkpoint.keep_best), or evaluated none \
-                 yet; leave out --best, or name a --step"
+                "no checkpoint of {place} is known to be the best: its run kept none (checkpoint.keep_best), or did not \
+                 evaluate; leave out --best, or name a --step"
             ))),
         },
     }

@@ -19,7 +19,7 @@ pub struct Pass {
     pub name: &'static str,
     /// The passes that must have run before.
     pub needs: &'static [&'static str],
-    /// What holds of the program afterwards.
+    /// The property of the program that it establishes.
     pub guarantees: &'static str,
     /// The methods of [`Op`](xtrain_program::Op) that it calls.
     pub calls: &'static [&'static str],
@@ -124,7 +124,7 @@ pub const PIPELINE: &[Pass] = &[
     },
 ];
 
-/// What a program is for: what passes go by.
+/// The purpose of a program, which decides how passes treat it.
 pub struct Setting<'a> {
     numerics: &'a Numerics,
     /// Blocks of the model.

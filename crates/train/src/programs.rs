@@ -1,4 +1,5 @@
-//! The programs of a run: the training step, evaluation, prefill and decode, each a model traced and put through passes.
+//! The programs of a run: the training step, evaluation, prefill and decode, each a model traced and put
+//! through passes.
 
 use crate::passes::{self, Setting};
 use std::collections::HashMap;
@@ -24,44 +25,44 @@ pub mod update_io {
     pub const LR: &str = "lr";
     /// `f32[]`: the global L2 norm of the gradients before clipping.
     pub const GRAD_NORM: &str = "grad_norm";
-    /// `u32[]`: 1 where the step was not finite and the update therefore did nothing.
+    /// `u32[]`: 1 if the step was not finite and the update therefore did nothing.
     pub const SKIPPED: &str = "skipped";
     /// The counter of applied updates.
     pub const APPLIED: &str = "applied";
 }
 
-/// What makes a training program.
+/// The description of a training program.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TrainingSpec {
     /// The model.
     pub model: Architecture,
-    /// In which types it computes.
+    /// The precision recipe.
     pub recipe: Recipe,
-    /// What is otherwise than an FP8 recipe has it.
+    /// Overrides of an FP8 recipe.
     pub fp8: Fp8Overrides,
     /// The micro-batch.
     pub batch: Batch,
-    /// Whether attention stays within documents.
+    /// True if attention stays within documents.
     pub document_mask: bool,
-    /// Whether attention's gradients must be the same bits in every run.
+    /// True if attention's gradients must have equal bits in every run.
     pub attention_deterministic: bool,
     /// Chunking and z-loss.
     pub loss: Loss,
     /// Share of activations dropped after the embedding and after each half-block; 0 drops none.
     pub dropout: f32,
-    /// What the backward makes again instead of keeping it.
+    /// The forward values that the backward recomputes instead of saving them.
     pub recompute: Recompute,
-    /// In how many blocks, the first ones; without a number in all.
+    /// The number of blocks, from the first on, in which it recomputes; all if none is given.
     pub recompute_blocks: Option<usize>,
     /// The gradient norm above which gradients are scaled down; 0 leaves them.
     pub max_grad_norm: f64,
     /// The optimizer.
     pub optimizer: Optimizer,
-    /// Whether the same step in bf16 is there too, for reference segments.
+    /// True if the program of a bf16 step exists too, for reference segments.
     pub reference: bool,
 }
 
-/// Why a program could not be made: sizes that the configuration should have refused, or a bug of ours.
+/// An error of tracing or of a pass: sizes that the configuration should have refused, or a bug of ours.
 #[derive(Clone, Debug, Error)]
 pub enum ProgramError {
     /// An op refused its operands.
@@ -78,7 +79,7 @@ impl TrainingSpec {
         Numerics { recipe: self.recipe, fp8: self.fp8.clone() }
     }
 
-    /// The same in other formats.
+    /// This step in other formats.
     pub fn computed_in(&self, numerics: impl Into<Numerics>) -> TrainingSpec {
         let Numerics { recipe, fp8 } = numerics.into();
         TrainingSpec { recipe, fp8, ..self.clone() }
@@ -112,8 +113,8 @@ pub fn differentiation(spec: &TrainingSpec) -> Result<Program, ProgramError> {
     passes::run(traced(spec)?, &Setting::differentiation(spec, &spec.numerics(), None))
 }
 
-/// Forward and backward of a micro-batch of the training step, in which the casts that `casts` has for the operands of linear layers are
-/// measured ([`Program::measured`]), whatever formats the step computes in.
+/// Forward and backward of a micro-batch of the training step, in which the casts that `casts` has for the
+/// operands of linear layers are measured ([`Program::measured`]), whatever formats the step computes in.
 pub fn inspection(spec: &TrainingSpec, casts: &Numerics) -> Result<Program, ProgramError> {
     passes::run(traced(spec)?, &Setting::differentiation(spec, &spec.numerics(), Some(casts)))
 }
@@ -175,7 +176,8 @@ pub fn refresh(program: &Program) -> Result<Program, ProgramError> {
 /// The Philox stream of initialisation; steps use their own numbers.
 const INIT_STREAM: u32 = u32::MAX;
 
-/// Draws the masters that begin as normal numbers: of standard deviation `std` times what each parameter says.
+/// Draws the masters that begin as normal numbers: of standard deviation `std` times what each parameter
+/// says.
 pub fn initial(model: &Architecture, seed: u64, std: f64) -> Result<Program, ProgramError> {
     let mut t = Tracer::default();
     for (site, p) in model.parameters().iter().enumerate() {
@@ -188,8 +190,8 @@ pub fn initial(model: &Architecture, seed: u64, std: f64) -> Result<Program, Pro
     Ok(t.finish())
 }
 
-/// Appends what makes the scales of the next step of the amaxes of this one; returns the largest of these. Parameters that are cast behind
-/// the update are cast with them already.
+/// Appends the op that computes the next step's scales from this step's amaxes; returns the largest amax.
+/// Parameters that are cast after the update use the new scales.
 fn next_scales(t: &mut Tracer, delayed: &[Delayed], how: &DelayedScales) -> Result<ValueId, TraceError> {
     let (mut inputs, mut targets, mut tensors) = (Vec::new(), vec![None], Vec::new());
     for tensor in delayed {

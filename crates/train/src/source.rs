@@ -168,6 +168,6 @@ mod tests {
         fs::remove_dir_all(&folder).expect("removed");
         assert_eq!(saved_init(&config, &run).expect("read"), Some(before));
         fs::remove_dir_all(run.source()).expect("removed");
-        assert!(saved_init(&config, &run).is_err(), "what is lost is not passed over");
+        assert!(saved_init(&config, &run).is_err(), "missing files are reported");
     }
 }

@@ -99,8 +99,8 @@ impl Lockstep {
     }
 }
 
-/// The norm of the difference relative to the norm of `expected`; for FP8, the share of elements that differ by more than a rounding or a
-/// power of two, because scales differ where an amax is rounded differently.
+/// The norm of the difference relative to the norm of `expected`; for FP8, the share of elements that differ
+/// by more than a rounding or a power of two, because scales differ where an amax is rounded differently.
 fn difference(ty: TensorType, found: &[u8], expected: &[u8]) -> f64 {
     if found == expected {
         return 0.0;
@@ -216,14 +216,15 @@ impl Engine for Lockstep {
     }
 }
 
-/// Runs four steps of two micro-batches. If outputs and state are compared, the GPU runs each part op by op, then records it as a graph, and
-/// then replays the graph; if every op is compared, it runs op by op.
+/// Runs four steps of two micro-batches. If outputs and state are compared, the GPU runs each part op by op,
+/// then records it as a graph, and then replays the graph; if every op is compared, it runs op by op.
 fn run_steps(spec: &TrainingSpec, compared: Compared, tolerance: f64) -> Result<(), Failed> {
     let engine = |device, poison| -> Result<Box<dyn Engine>, Failed> {
         Ok(Processor::choose(device)?.engine(Checks { poison, numerics: false })?)
     };
     let step = Arc::new(AtomicU64::new(0));
-    // Poisoned outputs and workspaces turn reads of unwritten memory into NaNs. Graphs are recorded without poison only.
+    // Poisoned outputs and workspaces turn reads of unwritten memory into NaNs. Graphs are recorded without
+    // poison only.
     let cpu = engine(Device::Cpu, false)?;
     let gpu = engine(Device::Cuda, compared == Compared::EveryOp)?;
     let engine = Lockstep { cpu, gpu, compared, tolerance, step: step.clone() };

@@ -224,7 +224,7 @@ fn passes_call_the_methods_that_the_pipeline_lists() {
     for pass in PIPELINE.iter().filter(|pass| pass.name != "update") {
         let path = format!("{}/../program/src/{}.rs", env!("CARGO_MANIFEST_DIR"), pass.name);
         let source = std::fs::read_to_string(&path).expect("a file for every pass");
-        // What makes an instance infers its types.
+        // Creating an instance infers its types.
         let calls = |method: &str| {
             let is_inferred = method == "infer" && source.contains("instantiate(");
             is_inferred || source.contains(&format!(".{method}("))

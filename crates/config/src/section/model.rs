@@ -1,7 +1,7 @@
 //! `[model]`: what is trained, either described here or taken from a Hugging Face folder.
 //!
-//! [`ModelConfig`] holds the keys of the file; a [`Description`] has every number. The defaults that depend on other keys are
-//! computed in one place, [`ModelConfig::describe`].
+//! [`ModelConfig`] holds the keys of the file; a [`Description`] has every number. The defaults that depend
+//! on other keys are computed in one place, [`ModelConfig::describe`].
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};

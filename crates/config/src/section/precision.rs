@@ -115,7 +115,7 @@ pub enum HeadFormat {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum SavedFormat {
-    /// As it stands.
+    /// In bf16, unchanged.
     Bf16,
     /// In E4M3, with a scale for every 128 numbers of a row.
     Fp8,
@@ -125,7 +125,7 @@ pub enum SavedFormat {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum AttentionFormat {
-    /// As it stands.
+    /// In bf16, unchanged.
     Bf16,
     /// In E5M6, with a scale for every 128 numbers of a row (DeepSeek-V3, arXiv 2412.19437, section 3.3.3).
     E5m6,

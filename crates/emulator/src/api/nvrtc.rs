@@ -118,7 +118,8 @@ unsafe extern "C" fn nvrtcDestroyProgram(program: *mut *mut c_void) -> c_int {
     forward!(b"nvrtcDestroyProgram\0", fn(*mut *mut c_void) -> c_int, (program), FAILED)
 }
 
-/// Compiles to PTX instead of machine code: `compute_90a` for `sm_90a`, with `-lineinfo` and without ptxas options.
+/// Compiles to PTX instead of machine code: `compute_90a` for `sm_90a`, with `-lineinfo` and without ptxas
+/// options.
 #[unsafe(no_mangle)]
 #[allow(non_snake_case, reason = "NVIDIA's name")]
 unsafe extern "C" fn nvrtcCompileProgram(

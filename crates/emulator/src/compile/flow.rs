@@ -114,8 +114,8 @@ fn visit(operand: &Operand, see: &mut impl FnMut(Register)) {
     }
 }
 
-/// Calls `read` and `write` with the registers of an instruction. A predicated instruction keeps the values of other lanes, so it also
-/// reads its destination.
+/// Calls `read` and `write` with the registers of an instruction. A predicated instruction keeps the values
+/// of other lanes, so it also reads its destination.
 pub(crate) fn registers_of(
     instruction: &Instruction,
     mut read: impl FnMut(Register),

@@ -1,7 +1,9 @@
-//! Registers share slots where no lane has a use for two of them at once, so that a warp's registers fit into the CPU's cache.
+//! Registers share slots where no lane has a use for two of them at once, so that a warp's registers fit into
+//! the CPU's cache.
 //!
-//! Lanes run apart from each other and may stand at different places, but each follows the control flow by itself and writes its
-//! own values only, so the liveness of registers in straight execution holds for every lane.
+//! Lanes run apart from each other and may stand at different places, but each follows the control flow by
+//! itself and writes its own values only, so the liveness of registers in straight execution holds for every
+//! lane.
 
 use super::flow::{Exit, Flow, registers_of};
 use crate::ptx::{Kernel, Register};
@@ -67,7 +69,8 @@ pub(crate) fn allocate(kernel: &Kernel, flow: &Flow<'_>) -> Allocation {
     Allocation { slots, counts }
 }
 
-/// From the first to the last place, counted in instructions, at which a register has a value that is still read.
+/// From the first to the last place, counted in instructions, at which a register has a value that is still
+/// read.
 fn intervals(kernel: &Kernel, flow: &Flow<'_>) -> Vec<Option<(usize, usize)>> {
     let count = kernel.registers.len();
     let (live_in, live_out) = liveness(count, flow);
@@ -80,7 +83,8 @@ fn intervals(kernel: &Kernel, flow: &Flow<'_>) -> Vec<Option<(usize, usize)>> {
     for (n, block) in flow.blocks.iter().enumerate() {
         live_in[n].elements().for_each(|register| extend(register, at));
         for instruction in &block.instructions {
-            // What is written gets another slot than what is read: an instruction may write some lanes before it reads others.
+            // What is written gets another slot than what is read: an instruction may write some lanes before
+            // it reads others.
             let mut see = |register: Register| extend(register.0 as usize, at);
             let mut all = Vec::new();
             registers_of(instruction, &mut see, |register| all.push(register));

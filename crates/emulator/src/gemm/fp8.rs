@@ -1,9 +1,11 @@
 //! FP8 GEMMs with the sums of Hopper's tensor cores (DeepSeek-V3, arXiv 2412.19437, section 3.5.2).
 //!
-//! 32 products and the previous sum are aligned to the largest of them; each keeps 13 bits after the leading bit, and so does the sum; the
-//! rest is truncated. Unless accumulation is fast, sums leave the tensor cores every 128 products and are added in f32.
+//! 32 products and the previous sum are aligned to the largest of them; each keeps 13 bits after the leading
+//! bit, and so does the sum; the rest is truncated. Unless accumulation is fast, sums leave the tensor cores
+//! every 128 products and are added in f32.
 //!
-//! All of it is exact in f32: a product has 8 bits, and 33 numbers of 14 bits add up to less than 2^20 of the last kept one.
+//! All of it is exact in f32: a product has 8 bits, and 33 numbers of 14 bits add up to less than 2^20 of the
+//! last kept one.
 
 use super::matrix::Matrix;
 use super::{Element, Layout, ScaleMode};
@@ -33,7 +35,8 @@ pub(super) struct Scales {
 }
 
 impl Scales {
-    /// Reads the scales of op(A), or of the transpose of op(B), which has `rows` rows. An address of 0 means a scale of 1.
+    /// Reads the scales of op(A), or of the transpose of op(B), which has `rows` rows. An address of 0 means
+    /// a scale of 1.
     pub(super) fn read(
         memory: &Memory,
         operand: &'static str,
@@ -77,7 +80,8 @@ impl Scales {
     }
 }
 
-/// `A^T B` times the scales, m by n. A is k by m and B k by n, both column after column without gaps; m is a multiple of 16.
+/// `A^T B` times the scales, m by n. A is k by m and B k by n, both column after column without gaps; m is a
+/// multiple of 16.
 pub(super) fn sums(
     [m, n, k]: [usize; 3],
     [a, b]: &[Vec<f32>; 2],
@@ -142,7 +146,8 @@ fn add(sum: Lanes, a: &[Lanes], b: &[f32]) -> Lanes {
             largest[lane] = if magnitude > largest[lane] { magnitude } else { largest[lane] };
         }
     }
-    // The last kept bit of the largest, and its inverse. Magnitudes below 2^-63 are 0, and any unit does for those.
+    // The last kept bit of the largest, and its inverse. Magnitudes below 2^-63 are 0, and any unit does for
+    // those.
     let (mut unit, mut inverse) = ([0.0; LANES], [0.0; LANES]);
     for lane in 0..LANES {
         let exponent = (largest[lane].to_bits() >> 23).max(64);

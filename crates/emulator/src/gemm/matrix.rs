@@ -14,7 +14,8 @@ pub(super) struct Matrix {
 }
 
 impl Matrix {
-    /// All elements, widened, without the gaps between columns. An element that was never written is an error.
+    /// All elements, widened, without the gaps between columns. An element that was never written is an
+    /// error.
     pub(super) fn read(&self, memory: &Memory) -> Result<Vec<f32>, String> {
         let decode = |format: crate::numbers::Minifloat| -> Result<Vec<f32>, String> {
             let values: Vec<f32> = (0..=u8::MAX).map(|bits| format.decode(bits)).collect();

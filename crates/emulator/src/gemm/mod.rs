@@ -1,9 +1,11 @@
 //! The emulated cuBLASLt: its objects, which describe GEMMs, and its algorithms.
 //!
 //! * [`operation`] checks a GEMM, reads its operands and writes D.
-//! * [`plain`] multiplies f32 and bf16 matrices; [`fp8`] multiplies FP8 matrices with the precision of Hopper's tensor cores.
+//! * [`plain`] multiplies f32 and bf16 matrices; [`fp8`] multiplies FP8 matrices with the precision of
+//!   Hopper's tensor cores.
 //!
-//! Deliberately absent: other types, batches, epilogues other than a bias, `alpha` and `beta` in device memory.
+//! Deliberately absent: other types, batches, epilogues other than a bias, `alpha` and `beta` in device
+//! memory.
 
 mod fp8;
 mod matrix;
@@ -197,7 +199,8 @@ impl Preference {
 pub(crate) enum Algorithm {
     /// One sum along k, without a workspace.
     Whole,
-    /// Two halves of k whose sums are added in f32. It overwrites its workspace. FP8 sums are those of [`Algorithm::Whole`].
+    /// Two halves of k whose sums are added in f32. It overwrites its workspace. FP8 sums are those of
+    /// [`Algorithm::Whole`].
     Split,
 }
 

@@ -1,7 +1,7 @@
 //! A GEMM, `D = alpha op(A) op(B) + beta C (+ bias)`: what the library takes, and its execution.
 //!
-//! The refusals are those of the cuBLAS documentation, "cublasLtMatmul()" and "Narrow Precision Data Types Usage". Sums are f32 and
-//! rounded to D's type once, after everything is added.
+//! The refusals are those of the cuBLAS documentation, "cublasLtMatmul()" and "Narrow Precision Data Types
+//! Usage". Sums are f32 and rounded to D's type once, after everything is added.
 
 use super::fp8::{self, Scales};
 use super::matrix::Matrix;
@@ -32,7 +32,8 @@ pub(crate) struct Operands {
     pub(crate) workspace_bytes: u64,
 }
 
-/// Multiple that FP8 GEMMs need: of addresses and of D's leading dimension in bytes, of sizes and other leading dimensions in elements.
+/// Multiple that FP8 GEMMs need: of addresses and of D's leading dimension in bytes, of sizes and other
+/// leading dimensions in elements.
 const FP8_MULTIPLE: usize = 16;
 
 /// Alignment of the workspace, in bytes.

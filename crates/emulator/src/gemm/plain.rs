@@ -4,7 +4,8 @@
 use gemm::Parallelism;
 use std::ops::Range;
 
-/// `op(A) op(B)`, m by n. All three matrices are stored column after column without gaps. A split sum adds the sums of both halves of k.
+/// `op(A) op(B)`, m by n. All three matrices are stored column after column without gaps. A split sum adds
+/// the sums of both halves of k.
 pub(super) fn sums(
     sizes: [usize; 3],
     inputs: &[Vec<f32>; 2],
@@ -39,7 +40,8 @@ fn sums_within(
     assert!(inputs[0].len() == m * k && inputs[1].len() == k * n && part.end <= k);
     let a = &inputs[0][part.start * a_steps.1..];
     let b = &inputs[1][part.start * b_steps.0..];
-    // SAFETY: the matrices have as many elements as the assertion says, and these strides address no others; `sums` is new.
+    // SAFETY: the matrices have as many elements as the assertion says, and these strides address no others;
+    // `sums` is new.
     unsafe {
         gemm::gemm(
             m,

@@ -2,7 +2,8 @@
 //!
 //! NVRTC does not check the instructions of inline assembly, and on a GPU it is ptxas that refuses them.
 
-/// The oldest architecture that has an instruction with these parts, e.g. 89. Everything that is emulated exists since 80.
+/// The oldest architecture that has an instruction with these parts, e.g. 89. Everything that is emulated
+/// exists since 80.
 pub(crate) fn oldest(parts: &[&str]) -> u32 {
     let has = |names: &[&str]| parts.iter().any(|part| names.contains(part));
     let is_vector_atomic = has(&["atom", "red"]) && has(&["v2", "v4"]);

@@ -1,6 +1,7 @@
 //! Asynchronous copies to shared memory (PTX ISA, section 9.7.9.25).
 //!
-//! A copy runs as late as is allowed, when the thread waits for it. Until then its target counts as never written.
+//! A copy runs as late as is allowed, when the thread waits for it. Until then its target counts as never
+//! written.
 
 use super::memory::Address;
 use super::{Decoded, Decoder, lanes, unknown};

@@ -145,7 +145,8 @@ fn integers(
     is_signed: bool,
 ) -> Decoded<Execute> {
     let (target, source): (_, AnySource) = (d.any_target(target)?, d.any(source)?);
-    // What is narrower than its register is extended as its type says, so only the source's sign matters for widening.
+    // What is narrower than its register is extended as its type says, so only the source's sign matters for
+    // widening.
     let convert = move |value: u64| {
         let shift = 64 - from_bits;
         let wide =

@@ -1,4 +1,5 @@
-//! Bitwise operations and shifts (PTX ISA, sections 9.7.1 and 9.7.8), which carry the marks of bytes that were never written.
+//! Bitwise operations and shifts (PTX ISA, sections 9.7.1 and 9.7.8), which carry the marks of bytes that
+//! were never written.
 
 use super::{Decoded, Decoder, bits_of_bytes, bytes_of_bits, carry, lanes, unknown};
 use crate::kernel::Execute;

@@ -56,8 +56,8 @@ fn sources<T: Lane>(d: &Decoder<'_>, operand: &Operand) -> Decoded<Vec<Source<T>
     d.elements(operand).iter().map(|element| d.source::<T>(element)).collect()
 }
 
-/// `ldmatrix`: matrices of 8 rows of 8 16-bit numbers. Lanes 8 n to 8 n + 7 have the addresses of matrix n's rows; lane 4 r + c gets the
-/// numbers 2 c and 2 c + 1 of row r, or, transposed, of column r.
+/// `ldmatrix`: matrices of 8 rows of 8 16-bit numbers. Lanes 8 n to 8 n + 7 have the addresses of matrix n's
+/// rows; lane 4 r + c gets the numbers 2 c and 2 c + 1 of row r, or, transposed, of column r.
 fn load(targets: Vec<Slot>, address: Address, transposed: bool) -> Decoded<crate::kernel::Execute> {
     Ok(Box::new(move |cx| {
         let addresses = address.read(cx)?;
@@ -96,8 +96,9 @@ fn load(targets: Vec<Slot>, address: Address, transposed: bool) -> Decoded<crate
     }))
 }
 
-/// `mma.m16n8k16` of bf16: D = A B + C. With g = lane / 4 and t = lane % 4, a lane has of A rows g and g + 8 and columns 2 t, 2 t + 1 and
-/// those 8 further; of B, those rows of column g; of C and D, rows g and g + 8 and columns 2 t, 2 t + 1.
+/// `mma.m16n8k16` of bf16: D = A B + C. With g = lane / 4 and t = lane % 4, a lane has of A rows g and g + 8
+/// and columns 2 t, 2 t + 1 and those 8 further; of B, those rows of column g; of C and D, rows g and g + 8
+/// and columns 2 t, 2 t + 1.
 fn multiply(
     target: [Slot; 4],
     a: [Source<u32>; 4],
@@ -152,7 +153,8 @@ const COLUMNS: usize = 8;
 /// Bits of a term after the largest exponent.
 const KEPT: i32 = 25;
 
-/// The exponent of an f32: subnormal numbers have that of the least normal one, zeros one that is below all others.
+/// The exponent of an f32: subnormal numbers have that of the least normal one, zeros one that is below all
+/// others.
 #[inline(always)]
 fn exponent(x: f32) -> i32 {
     let exponent = ((x.to_bits() >> 23 & 0xFF) as i32).max(1) - 127;
@@ -182,9 +184,10 @@ fn aligned(magnitude: i32, by: i32, signs: u32) -> i32 {
     if signs >> 31 == 0 { kept } else { -kept }
 }
 
-/// Adds the products of a row and a column to each sum, as tensor cores of compute capability 9.0 do: the products and the sum are aligned
-/// to the largest exponent (a product's is the sum of its operands' exponents). Each keeps 25 bits after it, and the sum keeps 24; the rest
-/// is truncated. Zeros have no exponent. The results equal an H200's to the last bit.
+/// Adds the products of a row and a column to each sum, as tensor cores of compute capability 9.0 do: the
+/// products and the sum are aligned to the largest exponent (a product's is the sum of its operands'
+/// exponents). Each keeps 25 bits after it, and the sum keeps 24; the rest is truncated. Zeros have no
+/// exponent. The results equal an H200's to the last bit.
 #[inline(always)]
 fn add_products(left: &[[f32; K]; 16], right: &[[f32; COLUMNS]; K], sums: &mut [[f32; COLUMNS]; 16]) {
     let (mut exponents, mut mantissas) = ([[0; COLUMNS]; K], [[0; COLUMNS]; K]);

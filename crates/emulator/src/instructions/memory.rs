@@ -117,8 +117,8 @@ impl Context<'_> {
         }
     }
 
-    /// All memory around the address of the first active lane, and for each lane where its address is in there; inactive lanes point to
-    /// where the first active one does. Nothing where a closer look is needed.
+    /// All memory around the address of the first active lane, and for each lane where its address is in
+    /// there; inactive lanes point to where the first active one does. Nothing where a closer look is needed.
     #[inline(always)]
     fn surroundings(
         &self,
@@ -216,7 +216,7 @@ fn name_of(space: Space) -> &'static str {
     }
 }
 
-/// What an opcode says of the access.
+/// The access that an opcode describes.
 pub(super) struct Access {
     pub(super) space: Space,
     /// Bytes of an element.

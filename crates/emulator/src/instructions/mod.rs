@@ -1,12 +1,12 @@
 //! PTX instructions, one file for each family.
 //!
-//! Results are those that the PTX ISA (NVIDIA, version 9.0, section 9.7) defines, to the bit. Where it allows an error (`approx`),
-//! the result is the exact one rounded to nearest. `mma` sums as described in `matrix`. Nothing is contracted: `mul` and `add`
-//! without `.rn`, which ptxas may fuse, round twice here.
+//! Results are those that the PTX ISA (NVIDIA, version 9.0, section 9.7) defines, to the bit. Where it allows
+//! an error (`approx`), the result is the exact one rounded to nearest. `mma` sums as described in `matrix`.
+//! Nothing is contracted: `mul` and `add` without `.rn`, which ptxas may fuse, round twice here.
 //!
-//! Computing with memory that was never written is a fault. Moves, loads, stores, shifts, bitwise operations and integer conversions
-//! carry the marks of such bytes along instead. A result of an unset register is unset; it is a fault to use it as an address, branch on it or
-//! store it.
+//! Computing with memory that was never written is a fault. Moves, loads, stores, shifts, bitwise operations
+//! and integer conversions carry the marks of such bytes along instead. A result of an unset register is
+//! unset; it is a fault to use it as an address, branch on it or store it.
 
 mod architecture;
 mod async_copy;
@@ -216,7 +216,8 @@ impl AnySource {
     }
 }
 
-/// Zero-extends the values of all lanes. A loop, because the compiler does not inline the closure of a mapped array.
+/// Zero-extends the values of all lanes. A loop, because the compiler does not inline the closure of a mapped
+/// array.
 #[inline(always)]
 fn widened<T: Copy + Into<u64>>(values: &Lanes<T>) -> Lanes<u64> {
     let mut wide = [0; LANES];
@@ -282,7 +283,8 @@ fn bytes_of_bits(bits: u64) -> u8 {
     (0..8).map(|n| u8::from(bits >> (8 * n) & 0xFF != 0) << n).sum()
 }
 
-/// A step that moves bits: `f` computes the value, `marks` moves the marks of uninitialised bits in the same way.
+/// A step that moves bits: `f` computes the value, `marks` moves the marks of uninitialised bits in the same
+/// way.
 fn carry<A: Lane, B: Lane, R: Lane>(
     target: Slot,
     (a, b): (Source<A>, Source<B>),

@@ -1,4 +1,5 @@
-//! Exchanges among the lanes of a warp (PTX ISA, sections 9.7.9.6 and 9.7.13): all lanes that the mask names take part together.
+//! Exchanges among the lanes of a warp (PTX ISA, sections 9.7.9.6 and 9.7.13): all lanes that the mask names
+//! take part together.
 
 use super::{Decoded, Decoder, unknown};
 use crate::kernel::context::Source;
@@ -74,7 +75,8 @@ pub(super) fn decode(d: &Decoder<'_>, instruction: &Instruction, parts: &[&str])
     Ok(Action::Together(d.source(members)?, execute))
 }
 
-/// `shfl.sync`: each lane reads another lane's value, or its own if the source is out of range. A value from an inactive lane is unset.
+/// `shfl.sync`: each lane reads another lane's value, or its own if the source is out of range. A value from
+/// an inactive lane is unset.
 fn shuffle(
     d: &Decoder<'_>,
     instruction: &Instruction,

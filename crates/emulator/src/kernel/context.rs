@@ -100,7 +100,8 @@ impl Context<'_> {
         }
     }
 
-    /// The lanes in which an operand of arithmetic is unset. A fault if an active lane has uninitialised bytes from memory.
+    /// The lanes in which an operand of arithmetic is unset. A fault if an active lane has uninitialised
+    /// bytes from memory.
     #[inline(always)]
     pub(crate) fn unset_of<T: Lane>(&self, source: Source<T>) -> Outcome<u32> {
         let Source::Slot(slot) = source else { return Ok(0) };

@@ -1,7 +1,8 @@
 //! PTX as NVRTC emits it: the text, parsed into kernels of instructions.
 //!
-//! The grammar is that of the PTX ISA (NVIDIA, version 9.0, section 4), of which NVRTC emits a part: no calls, no textures, no
-//! debugging information but `.loc`. Instructions are kept as they are written; what they mean is up to `instructions`.
+//! The grammar is that of the PTX ISA (NVIDIA, version 9.0, section 4), of which NVRTC emits a part: no
+//! calls, no textures, no debugging information but `.loc`. Instructions are kept as they are written; what
+//! they mean is up to `instructions`.
 
 mod lexer;
 mod parser;

@@ -115,7 +115,7 @@ impl<'t> Parser<'t> {
         Ok(())
     }
 
-    /// What follows a state space: alignment, type, name, extent and initial values.
+    /// Parses a variable after its state space: alignment, type, name, extent and initial values.
     fn variable(&mut self, space: &str) -> Result<Variable, SyntaxError> {
         let space = match space {
             ".global" | ".const" => Space::Global,
@@ -372,7 +372,8 @@ impl Names {
         self.registers.iter().rev().find_map(|scope| scope.get(name).copied())
     }
 
-    /// The label that a branch names: one that a scope around it has defined, else one that the kernel defines later.
+    /// The label that a branch names: one that a scope around it has defined, else one that the kernel
+    /// defines later.
     fn label(&mut self, name: &str) -> u32 {
         let known = self.labels.iter().rev().find_map(|scope| scope.get(name).copied());
         known.unwrap_or_else(|| self.new_label(name, 0))

@@ -1,4 +1,5 @@
-//! Test setup: a folder that links NVIDIA's library names to the emulator, and tests that run in child processes.
+//! Test setup: a folder that links NVIDIA's library names to the emulator, and tests that run in child
+//! processes.
 #![allow(dead_code, unreachable_pub, reason = "each test binary uses a part")]
 #![allow(unsafe_code, reason = "it sets variables of the environment and calls a foreign function")]
 

@@ -1,7 +1,8 @@
 //! docs/benchmarks.md and its pictures, written from the results in benches/results and the bars in
 //! benches/bars.toml.
 //!
-//! Of every work and metric on a card the newest file that has them counts, in it the last line of each peer.
+//! For every work and metric on a GPU, the newest file that has them counts, in it the last line of each
+//! peer.
 
 use crate::picture::{Ratio, ratios};
 use crate::results::{self, Bar, Bars, BenchmarksError, Line, Outcome};
@@ -60,7 +61,7 @@ fn newest(all: Vec<Outcome>) -> Vec<Outcome> {
     (0..all.len()).filter(|&at| counts(at)).map(|at| all[at].clone()).collect()
 }
 
-/// A card without what tells machines of one kind apart.
+/// The name of a GPU without the parts that differ between machines of one kind.
 fn kind(card: &str) -> &str {
     card.split([',', '(']).next().unwrap_or(card).trim()
 }

@@ -40,7 +40,7 @@ pub(crate) struct Outcome {
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Bars {
-    /// The card that the bars are set for.
+    /// The GPU for which the bars are set.
     pub(crate) card: String,
     #[serde(rename = "topic", default)]
     pub(crate) topics: Vec<Topic>,

@@ -17,7 +17,7 @@ impl<'a> Keys<'a> {
         Keys { json: file, table: None }
     }
 
-    /// The key's value as it stands, null too.
+    /// The key's value, unchanged, null too.
     pub(crate) fn value(&self, key: &str) -> Option<&'a Value> {
         self.json.get(key)
     }

@@ -79,7 +79,7 @@ pub(super) fn of(runs: &[RunData], base: usize) -> Vec<Group> {
     groups
 }
 
-/// Keys that may differ between two runs whose losses differ by chance alone: place and device of the run,
+/// Keys that may differ between two runs whose losses differ only randomly: place and device of the run,
 /// and its reports.
 const KEYS_WITHOUT_EFFECT: [&str; 18] = [
     "train.seed",

@@ -6,7 +6,7 @@
 //!                                                              -> curves (the same all along the run) -> page
 //! ```
 //!
-//! A run is set against the baseline's run of the same seed where there is one, since both saw the same
+//! A run is compared with the baseline's run of the same seed, if there is one, because both saw the same
 //! batches and their noise cancels; else against the mean of the baseline's runs. Runs of unequal length are
 //! compared up to where the shortest of the two groups ends, runs whose steps have different numbers of
 //! tokens by tokens.

@@ -92,7 +92,7 @@ fn table(comparison: &Comparison) -> String {
     let _ = writeln!(
         out,
         "<p class=\"note\">Training: the mean over the last {} steps that both sides have made; validation: the last evaluation that all have \
-         made. Gap: how much higher the loss is, each run set against the baseline's run of its seed where there is one; ± is the 95% interval \
+         made. Gap: how much higher the loss is, each run compared with the baseline's run of the same seed, if there is one; ± is the 95% interval \
          over its seeds. Seeds: how far as many more runs of the baseline's own kind would lie from it, with 95% confidence (Student's t). \
          Bar: of the recipe.</p>",
         format::grouped(comparison.last)

@@ -62,7 +62,7 @@ pub(crate) fn render(inspection: &Inspection) -> String {
     }
     let amaxes = || tensors.iter().map(|t| t.amax).filter(|&amax| amax > 0.0);
     let ends = [amaxes().fold(f64::INFINITY, f64::min).ln(), amaxes().fold(0.0, f64::max).ln()];
-    maps.push(grid.map("Largest magnitude", "amax, coloured by its logarithm", Ramp::Amount, &|t| {
+    maps.push(grid.map("Amax", "largest absolute value, coloured by its logarithm", Ramp::Amount, &|t| {
         (if t.amax > 0.0 { heat(t.amax.ln(), ends) } else { 0.0 }, short(t.amax))
     }));
     for map in maps {

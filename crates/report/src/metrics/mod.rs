@@ -1,4 +1,4 @@
-//! What a run says about itself: the figures of a step, the events around them, and the forms they take.
+//! Metrics of a run: the figures of steps, events, and their formats.
 //!
 //! | form | file | for |
 //! |---|---|---|

@@ -34,8 +34,8 @@ fn the_last_byte_decides_and_kernels_and_libraries_count() {
         assert!(beside > 0);
         assert_eq!(fit(target, needed).verdict, Verdict::Fits);
         fit(target, needed).check("it").expect("it fits");
-        let message = fit(target, needed - 1).check("the card").expect_err("it does not").to_string();
-        assert!(message.contains("but the card has "), "{message}");
+        let message = fit(target, needed - 1).check("the GPU").expect_err("it does not").to_string();
+        assert!(message.contains("but the GPU has "), "{message}");
         let norms = "what would fit: --set train.recompute=norms --set train.recompute_blocks=1 (";
         assert!(message.contains(norms), "{message}");
     }
@@ -139,7 +139,7 @@ fn memory_that_others_hold_is_told() {
     let said = |available_bytes, alone_bytes| {
         let room = Room { available_bytes, alone_bytes };
         let fit = Fit::new(&spec, Target::Cuda, batch_size, room).expect("a plan");
-        fit.check("the card").expect_err("too little").to_string()
+        fit.check("the GPU").expect_err("too little").to_string()
     };
     let needed = needed(&[], Target::Cuda);
     let rest = "available, as other programs hold the rest of its 80.00 GiB; ";

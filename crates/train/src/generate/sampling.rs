@@ -25,7 +25,7 @@ const SAMPLE_STREAM: u32 = u32::MAX - 1;
 /// Tokens whose weights a thread adds up.
 const CHUNK: usize = 2048;
 
-/// Tokens that are passed over at once where none of them is looked for.
+/// Number of tokens that are skipped at once if none of them is a candidate.
 const LINE: usize = 256;
 
 /// Tokens whose weight is below exp(-LIKELY) of the likeliest one's are rarely drawn.

@@ -80,13 +80,13 @@ mod tests {
 
     #[test]
     fn a_trace_is_json_with_named_tracks_and_events_in_microseconds() {
-        let mut trace = Trace::new(json!({ "device": "a \"card\"" }));
+        let mut trace = Trace::new(json!({ "device": "a \"GPU\"" }));
         let track = Track { process: 2, thread: 1 };
-        trace.name(track, "a card", "ops");
+        trace.name(track, "a GPU", "ops");
         let times = (Duration::from_nanos(1_234_567), Duration::from_nanos(2_000_000));
         trace.slice(track, "linear", "fprop", times, json!({ "bytes": 12 }));
         let read: Value = serde_json::from_str(&trace.into_json()).expect("JSON");
-        assert_eq!(read["otherData"]["device"], "a \"card\"");
+        assert_eq!(read["otherData"]["device"], "a \"GPU\"");
         assert_eq!(read["traceEvents"][2]["args"]["name"], "ops");
         let event = &read["traceEvents"][3];
         assert_eq!((event["ts"].as_f64(), event["dur"].as_f64()), (Some(1234.567), Some(765.433)));

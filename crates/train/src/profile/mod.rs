@@ -319,7 +319,7 @@ mod tests {
         assert_eq!(of(3, None, 0, 100), (3, 9, 12));
         assert_eq!(of(3, None, 50, 100), (53, 59, 62), "a run that goes on");
         assert_eq!(of(2, Some(20), 0, 100), (19, 25, 27));
-        assert_eq!(of(2, Some(20), 60, 100), (60, 66, 68), "what was made before is not made again");
+        assert_eq!(of(2, Some(20), 60, 100), (60, 66, 68), "completed steps are not repeated");
         assert_eq!(of(3, Some(96), 0, 100), (95, 97, 100));
         assert_eq!(of(3, Some(99), 0, 100), (97, 97, 100));
         assert_eq!(of(3, None, 0, 8), (3, 5, 8));

@@ -115,8 +115,8 @@ impl CheckpointWriter {
     }
 }
 
-/// The element type of an entry in the checkpoint. The optimizer's state may be saved in another type than the
-/// run now has; everything else has one type.
+/// The element type of an entry in the checkpoint. The optimizer's state may be saved in another type than
+/// the run now has; everything else has one type.
 fn saved_type(checkpoint: &Checkpoint, entry: &StateEntry, optimizer: Optimizer) -> DType {
     let types = [DType::F32, DType::BF16];
     let may_differ = optimizer.state().contains(&entry.kind);

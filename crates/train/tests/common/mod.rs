@@ -19,7 +19,8 @@ pub fn on_card() -> bool {
     std::env::var("XTRAIN_TEST_DEVICE").as_deref() == Ok("cuda")
 }
 
-/// All cases; or, if `XTRAIN_TEST_SAMPLE` is 1, as on the slow emulated GPU, `count` of them, selected by `XTRAIN_TEST_SEED`.
+/// All cases; or, if `XTRAIN_TEST_SAMPLE` is 1, as on the slow emulated GPU, `count` of them, selected by
+/// `XTRAIN_TEST_SEED`.
 pub fn drawn<T>(all: impl IntoIterator<Item = T>, count: usize) -> Vec<T> {
     let mut all: Vec<T> = all.into_iter().collect();
     if std::env::var("XTRAIN_TEST_SAMPLE").is_ok_and(|sample| sample == "1") {
@@ -62,7 +63,8 @@ pub fn small() -> Description {
     }
 }
 
-/// A model with heads as wide as real ones, so that attention takes the algorithms that real models take, and of sizes that FP8 takes.
+/// A model with heads as wide as real ones, so that attention takes the algorithms that real models take, and
+/// of sizes that FP8 takes.
 pub fn wide() -> Description {
     Description {
         dim: 96,

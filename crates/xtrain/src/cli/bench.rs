@@ -43,7 +43,7 @@ pub(crate) struct OpBenchArgs {
     /// Override a key of the run file, e.g. --set train.micro_batch_size=4; may be repeated
     #[arg(long = "set", value_name = "SECTION.KEY=VALUE", requires = "file")]
     pub(crate) set: Vec<String>,
-    /// Compute here: auto (a GPU where there is one), cpu or cuda
+    /// Compute here: auto (a GPU if one is present), cpu or cuda
     #[arg(long, value_name = "DEVICE", default_value = "auto", conflicts_with = "file",
         value_parser = device())]
     pub(crate) device: Device,
@@ -150,7 +150,7 @@ pub(crate) struct BenchFp8Args {
     /// runs
     #[arg(long, value_parser = named(&Recipe::FP8, Recipe::name))]
     pub(crate) recipe: Vec<Recipe>,
-    /// Compute here: auto (a GPU where there is one), cpu (which emulates FP8) or cuda
+    /// Compute here: auto (a GPU if one is present), cpu (which emulates FP8) or cuda
     #[arg(long, value_name = "DEVICE", default_value = "auto", conflicts_with = "file",
         value_parser = device())]
     pub(crate) device: Device,

@@ -27,7 +27,7 @@ pub(crate) struct Threads {
 /// `--device`.
 #[derive(Debug, Args)]
 pub(crate) struct OnDevice {
-    /// Compute here: auto (a GPU where there is one), cpu or cuda
+    /// Compute here: auto (a GPU if one is present), cpu or cuda
     #[arg(long, value_name = "DEVICE", default_value = "auto", value_parser = device())]
     pub(crate) device: Device,
 }

@@ -96,7 +96,7 @@ fn an_fp8_folder_is_written_read_and_trained_on() {
     let (small, large) = (kind(&place, "fp8"), kind(&place, "fp32"));
     assert_eq!(small.0, "bfloat16");
     assert!(small.1 * 2 < large.1, "{small:?} {large:?}");
-    // Unasked, it goes out as it came in; and as bf16 it loses nothing either.
+    // By default, an export has the format of the import; bf16 loses nothing either.
     place.run("export fp8 --out again").succeeds();
     assert!(of("again") == of("fp8"));
     place.run("export fp8 --out bf16 --dtype bf16").succeeds();

@@ -86,7 +86,7 @@ fn it_is_told_by_layer_and_drawn_on_a_page() {
         "{all}"
     );
     let page = String::from_utf8(place.read("casts.html")).expect("text");
-    for part in ["Signal to noise", "Underflow", "Largest magnitude", "blocks.0.attn.o_proj:wgrad"] {
+    for part in ["Signal to noise", "Underflow", "Amax", "blocks.0.attn.o_proj:wgrad"] {
         assert!(page.contains(part), "{part}");
     }
     // The run resumes with the page in its folder.

@@ -221,7 +221,7 @@ fn a_plan_takes_the_vocabulary_that_the_run_then_has() {
     assert!(config.contains("tokenizer = \"shards\"") && !config.contains("bpe_vocab_size"), "{config}");
     assert_eq!(place.read("out/tokenizer/tokenizer.json"), place.read("shards/tokenizer.json"));
     place.run("train out/config.toml --out again").succeeds();
-    // A size that is asked for is not passed over.
+    // A size that is asked for is listed.
     let sized = place.run(&format!("plan continued.toml {quick} --set data.bpe_vocab_size=5000"));
     sized.refuses(&["`bpe_vocab_size` = 5000", "shards"]);
     // Characters are counted, in files and in shards.

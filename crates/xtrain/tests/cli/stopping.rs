@@ -101,7 +101,7 @@ fn a_second_process_on_a_folder_is_refused_and_disturbs_nothing() {
     place.run("train run.toml --out out").refuses(&["out", "already holds a run"]);
     let before = steps(&place).len();
     wait_until("more steps", || steps(&place).len() > before + 3);
-    // Reading is no writing: the latest checkpoint can be used meanwhile, or there is none yet.
+    // Reading is no writing: the latest checkpoint can be used meanwhile, or none exists so far.
     place.run("generate out --prompt the -n 2").refuses(&["no complete checkpoint yet"]);
     signal(&first, "TERM");
     assert_eq!(wait(&mut first, "the first run").code(), Some(0));

@@ -1,4 +1,5 @@
-//! Atomic operations (sections 9.7.13.5 and 9.7.13.6), of threads that meet at few addresses and at addresses of their own.
+//! Atomic operations (sections 9.7.13.5 and 9.7.13.6), of threads that meet at few addresses and at addresses
+//! of their own.
 
 use super::form::Form;
 use super::types::{Operand, flushed};
@@ -240,7 +241,8 @@ fn run(
     Ok(())
 }
 
-/// Four sums of f32 at each address: special values at addresses of their own, and whole numbers where threads meet.
+/// Four sums of f32 at each address: special values at addresses of their own, and whole numbers where
+/// threads meet.
 fn sums_of_vectors(opcode: &str) -> Result<(), String> {
     for addresses in [THREADS, 3] {
         let mut random = random(opcode);

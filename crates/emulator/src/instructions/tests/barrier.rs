@@ -16,7 +16,8 @@ pub(super) fn forms() -> Vec<Form> {
     ]
 }
 
-/// Each thread passes its number on through shared memory, to one of another warp mostly; odd ones take a longer way to the barrier.
+/// Each thread passes its number on through shared memory, to one of another warp mostly; odd ones take a
+/// longer way to the barrier.
 fn values_go_round(opcode: &str, threads: usize) -> Result<(), String> {
     const ROUNDS: usize = 5;
     let text = format!(

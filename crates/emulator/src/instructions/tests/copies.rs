@@ -22,7 +22,8 @@ fn check(opcode: &str, bytes: usize, wait: &str) -> Result<(), String> {
     for has_source_bytes in [true, false] {
         let mut random = random(opcode);
         let source: Vec<u8> = (0..THREADS * 16).map(|_| random.draw() as u8).collect();
-        // Thread by thread: where it copies from and to, how much of that comes from there, and whether it copies.
+        // Thread by thread: where it copies from and to, how much of that comes from there, and whether it
+        // copies.
         let mut targets: Vec<usize> = (0..THREADS).collect();
         for n in (1..THREADS).rev() {
             targets.swap(n, random.below(n + 1));

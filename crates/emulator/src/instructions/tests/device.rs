@@ -1,5 +1,5 @@
-//! A device for tests of instructions: memory, and kernels that run on it one at a time. It is emulated, or a GPU where the thread is
-//! told so.
+//! A device for tests of instructions: memory, and kernels that run on it one at a time. It is emulated, or a
+//! GPU if the thread selected one.
 
 use super::gpu;
 use crate::compile::compile;

@@ -1,4 +1,5 @@
-//! Floating-point arithmetic (section 9.7.3). Approximate instructions give the exact result, rounded to nearest.
+//! Floating-point arithmetic (section 9.7.3). Approximate instructions give the exact result, rounded to
+//! nearest.
 
 use super::form::{Form, Row, form};
 use super::types::{AnyNan, Nearest, ReciprocalRoot, Root, flushed, to_f64};
@@ -104,7 +105,8 @@ fn least<S: Semantics>(a: IeeeFloat<S>, b: IeeeFloat<S>) -> IeeeFloat<S> {
     }
 }
 
-/// Rows whose sum, or product and sum, is a small part of its operands, on either side of a tie, or exactly zero.
+/// Rows whose sum, or product and sum, is a small part of its operands, on either side of a tie, or exactly
+/// zero.
 fn cancelling(is_fused: bool, bits: u32) -> Vec<Row> {
     let mut random = super::random("cancelling");
     // Of f64 only the exponent's length differs: the same rows of bits, shifted.

@@ -57,7 +57,7 @@ struct Rows {
     compare: Box<dyn Fn(&Row, u64) -> Result<(), String>>,
     /// The first operand may be an immediate too.
     takes_immediate: bool,
-    /// Whether operands of this row may be immediates.
+    /// True if operands of this row may be immediates.
     allows_immediates: fn(&Row) -> bool,
 }
 
@@ -173,7 +173,8 @@ impl Form {
         self
     }
 
-    /// A GPU's NaN may have other bits, as the instruction may become another one, or as the ISA does not say which operand's they are.
+    /// A GPU's NaN may have other bits, as the instruction may become another one, or as the ISA does not say
+    /// which operand's they are.
     pub(super) fn any_nan(mut self) -> Form {
         self.tolerance.any_nan = true;
         self

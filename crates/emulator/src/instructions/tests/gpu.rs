@@ -1,8 +1,10 @@
-//! The same kernels on a GPU: each form's results beside the emulated ones, bit by bit.
+//! A comparison of the emulator with a GPU: each form's results, bit by bit.
 //!
-//! A form's test runs twice: emulated, and on the GPU with the emulated results in the place of its own, so that both go the same way and
-//! each difference is counted. Where threads reach memory in any order, it runs on the GPU alone, and the definition judges its results. The test is ignored unless asked for:
-//! `XTRAIN_TEST_FAMILY=float cargo test -p xtrain-emulator -- --ignored --nocapture a_gpu` on a machine with a GPU of compute capability 9.
+//! A form's test runs twice: emulated, and on the GPU with the emulated results as its own, so that both take
+//! the same path and each difference is counted. If threads access memory in any order, the test runs only on
+//! the GPU, and the definition judges its results. The test is ignored by default:
+//! `XTRAIN_TEST_FAMILY=float cargo test -p xtrain-emulator -- --ignored --nocapture a_gpu` on a machine with
+//! a GPU of compute capability 9.
 #![allow(unsafe_code, reason = "it launches kernels on a GPU")]
 
 use super::device::Grid;
@@ -16,7 +18,7 @@ use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
 /// Bytes of a buffer that was read.
 type Bytes = Vec<u8>;
 
-/// What a thread does with devices.
+/// The devices that a thread uses.
 enum Mode {
     /// Emulates them and notes what is read.
     Emulated { read: Vec<Bytes> },
@@ -82,7 +84,8 @@ struct Difference {
 }
 
 impl Difference {
-    /// A number of the form's type, and its place among the numbers of that type; nothing of NaN, and of what is no floating-point number.
+    /// A number of the form's type, and its place among the numbers of that type; nothing of NaN, and of what
+    /// is no floating-point number.
     fn number(&self, bits: u64) -> Option<(f64, i64)> {
         let is_float = |part: &&str| ["f32", "f64"].contains(part);
         match self.opcode.split('.').rfind(is_float)? {

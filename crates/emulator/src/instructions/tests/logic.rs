@@ -57,7 +57,8 @@ pub(super) fn forms() -> Vec<Form> {
     forms
 }
 
-/// A selector has 4 bits for each byte of the result: 3 choose one of the bytes of `b` and `a`, and one replicates its sign.
+/// A selector has 4 bits for each byte of the result: 3 choose one of the bytes of `b` and `a`, and one
+/// replicates its sign.
 fn permuted(a: u32, b: u32, selector: u32) -> u32 {
     let bytes = [a.to_le_bytes(), b.to_le_bytes()].concat();
     let mut result = [0; 4];

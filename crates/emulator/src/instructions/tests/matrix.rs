@@ -12,8 +12,8 @@ pub(super) fn forms() -> Vec<Form> {
     forms
 }
 
-/// Matrices of 8 rows of 8 numbers, whose addresses lanes 8 n to 8 n + 7 have. Thread t gets numbers 2 (t mod 4) and the next one of row
-/// t / 4, or of the transposed matrix's.
+/// Matrices of 8 rows of 8 numbers, whose addresses lanes 8 n to 8 n + 7 have. Thread t gets numbers 2 (t mod
+/// 4) and the next one of row t / 4, or of the transposed matrix's.
 fn loads(opcode: &str, count: usize, is_transposed: bool) -> Result<(), String> {
     let mut random = random(opcode);
     let numbers: Vec<u16> = (0..64 * 8).map(|_| random.draw() as u16).collect();
@@ -122,8 +122,8 @@ fn multiplied(opcode: &str, words: &[u32]) -> Result<Vec<u8>, String> {
     device.load(to, 16 * 32)
 }
 
-/// Products of an H200 (driver 580): of each warp 320 words of operands and 128 of results. Factors and sums have exponents that are near and
-/// far; there are zeros, subnormal numbers, infinities and NaN.
+/// Products of an H200 (driver 580): of each warp 320 words of operands and 128 of results. Factors and sums
+/// have exponents that are near and far; there are zeros, subnormal numbers, infinities and NaN.
 const H200: &[u8] = include_bytes!("mma-h200.bin");
 
 fn products(opcode: &str) -> Result<(), String> {

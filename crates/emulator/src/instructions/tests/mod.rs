@@ -1,8 +1,10 @@
-//! Every instruction form that the kernels contain, executed and compared with its definition in the PTX ISA (NVIDIA, version 9.0).
+//! Every instruction form that the kernels contain, executed and compared with its definition in the PTX ISA
+//! (NVIDIA, version 9.0).
 //!
-//! Definitions are written a second time here: integers by 128-bit arithmetic, floating point by `rustc_apfloat`. Operands are edges of
-//! their types, random bits, and for some forms rows of their own. `XTRAIN_TEST_SEED` draws other random bits and other orders of warps.
-//! A family's `forms` lists its forms; `tests/forms.txt` lists those of the kernels.
+//! Definitions are written a second time here: integers by 128-bit arithmetic, floating point by
+//! `rustc_apfloat`. Operands are edges of their types, random bits, and for some forms rows of their own.
+//! `XTRAIN_TEST_SEED` draws other random bits and other orders of warps. A family's `forms` lists its forms;
+//! `tests/forms.txt` lists those of the kernels.
 
 mod atomic;
 mod barrier;

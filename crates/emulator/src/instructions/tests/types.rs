@@ -101,7 +101,8 @@ impl Outcome for bool {
 /// The NaN that f32 instructions give on GPUs. The ISA leaves its bits open.
 pub(super) const NAN: u64 = 0x7FFF_FFFF;
 
-/// Edges of a binary format: zeros, powers of two and the limits of normal and subnormal numbers with their neighbours, infinities, NaNs.
+/// Edges of a binary format: zeros, powers of two and the limits of normal and subnormal numbers with their
+/// neighbours, infinities, NaNs.
 fn float_edges(bits: u32, mantissa: u32) -> Vec<u64> {
     let exponent = bits - 1 - mantissa;
     let (bias, unit) = ((1u64 << (exponent - 1)) - 1, 1u64 << mantissa);
@@ -122,7 +123,8 @@ fn float_edges(bits: u32, mantissa: u32) -> Vec<u64> {
     edges
 }
 
-/// Random bits, two of three times with an exponent near that of 1, so that sums and products neither vanish nor overflow.
+/// Random bits, two of three times with an exponent near that of 1, so that sums and products neither vanish
+/// nor overflow.
 fn random_float(random: &mut Random, bits: u32, mantissa: u32) -> u64 {
     let any = random.draw() >> (64 - bits);
     let exponent = bits - 1 - mantissa;
@@ -228,7 +230,8 @@ pub(super) fn flushed(x: Single) -> Single {
     if x.is_denormal() { Single::ZERO.copy_sign(x) } else { x }
 }
 
-/// The f32 nearest to a number that is known with a relative error below 1e-9. Where that leaves two, either agrees.
+/// The f32 nearest to a number that is known with a relative error below 1e-9. Where that leaves two, either
+/// agrees.
 pub(super) struct Nearest {
     pub(super) exact: f64,
     /// Subnormal results become zeros.
@@ -259,7 +262,8 @@ impl Outcome for Nearest {
     }
 }
 
-/// The square root, rounded to nearest: the number lies between the squares of the midpoints around the result, which are exact.
+/// The square root, rounded to nearest: the number lies between the squares of the midpoints around the
+/// result, which are exact.
 pub(super) struct Root<S: Semantics>(pub(super) IeeeFloat<S>);
 
 /// The reciprocal of the square root, rounded to nearest, by the squares of the midpoints around the result.

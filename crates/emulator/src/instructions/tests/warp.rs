@@ -10,8 +10,8 @@ const WARPS: usize = 4;
 /// Operands of a lane: the value, two numbers, and the mask of lanes that take part.
 type Lane = [u32; 4];
 
-/// The definition of an instruction: a lane's value and predicate, as a function of the lanes that take part, of all lanes' operands and of
-/// the lane. Nothing where the ISA leaves them undefined.
+/// The definition of an instruction: a lane's value and predicate, as a function of the lanes that take part,
+/// of all lanes' operands and of the lane. Nothing where the ISA leaves them undefined.
 type Model = fn(&[usize], &[Lane], usize) -> Option<(u32, bool)>;
 
 /// Control flow by which the lanes of a warp come to the instruction.

@@ -151,7 +151,7 @@ fn a_failed_rewrite_leaves_the_old_file_whole() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join(FILE_NAME);
     fs::write(&path, file_of(1..=6)).unwrap();
-    // Someone holds the file that is written aside.
+    // Another process holds the temporary file.
     let aside = folder.path().join(format!("metrics.jsonl.tmp-{}", std::process::id()));
     let held = fs::File::create(aside).unwrap();
     held.lock().unwrap();

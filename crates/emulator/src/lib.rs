@@ -4,7 +4,8 @@
 //! (`tests/emulated`) is what `XTRAIN_CUDA_LIBRARIES` is set to. Kernels are compiled by the real NVRTC, for a virtual architecture.
 //!
 //! * `api` has the functions that programs call; `machine` the devices, streams, events and graphs behind them.
-//! * `ptx` parses, `kernel` prepares, `instructions` says what each instruction does, `grid` runs a launch.
+//! * `ptx` parses, `compile` turns it into the steps of a `kernel`, `instructions` holds what each instruction does,
+//!   `grid` runs a launch.
 //! * `product` has cuBLASLt's GEMMs.
 //! * `memory` keeps a mark for every byte that was never written; what a kernel does wrong is a `fault`.
 //!

@@ -5,7 +5,7 @@
 use super::error::Report;
 use super::print::toml_value;
 use super::schema::sections;
-use super::section::{Source, Sources, TokenizerChoice};
+use super::section::{DataSource, DataSources, TokenizerChoice};
 use super::{Config, RopeScaling, ScheduleKind};
 
 /// Reports every rule that `config` breaks.
@@ -166,8 +166,8 @@ fn data(config: &Config, report: &mut Report) {
     }
 }
 
-fn weights(report: &mut Report, key: &str, sources: &Sources) {
-    let weighted = |source: &&Source| source.weight.is_some();
+fn weights(report: &mut Report, key: &str, sources: &DataSources) {
+    let weighted = |source: &&DataSource| source.weight.is_some();
     let count = sources.0.iter().filter(weighted).count();
     if count != 0 && count != sources.0.len() {
         let without =

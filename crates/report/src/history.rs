@@ -1,7 +1,7 @@
 //! The records of a run as one line of time.
 
 use crate::metrics::{
-    Checkpoint, EvalMetrics, Event, Record, Reference, Resumed, Sample, SkippedStep, StepMetrics,
+    CheckpointSaved, EvalMetrics, Event, Record, ReferenceGap, Resumed, Sample, SkippedStep, StepMetrics,
 };
 
 /// Events of a run, each list in the order of its steps.
@@ -15,8 +15,8 @@ pub(super) struct History {
     pub(super) skipped: Vec<SkippedStep>,
     /// After which steps the run was resumed.
     pub(super) resumed: Vec<Resumed>,
-    pub(super) checkpoints: Vec<Checkpoint>,
-    pub(super) references: Vec<Reference>,
+    pub(super) checkpoints: Vec<CheckpointSaved>,
+    pub(super) references: Vec<ReferenceGap>,
     pub(super) samples: Vec<Sample>,
     /// Seconds since 1970 of the first and the last record.
     pub(super) time: Option<(f64, f64)>,

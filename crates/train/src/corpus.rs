@@ -7,7 +7,7 @@ use std::io::ErrorKind;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use xtrain_config::{Config, Source, Sources, TokenizerChoice};
+use xtrain_config::{Config, DataSource, DataSources, TokenizerChoice};
 use xtrain_data::{
     DataError, Dataset, DocumentMask, InputOptions, LearnProgress, Loader, LoaderOptions, PrepareOptions,
     Progress, TextFiles, TokenStream, Tokenizer, Validation, VocabularyKind, learn_cached, list_inputs,
@@ -98,13 +98,13 @@ enum InputData {
 
 /// Opens `sources`, the value of `key`. Neighbouring texts that have no weight and are read with the same
 /// options are one input, like the files of a folder: each may be shorter than a sequence.
-fn open_inputs(config: &Config, key: &str, sources: &Sources) -> Result<Vec<Input>, RunError> {
-    let options = |source: &Source| InputOptions {
+fn open_inputs(config: &Config, key: &str, sources: &DataSources) -> Result<Vec<Input>, RunError> {
+    let options = |source: &DataSource| InputOptions {
         field: config.data.text_field(source).to_owned(),
         separator: config.data.separator(source).map(str::to_owned),
     };
-    let are_one = |a: &Source, b: &Source| {
-        let is_mixed_by_size = |source: &Source| source.weight.is_none() && !are_shards(source);
+    let are_one = |a: &DataSource, b: &DataSource| {
+        let is_mixed_by_size = |source: &DataSource| source.weight.is_none() && !are_shards(source);
         is_mixed_by_size(a) && is_mixed_by_size(b) && options(a) == options(b)
     };
     let groups = sources.0.chunk_by(are_one);

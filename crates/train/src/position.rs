@@ -8,7 +8,7 @@ use xtrain_checkpoint::{Checkpoint, CheckpointStore, TensorSpec};
 use xtrain_config::{Config, PrecisionConfig};
 use xtrain_data::{Loader, LoaderState};
 use xtrain_program::StateKind;
-use xtrain_report::metrics::Reference;
+use xtrain_report::metrics::ReferenceGap;
 use xtrain_runtime::StateEntry;
 
 /// Progress of a run.
@@ -50,10 +50,10 @@ pub(crate) struct Segment {
 
 impl Segment {
     /// Adds the loss of a step of the run; with the last step, returns the result.
-    pub(crate) fn add(&mut self, step: u64, loss: f64) -> Option<Reference> {
+    pub(crate) fn add(&mut self, step: u64, loss: f64) -> Option<ReferenceGap> {
         self.sum = added(self.sum, loss);
         let mean = |sum: Option<f64>| sum.map_or(f64::NAN, |sum| sum / self.steps as f64);
-        (step == self.after + self.steps).then(|| Reference {
+        (step == self.after + self.steps).then(|| ReferenceGap {
             step,
             steps: self.steps,
             loss: mean(self.sum),

@@ -4,7 +4,7 @@
 use crate::error::RunError;
 use crate::folder::RunFolder;
 use std::path::{Path, PathBuf};
-use xtrain_config::{Config, Source, nearest};
+use xtrain_config::{Config, DataSource, nearest};
 use xtrain_data::Dataset;
 use xtrain_model::hf::HfConfig;
 
@@ -17,7 +17,7 @@ pub(crate) const GENERATION_FILE: &str = "generation_config.json";
 const DATASET_FILE: &str = "dataset.json";
 
 /// True if a source is a folder of token shards.
-pub fn are_shards(source: &Source) -> bool {
+pub fn are_shards(source: &DataSource) -> bool {
     Path::new(&source.path).join(DATASET_FILE).is_file()
 }
 

@@ -47,13 +47,13 @@ pub fn plan_on(parsed: &Parsed, target: Target) -> Result<Planned, RunError> {
     let shards = shards(config)?;
     let vocabulary = match (&config.model, &shards, config.tokenizer()) {
         // A plan needs no file that it can do without.
-        (m, ..) if m.vocab_size.is_some() || m.init_from.is_some() => Vocabulary::default(),
-        (_, _, TokenizerChoice::Bytes) => Vocabulary::of(&Tokenizer::bytes()),
-        (_, _, TokenizerChoice::Path(path)) => Vocabulary::of(&Tokenizer::load(path)?),
-        (_, Some(dataset), _) => Vocabulary { size: Some(dataset.vocab_size()), bound: None },
+        (m, ..) if m.vocab_size.is_some() || m.init_from.is_some() => VocabularySize::default(),
+        (_, _, TokenizerChoice::Bytes) => VocabularySize::of(&Tokenizer::bytes()),
+        (_, _, TokenizerChoice::Path(path)) => VocabularySize::of(&Tokenizer::load(path)?),
+        (_, Some(dataset), _) => VocabularySize { size: Some(dataset.vocab_size()), bound: None },
         (_, None, TokenizerChoice::Chars) => characters(config)?,
         (_, None, TokenizerChoice::Bpe) => {
-            Vocabulary { size: None, bound: Some("a short text yields fewer".into()) }
+            VocabularySize { size: None, bound: Some("a short text yields fewer".into()) }
         }
     };
     let facts = Facts {
@@ -69,20 +69,20 @@ pub fn plan_on(parsed: &Parsed, target: Target) -> Result<Planned, RunError> {
 
 /// Size of the vocabulary, as far as a plan knows it.
 #[derive(Default)]
-struct Vocabulary {
+struct VocabularySize {
     size: Option<usize>,
     /// Why it may turn out smaller.
     bound: Option<String>,
 }
 
-impl Vocabulary {
+impl VocabularySize {
     fn of(tokenizer: &Tokenizer) -> Self {
-        Vocabulary { size: Some(tokenizer.vocab_size()), bound: None }
+        VocabularySize { size: Some(tokenizer.vocab_size()), bound: None }
     }
 }
 
 /// The characters of the training text, or all that there are where the text is not there.
-fn characters(config: &Config) -> Result<Vocabulary, RunError> {
+fn characters(config: &Config) -> Result<VocabularySize, RunError> {
     let mut texts = Vec::new();
     for source in &config.data.train.0 {
         let field = config.data.text_field(source).to_owned();
@@ -93,13 +93,13 @@ fn characters(config: &Config) -> Result<Vocabulary, RunError> {
                 let why =
                     format!("{} is not there to count its characters; these are all of Unicode", source.path);
                 // One more token ends a document.
-                return Ok(Vocabulary { size: Some(UNICODE_CHARACTERS + 1), bound: Some(why) });
+                return Ok(VocabularySize { size: Some(UNICODE_CHARACTERS + 1), bound: Some(why) });
             }
             Err(other) => return Err(other.into()),
         }
     }
     let tokenizer = learn(&texts, xtrain_data::VocabularyKind::Chars, &mut |_| ControlFlow::Continue(()))?;
-    Ok(Vocabulary::of(&tokenizer))
+    Ok(VocabularySize::of(&tokenizer))
 }
 
 /// Code points that are characters: all but the surrogates.

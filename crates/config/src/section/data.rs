@@ -22,13 +22,13 @@ section! {
         #[schemars(extend("x-aliases" = [
             "dataset", "dataset_path", "train_data", "train_path", "path", "input", "corpus"
         ]))]
-        pub train: Sources = Sources::default(),
+        pub train: DataSources = DataSources::default(),
         /// Validation data, in the same forms as `train`.
         #[schemars(length(min = 1))]
         #[schemars(extend("x-default" = "none: `held_out` is split off `train`"))]
         #[schemars(extend("x-example" = "data/valid.txt"))]
         #[schemars(extend("x-aliases" = ["val", "validation", "valid_data", "val_path", "test"]))]
-        pub valid: Option<Sources> = None,
+        pub valid: Option<DataSources> = None,
         /// Fraction of each source of `train` that is held out of training for validation: the ends of 16
         /// equal parts of the source, of fewer if it is short. 0 trains on everything. Cannot be given with
         /// `valid`.
@@ -99,12 +99,12 @@ impl DataConfig {
     }
 
     /// Field that holds the text of `source`.
-    pub fn text_field<'a>(&'a self, source: &'a Source) -> &'a str {
+    pub fn text_field<'a>(&'a self, source: &'a DataSource) -> &'a str {
         source.text_field.as_deref().unwrap_or(&self.text_field)
     }
 
     /// String that separates the documents of `source`, if there is one.
-    pub fn separator<'a>(&'a self, source: &'a Source) -> Option<&'a str> {
+    pub fn separator<'a>(&'a self, source: &'a DataSource) -> Option<&'a str> {
         source.separator.as_deref().or(self.separator.as_deref())
     }
 }
@@ -112,7 +112,7 @@ impl DataConfig {
 /// One text or one set of token shards, with its share of the mixture.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub struct Source {
+pub struct DataSource {
     /// File or folder.
     #[schemars(length(min = 1), extend("format" = "path"))]
     #[schemars(extend("x-example" = "data/corpus.txt"))]
@@ -133,10 +133,10 @@ pub struct Source {
     pub separator: Option<String>,
 }
 
-impl Source {
+impl DataSource {
     /// A source with a path and nothing else said.
     pub fn new(path: impl Into<String>) -> Self {
-        Source { path: path.into(), weight: None, text_field: None, separator: None }
+        DataSource { path: path.into(), weight: None, text_field: None, separator: None }
     }
 }
 
@@ -144,9 +144,9 @@ impl Source {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(from = "Written")]
 #[schemars(with = "Written")]
-pub struct Sources(pub Vec<Source>);
+pub struct DataSources(pub Vec<DataSource>);
 
-/// The forms in which [`Sources`] may be written.
+/// The forms in which [`DataSources`] may be written.
 #[derive(Deserialize, JsonSchema)]
 #[serde(untagged)]
 enum Written {
@@ -158,17 +158,17 @@ enum Written {
 #[serde(untagged)]
 enum WrittenSource {
     Path(#[schemars(length(min = 1), extend("format" = "path"))] String),
-    Table(Source),
+    Table(DataSource),
 }
 
-impl From<Written> for Sources {
+impl From<Written> for DataSources {
     fn from(written: Written) -> Self {
         match written {
-            Written::One(path) => Sources(vec![Source::new(path)]),
-            Written::Many(list) => Sources(
+            Written::One(path) => DataSources(vec![DataSource::new(path)]),
+            Written::Many(list) => DataSources(
                 list.into_iter()
                     .map(|source| match source {
-                        WrittenSource::Path(path) => Source::new(path),
+                        WrittenSource::Path(path) => DataSource::new(path),
                         WrittenSource::Table(source) => source,
                     })
                     .collect(),

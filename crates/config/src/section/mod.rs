@@ -47,7 +47,7 @@ mod schedule;
 mod train;
 
 pub use checkpoint::CheckpointConfig;
-pub use data::{DataConfig, Source, Sources, TokenizerChoice};
+pub use data::{DataConfig, DataSource, DataSources, TokenizerChoice};
 pub use eval::EvalConfig;
 pub use log::LogConfig;
 pub use model::{ModelConfig, RopeScaling};

@@ -71,7 +71,7 @@ impl EvalMetrics {
 
 /// A checkpoint is complete on disk.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Checkpoint {
+pub struct CheckpointSaved {
     /// Attempted steps that it holds.
     pub step: u64,
     /// Its folder.
@@ -110,7 +110,7 @@ impl Resumed {
 /// A reference segment: steps of an FP8 run that were also run in bf16, from the same state on the same
 /// batches.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Reference {
+pub struct ReferenceGap {
     /// Its last step.
     pub step: u64,
     /// Number of its steps.
@@ -121,7 +121,7 @@ pub struct Reference {
     pub bf16_loss: f64,
 }
 
-impl Reference {
+impl ReferenceGap {
     /// Loss of the run above that in bf16, as a share of the latter.
     pub fn gap(&self) -> f64 {
         self.loss / self.bf16_loss - 1.0
@@ -147,13 +147,13 @@ pub enum Event {
     /// The figures of an evaluation.
     Eval(EvalMetrics),
     /// A checkpoint was saved.
-    Checkpoint(Checkpoint),
+    Checkpoint(CheckpointSaved),
     /// A step was skipped.
     Skipped(SkippedStep),
     /// The run was resumed.
     Resumed(Resumed),
     /// A reference segment is complete.
-    Reference(Reference),
+    Reference(ReferenceGap),
     /// The model wrote some text.
     Sample(Sample),
 }
@@ -183,7 +183,7 @@ macro_rules! event_from {
     )*};
 }
 
-event_from!(StepMetrics => Step, EvalMetrics => Eval, Checkpoint => Checkpoint, SkippedStep => Skipped, Resumed => Resumed, Reference => Reference, Sample => Sample);
+event_from!(StepMetrics => Step, EvalMetrics => Eval, CheckpointSaved => Checkpoint, SkippedStep => Skipped, Resumed => Resumed, ReferenceGap => Reference, Sample => Sample);
 
 /// An event and when it happened.
 #[derive(Clone, Debug, PartialEq)]

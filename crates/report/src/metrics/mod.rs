@@ -25,7 +25,7 @@ pub mod tensorboard;
 
 pub use error::MetricsError;
 pub use event::{
-    Checkpoint, EvalMetrics, Event, Record, Reference, Resumed, Sample, SkippedStep, StepMetrics,
+    CheckpointSaved, EvalMetrics, Event, Record, ReferenceGap, Resumed, Sample, SkippedStep, StepMetrics,
 };
 pub use line::line;
 pub use lost::Lost;

@@ -8,7 +8,9 @@ mod markup;
 mod page;
 
 use super::*;
-use crate::metrics::{Checkpoint, EvalMetrics, Event, Record, Resumed, Sample, SkippedStep, StepMetrics};
+use crate::metrics::{
+    CheckpointSaved, EvalMetrics, Event, Record, Resumed, Sample, SkippedStep, StepMetrics,
+};
 
 /// A run of `steps` steps whose loss falls from 10, evaluated every tenth step.
 fn run(name: &str, steps: u64) -> RunData {

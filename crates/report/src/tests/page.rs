@@ -116,7 +116,7 @@ fn what_a_run_says_is_text_and_never_markup() {
         outcome: Some(evil.into()),
         ..RunSummary::default()
     };
-    run.records.push(record(Checkpoint { step: 20, path: evil.into() }));
+    run.records.push(record(CheckpointSaved { step: 20, path: evil.into() }));
     run.records.push(record(Sample { step: 20, prompt: evil.into(), text: evil.into() }));
     let harmless = document(&[super::run("plain", 20)]);
     let scripts = |page: &Document| page.tags.iter().filter(|(name, _)| name == "script").count();
@@ -207,7 +207,7 @@ fn event() -> impl Strategy<Value = Event> {
             2 => SkippedStep { step, loss: a, grad_norm: b, skipped: n }.into(),
             3 => Resumed::after(step).into(),
             4 => Sample { step, prompt: text.clone(), text }.into(),
-            _ => Checkpoint { step, path: text.into() }.into(),
+            _ => CheckpointSaved { step, path: text.into() }.into(),
         },
     )
 }

@@ -7,7 +7,7 @@ use super::watch::Watch;
 use crate::error::RunError;
 use crate::spans::step_span;
 use std::time::Duration;
-use xtrain_report::metrics::Checkpoint;
+use xtrain_report::metrics::CheckpointSaved;
 
 impl Run {
     /// Begins to save the state, unless this step is saved already; first waits for the save that is under
@@ -47,7 +47,7 @@ impl Run {
         let Some(WrittenCheckpoint { step, path, took }) = written else { return Ok(()) };
         self.folder.write("config.toml", &self.config.to_toml())?;
         watch.save = watch.save.max(took);
-        self.record(Checkpoint { step, path }, observer)
+        self.record(CheckpointSaved { step, path }, observer)
     }
 
     /// The time that a save would take if it began now: it waits for the one that is under way.

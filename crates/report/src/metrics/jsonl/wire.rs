@@ -6,7 +6,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use xtrain_model::Recipe;
 
 use crate::metrics::event::{
-    Checkpoint, EVAL, EvalMetrics, Event, Record, Reference, Resumed, SAMPLE, Sample, SkippedStep,
+    CheckpointSaved, EVAL, EvalMetrics, Event, Record, ReferenceGap, Resumed, SAMPLE, Sample, SkippedStep,
     StepMetrics,
 };
 
@@ -97,7 +97,7 @@ pub fn decode(line: &[u8]) -> Result<Record, String> {
             bits_per_byte: line.optional_number("bits_per_byte", line.bits_per_byte)?,
         }),
         "checkpoint" => {
-            Event::Checkpoint(Checkpoint { step, path: required("path", line.path.take())?.into() })
+            Event::Checkpoint(CheckpointSaved { step, path: required("path", line.path.take())?.into() })
         }
         "skipped" => Event::Skipped(SkippedStep {
             step,
@@ -109,7 +109,7 @@ pub fn decode(line: &[u8]) -> Result<Record, String> {
             let switched = line.before.zip(line.now).map(|(before, now)| [before, now]);
             Event::Resumed(Resumed { step, switched })
         }
-        "reference" => Event::Reference(Reference {
+        "reference" => Event::Reference(ReferenceGap {
             step,
             steps: required("steps", line.steps)?,
             loss: line.number("loss", line.loss)?,

@@ -35,11 +35,11 @@ fn records() -> Vec<Record> {
         EvalMetrics { step: 2, loss: 2.5, bits_per_byte: Some(1.87) }.into(),
         EvalMetrics { step: 2, loss: 900.0, bits_per_byte: None }.into(),
         SkippedStep { step: 3, loss: f64::INFINITY, grad_norm: f64::NEG_INFINITY, skipped: 1 }.into(),
-        Checkpoint { step: 3, path: "runs/ä b/step-3".into() }.into(),
+        CheckpointSaved { step: 3, path: "runs/ä b/step-3".into() }.into(),
         Resumed::after(3).into(),
         Resumed { step: 3, switched: Some([Recipe::Bf16, Recipe::Fp8Block]) }.into(),
-        Reference { step: 8, steps: 4, loss: 2.002, bf16_loss: 2.0 }.into(),
-        Reference { step: 16, steps: 4, loss: f64::INFINITY, bf16_loss: 2.0 }.into(),
+        ReferenceGap { step: 8, steps: 4, loss: 2.002, bf16_loss: 2.0 }.into(),
+        ReferenceGap { step: 16, steps: 4, loss: f64::INFINITY, bf16_loss: 2.0 }.into(),
         Sample { step: 3, prompt: "Once \"upon\"".into(), text: "\n a\ttime\u{1b}[2J\u{2028}".into() }.into(),
     ];
     events

@@ -237,11 +237,7 @@ fn what_is_no_regular_file_is_neither_waited_for_nor_read_without_end() {
     pipe("pipe");
     pipe("folder/tokenizer.json");
     for name in ["/dev/zero", "pipe"] {
-<<<<<<< HEAD
         place.run(&format!("train {name}")).refuses(&[name, "not a regular file"]);
-=======
-        place.run(&format!("train {name}")).refuses(&[name, "no regular file"]);
->>>>>>> data
         place
             .run(&format!("tokenize a.txt --tokenizer {name} --out t"))
             .refuses(&[name, "not a regular file"]);

@@ -14,10 +14,14 @@ import struct
 import subprocess
 import sys
 import tempfile
+import time
 
 import ptx
 
 HERE = pathlib.Path(__file__).parent
+# To be raised when runs and plans are recorded otherwise: recordings by another version are made anew. A change of
+# the settings below does so too.
+VERSION = 1
 RECIPES = ["fp32", "bf16", "fp8-current", "fp8-delayed", "fp8-row", "fp8-block"]
 RECOMPUTE = ["none", "norms", "block"]
 # The text of the runs: the first bytes of this checkout's example, and their number.
@@ -115,9 +119,11 @@ class Recorder:
         cargo = {"CARGO_TARGET_DIR": str(self.build), "CARGO_TERM_COLOR": "never", "CARGO_INCREMENTAL": "0"}
         self.environment = kept | nowhere | cargo
 
-    def recording(self, commit, part, library):
-        """One part of a commit's recording, from its file or made now."""
-        make = {"runs": self.runs, "plans": self.plans, "kernels": self.kernels}[part]
+    def recording(self, commit, parts, library):
+        """The parts of a commit's recording by name, from their files or made now."""
+        return {part: self.part(commit, part, library) for part in parts}
+
+    def part(self, commit, part, library):
         file = self.folder / commit / f"{part}.json"
         by = made_by(part, library)
         if file.exists():
@@ -125,10 +131,12 @@ class Recorder:
             if recording["by"] == by:
                 return recording["content"]
         print(f"recording the {part} of {commit[:10]}", file=sys.stderr, flush=True)
+        start = time.monotonic()
         self.check_out(commit)
-        content = make(library)
+        content = {"runs": self.runs, "plans": self.plans, "kernels": self.kernels}[part](library)
         file.parent.mkdir(parents=True, exist_ok=True)
         ptx.write(file, json.dumps({"by": by, "content": content}, indent=1).encode())
+        print(f"  {time.monotonic() - start:.0f} s", file=sys.stderr, flush=True)
         return content
 
     def check_out(self, commit):
@@ -208,7 +216,8 @@ def made_by(part, library):
     """The hash of the inputs of a part; if it changes, the part is recorded again."""
     if part == "kernels":
         return f"{ptx.FORM} {ptx.digest(pathlib.Path(library).read_bytes())}"
-    return FORM
+    settings = [RECIPES, RECOMPUTE, FAMILIES, FP8, RUN, PLANNED, ALWAYS, VARIED, VARIATIONS, FP8_VARIATIONS]
+    return f"{VERSION} {ptx.digest(repr(settings).encode() + text())}"
 
 
 def run(*command, **settings):
@@ -245,9 +254,6 @@ def tensor_hashes(file):
         hashes[name] = f"{head} {hashlib.sha256(file[start:end]).hexdigest()[:32]}"
     return hashes
 
-
-# The hash of this file and the text: a change of either makes runs and plans anew.
-FORM = ptx.digest(pathlib.Path(__file__).read_bytes() + text())
 
 VALUE = re.compile(r"([*+]?)%(\d+)(?:: (\w+\[[\d, ]*\]))?")
 

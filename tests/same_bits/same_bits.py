@@ -12,7 +12,6 @@ import pathlib
 import re
 import subprocess
 import sys
-import time
 import typing
 
 import ptx
@@ -226,16 +225,16 @@ def main():
     recorder = record.Recorder(folder, arguments.jobs)
     compare = {"runs": compared_runs, "plans": compared_plans}
     compare["kernels"] = lambda *pair: compared_kernels(*pair, folder)
+    parts = arguments.only or PARTS
+    with locked(folder):
+        before, after = (recorder.recording(c, parts, library) for c in (arguments.before, arguments.after))
     failed = 0
-    for part in arguments.only or PARTS:
-        start = time.monotonic()
-        with locked(folder):
-            pair = [recorder.recording(commit, part, library) for commit in (arguments.before, arguments.after)]
+    for part in parts:
         notes = []
-        count = reported(part, compare[part](*pair, notes), notes, accepted())
+        count = reported(part, compare[part](before[part], after[part], notes), notes, accepted())
         failed += count
         what = f"{count} differences" if count else "no difference"
-        print(f"{part}: {len(pair[0])} compared, {what} ({time.monotonic() - start:.0f} s)", flush=True)
+        print(f"{part}: {len(before[part])} compared, {what}", flush=True)
     sys.exit(1 if failed else 0)
 
 

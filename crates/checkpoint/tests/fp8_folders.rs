@@ -20,7 +20,7 @@ fn names(scales: Option<Fp8Scales>) -> NameMap {
     let entry = |ours: &str, shape: &[usize], parts: &[(&str, usize)], fp8| NameEntry {
         ours: ours.to_owned(),
         shape: shape.to_vec(),
-        parts: parts.iter().map(|&(theirs, rows)| NamePart { theirs: theirs.to_owned(), rows }).collect(),
+        parts: parts.iter().map(|&(name, rows)| NamePart { hf_name: name.to_owned(), rows }).collect(),
         fp8,
     };
     let qkv = [("q.weight", 130), ("k.weight", 64), ("v.weight", 300)];

@@ -18,7 +18,7 @@ type Tensors = HashMap<String, Vec<f32>>;
 
 fn entry(ours: &str, shape: &[usize], parts: &[(&str, usize)]) -> NameEntry {
     let parts =
-        parts.iter().map(|(theirs, rows)| NamePart { theirs: theirs.to_string(), rows: *rows }).collect();
+        parts.iter().map(|(name, rows)| NamePart { hf_name: name.to_string(), rows: *rows }).collect();
     NameEntry { ours: ours.to_string(), shape: shape.to_vec(), parts, fp8: None }
 }
 

@@ -37,7 +37,7 @@ fn content(spec: &TensorSpec, step: u64) -> Vec<u8> {
 }
 
 fn names() -> NameMap {
-    let part = NamePart { theirs: "w".to_string(), rows: 50 };
+    let part = NamePart { hf_name: "w".to_string(), rows: 50 };
     let entry = NameEntry { ours: "w".to_string(), shape: vec![50, 1000], parts: vec![part], fp8: None };
     NameMap { entries: vec![entry], ..NameMap::default() }
 }

@@ -122,7 +122,7 @@ pub fn name_map(model: &Architecture) -> NameMap {
     let entry = |p: xtrain_model::ParameterSpec| NameEntry {
         ours: p.name,
         shape: p.shape,
-        parts: p.parts.into_iter().map(|part| NamePart { theirs: part.name, rows: part.rows }).collect(),
+        parts: p.parts,
         fp8: None,
     };
     let tied = TiedName { theirs: "lm_head.weight".into(), same_as: "model.embed_tokens.weight".into() };
@@ -195,6 +195,6 @@ fn is_linear(entry: &NameEntry) -> bool {
 fn modules_in_bf16(names: &NameMap) -> Vec<String> {
     let kept = names.entries.iter().filter(|entry| is_linear(entry) && entry.fp8.is_none());
     let parts = kept.flat_map(|entry| &entry.parts);
-    let module = |part: &NamePart| part.theirs.strip_suffix(".weight").unwrap_or(&part.theirs).to_owned();
+    let module = |part: &NamePart| part.hf_name.strip_suffix(".weight").unwrap_or(&part.hf_name).to_owned();
     std::iter::once("lm_head".to_owned()).chain(parts.map(module)).collect()
 }

@@ -123,7 +123,7 @@ impl Outgoing {
             numel: shape.iter().product(),
             form,
         };
-        let name = &part.theirs;
+        let name = &part.hf_name;
         match (dtype, entry.fp8, &shape[..]) {
             (ExportDtype::Fp8, Some(scales), &[rows, cols]) => vec![
                 tensor(name, StoredDtype::F8_E4M3, &shape, Form::Fp8(scales)),

@@ -33,8 +33,8 @@ pub fn import(
         values.resize(entry.numel(), 0.0);
         let mut rest = values.as_mut_slice();
         for part in &entry.parts {
-            let Some((file, tensor)) = aliases.get(&part.theirs) else {
-                return Err(CheckpointError::Internal(format!("'{}' was checked and is gone", part.theirs)));
+            let Some((file, tensor)) = aliases.get(&part.hf_name) else {
+                return Err(CheckpointError::Internal(format!("'{}' was checked and is gone", part.hf_name)));
             };
             let (now, later) = rest.split_at_mut(tensor.shape.iter().product());
             match fp8::is(tensor) {
@@ -61,7 +61,7 @@ pub fn import(
 pub fn lossless_dtype(folder: &Path, names: &NameMap) -> Result<ExportDtype> {
     let source = HfFolder::open(folder)?;
     let parts = names.entries.iter().filter(|entry| entry.fp8.is_some()).flat_map(|entry| &entry.parts);
-    let fp8_there: HashSet<&str> = parts.map(|part| part.theirs.as_str()).collect();
+    let fp8_there: HashSet<&str> = parts.map(|part| part.hf_name.as_str()).collect();
     let mut is_same_in_fp8 = true;
     let mut quantized = Vec::new();
     let is_ignorable =
@@ -110,7 +110,7 @@ fn check_tensors(source: &HfFolder, names: &NameMap, aliases: &Aliases<'_>) -> R
     let known: HashSet<&str> = names
         .entries
         .iter()
-        .flat_map(|entry| entry.parts.iter().map(|part| part.theirs.as_str()))
+        .flat_map(|entry| entry.parts.iter().map(|part| part.hf_name.as_str()))
         .chain(names.tied.iter().map(|tied| tied.theirs.as_str()))
         .collect();
     // Scales belong to a tensor that is there.
@@ -125,8 +125,8 @@ fn check_tensors(source: &HfFolder, names: &NameMap, aliases: &Aliases<'_>) -> R
     let mut missing = Vec::new();
     let mut misshapen = Vec::new();
     for (entry, part) in names.entries.iter().flat_map(|entry| entry.parts.iter().map(move |p| (entry, p))) {
-        let Some((file, tensor)) = aliases.get(&part.theirs) else {
-            missing.push(part.theirs.as_str());
+        let Some((file, tensor)) = aliases.get(&part.hf_name) else {
+            missing.push(part.hf_name.as_str());
             continue;
         };
         let expected = entry.part_shape(part);

@@ -15,6 +15,7 @@ mod swap;
 
 pub use export::{ExportDtype, ExportOptions, export};
 pub use import::{import, lossless_dtype};
+pub use xtrain_tensor::NamePart;
 
 use std::collections::HashSet;
 
@@ -63,15 +64,6 @@ pub enum Fp8Scales {
     Exact,
 }
 
-/// One tensor of theirs, of shape `[rows, ..]` with the other dimensions of ours.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct NamePart {
-    /// Their name.
-    pub theirs: String,
-    /// Its first dimension; 1 for a scalar.
-    pub rows: usize,
-}
-
 /// A name of theirs whose values are another's (`lm_head.weight`, of a tied head).
 ///
 /// It may be absent, or present and equal to `same_as` to the bit. Where only it is present, it is read in place of
@@ -104,8 +96,8 @@ impl NameMap {
             if !names.insert(ours) {
                 return Err(internal(format!("our name '{ours}' stands twice")));
             }
-            if let Some(part) = parts.iter().find(|part| !theirs.insert(&part.theirs)) {
-                return Err(internal(format!("their name '{}' stands twice", part.theirs)));
+            if let Some(part) = parts.iter().find(|part| !theirs.insert(&part.hf_name)) {
+                return Err(internal(format!("their name '{}' stands twice", part.hf_name)));
             }
         }
         for TiedName { theirs: name, same_as } in &self.tied {

@@ -22,7 +22,7 @@ pub use description::Description;
 pub use families::Family;
 pub use layer::{FeedForward, Layer, LinearSpec, Mixer, Mlp, Rotary, SelfAttention};
 pub use numerics::{Bf16Reason, DelayedScales, Fp8Overrides, Numerics, SlowerLayer};
-pub use parameters::{Init, ParameterGroup, ParameterSpec, Part, in_block};
+pub use parameters::{Init, ParameterGroup, ParameterSpec, in_block};
 pub use pattern::GemmPattern;
 pub use recipe::Recipe;
 pub use xtrain_ops::qk_norm_rope::RopeScaling;

@@ -1,16 +1,16 @@
 //! The parameters of a model: names, shapes, groups, initial values, and their names in Hugging Face folders.
 //!
-//! The list is the one place for all of it: tracing declares by name what it finds here ([`Parameters`]).
+//! The list is the one place for all of it; tracing declares parameters from it by name ([`Parameters`]).
 
 use crate::{Architecture, FeedForward, Layer, LinearSpec, Mixer};
 use std::collections::HashMap;
 use xtrain_program::{Tracer, ValueId};
-use xtrain_tensor::{DType, Shape, TensorType};
+use xtrain_tensor::{DType, NamePart, Shape, TensorType};
 
 /// A parameter.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ParameterSpec {
-    /// Our name.
+    /// Its name.
     pub name: String,
     /// Its extents, outermost first.
     pub shape: Vec<usize>,
@@ -20,7 +20,7 @@ pub struct ParameterSpec {
     pub init: Init,
     /// The tensors of a Hugging Face folder that it consists of, stacked along the first dimension: q, k and
     /// v of a fused projection.
-    pub parts: Vec<Part>,
+    pub parts: Vec<NamePart>,
 }
 
 /// The role of a parameter in a model. Optimizers treat the parameters of a group alike.
@@ -38,15 +38,6 @@ pub enum ParameterGroup {
     Bias,
 }
 
-/// A tensor of a Hugging Face folder.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Part {
-    /// Its name there.
-    pub name: String,
-    /// Its rows, within those of ours.
-    pub rows: usize,
-}
-
 /// The initial values of a parameter.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Init {
@@ -58,7 +49,7 @@ pub enum Init {
     Normal(f32),
 }
 
-/// The name of what is at `site` in a block: `blocks.3.attn.o_proj`.
+/// The name of a site in a block: `blocks.3.attn.o_proj`.
 pub fn in_block(block: usize, site: &str) -> String {
     format!("blocks.{block}.{site}")
 }
@@ -83,8 +74,8 @@ impl Parameters {
     /// The parameter called `name`, in f32.
     ///
     /// # Panics
-    /// If the model's list does not have it: a parameter that is not initialised, saved and exported would be
-    /// a bug.
+    /// If the model's list does not have it: a parameter must not go without initial values, checkpoints and
+    /// exports.
     pub(crate) fn declare(&self, t: &mut Tracer, name: &str) -> ValueId {
         let shape = self
             .shapes
@@ -103,14 +94,14 @@ impl Architecture {
             names::EMBED,
             [self.vocab_size, self.dim],
             Init::Normal(1.0),
-            vec![Part { name: "model.embed_tokens.weight".into(), rows: self.vocab_size }],
+            vec![NamePart { hf_name: "model.embed_tokens.weight".into(), rows: self.vocab_size }],
         );
         for (block, layer) in self.layers.iter().enumerate() {
             list.layer(block, layer);
         }
         list.norm(names::FINAL_NORM, self.dim, "model.norm.weight");
         if !self.tie_embeddings {
-            let parts = vec![Part { name: names::HEAD.into(), rows: self.vocab_size }];
+            let parts = vec![NamePart { hf_name: names::HEAD.into(), rows: self.vocab_size }];
             let shape = [self.vocab_size, self.dim];
             list.matrix(ParameterGroup::Head, names::HEAD, shape, Init::Normal(1.0), parts);
         }
@@ -157,8 +148,8 @@ impl List<'_> {
     fn linear(&mut self, block: usize, linear: &LinearSpec) {
         let name = |of: &str| format!("{}.{of}", in_block(block, linear.site));
         let parts = |of: &str| {
-            let part = |&(module, rows): &(&str, usize)| Part {
-                name: format!("model.layers.{block}.{module}.{of}"),
+            let part = |&(module, rows): &(&str, usize)| NamePart {
+                hf_name: format!("model.layers.{block}.{module}.{of}"),
                 rows,
             };
             linear.modules.iter().map(part).collect::<Vec<_>>()
@@ -182,7 +173,14 @@ impl List<'_> {
         }
     }
 
-    fn matrix(&mut self, group: ParameterGroup, name: &str, shape: [usize; 2], init: Init, parts: Vec<Part>) {
+    fn matrix(
+        &mut self,
+        group: ParameterGroup,
+        name: &str,
+        shape: [usize; 2],
+        init: Init,
+        parts: Vec<NamePart>,
+    ) {
         self.parameters.push(ParameterSpec { name: name.into(), shape: shape.to_vec(), group, init, parts });
     }
 
@@ -192,7 +190,7 @@ impl List<'_> {
             shape: vec![width],
             group: ParameterGroup::Norm,
             init: Init::Ones,
-            parts: vec![Part { name: theirs.into(), rows: width }],
+            parts: vec![NamePart { hf_name: theirs.into(), rows: width }],
         });
     }
 }

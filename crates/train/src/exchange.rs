@@ -123,7 +123,7 @@ pub fn name_map(model: &Architecture) -> NameMap {
     let entry = |p: xtrain_model::ParameterSpec| NameEntry {
         name: p.name,
         shape: p.shape,
-        parts: p.parts.into_iter().map(|part| NamePart { hf_name: part.name, rows: part.rows }).collect(),
+        parts: p.parts,
         fp8: None,
     };
     let tied = TiedName { hf_name: "lm_head.weight".into(), same_as: "model.embed_tokens.weight".into() };

@@ -73,7 +73,7 @@ impl Golden {
 
     /// The golden tensors `prefix` + their names of a parameter, stacked as our parameter is.
     fn parameter(&self, prefix: &str, p: &ParameterSpec) -> Vec<f32> {
-        p.parts.iter().flat_map(|part| self.floats(&format!("{prefix}{}", part.name))).collect()
+        p.parts.iter().flat_map(|part| self.floats(&format!("{prefix}{}", part.hf_name))).collect()
     }
 
     fn model(&self) -> Architecture {
@@ -112,7 +112,7 @@ impl Golden {
                 let width = rest.len() / p.shape[0];
                 for part in &p.parts {
                     let further = rest.split_off(part.rows * width);
-                    gradients.push((part.name.clone(), std::mem::replace(&mut rest, further)));
+                    gradients.push((part.hf_name.clone(), std::mem::replace(&mut rest, further)));
                 }
             }
             (result.loss, gradients)

@@ -16,6 +16,7 @@ mod replace_folder;
 
 pub use export::{ExportDtype, ExportOptions, export};
 pub use import::{import, lossless_dtype};
+pub use xtrain_tensor::NamePart;
 
 use std::collections::HashSet;
 
@@ -62,15 +63,6 @@ pub enum Fp8Scales {
     PowersOfTwo,
     /// Not rounded.
     Exact,
-}
-
-/// A Hugging Face tensor of shape `[rows, ..]`, with the other dimensions of the model's tensor.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct NamePart {
-    /// Name in the Hugging Face folder.
-    pub hf_name: String,
-    /// First dimension; 1 for a scalar.
-    pub rows: usize,
 }
 
 /// A Hugging Face tensor that repeats another one (`lm_head.weight` of a tied head).

@@ -1,4 +1,4 @@
-//! Families: a file each for what config.json and run files of a family mean, and what is refused.
+//! Families: the meaning of config.json and of run files, family by family, and the settings that are refused.
 //!
 //! All families share one decoder, one list of parameters and their names in files. A new family is a file
 //! here (with its `mod` line) and a line in the list; [CONTRIBUTING.md](../../../../CONTRIBUTING.md) adds one
@@ -121,7 +121,7 @@ impl Family {
         self.rules().qk_norm
     }
 
-    /// The names of the families of which `is` holds, for a sentence: ``a, b and c``.
+    /// The names of the families of which `is` holds, for a sentence: `a, b and c`.
     pub fn listing(is: impl Fn(Family) -> bool, quote: &str) -> String {
         let names: Vec<String> = Family::ALL
             .iter()

@@ -12,7 +12,7 @@ pub(crate) struct Keys<'a> {
 }
 
 impl<'a> Keys<'a> {
-    /// Those of the file.
+    /// The keys at the top of the file.
     pub(super) fn of(file: &'a Map<String, Value>) -> Self {
         Keys { json: file, table: None }
     }

@@ -6,8 +6,8 @@
 //! NVRTC compiles kernels, for a virtual architecture.
 //!
 //! * `api` exports the functions; `machine` holds devices, streams, events and graphs.
-//! * `ptx` parses, `compile` turns a kernel into steps, `instructions` implements each instruction, `grid` runs
-//!   a launch.
+//! * `ptx` parses, `compile` turns a kernel into steps, `instructions` implements each instruction, `grid`
+//!   runs a launch.
 //! * `gemm` implements cuBLASLt's GEMMs.
 //! * `memory` records which bytes were written; `fault` describes an error of a kernel.
 //!

@@ -7,9 +7,11 @@ use common::{
     Step, built, drawn, in_documents, random_batch, relative, small_model, spec, step_from, typical, wide,
     wide_model,
 };
+use std::any::Any;
 use xtrain_data::Batch as TokenBatch;
 use xtrain_model::decoder::Batch;
 use xtrain_model::{DelayedScales, Description, Fp8Overrides, GemmPattern, Recipe};
+use xtrain_ops::quantize::{Given, Quantize};
 use xtrain_program::{Instance, Recompute, Stage, StateKind, Storage};
 use xtrain_tensor::DType;
 use xtrain_train::engine::Target;
@@ -97,8 +99,11 @@ fn is_measured_by_what_makes_it(qk_norm: bool) {
     let program = programs::training(&spec).expect("a program");
     let told = |stage| {
         let casts = program.instances.iter().filter(|i| i.origin.stage == stage && is_cast(i));
-        let (told, by_itself): (Vec<_>, Vec<_>) =
-            casts.partition(|i| format!("{:?}", i.code.op()).contains("known: Amax"));
+        let is_told = |i: &&Instance| {
+            let op: &dyn Any = i.code.op();
+            op.downcast_ref::<Quantize>().is_some_and(|cast| cast.given == Given::Amax)
+        };
+        let (told, by_itself): (Vec<_>, Vec<_>) = casts.partition(is_told);
         (told.len(), by_itself.len())
     };
     let layers = wide_model().layers.len();

@@ -125,7 +125,7 @@ fn rotation(
     let cut = Cut::new(y.ty, covered as usize, heads.head_dim as usize);
     let (x, place) = (y.place, amax.map_or(DevicePtr(0), |amax| amax.place));
     let arguments = Rope { heads, x, y: x, rstd: DevicePtr(0), amax: place, eps: 0.0, direction };
-    let name = if amax.is_some() { "rope_measured" } else { "rope" };
+    let name = if amax.is_some() { "rope_amax" } else { "rope" };
     let function = cut.function(gpu, &format!("{name}_{}", suffix(y.ty)))?;
     // SAFETY: the kernels take one `Rope`. y is [tokens, all * head_dim] of the type that the name says,
     // there is a position for each token, and the table is [table_rows, head_dim]; rows beyond are not read.
@@ -231,7 +231,7 @@ impl CudaKernel for QkNormRopeGrad {
         let shared = cut.threads / cut.group * head_dim * size_of::<f32>();
         // One more beside those of the heads measures values.
         let (name, blocks) = match self.amax {
-            true => ("qk_norm_rope_grad_measured", cut.blocks + 1),
+            true => ("qk_norm_rope_grad_amax", cut.blocks + 1),
             false => ("qk_norm_rope_grad", cut.blocks),
         };
         let launch = Cut { blocks, ..cut }.launch(tokens).shared(shared as u32);

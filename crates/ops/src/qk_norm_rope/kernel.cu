@@ -293,12 +293,12 @@ extern "C" __global__ void qk_norm_rope_sum(Sum at) {
 
 #define KERNELS(T, NAME)                                                                                               \
     extern "C" __global__ void __launch_bounds__(THREADS) rope_##NAME(Rope at) { rope<T, false>(at); }                 \
-    extern "C" __global__ void __launch_bounds__(THREADS) rope_measured_##NAME(Rope at) { rope<T, true>(at); }         \
+    extern "C" __global__ void __launch_bounds__(THREADS) rope_amax_##NAME(Rope at) { rope<T, true>(at); }         \
     extern "C" __global__ void __launch_bounds__(THREADS) qk_norm_rope_##NAME(Rope at) { norm_rope<T>(at); }           \
     extern "C" __global__ void __launch_bounds__(THREADS) qk_norm_rope_grad_##NAME(RopeGrad at) {                      \
         norm_rope_grad<T, false>(at);                                                                                  \
     }                                                                                                                  \
-    extern "C" __global__ void __launch_bounds__(THREADS) qk_norm_rope_grad_measured_##NAME(RopeGrad at) {             \
+    extern "C" __global__ void __launch_bounds__(THREADS) qk_norm_rope_grad_amax_##NAME(RopeGrad at) {             \
         norm_rope_grad<T, true>(at);                                                                                   \
     }
 

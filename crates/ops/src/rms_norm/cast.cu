@@ -48,9 +48,9 @@ template <class T> __device__ __forceinline__ void make_rows(const NormCast& of,
     u32 vectors = of.at.cols / LANES<T>;
     u64 row = first + group, start = row * vectors;
     const uint4 *x = (const uint4*)of.x + start, *delta = (const uint4*)of.delta + start;
-    uint4 kept[HELD];
+    uint4 held[HELD];
     float squares = 0.0f;
-    if (makes) squares = squares_of_row<T, true>(x, delta, (uint4*)of.at.x + start, vectors, thread, of.threads, kept);
+    if (makes) squares = squares_of_row<T, true>(x, delta, (uint4*)of.at.x + start, vectors, thread, of.threads, held);
     // As block_sum adds.
     squares = warp_sum(squares);
     u32 lane = threadIdx.x % 32, warps = of.threads / 32;

@@ -133,7 +133,7 @@ impl NormOperands {
         let ty = self.x.ty;
         let (rows, width) = ty.shape.rows_cols();
         let (path, threads) = match self.threads() {
-            Some(threads) => ("kept", threads),
+            Some(threads) => ("held", threads),
             None => ("any", warps_of(width.div_ceil(OWNED), THREADS)),
         };
         let adds = if self.added.is_some() { "add_" } else { "" };
@@ -170,9 +170,9 @@ impl NormOperands {
     fn threads(self) -> Option<u32> {
         let (rows, width) = self.x.ty.shape.rows_cols();
         let vectors = width / lanes(self.x.ty);
-        let is_kept = width.is_multiple_of(lanes(self.x.ty)) && vectors <= HELD * THREADS;
+        let is_held = width.is_multiple_of(lanes(self.x.ty)) && vectors <= HELD * THREADS;
         // Few rows leave the GPU idle, so every thread helps.
-        is_kept.then(|| warps_of(if rows < FEW { vectors } else { vectors.div_ceil(HELD) }, THREADS))
+        is_held.then(|| warps_of(if rows < FEW { vectors } else { vectors.div_ceil(HELD) }, THREADS))
     }
 
     /// The sum, its rows' 1/rms and the cast of its norm in one launch: for whole areas in bf16 whose rows
@@ -247,7 +247,7 @@ struct Sum {
 
 /// True if each thread of a block holds the same few columns of every row; f32 takes more registers, so
 /// blocks are smaller.
-fn is_kept(ty: TensorType) -> bool {
+fn is_held(ty: TensorType) -> bool {
     let (_, width) = ty.shape.rows_cols();
     width.is_multiple_of(OWNED) && width <= OWNED * THREADS * 2 / ty.dtype.bytes(1)
 }
@@ -255,7 +255,7 @@ fn is_kept(ty: TensorType) -> bool {
 /// Partial sums of dw. Blocks of narrow rows are small, so there are more of them.
 fn parts(ty: TensorType) -> usize {
     let (rows, width) = ty.shape.rows_cols();
-    match is_kept(ty) {
+    match is_held(ty) {
         true => rows.clamp(1, if width <= 1024 { 2 * PARTS } else { PARTS }),
         false => rows.div_ceil(ROWS).clamp(1, PARTS),
     }
@@ -293,8 +293,8 @@ impl CudaKernel for RmsNormGrad {
             // SAFETY: the kernel takes one `NormGrad`, with amax a word.
             works.push(unsafe { Work::launch(clear, Launch::row(1, 1), arguments) });
         }
-        if is_kept(ty) {
-            let name = if self.amax { "rms_norm_grad_measured" } else { "rms_norm_grad_kept" };
+        if is_held(ty) {
+            let name = if self.amax { "rms_norm_grad_amax" } else { "rms_norm_grad_held" };
             let launch = Launch::row(parts as u32, warps_of(width / OWNED, THREADS));
             // SAFETY: the kernel takes one `NormGrad`. dy, x, the residual and dx are [rows, width] of the
             // type that the name says, rstd has rows elements, w width, the workspace a row of width f32 for

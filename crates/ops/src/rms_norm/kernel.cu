@@ -26,7 +26,7 @@ template <class T> __device__ __forceinline__ void fetch_weights(const Floats& w
 }
 
 // With Y the norm is written, else at most measured.
-template <class T, bool ADD, bool Y> __device__ __forceinline__ void norm_kept(const Norm& at) {
+template <class T, bool ADD, bool Y> __device__ __forceinline__ void norm_held(const Norm& at) {
     __shared__ float space[32];
     u64 row = blockIdx.x;
     if (row >= at.rows) return;
@@ -38,9 +38,9 @@ template <class T, bool ADD, bool Y> __device__ __forceinline__ void norm_kept(c
         // With more rows somebody else has read them.
         if (at.rows == 1 && v < vectors) fetch_weights<T>(at.w, v);
     }
-    uint4 kept[HELD];
+    uint4 held[HELD];
     const uint4 *x = (const uint4*)at.x + first, *delta = (const uint4*)at.delta + first;
-    float squares = squares_of_row<T, ADD>(x, delta, (uint4*)at.sum + first, vectors, threadIdx.x, blockDim.x, kept);
+    float squares = squares_of_row<T, ADD>(x, delta, (uint4*)at.sum + first, vectors, threadIdx.x, blockDim.x, held);
     float rstd = rstd_of(block_sum(squares, space), at.width, at.eps);
     if (threadIdx.x == 0) at.rstd[row] = rstd;
     if (!Y && at.amax == nullptr) return;
@@ -50,7 +50,7 @@ template <class T, bool ADD, bool Y> __device__ __forceinline__ void norm_kept(c
         u32 v = threadIdx.x + k * blockDim.x;
         if (v >= vectors) continue;
         float x[LANES<T>], w[LANES<T>];
-        unpack<T>(kept[k], x);
+        unpack<T>(held[k], x);
         load<LANES<T>>(at.w, v * LANES<T>, w);
 #pragma unroll
         for (int i = 0; i < LANES<T>; i++) x[i] = x[i] * rstd * w[i];
@@ -143,7 +143,7 @@ template <class T> __device__ __forceinline__ void unpack_all(const uint4 (&from
 
 // A block takes every gridDim.x-th row. So a thread adds up dw of its columns in registers, and dy and x are read once for both gradients;
 // the next row is read while this one is reduced.
-template <class T, bool MEASURES> __device__ __forceinline__ void grad_kept(const NormGrad& at) {
+template <class T, bool MEASURES> __device__ __forceinline__ void grad_held(const NormGrad& at) {
     // Two rows' sums of the warps: a warp may be one row ahead of another.
     __shared__ float sums[2][32];
     u32 column = threadIdx.x * OWNED, warps = blockDim.x / 32, lane = threadIdx.x % 32;
@@ -264,35 +264,35 @@ extern "C" __global__ void rms_norm_clear(Norm at) { *at.amax = 0; }
 extern "C" __global__ void rms_norm_grad_clear(NormGrad at) { *at.amax = 0; }
 
 #define KERNELS(T, NAME)                                                                                              \
-    extern "C" __global__ void __launch_bounds__(1024) rms_norm_kept_##NAME(Norm at) {                                \
-        norm_kept<T, false, true>(at);                                                                                \
+    extern "C" __global__ void __launch_bounds__(1024) rms_norm_held_##NAME(Norm at) {                                \
+        norm_held<T, false, true>(at);                                                                                \
     }                                                                                                                 \
     extern "C" __global__ void __launch_bounds__(1024) rms_norm_any_##NAME(Norm at) {                                 \
         norm_any<T, false, true>(at);                                                                                 \
     }                                                                                                                 \
-    extern "C" __global__ void __launch_bounds__(1024) rms_kept_##NAME(Norm at) {                                     \
-        norm_kept<T, false, false>(at);                                                                               \
+    extern "C" __global__ void __launch_bounds__(1024) rms_held_##NAME(Norm at) {                                     \
+        norm_held<T, false, false>(at);                                                                               \
     }                                                                                                                 \
     extern "C" __global__ void __launch_bounds__(1024) rms_any_##NAME(Norm at) {                                      \
         norm_any<T, false, false>(at);                                                                                \
     }                                                                                                                 \
-    extern "C" __global__ void __launch_bounds__(1024) add_rms_norm_kept_##NAME(Norm at) {                            \
-        norm_kept<T, true, true>(at);                                                                                 \
+    extern "C" __global__ void __launch_bounds__(1024) add_rms_norm_held_##NAME(Norm at) {                            \
+        norm_held<T, true, true>(at);                                                                                 \
     }                                                                                                                 \
     extern "C" __global__ void __launch_bounds__(1024) add_rms_norm_any_##NAME(Norm at) {                             \
         norm_any<T, true, true>(at);                                                                                  \
     }                                                                                                                 \
-    extern "C" __global__ void __launch_bounds__(1024) add_rms_kept_##NAME(Norm at) {                                 \
-        norm_kept<T, true, false>(at);                                                                                \
+    extern "C" __global__ void __launch_bounds__(1024) add_rms_held_##NAME(Norm at) {                                 \
+        norm_held<T, true, false>(at);                                                                                \
     }                                                                                                                 \
     extern "C" __global__ void __launch_bounds__(1024) add_rms_any_##NAME(Norm at) {                                  \
         norm_any<T, true, false>(at);                                                                                 \
     }                                                                                                                 \
-    extern "C" __global__ void __launch_bounds__(2048 / sizeof(T)) rms_norm_grad_kept_##NAME(NormGrad at) {           \
-        grad_kept<T, false>(at);                                                                                      \
+    extern "C" __global__ void __launch_bounds__(2048 / sizeof(T)) rms_norm_grad_held_##NAME(NormGrad at) {           \
+        grad_held<T, false>(at);                                                                                      \
     }                                                                                                                 \
-    extern "C" __global__ void __launch_bounds__(2048 / sizeof(T)) rms_norm_grad_measured_##NAME(NormGrad at) {       \
-        grad_kept<T, true>(at);                                                                                       \
+    extern "C" __global__ void __launch_bounds__(2048 / sizeof(T)) rms_norm_grad_amax_##NAME(NormGrad at) {           \
+        grad_held<T, true>(at);                                                                                       \
     }                                                                                                                 \
     extern "C" __global__ void __launch_bounds__(1024) rms_norm_grad_any_##NAME(NormGrad at) { grad_any<T>(at); }     \
     extern "C" __global__ void __launch_bounds__(256) rms_norm_columns_any_##NAME(NormGrad at) { columns_any<T>(at); }

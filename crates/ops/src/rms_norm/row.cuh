@@ -7,11 +7,11 @@ constexpr int HELD = 4;
 // of their squares.
 template <class T, bool ADD>
 __device__ __forceinline__ float squares_of_row(
-    const uint4* x, const uint4* delta, uint4* sum, u32 vectors, u32 thread, u32 threads, uint4 (&kept)[HELD]) {
+    const uint4* x, const uint4* delta, uint4* sum, u32 vectors, u32 thread, u32 threads, uint4 (&held)[HELD]) {
 #pragma unroll
     for (int k = 0; k < HELD; k++) {
         u32 v = thread + k * threads;
-        kept[k] = v < vectors ? x[v] : make_uint4(0, 0, 0, 0);
+        held[k] = v < vectors ? x[v] : make_uint4(0, 0, 0, 0);
     }
     if (ADD) {
         uint4 added[HELD];
@@ -24,19 +24,19 @@ __device__ __forceinline__ float squares_of_row(
         for (int k = 0; k < HELD; k++) {
             u32 v = thread + k * threads;
             float a[LANES<T>], b[LANES<T>];
-            unpack<T>(kept[k], a);
+            unpack<T>(held[k], a);
             unpack<T>(added[k], b);
 #pragma unroll
             for (int i = 0; i < LANES<T>; i++) a[i] += b[i];
-            kept[k] = pack<T>(a);
-            if (v < vectors) sum[v] = kept[k];
+            held[k] = pack<T>(a);
+            if (v < vectors) sum[v] = held[k];
         }
     }
     float squares = 0.0f;
 #pragma unroll
     for (int k = 0; k < HELD; k++) {
         float a[LANES<T>];
-        unpack<T>(kept[k], a);
+        unpack<T>(held[k], a);
 #pragma unroll
         for (int i = 0; i < LANES<T>; i++) squares += a[i] * a[i];
     }

@@ -63,7 +63,7 @@ impl CudaKernel for SwigluGrad {
         // With `rematerialise`, y takes the place of dy.
         let (dy, gate_up) = (operands.inputs[0], operands.outputs[0]);
         let (rows, width) = dy.ty.shape.rows_cols();
-        let name = if self.rematerialise { "swiglu_grad_remaking" } else { "swiglu_grad" };
+        let name = if self.rematerialise { "swiglu_grad_rematerialise" } else { "swiglu_grad" };
         let (function, launch) = kernel(gpu, name, dy.ty)?;
         let arguments =
             Arguments { read: dy.place, written: gate_up.place, rows: rows as u64, width: width as u32 };

@@ -56,8 +56,8 @@ template <class T, int N, bool REMAKE> __device__ __forceinline__ void backward(
     extern "C" __global__ void swiglu_any_##NAME(Swiglu at) { forward<T, 1>(at); }                   \
     extern "C" __global__ void swiglu_grad_vector_##NAME(SwigluGrad at) { backward<T, LANES<T>, false>(at); } \
     extern "C" __global__ void swiglu_grad_any_##NAME(SwigluGrad at) { backward<T, 1, false>(at); }          \
-    extern "C" __global__ void swiglu_grad_remaking_vector_##NAME(SwigluGrad at) { backward<T, LANES<T>, true>(at); } \
-    extern "C" __global__ void swiglu_grad_remaking_any_##NAME(SwigluGrad at) { backward<T, 1, true>(at); }
+    extern "C" __global__ void swiglu_grad_rematerialise_vector_##NAME(SwigluGrad at) { backward<T, LANES<T>, true>(at); } \
+    extern "C" __global__ void swiglu_grad_rematerialise_any_##NAME(SwigluGrad at) { backward<T, 1, true>(at); }
 
 KERNELS(float, f32)
 KERNELS(bf16, bf16)

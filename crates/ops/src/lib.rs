@@ -28,6 +28,7 @@ pub mod grad_norm;
 pub mod linear;
 pub mod linear_cross_entropy;
 pub mod normal;
+mod on_gpu;
 pub mod qk_norm_rope;
 pub mod quantize;
 pub mod registry;

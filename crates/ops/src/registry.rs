@@ -1,5 +1,6 @@
 //! The list of all ops: their kernels, their samples, and the ops that passes insert.
 
+use crate::on_gpu::OnGpu;
 use crate::quantize::{Dequantize, Quantize};
 #[cfg(any(test, feature = "samples"))]
 use crate::samples::{Sample, Sampled};
@@ -15,12 +16,6 @@ pub type CpuKernels = KernelTable<dyn CpuKernel>;
 
 /// The kernels for a GPU by op.
 pub type CudaKernels = KernelTable<dyn CudaKernel>;
-
-/// An op with kernels for a GPU.
-pub(crate) trait OnGpu: Op + CudaKernel + Sized {
-    /// The sources of its kernels.
-    const SOURCES: &'static [KernelSource];
-}
 
 /// Declares the list of ops; `: gpu` follows those with kernels for a GPU.
 macro_rules! ops {

@@ -29,8 +29,8 @@ mod samples;
 mod tests;
 
 use crate::float_shaped;
+use crate::on_gpu::OnGpu;
 use crate::quantize::Quantize;
-use crate::registry::OnGpu;
 use xtrain_cuda::KernelSource;
 use xtrain_program::{Op, OpError, Operand};
 use xtrain_tensor::{DType, TensorType};

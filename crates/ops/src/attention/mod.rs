@@ -25,7 +25,7 @@ mod samples;
 #[cfg(test)]
 mod tests;
 
-use crate::registry::OnGpu;
+use crate::on_gpu::OnGpu;
 use crate::{float_shaped, fused_heads, int_vector};
 use xtrain_cuda::KernelSource;
 use xtrain_program::{Backward, Cost, Differentiable, Op, OpError, Operand, Role};

@@ -16,7 +16,7 @@ mod samples;
 #[cfg(test)]
 mod tests;
 
-use crate::registry::OnGpu;
+use crate::on_gpu::OnGpu;
 use crate::{fused_heads, int_vector};
 use xtrain_cuda::KernelSource;
 use xtrain_program::{Cost, Op, OpError, Operand, Rebuild};

@@ -9,7 +9,7 @@ mod samples;
 mod tests;
 
 use crate::float_shaped;
-use crate::registry::OnGpu;
+use crate::on_gpu::OnGpu;
 use xtrain_cuda::KernelSource;
 use xtrain_program::{Op, OpError, Operand};
 use xtrain_tensor::{DType, TensorType};

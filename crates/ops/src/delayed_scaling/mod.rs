@@ -7,7 +7,7 @@ mod cuda;
 #[cfg(any(test, feature = "samples"))]
 mod samples;
 
-use crate::registry::OnGpu;
+use crate::on_gpu::OnGpu;
 use xtrain_cuda::KernelSource;
 use xtrain_program::{Op, OpError, Operand};
 use xtrain_tensor::formats::max_finite;

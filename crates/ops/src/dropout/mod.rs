@@ -12,7 +12,7 @@ mod samples;
 mod tests;
 
 use crate::matrix;
-use crate::registry::OnGpu;
+use crate::on_gpu::OnGpu;
 use xtrain_cuda::KernelSource;
 use xtrain_program::{Backward, Differentiable, Op, OpError, Operand, Role};
 use xtrain_tensor::{DType, TensorType};

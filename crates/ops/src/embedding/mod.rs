@@ -5,7 +5,7 @@ mod cuda;
 #[cfg(any(test, feature = "samples"))]
 mod samples;
 
-use crate::registry::OnGpu;
+use crate::on_gpu::OnGpu;
 use crate::{int_vector, matrix};
 use xtrain_cuda::KernelSource;
 use xtrain_program::{Backward, Differentiable, Op, OpError, Operand, Role};

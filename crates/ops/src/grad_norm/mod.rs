@@ -8,7 +8,7 @@ mod samples;
 #[cfg(test)]
 mod tests;
 
-use crate::registry::OnGpu;
+use crate::on_gpu::OnGpu;
 use xtrain_cuda::KernelSource;
 use xtrain_program::{Op, OpError, Operand};
 use xtrain_tensor::{DType, TensorType};

@@ -9,7 +9,7 @@ mod cuda_row;
 #[cfg(any(test, feature = "samples"))]
 mod samples;
 
-use crate::registry::OnGpu;
+use crate::on_gpu::OnGpu;
 use crate::scaled_matmul::ScaledMatmul;
 use crate::{float_shaped, matrix};
 use std::sync::Arc;

@@ -14,7 +14,7 @@ mod tests;
 
 pub use scaled::ScaledLinearCrossEntropy;
 
-use crate::registry::OnGpu;
+use crate::on_gpu::OnGpu;
 use crate::{float_shaped, int_vector, matrix};
 use std::ops::Range;
 use std::sync::Arc;

@@ -20,7 +20,7 @@ mod tests;
 
 pub use table::{RopeScaling, rotation_table};
 
-use crate::registry::OnGpu;
+use crate::on_gpu::OnGpu;
 use crate::{float_shaped, fused_heads, int_vector, matrix};
 use xtrain_cuda::KernelSource;
 use xtrain_program::{Backward, Differentiable, Op, OpError, Operand, Role};

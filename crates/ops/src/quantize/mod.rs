@@ -26,7 +26,7 @@ pub(crate) use cuda::{DEQUANTIZE, saving, saving_workspace};
 pub use source::{CastSource, Given};
 
 use crate::matrix;
-use crate::registry::OnGpu;
+use crate::on_gpu::OnGpu;
 use std::sync::Arc;
 use xtrain_cuda::KernelSource;
 use xtrain_program::{Op, OpError, Operand, Quantization, Rebuild, Source};

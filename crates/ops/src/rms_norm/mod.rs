@@ -11,8 +11,8 @@ mod samples;
 
 pub(crate) use cpu::scaled;
 
+use crate::on_gpu::OnGpu;
 use crate::quantize::{CastSource, Quantize};
-use crate::registry::OnGpu;
 use crate::{float_shaped, matrix};
 use std::sync::Arc;
 use xtrain_cuda::KernelSource;

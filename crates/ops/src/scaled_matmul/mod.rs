@@ -12,8 +12,8 @@ mod samples;
 mod tests;
 
 use crate::matrix;
+use crate::on_gpu::OnGpu;
 use crate::quantize::DEQUANTIZE;
-use crate::registry::OnGpu;
 use xtrain_cuda::{Gemm, KernelSource};
 use xtrain_program::{Cost, Op, OpError, Operand, ScaledGemm};
 use xtrain_tensor::{DType, Scaling, TensorType};

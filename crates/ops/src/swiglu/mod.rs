@@ -12,8 +12,8 @@ mod samples;
 mod tests;
 
 use crate::matrix;
+use crate::on_gpu::OnGpu;
 use crate::quantize::saved_types;
-use crate::registry::OnGpu;
 use xtrain_cuda::{Header, KernelSource};
 use xtrain_program::{Backward, Differentiable, Op, OpError, Role};
 use xtrain_tensor::TensorType;

@@ -13,8 +13,8 @@ mod samples;
 mod tests;
 
 use super::{LinearCrossEntropyGrad, gemm_cost};
+use crate::on_gpu::OnGpu;
 use crate::quantize::Quantize;
-use crate::registry::OnGpu;
 use crate::scaled_matmul::{MULTIPLE, ScaledMatmul};
 use crate::{float_shaped, int_vector, matrix};
 use std::ops::Range;

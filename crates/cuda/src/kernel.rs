@@ -56,8 +56,8 @@ pub struct Work(Box<dyn Fn(&Stream) -> Result<(), CudaError> + Send + Sync>);
 
 impl Work {
     /// Work that `enqueue` puts into a stream.
-    pub fn new(put: impl Fn(&Stream) -> Result<(), CudaError> + Send + Sync + 'static) -> Work {
-        Work(Box::new(put))
+    pub fn new(enqueue: impl Fn(&Stream) -> Result<(), CudaError> + Send + Sync + 'static) -> Work {
+        Work(Box::new(enqueue))
     }
 
     /// One launch of a kernel.

@@ -38,20 +38,25 @@ struct Ranks {
     rank: DevicePtr,
 }
 
-struct Card {
+struct TestDevice {
     context: Context,
     stream: Stream,
     module: Module,
     arch: Arch,
 }
 
-impl Card {
-    fn new() -> Result<Card, CudaError> {
+impl TestDevice {
+    fn new() -> Result<TestDevice, CudaError> {
         let device = Device::at(0)?;
         let context = Context::new(device)?;
         let arch = device.info()?.arch;
         let cubin = Compiler::open()?.compile("test.cu", KERNELS, arch, &[])?.cubin;
-        Ok(Card { stream: Stream::new(&context)?, module: Module::load(&context, &cubin)?, context, arch })
+        Ok(TestDevice {
+            stream: Stream::new(&context)?,
+            module: Module::load(&context, &cubin)?,
+            context,
+            arch,
+        })
     }
 
     fn floats(&self, values: &[f32]) -> Result<DeviceMemory, CudaError> {
@@ -76,113 +81,115 @@ impl Card {
     }
 }
 
-fn a_gpu_describes_itself(card: &Card) -> Result<(), Failed> {
-    let info = card.context.device().info()?;
+fn a_gpu_describes_itself(device: &TestDevice) -> Result<(), Failed> {
+    let info = device.context.device().info()?;
     eprintln!("{info:?}, driver {}", Device::driver_version()?);
     assert!(info.multiprocessors > 0 && info.memory_bytes > 1 << 30 && info.memory_bandwidth > 1e11);
-    let (free, total) = card.context.memory()?;
+    let (free, total) = device.context.memory()?;
     assert!(free > 0 && free <= total);
     Ok(())
 }
 
-fn bytes_come_back_as_they_went(card: &Card) -> Result<(), Failed> {
+fn bytes_come_back_as_they_went(device: &TestDevice) -> Result<(), Failed> {
     let source: Vec<u8> = (0..100_003u32).map(|i| (i * 7 + i / 251) as u8).collect();
-    let memory = DeviceMemory::new(&card.context, source.len())?;
-    memory.span(0..source.len()).write(&source, &card.stream)?;
-    assert_eq!(memory.span(0..source.len()).read(&card.stream)?, source);
-    assert_eq!(memory.span(17..1000).read(&card.stream)?, source[17..1000]);
-    let copy = DeviceMemory::new(&card.context, 50)?;
-    copy.span(0..50).fill(0xA5, &card.stream)?;
-    copy.span(3..13).copy_from(memory.span(100..110), &card.stream)?;
-    let mut pinned = PinnedMemory::new(&card.context, 64)?;
-    copy.span(0..50).read_into(&mut pinned, 7, &card.stream)?;
-    card.stream.synchronize()?;
+    let memory = DeviceMemory::new(&device.context, source.len())?;
+    memory.span(0..source.len()).write(&source, &device.stream)?;
+    assert_eq!(memory.span(0..source.len()).read(&device.stream)?, source);
+    assert_eq!(memory.span(17..1000).read(&device.stream)?, source[17..1000]);
+    let copy = DeviceMemory::new(&device.context, 50)?;
+    copy.span(0..50).fill(0xA5, &device.stream)?;
+    copy.span(3..13).copy_from(memory.span(100..110), &device.stream)?;
+    let mut pinned = PinnedMemory::new(&device.context, 64)?;
+    copy.span(0..50).read_into(&mut pinned, 7, &device.stream)?;
+    device.stream.synchronize()?;
     assert_eq!((pinned[6], pinned[7], pinned[57]), (0, 0xA5, 0));
     assert_eq!(pinned[10..20], source[100..110]);
     Ok(())
 }
 
-fn a_kernel_computes(card: &Card) -> Result<(), Failed> {
+fn a_kernel_computes(device: &TestDevice) -> Result<(), Failed> {
     let values: Vec<f32> = (0..1001).map(|i| i as f32).collect();
-    let memory = card.floats(&values)?;
-    card.scale(&memory, 3.0)?;
-    assert_eq!(card.read(&memory)?, values.iter().map(|x| x * 3.0).collect::<Vec<_>>());
+    let memory = device.floats(&values)?;
+    device.scale(&memory, 3.0)?;
+    assert_eq!(device.read(&memory)?, values.iter().map(|x| x * 3.0).collect::<Vec<_>>());
     Ok(())
 }
 
-fn blocks_form_clusters(card: &Card) -> Result<(), Failed> {
-    if card.arch < Arch::SM90 {
+fn blocks_form_clusters(device: &TestDevice) -> Result<(), Failed> {
+    if device.arch < Arch::SM90 {
         return Ok(());
     }
-    let memory = DeviceMemory::new(&card.context, 8 * 4)?;
+    let memory = DeviceMemory::new(&device.context, 8 * 4)?;
     let launch = Launch { cluster: [2, 1, 1], ..Launch::row(8, 32) };
-    let function = card.module.function("ranks")?;
+    let function = device.module.function("ranks")?;
     // SAFETY: the kernel takes one `Ranks`, and writes one number for each of 8 blocks.
-    unsafe { function.launch(launch, &Ranks { rank: memory.pointer() }, &card.stream)? };
-    let bytes = memory.span(0..32).read(&card.stream)?;
+    unsafe { function.launch(launch, &Ranks { rank: memory.pointer() }, &device.stream)? };
+    let bytes = memory.span(0..32).read(&device.stream)?;
     assert_eq!(bytes.chunks_exact(4).map(|b| b[0]).collect::<Vec<_>>(), [0, 1, 0, 1, 0, 1, 0, 1]);
     Ok(())
 }
 
-fn a_graph_replays_the_captured_work(card: &Card) -> Result<(), Failed> {
-    let memory = card.floats(&[1.0; 77])?;
-    let graph = Graph::record(&card.stream, || -> Result<(), CudaError> {
-        card.scale(&memory, 2.0)?;
-        card.scale(&memory, 5.0)
+fn a_graph_replays_the_captured_work(device: &TestDevice) -> Result<(), Failed> {
+    let memory = device.floats(&[1.0; 77])?;
+    let graph = Graph::record(&device.stream, || -> Result<(), CudaError> {
+        device.scale(&memory, 2.0)?;
+        device.scale(&memory, 5.0)
     })?;
-    assert_eq!(card.read(&memory)?, [1.0; 77], "capture runs nothing");
+    assert_eq!(device.read(&memory)?, [1.0; 77], "capture runs nothing");
     assert_eq!(graph.nodes()?, 2);
     let mut exec = graph.instantiate()?;
     for _ in 0..3 {
-        exec.launch(&card.stream)?;
+        exec.launch(&device.stream)?;
     }
-    assert_eq!(card.read(&memory)?, [1000.0; 77]);
+    assert_eq!(device.read(&memory)?, [1000.0; 77]);
     Ok(())
 }
 
-fn an_event_in_a_graph_marks_each_replay(card: &Card) -> Result<(), Failed> {
-    let memory = card.floats(&[1.0; 77])?;
-    let timed = || Event::timed(&card.context);
+fn an_event_in_a_graph_marks_each_replay(device: &TestDevice) -> Result<(), Failed> {
+    let memory = device.floats(&[1.0; 77])?;
+    let timed = || Event::timed(&device.context);
     let (origin, begin, end) = (timed()?, timed()?, timed()?);
-    let graph = Graph::record(&card.stream, || -> Result<(), CudaError> {
-        begin.record_in_graph(&card.stream)?;
-        card.scale(&memory, 2.0)?;
-        end.record_in_graph(&card.stream)
+    let graph = Graph::record(&device.stream, || -> Result<(), CudaError> {
+        begin.record_in_graph(&device.stream)?;
+        device.scale(&memory, 2.0)?;
+        end.record_in_graph(&device.stream)
     })?;
     assert_eq!(graph.nodes()?, 3);
     let mut exec = graph.instantiate()?;
-    origin.record(&card.stream)?;
+    origin.record(&device.stream)?;
     let mut last = 0.0;
     for _ in 0..3 {
-        exec.launch(&card.stream)?;
-        card.stream.synchronize()?;
+        exec.launch(&device.stream)?;
+        device.stream.synchronize()?;
         let (begun, ended) = (origin.seconds_until(&begin)?, origin.seconds_until(&end)?);
         assert!(begun > last && ended >= begun, "{last} {begun} {ended}");
         last = ended;
     }
-    assert_eq!(card.read(&memory)?, [8.0; 77]);
+    assert_eq!(device.read(&memory)?, [8.0; 77]);
     Ok(())
 }
 
-fn a_call_that_cannot_be_captured_is_an_error_and_the_stream_stays_usable(card: &Card) -> Result<(), Failed> {
-    let memory = card.floats(&[1.0; 8])?;
-    let refused = Graph::record(&card.stream, || card.stream.synchronize());
+fn a_call_that_cannot_be_captured_is_an_error_and_the_stream_stays_usable(
+    device: &TestDevice,
+) -> Result<(), Failed> {
+    let memory = device.floats(&[1.0; 8])?;
+    let refused = Graph::record(&device.stream, || device.stream.synchronize());
     assert!(refused.is_err());
-    card.scale(&memory, 2.0)?;
-    assert_eq!(card.read(&memory)?, [2.0; 8]);
+    device.scale(&memory, 2.0)?;
+    assert_eq!(device.read(&memory)?, [2.0; 8]);
     Ok(())
 }
 
-fn events_order_streams_and_time_work(card: &Card) -> Result<(), Failed> {
-    let other = Stream::new(&card.context)?;
-    let multiprocessors = card.context.device().info()?.multiprocessors as usize;
-    let memory = card.floats(&vec![1.0; multiprocessors << 15])?;
-    let (start, end) = (Event::timed(&card.context)?, Event::timed(&card.context)?);
-    start.record(&card.stream)?;
+fn events_order_streams_and_time_work(device: &TestDevice) -> Result<(), Failed> {
+    let other = Stream::new(&device.context)?;
+    let multiprocessors = device.context.device().info()?.multiprocessors as usize;
+    let memory = device.floats(&vec![1.0; multiprocessors << 15])?;
+    let (start, end) = (Event::timed(&device.context)?, Event::timed(&device.context)?);
+    start.record(&device.stream)?;
     for _ in 0..10 {
-        card.scale(&memory, 2.0)?;
+        device.scale(&memory, 2.0)?;
     }
-    end.record(&card.stream)?;
+    end.record(&device.stream)?;
     other.wait(&end)?;
     let first = memory.span(0..4).read(&other)?;
     assert_eq!(f32::from_le_bytes([first[0], first[1], first[2], first[3]]), 1024.0);
@@ -193,31 +200,31 @@ fn events_order_streams_and_time_work(card: &Card) -> Result<(), Failed> {
     Ok(())
 }
 
-fn too_little_memory_is_reported_in_bytes(card: &Card) -> Result<(), Failed> {
-    let (_, total) = card.context.memory()?;
-    let Err(error) = DeviceMemory::new(&card.context, total + (1 << 30)) else {
+fn too_little_memory_is_reported_in_bytes(device: &TestDevice) -> Result<(), Failed> {
+    let (_, total) = device.context.memory()?;
+    let Err(error) = DeviceMemory::new(&device.context, total + (1 << 30)) else {
         return Err("the allocation succeeded".into());
     };
     assert!(error.is_out_of_memory(), "{error}");
     Ok(())
 }
 
-fn kernels_are_cached_on_disk(card: &Card) -> Result<(), Failed> {
+fn kernels_are_cached_on_disk(device: &TestDevice) -> Result<(), Failed> {
     let folder = tempfile::tempdir()?;
     let (cache, compiler) = (KernelCache::in_folder(folder.path()), Compiler::open()?);
-    let get = || cache.compile(compiler, "test.cu", KERNELS, card.arch, &[]);
+    let get = || cache.compile(compiler, "test.cu", KERNELS, device.arch, &[]);
     let first = get()?;
     assert_eq!(std::fs::read_dir(folder.path())?.count(), 1);
     assert_eq!(get()?, first);
-    Module::load(&card.context, &first)?.function("scale")?;
-    assert!(Module::load(&card.context, &first)?.function("nothing").is_err());
+    Module::load(&device.context, &first)?.function("scale")?;
+    assert!(Module::load(&device.context, &first)?.function("nothing").is_err());
     Ok(())
 }
 
 /// A GEMM with operands on the GPU. Rows are a stride apart; the elements between them are `GAP`.
 struct GemmCase<'a> {
     gemm: Gemm,
-    card: &'a Card,
+    device: &'a TestDevice,
     a: DeviceMemory,
     b: DeviceMemory,
     d: DeviceMemory,
@@ -233,7 +240,7 @@ struct GemmCase<'a> {
 const GAP: f64 = -3.5;
 
 impl<'a> GemmCase<'a> {
-    fn new(card: &'a Card, gemm: Gemm, bias: bool) -> Result<GemmCase<'a>, CudaError> {
+    fn new(device: &'a TestDevice, gemm: Gemm, bias: bool) -> Result<GemmCase<'a>, CudaError> {
         let seed =
             std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(0, |t| t.as_nanos());
         let fill = |site: u32, dtype: DType, rows: usize, columns: usize, stride: usize| {
@@ -244,8 +251,8 @@ impl<'a> GemmCase<'a> {
                 to.iter_mut().zip(from).for_each(|(to, &from)| *to = from.into());
             }
             let tensor = HostTensor::from_f64(TensorType::new(dtype, [values.len()]), &values);
-            let memory = DeviceMemory::new(&card.context, tensor.bytes().len())?;
-            memory.all().write(tensor.bytes(), &card.stream)?;
+            let memory = DeviceMemory::new(&device.context, tensor.bytes().len())?;
+            memory.all().write(tensor.bytes(), &device.stream)?;
             Ok::<_, CudaError>((memory, tensor.to_f64()))
         };
         let Gemm { m, n, k, a, b, d, .. } = gemm;
@@ -263,7 +270,7 @@ impl<'a> GemmCase<'a> {
             for (i, x) in host.iter_mut().enumerate().filter(|(i, _)| i % stride < k) {
                 *x *= f64::from(scales[i / stride / high * below + i % stride / wide * beside]);
             }
-            card.floats(&scales)
+            device.floats(&scales)
         };
         let scales = match (a.scaling, b.scaling) {
             (Some(of_a), Some(of_b)) => {
@@ -274,16 +281,16 @@ impl<'a> GemmCase<'a> {
         let (d_memory, d_host) = fill(2, d, m, n, gemm.d_stride)?;
         let (bias_memory, bias_host) = fill(3, d, 1, n, n)?;
         // Choosing an algorithm runs the GEMM on a stream of its own.
-        card.stream.synchronize()?;
+        device.stream.synchronize()?;
         Ok(GemmCase {
             gemm,
-            card,
+            device,
             a: a_memory,
             b: b_memory,
             d: d_memory,
             bias: bias.then_some(bias_memory),
             scales,
-            workspace: DeviceMemory::new(&card.context, Gemm::WORKSPACE_BYTES)?,
+            workspace: DeviceMemory::new(&device.context, Gemm::WORKSPACE_BYTES)?,
             host: [a_host, b_host, d_host, bias_host],
         })
     }
@@ -302,10 +309,10 @@ impl<'a> GemmCase<'a> {
     /// D, computed on the GPU from the initial D.
     fn run(&self, work: &Work) -> Result<Vec<f64>, CudaError> {
         let ty = TensorType::new(self.gemm.d, [self.host[2].len()]);
-        self.d.all().write(HostTensor::from_f64(ty, &self.host[2]).bytes(), &self.card.stream)?;
-        self.workspace.all().fill(0xFF, &self.card.stream)?;
-        work.enqueue(&self.card.stream)?;
-        Ok(decode(ty, &self.d.all().read(&self.card.stream)?))
+        self.d.all().write(HostTensor::from_f64(ty, &self.host[2]).bytes(), &self.device.stream)?;
+        self.workspace.all().fill(0xFF, &self.device.stream)?;
+        work.enqueue(&self.device.stream)?;
+        Ok(decode(ty, &self.d.all().read(&self.device.stream)?))
     }
 
     /// D by a plain loop in f64, not rounded.
@@ -363,7 +370,11 @@ const GEMM_TYPES: [(DType, DType); 3] =
 const SHAPES: [[usize; 3]; 6] =
     [[1, 1, 1], [13, 5, 7], [1, 40, 33], [64, 128, 64], [33, 129, 70], [130, 200, 257]];
 
-fn gemms_equal_a_plain_loop(card: &Card, shape: [usize; 3], transposed: [bool; 2]) -> Result<(), Failed> {
+fn gemms_equal_a_plain_loop(
+    device: &TestDevice,
+    shape: [usize; 3],
+    transposed: [bool; 2],
+) -> Result<(), Failed> {
     let folder = tempfile::tempdir()?;
     let gpu = gpu_with_cache(folder.path())?;
     for (dtype, d) in GEMM_TYPES {
@@ -371,18 +382,18 @@ fn gemms_equal_a_plain_loop(card: &Card, shape: [usize; 3], transposed: [bool; 2
         let gapped = plain.a_stride(plain.a.stride + 3).d_stride(plain.n.next_multiple_of(64));
         let cases = [(plain, false), (plain, true), (plain.accumulate(true), false), (gapped, false)];
         for (gemm, bias) in cases.into_iter().chain([(gapped.accumulate(true), true)]) {
-            let product = GemmCase::new(card, gemm, bias)?;
-            let expected = product.expected();
-            let plan = gemm.plan(&gpu, &product.operands())?;
-            product.assert_near(&product.run(&plan.work)?, &expected, &format!("{:?}", plan.choice));
-            let own = gemm.fallback(&gpu, &product.operands())?;
-            product.assert_near(&product.run(&own.work)?, &expected, "the fallback kernel");
+            let case = GemmCase::new(device, gemm, bias)?;
+            let expected = case.expected();
+            let plan = gemm.plan(&gpu, &case.operands())?;
+            case.assert_near(&case.run(&plan.work)?, &expected, &format!("{:?}", plan.choice));
+            let own = gemm.fallback(&gpu, &case.operands())?;
+            case.assert_near(&case.run(&own.work)?, &expected, "the fallback kernel");
         }
     }
     Ok(())
 }
 
-fn large_gemms_equal_the_fallback_kernel(card: &Card) -> Result<(), Failed> {
+fn large_gemms_equal_the_fallback_kernel(device: &TestDevice) -> Result<(), Failed> {
     let folder = tempfile::tempdir()?;
     let gpu = gpu_with_cache(folder.path())?;
     // The GEMMs of a head with an odd vocabulary and its two gradients, and a sum so long that it is worth
@@ -397,28 +408,28 @@ fn large_gemms_equal_the_fallback_kernel(card: &Card) -> Result<(), Failed> {
         let dw = Gemm::new([v, d, c], dtype, [true, false], DType::F32).a_stride(stride).accumulate(true);
         let long = Gemm::new([72, 136, of_device(30_000)], dtype, [true, false], out);
         for gemm in [logits, dx, dw, long] {
-            let product = GemmCase::new(card, gemm, false)?;
-            let plan = gemm.plan(&gpu, &product.operands())?;
+            let case = GemmCase::new(device, gemm, false)?;
+            let plan = gemm.plan(&gpu, &case.operands())?;
             assert_ne!(plan.choice, GemmChoice::Fallback, "{gemm}");
-            let own = product.run(&gemm.fallback(&gpu, &product.operands())?.work)?;
-            let found = product.run(&plan.work)?;
+            let own = case.run(&gemm.fallback(&gpu, &case.operands())?.work)?;
+            let found = case.run(&plan.work)?;
             // Both results are rounded.
             if gemm.d == DType::F32 {
-                product.assert_near(&found, &own, "cuBLASLt");
+                case.assert_near(&found, &own, "cuBLASLt");
             } else {
                 let norm = |x: &[f64]| x.iter().map(|x| x * x).sum::<f64>().sqrt();
                 let off: Vec<f64> = found.iter().zip(&own).map(|(a, b)| a - b).collect();
                 assert!(norm(&off) <= 1e-3 * norm(&own), "{gemm} is off by {}", norm(&off) / norm(&own));
             }
-            assert!(product.run(&plan.work)? == found, "{gemm} differs from run to run");
+            assert!(case.run(&plan.work)? == found, "{gemm} differs from run to run");
         }
     }
     Ok(())
 }
 
 /// Sizes that end within tiles and clusters, and more tiles than blocks.
-fn block_scaled_gemms_equal_a_plain_loop(card: &Card) -> Result<(), Failed> {
-    if card.arch != Arch::SM90 {
+fn block_scaled_gemms_equal_a_plain_loop(device: &TestDevice) -> Result<(), Failed> {
+    if device.arch != Arch::SM90 {
         return Ok(());
     }
     let folder = tempfile::tempdir()?;
@@ -436,14 +447,14 @@ fn block_scaled_gemms_equal_a_plain_loop(card: &Card) -> Result<(), Failed> {
             let gapped = plain.a_stride(plain.a.stride + 16).d_stride(plain.n + 4);
             let all = [plain, gapped, plain.accumulate(true), gapped.accumulate(true)];
             for gemm in all.into_iter().filter(|gemm| d == DType::F32 || !gemm.accumulate) {
-                let product = GemmCase::new(card, gemm, false)?;
-                let Some(plan) = gemm.block_scaled(&gpu, &product.operands())? else {
+                let case = GemmCase::new(device, gemm, false)?;
+                let Some(plan) = gemm.block_scaled(&gpu, &case.operands())? else {
                     return Err(format!("{gemm} is not supported").into());
                 };
-                let found = product.run(&plan.work)?;
-                product.assert_near(&found, &product.expected(), "the block-scaled kernel");
+                let found = case.run(&plan.work)?;
+                case.assert_near(&found, &case.expected(), "the block-scaled kernel");
                 for _ in 0..3 {
-                    assert!(product.run(&plan.work)? == found, "{gemm} differs from run to run");
+                    assert!(case.run(&plan.work)? == found, "{gemm} differs from run to run");
                 }
             }
         }
@@ -451,29 +462,29 @@ fn block_scaled_gemms_equal_a_plain_loop(card: &Card) -> Result<(), Failed> {
     Ok(())
 }
 
-fn a_captured_gemm_computes_the_same(card: &Card) -> Result<(), Failed> {
+fn a_captured_gemm_computes_the_same(device: &TestDevice) -> Result<(), Failed> {
     let folder = tempfile::tempdir()?;
     let gpu = gpu_with_cache(folder.path())?;
-    let product =
-        GemmCase::new(card, Gemm::new([70, 90, 4000], DType::BF16, [true, false], DType::F32), false)?;
-    let plan = product.gemm.plan(&gpu, &product.operands())?;
-    let found = product.run(&plan.work)?;
-    let mut exec = Graph::record(&card.stream, || plan.work.enqueue(&card.stream))?.instantiate()?;
+    let case =
+        GemmCase::new(device, Gemm::new([70, 90, 4000], DType::BF16, [true, false], DType::F32), false)?;
+    let plan = case.gemm.plan(&gpu, &case.operands())?;
+    let found = case.run(&plan.work)?;
+    let mut exec = Graph::record(&device.stream, || plan.work.enqueue(&device.stream))?.instantiate()?;
     for _ in 0..3 {
-        product.d.all().fill(0xFF, &card.stream)?;
-        product.workspace.all().fill(0xFF, &card.stream)?;
-        exec.launch(&card.stream)?;
+        case.d.all().fill(0xFF, &device.stream)?;
+        case.workspace.all().fill(0xFF, &device.stream)?;
+        exec.launch(&device.stream)?;
         let ty = TensorType::new(DType::F32, [found.len()]);
-        assert!(decode(ty, &product.d.all().read(&card.stream)?) == found);
+        assert!(decode(ty, &case.d.all().read(&device.stream)?) == found);
     }
     Ok(())
 }
 
-fn the_choice_of_an_algorithm_is_cached(card: &Card) -> Result<(), Failed> {
+fn the_choice_of_an_algorithm_is_cached(device: &TestDevice) -> Result<(), Failed> {
     let folder = tempfile::tempdir()?;
-    let product =
-        GemmCase::new(card, Gemm::new([256, 384, 512], DType::BF16, [false, true], DType::BF16), true)?;
-    let plan = |gpu: &Gpu| product.gemm.plan(gpu, &product.operands());
+    let case =
+        GemmCase::new(device, Gemm::new([256, 384, 512], DType::BF16, [false, true], DType::BF16), true)?;
+    let plan = |gpu: &Gpu| case.gemm.plan(gpu, &case.operands());
     let gpu = gpu_with_cache(folder.path())?;
     let first = plan(&gpu)?;
     assert_eq!(first.choice, GemmChoice::Timed);
@@ -492,11 +503,11 @@ fn the_choice_of_an_algorithm_is_cached(card: &Card) -> Result<(), Failed> {
     assert_eq!(std::fs::read(&file)?.len(), whole.len());
     assert_eq!(plan(&gpu_with_cache(folder.path())?)?.choice, GemmChoice::Cached);
     // Another GEMM, and one with other alignments, have choices of their own.
-    let shifted = GemmOperands { a: product.a.pointer().offset(16), ..product.operands() };
-    let shorter = Gemm { m: 255, ..product.gemm };
+    let shifted = GemmOperands { a: case.a.pointer().offset(16), ..case.operands() };
+    let shorter = Gemm { m: 255, ..case.gemm };
     let others = [
-        product.gemm.accumulate(true).plan(&gpu, &product.operands())?,
-        shorter.plan(&gpu, &product.operands())?,
+        case.gemm.accumulate(true).plan(&gpu, &case.operands())?,
+        shorter.plan(&gpu, &case.operands())?,
         shorter.plan(&gpu, &shifted)?,
     ];
     assert!(others.iter().all(|other| other.choice == GemmChoice::Timed));
@@ -505,12 +516,12 @@ fn the_choice_of_an_algorithm_is_cached(card: &Card) -> Result<(), Failed> {
 }
 
 /// The former key is one that xtrain wrote to `choices.json` when keys were `Debug` output.
-fn a_choice_that_an_older_run_recorded_is_used(card: &Card) -> Result<(), Failed> {
+fn a_choice_that_an_older_run_recorded_is_used(device: &TestDevice) -> Result<(), Failed> {
     let folders = [tempfile::tempdir()?, tempfile::tempdir()?];
-    let product =
-        GemmCase::new(card, Gemm::new([256, 384, 512], DType::BF16, [false, true], DType::BF16), true)?;
+    let case =
+        GemmCase::new(device, Gemm::new([256, 384, 512], DType::BF16, [false, true], DType::BF16), true)?;
     let gpu = gpu_with_cache(folders[0].path())?;
-    let first = product.gemm.plan(&gpu, &product.operands())?;
+    let first = case.gemm.plan(&gpu, &case.operands())?;
     let (key, value) = gpu.choices().pop_first().ok_or("nothing is recorded")?;
     let device = key.split_once(": ").ok_or("the key names no device")?.0;
     let former = format!(
@@ -522,31 +533,31 @@ fn a_choice_that_an_older_run_recorded_is_used(card: &Card) -> Result<(), Failed
     );
     let resumed = gpu_with_cache(folders[1].path())?;
     resumed.adopt(&[(former, value.clone())].into());
-    let again = product.gemm.plan(&resumed, &product.operands())?;
+    let again = case.gemm.plan(&resumed, &case.operands())?;
     assert_eq!((again.choice, again.algorithm), (GemmChoice::Cached, first.algorithm));
     assert_eq!(resumed.choices().get(&key), Some(&value), "it is recorded under its current key");
     Ok(())
 }
 
-fn the_self_tests_pass(_: &Card) -> Result<(), Failed> {
+fn the_self_tests_pass(_: &TestDevice) -> Result<(), Failed> {
     let folder = tempfile::tempdir()?;
     let gpu = gpu_with_cache(folder.path())?;
     gpu.test_kernel()?;
     Ok(gpu.test_gemm()?)
 }
 
-fn cudnn_finds_the_known_results(_: &Card) -> Result<(), Failed> {
+fn cudnn_finds_the_known_results(_: &TestDevice) -> Result<(), Failed> {
     let folder = tempfile::tempdir()?;
     Ok(gpu_with_cache(folder.path())?.test_attention()?)
 }
 
 fn main() {
     let arguments = Arguments::from_args();
-    let missing = Card::new().err();
+    let missing = TestDevice::new().err();
     if let Some(reason) = &missing {
         eprintln!("skipped, no GPU to test on: {reason}");
     }
-    let tests: [(&str, fn(&Card) -> Result<(), Failed>); 17] = [
+    let tests: [(&str, fn(&TestDevice) -> Result<(), Failed>); 17] = [
         ("a_gpu_describes_itself", a_gpu_describes_itself),
         ("bytes_come_back_as_they_went", bytes_come_back_as_they_went),
         ("a_kernel_computes", a_kernel_computes),
@@ -568,13 +579,13 @@ fn main() {
         ("the_self_tests_pass", the_self_tests_pass),
         ("cudnn_finds_the_known_results", cudnn_finds_the_known_results),
     ];
-    let trials = tests.into_iter().map(|(name, test)| Trial::test(name, move || test(&Card::new()?)));
+    let trials = tests.into_iter().map(|(name, test)| Trial::test(name, move || test(&TestDevice::new()?)));
     let mut trials: Vec<Trial> = trials.collect();
     for [m, n, k] in SHAPES {
         for [a, b] in [[false, false], [false, true], [true, false], [true, true]] {
             let of = |transposed| if transposed { "t" } else { "n" };
             let name = format!("gemms_equal_a_plain_loop_{m}x{n}x{k}_{}{}", of(a), of(b));
-            let test = move || gemms_equal_a_plain_loop(&Card::new()?, [m, n, k], [a, b]);
+            let test = move || gemms_equal_a_plain_loop(&TestDevice::new()?, [m, n, k], [a, b]);
             trials.push(Trial::test(name, test));
         }
     }

@@ -62,7 +62,7 @@ pub(super) fn prepare(
     })?;
     let prompts = prompts(&parsed.config, &corpus.tokenizer)?;
     let facts = Facts {
-        init: hf.map(|hf| hf.model.clone()),
+        init: hf.map(|hf| hf.model),
         tokenizer_vocab_size: Some(corpus.tokenizer.vocab_size()),
         shards: source::shards(&parsed.config)?.map(|dataset| dataset.folder().display().to_string()),
         epoch_tokens: Some(corpus.loader.epoch_tokens()),

@@ -24,7 +24,7 @@ use xtrain_tensor::{DType, TILE, TensorType};
 
 /// `(x_td, targets_t, inv_targets, w for logits[, w for dx][, scale of x][, scale of dlogits]) -> (objective,
 /// cross_entropy[, dx_td] [, dw_vd], amaxes)`: [`LinearCrossEntropyGrad`], or without gradients
-/// [`LinearCrossEntropy`], with some of its GEMMs on FP8 operands.
+/// [`LinearCrossEntropy`](super::LinearCrossEntropy), with some of its GEMMs on FP8 operands.
 ///
 /// w is `w_vd` in x's type for a GEMM of plain operands, else two inputs, numbers and scales: of `[v, d]` for
 /// logits, of `[d, v]` for dx. The scales `f32[1, 1]` are delayed scales. Amaxes are `f32[1]` over all

@@ -1,4 +1,5 @@
-//! Families: the meaning of config.json and of run files, family by family, and the settings that are refused.
+//! Families: the meaning of config.json and of run files, family by family, and the settings that are
+//! refused.
 //!
 //! All families share one decoder, one list of parameters and their names in files. A new family is a file
 //! here (with its `mod` line) and a line in the list; [CONTRIBUTING.md](../../../../CONTRIBUTING.md) adds one

@@ -41,7 +41,7 @@ fn what_cannot_be_meant_is_refused_with_what_can() {
     };
     let said = refused(fast);
     assert!(
-        said.contains("every 128 products") && said.contains("--set 'precision.fast_accumulation=[]'"),
+        said.contains("every 128 multiply-adds") && said.contains("--set 'precision.fast_accumulation=[]'"),
         "{said}"
     );
 }

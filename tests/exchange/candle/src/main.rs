@@ -104,9 +104,7 @@ impl Model {
                 let cache = llama::Cache::new(true, dtype, &parsed, &Device::Cpu)?;
                 Model::Llama(llama::Llama::load(weights, &parsed)?, cache)
             }
-            Some("mistral") => {
-                Model::Mistral(mistral::Model::new(&serde_json::from_str(&text)?, weights)?)
-            }
+            Some("mistral") => Model::Mistral(mistral::Model::new(&serde_json::from_str(&text)?, weights)?),
             Some("qwen2") => {
                 Model::Qwen2(qwen2::ModelForCausalLM::new(&serde_json::from_str(&text)?, weights)?)
             }

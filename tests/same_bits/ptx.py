@@ -10,6 +10,7 @@ import os
 import pathlib
 import re
 import subprocess
+import sys
 import tempfile
 
 HERE = pathlib.Path(__file__).parent
@@ -98,6 +99,8 @@ class Nvrtc:
         file = self.folder / f"{self.key(compile)}.ptx.gz"
         if not file.exists():
             write(file, gzip.compress(self.compiled(compile, virtual(compile.options)), mtime=0))
+            fields = json.dumps(dataclasses.asdict(compile))
+            write(self.folder / f"{self.key(compile)}.compile.gz", gzip.compress(fields.encode(), mtime=0))
         return gzip.decompress(file.read_bytes()).decode()
 
     def hashes(self, compile):
@@ -270,7 +273,28 @@ def compiled_kernel(compile):
     }
 
 
+def compiled_again(library, folder, key):
+    """The texts of a recorded compile's kernels, from a new process.
+
+    NVRTC's output depends on where the system puts its memory: for some large kernels it orders a few
+    instructions differently in each process.
+    """
+    command = [sys.executable, pathlib.Path(__file__), library, folder / f"{key}.compile.gz"]
+    return kernels(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+
+
+def main():
+    """Prints the PTX of one recorded compile."""
+    library, file = map(pathlib.Path, sys.argv[1:])
+    compile = Compile(**json.loads(gzip.decompress(file.read_bytes())))
+    print(Nvrtc(library, file.parent).compiled(compile, virtual(compile.options)).decode())
+
+
 def text(folder, entry, kernel):
     """The normalised text of a kernel of a recording."""
     ptx = gzip.decompress((folder / f"{entry['ptx']}.ptx.gz").read_bytes()).decode()
     return kernels(ptx)[kernel]
+
+
+if __name__ == "__main__":
+    main()

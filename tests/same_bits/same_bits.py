@@ -19,6 +19,8 @@ import record
 
 HERE = pathlib.Path(__file__).parent
 PARTS = ["runs", "plans", "kernels"]
+# Compiles of a kernel whose PTX differs, on each side, before the difference is reported.
+MOST_COMPILES = 8
 # Renamed ops in `plan --dump`: old name, new name. Several old names may have the same new name.
 OP_NAMES = {}
 # Each line: a pattern of differences, a tab, the reason why they are right.
@@ -125,14 +127,14 @@ def by_text(recording):
     return kernels
 
 
-def compared_kernels(before, after, notes, folder):
+def compared_kernels(before, after, notes, folder, library):
     old, new = by_text(before), by_text(after)
     if len(before) != len(after):
         notes.append(f"kernels: {len(before)} compiles before, {len(after)} after")
     unmatched = {(e["arch"], e["variant"], n): (e, n) for key in new.keys() - old.keys() for e, n in new[key]}
     # A kernel of another variant where the variants' names have changed.
     loosely = {(arch, variant.split()[0], n): found for (arch, variant, n), found in unmatched.items()}
-    matched = set()
+    matched, again = set(), Again(library, folder / "ptx")
     for key in (key for key in old if key not in new):
         entry, name = old[key][0]
         other = unmatched.get((entry["arch"], entry["variant"], name))
@@ -140,6 +142,8 @@ def compared_kernels(before, after, notes, folder):
         more = f" (and in {len(old[key]) - 1} more variants)" if len(old[key]) > 1 else ""
         if other:
             matched.add((other[0]["arch"], other[0]["kernels"][other[1]]))
+            if entry["options"] == other[0]["options"] and again.are_equal((entry, name), other):
+                continue
             detail = functools.partial(first_line, folder, (entry, name), other)
         else:
             detail = "its PTX is in no kernel afterwards"
@@ -148,6 +152,8 @@ def compared_kernels(before, after, notes, folder):
         entry, name = new[key][0]
         if (entry["arch"], entry["kernels"][name]) not in matched:
             yield Difference(f"kernels {entry['variant']} {entry['arch']}: {name}", "is new")
+    if again.equal:
+        notes.append(f"kernels: {again.equal} are equal after more compiles of the same text; NVRTC's output varies")
     names = {}
     for key in (key for key in old if key in new):
         old_names, new_names = ({name for _, name in kernels[key]} for kernels in (old, new))
@@ -156,6 +162,31 @@ def compared_kernels(before, after, notes, folder):
     if names:
         notes.append(f"kernels: {len(names)} have other names and the same PTX:")
         notes.extend(f"  {old} -> {new}" for old, new in names)
+
+
+class Again:
+    """Further compiles of recorded kernels, for those whose PTX NVRTC varies from one process to the next."""
+
+    def __init__(self, library, folder):
+        self.library, self.folder = library, folder
+        self.outputs = collections.defaultdict(list)
+        self.equal = 0
+
+    def are_equal(self, old, new):
+        """Compiles both again, until an output of one side is an output of the other."""
+        for times in range(MOST_COMPILES + 1):
+            texts = [self.texts(*kernel, times) for kernel in (old, new)]
+            if texts[0] & texts[1]:
+                self.equal += 1
+                return True
+        return False
+
+    def texts(self, entry, name, times):
+        """The texts of a kernel in the recording and in this many further compiles."""
+        key = entry["ptx"]
+        while len(self.outputs[key]) < times:
+            self.outputs[key].append(ptx.compiled_again(self.library, self.folder, key))
+        return {ptx.text(self.folder, entry, name)} | {output[name] for output in self.outputs[key][:times]}
 
 
 def first_line(folder, old, new):
@@ -224,7 +255,7 @@ def main():
     library = os.environ["XTRAIN_EMULATOR_NVRTC"]
     recorder = record.Recorder(folder, arguments.jobs)
     compare = {"runs": compared_runs, "plans": compared_plans}
-    compare["kernels"] = lambda *pair: compared_kernels(*pair, folder)
+    compare["kernels"] = lambda *pair: compared_kernels(*pair, folder, library)
     parts = arguments.only or PARTS
     with locked(folder):
         before, after = (recorder.recording(c, parts, library) for c in (arguments.before, arguments.after))

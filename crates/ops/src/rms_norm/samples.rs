@@ -20,12 +20,14 @@ impl Sampled for RmsNorm {
         )
     }
 
+    /// Then rows whose mean squares are as small as epsilon, with whole vectors and with tails.
     fn gpu_samples() -> Vec<Sample> {
-        let sample = |[t, d]: [usize; 2]| {
-            let inputs = [SampleInput::activation([t, d]), SampleInput::parameter([d])];
-            Sample::forward(RmsNorm { eps: 1e-5 }, inputs)
+        let sample = |[t, d]: [usize; 2], std| {
+            let x = SampleInput::activation([t, d]).fill(Fill::Normal(0.0, std));
+            Sample::forward(RmsNorm { eps: 1e-5 }, [x, SampleInput::parameter([d])])
         };
-        ON_CARD.map(sample).into()
+        let small = [[13, 256], [13, 7]].map(|shape| sample(shape, 3e-3));
+        ON_CARD.map(|shape| sample(shape, 1.0)).into_iter().chain(small).collect()
     }
 }
 

@@ -1,6 +1,7 @@
 //! Samples of [`RmsNorm`], [`AddRmsNorm`], [`Rms`] and [`RmsNormGrad`].
 
 use super::{AddRmsNorm, Rms, RmsNorm, RmsNormGrad};
+use crate::device::PARTS;
 use crate::quantize::{CastSource, Given, Layouts, Quantize};
 use crate::samples::{Fill, GpuTolerance, Sample, SampleInput, Sampled};
 use xtrain_tensor::{DType, Scaling, TensorType};
@@ -153,6 +154,11 @@ impl Sampled for RmsNormGrad {
             all.push(Sample::plain(of(DType::F32, false, false), inputs.clone()));
             all.push(Sample::plain(of(DType::F32, false, true), inputs));
         }
+        // More rows than all blocks that sum the columns take at once.
+        let x = || SampleInput::activation([8 * PARTS + 100, 5]);
+        let inputs = [x(), x(), SampleInput::activation([8 * PARTS + 100]), SampleInput::activation([5])];
+        let op = RmsNormGrad { out: DType::F32, rematerialise: true, amax: false };
+        all.push(Sample::plain(op, inputs));
         all
     }
 }

@@ -91,12 +91,11 @@ impl Gpu {
             head_dim: WIDTH,
             deterministic: false,
         };
-        let stream = Stream::new(self.context())?;
         // A row holds queries, keys, values. Zeros in the first two give every key the same weight.
         let row = [[0; 2 * 2 * HEADS * WIDTH].as_slice(), &ONE.repeat(HEADS * WIDTH)].concat();
-        let qkv = memory(self, &row.repeat(TOKENS), &stream)?;
-        let d_o = memory(self, &ONE.repeat(TOKENS * HEADS * WIDTH), &stream)?;
+        let (rows, ones) = (row.repeat(TOKENS), ONE.repeat(TOKENS * HEADS * WIDTH));
         let allocate = |bytes: usize| DeviceMemory::new(self.context(), bytes);
+        let (qkv, d_o) = (allocate(rows.len())?, allocate(ones.len())?);
         let (o, lse) = (allocate(2 * TOKENS * HEADS * WIDTH)?, allocate(4 * TOKENS * HEADS)?);
         let dqkv = allocate(2 * TOKENS * 3 * HEADS * WIDTH)?;
         let workspace = allocate(sdpa.forward_bytes().max(sdpa.backward_bytes()))?;
@@ -107,6 +106,10 @@ impl Gpu {
         // SAFETY: as above.
         let backward =
             unsafe { sdpa.backward(self, at(&d_o), at(&qkv), at(&o), at(&lse), at(&dqkv), at(&workspace))? };
+        // Without cuDNN, the calls above fail and the memory is freed. No copy to it may be enqueued before.
+        let stream = Stream::new(self.context())?;
+        qkv.all().write(&rows, &stream)?;
+        d_o.all().write(&ones, &stream)?;
         Work::sequence(vec![forward, backward]).enqueue(&stream)?;
         check("cuDNN's attention", &halves(&o.all().read(&stream)?), |_| 1.0)?;
         // The gradient of value i is the sum of its weights: 1 / (j + 1) for each query j >= i.

@@ -14,6 +14,8 @@ use xtrain_runtime::{Checks, CpuEngine, CudaEngine, Engine, EngineError, Part};
 use xtrain_tensor::{DType, HostTensor, TensorType};
 
 const POISONED: Checks = Checks { numerics: false, poison: true };
+/// The fewest numbers of an output whose mean error is checked.
+const ENOUGH: u32 = 1000;
 
 /// The op alone, its inputs and outputs named by number; outputs that can accumulate do from the second
 /// micro-step on.
@@ -25,7 +27,7 @@ fn program(sample: &Sample, inputs: &[HostTensor]) -> (Program, Vec<TensorType>)
         SampleOp::Forward(op) => Code::Forward(op.clone()),
         SampleOp::Plain(op) => Code::Plain(op.clone()),
     };
-    let outputs = tracer.apply_code(code, &ids).expect("a sample fits its op");
+    let outputs = tracer.at("sample").apply_code(code, &ids).expect("a sample fits its op");
     let types = outputs.iter().map(|&o| tracer.ty(o)).collect();
     for (k, &o) in outputs.iter().enumerate() {
         tracer.output(&format!("out{k}"), o);
@@ -74,6 +76,23 @@ fn finite(what: &str, found: &[f64], expected: &[f64]) -> (Vec<f64>, Vec<f64>) {
     finite.into_iter().unzip()
 }
 
+/// Checks that a bf16 op rounds to nearest. The mean error of its outputs is then close to 0, in units of the
+/// last place of bf16. If outputs or values that they are computed from are truncated instead, it is half a
+/// unit towards 0.
+fn assert_unbiased(what: &str, output: usize, ty: TensorType, found: &[f64], expected: &[f64]) {
+    let (mut sum, mut count) = (0.0, 0);
+    for (a, b) in found.iter().zip(expected).filter(|(_, b)| **b != 0.0) {
+        let unit = (b.abs().log2().floor() - 7.0).exp2();
+        sum += ((a - b) / unit * b.signum()).clamp(-1.0, 1.0);
+        count += 1;
+    }
+    let mean = sum / f64::from(count);
+    assert!(
+        count < ENOUGH || mean.abs() < 0.2,
+        "{what}: output {output} ({ty}) is off by {mean:.2} units in the last place of bf16 on average"
+    );
+}
+
 /// Compares a GPU's results with the CPU's from the same inputs.
 fn compare(what: &str, dtype: DType, tolerance: GpuTolerance, found: &[HostTensor], expected: &[HostTensor]) {
     for (k, (found, expected)) in found.iter().zip(expected).enumerate() {
@@ -102,6 +121,7 @@ fn compare(what: &str, dtype: DType, tolerance: GpuTolerance, found: &[HostTenso
             assert!(error <= bar, "{what}: output {k} ({ty}) is off by {error:e}");
             continue;
         }
+        assert_unbiased(what, k, ty, &found, &expected);
         // A sum that is off by little may be rounded to the next bf16 number.
         let rms = (expected.iter().map(|x| x * x).sum::<f64>() / expected.len().max(1) as f64).sqrt();
         for (i, (a, b)) in found.iter().zip(&expected).enumerate() {

@@ -10,7 +10,7 @@ pub struct Checks {
     /// After each op, fails if an output is not finite, and names the first such output.
     pub numerics: bool,
     /// Before each op, fills the outputs that it must overwrite with NaNs, so that an unwritten element
-    /// shows.
+    /// shows. On a GPU it also fills the padding after each output, and fails if the op writes there.
     pub poison: bool,
 }
 

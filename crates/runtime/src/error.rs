@@ -76,6 +76,20 @@ pub enum EngineError {
         /// The output's type.
         ty: Box<TensorType>,
     },
+    /// A write after the end of an output, found by [`Checks::poison`](crate::Checks::poison).
+    #[error("{op} at {site} ({role}) writes after the end of its output {output} ({ty})")]
+    Overrun {
+        /// The op's name.
+        op: &'static str,
+        /// Block and site.
+        site: String,
+        /// fprop, dgrad, ...
+        role: &'static str,
+        /// The number of the output.
+        output: usize,
+        /// The output's type.
+        ty: Box<TensorType>,
+    },
     /// A failure of the GPU, its driver or a library.
     #[error(transparent)]
     Cuda(#[from] CudaError),

@@ -13,7 +13,7 @@ impl Sampled for AdamW {
     }
 
     fn samples() -> Vec<Sample> {
-        vec![sample([5, 7], 1, 0), sample([5, 7], 30, 0), sample([5, 7], 30, 1)]
+        vec![sample([5, 7], 1, 0), sample([5, 7], 30, 0), sample([5, 7], 30, 1), tiny()]
     }
 
     fn large() -> Sample {
@@ -79,6 +79,16 @@ fn sample(matrix: [usize; 2], applied: u32, skip: u32) -> Sample {
     let measured = vec![1, 0];
     let op = AdamW { measured, ..AdamW::new(parameters, [0.9, 0.95], 1e-8, 7) };
     Sample::plain(op, inputs)
+}
+
+/// An update by gradients as small as epsilon, with moments to match, after more steps than a byte can count.
+fn tiny() -> Sample {
+    let mut sample = sample([5, 7], 1025, 0);
+    // m, v and grad of the matrix.
+    for (input, size) in sample.inputs[5..8].iter_mut().zip([1e-9, 1e-17, 1e-8]) {
+        input.fill = Fill::Values((0..35).map(|i| size * (1.0 + f64::from(i % 6))).collect());
+    }
+    sample
 }
 
 /// Masters that are cast: whole blocks, rows that are not made of eights, cut ones, and with scales that are

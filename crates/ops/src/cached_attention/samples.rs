@@ -31,18 +31,13 @@ impl Sampled for CachedAttention {
         )
     }
 
+    /// Then positions that several tokens of a sequence have: the last of them is stored.
     fn gpu_samples() -> Vec<Sample> {
         let sample = |sequences: usize, heads, kv_heads, head_dim, positions: std::ops::Range<usize>| {
-            let (tokens, capacity) = (sequences * positions.len(), positions.end + 5);
-            let at: Vec<f64> = (0..sequences).flat_map(|_| positions.clone()).map(|p| p as f64).collect();
-            let inputs = [
-                SampleInput::activation([tokens, (heads + 2 * kv_heads) * head_dim]),
-                SampleInput::ids(tokens, 1).fill(Fill::Values(at)),
-                SampleInput::activation([sequences, capacity, kv_heads * head_dim]),
-                SampleInput::activation([sequences, capacity, kv_heads * head_dim]),
-            ];
-            Sample::plain(CachedAttention { heads, kv_heads, head_dim }, inputs)
+            let op = CachedAttention { heads, kv_heads, head_dim };
+            at_positions(op, sequences, &positions.collect::<Vec<_>>())
         };
+        let shared = [20, 21, 22, 22, 21, 23, 24, 24, 25, 25];
         vec![
             sample(1, 8, 2, 128, 700..701),
             sample(1, 12, 2, 128, 4999..5000),
@@ -55,6 +50,23 @@ impl Sampled for CachedAttention {
             sample(1, 4, 1, 34, 0..300),
             sample(1, 3, 3, 128, 90..91),
             sample(1, 4, 1, 256, 40..41),
+            at_positions(CachedAttention { heads: 4, kv_heads: 2, head_dim: 128 }, 8, &shared),
         ]
     }
+}
+
+/// A sample whose sequences each have tokens at these positions.
+fn at_positions(op: CachedAttention, sequences: usize, positions: &[usize]) -> Sample {
+    let CachedAttention { heads, kv_heads, head_dim } = op;
+    let tokens = sequences * positions.len();
+    let capacity = positions.iter().max().map_or(0, |most| most + 6);
+    let at = positions.iter().map(|&p| p as f64).cycle().take(tokens).collect();
+    let cache = || SampleInput::activation([sequences, capacity, kv_heads * head_dim]);
+    let inputs = [
+        SampleInput::activation([tokens, (heads + 2 * kv_heads) * head_dim]),
+        SampleInput::ids(tokens, 1).fill(Fill::Values(at)),
+        cache(),
+        cache(),
+    ];
+    Sample::plain(op, inputs)
 }

@@ -20,7 +20,15 @@ impl Sampled for Clip {
             sample.inputs.push(SampleInput::activation([1]).fill(Fill::Values(vec![amax])));
             sample
         };
-        vec![sample(1.0, 0.25), sample(1.5, 4.0), sample(0.0, 9.0), with_amax(7.0), with_amax(f64::INFINITY)]
+        vec![
+            sample(1.0, 0.25),
+            sample(1.5, 4.0),
+            sample(0.0, 9.0),
+            with_amax(7.0),
+            with_amax(f64::INFINITY),
+            // A norm as small as the constant that is added to it.
+            sample(1e-6, 1e-6),
+        ]
     }
 
     fn large() -> Sample {

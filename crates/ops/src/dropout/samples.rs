@@ -1,7 +1,7 @@
 //! Samples of [`Dropout`].
 
 use super::Dropout;
-use crate::samples::{Sample, SampleInput, Sampled};
+use crate::samples::{Fill, Sample, SampleInput, Sampled};
 
 impl Sampled for Dropout {
     fn samples() -> Vec<Sample> {
@@ -22,18 +22,23 @@ impl Sampled for Dropout {
         )
     }
 
-    /// Every place among four that a stream can begin at, and tails.
+    /// Every place among four that a stream can begin at, and tails; then infinities and NaNs, which are
+    /// dropped like other values.
     fn gpu_samples() -> Vec<Sample> {
         let sample = |first_token, shape: [usize; 2]| {
             let rng = SampleInput::counters([5, 6, 7, first_token]);
             Sample::forward(Dropout { p: 0.2, site: 9 }, [SampleInput::activation(shape), rng])
         };
+        let mut not_finite = sample(2, [7, 9]);
+        let values = [1.0, f64::INFINITY, f64::NAN].into_iter().cycle().take(7 * 9).collect();
+        not_finite.inputs[0].fill = Fill::Values(values);
         vec![
             sample(0, [1, 1]),
             sample(1, [501, 1001]),
             sample(2, [33, 4097]),
             sample(3, [257, 2049]),
             sample(1, [64, 8192]),
+            not_finite,
         ]
     }
 }

@@ -1,10 +1,11 @@
 //! Samples of [`GradNorm`].
 
 use super::GradNorm;
-use crate::samples::{MULTIPROCESSORS, Sample, SampleInput, Sampled};
+use crate::samples::{Fill, MULTIPROCESSORS, Sample, SampleInput, Sampled};
 
 impl Sampled for GradNorm {
     fn samples() -> Vec<Sample> {
+        let of_size = |size| SampleInput::activation([5, 7]).fill(Fill::Normal(0.0, size));
         vec![
             Sample::plain(GradNorm, [SampleInput::activation([5, 7])]),
             Sample::plain(
@@ -15,11 +16,21 @@ impl Sampled for GradNorm {
                     SampleInput::activation([2, 3, 5]),
                 ],
             ),
+            // Squares that overflow in f32, underflow to zero, and lose bits as subnormal numbers.
+            Sample::plain(GradNorm, [of_size(1e20)]),
+            Sample::plain(GradNorm, [of_size(1e-24)]),
+            Sample::plain(GradNorm, [of_size(1e-20), of_size(3e-20)]),
         ]
     }
 
     fn large() -> Sample {
         Sample::plain(GradNorm, [SampleInput::activation([300, 500]), SampleInput::activation([700, 300])])
+    }
+
+    /// More gradients than the second launch has threads.
+    fn gpu_samples() -> Vec<Sample> {
+        let grads: Vec<_> = (0..1500).map(|n| SampleInput::activation([1 + n % 3])).collect();
+        vec![Sample::plain(GradNorm, grads)]
     }
 
     /// Many gradients of very different lengths.

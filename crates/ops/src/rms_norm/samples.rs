@@ -1,6 +1,7 @@
 //! Samples of [`RmsNorm`], [`AddRmsNorm`], [`Rms`] and [`RmsNormGrad`].
 
 use super::{AddRmsNorm, Rms, RmsNorm, RmsNormGrad};
+use crate::device::PARTS;
 use crate::quantize::{CastSource, Given, Layouts, Quantize};
 use crate::samples::{Fill, GpuTolerance, Sample, SampleInput, Sampled};
 use xtrain_tensor::{DType, Scaling, TensorType};
@@ -20,12 +21,14 @@ impl Sampled for RmsNorm {
         )
     }
 
+    /// Then rows whose mean squares are as small as epsilon, with whole vectors and with tails.
     fn gpu_samples() -> Vec<Sample> {
-        let sample = |[t, d]: [usize; 2]| {
-            let inputs = [SampleInput::activation([t, d]), SampleInput::parameter([d])];
-            Sample::forward(RmsNorm { eps: 1e-5 }, inputs)
+        let sample = |[t, d]: [usize; 2], std| {
+            let x = SampleInput::activation([t, d]).fill(Fill::Normal(0.0, std));
+            Sample::forward(RmsNorm { eps: 1e-5 }, [x, SampleInput::parameter([d])])
         };
-        ON_CARD.map(sample).into()
+        let small = [[13, 256], [13, 7]].map(|shape| sample(shape, 3e-3));
+        ON_CARD.map(|shape| sample(shape, 1.0)).into_iter().chain(small).collect()
     }
 }
 
@@ -151,6 +154,11 @@ impl Sampled for RmsNormGrad {
             all.push(Sample::plain(of(DType::F32, false, false), inputs.clone()));
             all.push(Sample::plain(of(DType::F32, false, true), inputs));
         }
+        // More rows than all blocks that sum the columns take at once.
+        let x = || SampleInput::activation([8 * PARTS + 100, 5]);
+        let inputs = [x(), x(), SampleInput::activation([8 * PARTS + 100]), SampleInput::activation([5])];
+        let op = RmsNormGrad { out: DType::F32, rematerialise: true, amax: false };
+        all.push(Sample::plain(op, inputs));
         all
     }
 }

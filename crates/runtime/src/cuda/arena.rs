@@ -5,6 +5,7 @@ use crate::error::EngineError;
 use crate::state::StateTable;
 use xtrain_cuda::{Context, CudaError, DeviceMemory, DeviceSpan, GrowingMemory, Stream};
 use xtrain_program::{Plan, Program, Region};
+use xtrain_tensor::host::ALIGN_BYTES;
 
 /// A span of the engine's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,6 +30,12 @@ impl Span {
     /// The `bytes` bytes of this span from its byte `offset` on.
     pub(super) fn part(self, offset: usize, bytes: usize) -> Span {
         Span { offset: self.offset + offset, bytes, ..self }
+    }
+
+    /// The bytes between the end of a value and the next place that a value may have; None if there are none.
+    pub(super) fn padding(self) -> Option<Span> {
+        let bytes = self.bytes.next_multiple_of(ALIGN_BYTES) - self.bytes;
+        (bytes > 0).then(|| self.part(self.bytes, bytes))
     }
 }
 

@@ -33,6 +33,9 @@ use xtrain_cuda::{
 use xtrain_program::{Instance, KernelTable, Location, Op, Plan, Program, Region, StateKind, ValueId};
 use xtrain_tensor::TensorType;
 
+/// The byte that poisons memory. Floats of such bytes are NaN.
+const POISON: u8 = 0xFF;
+
 /// An engine on one GPU.
 pub struct CudaEngine {
     kernels: Arc<KernelTable<dyn CudaKernel>>,
@@ -157,6 +160,9 @@ impl CudaEngine {
             let work = loaded.works[index][loaded.variant(index, first)].as_ref().expect("prepared before");
             (0..mode.repeats).try_for_each(|_| work.enqueue(&self.stream))?;
             mode.mark(n + 1, &self.stream)?;
+            if self.checks.poison {
+                self.check_padding(loaded, instance)?;
+            }
             if self.checks.numerics {
                 check_finite(&loaded.program, instance, |output| {
                     let span = loaded.span(instance.outputs[output].value);
@@ -195,17 +201,35 @@ impl CudaEngine {
         Ok(self.watch.ops(id, part, loaded.indices(part), marks)?)
     }
 
+    /// Poisons the outputs that an instance must overwrite, the padding after each output, and the workspace.
     fn poison(&self, loaded: &Loaded, index: usize, first: bool) -> Result<(), EngineError> {
+        let fill = |span| self.arena.memory(span).fill(POISON, &self.stream);
         let instance = &loaded.program.instances[index];
         let op = instance.code.op();
         for (k, o) in instance.outputs.iter().enumerate() {
-            let ty = loaded.program.ty(o.value);
+            let (ty, span) = (loaded.program.ty(o.value), loaded.span(o.value));
             if is_overwritten(op, k, o.mode, first) && ty.dtype.is_float() {
-                self.arena.memory(loaded.span(o.value)).fill(0xFF, &self.stream)?;
+                fill(span)?;
             }
+            span.padding().map_or(Ok(()), fill)?;
         }
-        for &(_, span) in &loaded.workspaces[index] {
-            self.arena.memory(span).fill(0xFF, &self.stream)?;
+        loaded.workspaces[index].iter().try_for_each(|&(_, span)| fill(span))?;
+        Ok(())
+    }
+
+    /// Fails if an instance has written to the poisoned padding after an output.
+    fn check_padding(&self, loaded: &Loaded, instance: &Instance) -> Result<(), EngineError> {
+        for (output, o) in instance.outputs.iter().enumerate() {
+            let Some(padding) = loaded.span(o.value).padding() else { continue };
+            if self.arena.memory(padding).read(&self.stream)?.iter().any(|byte| *byte != POISON) {
+                return Err(EngineError::Overrun {
+                    op: instance.code.op().name(),
+                    site: instance.origin.to_string(),
+                    role: instance.origin.role.name(),
+                    output,
+                    ty: loaded.program.ty(o.value).into(),
+                });
+            }
         }
         Ok(())
     }

@@ -1,0 +1,175 @@
+//! The executor on a GPU: more runs in flight than it has buffers, state that changes between them, and
+//! programs that are loaded while others run. Without a GPU every test is ignored, and the reason is printed.
+
+mod common;
+
+use libtest_mimic::{Arguments, Failed, Trial};
+use std::sync::Arc;
+use xtrain_cuda::Gpu;
+use xtrain_ops::add::Add;
+use xtrain_ops::grad_norm::GradNorm;
+use xtrain_ops::registry::cuda_kernels;
+use xtrain_program::{Program, StateKind, Tracer, ValueId};
+use xtrain_runtime::{CudaEngine, Engine, EngineError, Part, ProgramId};
+use xtrain_tensor::{DType, TensorType};
+
+/// Elements of small tensors.
+const SMALL: usize = 1000;
+/// Elements of a state value that needs six pieces of the four staging buffers of 8 MiB.
+const LARGE: usize = (41 << 20) / 4;
+/// Runs in flight: more than the four slots of inputs and outputs, several times over.
+const RUNS: u8 = 20;
+
+fn engine() -> Result<CudaEngine, Failed> {
+    Ok(CudaEngine::new(Arc::new(cuda_kernels()), Gpu::open(0)?)?)
+}
+
+fn vector(elements: usize) -> TensorType {
+    TensorType::new(DType::F32, [elements])
+}
+
+/// out = in + `terms` times the state.
+fn add_state(terms: usize) -> Program {
+    let mut tracer = Tracer::default();
+    let input = tracer.input("in", vector(SMALL));
+    let state = tracer.state(StateKind::Master, "state", vector(SMALL));
+    add(tracer, input, state, terms)
+}
+
+/// out = in + `terms` times another input.
+fn add_input(elements: usize, terms: usize) -> Program {
+    let mut tracer = Tracer::default();
+    let input = tracer.input("in", vector(elements));
+    let other = tracer.input("other", vector(elements));
+    add(tracer, input, other, terms)
+}
+
+fn add(mut tracer: Tracer, input: ValueId, term: ValueId, terms: usize) -> Program {
+    let mut sum = input;
+    for _ in 0..terms {
+        sum = tracer.at("sum").emit(Add, &[sum, term]).expect("two vectors of one type")[0];
+    }
+    tracer.output("out", sum);
+    tracer.finish()
+}
+
+fn floats(bytes: &[u8]) -> Vec<f32> {
+    bytes.as_chunks::<4>().0.iter().map(|&b| f32::from_le_bytes(b)).collect()
+}
+
+fn filled(value: f32, elements: usize) -> Vec<u8> {
+    value.to_le_bytes().repeat(elements)
+}
+
+/// Enqueues a run whose input has this value in every element.
+fn enqueue(engine: &mut CudaEngine, id: ProgramId, value: u8) -> Result<(), EngineError> {
+    engine.write_input(id, "in", &filled(value.into(), SMALL))?;
+    engine.run(id, Part::Whole)
+}
+
+/// Checks that every element of a run's output has this value.
+fn check(what: &str, bytes: &[u8], expected: f32) {
+    let wrong = floats(bytes).into_iter().enumerate().find(|(_, x)| *x != expected);
+    assert!(wrong.is_none(), "{what}: element and value {wrong:?} instead of {expected}");
+}
+
+/// Each run in flight has an input and an output of its own, whenever the output is collected.
+fn runs_in_flight_keep_their_inputs_and_outputs() -> Result<(), Failed> {
+    let mut engine = engine()?;
+    let id = engine.load(add_state(3))?;
+    engine.write_state(StateKind::Master, "state", &filled(0.5, SMALL))?;
+    let mut tickets = Vec::new();
+    for n in 0..RUNS {
+        enqueue(&mut engine, id, n)?;
+        tickets.push((n, engine.fetch(id)?));
+    }
+    // The second half is collected first.
+    tickets.rotate_left(usize::from(RUNS / 2));
+    for (n, ticket) in tickets {
+        let outputs = engine.collect(ticket)?;
+        check(&format!("run {n} of add at sum"), outputs.get("out")?, f32::from(n) + 1.5);
+    }
+    Ok(())
+}
+
+/// State is written and read in the order of the runs around it, in more pieces than there are staging
+/// buffers.
+fn state_changes_between_runs_in_flight() -> Result<(), Failed> {
+    let mut engine = engine()?;
+    let mut tracer = Tracer::default();
+    let state = tracer.state(StateKind::Gradient, "large", vector(LARGE));
+    let norm = tracer.at("norm").emit(GradNorm, &[state])?[0];
+    tracer.output("norm", norm);
+    let id = engine.load(tracer.finish())?;
+    check("new state", &engine.read_state(StateKind::Gradient, "large")?, 0.0);
+    let value = |n: usize, i: usize| (n * 7 + i / (1 << 18) + 1) as f32;
+    let mut tickets = Vec::new();
+    for n in 0..3 {
+        let bytes: Vec<u8> = (0..LARGE).flat_map(|i| value(n, i).to_le_bytes()).collect();
+        engine.write_state(StateKind::Gradient, "large", &bytes)?;
+        engine.run(id, Part::Whole)?;
+        tickets.push((n, engine.fetch(id)?));
+    }
+    let read = floats(&engine.read_state(StateKind::Gradient, "large")?);
+    let wrong = read.iter().enumerate().find(|&(i, x)| *x != value(2, i));
+    assert!(wrong.is_none(), "the state that was written last has the element and value {wrong:?}");
+    for (n, ticket) in tickets {
+        let expected = (0..LARGE).map(|i| f64::from(value(n, i)).powi(2)).sum::<f64>().sqrt() as f32;
+        let found = floats(engine.collect(ticket)?.get("norm")?)[0];
+        let error = (found / expected - 1.0).abs();
+        assert!(
+            error < 1e-6,
+            "run {n} of grad_norm at norm reads the state of another run: {found} instead of {expected}"
+        );
+    }
+    Ok(())
+}
+
+/// A program that needs more scratch is loaded while another one is in flight. Both then run as graphs, and
+/// the engine is dropped while runs are in flight.
+fn programs_are_loaded_beside_runs_in_flight() -> Result<(), Failed> {
+    let mut engine = engine()?;
+    let small = engine.load(add_state(4))?;
+    engine.write_state(StateKind::Master, "state", &filled(0.25, SMALL))?;
+    let mut tickets = Vec::new();
+    for n in 0..3 {
+        enqueue(&mut engine, small, n)?;
+        tickets.push((n, engine.fetch(small)?));
+    }
+    let elements = (3 << 20) / 4 + 3;
+    let large = engine.load(add_input(elements, 3))?;
+    for n in 3..6u8 {
+        engine.write_input(large, "in", &filled(n.into(), elements))?;
+        engine.write_input(large, "other", &filled(2.0, elements))?;
+        engine.run(large, Part::Whole)?;
+        enqueue(&mut engine, small, n)?;
+        tickets.push((n, engine.fetch(small)?));
+        let outputs = engine.outputs(large)?;
+        check(&format!("run {n} of the program loaded last"), outputs.get("out")?, f32::from(n) + 6.0);
+    }
+    for (n, ticket) in tickets {
+        let outputs = engine.collect(ticket)?;
+        check(&format!("run {n} of the program loaded first"), outputs.get("out")?, f32::from(n) + 1.0);
+    }
+    for n in 0..3 {
+        enqueue(&mut engine, small, n)?;
+    }
+    drop(engine);
+    Ok(())
+}
+
+type Test = fn() -> Result<(), Failed>;
+
+fn main() {
+    let arguments = Arguments::from_args();
+    let gpu = common::gpu();
+    let all: [(&str, Test); 3] = [
+        ("runs_in_flight_keep_their_inputs_and_outputs", runs_in_flight_keep_their_inputs_and_outputs),
+        ("state_changes_between_runs_in_flight", state_changes_between_runs_in_flight),
+        ("programs_are_loaded_beside_runs_in_flight", programs_are_loaded_beside_runs_in_flight),
+    ];
+    let test = |(name, test): (&str, Test)| Trial::test(name, test).with_ignored_flag(gpu.is_none());
+    let conclusion = libtest_mimic::run(&arguments, all.into_iter().map(test).collect());
+    drop(gpu);
+    conclusion.exit();
+}

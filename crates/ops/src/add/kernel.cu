@@ -1,4 +1,8 @@
-// a += b, a vector of 16 bytes a thread.
+// a += b, elementwise.
+//
+// Bound by memory: reads a and b, writes a. Each thread adds one 16-byte vector (4 f32 or 8 bf16), so that a
+// warp reads 512 contiguous bytes per load; the last thread adds the rest one by one. bf16 is widened to f32
+// and the sum is rounded once. Grid: ceil(elements / (LANES * blockDim.x)).
 
 struct Arguments {
     void* a;

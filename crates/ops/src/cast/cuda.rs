@@ -1,4 +1,4 @@
-//! The kernels of [`Cast`] on a GPU.
+//! Launch of the GPU kernels of [`Cast`].
 #![allow(unsafe_code, reason = "it launches kernels")]
 
 use super::Cast;
@@ -7,7 +7,7 @@ use xtrain_cuda::{CudaError, CudaKernel, DevicePtr, Gpu, KernelSource, Launch, O
 
 pub(super) const SOURCE: KernelSource = KernelSource::new("cast/kernel.cu", include_str!("kernel.cu"));
 
-/// Elements of a thread; equal in the kernels.
+/// Elements per thread; equal in the kernels.
 const AT_ONCE: u64 = 8;
 
 #[derive(Clone, Copy)]

@@ -1,5 +1,8 @@
-// A change of element type: bound by memory. A thread has eight neighbours, 16 bytes of bf16 and 32 of f32; a number in the type that it
-// already has is passed bit by bit.
+// Conversion between f32 and bf16, rounding to nearest even.
+//
+// Bound by memory. Each thread converts 8 contiguous elements, 16 bytes of bf16 and 32 of f32, with 16-byte
+// loads and stores. Between equal types the kernel copies bits, so that the payload of a NaN survives. Grid:
+// ceil(elements / (8 * blockDim.x)).
 
 struct Cast {
     const void* x;
@@ -22,7 +25,7 @@ template <class From, class To> __device__ __forceinline__ void cast(const Cast&
     }
 }
 
-// Between tensors of one type, both in words of 16 bytes and the bytes behind them.
+// Copies between tensors of one type, in 16-byte words; the last thread copies the rest one by one.
 template <class T> __device__ __forceinline__ void copy(const Cast& at) {
     u64 first = ((u64)blockIdx.x * blockDim.x + threadIdx.x) * AT_ONCE;
     const T* x = (const T*)at.x + first;

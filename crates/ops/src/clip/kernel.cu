@@ -1,9 +1,10 @@
-// The coefficient of clipping and the decision whether a step counts: one thread.
+// Coefficient of gradient clipping, and the flag that skips a step whose loss, gradient norm or FP8 amax is
+// not finite. A kernel, so that the host need not read the norm. One thread.
 
 struct Clip {
     Floats norm;
     Floats loss;
-    // Of what was cast to FP8; the loss once more where nothing was.
+    // The amax of the values that were cast to FP8; points to the loss if nothing was.
     Floats amax;
     u32* applied;
     float* coefficient;

@@ -1,4 +1,4 @@
-//! The kernel of [`Dropout`] on a GPU.
+//! Launch of the GPU kernel of [`Dropout`].
 #![allow(unsafe_code, reason = "it launches kernels")]
 
 use super::Dropout;
@@ -7,7 +7,7 @@ use xtrain_cuda::{CudaError, CudaKernel, DevicePtr, Gpu, KernelSource, Launch, O
 
 pub(super) const SOURCE: KernelSource = KernelSource::new("dropout/kernel.cu", include_str!("kernel.cu"));
 
-/// Elements of a thread; equal in the kernels.
+/// Elements per thread; equal in the kernels.
 const AT_ONCE: u64 = 8;
 
 #[derive(Clone, Copy)]
@@ -25,7 +25,7 @@ struct Arguments {
 impl CudaKernel for Dropout {
     fn prepare(&self, gpu: &Gpu, operands: &Operands<'_>) -> Result<Work, CudaError> {
         if self.p == 0.0 {
-            return Ok(Work::sequence(Vec::new())); // In place: y already is x.
+            return Ok(Work::sequence(Vec::new())); // In place: y already holds x.
         }
         let x = operands.outputs[0];
         let function = gpu.function(&SOURCE, &[], &format!("dropout_{}", suffix(x.ty)))?;

@@ -1,5 +1,10 @@
-// Dropout in place: bound by memory, with some fifty operations an element beside it. A thread has eight neighbours. Four numbers of the
-// stream are drawn together; where the tensor's first element stands among its four depends on the batch, and is the same for all threads.
+// In-place inverted dropout with a counter-based mask (dropout/mod.rs).
+//
+// Bound by memory, with about fifty integer operations per element for Philox. Each thread handles 8
+// contiguous elements. Philox yields random words in blocks of four; the position of the tensor's first element within
+// its block depends on the micro-batch and is the same for all threads, so the switch on it does not diverge.
+// A thread draws two blocks, or three if its elements are not aligned to blocks. Grid: ceil(elements / (8 *
+// blockDim.x)).
 
 struct Dropout {
     void* x;
@@ -14,13 +19,13 @@ struct Dropout {
 
 constexpr int AT_ONCE = 8;
 
-// Drops from eight numbers, of which the first is the OFFSET-th of four.
+// Applies dropout to 8 elements. The first one uses word OFFSET of `block`.
 template <int OFFSET> __device__ __forceinline__ void drop(const Dropout& at, const Philox& rng, u64 block, float* x) {
     u32 words[12];
     rng.block(block, words);
     rng.block(block + 1, words + 4);
     if (OFFSET > 0) rng.block(block + 2, words + 8);
-    // What is dropped is 0 even if it was not finite.
+    // A dropped element becomes 0 even if it was not finite.
 #pragma unroll
     for (int i = 0; i < AT_ONCE; i++) x[i] = unit(words[OFFSET + i]) >= at.p ? x[i] * at.scale : 0.0f;
 }

@@ -22,7 +22,7 @@ impl Sampled for Dropout {
         )
     }
 
-    /// Every place among four that a stream can begin at, and tails.
+    /// Every alignment of the first element to blocks of four random words, and partial vectors at the end.
     fn gpu_samples() -> Vec<Sample> {
         let sample = |first_token, shape: [usize; 2]| {
             let rng = SampleInput::counters([5, 6, 7, first_token]);

@@ -1,10 +1,12 @@
-// The norm of all gradients: a launch over chunks of all of them, whose sums of squares a second one adds up, both in a fixed order.
+// Global L2 norm of all gradients, in two launches. The first one sums the squares of each chunk, the second
+// one sums the chunks and takes the root. Both sum in a fixed order, so the norm is deterministic.
 //
-// Bound by memory: each element is read once. Chunks have one size and a block each, so a few huge tensors and many tiny ones keep the
-// card equally busy; what a chunk is made of stands in a table that was written once. Squares of neighbours are added in f32 where none
-// of them can overflow, nor all of them vanish, and everything else in f64.
+// Bound by memory: each element is read once. All tensors are cut into chunks of one size, one block each, so
+// that a few huge tensors and many tiny ones occupy the GPU equally; a table, written once by the host, lists
+// the chunks. The squares of 8 neighbours are added in f32 if none can overflow and not all can underflow, and in f64
+// otherwise; all other sums are f64, because f64 units are scarce on many GPUs.
 
-// In words of 8 bytes where it is written.
+// The host writes it as two words of 8 bytes.
 struct Chunk {
     const void* first;
     u32 elements;
@@ -20,23 +22,24 @@ struct GradNorm {
 
 constexpr int THREADS = 256, SUM_THREADS = 1024, AT_ONCE = 8;
 
+// The sum of the squares of 8 elements.
 __device__ __forceinline__ double squares(const float* x) {
-    float largest = 0.0f, sum = 0.0f;
+    float amax = 0.0f, sum = 0.0f;
     bool all_numbers = true;
 #pragma unroll
     for (int i = 0; i < AT_ONCE; i++) {
-        largest = fmaxf(largest, fabsf(x[i]));
+        amax = fmaxf(amax, fabsf(x[i]));
         all_numbers &= x[i] == x[i];
         sum += x[i] * x[i];
     }
-    if (all_numbers && largest < 1e18f && (largest > 1e-14f || largest == 0.0f)) return sum;
+    if (all_numbers && amax < 1e18f && (amax > 1e-14f || amax == 0.0f)) return sum;
     double exact = 0.0;
 #pragma unroll
     for (int i = 0; i < AT_ONCE; i++) exact += (double)x[i] * (double)x[i];
     return exact;
 }
 
-// The sum over a block, in its first thread.
+// The sum over a block of N threads by a tree in shared memory. The result is valid in thread 0.
 template <int N> __device__ __forceinline__ double sum_of_block(double x) {
     __shared__ double sums[N];
     sums[threadIdx.x] = x;
@@ -59,7 +62,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) grad_norm_chunks(GradNorm 
         load<AT_ONCE>(x, i, v);
         sum += squares(v);
     }
-    // One thread has what is left behind whole vectors.
+    // One thread sums the elements after the last whole vector.
     if (i < chunk.elements) {
         float v[AT_ONCE];
 #pragma unroll

@@ -1,4 +1,4 @@
-//! The kernel of [`Normal`] on a GPU.
+//! Launch of the GPU kernel of [`Normal`].
 #![allow(unsafe_code, reason = "it launches kernels")]
 
 use super::Normal;
@@ -7,7 +7,7 @@ use xtrain_cuda::{CudaError, CudaKernel, DevicePtr, Gpu, KernelSource, Launch, O
 
 pub(super) const SOURCE: KernelSource = KernelSource::new("normal/kernel.cu", include_str!("kernel.cu"));
 
-/// Elements of a thread; equal in the kernels.
+/// Elements per thread; equal in the kernel.
 const AT_ONCE: u64 = 4;
 
 #[derive(Clone, Copy)]

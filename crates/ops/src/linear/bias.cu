@@ -1,7 +1,9 @@
-// The gradient of a bias: sums over tokens, in two stages of a fixed order.
+// Gradient of a bias, dbias_o = sum over tokens of dy_to: a deterministic column sum in two launches.
 //
-// Bound by memory: dy is read once. A block has the tokens of its part and 32 N columns; its eight warps take the tokens in turn, N
-// columns a lane, 16 bytes of them where rows allow it.
+// bias_grad_*: grid (ceil(width / 32 N), parts), block (32, WARPS). A block sums one part of the tokens over
+// 32 N columns. Its warps take the tokens round-robin, N columns per lane: 16 bytes if rows are whole 16-byte
+// vectors, else one element. The warps' sums are added in shared memory in order. bias_grad_sum then adds the
+// parts in order. Bound by memory: dy is read once.
 
 struct BiasGrad {
     const void* dy;
@@ -16,7 +18,7 @@ constexpr int WARPS = 8, AT_ONCE = 4;
 template <class T, int N> __device__ __forceinline__ void partial(const BiasGrad& at) {
     __shared__ float sums[WARPS][32 * N];
     u32 lane = threadIdx.x, warp = threadIdx.y, column = (blockIdx.x * 32 + lane) * N;
-    // A part has neighbouring rows.
+    // A part is a contiguous range of rows.
     u64 part = (at.rows + gridDim.y - 1) / gridDim.y;
     u64 first = part * blockIdx.y, end = min(first + part, at.rows);
     float sum[N] = {};

@@ -1,13 +1,15 @@
-// One row through a linear layer: y[n] = w[n, k] x[k] + bias[n], what generation does for each token.
+// Matrix-vector product y[n] = w[n, k] x[k] + bias[n]: a linear layer for the single token of a decode step.
 //
-// Bound by memory: w is read once and x stays in the first cache, so it should reach the GPU's bandwidth. A warp has ROWS rows of w and
-// every `split`-th run of 32 pieces of them, of 16 bytes a lane where rows are whole pieces; AT_ONCE pieces of each row are under way at
-// a time. The `split` warps that share rows are in one block, and their sums are added in order.
+// Bound by memory: w is read once and x stays in L1, so the kernel should reach the GPU's bandwidth. A piece
+// is 16 bytes, or one element if rows are not whole 16-byte pieces; a run is 32 pieces, one per lane. A warp
+// computes ROWS rows and reads every `split`-th run of them, with AT_ONCE loads per row in flight. The `split`
+// warps that share rows are in one block, which adds their sums in order. Grid: ceil(n / (WARPS / split *
+// ROWS)).
 
 struct Row {
     const void* x;
     const void* w;
-    // Null without one.
+    // Null if there is no bias.
     const void* bias;
     void* y;
     u32 n;
@@ -18,11 +20,12 @@ struct Row {
 
 constexpr int WARPS = 8, ROWS = 2, AT_ONCE = 4;
 
-// N numbers as they are read: 16 bytes that are used once, or one number.
+// A piece of a row of w in registers: N elements of 16 bytes, loaded without allocating in L1 because they are
+// used once; or one element.
 template <class T, int N> struct Piece {
     uint4 raw;
     __device__ __forceinline__ void read(const T* from) {
-        // Volatile, so that it is not put off until the numbers are needed.
+        // Volatile, so that the compiler does not sink the load to its use.
         asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
                      : "=r"(raw.x), "=r"(raw.y), "=r"(raw.z), "=r"(raw.w)
                      : "l"(from));
@@ -39,7 +42,7 @@ template <class T, int N> __device__ __forceinline__ void linear_row(const Row& 
     __shared__ float sums[WARPS][ROWS];
     u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     u32 block_rows = WARPS / at.split * ROWS, row = blockIdx.x * block_rows + warp / at.split * ROWS;
-    // Read beside the weights, and not after them.
+    // The bias is loaded early, so that its latency overlaps with the loads of w.
     u32 written = blockIdx.x * block_rows + threadIdx.x;
     bool writes = threadIdx.x < block_rows && written < at.n;
     float bias = at.bias && writes ? widen(((const T*)at.bias)[written]) : 0.0f;
@@ -47,12 +50,13 @@ template <class T, int N> __device__ __forceinline__ void linear_row(const Row& 
     if (row < at.n) {
         const T* x = (const T*)at.x;
         const T* w[ROWS];
-        // A row behind the last one is the last one again, and is not written.
+        // Rows past the last one repeat it, and are not written.
 #pragma unroll
         for (int r = 0; r < ROWS; r++) w[r] = (const T*)at.w + (u64)min(row + r, at.n - 1) * at.k;
         u32 pieces = at.k / N, stride = 32 * at.split;
         for (u32 first = warp % at.split * 32 + lane; first < pieces; first += stride * AT_ONCE) {
-            // All are read before any is used; one behind the end is the last one, and does not count.
+            // All loads are issued before any is used. Pieces past the end repeat the last one and are skipped
+            // in the sum.
             Piece<T, N> piece[AT_ONCE][ROWS];
 #pragma unroll
             for (int a = 0; a < AT_ONCE; a++)
@@ -62,13 +66,13 @@ template <class T, int N> __device__ __forceinline__ void linear_row(const Row& 
             for (int a = 0; a < AT_ONCE; a++) {
                 u32 p = first + a * stride;
                 if (p >= pieces) continue;
-                float of_x[N], of_w[N];
-                load<N>(x + p * N, of_x);
+                float x_k[N], w_k[N];
+                load<N>(x + p * N, x_k);
 #pragma unroll
                 for (int r = 0; r < ROWS; r++) {
-                    piece[a][r].numbers(of_w);
+                    piece[a][r].numbers(w_k);
 #pragma unroll
-                    for (int i = 0; i < N; i++) sum[r] += of_x[i] * of_w[i];
+                    for (int i = 0; i < N; i++) sum[r] += x_k[i] * w_k[i];
                 }
             }
         }

@@ -34,10 +34,11 @@ impl Sampled for CachedAttention {
     fn gpu_samples() -> Vec<Sample> {
         let sample = |sequences: usize, heads, kv_heads, head_dim, positions: std::ops::Range<usize>| {
             let (tokens, capacity) = (sequences * positions.len(), positions.end + 5);
-            let at: Vec<f64> = (0..sequences).flat_map(|_| positions.clone()).map(|p| p as f64).collect();
+            let token_positions: Vec<f64> =
+                (0..sequences).flat_map(|_| positions.clone()).map(|p| p as f64).collect();
             let inputs = [
                 SampleInput::activation([tokens, (heads + 2 * kv_heads) * head_dim]),
-                SampleInput::ids(tokens, 1).fill(Fill::Values(at)),
+                SampleInput::ids(tokens, 1).fill(Fill::Values(token_positions)),
                 SampleInput::activation([sequences, capacity, kv_heads * head_dim]),
                 SampleInput::activation([sequences, capacity, kv_heads * head_dim]),
             ];

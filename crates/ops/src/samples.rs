@@ -31,8 +31,8 @@ pub enum GpuTolerance {
         /// The relative error.
         f32: f64,
     },
-    /// [`GpuTolerance::DEFAULT`], with a relative error of 3e-2 for outputs in FP8, which are cast from values
-    /// that the op computes.
+    /// [`GpuTolerance::DEFAULT`], with a relative error of 3e-2 for outputs in FP8, which are cast from
+    /// values that the op computes.
     FusedCast {
         /// True if outputs in bf16 must be equal to the bit: stochastic rounding does not depend on the
         /// device.

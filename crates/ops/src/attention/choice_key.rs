@@ -35,8 +35,8 @@ impl Attention {
         }
     }
 
-    /// The op with `deterministic` set. The forward and the tiled kernels sum in a fixed order in any case, so
-    /// their choice does not depend on it.
+    /// The op with `deterministic` set. The forward and the tiled kernels sum in a fixed order in any case,
+    /// so their choice does not depend on it.
     fn in_fixed_order(&self) -> Attention {
         Attention { deterministic: true, ..*self }
     }

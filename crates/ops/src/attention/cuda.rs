@@ -1,6 +1,6 @@
-//! [`Attention`] and [`AttentionGrad`] on a GPU, by the fastest of three algorithms: cuDNN's engines, our tiled
-//! kernels on tensor cores, and our kernels that hold whole sequences in shared memory. Operands that none of
-//! these supports are computed by our kernels on CUDA cores ([`super::plain`]).
+//! [`Attention`] and [`AttentionGrad`] on a GPU, by the fastest of three algorithms: cuDNN's engines, our
+//! tiled kernels on tensor cores, and our kernels that hold whole sequences in shared memory. Operands that
+//! none of these supports are computed by our kernels on CUDA cores ([`super::plain`]).
 #![allow(unsafe_code, reason = "it calls cuDNN")]
 
 use super::timing_operands::TimingOperands;

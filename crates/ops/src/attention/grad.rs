@@ -1,9 +1,10 @@
 //! CPU kernel of [`AttentionGrad`]. A task is one query head of a sequence.
 //!
-//! A task loops over tiles of keys, and for each over the blocks of queries that see it, so that a tile's keys,
-//! values and their gradients stay in cache. The query heads of a group share a key head and a value head:
-//! each writes its own sums for them, which are then added in the order of the heads. Several groups are
-//! computed at a time: as many as have [`SUM_ELEMENTS`] sums, or, if these are too few, as keep all cores busy.
+//! A task loops over tiles of keys, and for each over the blocks of queries that see it, so that a tile's
+//! keys, values and their gradients stay in cache. The query heads of a group share a key head and a value
+//! head: each writes its own sums for them, which are then added in the order of the heads. Several groups
+//! are computed at a time: as many as have [`SUM_ELEMENTS`] sums, or, if these are too few, as keep all cores
+//! busy.
 
 use super::block::{ROWS, scale};
 use super::columns::{Columns, transpose};
@@ -258,8 +259,8 @@ fn row_dots<T: Real>(a: &Columns<'_, T>, b: &Columns<'_, T>, e: usize, dots: &mu
     );
 }
 
-/// Replaces rows of n scores in `p` by probabilities and rows of dp in `ds` by ds, not yet divided by sqrt(e);
-/// both are rounded.
+/// Replaces rows of n scores in `p` by probabilities and rows of dp in `ds` by ds, not yet divided by
+/// sqrt(e); both are rounded.
 fn scores_grad<T: Real>(p: &mut [T], ds: &mut [T], n: usize, lse: &[T], delta: &[T], round: impl Fn(T) -> T) {
     vectorized(
         #[inline(always)]

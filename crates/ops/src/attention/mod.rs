@@ -1,7 +1,7 @@
 //! Causal self-attention with grouped key/value heads and optional document boundaries.
 //!
-//! Columns of `qkv`: h query heads, then k key heads, then k value heads, e columns each; query heads g h/k to
-//! (g+1) h/k - 1 read key/value head g. Rows: B sequences of s tokens. For each query, o = softmax(q K^T /
+//! Columns of `qkv`: h query heads, then k key heads, then k value heads, e columns each; query heads g h/k
+//! to (g+1) h/k - 1 read key/value head g. Rows: B sequences of s tokens. For each query, o = softmax(q K^T /
 //! sqrt(e)) V over the keys of its own document up to itself. The softmax is computed in f32 (f64). With bf16
 //! operands, probabilities and, in the backward, the gradients of scores are rounded to bf16 before they are
 //! multiplied, as tensor cores need.
@@ -51,8 +51,8 @@ pub struct Attention {
     pub kv_heads: usize,
     /// e, the width of a head.
     pub head_dim: usize,
-    /// True if gradients must be summed in a fixed order, so that runs give equal bits. The fastest backward on
-    /// a GPU may not be deterministic.
+    /// True if gradients must be summed in a fixed order, so that runs give equal bits. The fastest backward
+    /// on a GPU may not be deterministic.
     pub deterministic: bool,
 }
 

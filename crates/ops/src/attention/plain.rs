@@ -1,5 +1,5 @@
-//! Attention on the CUDA cores of a GPU, in f32: the fallback for operands that no faster kernel supports (f32,
-//! heads that are not a multiple of 16 wide).
+//! Attention on the CUDA cores of a GPU, in f32: the fallback for operands that no faster kernel supports
+//! (f32, heads that are not a multiple of 16 wide).
 #![allow(unsafe_code, reason = "it launches kernels")]
 
 use super::Attention;

@@ -1,5 +1,5 @@
-//! CPU kernel of [`CachedAttention`]: copies the new rows to the caches, then runs one task for each query head
-//! of a sequence.
+//! CPU kernel of [`CachedAttention`]: copies the new rows to the caches, then runs one task for each query
+//! head of a sequence.
 
 use super::CachedAttention;
 use crate::attention::block::{Block, ROWS, scale};
@@ -144,7 +144,8 @@ impl Attend<'_> {
         block.attend(|i| 0..n - m + i + 1, &mut scores, out, e, &mut lse);
     }
 
-    /// Computes a run of queries one at a time, from the cache in its stored type. The last query sees n keys.
+    /// Computes a run of queries one at a time, from the cache in its stored type. The last query sees n
+    /// keys.
     fn one_by_one<S: Stored>(
         &self,
         queries: &Columns<'_, S::Real>,
@@ -213,8 +214,9 @@ fn attend<S: Stored>(
     out.iter_mut().for_each(|x| *x *= inverse);
 }
 
-/// Runs of tokens with consecutive positions, none longer than a block. All cache rows up to the last position
-/// of a run have been written, by earlier tokens or by the run, so a GEMM over them reads no other rows.
+/// Runs of tokens with consecutive positions, none longer than a block. All cache rows up to the last
+/// position of a run have been written, by earlier tokens or by the run, so a GEMM over them reads no other
+/// rows.
 fn runs(positions: &[i32]) -> Vec<Range<usize>> {
     let mut runs: Vec<Range<usize>> = Vec::new();
     for (i, p) in positions.iter().enumerate() {

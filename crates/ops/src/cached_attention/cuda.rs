@@ -8,7 +8,8 @@ use xtrain_cuda::{
 };
 use xtrain_tensor::{DType, TensorType};
 
-/// Head widths and numbers of heads per block that tests compile. Others are compiled when a model needs them.
+/// Head widths and numbers of heads per block that tests compile. Others are compiled when a model needs
+/// them.
 const VARIANTS: &[Defines] = &[
     &[("HEAD_DIM", 20), ("HEADS", 4)],
     &[("HEAD_DIM", 64), ("HEADS", 4)],
@@ -108,8 +109,8 @@ impl CudaKernel for CachedAttention {
             let _finished = &finished;
             // SAFETY: the kernel takes one `Arguments`. It reads the rows of the caches up to a token's
             // position and writes the rows of the output. The workspace holds the partial results of all
-            // parts, and there is a counter for each token and group of heads. If a sequence has one new token,
-            // the kernel writes that token's row of the caches, within their capacity.
+            // parts, and there is a counter for each token and group of heads. If a sequence has one new
+            // token, the kernel writes that token's row of the caches, within their capacity.
             unsafe { attend.launch(launch, &arguments, stream) }
         });
         if tokens == sequences {

@@ -2,8 +2,8 @@
 //!
 //! The keys and values of the new tokens are written to the cache at the tokens' positions. Then the query at
 //! position p attends to rows 0 to p. Later rows are never read, so a cache needs no clearing and a chunk may
-//! be padded: padding tokens have positions after the valid ones, and their rows are overwritten by the tokens
-//! that later come to these positions.
+//! be padded: padding tokens have positions after the valid ones, and their rows are overwritten by the
+//! tokens that later come to these positions.
 //!
 //! Columns, scale and rounding are those of [`attention`](crate::attention).
 
@@ -20,8 +20,8 @@ use xtrain_cuda::KernelSource;
 use xtrain_program::{Cost, Op, OpError, Operand, Rebuild};
 use xtrain_tensor::TensorType;
 
-/// `(qkv_tc, positions_t, k_cache, v_cache) -> (o_tn, k_cache', v_cache')` with c = (h + 2k) e and n = h e. The
-/// caches are `[B, capacity, k e]` and updated in place. Each of the B sequences has t / B new tokens.
+/// `(qkv_tc, positions_t, k_cache, v_cache) -> (o_tn, k_cache', v_cache')` with c = (h + 2k) e and n = h e.
+/// The caches are `[B, capacity, k e]` and updated in place. Each of the B sequences has t / B new tokens.
 ///
 /// Positions are i32 in 0..capacity. If two tokens of a sequence have the same position, the later one is
 /// written.

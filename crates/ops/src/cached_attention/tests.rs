@@ -26,9 +26,9 @@ fn chunk(qkv: &HostTensor, sequences: usize, from: usize, to: usize, pad: usize,
     )
 }
 
-/// Outputs for the sequences, computed in chunks of (valid, padding) tokens with caches that hold NaNs at first.
-/// `padding_position(end, n)` is the position of the n-th padding token of a chunk that ends before token
-/// `end`.
+/// Outputs for the sequences, computed in chunks of (valid, padding) tokens with caches that hold NaNs at
+/// first. `padding_position(end, n)` is the position of the n-th padding token of a chunk that ends before
+/// token `end`.
 fn in_chunks(
     qkv: &HostTensor,
     sequences: usize,

@@ -24,8 +24,8 @@ const OPERANDS: usize = 3;
 /// A positive, finite amax is shifted into the history as its first element, and the last one is dropped. The
 /// scale is then `max_finite(format) * 2^-margin / a`, at most the largest finite f32, where a is the maximum
 /// of the history or, with `latest`, its first element. For any other amax the history and the scale of the
-/// tensor stay: no pass wrote it, the tensor was all zeros, or it was not finite. `max_amax` is the maximum of
-/// all amaxes, or NaN if one is NaN; it tells whether the step was finite. Histories may differ in length.
+/// tensor stay: no pass wrote it, the tensor was all zeros, or it was not finite. `max_amax` is the maximum
+/// of all amaxes, or NaN if one is NaN; it tells whether the step was finite. Histories may differ in length.
 #[derive(Clone, Debug)]
 pub struct DelayedScaling {
     tensors: Vec<DelayedTensor>,

@@ -44,8 +44,8 @@ impl Differentiable for Embedding {
     }
 }
 
-/// `(ids_t, dx_td) -> dtable_vd`: row r is the sum of dx over the tokens with id r, in the order of the tokens.
-/// The output accumulates.
+/// `(ids_t, dx_td) -> dtable_vd`: row r is the sum of dx over the tokens with id r, in the order of the
+/// tokens. The output accumulates.
 #[derive(Clone, Copy, Debug)]
 pub struct EmbeddingGrad {
     /// v, the rows of the table.

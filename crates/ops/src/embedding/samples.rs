@@ -37,8 +37,8 @@ impl Sampled for EmbeddingGrad {
         )
     }
 
-    /// One token and many, tables whose sort takes several passes, one row that all tokens read, and rows that
-    /// span many runs.
+    /// One token and many, tables whose sort takes several passes, one row that all tokens read, and rows
+    /// that span many runs.
     fn gpu_samples() -> Vec<Sample> {
         let sample = |ids: SampleInput, v, d, out| {
             let t = ids.ty.numel();

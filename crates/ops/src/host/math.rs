@@ -45,8 +45,8 @@ pub(crate) fn exp_f32(x: f32) -> f32 {
     const LN2_HI: f32 = 0.693_359_4;
     const LN2_LO: f32 = -2.121_944_4e-4;
     let clamped = x.clamp(-87.336_54, 88.722_84);
-    // Adding 1.5 * 2^23 rounds to the nearest integer and leaves it in the low bits, where it is read, because
-    // a checked conversion to an integer does not vectorise.
+    // Adding 1.5 * 2^23 rounds to the nearest integer and leaves it in the low bits, where it is read,
+    // because a checked conversion to an integer does not vectorise.
     const ROUND: f32 = 12_582_912.0;
     let rounded = clamped.mul_add(std::f32::consts::LOG2_E, ROUND);
     let n = rounded - ROUND;

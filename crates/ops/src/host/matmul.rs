@@ -1,8 +1,8 @@
 //! GEMMs of tensors in their stored type.
 //!
 //! f32 and f64 matrices are passed to the GEMM library whole. Small bf16 matrices are widened whole. Large
-//! ones are multiplied in blocks: a task widens its blocks of both operands, sums in f32, and rounds its block
-//! of the result once, so that bf16 needs memory for only a few blocks per thread.
+//! ones are multiplied in blocks: a task widens its blocks of both operands, sums in f32, and rounds its
+//! block of the result once, so that bf16 needs memory for only a few blocks per thread.
 //!
 //! All of these sum [`DEPTH`] products at a time, so that an output depends neither on the blocks nor on the
 //! number of rows. Only the product of one row with a matrix of weights, a [`gemv`], sums in another order.

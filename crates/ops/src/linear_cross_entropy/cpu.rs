@@ -1,8 +1,8 @@
 //! CPU kernels of [`LinearCrossEntropy`] and [`LinearCrossEntropyGrad`].
 //!
-//! For each chunk: the GEMM of its logits, its rows in parallel, and, for gradients, two more GEMMs. All passes
-//! over a row are made while it is in the cache. The chunks affect only the order in which dw is summed, except
-//! that the GEMM of a chunk of one token sums its logits in another order.
+//! For each chunk: the GEMM of its logits, its rows in parallel, and, for gradients, two more GEMMs. All
+//! passes over a row are made while it is in the cache. The chunks affect only the order in which dw is
+//! summed, except that the GEMM of a chunk of one token sums its logits in another order.
 
 use super::{IGNORED, LinearCrossEntropy, LinearCrossEntropyGrad};
 use crate::host::math::{Rounding, exponentials, max, vectorized};

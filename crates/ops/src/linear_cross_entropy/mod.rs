@@ -29,15 +29,14 @@ use xtrain_tensor::{DType, TensorType};
 /// Target of a token without one.
 pub const IGNORED: i32 = -100;
 
-/// `(x_td, w_vd, targets_t, inv_targets) -> (objective, cross_entropy)`. With logits = x w^T and
-/// lse = ln(sum_v e^logit), over the tokens whose target is not [`IGNORED`]:
-/// `cross_entropy = inv_targets * sum(lse - logit[target])` and
-/// `objective = cross_entropy + inv_targets * z_loss * sum(lse^2)`.
+/// `(x_td, w_vd, targets_t, inv_targets) -> (objective, cross_entropy)`. With logits = x w^T and lse =
+/// ln(sum_v e^logit), over the tokens whose target is not [`IGNORED`]: `cross_entropy = inv_targets * sum(lse
+/// - logit[target])` and `objective = cross_entropy + inv_targets * z_loss * sum(lse^2)`.
 ///
 /// targets are i32, [`IGNORED`] or in 0..v, which the data loader checks. inv_targets is a float scalar: one
-/// over the number of targets in the global batch, so that the outputs, which accumulate over micro-steps, are
-/// means over the batch in the end. Outputs are scalars of x's compute type; both are 0 if all targets are
-/// ignored. The z-loss is PaLM's (arXiv 2204.02311, section 5).
+/// over the number of targets in the global batch, so that the outputs, which accumulate over micro-steps,
+/// are means over the batch in the end. Outputs are scalars of x's compute type; both are 0 if all targets
+/// are ignored. The z-loss is PaLM's (arXiv 2204.02311, section 5).
 #[derive(Clone, Copy, Debug)]
 pub struct LinearCrossEntropy {
     /// Maximum number of tokens in a chunk, at least 1. Chunks have equal lengths, up to one token.
@@ -49,8 +48,8 @@ pub struct LinearCrossEntropy {
 /// `(x_td, w_vd, targets_t, inv_targets) -> (objective, cross_entropy[, dx_td][, dw_vd])`: the loss with its
 /// gradients.
 ///
-/// With p the softmax of a token's logits, dlogits = inv_targets * (p - onehot(target) + 2 z_loss lse p), or 0
-/// if the target is ignored; in bf16 programs it is rounded to bf16. dx = dlogits w is assigned. dw =
+/// With p the softmax of a token's logits, dlogits = inv_targets * (p - onehot(target) + 2 z_loss lse p), or
+/// 0 if the target is ignored; in bf16 programs it is rounded to bf16. dx = dlogits w is assigned. dw =
 /// dlogits^T x is summed over chunks in f32 and accumulates.
 #[derive(Clone, Copy, Debug)]
 pub struct LinearCrossEntropyGrad {

@@ -136,8 +136,8 @@ fn agrees_with_the_formulas() {
 #[test]
 fn bf16_rounds_logits_and_their_gradients_and_nothing_between() {
     let (t, d, v, seed) = (29, 64, 203, fresh_seed());
-    // Multiples of 1/8 and 1/16: products and their sums are exact in f32, so that logits do not depend on the
-    // order of summation.
+    // Multiples of 1/8 and 1/16: products and their sums are exact in f32, so that logits do not depend on
+    // the order of summation.
     let grid = |rows: usize, unit: f64, site| {
         let rng = Philox::new(seed, 0, site);
         let values: Vec<f64> =
@@ -334,8 +334,8 @@ fn wrong_operands_are_named() {
     refuse(LinearCrossEntropy { z_loss: -1.0, ..loss }, 0, types[0], "z_loss");
 }
 
-/// A program of only the loss, with w as a parameter, differentiated from the roots that `roots` chooses among
-/// its outputs.
+/// A program of only the loss, with w as a parameter, differentiated from the roots that `roots` chooses
+/// among its outputs.
 fn differentiate(
     precision: Precision,
     roots: impl Fn(&mut Program, &[ValueId]) -> Vec<Root>,

@@ -113,8 +113,8 @@ struct Rope {
     direction: f32,
 }
 
-/// The launch that rotates y in place, forward or, with a `direction` of -1, back, and writes its amax to `amax`,
-/// if any.
+/// The launch that rotates y in place, forward or, with a `direction` of -1, back, and writes its amax to
+/// `amax`, if any.
 fn rotation(
     gpu: &Gpu,
     heads: Heads,
@@ -128,9 +128,9 @@ fn rotation(
     let arguments = Rope { heads, x, y: x, rstd: DevicePtr(0), amax: place, eps: 0.0, direction };
     let name = if amax.is_some() { "rope_amax" } else { "rope" };
     let function = cut.function(gpu, &format!("{name}_{}", suffix(y.ty)))?;
-    // SAFETY: the kernels take one `Rope`. y is [tokens, all * head_dim] of the type in the kernel's name, there
-    // is a position for each token, and the table is [table_rows, head_dim]; other rows are not read. The cut
-    // covers every rotated head once, with an amax every head; amax is one word.
+    // SAFETY: the kernels take one `Rope`. y is [tokens, all * head_dim] of the type in the kernel's name,
+    // there is a position for each token, and the table is [table_rows, head_dim]; other rows are not read.
+    // The cut covers every rotated head once, with an amax every head; amax is one word.
     let rotated = unsafe { Work::launch(function, cut.launch(heads.tokens as usize), arguments) };
     if amax.is_none() {
         return Ok(rotated);
@@ -162,8 +162,8 @@ impl CudaKernel for QkNormRope {
             direction: 1.0,
         };
         let function = cut.function(gpu, &format!("qk_norm_rope_{}", suffix(ty)))?;
-        // SAFETY: as in `rotation`, for x and y and all heads; the weights have head_dim elements, and rstd is
-        // f32 [tokens, rotated].
+        // SAFETY: as in `rotation`, for x and y and all heads; the weights have head_dim elements, and rstd
+        // is f32 [tokens, rotated].
         Ok(unsafe { Work::launch(function, cut.launch(inputs[1].ty.numel()), arguments) })
     }
 }
@@ -238,8 +238,8 @@ impl CudaKernel for QkNormRopeGrad {
         let launch = Cut { blocks, ..cut }.launch(tokens).shared(shared as u32);
         let function = cut.function(gpu, &format!("{name}_{}", suffix(ty)))?;
         // SAFETY: the kernels take one `RopeGrad`. dy and x are as y in `rotation`, rstd is [tokens, rotated]
-        // and the weights have head_dim elements; the workspace holds a row of 2 head_dim sums for each block of
-        // heads, and shared memory head_dim sums for each group; amax, if any, is one word.
+        // and the weights have head_dim elements; the workspace holds a row of 2 head_dim sums for each block
+        // of heads, and shared memory head_dim sums for each group; amax, if any, is one word.
         let sum_heads = unsafe { Work::launch(function, launch, arguments) };
 
         let clear_arguments = arguments;
@@ -254,8 +254,8 @@ impl CudaKernel for QkNormRopeGrad {
         };
         let function = cut.function(gpu, "qk_norm_rope_sum")?;
         let launch = plane([(2 * head_dim).div_ceil(32), 1], [32, 32]);
-        // SAFETY: the kernel takes one `Sum`; the workspace is [count, 2 head_dim], written by the launch before,
-        // and the gradients have head_dim elements.
+        // SAFETY: the kernel takes one `Sum`; the workspace is [count, 2 head_dim], written by the launch
+        // before, and the gradients have head_dim elements.
         let sum_parts = unsafe { Work::launch(function, launch, arguments) };
         let mut steps = vec![sum_heads, sum_parts];
         if self.amax {

@@ -4,8 +4,8 @@
 //! Columns of `qkv`: h query heads, then k key heads, then k value heads, e columns each. A head is rotated
 //! in pairs (j, j + e/2), like Hugging Face's `rotate_half`: with the cosine c_j and sine s_j of the token's
 //! position, `y_j = x_j c_j - x_{j+e/2} s_j` and `y_{j+e/2} = x_{j+e/2} c_j + x_j s_j`. With the norm, x is
-//! first replaced by x * rstd * w, where rstd = 1 / sqrt(mean(x^2) + eps) over the head. Everything is computed
-//! in f32 (f64) and rounded once.
+//! first replaced by x * rstd * w, where rstd = 1 / sqrt(mean(x^2) + eps) over the head. Everything is
+//! computed in f32 (f64) and rounded once.
 //!
 //! Without the norm, forward and backward work in place. With the norm the backward needs the input, so the
 //! forward does not.
@@ -30,8 +30,8 @@ use xtrain_tensor::{DType, TensorType};
 /// n = h + k heads.
 ///
 /// Each of the p rows of the table holds the e/2 cosines, then the e/2 sines, of one position
-/// ([`rotation_table`]). Positions are i32 in 0..p. Value columns are copied. The op has weights if and only if
-/// it has a norm.
+/// ([`rotation_table`]). Positions are i32 in 0..p. Value columns are copied. The op has weights if and only
+/// if it has a norm.
 #[derive(Clone, Copy, Debug)]
 pub struct QkNormRope {
     /// h, the query heads.
@@ -70,8 +70,8 @@ impl Op for QkNormRope {
         if self.norm.is_some() { &[] } else { &[(0, 0)] }
     }
 
-    /// With the norm, not saving the output frees memory, because the backward saves the input anyway. Without
-    /// it, recomputing the output would need the input instead.
+    /// With the norm, not saving the output frees memory, because the backward saves the input anyway.
+    /// Without it, recomputing the output would need the input instead.
     fn is_cheap(&self, output: usize) -> bool {
         self.norm.is_some() && output == 0
     }
@@ -103,9 +103,9 @@ impl Differentiable for QkNormRope {
 /// `(dqkv'_tc, positions_t, table_pe[, qkv_tc, rstd_tn, q_w_e, k_w_e]) -> (dqkv_tc[, dq_w_e, dk_w_e])`, dqkv
 /// in place of dqkv'.
 ///
-/// The gradients are rotated back. With the norm, for each head with n = x * rstd and its rotated gradient dy:
-/// dx = rstd * (dy w - n mean(dy w n)), and dw is the sum of dy n over tokens and heads, which accumulates.
-/// With `amax`, the last output is the amax of dqkv, `f32[1]`.
+/// The gradients are rotated back. With the norm, for each head with n = x * rstd and its rotated gradient
+/// dy: dx = rstd * (dy w - n mean(dy w n)), and dw is the sum of dy n over tokens and heads, which
+/// accumulates. With `amax`, the last output is the amax of dqkv, `f32[1]`.
 #[derive(Clone, Copy, Debug)]
 pub struct QkNormRopeGrad {
     /// h, the query heads.

@@ -100,7 +100,7 @@ impl Sampled for QkNormRopeGrad {
     }
 }
 
-/// Tokens, query heads, key heads and head width: usual shapes, more heads than fit into a block, wide and odd
-/// heads, one token, and more tokens than blocks.
+/// Tokens, query heads, key heads and head width: usual shapes, more heads than fit into a block, wide and
+/// odd heads, one token, and more tokens than blocks.
 const GPU_SHAPES: [[usize; 4]; 6] =
     [[700, 8, 2, 128], [9, 40, 40, 128], [1, 6, 2, 64], [40, 3, 1, 512], [5, 2, 2, 300], [530, 2, 1, 80]];

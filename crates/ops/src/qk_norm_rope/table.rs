@@ -1,8 +1,8 @@
 //! The table of cosines and sines of rotation angles, as in transformers (`modeling_rope_utils.py`).
 //!
 //! Frequencies, their scaling and the angle position * frequency are f32 operations in transformers' order,
-//! because at large positions two implementations agree only if they round the angle equally. Cosine and sine of
-//! that f32 angle are exact up to their final rounding.
+//! because at large positions two implementations agree only if they round the angle equally. Cosine and sine
+//! of that f32 angle are exact up to their final rounding.
 
 use rayon::prelude::*;
 use std::f64::consts::TAU;
@@ -18,8 +18,8 @@ pub enum RopeScaling {
         /// Growth of the context.
         factor: f64,
     },
-    /// Llama 3's scaling: high frequencies are unchanged, low ones are divided by `factor`, and those between are
-    /// interpolated.
+    /// Llama 3's scaling: high frequencies are unchanged, low ones are divided by `factor`, and those between
+    /// are interpolated.
     Llama3 {
         /// Growth of the context.
         factor: f64,
@@ -32,8 +32,9 @@ pub enum RopeScaling {
     },
 }
 
-/// The table `f32[positions, head_dim]` that [`QkNormRope`](super::QkNormRope) reads. Row p holds the cosines of
-/// p * frequency for the head_dim / 2 frequencies theta^(-2j / head_dim), scaled by `scaling`, then the sines.
+/// The table `f32[positions, head_dim]` that [`QkNormRope`](super::QkNormRope) reads. Row p holds the cosines
+/// of p * frequency for the head_dim / 2 frequencies theta^(-2j / head_dim), scaled by `scaling`, then the
+/// sines.
 ///
 /// # Panics
 /// If `head_dim` is odd.
@@ -132,7 +133,8 @@ mod tests {
 
     #[test]
     fn llama3_interpolates_between() {
-        // Wavelength 8192/2: 2 turns in the context, 1/3 of the way from 1 to 4, so f (2/3 / 8 + 1/3) = 5/12 f.
+        // Wavelength 8192/2: 2 turns in the context, 1/3 of the way from 1 to 4, so f (2/3 / 8 + 1/3) = 5/12
+        // f.
         near(scaled((TAU / 4096.0) as f32, LLAMA3), 5.0 / 12.0 * TAU / 4096.0);
         // Wavelength 8192/3: 3 turns, 2/3 of the way, so f (1/3 / 8 + 2/3) = 17/24 f.
         near(scaled((TAU * 3.0 / 8192.0) as f32, LLAMA3), 17.0 / 24.0 * TAU * 3.0 / 8192.0);

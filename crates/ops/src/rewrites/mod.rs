@@ -1,8 +1,8 @@
 //! The rewrites that fuse a producer and a consumer, a file each ([`xtrain_program::fuse`]).
 //!
 //! A rewrite returns a replacement whose results are equal to the bit. Whether it is legal at a place is
-//! decided by the rewrite engine, whether it is wanted by the recipe. A new fusion is a file here and a line in
-//! [`ALL`].
+//! decided by the rewrite engine, whether it is wanted by the recipe. A new fusion is a file here and a line
+//! in [`ALL`].
 
 mod adamw_cast;
 mod amax;

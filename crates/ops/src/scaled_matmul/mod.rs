@@ -1,8 +1,8 @@
 //! GEMM of FP8 operands, for the linear layers of the FP8 recipes.
 //!
 //! Hopper's FP8 tensor cores need both operands contiguous along the summed dimension (the "TN" layout).
-//! Fprop is x_ti w_oi^T, dgrad is dy_to (w^T)_io^T and wgrad is (dy^T)_ot (x^T)_it^T, so that each of x, w and
-//! dy is cast both row-major and transposed ([`crate::quantize`]).
+//! Fprop is x_ti w_oi^T, dgrad is dy_to (w^T)_io^T and wgrad is (dy^T)_ot (x^T)_it^T, so that each of x, w
+//! and dy is cast both row-major and transposed ([`crate::quantize`]).
 
 mod cpu;
 mod cuda;

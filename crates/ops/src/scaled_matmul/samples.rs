@@ -5,8 +5,8 @@ use crate::samples::{Fill, GpuTolerance, Sample, SampleInput, Sampled};
 use xtrain_tensor::{DType, Scaling, TensorType};
 
 impl Sampled for ScaledMatmul {
-    /// FP8 tensor cores accumulate with 14 bits, over 128 products or, with fast accumulation, over all. Sizes
-    /// that they do not support are multiplied in bf16, to which the operands are rounded.
+    /// FP8 tensor cores accumulate with 14 bits, over 128 products or, with fast accumulation, over all.
+    /// Sizes that they do not support are multiplied in bf16, to which the operands are rounded.
     fn tolerance(&self, inputs: &[TensorType]) -> GpuTolerance {
         let is_in_bf16 = !inputs[0].shape[0].is_multiple_of(MULTIPLE);
         GpuTolerance::Rounding {

@@ -1,5 +1,5 @@
-//! Our attention kernels on tensor cores (FlashAttention-2, Dao, arXiv 2307.08691), in bf16, for head widths up
-//! to 256 that are multiples of 16, with and without documents. Each sum has one owner and one order, so
+//! Our attention kernels on tensor cores (FlashAttention-2, Dao, arXiv 2307.08691), in bf16, for head widths
+//! up to 256 that are multiples of 16, with and without documents. Each sum has one owner and one order, so
 //! results are deterministic.
 //!
 //! There are two kinds: kernels that stream tiles of keys or queries through shared memory, and, for short
@@ -15,9 +15,9 @@ use xtrain_cuda::{
 };
 use xtrain_tensor::{DType, TensorType};
 
-/// Tile sizes by head width: the warps of a block, the strips of 16 rows that each warp owns, and the rows of a
-/// tile that it loops over. Tests compile all of them; at run time they are the candidates for heads of that
-/// width and narrower ones.
+/// Tile sizes by head width: the warps of a block, the strips of 16 rows that each warp owns, and the rows of
+/// a tile that it loops over. Tests compile all of them; at run time they are the candidates for heads of
+/// that width and narrower ones.
 macro_rules! tiles {
     ($($width:literal: $($warps:literal x $strips:literal over $tile:literal),+;)+) => {
         &[$($(&[("HEAD_DIM", $width), ("WARPS", $warps), ("STRIPS", $strips), ("TILE", $tile)]),+),+]
@@ -260,8 +260,8 @@ impl Attention {
         gpu.fastest(&self.tiles_key(name, sequences, documents), &candidates)
     }
 
-    /// The launches of `kernels` in sequence, or `None` if they do not support these operands or no tile sizes
-    /// fit. The kernels are timed with the second arguments.
+    /// The launches of `kernels` in sequence, or `None` if they do not support these operands or no tile
+    /// sizes fit. The kernels are timed with the second arguments.
     fn flash<A: Copy + Send + Sync + 'static>(
         &self,
         gpu: &Gpu,
@@ -289,8 +289,8 @@ impl Attention {
         Ok(Some(Work::sequence(works)))
     }
 
-    /// The forward by `kernels`, or `None` if they do not support the operands. The kernels are timed with the
-    /// second operands.
+    /// The forward by `kernels`, or `None` if they do not support the operands. The kernels are timed with
+    /// the second operands.
     pub(super) fn flash_forward(
         &self,
         gpu: &Gpu,
@@ -302,7 +302,8 @@ impl Attention {
         self.flash(gpu, kernels, inputs[0].ty, inputs.len() > 1, arguments)
     }
 
-    /// The backward by `kernels`, as [`Attention::flash_forward`]. Its workspace holds delta, f32 `[B, h, s]`.
+    /// The backward by `kernels`, as [`Attention::flash_forward`]. Its workspace holds delta, f32 `[B, h,
+    /// s]`.
     pub(super) fn flash_backward(
         &self,
         gpu: &Gpu,

@@ -141,8 +141,8 @@ fn rows_of(matrix: CudaTensor, rows: &Range<usize>) -> CudaTensor {
     CudaTensor { ty: TensorType::new(ty.dtype, [rows.len(), cols]), place }
 }
 
-/// Appends the cast of a chunk, if any, to `works`. Returns its outputs, which lie at the start of `workspace`,
-/// except for the amax: the running amax is raised to that of the chunk.
+/// Appends the cast of a chunk, if any, to `works`. Returns its outputs, which lie at the start of
+/// `workspace`, except for the amax: the running amax is raised to that of the chunk.
 fn prepare_cast(
     gpu: &Gpu,
     cast: Option<ChunkCast>,

@@ -2,14 +2,14 @@
 // that tensor cores do not support. FlashAttention (Dao et al., arXiv 2205.14135): scores exist only tile by
 // tile, and the backward recomputes probabilities from the log-sum-exp.
 //
-// The launcher defines HEAD_DIM and TILE. A block of X x Y threads computes tiles of TILE queries by TILE keys.
-// Thread (x, y) has rows y * R, .., y * R + R - 1 and columns x, x + X, .. of a score tile, so that a row is
-// spread over X neighbouring lanes, which reduce it by shuffles; of outputs it has the same rows and COLUMNS of
-// WIDTH columns, the head's width rounded up to 16. All operands lie in shared memory as f32, zero-padded past
-// the head's width and past the sequence's end, and are read up to four numbers at a time.
+// The launcher defines HEAD_DIM and TILE. A block of X x Y threads computes tiles of TILE queries by TILE
+// keys. Thread (x, y) has rows y * R, .., y * R + R - 1 and columns x, x + X, .. of a score tile, so that a
+// row is spread over X neighbouring lanes, which reduce it by shuffles; of outputs it has the same rows and
+// COLUMNS of WIDTH columns, the head's width rounded up to 16. All operands lie in shared memory as f32,
+// zero-padded past the head's width and past the sequence's end, and are read up to four numbers at a time.
 //
-// Bound by arithmetic: with TILE = 64 a thread's 4 x 8 scores take 12 vector reads per 128 FMAs. q, k, v and o
-// are read from global memory once for each tile of queries.
+// Bound by arithmetic: with TILE = 64 a thread's 4 x 8 scores take 12 vector reads per 128 FMAs. q, k, v and
+// o are read from global memory once for each tile of queries.
 
 constexpr int X = 8, Y = 16, THREADS = X * Y;
 constexpr int R = TILE / Y, KEYS = TILE / X;
@@ -55,16 +55,16 @@ __device__ __forceinline__ i64 row_width(const Shape& s) { return (i64)(s.heads 
 // Loads TILE rows of one head of a sequence, from row `first` on, times `scale`, into a tile.
 template <class T>
 __device__ __forceinline__ void load_tile(float* tile, const T* rows, i64 stride, int first, int seq_len, float scale) {
-    constexpr int N = HEAD_DIM % 4 == 0 ? 4 : 1, PIECES = WIDTH / N, AT_ONCE = N == 4 ? 4 : 2;
-    for (int begin = threadIdx.y * X + threadIdx.x; begin < TILE * PIECES; begin += AT_ONCE * THREADS) {
-        float x[AT_ONCE][N] = {};
+    constexpr int N = HEAD_DIM % 4 == 0 ? 4 : 1, PIECES = WIDTH / N, IN_FLIGHT = N == 4 ? 4 : 2;
+    for (int begin = threadIdx.y * X + threadIdx.x; begin < TILE * PIECES; begin += IN_FLIGHT * THREADS) {
+        float x[IN_FLIGHT][N] = {};
 #pragma unroll
-        for (int n = 0; n < AT_ONCE; n++) {
+        for (int n = 0; n < IN_FLIGHT; n++) {
             int i = begin + n * THREADS, row = first + i / PIECES, column = i % PIECES * N;
             if (i < TILE * PIECES && row < seq_len && column < HEAD_DIM) load<N>(rows + row * stride + column, x[n]);
         }
 #pragma unroll
-        for (int n = 0; n < AT_ONCE; n++) {
+        for (int n = 0; n < IN_FLIGHT; n++) {
             int i = begin + n * THREADS;
 #pragma unroll
             for (int k = 0; k < N; k++) x[n][k] *= scale;
@@ -174,8 +174,8 @@ __device__ __forceinline__ bool needs_mask(const Shape& s, int queries, int keys
 
 // Forward: one block per tile of queries and head. Grid: (tiles, heads, sequences). Online softmax (Milakov &
 // Gimelshein, arXiv 1805.02867): the running sums are rescaled when a row's maximum rises.
-template <class T> __device__ __forceinline__ void forward(const Forward& at) {
-    const Shape& s = at.shape;
+template <class T> __device__ __forceinline__ void forward(const Forward& args) {
+    const Shape& s = args.shape;
     float* q = space;
     float* k = q + TILE * PITCH;
     float* v = k + TILE * PITCH;
@@ -184,7 +184,7 @@ template <class T> __device__ __forceinline__ void forward(const Forward& at) {
     int tile = gridDim.x - 1 - blockIdx.x, head = blockIdx.y, sequence = blockIdx.z;
     int kv_head = head / (s.heads / s.kv_heads), first = tile * TILE;
     i64 width = row_width(s);
-    const T* rows = (const T*)at.qkv + sequence * (i64)s.seq_len * width;
+    const T* rows = (const T*)args.qkv + sequence * (i64)s.seq_len * width;
     load_tile(q, rows + head * HEAD_DIM, width, first, s.seq_len, rsqrtf((float)HEAD_DIM));
 
     float max_score[R], total[R], o[R][COLUMNS] = {};
@@ -241,24 +241,24 @@ template <class T> __device__ __forceinline__ void forward(const Forward& at) {
 #pragma unroll
         for (int c = 0; c < COLUMNS; c++) o[i][c] /= total[i];
         if (threadIdx.x == 0 && query < s.seq_len)
-            at.lse[((i64)sequence * s.heads + head) * s.seq_len + query] = max_score[i] + logf(total[i]);
+            args.lse[((i64)sequence * s.heads + head) * s.seq_len + query] = max_score[i] + logf(total[i]);
     }
     i64 out_width = (i64)s.heads * HEAD_DIM;
-    store_tile((T*)at.o + sequence * (i64)s.seq_len * out_width + head * HEAD_DIM, out_width, first, s.seq_len, o);
+    store_tile((T*)args.o + sequence * (i64)s.seq_len * out_width + head * HEAD_DIM, out_width, first, s.seq_len, o);
 }
 
-// delta = sum of d_o * o over a head's columns: one warp per query and head. Grid: (ceil(queries / blockDim.y),
-// heads, sequences).
-template <class T> __device__ __forceinline__ void backward_delta(const Backward& at) {
-    const Shape& s = at.shape;
+// delta = sum of d_o * o over a head's columns: one warp per query and head. Grid: (ceil(queries /
+// blockDim.y), heads, sequences).
+template <class T> __device__ __forceinline__ void backward_delta(const Backward& args) {
+    const Shape& s = args.shape;
     int query = blockIdx.x * blockDim.y + threadIdx.y, head = blockIdx.y, sequence = blockIdx.z;
     if (query >= s.seq_len) return;
     i64 first = (((i64)sequence * s.seq_len + query) * s.heads + head) * HEAD_DIM;
     float sum = 0.0f;
     for (int c = threadIdx.x; c < HEAD_DIM; c += 32)
-        sum += widen(((const T*)at.d_o)[first + c]) * widen(((const T*)at.o)[first + c]);
+        sum += widen(((const T*)args.d_o)[first + c]) * widen(((const T*)args.o)[first + c]);
     sum = warp_sum(sum);
-    if (threadIdx.x == 0) at.delta[((i64)sequence * s.heads + head) * s.seq_len + query] = sum;
+    if (threadIdx.x == 0) args.delta[((i64)sequence * s.heads + head) * s.seq_len + query] = sum;
 }
 
 // Values of a thread's queries that the backward needs. For queries past the end, whose rows are zeros, any
@@ -268,16 +268,16 @@ struct QueryStats {
     int seen_from[R];
 };
 
-__device__ __forceinline__ QueryStats query_stats(const Backward& at, int sequence, int head, int first) {
+__device__ __forceinline__ QueryStats query_stats(const Backward& args, int sequence, int head, int first) {
     QueryStats stats;
 #pragma unroll
     for (int i = 0; i < R; i++) {
         int query = first + threadIdx.y * R + i;
-        i64 place = ((i64)sequence * at.shape.heads + head) * at.shape.seq_len + query;
-        bool exists = query < at.shape.seq_len;
-        stats.lse[i] = exists ? at.lse[place] : 0.0f;
-        stats.delta[i] = exists ? at.delta[place] : 0.0f;
-        stats.seen_from[i] = first_key(at.shape, sequence, query);
+        i64 place = ((i64)sequence * args.shape.heads + head) * args.shape.seq_len + query;
+        bool exists = query < args.shape.seq_len;
+        stats.lse[i] = exists ? args.lse[place] : 0.0f;
+        stats.delta[i] = exists ? args.delta[place] : 0.0f;
+        stats.seen_from[i] = first_key(args.shape, sequence, query);
     }
     return stats;
 }
@@ -307,8 +307,8 @@ __device__ __forceinline__ void gradients_of_scores(
 }
 
 // dq: one block per tile of queries and head, with the grid of the forward.
-template <class T> __device__ __forceinline__ void backward_queries(const Backward& at) {
-    const Shape& s = at.shape;
+template <class T> __device__ __forceinline__ void backward_queries(const Backward& args) {
+    const Shape& s = args.shape;
     float* q = space;
     float* d_o = q + TILE * PITCH;
     float* k = d_o + TILE * PITCH;
@@ -318,11 +318,11 @@ template <class T> __device__ __forceinline__ void backward_queries(const Backwa
     int kv_head = head / (s.heads / s.kv_heads), first = tile * TILE;
     i64 width = row_width(s), out_width = (i64)s.heads * HEAD_DIM;
     i64 before = sequence * (i64)s.seq_len;
-    const T* rows = (const T*)at.qkv + before * width;
-    QueryStats stats = query_stats(at, sequence, head, first);
+    const T* rows = (const T*)args.qkv + before * width;
+    QueryStats stats = query_stats(args, sequence, head, first);
     float scale = rsqrtf((float)HEAD_DIM);
     load_tile(q, rows + head * HEAD_DIM, width, first, s.seq_len, scale);
-    load_tile(d_o, (const T*)at.d_o + before * out_width + head * HEAD_DIM, out_width, first, s.seq_len, 1.0f);
+    load_tile(d_o, (const T*)args.d_o + before * out_width + head * HEAD_DIM, out_width, first, s.seq_len, 1.0f);
     float dq[R][COLUMNS] = {};
     for (int keys = first_key(s, sequence, first) / TILE * TILE; keys <= first; keys += TILE) {
         __syncthreads();
@@ -338,13 +338,13 @@ template <class T> __device__ __forceinline__ void backward_queries(const Backwa
         __syncwarp();
         multiply(dq, ds_tile, k);
     }
-    store_tile((T*)at.dqkv + before * width + head * HEAD_DIM, width, first, s.seq_len, dq);
+    store_tile((T*)args.dqkv + before * width + head * HEAD_DIM, width, first, s.seq_len, dq);
 }
 
 // dk and dv: one block per tile of keys and key/value head, which loops over the queries of all heads of its
 // group in order, so that no sum needs atomics. Grid: (tiles, key/value heads, sequences).
-template <class T> __device__ __forceinline__ void backward_keys(const Backward& at) {
-    const Shape& s = at.shape;
+template <class T> __device__ __forceinline__ void backward_keys(const Backward& args) {
+    const Shape& s = args.shape;
     float* q = space;
     float* d_o = q + TILE * PITCH;
     float* k = d_o + TILE * PITCH;
@@ -354,7 +354,7 @@ template <class T> __device__ __forceinline__ void backward_keys(const Backward&
     int keys = blockIdx.x * TILE, kv_head = blockIdx.y, sequence = blockIdx.z, group = s.heads / s.kv_heads;
     i64 width = row_width(s), out_width = (i64)s.heads * HEAD_DIM;
     i64 before = sequence * (i64)s.seq_len;
-    const T* rows = (const T*)at.qkv + before * width;
+    const T* rows = (const T*)args.qkv + before * width;
     int k_column = (s.heads + kv_head) * HEAD_DIM, v_column = (s.heads + s.kv_heads + kv_head) * HEAD_DIM;
     load_tile(k, rows + k_column, width, keys, s.seq_len, 1.0f);
     load_tile(v, rows + v_column, width, keys, s.seq_len, 1.0f);
@@ -363,10 +363,10 @@ template <class T> __device__ __forceinline__ void backward_keys(const Backward&
         for (int queries = keys; queries < s.seq_len; queries += TILE) {
             // Queries of later documents see none of these keys.
             if (first_key(s, sequence, queries) >= keys + TILE) break;
-            QueryStats stats = query_stats(at, sequence, head, queries);
+            QueryStats stats = query_stats(args, sequence, head, queries);
             __syncthreads();
             load_tile(q, rows + head * HEAD_DIM, width, queries, s.seq_len, rsqrtf((float)HEAD_DIM));
-            load_tile(d_o, (const T*)at.d_o + before * out_width + head * HEAD_DIM, out_width, queries, s.seq_len, 1.0f);
+            load_tile(d_o, (const T*)args.d_o + before * out_width + head * HEAD_DIM, out_width, queries, s.seq_len, 1.0f);
             __syncthreads();
             float p[R][KEYS] = {}, ds[R][KEYS] = {};
             gradients_of_scores<T>(p, ds, stats, q, k, v, d_o, queries, keys, needs_mask(s, queries, keys));
@@ -384,24 +384,24 @@ template <class T> __device__ __forceinline__ void backward_keys(const Backward&
             multiply_transposed(dk, ds_tile, q);
         }
     }
-    T* gradients = (T*)at.dqkv + before * width;
+    T* gradients = (T*)args.dqkv + before * width;
     store_tile(gradients + k_column, width, keys, s.seq_len, dk);
     store_tile(gradients + v_column, width, keys, s.seq_len, dv);
 }
 
-// For heads this wide the compiler targets four blocks per multiprocessor on sm_100 and spills a register; with
-// a limit of three it does not.
+// For heads this wide the compiler targets four blocks per multiprocessor on sm_100 and spills a register;
+// with a limit of three it does not.
 #if __CUDA_ARCH__ == 1000 && HEAD_DIM > 112 && HEAD_DIM <= 128
 #define BOUNDS_OF_QUERIES __launch_bounds__(THREADS, 3)
 #else
 #define BOUNDS_OF_QUERIES __launch_bounds__(THREADS)
 #endif
 
-#define KERNELS(name, T)                                                                                               \
-    extern "C" __global__ void __launch_bounds__(THREADS) attention_##name(Forward at) { forward<T>(at); }                 \
-    extern "C" __global__ void attention_delta_##name(Backward at) { backward_delta<T>(at); }                          \
-    extern "C" __global__ void BOUNDS_OF_QUERIES attention_queries_##name(Backward at) { backward_queries<T>(at); } \
-    extern "C" __global__ void __launch_bounds__(THREADS) attention_keys_##name(Backward at) { backward_keys<T>(at); }
+#define KERNELS(name, T)                                                                                                \
+    extern "C" __global__ void __launch_bounds__(THREADS) attention_##name(Forward args) { forward<T>(args); }          \
+    extern "C" __global__ void attention_delta_##name(Backward args) { backward_delta<T>(args); }                       \
+    extern "C" __global__ void BOUNDS_OF_QUERIES attention_queries_##name(Backward args) { backward_queries<T>(args); } \
+    extern "C" __global__ void __launch_bounds__(THREADS) attention_keys_##name(Backward args) { backward_keys<T>(args); }
 
 KERNELS(f32, float)
 KERNELS(bf16, bf16)

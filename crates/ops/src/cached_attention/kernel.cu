@@ -2,17 +2,17 @@
 //
 // The launcher defines HEAD_DIM and HEADS, the query heads of one key/value head that a block computes
 // together, so that they share the reads of the cache. Grid: (splits, heads / HEADS, tokens). The rows that a
-// token sees are split into parts of at least PART_ROWS rows, at max_score `splits`; surplus blocks return. A block
-// computes a running softmax over one part: a group of ROW_LANES lanes handles a row, and groups, warps and
-// finally parts are combined by rescaling to the common maximum. The last block of a token and its heads to
-// finish, found by an atomic counter, combines the parts; it does so in their order, so the result is
+// token sees are split into parts of at least PART_ROWS rows, at max_score `splits`; surplus blocks return. A
+// block computes a running softmax over one part: a group of ROW_LANES lanes handles a row, and groups, warps
+// and finally parts are combined by rescaling to the common maximum. The last block of a token and its heads
+// to finish, found by an atomic counter, combines the parts; it does so in their order, so the result is
 // deterministic. The split depends only on the token's position, which is read on the device, so one recorded
 // CUDA graph serves every position.
 //
 // Bound by memory for a single token: the cache is read once for every HEADS query heads.
 //
-// If each sequence has one new token, the blocks read its key and value from qkv, and one block writes them to
-// the cache. If it has several, cached_attention_fill_* writes them first.
+// If each sequence has one new token, the blocks read its key and value from qkv, and one block writes them
+// to the cache. If it has several, cached_attention_fill_* writes them first.
 
 constexpr int WARPS = 8;
 constexpr int PART_ROWS = 64;
@@ -24,8 +24,8 @@ struct Arguments {
     void* keys;
     void* values;
     void* o;
-    // f32 [tokens, heads, splits, HEAD_DIM + 2]: for each part the weighted sum of values, the maximum score and
-    // the sum of exponentials.
+    // f32 [tokens, heads, splits, HEAD_DIM + 2]: for each part the weighted sum of values, the maximum score
+    // and the sum of exponentials.
     float* parts;
     // [tokens, heads / HEADS]: number of finished parts; zero between launches.
     u32* finished;
@@ -38,19 +38,19 @@ struct Arguments {
 
 // Copies the keys and values of token blockIdx.x to its position in the caches, unless a later token of the
 // sequence has the same position.
-template <class T> __device__ __forceinline__ void fill(const Arguments& at) {
-    int token = blockIdx.x, position = at.positions[token];
-    int sequence = token / at.tokens_per_sequence, end = (sequence + 1) * at.tokens_per_sequence;
+template <class T> __device__ __forceinline__ void fill(const Arguments& args) {
+    int token = blockIdx.x, position = args.positions[token];
+    int sequence = token / args.tokens_per_sequence, end = (sequence + 1) * args.tokens_per_sequence;
     int is_later = 0;
     for (int later = token + 1 + threadIdx.x; later < end; later += blockDim.x)
-        is_later |= at.positions[later] == position;
-    if (__syncthreads_or(is_later) || position < 0 || position >= at.capacity) return;
-    int width = at.kv_heads * HEAD_DIM;
-    const T* row = (const T*)at.qkv + (i64)token * (at.heads + 2 * at.kv_heads) * HEAD_DIM + at.heads * HEAD_DIM;
-    i64 target = ((i64)sequence * at.capacity + position) * width;
+        is_later |= args.positions[later] == position;
+    if (__syncthreads_or(is_later) || position < 0 || position >= args.capacity) return;
+    int width = args.kv_heads * HEAD_DIM;
+    const T* row = (const T*)args.qkv + (i64)token * (args.heads + 2 * args.kv_heads) * HEAD_DIM + args.heads * HEAD_DIM;
+    i64 target = ((i64)sequence * args.capacity + position) * width;
     for (int c = threadIdx.x; c < width; c += blockDim.x) {
-        ((T*)at.keys)[target + c] = row[c];
-        ((T*)at.values)[target + c] = row[width + c];
+        ((T*)args.keys)[target + c] = row[c];
+        ((T*)args.values)[target + c] = row[width + c];
     }
 }
 
@@ -60,8 +60,8 @@ __device__ constexpr int lanes_of(int pieces) {
     while (lanes < pieces && lanes < 32) lanes *= 2;
     return lanes;
 }
-// How lanes share the rows of a head: a row is ALL pieces of N elements, spread over ROW_LANES lanes with PIECES
-// pieces each.
+// How lanes share the rows of a head: a row is ALL pieces of N elements, spread over ROW_LANES lanes with
+// PIECES pieces each.
 template <class T> struct Cut {
     static constexpr int N = HEAD_DIM % LANES<T> == 0 ? LANES<T> : 1;
     static constexpr int ALL = HEAD_DIM / N;
@@ -70,7 +70,7 @@ template <class T> struct Cut {
     static constexpr int ELEMENTS = N * PIECES;
     // Rows that a block handles at a time, one per group of lanes, and how many of them are in flight.
     static constexpr int GROUPS = WARPS * 32 / ROW_LANES;
-    static constexpr int AT_ONCE = ELEMENTS > 8 ? 1 : HEADS > 2 ? 2 : 4;
+    static constexpr int IN_FLIGHT = ELEMENTS > 8 ? 1 : HEADS > 2 ? 2 : 4;
 };
 
 // The elements of a row that a lane has, not widened.
@@ -114,30 +114,30 @@ __device__ __forceinline__ float read_shared(const float* from) {
 
 // Adds the rows of this thread's group among `first` to `end`.
 template <class T>
-__device__ __forceinline__ void sum_rows(const Arguments& at, const float (*q)[Cut<T>::ELEMENTS], int first, int end,
+__device__ __forceinline__ void sum_rows(const Arguments& args, const float (*q)[Cut<T>::ELEMENTS], int first, int end,
                                          int fresh, const T* fresh_key, i64 cache, Sum<Cut<T>::ELEMENTS>& sum) {
     using C = Cut<T>;
     int lane = threadIdx.x % C::ROW_LANES, group = threadIdx.x / C::ROW_LANES;
-    i64 width = (i64)at.kv_heads * HEAD_DIM;
+    i64 width = (i64)args.kv_heads * HEAD_DIM;
     // All threads run the same number of iterations, because the shuffles need whole warps.
-    for (int base = first; base < end; base += C::GROUPS * C::AT_ONCE) {
-        Numbers<T, (C::N > 1)> key[C::AT_ONCE], value[C::AT_ONCE];
+    for (int base = first; base < end; base += C::GROUPS * C::IN_FLIGHT) {
+        Numbers<T, (C::N > 1)> key[C::IN_FLIGHT], value[C::IN_FLIGHT];
 #pragma unroll
-        for (int a = 0; a < C::AT_ONCE; a++) {
-            // Rows past the end repeat the last one with a score of minus infinity. Pieces past the head's width
-            // repeat the last one; q is zero there.
+        for (int a = 0; a < C::IN_FLIGHT; a++) {
+            // Rows past the end repeat the last one with a score of minus infinity. Pieces past the head's
+            // width repeat the last one; q is zero there.
             int row = min(base + a * C::GROUPS + group, end - 1);
-            const T* k = row == fresh ? fresh_key : (const T*)at.keys + cache + row * width;
-            const T* v = row == fresh ? fresh_key + width : (const T*)at.values + cache + row * width;
+            const T* k = row == fresh ? fresh_key : (const T*)args.keys + cache + row * width;
+            const T* v = row == fresh ? fresh_key + width : (const T*)args.values + cache + row * width;
 #pragma unroll
             for (int i = 0; i < C::PIECES; i++) {
                 int piece = min(lane + i * C::ROW_LANES, C::ALL - 1);
                 key[a].read(i, k + piece * C::N), value[a].read(i, v + piece * C::N);
             }
         }
-        float score[C::AT_ONCE][HEADS], numbers[C::ELEMENTS];
+        float score[C::IN_FLIGHT][HEADS], numbers[C::ELEMENTS];
 #pragma unroll
-        for (int a = 0; a < C::AT_ONCE; a++) {
+        for (int a = 0; a < C::IN_FLIGHT; a++) {
             key[a].widened(numbers);
 #pragma unroll
             for (int h = 0; h < HEADS; h++) {
@@ -153,20 +153,20 @@ __device__ __forceinline__ void sum_rows(const Arguments& at, const float (*q)[C
         for (int h = 0; h < HEADS; h++) {
             float max_score = sum.max_score[h];
 #pragma unroll
-            for (int a = 0; a < C::AT_ONCE; a++) max_score = fmaxf(max_score, score[a][h]);
+            for (int a = 0; a < C::IN_FLIGHT; a++) max_score = fmaxf(max_score, score[a][h]);
             float shrink = weight(sum.max_score[h], max_score);
             sum.max_score[h] = max_score;
             sum.total[h] *= shrink;
 #pragma unroll
             for (int i = 0; i < C::ELEMENTS; i++) sum.values[h][i] *= shrink;
 #pragma unroll
-            for (int a = 0; a < C::AT_ONCE; a++) {
+            for (int a = 0; a < C::IN_FLIGHT; a++) {
                 score[a][h] = weight(score[a][h], max_score);
                 sum.total[h] += score[a][h];
             }
         }
 #pragma unroll
-        for (int a = 0; a < C::AT_ONCE; a++) {
+        for (int a = 0; a < C::IN_FLIGHT; a++) {
             value[a].widened(numbers);
 #pragma unroll
             for (int h = 0; h < HEADS; h++)
@@ -195,21 +195,21 @@ template <int ROW_LANES, int N> __device__ __forceinline__ void sum_warp(Sum<N>&
 }
 
 // One part of the rows that a token sees, for HEADS query heads.
-template <class T> __device__ __forceinline__ void attend(const Arguments& at) {
+template <class T> __device__ __forceinline__ void attend(const Arguments& args) {
     using C = Cut<T>;
     __shared__ float sums[WARPS][HEADS][HEAD_DIM + 2];
     __shared__ float weights[HEADS][MAX_SPLITS];
     __shared__ bool is_last;
     int part = blockIdx.x, head = blockIdx.y * HEADS, token = blockIdx.z;
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    int position = at.positions[token], rows = min(position, at.capacity - 1) + 1;
-    int parts = max(1, min(at.splits, (rows + PART_ROWS - 1) / PART_ROWS));
+    int position = args.positions[token], rows = min(position, args.capacity - 1) + 1;
+    int parts = max(1, min(args.splits, (rows + PART_ROWS - 1) / PART_ROWS));
     if (part >= parts) return;
-    int group = at.heads / at.kv_heads, kv_head = head / group, sequence = token / at.tokens_per_sequence;
-    i64 width = (i64)at.kv_heads * HEAD_DIM, cache = (i64)sequence * at.capacity * width + kv_head * HEAD_DIM;
-    const T* qkv = (const T*)at.qkv + (i64)token * (at.heads + 2 * at.kv_heads) * HEAD_DIM;
-    const T* fresh_key = qkv + (at.heads + kv_head) * HEAD_DIM;
-    int fresh = at.tokens_per_sequence == 1 && position < at.capacity ? position : -1;
+    int group = args.heads / args.kv_heads, kv_head = head / group, sequence = token / args.tokens_per_sequence;
+    i64 width = (i64)args.kv_heads * HEAD_DIM, cache = (i64)sequence * args.capacity * width + kv_head * HEAD_DIM;
+    const T* qkv = (const T*)args.qkv + (i64)token * (args.heads + 2 * args.kv_heads) * HEAD_DIM;
+    const T* fresh_key = qkv + (args.heads + kv_head) * HEAD_DIM;
+    int fresh = args.tokens_per_sequence == 1 && position < args.capacity ? position : -1;
 
     float q[HEADS][C::ELEMENTS], scale = rsqrtf((float)HEAD_DIM);
     Sum<C::ELEMENTS> sum;
@@ -227,12 +227,12 @@ template <class T> __device__ __forceinline__ void attend(const Arguments& at) {
         }
     }
     int first = (i64)rows * part / parts, end = (i64)rows * (part + 1) / parts;
-    sum_rows<T>(at, q, first, end, fresh, fresh_key, cache, sum);
+    sum_rows<T>(args, q, first, end, fresh, fresh_key, cache, sum);
     // Blocks that see this row read it from qkv, so nothing in this launch reads what is written here.
     if (fresh >= 0 && part == parts - 1 && head == kv_head * group) {
         for (int c = threadIdx.x; c < HEAD_DIM; c += 32 * WARPS) {
-            ((T*)at.keys)[cache + fresh * width + c] = fresh_key[c];
-            ((T*)at.values)[cache + fresh * width + c] = fresh_key[width + c];
+            ((T*)args.keys)[cache + fresh * width + c] = fresh_key[c];
+            ((T*)args.values)[cache + fresh * width + c] = fresh_key[width + c];
         }
     }
 
@@ -251,8 +251,8 @@ template <class T> __device__ __forceinline__ void attend(const Arguments& at) {
         }
     }
     __syncthreads();
-    float* out = at.parts + ((i64)token * at.heads + head) * at.splits * (HEAD_DIM + 2);
-    T* o = (T*)at.o + ((i64)token * at.heads + head) * HEAD_DIM;
+    float* out = args.parts + ((i64)token * args.heads + head) * args.splits * (HEAD_DIM + 2);
+    T* o = (T*)args.o + ((i64)token * args.heads + head) * HEAD_DIM;
     for (int e = threadIdx.x; e < HEADS * HEAD_DIM; e += 32 * WARPS) {
         int h = e / HEAD_DIM, c = e % HEAD_DIM;
         float max_score = -INFINITY_F, value = 0.0f, total = 0.0f;
@@ -268,7 +268,7 @@ template <class T> __device__ __forceinline__ void attend(const Arguments& at) {
             o[e] = narrow<T>(value / total);
             continue;
         }
-        float* to = out + ((i64)h * at.splits + part) * (HEAD_DIM + 2);
+        float* to = out + ((i64)h * args.splits + part) * (HEAD_DIM + 2);
         to[c] = value;
         if (c == 0) to[HEAD_DIM] = max_score, to[HEAD_DIM + 1] = total;
     }
@@ -278,14 +278,14 @@ template <class T> __device__ __forceinline__ void attend(const Arguments& at) {
     __threadfence();
     __syncthreads();
     if (threadIdx.x == 0) {
-        u32* finished = at.finished + (u64)token * gridDim.y + blockIdx.y;
+        u32* finished = args.finished + (u64)token * gridDim.y + blockIdx.y;
         is_last = atomicInc(finished, parts - 1) == parts - 1;
     }
     __syncthreads();
     if (!is_last) return;
     __threadfence();
     for (int h = warp; h < HEADS; h += WARPS) {
-        const float* from = out + (i64)h * at.splits * (HEAD_DIM + 2) + HEAD_DIM;
+        const float* from = out + (i64)h * args.splits * (HEAD_DIM + 2) + HEAD_DIM;
         float maxima[MAX_SPLITS / 32], total[MAX_SPLITS / 32], max_score = -INFINITY_F, all = 0.0f;
 #pragma unroll
         for (int i = 0; i < MAX_SPLITS / 32; i++) {
@@ -304,7 +304,7 @@ template <class T> __device__ __forceinline__ void attend(const Arguments& at) {
     __syncthreads();
     for (int e = threadIdx.x; e < HEADS * HEAD_DIM; e += 32 * WARPS) {
         int h = e / HEAD_DIM, c = e % HEAD_DIM;
-        const float* from = out + (i64)h * at.splits * (HEAD_DIM + 2) + c;
+        const float* from = out + (i64)h * args.splits * (HEAD_DIM + 2) + c;
         float value = 0.0f;
 #pragma unroll 8
         for (int p = 0; p < parts; p++) value += read_shared(from + p * (HEAD_DIM + 2)) * weights[h][p];
@@ -312,9 +312,9 @@ template <class T> __device__ __forceinline__ void attend(const Arguments& at) {
     }
 }
 
-#define KERNELS(NAME, T)                                                                   \
-    extern "C" __global__ void cached_attention_fill_##NAME(Arguments at) { fill<T>(at); } \
-    extern "C" __global__ void __launch_bounds__(32 * WARPS, 1) cached_attention_##NAME(Arguments at) { attend<T>(at); }
+#define KERNELS(NAME, T)                                                                       \
+    extern "C" __global__ void cached_attention_fill_##NAME(Arguments args) { fill<T>(args); } \
+    extern "C" __global__ void __launch_bounds__(32 * WARPS, 1) cached_attention_##NAME(Arguments args) { attend<T>(args); }
 
 KERNELS(f32, float)
 KERNELS(bf16, bf16)

@@ -8,7 +8,7 @@ use xtrain_cuda::{CudaError, CudaKernel, DevicePtr, Gpu, KernelSource, Launch, O
 pub(super) const SOURCE: KernelSource = KernelSource::new("cast/kernel.cu", include_str!("kernel.cu"));
 
 /// Elements per thread; equal in the kernels.
-const AT_ONCE: u64 = 8;
+const PER_THREAD: u64 = 8;
 
 #[derive(Clone, Copy)]
 #[repr(C)]
@@ -24,7 +24,7 @@ impl CudaKernel for Cast {
         let function = gpu.function(&SOURCE, &[], &format!("cast_{}_{}", suffix(x.ty), suffix(y.ty)))?;
         let elements = x.ty.numel() as u64;
         let arguments = Arguments { x: x.place, y: y.place, elements };
-        let blocks = elements.div_ceil(u64::from(ELEMENTWISE_THREADS) * AT_ONCE).max(1) as u32;
+        let blocks = elements.div_ceil(u64::from(ELEMENTWISE_THREADS) * PER_THREAD).max(1) as u32;
         // SAFETY: the kernel takes one `Arguments`; x and y have `elements` elements of the types that the
         // name says.
         Ok(unsafe { Work::launch(function, Launch::row(blocks, ELEMENTWISE_THREADS), arguments) })

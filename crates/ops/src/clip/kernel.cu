@@ -12,11 +12,11 @@ struct Clip {
     float max_norm;
 };
 
-extern "C" __global__ void clip(Clip at) {
-    float norm = load(at.norm, 0), loss = load(at.loss, 0);
-    bool counts = fabsf(norm) < INFINITY_F && fabsf(loss) < INFINITY_F && fabsf(load(at.amax, 0)) < INFINITY_F;
-    float clipped = at.max_norm > 0.0f ? fminf(at.max_norm / (norm + 1e-6f), 1.0f) : 1.0f;
-    *at.coefficient = counts ? clipped : 0.0f;
-    *at.skip = !counts;
-    *at.applied += counts;
+extern "C" __global__ void clip(Clip args) {
+    float norm = load(args.norm, 0), loss = load(args.loss, 0);
+    bool counts = fabsf(norm) < INFINITY_F && fabsf(loss) < INFINITY_F && fabsf(load(args.amax, 0)) < INFINITY_F;
+    float clipped = args.max_norm > 0.0f ? fminf(args.max_norm / (norm + 1e-6f), 1.0f) : 1.0f;
+    *args.coefficient = counts ? clipped : 0.0f;
+    *args.skip = !counts;
+    *args.applied += counts;
 }

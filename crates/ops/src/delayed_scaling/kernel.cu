@@ -21,14 +21,14 @@ struct DelayedScaling {
     u32 padding;
 };
 
-extern "C" __global__ void delayed_scaling_clear(DelayedScaling at) { *at.max_amax = 0; }
+extern "C" __global__ void delayed_scaling_clear(DelayedScaling args) { *args.max_amax = 0; }
 
-extern "C" __global__ void __launch_bounds__(THREADS) delayed_scaling(DelayedScaling at) {
+extern "C" __global__ void __launch_bounds__(THREADS) delayed_scaling(DelayedScaling args) {
     __shared__ u32 words[THREADS / 32];
-    const Tensor tensor = at.tensors[blockIdx.x];
+    const Tensor tensor = args.tensors[blockIdx.x];
     u32 bits = __float_as_uint(*tensor.amax) & 0x7fffffffu;
     // Magnitudes have the order of their bits, with NaNs above all.
-    if (threadIdx.x == 0) atomicMax(at.max_amax, bits);
+    if (threadIdx.x == 0) atomicMax(args.max_amax, bits);
     if (bits == 0 || bits >= 0x7f800000u) return;
     // Shifts from the end, THREADS elements at a time, so that each is read before it is overwritten.
     u32 max_bits = bits;
@@ -49,6 +49,6 @@ extern "C" __global__ void __launch_bounds__(THREADS) delayed_scaling(DelayedSca
     if (threadIdx.x != 0) return;
 #pragma unroll
     for (int warp = 0; warp < THREADS / 32; warp++) max_bits = max(max_bits, words[warp]);
-    float scale = fminf(__fdiv_rn(tensor.target, __uint_as_float(at.latest ? bits : max_bits)), __uint_as_float(0x7f7fffffu));
+    float scale = fminf(__fdiv_rn(tensor.target, __uint_as_float(args.latest ? bits : max_bits)), __uint_as_float(0x7f7fffffu));
     *tensor.scale = tensor.pow2 ? __uint_as_float(__float_as_uint(scale) & 0xff800000u) : scale;
 }

@@ -8,7 +8,7 @@ use xtrain_cuda::{CudaError, CudaKernel, DevicePtr, Gpu, KernelSource, Launch, O
 pub(super) const SOURCE: KernelSource = KernelSource::new("dropout/kernel.cu", include_str!("kernel.cu"));
 
 /// Elements per thread; equal in the kernels.
-const AT_ONCE: u64 = 8;
+const PER_THREAD: u64 = 8;
 
 #[derive(Clone, Copy)]
 #[repr(C)]
@@ -39,7 +39,7 @@ impl CudaKernel for Dropout {
             p: self.p,
             scale: 1.0 / (1.0 - self.p),
         };
-        let blocks = elements.div_ceil(u64::from(ELEMENTWISE_THREADS) * AT_ONCE).max(1) as u32;
+        let blocks = elements.div_ceil(u64::from(ELEMENTWISE_THREADS) * PER_THREAD).max(1) as u32;
         // SAFETY: the kernel takes one `Arguments`; x has `elements` elements of the type that the name says,
         // and rng is four words.
         Ok(unsafe { Work::launch(function, Launch::row(blocks, ELEMENTWISE_THREADS), arguments) })

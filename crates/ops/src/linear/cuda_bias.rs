@@ -51,9 +51,9 @@ impl CudaKernel for BiasGrad {
             Arguments { dy: dy.place, parts: workspace.place, rows: rows as u64, width: width as u32 };
         let function = gpu.function(&SOURCE, &[], &format!("bias_grad_{path}_{}", suffix(dy.ty)))?;
         let launch = plane([width.div_ceil(32 * n), parts(rows)], [32, WARPS as u32]);
-        // SAFETY: the kernel takes one `Arguments`; dy is [rows, width] of the type in the kernel's name, with
-        // the path "vector" in rows of whole 16-byte vectors; the workspace holds a row of `width` f32 for
-        // each y of the grid.
+        // SAFETY: the kernel takes one `Arguments`; dy is [rows, width] of the type in the kernel's name,
+        // with the path "vector" in rows of whole 16-byte vectors; the workspace holds a row of `width` f32
+        // for each y of the grid.
         let partial = unsafe { Work::launch(function, launch, arguments) };
 
         let arguments = Sum {

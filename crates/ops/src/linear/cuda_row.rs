@@ -12,7 +12,7 @@ const WARPS: usize = 8;
 /// Rows of the weight per warp; equal in the kernels.
 const ROWS: usize = 2;
 /// Loads per row that a lane has in flight; equal in the kernels.
-const AT_ONCE: usize = 4;
+const IN_FLIGHT: usize = 4;
 /// Number of warps that saturates the memory of any GPU.
 const BUSY_WARPS: usize = 2048;
 
@@ -29,10 +29,10 @@ struct Row {
 }
 
 /// Number of warps that share a row of `runs` runs of 32 pieces: more if there are few rows, as long as each
-/// warp keeps [`AT_ONCE`] loads in flight.
+/// warp keeps [`IN_FLIGHT`] loads in flight.
 fn split(n: usize, runs: usize) -> usize {
     let mut split = 1;
-    while split < WARPS && n.div_ceil(ROWS) * split < BUSY_WARPS && runs > AT_ONCE * split {
+    while split < WARPS && n.div_ceil(ROWS) * split < BUSY_WARPS && runs > IN_FLIGHT * split {
         split *= 2;
     }
     split

@@ -2,9 +2,9 @@
 //
 // Bound by memory: w is read once and x stays in L1, so the kernel should reach the GPU's bandwidth. A piece
 // is 16 bytes, or one element if rows are not whole 16-byte pieces; a run is 32 pieces, one per lane. A warp
-// computes ROWS rows and reads every `split`-th run of them, with AT_ONCE loads per row in flight. The `split`
-// warps that share rows are in one block, which adds their sums in order. Grid: ceil(n / (WARPS / split *
-// ROWS)).
+// computes ROWS rows and reads every `split`-th run of them, with IN_FLIGHT loads per row in flight. The
+// `split` warps that share rows are in one block, which adds their sums in order. Grid: ceil(n / (WARPS /
+// split * ROWS)).
 
 struct Row {
     const void* x;
@@ -18,10 +18,10 @@ struct Row {
     u32 split;
 };
 
-constexpr int WARPS = 8, ROWS = 2, AT_ONCE = 4;
+constexpr int WARPS = 8, ROWS = 2, IN_FLIGHT = 4;
 
-// A piece of a row of w in registers: N elements of 16 bytes, loaded without allocating in L1 because they are
-// used once; or one element.
+// A piece of a row of w in registers: N elements of 16 bytes, loaded without allocating in L1 because they
+// are used once; or one element.
 template <class T, int N> struct Piece {
     uint4 raw;
     __device__ __forceinline__ void read(const T* from) {
@@ -38,32 +38,32 @@ template <class T> struct Piece<T, 1> {
     __device__ __forceinline__ void numbers(float* to) const { to[0] = number; }
 };
 
-template <class T, int N> __device__ __forceinline__ void linear_row(const Row& at) {
+template <class T, int N> __device__ __forceinline__ void linear_row(const Row& args) {
     __shared__ float sums[WARPS][ROWS];
     u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    u32 block_rows = WARPS / at.split * ROWS, row = blockIdx.x * block_rows + warp / at.split * ROWS;
+    u32 block_rows = WARPS / args.split * ROWS, row = blockIdx.x * block_rows + warp / args.split * ROWS;
     // The bias is loaded early, so that its latency overlaps with the loads of w.
     u32 written = blockIdx.x * block_rows + threadIdx.x;
-    bool writes = threadIdx.x < block_rows && written < at.n;
-    float bias = at.bias && writes ? widen(((const T*)at.bias)[written]) : 0.0f;
+    bool writes = threadIdx.x < block_rows && written < args.n;
+    float bias = args.bias && writes ? widen(((const T*)args.bias)[written]) : 0.0f;
     float sum[ROWS] = {};
-    if (row < at.n) {
-        const T* x = (const T*)at.x;
+    if (row < args.n) {
+        const T* x = (const T*)args.x;
         const T* w[ROWS];
         // Rows past the last one repeat it, and are not written.
 #pragma unroll
-        for (int r = 0; r < ROWS; r++) w[r] = (const T*)at.w + (u64)min(row + r, at.n - 1) * at.k;
-        u32 pieces = at.k / N, stride = 32 * at.split;
-        for (u32 first = warp % at.split * 32 + lane; first < pieces; first += stride * AT_ONCE) {
-            // All loads are issued before any is used. Pieces past the end repeat the last one and are skipped
-            // in the sum.
-            Piece<T, N> piece[AT_ONCE][ROWS];
+        for (int r = 0; r < ROWS; r++) w[r] = (const T*)args.w + (u64)min(row + r, args.n - 1) * args.k;
+        u32 pieces = args.k / N, stride = 32 * args.split;
+        for (u32 first = warp % args.split * 32 + lane; first < pieces; first += stride * IN_FLIGHT) {
+            // All loads are issued before any is used. Pieces past the end repeat the last one and are
+            // skipped in the sum.
+            Piece<T, N> piece[IN_FLIGHT][ROWS];
 #pragma unroll
-            for (int a = 0; a < AT_ONCE; a++)
+            for (int a = 0; a < IN_FLIGHT; a++)
 #pragma unroll
                 for (int r = 0; r < ROWS; r++) piece[a][r].read(w[r] + min(first + a * stride, pieces - 1) * N);
 #pragma unroll
-            for (int a = 0; a < AT_ONCE; a++) {
+            for (int a = 0; a < IN_FLIGHT; a++) {
                 u32 p = first + a * stride;
                 if (p >= pieces) continue;
                 float x_k[N], w_k[N];
@@ -85,15 +85,15 @@ template <class T, int N> __device__ __forceinline__ void linear_row(const Row& 
     __syncthreads();
     if (!writes) return;
     float y = 0.0f;
-    for (u32 part = 0; part < at.split; part++) y += sums[threadIdx.x / ROWS * at.split + part][threadIdx.x % ROWS];
-    ((T*)at.y)[written] = narrow<T>(y + bias);
+    for (u32 part = 0; part < args.split; part++) y += sums[threadIdx.x / ROWS * args.split + part][threadIdx.x % ROWS];
+    ((T*)args.y)[written] = narrow<T>(y + bias);
 }
 
-#define KERNELS(T, NAME)                                                                                             \
-    extern "C" __global__ void __launch_bounds__(32 * WARPS, 1) linear_row_vector_##NAME(Row at) {                      \
-        linear_row<T, LANES<T>>(at);                                                                                 \
-    }                                                                                                                \
-    extern "C" __global__ void __launch_bounds__(32 * WARPS, 1) linear_row_any_##NAME(Row at) { linear_row<T, 1>(at); }
+#define KERNELS(T, NAME)                                                                             \
+    extern "C" __global__ void __launch_bounds__(32 * WARPS, 1) linear_row_vector_##NAME(Row args) { \
+        linear_row<T, LANES<T>>(args);                                                               \
+    }                                                                                                \
+    extern "C" __global__ void __launch_bounds__(32 * WARPS, 1) linear_row_any_##NAME(Row args) { linear_row<T, 1>(args); }
 
 KERNELS(float, f32)
 KERNELS(bf16, bf16)

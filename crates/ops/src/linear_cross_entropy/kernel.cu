@@ -2,12 +2,13 @@
 //
 // rows_*: one block per token. It reads its row once for the maximum and the sum of exponentials (online
 // softmax, Milakov & Gimelshein, arXiv 1805.02867): a thread rescales its running sum when its maximum rises,
-// and the block combines its threads' maxima and sums. For gradients it passes over the row a second time, from
-// the end to the front, so that the part that was read last, which is still in L1 and L2, is reused first.
+// and the block combines its threads' maxima and sums. For gradients it passes over the row a second time,
+// from the end to the front, so that the part that was read last, which is still in L1 and L2, is reused
+// first.
 //
-// Bound by memory: with gradients a row of v elements is read once and written once (the second read is served
-// mostly from the caches), without gradients it is read once. Rows are aligned to 16 bytes for any v. Elements after the
-// last whole vector are handled one per thread.
+// Bound by memory: with gradients a row of v elements is read once and written once (the second read is
+// served mostly from the caches), without gradients it is read once. Rows are aligned to 16 bytes for any v.
+// Elements after the last whole vector are handled one per thread.
 
 constexpr int THREADS = 512;
 // 16-byte loads that a thread has in flight.
@@ -105,23 +106,23 @@ template <class T> __device__ __forceinline__ void ignore(T* row, u32 v) {
     if (last < v) row[last] = narrow<T>(0.0f);
 }
 
-template <class T, bool GRADIENTS> __device__ __forceinline__ void row(const RowArguments& at) {
+template <class T, bool GRADIENTS> __device__ __forceinline__ void row(const RowArguments& args) {
     __shared__ float space[32];
-    T* row = (T*)at.logits + blockIdx.x * at.stride;
-    float* terms = at.terms + 2 * (u64)blockIdx.x;
-    int target = at.targets[blockIdx.x];
+    T* row = (T*)args.logits + blockIdx.x * args.stride;
+    float* terms = args.terms + 2 * (u64)blockIdx.x;
+    int target = args.targets[blockIdx.x];
     if (target == IGNORED) {
-        if (GRADIENTS) ignore(row, at.v);
+        if (GRADIENTS) ignore(row, args.v);
         if (threadIdx.x < 2) terms[threadIdx.x] = 0.0f;
         return;
     }
-    // The data loader refuses targets outside of the vocabulary. If one occurs, the row is not accessed with it,
-    // and the loss is NaN.
-    bool valid = (u32)target < at.v;
+    // The data loader refuses targets outside of the vocabulary. If one occurs, the row is not accessed with
+    // it, and the loss is NaN.
+    bool valid = (u32)target < args.v;
     float correct = valid ? widen(row[target]) : NAN_F;
 
     Words* vectors = (Words*)row;
-    u32 count = at.v / LANES<T>, last = count * LANES<T> + threadIdx.x;
+    u32 count = args.v / LANES<T>, last = count * LANES<T> + threadIdx.x;
     u32 groups = (count + THREADS * AHEAD - 1) / (THREADS * AHEAD);
     float max_logit = LOWEST, total = 0.0f;
 #pragma unroll 1
@@ -139,7 +140,7 @@ template <class T, bool GRADIENTS> __device__ __forceinline__ void row(const Row
             take(max_logit, total, y);
         }
     }
-    if (last < at.v) {
+    if (last < args.v) {
         float y[1] = {widen(row[last])};
         take(max_logit, total, y);
     }
@@ -149,14 +150,14 @@ template <class T, bool GRADIENTS> __device__ __forceinline__ void row(const Row
     float log_total = logf(total);
     float lse = top + log_total, cross_entropy = log_total - correct;
     if (threadIdx.x == 0) {
-        terms[0] = cross_entropy + at.z_loss * lse * lse;
+        terms[0] = cross_entropy + args.z_loss * lse * lse;
         terms[1] = cross_entropy;
     }
     if (!GRADIENTS) return;
 
-    float inv_targets = scalar(at.inv_targets, at.inv_targets_bf16);
-    float scale = valid ? inv_targets * (1.0f + 2.0f * at.z_loss * lse) / total : NAN_F;
-    if (last < at.v) row[last] = narrow<T>(exponential(widen(row[last]) - top) * scale);
+    float inv_targets = scalar(args.inv_targets, args.inv_targets_bf16);
+    float scale = valid ? inv_targets * (1.0f + 2.0f * args.z_loss * lse) / total : NAN_F;
+    if (last < args.v) row[last] = narrow<T>(exponential(widen(row[last]) - top) * scale);
 #pragma unroll 1
     for (u32 group = groups; group-- > 0;) {
         u32 first = group * (THREADS * AHEAD) + threadIdx.x;
@@ -180,24 +181,24 @@ template <class T, bool GRADIENTS> __device__ __forceinline__ void row(const Row
     if (threadIdx.x == 0 && valid) row[target] = narrow<T>(exponential(correct) * scale - inv_targets);
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 2) rows_f32(RowArguments at) { row<float, false>(at); }
-extern "C" __global__ void __launch_bounds__(THREADS, 2) rows_bf16(RowArguments at) { row<bf16, false>(at); }
-extern "C" __global__ void __launch_bounds__(THREADS, 2) rows_gradients_f32(RowArguments at) { row<float, true>(at); }
-extern "C" __global__ void __launch_bounds__(THREADS, 2) rows_gradients_bf16(RowArguments at) { row<bf16, true>(at); }
+extern "C" __global__ void __launch_bounds__(THREADS, 2) rows_f32(RowArguments args) { row<float, false>(args); }
+extern "C" __global__ void __launch_bounds__(THREADS, 2) rows_bf16(RowArguments args) { row<bf16, false>(args); }
+extern "C" __global__ void __launch_bounds__(THREADS, 2) rows_gradients_f32(RowArguments args) { row<float, true>(args); }
+extern "C" __global__ void __launch_bounds__(THREADS, 2) rows_gradients_bf16(RowArguments args) { row<bf16, true>(args); }
 
 // Sums all terms in f64, in one block. The order depends only on the number of tokens.
 constexpr int SUM_THREADS = 1024;
 
-extern "C" __global__ void __launch_bounds__(SUM_THREADS) sum_terms(SumArguments at) {
+extern "C" __global__ void __launch_bounds__(SUM_THREADS) sum_terms(SumArguments args) {
     __shared__ double space[2][SUM_THREADS];
     double objective = 0.0, cross_entropy = 0.0;
     int any = 0;
 #pragma unroll 4
-    for (u64 token = threadIdx.x; token < at.tokens; token += SUM_THREADS) {
-        Vec<float, 2> terms = ((const Vec<float, 2>*)at.terms)[token];
+    for (u64 token = threadIdx.x; token < args.tokens; token += SUM_THREADS) {
+        Vec<float, 2> terms = ((const Vec<float, 2>*)args.terms)[token];
         objective += terms.v[0];
         cross_entropy += terms.v[1];
-        any |= at.targets[token] != IGNORED;
+        any |= args.targets[token] != IGNORED;
     }
     space[0][threadIdx.x] = objective;
     space[1][threadIdx.x] = cross_entropy;
@@ -211,9 +212,9 @@ extern "C" __global__ void __launch_bounds__(SUM_THREADS) sum_terms(SumArguments
     }
     if (threadIdx.x > 0) return;
     // Without targets, inv_targets may be infinite; the means are 0.
-    double inv_targets = scalar(at.inv_targets, at.inv_targets_bf16);
+    double inv_targets = scalar(args.inv_targets, args.inv_targets_bf16);
     float mean_objective = any ? (float)(inv_targets * space[0][0]) : 0.0f;
     float mean_cross_entropy = any ? (float)(inv_targets * space[1][0]) : 0.0f;
-    *at.objective = at.add_objective ? *at.objective + mean_objective : mean_objective;
-    *at.cross_entropy = at.add_cross_entropy ? *at.cross_entropy + mean_cross_entropy : mean_cross_entropy;
+    *args.objective = args.add_objective ? *args.objective + mean_objective : mean_objective;
+    *args.cross_entropy = args.add_cross_entropy ? *args.cross_entropy + mean_cross_entropy : mean_cross_entropy;
 }

@@ -14,7 +14,7 @@ struct Normal {
     double std;
 };
 
-constexpr int AT_ONCE = 4;
+constexpr int PER_THREAD = 4;
 
 // ln((a + 1) / 2^32), by the series of atanh: ln m = 2 (s + s^3/3 + s^5/5 + ...) with s = (m - 1) / (m + 1).
 __device__ __forceinline__ double ln(u32 a) {
@@ -64,18 +64,18 @@ __device__ __forceinline__ void pair(u32 a, u32 b, double std, float* to) {
     to[1] = __double2float_rn(__dmul_rn(radius, sin));
 }
 
-extern "C" __global__ void normal_f32(Normal at) {
-    u64 index = (u64)blockIdx.x * blockDim.x + threadIdx.x, first = index * AT_ONCE;
-    if (first >= at.elements) return;
-    Philox rng = {at.seed_low, at.seed_high, at.step, at.site};
+extern "C" __global__ void normal_f32(Normal args) {
+    u64 index = (u64)blockIdx.x * blockDim.x + threadIdx.x, first = index * PER_THREAD;
+    if (first >= args.elements) return;
+    Philox rng = {args.seed_low, args.seed_high, args.step, args.site};
     u32 words[4];
     rng.block(index, words);
-    float drawn[AT_ONCE];
-    pair(words[0], words[1], at.std, drawn);
-    pair(words[2], words[3], at.std, drawn + 2);
-    if (first + AT_ONCE <= at.elements) {
-        store<AT_ONCE>(at.y + first, drawn);
+    float drawn[PER_THREAD];
+    pair(words[0], words[1], args.std, drawn);
+    pair(words[2], words[3], args.std, drawn + 2);
+    if (first + PER_THREAD <= args.elements) {
+        store<PER_THREAD>(args.y + first, drawn);
     } else {
-        for (int i = 0; first + i < at.elements; i++) at.y[first + i] = drawn[i];
+        for (int i = 0; first + i < args.elements; i++) args.y[first + i] = drawn[i];
     }
 }

@@ -1,5 +1,6 @@
 // Backward of attention for the queries, or the keys, of one warp, a tile of the other kind at a time.
-// Probabilities are recomputed from the log-sum-exp (Dao, "FlashAttention-2", arXiv 2307.08691, section 3.1.2).
+// Probabilities are recomputed from the log-sum-exp (Dao, "FlashAttention-2", arXiv 2307.08691, section
+// 3.1.2).
 
 // True if the left operands fit into registers together with the sums.
 constexpr bool HOLDS_LEFT = HEAD_DIM * STRIPS <= 64;
@@ -66,18 +67,18 @@ struct QueryStats {
 };
 
 // Starts asynchronous copies of the values of a query. `delta` may be null.
-__device__ __forceinline__ void load_query_stats(const Backward& at, const HeadRows& head_rows, int sequence, int query, float* lse,
+__device__ __forceinline__ void load_query_stats(const Backward& args, const HeadRows& head_rows, int sequence, int query, float* lse,
                                                  float* delta, float* seen_from) {
-    const Shape& s = at.shape;
+    const Shape& s = args.shape;
     bool exists = query < s.seq_len;
     int from = exists ? query : 0;
-    copy_async<4>(lse, at.lse + head_rows.sums + from, exists);
-    if (delta) copy_async<4>(delta, at.delta + head_rows.sums + from, exists);
+    copy_async<4>(lse, args.lse + head_rows.sums + from, exists);
+    if (delta) copy_async<4>(delta, args.delta + head_rows.sums + from, exists);
     if (s.doc_start) copy_async<4>(seen_from, s.doc_start + (i64)sequence * s.seq_len + from, exists);
 }
 
-// The keys of a warp, from `first` on, with the gradients of keys and values. Scores are transposed: a row is a
-// key.
+// The keys of a warp, from `first` on, with the gradients of keys and values. Scores are transposed: a row is
+// a key.
 struct KeyRows {
     int first;
     LeftRows<HOLDS_LEFT> k, v;
@@ -88,7 +89,8 @@ struct KeyRows {
 
     __device__ __forceinline__ int last() const { return first + STRIPS * 16 - 1; }
 
-    // Adds the contribution of the TILE queries from `queries` on to the columns of dk and dv from `column` on.
+    // Adds the contribution of the TILE queries from `queries` on to the columns of dk and dv from `column`
+    // on.
     __device__ __forceinline__ void add(const Shape& s, const bf16* q_tile, const bf16* d_o_tile, const QueryStats& stats, int queries,
                                         int column) {
         float p[STRIPS][TILE / 8][4] = {}, dp[STRIPS][TILE / 8][4] = {};
@@ -146,8 +148,8 @@ struct KeyRows {
     }
 };
 
-// delta of 16 queries, the sum of do * o over a head's columns: two lanes sum a row. `delta` gets the values of
-// this lane's rows in both halves of the strip; `store(row, delta)` is called once for each row.
+// delta of 16 queries, the sum of do * o over a head's columns: two lanes sum a row. `delta` gets the values
+// of this lane's rows in both halves of the strip; `store(row, delta)` is called once for each row.
 template <class Store> __device__ __forceinline__ void sum_delta(float (&delta)[2], const bf16* d_o, const bf16* o, i64 o_stride, Store store) {
     int row = lane() / 2, half = lane() % 2 * (HEAD_DIM / 2);
     float sum = 0.0f;

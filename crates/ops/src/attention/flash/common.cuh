@@ -3,8 +3,8 @@
 //
 // The launcher defines HEAD_DIM (a multiple of 16), WARPS, STRIPS and TILE, and WHOLE for kernels that hold
 // whole sequences. A block owns OWNED rows, queries or keys, of which each warp owns STRIPS strips of 16, and
-// loops over tiles of TILE rows of the other kind. Rows of a tile are PITCH elements apart, so that eight rows
-// that are read at once lie in different banks. Fragment layouts are described in tensor_cores.cuh.
+// loops over tiles of TILE rows of the other kind. Rows of a tile are PITCH elements apart, so that eight
+// rows that are read at once lie in different banks. Fragment layouts are described in tensor_cores.cuh.
 
 constexpr int THREADS = WARPS * 32;
 // Rows that a block owns.

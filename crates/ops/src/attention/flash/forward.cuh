@@ -85,11 +85,11 @@ struct OutputRows {
 
     // Normalises and writes outputs and log-sum-exps. Outputs pass through `tile`, which this warp may
     // overwrite, so that global stores are 16 bytes wide.
-    __device__ __forceinline__ void finish(const Forward& at, int head, int sequence, bf16* tile) {
-        const Shape& s = at.shape;
+    __device__ __forceinline__ void finish(const Forward& args, int head, int sequence, bf16* tile) {
+        const Shape& s = args.shape;
         i64 width = (i64)s.heads * HEAD_DIM;
-        bf16* out = at.o + sequence * (i64)s.seq_len * width + head * HEAD_DIM;
-        float* lse = at.lse + ((i64)sequence * s.heads + head) * s.seq_len;
+        bf16* out = args.o + sequence * (i64)s.seq_len * width + head * HEAD_DIM;
+        float* lse = args.lse + ((i64)sequence * s.heads + head) * s.seq_len;
 #pragma unroll
         for (int m = 0; m < STRIPS; m++) {
             float inverse[2];

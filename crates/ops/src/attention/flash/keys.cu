@@ -1,11 +1,12 @@
-// Tiled backward of causal attention on tensor cores, second launch: dk and dv (flash/queries.cu is the first).
+// Tiled backward of causal attention on tensor cores, second launch: dk and dv (flash/queries.cu is the
+// first).
 //
 // A block owns OWNED keys of a key/value head and loops over the queries of all heads of its group that see
 // them, TILE at a time, double-buffered. Grid: (tiles of keys x parts of the columns, key/value heads,
 // sequences); heads wider than 128 have two parts.
 
-extern "C" __global__ void __launch_bounds__(THREADS, 1) flash_keys(Backward at) {
-    const Shape& s = at.shape;
+extern "C" __global__ void __launch_bounds__(THREADS, 1) flash_keys(Backward args) {
+    const Shape& s = args.shape;
     constexpr int PARTS = HEAD_DIM / COLUMNS, STAGE = 2 * TILE * PITCH;
     bf16* k_tile = (bf16*)shared_space;
     bf16* v_tile = k_tile + OWNED * PITCH;
@@ -14,12 +15,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) flash_keys(Backward at)
     float* stage_sums = (float*)(stages + 2 * STAGE);
     int first = blockIdx.x / PARTS * OWNED, column = blockIdx.x % PARTS * COLUMNS, kv_head = blockIdx.y, sequence = blockIdx.z;
     int group = s.heads / s.kv_heads;
-    HeadRows keys(s, at.qkv, kv_head * group, sequence);
+    HeadRows keys(s, args.qkv, kv_head * group, sequence);
     load_tile<OWNED>(k_tile, keys.k, keys.width, first, s.seq_len);
     load_tile<OWNED>(v_tile, keys.v, keys.width, first, s.seq_len);
 
-    // Number of tiles of queries that see some of these keys: from the tile of the first key on, up to the first
-    // document that begins after them.
+    // Number of tiles of queries that see some of these keys: from the tile of the first key on, up to the
+    // first document that begins after them.
     int first_tile = first / TILE, tiles = 0;
     for (int tile = first_tile; tile * TILE < s.seq_len; tile += THREADS) {
         int query = (tile + (int)threadIdx.x) * TILE;
@@ -29,13 +30,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) flash_keys(Backward at)
     }
     auto load_stage = [&](int stage, int n) {
         int head = kv_head * group + n / tiles, queries = (first_tile + n % tiles) * TILE;
-        HeadRows head_rows(s, at.qkv, head, sequence);
+        HeadRows head_rows(s, args.qkv, head, sequence);
         bf16* q_tile = stages + stage * STAGE;
         load_tile<TILE>(q_tile, head_rows.q, head_rows.width, queries, s.seq_len);
-        load_tile<TILE>(q_tile + TILE * PITCH, at.d_o + head_rows.outputs, head_rows.out_width, queries, s.seq_len);
+        load_tile<TILE>(q_tile + TILE * PITCH, args.d_o + head_rows.outputs, head_rows.out_width, queries, s.seq_len);
         float* to = stage_sums + stage * 3 * TILE;
         for (int i = threadIdx.x; i < TILE; i += THREADS)
-            load_query_stats(at, head_rows, sequence, queries + i, to + i, to + TILE + i, to + 2 * TILE + i);
+            load_query_stats(args, head_rows, sequence, queries + i, to + i, to + TILE + i, to + 2 * TILE + i);
     };
     load_stage(0, 0);
     await_copies();
@@ -56,6 +57,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) flash_keys(Backward at)
         rows.add(s, q_tile, q_tile + TILE * PITCH, stats, queries, column);
     }
     // Each warp reads only its own rows of k_tile, and no longer needs them.
-    bf16* to = at.dqkv + column;
-    rows.finish(to + (keys.k - at.qkv), to + (keys.v - at.qkv), keys.width, k_tile + owned * PITCH, s.seq_len);
+    bf16* to = args.dqkv + column;
+    rows.finish(to + (keys.k - args.qkv), to + (keys.v - args.qkv), keys.width, k_tile + owned * PITCH, s.seq_len);
 }

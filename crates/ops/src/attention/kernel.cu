@@ -180,7 +180,7 @@ template <class T> __device__ __forceinline__ void forward(const Forward& args) 
     float* k = q + TILE * PITCH;
     float* v = k + TILE * PITCH;
     float* p = v + TILE * PITCH;
-    // The tiles with new_max keys are scheduled first.
+    // The tiles with the most keys are scheduled first.
     int tile = gridDim.x - 1 - blockIdx.x, head = blockIdx.y, sequence = blockIdx.z;
     int kv_head = head / (s.heads / s.kv_heads), first = tile * TILE;
     i64 width = row_width(s);

@@ -2,7 +2,7 @@
 //
 // The launcher defines HEAD_DIM and HEADS, the query heads of one key/value head that a block computes
 // together, so that they share the reads of the cache. Grid: (splits, heads / HEADS, tokens). The rows that a
-// token sees are split into parts of at least PART_ROWS rows, at max_score `splits`; surplus blocks return. A
+// token sees are split into parts of at least PART_ROWS rows, at most `splits`; surplus blocks return. A
 // block computes a running softmax over one part: a group of ROW_LANES lanes handles a row, and groups, warps
 // and finally parts are combined by rescaling to the common maximum. The last block of a token and its heads
 // to finish, found by an atomic counter, combines the parts; it does so in their order, so the result is

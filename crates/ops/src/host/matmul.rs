@@ -110,8 +110,8 @@ fn whole<T: Real>(a: MatmulOperand<'_>, b: MatmulOperand<'_>, c: &mut ViewMut<'_
     }
 }
 
-/// Products that are summed before the sum is added to the result. Small enough that the library splits it on
-/// no machine.
+/// Products that are summed before the sum is added to the result. The library would split no sum as short as
+/// this, on any machine.
 const DEPTH: usize = 512;
 
 /// Maximum number of elements of a bf16 operand or result that is widened whole.

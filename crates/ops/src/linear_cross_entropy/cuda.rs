@@ -84,14 +84,14 @@ fn workspace(loss: &LinearCrossEntropy, inputs: &[TensorType]) -> Vec<TensorType
     vec![logits, TensorType::new(DType::F32, [tokens, 2]), Gemm::workspace()]
 }
 
-/// The rows of the weight, one range for each GEMM: all if their number suits cuBLASLt, else the most that do
-/// and the rest.
+/// Rows of the weight for each GEMM: all of them if their number suits cuBLASLt, else as many as do, then the
+/// rest.
 fn pieces(v: usize) -> impl DoubleEndedIterator<Item = Range<usize>> {
     let main = if v.is_multiple_of(8) { v } else { v / STRIDE_ELEMENTS * STRIDE_ELEMENTS };
     [0..main, main..v].into_iter().filter(|rows| !rows.is_empty())
 }
 
-/// The place of a row of a matrix.
+/// Address of a row of a matrix.
 fn row_of(ty: TensorType, place: DevicePtr, row: usize) -> DevicePtr {
     place.offset(ty.dtype.bytes(row * ty.shape[1]))
 }

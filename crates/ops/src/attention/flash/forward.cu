@@ -2,7 +2,7 @@
 //
 // A block owns OWNED queries of one head and loops over the keys that they see, TILE at a time. Keys and
 // values are double-buffered: the next tile is copied asynchronously while the current one is multiplied.
-// Grid: (tiles of queries, heads, sequences); the tiles with most keys come first.
+// Grid: (tiles of queries, heads, sequences); the tiles with the most keys come first.
 //
 // With documents most tiles are masked, and a warp skips the halves of a tile that its queries do not see.
 // Without documents few tiles are masked, and the check costs more than it saves.
@@ -12,7 +12,7 @@ template <bool DOCUMENTS> __device__ __forceinline__ void forward(const Forward&
     bf16* q_tile = (bf16*)shared_space;
     bf16* stages = q_tile + OWNED * PITCH;
     constexpr int STAGE = 2 * TILE * PITCH;
-    // The tiles with most keys are scheduled first.
+    // The tiles with the most keys are scheduled first.
     int first = (gridDim.x - 1 - blockIdx.x) * OWNED, head = blockIdx.y, sequence = blockIdx.z;
     HeadRows head_rows(s, args.qkv, head, sequence);
     int keys = s.first_key(sequence, first) / TILE * TILE, end = min(first + OWNED, s.seq_len);

@@ -13,7 +13,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) flash_queries(Backward 
     bf16* stages = d_o_tile + OWNED * PITCH;
     constexpr int STAGE = 2 * TILE * PITCH;
     static_assert(2 * TILE >= OWNED, "the outputs are loaded into the second stage");
-    // The tiles with most keys are scheduled first.
+    // The tiles with the most keys are scheduled first.
     int first = (gridDim.x - 1 - blockIdx.x) * OWNED, head = blockIdx.y, sequence = blockIdx.z;
     HeadRows head_rows(s, args.qkv, head, sequence);
     int keys = s.first_key(sequence, first) / TILE * TILE, end = min(first + OWNED, s.seq_len);

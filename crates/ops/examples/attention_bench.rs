@@ -1,5 +1,6 @@
-//! Times attention's CPU kernels: the best of several runs, in ms and GFLOP/s. Training forward and backward, of the causal half of
-//! the scores; then a prefill chunk and a decode step at the end of a cache, of all of it.
+//! Benchmark of attention's CPU kernels: the best of several runs, in ms and GFLOP/s. First forward and
+//! backward in training, counting the causal half of the scores; then prefill chunks and decode steps at the
+//! end of a KV cache, counting all of it.
 //!
 //!     cargo run --release -p xtrain-ops --example attention_bench
 
@@ -83,7 +84,7 @@ fn outputs(op: &impl Op, inputs: &[&HostTensor]) -> Vec<HostTensor> {
     op.infer(&types).expect("valid operands").into_iter().map(HostTensor::zeros).collect()
 }
 
-/// The shortest of as many runs as fit in two seconds, and the flops of one.
+/// The shortest time among the runs that fit into two seconds, and the FLOPs of a run.
 fn best(op: &(impl Op + CpuKernel), inputs: &[&HostTensor], outputs: &mut [HostTensor]) -> (Duration, f64) {
     let types = |tensors: &[&HostTensor]| tensors.iter().map(|t| t.ty()).collect::<Vec<_>>();
     let flops = op.cost(&types(inputs), &[]).flops;

@@ -1,5 +1,7 @@
-//! Times the loss with its gradients, and its three matrix products alone: `cargo run --release -p xtrain-ops --example loss_speed`
-//! with, if wanted, tokens, width, vocabulary and tokens a chunk after `--`.
+//! Benchmark of the fused head and cross-entropy on the CPU: the loss, the loss with its gradients, and each
+//! of its three GEMMs.
+//!
+//!     cargo run --release -p xtrain-ops --example loss_speed [-- TOKENS WIDTH VOCABULARY CHUNK_TOKENS]
 
 use std::time::Instant;
 use xtrain_ops::linear::{Linear, LinearDgrad, LinearWgrad};
@@ -11,10 +13,10 @@ use xtrain_tensor::{DType, HostTensor, Philox, TensorType, View, ViewMut};
 const ROUNDS: usize = 5;
 
 fn main() {
-    let given: Vec<usize> =
+    let numbers: Vec<usize> =
         std::env::args().skip(1).map(|a| a.parse().expect("arguments are numbers")).collect();
-    let of = |n: usize, default| given.get(n).copied().unwrap_or(default);
-    let (t, d, v, chunk_tokens) = (of(0, 512), of(1, 768), of(2, 50304), of(3, 256));
+    let argument = |n: usize, default| numbers.get(n).copied().unwrap_or(default);
+    let (t, d, v, chunk_tokens) = (argument(0, 512), argument(1, 768), argument(2, 50304), argument(3, 256));
     println!("{t} tokens in chunks of {chunk_tokens}, width {d}, vocabulary {v}; best of {ROUNDS}");
 
     for dtype in [DType::F32, DType::BF16] {
@@ -42,13 +44,14 @@ fn normal(dtype: DType, shape: [usize; 2], std: f32, seed: u64) -> HostTensor {
     HostTensor::from_f64(ty, &x.into_iter().map(f64::from).collect::<Vec<_>>())
 }
 
-fn time(what: &str, op: &dyn Op, inputs: &[&HostTensor]) {
+/// Prints the best time of [`ROUNDS`] runs of `op` under this name.
+fn time(name: &str, op: &dyn Op, inputs: &[&HostTensor]) {
     let types: Vec<TensorType> = inputs.iter().map(|t| t.ty()).collect();
-    let made = op.infer(&types).expect("the operands fit");
+    let output_types = op.infer(&types).expect("the operands fit");
     let kernels = cpu_kernels();
     let kernel = kernels.find(op).expect("every op has a CPU kernel");
     let mut written: Vec<HostTensor> =
-        made.iter().chain(&kernel.workspace(&types)).map(|&ty| HostTensor::zeros(ty)).collect();
+        output_types.iter().chain(&kernel.workspace(&types)).map(|&ty| HostTensor::zeros(ty)).collect();
     let mut best = f64::INFINITY;
     for _ in 0..ROUNDS {
         let views: Vec<View<'_>> = inputs.iter().map(|t| View::new(t.ty(), t.bytes())).collect();
@@ -58,6 +61,6 @@ fn time(what: &str, op: &dyn Op, inputs: &[&HostTensor]) {
         kernel.run(&views, &mut outputs);
         best = best.min(start.elapsed().as_secs_f64());
     }
-    let gflops = op.cost(&types, &made).flops / best / 1e9;
-    println!("  {what:24} {:9.1} ms  {gflops:7.1} GFLOP/s", best * 1e3);
+    let gflops = op.cost(&types, &output_types).flops / best / 1e9;
+    println!("  {name:24} {:9.1} ms  {gflops:7.1} GFLOP/s", best * 1e3);
 }

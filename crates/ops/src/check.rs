@@ -1,4 +1,5 @@
-//! Checks of every op in the registry, from its samples, with fresh random inputs and poisoned outputs.
+//! Checks of every op in the registry, generated from its samples, with new random inputs and poisoned
+//! outputs.
 
 use crate::PassSet;
 use crate::linear::Linear;
@@ -11,8 +12,8 @@ use xtrain_program::{Code, Program, Root, StateKind, Storage, Tracer, ValueId, b
 use xtrain_runtime::{Checks, CpuEngine, Engine, EngineError, Part, ProgramId};
 use xtrain_tensor::{DType, HostTensor, Philox, TensorType};
 
-/// The op that CONTRIBUTING.md adds, in the same words, as `xtrain`'s tests check. It is checked with those
-/// of the registry.
+/// The example op of CONTRIBUTING.md, checked with the ops of the registry. `crates/xtrain/tests/house.rs`
+/// checks that the code on that page is this code.
 #[allow(unreachable_pub, reason = "an op is public")]
 mod example;
 
@@ -31,18 +32,18 @@ fn large_samples() -> Vec<Sample> {
     [registry::large_samples(), vec![Gelu::large(), GeluGrad::large()]].into_iter().flatten().collect()
 }
 
-/// A seed that differs from run to run.
+/// A new seed, from the clock.
 pub(crate) fn seed() -> u64 {
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).expect("a clock after 1970");
     now.as_nanos() as u64
 }
 
-/// The result of `f` on a pool of this many threads.
+/// The result of `f`, run on a pool of this many threads.
 pub(crate) fn on_threads<R: Send>(threads: usize, f: impl FnOnce() -> R + Send) -> R {
     rayon::ThreadPoolBuilder::new().num_threads(threads).build().expect("threads").install(f)
 }
 
-/// A sample as a program, ready to run.
+/// A sample as a loaded program.
 struct Case {
     engine: CpuEngine,
     id: ProgramId,
@@ -60,8 +61,8 @@ fn engine() -> CpuEngine {
     engine
 }
 
-/// Traces the sample's op over inputs named in0, in1, ... (parameters where `as_parameters` and the sample
-/// says so).
+/// A program with the sample's op, the values of its inputs, named in0, in1, ..., and those of its outputs.
+/// With `as_parameters`, inputs that the sample marks as parameters are parameters.
 fn trace(
     sample: &Sample,
     inputs: &[HostTensor],
@@ -86,7 +87,7 @@ fn name_output(program: &mut Program, id: ValueId, name: String) {
     program.values[id.0 as usize].storage = Storage::Output { name: name.into() };
 }
 
-/// The op alone, its outputs named out0, out1, ...
+/// A program with only the sample's op, its outputs named out0, out1, ...
 fn forward_case(sample: &Sample, dtype: DType, seed: u64) -> Case {
     let inputs = sample.tensors(dtype, seed);
     let (mut program, _, outputs) = trace(sample, &inputs, false);
@@ -105,8 +106,8 @@ impl Case {
             self.engine.write_input(self.id, &format!("in{n}"), t.bytes()).expect("input");
         }
         self.engine.run(self.id, Part::Whole).expect("run");
-        let made = self.engine.outputs(self.id).expect("outputs");
-        (0..self.outputs.len()).map(|k| made.get(&format!("out{k}")).expect("output").to_vec()).collect()
+        let outputs = self.engine.outputs(self.id).expect("outputs");
+        (0..self.outputs.len()).map(|k| outputs.get(&format!("out{k}")).expect("output").to_vec()).collect()
     }
 
     fn run_f64(&mut self, inputs: &[HostTensor]) -> Vec<Vec<f64>> {
@@ -141,7 +142,7 @@ fn gradients_agree_with_central_differences_in_f64() {
             describe(&sample)
         );
 
-        // Random weights for the outputs turn them into one number to differentiate.
+        // The number that is differentiated: a randomly weighted sum of all outputs.
         let weights: Vec<HostTensor> = (0..sample.roots)
             .map(|k| {
                 let mut w = vec![0.0; case.outputs[k].numel()];
@@ -170,7 +171,7 @@ fn gradients_agree_with_central_differences_in_f64() {
                         all[n] = HostTensor::from_f64(input.ty(), &moved);
                         score(&case.run_f64(&all))
                     };
-                    // Fourth-order central difference: the error is h^4, far under the bar.
+                    // A central difference of fourth order: its error, of order h^4, is far below the bar.
                     let h = 1e-3;
                     (8.0 * (probe(h) - probe(-h)) - (probe(2.0 * h) - probe(-2.0 * h))) / (12.0 * h)
                 })
@@ -181,8 +182,8 @@ fn gradients_agree_with_central_differences_in_f64() {
     }
 }
 
-/// The gradients of the float inputs, by the op's backward; with `as_parameters`, over two micro-steps, which
-/// doubles those of the parameters.
+/// Gradients of the float inputs from the op's backward. With `as_parameters` the program runs two
+/// micro-steps, which doubles the gradients of parameters.
 fn gradients(
     sample: &Sample,
     inputs: &[HostTensor],
@@ -230,7 +231,7 @@ fn gradients(
     if as_parameters {
         engine.run(id, Part::Next).expect("next micro-step");
     }
-    let made = engine.outputs(id).expect("outputs");
+    let outputs = engine.outputs(id).expect("outputs");
     (0..ids.len())
         .map(|n| {
             if let Some((_, name)) = parameters.iter().find(|(m, _)| *m == n) {
@@ -239,8 +240,8 @@ fn gradients(
             }
             let grad = grads[plain.iter().position(|v| *v == ids[n])?]?;
             match named.get(&grad) {
-                Some(&ty) => Some(decode(ty, made.get(&format!("grad{}", grad.0)).expect("gradient"))),
-                // The gradient of a sum's operand is the seed itself.
+                Some(&ty) => Some(decode(ty, outputs.get(&format!("grad{}", grad.0)).expect("gradient"))),
+                // The gradient of a sum's operand is the output's gradient itself.
                 None => seeds.iter().find(|(_, seed, _)| *seed == grad).map(|(_, _, t)| t.to_f64()),
             }
         })
@@ -305,9 +306,9 @@ fn results_do_not_depend_on_the_number_of_threads() {
     {
         let mut case = forward_case(sample, dtype, seed());
         let inputs = case.inputs.clone();
-        let mut on = |threads: usize| on_threads(threads, || case.run(&inputs));
-        let alone = on(1);
-        assert!((2..6).all(|threads| on(threads) == alone), "{} in {dtype}", describe(sample));
+        let mut outputs_on = |threads: usize| on_threads(threads, || case.run(&inputs));
+        let on_one = outputs_on(1);
+        assert!((2..6).all(|threads| outputs_on(threads) == on_one), "{} in {dtype}", describe(sample));
     }
 }
 
@@ -334,6 +335,6 @@ fn a_gradient_that_overflows_where_it_is_added_is_named() {
         engine.run(id, Part::Whole)
     };
     run(1.0).expect("all is finite");
-    // The gradient of the second use is assigned, that of the first is added to it.
+    // The gradient of the second use is assigned, and that of the first is then added to it.
     assert!(matches!(run(1e30), Err(EngineError::NonFinite { op: "linear_wgrad", .. })));
 }

@@ -1,33 +1,33 @@
-//! Code that the GPU kernels of several ops share.
+//! Helpers for launching the GPU kernels of several ops.
 
 use xtrain_cuda::{CudaError, CudaOutput, CudaTensor, DeviceMemory, DevicePtr, Gpu, Launch, Stream};
 use xtrain_tensor::{DType, TensorType};
 
-/// Threads of a block of kernels that treat every element by itself.
+/// Threads per block of elementwise kernels.
 pub(crate) const ELEMENTWISE_THREADS: u32 = 256;
 
-/// The most partial sums of a sum over rows. A constant, so that results and plans depend on shapes alone,
-/// and enough blocks for any GPU.
+/// Maximum number of partial sums in a sum over rows. A constant, so that results and plans depend on shapes
+/// alone; large enough to give every multiprocessor of any GPU a block.
 pub(crate) const PARTS: usize = 512;
 
-/// A tensor whose type, f32 or bf16, a kernel reads at run time: `Floats` of the prelude.
+/// Pointer to f32 or bf16 elements with the type as a run-time flag: the prelude's `Floats`.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub(crate) struct Floats {
-    at: DevicePtr,
+    data: DevicePtr,
     is_bf16: u64,
 }
 
 impl Floats {
-    /// No tensor.
+    /// A null pointer, for an optional operand that is absent.
     pub(crate) fn none() -> Floats {
-        Floats { at: DevicePtr(0), is_bf16: 0 }
+        Floats { data: DevicePtr(0), is_bf16: 0 }
     }
 }
 
 impl From<CudaTensor> for Floats {
     fn from(tensor: CudaTensor) -> Self {
-        Floats { at: tensor.place, is_bf16: u64::from(suffix(tensor.ty) == "bf16") }
+        Floats { data: tensor.place, is_bf16: u64::from(suffix(tensor.ty) == "bf16") }
     }
 }
 
@@ -42,18 +42,18 @@ pub(crate) fn lanes(ty: TensorType) -> usize {
     16 / ty.dtype.bytes(1)
 }
 
-/// The fewest whole warps with `threads` threads, at most a block's limit.
-pub(crate) fn warps_of(threads: usize, most: usize) -> u32 {
-    threads.next_multiple_of(32).clamp(32, most) as u32
+/// `threads` rounded up to whole warps, at least one warp and at most `max` threads.
+pub(crate) fn warps_of(threads: usize, max: usize) -> u32 {
+    threads.next_multiple_of(32).clamp(32, max) as u32
 }
 
-/// A grid of blocks in two dimensions, at least one of them.
+/// A two-dimensional launch with at least one block.
 pub(crate) fn plane(grid: [usize; 2], block: [u32; 2]) -> Launch {
     let [x, y] = grid.map(|blocks| blocks.max(1) as u32);
     Launch { grid: [x, y, 1], block: [block[0], block[1], 1], ..Launch::row(1, 1) }
 }
 
-/// Words in GPU memory: the table that a kernel over many tensors reads.
+/// A table in GPU memory, such as the pointers that a kernel over many tensors reads.
 pub(crate) fn table(gpu: &Gpu, words: &[u64]) -> Result<DeviceMemory, CudaError> {
     let memory = DeviceMemory::new(gpu.context(), size_of_val(words))?;
     if words.is_empty() {
@@ -65,14 +65,14 @@ pub(crate) fn table(gpu: &Gpu, words: &[u64]) -> Result<DeviceMemory, CudaError>
     Ok(memory)
 }
 
-/// The suffix of a kernel's name: its element type.
+/// Suffix of a kernel's name for this element type.
 ///
 /// # Panics
-/// If no kernel on a GPU is for it: programs for GPUs hold f32 and bf16.
+/// If the type is neither f32 nor bf16, the only plain types in programs for a GPU.
 pub(crate) fn suffix(ty: TensorType) -> &'static str {
     match ty.dtype {
         DType::F32 => "f32",
         DType::BF16 => "bf16",
-        other => panic!("kernels on a card compute with f32 and bf16, not {other}"),
+        other => panic!("GPU kernels compute with f32 and bf16, not {other}"),
     }
 }

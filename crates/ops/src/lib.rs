@@ -1,9 +1,9 @@
-//! The ops: one folder each, holding what it computes, its backward and its kernels.
+//! The ops of training, a folder each, with their backward and their kernels.
 //!
-//! In a folder: `mod.rs` (shapes, attributes, `infer`, backward), `cpu.rs` (the CPU kernel: the
+//! In a folder: `mod.rs` (shapes, attributes, `infer`, backward), `cpu.rs` (the CPU kernel, which is the
 //! specification), `cuda.rs` and `kernel.cu` (the GPU kernels), and `samples.rs`, from which tests check the
-//! op ([`registry`]). Adding an op is one folder and one line in [`registry`]; a fusion is one file and one
-//! line in [`rewrites`].
+//! op ([`registry`]). Adding an op takes one folder and one line in [`registry`]; a fusion takes one file and
+//! one line in [`rewrites`].
 //!
 //! Shape legend, used in names as suffixes: t tokens of the batch (B sequences flattened, B*S), d model
 //! width, o and i a linear's outputs and inputs, h query heads, k key/value heads, e head width, f
@@ -46,41 +46,52 @@ pub use registry::{CpuKernels, CudaKernels, PassSet};
 use xtrain_program::OpError;
 use xtrain_tensor::{DType, TensorType};
 
-/// An error unless `ty` is a matrix; returns its extents.
-fn matrix(what: &str, ty: TensorType) -> Result<(usize, usize), OpError> {
+/// Rows and columns of `ty`.
+///
+/// # Errors
+/// If `ty` is not a matrix; the message calls it `name`.
+fn matrix(name: &str, ty: TensorType) -> Result<(usize, usize), OpError> {
     match *ty.shape {
         [rows, cols] => Ok((rows, cols)),
-        _ => Err(OpError(format!("{what} must be a matrix, not {ty}"))),
+        _ => Err(OpError(format!("{name} must be a matrix, not {ty}"))),
     }
 }
 
-/// An error unless `ty` has this shape and is a float.
-fn float_shaped(what: &str, ty: TensorType, shape: &[usize]) -> Result<(), OpError> {
+/// Checks that `ty` is a float tensor of this shape.
+///
+/// # Errors
+/// If it is not; the message calls it `name`.
+fn float_shaped(name: &str, ty: TensorType, shape: &[usize]) -> Result<(), OpError> {
     OpError::ensure(ty.dtype.is_float() && *ty.shape == *shape, || {
-        format!("{what} must be a float tensor of shape {shape:?}, not {ty}")
+        format!("{name} must be a float tensor of shape {shape:?}, not {ty}")
     })
 }
 
-/// An error unless `ty` is an I32 vector of `len` elements.
-fn int_vector(what: &str, ty: TensorType, len: usize) -> Result<(), OpError> {
+/// Checks that `ty` is an I32 vector of `len` elements.
+///
+/// # Errors
+/// If it is not; the message calls it `name`.
+fn int_vector(name: &str, ty: TensorType, len: usize) -> Result<(), OpError> {
     OpError::ensure(ty == TensorType::new(DType::I32, [len]), || {
-        format!("{what} must be i32[{len}], not {ty}")
+        format!("{name} must be i32[{len}], not {ty}")
     })
 }
 
-/// An error unless `ty` is a float matrix whose columns are query heads, then key heads, then value heads;
-/// returns its rows.
+/// Rows of `ty`, a float matrix whose columns are query heads, then key heads, then value heads.
+///
+/// # Errors
+/// If `ty` is no such matrix; the message calls it `name`.
 fn fused_heads(
-    what: &str,
+    name: &str,
     ty: TensorType,
     heads: usize,
     kv_heads: usize,
     head_dim: usize,
 ) -> Result<usize, OpError> {
-    let (rows, cols) = matrix(what, ty)?;
+    let (rows, cols) = matrix(name, ty)?;
     OpError::ensure(ty.dtype.is_float() && cols == (heads + 2 * kv_heads) * head_dim, || {
         format!(
-            "{what} must be floats of ({heads} query + 2 * {kv_heads} key/value heads) * {head_dim} = {} columns, not {ty}",
+            "{name} must be floats of ({heads} query + 2 * {kv_heads} key/value heads) * {head_dim} = {} columns, not {ty}",
             (heads + 2 * kv_heads) * head_dim
         )
     })?;

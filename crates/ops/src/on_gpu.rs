@@ -1,10 +1,10 @@
-//! The trait of ops that have kernels for a GPU.
+//! [`OnGpu`]: the trait of ops with GPU kernels.
 
 use xtrain_cuda::{CudaKernel, KernelSource};
 use xtrain_program::Op;
 
-/// An op with kernels for a GPU.
+/// An op with GPU kernels.
 pub(crate) trait OnGpu: Op + CudaKernel + Sized {
-    /// The sources of its kernels.
+    /// CUDA sources of its kernels.
     const SOURCES: &'static [KernelSource];
 }

@@ -11,30 +11,30 @@ use xtrain_program::quantize::QuantizeOps;
 use xtrain_program::{KernelTable, Op, PassOps, Quantization};
 use xtrain_tensor::{CpuKernel, DType, Scaling};
 
-/// The CPU kernels by op.
+/// CPU kernels by op.
 pub type CpuKernels = KernelTable<dyn CpuKernel>;
 
-/// The kernels for a GPU by op.
+/// GPU kernels by op.
 pub type CudaKernels = KernelTable<dyn CudaKernel>;
 
-/// Declares the list of ops; `: gpu` follows those with kernels for a GPU.
+/// Declares the list of ops; `: gpu` marks those with GPU kernels.
 macro_rules! ops {
     ($($op:path $(: $gpu:ident)?),* $(,)?) => {
-        /// The CPU kernels of all ops.
+        /// CPU kernels of all ops.
         pub fn cpu_kernels() -> CpuKernels {
             let mut table = CpuKernels::default();
             $(table.register::<$op>(|op| op);)*
             table
         }
 
-        /// The kernels for a GPU.
+        /// GPU kernels of all ops that have them.
         pub fn cuda_kernels() -> CudaKernels {
             let mut table = CudaKernels::default();
             $($(on!($gpu, table.register::<$op>(|op| op));)?)*
             table
         }
 
-        /// The sources of all kernels, each once.
+        /// CUDA sources of all ops, each listed once.
         pub fn kernel_sources() -> Vec<KernelSource> {
             let mut all: Vec<KernelSource> = Vec::new();
             let mut add = |sources: &[KernelSource]| {
@@ -56,13 +56,13 @@ macro_rules! ops {
             all
         }
 
-        /// A large sample of each op.
+        /// One large sample of each op.
         #[cfg(any(test, feature = "samples"))]
         pub fn large_samples() -> Vec<Sample> {
             vec![$(<$op as Sampled>::large()),*]
         }
 
-        /// Samples that run on a GPU alone, one of so many multiprocessors.
+        /// Samples that run on a GPU only, sized for this number of multiprocessors.
         #[cfg(any(test, feature = "samples"))]
         pub fn gpu_samples(multiprocessors: usize) -> Vec<Sample> {
             let mut all = Vec::new();
@@ -73,7 +73,7 @@ macro_rules! ops {
     };
 }
 
-/// Expands to an expression for ops marked `gpu`, the only mark there is.
+/// Expands to the expression for ops marked `gpu`, the only mark.
 macro_rules! on {
     (gpu, $expression:expr) => {
         $expression

@@ -3,7 +3,7 @@
 use xtrain_program::Op;
 use xtrain_tensor::{CpuKernel, DType, HostTensor, Philox, Shape, TensorType, View, ViewMut};
 
-/// Normal numbers of mean 0.
+/// A tensor of normal numbers with mean 0.
 pub(crate) fn normal(dtype: DType, shape: impl Into<Shape>, std: f32, seed: u64) -> HostTensor {
     let ty = TensorType::new(dtype, shape);
     let mut x = vec![0.0; ty.numel()];
@@ -11,20 +11,20 @@ pub(crate) fn normal(dtype: DType, shape: impl Into<Shape>, std: f32, seed: u64)
     HostTensor::from_f64(ty, &x.into_iter().map(f64::from).collect::<Vec<_>>())
 }
 
-/// The outputs of `op`, whose memory and workspace held NaNs before.
+/// Outputs of `op`, run on memory and workspace filled with NaNs.
 pub(crate) fn run(op: &(impl Op + CpuKernel), inputs: &[&HostTensor]) -> Vec<HostTensor> {
     let types: Vec<TensorType> = inputs.iter().map(|t| t.ty()).collect();
-    let made = op.infer(&types).unwrap_or_else(|e| panic!("{op:?}: {e}"));
+    let output_types = op.infer(&types).unwrap_or_else(|e| panic!("{op:?}: {e}"));
     let poisoned = |&ty| {
         let mut t = HostTensor::zeros(ty);
         t.bytes_mut().fill(0xFF);
         t
     };
-    let outputs: Vec<HostTensor> = made.iter().map(poisoned).collect();
+    let outputs: Vec<HostTensor> = output_types.iter().map(poisoned).collect();
     run_over(op, inputs, outputs, false)
 }
 
-/// Runs `op` into `outputs`, adding to them if it can and `accumulate` is true.
+/// Runs `op` into `outputs`. With `accumulate`, outputs that can accumulate are added to.
 pub(crate) fn run_over(
     op: &(impl Op + CpuKernel),
     inputs: &[&HostTensor],

@@ -1,70 +1,72 @@
-//! Samples: ops with inputs, from which tests draw.
+//! Samples: ops with example inputs, from which the tests of all ops are generated.
 //!
-//! Compiled for tests alone, by the feature `samples`.
+//! Compiled only for tests, by the feature `samples`.
 
 use std::sync::Arc;
 use xtrain_program::{Differentiable, Op, Operand};
 use xtrain_tensor::{DType, HostTensor, Philox, TensorType};
 
-/// An op with inputs to run it on.
+/// An op with example inputs.
 pub struct Sample {
     /// The op.
     pub op: SampleOp,
     /// Its inputs.
     pub inputs: Vec<SampleInput>,
-    /// The number of outputs that are differentiated; those after them are only saved for the backward.
+    /// Number of outputs that are differentiated; the remaining ones are only saved for the backward.
     pub roots: usize,
     /// True if the first output is a loss, whose gradient is one.
     pub loss: bool,
-    /// The allowed distance of a GPU's results from the CPU's.
+    /// Allowed difference between GPU and CPU results.
     pub tolerance: GpuTolerance,
-    /// True if a GPU gives the same bits every time.
+    /// True if repeated runs on a GPU give equal bits.
     pub deterministic: bool,
 }
 
-/// The allowed distance of an op's results on a GPU from the CPU's (docs/numerics.md).
+/// Allowed difference between an op's results on a GPU and on the CPU (docs/numerics.md).
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum GpuTolerance {
-    /// Relative error of outputs in f32. Outputs in bf16 may differ by their rounding, all others in no bit.
+    /// A relative error for outputs in f32. Outputs in bf16 may differ by their rounding; all others must be
+    /// equal to the bit.
     Rounding {
         /// The relative error.
         f32: f64,
     },
-    /// As [`GpuTolerance::DEFAULT`], but a relative error of 3e-2 for outputs in FP8: they are cast from
+    /// [`GpuTolerance::DEFAULT`], with a relative error of 3e-2 for outputs in FP8, which are cast from
     /// values that the op computes.
     FusedCast {
-        /// True if outputs in bf16 must be equal to the bit: stochastic rounding is the same everywhere.
+        /// True if outputs in bf16 must be equal to the bit: stochastic rounding does not depend on the
+        /// device.
         exact_bf16: bool,
     },
     /// A relative error of 4e-3 for losses and of 3e-2 for all other outputs: GEMMs run on casts of values
     /// that the op computes.
     ScaledLoss,
-    /// None: equal to the bit.
+    /// Equal to the bit.
     Exact,
 }
 
 impl GpuTolerance {
-    /// For sums in another order.
+    /// The tolerance of ops whose GPU kernel sums in another order than the CPU kernel.
     pub const DEFAULT: GpuTolerance = GpuTolerance::Rounding { f32: 1e-5 };
 }
 
 /// A sample's op.
 #[derive(Clone)]
 pub enum SampleOp {
-    /// One that models are traced from: its gradients are checked.
+    /// An op of the model's forward, whose gradients are checked.
     Forward(Arc<dyn Differentiable>),
-    /// One that passes or the optimizer emit.
+    /// An op that a pass or the optimizer emits.
     Plain(Arc<dyn Op>),
 }
 
 /// An input of a sample.
 #[derive(Clone, Debug)]
 pub struct SampleInput {
-    /// Its type; plain floats are given as F32 and retyped by the check.
+    /// Its type. Plain floats are F32 here; the checks also run them in other types.
     pub ty: TensorType,
     /// Its contents.
     pub fill: Fill,
-    /// True if models give it as a parameter, so that its gradient accumulates.
+    /// True if it is a parameter in models, so that its gradient accumulates.
     pub parameter: bool,
     /// True if programs pass it in their compute type although the op accepts any type.
     pub computed: bool,
@@ -75,14 +77,14 @@ pub struct SampleInput {
 pub enum Fill {
     /// Normal numbers of this mean and standard deviation.
     Normal(f32, f32),
-    /// Integers from 0 to below this.
+    /// Integers from 0 up to, not including, this.
     Ids(i32),
     /// These values, rounded into the input's type.
     Values(Vec<f64>),
 }
 
 impl Sample {
-    /// A sample of an op that models are traced from.
+    /// A sample of an op with a backward.
     pub(crate) fn forward(op: impl Differentiable + Sampled, inputs: impl Into<Vec<SampleInput>>) -> Self {
         let inputs = inputs.into();
         let types: Vec<TensorType> = inputs.iter().map(|input| input.ty).collect();
@@ -113,8 +115,8 @@ impl Sample {
         }
     }
 
-    /// The inputs as in a program that computes in `dtype`: operands that the op declares `Full` stay f32
-    /// beside bf16.
+    /// The inputs in a program that computes in `dtype`; operands that the op declares `Full` stay f32 in a
+    /// bf16 program.
     pub fn tensors(&self, dtype: DType, seed: u64) -> Vec<HostTensor> {
         let tensor =
             |(n, input): (usize, &SampleInput)| input.tensor(self.plain_type(n, dtype), seed, n as u32);
@@ -131,8 +133,8 @@ impl Sample {
 
     /// The type of a floating-point input in a program that computes in `dtype`.
     fn plain_type(&self, input: usize, dtype: DType) -> DType {
-        let is_kept = self.op().operand(input) == Operand::Full && !self.inputs[input].computed;
-        if is_kept && dtype == DType::BF16 { DType::F32 } else { dtype }
+        let stays_f32 = self.op().operand(input) == Operand::Full && !self.inputs[input].computed;
+        if stays_f32 && dtype == DType::BF16 { DType::F32 } else { dtype }
     }
 
     /// The sample with the first output taken as a loss.
@@ -178,12 +180,12 @@ impl SampleInput {
         SampleInput { computed: true, ..self }
     }
 
-    /// The input in a format that the check doesn't change.
+    /// The input in a type that the checks do not change.
     pub fn in_format(self, dtype: DType) -> Self {
         SampleInput { ty: self.ty.with_dtype(dtype), ..self }
     }
 
-    /// The input's contents, plain floats as `dtype`; `seed` and `site` select the random numbers.
+    /// The input as a tensor, plain floats in `dtype`; `seed` and `site` select the random numbers.
     fn tensor(&self, dtype: DType, seed: u64, site: u32) -> HostTensor {
         let ty = if self.ty.dtype == DType::F32 { self.ty.with_dtype(dtype) } else { self.ty };
         let rng = Philox::new(seed, 0, site);
@@ -209,32 +211,32 @@ impl SampleInput {
 
 /// An op with samples.
 pub(crate) trait Sampled: Op + Sized {
-    /// Uses of the op at small odd sizes.
+    /// Samples of small odd sizes.
     fn samples() -> Vec<Sample>;
 
-    /// A use that is large enough for several threads.
+    /// A sample large enough for several CPU threads.
     fn large() -> Sample;
 
-    /// The allowed distance of a GPU's results from the CPU's, with inputs of these types.
+    /// Allowed difference between GPU and CPU results, for inputs of these types.
     fn tolerance(&self, _inputs: &[TensorType]) -> GpuTolerance {
         GpuTolerance::DEFAULT
     }
 
-    /// True if a GPU gives the same bits every time.
+    /// True if repeated runs on a GPU give equal bits.
     fn is_deterministic(&self) -> bool {
         true
     }
 
-    /// Uses for GPUs alone: of sizes that its kernels tell apart, and too large for gradient checks.
+    /// Samples for GPUs only: sizes at which the kernels take different paths, too large for gradient checks.
     fn gpu_samples() -> Vec<Sample> {
         Vec::new()
     }
 
-    /// Uses that keep a GPU of so many multiprocessors busy.
+    /// Samples large enough to occupy a GPU with this number of multiprocessors.
     fn busy_samples(_multiprocessors: usize) -> Vec<Sample> {
         Vec::new()
     }
 }
 
-/// Multiprocessors of an H100, for which the sizes of [`Sampled::busy_samples`] were chosen.
+/// Multiprocessors of an H100, to which the sizes of [`Sampled::busy_samples`] are relative.
 pub(crate) const MULTIPROCESSORS: usize = 132;

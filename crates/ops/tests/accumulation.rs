@@ -1,10 +1,11 @@
-//! What Hopper's tensor cores lose of sums of FP8 products, and that leaving them every 128 products keeps it
-//! (DeepSeek-V3, arXiv
-//! 2412.19437, section 3.5.2): a model of their sums, to which the CPU has none of the loss, and, on such a
-//! GPU, its terms. Without one those tests count as ignored.
+//! Accuracy of Hopper's FP8 tensor cores, which accumulate with 14 bits, and of partial sums that leave them
+//! every 128 products to be added in f32 (DeepSeek-V3, arXiv 2412.19437, section 3.5.2).
 //!
-//! The model: 32 products and the sum so far are aligned to the largest of them, of each 13 bits behind that
-//! one's leading bit stay, and so of their sum; the rest is cut off.
+//! The tests compare a model of these sums with a Hopper GPU, and check that the CPU kernel has no such
+//! error. Without such a GPU its tests count as ignored.
+//!
+//! The model: 32 products and the running sum are aligned to the largest of them, and truncated to 13 bits
+//! after its leading bit; so is their sum.
 
 mod common;
 
@@ -17,38 +18,39 @@ use xtrain_program::Tracer;
 use xtrain_runtime::{CpuEngine, CudaEngine, Engine, Part};
 use xtrain_tensor::{DType, HostTensor, Philox, Scaling, TensorType};
 
-/// Products that are summed at once.
-const AT_ONCE: usize = 32;
-/// Products after which sums leave the tensor cores.
-const PROMOTED: usize = 128;
-/// Bits that are kept behind the leading one.
-const KEPT: i32 = 13;
+/// Products of one tensor-core instruction, along k.
+const INSTRUCTION_K: usize = 32;
+/// Products after which partial sums leave the tensor cores.
+const PARTIAL_K: usize = 128;
+/// Bits after the leading one to which sums are truncated.
+const FRACTION_BITS: i32 = 13;
 
-/// How the numbers of an experiment are drawn.
+/// Distribution of the operands of an experiment.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Draw {
     Positive,
     Normal,
 }
 
-/// The unit of what is kept beside this magnitude.
+/// The unit in the last place of numbers that are aligned to this magnitude.
 fn unit(magnitude: f64) -> f64 {
-    if magnitude == 0.0 { 1.0 } else { 2f64.powi(magnitude.log2().floor() as i32 - KEPT) }
+    if magnitude == 0.0 { 1.0 } else { 2f64.powi(magnitude.log2().floor() as i32 - FRACTION_BITS) }
 }
 
-fn cut(x: f64, unit: f64) -> f64 {
+fn truncated(x: f64, unit: f64) -> f64 {
     (x / unit).trunc() * unit
 }
 
-/// The sum of products as tensor cores make it; promoted, partial sums leave them and are added in f32.
-fn modelled(a: &[f64], b: &[f64], promotes: bool) -> f64 {
+/// The dot product by the model. With `adds_in_f32`, partial sums leave the tensor cores and are added in
+/// f32.
+fn modelled(a: &[f64], b: &[f64], adds_in_f32: bool) -> f64 {
     let (mut outside, mut sum) = (0.0f32, 0.0f64);
-    for (n, (a, b)) in a.chunks(AT_ONCE).zip(b.chunks(AT_ONCE)).enumerate() {
+    for (n, (a, b)) in a.chunks(INSTRUCTION_K).zip(b.chunks(INSTRUCTION_K)).enumerate() {
         let terms = a.iter().zip(b).map(|(a, b)| a * b);
-        let unit_of_all = unit(terms.clone().fold(sum.abs(), |most, p| most.max(p.abs())));
-        let all: f64 = terms.map(|p| cut(p, unit_of_all)).sum::<f64>() + cut(sum, unit_of_all);
-        sum = cut(all, unit(all.abs()));
-        if promotes && ((n + 1) * AT_ONCE).is_multiple_of(PROMOTED) {
+        let common_unit = unit(terms.clone().fold(sum.abs(), |max, p| max.max(p.abs())));
+        let total: f64 = terms.map(|p| truncated(p, common_unit)).sum::<f64>() + truncated(sum, common_unit);
+        sum = truncated(total, unit(total.abs()));
+        if adds_in_f32 && ((n + 1) * INSTRUCTION_K).is_multiple_of(PARTIAL_K) {
             outside += sum as f32;
             sum = 0.0;
         }
@@ -60,7 +62,7 @@ fn exact(a: &[f64], b: &[f64]) -> f64 {
     a.iter().zip(b).map(|(a, b)| a * b).sum()
 }
 
-/// A factor of E4M3 numbers, up to 448.
+/// An operand of E4M3 numbers, up to 448.
 fn operand(draw: Draw, rows: usize, k: usize, site: u32) -> HostTensor {
     let rng = Philox::new(11, 0, site);
     let mut x = vec![0.0f32; rows * k];
@@ -72,7 +74,7 @@ fn operand(draw: Draw, rows: usize, k: usize, site: u32) -> HostTensor {
     HostTensor::from_f64(TensorType::new(DType::E4M3, [rows, k]), &x)
 }
 
-/// `a b^T`.
+/// `a b^T`, by the engine.
 fn gemm(
     engine: &mut dyn Engine,
     a: &HostTensor,
@@ -84,9 +86,9 @@ fn gemm(
     let mut t = Tracer::default();
     let ids = inputs.map(|(name, x)| t.input(name, x.ty()));
     let scaling = [Scaling::Tensor; 2];
-    let made = t.emit(ScaledMatmul { out: DType::F32, scaling, fast_accumulation, bias: false }, &ids)?[0];
-    let mut d = HostTensor::zeros(t.ty(made));
-    t.output("d", made);
+    let product = t.emit(ScaledMatmul { out: DType::F32, scaling, fast_accumulation, bias: false }, &ids)?[0];
+    let mut d = HostTensor::zeros(t.ty(product));
+    t.output("d", product);
     let id = engine.load(t.finish())?;
     for (name, x) in inputs {
         engine.write_input(id, name, x.bytes())?;
@@ -96,27 +98,28 @@ fn gemm(
     Ok(d.to_f64())
 }
 
-/// ||found - expected|| / ||expected|| of some elements of `a b^T`, spread over it, by how each is made of its row and column.
+/// The relative error ||found - expected|| / ||expected|| of `a b^T`, over `count` rows and columns that are
+/// spread over it. `found` gets the indices of an element, its row of a and its row of b.
 fn error(
     a: &HostTensor,
     b: &HostTensor,
-    some: usize,
+    count: usize,
     found: impl Fn(usize, usize, &[f64], &[f64]) -> f64,
 ) -> f64 {
     let ((m, k), (n, _)) = (a.ty().shape.rows_cols(), b.ty().shape.rows_cols());
     let (a, b) = (a.to_f64(), b.to_f64());
-    let (mut off, mut whole) = (0.0, 0.0);
-    for (i, j) in (0..some).flat_map(|i| (0..some).map(move |j| (i * (m / some), j * (n / some)))) {
+    let (mut error, mut norm) = (0.0, 0.0);
+    for (i, j) in (0..count).flat_map(|i| (0..count).map(move |j| (i * (m / count), j * (n / count)))) {
         let (row, column) = (&a[i * k..][..k], &b[j * k..][..k]);
         let expected = exact(row, column);
-        off += (found(i, j, row, column) - expected).powi(2);
-        whole += expected.powi(2);
+        error += (found(i, j, row, column) - expected).powi(2);
+        norm += expected.powi(2);
     }
-    (off / whole).sqrt()
+    (error / norm).sqrt()
 }
 
-/// The errors of sums of K products by whether they leave the tensor cores: between which numbers a Hopper's
-/// are.
+/// Minimum and maximum error of sums of K products on Hopper: within the tensor cores, and with partial sums
+/// added in f32.
 fn bars(draw: Draw, k: usize) -> [[f64; 2]; 2] {
     match (draw, k) {
         (Draw::Positive, 4096) => [[5e-2, 9e-2], [1e-4, 7e-4]],
@@ -128,77 +131,78 @@ fn bars(draw: Draw, k: usize) -> [[f64; 2]; 2] {
 const EXPERIMENTS: [(Draw, usize); 3] =
     [(Draw::Positive, 4096), (Draw::Normal, 4096), (Draw::Normal, 65_536)];
 
-fn the_model_has_the_errors_that_were_measured() -> Result<(), Failed> {
+fn the_model_has_the_measured_errors() -> Result<(), Failed> {
     for (draw, k) in EXPERIMENTS {
         let (a, b) = (operand(draw, 16, k, 0), operand(draw, 16, k, 1));
-        for (promotes, [least, most]) in [false, true].into_iter().zip(bars(draw, k)) {
-            let error = error(&a, &b, 16, |_, _, row, column| modelled(row, column, promotes));
-            println!("{draw:?} numbers, K = {k}, promoted: {promotes}: {error:.2e}");
-            assert!(error > least && error < most, "{draw:?}, K = {k}, promoted: {promotes}: {error:e}");
+        for (adds_in_f32, [min, max]) in [false, true].into_iter().zip(bars(draw, k)) {
+            let error = error(&a, &b, 16, |_, _, row, column| modelled(row, column, adds_in_f32));
+            println!("{draw:?} numbers, K = {k}, added in f32: {adds_in_f32}: {error:.2e}");
+            assert!(error > min && error < max, "{draw:?}, K = {k}, added in f32: {adds_in_f32}: {error:e}");
         }
     }
     Ok(())
 }
 
-fn the_cpu_loses_nothing_of_it() -> Result<(), Failed> {
+fn the_cpu_has_no_such_error() -> Result<(), Failed> {
     let mut cpu = CpuEngine::new(Arc::new(cpu_kernels()));
     for draw in [Draw::Positive, Draw::Normal] {
         let (a, b) = (operand(draw, 16, 4096, 0), operand(draw, 16, 4096, 1));
         for fast in [false, true] {
-            let made = gemm(&mut cpu, &a, &b, fast)?;
-            let error = error(&a, &b, 16, |i, j, _, _| made[i * 16 + j]);
+            let found = gemm(&mut cpu, &a, &b, fast)?;
+            let error = error(&a, &b, 16, |i, j, _, _| found[i * 16 + j]);
             assert!(error < 2e-6, "{draw:?}: {error:e}");
         }
     }
     Ok(())
 }
 
-/// An engine, and the rows and columns of its products: 2048 for 132 multiprocessors, so many that none is
-/// cut along what is summed, which would make shorter sums of it.
-fn card() -> Result<(CudaEngine, usize), Failed> {
+/// An engine on the GPU, and the rows and columns of the operands: 2048 for 132 multiprocessors, so many that
+/// cuBLASLt does not split K, which would shorten the sums.
+fn gpu_engine() -> Result<(CudaEngine, usize), Failed> {
     let gpu = Gpu::open(0)?;
     let wide = (gpu.info().multiprocessors as usize * 2048 / 132).next_multiple_of(32);
     Ok((CudaEngine::new(Arc::new(cuda_kernels()), gpu)?, wide))
 }
 
-fn a_card_has_the_errors_that_were_measured() -> Result<(), Failed> {
-    // The longest sums take a host too long.
+fn a_gpu_has_the_measured_errors() -> Result<(), Failed> {
+    // The exact reference of the longest sums takes the host too long.
     for &(draw, k) in &EXPERIMENTS[..2] {
-        let (_, wide) = card()?;
+        let (_, wide) = gpu_engine()?;
         let (a, b) = (operand(draw, wide, k, 0), operand(draw, wide, k, 1));
-        for (promotes, [least, most]) in [false, true].into_iter().zip(bars(draw, k)) {
-            let made = gemm(&mut card()?.0, &a, &b, !promotes)?;
-            let error = error(&a, &b, 32, |i, j, _, _| made[i * wide + j]);
-            println!("{draw:?} numbers, K = {k}, promoted: {promotes}: {error:.2e}");
-            assert!(error > least && error < most, "{draw:?}, K = {k}, promoted: {promotes}: {error:e}");
+        for (adds_in_f32, [min, max]) in [false, true].into_iter().zip(bars(draw, k)) {
+            let found = gemm(&mut gpu_engine()?.0, &a, &b, !adds_in_f32)?;
+            let error = error(&a, &b, 32, |i, j, _, _| found[i * wide + j]);
+            println!("{draw:?} numbers, K = {k}, added in f32: {adds_in_f32}: {error:.2e}");
+            assert!(error > min && error < max, "{draw:?}, K = {k}, added in f32: {adds_in_f32}: {error:e}");
         }
     }
     Ok(())
 }
 
-/// Sums of 1 and one small number, which is at another place of what is summed.
-fn a_card_keeps_13_bits_and_cuts_off_the_rest() -> Result<(), Failed> {
-    let (k, (_, wide)) = (256, card()?);
-    let sum = |at: usize, [x, y]: [f64; 2], fast| -> Result<f64, Failed> {
+/// Sums of 1 and one small product, at several indices along k.
+fn a_gpu_truncates_to_13_bits() -> Result<(), Failed> {
+    let (k, (_, wide)) = (256, gpu_engine()?);
+    let sum = |index: usize, [x, y]: [f64; 2], fast| -> Result<f64, Failed> {
         let operand = |number| {
             let mut row = vec![0.0; k];
-            (row[0], row[at]) = (1.0, number);
+            (row[0], row[index]) = (1.0, number);
             HostTensor::from_f64(TensorType::new(DType::E4M3, [wide, k]), &row.repeat(wide))
         };
         let (a, b) = (operand(x), operand(y));
-        let found = gemm(&mut card()?.0, &a, &b, fast)?;
+        let found = gemm(&mut gpu_engine()?.0, &a, &b, fast)?;
         assert!(found.iter().all(|x| *x == found[0]), "sums of the same numbers differ");
         let (a, b) = (a.to_f64(), b.to_f64());
         let expected = modelled(&a[..k], &b[..k], !fast);
-        let error = format!("1 and {} at {at}, fast: {fast}: {}, not {expected}", x * y, found[0]);
+        let error = format!("1 and {} at {index}, fast: {fast}: {}, not {expected}", x * y, found[0]);
         if found[0] == expected { Ok(found[0]) } else { Err(error.into()) }
     };
-    // 2^-13 and three quarters of it, in the same 32 products, in others, and behind the first 128.
-    let (kept, lost) = ([2f64.powi(-7), 2f64.powi(-6)], [1.5 * 2f64.powi(-7), 2f64.powi(-7)]);
-    for at in [1, 40, 100] {
+    // 2^-13 and three quarters of it: among the same 32 products as the 1, among others of the first 128, and
+    // after these.
+    let (held, lost) = ([2f64.powi(-7), 2f64.powi(-6)], [1.5 * 2f64.powi(-7), 2f64.powi(-7)]);
+    for index in [1, 40, 100] {
         for fast in [false, true] {
-            assert_eq!(sum(at, kept, fast)?, 1.0 + 2f64.powi(-13));
-            assert_eq!(sum(at, lost, fast)?, 1.0);
+            assert_eq!(sum(index, held, fast)?, 1.0 + 2f64.powi(-13));
+            assert_eq!(sum(index, lost, fast)?, 1.0);
         }
     }
     assert_eq!(sum(200, lost, true)?, 1.0);
@@ -210,22 +214,22 @@ type Test = fn() -> Result<(), Failed>;
 
 fn main() {
     let arguments = Arguments::from_args();
-    let card = common::gpu();
-    let is_hopper = card.as_ref().is_some_and(|card| card.info().arch.major == 9);
-    if card.is_some() && !is_hopper {
-        eprintln!("the card is no Hopper: its tensor cores sum in another way");
+    let gpu = common::gpu();
+    let is_hopper = gpu.as_ref().is_some_and(|gpu| gpu.info().arch.major == 9);
+    if gpu.is_some() && !is_hopper {
+        eprintln!("GPU tests are ignored: they model the tensor cores of Hopper (sm_90)");
     }
     let anywhere: [(&str, Test); 2] = [
-        ("the_model_has_the_errors_that_were_measured", the_model_has_the_errors_that_were_measured),
-        ("the_cpu_loses_nothing_of_it", the_cpu_loses_nothing_of_it),
+        ("the_model_has_the_measured_errors", the_model_has_the_measured_errors),
+        ("the_cpu_has_no_such_error", the_cpu_has_no_such_error),
     ];
-    let of_a_card: [(&str, Test); 2] = [
-        ("a_card_has_the_errors_that_were_measured", a_card_has_the_errors_that_were_measured),
-        ("a_card_keeps_13_bits_and_cuts_off_the_rest", a_card_keeps_13_bits_and_cuts_off_the_rest),
+    let on_hopper: [(&str, Test); 2] = [
+        ("a_gpu_has_the_measured_errors", a_gpu_has_the_measured_errors),
+        ("a_gpu_truncates_to_13_bits", a_gpu_truncates_to_13_bits),
     ];
     let mut tests: Vec<_> = anywhere.map(|(name, test)| Trial::test(name, test)).into();
-    tests.extend(of_a_card.map(|(name, test)| Trial::test(name, test).with_ignored_flag(!is_hopper)));
+    tests.extend(on_hopper.map(|(name, test)| Trial::test(name, test).with_ignored_flag(!is_hopper)));
     let conclusion = libtest_mimic::run(&arguments, tests);
-    drop(card);
+    drop(gpu);
     conclusion.exit();
 }

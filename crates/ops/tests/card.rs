@@ -17,8 +17,8 @@ const POISONED: Checks = Checks { numerics: false, poison: true };
 /// The fewest numbers of an output whose mean error is checked.
 const ENOUGH: u32 = 1000;
 
-/// The op alone, its inputs and outputs named by number; outputs that can accumulate do from the second
-/// micro-step on.
+/// A program with only the op, its inputs and outputs named by number. Outputs that can accumulate do so from
+/// the second micro-step on.
 fn program(sample: &Sample, inputs: &[HostTensor]) -> (Program, Vec<TensorType>) {
     let mut tracer = Tracer::default();
     let named = inputs.iter().enumerate();
@@ -35,7 +35,7 @@ fn program(sample: &Sample, inputs: &[HostTensor]) -> (Program, Vec<TensorType>)
     (tracer.finish(), types)
 }
 
-/// The outputs after each of these parts.
+/// Outputs after each of these parts.
 fn run(
     engine: &mut dyn Engine,
     sample: &Sample,
@@ -67,7 +67,7 @@ fn relative(a: &[f64], b: &[f64]) -> f64 {
     norm(&mut a.iter().zip(b).map(|(x, y)| x - y)) / norm(&mut b.iter().copied()).max(1e-30)
 }
 
-/// What can be compared by size: what is infinite or no number is the same in both.
+/// The pairs of finite values. Values that are not finite must be equal.
 fn finite(what: &str, found: &[f64], expected: &[f64]) -> (Vec<f64>, Vec<f64>) {
     let both = found.iter().zip(expected);
     let (finite, other): (Vec<_>, Vec<_>) = both.partition(|(a, b)| a.is_finite() && b.is_finite());
@@ -101,8 +101,8 @@ fn compare(what: &str, dtype: DType, tolerance: GpuTolerance, found: &[HostTenso
             continue; // NaNs that belong there, too.
         }
         let is_plain = matches!(ty.dtype, DType::F32 | DType::BF16);
-        // What an op casts of its own may differ in its last bit, and so may the cast; tests/fused.rs asks
-        // for equal bits.
+        // The input of a fused cast may differ in its last bit, and so may the cast. tests/fused.rs checks
+        // that fused and separate casts are equal to the bit.
         let bar = match tolerance {
             GpuTolerance::ScaledLoss if k < 2 => Some(4e-3),
             GpuTolerance::ScaledLoss => Some(3e-2),
@@ -122,7 +122,7 @@ fn compare(what: &str, dtype: DType, tolerance: GpuTolerance, found: &[HostTenso
             continue;
         }
         assert_unbiased(what, k, ty, &found, &expected);
-        // A sum that is off by little may be rounded to the next bf16 number.
+        // A sum with a small error may round to the next bf16 number.
         let rms = (expected.iter().map(|x| x * x).sum::<f64>() / expected.len().max(1) as f64).sqrt();
         for (i, (a, b)) in found.iter().zip(&expected).enumerate() {
             let near = (a - b).abs() <= 1.6e-2 * (b.abs() + 2.0 * rms);
@@ -140,8 +140,8 @@ fn check(sample: &Sample, dtype: DType, replays: bool) -> Result<(), Failed> {
     let parts = [Part::First, Part::Next];
     let mut cpu = CpuEngine::new(Arc::new(cpu_kernels()));
     cpu.set_checks(POISONED);
-    // The reference of a bf16 op is the f32 op on the same values. Casts differ: their reference takes bf16
-    // inputs, too.
+    // The reference of a bf16 op is the f32 op on the same values, except for casts, whose reference has bf16
+    // inputs.
     let wide: Vec<HostTensor> = (sample.inputs.iter().zip(&inputs))
         .map(|(s, t)| match s.ty.dtype == DType::F32 && !s.computed {
             true => HostTensor::from_f64(s.ty, &t.to_f64()),
@@ -155,7 +155,7 @@ fn check(sample: &Sample, dtype: DType, replays: bool) -> Result<(), Failed> {
     let mut card = CudaEngine::new(Arc::new(cuda_kernels()), gpu)?;
     card.set_checks(POISONED);
     let found = match run(&mut card, sample, &inputs, &parts) {
-        // FP8 products that the GPU does not have are refused in words.
+        // FP8 GEMMs that the GPU does not support are refused with this message.
         Err(e) if !has_all_scales && e.to_string().contains("FP8 needs compute capability") => return Ok(()),
         found => found?,
     };
@@ -166,7 +166,7 @@ fn check(sample: &Sample, dtype: DType, replays: bool) -> Result<(), Failed> {
     if !replays {
         return Ok(());
     }
-    // Tried, recorded, replayed: the same to the bit, where that was asked for.
+    // Run op by op, recorded as a graph, replayed: equal to the bit if the op is deterministic.
     card.set_checks(Checks::default());
     let thrice = [parts, parts, parts].concat();
     let replayed = run(&mut card, sample, &inputs, &thrice)?;

@@ -1,5 +1,5 @@
-//! A cast of what is made on the way is, to the bit, the cast of what its op would write, and so is one that
-//! is told what its op measures: on the CPU, and on a GPU if there is one.
+//! Fused casts are equal, to the bit, to separate casts of what the producer writes; so are casts with an
+//! amax that the producer computes. On the CPU and, if there is one, on a GPU.
 
 mod common;
 
@@ -17,39 +17,39 @@ use xtrain_program::{Code, Op, Program, Tracer, fuse};
 use xtrain_runtime::{CpuEngine, CudaEngine, Engine, Part};
 use xtrain_tensor::{DType, HostTensor, Philox, Scaling, Shape, TILE, TensorType};
 
-/// An input: its type, and what it is filled with.
+/// An input: its type and its contents.
 type TestInput = (TensorType, Values);
 
-/// Inputs for so many rows and columns, of which activations have this type.
+/// Inputs for these rows and columns, with activations of this type.
 type Inputs = fn(usize, usize, DType) -> Vec<TestInput>;
 
-/// What an input is filled with.
+/// The contents of an input.
 #[derive(Clone, Copy)]
 enum Values {
     /// Normal numbers.
     Normal,
-    /// Their magnitudes.
+    /// Magnitudes of normal numbers.
     Magnitudes,
     /// One number everywhere.
     All(f64),
-    /// Positions 0, 1, 2 and so on, of so many.
+    /// Positions 0, 1, 2, ... modulo this.
     Positions(usize),
 }
 
 impl Values {
-    /// So many of them, the `n`-th input's in this turn; of very many, the first come again. What is largest
-    /// comes first.
-    fn fill(self, count: usize, seed: u64, turn: u32, n: u32) -> Vec<f64> {
+    /// `count` values for input `n` in micro-step `step`. Long inputs repeat the first million. The first
+    /// micro-step has the largest values, so that a stale amax would be noticed.
+    fn fill(self, count: usize, seed: u64, step: u32, n: u32) -> Vec<f64> {
         let mut x = vec![0.0; count.min(1_000_003)];
-        Philox::new(seed, turn, n).fill_normal(if turn == 0 { 6.0 } else { 2.0 }, &mut x);
+        Philox::new(seed, step, n).fill_normal(if step == 0 { 6.0 } else { 2.0 }, &mut x);
         let x: Vec<f32> = x.into_iter().cycle().take(count).collect();
-        let of = |(i, x): (usize, f32)| match self {
+        let value = |(i, x): (usize, f32)| match self {
             Values::Normal => x.into(),
             Values::Magnitudes => x.abs().into(),
             Values::All(x) => x,
-            Values::Positions(of) => (i % of) as f64,
+            Values::Positions(period) => (i % period) as f64,
         };
-        x.into_iter().enumerate().map(of).collect()
+        x.into_iter().enumerate().map(value).collect()
     }
 }
 
@@ -58,36 +58,41 @@ fn normal(dtype: DType, shape: &[usize]) -> TestInput {
     (TensorType { dtype, shape: Shape::new(shape) }, Values::Normal)
 }
 
-/// What makes a tensor that is cast.
-struct Maker {
+/// An op whose output is cast.
+struct Producer {
     op: Arc<dyn Op>,
     inputs: Inputs,
     /// The output that is cast.
     output: usize,
-    /// True if its last input is kept in FP8 and restored.
-    keeps: bool,
-    /// True if it only measures what is cast.
-    measures: bool,
+    /// True if its last input is saved in FP8 and restored.
+    restores: bool,
+    /// True if only the amax is fused into it, not the cast.
+    fuses_amax: bool,
 }
 
-fn makers() -> Vec<Maker> {
-    let maker = |op, inputs, output| Maker { op, inputs, output, keeps: false, measures: false };
+fn producers() -> Vec<Producer> {
+    let producer = |op, inputs, output| Producer { op, inputs, output, restores: false, fuses_amax: false };
     let dx = RmsNormGrad { out: DType::F32, rematerialise: false, amax: false };
     let (grad, eps) = (SwigluGrad { rematerialise: false }, 1e-5);
     let gate_up: Inputs = |t, d, ty| vec![normal(ty, &[t, 2 * d])];
     let both: Inputs = |t, d, ty| vec![normal(ty, &[t, d]), normal(ty, &[t, 2 * d])];
     let parameter = AdamWParameter { weight_decay: 0.1, compute: None };
     let adamw = AdamW::new(vec![parameter; 2], [0.9, 0.95], 1e-8, 7);
-    let measuring = |op: Arc<dyn Op>, inputs, output| Maker { measures: true, ..maker(op, inputs, output) };
+    let with_amax =
+        |op: Arc<dyn Op>, inputs, output| Producer { fuses_amax: true, ..producer(op, inputs, output) };
     let mut all = vec![
-        Maker { keeps: true, ..maker(Arc::new(Swiglu), gate_up, 0) },
-        Maker { keeps: true, ..maker(Arc::new(grad), both, 0) },
-        maker(Arc::new(Swiglu), gate_up, 0),
-        maker(Arc::new(grad), both, 0),
-        maker(Arc::new(SwigluSaving), gate_up, 0),
-        maker(Arc::new(RmsNorm { eps }), |t, d, ty| vec![normal(ty, &[t, d]), normal(DType::F32, &[d])], 0),
+        Producer { restores: true, ..producer(Arc::new(Swiglu), gate_up, 0) },
+        Producer { restores: true, ..producer(Arc::new(grad), both, 0) },
+        producer(Arc::new(Swiglu), gate_up, 0),
+        producer(Arc::new(grad), both, 0),
+        producer(Arc::new(SwigluSaving), gate_up, 0),
+        producer(
+            Arc::new(RmsNorm { eps }),
+            |t, d, ty| vec![normal(ty, &[t, d]), normal(DType::F32, &[d])],
+            0,
+        ),
         norm_of_sum(),
-        measuring(
+        with_amax(
             Arc::new(dx),
             |t, d, ty| {
                 let activation = normal(ty, &[t, d]);
@@ -96,7 +101,7 @@ fn makers() -> Vec<Maker> {
             0,
         ),
         // The second parameter's master.
-        measuring(
+        with_amax(
             Arc::new(adamw),
             |t, d, moments| {
                 let scalar = |dtype, x| (TensorType::new(dtype, []), Values::All(x));
@@ -112,34 +117,39 @@ fn makers() -> Vec<Maker> {
             3,
         ),
     ];
-    // Heads of whole vectors in one block, and others in two.
+    // Heads of whole 16-byte vectors in one block, and other heads in two blocks.
     all.extend(rotations::<4, 2, 64>());
     all.extend(rotations::<15, 2, 34>());
     all
 }
 
-fn norm_of_sum() -> Maker {
-    Maker {
+fn norm_of_sum() -> Producer {
+    Producer {
         op: Arc::new(AddRmsNorm { eps: 1e-5 }),
         inputs: |t, d, ty| vec![normal(ty, &[t, d]), normal(ty, &[t, d]), normal(DType::F32, &[d])],
         output: 1,
-        keeps: false,
-        measures: false,
+        restores: false,
+        fuses_amax: false,
     }
 }
 
-/// The gradient of the rotation of H query and K key heads of E columns, without the norm and with it.
-fn rotations<const H: usize, const K: usize, const E: usize>() -> [Maker; 2] {
+/// The gradients of the rotation of H query and K key heads of E columns, without and with the norm.
+fn rotations<const H: usize, const K: usize, const E: usize>() -> [Producer; 2] {
     fn rotation<const H: usize, const K: usize, const E: usize>(t: usize, ty: DType) -> Vec<TestInput> {
         let positions = (TensorType::new(DType::I32, [t]), Values::Positions(9));
         vec![normal(ty, &[t, (H + 2 * K) * E]), positions, normal(DType::F32, &[9, E])]
     }
     let op = |weights| QkNormRopeGrad { heads: H, kv_heads: K, head_dim: E, weights, amax: false };
-    let maker =
-        |op, inputs: Inputs| Maker { op: Arc::new(op), inputs, output: 0, keeps: false, measures: true };
+    let producer = |op, inputs: Inputs| Producer {
+        op: Arc::new(op),
+        inputs,
+        output: 0,
+        restores: false,
+        fuses_amax: true,
+    };
     [
-        maker(op(None), |t, _, ty| rotation::<H, K, E>(t, ty)),
-        maker(op(Some([DType::F32; 2])), |t, _, ty| {
+        producer(op(None), |t, _, ty| rotation::<H, K, E>(t, ty)),
+        producer(op(Some([DType::F32; 2])), |t, _, ty| {
             let (weight, mut inputs) = (normal(DType::F32, &[E]), rotation::<H, K, E>(t, ty));
             inputs.extend([inputs[0], normal(DType::F32, &[t, H + K]), weight, weight]);
             inputs
@@ -147,33 +157,34 @@ fn rotations<const H: usize, const K: usize, const E: usize>() -> [Maker; 2] {
     ]
 }
 
-/// The op and its cast; all that is read afterwards is an output.
-fn program(maker: &Maker, cast: Quantize, [rows, cols]: [usize; 2], dtype: DType) -> Program {
+/// A program of the producer and the cast, with their results as outputs.
+fn program(producer: &Producer, cast: Quantize, [rows, cols]: [usize; 2], dtype: DType) -> Program {
     let mut t = Tracer::default();
-    let given = (maker.inputs)(rows, cols, dtype);
+    let test_inputs = (producer.inputs)(rows, cols, dtype);
     let mut inputs: Vec<_> =
-        given.iter().enumerate().map(|(n, (ty, _))| t.input(&format!("in{n}"), *ty)).collect();
-    if maker.keeps {
-        let Some(gate_up) = inputs.last_mut() else { unreachable!("makers have inputs") };
-        let keep = Quantize::new(DType::E4M3, Scaling::Tile, true, Layouts::RowMajor);
-        let copy = t.emit(keep, &[*gate_up]).expect("a matrix");
-        // Of what is an output, nothing is lost.
-        t.output("kept", copy[0]);
+        test_inputs.iter().enumerate().map(|(n, (ty, _))| t.input(&format!("in{n}"), *ty)).collect();
+    if producer.restores {
+        let Some(gate_up) = inputs.last_mut() else { unreachable!("producers have inputs") };
+        let save = Quantize::new(DType::E4M3, Scaling::Tile, true, Layouts::RowMajor);
+        let copy = t.emit(save, &[*gate_up]).expect("a matrix");
+        // As an output, so that no rewrite removes it.
+        t.output("saved", copy[0]);
         let restore = Dequantize { out: t.ty(*gate_up).dtype, scaling: Scaling::Tile };
         *gate_up = t.emit(restore, &copy[..2]).expect("tiles")[0];
     }
-    let made = t.apply_code(Code::Plain(maker.op.clone()), &inputs).expect("operands that fit");
+    let produced = t.apply_code(Code::Plain(producer.op.clone()), &inputs).expect("operands that fit");
     let scale = (cast.given == Given::Scale).then(|| t.input("scale", TensorType::new(DType::F32, [1, 1])));
-    let read: Vec<_> = [made[maker.output]].into_iter().chain(scale).collect();
+    let read: Vec<_> = [produced[producer.output]].into_iter().chain(scale).collect();
     let casts = t.emit(cast, &read).expect("a matrix");
-    let rest = made.iter().enumerate().filter(|(k, _)| *k != maker.output).map(|(_, v)| *v);
+    let rest = produced.iter().enumerate().filter(|(k, _)| *k != producer.output).map(|(_, v)| *v);
     for (n, v) in casts.into_iter().chain(rest).enumerate() {
         t.output(&format!("out{n}"), v);
     }
     t.finish()
 }
 
-/// The bytes of all outputs of these micro-steps, each of other inputs, with this scale where one is given.
+/// The bytes of all outputs after each of these micro-steps, which have different inputs. `scale` is the
+/// delayed scale, if the cast reads one.
 fn run(
     engine: &mut dyn Engine,
     program: Program,
@@ -188,45 +199,46 @@ fn run(
         engine.write_input(id, "scale", &scale.to_le_bytes()).expect("an input");
     }
     let mut all = Vec::new();
-    for (turn, &part) in (0..).zip(parts) {
+    for (step, &part) in (0..).zip(parts) {
         for (n, (ty, values)) in inputs.iter().enumerate() {
-            let x = HostTensor::from_f64(*ty, &values.fill(ty.numel(), seed, turn, n as u32));
+            let x = HostTensor::from_f64(*ty, &values.fill(ty.numel(), seed, step, n as u32));
             engine.write_input(id, &format!("in{n}"), x.bytes()).expect("an input");
         }
         engine.run(id, part).expect("a run");
-        let made = engine.outputs(id).expect("outputs");
-        all.extend(outputs.iter().map(|name| made.get(name).expect("an output").to_vec()));
+        let values = engine.outputs(id).expect("outputs");
+        all.extend(outputs.iter().map(|name| values.get(name).expect("an output").to_vec()));
     }
     all
 }
 
 /// The cases of a test.
 struct Cases {
-    /// With the scale, where one is given.
+    /// Casts, with the delayed scale of those that read one.
     casts: Vec<(Quantize, Option<f32>)>,
-    /// Rows and columns.
+    /// Rows and columns of the tensors that are cast.
     shapes: Vec<[usize; 2]>,
     dtypes: Vec<DType>,
     parts: Vec<Part>,
-    /// The size of a sample of the cases.
+    /// Number of cases that run if tests are sampled.
     count: usize,
 }
 
+/// A cast that computes its own scale.
 fn plain(format: DType, scaling: Scaling, pow2_scales: bool, layouts: Layouts) -> (Quantize, Option<f32>) {
     (Quantize::new(format, scaling, pow2_scales, layouts), None)
 }
 
-/// With a scale that is known, or none yet.
-fn given(format: DType, scale: f32, layouts: Layouts) -> (Quantize, Option<f32>) {
+/// A cast with a delayed scale; 0 means "not set".
+fn delayed(format: DType, scale: f32, layouts: Layouts) -> (Quantize, Option<f32>) {
     let cast = Quantize::new(format, Scaling::Tensor, false, layouts);
     (Quantize { given: Given::Scale, ..cast }, Some(scale))
 }
 
 /// The smallest width of [`Cases::large`].
-const NARROWEST: usize = 128;
+const MIN_WIDTH: usize = 128;
 
 impl Cases {
-    /// For all makers.
+    /// Cases for all producers.
     fn small() -> Cases {
         let [e4m3, e5m2] = [DType::E4M3, DType::E5M2];
         let casts = vec![
@@ -236,16 +248,17 @@ impl Cases {
             plain(e4m3, Scaling::Tile, true, Layouts::Both),
             plain(e4m3, Scaling::Tile, false, Layouts::RowMajor),
             plain(e4m3, Scaling::Block, true, Layouts::Both),
-            given(e4m3, 20.0, Layouts::Both),
-            given(e5m2, 0.0, Layouts::Transposed),
+            delayed(e4m3, 20.0, Layouts::Both),
+            delayed(e5m2, 0.0, Layouts::Transposed),
         ];
         let shapes = vec![[256, 128], [300, 256], [131, 264], [37, 77]];
         let (dtypes, parts) = (vec![DType::BF16, DType::F32], vec![Part::First, Part::Next]);
         Cases { casts, shapes, dtypes, parts, count: 11 }
     }
 
-    /// Sums of rows of this width of which a GPU's cache has less than half: those are cast in the launch
-    /// that makes them. Parts are tried, recorded as graphs and replayed.
+    /// Cases for the fused residual add, norm and cast, with rows of this width. The tensors are more than
+    /// twice as large as the GPU's L2 cache, so that the cast is fused. Each part is run op by op, recorded
+    /// as a graph and replayed.
     fn large(width: usize, l2_bytes: usize) -> Cases {
         let casts = vec![
             plain(DType::E4M3, Scaling::Tile, true, Layouts::Both),
@@ -253,20 +266,21 @@ impl Cases {
             plain(DType::E4M3, Scaling::Tile, true, Layouts::Transposed),
             plain(DType::E4M3, Scaling::Tile, false, Layouts::Transposed),
             plain(DType::E4M3, Scaling::Block, true, Layouts::Both),
-            given(DType::E4M3, 20.0, Layouts::Both),
-            given(DType::E4M3, 0.0, Layouts::Both),
-            given(DType::E4M3, 0.0, Layouts::RowMajor),
-            given(DType::E4M3, 0.0, Layouts::Transposed),
+            delayed(DType::E4M3, 20.0, Layouts::Both),
+            delayed(DType::E4M3, 0.0, Layouts::Both),
+            delayed(DType::E4M3, 0.0, Layouts::RowMajor),
+            delayed(DType::E4M3, 0.0, Layouts::Transposed),
         ];
         let rows = (l2_bytes / (4 * width)).next_multiple_of(TILE) + TILE;
         let parts = vec![Part::First, Part::Next, Part::Next, Part::Next, Part::First, Part::First];
-        // A sample contains every cast at one width, so that it launches every variant.
-        let count = if width == NARROWEST { casts.len() } else { 2 };
+        // At one width a sample has all casts, so that every variant is launched.
+        let count = if width == MIN_WIDTH { casts.len() } else { 2 };
         Cases { casts, shapes: vec![[rows, width]], dtypes: vec![DType::BF16], parts, count }
     }
 }
 
-fn check(new: &dyn Fn() -> Box<dyn Engine>, maker: &Maker, cases: &Cases) -> Result<(), Failed> {
+/// Compares fused and separate casts. `new` creates an engine.
+fn check(new: &dyn Fn() -> Box<dyn Engine>, producer: &Producer, cases: &Cases) -> Result<(), Failed> {
     let seed = common::seed();
     let mut all = Vec::new();
     for &(cast, scale) in &cases.casts {
@@ -275,34 +289,34 @@ fn check(new: &dyn Fn() -> Box<dyn Engine>, maker: &Maker, cases: &Cases) -> Res
         }
     }
     for (cast, scale, shape, dtype) in common::drawn(all, cases.count) {
-        let apart = program(maker, cast, shape, dtype);
-        let fused = fuse::apply(apart.clone(), rewrites::ALL).expect("a program");
+        let separate = program(producer, cast, shape, dtype);
+        let fused = fuse::apply(separate.clone(), rewrites::ALL).expect("a program");
         let names =
             |program: &Program| -> Vec<_> { program.instances.iter().map(|i| i.code.op().name()).collect() };
-        let (before, after) = (names(&apart), names(&fused));
-        if maker.measures {
-            // The update casts by blocks, or with what is given, itself.
+        let (before, after) = (names(&separate), names(&fused));
+        if producer.fuses_amax {
+            // AdamW also fuses casts by blocks and with delayed scales.
             let is_local = cast.scaling == Scaling::Block || scale.is_some();
-            let casts = is_local && maker.op.name() == "adamw";
+            let casts = is_local && producer.op.name() == "adamw";
             assert_eq!(fused.instances.len() == 1, casts, "{cast:?}");
-            // Where one scale is for all.
-            let told = fused.instances.get(1).is_some_and(|cast| cast.inputs.len() == 2);
-            assert_eq!(told, cast.scaling == Scaling::Tensor && !casts, "{cast:?}");
+            // The cast reads an amax if it has one scale for the tensor.
+            let reads_amax = fused.instances.get(1).is_some_and(|cast| cast.inputs.len() == 2);
+            assert_eq!(reads_amax, cast.scaling == Scaling::Tensor && !casts, "{cast:?}");
         } else {
-            let apart_by = if maker.keeps { 4 } else { 2 };
-            // What keeps is left, and what casts.
-            let is_one = |name: &str| name.ends_with("_quantize");
-            // With a sum, what casts makes that too.
-            let sums = maker.op.name() == "add_rms_norm";
-            let is_joint = after == ["rms_quantize"];
-            let is_within = matches!(cast.scaling, Scaling::Tile | Scaling::Block);
-            assert_eq!(is_joint, sums && (is_within || scale.is_some()), "{after:?}");
-            let is_cast = after.len() == 2 && after[0] == "quantize" && is_one(after[1]);
-            assert!(!maker.keeps || dtype == DType::F32 || is_cast, "{after:?}");
-            assert!(before.len() == apart_by && before != after, "{before:?} stays {after:?}");
+            let ops_before = if producer.restores { 4 } else { 2 };
+            // With a residual add, sum, norm and cast become one op, if the scale does not need the whole
+            // norm.
+            let adds = producer.op.name() == "add_rms_norm";
+            let is_one_op = after == ["rms_quantize"];
+            let is_local = matches!(cast.scaling, Scaling::Tile | Scaling::Block) || scale.is_some();
+            assert_eq!(is_one_op, adds && is_local, "{after:?}");
+            // With a saved input, its cast stays, and everything else becomes one op.
+            let is_restored = after.len() == 2 && after[0] == "quantize" && after[1].ends_with("_quantize");
+            assert!(!producer.restores || dtype == DType::F32 || is_restored, "{after:?}");
+            assert!(before.len() == ops_before && before != after, "{before:?} stays {after:?}");
         }
-        let inputs = (maker.inputs)(shape[0], shape[1], dtype);
-        let expected = run(&mut *new(), apart, &inputs, scale, seed, &cases.parts);
+        let inputs = (producer.inputs)(shape[0], shape[1], dtype);
+        let expected = run(&mut *new(), separate, &inputs, scale, seed, &cases.parts);
         let found = run(&mut *new(), fused, &inputs, scale, seed, &cases.parts);
         for (n, (found, expected)) in found.iter().zip(&expected).enumerate() {
             let off = found.iter().zip(expected).filter(|(a, b)| a != b).count();
@@ -318,30 +332,31 @@ fn check(new: &dyn Fn() -> Box<dyn Engine>, maker: &Maker, cases: &Cases) -> Res
 
 fn main() {
     let arguments = Arguments::from_args();
-    let card = common::gpu();
-    let is_missing = card.is_none();
+    let gpu = common::gpu();
+    let is_missing = gpu.is_none();
     let mut tests = Vec::new();
-    let on_card = || {
-        let gpu = Gpu::open(0).expect("a card");
+    let on_gpu = || {
+        let gpu = Gpu::open(0).expect("a GPU");
         Box::new(CudaEngine::new(Arc::new(cuda_kernels()), gpu).expect("an engine")) as Box<dyn Engine>
     };
-    for (n, maker) in makers().into_iter().enumerate() {
-        let maker = Arc::new(maker);
+    for (n, producer) in producers().into_iter().enumerate() {
+        let producer = Arc::new(producer);
         let cpu = || Box::new(CpuEngine::new(Arc::new(cpu_kernels()))) as Box<dyn Engine>;
         tests.push(Trial::test(format!("cpu_{n}"), {
-            let maker = maker.clone();
-            move || check(&cpu, &maker, &Cases::small())
+            let producer = producer.clone();
+            move || check(&cpu, &producer, &Cases::small())
         }));
-        let test = Trial::test(format!("card_{n}"), move || check(&on_card, &maker, &Cases::small()));
+        let test = Trial::test(format!("card_{n}"), move || check(&on_gpu, &producer, &Cases::small()));
         tests.push(test.with_ignored_flag(is_missing));
     }
-    // Rows of eight, four, two, two with warps that wait, and one for a block; and too wide for one.
-    let l2_bytes = card.as_ref().map_or(0, |card| card.info().l2_bytes);
-    for width in [NARROWEST, 2048, 4096, 3072, 5120, 8192, 8320] {
-        let large = move || check(&on_card, &norm_of_sum(), &Cases::large(width, l2_bytes));
+    // Widths for which a block has eight, four, two, two (with idle warps) and one row, and one that is too
+    // wide.
+    let l2_bytes = gpu.as_ref().map_or(0, |gpu| gpu.info().l2_bytes);
+    for width in [MIN_WIDTH, 2048, 4096, 3072, 5120, 8192, 8320] {
+        let large = move || check(&on_gpu, &norm_of_sum(), &Cases::large(width, l2_bytes));
         tests.push(Trial::test(format!("card_sum_{width}"), large).with_ignored_flag(is_missing));
     }
     let conclusion = libtest_mimic::run(&arguments, tests);
-    drop(card);
+    drop(gpu);
     conclusion.exit();
 }

@@ -1,16 +1,16 @@
-//! Every kernel compiles for every architecture that it declares, and the hot ones keep everything in
-//! registers. Needs NVRTC and no card; where NVRTC is missing the test counts as ignored.
+//! Every kernel compiles for every architecture that it declares, and spills no registers. Needs NVRTC but no
+//! GPU; without NVRTC the tests count as ignored.
 
 use libtest_mimic::{Arguments, Failed, Trial};
 use xtrain_cuda::{Arch, Compiler, KernelSource};
 use xtrain_ops::registry::kernel_sources;
 
-/// Compiles one variant of a source.
+/// Compiles one variant of a source. Fails if registers are spilled.
 fn compile(compiler: Compiler, source: &KernelSource, arch: Arch, variant: usize) -> Result<(), Failed> {
     let mut options = KernelSource::options(source.variants[variant]);
     options.push("--ptxas-options=-v".into());
     let compiled = compiler.compile(source.name, &source.full_text(), arch, &options)?;
-    // "12 bytes spill stores" a kernel, in the assembler's words.
+    // ptxas prints "12 bytes spill stores" for each kernel.
     let spills = compiled.log.lines().filter(|line| line.contains("bytes spill stores"));
     let spilled: Vec<&str> = spills.filter(|line| !line.contains(" 0 bytes spill stores")).collect();
     match spilled.is_empty() {
@@ -23,7 +23,7 @@ fn main() {
     let arguments = Arguments::from_args();
     let compiler = Compiler::open();
     if let Err(reason) = &compiler {
-        eprintln!("kernels are not compiled: {reason}");
+        eprintln!("tests of kernels are ignored, NVRTC is missing: {reason}");
     }
     let mut tests = Vec::new();
     for source in kernel_sources() {

@@ -1,4 +1,4 @@
-//! The kernel of [`Add`] on a GPU.
+//! Launch of the GPU kernel of [`Add`].
 #![allow(unsafe_code, reason = "it launches kernels")]
 
 use super::Add;
@@ -10,7 +10,7 @@ pub(super) const SOURCE: KernelSource = KernelSource::new("add/kernel.cu", inclu
 #[derive(Clone, Copy)]
 #[repr(C)]
 struct Arguments {
-    /// `a`, and the sum.
+    /// Overwritten with the sum.
     a: DevicePtr,
     b: DevicePtr,
     elements: u64,

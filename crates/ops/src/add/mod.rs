@@ -1,5 +1,5 @@
-//! The sum of two tensors of one type, in place of the first: how gradients of a value used twice come
-//! together.
+//! In-place sum of two tensors. The backward pass inserts it to sum the gradients of a value that is read
+//! more than once.
 
 mod cpu;
 mod cuda;
@@ -11,7 +11,7 @@ use xtrain_cuda::KernelSource;
 use xtrain_program::{Op, OpError};
 use xtrain_tensor::TensorType;
 
-/// `a + b`, both of the same type.
+/// `(a, b) -> a + b`, in place of a. Both are floats of one type and shape.
 #[derive(Clone, Copy, Debug)]
 pub struct Add;
 
@@ -23,7 +23,7 @@ impl Op for Add {
     fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>, OpError> {
         OpError::arity("add", inputs, 2)?;
         OpError::ensure(inputs[0] == inputs[1] && inputs[0].dtype.is_float(), || {
-            "both operands must be floats of one type".into()
+            format!("add takes two float tensors of one type and shape, not {} and {}", inputs[0], inputs[1])
         })?;
         Ok(vec![inputs[0]])
     }

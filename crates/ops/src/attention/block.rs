@@ -1,17 +1,17 @@
-//! Attention of a block of queries of one head, the unit of work of every attention kernel.
+//! Attention of a block of queries of one head, the unit of work of the CPU kernels.
 //!
-//! A block holds all scores of its queries, so the softmax sees whole rows and nothing is rescaled. Keys are
-//! given transposed, `[e, n]`, which is the layout that the product runs fastest in.
+//! A block holds all scores of its queries, so that the softmax sees whole rows and nothing is rescaled. Keys
+//! are transposed, `[e, n]`, the layout in which the GEMM is fastest.
 
 use crate::host::gemm::{Mat, MatMut, gemm_single};
 use crate::host::math::{Rounding, exponentials, max, vectorized};
 use std::ops::Range;
 use xtrain_tensor::Real;
 
-/// Queries of a block: enough for the products to run fast, few enough to waste little above the diagonal.
+/// Queries of a block: enough for fast GEMMs, few enough to waste little above the diagonal.
 pub(crate) const ROWS: usize = 32;
 
-/// One head's operands for a block of m <= [`ROWS`] queries that sees n keys.
+/// Operands of one head for a block of m <= [`ROWS`] queries and n keys.
 pub(crate) struct Block<'a, T> {
     /// `[m, e]`.
     pub(crate) queries: Mat<'a, T>,
@@ -19,14 +19,14 @@ pub(crate) struct Block<'a, T> {
     pub(crate) keys_t: Mat<'a, T>,
     /// `[n, e]`.
     pub(crate) values: Mat<'a, T>,
-    /// How probabilities are rounded before they are multiplied.
+    /// Rounding of the probabilities before they are multiplied with the values.
     pub(crate) rounding: Rounding,
 }
 
 impl<T: Real> Block<'_, T> {
-    /// Writes the block's outputs to rows of e elements, `out_stride` apart in `out`, and the log-sum-exp of
-    /// each query's scores to `lse`. Query i sees the keys in `seen(i)`, at least one. `scores` is room for m
-    /// * n elements.
+    /// Writes the outputs to rows of e elements, `out_stride` apart in `out`, and the log-sum-exp of each
+    /// query's scores to `lse`. Query i attends to the keys in `seen(i)`, at least one. `scores` is workspace
+    /// of at least m * n elements.
     pub(crate) fn attend(
         &self,
         seen: impl Fn(usize) -> Range<usize>,
@@ -37,25 +37,25 @@ impl<T: Real> Block<'_, T> {
     ) {
         let (m, e, n) = (self.queries.rows(), self.queries.cols(), self.values.rows());
         let scores = &mut scores[..m * n];
-        let product = MatMut::new(scores, m, n);
-        gemm_single(scale(e), self.queries, self.keys_t, product, false);
+        gemm_single(scale(e), self.queries, self.keys_t, MatMut::new(scores, m, n), false);
         for (i, row) in scores.chunks_exact_mut(n).enumerate() {
             let Range { start, end } = seen(i);
             row[..start].fill(T::NEG_INFINITY);
             row[end..].fill(T::NEG_INFINITY);
         }
-        let (mut largest, mut sums) = ([T::ZERO; ROWS], [T::ZERO; ROWS]);
+        let (mut max_scores, mut sums) = ([T::ZERO; ROWS], [T::ZERO; ROWS]);
         vectorized(
             #[inline(always)]
             || {
-                for ((row, largest), sum) in scores.chunks_exact_mut(n).zip(&mut largest).zip(&mut sums) {
-                    *largest = max(row);
-                    *sum = exponentials(row, *largest, self.rounding);
+                for ((row, max_score), sum) in scores.chunks_exact_mut(n).zip(&mut max_scores).zip(&mut sums)
+                {
+                    *max_score = max(row);
+                    *sum = exponentials(row, *max_score, self.rounding);
                 }
             },
         );
         for i in 0..m {
-            lse[i] = largest[i] + sums[i].ln();
+            lse[i] = max_scores[i] + sums[i].ln();
         }
         gemm_single(
             T::ONE,
@@ -76,7 +76,7 @@ impl<T: Real> Block<'_, T> {
     }
 }
 
-/// 1 / sqrt(e).
+/// The scale of scores, 1 / sqrt(e).
 pub(crate) fn scale<T: Real>(head_dim: usize) -> T {
     T::of(1.0 / (head_dim as f64).sqrt())
 }

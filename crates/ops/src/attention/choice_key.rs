@@ -1,14 +1,14 @@
-//! The keys under which choices between attention kernels are recorded.
+//! Keys under which the chosen attention algorithms are recorded.
 //!
-//! A key is spelled here, so that it outlives the names of types and fields. `former` is the spelling of runs recorded
-//! before that; it is only read.
+//! Keys are spelled out here, so that they do not change with the names of types and fields. `former` is the
+//! spelling in the `choices.json` of older runs, which is only read.
 
 use super::Attention;
 use xtrain_cuda::ChoiceKey;
 use xtrain_tensor::TensorType;
 
 impl Attention {
-    /// The key of the choice between implementations of the forward.
+    /// Key of the choice between implementations of the forward.
     pub(super) fn forward_key(&self, qkv: TensorType, documents: bool) -> ChoiceKey {
         let op = self.in_fixed_order();
         ChoiceKey {
@@ -17,7 +17,7 @@ impl Attention {
         }
     }
 
-    /// The key of the choice between implementations of the backward.
+    /// Key of the choice between implementations of the backward.
     pub(super) fn backward_key(&self, qkv: TensorType, documents: bool) -> ChoiceKey {
         ChoiceKey {
             text: format!("attention_grad of {qkv}, {}{}", self.sizes(), documents_text(documents)),
@@ -25,7 +25,7 @@ impl Attention {
         }
     }
 
-    /// The key of the choice between tile sizes of the kernel called `kernel`.
+    /// Key of the choice between tile sizes of the kernel named `kernel`.
     pub(super) fn tiles_key(&self, kernel: &str, sequences: usize, documents: bool) -> ChoiceKey {
         let op = self.in_fixed_order();
         let (sizes, former) = (op.sizes(), op.former());
@@ -35,7 +35,8 @@ impl Attention {
         }
     }
 
-    /// The op with `deterministic` set: the forward and the tiled kernels add in a fixed order in either case.
+    /// The op with `deterministic` set. The forward and the tiled kernels sum in a fixed order in any case,
+    /// so their choice does not depend on it.
     fn in_fixed_order(&self) -> Attention {
         Attention { deterministic: true, ..*self }
     }

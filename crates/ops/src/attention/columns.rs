@@ -1,4 +1,4 @@
-//! Columns of a matrix in the compute type: a head of the tokens of a sequence.
+//! Columns of a matrix in the compute type, such as one head of the tokens of a sequence.
 
 use crate::host::gemm::Mat;
 use crate::host::math::vectorized;
@@ -7,19 +7,20 @@ use xtrain_tensor::formats::from_bf16;
 use xtrain_tensor::real::bf16;
 use xtrain_tensor::{Pooled, Real, Reals, View};
 
-/// Some columns of some rows: where they are stored in the compute type, else widened.
+/// Some columns of some rows of a matrix: borrowed if they are stored in the compute type, else a widened
+/// copy.
 pub(crate) struct Columns<'a, T: Real> {
-    /// From the first element on.
+    /// The elements from the first one on.
     reals: Reals<'a, T>,
     rows: usize,
     cols: usize,
-    /// From one row to the next.
+    /// Number of elements from one row to the next.
     stride: usize,
 }
 
 impl<'a, T: Real> Columns<'a, T> {
-    /// The columns `cols` of the rows `rows`, at least one.
-    pub(crate) fn of(matrix: View<'a>, rows: Range<usize>, cols: Range<usize>) -> Self {
+    /// The columns `cols` of the rows `rows`, of which there is at least one.
+    pub(crate) fn new(matrix: View<'a>, rows: Range<usize>, cols: Range<usize>) -> Self {
         let (_, width) = matrix.ty.shape.rows_cols();
         let (count, wide) = (rows.len(), cols.len());
         if let Some(stored) = matrix.stored::<T>() {
@@ -31,22 +32,22 @@ impl<'a, T: Real> Columns<'a, T> {
         Columns { reals: Reals::Widened(reals), rows: count, cols: wide, stride: wide }
     }
 
-    /// From the first element on, each row [`stride`](Columns::stride) elements behind the one before.
+    /// The elements from the first one on; rows are [`stride`](Columns::stride) elements apart.
     pub(crate) fn reals(&self) -> &[T] {
         &self.reals
     }
 
-    /// Elements from one row to the next.
+    /// Number of elements from one row to the next.
     pub(crate) fn stride(&self) -> usize {
         self.stride
     }
 
-    /// These rows of all columns.
+    /// These rows, with all columns.
     pub(crate) fn rows(&self, rows: Range<usize>) -> Mat<'_, T> {
         self.part(rows, 0..self.cols)
     }
 
-    /// These rows of these columns.
+    /// These rows and columns.
     pub(crate) fn part(&self, rows: Range<usize>, cols: Range<usize>) -> Mat<'_, T> {
         assert!(rows.end <= self.rows && cols.end <= self.cols, "{rows:?} x {cols:?}");
         Mat::strided(
@@ -58,10 +59,10 @@ impl<'a, T: Real> Columns<'a, T> {
     }
 }
 
-/// Writes columns of rows of a bf16 matrix to `to`, one row behind the other.
+/// Widens columns of rows of a bf16 matrix into contiguous rows of `to`.
 pub(crate) fn widen<T: Real>(matrix: View<'_>, rows: Range<usize>, cols: Range<usize>, to: &mut [T]) {
     let (_, width) = matrix.ty.shape.rows_cols();
-    let stored = matrix.stored::<bf16>().expect("bf16 where it is not the compute type");
+    let stored = matrix.stored::<bf16>().expect("a type other than the compute type is bf16");
     vectorized(
         #[inline(always)]
         || {
@@ -73,7 +74,7 @@ pub(crate) fn widen<T: Real>(matrix: View<'_>, rows: Range<usize>, cols: Range<u
     );
 }
 
-/// The transpose of all rows.
+/// Writes the transpose of `from` to `to`.
 pub(crate) fn transpose<T: Real>(from: &Columns<'_, T>, to: &mut [T]) {
     const TILE: usize = 16;
     let Columns { reals, rows, cols, stride } = from;

@@ -1,14 +1,15 @@
-//! [`Attention`] and [`AttentionGrad`] on a GPU: whichever is fastest there of cuDNN's engines and our own
-//! kernels on the tensor cores; where neither takes the operands, our own on the ordinary ones.
+//! [`Attention`] and [`AttentionGrad`] on a GPU, by the fastest of three algorithms: cuDNN's engines, our
+//! tiled kernels on tensor cores, and our kernels that hold whole sequences in shared memory. Operands that
+//! none of these supports are computed by our kernels on CUDA cores ([`super::plain`]).
 #![allow(unsafe_code, reason = "it calls cuDNN")]
 
-use super::rehearsal::Rehearsal;
+use super::timing_operands::TimingOperands;
 use super::{Attention, AttentionGrad, flash};
 use xtrain_cuda::{AlgorithmCandidate, CudaError, CudaKernel, Gpu, Operands, Sdpa, Work, WorkPurpose};
 use xtrain_tensor::{DType, TensorType};
 
 impl Attention {
-    /// cuDNN's attention over these operands, where it could have an engine for them.
+    /// cuDNN's attention for these operands, if it may have an engine for them.
     fn sdpa(&self, qkv: TensorType, documents: bool) -> Option<Sdpa> {
         let (tokens, _) = qkv.shape.rows_cols();
         let Attention { seq_len, heads, kv_heads, head_dim, deterministic } = *self;
@@ -17,19 +18,20 @@ impl Attention {
     }
 }
 
-/// The work of cuDNN, where it has an engine.
-fn accepted(what: &str, sdpa: &Sdpa, work: Result<Work, CudaError>) -> Option<Work> {
-    work.map_err(|why| tracing::debug!("{what} of {sdpa:?} by a kernel of our own: {why}")).ok()
+/// The work of cuDNN, or `None`, with the reason logged, if it has no engine.
+fn accepted(name: &str, sdpa: &Sdpa, work: Result<Work, CudaError>) -> Option<Work> {
+    work.map_err(|why| tracing::debug!("cuDNN has no engine for {name} {sdpa:?}, using our kernels: {why}"))
+        .ok()
 }
 
-/// Attention by whole sequences in shared memory.
+/// Name of the algorithm that holds whole sequences in shared memory.
 pub(super) const WHOLE: &str = "whole";
-/// By cuDNN's engines.
+/// Name of cuDNN's engines.
 pub(super) const CUDNN: &str = "cuDNN";
-/// By our own kernels, in tiles.
+/// Name of our tiled kernels.
 pub(super) const OWN: &str = "own";
 
-/// Bytes as a tensor.
+/// The type of a workspace of `n` bytes.
 fn bytes(n: usize) -> TensorType {
     TensorType::new(DType::U8, [n])
 }
@@ -43,16 +45,16 @@ impl CudaKernel for Attention {
         let (qkv, o, lse) = (operands.inputs[0], operands.outputs[0], operands.outputs[1]);
         let by_cudnn = |_: WorkPurpose| {
             let Some(sdpa) = self.sdpa(qkv.ty, operands.inputs.len() > 1) else { return Ok(None) };
-            // SAFETY: the operands have the shapes that `infer` checked against these sizes, and the
-            // workspace what was asked for.
+            // SAFETY: `infer` checked the shapes of the operands against these sizes, and the workspace has
+            // `forward_bytes`.
             let work =
                 unsafe { sdpa.forward(gpu, qkv.place, o.place, lse.place, operands.workspace[0].place) };
             Ok(accepted("attention", &sdpa, work))
         };
-        let rehearsal = Rehearsal::new(gpu, self, operands, 1)?;
-        let by = |purpose, kernels| self.flash_forward(gpu, rehearsal.of(purpose, operands), kernels);
-        let by_whole = |purpose| by(purpose, flash::FORWARD_OF_WHOLE);
-        let by_own = |purpose| by(purpose, flash::TILED_FORWARD);
+        let timing = TimingOperands::new(gpu, self, operands, 1)?;
+        let by_flash = |purpose, kernels| self.flash_forward(gpu, timing.pair(purpose, operands), kernels);
+        let by_whole = |purpose| by_flash(purpose, flash::WHOLE_FORWARD_KERNELS);
+        let by_own = |purpose| by_flash(purpose, flash::TILED_FORWARD_KERNELS);
         let candidates = [
             AlgorithmCandidate::new(WHOLE, &by_whole),
             AlgorithmCandidate::new(CUDNN, &by_cudnn),
@@ -63,20 +65,20 @@ impl CudaKernel for Attention {
     }
 }
 
-/// The most that a deterministic backward of cuDNN's may work in: it takes two bytes a score.
-const MOST_BYTES: usize = 1 << 30;
+/// Maximum workspace of cuDNN's deterministic backward, which needs two bytes per score.
+const MAX_DETERMINISTIC_BYTES: usize = 1 << 30;
 
 impl AttentionGrad {
-    /// cuDNN's backward, where it could have an engine for these operands that does not take too much memory.
+    /// cuDNN's backward for these operands, if it may have an engine whose workspace is not too large.
     fn sdpa(&self, inputs: &[TensorType]) -> Option<Sdpa> {
         self.0
             .sdpa(inputs[1], inputs.len() > 4)
-            .filter(|sdpa| !sdpa.deterministic || sdpa.backward_bytes() <= MOST_BYTES)
+            .filter(|sdpa| !sdpa.deterministic || sdpa.backward_bytes() <= MAX_DETERMINISTIC_BYTES)
     }
 }
 
 impl CudaKernel for AttentionGrad {
-    /// The sums of products of outputs and their gradients, and what cuDNN takes where it is asked.
+    /// The workspace of cuDNN's backward; without it, delta for our kernels: f32 `[B, h, s]`.
     fn workspace(&self, inputs: &[TensorType]) -> Vec<TensorType> {
         let (tokens, _) = inputs[1].shape.rows_cols();
         let own = 4 * tokens * self.0.heads;
@@ -89,14 +91,14 @@ impl CudaKernel for AttentionGrad {
             let Some(sdpa) = self.sdpa(&types) else { return Ok(None) };
             let [d_o, qkv, o, lse] = [0, 1, 2, 3].map(|n| operands.inputs[n].place);
             let (dqkv, workspace) = (operands.outputs[0].place, operands.workspace[0].place);
-            // SAFETY: as for the forward.
+            // SAFETY: as for the forward, with `backward_bytes`.
             let work = unsafe { sdpa.backward(gpu, d_o, qkv, o, lse, dqkv, workspace) };
             Ok(accepted("attention's backward", &sdpa, work))
         };
-        let rehearsal = Rehearsal::new(gpu, &self.0, operands, 4)?;
-        let by = |purpose, kernels| self.0.flash_backward(gpu, rehearsal.of(purpose, operands), kernels);
-        let by_whole = |purpose| by(purpose, flash::BACKWARD_OF_WHOLE);
-        let by_own = |purpose| by(purpose, flash::TILED_BACKWARD);
+        let timing = TimingOperands::new(gpu, &self.0, operands, 4)?;
+        let by_flash = |purpose, kernels| self.0.flash_backward(gpu, timing.pair(purpose, operands), kernels);
+        let by_whole = |purpose| by_flash(purpose, flash::WHOLE_BACKWARD_KERNELS);
+        let by_own = |purpose| by_flash(purpose, flash::TILED_BACKWARD_KERNELS);
         let candidates = [
             AlgorithmCandidate::new(WHOLE, &by_whole),
             AlgorithmCandidate::new(CUDNN, &by_cudnn),

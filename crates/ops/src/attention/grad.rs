@@ -1,9 +1,10 @@
-//! CPU kernel of [`AttentionGrad`]: one task a query head of a sequence.
+//! CPU kernel of [`AttentionGrad`]. A task is one query head of a sequence.
 //!
-//! A task walks over tiles of keys, and for each over the blocks of queries that see it, so that a tile's
-//! keys, values and their gradients stay in cache. What the query heads of a group give to the keys and
-//! values that they share is added in the order of the heads, after all of them; so many groups are made at a
-//! time as keep all cores busy, or as their sums fit [`AT_ONCE`].
+//! A task loops over tiles of keys, and for each over the blocks of queries that see it, so that a tile's
+//! keys, values and their gradients stay in cache. The query heads of a group share a key head and a value
+//! head: each writes its own sums for them, which are then added in the order of the heads. Several groups
+//! are computed at a time: as many as have [`SUM_ELEMENTS`] sums, or, if these are too few, as keep all cores
+//! busy.
 
 use super::block::{ROWS, scale};
 use super::columns::{Columns, transpose};
@@ -16,13 +17,11 @@ use rayon::prelude::*;
 use std::ops::Range;
 use xtrain_tensor::{CpuKernel, Pooled, Real, Stored, TensorType, View, ViewMut, with_stored};
 
-/// Keys of a tile; a multiple of [`ROWS`], so that the blocks of queries that see a tile start where it
-/// starts.
+/// Keys of a tile: a multiple of [`ROWS`], so that tiles begin at the start of a block of queries.
 const TILE: usize = 512;
 
-/// Elements of the query heads' sums that are held at a time, unless there are more cores than these keep
-/// busy.
-const AT_ONCE: usize = 4 << 20;
+/// Elements of the sums of the query heads that are computed at a time. With many cores there are more.
+const SUM_ELEMENTS: usize = 4 << 20;
 
 impl CpuKernel for AttentionGrad {
     fn run(&self, inputs: &[View<'_>], outputs: &mut [ViewMut<'_>]) {
@@ -50,12 +49,14 @@ impl CpuKernel for AttentionGrad {
     }
 }
 
-/// The number of groups are made at a time. It changes no bit: each query head's sums start from zero.
+/// Number of groups that are computed at a time. It changes no bit, because the sums of each query head start
+/// from zero.
 fn groups_at_once(op: &Attention, threads: usize) -> usize {
-    let heads = (AT_ONCE / (2 * op.seq_len * op.head_dim)).max(threads);
+    let heads = (SUM_ELEMENTS / (2 * op.seq_len * op.head_dim)).max(threads);
     heads.div_ceil(op.heads / op.kv_heads)
 }
 
+/// The inputs of the kernel.
 struct Pass<'a, S: Stored> {
     op: Attention,
     d_o: View<'a>,
@@ -65,14 +66,15 @@ struct Pass<'a, S: Stored> {
     documents: Documents<'a>,
 }
 
-/// A query head of a sequence, and where its gradient goes: the bytes of e columns of each token.
+/// A query head of a sequence, and the bytes of its gradient.
 struct QueryHead<'a> {
     sequence: usize,
     head: usize,
+    /// For each token, the bytes of e columns of dqkv.
     target: Vec<&'a mut [u8]>,
 }
 
-/// Where the gradients of a key/value head of a sequence go.
+/// The bytes of the gradients of a key/value head of a sequence: for each token, those of e columns of dqkv.
 #[derive(Default)]
 struct KeyHead<'a> {
     keys: Vec<&'a mut [u8]>,
@@ -87,9 +89,9 @@ impl<S: Stored> Pass<'_, S> {
         let at_once = groups_at_once(&self.op, rayon::current_num_threads());
         let mut sums = Pooled::take(at_once.min(groups) * group * 2 * s * e);
         for first in (0..groups).step_by(at_once) {
-            let some = first..groups.min(first + at_once);
-            let sums = &mut sums[..some.len() * group * 2 * s * e];
-            let (query_heads, key_heads) = self.targets(some, dqkv);
+            let batch = first..groups.min(first + at_once);
+            let sums = &mut sums[..batch.len() * group * 2 * s * e];
+            let (query_heads, key_heads) = self.targets(batch, dqkv);
             let tasks = query_heads.into_par_iter().zip(sums.par_chunks_exact_mut(2 * s * e));
             tasks.for_each(|(head, sums)| self.query_head(head, sums));
             let tasks = key_heads.into_par_iter().zip(sums.par_chunks_exact_mut(group * 2 * s * e));
@@ -97,7 +99,7 @@ impl<S: Stored> Pass<'_, S> {
         }
     }
 
-    /// Cuts the columns of some groups, counted over the key/value heads of all sequences, out of the rows.
+    /// The bytes of dqkv of these groups, which are counted over the key/value heads of all sequences.
     fn targets<'a>(
         &self,
         groups: Range<usize>,
@@ -116,22 +118,23 @@ impl<S: Stored> Pass<'_, S> {
         for (token, row) in rows.take(sequences.end * s).skip(sequences.start * s) {
             for (column, bytes) in row.chunks_exact_mut(head_bytes).enumerate() {
                 let kv_head = if column < heads { column / group } else { (column - heads) % kv_heads };
-                let at = token / s * kv_heads + kv_head;
-                if !groups.contains(&at) {
+                let index = token / s * kv_heads + kv_head;
+                if !groups.contains(&index) {
                     continue;
                 }
-                let at = at - groups.start;
+                let index = index - groups.start;
                 match column {
-                    c if c < heads => query_heads[at * group + c % group].target.push(bytes),
-                    c if c < heads + kv_heads => key_heads[at].keys.push(bytes),
-                    _ => key_heads[at].values.push(bytes),
+                    c if c < heads => query_heads[index * group + c % group].target.push(bytes),
+                    c if c < heads + kv_heads => key_heads[index].keys.push(bytes),
+                    _ => key_heads[index].values.push(bytes),
                 }
             }
         }
         (query_heads, key_heads)
     }
 
-    /// Adds what the query heads of a group gave, in order, and writes it.
+    /// Adds the sums of the query heads of a group, in order, and writes the gradients of their keys and
+    /// values.
     fn key_head(&self, head: KeyHead<'_>, sums: &mut [S::Real]) {
         let Attention { seq_len: s, head_dim: e, .. } = self.op;
         let (first, others) = sums.split_at_mut(2 * s * e);
@@ -141,12 +144,12 @@ impl<S: Stored> Pass<'_, S> {
         store_rows::<S>(dv, e, head.values);
     }
 
-    /// Writes a query head's gradient, and to `sums` what it gives to its keys' and its values'.
+    /// Writes the gradient of a query head, and its contribution to those of the keys and values to `sums`.
     fn query_head(&self, task: QueryHead<'_>, sums: &mut [S::Real]) {
         let Attention { seq_len: s, heads, kv_heads, head_dim: e, .. } = self.op;
         let QueryHead { sequence, head, target } = task;
         let (kv_head, rows) = (head * kv_heads / heads, sequence * s..(sequence + 1) * s);
-        let columns = |x, head: usize| Columns::<S::Real>::of(x, rows.clone(), head * e..(head + 1) * e);
+        let columns = |x, head: usize| Columns::<S::Real>::new(x, rows.clone(), head * e..(head + 1) * e);
         let data = Operands {
             sequence,
             queries: columns(self.qkv, head),
@@ -169,11 +172,11 @@ impl<S: Stored> Pass<'_, S> {
         };
         transpose(&data.keys, &mut work.keys_t);
         transpose(&columns(self.qkv, heads + kv_heads + kv_head), &mut work.values_t);
-        row_products(&data.d_o, &columns(self.o, head), e, &mut work.delta);
+        row_dots(&data.d_o, &columns(self.o, head), e, &mut work.delta);
         for tile in (0..s).step_by(TILE) {
             for first in (tile..s).step_by(ROWS) {
                 let queries = first..(first + ROWS).min(s);
-                let start = self.documents.first_of_block(sequence, first, queries.len()).max(tile);
+                let start = self.documents.first_key_of_block(sequence, first, queries.len()).max(tile);
                 let end = queries.end.min(tile + TILE);
                 if start < end {
                     self.block(&mut work, &data, queries, start..end);
@@ -183,7 +186,7 @@ impl<S: Stored> Pass<'_, S> {
         store_rows::<S>(&work.dq, e, target);
     }
 
-    /// What a block of queries and the keys of a tile that it sees add to `dq`, `dk` and `dv`.
+    /// Adds the contribution of a block of queries and the keys of a tile that it sees to dq, dk and dv.
     fn block(
         &self,
         work: &mut Work<'_, S::Real>,
@@ -201,12 +204,12 @@ impl<S: Stored> Pass<'_, S> {
         gemm_single(scale(e), q, keys_t, MatMut::new(p, m, n), false);
         gemm_single(S::Real::ONE, d_o, values_t, MatMut::new(ds, m, n), false);
         let (lse, delta) = (&data.lse[first..], &work.delta[first..]);
-        match Rounding::of(S::DTYPE) {
+        match Rounding::for_operands(S::DTYPE) {
             Rounding::None => scores_grad(p, ds, n, lse, delta, exact),
             Rounding::Bf16 => scores_grad(p, ds, n, lse, delta, round_bf16),
         }
         for (t, (p, ds)) in queries.zip(p.chunks_exact_mut(n).zip(ds.chunks_exact_mut(n))) {
-            let start = self.documents.first_of(data.sequence, t).clamp(keys.start, keys.end) - keys.start;
+            let start = self.documents.first_key(data.sequence, t).clamp(keys.start, keys.end) - keys.start;
             let end = (t + 1).min(keys.end) - keys.start;
             for row in [p, ds] {
                 row[..start].fill(S::Real::ZERO);
@@ -223,7 +226,7 @@ impl<S: Stored> Pass<'_, S> {
     }
 }
 
-/// What a query head reads: the tokens of its sequence.
+/// Operands of a query head: all tokens of its sequence.
 struct Operands<'a, T: Real> {
     sequence: usize,
     queries: Columns<'a, T>,
@@ -232,7 +235,7 @@ struct Operands<'a, T: Real> {
     lse: &'a [T],
 }
 
-/// What a task works in.
+/// Workspace of a task.
 struct Work<'a, T: Real> {
     keys_t: Pooled<T>,
     values_t: Pooled<T>,
@@ -244,19 +247,20 @@ struct Work<'a, T: Real> {
     dv: &'a mut [T],
 }
 
-/// The products of the rows of `a` and `b`, of e elements each.
-fn row_products<T: Real>(a: &Columns<'_, T>, b: &Columns<'_, T>, e: usize, products: &mut [T]) {
+/// Dot products of the rows of `a` and `b`, of e elements each.
+fn row_dots<T: Real>(a: &Columns<'_, T>, b: &Columns<'_, T>, e: usize, dots: &mut [T]) {
     vectorized(
         #[inline(always)]
         || {
-            for (row, product) in products.iter_mut().enumerate() {
-                *product = dot(&a.reals()[row * a.stride()..][..e], &b.reals()[row * b.stride()..][..e]);
+            for (row, sum) in dots.iter_mut().enumerate() {
+                *sum = dot(&a.reals()[row * a.stride()..][..e], &b.reals()[row * b.stride()..][..e]);
             }
         },
     );
 }
 
-/// Turns rows of n scores and of dp into the probabilities and ds (not yet divided by sqrt(e)), both rounded.
+/// Replaces rows of n scores in `p` by probabilities and rows of dp in `ds` by ds, not yet divided by
+/// sqrt(e); both are rounded.
 fn scores_grad<T: Real>(p: &mut [T], ds: &mut [T], n: usize, lse: &[T], delta: &[T], round: impl Fn(T) -> T) {
     vectorized(
         #[inline(always)]

@@ -1,13 +1,12 @@
-//! Causal self-attention over the sequences of a batch, with grouped key/value heads and optional document
-//! boundaries.
+//! Causal self-attention with grouped key/value heads and optional document boundaries.
 //!
 //! Columns of `qkv`: h query heads, then k key heads, then k value heads, e columns each; query heads g h/k
-//! to (g+1) h/k - 1 read key/value head g. Rows: B sequences of s tokens. For every query, o = softmax(q K^T
-//! / sqrt(e)) V over the keys it may see: those of its own document up to itself. The softmax is computed in
-//! f32 (f64), row by row of a block of queries (module `block`). With bf16 operands probabilities, and the
-//! scores' gradients in the backward, are rounded to bf16 before they are multiplied, as on tensor cores.
+//! to (g+1) h/k - 1 read key/value head g. Rows: B sequences of s tokens. For each query, o = softmax(q K^T /
+//! sqrt(e)) V over the keys of its own document up to itself. The softmax is computed in f32 (f64). With bf16
+//! operands, probabilities and, in the backward, the gradients of scores are rounded to bf16 before they are
+//! multiplied, as tensor cores need.
 //!
-//! The backward makes the probabilities again from the saved log-sum-exp (Dao et al., "FlashAttention", arXiv
+//! The backward recomputes probabilities from the saved log-sum-exp (Dao et al., "FlashAttention", arXiv
 //! 2205.14135, section 3.1 and appendix B.2), so nothing of size s x s is ever stored.
 
 pub(crate) mod block;
@@ -19,11 +18,11 @@ mod flash;
 mod grad;
 mod operands;
 mod plain;
-mod rehearsal;
 #[cfg(any(test, feature = "samples"))]
 mod samples;
 #[cfg(test)]
 mod tests;
+mod timing_operands;
 
 use crate::on_gpu::OnGpu;
 use crate::{float_shaped, fused_heads, int_vector};
@@ -31,29 +30,29 @@ use xtrain_cuda::KernelSource;
 use xtrain_program::{Backward, Cost, Differentiable, Op, OpError, Operand, Role};
 use xtrain_tensor::TensorType;
 
-/// The ways to compute attention on a GPU, by the names that `XTRAIN_PREFER` takes: whose kernels, and, of
-/// our own, in which tiles.
+/// Names of the algorithms for attention on a GPU, as `XTRAIN_PREFER` takes them: the implementations, then
+/// the tile sizes of our own kernels.
 pub fn algorithms() -> Vec<String> {
     [cuda::CUDNN, cuda::OWN, cuda::WHOLE].map(str::to_owned).into_iter().chain(flash::tile_names()).collect()
 }
 
-/// `(qkv_tc[, doc_start_t]) -> (o_tn, lse_bhs)`: c = (h + 2k) e columns, n = h e; lse is the natural
-/// logarithm of the sum of the exponentials of a query's scores, in the compute type.
+/// `(qkv_tc[, doc_start_t]) -> (o_tn, lse_bhs)`, with c = (h + 2k) e and n = h e. lse is the log-sum-exp of a
+/// query's scores (natural logarithm), in the compute type.
 ///
-/// `doc_start[t]` is the index within its sequence of the first token of t's document, from 0 to t's own
-/// index; without it a sequence is one document.
+/// `doc_start[t]`, an i32, is the index within its sequence of the first token of t's document, from 0 to t's
+/// own index. Without it each sequence is one document.
 #[derive(Clone, Copy, Debug)]
 pub struct Attention {
-    /// s.
+    /// s, the tokens of a sequence.
     pub seq_len: usize,
-    /// h, a multiple of k.
+    /// h, the query heads: a multiple of k.
     pub heads: usize,
-    /// k.
+    /// k, the key/value heads.
     pub kv_heads: usize,
-    /// e.
+    /// e, the width of a head.
     pub head_dim: usize,
-    /// True if gradients must be added in one order, so that every run gives the same bits: on a GPU the
-    /// fastest backward may not.
+    /// True if gradients must be summed in a fixed order, so that runs give equal bits. The fastest backward
+    /// on a GPU may not be deterministic.
     pub deterministic: bool,
 }
 
@@ -64,7 +63,7 @@ impl Op for Attention {
 
     fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>, OpError> {
         OpError::ensure(matches!(inputs.len(), 1 | 2), || {
-            format!("attention takes 1 or 2 inputs, not {}", inputs.len())
+            format!("attention takes qkv and, if any, document starts: 1 or 2 inputs, not {}", inputs.len())
         })?;
         let tokens = self.tokens(inputs[0])?;
         if let Some(doc_start) = inputs.get(1) {
@@ -77,14 +76,14 @@ impl Op for Attention {
         if input == 0 { Operand::Compute } else { Operand::Full }
     }
 
-    /// Two products of the lower half of the s x s scores.
+    /// Two GEMMs over the lower half of the s x s scores.
     fn cost(&self, inputs: &[TensorType], _: &[TensorType]) -> Cost {
         self.gemm_cost(2.0, inputs[0].shape[0])
     }
 }
 
 impl Attention {
-    /// Checks `qkv` and returns its tokens.
+    /// Checks `qkv` and returns its number of tokens.
     fn tokens(&self, qkv: TensorType) -> Result<usize, OpError> {
         let tokens = fused_heads("qkv", qkv, self.heads, self.kv_heads, self.head_dim)?;
         OpError::ensure(self.kv_heads > 0 && self.heads.is_multiple_of(self.kv_heads), || {
@@ -104,8 +103,7 @@ impl Attention {
         TensorType::new(qkv.dtype.compute(), [tokens / self.seq_len, self.heads, self.seq_len])
     }
 
-    /// The cost of `n` products of size s x s x e for each query head, of which only the causal half is
-    /// counted.
+    /// Cost of `n` GEMMs of size s x s x e for each query head, of which the causal half is counted.
     fn gemm_cost(&self, n: f64, tokens: usize) -> Cost {
         let width = (self.heads * self.head_dim) as f64;
         Cost { flops: n * tokens as f64 * width * self.seq_len as f64 }
@@ -122,10 +120,10 @@ impl Differentiable for Attention {
     }
 }
 
-/// `(do_tn, qkv_tc, o_tn, lse_bhs[, doc_start_t]) -> dqkv_tc`, all of its columns.
+/// `(do_tn, qkv_tc, o_tn, lse_bhs[, doc_start_t]) -> dqkv_tc`: the gradient of all columns of qkv.
 ///
 /// With p = exp(q k / sqrt(e) - lse) and dp = do v: dv = sum of p do, ds = p (dp - do o) / sqrt(e), dq = sum
-/// of ds k and dk = sum of ds q, where dk and dv sum over the query heads of the group too.
+/// of ds k and dk = sum of ds q. dk and dv also sum over the query heads of their group.
 #[derive(Clone, Copy, Debug)]
 pub struct AttentionGrad(pub Attention);
 
@@ -136,12 +134,15 @@ impl Op for AttentionGrad {
 
     fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>, OpError> {
         OpError::ensure(matches!(inputs.len(), 4 | 5), || {
-            format!("attention_grad takes 4 or 5 inputs, not {}", inputs.len())
+            format!(
+                "attention_grad takes do, qkv, o, lse and, if any, document starts: 4 or 5 inputs, not {}",
+                inputs.len()
+            )
         })?;
         let tokens = self.0.tokens(inputs[1])?;
         let output = self.0.output(inputs[1], tokens);
         OpError::ensure(inputs[0] == output && inputs[2] == output, || {
-            format!("the output and its gradient must be {output}, not {} and {}", inputs[2], inputs[0])
+            format!("o and its gradient must be {output}, not {} and {}", inputs[2], inputs[0])
         })?;
         float_shaped("the log-sum-exp", inputs[3], &self.0.lse(inputs[1], tokens).shape)?;
         if let Some(doc_start) = inputs.get(4) {
@@ -154,8 +155,7 @@ impl Op for AttentionGrad {
         if input < 3 { Operand::Compute } else { Operand::Full }
     }
 
-    /// Five products of the lower half of the s x s scores: the scores once more, and those of dp, dv, dq and
-    /// dk.
+    /// Five GEMMs over the lower half of the s x s scores: the recomputed scores, dp, dv, dq and dk.
     fn cost(&self, inputs: &[TensorType], _: &[TensorType]) -> Cost {
         self.0.gemm_cost(5.0, inputs[0].shape[0])
     }

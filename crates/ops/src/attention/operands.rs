@@ -1,4 +1,4 @@
-//! What the kernels of attention that are our own take: the structures of `kernel.cu` and `flash/common.cuh`.
+//! Arguments of our attention kernels: the structures of `kernel.cu` and `flash/common.cuh`.
 
 use super::Attention;
 use xtrain_cuda::{CudaTensor, DevicePtr, Operands};
@@ -13,7 +13,7 @@ struct Shape {
 }
 
 impl Shape {
-    fn of(op: &Attention, doc_start: Option<&CudaTensor>) -> Shape {
+    fn new(op: &Attention, doc_start: Option<&CudaTensor>) -> Shape {
         Shape {
             seq_len: op.seq_len as i32,
             heads: op.heads as i32,
@@ -33,9 +33,9 @@ pub(super) struct Forward {
 }
 
 impl Forward {
-    pub(super) fn of(op: &Attention, operands: &Operands<'_>) -> Forward {
+    pub(super) fn new(op: &Attention, operands: &Operands<'_>) -> Forward {
         let [o, lse] = [0, 1].map(|n| operands.outputs[n].place);
-        let shape = Shape::of(op, operands.inputs.get(1));
+        let shape = Shape::new(op, operands.inputs.get(1));
         Forward { qkv: operands.inputs[0].place, o, lse, shape }
     }
 }
@@ -53,11 +53,11 @@ pub(super) struct Backward {
 }
 
 impl Backward {
-    /// The workspace holds delta first.
-    pub(super) fn of(op: &Attention, operands: &Operands<'_>) -> Backward {
+    /// Delta lies at the start of the workspace.
+    pub(super) fn new(op: &Attention, operands: &Operands<'_>) -> Backward {
         let [d_o, qkv, o, lse] = [0, 1, 2, 3].map(|n| operands.inputs[n].place);
         let delta = operands.workspace[0].place;
         let dqkv = operands.outputs[0].place;
-        Backward { d_o, qkv, o, lse, delta, dqkv, shape: Shape::of(op, operands.inputs.get(4)) }
+        Backward { d_o, qkv, o, lse, delta, dqkv, shape: Shape::new(op, operands.inputs.get(4)) }
     }
 }

@@ -9,7 +9,7 @@ impl Sampled for Attention {
     }
 
     fn samples() -> Vec<Sample> {
-        let of = |seq_len, heads, kv_heads, head_dim| Attention {
+        let op = |seq_len, heads, kv_heads, head_dim| Attention {
             seq_len,
             heads,
             kv_heads,
@@ -17,9 +17,9 @@ impl Sampled for Attention {
             deterministic: true,
         };
         vec![
-            Sample::forward(of(5, 4, 2, 3), [SampleInput::activation([10, 24])]),
-            Sample::forward(of(21, 2, 1, 2), [SampleInput::activation([42, 8]), sample_documents()]),
-            Sample::forward(of(1, 3, 3, 5), [SampleInput::activation([2, 45])]),
+            Sample::forward(op(5, 4, 2, 3), [SampleInput::activation([10, 24])]),
+            Sample::forward(op(21, 2, 1, 2), [SampleInput::activation([42, 8]), sample_documents()]),
+            Sample::forward(op(1, 3, 3, 5), [SampleInput::activation([2, 45])]),
         ]
     }
 
@@ -35,7 +35,7 @@ impl Sampled for Attention {
             inputs.extend(bool::then(documents, || doubling_documents(b, seq_len)));
             Sample::forward(op, inputs)
         };
-        ON_CARD.into_iter().map(sample).collect()
+        GPU_SHAPES.into_iter().map(sample).collect()
     }
 }
 
@@ -83,8 +83,8 @@ impl Sampled for AttentionGrad {
             let (tokens, width) = (b * seq_len, heads * head_dim);
             let mut inputs = vec![
                 SampleInput::activation([tokens, width]),
-                // Scores below some 2, since no softmax bounds what is made up here: of a large product of a
-                // large probability and a large gradient a bf16 rounding is more than a bar allows.
+                // Scores stay below about 2. lse does not come from these scores, so nothing bounds the
+                // probabilities, and the bf16 rounding of large ones would exceed the tolerance.
                 SampleInput::activation([tokens, width + 2 * kv_heads * head_dim])
                     .fill(Fill::Normal(0.0, 0.7)),
                 SampleInput::activation([tokens, width]),
@@ -96,20 +96,20 @@ impl Sampled for AttentionGrad {
                 inputs,
             )
         };
-        // In any order where cuDNN may sum so: it knows no documents.
-        let in_any_order = ON_CARD.into_iter().filter(|shape| !shape.5).map(|shape| sample(false, shape));
-        ON_CARD.into_iter().map(|shape| sample(true, shape)).chain(in_any_order).collect()
+        // Without a fixed order only for shapes without documents, for which cuDNN may be used.
+        let in_any_order = GPU_SHAPES.into_iter().filter(|shape| !shape.5).map(|shape| sample(false, shape));
+        GPU_SHAPES.into_iter().map(|shape| sample(true, shape)).chain(in_any_order).collect()
     }
 }
 
-/// Two sequences of 21 tokens, of three documents and of one.
+/// Document starts of two sequences of 21 tokens, with three documents and one.
 fn sample_documents() -> SampleInput {
     let starts = (0..21).map(|t| if t < 3 { 0.0 } else { f64::from(3 + 16 * i32::from(t > 18)) });
     SampleInput::ids(42, 1).fill(Fill::Values(starts.chain([0.0; 21]).collect()))
 }
 
-/// Shapes of models: B, s, h, k, e, and whether documents are told apart.
-const ON_CARD: [(usize, usize, usize, usize, usize, bool); 16] = [
+/// Shapes for GPUs: B, s, h, k, e, and true if there are documents.
+const GPU_SHAPES: [(usize, usize, usize, usize, usize, bool); 16] = [
     (2, 200, 4, 4, 32, false),
     (1, 333, 4, 2, 64, true),
     (2, 128, 4, 1, 64, false),
@@ -120,7 +120,7 @@ const ON_CARD: [(usize, usize, usize, usize, usize, bool); 16] = [
     (1, 150, 2, 2, 48, false),
     (2, 40, 2, 1, 16, true),
     (1, 513, 1, 1, 80, false),
-    // Whole sequences in a block: of up to 128, 256 and 512 tokens.
+    // Short enough for whole sequences in a block: up to 128, 256 and 512 tokens.
     (2, 100, 2, 2, 32, true),
     (1, 400, 1, 1, 32, false),
     (2, 90, 2, 2, 64, true),
@@ -129,7 +129,7 @@ const ON_CARD: [(usize, usize, usize, usize, usize, bool); 16] = [
     (1, 250, 2, 1, 128, false),
 ];
 
-/// Documents of very different lengths: 1, 2, 4, .. tokens.
+/// Starts of documents of 1, 2, 4, ... tokens.
 fn doubling_documents(sequences: usize, seq_len: usize) -> SampleInput {
     let start = |t: usize| (1usize << (t + 1).ilog2()) - 1;
     let starts: Vec<f64> = (0..sequences * seq_len).map(|t| start(t % seq_len) as f64).collect();

@@ -1,4 +1,4 @@
-//! Attention against plain loops in f64, and what must hold whatever the values.
+//! Tests of attention against plain loops in f64, and of properties that hold for all values.
 
 use super::{Attention, AttentionGrad};
 use crate::check::seed;
@@ -6,7 +6,7 @@ use crate::run_op::{normal, run};
 use xtrain_program::Op;
 use xtrain_tensor::{DType, HostTensor, Philox, TensorType};
 
-/// Sizes with several blocks of queries and, at 600 tokens, two tiles of keys.
+/// Batch sizes and ops, with several blocks of queries and, for 600 tokens, two tiles of keys.
 const SHAPES: [(usize, Attention); 3] = [
     (2, Attention { seq_len: 7, heads: 6, kv_heads: 2, head_dim: 5, deterministic: true }),
     (2, Attention { seq_len: 75, heads: 2, kv_heads: 2, head_dim: 16, deterministic: true }),
@@ -22,7 +22,7 @@ fn random(op: &Attention, batch: usize, dtype: DType, seed: u64) -> (HostTensor,
     )
 }
 
-/// Documents of random lengths, about `mean` tokens each.
+/// Starts of documents of random lengths, about `mean` tokens each.
 fn documents(op: &Attention, batch: usize, mean: u32, seed: u64) -> HostTensor {
     let random = Philox::new(seed, 0, 2);
     let mut starts = Vec::new();
@@ -44,7 +44,7 @@ struct Reference {
     dqkv: Vec<f64>,
 }
 
-/// The definition, one query at a time.
+/// Outputs by the definition, one query at a time.
 fn reference(op: &Attention, qkv: &[f64], d_o: &[f64], starts: Option<&[f64]>) -> Reference {
     let Attention { seq_len, heads, kv_heads, head_dim: e, .. } = *op;
     let (width, out_width) = ((heads + 2 * kv_heads) * e, heads * e);
@@ -94,7 +94,7 @@ fn relative(found: &[f64], expected: &[f64]) -> f64 {
     norm(&mut found.iter().zip(expected).map(|(a, b)| a - b)) / norm(&mut expected.iter().copied())
 }
 
-/// o, lse and dqkv of the kernels.
+/// o, lse and dqkv, by the kernels.
 fn computed(
     op: &Attention,
     qkv: &HostTensor,
@@ -195,7 +195,7 @@ fn later_tokens_and_other_documents_change_nothing() {
 }
 
 #[test]
-fn large_scores_neither_overflow_nor_lose_the_largest() {
+fn large_scores_do_not_overflow_and_select_the_maximum() {
     let op = Attention { seq_len: 33, heads: 1, kv_heads: 1, head_dim: 16, deterministic: true };
     let (mut qkv, d_o) = random(&op, 1, DType::F32, seed());
     let values: Vec<f64> =
@@ -203,7 +203,7 @@ fn large_scores_neither_overflow_nor_lose_the_largest() {
     qkv = HostTensor::from_f64(qkv.ty(), &values);
     let [o, _, dqkv] = computed(&op, &qkv, &d_o, None);
     assert!(dqkv.iter().all(|x| x.is_finite()));
-    // A softmax this sharp picks one value.
+    // A softmax this sharp selects one value.
     let last = &o[32 * 16..];
     let best = (0..33)
         .max_by(|&a, &b| {
@@ -221,9 +221,9 @@ fn the_cost_is_that_of_the_causal_half() {
     let op = Attention { seq_len: 1024, heads: 8, kv_heads: 2, head_dim: 64, deterministic: true };
     let qkv = TensorType::new(DType::F32, [4096, 12 * 64]);
     let o = TensorType::new(DType::F32, [4096, 8 * 64]);
-    let product = f64::from(4 * 8 * 64) * 1024.0 * 1024.0;
-    assert_eq!(op.cost(&[qkv], &[]).flops, 2.0 * product);
-    assert_eq!(AttentionGrad(op).cost(&[o, qkv], &[]).flops, 5.0 * product);
+    let gemm = f64::from(4 * 8 * 64) * 1024.0 * 1024.0;
+    assert_eq!(op.cost(&[qkv], &[]).flops, 2.0 * gemm);
+    assert_eq!(AttentionGrad(op).cost(&[o, qkv], &[]).flops, 5.0 * gemm);
 }
 
 #[test]
@@ -233,8 +233,7 @@ fn the_cost_of_a_sequence_of_millions_does_not_wrap() {
         TensorType::new(DType::BF16, [1 << 24, 128 << 7]),
         TensorType::new(DType::BF16, [1 << 24, 144 << 7]),
     );
-    // 5 products of s x s x n, of a multiply and an add each, of which half are counted: more than 64 bits
-    // hold.
+    // Five GEMMs of s x s x n with two FLOPs per product, of which half are counted: more than 64 bits hold.
     assert_eq!(AttentionGrad(op).cost(&[o, qkv], &[]).flops, 5.0 * 2.0f64.powi(24 + 24 + 14));
 }
 

@@ -1,20 +1,21 @@
-//! CPU kernel of [`CachedAttention`]: rows are written as they are stored, then one task a query head of a
-//! sequence.
+//! CPU kernel of [`CachedAttention`]: copies the new rows to the caches, then runs one task for each query
+//! head of a sequence.
 
 use super::CachedAttention;
 use crate::attention::block::{Block, ROWS, scale};
 use crate::attention::columns::Columns;
-use crate::host::gemv::{AT_A_TIME, dots};
+use crate::host::gemv::{ROWS_AT_ONCE, dots};
 use crate::host::math::{Rounding, dot, exponentials, max, vectorized};
 use crate::host::rows::store_rows;
 use rayon::prelude::*;
 use std::ops::Range;
 use xtrain_tensor::{CpuKernel, Pooled, Real, Stored, TensorType, View, ViewMut, with_stored};
 
-/// The longest run of queries for which reading the cache as it is stored beats products of blocks.
-const FEW: usize = 4;
+/// Maximum length of a run of queries that is computed one query at a time from the stored cache. For longer
+/// runs, widening the cache and GEMMs of blocks are faster.
+const MAX_SINGLE_QUERIES: usize = 4;
 
-/// Products of queries and keys below which all is done on the calling thread.
+/// Number of multiplications of queries with keys below which all heads are computed on the calling thread.
 const SERIAL_BELOW: usize = 16 * 1024;
 
 impl CpuKernel for CachedAttention {
@@ -44,7 +45,7 @@ impl CpuKernel for CachedAttention {
 }
 
 impl CachedAttention {
-    /// Copies the columns from head `first` on, as many as the cache has, to the cache's rows.
+    /// Copies the columns of qkv from head `first` on to the rows of `cache`.
     fn write(
         &self,
         qkv: View<'_>,
@@ -64,10 +65,11 @@ impl CachedAttention {
     }
 }
 
+/// The operands of the kernel.
 struct Attend<'a> {
     op: &'a CachedAttention,
     positions: &'a [i32],
-    /// New tokens of a sequence.
+    /// Number of new tokens of each sequence.
     new: usize,
     capacity: usize,
     queries: View<'a>,
@@ -78,7 +80,7 @@ struct Attend<'a> {
 impl Attend<'_> {
     fn run<S: Stored>(&self, o: &mut ViewMut<'_>) {
         let CachedAttention { heads, head_dim: e, .. } = *self.op;
-        // What each task writes: e columns of every token of its sequence.
+        // For each task, the bytes that it writes: e columns of each token of its sequence.
         let mut targets: Vec<Vec<&mut [u8]>> = Vec::new();
         targets.resize_with(self.positions.len() / self.new.max(1) * heads, || Vec::with_capacity(self.new));
         let dtype = o.ty.dtype;
@@ -95,12 +97,12 @@ impl Attend<'_> {
         }
     }
 
-    /// A query head of a sequence.
+    /// Computes a query head of a sequence.
     fn head<S: Stored>(&self, sequence: usize, head: usize, target: Vec<&mut [u8]>) {
         let CachedAttention { heads, kv_heads, head_dim: e } = *self.op;
         let tokens = sequence * self.new..(sequence + 1) * self.new;
         let positions = &self.positions[tokens.clone()];
-        let queries = Columns::<S::Real>::of(self.queries, tokens, head * e..(head + 1) * e);
+        let queries = Columns::<S::Real>::new(self.queries, tokens, head * e..(head + 1) * e);
         let column = head * kv_heads / heads * e;
         let cache = Cache {
             rows: sequence * self.capacity..(sequence + 1) * self.capacity,
@@ -111,15 +113,15 @@ impl Attend<'_> {
         for run in runs(positions) {
             let n = positions[run.end - 1] as usize + 1;
             let out = &mut out[run.start * e..run.end * e];
-            match run.len() <= FEW {
-                true => self.few::<S>(&queries, run, &cache, n, out),
+            match run.len() <= MAX_SINGLE_QUERIES {
+                true => self.one_by_one::<S>(&queries, run, &cache, n, out),
                 false => self.block::<S>(&queries, run, &cache, n, out),
             }
         }
         store_rows::<S>(&out, e, target);
     }
 
-    /// A run of queries, the last of which sees n keys, as a block.
+    /// Computes a run of queries as a block. The last query sees n keys.
     fn block<S: Stored>(
         &self,
         queries: &Columns<'_, S::Real>,
@@ -130,20 +132,21 @@ impl Attend<'_> {
     ) {
         let (m, e) = (run.len(), self.op.head_dim);
         let rows = cache.rows.start..cache.rows.start + n;
-        let keys = Columns::of(self.keys, rows.clone(), cache.columns.clone());
-        let values = Columns::of(self.values, rows, cache.columns.clone());
+        let keys = Columns::new(self.keys, rows.clone(), cache.columns.clone());
+        let values = Columns::new(self.values, rows, cache.columns.clone());
         let block = Block {
             queries: queries.rows(run),
             keys_t: keys.rows(0..n).t(),
             values: values.rows(0..n),
-            rounding: Rounding::of(S::DTYPE),
+            rounding: Rounding::for_operands(S::DTYPE),
         };
         let (mut scores, mut lse) = (Pooled::take(m * n), [S::Real::ZERO; ROWS]);
         block.attend(|i| 0..n - m + i + 1, &mut scores, out, e, &mut lse);
     }
 
-    /// The same for a few queries: the cache is read as it is stored.
-    fn few<S: Stored>(
+    /// Computes a run of queries one at a time, from the cache in its stored type. The last query sees n
+    /// keys.
+    fn one_by_one<S: Stored>(
         &self,
         queries: &Columns<'_, S::Real>,
         run: Range<usize>,
@@ -168,17 +171,17 @@ impl Attend<'_> {
     }
 }
 
-/// Where the keys and values of a task are.
+/// The part of the caches that a task reads.
 struct Cache {
-    /// Of the sequence.
+    /// Rows of the sequence.
     rows: Range<usize>,
-    /// Of the head.
+    /// Columns of the head.
     columns: Range<usize>,
-    /// Columns of a row.
+    /// Number of columns of a row.
     width: usize,
 }
 
-/// out = softmax(query K^T / sqrt(e)) V over as many rows as there are scores; they start `width` elements
+/// out = softmax(query K^T / sqrt(e)) V over `scores.len()` rows of the caches, which are `width` elements
 /// apart.
 #[inline(always)]
 fn attend<S: Stored>(
@@ -191,16 +194,16 @@ fn attend<S: Stored>(
 ) {
     let (e, scale) = (query.len(), scale::<S::Real>(query.len()));
     let key = |row: usize| &keys[row * width..][..e];
-    let (quads, rest) = scores.as_chunks_mut::<AT_A_TIME>();
-    let first = quads.len() * AT_A_TIME;
+    let (quads, rest) = scores.as_chunks_mut::<ROWS_AT_ONCE>();
+    let first = quads.len() * ROWS_AT_ONCE;
     for (n, scores) in quads.iter_mut().enumerate() {
-        *scores = dots(query, std::array::from_fn(|k| key(n * AT_A_TIME + k))).map(|x| x * scale);
+        *scores = dots(query, std::array::from_fn(|k| key(n * ROWS_AT_ONCE + k))).map(|x| x * scale);
     }
     for (n, score) in rest.iter_mut().enumerate() {
         *score = dot(query, key(first + n)) * scale;
     }
-    let largest = max(scores);
-    let sum = exponentials(scores, largest, Rounding::of(S::DTYPE));
+    let max_score = max(scores);
+    let sum = exponentials(scores, max_score, Rounding::for_operands(S::DTYPE));
     out.fill(S::Real::ZERO);
     for (p, row) in scores.iter().zip(values.chunks(width)) {
         for (out, value) in out.iter_mut().zip(&row[..e]) {
@@ -211,9 +214,9 @@ fn attend<S: Stored>(
     out.iter_mut().for_each(|x| *x *= inverse);
 }
 
-/// Cuts tokens into runs of consecutive positions, none longer than a block. The rows up to a run's last
-/// position are then all written, by earlier tokens or by the run itself: a product over them meets nothing
-/// else.
+/// Runs of tokens with consecutive positions, none longer than a block. All cache rows up to the last
+/// position of a run have been written, by earlier tokens or by the run, so a GEMM over them reads no other
+/// rows.
 fn runs(positions: &[i32]) -> Vec<Range<usize>> {
     let mut runs: Vec<Range<usize>> = Vec::new();
     for (i, p) in positions.iter().enumerate() {

@@ -1,13 +1,11 @@
-//! Attention of new tokens over a cache of keys and values: prefill (a chunk of a prompt) and decode (one
-//! token) alike.
+//! Attention of new tokens over a KV cache, for prefill (a chunk of a prompt) and decode (one token).
 //!
-//! The new tokens' keys and values are written to the cache at the tokens' positions, then the query at
-//! position p attends to rows 0 to p. Rows that no token of the sequence has written are never read for a
-//! position below them, so a cache needs no clearing, and a chunk may be padded: padding tokens carry
-//! positions beyond the valid ones, and what they write is written again by the token that comes to that
-//! position.
+//! The keys and values of the new tokens are written to the cache at the tokens' positions. Then the query at
+//! position p attends to rows 0 to p. Later rows are never read, so a cache needs no clearing and a chunk may
+//! be padded: padding tokens have positions after the valid ones, and their rows are overwritten by the
+//! tokens that later come to these positions.
 //!
-//! Same columns, scale and rounding as [`attention`](crate::attention).
+//! Columns, scale and rounding are those of [`attention`](crate::attention).
 
 mod cpu;
 mod cuda;
@@ -22,18 +20,18 @@ use xtrain_cuda::KernelSource;
 use xtrain_program::{Cost, Op, OpError, Operand, Rebuild};
 use xtrain_tensor::TensorType;
 
-/// `(qkv_tc, positions_t, k_cache, v_cache) -> (o_tn, k_cache', v_cache')` with c = (h + 2k) e and n = h e
-/// columns, the caches `[B, capacity, k e]` and updated in place, and as many new tokens t / B of each of the
-/// B sequences.
+/// `(qkv_tc, positions_t, k_cache, v_cache) -> (o_tn, k_cache', v_cache')` with c = (h + 2k) e and n = h e.
+/// The caches are `[B, capacity, k e]` and updated in place. Each of the B sequences has t / B new tokens.
 ///
-/// Positions must lie in 0..capacity; of two tokens of a sequence at one position the later one is kept.
+/// Positions are i32 in 0..capacity. If two tokens of a sequence have the same position, the later one is
+/// written.
 #[derive(Clone, Copy, Debug)]
 pub struct CachedAttention {
-    /// h, a multiple of k.
+    /// h, the query heads: a multiple of k.
     pub heads: usize,
-    /// k.
+    /// k, the key/value heads.
     pub kv_heads: usize,
-    /// e.
+    /// e, the width of a head.
     pub head_dim: usize,
 }
 
@@ -56,17 +54,17 @@ impl Op for CachedAttention {
             || format!("the key cache must be {}[sequences, capacity, {width}], not {k_cache}", qkv.dtype),
         )?;
         OpError::ensure(v_cache == k_cache, || {
-            format!("the value cache must be {k_cache} as the key cache is, not {v_cache}")
+            format!("the value cache must be {k_cache}, like the key cache, not {v_cache}")
         })?;
         let sequences = k_cache.shape[0];
         OpError::ensure(sequences > 0 && tokens.is_multiple_of(sequences), || {
-            format!("{tokens} tokens are not as many for each of the cache's {sequences} sequences")
+            format!("{tokens} tokens cannot be split evenly over the cache's {sequences} sequences")
         })?;
         let output = TensorType::new(qkv.dtype, [tokens, self.heads * self.head_dim]);
         Ok(vec![output, k_cache, v_cache])
     }
 
-    /// It writes its caches.
+    /// Never: the op writes its caches.
     fn rebuild(&self, _: &[bool]) -> Rebuild {
         Rebuild::Never
     }
@@ -79,7 +77,7 @@ impl Op for CachedAttention {
         &[(1, 2), (2, 3)]
     }
 
-    /// Of a full cache; how much of it is in use is known only when the op runs.
+    /// Cost with a full cache: how much of it is in use is known only at run time.
     fn cost(&self, inputs: &[TensorType], _: &[TensorType]) -> Cost {
         let (tokens, width) = (inputs[0].shape[0] as f64, (self.heads * self.head_dim) as f64);
         Cost { flops: 4.0 * tokens * width * inputs[2].shape[1] as f64 }

@@ -1,4 +1,4 @@
-//! Generation in chunks against attention over the whole sequence.
+//! Tests of attention over a cache, in chunks, against attention over whole sequences.
 
 use super::CachedAttention;
 use crate::attention::Attention;
@@ -11,14 +11,14 @@ const OP: CachedAttention = CachedAttention { heads: 4, kv_heads: 2, head_dim: 6
 const WIDTH: usize = (4 + 2 * 2) * 6;
 const OUT: usize = 4 * 6;
 
-/// Rows of a `[sequences, length, WIDTH]` tensor: tokens `from..to` of each sequence, then `pad` rows of
-/// junk.
-fn chunk(qkv: &HostTensor, sequences: usize, from: usize, to: usize, pad: usize, junk: u64) -> HostTensor {
+/// Tokens `from..to` of each sequence of a `[sequences, length, WIDTH]` tensor, each followed by `pad` random
+/// rows.
+fn chunk(qkv: &HostTensor, sequences: usize, from: usize, to: usize, pad: usize, noise: u64) -> HostTensor {
     let (values, length) = (qkv.to_f64(), qkv.ty().numel() / WIDTH / sequences);
-    let junk = normal(DType::F64, [sequences, pad * WIDTH], 1.0, junk).to_f64();
+    let noise = normal(DType::F64, [sequences, pad * WIDTH], 1.0, noise).to_f64();
     let rows = (0..sequences).flat_map(|b| {
         let valid = &values[(b * length + from) * WIDTH..(b * length + to) * WIDTH];
-        [valid, &junk[b * pad * WIDTH..][..pad * WIDTH]].concat()
+        [valid, &noise[b * pad * WIDTH..][..pad * WIDTH]].concat()
     });
     HostTensor::from_f64(
         TensorType::new(qkv.ty().dtype, [sequences * (to - from + pad), WIDTH]),
@@ -26,9 +26,10 @@ fn chunk(qkv: &HostTensor, sequences: usize, from: usize, to: usize, pad: usize,
     )
 }
 
-/// Feeds the sequences in chunks of (valid, padding) tokens; the caches hold NaNs at first.
-/// `padding_position` gives the position of the n-th padding token of a chunk that ends before token `end`.
-fn fed(
+/// Outputs for the sequences, computed in chunks of (valid, padding) tokens with caches that hold NaNs at
+/// first. `padding_position(end, n)` is the position of the n-th padding token of a chunk that ends before
+/// token `end`.
+fn in_chunks(
     qkv: &HostTensor,
     sequences: usize,
     chunks: &[(usize, usize)],
@@ -85,27 +86,27 @@ fn chunks_of_any_size_equal_the_whole_sequence() {
     let length = chunks.iter().map(|(valid, _)| valid).sum::<usize>();
     for (dtype, tolerance) in [(DType::F32, 1e-6), (DType::F64, 1e-12)] {
         let qkv = normal(dtype, [3 * length, WIDTH], 1.5, seed());
-        assert_close(&fed(&qkv, 3, &chunks, |_, _| unreachable!()), &whole(&qkv, length), tolerance);
+        assert_close(&in_chunks(&qkv, 3, &chunks, |_, _| unreachable!()), &whole(&qkv, length), tolerance);
     }
 }
 
 #[test]
-fn padding_leaves_no_trace() {
+fn padding_changes_nothing() {
     let chunks = [(5, 11), (16, 0), (1, 15), (9, 3), (2, 1)];
     let length: usize = chunks.iter().map(|(valid, _)| valid).sum();
     let random = Philox::new(seed(), 0, 0);
     let capacity = length + 3;
     let qkv = normal(DType::F64, [2 * length, WIDTH], 1.5, seed());
     let expected = whole(&qkv, length);
-    // In order, all in the last row, and anywhere beyond the valid ones.
-    assert_close(&fed(&qkv, 2, &chunks, |end, i| (end + i).min(capacity - 1)), &expected, 1e-12);
-    assert_close(&fed(&qkv, 2, &chunks, |_, _| capacity - 1), &expected, 1e-12);
+    // Padding positions in order, all at the last row, and anywhere after the valid ones.
+    assert_close(&in_chunks(&qkv, 2, &chunks, |end, i| (end + i).min(capacity - 1)), &expected, 1e-12);
+    assert_close(&in_chunks(&qkv, 2, &chunks, |_, _| capacity - 1), &expected, 1e-12);
     let anywhere = |end: usize, i: usize| end + random.word((end + i) as u64) as usize % (capacity - end);
-    assert_close(&fed(&qkv, 2, &chunks, anywhere), &expected, 1e-12);
+    assert_close(&in_chunks(&qkv, 2, &chunks, anywhere), &expected, 1e-12);
 }
 
 #[test]
-fn bf16_rows_are_cached_as_they_are() {
+fn bf16_rows_are_copied_to_the_cache_unchanged() {
     let (tokens, capacity) = (4usize, 6usize);
     let qkv = normal(DType::BF16, [tokens, WIDTH], 1.0, seed());
     let positions = HostTensor::from_f64(TensorType::new(DType::I32, [tokens]), &[0.0, 1.0, 2.0, 3.0]);
@@ -122,7 +123,7 @@ fn bf16_rows_are_cached_as_they_are() {
 
 #[test]
 #[should_panic(expected = "position 6 of token 1 is outside the cache, which has 6 rows")]
-fn a_position_outside_the_cache_is_caught() {
+fn a_position_outside_the_cache_panics() {
     let qkv = normal(DType::F32, [2, WIDTH], 1.0, seed());
     let positions = HostTensor::from_f64(TensorType::new(DType::I32, [2]), &[5.0, 6.0]);
     let cache = normal(DType::F32, [1, 6, 12], 1.0, seed());

@@ -11,7 +11,7 @@ impl CpuKernel for Cast {
         for_row_blocks(inputs[0].ty.numel(), [y], |elements, [mut y]| {
             let x = inputs[0].slice(elements);
             match (x.ty.dtype, self.to) {
-                // Only checks compute in f64.
+                // Only gradient checks compute in f64.
                 (_, DType::F64) => y.write::<f64>(&decode(x.ty, x.bytes())),
                 (DType::F64, _) => {
                     y.fresh::<f32>().iter_mut().zip(&*x.reals::<f64>()).for_each(|(y, x)| *y = *x as f32);

@@ -1,4 +1,4 @@
-//! The kernels of [`Cast`] on a GPU.
+//! Launch of the GPU kernels of [`Cast`].
 #![allow(unsafe_code, reason = "it launches kernels")]
 
 use super::Cast;
@@ -7,8 +7,8 @@ use xtrain_cuda::{CudaError, CudaKernel, DevicePtr, Gpu, KernelSource, Launch, O
 
 pub(super) const SOURCE: KernelSource = KernelSource::new("cast/kernel.cu", include_str!("kernel.cu"));
 
-/// Elements of a thread; equal in the kernels.
-const AT_ONCE: u64 = 8;
+/// Elements per thread; equal in the kernels.
+const PER_THREAD: u64 = 8;
 
 #[derive(Clone, Copy)]
 #[repr(C)]
@@ -24,7 +24,7 @@ impl CudaKernel for Cast {
         let function = gpu.function(&SOURCE, &[], &format!("cast_{}_{}", suffix(x.ty), suffix(y.ty)))?;
         let elements = x.ty.numel() as u64;
         let arguments = Arguments { x: x.place, y: y.place, elements };
-        let blocks = elements.div_ceil(u64::from(ELEMENTWISE_THREADS) * AT_ONCE).max(1) as u32;
+        let blocks = elements.div_ceil(u64::from(ELEMENTWISE_THREADS) * PER_THREAD).max(1) as u32;
         // SAFETY: the kernel takes one `Arguments`; x and y have `elements` elements of the types that the
         // name says.
         Ok(unsafe { Work::launch(function, Launch::row(blocks, ELEMENTWISE_THREADS), arguments) })

@@ -1,4 +1,4 @@
-//! A change of element type between floats.
+//! Conversion between f64, f32 and bf16.
 
 mod cpu;
 mod cuda;
@@ -10,10 +10,10 @@ use xtrain_cuda::KernelSource;
 use xtrain_program::{Op, OpError, Operand};
 use xtrain_tensor::{DType, TensorType};
 
-/// The input in the type `to`: rounded to nearest even where `to` is narrower.
+/// `x -> y` of the same shape: x in the type `to`, rounded to nearest even if `to` is narrower.
 #[derive(Clone, Copy, Debug)]
 pub struct Cast {
-    /// F64, F32 or BF16.
+    /// The type of y: F64, F32 or BF16.
     pub to: DType,
 }
 
@@ -27,7 +27,7 @@ impl Op for Cast {
         let plain = |d| matches!(d, DType::F64 | DType::F32 | DType::BF16);
         OpError::ensure(plain(inputs[0].dtype) && plain(self.to), || {
             format!(
-                "casts are between f64, f32 and bf16, not from {} to {}; narrower formats need a scale: quantize",
+                "cast converts between f64, f32 and bf16, not from {} to {}; narrower formats need a scale: use quantize",
                 inputs[0].dtype, self.to
             )
         })?;

@@ -1,4 +1,4 @@
-//! The kernel of [`Clip`] on a GPU.
+//! Launch of the GPU kernel of [`Clip`].
 #![allow(unsafe_code, reason = "it launches kernels")]
 
 use super::Clip;
@@ -12,7 +12,7 @@ pub(super) const SOURCE: KernelSource = KernelSource::new("clip/kernel.cu", incl
 struct Arguments {
     norm: Floats,
     loss: Floats,
-    /// The loss once more where there is none.
+    /// Points to the loss if the op has no amax.
     amax: Floats,
     applied: DevicePtr,
     coefficient: DevicePtr,
@@ -33,8 +33,8 @@ impl CudaKernel for Clip {
             max_norm: self.max_norm as f32,
         };
         let function = gpu.function(&SOURCE, &[], "clip")?;
-        // SAFETY: the kernel takes one `Arguments` and is one thread; all operands are one number, of the
-        // types that infer demands.
+        // SAFETY: the kernel takes one `Arguments` and runs in one thread; every operand is one number, of
+        // the type that `infer` checks.
         Ok(unsafe { Work::launch(function, Launch::row(1, 1), arguments) })
     }
 }

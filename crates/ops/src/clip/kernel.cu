@@ -1,9 +1,10 @@
-// The coefficient of clipping and the decision whether a step counts: one thread.
+// Coefficient of gradient clipping, and the flag that skips a step whose loss, gradient norm or FP8 amax is
+// not finite. A kernel, so that the host need not read the norm. One thread.
 
 struct Clip {
     Floats norm;
     Floats loss;
-    // Of what was cast to FP8; the loss once more where nothing was.
+    // The amax of the values that were cast to FP8; points to the loss if nothing was.
     Floats amax;
     u32* applied;
     float* coefficient;
@@ -11,11 +12,11 @@ struct Clip {
     float max_norm;
 };
 
-extern "C" __global__ void clip(Clip at) {
-    float norm = load(at.norm, 0), loss = load(at.loss, 0);
-    bool counts = fabsf(norm) < INFINITY_F && fabsf(loss) < INFINITY_F && fabsf(load(at.amax, 0)) < INFINITY_F;
-    float clipped = at.max_norm > 0.0f ? fminf(at.max_norm / (norm + 1e-6f), 1.0f) : 1.0f;
-    *at.coefficient = counts ? clipped : 0.0f;
-    *at.skip = !counts;
-    *at.applied += counts;
+extern "C" __global__ void clip(Clip args) {
+    float norm = load(args.norm, 0), loss = load(args.loss, 0);
+    bool counts = fabsf(norm) < INFINITY_F && fabsf(loss) < INFINITY_F && fabsf(load(args.amax, 0)) < INFINITY_F;
+    float clipped = args.max_norm > 0.0f ? fminf(args.max_norm / (norm + 1e-6f), 1.0f) : 1.0f;
+    *args.coefficient = counts ? clipped : 0.0f;
+    *args.skip = !counts;
+    *args.applied += counts;
 }

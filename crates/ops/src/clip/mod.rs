@@ -1,5 +1,5 @@
-//! Gradient clipping by the global norm, and the decision whether a step counts: both on the device, so that
-//! the host reads nothing.
+//! Gradient clipping by the global norm, and the flag that skips a step with a loss or gradient that is not
+//! finite. Both are computed on the device, so that the host reads nothing.
 
 mod cpu;
 mod cuda;
@@ -16,15 +16,16 @@ use xtrain_tensor::{DType, TensorType};
 
 /// `(norm [], loss [], applied u32[1] (, amax f32[1])) -> (applied' u32[1], coefficient [], skip u32[])`.
 ///
-/// With finite norm and loss, and a finite amax of what was cast to FP8 where there is one: applied' =
-/// applied + 1, coefficient = min(1, max_norm / (norm + 1e-6)), skip = 0. Else the step must change nothing:
-/// applied' = applied, coefficient = 0, skip = 1. `applied` counts the updates so far (AdamW's t) and is
-/// updated in place. The coefficient has the compute type of the norm. Source: Pascanu et al., "On the
-/// difficulty of training recurrent neural networks" (arXiv 1211.5063), section 3.2, with the 1e-6 that
-/// PyTorch adds.
+/// If norm, loss and, if given, the amax of the values cast to FP8 are finite: applied' = applied + 1,
+/// coefficient = min(1, max_norm / (norm + 1e-6)), skip = 0. Otherwise the step must change nothing: applied'
+/// = applied, coefficient = 0, skip = 1.
+///
+/// `applied` counts the updates so far (AdamW's t) and is updated in place. The coefficient has the compute
+/// type of the norm. Source: Pascanu et al., "On the difficulty of training recurrent neural networks" (arXiv
+/// 1211.5063), section 3.2, with the 1e-6 that PyTorch adds.
 #[derive(Clone, Copy, Debug)]
 pub struct Clip {
-    /// The largest norm that is left as it is; 0 clips nothing.
+    /// Maximum global L2 norm; gradients with a larger one are scaled down to it. 0 turns clipping off.
     pub max_norm: f64,
 }
 
@@ -35,10 +36,13 @@ impl Op for Clip {
 
     fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>, OpError> {
         OpError::ensure(matches!(inputs.len(), 3 | 4), || {
-            format!("clip takes 3 or 4 inputs, not {}", inputs.len())
+            format!(
+                "clip takes norm, loss, applied and, if wanted, amax: 3 or 4 inputs, not {}",
+                inputs.len()
+            )
         })?;
         OpError::ensure(self.max_norm >= 0.0 && self.max_norm.is_finite(), || {
-            format!("the largest gradient norm must be finite and at least 0, not {}", self.max_norm)
+            format!("the maximum gradient norm must be finite and at least 0, not {}", self.max_norm)
         })?;
         float_shaped("the norm", inputs[0], &[])?;
         float_shaped("the loss", inputs[1], &[])?;
@@ -46,7 +50,7 @@ impl Op for Clip {
             format!("the count of applied updates must be u32[1], not {}", inputs[2])
         })?;
         if let Some(amax) = inputs.get(3) {
-            float_shaped("the largest magnitude", *amax, &[1])?;
+            float_shaped("the amax", *amax, &[1])?;
         }
         let coefficient = TensorType::new(inputs[0].dtype.compute(), []);
         Ok(vec![inputs[2], coefficient, TensorType::new(DType::U32, [])])

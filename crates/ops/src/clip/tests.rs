@@ -1,4 +1,4 @@
-//! What a step is scaled by, and which steps count.
+//! Tests of the clipping coefficient and of the steps that are skipped.
 
 use super::Clip;
 use crate::run_op::run;
@@ -12,8 +12,9 @@ fn clip(max_norm: f64, norm: f64, loss: f64, applied: f64) -> (f64, f64, f64) {
     };
     let inputs =
         [tensor(DType::F32, &[], norm), tensor(DType::F32, &[], loss), tensor(DType::U32, &[1], applied)];
-    let made: Vec<f64> = run(&Clip { max_norm }, &inputs.each_ref()).iter().map(|t| t.to_f64()[0]).collect();
-    (made[0], made[1], made[2])
+    let outputs: Vec<f64> =
+        run(&Clip { max_norm }, &inputs.each_ref()).iter().map(|t| t.to_f64()[0]).collect();
+    (outputs[0], outputs[1], outputs[2])
 }
 
 #[test]

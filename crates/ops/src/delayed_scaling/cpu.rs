@@ -1,4 +1,4 @@
-//! The CPU kernel of [`DelayedScaling`].
+//! CPU kernel of [`DelayedScaling`].
 
 use super::{DelayedScaling, OPERANDS};
 use xtrain_tensor::formats::scale_to;
@@ -6,15 +6,16 @@ use xtrain_tensor::{CpuKernel, View, ViewMut};
 
 impl CpuKernel for DelayedScaling {
     fn run(&self, inputs: &[View<'_>], outputs: &mut [ViewMut<'_>]) {
-        let Some((all, outputs)) = outputs.split_first_mut() else {
-            unreachable!("the largest is always made")
+        let Some((max_amax, outputs)) = outputs.split_first_mut() else {
+            unreachable!("the first output is always there")
         };
-        let mut largest = 0u32;
+        let mut max_bits = 0u32;
         for ((tensor, inputs), outputs) in
             self.tensors.iter().zip(inputs.chunks_exact(OPERANDS)).zip(outputs.chunks_exact_mut(2))
         {
             let amax = inputs[0].reals::<f32>()[0];
-            largest = largest.max(amax.to_bits() & 0x7FFF_FFFF);
+            // Magnitudes have the order of their bits, with NaNs above all.
+            max_bits = max_bits.max(amax.to_bits() & 0x7FFF_FFFF);
             if !(amax > 0.0 && amax.is_finite()) {
                 continue;
             }
@@ -22,9 +23,9 @@ impl CpuKernel for DelayedScaling {
             let mut history = history.reals::<f32>();
             history.rotate_right(1);
             history[0] = amax;
-            let of = if self.latest { amax } else { history.iter().copied().fold(amax, f32::max) };
-            scale.reals::<f32>()[0] = scale_to(self.most(tensor), of, tensor.pow2_scales);
+            let used_amax = if self.latest { amax } else { history.iter().copied().fold(amax, f32::max) };
+            scale.reals::<f32>()[0] = scale_to(self.target(tensor), used_amax, tensor.pow2_scales);
         }
-        all.fresh::<f32>()[0] = f32::from_bits(largest);
+        max_amax.fresh::<f32>()[0] = f32::from_bits(max_bits);
     }
 }

@@ -1,4 +1,5 @@
-// The scales of casts from the amaxes of earlier steps: a block a tensor.
+// Delayed scaling: the next FP8 scales from the amax history (delayed_scaling/mod.rs). One block per tensor
+// shifts the history by one in place and takes its maximum. Bound by launch latency.
 
 constexpr int THREADS = 256;
 
@@ -8,46 +9,46 @@ struct Tensor {
     float* scale;
     u32 length;
     u32 pow2;
-    // The format's largest finite number, less the margin; and nothing.
-    float most;
+    // The value to which the amax is scaled: the format's largest finite number times 2^-margin.
+    float target;
     u32 padding;
 };
 
 struct DelayedScaling {
     const Tensor* tensors;
-    u32* largest;
+    u32* max_amax;
     u32 latest;
     u32 padding;
 };
 
-extern "C" __global__ void delayed_scaling_clear(DelayedScaling at) { *at.largest = 0; }
+extern "C" __global__ void delayed_scaling_clear(DelayedScaling args) { *args.max_amax = 0; }
 
-extern "C" __global__ void __launch_bounds__(THREADS) delayed_scaling(DelayedScaling at) {
+extern "C" __global__ void __launch_bounds__(THREADS) delayed_scaling(DelayedScaling args) {
     __shared__ u32 words[THREADS / 32];
-    const Tensor of = at.tensors[blockIdx.x];
-    u32 bits = __float_as_uint(*of.amax) & 0x7fffffffu;
-    // Magnitudes are in the order of their bits, with NaNs above all.
-    if (threadIdx.x == 0) atomicMax(at.largest, bits);
+    const Tensor tensor = args.tensors[blockIdx.x];
+    u32 bits = __float_as_uint(*tensor.amax) & 0x7fffffffu;
+    // Magnitudes have the order of their bits, with NaNs above all.
+    if (threadIdx.x == 0) atomicMax(args.max_amax, bits);
     if (bits == 0 || bits >= 0x7f800000u) return;
-    // From the end: what moves is read before the place that it moves to is written.
-    u32 most = bits;
-    for (u32 end = of.length; end > 0; end -= min(end, (u32)THREADS)) {
+    // Shifts from the end, THREADS elements at a time, so that each is read before it is overwritten.
+    u32 max_bits = bits;
+    for (u32 end = tensor.length; end > 0; end -= min(end, (u32)THREADS)) {
         u32 first = end - min(end, (u32)THREADS), i = first + threadIdx.x;
         float moved = 0.0f;
-        if (i < end) moved = i == 0 ? __uint_as_float(bits) : of.history[i - 1];
+        if (i < end) moved = i == 0 ? __uint_as_float(bits) : tensor.history[i - 1];
         __syncthreads();
         if (i < end) {
-            of.history[i] = moved;
-            most = max(most, __float_as_uint(moved) & 0x7fffffffu);
+            tensor.history[i] = moved;
+            max_bits = max(max_bits, __float_as_uint(moved) & 0x7fffffffu);
         }
         __syncthreads();
     }
-    most = __reduce_max_sync(0xffffffffu, most);
-    if (threadIdx.x % 32 == 0) words[threadIdx.x / 32] = most;
+    max_bits = __reduce_max_sync(0xffffffffu, max_bits);
+    if (threadIdx.x % 32 == 0) words[threadIdx.x / 32] = max_bits;
     __syncthreads();
     if (threadIdx.x != 0) return;
 #pragma unroll
-    for (int warp = 0; warp < THREADS / 32; warp++) most = max(most, words[warp]);
-    float scale = fminf(__fdiv_rn(of.most, __uint_as_float(at.latest ? bits : most)), __uint_as_float(0x7f7fffffu));
-    *of.scale = of.pow2 ? __uint_as_float(__float_as_uint(scale) & 0xff800000u) : scale;
+    for (int warp = 0; warp < THREADS / 32; warp++) max_bits = max(max_bits, words[warp]);
+    float scale = fminf(__fdiv_rn(tensor.target, __uint_as_float(args.latest ? bits : max_bits)), __uint_as_float(0x7f7fffffu));
+    *tensor.scale = tensor.pow2 ? __uint_as_float(__float_as_uint(scale) & 0xff800000u) : scale;
 }

@@ -1,6 +1,8 @@
-//! Delayed scaling: the scale of a cast to FP8 from the amaxes of earlier steps, so that a tensor is cast as
-//! it is made, without a pass to measure it (NVIDIA's Transformer Engine, `DelayedScaling`; there once a
-//! micro-batch, here once an optimizer step, so that recomputation and accumulation see one scale).
+//! Delayed scaling: scales of FP8 casts from the amaxes of earlier steps, so that a cast needs no pass over
+//! the tensor to find its amax.
+//!
+//! Source: NVIDIA's Transformer Engine, `DelayedScaling`. It updates scales once per micro-batch; here they
+//! are updated once per optimizer step, so that recomputation and accumulation use one scale.
 
 mod cpu;
 mod cuda;
@@ -13,17 +15,17 @@ use xtrain_program::{Op, OpError, Operand};
 use xtrain_tensor::formats::max_finite;
 use xtrain_tensor::{DType, TensorType};
 
-/// Inputs of a tensor: amax, history, scale. The last two are also outputs, in place.
+/// Inputs per tensor: amax, history and scale. The last two are also outputs, in place.
 const OPERANDS: usize = 3;
 
-/// `(for each tensor amax f32[1], history f32[L], scale f32[1, 1]) -> (largest f32[1], for each tensor
+/// `(for each tensor amax f32[1], history f32[L], scale f32[1, 1]) -> (max_amax f32[1], for each tensor
 /// history', scale' in place)`.
 ///
-/// An amax that is positive and finite becomes the first of the history, whose last falls out, and the scale
-/// is `max_finite(format) * 2^-margin / a`, at most the largest finite f32, where a is the largest of the
-/// history, or with `latest` its first. Any other amax changes nothing of its tensor: it saw no pass, or
-/// nothing but zeros, or what is not finite. `largest` is the largest of all amaxes, a NaN if there is one:
-/// whether the step was finite. Lengths of histories may differ.
+/// A positive, finite amax is shifted into the history as its first element, and the last one is dropped. The
+/// scale is then `max_finite(format) * 2^-margin / a`, at most the largest finite f32, where a is the maximum
+/// of the history or, with `latest`, its first element. For any other amax the history and the scale of the
+/// tensor stay: no pass wrote it, the tensor was all zeros, or it was not finite. `max_amax` is the maximum
+/// of all amaxes, or NaN if one is NaN; it tells whether the step was finite. Histories may differ in length.
 #[derive(Clone, Debug)]
 pub struct DelayedScaling {
     tensors: Vec<DelayedTensor>,
@@ -32,26 +34,26 @@ pub struct DelayedScaling {
     in_place: Vec<(usize, usize)>,
 }
 
-/// How a tensor is cast.
+/// The cast of one tensor.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct DelayedTensor {
-    /// To what.
+    /// Its format: E4M3 or E5M2.
     pub format: DType,
     /// True if the scale is rounded down to a power of two.
     pub pow2_scales: bool,
 }
 
 impl DelayedScaling {
-    /// The next scales of these tensors: `margin` halvings below what reaches the format's largest number,
-    /// from all of the history or, `latest`, from this step alone.
+    /// The op for these tensors, in the order of its inputs. Scales leave a headroom of 2^`margin`. They use
+    /// the whole history, or with `latest` only the amax of this step.
     pub fn new(tensors: Vec<DelayedTensor>, margin: u32, latest: bool) -> Self {
         let pair = |n: usize| [(1 + 2 * n, OPERANDS * n + 1), (2 + 2 * n, OPERANDS * n + 2)];
         let in_place = (0..tensors.len()).flat_map(pair).collect();
         DelayedScaling { tensors, margin, latest, in_place }
     }
 
-    /// What the amax of a tensor is taken to.
-    fn most(&self, tensor: &DelayedTensor) -> f32 {
+    /// The value to which the amax of a tensor is scaled.
+    fn target(&self, tensor: &DelayedTensor) -> f32 {
         max_finite(tensor.format) * (-f64::from(self.margin)).exp2() as f32
     }
 }
@@ -75,7 +77,7 @@ impl Op for DelayedScaling {
                 )
             })?;
             OpError::ensure(matches!(tensor.format, DType::E4M3 | DType::E5M2), || {
-                format!("tensor {n}: {} is no format of FP8", tensor.format)
+                format!("tensor {n}: {} is not an FP8 format; use e4m3 or e5m2", tensor.format)
             })?;
             outputs.extend([history, scale]);
         }
@@ -101,21 +103,22 @@ mod tests {
     use crate::run_op::run;
     use xtrain_tensor::HostTensor;
 
-    /// History and scale after these amaxes, one step each.
+    /// History, scale and max_amax after these amaxes, one step each.
     fn after(op: &DelayedScaling, amaxes: &[f64], length: usize) -> (Vec<f64>, f64, f64) {
-        let of = |values: &[f64], shape: &[usize]| {
+        let tensor = |values: &[f64], shape: &[usize]| {
             HostTensor::from_f64(
                 TensorType { dtype: DType::F32, shape: xtrain_tensor::Shape::new(shape) },
                 values,
             )
         };
-        let (mut history, mut scale, mut largest) = (vec![0.0; length], 0.0, 0.0);
+        let (mut history, mut scale, mut max_amax) = (vec![0.0; length], 0.0, 0.0);
         for &amax in amaxes {
-            let inputs = [of(&[amax], &[1]), of(&history, &[length]), of(&[scale], &[1, 1])];
-            let made = run(op, &inputs.each_ref());
-            (largest, history, scale) = (made[0].to_f64()[0], made[1].to_f64(), made[2].to_f64()[0]);
+            let inputs = [tensor(&[amax], &[1]), tensor(&history, &[length]), tensor(&[scale], &[1, 1])];
+            let outputs = run(op, &inputs.each_ref());
+            (max_amax, history, scale) =
+                (outputs[0].to_f64()[0], outputs[1].to_f64(), outputs[2].to_f64()[0]);
         }
-        (history, scale, largest)
+        (history, scale, max_amax)
     }
 
     fn one(format: DType, margin: u32, latest: bool) -> DelayedScaling {
@@ -123,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn the_largest_of_the_history_counts_until_it_falls_out() {
+    fn the_maximum_of_the_history_sets_the_scale_until_it_is_dropped() {
         let op = one(DType::E4M3, 0, false);
         assert_eq!(after(&op, &[2.0], 3), (vec![2.0, 0.0, 0.0], 224.0, 2.0));
         assert_eq!(after(&op, &[2.0, 4.0, 1.0], 3), (vec![1.0, 4.0, 2.0], 112.0, 1.0));
@@ -133,12 +136,12 @@ mod tests {
     }
 
     #[test]
-    fn what_is_zero_or_not_finite_leaves_a_tensor_alone_and_is_told() {
+    fn an_amax_of_zero_or_not_finite_changes_no_scale_and_is_reported() {
         let op = one(DType::E4M3, 0, false);
         let before = after(&op, &[2.0, 4.0], 3);
         assert_eq!(after(&op, &[2.0, 4.0, 0.0], 3), (before.0.clone(), before.1, 0.0));
         assert_eq!(after(&op, &[2.0, 4.0, f64::INFINITY], 3), (before.0.clone(), before.1, f64::INFINITY));
-        let (history, scale, largest) = after(&op, &[2.0, 4.0, f64::NAN], 3);
-        assert!((history, scale) == (before.0, before.1) && largest.is_nan());
+        let (history, scale, max_amax) = after(&op, &[2.0, 4.0, f64::NAN], 3);
+        assert!((history, scale) == (before.0, before.1) && max_amax.is_nan());
     }
 }

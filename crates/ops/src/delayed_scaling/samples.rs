@@ -25,20 +25,19 @@ impl Sampled for DelayedScaling {
     }
 }
 
-/// Tensors with these amaxes, lengths of histories and scales.
+/// A sample with these tensors: amaxes and lengths of histories.
 fn sample(tensors: &[(f64, usize)], margin: u32, latest: bool) -> Sample {
-    let of = |n: usize| match n % 2 {
+    let tensor = |n: usize| match n % 2 {
         0 => DelayedTensor { format: DType::E4M3, pow2_scales: n.is_multiple_of(3) },
         _ => DelayedTensor { format: DType::E5M2, pow2_scales: false },
     };
-    let op = DelayedScaling::new((0..tensors.len()).map(of).collect(), margin, latest);
-    let given = |values: Vec<f64>| Fill::Values(values);
+    let op = DelayedScaling::new((0..tensors.len()).map(tensor).collect(), margin, latest);
     let inputs = tensors.iter().flat_map(|&(amax, length)| {
         let past = (0..length).map(|i| if i < length / 2 { (i * 37 % 101) as f64 * 0.25 } else { 0.0 });
         [
-            SampleInput::activation([1]).fill(given(vec![amax])).in_format(DType::F32),
-            SampleInput::activation([length]).fill(given(past.collect())),
-            SampleInput::activation([1, 1]).fill(given(vec![3.5])),
+            SampleInput::activation([1]).fill(Fill::Values(vec![amax])).in_format(DType::F32),
+            SampleInput::activation([length]).fill(Fill::Values(past.collect())),
+            SampleInput::activation([1, 1]).fill(Fill::Values(vec![3.5])),
         ]
     });
     Sample::plain(op, inputs.collect::<Vec<_>>())

@@ -8,7 +8,7 @@ use xtrain_tensor::{CpuKernel, Philox, Real, View, ViewMut, with_real};
 impl CpuKernel for Dropout {
     fn run(&self, inputs: &[View<'_>], outputs: &mut [ViewMut<'_>]) {
         if self.p == 0.0 {
-            return; // In place: y already is x.
+            return; // In place: y already holds x.
         }
         let (_, d) = outputs[0].ty.shape.rows_cols();
         let &[seed_low, seed_high, step, first_token] = inputs[1].counters() else {
@@ -26,21 +26,21 @@ impl CpuKernel for Dropout {
     }
 }
 
-/// Drops from `x`, whose first element has this index in the stream.
+/// Applies dropout to `x`, whose first element has index `first` in the stream.
 fn apply<T: Real>(rng: Philox, first: u64, p: f32, x: &mut [T]) {
     let scale = T::ONE / (T::ONE - T::of(f64::from(p)));
-    // A dropped element is 0 even if it was not finite.
-    let drawn = |x: T, word: u32| if unit(word) >= p { x * scale } else { T::ZERO };
-    // Four elements share a block; those before the first whole block draw it alone.
+    // A dropped element becomes 0 even if it was not finite.
+    let dropped = |x: T, word: u32| if unit(word) >= p { x * scale } else { T::ZERO };
+    // Four elements share a block of random words. Elements before the first whole block draw one word each.
     let head = (first.next_multiple_of(4) - first).min(x.len() as u64) as usize;
     let (edge, rest) = x.split_at_mut(head);
     for (i, x) in edge.iter_mut().enumerate() {
-        *x = drawn(*x, rng.word(first + i as u64));
+        *x = dropped(*x, rng.word(first + i as u64));
     }
     let block = (first + head as u64) / 4;
     for (b, x) in rest.chunks_mut(4).enumerate() {
         for (x, word) in x.iter_mut().zip(rng.block(block + b as u64)) {
-            *x = drawn(*x, word);
+            *x = dropped(*x, word);
         }
     }
 }

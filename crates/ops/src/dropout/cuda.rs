@@ -1,4 +1,4 @@
-//! The kernel of [`Dropout`] on a GPU.
+//! Launch of the GPU kernel of [`Dropout`].
 #![allow(unsafe_code, reason = "it launches kernels")]
 
 use super::Dropout;
@@ -7,8 +7,8 @@ use xtrain_cuda::{CudaError, CudaKernel, DevicePtr, Gpu, KernelSource, Launch, O
 
 pub(super) const SOURCE: KernelSource = KernelSource::new("dropout/kernel.cu", include_str!("kernel.cu"));
 
-/// Elements of a thread; equal in the kernels.
-const AT_ONCE: u64 = 8;
+/// Elements per thread; equal in the kernels.
+const PER_THREAD: u64 = 8;
 
 #[derive(Clone, Copy)]
 #[repr(C)]
@@ -25,7 +25,7 @@ struct Arguments {
 impl CudaKernel for Dropout {
     fn prepare(&self, gpu: &Gpu, operands: &Operands<'_>) -> Result<Work, CudaError> {
         if self.p == 0.0 {
-            return Ok(Work::sequence(Vec::new())); // In place: y already is x.
+            return Ok(Work::sequence(Vec::new())); // In place: y already holds x.
         }
         let x = operands.outputs[0];
         let function = gpu.function(&SOURCE, &[], &format!("dropout_{}", suffix(x.ty)))?;
@@ -39,7 +39,7 @@ impl CudaKernel for Dropout {
             p: self.p,
             scale: 1.0 / (1.0 - self.p),
         };
-        let blocks = elements.div_ceil(u64::from(ELEMENTWISE_THREADS) * AT_ONCE).max(1) as u32;
+        let blocks = elements.div_ceil(u64::from(ELEMENTWISE_THREADS) * PER_THREAD).max(1) as u32;
         // SAFETY: the kernel takes one `Arguments`; x has `elements` elements of the type that the name says,
         // and rng is four words.
         Ok(unsafe { Work::launch(function, Launch::row(blocks, ELEMENTWISE_THREADS), arguments) })

@@ -1,8 +1,7 @@
-//! Inverted dropout (Srivastava et al., JMLR 15, 2014), its mask drawn from a counter.
+//! Inverted dropout (Srivastava et al., JMLR 15, 2014) with a counter-based mask.
 //!
-//! Whether an element is kept is a pure function of (seed, step, site, token, column): no mask is saved, the
-//! backward draws it again, and it depends neither on how the global batch is cut into micro-batches nor on
-//! threads or ranks.
+//! The mask is a pure function of (seed, step, site, token, column). It is not saved: the backward draws it
+//! again. It depends neither on how the global batch is split into micro-batches nor on threads or ranks.
 
 mod cpu;
 mod cuda;
@@ -20,13 +19,13 @@ use xtrain_tensor::{DType, TensorType};
 /// `(x_td, rng_4) -> y_td`, in place: element (t, j) is x / (1 - p) where
 /// `Philox::new(seed, step, site).uniform((first_token + t) * d + j) >= p`, else 0.
 ///
-/// rng is `u32[4]` = seed (low word, high word), step, and first_token: the index within the optimizer step's
-/// global batch of the micro-batch's first token. Applied to a gradient, it is its own backward.
+/// rng is `u32[4]`: seed (low word, high word), step, and first_token, the index of the micro-batch's first
+/// token within the global batch of the optimizer step. The backward is the same op, applied to dy.
 #[derive(Clone, Copy, Debug)]
 pub struct Dropout {
-    /// The share of elements set to zero, at least 0 and below 1. 0 is the identity.
+    /// Probability of setting an element to zero, at least 0 and below 1. 0 is the identity.
     pub p: f32,
-    /// The place in the model: sites draw independent masks.
+    /// Number of this dropout in the model: sites draw independent masks.
     pub site: u32,
 }
 

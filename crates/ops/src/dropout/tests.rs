@@ -1,4 +1,4 @@
-//! Dropout's mask against its definition, and that it does not depend on how the batch is cut.
+//! Tests of dropout's mask: it follows its definition and does not depend on how the batch is split.
 
 use super::Dropout;
 use crate::check::seed as fresh_seed;
@@ -18,8 +18,8 @@ fn rows(x: &HostTensor, from: usize, to: usize) -> HostTensor {
 
 #[test]
 fn an_element_is_kept_as_the_definition_says() {
-    // Enough elements for several threads, rows that are no multiple of a block, and a first token near the
-    // end of its range.
+    // Enough elements for several threads, rows that are not a multiple of a block, and a first token near
+    // the end of its range.
     let (t, d, p, site, step, first) = (331, 127, 0.3f32, 7, 12, u32::MAX - 5);
     let seed = fresh_seed();
     let x = normal(DType::F64, [t, d], 1.0, seed);

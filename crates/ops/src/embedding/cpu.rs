@@ -12,7 +12,7 @@ impl CpuKernel for Embedding {
         let (_, width) = inputs[1].ty.shape.rows_cols();
         let row_bytes = inputs[1].ty.dtype.bytes(width);
         let table = inputs[1].bytes();
-        // The table is copied as it is stored: no arithmetic, so no widening.
+        // Rows are copied as bytes: without arithmetic there is nothing to widen.
         outputs[0].bytes().par_chunks_mut(row_bytes.max(1)).zip(ids).for_each(|(row, &id)| {
             row.copy_from_slice(&table[id as usize * row_bytes..][..row_bytes]);
         });
@@ -22,7 +22,7 @@ impl CpuKernel for Embedding {
 impl CpuKernel for EmbeddingGrad {
     fn run(&self, inputs: &[View<'_>], outputs: &mut [ViewMut<'_>]) {
         let (_, width) = inputs[1].ty.shape.rows_cols();
-        let by_row = ByRow::new(inputs[0].ints(), self.vocab_size);
+        let by_row = TokensByRow::new(inputs[0].ints(), self.vocab_size);
         let [dtable] = outputs else { unreachable!("one output") };
         with_real!(inputs[1].ty.dtype, T => {
             for_row_blocks(self.vocab_size, [dtable], |rows, [mut block]| {
@@ -48,16 +48,16 @@ impl CpuKernel for EmbeddingGrad {
     }
 }
 
-/// The tokens in the order of the rows that they read, those of one row in their own order: rows can then be
-/// summed independently of each other.
-struct ByRow {
+/// Tokens sorted by the row that they read, those of one row in their own order, so that rows can be summed
+/// independently of each other.
+struct TokensByRow {
     tokens: Vec<u32>,
-    /// By row, where its tokens start; one more, where the last row's end.
+    /// For each row, the index in `tokens` of its first one, then the number of tokens.
     starts: Vec<u32>,
 }
 
-impl ByRow {
-    /// Sorts by counting.
+impl TokensByRow {
+    /// Counting sort of the tokens by `ids`.
     fn new(ids: &[i32], rows: usize) -> Self {
         let mut starts = vec![0u32; rows + 1];
         ids.iter().for_each(|&id| starts[id as usize + 1] += 1);
@@ -69,7 +69,7 @@ impl ByRow {
             tokens[next[id as usize] as usize] = token as u32;
             next[id as usize] += 1;
         }
-        ByRow { tokens, starts }
+        TokensByRow { tokens, starts }
     }
 
     /// The tokens of these rows.

@@ -1,4 +1,4 @@
-//! The kernels of [`Embedding`] and [`EmbeddingGrad`] on a GPU.
+//! Launches of the GPU kernels of [`Embedding`] and [`EmbeddingGrad`].
 #![allow(unsafe_code, reason = "it launches kernels")]
 
 use super::{Embedding, EmbeddingGrad};
@@ -8,19 +8,21 @@ use xtrain_tensor::{DType, TensorType};
 
 pub(super) const SOURCE: KernelSource = KernelSource::new("embedding/kernel.cu", include_str!("kernel.cu"));
 
-/// Units that a thread copies at once; this and what follows as in the source.
-const AT_ONCE: usize = 4;
-/// Digits of a pass of the sort, and threads of its blocks.
+// These constants are equal in the kernels, down to SUM_WARPS.
+
+/// Loads that a thread of the lookup has in flight.
+const IN_FLIGHT: usize = 4;
+/// Values of a digit in a pass of the radix sort; also the threads per block.
 const DIGITS: usize = 512;
 const DIGIT_BITS: u32 = DIGITS.ilog2();
-/// Sorted tokens of a run.
+/// Sorted tokens of a run, which one warp sums.
 const RUN: usize = 32;
-/// Runs, or rows, of a block.
+/// Warps per block of the kernels that clear and sum; each handles a run or a row.
 const SUM_WARPS: usize = 8;
-/// Tiles that are sorted by themselves, at most: each reads the counts of all.
-const TILES: usize = 128;
-/// Tokens of a tile, at least.
-const LEAST_TILE: usize = 2 * DIGITS;
+/// Maximum number of tiles of the sort. Each tile reads the digit counts of all tiles.
+const MAX_TILES: usize = 128;
+/// Minimum number of tokens in a tile.
+const MIN_TILE: usize = 2 * DIGITS;
 
 #[derive(Clone, Copy)]
 #[repr(C)]
@@ -49,10 +51,9 @@ impl CudaKernel for Embedding {
             width: (row_bytes / unit) as u32,
         };
         let function = gpu.function(&SOURCE, &[], &format!("embedding_{unit}"))?;
-        let threads = warps_of((row_bytes / unit).div_ceil(AT_ONCE), ELEMENTWISE_THREADS as usize);
-        // SAFETY: the kernel takes one `Lookup`; there are `tokens` ids, the table has `rows` rows and x one
-        // a token, of `width` units that rows consist of and are aligned to. Ids outside the table are not
-        // looked up.
+        let threads = warps_of((row_bytes / unit).div_ceil(IN_FLIGHT), ELEMENTWISE_THREADS as usize);
+        // SAFETY: the kernel takes one `Lookup`. There are `tokens` ids; the table has `rows` rows and x has
+        // `tokens`, each of `width` units and aligned to a unit. Ids outside of the table are not looked up.
         Ok(unsafe { Work::launch(function, Launch::row(tokens.max(1) as u32, threads), arguments) })
     }
 }
@@ -87,14 +88,14 @@ struct Gradient {
     accumulate: u32,
 }
 
-/// Tokens of a tile.
+/// Tokens in a tile of the sort.
 fn tile(tokens: usize) -> usize {
-    tokens.div_ceil(TILES).next_multiple_of(DIGITS).max(LEAST_TILE)
+    tokens.div_ceil(MAX_TILES).next_multiple_of(DIGITS).max(MIN_TILE)
 }
 
 impl CudaKernel for EmbeddingGrad {
-    /// Rows and tokens before and after a pass of the sort, counts of digits, which rows occur, and parts of
-    /// runs.
+    /// Two buffers of (row, token) pairs, between which the passes of the sort alternate; counts of digits;
+    /// flags of the rows that occur; partial sums of runs.
     fn workspace(&self, inputs: &[TensorType]) -> Vec<TensorType> {
         let (tokens, width) = inputs[1].shape.rows_cols();
         let words = |shape: [usize; 2]| TensorType::new(DType::U32, shape);
@@ -114,7 +115,7 @@ impl CudaKernel for EmbeddingGrad {
         let tiles = tokens.div_ceil(tile(tokens)).max(1);
         let mut works = Vec::new();
 
-        // Row vocab_size stands for all that the table does not have.
+        // Ids outside of the table are sorted as row vocab_size.
         let bits = usize::BITS - self.vocab_size.leading_zeros();
         let mut sorted = (inputs[0].place, DevicePtr(0));
         for pass in 0..bits.div_ceil(DIGIT_BITS).max(1) {
@@ -133,9 +134,9 @@ impl CudaKernel for EmbeddingGrad {
             };
             for name in ["embedding_sort_count", "embedding_sort_move"] {
                 let function = gpu.function(&SOURCE, &[], name)?;
-                // SAFETY: the kernels take one `Sort`. What is read has a row, and from the second pass on a
-                // token, for each of `count` tokens, and so has what is written, which is the other buffer;
-                // the counts have DIGITS for each block.
+                // SAFETY: the kernels take one `Sort`. The buffers that are read and written are distinct and
+                // hold a row and a token for each of `count` tokens (the first pass reads the ids instead);
+                // the counts hold DIGITS words for each block.
                 works.push(unsafe {
                     Work::launch(function, Launch::row(tiles as u32, DIGITS as u32), arguments)
                 });
@@ -163,10 +164,10 @@ impl CudaKernel for EmbeddingGrad {
         for (name, launch) in clear.into_iter().chain([("sum", runs), ("rest", runs)]) {
             let name = format!("embedding_{name}_{path}_{}", suffix(dx.ty));
             let function = gpu.function(&SOURCE, &[], &name)?;
-            // SAFETY: the kernels take one `Gradient`. dx is [count, width] of the type that the name says,
-            // in rows of whole vectors where the path is that; the table's gradient is [table_rows, width],
-            // the parts hold two rows for each run. Sorted tokens are those of dx, and rows that the table
-            // does not have are left out.
+            // SAFETY: the kernels take one `Gradient`. dx is [count, width] of the type in the kernel's name;
+            // with the path "vector", its rows are whole 16-byte vectors. The table's gradient is
+            // [table_rows, width], and `parts` holds two rows for each run. Sorted tokens are indices of rows
+            // of dx, and rows outside of the table are skipped.
             works.push(unsafe { Work::launch(function, launch, arguments) });
         }
         Ok(Work::sequence(works))

@@ -1,4 +1,4 @@
-//! Rows of a table looked up by token id, and the table's gradient.
+//! Lookup of table rows by token id, and the gradient of the table.
 
 mod cpu;
 mod cuda;
@@ -11,8 +11,9 @@ use xtrain_cuda::KernelSource;
 use xtrain_program::{Backward, Differentiable, Op, OpError, Operand, Role};
 use xtrain_tensor::{DType, TensorType};
 
-/// `(ids_t, table_vd) -> x_td`: row `ids[t]` of the table for every token. Ids must lie in 0..v; the loader
-/// checks them.
+/// `(ids_t, table_vd) -> x_td`: row `ids[t]` of the table for each token t.
+///
+/// Ids must lie in 0..v, which the data loader checks. On a GPU, a row with an id outside is filled with NaN.
 #[derive(Clone, Copy, Debug)]
 pub struct Embedding;
 
@@ -43,13 +44,13 @@ impl Differentiable for Embedding {
     }
 }
 
-/// `(ids_t, dx_td) -> dtable_vd`: every row's gradients summed, in the order of the tokens. The output
-/// accumulates.
+/// `(ids_t, dx_td) -> dtable_vd`: row r is the sum of dx over the tokens with id r, in the order of the
+/// tokens. The output accumulates.
 #[derive(Clone, Copy, Debug)]
 pub struct EmbeddingGrad {
-    /// v.
+    /// v, the rows of the table.
     pub vocab_size: usize,
-    /// The element type of the gradient.
+    /// Element type of the gradient.
     pub out: DType,
 }
 

@@ -37,14 +37,14 @@ impl Sampled for EmbeddingGrad {
         )
     }
 
-    /// One token and many, tables that take several passes to sort by, one row that all tokens read, and rows
-    /// that reach over many runs.
+    /// One token and many, tables whose sort takes several passes, one row that all tokens read, and rows
+    /// that span many runs.
     fn gpu_samples() -> Vec<Sample> {
         let sample = |ids: SampleInput, v, d, out| {
             let t = ids.ty.numel();
             Sample::plain(EmbeddingGrad { vocab_size: v, out }, [ids, SampleInput::activation([t, d])])
         };
-        // A third of the tokens are 7, the others spread.
+        // A third of the tokens have id 7; the others are spread over the table.
         let skewed = |t: usize, v: usize| {
             let id = |i: usize| if i % 3 == 1 { 7.0 } else { (i * 7919 % v) as f64 };
             SampleInput::ids(t, v as i32).fill(Fill::Values((0..t).map(id).collect()))

@@ -1,14 +1,14 @@
-//! CPU kernel of [`GradNorm`]: blocks of fixed size in parallel, their sums added in order.
+//! CPU kernel of [`GradNorm`]: blocks of fixed size are summed in parallel, and their sums in order.
 
 use super::GradNorm;
 use crate::host::math::vectorized;
 use rayon::prelude::*;
 use xtrain_tensor::{CpuKernel, Real, View, ViewMut, with_real};
 
-/// Elements that one task sums.
+/// Elements of a task.
 pub(super) const BLOCK: usize = 64 * 1024;
 
-/// Elements that a task sums at once: bf16 widened stays in a core's first-level cache.
+/// Elements that a task widens at a time, so that widened bf16 stays in the L1 cache.
 const PIECE: usize = 4 * 1024;
 
 impl CpuKernel for GradNorm {
@@ -23,7 +23,7 @@ impl CpuKernel for GradNorm {
     }
 }
 
-/// In 32 interleaved partial sums, so that it vectorises and its order is fixed.
+/// The sum of squares of `x`, in 32 interleaved partial sums, so that it vectorises and its order is fixed.
 fn sum_of_squares<T: Real>(x: &[T]) -> f64 {
     let square = |x: T| x.f64() * x.f64();
     vectorized(

@@ -1,4 +1,4 @@
-//! The kernels of [`GradNorm`] on a GPU.
+//! Launches of the GPU kernels of [`GradNorm`].
 #![allow(unsafe_code, reason = "it launches kernels")]
 
 use super::GradNorm;
@@ -8,9 +8,9 @@ use xtrain_tensor::{DType, TensorType};
 
 pub(super) const SOURCE: KernelSource = KernelSource::new("grad_norm/kernel.cu", include_str!("kernel.cu"));
 
-/// Elements of a chunk.
+/// Elements of a chunk, which one block sums.
 const CHUNK: usize = 32 * 1024;
-/// Threads of the blocks of both launches; equal in the kernels.
+/// Threads per block of the two launches; equal in the kernels.
 const THREADS: u32 = 256;
 const SUM_THREADS: u32 = 1024;
 
@@ -24,14 +24,14 @@ struct Arguments {
 }
 
 impl CudaKernel for GradNorm {
-    /// A sum for each chunk.
+    /// One f64 sum for each chunk.
     fn workspace(&self, inputs: &[TensorType]) -> Vec<TensorType> {
         let chunks = inputs.iter().map(|grad| grad.numel().div_ceil(CHUNK)).sum::<usize>();
         vec![TensorType::new(DType::F64, [chunks])]
     }
 
     fn prepare(&self, gpu: &Gpu, operands: &Operands<'_>) -> Result<Work, CudaError> {
-        // The source's `Chunk`, in words of 8 bytes.
+        // `Chunk` of the kernel, as two words of 8 bytes.
         let mut chunks = Vec::new();
         for grad in operands.inputs {
             let is_bf16 = u64::from(suffix(grad.ty) == "bf16");
@@ -51,14 +51,15 @@ impl CudaKernel for GradNorm {
         let chunks = gpu.function(&SOURCE, &[], "grad_norm_chunks")?;
         let sum = gpu.function(&SOURCE, &[], "grad_norm_sum")?;
         Ok(Work::new(move |stream| {
-            // The table lives as long as the work.
+            // Keeps the table's memory allocated as long as this work.
             let _table = &table;
             if count > 0 {
-                // SAFETY: the kernel takes one `Arguments`. The table has a `Chunk` for each block, of
-                // elements of the type that it says, and the workspace a sum for each.
+                // SAFETY: the kernel takes one `Arguments`. The table holds one `Chunk` for each block, whose
+                // elements lie in a gradient and have the type of its flag; the workspace holds one sum for
+                // each block.
                 unsafe { chunks.launch(Launch::row(count, THREADS), &arguments, stream)? };
             }
-            // SAFETY: as above; all `count` sums are written before, and the norm is one number.
+            // SAFETY: as above; the first launch wrote all `count` sums, and the norm is one number.
             unsafe { sum.launch(Launch::row(1, SUM_THREADS), &arguments, stream) }
         }))
     }

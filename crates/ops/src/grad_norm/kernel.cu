@@ -1,10 +1,12 @@
-// The norm of all gradients: a launch over chunks of all of them, whose sums of squares a second one adds up, both in a fixed order.
+// Global L2 norm of all gradients, in two launches. The first one sums the squares of each chunk, the second
+// one sums the chunks and takes the root. Both sum in a fixed order, so the norm is deterministic.
 //
-// Bound by memory: each element is read once. Chunks have one size and a block each, so a few huge tensors and many tiny ones keep the
-// card equally busy; what a chunk is made of stands in a table that was written once. Squares of neighbours are added in f32 where none
-// of them can overflow, nor all of them vanish, and everything else in f64.
+// Bound by memory: each element is read once. All tensors are cut into chunks of one size, one block each, so
+// that a few huge tensors and many tiny ones occupy the GPU equally; a table, written once by the host, lists
+// the chunks. Sums are f64. Because many GPUs have few f64 units, the squares of 8 neighbours are added in f32
+// first, unless one could overflow or all could underflow.
 
-// In words of 8 bytes where it is written.
+// The host writes it as two words of 8 bytes.
 struct Chunk {
     const void* first;
     u32 elements;
@@ -18,25 +20,26 @@ struct GradNorm {
     u32 count;
 };
 
-constexpr int THREADS = 256, SUM_THREADS = 1024, AT_ONCE = 8;
+constexpr int THREADS = 256, SUM_THREADS = 1024, VECTOR = 8;
 
+// The sum of the squares of 8 elements.
 __device__ __forceinline__ double squares(const float* x) {
-    float largest = 0.0f, sum = 0.0f;
+    float amax = 0.0f, sum = 0.0f;
     bool all_numbers = true;
 #pragma unroll
-    for (int i = 0; i < AT_ONCE; i++) {
-        largest = fmaxf(largest, fabsf(x[i]));
+    for (int i = 0; i < VECTOR; i++) {
+        amax = fmaxf(amax, fabsf(x[i]));
         all_numbers &= x[i] == x[i];
         sum += x[i] * x[i];
     }
-    if (all_numbers && largest < 1e18f && (largest > 1e-14f || largest == 0.0f)) return sum;
+    if (all_numbers && amax < 1e18f && (amax > 1e-14f || amax == 0.0f)) return sum;
     double exact = 0.0;
 #pragma unroll
-    for (int i = 0; i < AT_ONCE; i++) exact += (double)x[i] * (double)x[i];
+    for (int i = 0; i < VECTOR; i++) exact += (double)x[i] * (double)x[i];
     return exact;
 }
 
-// The sum over a block, in its first thread.
+// The sum over a block of N threads by a tree in shared memory. The result is valid in thread 0.
 template <int N> __device__ __forceinline__ double sum_of_block(double x) {
     __shared__ double sums[N];
     sums[threadIdx.x] = x;
@@ -48,34 +51,34 @@ template <int N> __device__ __forceinline__ double sum_of_block(double x) {
     return sums[0];
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS) grad_norm_chunks(GradNorm at) {
-    Chunk chunk = at.chunks[blockIdx.x];
+extern "C" __global__ void __launch_bounds__(THREADS) grad_norm_chunks(GradNorm args) {
+    Chunk chunk = args.chunks[blockIdx.x];
     Floats x = {(void*)chunk.first, chunk.is_bf16};
     double sum = 0.0;
-    u32 i = threadIdx.x * AT_ONCE;
+    u32 i = threadIdx.x * VECTOR;
 #pragma unroll 4
-    for (; i + AT_ONCE <= chunk.elements; i += THREADS * AT_ONCE) {
-        float v[AT_ONCE];
-        load<AT_ONCE>(x, i, v);
+    for (; i + VECTOR <= chunk.elements; i += THREADS * VECTOR) {
+        float v[VECTOR];
+        load<VECTOR>(x, i, v);
         sum += squares(v);
     }
-    // One thread has what is left behind whole vectors.
+    // One thread sums the elements after the last whole vector.
     if (i < chunk.elements) {
-        float v[AT_ONCE];
+        float v[VECTOR];
 #pragma unroll
-        for (int k = 0; k < AT_ONCE; k++) v[k] = i + k < chunk.elements ? load(x, i + k) : 0.0f;
+        for (int k = 0; k < VECTOR; k++) v[k] = i + k < chunk.elements ? load(x, i + k) : 0.0f;
         sum += squares(v);
     }
     sum = sum_of_block<THREADS>(sum);
-    if (threadIdx.x == 0) at.sums[blockIdx.x] = sum;
+    if (threadIdx.x == 0) args.sums[blockIdx.x] = sum;
 }
 
-extern "C" __global__ void __launch_bounds__(SUM_THREADS) grad_norm_sum(GradNorm at) {
+extern "C" __global__ void __launch_bounds__(SUM_THREADS) grad_norm_sum(GradNorm args) {
     double sum = 0.0;
 #pragma unroll 8
-    for (u32 i = threadIdx.x; i < at.count; i += SUM_THREADS) sum += at.sums[i];
+    for (u32 i = threadIdx.x; i < args.count; i += SUM_THREADS) sum += args.sums[i];
     sum = sum_of_block<SUM_THREADS>(sum);
     if (threadIdx.x != 0) return;
     float norm = (float)sqrt(sum);
-    store<1>(at.norm, 0, &norm);
+    store<1>(args.norm, 0, &norm);
 }

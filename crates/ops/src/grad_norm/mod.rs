@@ -1,5 +1,5 @@
-//! The global L2 norm of the gradients: what clipping, the step line and the check for non-finite steps start
-//! from.
+//! The global L2 norm of the gradients. Clipping scales by it, every step logs it, and a norm that is not
+//! finite skips the step.
 
 mod cpu;
 mod cuda;
@@ -13,12 +13,12 @@ use xtrain_cuda::KernelSource;
 use xtrain_program::{Op, OpError, Operand};
 use xtrain_tensor::{DType, TensorType};
 
-/// `(g_0, g_1, ...) -> norm []`: the root of the sum of the squares of all elements of all gradients, of any
-/// shapes.
+/// `(g_0, g_1, ...) -> norm []`: the root of the sum of squares over all elements of all gradients, which may
+/// have any shapes.
 ///
-/// Squares are summed in f64, so none of f32's overflows and the order matters little; it is fixed all the
-/// same. The norm is f32, or f64 where the gradients are. One element that is not finite makes it infinite or
-/// NaN; so does a norm beyond f32.
+/// Squares are summed in f64, so that no square of an f32 number overflows, and in a fixed order. The norm is
+/// f32, or f64 for gradients in f64. If an element is not finite, the norm is infinite or NaN; a norm beyond
+/// f32's range is infinite.
 #[derive(Clone, Copy, Debug)]
 pub struct GradNorm;
 
@@ -33,7 +33,10 @@ impl Op for GradNorm {
         for (n, ty) in inputs.iter().enumerate() {
             let summed = matches!(ty.dtype, DType::F64 | DType::F32 | DType::BF16);
             OpError::ensure(summed && ty.dtype.compute() == dtype, || {
-                format!("gradient {n} is {ty}; all must be f64, or all f32 or bf16")
+                format!(
+                    "gradient {n} is {ty}, but gradient 0 is {}; all must be f64, or all f32 or bf16",
+                    inputs[0]
+                )
             })?;
         }
         Ok(vec![TensorType::new(dtype, [])])

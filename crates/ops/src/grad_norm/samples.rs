@@ -35,8 +35,8 @@ impl Sampled for GradNorm {
 
     /// Many gradients of very different lengths.
     fn busy_samples(multiprocessors: usize) -> Vec<Sample> {
-        let most = 3_000_001 * multiprocessors / MULTIPROCESSORS;
-        let lengths = [1, 2, 7, 8, 9, 63, 500, 32_767, 32_768, 32_769, 100_000, most];
+        let long = 3_000_001 * multiprocessors / MULTIPROCESSORS;
+        let lengths = [1, 2, 7, 8, 9, 63, 500, 32_767, 32_768, 32_769, 100_000, long];
         let grads: Vec<_> = (0..50).map(|n| SampleInput::activation([lengths[n % lengths.len()]])).collect();
         vec![Sample::plain(GradNorm, grads)]
     }

@@ -1,4 +1,4 @@
-//! The norm against a plain sum, over several blocks, and what it makes of numbers that are not finite.
+//! Tests of the norm against a plain sum over several blocks, and with elements that are not finite.
 
 use super::{GradNorm, cpu::BLOCK};
 use crate::check::{on_threads, seed};
@@ -20,9 +20,9 @@ fn it_is_the_root_of_the_sum_of_squares_over_tensors_of_many_sizes() {
         let grads: Vec<HostTensor> =
             sizes.iter().zip(seed..).map(|(&size, seed)| normal(dtype, [size], 1.0, seed)).collect();
         let expected = grads.iter().flat_map(HostTensor::to_f64).map(|x| x * x).sum::<f64>().sqrt();
-        let made = run(&GradNorm, &grads.iter().collect::<Vec<_>>()).remove(0);
-        assert_eq!(made.ty(), TensorType::new(out, []));
-        let error = (made.to_f64()[0] / expected - 1.0).abs();
+        let output = run(&GradNorm, &grads.iter().collect::<Vec<_>>()).remove(0);
+        assert_eq!(output.ty(), TensorType::new(out, []));
+        let error = (output.to_f64()[0] / expected - 1.0).abs();
         assert!(error < bar, "{dtype}: {error:e}");
     }
 }

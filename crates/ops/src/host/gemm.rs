@@ -1,11 +1,11 @@
-//! Matrix GEMMs on the CPU, through the `gemm` crate.
+//! GEMMs of strided f32 and f64 matrices, by the `gemm` crate.
 #![allow(unsafe_code, reason = "the crate takes pointers and strides")]
 
 use gemm::Parallelism;
 use std::ops::Range;
 use xtrain_tensor::Real;
 
-/// A matrix to be read: any strides over a slice.
+/// A read-only matrix: a slice with a row stride and a column stride.
 #[derive(Clone, Copy)]
 pub(crate) struct Mat<'a, T> {
     data: &'a [T],
@@ -16,7 +16,7 @@ pub(crate) struct Mat<'a, T> {
 }
 
 impl<'a, T: Real> Mat<'a, T> {
-    /// `rows` rows of `cols` elements, one after the other.
+    /// `rows` contiguous rows of `cols` elements.
     pub(crate) fn new(data: &'a [T], rows: usize, cols: usize) -> Self {
         Mat::strided(data, rows, cols, cols)
     }
@@ -31,17 +31,17 @@ impl<'a, T: Real> Mat<'a, T> {
         Mat { data, rows, cols, row_stride, col_stride: 1 }
     }
 
-    /// The number of rows it has.
+    /// Number of rows.
     pub(crate) fn rows(&self) -> usize {
         self.rows
     }
 
-    /// The number of columns it has.
+    /// Number of columns.
     pub(crate) fn cols(&self) -> usize {
         self.cols
     }
 
-    /// Some of its columns.
+    /// The matrix of these columns.
     pub(crate) fn cols_in(self, cols: Range<usize>) -> Self {
         assert!(cols.end <= self.cols, "columns {cols:?} of {}", self.cols);
         let data = if self.rows == 0 { self.data } else { &self.data[cols.start * self.col_stride..] };
@@ -60,7 +60,7 @@ impl<'a, T: Real> Mat<'a, T> {
     }
 }
 
-/// A matrix to be written: rows of contiguous elements.
+/// A writable matrix: rows of contiguous elements, at a stride.
 pub(crate) struct MatMut<'a, T> {
     data: &'a mut [T],
     rows: usize,
@@ -69,7 +69,7 @@ pub(crate) struct MatMut<'a, T> {
 }
 
 impl<'a, T: Real> MatMut<'a, T> {
-    /// `rows` rows of `cols` elements, one after the other.
+    /// `rows` contiguous rows of `cols` elements.
     pub(crate) fn new(data: &'a mut [T], rows: usize, cols: usize) -> Self {
         MatMut::strided(data, rows, cols, cols)
     }
@@ -85,7 +85,7 @@ impl<'a, T: Real> MatMut<'a, T> {
     }
 }
 
-/// The number of elements a strided matrix reaches over.
+/// Number of elements from the first to the last of a strided matrix.
 fn span(rows: usize, cols: usize, row_stride: usize) -> usize {
     if rows == 0 || cols == 0 { 0 } else { (rows - 1) * row_stride + cols }
 }
@@ -95,7 +95,7 @@ pub(crate) fn gemm<T: Real>(alpha: T, a: Mat<'_, T>, b: Mat<'_, T>, c: MatMut<'_
     run(alpha, a, b, c, accumulate, Parallelism::Rayon(0));
 }
 
-/// The same on the calling thread alone, for callers that are parallel themselves.
+/// [`gemm`] on the calling thread only, for callers that are parallel themselves.
 pub(crate) fn gemm_single<T: Real>(
     alpha: T,
     a: Mat<'_, T>,
@@ -116,11 +116,11 @@ fn run<T: Real>(
 ) {
     let (m, n, k) = (c.rows, c.cols, a.cols);
     assert!(a.rows == m && b.rows == k && b.cols == n, "{m}x{n} = {}x{k} * {}x{}", a.rows, b.rows, b.cols);
-    let keep = if accumulate { T::ONE } else { T::ZERO };
+    let beta = if accumulate { T::ONE } else { T::ZERO };
     let stride = |s: usize| s as isize;
-    // SAFETY: `Mat` and `MatMut` checked at construction that every element that these extents and strides
-    // address lies in their slices; `c` is borrowed mutably, so it overlaps neither `a` nor `b`; T is f32 or
-    // f64, for which the crate has kernels.
+    // SAFETY: the constructors of `Mat` and `MatMut` checked that all elements that these extents and strides
+    // address lie in their slices; `c` is borrowed mutably, so it overlaps neither `a` nor `b`; T is f32 or
+    // f64, which the crate supports.
     unsafe {
         gemm::gemm(
             m,
@@ -136,7 +136,7 @@ fn run<T: Real>(
             b.data.as_ptr(),
             stride(b.col_stride),
             stride(b.row_stride),
-            keep,
+            beta,
             alpha,
             false,
             false,

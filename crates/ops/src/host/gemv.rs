@@ -1,23 +1,23 @@
-//! The product of one row with a matrix of weights, which is read once, as it is stored: what a decoded token
-//! costs.
+//! Matrix-vector products that read the weights once, in their stored type. Decoding a token spends its time
+//! here.
 //!
-//! Every output is a sum of its own, in 16 interleaved partial sums, so it does not depend on how outputs are
-//! cut over threads.
+//! Each output is a sum of its own, in 16 interleaved partial sums, so it does not depend on how outputs are
+//! split over threads.
 
 use super::math::{dot, vectorized};
 use rayon::prelude::*;
 use xtrain_tensor::{Real, Stored};
 
-/// Rows of weights that are read at a time: their products share what is loaded of x.
-pub(crate) const AT_A_TIME: usize = 4;
+/// Rows of weights that are multiplied at a time, sharing the loads of x.
+pub(crate) const ROWS_AT_ONCE: usize = 4;
 
-/// Weights that one task reads.
+/// Number of weights that one task reads.
 const TASK: usize = 64 * 1024;
 
-/// y = w x + bias: `w` is `[o, i]`, with i >= 1.
+/// y_o = w_oi x_i + bias_o, with i >= 1.
 pub(crate) fn gemv<S: Stored>(x: &[S::Real], w: &[S], bias: Option<&[S::Real]>, y: &mut [S::Real]) {
     let i = x.len();
-    let outputs = TASK.div_ceil(i).next_multiple_of(AT_A_TIME);
+    let outputs = TASK.div_ceil(i).next_multiple_of(ROWS_AT_ONCE);
     let task = |n: usize, y: &mut [S::Real]| {
         vectorized(
             #[inline(always)]
@@ -36,8 +36,8 @@ pub(crate) fn gemv<S: Stored>(x: &[S::Real], w: &[S], bias: Option<&[S::Real]>, 
 #[inline(always)]
 fn products<S: Stored>(x: &[S::Real], w: &[S], y: &mut [S::Real]) {
     let i = x.len();
-    let (quads, rest) = y.as_chunks_mut::<AT_A_TIME>();
-    let mut rows = w.chunks_exact(AT_A_TIME * i);
+    let (quads, rest) = y.as_chunks_mut::<ROWS_AT_ONCE>();
+    let mut rows = w.chunks_exact(ROWS_AT_ONCE * i);
     for (y, w) in quads.iter_mut().zip(&mut rows) {
         *y = dots(x, std::array::from_fn(|k| &w[k * i..][..i]));
     }
@@ -46,10 +46,10 @@ fn products<S: Stored>(x: &[S::Real], w: &[S], y: &mut [S::Real]) {
     }
 }
 
-/// The products of `x` and each of `w`, as [`dot`] sums them. Written out, so that all partial sums stay in
-/// registers.
+/// The dot products of `x` with each of `w`, summed in the order of [`dot`]. Written out for four rows, so
+/// that all partial sums stay in registers.
 #[inline(always)]
-pub(crate) fn dots<S: Stored>(x: &[S::Real], w: [&[S]; AT_A_TIME]) -> [S::Real; AT_A_TIME] {
+pub(crate) fn dots<S: Stored>(x: &[S::Real], w: [&[S]; ROWS_AT_ONCE]) -> [S::Real; ROWS_AT_ONCE] {
     let zeros = [S::Real::ZERO; 16];
     let (mut p, mut q, mut r, mut s) = (zeros, zeros, zeros, zeros);
     let (x, x_rest) = x.as_chunks::<16>();
@@ -85,8 +85,8 @@ mod tests {
     }
 
     #[test]
-    fn an_output_is_one_sum_whatever_is_beside_it() {
-        // Several tasks, and outputs that four do not divide.
+    fn an_output_does_not_depend_on_the_other_outputs() {
+        // Several tasks, and a number of outputs that is not a multiple of four.
         let (o, i) = (1031, 203);
         let (x, w, bias) = (normal(i, 0), normal(o * i, 1), normal(o, 2));
         let narrow: Vec<bf16> = w.iter().map(|&w| bf16::from_f32(w)).collect();

@@ -1,52 +1,52 @@
 //! Vectorised elementary functions and reductions.
 //!
-//! For f32 the loops are compiled for the widest vector unit that the machine has; for f64, which only checks
-//! use, they are the standard library's functions.
+//! In f32 they are polynomials in loops that are compiled for the machine's widest vector unit; in f64, which
+//! only gradient checks use, they are the standard library's functions.
 
 use xtrain_tensor::formats;
 use xtrain_tensor::{DType, Real, Stored};
 
 pub(crate) use xtrain_tensor::vectorized;
 
-/// How numbers are rounded that are multiplied with stored ones before they are ever stored themselves.
+/// Rounding of intermediate operands of a GEMM, which are never stored (the probabilities of attention).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Rounding {
-    /// Not at all.
+    /// No rounding.
     None,
-    /// To bf16.
+    /// Rounding to bf16.
     Bf16,
 }
 
 impl Rounding {
-    /// What operands of this type ask for.
-    pub(crate) fn of(dtype: DType) -> Self {
+    /// The rounding to multiply with operands of this type.
+    pub(crate) fn for_operands(dtype: DType) -> Self {
         if dtype == DType::BF16 { Rounding::Bf16 } else { Rounding::None }
     }
 }
 
-/// What [`Rounding::None`] does.
+/// [`Rounding::None`] of one number.
 #[inline(always)]
 pub(crate) fn exact<T>(x: T) -> T {
     x
 }
 
-/// What [`Rounding::Bf16`] does.
+/// [`Rounding::Bf16`] of one number.
 #[inline(always)]
 pub(crate) fn round_bf16<T: Real>(x: T) -> T {
     T::of(f64::from(formats::round_bf16(x.f64() as f32)))
 }
 
-/// e^x to within 2 units in the last place over f32's range; 0 below -87.33, where results would be
+/// e^x, to within 2 units in the last place over f32's range; 0 below -87.33, where results would be
 /// subnormal.
 ///
-/// x = n ln 2 + r with |r| <= ln 2 / 2; e^r by a polynomial of degree 7, times 2^n through the exponent bits.
+/// With x = n ln 2 + r and |r| <= ln 2 / 2: e^r by a polynomial of degree 7, times 2^n by its exponent bits.
 #[inline(always)]
 pub(crate) fn exp_f32(x: f32) -> f32 {
     const LN2_HI: f32 = 0.693_359_4;
     const LN2_LO: f32 = -2.121_944_4e-4;
     let clamped = x.clamp(-87.336_54, 88.722_84);
-    // Adding 1.5 * 2^23 rounds to the nearest integer, which the low bits then hold: read there, because a
-    // checked conversion to an integer does not vectorise.
+    // Adding 1.5 * 2^23 rounds to the nearest integer and leaves it in the low bits, where it is read,
+    // because a checked conversion to an integer does not vectorise.
     const ROUND: f32 = 12_582_912.0;
     let rounded = clamped.mul_add(std::f32::consts::LOG2_E, ROUND);
     let n = rounded - ROUND;
@@ -79,22 +79,21 @@ pub(crate) fn exp<T: Real>(x: T) -> T {
     }
 }
 
-/// Replaces every x by e^(x - largest), rounded; returns the sum before rounding, of 16 interleaved partial
-/// sums.
+/// Replaces every x by e^(x - max), rounded. Returns the sum before rounding, in 16 interleaved partial sums.
 #[inline(always)]
-pub(crate) fn exponentials<T: Real>(x: &mut [T], largest: T, rounding: Rounding) -> T {
+pub(crate) fn exponentials<T: Real>(x: &mut [T], max: T, rounding: Rounding) -> T {
     match rounding {
-        Rounding::None => rounded_exponentials(x, largest, exact),
-        Rounding::Bf16 => rounded_exponentials(x, largest, round_bf16),
+        Rounding::None => rounded_exponentials(x, max, exact),
+        Rounding::Bf16 => rounded_exponentials(x, max, round_bf16),
     }
 }
 
 #[inline(always)]
-fn rounded_exponentials<T: Real>(x: &mut [T], largest: T, round: impl Fn(T) -> T) -> T {
+fn rounded_exponentials<T: Real>(x: &mut [T], max: T, round: impl Fn(T) -> T) -> T {
     let mut lanes = [T::ZERO; 16];
     let mut add = |chunk: &mut [T]| {
         for (lane, x) in lanes.iter_mut().zip(chunk) {
-            let e = exp(*x - largest);
+            let e = exp(*x - max);
             *lane += e;
             *x = round(e);
         }
@@ -121,7 +120,7 @@ pub(crate) fn dot<S: Stored>(a: &[S::Real], b: &[S]) -> S::Real {
     lanes.iter().copied().sum()
 }
 
-/// The largest of `x`; negative infinity if it is empty. NaNs lose, as in [`Real::max`].
+/// The maximum of `x`, which ignores NaNs, as [`Real::max`] does; negative infinity if there is none.
 #[inline(always)]
 pub(crate) fn max<T: Real>(x: &[T]) -> T {
     let mut lanes = [T::NEG_INFINITY; 16];
@@ -166,9 +165,9 @@ mod tests {
         for n in [0usize, 1, 15, 16, 17, 100] {
             let x: Vec<f64> = (0..n).map(|i| (i as f64 * 7.3).sin()).collect();
             let exponentials = x.iter().map(|v| (v - 1.0).exp()).collect::<Vec<_>>();
-            let mut made = x.clone();
-            let total = super::exponentials(&mut made, 1.0, Rounding::None);
-            assert!(made == exponentials && (total - exponentials.iter().sum::<f64>()).abs() < 1e-12);
+            let mut replaced = x.clone();
+            let total = super::exponentials(&mut replaced, 1.0, Rounding::None);
+            assert!(replaced == exponentials && (total - exponentials.iter().sum::<f64>()).abs() < 1e-12);
             assert!((dot(&x, &x) - x.iter().map(|v| v * v).sum::<f64>()).abs() < 1e-12);
             assert_eq!(max(&x), x.iter().copied().fold(f64::NEG_INFINITY, f64::max));
         }

@@ -1,12 +1,11 @@
-//! Matrix GEMMs of tensors as they are stored.
+//! GEMMs of tensors in their stored type.
 //!
-//! f32 and f64 go to the GEMM library whole. bf16 is widened whole where it is small; where not, it goes
-//! there in blocks: a task widens its blocks of both operands, sums in f32, and rounds its block of the
-//! result once, so that bf16 costs no memory but that of a few blocks a thread.
+//! f32 and f64 matrices are passed to the GEMM library whole. Small bf16 matrices are widened whole. Large
+//! ones are multiplied in blocks: a task widens its blocks of both operands, sums in f32, and rounds its
+//! block of the result once, so that bf16 needs memory for only a few blocks per thread.
 //!
-//! In either way an output is summed over [`DEPTH`] GEMMs at a time, so it depends neither on how the rest is
-//! cut nor on the rows beside it. Only one row times a matrix of weights, a [`gemv`], is summed in another
-//! order.
+//! All of these sum [`DEPTH`] products at a time, so that an output depends neither on the blocks nor on the
+//! number of rows. Only the product of one row with a matrix of weights, a [`gemv`], sums in another order.
 
 use super::gemm::{Mat, MatMut, gemm, gemm_single};
 use super::gemv::gemv;
@@ -19,24 +18,24 @@ use xtrain_tensor::{
     DType, Pooled, Real, Stored, TensorType, View, ViewMut, vectorized, with_real, with_stored,
 };
 
-/// A matrix to be multiplied.
+/// A matrix operand: a tensor, or its transpose.
 #[derive(Clone, Copy)]
 pub(crate) struct MatmulOperand<'a> {
     view: View<'a>,
-    /// As stored.
+    /// Rows of the stored matrix.
     rows: usize,
     cols: usize,
     transposed: bool,
 }
 
-/// What a GEMM is put onto.
+/// The addend of a GEMM, c = a b + addend.
 #[derive(Clone, Copy)]
-pub(crate) enum Onto<'a> {
-    /// Nothing: it is assigned.
-    Nothing,
-    /// What the result holds.
-    Held,
-    /// The same row for all rows.
+pub(crate) enum Addend<'a> {
+    /// None: c is assigned.
+    None,
+    /// The previous contents of c.
+    Previous,
+    /// One row, which is added to every row.
     Bias(View<'a>),
 }
 
@@ -52,53 +51,53 @@ impl<'a> MatmulOperand<'a> {
         MatmulOperand { transposed: !self.transposed, ..self }
     }
 
-    /// Rows and columns.
+    /// Rows and columns of the operand.
     fn extents(&self) -> (usize, usize) {
         if self.transposed { (self.cols, self.rows) } else { (self.rows, self.cols) }
     }
 
-    /// The whole matrix over its elements in the compute type.
+    /// The operand, with its elements in the compute type.
     fn mat<'m, T: Real>(&self, reals: &'m [T]) -> Mat<'m, T> {
         let stored = Mat::new(reals, self.rows, self.cols);
         if self.transposed { stored.t() } else { stored }
     }
 }
 
-/// c = a b, onto what `onto` says.
-pub(crate) fn matmul(a: MatmulOperand<'_>, b: MatmulOperand<'_>, c: &mut ViewMut<'_>, onto: Onto<'_>) {
+/// c = a b, plus `addend`.
+pub(crate) fn matmul(a: MatmulOperand<'_>, b: MatmulOperand<'_>, c: &mut ViewMut<'_>, addend: Addend<'_>) {
     let ((m, k), (b_rows, n)) = (a.extents(), b.extents());
     assert!(k == b_rows && c.ty.numel() == m * n, "{m}x{k} times {b_rows}x{n} into {}", c.ty);
-    if m == 1 && k > 0 && b.transposed && !matches!(onto, Onto::Held) {
-        return with_stored!(b.view.ty.dtype, S => one_row::<S>(a, b, c, onto));
+    if m == 1 && k > 0 && b.transposed && !matches!(addend, Addend::Previous) {
+        return with_stored!(b.view.ty.dtype, S => one_row::<S>(a, b, c, addend));
     }
     match a.view.ty.dtype {
-        DType::BF16 if (m * k).max(k * n).max(m * n) > WHOLE => in_blocks(a, b, c, onto),
-        dtype => with_real!(dtype, T => whole::<T>(a, b, c, onto)),
+        DType::BF16 if (m * k).max(k * n).max(m * n) > WHOLE => in_blocks(a, b, c, addend),
+        dtype => with_real!(dtype, T => whole::<T>(a, b, c, addend)),
     }
 }
 
-fn one_row<S: Stored>(x: MatmulOperand<'_>, w: MatmulOperand<'_>, y: &mut ViewMut<'_>, onto: Onto<'_>) {
-    let bias = bias::<S::Real>(onto);
+fn one_row<S: Stored>(x: MatmulOperand<'_>, w: MatmulOperand<'_>, y: &mut ViewMut<'_>, addend: Addend<'_>) {
+    let bias = bias::<S::Real>(addend);
     let weights = w.view.stored::<S>().expect("the type it was chosen by");
     gemv(&x.view.reals::<S::Real>(), weights, bias.as_deref(), &mut y.fresh::<S::Real>());
 }
 
-fn bias<T: Real>(onto: Onto<'_>) -> Option<Pooled<T>> {
-    let Onto::Bias(view) = onto else { return None };
+fn bias<T: Real>(addend: Addend<'_>) -> Option<Pooled<T>> {
+    let Addend::Bias(view) = addend else { return None };
     let mut bias = Pooled::take(view.ty.numel());
     view.widen_into(&mut bias);
     Some(bias)
 }
 
-fn whole<T: Real>(a: MatmulOperand<'_>, b: MatmulOperand<'_>, c: &mut ViewMut<'_>, onto: Onto<'_>) {
+fn whole<T: Real>(a: MatmulOperand<'_>, b: MatmulOperand<'_>, c: &mut ViewMut<'_>, addend: Addend<'_>) {
     let ((m, k), (_, n)) = (a.extents(), b.extents());
     let (a_reals, b_reals) = (a.view.reals::<T>(), b.view.reals::<T>());
-    if let Some(bias) = bias::<T>(onto) {
+    if let Some(bias) = bias::<T>(addend) {
         for_row_blocks(m, [&mut *c], |_, [mut c]| {
             c.fresh::<T>().chunks_exact_mut(n).for_each(|row| row.copy_from_slice(&bias));
         });
     }
-    let mut accumulate = !matches!(onto, Onto::Nothing);
+    let mut accumulate = !matches!(addend, Addend::None);
     let mut c = if accumulate { c.reals::<T>() } else { c.fresh::<T>() };
     if k == 0 && !accumulate {
         c.fill(T::ZERO);
@@ -111,23 +110,23 @@ fn whole<T: Real>(a: MatmulOperand<'_>, b: MatmulOperand<'_>, c: &mut ViewMut<'_
     }
 }
 
-/// The number of GEMMs are summed before they are added to the result: no more than the library would sum,
-/// whatever the machine.
+/// Products that are summed before the sum is added to the result. The library would split no sum as short as
+/// this, on any machine.
 const DEPTH: usize = 512;
 
-/// Elements of bf16 up to which a operand or the result is widened whole.
+/// Maximum number of elements of a bf16 operand or result that is widened whole.
 const WHOLE: usize = 1 << 20;
 
-/// The most rows and columns of a block of the result. The library works on pieces of [`ROW_UNIT`] rows and
-/// [`COL_UNIT`] columns.
+/// Maximum number of rows and columns in a block of the result. The library's kernels compute [`ROW_UNIT`]
+/// rows and [`COL_UNIT`] columns at a time.
 const ROWS: usize = 768;
 const COLS: usize = 256;
 const ROW_UNIT: usize = 6;
 const COL_UNIT: usize = 16;
 
-fn in_blocks(a: MatmulOperand<'_>, b: MatmulOperand<'_>, c: &mut ViewMut<'_>, onto: Onto<'_>) {
+fn in_blocks(a: MatmulOperand<'_>, b: MatmulOperand<'_>, c: &mut ViewMut<'_>, addend: Addend<'_>) {
     let ((m, k), (_, n)) = (a.extents(), b.extents());
-    let bias = bias::<f32>(onto);
+    let bias = bias::<f32>(addend);
     let blocks = cut(c, cuts(m, ROWS, ROW_UNIT).collect(), cuts(n, COLS, COL_UNIT).collect());
     blocks.into_par_iter().for_each(|block| {
         let (rows, cols) = (block.rows.clone(), block.cols.clone());
@@ -136,11 +135,11 @@ fn in_blocks(a: MatmulOperand<'_>, b: MatmulOperand<'_>, c: &mut ViewMut<'_>, on
             Some(bias) => {
                 sums.chunks_exact_mut(cols.len()).for_each(|row| row.copy_from_slice(&bias[cols.clone()]));
             }
-            None if matches!(onto, Onto::Held) => block.read(&mut sums),
+            None if matches!(addend, Addend::Previous) => block.read(&mut sums),
             None if k == 0 => sums.fill(0.0),
             None => {}
         }
-        let mut accumulate = !matches!(onto, Onto::Nothing);
+        let mut accumulate = !matches!(addend, Addend::None);
         for depth in cuts(k, DEPTH, 1) {
             let (a, b) = (a.widened(rows.clone(), depth.clone()), b.widened(depth, cols.clone()));
             let sums = MatMut::new(&mut sums, rows.len(), cols.len());
@@ -156,7 +155,7 @@ struct Block<'a> {
     rows: Range<usize>,
     cols: Range<usize>,
     dtype: DType,
-    /// Its bytes, by row.
+    /// Bytes of each row.
     target: Vec<&'a mut [u8]>,
 }
 
@@ -175,6 +174,7 @@ impl Block<'_> {
     }
 }
 
+/// Splits `c` into blocks of these rows and columns.
 fn cut<'a>(c: &'a mut ViewMut<'_>, rows: Vec<Range<usize>>, cols: Vec<Range<usize>>) -> Vec<Block<'a>> {
     let dtype = c.ty.dtype;
     let width = cols.last().map_or(0, |cols| cols.end);
@@ -182,13 +182,13 @@ fn cut<'a>(c: &'a mut ViewMut<'_>, rows: Vec<Range<usize>>, cols: Vec<Range<usiz
     let mut blocks: Vec<Block<'a>> = Vec::with_capacity(rows.len() * cols.len());
     for rows in rows {
         let first = blocks.len();
-        let of = |cols: &Range<usize>| Block {
+        let empty = |cols: &Range<usize>| Block {
             rows: rows.clone(),
             cols: cols.clone(),
             dtype,
             target: Vec::with_capacity(rows.len()),
         };
-        blocks.extend(cols.iter().map(of));
+        blocks.extend(cols.iter().map(empty));
         for mut line in lines.by_ref().take(rows.len()) {
             for block in &mut blocks[first..] {
                 let (part, rest) = line.split_at_mut(dtype.bytes(block.cols.len()));
@@ -200,15 +200,15 @@ fn cut<'a>(c: &'a mut ViewMut<'_>, rows: Vec<Range<usize>>, cols: Vec<Range<usiz
     blocks
 }
 
-/// 0..n in as few ranges of at most `longest` as can be, of about the same length; they start at multiples of
-/// `unit`, which divides `longest`.
-fn cuts(n: usize, longest: usize, unit: usize) -> impl Iterator<Item = Range<usize>> {
-    let (units, count) = (n.div_ceil(unit), n.div_ceil(longest));
-    let at = move |i: usize| (i * units / count * unit).min(n);
-    (0..count).map(move |i| at(i)..at(i + 1))
+/// 0..n split into the fewest ranges of at most `max_len`, of about equal length. They start at multiples of
+/// `unit`, which divides `max_len`.
+fn cuts(n: usize, max_len: usize, unit: usize) -> impl Iterator<Item = Range<usize>> {
+    let (units, count) = (n.div_ceil(unit), n.div_ceil(max_len));
+    let start = move |i: usize| (i * units / count * unit).min(n);
+    (0..count).map(move |i| start(i)..start(i + 1))
 }
 
-/// A block of a operand, widened.
+/// A block of an operand, widened.
 struct Widened {
     reals: Pooled<f32>,
     rows: usize,
@@ -217,7 +217,7 @@ struct Widened {
 }
 
 impl MatmulOperand<'_> {
-    /// These rows and columns of a bf16 matrix.
+    /// These rows and columns of a bf16 operand, widened.
     fn widened(&self, rows: Range<usize>, cols: Range<usize>) -> Widened {
         let (rows, cols) = if self.transposed { (cols, rows) } else { (rows, cols) };
         let stored = self.view.stored::<bf16>().expect("the type it was chosen by");
@@ -249,23 +249,24 @@ mod tests {
     use crate::run_op::normal;
     use xtrain_tensor::HostTensor;
 
-    /// a b onto `held` or a bias, where operands are stored as they are or transposed.
+    /// a b, plus a bias or, if `accumulate`, the contents of c. An operand whose flag is true is stored
+    /// transposed.
     fn computed(
         [a, b]: [&HostTensor; 2],
         [a_t, b_t]: [bool; 2],
-        onto: Option<&HostTensor>,
+        bias: Option<&HostTensor>,
         mut c: HostTensor,
-        held: bool,
+        accumulate: bool,
     ) -> HostTensor {
         fn operand(x: &HostTensor, transposed: bool) -> MatmulOperand<'_> {
             let (rows, cols) = x.ty().shape.rows_cols();
             let stored = MatmulOperand::new(View::new(x.ty(), x.bytes()), rows, cols);
             if transposed { stored.t() } else { stored }
         }
-        let bias = onto.map(|bias| Onto::Bias(View::new(bias.ty(), bias.bytes())));
-        let onto = bias.unwrap_or(if held { Onto::Held } else { Onto::Nothing });
+        let bias = bias.map(|bias| Addend::Bias(View::new(bias.ty(), bias.bytes())));
+        let addend = bias.unwrap_or(if accumulate { Addend::Previous } else { Addend::None });
         let ty = c.ty();
-        matmul(operand(a, a_t), operand(b, b_t), &mut ViewMut::new(ty, c.bytes_mut(), held), onto);
+        matmul(operand(a, a_t), operand(b, b_t), &mut ViewMut::new(ty, c.bytes_mut(), accumulate), addend);
         c
     }
 
@@ -278,11 +279,11 @@ mod tests {
     fn in_f64(a: &HostTensor, b: &HostTensor) -> Vec<f64> {
         let ((m, k), (_, n)) = (a.ty().shape.rows_cols(), b.ty().shape.rows_cols());
         let (a, b) = (a.to_f64(), b.to_f64());
-        let at = |i: usize| (0..k).map(|l| a[i / n * k + l] * b[l * n + i % n]).sum();
-        (0..m * n).map(at).collect()
+        let element = |i: usize| (0..k).map(|l| a[i / n * k + l] * b[l * n + i % n]).sum();
+        (0..m * n).map(element).collect()
     }
 
-    /// Sizes with one row, small ones, and those with several blocks of each kind.
+    /// (m, k, n): with one row, small, and with several blocks in each direction.
     const SIZES: [(usize, usize, usize); 6] =
         [(7, 5, 3), (1, 300, 130), (65, 513, 33), (129, 256, 1), (1601, 17, 670), (13, 1100, 1000)];
 
@@ -326,23 +327,23 @@ mod tests {
     }
 
     #[test]
-    fn neither_threads_nor_other_rows_change_a_bit_of_a_bf16_product() {
-        // As a whole it is cut into blocks; its parts are widened whole.
+    fn neither_threads_nor_other_rows_change_a_bit_of_a_bf16_gemm() {
+        // The whole is multiplied in blocks; its parts are widened whole.
         let (m, k, n) = (1600, 700, 70);
         let (a, b) = (normal(DType::BF16, [m, k], 1.0, seed()), normal(DType::BF16, [n, k], 1.0, seed()));
         let held = normal(DType::F32, [m, n], 1.0, seed());
-        let of = |a: &HostTensor, first: usize| {
+        let added = |a: &HostTensor, first: usize| {
             let rows = a.ty().shape[0];
             let held = &held.to_f64()[first * n..(first + rows) * n];
             let c = HostTensor::from_f64(TensorType::new(DType::F32, [rows, n]), held);
             computed([a, &b], [false, true], None, c, true).to_f64()
         };
-        let whole = on_threads(1, || of(&a, 0));
-        assert!(on_threads(3, || of(&a, 0)) == whole);
+        let whole = on_threads(1, || added(&a, 0));
+        assert!(on_threads(3, || added(&a, 0)) == whole);
         for rows in [10..33, 100..105, 171..1300] {
             let part = &a.to_f64()[rows.start * k..rows.end * k];
             let part = HostTensor::from_f64(TensorType::new(DType::BF16, [rows.len(), k]), part);
-            assert!(of(&part, rows.start) == whole[rows.start * n..rows.end * n], "rows {rows:?}");
+            assert!(added(&part, rows.start) == whole[rows.start * n..rows.end * n], "rows {rows:?}");
         }
     }
 }

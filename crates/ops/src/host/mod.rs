@@ -1,7 +1,6 @@
-//! What CPU kernels share: matrix products, loops over rows on all cores, and vectorised elementary
-//! functions.
+//! Building blocks of CPU kernels: GEMMs, parallel loops over rows, and vectorised elementary functions.
 //!
-//! Invariant: results do not depend on the number of threads. Work is cut by shape alone, and partial sums
+//! Invariant: results do not depend on the number of threads. Work is split by shape alone, and partial sums
 //! are added in a fixed order.
 
 pub(crate) mod gemm;

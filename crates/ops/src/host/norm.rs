@@ -1,4 +1,4 @@
-//! The root-mean-square norm of one row, and its backward: what the norms of rows and of heads share.
+//! RMSNorm of one row and its backward, for the norms of tokens and of heads.
 
 use super::math::dot;
 use xtrain_tensor::Real;
@@ -31,7 +31,7 @@ pub(crate) fn norm_grad_row<T: Real>(x: &[T], rstd: T, w: &[T], dy: &mut [T], dw
     for ((dw, dy), x) in dw.iter_mut().zip(&*dy).zip(x) {
         *dw += *dy * (*x * rstd);
     }
-    // dy holds dy w from here on, so that the mean is a product of two rows.
+    // From here on dy holds dy w, so that the mean is a dot product of two rows.
     for (dy, w) in dy.iter_mut().zip(w) {
         *dy *= *w;
     }

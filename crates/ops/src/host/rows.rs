@@ -1,25 +1,24 @@
-//! Loops over rows on all cores, cut by shape alone.
+//! Parallel loops over rows, split by shape alone.
 //!
-//! A task is given its part of each output and opens the same rows of the inputs: what is bf16 is widened and
-//! rounded a task at a time, in a core's cache.
+//! A task gets its part of each output and opens the same rows of the inputs. bf16 is widened and rounded one
+//! task at a time, in a core's cache.
 
 use rayon::prelude::*;
 use std::ops::Range;
 use xtrain_tensor::{DType, Pooled, Real, Stored, ViewMut, vectorized};
 
-/// Elements below which a loop stays on one thread.
+/// Number of elements up to which a loop runs on the calling thread.
 pub(crate) const SERIAL_BELOW: usize = 16 * 1024;
 
-/// Rows of a task that sums over rows.
+/// Rows of a task in [`sum_over_rows`].
 const SUMMED_ROWS: usize = 64;
 
-/// The number of rows of `cols` elements make a task worth a thread's while.
+/// Rows of `cols` elements in a task: enough to outweigh the cost of starting one.
 pub(crate) fn rows_per_task(cols: usize) -> usize {
     (SERIAL_BELOW / 2).div_ceil(cols.max(1)).max(1)
 }
 
-/// Runs `f(rows, the outputs' parts)` over blocks of rows of `outputs`, which are tensors of `rows` rows
-/// each.
+/// Runs `f(rows, parts of the outputs)` over blocks of rows. Each of `outputs` has `rows` rows.
 pub(crate) fn for_row_blocks<const N: usize>(
     rows: usize,
     outputs: [&mut ViewMut<'_>; N],
@@ -33,9 +32,10 @@ pub(crate) fn for_row_blocks<const N: usize>(
     }
 }
 
-/// Sums over rows, and writes rows on the way: `f(rows, the outputs' parts, partial)` adds what a block of
-/// rows contributes to a partial sum of `width` elements. Blocks have a fixed size and their partial sums are
-/// added in order.
+/// A sum over rows of `width` elements, computed together with outputs.
+///
+/// `f(rows, parts of the outputs, partial)` writes its part of the outputs and adds a block of rows to its
+/// partial sum. Blocks have a fixed size, and their partial sums are added in order.
 pub(crate) fn sum_over_rows<T: Real, const N: usize>(
     rows: usize,
     width: usize,
@@ -59,7 +59,7 @@ pub(crate) fn sum_bytes(rows: usize, width: usize, dtype: DType) -> usize {
     dtype.compute().bytes(rows.div_ceil(SUMMED_ROWS) * width)
 }
 
-/// Blocks of rows with their parts of the outputs.
+/// Blocks of at most `block` rows, with their parts of the outputs.
 fn cut<'a, const N: usize>(
     rows: usize,
     block: usize,
@@ -73,13 +73,13 @@ fn cut<'a, const N: usize>(
     blocks.map_while(|rows| Some((rows, next_of_each(&mut parts)?))).collect()
 }
 
-/// The next item of each; nothing where one has ended.
+/// The next item of each iterator, or `None` if one has ended.
 fn next_of_each<I: Iterator, const N: usize>(iterators: &mut [I; N]) -> Option<[I::Item; N]> {
     let items: Vec<I::Item> = iterators.iter_mut().map_while(Iterator::next).collect();
     items.try_into().ok()
 }
 
-/// Writes rows of `width` elements where they are stored, rounded.
+/// Rounds rows of `width` elements into `targets`, the bytes of one row each.
 pub(crate) fn store_rows<'a, S: Stored>(
     rows: &[S::Real],
     width: usize,

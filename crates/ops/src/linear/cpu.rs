@@ -1,7 +1,7 @@
-//! CPU kernels of the linear layer: GEMMs as their operands are stored, summed in f32 or f64.
+//! CPU kernels of a linear layer: GEMMs of operands in their stored type, summed in f32 or f64.
 
 use super::{BiasGrad, Linear, LinearDgrad, LinearWgrad};
-use crate::host::matmul::{MatmulOperand, Onto, matmul};
+use crate::host::matmul::{Addend, MatmulOperand, matmul};
 use crate::host::rows::{add_into, sum_bytes, sum_over_rows};
 use xtrain_tensor::{CpuKernel, TensorType, View, ViewMut, with_real};
 
@@ -9,8 +9,8 @@ impl CpuKernel for Linear {
     fn run(&self, inputs: &[View<'_>], outputs: &mut [ViewMut<'_>]) {
         let ((t, i), (o, _)) = (inputs[0].ty.shape.rows_cols(), inputs[1].ty.shape.rows_cols());
         let (x_ti, w_oi) = (MatmulOperand::new(inputs[0], t, i), MatmulOperand::new(inputs[1], o, i));
-        let onto = inputs.get(2).map_or(Onto::Nothing, |bias| Onto::Bias(*bias));
-        matmul(x_ti, w_oi.t(), &mut outputs[0], onto);
+        let addend = inputs.get(2).map_or(Addend::None, |bias| Addend::Bias(*bias));
+        matmul(x_ti, w_oi.t(), &mut outputs[0], addend);
     }
 }
 
@@ -18,7 +18,7 @@ impl CpuKernel for LinearDgrad {
     fn run(&self, inputs: &[View<'_>], outputs: &mut [ViewMut<'_>]) {
         let ((t, o), (_, i)) = (inputs[0].ty.shape.rows_cols(), inputs[1].ty.shape.rows_cols());
         let (dy_to, w_oi) = (MatmulOperand::new(inputs[0], t, o), MatmulOperand::new(inputs[1], o, i));
-        matmul(dy_to, w_oi, &mut outputs[0], Onto::Nothing);
+        matmul(dy_to, w_oi, &mut outputs[0], Addend::None);
     }
 }
 
@@ -26,8 +26,8 @@ impl CpuKernel for LinearWgrad {
     fn run(&self, inputs: &[View<'_>], outputs: &mut [ViewMut<'_>]) {
         let ((t, o), (_, i)) = (inputs[0].ty.shape.rows_cols(), inputs[1].ty.shape.rows_cols());
         let (dy_to, x_ti) = (MatmulOperand::new(inputs[0], t, o), MatmulOperand::new(inputs[1], t, i));
-        let onto = if outputs[0].accumulate { Onto::Held } else { Onto::Nothing };
-        matmul(dy_to.t(), x_ti, &mut outputs[0], onto);
+        let addend = if outputs[0].accumulate { Addend::Previous } else { Addend::None };
+        matmul(dy_to.t(), x_ti, &mut outputs[0], addend);
     }
 }
 

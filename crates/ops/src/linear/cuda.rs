@@ -1,4 +1,4 @@
-//! The GEMMs of a linear layer on a GPU.
+//! Launches of the GEMMs of a linear layer on a GPU.
 
 use super::{Linear, LinearDgrad, LinearWgrad, cuda_row};
 use xtrain_cuda::{CudaError, CudaKernel, Gemm, GemmOperands, Gpu, Operands, Work};
@@ -48,7 +48,7 @@ impl CudaKernel for LinearWgrad {
     }
 }
 
-/// All three multiply their first input by their second; a third is the bias.
+/// Operands of any of the three GEMMs: the first two inputs; the third, if any, is the bias.
 fn gemm_operands(operands: &Operands<'_>) -> GemmOperands {
     GemmOperands {
         a: operands.inputs[0].place,

@@ -1,4 +1,4 @@
-//! The kernels of [`BiasGrad`] on a GPU.
+//! Launches of the GPU kernels of [`BiasGrad`].
 #![allow(unsafe_code, reason = "it launches kernels")]
 
 use super::BiasGrad;
@@ -8,10 +8,10 @@ use xtrain_tensor::{DType, TensorType};
 
 pub(super) const SOURCE: KernelSource = KernelSource::new("linear/bias.cu", include_str!("bias.cu"));
 
-/// Warps of a block; equal in the kernels.
+/// Warps per block; equal in the kernels.
 const WARPS: usize = 8;
-/// Parts of the tokens, at most: with the columns, enough blocks for any GPU.
-const TOKEN_PARTS: usize = 256;
+/// Maximum number of parts of the tokens: together with the columns, enough blocks for any GPU.
+const MAX_PARTS: usize = 256;
 
 #[derive(Clone, Copy)]
 #[repr(C)]
@@ -32,8 +32,9 @@ struct Sum {
     accumulate: u32,
 }
 
+/// Number of parts into which the tokens are split.
 fn parts(rows: usize) -> usize {
-    rows.div_ceil(WARPS).clamp(1, TOKEN_PARTS)
+    rows.div_ceil(WARPS).clamp(1, MAX_PARTS)
 }
 
 impl CudaKernel for BiasGrad {
@@ -50,9 +51,9 @@ impl CudaKernel for BiasGrad {
             Arguments { dy: dy.place, parts: workspace.place, rows: rows as u64, width: width as u32 };
         let function = gpu.function(&SOURCE, &[], &format!("bias_grad_{path}_{}", suffix(dy.ty)))?;
         let launch = plane([width.div_ceil(32 * n), parts(rows)], [32, WARPS as u32]);
-        // SAFETY: the kernel takes one `Arguments`; dy is [rows, width] of the type that the name says, in
-        // rows of whole vectors where the path is that, and the workspace has a row of width f32 for each y
-        // of the grid.
+        // SAFETY: the kernel takes one `Arguments`; dy is [rows, width] of the type in the kernel's name,
+        // with the path "vector" in rows of whole 16-byte vectors; the workspace holds a row of `width` f32
+        // for each y of the grid.
         let partial = unsafe { Work::launch(function, launch, arguments) };
 
         let arguments = Sum {
@@ -63,8 +64,8 @@ impl CudaKernel for BiasGrad {
             accumulate: dbias.accumulate.into(),
         };
         let function = gpu.function(&SOURCE, &[], "bias_grad_sum")?;
-        // SAFETY: the kernel takes one `Sum`; the workspace is [count, width], all written before, and dbias
-        // has width elements.
+        // SAFETY: the kernel takes one `Sum`; the workspace is [count, width], written by the first launch,
+        // and dbias has `width` elements.
         let sum = unsafe { Work::launch(function, plane([width.div_ceil(32), 1], [32, 32]), arguments) };
         Ok(Work::sequence(vec![partial, sum]))
     }

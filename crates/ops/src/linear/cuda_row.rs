@@ -1,4 +1,5 @@
-//! The kernel of [`Linear`](super::Linear) for one token, where cuBLASLt stays far from the GPU's bandwidth.
+//! Launch of the matrix-vector kernel of [`Linear`](super::Linear) for a single token, for which cuBLASLt
+//! falls far short of the GPU's memory bandwidth.
 #![allow(unsafe_code, reason = "it launches a kernel")]
 
 use crate::device::{lanes, suffix};
@@ -6,12 +7,13 @@ use xtrain_cuda::{CudaError, DevicePtr, Gpu, KernelSource, Launch, Operands, Wor
 
 pub(super) const SOURCE: KernelSource = KernelSource::new("linear/row.cu", include_str!("row.cu"));
 
-/// Warps of a block, rows of the weight that a warp has, and pieces of each that it reads at once; equal in
-/// the kernels.
+/// Warps per block; equal in the kernels.
 const WARPS: usize = 8;
+/// Rows of the weight per warp; equal in the kernels.
 const ROWS: usize = 2;
-const AT_ONCE: usize = 4;
-/// Warps that keep any GPU's memory busy.
+/// Loads per row that a lane has in flight; equal in the kernels.
+const IN_FLIGHT: usize = 4;
+/// Number of warps that saturates the memory of any GPU.
 const BUSY_WARPS: usize = 2048;
 
 #[derive(Clone, Copy)]
@@ -26,17 +28,17 @@ struct Row {
     split: u32,
 }
 
-/// Warps that share rows of `runs` runs of 32 pieces: more where there are few rows, and each is left with
-/// enough to read at once.
+/// Number of warps that share a row of `runs` runs of 32 pieces: more if there are few rows, as long as each
+/// warp keeps [`IN_FLIGHT`] loads in flight.
 fn split(n: usize, runs: usize) -> usize {
     let mut split = 1;
-    while split < WARPS && n.div_ceil(ROWS) * split < BUSY_WARPS && runs > AT_ONCE * split {
+    while split < WARPS && n.div_ceil(ROWS) * split < BUSY_WARPS && runs > IN_FLIGHT * split {
         split *= 2;
     }
     split
 }
 
-/// The GEMM of `x [1, k]` with `w [n, k]`, to which a bias may be added.
+/// The launch of y = w x + bias, with x `[1, k]` and w `[n, k]`.
 pub(super) fn prepare(gpu: &Gpu, operands: &Operands<'_>) -> Result<Work, CudaError> {
     let (x, w, y) = (operands.inputs[0], operands.inputs[1], operands.outputs[0]);
     let (n, k) = w.ty.shape.rows_cols();
@@ -53,8 +55,8 @@ pub(super) fn prepare(gpu: &Gpu, operands: &Operands<'_>) -> Result<Work, CudaEr
     };
     let function = gpu.function(&SOURCE, &[], &format!("linear_row_{path}_{}", suffix(w.ty)))?;
     let blocks = n.div_ceil(WARPS / split * ROWS).max(1);
-    // SAFETY: the kernel takes one `Row`; w is [n, k], x has k elements, y and a bias have n, all of the type
-    // that the name says, and the rows of w are aligned to whole pieces where the path is that.
+    // SAFETY: the kernel takes one `Row`; w is [n, k], x has k elements, y and the bias, if any, have n, all
+    // of the type in the kernel's name; with the path "vector", the rows of w are whole 16-byte pieces.
     Ok(unsafe { Work::launch(function, Launch::row(blocks as u32, 32 * WARPS as u32), arguments) })
 }
 

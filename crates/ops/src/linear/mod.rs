@@ -1,6 +1,6 @@
-//! A linear layer and its three GEMMs: fprop, dgrad and wgrad.
+//! A linear layer: its three GEMMs, fprop, dgrad and wgrad, and the gradient of its bias.
 //!
-//! Weights are stored as Hugging Face stores them, `w_oi`; so y = x w^T, dx = dy w, dw = dy^T x.
+//! Weights have Hugging Face's layout, `w_oi`, so y = x w^T, dx = dy w and dw = dy^T x.
 
 mod cpu;
 mod cuda;
@@ -30,14 +30,14 @@ impl Op for Linear {
 
     fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>, OpError> {
         OpError::ensure(matches!(inputs.len(), 2 | 3), || {
-            format!("linear takes 2 or 3 inputs, not {}", inputs.len())
+            format!("linear takes x, the weight and, if any, the bias: 2 or 3 inputs, not {}", inputs.len())
         })?;
         let ((tokens, width), (out, w_in)) = (matrix("x", inputs[0])?, matrix("the weight", inputs[1])?);
         OpError::ensure(width == w_in, || {
             format!("x has {width} columns, but the weight {} takes {w_in}", inputs[1])
         })?;
         OpError::ensure(inputs.iter().all(|t| t.dtype == inputs[0].dtype), || {
-            "all operands must have one element type".into()
+            format!("x, the weight and the bias must have one element type, not {}", types_of(inputs))
         })?;
         if let Some(bias) = inputs.get(2) {
             float_shaped("the bias", *bias, &[out])?;
@@ -51,7 +51,7 @@ impl Op for Linear {
 
     fn gemms(&self, inputs: &[TensorType]) -> Option<Gemms> {
         let ((tokens, width), (out, _)) = (inputs[0].shape.rows_cols(), inputs[1].shape.rows_cols());
-        Some(only(LinearGemm::Fprop, [tokens, out, width], inputs[0].dtype, inputs.len() > 2))
+        Some(single_gemm(LinearGemm::Fprop, [tokens, out, width], inputs[0].dtype, inputs.len() > 2))
     }
 }
 
@@ -59,7 +59,7 @@ impl Differentiable for Linear {
     fn backward(&self, cx: &mut Backward<'_>) -> Result<(), OpError> {
         let Some(dy) = cx.grad(0) else { return Ok(()) };
         let (x, w) = (cx.input(0), cx.input(1));
-        // The weight's gradient comes first: x may die with it, so that dx can take its place.
+        // wgrad comes first: it may be the last op that reads x, so that dx can take x's memory.
         if cx.wants(1) {
             let dw = cx.emit(Role::Wgrad, LinearWgrad { out: cx.grad_dtype(1) }, &[dy, x])?[0];
             cx.set_grad(1, dw)?;
@@ -89,14 +89,14 @@ impl Op for LinearDgrad {
         OpError::arity("linear_dgrad", inputs, 2)?;
         let ((tokens, out), (w_out, width)) = (matrix("dy", inputs[0])?, matrix("the weight", inputs[1])?);
         OpError::ensure(out == w_out, || {
-            format!("dy has {out} columns, but the weight {} makes {w_out}", inputs[1])
+            format!("dy has {out} columns, but the weight {} has {w_out} outputs", inputs[1])
         })?;
         Ok(vec![TensorType::new(inputs[0].dtype, [tokens, width])])
     }
 
     fn gemms(&self, inputs: &[TensorType]) -> Option<Gemms> {
         let ((tokens, out), (_, width)) = (inputs[0].shape.rows_cols(), inputs[1].shape.rows_cols());
-        Some(only(LinearGemm::Dgrad, [tokens, out, width], inputs[0].dtype, false))
+        Some(single_gemm(LinearGemm::Dgrad, [tokens, out, width], inputs[0].dtype, false))
     }
 
     fn cost(&self, inputs: &[TensorType], outputs: &[TensorType]) -> Cost {
@@ -107,7 +107,7 @@ impl Op for LinearDgrad {
 /// `(dy_to, x_ti) -> dw_oi`: dw = dy^T x. The output accumulates.
 #[derive(Clone, Copy, Debug)]
 pub struct LinearWgrad {
-    /// The element type of the gradient.
+    /// Element type of the gradient.
     pub out: DType,
 }
 
@@ -125,7 +125,7 @@ impl Op for LinearWgrad {
 
     fn gemms(&self, inputs: &[TensorType]) -> Option<Gemms> {
         let ((tokens, out), (_, width)) = (inputs[0].shape.rows_cols(), inputs[1].shape.rows_cols());
-        Some(only(LinearGemm::Wgrad, [tokens, out, width], self.out, false))
+        Some(single_gemm(LinearGemm::Wgrad, [tokens, out, width], self.out, false))
     }
 
     fn accumulates(&self, _: usize) -> bool {
@@ -137,10 +137,10 @@ impl Op for LinearWgrad {
     }
 }
 
-/// `dy_to -> dbias_o`: the sum over tokens. The output accumulates.
+/// `dy_to -> dbias_o`: the sum of dy over tokens. The output accumulates.
 #[derive(Clone, Copy, Debug)]
 pub struct BiasGrad {
-    /// The element type of the gradient.
+    /// Element type of the gradient.
     pub out: DType,
 }
 
@@ -160,19 +160,25 @@ impl Op for BiasGrad {
     }
 }
 
-/// An op that is one GEMM of a layer of so many tokens, outputs and inputs.
-fn only(kind: LinearGemm, [tokens, outputs, inputs]: [usize; 3], out: DType, bias: bool) -> Gemms {
+/// The element types of the operands, for messages.
+fn types_of(inputs: &[TensorType]) -> String {
+    inputs.iter().map(|input| input.dtype.name()).collect::<Vec<_>>().join(", ")
+}
+
+/// The GEMM of an op that is a single one, of a layer with these numbers of tokens, outputs and inputs.
+fn single_gemm(kind: LinearGemm, [tokens, outputs, inputs]: [usize; 3], out: DType, bias: bool) -> Gemms {
     let operands = [OperandSource::Input(0), OperandSource::Input(1)];
     let gemm = OpGemm { kind, operands, extents: kind.extents(tokens, outputs, inputs) };
     let in_fp8 = move |formats: [Option<ScaledGemm>; 3]| -> Arc<dyn Op> {
-        let Some(format) = formats[kind as usize] else { unreachable!("the GEMM that the op is") };
+        let Some(format) = formats[kind as usize] else { unreachable!("the op has one GEMM") };
         Arc::new(ScaledMatmul::new(format, out, bias))
     };
     Gemms { list: vec![gemm], in_fp8: Box::new(in_fp8) }
 }
 
-fn gemm_cost(outputs: usize, summed: usize) -> Cost {
-    Cost { flops: 2.0 * outputs as f64 * summed as f64 }
+/// Cost of a GEMM with `outputs` elements, each a sum of `depth` products.
+fn gemm_cost(outputs: usize, depth: usize) -> Cost {
+    Cost { flops: 2.0 * outputs as f64 * depth as f64 }
 }
 
 impl OnGpu for Linear {

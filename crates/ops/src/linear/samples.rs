@@ -16,7 +16,7 @@ impl Sampled for Linear {
                     SampleInput::parameter([9]),
                 ],
             ),
-            // Rows that are 16-byte vectors in every type: another GEMM on a GPU.
+            // Rows of whole 16-byte vectors in every type, for which a GPU uses another GEMM.
             Sample::forward(
                 Linear,
                 [
@@ -39,7 +39,7 @@ impl Sampled for Linear {
         )
     }
 
-    /// One token, and two; rows that are whole vectors and that are not, short and long, few and many.
+    /// One token and two; rows of whole 16-byte vectors and not, short and long, few and many.
     fn gpu_samples() -> Vec<Sample> {
         let sample = |[t, i, o]: [usize; 3]| {
             let [x, w] = [SampleInput::activation([t, i]), SampleInput::parameter([o, i])];

@@ -1,12 +1,12 @@
 //! CPU kernels of [`LinearCrossEntropy`] and [`LinearCrossEntropyGrad`].
 //!
-//! A chunk is a GEMM, then its rows on all cores, then, for gradients, two more GEMMs. The passes over a row
-//! find it in the cache. The cut of the tokens changes the order in which dw is summed and nothing else,
-//! except if a chunk has a single token: a GEMM of one row sums in another order.
+//! For each chunk: the GEMM of its logits, its rows in parallel, and, for gradients, two more GEMMs. All
+//! passes over a row are made while it is in the cache. The chunks affect only the order in which dw is
+//! summed, except that the GEMM of a chunk of one token sums its logits in another order.
 
 use super::{IGNORED, LinearCrossEntropy, LinearCrossEntropyGrad};
 use crate::host::math::{Rounding, exponentials, max, vectorized};
-use crate::host::matmul::{MatmulOperand, Onto, matmul};
+use crate::host::matmul::{Addend, MatmulOperand, matmul};
 use crate::host::rows::for_row_blocks;
 use xtrain_tensor::{CpuKernel, Pooled, Real, TensorType, View, ViewMut, with_real};
 
@@ -37,12 +37,13 @@ impl CpuKernel for LinearCrossEntropyGrad {
     }
 }
 
-/// The gradients to write, where they are wanted.
+/// The gradients to write, if any.
 struct Grads<'a, 'm> {
     dx: Option<&'a mut ViewMut<'m>>,
     dw: Option<&'a mut ViewMut<'m>>,
 }
 
+/// Computes the loss chunk by chunk.
 fn chunks<T: Real>(
     loss: &LinearCrossEntropy,
     inputs: &[View<'_>],
@@ -67,22 +68,24 @@ fn chunks<T: Real>(
         let (first, c) = (tokens.start, tokens.len());
         let x_cd = MatmulOperand::new(x.rows(tokens.clone()), c, d);
         let mut logits = logits.slice_mut(0..c * v);
-        matmul(x_cd, w_vd.t(), &mut logits, Onto::Nothing);
+        matmul(x_cd, w_vd.t(), &mut logits, Addend::None);
         let mut terms = terms.slice_mut(2 * first..2 * tokens.end);
         rows.run_chunk(&mut logits, &targets[tokens.clone()], &mut terms);
         let dlogits_cv = MatmulOperand::new(logits.view(), c, v);
         if let Some(dx) = &mut dx {
-            matmul(dlogits_cv, w_vd, &mut dx.slice_mut(first * d..tokens.end * d), Onto::Nothing);
+            matmul(dlogits_cv, w_vd, &mut dx.slice_mut(first * d..tokens.end * d), Addend::None);
         }
         if let Some(dw) = &mut dw {
-            let onto = if dw_holds_a_sum { Onto::Held } else { Onto::Nothing };
-            matmul(dlogits_cv.t(), x_cd, dw, onto);
+            let addend = if dw_holds_a_sum { Addend::Previous } else { Addend::None };
+            matmul(dlogits_cv.t(), x_cd, dw, addend);
             dw_holds_a_sum = true;
         }
     }
     rows.sum(&terms.view(), targets, scalars);
 }
 
+/// # Panics
+/// If a target is neither [`IGNORED`] nor in the vocabulary.
 pub(super) fn check_targets(targets: &[i32], vocab: usize) {
     for (token, &target) in targets.iter().enumerate() {
         let valid = target == IGNORED || usize::try_from(target).is_ok_and(|target| target < vocab);
@@ -93,25 +96,25 @@ pub(super) fn check_targets(targets: &[i32], vocab: usize) {
     }
 }
 
-/// The work on a row of logits.
+/// The computation on rows of logits.
 pub(super) struct Rows<T> {
     pub(super) inv_targets: T,
     pub(super) z_loss: T,
-    /// True if logits become their gradients.
+    /// True if logits are replaced by their gradients.
     pub(super) gradients: bool,
 }
 
 impl<T: Real> Rows<T> {
-    /// All rows of a chunk, and the terms of its tokens.
+    /// Runs all rows of a chunk and writes the terms of its tokens.
     pub(super) fn run_chunk<'a>(&self, logits: &mut ViewMut<'a>, targets: &[i32], terms: &mut ViewMut<'a>) {
         for_row_blocks(targets.len(), [logits, terms], |rows, [logits, mut terms]| {
             self.run_all(logits, &targets[rows], &mut terms.fresh::<T>());
         });
     }
 
-    /// The two scalars of all tokens' terms.
+    /// Sums the terms of all tokens into the two scalars.
     pub(super) fn sum(&self, terms: &View<'_>, targets: &[i32], scalars: &mut [ViewMut<'_>]) {
-        // Without targets the mean is 0, whatever the inverse of their number.
+        // Without targets, inv_targets may be infinite; the means are 0.
         let any = targets.iter().any(|&target| target != IGNORED);
         let terms = terms.reals::<T>();
         for (k, scalar) in scalars.iter_mut().enumerate() {
@@ -121,8 +124,7 @@ impl<T: Real> Rows<T> {
         }
     }
 
-    /// Replaces the logits of some tokens by their gradients, if these are wanted, and writes the tokens'
-    /// terms.
+    /// Writes the terms of some tokens. With `gradients`, replaces their logits by dlogits.
     fn run_all(&self, mut logits: ViewMut<'_>, targets: &[i32], terms: &mut [T]) {
         let v = logits.ty.numel() / targets.len();
         let mut each = |logits: &mut [T]| {
@@ -134,7 +136,7 @@ impl<T: Real> Rows<T> {
         if self.gradients {
             return each(&mut logits.reals::<T>());
         }
-        // Otherwise the passes leave nothing of use: it is neither rounded nor written back.
+        // Without gradients the row is scratch: it is neither rounded nor written back.
         let mut copy = Pooled::take(logits.ty.numel());
         logits.view().widen_into(&mut copy);
         each(&mut copy);
@@ -151,12 +153,12 @@ impl<T: Real> Rows<T> {
         vectorized(
             #[inline(always)]
             || {
-                // Every exponent is at most 0 with the largest logit taken off, so nothing overflows.
-                let largest = max(logits);
-                let correct = logits[target] - largest;
-                let total = exponentials(logits, largest, Rounding::None);
+                // With the maximum subtracted, every exponent is at most 0, so nothing overflows.
+                let max_logit = max(logits);
+                let correct = logits[target] - max_logit;
+                let total = exponentials(logits, max_logit, Rounding::None);
                 let log_total = total.ln();
-                let lse = largest + log_total;
+                let lse = max_logit + log_total;
                 let cross_entropy = log_total - correct;
                 if self.gradients {
                     let scale = self.inv_targets * (T::ONE + T::of(2.0) * self.z_loss * lse) / total;

@@ -1,11 +1,11 @@
 //! [`LinearCrossEntropy`] and [`LinearCrossEntropyGrad`] on a GPU.
 //!
-//! If the vocabulary is no multiple of 8, cuBLASLt has slow kernels only: its last rows have GEMMs of their
-//! own.
-//!
-//! A chunk is the GEMM of its logits, a kernel over its rows, and for gradients two more GEMMs. Rows of
-//! logits begin at multiples of 128 bytes, so that all of these read and write whole vectors even if the
+//! For each chunk: the GEMM of its logits, a kernel over its rows, and for gradients two more GEMMs. Rows of
+//! logits are aligned to 128 bytes, so that GEMMs and kernel read and write whole vectors even if the
 //! vocabulary is odd.
+//!
+//! For a vocabulary that is not a multiple of 8, cuBLASLt has only slow kernels. The last rows of the weight
+//! then get GEMMs of their own.
 #![allow(unsafe_code, reason = "it launches kernels")]
 
 use super::{LinearCrossEntropy, LinearCrossEntropyGrad};
@@ -23,7 +23,7 @@ pub(super) const SOURCE: KernelSource =
 const ROW_THREADS: u32 = 512;
 const SUM_THREADS: u32 = 1024;
 
-/// The distance of two rows of logits is a multiple of this many elements.
+/// The stride of rows of logits is a multiple of this many elements.
 const STRIDE_ELEMENTS: usize = 64;
 
 #[derive(Clone, Copy)]
@@ -75,7 +75,8 @@ impl CudaKernel for LinearCrossEntropyGrad {
     }
 }
 
-/// The logits of the longest chunk, each token's terms of the two outputs, and the workspace of the GEMMs.
+/// Workspace: the logits of the longest chunk, the terms `[t, 2]` of each token in the two outputs, and the
+/// workspace of the GEMMs.
 fn workspace(loss: &LinearCrossEntropy, inputs: &[TensorType]) -> Vec<TensorType> {
     let ((tokens, _), (vocab, _)) = (inputs[0].shape.rows_cols(), inputs[1].shape.rows_cols());
     let longest = loss.chunks(tokens).map(|chunk| chunk.len()).max().unwrap_or(0);
@@ -83,14 +84,14 @@ fn workspace(loss: &LinearCrossEntropy, inputs: &[TensorType]) -> Vec<TensorType
     vec![logits, TensorType::new(DType::F32, [tokens, 2]), Gemm::workspace()]
 }
 
-/// The rows of the weight, one range for each GEMM: all if their number suits cuBLASLt, else the most that do
-/// and the rest.
+/// Rows of the weight for each GEMM: all of them if their number suits cuBLASLt, else as many as do, then the
+/// rest.
 fn pieces(v: usize) -> impl DoubleEndedIterator<Item = Range<usize>> {
     let main = if v.is_multiple_of(8) { v } else { v / STRIDE_ELEMENTS * STRIDE_ELEMENTS };
     [0..main, main..v].into_iter().filter(|rows| !rows.is_empty())
 }
 
-/// The place of a row of a matrix.
+/// Address of a row of a matrix.
 fn row_of(ty: TensorType, place: DevicePtr, row: usize) -> DevicePtr {
     place.offset(ty.dtype.bytes(row * ty.shape[1]))
 }
@@ -102,7 +103,9 @@ fn prepare(
     [dx_td, dw_vd]: [Option<CudaOutput>; 2],
 ) -> Result<Work, CudaError> {
     let [x_td, w_vd, targets_t, inv_targets] = operands.inputs else { unreachable!("four inputs") };
-    let [logits, terms, products] = operands.workspace else { unreachable!("three tensors of workspace") };
+    let [logits, terms, gemm_workspace] = operands.workspace else {
+        unreachable!("three tensors of workspace")
+    };
     let ((t, d), (v, _)) = (x_td.ty.shape.rows_cols(), w_vd.ty.shape.rows_cols());
     let chunks = Chunks {
         gpu,
@@ -113,7 +116,7 @@ fn prepare(
         inv_targets: *inv_targets,
         logits: *logits,
         terms: *terms,
-        products: products.place,
+        gemm_workspace: gemm_workspace.place,
         v,
         d,
     };
@@ -134,27 +137,27 @@ fn prepare(
     Ok(Work::sequence(parts))
 }
 
-/// The places of all tensors, and the work of a chunk.
+/// The tensors of the op, and the launches for a chunk.
 pub(super) struct Chunks<'a> {
     pub(super) gpu: &'a Gpu,
     pub(super) z_loss: f32,
-    /// True if logits become their gradients.
+    /// True if logits are replaced by their gradients.
     pub(super) gradients: bool,
     pub(super) x_td: CudaTensor,
     pub(super) targets_t: CudaTensor,
     pub(super) inv_targets: CudaTensor,
-    /// Of the longest chunk; rows may be longer than the vocabulary.
+    /// Logits of the longest chunk; the row stride may exceed the vocabulary.
     pub(super) logits: CudaTensor,
     pub(super) terms: CudaTensor,
-    /// The workspace of GEMMs.
-    pub(super) products: DevicePtr,
+    /// Workspace of the GEMMs.
+    pub(super) gemm_workspace: DevicePtr,
     pub(super) v: usize,
     pub(super) d: usize,
 }
 
 impl Chunks<'_> {
     fn gemm(&self, gemm: Gemm, a: DevicePtr, b: DevicePtr, d: DevicePtr) -> Result<Work, CudaError> {
-        let workspace = self.products;
+        let workspace = self.gemm_workspace;
         gemm.prepare(self.gpu, &GemmOperands { a, b, d, bias: None, scales: None, workspace })
     }
 
@@ -166,7 +169,7 @@ impl Chunks<'_> {
         self.logits.ty.shape[1]
     }
 
-    /// The place of a column of the logits.
+    /// Address of a column of the logits.
     fn column(&self, column: usize) -> DevicePtr {
         self.logits.place.offset(self.dtype().bytes(column))
     }
@@ -175,7 +178,7 @@ impl Chunks<'_> {
         row_of(self.x_td.ty, self.x_td.place, tokens.start)
     }
 
-    /// x w^T of plain operands.
+    /// Appends the GEMMs logits = x w^T of plain operands to `parts`.
     pub(super) fn logits(
         &self,
         tokens: &Range<usize>,
@@ -191,7 +194,7 @@ impl Chunks<'_> {
         Ok(())
     }
 
-    /// The tokens' terms, and dlogits in place if gradients are wanted.
+    /// The launch that writes the terms of the tokens and, with `gradients`, dlogits in place of the logits.
     pub(super) fn rows(&self, tokens: &Range<usize>) -> Result<Work, CudaError> {
         let kind = if self.gradients { "rows_gradients" } else { "rows" };
         let rows = self.gpu.function(&SOURCE, &[], &format!("{kind}_{}", suffix(self.x_td.ty)))?;
@@ -206,12 +209,12 @@ impl Chunks<'_> {
             z_loss: self.z_loss,
         };
         let launch = Launch::row(tokens.len() as u32, ROW_THREADS);
-        // SAFETY: the kernel takes one `RowArguments`, for logits of the type that its name says; a block
-        // each for the chunk's rows, of which logits, targets and terms have as many from these places on.
+        // SAFETY: the kernel takes one `RowArguments`, for logits of the type in its name. There is one block
+        // for each row of the chunk, and logits, targets and terms have that many rows from these addresses.
         Ok(unsafe { Work::launch(rows, launch, arguments) })
     }
 
-    /// dlogits w of plain operands.
+    /// Appends the GEMMs dx = dlogits w of plain operands to `parts`.
     pub(super) fn dx(
         &self,
         tokens: &Range<usize>,
@@ -219,8 +222,8 @@ impl Chunks<'_> {
         dx: CudaOutput,
         parts: &mut Vec<Work>,
     ) -> Result<(), CudaError> {
-        // The few last rows first: their sum is small, so that rounding it before the others are added
-        // changes next to nothing.
+        // The few last rows come first. Their sum is small, so rounding it before the others are added costs
+        // little accuracy.
         for (n, rows) in pieces(self.v).rev().enumerate() {
             let gemm =
                 Gemm::new([tokens.len(), self.d, rows.len()], self.dtype(), [false, false], self.dtype());
@@ -232,7 +235,7 @@ impl Chunks<'_> {
         Ok(())
     }
 
-    /// dlogits^T x of plain operands.
+    /// Appends the GEMMs dw = dlogits^T x of plain operands to `parts`.
     pub(super) fn dw(
         &self,
         tokens: &Range<usize>,
@@ -250,7 +253,7 @@ impl Chunks<'_> {
         Ok(())
     }
 
-    /// The two scalars of all tokens' terms: the first outputs.
+    /// The launch that sums the terms of all tokens into the first two outputs.
     pub(super) fn sum(&self, outputs: &[CudaOutput]) -> Result<Work, CudaError> {
         let [objective, cross_entropy, ..] = outputs else { unreachable!("two scalars at least") };
         let arguments = SumArguments {
@@ -265,8 +268,8 @@ impl Chunks<'_> {
             add_cross_entropy: cross_entropy.accumulate.into(),
         };
         let sum = self.gpu.function(&SOURCE, &[], "sum_terms")?;
-        // SAFETY: the kernel takes one `SumArguments`; terms and targets are those of `tokens` tokens, the
-        // outputs scalars of f32.
+        // SAFETY: the kernel takes one `SumArguments`; there are terms and targets for `tokens` tokens, and
+        // the outputs are f32 scalars.
         Ok(unsafe { Work::launch(sum, Launch::row(1, SUM_THREADS), arguments) })
     }
 

@@ -1,26 +1,31 @@
-// Rows of logits to their terms of the loss and, for gradients, to dlogits in place; then the sum over all tokens.
+// Cross-entropy of rows of logits, with dlogits written over the logits; then the sum over all tokens.
 //
-// A block treats one row. It reads the row once for the largest logit and the sum of exponentials together: what a thread has summed
-// below a lower maximum is scaled when a higher one comes. For gradients it goes over the row again, from the end to the front, so that
-// what was read last is met first: it still lies in the caches, L1 for half of it or more. So 2 x v elements cross the memory bus for a
-// row with gradients and 1 x v without, and the bus is the limit. Rows begin at multiples of 16 bytes, whatever v is.
+// rows_*: one block per token. It reads its row once for the maximum and the sum of exponentials (online
+// softmax, Milakov & Gimelshein, arXiv 1805.02867): a thread rescales its running sum when its maximum rises,
+// and the block combines its threads' maxima and sums. For gradients it passes over the row a second time,
+// from the end to the front, so that the part that was read last, which is still in L1 and L2, is reused
+// first.
+//
+// Bound by memory: with gradients a row of v elements is read once and written once (the second read is
+// served mostly from the caches), without gradients it is read once. Rows are aligned to 16 bytes for any v.
+// Elements after the last whole vector are handled one per thread.
 
 constexpr int THREADS = 512;
-// Vectors of 16 bytes that a thread has under way.
+// 16-byte loads that a thread has in flight.
 constexpr int AHEAD = 4;
 constexpr int IGNORED = -100;
-// The start of a maximum. Unlike minus infinity it can be subtracted from itself.
+// Initial value of a maximum. Unlike minus infinity it can be subtracted from itself.
 constexpr float LOWEST = -3.402823466e38f;
 #define NAN_F __int_as_float(0x7fffffff)
 
 struct RowArguments {
-    // [rows, stride], of which v columns count.
+    // [rows, stride], of which the first v columns are used.
     void* logits;
     // [rows]
     const int* targets;
-    // A scalar of f32 or bf16.
+    // An f32 or bf16 scalar.
     const void* inv_targets;
-    // [rows, 2]: of the objective, of the cross-entropy; not yet divided.
+    // [rows, 2]: terms of the objective and of the cross-entropy, not yet multiplied by inv_targets.
     float* terms;
     u64 stride;
     u32 v;
@@ -42,18 +47,19 @@ struct SumArguments {
     u32 add_cross_entropy;
 };
 
-__device__ __forceinline__ float scalar(const void* at, u32 is_bf16) {
-    return is_bf16 ? widen(*(const bf16*)at) : *(const float*)at;
+__device__ __forceinline__ float scalar(const void* from, u32 is_bf16) {
+    return is_bf16 ? widen(*(const bf16*)from) : *(const float*)from;
 }
 
-// e^x for x of at most 0, off by 2^-22 of itself and what rounding x * log2(e) takes; 0 where the result would be subnormal.
+// e^x for x <= 0, with a relative error of 2^-22 plus that of rounding x * log2(e); 0 if the result would be
+// subnormal.
 __device__ __forceinline__ float exponential(float x) {
     float y;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x * 1.44269504f));
     return y;
 }
 
-// 16 bytes as they lie in memory.
+// 16 bytes of a row, not widened.
 using Words = Vec<u32, 4>;
 
 __device__ __forceinline__ void widen_all(const Words& x, float (&y)[4]) {
@@ -74,7 +80,7 @@ __device__ __forceinline__ Words narrow_all(const float (&y)[4]) {
     for (int i = 0; i < 4; i++) x.v[i] = __float_as_uint(y[i]);
     return x;
 }
-// Two at once, rounded as `narrow` rounds.
+// Rounds pairs of elements, as `narrow` rounds one.
 __device__ __forceinline__ Words narrow_all(const float (&y)[8]) {
     Words x;
 #pragma unroll
@@ -82,40 +88,43 @@ __device__ __forceinline__ Words narrow_all(const float (&y)[8]) {
     return x;
 }
 
-// Takes N logits into the largest and the sum of e^(logit - largest). A NaN stays in the sum.
-template <int N> __device__ __forceinline__ void take(float& largest, float& total, const float (&x)[N]) {
-    float before = largest;
+// Updates the running maximum and the running sum of e^(logit - max) with N logits. fmaxf ignores a NaN, but
+// the sum becomes NaN.
+template <int N> __device__ __forceinline__ void take(float& max_logit, float& total, const float (&x)[N]) {
+    float before = max_logit;
 #pragma unroll
-    for (int i = 0; i < N; i++) largest = fmaxf(largest, x[i]);
-    total *= exponential(before - largest);
+    for (int i = 0; i < N; i++) max_logit = fmaxf(max_logit, x[i]);
+    total *= exponential(before - max_logit);
 #pragma unroll
-    for (int i = 0; i < N; i++) total += exponential(x[i] - largest);
+    for (int i = 0; i < N; i++) total += exponential(x[i] - max_logit);
 }
 
+// Zeroes the gradients of a row whose target is ignored.
 template <class T> __device__ __forceinline__ void ignore(T* row, u32 v) {
     u32 count = v / LANES<T>, last = count * LANES<T> + threadIdx.x;
     for (u32 i = threadIdx.x; i < count; i += THREADS) ((Words*)row)[i] = Words{{0, 0, 0, 0}};
     if (last < v) row[last] = narrow<T>(0.0f);
 }
 
-template <class T, bool GRADIENTS> __device__ __forceinline__ void row(const RowArguments& at) {
+template <class T, bool GRADIENTS> __device__ __forceinline__ void row(const RowArguments& args) {
     __shared__ float space[32];
-    T* row = (T*)at.logits + blockIdx.x * at.stride;
-    float* terms = at.terms + 2 * (u64)blockIdx.x;
-    int target = at.targets[blockIdx.x];
+    T* row = (T*)args.logits + blockIdx.x * args.stride;
+    float* terms = args.terms + 2 * (u64)blockIdx.x;
+    int target = args.targets[blockIdx.x];
     if (target == IGNORED) {
-        if (GRADIENTS) ignore(row, at.v);
+        if (GRADIENTS) ignore(row, args.v);
         if (threadIdx.x < 2) terms[threadIdx.x] = 0.0f;
         return;
     }
-    // The loader refuses other targets. One that comes here all the same is neither read nor written, and shows in the loss.
-    bool valid = (u32)target < at.v;
+    // The data loader refuses targets outside of the vocabulary. If one occurs, the row is not accessed with
+    // it, and the loss is NaN.
+    bool valid = (u32)target < args.v;
     float correct = valid ? widen(row[target]) : NAN_F;
 
     Words* vectors = (Words*)row;
-    u32 count = at.v / LANES<T>, last = count * LANES<T> + threadIdx.x;
+    u32 count = args.v / LANES<T>, last = count * LANES<T> + threadIdx.x;
     u32 groups = (count + THREADS * AHEAD - 1) / (THREADS * AHEAD);
-    float largest = LOWEST, total = 0.0f;
+    float max_logit = LOWEST, total = 0.0f;
 #pragma unroll 1
     for (u32 group = 0; group < groups; group++) {
         u32 first = group * (THREADS * AHEAD) + threadIdx.x;
@@ -128,27 +137,27 @@ template <class T, bool GRADIENTS> __device__ __forceinline__ void row(const Row
             if (first + a * THREADS >= count) break;
             float y[LANES<T>];
             widen_all(x[a], y);
-            take(largest, total, y);
+            take(max_logit, total, y);
         }
     }
-    if (last < at.v) {
+    if (last < args.v) {
         float y[1] = {widen(row[last])};
-        take(largest, total, y);
+        take(max_logit, total, y);
     }
-    float top = block_max<THREADS>(largest, space);
-    total = block_sum<THREADS>(total * exponential(largest - top), space);
+    float top = block_max<THREADS>(max_logit, space);
+    total = block_sum<THREADS>(total * exponential(max_logit - top), space);
     correct -= top;
     float log_total = logf(total);
     float lse = top + log_total, cross_entropy = log_total - correct;
     if (threadIdx.x == 0) {
-        terms[0] = cross_entropy + at.z_loss * lse * lse;
+        terms[0] = cross_entropy + args.z_loss * lse * lse;
         terms[1] = cross_entropy;
     }
     if (!GRADIENTS) return;
 
-    float inv_targets = scalar(at.inv_targets, at.inv_targets_bf16);
-    float scale = valid ? inv_targets * (1.0f + 2.0f * at.z_loss * lse) / total : NAN_F;
-    if (last < at.v) row[last] = narrow<T>(exponential(widen(row[last]) - top) * scale);
+    float inv_targets = scalar(args.inv_targets, args.inv_targets_bf16);
+    float scale = valid ? inv_targets * (1.0f + 2.0f * args.z_loss * lse) / total : NAN_F;
+    if (last < args.v) row[last] = narrow<T>(exponential(widen(row[last]) - top) * scale);
 #pragma unroll 1
     for (u32 group = groups; group-- > 0;) {
         u32 first = group * (THREADS * AHEAD) + threadIdx.x;
@@ -166,29 +175,30 @@ template <class T, bool GRADIENTS> __device__ __forceinline__ void row(const Row
             vectors[first + a * THREADS] = narrow_all(y);
         }
     }
-    // One element has another gradient; its thread is waited for.
+    // The target's element has another gradient. It is written last, after the barrier, over the value of the
+    // thread that owns it.
     __syncthreads();
     if (threadIdx.x == 0 && valid) row[target] = narrow<T>(exponential(correct) * scale - inv_targets);
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 2) rows_f32(RowArguments at) { row<float, false>(at); }
-extern "C" __global__ void __launch_bounds__(THREADS, 2) rows_bf16(RowArguments at) { row<bf16, false>(at); }
-extern "C" __global__ void __launch_bounds__(THREADS, 2) rows_gradients_f32(RowArguments at) { row<float, true>(at); }
-extern "C" __global__ void __launch_bounds__(THREADS, 2) rows_gradients_bf16(RowArguments at) { row<bf16, true>(at); }
+extern "C" __global__ void __launch_bounds__(THREADS, 2) rows_f32(RowArguments args) { row<float, false>(args); }
+extern "C" __global__ void __launch_bounds__(THREADS, 2) rows_bf16(RowArguments args) { row<bf16, false>(args); }
+extern "C" __global__ void __launch_bounds__(THREADS, 2) rows_gradients_f32(RowArguments args) { row<float, true>(args); }
+extern "C" __global__ void __launch_bounds__(THREADS, 2) rows_gradients_bf16(RowArguments args) { row<bf16, true>(args); }
 
-// One block adds all terms in an order that the number of tokens alone decides, in f64.
+// Sums all terms in f64, in one block. The order depends only on the number of tokens.
 constexpr int SUM_THREADS = 1024;
 
-extern "C" __global__ void __launch_bounds__(SUM_THREADS) sum_terms(SumArguments at) {
+extern "C" __global__ void __launch_bounds__(SUM_THREADS) sum_terms(SumArguments args) {
     __shared__ double space[2][SUM_THREADS];
     double objective = 0.0, cross_entropy = 0.0;
     int any = 0;
 #pragma unroll 4
-    for (u64 token = threadIdx.x; token < at.tokens; token += SUM_THREADS) {
-        Vec<float, 2> terms = ((const Vec<float, 2>*)at.terms)[token];
+    for (u64 token = threadIdx.x; token < args.tokens; token += SUM_THREADS) {
+        Vec<float, 2> terms = ((const Vec<float, 2>*)args.terms)[token];
         objective += terms.v[0];
         cross_entropy += terms.v[1];
-        any |= at.targets[token] != IGNORED;
+        any |= args.targets[token] != IGNORED;
     }
     space[0][threadIdx.x] = objective;
     space[1][threadIdx.x] = cross_entropy;
@@ -201,10 +211,10 @@ extern "C" __global__ void __launch_bounds__(SUM_THREADS) sum_terms(SumArguments
         __syncthreads();
     }
     if (threadIdx.x > 0) return;
-    // Where nothing is to be predicted the mean is 0, whatever the inverse of no targets is.
-    double inv_targets = scalar(at.inv_targets, at.inv_targets_bf16);
+    // Without targets, inv_targets may be infinite; the means are 0.
+    double inv_targets = scalar(args.inv_targets, args.inv_targets_bf16);
     float mean_objective = any ? (float)(inv_targets * space[0][0]) : 0.0f;
     float mean_cross_entropy = any ? (float)(inv_targets * space[1][0]) : 0.0f;
-    *at.objective = at.add_objective ? *at.objective + mean_objective : mean_objective;
-    *at.cross_entropy = at.add_cross_entropy ? *at.cross_entropy + mean_cross_entropy : mean_cross_entropy;
+    *args.objective = args.add_objective ? *args.objective + mean_objective : mean_objective;
+    *args.cross_entropy = args.add_cross_entropy ? *args.cross_entropy + mean_cross_entropy : mean_cross_entropy;
 }

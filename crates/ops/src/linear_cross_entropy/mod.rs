@@ -1,8 +1,10 @@
-//! The final linear and cross-entropy, in chunks of tokens: the logits of all tokens never exist together.
+//! Fused language-model head and cross-entropy, in chunks of tokens: only the logits of one chunk exist at a
+//! time.
 //!
-//! Gradients are computed during the forward, when a chunk's logits exist, so that logits are computed once
-//! ([`LinearCrossEntropyGrad`] takes the op's place). The objective must therefore be the loss itself, whose
-//! gradient is one. In bf16 the logits are rounded to bf16, and cross-entropy is computed from these in f32.
+//! Gradients are computed in the forward pass, while a chunk's logits exist, so that logits are computed once
+//! ([`LinearCrossEntropyGrad`] replaces the op). The objective must therefore be the loss itself, whose
+//! gradient is one. In bf16 programs logits are rounded to bf16, and cross-entropy is computed from these in
+//! f32.
 
 mod cpu;
 mod cuda;
@@ -24,45 +26,43 @@ use xtrain_program::{
 };
 use xtrain_tensor::{DType, TensorType};
 
-/// The target of a token that has none.
+/// Target of a token without one.
 pub const IGNORED: i32 = -100;
 
-/// `(x_td, w_vd, targets_t, inv_targets) -> (objective, cross_entropy)`. With logits = x w^T and
-/// lse = ln(sum_v e^logit), over the tokens whose target is not [`IGNORED`]:
-/// `cross_entropy = inv_targets * sum(lse - logit[target])` and
-/// `objective = cross_entropy + inv_targets * z_loss * sum(lse^2)`.
+/// `(x_td, w_vd, targets_t, inv_targets) -> (objective, cross_entropy)`. With logits = x w^T and lse =
+/// ln(sum_v e^logit), over the tokens whose target is not [`IGNORED`]: `cross_entropy = inv_targets * sum(lse
+/// - logit[target])` and `objective = cross_entropy + inv_targets * z_loss * sum(lse^2)`.
 ///
-/// targets are i32; others than -100 must lie in 0..v, which the loader checks. inv_targets is a float
-/// scalar: one over the number of targets of the whole global batch, so that the outputs, which accumulate
-/// over micro-steps, end as means over it. Outputs are scalars of x's compute type; both are 0 where all
-/// targets are ignored. The z-loss is PaLM's (arXiv 2204.02311, section 5).
+/// targets are i32, [`IGNORED`] or in 0..v, which the data loader checks. inv_targets is a float scalar: one
+/// over the number of targets in the global batch, so that the outputs, which accumulate over micro-steps,
+/// are means over the batch in the end. Outputs are scalars of x's compute type; both are 0 if all targets
+/// are ignored. The z-loss is PaLM's (arXiv 2204.02311, section 5).
 #[derive(Clone, Copy, Debug)]
 pub struct LinearCrossEntropy {
-    /// The most tokens whose logits exist at a time, at least 1. Tokens are cut into chunks of lengths as
-    /// equal as possible.
+    /// Maximum number of tokens in a chunk, at least 1. Chunks have equal lengths, up to one token.
     pub chunk_tokens: usize,
-    /// Weight of lse^2; 0 leaves it out.
+    /// Weight of lse^2; 0 turns the z-loss off.
     pub z_loss: f32,
 }
 
-/// The forward and the wanted gradients in one op: `(x_td, w_vd, targets_t, inv_targets) -> (objective,
-/// cross_entropy[, dx_td][, dw_vd])`.
+/// `(x_td, w_vd, targets_t, inv_targets) -> (objective, cross_entropy[, dx_td][, dw_vd])`: the loss with its
+/// gradients.
 ///
-/// With p the softmax of a token's logits, dlogits = inv_targets * (p - onehot(target) + 2 z_loss lse p), and
-/// 0 where the target is ignored; rounded to bf16 in bf16. dx = dlogits w, assigned; dw = dlogits^T x, summed
-/// over chunks in f32, which accumulates.
+/// With p the softmax of a token's logits, dlogits = inv_targets * (p - onehot(target) + 2 z_loss lse p), or
+/// 0 if the target is ignored; in bf16 programs it is rounded to bf16. dx = dlogits w is assigned. dw =
+/// dlogits^T x is summed over chunks in f32 and accumulates.
 #[derive(Clone, Copy, Debug)]
 pub struct LinearCrossEntropyGrad {
     /// The loss.
     pub loss: LinearCrossEntropy,
-    /// True if dx is wanted.
+    /// True if dx is an output.
     pub dx: bool,
-    /// The element type of dw, if it is wanted.
+    /// Element type of dw, if it is an output.
     pub dw: Option<DType>,
 }
 
 impl LinearCrossEntropy {
-    /// An error about invalid attributes.
+    /// Checks the attributes.
     fn check(&self) -> Result<(), OpError> {
         OpError::ensure(self.chunk_tokens > 0, || "chunk_tokens must be at least 1".into())?;
         OpError::ensure(self.z_loss >= 0.0 && self.z_loss.is_finite(), || {
@@ -70,7 +70,7 @@ impl LinearCrossEntropy {
         })
     }
 
-    /// t and v.
+    /// Checks the inputs and returns t and v.
     fn extents(&self, inputs: &[TensorType]) -> Result<(usize, usize), OpError> {
         let ((tokens, width), (vocab, w_width)) = (matrix("x", inputs[0])?, matrix("the weight", inputs[1])?);
         OpError::ensure(tokens > 0 && width > 0 && vocab > 0, || {
@@ -87,7 +87,7 @@ impl LinearCrossEntropy {
         Ok((tokens, vocab))
     }
 
-    /// The logits of the longest chunk, and each token's terms of the two outputs.
+    /// Workspace: the logits of the longest chunk, and the terms `[t, 2]` of each token in the two outputs.
     fn workspace(&self, inputs: &[TensorType]) -> Vec<TensorType> {
         let ((tokens, _), (vocab, _)) = (inputs[0].shape.rows_cols(), inputs[1].shape.rows_cols());
         let longest = self.chunks(tokens).map(|chunk| chunk.len()).max().unwrap_or(0);
@@ -95,7 +95,7 @@ impl LinearCrossEntropy {
         vec![logits, TensorType::new(inputs[0].dtype.compute(), [tokens, 2])]
     }
 
-    /// The chunks of the tokens: as few as possible, with lengths that differ by one at most.
+    /// The ranges of tokens of the chunks: as few as possible, with lengths that differ by one at most.
     fn chunks(&self, tokens: usize) -> impl Iterator<Item = Range<usize>> {
         let n = tokens.div_ceil(self.chunk_tokens);
         (0..n).map(move |i| i * tokens / n..(i + 1) * tokens / n)
@@ -123,7 +123,7 @@ impl Op for LinearCrossEntropy {
         true
     }
 
-    /// It adds to its outputs.
+    /// Never: the outputs accumulate.
     fn rebuild(&self, _: &[bool]) -> Rebuild {
         Rebuild::Never
     }
@@ -141,16 +141,16 @@ impl Differentiable for LinearCrossEntropy {
     fn backward(&self, cx: &mut Backward<'_>) -> Result<(), OpError> {
         let upstream = cx.grad(0).is_some() || cx.grad(1).is_some();
         OpError::ensure(cx.is_root(0) && !cx.is_root(1) && !upstream, || {
-            "it forms its gradients during the forward, so its objective (output 0) must itself be the loss that is \
-             differentiated, and nothing that is may be computed from its outputs"
+            "its gradients are computed in the forward pass, so its objective (output 0) must itself be the loss, \
+             and nothing differentiated may be computed from its outputs"
                 .into()
         })?;
         let dw = cx.wants(1).then(|| cx.grad_dtype(1));
         let grad = LinearCrossEntropyGrad { loss: *self, dx: cx.wants(0), dw };
         let inputs: Vec<_> = (0..4).map(|n| cx.input(n)).collect();
-        let made = cx.replace_forward(grad, &inputs)?;
+        let gradients = cx.replace_forward(grad, &inputs)?;
         let wanted = [0, 1].into_iter().filter(|&n| cx.wants(n)).collect::<Vec<_>>();
-        wanted.into_iter().zip(made).try_for_each(|(n, gradient)| cx.set_grad(n, gradient))
+        wanted.into_iter().zip(gradients).try_for_each(|(n, gradient)| cx.set_grad(n, gradient))
     }
 }
 
@@ -185,7 +185,7 @@ impl Op for LinearCrossEntropyGrad {
         Rebuild::Never
     }
 
-    /// Of x, the weight and, computed inside, dlogits.
+    /// GEMMs of x, the weight and dlogits, which is computed inside of the op.
     fn gemms(&self, inputs: &[TensorType]) -> Option<Gemms> {
         let ((tokens, width), (vocab, _)) = (inputs[0].shape.rows_cols(), inputs[1].shape.rows_cols());
         let weight = [OperandSource::Inside, OperandSource::Input(1)];
@@ -208,7 +208,7 @@ impl Op for LinearCrossEntropyGrad {
     }
 }
 
-/// The cost of `gemms` GEMMs of x's size and this vocabulary.
+/// Cost of `gemms` GEMMs with the size of x times this vocabulary.
 fn gemm_cost(x: TensorType, vocab: usize, gemms: f64) -> Cost {
     Cost { flops: 2.0 * gemms * x.numel() as f64 * vocab as f64 }
 }

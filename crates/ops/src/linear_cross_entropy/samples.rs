@@ -29,14 +29,14 @@ impl Sampled for LinearCrossEntropyGrad {
             let inputs = sample_inputs(9, 17, &[16, IGNORED, 0, 5, 5, IGNORED, 2, 8, 1]);
             Sample::plain(LinearCrossEntropyGrad { loss, dx, dw }, inputs)
         };
-        // Rows so wide that a GPU goes over them in several rounds, the last of them not full.
+        // Rows so wide that the GPU kernel loops over them several times, the last time not fully.
         let wide = LinearCrossEntropyGrad {
             loss: LinearCrossEntropy { chunk_tokens: 2, z_loss: 1e-3 },
             dx: true,
             dw: Some(DType::F32),
         };
         let mut wide_inputs = sample_inputs(8, 20_011, &[20_010, 0, IGNORED, 16_384, 20_007]);
-        // Of so many logits some are large unless most are small.
+        // Among so many logits some would be too large with the usual standard deviation.
         wide_inputs[1].fill = Fill::Normal(0.0, 0.15);
         vec![
             sample(true, Some(DType::F32)),
@@ -64,8 +64,8 @@ pub(super) fn sample_inputs(width: usize, vocab: usize, targets: &[i32]) -> [Sam
         .fill(Fill::Values(targets.iter().map(|&t| t.into()).collect()));
     [
         SampleInput::activation([targets.len(), width]),
-        // Logits of a model's size, whatever the width: of large ones a bf16 rounding is more than a bar
-        // allows.
+        // Logits of the size of a model's, for any width: the bf16 rounding of larger ones would exceed the
+        // tolerance.
         SampleInput::parameter([vocab, width]).fill(Fill::Normal(0.0, 1.5 / (width as f32).sqrt())),
         targets_t,
         SampleInput::activation([]).fill(Fill::Values(vec![1.0 / count.max(1) as f64])),

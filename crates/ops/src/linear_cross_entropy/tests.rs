@@ -1,4 +1,4 @@
-//! The chunked loss against a naive one in f64, and at the ends of what it can be given.
+//! Tests of the chunked loss against a naive one in f64, and of its edge cases.
 
 use super::{IGNORED, LinearCrossEntropy, LinearCrossEntropyGrad};
 use crate::PassSet;
@@ -9,7 +9,7 @@ use xtrain_program::{Op, OpError, Precision, Program, Root, Storage, Tracer, Val
 use xtrain_tensor::formats::round_bf16;
 use xtrain_tensor::{DType, HostTensor, Philox, TensorType};
 
-/// The operands of a loss.
+/// Inputs of a loss.
 struct Case {
     x_td: HostTensor,
     w_vd: HostTensor,
@@ -17,7 +17,7 @@ struct Case {
     inv_targets: HostTensor,
 }
 
-/// What a loss gives, in f64.
+/// Outputs of a loss, in f64.
 struct Results {
     objective: f64,
     cross_entropy: f64,
@@ -34,10 +34,10 @@ impl Case {
         };
         let targets: Vec<i32> = (0..t as u64).map(target).collect();
         let std = 3.0 / (d as f32).sqrt();
-        Case::of(normal(dtype, [t, d], 1.0, seed), normal(dtype, [v, d], std, seed + 1), &targets)
+        Case::with_targets(normal(dtype, [t, d], 1.0, seed), normal(dtype, [v, d], std, seed + 1), &targets)
     }
 
-    fn of(x_td: HostTensor, w_vd: HostTensor, targets: &[i32]) -> Self {
+    fn with_targets(x_td: HostTensor, w_vd: HostTensor, targets: &[i32]) -> Self {
         let count = targets.iter().filter(|&&t| t != IGNORED).count();
         let ints: Vec<f64> = targets.iter().map(|&t| t.into()).collect();
         Case {
@@ -56,11 +56,11 @@ impl Case {
         self.inputs().iter().map(|t| t.ty()).collect()
     }
 
-    /// With gradients, dw in the compute type.
+    /// Outputs of the op with both gradients, dw in the compute type.
     fn run(&self, loss: LinearCrossEntropy) -> Results {
         let dw = self.x_td.ty().dtype.compute();
-        let made = run(&LinearCrossEntropyGrad { loss, dx: true, dw: Some(dw) }, &self.inputs());
-        let [objective, cross_entropy, dx, dw] = &made[..] else { panic!("four outputs") };
+        let outputs = run(&LinearCrossEntropyGrad { loss, dx: true, dw: Some(dw) }, &self.inputs());
+        let [objective, cross_entropy, dx, dw] = &outputs[..] else { panic!("four outputs") };
         Results {
             objective: objective.to_f64()[0],
             cross_entropy: cross_entropy.to_f64()[0],
@@ -69,7 +69,7 @@ impl Case {
         }
     }
 
-    /// By the formulas, on all logits at once; logits and their gradients go through `round`.
+    /// The formulas on all logits at once, with `round` applied to logits and dlogits.
     fn reference(&self, z_loss: f32, round: impl Fn(f64) -> f64) -> Results {
         let (x, w, z, inv) =
             (self.x_td.to_f64(), self.w_vd.to_f64(), f64::from(z_loss), self.inv_targets.to_f64()[0]);
@@ -84,8 +84,8 @@ impl Case {
             let x = &x[token * d..][..d];
             let logits: Vec<f64> =
                 w.chunks(d).map(|w| round(x.iter().zip(w).map(|(x, w)| x * w).sum())).collect();
-            let largest = logits.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-            let lse = largest + logits.iter().map(|l| (l - largest).exp()).sum::<f64>().ln();
+            let max_logit = logits.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+            let lse = max_logit + logits.iter().map(|l| (l - max_logit).exp()).sum::<f64>().ln();
             r.cross_entropy += inv * (lse - logits[target as usize]);
             r.objective += inv * (lse - logits[target as usize] + z * lse * lse);
             for (class, logit) in logits.iter().enumerate() {
@@ -136,8 +136,8 @@ fn agrees_with_the_formulas() {
 #[test]
 fn bf16_rounds_logits_and_their_gradients_and_nothing_between() {
     let (t, d, v, seed) = (29, 64, 203, fresh_seed());
-    // Multiples of 1/8 and 1/16: GEMMs and their sums are exact in f32, so that logits round the same
-    // everywhere.
+    // Multiples of 1/8 and 1/16: products and their sums are exact in f32, so that logits do not depend on
+    // the order of summation.
     let grid = |rows: usize, unit: f64, site| {
         let rng = Philox::new(seed, 0, site);
         let values: Vec<f64> =
@@ -145,13 +145,12 @@ fn bf16_rounds_logits_and_their_gradients_and_nothing_between() {
         HostTensor::from_f64(TensorType::new(DType::BF16, [rows, d]), &values)
     };
     let targets: Vec<i32> = (0..t as i32).map(|i| if i % 5 == 2 { IGNORED } else { i * 7 }).collect();
-    let case = Case::of(grid(t, 1.0 / 8.0, 0), grid(v, 1.0 / 16.0, 1), &targets);
+    let case = Case::with_targets(grid(t, 1.0 / 8.0, 0), grid(v, 1.0 / 16.0, 1), &targets);
     let found = case.run(LinearCrossEntropy { chunk_tokens: 8, z_loss: 1e-3 });
     let rounded = case.reference(1e-3, |x| f64::from(round_bf16(x as f32)));
     assert!(error(&[found.objective], &[rounded.objective]) < 1e-6);
     assert!(error(&[found.cross_entropy], &[rounded.cross_entropy]) < 1e-6);
-    // A gradient may fall on the other side of a rounding boundary here and there; without rounding all
-    // differ.
+    // A few gradients may round to the other neighbour; without rounding all would differ.
     assert!(error(&found.dw_vd, &rounded.dw_vd) < 1e-4);
     assert!(error(&found.dx_td, &rounded.dx_td) < 2f64.powi(-9), "dx is rounded once");
     let exact = case.reference(1e-3, |x| x);
@@ -161,32 +160,32 @@ fn bf16_rounds_logits_and_their_gradients_and_nothing_between() {
 #[test]
 fn the_chunk_changes_nothing() {
     let case = Case::random(DType::F64, 38, 70, 301, fresh_seed());
-    let of = |chunk_tokens| case.run(LinearCrossEntropy { chunk_tokens, z_loss: 1e-2 });
-    let whole = of(38);
+    let in_chunks = |chunk_tokens| case.run(LinearCrossEntropy { chunk_tokens, z_loss: 1e-2 });
+    let whole = in_chunks(38);
     for chunk_tokens in [2, 3, 5, 16, 37, 1000] {
-        let found = of(chunk_tokens);
+        let found = in_chunks(chunk_tokens);
         assert!(found.dx_td == whole.dx_td, "dx in chunks of {chunk_tokens} differs");
         assert!(found.objective == whole.objective && found.cross_entropy == whole.cross_entropy);
         assert_near(&found, &whole, 1e-12, &format!("chunks of {chunk_tokens}"));
     }
-    // The GEMM with a single row is summed in another order.
-    assert_near(&of(1), &whole, 1e-12, "chunks of one");
+    // A GEMM with a single row sums in another order.
+    assert_near(&in_chunks(1), &whole, 1e-12, "chunks of one");
 }
 
 #[test]
-fn no_chunk_is_longer_than_asked_nor_much_shorter_than_the_others() {
+fn chunks_are_within_the_limit_and_of_equal_length() {
     for (tokens, chunk_tokens) in [(1, 1), (101, 10), (10, 4), (64, 64), (7, 1000), (4096, 1024)] {
         let loss = LinearCrossEntropy { chunk_tokens, z_loss: 0.0 };
         let chunks: Vec<_> = loss.chunks(tokens).collect();
         assert!(chunks.iter().cloned().flatten().eq(0..tokens), "{chunks:?}");
-        let (least, most) = chunks.iter().fold((usize::MAX, 0), |(a, b), c| (a.min(c.len()), b.max(c.len())));
-        assert!(most <= chunk_tokens && most - least <= 1, "{chunks:?}");
+        let (min, max) = chunks.iter().fold((usize::MAX, 0), |(a, b), c| (a.min(c.len()), b.max(c.len())));
+        assert!(max <= chunk_tokens && max - min <= 1, "{chunks:?}");
         assert_eq!(chunks.len(), tokens.div_ceil(chunk_tokens));
     }
 }
 
 #[test]
-fn with_and_without_gradients_it_is_the_same_loss() {
+fn the_loss_does_not_depend_on_the_gradients_that_are_computed() {
     for dtype in [DType::F64, DType::F32, DType::BF16] {
         let case = Case::random(dtype, 23, 19, 301, fresh_seed());
         let loss = LinearCrossEntropy { chunk_tokens: 7, z_loss: 1e-2 };
@@ -195,42 +194,45 @@ fn with_and_without_gradients_it_is_the_same_loss() {
         let all = run(&LinearCrossEntropyGrad { loss, dx: true, dw: Some(out) }, &case.inputs());
         let dx = run(&LinearCrossEntropyGrad { loss, dx: true, dw: None }, &case.inputs());
         let dw = run(&LinearCrossEntropyGrad { loss, dx: false, dw: Some(out) }, &case.inputs());
-        for made in [&all, &dx, &dw] {
-            assert!((0..2).all(|k| made[k].bytes() == forward[k].bytes()), "{dtype}");
+        for outputs in [&all, &dx, &dw] {
+            assert!((0..2).all(|k| outputs[k].bytes() == forward[k].bytes()), "{dtype}");
         }
         assert!(dx[2].bytes() == all[2].bytes() && dw[2].bytes() == all[3].bytes(), "{dtype}");
     }
 }
 
 #[test]
-fn ignored_tokens_count_for_nothing() {
+fn ignored_tokens_change_nothing() {
     let (t, d, v, seed) = (12, 5, 31, fresh_seed());
     let targets: Vec<i32> = (0..t as i32).map(|i| if i % 3 == 0 { IGNORED } else { i }).collect();
     let (x, w) = (normal(DType::F64, [t, d], 1.0, seed), normal(DType::F64, [v, d], 1.0, seed + 1));
-    let kept: Vec<usize> = (0..t).filter(|i| i % 3 != 0).collect();
-    let kept_x: Vec<f64> = kept.iter().flat_map(|&i| x.to_f64()[i * d..][..d].to_vec()).collect();
-    let kept_x = HostTensor::from_f64(TensorType::new(DType::F64, [kept.len(), d]), &kept_x);
-    let kept_targets: Vec<i32> = kept.iter().map(|&i| targets[i]).collect();
+    let used: Vec<usize> = (0..t).filter(|i| i % 3 != 0).collect();
+    let used_x: Vec<f64> = used.iter().flat_map(|&i| x.to_f64()[i * d..][..d].to_vec()).collect();
+    let used_x = HostTensor::from_f64(TensorType::new(DType::F64, [used.len(), d]), &used_x);
+    let used_targets: Vec<i32> = used.iter().map(|&i| targets[i]).collect();
     let loss = LinearCrossEntropy { chunk_tokens: 5, z_loss: 0.1 };
-    let all = Case::of(x, w.clone(), &targets).run(loss);
-    let alone = Case::of(kept_x, w, &kept_targets).run(loss);
+    let all = Case::with_targets(x, w.clone(), &targets).run(loss);
+    let alone = Case::with_targets(used_x, w, &used_targets).run(loss);
     assert!(error(&[all.objective], &[alone.objective]) < 1e-14);
     assert!(error(&all.dw_vd, &alone.dw_vd) < 1e-14);
     for (token, dx) in all.dx_td.chunks(d).enumerate() {
-        match kept.iter().position(|&k| k == token) {
-            Some(at) => assert!(error(dx, &alone.dx_td[at * d..][..d]) < 1e-14),
+        match used.iter().position(|&k| k == token) {
+            Some(n) => assert!(error(dx, &alone.dx_td[n * d..][..d]) < 1e-14),
             None => assert!(dx.iter().all(|&g| g == 0.0), "ignored token {token} has gradient {dx:?}"),
         }
     }
 }
 
 #[test]
-fn without_any_target_all_is_zero() {
+fn without_targets_all_outputs_are_zero() {
     for dtype in [DType::F32, DType::BF16] {
         let seed = fresh_seed();
-        // Of no targets the inverse is infinite.
-        let case =
-            Case::of(normal(dtype, [7, 5], 1.0, seed), normal(dtype, [11, 5], 1.0, seed), &[IGNORED; 7]);
+        // The inverse of no targets is infinite.
+        let case = Case::with_targets(
+            normal(dtype, [7, 5], 1.0, seed),
+            normal(dtype, [11, 5], 1.0, seed),
+            &[IGNORED; 7],
+        );
         assert!(case.inv_targets.to_f64()[0].is_infinite());
         let found = case.run(LinearCrossEntropy { chunk_tokens: 3, z_loss: 0.1 });
         assert!(found.objective == 0.0 && found.cross_entropy == 0.0);
@@ -241,10 +243,11 @@ fn without_any_target_all_is_zero() {
 #[test]
 fn huge_logits_do_not_overflow() {
     for dtype in [DType::F64, DType::F32, DType::BF16] {
-        // One token whose right class has logit 1e4, and one whose right class has the lowest of all, -1e4.
+        // The target of the first token has the highest logit, 1e4, and that of the second the lowest, -1e4.
         let x = HostTensor::from_f64(TensorType::new(dtype, [2, 1]), &[100.0, 100.0]);
         let w = HostTensor::from_f64(TensorType::new(dtype, [3, 1]), &[100.0, 0.0, -100.0]);
-        let found = Case::of(x, w, &[0, 2]).run(LinearCrossEntropy { chunk_tokens: 2, z_loss: 0.0 });
+        let found =
+            Case::with_targets(x, w, &[0, 2]).run(LinearCrossEntropy { chunk_tokens: 2, z_loss: 0.0 });
         // 1e4 is 9984 in bf16.
         let huge = if dtype == DType::BF16 { 9984.0 } else { 1e4 };
         assert!(error(&[found.cross_entropy], &[huge]) < 1e-6, "{dtype}: {}", found.cross_entropy);
@@ -255,11 +258,12 @@ fn huge_logits_do_not_overflow() {
 }
 
 #[test]
-fn what_is_not_finite_shows_in_the_loss() {
+fn inputs_that_are_not_finite_make_the_loss_not_finite() {
     for bad in [f64::NAN, f64::INFINITY] {
         let x = HostTensor::from_f64(TensorType::new(DType::F32, [2, 2]), &[1.0, 2.0, bad, 1.0]);
         let w = normal(DType::F32, [5, 2], 1.0, fresh_seed());
-        let found = Case::of(x, w, &[0, 1]).run(LinearCrossEntropy { chunk_tokens: 2, z_loss: 0.0 });
+        let found =
+            Case::with_targets(x, w, &[0, 1]).run(LinearCrossEntropy { chunk_tokens: 2, z_loss: 0.0 });
         assert!(
             !found.objective.is_finite() && !found.cross_entropy.is_finite(),
             "{bad}: {}",
@@ -276,15 +280,15 @@ fn micro_steps_add_to_the_loss_and_to_dw_but_not_to_dx() {
     let once = run(&op, &case.inputs());
     let twice = run_over(&op, &case.inputs(), once.clone(), true);
     for (k, (once, twice)) in once.iter().zip(&twice).enumerate() {
-        let factor = if k == 2 { 1.0 } else { 2.0 };
-        let expected: Vec<f64> = once.to_f64().iter().map(|x| factor * x).collect();
+        let times = if k == 2 { 1.0 } else { 2.0 };
+        let expected: Vec<f64> = once.to_f64().iter().map(|x| times * x).collect();
         assert!(error(&twice.to_f64(), &expected) < 1e-14, "output {k}");
     }
 }
 
 #[test]
 fn threads_change_no_bit_of_large_operands() {
-    // Large enough that the GEMMs and the rows are spread over threads.
+    // Large enough for GEMMs and rows to use several threads.
     for dtype in [DType::F32, DType::BF16] {
         let case = Case::random(dtype, 150, 70, 2003, fresh_seed());
         let op = LinearCrossEntropyGrad {
@@ -292,11 +296,11 @@ fn threads_change_no_bit_of_large_operands() {
             dx: true,
             dw: Some(DType::F32),
         };
-        let on = |threads: usize| {
+        let run_on = |threads: usize| {
             let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().expect("threads");
             pool.install(|| run(&op, &case.inputs()))
         };
-        let (one, three) = (on(1), on(3));
+        let (one, three) = (run_on(1), run_on(3));
         assert!(one.iter().zip(&three).all(|(a, b)| a.bytes() == b.bytes()), "{dtype}");
     }
 }
@@ -304,7 +308,8 @@ fn threads_change_no_bit_of_large_operands() {
 #[test]
 #[should_panic(expected = "target 7 of token 1 is not in a vocabulary of 7")]
 fn a_target_past_the_vocabulary_is_our_bug() {
-    let case = Case::of(normal(DType::F32, [2, 3], 1.0, 1), normal(DType::F32, [7, 3], 1.0, 2), &[0, 7]);
+    let case =
+        Case::with_targets(normal(DType::F32, [2, 3], 1.0, 1), normal(DType::F32, [7, 3], 1.0, 2), &[0, 7]);
     case.run(LinearCrossEntropy { chunk_tokens: 2, z_loss: 0.0 });
 }
 
@@ -329,8 +334,8 @@ fn wrong_operands_are_named() {
     refuse(LinearCrossEntropy { z_loss: -1.0, ..loss }, 0, types[0], "z_loss");
 }
 
-/// A program with the loss alone, w its parameter, differentiated from the roots that `roots` makes of its
-/// outputs.
+/// A program of only the loss, with w as a parameter, differentiated from the roots that `roots` chooses
+/// among its outputs.
 fn differentiate(
     precision: Precision,
     roots: impl Fn(&mut Program, &[ValueId]) -> Vec<Root>,
@@ -343,9 +348,9 @@ fn differentiate(
         tracer.input("targets", TensorType::new(DType::I32, [4])),
         tracer.input("inv_targets", TensorType::new(DType::F32, [])),
     ];
-    let made = tracer.apply(LinearCrossEntropy { chunk_tokens: 2, z_loss: 0.0 }, &inputs).expect("traces");
+    let outputs = tracer.apply(LinearCrossEntropy { chunk_tokens: 2, z_loss: 0.0 }, &inputs).expect("traces");
     let mut program = precision::apply(tracer.finish(), precision).expect("the types fit");
-    let roots = roots(&mut program, &made);
+    let roots = roots(&mut program, &outputs);
     let (program, _) = backward::backward(program, &roots, &[], &PassSet).map_err(|e| e.to_string())?;
     Ok(program)
 }
@@ -355,19 +360,19 @@ fn loss_of(value: ValueId) -> Root {
 }
 
 #[test]
-fn only_wanted_gradients_are_formed() {
-    let program = differentiate(Precision::FP32, |_, made| vec![loss_of(made[0])]).expect("has a backward");
-    let [instance] = &program.instances[..] else {
-        panic!("the gradients are formed in the forward's place")
-    };
+fn only_wanted_gradients_are_computed() {
+    let program =
+        differentiate(Precision::FP32, |_, outputs| vec![loss_of(outputs[0])]).expect("has a backward");
+    let [instance] = &program.instances[..] else { panic!("one op computes the loss and its gradients") };
     assert_eq!(instance.code.op().name(), "linear_cross_entropy_grad");
     assert_eq!(instance.outputs.len(), 3, "two scalars and dw");
     assert_eq!(Some(instance.outputs[2].value), program.parameters[0].gradient);
 }
 
 #[test]
-fn in_bf16_the_gradient_of_the_weight_is_kept_in_f32() {
-    let program = differentiate(Precision::BF16, |_, made| vec![loss_of(made[0])]).expect("has a backward");
+fn in_bf16_the_gradient_of_the_weight_is_f32() {
+    let program =
+        differentiate(Precision::BF16, |_, outputs| vec![loss_of(outputs[0])]).expect("has a backward");
     let [instance] = &program.instances[..] else { panic!("one instance") };
     let read: Vec<String> = instance.inputs.iter().map(|&v| program.ty(v).to_string()).collect();
     assert_eq!(read, ["bf16[4, 3]", "bf16[5, 3]", "i32[4]", "f32[]"]);
@@ -380,16 +385,16 @@ fn in_bf16_the_gradient_of_the_weight_is_kept_in_f32() {
 }
 
 #[test]
-fn it_must_be_the_loss_itself() {
+fn the_objective_must_be_the_loss_itself() {
     let with_gradient = |program: &mut Program, value| {
         let grad = program.add_value(program.ty(value), Storage::Transient);
         Root { value, grad: Some(grad) }
     };
     let cases: [Result<Program, String>; 4] = [
-        differentiate(Precision::FP32, |p, made| vec![with_gradient(p, made[0])]),
-        differentiate(Precision::FP32, |p, made| vec![loss_of(made[0]), with_gradient(p, made[1])]),
-        differentiate(Precision::FP32, |_, made| vec![loss_of(made[0]), loss_of(made[1])]),
-        differentiate(Precision::FP32, |_, made| vec![loss_of(made[1])]),
+        differentiate(Precision::FP32, |p, outputs| vec![with_gradient(p, outputs[0])]),
+        differentiate(Precision::FP32, |p, outputs| vec![loss_of(outputs[0]), with_gradient(p, outputs[1])]),
+        differentiate(Precision::FP32, |_, outputs| vec![loss_of(outputs[0]), loss_of(outputs[1])]),
+        differentiate(Precision::FP32, |_, outputs| vec![loss_of(outputs[1])]),
     ];
     for case in cases {
         let message = case.err().expect("refused");

@@ -1,4 +1,4 @@
-//! The kernel of [`Normal`] on a GPU.
+//! Launch of the GPU kernel of [`Normal`].
 #![allow(unsafe_code, reason = "it launches kernels")]
 
 use super::Normal;
@@ -7,8 +7,8 @@ use xtrain_cuda::{CudaError, CudaKernel, DevicePtr, Gpu, KernelSource, Launch, O
 
 pub(super) const SOURCE: KernelSource = KernelSource::new("normal/kernel.cu", include_str!("kernel.cu"));
 
-/// Elements of a thread; equal in the kernels.
-const AT_ONCE: u64 = 4;
+/// Elements per thread; equal in the kernel.
+const PER_THREAD: u64 = 4;
 
 #[derive(Clone, Copy)]
 #[repr(C)]
@@ -36,7 +36,7 @@ impl CudaKernel for Normal {
             site: self.site,
             std: f64::from(self.std),
         };
-        let blocks = elements.div_ceil(u64::from(ELEMENTWISE_THREADS) * AT_ONCE).max(1) as u32;
+        let blocks = elements.div_ceil(u64::from(ELEMENTWISE_THREADS) * PER_THREAD).max(1) as u32;
         // SAFETY: the kernel takes one `Arguments`; y has `elements` f32 elements.
         Ok(unsafe { Work::launch(function, Launch::row(blocks, ELEMENTWISE_THREADS), arguments) })
     }

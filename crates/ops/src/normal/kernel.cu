@@ -1,6 +1,11 @@
-// Normal numbers, the same bits as the host's `tensor/src/normal.rs`: the same operations of f64 in the same order, each rounded to nearest
-// and none fused into another, as the intrinsics say. A thread draws one block of the stream, four neighbours, and writes 16 bytes. Bound by
-// f64 arithmetic, some hundred operations for two numbers: on a GPU with few units for it still far quicker than a copy from the host.
+// Normal numbers from Philox by the Box-Muller transform, equal to the bit to the host's
+// `tensor/src/normal.rs`.
+//
+// Every f64 operation of the host is done here in the same order. The __d*_rn intrinsics round to nearest and
+// keep the compiler from contracting a multiplication and an addition into an FMA. Each thread draws one
+// Philox block of four words and writes four f32, 16 bytes. Bound by f64 arithmetic, about a hundred
+// operations for two numbers, which is still much faster than copying from the host, even on GPUs with few
+// f64 units. Grid: ceil(elements / (4 * blockDim.x)).
 
 struct Normal {
     float* y;
@@ -9,9 +14,9 @@ struct Normal {
     double std;
 };
 
-constexpr int AT_ONCE = 4;
+constexpr int PER_THREAD = 4;
 
-// ln((a + 1) / 2^32).
+// ln((a + 1) / 2^32), by the series of atanh: ln m = 2 (s + s^3/3 + s^5/5 + ...) with s = (m - 1) / (m + 1).
 __device__ __forceinline__ double ln(u32 a) {
     constexpr u64 MANTISSA = (1ull << 52) - 1, ONE = 1023ull << 52;
     u64 bits = (u64)__double_as_longlong(__dadd_rn((double)a, 1.0));
@@ -29,7 +34,8 @@ __device__ __forceinline__ double ln(u32 a) {
     return __dadd_rn(whole, __dmul_rn(__dmul_rn(2.0, s), sum));
 }
 
-// Sine and cosine of b / 2^32 turns.
+// Sine and cosine of b / 2^32 turns: Taylor series within an eighth of a turn of the nearest quarter, then
+// signs and an exchange by the quarter.
 __device__ __forceinline__ void sin_cos(u32 b, double* to_sin, double* to_cos) {
     u32 quarters = (b + (1u << 29)) >> 30;
     int rest = (int)(b - (quarters << 30));
@@ -50,6 +56,7 @@ __device__ __forceinline__ void sin_cos(u32 b, double* to_sin, double* to_cos) {
     *to_cos = (quarters + 1) & 2 ? -second : second;
 }
 
+// Two normal numbers from two random words (Box & Muller, 1958): radius sqrt(-2 ln u1), angle 2 pi u2.
 __device__ __forceinline__ void pair(u32 a, u32 b, double std, float* to) {
     double radius = __dmul_rn(__dsqrt_rn(__dmul_rn(-2.0, ln(a))), std), sin, cos;
     sin_cos(b, &sin, &cos);
@@ -57,18 +64,18 @@ __device__ __forceinline__ void pair(u32 a, u32 b, double std, float* to) {
     to[1] = __double2float_rn(__dmul_rn(radius, sin));
 }
 
-extern "C" __global__ void normal_f32(Normal at) {
-    u64 index = (u64)blockIdx.x * blockDim.x + threadIdx.x, first = index * AT_ONCE;
-    if (first >= at.elements) return;
-    Philox rng = {at.seed_low, at.seed_high, at.step, at.site};
+extern "C" __global__ void normal_f32(Normal args) {
+    u64 index = (u64)blockIdx.x * blockDim.x + threadIdx.x, first = index * PER_THREAD;
+    if (first >= args.elements) return;
+    Philox rng = {args.seed_low, args.seed_high, args.step, args.site};
     u32 words[4];
     rng.block(index, words);
-    float drawn[AT_ONCE];
-    pair(words[0], words[1], at.std, drawn);
-    pair(words[2], words[3], at.std, drawn + 2);
-    if (first + AT_ONCE <= at.elements) {
-        store<AT_ONCE>(at.y + first, drawn);
+    float drawn[PER_THREAD];
+    pair(words[0], words[1], args.std, drawn);
+    pair(words[2], words[3], args.std, drawn + 2);
+    if (first + PER_THREAD <= args.elements) {
+        store<PER_THREAD>(args.y + first, drawn);
     } else {
-        for (int i = 0; first + i < at.elements; i++) at.y[first + i] = drawn[i];
+        for (int i = 0; first + i < args.elements; i++) args.y[first + i] = drawn[i];
     }
 }

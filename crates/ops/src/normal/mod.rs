@@ -1,4 +1,4 @@
-//! Normal numbers: what weights begin with.
+//! Normal numbers, the initial values of weights.
 
 mod cpu;
 mod cuda;
@@ -10,19 +10,20 @@ use xtrain_cuda::KernelSource;
 use xtrain_program::{Op, OpError};
 use xtrain_tensor::{DType, Shape, TensorType};
 
-/// `() -> y`, f32 of this shape: [`Philox::fill_normal`](xtrain_tensor::Philox::fill_normal) of the stream
-/// (`step`, `site`) of `seed`. The same bits on every device.
+/// `() -> y`, f32: normal numbers of mean 0, drawn by
+/// [`Philox::fill_normal`](xtrain_tensor::Philox::fill_normal) from the stream (`step`, `site`) of `seed`.
+/// Equal to the bit on every device.
 #[derive(Clone, Copy, Debug)]
 pub struct Normal {
-    /// The extents of y.
+    /// Shape of y.
     pub shape: Shape,
-    /// The standard deviation.
+    /// Standard deviation.
     pub std: f32,
-    /// The seed.
+    /// Seed of the generator.
     pub seed: u64,
-    /// The first half of the stream's name.
+    /// First half of the stream's number.
     pub step: u32,
-    /// The second.
+    /// Second half of the stream's number.
     pub site: u32,
 }
 

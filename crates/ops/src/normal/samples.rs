@@ -18,7 +18,7 @@ impl Sampled for Normal {
     }
 
     fn busy_samples(multiprocessors: usize) -> Vec<Sample> {
-        // Enough words to meet every case of the functions that they go through.
+        // Enough random words to take every branch of the logarithm, sine and cosine.
         vec![sample(&[4097 * multiprocessors / MULTIPROCESSORS, 1023])]
     }
 }

@@ -18,7 +18,7 @@ impl CpuKernel for QkNormRope {
             let Some(eps) = self.norm else {
                 return for_row_blocks(t, [&mut outputs[0]], |rows, [mut y]| {
                     for (token, y) in rows.zip(y.reals::<T>().chunks_exact_mut(width)) {
-                        rotate_heads(&mut y[..heads * e], angles.of(token));
+                        rotate_heads(&mut y[..heads * e], angles.of_token(token));
                     }
                 });
             };
@@ -27,11 +27,11 @@ impl CpuKernel for QkNormRope {
             for_row_blocks(t, [y, rstd], |rows, [mut y, mut rstd]| {
                 let x = inputs[0].rows(rows.clone()).reals::<T>();
                 let (mut y, mut rstd) = (y.fresh::<T>(), rstd.fresh::<T>());
-                let made = y.chunks_exact_mut(width).zip(rstd.chunks_exact_mut(heads));
-                for ((token, x), (y, rstd)) in rows.zip(x.chunks_exact(width)).zip(made) {
+                let written = y.chunks_exact_mut(width).zip(rstd.chunks_exact_mut(heads));
+                for ((token, x), (y, rstd)) in rows.zip(x.chunks_exact(width)).zip(written) {
                     weights.norm_heads(x, T::of(f64::from(eps)), y, rstd);
                     y[heads * e..].copy_from_slice(&x[heads * e..]);
-                    rotate_heads(&mut y[..heads * e], angles.of(token));
+                    rotate_heads(&mut y[..heads * e], angles.of_token(token));
                 }
             });
         });
@@ -55,7 +55,7 @@ impl CpuKernel for QkNormRopeGrad {
 }
 
 impl QkNormRopeGrad {
-    /// Replaces the gradient of what was rotated by that of the input, and adds to those of the weights.
+    /// Replaces the gradient of the output by that of the input, and writes those of the weights.
     fn rotate_back<T: Real>(
         &self,
         inputs: &[View<'_>],
@@ -70,19 +70,19 @@ impl QkNormRopeGrad {
         if self.weights.is_none() {
             return for_row_blocks(t, [dqkv], |rows, [mut dqkv]| {
                 for (token, dy) in rows.zip(dqkv.reals::<T>().chunks_exact_mut(width)) {
-                    rotate_heads_back(&mut dy[..heads * e], angles.of(token));
+                    rotate_heads_back(&mut dy[..heads * e], angles.of_token(token));
                 }
             });
         }
         let weights =
             Weights { queries: &inputs[5].reals::<T>(), keys: &inputs[6].reals::<T>(), heads: self.heads };
-        // dq_w, then dk_w.
+        // The sums of dq_w, then those of dk_w.
         let sums = sum_over_rows(t, 2 * e, [dqkv], |rows, [mut dqkv], partial: &mut [T]| {
             let x = inputs[3].rows(rows.clone()).reals::<T>();
             let rstd = inputs[4].rows(rows.clone()).reals::<T>();
             let read = x.chunks_exact(width).zip(rstd.chunks_exact(heads));
             for ((token, dy), (x, rstd)) in rows.zip(dqkv.reals::<T>().chunks_exact_mut(width)).zip(read) {
-                rotate_heads_back(&mut dy[..heads * e], angles.of(token));
+                rotate_heads_back(&mut dy[..heads * e], angles.of_token(token));
                 weights.grad_heads(x, rstd, dy, partial);
             }
         });
@@ -90,16 +90,16 @@ impl QkNormRopeGrad {
     }
 }
 
-/// The weights of the heads' norms.
+/// Weights of the norms of heads.
 struct Weights<'a, T> {
     queries: &'a [T],
     keys: &'a [T],
-    /// The number of heads are queries'.
+    /// Number of query heads.
     heads: usize,
 }
 
 impl<T: Real> Weights<'_, T> {
-    /// Writes the norms of the heads of a row to `y`, and their 1/rms to `rstd`.
+    /// Writes the normalised heads of a row to `y`, and their 1/rms to `rstd`.
     fn norm_heads(&self, x: &[T], eps: T, y: &mut [T], rstd: &mut [T]) {
         let e = self.queries.len();
         vectorized(
@@ -115,7 +115,7 @@ impl<T: Real> Weights<'_, T> {
         );
     }
 
-    /// Replaces dy by dx in the heads of a row, and adds to the gradients of the weights: the queries', then
+    /// Replaces dy by dx in the heads of a row, and adds to dw: the gradients of the queries' weight, then of
     /// the keys'.
     fn grad_heads(&self, x: &[T], rstd: &[T], dy: &mut [T], dw: &mut [T]) {
         let e = self.queries.len();
@@ -136,7 +136,7 @@ impl<T: Real> Weights<'_, T> {
     }
 }
 
-/// Cosines and sines by token.
+/// Rotation angles of each token.
 struct Angles<'a, T> {
     positions: &'a [i32],
     table: &'a [T],
@@ -145,7 +145,7 @@ struct Angles<'a, T> {
 
 impl<'a, T: Real> Angles<'a, T> {
     /// The cosines and the sines of the token's position.
-    fn of(&self, token: usize) -> (&'a [T], &'a [T]) {
+    fn of_token(&self, token: usize) -> (&'a [T], &'a [T]) {
         let (position, rows) = (self.positions[token], self.table.len() / self.head_dim);
         assert!(
             (0..rows as i64).contains(&position.into()),
@@ -155,7 +155,7 @@ impl<'a, T: Real> Angles<'a, T> {
     }
 }
 
-/// Rotates each of some heads that lie one after the other.
+/// Rotates each of several contiguous heads.
 fn rotate_heads<T: Real>(heads: &mut [T], (cos, sin): (&[T], &[T])) {
     let half = cos.len();
     vectorized(
@@ -171,7 +171,7 @@ fn rotate_heads<T: Real>(heads: &mut [T], (cos, sin): (&[T], &[T])) {
     );
 }
 
-/// Undoes [`rotate_heads`]: the transposed rotation.
+/// The inverse of [`rotate_heads`].
 fn rotate_heads_back<T: Real>(heads: &mut [T], (cos, sin): (&[T], &[T])) {
     let half = cos.len();
     vectorized(

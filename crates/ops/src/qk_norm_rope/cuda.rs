@@ -1,4 +1,4 @@
-//! The kernels of [`QkNormRope`] and [`QkNormRopeGrad`] on a GPU.
+//! Launches of the GPU kernels of [`QkNormRope`] and [`QkNormRopeGrad`].
 #![allow(unsafe_code, reason = "it launches kernels")]
 
 use super::{QkNormRope, QkNormRopeGrad};
@@ -14,7 +14,7 @@ pub(super) const SOURCE: KernelSource = KernelSource {
     ..KernelSource::new("qk_norm_rope/kernel.cu", include_str!("kernel.cu"))
 };
 
-/// Heads of 128 columns in bf16 and in f32, of 34, of 144 that bf16's vectors do not divide, and of 300.
+/// Variants that tests compile: heads of 128 columns in bf16 and in f32, of 34, and of 300.
 const VARIANTS: [Defines; 4] = [
     &[("VECTOR", 1), ("GROUP", 8), ("PAIRS", 1)],
     &[("VECTOR", 1), ("GROUP", 16), ("PAIRS", 1)],
@@ -22,33 +22,33 @@ const VARIANTS: [Defines; 4] = [
     &[("VECTOR", 0), ("GROUP", 32), ("PAIRS", 5)],
 ];
 
-/// How heads are cut among threads.
+/// The mapping of heads to threads.
 #[derive(Clone, Copy)]
 struct Cut {
-    /// True if a lane reads 16 bytes at once.
+    /// True if lanes read 16-byte vectors.
     vector: bool,
-    /// Lanes of a head.
+    /// Lanes that share a head.
     group: usize,
-    /// The number of pairs of columns, or of vectors, a lane has.
+    /// Pairs of columns, or of vectors, per lane.
     pairs: usize,
-    /// Threads of a block.
+    /// Threads per block.
     threads: usize,
-    /// Blocks that the heads of a token need.
+    /// Blocks for the heads of one token.
     blocks: usize,
 }
 
 impl Cut {
-    /// For `heads` heads of `head_dim` columns of a tensor of this type.
+    /// The mapping for `heads` heads of `head_dim` columns in a tensor of this type.
     fn new(ty: TensorType, heads: usize, head_dim: usize) -> Cut {
         let half = head_dim / 2;
         let vector = half.is_multiple_of(lanes(ty)) && half / lanes(ty) <= 32;
         let lanes = if vector { half / lanes(ty) } else { half };
         let group = lanes.clamp(1, 32).next_power_of_two();
         let pairs = lanes.div_ceil(group).max(1);
-        // As in the source.
-        let most = if pairs == 1 { 512 } else { 256 };
-        let blocks = (heads * group).div_ceil(most).max(1);
-        let threads = warps_of(heads.div_ceil(blocks) * group, most) as usize;
+        // THREADS of the kernels.
+        let max_threads = if pairs == 1 { 512 } else { 256 };
+        let blocks = (heads * group).div_ceil(max_threads).max(1);
+        let threads = warps_of(heads.div_ceil(blocks) * group, max_threads) as usize;
         Cut { vector, group, pairs, threads, blocks }
     }
 
@@ -79,7 +79,7 @@ struct Heads {
 }
 
 impl Heads {
-    /// Without the norm the weights are not read, and the table stands for them.
+    /// Without the norm the weights are not read; their pointers are then the table's.
     fn new(
         [positions, table]: [CudaTensor; 2],
         weights: Option<[CudaTensor; 2]>,
@@ -113,7 +113,8 @@ struct Rope {
     direction: f32,
 }
 
-/// The rotation of y in place, or back; `amax` is where y is measured.
+/// The launch that rotates y in place, forward or, with a `direction` of -1, back, and writes its amax to
+/// `amax`, if any.
 fn rotation(
     gpu: &Gpu,
     heads: Heads,
@@ -127,9 +128,9 @@ fn rotation(
     let arguments = Rope { heads, x, y: x, rstd: DevicePtr(0), amax: place, eps: 0.0, direction };
     let name = if amax.is_some() { "rope_amax" } else { "rope" };
     let function = cut.function(gpu, &format!("{name}_{}", suffix(y.ty)))?;
-    // SAFETY: the kernels take one `Rope`. y is [tokens, all * head_dim] of the type that the name says,
-    // there is a position for each token, and the table is [table_rows, head_dim]; rows beyond are not read.
-    // The cut covers every rotated head once, and every head where they are measured, in a word.
+    // SAFETY: the kernels take one `Rope`. y is [tokens, all * head_dim] of the type in the kernel's name,
+    // there is a position for each token, and the table is [table_rows, head_dim]; other rows are not read.
+    // The cut covers every rotated head once, with an amax every head; amax is one word.
     let rotated = unsafe { Work::launch(function, cut.launch(heads.tokens as usize), arguments) };
     if amax.is_none() {
         return Ok(rotated);
@@ -161,8 +162,8 @@ impl CudaKernel for QkNormRope {
             direction: 1.0,
         };
         let function = cut.function(gpu, &format!("qk_norm_rope_{}", suffix(ty)))?;
-        // SAFETY: as for the rotation, for x and y and all heads; the weights have head_dim elements, and
-        // rstd is f32 [tokens, rotated].
+        // SAFETY: as in `rotation`, for x and y and all heads; the weights have head_dim elements, and rstd
+        // is f32 [tokens, rotated].
         Ok(unsafe { Work::launch(function, cut.launch(inputs[1].ty.numel()), arguments) })
     }
 }
@@ -196,7 +197,7 @@ impl QkNormRopeGrad {
     }
 }
 
-/// Blocks along the tokens.
+/// Number of blocks along the tokens.
 fn token_blocks(tokens: usize) -> usize {
     tokens.clamp(1, PARTS)
 }
@@ -229,20 +230,19 @@ impl CudaKernel for QkNormRopeGrad {
         };
         let tokens = token_blocks(inputs[1].ty.numel());
         let shared = cut.threads / cut.group * head_dim * size_of::<f32>();
-        // One more beside those of the heads measures values.
+        // One more block than for the heads computes the amax of the values.
         let (name, blocks) = match self.amax {
             true => ("qk_norm_rope_grad_amax", cut.blocks + 1),
             false => ("qk_norm_rope_grad", cut.blocks),
         };
         let launch = Cut { blocks, ..cut }.launch(tokens).shared(shared as u32);
         let function = cut.function(gpu, &format!("{name}_{}", suffix(ty)))?;
-        // SAFETY: the kernels take one `RopeGrad`. dy and x are as y of the rotation, rstd is [tokens,
-        // rotated] and the weights have head_dim elements; the workspace has a row of 2 head_dim sums for
-        // each block of heads, and shared memory head_dim for each group; amax is a word where it is
-        // measured.
+        // SAFETY: the kernels take one `RopeGrad`. dy and x are as y in `rotation`, rstd is [tokens, rotated]
+        // and the weights have head_dim elements; the workspace holds a row of 2 head_dim sums for each block
+        // of heads, and shared memory head_dim sums for each group; amax, if any, is one word.
         let sum_heads = unsafe { Work::launch(function, launch, arguments) };
 
-        let cleared = arguments;
+        let clear_arguments = arguments;
         let arguments = Sum {
             parts: workspace[0].place,
             dq_w: outputs[1].into(),
@@ -254,14 +254,14 @@ impl CudaKernel for QkNormRopeGrad {
         };
         let function = cut.function(gpu, "qk_norm_rope_sum")?;
         let launch = plane([(2 * head_dim).div_ceil(32), 1], [32, 32]);
-        // SAFETY: the kernel takes one `Sum`; the workspace is [count, 2 head_dim], all written before, the
-        // gradients have head_dim elements.
+        // SAFETY: the kernel takes one `Sum`; the workspace is [count, 2 head_dim], written by the launch
+        // before, and the gradients have head_dim elements.
         let sum_parts = unsafe { Work::launch(function, launch, arguments) };
         let mut steps = vec![sum_heads, sum_parts];
         if self.amax {
             let clear = cut.function(gpu, "qk_norm_rope_grad_clear")?;
             // SAFETY: as above, with amax.
-            steps.insert(0, unsafe { Work::launch(clear, Launch::row(1, 1), cleared) });
+            steps.insert(0, unsafe { Work::launch(clear, Launch::row(1, 1), clear_arguments) });
         }
         Ok(Work::sequence(steps))
     }

@@ -1,9 +1,14 @@
-// Rotation of queries and keys, after the norm of every head where the model has one, and the backward of both.
+// Rotary embedding of queries and keys, optionally after an RMSNorm of each head, and their backward
+// (qk_norm_rope/mod.rs has the formulas).
 //
-// Bound by memory: every element is read and written once. A group of GROUP lanes has a head; a lane keeps PAIRS times N columns of its
-// first half, and those of the second half that they are rotated with. N is 16 bytes where halves allow it (VECTOR), else one. The heads
-// of a token lie in one block, so the row of the table is read from the cache by all but one. GROUP, PAIRS and VECTOR are defined where
-// this is compiled: they follow from the width of a head.
+// The launcher defines GROUP, PAIRS and VECTOR from the head's width. A group of GROUP lanes handles a head;
+// each lane holds PAIRS times N columns of the first half of the head and the columns of the second half with
+// which they are rotated. N is 16 bytes if the half allows it (VECTOR), else one element.
+//
+// Bound by memory: each element is read and written once. The heads of a token are in one block if they fit,
+// so that the row of the table is read once from L2 and then from L1. Grid: (tokens, blocks for the heads);
+// the backward with the norm has a fixed number of blocks along the tokens, which loop over them and sum the
+// gradients of the weights in registers, and a second launch that adds the blocks' sums in order.
 
 constexpr int THREADS = PAIRS == 1 ? 512 : 256;
 
@@ -16,7 +21,7 @@ struct Heads {
     u64 tokens;
     u32 table_rows;
     u32 head_dim;
-    // Query heads; queries' and keys'; all.
+    // Number of query heads, of query and key heads, and of all heads.
     u32 queries;
     u32 rotated;
     u32 all;
@@ -25,29 +30,29 @@ struct Heads {
 struct Rope {
     Heads heads;
     const void* x;
-    // x itself without the norm.
+    // The same as x without the norm.
     void* y;
     float* rstd;
-    // Where y is measured: the bits of its amax.
+    // Bits of the amax of y, if it is computed.
     u32* amax;
     float eps;
-    // 1, or -1 to rotate back.
+    // 1 for the forward, -1 for the backward.
     float direction;
 };
 
 struct RopeGrad {
     Heads heads;
-    // dy, and dx.
+    // Overwritten with dx.
     void* dy;
     const void* x;
     Floats rstd;
-    // A block of heads each, [.., gridDim.x, 2, head_dim]: sums for the queries' weight and the keys'.
+    // [blocks of heads, gridDim.x, 2, head_dim]: sums for the weight of queries and for that of keys.
     float* parts;
-    // Where dx is measured: the bits of its amax.
+    // Bits of the amax of dx, if it is computed.
     u32* amax;
 };
 
-// By value: arguments whose address is taken are copied to memory.
+// Takes its arguments by value: kernel arguments whose address is taken are copied to local memory.
 __device__ __forceinline__ Floats either(bool first, Floats a, Floats b) {
     return {first ? a.at : b.at, first ? a.is_bf16 : b.is_bf16};
 }
@@ -63,95 +68,97 @@ __device__ __forceinline__ float group_sum(float x) {
 // The head of a thread's group.
 __device__ __forceinline__ u32 head_of_group() { return (blockIdx.y * blockDim.x + threadIdx.x) / GROUP; }
 
-// The first of the p-th columns of a lane.
+// First column of a lane's p-th piece.
 template <int N> __device__ __forceinline__ u32 column_of(int p) { return (threadIdx.x % GROUP + p * GROUP) * N; }
 
-// Cosines and sines of these columns. A position that the table does not have is NaN: nothing else is read.
-template <int N> __device__ __forceinline__ void angles(const Heads& at, u64 token, u32 column, float* cos, float* sin) {
-    u32 position = (u32)at.positions[token];
-    if (position < at.table_rows) {
-        u64 first = (u64)position * at.head_dim + column;
-        load<N>(at.table, first, cos);
-        load<N>(at.table, first + at.head_dim / 2, sin);
+// Cosines and sines of N columns for the position of a token; NaN for a position outside of the table.
+template <int N> __device__ __forceinline__ void angles(const Heads& args, u64 token, u32 column, float* cos, float* sin) {
+    u32 position = (u32)args.positions[token];
+    if (position < args.table_rows) {
+        u64 first = (u64)position * args.head_dim + column;
+        load<N>(args.table, first, cos);
+        load<N>(args.table, first + args.head_dim / 2, sin);
     } else {
 #pragma unroll
         for (int i = 0; i < N; i++) cos[i] = sin[i] = NAN_F;
     }
 }
 
-template <int N> __device__ __forceinline__ void rotate(float* a, float* b, const float* cos, const float* sin, float way) {
+// Rotates N pairs (a, b) by the angle times `direction`.
+template <int N>
+__device__ __forceinline__ void rotate(float* a, float* b, const float* cos, const float* sin, float direction) {
 #pragma unroll
     for (int i = 0; i < N; i++) {
-        float s = sin[i] * way, first = a[i] * cos[i] - b[i] * s;
+        float s = sin[i] * direction, first = a[i] * cos[i] - b[i] * s;
         b[i] = b[i] * cos[i] + a[i] * s;
         a[i] = first;
     }
 }
 
-// The largest of some magnitudes as they are stored, as bits.
-template <class T, int N> __device__ __forceinline__ u32 largest_of(const float* x, u32 most) {
+// Bits of the maximum of `amax` and the magnitudes of x, after rounding to T.
+template <class T, int N> __device__ __forceinline__ u32 raised_amax(const float* x, u32 amax) {
 #pragma unroll
-    for (int i = 0; i < N; i++) most = max(most, __float_as_uint(widen(narrow<T>(x[i]))) & 0x7fffffffu);
-    return most;
+    for (int i = 0; i < N; i++) amax = max(amax, __float_as_uint(widen(narrow<T>(x[i]))) & 0x7fffffffu);
+    return amax;
 }
 
-// In place: values are not touched, but measured where the others are.
-template <class T, bool MEASURES> __device__ __forceinline__ void rope(const Rope& at) {
+// Rotates in place. Values are not written; with AMAX they are read, because the amax includes them.
+template <class T, bool AMAX> __device__ __forceinline__ void rope(const Rope& args) {
     constexpr int N = WIDE<T>;
     __shared__ u32 space[THREADS / 32];
     u64 token = blockIdx.x;
-    u32 head = head_of_group(), half = at.heads.head_dim / 2, largest = 0;
-    bool here = token < at.heads.tokens && head < (MEASURES ? at.heads.all : at.heads.rotated);
-    T* y = (T*)at.y + (token * at.heads.all + head) * at.heads.head_dim;
+    u32 head = head_of_group(), half = args.heads.head_dim / 2, amax = 0;
+    bool is_head = token < args.heads.tokens && head < (AMAX ? args.heads.all : args.heads.rotated);
+    T* y = (T*)args.y + (token * args.heads.all + head) * args.heads.head_dim;
 #pragma unroll
     for (int p = 0; p < PAIRS; p++) {
         u32 column = column_of<N>(p);
-        if (!here || column >= half) continue;
+        if (!is_head || column >= half) continue;
         float a[N], b[N], cos[N], sin[N];
         load<N>((const T*)y + column, a);
         load<N>((const T*)y + half + column, b);
-        if (!MEASURES || head < at.heads.rotated) {
-            angles<N>(at.heads, token, column, cos, sin);
-            rotate<N>(a, b, cos, sin, at.direction);
+        if (!AMAX || head < args.heads.rotated) {
+            angles<N>(args.heads, token, column, cos, sin);
+            rotate<N>(a, b, cos, sin, args.direction);
             store<N>(y + column, a);
             store<N>(y + half + column, b);
         }
-        if (MEASURES) largest = largest_of<T, N>(b, largest_of<T, N>(a, largest));
+        if (AMAX) amax = raised_amax<T, N>(b, raised_amax<T, N>(a, amax));
     }
-    if (MEASURES) atomic_amax_of_block(at.amax, largest, space);
+    if (AMAX) atomic_amax_of_block(args.amax, amax, space);
 }
 
-extern "C" __global__ void rope_clear(Rope at) { *at.amax = 0; }
+extern "C" __global__ void rope_clear(Rope args) { *args.amax = 0; }
 
-// With the norm: values are copied.
-template <class T> __device__ __forceinline__ void norm_rope(const Rope& at) {
+// Normalises and rotates queries and keys, and copies values.
+template <class T> __device__ __forceinline__ void norm_rope(const Rope& args) {
     constexpr int N = WIDE<T>;
     u64 token = blockIdx.x;
-    u32 head = head_of_group(), half = at.heads.head_dim / 2;
-    // All lanes take part in the sum.
-    bool here = token < at.heads.tokens && head < at.heads.all;
-    u64 first = (token * at.heads.all + head) * at.heads.head_dim;
+    u32 head = head_of_group(), half = args.heads.head_dim / 2;
+    // Lanes without a head take part in the shuffles of group_sum.
+    bool is_head = token < args.heads.tokens && head < args.heads.all;
+    u64 first = (token * args.heads.all + head) * args.heads.head_dim;
     float a[PAIRS][N] = {}, b[PAIRS][N] = {};
     float squares = 0.0f;
 #pragma unroll
     for (int p = 0; p < PAIRS; p++) {
         u32 column = column_of<N>(p);
-        if (!here || column >= half) continue;
-        load<N>((const T*)at.x + first + column, a[p]);
-        load<N>((const T*)at.x + first + half + column, b[p]);
+        if (!is_head || column >= half) continue;
+        load<N>((const T*)args.x + first + column, a[p]);
+        load<N>((const T*)args.x + first + half + column, b[p]);
 #pragma unroll
         for (int i = 0; i < N; i++) squares += a[p][i] * a[p][i] + b[p][i] * b[p][i];
     }
-    float rstd = 1.0f / sqrtf(group_sum(squares) / at.heads.head_dim + at.eps);
-    if (!here) return;
-    bool rotated = head < at.heads.rotated;
-    if (rotated && threadIdx.x % GROUP == 0) at.rstd[token * at.heads.rotated + head] = rstd;
+    float rstd = 1.0f / sqrtf(group_sum(squares) / args.heads.head_dim + args.eps);
+    if (!is_head) return;
+    bool rotated = head < args.heads.rotated;
+    if (rotated && threadIdx.x % GROUP == 0) args.rstd[token * args.heads.rotated + head] = rstd;
 #pragma unroll
     for (int p = 0; p < PAIRS; p++) {
         u32 column = column_of<N>(p);
         if (column >= half) continue;
         if (rotated) {
-            Floats weight = either(head < at.heads.queries, at.heads.q_w, at.heads.k_w);
+            Floats weight = either(head < args.heads.queries, args.heads.q_w, args.heads.k_w);
             float w[N], v[N], cos[N], sin[N];
             load<N>(weight, column, w);
             load<N>(weight, half + column, v);
@@ -160,44 +167,45 @@ template <class T> __device__ __forceinline__ void norm_rope(const Rope& at) {
                 a[p][i] = a[p][i] * rstd * w[i];
                 b[p][i] = b[p][i] * rstd * v[i];
             }
-            angles<N>(at.heads, token, column, cos, sin);
+            angles<N>(args.heads, token, column, cos, sin);
             rotate<N>(a[p], b[p], cos, sin, 1.0f);
         }
-        store<N>((T*)at.y + first + column, a[p]);
-        store<N>((T*)at.y + first + half + column, b[p]);
+        store<N>((T*)args.y + first + column, a[p]);
+        store<N>((T*)args.y + first + half + column, b[p]);
     }
 }
 
-// The amax of the gradients of values in every gridDim.x-th token, which are what they were.
-template <class T> __device__ __forceinline__ u32 largest_of_values(const RopeGrad& at) {
+// The amax of the gradients of values, which pass unchanged, in every gridDim.x-th token.
+template <class T> __device__ __forceinline__ u32 amax_of_values(const RopeGrad& args) {
     constexpr int N = WIDE<T>;
-    u32 width = at.heads.head_dim, pieces = (at.heads.all - at.heads.rotated) * (width / N), largest = 0;
-    u32 tokens = blockIdx.x < at.heads.tokens ? (u32)((at.heads.tokens - blockIdx.x - 1) / gridDim.x + 1) : 0;
+    u32 width = args.heads.head_dim, pieces = (args.heads.all - args.heads.rotated) * (width / N), amax = 0;
+    u32 tokens = blockIdx.x < args.heads.tokens ? (u32)((args.heads.tokens - blockIdx.x - 1) / gridDim.x + 1) : 0;
 #pragma unroll 4
     for (u32 i = threadIdx.x; i < tokens * pieces; i += blockDim.x) {
         u64 token = blockIdx.x + (u64)(i / pieces) * gridDim.x;
         float x[N];
-        load<N>((const T*)at.dy + (token * at.heads.all + at.heads.rotated) * width + i % pieces * N, x);
-        largest = largest_of<T, N>(x, largest);
+        load<N>((const T*)args.dy + (token * args.heads.all + args.heads.rotated) * width + i % pieces * N, x);
+        amax = raised_amax<T, N>(x, amax);
     }
-    return largest;
+    return amax;
 }
 
-// The backward with the norm. A block takes every gridDim.x-th token, and a group the same head of each: so its lanes add up the gradient
-// of the weight in registers. Where dx is measured, the last blocks along y have the values alone, so that sums are the same.
-template <class T, bool MEASURES> __device__ __forceinline__ void norm_rope_grad(const RopeGrad& at) {
+// Backward with the norm. A block loops over every gridDim.x-th token, and a group has the same head of each,
+// so that its lanes sum the gradient of the weight in registers. With AMAX, an additional row of blocks along
+// y handles only the values, so that the sums are in the same order as without it.
+template <class T, bool AMAX> __device__ __forceinline__ void norm_rope_grad(const RopeGrad& args) {
     constexpr int N = WIDE<T>;
     // [groups, head_dim].
     extern __shared__ float sums[];
     __shared__ u32 space[THREADS / 32];
-    u32 largest = 0;
-    if (MEASURES && blockIdx.y == gridDim.y - 1) {
-        atomic_amax_of_block(at.amax, largest_of_values<T>(at), space);
+    u32 amax = 0;
+    if (AMAX && blockIdx.y == gridDim.y - 1) {
+        atomic_amax_of_block(args.amax, amax_of_values<T>(args), space);
         return;
     }
-    u32 head = head_of_group(), width = at.heads.head_dim, half = width / 2;
-    bool here = head < at.heads.rotated;
-    Floats weight = either(head < at.heads.queries, at.heads.q_w, at.heads.k_w);
+    u32 head = head_of_group(), width = args.heads.head_dim, half = width / 2;
+    bool is_head = head < args.heads.rotated;
+    Floats weight = either(head < args.heads.queries, args.heads.q_w, args.heads.k_w);
     float w[PAIRS][N] = {}, v[PAIRS][N] = {}, dw[PAIRS][N] = {}, dv[PAIRS][N] = {};
 #pragma unroll
     for (int p = 0; p < PAIRS; p++) {
@@ -206,25 +214,25 @@ template <class T, bool MEASURES> __device__ __forceinline__ void norm_rope_grad
         load<N>(weight, column, w[p]);
         load<N>(weight, half + column, v[p]);
     }
-    for (u64 token = blockIdx.x; token < at.heads.tokens; token += gridDim.x) {
-        u64 first = (token * at.heads.all + head) * width;
+    for (u64 token = blockIdx.x; token < args.heads.tokens; token += gridDim.x) {
+        u64 first = (token * args.heads.all + head) * width;
         float a[PAIRS][N] = {}, b[PAIRS][N] = {}, n[PAIRS][N] = {}, m[PAIRS][N] = {};
 #pragma unroll
         for (int p = 0; p < PAIRS; p++) {
             u32 column = column_of<N>(p);
-            if (!here || column >= half) continue;
-            load<N>((const T*)at.dy + first + column, a[p]);
-            load<N>((const T*)at.dy + first + half + column, b[p]);
-            load<N>((const T*)at.x + first + column, n[p]);
-            load<N>((const T*)at.x + first + half + column, m[p]);
+            if (!is_head || column >= half) continue;
+            load<N>((const T*)args.dy + first + column, a[p]);
+            load<N>((const T*)args.dy + first + half + column, b[p]);
+            load<N>((const T*)args.x + first + column, n[p]);
+            load<N>((const T*)args.x + first + half + column, m[p]);
         }
-        float rstd = here ? load(at.rstd, token * at.heads.rotated + head) : 0.0f, along = 0.0f;
+        float rstd = is_head ? load(args.rstd, token * args.heads.rotated + head) : 0.0f, along = 0.0f;
 #pragma unroll
         for (int p = 0; p < PAIRS; p++) {
             u32 column = column_of<N>(p);
-            if (!here || column >= half) continue;
+            if (!is_head || column >= half) continue;
             float cos[N], sin[N];
-            angles<N>(at.heads, token, column, cos, sin);
+            angles<N>(args.heads, token, column, cos, sin);
             rotate<N>(a[p], b[p], cos, sin, -1.0f);
 #pragma unroll
             for (int i = 0; i < N; i++) {
@@ -238,15 +246,15 @@ template <class T, bool MEASURES> __device__ __forceinline__ void norm_rope_grad
 #pragma unroll
         for (int p = 0; p < PAIRS; p++) {
             u32 column = column_of<N>(p);
-            if (!here || column >= half) continue;
+            if (!is_head || column >= half) continue;
 #pragma unroll
             for (int i = 0; i < N; i++) {
                 a[p][i] = rstd * (a[p][i] - n[p][i] * along);
                 b[p][i] = rstd * (b[p][i] - m[p][i] * along);
             }
-            if (MEASURES) largest = largest_of<T, N>(b[p], largest_of<T, N>(a[p], largest));
-            store<N>((T*)at.dy + first + column, a[p]);
-            store<N>((T*)at.dy + first + half + column, b[p]);
+            if (AMAX) amax = raised_amax<T, N>(b[p], raised_amax<T, N>(a[p], amax));
+            store<N>((T*)args.dy + first + column, a[p]);
+            store<N>((T*)args.dy + first + half + column, b[p]);
         }
     }
     u32 group = threadIdx.x / GROUP, groups = blockDim.x / GROUP;
@@ -258,21 +266,21 @@ template <class T, bool MEASURES> __device__ __forceinline__ void norm_rope_grad
         store<N>(sums + group * width + half + column, dv[p]);
     }
     __syncthreads();
-    float* part = at.parts + ((u64)blockIdx.y * gridDim.x + blockIdx.x) * 2 * width;
+    float* part = args.parts + ((u64)blockIdx.y * gridDim.x + blockIdx.x) * 2 * width;
     for (u32 column = threadIdx.x; column < 2 * width; column += blockDim.x) {
         bool of_keys = column >= width;
         float sum = 0.0f;
         for (u32 g = 0; g < groups; g++) {
-            u32 of = blockIdx.y * groups + g;
-            if (of < at.heads.rotated && (of >= at.heads.queries) == of_keys)
+            u32 group_head = blockIdx.y * groups + g;
+            if (group_head < args.heads.rotated && (group_head >= args.heads.queries) == of_keys)
                 sum += sums[g * width + column - (of_keys ? width : 0)];
         }
         part[column] = sum;
     }
-    if (MEASURES) atomic_amax_of_block(at.amax, largest, space);
+    if (AMAX) atomic_amax_of_block(args.amax, amax, space);
 }
 
-extern "C" __global__ void qk_norm_rope_grad_clear(RopeGrad at) { *at.amax = 0; }
+extern "C" __global__ void qk_norm_rope_grad_clear(RopeGrad args) { *args.amax = 0; }
 
 struct Sum {
     const float* parts;
@@ -284,22 +292,22 @@ struct Sum {
     u32 accumulate_k;
 };
 
-extern "C" __global__ void qk_norm_rope_sum(Sum at) {
+extern "C" __global__ void qk_norm_rope_sum(Sum args) {
     u32 column = blockIdx.x * 32 + threadIdx.x;
-    bool of_keys = column >= at.head_dim;
-    sum_parts(at.parts, at.count, 2 * at.head_dim, column, of_keys ? at.accumulate_k : at.accumulate_q,
-              either(of_keys, at.dk_w, at.dq_w), of_keys ? column - at.head_dim : column);
+    bool of_keys = column >= args.head_dim;
+    sum_parts(args.parts, args.count, 2 * args.head_dim, column, of_keys ? args.accumulate_k : args.accumulate_q,
+              either(of_keys, args.dk_w, args.dq_w), of_keys ? column - args.head_dim : column);
 }
 
-#define KERNELS(T, NAME)                                                                                               \
-    extern "C" __global__ void __launch_bounds__(THREADS) rope_##NAME(Rope at) { rope<T, false>(at); }                 \
-    extern "C" __global__ void __launch_bounds__(THREADS) rope_amax_##NAME(Rope at) { rope<T, true>(at); }         \
-    extern "C" __global__ void __launch_bounds__(THREADS) qk_norm_rope_##NAME(Rope at) { norm_rope<T>(at); }           \
-    extern "C" __global__ void __launch_bounds__(THREADS) qk_norm_rope_grad_##NAME(RopeGrad at) {                      \
-        norm_rope_grad<T, false>(at);                                                                                  \
-    }                                                                                                                  \
-    extern "C" __global__ void __launch_bounds__(THREADS) qk_norm_rope_grad_amax_##NAME(RopeGrad at) {             \
-        norm_rope_grad<T, true>(at);                                                                                   \
+#define KERNELS(T, NAME)                                                                                         \
+    extern "C" __global__ void __launch_bounds__(THREADS) rope_##NAME(Rope args) { rope<T, false>(args); }       \
+    extern "C" __global__ void __launch_bounds__(THREADS) rope_amax_##NAME(Rope args) { rope<T, true>(args); }   \
+    extern "C" __global__ void __launch_bounds__(THREADS) qk_norm_rope_##NAME(Rope args) { norm_rope<T>(args); } \
+    extern "C" __global__ void __launch_bounds__(THREADS) qk_norm_rope_grad_##NAME(RopeGrad args) {              \
+        norm_rope_grad<T, false>(args);                                                                          \
+    }                                                                                                            \
+    extern "C" __global__ void __launch_bounds__(THREADS) qk_norm_rope_grad_amax_##NAME(RopeGrad args) {         \
+        norm_rope_grad<T, true>(args);                                                                           \
     }
 
 KERNELS(float, f32)

@@ -1,14 +1,14 @@
-//! Rotary position embedding (Su et al., arXiv 2104.09864) of queries and keys, after an RMS norm of every
-//! head where the model has one (Qwen3).
+//! Rotary position embedding (RoPE; Su et al., arXiv 2104.09864, section 3.4) of queries and keys, optionally
+//! after an RMSNorm of each head (QK-Norm, as in Qwen3).
 //!
 //! Columns of `qkv`: h query heads, then k key heads, then k value heads, e columns each. A head is rotated
-//! in pairs (j, j + e/2), as Hugging Face's `rotate_half` pairs them: with the cosine c_j and sine s_j of the
-//! token's position, `y_j = x_j c_j - x_{j+e/2} s_j` and `y_{j+e/2} = x_{j+e/2} c_j + x_j s_j`. With the
-//! norm, x is first replaced by x * rstd * w, rstd = 1 / sqrt(mean(x^2) + eps) over the head. All in f32
-//! (f64) inside, rounded once.
+//! in pairs (j, j + e/2), like Hugging Face's `rotate_half`: with the cosine c_j and sine s_j of the token's
+//! position, `y_j = x_j c_j - x_{j+e/2} s_j` and `y_{j+e/2} = x_{j+e/2} c_j + x_j s_j`. With the norm, x is
+//! first replaced by x * rstd * w, where rstd = 1 / sqrt(mean(x^2) + eps) over the head. Everything is
+//! computed in f32 (f64) and rounded once.
 //!
-//! Without the norm the op and its backward are rotations in place. With it the backward needs the input, so
-//! the forward is not.
+//! Without the norm, forward and backward work in place. With the norm the backward needs the input, so the
+//! forward does not.
 
 mod cpu;
 mod cuda;
@@ -29,17 +29,18 @@ use xtrain_tensor::{DType, TensorType};
 /// `(qkv_tc, positions_t, table_pe[, q_w_e, k_w_e]) -> (qkv'_tc[, rstd_tn])` with c = (h + 2k) e columns and
 /// n = h + k heads.
 ///
-/// Row p of the table holds e/2 cosines, then e/2 sines ([`rotation_table`]); positions must lie in 0..p. The
-/// value columns pass unchanged. The weights are there if and only if `norm` is.
+/// Each of the p rows of the table holds the e/2 cosines, then the e/2 sines, of one position
+/// ([`rotation_table`]). Positions are i32 in 0..p. Value columns are copied. The op has weights if and only
+/// if it has a norm.
 #[derive(Clone, Copy, Debug)]
 pub struct QkNormRope {
-    /// h.
+    /// h, the query heads.
     pub heads: usize,
-    /// k.
+    /// k, the key/value heads.
     pub kv_heads: usize,
-    /// e; even.
+    /// e, the width of a head; even.
     pub head_dim: usize,
-    /// The norm's eps; none for models that only rotate.
+    /// Epsilon of the norm; `None` for models without one.
     pub norm: Option<f32>,
 }
 
@@ -69,8 +70,8 @@ impl Op for QkNormRope {
         if self.norm.is_some() { &[] } else { &[(0, 0)] }
     }
 
-    /// With the norm, leaving the output unsaved frees it, as the input is saved anyway. Without, either of
-    /// the two would be saved.
+    /// With the norm, not saving the output frees memory, because the backward saves the input anyway.
+    /// Without it, recomputing the output would need the input instead.
     fn is_cheap(&self, output: usize) -> bool {
         self.norm.is_some() && output == 0
     }
@@ -85,15 +86,15 @@ impl Differentiable for QkNormRope {
         if weights.is_some() {
             inputs.extend([cx.input(0), cx.output(1), cx.input(3), cx.input(4)]);
         }
-        let made = cx.emit(
+        let grads = cx.emit(
             Role::Dgrad,
             QkNormRopeGrad { heads, kv_heads, head_dim, weights, amax: false },
             &inputs,
         )?;
-        cx.set_grad(0, made[0])?;
+        cx.set_grad(0, grads[0])?;
         if weights.is_some() {
-            cx.set_grad(3, made[1])?;
-            cx.set_grad(4, made[2])?;
+            cx.set_grad(3, grads[1])?;
+            cx.set_grad(4, grads[2])?;
         }
         Ok(())
     }
@@ -102,20 +103,20 @@ impl Differentiable for QkNormRope {
 /// `(dqkv'_tc, positions_t, table_pe[, qkv_tc, rstd_tn, q_w_e, k_w_e]) -> (dqkv_tc[, dq_w_e, dk_w_e])`, dqkv
 /// in place of dqkv'.
 ///
-/// The gradients are rotated back. With the norm, for each head with n = x * rstd and dy rotated back, dx =
-/// rstd * (dy w - n mean(dy w n)), and dw = the sum of dy n over tokens and heads, which accumulates. With
-/// `amax` the amax of dqkv, `f32[1]`, is the last output.
+/// The gradients are rotated back. With the norm, for each head with n = x * rstd and its rotated gradient
+/// dy: dx = rstd * (dy w - n mean(dy w n)), and dw is the sum of dy n over tokens and heads, which
+/// accumulates. With `amax`, the last output is the amax of dqkv, `f32[1]`.
 #[derive(Clone, Copy, Debug)]
 pub struct QkNormRopeGrad {
-    /// h.
+    /// h, the query heads.
     pub heads: usize,
-    /// k.
+    /// k, the key/value heads.
     pub kv_heads: usize,
-    /// e; even.
+    /// e, the width of a head; even.
     pub head_dim: usize,
-    /// The element types of dq_w and dk_w; none without the norm.
+    /// Element types of dq_w and dk_w; `None` without the norm.
     pub weights: Option<[DType; 2]>,
-    /// True if dqkv is measured.
+    /// True if the amax of dqkv is an output.
     pub amax: bool,
 }
 
@@ -128,9 +129,9 @@ impl Op for QkNormRopeGrad {
         OpError::arity("qk_norm_rope_grad", inputs, if self.weights.is_some() { 7 } else { 3 })?;
         let tokens = fused_heads("the output gradient", inputs[0], self.heads, self.kv_heads, self.head_dim)?;
         rotation_operands(inputs[1], inputs[2], tokens, self.head_dim)?;
-        let measured = self.amax.then_some(TensorType::new(DType::F32, [1]));
+        let amax = self.amax.then_some(TensorType::new(DType::F32, [1]));
         let Some([dq_w, dk_w]) = self.weights else {
-            return Ok([inputs[0]].into_iter().chain(measured).collect());
+            return Ok([inputs[0]].into_iter().chain(amax).collect());
         };
         OpError::ensure(inputs[3] == inputs[0], || {
             format!("qkv is {}, but the output gradient is {}", inputs[3], inputs[0])
@@ -139,7 +140,7 @@ impl Op for QkNormRopeGrad {
         float_shaped("the queries' norm weight", inputs[5], &[self.head_dim])?;
         float_shaped("the keys' norm weight", inputs[6], &[self.head_dim])?;
         let weight = |dtype| TensorType::new(dtype, [self.head_dim]);
-        Ok([inputs[0], weight(dq_w), weight(dk_w)].into_iter().chain(measured).collect())
+        Ok([inputs[0], weight(dq_w), weight(dk_w)].into_iter().chain(amax).collect())
     }
 
     fn operand(&self, input: usize) -> Operand {
@@ -155,7 +156,7 @@ impl Op for QkNormRopeGrad {
     }
 }
 
-/// An error unless positions and table fit the tokens and the heads' width.
+/// Checks positions and table for this number of tokens and head width.
 fn rotation_operands(
     positions: TensorType,
     table: TensorType,
@@ -169,7 +170,7 @@ fn rotation_operands(
     let (_, width) = matrix("the rotation table", table)?;
     OpError::ensure(table.dtype.is_float() && width == head_dim, || {
         format!(
-            "the rotation table must be floats of {head_dim} columns (half cosines, half sines), not {table}"
+            "the rotation table must be a float matrix of {head_dim} columns (half cosines, half sines), not {table}"
         )
     })
 }

@@ -42,17 +42,17 @@ impl Sampled for QkNormRope {
 
     fn gpu_samples() -> Vec<Sample> {
         let mut all = Vec::new();
-        for [t, heads, kv_heads, head_dim] in ON_CARD {
+        for [t, heads, kv_heads, head_dim] in GPU_SHAPES {
             let (cols, weight) = ((heads + 2 * kv_heads) * head_dim, || SampleInput::parameter([head_dim]));
             let mut inputs = vec![
                 SampleInput::activation([t, cols]),
                 SampleInput::ids(t, 9),
                 SampleInput::activation([9, head_dim]),
             ];
-            let of = |norm| QkNormRope { heads, kv_heads, head_dim, norm };
-            all.push(Sample::forward(of(None), inputs.clone()));
+            let op = |norm| QkNormRope { heads, kv_heads, head_dim, norm };
+            all.push(Sample::forward(op(None), inputs.clone()));
             inputs.extend([weight(), weight()]);
-            all.push(Sample::forward(of(Some(1e-6)), inputs));
+            all.push(Sample::forward(op(Some(1e-6)), inputs));
         }
         all
     }
@@ -60,7 +60,7 @@ impl Sampled for QkNormRope {
 
 impl Sampled for QkNormRopeGrad {
     fn samples() -> Vec<Sample> {
-        let of = |weights| QkNormRopeGrad { heads: 4, kv_heads: 2, head_dim: 34, weights, amax: false };
+        let op = |weights| QkNormRopeGrad { heads: 4, kv_heads: 2, head_dim: 34, weights, amax: false };
         let rotation =
             [SampleInput::activation([131, 272]), SampleInput::ids(131, 9), SampleInput::activation([9, 34])];
         let norm = [
@@ -71,10 +71,10 @@ impl Sampled for QkNormRopeGrad {
         ];
         let normed: Vec<_> = rotation.iter().cloned().chain(norm).collect();
         vec![
-            Sample::plain(of(None), rotation.clone()),
-            Sample::plain(QkNormRopeGrad { amax: true, ..of(None) }, rotation.clone()),
-            Sample::plain(of(Some([DType::F32; 2])), normed.clone()),
-            Sample::plain(QkNormRopeGrad { amax: true, ..of(Some([DType::F32; 2])) }, normed),
+            Sample::plain(op(None), rotation.clone()),
+            Sample::plain(QkNormRopeGrad { amax: true, ..op(None) }, rotation.clone()),
+            Sample::plain(op(Some([DType::F32; 2])), normed.clone()),
+            Sample::plain(QkNormRopeGrad { amax: true, ..op(Some([DType::F32; 2])) }, normed),
         ]
     }
 
@@ -84,15 +84,15 @@ impl Sampled for QkNormRopeGrad {
 
     fn gpu_samples() -> Vec<Sample> {
         let mut all = Vec::new();
-        for [t, heads, kv_heads, head_dim] in ON_CARD {
+        for [t, heads, kv_heads, head_dim] in GPU_SHAPES {
             let qkv = || SampleInput::activation([t, (heads + 2 * kv_heads) * head_dim]);
             let weight = || SampleInput::activation([head_dim]);
             let mut inputs = vec![qkv(), SampleInput::ids(t, 9), SampleInput::activation([9, head_dim])];
-            let of = |weights| QkNormRopeGrad { heads, kv_heads, head_dim, weights, amax: false };
-            all.push(Sample::plain(of(None), inputs.clone()));
-            all.push(Sample::plain(QkNormRopeGrad { amax: true, ..of(None) }, inputs.clone()));
+            let op = |weights| QkNormRopeGrad { heads, kv_heads, head_dim, weights, amax: false };
+            all.push(Sample::plain(op(None), inputs.clone()));
+            all.push(Sample::plain(QkNormRopeGrad { amax: true, ..op(None) }, inputs.clone()));
             inputs.extend([qkv(), SampleInput::activation([t, heads + kv_heads]), weight(), weight()]);
-            let normed = of(Some([DType::F32, DType::BF16]));
+            let normed = op(Some([DType::F32, DType::BF16]));
             all.push(Sample::plain(normed, inputs.clone()));
             all.push(Sample::plain(QkNormRopeGrad { amax: true, ..normed }, inputs));
         }
@@ -100,7 +100,7 @@ impl Sampled for QkNormRopeGrad {
     }
 }
 
-/// Tokens, query heads, key heads and their width: usual heads, more than one block has, wide and odd ones,
-/// one token, and more tokens than blocks sum.
-const ON_CARD: [[usize; 4]; 6] =
+/// Tokens, query heads, key heads and head width: usual shapes, more heads than fit into a block, wide and
+/// odd heads, one token, and more tokens than blocks.
+const GPU_SHAPES: [[usize; 4]; 6] =
     [[700, 8, 2, 128], [9, 40, 40, 128], [1, 6, 2, 64], [40, 3, 1, 512], [5, 2, 2, 300], [530, 2, 1, 80]];

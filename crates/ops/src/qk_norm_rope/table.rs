@@ -1,39 +1,40 @@
-//! The table of rotation angles, as transformers computes it (`modeling_rope_utils.py`).
+//! The table of cosines and sines of rotation angles, as in transformers (`modeling_rope_utils.py`).
 //!
 //! Frequencies, their scaling and the angle position * frequency are f32 operations in transformers' order,
-//! because at large positions the rounding of the angle is what two implementations must share. Cosine and
-//! sine of that f32 angle are exact up to their final rounding.
+//! because at large positions two implementations agree only if they round the angle equally. Cosine and sine
+//! of that f32 angle are exact up to their final rounding.
 
 use rayon::prelude::*;
 use std::f64::consts::TAU;
 use xtrain_tensor::{DType, HostTensor, TensorType};
 
-/// How frequencies are changed for contexts longer than the model was first trained on.
+/// Scaling of the frequencies for contexts longer than that of the first training.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum RopeScaling {
-    /// Not at all.
+    /// No scaling.
     None,
-    /// All divided by `factor`.
+    /// Division of all frequencies by `factor` (position interpolation, Chen et al., arXiv 2306.15595).
     Linear {
-        /// The growth of the context.
+        /// Growth of the context.
         factor: f64,
     },
-    /// Llama 3's: high frequencies kept, low ones divided by `factor`, and those between interpolated.
+    /// Llama 3's scaling: high frequencies are unchanged, low ones are divided by `factor`, and those between
+    /// are interpolated.
     Llama3 {
-        /// The growth of the context.
+        /// Growth of the context.
         factor: f64,
-        /// Wavelengths above `original_max_position_embeddings` / this are divided.
+        /// Frequencies with wavelengths above `original_max_position_embeddings` / this are divided.
         low_freq_factor: f64,
-        /// Wavelengths below `original_max_position_embeddings` / this are kept.
+        /// Frequencies with wavelengths below `original_max_position_embeddings` / this are unchanged.
         high_freq_factor: f64,
-        /// The context of the first training, in tokens.
+        /// Context of the first training, in tokens.
         original_max_position_embeddings: usize,
     },
 }
 
-/// The table `f32[positions, head_dim]` that [`QkNormRope`](super::QkNormRope) reads: row p holds the cosines
-/// of p * frequency for the head_dim / 2 frequencies, then the sines. `theta` is the base of the frequencies
-/// theta^(-2j / head_dim).
+/// The table `f32[positions, head_dim]` that [`QkNormRope`](super::QkNormRope) reads. Row p holds the cosines
+/// of p * frequency for the head_dim / 2 frequencies theta^(-2j / head_dim), scaled by `scaling`, then the
+/// sines.
 ///
 /// # Panics
 /// If `head_dim` is odd.
@@ -56,7 +57,7 @@ pub fn rotation_table(positions: usize, head_dim: usize, theta: f64, scaling: Ro
     table
 }
 
-/// The head_dim / 2 frequencies, in radians a token, scaled.
+/// The head_dim / 2 scaled frequencies, in radians per token.
 fn frequencies(head_dim: usize, theta: f64, scaling: RopeScaling) -> Vec<f32> {
     let base = f64::from(theta as f32);
     let unscaled = (0..head_dim).step_by(2).map(|i| {
@@ -77,7 +78,7 @@ fn scaled(frequency: f32, scaling: RopeScaling) -> f32 {
             original_max_position_embeddings,
         } => {
             let context = original_max_position_embeddings as f64;
-            // torch divides a number by a tensor as the tensor's reciprocal times the number.
+            // torch computes number / tensor as the tensor's reciprocal times the number.
             let wavelength = (1.0 / frequency) * TAU as f32;
             if wavelength > (context / low_freq_factor) as f32 {
                 return frequency / factor as f32;
@@ -119,22 +120,23 @@ mod tests {
     }
 
     #[test]
-    fn llama3_keeps_frequencies_whose_wavelength_is_short() {
+    fn llama3_does_not_change_frequencies_with_short_wavelengths() {
         // 2 pi / 0.1 = 63 tokens, below 8192 / 4.
         assert_eq!(scaled(0.1, LLAMA3), 0.1);
     }
 
     #[test]
-    fn llama3_divides_frequencies_whose_wavelength_is_long() {
+    fn llama3_divides_frequencies_with_long_wavelengths() {
         // 2 pi / 1e-4 = 62832 tokens, above 8192 / 1.
         assert_eq!(scaled(1e-4, LLAMA3), 1e-4 / 8.0);
     }
 
     #[test]
     fn llama3_interpolates_between() {
-        // A wavelength of 8192/2 tokens: 2 turns, 1/3 of the way from 1 to 4, so f (2/3 / 8 + 1/3) = 5/12 f.
+        // Wavelength 8192/2: 2 turns in the context, 1/3 of the way from 1 to 4, so f (2/3 / 8 + 1/3) = 5/12
+        // f.
         near(scaled((TAU / 4096.0) as f32, LLAMA3), 5.0 / 12.0 * TAU / 4096.0);
-        // 3 turns, 2/3 of the way: f (1/3 / 8 + 2/3) = 17/24 f.
+        // Wavelength 8192/3: 3 turns, 2/3 of the way, so f (1/3 / 8 + 2/3) = 17/24 f.
         near(scaled((TAU * 3.0 / 8192.0) as f32, LLAMA3), 17.0 / 24.0 * TAU * 3.0 / 8192.0);
     }
 

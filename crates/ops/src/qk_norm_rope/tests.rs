@@ -1,4 +1,4 @@
-//! What the rotation must do besides having the right gradient.
+//! Tests of the rotation and the norm against their definition.
 
 use super::{QkNormRope, RopeScaling, rotation_table};
 use crate::check::seed;
@@ -13,7 +13,7 @@ fn positions(values: &[usize]) -> HostTensor {
     HostTensor::from_f64(TensorType::new(DType::I32, [values.len()]), &values)
 }
 
-/// One head, element by element in f64.
+/// The output for one head, by the definition in f64.
 fn reference(x: &[f64], w: Option<&[f64]>, position: f64, theta: f64) -> Vec<f64> {
     let (e, half) = (x.len(), x.len() / 2);
     let mean_square = x.iter().map(|x| x * x).sum::<f64>() / e as f64;
@@ -21,7 +21,7 @@ fn reference(x: &[f64], w: Option<&[f64]>, position: f64, theta: f64) -> Vec<f64
     let mut y = vec![0.0; e];
     for j in 0..half {
         let angle = position * theta.powf(-2.0 * j as f64 / e as f64);
-        // The pair as a complex number, turned.
+        // The pair as a complex number, rotated.
         y[j] = normed(j) * angle.cos() - normed(j + half) * angle.sin();
         y[j + half] = normed(j) * angle.sin() + normed(j + half) * angle.cos();
     }
@@ -29,18 +29,18 @@ fn reference(x: &[f64], w: Option<&[f64]>, position: f64, theta: f64) -> Vec<f64
 }
 
 #[test]
-fn agrees_with_turning_each_pair_and_leaves_the_values_alone() {
+fn queries_and_keys_are_rotated_and_values_are_unchanged() {
     let seed = seed();
     let (tokens, heads, kv_heads, e) = (11usize, 3usize, 2usize, 16usize);
     let width = (heads + 2 * kv_heads) * e;
     let x = normal(DType::F32, [tokens, width], 1.0, seed);
-    let at: Vec<usize> = (0..tokens).map(|t| (t * 13) % 40).collect();
+    let token_positions: Vec<usize> = (0..tokens).map(|t| (t * 13) % 40).collect();
     let table = rotation_table(40, e, 10_000.0, RopeScaling::None);
     let (q_w, k_w) = (normal(DType::F32, [e], 1.0, seed + 1), normal(DType::F32, [e], 1.0, seed + 2));
     for norm in [None, Some(EPS)] {
         let mut inputs = vec![&x];
-        let at_tensor = positions(&at);
-        inputs.extend([&at_tensor, &table]);
+        let at = positions(&token_positions);
+        inputs.extend([&at, &table]);
         if norm.is_some() {
             inputs.extend([&q_w, &k_w]);
         }
@@ -54,7 +54,9 @@ fn agrees_with_turning_each_pair_and_leaves_the_values_alone() {
                     continue;
                 }
                 let w = norm.map(|_| if head < heads { &q_w[..] } else { &k_w[..] });
-                for (found, expected) in y.iter().zip(reference(x, w, at[token] as f64, 10_000.0)) {
+                for (found, expected) in
+                    y.iter().zip(reference(x, w, token_positions[token] as f64, 10_000.0))
+                {
                     assert!((found - expected).abs() < 2e-5, "{found} instead of {expected}");
                 }
             }
@@ -63,7 +65,7 @@ fn agrees_with_turning_each_pair_and_leaves_the_values_alone() {
 }
 
 #[test]
-fn scores_depend_on_the_distance_alone() {
+fn scores_depend_only_on_the_distance() {
     let (e, distance) = (32usize, 5usize);
     let op = QkNormRope { heads: 1, kv_heads: 1, head_dim: e, norm: None };
     let table = rotation_table(3000, e, 10_000.0, RopeScaling::None);

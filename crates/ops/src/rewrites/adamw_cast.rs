@@ -1,4 +1,5 @@
-//! The cast of a new master comes out of the update that writes it, by blocks or with a scale that is given.
+//! Fuses the cast of a new master into the AdamW update that writes it, for scales by blocks and delayed
+//! scales.
 
 use super::{cast, edges, node};
 use crate::adamw::AdamW;

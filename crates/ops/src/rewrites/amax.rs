@@ -1,5 +1,5 @@
-//! The op that computes a tensor also writes its amax, so that a cast with a scale of the whole tensor reads
-//! the tensor once.
+//! Fuses the amax of a tensor into the op that computes the tensor, so that a cast with one scale for the
+//! tensor reads it once.
 
 use super::{cast, edges, node};
 use crate::adamw::AdamW;
@@ -20,9 +20,9 @@ fn apply(pair: &Pair<'_>) -> Option<Replacement> {
     if cast.scaling != Scaling::Tensor || cast.given != Given::Nothing {
         return None;
     }
-    let (producer, amax) = match measuring(pair, x)? {
-        Measuring::Already(output) => (Place::Same, Edge::ProducerOutput(output)),
-        Measuring::By(op) => {
+    let (producer, amax) = match amax_source(pair, x)? {
+        AmaxSource::Output(output) => (Place::Same, Edge::ProducerOutput(output)),
+        AmaxSource::NewOp(op) => {
             let inputs = edges(Edge::ProducerInput, 0..pair.producer_inputs()).collect();
             let outputs = edges(Edge::ProducerOutput, 0..pair.producer_outputs()).chain([Edge::New(0)]);
             (Place::New(Node { op, inputs, outputs: outputs.collect() }), Edge::New(0))
@@ -33,29 +33,29 @@ fn apply(pair: &Pair<'_>) -> Option<Replacement> {
     Some(Replacement { producer, consumer })
 }
 
-/// Where the amax of an output comes from.
-enum Measuring {
-    /// This output of the producer.
-    Already(usize),
-    /// The last output of this op.
-    By(Arc<dyn Op>),
+/// The output that holds the amax of another output.
+enum AmaxSource {
+    /// This output of the unchanged producer.
+    Output(usize),
+    /// The last output of this op, which replaces the producer.
+    NewOp(Arc<dyn Op>),
 }
 
-/// How the producer can write the amax of its output `x`.
-fn measuring(pair: &Pair<'_>, x: usize) -> Option<Measuring> {
+/// The source of the amax of the producer's output `x`, or `None` if the producer cannot compute it.
+fn amax_source(pair: &Pair<'_>, x: usize) -> Option<AmaxSource> {
     let last = pair.producer_outputs() - 1;
     if let Some(grad) = pair.producer::<RmsNormGrad>().filter(|grad| x == 0 && !grad.rematerialise) {
-        let by = || Measuring::By(Arc::new(RmsNormGrad { amax: true, ..*grad }));
-        return Some(if grad.amax { Measuring::Already(last) } else { by() });
+        let with_amax = || AmaxSource::NewOp(Arc::new(RmsNormGrad { amax: true, ..*grad }));
+        return Some(if grad.amax { AmaxSource::Output(last) } else { with_amax() });
     }
     if let Some(grad) = pair.producer::<QkNormRopeGrad>().filter(|_| x == 0) {
-        let by = || Measuring::By(Arc::new(QkNormRopeGrad { amax: true, ..*grad }));
-        return Some(if grad.amax { Measuring::Already(last) } else { by() });
+        let with_amax = || AmaxSource::NewOp(Arc::new(QkNormRopeGrad { amax: true, ..*grad }));
+        return Some(if grad.amax { AmaxSource::Output(last) } else { with_amax() });
     }
     let adamw = pair.producer::<AdamW>()?;
     let p = adamw.masters().position(|master| master == x)?;
     match adamw.amax(p) {
-        Some(output) => Some(Measuring::Already(output)),
-        None => Some(Measuring::By(Arc::new(adamw.measuring(p)?))),
+        Some(output) => Some(AmaxSource::Output(output)),
+        None => Some(AmaxSource::NewOp(Arc::new(adamw.measuring(p)?))),
     }
 }

@@ -1,8 +1,8 @@
-//! The fusions: for each a file with a rule from a producer and a consumer to their replacement
-//! ([`xtrain_program::fuse`]).
+//! The rewrites that fuse a producer and a consumer, a file each ([`xtrain_program::fuse`]).
 //!
-//! A rule says what is equal to the bit; whether it is legal at a place is the engine's business, whether it
-//! is wanted the recipe's. A new fusion is a file here and a line in [`ALL`].
+//! A rewrite returns a replacement whose results are equal to the bit. Whether it is legal at a place is
+//! decided by the rewrite engine, whether it is wanted by the recipe. A new fusion is a file here and a line
+//! in [`ALL`].
 
 mod adamw_cast;
 mod amax;
@@ -19,11 +19,11 @@ use std::sync::Arc;
 use xtrain_program::{Edge, Node, Op, Pair, Place, Replacement, Rewrite};
 use xtrain_tensor::DType;
 
-/// The name of the rewrite that casts the norm of a sum where the sum is computed.
+/// Name of the rewrite that fuses a residual add, its norm and the cast of the norm.
 pub const SUM_NORM_CAST: &str = "sum_norm_cast";
-/// The name of the rewrite that has an amax written with its tensor.
+/// Name of the rewrite that fuses an amax into the op that computes the tensor.
 pub const AMAX: &str = "amax";
-/// The name of the rewrite that recomputes a forward output in its gradient.
+/// Name of the rewrite that rematerialises a forward output in its gradient's kernel.
 pub const REMATERIALISE: &str = "rematerialise";
 
 /// All rewrites, in the order of their priority.
@@ -45,17 +45,17 @@ fn cast(pair: &Pair<'_>, output: usize) -> Option<Quantize> {
     (pair.reads(0) == Some(output) && is_plain).then_some(cast)
 }
 
-/// A node.
+/// A new node for `op`.
 fn node(op: impl Op, inputs: Vec<Edge>, outputs: Vec<Edge>) -> Place {
     Place::New(Node { op: Arc::new(op), inputs, outputs })
 }
 
-/// One op in the consumer's place, and none in the producer's.
+/// A replacement of both by one op in the consumer's place.
 fn one(op: impl Op, inputs: Vec<Edge>, outputs: Vec<Edge>) -> Replacement {
     Replacement { producer: Place::Empty, consumer: node(op, inputs, outputs) }
 }
 
-/// An edge for each number.
+/// One edge for each index in `range`.
 fn edges(edge: fn(usize) -> Edge, range: Range<usize>) -> impl Iterator<Item = Edge> {
     range.map(edge)
 }

@@ -1,4 +1,4 @@
-//! A cast of a SwiGLU, or of its gradient, restores gate and up itself from the copy that was saved in FP8.
+//! Fuses the dequantization of gate and up, saved in FP8, into the cast of SwiGLU or of its gradient.
 
 use super::{edges, one};
 use crate::quantize::{CastSource, Dequantize, Quantize};
@@ -12,17 +12,17 @@ pub(super) const REWRITE: Rewrite = Rewrite { name: "restored_swiglu_cast", link
 fn apply(pair: &Pair<'_>) -> Option<Replacement> {
     let restore = pair.producer::<Dequantize>()?;
     let cast = *pair.consumer::<Quantize>()?;
-    let (of, gate_up) = match cast.source {
+    let (source, gate_up) = match cast.source {
         CastSource::Swiglu { restored: false } => (CastSource::Swiglu { restored: true }, 0),
         CastSource::SwigluGrad { restored: false } => (CastSource::SwigluGrad { restored: true }, 1),
         _ => return None,
     };
-    let is_copy = restore.scaling == Scaling::Tile && restore.out == DType::BF16;
-    if !is_copy || pair.reads(gate_up) != Some(0) || !pair.is_private(0) {
+    let is_saved_copy = restore.scaling == Scaling::Tile && restore.out == DType::BF16;
+    if !is_saved_copy || pair.reads(gate_up) != Some(0) || !pair.is_private(0) {
         return None;
     }
     let mut inputs: Vec<Edge> = edges(Edge::ConsumerInput, 0..pair.consumer_inputs()).collect();
     inputs.splice(gate_up..=gate_up, edges(Edge::ProducerInput, 0..2));
     let outputs = edges(Edge::ConsumerOutput, 0..cast.outputs()).collect();
-    Some(one(Quantize { source: of, ..cast }, inputs, outputs))
+    Some(one(Quantize { source, ..cast }, inputs, outputs))
 }

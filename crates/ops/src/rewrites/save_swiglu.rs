@@ -1,4 +1,4 @@
-//! The cast that saves SwiGLU's input for the backward comes out of SwiGLU, which reads that input anyway.
+//! Fuses the FP8 cast that saves SwiGLU's input for the backward into SwiGLU, which reads that input.
 
 use super::{edges, one};
 use crate::quantize::{Quantize, SAVE};

@@ -1,7 +1,6 @@
-//! The cast of a sum's norm comes out of the op that adds and takes the norm. The norm itself is never
-//! written.
+//! Fuses the cast of a norm into the op that adds and normalises. The norm itself is never written.
 //!
-//! It needs a scale that is known before all of the norm is: one that is given, or those of tiles and blocks.
+//! The scale must not depend on the whole norm: it is a delayed scale, or one of tiles or blocks.
 
 use super::{cast, edges, node};
 use crate::quantize::{CastSource, Quantize};

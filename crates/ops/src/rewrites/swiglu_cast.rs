@@ -1,4 +1,4 @@
-//! A cast computes the SwiGLU, or the gradient of it, that it casts. What is cast is never written.
+//! Fuses SwiGLU, or its gradient, into the cast of its output, which is then never written.
 
 use super::{cast, edges, one};
 use crate::quantize::{CastSource, Quantize};
@@ -7,10 +7,10 @@ use xtrain_program::{Edge, Link, Pair, Replacement, Rewrite};
 
 pub(super) const REWRITE: Rewrite = Rewrite { name: "swiglu_cast", link: Link::Output, apply };
 
-/// `Swiglu(gate_up) -> y`, `Quantize(y[, scale]) -> casts` => `Quantize(gate_up[, scale]) -> casts`; so for
-/// `SwigluSaving`, whose copy comes after the casts, and for `SwigluGrad(dy, gate_up)`.
+/// `Swiglu(gate_up) -> y`, `Quantize(y[, scale]) -> casts` => `Quantize(gate_up[, scale]) -> casts`. Likewise
+/// for `SwigluSaving`, whose copy follows the casts, and for `SwigluGrad(dy, gate_up)`.
 fn apply(pair: &Pair<'_>) -> Option<Replacement> {
-    let of = if pair.producer::<Swiglu>().is_some() {
+    let source = if pair.producer::<Swiglu>().is_some() {
         CastSource::Swiglu { restored: false }
     } else if pair.producer::<SwigluSaving>().is_some() {
         CastSource::SwigluSaving
@@ -20,8 +20,8 @@ fn apply(pair: &Pair<'_>) -> Option<Replacement> {
     };
     let cast = cast(pair, 0).filter(|_| pair.is_private(0))?;
     let scale = edges(Edge::ConsumerInput, 1..pair.consumer_inputs());
-    let inputs = edges(Edge::ProducerInput, 0..of.inputs()).chain(scale).collect();
+    let inputs = edges(Edge::ProducerInput, 0..source.inputs()).chain(scale).collect();
     let copy = edges(Edge::ProducerOutput, 1..pair.producer_outputs());
     let outputs = edges(Edge::ConsumerOutput, 0..cast.outputs()).chain(copy).collect();
-    Some(one(Quantize { source: of, ..cast }, inputs, outputs))
+    Some(one(Quantize { source, ..cast }, inputs, outputs))
 }

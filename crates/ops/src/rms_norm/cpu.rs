@@ -27,7 +27,7 @@ impl CpuKernel for AddRmsNorm {
         let (t, _) = inputs[0].ty.shape.rows_cols();
         let [total, y, rstd] = outputs else { unreachable!("three outputs") };
         // The norm is that of the sum as it is stored.
-        let rounding = Rounding::of(total.ty.dtype);
+        let rounding = Rounding::for_operands(total.ty.dtype);
         with_real!(inputs[0].ty.dtype, T => {
             let w = inputs[2].reals::<T>();
             for_row_blocks(t, [total, y, rstd], |rows, [mut total, mut y, mut rstd]| {
@@ -116,7 +116,7 @@ impl CpuKernel for Rms {
         let (t, _) = inputs[0].ty.shape.rows_cols();
         let own = 1 + usize::from(self.adds);
         let (outputs, rest) = outputs.split_at_mut(own);
-        let rounding = Rounding::of(inputs[0].ty.dtype);
+        let rounding = Rounding::for_operands(inputs[0].ty.dtype);
         with_real!(inputs[0].ty.dtype, T => {
             let eps = T::of(f64::from(self.eps));
             match outputs {

@@ -1,7 +1,7 @@
-//! The CPU kernel of [`ScaledMatmul`]: the GEMM of the numbers that both operands represent.
+//! CPU kernel of [`ScaledMatmul`]: both operands are dequantized to f32 and multiplied.
 
 use super::ScaledMatmul;
-use crate::host::matmul::{MatmulOperand, Onto, matmul};
+use crate::host::matmul::{Addend, MatmulOperand, matmul};
 use crate::quantize::dequantized;
 use xtrain_tensor::{CpuKernel, DType, TensorType, View, ViewMut};
 
@@ -14,15 +14,15 @@ impl CpuKernel for ScaledMatmul {
             let (rows, cols) = ty.shape.rows_cols();
             MatmulOperand::new(View::new(ty, bytemuck::cast_slice(reals)), rows, cols)
         };
-        let onto = match inputs.get(4) {
-            Some(bias) => Onto::Bias(*bias),
-            None if outputs[0].accumulate => Onto::Held,
-            None => Onto::Nothing,
+        let addend = match inputs.get(4) {
+            Some(bias) => Addend::Bias(*bias),
+            None if outputs[0].accumulate => Addend::Previous,
+            None => Addend::None,
         };
-        matmul(operand(wide(0), &a), operand(wide(2), &b).t(), &mut outputs[0], onto);
+        matmul(operand(wide(0), &a), operand(wide(2), &b).t(), &mut outputs[0], addend);
     }
 
-    /// Both operands in f32.
+    /// Both operands, dequantized to f32.
     fn work_bytes(&self, inputs: &[TensorType], _: usize) -> usize {
         size_of::<f32>() * (inputs[0].numel() + inputs[2].numel())
     }

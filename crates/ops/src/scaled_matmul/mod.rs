@@ -1,8 +1,8 @@
-//! The GEMM of FP8 matrices: the GEMMs of linear layers under the FP8 recipes.
+//! GEMM of FP8 operands, for the linear layers of the FP8 recipes.
 //!
-//! Both operands are stored along the sums, as Hopper's tensor cores want them: fprop is x_ti w_oi^T, dgrad
-//! dy_to (w^T)_io^T and wgrad (dy^T)_ot (x^T)_it^T, so each of the three tensors is cast row-major or
-//! transposed ([`crate::quantize`]).
+//! Hopper's FP8 tensor cores need both operands contiguous along the summed dimension (the "TN" layout).
+//! Fprop is x_ti w_oi^T, dgrad is dy_to (w^T)_io^T and wgrad is (dy^T)_ot (x^T)_it^T, so that each of x, w
+//! and dy is cast both row-major and transposed ([`crate::quantize`]).
 
 mod cpu;
 mod cuda;
@@ -18,30 +18,30 @@ use xtrain_cuda::{Gemm, KernelSource};
 use xtrain_program::{Cost, Op, OpError, Operand, ScaledGemm};
 use xtrain_tensor::{DType, Scaling, TensorType};
 
-/// Sizes of FP8 operands on tensor cores are multiples of it.
+/// FP8 tensor cores need sizes that are multiples of this.
 pub(crate) const MULTIPLE: usize = 16;
 
-/// `(a_mk FP8, inv_scale, b_nk FP8, inv_scale [, bias_n]) -> d_mn`: `d = (a inv_scale) (b inv_scale)^T +
-/// bias`, summed in f32 and rounded once. Without a bias the output accumulates.
+/// `(a_mk FP8, a_inv_scale, b_nk FP8, b_inv_scale [, bias_n]) -> d_mn`: `d = (a a_inv_scale) (b
+/// b_inv_scale)^T + bias`, summed in f32 and rounded once. Without a bias the output accumulates.
 ///
-/// The pairs of scalings are those of tensor cores and cuBLASLt: tensor with tensor, row with row, tile with
-/// tile, tile with block, block with tile. At most one operand is E5M2. On a GPU, GEMMs whose sizes are no
-/// multiples of 16 run in bf16.
+/// The pairs of scalings are those that tensor cores and cuBLASLt support: tensor with tensor, row with row,
+/// tile with tile, tile with block, block with tile. At most one operand is E5M2. On a GPU, GEMMs with sizes
+/// that are not multiples of 16 run in bf16.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ScaledMatmul {
-    /// F32 or BF16.
+    /// Element type of d: F32 or BF16.
     pub out: DType,
-    /// The elements of a that share a scale, and those of b.
+    /// Granularity of the scales of a and of b.
     pub scaling: [Scaling; 2],
-    /// True if sums may stay in the tensor cores, which keep 14 bits of them (DeepSeek-V3, arXiv 2412.19437,
-    /// section 3.5.2); for scales of tensors and rows. A CPU sums in f32 in any case.
+    /// True if tensor cores may accumulate all products, with about 14 bits (DeepSeek-V3, arXiv 2412.19437,
+    /// section 3.5.2). Only for scales of tensors and rows. A CPU sums in f32 in any case.
     pub fast_accumulation: bool,
-    /// True if there is a bias. It is bf16, and so is the output: cuBLASLt has no other.
+    /// True if there is a bias. cuBLASLt then needs a bias and an output in bf16.
     pub bias: bool,
 }
 
 impl ScaledMatmul {
-    /// The GEMM of operands in this format.
+    /// The op for a GEMM with operands in these formats.
     pub fn new(gemm: ScaledGemm, out: DType, bias: bool) -> Self {
         let ScaledGemm { operands, fast_accumulation } = gemm;
         ScaledMatmul { out, scaling: operands.map(|operand| operand.scaling), fast_accumulation, bias }
@@ -61,12 +61,12 @@ impl Op for ScaledMatmul {
         let pair =
             [[DType::E4M3; 2], [DType::E5M2, DType::E4M3], [DType::E4M3, DType::E5M2]].contains(&formats);
         OpError::ensure(pair, || {
-            format!("operands are e4m3, or one of them e5m2, not {} and {}", formats[0], formats[1])
+            format!("operands must be e4m3, or one of them e5m2, not {} and {}", formats[0], formats[1])
         })?;
         for (scales, scaling, rows) in [(inputs[1], self.scaling[0], m), (inputs[3], self.scaling[1], n)] {
             let shape = scaling.shape(rows, k);
             OpError::ensure(scales == TensorType::new(DType::F32, shape), || {
-                format!("the scales of [{rows}, {k}] by {scaling:?} are f32{shape:?}, not {scales}")
+                format!("the scales of [{rows}, {k}] by {scaling:?} must be f32{shape:?}, not {scales}")
             })?;
         }
         let (one, other) = (self.scaling[0], self.scaling[1]);
@@ -75,21 +75,23 @@ impl Op for ScaledMatmul {
             Scaling::Tile => matches!(other, Scaling::Tile | Scaling::Block),
             Scaling::Block => other == Scaling::Tile,
         };
-        OpError::ensure(is_pair, || format!("scales by {one:?} do not go with scales by {other:?}"))?;
+        OpError::ensure(is_pair, || {
+            format!("scales of a by {one:?} do not go with scales of b by {other:?}")
+        })?;
         let may_be_fast = matches!(one, Scaling::Tensor | Scaling::Row);
         OpError::ensure(!self.fast_accumulation || may_be_fast, || {
             format!(
-                "sums with scales by {one:?} leave the tensor cores every 128 numbers: there is no fast accumulation"
+                "with scales by {one:?} sums leave the tensor cores every 128 products: there is no fast accumulation"
             )
         })?;
         OpError::ensure(matches!(self.out, DType::F32 | DType::BF16), || {
-            format!("scaled_matmul makes f32 or bf16, not {}", self.out)
+            format!("the output of scaled_matmul must be f32 or bf16, not {}", self.out)
         })?;
         if let Some(bias) = inputs.get(4) {
             let shape = TensorType::new(DType::BF16, [n]);
             OpError::ensure(*bias == shape && self.out == DType::BF16, || {
                 format!(
-                    "a bias is {shape}, added to a result in bf16; it is {bias}, and the result in {}",
+                    "the bias must be {shape} and the output bf16, but the bias is {bias} and the output {}",
                     self.out
                 )
             })?;

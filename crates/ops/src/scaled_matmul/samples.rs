@@ -5,8 +5,8 @@ use crate::samples::{Fill, GpuTolerance, Sample, SampleInput, Sampled};
 use xtrain_tensor::{DType, Scaling, TensorType};
 
 impl Sampled for ScaledMatmul {
-    /// Tensor cores keep 14 bits of the GEMMs of FP8 numbers: for 128 of them or, fast, for all. Sizes that
-    /// they do not take are multiplied in bf16, to which the operands are rounded.
+    /// FP8 tensor cores accumulate with 14 bits, over 128 products or, with fast accumulation, over all.
+    /// Sizes that they do not support are multiplied in bf16, to which the operands are rounded.
     fn tolerance(&self, inputs: &[TensorType]) -> GpuTolerance {
         let is_in_bf16 = !inputs[0].shape[0].is_multiple_of(MULTIPLE);
         GpuTolerance::Rounding {
@@ -33,8 +33,8 @@ impl Sampled for ScaledMatmul {
         sample([304, 272, 160], E4M3, [Scaling::Tensor; 2], DType::F32, false, false)
     }
 
-    /// Every pair of scalings and formats into both types, with and without a bias, over several tiles of
-    /// each extent; one token, and a prompt of an odd number of them.
+    /// Every pair of scalings and formats, both output types, with and without a bias, over several tiles in
+    /// each direction; one token, and a prompt with an odd number of tokens.
     fn gpu_samples() -> Vec<Sample> {
         let mut all = Vec::new();
         for scaling in PAIRS {
@@ -59,7 +59,7 @@ impl Sampled for ScaledMatmul {
     }
 }
 
-/// A use of the op: sizes, formats, scalings, type of the result, bias.
+/// A sample of these sizes, formats and scalings.
 fn sample(
     [m, n, k]: [usize; 3],
     formats: [DType; 2],
@@ -69,8 +69,7 @@ fn sample(
     fast_accumulation: bool,
 ) -> Sample {
     let operand = |rows: usize, format| SampleInput::activation([rows, k]).in_format(format);
-    // Near each other: where some are many times as large, rounding there is large beside the rest of the
-    // result.
+    // Scales of similar size. If a few were much larger, their rounding errors would dominate the result.
     let scales = |rows: usize, scaling: Scaling| {
         SampleInput::activation(scaling.shape(rows, k)).fill(Fill::Normal(1.0, 0.25))
     };
@@ -86,7 +85,7 @@ pub(super) const E4M3: [DType; 2] = [DType::E4M3; 2];
 
 pub(super) const HYBRID: [DType; 2] = [DType::E5M2, DType::E4M3];
 
-/// The pairs of scalings that there are.
+/// The supported pairs of scalings.
 pub(super) const PAIRS: [[Scaling; 2]; 5] = [
     [Scaling::Tensor, Scaling::Tensor],
     [Scaling::Row, Scaling::Row],

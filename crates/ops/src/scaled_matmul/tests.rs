@@ -1,4 +1,4 @@
-//! The GEMM against its definition in f64, and what it refuses.
+//! Tests of the FP8 GEMM against its definition in f64, and of the operands that it refuses.
 
 use super::ScaledMatmul;
 use super::samples::{E4M3, HYBRID, PAIRS};
@@ -8,20 +8,20 @@ use crate::run_op::{normal, run, run_over};
 use xtrain_program::Op;
 use xtrain_tensor::{DType, HostTensor, Scaling, TensorType};
 
-/// A operand, quantized: its numbers and scales.
+/// A quantized operand: its FP8 elements and its scales.
 fn quantized(x: &HostTensor, format: DType, scaling: Scaling) -> [HostTensor; 2] {
     let op = Quantize::new(format, scaling, false, Layouts::RowMajor);
-    let mut made = run(&op, &[x]);
-    made.truncate(2);
-    made.try_into().unwrap_or_else(|_| panic!("a pair"))
+    let mut casts = run(&op, &[x]);
+    casts.truncate(2);
+    casts.try_into().unwrap_or_else(|_| panic!("a pair"))
 }
 
-/// What the elements of a operand stand for.
-fn restored([q, scales]: &[HostTensor; 2], scaling: Scaling) -> Vec<f64> {
+/// The elements of an operand, dequantized.
+fn dequantized([q, scales]: &[HostTensor; 2], scaling: Scaling) -> Vec<f64> {
     let (rows, cols) = q.ty().shape.rows_cols();
     let ((high, wide), (down, across)) = (scaling.region(rows, cols), scaling.steps(rows, cols));
-    let by = scales.to_f64();
-    let scale = |i: usize| by[i / cols / high * down + i % cols / wide * across];
+    let scales = scales.to_f64();
+    let scale = |i: usize| scales[i / cols / high * down + i % cols / wide * across];
     q.to_f64().into_iter().enumerate().map(|(i, x)| x * scale(i)).collect()
 }
 
@@ -31,15 +31,15 @@ fn relative(a: &[f64], b: &[f64]) -> f64 {
 }
 
 #[test]
-fn it_is_the_product_of_what_the_factors_stand_for() {
+fn it_is_the_gemm_of_the_dequantized_operands() {
     for [m, n, k] in [[1, 1, 1], [3, 5, 130], [129, 131, 257], [16, 48, 640]] {
         let (x, y) = (normal(DType::F32, [m, k], 3.0, seed()), normal(DType::F32, [n, k], 0.1, seed()));
         for (scaling, formats) in PAIRS.into_iter().flat_map(|s| [(s, E4M3), (s, HYBRID)]) {
             let a = quantized(&x, formats[0], scaling[0]);
             let b = quantized(&y, formats[1], scaling[1]);
-            let (left, right) = (restored(&a, scaling[0]), restored(&b, scaling[1]));
-            let at = |i: usize| (0..k).map(|l| left[i / n * k + l] * right[i % n * k + l]).sum::<f64>();
-            let exact: Vec<f64> = (0..m * n).map(at).collect();
+            let (left, right) = (dequantized(&a, scaling[0]), dequantized(&b, scaling[1]));
+            let element = |i: usize| (0..k).map(|l| left[i / n * k + l] * right[i % n * k + l]).sum::<f64>();
+            let exact: Vec<f64> = (0..m * n).map(element).collect();
             let op = ScaledMatmul { out: DType::F32, scaling, fast_accumulation: false, bias: false };
             let operands = [&a[0], &a[1], &b[0], &b[1]];
             let once = run(&op, &operands);
@@ -50,23 +50,22 @@ fn it_is_the_product_of_what_the_factors_stand_for() {
             assert!(error < 2e-6, "{op:?} of {m}x{n}x{k}, added: {error:e}");
             let bias = normal(DType::BF16, [n], 1.0, seed());
             let shifted: Vec<f64> = exact.iter().enumerate().map(|(i, x)| x + bias.to_f64()[i % n]).collect();
-            let with = ScaledMatmul { out: DType::BF16, bias: true, ..op };
+            let with_bias = ScaledMatmul { out: DType::BF16, bias: true, ..op };
             let error =
-                relative(&run(&with, &[operands.as_slice(), &[&bias]].concat())[0].to_f64(), &shifted);
-            assert!(error < 4e-3, "{with:?} of {m}x{n}x{k}: {error:e}");
+                relative(&run(&with_bias, &[operands.as_slice(), &[&bias]].concat())[0].to_f64(), &shifted);
+            assert!(error < 4e-3, "{with_bias:?} of {m}x{n}x{k}: {error:e}");
         }
     }
 }
 
-/// A linear's GEMMs in FP8 against exact ones, by the signal-to-noise ratio in dB that docs/numerics.md asks
-/// for.
+/// The bars are the signal-to-noise ratios in dB that docs/numerics.md asks for.
 #[test]
-fn quantized_products_are_as_near_as_their_formats_allow() {
+fn fp8_gemms_are_as_near_to_exact_ones_as_their_formats_allow() {
     let [t, o, i] = [256, 192, 384];
     let (x, w) = (normal(DType::F32, [t, i], 1.0, seed()), normal(DType::F32, [o, i], 0.02, seed()));
     let (left, right) = (x.to_f64(), w.to_f64());
-    let at = |n: usize| (0..i).map(|l| left[n / o * i + l] * right[n % o * i + l]).sum::<f64>();
-    let exact: Vec<f64> = (0..t * o).map(at).collect();
+    let element = |n: usize| (0..i).map(|l| left[n / o * i + l] * right[n % o * i + l]).sum::<f64>();
+    let exact: Vec<f64> = (0..t * o).map(element).collect();
     for (scaling, formats, bar) in PAIRS.into_iter().flat_map(|s| [(s, E4M3, 27.0), (s, HYBRID, 23.5)]) {
         let a = quantized(&x, formats[0], scaling[0]);
         let b = quantized(&w, formats[1], scaling[1]);
@@ -77,7 +76,7 @@ fn quantized_products_are_as_near_as_their_formats_allow() {
 }
 
 #[test]
-fn operands_that_make_no_sense_are_refused() {
+fn invalid_operands_are_refused() {
     let ty = |dtype, shape: [usize; 2]| TensorType::new(dtype, shape);
     let op = |scaling| ScaledMatmul { out: DType::F32, scaling, fast_accumulation: false, bias: false };
     let one = ty(DType::F32, [1, 1]);
@@ -100,6 +99,6 @@ fn operands_that_make_no_sense_are_refused() {
     assert!(fast.infer(&tiles).expect_err("it is refused").0.contains("no fast accumulation"));
     let biased = [&good[..], &[TensorType::new(DType::BF16, [5])]].concat();
     assert!(ScaledMatmul { bias: true, ..tensors }.infer(&good).is_err());
-    assert!(ScaledMatmul { bias: true, ..tensors }.infer(&biased).is_err(), "the product is f32");
+    assert!(ScaledMatmul { bias: true, ..tensors }.infer(&biased).is_err(), "the output is f32");
     assert!(ScaledMatmul { bias: true, out: DType::BF16, ..tensors }.infer(&biased).is_ok());
 }

@@ -4,13 +4,14 @@
 use xtrain_cuda::{CudaError, Gpu};
 use xtrain_tensor::Philox;
 
-/// The GPU, or, said once, why there is none: then its tests count as ignored. Kept to the end, its context
-/// is that of every test, and would else be made anew while some run.
+/// The GPU. Without one, prints the reason and returns `None`; the GPU tests then count as ignored.
+///
+/// The caller holds it until the last test has ended, so that all tests share one context.
 pub(crate) fn gpu() -> Option<Gpu> {
     match Gpu::open(0) {
         Ok(gpu) => Some(gpu),
         Err(error @ (CudaError::Missing(_) | CudaError::NoDevice)) => {
-            eprintln!("no card: {error}");
+            eprintln!("GPU tests are ignored, there is no GPU: {error}");
             None
         }
         Err(error) => panic!("{error}"),
@@ -25,12 +26,12 @@ pub(crate) fn seed() -> u64 {
     }
 }
 
-/// True if tests run a sample of their cases, as on the slow emulated GPU: `XTRAIN_TEST_SAMPLE` is 1.
+/// True if tests run only a sample of their cases, for the slow emulated GPU: `XTRAIN_TEST_SAMPLE` is 1.
 fn is_sampled() -> bool {
     std::env::var("XTRAIN_TEST_SAMPLE").is_ok_and(|sample| sample == "1")
 }
 
-/// All cases, or a sample of `count` of them.
+/// The cases to run: all, or a sample of `count` of them.
 pub(crate) fn drawn<T>(mut all: Vec<T>, count: usize) -> Vec<T> {
     if is_sampled() {
         let (rng, mut n) = (Philox::new(seed(), 0, 0), 0);
@@ -42,7 +43,7 @@ pub(crate) fn drawn<T>(mut all: Vec<T>, count: usize) -> Vec<T> {
     all
 }
 
-/// True for every test, or for a sample of one in four by the test's number.
+/// True if the test with this number runs: every test, or a sample of one in four.
 pub(crate) fn is_drawn(number: usize) -> bool {
     !is_sampled() || Philox::new(seed(), 0, 1).word(number as u64).is_multiple_of(4)
 }

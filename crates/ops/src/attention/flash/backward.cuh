@@ -1,39 +1,40 @@
-// What the kernels of attention's backward share: the gradients of a warp's queries, or keys, from a tile of the others. Each forms the
-// probabilities again from the log-sum-exp (Dao, "FlashAttention-2", arXiv 2307.08691, section 3.1.2).
+// Backward of attention for the queries, or the keys, of one warp, a tile of the other kind at a time.
+// Probabilities are recomputed from the log-sum-exp (Dao, "FlashAttention-2", arXiv 2307.08691, section
+// 3.1.2).
 
-// The left operands fit into registers beside the sums.
-constexpr bool KEPT = HEAD_DIM * STRIPS <= 64;
-// Columns of dk and dv that a block sums: those of wider heads do not fit into registers.
+// True if the left operands fit into registers together with the sums.
+constexpr bool HOLDS_LEFT = HEAD_DIM * STRIPS <= 64;
+// Columns of dk and dv that a block sums. For heads wider than 128 all columns would not fit into registers.
 constexpr int COLUMNS = HEAD_DIM <= 128 ? HEAD_DIM : HEAD_DIM / 2;
 
 __device__ __forceinline__ float unit() { return rsqrtf((float)HEAD_DIM); }
 __device__ __forceinline__ float scale() { return unit() * LOG2_E; }
 
-// The queries of a warp and the sum of their gradients.
+// The queries of a warp, and their gradients.
 struct QueryRows {
     Queries queries;
-    LeftRows<KEPT> q, d_o;
-    // By row: the log-sum-exp in base 2, and delta.
+    LeftRows<HOLDS_LEFT> q, d_o;
+    // Log-sum-exp in base 2 and delta of each row.
     float lse[STRIPS][2], delta[STRIPS][2];
     float dq[STRIPS][HEAD_DIM / 8][4];
 
     __device__ __forceinline__ QueryRows(const Shape& s, int sequence, int first, const bf16* q_rows, const bf16* d_o_rows)
         : queries(s, sequence, first), q(q_rows), d_o(d_o_rows), dq{} {}
 
-    // Goes through TILE keys from `keys` on.
+    // Adds the contribution of the TILE keys from `keys` on to dq.
     __device__ __forceinline__ void add(const bf16* k_tile, const bf16* v_tile, int keys) {
         float p[STRIPS][TILE / 8][4] = {}, dp[STRIPS][TILE / 8][4] = {};
         multiply_rows<TILE>(p, q, k_tile);
         multiply_rows<TILE>(dp, d_o, v_tile);
         u32 ds[STRIPS][TILE / 16][4];
-        if (queries.miss(keys)) {
+        if (queries.needs_mask(keys)) {
 #pragma unroll
             for (int m = 0; m < STRIPS; m++)
 #pragma unroll
                 for (int n = 0; n < TILE / 8; n++)
 #pragma unroll
                     for (int i = 0; i < 4; i++)
-                        if (!queries.see(m, i / 2, keys + n * 8 + sum_column() + i % 2)) p[m][n][i] = -INFINITY_F;
+                        if (!queries.sees(m, i / 2, keys + n * 8 + sum_column() + i % 2)) p[m][n][i] = -INFINITY_F;
         }
 #pragma unroll
         for (int m = 0; m < STRIPS; m++) {
@@ -47,7 +48,7 @@ struct QueryRows {
         multiply<TILE, HEAD_DIM>(dq, ds, k_tile, 0);
     }
 
-    // Writes dq by way of STRIPS x 16 rows of `tile`, which are this warp's to overwrite.
+    // Writes dq, through STRIPS x 16 rows of `tile` that this warp may overwrite.
     __device__ __forceinline__ void finish(bf16* rows, i64 width, bf16* tile, int seq_len) {
 #pragma unroll
         for (int m = 0; m < STRIPS; m++) {
@@ -57,28 +58,30 @@ struct QueryRows {
     }
 };
 
-// What the queries of a tile have one of each, by query. Zeros stand for a query that is not there: its rows of zeros add nothing.
-struct OfQueries {
+// Values of the queries of a tile, in shared memory. They are zero for queries past the end, whose rows of
+// zeros contribute nothing.
+struct QueryStats {
     const float* lse;
     const float* delta;
     const int* seen_from;
 };
 
-// Begins to copy what a query has; delta where there is a place for it.
-__device__ __forceinline__ void load_of_query(const Backward& at, const Columns& of, int sequence, int query, float* lse, float* delta,
-                                              float* seen_from) {
-    const Shape& s = at.shape;
-    bool there = query < s.seq_len;
-    int from = there ? query : 0;
-    copy_async<4>(lse, at.lse + of.sums + from, there);
-    if (delta) copy_async<4>(delta, at.delta + of.sums + from, there);
-    if (s.doc_start) copy_async<4>(seen_from, s.doc_start + (i64)sequence * s.seq_len + from, there);
+// Starts asynchronous copies of the values of a query. `delta` may be null.
+__device__ __forceinline__ void load_query_stats(const Backward& args, const HeadRows& head_rows, int sequence, int query, float* lse,
+                                                 float* delta, float* seen_from) {
+    const Shape& s = args.shape;
+    bool exists = query < s.seq_len;
+    int from = exists ? query : 0;
+    copy_async<4>(lse, args.lse + head_rows.sums + from, exists);
+    if (delta) copy_async<4>(delta, args.delta + head_rows.sums + from, exists);
+    if (s.doc_start) copy_async<4>(seen_from, s.doc_start + (i64)sequence * s.seq_len + from, exists);
 }
 
-// The keys of a warp, from `first` on, and the sums of their gradients and their values', transposed: a row a key.
+// The keys of a warp, from `first` on, with the gradients of keys and values. Scores are transposed: a row is
+// a key.
 struct KeyRows {
     int first;
-    LeftRows<KEPT> k, v;
+    LeftRows<HOLDS_LEFT> k, v;
     float dk[STRIPS][COLUMNS / 8][4], dv[STRIPS][COLUMNS / 8][4];
 
     __device__ __forceinline__ KeyRows(int first, const bf16* k_rows, const bf16* v_rows)
@@ -86,20 +89,21 @@ struct KeyRows {
 
     __device__ __forceinline__ int last() const { return first + STRIPS * 16 - 1; }
 
-    // Goes through TILE queries from `queries` on; sums the columns from `column` on.
-    __device__ __forceinline__ void add(const Shape& s, const bf16* q_tile, const bf16* d_o_tile, const OfQueries& of, int queries,
+    // Adds the contribution of the TILE queries from `queries` on to the columns of dk and dv from `column`
+    // on.
+    __device__ __forceinline__ void add(const Shape& s, const bf16* q_tile, const bf16* d_o_tile, const QueryStats& stats, int queries,
                                         int column) {
         float p[STRIPS][TILE / 8][4] = {}, dp[STRIPS][TILE / 8][4] = {};
         multiply_rows<TILE>(p, k, q_tile);
         multiply_rows<TILE>(dp, v, d_o_tile);
-        bool before = queries < last();
-        bool cut = s.doc_start && of.seen_from[min(TILE, s.seq_len - queries) - 1] > first;
-        if (before || cut) {
+        bool on_diagonal = queries < last();
+        bool crosses_documents = s.doc_start && stats.seen_from[min(TILE, s.seq_len - queries) - 1] > first;
+        if (on_diagonal || crosses_documents) {
 #pragma unroll
             for (int n = 0; n < TILE / 8; n++)
 #pragma unroll
                 for (int j = 0; j < 2; j++) {
-                    int c = n * 8 + sum_column() + j, from = cut ? of.seen_from[c] : 0;
+                    int c = n * 8 + sum_column() + j, from = crosses_documents ? stats.seen_from[c] : 0;
 #pragma unroll
                     for (int m = 0; m < STRIPS; m++)
 #pragma unroll
@@ -111,8 +115,8 @@ struct KeyRows {
         }
 #pragma unroll
         for (int n = 0; n < TILE / 8; n++) {
-            float2 lse = *(const float2*)(of.lse + n * 8 + sum_column());
-            float2 delta = *(const float2*)(of.delta + n * 8 + sum_column());
+            float2 lse = *(const float2*)(stats.lse + n * 8 + sum_column());
+            float2 delta = *(const float2*)(stats.delta + n * 8 + sum_column());
             float l[2] = {lse.x * LOG2_E, lse.y * LOG2_E}, d[2] = {delta.x, delta.y};
 #pragma unroll
             for (int m = 0; m < STRIPS; m++)
@@ -131,7 +135,7 @@ struct KeyRows {
         multiply<TILE, COLUMNS>(dk, weights, q_tile, column);
     }
 
-    // Writes dk and dv by way of STRIPS x 16 rows of `tile`, which are this warp's to overwrite.
+    // Writes dk and dv, through STRIPS x 16 rows of `tile` that this warp may overwrite.
     __device__ __forceinline__ void finish(bf16* dk_rows, bf16* dv_rows, i64 width, bf16* tile, int seq_len) {
 #pragma unroll
         for (int m = 0; m < STRIPS; m++) {
@@ -144,9 +148,9 @@ struct KeyRows {
     }
 };
 
-// delta of 16 queries, for the row of each half of a strip that this lane has: the sums of do * o over a head's columns. Two lanes a row;
-// `keep` is handed each sum once, with the row.
-template <class Keep> __device__ __forceinline__ void sum_delta(float (&delta)[2], const bf16* d_o, const bf16* o, i64 o_stride, Keep keep) {
+// delta of 16 queries, the sum of do * o over a head's columns: two lanes sum a row. `delta` gets the values
+// of this lane's rows in both halves of the strip; `store(row, delta)` is called once for each row.
+template <class Store> __device__ __forceinline__ void sum_delta(float (&delta)[2], const bf16* d_o, const bf16* o, i64 o_stride, Store store) {
     int row = lane() / 2, half = lane() % 2 * (HEAD_DIM / 2);
     float sum = 0.0f;
 #pragma unroll
@@ -158,7 +162,7 @@ template <class Keep> __device__ __forceinline__ void sum_delta(float (&delta)[2
         for (int i = 0; i < 8; i++) sum += x[i] * y[i];
     }
     sum += __shfl_xor_sync(0xffffffffu, sum, 1);
-    if (lane() % 2 == 0) keep(row, sum);
+    if (lane() % 2 == 0) store(row, sum);
 #pragma unroll
     for (int half = 0; half < 2; half++) delta[half] = __shfl_sync(0xffffffffu, sum, (half * 8 + sum_row()) * 2);
 }

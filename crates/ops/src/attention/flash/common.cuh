@@ -1,26 +1,28 @@
-// What the forward and the backward of attention on tensor cores share: tiles of rows in shared memory, and their products.
+// Building blocks of attention on tensor cores (FlashAttention-2, Dao, arXiv 2307.08691): tiles of rows in
+// shared memory, their GEMMs by mma.m16n8k16, and causal and document masks.
 //
-// HEAD_DIM, a multiple of 16, WARPS, STRIPS and TILE (and WHOLE, where a block has whole sequences) are set by the launcher. A block owns
-// some rows, queries or keys, each of its warps STRIPS times 16 of them. A tile's rows lie PITCH elements apart, so that eight rows that are
-// read at once stand in different banks.
+// The launcher defines HEAD_DIM (a multiple of 16), WARPS, STRIPS and TILE, and WHOLE for kernels that hold
+// whole sequences. A block owns OWNED rows, queries or keys, of which each warp owns STRIPS strips of 16, and
+// loops over tiles of TILE rows of the other kind. Rows of a tile are PITCH elements apart, so that eight
+// rows that are read at once lie in different banks. Fragment layouts are described in tensor_cores.cuh.
 
 constexpr int THREADS = WARPS * 32;
 // Rows that a block owns.
 constexpr int OWNED = WARPS * STRIPS * 16;
-// Bytes of a head's row, and 16 more.
+// Elements between rows of a tile: the head's width, padded by 16 bytes.
 constexpr int PITCH = HEAD_DIM + 8;
 constexpr int STEPS = HEAD_DIM / 16;
-// Natural logarithms to those of base 2, in which exponentials are formed.
+// Exponentials are computed in base 2: log2(x) = ln(x) * LOG2_E.
 constexpr float LOG2_E = 1.4426950408889634f;
 
 struct Shape {
     int seq_len;
     int heads;
     int kv_heads;
-    // By token, where its document starts in its sequence; null where a sequence is one document.
+    // For each token, the index in its sequence of the first token of its document; null without documents.
     const int* doc_start;
-    // The first key that a query sees. Documents follow each other, so it never falls from one query to the next. Whatever stands there
-    // (every kernel runs once before there is data), it is a key.
+    // The first key that a query sees. Documents are in order, so it does not decrease with the query. It is
+    // clamped to a valid key, because kernels are timed before doc_start holds data.
     __device__ int first_key(int sequence, int query) const {
         return doc_start && query < seq_len ? min(max(doc_start[(i64)sequence * seq_len + query], 0), query) : 0;
     }
@@ -44,16 +46,16 @@ struct Backward {
     Shape shape;
 };
 
-// Where a head of a sequence stands.
-struct Columns {
-    // Of qkv, and of the outputs and their gradients.
+// Addresses of one query head of one sequence.
+struct HeadRows {
+    // Row widths of qkv, and of outputs and their gradients.
     i64 width, out_width;
-    // Its first rows; keys and values are those of its group.
+    // First rows of its queries, and of the keys and values of its group.
     const bf16 *q, *k, *v;
-    // The offset of its first row in outputs, and that of its first query in what there is one number of a query and head.
+    // Offset of its first row in outputs, and of its first query in lse and delta.
     i64 outputs, sums;
 
-    __device__ __forceinline__ Columns(const Shape& s, const bf16* qkv, int head, int sequence) {
+    __device__ __forceinline__ HeadRows(const Shape& s, const bf16* qkv, int head, int sequence) {
         int kv_head = head / (s.heads / s.kv_heads);
         i64 before = sequence * (i64)s.seq_len;
         width = (i64)(s.heads + 2 * s.kv_heads) * HEAD_DIM;
@@ -70,11 +72,12 @@ extern __shared__ uint4 shared_space[];
 
 __device__ __forceinline__ int lane() { return threadIdx.x % 32; }
 __device__ __forceinline__ int warp() { return threadIdx.x / 32; }
-// The row of 8 and the pair of columns that this lane has of every sum.
+// Row (of 8) and first column (of a pair) of this lane in each m16n8 accumulator.
 __device__ __forceinline__ int sum_row() { return lane() / 4; }
 __device__ __forceinline__ int sum_column() { return lane() % 4 * 2; }
 
-// Begins to copy the ROWS rows of a head from row `first` of a sequence on; what is behind the sequence's end becomes zeros.
+// Starts asynchronous copies of ROWS rows of a head, from row `first` of a sequence on. Rows past the end of
+// the sequence become zeros.
 template <int ROWS> __device__ __forceinline__ void load_tile(bf16* tile, const bf16* rows, i64 stride, int first, int seq_len) {
     constexpr int CHUNKS = HEAD_DIM / 8;
 #pragma unroll
@@ -82,12 +85,12 @@ template <int ROWS> __device__ __forceinline__ void load_tile(bf16* tile, const 
         int i = n * THREADS + threadIdx.x;
         int row = i / CHUNKS, chunk = i % CHUNKS;
         if (ROWS * CHUNKS % THREADS != 0 && i >= ROWS * CHUNKS) break;
-        bool there = first + row < seq_len;
-        copy_async<16>(tile + row * PITCH + chunk * 8, rows + (there ? first + row : 0) * stride + chunk * 8, there);
+        bool exists = first + row < seq_len;
+        copy_async<16>(tile + row * PITCH + chunk * 8, rows + (exists ? first + row : 0) * stride + chunk * 8, exists);
     }
 }
 
-// The same way back, COLUMNS of 16 rows that this warp has written.
+// Stores COLUMNS columns of 16 rows that this warp has written to a tile.
 template <int COLUMNS>
 __device__ __forceinline__ void store_rows(bf16* rows, i64 stride, const bf16* tile, int first, int seq_len) {
     constexpr int CHUNKS = COLUMNS / 8;
@@ -99,51 +102,53 @@ __device__ __forceinline__ void store_rows(bf16* rows, i64 stride, const bf16* t
     }
 }
 
-// Where a block has whole sequences: the part of the rows that this warp has in its first and its second turn.
+// For whole sequences: the part of the rows that this warp owns in its first and in its second turn. The two
+// are as far from the start as from the end, so that all warps have the same number of keys to process.
 __device__ __forceinline__ int part_of_warp(int turn) { return turn == 0 ? warp() : 2 * WARPS - 1 - warp(); }
 
-// Sums of 16 rows, the upper and the lower eight times a factor, rounded into a tile.
+// Rounds the sums of 16 rows into a tile; the upper and the lower eight rows are each multiplied by a scale.
 template <int COLUMNS>
 __device__ __forceinline__ void put_rows(bf16* tile, const float (&sum)[COLUMNS / 8][4], float upper_scale, float lower_scale) {
-    // Whatever stood there has been read.
+    // All lanes have read the previous contents.
     __syncwarp();
 #pragma unroll
     for (int n = 0; n < COLUMNS / 8; n++) {
         float upper[2] = {sum[n][0] * upper_scale, sum[n][1] * upper_scale};
         float lower[2] = {sum[n][2] * lower_scale, sum[n][3] * lower_scale};
-        bf16* at = tile + sum_row() * PITCH + n * 8 + sum_column();
-        *(u32*)at = pack_pair(upper);
-        *(u32*)(at + 8 * PITCH) = pack_pair(lower);
+        bf16* pair = tile + sum_row() * PITCH + n * 8 + sum_column();
+        *(u32*)pair = pack_pair(upper);
+        *(u32*)(pair + 8 * PITCH) = pack_pair(lower);
     }
 }
 
-// STRIPS x 16 rows of a tile as left operands: kept in registers, or, where heads are too wide for that, read whenever they are needed.
+// STRIPS x 16 rows of a tile as left operands. They are held in registers or, if heads are too wide for that,
+// read from shared memory whenever they are needed.
 template <bool IN_REGISTERS> struct LeftRows {
-    u32 kept[IN_REGISTERS ? STRIPS : 1][IN_REGISTERS ? STEPS : 1][4];
-    const bf16* at;
+    u32 fragments[IN_REGISTERS ? STRIPS : 1][IN_REGISTERS ? STEPS : 1][4];
+    const bf16* rows;
 
     __device__ __forceinline__ void read(u32 (&to)[4], int m, int step) const {
-        load_matrices(to, at + (m * 16 + lane() % 16) * PITCH + step * 16 + lane() / 16 * 8);
+        load_matrices(to, rows + (m * 16 + lane() % 16) * PITCH + step * 16 + lane() / 16 * 8);
     }
-    __device__ __forceinline__ explicit LeftRows(const bf16* rows) : at(rows) {
+    __device__ __forceinline__ explicit LeftRows(const bf16* rows) : rows(rows) {
         if constexpr (IN_REGISTERS) {
 #pragma unroll
             for (int m = 0; m < STRIPS; m++)
 #pragma unroll
-                for (int step = 0; step < STEPS; step++) read(kept[m][step], m, step);
+                for (int step = 0; step < STEPS; step++) read(fragments[m][step], m, step);
         }
     }
     __device__ __forceinline__ void get(u32 (&to)[4], int m, int step) const {
         if constexpr (IN_REGISTERS) {
 #pragma unroll
-            for (int i = 0; i < 4; i++) to[i] = kept[m][step][i];
+            for (int i = 0; i < 4; i++) to[i] = fragments[m][step][i];
         } else {
             read(to, m, step);
         }
     }
 };
 
-// sum[m][row, n] += the dot product of left's row and row n of the tile.
+// sum[m] += left[m] tile^T, over N rows of the tile.
 template <int N, bool IN_REGISTERS>
 __device__ __forceinline__ void multiply_rows(float (&sum)[STRIPS][N / 8][4], const LeftRows<IN_REGISTERS>& left, const bf16* tile) {
 #pragma unroll(IN_REGISTERS ? STEPS : 2)
@@ -164,7 +169,7 @@ __device__ __forceinline__ void multiply_rows(float (&sum)[STRIPS][N / 8][4], co
     }
 }
 
-// sum[m][row, column] += weights[m][row, k] times the tile's row k from `first_column` on.
+// sum[m] += weights[m] tile, over K rows of the tile and COLUMNS columns from `first_column` on.
 template <int K, int COLUMNS>
 __device__ __forceinline__ void multiply(float (&sum)[STRIPS][COLUMNS / 8][4], const u32 (&weights)[STRIPS][K / 16][4], const bf16* tile,
                                          int first_column) {
@@ -182,7 +187,8 @@ __device__ __forceinline__ void multiply(float (&sum)[STRIPS][COLUMNS / 8][4], c
         }
 }
 
-// Sums as the left operand of the next product, rounded to bf16.
+// Rounds accumulators to bf16 fragments of a left operand, for the next GEMM. The layouts match, so no data
+// moves between lanes.
 template <int N> __device__ __forceinline__ void as_left(u32 (&to)[N / 16][4], const float (&sum)[N / 8][4]) {
 #pragma unroll
     for (int k = 0; k < N / 16; k++) {
@@ -191,11 +197,11 @@ template <int N> __device__ __forceinline__ void as_left(u32 (&to)[N / 16][4], c
     }
 }
 
-// The queries that a warp owns, from `first` of a sequence on, and which keys they see.
+// The queries that a warp owns, from `first` on, and the keys that they see.
 struct Queries {
     int first;
     int seen_from[STRIPS][2];
-    // Before this key none of them sees any, and from the second on all see all that are not behind them.
+    // The first key that any of them sees, and the key from which on each sees all keys up to itself.
     int seen_by_any, seen_by_all;
 
     __device__ __forceinline__ Queries(const Shape& s, int sequence, int first) : first(first) {
@@ -206,23 +212,23 @@ struct Queries {
 #pragma unroll
             for (int half = 0; half < 2; half++) seen_from[m][half] = s.first_key(sequence, query(m, half));
     }
-    // The query of this lane's row in half of a strip.
+    // The query in this lane's row of the upper or lower half of a strip.
     __device__ __forceinline__ int query(int m, int half) const { return first + m * 16 + half * 8 + sum_row(); }
     __device__ __forceinline__ int last() const { return first + STRIPS * 16 - 1; }
-    // Whether one of them sees one of the N keys from `keys` on.
-    template <int N = TILE> __device__ __forceinline__ bool see_some(int keys) const {
+    // True if some query sees some of the N keys from `keys` on.
+    template <int N = TILE> __device__ __forceinline__ bool any_sees(int keys) const {
         return keys <= last() && keys + N > seen_by_any;
     }
-    // Whether one of the N keys from `keys` on is hidden from one of them.
-    template <int N = TILE> __device__ __forceinline__ bool miss(int keys) const {
+    // True if some of the N keys from `keys` on is hidden from some query.
+    template <int N = TILE> __device__ __forceinline__ bool needs_mask(int keys) const {
         return keys + N - 1 > first || keys < seen_by_all;
     }
-    __device__ __forceinline__ bool see(int m, int half, int key) const {
+    __device__ __forceinline__ bool sees(int m, int half, int key) const {
         return key <= query(m, half) && key >= seen_from[m][half];
     }
 };
 
-// Over the four lanes that share a row of a sum.
+// Sum and maximum over the four lanes that share a row of an accumulator.
 __device__ __forceinline__ float row_sum(float x) {
     x += __shfl_xor_sync(0xffffffffu, x, 1);
     return x + __shfl_xor_sync(0xffffffffu, x, 2);

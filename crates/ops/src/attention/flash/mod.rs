@@ -1,8 +1,9 @@
-//! Attention on the tensor cores of a GPU by kernels of our own: bf16 heads of any width that is a multiple
-//! of 16, with documents or without. Every sum has one owner and one order, so it is deterministic.
+//! Our attention kernels on tensor cores (FlashAttention-2, Dao, arXiv 2307.08691), in bf16, for head widths
+//! up to 256 that are multiples of 16, with and without documents. Each sum has one owner and one order, so
+//! results are deterministic.
 //!
-//! Sequences are gone through in tiles; short ones, of which all of a head fits into a block's shared memory,
-//! also whole.
+//! There are two kinds: kernels that stream tiles of keys or queries through shared memory, and, for short
+//! sequences, kernels that hold a whole head of a sequence in it.
 #![allow(unsafe_code, reason = "it launches kernels")]
 
 use super::Attention;
@@ -14,15 +15,16 @@ use xtrain_cuda::{
 };
 use xtrain_tensor::{DType, TensorType};
 
-/// What tests compile, and what is tried where heads are that wide or a little less: a block's warps, the
-/// strips of 16 rows that each owns, and the rows that they go through at a time.
+/// Tile sizes by head width: the warps of a block, the strips of 16 rows that each warp owns, and the rows of
+/// a tile that it loops over. Tests compile all of them; at run time they are the candidates for heads of
+/// that width and narrower ones.
 macro_rules! tiles {
     ($($width:literal: $($warps:literal x $strips:literal over $tile:literal),+;)+) => {
         &[$($(&[("HEAD_DIM", $width), ("WARPS", $warps), ("STRIPS", $strips), ("TILE", $tile)]),+),+]
     };
 }
 
-/// The same for blocks that have whole sequences: all that their warps own twice.
+/// As `tiles!`, for blocks that hold whole sequences: each warp owns its strips in two turns.
 macro_rules! whole_tiles {
     ($($width:literal: $($warps:literal x $strips:literal over $tile:literal),+;)+) => {
         &[$($(&[
@@ -33,13 +35,13 @@ macro_rules! whole_tiles {
 }
 
 const COMMON: Header = Header::new("attention/flash/common.cuh", include_str!("common.cuh"));
-const OF_ONE_FORWARD: Header = Header::new("attention/flash/forward.cuh", include_str!("forward.cuh"));
-const OF_ONE_BACKWARD: Header = Header::new("attention/flash/backward.cuh", include_str!("backward.cuh"));
-const OF_FORWARD: &[Header] = &[TENSOR_CORES, COMMON, OF_ONE_FORWARD];
-const OF_BACKWARD: &[Header] = &[TENSOR_CORES, COMMON, OF_ONE_BACKWARD];
+const FORWARD_HEADER: Header = Header::new("attention/flash/forward.cuh", include_str!("forward.cuh"));
+const BACKWARD_HEADER: Header = Header::new("attention/flash/backward.cuh", include_str!("backward.cuh"));
+const FORWARD_HEADERS: &[Header] = &[TENSOR_CORES, COMMON, FORWARD_HEADER];
+const BACKWARD_HEADERS: &[Header] = &[TENSOR_CORES, COMMON, BACKWARD_HEADER];
 
 pub(super) const FORWARD: KernelSource = KernelSource {
-    headers: OF_FORWARD,
+    headers: FORWARD_HEADERS,
     variants: tiles! {
         32: 4 x 1 over 64, 8 x 1 over 64, 4 x 2 over 64;
         64: 4 x 1 over 64, 4 x 2 over 32, 8 x 1 over 64, 4 x 1 over 32;
@@ -50,7 +52,7 @@ pub(super) const FORWARD: KernelSource = KernelSource {
 };
 
 pub(super) const QUERIES: KernelSource = KernelSource {
-    headers: OF_BACKWARD,
+    headers: BACKWARD_HEADERS,
     variants: tiles! {
         32: 4 x 1 over 64, 8 x 1 over 64;
         64: 4 x 1 over 64, 4 x 1 over 32, 8 x 1 over 64;
@@ -61,7 +63,7 @@ pub(super) const QUERIES: KernelSource = KernelSource {
 };
 
 pub(super) const KEYS: KernelSource = KernelSource {
-    headers: OF_BACKWARD,
+    headers: BACKWARD_HEADERS,
     variants: tiles! {
         32: 4 x 1 over 32, 4 x 1 over 64, 4 x 2 over 32;
         64: 4 x 1 over 64, 4 x 1 over 32, 8 x 1 over 32;
@@ -72,7 +74,7 @@ pub(super) const KEYS: KernelSource = KernelSource {
 };
 
 pub(super) const WHOLE_FORWARD: KernelSource = KernelSource {
-    headers: OF_FORWARD,
+    headers: FORWARD_HEADERS,
     variants: whole_tiles! {
         32: 4 x 1 over 32, 8 x 1 over 64, 8 x 1 over 32, 4 x 2 over 32, 16 x 1 over 64;
         64: 4 x 1 over 32, 8 x 1 over 64, 8 x 1 over 32, 4 x 2 over 32;
@@ -82,7 +84,7 @@ pub(super) const WHOLE_FORWARD: KernelSource = KernelSource {
 };
 
 pub(super) const WHOLE_BACKWARD: KernelSource = KernelSource {
-    headers: OF_BACKWARD,
+    headers: BACKWARD_HEADERS,
     variants: whole_tiles! {
         32: 4 x 1 over 32, 8 x 1 over 32, 8 x 1 over 16, 4 x 2 over 32, 16 x 1 over 32;
         64: 4 x 1 over 32, 8 x 1 over 32;
@@ -91,27 +93,28 @@ pub(super) const WHOLE_BACKWARD: KernelSource = KernelSource {
     ..KernelSource::new("attention/flash/whole_backward.cu", include_str!("whole_backward.cu"))
 };
 
-/// The names of all tiles, sorted.
+/// Names of all tile sizes, sorted.
 pub(super) fn tile_names() -> BTreeSet<String> {
     let sources = [FORWARD, QUERIES, KEYS, WHOLE_FORWARD, WHOLE_BACKWARD];
     sources.iter().flat_map(|source| source.variants).map(|defines| Tiles::read(defines).name()).collect()
 }
 
-/// How a block works.
+/// Tile sizes of a kernel: its defines.
 #[derive(Clone, Copy)]
 pub(super) struct Tiles {
     head_dim: usize,
     warps: usize,
     strips: usize,
     tile: usize,
-    /// Rows of whole sequences; 0 where there are none.
+    /// Maximum sequence length of a kernel that holds whole sequences; 0 for the other kernels.
     whole: usize,
 }
 
 impl Tiles {
-    /// Those of a source for heads of `head_dim` columns and sequences of `seq_len` tokens, the first ones
-    /// first: what is listed for the next width, and, of whole sequences, for the next length.
-    fn of(source: &KernelSource, head_dim: usize, seq_len: usize) -> Vec<Tiles> {
+    /// The candidates for heads of `head_dim` columns and sequences of `seq_len` tokens, in the order of the
+    /// source's list: those listed for the smallest sufficient width and, for whole sequences, the smallest
+    /// sufficient length.
+    fn candidates(source: &KernelSource, head_dim: usize, seq_len: usize) -> Vec<Tiles> {
         let mut tiles: Vec<Tiles> = source.variants.iter().map(Tiles::read).collect();
         tiles.retain(|t| t.head_dim >= head_dim && (t.whole == 0 || t.whole >= seq_len));
         let width = tiles.iter().map(|t| t.head_dim).min();
@@ -121,7 +124,7 @@ impl Tiles {
         tiles.into_iter().map(|t| Tiles { head_dim, ..t }).collect()
     }
 
-    /// Those that a source is compiled with by `defines`.
+    /// The tile sizes in `defines`.
     fn read(defines: &Defines) -> Tiles {
         let number = |name: &str| defines.iter().find(|d| d.0 == name).map_or(0, |d| d.1 as usize);
         let [head_dim, warps, strips, tile, whole] =
@@ -129,12 +132,12 @@ impl Tiles {
         Tiles { head_dim, warps, strips, tile, whole }
     }
 
-    /// Rows that a block owns, or, of a whole sequence, that its warps own at a time.
+    /// Rows that the warps of a block own, with whole sequences in one turn.
     fn owned(self) -> usize {
         self.warps * self.strips * 16
     }
 
-    /// Bytes of this many rows in shared memory.
+    /// Bytes of this many padded rows in shared memory.
     fn bytes(self, rows: usize) -> usize {
         2 * (self.head_dim + 8) * rows
     }
@@ -155,13 +158,13 @@ impl Tiles {
     }
 }
 
-/// Blocks of a grid along y and z, at most.
-const MOST_BLOCKS: usize = 65_535;
+/// Maximum number of blocks along y and z of a grid.
+const MAX_BLOCKS_YZ: usize = 65_535;
 
-/// A kernel of these sources.
+/// A kernel of these sources, and how it is launched.
 pub(super) struct Kernel {
     source: &'static KernelSource,
-    /// Its name, within documents or over whole sequences.
+    /// Its symbol, which may differ with documents.
     name: fn(documents: bool) -> &'static str,
     /// True if several query heads may share a key/value head.
     grouped: bool,
@@ -170,8 +173,8 @@ pub(super) struct Kernel {
     grid: fn(&Attention, Tiles, sequences: usize) -> [usize; 3],
 }
 
-/// The forward in tiles.
-pub(super) const TILED_FORWARD: &[Kernel] = &[Kernel {
+/// The tiled forward.
+pub(super) const TILED_FORWARD_KERNELS: &[Kernel] = &[Kernel {
     source: &FORWARD,
     name: |documents| if documents { "flash_forward_of_documents" } else { "flash_forward" },
     grouped: true,
@@ -180,7 +183,7 @@ pub(super) const TILED_FORWARD: &[Kernel] = &[Kernel {
 }];
 
 /// The forward of whole sequences.
-pub(super) const FORWARD_OF_WHOLE: &[Kernel] = &[Kernel {
+pub(super) const WHOLE_FORWARD_KERNELS: &[Kernel] = &[Kernel {
     source: &WHOLE_FORWARD,
     name: |_| "whole_forward",
     grouped: true,
@@ -188,8 +191,8 @@ pub(super) const FORWARD_OF_WHOLE: &[Kernel] = &[Kernel {
     grid: |op, _, sequences| [op.heads, sequences, 1],
 }];
 
-/// The backward in tiles.
-pub(super) const TILED_BACKWARD: &[Kernel] = &[
+/// The tiled backward.
+pub(super) const TILED_BACKWARD_KERNELS: &[Kernel] = &[
     Kernel {
         source: &QUERIES,
         name: |_| "flash_queries",
@@ -201,7 +204,7 @@ pub(super) const TILED_BACKWARD: &[Kernel] = &[
         source: &KEYS,
         name: |_| "flash_keys",
         grouped: true,
-        // Beside the tiles, three numbers for each query of two stages.
+        // The tiles, and three numbers for each query of two stages.
         shared: |t| t.bytes(2 * t.owned() + 4 * t.tile) + 2 * 3 * 4 * t.tile,
         // A block sums at most 128 columns.
         grid: |op, t, sequences| {
@@ -212,28 +215,30 @@ pub(super) const TILED_BACKWARD: &[Kernel] = &[
 ];
 
 /// The backward of whole sequences.
-pub(super) const BACKWARD_OF_WHOLE: &[Kernel] = &[Kernel {
+pub(super) const WHOLE_BACKWARD_KERNELS: &[Kernel] = &[Kernel {
     source: &WHOLE_BACKWARD,
     name: |_| "whole_backward",
     grouped: false,
-    // Beside the tiles, three numbers for each query.
+    // The tiles, and three numbers for each query.
     shared: |t| t.bytes(4 * t.whole + t.owned()) + 3 * 4 * t.whole,
     grid: |op, _, sequences| [op.heads, sequences, 1],
 }];
 
 impl Attention {
-    /// The work of a kernel with the fastest tiles on this card, timed with the second arguments; none where
-    /// no tiles fit into its shared memory.
+    /// The launch of a kernel with the fastest tile sizes on this GPU, or `None` if none fit into its shared
+    /// memory. They are timed with the second arguments.
     fn with_fastest_tiles<A: Copy + Send + Sync + 'static>(
         &self,
         gpu: &Gpu,
         kernel: &Kernel,
         sequences: usize,
         documents: bool,
-        [arguments, rehearsed]: [A; 2],
+        [arguments, timing]: [A; 2],
     ) -> Result<Option<Work>, CudaError> {
-        let mut tiles = Tiles::of(kernel.source, self.head_dim, self.seq_len);
-        tiles.retain(|&t| (kernel.grid)(self, t, sequences)[1..].iter().all(|&blocks| blocks <= MOST_BLOCKS));
+        let mut tiles = Tiles::candidates(kernel.source, self.head_dim, self.seq_len);
+        tiles.retain(|&t| {
+            (kernel.grid)(self, t, sequences)[1..].iter().all(|&blocks| blocks <= MAX_BLOCKS_YZ)
+        });
         tiles.retain(|&t| (kernel.shared)(t) <= gpu.info().shared_bytes_per_block);
         let name = (kernel.name)(documents);
         let launch = |t: Tiles, arguments: A| {
@@ -242,21 +247,21 @@ impl Attention {
             function.allow_shared(shared)?;
             let grid = (kernel.grid)(self, t, sequences).map(|n| n as u32);
             let launch = Launch { grid, ..Launch::row(1, 32 * t.warps as u32) }.shared(shared);
-            // SAFETY: the kernel takes what its caller made of operands that `infer` checked, and has the
-            // shared memory that it uses.
+            // SAFETY: `arguments` is the kernel's structure, which the caller filled with operands that
+            // `infer` checked, and the launch has the shared memory that the kernel uses.
             Ok(Some(unsafe { Work::launch(function, launch, arguments) }))
         };
-        let make = |t: Tiles| {
-            move |purpose| launch(t, if purpose == WorkPurpose::Timing { rehearsed } else { arguments })
+        let prepare = |t: Tiles| {
+            move |purpose| launch(t, if purpose == WorkPurpose::Timing { timing } else { arguments })
         };
-        let named: Vec<(String, _)> = tiles.into_iter().map(|t| (t.name(), make(t))).collect();
+        let named: Vec<(String, _)> = tiles.into_iter().map(|t| (t.name(), prepare(t))).collect();
         let candidates: Vec<AlgorithmCandidate<'_>> =
-            named.iter().map(|(name, make)| AlgorithmCandidate::new(name, make)).collect();
+            named.iter().map(|(name, prepare)| AlgorithmCandidate::new(name, prepare)).collect();
         gpu.fastest(&self.tiles_key(name, sequences, documents), &candidates)
     }
 
-    /// What `kernels` do one after the other, over `qkv`; none where they do not take these operands, or no
-    /// tiles fit. The second arguments are those that they are timed with.
+    /// The launches of `kernels` in sequence, or `None` if they do not support these operands or no tile
+    /// sizes fit. The kernels are timed with the second arguments.
     fn flash<A: Copy + Send + Sync + 'static>(
         &self,
         gpu: &Gpu,
@@ -265,8 +270,8 @@ impl Attention {
         documents: bool,
         arguments: [A; 2],
     ) -> Result<Option<Work>, CudaError> {
-        let is_wide = self.head_dim.is_multiple_of(16) && (16..=256).contains(&self.head_dim);
-        if qkv.dtype != DType::BF16 || !is_wide {
+        let supports_width = self.head_dim.is_multiple_of(16) && (16..=256).contains(&self.head_dim);
+        if qkv.dtype != DType::BF16 || !supports_width {
             return Ok(None);
         }
         let (tokens, _) = qkv.shape.rows_cols();
@@ -284,7 +289,8 @@ impl Attention {
         Ok(Some(Work::sequence(works)))
     }
 
-    /// The forward by `kernels`, where they take it; timed, if need be, on the second operands.
+    /// The forward by `kernels`, or `None` if they do not support the operands. The kernels are timed with
+    /// the second operands.
     pub(super) fn flash_forward(
         &self,
         gpu: &Gpu,
@@ -292,11 +298,12 @@ impl Attention {
         kernels: &[Kernel],
     ) -> Result<Option<Work>, CudaError> {
         let inputs = operands[0].inputs;
-        let arguments = operands.map(|operands| Forward::of(self, &operands));
+        let arguments = operands.map(|operands| Forward::new(self, &operands));
         self.flash(gpu, kernels, inputs[0].ty, inputs.len() > 1, arguments)
     }
 
-    /// The backward likewise; it works in a number for each query and head.
+    /// The backward by `kernels`, as [`Attention::flash_forward`]. Its workspace holds delta, f32 `[B, h,
+    /// s]`.
     pub(super) fn flash_backward(
         &self,
         gpu: &Gpu,
@@ -304,7 +311,7 @@ impl Attention {
         kernels: &[Kernel],
     ) -> Result<Option<Work>, CudaError> {
         let inputs = operands[0].inputs;
-        let arguments = operands.map(|operands| Backward::of(self, &operands));
+        let arguments = operands.map(|operands| Backward::new(self, &operands));
         self.flash(gpu, kernels, inputs[1].ty, inputs.len() > 4, arguments)
     }
 }

@@ -1,26 +1,28 @@
-// The first half of the backward of causal attention on tensor cores: dq, and delta = the sum of do * o on the way. The other half,
-// `keys.cu`, makes dk and dv. Two products of five are made twice, so that every sum has one owner and one order.
+// Tiled backward of causal attention on tensor cores, first launch: dq, and delta, the sum of do * o, which
+// the second launch reads. flash/keys.cu is the second launch, for dk and dv. Two of the five GEMMs, the
+// scores and dp, are computed in both, so that each gradient is summed by one block in a fixed order, without
+// atomics.
 //
-// A block has OWNED queries of one head of a sequence and goes through the keys that they see, TILE at a time (grid: tiles of queries,
-// heads, sequences); the next keys and values are copied while these are worked on.
+// A block owns OWNED queries of one head and loops over the keys that they see, TILE at a time,
+// double-buffered. Grid: (tiles of queries, heads, sequences).
 
-extern "C" __global__ void __launch_bounds__(THREADS, 1) flash_queries(Backward at) {
-    const Shape& s = at.shape;
+extern "C" __global__ void __launch_bounds__(THREADS, 1) flash_queries(Backward args) {
+    const Shape& s = args.shape;
     bf16* q_tile = (bf16*)shared_space;
     bf16* d_o_tile = q_tile + OWNED * PITCH;
     bf16* stages = d_o_tile + OWNED * PITCH;
     constexpr int STAGE = 2 * TILE * PITCH;
-    static_assert(2 * TILE >= OWNED, "the outputs pass through the second stage");
-    // The longest tiles first.
+    static_assert(2 * TILE >= OWNED, "the outputs are loaded into the second stage");
+    // The tiles with the most keys are scheduled first.
     int first = (gridDim.x - 1 - blockIdx.x) * OWNED, head = blockIdx.y, sequence = blockIdx.z;
-    Columns of(s, at.qkv, head, sequence);
+    HeadRows head_rows(s, args.qkv, head, sequence);
     int keys = s.first_key(sequence, first) / TILE * TILE, end = min(first + OWNED, s.seq_len);
-    load_tile<OWNED>(q_tile, of.q, of.width, first, s.seq_len);
-    load_tile<OWNED>(d_o_tile, at.d_o + of.outputs, of.out_width, first, s.seq_len);
+    load_tile<OWNED>(q_tile, head_rows.q, head_rows.width, first, s.seq_len);
+    load_tile<OWNED>(d_o_tile, args.d_o + head_rows.outputs, head_rows.out_width, first, s.seq_len);
     bf16* o_tile = stages + STAGE;
-    load_tile<OWNED>(o_tile, at.o + of.outputs, of.out_width, first, s.seq_len);
-    load_tile<TILE>(stages, of.k, of.width, keys, s.seq_len);
-    load_tile<TILE>(stages + TILE * PITCH, of.v, of.width, keys, s.seq_len);
+    load_tile<OWNED>(o_tile, args.o + head_rows.outputs, head_rows.out_width, first, s.seq_len);
+    load_tile<TILE>(stages, head_rows.k, head_rows.width, keys, s.seq_len);
+    load_tile<TILE>(stages + TILE * PITCH, head_rows.v, head_rows.width, keys, s.seq_len);
     await_copies();
     __syncthreads();
 
@@ -30,13 +32,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) flash_queries(Backward 
     for (int m = 0; m < STRIPS; m++) {
         int strip = owned + m * 16;
         sum_delta(rows.delta[m], d_o_tile + strip * PITCH, o_tile + strip * PITCH, PITCH, [&](int row, float sum) {
-            if (first + strip + row < s.seq_len) at.delta[of.sums + first + strip + row] = sum;
+            if (first + strip + row < s.seq_len) args.delta[head_rows.sums + first + strip + row] = sum;
         });
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             int query = rows.queries.query(m, half);
-            // A query that is not there gives every key the probability 0.
-            rows.lse[m][half] = query < s.seq_len ? at.lse[of.sums + query] * LOG2_E : INFINITY_F;
+            // For queries past the end all probabilities become 0.
+            rows.lse[m][half] = query < s.seq_len ? args.lse[head_rows.sums + query] * LOG2_E : INFINITY_F;
         }
     }
     for (int stage = 0; keys < end; keys += TILE, stage ^= 1) {
@@ -45,11 +47,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) flash_queries(Backward 
         const bf16* k_tile = stages + stage * STAGE;
         if (keys + TILE < end) {
             bf16* next = stages + (stage ^ 1) * STAGE;
-            load_tile<TILE>(next, of.k, of.width, keys + TILE, s.seq_len);
-            load_tile<TILE>(next + TILE * PITCH, of.v, of.width, keys + TILE, s.seq_len);
+            load_tile<TILE>(next, head_rows.k, head_rows.width, keys + TILE, s.seq_len);
+            load_tile<TILE>(next + TILE * PITCH, head_rows.v, head_rows.width, keys + TILE, s.seq_len);
         }
-        if (rows.queries.see_some(keys)) rows.add(k_tile, k_tile + TILE * PITCH, keys);
+        if (rows.queries.any_sees(keys)) rows.add(k_tile, k_tile + TILE * PITCH, keys);
     }
-    // Queries are read by their own warp alone, which is done with them.
-    rows.finish(at.dqkv + (of.q - at.qkv), of.width, q_tile + owned * PITCH, s.seq_len);
+    // Each warp reads only its own rows of q_tile, and no longer needs them.
+    rows.finish(args.dqkv + (head_rows.q - args.qkv), head_rows.width, q_tile + owned * PITCH, s.seq_len);
 }

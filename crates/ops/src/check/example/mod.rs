@@ -1,4 +1,5 @@
-//! GELU in its tanh form (Hendrycks & Gimpel, arXiv 1606.08415, section 2): the activation of GPT-2 and Gemma.
+//! GELU in its tanh form (Hendrycks & Gimpel, arXiv 1606.08415, section 2): the activation of GPT-2 and
+//! Gemma.
 
 mod cpu;
 #[cfg(any(test, feature = "samples"))]
@@ -23,7 +24,7 @@ impl Op for Gelu {
         Ok(vec![inputs[0]])
     }
 
-    /// The recompute policy `norms` does not keep its output.
+    /// The recompute policy `norms` does not save its output.
     fn is_cheap(&self, _: usize) -> bool {
         true
     }

@@ -1,8 +1,8 @@
-//! [`ScaledLinearCrossEntropy`] on a GPU: for each chunk the casts, the GEMMs and the rows, by the kernels of
-//! these ops.
+//! [`ScaledLinearCrossEntropy`] on a GPU: for each chunk it launches the kernels of the casts, the GEMMs and
+//! the rows.
 
 use super::super::cuda::Chunks;
-use super::{ChunkCast, ScaledLinearCrossEntropy, Weights};
+use super::{ChunkCast, ScaledLinearCrossEntropy, SplitInputs};
 use std::ops::Range;
 use xtrain_cuda::{CudaError, CudaKernel, CudaOutput, CudaTensor, Gemm, Gpu, Operands, Work};
 use xtrain_program::LinearGemm;
@@ -10,24 +10,24 @@ use xtrain_tensor::{DType, TensorType};
 
 impl ChunkCast {
     fn workspace(&self) -> Vec<TensorType> {
-        self.cast.workspace(&[self.of])
+        self.cast.workspace(&[self.input])
     }
 }
 
 impl ScaledLinearCrossEntropy {
-    /// The workspace of the GEMM of a chunk's logits; the other GEMMs use its first part.
-    fn product_workspace(&self, inputs: &[TensorType], c: usize) -> Vec<TensorType> {
+    /// Workspace of the GEMM of a chunk's logits; the other GEMMs use its first part.
+    fn fprop_workspace(&self, inputs: &[TensorType], c: usize) -> Vec<TensorType> {
         let [x, _] = self.chunk_casts(inputs, c);
         match (self.scaled_gemm(LinearGemm::Fprop, inputs[0].dtype), x) {
-            (Some(gemm), Some(x)) => gemm.workspace(&[&x.made[..2], &inputs[3..5]].concat()),
+            (Some(gemm), Some(x)) => gemm.workspace(&[&x.outputs[..2], &inputs[3..5]].concat()),
             _ => vec![Gemm::workspace()],
         }
     }
 }
 
 impl CudaKernel for ScaledLinearCrossEntropy {
-    /// The logits of the longest chunk, each token's terms of the two outputs, the outputs and workspace of
-    /// the longest chunk's casts, and the workspace of the GEMMs.
+    /// The logits of the longest chunk, the terms `[t, 2]` of each token in the two outputs, the outputs and
+    /// the workspace of the longest chunk's casts, and the workspace of the GEMMs.
     fn workspace(&self, inputs: &[TensorType]) -> Vec<TensorType> {
         let (t, v) = self.extents(inputs);
         let longest = self.longest(t);
@@ -35,12 +35,12 @@ impl CudaKernel for ScaledLinearCrossEntropy {
             vec![TensorType::new(inputs[0].dtype, [longest, v]), TensorType::new(DType::F32, [t, 2])];
         for cast in self.chunk_casts(inputs, longest).into_iter().flatten() {
             let workspace = cast.workspace();
-            all.extend(cast.made);
+            all.extend(cast.outputs);
             all.extend(workspace);
         }
-        // The last chunk may have a number of tokens that tensor cores don't support.
-        let of_chunks = self.chunks(t).map(|chunk| self.product_workspace(inputs, chunk.len()));
-        all.extend(of_chunks.max_by_key(Vec::len).into_iter().flatten());
+        // The last chunk may have a number of tokens that FP8 tensor cores do not support.
+        let per_chunk = self.chunks(t).map(|chunk| self.fprop_workspace(inputs, chunk.len()));
+        all.extend(per_chunk.max_by_key(Vec::len).into_iter().flatten());
         all
     }
 
@@ -49,20 +49,20 @@ impl CudaKernel for ScaledLinearCrossEntropy {
             unreachable!("three inputs at least")
         };
         let types: Vec<TensorType> = operands.inputs.iter().map(|input| input.ty).collect();
-        let Weights { of: [w_logits, w_dx], scales } = self.split(operands.inputs);
+        let SplitInputs { weights: [w_logits, w_dx], scales } = self.split(operands.inputs);
         let ((t, v), d) = (self.extents(&types), x_td.ty.shape[1]);
         let dtype = x_td.ty.dtype;
         let mut rest = operands.outputs[2..].iter().copied();
         let dx_td = if self.grad.dx { rest.next() } else { None };
         let mut dw_vd = if self.grad.dw.is_some() { rest.next() } else { None };
         let mut amaxes: Vec<CudaOutput> = rest.collect();
-        let of = self.amaxes();
+        let amax_index = self.amaxes();
 
         let (own, workspace) = operands.workspace.split_at(2);
         let longest = self.chunk_casts(&types, self.longest(t));
-        let counts = longest.map(|cast| cast.map_or(0, |cast| cast.made.len() + cast.workspace().len()));
-        let (of_x, workspace) = workspace.split_at(counts[0]);
-        let (of_dlogits, products) = workspace.split_at(counts[1]);
+        let counts = longest.map(|cast| cast.map_or(0, |cast| cast.outputs.len() + cast.workspace().len()));
+        let (x_workspace, workspace) = workspace.split_at(counts[0]);
+        let (dlogits_workspace, gemm_workspace) = workspace.split_at(counts[1]);
         let chunks = Chunks {
             gpu,
             z_loss: self.grad.loss.z_loss,
@@ -72,7 +72,7 @@ impl CudaKernel for ScaledLinearCrossEntropy {
             inv_targets: *inv_targets,
             logits: own[0],
             terms: own[1],
-            products: products[0].place,
+            gemm_workspace: gemm_workspace[0].place,
             v,
             d,
         };
@@ -80,7 +80,7 @@ impl CudaKernel for ScaledLinearCrossEntropy {
         let scaled = |gemm, out: CudaOutput, a: &[CudaTensor], b: &[CudaTensor]| {
             self.scaled_gemm(gemm, out.ty.dtype).map(|gemm| {
                 let inputs = [a, b].concat();
-                gemm.prepare(gpu, &Operands { inputs: &inputs, outputs: &[out], workspace: products })
+                gemm.prepare(gpu, &Operands { inputs: &inputs, outputs: &[out], workspace: gemm_workspace })
             })
         };
         let mut works = Vec::new();
@@ -89,25 +89,40 @@ impl CudaKernel for ScaledLinearCrossEntropy {
             let [x_cast, dlogits_cast] = self.chunk_casts(&types, c);
             let x_cd = rows_of(*x_td, &tokens);
             let logits = CudaTensor { ty: TensorType::new(dtype, [c, v]), place: own[0].place };
-            let x_made = made(gpu, x_cast, x_cd, scales[0], amaxes.get_mut(of[0]), of_x, &mut works)?;
+            let x_casts = prepare_cast(
+                gpu,
+                x_cast,
+                x_cd,
+                scales[0],
+                amaxes.get_mut(amax_index[0]),
+                x_workspace,
+                &mut works,
+            )?;
             let written = CudaOutput { ty: logits.ty, place: logits.place, accumulate: false };
-            match scaled(LinearGemm::Fprop, written, direct(&x_made), w_logits) {
+            match scaled(LinearGemm::Fprop, written, row_major(&x_casts), w_logits) {
                 Some(work) => works.push(work?),
                 None => chunks.logits(&tokens, &w_logits[0], &mut works)?,
             }
             works.push(chunks.rows(&tokens)?);
-            let dlogits_made =
-                made(gpu, dlogits_cast, logits, scales[1], amaxes.get_mut(of[1]), of_dlogits, &mut works)?;
+            let dlogits_casts = prepare_cast(
+                gpu,
+                dlogits_cast,
+                logits,
+                scales[1],
+                amaxes.get_mut(amax_index[1]),
+                dlogits_workspace,
+                &mut works,
+            )?;
             if let Some(dx) = dx_td {
                 let CudaTensor { ty, place } = rows_of(CudaTensor { ty: dx.ty, place: dx.place }, &tokens);
                 let dx_cd = CudaOutput { ty, place, accumulate: false };
-                match scaled(LinearGemm::Dgrad, dx_cd, direct(&dlogits_made), w_dx) {
+                match scaled(LinearGemm::Dgrad, dx_cd, row_major(&dlogits_casts), w_dx) {
                     Some(work) => works.push(work?),
                     None => chunks.dx(&tokens, &w_dx[0], dx, &mut works)?,
                 }
             }
             if let Some(dw) = &mut dw_vd {
-                match scaled(LinearGemm::Wgrad, *dw, transposed(&dlogits_made), transposed(&x_made)) {
+                match scaled(LinearGemm::Wgrad, *dw, transposed(&dlogits_casts), transposed(&x_casts)) {
                     Some(work) => works.push(work?),
                     None => chunks.dw(&tokens, *dw, dw.accumulate, &mut works)?,
                 }
@@ -119,16 +134,16 @@ impl CudaKernel for ScaledLinearCrossEntropy {
     }
 }
 
-/// Rows of a matrix.
-fn rows_of(of: CudaTensor, rows: &Range<usize>) -> CudaTensor {
-    let (ty, cols) = (of.ty, of.ty.shape[1]);
-    let place = of.place.offset(ty.dtype.bytes(rows.start * cols));
+/// These rows of a matrix.
+fn rows_of(matrix: CudaTensor, rows: &Range<usize>) -> CudaTensor {
+    let (ty, cols) = (matrix.ty, matrix.ty.shape[1]);
+    let place = matrix.place.offset(ty.dtype.bytes(rows.start * cols));
     CudaTensor { ty: TensorType::new(ty.dtype, [rows.len(), cols]), place }
 }
 
-/// Appends the cast of a chunk, if there is one, to `works`; its outputs are at the start of `workspace`. Its
-/// amax is raised.
-fn made(
+/// Appends the cast of a chunk, if any, to `works`. Returns its outputs, which lie at the start of
+/// `workspace`, except for the amax: the running amax is raised to that of the chunk.
+fn prepare_cast(
     gpu: &Gpu,
     cast: Option<ChunkCast>,
     x: CudaTensor,
@@ -138,25 +153,25 @@ fn made(
     works: &mut Vec<Work>,
 ) -> Result<Vec<CudaTensor>, CudaError> {
     let (Some(cast), Some(amax)) = (cast, amax) else { return Ok(Vec::new()) };
-    let (made, own) = workspace.split_at(cast.made.len());
-    let of = |types: &[TensorType], places: &[CudaTensor]| -> Vec<CudaTensor> {
-        types.iter().zip(places).map(|(&ty, at)| CudaTensor { ty, place: at.place }).collect()
+    let (casts, own) = workspace.split_at(cast.outputs.len());
+    let with_types = |types: &[TensorType], tensors: &[CudaTensor]| -> Vec<CudaTensor> {
+        types.iter().zip(tensors).map(|(&ty, tensor)| CudaTensor { ty, place: tensor.place }).collect()
     };
-    let (made, own) = (of(&cast.made, made), of(&cast.workspace(), own));
-    let written = made.iter().map(|&CudaTensor { ty, place }| CudaOutput { ty, place, accumulate: false });
+    let (casts, own) = (with_types(&cast.outputs, casts), with_types(&cast.workspace(), own));
+    let written = casts.iter().map(|&CudaTensor { ty, place }| CudaOutput { ty, place, accumulate: false });
     let outputs: Vec<_> = written.chain([*amax]).collect();
     let inputs: Vec<_> = [x].into_iter().chain(scale.copied()).collect();
     works.push(cast.cast.prepare(gpu, &Operands { inputs: &inputs, outputs: &outputs, workspace: &own })?);
     amax.accumulate = true;
-    Ok(made)
+    Ok(casts)
 }
 
-/// Row-major numbers and scales: the first outputs of a cast. Empty without one.
-fn direct(made: &[CudaTensor]) -> &[CudaTensor] {
-    &made[..made.len().min(2)]
+/// The row-major elements and scales: the first outputs of a cast. Empty without a cast.
+fn row_major(casts: &[CudaTensor]) -> &[CudaTensor] {
+    &casts[..casts.len().min(2)]
 }
 
-/// Transposed numbers and scales: the last outputs of a cast.
-fn transposed(made: &[CudaTensor]) -> &[CudaTensor] {
-    &made[made.len().max(2) - 2..]
+/// The transposed elements and scales: the last outputs of a cast. Empty without a cast.
+fn transposed(casts: &[CudaTensor]) -> &[CudaTensor] {
+    &casts[casts.len().max(2) - 2..]
 }

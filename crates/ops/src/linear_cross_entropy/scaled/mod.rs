@@ -1,9 +1,9 @@
-//! The loss with GEMMs on FP8 operands: logits = x w^T, dx = dlogits w and dw = dlogits^T x, each if it is
-//! chosen.
+//! The loss with GEMMs on FP8 operands: logits = x w^T, dx = dlogits w and dw = dlogits^T x, in any
+//! combination.
 //!
-//! The weight is an input in FP8. The op casts x and dlogits, a chunk of tokens at a time, because dlogits
-//! exist no longer. Chunks begin at multiples of 128 tokens, so that tiles are those of the whole tensor. If
-//! a scale is one of a whole tensor or column, and not given, each chunk has its own.
+//! The weight is an input in FP8. The op casts x and dlogits itself, chunk by chunk, because dlogits never
+//! exist for all tokens. Chunks begin at multiples of 128 tokens, so that tiles do not depend on the chunks.
+//! Scales of a whole tensor or column that are not delayed are computed for each chunk.
 
 mod cpu;
 mod cuda;
@@ -26,70 +26,74 @@ use xtrain_tensor::{DType, TILE, TensorType};
 /// cross_entropy[, dx_td] [, dw_vd], amaxes)`: [`LinearCrossEntropyGrad`], or without gradients
 /// [`LinearCrossEntropy`](super::LinearCrossEntropy), with some of its GEMMs on FP8 operands.
 ///
-/// w is `w_vd` in x's type for a GEMM of plain operands, else two inputs, numbers and scales: of `[v, d]` for
-/// logits, of `[d, v]` for dx. The scales `f32[1, 1]` are delayed scales. Amaxes are `f32[1]` over all
-/// chunks, as those of a cast ([`Quantize`]): one of x and one of dlogits, each if its scale is delayed, then
-/// one of all other casts. The vocabulary is a multiple of 16; for gradients on FP8 operands, so are t and d.
+/// w is `w_vd` in x's type for a GEMM of plain operands. For FP8 operands it is two inputs, elements and
+/// scales: of `[v, d]` for logits, of `[d, v]` for dx. The scales of x and dlogits are delayed scales,
+/// `f32[1, 1]`. Amaxes are `f32[1]` over all chunks, as the amaxes of [`Quantize`]: one of x and one of
+/// dlogits, each if its scale is delayed, then a common one of the other casts. The vocabulary must be a
+/// multiple of 16; for gradients on FP8 operands, so must t and d.
 #[derive(Clone, Copy, Debug)]
 pub struct ScaledLinearCrossEntropy {
-    /// The op in bf16: its outputs.
+    /// The op on plain operands that this one replaces, with its outputs.
     pub grad: LinearCrossEntropyGrad,
-    /// The formats of the GEMMs of logits, dx and dw, in the order of [`LinearGemm::ALL`]; None for plain
+    /// Formats of the GEMMs of logits, dx and dw, in the order of [`LinearGemm::ALL`]; `None` for plain
     /// operands.
     pub gemms: [Option<ScaledGemm>; 3],
 }
 
-/// The operands after x, targets and inv_targets.
-struct Weights<'a, T> {
-    /// For logits, and for dx: numbers and scales, or the weight.
-    of: [&'a [T]; 2],
-    /// The scale of x, and that of dlogits.
+/// The inputs after x, targets and inv_targets.
+struct SplitInputs<'a, T> {
+    /// The weight for logits, and for dx: elements and scales in FP8, or one plain tensor.
+    weights: [&'a [T]; 2],
+    /// The delayed scales of x and of dlogits.
     scales: [Option<&'a T>; 2],
 }
 
-/// The outputs of a cast without the amax: numbers and scales, of each layout.
-fn made_by(cast: Quantize, x: TensorType, scale: Option<TensorType>) -> Result<Vec<TensorType>, OpError> {
+/// Types of the outputs of a cast except for the amax: elements and scales of each layout.
+fn cast_types(cast: Quantize, x: TensorType, scale: Option<TensorType>) -> Result<Vec<TensorType>, OpError> {
     let inputs: Vec<_> = [x].into_iter().chain(scale).collect();
-    let mut made = cast.infer(&inputs)?;
-    made.pop();
-    Ok(made)
+    let mut outputs = cast.infer(&inputs)?;
+    outputs.pop();
+    Ok(outputs)
 }
 
-/// A cast of a chunk.
+/// The cast of a chunk of x or dlogits.
 struct ChunkCast {
     cast: Quantize,
     /// The type of the chunk.
-    of: TensorType,
-    /// Numbers and scales of each layout.
-    made: Vec<TensorType>,
+    input: TensorType,
+    /// Elements and scales of each layout.
+    outputs: Vec<TensorType>,
 }
 
 impl ScaledLinearCrossEntropy {
-    /// The casts of x and dlogits of a chunk of so many tokens. The op must be valid for the inputs.
+    /// The casts of x and dlogits for a chunk of `c` tokens. The op must be valid for the inputs.
     fn chunk_casts(&self, inputs: &[TensorType], c: usize) -> [Option<ChunkCast>; 2] {
         let ((_, v), d) = (self.extents(inputs), inputs[0].shape[1]);
-        let [x, dlogits] = self.known_casts();
+        let [x, dlogits] = self.casts();
         let scale = TensorType::new(DType::F32, [1, 1]);
         [(x, d), (dlogits, v)].map(|(cast, cols)| {
             let cast = cast?;
-            let of = TensorType::new(inputs[0].dtype, [c, cols]);
-            let made = made_by(cast, of, cast.is_given().then_some(scale));
-            let made = made.unwrap_or_else(|error| unreachable!("the whole was inferred: {error}"));
-            Some(ChunkCast { cast, of, made })
+            let input = TensorType::new(inputs[0].dtype, [c, cols]);
+            let outputs = cast_types(cast, input, cast.is_given().then_some(scale));
+            let outputs = outputs.unwrap_or_else(|error| unreachable!("the op is valid: {error}"));
+            Some(ChunkCast { cast, input, outputs })
         })
     }
 
-    /// The casts of x and of dlogits; an error if one would be cast in two formats.
-    fn casts(&self) -> Result<[Option<Quantize>; 2], OpError> {
+    /// The casts of x and of dlogits.
+    ///
+    /// # Errors
+    /// If two GEMMs need one of them in different formats.
+    fn checked_casts(&self) -> Result<[Option<Quantize>; 2], OpError> {
         let [logits, dx, dw] = self.gemms;
         let operand = |gemm: Option<ScaledGemm>, n: usize| gemm.map(|gemm| gemm.operands[n]);
         let both =
             [("x", [operand(logits, 0), operand(dw, 1)]), ("dlogits", [operand(dx, 0), operand(dw, 0)])];
         let [x, dlogits] = both.map(|(name, quantizations): (_, [Option<Quantization>; 2])| {
-            let mut given = quantizations.into_iter().flatten();
-            let Some(quantization) = given.next() else { return Ok(None) };
-            OpError::ensure(given.all(|other| other == quantization), || {
-                format!("{name} is cast in one format only")
+            let mut needed = quantizations.into_iter().flatten();
+            let Some(quantization) = needed.next() else { return Ok(None) };
+            OpError::ensure(needed.all(|other| other == quantization), || {
+                format!("{name} is cast in one format only, but two GEMMs need it in different ones")
             })?;
             Ok(Some(Quantize::of_operand(
                 quantization,
@@ -99,42 +103,42 @@ impl ScaledLinearCrossEntropy {
         Ok([x?, dlogits?])
     }
 
-    /// The casts of x and of dlogits of a valid op.
-    fn known_casts(&self) -> [Option<Quantize>; 2] {
-        self.casts().unwrap_or_default()
+    /// The casts of x and of dlogits. The op must be valid.
+    fn casts(&self) -> [Option<Quantize>; 2] {
+        self.checked_casts().unwrap_or_default()
     }
 
-    /// The FP8 GEMM of this kind, if it is chosen.
+    /// The GEMM of this kind, if it runs on FP8 operands.
     fn scaled_gemm(&self, gemm: LinearGemm, out: DType) -> Option<ScaledMatmul> {
-        self.gemms[gemm as usize].map(|how| ScaledMatmul::new(how, out, false))
+        self.gemms[gemm as usize].map(|format| ScaledMatmul::new(format, out, false))
     }
 
-    /// The number of inputs that hold the weight for logits, and for dx.
+    /// Number of inputs that hold the weight for logits, and for dx.
     fn weights(&self) -> [usize; 2] {
         let [logits, dx, _] = self.gemms.map(|gemm| if gemm.is_some() { 2 } else { 1 });
         [logits, if self.grad.dx { dx } else { 0 }]
     }
 
-    /// The operands after the first three.
-    fn split<'a, T>(&self, inputs: &'a [T]) -> Weights<'a, T> {
+    /// Splits the inputs after the first three.
+    fn split<'a, T>(&self, inputs: &'a [T]) -> SplitInputs<'a, T> {
         let [logits, dx] = self.weights();
         let (logits, rest) = inputs[3..].split_at(logits);
         let (dx, rest) = rest.split_at(dx);
         let mut rest = rest.iter();
         let mut scale = |cast: Option<Quantize>| cast.filter(Quantize::is_given).and_then(|_| rest.next());
-        Weights { of: [logits, dx], scales: self.known_casts().map(&mut scale) }
+        SplitInputs { weights: [logits, dx], scales: self.casts().map(&mut scale) }
     }
 
-    /// The index of the amax of x, and of dlogits.
+    /// Indices among the amaxes of that of x and of dlogits.
     fn amaxes(&self) -> [usize; 2] {
-        let [x, dlogits] = self.known_casts().map(|cast| cast.as_ref().is_some_and(Quantize::is_given));
-        // All casts without a delayed scale share the last one.
+        let [x, dlogits] = self.casts().map(|cast| cast.as_ref().is_some_and(Quantize::is_given));
+        // Casts without a delayed scale share the last amax.
         if x { [0, 1] } else { [usize::from(dlogits), 0] }
     }
 
-    /// The number of inputs.
+    /// Number of inputs.
     fn inputs(&self) -> usize {
-        let scales = self.known_casts().iter().flatten().filter(|cast| cast.is_given()).count();
+        let scales = self.casts().iter().flatten().filter(|cast| cast.is_given()).count();
         3 + self.weights().iter().sum::<usize>() + scales
     }
 
@@ -144,8 +148,8 @@ impl ScaledLinearCrossEntropy {
         (inputs[0].shape[0], w[0])
     }
 
-    /// The chunks of the tokens: as few as possible, of whole tiles of 128 except for the last, and of one
-    /// tile at least.
+    /// The ranges of tokens of the chunks: as few as possible, each of at least one tile of 128 tokens and,
+    /// except for the last, of whole tiles.
     fn chunks(&self, tokens: usize) -> impl Iterator<Item = Range<usize>> {
         let tiles = tokens.div_ceil(TILE);
         let n = tiles.div_ceil((self.grad.loss.chunk_tokens / TILE).max(1));
@@ -153,7 +157,7 @@ impl ScaledLinearCrossEntropy {
         (0..n).map(move |i| end(i)..end(i + 1))
     }
 
-    /// Tokens of the longest chunk.
+    /// Number of tokens in the longest chunk.
     fn longest(&self, tokens: usize) -> usize {
         self.chunks(tokens).map(|chunk| chunk.len()).max().unwrap_or(0)
     }
@@ -165,12 +169,12 @@ impl Op for ScaledLinearCrossEntropy {
     }
 
     fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>, OpError> {
-        let [x_cast, dlogits_cast] = self.casts()?;
+        let [x_cast, dlogits_cast] = self.checked_casts()?;
         OpError::arity(self.name(), inputs, self.inputs())?;
         let grad = self.grad;
         let is_computed = |(gemm, is_computed): (Option<ScaledGemm>, bool)| gemm.is_none() || is_computed;
         OpError::ensure(self.gemms.into_iter().zip(grad.computes()).all(is_computed), || {
-            "a GEMM whose result is not wanted cannot run on FP8 operands".into()
+            "a GEMM whose result is not an output (not wanted) cannot run on FP8 operands".into()
         })?;
         grad.loss.check()?;
         let ((tokens, width), (vocab, _)) = (matrix("x", inputs[0])?, matrix("the weight", inputs[3])?);
@@ -186,32 +190,34 @@ impl Op for ScaledLinearCrossEntropy {
         let fits = tokens.is_multiple_of(MULTIPLE) && width.is_multiple_of(MULTIPLE);
         OpError::ensure(!is_for_gradients || fits, || {
             format!(
-                "gradients of FP8 factors are of a multiple of {MULTIPLE} tokens and columns, not of {}",
+                "for gradients on FP8 operands x must have a multiple of {MULTIPLE} tokens and columns; it is {}",
                 inputs[0]
             )
         })?;
 
         let (x, w) = (inputs[0], TensorType::new(inputs[0].dtype, [vocab, width]));
         let dlogits = TensorType::new(x.dtype, [tokens, vocab]);
-        let Weights { of: weights, scales } = self.split(inputs);
-        let [x_made, dlogits_made] = [(x_cast, x, scales[0]), (dlogits_cast, dlogits, scales[1])]
-            .map(|(cast, ty, scale)| cast.map_or(Ok(Vec::new()), |cast| made_by(cast, ty, scale.copied())));
-        let (x_made, dlogits_made) = (x_made?, dlogits_made?);
+        let SplitInputs { weights, scales } = self.split(inputs);
+        let [x_casts, dlogits_casts] =
+            [(x_cast, x, scales[0]), (dlogits_cast, dlogits, scales[1])].map(|(cast, ty, scale)| {
+                cast.map_or(Ok(Vec::new()), |cast| cast_types(cast, ty, scale.copied()))
+            });
+        let (x_casts, dlogits_casts) = (x_casts?, dlogits_casts?);
         let gemms = [LinearGemm::Fprop, LinearGemm::Dgrad];
-        for ((gemm, weight), made) in gemms.into_iter().zip(weights).zip([&x_made, &dlogits_made]) {
+        for ((gemm, weight), casts) in gemms.into_iter().zip(weights).zip([&x_casts, &dlogits_casts]) {
             match self.scaled_gemm(gemm, x.dtype) {
-                Some(gemm) => drop(gemm.infer(&[&made[..2], weight].concat())?),
+                Some(gemm) => drop(gemm.infer(&[&casts[..2], weight].concat())?),
                 None => OpError::ensure(weight.iter().all(|found| *found == w), || {
-                    format!("the weight of a product of factors as they stand is {w}, not {}", weight[0])
+                    format!("the weight of a GEMM of plain operands must be {w}, not {}", weight[0])
                 })?,
             }
         }
         if let (Some(gemm), Some(dtype)) =
             (self.scaled_gemm(LinearGemm::Wgrad, grad.dw.unwrap_or(x.dtype)), grad.dw)
         {
-            let transposed = |made: &[TensorType]| made[made.len() - 2..].to_vec();
-            let made = gemm.infer(&[transposed(&dlogits_made), transposed(&x_made)].concat())?;
-            OpError::ensure(made == [w.with_dtype(dtype)], || format!("dw is {w}, not {}", made[0]))?;
+            let transposed = |casts: &[TensorType]| casts[casts.len() - 2..].to_vec();
+            let dw = gemm.infer(&[transposed(&dlogits_casts), transposed(&x_casts)].concat())?;
+            OpError::ensure(dw == [w.with_dtype(dtype)], || format!("dw is {w}, not {}", dw[0]))?;
         }
         let scalar = TensorType::new(x.dtype.compute(), []);
         let mut outputs = vec![scalar, scalar];

@@ -30,19 +30,19 @@ impl Sampled for ScaledLinearCrossEntropy {
         sample([304, 48, 160], 128, quantizations()[3], [true; 3], [true; 2])
     }
 
-    /// Several chunks of whole areas, and the last one cut; a prompt of an odd number of tokens.
+    /// Several chunks of whole tiles, the last one partial; a prompt with an odd number of tokens.
     fn gpu_samples() -> Vec<Sample> {
-        let of = |quantization| {
+        let both = |quantization| {
             [
                 sample([656, 256, 1040], 256, quantization, [true; 3], [true; 2]),
                 sample([77, 128, 512], 64, quantization, [true, false, false], [false; 2]),
             ]
         };
-        quantizations().into_iter().flat_map(of).collect()
+        quantizations().into_iter().flat_map(both).collect()
     }
 }
 
-/// A use of the op, with a scaling for x and dlogits and one for the weight.
+/// A sample with these quantizations of x, of the weight and of dlogits.
 fn sample(
     [tokens, width, vocab]: [usize; 3],
     chunk_tokens: usize,
@@ -59,8 +59,8 @@ fn sample(
         in_fp8[n].then_some(ScaledGemm { operands: gemms[n], fast_accumulation })
     });
     let loss = LinearCrossEntropy { chunk_tokens, z_loss: 1e-3 };
-    let of = LinearCrossEntropyGrad { loss, dx, dw: dw.then_some(DType::F32) };
-    let op = ScaledLinearCrossEntropy { grad: of, gemms };
+    let grad = LinearCrossEntropyGrad { loss, dx, dw: dw.then_some(DType::F32) };
+    let op = ScaledLinearCrossEntropy { grad, gemms };
     let mut inputs = vec![x_td, targets_t, inv_targets];
     let scale = 1.5 / (width as f64).sqrt();
     for (is_scaled, shape) in
@@ -75,29 +75,30 @@ fn sample(
             inputs.push(w_vd.clone());
         }
     }
-    // One that is none yet, and one of gradients' size.
-    let given = op
-        .known_casts()
+    // A delayed scale that is not set yet, and one of the size of a gradient's.
+    let delayed = op
+        .casts()
         .into_iter()
         .zip([0.0, 3e4])
         .filter(|(cast, _)| cast.as_ref().is_some_and(Quantize::is_given));
-    inputs.extend(given.map(|(_, scale)| SampleInput::activation([1, 1]).fill(Fill::Values(vec![scale]))));
+    inputs.extend(delayed.map(|(_, scale)| SampleInput::activation([1, 1]).fill(Fill::Values(vec![scale]))));
     Sample::plain(op, inputs)
 }
 
-/// The quantizations of the recipes: of inputs, weights and gradients.
+/// The quantizations of the recipes, each of inputs, weights and gradients.
 pub(super) fn quantizations() -> [[Quantization; 3]; 4] {
-    let by = |format, scaling, pow2_scales, delayed| Quantization { format, scaling, pow2_scales, delayed };
+    let quantization =
+        |format, scaling, pow2_scales, delayed| Quantization { format, scaling, pow2_scales, delayed };
     let [e4m3, e5m2] = [DType::E4M3, DType::E5M2];
     let whole = |delayed| {
-        let forward = by(e4m3, Scaling::Tensor, false, delayed);
-        [forward, forward, by(e5m2, Scaling::Tensor, false, delayed)]
+        let forward = quantization(e4m3, Scaling::Tensor, false, delayed);
+        [forward, forward, quantization(e5m2, Scaling::Tensor, false, delayed)]
     };
-    let tiles = by(e4m3, Scaling::Tile, true, false);
+    let tiles = quantization(e4m3, Scaling::Tile, true, false);
     [
         whole(false),
         whole(true),
-        [by(e4m3, Scaling::Row, true, false); 3],
-        [tiles, by(e4m3, Scaling::Block, true, false), tiles],
+        [quantization(e4m3, Scaling::Row, true, false); 3],
+        [tiles, quantization(e4m3, Scaling::Block, true, false), tiles],
     ]
 }

@@ -1,4 +1,5 @@
-//! The loss of FP8 operands against the loss of the plain operands, and against itself cut otherwise.
+//! Tests of the loss on FP8 operands against the loss on plain operands, and of its independence of the
+//! chunks.
 
 use super::samples::quantizations;
 use super::*;
@@ -16,11 +17,11 @@ fn relative(found: &HostTensor, expected: &HostTensor) -> f64 {
     norm(&mut found.iter().zip(&expected).map(|(a, b)| a - b)) / norm(&mut expected.iter().copied())
 }
 
-fn largest(of: &HostTensor) -> f64 {
-    of.to_f64().iter().fold(0.0, |largest, x| x.abs().max(largest))
+fn amax(tensor: &HostTensor) -> f64 {
+    tensor.to_f64().iter().fold(0.0, |amax, x| x.abs().max(amax))
 }
 
-/// The operands of a loss, and how its weight is cast.
+/// Inputs of a loss, and the quantization of its weight.
 struct Case {
     x: HostTensor,
     w: HostTensor,
@@ -38,36 +39,36 @@ impl Case {
             w: normal(dtype, [vocab, width], 1.5 / (width as f32).sqrt(), seed + 1),
             targets: HostTensor::from_f64(TensorType::new(DType::I32, [tokens]), &targets),
             inv_targets: HostTensor::from_f64(TensorType::new(DType::F32, []), &[1.0 / tokens as f64]),
-            // With its own scale: how it is cast is not the op's matter.
+            // With a current scale: the weight is cast before the op.
             weight: Quantization { delayed: false, ..weight },
         }
     }
 
-    /// What the op makes, given these scales where it casts with such.
+    /// Outputs of the op, with these delayed scales of x and dlogits for the casts that read one.
     fn run(&self, op: &ScaledLinearCrossEntropy, scales: [f64; 2]) -> Vec<HostTensor> {
         let cast = Quantize::of_operand(self.weight, [true; 2]);
-        let made = run(&cast, &[&self.w]);
+        let w_casts = run(&cast, &[&self.w]);
         let mut inputs = vec![&self.x, &self.targets, &self.inv_targets];
         for n in 0..=usize::from(op.grad.dx) {
             match op.gemms[n] {
-                Some(_) => inputs.extend(&made[2 * n..2 * n + 2]),
+                Some(_) => inputs.extend(&w_casts[2 * n..2 * n + 2]),
                 None => inputs.push(&self.w),
             }
         }
         let scale = |scale| HostTensor::from_f64(TensorType::new(DType::F32, [1, 1]), &[scale]);
         let scales = scales.map(scale);
-        let given = op
-            .known_casts()
+        let delayed = op
+            .casts()
             .into_iter()
             .zip(&scales)
             .filter(|(cast, _)| cast.as_ref().is_some_and(Quantize::is_given));
-        inputs.extend(given.map(|(_, scale)| scale));
+        inputs.extend(delayed.map(|(_, scale)| scale));
         run(op, &inputs)
     }
 
-    /// The plain op on these operands.
-    fn plain(&self, of: LinearCrossEntropyGrad, x: &HostTensor, w: &HostTensor) -> Vec<HostTensor> {
-        run(&of, &[x, w, &self.targets, &self.inv_targets])
+    /// Outputs of the op on plain operands.
+    fn plain(&self, grad: LinearCrossEntropyGrad, x: &HostTensor, w: &HostTensor) -> Vec<HostTensor> {
+        run(&grad, &[x, w, &self.targets, &self.inv_targets])
     }
 }
 
@@ -77,38 +78,38 @@ fn op(
     in_fp8: [bool; 3],
 ) -> ScaledLinearCrossEntropy {
     let loss = LinearCrossEntropy { chunk_tokens, z_loss: 1e-3 };
-    let of = LinearCrossEntropyGrad { loss, dx: true, dw: Some(DType::F32) };
+    let grad = LinearCrossEntropyGrad { loss, dx: true, dw: Some(DType::F32) };
     let operands = [[x, w], [dlogits, w], [dlogits, x]];
     let gemm = |n: usize| ScaledGemm { operands: operands[n], fast_accumulation: false };
-    ScaledLinearCrossEntropy { grad: of, gemms: [0, 1, 2].map(|n| in_fp8[n].then(|| gemm(n))) }
+    ScaledLinearCrossEntropy { grad, gemms: [0, 1, 2].map(|n| in_fp8[n].then(|| gemm(n))) }
 }
 
 #[test]
-fn logits_are_of_what_the_casts_stand_for() {
+fn logits_are_the_gemm_of_the_dequantized_operands() {
     for quantization in quantizations() {
         let case = Case::new(quantization[1], DType::F32, fresh_seed());
         // In one chunk, as a chunk may have a scale of its own.
         let op = op(quantization, 1024, [true, false, false]);
-        let restored = |of: &HostTensor, quantization: Quantization| {
+        let restored = |tensor: &HostTensor, quantization: Quantization| {
             let quantization = Quantization { delayed: false, ..quantization };
-            let made = run(&Quantize::of_operand(quantization, [true, false]), &[of]);
-            let views = [0, 1].map(|n| View::new(made[n].ty(), made[n].bytes()));
+            let casts = run(&Quantize::of_operand(quantization, [true, false]), &[tensor]);
+            let views = [0, 1].map(|n| View::new(casts[n].ty(), casts[n].bytes()));
             let reals: Vec<f64> =
                 dequantized(views[0], views[1], quantization.scaling).iter().map(|&x| x.into()).collect();
-            HostTensor::from_f64(of.ty(), &reals)
+            HostTensor::from_f64(tensor.ty(), &reals)
         };
         let expected =
             case.plain(op.grad, &restored(&case.x, quantization[0]), &restored(&case.w, quantization[1]));
-        let made = case.run(&op, [0.0; 2]);
+        let outputs = case.run(&op, [0.0; 2]);
         for n in 0..2 {
-            assert!(relative(&made[n], &expected[n]) < 1e-5, "{op:?}: {:?}", made[n].to_f64());
+            assert!(relative(&outputs[n], &expected[n]) < 1e-5, "{op:?}: {:?}", outputs[n].to_f64());
         }
-        assert_eq!(made[4].to_f64()[0], largest(&case.x));
+        assert_eq!(outputs[4].to_f64()[0], amax(&case.x));
     }
 }
 
 #[test]
-fn every_product_is_near_that_of_the_factors_as_they_stand() {
+fn every_gemm_on_fp8_operands_is_near_the_one_on_plain_operands() {
     for (dtype, quantization) in [DType::F32, DType::BF16]
         .into_iter()
         .flat_map(|dtype| quantizations().map(|quantization| (dtype, quantization)))
@@ -117,42 +118,43 @@ fn every_product_is_near_that_of_the_factors_as_they_stand() {
         for in_fp8 in [[true, true, true], [false, true, false], [false, false, true], [false, true, true]] {
             let op = op(quantization, 128, in_fp8);
             let expected = case.plain(op.grad, &case.x, &case.w);
-            let made = case.run(&op, [0.0; 2]);
-            // Logits, or nothing but rounding; casts to E5M2 are off by 5%.
+            let outputs = case.run(&op, [0.0; 2]);
+            // If logits are in FP8, all outputs differ, else only the gradients whose GEMM is. Casts to E5M2
+            // are off by 5%.
             let bars = if in_fp8[0] { [2e-2, 2e-2, 0.2, 0.2] } else { [1e-6, 1e-6, 0.08, 0.08] };
             for n in 0..4 {
-                let error = relative(&made[n], &expected[n]);
+                let error = relative(&outputs[n], &expected[n]);
                 let is_cast = in_fp8[0] || (n >= 2 && in_fp8[n - 1]);
                 assert!(
                     error < bars[n] && (error > 1e-6) == is_cast,
                     "{op:?} in {dtype}: output {n} is off by {error:e}"
                 );
             }
-            // One for x, if it is cast, and one for dlogits, of which no element is larger than for a
-            // probability of 1; or one for both.
-            let amaxes = &made[4..];
+            // With delayed scales, an amax of x, if it is cast, and one of dlogits; else one of both. No
+            // element of dlogits exceeds inv_targets, up to the z-loss.
+            let amaxes = &outputs[4..];
             let casts_x = in_fp8[0] || in_fp8[2];
             assert_eq!(amaxes.len(), if quantization[0].delayed { 1 + usize::from(casts_x) } else { 1 });
             if casts_x && !quantization[0].delayed {
-                assert_eq!(amaxes[0].to_f64()[0], largest(&case.x));
+                assert_eq!(amaxes[0].to_f64()[0], amax(&case.x));
                 continue;
             }
-            let of_dlogits = amaxes[amaxes.len() - 1].to_f64()[0] * SIZES[0] as f64;
-            assert!((0.5..1.01).contains(&of_dlogits), "{op:?}: {of_dlogits}");
+            let dlogits_amax = amaxes[amaxes.len() - 1].to_f64()[0] * SIZES[0] as f64;
+            assert!((0.5..1.01).contains(&dlogits_amax), "{op:?}: {dlogits_amax}");
         }
     }
 }
 
 #[test]
-fn chunks_change_nothing_where_scales_are_given_and_sums_are_added_to() {
+fn chunks_change_nothing_with_scales_that_do_not_depend_on_them_and_sums_accumulate() {
     let [_, delayed, row, block] = quantizations();
     for quantization in [delayed, row, block] {
         let case = Case::new(quantization[1], DType::BF16, fresh_seed());
-        let made =
+        let in_chunks =
             |chunk_tokens| case.run(&op(quantization, chunk_tokens, [true, true, false]), [100.0, 2e4]);
-        let (one, three) = (made(1000), made(1));
-        // Rows, tiles along a row and the whole have the same scales however tokens are cut; only sums over
-        // chunks have another order.
+        let (one, three) = (in_chunks(1000), in_chunks(1));
+        // Delayed scales, and those of rows and of tiles along a row, do not depend on the chunks. Only sums
+        // over chunks have another order.
         for n in [0, 1, 2].into_iter().chain(4..one.len()) {
             assert_eq!(one[n].bytes(), three[n].bytes(), "output {n}");
         }
@@ -176,7 +178,7 @@ fn chunks_change_nothing_where_scales_are_given_and_sums_are_added_to() {
 }
 
 #[test]
-fn what_does_not_fit_is_refused() {
+fn invalid_inputs_are_refused() {
     let [current, ..] = quantizations();
     let types = |tokens: usize, vocab: usize| {
         let float = |dtype, shape: [usize; 2]| TensorType::new(dtype, shape);

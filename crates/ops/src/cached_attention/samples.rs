@@ -34,21 +34,8 @@ impl Sampled for CachedAttention {
     /// Then positions that several tokens of a sequence have: the last of them is stored.
     fn gpu_samples() -> Vec<Sample> {
         let sample = |sequences: usize, heads, kv_heads, head_dim, positions: std::ops::Range<usize>| {
-<<<<<<< HEAD
             let op = CachedAttention { heads, kv_heads, head_dim };
             at_positions(op, sequences, &positions.collect::<Vec<_>>())
-=======
-            let (tokens, capacity) = (sequences * positions.len(), positions.end + 5);
-            let token_positions: Vec<f64> =
-                (0..sequences).flat_map(|_| positions.clone()).map(|p| p as f64).collect();
-            let inputs = [
-                SampleInput::activation([tokens, (heads + 2 * kv_heads) * head_dim]),
-                SampleInput::ids(tokens, 1).fill(Fill::Values(token_positions)),
-                SampleInput::activation([sequences, capacity, kv_heads * head_dim]),
-                SampleInput::activation([sequences, capacity, kv_heads * head_dim]),
-            ];
-            Sample::plain(CachedAttention { heads, kv_heads, head_dim }, inputs)
->>>>>>> prose
         };
         let shared = [20, 21, 22, 22, 21, 23, 24, 24, 25, 25];
         vec![

@@ -22,12 +22,8 @@ impl Sampled for Dropout {
         )
     }
 
-<<<<<<< HEAD
-    /// Every place among four that a stream can begin at, and tails; then infinities and NaNs, which are
-    /// dropped like other values.
-=======
-    /// Every alignment of the first element to blocks of four random words, and partial vectors at the end.
->>>>>>> prose
+    /// Every alignment of the first element to blocks of four random words, and partial vectors at the end;
+    /// then infinities and NaNs, which are dropped like other values.
     fn gpu_samples() -> Vec<Sample> {
         let sample = |first_token, shape: [usize; 2]| {
             let rng = SampleInput::counters([5, 6, 7, first_token]);

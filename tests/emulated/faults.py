@@ -38,7 +38,7 @@ def find(file, seed, out, suites):
     # The kernel cache is keyed by the unpatched source, so a fault needs a cache of its own.
     with tempfile.TemporaryDirectory() as cache:
         for test in tests:
-            has_passed, _, text = run(test, seed, out, f"patch={file.resolve()}", cache)
+            has_passed, _, text = run(test, seed, out, [f"patch={file.resolve()}"], cache)
             if "does not compile" in text:
                 return False, text
             found = re.search(f".*({keys['message']}).*", text)

@@ -27,17 +27,20 @@ SUITES = [
     ("xtrain-train", "fp8"),
     ("xtrain-train", "fp8_head"),
     ("xtrain-train", "lockstep"),
+    ("xtrain", "emulated"),
 ]
-# Tests that the emulator cannot run, with the reasons.
-SKIPPED = {
-    "cuda/card block_scaled_gemms_equal_a_plain_loop": "wgmma, mbarriers and tensor copies are not emulated",
-    "cuda/card cudnn_finds_the_known_results": "there is no cuDNN",
-}
 # The architecture of most tests, and the architectures of a few more.
 MAIN, OTHERS = "sm_90a", ["sm_80", "sm_89"]
 # The keys of the following tables are patterns of test names; the first match counts.
-# Architectures of tests that need FP8 GEMMs or block scales.
+# Tests that the emulator does not run, with the reasons.
+SKIPPED = {
+    "cuda/card block_scaled_gemms_equal_a_plain_loop": "wgmma, mbarriers and tensor copies are not emulated",
+    "cuda/card cudnn_finds_the_known_results": "there is no cuDNN",
+    "ops/card .*_in_any_order": "there is no cuDNN, and other kernels do the same as for the deterministic op",
+}
+# Architectures of tests that need FP8 GEMMs or block scales, and of tests that set the architecture themselves.
 NEEDS = {
+    "xtrain/": [MAIN],
     "train/(fp8|lockstep .*(row|block))": [MAIN],
     "train/lockstep .*fp8": [MAIN, "sm_89"],
     "train/card reference_segments_change_no_bit": [MAIN, "sm_89"],
@@ -51,8 +54,14 @@ SHARES = {
     "": 1.0,
 }
 OTHERS_SHARE = 0.03
-# Tests that always run on a second architecture: its smaller shared memory selects other kernel variants.
-ALSO = {"ops/card (attention_card_|attention_grad_card_.*f32)": "sm_89"}
+# Tests that always run on other architectures, too: FP8 casts and GEMMs, which these refuse or compute otherwise, and attention in f32, for
+# which a smaller shared memory selects other kernel variants.
+ALSO = {
+    "ops/card (quantize|scaled_matmul|scaled_linear_cross_entropy)_small_.*f32": OTHERS,
+    "ops/card attention_(grad_)?card_.*f32": ["sm_89"],
+}
+# Seconds of a test of each suite, if no earlier run has recorded its own; 1 for others.
+SECONDS = {"train/card": 25, "train/fp8": 10, "train/": 5, "ops/(fused|accumulation)": 3, "ops/card attention_(grad_)?card_.*bf16": 4}
 # Sources with Hopper's own instructions, which are not emulated.
 HOPPER = {"gemm/block_scaled.cu"}
 TIMEOUT = 600
@@ -79,18 +88,18 @@ def output(*command):
 
 def binaries():
     """The test binary of each suite, e.g. of `ops/card`."""
-    wanted = {suite: None for suite in SUITES}
-    command = ["cargo", "test", "--no-run", "--message-format=json-render-diagnostics"]
-    for package in dict.fromkeys(package for package, _ in SUITES):
-        command += ["--package", package]
+    wanted = {}
+    # All packages, as `cargo test --workspace`: a part of them would need other features of dependencies and compile these again.
+    command = ["cargo", "test", "--workspace", "--no-run", "--message-format=json-render-diagnostics"]
     for test in dict.fromkeys(test for _, test in SUITES):
         command += ["--test", test]
     for line in output(*command).splitlines():
         message = json.loads(line)
         if message.get("executable"):
-            package = re.search(r"crates/(\w+)", message["manifest_path"]).group(1)
-            wanted[f"xtrain-{package}", message["target"]["name"]] = message["executable"]
-    return {f"{package[7:]}/{test}": wanted[package, test] for package, test in SUITES}
+            folder = re.search(r"crates/(\w+)", message["manifest_path"]).group(1)
+            wanted[folder, message["target"]["name"]] = message["executable"]
+    folders = [(package.removeprefix("xtrain-"), test) for package, test in SUITES]
+    return {f"{folder}/{test}": wanted[folder, test] for folder, test in folders}
 
 
 def draw(seed, *what):
@@ -114,23 +123,23 @@ def choose(seed, only, arch, is_all):
             # `cargo test` runs the tests of the CPU kernels.
             if name == line or only not in full or name.startswith("cpu_"):
                 continue
-            if full in SKIPPED:
-                skipped.append(f"{full}: {SKIPPED[full]}")
+            if reason := first(SKIPPED, full):
+                skipped.append(f"{full}: {reason}")
                 continue
             share = 1.0 if only else first(SHARES, full)
             for one in first(NEEDS, full) or [MAIN, *OTHERS]:
-                is_main, is_also = one in (MAIN, arch), first(ALSO, full) == one
+                is_main, is_also = one in (MAIN, arch), one in (first(ALSO, full) or [])
                 drawn = is_all or is_also or draw(seed, full, one) < (share if is_main else OTHERS_SHARE)
                 if drawn and arch in (None, one):
                     chosen.append(Test(suite, binary, name, one))
     return chosen, skipped
 
 
-def run(test, seed, out, settings="", cache=None):
+def run(test, seed, out, settings=(), cache=None):
     """Runs one test. Returns whether it passed, its duration in seconds and its output."""
-    settings = f"arch={test.arch} seed={seed} log={test.log(out)} {settings}"
+    settings = [f"arch={test.arch}", f"seed={seed}", f"log={test.log(out)}", *settings]
     environment = {"XTRAIN_TEST_SAMPLE": "1"} | os.environ | {
-        "XTRAIN_EMULATOR": settings,
+        "XTRAIN_EMULATOR": "\n".join(settings),
         "XTRAIN_TEST_DEVICE": "cuda",
         "XTRAIN_TEST_SEED": str(seed),
         "XTRAIN_CACHE": str(cache or os.environ["XTRAIN_CACHE"]),
@@ -171,7 +180,8 @@ class Results:
 
     def run(self, tests):
         # The longest tests start first; the seed orders tests of unknown duration.
-        tests = sorted(tests, key=lambda test: (-self.past.get(str(test), 1), draw(self.seed, str(test))))
+        seconds = lambda test: self.past.get(str(test)) or first(SECONDS, f"{test.suite} {test.test}") or 1
+        tests = sorted(tests, key=lambda test: (-seconds(test), draw(self.seed, str(test))))
         with concurrent.futures.ThreadPoolExecutor(self.jobs) as pool:
             futures = {pool.submit(run, test, self.seed, self.out): test for test in tests}
             for done in concurrent.futures.as_completed(futures):
@@ -214,7 +224,7 @@ def without_defines(kernels):
 
 def variants():
     """All variants that the kernel test compiles for the main architecture, as `source defines`."""
-    built = output("cargo", "test", "--no-run", "--package", "xtrain-ops", "--test", "kernels", "--message-format=json")
+    built = output("cargo", "test", "--workspace", "--no-run", "--test", "kernels", "--message-format=json")
     path = next(m["executable"] for m in map(json.loads, built.splitlines()) if m.get("executable"))
     names = [line.rsplit(": ", 1)[0] for line in output(path, "--list").splitlines()]
     names = [re.sub(f" {MAIN} ?", " ", name).rstrip() for name in names if f" {MAIN}" in name]
@@ -251,7 +261,7 @@ def main():
     results.run(chosen)
     if not arguments.only and arguments.arch is None:
         # Tests that the seed adds on other architectures do not count.
-        always = [test.log(out) for test in chosen if test.arch in (MAIN, first(ALSO, f"{test.suite} {test.test}"))]
+        always = [test.log(out) for test in chosen if test.arch in (MAIN, *(first(ALSO, f"{test.suite} {test.test}") or []))]
         launched, idle = launched_kernels(always)
         missing = variants() - {kernel.rsplit(" ", 1)[0].rstrip() for kernel in launched}
         # A kernel function may be idle in some variants, but not in all.

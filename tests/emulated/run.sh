@@ -5,12 +5,13 @@ set -euo pipefail
 cd "$(dirname "$0")/../.."
 target=$(realpath -m "${CARGO_TARGET_DIR:-target}")
 . tests/nvrtc.sh
-cargo build --package xtrain-emulator
+# Cargo builds the emulator's library with its tests. `--workspace` keeps the features of dependencies, so that nothing is compiled again.
+cargo test --workspace --no-run --test forms
 # Links NVIDIA's library names to the emulator. The last two files are empty and fail to load, so that no real library is found elsewhere.
 folder=$target/emulated/lib
 mkdir -p "$folder"
 for name in libcuda.so.1 libcublasLt.so.13 libnvrtc.so.13; do
-    ln -sf "$target/debug/libxtrain_emulator.so" "$folder/$name"
+    ln -sf "$target/debug/deps/libxtrain_emulator.so" "$folder/$name"
 done
 : >"$folder/libcudnn.so.9"
 : >"$folder/libnccl.so.2"
@@ -24,7 +25,7 @@ if [ "${1:-}" = faults ]; then
 fi
 if [ "$program $*" = "run " ]; then
     # A new instruction form in a kernel fails here by name.
-    XTRAIN_TEST_SAMPLE=1 cargo test --package xtrain-emulator --test forms | tee "$target/emulated/forms.log"
+    XTRAIN_TEST_SAMPLE=1 cargo test --workspace --test forms | tee "$target/emulated/forms.log"
     grep -q " 0 ignored" "$target/emulated/forms.log"
 fi
 exec python3 "tests/emulated/$program.py" --out "$target/emulated" "$@"

@@ -1,5 +1,5 @@
-//! Warp instructions a second of elementwise kernels, with every access checked: `cargo bench -p
-//! xtrain-emulator`.
+//! Warp instructions a second of elementwise kernels, with every access checked, and seconds of training
+//! steps of a small model: `cargo test -p xtrain-emulator --bench steps`.
 //!
 //! Kernels are compiled by the NVRTC that `XTRAIN_EMULATOR_NVRTC` names.
 #![allow(unsafe_code, reason = "it launches kernels")]
@@ -7,8 +7,16 @@
 #[path = "../tests/common/mod.rs"]
 mod common;
 
+use std::error::Error;
+use std::path::Path;
 use std::time::Instant;
+use xtrain_config::Config;
 use xtrain_cuda::{Compiler, Context, Device, DeviceMemory, DevicePtr, Launch, Module, Stream};
+use xtrain_runtime::Checks;
+use xtrain_train::engine::{Processor, Target};
+use xtrain_train::learner::Learner;
+use xtrain_train::random_batch::random_batch;
+use xtrain_train::spec::plan_on;
 
 const SOURCE: &str = r#"
 struct Args { float* x; const float* y; unsigned n; };
@@ -48,8 +56,31 @@ struct Args {
     n: u32,
 }
 
-fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// A model of four layers of width 128, in bf16.
+const RUN: &str = "
+    [model]
+    dim = 128
+    layers = 4
+    heads = 2
+    [data]
+    train = 'none.txt'
+    tokenizer = 'bytes'
+    seq_len = 128
+    [optimizer]
+    lr = 1e-3
+    [train]
+    steps = 3
+    batch_size = 4
+    device = 'cuda'
+";
+
+fn main() -> Result<(), Box<dyn Error>> {
     let _folder = common::emulated()?;
+    elementwise()?;
+    training()
+}
+
+fn elementwise() -> Result<(), Box<dyn Error>> {
     let context = Context::new(Device::at(0)?)?;
     let stream = Stream::new(&context)?;
     let arch = context.device().info()?.arch;
@@ -73,6 +104,24 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         stream.synchronize()?;
         let (steps, seconds) = (common::steps()? - before, begun.elapsed().as_secs_f64());
         println!("{name}: {:.1} million warp instructions a second", steps as f64 / seconds * 1e-6);
+    }
+    Ok(())
+}
+
+/// Three steps: the first compiles kernels and chooses algorithms, the second records graphs, the third
+/// replays them.
+fn training() -> Result<(), Box<dyn Error>> {
+    let parsed = Config::parse::<&str>(Path::new("run.toml"), RUN.as_bytes(), &[])?;
+    let planned = plan_on(&parsed, Target::Cuda)?;
+    let engine = Processor::for_config(&parsed.config)?.engine(Checks::default())?;
+    let mut learner = Learner::new(engine, planned.spec.clone(), 1)?;
+    learner.weights().initialize(1, 0.02)?;
+    let batch = random_batch(&planned.spec, 0);
+    let tokens = batch.tokens.len();
+    for step in 0..3 {
+        let begun = Instant::now();
+        learner.step(step, 1e-3, std::slice::from_ref(&batch))?;
+        println!("training step {}, {tokens} tokens: {:.1} s", step + 1, begun.elapsed().as_secs_f64());
     }
     Ok(())
 }

@@ -1,9 +1,18 @@
-//! Settings of the emulator, from `XTRAIN_EMULATOR`: `key=value` pairs separated by spaces.
+//! Settings of the emulator, from `XTRAIN_EMULATOR`: `key=value` pairs separated by spaces, or one per line if
+//! values contain spaces.
 
 use std::fmt;
+use std::sync::LazyLock;
 
 /// The variable.
 const VARIABLE: &str = "XTRAIN_EMULATOR";
+
+/// The settings of the environment. None after a report if they cannot be parsed: a test would otherwise run
+/// on another device than it asks for.
+pub(crate) static SETTINGS: LazyLock<Option<Settings>> = LazyLock::new(|| {
+    let text = std::env::var(VARIABLE).unwrap_or_default();
+    Settings::parse(&text).inspect_err(|problem| eprintln!("emulated GPU: {VARIABLE}: {problem}")).ok()
+});
 
 /// The devices of this process.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -70,15 +79,6 @@ pub(crate) struct Patch {
 }
 
 impl Settings {
-    /// The settings of the environment.
-    ///
-    /// # Panics
-    /// If the variable cannot be parsed: a test would otherwise run on another device than it asks for.
-    pub(crate) fn of_environment() -> Settings {
-        let text = std::env::var(VARIABLE).unwrap_or_default();
-        Settings::parse(&text).unwrap_or_else(|problem| panic!("{VARIABLE}={text}: {problem}"))
-    }
-
     fn parse(text: &str) -> Result<Settings, String> {
         let mut settings = Settings {
             arch: Arch { major: 9, minor: 0 },
@@ -89,7 +89,8 @@ impl Settings {
             omit: None,
             patch: None,
         };
-        for setting in text.split_whitespace() {
+        let separator = if text.contains('\n') { '\n' } else { ' ' };
+        for setting in text.split(separator).map(str::trim).filter(|setting| !setting.is_empty()) {
             let (key, value) =
                 setting.split_once('=').ok_or_else(|| format!("`{setting}` is not `key=value`"))?;
             let number = || value.parse::<u64>().map_err(|_| format!("`{value}` is not a number"));
@@ -109,7 +110,11 @@ impl Settings {
                     let text = std::fs::read_to_string(value).map_err(|error| format!("{value}: {error}"))?;
                     settings.patch = Some(Patch::parse(&text)?);
                 }
-                _ => return Err(format!("unknown setting `{key}`")),
+                _ => {
+                    return Err(format!(
+                        "unknown setting `{key}`; known are arch, devices, memory, seed, log, omit, patch"
+                    ));
+                }
             }
         }
         Ok(settings)
@@ -173,6 +178,8 @@ mod tests {
         assert_eq!((settings.memory_bytes, settings.seed), (64 << 20, 7));
         assert_eq!(settings.omit, Some(Omission { what: Ordering::Edge, number: 1 }));
         assert_eq!(Settings::parse("").unwrap().arch.to_string(), "sm_90a");
+        let lines = Settings::parse("seed=7\nlog=/a folder/log\n").unwrap();
+        assert_eq!((lines.seed, lines.log.as_deref()), (7, Some("/a folder/log")));
         for wrong in ["arch", "arch=x", "omit=wait", "omit=hope:1", "speed=9"] {
             assert!(Settings::parse(wrong).is_err(), "{wrong}");
         }

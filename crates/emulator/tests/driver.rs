@@ -277,6 +277,12 @@ fn launches_of_one_graph_do_not_overlap() -> Outcome {
     Ok(())
 }
 
+fn unknown_settings_are_reported() -> Outcome {
+    let error = Device::all().err().ok_or("the setting is accepted")?;
+    assert!(error.to_string().contains("cuInit failed: CUDA_ERROR_NOT_INITIALIZED"), "{error}");
+    Ok(())
+}
+
 fn main() -> Outcome {
     let case = |name, settings, says, body: Body| common::Case { name, settings, says, body };
     common::main(&[
@@ -287,6 +293,12 @@ fn main() -> Outcome {
             devices_have_memory_of_their_own,
         ),
         case("memory_ends", "memory=64", "", memory_ends),
+        case(
+            "unknown_settings_are_reported",
+            "arch=sm_80 speed=9",
+            "emulated GPU: XTRAIN_EMULATOR: unknown setting `speed`; known are arch, devices, memory, seed, log, omit, patch\n",
+            unknown_settings_are_reported,
+        ),
         case("an_old_gpu_is_refused", "arch=sm_75", "", an_old_gpu_is_refused),
         case(
             "a_module_for_another_architecture_is_refused",

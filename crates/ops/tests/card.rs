@@ -4,9 +4,10 @@
 
 mod common;
 
+use common::fp8;
 use libtest_mimic::{Arguments, Failed, Trial};
 use std::sync::Arc;
-use xtrain_cuda::{Arch, Gpu};
+use xtrain_cuda::Gpu;
 use xtrain_ops::registry::{cpu_kernels, cuda_kernels, gpu_samples, large_samples, samples};
 use xtrain_ops::samples::{GpuTolerance, Sample, SampleOp};
 use xtrain_program::{Code, Program, Tracer};
@@ -151,14 +152,14 @@ fn check(sample: &Sample, dtype: DType, replays: bool) -> Result<(), Failed> {
     let expected = run(&mut cpu, sample, &wide, &parts)?;
 
     let gpu = Gpu::open(0)?;
-    let has_all_scales = gpu.info().arch >= Arch::SM90;
+    let is_refused = fp8::must_refuse(sample.op(), &types, gpu.info().arch);
     let mut card = CudaEngine::new(Arc::new(cuda_kernels()), gpu)?;
     card.set_checks(POISONED);
-    let found = match run(&mut card, sample, &inputs, &parts) {
-        // FP8 GEMMs that the GPU does not support are refused with this message.
-        Err(e) if !has_all_scales && e.to_string().contains("FP8 needs compute capability") => return Ok(()),
-        found => found?,
-    };
+    let found = run(&mut card, sample, &inputs, &parts);
+    if is_refused {
+        return fp8::assert_refused(&what, found.err());
+    }
+    let found = found?;
     for (found, expected) in found.iter().zip(&expected) {
         compare(&what, dtype, sample.tolerance, found, expected);
     }
@@ -195,7 +196,9 @@ fn main() {
             let dtypes =
                 if sample.differs_in_bf16() { &[DType::F32, DType::BF16][..] } else { &[DType::F32] };
             for &dtype in dtypes {
-                let (sample, name) = (sample.clone(), format!("{}_{size}_{n}_{dtype}", sample.op().name()));
+                let order = if sample.deterministic { "" } else { "_in_any_order" };
+                let name = format!("{}_{size}_{n}_{dtype}{order}", sample.op().name());
+                let sample = sample.clone();
                 let replays = common::is_drawn(tests.len());
                 let test = Trial::test(name, move || check(&sample, dtype, replays));
                 tests.push(test.with_ignored_flag(card.is_none()));

@@ -4,6 +4,7 @@ use xtrain_model::Bf16Reason;
 use xtrain_program::{MemoryRow, MemoryTable, Program, Purpose, Role, Stage, StateKind};
 use xtrain_report::metrics::format;
 use xtrain_train::engine::Target;
+use xtrain_train::error::RunError;
 use xtrain_train::fit::{Fit, Verdict};
 use xtrain_train::linear_gemms::{LinearGemms, fp8_share, linear_gemms};
 use xtrain_train::spec::Planned;
@@ -132,6 +133,11 @@ fn linears(layers: &[LinearGemms]) -> String {
         ));
     }
     out
+}
+
+/// The reason why the device of the run cannot compute it.
+pub(crate) fn refused(reason: &RunError) -> String {
+    format!("\n{:<28}no: {reason}\n", "runs")
 }
 
 /// The check that the run fits, with one line for each alternative; `owner` owns the memory.

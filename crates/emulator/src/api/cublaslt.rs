@@ -1,6 +1,6 @@
 //! `libcublasLt.so.13`: the functions that xtrain calls, with the statuses of the cuBLAS documentation.
 
-use super::driver::{self, Handle, export, put};
+use super::{Handle, In, Out, driver, export};
 use crate::gemm::operation::{Gemm, Operands};
 use crate::gemm::{Algorithm, Desc, Element, Layout, Objects, Preference, Refusal};
 use crate::machine::{self, Machine};
@@ -36,18 +36,6 @@ fn call(body: impl FnOnce(&mut Machine) -> Result<(), Refusal>) -> c_int {
     body(machine).map_or_else(|refusal| refusal as c_int, |()| 0)
 }
 
-/// Reads an argument.
-///
-/// # Safety
-/// `from` is null or valid for a read.
-unsafe fn take<T: Copy>(from: *const T) -> Result<T, Refusal> {
-    if from.is_null() {
-        return Err(Refusal::InvalidValue);
-    }
-    // SAFETY: the caller's promise.
-    Ok(unsafe { from.read_unaligned() })
-}
-
 /// The bytes of an attribute.
 ///
 /// # Safety
@@ -63,14 +51,13 @@ unsafe fn attribute<'a>(value: *const c_void, bytes: usize) -> Result<&'a [u8], 
 /// Stores a new object in one of the tables and writes its handle.
 fn create<T>(
     machine: &mut Machine,
-    to: *mut Handle,
+    to: Out<Handle>,
     object: T,
     table: fn(&mut Objects) -> &mut HashMap<Handle, T>,
 ) -> Result<(), Refusal> {
     let handle = machine.handle();
     table(&mut machine.blas).insert(handle, object);
-    // SAFETY: the caller's pointer.
-    Ok(unsafe { put(to, handle) }?)
+    Ok(to.set(handle)?)
 }
 
 /// The GEMM of a descriptor and layouts, and the device of the library's handle.
@@ -107,7 +94,7 @@ extern "C" fn cublasLtGetStatusString(status: c_int) -> *const c_char {
 }
 
 export! {
-    fn cublasLtCreate(handle: *mut Handle) {
+    fn cublasLtCreate(handle: Out<Handle>) {
         call(|machine| {
             let device = driver::current().ok_or(Refusal::NotInitialized)?;
             machine.may_synchronize(std::thread::current().id())?;
@@ -122,7 +109,7 @@ export! {
         })
     }
 
-    fn cublasLtMatmulDescCreate(desc: *mut Handle, compute: c_int, scale: c_int) {
+    fn cublasLtMatmulDescCreate(desc: Out<Handle>, compute: c_int, scale: c_int) {
         call(|machine| create(machine, desc, Desc::new(compute, scale)?, |of| &mut of.descs))
     }
 
@@ -138,7 +125,7 @@ export! {
         })
     }
 
-    fn cublasLtMatrixLayoutCreate(layout: *mut Handle, element: c_int, rows: u64, columns: u64, leading: i64) {
+    fn cublasLtMatrixLayoutCreate(layout: Out<Handle>, element: c_int, rows: u64, columns: u64, leading: i64) {
         call(|machine| {
             let leading = usize::try_from(leading).map_err(|_| Refusal::InvalidValue)?;
             let (element, rows, columns) = (Element::new(element)?, rows as usize, columns as usize);
@@ -150,7 +137,7 @@ export! {
         call(|machine| machine.blas.layouts.remove(&layout).map(drop).ok_or(Refusal::InvalidValue))
     }
 
-    fn cublasLtMatmulPreferenceCreate(preference: *mut Handle) {
+    fn cublasLtMatmulPreferenceCreate(preference: Out<Handle>) {
         call(|machine| create(machine, preference, Preference::default(), |of| &mut of.preferences))
     }
 
@@ -168,72 +155,62 @@ export! {
 
     fn cublasLtMatmulAlgoGetHeuristic(
         handle: Handle, desc: Handle, a: Handle, b: Handle, c: Handle, d: Handle, preference: Handle,
-        asked: c_int, results: *mut HeuristicResult, found: *mut c_int,
+        asked: c_int, results: Out<HeuristicResult>, found: Out<c_int>,
     ) {
         call(|machine| {
-            // SAFETY: the caller's pointer.
-            unsafe { put(found, 0) }?;
+            found.set(0)?;
             let preference = machine.blas.preferences.get(&preference).ok_or(Refusal::InvalidValue)?;
             let (gemm, _) = gemm(machine, handle, desc, [a, b, c, d])?;
-            if asked < 1 || results.is_null() {
+            if asked < 1 || results.0.is_null() {
                 return Err(Refusal::InvalidValue);
             }
             let algorithms = gemm.algorithms(preference);
             let count = algorithms.len().min(asked as usize);
             for (n, algorithm) in algorithms.into_iter().take(count).enumerate() {
-                // SAFETY: the caller's array, of as many results as are asked for.
-                unsafe { put(results.wrapping_add(n), algorithm.into()) }?;
+                // The caller's array has as many results as are asked for.
+                Out(results.0.wrapping_add(n)).set(algorithm.into())?;
             }
-            // SAFETY: the caller's pointer.
-            unsafe { put(found, count as c_int) }?;
+            found.set(count as c_int)?;
             if count > 0 { Ok(()) } else { Err(Refusal::NotSupported) }
         })
     }
 
     fn cublasLtMatmulAlgoCheck(
         handle: Handle, desc: Handle, a: Handle, b: Handle, c: Handle, d: Handle,
-        algo: *const Algo, result: *mut HeuristicResult,
+        algo: In<Algo>, result: Out<HeuristicResult>,
     ) {
         call(|machine| {
-            // SAFETY: the caller's pointer.
-            let algorithm = Algorithm::of(unsafe { take(algo) }?)?;
+            let algorithm = Algorithm::of(algo.get()?)?;
             gemm(machine, handle, desc, [a, b, c, d])?;
-            // SAFETY: the caller's pointer.
-            Ok(unsafe { put(result, algorithm.into()) }?)
+            Ok(result.set(algorithm.into())?)
         })
     }
 
     fn cublasLtMatmulAlgoConfigGetAttribute(
-        algo: *const Algo, attribute: c_int, value: *mut c_void, bytes: usize, written: *mut usize,
+        algo: In<Algo>, attribute: c_int, value: Out<u32>, bytes: usize, written: Out<usize>,
     ) {
         call(|_| {
-            // SAFETY: the caller's pointer.
-            let algorithm = Algorithm::of(unsafe { take(algo) }?)?;
+            let algorithm = Algorithm::of(algo.get()?)?;
             // CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME
             if attribute != 3 || bytes != size_of::<u32>() {
                 return Err(Refusal::InvalidValue);
             }
-            // SAFETY: the caller's pointer, valid for four bytes.
-            unsafe { put(value.cast::<u32>(), algorithm.reduction()) }?;
-            // SAFETY: the caller's pointer.
-            Ok(unsafe { put(written, size_of::<u32>()) }?)
+            value.set(algorithm.reduction())?;
+            Ok(written.set(size_of::<u32>())?)
         })
     }
 
     fn cublasLtMatmul(
-        handle: Handle, desc: Handle, alpha: *const f32, a: u64, a_layout: Handle, b: u64, b_layout: Handle,
-        beta: *const f32, c: u64, c_layout: Handle, d: u64, d_layout: Handle, algo: *const Algo,
+        handle: Handle, desc: Handle, alpha: In<f32>, a: u64, a_layout: Handle, b: u64, b_layout: Handle,
+        beta: In<f32>, c: u64, c_layout: Handle, d: u64, d_layout: Handle, algo: In<Algo>,
         workspace: u64, workspace_bytes: usize, stream: Handle,
     ) {
         call(|machine| {
             let (gemm, device) = gemm(machine, handle, desc, [a_layout, b_layout, c_layout, d_layout])?;
-            // SAFETY: the caller's pointer.
-            let algorithm = Algorithm::of(unsafe { take(algo) }?)?;
+            let algorithm = Algorithm::of(algo.get()?)?;
             let operands = Operands {
-                // SAFETY: the caller's pointer.
-                alpha: unsafe { take(alpha) }?,
-                // SAFETY: the caller's pointer.
-                beta: unsafe { take(beta) }?,
+                alpha: alpha.get()?,
+                beta: beta.get()?,
                 matrices: [a, b, c, d],
                 workspace,
                 workspace_bytes: workspace_bytes as u64,

@@ -1,7 +1,7 @@
 //! `libnvrtc.so.13`: calls the real compiler and asks it for PTX with source lines instead of machine code.
 
 use crate::ptx::COMPILED_FROM;
-use crate::settings::Settings;
+use crate::settings::SETTINGS;
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 use std::collections::BTreeMap;
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
@@ -82,7 +82,9 @@ unsafe extern "C" fn nvrtcCreateProgram(
 ) -> c_int {
     // SAFETY: the caller's string.
     let title = unsafe { CStr::from_ptr(name) }.to_string_lossy();
-    let patched = Settings::of_environment().patch.filter(|patch| patch.source == title).map(|patch| {
+    let patch =
+        SETTINGS.as_ref().and_then(|settings| settings.patch.as_ref()).filter(|patch| patch.source == title);
+    let patched = patch.map(|patch| {
         // SAFETY: as above.
         let text = unsafe { CStr::from_ptr(source) }.to_string_lossy();
         // If the patch does not fit, the compiler reports it.

@@ -1,6 +1,7 @@
 //! Products of small matrices by a warp (PTX ISA, section 9.7.14): `mma.sync` and the loads of its operands.
 
 use super::memory::Address;
+use super::tensor_core::{COLUMNS, K, ROWS, add_products};
 use super::{Decoded, Decoder, unknown};
 use crate::fault::{Fault, FaultKind};
 use crate::kernel::Action;
@@ -109,12 +110,13 @@ fn multiply(
         if cx.active != u32::MAX {
             return Err(Fault::new(0, FaultKind::Synchronisation, "`mma` by a part of a warp"));
         }
-        let (mut left, mut right, mut sums) = ([[0f32; K]; 16], [[0f32; COLUMNS]; K], [[0f32; COLUMNS]; 16]);
+        let (mut left, mut right, mut sums) =
+            ([[0f32; ROWS]; K], [[0f32; COLUMNS]; K], [[0f32; ROWS]; COLUMNS]);
         for (n, source) in a.into_iter().enumerate() {
             for (lane, pair) in cx.value(source)?.into_iter().enumerate() {
                 let (row, column) = (lane / 4 + 8 * (n % 2), 2 * (lane % 4) + 8 * (n / 2));
-                left[row][column] = from_bf16(pair as u16);
-                left[row][column + 1] = from_bf16((pair >> 16) as u16);
+                left[column][row] = from_bf16(pair as u16);
+                left[column + 1][row] = from_bf16((pair >> 16) as u16);
             }
         }
         for (n, source) in b.into_iter().enumerate() {
@@ -128,110 +130,17 @@ fn multiply(
         for (n, source) in c.into_iter().enumerate() {
             for (lane, value) in cx.value(source)?.into_iter().enumerate() {
                 let (row, column) = place(lane, n);
-                sums[row][column] = value;
+                sums[column][row] = value;
             }
         }
-        crate::kernel::context::vectorized(
-            #[inline(always)]
-            || add_products(&left, &right, &mut sums),
-        );
+        add_products(&left, &right, &mut sums);
         for (n, slot) in target.into_iter().enumerate() {
             let values = std::array::from_fn(|lane| {
                 let (row, column) = place(lane, n);
-                canonical(sums[row][column])
+                canonical(sums[column][row])
             });
             cx.write::<f32>(slot, &values, 0);
         }
         Ok(())
     })
-}
-
-/// Products that are summed at once, and columns of a tile.
-const K: usize = 16;
-const COLUMNS: usize = 8;
-
-/// Bits of a term after the largest exponent.
-const KEPT: i32 = 25;
-
-/// The exponent of an f32: subnormal numbers have that of the least normal one, zeros one that is below all
-/// others.
-#[inline(always)]
-fn exponent(x: f32) -> i32 {
-    let exponent = ((x.to_bits() >> 23 & 0xFF) as i32).max(1) - 127;
-    if x == 0.0 { -1000 } else { exponent }
-}
-
-/// A number cut off to f32; a zero has no sign.
-#[inline(always)]
-fn cut(x: f64) -> f32 {
-    let smallest = f64::from(f32::from_bits(1));
-    let subnormal = (x * (1.0 / smallest)).trunc() * smallest + 0.0;
-    let normal = f64::from_bits(x.to_bits() & !((1 << 29) - 1));
-    (if x.abs() < f64::from(f32::MIN_POSITIVE) { subnormal } else { normal }) as f32
-}
-
-/// The mantissa of an f32 with its leading bit.
-#[inline(always)]
-fn mantissa(x: f32) -> i32 {
-    let bits = x.to_bits();
-    (bits & 0x7F_FFFF | if bits >> 23 & 0xFF == 0 { 0 } else { 1 << 23 }) as i32
-}
-
-/// The magnitude shifted to the right, with the sign of `signs`; bits that are shifted out are truncated.
-#[inline(always)]
-fn aligned(magnitude: i32, by: i32, signs: u32) -> i32 {
-    let kept = if by < 32 { magnitude >> by } else { 0 };
-    if signs >> 31 == 0 { kept } else { -kept }
-}
-
-/// Adds the products of a row and a column to each sum, as tensor cores of compute capability 9.0 do: the
-/// products and the sum are aligned to the largest exponent (a product's is the sum of its operands'
-/// exponents). Each keeps 25 bits after it, and the sum keeps 24; the rest is truncated. Zeros have no
-/// exponent. The results equal an H200's to the last bit.
-#[inline(always)]
-fn add_products(left: &[[f32; K]; 16], right: &[[f32; COLUMNS]; K], sums: &mut [[f32; COLUMNS]; 16]) {
-    let (mut exponents, mut mantissas) = ([[0; COLUMNS]; K], [[0; COLUMNS]; K]);
-    let mut columns_are_finite = [true; COLUMNS];
-    for (k, row) in right.iter().enumerate() {
-        for column in 0..COLUMNS {
-            exponents[k][column] = exponent(row[column]);
-            // Of bf16, the upper 8 bits are all.
-            mantissas[k][column] = mantissa(row[column]) >> 16;
-            columns_are_finite[column] &= row[column].is_finite();
-        }
-    }
-    for (row, sums) in left.iter().zip(sums) {
-        let mut most = sums.map(exponent);
-        for (x, exponents) in row.iter().zip(&exponents) {
-            let of_row = exponent(*x);
-            for column in 0..COLUMNS {
-                most[column] = most[column].max(of_row + exponents[column]);
-            }
-        }
-        let mut total = [0i32; COLUMNS];
-        for k in 0..K {
-            let (of_row, digits, signs) = (exponent(row[k]), mantissa(row[k]) >> 16, row[k].to_bits());
-            for column in 0..COLUMNS {
-                // 14 bits of the product are behind its exponent.
-                let magnitude = (digits * mantissas[k][column]) << (KEPT - 14);
-                let by = most[column] - of_row - exponents[k][column];
-                total[column] += aligned(magnitude, by, signs ^ right[k][column].to_bits());
-            }
-        }
-        let before = *sums;
-        for column in 0..COLUMNS {
-            let sum = before[column];
-            let by = most[column] - exponent(sum);
-            let last = aligned(mantissa(sum) << (KEPT - 23), by, sum.to_bits());
-            let unit = f64::from_bits(((most[column].max(-900) - KEPT + 1023) as u64) << 52);
-            sums[column] = cut((f64::from(total[column]) + f64::from(last)) * unit);
-        }
-        let row_is_finite = row.iter().all(|x| x.is_finite());
-        for column in 0..COLUMNS {
-            if !(row_is_finite && columns_are_finite[column] && before[column].is_finite()) {
-                let products = row.iter().zip(right).map(|(x, row)| f64::from(*x) * f64::from(row[column]));
-                sums[column] = products.fold(f64::from(before[column]), |sum, product| sum + product) as f32;
-            }
-        }
-    }
 }

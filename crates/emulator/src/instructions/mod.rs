@@ -21,6 +21,7 @@ mod logic;
 mod matrix;
 mod memory;
 mod single;
+mod tensor_core;
 #[cfg(test)]
 mod tests;
 mod warp;

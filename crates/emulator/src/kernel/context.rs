@@ -4,7 +4,7 @@ use crate::fault::Outcome;
 use crate::kernel::{Code, Execute};
 use crate::memory::{Bytes, Local, Memory};
 use crate::registers::{LANES, Lane, Lanes, Marks, Registers, Slot, uninitialised};
-use pulp::Arch;
+use pulp::{Arch, WithSimd};
 use std::sync::LazyLock;
 
 /// The CPU's widest vector unit, found when first asked for.
@@ -12,7 +12,7 @@ static ARCH: LazyLock<Arch> = LazyLock::new(Arch::new);
 
 /// Runs `body`, compiled for the CPU's vector unit.
 #[inline(always)]
-pub(crate) fn vectorized<R>(body: impl FnOnce() -> R) -> R {
+pub(crate) fn vectorized<R>(body: impl WithSimd<Output = R>) -> R {
     ARCH.dispatch(body)
 }
 

@@ -1,6 +1,8 @@
 //! Helpers of the GPU tests.
 #![allow(dead_code, reason = "each test binary uses a part")]
 
+pub(crate) mod fp8;
+
 use xtrain_cuda::{CudaError, Gpu};
 use xtrain_tensor::Philox;
 

@@ -86,7 +86,8 @@ impl Processor {
             .map_err(|error| RunError::Refused(format!("[train] device = \"cuda\": {error}")))
     }
 
-    /// An error where it cannot compute under `recipe`: what can, and what else it can do.
+    /// An error if it cannot compute under `recipe`. It names the compute capability that can, and the recipes
+    /// that this processor runs.
     pub fn check(&self, recipe: Recipe) -> Result<(), RunError> {
         let Processor::Cuda(gpu) = self else { return Ok(()) };
         let info = gpu.info();
@@ -95,7 +96,7 @@ impl Processor {
             Some(needed) if !runs(&needed) => {
                 let others: Vec<_> = RECIPES.iter().filter(runs).map(|(recipe, _)| recipe.name()).collect();
                 Err(RunError::Refused(format!(
-                    "[precision] recipe = {:?} needs compute capability {} or newer, and {} is of {}; it runs {}",
+                    "[precision] recipe = {:?} needs compute capability {} or newer, and {} has {}; choose one that it runs: {}",
                     recipe.name(),
                     needed.1,
                     info.name,

@@ -79,8 +79,8 @@ fn check_free(folder: &RunFolder) -> Result<(), RunError> {
     }
 }
 
-/// Refuses a run that does not fit before its text is tokenized, which may take long. Checks nothing if only
-/// the text determines the size of the vocabulary.
+/// Refuses a run that the processor cannot compute or that does not fit before its text is tokenized, which
+/// may take long. Checks nothing if only the text determines the size of the vocabulary.
 fn check_before_text(parsed: &Parsed, processor: &Processor) -> Result<(), RunError> {
     let config = &parsed.config;
     let is_given = config.model.vocab_size.is_some() || config.model.init_from.is_some();
@@ -89,5 +89,6 @@ fn check_before_text(parsed: &Parsed, processor: &Processor) -> Result<(), RunEr
         return Ok(());
     }
     let planned = spec::plan_on(parsed, processor.target())?;
+    processor.check(planned.spec.recipe)?;
     fit::check(&planned.spec, planned.resolved.config.train.batch_size, processor)
 }

@@ -33,6 +33,9 @@ pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
     let reference = planned.spec.in_reference().map(|bf16| programs::training(&bf16)).transpose();
     let reference = reference.map_err(LearnError::from)?;
     let mut text = plan_table::text(&planned, &program, reference.as_ref(), target);
+    if let Some(Err(refusal)) = processor.as_ref().map(|processor| processor.check(planned.spec.recipe)) {
+        text.push_str(&plan_table::refused(&refusal));
+    }
     let batch_size = planned.resolved.config.train.batch_size;
     let has = processor.as_ref().and_then(|processor| Some((processor.room()?, processor.owner())));
     let room = args.memory.map(|size| (Room::of(size.0), "--memory".to_owned())).or(has);

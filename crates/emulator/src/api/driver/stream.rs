@@ -1,0 +1,130 @@
+//! Streams, events, captures and graphs.
+
+use super::{Handle, Out, call, export, on_device, synchronizing};
+use crate::machine::Event;
+use crate::status;
+use std::ffi::{c_int, c_uint, c_ulonglong};
+
+export! {
+    fn cuStreamCreate(stream: Out<Handle>, _flags: c_uint) {
+        on_device(|machine, device| {
+            let handle = machine.new_stream(device);
+            stream.set(handle)
+        })
+    }
+
+    fn cuStreamDestroy_v2(stream: Handle) {
+        call(|machine| {
+            // Its work still runs.
+            machine.streams.remove(&stream).map(|_| ()).ok_or(status::INVALID_HANDLE)
+        })
+    }
+
+    fn cuStreamSynchronize(stream: Handle) {
+        on_device(|machine, _| {
+            if let Some((capture, _)) = machine.streams.get(&stream).and_then(|stream| stream.captured.clone()) {
+                return Err(machine.invalidate_capture(capture, status::CAPTURE_UNSUPPORTED));
+            }
+            machine.finish_stream(stream)
+        })
+    }
+
+    fn cuStreamWaitEvent(stream: Handle, event: Handle, _flags: c_uint) {
+        on_device(|machine, _| machine.wait(stream, event))
+    }
+
+    fn cuStreamBeginCapture_v2(stream: Handle, mode: c_int) {
+        on_device(|machine, _| {
+            // Only thread-local captures are emulated.
+            if mode != 1 {
+                return Err(status::NOT_SUPPORTED);
+            }
+            machine.begin_capture(stream, std::thread::current().id())
+        })
+    }
+
+    fn cuStreamEndCapture(stream: Handle, graph: Out<Handle>) {
+        on_device(|machine, _| {
+            let ended = machine.end_capture(stream, std::thread::current().id());
+            graph.set(ended.unwrap_or(0))?;
+            ended.map(|_| ())
+        })
+    }
+
+    fn cuEventCreate(event: Out<Handle>, _flags: c_uint) {
+        on_device(|machine, _| {
+            let handle = machine.handle();
+            machine.events.insert(handle, Event::default());
+            event.set(handle)
+        })
+    }
+
+    fn cuEventRecord(event: Handle, stream: Handle) {
+        on_device(|machine, _| machine.record(event, stream, false))
+    }
+
+    fn cuEventRecordWithFlags(event: Handle, stream: Handle, flags: c_uint) {
+        on_device(|machine, _| machine.record(event, stream, flags & 1 != 0))
+    }
+
+    fn cuEventQuery(event: Handle) {
+        on_device(|machine, device| {
+            let has_completed = machine.has_completed(event)?;
+            machine.check(device)?;
+            if has_completed { Ok(()) } else { Err(status::NOT_READY) }
+        })
+    }
+
+    fn cuEventSynchronize(event: Handle) {
+        on_device(|machine, device| {
+            if let Some((capture, _)) = machine.events.get(&event).and_then(|event| event.captured.clone()) {
+                return Err(machine.invalidate_capture(capture, status::CAPTURED_EVENT));
+            }
+            machine.finish_event(event)?;
+            machine.check(device)
+        })
+    }
+
+    fn cuEventElapsedTime(milliseconds: Out<f32>, start: Handle, end: Handle) {
+        on_device(|machine, _| {
+            let time = |event| machine.events.get(&event).ok_or(status::INVALID_HANDLE)?.time.ok_or(status::NOT_READY);
+            let seconds = time(end)? - time(start)?;
+            milliseconds.set((seconds * 1e3) as f32)
+        })
+    }
+
+    fn cuEventDestroy_v2(event: Handle) {
+        call(|machine| machine.events.remove(&event).map(|_| ()).ok_or(status::INVALID_HANDLE))
+    }
+
+    fn cuGraphInstantiateWithFlags(exec: Out<Handle>, graph: Handle, _flags: c_ulonglong) {
+        synchronizing(|machine, _| {
+            let graph = machine.graphs.get(&graph).ok_or(status::INVALID_HANDLE)?.clone();
+            let handle = machine.handle();
+            machine.graphs.insert(handle, graph);
+            exec.set(handle)
+        })
+    }
+
+    fn cuGraphGetNodes(graph: Handle, nodes: *mut Handle, count: Out<usize>) {
+        call(|machine| {
+            if !nodes.is_null() {
+                return Err(status::NOT_SUPPORTED);
+            }
+            let graph = machine.graphs.get(&graph).ok_or(status::INVALID_HANDLE)?;
+            count.set(graph.nodes.len())
+        })
+    }
+
+    fn cuGraphLaunch(exec: Handle, stream: Handle) {
+        on_device(|machine, _| machine.launch(exec, stream))
+    }
+
+    fn cuGraphExecDestroy(exec: Handle) {
+        synchronizing(|machine, _| machine.graphs.remove(&exec).map(|_| ()).ok_or(status::INVALID_HANDLE))
+    }
+
+    fn cuGraphDestroy(graph: Handle) {
+        call(|machine| machine.graphs.remove(&graph).map(|_| ()).ok_or(status::INVALID_HANDLE))
+    }
+}

@@ -1,0 +1,37 @@
+//! Lanes of a warp that diverged.
+
+/// A place in a kernel: basic block and step.
+pub(super) type Place = (u32, u32);
+
+/// Lanes of a warp at the same place.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Group {
+    pub(super) place: Place,
+    pub(super) lanes: u32,
+    pub(super) waits: Waits,
+}
+
+/// The reason why lanes do not run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Waits {
+    /// They run.
+    Nothing,
+    /// They wait for other lanes of their warp, those of this mask.
+    Warp(u32),
+    /// They wait at a barrier of their block.
+    Barrier(usize),
+}
+
+/// Joins lanes at the same place.
+pub(super) fn merge(groups: &mut Vec<Group>) {
+    if groups.len() > 1 {
+        groups.sort_by_key(|group| (group.place, group.waits));
+        groups.dedup_by(|next, kept| {
+            let is_same = next.place == kept.place && next.waits == kept.waits;
+            if is_same {
+                kept.lanes |= next.lanes;
+            }
+            is_same
+        });
+    }
+}

@@ -1,0 +1,109 @@
+//! Refusals by the binary on emulated GPUs that are too old or too small for a run. The tests count as ignored
+//! unless `tests/emulated/run.sh` starts them.
+
+use libtest_mimic::{Arguments, Failed, Trial};
+use std::process::Command;
+
+/// The variable that holds the emulator's settings.
+const SETTINGS: &str = "XTRAIN_EMULATOR";
+
+const RUN: &str = r#"
+[model]
+dim = 64
+layers = 2
+heads = 2
+[data]
+train = "text.txt"
+tokenizer = "bytes"
+seq_len = 64
+cache_dir = "cache"
+[optimizer]
+lr = 1e-3
+[train]
+steps = 2
+batch_size = 4
+device = "cuda"
+out = "out"
+"#;
+
+/// The exit code of `xtrain VERB run.toml` on a GPU with these settings, its output, and whether it created
+/// the run's folder.
+fn xtrain(verb: &str, gpu: &str, set: &[&str]) -> Result<(Option<i32>, String, bool), Failed> {
+    let folder = tempfile::tempdir()?;
+    std::fs::write(folder.path().join("run.toml"), RUN)?;
+    std::fs::write(folder.path().join("text.txt"), "a text of some words\n".repeat(1000))?;
+    let settings = std::env::var(SETTINGS)?;
+    let given: Vec<&str> = settings.lines().chain(gpu.split(' ')).collect();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_xtrain"));
+    command.current_dir(&folder).env(SETTINGS, given.join("\n")).args([verb, "run.toml"]);
+    for set in set {
+        command.args(["--set", set]);
+    }
+    let output = command.output()?;
+    let text = [output.stdout, output.stderr].map(|text| String::from_utf8_lossy(&text).into_owned());
+    Ok((output.status.code(), text.concat(), folder.path().join("out").exists()))
+}
+
+/// A GPU, a recipe that it lacks, and the end of the refusal.
+const LACKING: [(&str, &str, &str); 3] = [
+    (
+        "arch=sm_80",
+        "fp8-current",
+        "needs compute capability 8.9 or newer, and Emulated GPU sm_80 has 8.0; choose one that it runs: fp32, bf16",
+    ),
+    (
+        "arch=sm_80",
+        "fp8-block",
+        "needs compute capability 9.0 or newer, and Emulated GPU sm_80 has 8.0; choose one that it runs: fp32, bf16",
+    ),
+    (
+        "arch=sm_89",
+        "fp8-block",
+        "needs compute capability 9.0 or newer, and Emulated GPU sm_89 has 8.9; choose one that it runs: fp32, bf16, \
+         fp8-current, fp8-delayed",
+    ),
+];
+
+fn train_refuses_a_recipe_that_the_gpu_lacks() -> Result<(), Failed> {
+    for (gpu, recipe, end) in LACKING {
+        let (code, text, has_begun) = xtrain("train", gpu, &[&format!("precision.recipe={recipe}")])?;
+        assert_eq!((code, has_begun), (Some(2), false), "{text}");
+        let refusal = format!("[precision] recipe = {recipe:?} {end}");
+        assert!(text.contains(&refusal), "{refusal}\n{text}");
+    }
+    Ok(())
+}
+
+fn plan_reports_a_recipe_that_the_gpu_lacks() -> Result<(), Failed> {
+    for (gpu, recipe, end) in LACKING {
+        let (code, text, _) = xtrain("plan", gpu, &[&format!("precision.recipe={recipe}")])?;
+        assert_eq!(code, Some(0), "{text}");
+        let row = format!("{:<28}no: [precision] recipe = {recipe:?} {end}\n", "runs");
+        assert!(text.contains(&row), "{row}\n{text}");
+    }
+    let (_, text, _) = xtrain("plan", "arch=sm_80", &["precision.recipe=bf16"])?;
+    assert!(!text.lines().any(|line| line.starts_with("runs ")), "{text}");
+    Ok(())
+}
+
+fn train_refuses_a_gpu_with_too_little_memory() -> Result<(), Failed> {
+    let set = ["model.dim=1024", "model.layers=4", "precision.recipe=bf16"];
+    let (code, text, has_begun) = xtrain("train", "arch=sm_80 memory=512", &set)?;
+    assert_eq!((code, has_begun), (Some(2), false), "{text}");
+    let needed = text.find("the run needs ").ok_or_else(|| text.clone())?;
+    let (refusal, _) = text[needed..].split_once('\n').unwrap_or((&text[needed..], ""));
+    assert!(refusal.contains(" GiB of memory, but ") && refusal.contains("Emulated GPU sm_80"), "{refusal}");
+    assert!(refusal.contains("0.5 GiB"), "{refusal}");
+    Ok(())
+}
+
+fn main() {
+    let is_emulated = std::env::var_os(SETTINGS).is_some();
+    let tests: [(&str, fn() -> Result<(), Failed>); 3] = [
+        ("train_refuses_a_recipe_that_the_gpu_lacks", train_refuses_a_recipe_that_the_gpu_lacks),
+        ("plan_reports_a_recipe_that_the_gpu_lacks", plan_reports_a_recipe_that_the_gpu_lacks),
+        ("train_refuses_a_gpu_with_too_little_memory", train_refuses_a_gpu_with_too_little_memory),
+    ];
+    let tests = tests.map(|(name, test)| Trial::test(name, test).with_ignored_flag(!is_emulated));
+    libtest_mimic::run(&Arguments::from_args(), tests.into()).exit()
+}

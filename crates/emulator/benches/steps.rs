@@ -8,7 +8,9 @@
 mod common;
 
 use std::time::Instant;
-use xtrain_cuda::{Compiler, Context, Device, DeviceMemory, DevicePtr, Launch, Module, Stream};
+use xtrain_cuda::{
+    Compiler, Context, Device, DeviceMemory, DevicePtr, Launch, Module, Stream, kernel_struct,
+};
 
 const SOURCE: &str = r#"
 struct Args { float* x; const float* y; unsigned n; };
@@ -40,12 +42,12 @@ extern "C" __global__ void add_bf16(Args a) {
 }
 "#;
 
-#[derive(Clone, Copy)]
-#[repr(C)]
-struct Args {
-    x: DevicePtr,
-    y: DevicePtr,
-    n: u32,
+kernel_struct! {
+    struct Args {
+        x: DevicePtr,
+        y: DevicePtr,
+        n: u32,
+    }
 }
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {

@@ -1,6 +1,9 @@
 //! Code that the GPU kernels of several ops share.
 
-use xtrain_cuda::{CudaError, CudaOutput, CudaTensor, DeviceMemory, DevicePtr, Gpu, Launch, Stream};
+use xtrain_cuda::{
+    CudaError, CudaOutput, CudaTensor, DeviceMemory, DevicePtr, Gpu, KernelValue, Launch, Stream,
+    kernel_bytes, kernel_struct,
+};
 use xtrain_tensor::{DType, TensorType};
 
 /// Threads of a block of kernels that treat every element by itself.
@@ -10,12 +13,12 @@ pub(crate) const ELEMENTWISE_THREADS: u32 = 256;
 /// and enough blocks for any GPU.
 pub(crate) const PARTS: usize = 512;
 
-/// A tensor whose type, f32 or bf16, a kernel reads at run time: `Floats` of the prelude.
-#[derive(Clone, Copy)]
-#[repr(C)]
-pub(crate) struct Floats {
-    at: DevicePtr,
-    is_bf16: u64,
+kernel_struct! {
+    /// A tensor whose type, f32 or bf16, a kernel reads at run time: `Floats` of the prelude.
+    pub(crate) struct Floats {
+        at: DevicePtr,
+        is_bf16: u64,
+    }
 }
 
 impl Floats {
@@ -53,14 +56,14 @@ pub(crate) fn plane(grid: [usize; 2], block: [u32; 2]) -> Launch {
     Launch { grid: [x, y, 1], block: [block[0], block[1], 1], ..Launch::row(1, 1) }
 }
 
-/// Words in GPU memory: the table that a kernel over many tensors reads.
-pub(crate) fn table(gpu: &Gpu, words: &[u64]) -> Result<DeviceMemory, CudaError> {
-    let memory = DeviceMemory::new(gpu.context(), size_of_val(words))?;
-    if words.is_empty() {
+/// Values in GPU memory: the table that a kernel over many tensors reads.
+pub(crate) fn table<T: KernelValue>(gpu: &Gpu, values: &[T]) -> Result<DeviceMemory, CudaError> {
+    let memory = DeviceMemory::new(gpu.context(), size_of_val(values))?;
+    if values.is_empty() {
         return Ok(memory);
     }
     let stream = Stream::new(gpu.context())?;
-    memory.all().write(bytemuck::cast_slice(words), &stream)?;
+    memory.all().write(&kernel_bytes(values), &stream)?;
     stream.synchronize()?;
     Ok(memory)
 }

@@ -1,7 +1,7 @@
 // A change of element type: bound by memory. A thread has eight neighbours, 16 bytes of bf16 and 32 of f32; a number in the type that it
 // already has is passed bit by bit.
 
-struct Cast {
+struct Arguments {
     const void* x;
     void* y;
     u64 elements;
@@ -9,7 +9,7 @@ struct Cast {
 
 constexpr int AT_ONCE = 8;
 
-template <class From, class To> __device__ __forceinline__ void cast(const Cast& at) {
+template <class From, class To> __device__ __forceinline__ void cast(const Arguments& at) {
     u64 first = ((u64)blockIdx.x * blockDim.x + threadIdx.x) * AT_ONCE;
     const From* x = (const From*)at.x + first;
     To* y = (To*)at.y + first;
@@ -23,7 +23,7 @@ template <class From, class To> __device__ __forceinline__ void cast(const Cast&
 }
 
 // Between tensors of one type, both in words of 16 bytes and the bytes behind them.
-template <class T> __device__ __forceinline__ void copy(const Cast& at) {
+template <class T> __device__ __forceinline__ void copy(const Arguments& at) {
     u64 first = ((u64)blockIdx.x * blockDim.x + threadIdx.x) * AT_ONCE;
     const T* x = (const T*)at.x + first;
     T* y = (T*)at.y + first;
@@ -35,7 +35,7 @@ template <class T> __device__ __forceinline__ void copy(const Cast& at) {
     }
 }
 
-extern "C" __global__ void cast_f32_bf16(Cast at) { cast<float, bf16>(at); }
-extern "C" __global__ void cast_bf16_f32(Cast at) { cast<bf16, float>(at); }
-extern "C" __global__ void cast_f32_f32(Cast at) { copy<float>(at); }
-extern "C" __global__ void cast_bf16_bf16(Cast at) { copy<bf16>(at); }
+extern "C" __global__ void cast_f32_bf16(Arguments at) { cast<float, bf16>(at); }
+extern "C" __global__ void cast_bf16_f32(Arguments at) { cast<bf16, float>(at); }
+extern "C" __global__ void cast_f32_f32(Arguments at) { copy<float>(at); }
+extern "C" __global__ void cast_bf16_bf16(Arguments at) { copy<bf16>(at); }

@@ -13,16 +13,16 @@ struct Tensor {
     u32 padding;
 };
 
-struct DelayedScaling {
+struct Arguments {
     const Tensor* tensors;
     u32* largest;
     u32 latest;
     u32 padding;
 };
 
-extern "C" __global__ void delayed_scaling_clear(DelayedScaling at) { *at.largest = 0; }
+extern "C" __global__ void delayed_scaling_clear(Arguments at) { *at.largest = 0; }
 
-extern "C" __global__ void __launch_bounds__(THREADS) delayed_scaling(DelayedScaling at) {
+extern "C" __global__ void __launch_bounds__(THREADS) delayed_scaling(Arguments at) {
     __shared__ u32 words[THREADS / 32];
     const Tensor of = at.tensors[blockIdx.x];
     u32 bits = __float_as_uint(*of.amax) & 0x7fffffffu;

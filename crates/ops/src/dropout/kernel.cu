@@ -1,7 +1,7 @@
 // Dropout in place: bound by memory, with some fifty operations an element beside it. A thread has eight neighbours. Four numbers of the
 // stream are drawn together; where the tensor's first element stands among its four depends on the batch, and is the same for all threads.
 
-struct Dropout {
+struct Arguments {
     void* x;
     // Seed (low word, high word), step, first token.
     const u32* rng;
@@ -15,7 +15,7 @@ struct Dropout {
 constexpr int AT_ONCE = 8;
 
 // Drops from eight numbers, of which the first is the OFFSET-th of four.
-template <int OFFSET> __device__ __forceinline__ void drop(const Dropout& at, const Philox& rng, u64 block, float* x) {
+template <int OFFSET> __device__ __forceinline__ void drop(const Arguments& at, const Philox& rng, u64 block, float* x) {
     u32 words[12];
     rng.block(block, words);
     rng.block(block + 1, words + 4);
@@ -25,7 +25,7 @@ template <int OFFSET> __device__ __forceinline__ void drop(const Dropout& at, co
     for (int i = 0; i < AT_ONCE; i++) x[i] = unit(words[OFFSET + i]) >= at.p ? x[i] * at.scale : 0.0f;
 }
 
-template <class T> __device__ __forceinline__ void dropout(const Dropout& at) {
+template <class T> __device__ __forceinline__ void dropout(const Arguments& at) {
     u64 first = ((u64)blockIdx.x * blockDim.x + threadIdx.x) * AT_ONCE;
     if (first >= at.elements) return;
     T* to = (T*)at.x + first;
@@ -54,5 +54,5 @@ template <class T> __device__ __forceinline__ void dropout(const Dropout& at) {
     }
 }
 
-extern "C" __global__ void dropout_f32(Dropout at) { dropout<float>(at); }
-extern "C" __global__ void dropout_bf16(Dropout at) { dropout<bf16>(at); }
+extern "C" __global__ void dropout_f32(Arguments at) { dropout<float>(at); }
+extern "C" __global__ void dropout_bf16(Arguments at) { dropout<bf16>(at); }

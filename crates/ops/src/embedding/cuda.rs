@@ -3,10 +3,15 @@
 
 use super::{Embedding, EmbeddingGrad};
 use crate::device::{ELEMENTWISE_THREADS, Floats, lanes, plane, suffix, warps_of};
-use xtrain_cuda::{CudaError, CudaKernel, DevicePtr, Gpu, KernelSource, Launch, Operands, Work};
+use xtrain_cuda::{
+    CudaError, CudaKernel, DevicePtr, Gpu, KernelSource, Launch, Operands, Work, kernel_struct,
+};
 use xtrain_tensor::{DType, TensorType};
 
-pub(super) const SOURCE: KernelSource = KernelSource::new("embedding/kernel.cu", include_str!("kernel.cu"));
+pub(super) const SOURCE: KernelSource = KernelSource {
+    structs: &[Lookup::LAYOUT, Sort::LAYOUT, Gradient::LAYOUT],
+    ..KernelSource::new("embedding/kernel.cu", include_str!("kernel.cu"))
+};
 
 /// Units that a thread copies at once; this and what follows as in the source.
 const AT_ONCE: usize = 4;
@@ -22,15 +27,15 @@ const TILES: usize = 128;
 /// Tokens of a tile, at least.
 const LEAST_TILE: usize = 2 * DIGITS;
 
-#[derive(Clone, Copy)]
-#[repr(C)]
-struct Lookup {
-    ids: DevicePtr,
-    table: DevicePtr,
-    x: DevicePtr,
-    tokens: u64,
-    rows: u64,
-    width: u32,
+kernel_struct! {
+    struct Lookup {
+        ids: DevicePtr,
+        table: DevicePtr,
+        x: DevicePtr,
+        tokens: u64,
+        rows: u64,
+        width: u32,
+    }
 }
 
 impl CudaKernel for Embedding {
@@ -57,34 +62,34 @@ impl CudaKernel for Embedding {
     }
 }
 
-#[derive(Clone, Copy)]
-#[repr(C)]
-struct Sort {
-    rows: DevicePtr,
-    tokens: DevicePtr,
-    rows_to: DevicePtr,
-    tokens_to: DevicePtr,
-    counts: DevicePtr,
-    occurs: DevicePtr,
-    count: u32,
-    tile: u32,
-    shift: u32,
-    table_rows: u32,
+kernel_struct! {
+    struct Sort {
+        rows: DevicePtr,
+        tokens: DevicePtr,
+        rows_to: DevicePtr,
+        tokens_to: DevicePtr,
+        counts: DevicePtr,
+        occurs: DevicePtr,
+        count: u32,
+        tile: u32,
+        shift: u32,
+        table_rows: u32,
+    }
 }
 
-#[derive(Clone, Copy)]
-#[repr(C)]
-struct Gradient {
-    dx: DevicePtr,
-    rows: DevicePtr,
-    tokens: DevicePtr,
-    occurs: DevicePtr,
-    dtable: Floats,
-    parts: DevicePtr,
-    count: u32,
-    table_rows: u32,
-    width: u32,
-    accumulate: u32,
+kernel_struct! {
+    struct Gradient {
+        dx: DevicePtr,
+        rows: DevicePtr,
+        tokens: DevicePtr,
+        occurs: DevicePtr,
+        dtable: Floats,
+        parts: DevicePtr,
+        count: u32,
+        table_rows: u32,
+        width: u32,
+        accumulate: u32,
+    }
 }
 
 /// Tokens of a tile.

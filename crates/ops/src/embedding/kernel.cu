@@ -6,7 +6,7 @@
 // over the ends of runs, each run leaves its part, and the run in which the row begins adds the parts in order: no token is so frequent
 // that one warp would have it to itself.
 
-struct Embedding {
+struct Lookup {
     const int* ids;
     const void* table;
     void* x;
@@ -17,7 +17,7 @@ struct Embedding {
 };
 
 // A block a token, and a piece of its row. A row that the table does not have is all ones, which is NaN: nothing else is read.
-template <class U> __device__ __forceinline__ void look_up(const Embedding& at, U nan) {
+template <class U> __device__ __forceinline__ void look_up(const Lookup& at, U nan) {
     u64 token = blockIdx.x;
     if (token >= at.tokens) return;
     u64 row = (u32)at.ids[token];
@@ -39,9 +39,9 @@ template <class U> __device__ __forceinline__ void look_up(const Embedding& at, 
     }
 }
 
-extern "C" __global__ void embedding_16(Embedding at) { look_up<uint4>(at, make_uint4(~0u, ~0u, ~0u, ~0u)); }
-extern "C" __global__ void embedding_4(Embedding at) { look_up<u32>(at, ~0u); }
-extern "C" __global__ void embedding_2(Embedding at) { look_up<u16>(at, (u16)~0u); }
+extern "C" __global__ void embedding_16(Lookup at) { look_up<uint4>(at, make_uint4(~0u, ~0u, ~0u, ~0u)); }
+extern "C" __global__ void embedding_4(Lookup at) { look_up<u32>(at, ~0u); }
+extern "C" __global__ void embedding_2(Lookup at) { look_up<u16>(at, (u16)~0u); }
 
 // A pass of the sort: by DIGIT_BITS of the rows, from `shift` on.
 struct Sort {

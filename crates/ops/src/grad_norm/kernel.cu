@@ -11,7 +11,7 @@ struct Chunk {
     u32 is_bf16;
 };
 
-struct GradNorm {
+struct Arguments {
     const Chunk* chunks;
     double* sums;
     Floats norm;
@@ -48,7 +48,7 @@ template <int N> __device__ __forceinline__ double sum_of_block(double x) {
     return sums[0];
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS) grad_norm_chunks(GradNorm at) {
+extern "C" __global__ void __launch_bounds__(THREADS) grad_norm_chunks(Arguments at) {
     Chunk chunk = at.chunks[blockIdx.x];
     Floats x = {(void*)chunk.first, chunk.is_bf16};
     double sum = 0.0;
@@ -70,7 +70,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) grad_norm_chunks(GradNorm 
     if (threadIdx.x == 0) at.sums[blockIdx.x] = sum;
 }
 
-extern "C" __global__ void __launch_bounds__(SUM_THREADS) grad_norm_sum(GradNorm at) {
+extern "C" __global__ void __launch_bounds__(SUM_THREADS) grad_norm_sum(Arguments at) {
     double sum = 0.0;
 #pragma unroll 8
     for (u32 i = threadIdx.x; i < at.count; i += SUM_THREADS) sum += at.sums[i];

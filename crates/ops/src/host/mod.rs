@@ -4,6 +4,7 @@
 //! Invariant: results do not depend on the number of threads. Work is cut by shape alone, and partial sums
 //! are added in a fixed order.
 
+pub(crate) mod amax;
 pub(crate) mod gemm;
 pub(crate) mod gemv;
 pub(crate) mod math;

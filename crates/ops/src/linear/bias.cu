@@ -3,7 +3,7 @@
 // Bound by memory: dy is read once. A block has the tokens of its part and 32 N columns; its eight warps take the tokens in turn, N
 // columns a lane, 16 bytes of them where rows allow it.
 
-struct BiasGrad {
+struct Arguments {
     const void* dy;
     // [gridDim.y, width].
     float* parts;
@@ -13,7 +13,7 @@ struct BiasGrad {
 
 constexpr int WARPS = 8, AT_ONCE = 4;
 
-template <class T, int N> __device__ __forceinline__ void partial(const BiasGrad& at) {
+template <class T, int N> __device__ __forceinline__ void partial(const Arguments& at) {
     __shared__ float sums[WARPS][32 * N];
     u32 lane = threadIdx.x, warp = threadIdx.y, column = (blockIdx.x * 32 + lane) * N;
     // A part has neighbouring rows.
@@ -57,10 +57,10 @@ extern "C" __global__ void bias_grad_sum(Sum at) {
 }
 
 #define KERNELS(T, NAME)                                                                                              \
-    extern "C" __global__ void __launch_bounds__(32 * WARPS) bias_grad_vector_##NAME(BiasGrad at) {                   \
+    extern "C" __global__ void __launch_bounds__(32 * WARPS) bias_grad_vector_##NAME(Arguments at) {                   \
         partial<T, LANES<T>>(at);                                                                                     \
     }                                                                                                                 \
-    extern "C" __global__ void __launch_bounds__(32 * WARPS) bias_grad_any_##NAME(BiasGrad at) { partial<T, 1>(at); }
+    extern "C" __global__ void __launch_bounds__(32 * WARPS) bias_grad_any_##NAME(Arguments at) { partial<T, 1>(at); }
 
 KERNELS(float, f32)
 KERNELS(bf16, bf16)

@@ -2,9 +2,10 @@
 #![allow(unsafe_code, reason = "it launches a kernel")]
 
 use crate::device::{lanes, suffix};
-use xtrain_cuda::{CudaError, DevicePtr, Gpu, KernelSource, Launch, Operands, Work};
+use xtrain_cuda::{CudaError, DevicePtr, Gpu, KernelSource, Launch, Operands, Work, kernel_struct};
 
-pub(super) const SOURCE: KernelSource = KernelSource::new("linear/row.cu", include_str!("row.cu"));
+pub(super) const SOURCE: KernelSource =
+    KernelSource { structs: &[Row::LAYOUT], ..KernelSource::new("linear/row.cu", include_str!("row.cu")) };
 
 /// Warps of a block, rows of the weight that a warp has, and pieces of each that it reads at once; equal in
 /// the kernels.
@@ -14,16 +15,16 @@ const AT_ONCE: usize = 4;
 /// Warps that keep any GPU's memory busy.
 const BUSY_WARPS: usize = 2048;
 
-#[derive(Clone, Copy)]
-#[repr(C)]
-struct Row {
-    x: DevicePtr,
-    w: DevicePtr,
-    bias: DevicePtr,
-    y: DevicePtr,
-    n: u32,
-    k: u32,
-    split: u32,
+kernel_struct! {
+    struct Row {
+        x: DevicePtr,
+        w: DevicePtr,
+        bias: DevicePtr,
+        y: DevicePtr,
+        n: u32,
+        k: u32,
+        split: u32,
+    }
 }
 
 /// Warps that share rows of `runs` runs of 32 pieces: more where there are few rows, and each is left with

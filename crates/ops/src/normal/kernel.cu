@@ -2,7 +2,7 @@
 // and none fused into another, as the intrinsics say. A thread draws one block of the stream, four neighbours, and writes 16 bytes. Bound by
 // f64 arithmetic, some hundred operations for two numbers: on a GPU with few units for it still far quicker than a copy from the host.
 
-struct Normal {
+struct Arguments {
     float* y;
     u64 elements;
     u32 seed_low, seed_high, step, site;
@@ -57,7 +57,7 @@ __device__ __forceinline__ void pair(u32 a, u32 b, double std, float* to) {
     to[1] = __double2float_rn(__dmul_rn(radius, sin));
 }
 
-extern "C" __global__ void normal_f32(Normal at) {
+extern "C" __global__ void normal_f32(Arguments at) {
     u64 index = (u64)blockIdx.x * blockDim.x + threadIdx.x, first = index * AT_ONCE;
     if (first >= at.elements) return;
     Philox rng = {at.seed_low, at.seed_high, at.step, at.site};

@@ -5,7 +5,7 @@ use super::{cast, edges, node};
 use crate::adamw::AdamW;
 use crate::qk_norm_rope::QkNormRopeGrad;
 use crate::quantize::{Given, Quantize};
-use crate::rms_norm::RmsNormGrad;
+use crate::rms_norm::{ExtraOutput, RmsNormGrad};
 use std::sync::Arc;
 use xtrain_program::{Edge, Link, Node, Op, Pair, Place, Replacement, Rewrite};
 use xtrain_tensor::Scaling;
@@ -44,9 +44,14 @@ enum Measuring {
 /// How the producer can write the amax of its output `x`.
 fn measuring(pair: &Pair<'_>, x: usize) -> Option<Measuring> {
     let last = pair.producer_outputs() - 1;
-    if let Some(grad) = pair.producer::<RmsNormGrad>().filter(|grad| x == 0 && !grad.rematerialise) {
-        let by = || Measuring::By(Arc::new(RmsNormGrad { amax: true, ..*grad }));
-        return Some(if grad.amax { Measuring::Already(last) } else { by() });
+    if let Some(grad) = pair.producer::<RmsNormGrad>().filter(|_| x == 0) {
+        return match grad.extra {
+            ExtraOutput::None => {
+                Some(Measuring::By(Arc::new(RmsNormGrad { extra: ExtraOutput::Amax, ..*grad })))
+            }
+            ExtraOutput::Amax => Some(Measuring::Already(last)),
+            ExtraOutput::Y => None,
+        };
     }
     if let Some(grad) = pair.producer::<QkNormRopeGrad>().filter(|_| x == 0) {
         let by = || Measuring::By(Arc::new(QkNormRopeGrad { amax: true, ..*grad }));

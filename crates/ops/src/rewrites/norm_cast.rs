@@ -24,7 +24,7 @@ fn apply(pair: &Pair<'_>) -> Option<Replacement> {
     let measures = cast.scaling == Scaling::Tensor && cast.given == Given::Nothing;
     let known = if measures { Given::Amax } else { cast.given };
 
-    let rest = Rms { eps, adds, amax: measures, cast: None };
+    let rest = Rms { eps, adds, amax: measures };
     let rest_inputs = edges(Edge::ProducerInput, 0..w + usize::from(measures)).collect();
     let sum = adds.then_some(x);
     let amax = measures.then_some(Edge::New(0));

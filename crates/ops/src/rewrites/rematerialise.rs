@@ -4,7 +4,7 @@
 //! What reads that output waits for the gradient.
 
 use super::{edges, one};
-use crate::rms_norm::{RmsNorm, RmsNormGrad};
+use crate::rms_norm::{ExtraOutput, RmsNorm, RmsNormGrad};
 use crate::swiglu::{Swiglu, SwigluGrad};
 use xtrain_program::{Edge, Link, Pair, Replacement, Rewrite, Stage};
 
@@ -25,9 +25,9 @@ fn apply(pair: &Pair<'_>) -> Option<Replacement> {
     pair.producer::<RmsNorm>()?;
     let grad = *pair.consumer::<RmsNormGrad>()?;
     let reads_the_same = [pair.shares(0), pair.shares(1)] == [Some(1), Some(3)];
-    let is_possible = reads_the_same && !grad.rematerialise && !grad.amax && pair.is_private(1);
+    let is_possible = reads_the_same && grad.extra == ExtraOutput::None && pair.is_private(1);
     let inputs = edges(Edge::ConsumerInput, 0..pair.consumer_inputs()).collect();
-    is_possible.then(|| one(RmsNormGrad { rematerialise: true, ..grad }, inputs, and_y(2)))
+    is_possible.then(|| one(RmsNormGrad { extra: ExtraOutput::Y, ..grad }, inputs, and_y(2)))
 }
 
 /// So many outputs of the gradient, then y.

@@ -9,8 +9,8 @@ use super::Attention;
 use super::operands::{Backward, Forward};
 use std::collections::BTreeSet;
 use xtrain_cuda::{
-    AlgorithmCandidate, CudaError, Defines, Gpu, Header, KernelSource, Launch, Operands, TENSOR_CORES, Work,
-    WorkPurpose,
+    AlgorithmCandidate, CudaError, Defines, Gpu, Header, KernelSource, KernelValue, Launch, Operands,
+    TENSOR_CORES, Work, WorkPurpose,
 };
 use xtrain_tensor::{DType, TensorType};
 
@@ -18,14 +18,14 @@ use xtrain_tensor::{DType, TensorType};
 /// strips of 16 rows that each owns, and the rows that they go through at a time.
 macro_rules! tiles {
     ($($width:literal: $($warps:literal x $strips:literal over $tile:literal),+;)+) => {
-        &[$($(&[("HEAD_DIM", $width), ("WARPS", $warps), ("STRIPS", $strips), ("TILE", $tile)]),+),+]
+        || vec![$($(vec![("HEAD_DIM", $width), ("WARPS", $warps), ("STRIPS", $strips), ("TILE", $tile)]),+),+]
     };
 }
 
 /// The same for blocks that have whole sequences: all that their warps own twice.
 macro_rules! whole_tiles {
     ($($width:literal: $($warps:literal x $strips:literal over $tile:literal),+;)+) => {
-        &[$($(&[
+        || vec![$($(vec![
             ("HEAD_DIM", $width), ("WARPS", $warps), ("STRIPS", $strips), ("TILE", $tile),
             ("WHOLE", $warps * $strips * 32),
         ]),+),+]
@@ -40,6 +40,7 @@ const OF_BACKWARD: &[Header] = &[TENSOR_CORES, COMMON, OF_ONE_BACKWARD];
 
 pub(super) const FORWARD: KernelSource = KernelSource {
     headers: OF_FORWARD,
+    structs: &[Forward::LAYOUT],
     variants: tiles! {
         32: 4 x 1 over 64, 8 x 1 over 64, 4 x 2 over 64;
         64: 4 x 1 over 64, 4 x 2 over 32, 8 x 1 over 64, 4 x 1 over 32;
@@ -51,6 +52,7 @@ pub(super) const FORWARD: KernelSource = KernelSource {
 
 pub(super) const QUERIES: KernelSource = KernelSource {
     headers: OF_BACKWARD,
+    structs: &[Backward::LAYOUT],
     variants: tiles! {
         32: 4 x 1 over 64, 8 x 1 over 64;
         64: 4 x 1 over 64, 4 x 1 over 32, 8 x 1 over 64;
@@ -62,6 +64,7 @@ pub(super) const QUERIES: KernelSource = KernelSource {
 
 pub(super) const KEYS: KernelSource = KernelSource {
     headers: OF_BACKWARD,
+    structs: &[Backward::LAYOUT],
     variants: tiles! {
         32: 4 x 1 over 32, 4 x 1 over 64, 4 x 2 over 32;
         64: 4 x 1 over 64, 4 x 1 over 32, 8 x 1 over 32;
@@ -73,6 +76,7 @@ pub(super) const KEYS: KernelSource = KernelSource {
 
 pub(super) const WHOLE_FORWARD: KernelSource = KernelSource {
     headers: OF_FORWARD,
+    structs: &[Forward::LAYOUT],
     variants: whole_tiles! {
         32: 4 x 1 over 32, 8 x 1 over 64, 8 x 1 over 32, 4 x 2 over 32, 16 x 1 over 64;
         64: 4 x 1 over 32, 8 x 1 over 64, 8 x 1 over 32, 4 x 2 over 32;
@@ -83,6 +87,7 @@ pub(super) const WHOLE_FORWARD: KernelSource = KernelSource {
 
 pub(super) const WHOLE_BACKWARD: KernelSource = KernelSource {
     headers: OF_BACKWARD,
+    structs: &[Backward::LAYOUT],
     variants: whole_tiles! {
         32: 4 x 1 over 32, 8 x 1 over 32, 8 x 1 over 16, 4 x 2 over 32, 16 x 1 over 32;
         64: 4 x 1 over 32, 8 x 1 over 32;
@@ -94,7 +99,7 @@ pub(super) const WHOLE_BACKWARD: KernelSource = KernelSource {
 /// The names of all tiles, sorted.
 pub(super) fn tile_names() -> BTreeSet<String> {
     let sources = [FORWARD, QUERIES, KEYS, WHOLE_FORWARD, WHOLE_BACKWARD];
-    sources.iter().flat_map(|source| source.variants).map(|defines| Tiles::read(defines).name()).collect()
+    sources.iter().flat_map(KernelSource::variants).map(|defines| Tiles::read(&defines).name()).collect()
 }
 
 /// How a block works.
@@ -112,7 +117,7 @@ impl Tiles {
     /// Those of a source for heads of `head_dim` columns and sequences of `seq_len` tokens, the first ones
     /// first: what is listed for the next width, and, of whole sequences, for the next length.
     fn of(source: &KernelSource, head_dim: usize, seq_len: usize) -> Vec<Tiles> {
-        let mut tiles: Vec<Tiles> = source.variants.iter().map(Tiles::read).collect();
+        let mut tiles: Vec<Tiles> = source.variants().iter().map(Tiles::read).collect();
         tiles.retain(|t| t.head_dim >= head_dim && (t.whole == 0 || t.whole >= seq_len));
         let width = tiles.iter().map(|t| t.head_dim).min();
         tiles.retain(|t| Some(t.head_dim) == width);
@@ -224,7 +229,7 @@ pub(super) const BACKWARD_OF_WHOLE: &[Kernel] = &[Kernel {
 impl Attention {
     /// The work of a kernel with the fastest tiles on this card, timed with the second arguments; none where
     /// no tiles fit into its shared memory.
-    fn with_fastest_tiles<A: Copy + Send + Sync + 'static>(
+    fn with_fastest_tiles<A: KernelValue + Send + Sync + 'static>(
         &self,
         gpu: &Gpu,
         kernel: &Kernel,
@@ -257,7 +262,7 @@ impl Attention {
 
     /// What `kernels` do one after the other, over `qkv`; none where they do not take these operands, or no
     /// tiles fit. The second arguments are those that they are timed with.
-    fn flash<A: Copy + Send + Sync + 'static>(
+    fn flash<A: KernelValue + Send + Sync + 'static>(
         &self,
         gpu: &Gpu,
         kernels: &[Kernel],

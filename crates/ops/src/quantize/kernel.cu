@@ -191,7 +191,7 @@ KERNEL(whole_bf16, MIN_BLOCKS) { area<bf16, true, true>(args, AREA); }
 #endif
 #endif
 
-#if SOURCE == INPUT
+#if SOURCE == INPUT && FORMAT == E5M6
 KERNEL(pair_f32, 1) { pair<float>(args); }
 KERNEL(pair_bf16, 1) { pair<bf16>(args); }
 #endif

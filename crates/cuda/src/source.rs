@@ -1,7 +1,7 @@
 //! Sources of kernels: CUDA C++, compiled on the machine that runs it.
 
 use crate::arch::Arch;
-use crate::layout::StructLayout;
+use crate::layout::{OFFSET_OF, StructLayout};
 
 /// The beginning of every source: element types, vectors, reductions, random numbers. Sources include no
 /// other files.
@@ -82,7 +82,7 @@ impl KernelSource {
             part("constants.cuh", &constants),
             headers,
             part(self.name, self.text),
-            part("layouts.cuh", &assertions),
+            part("layouts.cuh", &format!("{OFFSET_OF}{assertions}")),
         ]
         .concat()
     }

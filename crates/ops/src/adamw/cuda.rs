@@ -30,7 +30,7 @@ pub(super) const CAST: KernelSource = KernelSource {
 
 #[rustfmt::skip]
 const TABLE: Table = &[
-    //                                 current  delayed  rows   tiles  blocks
+    //                                current  delayed  rows   tiles  blocks
     (CastSource::Input, DType::E4M3, [NONE,    ANY,     NONE,  NONE,  ANY]),
 ];
 

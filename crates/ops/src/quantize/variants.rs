@@ -112,7 +112,7 @@ pub(super) const TABLE: Table = {
     use CastSource::{Input, Norm, Swiglu, SwigluGrad, SwigluSaving};
     use DType::{E4M3, E5M2, E5M6};
     &[
-        //                                   current     delayed     rows        tiles       blocks
+        //                                    current     delayed     rows        tiles       blocks
         (Input,                        E4M3, [NONE,       ANY,        ANY,        ANY,        ANY]),
         (Input,                        E5M2, [ANY,        NONE,       NONE,       NONE,       NONE]),
         (Input,                        E5M6, [NONE,       NONE,       NONE,       ROW_MAJOR,  NONE]),

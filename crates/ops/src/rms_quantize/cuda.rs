@@ -22,7 +22,7 @@ pub(super) const SOURCE: KernelSource = KernelSource {
 
 #[rustfmt::skip]
 const TABLE: Table = &[
-    //                                current  delayed  rows   tiles  blocks
+    //                               current  delayed  rows   tiles  blocks
     (CastSource::Norm, DType::E4M3, [NONE,    ANY,     NONE,  ANY,   BOTH]),
 ];
 

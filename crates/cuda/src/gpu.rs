@@ -172,7 +172,8 @@ impl Gpu {
             let cubin = self.cache.compile(self.compiler, source.name, &text, self.info.arch, &options)?;
             Module::load(&self.context, &cubin)
         });
-        module.as_ref().map_err(Clone::clone)?.function(name)
+        let function = module.as_ref().map_err(Clone::clone)?.function(name)?;
+        Ok(function.with_structs(source.structs))
     }
 }
 

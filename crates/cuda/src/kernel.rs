@@ -2,6 +2,7 @@
 
 use crate::error::CudaError;
 use crate::gpu::Gpu;
+use crate::layout::KernelValue;
 use crate::memory::DevicePtr;
 use crate::module::{Function, Launch};
 use crate::stream::Stream;
@@ -64,7 +65,7 @@ impl Work {
     ///
     /// # Safety
     /// The terms of [`Function::launch`] hold whenever the work is enqueued.
-    pub unsafe fn launch<A: Copy + Send + Sync + 'static>(
+    pub unsafe fn launch<A: KernelValue + Send + Sync + 'static>(
         function: Function,
         launch: Launch,
         arguments: A,

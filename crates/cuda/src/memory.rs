@@ -9,7 +9,7 @@ use std::ffi::c_void;
 use std::ops::{Deref, DerefMut, Range};
 
 /// An address in GPU memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(transparent)]
 pub struct DevicePtr(pub u64);
 

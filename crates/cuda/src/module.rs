@@ -4,6 +4,7 @@ use crate::capture_lock;
 use crate::context::Context;
 use crate::error::CudaError;
 use crate::ffi::driver::{self as ffi, CuFunction, CuLaunchAttribute, CuLaunchConfig, CuModule};
+use crate::layout::{KernelValue, StructLayout};
 use crate::stream::Stream;
 use std::ffi::{CString, c_int, c_void};
 use std::sync::Arc;
@@ -54,7 +55,7 @@ impl Module {
             return Err(unfit());
         }
         context.check("cuModuleGetFunction", status)?;
-        Ok(Function { module: self.clone(), handle })
+        Ok(Function { module: self.clone(), handle, structs: None })
     }
 }
 
@@ -74,6 +75,8 @@ impl Drop for Inner {
 pub struct Function {
     module: Module,
     handle: CuFunction,
+    /// The structures whose layouts the kernel's source has checked; None if nothing is known of it.
+    structs: Option<&'static [&'static StructLayout]>,
 }
 
 // SAFETY: as for modules.
@@ -118,6 +121,11 @@ impl Launch {
 }
 
 impl Function {
+    /// The kernel, of a source that has checked the layouts of these structures.
+    pub(crate) fn with_structs(self, structs: &'static [&'static StructLayout]) -> Function {
+        Function { structs: Some(structs), ..self }
+    }
+
     /// The kernel's resources.
     pub fn info(&self) -> Result<FunctionInfo, CudaError> {
         let attribute = |attribute: c_int| -> Result<u32, CudaError> {
@@ -152,12 +160,18 @@ impl Function {
     /// The kernel takes exactly one argument, by value, with the layout of `A`. Memory that the kernel
     /// reaches through pointers in it is GPU memory, lives until the run has ended, and is written by nothing
     /// else during the run.
-    pub unsafe fn launch<A: Copy>(
+    pub unsafe fn launch<A: KernelValue>(
         &self,
         launch: Launch,
         arguments: &A,
         stream: &Stream,
     ) -> Result<(), CudaError> {
+        debug_assert!(
+            self.structs
+                .is_none_or(|structs| structs.iter().any(|s| Some(s.name) == A::LAYOUT.map(|a| a.name))),
+            "{:?} is not among the structures that the kernel's source checks",
+            A::LAYOUT
+        );
         let context = self.context();
         context.enter()?;
         let mut cluster =

@@ -4,6 +4,7 @@ use crate::error::CudaError;
 use crate::gemm::{Gemm, GemmOperands};
 use crate::gpu::Gpu;
 use crate::kernel::Work;
+use crate::kernel_struct;
 use crate::memory::{DeviceMemory, DevicePtr};
 use crate::module::{Launch, Module};
 use crate::sdpa::Sdpa;
@@ -18,11 +19,11 @@ extern "C" __global__ void twice(Double a) {
 }
 "#;
 
-#[derive(Clone, Copy)]
-#[repr(C)]
-struct Double {
-    x: DevicePtr,
-    n: i32,
+kernel_struct! {
+    struct Double {
+        x: DevicePtr,
+        n: i32,
+    }
 }
 
 /// 1.0 as bf16.

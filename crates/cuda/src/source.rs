@@ -1,6 +1,7 @@
 //! Sources of kernels: CUDA C++, compiled on the machine that runs it.
 
 use crate::arch::Arch;
+use crate::layout::{OFFSET_OF, StructLayout};
 
 /// The beginning of every source: element types, vectors, reductions, random numbers. Sources include no
 /// other files.
@@ -14,12 +15,18 @@ pub const TENSOR_CORES: Header = Header::new("tensor_cores.cuh", include_str!("t
 pub struct Header {
     name: &'static str,
     text: &'static str,
+    constants: &'static [Constants],
 }
 
 impl Header {
     /// A header. `name` is its file name in the compiler's messages.
     pub const fn new(name: &'static str, text: &'static str) -> Header {
-        Header { name, text }
+        Header { name, text, constants: &[] }
+    }
+
+    /// The header with the numbers that it shares with Rust code.
+    pub const fn with_constants(self, constants: &'static [Constants]) -> Header {
+        Header { constants, ..self }
     }
 }
 
@@ -28,31 +35,56 @@ impl Header {
 pub struct KernelSource {
     /// The file name in messages, e.g. `rms_norm/kernel.cu`.
     pub name: &'static str,
-    /// Headers between the prelude and this text.
+    /// Numbers that Rust code and the kernels share, defined as macros after the prelude with those of the
+    /// headers.
+    pub constants: &'static [Constants],
+    /// Headers between the constants and this text.
     pub headers: &'static [Header],
     /// The source text.
     pub text: &'static str,
+    /// The structures that kernels take or read from memory. Assertions after the text compare their layouts.
+    pub structs: &'static [&'static StructLayout],
     /// The architectures that the file is written for. Tests compile it for each; a GPU compiles it for its
     /// own.
     pub archs: &'static [Arch],
-    /// The sets of definitions that tests compile. A file without variants has one empty set.
-    pub variants: &'static [Defines],
+    /// The variants that tests compile. A file without variants has one empty set.
+    pub variants: fn() -> Vec<Defines>,
 }
 
-/// Definitions of numeric macros.
-pub type Defines = &'static [(&'static str, i64)];
+/// Numeric macros of a source.
+pub type Constants = &'static [(&'static str, i64)];
+
+/// Numeric macros of a variant.
+pub type Defines = Vec<(&'static str, i64)>;
 
 impl KernelSource {
     /// A file for every architecture, without variants.
     pub const fn new(name: &'static str, text: &'static str) -> KernelSource {
-        KernelSource { name, headers: &[], text, archs: &Arch::ALL, variants: &[&[]] }
+        let variants = || vec![Vec::new()];
+        KernelSource { name, constants: &[], headers: &[], text, structs: &[], archs: &Arch::ALL, variants }
+    }
+
+    /// The variants that tests compile.
+    pub fn variants(&self) -> Vec<Defines> {
+        (self.variants)()
     }
 
     /// The whole source, with `#line` directives that name the file of each part.
     pub fn full_text(&self) -> String {
-        let own = Header::new(self.name, self.text);
-        let parts = [PRELUDE].into_iter().chain(self.headers.iter().copied()).chain([own]);
-        parts.map(|Header { name, text }| format!("#line 1 \"{name}\"\n{text}\n")).collect()
+        let part = |name: &str, text: &str| format!("#line 1 \"{name}\"\n{text}\n");
+        let of_headers = self.headers.iter().flat_map(|header| header.constants);
+        let constants = of_headers.chain(self.constants).copied().flatten();
+        let constants: String = constants.map(|(name, value)| format!("#define {name} {value}\n")).collect();
+        let headers: String = self.headers.iter().map(|header| part(header.name, header.text)).collect();
+        let assertions: String = self.structs.iter().map(|layout| layout.assertions()).collect();
+        [
+            part(PRELUDE.name, PRELUDE.text),
+            part("constants.cuh", &constants),
+            headers,
+            part(self.name, self.text),
+            part("layouts.cuh", &format!("{OFFSET_OF}{assertions}")),
+        ]
+        .concat()
     }
 
     /// The compiler options of a variant.

@@ -4,7 +4,7 @@
 use libtest_mimic::{Arguments, Failed, Trial};
 use xtrain_cuda::{
     Arch, Compiler, Context, CudaError, Device, DeviceMemory, DevicePtr, Event, Gemm, GemmChoice,
-    GemmOperands, Gpu, Graph, KernelCache, Launch, Module, PinnedMemory, Stream, Work,
+    GemmOperands, Gpu, Graph, KernelCache, Launch, Module, PinnedMemory, Stream, Work, kernel_struct,
 };
 use xtrain_tensor::host::decode;
 use xtrain_tensor::{DType, HostTensor, Philox, Scaling, TensorType};
@@ -24,18 +24,18 @@ extern "C" __global__ void ranks(Ranks a) {
 }
 "#;
 
-#[derive(Clone, Copy)]
-#[repr(C)]
-struct Scale {
-    x: DevicePtr,
-    by: f32,
-    n: i32,
+kernel_struct! {
+    struct Scale {
+        x: DevicePtr,
+        by: f32,
+        n: i32,
+    }
 }
 
-#[derive(Clone, Copy)]
-#[repr(C)]
-struct Ranks {
-    rank: DevicePtr,
+kernel_struct! {
+    struct Ranks {
+        rank: DevicePtr,
+    }
 }
 
 struct TestDevice {

@@ -11,7 +11,9 @@ use std::error::Error;
 use std::path::Path;
 use std::time::Instant;
 use xtrain_config::Config;
-use xtrain_cuda::{Compiler, Context, Device, DeviceMemory, DevicePtr, Launch, Module, Stream};
+use xtrain_cuda::{
+    Compiler, Context, Device, DeviceMemory, DevicePtr, Launch, Module, Stream, kernel_struct,
+};
 use xtrain_runtime::Checks;
 use xtrain_train::engine::{Processor, Target};
 use xtrain_train::learner::Learner;
@@ -48,12 +50,12 @@ extern "C" __global__ void add_bf16(Args a) {
 }
 "#;
 
-#[derive(Clone, Copy)]
-#[repr(C)]
-struct Args {
-    x: DevicePtr,
-    y: DevicePtr,
-    n: u32,
+kernel_struct! {
+    struct Args {
+        x: DevicePtr,
+        y: DevicePtr,
+        n: u32,
+    }
 }
 
 /// A model of four layers of width 128, in bf16.

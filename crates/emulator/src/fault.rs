@@ -38,7 +38,7 @@ impl Fault {
 pub(crate) struct Report {
     pub(crate) kind: FaultKind,
     pub(crate) kernel: String,
-    /// `rms_norm/cast.cu:94`.
+    /// `rms_quantize/kernel.cu:94`.
     pub(crate) location: String,
     pub(crate) block: [u32; 3],
     pub(crate) thread: [u32; 3],

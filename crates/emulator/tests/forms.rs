@@ -37,7 +37,7 @@ fn variants(source: &KernelSource, seed: u64, all: bool) -> Vec<usize> {
         (seed, source.name, n).hash(&mut hasher);
         hasher.finish()
     };
-    let mut variants: Vec<usize> = (0..source.variants.len()).collect();
+    let mut variants: Vec<usize> = (0..source.variants().len()).collect();
     if !all {
         variants.sort_by_key(drawn);
         variants.truncate(SAMPLE);
@@ -51,7 +51,7 @@ fn find(source: &KernelSource, variants: &[usize]) -> Result<Forms, String> {
     let mut found = Forms::new();
     for arch in ARCHS.into_iter().filter(|arch| source.archs.contains(arch)) {
         for &variant in variants {
-            let options = KernelSource::options(source.variants[variant]);
+            let options = KernelSource::options(&source.variants()[variant]);
             let compiled = compiler
                 .compile(source.name, &source.full_text(), arch, &options)
                 .map_err(|error| error.to_string())?;

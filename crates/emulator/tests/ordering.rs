@@ -8,6 +8,7 @@ use common::Outcome;
 use libtest_mimic::{Arguments, Failed, Trial};
 use xtrain_cuda::{
     Context, CudaError, Device, DeviceMemory, DevicePtr, Event, Graph, Launch, Module, PinnedMemory, Stream,
+    kernel_struct,
 };
 
 /// `to[i] = from[i] * 3 + add` of 32 numbers, as PTX: no compiler is needed.
@@ -33,13 +34,13 @@ const KERNEL: &str = r#"
 }
 "#;
 
-#[derive(Clone, Copy)]
-#[repr(C)]
-struct Step {
-    from: DevicePtr,
-    to: DevicePtr,
-    add: u32,
-    pad: u32,
+kernel_struct! {
+    struct Step {
+        from: DevicePtr,
+        to: DevicePtr,
+        add: u32,
+        pad: u32,
+    }
 }
 
 const BYTES: usize = 32 * 4;

@@ -1,6 +1,9 @@
 //! Helpers for launching the GPU kernels of several ops.
 
-use xtrain_cuda::{CudaError, CudaOutput, CudaTensor, DeviceMemory, DevicePtr, Gpu, Launch, Stream};
+use xtrain_cuda::{
+    CudaError, CudaOutput, CudaTensor, DeviceMemory, DevicePtr, Gpu, KernelValue, Launch, Stream,
+    kernel_bytes, kernel_struct,
+};
 use xtrain_tensor::{DType, TensorType};
 
 /// Threads per block of elementwise kernels.
@@ -10,12 +13,12 @@ pub(crate) const ELEMENTWISE_THREADS: u32 = 256;
 /// alone; large enough to give every multiprocessor of any GPU a block.
 pub(crate) const PARTS: usize = 512;
 
-/// Pointer to f32 or bf16 elements with the type as a run-time flag: the prelude's `Floats`.
-#[derive(Clone, Copy)]
-#[repr(C)]
-pub(crate) struct Floats {
-    data: DevicePtr,
-    is_bf16: u64,
+kernel_struct! {
+    /// Pointer to f32 or bf16 elements with the type as a run-time flag: the prelude's `Floats`.
+    pub(crate) struct Floats {
+        data: DevicePtr,
+        is_bf16: u64,
+    }
 }
 
 impl Floats {
@@ -54,13 +57,13 @@ pub(crate) fn plane(grid: [usize; 2], block: [u32; 2]) -> Launch {
 }
 
 /// A table in GPU memory, such as the pointers that a kernel over many tensors reads.
-pub(crate) fn table(gpu: &Gpu, words: &[u64]) -> Result<DeviceMemory, CudaError> {
-    let memory = DeviceMemory::new(gpu.context(), size_of_val(words))?;
-    if words.is_empty() {
+pub(crate) fn table<T: KernelValue>(gpu: &Gpu, values: &[T]) -> Result<DeviceMemory, CudaError> {
+    let memory = DeviceMemory::new(gpu.context(), size_of_val(values))?;
+    if values.is_empty() {
         return Ok(memory);
     }
     let stream = Stream::new(gpu.context())?;
-    memory.all().write(bytemuck::cast_slice(words), &stream)?;
+    memory.all().write(&kernel_bytes(values), &stream)?;
     stream.synchronize()?;
     Ok(memory)
 }

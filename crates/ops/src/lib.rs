@@ -34,12 +34,14 @@ pub mod quantize;
 pub mod registry;
 pub mod rewrites;
 pub mod rms_norm;
+pub mod rms_quantize;
 #[cfg(test)]
 mod run_op;
 #[cfg(any(test, feature = "samples"))]
 pub mod samples;
 pub mod scaled_matmul;
 pub mod swiglu;
+pub mod swiglu_saving;
 
 pub use registry::{CpuKernels, CudaKernels, PassSet};
 

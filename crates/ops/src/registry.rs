@@ -110,10 +110,11 @@ ops![
     crate::rms_norm::AddRmsNorm: gpu,
     crate::rms_norm::Rms: gpu,
     crate::rms_norm::RmsNormGrad: gpu,
+    crate::rms_quantize::RmsQuantize: gpu,
     crate::scaled_matmul::ScaledMatmul: gpu,
     crate::swiglu::Swiglu: gpu,
     crate::swiglu::SwigluGrad: gpu,
-    crate::swiglu::SwigluSaving: gpu,
+    crate::swiglu_saving::SwigluSaving: gpu,
 ];
 
 /// The ops that passes insert.

@@ -11,8 +11,9 @@ use xtrain_ops::qk_norm_rope::QkNormRopeGrad;
 use xtrain_ops::quantize::{Dequantize, Given, Layouts, Quantize};
 use xtrain_ops::registry::{cpu_kernels, cuda_kernels};
 use xtrain_ops::rewrites;
-use xtrain_ops::rms_norm::{AddRmsNorm, RmsNorm, RmsNormGrad};
-use xtrain_ops::swiglu::{Swiglu, SwigluGrad, SwigluSaving};
+use xtrain_ops::rms_norm::{AddRmsNorm, ExtraOutput, RmsNorm, RmsNormGrad};
+use xtrain_ops::swiglu::{Swiglu, SwigluGrad};
+use xtrain_ops::swiglu_saving::SwigluSaving;
 use xtrain_program::{Code, Op, Program, Tracer, fuse};
 use xtrain_runtime::{CpuEngine, CudaEngine, Engine, Part};
 use xtrain_tensor::{DType, HostTensor, Philox, Scaling, Shape, TILE, TensorType};
@@ -72,7 +73,7 @@ struct Producer {
 
 fn producers() -> Vec<Producer> {
     let producer = |op, inputs, output| Producer { op, inputs, output, restores: false, fuses_amax: false };
-    let dx = RmsNormGrad { out: DType::F32, rematerialise: false, amax: false };
+    let dx = RmsNormGrad { out: DType::F32, extra: ExtraOutput::None };
     let (grad, eps) = (SwigluGrad { rematerialise: false }, 1e-5);
     let gate_up: Inputs = |t, d, ty| vec![normal(ty, &[t, 2 * d])];
     let both: Inputs = |t, d, ty| vec![normal(ty, &[t, d]), normal(ty, &[t, 2 * d])];

@@ -2,12 +2,12 @@
 //! GPU; without NVRTC the tests count as ignored.
 
 use libtest_mimic::{Arguments, Failed, Trial};
-use xtrain_cuda::{Arch, Compiler, KernelSource};
+use xtrain_cuda::{Arch, Compiler, Defines, KernelSource};
 use xtrain_ops::registry::kernel_sources;
 
 /// Compiles one variant of a source. Fails if registers are spilled.
-fn compile(compiler: Compiler, source: &KernelSource, arch: Arch, variant: usize) -> Result<(), Failed> {
-    let mut options = KernelSource::options(source.variants[variant]);
+fn compile(compiler: Compiler, source: &KernelSource, arch: Arch, variant: &Defines) -> Result<(), Failed> {
+    let mut options = KernelSource::options(variant);
     options.push("--ptxas-options=-v".into());
     let compiled = compiler.compile(source.name, &source.full_text(), arch, &options)?;
     // ptxas prints "12 bytes spill stores" for each kernel.
@@ -28,12 +28,12 @@ fn main() {
     let mut tests = Vec::new();
     for source in kernel_sources() {
         for &arch in source.archs {
-            for (n, defines) in source.variants.iter().enumerate() {
-                let defines: Vec<String> = defines.iter().map(|(k, v)| format!("{k}={v}")).collect();
+            for variant in source.variants() {
+                let defines: Vec<String> = variant.iter().map(|(k, v)| format!("{k}={v}")).collect();
                 let name = format!("{} {arch} {}", source.name, defines.join(","));
                 let compiler = compiler.clone();
                 let test = Trial::test(name.trim_end(), move || match compiler {
-                    Ok(compiler) => compile(compiler, &source, arch, n),
+                    Ok(compiler) => compile(compiler, &source, arch, &variant),
                     Err(reason) => Err(reason.into()),
                 });
                 tests.push(test.with_ignored_flag(Compiler::open().is_err()));

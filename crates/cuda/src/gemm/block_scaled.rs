@@ -9,15 +9,17 @@ use crate::context::Context;
 use crate::error::CudaError;
 use crate::ffi::driver as ffi;
 use crate::gpu::Gpu;
+use crate::kernel_struct;
+use crate::layout::KernelValue;
 use crate::memory::DevicePtr;
 use crate::module::{Function, Launch};
-use crate::source::{Defines, KernelSource, TENSOR_CORES};
+use crate::source::{Constants, KernelSource, TENSOR_CORES};
 use crate::stream::Stream;
 use std::ffi::c_void;
 use xtrain_tensor::{DType, Scaling, TILE};
 
 /// The variants of the kernel: formats of the operands, scaling of B, type of D.
-const VARIANTS: [Defines; 12] = [
+const VARIANTS: [Constants; 12] = [
     &[("A_E5M2", 0), ("B_E5M2", 0), ("B_TILES", 0), ("OUT_F32", 0)],
     &[("A_E5M2", 0), ("B_E5M2", 0), ("B_TILES", 0), ("OUT_F32", 1)],
     &[("A_E5M2", 0), ("B_E5M2", 0), ("B_TILES", 1), ("OUT_F32", 0)],
@@ -35,7 +37,8 @@ const VARIANTS: [Defines; 12] = [
 pub(super) const SOURCE: KernelSource = KernelSource {
     headers: &[TENSOR_CORES],
     archs: &[Arch::SM90],
-    variants: &VARIANTS,
+    structs: &[Arguments::LAYOUT],
+    variants: || VARIANTS.map(<[_]>::to_vec).to_vec(),
     ..KernelSource::new("gemm/block_scaled.cu", include_str!("block_scaled.cu"))
 };
 
@@ -56,25 +59,33 @@ const ROWS: usize = 16;
 const SIZES: usize = 16;
 const D_ROWS: usize = 4;
 
-#[derive(Clone, Copy)]
-#[repr(C, align(64))]
-struct Arguments {
-    a: ffi::CuTensorMap,
-    b: ffi::CuTensorMap,
-    a_scale: DevicePtr,
-    b_scale: DevicePtr,
-    d: DevicePtr,
-    d_row: u64,
-    m: u32,
-    n: u32,
-    /// Blocks of 128 along k.
-    blocks: u32,
-    b_across: u32,
-    /// Tiles of clusters along m and n.
-    down: u32,
-    across: u32,
-    accumulate: u32,
-    padding: u32,
+kernel_struct! {
+    #[repr(align(64))]
+    struct Arguments {
+        a: ffi::CuTensorMap,
+        b: ffi::CuTensorMap,
+        a_scale: DevicePtr,
+        b_scale: DevicePtr,
+        d: DevicePtr,
+        d_row: u64,
+        m: u32,
+        n: u32,
+        /// Blocks of 128 along k.
+        blocks: u32,
+        b_across: u32,
+        /// Tiles of clusters along m and n.
+        down: u32,
+        across: u32,
+        accumulate: u32,
+        padding: u32,
+    }
+}
+
+impl KernelValue for ffi::CuTensorMap {
+    fn write_to(&self, to: &mut [u8]) {
+        let words = self.words.map(u64::to_ne_bytes);
+        to.copy_from_slice(words.as_flattened());
+    }
 }
 
 /// The GEMM with its kernel and operands.

@@ -4,34 +4,38 @@ use super::{Gemm, GemmOperands};
 use crate::error::CudaError;
 use crate::gpu::Gpu;
 use crate::kernel::Work;
+use crate::kernel_struct;
 use crate::memory::DevicePtr;
 use crate::module::Launch;
 use crate::source::KernelSource;
 use xtrain_tensor::DType;
 
-pub(super) const SOURCE: KernelSource = KernelSource::new("gemm/fallback.cu", include_str!("fallback.cu"));
+pub(super) const SOURCE: KernelSource = KernelSource {
+    structs: &[Arguments::LAYOUT],
+    ..KernelSource::new("gemm/fallback.cu", include_str!("fallback.cu"))
+};
 
 const TILE: usize = 64;
 const THREADS: u32 = 256;
 
-#[derive(Clone, Copy)]
-#[repr(C)]
-struct Arguments {
-    a: DevicePtr,
-    b: DevicePtr,
-    d: DevicePtr,
-    /// Null if there is no bias.
-    bias: DevicePtr,
-    m: u64,
-    n: u64,
-    k: u64,
-    /// Strides of rows and columns, in elements.
-    a_row: u64,
-    a_column: u64,
-    b_row: u64,
-    b_column: u64,
-    d_row: u64,
-    accumulate: u32,
+kernel_struct! {
+    struct Arguments {
+        a: DevicePtr,
+        b: DevicePtr,
+        d: DevicePtr,
+        /// Null if there is no bias.
+        bias: DevicePtr,
+        m: u64,
+        n: u64,
+        k: u64,
+        /// Strides of rows and columns, in elements.
+        a_row: u64,
+        a_column: u64,
+        b_row: u64,
+        b_column: u64,
+        d_row: u64,
+        accumulate: u32,
+    }
 }
 
 pub(super) fn prepare(gpu: &Gpu, gemm: &Gemm, operands: &GemmOperands) -> Result<Work, CudaError> {

@@ -8,7 +8,7 @@ use std::error::Error;
 use std::os::unix::fs::symlink;
 use std::path::PathBuf;
 use std::process::{Command, Output};
-use xtrain_cuda::{Context, CudaError, DevicePtr, Launch, Module, Stream};
+use xtrain_cuda::{Context, CudaError, DevicePtr, Launch, Module, Stream, kernel_struct};
 
 /// The shared library, which cargo builds beside the tests.
 pub fn library() -> Result<PathBuf, Box<dyn Error>> {
@@ -123,6 +123,13 @@ pub fn step(context: &Context, from: DevicePtr, to: DevicePtr, stream: &Stream) 
     launch(&module, Launch::row(1, 32), from, to, stream)
 }
 
+kernel_struct! {
+    struct Step {
+        from: DevicePtr,
+        to: DevicePtr,
+    }
+}
+
 /// Launches a kernel `step`.
 pub fn launch(
     module: &Module,
@@ -132,5 +139,5 @@ pub fn launch(
     stream: &Stream,
 ) -> Result<(), CudaError> {
     // SAFETY: the kernel takes two pointers; the emulator reports invalid accesses.
-    unsafe { module.function("step")?.launch(launch, &[from, to], stream) }
+    unsafe { module.function("step")?.launch(launch, &Step { from, to }, stream) }
 }

@@ -1,21 +1,20 @@
-//! CPU kernel of [`AdamW`]: all parameters cut into blocks of fixed size, the blocks of all of them in
-//! parallel, so that a few huge and many tiny tensors keep every core busy. Elements do not depend on each
-//! other, so cutting changes no bit.
+//! CPU kernel of [`AdamW`]: all parameters are cut into blocks of fixed size, which run in parallel, so that
+//! a few huge and many tiny tensors keep every core busy. Elements do not depend on each other, so cutting
+//! changes no bit.
 //!
-//! Bytes moved per element with f32 operands and a bf16 copy: 16 read, 14 written. Limited by memory.
+//! Bound by memory: with f32 operands and a bf16 copy, an element reads 16 bytes and writes 14.
 
 use super::{AdamW, CONTROLS, OPERANDS, SITES};
+use crate::host::amax::tensor_amax;
 use crate::host::math::vectorized;
-use crate::quantize::largest_magnitude;
 use rayon::prelude::*;
 use xtrain_tensor::formats::round_bf16_stochastic;
 use xtrain_tensor::{CpuKernel, DType, Philox, Real, View, ViewMut, with_real};
 
-/// Elements of a task: a multiple of the words that are drawn together.
+/// Elements of a task: a multiple of the random words that are drawn together.
 pub(super) const BLOCK: usize = 64 * 1024;
 
-/// Elements that a task works on at once, as above: what bf16 operands are widened into stays in a core's
-/// first-level cache.
+/// Elements that a task updates at once, likewise: widened bf16 operands stay in a core's first-level cache.
 const PIECE: usize = 2 * 1024;
 
 /// A block of one parameter.
@@ -24,21 +23,21 @@ struct Block<'a> {
     m: ViewMut<'a>,
     v: ViewMut<'a>,
     compute: Option<ViewMut<'a>>,
-    of: Rest<'a>,
+    rest: Rest<'a>,
 }
 
-/// Its operands that are only read.
+/// The operands of a block that are only read.
 #[derive(Clone, Copy)]
 struct Rest<'a> {
     grad: View<'a>,
     weight_decay: f64,
     /// The random numbers of stochastic rounding.
     rng: Philox,
-    /// The place of the block's first element in the parameter.
+    /// The index of the block's first element in the parameter.
     first: usize,
 }
 
-/// The numbers of one update.
+/// The scalars of one update.
 struct Update {
     lr: f64,
     coefficient: f64,
@@ -82,20 +81,20 @@ impl CpuKernel for AdamW {
         });
         let masters: Vec<usize> = self.masters().collect();
         for (&p, amax) in self.measured.iter().zip(amaxes) {
-            amax.fresh::<f32>()[0] = largest_magnitude(outputs[masters[p]].view());
+            amax.fresh::<f32>()[0] = tensor_amax(outputs[masters[p]].view());
         }
         for (&(p, cast), scale) in self.casts.iter().zip(self.scales()) {
-            let made;
-            (made, casts) = casts.split_at_mut(cast.outputs());
+            let cast_outputs;
+            (cast_outputs, casts) = casts.split_at_mut(cast.outputs());
             let scale = scale.map(|scale| inputs[scale]);
-            let of: Vec<_> = [outputs[masters[p]].view()].into_iter().chain(scale).collect();
-            cast.run(&of, made);
+            let cast_inputs: Vec<_> = [outputs[masters[p]].view()].into_iter().chain(scale).collect();
+            cast.run(&cast_inputs, cast_outputs);
         }
     }
 }
 
 impl AdamW {
-    /// All parameters in blocks, in the update of this number.
+    /// The blocks of all parameters in the update number `applied`.
     fn blocks<'a>(
         &self,
         inputs: &[View<'a>],
@@ -108,27 +107,28 @@ impl AdamW {
         for (p, parameter) in self.parameters.iter().enumerate() {
             let grad = inputs[CONTROLS + OPERANDS * p + 3];
             let rng = Philox::new(self.seed, applied, SITES + p as u32);
-            let of = Rest { grad, weight_decay: parameter.weight_decay, rng, first: 0 };
+            let rest = Rest { grad, weight_decay: parameter.weight_decay, rng, first: 0 };
             let states = [next(), next(), next()];
             let compute = parameter.compute.map(|_| next());
-            blocks.extend(cut(states, compute, of, BLOCK));
+            blocks.extend(cut(states, compute, rest, BLOCK));
         }
         blocks
     }
 }
 
-/// Pieces of `elements` of one parameter.
+/// Cuts a parameter, or a block of one, into pieces of `elements`.
 fn cut<'a>(
     [master, m, v]: [&'a mut ViewMut<'_>; 3],
     compute: Option<&'a mut ViewMut<'_>>,
-    of: Rest<'a>,
+    rest: Rest<'a>,
     elements: usize,
 ) -> impl Iterator<Item = Block<'a>> {
     let mut compute = compute.map(|c| c.chunks(elements));
     let states = master.chunks(elements).zip(m.chunks(elements)).zip(v.chunks(elements));
-    states.zip(of.grad.chunks(elements)).enumerate().map(move |(n, (((master, m), v), grad))| {
+    states.zip(rest.grad.chunks(elements)).enumerate().map(move |(n, (((master, m), v), grad))| {
         let compute = compute.as_mut().and_then(Iterator::next);
-        Block { master, m, v, compute, of: Rest { grad, first: of.first + n * elements, ..of } }
+        let rest = Rest { grad, first: rest.first + n * elements, ..rest };
+        Block { master, m, v, compute, rest }
     })
 }
 
@@ -144,9 +144,9 @@ impl Update {
             lr: T::of(self.lr),
             coefficient: T::of(self.coefficient),
             eps: T::of(self.eps),
-            decay: T::of(block.of.weight_decay),
+            decay: T::of(block.rest.weight_decay),
         };
-        let grad = block.of.grad.reals::<T>();
+        let grad = block.rest.grad.reals::<T>();
         let [rounds_m, rounds_v] = [&block.m, &block.v].map(|moment| moment.ty.dtype == DType::BF16);
         let (mut master, mut m, mut v) =
             (block.master.reals::<T>(), block.m.reals::<T>(), block.v.reals::<T>());
@@ -155,16 +155,16 @@ impl Update {
             || numbers.apply(&mut master, &mut m, &mut v, &grad),
         );
         if rounds_m {
-            block.of.round(&mut m, 0);
+            block.rest.round(&mut m, 0);
         }
         if rounds_v {
-            block.of.round(&mut v, 16);
+            block.rest.round(&mut v, 16);
         }
     }
 }
 
 impl Rest<'_> {
-    /// Rounds a moment to bf16 by the bits of each element's word from this one on.
+    /// Rounds a moment to bf16 by the bits of each element's random word from `bit` on.
     fn round<T: Real>(&self, moment: &mut [T], bit: u32) {
         let first = self.first as u64 / 4;
         vectorized(
@@ -181,7 +181,7 @@ impl Rest<'_> {
     }
 }
 
-/// The numbers of one update of one parameter, in the type that it is computed in.
+/// The scalars of one update of one parameter, in the type of the computation.
 #[derive(Clone, Copy)]
 struct Numbers<T> {
     beta1: T,
@@ -197,7 +197,7 @@ struct Numbers<T> {
 }
 
 impl<T: Real> Numbers<T> {
-    /// A function of slices, so that the compiler knows that they don't overlap and vectorises.
+    /// Takes slices, so that the compiler knows that they do not overlap and vectorises the loop.
     #[inline(always)]
     fn apply(self, master: &mut [T], m: &mut [T], v: &mut [T], grad: &[T]) {
         let n = grad.len();
@@ -215,13 +215,13 @@ impl<T: Real> Numbers<T> {
 impl Block<'_> {
     fn pieces(&mut self) -> impl Iterator<Item = Block<'_>> {
         let states = [&mut self.master, &mut self.m, &mut self.v];
-        cut(states, self.compute.as_mut(), self.of, PIECE)
+        cut(states, self.compute.as_mut(), self.rest, PIECE)
     }
 
     /// Writes the compute copy from the stored master.
     fn write_compute<T: Real>(&mut self) {
         let Block { master, compute: Some(compute), .. } = self else { return };
-        // Read through a view: skipped updates must not even quieten a NaN.
+        // Read through a view, so that a skipped update does not even quieten a NaN.
         let ty = master.ty;
         let master = View::new(ty, master.bytes());
         compute.write::<T>(&master.reals::<T>());

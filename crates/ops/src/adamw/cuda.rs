@@ -3,110 +3,142 @@
 
 use super::{AdamW, CONTROLS, OPERANDS, SITES};
 use crate::device::{Floats, suffix, table};
-use crate::quantize::Quantize;
-use crate::quantize::cuda::{self as quantize, AREA, PIECE};
+use crate::quantize::cuda::{AREA, PIECE, QuantizeArguments};
+use crate::quantize::variants::{ANY, NONE, Table, fused_variants};
+use crate::quantize::{CastSource, Quantize};
 use xtrain_cuda::{
     CudaError, CudaKernel, CudaTensor, DevicePtr, Gpu, Header, KernelSource, Launch, Operands, Work,
+    kernel_struct,
 };
-use xtrain_tensor::TensorType;
+use xtrain_tensor::{DType, TensorType};
 
 const UPDATE: Header = Header::new("adamw/update.cuh", include_str!("update.cuh"));
 
-pub(super) const SOURCE: KernelSource =
-    KernelSource { headers: &[UPDATE], ..KernelSource::new("adamw/kernel.cu", include_str!("kernel.cu")) };
+pub(super) const SOURCE: KernelSource = KernelSource {
+    constants: &[&[("THREADS", THREADS as i64), ("CHUNK", CHUNK as i64)]],
+    headers: &[UPDATE],
+    structs: &[UpdateArguments::LAYOUT, Parameter::LAYOUT, Chunk::LAYOUT],
+    ..KernelSource::new("adamw/kernel.cu", include_str!("kernel.cu"))
+};
 
 pub(super) const CAST: KernelSource = KernelSource {
     headers: &[UPDATE, PIECE, AREA],
-    variants: quantize::LOCAL_VARIANTS,
+    structs: &[UpdateCastArguments::LAYOUT, Parameter::LAYOUT],
+    variants: || fused_variants(TABLE),
     ..KernelSource::new("adamw/cast.cu", include_str!("cast.cu"))
 };
 
-/// Threads of a block, and elements of a chunk; equal in the kernels.
+#[rustfmt::skip]
+const TABLE: Table = &[
+    //                                current  delayed  rows   tiles  blocks
+    (CastSource::Input, DType::E4M3, [NONE,    ANY,     NONE,  NONE,  ANY]),
+];
+
+/// Threads of a block.
 const THREADS: u32 = 256;
+/// Elements of a chunk.
 const CHUNK: usize = 16384;
 
-#[derive(Clone, Copy)]
-#[repr(C)]
-struct Arguments {
-    parameters: DevicePtr,
-    chunks: DevicePtr,
-    lr: Floats,
-    coefficient: Floats,
-    applied: DevicePtr,
-    skip: DevicePtr,
-    beta1: f64,
-    beta2: f64,
-    rest1: f32,
-    rest2: f32,
-    eps: f32,
-    sites: u32,
-    seed_low: u32,
-    seed_high: u32,
-}
+kernel_struct! {
+    struct UpdateArguments {
+        parameters: DevicePtr,
+        chunks: DevicePtr,
+        lr: Floats,
+        coefficient: Floats,
+        applied: DevicePtr,
+        skip: DevicePtr,
+        beta1: f64,
+        beta2: f64,
+        rest1: f32,
+        rest2: f32,
+        eps: f32,
+        sites: u32,
+        seed_low: u32,
+        seed_high: u32,
+    }
 
-#[derive(Clone, Copy)]
-#[repr(C)]
-struct Casting {
-    by: Arguments,
-    at: quantize::Arguments,
-    parameter: u64,
+    struct UpdateCastArguments {
+        update: UpdateArguments,
+        cast: QuantizeArguments,
+        parameter: u64,
+    }
+
+    struct Parameter {
+        master: DevicePtr,
+        m: DevicePtr,
+        v: DevicePtr,
+        grad: DevicePtr,
+        compute: DevicePtr,
+        amax: DevicePtr,
+        elements: u64,
+        are_bf16: u32,
+        weight_decay: f32,
+    }
+
+    struct Chunk {
+        number: u32,
+        parameter: u32,
+    }
 }
 
 impl CudaKernel for AdamW {
-    /// Of all casts.
+    /// The workspaces of all casts.
     fn workspace(&self, inputs: &[TensorType]) -> Vec<TensorType> {
-        let of_one = |(p, cast): &(usize, Quantize)| cast.workspace(&[inputs[CONTROLS + OPERANDS * p]]);
-        self.casts.iter().flat_map(of_one).collect()
+        let workspace = |(p, cast): &(usize, Quantize)| cast.workspace(&[inputs[CONTROLS + OPERANDS * p]]);
+        self.casts.iter().flat_map(workspace).collect()
     }
 
     fn prepare(&self, gpu: &Gpu, operands: &Operands<'_>) -> Result<Work, CudaError> {
         let Operands { inputs, outputs, .. } = operands;
-        // Fused, or after all updates if rows are no multiples of 8.
-        let (mut casting, mut after) = (Vec::new(), Vec::new());
+        // Casts whose rows are no multiples of 8 cannot be fused and run after all updates.
+        let (mut fused_casts, mut later_casts) = (Vec::new(), Vec::new());
         let masters: Vec<usize> = self.masters().collect();
-        let mut workspace = operands.workspace;
+        let mut workspaces = operands.workspace;
         for ((&(p, cast), first), scale) in self.casts.iter().zip(self.cast_outputs()).zip(self.scales()) {
             let master = outputs[masters[p]];
-            let own;
-            (own, workspace) = workspace.split_at(cast.workspace(&[master.ty]).len());
+            let workspace;
+            (workspace, workspaces) = workspaces.split_at(cast.workspace(&[master.ty]).len());
             let master = CudaTensor { ty: master.ty, place: master.place };
             let inputs: Vec<_> = [master].into_iter().chain(scale.map(|scale| inputs[scale])).collect();
-            let of = Operands {
-                inputs: &inputs,
-                outputs: &outputs[first..first + cast.outputs()],
-                workspace: own,
-            };
-            match cast.fused(gpu, &of)? {
-                Some(fused) => casting.push((p, fused)),
-                None => after.push(cast.prepare(gpu, &of)?),
+            let outputs = &outputs[first..first + cast.outputs()];
+            let cast_operands = Operands { inputs: &inputs, outputs, workspace };
+            match cast.fused(gpu, &cast_operands)? {
+                Some(fused) => fused_casts.push((p, fused)),
+                None => later_casts.push(cast.prepare(gpu, &cast_operands)?),
             }
         }
-        // The source's `Parameter` and `Chunk`, in words of 8 bytes.
         let (mut parameters, mut chunks) = (Vec::new(), Vec::new());
-        let mut output = 0;
-        for (p, parameter) in self.parameters.iter().enumerate() {
+        for ((p, parameter), &first) in self.parameters.iter().enumerate().zip(&masters) {
+            let [master, m, v] = [0, 1, 2].map(|k| (outputs[first + k].ty, outputs[first + k].place));
             let grad = inputs[CONTROLS + OPERANDS * p + 3];
-            let mut of = [0, 1, 2].map(|k| (outputs[output + k].ty, outputs[output + k].place)).to_vec();
-            of.push((grad.ty, grad.place));
-            output += 3;
-            if parameter.compute.is_some() {
-                of.push((outputs[output].ty, outputs[output].place));
-                output += 1;
-            }
-            let are_bf16 = (of.iter().enumerate()).map(|(n, (ty, _))| u64::from(suffix(*ty) == "bf16") << n);
-            let are_bf16: u64 = are_bf16.sum();
-            let mut places = [0; 5];
-            places.iter_mut().zip(&of).for_each(|(to, (_, place))| *to = place.0);
             let elements = grad.ty.numel();
-            let decay = u64::from((parameter.weight_decay as f32).to_bits());
-            parameters.extend(places);
+            let compute = parameter.compute.map(|_| (outputs[first + 3].ty, outputs[first + 3].place));
+            let tensors = [Some(master), Some(m), Some(v), Some((grad.ty, grad.place)), compute];
+            let is_bf16 =
+                |tensor: Option<(TensorType, _)>| tensor.is_some_and(|(ty, _)| suffix(ty) == "bf16");
+            let [master, m, v, grad, compute] =
+                tensors.map(|tensor| tensor.map_or(DevicePtr(0), |(_, place)| place));
             let amax = self.measured.iter().position(|&measured| measured == p);
-            parameters.push(amax.map_or(0, |n| outputs[self.first_amax() + n].place.0));
-            parameters.extend([elements as u64, are_bf16 | decay << 32]);
-            if casting.iter().any(|(of, _)| *of == p) {
+            parameters.push(Parameter {
+                master,
+                m,
+                v,
+                grad,
+                compute,
+                amax: amax.map_or(DevicePtr(0), |n| outputs[self.first_amax() + n].place),
+                elements: elements as u64,
+                are_bf16: tensors
+                    .iter()
+                    .enumerate()
+                    .map(|(n, &tensor)| u32::from(is_bf16(tensor)) << n)
+                    .sum(),
+                weight_decay: parameter.weight_decay as f32,
+            });
+            if fused_casts.iter().any(|(fused, _)| *fused == p) {
                 continue;
             }
-            chunks.extend((0..elements.div_ceil(CHUNK) as u64).map(|number| number | (p as u64) << 32));
+            let numbers = 0..elements.div_ceil(CHUNK) as u32;
+            chunks.extend(numbers.map(|number| Chunk { number, parameter: p as u32 }));
         }
         if parameters.is_empty() {
             return Ok(Work::sequence(Vec::new()));
@@ -117,7 +149,7 @@ impl CudaKernel for AdamW {
             false => Some((gpu.function(&SOURCE, &[], "adamw_clear")?, self.parameters.len() as u32)),
         };
         let (parameters, chunks) = (table(gpu, &parameters)?, table(gpu, &chunks)?);
-        let arguments = Arguments {
+        let arguments = UpdateArguments {
             parameters: parameters.pointer(),
             chunks: chunks.pointer(),
             lr: inputs[0].into(),
@@ -136,13 +168,14 @@ impl CudaKernel for AdamW {
         let function = gpu.function(&SOURCE, &[], "adamw")?;
         let has_chunks = launch.grid[0] > 0;
         let mut works = Vec::new();
-        for (p, fused) in casting {
+        for (p, fused) in fused_casts {
             let function = gpu.function(&CAST, &fused.defines, &format!("adamw_cast_{}", fused.path))?;
-            let arguments = Casting { by: arguments, at: fused.arguments, parameter: p as u64 };
+            let arguments =
+                UpdateCastArguments { update: arguments, cast: fused.arguments, parameter: p as u64 };
             works.extend(fused.before);
-            // SAFETY: the kernel takes one `Casting`. A block has an area of the master, which lies as
-            // `Quantize` says and is as large as the parameter's other operands; the tables live as long as
-            // the last of these works, which is kept with them.
+            // SAFETY: the kernel takes one `UpdateCastArguments`. A block has an area of the master, which
+            // has the extents of the cast and the size of the parameter's other operands; the tables live as
+            // long as the last of these works, which is stored with them.
             works.push(unsafe { Work::launch(function, fused.launch, arguments) });
             works.extend(fused.after);
         }
@@ -150,19 +183,18 @@ impl CudaKernel for AdamW {
             // The tables live as long as the work.
             let _tables = (&parameters, &chunks);
             if let Some((clear, parameters)) = &clear {
-                // SAFETY: the kernel takes one `Arguments`; its tables are as the source's `Parameter`, with
-                // a word for each amax.
+                // SAFETY: the kernel takes one `UpdateArguments`, whose table has a `Parameter` for each
+                // block, with a word for each amax.
                 unsafe { clear.launch(Launch::row(*parameters, 1), &arguments, stream)? };
             }
             if !has_chunks {
                 return Ok(());
             }
-            // SAFETY: the kernel takes one `Arguments`. The tables are as its `Parameter` and `Chunk`: every
-            // chunk of every parameter has a block, and a parameter's operands have its elements, of the
-            // types that its bits say.
+            // SAFETY: the kernel takes one `UpdateArguments`. Every chunk of every parameter has a block, and
+            // a parameter's operands have its elements, of the types that its bits say.
             unsafe { function.launch(launch, &arguments, stream) }
         }));
-        works.extend(after);
+        works.extend(later_casts);
         Ok(Work::sequence(works))
     }
 }

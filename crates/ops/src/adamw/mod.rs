@@ -13,11 +13,11 @@
 //! The same pass writes the copy of the new master that GEMMs read.
 //!
 //! Moments may be stored in bf16 (DeepSeek-V3, arXiv 2412.19437, section 3.3.3): they are widened on reading,
-//! and the update uses m' and v' before they are rounded. They use stochastic rounding, which is right in the
-//! mean: rounded to nearest, a moment would not change if a step moves it by less than half a unit, and v
-//! moves by no more than that in any step for a beta2 above 0.998, so that it could never fall. The random
-//! numbers are those of a Philox stream, by seed, t, the parameter's place and the element's. Every device
-//! rounds to the same bits.
+//! and the update uses m' and v' before they are rounded. They use stochastic rounding, whose mean is exact.
+//! Rounded to nearest, a moment would not change in a step that moves it by less than half a unit; with beta2
+//! above 0.998 no step moves v by more, so v could never fall. The random numbers come from a Philox stream
+//! keyed by seed, t, the index of the parameter and that of the element. Every device rounds to the same
+//! bits.
 //!
 //! Deliberately absent: a pass that clears gradients. The first micro-step of the next step overwrites them.
 
@@ -39,20 +39,19 @@ use xtrain_tensor::{DType, TensorType};
 const CONTROLS: usize = 4;
 /// Inputs of a parameter: master, m, v, grad. The first three are also outputs, in place.
 const OPERANDS: usize = 4;
-/// The first stream of stochastic rounding: after all streams that a model draws from.
+/// The first stream of stochastic rounding; models draw from lower ones.
 pub const SITES: u32 = 1 << 31;
 
-/// `(lr [], coefficient [], applied u32[1], skip u32[], then for each parameter master, m, v, grad, and last
-/// for each cast with a delayed scale that scale, f32[1, 1]) -> (for each parameter master', m', v' in
-/// place[, compute], then the amaxes f32[1] of measured masters, then the outputs of casts of masters to FP8
-/// ([`Quantize`]))`.
+/// Inputs: lr [], coefficient [], applied u32[1], skip u32[]; for each parameter master, m, v, grad; for each
+/// cast with a delayed scale, that scale, f32[1, 1]. Outputs: for each parameter master', m', v' in place[,
+/// compute]; the amaxes, f32[1], of measured masters; the outputs of casts of masters to FP8 ([`Quantize`]).
 ///
 /// `applied` is t and already counts this update, so it is at least 1 unless `skip` is set. The gradient is
 /// multiplied by `coefficient` (clipping). With `skip` other than 0 no bit of masters and moments changes,
 /// and the compute copies are written from the unchanged masters.
 ///
-/// Moments in bf16 are rounded by the stream (t, [`SITES`] + p) of the seed, p the parameter's place among
-/// `parameters`: element i by its word i, m by the lower half and v by the upper
+/// Moments in bf16 are rounded by the stream (t, [`SITES`] + p) of the seed, with p the index of the
+/// parameter among `parameters`: element i by its word i, m by the lower half and v by the upper
 /// ([`round_bf16_stochastic`](xtrain_tensor::formats::round_bf16_stochastic)).
 #[derive(Clone, Debug)]
 pub struct AdamW {
@@ -62,7 +61,7 @@ pub struct AdamW {
     eps: f64,
     seed: u64,
     in_place: Vec<(usize, usize)>,
-    /// Parameters whose new masters' amaxes are written.
+    /// Parameters of whose new masters the amax is written.
     measured: Vec<usize>,
     /// Parameters whose new masters are cast: by blocks, or with a delayed scale.
     casts: Vec<(usize, Quantize)>,
@@ -78,8 +77,8 @@ pub struct AdamWParameter {
 }
 
 impl AdamW {
-    /// An update of these parameters, with the decay rates of the moments, the addend to the root of the
-    /// second, and the seed of stochastic rounding.
+    /// An update of these parameters with the decay rates of the moments, the addend to the root of the
+    /// second moment, and the seed of stochastic rounding.
     pub fn new(parameters: Vec<AdamWParameter>, [beta1, beta2]: [f64; 2], eps: f64, seed: u64) -> Self {
         let mut in_place = Vec::with_capacity(3 * parameters.len());
         let mut output = 0;
@@ -93,8 +92,8 @@ impl AdamW {
 
     /// The outputs that are new masters.
     pub(crate) fn masters(&self) -> impl Iterator<Item = usize> {
-        let made = |p: &AdamWParameter| 3 + usize::from(p.compute.is_some());
-        self.parameters.iter().scan(0, move |next, p| Some(std::mem::replace(next, *next + made(p))))
+        let outputs = |p: &AdamWParameter| 3 + usize::from(p.compute.is_some());
+        self.parameters.iter().scan(0, move |next, p| Some(std::mem::replace(next, *next + outputs(p))))
     }
 
     /// The index of the first amax: after masters, moments and compute copies.
@@ -118,17 +117,17 @@ impl AdamW {
         })
     }
 
-    /// The update that also casts the new master of parameter `p`, after its other outputs; the delayed scale
-    /// is its last input. None if that one is measured or cast already: one launch updates a parameter, and
-    /// casts it once.
+    /// The update that also casts the new master of parameter `p`: the casts are its last outputs, the
+    /// delayed scale its last input. None if that master is already measured or cast, because one launch
+    /// updates a parameter and casts it once.
     pub(crate) fn casting(&self, p: usize, cast: Quantize) -> Option<AdamW> {
         let is_first = self.casts.iter().all(|&(q, _)| q != p) && !self.measured.contains(&p);
         let casts = self.casts.iter().copied().chain([(p, cast)]).collect();
         is_first.then(|| AdamW { casts, ..self.clone() })
     }
 
-    /// The update that also writes the amax of the new master of parameter `p`, as its last output. None
-    /// after casts, whose outputs come after all amaxes.
+    /// The update that also writes the amax of the new master of parameter `p`, as its last output. None if
+    /// it already casts, because the outputs of casts come after all amaxes.
     pub(crate) fn measuring(&self, p: usize) -> Option<AdamW> {
         let measured = self.measured.iter().copied().chain([p]).collect();
         self.casts.is_empty().then(|| AdamW { measured, ..self.clone() })
@@ -155,7 +154,7 @@ impl Op for AdamW {
         OpError::ensure(inputs.len() == expected, || {
             format!(
                 "adamw of {} parameters takes {expected} inputs (lr, coefficient, applied, skip, then master, m, v and grad of each, and \
-                 scales that are known), not {}",
+                 delayed scales), not {}",
                 self.parameters.len(),
                 inputs.len()
             )
@@ -178,8 +177,8 @@ impl Op for AdamW {
         outputs.extend(self.measured.iter().map(|_| TensorType::new(DType::F32, [1])));
         for (&(p, cast), scale) in self.casts.iter().zip(self.scales()) {
             let scale = scale.map(|scale| inputs[scale]);
-            let of: Vec<_> = [inputs[CONTROLS + OPERANDS * p]].into_iter().chain(scale).collect();
-            outputs.extend(cast.infer(&of)?);
+            let cast_inputs: Vec<_> = [inputs[CONTROLS + OPERANDS * p]].into_iter().chain(scale).collect();
+            outputs.extend(cast.infer(&cast_inputs)?);
         }
         Ok(outputs)
     }

@@ -21,7 +21,7 @@ impl Sampled for AdamW {
     }
 
     /// Many parameters of very different lengths, with and without copies and decay, updated and skipped;
-    /// then with moments in bf16, both or one of them, and without copies; and masters that are cast.
+    /// then with one or both moments in bf16 and without copies; then with casts of masters.
     fn busy_samples(multiprocessors: usize) -> Vec<Sample> {
         let most = 1_000_003 * multiprocessors / MULTIPROCESSORS;
         let lengths = [1, 2, 7, 8, 9, 63, 500, 16_383, 16_384, 16_385, 40_001, most / 10, most];
@@ -91,15 +91,15 @@ fn tiny() -> Sample {
     sample
 }
 
-/// Masters that are cast: whole blocks, rows that are not made of eights, cut ones, and with scales that are
-/// given and that are none yet. Some are no numbers.
+/// Casts of masters: whole blocks, rows that are no multiples of 8, blocks at the edge, and delayed scales,
+/// set and not set. Some elements are NaN or infinite.
 fn casting(skip: u32, moments: [DType; 2]) -> Sample {
     let by_blocks = |layouts| Quantize::new(DType::E4M3, Scaling::Block, true, layouts);
     let with_scale = |format, layouts| {
         let cast = Quantize::new(format, Scaling::Tensor, false, layouts);
         Quantize { given: Given::Scale, ..cast }
     };
-    let of = [
+    let all_casts = [
         ([256, 128], by_blocks(Layouts::Both)),
         ([70, 77], by_blocks(Layouts::Both)),
         ([131, 264], by_blocks(Layouts::Transposed)),
@@ -115,7 +115,7 @@ fn casting(skip: u32, moments: [DType; 2]) -> Sample {
         SampleInput::counters([5]),
         SampleInput::flag(skip),
     ];
-    for (n, (shape, _)) in of.iter().enumerate() {
+    for (n, (shape, _)) in all_casts.iter().enumerate() {
         let [master, m, v, grad] = operands(*shape);
         let special = [0.0, 1e-44, 3e38, f64::INFINITY, f64::NAN, -0.0];
         // In the second block.
@@ -127,14 +127,15 @@ fn casting(skip: u32, moments: [DType; 2]) -> Sample {
     inputs.extend(
         [0.0, 30.0, 7.0, 0.5].map(|scale| SampleInput::activation([1, 1]).fill(Fill::Values(vec![scale]))),
     );
-    // As an embedding that is the head too has both a copy and casts.
+    // A tied embedding has both a copy and casts.
     let copy = |n: usize| (n.is_multiple_of(2)).then_some(DType::BF16);
-    let parameters = (0..of.len()).map(|n| AdamWParameter { weight_decay: 0.1, compute: copy(n) }).collect();
-    let casts = of.iter().enumerate().map(|(n, (_, cast))| (n, *cast)).collect();
+    let parameters =
+        (0..all_casts.len()).map(|n| AdamWParameter { weight_decay: 0.1, compute: copy(n) }).collect();
+    let casts = all_casts.iter().enumerate().map(|(n, (_, cast))| (n, *cast)).collect();
     Sample::plain(AdamW { casts, ..AdamW::new(parameters, [0.9, 0.95], 1e-8, 3) }, inputs)
 }
 
-/// Master, m, v and grad of a sample.
+/// Master, m, v and grad of a parameter of this shape.
 fn operands<const N: usize>(shape: [usize; N]) -> [SampleInput; OPERANDS] {
     let normal = || SampleInput::activation(shape);
     let squares = (0..shape.iter().product()).map(|i: usize| 0.1 + 0.01 * i as f64).collect();

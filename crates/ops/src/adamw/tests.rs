@@ -71,15 +71,15 @@ fn step(states: &mut [State], grads: &[HostTensor], lr: f64, coefficient: f64, t
     for (s, grad) in states.iter().zip(grads) {
         inputs.extend([&s.master, &s.m, &s.v, grad].map(HostTensor::clone));
     }
-    let mut made = run(&op(states), &inputs.iter().collect::<Vec<_>>()).into_iter();
+    let mut outputs = run(&op(states), &inputs.iter().collect::<Vec<_>>()).into_iter();
     for s in states {
-        let mut next = || made.next().expect("an output");
+        let mut next = || outputs.next().expect("an output");
         (s.master, s.m, s.v) = (next(), next(), next());
         s.compute = s.kind.parameter.compute.map(|_| next());
     }
 }
 
-/// The same in f64, one element at a time, as the paper has it.
+/// A reference in f64, one element at a time, as in the paper.
 struct Naive {
     master: Vec<f64>,
     m: Vec<f64>,
@@ -103,8 +103,7 @@ impl Naive {
     }
 }
 
-/// The largest error of an element of the masters, and of the moments, after several steps of parameters of
-/// many sizes.
+/// The largest errors of masters and of moments after several steps of parameters of many sizes.
 fn error_after_steps(kind: Kind) -> (f64, f64) {
     let sizes = [1, 5, BLOCK, 2 * BLOCK + 3];
     let mut states: Vec<State> = (0..8)
@@ -117,7 +116,7 @@ fn error_after_steps(kind: Kind) -> (f64, f64) {
         .collect();
     let mut naive: Vec<Naive> = states.iter().map(Naive::of).collect();
     for t in 1..=5 {
-        // Powers of two and f32 values, so that both are given the same numbers.
+        // Powers of two and f32 values, so that both get equal numbers.
         let (lr, coefficient) = (f64::from(0.01f32 * t as f32), 0.5f64.powi(t as i32 % 3));
         let grads: Vec<HostTensor> =
             states.iter().map(|s| random(kind.grad, s.master.ty().numel())).collect();
@@ -157,7 +156,7 @@ fn moments_and_gradients_in_bf16_cost_their_rounding_and_no_more() {
     assert!(master < 5e-3, "masters: {master:e}");
 }
 
-/// Zero gradients: moments can only fall.
+/// The moments after this many steps with zero gradients, from ones.
 fn fall(op: &AdamW, moments: DType, steps: u32) -> [Vec<f64>; 2] {
     let zeros = HostTensor::zeros(TensorType::new(DType::F32, [4 * BLOCK + 3]));
     let start = HostTensor::from_f64(zeros.ty().with_dtype(moments), &vec![1.0; 4 * BLOCK + 3]);
@@ -165,8 +164,8 @@ fn fall(op: &AdamW, moments: DType, steps: u32) -> [Vec<f64>; 2] {
     for t in 1..=steps {
         let applied = HostTensor::from_f64(TensorType::new(DType::U32, [1]), &[t.into()]);
         let [lr, one, skip] = [scalar(DType::F32, 0.1), scalar(DType::F32, 1.0), scalar(DType::U32, 0.0)];
-        let mut made = run(op, &[&lr, &one, &applied, &skip, &zeros, &m, &v, &zeros]);
-        (v, m) = (made.remove(2), made.remove(1));
+        let mut outputs = run(op, &[&lr, &one, &applied, &skip, &zeros, &m, &v, &zeros]);
+        (v, m) = (outputs.remove(2), outputs.remove(1));
     }
     [m.to_f64(), v.to_f64()]
 }
@@ -192,25 +191,25 @@ fn moments_in_bf16_that_move_by_less_than_half_a_unit_move_in_the_mean() {
 
 #[test]
 fn moments_in_bf16_are_rounded_by_the_stream_that_is_documented() {
-    // Numbers of bf16, so that moments of both types begin alike.
+    // Numbers that bf16 holds, so that moments of both types start equal.
     let values: Vec<f64> = (0..BLOCK + 7).map(|i| 1.0 + (i % 128) as f64 / 128.0).collect();
-    let of = |dtype| HostTensor::from_f64(TensorType::new(dtype, [BLOCK + 7]), &values);
-    let once = |seed, t: u32, place: usize, moments| {
-        let (x, moment) = (of(DType::F32), of(moments));
+    let tensor = |dtype| HostTensor::from_f64(TensorType::new(dtype, [BLOCK + 7]), &values);
+    let once = |seed, t: u32, p: usize, moments| {
+        let (x, moment) = (tensor(DType::F32), tensor(moments));
         let applied = HostTensor::from_f64(TensorType::new(DType::U32, [1]), &[t.into()]);
         let [lr, one, skip] = [scalar(DType::F32, 0.1), scalar(DType::F32, 0.7), scalar(DType::U32, 0.0)];
         let op = AdamW::new(vec![F32.parameter; 2], [BETA1, BETA2], EPS, seed);
         let both = [&x, &moment, &moment, &x].repeat(2);
-        let made = run(&op, &[&[&lr, &one, &applied, &skip][..], &both].concat());
-        [1, 2].map(|k| made[3 * place + k].to_f64())
+        let outputs = run(&op, &[&[&lr, &one, &applied, &skip][..], &both].concat());
+        [1, 2].map(|k| outputs[3 * p + k].to_f64())
     };
-    for (seed, t, place) in [(1, 2, 0), (u64::MAX - 1, 2, 0), (1, 3, 0), (1, 2, 1)] {
-        let (wide, narrow) = (once(seed, t, place, DType::F32), once(seed, t, place, DType::BF16));
-        let rng = Philox::new(seed, t, SITES + place as u32);
+    for (seed, t, p) in [(1, 2, 0), (u64::MAX - 1, 2, 0), (1, 3, 0), (1, 2, 1)] {
+        let (wide, narrow) = (once(seed, t, p, DType::F32), once(seed, t, p, DType::BF16));
+        let rng = Philox::new(seed, t, SITES + p as u32);
         for (k, shift) in [(0, 0), (1, 16)] {
             for (i, (x, found)) in wide[k].iter().zip(&narrow[k]).enumerate() {
                 let expected = round_bf16_stochastic(*x as f32, rng.word(i as u64) >> shift);
-                assert_eq!(*found, f64::from(expected), "element {i} of moment {k} of parameter {place}");
+                assert_eq!(*found, f64::from(expected), "element {i} of moment {k} of parameter {p}");
             }
         }
     }
@@ -246,7 +245,7 @@ fn decay_alone_shrinks_masters_by_lr_times_decay() {
 fn a_skipped_step_changes_no_bit_and_still_writes_the_copies() {
     for kind in [F32, Kind { moments: DType::BF16, ..F32 }, Kind { master: DType::BF16, ..F32 }] {
         let mut states = vec![fresh(with_copy(kind, DType::BF16), BLOCK + 5)];
-        // Bits that arithmetic would not keep: signalling NaNs and subnormals among them.
+        // Bits that arithmetic would change, such as signalling NaNs.
         let scramble = |t: &mut HostTensor, site| {
             let rng = Philox::new(seed(), 3, site);
             t.bytes_mut().iter_mut().enumerate().for_each(|(i, b)| *b = rng.word(i as u64) as u8);
@@ -293,14 +292,14 @@ fn after_a_skipped_step_training_goes_on_as_if_it_had_not_been() {
         let mut applied = HostTensor::zeros(TensorType::new(DType::U32, [1]));
         let mut good = grads.iter();
         for &loss in losses {
-            let made = run(
+            let outputs = run(
                 &Clip { max_norm: 1.0 },
                 &[&scalar(DType::F32, 3.0), &scalar(DType::F32, loss), &applied],
             );
-            let skip = made[2].to_f64()[0] != 0.0;
+            let skip = outputs[2].to_f64()[0] != 0.0;
             let grad = if skip { random(DType::F32, 33) } else { good.next().expect("a gradient").clone() };
-            applied = made[0].clone();
-            step(&mut states, &[grad], 0.1, made[1].to_f64()[0], applied.to_f64()[0] as u32, skip);
+            applied = outputs[0].clone();
+            step(&mut states, &[grad], 0.1, outputs[1].to_f64()[0], applied.to_f64()[0] as u32, skip);
         }
         (applied.to_f64()[0], states.remove(0).master.bytes().to_vec())
     };

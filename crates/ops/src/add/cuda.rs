@@ -3,17 +3,22 @@
 
 use super::Add;
 use crate::device::{ELEMENTWISE_THREADS, suffix};
-use xtrain_cuda::{CudaError, CudaKernel, DevicePtr, Gpu, KernelSource, Launch, Operands, Work};
+use xtrain_cuda::{
+    CudaError, CudaKernel, DevicePtr, Gpu, KernelSource, Launch, Operands, Work, kernel_struct,
+};
 
-pub(super) const SOURCE: KernelSource = KernelSource::new("add/kernel.cu", include_str!("kernel.cu"));
+pub(super) const SOURCE: KernelSource = KernelSource {
+    structs: &[Arguments::LAYOUT],
+    ..KernelSource::new("add/kernel.cu", include_str!("kernel.cu"))
+};
 
-#[derive(Clone, Copy)]
-#[repr(C)]
-struct Arguments {
-    /// Overwritten with the sum.
-    a: DevicePtr,
-    b: DevicePtr,
-    elements: u64,
+kernel_struct! {
+    struct Arguments {
+        /// Overwritten with the sum.
+        a: DevicePtr,
+        b: DevicePtr,
+        elements: u64,
+    }
 }
 
 impl CudaKernel for Add {

@@ -1,15 +1,15 @@
 //! Arguments of our attention kernels: the structures of `kernel.cu` and `flash/common.cuh`.
 
 use super::Attention;
-use xtrain_cuda::{CudaTensor, DevicePtr, Operands};
+use xtrain_cuda::{CudaTensor, DevicePtr, Operands, kernel_struct};
 
-#[derive(Clone, Copy)]
-#[repr(C)]
-struct Shape {
-    seq_len: i32,
-    heads: i32,
-    kv_heads: i32,
-    doc_start: DevicePtr,
+kernel_struct! {
+    struct Shape {
+        seq_len: i32,
+        heads: i32,
+        kv_heads: i32,
+        doc_start: DevicePtr,
+    }
 }
 
 impl Shape {
@@ -23,13 +23,13 @@ impl Shape {
     }
 }
 
-#[derive(Clone, Copy)]
-#[repr(C)]
-pub(super) struct Forward {
-    qkv: DevicePtr,
-    o: DevicePtr,
-    lse: DevicePtr,
-    shape: Shape,
+kernel_struct! {
+    pub(super) struct Forward {
+        qkv: DevicePtr,
+        o: DevicePtr,
+        lse: DevicePtr,
+        shape: Shape,
+    }
 }
 
 impl Forward {
@@ -40,16 +40,16 @@ impl Forward {
     }
 }
 
-#[derive(Clone, Copy)]
-#[repr(C)]
-pub(super) struct Backward {
-    d_o: DevicePtr,
-    qkv: DevicePtr,
-    o: DevicePtr,
-    lse: DevicePtr,
-    delta: DevicePtr,
-    dqkv: DevicePtr,
-    shape: Shape,
+kernel_struct! {
+    pub(super) struct Backward {
+        d_o: DevicePtr,
+        qkv: DevicePtr,
+        o: DevicePtr,
+        lse: DevicePtr,
+        delta: DevicePtr,
+        dqkv: DevicePtr,
+        shape: Shape,
+    }
 }
 
 impl Backward {

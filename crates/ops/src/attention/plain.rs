@@ -5,10 +5,10 @@
 use super::Attention;
 use super::operands::{Backward, Forward};
 use crate::device::suffix;
-use xtrain_cuda::{CudaError, Defines, Function, Gpu, KernelSource, Launch, Operands, Work};
+use xtrain_cuda::{Constants, CudaError, Function, Gpu, KernelSource, Launch, Operands, Work};
 
 /// Head widths and tile sizes that tests compile. Others are compiled when a model needs them.
-const VARIANTS: &[Defines] = &[
+const VARIANTS: &[Constants] = &[
     &[("HEAD_DIM", 32), ("TILE", 64)],
     &[("HEAD_DIM", 64), ("TILE", 64)],
     // The backward of keys on GPUs with 99 KiB of shared memory per block.
@@ -23,7 +23,8 @@ const VARIANTS: &[Defines] = &[
 ];
 
 pub(super) const SOURCE: KernelSource = KernelSource {
-    variants: VARIANTS,
+    structs: &[Forward::LAYOUT, Backward::LAYOUT],
+    variants: || VARIANTS.iter().map(|list| list.to_vec()).collect(),
     ..KernelSource::new("attention/kernel.cu", include_str!("kernel.cu"))
 };
 

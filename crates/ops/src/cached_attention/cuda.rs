@@ -4,13 +4,14 @@
 use super::CachedAttention;
 use crate::device::{suffix, table};
 use xtrain_cuda::{
-    CudaError, CudaKernel, Defines, DevicePtr, Function, Gpu, KernelSource, Launch, Operands, Work,
+    Constants, CudaError, CudaKernel, DevicePtr, Function, Gpu, KernelSource, Launch, Operands, Work,
+    kernel_struct,
 };
 use xtrain_tensor::{DType, TensorType};
 
 /// Head widths and numbers of heads per block that tests compile. Others are compiled when a model needs
 /// them.
-const VARIANTS: &[Defines] = &[
+const VARIANTS: &[Constants] = &[
     &[("HEAD_DIM", 20), ("HEADS", 4)],
     &[("HEAD_DIM", 64), ("HEADS", 4)],
     &[("HEAD_DIM", 96), ("HEADS", 2)],
@@ -20,7 +21,8 @@ const VARIANTS: &[Defines] = &[
 ];
 
 pub(super) const SOURCE: KernelSource = KernelSource {
-    variants: VARIANTS,
+    structs: &[Arguments::LAYOUT],
+    variants: || VARIANTS.iter().map(|list| list.to_vec()).collect(),
     ..KernelSource::new("cached_attention/kernel.cu", include_str!("kernel.cu"))
 };
 
@@ -33,21 +35,21 @@ const BUSY_BLOCKS: usize = 1024;
 /// Maximum width of heads of which a block computes several.
 const MAX_GROUPED_WIDTH: usize = 256;
 
-#[derive(Clone, Copy)]
-#[repr(C)]
-struct Arguments {
-    qkv: DevicePtr,
-    positions: DevicePtr,
-    keys: DevicePtr,
-    values: DevicePtr,
-    o: DevicePtr,
-    parts: DevicePtr,
-    finished: DevicePtr,
-    tokens_per_sequence: i32,
-    capacity: i32,
-    heads: i32,
-    kv_heads: i32,
-    splits: i32,
+kernel_struct! {
+    struct Arguments {
+        qkv: DevicePtr,
+        positions: DevicePtr,
+        keys: DevicePtr,
+        values: DevicePtr,
+        o: DevicePtr,
+        parts: DevicePtr,
+        finished: DevicePtr,
+        tokens_per_sequence: i32,
+        capacity: i32,
+        heads: i32,
+        kv_heads: i32,
+        splits: i32,
+    }
 }
 
 impl CachedAttention {
@@ -82,7 +84,7 @@ impl CudaKernel for CachedAttention {
         let (tokens, _) = qkv.ty.shape.rows_cols();
         let (sequences, capacity) = (keys.ty.shape[0], keys.ty.shape[1]);
         let groups = self.heads / self.heads_per_block();
-        let finished = table(gpu, &vec![0; (tokens * groups).div_ceil(2)])?;
+        let finished = table(gpu, &vec![0u64; (tokens * groups).div_ceil(2)])?;
         let arguments = Arguments {
             qkv: qkv.place,
             positions: positions.place,

@@ -3,19 +3,24 @@
 
 use super::Cast;
 use crate::device::{ELEMENTWISE_THREADS, suffix};
-use xtrain_cuda::{CudaError, CudaKernel, DevicePtr, Gpu, KernelSource, Launch, Operands, Work};
+use xtrain_cuda::{
+    CudaError, CudaKernel, DevicePtr, Gpu, KernelSource, Launch, Operands, Work, kernel_struct,
+};
 
-pub(super) const SOURCE: KernelSource = KernelSource::new("cast/kernel.cu", include_str!("kernel.cu"));
+pub(super) const SOURCE: KernelSource = KernelSource {
+    structs: &[Arguments::LAYOUT],
+    ..KernelSource::new("cast/kernel.cu", include_str!("kernel.cu"))
+};
 
 /// Elements per thread; equal in the kernels.
 const PER_THREAD: u64 = 8;
 
-#[derive(Clone, Copy)]
-#[repr(C)]
-struct Arguments {
-    x: DevicePtr,
-    y: DevicePtr,
-    elements: u64,
+kernel_struct! {
+    struct Arguments {
+        x: DevicePtr,
+        y: DevicePtr,
+        elements: u64,
+    }
 }
 
 impl CudaKernel for Cast {

@@ -4,7 +4,7 @@
 // loads and stores. Between equal types the kernel copies bits, so that the payload of a NaN survives. Grid:
 // ceil(elements / (8 * blockDim.x)).
 
-struct Cast {
+struct Arguments {
     const void* x;
     void* y;
     u64 elements;
@@ -12,7 +12,7 @@ struct Cast {
 
 constexpr int PER_THREAD = 8;
 
-template <class From, class To> __device__ __forceinline__ void cast(const Cast& args) {
+template <class From, class To> __device__ __forceinline__ void cast(const Arguments& args) {
     u64 first = ((u64)blockIdx.x * blockDim.x + threadIdx.x) * PER_THREAD;
     const From* x = (const From*)args.x + first;
     To* y = (To*)args.y + first;
@@ -26,7 +26,7 @@ template <class From, class To> __device__ __forceinline__ void cast(const Cast&
 }
 
 // Copies between tensors of one type, in 16-byte words; the last thread copies the rest one by one.
-template <class T> __device__ __forceinline__ void copy(const Cast& args) {
+template <class T> __device__ __forceinline__ void copy(const Arguments& args) {
     u64 first = ((u64)blockIdx.x * blockDim.x + threadIdx.x) * PER_THREAD;
     const T* x = (const T*)args.x + first;
     T* y = (T*)args.y + first;
@@ -38,7 +38,7 @@ template <class T> __device__ __forceinline__ void copy(const Cast& args) {
     }
 }
 
-extern "C" __global__ void cast_f32_bf16(Cast args) { cast<float, bf16>(args); }
-extern "C" __global__ void cast_bf16_f32(Cast args) { cast<bf16, float>(args); }
-extern "C" __global__ void cast_f32_f32(Cast args) { copy<float>(args); }
-extern "C" __global__ void cast_bf16_bf16(Cast args) { copy<bf16>(args); }
+extern "C" __global__ void cast_f32_bf16(Arguments args) { cast<float, bf16>(args); }
+extern "C" __global__ void cast_bf16_f32(Arguments args) { cast<bf16, float>(args); }
+extern "C" __global__ void cast_f32_f32(Arguments args) { copy<float>(args); }
+extern "C" __global__ void cast_bf16_bf16(Arguments args) { copy<bf16>(args); }

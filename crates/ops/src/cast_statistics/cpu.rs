@@ -7,7 +7,7 @@ use rayon::prelude::*;
 use xtrain_tensor::formats::max_finite;
 use xtrain_tensor::{CpuKernel, Pooled, TensorType, View, ViewMut};
 
-/// What is counted and summed of some rows.
+/// The statistics of some rows.
 #[derive(Default)]
 struct Sums {
     counts: [u32; 4],
@@ -26,10 +26,10 @@ impl CpuKernel for CastStatistics {
         let ((region_high, region_wide), (down, across)) =
             (self.scaling.region(high, wide), self.scaling.steps(high, wide));
         let (largest, overflow) = (max_finite(q.ty.dtype), overflow(q.ty.dtype));
-        let of_row = |row: usize, elements: &[f32], sums: &mut Sums| {
+        let add_row = |row: usize, elements: &[f32], sums: &mut Sums| {
             for (col, &x) in elements.iter().enumerate() {
                 let (i, j) = if self.transposed { (col, row) } else { (row, col) };
-                let by = scales[i / region_high * down + j / region_wide * across];
+                let inv_scale = scales[i / region_high * down + j / region_wide * across];
                 let restored = restored[i * wide + j];
                 if !x.is_finite() {
                     sums.counts[3] += 1;
@@ -37,8 +37,8 @@ impl CpuKernel for CastStatistics {
                 }
                 sums.counts[0] += u32::from(x != 0.0);
                 sums.counts[1] += u32::from(x != 0.0 && restored == 0.0);
-                let is_largest = restored.abs() >= largest * by;
-                sums.counts[2] += u32::from(is_largest && x.abs() >= overflow * by);
+                let is_largest = restored.abs() >= largest * inv_scale;
+                sums.counts[2] += u32::from(is_largest && x.abs() >= overflow * inv_scale);
                 sums.amax = sums.amax.max(x.abs());
                 sums.squares += f64::from(x) * f64::from(x);
                 let error = f64::from(x) - f64::from(restored);
@@ -47,16 +47,16 @@ impl CpuKernel for CastStatistics {
         };
         let block = rows_per_task(cols);
         let firsts: Vec<usize> = (0..rows).step_by(block).collect();
-        let of_block = |&first: &usize| {
+        let block_sums = |&first: &usize| {
             let rows = first..rows.min(first + block);
             let mut elements = Pooled::take(rows.len() * cols);
             x.rows(rows.clone()).widen_into(&mut elements);
             let mut sums = Sums::default();
             rows.zip(elements.chunks_exact(cols))
-                .for_each(|(row, elements)| of_row(row, elements, &mut sums));
+                .for_each(|(row, elements)| add_row(row, elements, &mut sums));
             sums
         };
-        let parts: Vec<Sums> = firsts.par_iter().map(of_block).collect();
+        let parts: Vec<Sums> = firsts.par_iter().map(block_sums).collect();
         let mut all = Sums::default();
         for part in &parts {
             all.counts.iter_mut().zip(part.counts).for_each(|(all, part)| *all += part);
@@ -68,7 +68,7 @@ impl CpuKernel for CastStatistics {
         outputs[1].store(&[all.amax, all.squares.sqrt() as f32, all.errors.sqrt() as f32]);
     }
 
-    /// The cast's numbers, widened, and the sums of the blocks.
+    /// The restored numbers and the sums of the blocks.
     fn work_bytes(&self, inputs: &[TensorType], _: usize) -> usize {
         let (rows, cols) = inputs[0].shape.rows_cols();
         rows * cols * size_of::<f32>() + rows.div_ceil(rows_per_task(cols)) * size_of::<Sums>()

@@ -1,45 +1,45 @@
-// Counts and sums over a tensor and what a cast made of it: a launch over rows, and one that adds up what its blocks found, both in a
-// fixed order.
+// Counts and sums over a tensor and its cast: a launch over rows, and one that adds the blocks' results, both
+// in a fixed order.
 //
-// Not for speed: it looks at a step now and then. A block has a row and then every gridDim-th one, its threads neighbours in it. A
-// transpose is read a byte at a time across its rows.
+// Not tuned for speed, because it runs for few steps. A block has every gridDim.x-th row, its threads
+// neighbours in it. A transpose is read a byte at a time across its rows.
 
-struct CastStatistics {
+struct Arguments {
     Floats x;
     const u8* q;
     const float* inv_scale;
     u32* counts;
     float* sizes;
-    // Of each block: of x and of its error; the four counts and the amax's bits.
+    // For each block, the sums of squares of x and of the error.
     double* squares;
-    u32* parts_of_counts;
+    // For each block, the four counts and the bits of the amax.
+    u32* block_counts;
     u32 rows;
     u32 cols;
-    // Rows and columns of a region of q, and from the scale of one to that of the one below, and of the one beside it.
-    u32 high;
-    u32 wide;
+    // Rows and columns of a region of q.
+    u32 region_rows;
+    u32 region_cols;
+    // Strides of scales: to the region below, and to the region on the right.
     u32 down;
     u32 across;
     u32 transposed;
     u32 is_e5m2;
-    // The format's largest number, and the least magnitude that is cut off.
-    float largest;
+    // The format's largest finite number, and the least magnitude that saturates.
+    float max_finite;
     float overflow;
     u32 parts;
     u32 padding;
 };
 
-constexpr int THREADS = 256;
-
-struct Found {
+struct Statistics {
     double squares;
     double errors;
     u32 counts[4];
     u32 amax;
 };
 
-// Adds what the threads of a block found, halves onto halves; the first thread has it all.
-__device__ __forceinline__ void add_up(Found& mine) {
+// Adds the statistics of all threads of a block by halving; the first thread gets the total.
+__device__ __forceinline__ void sum_over_block(Statistics& mine) {
     __shared__ double squares[THREADS], errors[THREADS];
     __shared__ u32 words[5][THREADS];
     u32 n = threadIdx.x;
@@ -66,53 +66,53 @@ __device__ __forceinline__ void add_up(Found& mine) {
     mine.amax = words[4][0];
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS) cast_statistics_rows(CastStatistics at) {
-    Found found = {};
-    for (u32 row = blockIdx.x; row < at.rows; row += gridDim.x) {
-        for (u32 column = threadIdx.x; column < at.cols; column += THREADS) {
-            float x = load(at.x, (u64)row * at.cols + column);
-            u32 i = at.transposed ? column : row, j = at.transposed ? row : column;
-            u32 bits = at.q[(u64)i * (at.transposed ? at.rows : at.cols) + j];
-            float by = at.inv_scale[(u64)(i / at.high) * at.down + (u64)(j / at.wide) * at.across];
-            float restored = __fmul_rn(at.is_e5m2 ? from_e5m2(bits) : from_e4m3(bits), by);
+extern "C" __global__ void __launch_bounds__(THREADS) cast_statistics_rows(Arguments args) {
+    Statistics sums = {};
+    for (u32 row = blockIdx.x; row < args.rows; row += gridDim.x) {
+        for (u32 column = threadIdx.x; column < args.cols; column += THREADS) {
+            float x = load(args.x, (u64)row * args.cols + column);
+            u32 i = args.transposed ? column : row, j = args.transposed ? row : column;
+            u32 bits = args.q[(u64)i * (args.transposed ? args.rows : args.cols) + j];
+            float inv_scale = args.inv_scale[(u64)(i / args.region_rows) * args.down + (u64)(j / args.region_cols) * args.across];
+            float restored = __fmul_rn(args.is_e5m2 ? from_e5m2(bits) : from_e4m3(bits), inv_scale);
             u32 magnitude = __float_as_uint(x) & 0x7fffffffu;
             if (magnitude >= 0x7f800000u) {
-                found.counts[3]++;
+                sums.counts[3]++;
                 continue;
             }
-            bool something = magnitude != 0;
-            found.counts[0] += something;
-            found.counts[1] += something && restored == 0.0f;
-            found.counts[2] += fabsf(restored) >= __fmul_rn(at.largest, by) && fabsf(x) >= __fmul_rn(at.overflow, by);
-            found.amax = max(found.amax, magnitude);
+            bool is_nonzero = magnitude != 0;
+            sums.counts[0] += is_nonzero;
+            sums.counts[1] += is_nonzero && restored == 0.0f;
+            sums.counts[2] += fabsf(restored) >= __fmul_rn(args.max_finite, inv_scale) && fabsf(x) >= __fmul_rn(args.overflow, inv_scale);
+            sums.amax = max(sums.amax, magnitude);
             double error = (double)x - (double)restored;
-            found.squares += (double)x * (double)x;
-            found.errors += error * error;
+            sums.squares += (double)x * (double)x;
+            sums.errors += error * error;
         }
     }
-    add_up(found);
+    sum_over_block(sums);
     if (threadIdx.x != 0) return;
-    at.squares[blockIdx.x * 2] = found.squares;
-    at.squares[blockIdx.x * 2 + 1] = found.errors;
+    args.squares[blockIdx.x * 2] = sums.squares;
+    args.squares[blockIdx.x * 2 + 1] = sums.errors;
 #pragma unroll
-    for (int k = 0; k < 4; k++) at.parts_of_counts[blockIdx.x * 5 + k] = found.counts[k];
-    at.parts_of_counts[blockIdx.x * 5 + 4] = found.amax;
+    for (int k = 0; k < 4; k++) args.block_counts[blockIdx.x * 5 + k] = sums.counts[k];
+    args.block_counts[blockIdx.x * 5 + 4] = sums.amax;
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS) cast_statistics_sum(CastStatistics at) {
-    Found found = {};
-    for (u32 part = threadIdx.x; part < at.parts; part += THREADS) {
-        found.squares += at.squares[part * 2];
-        found.errors += at.squares[part * 2 + 1];
+extern "C" __global__ void __launch_bounds__(THREADS) cast_statistics_sum(Arguments args) {
+    Statistics sums = {};
+    for (u32 part = threadIdx.x; part < args.parts; part += THREADS) {
+        sums.squares += args.squares[part * 2];
+        sums.errors += args.squares[part * 2 + 1];
 #pragma unroll
-        for (int k = 0; k < 4; k++) found.counts[k] += at.parts_of_counts[part * 5 + k];
-        found.amax = max(found.amax, at.parts_of_counts[part * 5 + 4]);
+        for (int k = 0; k < 4; k++) sums.counts[k] += args.block_counts[part * 5 + k];
+        sums.amax = max(sums.amax, args.block_counts[part * 5 + 4]);
     }
-    add_up(found);
+    sum_over_block(sums);
     if (threadIdx.x != 0) return;
 #pragma unroll
-    for (int k = 0; k < 4; k++) at.counts[k] = found.counts[k];
-    at.sizes[0] = __uint_as_float(found.amax);
-    at.sizes[1] = (float)sqrt(found.squares);
-    at.sizes[2] = (float)sqrt(found.errors);
+    for (int k = 0; k < 4; k++) args.counts[k] = sums.counts[k];
+    args.sizes[0] = __uint_as_float(sums.amax);
+    args.sizes[1] = (float)sqrt(sums.squares);
+    args.sizes[2] = (float)sqrt(sums.errors);
 }

@@ -1,5 +1,5 @@
-//! The error of a cast to FP8: the tensor's range, the numbers that became zero or were cut off, and the
-//! error of the others.
+//! The error of a cast to FP8: the tensor's range, the numbers that underflowed or saturated, and the L2 norm
+//! of the difference.
 //!
 //! It reads the tensor and the outputs of [`Quantize`](crate::quantize::Quantize), so it measures the very
 //! cast that a GEMM reads.
@@ -21,20 +21,19 @@ use xtrain_tensor::{DType, Scaling, TensorType};
 /// `(x [R, C], q, inv_scale) -> (counts u32[4], sizes f32[3])`, where q is [R, C], or [C, R] if it is
 /// `transposed`, with the scales of `scaling`.
 ///
-/// The counts are of the elements of x that are not zero; of those among them that q holds as zero
-/// (underflowed); of those that lie half a step of the format or more beyond its largest number (saturated);
-/// and of those that are not finite, which are in nothing else. The sizes are the amax of x and the L2 norms
-/// of x and of x - q * inv_scale, whose squares are summed in f64.
+/// The counts are the elements of x that are not zero; those of them that are zero in q (underflowed); those
+/// that exceed the largest number of the format by half a step or more (saturated); and those that are not
+/// finite, which nothing else includes. The sizes are the amax of x and the L2 norms of x and of x - q *
+/// inv_scale, whose squares are summed in f64.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct CastStatistics {
-    /// Which elements share a scale, seen as q lies.
+    /// The elements of q that share a scale.
     pub scaling: Scaling,
     /// True if q is the transpose.
     pub transposed: bool,
 }
 
-/// The least magnitude that the cast to `format` cuts off: halfway from its largest number to what would be
-/// the next.
+/// The least magnitude that saturates in a cast to `format`: half a step above its largest number.
 fn overflow(format: DType) -> f32 {
     let step = match format {
         DType::E4M3 => 32.0,
@@ -50,7 +49,7 @@ impl Op for CastStatistics {
 
     fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>, OpError> {
         OpError::arity("cast_statistics", inputs, 3)?;
-        let (rows, cols) = matrix("what was cast", inputs[0])?;
+        let (rows, cols) = matrix("the tensor that was cast", inputs[0])?;
         let (high, wide) = if self.transposed { (cols, rows) } else { (rows, cols) };
         let is_cast =
             matches!(inputs[1].dtype, DType::E4M3 | DType::E5M2) && *inputs[1].shape == [high, wide];

@@ -19,8 +19,8 @@ impl Sampled for CastStatistics {
         sample(DType::E4M3, Scaling::Tile, true, [300, 160], None)
     }
 
-    /// More rows than blocks, rows longer and shorter than a block's threads, and numbers that are counted by
-    /// themselves.
+    /// More rows than blocks, rows longer and shorter than a block has threads, and numbers with counts of
+    /// their own.
     fn gpu_samples() -> Vec<Sample> {
         let mut all = Vec::new();
         for (format, scaling) in
@@ -38,7 +38,8 @@ impl Sampled for CastStatistics {
     }
 }
 
-/// A sample of numbers around 1 in q, so that x lies on both sides of them, with scales around 0.5.
+/// A sample with numbers around 1 in q and scales around 0.5, so that x is above and below the restored
+/// numbers.
 fn sample(
     format: DType,
     scaling: Scaling,

@@ -3,21 +3,26 @@
 
 use super::Clip;
 use crate::device::Floats;
-use xtrain_cuda::{CudaError, CudaKernel, DevicePtr, Gpu, KernelSource, Launch, Operands, Work};
+use xtrain_cuda::{
+    CudaError, CudaKernel, DevicePtr, Gpu, KernelSource, Launch, Operands, Work, kernel_struct,
+};
 
-pub(super) const SOURCE: KernelSource = KernelSource::new("clip/kernel.cu", include_str!("kernel.cu"));
+pub(super) const SOURCE: KernelSource = KernelSource {
+    structs: &[Arguments::LAYOUT],
+    ..KernelSource::new("clip/kernel.cu", include_str!("kernel.cu"))
+};
 
-#[derive(Clone, Copy)]
-#[repr(C)]
-struct Arguments {
-    norm: Floats,
-    loss: Floats,
-    /// Points to the loss if the op has no amax.
-    amax: Floats,
-    applied: DevicePtr,
-    coefficient: DevicePtr,
-    skip: DevicePtr,
-    max_norm: f32,
+kernel_struct! {
+    struct Arguments {
+        norm: Floats,
+        loss: Floats,
+        /// Points to the loss if the op has no amax.
+        amax: Floats,
+        applied: DevicePtr,
+        coefficient: DevicePtr,
+        skip: DevicePtr,
+        max_norm: f32,
+    }
 }
 
 impl CudaKernel for Clip {

@@ -1,7 +1,7 @@
 // Coefficient of gradient clipping, and the flag that skips a step whose loss, gradient norm or FP8 amax is
 // not finite. A kernel, so that the host need not read the norm. One thread.
 
-struct Clip {
+struct Arguments {
     Floats norm;
     Floats loss;
     // The amax of the values that were cast to FP8; points to the loss if nothing was.
@@ -12,7 +12,7 @@ struct Clip {
     float max_norm;
 };
 
-extern "C" __global__ void clip(Clip args) {
+extern "C" __global__ void clip(Arguments args) {
     float norm = load(args.norm, 0), loss = load(args.loss, 0);
     bool counts = fabsf(norm) < INFINITY_F && fabsf(loss) < INFINITY_F && fabsf(load(args.amax, 0)) < INFINITY_F;
     float clipped = args.max_norm > 0.0f ? fminf(args.max_norm / (norm + 1e-6f), 1.0f) : 1.0f;

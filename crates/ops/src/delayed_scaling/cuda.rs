@@ -1,38 +1,56 @@
 //! Launches of the GPU kernels of [`DelayedScaling`].
 #![allow(unsafe_code, reason = "it launches kernels")]
 
-use super::{DelayedScaling, OPERANDS};
+use super::{DelayedScaling, DelayedTensor, OPERANDS};
 use crate::device::table;
-use xtrain_cuda::{CudaError, CudaKernel, DevicePtr, Gpu, KernelSource, Launch, Operands, Work};
+use xtrain_cuda::{
+    CudaError, CudaKernel, DevicePtr, Gpu, KernelSource, Launch, Operands, Work, kernel_struct,
+};
 
-pub(super) const SOURCE: KernelSource =
-    KernelSource::new("delayed_scaling/kernel.cu", include_str!("kernel.cu"));
+pub(super) const SOURCE: KernelSource = KernelSource {
+    structs: &[Arguments::LAYOUT, Tensor::LAYOUT],
+    ..KernelSource::new("delayed_scaling/kernel.cu", include_str!("kernel.cu"))
+};
 
 /// Threads per block; equal in the kernels.
 const THREADS: u32 = 256;
 
-#[derive(Clone, Copy)]
-#[repr(C)]
-struct Arguments {
-    tensors: DevicePtr,
-    max_amax: DevicePtr,
-    latest: u32,
-    padding: u32,
+kernel_struct! {
+    struct Arguments {
+        tensors: DevicePtr,
+        max_amax: DevicePtr,
+        latest: u32,
+        padding: u32,
+    }
+
+    struct Tensor {
+        amax: DevicePtr,
+        history: DevicePtr,
+        scale: DevicePtr,
+        length: u32,
+        pow2: u32,
+        most: f32,
+        padding: u32,
+    }
 }
 
 impl CudaKernel for DelayedScaling {
     fn prepare(&self, gpu: &Gpu, operands: &Operands<'_>) -> Result<Work, CudaError> {
         let Operands { inputs, outputs, .. } = operands;
-        // `Tensor` of the kernel, as five words of 8 bytes.
-        let mut words = Vec::new();
-        for (n, tensor) in self.tensors.iter().enumerate() {
+        let tensor = |(n, tensor): (usize, &DelayedTensor)| {
             let (history, scale) = (outputs[1 + 2 * n], outputs[2 + 2 * n]);
-            let length = history.ty.numel() as u64;
-            words.extend([inputs[OPERANDS * n].place.0, history.place.0, scale.place.0]);
-            words.push(length | u64::from(tensor.pow2_scales) << 32);
-            words.push(self.target(tensor).to_bits().into());
-        }
-        let tensors = table(gpu, &words)?;
+            Tensor {
+                amax: inputs[OPERANDS * n].place,
+                history: history.place,
+                scale: scale.place,
+                length: history.ty.numel() as u32,
+                pow2: u32::from(tensor.pow2_scales),
+                most: self.target(tensor),
+                padding: 0,
+            }
+        };
+        let tensors: Vec<Tensor> = self.tensors.iter().enumerate().map(tensor).collect();
+        let tensors = table(gpu, &tensors)?;
         let arguments = Arguments {
             tensors: tensors.pointer(),
             max_amax: outputs[0].place,

@@ -14,16 +14,16 @@ struct Tensor {
     u32 padding;
 };
 
-struct DelayedScaling {
+struct Arguments {
     const Tensor* tensors;
     u32* max_amax;
     u32 latest;
     u32 padding;
 };
 
-extern "C" __global__ void delayed_scaling_clear(DelayedScaling args) { *args.max_amax = 0; }
+extern "C" __global__ void delayed_scaling_clear(Arguments args) { *args.max_amax = 0; }
 
-extern "C" __global__ void __launch_bounds__(THREADS) delayed_scaling(DelayedScaling args) {
+extern "C" __global__ void __launch_bounds__(THREADS) delayed_scaling(Arguments args) {
     __shared__ u32 words[THREADS / 32];
     const Tensor tensor = args.tensors[blockIdx.x];
     u32 bits = __float_as_uint(*tensor.amax) & 0x7fffffffu;

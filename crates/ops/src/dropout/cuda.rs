@@ -3,23 +3,28 @@
 
 use super::Dropout;
 use crate::device::{ELEMENTWISE_THREADS, suffix};
-use xtrain_cuda::{CudaError, CudaKernel, DevicePtr, Gpu, KernelSource, Launch, Operands, Work};
+use xtrain_cuda::{
+    CudaError, CudaKernel, DevicePtr, Gpu, KernelSource, Launch, Operands, Work, kernel_struct,
+};
 
-pub(super) const SOURCE: KernelSource = KernelSource::new("dropout/kernel.cu", include_str!("kernel.cu"));
+pub(super) const SOURCE: KernelSource = KernelSource {
+    structs: &[Arguments::LAYOUT],
+    ..KernelSource::new("dropout/kernel.cu", include_str!("kernel.cu"))
+};
 
 /// Elements per thread; equal in the kernels.
 const PER_THREAD: u64 = 8;
 
-#[derive(Clone, Copy)]
-#[repr(C)]
-struct Arguments {
-    x: DevicePtr,
-    rng: DevicePtr,
-    elements: u64,
-    width: u64,
-    site: u32,
-    p: f32,
-    scale: f32,
+kernel_struct! {
+    struct Arguments {
+        x: DevicePtr,
+        rng: DevicePtr,
+        elements: u64,
+        width: u64,
+        site: u32,
+        p: f32,
+        scale: f32,
+    }
 }
 
 impl CudaKernel for Dropout {

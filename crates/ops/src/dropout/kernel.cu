@@ -6,7 +6,7 @@
 // does not diverge. A thread draws two blocks, or three if its elements are not aligned to blocks. Grid:
 // ceil(elements / (8 * blockDim.x)).
 
-struct Dropout {
+struct Arguments {
     void* x;
     // Seed (low word, high word), step, first token.
     const u32* rng;
@@ -20,7 +20,7 @@ struct Dropout {
 constexpr int PER_THREAD = 8;
 
 // Applies dropout to 8 elements. The first one uses word OFFSET of `block`.
-template <int OFFSET> __device__ __forceinline__ void drop(const Dropout& args, const Philox& rng, u64 block, float* x) {
+template <int OFFSET> __device__ __forceinline__ void drop(const Arguments& args, const Philox& rng, u64 block, float* x) {
     u32 words[12];
     rng.block(block, words);
     rng.block(block + 1, words + 4);
@@ -30,7 +30,7 @@ template <int OFFSET> __device__ __forceinline__ void drop(const Dropout& args, 
     for (int i = 0; i < PER_THREAD; i++) x[i] = unit(words[OFFSET + i]) >= args.p ? x[i] * args.scale : 0.0f;
 }
 
-template <class T> __device__ __forceinline__ void dropout(const Dropout& args) {
+template <class T> __device__ __forceinline__ void dropout(const Arguments& args) {
     u64 first = ((u64)blockIdx.x * blockDim.x + threadIdx.x) * PER_THREAD;
     if (first >= args.elements) return;
     T* to = (T*)args.x + first;
@@ -59,5 +59,5 @@ template <class T> __device__ __forceinline__ void dropout(const Dropout& args) 
     }
 }
 
-extern "C" __global__ void dropout_f32(Dropout args) { dropout<float>(args); }
-extern "C" __global__ void dropout_bf16(Dropout args) { dropout<bf16>(args); }
+extern "C" __global__ void dropout_f32(Arguments args) { dropout<float>(args); }
+extern "C" __global__ void dropout_bf16(Arguments args) { dropout<bf16>(args); }

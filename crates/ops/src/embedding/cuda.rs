@@ -3,10 +3,15 @@
 
 use super::{Embedding, EmbeddingGrad};
 use crate::device::{ELEMENTWISE_THREADS, Floats, lanes, plane, suffix, warps_of};
-use xtrain_cuda::{CudaError, CudaKernel, DevicePtr, Gpu, KernelSource, Launch, Operands, Work};
+use xtrain_cuda::{
+    CudaError, CudaKernel, DevicePtr, Gpu, KernelSource, Launch, Operands, Work, kernel_struct,
+};
 use xtrain_tensor::{DType, TensorType};
 
-pub(super) const SOURCE: KernelSource = KernelSource::new("embedding/kernel.cu", include_str!("kernel.cu"));
+pub(super) const SOURCE: KernelSource = KernelSource {
+    structs: &[Lookup::LAYOUT, Sort::LAYOUT, Gradient::LAYOUT],
+    ..KernelSource::new("embedding/kernel.cu", include_str!("kernel.cu"))
+};
 
 // These constants are equal in the kernels, down to SUM_WARPS.
 
@@ -24,15 +29,15 @@ const MAX_TILES: usize = 128;
 /// Minimum number of tokens in a tile.
 const MIN_TILE: usize = 2 * DIGITS;
 
-#[derive(Clone, Copy)]
-#[repr(C)]
-struct Lookup {
-    ids: DevicePtr,
-    table: DevicePtr,
-    x: DevicePtr,
-    tokens: u64,
-    rows: u64,
-    width: u32,
+kernel_struct! {
+    struct Lookup {
+        ids: DevicePtr,
+        table: DevicePtr,
+        x: DevicePtr,
+        tokens: u64,
+        rows: u64,
+        width: u32,
+    }
 }
 
 impl CudaKernel for Embedding {
@@ -58,34 +63,34 @@ impl CudaKernel for Embedding {
     }
 }
 
-#[derive(Clone, Copy)]
-#[repr(C)]
-struct Sort {
-    rows: DevicePtr,
-    tokens: DevicePtr,
-    rows_to: DevicePtr,
-    tokens_to: DevicePtr,
-    counts: DevicePtr,
-    occurs: DevicePtr,
-    count: u32,
-    tile: u32,
-    shift: u32,
-    table_rows: u32,
+kernel_struct! {
+    struct Sort {
+        rows: DevicePtr,
+        tokens: DevicePtr,
+        rows_to: DevicePtr,
+        tokens_to: DevicePtr,
+        counts: DevicePtr,
+        occurs: DevicePtr,
+        count: u32,
+        tile: u32,
+        shift: u32,
+        table_rows: u32,
+    }
 }
 
-#[derive(Clone, Copy)]
-#[repr(C)]
-struct Gradient {
-    dx: DevicePtr,
-    rows: DevicePtr,
-    tokens: DevicePtr,
-    occurs: DevicePtr,
-    dtable: Floats,
-    parts: DevicePtr,
-    count: u32,
-    table_rows: u32,
-    width: u32,
-    accumulate: u32,
+kernel_struct! {
+    struct Gradient {
+        dx: DevicePtr,
+        rows: DevicePtr,
+        tokens: DevicePtr,
+        occurs: DevicePtr,
+        dtable: Floats,
+        parts: DevicePtr,
+        count: u32,
+        table_rows: u32,
+        width: u32,
+        accumulate: u32,
+    }
 }
 
 /// Tokens in a tile of the sort.

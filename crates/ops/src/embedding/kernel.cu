@@ -15,7 +15,7 @@
 // Because long rows are split into runs, a very frequent token does not serialise on one warp. Steps 2 to 4
 // are bound by memory: dx is read once and dtable is written once.
 
-struct Embedding {
+struct Lookup {
     const int* ids;
     const void* table;
     void* x;
@@ -27,7 +27,7 @@ struct Embedding {
 
 // Copies the row of token blockIdx.x in units of type U. For an id outside of the table it reads nothing and
 // fills x with `nan`: all bits set, a NaN in f32 and bf16.
-template <class U> __device__ __forceinline__ void look_up(const Embedding& args, U nan) {
+template <class U> __device__ __forceinline__ void look_up(const Lookup& args, U nan) {
     u64 token = blockIdx.x;
     if (token >= args.tokens) return;
     u64 row = (u32)args.ids[token];
@@ -49,9 +49,9 @@ template <class U> __device__ __forceinline__ void look_up(const Embedding& args
     }
 }
 
-extern "C" __global__ void embedding_16(Embedding args) { look_up<uint4>(args, make_uint4(~0u, ~0u, ~0u, ~0u)); }
-extern "C" __global__ void embedding_4(Embedding args) { look_up<u32>(args, ~0u); }
-extern "C" __global__ void embedding_2(Embedding args) { look_up<u16>(args, (u16)~0u); }
+extern "C" __global__ void embedding_16(Lookup args) { look_up<uint4>(args, make_uint4(~0u, ~0u, ~0u, ~0u)); }
+extern "C" __global__ void embedding_4(Lookup args) { look_up<u32>(args, ~0u); }
+extern "C" __global__ void embedding_2(Lookup args) { look_up<u16>(args, (u16)~0u); }
 
 // One pass of the radix sort, by the DIGIT_BITS bits of the row from bit `shift` on.
 struct Sort {

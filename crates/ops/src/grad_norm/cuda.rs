@@ -3,10 +3,15 @@
 
 use super::GradNorm;
 use crate::device::{Floats, suffix, table};
-use xtrain_cuda::{CudaError, CudaKernel, DevicePtr, Gpu, KernelSource, Launch, Operands, Work};
+use xtrain_cuda::{
+    CudaError, CudaKernel, DevicePtr, Gpu, KernelSource, Launch, Operands, Work, kernel_struct,
+};
 use xtrain_tensor::{DType, TensorType};
 
-pub(super) const SOURCE: KernelSource = KernelSource::new("grad_norm/kernel.cu", include_str!("kernel.cu"));
+pub(super) const SOURCE: KernelSource = KernelSource {
+    structs: &[Arguments::LAYOUT, Chunk::LAYOUT],
+    ..KernelSource::new("grad_norm/kernel.cu", include_str!("kernel.cu"))
+};
 
 /// Elements of a chunk, which one block sums.
 const CHUNK: usize = 32 * 1024;
@@ -14,13 +19,19 @@ const CHUNK: usize = 32 * 1024;
 const THREADS: u32 = 256;
 const SUM_THREADS: u32 = 1024;
 
-#[derive(Clone, Copy)]
-#[repr(C)]
-struct Arguments {
-    chunks: DevicePtr,
-    sums: DevicePtr,
-    norm: Floats,
-    count: u32,
+kernel_struct! {
+    struct Arguments {
+        chunks: DevicePtr,
+        sums: DevicePtr,
+        norm: Floats,
+        count: u32,
+    }
+
+    struct Chunk {
+        first: DevicePtr,
+        elements: u32,
+        is_bf16: u32,
+    }
 }
 
 impl CudaKernel for GradNorm {
@@ -31,16 +42,16 @@ impl CudaKernel for GradNorm {
     }
 
     fn prepare(&self, gpu: &Gpu, operands: &Operands<'_>) -> Result<Work, CudaError> {
-        // `Chunk` of the kernel, as two words of 8 bytes.
         let mut chunks = Vec::new();
         for grad in operands.inputs {
-            let is_bf16 = u64::from(suffix(grad.ty) == "bf16");
+            let is_bf16 = u32::from(suffix(grad.ty) == "bf16");
             for first in (0..grad.ty.numel()).step_by(CHUNK) {
-                let elements = CHUNK.min(grad.ty.numel() - first) as u64;
-                chunks.extend([grad.place.offset(grad.ty.dtype.bytes(first)).0, elements | is_bf16 << 32]);
+                let elements = CHUNK.min(grad.ty.numel() - first) as u32;
+                let first = grad.place.offset(grad.ty.dtype.bytes(first));
+                chunks.push(Chunk { first, elements, is_bf16 });
             }
         }
-        let count = chunks.len() as u32 / 2;
+        let count = chunks.len() as u32;
         let table = table(gpu, &chunks)?;
         let arguments = Arguments {
             chunks: table.pointer(),

@@ -13,7 +13,7 @@ struct Chunk {
     u32 is_bf16;
 };
 
-struct GradNorm {
+struct Arguments {
     const Chunk* chunks;
     double* sums;
     Floats norm;
@@ -51,7 +51,7 @@ template <int N> __device__ __forceinline__ double sum_of_block(double x) {
     return sums[0];
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS) grad_norm_chunks(GradNorm args) {
+extern "C" __global__ void __launch_bounds__(THREADS) grad_norm_chunks(Arguments args) {
     Chunk chunk = args.chunks[blockIdx.x];
     Floats x = {(void*)chunk.first, chunk.is_bf16};
     double sum = 0.0;
@@ -73,7 +73,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) grad_norm_chunks(GradNorm 
     if (threadIdx.x == 0) args.sums[blockIdx.x] = sum;
 }
 
-extern "C" __global__ void __launch_bounds__(SUM_THREADS) grad_norm_sum(GradNorm args) {
+extern "C" __global__ void __launch_bounds__(SUM_THREADS) grad_norm_sum(Arguments args) {
     double sum = 0.0;
 #pragma unroll 8
     for (u32 i = threadIdx.x; i < args.count; i += SUM_THREADS) sum += args.sums[i];

@@ -3,6 +3,7 @@
 //! Invariant: results do not depend on the number of threads. Work is split by shape alone, and partial sums
 //! are added in a fixed order.
 
+pub(crate) mod amax;
 pub(crate) mod gemm;
 pub(crate) mod gemv;
 pub(crate) mod math;

@@ -5,7 +5,7 @@
 // vectors, else one element. The warps' sums are added in shared memory in order. bias_grad_sum then adds the
 // parts in order. Bound by memory: dy is read once.
 
-struct BiasGrad {
+struct Arguments {
     const void* dy;
     // [gridDim.y, width].
     float* parts;
@@ -15,7 +15,7 @@ struct BiasGrad {
 
 constexpr int WARPS = 8, IN_FLIGHT = 4;
 
-template <class T, int N> __device__ __forceinline__ void partial(const BiasGrad& args) {
+template <class T, int N> __device__ __forceinline__ void partial(const Arguments& args) {
     __shared__ float sums[WARPS][32 * N];
     u32 lane = threadIdx.x, warp = threadIdx.y, column = (blockIdx.x * 32 + lane) * N;
     // A part is a contiguous range of rows.
@@ -59,10 +59,10 @@ extern "C" __global__ void bias_grad_sum(Sum args) {
 }
 
 #define KERNELS(T, NAME)                                                                              \
-    extern "C" __global__ void __launch_bounds__(32 * WARPS) bias_grad_vector_##NAME(BiasGrad args) { \
+    extern "C" __global__ void __launch_bounds__(32 * WARPS) bias_grad_vector_##NAME(Arguments args) { \
         partial<T, LANES<T>>(args);                                                                   \
     }                                                                                                 \
-    extern "C" __global__ void __launch_bounds__(32 * WARPS) bias_grad_any_##NAME(BiasGrad args) { partial<T, 1>(args); }
+    extern "C" __global__ void __launch_bounds__(32 * WARPS) bias_grad_any_##NAME(Arguments args) { partial<T, 1>(args); }
 
 KERNELS(float, f32)
 KERNELS(bf16, bf16)

@@ -3,33 +3,36 @@
 
 use super::BiasGrad;
 use crate::device::{Floats, lanes, plane, suffix};
-use xtrain_cuda::{CudaError, CudaKernel, DevicePtr, Gpu, KernelSource, Operands, Work};
+use xtrain_cuda::{CudaError, CudaKernel, DevicePtr, Gpu, KernelSource, Operands, Work, kernel_struct};
 use xtrain_tensor::{DType, TensorType};
 
-pub(super) const SOURCE: KernelSource = KernelSource::new("linear/bias.cu", include_str!("bias.cu"));
+pub(super) const SOURCE: KernelSource = KernelSource {
+    structs: &[Arguments::LAYOUT, Sum::LAYOUT],
+    ..KernelSource::new("linear/bias.cu", include_str!("bias.cu"))
+};
 
 /// Warps per block; equal in the kernels.
 const WARPS: usize = 8;
 /// Maximum number of parts of the tokens: together with the columns, enough blocks for any GPU.
 const MAX_PARTS: usize = 256;
 
-#[derive(Clone, Copy)]
-#[repr(C)]
-struct Arguments {
-    dy: DevicePtr,
-    parts: DevicePtr,
-    rows: u64,
-    width: u32,
+kernel_struct! {
+    struct Arguments {
+        dy: DevicePtr,
+        parts: DevicePtr,
+        rows: u64,
+        width: u32,
+    }
 }
 
-#[derive(Clone, Copy)]
-#[repr(C)]
-struct Sum {
-    parts: DevicePtr,
-    dbias: Floats,
-    width: u64,
-    count: u32,
-    accumulate: u32,
+kernel_struct! {
+    struct Sum {
+        parts: DevicePtr,
+        dbias: Floats,
+        width: u64,
+        count: u32,
+        accumulate: u32,
+    }
 }
 
 /// Number of parts into which the tokens are split.

@@ -3,9 +3,10 @@
 #![allow(unsafe_code, reason = "it launches a kernel")]
 
 use crate::device::{lanes, suffix};
-use xtrain_cuda::{CudaError, DevicePtr, Gpu, KernelSource, Launch, Operands, Work};
+use xtrain_cuda::{CudaError, DevicePtr, Gpu, KernelSource, Launch, Operands, Work, kernel_struct};
 
-pub(super) const SOURCE: KernelSource = KernelSource::new("linear/row.cu", include_str!("row.cu"));
+pub(super) const SOURCE: KernelSource =
+    KernelSource { structs: &[Row::LAYOUT], ..KernelSource::new("linear/row.cu", include_str!("row.cu")) };
 
 /// Warps per block; equal in the kernels.
 const WARPS: usize = 8;
@@ -16,16 +17,16 @@ const IN_FLIGHT: usize = 4;
 /// Number of warps that saturates the memory of any GPU.
 const BUSY_WARPS: usize = 2048;
 
-#[derive(Clone, Copy)]
-#[repr(C)]
-struct Row {
-    x: DevicePtr,
-    w: DevicePtr,
-    bias: DevicePtr,
-    y: DevicePtr,
-    n: u32,
-    k: u32,
-    split: u32,
+kernel_struct! {
+    struct Row {
+        x: DevicePtr,
+        w: DevicePtr,
+        bias: DevicePtr,
+        y: DevicePtr,
+        n: u32,
+        k: u32,
+        split: u32,
+    }
 }
 
 /// Number of warps that share a row of `runs` runs of 32 pieces: more if there are few rows, as long as each

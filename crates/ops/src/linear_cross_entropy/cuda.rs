@@ -13,12 +13,14 @@ use crate::device::suffix;
 use std::ops::Range;
 use xtrain_cuda::{
     CudaError, CudaKernel, CudaOutput, CudaTensor, DevicePtr, Gemm, GemmOperands, Gpu, KernelSource, Launch,
-    Operands, Work,
+    Operands, Work, kernel_struct,
 };
 use xtrain_tensor::{DType, TensorType};
 
-pub(super) const SOURCE: KernelSource =
-    KernelSource::new("linear_cross_entropy/kernel.cu", include_str!("kernel.cu"));
+pub(super) const SOURCE: KernelSource = KernelSource {
+    structs: &[RowArguments::LAYOUT, SumArguments::LAYOUT],
+    ..KernelSource::new("linear_cross_entropy/kernel.cu", include_str!("kernel.cu"))
+};
 
 const ROW_THREADS: u32 = 512;
 const SUM_THREADS: u32 = 1024;
@@ -26,31 +28,31 @@ const SUM_THREADS: u32 = 1024;
 /// The stride of rows of logits is a multiple of this many elements.
 const STRIDE_ELEMENTS: usize = 64;
 
-#[derive(Clone, Copy)]
-#[repr(C)]
-struct RowArguments {
-    logits: DevicePtr,
-    targets: DevicePtr,
-    inv_targets: DevicePtr,
-    terms: DevicePtr,
-    stride: u64,
-    v: u32,
-    inv_targets_bf16: u32,
-    z_loss: f32,
+kernel_struct! {
+    struct RowArguments {
+        logits: DevicePtr,
+        targets: DevicePtr,
+        inv_targets: DevicePtr,
+        terms: DevicePtr,
+        stride: u64,
+        v: u32,
+        inv_targets_bf16: u32,
+        z_loss: f32,
+    }
 }
 
-#[derive(Clone, Copy)]
-#[repr(C)]
-struct SumArguments {
-    terms: DevicePtr,
-    targets: DevicePtr,
-    inv_targets: DevicePtr,
-    objective: DevicePtr,
-    cross_entropy: DevicePtr,
-    tokens: u64,
-    inv_targets_bf16: u32,
-    add_objective: u32,
-    add_cross_entropy: u32,
+kernel_struct! {
+    struct SumArguments {
+        terms: DevicePtr,
+        targets: DevicePtr,
+        inv_targets: DevicePtr,
+        objective: DevicePtr,
+        cross_entropy: DevicePtr,
+        tokens: u64,
+        inv_targets_bf16: u32,
+        add_objective: u32,
+        add_cross_entropy: u32,
+    }
 }
 
 impl CudaKernel for LinearCrossEntropy {

@@ -3,23 +3,28 @@
 
 use super::Normal;
 use crate::device::ELEMENTWISE_THREADS;
-use xtrain_cuda::{CudaError, CudaKernel, DevicePtr, Gpu, KernelSource, Launch, Operands, Work};
+use xtrain_cuda::{
+    CudaError, CudaKernel, DevicePtr, Gpu, KernelSource, Launch, Operands, Work, kernel_struct,
+};
 
-pub(super) const SOURCE: KernelSource = KernelSource::new("normal/kernel.cu", include_str!("kernel.cu"));
+pub(super) const SOURCE: KernelSource = KernelSource {
+    structs: &[Arguments::LAYOUT],
+    ..KernelSource::new("normal/kernel.cu", include_str!("kernel.cu"))
+};
 
 /// Elements per thread; equal in the kernel.
 const PER_THREAD: u64 = 4;
 
-#[derive(Clone, Copy)]
-#[repr(C)]
-struct Arguments {
-    y: DevicePtr,
-    elements: u64,
-    seed_low: u32,
-    seed_high: u32,
-    step: u32,
-    site: u32,
-    std: f64,
+kernel_struct! {
+    struct Arguments {
+        y: DevicePtr,
+        elements: u64,
+        seed_low: u32,
+        seed_high: u32,
+        step: u32,
+        site: u32,
+        std: f64,
+    }
 }
 
 impl CudaKernel for Normal {

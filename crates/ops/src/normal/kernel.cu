@@ -7,7 +7,7 @@
 // operations for two numbers, which is still much faster than copying from the host, even on GPUs with few
 // f64 units. Grid: ceil(elements / (4 * blockDim.x)).
 
-struct Normal {
+struct Arguments {
     float* y;
     u64 elements;
     u32 seed_low, seed_high, step, site;
@@ -64,7 +64,7 @@ __device__ __forceinline__ void pair(u32 a, u32 b, double std, float* to) {
     to[1] = __double2float_rn(__dmul_rn(radius, sin));
 }
 
-extern "C" __global__ void normal_f32(Normal args) {
+extern "C" __global__ void normal_f32(Arguments args) {
     u64 index = (u64)blockIdx.x * blockDim.x + threadIdx.x, first = index * PER_THREAD;
     if (first >= args.elements) return;
     Philox rng = {args.seed_low, args.seed_high, args.step, args.site};

@@ -1,10 +1,10 @@
 //! CPU kernels of [`QkNormRope`] and [`QkNormRopeGrad`].
 
 use super::{QkNormRope, QkNormRopeGrad};
+use crate::host::amax::tensor_amax;
 use crate::host::math::vectorized;
 use crate::host::norm::{norm_grad_row, norm_row};
 use crate::host::rows::{for_row_blocks, sum_bytes, sum_over_rows};
-use crate::quantize::largest_magnitude;
 use xtrain_tensor::{CpuKernel, Real, TensorType, View, ViewMut, with_real};
 
 impl CpuKernel for QkNormRope {
@@ -44,7 +44,7 @@ impl CpuKernel for QkNormRopeGrad {
         let [dqkv, d_weights @ ..] = outputs else { unreachable!("an output") };
         with_real!(inputs[0].ty.dtype, T => self.rotate_back::<T>(inputs, dqkv, d_weights));
         if let [amax] = amax {
-            amax.fresh::<f32>()[0] = largest_magnitude(dqkv.view());
+            amax.fresh::<f32>()[0] = tensor_amax(dqkv.view());
         }
     }
 

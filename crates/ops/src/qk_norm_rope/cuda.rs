@@ -4,18 +4,19 @@
 use super::{QkNormRope, QkNormRopeGrad};
 use crate::device::{Floats, PARTS, lanes, plane, suffix, warps_of};
 use xtrain_cuda::{
-    CudaError, CudaKernel, CudaOutput, CudaTensor, Defines, DevicePtr, Function, Gpu, KernelSource, Launch,
-    Operands, Work,
+    Constants, CudaError, CudaKernel, CudaOutput, CudaTensor, DevicePtr, Function, Gpu, KernelSource, Launch,
+    Operands, Work, kernel_struct,
 };
 use xtrain_tensor::{DType, TensorType};
 
 pub(super) const SOURCE: KernelSource = KernelSource {
-    variants: &VARIANTS,
+    structs: &[Rope::LAYOUT, RopeGrad::LAYOUT, Sum::LAYOUT],
+    variants: || VARIANTS.iter().map(|list| list.to_vec()).collect(),
     ..KernelSource::new("qk_norm_rope/kernel.cu", include_str!("kernel.cu"))
 };
 
 /// Variants that tests compile: heads of 128 columns in bf16 and in f32, of 34, and of 300.
-const VARIANTS: [Defines; 4] = [
+const VARIANTS: [Constants; 4] = [
     &[("VECTOR", 1), ("GROUP", 8), ("PAIRS", 1)],
     &[("VECTOR", 1), ("GROUP", 16), ("PAIRS", 1)],
     &[("VECTOR", 0), ("GROUP", 32), ("PAIRS", 1)],
@@ -63,19 +64,19 @@ impl Cut {
     }
 }
 
-#[derive(Clone, Copy)]
-#[repr(C)]
-struct Heads {
-    positions: DevicePtr,
-    table: Floats,
-    q_w: Floats,
-    k_w: Floats,
-    tokens: u64,
-    table_rows: u32,
-    head_dim: u32,
-    queries: u32,
-    rotated: u32,
-    all: u32,
+kernel_struct! {
+    struct Heads {
+        positions: DevicePtr,
+        table: Floats,
+        q_w: Floats,
+        k_w: Floats,
+        tokens: u64,
+        table_rows: u32,
+        head_dim: u32,
+        queries: u32,
+        rotated: u32,
+        all: u32,
+    }
 }
 
 impl Heads {
@@ -101,16 +102,16 @@ impl Heads {
     }
 }
 
-#[derive(Clone, Copy)]
-#[repr(C)]
-struct Rope {
-    heads: Heads,
-    x: DevicePtr,
-    y: DevicePtr,
-    rstd: DevicePtr,
-    amax: DevicePtr,
-    eps: f32,
-    direction: f32,
+kernel_struct! {
+    struct Rope {
+        heads: Heads,
+        x: DevicePtr,
+        y: DevicePtr,
+        rstd: DevicePtr,
+        amax: DevicePtr,
+        eps: f32,
+        direction: f32,
+    }
 }
 
 /// The launch that rotates y in place, forward or, with a `direction` of -1, back, and writes its amax to
@@ -168,27 +169,27 @@ impl CudaKernel for QkNormRope {
     }
 }
 
-#[derive(Clone, Copy)]
-#[repr(C)]
-struct RopeGrad {
-    heads: Heads,
-    dy: DevicePtr,
-    x: DevicePtr,
-    rstd: Floats,
-    parts: DevicePtr,
-    amax: DevicePtr,
+kernel_struct! {
+    struct RopeGrad {
+        heads: Heads,
+        dy: DevicePtr,
+        x: DevicePtr,
+        rstd: Floats,
+        parts: DevicePtr,
+        amax: DevicePtr,
+    }
 }
 
-#[derive(Clone, Copy)]
-#[repr(C)]
-struct Sum {
-    parts: DevicePtr,
-    dq_w: Floats,
-    dk_w: Floats,
-    head_dim: u32,
-    count: u32,
-    accumulate_q: u32,
-    accumulate_k: u32,
+kernel_struct! {
+    struct Sum {
+        parts: DevicePtr,
+        dq_w: Floats,
+        dk_w: Floats,
+        head_dim: u32,
+        count: u32,
+        accumulate_q: u32,
+        accumulate_k: u32,
+    }
 }
 
 impl QkNormRopeGrad {

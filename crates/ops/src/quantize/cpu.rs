@@ -1,6 +1,7 @@
-//! CPU kernels of [`Quantize`] and [`Dequantize`]: one pass over the rows for amax, one for the cast.
+//! CPU kernels of [`Quantize`] and [`Dequantize`]: one pass over the rows for amaxes, one for the cast.
 
 use super::{CastSource, Dequantize, Given, Quantize, SAVE};
+use crate::host::amax::magnitude;
 use crate::host::math::vectorized;
 use crate::host::rows::rows_per_task;
 use rayon::prelude::*;
@@ -15,66 +16,69 @@ fn even_rows_per_task(cols: usize) -> usize {
 
 impl CpuKernel for Quantize {
     fn run(&self, inputs: &[View<'_>], outputs: &mut [ViewMut<'_>]) {
-        let (own, given) = inputs.split_at(self.source.inputs());
+        let (source_inputs, given) = inputs.split_at(self.source.inputs());
         let given = given.first().map(View::scalar::<f32>);
-        let made = self.source.make(own);
-        let x = made.as_ref().map_or(inputs[0], |made| View::new(made.ty(), made.bytes()));
+        let computed = self.source.compute(source_inputs);
+        let x = computed.as_ref().map_or(inputs[0], |value| View::new(value.ty(), value.bytes()));
         let given_as = |kind| given.filter(|_| self.given == kind);
-        let measured = given_as(Given::Amax);
-        let given =
-            given_as(Given::Scale).filter(|&scale| scale != 0.0).or(measured
-                .map(|amax| cast_scale(self.format, f32::from_bits(magnitude(amax)), self.pow2_scales)));
+        let given_amax = given_as(Given::Amax);
+        let scale_of_amax = |amax| cast_scale(self.format, f32::from_bits(magnitude(amax)), self.pow2_scales);
+        // A scale of 0 means "not set".
+        let scale = given_as(Given::Scale).filter(|&scale| scale != 0.0).or(given_amax.map(scale_of_amax));
         let (outputs, copy) = outputs.split_at_mut(self.amax() + 1);
         if self.source == CastSource::SwigluSaving {
-            keep(inputs[0], copy);
+            save(inputs[0], copy);
         }
-        let Some((amax, made)) = outputs.split_last_mut() else { unreachable!("amax is always made") };
-        let sides = [false, true].into_iter().zip(self.layouts.written()).filter(|(_, is_made)| *is_made);
+        let Some((amax, casts)) = outputs.split_last_mut() else { unreachable!("amax is always written") };
+        let layouts = [false, true].into_iter().zip(self.layouts.written());
+        let written = layouts.filter_map(|(transposed, is_written)| is_written.then_some(transposed));
         let mut largest = 0;
-        for ((transposed, _), pair) in sides.zip(made.chunks_exact_mut(2)) {
+        for (transposed, pair) in written.zip(casts.chunks_exact_mut(2)) {
             let [q, inv_scale] = pair else { unreachable!("pairs") };
-            largest = self.side(Matrix { view: x, transposed }, given, q, inv_scale);
+            largest = self.cast(Matrix { view: x, transposed }, scale, q, inv_scale);
         }
-        let largest = measured.map_or(largest, magnitude);
-        let is_added = amax.accumulate;
+        let largest = given_amax.map_or(largest, magnitude);
+        let accumulates = amax.accumulate;
         let amax = &mut amax.reals::<f32>()[0];
-        let held = if is_added { magnitude(*amax) } else { 0 };
-        *amax = f32::from_bits(largest.max(held));
+        let before = if accumulates { magnitude(*amax) } else { 0 };
+        *amax = f32::from_bits(largest.max(before));
     }
 
-    /// The regions' maxima, partial maxima, and scales.
+    /// The value that the op computes, the amaxes of regions, partial amaxes, and scales.
     fn work_bytes(&self, inputs: &[TensorType], _: usize) -> usize {
         let (rows, cols) = self.source.extents(inputs);
-        let made = if self.source == CastSource::Input { 0 } else { inputs[0].dtype.bytes(rows * cols) };
-        let side = |rows: usize, cols: usize| {
+        let computed = if self.source == CastSource::Input { 0 } else { inputs[0].dtype.bytes(rows * cols) };
+        let of_layout = |rows: usize, cols: usize| {
             let (high, wide) = self.scaling.region(rows, cols);
             2 * size_of::<f32>() * rows.div_ceil(high.min(TILE)) * cols.div_ceil(wide)
         };
-        made + side(rows, cols).max(side(cols, rows))
+        computed + of_layout(rows, cols).max(of_layout(cols, rows))
     }
 }
 
-/// Saves a tensor in these numbers and scales.
-pub(crate) fn keep(x: View<'_>, copy: &mut [ViewMut<'_>]) {
+/// Saves a tensor by the cast [`SAVE`]; `copy` is the numbers and the scales.
+pub(crate) fn save(x: View<'_>, copy: &mut [ViewMut<'_>]) {
     let [q, inv_scale] = copy else { unreachable!("numbers and scales") };
-    SAVE.side(Matrix { view: x, transposed: false }, None, q, inv_scale);
+    SAVE.cast(Matrix { view: x, transposed: false }, None, q, inv_scale);
 }
 
 impl Quantize {
-    /// One layout: its elements and scales; returns the bits of amax.
-    fn side(
+    /// Writes the elements and scales of one layout, with this scale for the tensor if any; returns the bits
+    /// of the amax.
+    fn cast(
         &self,
         x: Matrix<'_>,
-        given: Option<f32>,
+        scale: Option<f32>,
         q: &mut ViewMut<'_>,
         inv_scale: &mut ViewMut<'_>,
     ) -> u32 {
         let (rows, cols) = x.extents();
         let regions = Regions::new(self.scaling, rows, cols);
-        let amax = regions.amax(&x);
-        let made = |&amax: &f32| cast_scale(self.format, amax, self.pow2_scales);
-        let scale: Vec<f32> = amax.iter().map(|amax| given.unwrap_or_else(|| made(amax))).collect();
-        regions.lay_out(&scale, &mut inv_scale.reals::<f32>());
+        let amaxes = regions.amaxes(&x);
+        let scale_of_amax = |&amax: &f32| cast_scale(self.format, amax, self.pow2_scales);
+        let scales: Vec<f32> =
+            amaxes.iter().map(|amax| scale.unwrap_or_else(|| scale_of_amax(amax))).collect();
+        regions.write_inverses(&scales, &mut inv_scale.reals::<f32>());
 
         let high = even_rows_per_task(cols);
         let tasks: Vec<(usize, ViewMut<'_>)> = q.chunks(high * cols).enumerate().collect();
@@ -85,12 +89,12 @@ impl Quantize {
             vectorized(
                 #[inline(always)]
                 || {
-                    regions.multiply(first, &mut scaled, &scale);
+                    regions.multiply(first, &mut scaled, &scales);
                     narrow(self.format, &scaled, q.bytes());
                 },
             );
         });
-        amax.iter().map(|amax| amax.to_bits()).max().unwrap_or(0)
+        amaxes.iter().map(|amax| amax.to_bits()).max().unwrap_or(0)
     }
 }
 
@@ -101,36 +105,36 @@ impl CpuKernel for Dequantize {
         let scales = inputs[1].reals::<f32>();
         let tasks: Vec<(usize, ViewMut<'_>)> = outputs[0].chunks(high * cols).enumerate().collect();
         let regions = Regions::new(self.scaling, rows, cols);
-        let by = regions.gather(&scales);
+        let inverses = regions.gather(&scales);
         tasks.into_par_iter().for_each(|(task, mut out)| {
-            let at = task * high * cols;
-            let q = inputs[0].slice(at..at + out.ty.numel());
-            restore(&q, &regions, task * high, &by, &mut out.fresh::<f32>());
+            let start = task * high * cols;
+            let q = inputs[0].slice(start..start + out.ty.numel());
+            restore(&q, &regions, task * high, &inverses, &mut out.fresh::<f32>());
         });
     }
 }
 
-/// Whole rows of FP8 as the numbers that they represent; `first` is the first row.
-fn restore(q: &View<'_>, regions: &Regions, first: usize, by: &[f32], to: &mut [f32]) {
+/// Restores whole rows of FP8 by the inverse scales of all regions; `first` is the first row.
+fn restore(q: &View<'_>, regions: &Regions, first: usize, inverses: &[f32], to: &mut [f32]) {
     vectorized(
         #[inline(always)]
         || {
             widen(q.ty.dtype, q.bytes(), to);
-            regions.multiply(first, to, by);
+            regions.multiply(first, to, inverses);
         },
     );
 }
 
-/// A matrix of FP8 as the numbers that it represents.
+/// The numbers that a matrix of FP8 represents.
 pub(crate) fn dequantized(q: View<'_>, inv_scale: View<'_>, scaling: Scaling) -> Pooled<f32> {
     let (rows, cols) = q.ty.shape.rows_cols();
     let regions = Regions::new(scaling, rows, cols);
-    let by = regions.gather(&inv_scale.reals::<f32>());
+    let inverses = regions.gather(&inv_scale.reals::<f32>());
     let mut all = Pooled::take(rows * cols);
     let high = rows_per_task(cols);
     all.par_chunks_mut(high * cols).enumerate().for_each(|(task, to)| {
-        let at = task * high * cols;
-        restore(&q.slice(at..at + to.len()), &regions, task * high, &by, to);
+        let start = task * high * cols;
+        restore(&q.slice(start..start + to.len()), &regions, task * high, &inverses, to);
     });
     all
 }
@@ -149,16 +153,16 @@ impl Matrix<'_> {
         if self.transposed { (cols, rows) } else { (rows, cols) }
     }
 
-    /// These rows, widened.
+    /// Writes these rows, widened, to `to`.
     fn rows(&self, rows: Range<usize>, to: &mut [f32]) {
         if !self.transposed {
             return self.view.rows(rows).widen_into(to);
         }
         let (high, wide) = self.view.ty.shape.rows_cols();
-        let mut piece = Pooled::take(rows.len());
+        let mut column = Pooled::take(rows.len());
         for row in 0..high {
-            self.view.slice(row * wide + rows.start..row * wide + rows.end).widen_into(&mut piece);
-            to[row..].iter_mut().step_by(high).zip(piece.iter()).for_each(|(to, from)| *to = *from);
+            self.view.slice(row * wide + rows.start..row * wide + rows.end).widen_into(&mut column);
+            to[row..].iter_mut().step_by(high).zip(column.iter()).for_each(|(to, from)| *to = *from);
         }
     }
 }
@@ -167,52 +171,41 @@ impl Matrix<'_> {
 struct Regions {
     rows: usize,
     cols: usize,
-    /// Extents of a region.
+    /// Rows and columns of a region.
     high: usize,
     wide: usize,
-    /// Regions side by side.
+    /// Regions in a row of regions.
     across: usize,
-    /// From one region's scale to that of the one below, and of the one beside it.
-    steps: (usize, usize),
-}
-
-/// Magnitudes are compared as integers: that orders numbers, and puts NaNs above all.
-fn magnitude(x: f32) -> u32 {
-    x.to_bits() & 0x7FFF_FFFF
-}
-
-/// The amax of a tensor of f32 or bf16.
-pub(crate) fn largest_magnitude(x: View<'_>) -> f32 {
-    let pieces: Vec<_> = x.chunks(1 << 16).collect();
-    let of = |piece: View<'_>| piece.reals::<f32>().iter().fold(0, |most, &x| magnitude(x).max(most));
-    f32::from_bits(pieces.into_par_iter().map(of).max().unwrap_or(0))
+    /// Strides of scales: to the region below, and to the region on the right.
+    strides: (usize, usize),
 }
 
 impl Regions {
     fn new(scaling: Scaling, rows: usize, cols: usize) -> Self {
         let (high, wide) = scaling.region(rows, cols);
-        Regions { rows, cols, high, wide, across: cols.div_ceil(wide), steps: scaling.steps(rows, cols) }
+        Regions { rows, cols, high, wide, across: cols.div_ceil(wide), strides: scaling.steps(rows, cols) }
     }
 
-    /// The place of the scale of the n-th region.
-    fn place(&self, n: usize) -> usize {
-        n / self.across * self.steps.0 + n % self.across * self.steps.1
+    /// The index of the scale of the n-th region.
+    fn scale_index(&self, n: usize) -> usize {
+        n / self.across * self.strides.0 + n % self.across * self.strides.1
     }
 
-    /// Writes the reciprocals of the scales to their places, and zeros between them.
-    fn lay_out(&self, scales: &[f32], to: &mut [f32]) {
+    /// Writes the reciprocals of the scales, and zeros for scales that belong to no region.
+    fn write_inverses(&self, scales: &[f32], to: &mut [f32]) {
         to.fill(0.0);
-        scales.iter().enumerate().for_each(|(n, scale)| to[self.place(n)] = 1.0 / scale);
+        scales.iter().enumerate().for_each(|(n, scale)| to[self.scale_index(n)] = 1.0 / scale);
     }
 
-    /// The number of each region, read from its place.
+    /// The numbers of all regions in their order.
     fn gather(&self, from: &[f32]) -> Vec<f32> {
-        (0..self.rows.div_ceil(self.high) * self.across).map(|n| from[self.place(n)]).collect()
+        (0..self.rows.div_ceil(self.high) * self.across).map(|n| from[self.scale_index(n)]).collect()
     }
 
-    /// The amax of every region.
-    fn amax(&self, x: &Matrix<'_>) -> Vec<f32> {
-        // A task computes a row of regions no higher than a tile; higher ones are reduced from tiles.
+    /// The amaxes of all regions.
+    fn amaxes(&self, x: &Matrix<'_>) -> Vec<f32> {
+        // A task reduces a row of regions of at most a tile's height. Higher regions are reduced from such
+        // rows.
         let high = self.high.min(TILE);
         let mut bits = vec![0u32; self.rows.div_ceil(high) * self.across];
         bits.par_chunks_mut(self.across).enumerate().for_each(|(n, bits)| {
@@ -234,7 +227,7 @@ impl Regions {
         bits.into_iter().map(f32::from_bits).collect()
     }
 
-    /// Raises the maxima of a row of regions to those of one row of elements.
+    /// Raises the amaxes of a row of regions to those of one row of elements.
     #[inline(always)]
     fn row_amax(&self, row: &[f32], bits: &mut [u32]) {
         for (b, piece) in bits.iter_mut().zip(row.chunks(self.wide)) {
@@ -242,13 +235,13 @@ impl Regions {
         }
     }
 
-    /// Multiplies whole rows by the numbers of their regions; `first` is the first row.
+    /// Multiplies whole rows by the factors of their regions; `first` is the first row.
     #[inline(always)]
-    fn multiply(&self, first: usize, elements: &mut [f32], by: &[f32]) {
+    fn multiply(&self, first: usize, elements: &mut [f32], factors: &[f32]) {
         for (n, row) in elements.chunks_exact_mut(self.cols).enumerate() {
-            let by = &by[(first + n) / self.high * self.across..][..self.across];
-            for (piece, &by) in row.chunks_mut(self.wide).zip(by) {
-                piece.iter_mut().for_each(|x| *x *= by);
+            let factors = &factors[(first + n) / self.high * self.across..][..self.across];
+            for (piece, &factor) in row.chunks_mut(self.wide).zip(factors) {
+                piece.iter_mut().for_each(|x| *x *= factor);
             }
         }
     }

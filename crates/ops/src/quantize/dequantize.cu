@@ -1,28 +1,24 @@
-// The other way of the casts: bound by memory, each element read and written once. A block has a piece of one row, a thread eight
-// neighbours where rows are made of eights, else one.
+// The inverse of the casts. Bound by memory: each element is read and written once. A block has a piece of
+// one row, a thread eight neighbours if rows are multiples of eight, else one element.
 
-#define E4M3 0
-#define E5M2 1
-#define E5M6 2
-
-struct Dequantize {
+struct DequantizeArguments {
     const void* q;
     Floats inv_scale;
     void* x;
     u32 rows;
     u32 cols;
-    // Rows and columns of a region, and from the scale of one to that of the one below, and of the one beside it.
-    u32 high;
-    u32 wide;
+    u32 region_rows;
+    u32 region_cols;
+    // Strides of scales: to the region below, and to the region on the right.
     u32 down;
     u32 across;
     u32 format;
 };
 
-// The numbers of N elements from `first` on.
-template <int N> __device__ __forceinline__ void decode(const Dequantize& at, u64 first, float* x) {
-    if (at.format == E5M6) {
-        const u8* from = (const u8*)at.q + first / 2 * 3;
+// Widens N elements from `first` on.
+template <int N> __device__ __forceinline__ void widen_fp8(const DequantizeArguments& args, u64 first, float* x) {
+    if (args.format == E5M6) {
+        const u8* from = (const u8*)args.q + first / 2 * 3;
         if constexpr (N == 1) {
             x[0] = from_e5m6(first % 2 == 0 ? from[0] | (from[1] & 15u) << 8 : from[1] >> 4 | from[2] << 4);
         } else {
@@ -33,7 +29,7 @@ template <int N> __device__ __forceinline__ void decode(const Dequantize& at, u6
         }
         return;
     }
-    const u8* from = (const u8*)at.q + first;
+    const u8* from = (const u8*)args.q + first;
     u32 words[2];
     if constexpr (N == 1) {
         words[0] = from[0];
@@ -44,26 +40,27 @@ template <int N> __device__ __forceinline__ void decode(const Dequantize& at, u6
 #pragma unroll
     for (int i = 0; i < N; i++) {
         u32 bits = words[i / 4] >> i % 4 * 8 & 0xffu;
-        x[i] = at.format == E4M3 ? from_e4m3(bits) : from_e5m2(bits);
+        x[i] = args.format == E4M3 ? from_e4m3(bits) : from_e5m2(bits);
     }
 }
 
-template <class T, int N> __device__ __forceinline__ void dequantize(const Dequantize& at) {
+template <class T, int N> __device__ __forceinline__ void dequantize(const DequantizeArguments& args) {
     u32 row = blockIdx.x, column = (blockIdx.y * blockDim.x + threadIdx.x) * N;
-    if (row >= at.rows || column >= at.cols) return;
-    u64 first = (u64)row * at.cols + column;
+    if (row >= args.rows || column >= args.cols) return;
+    u64 first = (u64)row * args.cols + column;
     float x[N];
-    decode<N>(at, first, x);
+    widen_fp8<N>(args, first, x);
     // Neighbours share a region.
-    float by = load(at.inv_scale, (u64)(row / at.high) * at.down + (u64)(column / at.wide) * at.across);
+    u64 region = (u64)(row / args.region_rows) * args.down + (u64)(column / args.region_cols) * args.across;
+    float inv_scale = load(args.inv_scale, region);
 #pragma unroll
-    for (int i = 0; i < N; i++) x[i] *= by;
-    store<N>((T*)at.x + first, x);
+    for (int i = 0; i < N; i++) x[i] *= inv_scale;
+    store<N>((T*)args.x + first, x);
 }
 
-#define KERNELS(T, NAME)                                                                             \
-    extern "C" __global__ void dequantize_vector_##NAME(Dequantize at) { dequantize<T, 8>(at); }     \
-    extern "C" __global__ void dequantize_any_##NAME(Dequantize at) { dequantize<T, 1>(at); }
+#define KERNELS(T, NAME)                                                                                      \
+    extern "C" __global__ void dequantize_vector_##NAME(DequantizeArguments args) { dequantize<T, 8>(args); } \
+    extern "C" __global__ void dequantize_any_##NAME(DequantizeArguments args) { dequantize<T, 1>(args); }
 
 KERNELS(float, f32)
 KERNELS(bf16, bf16)

@@ -1,187 +1,197 @@
-// Casts to FP8, as the tensor stands, transposed, or both in one pass: equal to the bit to those of the host.
+// Casts to FP8, row-major, transposed, or both in one pass, equal to the bit to those of the host.
 //
-// What is cast is a tensor, or made on the way of what another op would make it of (OF), rounded as that op would store it, so that it is
-// neither written nor read again.
+// The value to cast is a tensor, or it is computed from the operands of another op (SOURCE) and rounded as
+// that op would store it; it is then neither written nor read again.
 //
-// Bound by memory, where it has few enough instructions: under load a GPU's clock falls, its memory's rate does not. A block has an area of
-// EDGE rows by EDGE columns, a thread a piece of HIGH by WIDTH of it, which it keeps in registers: few enough of them that while some warps
-// wait for memory, others cast. What all threads of a row or column would compute alike, one does, and shared memory tells the others.
-// Of what is made on the way, all rows are asked for before any is computed with: memory's latency stands there once, not once a row.
-// Regions within an area (tiles and blocks) are measured and cast at once, so that everything is read once: FUSED. Larger ones (rows, the
-// tensor) are first MEASUREd, which needs no order, and then CAST, for which everything is read again: rows by areas, of whose maxima the
-// largest is kept, and the tensor in passing. Where the scale of the tensor is GIVEN, it is cast at once and amax comes out beside it; a
-// scale of 0 is UNSET, for which alone it is measured before. A transpose passes through shared memory, HIGH bytes of a column at a time,
-// in places that spread over its banks.
+// Bound by memory, if few enough instructions run: under load a GPU lowers its clock but not the rate of its
+// memory. A block has an area of EDGE rows by EDGE columns, a thread a piece of HEIGHT by WIDTH of it in
+// registers, few enough of them that some warps cast while others wait for memory. One thread computes what
+// is equal for a row or column, and shares it through shared memory. All rows of a computed value are loaded
+// before it is computed, so that a thread waits for memory once and not once a row.
 //
-// Gate and up may be kept in E4M3 by whatever reads them first, tile by tile, and are restored on the way where they are. OF, HIGH,
-// FORMAT, SCALING, POW2 (whether scales are powers of two), PHASE, DIRECT and TRANSPOSED are defined where this is compiled.
+// Regions within an area (tiles and blocks) are measured and cast in one pass, so that everything is read
+// once: FUSED. For larger regions (rows, the tensor) a launch MEASUREs amaxes, in any order, and another
+// CASTs, which reads everything again: by rows, an area measures its part of each. With a given scale,
+// CAST_GIVEN casts at once and reduces the amax. A given scale of 0 means "not set": only then MEASURE_UNSET
+// reduces the amax before. A transpose passes through shared memory, HEIGHT bytes of a column at a time, at
+// offsets that spread over its banks.
+//
+// The source SWIGLU_SAVING also writes a copy of gate and up in E4M3 by tiles; the RESTORED sources read such
+// a copy.
+//
+// variants.rs defines SOURCE, HEIGHT, FORMAT, SCALING, POW2 (1 if scales are powers of two), PHASE, ROW_MAJOR
+// and TRANSPOSED (1 if the layout is written), and the numbers of their values.
 
-// How many rows a thread asks for together: all of them, where it has registers for what they are made of.
-template <class T> constexpr int TOGETHER = GRAD && sizeof(T) > 2 ? 1 : HIGH;
+// Rows that a thread loads together: all of them, if it has registers for their operands.
+template <class T> constexpr int ROWS_AT_ONCE = GRAD && sizeof(T) > 2 ? 1 : HEIGHT;
 
-// Raises the maximum of the tensor by what a block has of it: ROWS rows of a piece of columns, and then those as many blocks below, N
-// columns a thread.
-template <class T, int N> __device__ __forceinline__ void measure(const Quantize& at) {
+// Raises the amax of the tensor to that of the block's rows: ROWS of them, and then those of every
+// gridDim.y-th group of ROWS. A thread has N columns.
+template <class T, int N> __device__ __forceinline__ void measure(const QuantizeArguments& args) {
     __shared__ u32 words[THREADS / 32];
-    if (PHASE == UNSET && *at.scale != 0.0f) return;
-    constexpr int ROWS = OF == INPUT ? 4 : 2;
+    if (PHASE == MEASURE_UNSET && *args.given_scale != 0.0f) return;
+    constexpr int ROWS = SOURCE == INPUT ? 4 : 2;
     constexpr bool BOTH = GRAD && N > 1;
-    u32 width = BOTH ? at.cols / 2 : at.cols, column = (blockIdx.x * blockDim.x + threadIdx.x) * N;
+    u32 width = BOTH ? args.cols / 2 : args.cols, column = (blockIdx.x * blockDim.x + threadIdx.x) * N;
     bool exists = column < width;
-    // Again, which raises nothing.
+    // Beyond the edge, the last columns are read again, which raises nothing.
     column = min(column, width - N);
     Magnitudes<T> most = {};
-    for (u64 first = (u64)blockIdx.y * ROWS; first < at.rows; first += (u64)gridDim.y * ROWS) {
+    for (u64 first = (u64)blockIdx.y * ROWS; first < args.rows; first += (u64)gridDim.y * ROWS) {
         Eight<T> piece[ROWS][BOTH ? 2 : 1] = {};
         if constexpr (N > 1) {
-            Asked<T> asked[ROWS];
+            Loaded<T> loaded[ROWS];
             Weights w;
-            ask_rows<T, BOTH, false>(at, (u32)first, column, asked, w);
-            if constexpr (OF == SWIGLU_KEEPING) keep_rows(at, asked, (u32)first, column, exists);
+            load_rows<T, BOTH, false>(args, (u32)first, column, loaded, w);
+            if constexpr (SOURCE == SWIGLU_SAVING) save_rows(args, loaded, (u32)first, column, exists);
 #pragma unroll
             for (int k = 0; k < ROWS; k++) {
-                if constexpr (BOTH) make_both(asked[k], piece[k][0], piece[k][1]);
-                else make(at, asked[k], w, column, piece[k][0]);
+                if constexpr (BOTH) compute_both(loaded[k], piece[k][0], piece[k][1]);
+                else compute(args, loaded[k], w, column, piece[k][0]);
             }
         } else {
 #pragma unroll
             for (int k = 0; k < ROWS; k++)
-                if (first + k < at.rows) piece[k][0] = make_singly<T>(at, first + k, column, 1);
+                if (first + k < args.rows) piece[k][0] = compute_elements<T>(args, first + k, column, 1);
         }
 #pragma unroll
         for (int k = 0; k < ROWS; k++)
 #pragma unroll
             for (const Eight<T>& half : piece[k]) {
                 Magnitudes<T> mine;
-                mine.of(half);
-                most.atomic_amax(mine);
+                mine.set(half);
+                most.raise(mine);
             }
     }
-    u32 largest = __reduce_max_sync(0xffffffffu, most.largest());
-    if (threadIdx.x % 32 == 0) words[threadIdx.x / 32] = largest;
+    u32 amax = __reduce_max_sync(0xffffffffu, most.amax());
+    if (threadIdx.x % 32 == 0) words[threadIdx.x / 32] = amax;
     __syncthreads();
     if (threadIdx.x >= 32) return;
-    largest = max_over_warps(words);
+    amax = max_over_warps(words);
     if (threadIdx.x != 0) return;
-    atomic_amax(at.amax, largest);
-    atomic_amax(at.direct.q ? at.direct.maxima : at.transposed.maxima, largest);
+    atomic_amax(args.amax, amax);
+    atomic_amax(args.row_major.q ? args.row_major.amaxes : args.transposed.amaxes, amax);
 }
 
-template <class T, bool VECTOR, bool WHOLE> __device__ __forceinline__ void area(const Quantize& at, u32 across, u32 down) {
-    // It has been cast with the one that was given.
-    if (PHASE == CAST && at.scale && *at.scale != 0.0f) return;
-    u32 column = across * EDGE + threadIdx.x % LANES_WIDE * WIDTH, row = down * EDGE + threadIdx.x / LANES_WIDE * HIGH;
-    Eight<T> piece[HIGH];
+template <class T, bool VECTOR, bool WHOLE>
+__device__ __forceinline__ void area(const QuantizeArguments& args, u32 across, u32 down) {
+    // CAST_GIVEN has cast by the given scale.
+    if (PHASE == CAST && args.given_scale && *args.given_scale != 0.0f) return;
+    u32 column = across * EDGE + threadIdx.x % LANES_WIDE * WIDTH, row = down * EDGE + threadIdx.x / LANES_WIDE * HEIGHT;
+    Eight<T> piece[HEIGHT];
     if constexpr (VECTOR) {
-        constexpr int ROWS = TOGETHER<T>;
+        constexpr int ROWS = ROWS_AT_ONCE<T>;
 #pragma unroll
-        for (int first = 0; first < HIGH; first += ROWS) {
-            Asked<T> asked[ROWS];
+        for (int first = 0; first < HEIGHT; first += ROWS) {
+            Loaded<T> loaded[ROWS];
             Weights w;
-            ask_rows<T, false, WHOLE>(at, row + first, column, asked, w);
-            if constexpr (OF == SWIGLU_KEEPING) keep_rows(at, asked, row + first, column, true);
+            load_rows<T, false, WHOLE>(args, row + first, column, loaded, w);
+            if constexpr (SOURCE == SWIGLU_SAVING) save_rows(args, loaded, row + first, column, true);
 #pragma unroll
-            for (int k = 0; k < ROWS; k++) make(at, asked[k], w, column, piece[first + k]);
+            for (int k = 0; k < ROWS; k++) compute(args, loaded[k], w, column, piece[first + k]);
         }
     } else {
-        u32 count = column < at.cols ? min((u32)WIDTH, at.cols - column) : 0;
+        u32 count = column < args.cols ? min((u32)WIDTH, args.cols - column) : 0;
 #pragma unroll
-        for (int k = 0; k < HIGH; k++) piece[k] = make_singly<T>(at, row + k, column, row + k < at.rows ? count : 0);
+        for (int k = 0; k < HEIGHT; k++) piece[k] = compute_elements<T>(args, row + k, column, row + k < args.rows ? count : 0);
     }
-    cast_area<T, VECTOR, WHOLE>(at, piece, down, across);
+    cast_area<T, VECTOR, WHOLE>(args, piece, down, across);
 }
 
-// Areas of both halves, of which everything is read once. Where a thread lacks registers for both, rows of the second wait in shared
-// memory.
-template <class T> __device__ __forceinline__ void halves(const Quantize& at, u32 across, u32 down) {
-    constexpr int ROWS = TOGETHER<T>, WAITING = KEPT && PHASE != CAST && sizeof(T) == 2 ? HIGH - 1 : 0;
+// Casts an area of each half of a gradient of SwiGLU, whose operands are read once. If a thread lacks
+// registers for both, rows of the second half wait in shared memory.
+template <class T> __device__ __forceinline__ void halves(const QuantizeArguments& args, u32 across, u32 down) {
+    constexpr int ROWS = ROWS_AT_ONCE<T>, WAITING = RESTORED && PHASE != CAST && sizeof(T) == 2 ? HEIGHT - 1 : 0;
     __shared__ uint4 waiting[WAITING ? WAITING * THREADS : 1];
-    u32 column = across * EDGE + threadIdx.x % LANES_WIDE * WIDTH, row = down * EDGE + threadIdx.x / LANES_WIDE * HIGH;
-    Eight<T> dgate[HIGH], dup[HIGH];
+    u32 column = across * EDGE + threadIdx.x % LANES_WIDE * WIDTH, row = down * EDGE + threadIdx.x / LANES_WIDE * HEIGHT;
+    Eight<T> dgate[HEIGHT], dup[HEIGHT];
     Weights none;
 #pragma unroll
-    for (int first = 0; first < HIGH; first += ROWS) {
-        Asked<T> asked[ROWS];
-        ask_rows<T, true, true>(at, row + first, column, asked, none);
+    for (int first = 0; first < HEIGHT; first += ROWS) {
+        Loaded<T> loaded[ROWS];
+        load_rows<T, true, true>(args, row + first, column, loaded, none);
 #pragma unroll
-        for (int k = 0; k < ROWS; k++) make_both(asked[k], dgate[first + k], dup[first + k]);
+        for (int k = 0; k < ROWS; k++) compute_both(loaded[k], dgate[first + k], dup[first + k]);
 #pragma unroll
         for (int k = first; k < first + ROWS; k++)
             if (k < WAITING) waiting[k * THREADS + threadIdx.x] = dup[k].raw[0];
     }
-    cast_area<T, true, true>(at, dgate, down, across);
+    cast_area<T, true, true>(args, dgate, down, across);
     __syncthreads();
 #pragma unroll
     for (int k = 0; k < WAITING; k++) dup[k].raw[0] = waiting[k * THREADS + threadIdx.x];
-    cast_area<T, true, true>(at, dup, down, at.across + across);
+    cast_area<T, true, true>(args, dup, down, args.areas_across + across);
 }
 
-// What is raised starts at nothing, and so do scales that stand for no region.
-__device__ __forceinline__ void clear(const Side& side, u32 n) {
-    if (n >= side.scales) return;
-    side.inv_scale[n] = 0.0f;
-    if (side.maxima != nullptr) side.maxima[n] = 0;
+// Clears the amaxes that blocks raise, and the scales that belong to no region.
+__device__ __forceinline__ void clear(const CastLayout& layout, u32 n) {
+    if (n >= layout.scales) return;
+    layout.inv_scale[n] = 0.0f;
+    if (layout.amaxes != nullptr) layout.amaxes[n] = 0;
 }
-extern "C" __global__ void quantize_clear(Quantize at) {
+extern "C" __global__ void quantize_clear(QuantizeArguments args) {
     u32 n = blockIdx.x * blockDim.x + threadIdx.x;
-    if (n == 0 && !at.accumulate) *at.amax = 0;
-    clear(at.direct, n);
-    clear(at.transposed, n);
+    if (n == 0 && !args.accumulate) *args.amax = 0;
+    clear(args.row_major, n);
+    clear(args.transposed, n);
 }
 
-// E5M6 where rows are not made of eights: two elements, that may lie in two rows, share a byte. A thread has such a pair; the regions have
-// been measured.
-template <class T> __device__ __forceinline__ void pair(const Quantize& at) {
-    u64 first = ((u64)blockIdx.x * blockDim.x + threadIdx.x) * 2, elements = (u64)at.rows * at.cols;
+// Casts to E5M6 if rows are no multiples of eight: two elements, perhaps of two rows, share a byte. A thread
+// has such a pair; the regions have been measured.
+template <class T> __device__ __forceinline__ void pair(const QuantizeArguments& args) {
+    u64 first = ((u64)blockIdx.x * blockDim.x + threadIdx.x) * 2, elements = (u64)args.rows * args.cols;
     if (first >= elements) return;
-    u32 high = SCALING == TENSOR ? at.rows : SCALING == BLOCK ? EDGE : 1, wide = SCALING == TILE || SCALING == BLOCK ? EDGE : at.cols;
+    u32 region_rows = SCALING == TENSOR ? args.rows : SCALING == BLOCK ? EDGE : 1;
+    u32 region_cols = SCALING == TILE || SCALING == BLOCK ? EDGE : args.cols;
     u32 w[2] = {};
     for (int i = 0; i < 2; i++) {
         if (first + i >= elements) continue;
-        u32 row = (u32)((first + i) / at.cols), column = (u32)((first + i) % at.cols);
-        u32 region = row / high * at.direct.down + column / wide * at.direct.across;
-        float scale = scale_of(at, at.direct.maxima[region]);
-        if (row % high == 0 && column % wide == 0) at.direct.inv_scale[region] = inverse_of(at, scale);
-        w[i] = to_e5m6(__fmul_rn(widen(narrow<T>(make_one<T>(at, row, column))), scale));
+        u32 row = (u32)((first + i) / args.cols), column = (u32)((first + i) % args.cols);
+        u32 region = row / region_rows * args.row_major.down + column / region_cols * args.row_major.across;
+        float scale = scale_of(args, args.row_major.amaxes[region]);
+        if (row % region_rows == 0 && column % region_cols == 0) args.row_major.inv_scale[region] = inverse_of(args, scale);
+        w[i] = to_e5m6(__fmul_rn(widen(narrow<T>(compute_element<T>(args, row, column))), scale));
     }
-    u8* to = at.direct.q + first / 2 * 3;
+    u8* to = args.row_major.q + first / 2 * 3;
     to[0] = (u8)w[0];
     to[1] = (u8)(w[0] >> 8 | w[1] << 4);
     if (first + 1 < elements) to[2] = (u8)(w[1] >> 4);
 }
 
-// Of f32 a thread keeps twice as much; and where there are no instructions for FP8, casts need room.
+// Resident blocks of a multiprocessor that bf16 kernels have registers for. f32 takes twice as many, and
+// without instructions for FP8 a cast takes more.
 #if __CUDA_ARCH__ >= 890
-#define AT_ONCE (HIGH == 4 ? 2 : OF == SWIGLU_OF_KEPT ? 4 : 3)
+#define MIN_BLOCKS (HEIGHT == 4 ? 2 : SOURCE == SWIGLU_RESTORED ? 4 : 3)
 #else
-#define AT_ONCE 1
+#define MIN_BLOCKS 1
 #endif
-#define KERNEL(NAME, BLOCKS) extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) quantize_##NAME(Quantize at)
+#define KERNEL(NAME, BLOCKS) \
+    extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) quantize_##NAME(QuantizeArguments args)
 
-#if SCALING == TENSOR && (PHASE == MEASURE || PHASE == UNSET)
-KERNEL(any_f32, 1) { measure<float, 1>(at); }
-KERNEL(any_bf16, 2) { measure<bf16, 1>(at); }
-KERNEL(vector_f32, 1) { measure<float, WIDTH>(at); }
-KERNEL(vector_bf16, 2) { measure<bf16, WIDTH>(at); }
+#if SCALING == TENSOR && (PHASE == MEASURE || PHASE == MEASURE_UNSET)
+KERNEL(any_f32, 1) { measure<float, 1>(args); }
+KERNEL(any_bf16, 2) { measure<bf16, 1>(args); }
+KERNEL(vector_f32, 1) { measure<float, WIDTH>(args); }
+KERNEL(vector_bf16, 2) { measure<bf16, WIDTH>(args); }
 #else
-#define PLACE blockIdx.x, blockIdx.y
-KERNEL(any_f32, 1) { area<float, false, false>(at, PLACE); }
-KERNEL(any_bf16, 1) { area<bf16, false, false>(at, PLACE); }
-KERNEL(vector_f32, 1) { area<float, true, false>(at, PLACE); }
-KERNEL(vector_bf16, 1) { area<bf16, true, false>(at, PLACE); }
+#define AREA blockIdx.x, blockIdx.y
+KERNEL(any_f32, 1) { area<float, false, false>(args, AREA); }
+KERNEL(any_bf16, 1) { area<bf16, false, false>(args, AREA); }
+KERNEL(vector_f32, 1) { area<float, true, false>(args, AREA); }
+KERNEL(vector_bf16, 1) { area<bf16, true, false>(args, AREA); }
 
-#if OF == SWIGLU_GRAD || OF == SWIGLU_GRAD_OF_KEPT
-// To measure lines of both, and on other targets, the compiler needs more registers.
-#define HALVES_AT_ONCE (__CUDA_ARCH__ == 900 && !MEASURES ? AT_ONCE : 1)
-KERNEL(whole_f32, 1) { halves<float>(at, PLACE); }
-KERNEL(whole_bf16, HALVES_AT_ONCE) { halves<bf16>(at, PLACE); }
+#if SOURCE == SWIGLU_GRAD || SOURCE == SWIGLU_GRAD_RESTORED
+// Measuring lines of both halves takes more registers, and so does any other target.
+#define MIN_BLOCKS_OF_HALVES (__CUDA_ARCH__ == 900 && !MEASURES ? MIN_BLOCKS : 1)
+KERNEL(whole_f32, 1) { halves<float>(args, AREA); }
+KERNEL(whole_bf16, MIN_BLOCKS_OF_HALVES) { halves<bf16>(args, AREA); }
 #else
-KERNEL(whole_f32, 1) { area<float, true, true>(at, PLACE); }
-KERNEL(whole_bf16, AT_ONCE) { area<bf16, true, true>(at, PLACE); }
+KERNEL(whole_f32, 1) { area<float, true, true>(args, AREA); }
+KERNEL(whole_bf16, MIN_BLOCKS) { area<bf16, true, true>(args, AREA); }
 #endif
 #endif
 
-#if OF == INPUT
-KERNEL(pair_f32, 1) { pair<float>(at); }
-KERNEL(pair_bf16, 1) { pair<bf16>(at); }
+#if SOURCE == INPUT && FORMAT == E5M6
+KERNEL(pair_f32, 1) { pair<float>(args); }
+KERNEL(pair_bf16, 1) { pair<bf16>(args); }
 #endif

@@ -10,8 +10,10 @@
 //! another's transposed, with scales of its own; one pass over the tensor writes either layout or both.
 //!
 //! E5M6 has a scale like the FP8 formats: DeepSeek-V3 (arXiv 2412.19437, section 3.3.3) saves that activation
-//! with tile scales of powers of two, and one rule is simpler than two. Its 5 exponent bits cover 30 binary
-//! orders below a region's largest number. A scale that is a power of two changes no bit of a mantissa.
+//! with tile scales of powers of two, and one rule is simpler than two. Its 5 exponent bits cover 30 powers
+//! of two below a region's amax. A scale that is a power of two changes no bit of a mantissa.
+//!
+//! The GPU kernels are compiled for a source, a format, a scaling, a phase and the layouts (`variants`).
 
 mod cpu;
 pub(crate) mod cuda;
@@ -20,8 +22,9 @@ mod samples;
 mod source;
 #[cfg(test)]
 mod tests;
+pub(crate) mod variants;
 
-pub(crate) use cpu::{dequantized, keep, largest_magnitude};
+pub(crate) use cpu::{dequantized, save};
 pub(crate) use cuda::{DEQUANTIZE, saving, saving_workspace};
 pub use source::{CastSource, Given};
 
@@ -53,7 +56,7 @@ pub struct Quantize {
     pub pow2_scales: bool,
     /// The layouts of the result.
     pub layouts: Layouts,
-    /// The input about the whole tensor.
+    /// The scale or amax of the whole tensor, if it is an input.
     pub given: Given,
 }
 
@@ -110,7 +113,7 @@ pub struct Dequantize {
     pub scaling: Scaling,
 }
 
-/// The types of numbers and scales that [`SAVE`] writes for gate and up.
+/// The types of the numbers and scales that [`SAVE`] writes for gate and up.
 pub(crate) fn saved_types(gate_up: TensorType) -> [TensorType; 2] {
     let (rows, cols) = gate_up.shape.rows_cols();
     [gate_up.with_dtype(DType::E4M3), TensorType::new(DType::F32, Scaling::Tile.shape(rows, cols))]
@@ -139,39 +142,42 @@ impl Op for Quantize {
         OpError::arity(self.name(), inputs, self.inputs())?;
         let own = self.source.inputs();
         let cast = self.source.infer(&inputs[..own])?;
-        let (rows, cols) = matrix("what is quantized", cast)?;
+        let (rows, cols) = matrix("the value to quantize", cast)?;
         OpError::ensure(rows > 0 && cols > 0 && is_plain(cast.dtype), || {
-            format!("what is quantized must be f32 or bf16 and not empty, not {cast}")
+            format!("the value to quantize must be f32 or bf16 and not empty, not {cast}")
         })?;
         OpError::ensure(is_scaled(self.format), || {
-            format!("{} takes no scale; quantize makes e4m3, e5m2 or e5m6", self.format)
+            format!("{} takes no scale; quantize casts to e4m3, e5m2 or e5m6", self.format)
         })?;
         OpError::ensure(self.format != DType::E5M6 || self.layouts == Layouts::RowMajor, || {
-            "e5m6 is no factor of a GEMM: quantize makes it as the tensor stands only".into()
+            "e5m6 is no operand of a GEMM: quantize writes it row-major only".into()
         })?;
         if let (Some(&given), Some(expected)) = (inputs.get(own), self.given.ty()) {
             OpError::ensure(given == expected && self.scaling == Scaling::Tensor, || {
                 let scaling = self.scaling;
-                format!("what is known of a whole tensor is {expected}, not {given} by {scaling:?}")
+                format!(
+                    "the scale or amax of a whole tensor is {expected}, not {given} with scaling {scaling:?}"
+                )
             })?;
         }
-        let measures =
+        let takes_amax =
             matches!(self.source, CastSource::Input | CastSource::Norm) && self.format != DType::E5M6;
-        OpError::ensure(self.given != Given::Amax || measures, || {
-            format!("no amax is known of what {:?} casts to {}", self.source, self.format)
+        OpError::ensure(self.given != Given::Amax || takes_amax, || {
+            format!("a cast of {:?} to {} takes no amax", self.source, self.format)
         })?;
-        let mut made = Vec::new();
-        for (is_made, [rows, cols]) in self.layouts.written().into_iter().zip([[rows, cols], [cols, rows]]) {
-            if is_made {
-                made.push(TensorType::new(self.format, [rows, cols]));
-                made.push(TensorType::new(DType::F32, self.scaling.shape(rows, cols)));
+        let mut outputs = Vec::new();
+        for (is_written, [rows, cols]) in self.layouts.written().into_iter().zip([[rows, cols], [cols, rows]])
+        {
+            if is_written {
+                outputs.push(TensorType::new(self.format, [rows, cols]));
+                outputs.push(TensorType::new(DType::F32, self.scaling.shape(rows, cols)));
             }
         }
-        made.push(TensorType::new(DType::F32, [1]));
+        outputs.push(TensorType::new(DType::F32, [1]));
         if self.source == CastSource::SwigluSaving {
-            made.extend(saved_types(inputs[0]));
+            outputs.extend(saved_types(inputs[0]));
         }
-        Ok(made)
+        Ok(outputs)
     }
 
     fn operand(&self, _: usize) -> Operand {
@@ -183,7 +189,7 @@ impl Op for Quantize {
         self.layouts == Layouts::Both && matches!(output, 2 | 3)
     }
 
-    /// In the layouts that are not saved; a second cast has the same amax.
+    /// The cast in the layouts that are not saved; its amax is equal.
     fn rebuild(&self, saved: &[bool]) -> Rebuild {
         let inputs = (0..self.inputs()).map(Source::Input).collect();
         let (layouts, outputs) = match (self.layouts, saved) {
@@ -206,11 +212,11 @@ impl Op for Dequantize {
 
     fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>, OpError> {
         OpError::arity("dequantize", inputs, 2)?;
-        let (rows, cols) = matrix("what is dequantized", inputs[0])?;
+        let (rows, cols) = matrix("the operand of dequantize", inputs[0])?;
         OpError::ensure(rows > 0 && cols > 0 && is_scaled(inputs[0].dtype), || {
-            format!("what is dequantized must be e4m3, e5m2 or e5m6 and not empty, not {}", inputs[0])
+            format!("dequantize takes e4m3, e5m2 or e5m6 that is not empty, not {}", inputs[0])
         })?;
-        OpError::ensure(is_plain(self.out), || format!("dequantize makes f32 or bf16, not {}", self.out))?;
+        OpError::ensure(is_plain(self.out), || format!("dequantize writes f32 or bf16, not {}", self.out))?;
         let shape = self.scaling.shape(rows, cols);
         OpError::ensure(is_plain(inputs[1].dtype) && *inputs[1].shape == shape, || {
             format!("the scales of {} must be f32 or bf16 of shape {shape:?}, not {}", inputs[0], inputs[1])

@@ -1,139 +1,133 @@
-// What a cast is told and what it has in registers: arguments, a thread's pieces, their magnitudes, and scales that are powers of two. It
-// follows OF, which is what is cast, and HIGH, the rows of a piece.
+// The arguments of a cast, and a thread's registers: its piece of an area, magnitudes of its elements, and
+// scales that are powers of two. It depends on SOURCE, the value to cast, and on HEIGHT, the rows of a piece.
 
-#define INPUT 0
-#define SWIGLU 1
-#define SWIGLU_GRAD 2
-#define NORM 3
-#define SWIGLU_OF_KEPT 4
-#define SWIGLU_GRAD_OF_KEPT 5
-#define SWIGLU_KEEPING 6
-
-// One layout: [rows, cols] as it is written.
-struct Side {
+// One layout of the result: [rows, cols] as it is written.
+struct CastLayout {
     u8* q;
     float* inv_scale;
-    // Maxima of regions larger than an area, as bits: magnitudes are in the order of their bits, and NaNs above all.
-    u32* maxima;
+    // The amaxes of regions larger than an area, as bits: magnitudes have the order of their bits, NaNs above
+    // all.
+    u32* amaxes;
     u32 rows;
     u32 cols;
-    // From the scale of one region to that of the one below, and of the one beside it; how many there are in memory.
+    // Strides of scales: to the region below, and to the region on the right.
     u32 down;
     u32 across;
+    // The number of scales in memory.
     u32 scales;
     u32 padding;
 };
 
-struct Quantize {
-    // The tensor, gate and up, dy, or what the norm is of.
+struct QuantizeArguments {
+    // The tensor to cast, gate and up, dy, or the norm's input.
     const void* x;
-    // Gate and up, where x is dy.
+    // Gate and up if x is dy.
     const void* gate_up;
-    // Where they are kept in E4M3: their tiles' scales, and how many stand for a column of tiles.
+    // If gate and up are saved in E4M3: the scales of their tiles, and the number of scales in a column of
+    // tiles.
     const float* gate_up_scale;
     u64 gate_up_rows;
-    // Where they are to be kept.
-    u8* keep;
-    float* keep_scale;
-    // Of the norm.
+    // The copy of gate and up in E4M3 that SWIGLU_SAVING writes, and its scales.
+    u8* saved;
+    float* saved_scale;
+    // The norm's 1/rms and weight.
     Floats rstd;
     Floats w;
-    // Of the tensor, where it is given.
-    const float* scale;
-    // The tensor's, where something else has measured it.
-    const u32* measured;
+    // The tensor's delayed scale, or null.
+    const float* given_scale;
+    // The tensor's amax as another kernel reduced it, or null.
+    const u32* given_amax;
     u32* amax;
-    Side direct;
-    Side transposed;
+    CastLayout row_major;
+    CastLayout transposed;
     u32 rows;
     u32 cols;
     u32 accumulate;
     // The format's largest finite number.
-    float largest;
-    // Areas side by side, and one below the other.
-    u32 across;
-    u32 down;
+    float max_finite;
+    u32 areas_across;
+    u32 areas_down;
 };
 
 // Half a warp has a row of pieces.
-constexpr int EDGE = 128, WIDTH = 8, LANES_WIDE = EDGE / WIDTH, LANES_HIGH = EDGE / HIGH, THREADS = LANES_WIDE * LANES_HIGH,
-              WARPS = THREADS / 32;
+constexpr int LANES_WIDE = EDGE / WIDTH, LANES_HIGH = EDGE / HEIGHT, THREADS = LANES_WIDE * LANES_HIGH, WARPS = THREADS / 32;
 
-// Whether gate and up are kept so.
-constexpr bool KEPT = OF == SWIGLU_OF_KEPT || OF == SWIGLU_GRAD_OF_KEPT;
+// True if gate and up are read from their copy in E4M3.
+constexpr bool RESTORED = SOURCE == SWIGLU_RESTORED || SOURCE == SWIGLU_GRAD_RESTORED;
 
-constexpr bool GRAD = OF == SWIGLU_GRAD || OF == SWIGLU_GRAD_OF_KEPT;
+constexpr bool GRAD = SOURCE == SWIGLU_GRAD || SOURCE == SWIGLU_GRAD_RESTORED;
 
-// The quotient of a format's largest number and amax rounded down to a power of two, which is a difference of exponents, and one less
-// where amax has more behind the point; at most 2^127. An amax below the normal numbers is far beyond that.
-__device__ __forceinline__ float power_of_two(float largest, u32 amax) {
-    u32 most = __float_as_uint(largest);
+// max_finite / amax rounded down to a power of two, at most 2^127: the difference of the exponents, less one
+// if amax has the larger mantissa. A subnormal amax is far beyond that limit.
+__device__ __forceinline__ float power_of_two(float max_finite, u32 amax) {
+    u32 most = __float_as_uint(max_finite);
     int exponent = (int)(most >> 23) - (int)(amax >> 23) - ((amax & 0x7fffffu) > (most & 0x7fffffu));
-    bool has_one = amax - 1 < 0x7f7fffffu;
-    return has_one ? __uint_as_float((u32)min(127 + exponent, 254) << 23) : 1.0f;
+    bool has_scale = amax - 1 < 0x7f7fffffu;
+    return has_scale ? __uint_as_float((u32)min(127 + exponent, 254) << 23) : 1.0f;
 }
 
 __device__ __forceinline__ float inverse_of_power(float scale) {
     u32 exponent = __float_as_uint(scale) >> 23;
-    // 2^-127 is no normal number.
+    // 2^-127 is subnormal.
     return __uint_as_float(exponent == 254 ? 0x400000u : (254 - exponent) << 23);
 }
 
-// What nothing writes meanwhile, so that it may be asked for before what stands before is written.
-__device__ __forceinline__ uint4 ask(const uint4* from) {
+// Reads memory that nothing writes during the launch, so that the compiler may move the read above earlier
+// writes.
+__device__ __forceinline__ uint4 load_nc(const uint4* from) {
     uint4 raw;
     asm("ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(raw.x), "=r"(raw.y), "=r"(raw.z), "=r"(raw.w) : "l"(from));
     return raw;
 }
-__device__ __forceinline__ uint2 ask(const uint2* from) {
+__device__ __forceinline__ uint2 load_nc(const uint2* from) {
     uint2 raw;
     asm("ld.global.nc.v2.u32 {%0, %1}, [%2];" : "=r"(raw.x), "=r"(raw.y) : "l"(from));
     return raw;
 }
-__device__ __forceinline__ float ask(const float* from) {
+__device__ __forceinline__ float load_nc(const float* from) {
     float x;
     asm("ld.global.nc.f32 %0, [%1];" : "=f"(x) : "l"(from));
     return x;
 }
-__device__ __forceinline__ u32 ask(const u32* from) { return __float_as_uint(ask((const float*)from)); }
+__device__ __forceinline__ u32 load_nc(const u32* from) { return __float_as_uint(load_nc((const float*)from)); }
 
-// Eight neighbours of a row, as they stand in memory or would.
+// Eight neighbours of a row in their stored form.
 template <class T> struct Eight {
     uint4 raw[WIDTH / LANES<T>];
 
-    __device__ __forceinline__ void numbers(float* to) const {
+    __device__ __forceinline__ void unpack_to(float* to) const {
 #pragma unroll
         for (int v = 0; v < WIDTH / LANES<T>; v++) unpack<T>(raw[v], to + v * LANES<T>);
     }
 
-    __device__ __forceinline__ void ask(const T* from) {
+    __device__ __forceinline__ void load(const T* from) {
 #pragma unroll
-        for (int v = 0; v < WIDTH / LANES<T>; v++) raw[v] = ::ask((const uint4*)from + v);
+        for (int v = 0; v < WIDTH / LANES<T>; v++) raw[v] = load_nc((const uint4*)from + v);
     }
 
-    // Of the numbers themselves, each rounded.
-    __device__ __forceinline__ void put(const float* x) {
+    // Rounds eight numbers.
+    __device__ __forceinline__ void pack_from(const float* x) {
 #pragma unroll
         for (int v = 0; v < WIDTH / LANES<T>; v++) raw[v] = pack<T>(x + v * LANES<T>);
     }
 };
 
-// Magnitudes, as bits, which are in the order of the numbers, with NaNs above all.
+// Magnitudes of eight elements as bits, or maxima of such magnitudes.
 template <class T> struct Magnitudes;
 template <> struct Magnitudes<float> {
     using Bits = u32;
     u32 bits[WIDTH];
 
-    __device__ __forceinline__ void of(const Eight<float>& x) {
+    __device__ __forceinline__ void set(const Eight<float>& x) {
         const u32* raw = (const u32*)x.raw;
 #pragma unroll
         for (int i = 0; i < WIDTH; i++) bits[i] = raw[i] & 0x7fffffffu;
     }
-    __device__ __forceinline__ void atomic_amax(const Magnitudes& other) {
+    __device__ __forceinline__ void raise(const Magnitudes& other) {
 #pragma unroll
         for (int i = 0; i < WIDTH; i++) bits[i] = max(bits[i], other.bits[i]);
     }
-    // By the thread so many lanes away.
+    // Raises them to those of the thread this many lanes away.
     __device__ __forceinline__ void raise_across(int lanes) {
 #pragma unroll
         for (int i = 0; i < WIDTH; i++) bits[i] = max(bits[i], __shfl_xor_sync(0xffffffffu, bits[i], lanes));
@@ -148,19 +142,19 @@ template <> struct Magnitudes<float> {
         for (int i = 0; i < WIDTH; i++) most = max(most, bits[i]);
         return most;
     }
-    __device__ __forceinline__ u32 largest() const { return folded(); }
+    __device__ __forceinline__ u32 amax() const { return folded(); }
 };
 
 template <> struct Magnitudes<bf16> {
     using Bits = u16;
     u32 pairs[WIDTH / 2];
 
-    __device__ __forceinline__ void of(const Eight<bf16>& x) {
+    __device__ __forceinline__ void set(const Eight<bf16>& x) {
         const u32* raw = (const u32*)x.raw;
 #pragma unroll
         for (int i = 0; i < WIDTH / 2; i++) pairs[i] = raw[i] & 0x7fff7fffu;
     }
-    __device__ __forceinline__ void atomic_amax(const Magnitudes& other) {
+    __device__ __forceinline__ void raise(const Magnitudes& other) {
 #pragma unroll
         for (int i = 0; i < WIDTH / 2; i++) pairs[i] = max_halves(pairs[i], other.pairs[i]);
     }
@@ -169,22 +163,23 @@ template <> struct Magnitudes<bf16> {
         for (int i = 0; i < WIDTH / 2; i++) pairs[i] = max_halves(pairs[i], __shfl_xor_sync(0xffffffffu, pairs[i], lanes));
     }
     __device__ __forceinline__ void store(u16* to) const { *(uint4*)to = make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]); }
-    // The largest of each half of the words.
+    // A word whose halves are the maxima of the even elements and of the odd ones.
     __device__ __forceinline__ u32 folded() const {
         return max_halves(max_halves(pairs[0], pairs[1]), max_halves(pairs[2], pairs[3]));
     }
-    __device__ __forceinline__ u32 largest() const {
+    __device__ __forceinline__ u32 amax() const {
         u32 most = folded();
         return max(most & 0xffff0000u, most << 16);
     }
 };
 
-// The larger of two words of what Magnitudes folds.
-template <class T> __device__ __forceinline__ u32 larger(u32 a, u32 b) { return sizeof(T) == 2 ? max_halves(a, b) : max(a, b); }
+// The maximum of two words that Magnitudes has folded.
+template <class T> __device__ __forceinline__ u32 max_folded(u32 a, u32 b) { return sizeof(T) == 2 ? max_halves(a, b) : max(a, b); }
 
-// The largest of N words each, over the sixteen threads that have a row of pieces: each is left with one of them, that of the word
-// x_lane / (16 / N). In every step a thread has half as many words, and gives the other half to one that keeps those.
-template <class T, int N> __device__ __forceinline__ u32 largest_across(u32 (&words)[N]) {
+// Maxima of N words over the sixteen threads that have a row of pieces. Each thread returns that of one word,
+// number x_lane / (16 / N). In every step a thread keeps half of its words and sends the others to the thread
+// that keeps those.
+template <class T, int N> __device__ __forceinline__ u32 max_across(u32 (&words)[N]) {
     int left = N;
 #pragma unroll
     for (int lanes = LANES_WIDE / 2; lanes > 0; lanes /= 2) {
@@ -193,34 +188,34 @@ template <class T, int N> __device__ __forceinline__ u32 largest_across(u32 (&wo
             bool later = threadIdx.x & lanes;
 #pragma unroll
             for (int i = 0; i < left; i++) {
-                u32 given = later ? words[i] : words[i + left], own = later ? words[i + left] : words[i];
-                words[i] = larger<T>(own, __shfl_xor_sync(0xffffffffu, given, lanes));
+                u32 sent = later ? words[i] : words[i + left], own = later ? words[i + left] : words[i];
+                words[i] = max_folded<T>(own, __shfl_xor_sync(0xffffffffu, sent, lanes));
             }
         } else {
-            words[0] = larger<T>(words[0], __shfl_xor_sync(0xffffffffu, words[0], lanes));
+            words[0] = max_folded<T>(words[0], __shfl_xor_sync(0xffffffffu, words[0], lanes));
         }
     }
     return words[0];
 }
 
-// Two such words of two halves each as one of both's largest.
-__device__ __forceinline__ u32 both_halves(u32 a, u32 b) { return max_halves(__byte_perm(a, b, 0x5410), __byte_perm(a, b, 0x7632)); }
+// One word with the maximum of a's halves and that of b's.
+__device__ __forceinline__ u32 max_of_each(u32 a, u32 b) { return max_halves(__byte_perm(a, b, 0x5410), __byte_perm(a, b, 0x7632)); }
 
-// The magnitudes of the largest of N things, of each thread's folded ones, over the threads of a row: each is left with that of the thing
-// `mine`, one that every thing has for its own, `speaks`.
-template <class T, int N> struct Largest {
+// The amaxes of N rows, of which each thread of a row of pieces has its part as folded words. Each thread
+// gets the amax of one of them, number `index`; exactly one thread for each has `is_leader` set.
+template <class T, int N> struct RowAmax {
     static constexpr int WORDS = sizeof(T) == 2 ? N / 2 : N, SHARE = LANES_WIDE / WORDS, EACH = N / WORDS;
     u32 bits;
-    u32 mine;
-    bool speaks;
+    u32 index;
+    bool is_leader;
 
-    __device__ __forceinline__ Largest(const u32 (&folded)[N]) {
+    __device__ __forceinline__ RowAmax(const u32 (&folded)[N]) {
         u32 words[WORDS], x_lane = threadIdx.x % LANES_WIDE;
 #pragma unroll
-        for (int i = 0; i < WORDS; i++) words[i] = EACH == 2 ? both_halves(folded[2 * i], folded[2 * i + 1]) : folded[i];
-        u32 most = largest_across<T>(words);
-        mine = x_lane / SHARE * EACH + x_lane % EACH;
+        for (int i = 0; i < WORDS; i++) words[i] = EACH == 2 ? max_of_each(folded[2 * i], folded[2 * i + 1]) : folded[i];
+        u32 most = max_across<T>(words);
+        index = x_lane / SHARE * EACH + x_lane % EACH;
         bits = EACH == 1 ? most : x_lane % 2 ? most & 0xffff0000u : most << 16;
-        speaks = x_lane % SHARE < EACH;
+        is_leader = x_lane % SHARE < EACH;
     }
 };

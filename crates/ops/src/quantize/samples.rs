@@ -18,10 +18,10 @@ impl Sampled for Quantize {
             Sample::plain(op, [SampleInput::activation(shape)])
         };
         let current = Quantize::new(DType::E5M2, Scaling::Tensor, false, Layouts::Both);
-        let given = Quantize { given: Given::Scale, ..current };
+        let delayed = Quantize { given: Given::Scale, ..current };
         let measured = Quantize { given: Given::Amax, ..current };
         let scale = SampleInput::activation([1, 1]).fill(Fill::Values(vec![100.0]));
-        let of = |of, scaling| Quantize { source: of, scaling, ..current };
+        let cast = |source, scaling| Quantize { source, scaling, ..current };
         vec![
             sample(DType::E4M3, Scaling::Tensor, false, Layouts::RowMajor, [13, 7]),
             sample(DType::E5M2, Scaling::Row, false, Layouts::Both, [3, 17]),
@@ -30,19 +30,19 @@ impl Sampled for Quantize {
             sample(DType::E5M2, Scaling::Tile, false, Layouts::Transposed, [131, 3]),
             sample(DType::E4M3, Scaling::Block, true, Layouts::Both, [129, 130]),
             sample(DType::E5M6, Scaling::Tile, true, Layouts::RowMajor, [3, 129]),
-            Sample::plain(given, [SampleInput::activation([5, 140]), scale]),
+            Sample::plain(delayed, [SampleInput::activation([5, 140]), scale]),
             Sample::plain(measured, [SampleInput::activation([5, 140]), amax()]),
             Sample::plain(
-                of(CastSource::Swiglu { restored: false }, Scaling::Tile),
+                cast(CastSource::Swiglu { restored: false }, Scaling::Tile),
                 [SampleInput::activation([7, 22])],
             ),
-            Sample::plain(of(CastSource::SwigluSaving, Scaling::Row), [SampleInput::activation([7, 22])]),
+            Sample::plain(cast(CastSource::SwigluSaving, Scaling::Row), [SampleInput::activation([7, 22])]),
             Sample::plain(
-                of(CastSource::SwigluGrad { restored: false }, Scaling::Row),
+                cast(CastSource::SwigluGrad { restored: false }, Scaling::Row),
                 [SampleInput::activation([7, 11]), SampleInput::activation([7, 22])],
             ),
             Sample::plain(
-                of(CastSource::Norm, Scaling::Tensor),
+                cast(CastSource::Norm, Scaling::Tensor),
                 [
                     SampleInput::activation([7, 11]),
                     SampleInput::activation([7]),
@@ -57,12 +57,11 @@ impl Sampled for Quantize {
         Sample::plain(op, [SampleInput::activation([300, 160])])
     }
 
-    /// Every format with every scaling in every layout, in rows and columns of whole vectors and in others,
-    /// over several areas; and what a scale must make an exception of.
+    /// Every format with every scaling in every layout, over several areas, whose extents are multiples of
+    /// vectors or are not; and numbers that scales treat specially.
     fn gpu_samples() -> Vec<Sample> {
-        let mut all = cast_in_place_of_sources();
-        // Zeros, what f32 holds at its ends, an infinity and numbers that are none, each in a tile of its
-        // own.
+        let mut all = fused_casts();
+        // Zeros, the smallest and largest numbers of f32, an infinity and NaNs, each in a tile of its own.
         let special = [0.0, 1e-44, 3e38, f64::INFINITY, f64::NAN, -0.0];
         let value = |i: usize| match i.is_multiple_of(5) {
             true => special[i / 128 % 6],
@@ -88,8 +87,7 @@ impl Sampled for Quantize {
                     let scale = |value| SampleInput::activation([1, 1]).fill(Fill::Values(vec![value]));
                     let measured = (format != DType::E5M6).then(|| (Given::Amax, amax()));
                     let scales = [scale(0.37), scale(0.0)].map(|scale| (Given::Scale, scale));
-                    let all_given: Vec<_> = scales.into_iter().chain(measured).collect();
-                    for (given, input) in all_given {
+                    for (given, input) in scales.into_iter().chain(measured) {
                         let op = Quantize { given, ..op };
                         all.push(Sample::plain(
                             op,
@@ -138,9 +136,9 @@ impl Sampled for Dequantize {
     }
 }
 
-/// Casts of what is made on the way: of whole areas, of tiles that rows end with, of rows of eights in each
-/// layout, and of any.
-fn cast_in_place_of_sources() -> Vec<Sample> {
+/// Casts of values that they compute themselves: whole areas, whole tiles, rows that are multiples of 8 in
+/// each layout, and other extents.
+fn fused_casts() -> Vec<Sample> {
     let mut all = Vec::new();
     for [rows, cols] in [[256, 384], [304, 256], [131, 264], [70, 77]] {
         let gate_up = |restored| match restored {
@@ -150,8 +148,8 @@ fn cast_in_place_of_sources() -> Vec<Sample> {
                 SampleInput::activation(Scaling::Tile.shape(rows, 2 * cols)),
             ],
         };
-        let of = |of| {
-            let inputs: Vec<SampleInput> = match of {
+        let with_inputs = |source| {
+            let inputs: Vec<SampleInput> = match source {
                 CastSource::Input => vec![SampleInput::activation([rows, cols]).computed()],
                 CastSource::Swiglu { restored } => gate_up(restored),
                 CastSource::SwigluSaving => gate_up(false),
@@ -164,41 +162,39 @@ fn cast_in_place_of_sources() -> Vec<Sample> {
                     SampleInput::parameter([cols]),
                 ],
             };
-            (of, inputs)
+            (source, inputs)
         };
         let swiglu = [false, true]
             .into_iter()
             .flat_map(|restored| [CastSource::Swiglu { restored }, CastSource::SwigluGrad { restored }]);
-        for (of, inputs) in swiglu.chain([CastSource::Norm, CastSource::SwigluSaving]).map(of) {
+        for (source, inputs) in swiglu.chain([CastSource::Norm, CastSource::SwigluSaving]).map(with_inputs) {
             for (scaling, pow2_scales) in
                 [(Scaling::Tensor, false), (Scaling::Row, true), (Scaling::Tile, true)]
             {
-                let op = Quantize {
-                    source: of,
-                    ..Quantize::new(DType::E4M3, scaling, pow2_scales, Layouts::Both)
-                };
+                let op =
+                    Quantize { source, ..Quantize::new(DType::E4M3, scaling, pow2_scales, Layouts::Both) };
                 all.push(Sample::plain(op, inputs.clone()));
             }
-            // A copy is kept of whole areas.
-            if [rows, cols] == (if of == CastSource::SwigluSaving { [256, 384] } else { [131, 264] }) {
+            // A copy is saved by the cast only in whole tiles.
+            if [rows, cols] == (if source == CastSource::SwigluSaving { [256, 384] } else { [131, 264] }) {
                 for layouts in [Layouts::RowMajor, Layouts::Transposed] {
                     for scaling in [Scaling::Tensor, Scaling::Row, Scaling::Tile] {
                         let op = Quantize::new(DType::E4M3, scaling, scaling != Scaling::Tensor, layouts);
-                        all.push(Sample::plain(Quantize { source: of, ..op }, inputs.clone()));
+                        all.push(Sample::plain(Quantize { source, ..op }, inputs.clone()));
                     }
                     let op = Quantize::new(DType::E4M3, Scaling::Tensor, false, layouts);
                     let scale = SampleInput::activation([1, 1]).fill(Fill::Values(vec![0.37]));
-                    let given = Quantize { source: of, given: Given::Scale, ..op };
+                    let given = Quantize { source, given: Given::Scale, ..op };
                     all.push(Sample::plain(given, [inputs.clone(), vec![scale]].concat()));
                 }
             }
             let whole =
-                Quantize { source: of, ..Quantize::new(DType::E5M2, Scaling::Tensor, false, Layouts::Both) };
-            if matches!(of, CastSource::SwigluGrad { .. }) {
+                Quantize { source, ..Quantize::new(DType::E5M2, Scaling::Tensor, false, Layouts::Both) };
+            if matches!(source, CastSource::SwigluGrad { .. }) {
                 all.push(Sample::plain(whole, inputs.clone()));
             }
             let scale = |value| SampleInput::activation([1, 1]).fill(Fill::Values(vec![value]));
-            let measured = (of == CastSource::Norm).then(|| (Given::Amax, amax()));
+            let measured = (source == CastSource::Norm).then(|| (Given::Amax, amax()));
             let scales = [scale(0.37), scale(0.0)].map(|scale| (Given::Scale, scale));
             for (given, input) in scales.into_iter().chain(measured) {
                 let op = Quantize { given, ..whole };
@@ -209,7 +205,7 @@ fn cast_in_place_of_sources() -> Vec<Sample> {
     all
 }
 
-/// An amax that was measured.
+/// A given amax.
 fn amax() -> SampleInput {
     SampleInput::activation([1]).fill(Fill::Values(vec![5.5]))
 }

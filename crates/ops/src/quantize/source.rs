@@ -1,29 +1,30 @@
 //! The source of a cast: a tensor, or a value that the cast computes itself and never writes.
 
 use super::{Dequantize, Quantize};
-use crate::rms_norm::{scaled, scaled_type};
+use crate::rms_norm::{norm_from_rstd, norm_from_rstd_type};
 use crate::swiglu::{Swiglu, SwigluGrad};
 use xtrain_program::{Op, OpError};
 use xtrain_tensor::{CpuKernel, DType, HostTensor, Scaling, TensorType, View, ViewMut};
 
-/// The value that [`Quantize`] casts, from its first inputs. It is rounded as its op would store it, so that
-/// the cast is equal to the bit.
+/// The value that [`Quantize`] casts, with its inputs, which come first. It is rounded as its op would store
+/// it, so that the cast is equal to the bit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum CastSource {
     /// `x`: the tensor x.
     Input,
-    /// `gate_up`: the output of [`Swiglu`]. `restored`: from gate and up in E4M3 by tiles, two inputs,
-    /// numbers and scales, restored in bf16.
+    /// `gate_up`: the output of [`Swiglu`]. If `restored`, gate and up are two inputs, numbers and scales in
+    /// E4M3 by tiles, from which they are restored in bf16.
     Swiglu {
-        /// True if gate and up are saved in FP8.
+        /// True if gate and up were saved in FP8.
         restored: bool,
     },
-    /// `gate_up`: the output of [`Swiglu`] from a plain tensor, of which the op also saves a copy in E4M3 by
-    /// tiles with scales of powers of two: numbers and scales are the last outputs.
+    /// `gate_up`: the output of [`Swiglu`]. The op also saves gate and up in E4M3 by tiles with power-of-two
+    /// scales: numbers and scales are its last outputs.
     SwigluSaving,
-    /// `dy, gate_up`: the output of [`SwigluGrad`]. `restored`: as above, restored in the type of dy.
+    /// `dy, gate_up`: the output of [`SwigluGrad`]. If `restored`, gate and up are two inputs, as above, and
+    /// are restored in the type of dy.
     SwigluGrad {
-        /// True if gate and up are saved in FP8.
+        /// True if gate and up were saved in FP8.
         restored: bool,
     },
     /// `x_td, rstd_t, w_d`: x * rstd * w, the output of a norm.
@@ -41,7 +42,7 @@ impl CastSource {
         }
     }
 
-    /// The input that holds gate and up, if they are saved in FP8; their scales are the next one.
+    /// The input that holds gate and up saved in FP8, if any; their scales are the next input.
     pub(super) const fn restored(self) -> Option<usize> {
         match self {
             CastSource::Swiglu { restored: true } => Some(0),
@@ -50,7 +51,7 @@ impl CastSource {
         }
     }
 
-    /// The element type in which its op would store it.
+    /// The element type in which its op would store the value.
     pub(super) fn dtype(self, inputs: &[TensorType]) -> DType {
         if self == (CastSource::Swiglu { restored: true }) { DType::BF16 } else { inputs[0].dtype }
     }
@@ -58,28 +59,28 @@ impl CastSource {
     /// The types of the inputs after gate and up are restored.
     fn restored_types(self, inputs: &[TensorType]) -> Result<Vec<TensorType>, OpError> {
         let mut types = inputs.to_vec();
-        if let Some(at) = self.restored() {
-            OpError::ensure(inputs[at].dtype == DType::E4M3, || {
-                format!("a saved gate_up must be e4m3, not {}", inputs[at])
+        if let Some(q) = self.restored() {
+            OpError::ensure(inputs[q].dtype == DType::E4M3, || {
+                format!("a saved gate_up must be e4m3, not {}", inputs[q])
             })?;
             let restore = Dequantize { out: self.dtype(inputs), scaling: Scaling::Tile };
-            types.splice(at..at + 2, restore.infer(&inputs[at..at + 2])?);
+            types.splice(q..q + 2, restore.infer(&inputs[q..q + 2])?);
         }
         Ok(types)
     }
 
-    /// Its type, or an error about the inputs.
+    /// The type of the value, or an error about the inputs.
     pub(super) fn infer(self, inputs: &[TensorType]) -> Result<TensorType, OpError> {
         let types = self.restored_types(inputs)?;
         match self {
             CastSource::Input => Ok(types[0]),
             CastSource::Swiglu { .. } | CastSource::SwigluSaving => Ok(Swiglu.infer(&types)?[0]),
             CastSource::SwigluGrad { .. } => Ok(SwigluGrad { rematerialise: false }.infer(&types)?[0]),
-            CastSource::Norm => scaled_type(&types),
+            CastSource::Norm => norm_from_rstd_type(&types),
         }
     }
 
-    /// Its rows and columns, for valid inputs.
+    /// Rows and columns of the value, for valid inputs.
     pub(super) fn extents(self, inputs: &[TensorType]) -> (usize, usize) {
         let (rows, cols) = inputs[0].shape.rows_cols();
         match self {
@@ -90,46 +91,47 @@ impl CastSource {
     }
 
     /// The value, computed by the CPU kernels of its op; None for `Input`.
-    pub(super) fn make(self, inputs: &[View<'_>]) -> Option<HostTensor> {
+    pub(super) fn compute(self, inputs: &[View<'_>]) -> Option<HostTensor> {
         let types: Vec<_> = inputs.iter().map(|view| view.ty).collect();
         let (rows, cols) = self.extents(&types);
         let ty = TensorType::new(self.dtype(&types), [rows, cols]);
-        let restored = self.restored().map(|at| {
-            let out = inputs[at].ty.with_dtype(ty.dtype);
+        let restored = self.restored().map(|q| {
+            let out = inputs[q].ty.with_dtype(ty.dtype);
             let mut restored = HostTensor::zeros(out);
             let view = ViewMut::new(out, restored.bytes_mut(), false);
-            Dequantize { out: out.dtype, scaling: Scaling::Tile }.run(&inputs[at..at + 2], &mut [view]);
+            Dequantize { out: out.dtype, scaling: Scaling::Tile }.run(&inputs[q..q + 2], &mut [view]);
             restored
         });
-        let gate_up = |at: usize| match &restored {
+        let gate_up = |input: usize| match &restored {
             Some(restored) => View::new(restored.ty(), restored.bytes()),
-            None => inputs[at],
+            None => inputs[input],
         };
-        let mut made = HostTensor::zeros(ty);
+        let mut value = HostTensor::zeros(ty);
         match self {
             CastSource::Input => return None,
             CastSource::Swiglu { .. } | CastSource::SwigluSaving => {
-                Swiglu.run(&[gate_up(0)], &mut [ViewMut::new(ty, made.bytes_mut(), false)]);
+                Swiglu.run(&[gate_up(0)], &mut [ViewMut::new(ty, value.bytes_mut(), false)]);
             }
             CastSource::SwigluGrad { .. } => {
-                made.bytes_mut().copy_from_slice(gate_up(1).bytes());
-                let out = ViewMut::new(ty, made.bytes_mut(), false);
+                value.bytes_mut().copy_from_slice(gate_up(1).bytes());
+                let out = ViewMut::new(ty, value.bytes_mut(), false);
                 SwigluGrad { rematerialise: false }.run(&[inputs[0], View::in_output(ty)], &mut [out]);
             }
             CastSource::Norm => {
-                scaled(inputs[0], inputs[1], inputs[2], ViewMut::new(ty, made.bytes_mut(), false))
+                let y = ViewMut::new(ty, value.bytes_mut(), false);
+                norm_from_rstd(inputs[0], inputs[1], inputs[2], y);
             }
         }
-        Some(made)
+        Some(value)
     }
 }
 
-/// The input of [`Quantize`] about the whole tensor, after those of its source.
+/// The input of [`Quantize`] with the scale or amax of the whole tensor, after those of its source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Given {
     /// None.
     Nothing,
-    /// `f32[1]`: its amax, written by the op that computed it.
+    /// `f32[1]`: its amax, written by the op that computed the tensor.
     Amax,
     /// `f32[1, 1]`: its delayed scale. 0 means "not set"; the tensor's own amax then gives the scale.
     Scale,
@@ -149,7 +151,7 @@ impl Given {
 impl Quantize {
     /// The index of the output amax; a saved copy comes after it.
     pub(crate) fn amax(self) -> usize {
-        2 * self.layouts.written().into_iter().filter(|&made| made).count()
+        2 * self.layouts.written().into_iter().filter(|&is_written| is_written).count()
     }
 
     /// True if no region is larger than the area that a thread block casts.
@@ -160,11 +162,11 @@ impl Quantize {
     /// True if each area can be cast on its own: by tiles or blocks, or with a given scale. A kernel that
     /// computes the tensor by areas can then cast it.
     pub(crate) fn is_local(&self) -> bool {
-        let is_known = self.is_given() || (self.given == Given::Nothing && self.is_within_areas());
-        self.format != DType::E5M6 && is_known
+        let is_local = self.is_given() || (self.given == Given::Nothing && self.is_within_areas());
+        self.format != DType::E5M6 && is_local
     }
 
-    /// True if its scale is an input.
+    /// True if a delayed scale is an input.
     pub(crate) fn is_given(&self) -> bool {
         self.given == Given::Scale
     }

@@ -5,7 +5,7 @@ use super::{cast, edges, node};
 use crate::adamw::AdamW;
 use crate::qk_norm_rope::QkNormRopeGrad;
 use crate::quantize::{Given, Quantize};
-use crate::rms_norm::RmsNormGrad;
+use crate::rms_norm::{ExtraOutput, RmsNormGrad};
 use std::sync::Arc;
 use xtrain_program::{Edge, Link, Node, Op, Pair, Place, Replacement, Rewrite};
 use xtrain_tensor::Scaling;
@@ -44,9 +44,13 @@ enum AmaxSource {
 /// The source of the amax of the producer's output `x`, or `None` if the producer cannot compute it.
 fn amax_source(pair: &Pair<'_>, x: usize) -> Option<AmaxSource> {
     let last = pair.producer_outputs() - 1;
-    if let Some(grad) = pair.producer::<RmsNormGrad>().filter(|grad| x == 0 && !grad.rematerialise) {
-        let with_amax = || AmaxSource::NewOp(Arc::new(RmsNormGrad { amax: true, ..*grad }));
-        return Some(if grad.amax { AmaxSource::Output(last) } else { with_amax() });
+    if let Some(grad) = pair.producer::<RmsNormGrad>().filter(|_| x == 0) {
+        let with_amax = || AmaxSource::NewOp(Arc::new(RmsNormGrad { extra: ExtraOutput::Amax, ..*grad }));
+        return match grad.extra {
+            ExtraOutput::None => Some(with_amax()),
+            ExtraOutput::Amax => Some(AmaxSource::Output(last)),
+            ExtraOutput::Y => None,
+        };
     }
     if let Some(grad) = pair.producer::<QkNormRopeGrad>().filter(|_| x == 0) {
         let with_amax = || AmaxSource::NewOp(Arc::new(QkNormRopeGrad { amax: true, ..*grad }));

@@ -24,7 +24,7 @@ fn apply(pair: &Pair<'_>) -> Option<Replacement> {
     let needs_amax = cast.scaling == Scaling::Tensor && cast.given == Given::Nothing;
     let given = if needs_amax { Given::Amax } else { cast.given };
 
-    let rms = Rms { eps, adds, amax: needs_amax, cast: None };
+    let rms = Rms { eps, adds, amax: needs_amax };
     let rms_inputs = edges(Edge::ProducerInput, 0..w + usize::from(needs_amax)).collect();
     let sum = adds.then_some(x);
     let amax = needs_amax.then_some(Edge::New(0));

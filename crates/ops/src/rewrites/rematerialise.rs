@@ -3,7 +3,7 @@
 //! Consumers of the output then run after the gradient.
 
 use super::{edges, one};
-use crate::rms_norm::{RmsNorm, RmsNormGrad};
+use crate::rms_norm::{ExtraOutput, RmsNorm, RmsNormGrad};
 use crate::swiglu::{Swiglu, SwigluGrad};
 use xtrain_program::{Edge, Link, Pair, Replacement, Rewrite, Stage};
 
@@ -28,9 +28,9 @@ fn apply(pair: &Pair<'_>) -> Option<Replacement> {
     pair.producer::<RmsNorm>()?;
     let grad = *pair.consumer::<RmsNormGrad>()?;
     let has_equal_inputs = [pair.shares(0), pair.shares(1)] == [Some(1), Some(3)];
-    let is_possible = has_equal_inputs && !grad.rematerialise && !grad.amax && pair.is_private(1);
+    let is_possible = has_equal_inputs && grad.extra == ExtraOutput::None && pair.is_private(1);
     let inputs = edges(Edge::ConsumerInput, 0..pair.consumer_inputs()).collect();
-    is_possible.then(|| one(RmsNormGrad { rematerialise: true, ..grad }, inputs, grads_and_y(2)))
+    is_possible.then(|| one(RmsNormGrad { extra: ExtraOutput::Y, ..grad }, inputs, grads_and_y(2)))
 }
 
 /// The first `outputs` outputs of the gradient, then y.

@@ -2,7 +2,8 @@
 
 use super::{edges, one};
 use crate::quantize::{Quantize, SAVE};
-use crate::swiglu::{Swiglu, SwigluSaving};
+use crate::swiglu::Swiglu;
+use crate::swiglu_saving::SwigluSaving;
 use xtrain_program::{Edge, Link, Pair, Replacement, Rewrite};
 
 pub(super) const REWRITE: Rewrite = Rewrite { name: "save_swiglu", link: Link::Input, apply };

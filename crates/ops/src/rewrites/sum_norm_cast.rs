@@ -4,18 +4,19 @@
 
 use super::{cast, edges, node};
 use crate::quantize::{CastSource, Quantize};
-use crate::rms_norm::{AddRmsNorm, Rms};
+use crate::rms_norm::AddRmsNorm;
+use crate::rms_quantize::RmsQuantize;
 use xtrain_program::{Edge, Link, Pair, Place, Replacement, Rewrite};
 
 pub(super) const REWRITE: Rewrite = Rewrite { name: super::SUM_NORM_CAST, link: Link::Output, apply };
 
 /// `AddRmsNorm(x, delta, w) -> (sum, y, rstd)`, `Quantize(y[, scale]) -> casts`
-/// => `Rms(x, delta, w[, scale]) -> (sum, rstd, casts)`.
+/// => `RmsQuantize(x, delta, w[, scale]) -> (sum, rstd, casts)`.
 fn apply(pair: &Pair<'_>) -> Option<Replacement> {
     const Y: usize = 1;
     let &AddRmsNorm { eps } = pair.producer()?;
     let cast = cast(pair, Y).filter(|cast| cast.is_local() && pair.is_private(Y))?;
-    let op = Rms { eps, adds: true, amax: false, cast: Some(Quantize { source: CastSource::Norm, ..cast }) };
+    let op = RmsQuantize { eps, cast: Quantize { source: CastSource::Norm, ..cast } };
     let scale = edges(Edge::ConsumerInput, 1..pair.consumer_inputs());
     let inputs = edges(Edge::ProducerInput, 0..3).chain(scale).collect();
     let casts = edges(Edge::ConsumerOutput, 0..cast.outputs());

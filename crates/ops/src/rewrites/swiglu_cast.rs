@@ -2,7 +2,8 @@
 
 use super::{cast, edges, one};
 use crate::quantize::{CastSource, Quantize};
-use crate::swiglu::{Swiglu, SwigluGrad, SwigluSaving};
+use crate::swiglu::{Swiglu, SwigluGrad};
+use crate::swiglu_saving::SwigluSaving;
 use xtrain_program::{Edge, Link, Pair, Replacement, Rewrite};
 
 pub(super) const REWRITE: Rewrite = Rewrite { name: "swiglu_cast", link: Link::Output, apply };

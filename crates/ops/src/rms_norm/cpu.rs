@@ -1,10 +1,10 @@
 //! CPU kernels of the norms.
 
-use super::{AddRmsNorm, Rms, RmsNorm, RmsNormGrad};
+use super::{AddRmsNorm, ExtraOutput, Rms, RmsNorm, RmsNormGrad};
+use crate::host::amax::tensor_amax;
 use crate::host::math::{Rounding, round_bf16, vectorized};
 use crate::host::norm::{norm_grad_row, norm_row, rstd_of, scale_row};
 use crate::host::rows::{add_into, for_row_blocks, sum_bytes, sum_over_rows};
-use crate::quantize::largest_magnitude;
 use std::ops::Range;
 use xtrain_tensor::{CpuKernel, HostTensor, Real, TensorType, View, ViewMut, with_real};
 
@@ -26,7 +26,7 @@ impl CpuKernel for AddRmsNorm {
     fn run(&self, inputs: &[View<'_>], outputs: &mut [ViewMut<'_>]) {
         let (t, _) = inputs[0].ty.shape.rows_cols();
         let [total, y, rstd] = outputs else { unreachable!("three outputs") };
-        // The norm is that of the sum as it is stored.
+        // The norm is that of the rounded sum.
         let rounding = Rounding::for_operands(total.ty.dtype);
         with_real!(inputs[0].ty.dtype, T => {
             let w = inputs[2].reals::<T>();
@@ -68,7 +68,8 @@ fn norm<T: Real>(x: &[T], w: &[T], eps: f32, y: &mut [T], rstd: &mut [T]) {
 impl CpuKernel for RmsNormGrad {
     fn run(&self, inputs: &[View<'_>], outputs: &mut [ViewMut<'_>]) {
         let (t, d) = inputs[0].ty.shape.rows_cols();
-        let (outputs, amax) = outputs.split_at_mut(outputs.len() - usize::from(self.amax));
+        let (outputs, amax) =
+            outputs.split_at_mut(outputs.len() - usize::from(self.extra == ExtraOutput::Amax));
         with_real!(inputs[0].ty.dtype, T => {
             let w = inputs[3].reals::<T>();
             let rest = |rows: Range<usize>, dx: &mut [T], dw: &mut [T]| {
@@ -101,7 +102,7 @@ impl CpuKernel for RmsNormGrad {
             dw.store::<T>(&sum);
         });
         if let [amax] = amax {
-            amax.fresh::<f32>()[0] = largest_magnitude(outputs[0].view());
+            amax.fresh::<f32>()[0] = tensor_amax(outputs[0].view());
         }
     }
 
@@ -114,8 +115,8 @@ impl CpuKernel for RmsNormGrad {
 impl CpuKernel for Rms {
     fn run(&self, inputs: &[View<'_>], outputs: &mut [ViewMut<'_>]) {
         let (t, _) = inputs[0].ty.shape.rows_cols();
-        let own = 1 + usize::from(self.adds);
-        let (outputs, rest) = outputs.split_at_mut(own);
+        let added = 1 + usize::from(self.adds);
+        let (outputs, amax) = outputs.split_at_mut(added);
         let rounding = Rounding::for_operands(inputs[0].ty.dtype);
         with_real!(inputs[0].ty.dtype, T => {
             let eps = T::of(f64::from(self.eps));
@@ -132,27 +133,27 @@ impl CpuKernel for Rms {
                 _ => unreachable!("one output or two"),
             }
         });
-        if let Some(cast) = self.cast {
-            let of: Vec<_> =
-                outputs.iter().map(|made| made.view()).chain(inputs[own..].iter().copied()).collect();
-            return cast.run(&of, rest);
-        }
-        if let [amax] = rest {
+        if let [amax] = amax {
             let x = if self.adds { outputs[0].view() } else { inputs[0] };
             let mut y = HostTensor::zeros(x.ty);
-            scaled(x, outputs[own - 1].view(), inputs[own], ViewMut::new(x.ty, y.bytes_mut(), false));
+            norm_from_rstd(
+                x,
+                outputs[added - 1].view(),
+                inputs[added],
+                ViewMut::new(x.ty, y.bytes_mut(), false),
+            );
             let y = View::new(x.ty, y.bytes());
-            amax.fresh::<f32>()[0] = largest_magnitude(y);
+            amax.fresh::<f32>()[0] = tensor_amax(y);
         }
     }
 
-    fn work_bytes(&self, inputs: &[TensorType], threads: usize) -> usize {
-        let of_cast = self.cast.map_or(0, |cast| cast.work_bytes(&self.cast_inputs(inputs), threads));
-        of_cast + if self.amax { inputs[0].bytes() } else { 0 }
+    /// y, of which the amax is written.
+    fn work_bytes(&self, inputs: &[TensorType], _: usize) -> usize {
+        if self.amax { inputs[0].bytes() } else { 0 }
     }
 }
 
-/// 1/rms of every row.
+/// Writes 1/rms of every row.
 fn root_mean_squares<T: Real>(x: &[T], eps: T, rstd: &mut [T]) {
     let d = x.len() / rstd.len().max(1);
     vectorized(
@@ -165,8 +166,8 @@ fn root_mean_squares<T: Real>(x: &[T], eps: T, rstd: &mut [T]) {
     );
 }
 
-/// The norm's y from its input, the rows' 1/rms and the weight.
-pub(crate) fn scaled(x: View<'_>, rstd: View<'_>, w: View<'_>, mut y: ViewMut<'_>) {
+/// Writes the norm y of x from the rows' 1/rms and the weight.
+pub(crate) fn norm_from_rstd(x: View<'_>, rstd: View<'_>, w: View<'_>, mut y: ViewMut<'_>) {
     let (t, _) = x.ty.shape.rows_cols();
     with_real!(x.ty.dtype, T => {
         let w = w.reals::<T>();
@@ -177,7 +178,7 @@ pub(crate) fn scaled(x: View<'_>, rstd: View<'_>, w: View<'_>, mut y: ViewMut<'_
     });
 }
 
-/// The forward's y from the rows' saved 1/rms.
+/// Writes y from the rows' saved 1/rms.
 fn scale_rows<T: Real>(x: &[T], rstd: &[T], w: &[T], y: &mut [T]) {
     let d = w.len();
     vectorized(

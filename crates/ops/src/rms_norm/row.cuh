@@ -1,10 +1,8 @@
-// A row of a norm, whose threads keep what they read in registers between the reduction and the writing: HELD vectors of 16 bytes each, all
-// under way at once.
+// A row of a norm that threads hold in registers from the reduction to the writing: HELD vectors of 16 bytes
+// each, all loaded at once.
 
-constexpr int HELD = 4;
-
-// Reads a thread's vectors of a row, adds to them and stores the sum; from there on they are the sum as it is stored. Returns the thread's sum
-// of their squares.
+// Loads a thread's vectors of a row. With ADD it adds delta and stores the sum, and holds the rounded sum
+// from then on. Returns the thread's sum of their squares.
 template <class T, bool ADD>
 __device__ __forceinline__ float squares_of_row(
     const uint4* x, const uint4* delta, uint4* sum, u32 vectors, u32 thread, u32 threads, uint4 (&held)[HELD]) {

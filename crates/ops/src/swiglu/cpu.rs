@@ -1,9 +1,8 @@
 //! CPU kernels of [`Swiglu`] and [`SwigluGrad`].
 
-use super::{Swiglu, SwigluGrad, SwigluSaving};
+use super::{Swiglu, SwigluGrad};
 use crate::host::math::{exp, vectorized};
 use crate::host::rows::for_row_blocks;
-use crate::quantize;
 use xtrain_tensor::{CpuKernel, Real, View, ViewMut, with_real};
 
 impl CpuKernel for Swiglu {
@@ -33,14 +32,6 @@ fn forward_row<T: Real>(gate: &[T], up: &[T], y: &mut [T]) {
     );
 }
 
-impl CpuKernel for SwigluSaving {
-    fn run(&self, inputs: &[View<'_>], outputs: &mut [ViewMut<'_>]) {
-        let (y, copy) = outputs.split_at_mut(1);
-        Swiglu.run(inputs, y);
-        quantize::keep(inputs[0], copy);
-    }
-}
-
 impl CpuKernel for SwigluGrad {
     fn run(&self, inputs: &[View<'_>], outputs: &mut [ViewMut<'_>]) {
         let (t, f) = inputs[0].ty.shape.rows_cols();
@@ -49,7 +40,7 @@ impl CpuKernel for SwigluGrad {
                 for_row_blocks(t, [gate_up, y], |_, [mut gate_up, mut y]| {
                     for (gate_up, y) in gate_up.reals::<T>().chunks_exact_mut(2 * f).zip(y.reals::<T>().chunks_exact_mut(f)) {
                         let (gate, up) = gate_up.split_at_mut(f);
-                        grad_row_remaking(y, gate, up);
+                        grad_row_rematerialising(y, gate, up);
                     }
                 });
             }),
@@ -82,7 +73,7 @@ fn grad_row<T: Real>(dy: &[T], gate: &mut [T], up: &mut [T]) {
 }
 
 /// Replaces gate and up by their gradients, and dy by y.
-fn grad_row_remaking<T: Real>(dy: &mut [T], gate: &mut [T], up: &mut [T]) {
+fn grad_row_rematerialising<T: Real>(dy: &mut [T], gate: &mut [T], up: &mut [T]) {
     vectorized(
         #[inline(always)]
         || {
@@ -96,7 +87,7 @@ fn grad_row_remaking<T: Real>(dy: &mut [T], gate: &mut [T], up: &mut [T]) {
     );
 }
 
-/// 1 / (1 + e^-x). e^-x may overflow to infinity, which gives the limit, 0.
+/// 1 / (1 + e^-x). If e^-x overflows to infinity, the result is 0, the limit.
 #[inline(always)]
 fn sigmoid<T: Real>(x: T) -> T {
     T::ONE / (T::ONE + exp(-x))

@@ -1,26 +1,33 @@
 //! The GPU kernels of [`Swiglu`] and [`SwigluGrad`].
 #![allow(unsafe_code, reason = "it launches kernels")]
 
-use super::{Swiglu, SwigluGrad, SwigluSaving};
+use super::{Swiglu, SwigluGrad};
 use crate::device::{ELEMENTWISE_THREADS, lanes, plane, suffix, warps_of};
-use crate::quantize::{saving, saving_workspace};
-use xtrain_cuda::{CudaError, CudaKernel, DevicePtr, Function, Gpu, KernelSource, Launch, Operands, Work};
+use xtrain_cuda::{
+    CudaError, CudaKernel, DevicePtr, Function, Gpu, KernelSource, Launch, Operands, Work, kernel_struct,
+};
 use xtrain_tensor::TensorType;
 
 pub(super) const SOURCE: KernelSource = KernelSource {
     headers: &[super::GATE],
+    structs: &[SwigluArguments::LAYOUT, SwigluGradArguments::LAYOUT],
     ..KernelSource::new("swiglu/kernel.cu", include_str!("kernel.cu"))
 };
 
-#[derive(Clone, Copy)]
-#[repr(C)]
-struct Arguments {
-    /// gate_up of the forward, dy of the backward.
-    read: DevicePtr,
-    /// y of the forward, gate_up of the backward.
-    written: DevicePtr,
-    rows: u64,
-    width: u32,
+kernel_struct! {
+    struct SwigluArguments {
+        gate_up: DevicePtr,
+        y: DevicePtr,
+        rows: u64,
+        width: u32,
+    }
+
+    struct SwigluGradArguments {
+        dy: DevicePtr,
+        gate_up: DevicePtr,
+        rows: u64,
+        width: u32,
+    }
 }
 
 /// The kernel for y or dy of this type, and its grid: a block for each piece of a row.
@@ -38,23 +45,10 @@ impl CudaKernel for Swiglu {
         let (rows, width) = y.ty.shape.rows_cols();
         let (function, launch) = kernel(gpu, "swiglu", y.ty)?;
         let arguments =
-            Arguments { read: gate_up.place, written: y.place, rows: rows as u64, width: width as u32 };
-        // SAFETY: the kernel takes one `Arguments`; gate_up is [rows, 2 width] and y [rows, width] of the
-        // type that the name says, in rows of whole vectors where the path is that.
+            SwigluArguments { gate_up: gate_up.place, y: y.place, rows: rows as u64, width: width as u32 };
+        // SAFETY: the kernel takes one `SwigluArguments`; gate_up is [rows, 2 width] and y [rows, width] of
+        // the type that the name says, in rows of whole vectors where the path is that.
         Ok(unsafe { Work::launch(function, launch, arguments) })
-    }
-}
-
-impl CudaKernel for SwigluSaving {
-    fn workspace(&self, inputs: &[TensorType]) -> Vec<TensorType> {
-        saving_workspace(inputs)
-    }
-
-    fn prepare(&self, gpu: &Gpu, operands: &Operands<'_>) -> Result<Work, CudaError> {
-        let Operands { inputs, outputs, workspace } = *operands;
-        let (y, copy) = outputs.split_at(1);
-        let keep = saving(gpu, inputs[0], copy, workspace)?;
-        Ok(Work::sequence(vec![keep, Swiglu.prepare(gpu, &Operands { inputs, outputs: y, workspace: &[] })?]))
     }
 }
 
@@ -65,8 +59,12 @@ impl CudaKernel for SwigluGrad {
         let (rows, width) = dy.ty.shape.rows_cols();
         let name = if self.rematerialise { "swiglu_grad_rematerialise" } else { "swiglu_grad" };
         let (function, launch) = kernel(gpu, name, dy.ty)?;
-        let arguments =
-            Arguments { read: dy.place, written: gate_up.place, rows: rows as u64, width: width as u32 };
+        let arguments = SwigluGradArguments {
+            dy: dy.place,
+            gate_up: gate_up.place,
+            rows: rows as u64,
+            width: width as u32,
+        };
         // SAFETY: as above with dy for y; a thread reads gate, up and dy of its columns before it overwrites
         // them.
         Ok(unsafe { Work::launch(function, launch, arguments) })

@@ -1,7 +1,7 @@
-// One number of SwiGLU, and of its gradients, in f32.
+// An element of SwiGLU and of its gradients, in f32.
 
-// 1 / (1 + e^-x) by two instructions that flush what is below the normal numbers to 0, which changes nothing here: the one is added to 1,
-// the other is of at least 1. Where e^-x overflows, this is 0, the limit.
+// 1 / (1 + e^-x). Both instructions flush subnormal numbers to 0, which does not change the result: e^-x is
+// added to 1, and the reciprocal is taken of at least 1. If e^-x overflows, the result is 0, the limit.
 __device__ __forceinline__ float sigmoid(float x) {
     float e, s;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(e) : "f"(x * -1.44269504f));

@@ -13,12 +13,11 @@ mod tests;
 
 use crate::matrix;
 use crate::on_gpu::OnGpu;
-use crate::quantize::saved_types;
 use xtrain_cuda::{Header, KernelSource};
 use xtrain_program::{Backward, Differentiable, Op, OpError, Role};
 use xtrain_tensor::TensorType;
 
-/// Device code that kernels of SwiGLU share.
+/// Device code that the kernels share which compute SwiGLU.
 pub(crate) const GATE: Header = Header::new("swiglu/gate.cuh", include_str!("gate.cuh"));
 
 /// `gate_up_t2f -> y_tf`: y = silu(gate) * up, with silu(g) = g / (1 + e^-g).
@@ -41,23 +40,6 @@ impl Op for Swiglu {
     }
 }
 
-/// `gate_up_t2f -> y_tf, (q_t2f, inv_scale)`: [`Swiglu`], and a copy of gate and up in E4M3 by tiles with
-/// scales of powers of two, saved for the backward.
-#[derive(Clone, Copy, Debug)]
-pub struct SwigluSaving;
-
-impl Op for SwigluSaving {
-    fn name(&self) -> &'static str {
-        "swiglu_saving"
-    }
-
-    fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>, OpError> {
-        let mut outputs = Swiglu.infer(inputs)?;
-        outputs.extend(saved_types(inputs[0]));
-        Ok(outputs)
-    }
-}
-
 impl Differentiable for Swiglu {
     fn backward(&self, cx: &mut Backward<'_>) -> Result<(), OpError> {
         let Some(dy) = cx.grad(0) else { return Ok(()) };
@@ -66,8 +48,8 @@ impl Differentiable for Swiglu {
     }
 }
 
-/// `(dy_tf, gate_up_t2f) -> dgate_up_t2f`, in place of gate_up: with s = 1 / (1 + e^-gate), dgate = dy up s
-/// (1 + gate (1 - s)) and dup = dy gate s. With `rematerialise` the forward's y_tf is the last output, in
+/// `(dy_tf, gate_up_t2f) -> dgate_up_t2f[, y_tf]`, in place of gate_up: with s = 1 / (1 + e^-gate), dgate =
+/// dy up s (1 + gate (1 - s)) and dup = dy gate s. With `rematerialise` it also writes the forward's y, in
 /// place of dy.
 #[derive(Clone, Copy, Debug)]
 pub struct SwigluGrad {
@@ -90,26 +72,22 @@ impl Op for SwigluGrad {
         Ok(outputs)
     }
 
-    /// Gate, up and dy die here in a training step; the outputs take their place.
+    /// In a training step nothing reads gate, up and dy afterwards.
     fn in_place(&self) -> &[(usize, usize)] {
         if self.rematerialise { &[(0, 1), (1, 0)] } else { &[(0, 1)] }
     }
 }
 
-/// t and f of a tensor of gate and up.
+/// Tokens and width of the output, from the type of gate and up.
 fn halves(gate_up: TensorType) -> Result<(usize, usize), OpError> {
     let (tokens, cols) = matrix("gate_up", gate_up)?;
     OpError::ensure(gate_up.dtype.is_float() && cols > 0 && cols % 2 == 0, || {
-        format!("gate_up must be a float matrix of gate and up columns, as many of each, not {gate_up}")
+        format!("gate_up must be a float matrix with as many gate columns as up columns, not {gate_up}")
     })?;
     Ok((tokens, cols / 2))
 }
 
 impl OnGpu for Swiglu {
-    const SOURCES: &'static [KernelSource] = &[cuda::SOURCE];
-}
-
-impl OnGpu for SwigluSaving {
     const SOURCES: &'static [KernelSource] = &[cuda::SOURCE];
 }
 

@@ -1,6 +1,6 @@
-//! Samples of [`Swiglu`], [`SwigluSaving`] and [`SwigluGrad`].
+//! Samples of [`Swiglu`] and [`SwigluGrad`].
 
-use super::{Swiglu, SwigluGrad, SwigluSaving};
+use super::{Swiglu, SwigluGrad};
 use crate::samples::{Sample, SampleInput, Sampled};
 
 impl Sampled for Swiglu {
@@ -18,21 +18,6 @@ impl Sampled for Swiglu {
     fn gpu_samples() -> Vec<Sample> {
         let sample = |[t, f]: [usize; 2]| Sample::forward(Swiglu, [SampleInput::activation([t, 2 * f])]);
         [[1, 8192], [70, 1024], [37, 3001], [600, 264]].map(sample).into()
-    }
-}
-
-impl Sampled for SwigluSaving {
-    fn samples() -> Vec<Sample> {
-        [[13, 14], [5, 266]].map(|shape| Sample::plain(SwigluSaving, [SampleInput::activation(shape)])).into()
-    }
-
-    fn large() -> Sample {
-        Sample::plain(SwigluSaving, [SampleInput::activation([300, 512])])
-    }
-
-    fn gpu_samples() -> Vec<Sample> {
-        let sample = |[t, f]: [usize; 2]| Sample::plain(SwigluSaving, [SampleInput::activation([t, 2 * f])]);
-        [[70, 1024], [37, 301]].map(sample).into()
     }
 }
 

@@ -10,8 +10,8 @@ use super::Attention;
 use super::operands::{Backward, Forward};
 use std::collections::BTreeSet;
 use xtrain_cuda::{
-    AlgorithmCandidate, CudaError, Defines, Gpu, Header, KernelSource, Launch, Operands, TENSOR_CORES, Work,
-    WorkPurpose,
+    AlgorithmCandidate, CudaError, Defines, Gpu, Header, KernelSource, KernelValue, Launch, Operands,
+    TENSOR_CORES, Work, WorkPurpose,
 };
 use xtrain_tensor::{DType, TensorType};
 
@@ -20,14 +20,14 @@ use xtrain_tensor::{DType, TensorType};
 /// that width and narrower ones.
 macro_rules! tiles {
     ($($width:literal: $($warps:literal x $strips:literal over $tile:literal),+;)+) => {
-        &[$($(&[("HEAD_DIM", $width), ("WARPS", $warps), ("STRIPS", $strips), ("TILE", $tile)]),+),+]
+        || vec![$($(vec![("HEAD_DIM", $width), ("WARPS", $warps), ("STRIPS", $strips), ("TILE", $tile)]),+),+]
     };
 }
 
 /// As `tiles!`, for blocks that hold whole sequences: each warp owns its strips in two turns.
 macro_rules! whole_tiles {
     ($($width:literal: $($warps:literal x $strips:literal over $tile:literal),+;)+) => {
-        &[$($(&[
+        || vec![$($(vec![
             ("HEAD_DIM", $width), ("WARPS", $warps), ("STRIPS", $strips), ("TILE", $tile),
             ("WHOLE", $warps * $strips * 32),
         ]),+),+]
@@ -42,6 +42,7 @@ const BACKWARD_HEADERS: &[Header] = &[TENSOR_CORES, COMMON, BACKWARD_HEADER];
 
 pub(super) const FORWARD: KernelSource = KernelSource {
     headers: FORWARD_HEADERS,
+    structs: &[Forward::LAYOUT],
     variants: tiles! {
         32: 4 x 1 over 64, 8 x 1 over 64, 4 x 2 over 64;
         64: 4 x 1 over 64, 4 x 2 over 32, 8 x 1 over 64, 4 x 1 over 32;
@@ -53,6 +54,7 @@ pub(super) const FORWARD: KernelSource = KernelSource {
 
 pub(super) const QUERIES: KernelSource = KernelSource {
     headers: BACKWARD_HEADERS,
+    structs: &[Backward::LAYOUT],
     variants: tiles! {
         32: 4 x 1 over 64, 8 x 1 over 64;
         64: 4 x 1 over 64, 4 x 1 over 32, 8 x 1 over 64;
@@ -64,6 +66,7 @@ pub(super) const QUERIES: KernelSource = KernelSource {
 
 pub(super) const KEYS: KernelSource = KernelSource {
     headers: BACKWARD_HEADERS,
+    structs: &[Backward::LAYOUT],
     variants: tiles! {
         32: 4 x 1 over 32, 4 x 1 over 64, 4 x 2 over 32;
         64: 4 x 1 over 64, 4 x 1 over 32, 8 x 1 over 32;
@@ -75,6 +78,7 @@ pub(super) const KEYS: KernelSource = KernelSource {
 
 pub(super) const WHOLE_FORWARD: KernelSource = KernelSource {
     headers: FORWARD_HEADERS,
+    structs: &[Forward::LAYOUT],
     variants: whole_tiles! {
         32: 4 x 1 over 32, 8 x 1 over 64, 8 x 1 over 32, 4 x 2 over 32, 16 x 1 over 64;
         64: 4 x 1 over 32, 8 x 1 over 64, 8 x 1 over 32, 4 x 2 over 32;
@@ -85,6 +89,7 @@ pub(super) const WHOLE_FORWARD: KernelSource = KernelSource {
 
 pub(super) const WHOLE_BACKWARD: KernelSource = KernelSource {
     headers: BACKWARD_HEADERS,
+    structs: &[Backward::LAYOUT],
     variants: whole_tiles! {
         32: 4 x 1 over 32, 8 x 1 over 32, 8 x 1 over 16, 4 x 2 over 32, 16 x 1 over 32;
         64: 4 x 1 over 32, 8 x 1 over 32;
@@ -96,7 +101,7 @@ pub(super) const WHOLE_BACKWARD: KernelSource = KernelSource {
 /// Names of all tile sizes, sorted.
 pub(super) fn tile_names() -> BTreeSet<String> {
     let sources = [FORWARD, QUERIES, KEYS, WHOLE_FORWARD, WHOLE_BACKWARD];
-    sources.iter().flat_map(|source| source.variants).map(|defines| Tiles::read(defines).name()).collect()
+    sources.iter().flat_map(KernelSource::variants).map(|defines| Tiles::read(&defines).name()).collect()
 }
 
 /// Tile sizes of a kernel: its defines.
@@ -115,7 +120,7 @@ impl Tiles {
     /// source's list: those listed for the smallest sufficient width and, for whole sequences, the smallest
     /// sufficient length.
     fn candidates(source: &KernelSource, head_dim: usize, seq_len: usize) -> Vec<Tiles> {
-        let mut tiles: Vec<Tiles> = source.variants.iter().map(Tiles::read).collect();
+        let mut tiles: Vec<Tiles> = source.variants().iter().map(Tiles::read).collect();
         tiles.retain(|t| t.head_dim >= head_dim && (t.whole == 0 || t.whole >= seq_len));
         let width = tiles.iter().map(|t| t.head_dim).min();
         tiles.retain(|t| Some(t.head_dim) == width);
@@ -227,7 +232,7 @@ pub(super) const WHOLE_BACKWARD_KERNELS: &[Kernel] = &[Kernel {
 impl Attention {
     /// The launch of a kernel with the fastest tile sizes on this GPU, or `None` if none fit into its shared
     /// memory. They are timed with the second arguments.
-    fn with_fastest_tiles<A: Copy + Send + Sync + 'static>(
+    fn with_fastest_tiles<A: KernelValue + Send + Sync + 'static>(
         &self,
         gpu: &Gpu,
         kernel: &Kernel,
@@ -262,7 +267,7 @@ impl Attention {
 
     /// The launches of `kernels` in sequence, or `None` if they do not support these operands or no tile
     /// sizes fit. The kernels are timed with the second arguments.
-    fn flash<A: Copy + Send + Sync + 'static>(
+    fn flash<A: KernelValue + Send + Sync + 'static>(
         &self,
         gpu: &Gpu,
         kernels: &[Kernel],

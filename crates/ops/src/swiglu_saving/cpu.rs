@@ -1,0 +1,14 @@
+//! CPU kernel of [`SwigluSaving`].
+
+use super::SwigluSaving;
+use crate::quantize::save;
+use crate::swiglu::Swiglu;
+use xtrain_tensor::{CpuKernel, View, ViewMut};
+
+impl CpuKernel for SwigluSaving {
+    fn run(&self, inputs: &[View<'_>], outputs: &mut [ViewMut<'_>]) {
+        let (y, copy) = outputs.split_at_mut(1);
+        Swiglu.run(inputs, y);
+        save(inputs[0], copy);
+    }
+}

@@ -1,0 +1,35 @@
+//! SwiGLU that also saves its input in FP8 for the backward. The rewrite `swiglu_cast` fuses it with a cast
+//! of its output.
+
+mod cpu;
+mod cuda;
+#[cfg(any(test, feature = "samples"))]
+mod samples;
+
+use crate::on_gpu::OnGpu;
+use crate::quantize::{Quantize, saved_types};
+use crate::swiglu::Swiglu;
+use xtrain_cuda::KernelSource;
+use xtrain_program::{Op, OpError};
+use xtrain_tensor::TensorType;
+
+/// `gate_up_t2f -> y_tf, q_t2f, inv_scale`: [`Swiglu`], and a copy of gate and up in E4M3 by tiles with
+/// power-of-two scales.
+#[derive(Clone, Copy, Debug)]
+pub struct SwigluSaving;
+
+impl Op for SwigluSaving {
+    fn name(&self) -> &'static str {
+        "swiglu_saving"
+    }
+
+    fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>, OpError> {
+        let mut outputs = Swiglu.infer(inputs)?;
+        outputs.extend(saved_types(inputs[0]));
+        Ok(outputs)
+    }
+}
+
+impl OnGpu for SwigluSaving {
+    const SOURCES: &'static [KernelSource] = &[Swiglu::SOURCES[0], Quantize::SOURCES[0]];
+}

@@ -23,7 +23,8 @@ use xtrain_train::corpus::Notice;
 use xtrain_train::error::{LearnError, RunError};
 use xtrain_train::linear_gemms::{LinearGemms, linear_gemms};
 use xtrain_train::opened::Which;
-use xtrain_train::programs::{self, TrainingSpec};
+use xtrain_train::programs;
+use xtrain_train::training_spec::TrainingSpec;
 use xtrain_train::weights::Weights;
 
 /// Checkpoint, extent and device of a search.

@@ -12,7 +12,7 @@ use std::path::Path;
 use xtrain_config::Device;
 use xtrain_model::Recipe;
 use xtrain_program::LinearGemm;
-use xtrain_program::measure_casts::MeasuredCast;
+use xtrain_program::MeasuredCast;
 use xtrain_report::inspection::{Inspection, TensorCast};
 use xtrain_runtime::Outputs;
 use xtrain_tensor::Scaling;

@@ -16,7 +16,8 @@ use xtrain_train::error::{LearnError, RunError};
 use xtrain_train::folder::RunFolder;
 use xtrain_train::learner::{draws, feed};
 use xtrain_train::opened::{Which, checkpoint, load_masters};
-use xtrain_train::programs::{self, TrainingSpec};
+use xtrain_train::programs;
+use xtrain_train::training_spec::TrainingSpec;
 use xtrain_train::weights::Weights;
 use xtrain_train::{position, source, spec};
 

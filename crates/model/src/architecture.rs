@@ -1,10 +1,8 @@
 //! A model without its weights: its widths, its layers, and what follows from them.
 
-use crate::decoder::HEAD;
-use crate::layer::is_positive_f32;
-use crate::{Family, FeedForward, Layer, LinearSpec, Mixer};
+use crate::layer::{HEAD, is_positive_f32};
+use crate::{Family, FeedForward, Layer, LinearSpec, Mixer, ModelError};
 use std::fmt;
-use thiserror::Error;
 
 /// Everything that determines a model but its weights.
 #[derive(Clone, Debug, PartialEq)]
@@ -23,22 +21,6 @@ pub struct Architecture {
     pub norm_eps: f64,
     /// The head reads the embedding's weights.
     pub tie_embeddings: bool,
-}
-
-/// An error in a model's description, and what to do about it.
-#[derive(Clone, Debug, Error, PartialEq, Eq)]
-pub enum ModelError {
-    /// Sizes that contradict each other.
-    #[error("{0}")]
-    Sizes(String),
-    /// A file of a Hugging Face folder that cannot be taken as it is.
-    #[error("{file}: {message}")]
-    HuggingFace {
-        /// `config.json` or `generation_config.json`.
-        file: &'static str,
-        /// The error, and what to do about it.
-        message: String,
-    },
 }
 
 impl Architecture {
@@ -140,27 +122,6 @@ impl Architecture {
     pub fn widest(&self) -> usize {
         let linears = self.linears().flat_map(|(_, linear)| [linear.inputs, linear.outputs()]);
         linears.chain([self.dim, self.vocab_size]).max().unwrap_or_default()
-    }
-
-    /// Trained numbers in all, tied weights counted once.
-    pub fn parameter_count(&self) -> usize {
-        self.parameters().iter().map(|p| p.shape.iter().product::<usize>()).sum()
-    }
-
-    /// Parameters that every token is multiplied with: all but an embedding that is not the head too.
-    pub fn multiplied_parameters(&self) -> usize {
-        let embedding = if self.tie_embeddings { 0 } else { self.vocab_size * self.dim };
-        self.parameter_count() - embedding
-    }
-
-    /// Floating-point operations of training on one token, as PaLM counts them (arXiv 2204.02311, appendix
-    /// B): 6 per parameter but the input embedding's, and 12 * attention width * sequence length for the
-    /// attention scores of each layer, without subtracting what the causal mask leaves out. MFU is this times
-    /// tokens per second over the device's dense peak.
-    pub fn flops_per_token(&self, seq_len: usize) -> f64 {
-        let scores: usize =
-            self.layers.iter().map(|Layer { mixer: Mixer::Attention(a), .. }| a.query_dim()).sum();
-        6.0 * self.multiplied_parameters() as f64 + 12.0 * scores as f64 * seq_len as f64
     }
 
     /// Numbers that the key/value caches of all layers hold for a token.

@@ -5,6 +5,7 @@
 //! residual addition at the end of a half-block is fused with the norm that follows it, so a block's first
 //! instance finishes the block before; its sum is the boundary that recomputation keeps.
 
+use crate::layer::HEAD;
 use crate::parameters::{Parameters, in_block, names};
 use crate::{Architecture, FeedForward, LinearSpec, Mixer, Mlp, Rotary, SelfAttention};
 use xtrain_ops::attention::Attention;
@@ -85,9 +86,6 @@ pub mod io {
     pub const LOGITS: &str = "logits";
 }
 
-/// The name of the linear layer after the blocks, as recipes know it.
-pub const HEAD: &str = "lm_head";
-
 /// Traces the model up to its loss; returns the objective, the value to differentiate. The outputs are
 /// [`io::OBJECTIVE`] and [`io::LOSS`]. `dropout` is the share of activations dropped after the embedding and
 /// after each half-block.
@@ -105,7 +103,7 @@ pub fn trace_loss(
     let targets = t.input(io::TARGETS, TensorType::new(DType::I32, [batch.tokens()]));
     let inv_targets = t.input(io::INV_TARGETS, TensorType::new(DType::F32, []));
     let op = LinearCrossEntropy { chunk_tokens: loss.chunk_tokens, z_loss: loss.z_loss };
-    let outputs = t.at(HEAD).apply(op, &[hidden_td, head_vd, targets, inv_targets])?;
+    let outputs = t.site(HEAD).apply(op, &[hidden_td, head_vd, targets, inv_targets])?;
     t.output(io::OBJECTIVE, outputs[0]);
     t.output(io::LOSS, outputs[1]);
     Ok(outputs[0])
@@ -123,9 +121,9 @@ pub fn trace_logits(
     let mut trace = Trace::of(model, batch, context, 0.0);
     let hidden_td = trace.hidden(t)?;
     let wanted = t.input(io::ROWS, TensorType::new(DType::I32, [rows]));
-    let wanted_d = t.at("lm_head.rows").apply(Embedding, &[wanted, hidden_td])?[0];
+    let wanted_d = t.site("lm_head.rows").apply(Embedding, &[wanted, hidden_td])?[0];
     let head_vd = trace.head(t);
-    let logits = t.at(HEAD).apply(Linear, &[wanted_d, head_vd])?[0];
+    let logits = t.site(HEAD).apply(Linear, &[wanted_d, head_vd])?[0];
     t.output(io::LOGITS, logits);
     Ok(logits)
 }
@@ -151,7 +149,7 @@ impl<'a> Trace<'a> {
         self.enter(t, None);
         let ids = t.input(io::TOKENS, TensorType::new(DType::I32, [self.batch.tokens()]));
         let table = self.parameters.declare(t, names::EMBED);
-        let embedded = t.at("embed").apply(Embedding, &[ids, table])?[0];
+        let embedded = t.site("embed").apply(Embedding, &[ids, table])?[0];
         let mut stream = self.dropped(t, embedded, 0)?;
         let mut addition = None;
         for (block, layer) in self.model.layers.iter().enumerate() {
@@ -203,7 +201,7 @@ impl<'a> Trace<'a> {
     ) -> Result<(ValueId, ValueId), TraceError> {
         let weight = self.parameter(t, site, "weight");
         let eps = self.model.norm_eps as f32;
-        t.at(site);
+        t.site(site);
         Ok(match addition {
             Some(addition) => {
                 let outputs = t.apply(AddRmsNorm { eps }, &[stream, addition, weight])?;
@@ -218,7 +216,7 @@ impl<'a> Trace<'a> {
         if linear.bias {
             inputs.push(self.parameter(t, linear.site, "bias"));
         }
-        Ok(t.at(linear.site).apply(Linear, &inputs)?[0])
+        Ok(t.site(linear.site).apply(Linear, &inputs)?[0])
     }
 
     fn attention(&self, t: &mut Tracer, a: &SelfAttention, x: ValueId) -> Result<ValueId, TraceError> {
@@ -232,9 +230,9 @@ impl<'a> Trace<'a> {
             inputs.extend(["attn.q_norm", "attn.k_norm"].map(|site| self.parameter(t, site, "weight")));
         }
         let norm = qk_norm.then_some(self.model.norm_eps as f32);
-        let qkv = t.at("attn.rope").apply(QkNormRope { heads, kv_heads, head_dim, norm }, &inputs)?[0];
+        let qkv = t.site("attn.rope").apply(QkNormRope { heads, kv_heads, head_dim, norm }, &inputs)?[0];
 
-        t.at("attn.core");
+        t.site("attn.core");
         let attended = match self.context {
             Context::Sequence { document_mask, deterministic } => {
                 let mut inputs = vec![qkv];
@@ -257,7 +255,7 @@ impl<'a> Trace<'a> {
 
     fn mlp(&self, t: &mut Tracer, mlp: &Mlp, x: ValueId) -> Result<ValueId, TraceError> {
         let gate_up = self.linear(t, x, &mlp.gate_up_proj(self.model.dim))?;
-        let activated = t.at("mlp.swiglu").apply(Swiglu, &[gate_up])?[0];
+        let activated = t.site("mlp.swiglu").apply(Swiglu, &[gate_up])?[0];
         self.linear(t, activated, &mlp.down_proj(self.model.dim))
     }
 
@@ -266,7 +264,7 @@ impl<'a> Trace<'a> {
             return Ok(x);
         }
         let rng = t.input(io::RNG, TensorType::new(DType::U32, [4]));
-        Ok(t.at("dropout").apply(Dropout { p: self.dropout, site }, &[x, rng])?[0])
+        Ok(t.site("dropout").apply(Dropout { p: self.dropout, site }, &[x, rng])?[0])
     }
 
     /// The table of rotation angles, as long as positions can get.

@@ -110,7 +110,7 @@ mod tests {
 
     fn small() -> Description {
         Description {
-            family: Family::Qwen3,
+            family: Family::QWEN3,
             dim: 20,
             layers: 3,
             heads: 4,

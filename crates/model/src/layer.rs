@@ -66,7 +66,7 @@ pub struct Mlp {
 /// A linear layer of a block, or the head.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LinearSpec {
-    /// Its place in a block, e.g. `attn.o_proj`, or [`HEAD`](crate::decoder::HEAD).
+    /// Its place in a block, e.g. `attn.o_proj`, or [`HEAD`].
     pub site: &'static str,
     /// Columns of its input.
     pub inputs: usize,
@@ -78,6 +78,9 @@ pub struct LinearSpec {
     /// Its output is added to the residual stream.
     pub is_residual: bool,
 }
+
+/// The site of the linear layer after the blocks, by which recipes name it.
+pub const HEAD: &str = "lm_head";
 
 /// The site of attention's output projection, whose input recipes may save in fewer bits.
 pub(crate) const O_PROJ: &str = "attn.o_proj";

@@ -8,8 +8,11 @@
 mod architecture;
 pub mod decoder;
 mod description;
+mod error;
 mod families;
+mod family;
 pub mod hf;
+mod keys;
 mod layer;
 mod numerics;
 pub mod optimizer;
@@ -17,10 +20,11 @@ mod parameters;
 mod pattern;
 mod recipe;
 
-pub use architecture::{Architecture, ModelError};
+pub use architecture::Architecture;
 pub use description::Description;
-pub use families::Family;
-pub use layer::{FeedForward, Layer, LinearSpec, Mixer, Mlp, Rotary, SelfAttention};
+pub use error::ModelError;
+pub use family::Family;
+pub use layer::{FeedForward, HEAD, Layer, LinearSpec, Mixer, Mlp, Rotary, SelfAttention};
 pub use numerics::{Bf16Reason, DelayedScales, Fp8Overrides, Numerics, SlowerLayer};
 pub use parameters::{Init, ParameterGroup, ParameterSpec, in_block};
 pub use pattern::GemmPattern;

@@ -1,7 +1,6 @@
 //! The GEMMs of a model that have FP8 operands: the recipe, and a run's overrides of it.
 
-use crate::decoder::HEAD;
-use crate::layer::O_PROJ;
+use crate::layer::{HEAD, O_PROJ};
 use crate::{GemmPattern, Recipe};
 use std::fmt;
 use xtrain_program::quantize::Candidate;

@@ -107,6 +107,27 @@ impl Architecture {
         }
         list.parameters
     }
+
+    /// Trained numbers in all, tied weights counted once.
+    pub fn parameter_count(&self) -> usize {
+        self.parameters().iter().map(|p| p.shape.iter().product::<usize>()).sum()
+    }
+
+    /// Parameters that every token is multiplied with: all but an embedding that is not the head too.
+    pub fn multiplied_parameters(&self) -> usize {
+        let embedding = if self.tie_embeddings { 0 } else { self.vocab_size * self.dim };
+        self.parameter_count() - embedding
+    }
+
+    /// Floating-point operations of training on one token, as PaLM counts them (arXiv 2204.02311, appendix
+    /// B): 6 per parameter but the input embedding's, and 12 * attention width * sequence length for the
+    /// attention scores of each layer, without subtracting what the causal mask leaves out. MFU is this times
+    /// tokens per second over the device's dense peak.
+    pub fn flops_per_token(&self, seq_len: usize) -> f64 {
+        let scores: usize =
+            self.layers.iter().map(|Layer { mixer: Mixer::Attention(a), .. }| a.query_dim()).sum();
+        6.0 * self.multiplied_parameters() as f64 + 12.0 * scores as f64 * seq_len as f64
+    }
 }
 
 /// The list while it is built.

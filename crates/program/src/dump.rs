@@ -1,4 +1,4 @@
-//! Programs as text: one line an instance. Debugging is reading this list.
+//! Programs as text, one line for each instance, for `xtrain plan --dump` and for debugging.
 
 use crate::{Phase, Program, Storage, ValueId, WriteMode};
 use std::fmt;

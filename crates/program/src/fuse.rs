@@ -1,26 +1,26 @@
-//! The engine that applies rewrites: pairs of instances that become one, or that share work.
+//! The pass that applies rewrites: two instances become one, or share work.
 //!
-//! A [`Rewrite`] looks at a producer and a consumer and answers with a [`Replacement`]: the ops in their
-//! places and how these are wired. It says what is equal; the engine says what is legal. Rewrites never
-//! change a bit of a program's results.
+//! A [`Rewrite`] inspects a producer and a consumer and returns a [`Replacement`]: the ops in their places
+//! and the edges between these. The rewrite asserts that the two computations are equal; this pass checks
+//! that the exchange is legal in the program. A rewrite changes no bit of a program's results.
 //!
-//! The pass is the last one, after recomputation and the update, so that every op is fused once and no other
-//! pass sees a fused op. The order of rewrites is their priority: each passes over the whole program before
-//! the next. The caller chooses which apply.
+//! The pass runs last, after recomputation and the update, so that every op is fused once and no other pass
+//! sees a fused op. Rewrites are given in order of priority: each is applied to the whole program before the
+//! next one. The caller selects them.
 
-use crate::trace::instantiate;
+use crate::program::instantiate;
 use crate::{Code, Instance, Op, Output, Program, Stage, Storage, TraceError, ValueId, WriteMode};
 use std::any::Any;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-/// A rule that replaces a producer and a consumer.
+/// A rule that replaces a producer and a consumer with other ops.
 pub struct Rewrite {
     /// Its name.
     pub name: &'static str,
     /// How the two are connected.
     pub link: Link,
-    /// The replacement, if the rule fits the pair.
+    /// Returns the replacement, if the rule applies to the pair.
     pub apply: fn(&Pair<'_>) -> Option<Replacement>,
 }
 
@@ -29,31 +29,31 @@ pub struct Rewrite {
 pub enum Link {
     /// The consumer reads an output of the producer.
     Output,
-    /// The consumer reads the producer's first input, too.
+    /// The consumer reads the producer's first input.
     Input,
 }
 
-/// Two instances of one stage, the producer before the consumer, as a rewrite sees them.
+/// Two instances of one stage that a rewrite inspects. The producer precedes the consumer.
 pub struct Pair<'a> {
     producer: &'a Instance,
     consumer: &'a Instance,
-    /// For each output of the producer, true if the consumer alone reads it and it doesn't outlive its
-    /// readers.
+    /// For each output of the producer, true if only the consumer reads it and its value is not needed after
+    /// that.
     is_private: Vec<bool>,
 }
 
 impl Pair<'_> {
-    /// The producer, if it is this op.
+    /// The producer, if it is an op of type `T`.
     pub fn producer<T: Op>(&self) -> Option<&T> {
         (self.producer.code.op() as &dyn Any).downcast_ref()
     }
 
-    /// The consumer, if it is this op.
+    /// The consumer, if it is an op of type `T`.
     pub fn consumer<T: Op>(&self) -> Option<&T> {
         (self.consumer.code.op() as &dyn Any).downcast_ref()
     }
 
-    /// The stage of both.
+    /// The stage of both instances.
     pub fn stage(&self) -> Stage {
         self.producer.origin.stage
     }
@@ -73,39 +73,39 @@ impl Pair<'_> {
         self.producer.outputs.len()
     }
 
-    /// The output of the producer that the consumer's n-th input is.
+    /// The output of the producer that the consumer reads as this input.
     pub fn reads(&self, input: usize) -> Option<usize> {
         let value = *self.consumer.inputs.get(input)?;
         self.producer.outputs.iter().position(|o| o.value == value)
     }
 
-    /// The input of the consumer that the producer's n-th input is, too.
+    /// The input of the consumer that is the same value as this input of the producer.
     pub fn shares(&self, input: usize) -> Option<usize> {
         let value = *self.producer.inputs.get(input)?;
         self.consumer.inputs.iter().position(|v| *v == value)
     }
 
-    /// True if nothing but the consumer reads this output of the producer, so that it need not be written.
+    /// True if only the consumer reads this output of the producer, so that it need not be written.
     pub fn is_private(&self, output: usize) -> bool {
         self.is_private[output]
     }
 }
 
-/// The ops in the places of a producer and a consumer.
+/// The ops that replace a producer and a consumer.
 pub struct Replacement {
-    /// In the producer's place.
+    /// The op in the producer's place.
     pub producer: Place,
-    /// In the consumer's place.
+    /// The op in the consumer's place.
     pub consumer: Place,
 }
 
 /// The op in a place.
 pub enum Place {
-    /// The one that was there.
+    /// The original op.
     Same,
-    /// None.
+    /// No op.
     Empty,
-    /// Another.
+    /// A new op.
     New(Node),
 }
 
@@ -122,15 +122,15 @@ pub struct Node {
 /// An operand of a [`Node`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Edge {
-    /// The n-th input of the producer that was.
+    /// The n-th input of the original producer.
     ProducerInput(usize),
-    /// Its n-th output.
+    /// The n-th output of the original producer.
     ProducerOutput(usize),
-    /// The n-th input of the consumer that was.
+    /// The n-th input of the original consumer.
     ConsumerInput(usize),
-    /// Its n-th output.
+    /// The n-th output of the original consumer.
     ConsumerOutput(usize),
-    /// The n-th new value: written by the node in the producer's place and read by the consumer's.
+    /// The n-th new value, which the node in the producer's place writes and the one in the consumer's reads.
     New(usize),
 }
 
@@ -145,21 +145,21 @@ pub fn apply<'a>(
     Ok(program)
 }
 
-/// One rewrite on its way through a program.
+/// The application of one rewrite to a program, from the first instance to the last.
 struct Sweep<'a> {
     rewrite: &'a Rewrite,
     program: Program,
-    /// The instances that were passed.
+    /// The instances visited so far; `None` where a replacement removed one.
     done: Vec<Option<Instance>>,
-    /// By value: how many inputs of instances it is.
+    /// For each value, the number of inputs of instances that are this value.
     reads: Vec<usize>,
-    /// By value: the instance of `done` that wrote it last.
+    /// For each value, the index in `done` of the instance that wrote it last.
     writers: Vec<Option<usize>>,
-    /// By value: the instances of `done` whose first input it is.
+    /// For each value, the indices in `done` of the instances that have it as first input.
     first_readers: HashMap<ValueId, Vec<usize>>,
-    /// By value: true if the backward reads it.
+    /// For each value, true if the backward reads it.
     read_in_backward: Vec<bool>,
-    /// By a forward value that a replacement did away with: the new values beside it.
+    /// For each value that a replaced consumer read from its producer, the new values of that replacement.
     new_values: HashMap<ValueId, Vec<ValueId>>,
 }
 
@@ -190,9 +190,9 @@ impl<'a> Sweep<'a> {
             let mut instance = Some(instance);
             let mut delayed = Vec::new();
             // A replaced consumer may be the consumer of another pair.
-            while let Some((at, found)) = instance.as_ref().and_then(|consumer| self.find(consumer)) {
+            while let Some((producer, replacement)) = instance.as_ref().and_then(|i| self.find(i)) {
                 let Some(consumer) = instance.take() else { unreachable!("a pair has a consumer") };
-                let (replaced, late) = self.replace(at, consumer, found)?;
+                let (replaced, late) = self.replace(producer, consumer, replacement)?;
                 instance = replaced;
                 delayed.splice(0..0, late);
             }
@@ -207,16 +207,16 @@ impl<'a> Sweep<'a> {
             self.first_readers.entry(*first).or_default().push(self.done.len());
         }
         self.done.push(Some(instance));
-        self.note_outputs(self.done.len() - 1);
+        self.record_writes(self.done.len() - 1);
     }
 
-    fn note_outputs(&mut self, at: usize) {
-        for o in self.done[at].iter().flat_map(|instance| &instance.outputs) {
-            self.writers[o.value.0 as usize] = Some(at);
+    fn record_writes(&mut self, index: usize) {
+        for o in self.done[index].iter().flat_map(|instance| &instance.outputs) {
+            self.writers[o.value.0 as usize] = Some(index);
         }
     }
 
-    /// A producer for this consumer, and how the pair is replaced.
+    /// The index of a producer for this consumer, and the replacement of the two.
     fn find(&self, consumer: &Instance) -> Option<(usize, Replacement)> {
         let mut producers: Vec<usize> = Vec::new();
         for v in &consumer.inputs {
@@ -225,8 +225,8 @@ impl<'a> Sweep<'a> {
                 Link::Input => producers.extend(self.first_readers.get(v).into_iter().flatten()),
             }
         }
-        producers.into_iter().find_map(|at| {
-            let producer = self.done[at].as_ref()?;
+        producers.into_iter().find_map(|index| {
+            let producer = self.done[index].as_ref()?;
             let is_assigned = producer
                 .outputs
                 .iter()
@@ -236,49 +236,48 @@ impl<'a> Sweep<'a> {
             }
             let is_private = |o: &Output| {
                 let value = self.program.value(o.value);
-                let read_here = consumer.inputs.iter().filter(|v| **v == o.value).count();
+                let reads = consumer.inputs.iter().filter(|v| **v == o.value).count();
                 matches!(value.storage, Storage::Transient)
                     && !value.boundary
-                    && self.reads[o.value.0 as usize] == read_here
+                    && self.reads[o.value.0 as usize] == reads
             };
             let is_private = producer.outputs.iter().map(is_private).collect();
             let replacement = (self.rewrite.apply)(&Pair { producer, consumer, is_private })?;
-            self.is_legal(at, consumer, &replacement).then_some((at, replacement))
+            self.is_legal(index, consumer, &replacement).then_some((index, replacement))
         })
     }
 
-    /// True if the replacement leaves every value to its readers, and in order.
-    fn is_legal(&self, at: usize, consumer: &Instance, replacement: &Replacement) -> bool {
-        let Some(producer) = &self.done[at] else { return false };
-        // What the consumer wrote moves up to the producer: nothing up to there may read or write it, or
-        // write what it is computed from.
+    /// True if every reader still reads the same values after the replacement.
+    fn is_legal(&self, index: usize, consumer: &Instance, replacement: &Replacement) -> bool {
+        let Some(producer) = &self.done[index] else { return false };
+        // The outputs of the consumer move up to the producer. No instance in between may read or write them,
+        // or write an input of the consumer.
         if matches!(replacement.consumer, Place::Empty) {
             let touches = |i: &Instance| consumer.outputs.iter().any(|o| touched(i).any(|v| v == o.value));
             let writes_inputs = |i: &Instance| i.outputs.iter().any(|o| consumer.inputs.contains(&o.value));
-            let mut between = self.done[at + 1..].iter().flatten();
+            let mut between = self.done[index + 1..].iter().flatten();
             return !touches(producer) && !between.any(|i| touches(i) || writes_inputs(i));
         }
-        // What the producer wrote moves down to the consumer: its readers wait, so the consumer must not be
-        // one of them.
+        // The outputs of the producer move down to the consumer, and their readers move after it. The
+        // consumer must not depend on one of these.
         let mut late = moved_down(producer, replacement);
-        for instance in self.done[at + 1..].iter().flatten() {
+        for instance in self.done[index + 1..].iter().flatten() {
             is_late(instance, &mut late);
         }
         !consumer.inputs.iter().any(|v| late.contains(v))
     }
 
-    /// Replaces a pair; returns what stands in the consumer's place, and instances that were before it and
-    /// now come after.
+    /// Replaces a pair. Returns the instance in the consumer's place, and the instances that move after it.
     fn replace(
         &mut self,
-        at: usize,
+        index: usize,
         consumer: Instance,
         replacement: Replacement,
     ) -> Result<(Option<Instance>, Vec<Instance>), TraceError> {
-        let Some(producer) = self.done[at].take() else { unreachable!("a producer was found there") };
+        let Some(producer) = self.done[index].take() else { unreachable!("`find` returned a producer") };
         let mut late = moved_down(&producer, &replacement);
         let mut delayed = Vec::new();
-        for place in &mut self.done[at + 1..] {
+        for place in &mut self.done[index + 1..] {
             if place.as_ref().is_some_and(|instance| is_late(instance, &mut late)) {
                 delayed.extend(place.take());
             }
@@ -317,13 +316,14 @@ impl<'a> Sweep<'a> {
         for v in first.iter().chain(&second).flat_map(|instance| &instance.inputs) {
             self.reads[v.0 as usize] += 1;
         }
-        self.done[at] = first;
-        self.note_outputs(at);
+        self.done[index] = first;
+        self.record_writes(index);
         Ok((second, delayed))
     }
 
-    /// For a node in the place of a recomputed producer: the forward values that its outputs repeat, if the
-    /// backward reads these anyway, and the forward's new values. The node then need not run.
+    /// For a node in the place of a recomputed producer: the forward values that its outputs repeat, and the
+    /// new values of the same replacement in the forward. `None` unless the backward reads those forward
+    /// values already; with them, the node need not run.
     fn repeated(&self, wiring: &Wiring, node: &Node) -> Option<(HashMap<usize, ValueId>, Vec<ValueId>)> {
         let mut repeats = HashMap::new();
         let mut new_count = 0;
@@ -349,14 +349,14 @@ fn touched(instance: &Instance) -> impl Iterator<Item = ValueId> {
     instance.inputs.iter().copied().chain(instance.outputs.iter().map(|o| o.value))
 }
 
-/// True if the instance reads or writes a value that is `late`, which then includes what it writes.
+/// True if the instance reads or writes a value in `late`. Its outputs are then added to `late`.
 fn is_late(instance: &Instance, late: &mut HashSet<ValueId>) -> bool {
     let is_late = !late.is_empty() && touched(instance).any(|v| late.contains(&v));
     late.extend(instance.outputs.iter().filter(|_| is_late).map(|o| o.value));
     is_late
 }
 
-/// The outputs of the producer that the node in the consumer's place writes.
+/// The outputs of the producer that the new node in the consumer's place writes.
 fn moved_down(producer: &Instance, replacement: &Replacement) -> HashSet<ValueId> {
     let Place::New(node) = &replacement.consumer else { return HashSet::new() };
     let outputs = node.outputs.iter().filter_map(|edge| match *edge {
@@ -366,11 +366,11 @@ fn moved_down(producer: &Instance, replacement: &Replacement) -> HashSet<ValueId
     outputs.collect()
 }
 
-/// A pair whose nodes are being made instances.
+/// The values to which the edges of a replacement refer.
 struct Wiring {
     producer: Instance,
     consumer: Instance,
-    /// By output of the producer: the forward value to read instead.
+    /// For outputs of the producer, the forward value to read instead.
     repeats: HashMap<usize, ValueId>,
     new: Vec<ValueId>,
 }
@@ -387,15 +387,15 @@ impl Wiring {
         self.instance(program, &node, &self.consumer)
     }
 
-    /// The instance of a node in this one's place.
+    /// The instance of a node that replaces `place`.
     fn instance(&self, program: &mut Program, node: &Node, place: &Instance) -> Result<Instance, TraceError> {
         let inputs: Vec<ValueId> = node.inputs.iter().map(|&edge| self.input(edge)).collect();
         let outputs: Vec<Option<Output>> = node.outputs.iter().map(|&edge| self.output(edge)).collect();
         let targets: Vec<Option<ValueId>> = outputs.iter().map(|o| o.map(|o| o.value)).collect();
         let code = Code::Plain(node.op.clone());
         let mut instance = instantiate(program, code, &inputs, &targets, place.origin.clone())?;
-        for (made, output) in instance.outputs.iter_mut().zip(outputs) {
-            *made = output.unwrap_or(*made);
+        for (output, target) in instance.outputs.iter_mut().zip(outputs) {
+            *output = target.unwrap_or(*output);
         }
         Ok(instance)
     }

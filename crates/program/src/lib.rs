@@ -7,14 +7,16 @@
 //! [`narrow`], [`refresh`], [`fuse`].
 //!
 //! Invariants:
-//! - This crate names no op and no device. Passes that insert ops are handed them ([`PassOps`]), and so are
-//!   the rewrites of [`fuse`].
-//! - List order is execution order within a lane; across lanes only [`order`] says what happens before what.
+//! - This crate names no op and no device. The caller passes in the ops that a pass inserts ([`PassOps`]) and
+//!   the rewrites that [`fuse`] applies.
+//! - List order is execution order within a lane. Across lanes, [`order`] alone says which instance completes
+//!   before which.
 //! - Every value, and the workspace that a device's kernels declare, has a place in the [`Plan`] before the
-//!   first instance runs. CPU kernels allocate further memory while they run, which the plan doesn't count:
-//!   they widen bf16 operands, transpose keys and pack blocks for GEMMs.
+//!   first instance runs. The plan does not count the memory that CPU kernels allocate while they run: for
+//!   widened bf16 operands, transposed keys, and packed blocks of GEMMs.
 
 pub mod backward;
+mod buffer;
 mod dispatch;
 mod dump;
 pub mod fuse;
@@ -24,6 +26,7 @@ mod memory;
 pub mod narrow;
 mod op;
 pub mod order;
+mod origin;
 mod plan;
 pub mod precision;
 mod program;
@@ -32,18 +35,22 @@ pub mod recompute;
 pub mod refresh;
 pub mod save_fp8;
 mod trace;
+mod value;
 
-pub use backward::{Backward, Root};
+pub use backward::Root;
+pub use buffer::WorkspaceOf;
 pub use dispatch::KernelTable;
 pub use fuse::{Edge, Link, Node, Pair, Place, Replacement, Rewrite};
-pub use gemm::{Fp8Twin, Gemms, LinearGemm, OpGemm, OperandSource, Quantization, ScaledGemm};
+pub use gemm::{LinearGemm, LinearOperand, Quantization, ScaledGemm};
 pub use memory::{MemoryRow, MemoryTable, Purpose};
-pub use op::{Cost, Differentiable, Op, OpError, Operand, PassOps, Rebuild, Source};
-pub use plan::{Location, Plan, Region, WorkspaceOf};
+pub use op::{Cost, Fp8Twin, Gemms, Op, OpError, OpGemm, Operand, OperandSource, PassOps, Rebuild, Source};
+pub use origin::{Lane, Origin, Phase, Role, Stage};
+pub use plan::{Location, Plan, Region};
 pub use precision::Precision;
 pub use program::{
-    Code, Instance, Lane, Origin, Output, Parameter, Phase, Program, Role, Stage, StateKind, Storage, Value,
-    ValueId, WriteMode,
+    Backward, Code, Delayed, Differentiable, Instance, MeasuredCast, Output, Parameter, Program, Quantized,
+    TraceError, WriteMode,
 };
 pub use recompute::Recompute;
-pub use trace::{TraceError, Tracer};
+pub use trace::Tracer;
+pub use value::{StateKind, Storage, Value, ValueId};

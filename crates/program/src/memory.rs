@@ -1,19 +1,19 @@
-//! The memory table: every byte of a plan by its purpose.
+//! The memory table: the bytes of a plan by purpose.
 
-use crate::plan::{Buffer, Holds};
+use crate::buffer::{Buffer, Holds};
 use crate::{Instance, Program, Stage, StateKind, Storage};
 use std::collections::BTreeMap;
 
-/// A plan's memory by purpose. The rows add up to the plan, to the byte; for scratch they count what is live
-/// at its peak.
+/// The memory of a plan by purpose. The rows add up to the plan, to the byte; of scratch they count the
+/// buffers that are live at its peak.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct MemoryTable {
-    /// The rows, none of them empty.
+    /// The rows; each has at least one byte.
     pub rows: Vec<MemoryRow>,
     /// The instance at the peak of scratch: block, site and role.
     pub peak_at: String,
-    /// Workspace that is not live at the peak, whose bytes other rows count: for each site the largest of all
-    /// blocks.
+    /// Workspace that is not live at the peak: for each site, that of the block with the most. Its bytes are
+    /// part of other rows.
     pub elsewhere: Vec<MemoryRow>,
 }
 
@@ -21,7 +21,7 @@ pub struct MemoryTable {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MemoryRow {
     /// The purpose.
-    pub what: Purpose,
+    pub purpose: Purpose,
     /// The bytes.
     pub bytes: usize,
 }
@@ -31,17 +31,17 @@ pub struct MemoryRow {
 pub enum Purpose {
     /// State of one kind.
     State(StateKind),
-    /// Tables fixed at tracing.
+    /// Constants, for example tables of rotation angles.
     Constants,
     /// Token ids, control scalars, metrics.
     HostExchange,
-    /// Activations saved from forward to backward, by block (None: outside the blocks).
+    /// Activations of a block (`None`: outside of the blocks) that are saved from forward to backward.
     Saved(Option<u32>),
-    /// Activations and gradients between one op and the next.
+    /// Activations and gradients that the same stage reads.
     Passing,
-    /// Workspace of an op, named by its site.
+    /// Workspace of the op of this name and site.
     Workspace(String),
-    /// Alignment, and gaps that no buffer fits.
+    /// Alignment, and gaps that no buffer fills.
     Gaps,
 }
 
@@ -51,7 +51,7 @@ impl MemoryTable {
         self.rows.iter().map(|r| r.bytes).sum()
     }
 
-    pub(crate) fn of(program: &Program, buffers: &[Buffer], region_bytes: [usize; 3]) -> Self {
+    pub(crate) fn new(program: &Program, buffers: &[Buffer], region_bytes: [usize; 3]) -> Self {
         let mut rows: BTreeMap<Purpose, usize> = BTreeMap::new();
         let mut peak_at = String::new();
         let mut elsewhere = workspaces(program, buffers);
@@ -65,42 +65,41 @@ impl MemoryTable {
             *rows.entry(purpose).or_default() += program.ty(id).bytes();
         }
         if let Some(peak) = peak(program.instances.len(), buffers) {
-            let at = &program.instances[peak];
-            peak_at = format!("{at_origin} ({role})", at_origin = at.origin, role = at.origin.role.name());
+            let origin = &program.instances[peak].origin;
+            peak_at = format!("{origin} ({})", origin.role.name());
             for b in buffers.iter().filter(|b| live(b).contains(&peak)) {
-                let maker = &program.instances[b.first];
+                let producer = &program.instances[b.first];
                 let stage = |i: usize| program.instances[i].origin.stage;
-                let used_later = b.users.iter().any(|&u| stage(u) == Stage::Backward);
+                let is_read_in_backward = b.users.iter().any(|&u| stage(u) == Stage::Backward);
                 let purpose = if matches!(b.holds, Holds::Workspace(_)) {
-                    elsewhere.remove(&site(maker));
-                    site(maker)
-                } else if stage(b.first) == Stage::Forward && used_later {
-                    Purpose::Saved(maker.origin.block)
+                    elsewhere.remove(&workspace_of(producer));
+                    workspace_of(producer)
+                } else if stage(b.first) == Stage::Forward && is_read_in_backward {
+                    Purpose::Saved(producer.origin.block)
                 } else {
                     Purpose::Passing
                 };
                 *rows.entry(purpose).or_default() += b.bytes;
             }
         }
-        let named: usize = rows.values().sum();
-        let gaps = region_bytes.iter().sum::<usize>() - named;
+        let gaps = region_bytes.iter().sum::<usize>() - rows.values().sum::<usize>();
         rows.insert(Purpose::Gaps, gaps);
         let rows = rows
             .into_iter()
             .filter(|(_, bytes)| *bytes > 0)
-            .map(|(what, bytes)| MemoryRow { what, bytes })
+            .map(|(purpose, bytes)| MemoryRow { purpose, bytes })
             .collect();
-        let elsewhere = elsewhere.into_iter().map(|(what, bytes)| MemoryRow { what, bytes }).collect();
+        let elsewhere = elsewhere.into_iter().map(|(purpose, bytes)| MemoryRow { purpose, bytes }).collect();
         MemoryTable { rows, peak_at, elsewhere }
     }
 }
 
-/// The purpose of an instance's workspace: equal for the same op at the same site of every block.
-fn site(instance: &Instance) -> Purpose {
+/// The purpose of an instance's workspace, which is equal for one op at one site in all blocks.
+fn workspace_of(instance: &Instance) -> Purpose {
     Purpose::Workspace(format!("{} {}", instance.origin.site, instance.code.op().name()))
 }
 
-/// The workspace of every site, in bytes of its largest instance.
+/// The workspace of each site: the bytes of the instance that needs the most.
 fn workspaces(program: &Program, buffers: &[Buffer]) -> BTreeMap<Purpose, usize> {
     let mut by_instance: BTreeMap<usize, usize> = BTreeMap::new();
     for b in buffers.iter().filter(|b| matches!(b.holds, Holds::Workspace(_))) {
@@ -108,13 +107,13 @@ fn workspaces(program: &Program, buffers: &[Buffer]) -> BTreeMap<Purpose, usize>
     }
     let mut largest: BTreeMap<Purpose, usize> = BTreeMap::new();
     for (i, bytes) in by_instance {
-        let held = largest.entry(site(&program.instances[i])).or_default();
-        *held = bytes.max(*held);
+        let maximum = largest.entry(workspace_of(&program.instances[i])).or_default();
+        *maximum = bytes.max(*maximum);
     }
     largest
 }
 
-/// The instances from a buffer's first to its last use, in list order.
+/// The instances from the first to the last user of a buffer, in list order.
 fn live(b: &Buffer) -> std::ops::RangeInclusive<usize> {
     b.first..=b.users.iter().copied().max().unwrap_or(b.first)
 }
@@ -126,10 +125,10 @@ fn peak(instances: usize, buffers: &[Buffer]) -> Option<usize> {
         change[*live(b).start()] += b.bytes as i64;
         change[*live(b).end() + 1] -= b.bytes as i64;
     }
-    let mut now = 0;
+    let mut live_bytes = 0;
     let totals = change.iter().take(instances).map(|c| {
-        now += c;
-        now
+        live_bytes += c;
+        live_bytes
     });
     totals.enumerate().max_by_key(|&(i, total)| (total, std::cmp::Reverse(i))).map(|(i, _)| i)
 }

@@ -1,11 +1,12 @@
 //! The pass that drops outputs of forward ops that nothing reads.
 //!
-//! Recomputation leaves some: a cast in both layouts whose transpose the backward computes for itself, say.
-//! An op says by [`Op::rebuild`](crate::Op::rebuild) whether it can compute the others alone.
+//! Recomputation leaves such outputs, for example a cast in both layouts whose transpose the backward
+//! recomputes. [`Op::rebuild`](crate::Op::rebuild) returns an op that computes the remaining outputs alone.
 
 use crate::{Code, Program, Rebuild, Source, Stage, Storage};
 
-/// Replaces forward ops that can by ones that compute only the outputs that are read.
+/// Replaces forward ops that have unread outputs with ops that do not compute these, where there are such
+/// ops.
 pub fn apply(mut program: Program) -> Program {
     let mut is_read: Vec<bool> =
         program.values.iter().map(|v| v.boundary || !matches!(v.storage, Storage::Transient)).collect();

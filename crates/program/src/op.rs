@@ -1,105 +1,100 @@
-//! The `Op` trait: shape inference, cost, and for ops of models the backward.
+//! The `Op` trait, and the types in which ops answer passes, engines and reports.
 
-use crate::{Backward, Gemms};
+use crate::{LinearGemm, ScaledGemm};
 use std::any::Any;
 use std::fmt::Debug;
 use std::sync::Arc;
 use thiserror::Error;
 use xtrain_tensor::{DType, TensorType};
 
-/// An operation on tensors. An implementor is one instance's attributes (eps, head counts): a plain value.
+/// An operation on tensors. A value of an implementing type holds the attributes of one use: eps, head
+/// counts.
 ///
-/// Kernels are not part of this trait; an executor finds them by the implementor's type in a
-/// [`crate::KernelTable`]. Nor are fusions: they are a table of rewrites ([`crate::fuse`]). Which pass calls
-/// which method is said where the passes are listed (`PIPELINE` of xtrain-train); the plan and the engines
-/// call [`Op::in_place`], reports call [`Op::cost`].
+/// Kernels are not part of this trait: an executor looks them up by the implementing type in a
+/// [`crate::KernelTable`]. Fusions are not either: they are a table of rewrites ([`crate::fuse`]). The list
+/// of passes (`PIPELINE` of xtrain-train) says which pass calls which method. The plan and the engines call
+/// [`Op::in_place`]; reports call [`Op::cost`].
 pub trait Op: Any + Debug + Send + Sync {
-    /// Its name in dumps, traces and errors, e.g. `rms_norm`.
+    /// The name in dumps, traces and errors, for example `rms_norm`.
     fn name(&self) -> &'static str;
 
-    /// The types of the outputs for inputs of these types, those saved for the backward among them, or an
-    /// error about the inputs.
+    /// The types of all outputs for inputs of these types, including outputs that are saved for the backward.
+    ///
+    /// # Errors
+    /// The op does not accept these inputs.
     fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>, OpError>;
 
-    /// How the precision pass may treat an input.
+    /// The treatment of an input by the precision pass.
     fn operand(&self, _input: usize) -> Operand {
         Operand::Compute
     }
 
-    /// Pairs (output, input) where the output is computed in the input's memory. When the kernel starts, the
-    /// output already holds the input's values: executors share the memory if the input dies here, else they
-    /// copy.
+    /// Pairs (output, input) of which the output is computed in the memory of the input. When the kernel
+    /// starts, the output holds the input's values: the two share memory if nothing reads the input
+    /// afterwards; else the executor copies them.
     fn in_place(&self) -> &[(usize, usize)] {
         &[]
     }
 
-    /// True if the kernel can add to this output instead of overwriting it. Gradients of parameters need it.
+    /// True if the kernel can add to this output instead of overwriting it, as gradients of parameters need.
     fn accumulates(&self, _output: usize) -> bool {
         false
     }
 
-    /// The arithmetic of one run: floating-point operations (a multiply-add counts two). Bytes follow from
-    /// the operands.
+    /// The arithmetic of one run. The bytes that it moves follow from the operands.
     fn cost(&self, _inputs: &[TensorType], _outputs: &[TensorType]) -> Cost {
         Cost::default()
     }
 
-    /// True if recomputing this output is nearly free (norms, activations), given the outputs that are not:
-    /// such outputs the recompute policy `norms` leaves unsaved. Called for forward ops.
+    /// True if recomputing this output is nearly free (norms, activations), given the outputs that are not
+    /// cheap. The recompute policy `norms` does not save such outputs. Called for forward ops.
     fn is_cheap(&self, _output: usize) -> bool {
         false
     }
 
-    /// How to compute the outputs that are not `saved`.
+    /// The method by which the backward recomputes the outputs that are not `saved`.
     fn rebuild(&self, _saved: &[bool]) -> Rebuild {
         Rebuild::Same
     }
 
-    /// The linear layer's GEMMs that the op computes and that may run on FP8 operands, for inputs of these
-    /// types.
+    /// The GEMMs of a linear layer that the op computes for inputs of these types and that may run on FP8
+    /// operands.
     fn gemms(&self, _inputs: &[TensorType]) -> Option<Gemms> {
         None
     }
 }
 
-/// An op of models, with its backward.
-pub trait Differentiable: Op {
-    /// Emits the ops that compute the gradients of the inputs from those of the outputs, and sets them with
-    /// [`Backward::set_grad`].
-    fn backward(&self, cx: &mut Backward<'_>) -> Result<(), OpError>;
-}
-
-/// How the precision pass may treat an input.
+/// The treatment of an input by the precision pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Operand {
-    /// An activation, or a parameter read in the compute type.
+    /// Converted: an activation, or a parameter that is read in the compute type.
     Compute,
-    /// Left as it is: norm weights, tables, control scalars.
+    /// Not converted: norm weights, tables, control scalars.
     Full,
 }
 
 /// The arithmetic of one run of an op.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Cost {
-    /// Floating-point operations; a multiply-add counts two. A float, because a step of a large model
-    /// overflows 64 bits.
+    /// Floating-point operations; a multiply-add counts as two. A float, because the count for a step of a
+    /// large model overflows 64 bits.
     pub flops: f64,
 }
 
-/// How the outputs of an instance that were not saved are computed.
+/// The method by which the backward recomputes the outputs of an instance that were not saved.
 pub enum Rebuild {
-    /// By the same op from the same inputs. For ops that only assign their outputs.
+    /// By this op again, on the same inputs. For ops that assign all of their outputs.
     Same,
-    /// Not at all: the op writes state or adds to an output, so it runs once and its outputs are saved.
+    /// None: the op writes state or adds to an output, so it runs once and its outputs are saved.
     Never,
-    /// By this op. Running it beside the original changes nothing, even if the original adds to an output:
-    /// that is a maximum.
+    /// This op runs. Running it in addition to the original changes no value: if the original adds to an
+    /// output, that output is a maximum.
     By {
         /// The op.
         op: Arc<dyn Op>,
-        /// Its inputs, as inputs and saved outputs of the original.
+        /// Its inputs: inputs and saved outputs of the original.
         inputs: Vec<Source>,
-        /// For each output of `op`, the output of the original that it equals to the bit.
+        /// For each output of `op`, the output of the original that has equal bits.
         outputs: Vec<usize>,
     },
 }
@@ -113,26 +108,77 @@ pub enum Source {
     Output(usize),
 }
 
-/// The ops that the first passes insert. Callers hand them in, because this crate names none.
+/// The GEMMs of an op that may run on FP8 operands ([`Op::gemms`]).
+pub struct Gemms {
+    /// The GEMMs; each kind appears at most once.
+    pub list: Vec<OpGemm>,
+    /// Returns the op that computes them on FP8 operands.
+    pub in_fp8: Fp8Twin,
+}
+
+/// Constructor of an op's FP8 twin. The twin computes on FP8 operands the GEMMs whose entry is `Some`, in the
+/// order of [`LinearGemm::ALL`].
+///
+/// If the op is a single GEMM with both operands as inputs, the inputs of the twin are numbers and scales of
+/// both operands, then the op's further inputs.
+///
+/// Otherwise the op has a weight as input 1 and casts its operands [`OperandSource::Inside`] itself. The
+/// inputs of the twin are the op's inputs without the weight; then, for each of fprop and dgrad that the op
+/// computes, numbers and scales of the weight if that GEMM is `Some`, else the weight; then the delayed
+/// scales of the op's casts. The outputs of the twin are the op's outputs, then amaxes `f32[1]`: that of x
+/// and that of dy, each if its scale is delayed, then one amax of all other casts.
+pub type Fp8Twin = Box<dyn Fn([Option<ScaledGemm>; 3]) -> Arc<dyn Op>>;
+
+/// One GEMM of an op.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OpGemm {
+    /// Fprop, dgrad or wgrad.
+    pub kind: LinearGemm,
+    /// The source of each operand.
+    pub operands: [OperandSource; 2],
+    /// Rows and columns of the result, and the inner extent, over which it sums.
+    pub extents: [usize; 3],
+}
+
+/// The source of an operand of a GEMM.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OperandSource {
+    /// The op's n-th input.
+    Input(usize),
+    /// Computed or sliced inside the op, which therefore casts it itself.
+    Inside,
+}
+
+impl Gemms {
+    /// The GEMM of an op that is a single GEMM with inputs 0 and 1 as operands.
+    pub fn only(&self) -> Option<OpGemm> {
+        match *self.list {
+            [gemm] if gemm.operands == [OperandSource::Input(0), OperandSource::Input(1)] => Some(gemm),
+            _ => None,
+        }
+    }
+}
+
+/// The ops that the first passes insert. The caller supplies them, because this crate names no op.
 pub trait PassOps {
-    /// `a + b`, in place of `a`.
+    /// `a + b`, computed in the memory of `a`.
     fn add(&self) -> Arc<dyn Op>;
     /// One input converted to `dtype`.
     fn cast(&self, dtype: DType) -> Arc<dyn Op>;
 }
 
-/// The error of an op that refuses its operands, with their shapes.
+/// The error of an op that rejects its operands.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 #[error("{0}")]
 pub struct OpError(pub String);
 
 impl OpError {
-    /// An error if `condition` does not hold.
+    /// Returns an error if `condition` is false.
     pub fn ensure(condition: bool, message: impl FnOnce() -> String) -> Result<(), OpError> {
         if condition { Ok(()) } else { Err(OpError(message())) }
     }
 
-    /// An error unless there are exactly `n` inputs.
+    /// Returns an error unless there are exactly `n` inputs.
     pub fn arity(op: &str, inputs: &[TensorType], n: usize) -> Result<(), OpError> {
         OpError::ensure(inputs.len() == n, || format!("{op} takes {n} inputs, not {}", inputs.len()))
     }

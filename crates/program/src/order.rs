@@ -1,10 +1,10 @@
-//! The happens-before relation: lane order, and the data dependencies between lanes.
+//! The happens-before relation of instances: lane order, and data dependencies between lanes.
 
 use crate::{Lane, Program, ValueId};
 
 /// The happens-before relation of a program's instances, as vector clocks over the lanes.
 pub struct Order {
-    /// For instance i and lane l: the number of instances of l that complete before i starts.
+    /// For each instance i and lane l, the number of instances of l that complete before i starts.
     clocks: Vec<[u32; Lane::COUNT]>,
     /// The position of each instance within its lane.
     positions: Vec<u32>,
@@ -14,9 +14,9 @@ pub struct Order {
 }
 
 impl Order {
-    /// The order of `program`: an instance follows those before it in its lane, the writers of its inputs,
-    /// and the readers and writers of its outputs.
-    pub fn of(program: &Program) -> Self {
+    /// The order of `program`. An instance starts after the earlier instances of its lane, the writers of its
+    /// inputs, and the earlier readers and writers of its outputs.
+    pub fn new(program: &Program) -> Self {
         let n = program.instances.len();
         let mut order = Order {
             clocks: vec![[0; Lane::COUNT]; n],
@@ -39,7 +39,7 @@ impl Order {
                 dependencies.extend(writer[index(&o.value)]);
                 dependencies.extend(readers[index(&o.value)].iter().copied());
             }
-            let (waits, clock) = order.waited_for(&dependencies, latest[lane]);
+            let (waits, clock) = order.waits_and_clock(&dependencies, latest[lane]);
             order.clocks[i] = clock;
             order.waits[i] = waits;
             for v in &instance.inputs {
@@ -55,9 +55,14 @@ impl Order {
         order
     }
 
-    /// The instances that an instance after `latest` in its lane must wait for, given its `dependencies`, and
-    /// its clock then: of each other lane the last dependency, unless another one already follows it.
-    fn waited_for(&self, dependencies: &[usize], latest: Option<usize>) -> (Vec<usize>, [u32; Lane::COUNT]) {
+    /// The instances that the instance after `latest` in its lane must wait for, given its `dependencies`,
+    /// and its clock afterwards. From each other lane that is the last dependency, unless another dependency
+    /// already waits for it.
+    fn waits_and_clock(
+        &self,
+        dependencies: &[usize],
+        latest: Option<usize>,
+    ) -> (Vec<usize>, [u32; Lane::COUNT]) {
         let mut clock = latest.map_or([0; Lane::COUNT], |d| self.after(d));
         let mut last: [Option<usize>; Lane::COUNT] = [None; Lane::COUNT];
         for &d in dependencies {
@@ -68,27 +73,27 @@ impl Order {
         let by_another = |&d: &usize| unseen.iter().any(|&other| other != d && seen(&self.clocks[other], d));
         let waits: Vec<usize> = unseen.iter().copied().filter(|d| !by_another(d)).collect();
         for &d in &waits {
-            for (mine, theirs) in clock.iter_mut().zip(self.after(d)) {
-                *mine = (*mine).max(theirs);
+            for (count, waited_for) in clock.iter_mut().zip(self.after(d)) {
+                *count = (*count).max(waited_for);
             }
         }
         (waits, clock)
     }
 
-    /// The clock when `d` has completed.
+    /// The clock after `d` completes.
     fn after(&self, d: usize) -> [u32; Lane::COUNT] {
         let mut clock = self.clocks[d];
         clock[self.lanes[d]] = self.positions[d] + 1;
         clock
     }
 
-    /// True if instance `a` completes before instance `b` starts, whatever the timing of the lanes.
+    /// True if instance `a` completes before instance `b` starts, however the lanes are timed.
     pub fn before(&self, a: usize, b: usize) -> bool {
         self.clocks[b][self.lanes[a]] > self.positions[a]
     }
 
-    /// The instances of other lanes that `i` must wait for, at most one of each: the events that an executor
-    /// records. With the order within lanes they imply the whole relation, and none is redundant.
+    /// The instances of other lanes for whose events `i` must wait, at most one of each lane. Together with
+    /// the order within lanes they imply the whole relation, and none is redundant.
     pub fn waits(&self, i: usize) -> &[usize] {
         &self.waits[i]
     }

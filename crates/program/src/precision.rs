@@ -1,12 +1,12 @@
 //! The pass that sets a program's element types: the masters' type and the compute type.
 //!
-//! A model is traced in f32. The pass rewrites the types: activations follow the compute type through each
-//! op's `infer`; operands that an op declares [`Operand::Full`] stay as they are. If the compute type differs
-//! from the masters', every parameter that a compute operand reads gets a copy in it
-//! ([`crate::StateKind::Compute`]), which the optimizer writes with the master. With `fp32` the program is
-//! the traced one, unchanged.
+//! A model is traced in f32. The pass rewrites the types: each op's `infer` passes the compute type on from
+//! its inputs to its outputs. Inputs that an op declares [`Operand::Full`] keep their type. If the compute
+//! type differs from the masters', every parameter that is read as a compute operand gets a copy in the
+//! compute type ([`crate::StateKind::Compute`]), which the optimizer writes together with the master. With
+//! `fp32` the program stays as it was traced.
 
-use crate::trace::instantiate;
+use crate::program::instantiate;
 use crate::{Operand, Program, StateKind, Storage, TraceError, ValueId};
 use std::sync::Arc;
 use xtrain_tensor::DType;
@@ -14,14 +14,14 @@ use xtrain_tensor::DType;
 /// The element types of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Precision {
-    /// The type of masters, gradients of parameters, and moments.
+    /// The type of masters, of the gradients of parameters, and of moments.
     pub master: DType,
-    /// The type of activations, their gradients, and the copies of parameters that GEMMs read.
+    /// The type of activations, of their gradients, and of the copies of parameters that GEMMs read.
     pub compute: DType,
 }
 
 impl Precision {
-    /// Everything in f32: the program as it was traced.
+    /// Everything in f32, as traced.
     pub const FP32: Precision = Precision { master: DType::F32, compute: DType::F32 };
     /// f32 masters, bf16 activations and GEMM operands.
     pub const BF16: Precision = Precision { master: DType::F32, compute: DType::BF16 };
@@ -52,8 +52,8 @@ pub fn apply(program: Program, precision: Precision) -> Result<Program, TraceErr
         }
         let targets: Vec<Option<ValueId>> = instance.outputs.iter().map(|o| Some(o.value)).collect();
         let types: Vec<_> = inputs.iter().map(|&v| out.ty(v)).collect();
-        if let Ok(made) = op.infer(&types) {
-            for (o, ty) in instance.outputs.iter().zip(&made) {
+        if let Ok(output_types) = op.infer(&types) {
+            for (o, ty) in instance.outputs.iter().zip(&output_types) {
                 out.values[o.value.0 as usize].ty = *ty;
             }
         }
@@ -72,8 +72,8 @@ fn retype(dtype: &mut DType, to: DType) {
     }
 }
 
-/// The value to read for a compute operand `v`: the copy in the compute type if `v` is a parameter (its
-/// index), else `v` itself; an f32 input of the program is retyped.
+/// The value that replaces the compute operand `v`. For a parameter (given its index) that is the copy in the
+/// compute type. For other values it is `v` itself; if `v` is an f32 input of the program, its type changes.
 fn in_compute_type(
     program: &mut Program,
     v: ValueId,

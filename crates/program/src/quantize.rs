@@ -1,97 +1,70 @@
-//! The pass that runs the GEMMs of linear layers on FP8 operands.
+//! The pass that moves the GEMMs of linear layers to FP8 operands.
 //!
-//! It runs after the backward pass, when all three GEMMs of a layer are known: fprop `x w^T`, dgrad `dy w`,
-//! wgrad `dy^T x`. Tensor cores want both operands of FP8 along the sums, so each of x, w and dy is read
-//! row-major by one GEMM and transposed by another. The pass casts every value that a GEMM reads, once for
-//! each layout. The bf16 value dies at its cast, so between forward and backward one byte an element is saved
-//! instead of two.
+//! It runs after the backward pass, when all three GEMMs of a layer exist: fprop `x w^T`, dgrad `dy w`, wgrad
+//! `dy^T x`. In FP8, tensor cores need both operands contiguous along the inner extent, so one GEMM reads
+//! each of x, w and dy row-major and another reads it transposed. The pass casts every value that a GEMM
+//! reads once for each layout. If nothing else reads the bf16 value, it is dead after the cast: one byte of
+//! each element is saved for the backward instead of two.
 //!
-//! The FP8 copies of parameters are state that the update refreshes ([`crate::refresh`]): once a step,
-//! whatever the accumulation.
+//! The FP8 copies of parameters are state. The update refreshes them ([`crate::refresh`]) once a step, for
+//! any number of micro-steps.
 //!
-//! A delayed scale comes from the amaxes of earlier steps: the scale is state, and so is this step's amax,
-//! from which the update computes the next scale ([`Delayed`]). Every other cast raises one state value,
-//! [`AMAX`]: a cast saturates and would hide an infinity, so the update looks there whether the step was
-//! finite.
+//! A delayed scale comes from the amaxes of earlier steps. The scale and the amax of the current step are
+//! state; the update computes the next scale from the amax ([`Delayed`]). All other casts share one state
+//! value, [`AMAX`]: the maximum of their amaxes. A cast saturates, which would hide an infinity, so the
+//! update reads [`AMAX`] to decide whether the step was finite.
 //!
-//! An op with GEMMs inside, as the loss has the head's, casts their operands itself, except for the weight.
+//! An op with GEMMs inside, such as the loss with the head's GEMMs, casts their operands itself, except for
+//! the weight.
 //!
-//! The caller chooses the GEMMs and their formats; model code knows nothing of it.
+//! The caller chooses the GEMMs and their formats. Model code contains nothing about FP8.
 
-use crate::trace::instantiate;
+use crate::program::instantiate;
 use crate::{
-    Code, Gemms, Instance, LinearGemm, Op, OperandSource, Origin, Output, Program, Quantization, Role,
-    ScaledGemm, Stage, StateKind, Storage, TraceError, ValueId, WriteMode,
+    Code, Delayed, Gemms, Instance, LinearGemm, Op, OperandSource, Origin, Output, Program, Quantization,
+    Quantized, Role, ScaledGemm, Stage, StateKind, Storage, TraceError, ValueId, WriteMode,
 };
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use xtrain_tensor::{DType, Shape, TensorType};
 
-/// The name of the state value `f32[1]` that casts raise.
-pub const AMAX: &str = "largest magnitude cast";
-
-/// A tensor with a delayed scale. All of it is state, found by `name`.
-#[derive(Clone, Debug)]
-pub struct Delayed {
-    /// The layer that reads it first, and which of its operands it is.
-    pub name: Arc<str>,
-    /// The format that it is cast to.
-    pub format: DType,
-    /// True if its scale is a power of two.
-    pub pow2_scales: bool,
-    /// [`StateKind::Amax`], `f32[1]`: this step's amax.
-    pub amax: ValueId,
-    /// [`StateKind::Scale`], `f32[1, 1]`. 0 means "not set".
-    pub scale: ValueId,
-}
+/// The name of the state value `f32[1]` with the amax of all casts whose scales are not delayed.
+pub const AMAX: &str = "amax of casts";
 
 /// The ops that the pass inserts.
 pub trait QuantizeOps {
-    /// Casts a matrix. Outputs are, for each of the `layouts` (row-major, transposed) that is true, the
-    /// numbers and their scales, and last the amax, which accumulates as a maximum. A delayed scale is a
-    /// second input; if it is 0, the matrix's own amax gives the scale.
+    /// The op that casts a matrix. Its outputs are numbers and scales for each of the `layouts` (row-major,
+    /// transposed) that is true, and then the amax, which accumulates as a maximum. Its second input is the
+    /// delayed scale, if any; if that is 0, the scale comes from the matrix's own amax.
     fn quantize(&self, quantization: Quantization, layouts: [bool; 2]) -> Arc<dyn Op>;
-    /// Restores a row-major matrix that was cast by tiles.
+    /// The op that restores a row-major matrix from its cast by tiles.
     fn dequantize(&self, out: DType) -> Arc<dyn Op>;
 }
 
-/// A GEMM that may run on FP8 operands, as the caller is shown it.
+/// A GEMM that may run on FP8 operands, for the caller's decision.
 #[derive(Clone, Copy, Debug)]
 pub struct Candidate<'a> {
-    /// Its layer.
+    /// The layer.
     pub origin: &'a Origin,
-    /// Which of the layer's three.
+    /// Fprop, dgrad or wgrad.
     pub gemm: LinearGemm,
-    /// Rows and columns of the result, and the length of the sums.
+    /// Rows and columns of the result, and the inner extent.
     pub extents: [usize; 3],
 }
 
-/// FP8 copies of a parameter that one cast of its master writes.
-#[derive(Clone)]
-pub struct Quantized {
-    /// The cast.
-    pub op: Arc<dyn Op>,
-    /// The layer that reads them first.
-    pub origin: Origin,
-    /// State: numbers and scales of each layout.
-    pub values: Vec<ValueId>,
-    /// Its delayed scale, if it has one.
-    pub delayed: Option<Delayed>,
-}
-
-/// The casts of a value in one quantization: row-major, and transposed.
+/// The casts of a value in one quantization. Arrays are by layout: row-major, transposed.
 #[derive(Default)]
 struct Casts {
-    /// The first stage in which each layout is read.
+    /// The first stage that reads the layout.
     stages: [Option<Stage>; 2],
-    /// Numbers and scales, once they are cast.
+    /// Numbers and scales, once the cast is emitted.
     values: [Option<[ValueId; 2]>; 2],
-    /// The delayed scale, once the value is cast.
+    /// The delayed scale, once a cast that uses it is emitted.
     delayed: Option<Delayed>,
 }
 
-/// Runs the GEMMs for which `choose` returns a format on FP8 operands. Value ids keep their meaning; compute
-/// copies of parameters that nothing reads any more become transient.
+/// Moves the GEMMs for which `choose` returns a format to FP8 operands. Value ids keep their meaning. Compute
+/// copies of parameters that nothing reads afterwards are removed from the state.
 pub fn apply(
     program: Program,
     ops: &dyn QuantizeOps,
@@ -114,8 +87,8 @@ pub fn apply(
     for (instance, chosen) in pass.out.instances.iter().zip(&chosen) {
         let stage = instance.origin.stage;
         if stage == Stage::Backward {
-            let is_itself = chosen.as_ref().is_some_and(|chosen| chosen.gemms.only().is_some());
-            pass.read_in_backward.extend(&instance.inputs[if is_itself { 2 } else { 0 }..]);
+            let is_gemm = chosen.as_ref().is_some_and(|chosen| chosen.gemms.only().is_some());
+            pass.read_in_backward.extend(&instance.inputs[if is_gemm { 2 } else { 0 }..]);
         }
         for operand in chosen.iter().flat_map(Chosen::operands) {
             let casts = pass.casts.entry((instance.inputs[operand.input], operand.quantization)).or_default();
@@ -142,9 +115,9 @@ struct Chosen {
     formats: [Option<ScaledGemm>; 3],
 }
 
-/// An operand that the pass casts.
+/// An input of an instance that the pass casts as an operand of a GEMM.
 struct Operand {
-    /// The instance's input.
+    /// The index of the input.
     input: usize,
     quantization: Quantization,
     transposed: bool,
@@ -185,9 +158,10 @@ struct Pass<'a> {
     out: Program,
     parameters: HashMap<ValueId, usize>,
     casts: HashMap<(ValueId, Quantization), Casts>,
-    /// Values that the backward reads uncast, so that they are there to be cast again: no cast of them is
-    /// saved.
+    /// Values that the backward also reads in their own type. They are saved in any case, so the backward
+    /// casts them again instead of reading a saved cast.
     read_in_backward: HashSet<ValueId>,
+    /// The state value [`AMAX`], once a cast writes it.
     amax: Option<ValueId>,
     /// True in training, where amaxes are recorded for the scales of later steps.
     trains: bool,
@@ -195,7 +169,7 @@ struct Pass<'a> {
 }
 
 impl Pass<'_> {
-    /// Puts the FP8 twin in the place of a GEMM, after the casts that no earlier GEMM needed.
+    /// Replaces a GEMM with its FP8 twin, after emitting the casts that it is the first to read.
     fn replace_gemm(&mut self, instance: &mut Instance, chosen: &Chosen) -> Result<(), TraceError> {
         let mut inputs = Vec::new();
         for operand in chosen.operands() {
@@ -209,7 +183,7 @@ impl Pass<'_> {
         Ok(())
     }
 
-    /// Puts the FP8 twin in the place of an op with GEMMs inside, which casts all operands but the weight.
+    /// Replaces an op with GEMMs inside with its FP8 twin, which casts all operands except the weight.
     fn replace_gemms_inside(&mut self, instance: &mut Instance, chosen: &Chosen) -> Result<(), TraceError> {
         let origin = instance.origin.clone();
         let mut inputs = vec![instance.inputs[0]];
@@ -249,14 +223,14 @@ impl Pass<'_> {
         let code = Code::Plain((chosen.gemms.in_fp8)(chosen.formats));
         let mut twin = instantiate(&mut self.out, code, &inputs, &targets, origin)?;
         let outputs = instance.outputs.iter().copied().map(Some).chain(amaxes);
-        for (output, recorded) in twin.outputs.iter_mut().zip(outputs) {
-            *output = recorded.unwrap_or(*output);
+        for (output, target) in twin.outputs.iter_mut().zip(outputs) {
+            *output = target.unwrap_or(*output);
         }
         *instance = twin;
         Ok(())
     }
 
-    /// The state value that casts raise, and how the next cast writes it.
+    /// The state value [`AMAX`], as the next cast writes it.
     fn next_amax(&mut self) -> Output {
         let mode = if self.amax.is_none() { WriteMode::AddAfterFirst } else { WriteMode::Add };
         let value = *self.amax.get_or_insert_with(|| {
@@ -265,8 +239,8 @@ impl Pass<'_> {
         Output { value, mode }
     }
 
-    /// Numbers and scales of a value, cast as an operand of a layer's GEMM. The first call emits the cast, in
-    /// all layouts that are needed.
+    /// The numbers and scales of a value that is cast as an operand of a layer's GEMM. The first call emits
+    /// the cast, in all layouts that the program reads.
     fn cast(
         &mut self,
         value: ValueId,
@@ -281,11 +255,11 @@ impl Pass<'_> {
             return Ok(values);
         }
         let parameter = self.parameters.get(&value).copied();
-        // A second cast takes less time than saving the first one's transpose takes memory.
-        let again =
+        // Casting again in the backward is cheaper than saving the transposed cast of the forward.
+        let is_cast_again =
             parameter.is_none() && origin.stage == Stage::Forward && self.read_in_backward.contains(&value);
         let layouts = [0, 1].map(|n| {
-            let is_needed = casts.stages[n].is_some_and(|stage| !again || stage == Stage::Forward);
+            let is_needed = casts.stages[n].is_some_and(|stage| !is_cast_again || stage == Stage::Forward);
             is_needed && casts.values[n].is_none()
         });
         let op = self.ops.quantize(quantization, layouts);
@@ -294,14 +268,15 @@ impl Pass<'_> {
             None => self.cast_activation(key, op, operand, origin)?,
         };
         let mut pairs = values.as_chunks::<2>().0.iter().copied();
-        let Some(casts) = self.casts.get_mut(&key) else { unreachable!("it was read above") };
-        for (held, is_cast) in casts.values.iter_mut().zip(layouts) {
-            *held = if is_cast { pairs.next() } else { *held };
+        let Some(casts) = self.casts.get_mut(&key) else { unreachable!("the entry was read above") };
+        for (pair, is_cast) in casts.values.iter_mut().zip(layouts) {
+            *pair = if is_cast { pairs.next() } else { *pair };
         }
-        casts.values[layout].ok_or_else(|| unreachable!("every layout that is needed was noted"))
+        casts.values[layout]
+            .ok_or_else(|| unreachable!("the cast writes every layout that the program reads"))
     }
 
-    /// Emits a cast before the first GEMM that reads it; returns its outputs but for the amax.
+    /// Emits a cast before the first GEMM that reads it. Returns the outputs without the amax.
     fn cast_activation(
         &mut self,
         key: (ValueId, Quantization),
@@ -310,7 +285,7 @@ impl Pass<'_> {
         origin: &Origin,
     ) -> Result<Vec<ValueId>, TraceError> {
         let is_first = self.casts[&key].delayed.is_none();
-        // The input of wgrad is that of fprop, unless it was restored from fewer bits.
+        // Wgrad reads the input of fprop, except if the input is restored from fewer bits.
         let name = match (operand.gemm, operand.input) {
             (LinearGemm::Fprop, _) => "input",
             (LinearGemm::Wgrad, 1) => "input of wgrad",
@@ -320,21 +295,21 @@ impl Pass<'_> {
         let inputs: Vec<_> = [key.0].into_iter().chain(delayed.as_ref().map(|d| d.scale)).collect();
         let origin = Origin { role: Role::Precision, ..origin.clone() };
         let mut cast = instantiate(&mut self.out, Code::Plain(op), &inputs, &[], origin)?;
-        let recorded = match delayed {
-            // Once: the amax of a second cast, in the other layout, is the same.
+        let target = match delayed {
+            // Only the first cast records it: a cast in the other layout has the same amax.
             Some(delayed) => (self.trains && is_first)
                 .then_some(Output { value: delayed.amax, mode: WriteMode::AddAfterFirst }),
             None => Some(self.next_amax()),
         };
         let values = cast.outputs.iter().map(|o| o.value).take(cast.outputs.len() - 1).collect();
-        if let (Some(amax), Some(recorded)) = (cast.outputs.last_mut(), recorded) {
-            *amax = recorded;
+        if let (Some(amax), Some(target)) = (cast.outputs.last_mut(), target) {
+            *amax = target;
         }
         self.out.instances.push(cast);
         Ok(values)
     }
 
-    /// The delayed scale of a value, called `name` if this is its first cast.
+    /// The delayed scale of a value. The first call adds it under `name`.
     fn delayed(&mut self, key: (ValueId, Quantization), name: String) -> Delayed {
         if let Some(delayed) = self.casts[&key].delayed.clone() {
             return delayed;
@@ -362,7 +337,7 @@ impl Pass<'_> {
         delayed
     }
 
-    /// Adds state for what a cast writes of a parameter's master.
+    /// Adds the state that a cast of a parameter's master writes.
     fn cast_parameter(
         &mut self,
         parameter: usize,
@@ -385,8 +360,7 @@ impl Pass<'_> {
         let Quantization { format, scaling, pow2_scales, .. } = key.1;
         let powers = if pow2_scales { ", powers of two" } else { "" };
         let [row_major, transposed] = layouts;
-        // Engines and checkpoints know copies by these names.
-        let layouts = [("as it stands", row_major), ("transposed", transposed)];
+        let layouts = [("row-major", row_major), ("transposed", transposed)];
         let names = layouts.into_iter().filter(|(_, is_cast)| *is_cast).flat_map(|(layout, _)| {
             ["", " scales"].map(|part| format!("{name} {format}{part} ({scaling:?}{powers}, {layout})"))
         });
@@ -400,7 +374,7 @@ impl Pass<'_> {
     }
 }
 
-/// The program without the compute copies of parameters that nothing reads any more.
+/// The program without the compute copies of parameters that nothing reads.
 fn without_unread_copies(mut program: Program) -> Program {
     let mut is_read = vec![false; program.values.len()];
     for v in program.instances.iter().flat_map(|i| &i.inputs) {

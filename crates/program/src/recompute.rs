@@ -1,29 +1,29 @@
 //! The pass that recomputes forward values in the backward instead of saving them.
 //!
-//! Trades arithmetic for memory (Chen et al., arXiv 1604.06174). Every op is deterministic and its randomness
-//! counter-based, so the gradients are equal to the bit with it and without.
+//! It trades arithmetic for memory (Chen et al., arXiv 1604.06174). Every op is deterministic, with
+//! counter-based randomness, so recomputation changes no bit of the gradients.
 
-use crate::Instance;
-use crate::trace::instantiate;
+use crate::program::instantiate;
 use crate::{
-    Code, OpError, Origin, Program, Rebuild, Role, Source, Stage, Storage, TraceError, ValueId, WriteMode,
+    Code, Instance, OpError, Origin, Program, Rebuild, Role, Source, Stage, Storage, TraceError, ValueId,
+    WriteMode,
 };
 use std::collections::HashMap;
 
-/// The forward values that the backward recomputes.
+/// The policy that selects the forward values to recompute.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Recompute {
-    /// None: all are saved.
+    /// Recomputes nothing: all values that the backward reads are saved.
     #[default]
     None,
-    /// The outputs that are cheap to compute: norms and activations.
+    /// Recomputes the outputs that are cheap to compute: those of norms and activations.
     Norms,
-    /// All of every block but its boundary.
+    /// Recomputes every value of a block except its boundary.
     Block,
 }
 
-/// Applies the policy to a program that has its backward: to its first `blocks` blocks, or without a number
-/// to all.
+/// Applies the policy to the first `blocks` blocks of a program that has its backward, or to all blocks if
+/// that is `None`.
 pub fn apply(program: Program, policy: Recompute, blocks: Option<usize>) -> Result<Program, TraceError> {
     if policy == Recompute::None {
         return Ok(program);
@@ -40,7 +40,7 @@ pub fn apply(program: Program, policy: Recompute, blocks: Option<usize>) -> Resu
     for mut instance in instances {
         if instance.origin.stage == Stage::Backward {
             for k in 0..instance.inputs.len() {
-                instance.inputs[k] = pass.available(instance.inputs[k])?;
+                instance.inputs[k] = pass.in_backward(instance.inputs[k])?;
             }
         }
         pass.out.instances.push(instance);
@@ -48,7 +48,7 @@ pub fn apply(program: Program, policy: Recompute, blocks: Option<usize>) -> Resu
     Ok(pass.out)
 }
 
-/// For each value written by a forward instance, that instance and which output it is.
+/// For each value that a forward instance writes, the index of that instance and of the output.
 fn producers(program: &Program) -> HashMap<ValueId, (usize, usize)> {
     let mut map = HashMap::new();
     let forward = |i: &Instance| i.origin.stage == Stage::Forward;
@@ -64,7 +64,7 @@ struct Pass {
     out: Program,
     forward: Vec<Instance>,
     producers: HashMap<ValueId, (usize, usize)>,
-    /// By forward value, the one that the backward reads instead.
+    /// For each recomputed forward value, the value that the backward reads instead.
     recomputed: HashMap<ValueId, ValueId>,
     policy: Recompute,
     blocks: Option<usize>,
@@ -89,7 +89,7 @@ impl Pass {
         }
     }
 
-    /// True if a second run of the instance would change more than its first: what it adds to, or state.
+    /// True if the instance must not run twice, because it adds to an output or writes state.
     fn runs_once(&self, instance: &Instance) -> bool {
         let op = instance.code.op();
         match op.rebuild(&vec![false; instance.outputs.len()]) {
@@ -100,7 +100,7 @@ impl Pass {
                     && instance.outputs.iter().all(|o| o.mode == WriteMode::Assign);
                 assert!(
                     only_assigns,
-                    "{} writes state or adds, so it cannot be rebuilt as the same",
+                    "{} writes state or adds to an output, so it cannot run again: its `rebuild` must return `Never` or `By`",
                     op.name()
                 );
                 false
@@ -108,9 +108,9 @@ impl Pass {
         }
     }
 
-    /// `v` itself if it is saved, else the value that holds the same bits in the backward, after emitting the
-    /// op that computes it.
-    fn available(&mut self, v: ValueId) -> Result<ValueId, TraceError> {
+    /// The value that the backward reads for `v`: `v` itself if it is saved, else its recomputed copy. The
+    /// first call for a copy emits the op that computes it.
+    fn in_backward(&mut self, v: ValueId) -> Result<ValueId, TraceError> {
         if self.is_saved(v) {
             return Ok(v);
         }
@@ -131,7 +131,7 @@ impl Pass {
         let mut inputs = Vec::with_capacity(sources.len());
         for source in sources {
             inputs.push(match source {
-                Source::Input(n) => self.available(original.inputs[n])?,
+                Source::Input(n) => self.in_backward(original.inputs[n])?,
                 Source::Output(n) => original.outputs[n].value,
             });
         }
@@ -147,7 +147,7 @@ impl Pass {
             site: original.origin.to_string(),
             op: original.code.op().name(),
             operands: String::new(),
-            error: OpError("rebuilding it does not compute an output that the backward needs".into()),
+            error: OpError("its rebuilt op does not compute an output that the backward reads".into()),
         })
     }
 }

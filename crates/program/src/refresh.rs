@@ -1,11 +1,12 @@
-//! The pass that refreshes the FP8 copies of parameters, and the program that refreshes all copies after
-//! masters were written.
+//! The pass that refreshes the FP8 copies of parameters, and the program that refreshes all copies after the
+//! masters change.
 
-use crate::quantize::{Delayed, Quantized};
-use crate::trace::instantiate;
-use crate::{Code, Origin, Parameter, PassOps, Program, Role, Stage, StateKind, TraceError};
+use crate::program::instantiate;
+use crate::{
+    Code, Delayed, Origin, Parameter, PassOps, Program, Quantized, Role, Stage, StateKind, TraceError,
+};
 
-/// Appends, in this stage, the casts of all masters that have FP8 copies.
+/// Appends the casts of all masters that have FP8 copies, in this stage.
 pub fn apply(mut program: Program, stage: Stage) -> Result<Program, TraceError> {
     for parameter in program.parameters.clone() {
         for Quantized { op, origin, values, delayed } in &parameter.quantized {
@@ -22,9 +23,8 @@ pub fn apply(mut program: Program, stage: Stage) -> Result<Program, TraceError> 
     Ok(program)
 }
 
-/// The program that holds the parameters of `program` and casts every compute copy and FP8 copy from its
-/// master: run once after masters were initialised or loaded. A program without copies gives one without
-/// instances.
+/// The program that casts every compute copy and FP8 copy of the parameters of `program` from its master. It
+/// is run once after masters are initialised or loaded. Without copies it has no instances.
 pub fn program(program: &Program, ops: &dyn PassOps) -> Result<Program, TraceError> {
     let mut out = Program::default();
     for p in &program.parameters {

@@ -1,35 +1,37 @@
-//! The pass that saves the inputs of some ops in fewer bits from forward to backward (DeepSeek-V3, arXiv
-//! 2412.19437, section 3.3.3).
+//! The pass that saves the inputs of some ops for the backward in fewer bits (DeepSeek-V3, arXiv 2412.19437,
+//! section 3.3.3).
 //!
-//! The input of SwiGLU is the largest tensor of a block. After the forward, everything that read it or
-//! SwiGLU's output reads what is restored from an FP8 copy, and SwiGLU runs again on that. A linear layer's
-//! input is saved so if an op other than the layer's own gradient reads it too (else the layer's cast of its
-//! operand is enough): attention's output, which attention's gradient reads. What is restored differs from
-//! the input in its last bits: the gradients are those of the restored input, whatever is recomputed.
+//! The input of SwiGLU is the largest tensor of a block. The pass saves an FP8 copy of it. In the backward,
+//! the readers of the input read the tensor restored from that copy, and the readers of SwiGLU's output read
+//! the output of SwiGLU run again on the restored tensor. The input of a linear layer is saved in this form
+//! if an op other than the layer's own gradient reads it too: attention's output, which the gradient of
+//! attention reads. (For the layer's own gradient the cast of its operand is enough.) A restored tensor
+//! differs from the input in its last bits, so the gradients are those of the restored input, under any
+//! recompute policy.
 //!
-//! An activation's input is restored before each of its readers, so that each can be fused with the restoring
-//! op ([`crate::fuse`]); a linear layer's is restored once, before the first.
+//! The input of an activation is restored before each of its readers, so that each can be fused with the op
+//! that restores it ([`crate::fuse`]). The input of a linear layer is restored once, before its first reader.
 
+use crate::program::instantiate;
 use crate::quantize::QuantizeOps;
-use crate::trace::instantiate;
 use crate::{
     Code, Instance, LinearGemm, Origin, Program, Quantization, Role, Stage, Storage, TraceError, ValueId,
 };
 use std::collections::HashMap;
 
-/// The op whose input may be saved in fewer bits.
+/// The kind of an op whose input may be saved in fewer bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reader {
-    /// An activation, which then runs again in the backward.
+    /// An activation, which the backward then recomputes.
     Activation,
     /// A linear layer.
     Linear,
 }
 
-/// An input that may be saved in fewer bits, as the caller is shown it.
+/// An input that may be saved in fewer bits, for the caller's decision.
 #[derive(Clone, Copy, Debug)]
 pub struct Candidate<'a> {
-    /// Of the op that reads it.
+    /// The origin of the op that reads it.
     pub origin: &'a Origin,
     /// The kind of that op.
     pub reader: Reader,
@@ -41,15 +43,14 @@ pub struct Candidate<'a> {
 struct Saved {
     /// Numbers and scales.
     copy: [ValueId; 2],
-    /// The instance that reads it.
+    /// The forward instance that reads the input.
     instance: Instance,
     reader: Reader,
-    /// The restored value, if all share one.
+    /// The restored value, if all readers share one.
     restored: Option<ValueId>,
 }
 
-/// Saves the inputs for which `choose` returns a format; inputs that the backward doesn't read stay as they
-/// are.
+/// Saves the inputs for which `choose` returns a format, except those that the backward does not read.
 pub fn apply(
     program: Program,
     ops: &dyn QuantizeOps,
@@ -58,8 +59,8 @@ pub fn apply(
     let mut out = Program { instances: Vec::new(), ..program.clone() };
     let is_backward = |instance: &Instance| instance.origin.stage == Stage::Backward;
     let backward: Vec<_> = program.instances.iter().filter(|i| is_backward(i)).collect();
-    // By the input, and by an activation's output.
-    let mut saved_as: HashMap<ValueId, usize> = HashMap::new();
+    // The index in `all`, by the input and by the output of an activation.
+    let mut index_of: HashMap<ValueId, usize> = HashMap::new();
     let mut all: Vec<Saved> = Vec::new();
     for mut instance in program.instances.iter().cloned() {
         if let Some(reader) = reader(&program, &instance) {
@@ -78,14 +79,14 @@ pub fn apply(
                 let cast = instantiate(&mut out, quantize, &[input], &[], origin)?;
                 let copy = [0, 1].map(|n| cast.outputs[n].value);
                 out.instances.push(cast);
-                saved_as.extend(values.into_iter().map(|value| (value, all.len())));
+                index_of.extend(values.into_iter().map(|value| (value, all.len())));
                 all.push(Saved { copy, instance: instance.clone(), reader, restored: None });
             }
         }
         if is_backward(&instance) {
             for v in &mut instance.inputs {
-                if let Some(&at) = saved_as.get(v) {
-                    *v = restored(&mut out, ops, &mut all[at], *v)?;
+                if let Some(&index) = index_of.get(v) {
+                    *v = restored(&mut out, ops, &mut all[index], *v)?;
                 }
             }
         }
@@ -94,7 +95,7 @@ pub fn apply(
     Ok(out)
 }
 
-/// The kind of a forward instance whose input may be saved in fewer bits.
+/// The kind of a forward instance, if its input may be saved in fewer bits.
 fn reader(program: &Program, instance: &Instance) -> Option<Reader> {
     let op = instance.code.op();
     if instance.origin.stage != Stage::Forward {
@@ -108,7 +109,8 @@ fn reader(program: &Program, instance: &Instance) -> Option<Reader> {
     is_activation.then_some(Reader::Activation)
 }
 
-/// The restored input or, if `v` is an activation's output, that of the activation's second run.
+/// The value that the backward reads for `v`: the restored input, or, if `v` is the output of an activation,
+/// the output of the activation run again.
 fn restored(
     program: &mut Program,
     ops: &dyn QuantizeOps,

@@ -1,30 +1,16 @@
-//! Tracing: model code calls ops, and the calls become a program.
+//! Tracing: model code applies ops, and the tracer records them as a program.
 
+use crate::program::instantiate;
 use crate::{
-    Code, Differentiable, Instance, Lane, Op, OpError, Origin, Output, Parameter, Program, Role, Stage,
-    StateKind, Storage, ValueId, WriteMode,
+    Code, Differentiable, Op, Origin, Parameter, Program, Role, Stage, StateKind, Storage, TraceError,
+    ValueId, WriteMode,
 };
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::sync::Arc;
-use thiserror::Error;
 use xtrain_tensor::{HostTensor, TensorType};
 
-/// The error of an op that refuses its operands.
-#[derive(Clone, Debug, Error, PartialEq, Eq)]
-#[error("{site}: {op} cannot take {operands}: {error}")]
-pub struct TraceError {
-    /// Block and site.
-    pub site: String,
-    /// The op's name.
-    pub op: &'static str,
-    /// The operands' types.
-    pub operands: String,
-    /// What is wrong with them.
-    pub error: OpError,
-}
-
-/// Builder of a program, one op instance after the other.
+/// Builder of a program. It appends one op instance after the other.
 pub struct Tracer {
     program: Program,
     origin: Origin,
@@ -56,7 +42,7 @@ impl Default for Tracer {
 }
 
 impl Tracer {
-    /// A tracer that appends to `program` instances of this stage and role.
+    /// A tracer that appends instances of this stage and role to `program`.
     pub fn new(program: Program, stage: Stage, role: Role) -> Self {
         let name = |id: ValueId| match &program.value(id).storage {
             Storage::State { kind, name } => Some(((Space::State(*kind), name.clone()), id)),
@@ -83,25 +69,25 @@ impl Tracer {
         self.program.ty(id)
     }
 
-    /// Enters transformer block `block`: later instances belong to it.
+    /// Sets the transformer block of later instances.
     pub fn enter_block(&mut self, block: Option<u32>) {
         self.origin.block = block;
     }
 
-    /// Sets the site of later instances, e.g. `attn.qkv_proj`.
-    pub fn at(&mut self, site: &str) -> &mut Self {
+    /// Sets the site of later instances, for example `attn.qkv_proj`.
+    pub fn site(&mut self, site: &str) -> &mut Self {
         self.origin.site = site.into();
         self
     }
 
-    /// The parameter called `name`; a second call with the same name is the same parameter (tied weights).
+    /// The parameter called `name`. A further call with this name returns the same parameter (tied weights).
     ///
     /// # Panics
     /// If it has another type.
     pub fn parameter(&mut self, name: &str, ty: TensorType) -> ValueId {
-        let known = self.program.values.len();
+        let count_before = self.program.values.len();
         let master = self.state(StateKind::Master, name, ty);
-        if master.0 as usize >= known {
+        if master.0 as usize >= count_before {
             let name = name.into();
             self.program.parameters.push(Parameter {
                 name,
@@ -122,7 +108,7 @@ impl Tracer {
         self.named(Space::State(kind), name, ty, |name| Storage::State { kind, name })
     }
 
-    /// The input called `name`, which the host writes before each run; a second call is the same input.
+    /// The input called `name`, which the host writes before each run. A further call returns the same input.
     ///
     /// # Panics
     /// If it has another type.
@@ -130,9 +116,9 @@ impl Tracer {
         self.named(Space::Input, name, ty, |name| Storage::Input { name })
     }
 
-    /// The constant called `name`, of type `ty`; a second call is the same constant, so the name includes
-    /// everything that its contents depend on. `make` runs when an engine loads the program, so that a plan
-    /// costs no table.
+    /// The constant called `name`, of type `ty`. A further call returns the same constant, so the name must
+    /// include everything on which the contents depend. `make` runs when an engine loads the program;
+    /// planning computes no contents.
     ///
     /// # Panics
     /// If it has another type.
@@ -145,7 +131,7 @@ impl Tracer {
         self.named(Space::Constant, name, ty, |name| Storage::Constant { name, make: Arc::new(make) })
     }
 
-    /// The value of this name, added if it is not there.
+    /// The value of this name, which is added if it is absent.
     fn named(
         &mut self,
         space: Space,
@@ -158,22 +144,22 @@ impl Tracer {
             Entry::Occupied(found) => *found.get(),
             Entry::Vacant(place) => *place.insert(self.program.add_value(ty, storage(name.clone()))),
         };
-        let held = self.program.ty(id);
+        let existing = self.program.ty(id);
         assert!(
-            held == ty,
-            "the {} `{name}` is {held} already, so it cannot be {ty}; it needs a name of its own",
+            existing == ty,
+            "the {} `{name}` is {existing} already, so it cannot be {ty}; give the new one another name",
             space.name()
         );
         id
     }
 
-    /// Marks a value as a boundary of recomputation: saved even if its block is recomputed.
+    /// Marks a value as a boundary of recomputation: it is saved even if its block is recomputed.
     pub fn boundary(&mut self, id: ValueId) {
         self.program.values[id.0 as usize].boundary = true;
     }
 
-    /// Turns a transient value into an output that the host reads under `name`. It accumulates over
-    /// micro-steps if its op can.
+    /// Turns a transient value into an output that the host reads by `name`. The output accumulates over
+    /// micro-steps if its op can accumulate.
     pub fn output(&mut self, name: &str, id: ValueId) {
         self.program.values[id.0 as usize].storage = Storage::Output { name: name.into() };
         for instance in &mut self.program.instances {
@@ -184,17 +170,18 @@ impl Tracer {
         }
     }
 
-    /// Applies an op of the model.
+    /// Applies an op of a model.
     pub fn apply(&mut self, op: impl Differentiable, inputs: &[ValueId]) -> Result<Vec<ValueId>, TraceError> {
         self.push(Code::Forward(Arc::new(op)), inputs, &[])
     }
 
-    /// Applies an op without a backward: of the optimizer, of a pass, of generation.
+    /// Applies an op without a backward: of the optimizer, a pass, or generation.
     pub fn emit(&mut self, op: impl Op, inputs: &[ValueId]) -> Result<Vec<ValueId>, TraceError> {
         self.push(Code::Plain(Arc::new(op)), inputs, &[])
     }
 
-    /// Like [`Tracer::emit`], writing to existing values; the types must agree.
+    /// Applies an op without a backward, which writes output `k` to the existing value `targets[k]` if that
+    /// is `Some`. The types must agree.
     pub fn emit_into(
         &mut self,
         op: impl Op,
@@ -204,7 +191,7 @@ impl Tracer {
         self.push(Code::Plain(Arc::new(op)), inputs, targets)
     }
 
-    /// Applies an op that is already shared.
+    /// Applies the op of another instance.
     pub fn apply_code(&mut self, code: Code, inputs: &[ValueId]) -> Result<Vec<ValueId>, TraceError> {
         self.push(code, inputs, &[])
     }
@@ -220,37 +207,4 @@ impl Tracer {
         self.program.instances.push(instance);
         Ok(outputs)
     }
-}
-
-/// An instance with fresh output values, except where `targets` names the value to write.
-pub(crate) fn instantiate(
-    program: &mut Program,
-    code: Code,
-    inputs: &[ValueId],
-    targets: &[Option<ValueId>],
-    origin: Origin,
-) -> Result<Instance, TraceError> {
-    let types: Vec<TensorType> = inputs.iter().map(|&v| program.ty(v)).collect();
-    let fail = |error| TraceError {
-        site: origin.to_string(),
-        op: code.op().name(),
-        operands: types.iter().map(TensorType::to_string).collect::<Vec<_>>().join(", "),
-        error,
-    };
-    let made = code.op().infer(&types).map_err(fail)?;
-    let mut outputs = Vec::with_capacity(made.len());
-    for (k, &ty) in made.iter().enumerate() {
-        let value = match targets.get(k).copied().flatten() {
-            Some(target) if program.ty(target) == ty => target,
-            Some(target) => {
-                return Err(fail(OpError(format!(
-                    "output {k} is {ty}, but it is to be written to {}",
-                    program.ty(target)
-                ))));
-            }
-            None => program.add_value(ty, Storage::Transient),
-        };
-        outputs.push(Output { value, mode: WriteMode::Assign });
-    }
-    Ok(Instance { code, inputs: inputs.to_vec(), outputs, origin, lane: Lane::Compute })
 }

@@ -1,4 +1,4 @@
-//! What the backward pass makes of a trace, and what it refuses.
+//! The backward pass: which ops it needs to differentiate, and its errors.
 
 mod common;
 
@@ -7,13 +7,13 @@ use xtrain_program::backward::{BackwardError, backward};
 use xtrain_program::{Root, Tracer};
 
 #[test]
-fn a_gradient_that_would_have_to_pass_an_op_without_a_backward_is_an_error_that_names_it() {
+fn an_op_without_a_backward_between_loss_and_parameters_is_an_error_that_names_it() {
     let mut t = Tracer::default();
     t.enter_block(Some(2));
     let (x, w) = (t.input("x", vector(4)), t.parameter("w", vector(4)));
-    let hidden = t.at("first").apply(Fun("first"), &[x, w]).expect("traced")[0];
-    let cached = t.at("core").emit(Fun("cached"), &[hidden]).expect("traced")[0];
-    let loss = t.at("last").apply(Fun("last"), &[cached]).expect("traced")[0];
+    let hidden = t.site("first").apply(Fun("first"), &[x, w]).expect("traced")[0];
+    let cached = t.site("core").emit(Fun("cached"), &[hidden]).expect("traced")[0];
+    let loss = t.site("last").apply(Fun("last"), &[cached]).expect("traced")[0];
     let seed = t.input("seed", vector(4));
     let root = Root { value: loss, grad: Some(seed) };
     let refused = backward(t.finish(), &[root], &[], &Inserted).map(|_| ()).expect_err("no backward");
@@ -21,13 +21,13 @@ fn a_gradient_that_would_have_to_pass_an_op_without_a_backward_is_an_error_that_
 }
 
 #[test]
-fn an_op_without_a_backward_stands_where_no_gradient_passes() {
+fn an_op_without_a_backward_is_accepted_where_no_gradient_flows() {
     let mut t = Tracer::default();
     let (x, w) = (t.input("x", vector(4)), t.parameter("w", vector(4)));
-    // Nothing that wants a gradient goes in: the input is prepared.
+    // No input needs a gradient.
     let prepared = t.emit(Fun("prepared"), &[x]).expect("traced")[0];
     let loss = t.apply(Fun("loss"), &[prepared, w]).expect("traced")[0];
-    // No gradient comes out: a metric.
+    // No output has a gradient.
     t.emit(Fun("metric"), &[loss]).expect("traced");
     let seed = t.input("seed", vector(4));
     let root = Root { value: loss, grad: Some(seed) };

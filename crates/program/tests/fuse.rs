@@ -1,4 +1,4 @@
-//! What the engine of rewrites replaces, and what it leaves alone.
+//! The pass that applies rewrites: which pairs it replaces, and where the new instances run.
 
 mod common;
 
@@ -28,7 +28,7 @@ const ABSORB: Rewrite = Rewrite {
     },
 };
 
-/// `a(x) -> y`, `g(.., x) -> dx` => `g(.., x, x) -> y` in the place of g; for the test y takes the place of dx.
+/// `a(x) -> y`, `g(x) -> dx` => `ag(x) -> y` in the place of g. For brevity dx is dropped.
 const SHARE: Rewrite = Rewrite {
     name: "share",
     link: Link::Input,
@@ -65,7 +65,7 @@ impl Trace {
     }
 }
 
-/// The names of the instances after this rewrite.
+/// The names of the ops after this rewrite.
 fn after(trace: Trace, rewrite: &Rewrite) -> Vec<String> {
     let program = fuse::apply(trace.0.finish(), [rewrite]).expect("a program");
     program.instances.iter().map(|i| i.code.op().name().to_owned()).collect()

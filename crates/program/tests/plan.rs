@@ -1,4 +1,4 @@
-//! The planner, on random programs over several lanes: no two values that may be alive together share a byte.
+//! The planner on random programs over several lanes: values that may be live at one time share no byte.
 
 use proptest::prelude::*;
 use xtrain_program::order::Order;
@@ -19,9 +19,9 @@ fn bytes(n: usize) -> TensorType {
     TensorType::new(DType::U8, [n])
 }
 
-/// The plan of a program of such ops, for a device where each needs the workspace that it names.
+/// The plan of a program of such ops, for a device on which each needs the workspace of its field.
 fn plan(program: &Program) -> Plan {
-    Plan::of(program, &|op, _| {
+    Plan::new(program, &|op, _| {
         let any: &dyn std::any::Any = op;
         any.downcast_ref::<Any>().map(|op| vec![bytes(op.workspace)]).unwrap_or_default()
     })
@@ -41,8 +41,7 @@ impl Op for Any {
     }
 }
 
-/// One instance of a random program: which earlier values it reads (as fractions), what it writes, where it
-/// runs.
+/// One instance of a random program: the earlier values that it reads, its op and its lane.
 #[derive(Clone, Debug)]
 struct Line {
     reads: Vec<prop::sample::Index>,
@@ -61,13 +60,13 @@ fn line() -> impl Strategy<Value = Line> {
 
 fn build(lines: &[Line]) -> Program {
     let mut t = Tracer::default();
-    let mut made: Vec<ValueId> = Vec::new();
+    let mut written: Vec<ValueId> = Vec::new();
     for l in lines {
         let reads: Vec<ValueId> =
-            if made.is_empty() { vec![] } else { l.reads.iter().map(|i| *i.get(&made)).collect() };
+            if written.is_empty() { vec![] } else { l.reads.iter().map(|i| *i.get(&written)).collect() };
         let mut op = l.op.clone();
         op.in_place &= !reads.is_empty();
-        made.extend(t.emit(op, &reads).expect("takes anything"));
+        written.extend(t.emit(op, &reads).expect("takes anything"));
     }
     let mut program = t.finish();
     for (instance, l) in program.instances.iter_mut().zip(lines) {
@@ -125,12 +124,12 @@ proptest! {
                 }
                 let (x, y) = (plan.location(ValueId(a as u32)), plan.location(ValueId(b as u32)));
                 let apart = x.offset + x.bytes <= y.offset || y.offset + y.bytes <= x.offset;
-                // In place: b's last use is the instance that makes a over it.
-                let made = users[a][0];
-                let over = program.instances[made].code.op().in_place().contains(&(0, 0))
-                    && program.instances[made].outputs[0].value.0 as usize == a
+                // In place: the last use of b is the instance that computes a in its memory.
+                let writer = users[a][0];
+                let over = program.instances[writer].code.op().in_place().contains(&(0, 0))
+                    && program.instances[writer].outputs[0].value.0 as usize == a
                     && x == y
-                    && users[b].iter().all(|&u| u == made || before[u][made]);
+                    && users[b].iter().all(|&u| u == writer || before[u][writer]);
                 prop_assert!(apart || over || chained(&program, a, b), "%{a} and %{b} at {x:?} and {y:?}");
             }
         }
@@ -151,7 +150,7 @@ proptest! {
     #[test]
     fn the_order_is_the_closure_of_lanes_and_conflicts(lines in prop::collection::vec(line(), 1..40)) {
         let program = build(&lines);
-        let (order, before) = (Order::of(&program), closure(&program));
+        let (order, before) = (Order::new(&program), closure(&program));
         for b in 0..program.instances.len() {
             for a in 0..b {
                 prop_assert_eq!(order.before(a, b), before[a][b], "{} before {}", a, b);
@@ -160,7 +159,7 @@ proptest! {
     }
 }
 
-/// Happens-before if instances wait for those before them in their lane and for `waits` alone.
+/// Happens-before, if an instance waits for the earlier ones of its lane and for those in `waits` alone.
 fn by_waits(program: &Program, waits: &[Vec<usize>]) -> Vec<Vec<bool>> {
     let n = program.instances.len();
     let mut before = vec![vec![false; n]; n];
@@ -178,7 +177,7 @@ proptest! {
     #[test]
     fn waits_are_the_whole_order_between_lanes_and_none_is_idle(lines in prop::collection::vec(line(), 1..40)) {
         let program = build(&lines);
-        let order = Order::of(&program);
+        let order = Order::new(&program);
         let waits: Vec<Vec<usize>> = (0..program.instances.len()).map(|i| order.waits(i).to_vec()).collect();
         let before = closure(&program);
         prop_assert_eq!(&by_waits(&program, &waits), &before);
@@ -196,7 +195,7 @@ proptest! {
     }
 }
 
-/// Whether %a was made over %b through values between them.
+/// True if %a was computed in the memory of %b, directly or through values between them.
 fn chained(program: &Program, a: usize, b: usize) -> bool {
     let maker = program.instances.iter().find(|i| i.outputs.iter().any(|o| o.value.0 as usize == a));
     let Some(maker) =
@@ -224,7 +223,7 @@ fn a_chain_needs_two_buffers_and_an_in_place_chain_one() {
 
 #[test]
 #[should_panic(expected = "before it is written")]
-fn reading_what_was_never_written_is_a_bug() {
+fn reading_a_value_that_was_never_written_panics() {
     let mut t = Tracer::default();
     let v = t.emit(Any { outputs: vec![8], workspace: 0, in_place: false }, &[]).expect("takes anything")[0];
     let mut program = t.finish();
@@ -235,23 +234,23 @@ fn reading_what_was_never_written_is_a_bug() {
 }
 
 #[test]
-fn workspace_is_told_at_the_peak_and_away_from_it() {
+fn the_table_lists_workspace_at_the_peak_and_elsewhere() {
     let mut t = Tracer::default();
     let op = |outputs: usize, workspace| Any { outputs: vec![outputs], workspace, in_place: false };
     t.enter_block(Some(0));
-    let small = t.at("core").emit(op(64, 100), &[]).expect("takes anything")[0];
+    let small = t.site("core").emit(op(64, 100), &[]).expect("takes anything")[0];
     t.enter_block(Some(1));
-    let small = t.at("core").emit(op(64, 200), &[small]).expect("takes anything")[0];
+    let small = t.site("core").emit(op(64, 200), &[small]).expect("takes anything")[0];
     t.enter_block(None);
-    t.at("head").emit(op(64, 5000), &[small]).expect("takes anything");
+    t.site("head").emit(op(64, 5000), &[small]).expect("takes anything");
     let memory = plan(&t.finish()).memory;
     let bytes = |rows: &[MemoryRow], site: &str| {
         let named = Purpose::Workspace(site.into());
-        rows.iter().find(|row| row.what == named).map(|row| row.bytes)
+        rows.iter().find(|row| row.purpose == named).map(|row| row.bytes)
     };
     assert_eq!(memory.peak_at, "head (fprop)");
     assert_eq!(bytes(&memory.rows, "head any"), Some(5120));
-    // The larger of the two blocks'.
+    // That of the block with the larger one.
     assert_eq!(bytes(&memory.elsewhere, "core any"), Some(256));
     assert_eq!(memory.elsewhere.len(), 1);
 }

@@ -1,4 +1,4 @@
-//! What recomputation may touch: the backward, and what it reads of the forward.
+//! Recomputation changes the backward alone, and recomputes only values that the backward reads.
 
 mod common;
 
@@ -15,60 +15,60 @@ use xtrain_tensor::{DType, TensorType};
 fn with_a_cast() -> Program {
     let mut t = Tracer::default();
     let (x, w) = (t.input("x", vector(1024)), t.parameter("w", vector(1024)));
-    let entered = t.at("embed").apply(Fun("embed"), &[x, w]).expect("traced")[0];
+    let entered = t.site("embed").apply(Fun("embed"), &[x, w]).expect("traced")[0];
     t.enter_block(Some(0));
     t.boundary(entered);
-    let hidden = t.at("up").apply(Fun("up"), &[entered, w]).expect("traced")[0];
-    t.at("down").apply(Fun("down"), &[hidden, w]).expect("traced");
+    let hidden = t.site("up").apply(Fun("up"), &[entered, w]).expect("traced")[0];
+    t.site("down").apply(Fun("down"), &[hidden, w]).expect("traced");
     let mut program = t.finish();
     // The cast stands before its reader, as the pass writes it.
     let reader = program.instances.pop().expect("down");
     let mut t = Tracer::new(program, Stage::Forward, Role::Precision);
     t.enter_block(Some(0));
-    let cast = t.at("down").emit(Cast(DType::F32), &[hidden]).expect("traced")[0];
+    let cast = t.site("down").emit(Cast(DType::F32), &[hidden]).expect("traced")[0];
     let mut program = t.finish();
     program.instances.push(xtrain_program::Instance { inputs: vec![cast, w], ..reader });
     let mut t = Tracer::new(program, Stage::Backward, Role::Dgrad);
     t.enter_block(Some(0));
     let last = t.program().instances.last().expect("down").outputs[0].value;
-    let through = t.at("down").emit(Fun("down_grad"), &[last, cast, w]).expect("traced")[0];
-    t.at("up").emit(Fun("up_grad"), &[through, entered]).expect("traced");
+    let through = t.site("down").emit(Fun("down_grad"), &[last, cast, w]).expect("traced")[0];
+    t.site("up").emit(Fun("up_grad"), &[through, entered]).expect("traced");
     t.finish()
 }
 
-/// Op, role and what it reads, by line.
+/// The op, role and inputs of each instance.
 fn lines(program: &Program) -> Vec<(&str, Role, Vec<ValueId>)> {
     program.instances.iter().map(|i| (i.code.op().name(), i.origin.role, i.inputs.clone())).collect()
 }
 
 #[test]
-fn a_cast_in_the_forward_is_part_of_it_and_is_made_again_with_its_block() {
+fn a_cast_in_the_forward_is_recomputed_with_its_block() {
     let before = with_a_cast();
     let after = recompute::apply(before.clone(), Recompute::Block, None).expect("applied");
-    // Nothing of the forward reads what is made again.
+    // The forward reads no recomputed value.
     assert_eq!(lines(&after)[..4], lines(&before)[..4]);
-    let again: Vec<&str> = after
+    let recomputed: Vec<&str> = after
         .instances
         .iter()
         .filter(|i| i.origin.role == Role::Recompute)
         .map(|i| i.code.op().name())
         .collect();
-    assert_eq!(again, ["up", "cast", "down"]);
+    assert_eq!(recomputed, ["up", "cast", "down"]);
     assert!(after.instances.iter().skip(4).all(|i| i.origin.stage == Stage::Backward));
     let cast = before.instances[2].outputs[0].value;
     assert!(!after.instances.iter().skip(4).any(|i| i.inputs.contains(&cast)), "{after}");
 }
 
 #[test]
-fn what_a_cast_of_the_forward_makes_for_the_backward_is_saved_by_its_block() {
-    let plan = Plan::of(&with_a_cast(), &|_, _| Vec::new());
+fn a_cast_in_the_forward_that_the_backward_reads_counts_as_saved_by_its_block() {
+    let plan = Plan::new(&with_a_cast(), &|_, _| Vec::new());
     let saved = |p: &Purpose| matches!(p, Purpose::Saved(Some(0)));
-    let bytes: usize = plan.memory.rows.iter().filter(|r| saved(&r.what)).map(|r| r.bytes).sum();
-    // The cast and the last output; at the peak both wait for the backward.
+    let bytes: usize = plan.memory.rows.iter().filter(|r| saved(&r.purpose)).map(|r| r.bytes).sum();
+    // The cast and the last output: at the peak both are live until the backward reads them.
     assert_eq!(bytes, 2 * 4096, "{:?}", plan.memory);
 }
 
-/// `x -> (y, cache)`: makes something, and writes a state value.
+/// `x -> (y, cache)`: writes a state value in addition to its output.
 #[derive(Clone, Copy, Debug)]
 struct Store;
 
@@ -87,13 +87,13 @@ impl Op for Store {
 }
 
 #[test]
-fn what_writes_state_runs_once() {
+fn an_op_that_writes_state_runs_once() {
     let mut t = Tracer::default();
     let (x, w) = (t.input("x", vector(8)), t.parameter("w", vector(8)));
     let cache = t.state(StateKind::Cache, "keys", vector(8));
     t.enter_block(Some(0));
-    let made = t.at("core").emit_into(Store, &[x], &[None, Some(cache)]).expect("traced")[0];
-    let loss = t.at("up").apply(Fun("up"), &[made, w]).expect("traced")[0];
+    let output = t.site("core").emit_into(Store, &[x], &[None, Some(cache)]).expect("traced")[0];
+    let loss = t.site("up").apply(Fun("up"), &[output, w]).expect("traced")[0];
     let seed = t.input("seed", vector(8));
     let root = Root { value: loss, grad: Some(seed) };
     let (program, _) = backward(t.finish(), &[root], &[], &Inserted).expect("a backward");

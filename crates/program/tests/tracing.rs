@@ -1,4 +1,4 @@
-//! What is traced twice under one name.
+//! Names in a trace: values that are requested twice under one name.
 
 mod common;
 
@@ -6,7 +6,7 @@ use common::vector;
 use xtrain_program::{StateKind, Tracer, ValueId};
 use xtrain_tensor::{HostTensor, TensorType};
 
-/// A way to ask for a value by name.
+/// A method that returns the value of a name.
 type Ask = fn(&mut Tracer, TensorType) -> ValueId;
 
 const ASKS: [(&str, Ask); 4] = [

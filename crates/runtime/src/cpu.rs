@@ -183,7 +183,7 @@ impl Engine for CpuEngine {
             return Err(EngineError::no_kernel(instance, DEVICE));
         }
         add_work(&mut self.work_bytes, &self.kernels, &program);
-        let plan = Plan::of(&program, &cpu_workspace(&self.kernels));
+        let plan = Plan::new(&program, &cpu_workspace(&self.kernels));
         let region = |r: Region| plan.region_bytes[r as usize];
         let io = self.allocate_for(&program, region(Region::Io), region(Region::Scratch))?;
         let within = |chunk, at: Location| Span { chunk, offset: at.offset, bytes: at.bytes };

@@ -1,6 +1,5 @@
 //! Errors of a run and of a model that is trained or used, and whether the user can mend them.
 
-use crate::programs::ProgramError;
 use std::path::{Path, PathBuf};
 use thiserror::Error;
 use xtrain_checkpoint::CheckpointError;
@@ -8,9 +7,22 @@ use xtrain_config::ConfigErrors;
 use xtrain_config::files::advice;
 use xtrain_data::DataError;
 use xtrain_model::ModelError;
+use xtrain_program::TraceError;
+use xtrain_program::backward::BackwardError;
 use xtrain_report::ReportError;
 use xtrain_report::metrics::MetricsError;
 use xtrain_runtime::EngineError;
+
+/// An error of tracing or of a pass: sizes that the configuration should have refused, or a bug of ours.
+#[derive(Clone, Debug, Error)]
+pub enum ProgramError {
+    /// An op refused its operands.
+    #[error(transparent)]
+    Trace(#[from] TraceError),
+    /// The backward could not be formed.
+    #[error(transparent)]
+    Backward(#[from] BackwardError),
+}
 
 /// Error that ends a run. [`RunError::is_users`] decides the exit code.
 #[derive(Debug, Error)]

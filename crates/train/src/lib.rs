@@ -33,4 +33,6 @@ pub mod slower;
 pub mod source;
 mod spans;
 pub mod spec;
+pub mod training_spec;
+pub mod update;
 pub mod weights;

@@ -1,7 +1,7 @@
 //! The GEMMs of a model's linear layers that run in FP8, and the reasons why others do not, as `xtrain plan`
 //! shows them.
 
-use crate::programs::TrainingSpec;
+use crate::training_spec::TrainingSpec;
 use std::collections::HashMap;
 use std::ops::Range;
 use xtrain_model::{Architecture, Bf16Reason, LinearSpec, Numerics, in_block};

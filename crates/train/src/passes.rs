@@ -3,7 +3,9 @@
 //! `xtrain plan --dump-after PASS` prints the program of a training step after any of them. A pass that a
 //! program has no use for leaves it as it is. [`crate::programs`] says which program is what is traced.
 
-use crate::programs::{ProgramError, TrainingSpec, with_update};
+use crate::error::ProgramError;
+use crate::training_spec::TrainingSpec;
+use crate::update;
 use xtrain_model::Numerics;
 use xtrain_model::decoder::io;
 use xtrain_ops::{PassSet, rewrites};
@@ -98,7 +100,7 @@ pub const PIPELINE: &[Pass] = &[
         guarantees: "after the last micro-step: next scales, gradient norm, clipping, the optimizer",
         calls: &["infer", "accumulates"],
         run: |program, setting| match setting.update() {
-            Some(spec) => Ok(with_update(program, spec)?),
+            Some(spec) => Ok(update::append(program, spec)?),
             None => Ok(program),
         },
     },

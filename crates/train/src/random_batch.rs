@@ -1,6 +1,6 @@
 //! Random batches whose tokens and documents are distributed as those of a text, for measurements.
 
-use crate::programs::TrainingSpec;
+use crate::training_spec::TrainingSpec;
 use xtrain_data::Batch;
 use xtrain_tensor::Philox;
 

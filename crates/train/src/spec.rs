@@ -3,8 +3,8 @@
 use crate::engine::Target;
 use crate::error::RunError;
 use crate::exchange;
-use crate::programs::TrainingSpec;
 use crate::source::{init, shards};
+use crate::training_spec::TrainingSpec;
 use std::io::ErrorKind;
 use std::ops::ControlFlow;
 use xtrain_checkpoint::hf::ExportDtype;

@@ -24,8 +24,8 @@ use xtrain_train::corpus::Notice;
 use xtrain_train::engine::Processor;
 use xtrain_train::generate::{Generator, Sampling};
 use xtrain_train::learner::Learner;
-use xtrain_train::programs::TrainingSpec;
 use xtrain_train::run::{Observer, Outcome, Start, train};
+use xtrain_train::training_spec::TrainingSpec;
 use xtrain_train::weights::Weights;
 
 const GRAPHS: Checks = Checks { poison: false, numerics: false };

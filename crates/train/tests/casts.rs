@@ -6,10 +6,11 @@ mod common;
 use common::{spec, wide_model};
 use xtrain_model::Recipe;
 use xtrain_model::decoder::Batch;
-use xtrain_program::measure_casts::LinearOperand;
+use xtrain_program::LinearOperand;
 use xtrain_program::{Program, Recompute, Stage, StateKind, Storage};
 use xtrain_train::engine::Target;
-use xtrain_train::programs::{self, TrainingSpec};
+use xtrain_train::programs;
+use xtrain_train::training_spec::TrainingSpec;
 
 const BATCH: Batch = Batch { sequences: 4, seq_len: 128 };
 

@@ -16,7 +16,8 @@ use xtrain_program::{Instance, Recompute, Stage, StateKind, Storage};
 use xtrain_tensor::DType;
 use xtrain_train::engine::Target;
 use xtrain_train::linear_gemms::{LinearGemms, linear_gemms};
-use xtrain_train::programs::{self, TrainingSpec};
+use xtrain_train::programs;
+use xtrain_train::training_spec::TrainingSpec;
 
 const BATCH: Batch = Batch { sequences: 4, seq_len: 48 };
 /// The standard deviation of weights that make attention sharp.

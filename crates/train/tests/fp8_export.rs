@@ -15,7 +15,7 @@ use xtrain_tensor::Scaling;
 use xtrain_train::error::RunError;
 use xtrain_train::exchange::{Identity, export, import};
 use xtrain_train::learner::Learner;
-use xtrain_train::programs::TrainingSpec;
+use xtrain_train::training_spec::TrainingSpec;
 use xtrain_train::weights::Weights;
 
 const BATCH: Batch = Batch { sequences: 1, seq_len: 16 };
@@ -79,7 +79,7 @@ fn an_export_of_an_fp8_block_run_holds_the_bytes_that_it_was_trained_with() {
         for (block, (ours, cols, theirs)) in (0..2).flat_map(|n| parts.map(|part| (n, part))) {
             let powers = if pow2_scales == Some(false) { "" } else { ", powers of two" };
             let mut read = |what: &str| {
-                let name = format!("blocks.{block}.{ours}.weight e4m3{what} (Block{powers}, as it stands)");
+                let name = format!("blocks.{block}.{ours}.weight e4m3{what} (Block{powers}, row-major)");
                 learner.read_state(StateKind::Compute, &name).expect(&name)
             };
             let (bytes, laid_out) = (read(""), read(" scales"));

@@ -19,7 +19,7 @@ use xtrain_runtime::{
 use xtrain_tensor::{DType, TensorType};
 use xtrain_train::engine::Processor;
 use xtrain_train::learner::Learner;
-use xtrain_train::programs::TrainingSpec;
+use xtrain_train::training_spec::TrainingSpec;
 
 const BATCH: Batch = Batch { sequences: 2, seq_len: 48 };
 

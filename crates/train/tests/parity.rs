@@ -17,7 +17,8 @@ use xtrain_runtime::Part;
 use xtrain_train::exchange::import;
 use xtrain_train::generate::{Generator, Sampling};
 use xtrain_train::learner::Learner;
-use xtrain_train::programs::{self, TrainingSpec};
+use xtrain_train::programs;
+use xtrain_train::training_spec::TrainingSpec;
 use xtrain_train::weights::Weights;
 
 const MODELS: [&str; 5] = ["qwen3", "qwen2", "llama3", "mistral", "llama2"];

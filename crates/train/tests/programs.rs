@@ -11,7 +11,8 @@ use xtrain_ops::adamw::AdamW;
 use xtrain_program::{Recompute, Role, Stage, Storage};
 use xtrain_train::engine::Target;
 use xtrain_train::passes::PIPELINE;
-use xtrain_train::programs::{self, TrainingSpec};
+use xtrain_train::programs;
+use xtrain_train::training_spec::TrainingSpec;
 
 /// Llama 3 8B.
 fn llama() -> Architecture {

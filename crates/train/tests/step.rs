@@ -13,7 +13,8 @@ use xtrain_program::{Recompute, StateKind};
 use xtrain_runtime::Part;
 use xtrain_tensor::{DType, Philox};
 use xtrain_train::engine::Target;
-use xtrain_train::programs::{self, TrainingSpec};
+use xtrain_train::programs;
+use xtrain_train::training_spec::TrainingSpec;
 use xtrain_train::weights::Weights;
 
 const BATCH: Batch = Batch { sequences: 4, seq_len: 13 };

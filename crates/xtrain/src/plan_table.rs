@@ -174,7 +174,7 @@ fn memory(program: &Program, reference: Option<&Program>, target: Target) -> Str
             .take_while(|r| is_block(r) && is_block(row) && r.bytes == row.bytes)
             .count()
             .max(1);
-        rows.push((name(&row.what, alike, row.bytes), row.bytes * alike));
+        rows.push((name(&row.purpose, alike, row.bytes), row.bytes * alike));
         at += alike;
     }
     let mut out = format!("{:<44}{:>18}{:>12}{:>8}\n", "memory", "bytes", "GiB", "%");
@@ -211,9 +211,9 @@ fn elsewhere(table: &MemoryTable) -> String {
     };
     let mut out = String::new();
     for row in &table.elsewhere {
-        out.push_str(&line(&name(&row.what, 1, row.bytes), row.bytes, "  not at the peak"));
+        out.push_str(&line(&name(&row.purpose, 1, row.bytes), row.bytes, "  not at the peak"));
     }
-    let other = |row: &MemoryRow| matches!(row.what, Purpose::Workspace(_)) && !is_logits(&row.what);
+    let other = |row: &MemoryRow| matches!(row.purpose, Purpose::Workspace(_)) && !is_logits(&row.purpose);
     if !table.rows.iter().chain(&table.elsewhere).any(other) {
         out.push_str(&line("workspace of other ops", 0, ""));
     }
@@ -225,7 +225,7 @@ fn is_logits(what: &Purpose) -> bool {
 }
 
 fn is_block(row: &MemoryRow) -> bool {
-    matches!(row.what, Purpose::Saved(Some(_)))
+    matches!(row.purpose, Purpose::Saved(Some(_)))
 }
 
 /// The name of a row, or of `alike` rows of blocks, each of `bytes`.

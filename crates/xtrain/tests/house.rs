@@ -70,20 +70,12 @@ fn crates_depend_downward_only() {
     assert!(seen > 10, "only {seen} dependencies were found: is the manifest still read right?");
 }
 
-/// Crates that still have import cycles; each is struck off when its cycles are gone.
-const WITH_CYCLES: [&str; 3] = ["program", "model", "train"];
-
 #[test]
 fn modules_import_each_other_in_no_cycle() {
     let mut found = Vec::new();
     for (name, _) in FLOORS {
         let cycles = imports::cycles(&root().join("crates").join(name).join("src"));
-        match WITH_CYCLES.contains(&name) {
-            true => {
-                assert!(!cycles.is_empty(), "{name} has no import cycle any more: strike it off WITH_CYCLES")
-            }
-            false => found.extend(cycles.into_iter().map(|cycle| format!("{name}: {cycle}"))),
-        }
+        found.extend(cycles.into_iter().map(|cycle| format!("{name}: {cycle}")));
     }
     assert!(found.is_empty(), "import cycles:\n{}", found.join("\n"));
 }

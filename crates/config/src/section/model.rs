@@ -210,7 +210,7 @@ fn true_for(has: fn(Family) -> bool) -> String {
 impl ModelConfig {
     /// The family given, or the default one.
     pub fn family(&self) -> Family {
-        self.family.unwrap_or(Family::Qwen3)
+        self.family.unwrap_or(Family::QWEN3)
     }
 
     /// `kv_heads`, or as many as there are query heads.

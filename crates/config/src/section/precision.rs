@@ -2,7 +2,7 @@
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use xtrain_model::decoder::HEAD;
+use xtrain_model::HEAD;
 use xtrain_model::{Architecture, DelayedScales, Fp8Overrides, GemmPattern, Recipe, SlowerLayer, in_block};
 use xtrain_program::LinearGemm;
 

@@ -8,7 +8,7 @@ use xtrain_model::{Description, Family, Recipe, RopeScaling};
 /// Description in a folder of Qwen3-0.6B.
 fn folder() -> Description {
     Description {
-        family: Family::Qwen3,
+        family: Family::QWEN3,
         dim: 1024,
         layers: 28,
         heads: 16,
@@ -45,7 +45,7 @@ fn the_defaults_of_a_described_model_follow_its_sizes() {
     let facts = Facts { tokenizer_vocab_size: Some(3000), ..Facts::default() };
     let Resolved { architecture, steps, .. } = minimal(&[]).resolve(&facts).unwrap();
     let expected = Description {
-        family: Family::Qwen3,
+        family: Family::QWEN3,
         dim: 64,
         layers: 2,
         heads: 4,

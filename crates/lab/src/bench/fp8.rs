@@ -15,9 +15,10 @@ use xtrain_program::{Program, Role, Stage, StateKind, Tracer, precision, refresh
 use xtrain_runtime::{Checks, Engine, EngineError, Part, ProgramId, TimedWork, Timing};
 use xtrain_tensor::{DType, TensorType};
 use xtrain_train::engine::{Processor, Target};
+use xtrain_train::error::ProgramError;
 use xtrain_train::error::{LearnError, RunError};
 use xtrain_train::passes::{self, Setting};
-use xtrain_train::programs::{self, ProgramError};
+use xtrain_train::programs;
 use xtrain_train::slower::median;
 
 /// A linear layer: tokens, and columns of its input and output.
@@ -248,7 +249,7 @@ fn program(LinearShape { m, k, n }: LinearShape, recipe: Recipe) -> Result<Progr
     // Bf16Reason as a cache is: a cache has the type that is computed in, and is no parameter.
     let x = t.state(StateKind::Cache, "x", ty([m, k]));
     let w = t.parameter(WEIGHTS, ty([n, k]));
-    let y = t.at("linear").apply(Linear, &[x, w])?[0];
+    let y = t.site("linear").apply(Linear, &[x, w])?[0];
     let program = precision::apply(t.finish(), recipe.precision())?;
     let mut t = Tracer::new(program, Stage::Backward, Role::Dgrad);
     let of_y = t.ty(y);

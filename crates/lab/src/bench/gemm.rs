@@ -11,8 +11,9 @@ use xtrain_tensor::DType;
 use xtrain_train::engine::{Processor, Target};
 use xtrain_train::error::{LearnError, RunError};
 use xtrain_train::profile::Work;
-use xtrain_train::programs::{self, TrainingSpec};
+use xtrain_train::programs;
 use xtrain_train::spec::plan_on;
+use xtrain_train::training_spec::TrainingSpec;
 
 /// The GEMMs of a linear layer: m tokens, from k to n columns.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -1,7 +1,7 @@
 //! Mistral without its sliding window, as 7B from v0.2 on: Llama's block with other defaults.
 
 use super::{ATTENTION_BIAS, Defaults, MLP_BIAS, Rules, fill_nothing};
-use crate::hf::fail;
+use crate::keys::fail;
 use serde_json::{Value, json};
 
 pub(super) static RULES: Rules = Rules {

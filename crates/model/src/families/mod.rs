@@ -14,42 +14,39 @@ mod qwen3;
 #[cfg(test)]
 mod tests;
 
-use crate::hf::Keys;
-use crate::{Description, ModelError};
+use crate::keys::Keys;
+use crate::{Description, Family, ModelError};
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::de::Error;
-use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use serde::{Deserialize, Deserializer};
 use serde_json::{Value, json};
 use std::borrow::Cow;
 
-/// Declares [`Family`]: a line for each family, its name in code and its file.
+/// Declares the families: a line for each, its constant and its file.
 macro_rules! families {
     ($($(#[$only:meta])? $family:ident: $file:ident,)*) => {
-        /// A family of models, by whose name other programs load an export.
-        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-        pub enum Family {
-            $($(#[$only])? #[doc = concat!("The family of `families/", stringify!($file), ".rs`.")] $family,)*
-        }
-
         impl Family {
+            $($(#[$only])? #[doc = concat!("The family of `families/", stringify!($file), ".rs`.")]
+            pub const $family: Family = Family::new($file::RULES.name);)*
+
             /// All families.
             pub const ALL: &[Family] = &[$($(#[$only])? Family::$family,)*];
 
             pub(crate) fn rules(self) -> &'static Rules {
-                match self {
-                    $($(#[$only])? Family::$family => &$file::RULES,)*
-                }
+                let all = [$($(#[$only])? &$file::RULES,)*];
+                let found = all.into_iter().find(|rules| rules.name == self.name());
+                found.unwrap_or_else(|| unreachable!("every family has its rules"))
             }
         }
     };
 }
 
 families! {
-    Llama: llama,
-    Mistral: mistral,
-    Qwen2: qwen2,
-    Qwen3: qwen3,
-    #[cfg(test)] SeedOss: example,
+    LLAMA: llama,
+    MISTRAL: mistral,
+    QWEN2: qwen2,
+    QWEN3: qwen3,
+    #[cfg(test)] SEED_OSS: example,
 }
 
 /// Everything that sets a family apart.
@@ -107,11 +104,6 @@ impl Family {
         Family::ALL.iter().copied().find(|family| family.name() == name)
     }
 
-    /// The name in config files and Hugging Face's `model_type`.
-    pub fn name(self) -> &'static str {
-        self.rules().name
-    }
-
     /// Biases on the q, k and v projections.
     pub fn qkv_bias(self) -> bool {
         self.rules().qkv_bias
@@ -134,12 +126,6 @@ impl Family {
             Some((last, others)) => format!("{} and {last}", others.join(", ")),
             None => "none".into(),
         }
-    }
-}
-
-impl Serialize for Family {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.serialize_str(self.name())
     }
 }
 

@@ -4,16 +4,13 @@
 //! Keys that we do not know are kept and written back. Settings that would change the result (another
 //! activation, sliding windows, other rope types) are refused by name.
 
-mod keys;
 mod read;
 mod rope;
 #[cfg(test)]
 mod tests;
 mod write;
 
-pub(crate) use keys::Keys;
-
-use crate::{Description, ModelError};
+use crate::Description;
 use serde_json::{Map, Value};
 
 /// A parsed config.json.
@@ -39,8 +36,3 @@ const QUANTIZATION: &str = "quantization_config";
 
 /// Endings of names that are not imported: tables that the model computes.
 pub const IGNORABLE_SUFFIXES: [&str; 1] = ["rotary_emb.inv_freq"];
-
-/// An error in config.json.
-pub(crate) fn fail(message: impl Into<String>) -> ModelError {
-    ModelError::HuggingFace { file: "config.json", message: message.into() }
-}

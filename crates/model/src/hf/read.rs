@@ -1,6 +1,7 @@
 //! Reading config.json and generation_config.json.
 
-use super::{HfConfig, Keys, QUANTIZATION, fail};
+use super::{HfConfig, QUANTIZATION};
+use crate::keys::{Keys, fail};
 use crate::{Description, Family, ModelError};
 use serde_json::{Map, Value, json};
 

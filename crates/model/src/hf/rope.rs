@@ -1,6 +1,7 @@
 //! Rotary embeddings in config.json: theta and scaling, in transformers v5's form and in the one before.
 
-use super::{CONTEXT, HfConfig, Keys, fail};
+use super::{CONTEXT, HfConfig};
+use crate::keys::{Keys, fail};
 use crate::{ModelError, RopeScaling};
 use serde_json::{Map, Value, json};
 

@@ -1,7 +1,8 @@
 //! Writing config.json and generation_config.json.
 
-use super::{HfConfig, Keys, QUANTIZATION};
+use super::{HfConfig, QUANTIZATION};
 use crate::RopeScaling;
+use crate::keys::Keys;
 use serde_json::{Map, Value, json};
 
 impl HfConfig {

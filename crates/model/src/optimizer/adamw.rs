@@ -61,7 +61,7 @@ impl AdamWSpec {
             });
         }
         let op = AdamW::new(options, self.betas, self.eps, self.seed);
-        t.at("adamw").emit_into(op, &inputs, &targets)?;
+        t.site("adamw").emit_into(op, &inputs, &targets)?;
         Ok(())
     }
 }

@@ -1,4 +1,4 @@
-//! Ops without kernels, for tests of what happens to programs before they run.
+//! Ops without kernels, for tests of passes and plans.
 #![allow(dead_code, unreachable_pub, reason = "each test binary uses a part")]
 
 use std::sync::Arc;
@@ -29,7 +29,7 @@ impl Op for Fun {
 }
 
 impl Differentiable for Fun {
-    /// One op for each input that wants a gradient; it reads the output's gradient and all inputs.
+    /// One op for each input that needs a gradient. It reads the output's gradient and all inputs.
     fn backward(&self, cx: &mut Backward<'_>) -> Result<(), OpError> {
         let Some(dy) = cx.grad(0) else { return Ok(()) };
         for n in (0..cx.input_count()).filter(|&n| cx.wants(n)).collect::<Vec<_>>() {

@@ -330,7 +330,7 @@ impl Engine for CudaEngine {
             find(&self.kernels, instance, &self.gpu)?;
         }
         let started = Instant::now();
-        let plan = Plan::of(&program, &cuda_workspace(&self.kernels));
+        let plan = Plan::new(&program, &cuda_workspace(&self.kernels));
         // Work in progress may use the memory that is written below.
         self.stream.synchronize()?;
         let planned = started.elapsed();

@@ -39,8 +39,8 @@ impl Target {
     /// The memory plan of `program`.
     pub fn plan(self, program: &Program) -> Plan {
         match self {
-            Target::Cpu => Plan::of(program, &cpu_workspace(&registry::cpu_kernels())),
-            Target::Cuda => Plan::of(program, &cuda_workspace(&registry::cuda_kernels())),
+            Target::Cpu => Plan::new(program, &cpu_workspace(&registry::cpu_kernels())),
+            Target::Cuda => Plan::new(program, &cuda_workspace(&registry::cuda_kernels())),
         }
     }
 

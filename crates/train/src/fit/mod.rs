@@ -8,7 +8,7 @@ mod text;
 
 use crate::engine::{Processor, Room, Target};
 use crate::error::RunError;
-use crate::programs::TrainingSpec;
+use crate::training_spec::TrainingSpec;
 use search::Search;
 use xtrain_report::metrics::format;
 

@@ -3,7 +3,8 @@
 use super::{Alternative, Verdict};
 use crate::engine::{Room, Target};
 use crate::error::{LearnError, RunError};
-use crate::programs::{self, TrainingSpec};
+use crate::programs;
+use crate::training_spec::TrainingSpec;
 use xtrain_program::{Recompute, Region};
 
 /// Smallest chunk of the loss that is suggested, in tokens: below it GEMMs are too small.

@@ -1,6 +1,6 @@
 //! The inputs of a program that reads a batch: tokens, and the draws of dropout.
 
-use crate::programs::TrainingSpec;
+use crate::training_spec::TrainingSpec;
 use xtrain_data::Batch as TokenBatch;
 use xtrain_model::decoder::io;
 use xtrain_runtime::{Engine, EngineError, ProgramId};

@@ -5,8 +5,10 @@ mod feed;
 pub use feed::{draws, feed};
 
 use crate::error::LearnError;
-use crate::programs::{self, TrainingSpec, update_io};
+use crate::programs;
 use crate::spans::span;
+use crate::training_spec::TrainingSpec;
+use crate::update::update_io;
 use crate::weights::Weights;
 use xtrain_data::Batch as TokenBatch;
 use xtrain_model::decoder::io;

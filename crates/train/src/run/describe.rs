@@ -2,7 +2,7 @@
 //! be in FP8.
 
 use crate::linear_gemms::{LinearGemms, fp8_share, linear_gemms};
-use crate::programs::TrainingSpec;
+use crate::training_spec::TrainingSpec;
 use xtrain_model::Bf16Reason;
 use xtrain_program::LinearGemm;
 

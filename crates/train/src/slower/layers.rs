@@ -7,8 +7,10 @@
 use crate::engine::Processor;
 use crate::error::{LearnError, RunError};
 use crate::learner::{draws, feed};
-use crate::programs::{self, TrainingSpec, update_io};
+use crate::programs;
 use crate::random_batch::random_batch;
+use crate::training_spec::TrainingSpec;
+use crate::update::update_io;
 use crate::weights::Weights;
 use serde::{Deserialize, Serialize};
 use serde_json::json;

@@ -12,7 +12,7 @@ use xtrain_runtime::{Checks, Engine};
 use xtrain_tensor::{DType, Philox};
 use xtrain_train::engine::Processor;
 use xtrain_train::learner::{Learner, StepResult};
-use xtrain_train::programs::TrainingSpec;
+use xtrain_train::training_spec::TrainingSpec;
 
 /// True if tests run on a GPU: with XTRAIN_TEST_DEVICE=cuda.
 pub fn on_card() -> bool {
@@ -45,7 +45,7 @@ pub fn engine() -> Box<dyn Engine> {
 /// A small Qwen3-like model with every size its own.
 pub fn small() -> Description {
     Description {
-        family: Family::Qwen3,
+        family: Family::QWEN3,
         dim: 20,
         layers: 3,
         heads: 4,

@@ -1,5 +1,6 @@
 //! The options of `xtrain compare`.
 
+use super::options::PageArgs;
 use clap::Args;
 use std::path::PathBuf;
 
@@ -8,6 +9,7 @@ use std::path::PathBuf;
   xtrain compare runs/bf16 runs/fp8-block
   xtrain compare runs/fp8-* --baseline runs/bf16-*
 Runs whose configurations differ in nothing but the seed are one row: name as many as there are.")]
+#[command(mut_arg("out", |out| out.help("The page to write; by default compare.html in the folder of the first run that is compared")))]
 pub(crate) struct CompareArgs {
     /// Run folders; without --baseline the first is the baseline, with those that differ from it only in
     /// their seed
@@ -20,12 +22,8 @@ pub(crate) struct CompareArgs {
     /// Average training losses over the last N steps that both sides have made
     #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u64).range(1..=1_000_000_000))]
     pub(crate) last: u64,
-    /// The page to write; by default compare.html in the folder of the first run that is compared
-    #[arg(long, short, value_name = "FILE")]
-    pub(crate) out: Option<PathBuf>,
-    /// Replace the file that --out names even if it is no page of xtrain's
-    #[arg(long, requires = "out")]
-    pub(crate) overwrite: bool,
+    #[command(flatten)]
+    pub(crate) page: PageArgs,
     /// Print one JSON object instead of text
     #[arg(long)]
     pub(crate) json: bool,

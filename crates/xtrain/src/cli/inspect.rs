@@ -1,26 +1,22 @@
 //! The options of `xtrain inspect`.
 
-use super::options::ProbeArgs;
+use super::options::{PageArgs, ProbeArgs};
 use clap::Args;
-use std::path::PathBuf;
 
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   xtrain inspect runs/fp8
   xtrain inspect runs/bf16 --step 2000 --casts fp8-current --all
 Names are patterns of [precision] skip, which returns a GEMM to bf16 if the casts of its operands are poor.")]
+#[command(mut_arg("out", |out| out.help("The page to write; by default inspect.html in the run's folder")))]
 pub(crate) struct InspectArgs {
     #[command(flatten)]
     pub(crate) probe: ProbeArgs,
     /// Print every cast, not a line for those of each layer in all blocks
     #[arg(long)]
     pub(crate) all: bool,
-    /// The page to write; by default inspect.html in the run's folder
-    #[arg(long, short, value_name = "FILE")]
-    pub(crate) out: Option<PathBuf>,
-    /// Replace the file that --out names even if it is no page of xtrain's
-    #[arg(long, requires = "out")]
-    pub(crate) overwrite: bool,
+    #[command(flatten)]
+    pub(crate) page: PageArgs,
     /// Print one JSON object instead of text
     #[arg(long)]
     pub(crate) json: bool,

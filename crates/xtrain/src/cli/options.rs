@@ -77,3 +77,14 @@ pub(crate) struct ProbeArgs {
     #[command(flatten)]
     pub(crate) cpu: Threads,
 }
+
+/// The page that a verb writes. Each verb says in the help of `--out` what the default is.
+#[derive(Debug, Args)]
+pub(crate) struct PageArgs {
+    /// The page to write
+    #[arg(long, short, value_name = "FILE")]
+    pub(crate) out: Option<PathBuf>,
+    /// Replace the file that --out names even if it is no page of xtrain's
+    #[arg(long, requires = "out")]
+    pub(crate) overwrite: bool,
+}

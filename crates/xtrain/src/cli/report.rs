@@ -1,5 +1,6 @@
 //! The options of `xtrain report`.
 
+use super::options::PageArgs;
 use clap::Args;
 use std::path::PathBuf;
 
@@ -7,14 +8,12 @@ use std::path::PathBuf;
 #[command(after_help = "Examples:
   xtrain report runs/quickstart
   xtrain report runs/a runs/b --out comparison.html")]
+#[command(mut_arg("out", |out| out.help("The page to write; by default report.html in the run's folder, but several runs need it")))]
+#[command(mut_arg("overwrite", |overwrite| overwrite.help("Replace the file that --out names even if it is no report")))]
 pub(crate) struct ReportArgs {
     /// Run folders
     #[arg(required = true)]
     pub(crate) runs: Vec<PathBuf>,
-    /// The page to write; by default report.html in the run's folder, but several runs need it
-    #[arg(long, short, value_name = "FILE")]
-    pub(crate) out: Option<PathBuf>,
-    /// Replace the file that --out names even if it is no report
-    #[arg(long, requires = "out")]
-    pub(crate) overwrite: bool,
+    #[command(flatten)]
+    pub(crate) page: PageArgs,
 }

@@ -8,11 +8,11 @@ use xtrain_report::metrics::format;
 
 pub(crate) fn run(args: &CompareArgs) -> Result<(), Failure> {
     let comparison = Comparison::load(&args.baseline, &args.runs, args.last)?;
-    let path = match &args.out {
+    let path = match &args.page.out {
         Some(path) => path.clone(),
         None => comparison.first_compared().join(COMPARE_FILE),
     };
-    comparison.write(&path, args.overwrite)?;
+    comparison.write(&path, args.page.overwrite)?;
     if args.json {
         let mut json = serde_json::to_value(&comparison).unwrap_or_default();
         json["page"] = path.display().to_string().into();

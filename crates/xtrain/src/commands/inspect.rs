@@ -37,8 +37,8 @@ pub(crate) fn run(args: &InspectArgs) -> Result<(), Failure> {
         }
         found => found?,
     };
-    let path = args.out.clone().unwrap_or_else(|| inspection.run.join(INSPECT_FILE));
-    write_inspection(inspection, &path, args.overwrite)?;
+    let path = args.page.out.clone().unwrap_or_else(|| inspection.run.join(INSPECT_FILE));
+    write_inspection(inspection, &path, args.page.overwrite)?;
     if args.json {
         let mut json = serde_json::to_value(inspection).unwrap_or_default();
         json["page"] = path.display().to_string().into();

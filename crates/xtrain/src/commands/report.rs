@@ -5,10 +5,10 @@ use crate::failure::Failure;
 use crate::terminal;
 
 pub(crate) fn run(args: &ReportArgs) -> Result<(), Failure> {
-    let path = match (args.runs.as_slice(), &args.out) {
+    let path = match (args.runs.as_slice(), &args.page.out) {
         ([run], None) => xtrain_report::write(run)?,
         (runs, Some(path)) => {
-            xtrain_report::write_comparison(runs, path, args.overwrite)?;
+            xtrain_report::write_comparison(runs, path, args.page.overwrite)?;
             path.clone()
         }
         (_, None) => {

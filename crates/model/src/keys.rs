@@ -1,19 +1,18 @@
 //! Typed access to the keys of config.json, with errors that name the key.
 
-use super::fail;
 use crate::ModelError;
 use serde_json::{Map, Value};
 
 /// The keys of config.json, or of a table in it.
 pub(crate) struct Keys<'a> {
-    pub(super) json: &'a Map<String, Value>,
+    pub(crate) json: &'a Map<String, Value>,
     /// The key of the table, if it is one.
-    pub(super) table: Option<&'static str>,
+    pub(crate) table: Option<&'static str>,
 }
 
 impl<'a> Keys<'a> {
     /// The keys at the top of the file.
-    pub(super) fn of(file: &'a Map<String, Value>) -> Self {
+    pub(crate) fn of(file: &'a Map<String, Value>) -> Self {
         Keys { json: file, table: None }
     }
 
@@ -23,17 +22,17 @@ impl<'a> Keys<'a> {
     }
 
     /// The key's value; `None` where it is absent or null.
-    pub(super) fn get(&self, key: &str) -> Option<&'a Value> {
+    pub(crate) fn get(&self, key: &str) -> Option<&'a Value> {
         self.json.get(key).filter(|v| !v.is_null())
     }
 
     /// The key with the table that it is in.
-    pub(super) fn path(&self, key: &str) -> String {
+    pub(crate) fn path(&self, key: &str) -> String {
         self.table.map_or_else(|| key.into(), |table| format!("{table}.{key}"))
     }
 
     /// The key's value as `take` reads it; an error where `take` refuses it.
-    pub(super) fn read<T>(
+    pub(crate) fn read<T>(
         &self,
         key: &str,
         must: &str,
@@ -64,7 +63,7 @@ impl<'a> Keys<'a> {
     }
 
     /// A token id or a list of them.
-    pub(super) fn token_ids(&self, key: &str) -> Result<Vec<u32>, ModelError> {
+    pub(crate) fn token_ids(&self, key: &str) -> Result<Vec<u32>, ModelError> {
         let id = |v: &Value| v.as_u64().and_then(|n| u32::try_from(n).ok());
         let ids = |v: &Value| match v {
             Value::Array(all) => all.iter().map(id).collect::<Option<_>>(),
@@ -72,4 +71,9 @@ impl<'a> Keys<'a> {
         };
         Ok(self.read(key, "a token id or a list of them", ids)?.unwrap_or_default())
     }
+}
+
+/// An error in config.json.
+pub(crate) fn fail(message: impl Into<String>) -> ModelError {
+    ModelError::HuggingFace { file: "config.json", message: message.into() }
 }

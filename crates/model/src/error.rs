@@ -1,0 +1,19 @@
+//! Errors in the description of a model.
+
+use thiserror::Error;
+
+/// An error in a model's description, and what to do about it.
+#[derive(Clone, Debug, Error, PartialEq, Eq)]
+pub enum ModelError {
+    /// Sizes that contradict each other.
+    #[error("{0}")]
+    Sizes(String),
+    /// A file of a Hugging Face folder that cannot be taken as it is.
+    #[error("{file}: {message}")]
+    HuggingFace {
+        /// `config.json` or `generation_config.json`.
+        file: &'static str,
+        /// The error, and what to do about it.
+        message: String,
+    },
+}

@@ -1,0 +1,158 @@
+//! The interface between an op of a model and the backward pass: the op emits its backward ops.
+
+use super::instantiate;
+use crate::{
+    Code, Instance, Op, OpError, Origin, PassOps, Program, Role, Stage, StateKind, TraceError, ValueId,
+};
+use std::collections::HashMap;
+use std::sync::Arc;
+use xtrain_tensor::{DType, TensorType};
+
+/// An op with a backward. Models are traced from such ops.
+pub trait Differentiable: Op {
+    /// Emits the ops that compute the gradients of the inputs from those of the outputs, and sets them with
+    /// [`Backward::set_grad`].
+    fn backward(&self, cx: &mut Backward<'_>) -> Result<(), OpError>;
+}
+
+/// The backward pass as the op of one instance sees it: the instance's operands, their gradients, and methods
+/// that emit ops.
+pub struct Backward<'a> {
+    pub(crate) program: Program,
+    /// The index of the parameter of each master and each compute copy.
+    pub(crate) parameters: HashMap<ValueId, usize>,
+    /// Roots whose gradient is 1.
+    pub(crate) losses: Vec<ValueId>,
+    /// The gradient of each value that has one so far.
+    pub(crate) grads: HashMap<ValueId, ValueId>,
+    /// For each value, true if its gradient is needed.
+    pub(crate) needs_grad: Vec<bool>,
+    pub(crate) ops: &'a dyn PassOps,
+    /// The index of the instance whose backward is emitted.
+    pub(crate) current: usize,
+}
+
+impl Backward<'_> {
+    /// The n-th input of the instance.
+    pub fn input(&self, n: usize) -> ValueId {
+        self.instance().inputs[n]
+    }
+
+    /// The n-th output of the instance.
+    pub fn output(&self, n: usize) -> ValueId {
+        self.instance().outputs[n].value
+    }
+
+    /// The type of a value.
+    pub fn ty(&self, id: ValueId) -> TensorType {
+        self.program.ty(id)
+    }
+
+    /// The number of inputs of the instance.
+    pub fn input_count(&self) -> usize {
+        self.instance().inputs.len()
+    }
+
+    /// The gradient of the n-th output, if a root depends on it.
+    pub fn grad(&self, n: usize) -> Option<ValueId> {
+        self.grads.get(&self.output(n)).copied()
+    }
+
+    /// True if the n-th output is a loss: its gradient is 1, and [`Backward::grad`] returns `None`.
+    pub fn is_root(&self, n: usize) -> bool {
+        self.losses.contains(&self.output(n))
+    }
+
+    /// True if the gradient of the n-th input is needed.
+    pub fn wants(&self, n: usize) -> bool {
+        self.needs_grad[self.input(n).0 as usize]
+    }
+
+    /// The element type of the gradient of the n-th input: the master's for a parameter, else the input's
+    /// own.
+    pub fn grad_dtype(&self, n: usize) -> DType {
+        match self.parameters.get(&self.input(n)) {
+            Some(&p) => self.program.ty(self.program.parameters[p].master).dtype,
+            None => self.ty(self.input(n)).dtype,
+        }
+    }
+
+    /// Emits an op of the backward and returns its outputs.
+    pub fn emit(&mut self, role: Role, op: impl Op, inputs: &[ValueId]) -> Result<Vec<ValueId>, OpError> {
+        self.emit_code(role, Code::Plain(Arc::new(op)), inputs)
+    }
+
+    /// Replaces the forward instance with `op`, which computes gradients during the forward. The first
+    /// outputs of `op` are those of the instance; the others are returned.
+    pub fn replace_forward(&mut self, op: impl Op, inputs: &[ValueId]) -> Result<Vec<ValueId>, OpError> {
+        let old = self.instance().clone();
+        let targets: Vec<_> = old.outputs.iter().map(|o| Some(o.value)).collect();
+        let code = Code::Plain(Arc::new(op));
+        let origin = Origin { role: Role::ForwardGrad, ..old.origin };
+        let mut new = instantiate(&mut self.program, code, inputs, &targets, origin).map_err(|e| e.error)?;
+        for (n, o) in new.outputs.iter_mut().zip(&old.outputs) {
+            n.mode = o.mode;
+        }
+        let further = new.outputs[old.outputs.len()..].iter().map(|o| o.value).collect();
+        self.program.instances[self.current] = new;
+        self.needs_grad.resize(self.program.values.len(), false);
+        Ok(further)
+    }
+
+    /// Sets the gradient of the n-th input, or adds to it. Does nothing if the gradient is not needed.
+    pub fn set_grad(&mut self, n: usize, grad: ValueId) -> Result<(), OpError> {
+        if !self.wants(n) {
+            return Ok(());
+        }
+        let input = self.input(n);
+        let expected = self.ty(input).with_dtype(self.grad_dtype(n));
+        OpError::ensure(self.ty(grad) == expected, || {
+            format!("gradient of input {n} is {}, expected {expected}", self.ty(grad))
+        })?;
+        if let Some(&p) = self.parameters.get(&input) {
+            return self.bind_parameter_gradient(p, grad);
+        }
+        let sum = match self.grads.get(&input) {
+            None => grad,
+            Some(&earlier) => self.emit_code(Role::Dgrad, Code::Plain(self.ops.add()), &[earlier, grad])?[0],
+        };
+        self.grads.insert(input, sum);
+        Ok(())
+    }
+
+    fn instance(&self) -> &Instance {
+        &self.program.instances[self.current]
+    }
+
+    fn emit_code(&mut self, role: Role, code: Code, inputs: &[ValueId]) -> Result<Vec<ValueId>, OpError> {
+        let origin = Origin { role, stage: Stage::Backward, ..self.instance().origin.clone() };
+        let instance =
+            instantiate(&mut self.program, code, inputs, &[], origin).map_err(|e: TraceError| e.error)?;
+        let outputs = instance.outputs.iter().map(|o| o.value).collect();
+        self.program.instances.push(instance);
+        self.needs_grad.resize(self.program.values.len(), false);
+        Ok(outputs)
+    }
+
+    /// Makes the instance that writes `grad` write the parameter's gradient instead.
+    fn bind_parameter_gradient(&mut self, parameter: usize, grad: ValueId) -> Result<(), OpError> {
+        let (name, ty) = (self.program.parameters[parameter].name.clone(), self.ty(grad));
+        let existing = self.program.parameters[parameter].gradient;
+        let target = existing.unwrap_or_else(|| self.program.add_state(StateKind::Gradient, &name, ty));
+        self.needs_grad.resize(self.program.values.len(), false);
+        self.program.parameters[parameter].gradient = Some(target);
+        let writer = self.program.instances.iter_mut().rev().find_map(|i| {
+            let k = i.outputs.iter().position(|o| o.value == grad)?;
+            Some((i, k))
+        });
+        let Some((instance, k)) = writer else {
+            return Err(OpError(format!("no op of its own computes the gradient of parameter `{name}`")));
+        };
+        let op = instance.code.op();
+        OpError::ensure(op.accumulates(k), || {
+            format!("output {k} of {} cannot accumulate, as parameter gradients must", op.name())
+        })?;
+        instance.outputs[k].value = target;
+        Ok(())
+    }
+}

@@ -1,0 +1,223 @@
+//! Programs: lists of values and of op instances.
+//!
+//! A program holds ops, and the backward of an op extends a program, so the interface between the two is in
+//! this module too ([`Differentiable`]).
+
+mod casts;
+mod differentiate;
+mod instantiate;
+
+pub use casts::{Delayed, MeasuredCast, Quantized};
+pub use differentiate::{Backward, Differentiable};
+pub use instantiate::TraceError;
+pub(crate) use instantiate::instantiate;
+
+use crate::{Lane, Op, Origin, Phase, StateKind, Storage, Value, ValueId};
+use std::collections::HashMap;
+use std::sync::Arc;
+use xtrain_tensor::TensorType;
+
+/// A step, or a part of one, as a flat list of op instances over values.
+#[derive(Clone, Default)]
+pub struct Program {
+    /// All values; [`ValueId`] is the index.
+    pub values: Vec<Value>,
+    /// The instances in execution order.
+    pub instances: Vec<Instance>,
+    /// The parameters, in the order in which the model declared them.
+    pub parameters: Vec<Parameter>,
+    /// The tensors with delayed scales.
+    pub delayed: Vec<Delayed>,
+    /// The casts that [`crate::measure_casts`] measures.
+    pub measured: Vec<MeasuredCast>,
+}
+
+/// A parameter and the state values that belong to it.
+#[derive(Clone)]
+pub struct Parameter {
+    /// Its name, e.g. `blocks.3.attn.qkv_proj.weight`.
+    pub name: Arc<str>,
+    /// The master copy.
+    pub master: ValueId,
+    /// The copy that GEMMs read, if the compute type differs from the master's type.
+    pub compute: Option<ValueId>,
+    /// Its copies in FP8.
+    pub quantized: Vec<Quantized>,
+    /// Its gradient, after the backward pass.
+    pub gradient: Option<ValueId>,
+}
+
+/// One application of an op.
+#[derive(Clone)]
+pub struct Instance {
+    /// The op with its attributes.
+    pub code: Code,
+    /// Its inputs.
+    pub inputs: Vec<ValueId>,
+    /// Its outputs, in the order of the op's signature.
+    pub outputs: Vec<Output>,
+    /// Its place in the model and in the step.
+    pub origin: Origin,
+    /// The lane that it runs in.
+    pub lane: Lane,
+}
+
+/// The op of an instance. Ops traced by a model can be differentiated; ops emitted by a pass need not be.
+#[derive(Clone)]
+pub enum Code {
+    /// Traced by a model.
+    Forward(Arc<dyn Differentiable>),
+    /// Emitted by a pass or by the optimizer.
+    Plain(Arc<dyn Op>),
+}
+
+impl Code {
+    /// The op.
+    pub fn op(&self) -> &dyn Op {
+        match self {
+            Code::Forward(op) => op.as_ref(),
+            Code::Plain(op) => op.as_ref(),
+        }
+    }
+}
+
+/// A value written by an instance.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Output {
+    /// The value.
+    pub value: ValueId,
+    /// How it is written.
+    pub mode: WriteMode,
+}
+
+/// How an instance writes a value.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WriteMode {
+    /// Overwrites.
+    Assign,
+    /// Adds to the value.
+    Add,
+    /// Overwrites in the first micro-step of an optimizer step and adds in the following ones.
+    AddAfterFirst,
+}
+
+impl WriteMode {
+    /// True if the kernel adds to the value in this micro-step.
+    pub fn accumulates(self, first_micro_step: bool) -> bool {
+        match self {
+            WriteMode::Assign => false,
+            WriteMode::Add => true,
+            WriteMode::AddAfterFirst => !first_micro_step,
+        }
+    }
+}
+
+impl Program {
+    /// The value with this id.
+    pub fn value(&self, id: ValueId) -> &Value {
+        &self.values[id.0 as usize]
+    }
+
+    /// The type of the value with this id.
+    pub fn ty(&self, id: ValueId) -> TensorType {
+        self.value(id).ty
+    }
+
+    /// The ids of all values.
+    pub fn ids(&self) -> impl Iterator<Item = ValueId> + use<> {
+        (0..self.values.len() as u32).map(ValueId)
+    }
+
+    /// Adds a value.
+    pub fn add_value(&mut self, ty: TensorType, storage: Storage) -> ValueId {
+        self.values.push(Value { ty, storage, boundary: false, repeats: None });
+        ValueId(self.values.len() as u32 - 1)
+    }
+
+    /// Adds a state value. No other state value has this kind and name.
+    pub(crate) fn add_state(&mut self, kind: StateKind, name: &Arc<str>, ty: TensorType) -> ValueId {
+        self.add_value(ty, Storage::State { kind, name: name.clone() })
+    }
+
+    /// Adds the state value `id` of another program.
+    pub(crate) fn copy_state(&mut self, other: &Program, id: ValueId) -> ValueId {
+        let value = other.value(id);
+        self.add_value(value.ty, value.storage.clone())
+    }
+
+    /// The input of this name.
+    pub fn input(&self, name: &str) -> Option<ValueId> {
+        self.ids().find(|&id| matches!(&self.value(id).storage, Storage::Input { name: n } if **n == *name))
+    }
+
+    /// The state value of this kind and name.
+    pub fn state(&self, kind: StateKind, name: &str) -> Option<ValueId> {
+        let matches = |id: &ValueId| match &self.value(*id).storage {
+            Storage::State { kind: k, name: n } => *k == kind && **n == *name,
+            _ => false,
+        };
+        self.ids().find(matches)
+    }
+
+    /// The output of this name.
+    pub fn output(&self, name: &str) -> Option<ValueId> {
+        self.ids().find(|&id| matches!(&self.value(id).storage, Storage::Output { name: n } if **n == *name))
+    }
+
+    /// The names and ids of all inputs.
+    pub fn inputs(&self) -> impl Iterator<Item = (Arc<str>, ValueId)> + '_ {
+        self.ids().filter_map(|id| match &self.value(id).storage {
+            Storage::Input { name } => Some((name.clone(), id)),
+            _ => None,
+        })
+    }
+
+    /// The names and ids of all outputs.
+    pub fn outputs(&self) -> impl Iterator<Item = (Arc<str>, ValueId)> + '_ {
+        self.ids().filter_map(|id| match &self.value(id).storage {
+            Storage::Output { name } => Some((name.clone(), id)),
+            _ => None,
+        })
+    }
+
+    /// The index of the parameter of each master and each compute copy.
+    pub(crate) fn parameters_by_value(&self) -> HashMap<ValueId, usize> {
+        let values = |p: &Parameter| [Some(p.master), p.compute];
+        let indexed = self.parameters.iter().enumerate();
+        indexed.flat_map(|(n, p)| values(p).into_iter().flatten().map(move |v| (v, n))).collect()
+    }
+
+    /// The number of elements of all parameters.
+    pub fn parameter_count(&self) -> usize {
+        self.parameters.iter().map(|p| self.ty(p.master).numel()).sum()
+    }
+
+    /// The types of an instance's inputs.
+    pub fn input_types(&self, instance: &Instance) -> Vec<TensorType> {
+        instance.inputs.iter().map(|&v| self.ty(v)).collect()
+    }
+
+    /// The types of an instance's outputs.
+    pub fn output_types(&self, instance: &Instance) -> Vec<TensorType> {
+        instance.outputs.iter().map(|o| self.ty(o.value)).collect()
+    }
+
+    /// Floating-point operations of the instances for which `include` returns true.
+    pub fn flops(&self, include: impl Fn(&Instance) -> bool) -> f64 {
+        let cost = |i: &Instance| i.code.op().cost(&self.input_types(i), &self.output_types(i)).flops;
+        self.instances.iter().filter(|i| include(i)).map(cost).sum()
+    }
+}
+
+impl Instance {
+    /// The phase in which it runs.
+    pub fn phase(&self) -> Phase {
+        self.origin.stage.phase()
+    }
+
+    /// The state values that it writes.
+    pub fn effects(&self, program: &Program) -> impl Iterator<Item = ValueId> {
+        let state = |id: &ValueId| matches!(program.value(*id).storage, Storage::State { .. });
+        self.outputs.iter().map(|o| o.value).filter(state)
+    }
+}

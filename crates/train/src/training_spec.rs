@@ -1,0 +1,56 @@
+//! The description of a training step: all that determines its program.
+
+use xtrain_model::decoder::{Batch, Loss};
+use xtrain_model::optimizer::Optimizer;
+use xtrain_model::{Architecture, Fp8Overrides, Numerics, Recipe};
+use xtrain_program::Recompute;
+
+/// The description of a training program.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TrainingSpec {
+    /// The model.
+    pub model: Architecture,
+    /// The precision recipe.
+    pub recipe: Recipe,
+    /// Overrides of an FP8 recipe.
+    pub fp8: Fp8Overrides,
+    /// The micro-batch.
+    pub batch: Batch,
+    /// True if attention stays within documents.
+    pub document_mask: bool,
+    /// True if attention's gradients must have equal bits in every run.
+    pub attention_deterministic: bool,
+    /// Chunking and z-loss.
+    pub loss: Loss,
+    /// Share of activations dropped after the embedding and after each half-block; 0 drops none.
+    pub dropout: f32,
+    /// The forward values that the backward recomputes instead of saving them.
+    pub recompute: Recompute,
+    /// The number of blocks, from the first on, in which it recomputes; all if none is given.
+    pub recompute_blocks: Option<usize>,
+    /// The gradient norm above which gradients are scaled down; 0 leaves them.
+    pub max_grad_norm: f64,
+    /// The optimizer.
+    pub optimizer: Optimizer,
+    /// True if the program of a bf16 step exists too, for reference segments.
+    pub reference: bool,
+}
+
+impl TrainingSpec {
+    /// The formats that it computes in.
+    pub fn numerics(&self) -> Numerics {
+        Numerics { recipe: self.recipe, fp8: self.fp8.clone() }
+    }
+
+    /// This step in other formats.
+    pub fn computed_in(&self, numerics: impl Into<Numerics>) -> TrainingSpec {
+        let Numerics { recipe, fp8 } = numerics.into();
+        TrainingSpec { recipe, fp8, ..self.clone() }
+    }
+
+    /// The step that reference segments are made of, where there are any: the same in bf16.
+    pub fn in_reference(&self) -> Option<TrainingSpec> {
+        let bf16 = || TrainingSpec { reference: false, ..self.computed_in(Recipe::Bf16) };
+        self.reference.then(bf16)
+    }
+}

@@ -1,0 +1,73 @@
+//! The update at the end of a training step: next scales, gradient norm, clipping, the optimizer.
+
+use crate::training_spec::TrainingSpec;
+use std::collections::HashMap;
+use xtrain_model::decoder::io;
+use xtrain_model::optimizer::{Controls, Updated};
+use xtrain_model::{DelayedScales, ParameterSpec};
+use xtrain_ops::clip::Clip;
+use xtrain_ops::delayed_scaling::{DelayedScaling, DelayedTensor};
+use xtrain_ops::grad_norm::GradNorm;
+use xtrain_program::quantize;
+use xtrain_program::{Delayed, Program, Role, Stage, StateKind, TraceError, Tracer, ValueId};
+use xtrain_tensor::{DType, TensorType};
+
+/// Names of the inputs and outputs that the update adds to [`xtrain_model::decoder::io`].
+pub mod update_io {
+    /// `f32[]`: the learning rate.
+    pub const LR: &str = "lr";
+    /// `f32[]`: the global L2 norm of the gradients before clipping.
+    pub const GRAD_NORM: &str = "grad_norm";
+    /// `u32[]`: 1 if the step was not finite and the update therefore did nothing.
+    pub const SKIPPED: &str = "skipped";
+    /// The counter of applied updates.
+    pub const APPLIED: &str = "applied";
+}
+
+/// Appends the op that computes the next step's scales from this step's amaxes; returns the largest amax.
+/// Parameters that are cast after the update use the new scales.
+fn next_scales(t: &mut Tracer, delayed: &[Delayed], how: &DelayedScales) -> Result<ValueId, TraceError> {
+    let (mut inputs, mut targets, mut tensors) = (Vec::new(), vec![None], Vec::new());
+    for tensor in delayed {
+        let ty = TensorType::new(DType::F32, [how.history]);
+        let history = t.state(StateKind::AmaxHistory, &tensor.name, ty);
+        inputs.extend([tensor.amax, history, tensor.scale]);
+        targets.extend([Some(history), Some(tensor.scale)]);
+        tensors.push(DelayedTensor { format: tensor.format, pow2_scales: tensor.pow2_scales });
+    }
+    let op = DelayedScaling::new(tensors, how.margin, how.latest);
+    Ok(t.site("scales").emit_into(op, &inputs, &targets)?[0])
+}
+
+/// Appends the scales of the next step, gradient norm, clip and the optimizer's update.
+pub(crate) fn append(program: Program, spec: &TrainingSpec) -> Result<Program, TraceError> {
+    let specs = spec.model.parameters();
+    let specs: HashMap<&str, &ParameterSpec> = specs.iter().map(|p| (p.name.as_str(), p)).collect();
+    let parameters = program.parameters.clone();
+    let objective = program.output(io::OBJECTIVE);
+    let mut amax = program.state(StateKind::Amax, quantize::AMAX);
+    let delayed = program.delayed.clone();
+    let mut t = Tracer::new(program, Stage::Update, Role::Update);
+    if !delayed.is_empty() {
+        amax = Some(next_scales(&mut t, &delayed, &spec.fp8.delayed)?);
+    }
+    let lr = t.input(update_io::LR, TensorType::new(DType::F32, []));
+    let gradients: Vec<_> = parameters.iter().filter_map(|p| p.gradient).collect();
+    let norm = t.site("grad_norm").emit(GradNorm, &gradients)?[0];
+    let applied = t.state(StateKind::Counter, update_io::APPLIED, TensorType::new(DType::U32, [1]));
+    let clip = Clip { max_norm: spec.max_grad_norm };
+    let mut inputs = vec![norm];
+    inputs.extend(objective);
+    inputs.push(applied);
+    inputs.extend(amax);
+    let decided = t.site("clip").emit_into(clip, &inputs, &[Some(applied)])?;
+    let (coefficient, skip) = (decided[1], decided[2]);
+
+    // Every traced parameter is in the list: tracing declares from it.
+    let updated: Vec<_> =
+        parameters.iter().map(|p| Updated { parameter: p, spec: specs[&*p.name] }).collect();
+    spec.optimizer.trace(&mut t, &updated, Controls { lr, coefficient, applied, skip })?;
+    t.output(update_io::GRAD_NORM, norm);
+    t.output(update_io::SKIPPED, skip);
+    Ok(t.finish())
+}

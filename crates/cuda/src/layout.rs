@@ -38,7 +38,7 @@ pub fn kernel_bytes<T: KernelValue>(values: &[T]) -> Vec<u8> {
 
 /// The macro that assertions use. NVRTC lacks `offsetof`; `__INTADDR__` is what headers of its front end
 /// define it by.
-pub(crate) const OFFSET_OF: &str = "#define OFFSET_OF(T, FIELD) ((u64)__INTADDR__(&((T*)0)->FIELD))\n";
+const OFFSET_OF: &str = "#define OFFSET_OF(T, FIELD) ((u64)__INTADDR__(&((T*)0)->FIELD))\n";
 
 /// The layout of a structure on the host.
 #[derive(Debug)]
@@ -65,12 +65,11 @@ pub struct FieldLayout {
 }
 
 impl StructLayout {
-    /// Assertions in CUDA C++ that the structure, and those in it, have this layout there too.
-    pub(crate) fn assertions(&self) -> String {
-        let nested = self.fields.iter().filter_map(|field| field.layout);
-        let mut text: String = nested.map(StructLayout::assertions).collect();
+    /// Assertions in CUDA C++ that the structure has this layout there too.
+    fn assertions(&self) -> String {
         let StructLayout { name, size, fields } = self;
-        text += &format!("static_assert(sizeof({name}) == {size}, \"{name}: {size} bytes in Rust\");\n");
+        let mut text =
+            format!("static_assert(sizeof({name}) == {size}, \"{name}: {size} bytes in Rust\");\n");
         for FieldLayout { name: field, offset, size, .. } in *fields {
             text += &format!(
                 "static_assert(OFFSET_OF({name}, {field}) == {offset} && sizeof({name}::{field}) == {size}, \
@@ -79,6 +78,22 @@ impl StructLayout {
         }
         text
     }
+
+    /// Adds the structure after those in it, each once.
+    fn collect(&'static self, all: &mut Vec<&'static StructLayout>) {
+        self.fields.iter().filter_map(|field| field.layout).for_each(|layout| layout.collect(all));
+        if all.iter().all(|layout| layout.name != self.name) {
+            all.push(self);
+        }
+    }
+}
+
+/// Assertions in CUDA C++ that these structures, and those in them, have there the layouts of the host.
+pub(crate) fn assertions(structs: &[&'static StructLayout]) -> String {
+    let mut all = Vec::new();
+    structs.iter().for_each(|layout| layout.collect(&mut all));
+    let texts: Vec<String> = all.into_iter().map(StructLayout::assertions).collect();
+    format!("{OFFSET_OF}{}", texts.concat())
 }
 
 /// Declares structures that cross to kernels, with the layout of C. Each has a constant `LAYOUT` for
@@ -133,7 +148,8 @@ mod tests {
 
     #[test]
     fn assertions_name_each_field_and_those_of_structures_inside() {
-        let text = Outer::LAYOUT.assertions();
+        let text = assertions(&[Outer::LAYOUT, Inner::LAYOUT]);
+        assert_eq!(text.matches("sizeof(Inner) ==").count(), 1, "{text}");
         assert!(text.contains("sizeof(Outer) == 24") && text.contains("sizeof(Inner) == 16"), "{text}");
         assert!(text.contains("OFFSET_OF(Outer, inner) == 8 && sizeof(Outer::inner) == 16"), "{text}");
         assert!(text.contains("OFFSET_OF(Inner, b) == 8 && sizeof(Inner::b) == 8"), "{text}");

@@ -1,7 +1,7 @@
 //! Sources of kernels: CUDA C++, compiled on the machine that runs it.
 
 use crate::arch::Arch;
-use crate::layout::{OFFSET_OF, StructLayout};
+use crate::layout::{StructLayout, assertions};
 
 /// The beginning of every source: element types, vectors, reductions, random numbers. Sources include no
 /// other files.
@@ -76,13 +76,12 @@ impl KernelSource {
         let constants = of_headers.chain(self.constants).copied().flatten();
         let constants: String = constants.map(|(name, value)| format!("#define {name} {value}\n")).collect();
         let headers: String = self.headers.iter().map(|header| part(header.name, header.text)).collect();
-        let assertions: String = self.structs.iter().map(|layout| layout.assertions()).collect();
         [
             part(PRELUDE.name, PRELUDE.text),
             part("constants.cuh", &constants),
             headers,
             part(self.name, self.text),
-            part("layouts.cuh", &format!("{OFFSET_OF}{assertions}")),
+            part("layouts.cuh", &assertions(self.structs)),
         ]
         .concat()
     }

@@ -3,8 +3,8 @@
 //
 // Bound by memory: each element is read once. All tensors are cut into chunks of one size, one block each, so
 // that a few huge tensors and many tiny ones occupy the GPU equally; a table, written once by the host, lists
-// the chunks. Sums are f64. Because many GPUs have few f64 units, the squares of 8 neighbours are added in f32
-// first, unless one could overflow or all could underflow.
+// the chunks. Sums are f64. Because many GPUs have few f64 units, the squares of 8 neighbours are added in
+// f32 first, unless one could overflow or all could underflow.
 
 // The host writes it as two words of 8 bytes.
 struct Chunk {

@@ -89,6 +89,7 @@ impl Gpu {
             heads: HEADS,
             kv_heads: HEADS,
             head_dim: WIDTH,
+            scale: 1.0 / (WIDTH as f32).sqrt(),
             deterministic: false,
         };
         let stream = Stream::new(self.context())?;

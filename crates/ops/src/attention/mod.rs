@@ -2,8 +2,8 @@
 //! boundaries.
 //!
 //! Columns of `qkv`: h query heads, then k key heads, then k value heads, e columns each; query heads g h/k
-//! to (g+1) h/k - 1 read key/value head g. Rows: B sequences of s tokens. For every query, o = softmax(q K^T
-//! / sqrt(e)) V over the keys it may see: those of its own document up to itself. The softmax is computed in
+//! to (g+1) h/k - 1 read key/value head g. Rows: B sequences of s tokens. For every query, o = softmax(scale
+//! q K^T) V over the keys it may see: those of its own document up to itself. The softmax is computed in
 //! f32 (f64), row by row of a block of queries (module `block`). With bf16 operands probabilities, and the
 //! scores' gradients in the backward, are rounded to bf16 before they are multiplied, as on tensor cores.
 //!
@@ -52,6 +52,8 @@ pub struct Attention {
     pub kv_heads: usize,
     /// e.
     pub head_dim: usize,
+    /// The positive factor on the products of queries and keys; `None` is 1 / sqrt(e).
+    pub scale: Option<f32>,
     /// True if gradients must be added in one order, so that every run gives the same bits: on a GPU the
     /// fastest backward may not.
     pub deterministic: bool,
@@ -124,7 +126,7 @@ impl Differentiable for Attention {
 
 /// `(do_tn, qkv_tc, o_tn, lse_bhs[, doc_start_t]) -> dqkv_tc`, all of its columns.
 ///
-/// With p = exp(q k / sqrt(e) - lse) and dp = do v: dv = sum of p do, ds = p (dp - do o) / sqrt(e), dq = sum
+/// With p = exp(scale q k - lse) and dp = do v: dv = sum of p do, ds = scale p (dp - do o), dq = sum
 /// of ds k and dk = sum of ds q, where dk and dv sum over the query heads of the group too.
 #[derive(Clone, Copy, Debug)]
 pub struct AttentionGrad(pub Attention);

@@ -8,6 +8,13 @@
 // Where a sequence has one new token, the blocks take its key and value from qkv, and one of them writes them to the cache; where it has
 // several, a kernel before writes them.
 
+// The factor on the products of queries and keys.
+#ifdef SCALE_BITS
+#define SCALE __uint_as_float(SCALE_BITS)
+#else
+#define SCALE rsqrtf((float)HEAD_DIM)
+#endif
+
 constexpr int WARPS = 8;
 constexpr int PART_ROWS = 64;
 constexpr int MOST_SPLITS = 64;
@@ -200,7 +207,7 @@ template <class T> __device__ __forceinline__ void attend(const Arguments& at) {
     const T* fresh_key = qkv + (at.heads + kv_head) * HEAD_DIM;
     int fresh = at.tokens_a_sequence == 1 && position < at.capacity ? position : -1;
 
-    float q[HEADS][C::NUMBERS], scale = rsqrtf((float)HEAD_DIM);
+    float q[HEADS][C::NUMBERS], scale = SCALE;
     Sum<C::NUMBERS> sum;
 #pragma unroll
     for (int h = 0; h < HEADS; h++) {

@@ -35,6 +35,8 @@ pub struct CachedAttention {
     pub kv_heads: usize,
     /// e.
     pub head_dim: usize,
+    /// The positive factor on the products of queries and keys; `None` is 1 / sqrt(e).
+    pub scale: Option<f32>,
 }
 
 impl Op for CachedAttention {

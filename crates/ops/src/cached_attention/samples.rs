@@ -5,23 +5,22 @@ use crate::samples::{Fill, Sample, SampleInput, Sampled};
 
 impl Sampled for CachedAttention {
     fn samples() -> Vec<Sample> {
-        let op = CachedAttention { heads: 4, kv_heads: 2, head_dim: 3 };
+        let op = CachedAttention { heads: 4, kv_heads: 2, head_dim: 3, scale: None };
         let positions = vec![3.0, 4.0, 5.0, 0.0, 1.0, 6.0];
-        vec![Sample::plain(
-            op,
-            [
-                SampleInput::activation([6, 24]),
-                SampleInput::ids(6, 7).fill(Fill::Values(positions)),
-                SampleInput::activation([2, 7, 6]),
-                SampleInput::activation([2, 7, 6]),
-            ],
-        )]
+        let inputs = [
+            SampleInput::activation([6, 24]),
+            SampleInput::ids(6, 7).fill(Fill::Values(positions)),
+            SampleInput::activation([2, 7, 6]),
+            SampleInput::activation([2, 7, 6]),
+        ];
+        let scaled = CachedAttention { scale: Some(0.4), ..op };
+        vec![Sample::plain(op, inputs.clone()), Sample::plain(scaled, inputs)]
     }
 
     fn large() -> Sample {
         let positions = (0..40).map(|t| f64::from(t % 20 + 5 * i32::from(t % 20 >= 18))).collect();
         Sample::plain(
-            CachedAttention { heads: 8, kv_heads: 2, head_dim: 20 },
+            CachedAttention { heads: 8, kv_heads: 2, head_dim: 20, scale: None },
             [
                 SampleInput::activation([40, 240]),
                 SampleInput::ids(40, 30).fill(Fill::Values(positions)),
@@ -41,7 +40,7 @@ impl Sampled for CachedAttention {
                 SampleInput::activation([sequences, capacity, kv_heads * head_dim]),
                 SampleInput::activation([sequences, capacity, kv_heads * head_dim]),
             ];
-            Sample::plain(CachedAttention { heads, kv_heads, head_dim }, inputs)
+            Sample::plain(CachedAttention { heads, kv_heads, head_dim, scale: None }, inputs)
         };
         vec![
             sample(1, 8, 2, 128, 700..701),

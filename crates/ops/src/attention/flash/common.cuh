@@ -8,6 +8,13 @@ constexpr int THREADS = WARPS * 32;
 // Rows that a block owns.
 constexpr int OWNED = WARPS * STRIPS * 16;
 // Bytes of a head's row, and 16 more.
+// The factor on the products of queries and keys.
+#ifdef SCALE_BITS
+#define SCALE __uint_as_float(SCALE_BITS)
+#else
+#define SCALE rsqrtf((float)HEAD_DIM)
+#endif
+
 constexpr int PITCH = HEAD_DIM + 8;
 constexpr int STEPS = HEAD_DIM / 16;
 // Natural logarithms to those of base 2, in which exponentials are formed.

@@ -62,10 +62,10 @@ pub struct Config {
     /// The model to train. Either `init_from` names a Hugging Face folder and the architecture comes from it,
     /// or `dim`, `layers` and `heads` describe a model that starts from random weights.
     pub model: ModelConfig,
-    /// Texts, tokenizer and sequence length. Paths are relative to the folder that the command is run in.
+    /// Texts, tokenizer and sequence length. Paths are relative to the folder in which the command runs.
     #[schemars(extend("x-aliases" = ["dataset", "dataloader", "tokenizer"]))]
     pub data: DataConfig,
-    /// In which number formats the model computes. Master weights, accumulated gradients and the optimizer
+    /// Number formats of the computation. Master weights, accumulated gradients and the optimizer
     /// are fp32 under every recipe; docs/numerics.md defines each.
     #[schemars(extend("x-aliases" = ["dtype", "mixed_precision", "quantize", "float8"]))]
     pub precision: PrecisionConfig,

@@ -26,8 +26,8 @@ steps = 1000
 ```
 
 `--set section.key=value` overrides a key for one run, as often as needed: `--set optimizer.lr=1e-3
---set data.train='[\"a.txt\", \"b.jsonl\"]'`. The value is TOML; words that are no TOML are a string.
-Without a value, `--set section.key=` takes the key out of the file, so that its default holds.
+--set data.train='[\"a.txt\", \"b.jsonl\"]'`. The value is TOML; a value that is not valid TOML is a string.
+Without a value, `--set section.key=` removes the key, so that its default applies.
 
 The configuration with every default filled in is printed at the start and saved in the run folder; it is a
 run file itself. Unknown keys, wrong types and contradictions are errors that name the line.

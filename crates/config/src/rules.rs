@@ -102,7 +102,7 @@ fn described_model(config: &Config, report: &mut Report) {
         let computed = if model.head_dim.is_none() { ", which is `dim / heads`," } else { "" };
         report.about(
             &["model.head_dim", "model.heads", "model.dim"],
-            format!("`head_dim` = {head_dim}{computed} must be even, because RoPE turns pairs of features"),
+            format!("`head_dim` = {head_dim}{computed} must be even, because RoPE rotates pairs of features"),
         );
     }
     let family = model.family();

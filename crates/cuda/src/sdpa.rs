@@ -32,7 +32,7 @@ const DK: usize = 9;
 const DV: usize = 10;
 
 /// Attention of bf16 heads over whole sequences.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug)]
 pub struct Sdpa {
     /// B.
     pub sequences: usize,
@@ -44,6 +44,8 @@ pub struct Sdpa {
     pub kv_heads: usize,
     /// D.
     pub head_dim: usize,
+    /// The factor on the products of queries and keys.
+    pub scale: f32,
     /// True if the backward must compute the same bits in every run.
     pub deterministic: bool,
 }
@@ -169,7 +171,7 @@ impl Sdpa {
         let o = g.in_memory(DATA_BFLOAT16, h.query_dims, h.output_strides, O)?;
         let d_o = g.in_memory(DATA_BFLOAT16, h.query_dims, h.output_strides, D_O)?;
         let lse = g.in_memory(DATA_FLOAT, h.row_dims, packed(h.row_dims), LSE)?;
-        let scale = g.scalar(self.scale())?;
+        let scale = g.scalar(self.scale)?;
 
         let products = g.intermediate(DATA_FLOAT, h.query_dims)?;
         g.pointwise(Pointwise::Mul, d_o, Some(o), products)?;
@@ -238,7 +240,7 @@ impl Sdpa {
         let dims = self.scores();
         let products = g.intermediate(DATA_FLOAT, dims)?;
         g.matmul(q, k, products)?;
-        let scale = g.scalar(self.scale())?;
+        let scale = g.scalar(self.scale)?;
         let scores = g.intermediate(DATA_FLOAT, dims)?;
         g.pointwise(Pointwise::Mul, products, Some(scale), scores)?;
         self.masked(g, scores)
@@ -260,14 +262,11 @@ impl Sdpa {
 
     /// The key under which the layers of a model share a plan of these sizes.
     fn key(&self, graph: &str) -> String {
-        let Sdpa { sequences, seq_len, heads, kv_heads, head_dim, deterministic } = self;
+        let Sdpa { sequences, seq_len, heads, kv_heads, head_dim, scale, deterministic } = self;
         format!(
-            "{graph} {sequences}x{seq_len}, {heads}/{kv_heads} heads of {head_dim}, deterministic {deterministic}"
+            "{graph} {sequences}x{seq_len}, {heads}/{kv_heads} heads of {head_dim}, scale {scale:?}, \
+             deterministic {deterministic}"
         )
-    }
-
-    fn scale(&self) -> f32 {
-        1.0 / (self.head_dim as f32).sqrt()
     }
 
     fn scores(&self) -> Dims {

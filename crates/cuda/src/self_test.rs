@@ -90,6 +90,7 @@ impl Gpu {
             heads: HEADS,
             kv_heads: HEADS,
             head_dim: WIDTH,
+            scale: 1.0 / (WIDTH as f32).sqrt(),
             deterministic: false,
         };
         // A row holds queries, keys, values. Zeros in the first two give every key the same weight.

@@ -134,7 +134,9 @@ impl Architecture {
         let alike: Vec<String> = (self.layers.chunk_by(|a, b| a == b))
             .map(|layers| {
                 let Mixer::Attention(a) = &layers[0].mixer;
-                format!("{} x ({}, qkv_bias {}, qk_norm {})", layers.len(), layers[0], a.qkv_bias, a.qk_norm)
+                let scale = a.scale.map(|scale| format!(", scale {scale:?}")).unwrap_or_default();
+                let (bias, norm) = (a.qkv_bias, a.qk_norm);
+                format!("{} x ({}, qkv_bias {bias}, qk_norm {norm}{scale})", layers.len(), layers[0])
             })
             .collect();
         let (dim, vocab_size, tied) = (self.dim, self.vocab_size, self.tie_embeddings);

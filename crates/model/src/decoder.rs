@@ -220,7 +220,7 @@ impl<'a> Trace<'a> {
     }
 
     fn attention(&self, t: &mut Tracer, a: &SelfAttention, x: ValueId) -> Result<ValueId, TraceError> {
-        let &SelfAttention { heads, kv_heads, head_dim, rotary, qk_norm, .. } = a;
+        let &SelfAttention { heads, kv_heads, head_dim, scale, rotary, qk_norm, .. } = a;
         let tokens = self.batch.tokens();
         let qkv = self.linear(t, x, &a.qkv_proj(self.model.dim))?;
 
@@ -239,14 +239,15 @@ impl<'a> Trace<'a> {
                 if document_mask {
                     inputs.push(t.input(io::DOC_START, TensorType::new(DType::I32, [tokens])));
                 }
-                let op = Attention { seq_len: self.batch.seq_len, heads, kv_heads, head_dim, deterministic };
+                let seq_len = self.batch.seq_len;
+                let op = Attention { seq_len, heads, kv_heads, head_dim, scale, deterministic };
                 t.apply(op, &inputs)?[0]
             }
             Context::Cache { capacity } => {
                 let ty = TensorType::new(DType::F32, [self.batch.sequences, capacity, kv_heads * head_dim]);
                 let keys = t.state(StateKind::Cache, &self.name("keys"), ty);
                 let values = t.state(StateKind::Cache, &self.name("values"), ty);
-                let op = CachedAttention { heads, kv_heads, head_dim };
+                let op = CachedAttention { heads, kv_heads, head_dim, scale };
                 t.emit_into(op, &[qkv, positions, keys, values], &[None, Some(keys), Some(values)])?[0]
             }
         };

@@ -24,6 +24,8 @@ pub struct Description {
     pub vocab_size: usize,
     /// The longest sequence that the model is meant for, in tokens.
     pub max_position_embeddings: usize,
+    /// The factor on the products of queries and keys; `None` is 1 / sqrt(`head_dim`).
+    pub attention_scale: Option<f32>,
     /// Base of the rotation frequencies.
     pub rope_theta: f64,
     /// Stretching of the frequencies for longer contexts.
@@ -49,6 +51,7 @@ impl Description {
             heads: self.heads,
             kv_heads: self.kv_heads,
             head_dim: self.head_dim,
+            scale: self.attention_scale,
             rotary: Rotary { theta: self.rope_theta, scaling: self.rope_scaling },
             qkv_bias: self.qkv_bias,
             qk_norm: self.qk_norm,
@@ -94,6 +97,7 @@ impl Architecture {
             ffn_dim: mlp.width,
             vocab_size: self.vocab_size,
             max_position_embeddings: self.max_position_embeddings,
+            attention_scale: attention.scale,
             rope_theta: attention.rotary.theta,
             rope_scaling: attention.rotary.scaling,
             norm_eps: self.norm_eps,
@@ -119,6 +123,7 @@ mod tests {
             ffn_dim: 28,
             vocab_size: 37,
             max_position_embeddings: 64,
+            attention_scale: None,
             rope_theta: 1e4,
             rope_scaling: RopeScaling::None,
             norm_eps: 1e-6,
@@ -143,6 +148,7 @@ mod tests {
         model.layers[0].feed_forward = FeedForward::Dense(Mlp { width: 90 });
         let Mixer::Attention(last) = &mut model.layers[2].mixer;
         last.heads = 2;
+        last.scale = Some(0.25);
         last.qk_norm = false;
         assert_eq!(model.validate(), Ok(()));
         assert!(model.description().is_err_and(|e| e.to_string().contains("differ")));

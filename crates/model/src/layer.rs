@@ -30,7 +30,7 @@ pub enum FeedForward {
     Dense(Mlp),
 }
 
-/// Grouped-query attention with rotary embeddings. Scores are scaled by 1 / sqrt(`head_dim`).
+/// Grouped-query attention with rotary embeddings.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SelfAttention {
     /// Query heads.
@@ -39,6 +39,8 @@ pub struct SelfAttention {
     pub kv_heads: usize,
     /// Width of a head; even. Need not be `dim / heads`.
     pub head_dim: usize,
+    /// The positive factor on the products of queries and keys; `None` is 1 / sqrt(`head_dim`).
+    pub scale: Option<f32>,
     /// The table of rotation angles.
     pub rotary: Rotary,
     /// Biases on the q, k and v projections (Qwen2).
@@ -168,6 +170,11 @@ impl SelfAttention {
             return Err(ModelError::Sizes(format!(
                 "head_dim is {}; rotary embeddings rotate pairs, so it must be even",
                 self.head_dim
+            )));
+        }
+        if let Some(scale) = self.scale.filter(|&scale| !is_positive_f32(f64::from(scale))) {
+            return Err(ModelError::Sizes(format!(
+                "attention's scale is {scale:?}; it must be a positive number"
             )));
         }
         self.rotary.validate()

@@ -15,7 +15,7 @@ pub enum Recipe {
     /// slower than `fp32`.
     Bf16,
     /// As `bf16`, with the linear layers of the blocks in FP8: E4M3 for inputs and weights, E5M2 for
-    /// gradients, one scale a tensor, from the tensor's own amax.
+    /// gradients, one scale per tensor, from the tensor's own amax.
     Fp8Current,
     /// As `fp8-current` with delayed scales: from the amax of earlier steps.
     Fp8Delayed,

@@ -22,8 +22,21 @@ fn rate(flops: f64, time: Duration) -> f64 {
 fn training() {
     println!("{:>28} {:>5} {:>10} {:>10} {:>10} {:>10}", "", "", "fwd ms", "GFLOP/s", "bwd ms", "GFLOP/s");
     for (batch, op) in [
-        (12, Attention { seq_len: 64, heads: 4, kv_heads: 4, head_dim: 32, deterministic: true }),
-        (4, Attention { seq_len: 1024, heads: 8, kv_heads: 2, head_dim: 64, deterministic: true }),
+        (
+            12,
+            Attention { seq_len: 64, heads: 4, kv_heads: 4, head_dim: 32, scale: None, deterministic: true },
+        ),
+        (
+            4,
+            Attention {
+                seq_len: 1024,
+                heads: 8,
+                kv_heads: 2,
+                head_dim: 64,
+                scale: None,
+                deterministic: true,
+            },
+        ),
     ] {
         for dtype in [DType::F32, DType::BF16] {
             let tokens = batch * op.seq_len;
@@ -49,7 +62,7 @@ fn training() {
 }
 
 fn generation() {
-    let op = CachedAttention { heads: 8, kv_heads: 2, head_dim: 64 };
+    let op = CachedAttention { heads: 8, kv_heads: 2, head_dim: 64, scale: None };
     let (capacity, cache_width) = (1024, op.kv_heads * op.head_dim);
     println!("{:>28} {:>5} {:>10} {:>10}", "", "", "ms", "GFLOP/s");
     for (sequences, new) in [(1, 256), (1, 1), (16, 1)] {

@@ -28,7 +28,7 @@ fn program(sample: &Sample, inputs: &[HostTensor]) -> (Program, Vec<TensorType>)
         SampleOp::Forward(op) => Code::Forward(op.clone()),
         SampleOp::Plain(op) => Code::Plain(op.clone()),
     };
-    let outputs = tracer.at("sample").apply_code(code, &ids).expect("a sample fits its op");
+    let outputs = tracer.site("sample").apply_code(code, &ids).expect("a sample fits its op");
     let types = outputs.iter().map(|&o| tracer.ty(o)).collect();
     for (k, &o) in outputs.iter().enumerate() {
         tracer.output(&format!("out{k}"), o);

@@ -47,7 +47,7 @@ fn add_input(elements: usize, terms: usize) -> Program {
 fn add(mut tracer: Tracer, input: ValueId, term: ValueId, terms: usize) -> Program {
     let mut sum = input;
     for _ in 0..terms {
-        sum = tracer.at("sum").emit(Add, &[sum, term]).expect("two vectors of one type")[0];
+        sum = tracer.site("sum").emit(Add, &[sum, term]).expect("two vectors of one type")[0];
     }
     tracer.output("out", sum);
     tracer.finish()
@@ -98,7 +98,7 @@ fn state_changes_between_runs_in_flight() -> Result<(), Failed> {
     let mut engine = engine()?;
     let mut tracer = Tracer::default();
     let state = tracer.state(StateKind::Gradient, "large", vector(LARGE));
-    let norm = tracer.at("norm").emit(GradNorm, &[state])?[0];
+    let norm = tracer.site("norm").emit(GradNorm, &[state])?[0];
     tracer.output("norm", norm);
     let id = engine.load(tracer.finish())?;
     check("new state", &engine.read_state(StateKind::Gradient, "large")?, 0.0);

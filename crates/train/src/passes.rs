@@ -1,7 +1,7 @@
 //! The pipeline: the passes that turn a traced model into the program that an engine runs, in their order.
 //!
-//! `xtrain plan --dump-after PASS` prints the program of a training step after any of them. A pass that a
-//! program has no use for leaves it as it is. [`crate::programs`] says which program is what is traced.
+//! `xtrain plan --dump-after PASS` prints the program of a training step after any of them. A pass without
+//! work in a program returns it unchanged. [`crate::programs`] traces the programs.
 
 use crate::error::ProgramError;
 use crate::training_spec::TrainingSpec;
@@ -117,7 +117,7 @@ pub const PIPELINE: &[Pass] = &[
     Pass {
         name: "fuse",
         needs: &["refresh"],
-        guarantees: "the pairs of ops for which there is a rewrite are one, or share what both compute",
+        guarantees: "pairs of ops that match a rewrite are fused, or share common work",
         calls: &["infer"],
         run: |program, setting| {
             let wanted = rewrites::ALL.iter().filter(|rewrite| setting.wants(rewrite.name));
@@ -156,7 +156,7 @@ impl<'a> Setting<'a> {
         Setting { numerics, layers: spec.model.layers.len(), step }
     }
 
-    /// Forward and backward of a training step, perhaps with casts measured.
+    /// Forward and backward of a training step, with casts measured if `measured` is given.
     pub(crate) fn differentiation(
         spec: &'a TrainingSpec,
         numerics: &'a Numerics,
@@ -174,20 +174,20 @@ impl<'a> Setting<'a> {
         self.step.filter(|step| step.updates).map(|step| step.spec)
     }
 
-    /// True if this rewrite is to be applied: of the rewrites of casts those that pay in an FP8 recipe.
+    /// True if this rewrite is applied. Rewrites of casts are applied only where they make a step faster.
     fn wants(&self, rewrite: &str) -> bool {
         let is_fp8 = self.numerics.recipe.is_fp8();
         match rewrite {
             rewrites::REMATERIALISE => true,
-            // They were measured in whole steps; evaluation and generation have no large sums to cast, and no
-            // gradients.
+            // They were measured in whole training steps. Evaluation and generation have no large sums to
+            // cast, and no gradients.
             rewrites::SUM_NORM_CAST | rewrites::AMAX => is_fp8 && self.update().is_some(),
             _ => is_fp8,
         }
     }
 }
 
-/// Runs the passes on what was traced.
+/// Runs all passes on a traced program.
 pub(crate) fn run(program: Program, setting: &Setting<'_>) -> Result<Program, ProgramError> {
     PIPELINE.iter().try_fold(program, |program, pass| (pass.run)(program, setting))
 }

@@ -1,5 +1,5 @@
-//! The programs of a run: the training step, evaluation, prefill and decode, each a model traced and put
-//! through passes.
+//! The programs of a run: the training step, evaluation, prefill and decode. Each is a traced model after the
+//! passes.
 
 use crate::error::ProgramError;
 use crate::passes::{self, Setting};
@@ -11,7 +11,7 @@ use xtrain_ops::normal::Normal;
 use xtrain_program::{Program, Storage, Tracer, refresh};
 use xtrain_tensor::{DType, Shape, TensorType};
 
-/// Bytes of what checkpoints hold of a program's state.
+/// Bytes of the state of a program that checkpoints hold.
 pub fn saved_bytes(program: &Program) -> usize {
     let is_saved = |storage: &Storage| matches!(storage, Storage::State { kind, .. } if kind.is_saved());
     program.values.iter().filter(|value| is_saved(&value.storage)).map(|value| value.ty.bytes()).sum()
@@ -80,14 +80,14 @@ fn forward(tracer: Tracer, model: &Architecture, numerics: &Numerics) -> Result<
     passes::run(tracer.finish(), &Setting::forward(numerics, model.layers.len()))
 }
 
-/// The program that holds the model's parameters and remakes compute copies after masters were written.
+/// The program that holds the model's parameters and refreshes compute copies after the masters change.
 pub fn weights(model: &Architecture, numerics: &Numerics) -> Result<Program, ProgramError> {
     let batch = Batch { sequences: 1, seq_len: 1 };
     let context = Context::Sequence { document_mask: false, deterministic: true };
     refresh(&logits(model, numerics, batch, context, 1)?)
 }
 
-/// The program that remakes what `program` reads of its masters in other types.
+/// The program that refreshes the copies of masters in other types that `program` reads.
 pub fn refresh(program: &Program) -> Result<Program, ProgramError> {
     Ok(refresh::program(program, &PassSet)?)
 }

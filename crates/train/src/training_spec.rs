@@ -48,7 +48,7 @@ impl TrainingSpec {
         TrainingSpec { recipe, fp8, ..self.clone() }
     }
 
-    /// The step that reference segments are made of, where there are any: the same in bf16.
+    /// The step of reference segments, if any: this step in bf16.
     pub fn in_reference(&self) -> Option<TrainingSpec> {
         let bf16 = || TrainingSpec { reference: false, ..self.computed_in(Recipe::Bf16) };
         self.reference.then(bf16)

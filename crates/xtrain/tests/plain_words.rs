@@ -4,18 +4,6 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Places that have not been edited by the glossary yet, and a page of results that keep the words of their
-/// time.
-const NOT_YET: &[&str] = &[
-    "crates/ops/src/adamw",
-    "crates/ops/src/cast_statistics",
-    "crates/ops/src/quantize",
-    "crates/ops/src/rms_norm",
-    "crates/ops/src/swiglu",
-    "crates/program",
-    "docs/benchmarks.md",
-];
-
 /// Maximum number of refused phrases, so that the list stays memorable.
 const MAX_PHRASES: usize = 25;
 
@@ -44,7 +32,7 @@ fn phrases() -> Vec<String> {
         .collect()
 }
 
-/// All files of the tree with text for readers, relative to the root, except those not edited yet.
+/// All files of the tree with text for readers, relative to the root.
 fn files() -> Vec<PathBuf> {
     let mut found = Vec::new();
     let mut folders = vec![root()];
@@ -54,7 +42,7 @@ fn files() -> Vec<PathBuf> {
             let inside = path.strip_prefix(root()).expect("a path in the tree").to_path_buf();
             let name = inside.file_name().expect("a name").to_string_lossy().into_owned();
             let is_hidden = name.starts_with('.') || name == "target" || name == "shared";
-            if is_hidden || path.is_symlink() || NOT_YET.iter().any(|place| inside.starts_with(place)) {
+            if is_hidden || path.is_symlink() {
                 continue;
             }
             let extension = inside.extension().and_then(|e| e.to_str()).unwrap_or_default();

@@ -18,7 +18,8 @@ section! {
         #[schemars(extend("x-unit" = "checkpoints"))]
         #[schemars(extend("x-aliases" = ["keep_latest_k", "save_total_limit", "keep"]))]
         pub keep_last: usize = 2,
-        /// Also keeps, for good, those whose step is a multiple of this. A multiple of `every`; 0 keeps none.
+        /// Also keeps, permanently, those whose step is a multiple of this. A multiple of `every`; 0 keeps
+        /// none.
         #[schemars(extend("x-unit" = "steps"))]
         #[schemars(extend("x-aliases" = ["keep_interval", "archive_every"]))]
         pub keep_every: u64 = 0,

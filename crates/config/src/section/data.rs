@@ -64,8 +64,8 @@ section! {
         /// over the documents packed into it, the end-of-document tokens between them.
         #[schemars(extend("x-aliases" = ["packing_mask", "reset_attention_mask", "intra_document_mask"]))]
         pub document_mask: bool = false,
-        /// Splits a .txt file into documents at this string. Without it a file is one document. Sources may
-        /// have their own.
+        /// Splits a .txt file into documents at this string. Without it, each file is one document. Sources
+        /// may have their own.
         #[schemars(length(min = 1))]
         #[schemars(extend("x-default" = "none: one document a file", "x-example" = "<|endoftext|>"))]
         #[schemars(extend("x-aliases" = ["document_separator", "delimiter"]))]

@@ -20,7 +20,7 @@ section! {
             "eval_iters", "eval_tokens", "sequences", "steps", "batches", "max_eval_steps"
         ]))]
         pub tokens: Option<u64> = None,
-        /// Measures it once more after the last step, where there is validation data.
+        /// Measures it once more after the last step, if there is validation data.
         #[schemars(extend("x-aliases" = ["eval_at_end", "final_eval", "eval_only"]))]
         pub at_end: bool = true,
         /// Continues each of these texts after the last step, and prints it.
@@ -32,7 +32,7 @@ section! {
         #[schemars(extend("x-unit" = "tokens"))]
         #[schemars(extend("x-aliases" = ["max_new_tokens", "sample_tokens", "num_tokens_to_generate"]))]
         pub max_tokens: usize = 128,
-        /// Temperature of the sampling. 0 always takes the likeliest token.
+        /// Temperature of the sampling. 0 always selects the most likely token.
         #[schemars(range(max = 100.0), extend("minimum" = 0.0))]
         #[schemars(extend("x-aliases" = ["temp", "sample_temperature"]))]
         pub temperature: f64 = 0.8,

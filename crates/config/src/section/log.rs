@@ -13,7 +13,7 @@ section! {
         /// Writes TensorBoard events into the run folder.
         #[schemars(extend("x-aliases" = ["enable_tensorboard", "tb", "tensorboard_log"]))]
         pub tensorboard: bool = true,
-        /// Writes metrics.jsonl, one JSON object a line, into the run folder. The report reads it.
+        /// Writes metrics.jsonl, one JSON object per line, into the run folder. The report reads it.
         #[schemars(extend("x-aliases" = ["json", "metrics", "metrics_file"]))]
         pub jsonl: bool = true,
     }

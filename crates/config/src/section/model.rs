@@ -54,7 +54,7 @@ section! {
         #[schemars(extend("x-unit" = "heads", "x-default" = "`heads`", "x-example" = 2))]
         #[schemars(extend("x-aliases" = ["n_kv_heads", "n_kv_head", "num_key_value_heads", "num_kv_heads"]))]
         pub kv_heads: Option<usize> = None,
-        /// Width of one head. Even, because RoPE turns pairs. `heads * head_dim` need not equal `dim`.
+        /// Width of one head. Even, because RoPE rotates pairs. `heads * head_dim` need not equal `dim`.
         #[schemars(range(min = 2, max = 65_536))]
         #[schemars(extend("x-unit" = "features", "x-default" = "`dim / heads`", "x-example" = 64))]
         #[schemars(extend("x-aliases" = ["d_head", "head_size"]))]
@@ -241,6 +241,7 @@ impl ModelConfig {
             ffn_dim: self.ffn_dim.unwrap_or_else(|| (8 * dim).div_ceil(3).next_multiple_of(64)),
             vocab_size: self.vocab_size.or(vocab_size)?,
             max_position_embeddings: self.max_position_embeddings.unwrap_or(seq_len),
+            attention_scale: None,
             rope_theta: self.rope_theta.unwrap_or(ROPE_THETA),
             rope_scaling: self.rope_scaling.map_or(xtrain_model::RopeScaling::None, Into::into),
             norm_eps: self.norm_eps.unwrap_or(NORM_EPS),

@@ -21,7 +21,7 @@ section! {
         #[schemars(extend("exclusiveMinimum" = 0.0))]
         #[schemars(extend("x-aliases" = ["epsilon", "adam_eps", "adam_epsilon"]))]
         pub eps: f64 = 1e-8,
-        /// Type of both moments. `bf16` saves 4 bytes a parameter, in checkpoints too, and uses stochastic
+        /// Type of both moments. `bf16` saves 4 bytes per parameter, in checkpoints too, and uses stochastic
         /// rounding (docs/numerics.md). A run may be resumed with the other type.
         #[schemars(extend("x-aliases" = ["exp_avg_dtype", "exp_avg_sq_dtype", "optimizer_state_dtype"]))]
         pub moments: MomentFormat = MomentFormat::Fp32,

@@ -75,7 +75,7 @@ section! {
         #[schemars(extend("x-aliases" = ["num_threads", "num_workers", "n_threads"]))]
         pub threads: usize = 0,
         /// Saves a checkpoint and ends the run, successfully, after this wall-clock time: "2h30m", "170m",
-        /// "45s", "1d". `--resume` carries on.
+        /// "45s", "1d". `--resume` continues the run.
         #[schemars(extend("x-example" = "2h30m"))]
         #[schemars(extend("x-aliases" = ["time_limit", "max_hours", "max_train_time", "timeout"]))]
         pub max_time: Option<TimeLimit> = None,
@@ -134,7 +134,7 @@ pub enum Recompute {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Device {
-    /// The best device there is; `xtrain doctor` says which, and why.
+    /// The best device found; `xtrain doctor` says which one, and why.
     Auto,
     /// The CPU, even if there is a GPU.
     Cpu,

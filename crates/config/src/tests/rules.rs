@@ -59,11 +59,11 @@ fn heads_and_widths_must_fit() {
     );
     assert_eq!(
         message("model", "head_dim = 17"),
-        "`head_dim` = 17 must be even, because RoPE turns pairs of features"
+        "`head_dim` = 17 must be even, because RoPE rotates pairs of features"
     );
     assert_eq!(
         message_of(&["model.dim=36", "model.heads=4"]),
-        "`head_dim` = 9, which is `dim / heads`, must be even, because RoPE turns pairs of features"
+        "`head_dim` = 9, which is `dim / heads`, must be even, because RoPE rotates pairs of features"
     );
     minimal(&["model.heads=5", "model.head_dim=16"]);
 }

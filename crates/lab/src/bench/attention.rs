@@ -101,7 +101,7 @@ fn program(
     dtype: DType,
 ) -> Result<(Program, Vec<(&'static str, bool)>), LearnError> {
     let AttentionShape { batch, seq_len, heads, kv_heads, head_dim } = shape;
-    let op = |deterministic| Attention { seq_len, heads, kv_heads, head_dim, deterministic };
+    let op = |deterministic| Attention { seq_len, heads, kv_heads, head_dim, scale: None, deterministic };
     let tokens = batch * seq_len;
     let (mut program, (qkv, made, starts)) =
         traced(Program::default(), Stage::Forward, Role::Forward, |t| {

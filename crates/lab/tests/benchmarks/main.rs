@@ -1,4 +1,4 @@
-//! docs/benchmarks.md against the results, and the rules by which it is made.
+//! docs/benchmarks.md is up to date, and the rules by which it is generated.
 
 mod page;
 mod picture;
@@ -41,7 +41,7 @@ fn the_page_is_up_to_date() {
     }
 }
 
-/// The page of these files.
+/// The page generated from these files.
 fn page_of(bars: &str, files: &[(&str, &str)]) -> Result<Benchmarks, String> {
     let folder = tempfile::tempdir().expect("a folder");
     fs::create_dir(folder.path().join("results")).expect("a folder");
@@ -61,6 +61,16 @@ fn line(work: &str, value: f64, peer: &str, peer_value: f64, card: &str) -> Stri
 
 const BARS: &str = r#"
 card = "NVIDIA X"
+[[summary]]
+model = "a model"
+precision = "bf16"
+work = "A"
+peer = "the best"
+[[summary]]
+model = "another"
+precision = "fp32"
+work = "C"
+peer = "none"
 [[topic]]
 name = "step"
 title = "Steps"
@@ -86,7 +96,7 @@ metric = "peak GiB"
 "#;
 
 #[test]
-fn the_newest_file_counts_and_what_is_not_measured_is_said() {
+fn the_newest_file_counts_and_rows_without_a_result_are_marked() {
     let old = line("A", 10.0, "p", 10.0, "NVIDIA X") + &line("A", 10.0, "q", 10.0, "NVIDIA X");
     let new = line("A", 20.0, "p", 16.0, "NVIDIA X")
         + &line("B", 12.0, "p", 10.0, "NVIDIA X")
@@ -104,26 +114,28 @@ fn the_newest_file_counts_and_what_is_not_measured_is_said() {
     assert!(page.contains("\n## other\n") && page.contains("| D | peak GiB | not measured yet |"), "{page}");
     assert!(
         page.contains("| A | tok/s | 7 | p | 14 | 0.500 | 3 |"),
-        "another card has a row of its own: {page}"
+        "another device has a row of its own: {page}"
     );
     for replaced in ["| A | tok/s | 10 |", "| A | tok/s | 20 |"] {
         assert!(!page.contains(replaced), "{page}");
     }
     assert!(page.contains("2026-01-01, NVIDIA X, driver 580, commit abc: `bench | 24`"), "{page}");
+    assert!(page.contains("| a model | bf16 | 24 | the best | 12 | 2.00 | – | NVIDIA X |"), "{page}");
+    assert!(page.contains("| another | fp32 | not measured yet | none |"), "{page}");
     let (name, svg) = &pictures[0];
     assert!(name == "bars.svg" && svg.contains(">A, tok/s<") && svg.contains(">2.00<"), "{svg}");
     assert!(page.contains("(benchmarks/bars.svg)"));
 }
 
 #[test]
-fn a_bar_that_is_missed_is_said_to_be() {
+fn a_missed_target_is_marked() {
     let new = line("A", 14.9, "p", 10.0, "NVIDIA X");
     let page = page_of(BARS, &[("2026-01-02-x-step.jsonl", new.as_str())]).expect("a page").page;
     assert!(page.contains("| A | tok/s | 14.9 | p | 1.490 | at least 1.5 | **missed by 0.7%** |"), "{page}");
 }
 
 #[test]
-fn results_that_cannot_be_right_are_refused_with_their_place() {
+fn inconsistent_results_are_refused_with_their_place() {
     let of = |name: &str, text: &str| page_of(BARS, &[(name, text)]).err().expect("refused");
     let good = line("A", 2.0, "p", 1.0, "NVIDIA X");
     for (name, text, said) in [

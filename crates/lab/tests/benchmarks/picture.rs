@@ -1,8 +1,8 @@
-//! Ratios as bars: one a row, beside a line at the peer's and a mark at what is to be reached.
+//! A bar chart of ratios, one a row, with a line at 1 (the peer) and a mark at the target.
 
 use std::fmt::Write;
 
-/// As text in an element.
+/// Text with the characters escaped that XML reserves.
 fn escape(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;")
 }
@@ -11,7 +11,7 @@ fn escape(text: &str) -> String {
 pub(crate) struct Ratio {
     pub(crate) label: String,
     pub(crate) ratio: f64,
-    /// True if more is better.
+    /// True if a larger ratio is better.
     pub(crate) more: bool,
     /// The target.
     pub(crate) bar: Option<f64>,
@@ -20,14 +20,14 @@ pub(crate) struct Ratio {
 const ROW: f64 = 26.0;
 const LEFT: f64 = 290.0;
 const WIDTH: f64 = 760.0;
-/// Room behind the longest bar for its number.
+/// Space after the longest bar for its number.
 const RIGHT: f64 = 60.0;
 
 const STYLE: &str = "text{font:13px system-ui,sans-serif;fill:#16191d}.soft{fill:#5a6472}.good{fill:#0b8f83}.bad{fill:#e4570e}\
                      .peer{stroke:#5a6472;stroke-width:1}.bar{stroke:#16191d;stroke-width:2.5}\
                      @media(prefers-color-scheme:dark){text{fill:#e8ecf1}.soft{fill:#96a1b0}.bar{stroke:#e8ecf1}.peer{stroke:#96a1b0}}";
 
-/// The picture as SVG; nothing where there is nothing to draw.
+/// The picture as SVG, or `None` without rows.
 pub(crate) fn ratios(title: &str, rows: &[Ratio]) -> Option<String> {
     if rows.is_empty() {
         return None;

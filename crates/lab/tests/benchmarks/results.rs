@@ -1,4 +1,4 @@
-//! The contents of benches/: results, a JSON object a line, and the bars.
+//! The contents of benches/: results (one JSON object a line), and targets.
 
 use serde::Deserialize;
 use std::path::{Path, PathBuf};
@@ -11,7 +11,7 @@ pub(crate) struct Line {
     pub(crate) work: String,
     pub(crate) metric: String,
     pub(crate) value: f64,
-    /// Of how many, where the value is a count of them.
+    /// The total, where the value counts a part of it.
     pub(crate) of: Option<f64>,
     pub(crate) peer: Option<String>,
     pub(crate) peer_value: Option<f64>,
@@ -21,7 +21,7 @@ pub(crate) struct Line {
     pub(crate) driver: String,
     pub(crate) command: String,
     pub(crate) peer_command: Option<String>,
-    /// Further remarks on the measurement.
+    /// Remarks on the measurement.
     pub(crate) note: Option<String>,
     pub(crate) commit: String,
     pub(crate) date: String,
@@ -31,7 +31,7 @@ pub(crate) struct Line {
 #[derive(Clone, Debug)]
 pub(crate) struct Outcome {
     pub(crate) topic: String,
-    /// Its file among all, in the order of their names, which is that of their dates.
+    /// The index of its file in the order of names, and so of dates.
     pub(crate) file: usize,
     pub(crate) line: Line,
 }
@@ -40,12 +40,26 @@ pub(crate) struct Outcome {
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Bars {
-    /// The GPU for which the bars are set.
+    /// The GPU for which the targets are set.
     pub(crate) card: String,
+    /// The rows of the table that opens the page.
+    #[serde(default)]
+    pub(crate) summary: Vec<Summary>,
     #[serde(rename = "topic", default)]
     pub(crate) topics: Vec<Topic>,
     #[serde(rename = "bar", default)]
     pub(crate) bars: Vec<Bar>,
+}
+
+/// A row of the table that opens the page. Its numbers are those of the results with this `work`.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Summary {
+    pub(crate) model: String,
+    pub(crate) precision: String,
+    pub(crate) work: String,
+    /// The peer's name, in a few words.
+    pub(crate) peer: String,
 }
 
 /// Title of a section of the page.
@@ -58,7 +72,7 @@ pub(crate) struct Topic {
     pub(crate) about: String,
 }
 
-/// A row that the page has, and what is to be reached in it, if anything is.
+/// A row that the page has, and its target, if any.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Bar {
@@ -66,10 +80,10 @@ pub(crate) struct Bar {
     pub(crate) work: String,
     pub(crate) metric: String,
     pub(crate) peer: Option<String>,
-    /// Bounds of the ratio.
+    /// The bounds of the ratio.
     pub(crate) at_least: Option<f64>,
     pub(crate) at_most: Option<f64>,
-    /// A bound of the value itself.
+    /// The bound of the value itself.
     pub(crate) value_at_most: Option<f64>,
 }
 
@@ -79,8 +93,8 @@ impl Bar {
         self.at_least.is_some() || self.at_most.is_some() || self.value_at_most.is_some()
     }
 
-    /// The share of what is to be reached that `line` lacks, or has too much; 0 where it is reached, nothing
-    /// where the line does not say what it takes.
+    /// The share by which `line` misses the target; 0 if it meets it. `None` if the target needs a ratio that
+    /// the line does not have.
     pub(crate) fn missed_by(&self, line: &Line) -> Option<f64> {
         let (mut by, ratio) = (0.0f64, line.ratio);
         if let Some(least) = self.at_least {
@@ -96,10 +110,10 @@ impl Bar {
     }
 }
 
-/// A file of benches/ that is not as it should be.
+/// An error in a file of benches/.
 #[derive(Debug, Error)]
 pub(crate) enum BenchmarksError {
-    /// It cannot be read.
+    /// The file cannot be read.
     #[error("{}: cannot be read: {error}", path.display())]
     Io {
         /// The file.
@@ -107,10 +121,10 @@ pub(crate) enum BenchmarksError {
         /// The system's error.
         error: io::Error,
     },
-    /// It cannot be understood.
+    /// The contents are wrong.
     #[error("{place}: {message}")]
     Wrong {
-        /// The file, and the line of it.
+        /// The file, and the line in it.
         place: String,
         /// The error and the expected form.
         message: String,
@@ -127,7 +141,7 @@ fn text(path: &Path) -> Result<String, BenchmarksError> {
     fs::read_to_string(path).map_err(|error| BenchmarksError::Io { path: path.into(), error })
 }
 
-/// The bars in `benches`.
+/// The targets in `benches`.
 pub(crate) fn bars(benches: &Path) -> Result<Bars, BenchmarksError> {
     let path = benches.join("bars.toml");
     toml::from_str(&text(&path)?)

@@ -73,6 +73,7 @@ impl Keys<'_> {
             max_position_embeddings: self
                 .size("max_position_embeddings")?
                 .unwrap_or(defaults.max_position_embeddings),
+            attention_scale: None,
             rope_theta,
             rope_scaling,
             norm_eps: self.number("rms_norm_eps")?.unwrap_or(1e-6),

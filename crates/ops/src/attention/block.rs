@@ -19,6 +19,8 @@ pub(crate) struct Block<'a, T> {
     pub(crate) keys_t: Mat<'a, T>,
     /// `[n, e]`.
     pub(crate) values: Mat<'a, T>,
+    /// The factor on the products of queries and keys.
+    pub(crate) scale: T,
     /// Rounding of the probabilities before they are multiplied with the values.
     pub(crate) rounding: Rounding,
 }
@@ -37,7 +39,8 @@ impl<T: Real> Block<'_, T> {
     ) {
         let (m, e, n) = (self.queries.rows(), self.queries.cols(), self.values.rows());
         let scores = &mut scores[..m * n];
-        gemm_single(scale(e), self.queries, self.keys_t, MatMut::new(scores, m, n), false);
+        let product = MatMut::new(scores, m, n);
+        gemm_single(self.scale, self.queries, self.keys_t, product, false);
         for (i, row) in scores.chunks_exact_mut(n).enumerate() {
             let Range { start, end } = seen(i);
             row[..start].fill(T::NEG_INFINITY);
@@ -76,7 +79,12 @@ impl<T: Real> Block<'_, T> {
     }
 }
 
-/// The scale of scores, 1 / sqrt(e).
-pub(crate) fn scale<T: Real>(head_dim: usize) -> T {
-    T::of(1.0 / (head_dim as f64).sqrt())
+/// The factor on scores: `scale`, or 1 / sqrt(e).
+pub(crate) fn factor<T: Real>(scale: Option<f32>, head_dim: usize) -> T {
+    T::of(scale.map_or_else(|| 1.0 / (head_dim as f64).sqrt(), f64::from))
+}
+
+/// The constant of the kernels' sources that sets the factor on scores, where it is not 1 / sqrt(e).
+pub(crate) fn scale_define(scale: Option<f32>) -> Option<(&'static str, i64)> {
+    scale.map(|scale| ("SCALE_BITS", i64::from(scale.to_bits())))
 }

@@ -42,16 +42,19 @@ impl Attention {
     }
 
     fn sizes(&self) -> String {
-        let Attention { seq_len, heads, kv_heads, head_dim, deterministic } = self;
+        let Attention { seq_len, heads, kv_heads, head_dim, scale, deterministic } = self;
         let order = if *deterministic { ", deterministic" } else { "" };
-        format!("seq_len {seq_len}, {heads} heads, {kv_heads} kv_heads, head_dim {head_dim}{order}")
+        let scale = scale.map(|scale| format!(", scale {scale:?}")).unwrap_or_default();
+        format!("seq_len {seq_len}, {heads} heads, {kv_heads} kv_heads, head_dim {head_dim}{scale}{order}")
     }
 
     fn former(&self) -> String {
-        let Attention { seq_len, heads, kv_heads, head_dim, deterministic } = self;
+        let Attention { seq_len, heads, kv_heads, head_dim, scale, deterministic } = self;
+        // Older runs had no other scale.
+        let scale = scale.map(|scale| format!("scale: {scale:?}, ")).unwrap_or_default();
         format!(
             "Attention {{ seq_len: {seq_len}, heads: {heads}, kv_heads: {kv_heads}, head_dim: {head_dim}, \
-             deterministic: {deterministic} }}"
+             {scale}deterministic: {deterministic} }}"
         )
     }
 }
@@ -72,7 +75,8 @@ mod tests {
     /// The former keys are copied from the `choices.json` of a run.
     #[test]
     fn keys_are_spelled_out_and_former_keys_are_those_of_older_runs() {
-        let op = Attention { seq_len: 48, heads: 4, kv_heads: 2, head_dim: 64, deterministic: false };
+        let op =
+            Attention { seq_len: 48, heads: 4, kv_heads: 2, head_dim: 64, scale: None, deterministic: false };
         let qkv = TensorType::new(DType::BF16, [96, 512]);
         let forward = op.forward_key(qkv, false);
         assert_eq!(

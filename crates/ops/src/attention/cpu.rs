@@ -1,7 +1,7 @@
 //! CPU kernel of [`Attention`]. A task is a block of queries with all heads: whole rows of the output.
 
 use super::Attention;
-use super::block::{Block, ROWS};
+use super::block::{Block, ROWS, factor};
 use super::columns::{Columns, transpose, widen};
 use crate::host::gemm::Mat;
 use crate::host::math::Rounding;
@@ -35,7 +35,7 @@ fn attend<T: Real>(
     o: &mut ViewMut<'_>,
     lse: &mut [T],
 ) {
-    let Attention { seq_len: s, heads, kv_heads, head_dim: e, .. } = *op;
+    let Attention { seq_len: s, heads, kv_heads, head_dim: e, scale, .. } = *op;
     let (out_width, group, rounding) = (heads * e, heads / kv_heads, Rounding::for_operands(qkv.ty.dtype));
     let blocks_per_sequence = s.div_ceil(ROWS);
     // For each block, the slices of lse that it writes, one for each head.
@@ -60,6 +60,7 @@ fn attend<T: Real>(
                 queries: queries.part(0..m, head * e..(head + 1) * e),
                 keys_t: keys_values.keys_t(sequence, head / group, start, n),
                 values: keys_values.values(sequence, head / group, start, n),
+                scale: factor(scale, e),
                 rounding,
             };
             let seen = |i: usize| documents.first_key(sequence, first + i) - start..first + i + 1 - start;

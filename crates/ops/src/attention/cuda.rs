@@ -12,8 +12,10 @@ impl Attention {
     /// cuDNN's attention for these operands, if it may have an engine for them.
     fn sdpa(&self, qkv: TensorType, documents: bool) -> Option<Sdpa> {
         let (tokens, _) = qkv.shape.rows_cols();
-        let Attention { seq_len, heads, kv_heads, head_dim, deterministic } = *self;
-        let sdpa = Sdpa { sequences: tokens / seq_len, seq_len, heads, kv_heads, head_dim, deterministic };
+        let Attention { seq_len, heads, kv_heads, head_dim, scale, deterministic } = *self;
+        let scale = scale.unwrap_or_else(|| 1.0 / (head_dim as f32).sqrt());
+        let sequences = tokens / seq_len;
+        let sdpa = Sdpa { sequences, seq_len, heads, kv_heads, head_dim, scale, deterministic };
         (qkv.dtype == DType::BF16 && !documents && sdpa.may_run()).then_some(sdpa)
     }
 }

@@ -6,7 +6,7 @@
 //! are computed at a time: as many as have [`SUM_ELEMENTS`] sums, or, if these are too few, as keep all cores
 //! busy.
 
-use super::block::{ROWS, scale};
+use super::block::{ROWS, factor};
 use super::columns::{Columns, transpose};
 use super::cpu::Documents;
 use super::{Attention, AttentionGrad};
@@ -194,14 +194,15 @@ impl<S: Stored> Pass<'_, S> {
         queries: Range<usize>,
         keys: Range<usize>,
     ) {
-        let Attention { seq_len: s, head_dim: e, .. } = self.op;
+        let Attention { seq_len: s, head_dim: e, scale, .. } = self.op;
+        let scale = factor::<S::Real>(scale, e);
         let (m, n, first) = (queries.len(), keys.len(), queries.start);
         let (p, ds) = (&mut work.p[..m * n], &mut work.ds[..m * n]);
         let (q, d_o) = (data.queries.rows(queries.clone()), data.d_o.rows(queries.clone()));
         let k = data.keys.rows(keys.clone());
         let keys_t = Mat::strided(&work.keys_t[keys.start..], e, n, s);
         let values_t = Mat::strided(&work.values_t[keys.start..], e, n, s);
-        gemm_single(scale(e), q, keys_t, MatMut::new(p, m, n), false);
+        gemm_single(scale, q, keys_t, MatMut::new(p, m, n), false);
         gemm_single(S::Real::ONE, d_o, values_t, MatMut::new(ds, m, n), false);
         let (lse, delta) = (&data.lse[first..], &work.delta[first..]);
         match Rounding::for_operands(S::DTYPE) {
@@ -220,8 +221,8 @@ impl<S: Stored> Pass<'_, S> {
         let dq = MatMut::new(&mut work.dq[first * e..], m, e);
         let dk = MatMut::new(&mut work.dk[keys.start * e..], n, e);
         let dv = MatMut::new(&mut work.dv[keys.start * e..], n, e);
-        gemm_single(scale(e), ds, k, dq, true);
-        gemm_single(scale(e), ds.t(), q, dk, true);
+        gemm_single(scale, ds, k, dq, true);
+        gemm_single(scale, ds.t(), q, dk, true);
         gemm_single(S::Real::ONE, p.t(), d_o, dv, true);
     }
 }

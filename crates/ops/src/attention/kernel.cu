@@ -13,6 +13,13 @@
 
 constexpr int X = 8, Y = 16, THREADS = X * Y;
 constexpr int R = TILE / Y, KEYS = TILE / X;
+// The factor on the products of queries and keys.
+#ifdef SCALE_BITS
+#define SCALE __uint_as_float(SCALE_BITS)
+#else
+#define SCALE rsqrtf((float)HEAD_DIM)
+#endif
+
 constexpr int WIDTH = (HEAD_DIM + 15) / 16 * 16;
 constexpr int COLUMNS = WIDTH / X;
 // Padded by four words, so that eight rows that are read at once lie in different banks.
@@ -185,7 +192,7 @@ template <class T> __device__ __forceinline__ void forward(const Forward& args) 
     int kv_head = head / (s.heads / s.kv_heads), first = tile * TILE;
     i64 width = row_width(s);
     const T* rows = (const T*)args.qkv + sequence * (i64)s.seq_len * width;
-    load_tile(q, rows + head * HEAD_DIM, width, first, s.seq_len, rsqrtf((float)HEAD_DIM));
+    load_tile(q, rows + head * HEAD_DIM, width, first, s.seq_len, SCALE);
 
     float max_score[R], total[R], o[R][COLUMNS] = {};
     int seen_from[R];
@@ -320,7 +327,7 @@ template <class T> __device__ __forceinline__ void backward_queries(const Backwa
     i64 before = sequence * (i64)s.seq_len;
     const T* rows = (const T*)args.qkv + before * width;
     QueryStats stats = query_stats(args, sequence, head, first);
-    float scale = rsqrtf((float)HEAD_DIM);
+    float scale = SCALE;
     load_tile(q, rows + head * HEAD_DIM, width, first, s.seq_len, scale);
     load_tile(d_o, (const T*)args.d_o + before * out_width + head * HEAD_DIM, out_width, first, s.seq_len, 1.0f);
     float dq[R][COLUMNS] = {};
@@ -365,7 +372,7 @@ template <class T> __device__ __forceinline__ void backward_keys(const Backward&
             if (first_key(s, sequence, queries) >= keys + TILE) break;
             QueryStats stats = query_stats(args, sequence, head, queries);
             __syncthreads();
-            load_tile(q, rows + head * HEAD_DIM, width, queries, s.seq_len, rsqrtf((float)HEAD_DIM));
+            load_tile(q, rows + head * HEAD_DIM, width, queries, s.seq_len, SCALE);
             load_tile(d_o, (const T*)args.d_o + before * out_width + head * HEAD_DIM, out_width, queries, s.seq_len, 1.0f);
             __syncthreads();
             float p[R][KEYS] = {}, ds[R][KEYS] = {};

@@ -1,8 +1,8 @@
 //! Causal self-attention with grouped key/value heads and optional document boundaries.
 //!
 //! Columns of `qkv`: h query heads, then k key heads, then k value heads, e columns each; query heads g h/k
-//! to (g+1) h/k - 1 read key/value head g. Rows: B sequences of s tokens. For each query, o = softmax(q K^T /
-//! sqrt(e)) V over the keys of its own document up to itself. The softmax is computed in f32 (f64). With bf16
+//! to (g+1) h/k - 1 read key/value head g. Rows: B sequences of s tokens. For each query, o = softmax(scale
+//! q K^T) V over the keys of its own document up to itself. The softmax is computed in f32 (f64). With bf16
 //! operands, probabilities and, in the backward, the gradients of scores are rounded to bf16 before they are
 //! multiplied, as tensor cores need.
 //!
@@ -51,6 +51,8 @@ pub struct Attention {
     pub kv_heads: usize,
     /// e, the width of a head.
     pub head_dim: usize,
+    /// The positive factor on the products of queries and keys; `None` is 1 / sqrt(e).
+    pub scale: Option<f32>,
     /// True if gradients must be summed in a fixed order, so that runs give equal bits. The fastest backward
     /// on a GPU may not be deterministic.
     pub deterministic: bool,
@@ -122,7 +124,7 @@ impl Differentiable for Attention {
 
 /// `(do_tn, qkv_tc, o_tn, lse_bhs[, doc_start_t]) -> dqkv_tc`: the gradient of all columns of qkv.
 ///
-/// With p = exp(q k / sqrt(e) - lse) and dp = do v: dv = sum of p do, ds = p (dp - do o) / sqrt(e), dq = sum
+/// With p = exp(scale q k - lse) and dp = do v: dv = sum of p do, ds = scale p (dp - do o), dq = sum
 /// of ds k and dk = sum of ds q. dk and dv also sum over the query heads of their group.
 #[derive(Clone, Copy, Debug)]
 pub struct AttentionGrad(pub Attention);

@@ -3,6 +3,7 @@
 #![allow(unsafe_code, reason = "it launches kernels")]
 
 use super::Attention;
+use super::block::scale_define;
 use super::operands::{Backward, Forward};
 use crate::device::suffix;
 use xtrain_cuda::{Constants, CudaError, Function, Gpu, KernelSource, Launch, Operands, Work};
@@ -55,7 +56,8 @@ impl Attention {
         heads: usize,
         tokens: usize,
     ) -> Result<(Function, Launch), CudaError> {
-        let defines = [("HEAD_DIM", self.head_dim as i64), ("TILE", tile as i64)];
+        let mut defines = vec![("HEAD_DIM", self.head_dim as i64), ("TILE", tile as i64)];
+        defines.extend(scale_define(self.scale));
         let function = gpu.function(&SOURCE, &defines, name)?;
         function.allow_shared(shared)?;
         let tiles = self.seq_len.div_ceil(tile) as u32;

@@ -14,28 +14,43 @@ impl Sampled for Attention {
             heads,
             kv_heads,
             head_dim,
+            scale: None,
             deterministic: true,
         };
         vec![
             Sample::forward(op(5, 4, 2, 3), [SampleInput::activation([10, 24])]),
             Sample::forward(op(21, 2, 1, 2), [SampleInput::activation([42, 8]), sample_documents()]),
             Sample::forward(op(1, 3, 3, 5), [SampleInput::activation([2, 45])]),
+            Sample::forward(
+                Attention { scale: Some(0.4), ..op(5, 4, 2, 3) },
+                [SampleInput::activation([10, 24])],
+            ),
         ]
     }
 
     fn large() -> Sample {
-        let op = Attention { seq_len: 150, heads: 4, kv_heads: 2, head_dim: 20, deterministic: true };
+        let op =
+            Attention { seq_len: 150, heads: 4, kv_heads: 2, head_dim: 20, scale: None, deterministic: true };
         Sample::forward(op, [SampleInput::activation([300, 160])])
     }
 
     fn gpu_samples() -> Vec<Sample> {
         let sample = |(b, seq_len, heads, kv_heads, head_dim, documents)| {
-            let op = Attention { seq_len, heads, kv_heads, head_dim, deterministic: true };
+            let op = Attention { seq_len, heads, kv_heads, head_dim, scale: None, deterministic: true };
             let mut inputs = vec![SampleInput::activation([b * seq_len, (heads + 2 * kv_heads) * head_dim])];
             inputs.extend(bool::then(documents, || doubling_documents(b, seq_len)));
             Sample::forward(op, inputs)
         };
-        GPU_SHAPES.into_iter().map(sample).collect()
+        let scaled = Attention {
+            seq_len: 150,
+            heads: 2,
+            kv_heads: 1,
+            head_dim: 64,
+            scale: Some(0.25),
+            deterministic: true,
+        };
+        let scaled = Sample::forward(scaled, [SampleInput::activation([300, 256])]);
+        GPU_SHAPES.into_iter().map(sample).chain([scaled]).collect()
     }
 }
 
@@ -45,8 +60,14 @@ impl Sampled for AttentionGrad {
     }
 
     fn samples() -> Vec<Sample> {
-        let op =
-            AttentionGrad(Attention { seq_len: 21, heads: 4, kv_heads: 2, head_dim: 6, deterministic: true });
+        let op = AttentionGrad(Attention {
+            seq_len: 21,
+            heads: 4,
+            kv_heads: 2,
+            head_dim: 6,
+            scale: None,
+            deterministic: true,
+        });
         let inputs = [
             SampleInput::activation([42, 24]),
             SampleInput::activation([42, 48]),
@@ -55,6 +76,7 @@ impl Sampled for AttentionGrad {
         ];
         vec![
             Sample::plain(op, inputs.clone()),
+            Sample::plain(AttentionGrad(Attention { scale: Some(0.3), ..op.0 }), inputs.clone()),
             Sample::plain(op, inputs.into_iter().chain([sample_documents()]).collect::<Vec<_>>()),
         ]
     }
@@ -65,6 +87,7 @@ impl Sampled for AttentionGrad {
             heads: 4,
             kv_heads: 2,
             head_dim: 20,
+            scale: None,
             deterministic: true,
         });
         Sample::plain(
@@ -79,7 +102,7 @@ impl Sampled for AttentionGrad {
     }
 
     fn gpu_samples() -> Vec<Sample> {
-        let sample = |deterministic, (b, seq_len, heads, kv_heads, head_dim, documents)| {
+        let scaled_sample = |deterministic, scale, (b, seq_len, heads, kv_heads, head_dim, documents)| {
             let (tokens, width) = (b * seq_len, heads * head_dim);
             let mut inputs = vec![
                 SampleInput::activation([tokens, width]),
@@ -92,13 +115,15 @@ impl Sampled for AttentionGrad {
             ];
             inputs.extend(bool::then(documents, || doubling_documents(b, seq_len)));
             Sample::plain(
-                AttentionGrad(Attention { seq_len, heads, kv_heads, head_dim, deterministic }),
+                AttentionGrad(Attention { seq_len, heads, kv_heads, head_dim, scale, deterministic }),
                 inputs,
             )
         };
+        let sample = |deterministic, shape| scaled_sample(deterministic, None, shape);
+        let scaled = scaled_sample(true, Some(0.25), (2, 150, 2, 1, 64, false));
         // Without a fixed order only for shapes without documents, for which cuDNN may be used.
         let in_any_order = GPU_SHAPES.into_iter().filter(|shape| !shape.5).map(|shape| sample(false, shape));
-        GPU_SHAPES.into_iter().map(|shape| sample(true, shape)).chain(in_any_order).collect()
+        GPU_SHAPES.into_iter().map(|shape| sample(true, shape)).chain(in_any_order).chain([scaled]).collect()
     }
 }
 

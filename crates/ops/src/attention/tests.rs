@@ -7,10 +7,11 @@ use xtrain_program::Op;
 use xtrain_tensor::{DType, HostTensor, Philox, TensorType};
 
 /// Batch sizes and ops, with several blocks of queries and, for 600 tokens, two tiles of keys.
-const SHAPES: [(usize, Attention); 3] = [
-    (2, Attention { seq_len: 7, heads: 6, kv_heads: 2, head_dim: 5, deterministic: true }),
-    (2, Attention { seq_len: 75, heads: 2, kv_heads: 2, head_dim: 16, deterministic: true }),
-    (1, Attention { seq_len: 600, heads: 2, kv_heads: 1, head_dim: 4, deterministic: true }),
+const SHAPES: [(usize, Attention); 4] = [
+    (2, Attention { seq_len: 7, heads: 6, kv_heads: 2, head_dim: 5, scale: None, deterministic: true }),
+    (2, Attention { seq_len: 75, heads: 2, kv_heads: 2, head_dim: 16, scale: None, deterministic: true }),
+    (2, Attention { seq_len: 40, heads: 2, kv_heads: 1, head_dim: 8, scale: Some(0.2), deterministic: true }),
+    (1, Attention { seq_len: 600, heads: 2, kv_heads: 1, head_dim: 4, scale: None, deterministic: true }),
 ];
 
 fn random(op: &Attention, batch: usize, dtype: DType, seed: u64) -> (HostTensor, HostTensor) {
@@ -65,7 +66,7 @@ fn reference(op: &Attention, qkv: &[f64], d_o: &[f64], starts: Option<&[f64]>) -
             let k = |s: usize| s * width + (heads + kv_head) * e;
             let v = |s: usize| s * width + (heads + kv_heads + kv_head) * e;
             let o = token * out_width + head * e;
-            let scale = 1.0 / (e as f64).sqrt();
+            let scale = op.scale.map_or_else(|| 1.0 / (e as f64).sqrt(), f64::from);
             let scores: Vec<f64> =
                 seen.iter().map(|&s| scale * dot(&qkv[q..][..e], &qkv[k(s)..][..e])).collect();
             let lse = scores.iter().map(|x| x.exp()).sum::<f64>().ln();
@@ -141,7 +142,7 @@ fn bf16_is_as_near_as_its_rounding_allows() {
 
 #[test]
 fn a_batch_equals_its_sequences_one_by_one() {
-    let op = Attention { seq_len: 45, heads: 4, kv_heads: 2, head_dim: 8, deterministic: true };
+    let op = Attention { seq_len: 45, heads: 4, kv_heads: 2, head_dim: 8, scale: None, deterministic: true };
     let seed = seed();
     let (qkv, d_o) = random(&op, 3, DType::F32, seed);
     let starts = documents(&op, 3, 10, seed);
@@ -163,7 +164,7 @@ fn a_batch_equals_its_sequences_one_by_one() {
 
 #[test]
 fn the_first_token_attends_to_itself_alone() {
-    let op = Attention { seq_len: 40, heads: 2, kv_heads: 1, head_dim: 8, deterministic: true };
+    let op = Attention { seq_len: 40, heads: 2, kv_heads: 1, head_dim: 8, scale: None, deterministic: true };
     let (qkv, d_o) = random(&op, 2, DType::F32, seed());
     let [o, _, _] = computed(&op, &qkv, &d_o, None);
     let qkv = qkv.to_f64();
@@ -177,7 +178,7 @@ fn the_first_token_attends_to_itself_alone() {
 
 #[test]
 fn later_tokens_and_other_documents_change_nothing() {
-    let op = Attention { seq_len: 50, heads: 2, kv_heads: 2, head_dim: 4, deterministic: true };
+    let op = Attention { seq_len: 50, heads: 2, kv_heads: 2, head_dim: 4, scale: None, deterministic: true };
     let seed = seed();
     let (qkv, _) = random(&op, 1, DType::F32, seed);
     // Documents 0..20, 20..36 and 36..50.
@@ -196,7 +197,7 @@ fn later_tokens_and_other_documents_change_nothing() {
 
 #[test]
 fn large_scores_do_not_overflow_and_select_the_maximum() {
-    let op = Attention { seq_len: 33, heads: 1, kv_heads: 1, head_dim: 16, deterministic: true };
+    let op = Attention { seq_len: 33, heads: 1, kv_heads: 1, head_dim: 16, scale: None, deterministic: true };
     let (mut qkv, d_o) = random(&op, 1, DType::F32, seed());
     let values: Vec<f64> =
         qkv.to_f64().iter().enumerate().map(|(i, x)| if i % 48 < 32 { x * 1000.0 } else { *x }).collect();
@@ -218,7 +219,8 @@ fn large_scores_do_not_overflow_and_select_the_maximum() {
 
 #[test]
 fn the_cost_is_that_of_the_causal_half() {
-    let op = Attention { seq_len: 1024, heads: 8, kv_heads: 2, head_dim: 64, deterministic: true };
+    let op =
+        Attention { seq_len: 1024, heads: 8, kv_heads: 2, head_dim: 64, scale: None, deterministic: true };
     let qkv = TensorType::new(DType::F32, [4096, 12 * 64]);
     let o = TensorType::new(DType::F32, [4096, 8 * 64]);
     let gemm = f64::from(4 * 8 * 64) * 1024.0 * 1024.0;
@@ -228,7 +230,14 @@ fn the_cost_is_that_of_the_causal_half() {
 
 #[test]
 fn the_cost_of_a_sequence_of_millions_does_not_wrap() {
-    let op = Attention { seq_len: 1 << 24, heads: 128, kv_heads: 8, head_dim: 128, deterministic: true };
+    let op = Attention {
+        seq_len: 1 << 24,
+        heads: 128,
+        kv_heads: 8,
+        head_dim: 128,
+        scale: None,
+        deterministic: true,
+    };
     let (o, qkv) = (
         TensorType::new(DType::BF16, [1 << 24, 128 << 7]),
         TensorType::new(DType::BF16, [1 << 24, 144 << 7]),
@@ -239,7 +248,7 @@ fn the_cost_of_a_sequence_of_millions_does_not_wrap() {
 
 #[test]
 fn wrong_operands_are_named() {
-    let op = Attention { seq_len: 8, heads: 3, kv_heads: 2, head_dim: 4, deterministic: true };
+    let op = Attention { seq_len: 8, heads: 3, kv_heads: 2, head_dim: 4, scale: None, deterministic: true };
     let qkv = TensorType::new(DType::F32, [16, 28]);
     assert_eq!(op.infer(&[qkv]).unwrap_err().0, "3 query heads do not divide among 2 key/value heads");
     let op = Attention { heads: 4, ..op };

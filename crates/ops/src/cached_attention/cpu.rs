@@ -2,7 +2,7 @@
 //! head of a sequence.
 
 use super::CachedAttention;
-use crate::attention::block::{Block, ROWS, scale};
+use crate::attention::block::{Block, ROWS, factor};
 use crate::attention::columns::Columns;
 use crate::host::gemv::{ROWS_AT_ONCE, dots};
 use crate::host::math::{Rounding, dot, exponentials, max, vectorized};
@@ -99,7 +99,7 @@ impl Attend<'_> {
 
     /// Computes a query head of a sequence.
     fn head<S: Stored>(&self, sequence: usize, head: usize, target: Vec<&mut [u8]>) {
-        let CachedAttention { heads, kv_heads, head_dim: e } = *self.op;
+        let CachedAttention { heads, kv_heads, head_dim: e, .. } = *self.op;
         let tokens = sequence * self.new..(sequence + 1) * self.new;
         let positions = &self.positions[tokens.clone()];
         let queries = Columns::<S::Real>::new(self.queries, tokens, head * e..(head + 1) * e);
@@ -138,6 +138,7 @@ impl Attend<'_> {
             queries: queries.rows(run),
             keys_t: keys.rows(0..n).t(),
             values: values.rows(0..n),
+            scale: factor(self.op.scale, e),
             rounding: Rounding::for_operands(S::DTYPE),
         };
         let (mut scores, mut lse) = (Pooled::take(m * n), [S::Real::ZERO; ROWS]);
@@ -155,6 +156,7 @@ impl Attend<'_> {
         out: &mut [S::Real],
     ) {
         let (m, e) = (run.len(), self.op.head_dim);
+        let scale = factor(self.op.scale, e);
         let [keys, values] = [self.keys, self.values].map(|cached| {
             let stored = cached.stored::<S>().expect("caches have the queries' type");
             &stored[cache.rows.start * cache.width + cache.columns.start..]
@@ -165,7 +167,7 @@ impl Attend<'_> {
             let scores = &mut scores[..n - m + i + 1];
             vectorized(
                 #[inline(always)]
-                || attend(query, keys, values, cache.width, scores, out),
+                || attend(query, scale, keys, values, cache.width, scores, out),
             );
         }
     }
@@ -181,18 +183,19 @@ struct Cache {
     width: usize,
 }
 
-/// out = softmax(query K^T / sqrt(e)) V over `scores.len()` rows of the caches, which are `width` elements
+/// out = softmax(scale query K^T) V over `scores.len()` rows of the caches, which are `width` elements
 /// apart.
 #[inline(always)]
 fn attend<S: Stored>(
     query: &[S::Real],
+    scale: S::Real,
     keys: &[S],
     values: &[S],
     width: usize,
     scores: &mut [S::Real],
     out: &mut [S::Real],
 ) {
-    let (e, scale) = (query.len(), scale::<S::Real>(query.len()));
+    let e = query.len();
     let key = |row: usize| &keys[row * width..][..e];
     let (quads, rest) = scores.as_chunks_mut::<ROWS_AT_ONCE>();
     let first = quads.len() * ROWS_AT_ONCE;

@@ -2,6 +2,7 @@
 #![allow(unsafe_code, reason = "it launches kernels")]
 
 use super::CachedAttention;
+use crate::attention::block::scale_define;
 use crate::device::{suffix, table};
 use xtrain_cuda::{
     Constants, CudaError, CudaKernel, DevicePtr, Function, Gpu, KernelSource, Launch, Operands, Work,
@@ -100,7 +101,9 @@ impl CudaKernel for CachedAttention {
             splits: self.splits(tokens) as i32,
         };
         let function = |part: &str| -> Result<Function, CudaError> {
-            let defines = [("HEAD_DIM", self.head_dim as i64), ("HEADS", self.heads_per_block() as i64)];
+            let mut defines =
+                vec![("HEAD_DIM", self.head_dim as i64), ("HEADS", self.heads_per_block() as i64)];
+            defines.extend(scale_define(self.scale));
             gpu.function(&SOURCE, &defines, &format!("cached_attention{part}_{}", suffix(qkv.ty)))
         };
         let grid = [arguments.splits as u32, groups as u32, tokens as u32];

@@ -14,6 +14,13 @@
 // If each sequence has one new token, the blocks read its key and value from qkv, and one block writes them
 // to the cache. If it has several, cached_attention_fill_* writes them first.
 
+// The factor on the products of queries and keys.
+#ifdef SCALE_BITS
+#define SCALE __uint_as_float(SCALE_BITS)
+#else
+#define SCALE rsqrtf((float)HEAD_DIM)
+#endif
+
 constexpr int WARPS = 8;
 constexpr int PART_ROWS = 64;
 constexpr int MAX_SPLITS = 64;
@@ -211,7 +218,7 @@ template <class T> __device__ __forceinline__ void attend(const Arguments& args)
     const T* fresh_key = qkv + (args.heads + kv_head) * HEAD_DIM;
     int fresh = args.tokens_per_sequence == 1 && position < args.capacity ? position : -1;
 
-    float q[HEADS][C::ELEMENTS], scale = rsqrtf((float)HEAD_DIM);
+    float q[HEADS][C::ELEMENTS], scale = SCALE;
     Sum<C::ELEMENTS> sum;
 #pragma unroll
     for (int h = 0; h < HEADS; h++) {

@@ -33,6 +33,8 @@ pub struct CachedAttention {
     pub kv_heads: usize,
     /// e, the width of a head.
     pub head_dim: usize,
+    /// The positive factor on the products of queries and keys; `None` is 1 / sqrt(e).
+    pub scale: Option<f32>,
 }
 
 impl Op for CachedAttention {

@@ -7,7 +7,7 @@ use crate::run_op::{normal, run, run_over};
 use xtrain_program::Op;
 use xtrain_tensor::{DType, HostTensor, Philox, TensorType};
 
-const OP: CachedAttention = CachedAttention { heads: 4, kv_heads: 2, head_dim: 6 };
+const OP: CachedAttention = CachedAttention { heads: 4, kv_heads: 2, head_dim: 6, scale: None };
 const WIDTH: usize = (4 + 2 * 2) * 6;
 const OUT: usize = 4 * 6;
 
@@ -69,8 +69,11 @@ fn in_chunks(
 }
 
 fn whole(qkv: &HostTensor, length: usize) -> Vec<f64> {
-    run(&Attention { seq_len: length, heads: 4, kv_heads: 2, head_dim: 6, deterministic: true }, &[qkv])[0]
-        .to_f64()
+    run(
+        &Attention { seq_len: length, heads: 4, kv_heads: 2, head_dim: 6, scale: None, deterministic: true },
+        &[qkv],
+    )[0]
+    .to_f64()
 }
 
 fn assert_close(found: &[f64], expected: &[f64], tolerance: f64) {

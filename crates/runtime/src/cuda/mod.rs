@@ -6,6 +6,7 @@
 //! step while others run.
 
 mod arena;
+mod loaded;
 mod ring;
 mod staging;
 mod stopwatch;
@@ -18,18 +19,15 @@ use crate::part::{Part, ProgramId};
 use crate::state::StateEntry;
 use crate::timing::{Timed, TimedWork, Timing};
 use arena::{Arena, Span};
+use loaded::{Loaded, Recording, find, prepare};
 use ring::{Inputs, Outputs as OutputRing};
 use staging::Staging;
 use std::collections::{BTreeMap, HashMap, HashSet};
-use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 use stopwatch::Stopwatch;
 use thread_pool::map_parallel;
-use xtrain_cuda::{
-    CudaError, CudaKernel, CudaOutput, CudaTensor, Event, Gpu, Graph, GraphExec, Operands, Stream, Work,
-    exclude_capture, nvtx,
-};
+use xtrain_cuda::{CudaError, CudaKernel, Event, Gpu, Graph, Stream, exclude_capture, nvtx};
 use xtrain_program::{Instance, KernelTable, Location, Op, Plan, Program, Region, StateKind, ValueId};
 use xtrain_tensor::TensorType;
 
@@ -55,36 +53,6 @@ impl Drop for CudaEngine {
             tracing::debug!("the last steps on the GPU failed: {error}");
         }
     }
-}
-
-struct Loaded {
-    program: Program,
-    /// The spans of values, by id.
-    spans: Vec<Option<Span>>,
-    /// The workspace of each instance.
-    workspaces: Vec<Vec<(TensorType, Span)>>,
-    /// The work of each instance. A micro-step's instance has one for the first micro-step and one for the
-    /// others, if they differ.
-    works: Vec<[Option<Work>; 2]>,
-    graphs: HashMap<Part, Recording>,
-    /// Graphs with an event after each op, by part and by the repeats of each op.
-    timed: HashMap<(Part, usize), (GraphExec, Vec<Event>)>,
-    /// The inputs on the GPU, and their staging buffers.
-    input_span: Span,
-    inputs: Inputs,
-    /// The outputs on the GPU, and their staging buffers.
-    output_span: Span,
-    outputs: OutputRing,
-    /// The place of each output in the outputs' span.
-    output_places: Arc<Vec<(Arc<str>, Range<usize>)>>,
-    /// The type and the place of each input in the inputs' span, by name.
-    input_places: HashMap<Arc<str>, (TensorType, Range<usize>)>,
-}
-
-enum Recording {
-    /// It ran once, op by op.
-    RanOnce,
-    Recorded(GraphExec),
 }
 
 /// The workspace of each op's GPU kernel, for planning a program. It needs no GPU.
@@ -258,70 +226,6 @@ impl EnqueueMode {
             None => Ok(()),
         }
     }
-}
-
-impl Loaded {
-    /// The instances of a part.
-    fn indices(&self, part: Part) -> impl Iterator<Item = usize> {
-        let instances = self.program.instances.iter().enumerate();
-        instances.filter(move |(_, instance)| part.includes(instance.phase())).map(|(index, _)| index)
-    }
-
-    fn span(&self, value: ValueId) -> Span {
-        self.spans[value.0 as usize].expect("every operand is planned")
-    }
-
-    /// The index of an instance's work: 1 if it adds to outputs that the first micro-step overwrites.
-    fn variant(&self, index: usize, first: bool) -> usize {
-        let outputs = &self.program.instances[index].outputs;
-        usize::from(!first && outputs.iter().any(|o| o.mode.accumulates(false) != o.mode.accumulates(true)))
-    }
-
-    /// Copies the inputs of in-place ops whose memory the planner did not share.
-    fn copy_in_place_inputs(&self, index: usize, arena: &Arena, stream: &Stream) -> Result<(), CudaError> {
-        let instance = &self.program.instances[index];
-        for &(o, n) in instance.code.op().in_place() {
-            let (from, to) = (self.span(instance.inputs[n]), self.span(instance.outputs[o].value));
-            if from != to {
-                arena.memory(to).copy_from(arena.memory(from), stream)?;
-            }
-        }
-        Ok(())
-    }
-}
-
-fn find<'a>(
-    kernels: &'a KernelTable<dyn CudaKernel>,
-    instance: &'a Instance,
-    gpu: &Gpu,
-) -> Result<&'a dyn CudaKernel, EngineError> {
-    kernels.find(instance.code.op()).ok_or_else(|| EngineError::no_kernel(instance, &gpu.info().name))
-}
-
-fn prepare(
-    kernel: &dyn CudaKernel,
-    gpu: &Gpu,
-    arena: &Arena,
-    loaded: &Loaded,
-    index: usize,
-    first: bool,
-) -> Result<Work, EngineError> {
-    let instance = &loaded.program.instances[index];
-    let tensor = |ty, span| CudaTensor { ty, place: arena.memory(span).pointer() };
-    let mut inputs: Vec<CudaTensor> =
-        instance.inputs.iter().map(|&v| tensor(loaded.program.ty(v), loaded.span(v))).collect();
-    let output = |o: &xtrain_program::Output| CudaOutput {
-        ty: loaded.program.ty(o.value),
-        place: arena.memory(loaded.span(o.value)).pointer(),
-        accumulate: o.mode.accumulates(first),
-    };
-    let outputs: Vec<CudaOutput> = instance.outputs.iter().map(output).collect();
-    for &(o, n) in instance.code.op().in_place() {
-        inputs[n].place = outputs[o].place;
-    }
-    let workspace: Vec<CudaTensor> =
-        loaded.workspaces[index].iter().map(|&(ty, span)| tensor(ty, span)).collect();
-    Ok(kernel.prepare(gpu, &Operands { inputs: &inputs, outputs: &outputs, workspace: &workspace })?)
 }
 
 impl Engine for CudaEngine {

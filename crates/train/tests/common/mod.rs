@@ -54,6 +54,7 @@ pub fn small() -> Description {
         ffn_dim: 28,
         vocab_size: 37,
         max_position_embeddings: 64,
+        attention_scale: None,
         rope_theta: 1e4,
         rope_scaling: RopeScaling::None,
         norm_eps: 1e-6,

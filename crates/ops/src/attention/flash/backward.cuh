@@ -7,7 +7,7 @@ constexpr bool HOLDS_LEFT = HEAD_DIM * STRIPS <= 64;
 // Columns of dk and dv that a block sums. For heads wider than 128 all columns would not fit into registers.
 constexpr int COLUMNS = HEAD_DIM <= 128 ? HEAD_DIM : HEAD_DIM / 2;
 
-__device__ __forceinline__ float unit() { return rsqrtf((float)HEAD_DIM); }
+__device__ __forceinline__ float unit() { return SCALE; }
 __device__ __forceinline__ float scale() { return unit() * LOG2_E; }
 
 // The queries of a warp, and their gradients.

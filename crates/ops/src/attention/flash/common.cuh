@@ -9,6 +9,13 @@
 constexpr int THREADS = WARPS * 32;
 // Rows that a block owns.
 constexpr int OWNED = WARPS * STRIPS * 16;
+// The factor on the products of queries and keys.
+#ifdef SCALE_BITS
+#define SCALE __uint_as_float(SCALE_BITS)
+#else
+#define SCALE rsqrtf((float)HEAD_DIM)
+#endif
+
 // Elements between rows of a tile: the head's width, padded by 16 bytes.
 constexpr int PITCH = HEAD_DIM + 8;
 constexpr int STEPS = HEAD_DIM / 16;

@@ -23,7 +23,7 @@ struct OutputRows {
             for (int half = 0; half < 2; half++) max_score[m][half] = -INFINITY_F, total[m][half] = 0.0f;
     }
 
-    __device__ __forceinline__ static float scale() { return rsqrtf((float)HEAD_DIM) * LOG2_E; }
+    __device__ __forceinline__ static float scale() { return SCALE * LOG2_E; }
 
     // Adds the keys that are seen among the TILE keys from `keys` on: all of them, one half, or none.
     __device__ __forceinline__ void add_seen(const bf16* k_tile, const bf16* v_tile, int keys) {

@@ -7,6 +7,7 @@
 #![allow(unsafe_code, reason = "it launches kernels")]
 
 use super::Attention;
+use super::block::scale_define;
 use super::operands::{Backward, Forward};
 use std::collections::BTreeSet;
 use xtrain_cuda::{
@@ -247,7 +248,9 @@ impl Attention {
         tiles.retain(|&t| (kernel.shared)(t) <= gpu.info().shared_bytes_per_block);
         let name = (kernel.name)(documents);
         let launch = |t: Tiles, arguments: A| {
-            let function = gpu.function(kernel.source, &t.defines(), name)?;
+            let mut defines = t.defines();
+            defines.extend(scale_define(self.scale));
+            let function = gpu.function(kernel.source, &defines, name)?;
             let shared = (kernel.shared)(t) as u32;
             function.allow_shared(shared)?;
             let grid = (kernel.grid)(self, t, sequences).map(|n| n as u32);

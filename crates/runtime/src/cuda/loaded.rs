@@ -1,0 +1,119 @@
+//! A program that the CUDA engine has loaded: its places in memory, the work of its instances, and its
+//! graphs.
+
+use super::arena::{Arena, Span};
+use super::ring::{Inputs, Outputs as OutputRing};
+use crate::error::EngineError;
+use crate::part::Part;
+use std::collections::HashMap;
+use std::ops::Range;
+use std::sync::Arc;
+use xtrain_cuda::{
+    CudaError, CudaKernel, CudaOutput, CudaTensor, Event, Gpu, GraphExec, Operands, Stream, Work,
+};
+use xtrain_program::{Instance, KernelTable, Program, ValueId};
+use xtrain_tensor::TensorType;
+
+/// A program in the memory of the engine, with the work of its instances.
+pub(super) struct Loaded {
+    pub(super) program: Program,
+    /// The spans of values, by id.
+    pub(super) spans: Vec<Option<Span>>,
+    /// The workspace of each instance.
+    pub(super) workspaces: Vec<Vec<(TensorType, Span)>>,
+    /// The work of each instance. A micro-step's instance has one for the first micro-step and one for the
+    /// others, if they differ.
+    pub(super) works: Vec<[Option<Work>; 2]>,
+    pub(super) graphs: HashMap<Part, Recording>,
+    /// Graphs with an event after each op, by part and by the repeats of each op.
+    pub(super) timed: HashMap<(Part, usize), (GraphExec, Vec<Event>)>,
+    /// The inputs on the GPU, and their staging buffers.
+    pub(super) input_span: Span,
+    pub(super) inputs: Inputs,
+    /// The outputs on the GPU, and their staging buffers.
+    pub(super) output_span: Span,
+    pub(super) outputs: OutputRing,
+    /// The place of each output in the outputs' span.
+    pub(super) output_places: Arc<Vec<(Arc<str>, Range<usize>)>>,
+    /// The type and the place of each input in the inputs' span, by name.
+    pub(super) input_places: HashMap<Arc<str>, (TensorType, Range<usize>)>,
+}
+
+/// The state of the graph of a part.
+pub(super) enum Recording {
+    /// The part ran once, op by op.
+    RanOnce,
+    /// The part is recorded.
+    Recorded(GraphExec),
+}
+
+impl Loaded {
+    /// The instances of a part.
+    pub(super) fn indices(&self, part: Part) -> impl Iterator<Item = usize> {
+        let instances = self.program.instances.iter().enumerate();
+        instances.filter(move |(_, instance)| part.includes(instance.phase())).map(|(index, _)| index)
+    }
+
+    pub(super) fn span(&self, value: ValueId) -> Span {
+        self.spans[value.0 as usize].expect("every operand is planned")
+    }
+
+    /// The index of an instance's work: 1 if it adds to outputs that the first micro-step overwrites.
+    pub(super) fn variant(&self, index: usize, first: bool) -> usize {
+        let outputs = &self.program.instances[index].outputs;
+        usize::from(!first && outputs.iter().any(|o| o.mode.accumulates(false) != o.mode.accumulates(true)))
+    }
+
+    /// Copies the inputs of in-place ops whose memory the planner did not share.
+    pub(super) fn copy_in_place_inputs(
+        &self,
+        index: usize,
+        arena: &Arena,
+        stream: &Stream,
+    ) -> Result<(), CudaError> {
+        let instance = &self.program.instances[index];
+        for &(o, n) in instance.code.op().in_place() {
+            let (from, to) = (self.span(instance.inputs[n]), self.span(instance.outputs[o].value));
+            if from != to {
+                arena.memory(to).copy_from(arena.memory(from), stream)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The kernel of an instance's op.
+pub(super) fn find<'a>(
+    kernels: &'a KernelTable<dyn CudaKernel>,
+    instance: &'a Instance,
+    gpu: &Gpu,
+) -> Result<&'a dyn CudaKernel, EngineError> {
+    kernels.find(instance.code.op()).ok_or_else(|| EngineError::no_kernel(instance, &gpu.info().name))
+}
+
+/// Prepares the work of an instance.
+pub(super) fn prepare(
+    kernel: &dyn CudaKernel,
+    gpu: &Gpu,
+    arena: &Arena,
+    loaded: &Loaded,
+    index: usize,
+    first: bool,
+) -> Result<Work, EngineError> {
+    let instance = &loaded.program.instances[index];
+    let tensor = |ty, span| CudaTensor { ty, place: arena.memory(span).pointer() };
+    let mut inputs: Vec<CudaTensor> =
+        instance.inputs.iter().map(|&v| tensor(loaded.program.ty(v), loaded.span(v))).collect();
+    let output = |o: &xtrain_program::Output| CudaOutput {
+        ty: loaded.program.ty(o.value),
+        place: arena.memory(loaded.span(o.value)).pointer(),
+        accumulate: o.mode.accumulates(first),
+    };
+    let outputs: Vec<CudaOutput> = instance.outputs.iter().map(output).collect();
+    for &(o, n) in instance.code.op().in_place() {
+        inputs[n].place = outputs[o].place;
+    }
+    let workspace: Vec<CudaTensor> =
+        loaded.workspaces[index].iter().map(|&(ty, span)| tensor(ty, span)).collect();
+    Ok(kernel.prepare(gpu, &Operands { inputs: &inputs, outputs: &outputs, workspace: &workspace })?)
+}

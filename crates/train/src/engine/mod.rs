@@ -94,13 +94,14 @@ impl Processor {
         let runs = |(_, from): &&(Recipe, Arch)| info.arch >= *from;
         match RECIPES.iter().find(|(known, _)| *known == recipe) {
             Some(needed) if !runs(&needed) => {
+                let number = |arch: Arch| format!("{}.{}", arch.major, arch.minor);
                 let others: Vec<_> = RECIPES.iter().filter(runs).map(|(recipe, _)| recipe.name()).collect();
                 Err(RunError::Refused(format!(
                     "[precision] recipe = {:?} needs compute capability {} or newer, and {} has {}; choose one that it runs: {}",
                     recipe.name(),
-                    needed.1,
+                    number(needed.1),
                     info.name,
-                    info.arch,
+                    number(info.arch),
                     others.join(", ")
                 )))
             }

@@ -140,19 +140,19 @@ __device__ __forceinline__ void atomic_amax_of_block(u32* to, u32 x, u32* space)
 
 // A tensor whose element type is known only at run time: a small operand, or one with a type of its own.
 struct Floats {
-    void* at;
+    void* data;
     // 1 for bf16, 0 for f32.
     u64 is_bf16;
 };
 
 template <int N> __device__ __forceinline__ void load(const Floats& x, u64 first, float* to) {
-    if (x.is_bf16) load<N>((const bf16*)x.at + first, to);
-    else load<N>((const float*)x.at + first, to);
+    if (x.is_bf16) load<N>((const bf16*)x.data + first, to);
+    else load<N>((const float*)x.data + first, to);
 }
 
 template <int N> __device__ __forceinline__ void store(const Floats& x, u64 first, const float* from) {
-    if (x.is_bf16) store<N>((bf16*)x.at + first, from);
-    else store<N>((float*)x.at + first, from);
+    if (x.is_bf16) store<N>((bf16*)x.data + first, from);
+    else store<N>((float*)x.data + first, from);
 }
 
 __device__ __forceinline__ float load(const Floats& x, u64 index) {

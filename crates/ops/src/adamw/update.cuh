@@ -113,7 +113,7 @@ template <int N, bool ROUNDS> __device__ __forceinline__ void update(const Updat
 #pragma unroll
         for (int i = 0; i < N; i++) master[i] = widen(narrow<bf16>(master[i]));
     }
-    if (u.compute.at) store<N>(u.compute, first, master);
+    if (u.compute.data) store<N>(u.compute, first, master);
 }
 
 // The update of a parameter. All threads of the block call it and wait for each other.

@@ -29,7 +29,7 @@ kernel_struct! {
         scale: DevicePtr,
         length: u32,
         pow2: u32,
-        most: f32,
+        target: f32,
         padding: u32,
     }
 }
@@ -45,7 +45,7 @@ impl CudaKernel for DelayedScaling {
                 scale: scale.place,
                 length: history.ty.numel() as u32,
                 pow2: u32::from(tensor.pow2_scales),
-                most: self.target(tensor),
+                target: self.target(tensor),
                 padding: 0,
             }
         };

@@ -54,7 +54,7 @@ struct RopeGrad {
 
 // Takes its arguments by value: kernel arguments whose address is taken are copied to local memory.
 __device__ __forceinline__ Floats either(bool first, Floats a, Floats b) {
-    return {first ? a.at : b.at, first ? a.is_bf16 : b.is_bf16};
+    return {first ? a.data : b.data, first ? a.is_bf16 : b.is_bf16};
 }
 
 template <class T> constexpr int WIDE = VECTOR ? LANES<T> : 1;

@@ -22,7 +22,7 @@ struct NormArguments {
 
 // Prefetches the weights of a vector into the cache; they are needed after the reduction.
 template <class T> __device__ __forceinline__ void fetch_weights(const Floats& w, u32 vector) {
-    const char* address = (const char*)w.at + (u64)vector * LANES<T> * (w.is_bf16 ? sizeof(bf16) : sizeof(float));
+    const char* address = (const char*)w.data + (u64)vector * LANES<T> * (w.is_bf16 ? sizeof(bf16) : sizeof(float));
     asm volatile("prefetch.global.L2 [%0];" ::"l"(address));
 }
 

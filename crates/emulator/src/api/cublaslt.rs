@@ -234,9 +234,9 @@ mod tests {
     fn described() -> (Handle, Handle) {
         let (mut desc, mut layout) = (0, 0);
         // SAFETY: writes a handle.
-        assert_eq!(unsafe { cublasLtMatmulDescCreate(&mut desc, 68, 0) }, 0);
+        assert_eq!(unsafe { cublasLtMatmulDescCreate(Out(&mut desc), 68, 0) }, 0);
         // SAFETY: writes a handle.
-        assert_eq!(unsafe { cublasLtMatrixLayoutCreate(&mut layout, 0, 16, 16, 16) }, 0);
+        assert_eq!(unsafe { cublasLtMatrixLayoutCreate(Out(&mut layout), 0, 16, 16, 16) }, 0);
         (desc, layout)
     }
 
@@ -250,11 +250,12 @@ mod tests {
         };
         assert_eq!((set(desc, &one), set(desc, null()), set(0, &one)), (0, 7, 7));
         // SAFETY: the thread has no context, so nothing is written.
-        assert_eq!(unsafe { cublasLtCreate(&mut 0) }, 1);
+        assert_eq!(unsafe { cublasLtCreate(Out(&mut 0)) }, 1);
         let words = Algorithm::Whole.words();
         // SAFETY: there is no such library handle, so nothing is written.
-        let checked =
-            unsafe { cublasLtMatmulAlgoCheck(0, desc, layout, layout, layout, layout, &words, null_mut()) };
+        let checked = unsafe {
+            cublasLtMatmulAlgoCheck(0, desc, layout, layout, layout, layout, In(&words), Out(null_mut()))
+        };
         assert_eq!(checked, 1);
         // SAFETY: destroyed once, and then there is none.
         let destroyed = [(); 2].map(|()| unsafe { cublasLtMatrixLayoutDestroy(layout) });
@@ -265,9 +266,9 @@ mod tests {
     fn an_algorithm_reports_its_reduction_scheme() {
         let reduction = |words: Algo| {
             let (mut scheme, mut written) = (9u32, 0);
-            let value = (&raw mut scheme).cast::<c_void>();
-            // SAFETY: writes four bytes and a number.
-            let status = unsafe { cublasLtMatmulAlgoConfigGetAttribute(&words, 3, value, 4, &mut written) };
+            let (value, bytes) = (Out(&mut scheme), Out(&mut written));
+            // SAFETY: writes two numbers.
+            let status = unsafe { cublasLtMatmulAlgoConfigGetAttribute(In(&words), 3, value, 4, bytes) };
             (status, scheme, written)
         };
         assert_eq!(reduction(Algorithm::Whole.words()), (0, 0, 4));

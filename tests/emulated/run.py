@@ -40,6 +40,7 @@ SKIPPED = {
 }
 # Architectures of tests that need FP8 GEMMs or block scales, and of tests that set the architecture themselves.
 NEEDS = {
+    "ops/accumulation a_gpu": [MAIN],
     "xtrain/": [MAIN],
     "train/(fp8|lockstep .*(row|block))": [MAIN],
     "train/lockstep .*fp8": [MAIN, "sm_89"],

@@ -2,6 +2,7 @@
 #![allow(unsafe_code, reason = "it launches kernels")]
 
 use libtest_mimic::{Arguments, Failed, Trial};
+use std::time::Instant;
 use xtrain_cuda::{
     Arch, Compiler, Context, CudaError, Device, DeviceMemory, DevicePtr, Event, Gemm, GemmChoice,
     GemmOperands, Gpu, Graph, KernelCache, Launch, Module, PinnedMemory, Stream, Work, kernel_struct,
@@ -185,6 +186,7 @@ fn events_order_streams_and_time_work(device: &TestDevice) -> Result<(), Failed>
     let multiprocessors = device.context.device().info()?.multiprocessors as usize;
     let memory = device.floats(&vec![1.0; multiprocessors << 15])?;
     let (start, end) = (Event::timed(&device.context)?, Event::timed(&device.context)?);
+    let host = Instant::now();
     start.record(&device.stream)?;
     for _ in 0..10 {
         device.scale(&memory, 2.0)?;
@@ -196,7 +198,8 @@ fn events_order_streams_and_time_work(device: &TestDevice) -> Result<(), Failed>
     end.synchronize()?;
     assert!(end.is_done()?);
     let seconds = start.seconds_until(&end)?;
-    assert!(seconds > 1e-6 && seconds < 1.0, "{seconds} s");
+    // The GPU waits for the host, which may be busy.
+    assert!(seconds > 1e-6 && seconds < 1.0 + host.elapsed().as_secs_f64(), "{seconds} s");
     Ok(())
 }
 

@@ -110,14 +110,16 @@ fn elementwise() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Three steps: the first compiles kernels and chooses algorithms, the second records graphs, the third
-/// replays them.
+/// The preparation, which compiles kernels and chooses algorithms, and three steps: the second records graphs,
+/// the third replays them.
 fn training() -> Result<(), Box<dyn Error>> {
     let parsed = Config::parse::<&str>(Path::new("run.toml"), RUN.as_bytes(), &[])?;
     let planned = plan_on(&parsed, Target::Cuda)?;
     let engine = Processor::for_config(&parsed.config)?.engine(Checks::default())?;
+    let begun = Instant::now();
     let mut learner = Learner::new(engine, planned.spec.clone(), 1)?;
     learner.weights().initialize(1, 0.02)?;
+    println!("preparation of training: {:.1} s", begun.elapsed().as_secs_f64());
     let batch = random_batch(&planned.spec, 0);
     let tokens = batch.tokens.len();
     for step in 0..3 {

@@ -266,10 +266,9 @@ mod tests {
     fn an_algorithm_reports_its_reduction_scheme() {
         let reduction = |words: Algo| {
             let (mut scheme, mut written) = (9u32, 0);
-            // SAFETY: writes four bytes and a number.
-            let status = unsafe {
-                cublasLtMatmulAlgoConfigGetAttribute(In(&words), 3, Out(&mut scheme), 4, Out(&mut written))
-            };
+            let (value, bytes) = (Out(&mut scheme), Out(&mut written));
+            // SAFETY: writes two numbers.
+            let status = unsafe { cublasLtMatmulAlgoConfigGetAttribute(In(&words), 3, value, 4, bytes) };
             (status, scheme, written)
         };
         assert_eq!(reduction(Algorithm::Whole.words()), (0, 0, 4));

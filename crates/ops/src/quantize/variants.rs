@@ -76,7 +76,8 @@ pub(super) enum Phase {
     MeasureUnset,
     /// Casts with the scales of amaxes that are known.
     Cast,
-    /// Casts with the given scale, and reduces the amax; with a scale of 0, by that of `MeasureUnset`.
+    /// Casts with the given scale and reduces the amax. A scale of 0 is replaced by that of the amax that
+    /// `MeasureUnset` reduced.
     CastGiven,
 }
 
@@ -112,18 +113,18 @@ pub(super) const TABLE: Table = {
     use CastSource::{Input, Norm, Swiglu, SwigluGrad, SwigluSaving};
     use DType::{E4M3, E5M2, E5M6};
     &[
-        //                                    current     delayed     rows        tiles       blocks
-        (Input,                        E4M3, [NONE,       ANY,        ANY,        ANY,        ANY]),
-        (Input,                        E5M2, [ANY,        NONE,       NONE,       NONE,       NONE]),
-        (Input,                        E5M6, [NONE,       NONE,       NONE,       ROW_MAJOR,  NONE]),
-        (Norm,                         E4M3, [ANY,        BOTH,       BOTH,       BOTH,       NONE]),
-        (Swiglu { restored: false },   E4M3, [ANY,        BOTH,       BOTH,       BOTH,       NONE]),
-        (SwigluSaving,                 E4M3, [ROW_MAJOR,  ROW_MAJOR,  ROW_MAJOR,  ROW_MAJOR,  NONE]),
-        (Swiglu { restored: true },    E4M3, [TRANSPOSED, TRANSPOSED, TRANSPOSED, TRANSPOSED, NONE]),
-        (SwigluGrad { restored: false }, E5M2, [BOTH,     BOTH,       NONE,       NONE,       NONE]),
-        (SwigluGrad { restored: false }, E4M3, [NONE,     NONE,       BOTH,       BOTH,       NONE]),
-        (SwigluGrad { restored: true },  E5M2, [BOTH,     BOTH,       NONE,       NONE,       NONE]),
-        (SwigluGrad { restored: true },  E4M3, [NONE,     NONE,       BOTH,       BOTH,       NONE]),
+        //                                      current     delayed     rows        tiles       blocks
+        (Input,                          E4M3, [NONE,       ANY,        ANY,        ANY,        ANY]),
+        (Input,                          E5M2, [ANY,        NONE,       NONE,       NONE,       NONE]),
+        (Input,                          E5M6, [NONE,       NONE,       NONE,       ROW_MAJOR,  NONE]),
+        (Norm,                           E4M3, [ANY,        BOTH,       BOTH,       BOTH,       NONE]),
+        (Swiglu { restored: false },     E4M3, [ANY,        BOTH,       BOTH,       BOTH,       NONE]),
+        (SwigluSaving,                   E4M3, [ROW_MAJOR,  ROW_MAJOR,  ROW_MAJOR,  ROW_MAJOR,  NONE]),
+        (Swiglu { restored: true },      E4M3, [TRANSPOSED, TRANSPOSED, TRANSPOSED, TRANSPOSED, NONE]),
+        (SwigluGrad { restored: false }, E5M2, [BOTH,       BOTH,       NONE,       NONE,       NONE]),
+        (SwigluGrad { restored: false }, E4M3, [NONE,       NONE,       BOTH,       BOTH,       NONE]),
+        (SwigluGrad { restored: true },  E5M2, [BOTH,       BOTH,       NONE,       NONE,       NONE]),
+        (SwigluGrad { restored: true },  E4M3, [NONE,       NONE,       BOTH,       BOTH,       NONE]),
     ]
 };
 
@@ -134,17 +135,15 @@ fn variants(table: Table, phases: impl Fn(Quantize) -> Vec<Phase>) -> Vec<Define
         for ((scaling, pow2_scales, given), layouts) in COLUMNS.into_iter().zip(cells) {
             for &layouts in layouts {
                 let cast = Quantize { source, given, ..Quantize::new(format, scaling, pow2_scales, layouts) };
-                all.extend(phases(cast).into_iter().map(|phase| cast.defines(phase)));
+                for defines in phases(cast).into_iter().map(|phase| cast.defines(phase)) {
+                    if !all.contains(&defines) {
+                        all.push(defines);
+                    }
+                }
             }
         }
     }
-    let mut distinct: Vec<Defines> = Vec::new();
-    all.into_iter().for_each(|defines| {
-        if !distinct.contains(&defines) {
-            distinct.push(defines);
-        }
-    });
-    distinct
+    all
 }
 
 /// The variants of this op's kernels.

@@ -30,8 +30,9 @@ use xtrain_tensor::{DType, TensorType};
 pub const IGNORED: i32 = -100;
 
 /// `(x_td, w_vd, targets_t, inv_targets) -> (objective, cross_entropy)`. With logits = x w^T and lse =
-/// ln(sum_v e^logit), over the tokens whose target is not [`IGNORED`]: `cross_entropy = inv_targets * sum(lse
-/// - logit[target])` and `objective = cross_entropy + inv_targets * z_loss * sum(lse^2)`.
+/// ln(sum_v e^logit), over the tokens whose target is not [`IGNORED`]:
+/// `cross_entropy = inv_targets * sum(lse - logit[target])` and
+/// `objective = cross_entropy + inv_targets * z_loss * sum(lse^2)`.
 ///
 /// targets are i32, [`IGNORED`] or in 0..v, which the data loader checks. inv_targets is a float scalar: one
 /// over the number of targets in the global batch, so that the outputs, which accumulate over micro-steps,

@@ -108,8 +108,8 @@ fn elementwise() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// The preparation, which compiles kernels and chooses algorithms, and three steps: the second records graphs,
-/// the third replays them.
+/// The preparation, which compiles kernels and chooses algorithms, and three steps: the second records
+/// graphs, the third replays them.
 fn training() -> Result<(), Box<dyn Error>> {
     let parsed = Config::parse::<&str>(Path::new("run.toml"), RUN.as_bytes(), &[])?;
     let planned = plan_on(&parsed, Target::Cuda)?;

@@ -1,5 +1,5 @@
-//! Settings of the emulator, from `XTRAIN_EMULATOR`: `key=value` pairs separated by spaces, or one per line if
-//! values contain spaces.
+//! Settings of the emulator, from `XTRAIN_EMULATOR`: `key=value` pairs separated by spaces, or one per line
+//! if values contain spaces.
 
 use std::fmt;
 use std::sync::LazyLock;

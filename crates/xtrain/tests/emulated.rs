@@ -1,5 +1,5 @@
-//! Refusals by the binary on emulated GPUs that are too old or too small for a run. The tests count as ignored
-//! unless `tests/emulated/run.sh` starts them.
+//! Refusals by the binary on emulated GPUs that are too old or too small for a run. The tests count as
+//! ignored unless `tests/emulated/run.sh` starts them.
 
 use libtest_mimic::{Arguments, Failed, Trial};
 use std::process::Command;

@@ -109,8 +109,8 @@ export! {
         real!(nvrtcDestroyProgram(program: *mut *mut c_void) -> c_int, FAILED)
     }
 
-    /// Compiles to PTX instead of machine code: `compute_90a` for `sm_90a`, with `-lineinfo` and without ptxas
-    /// options.
+    /// Compiles to PTX instead of machine code: `compute_90a` for `sm_90a`, with `-lineinfo` and without
+    /// ptxas options.
     fn nvrtcCompileProgram(
         program: *mut c_void,
         count: c_int,

@@ -86,8 +86,8 @@ impl Processor {
             .map_err(|error| RunError::Refused(format!("[train] device = \"cuda\": {error}")))
     }
 
-    /// An error if it cannot compute under `recipe`. It names the compute capability that can, and the recipes
-    /// that this processor runs.
+    /// An error if it cannot compute under `recipe`. It names the compute capability that can, and the
+    /// recipes that this processor runs.
     pub fn check(&self, recipe: Recipe) -> Result<(), RunError> {
         let Processor::Cuda(gpu) = self else { return Ok(()) };
         let info = gpu.info();

@@ -161,13 +161,19 @@ def run(test, seed, out, settings=(), cache=None):
     return has_passed, time.monotonic() - begun, text
 
 
+def processor_seconds():
+    """Processor time of all child processes that have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
 class Results:
     """Runs tests and collects the results."""
 
     def __init__(self, seed, out, jobs):
         self.seed, self.out, self.jobs = seed, out, jobs
         self.seconds, self.failures, self.passed = {}, [], 0
-        self.begun = time.monotonic()
+        self.begun, self.used = time.monotonic(), processor_seconds()
         try:
             self.past = json.loads((out / "seconds.json").read_text())
         except (OSError, ValueError):
@@ -200,9 +206,7 @@ class Results:
             print(f"  {name}: {took:.1f} s")
         launched, idle = launched_kernels(self.out.glob("kernels/*"))
         print(f"{len(launched)} kernels ran, {len(idle)} were loaded and did not")
-        used = resource.getrusage(resource.RUSAGE_CHILDREN)
-        took, busy = time.monotonic() - self.begun, used.ru_utime + used.ru_stime
-        print(f"{took:.0f} s, with {busy:.0f} s of processor time")
+        print(f"{time.monotonic() - self.begun:.0f} s, with {processor_seconds() - self.used:.0f} s of processor time")
 
 
 def launched_kernels(logs):

@@ -211,19 +211,27 @@ class Results:
             print(f"{suite}: {took:.0f} s")
         for name, took in sorted(self.seconds.items(), key=lambda item: -item[1])[:8]:
             print(f"  {name}: {took:.1f} s")
-        launched, idle = launched_kernels(self.out.glob("kernels/*"))
+        launched, idle = launched_kernels(list(self.out.glob("kernels/*")))
         print(f"{len(launched)} kernels ran, {len(idle)} were loaded and did not")
         print(f"{time.monotonic() - self.begun:.0f} s, with {processor_seconds() - self.used:.0f} s of processor time")
 
 
+def logged(logs, what):
+    """What follows the word `what` in lines of these logs."""
+    lines = (line.split(" ", 1) for log in logs if log.exists() for line in log.read_text().splitlines())
+    return {rest for word, rest in lines if word == what}
+
+
 def launched_kernels(logs):
     """The launched kernels, and the kernels that were only loaded, as `source defines kernel`."""
-    launched, loaded = set(), set()
-    for log in filter(pathlib.Path.exists, logs):
-        for line in log.read_text().splitlines():
-            what, kernel = line.split(" ", 1)
-            (launched if what == "launched" else loaded).add(kernel)
-    return launched, loaded - launched
+    launched = logged(logs, "launched")
+    return launched, logged(logs, "loaded") - launched
+
+
+def unlisted_forms(logs):
+    """The instruction forms of the loaded kernels that the emulator's tests do not execute."""
+    listed = pathlib.Path("crates/emulator/tests/forms.txt").read_text().splitlines()
+    return {form for forms in logged(logs, "forms") for form in forms.split()} - set(listed)
 
 
 def without_defines(kernels):
@@ -268,6 +276,7 @@ def main():
         sys.exit(f"no test has `{arguments.only}` in its suite and name")
     results = Results(seed, out, arguments.jobs)
     results.run(chosen)
+    results.failures += [f"{form} is not in forms.txt" for form in sorted(unlisted_forms([test.log(out) for test in chosen]))]
     if not arguments.only and arguments.arch is None:
         # Tests that the seed adds on other architectures do not count.
         always = [test.log(out) for test in chosen if test.arch in (MAIN, *(first(ALSO, f"{test.suite} {test.test}") or []))]

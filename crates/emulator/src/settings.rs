@@ -25,7 +25,8 @@ pub(crate) struct Settings {
     pub(crate) memory_bytes: u64,
     /// `seed=0`: the seed of all random orders.
     pub(crate) seed: u64,
-    /// `log=FILE`: a file to which loaded and launched kernels are appended, one per line.
+    /// `log=FILE`: a file to which loaded kernels with their instruction forms and launched kernels are
+    /// appended, one per line.
     pub(crate) log: Option<String>,
     /// `omit=wait:3`: a wait to leave out, to check that tests fail.
     pub(crate) omit: Option<Omission>,

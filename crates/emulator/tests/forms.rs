@@ -1,7 +1,8 @@
 //! forms.txt lists every instruction form of the kernels, and no others.
 //!
-//! All variants of the kernels are compiled for the emulated architectures; with `XTRAIN_TEST_SAMPLE=1`, a
-//! few variants of each source, selected by `XTRAIN_TEST_SEED`. The tests are ignored unless
+//! All variants of the kernels are compiled for the emulated architectures; with `XTRAIN_TEST_SAMPLE=1`, one
+//! variant of each source, selected by `XTRAIN_TEST_SEED`: `tests/emulated/run.py` checks the forms of all
+//! variants that run. The tests are ignored unless
 //! `XTRAIN_EMULATOR_NVRTC` names a compiler.
 
 mod common;
@@ -18,7 +19,10 @@ const LISTED: &str = include_str!("forms.txt");
 const ARCHS: [Arch; 3] = [Arch::SM80, Arch::SM89, Arch::SM90];
 
 /// Variants of a source that are compiled if not all are.
-const SAMPLE: usize = 4;
+const SAMPLE: usize = 1;
+
+/// Listed forms of variants that are compiled on demand only, e.g. of attention with a head width of 48.
+const ON_DEMAND: [&str; 2] = ["mul.lo.s16", "sub.s16"];
 
 /// Forms with a kernel that has each.
 type Forms = BTreeMap<String, String>;
@@ -115,6 +119,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     if all {
         let test = move || -> Result<(), Failed> {
             let mut unused = listed();
+            unused.retain(|form| !ON_DEMAND.contains(form));
             for found in found.iter() {
                 found.as_ref()?.keys().for_each(|form| _ = unused.remove(form.as_str()));
             }

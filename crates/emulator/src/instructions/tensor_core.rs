@@ -4,7 +4,7 @@
 //! sum of its operands' exponents, and zeros have none. Each keeps 25 bits after it, and the result keeps 24;
 //! the rest is truncated. The results equal an H200's to the last bit.
 
-use crate::kernel::context::vectorized;
+use crate::kernel::context::dispatch;
 use pulp::{Simd, WithSimd};
 
 /// Rows of A and D.
@@ -24,7 +24,7 @@ pub(super) fn add_products(
     sums: &mut [[f32; ROWS]; COLUMNS],
 ) {
     let before = *sums;
-    vectorized(AddProducts { left, right, sums });
+    dispatch(AddProducts { left, right, sums });
     let all = [left.as_flattened(), right.as_flattened(), before.as_flattened()];
     let largest = all.into_iter().flatten().fold(0, |most, x| most.max(x.abs().to_bits()));
     if largest >= f32::INFINITY.to_bits() {

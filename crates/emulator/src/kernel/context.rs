@@ -12,8 +12,13 @@ static ARCH: LazyLock<Arch> = LazyLock::new(Arch::new);
 
 /// Runs `body`, compiled for the CPU's vector unit.
 #[inline(always)]
-pub(crate) fn vectorized<R>(body: impl WithSimd<Output = R>) -> R {
+pub(crate) fn vectorized<R>(body: impl FnOnce() -> R) -> R {
     ARCH.dispatch(body)
+}
+
+/// Runs an operation that is written for any vector unit on the CPU's.
+pub(crate) fn dispatch(operation: impl WithSimd<Output = ()>) {
+    ARCH.dispatch(operation);
 }
 
 /// An operand that is read.

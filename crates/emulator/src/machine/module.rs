@@ -55,6 +55,7 @@ impl Machine {
         let source = crate::ptx::source_of(text).to_owned();
         for kernel in &parsed.kernels {
             self.log(&format!("loaded {source} {}", kernel.name));
+            self.log(&format!("forms {}", kernel.forms().join(" ")));
         }
         let functions = Vec::new();
         self.modules.insert(handle, LoadedModule { device, source, parsed, globals, allocations, functions });

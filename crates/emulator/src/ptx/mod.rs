@@ -8,6 +8,7 @@ mod lexer;
 mod parser;
 
 pub(crate) use parser::parse;
+use std::collections::BTreeSet;
 use std::fmt;
 
 /// A syntax error.
@@ -118,6 +119,17 @@ pub(crate) struct Instruction {
     pub(crate) operands: Vec<Operand>,
     /// An index into [`Kernel::locations`].
     pub(crate) location: u32,
+}
+
+impl Kernel {
+    /// The distinct opcodes.
+    pub(crate) fn forms(&self) -> Vec<&str> {
+        let opcodes = self.body.iter().filter_map(|statement| match statement {
+            Statement::Instruction(instruction) => Some(instruction.opcode.as_str()),
+            Statement::Label(_) => None,
+        });
+        opcodes.collect::<BTreeSet<&str>>().into_iter().collect()
+    }
 }
 
 impl Instruction {

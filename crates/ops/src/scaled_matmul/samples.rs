@@ -8,14 +8,10 @@ impl Sampled for ScaledMatmul {
     /// FP8 tensor cores accumulate with 14 bits, over 128 products or, with fast accumulation, over all.
     /// Sizes that they do not support are multiplied in bf16, to which the operands are rounded.
     fn tolerance(&self, inputs: &[TensorType]) -> GpuTolerance {
-        let is_in_bf16 = !inputs[0].shape[0].is_multiple_of(MULTIPLE);
-        GpuTolerance::Rounding {
-            f32: match is_in_bf16 {
-                true => 4e-3,
-                false if self.fast_accumulation => 7e-4,
-                false => 2e-4,
-            },
+        if !inputs[0].shape[0].is_multiple_of(MULTIPLE) {
+            return GpuTolerance::RoundedOperands;
         }
+        GpuTolerance::Rounding { f32: if self.fast_accumulation { 7e-4 } else { 2e-4 } }
     }
 
     fn samples() -> Vec<Sample> {

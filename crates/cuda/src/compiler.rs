@@ -45,7 +45,7 @@ impl Compiler {
         &self.opened.path
     }
 
-    /// Compiles `source`. `name` is the file name in messages. The same compiler always emits the same bytes.
+    /// Compiles `source`. `name` is the file name in messages.
     ///
     /// # Errors
     /// [`CudaError::Compile`] with the compiler's messages.

@@ -11,7 +11,7 @@
 // Bound by arithmetic: with TILE = 64 a thread's 4 x 8 scores take 12 vector reads per 128 FMAs. q, k, v and
 // o are read from global memory once for each tile of queries.
 
-constexpr int X = 8, Y = 16, THREADS = X * Y;
+constexpr int THREADS = X * Y;
 constexpr int R = TILE / Y, KEYS = TILE / X;
 // The factor on the products of queries and keys.
 #ifdef SCALE_BITS

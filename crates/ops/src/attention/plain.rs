@@ -24,12 +24,13 @@ const VARIANTS: &[Constants] = &[
 ];
 
 pub(super) const SOURCE: KernelSource = KernelSource {
+    constants: &[&[("X", THREADS[0] as i64), ("Y", THREADS[1] as i64)]],
     structs: &[Forward::LAYOUT, Backward::LAYOUT],
     variants: || VARIANTS.iter().map(|list| list.to_vec()).collect(),
     ..KernelSource::new("attention/kernel.cu", include_str!("kernel.cu"))
 };
 
-/// Threads of a block: X x Y of the kernels.
+/// Threads of a block.
 const THREADS: [u32; 3] = [8, 16, 1];
 /// Queries per block of the kernel that computes delta, a warp each.
 const DELTA_QUERIES: u32 = 8;

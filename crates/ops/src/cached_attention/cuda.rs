@@ -22,14 +22,15 @@ const VARIANTS: &[Constants] = &[
 ];
 
 pub(super) const SOURCE: KernelSource = KernelSource {
+    constants: &[&[("WARPS", WARPS as i64), ("MAX_SPLITS", MAX_SPLITS as i64)]],
     structs: &[Arguments::LAYOUT],
     variants: || VARIANTS.iter().map(|list| list.to_vec()).collect(),
     ..KernelSource::new("cached_attention/kernel.cu", include_str!("kernel.cu"))
 };
 
-/// Warps per block; equal in the kernel.
+/// Warps per block.
 const WARPS: u32 = 8;
-/// Maximum number of parts into which the rows of the cache are split; equal in the kernel.
+/// Maximum number of parts into which the rows of the cache are split.
 const MAX_SPLITS: usize = 64;
 /// Number of blocks that occupies any GPU.
 const BUSY_BLOCKS: usize = 1024;

@@ -21,9 +21,7 @@
 #define SCALE rsqrtf((float)HEAD_DIM)
 #endif
 
-constexpr int WARPS = 8;
 constexpr int PART_ROWS = 64;
-constexpr int MAX_SPLITS = 64;
 
 struct Arguments {
     const void* qkv;

@@ -10,8 +10,6 @@ struct Arguments {
     u64 elements;
 };
 
-constexpr int PER_THREAD = 8;
-
 template <class From, class To> __device__ __forceinline__ void cast(const Arguments& args) {
     u64 first = ((u64)blockIdx.x * blockDim.x + threadIdx.x) * PER_THREAD;
     const From* x = (const From*)args.x + first;

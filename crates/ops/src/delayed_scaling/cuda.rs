@@ -8,11 +8,12 @@ use xtrain_cuda::{
 };
 
 pub(super) const SOURCE: KernelSource = KernelSource {
+    constants: &[&[("THREADS", THREADS as i64)]],
     structs: &[Arguments::LAYOUT, Tensor::LAYOUT],
     ..KernelSource::new("delayed_scaling/kernel.cu", include_str!("kernel.cu"))
 };
 
-/// Threads per block; equal in the kernels.
+/// Threads per block.
 const THREADS: u32 = 256;
 
 kernel_struct! {

@@ -1,8 +1,6 @@
 // Delayed scaling: the next FP8 scales from the amax history (delayed_scaling/mod.rs). One block per tensor
 // shifts the history by one in place and takes its maximum. Bound by launch latency.
 
-constexpr int THREADS = 256;
-
 struct Tensor {
     const float* amax;
     float* history;

@@ -8,11 +8,12 @@ use xtrain_cuda::{
 };
 
 pub(super) const SOURCE: KernelSource = KernelSource {
+    constants: &[&[("PER_THREAD", PER_THREAD as i64)]],
     structs: &[Arguments::LAYOUT],
     ..KernelSource::new("dropout/kernel.cu", include_str!("kernel.cu"))
 };
 
-/// Elements per thread; equal in the kernels.
+/// Elements per thread.
 const PER_THREAD: u64 = 8;
 
 kernel_struct! {

@@ -17,8 +17,6 @@ struct Arguments {
     float scale;
 };
 
-constexpr int PER_THREAD = 8;
-
 // Applies dropout to 8 elements. The first one uses word OFFSET of `block`.
 template <int OFFSET> __device__ __forceinline__ void drop(const Arguments& args, const Philox& rng, u64 block, float* x) {
     u32 words[12];

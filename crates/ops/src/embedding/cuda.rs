@@ -9,14 +9,19 @@ use xtrain_cuda::{
 use xtrain_tensor::{DType, TensorType};
 
 pub(super) const SOURCE: KernelSource = KernelSource {
+    constants: &[&[
+        ("LOADS", LOADS as i64),
+        ("DIGITS", DIGITS as i64),
+        ("DIGIT_BITS", DIGIT_BITS as i64),
+        ("RUN", RUN as i64),
+        ("SUM_WARPS", SUM_WARPS as i64),
+    ]],
     structs: &[Lookup::LAYOUT, Sort::LAYOUT, Gradient::LAYOUT],
     ..KernelSource::new("embedding/kernel.cu", include_str!("kernel.cu"))
 };
 
-// These constants are equal in the kernels, down to SUM_WARPS.
-
 /// Loads that a thread of the lookup has in flight.
-const IN_FLIGHT: usize = 4;
+const LOADS: usize = 4;
 /// Values of a digit in a pass of the radix sort; also the threads per block.
 const DIGITS: usize = 512;
 const DIGIT_BITS: u32 = DIGITS.ilog2();
@@ -56,7 +61,7 @@ impl CudaKernel for Embedding {
             width: (row_bytes / unit) as u32,
         };
         let function = gpu.function(&SOURCE, &[], &format!("embedding_{unit}"))?;
-        let threads = warps_of((row_bytes / unit).div_ceil(IN_FLIGHT), ELEMENTWISE_THREADS as usize);
+        let threads = warps_of((row_bytes / unit).div_ceil(LOADS), ELEMENTWISE_THREADS as usize);
         // SAFETY: the kernel takes one `Lookup`. There are `tokens` ids; the table has `rows` rows and x has
         // `tokens`, each of `width` units and aligned to a unit. Ids outside of the table are not looked up.
         Ok(unsafe { Work::launch(function, Launch::row(tokens.max(1) as u32, threads), arguments) })

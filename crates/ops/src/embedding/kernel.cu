@@ -33,16 +33,15 @@ template <class U> __device__ __forceinline__ void look_up(const Lookup& args, U
     u64 row = (u32)args.ids[token];
     const U* from = (const U*)args.table + row * args.width;
     U* to = (U*)args.x + token * args.width;
-    constexpr int IN_FLIGHT = 4;
-    for (u32 first = threadIdx.x; first < args.width; first += IN_FLIGHT * blockDim.x) {
-        U units[IN_FLIGHT];
+    for (u32 first = threadIdx.x; first < args.width; first += LOADS * blockDim.x) {
+        U units[LOADS];
 #pragma unroll
-        for (int k = 0; k < IN_FLIGHT; k++) {
+        for (int k = 0; k < LOADS; k++) {
             u32 i = first + k * blockDim.x;
             if (i < args.width) units[k] = row < args.rows ? from[i] : nan;
         }
 #pragma unroll
-        for (int k = 0; k < IN_FLIGHT; k++) {
+        for (int k = 0; k < LOADS; k++) {
             u32 i = first + k * blockDim.x;
             if (i < args.width) to[i] = units[k];
         }
@@ -72,7 +71,6 @@ struct Sort {
     u32 table_rows;
 };
 
-constexpr int DIGIT_BITS = 9, DIGITS = 1 << DIGIT_BITS;
 constexpr int SORT_THREADS = DIGITS, SORT_WARPS = SORT_THREADS / 32;
 
 // The row of the n-th token in the current order; `table_rows` for an id outside of the table.
@@ -173,8 +171,6 @@ struct Gradient {
     u32 width;
     u32 accumulate;
 };
-
-constexpr int RUN = 32, SUM_WARPS = 8;
 
 // Zeroes the rows that no token has, one warp per row and N elements per thread. N is at most 4: with 8 f32 a
 // thread stores twice with a gap, so that the stores of a warp do not coalesce, which halves the speed.

@@ -9,13 +9,14 @@ use xtrain_cuda::{
 use xtrain_tensor::{DType, TensorType};
 
 pub(super) const SOURCE: KernelSource = KernelSource {
+    constants: &[&[("THREADS", THREADS as i64), ("SUM_THREADS", SUM_THREADS as i64)]],
     structs: &[Arguments::LAYOUT, Chunk::LAYOUT],
     ..KernelSource::new("grad_norm/kernel.cu", include_str!("kernel.cu"))
 };
 
 /// Elements of a chunk, which one block sums.
 const CHUNK: usize = 32 * 1024;
-/// Threads per block of the two launches; equal in the kernels.
+/// Threads per block of the first launch, and of the second.
 const THREADS: u32 = 256;
 const SUM_THREADS: u32 = 1024;
 

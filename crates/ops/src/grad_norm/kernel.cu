@@ -20,7 +20,7 @@ struct Arguments {
     u32 count;
 };
 
-constexpr int THREADS = 256, SUM_THREADS = 1024, VECTOR = 8;
+constexpr int VECTOR = 8;
 
 // The sum of the squares of 8 elements.
 __device__ __forceinline__ double squares(const float* x) {

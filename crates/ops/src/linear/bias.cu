@@ -13,7 +13,7 @@ struct Arguments {
     u32 width;
 };
 
-constexpr int WARPS = 8, IN_FLIGHT = 4;
+constexpr int IN_FLIGHT = 4;
 
 template <class T, int N> __device__ __forceinline__ void partial(const Arguments& args) {
     __shared__ float sums[WARPS][32 * N];

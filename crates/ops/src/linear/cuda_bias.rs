@@ -7,11 +7,12 @@ use xtrain_cuda::{CudaError, CudaKernel, DevicePtr, Gpu, KernelSource, Operands,
 use xtrain_tensor::{DType, TensorType};
 
 pub(super) const SOURCE: KernelSource = KernelSource {
+    constants: &[&[("WARPS", WARPS as i64)]],
     structs: &[Arguments::LAYOUT, Sum::LAYOUT],
     ..KernelSource::new("linear/bias.cu", include_str!("bias.cu"))
 };
 
-/// Warps per block; equal in the kernels.
+/// Warps per block.
 const WARPS: usize = 8;
 /// Maximum number of parts of the tokens: together with the columns, enough blocks for any GPU.
 const MAX_PARTS: usize = 256;

@@ -5,14 +5,17 @@
 use crate::device::{lanes, suffix};
 use xtrain_cuda::{CudaError, DevicePtr, Gpu, KernelSource, Launch, Operands, Work, kernel_struct};
 
-pub(super) const SOURCE: KernelSource =
-    KernelSource { structs: &[Row::LAYOUT], ..KernelSource::new("linear/row.cu", include_str!("row.cu")) };
+pub(super) const SOURCE: KernelSource = KernelSource {
+    constants: &[&[("WARPS", WARPS as i64), ("ROWS", ROWS as i64), ("IN_FLIGHT", IN_FLIGHT as i64)]],
+    structs: &[Row::LAYOUT],
+    ..KernelSource::new("linear/row.cu", include_str!("row.cu"))
+};
 
-/// Warps per block; equal in the kernels.
+/// Warps per block.
 const WARPS: usize = 8;
-/// Rows of the weight per warp; equal in the kernels.
+/// Rows of the weight per warp.
 const ROWS: usize = 2;
-/// Loads per row that a lane has in flight; equal in the kernels.
+/// Loads per row that a lane has in flight.
 const IN_FLIGHT: usize = 4;
 /// Number of warps that saturates the memory of any GPU.
 const BUSY_WARPS: usize = 2048;

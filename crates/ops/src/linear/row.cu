@@ -18,8 +18,6 @@ struct Row {
     u32 split;
 };
 
-constexpr int WARPS = 8, ROWS = 2, IN_FLIGHT = 4;
-
 // A piece of a row of w in registers: N elements of 16 bytes, loaded without allocating in L1 because they
 // are used once; or one element.
 template <class T, int N> struct Piece {

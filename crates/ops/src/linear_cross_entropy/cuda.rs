@@ -8,7 +8,7 @@
 //! then get GEMMs of their own.
 #![allow(unsafe_code, reason = "it launches kernels")]
 
-use super::{LinearCrossEntropy, LinearCrossEntropyGrad};
+use super::{IGNORED, LinearCrossEntropy, LinearCrossEntropyGrad};
 use crate::device::suffix;
 use std::ops::Range;
 use xtrain_cuda::{
@@ -18,10 +18,16 @@ use xtrain_cuda::{
 use xtrain_tensor::{DType, TensorType};
 
 pub(super) const SOURCE: KernelSource = KernelSource {
+    constants: &[&[
+        ("ROW_THREADS", ROW_THREADS as i64),
+        ("SUM_THREADS", SUM_THREADS as i64),
+        ("IGNORED", IGNORED as i64),
+    ]],
     structs: &[RowArguments::LAYOUT, SumArguments::LAYOUT],
     ..KernelSource::new("linear_cross_entropy/kernel.cu", include_str!("kernel.cu"))
 };
 
+/// Threads per block of the kernel over rows, and of the one that sums their terms.
 const ROW_THREADS: u32 = 512;
 const SUM_THREADS: u32 = 1024;
 

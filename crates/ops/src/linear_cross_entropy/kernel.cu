@@ -10,10 +10,8 @@
 // served mostly from the caches), without gradients it is read once. Rows are aligned to 16 bytes for any v.
 // Elements after the last whole vector are handled one per thread.
 
-constexpr int THREADS = 512;
 // 16-byte loads that a thread has in flight.
 constexpr int AHEAD = 4;
-constexpr int IGNORED = -100;
 // Initial value of a maximum. Unlike minus infinity it can be subtracted from itself.
 constexpr float LOWEST = -3.402823466e38f;
 #define NAN_F __int_as_float(0x7fffffff)
@@ -102,7 +100,7 @@ template <int N> __device__ __forceinline__ void take(float& max_logit, float& t
 // Zeroes the gradients of a row whose target is ignored.
 template <class T> __device__ __forceinline__ void ignore(T* row, u32 v) {
     u32 count = v / LANES<T>, last = count * LANES<T> + threadIdx.x;
-    for (u32 i = threadIdx.x; i < count; i += THREADS) ((Words*)row)[i] = Words{{0, 0, 0, 0}};
+    for (u32 i = threadIdx.x; i < count; i += ROW_THREADS) ((Words*)row)[i] = Words{{0, 0, 0, 0}};
     if (last < v) row[last] = narrow<T>(0.0f);
 }
 
@@ -123,18 +121,18 @@ template <class T, bool GRADIENTS> __device__ __forceinline__ void row(const Row
 
     Words* vectors = (Words*)row;
     u32 count = args.v / LANES<T>, last = count * LANES<T> + threadIdx.x;
-    u32 groups = (count + THREADS * AHEAD - 1) / (THREADS * AHEAD);
+    u32 groups = (count + ROW_THREADS * AHEAD - 1) / (ROW_THREADS * AHEAD);
     float max_logit = LOWEST, total = 0.0f;
 #pragma unroll 1
     for (u32 group = 0; group < groups; group++) {
-        u32 first = group * (THREADS * AHEAD) + threadIdx.x;
+        u32 first = group * (ROW_THREADS * AHEAD) + threadIdx.x;
         Words x[AHEAD];
 #pragma unroll
         for (int a = 0; a < AHEAD; a++)
-            if (first + a * THREADS < count) x[a] = vectors[first + a * THREADS];
+            if (first + a * ROW_THREADS < count) x[a] = vectors[first + a * ROW_THREADS];
 #pragma unroll
         for (int a = 0; a < AHEAD; a++) {
-            if (first + a * THREADS >= count) break;
+            if (first + a * ROW_THREADS >= count) break;
             float y[LANES<T>];
             widen_all(x[a], y);
             take(max_logit, total, y);
@@ -144,8 +142,8 @@ template <class T, bool GRADIENTS> __device__ __forceinline__ void row(const Row
         float y[1] = {widen(row[last])};
         take(max_logit, total, y);
     }
-    float top = block_max<THREADS>(max_logit, space);
-    total = block_sum<THREADS>(total * exponential(max_logit - top), space);
+    float top = block_max<ROW_THREADS>(max_logit, space);
+    total = block_sum<ROW_THREADS>(total * exponential(max_logit - top), space);
     correct -= top;
     float log_total = logf(total);
     float lse = top + log_total, cross_entropy = log_total - correct;
@@ -160,19 +158,19 @@ template <class T, bool GRADIENTS> __device__ __forceinline__ void row(const Row
     if (last < args.v) row[last] = narrow<T>(exponential(widen(row[last]) - top) * scale);
 #pragma unroll 1
     for (u32 group = groups; group-- > 0;) {
-        u32 first = group * (THREADS * AHEAD) + threadIdx.x;
+        u32 first = group * (ROW_THREADS * AHEAD) + threadIdx.x;
         Words x[AHEAD];
 #pragma unroll
         for (int a = 0; a < AHEAD; a++)
-            if (first + a * THREADS < count) x[a] = vectors[first + a * THREADS];
+            if (first + a * ROW_THREADS < count) x[a] = vectors[first + a * ROW_THREADS];
 #pragma unroll
         for (int a = 0; a < AHEAD; a++) {
-            if (first + a * THREADS >= count) break;
+            if (first + a * ROW_THREADS >= count) break;
             float y[LANES<T>];
             widen_all(x[a], y);
 #pragma unroll
             for (int i = 0; i < LANES<T>; i++) y[i] = exponential(y[i] - top) * scale;
-            vectors[first + a * THREADS] = narrow_all(y);
+            vectors[first + a * ROW_THREADS] = narrow_all(y);
         }
     }
     // The target's element has another gradient. It is written last, after the barrier, over the value of the
@@ -181,14 +179,12 @@ template <class T, bool GRADIENTS> __device__ __forceinline__ void row(const Row
     if (threadIdx.x == 0 && valid) row[target] = narrow<T>(exponential(correct) * scale - inv_targets);
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 2) rows_f32(RowArguments args) { row<float, false>(args); }
-extern "C" __global__ void __launch_bounds__(THREADS, 2) rows_bf16(RowArguments args) { row<bf16, false>(args); }
-extern "C" __global__ void __launch_bounds__(THREADS, 2) rows_gradients_f32(RowArguments args) { row<float, true>(args); }
-extern "C" __global__ void __launch_bounds__(THREADS, 2) rows_gradients_bf16(RowArguments args) { row<bf16, true>(args); }
+extern "C" __global__ void __launch_bounds__(ROW_THREADS, 2) rows_f32(RowArguments args) { row<float, false>(args); }
+extern "C" __global__ void __launch_bounds__(ROW_THREADS, 2) rows_bf16(RowArguments args) { row<bf16, false>(args); }
+extern "C" __global__ void __launch_bounds__(ROW_THREADS, 2) rows_gradients_f32(RowArguments args) { row<float, true>(args); }
+extern "C" __global__ void __launch_bounds__(ROW_THREADS, 2) rows_gradients_bf16(RowArguments args) { row<bf16, true>(args); }
 
 // Sums all terms in f64, in one block. The order depends only on the number of tokens.
-constexpr int SUM_THREADS = 1024;
-
 extern "C" __global__ void __launch_bounds__(SUM_THREADS) sum_terms(SumArguments args) {
     __shared__ double space[2][SUM_THREADS];
     double objective = 0.0, cross_entropy = 0.0;

@@ -14,8 +14,6 @@ struct Arguments {
     double std;
 };
 
-constexpr int PER_THREAD = 4;
-
 // ln((a + 1) / 2^32), by the series of atanh: ln m = 2 (s + s^3/3 + s^5/5 + ...) with s = (m - 1) / (m + 1).
 __device__ __forceinline__ double ln(u32 a) {
     constexpr u64 MANTISSA = (1ull << 52) - 1, ONE = 1023ull << 52;

@@ -10,6 +10,10 @@ use xtrain_cuda::{
 use xtrain_tensor::{DType, TensorType};
 
 pub(super) const SOURCE: KernelSource = KernelSource {
+    constants: &[&[
+        ("ONE_PAIR_THREADS", ONE_PAIR_THREADS as i64),
+        ("MORE_PAIRS_THREADS", MORE_PAIRS_THREADS as i64),
+    ]],
     structs: &[Rope::LAYOUT, RopeGrad::LAYOUT, Sum::LAYOUT],
     variants: || VARIANTS.iter().map(|list| list.to_vec()).collect(),
     ..KernelSource::new("qk_norm_rope/kernel.cu", include_str!("kernel.cu"))
@@ -22,6 +26,10 @@ const VARIANTS: [Constants; 4] = [
     &[("VECTOR", 0), ("GROUP", 32), ("PAIRS", 1)],
     &[("VECTOR", 0), ("GROUP", 32), ("PAIRS", 5)],
 ];
+
+/// Maximum number of threads per block where a lane has one pair, and where it has more.
+const ONE_PAIR_THREADS: usize = 512;
+const MORE_PAIRS_THREADS: usize = 256;
 
 /// The mapping of heads to threads.
 #[derive(Clone, Copy)]
@@ -46,8 +54,7 @@ impl Cut {
         let lanes = if vector { half / lanes(ty) } else { half };
         let group = lanes.clamp(1, 32).next_power_of_two();
         let pairs = lanes.div_ceil(group).max(1);
-        // THREADS of the kernels.
-        let max_threads = if pairs == 1 { 512 } else { 256 };
+        let max_threads = if pairs == 1 { ONE_PAIR_THREADS } else { MORE_PAIRS_THREADS };
         let blocks = (heads * group).div_ceil(max_threads).max(1);
         let threads = warps_of(heads.div_ceil(blocks) * group, max_threads) as usize;
         Cut { vector, group, pairs, threads, blocks }

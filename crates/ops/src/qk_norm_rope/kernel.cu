@@ -10,7 +10,7 @@
 // the backward with the norm has a fixed number of blocks along the tokens, which loop over them and sum the
 // gradients of the weights in registers, and a second launch that adds the blocks' sums in order.
 
-constexpr int THREADS = PAIRS == 1 ? 512 : 256;
+constexpr int THREADS = PAIRS == 1 ? ONE_PAIR_THREADS : MORE_PAIRS_THREADS;
 
 struct Heads {
     const int* positions;

@@ -5,6 +5,8 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
+use rustix::io::Errno;
+
 /// An error of the caller's sink or source.
 pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
@@ -16,7 +18,7 @@ pub(crate) type Result<T> = std::result::Result<T, CheckpointError>;
 #[non_exhaustive]
 pub enum CheckpointError {
     /// An operation of the operating system failed.
-    #[error("{}: cannot {action}: {source}{}", path.display(), hint(source))]
+    #[error("{}: cannot {action}: {source}{}", path.display(), advice(source))]
     Io {
         /// The file or folder.
         path: PathBuf,
@@ -199,11 +201,20 @@ pub(crate) fn comma_separated<T: std::fmt::Display>(items: &[T]) -> String {
     text
 }
 
-/// Advice for the system errors that users meet.
-fn hint(error: &io::Error) -> &'static str {
+/// The end of an error line: advice for a system error, or nothing if none is known.
+pub fn advice(error: &io::Error) -> &'static str {
+    match error.raw_os_error().map(Errno::from_raw_os_error) {
+        Some(Errno::MFILE | Errno::NFILE) => {
+            return "; raise the limit on open files (ulimit -n 4096) and run the same command again";
+        }
+        Some(Errno::IO) => return "; check the disk",
+        _ => {}
+    }
     match error.kind() {
         io::ErrorKind::NotFound => "; check the path",
-        io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => "; check the permissions",
+        io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => {
+            "; check the permissions, or choose another place"
+        }
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
             "; free some space and run the same command again"
         }
@@ -212,6 +223,6 @@ fn hint(error: &io::Error) -> &'static str {
             "; a file is where a folder is needed: choose another name"
         }
         io::ErrorKind::IsADirectory => "; it is a folder: name a file",
-        _ => "; check the disk",
+        _ => "",
     }
 }

@@ -1,4 +1,5 @@
-//! Weights and training state on disk: safetensors files, Hugging Face folders, and sharded checkpoints.
+//! Weights and training state on disk: safetensors files, Hugging Face folders, and sharded checkpoints; and
+//! atomic writes of files, which other crates use too.
 //!
 //! Invariants: no content of a file makes this crate panic; no tensor is dropped silently on import or
 //! export; a file or folder under its final name is complete, because every write is atomic (temporary name,
@@ -17,6 +18,7 @@ mod store;
 mod temporary;
 pub mod tensor_file;
 
-pub use error::{BoxError, CheckpointError};
+pub use error::{BoxError, CheckpointError, advice};
 pub use replace_file::replace_file;
 pub use store::{Checkpoint, CheckpointStore, RunLock, TensorSpec};
+pub use temporary::{Temporary, remove_leftovers, temporary_target};

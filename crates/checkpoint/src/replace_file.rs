@@ -30,7 +30,7 @@ pub fn replace_file(path: &Path, write: impl FnOnce(&mut BufWriter<&File>) -> io
         other => other,
     })?;
     let name = path.file_name().and_then(|name| name.to_str());
-    if let Err(error) = temporary::sweep(temporary::parent(path), |target| Some(target) == name) {
+    if let Err(error) = temporary::remove_leftovers(temporary::parent(path), |target| Some(target) == name) {
         tracing::debug!("cannot remove leftovers of {}: {error}", path.display());
     }
     Ok(())

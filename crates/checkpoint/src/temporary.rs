@@ -25,7 +25,7 @@ static OPEN_TEMPORARIES: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
 /// A file or folder under its temporary name. Dropping it removes the file or folder, unless it was
 /// published.
 #[derive(Debug)]
-pub(crate) struct Temporary {
+pub struct Temporary {
     path: PathBuf,
     kind: Kind,
     /// Holds the lock while this value lives.
@@ -47,21 +47,29 @@ impl Temporary {
     }
 
     /// Creates the empty file `<target>.tmp-<pid>`.
-    pub(crate) fn file(target: &Path) -> Result<Self> {
+    ///
+    /// # Errors
+    /// [`CheckpointError::Io`]; [`CheckpointError::Locked`] if another writer of `target` is alive, also in
+    /// this process.
+    pub fn file(target: &Path) -> Result<Self> {
         Self::create(target, Kind::File)
     }
 
-    pub(crate) fn path(&self) -> &Path {
+    /// The temporary name.
+    pub fn path(&self) -> &Path {
         &self.path
     }
 
     /// The open file (or folder) itself.
-    pub(crate) fn handle(&self) -> &File {
+    pub fn handle(&self) -> &File {
         &self.handle
     }
 
     /// Syncs, renames to `target` and syncs the parent folder. The caller has synced the files inside.
-    pub(crate) fn publish(mut self, target: &Path) -> Result<()> {
+    ///
+    /// # Errors
+    /// [`CheckpointError::Io`]. The temporary is then removed.
+    pub fn publish(mut self, target: &Path) -> Result<()> {
         self.sync()?;
         fs::rename(&self.path, target).map_err(CheckpointError::io(target, "rename into place"))?;
         self.remove_on_drop = false;
@@ -154,7 +162,10 @@ impl Drop for Temporary {
 }
 
 /// Removes leftovers of dead processes from `folder`: temporaries of those targets that `is_target` accepts.
-pub(crate) fn sweep(folder: &Path, is_target: impl Fn(&str) -> bool) -> Result<()> {
+///
+/// # Errors
+/// [`CheckpointError::Io`] if the folder cannot be listed. A leftover that cannot be removed stays.
+pub fn remove_leftovers(folder: &Path, is_target: impl Fn(&str) -> bool) -> Result<()> {
     for entry in fs::read_dir(folder).map_err(CheckpointError::io(folder, "list"))? {
         let entry = entry.map_err(CheckpointError::io(folder, "list"))?;
         let name = entry.file_name();
@@ -215,6 +226,11 @@ pub(crate) fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
     let mut name = path.file_name().unwrap_or_default().to_os_string();
     name.push(format!(".{suffix}-{}", std::process::id()));
     path.with_file_name(name)
+}
+
+/// The target of a temporary name: `step-5` of `step-5.tmp-123`. `None` for any other name.
+pub fn temporary_target(name: &str) -> Option<&str> {
+    split_temporary_name(name).map(|(target, _)| target)
 }
 
 /// Target and process id of a temporary name: `("step-5", 123)` for `step-5.tmp-123` and
@@ -318,7 +334,7 @@ mod tests {
         fs::write(dead.join("x"), b"x").unwrap();
         let other = dir.path().join("b.tmp-1");
         fs::write(&other, b"x").unwrap();
-        sweep(dir.path(), |name| name == "a").unwrap();
+        remove_leftovers(dir.path(), |name| name == "a").unwrap();
         assert!(alive.path().exists() && !dead.exists() && other.exists());
     }
 

@@ -9,6 +9,7 @@ use serde_json::{Map, Value as Json};
 use super::Config;
 use super::error::{Origin, Report, one_line};
 use super::print::{quoted, toml_value};
+use super::quantity::{COUNT_UNITS, parse_count};
 use super::schema::{Format, Key, Kind, Section, key_names, sections};
 use super::section::TokenizerChoice;
 use super::suggest::{listing, nearest};
@@ -81,9 +82,16 @@ impl Place<'_> {
     fn value(&mut self, kind: &Kind, node: &Node, path: &str) -> Option<Json> {
         match (kind, &node.value) {
             (Kind::Bool, Value::Bool(flag)) => Some(Json::from(*flag)),
-            (Kind::Integer { min, max }, Value::Integer(integer)) if (min..=max).contains(&integer) => {
+            (Kind::Integer { min, max, .. }, Value::Integer(integer)) if (min..=max).contains(&integer) => {
                 i64::try_from(*integer).ok().map(Json::from)
             }
+            (Kind::Integer { has_unit: true, .. }, Value::Text(text)) => match parse_count(text) {
+                Some(count) => {
+                    let node = Node { value: Value::Integer(count.into()), origin: node.origin.clone() };
+                    self.value(kind, &node, path)
+                }
+                None => self.mismatch(kind, node, path),
+            },
             (Kind::Number(interval), Value::Integer(integer)) if interval.contains(*integer as f64) => {
                 Some(Json::from(*integer as f64))
             }
@@ -210,7 +218,10 @@ impl Place<'_> {
                     .or_else(|| nearest(text, choices.iter().map(|word| word.name.as_str())))
                     .map_or(String::new(), |near| format!("; did you mean \"{near}\"?"))
             }
-            (Kind::Integer { min, max }, Value::Float(float))
+            (Kind::Integer { has_unit: true, .. }, Value::Text(_)) => {
+                format!("; with a unit it is a string such as \"64K\" or \"64Ki\" ({COUNT_UNITS})")
+            }
+            (Kind::Integer { min, max, .. }, Value::Float(float))
                 if float.fract() == 0.0 && (*min as f64..=*max as f64).contains(float) =>
             {
                 format!("; write {float:.0}, without point and exponent")
@@ -226,7 +237,7 @@ impl Place<'_> {
         };
         let must = match (kind, &node.value) {
             // An upper bound that is TOML's own is worth a word only where it is broken.
-            (Kind::Integer { min, max }, Value::Integer(given)) if given > max => {
+            (Kind::Integer { min, max, .. }, Value::Integer(given)) if given > max => {
                 format!("a whole number from {min} to {max}")
             }
             _ => kind.describe(),
@@ -245,6 +256,7 @@ fn same_type(kind: &Kind, value: &Value) -> bool {
         (kind, value),
         (Kind::Bool, Value::Bool(_))
             | (Kind::Integer { .. }, Value::Integer(_))
+            | (Kind::Integer { has_unit: true, .. }, Value::Text(_))
             | (Kind::Number(_), Value::Integer(_) | Value::Float(_))
             | (Kind::Text { .. } | Kind::Choice(_), Value::Text(_))
             | (Kind::List { .. }, Value::List(_))

@@ -4,6 +4,8 @@ use std::fs::{self, File};
 use std::io::{Error, ErrorKind, Read, Result};
 use std::path::Path;
 
+pub use xtrain_checkpoint::advice;
+
 /// Opens a regular file. A folder is an error, and so is a device or a named pipe, which may have no end or
 /// block the reader.
 pub fn open(path: &Path) -> Result<File> {
@@ -30,21 +32,4 @@ pub fn read(path: &Path, max_bytes: u64) -> Result<Vec<u8>> {
 pub fn read_text(path: &Path, max_bytes: u64) -> Result<String> {
     let invalid = |_| Error::new(ErrorKind::InvalidData, "it is not valid UTF-8");
     String::from_utf8(read(path, max_bytes)?).map_err(invalid)
-}
-
-/// The end of an error line: what the user can do, or nothing where that is not known.
-pub fn advice(error: &Error) -> &'static str {
-    match error.kind() {
-        ErrorKind::NotFound => "; check the path",
-        ErrorKind::PermissionDenied | ErrorKind::ReadOnlyFilesystem => {
-            "; check the permissions, or choose another place"
-        }
-        ErrorKind::StorageFull | ErrorKind::QuotaExceeded => "; free some space and run the command again",
-        ErrorKind::FileTooLarge => "; raise the limit on file sizes (ulimit -f), or choose another disk",
-        ErrorKind::NotADirectory | ErrorKind::AlreadyExists => {
-            "; a file is where a folder is needed: choose another name"
-        }
-        ErrorKind::IsADirectory => "; it is a folder: name a file",
-        _ => "",
-    }
 }

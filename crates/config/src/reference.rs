@@ -29,6 +29,9 @@ steps = 1000
 --set data.train='[\"a.txt\", \"b.jsonl\"]'`. The value is TOML; a value that is not valid TOML is a string.
 Without a value, `--set section.key=` removes the key, so that its default applies.
 
+A number of tokens may be a string with a unit: `tokens = \"10B\"`, `seq_len = \"8Ki\"`. K, M, G (or B) and T are
+powers of 1000, and Ki, Mi, Gi and Ti powers of 1024. `--set train.tokens=10B` needs no quotes.
+
 The configuration with every default filled in is printed at the start and saved in the run folder; it is a
 run file itself. Unknown keys, wrong types and contradictions are errors that name the line.
 ";

@@ -43,6 +43,8 @@ pub(super) enum Kind {
     Integer {
         min: i128,
         max: i128,
+        /// True for a number of tokens or bytes, which may be a string with a unit.
+        has_unit: bool,
     },
     Number(Interval),
     Text {
@@ -137,10 +139,10 @@ impl Kind {
     pub(super) fn describe(&self) -> String {
         match self {
             Kind::Bool => "true or false".to_owned(),
-            Kind::Integer { min, max } if *max >= i64::MAX.into() => {
+            Kind::Integer { min, max, .. } if *max >= i64::MAX.into() => {
                 format!("a whole number of at least {min}")
             }
-            Kind::Integer { min, max } => format!("a whole number from {min} to {max}"),
+            Kind::Integer { min, max, .. } => format!("a whole number from {min} to {max}"),
             Kind::Number(interval) => interval.describe(),
             Kind::Text { format: Format::Path, .. } => "a path".to_owned(),
             Kind::Text { format: Format::Time, .. } => "a time such as \"2h30m\"".to_owned(),
@@ -257,6 +259,7 @@ fn kind(schema: &Json) -> Kind {
         "integer" => Kind::Integer {
             min: schema["minimum"].as_i64().unwrap_or(i64::MIN).into(),
             max: schema["maximum"].as_i64().unwrap_or(i64::MAX).into(),
+            has_unit: matches!(schema["x-unit"].as_str(), Some("tokens" | "bytes")),
         },
         "number" => Kind::Number(Interval {
             low: end(schema, "minimum", "exclusiveMinimum"),

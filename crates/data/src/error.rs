@@ -6,6 +6,8 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
+use xtrain_checkpoint::{CheckpointError, advice};
+
 /// The result type of this crate.
 pub type Result<T> = std::result::Result<T, DataError>;
 
@@ -13,7 +15,7 @@ pub type Result<T> = std::result::Result<T, DataError>;
 #[derive(Debug, thiserror::Error)]
 pub enum DataError {
     /// An operation of the operating system failed.
-    #[error("{}: cannot {action}: {source}{}", path.display(), hint(source))]
+    #[error("{}: cannot {action}: {source}{}", path.display(), advice(source))]
     Io {
         /// The file or folder.
         path: PathBuf,
@@ -23,6 +25,9 @@ pub enum DataError {
         #[source]
         source: io::Error,
     },
+    /// A file could not be written.
+    #[error(transparent)]
+    Write(#[from] CheckpointError),
     /// An input file cannot be read as documents.
     #[error("{}, {location}: {problem}; {advice}", path.display())]
     Input {
@@ -74,7 +79,10 @@ pub enum DataError {
 impl DataError {
     /// True if the user can fix the cause (files, options, disk); false for a bug of this program.
     pub fn is_users(&self) -> bool {
-        !matches!(self, DataError::Internal(_))
+        match self {
+            DataError::Write(error) => error.is_users(),
+            other => !matches!(other, DataError::Internal(_)),
+        }
     }
 
     pub(crate) fn io(path: &Path, action: &'static str) -> impl FnOnce(io::Error) -> DataError {
@@ -120,22 +128,5 @@ impl DataError {
 
     pub(crate) fn invalid(problem: impl Into<String>, advice: impl Into<String>) -> DataError {
         DataError::Invalid { problem: problem.into(), advice: advice.into() }
-    }
-}
-
-/// Advice for the system errors that users meet.
-fn hint(error: &io::Error) -> &'static str {
-    match error.kind() {
-        io::ErrorKind::NotFound => "; check the path",
-        io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => "; check the permissions",
-        io::ErrorKind::FileTooLarge => "; raise the limit on file sizes (ulimit -f), or choose another disk",
-        io::ErrorKind::NotADirectory | io::ErrorKind::AlreadyExists => {
-            "; a file is where a folder is needed: choose another name"
-        }
-        io::ErrorKind::IsADirectory => "; it is a folder: name a file",
-        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
-            "; free some space and run the same command again"
-        }
-        _ => "",
     }
 }

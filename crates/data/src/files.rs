@@ -2,44 +2,17 @@
 
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use xtrain_checkpoint::replace_file;
 
 use crate::error::{DataError, Result};
 
-/// Writes a file atomically: temporary, fsync, rename. Readers see the old file or the new one.
+/// Writes a file atomically. Readers see the old file or the new one.
 pub(crate) fn write_atomically(path: &Path, bytes: &[u8]) -> Result<()> {
-    let temporary = temporary_path(path);
-    let written = File::create(&temporary).and_then(|mut file| {
-        file.write_all(bytes)?;
-        file.sync_all()
-    });
-    if let Err(source) = written {
-        // The first error is the one to report.
-        let _ = fs::remove_file(&temporary);
-        return Err(DataError::io(path, "write")(source));
-    }
-    publish(&temporary, path)
-}
-
-/// Renames a complete temporary file to `path` and syncs the folder, so that the name survives a power cut.
-pub(crate) fn publish(temporary: &Path, path: &Path) -> Result<()> {
-    fs::rename(temporary, path).map_err(DataError::io(path, "rename into place"))?;
-    let folder = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    // Some file systems cannot sync a folder. The rename itself has succeeded.
-    if let Ok(folder) = File::open(folder) {
-        let _ = folder.sync_all();
-    }
-    Ok(())
-}
-
-/// The temporary name of `path`.
-pub(crate) fn temporary_path(path: &Path) -> PathBuf {
-    let mut name = path.file_name().unwrap_or_default().to_os_string();
-    name.push(".tmp");
-    path.with_file_name(name)
+    Ok(replace_file(path, |out| out.write_all(bytes))?)
 }
 
 /// Removes a file. One that does not exist is no error.

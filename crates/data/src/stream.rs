@@ -25,14 +25,14 @@ pub trait TokenStream: Send + Sync + Debug {
     /// Reads `out.len()` tokens at position `start`.
     ///
     /// # Errors
-    /// A read past the end, a file that shrank, a token outside the vocabulary.
+    /// A read past the end, a file that shrank, a damaged block, a token outside the vocabulary.
     fn read(&self, start: u64, out: &mut [i32]) -> Result<()>;
 
     /// Appends the positions in `range` at which a document has ended, ascending. The next document begins
     /// there.
     ///
     /// # Errors
-    /// A file that shrank.
+    /// A file that shrank, a damaged block.
     fn document_ends(&self, range: Range<u64>, out: &mut Vec<u64>) -> Result<()>;
 }
 

@@ -260,11 +260,20 @@ fn errors_give_problem_and_location() {
         ("txt", &b"fine\xFFnot"[..], "byte 4: 0xFF"),
         (
             "jsonl",
-            b"{\"text\": \"a\"}\n{\"body\": 1}\n",
+            b"{\"text\": \"a\"}\n{\"body\": \"b\"}\n",
             "line 2: there is no field \"text\"; the line has \"body\"; name the field that holds the text: data.text_field = \"body\" in \
              a run file, --text-field \"body\" elsewhere",
         ),
         ("jsonl", b"{}\n", "the line has no fields"),
+        // Only what works is suggested.
+        ("jsonl", b"{\"id\": 5}", "--text-field ... elsewhere"),
+        ("jsonl", b"{\"id\": 5, \"body\": \"a\"}", "--text-field \"body\" elsewhere"),
+        (
+            "jsonl",
+            b"{\"messages\": [{\"role\": \"user\"}]}",
+            "fine-tuning on chats is on the roadmap, but not supported yet",
+        ),
+        ("jsonl", b"{\"text\": [], \"conversations\": []}", "not supported yet"),
         ("jsonl", b"{\"text\": [1, {}]}", "line 1: field \"text\" is an array"),
         ("jsonl", b"{\"text\": null}", "field \"text\" is null"),
         ("jsonl", b"[\"text\"]", "line 1: broken JSON"),
@@ -320,4 +329,95 @@ fn names_folders_and_patterns_list_files_in_a_fixed_order() {
         let message = list_inputs(&names).unwrap_err().to_string();
         assert!(message.contains(expected), "{message}");
     }
+}
+
+/// A parquet file of one column, and one page, of strings.
+fn one_page(name: &str, rows: &[&str]) -> Vec<u8> {
+    let schema = parse_message_type(&format!("message schema {{ required binary {name} (UTF8); }}")).unwrap();
+    let properties = WriterProperties::builder().set_dictionary_enabled(false).build();
+    let mut writer = SerializedFileWriter::new(Vec::new(), Arc::new(schema), Arc::new(properties)).unwrap();
+    let mut row_group = writer.next_row_group().unwrap();
+    let mut column = row_group.next_column().unwrap().unwrap();
+    let values: Vec<ByteArray> = rows.iter().map(|&text| ByteArray::from(text)).collect();
+    column.typed::<ByteArrayType>().write_batch(&values, None, None).unwrap();
+    column.close().unwrap();
+    row_group.close().unwrap();
+    writer.into_inner().unwrap()
+}
+
+#[test]
+fn a_parquet_page_is_refused_before_it_fills_the_memory() {
+    let mut file = one_page("text", &["one", "two"]);
+    // The header of the first page: field 1 is the type, field 2 the size once decompressed.
+    assert_eq!((&file[..7], file[7]), (&b"PAR1\x15\x00\x15"[..], 28));
+    // 600 MiB, with the sign in the lowest bit, in groups of seven bits.
+    let size: u64 = (600 << 20) << 1;
+    let groups = (0..5).map(|group| (size >> (7 * group)) as u8 & 0x7F | if group < 4 { 0x80 } else { 0 });
+    file.splice(7..8, groups.collect::<Vec<_>>());
+    let message = message("parquet", &file, &InputOptions::default());
+    assert!(message.contains("row 1: column \"text\": a page takes 600 MiB of memory"), "{message}");
+    assert!(message.contains("more than 512 MiB; split long documents"), "{message}");
+}
+
+/// A file that pyarrow 26 wrote with `write_page_checksum=True`: the column "text" with "one" and "two".
+const WITH_CHECKSUM: &str = "\
+    504152311500151c151c15c2fbfdef0b1c15041500150615061c000000030000006f6e650300000074776f1504192c350018\
+    06736368656d61150200150c250018047465787425004c1c0000001604191c191c26001c150c192506001918047465787415\
+    001604164e164e2608491c150015001502003c160c19061906000000164e16042608164e002820706172717565742d637070\
+    2d6172726f772076657273696f6e2032362e302e31191c1c0000008600000050415231";
+
+#[test]
+fn a_damaged_parquet_page_with_a_checksum_is_found() {
+    let digit = |at: usize| u8::from_str_radix(&WITH_CHECKSUM[2 * at..2 * at + 2], 16).unwrap();
+    let mut file: Vec<u8> = (0..WITH_CHECKSUM.len() / 2).map(digit).collect();
+    assert_eq!(read_back("parquet", &file, &InputOptions::default()).unwrap(), ["one", "two"]);
+    let at = file.windows(3).position(|bytes| bytes == b"two").unwrap();
+    file[at] = b'T';
+    let message = message("parquet", &file, &InputOptions::default());
+    assert!(
+        message.contains("row 1: the parquet data is damaged") && message.contains("checksum"),
+        "{message}"
+    );
+}
+
+#[test]
+fn two_parquet_columns_of_one_name_are_refused() {
+    let schema = "message schema { required binary text (UTF8); required binary text (UTF8); }";
+    let schema = Arc::new(parse_message_type(schema).unwrap());
+    let mut writer = SerializedFileWriter::new(Vec::new(), schema, Arc::default()).unwrap();
+    let mut row_group = writer.next_row_group().unwrap();
+    for text in ["one", "other"] {
+        let mut column = row_group.next_column().unwrap().unwrap();
+        column.typed::<ByteArrayType>().write_batch(&[ByteArray::from(text)], None, None).unwrap();
+        column.close().unwrap();
+    }
+    row_group.close().unwrap();
+    let message = message("parquet", &writer.into_inner().unwrap(), &InputOptions::default());
+    assert!(message.contains("there are several columns \"text\""), "{message}");
+}
+
+#[test]
+fn a_parquet_file_of_chats_is_told_from_text() {
+    let schema = "message schema { required group messages (LIST) { repeated group list { required binary element; } } }";
+    let schema = Arc::new(parse_message_type(schema).unwrap());
+    let writer = SerializedFileWriter::new(Vec::new(), schema, Arc::default()).unwrap();
+    let message = message("parquet", &writer.into_inner().unwrap(), &InputOptions::default());
+    assert!(message.contains("fine-tuning on chats is on the roadmap, but not supported yet"), "{message}");
+}
+
+#[test]
+fn blank_lines_are_read_step_by_step() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("a.jsonl");
+    let file = format!("{}{{\"text\": \"a\"}}\n", "\n".repeat(10 << 20));
+    std::fs::write(&path, file).unwrap();
+    let inputs = list_inputs(&[&path]).unwrap();
+    let mut read = read_documents(&inputs[0], &InputOptions::default(), CutRule::Anywhere).unwrap();
+    let (mut steps, mut before) = (Vec::new(), 0);
+    while let Some(piece) = read.next() {
+        assert!(read.bytes_read() > before, "it goes on");
+        before = read.bytes_read();
+        steps.push(piece.unwrap().text);
+    }
+    assert_eq!(steps, ["", "", "a"]);
 }

@@ -316,3 +316,50 @@ fn seeds_give_different_orders() {
     assert_eq!(order(1), order(1));
     assert_ne!(order(1), order(2));
 }
+
+#[test]
+fn the_source_of_each_token_and_the_tokens_taken_follow_from_the_position() {
+    // The tokens say where they are from.
+    let (a, b) = (stream("a", 1_000, &[200]), stream("b", 500_000, &[100]));
+    let sources = || {
+        vec![
+            MixtureSource { stream: a.clone(), weight: 3.0 },
+            MixtureSource { stream: b.clone(), weight: 1.0 },
+        ]
+    };
+    let loader = Loader::new(sources(), options(8, 5)).unwrap();
+    assert_eq!(loader.source_names(), ["a", "b"]);
+    let mut taken = [0, 0];
+    for first in (0..120).step_by(6) {
+        assert_eq!(loader.tokens_taken(first), taken);
+        let (batch, sources) = (loader.batch(first, 6).unwrap(), loader.sources(first..first + 6));
+        for (row, &source) in sources.iter().enumerate() {
+            let row = &batch.targets[row * 8..(row + 1) * 8];
+            let mut of_text = row.iter().filter(|&&token| token != END as i32);
+            assert!(of_text.all(|&token| usize::from(token >= 500_000) == source), "{row:?} of {source}");
+            taken[source] += row.len() as u64;
+        }
+    }
+    assert_eq!(taken, [720, 240]);
+    // A loader that resumes there counts on.
+    let resumed = Loader::new(sources(), options(8, 5)).unwrap();
+    let position = resumed.resume(&loader.state(120)).unwrap();
+    assert_eq!(resumed.tokens_taken(position), taken);
+    assert_eq!(resumed.sources(position..position + 9), loader.sources(120..129));
+}
+
+#[test]
+fn the_source_of_each_validation_sequence_is_known() {
+    let (a, b) = (stream("a", 1_000, &[40]), stream("b", 500_000, &[25]));
+    let validation = Validation::new(vec![a, b], 8, DocumentMask::Off).unwrap();
+    assert_eq!(validation.source_names(), ["a", "b"]);
+    for validation in [validation.clone(), validation.at_most(3)] {
+        let count = validation.window_count();
+        let batch = validation.batch(0, count as usize + 1).unwrap();
+        let sources = validation.sources(0..count + 1).unwrap();
+        assert_eq!(sources.last(), Some(&None), "padding has no source");
+        for (row, source) in sources.iter().enumerate().take(count as usize) {
+            assert_eq!(usize::from(batch.tokens[row * 8] >= 500_000), source.unwrap(), "sequence {row}");
+        }
+    }
+}

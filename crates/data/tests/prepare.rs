@@ -245,12 +245,11 @@ fn a_run_interrupted_anywhere_continues_to_the_same_bytes() {
         serde_json::from_slice(&fs::read(out.path().join("unfinished.json")).unwrap()).unwrap();
     let recorded = record["shards"].as_array().unwrap().len();
     assert!(recorded > 0 && recorded <= shards);
-    fs::write(out.path().join("shard-00099.tokens.tmp"), "half a shard").unwrap();
+    fs::write(out.path().join("shard-00099.tokens.tmp-1"), "half a shard").unwrap();
     let first = fs::metadata(out.path().join("shard-00000.tokens")).unwrap().modified().unwrap();
     run(input.path(), &tokenizer, &options, out.path()).unwrap();
     let again = fs::metadata(out.path().join("shard-00000.tokens")).unwrap().modified().unwrap();
     assert_eq!(first, again, "a finished shard is not written again");
-    fs::remove_file(out.path().join("shard-00099.tokens.tmp")).unwrap();
     assert_eq!(contents(out.path()), expected);
 }
 
@@ -348,9 +347,9 @@ fn an_unfinished_run_of_other_input_is_replaced_unless_it_has_a_shard() {
 fn a_run_killed_while_writing_its_first_record_starts_again() {
     let (input, out) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     write_files(input.path(), &["some text".into()]);
-    std::fs::write(out.path().join("unfinished.json.tmp"), b"{\"made").unwrap();
+    std::fs::write(out.path().join("unfinished.json.tmp-1"), b"{\"made").unwrap();
     run(input.path(), &Tokenizer::bytes(), &PrepareOptions::default(), out.path()).unwrap();
-    assert!(!contents(out.path()).contains_key("unfinished.json.tmp"));
+    assert!(!contents(out.path()).contains_key("unfinished.json.tmp-1"));
 }
 
 #[test]
@@ -372,7 +371,7 @@ fn a_run_killed_at_any_write_of_its_vocabulary_starts_again() {
         for name in &order[..killed_at] {
             fs::write(out.path().join(name), &kept[*name]).unwrap();
         }
-        fs::write(out.path().join(format!("{}.tmp", order[killed_at])), b"{").unwrap();
+        fs::write(out.path().join(format!("{}.tmp-1", order[killed_at])), b"{").unwrap();
         assert_eq!(learn(out.path()).hash(), tokenizer.hash(), "killed at {}", order[killed_at]);
         run(input.path(), &tokenizer, &PrepareOptions::default(), out.path()).unwrap();
     }
@@ -439,6 +438,66 @@ fn concurrent_requests_share_one_dataset_in_the_cache() {
     });
     assert!(fingerprints.iter().all(|&fingerprint| fingerprint == fingerprints[0]));
     assert_eq!(fs::read_dir(cache.path()).unwrap().count(), 1);
+}
+
+#[test]
+fn runs_that_begin_together_learn_one_vocabulary() {
+    let input = tempfile::tempdir().unwrap();
+    write_files(input.path(), &["some text and more text".repeat(20)]);
+    let options = InputOptions::default();
+    let texts = [TextFiles { inputs: list_inputs(&[input.path()]).unwrap(), options }];
+    for round in 0..100 {
+        let cache = tempfile::tempdir().unwrap();
+        let begin = std::sync::Barrier::new(3);
+        let learn = || {
+            begin.wait();
+            let vocabulary = VocabularyKind::Bpe { size: 262 };
+            learn_cached(&texts, vocabulary, cache.path(), &mut |_| ControlFlow::Continue(()))
+                .unwrap_or_else(|error| panic!("round {round}: {error}"))
+                .hash()
+        };
+        let hashes: Vec<_> = std::thread::scope(|scope| {
+            let threads: Vec<_> = (0..3).map(|_| scope.spawn(learn)).collect();
+            threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+        });
+        assert!(hashes.iter().all(|hash| *hash == hashes[0]), "round {round}");
+        let entry = fs::read_dir(cache.path()).unwrap().next().unwrap().unwrap().path();
+        let names: Vec<String> = contents(&entry).into_keys().collect();
+        assert_eq!(names, ["learned.json", "source.json", "tokenizer.json", "tokenizer_config.json"]);
+    }
+}
+
+#[test]
+fn the_next_run_removes_what_a_killed_one_left_in_its_entry() {
+    let (input, cache) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    write_files(input.path(), &["some text".into()]);
+    let inputs = list_inputs(&[input.path()]).unwrap();
+    let texts = [TextFiles { inputs: inputs.clone(), options: InputOptions::default() }];
+    let prepare = || {
+        let options = PrepareOptions::default();
+        prepare_cached(&inputs, &Tokenizer::bytes(), &options, cache.path(), &mut go_on).unwrap();
+    };
+    let learn = || {
+        let go_on = &mut |_| ControlFlow::Continue(());
+        learn_cached(&texts, VocabularyKind::Chars, cache.path(), go_on).unwrap();
+    };
+    prepare();
+    learn();
+    let entries: Vec<_> = fs::read_dir(cache.path()).unwrap().map(|entry| entry.unwrap().path()).collect();
+    assert_eq!(entries.len(), 2);
+    for entry in entries {
+        let whole = contents(&entry);
+        fs::write(entry.join("source.json.tmp-1"), b"{").unwrap();
+        if whole.contains_key("learned.json") {
+            fs::remove_file(entry.join("source.json")).unwrap();
+        } else {
+            fs::write(entry.join("shard-00001.tokens.tmp-1"), b"half a shard").unwrap();
+            fs::write(entry.join("unfinished.json"), b"{}").unwrap();
+        }
+        prepare();
+        learn();
+        assert_eq!(contents(&entry), whole);
+    }
 }
 
 #[test]

@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use common::MemoryTokens;
 use proptest::prelude::*;
 use xtrain_data::{Dataset, Shard, ShardWriter, TokenStream, Tokenizer};
+use xxhash_rust::xxh3::xxh3_64;
 
 static BYTES: LazyLock<Tokenizer> = LazyLock::new(Tokenizer::bytes);
 
@@ -112,9 +113,29 @@ fn a_flipped_bit_in_a_large_shard_is_located_to_its_chunk() {
     let mut bytes = fs::read(&path).unwrap();
     bytes[256 + (5 << 20)] ^= 1;
     fs::write(&path, bytes).unwrap();
-    let message = Shard::open(&path).unwrap().verify().unwrap_err().to_string();
-    let chunk = format!("bytes {} to {}", 256 + (4 << 20), 256 + (8 << 20) - 1);
-    assert!(message.contains(&chunk), "{message}");
+    let shard = Shard::open(&path).unwrap();
+    let chunk = format!("bytes {} to {} (block 1)", 256 + (4 << 20), 256 + (8 << 20) - 1);
+    // Reading finds it too, wherever in the block it reads, and other blocks can be read.
+    let read = |start| shard.read(start, &mut [0; 100]).map_err(|error| error.to_string());
+    for message in [shard.verify().unwrap_err().to_string(), read(2 << 20).unwrap_err()] {
+        assert!(message.contains("a.tokens") && message.contains(&chunk), "{message}");
+        assert!(message.ends_with("restore the file, or delete its folder and tokenize again"), "{message}");
+    }
+    assert!(read((2 << 20) - 1).is_err() && read((4 << 20) - 1).is_err(), "across blocks");
+    assert!(read(0).is_ok() && read(4 << 20).is_ok());
+}
+
+#[test]
+fn a_damaged_end_of_a_document_is_found_when_it_is_read() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("a.tokens");
+    write(&path, &[vec![1; 10], vec![2; 20]]);
+    let mut bytes = fs::read(&path).unwrap();
+    // 32 tokens of 2 bytes; the first document ends after token 11. It stays an ascending position.
+    bytes[256 + 64] ^= 1;
+    fs::write(&path, bytes).unwrap();
+    let message = Shard::open(&path).unwrap().document_ends(0..32, &mut Vec::new()).unwrap_err().to_string();
+    assert!(message.contains("a.tokens") && message.contains("(block 0)"), "{message}");
 }
 
 #[test]
@@ -151,12 +172,16 @@ fn truncating_a_shard_during_reads_never_ends_the_process() {
         for _ in 0..300 {
             match shard.read(0, &mut tokens) {
                 Ok(()) => whole += 1,
-                Err(error) => cut += usize::from(error.to_string().contains("shrank")),
+                // What a truncation removed reads as zeros once the file has its length again.
+                Err(error) => {
+                    let message = error.to_string();
+                    cut += usize::from(message.contains("shrank") || message.contains("checksum"));
+                }
             }
         }
         is_done.store(true, Ordering::Relaxed);
     });
-    assert_eq!(whole + cut, 300, "every read is complete, or an error that the file shrank");
+    assert_eq!(whole + cut, 300, "every read is complete, or an error that the file changed");
 }
 
 #[test]
@@ -194,6 +219,13 @@ fn tokens_outside_the_vocabulary_are_refused_when_written_and_read() {
     write(&path, &[vec![1, 2, 3]]);
     let mut bytes = fs::read(&path).unwrap();
     bytes[256 + 2..256 + 4].copy_from_slice(&300_u16.to_le_bytes());
+    // A writer with a bug would also compute the checksums of what it writes.
+    let table = bytes.len() - 8;
+    let sum = xxh3_64(&bytes[256..table]).to_le_bytes();
+    bytes[table..].copy_from_slice(&sum);
+    bytes[96..104].copy_from_slice(&xxh3_64(&sum).to_le_bytes());
+    let header = xxh3_64(&bytes[..248]).to_le_bytes();
+    bytes[248..256].copy_from_slice(&header);
     fs::write(&path, bytes).unwrap();
     let message = Shard::open(&path).unwrap().read(0, &mut [0; 4]).unwrap_err().to_string();
     assert!(message.contains("token 300 at position 1"), "{message}");

@@ -532,3 +532,65 @@ fn empty_vocabularies_are_refused() {
     assert!(train_bpe([Ok("text".to_owned())], 256).is_err());
     assert!(Tokenizer::chars([]).is_err());
 }
+
+/// A tokenizer whose only special token is no usual end token.
+fn with_unusual_end() -> Value {
+    let mut json = saved_json(&Tokenizer::bytes());
+    json["added_tokens"][0]["content"] = json!("<|eos|>");
+    json
+}
+
+#[test]
+fn the_files_beside_a_tokenizer_file_are_read() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("tokenizer.json");
+    std::fs::write(&file, with_unusual_end().to_string()).unwrap();
+    let message = Tokenizer::load(&file).unwrap_err().to_string();
+    let config = folder.path().join("tokenizer_config.json");
+    for part in [
+        "no token ends a document",
+        "data.end_of_document in a run file",
+        "--end-of-document in tokenize",
+        &format!("\"eos_token\" in {}", config.display()),
+        "its special tokens are \"<|eos|>\"",
+    ] {
+        assert!(message.contains(part), "{part}: {message}");
+    }
+    // What the message advises works, for the file and its folder.
+    std::fs::write(&config, r#"{"eos_token": "<|eos|>"}"#).unwrap();
+    for path in [&file, &folder.path().to_path_buf()] {
+        assert_eq!(Tokenizer::load(path).unwrap().end_of_document_name().as_deref(), Some("<|eos|>"));
+    }
+    // The files may be another's if the tokenizer has another name; the message does not name them.
+    let other = folder.path().join("other.json");
+    std::fs::copy(&file, &other).unwrap();
+    let message = Tokenizer::load(&other).unwrap_err().to_string();
+    assert!(message.contains("--end-of-document") && !message.contains("eos_token"), "{message}");
+}
+
+#[test]
+fn the_end_token_can_be_named_and_is_saved() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("other.json");
+    std::fs::write(&file, with_unusual_end().to_string()).unwrap();
+    let message = Tokenizer::load_with_end_of_document(&file, "[EOS]").unwrap_err().to_string();
+    assert!(message.contains("there is no token \"[EOS]\"") && message.contains("\"<|eos|>\""), "{message}");
+    let saved = |tokenizer: &Tokenizer| {
+        let folder = tempfile::tempdir().unwrap();
+        tokenizer.save(folder.path()).unwrap();
+        Tokenizer::load(folder.path())
+    };
+    let named = Tokenizer::load_with_end_of_document(&file, "<|eos|>").unwrap();
+    assert_eq!((named.end_of_document(), named.stop_tokens()), (256, &[256][..]));
+    assert_eq!(saved(&named).unwrap().end_of_document(), 256);
+    // Also if the files beside it name none.
+    std::fs::rename(&file, folder.path().join("tokenizer.json")).unwrap();
+    std::fs::write(folder.path().join("tokenizer_config.json"), "{}").unwrap();
+    let named = Tokenizer::load_with_end_of_document(folder.path(), "<|eos|>").unwrap();
+    assert_eq!(saved(&named).unwrap().end_of_document(), 256);
+    // Any token can end documents; the usual one still stops generation.
+    let bytes = Tokenizer::bytes().with_end_of_document("a").unwrap();
+    assert_eq!((bytes.end_of_document(), bytes.stop_tokens()), (97, &[97, 256][..]));
+    let message = Tokenizer::bytes().with_end_of_document("</s>").unwrap_err().to_string();
+    assert!(message.contains("\"</s>\"") && message.contains("\"<|endoftext|>\""), "{message}");
+}

@@ -55,11 +55,11 @@ pub fn cpu_workspace(
     |op, inputs| kernels.find(op).map(|kernel| kernel.workspace(inputs)).unwrap_or_default()
 }
 
-/// An upper bound of the kernels' memory beyond the plans of `programs`, in bytes, on the current number of
-/// threads. It adds the largest run of each op, because threads keep their buffers for the next run.
-pub fn cpu_work_bytes(kernels: &KernelTable<dyn CpuKernel>, programs: &[&Program]) -> usize {
+/// An upper bound of the kernels' memory beyond the plans of `programs`, in bytes, on this number of threads.
+/// It adds the largest run of each op, because threads keep their buffers for the next run.
+pub fn cpu_work_bytes(kernels: &KernelTable<dyn CpuKernel>, programs: &[&Program], threads: usize) -> usize {
     let mut most = HashMap::new();
-    programs.iter().for_each(|program| add_work(&mut most, kernels, program));
+    programs.iter().for_each(|program| add_work(&mut most, kernels, program, threads));
     sum(&most)
 }
 
@@ -68,11 +68,12 @@ fn add_work(
     most: &mut HashMap<&'static str, usize>,
     kernels: &KernelTable<dyn CpuKernel>,
     program: &Program,
+    threads: usize,
 ) {
     for instance in &program.instances {
         let op = instance.code.op();
         let Some(kernel) = kernels.find(op) else { continue };
-        let work = kernel.work_bytes(&program.input_types(instance), rayon::current_num_threads());
+        let work = kernel.work_bytes(&program.input_types(instance), threads);
         let most = most.entry(op.name()).or_default();
         *most = work.max(*most);
     }
@@ -182,7 +183,7 @@ impl Engine for CpuEngine {
         if let Some(instance) = program.instances.iter().find(|i| self.kernels.find(i.code.op()).is_none()) {
             return Err(EngineError::no_kernel(instance, DEVICE));
         }
-        add_work(&mut self.work_bytes, &self.kernels, &program);
+        add_work(&mut self.work_bytes, &self.kernels, &program, rayon::current_num_threads());
         let plan = Plan::new(&program, &cpu_workspace(&self.kernels));
         let region = |r: Region| plan.region_bytes[r as usize];
         let io = self.allocate_for(&program, region(Region::Io), region(Region::Scratch))?;

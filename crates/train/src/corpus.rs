@@ -1,7 +1,7 @@
 //! The data of a run: its tokenizer, its training samples, and what it validates on.
 
 use crate::error::RunError;
-use crate::source::are_shards;
+use crate::source::{OWN_TOKENIZERS, are_shards, load_tokenizer};
 use std::collections::HashSet;
 use std::io::ErrorKind;
 use std::ops::ControlFlow;
@@ -57,9 +57,14 @@ impl Corpus {
         refuse_repeated_paths("data.train", &train)?;
         refuse_repeated_paths("data.valid", valid.as_deref().unwrap_or_default())?;
         refuse_shared_paths(&train, valid.as_deref().unwrap_or_default())?;
+        let end = data.end_of_document.as_deref();
         let tokenizer = match saved {
-            Some(folder) => Tokenizer::load(folder)?,
+            Some(folder) => load_tokenizer(folder, end, OWN_TOKENIZERS)?,
             None => tokenizer(config, &train, notice)?,
+        };
+        let tokenizer = match end {
+            Some(name) => tokenizer.with_end_of_document(name)?,
+            None => tokenizer,
         };
         let tokenizer = tokenizer.with_begin_of_document(data.begin_of_document)?;
         let mut cache = Cache { config, tokenizer: &tokenizer, notice };
@@ -231,7 +236,10 @@ fn tokenizer(
         return Ok(dataset.tokenizer()?);
     }
     let vocabulary = match choice {
-        TokenizerChoice::Path(path) => return Ok(Tokenizer::load(path)?),
+        TokenizerChoice::Path(path) => {
+            let end = config.data.end_of_document.as_deref();
+            return load_tokenizer(Path::new(&path), end, OWN_TOKENIZERS);
+        }
         TokenizerChoice::Bytes => return Ok(Tokenizer::bytes()),
         TokenizerChoice::Chars => VocabularyKind::Chars,
         TokenizerChoice::Bpe => VocabularyKind::Bpe { size: config.data.bpe_vocab_size() },
@@ -283,6 +291,9 @@ impl Cache<'_> {
                     "the shards in {name} were written with another tokenizer than this run's; {remedy}"
                 )));
             }
+            if dataset.end_of_document() != self.tokenizer.end_of_document() {
+                return Err(other_end(&name, &dataset, self.tokenizer));
+            }
             if dataset.begin_of_document() != self.tokenizer.document_begin() {
                 return Err(other_beginning(&name, &dataset, self.tokenizer));
             }
@@ -293,6 +304,20 @@ impl Cache<'_> {
         }
         Ok(out)
     }
+}
+
+/// The error for shards whose documents end with another token than the run's.
+fn other_end(path: &str, dataset: &Dataset, tokenizer: &Tokenizer) -> RunError {
+    let name = |tokenizer: &Tokenizer| format!("{:?}", tokenizer.end_of_document_name().unwrap_or_default());
+    let theirs = match dataset.tokenizer() {
+        Ok(tokenizer) => name(&tokenizer),
+        Err(error) => return error.into(),
+    };
+    RunError::Refused(format!(
+        "the documents of the shards in {path} end with the token {theirs}, those of this run with {}; set \
+         data.end_of_document = {theirs}, or tokenize the text again",
+        name(tokenizer)
+    ))
 }
 
 /// The error for shards whose documents begin with other tokens than the run's.

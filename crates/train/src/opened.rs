@@ -127,7 +127,8 @@ fn open_run(
     let numerics = Numerics { recipe: recipe.unwrap_or(trained.recipe), ..trained };
     let mut weights = weights(device, planned.spec.model.clone(), numerics)?;
     load_masters(&mut weights, &checkpoint, run)?;
-    let tokenizer = Tokenizer::load(run.tokenizer())?;
+    let end = parsed.config.data.end_of_document.as_deref();
+    let tokenizer = source::load_tokenizer(&run.tokenizer(), end, source::OWN_TOKENIZERS)?;
     let tokenizer = tokenizer.with_begin_of_document(parsed.config.data.begin_of_document)?;
     let source = source::saved_init(&parsed.config, run)?;
     let identity = Identity::new(source, weights.model(), &tokenizer)?;

@@ -5,7 +5,7 @@ use crate::error::RunError;
 use crate::folder::RunFolder;
 use std::path::{Path, PathBuf};
 use xtrain_config::{Config, DataSource, nearest};
-use xtrain_data::Dataset;
+use xtrain_data::{Dataset, Tokenizer};
 use xtrain_model::hf::HfConfig;
 
 /// File in a Hugging Face folder that describes the model.
@@ -93,6 +93,42 @@ pub fn no_such_folder(folder: &Path) -> RunError {
         false => String::new(),
     };
     RunError::Refused(format!("there is no folder {name}; check the path{download}"))
+}
+
+/// Loads the tokenizer at `path`. `end_of_document` names the token that ends documents, if the tokenizer's
+/// own files are not to; `others` says what else may be given, for the message if there is nothing at `path`.
+pub fn load_tokenizer(
+    path: &Path,
+    end_of_document: Option<&str>,
+    others: &str,
+) -> Result<Tokenizer, RunError> {
+    if !path.exists() {
+        return Err(no_such_tokenizer(path, others));
+    }
+    Ok(match end_of_document {
+        Some(name) => Tokenizer::load_with_end_of_document(path, name)?,
+        None => Tokenizer::load(path)?,
+    })
+}
+
+/// The values of `data.tokenizer` that are not paths, for [`load_tokenizer`].
+pub(crate) const OWN_TOKENIZERS: &str = "\"bpe\", \"bytes\" or \"chars\"";
+
+/// The error for a tokenizer that does not exist.
+fn no_such_tokenizer(path: &Path, others: &str) -> RunError {
+    let name = path.to_string_lossy();
+    let is_file = path.extension().is_some_and(|extension| extension == "json");
+    let is_hub_name = |name: &str| looks_like_a_hub_id(name) || looks_like_a_hub_id(&format!("any/{name}"));
+    let advice = match near_folder(path) {
+        Some(near) => format!("did you mean {}?", near.display()),
+        None if !is_file && is_hub_name(&name) => format!(
+            "if it is one of the Hugging Face Hub, download it first: hf download {name} --include '*.json' --local-dir {name}"
+        ),
+        None => "check the path".to_owned(),
+    };
+    RunError::Refused(format!(
+        "there is no tokenizer {name}; name a tokenizer.json, its folder, or {others}; {advice}"
+    ))
 }
 
 /// The sibling of `folder` with the most similar name, if one is similar.

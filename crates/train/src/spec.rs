@@ -3,10 +3,11 @@
 use crate::engine::Target;
 use crate::error::RunError;
 use crate::exchange;
-use crate::source::{init, shards};
+use crate::source::{OWN_TOKENIZERS, init, load_tokenizer, shards};
 use crate::training_spec::TrainingSpec;
 use std::io::ErrorKind;
 use std::ops::ControlFlow;
+use std::path::Path;
 use xtrain_checkpoint::hf::ExportDtype;
 use xtrain_config::{Config, Facts, Parsed, Recompute, Resolved, Slower, TokenizerChoice};
 use xtrain_data::{DataError, InputOptions, TextFiles, TokenStream, Tokenizer, learn, list_inputs};
@@ -49,7 +50,10 @@ pub fn plan_on(parsed: &Parsed, target: Target) -> Result<Planned, RunError> {
         // A plan needs no file that it can do without.
         (m, ..) if m.vocab_size.is_some() || m.init_from.is_some() => VocabularySize::default(),
         (_, _, TokenizerChoice::Bytes) => VocabularySize::of(&Tokenizer::bytes()),
-        (_, _, TokenizerChoice::Path(path)) => VocabularySize::of(&Tokenizer::load(path)?),
+        (_, _, TokenizerChoice::Path(path)) => {
+            let end = config.data.end_of_document.as_deref();
+            VocabularySize::of(&load_tokenizer(Path::new(&path), end, OWN_TOKENIZERS)?)
+        }
         (_, Some(dataset), _) => VocabularySize { size: Some(dataset.vocab_size()), bound: None },
         (_, None, TokenizerChoice::Chars) => characters(config)?,
         (_, None, TokenizerChoice::Bpe) => {

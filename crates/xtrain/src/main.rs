@@ -5,7 +5,6 @@ mod cli;
 mod commands;
 mod failure;
 mod plan_table;
-mod quantity;
 mod signals;
 mod terminal;
 

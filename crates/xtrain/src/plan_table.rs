@@ -17,6 +17,7 @@ pub(crate) fn text(
     program: &Program,
     reference: Option<&Program>,
     target: Target,
+    threads: usize,
 ) -> String {
     let (spec, config) = (&planned.spec, &planned.resolved.config);
     let (m, tokens) = (&spec.model, (spec.batch.sequences * spec.batch.seq_len) as f64);
@@ -99,7 +100,7 @@ pub(crate) fn text(
         }
     }
     out.push('\n');
-    out.push_str(&memory(program, reference, target));
+    out.push_str(&memory(program, reference, target, threads));
     out
 }
 
@@ -158,12 +159,12 @@ pub(crate) fn fit(fit: &Fit, owner: &str) -> String {
     out
 }
 
-fn memory(program: &Program, reference: Option<&Program>, target: Target) -> String {
+fn memory(program: &Program, reference: Option<&Program>, target: Target, threads: usize) -> String {
     let table = &target.plan(program).memory;
     let loaded: Vec<&Program> = std::iter::once(program).chain(reference).collect();
     // Its weights in bf16, and what it works in beyond what the step does.
     let beside = target.plan_bytes(&loaded).saturating_sub(table.total_bytes());
-    let work_bytes = target.work_bytes(&loaded) as u64;
+    let work_bytes = target.work_bytes(&loaded, threads) as u64;
     let total = table.total_bytes() + beside;
     let mut rows: Vec<(String, usize)> = Vec::new();
     let mut at = 0;

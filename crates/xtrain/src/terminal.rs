@@ -31,12 +31,31 @@ pub(crate) fn log() {
 
 /// Sets how many threads compute; 0 takes all. Each command calls it once, before anything computes.
 pub(crate) fn use_threads(threads: usize) -> Result<(), Failure> {
-    let built = rayon::ThreadPoolBuilder::new().num_threads(threads).build_global();
+    let built = rayon::ThreadPoolBuilder::new().num_threads(thread_count(threads)?).build_global();
     built.map_err(|e| {
         Failure::user(format!(
             "cannot start the threads that compute ({e}); ask for fewer with --threads or train.threads"
         ))
     })
+}
+
+/// The largest number of threads, as for --threads and train.threads.
+const MAX_THREADS: usize = 1024;
+
+/// Number of threads that compute; 0 takes those of `RAYON_NUM_THREADS`, or all.
+pub(crate) fn thread_count(threads: usize) -> Result<usize, Failure> {
+    const VARIABLE: &str = "RAYON_NUM_THREADS";
+    if threads > 0 {
+        return Ok(threads);
+    }
+    let asked = std::env::var(VARIABLE).ok().and_then(|text| text.trim().parse().ok());
+    match asked.unwrap_or(0) {
+        0 => Ok(std::thread::available_parallelism().map_or(1, |all| all.get().min(MAX_THREADS))),
+        asked if asked > MAX_THREADS => Err(Failure::user(format!(
+            "{VARIABLE} = {asked} is more than {MAX_THREADS} threads; set a smaller number, or unset it"
+        ))),
+        asked => Ok(asked),
+    }
 }
 
 /// Prints to standard output. A reader that went away, as after `| head`, is no error; `Break` then says that

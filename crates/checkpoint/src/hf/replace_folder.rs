@@ -30,7 +30,7 @@ pub(super) fn recover(target: &Path) -> Result<()> {
     }
     let Some(name) = target.file_name().and_then(|name| name.to_str()) else { return Ok(()) };
     let old = format!("{name}.old-");
-    temporary::sweep(temporary::parent(target), |other| other == name || other.starts_with(&old))
+    temporary::remove_leftovers(temporary::parent(target), |other| other == name || other.starts_with(&old))
 }
 
 /// The old folder that an interrupted replacement left under another name; `None` if `target` exists.

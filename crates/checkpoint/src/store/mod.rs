@@ -66,7 +66,7 @@ impl CheckpointStore {
     /// [`CheckpointError::Io`] if the folder cannot be created or listed.
     pub fn open(folder: &Path) -> Result<Self> {
         files::create_folders(folder)?;
-        temporary::sweep(folder, |target| step_of(target).is_some())?;
+        temporary::remove_leftovers(folder, |target| step_of(target).is_some())?;
         Ok(Self { folder: folder.to_path_buf() })
     }
 

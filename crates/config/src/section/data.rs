@@ -15,8 +15,10 @@ section! {
     /// The keys of `[data]`. What the section is for stands at [`Config::data`](crate::Config).
     pub struct DataConfig {
         /// Training data: a file or folder of text (.txt, .jsonl, .parquet) or of token shards; or a list of
-        /// such paths, mixed by size; or a list of tables `{ path, weight, text_field, separator }`.
-        /// Neighbouring texts without a weight are one text, like the files of a folder.
+        /// such paths, mixed by size; or a list of tables `{ path, weight, text_field, separator }`. A path
+        /// to text may be a pattern: `*` and `?` match within a name, `**` any number of folders
+        /// (`data/**/*.jsonl.zst`). Neighbouring texts without a weight are one text, like the files of a
+        /// folder.
         #[schemars(length(min = 1))]
         #[schemars(extend("x-default" = "required", "x-example" = "data/corpus.txt"))]
         #[schemars(extend("x-aliases" = [
@@ -52,6 +54,13 @@ section! {
         #[schemars(with = "WrittenBegin")]
         #[schemars(extend("x-aliases" = ["add_bos", "add_bos_token", "bos", "prepend_bos"]))]
         pub begin_of_document: BeginOfDocument = BeginOfDocument::Auto,
+        /// Ends each document with this token of the tokenizer, by its name. Token shards must have been
+        /// written with the same one.
+        #[schemars(length(min = 1))]
+        #[schemars(extend("x-default" = "the one that the tokenizer's files name"))]
+        #[schemars(extend("x-example" = "<|endoftext|>"))]
+        #[schemars(extend("x-aliases" = ["eos_token", "eod_token", "end_token", "eos", "document_end"]))]
+        pub end_of_document: Option<String> = None,
         /// Length of a training sequence.
         #[schemars(range(min = 1, max = 16_777_216))]
         #[schemars(extend("x-unit" = "tokens"))]
@@ -113,7 +122,7 @@ impl DataConfig {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct DataSource {
-    /// File or folder.
+    /// File, folder or pattern.
     #[schemars(length(min = 1), extend("format" = "path"))]
     #[schemars(extend("x-example" = "data/corpus.txt"))]
     pub path: String,

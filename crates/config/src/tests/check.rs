@@ -313,7 +313,7 @@ fn long_and_strange_values_keep_the_message_on_one_line() {
     assert_eq!(
         message("data", &format!("seq_len = \"{long}\"")),
         format!(
-            "`seq_len` must be a whole number from 1 to 16777216, not the string \"{}...\"; for example `seq_len = 1024`",
+            "`seq_len` must be a whole number from 1 to 16777216, not the string \"{}...\"; with a unit it is a string such as \"64K\" or \"64Ki\" (K, M, G or B, T; Ki, Mi, Gi, Ti)",
             "x".repeat(60)
         )
     );
@@ -324,4 +324,29 @@ fn long_and_strange_values_keep_the_message_on_one_line() {
 fn a_whole_number_that_is_too_large_for_the_file_hears_of_the_bound() {
     let errors = parse(MINIMAL, &["train.seed=9223372036854775808"]).unwrap_err().to_string();
     assert!(errors.contains("must be a whole number from 0 to 9223372036854775807, not 922"), "{errors}");
+}
+
+#[test]
+fn numbers_of_tokens_may_have_units() {
+    for (written, tokens) in [("\"1M\"", 1_000_000), ("\"10B\"", 10_000_000_000), ("7", 7)] {
+        let text = MINIMAL.replace("steps = 1000", &format!("tokens = {written}"));
+        assert_eq!(parse(&text, &[]).expect("it is right").config.train.tokens, Some(tokens));
+    }
+    let with = |set: &str| parse(MINIMAL, &[set]).unwrap_or_else(|errors| panic!("{set}: {errors}")).config;
+    assert_eq!(with("data.seq_len=2Ki").data.seq_len, 2048);
+    assert_eq!(with("eval.tokens=64K").eval.tokens, Some(64_000));
+    assert_eq!(with("eval.tokens=0").eval.tokens, Some(0));
+    assert_eq!(with("train.loss_chunk=1Ki").train.loss_chunk, 1024);
+    // The printed configuration has numbers.
+    assert!(with("data.seq_len=2Ki").to_toml().contains("seq_len = 2048\n"));
+    // The range holds for them too, and other numbers have no unit.
+    assert_eq!(
+        message("data", "seq_len = \"1G\""),
+        "`seq_len` must be a whole number from 1 to 16777216, not 1000000000; for example `seq_len = 1024`"
+    );
+    for wrong in ["1.5M", "M", "64m", "1 M", "-1M", "1MB"] {
+        let message = message("data", &format!("seq_len = \"{wrong}\""));
+        assert!(message.contains("such as \"64K\" or \"64Ki\""), "{wrong}: {message}");
+    }
+    assert!(message("train", "batch_size = \"1K\"").contains("not the string \"1K\""));
 }

@@ -47,9 +47,14 @@ pub(super) fn expand(pattern: &Path) -> Result<Vec<PathBuf>> {
     Ok(files)
 }
 
-/// True for a file. A dangling link is an error, because skipping it would silently lose its text.
+/// True for a regular file. A dangling link is an error, because skipping it would silently lose its text; a
+/// named pipe or a device is skipped with a warning.
 pub(super) fn is_file(path: &Path) -> Result<bool> {
-    Ok(fs::metadata(path).map_err(DataError::io(path, "open the input"))?.is_file())
+    let kind = fs::metadata(path).map_err(DataError::io(path, "open the input"))?;
+    if !kind.is_file() && !kind.is_dir() {
+        tracing::warn!("{} is skipped, because it is not a regular file", path.display());
+    }
+    Ok(kind.is_file())
 }
 
 /// Entries of a folder, sorted, without hidden ones. The empty path is the current folder.

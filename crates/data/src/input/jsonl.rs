@@ -1,17 +1,17 @@
 //! JSON lines: one object per line, with the document in one of its fields.
 
-use std::collections::VecDeque;
 use std::fmt;
 
 use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
+use serde_json::{Map, Value};
 
 use super::stream::InputStream;
-use super::{Piece, naming_advice, no_safe_cut, push_document};
+use super::{CHAT_ADVICE, Document, MAX_VALUE_BYTES, Piece, is_chat, naming_advice, no_safe_cut};
 use crate::error::{DataError, Result};
 use crate::tokenizer::CutRule;
 
-/// Maximum length of a line. A line must be in memory as a whole.
-const MAX_LINE_BYTES: usize = 256 << 20;
+/// Bytes of blank lines after which a reader hears that the file goes on.
+const BLANK_BYTES: usize = 4 << 20;
 
 /// Reads the documents of a `.jsonl` file. Skips blank lines.
 pub(super) struct JsonLines {
@@ -20,25 +20,38 @@ pub(super) struct JsonLines {
     rule: CutRule,
     line: Vec<u8>,
     line_number: u64,
-    queue: VecDeque<Piece>,
+    /// The document of the line, until its last piece is returned.
+    document: Option<Document>,
+}
+
+/// Result of reading up to the next line with text.
+enum Line {
+    Text,
+    /// Only blank lines so far.
+    Blank,
+    End,
 }
 
 impl JsonLines {
     pub(super) fn new(stream: InputStream, field: String, rule: CutRule) -> Self {
-        JsonLines { stream, field, rule, line: Vec::new(), line_number: 0, queue: VecDeque::new() }
+        JsonLines { stream, field, rule, line: Vec::new(), line_number: 0, document: None }
     }
 
-    /// Reads the next line that is not blank; false at the end of the file.
-    fn read_line(&mut self) -> Result<bool> {
+    /// Reads the next line that is not blank.
+    fn read_line(&mut self) -> Result<Line> {
+        let start = self.stream.offset();
         loop {
+            if self.stream.offset() - start >= BLANK_BYTES as u64 {
+                return Ok(Line::Blank);
+            }
             self.line.clear();
-            if self.stream.read_line(MAX_LINE_BYTES + 1, &mut self.line)? == 0 {
-                return Ok(false);
+            if self.stream.read_line(MAX_VALUE_BYTES + 1, &mut self.line)? == 0 {
+                return Ok(Line::End);
             }
             self.line_number += 1;
-            if self.line.len() > MAX_LINE_BYTES {
+            if self.line.len() > MAX_VALUE_BYTES {
                 return Err(self.error(
-                    format!("the line is longer than {} MiB", MAX_LINE_BYTES >> 20),
+                    format!("the line is longer than {} MiB", MAX_VALUE_BYTES >> 20),
                     "split its document, or check that the file is JSON lines",
                 ));
             }
@@ -46,7 +59,7 @@ impl JsonLines {
                 self.line.drain(.."\u{FEFF}".len());
             }
             if !self.line.trim_ascii().is_empty() {
-                return Ok(true);
+                return Ok(Line::Text);
             }
         }
     }
@@ -59,11 +72,11 @@ impl JsonLines {
             Ok(FieldValue::Text(text)) => text,
             Ok(FieldValue::Other(kind)) => {
                 let problem = format!("field {:?} is {kind}, not a string", self.field);
-                return Err(self.error(problem, &naming_advice("field", &[])));
+                return Err(self.wrong_field(problem));
             }
             Ok(FieldValue::Missing(keys)) => {
                 let problem = format!("there is no field {:?}; the line has {}", self.field, keys.join(", "));
-                return Err(self.error(problem, &naming_advice("field", &keys)));
+                return Err(self.wrong_field(problem));
             }
             Err(error) => {
                 let reason = error.to_string();
@@ -72,8 +85,46 @@ impl JsonLines {
                 return Err(self.error(problem, "fix or remove the line (one JSON object per line, UTF-8)"));
             }
         };
-        push_document(&mut self.queue, text, self.rule)
-            .ok_or_else(|| no_safe_cut(self.stream.path(), format!("line {}", self.line_number), self.rule))
+        self.document = Some(Document::new(text));
+        Ok(())
+    }
+
+    fn next_piece(&mut self) -> Result<Option<Piece>> {
+        if self.document.is_none() {
+            match self.read_line()? {
+                Line::Text => self.parse_line()?,
+                Line::Blank => {
+                    return Ok(Some(Piece {
+                        text: String::new(),
+                        begins_document: false,
+                        ends_document: false,
+                    }));
+                }
+                Line::End => return Ok(None),
+            }
+        }
+        let piece = self.document.as_mut().and_then(|document| document.next_piece(self.rule));
+        let piece = piece.ok_or_else(|| {
+            no_safe_cut(self.stream.path(), format!("line {}", self.line_number), self.rule)
+        })?;
+        if piece.ends_document {
+            self.document = None;
+        }
+        Ok(Some(piece))
+    }
+
+    /// The error for a line whose text is not where the field says.
+    fn wrong_field(&self, problem: String) -> DataError {
+        let fields: Map<String, Value> = serde_json::from_slice(&self.line).unwrap_or_default();
+        if fields.iter().any(|(name, value)| value.is_array() && is_chat(name)) {
+            return self.error(problem, CHAT_ADVICE);
+        }
+        let strings: Vec<String> = fields
+            .iter()
+            .filter(|(_, value)| value.is_string())
+            .map(|(name, _)| format!("{name:?}"))
+            .collect();
+        self.error(problem, &naming_advice("field", &strings))
     }
 
     fn error(&self, problem: impl Into<String>, advice: &str) -> DataError {
@@ -85,17 +136,7 @@ impl Iterator for JsonLines {
     type Item = Result<Piece>;
 
     fn next(&mut self) -> Option<Result<Piece>> {
-        if self.queue.is_empty() {
-            match self.read_line() {
-                Ok(true) => {}
-                Ok(false) => return None,
-                Err(error) => return Some(Err(error)),
-            }
-            if let Err(error) = self.parse_line() {
-                return Some(Err(error));
-            }
-        }
-        self.queue.pop_front().map(Ok)
+        self.next_piece().transpose()
     }
 }
 

@@ -13,7 +13,6 @@ mod parquet;
 mod stream;
 mod text;
 
-use std::collections::VecDeque;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -41,7 +40,8 @@ impl Default for InputOptions {
 /// A document or a part of a long one.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Piece {
-    /// The text; empty only for an empty document.
+    /// The text. It is empty for an empty document, and for a stretch of blank lines, which is part of no
+    /// document and tells readers only that the file goes on.
     pub text: String,
     /// True for the first piece of a document.
     pub begins_document: bool,
@@ -104,10 +104,20 @@ pub fn read_documents(file: &InputFile, options: &InputOptions, rule: CutRule) -
     Ok(Documents { pieces, bytes_read, failed: false })
 }
 
-/// Advice for a wrong field or column (`noun`). `quoted` are the existing names; a single one is suggested.
-fn naming_advice(noun: &str, quoted: &[String]) -> String {
-    let name = match quoted {
-        [only] if only.starts_with('"') => only,
+/// True for the names of fields and columns that hold the turns of a chat.
+fn is_chat(name: &str) -> bool {
+    ["messages", "conversations", "conversation"].contains(&name)
+}
+
+/// Advice for chats in place of text.
+const CHAT_ADVICE: &str =
+    "this is chat data, and fine-tuning on chats is on the roadmap, but not supported yet; name plain text";
+
+/// Advice for a wrong field or column (`noun`). `strings` are the quoted names of those that hold strings; a
+/// single one is suggested.
+fn naming_advice(noun: &str, strings: &[String]) -> String {
+    let name = match strings {
+        [only] => only,
         _ => "...",
     };
     format!(
@@ -115,6 +125,16 @@ fn naming_advice(noun: &str, quoted: &[String]) -> String {
     )
 }
 
+impl Piece {
+    /// True if no document has text here.
+    pub(crate) fn is_nothing(&self) -> bool {
+        // The last piece of a long document may be empty too.
+        self.text.is_empty() && self.begins_document == self.ends_document
+    }
+}
+
+/// Maximum length of a line of JSON and of a value of parquet, which are in memory as a whole.
+const MAX_VALUE_BYTES: usize = 256 << 20;
 /// Maximum size of a piece, unless no safe cut comes before it.
 pub(crate) const PIECE_BYTES: usize = 1 << 20;
 /// Maximum length of text without a safe cut. Longer text is refused, because it must be in memory as a
@@ -164,20 +184,28 @@ fn no_safe_cut(path: &Path, location: String, rule: CutRule) -> DataError {
     DataError::input(path, location, problem, advice)
 }
 
-/// Splits a document that is in memory as a whole. `None` if there is no safe cut.
-fn push_document(queue: &mut VecDeque<Piece>, text: String, rule: CutRule) -> Option<()> {
-    let mut rest = text.as_str();
-    while let NextPiece::Cut(at) = next_piece(rest, true, rule)? {
-        let (piece, after) = rest.split_at(at);
-        queue.push_back(Piece {
-            text: piece.to_owned(),
-            begins_document: rest.len() == text.len(),
-            ends_document: false,
-        });
-        rest = after;
+/// A document that is in memory as a whole, and is returned in pieces, so that they are not in memory a
+/// second time.
+struct Document {
+    text: String,
+    /// Length of the pieces returned so far.
+    at: usize,
+}
+
+impl Document {
+    fn new(text: String) -> Document {
+        Document { text, at: 0 }
     }
-    let begins_document = rest.len() == text.len();
-    let last = if begins_document { text } else { rest.to_owned() };
-    queue.push_back(Piece { text: last, begins_document, ends_document: true });
-    Some(())
+
+    /// The next piece. `None` if there is no safe cut. A document without text has one piece, which is empty.
+    fn next_piece(&mut self, rule: CutRule) -> Option<Piece> {
+        let rest = &self.text[self.at..];
+        let begins_document = self.at == 0;
+        let NextPiece::Cut(len) = next_piece(rest, true, rule)? else {
+            let text = if begins_document { std::mem::take(&mut self.text) } else { rest.to_owned() };
+            return Some(Piece { text, begins_document, ends_document: true });
+        };
+        self.at += len;
+        Some(Piece { text: rest[..len].to_owned(), begins_document, ends_document: false })
+    }
 }

@@ -118,7 +118,7 @@ impl Loader {
     /// Samples `first .. first + count` as one batch.
     ///
     /// # Errors
-    /// A shard that shrank or holds tokens outside its vocabulary.
+    /// A shard that shrank, is damaged or holds tokens outside its vocabulary.
     pub fn batch(&self, first: u64, count: usize) -> Result<Batch> {
         let mut batch = Batch::with_capacity(count, self.options.seq_len);
         for sample in first..first + count as u64 {
@@ -162,6 +162,24 @@ impl Loader {
     /// Number of windows of each source, which is its number of samples per epoch.
     pub fn windows(&self) -> Vec<u64> {
         self.sources.iter().map(|source| source.windows.count()).collect()
+    }
+
+    /// Names of the sources, in their order.
+    pub fn source_names(&self) -> Vec<&str> {
+        self.sources.iter().map(|source| source.stream.name()).collect()
+    }
+
+    /// The source of each sample in `samples`, as its index. All tokens of a sample are from one source, so
+    /// row b of [`Loader::batch`] at `first` is from source b of `first .. first + count`.
+    pub fn sources(&self, samples: Range<u64>) -> Vec<usize> {
+        samples.map(|sample| self.mixture.locate(sample).0).collect()
+    }
+
+    /// Tokens of each source that the first `samples` samples train on. They follow from the position alone,
+    /// so a resumed run counts as an uninterrupted one does.
+    pub fn tokens_taken(&self, samples: u64) -> Vec<u64> {
+        let counts = self.mixture.counts(samples);
+        counts.into_iter().map(|count| count * self.options.seq_len as u64).collect()
     }
 
     /// Epochs of each source in the first `samples` samples.

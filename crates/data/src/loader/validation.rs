@@ -64,11 +64,27 @@ impl Validation {
         self.used
     }
 
+    /// Names of the sources, in their order.
+    pub fn source_names(&self) -> Vec<&str> {
+        self.parts.iter().map(|(stream, _)| stream.name()).collect()
+    }
+
+    /// The source of each sequence in `sequences`, as its index; `None` for those that only pad a batch. All
+    /// tokens of a sequence are from one source.
+    ///
+    /// # Errors
+    /// None that a caller can cause.
+    pub fn sources(&self, sequences: Range<u64>) -> Result<Vec<Option<usize>>> {
+        let source =
+            |number| Ok((number < self.used).then(|| self.locate(number)).transpose()?.map(|at| at.0));
+        sequences.map(source).collect()
+    }
+
     /// Sequences `first .. first + count` as one batch. After the last sequence, rows without targets pad it
     /// to `count`, so that all batches have one shape.
     ///
     /// # Errors
-    /// A shard that shrank or holds tokens outside its vocabulary.
+    /// A shard that shrank, is damaged or holds tokens outside its vocabulary.
     pub fn batch(&self, first: u64, count: usize) -> Result<Batch> {
         let mut batch = Batch::with_capacity(count, self.seq_len);
         for number in first..first + count as u64 {

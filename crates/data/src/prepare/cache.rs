@@ -8,12 +8,14 @@ use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
+use xtrain_checkpoint::temporary_target;
 
+use super::file_names::SOURCE_FILE;
 use super::learn::{VocabularyKind, learn_in, learned_from};
 use super::progress::{LearnProgress, Progress};
 use super::{
-    PrepareOptions, TextFiles, lock_or_wait, open_finished, open_lock, prepare_locked, refuse_empty,
-    unfinished,
+    PrepareOptions, TextFiles, leftovers, lock_or_wait, open_finished, open_lock, prepare_locked,
+    refuse_empty, unfinished,
 };
 use crate::error::{DataError, Result};
 use crate::files;
@@ -45,6 +47,12 @@ pub fn prepare_cached(
         other => other,
     };
     if let Some(dataset) = open_finished(&folder, &made_from).map_err(remedy)? {
+        if leftovers::may_exist(&folder)
+            && let Ok(lock) = open_lock(&folder)
+            && lock.try_lock().is_ok()
+        {
+            leftovers::remove(&folder);
+        }
         return Ok(dataset);
     }
     refuse_empty(inputs)?;
@@ -72,7 +80,18 @@ pub fn learn_cached(
     let learned_from = learned_from(texts, vocabulary)?;
     let folder = entry_folder(cache, &learned_from);
     let tokenizer = learn_in(&folder, lock_or_wait, learned_from, texts, vocabulary, on_progress)?;
-    if !folder.join(SOURCE_FILE).exists() {
+    let has_source = || folder.join(SOURCE_FILE).exists();
+    if has_source() && !leftovers::may_exist(&folder) {
+        return Ok(tokenizer);
+    }
+    let lock = lock_or_wait(&folder);
+    // A finished entry is only read, so the cache may be read-only.
+    let _lock = match lock {
+        Err(_) if has_source() => return Ok(tokenizer),
+        lock => lock?,
+    };
+    leftovers::remove(&folder);
+    if !has_source() {
         let description = match vocabulary {
             VocabularyKind::Bpe { size } => format!("a vocabulary of at most {size} tokens"),
             VocabularyKind::Chars => "a vocabulary of characters".to_owned(),
@@ -88,8 +107,6 @@ pub fn learn_cached(
 fn entry_folder(cache: &Path, hash: &str) -> PathBuf {
     cache.join(&hash[..16])
 }
-
-const SOURCE_FILE: &str = "source.json";
 
 /// Content of `source.json`: the description and the input files of an entry.
 #[derive(Debug, Serialize, Deserialize)]
@@ -159,6 +176,6 @@ impl Provenance {
 
 /// True if `name` is the record of a cache entry, `source.json`, in `folder`.
 pub(super) fn belongs_to_cache(folder: &Path, name: &str) -> bool {
-    name.strip_suffix(".tmp").unwrap_or(name) == SOURCE_FILE
+    temporary_target(name).unwrap_or(name) == SOURCE_FILE
         && (name != SOURCE_FILE || Provenance::load(folder).is_some())
 }

@@ -6,11 +6,12 @@ use std::time::Instant;
 
 use rayon::prelude::*;
 
+use super::file_names::{LEARNED_FILE, shard_name};
 use super::progress::{Progress, ProgressTimer};
 use super::read_ahead::PieceBatch;
 use super::separator::UnusedSeparator;
-use super::unfinished::{InputPosition, Unfinished, shard_name};
-use super::{PrepareOptions, discard_unfinished, learn, no_text};
+use super::unfinished::{InputPosition, Unfinished};
+use super::{PrepareOptions, discard_unfinished, no_text};
 use crate::error::{DataError, Result};
 use crate::files;
 use crate::input::{InputFile, Piece};
@@ -87,8 +88,7 @@ impl<'r> DatasetWriter<'r> {
     }
 
     fn write(&mut self, piece: &Piece, tokens: &[u32], position: InputPosition) -> Result<()> {
-        // Only a complete document can be empty.
-        if piece.text.is_empty() && piece.begins_document {
+        if piece.is_nothing() {
             return Ok(());
         }
         let writer = match &mut self.writer {
@@ -172,7 +172,7 @@ impl<'r> DatasetWriter<'r> {
         if index.tokens == 0 {
             // Leave nothing that would block the next run.
             discard_unfinished(&self.folder)?;
-            files::remove(&self.folder.join(learn::LEARNED_FILE))?;
+            files::remove(&self.folder.join(LEARNED_FILE))?;
             return Err(no_text(self.inputs));
         }
         files::write_json(&self.folder.join(INDEX_FILE), &index)?;

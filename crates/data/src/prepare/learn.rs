@@ -11,7 +11,9 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 use sha2::{Digest, Sha256};
+use xtrain_checkpoint::temporary_target;
 
+use super::file_names::LEARNED_FILE;
 use super::progress::LearnProgress;
 use super::text_files::{TextFileReader, TextFiles, sample};
 use super::{discard_unfinished, lock_or_fail, other_dataset, refuse_foreign_files, unfinished};
@@ -68,6 +70,10 @@ pub(super) fn learn_in(
     // Fail before the slow part.
     if folder.exists() {
         let _lock = lock(folder)?;
+        // Another process may have finished it while this one waited.
+        if let Some(tokenizer) = load_learned(folder, &learned_from) {
+            return Ok(tokenizer);
+        }
         clear_for_vocabulary(folder)?;
     }
     let tokenizer = learn(texts, vocabulary, on_progress)?;
@@ -117,9 +123,6 @@ pub fn learn(
     }
 }
 
-/// File name of the record of a learned vocabulary.
-pub(super) const LEARNED_FILE: &str = "learned.json";
-
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct VocabularyRecord {
@@ -151,7 +154,7 @@ pub(super) fn remove_stale_record(folder: &Path, tokenizer: &Tokenizer) -> Resul
 /// True if the file `name` in `folder` belongs to a vocabulary learned there. The record is written first, so
 /// without it a tokenizer is the user's, and only a temporary of the record is ours.
 pub(super) fn belongs_to_vocabulary(folder: &Path, name: &str) -> bool {
-    let final_name = name.strip_suffix(".tmp").unwrap_or(name);
+    let final_name = temporary_target(name).unwrap_or(name);
     final_name == LEARNED_FILE
         || ["tokenizer.json", "tokenizer_config.json"].contains(&final_name)
             && folder.join(LEARNED_FILE).exists()

@@ -7,7 +7,9 @@
 
 mod cache;
 mod dataset_writer;
+mod file_names;
 mod learn;
+mod leftovers;
 mod progress;
 mod read_ahead;
 mod separator;
@@ -22,6 +24,8 @@ pub use cache::{learn_cached, prepare_cached};
 pub use learn::{VocabularyKind, learn, learn_for_dataset};
 pub use progress::{LearnProgress, Progress};
 pub use text_files::TextFiles;
+
+use xtrain_checkpoint::temporary_target;
 
 use crate::error::{DataError, Result};
 use crate::files;
@@ -112,6 +116,7 @@ fn prepare_locked(
     }
     let made_from = unfinished::made_from(inputs, tokenizer, options)?;
     if let Some(dataset) = open_finished(folder, &made_from)? {
+        leftovers::remove(folder);
         return Ok(dataset);
     }
     let unfinished = match Unfinished::load(folder)? {
@@ -126,6 +131,7 @@ fn prepare_locked(
             record
         }
     };
+    leftovers::remove(folder);
     tokenizer.save(folder)?;
     let start = unfinished.position;
     let mut writer = DatasetWriter::start(unfinished, tokenizer, options, folder, inputs)?;
@@ -171,9 +177,12 @@ fn refuse_foreign_files(folder: &Path) -> Result<()> {
     for entry in fs::read_dir(folder).map_err(DataError::io(folder, "list the folder"))? {
         let name = entry.map_err(DataError::io(folder, "list the folder"))?.file_name();
         let is_ours = name.to_str().is_some_and(|name| {
-            learn::belongs_to_vocabulary(folder, name) || cache::belongs_to_cache(folder, name)
+            let is_unfinished = temporary_target(name) == Some(file_names::UNFINISHED_FILE);
+            is_unfinished
+                || learn::belongs_to_vocabulary(folder, name)
+                || cache::belongs_to_cache(folder, name)
         });
-        if name != LOCK_FILE && !Unfinished::is_first_temporary(&name) && !is_ours {
+        if name != LOCK_FILE && !is_ours {
             return Err(DataError::invalid(
                 format!("{} is not empty (it holds {})", folder.display(), name.to_string_lossy()),
                 "name a new or an empty folder",
@@ -192,9 +201,8 @@ fn discard_unfinished(folder: &Path) -> Result<()> {
     match Unfinished::load(folder)? {
         None => Ok(()),
         Some(unfinished) if unfinished.shards.is_empty() => {
-            let half_written = files::temporary_path(&folder.join(unfinished::shard_name(0)));
-            let tokenizer = Tokenizer::saved_names().map(|name| folder.join(name));
-            tokenizer.chain([half_written]).try_for_each(|path| files::remove(&path))?;
+            leftovers::remove(folder);
+            Tokenizer::saved_names().try_for_each(|name| files::remove(&folder.join(name)))?;
             Unfinished::remove(folder)
         }
         Some(_) => Err(DataError::invalid(

@@ -1,6 +1,7 @@
 //! The thread that reads input files ahead of the tokenizer, in batches of bounded size.
 
 use std::thread::Scope;
+use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender, bounded};
 
@@ -57,6 +58,7 @@ fn read_all(
     let mut bytes_before: u64 = inputs[..from.file.min(inputs.len())].iter().map(|input| input.bytes).sum();
     let mut pieces = Vec::new();
     let mut bytes = 0;
+    let mut sent = Instant::now();
     for (file, input) in inputs.iter().enumerate().skip(from.file) {
         let mut position = InputPosition { file, pieces: 0 };
         let mut documents = read_documents(input, options, rule)?;
@@ -76,12 +78,14 @@ fn read_all(
             }
             bytes += piece.text.len() + PIECE_OVERHEAD_BYTES;
             pieces.push((piece, position));
-            if bytes >= batch_bytes {
+            // Text that is read slowly, or blank lines for long, still show progress.
+            if bytes >= batch_bytes || sent.elapsed() >= MAX_WAIT {
                 bytes = 0;
                 let bytes_done = bytes_before + documents.bytes_read().min(input.bytes);
                 if sender.send(Ok(PieceBatch { pieces: std::mem::take(&mut pieces), bytes_done })).is_err() {
                     return Ok(());
                 }
+                sent = Instant::now();
             }
         }
         input.refuse_changed()?;
@@ -91,6 +95,9 @@ fn read_all(
     let _ = sender.send(Ok(PieceBatch { pieces, bytes_done: bytes_before }));
     Ok(())
 }
+
+/// Time after which a batch is sent even if it is small.
+const MAX_WAIT: Duration = Duration::from_secs(1);
 
 /// Assumed memory of a piece in addition to its text. Limits batches of very short documents.
 const PIECE_OVERHEAD_BYTES: usize = 64;

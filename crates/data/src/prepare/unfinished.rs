@@ -1,6 +1,5 @@
 //! The record of an unfinished run: its complete shards, and the position in the input after them.
 
-use std::ffi::OsStr;
 use std::fs;
 use std::path::Path;
 
@@ -9,13 +8,12 @@ use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
 use super::PrepareOptions;
+use super::file_names::UNFINISHED_FILE;
 use crate::error::{DataError, Result};
 use crate::files;
 use crate::input::InputFile;
 use crate::shard::{SHARD_VERSION, ShardEntry};
 use crate::tokenizer::Tokenizer;
-
-const UNFINISHED_FILE: &str = "unfinished.json";
 
 /// A position in the input: all files before `file`, and `pieces` pieces of that file, are done.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -48,15 +46,8 @@ impl Unfinished {
         files::write_json(&folder.join(UNFINISHED_FILE), self)
     }
 
-    /// True for the temporary name of the record, the leftover of a run killed while writing its first
-    /// record.
-    pub(super) fn is_first_temporary(name: &OsStr) -> bool {
-        files::temporary_path(Path::new(UNFINISHED_FILE)).file_name() == Some(name)
-    }
-
     pub(super) fn remove(folder: &Path) -> Result<()> {
-        let path = folder.join(UNFINISHED_FILE);
-        fs::remove_file(&path).map_err(DataError::io(&path, "remove"))
+        files::remove(&folder.join(UNFINISHED_FILE))
     }
 }
 
@@ -88,9 +79,4 @@ pub(super) fn input_identities(inputs: &[InputFile]) -> Result<Value> {
         identities.push(json!([path.as_os_str().as_encoded_bytes(), input.bytes, input.modified_ns]));
     }
     Ok(identities.into())
-}
-
-/// File name of the shard with this number.
-pub(super) fn shard_name(number: usize) -> String {
-    format!("shard-{number:05}.tokens")
 }

@@ -1,6 +1,6 @@
 //! A dataset folder: shards, their index and their tokenizer.
 
-use std::ops::Range;
+use std::ops::{ControlFlow, Range};
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
@@ -14,7 +14,7 @@ use crate::tokenizer::Tokenizer;
 
 /// File name of the index. It is written last, so a folder with an index is complete.
 pub(crate) const INDEX_FILE: &str = "dataset.json";
-const ADVICE: &str = "tokenize again, or restore the folder";
+const ADVICE: &str = "restore the folder, or delete it and tokenize again";
 
 /// Content of `dataset.json`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -76,7 +76,8 @@ pub struct Dataset {
 }
 
 impl Dataset {
-    /// Opens a folder and checks index, headers and sizes. [`Dataset::verify`] checks the content.
+    /// Opens a folder and checks index, headers and sizes. The content is checked block by block when it is
+    /// first read; [`Dataset::verify`] checks all of it.
     ///
     /// # Errors
     /// A folder without a dataset or with an unfinished one; a shard that is missing, damaged or not the one
@@ -158,7 +159,26 @@ impl Dataset {
     /// # Errors
     /// The first damaged shard and byte range; begin tokens that differ from the index.
     pub fn verify(&self) -> Result<()> {
-        self.shards.iter().try_for_each(Shard::verify)?;
+        self.verify_with_progress(&mut |_, _| ControlFlow::Continue(()))
+    }
+
+    /// As [`Dataset::verify`]. `on_progress` gets the number of blocks of 4 MiB that are verified and the
+    /// total before each block; [`ControlFlow::Break`] stops the work.
+    ///
+    /// # Errors
+    /// Those of [`Dataset::verify`]; [`DataError::Interrupted`].
+    pub fn verify_with_progress(
+        &self,
+        on_progress: &mut dyn FnMut(u64, u64) -> ControlFlow<()>,
+    ) -> Result<()> {
+        let total: usize = self.shards.iter().map(Shard::block_count).sum();
+        let blocks = self.shards.iter().flat_map(|shard| (0..shard.block_count()).map(move |n| (shard, n)));
+        for (done, (shard, block)) in blocks.enumerate() {
+            if on_progress(done as u64, total as u64).is_break() {
+                return Err(DataError::Interrupted);
+            }
+            shard.verify_block(block)?;
+        }
         let expected = self.begin_of_document();
         let mut begin = vec![0; expected.len()];
         let is_whole = expected.len() as u64 <= self.index.tokens;

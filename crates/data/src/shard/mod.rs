@@ -1,7 +1,7 @@
 //! Token shards, files of tokens with random access, and datasets, folders of shards.
 //!
 //! `docs/data-format.md` specifies both. A shard is complete or absent, records the hash of its tokenizer,
-//! and has checksums that detect and locate any flipped bit.
+//! and has checksums that detect and locate any flipped bit, at the latest when the bit is read.
 
 mod dataset;
 mod header;

@@ -1,7 +1,8 @@
 //! The reader of a shard, with random access.
 //!
-//! Opening checks the header, the size and the table of checksums, some kilobytes in all; [`Shard::verify`]
-//! checks the content. Nothing is cached or memory-mapped: truncation of a file in use is an error, where
+//! Opening checks the header, the size and the table of checksums, some kilobytes in all. The content is
+//! checked block by block, each block when something in it is first read; [`Shard::verify`] checks all of it.
+//! Nothing is cached or memory-mapped: truncation of a file in use is an error, where
 //! touching a truncated mapping would kill the process.
 
 use std::fs::File;
@@ -9,6 +10,7 @@ use std::io;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -21,7 +23,7 @@ use crate::stream::outside_vocabulary;
 const READ_TOKENS: usize = 1 << 16;
 /// Document ends per read of the file.
 const READ_ENDS: usize = 512;
-const ADVICE: &str = "tokenize again, or restore the file";
+const ADVICE: &str = "restore the file, or delete its folder and tokenize again";
 
 /// An open shard.
 #[derive(Debug)]
@@ -30,6 +32,10 @@ pub struct Shard {
     file: File,
     header: ShardHeader,
     layout: Layout,
+    /// The table of checksums, one for each block of [`CHUNK_BYTES`].
+    checksums: Vec<u64>,
+    /// True for the blocks whose checksum was compared since the shard was opened.
+    is_verified: Vec<AtomicBool>,
 }
 
 impl Shard {
@@ -55,10 +61,21 @@ impl Shard {
             let expected = layout.table.end;
             return Err(corrupt(format!("it has {file_bytes} bytes, but its header says {expected}")));
         }
-        let shard = Shard { path: path.to_path_buf(), file, header, layout };
-        if xxh3_64(&shard.table()?) != shard.header.table_checksum {
+        let mut shard = Shard {
+            path: path.to_path_buf(),
+            file,
+            header,
+            layout,
+            checksums: Vec::new(),
+            is_verified: Vec::new(),
+        };
+        let mut table = vec![0; (shard.layout.table.end - shard.layout.table.start) as usize];
+        shard.read_at(shard.layout.table.start, &mut table)?;
+        if xxh3_64(&table) != shard.header.table_checksum {
             return Err(shard.corrupt("its table of checksums is damaged".to_owned()));
         }
+        shard.checksums = table.as_chunks().0.iter().map(|bytes| u64::from_le_bytes(*bytes)).collect();
+        shard.is_verified = shard.checksums.iter().map(|_| AtomicBool::new(false)).collect();
         Ok(shard)
     }
 
@@ -70,7 +87,7 @@ impl Shard {
     /// Reads `out.len()` tokens at position `start` of this shard.
     ///
     /// # Errors
-    /// A read past the end, a file that shrank, a token outside the vocabulary.
+    /// A read past the end, a file that shrank, a damaged block, a token outside the vocabulary.
     pub fn read(&self, start: u64, out: &mut [i32]) -> Result<()> {
         let width = self.header.width.bytes() as u64;
         let end = start.checked_add(out.len() as u64).filter(|&end| end <= self.header.token_count);
@@ -84,7 +101,7 @@ impl Shard {
         let mut bytes = vec![0; out.len().min(READ_TOKENS) * width as usize];
         for (first, out) in (start..end).step_by(READ_TOKENS).zip(out.chunks_mut(READ_TOKENS)) {
             let bytes = &mut bytes[..out.len() * width as usize];
-            self.read_at(self.layout.tokens.start + first * width, bytes)?;
+            self.read_verified(self.layout.tokens.start + first * width, bytes)?;
             let largest = match self.header.width {
                 TokenWidth::U16 => unpack(bytes, out, |b: [u8; 2]| u16::from_le_bytes(b).into()),
                 TokenWidth::U32 => unpack(bytes, out, u32::from_le_bytes),
@@ -102,7 +119,7 @@ impl Shard {
     /// ascending. Positions count from this shard's first token, and include the one after its last token.
     ///
     /// # Errors
-    /// A file that shrank; ends out of order.
+    /// A file that shrank; a damaged block; ends out of order.
     pub fn document_ends(&self, range: Range<u64>, out: &mut Vec<u64>) -> Result<()> {
         let count = self.header.document_count;
         // A binary search whose every probe reads the file. The first two probes enclose the position that
@@ -142,32 +159,49 @@ impl Shard {
     /// Reads the whole file and compares all checksums.
     ///
     /// # Errors
-    /// The byte range of the first chunk that differs.
+    /// The number and byte range of the first block that differs.
     pub fn verify(&self) -> Result<()> {
-        let mut chunk = vec![0; CHUNK_BYTES as usize];
-        for (number, expected) in self.table()?.chunks_exact(8).enumerate() {
-            let start = self.layout.data.start + number as u64 * CHUNK_BYTES;
-            let end = (start + CHUNK_BYTES).min(self.layout.data.end);
-            let chunk = &mut chunk[..(end - start) as usize];
-            self.read_at(start, chunk)?;
-            if xxh3_64(chunk).to_le_bytes() != expected {
-                return Err(self.corrupt(format!("the checksum of bytes {start} to {} is wrong", end - 1)));
-            }
+        (0..self.block_count()).try_for_each(|block| self.verify_block(block))
+    }
+
+    /// Number of blocks with a checksum.
+    pub(super) fn block_count(&self) -> usize {
+        self.checksums.len()
+    }
+
+    /// Reads a block and compares its checksum.
+    pub(super) fn verify_block(&self, block: usize) -> Result<()> {
+        let start = self.layout.data.start + block as u64 * CHUNK_BYTES;
+        let end = (start + CHUNK_BYTES).min(self.layout.data.end);
+        let mut bytes = vec![0; (end - start) as usize];
+        self.read_at(start, &mut bytes)?;
+        if xxh3_64(&bytes) != self.checksums[block] {
+            let last = end - 1;
+            return Err(
+                self.corrupt(format!("the checksum of bytes {start} to {last} (block {block}) is wrong"))
+            );
         }
+        self.is_verified[block].store(true, Ordering::Relaxed);
         Ok(())
     }
 
-    /// The table of checksums, as stored.
-    fn table(&self) -> Result<Vec<u8>> {
-        let table = &self.layout.table;
-        let mut bytes = vec![0; (table.end - table.start) as usize];
-        self.read_at(table.start, &mut bytes)?;
-        Ok(bytes)
+    /// Reads bytes of the tokens or document ends at offset `start`, and verifies blocks that are read for
+    /// the first time.
+    fn read_verified(&self, start: u64, out: &mut [u8]) -> Result<()> {
+        let block = |at: u64| ((at - self.layout.data.start) / CHUNK_BYTES) as usize;
+        if !out.is_empty() {
+            for block in block(start)..=block(start + out.len() as u64 - 1) {
+                if !self.is_verified[block].load(Ordering::Relaxed) {
+                    self.verify_block(block)?;
+                }
+            }
+        }
+        self.read_at(start, out)
     }
 
     /// Reads document ends, from that of document `first` on.
     fn read_ends(&self, first: u64, out: &mut [u64]) -> Result<()> {
-        self.read_at(self.layout.ends.start + first * 8, bytemuck::cast_slice_mut(out))?;
+        self.read_verified(self.layout.ends.start + first * 8, bytemuck::cast_slice_mut(out))?;
         out.iter_mut().for_each(|end| *end = u64::from_le(*end));
         Ok(())
     }

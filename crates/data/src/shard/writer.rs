@@ -1,15 +1,15 @@
 //! The writer of a shard: streams tokens to a temporary file, writes the header last, then syncs and renames
 //! the file.
 
-use std::fs::{self, File};
+use std::fs::File;
 use std::io::{BufWriter, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
+use xtrain_checkpoint::Temporary;
 use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
 use super::header::{CHUNK_BYTES, HEADER_BYTES, ShardHeader, TokenWidth};
 use crate::error::{DataError, Result};
-use crate::files;
 use crate::stream::outside_vocabulary;
 use crate::tokenizer::Tokenizer;
 
@@ -17,13 +17,12 @@ use crate::tokenizer::Tokenizer;
 #[derive(Debug)]
 pub struct ShardWriter {
     path: PathBuf,
-    temporary: PathBuf,
+    temporary: Temporary,
     file: BufWriter<File>,
     header: ShardHeader,
     /// Position after each document's last token.
     ends: Vec<u64>,
     sums: ChunkSums,
-    is_finished: bool,
 }
 
 impl ShardWriter {
@@ -32,8 +31,8 @@ impl ShardWriter {
     /// # Errors
     /// The file cannot be created.
     pub fn create(path: &Path, tokenizer: &Tokenizer) -> Result<ShardWriter> {
-        let temporary = files::temporary_path(path);
-        let file = File::create(&temporary).map_err(DataError::io(&temporary, "create the shard"))?;
+        let temporary = Temporary::file(path)?;
+        let file = temporary.handle().try_clone().map_err(DataError::io(path, "create the shard"))?;
         let header = ShardHeader {
             width: TokenWidth::for_vocab(tokenizer.vocab_size()),
             tokenizer_hash: tokenizer.hash(),
@@ -52,7 +51,6 @@ impl ShardWriter {
             header,
             ends: Vec::new(),
             sums: ChunkSums::default(),
-            is_finished: false,
         };
         writer.write_raw(&[0; HEADER_BYTES])?;
         Ok(writer)
@@ -119,11 +117,9 @@ impl ShardWriter {
             .seek(SeekFrom::Start(0))
             .and_then(|_| self.file.write_all(&header))
             .and_then(|()| self.file.flush())
-            .and_then(|()| self.file.get_ref().sync_all())
             .map_err(DataError::io(&self.path, "write the shard"))?;
-        files::publish(&self.temporary, &self.path)?;
-        self.is_finished = true;
-        Ok(self.header.clone())
+        self.temporary.publish(&self.path)?;
+        Ok(self.header)
     }
 
     fn write_data(&mut self, bytes: &[u8]) -> Result<()> {
@@ -133,15 +129,6 @@ impl ShardWriter {
 
     fn write_raw(&mut self, bytes: &[u8]) -> Result<()> {
         self.file.write_all(bytes).map_err(DataError::io(&self.path, "write the shard"))
-    }
-}
-
-impl Drop for ShardWriter {
-    fn drop(&mut self) {
-        if !self.is_finished {
-            // Best effort: the next run overwrites a leftover.
-            let _ = fs::remove_file(&self.temporary);
-        }
     }
 }
 

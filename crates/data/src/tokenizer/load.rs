@@ -36,6 +36,9 @@ const DOCUMENT_ENDS: [&str; 3] = [tokenizer_json::END_OF_TEXT, "<|end_of_text|>"
 /// End tokens tried last, for a `tokenizer.json` without side files.
 const TEXT_ENDS: [&str; 4] = ["</s>", "<eos>", "<|im_end|>", "<|eot_id|>"];
 
+/// The file of a tokenizer.
+const TOKENIZER_FILE: &str = "tokenizer.json";
+
 /// Tokens of a batch are `i32`.
 const MAX_VOCAB_SIZE: usize = i32::MAX as usize;
 
@@ -54,17 +57,13 @@ pub(super) fn saved_names() -> impl Iterator<Item = &'static str> {
     SIDE_FILES.into_iter().chain(["tokenizer.json", NAMED_FILE])
 }
 
-pub(super) fn load(path: &Path) -> Result<Tokenizer> {
+/// Loads a tokenizer; `end_of_document` names the token that ends documents.
+pub(super) fn load(path: &Path, end_of_document: Option<&str>) -> Result<Tokenizer> {
     let is_folder = fs::metadata(path).map_err(DataError::io(path, "open the tokenizer"))?.is_dir();
-    if !is_folder {
-        return from_parts(
-            &path.display().to_string(),
-            files::read(path)?,
-            BTreeMap::new(),
-            ConfigTokens::default(),
-        );
-    }
-    let file = path.join("tokenizer.json");
+    let (folder, file) = match is_folder {
+        true => (path, path.join(TOKENIZER_FILE)),
+        false => (path.parent().unwrap_or(Path::new("")), path.to_path_buf()),
+    };
     if !file.exists() {
         return Err(DataError::tokenizer(
             path.display().to_string(),
@@ -73,30 +72,47 @@ pub(super) fn load(path: &Path) -> Result<Tokenizer> {
         ));
     }
     let mut side_files = BTreeMap::new();
-    for name in SIDE_FILES {
-        let side = path.join(name);
-        if side.exists() {
-            side_files.insert(name.to_owned(), files::read(&side)?);
-        }
-    }
     let mut config_tokens = ConfigTokens::default();
-    for name in [NAMED_FILE, "config.json"] {
-        let side = path.join(name);
-        if side.exists() {
-            let config: Value = files::read_json(&side, "restore the file, or remove it")?;
-            config_tokens.add(&config);
+    // The files beside a tokenizer of another name may be another's.
+    let has_side_files = is_folder || file.file_name().is_some_and(|name| name == TOKENIZER_FILE);
+    if has_side_files {
+        for name in SIDE_FILES {
+            let side = folder.join(name);
+            if side.exists() {
+                side_files.insert(name.to_owned(), files::read(&side)?);
+            }
+        }
+        for name in [NAMED_FILE, "config.json"] {
+            let side = folder.join(name);
+            if side.exists() {
+                let config: Value = files::read_json(&side, "restore the file, or remove it")?;
+                config_tokens.add(&config);
+            }
         }
     }
-    from_parts(&file.display().to_string(), files::read(&file)?, side_files, config_tokens)
+    let side_folder = has_side_files.then_some(folder);
+    let source = Source { location: &file.display().to_string(), side_folder, end_of_document };
+    from_parts(&source, files::read(&file)?, side_files, config_tokens)
 }
 
-/// Builds a tokenizer from the bytes of its files; `location` is for messages.
+/// Origin of a tokenizer, and the end token that the user names.
+pub(super) struct Source<'s> {
+    /// For messages.
+    pub(super) location: &'s str,
+    /// The folder whose side files are read.
+    pub(super) side_folder: Option<&'s Path>,
+    /// Name of the token that ends documents, instead of the one that the files name.
+    pub(super) end_of_document: Option<&'s str>,
+}
+
+/// Builds a tokenizer from the bytes of its files.
 pub(super) fn from_parts(
-    location: &str,
+    source: &Source<'_>,
     json: Vec<u8>,
     mut side_files: BTreeMap<String, Vec<u8>>,
     config_tokens: ConfigTokens,
 ) -> Result<Tokenizer> {
+    let location = source.location;
     let broken = |problem: String| {
         DataError::tokenizer(location, problem, "name a tokenizer.json as Hugging Face tokenizers writes it")
     };
@@ -108,12 +124,21 @@ pub(super) fn from_parts(
     hf.with_padding(None);
     hf.with_truncation(None).map_err(|e| broken(e.to_string()))?;
     switch_dropout_off(&mut hf);
-    let vocab_size = hf.get_vocab(true).values().max().map_or(0, |&id| id as usize + 1);
+    let vocab = hf.get_vocab(true);
+    let vocab_size = vocab.values().max().map_or(0, |&id| id as usize + 1);
     if vocab_size == 0 {
         return Err(broken("has no tokens".to_owned()));
     }
     if vocab_size > MAX_VOCAB_SIZE {
         return Err(broken(format!("has a token with the id {}, which is too large", vocab_size - 1)));
+    }
+    if vocab_size > 2 * vocab.len() {
+        tracing::warn!(
+            "{location}: the token id {} is far beyond the {} tokens that there are, and a model has weights for \
+             every id up to it; check the file, or give that token the next free id",
+            vocab_size - 1,
+            vocab.len()
+        );
     }
     let added: Vec<(u32, AddedToken)> = hf.get_added_tokens_decoder().into_iter().collect();
     let is_special = |id: u32| added.iter().any(|(at, token)| *at == id && token.special);
@@ -130,24 +155,27 @@ pub(super) fn from_parts(
     let own_end = by_key("eos_token");
     let known =
         |names: &[&str]| names.iter().filter_map(|name| hf.token_to_id(name)).find(|&id| is_special(id));
-    let (listed, strange): (Vec<u32>, Vec<u32>) =
+    let (mut listed, strange): (Vec<u32>, Vec<u32>) =
         config_tokens.ends.iter().partition(|&&id| hf.id_to_token(id).is_some());
     if !strange.is_empty() {
         tracing::warn!(
             "{location} has no token for the end ids {strange:?} of the model's config; they are ignored"
         );
     }
-    let end_of_document = known(&DOCUMENT_ENDS)
-        .or(own_end)
-        .or(listed.first().copied())
-        .or_else(|| known(&TEXT_ENDS))
-        .ok_or_else(|| {
-            DataError::tokenizer(
-                location,
-                "no token ends a document: no tokenizer_config.json, generation_config.json or config.json names one",
-                "load the whole folder, or add \"eos_token\" to its tokenizer_config.json",
-            )
-        })?;
+    let special: Vec<&str> =
+        added.iter().filter(|(_, token)| token.special).map(|(_, token)| token.content.as_str()).collect();
+    let end_of_document = match source.end_of_document {
+        Some(name) => hf.token_to_id(name).ok_or_else(|| no_such_end(location, name, &special))?,
+        None => known(&DOCUMENT_ENDS)
+            .or(own_end)
+            .or(listed.first().copied())
+            .or_else(|| known(&TEXT_ENDS))
+            .ok_or_else(|| no_end(source, &special))?,
+    };
+    // The saved files name it too, so that they can be loaded as they are.
+    if source.end_of_document.is_some() && !listed.contains(&end_of_document) {
+        listed.push(end_of_document);
+    }
     let config_tokens =
         ConfigTokens { ends: listed, begin: config_tokens.begin.filter(|&id| hf.id_to_token(id).is_some()) };
     let mut stop_tokens: Vec<u32> =
@@ -183,6 +211,45 @@ pub(super) fn from_parts(
         template_begin,
         config_tokens,
     })
+}
+
+/// The error for a tokenizer without an end token.
+fn no_end(source: &Source<'_>, special: &[&str]) -> DataError {
+    let problem = match source.side_folder {
+        Some(_) => {
+            "no token ends a document: no tokenizer_config.json, generation_config.json or config.json beside it \
+             names one"
+        }
+        None => "no token ends a document",
+    };
+    let file = source.side_folder.map_or(String::new(), |folder| {
+        format!(", or as \"eos_token\" in {}", folder.join("tokenizer_config.json").display())
+    });
+    let advice = format!(
+        "name one with data.end_of_document in a run file, with --end-of-document in tokenize{file}; {}",
+        special_tokens(special)
+    );
+    DataError::tokenizer(source.location, problem, advice)
+}
+
+/// The error for a named end token that does not exist.
+pub(super) fn no_such_end(location: &str, name: &str, special: &[&str]) -> DataError {
+    DataError::tokenizer(
+        location,
+        format!("there is no token {name:?} to end documents with"),
+        format!("name one of its tokens; {}", special_tokens(special)),
+    )
+}
+
+/// The special tokens of a vocabulary, for messages.
+fn special_tokens(names: &[&str]) -> String {
+    const SHOWN: usize = 8;
+    let shown: Vec<String> = names.iter().take(SHOWN).map(|name| format!("{name:?}")).collect();
+    match names.len() {
+        0 => "it has no special tokens".to_owned(),
+        len if len > SHOWN => format!("its special tokens are {} and {} more", shown.join(", "), len - SHOWN),
+        _ => format!("its special tokens are {}", shown.join(", ")),
+    }
 }
 
 /// Turns off BPE dropout, a random regularisation: here a text has one encoding.
@@ -230,6 +297,13 @@ fn charsmap_bytes(base64: &str) -> Option<u32> {
 }
 
 impl ConfigTokens {
+    /// Adds a token that ends texts.
+    pub(super) fn add_end(&mut self, id: u32) {
+        if !self.ends.contains(&id) {
+            self.ends.push(id);
+        }
+    }
+
     /// Name and content of the file from which [`load`] restores these tokens; `None` if there are none.
     pub(super) fn file(&self) -> Option<(&'static str, String)> {
         let mut ids = Map::new();
@@ -250,11 +324,7 @@ impl ConfigTokens {
             Some(value) => std::slice::from_ref(value),
             None => &[],
         };
-        for end in ends.iter().filter_map(id) {
-            if !self.ends.contains(&end) {
-                self.ends.push(end);
-            }
-        }
+        ends.iter().filter_map(id).for_each(|end| self.add_end(end));
         self.begin = self.begin.or_else(|| config.get("bos_token_id").and_then(id));
     }
 }

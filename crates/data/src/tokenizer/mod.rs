@@ -71,15 +71,40 @@ pub struct Tokenizer {
 pub(crate) const MAX_HF_BYTES: usize = 3 << 20;
 
 impl Tokenizer {
-    /// Loads a `tokenizer.json`, or a folder with one. Other Hugging Face files in the folder
-    /// (`tokenizer_config.json`, `special_tokens_map.json`, `generation_config.json`, `config.json`) name the
-    /// tokens that begin and end a text.
+    /// Loads a tokenizer file, or the `tokenizer.json` of a folder. Other Hugging Face files beside a
+    /// `tokenizer.json` (`tokenizer_config.json`, `special_tokens_map.json`, `generation_config.json`,
+    /// `config.json`) name the tokens that begin and end a text.
     ///
     /// # Errors
     /// A missing or unreadable file; a file that is not a tokenizer; a tokenizer without an end-of-document
     /// token.
     pub fn load(path: impl AsRef<Path>) -> Result<Tokenizer> {
-        load::load(path.as_ref())
+        load::load(path.as_ref(), None)
+    }
+
+    /// As [`Tokenizer::load`], with the name of the token that ends documents, for files that name none or
+    /// another one.
+    ///
+    /// # Errors
+    /// Those of [`Tokenizer::load`]; a token that the vocabulary lacks.
+    pub fn load_with_end_of_document(path: impl AsRef<Path>, name: &str) -> Result<Tokenizer> {
+        load::load(path.as_ref(), Some(name))
+    }
+
+    /// Ends documents with the token `name`.
+    ///
+    /// # Errors
+    /// A token that the vocabulary lacks.
+    pub fn with_end_of_document(mut self, name: &str) -> Result<Tokenizer> {
+        let Some(id) = self.hf.token_to_id(name) else {
+            let end = self.end_of_document_name().unwrap_or_default();
+            return Err(load::no_such_end(&self.location, name, &[&end]));
+        };
+        // The saved files name it too.
+        if id != self.end_of_document {
+            self.config_tokens.add_end(id);
+        }
+        self.with_end_of_document_id(id)
     }
 
     /// The tokenizer of plain bytes: 256 tokens and the end-of-document token.
@@ -318,7 +343,8 @@ impl Tokenizer {
         let config = serde_json::to_vec_pretty(&tokenizer_json::config(tokenizer_json::END_OF_TEXT))
             .map_err(|e| DataError::Internal(e.to_string()))?;
         let side_files = BTreeMap::from([("tokenizer_config.json".to_owned(), config)]);
-        load::from_parts("generated", bytes, side_files, load::ConfigTokens::default())
+        let source = load::Source { location: "generated", side_folder: None, end_of_document: None };
+        load::from_parts(&source, bytes, side_files, load::ConfigTokens::default())
     }
 
     /// Encodes a document with the `tokenizers` crate, with special tokens as plain text.

@@ -44,10 +44,11 @@ impl Target {
         }
     }
 
-    /// Upper bound of the bytes that the kernels of `programs` use besides their plans: none on a GPU.
-    pub fn work_bytes(self, programs: &[&Program]) -> usize {
+    /// Upper bound of the bytes that the kernels of `programs` use besides their plans on this number of CPU
+    /// threads: none on a GPU.
+    pub fn work_bytes(self, programs: &[&Program], threads: usize) -> usize {
         match self {
-            Target::Cpu => cpu_work_bytes(&registry::cpu_kernels(), programs),
+            Target::Cpu => cpu_work_bytes(&registry::cpu_kernels(), programs, threads),
             Target::Cuda => 0,
         }
     }

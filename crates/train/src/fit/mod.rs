@@ -52,9 +52,15 @@ pub struct Alternative {
 
 impl Fit {
     /// Checks the step of `spec`, with a global batch of `batch_size` sequences, against the `room` in a
-    /// `target`'s memory.
-    pub fn new(spec: &TrainingSpec, target: Target, batch_size: usize, room: Room) -> Result<Fit, RunError> {
-        let mut search = Search { spec, target, batch_size, room, needed_bytes: 0 };
+    /// `target`'s memory, on this number of CPU threads.
+    pub fn new(
+        spec: &TrainingSpec,
+        target: Target,
+        threads: usize,
+        batch_size: usize,
+        room: Room,
+    ) -> Result<Fit, RunError> {
+        let mut search = Search { spec, target, threads, batch_size, room, needed_bytes: 0 };
         search.needed_bytes = search.bytes(spec)?;
         let needed_bytes = search.needed_bytes;
         let verdict = match needed_bytes <= room.available_bytes {
@@ -62,7 +68,8 @@ impl Fit {
             // The first thing to do without is what the model does not learn by.
             false if spec.reference => {
                 let without = TrainingSpec { reference: false, ..spec.clone() };
-                let Fit { needed_bytes, verdict, .. } = Fit::new(&without, target, batch_size, room)?;
+                let Fit { needed_bytes, verdict, .. } =
+                    Fit::new(&without, target, threads, batch_size, room)?;
                 verdict.with_setting("precision.reference_every=0", needed_bytes)
             }
             false => match search.verdict()? {
@@ -70,7 +77,8 @@ impl Fit {
                     // The last setting changes how the model learns.
                     Some((optimizer, setting)) => {
                         let with = TrainingSpec { optimizer, ..spec.clone() };
-                        let Fit { needed_bytes, verdict, .. } = Fit::new(&with, target, batch_size, room)?;
+                        let Fit { needed_bytes, verdict, .. } =
+                            Fit::new(&with, target, threads, batch_size, room)?;
                         verdict.with_setting(setting, needed_bytes)
                     }
                     None => nothing,
@@ -99,7 +107,10 @@ impl Fit {
 /// system tells.
 pub fn check(spec: &TrainingSpec, batch_size: usize, processor: &Processor) -> Result<(), RunError> {
     match processor.room() {
-        Some(room) => Fit::new(spec, processor.target(), batch_size, room)?.check(&processor.owner()),
+        Some(room) => {
+            let threads = rayon::current_num_threads();
+            Fit::new(spec, processor.target(), threads, batch_size, room)?.check(&processor.owner())
+        }
         None => Ok(()),
     }
 }

@@ -16,6 +16,7 @@ const MOST_COMBINED: usize = 2;
 pub(super) struct Search<'a> {
     pub(super) spec: &'a TrainingSpec,
     pub(super) target: Target,
+    pub(super) threads: usize,
     pub(super) batch_size: usize,
     pub(super) room: Room,
     /// Bytes that the step needs as configured.
@@ -35,7 +36,7 @@ impl Search<'_> {
         let reference = spec.in_reference().map(|bf16| programs::training(&bf16)).transpose();
         let reference = reference.map_err(LearnError::from)?;
         let loaded: Vec<_> = std::iter::once(&program).chain(&reference).collect();
-        let (plan, work) = (self.target.plan_bytes(&loaded), self.target.work_bytes(&loaded));
+        let (plan, work) = (self.target.plan_bytes(&loaded), self.target.work_bytes(&loaded, self.threads));
         // A reference segment copies the state to host memory, which is the CPU's.
         let aside = match self.target {
             Target::Cpu if spec.reference => programs::saved_bytes(&program),

@@ -7,6 +7,9 @@ use xtrain_config::Config;
 const RUN: &str = "[model]\ndim = 32\nlayers = 4\nheads = 2\nvocab_size = 4096\n[data]\ntrain = 'a.txt'\ntokenizer = 'bytes'\n\
                    seq_len = 256\n[train]\nsteps = 1\nbatch_size = 12\n";
 
+/// Threads of the CPU in these tests.
+const THREADS: usize = 3;
+
 fn planned(text: &str, set: &[&str], target: Target) -> (TrainingSpec, usize) {
     let run = Config::parse(Path::new("run.toml"), text.as_bytes(), set).expect("a run file");
     let planned = crate::spec::plan_on(&run, target).expect("a plan");
@@ -16,12 +19,12 @@ fn planned(text: &str, set: &[&str], target: Target) -> (TrainingSpec, usize) {
 /// Bytes that a step of `RUN` needs with these settings.
 fn needed(set: &[&str], target: Target) -> u64 {
     let (spec, batch_size) = planned(RUN, set, target);
-    Fit::new(&spec, target, batch_size, Room::of(u64::MAX)).expect("a plan").needed_bytes
+    Fit::new(&spec, target, THREADS, batch_size, Room::of(u64::MAX)).expect("a plan").needed_bytes
 }
 
 fn fit(target: Target, available: u64) -> Fit {
     let (spec, batch_size) = planned(RUN, &[], target);
-    Fit::new(&spec, target, batch_size, Room::of(available)).expect("a plan")
+    Fit::new(&spec, target, THREADS, batch_size, Room::of(available)).expect("a plan")
 }
 
 #[test]
@@ -29,7 +32,7 @@ fn the_last_byte_decides_and_kernels_and_libraries_count() {
     for target in [Target::Cpu, Target::Cuda] {
         let (spec, _) = planned(RUN, &[], target);
         let program = programs::training(&spec).expect("a program");
-        let beside = target.work_bytes(&[&program]) as u64 + target.library_bytes();
+        let beside = target.work_bytes(&[&program], THREADS) as u64 + target.library_bytes();
         let needed = target.plan(&program).total_bytes() as u64 + beside;
         assert!(beside > 0);
         assert_eq!(fit(target, needed).verdict, Verdict::Fits);
@@ -47,7 +50,7 @@ fn reference_segments_are_the_first_to_be_left_out() {
     for target in [Target::Cpu, Target::Cuda] {
         let (with, without) = (needed(&fp8, target), needed(&fp8[..1], target));
         let (spec, batch_size) = planned(RUN, &fp8, target);
-        let of = |room| Fit::new(&spec, target, batch_size, Room::of(room)).expect("a plan");
+        let of = |room| Fit::new(&spec, target, THREADS, batch_size, Room::of(room)).expect("a plan");
         // The weights of the blocks in bf16 at least; on cores the state that is put aside is in the same
         // memory.
         let program = programs::training(&spec).expect("a program");
@@ -64,7 +67,7 @@ fn reference_segments_are_the_first_to_be_left_out() {
         }
         // Then what would fit without them.
         let (plain, _) = planned(RUN, &fp8[..1], target);
-        let fit = Fit::new(&plain, target, batch_size, Room::of(without - 1)).expect("a plan");
+        let fit = Fit::new(&plain, target, THREADS, batch_size, Room::of(without - 1)).expect("a plan");
         let Verdict::WouldFit(alternatives) = fit.verdict else { panic!("something fits") };
         let mut told = left_out(without - 1);
         told.iter_mut().for_each(|alternative| {
@@ -122,7 +125,7 @@ fn a_run_that_recomputes_is_offered_more_of_the_same() {
     let target = Target::Cuda;
     let offered = |set: &[&str], available| {
         let (spec, batch_size) = planned(RUN, set, target);
-        match Fit::new(&spec, target, batch_size, Room::of(available)).expect("a plan").verdict {
+        match Fit::new(&spec, target, THREADS, batch_size, Room::of(available)).expect("a plan").verdict {
             Verdict::WouldFit(alternatives) => alternatives[0].settings.clone(),
             other => panic!("{other}"),
         }
@@ -138,7 +141,7 @@ fn memory_that_others_hold_is_told() {
     let (spec, batch_size) = planned(RUN, &[], Target::Cuda);
     let said = |available_bytes, alone_bytes| {
         let room = Room { available_bytes, alone_bytes };
-        let fit = Fit::new(&spec, Target::Cuda, batch_size, room).expect("a plan");
+        let fit = Fit::new(&spec, Target::Cuda, THREADS, batch_size, room).expect("a plan");
         fit.check("the GPU").expect_err("too little").to_string()
     };
     let needed = needed(&[], Target::Cuda);
@@ -174,7 +177,8 @@ fn llama_3_8b_does_not_fit_into_a_small_card() {
     let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../../examples/llama3_8b.toml");
     let run = std::fs::read_to_string(file).expect("the example");
     let (spec, batch_size) = planned(&run, &["model.vocab_size=128256"], Target::Cuda);
-    let message = Fit::new(&spec, Target::Cuda, batch_size, Room::of(24 << 30)).expect("a plan").check("it");
+    let message =
+        Fit::new(&spec, Target::Cuda, THREADS, batch_size, Room::of(24 << 30)).expect("a plan").check("it");
     let message = message.expect_err("too little").to_string();
     // Masters and gradients in fp32, and two moments and what products read in bf16.
     assert!(message.contains("104.71 GiB of it for weights, gradients and moments"), "{message}");

@@ -183,6 +183,14 @@ fn dataset(
                 path.display()
             )));
         }
+        if dataset.end_of_document() != tokenizer.end_of_document() {
+            return Err(RunError::Refused(format!(
+                "the documents in {} end with token {}, those of the model with {}; name the text, or tokenize it again",
+                path.display(),
+                dataset.end_of_document(),
+                tokenizer.end_of_document()
+            )));
+        }
         if dataset.begin_of_document() != tokenizer.document_begin() {
             return Err(RunError::Refused(format!(
                 "the documents in {} begin with tokens {:?}, those of the model with {:?}; name the text, or tokenize it again",

@@ -10,6 +10,7 @@ use crate::error::RunError;
 use crate::folder::RunFolder;
 use crate::position::{self, Position};
 use crate::{slower, source};
+use std::path::Path;
 use xtrain_config::{Change, Config, MAX_FILE_BYTES, Parsed, TokenizerChoice, diff, files};
 use xtrain_data::Tokenizer;
 use xtrain_report::metrics::{Lost, Resumed, SinkStart};
@@ -94,7 +95,11 @@ fn check_tokenizer(folder: &RunFolder, config: &Config, kept: &Tokenizer) -> Res
     let of = |config: &Config| (config.tokenizer(), config.data.bpe_vocab_size);
     let is_kept = match config.tokenizer() {
         _ if of(&before.config) == of(config) => true,
-        TokenizerChoice::Path(path) => Tokenizer::load(path).is_ok_and(|t| t.hash() == kept.hash()),
+        TokenizerChoice::Path(path) => {
+            let end = config.data.end_of_document.as_deref();
+            let named = source::load_tokenizer(Path::new(&path), end, source::OWN_TOKENIZERS);
+            named.is_ok_and(|tokenizer| tokenizer.hash() == kept.hash())
+        }
         TokenizerChoice::Bytes => Tokenizer::bytes().hash() == kept.hash(),
         TokenizerChoice::Bpe | TokenizerChoice::Chars => false,
     };

@@ -1,7 +1,7 @@
 //! The options of `xtrain bench`.
 
 use super::options::{RunFile, Threads};
-use super::values::{bounded, device, named};
+use super::values::{bounded, device, named, tokens};
 use clap::{Args, Subcommand};
 use std::path::PathBuf;
 use xtrain_config::Device;
@@ -72,7 +72,7 @@ pub(crate) struct BenchGemmArgs {
     #[command(flatten)]
     pub(crate) bench: OpBenchArgs,
     /// Tokens
-    #[arg(long, conflicts_with = "file", requires_all = ["n", "k"], value_parser = bounded(1..=1 << 22))]
+    #[arg(long, conflicts_with = "file", requires_all = ["n", "k"], value_parser = tokens(1..=1 << 22))]
     pub(crate) m: Option<usize>,
     /// Columns of the output
     #[arg(long, conflicts_with = "file", requires_all = ["m", "k"], value_parser = bounded(1..=1 << 22))]
@@ -94,7 +94,7 @@ pub(crate) struct BenchAttentionArgs {
     #[arg(long, conflicts_with = "file", value_parser = bounded(1..=1 << 20))]
     pub(crate) batch: Option<usize>,
     /// Tokens of a sequence
-    #[arg(long, conflicts_with = "file", value_parser = bounded(1..=1 << 22))]
+    #[arg(long, conflicts_with = "file", value_parser = tokens(1..=1 << 22))]
     pub(crate) seq_len: Option<usize>,
     /// Query heads
     #[arg(long, conflicts_with = "file", value_parser = bounded(1..=1 << 12))]
@@ -106,7 +106,7 @@ pub(crate) struct BenchAttentionArgs {
     #[arg(long, conflicts_with = "file", value_parser = bounded(1..=1 << 12))]
     pub(crate) head_dim: Option<usize>,
     /// Mean tokens of the documents that attention stays within, where it is measured so
-    #[arg(long, value_name = "TOKENS", default_value_t = 512, value_parser = bounded(1..=1 << 22))]
+    #[arg(long, value_name = "TOKENS", default_value_t = 512, value_parser = tokens(1..=1 << 22))]
     pub(crate) document_tokens: usize,
 }
 

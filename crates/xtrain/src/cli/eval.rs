@@ -1,7 +1,7 @@
 //! The options of `xtrain eval`.
 
 use super::options::{ModelArgs, OnDevice};
-use super::values::{bounded, named};
+use super::values::{named, tokens};
 use clap::Args;
 use std::path::PathBuf;
 use xtrain_model::Recipe;
@@ -20,13 +20,13 @@ pub(crate) struct EvalArgs {
     /// repeated, which compares each loss with the first
     #[arg(long, value_parser = named(&Recipe::ALL, Recipe::name))]
     pub(crate) precision: Vec<Recipe>,
-    /// Text (.txt, .jsonl, .parquet, .gz, .zst) or a folder of token shards; by default the validation data
-    /// of the run
+    /// Text (.txt, .jsonl, .parquet, .gz, .zst), a folder of it or a pattern ('data/*.txt'), or a folder of
+    /// token shards; by default the validation data of the run
     #[arg(long)]
     pub(crate) data: Vec<PathBuf>,
     /// Tokens of context; by default those of the run, and for a Hugging Face folder by default 1024, or what
     /// the model allows if that is less
-    #[arg(long, requires = "data", value_parser = bounded(1..=1 << 24))]
+    #[arg(long, requires = "data", value_parser = tokens(1..=1 << 24))]
     pub(crate) seq_len: Option<usize>,
     /// Keep attention inside documents; by default as the run did, and false for a Hugging Face folder
     #[arg(long, requires = "data", value_name = "true|false")]

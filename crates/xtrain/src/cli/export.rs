@@ -2,10 +2,10 @@
 
 use super::options::ModelArgs;
 use super::values::named;
-use crate::quantity::Size;
 use clap::Args;
 use std::path::PathBuf;
 use xtrain_checkpoint::hf::{ExportDtype, ExportOptions};
+use xtrain_config::Size;
 
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:

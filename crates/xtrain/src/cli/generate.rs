@@ -1,7 +1,7 @@
 //! The options of `xtrain generate`.
 
 use super::options::{ComputeArgs, ModelArgs};
-use super::values::bounded;
+use super::values::tokens;
 use clap::Args;
 
 #[derive(Debug, Args)]
@@ -17,7 +17,7 @@ pub(crate) struct GenerateArgs {
     #[command(flatten)]
     pub(crate) prompt: PromptArgs,
     /// Tokens to make at most; whenever they fill the model's context, the older half of it is forgotten
-    #[arg(long, short = 'n', default_value_t = 128, value_parser = bounded(0..=1 << 30))]
+    #[arg(long, short = 'n', default_value_t = 128, value_parser = tokens(0..=1 << 30))]
     pub(crate) max_tokens: usize,
     /// 0 always takes the likeliest token; 1 samples from the model's own distribution
     #[arg(long, short, default_value_t = 0.8)]

@@ -1,9 +1,9 @@
 //! The options of `xtrain plan`.
 
 use super::options::RunFile;
-use crate::quantity::Size;
 use clap::Args;
 use clap::builder::PossibleValuesParser;
+use xtrain_config::Size;
 use xtrain_train::passes::PIPELINE;
 
 #[derive(Debug, Args)]

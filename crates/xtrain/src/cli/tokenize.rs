@@ -1,23 +1,27 @@
 //! The options of `xtrain tokenize`.
 
 use super::options::Threads;
-use crate::quantity::Count;
+use super::values::tokens;
 use clap::Args;
 use std::path::PathBuf;
+use xtrain_config::Count;
 use xtrain_data::{BeginOfDocument, PrepareOptions};
 
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   xtrain tokenize books/*.txt --tokenizer models/Qwen3-0.6B --out shards/books
-  xtrain tokenize crawl.jsonl.zst --text-field content --bpe-vocab-size 32768 --out shards/crawl
+  xtrain tokenize crawl.jsonl.zst --text-field content --bpe-vocab-size 32Ki --out shards/crawl
+  xtrain tokenize --verify shards/crawl
 A run file then names the folder: [data] train = \"shards/books\". Run the same command again to continue after a stop.")]
 pub(crate) struct TokenizeArgs {
-    /// Text files (.txt, .jsonl, .parquet; also .gz and .zst) or folders of them
+    /// Text files (.txt, .jsonl, .parquet; also .gz and .zst), folders of them, or patterns in quotes: * and
+    /// ? match within a name, ** any number of folders. With --verify and without --out, folders of token
+    /// shards
     #[arg(required = true)]
     pub(crate) inputs: Vec<PathBuf>,
     /// The folder for the shards
-    #[arg(long, short, value_name = "FOLDER")]
-    pub(crate) out: PathBuf,
+    #[arg(long, short, value_name = "FOLDER", required_unless_present = "verify")]
+    pub(crate) out: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) tokenizer: TokenizerArgs,
     /// The field of .jsonl lines and the column of .parquet files that holds the text
@@ -26,14 +30,19 @@ pub(crate) struct TokenizeArgs {
     /// Split .txt files into documents at this string; without it each file is one document
     #[arg(long)]
     pub(crate) separator: Option<String>,
+    /// End each document with this token of the tokenizer, by its name; by default the one that its files
+    /// name
+    #[arg(long, value_name = "TOKEN")]
+    pub(crate) end_of_document: Option<String>,
     /// Put the tokenizer's begin token before each document: auto (as the template of its file does), true or
     /// false
     #[arg(long, value_name = "CHOICE", default_value = "auto")]
     pub(crate) begin_of_document: BeginOfDocument,
-    /// Tokens of a shard: a number, or one of thousands (K), millions (M) or billions (G)
+    /// Tokens of a shard: a number, with or without a unit (K, M, G or B, T; Ki, Mi, Gi, Ti)
     #[arg(long, value_name = "TOKENS", default_value_t = Count(PrepareOptions::default().shard_tokens))]
     pub(crate) shard_tokens: Count,
-    /// Read the finished shards once more and compare their checksums
+    /// Read the finished shards once more and compare their checksums; without --out, those of the folders
+    /// that are named
     #[arg(long)]
     pub(crate) verify: bool,
     #[command(flatten)]
@@ -41,13 +50,13 @@ pub(crate) struct TokenizeArgs {
 }
 
 #[derive(Debug, Args)]
-#[group(required = true, multiple = false)]
+#[group(multiple = false)]
 pub(crate) struct TokenizerArgs {
     /// A tokenizer.json, or a folder that holds one
     #[arg(long, value_name = "PATH")]
     pub(crate) tokenizer: Option<PathBuf>,
     /// Learn a byte-level BPE vocabulary of at most this size from the text
-    #[arg(long, value_name = "TOKENS")]
+    #[arg(long, value_name = "TOKENS", value_parser = tokens(1..=1 << 24))]
     pub(crate) bpe_vocab_size: Option<usize>,
     /// Plain bytes
     #[arg(long)]

@@ -2,7 +2,7 @@
 
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use std::ops::RangeInclusive;
-use xtrain_config::Device;
+use xtrain_config::{COUNT_UNITS, Device, parse_count};
 
 /// One of `all`, by its name in run files.
 pub(super) fn named<T: Copy + Send + Sync>(
@@ -22,6 +22,19 @@ pub(super) fn device() -> impl TypedValueParser<Value = Device> {
         let named = Device::ALL.into_iter().find(|device| device.name() == text);
         named.ok_or_else(|| format!("did you mean '{}'?", ours.unwrap_or("auto")))
     })
+}
+
+/// A number of tokens within `range`, with or without a unit: `8192`, `8Ki`, `1M`.
+pub(super) fn tokens(
+    range: RangeInclusive<u64>,
+) -> impl Fn(&str) -> Result<usize, String> + Clone + Send + Sync + 'static {
+    move |text| {
+        let count = parse_count(text).filter(|count| range.contains(count));
+        count.and_then(|count| usize::try_from(count).ok()).ok_or_else(|| {
+            let (least, most) = (range.start(), range.end());
+            format!("write a number from {least} to {most}, with or without a unit ({COUNT_UNITS})")
+        })
+    }
 }
 
 /// A whole number within `range`.

@@ -7,6 +7,7 @@ use xtrain_lab::doctor::{Examination, LibraryFound, examine};
 use xtrain_report::metrics::format;
 
 pub(crate) fn run(args: &DoctorArgs) -> Result<(), Failure> {
+    terminal::use_threads(0)?;
     let found = examine();
     let out = match args.json {
         true => serde_json::to_string(&found).unwrap_or_default() + "\n",

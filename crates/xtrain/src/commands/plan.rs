@@ -12,8 +12,8 @@ use xtrain_train::{programs, slower};
 
 pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
     let parsed = Config::load(&args.run.file, &args.run.set)?;
-    // The workspace of kernels grows with the threads of the run.
-    terminal::use_threads(parsed.config.train.threads)?;
+    // The workspace of kernels grows with the threads of the run; none is started here.
+    let threads = terminal::thread_count(parsed.config.train.threads)?;
     // A GPU that is asked for need not be present.
     let processor = Processor::choose(parsed.config.train.device).ok();
     let target = processor.as_ref().map_or(Target::Cuda, Processor::target);
@@ -32,7 +32,7 @@ pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
     }
     let reference = planned.spec.in_reference().map(|bf16| programs::training(&bf16)).transpose();
     let reference = reference.map_err(LearnError::from)?;
-    let mut text = plan_table::text(&planned, &program, reference.as_ref(), target);
+    let mut text = plan_table::text(&planned, &program, reference.as_ref(), target, threads);
     if let Some(Err(refusal)) = processor.as_ref().map(|processor| processor.check(planned.spec.recipe)) {
         text.push_str(&plan_table::refused(&refusal));
     }
@@ -40,7 +40,7 @@ pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
     let has = processor.as_ref().and_then(|processor| Some((processor.room()?, processor.owner())));
     let room = args.memory.map(|size| (Room::of(size.0), "--memory".to_owned())).or(has);
     if let Some((room, owner)) = room {
-        text.push_str(&plan_table::fit(&Fit::new(&planned.spec, target, batch_size, room)?, &owner));
+        text.push_str(&plan_table::fit(&Fit::new(&planned.spec, target, threads, batch_size, room)?, &owner));
     }
     terminal::print(&text).map(|_| ())
 }

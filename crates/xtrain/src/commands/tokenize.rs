@@ -3,30 +3,37 @@
 use crate::cli::TokenizeArgs;
 use crate::failure::Failure;
 use crate::signals::Stop;
-use crate::terminal::{self, TextBar};
+use crate::terminal::{self, Bar, TextBar};
 use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
 use xtrain_data::{
-    DataError, InputOptions, LearnProgress, PrepareOptions, TextFiles, TokenStream, Tokenizer,
+    DataError, Dataset, InputOptions, LearnProgress, PrepareOptions, TextFiles, TokenStream, Tokenizer,
     VocabularyKind, learn_for_dataset, list_inputs, prepare,
 };
 use xtrain_report::metrics;
+use xtrain_train::error::RunError;
+use xtrain_train::source::load_tokenizer;
 
 pub(crate) fn run(args: &TokenizeArgs) -> Result<(), Failure> {
     terminal::use_threads(args.cpu.threads)?;
     let stop = Stop::on_signals()?;
+    let Some(out) = &args.out else { return verify_folders(&args.inputs, &stop) };
     let inputs = list_inputs(&args.inputs)?;
     let options = InputOptions { field: args.text_field.clone(), separator: args.separator.clone() };
     let texts = TextFiles { inputs, options };
     let mut bar = TextBar::default();
-    let tokenizer = tokenizer(args, &texts, &mut |vocabulary, progress| {
+    let tokenizer = tokenizer(args, out, &texts, &mut |vocabulary, progress| {
         bar.learning(vocabulary, progress);
         stop.go_on()
     });
-    let Some(tokenizer) = unless_stopped(tokenizer)? else { return say_stopped() };
+    let tokenizer = match tokenizer {
+        Err(RunError::Data(DataError::Interrupted)) => return say_stopped(),
+        tokenizer => tokenizer?,
+    };
     let tokenizer = tokenizer.with_begin_of_document(args.begin_of_document)?;
     let options = PrepareOptions { input: texts.options, shard_tokens: args.shard_tokens.0 };
-    let shown = args.out.display().to_string();
-    let dataset = prepare(&texts.inputs, &tokenizer, &options, &args.out, &mut |progress| {
+    let shown = out.display().to_string();
+    let dataset = prepare(&texts.inputs, &tokenizer, &options, out, &mut |progress| {
         bar.tokenizing(&shown, progress);
         stop.go_on()
     });
@@ -44,11 +51,41 @@ pub(crate) fn run(args: &TokenizeArgs) -> Result<(), Failure> {
     if terminal::print(&said)?.is_break() {
         return Ok(());
     }
-    if args.verify {
-        dataset.verify()?;
-        return terminal::print(&format!("{shown}: all checksums agree\n")).map(|_| ());
+    if args.verify { verify(&dataset, &shown, &stop).map(|_| ()) } else { Ok(()) }
+}
+
+/// Compares the checksums of whole data sets.
+fn verify_folders(folders: &[PathBuf], stop: &Stop) -> Result<(), Failure> {
+    for folder in folders {
+        let shown = folder.display().to_string();
+        if !folder.is_dir() {
+            return Err(Failure::user(format!(
+                "{shown} is no folder of token shards; name one to verify, or a folder for the shards with --out"
+            )));
+        }
+        let dataset = Dataset::open(folder)?;
+        dataset.tokenizer()?;
+        if verify(&dataset, &shown, stop)?.is_break() {
+            break;
+        }
     }
     Ok(())
+}
+
+/// Compares the checksums of a data set; breaks if the user stopped it, or reads no more output.
+fn verify(dataset: &Dataset, shown: &str, stop: &Stop) -> Result<ControlFlow<()>, Failure> {
+    let mut bar = Bar::default();
+    let verified = dataset.verify_with_progress(&mut |done, total| {
+        bar.show(&format!("verifying {shown}"), done, total);
+        stop.go_on()
+    });
+    bar.clear();
+    if unless_stopped(verified)?.is_none() {
+        terminal::stopped();
+        return Ok(ControlFlow::Break(()));
+    }
+    let totals = terminal::totals(dataset.token_count(), dataset.document_count());
+    terminal::print(&format!("{shown}: all checksums agree: {totals}\n"))
 }
 
 /// The result, or `None` if the user stopped it.
@@ -67,16 +104,31 @@ fn say_stopped() -> Result<(), Failure> {
 
 fn tokenizer(
     args: &TokenizeArgs,
+    out: &Path,
     texts: &TextFiles,
     on_progress: &mut dyn FnMut(VocabularyKind, LearnProgress) -> ControlFlow<()>,
-) -> Result<Tokenizer, DataError> {
+) -> Result<Tokenizer, RunError> {
+    const OWN: &str = "--bpe-vocab-size TOKENS, --bytes or --chars";
     let t = &args.tokenizer;
-    let vocabulary = match (&t.tokenizer, t.bpe_vocab_size, t.chars) {
-        (Some(path), ..) => return Tokenizer::load(path),
-        (_, Some(size), _) => VocabularyKind::Bpe { size },
-        (_, _, true) => VocabularyKind::Chars,
-        _ => return Ok(Tokenizer::bytes()),
+    let end = args.end_of_document.as_deref();
+    let vocabulary = match (&t.tokenizer, t.bpe_vocab_size, t.chars, t.bytes) {
+        (Some(path), ..) => return load_tokenizer(path, end, OWN),
+        (_, Some(size), ..) => Some(VocabularyKind::Bpe { size }),
+        (_, _, true, _) => Some(VocabularyKind::Chars),
+        (_, _, _, true) => None,
+        _ => {
+            return Err(RunError::Refused(format!(
+                "it is not said which tokenizer; give --tokenizer PATH, {OWN}"
+            )));
+        }
     };
     let texts = std::slice::from_ref(texts);
-    learn_for_dataset(texts, vocabulary, &args.out, &mut |progress| on_progress(vocabulary, progress))
+    let tokenizer = match vocabulary {
+        Some(kind) => learn_for_dataset(texts, kind, out, &mut |progress| on_progress(kind, progress))?,
+        None => Tokenizer::bytes(),
+    };
+    Ok(match end {
+        Some(name) => tokenizer.with_end_of_document(name)?,
+        None => tokenizer,
+    })
 }

@@ -96,13 +96,30 @@ fn truncated_and_flipped_shards_are_refused() {
         place.write("shards/shard-00000.tokens", &flipped);
         refused(&place, "shards", &["shard-00000.tokens"]);
     }
-    // A flipped bit of the content is found where everything is read.
+    // A flipped bit of the content is found when it is read, and by a command that reads everything.
+    place.write("shards/shard-00000.tokens", &whole);
+    place.train("model", "--set train.steps=2");
+    assert!(
+        place.run("tokenize --verify shards").succeeds().stdout.starts_with("shards: all checksums agree")
+    );
     let mut flipped = whole.clone();
     flipped[whole.len() / 2] ^= 1;
     place.write("shards/shard-00000.tokens", &flipped);
-    place
-        .run("tokenize a.txt --bytes --out shards --verify")
-        .refuses(&["shard-00000.tokens", "checksum of bytes"]);
+    for command in [
+        "tokenize a.txt --bytes --out shards --verify",
+        "tokenize --verify shards",
+        "train run.toml --out damaged --set data.train=shards",
+        "eval model --data shards",
+    ] {
+        place.run(command).refuses(&[
+            "shard-00000.tokens",
+            "checksum of bytes",
+            "(block 0)",
+            "restore the file, or delete its folder and tokenize again",
+        ]);
+    }
+    place.run("tokenize --verify a.txt").refuses(&["a.txt is no folder of token shards", "--out"]);
+    place.run("tokenize --verify model").refuses(&["model", "no dataset.json"]);
     std::fs::remove_file(place.path("shards/shard-00000.tokens")).expect("removes");
     refused(&place, "shards", &["shard-00000.tokens", "No such file"]);
 }
@@ -123,21 +140,111 @@ fn a_named_pipe_in_place_of_a_shard_or_a_text_is_refused_instead_of_waited_for()
 }
 
 #[test]
+fn a_named_pipe_in_a_folder_is_skipped_with_a_warning() {
+    let place = Place::new();
+    place.write("texts/a.txt", &place.read("a.txt"));
+    let made = Command::new("mkfifo").arg(place.path("texts/pipe.txt")).status().expect("mkfifo");
+    assert!(made.success());
+    for (input, out) in [("texts", "folder"), ("texts/*.txt", "pattern")] {
+        let said = place.run(&format!("tokenize {input} --bytes --out {out}")).succeeds().stderr;
+        assert!(said.contains("texts/pipe.txt is skipped, because it is not a regular file"), "{said}");
+    }
+}
+
+#[test]
+fn a_tokenizer_that_is_not_there_is_explained() {
+    let place = Place::new();
+    let own = "\"bpe\", \"bytes\" or \"chars\"";
+    for (name, advice) in [
+        ("gpt2", "hf download gpt2 --include '*.json' --local-dir gpt2"),
+        ("Qwen/Qwen3-0.6B", "hf download Qwen/Qwen3-0.6B --include '*.json' --local-dir Qwen/Qwen3-0.6B"),
+        ("tok/tokenizer.json", "check the path"),
+        ("./tok", "check the path"),
+    ] {
+        let words = [&format!("there is no tokenizer {name}"), own, advice];
+        for verb in ["plan run.toml", "train run.toml --out out"] {
+            place.run(&format!("{verb} --set data.tokenizer={name}")).refuses(&words);
+        }
+        let command = format!("tokenize a.txt --tokenizer {name} --out shards");
+        place.run(&command).refuses(&[words[0], "--bpe-vocab-size TOKENS, --bytes or --chars", advice]);
+    }
+    place.write("toks/tokenizer.json", b"{}");
+    place.run("plan run.toml --set data.tokenizer=./tok").refuses(&["did you mean ./toks?"]);
+    place.run("tokenize a.txt --out shards").refuses(&["--tokenizer PATH", "--bytes"]);
+    assert!(!place.exists("shards"));
+}
+
+#[test]
+fn a_tokenizer_with_a_hole_is_warned_of() {
+    let place = Place::new();
+    let mut json = bytes_json(&place);
+    json["model"]["vocab"]["far"] = 999_999.into();
+    place.write("far/tokenizer.json", json.to_string().as_bytes());
+    let said = place.run("tokenize a.txt --tokenizer far --out shards").succeeds().stderr;
+    assert!(said.contains("far/tokenizer.json: the token id 999999 is far beyond the 258 tokens"), "{said}");
+    let said = place.run("tokenize a.txt --bytes --out bytes").succeeds().stderr;
+    assert!(!said.contains("far beyond"), "{said}");
+}
+
+/// `tokenizer.json` of the bytes tokenizer.
+fn bytes_json(place: &Place) -> serde_json::Value {
+    place.run("tokenize a.txt --bytes --out of-bytes").succeeds();
+    serde_json::from_slice(&place.read("of-bytes/tokenizer.json")).expect("JSON")
+}
+
+#[test]
+fn the_token_that_ends_documents_can_be_named() {
+    let place = Place::new();
+    let mut json = bytes_json(&place);
+    json["added_tokens"][0]["content"] = "<|eos|>".into();
+    place.write("tok/tokenizer.json", json.to_string().as_bytes());
+    let run = "run.toml --set data.tokenizer=tok/tokenizer.json --set train.steps=2";
+    let words = ["no token ends a document", "data.end_of_document", "--end-of-document", "\"<|eos|>\""];
+    place.run(&format!("train {run} --out out")).refuses(&words);
+    place.run("tokenize a.txt --tokenizer tok/tokenizer.json --out shards").refuses(&words);
+    let named = "--set data.end_of_document=<|eos|>";
+    place.run(&format!("plan {run} {named}")).succeeds();
+    place.run(&format!("train {run} {named} --out out")).succeeds();
+    place.run(&format!("train {run} {named} --out out --resume --set train.steps=4")).succeeds();
+    for command in
+        ["eval out", "eval out --data b.txt", "eval out/hf --data b.txt", "generate out --prompt a -n 2"]
+    {
+        place.run(command).succeeds();
+    }
+    place
+        .run(&format!("train {run} --set data.end_of_document='[EOS]' --out no"))
+        .refuses(&["\"[EOS]\"", "<|eos|>"]);
+    // Shards must end documents alike.
+    place.run("tokenize a.txt --tokenizer tok --end-of-document <|eos|> --out shards").succeeds();
+    place.run("tokenize a.txt --tokenizer tok --end-of-document a --out by-a").succeeds();
+    place.run(&format!("train {run} {named} --set data.train=shards --out from-shards")).succeeds();
+    place.run(&format!("train {run} {named} --set data.train=by-a --out no")).refuses(&[
+        "by-a",
+        "end with the token \"a\"",
+        "data.end_of_document = \"a\"",
+    ]);
+    place.run("eval out --data by-a").refuses(&["by-a end with token 97"]);
+    // A file beside the tokenizer names it for good.
+    place.write("tok/tokenizer_config.json", br#"{"eos_token": "<|eos|>"}"#);
+    place.run(&format!("train {run} --out beside")).succeeds();
+}
+
+#[test]
 fn tokens_of_another_vocabulary_are_refused() {
     let place = tokenized();
     place.run("tokenize a.txt --chars --out chars").succeeds();
     place.run("tokenize a.txt --bpe-vocab-size 400 --out bpe").succeeds();
     refused(&place, "bpe", &["bpe", "another tokenizer", "data.tokenizer"]);
     refused(&place, "['a.txt','chars']", &["chars", "another tokenizer"]);
-    // A token outside of the header's vocabulary, overwritten in place, which only reading can find.
+    // Tokens outside of the header's vocabulary, overwritten in place, which only reading can find.
     let mut bytes = place.read("shards/shard-00000.tokens");
     let content = bytes.len() / 4..bytes.len() / 2;
     bytes[content.start / 2 * 2..content.end / 2 * 2].fill(0x7F);
     place.write("shards/shard-00000.tokens", &bytes);
     let ran = place.run("train run.toml --out out --set data.train=shards");
-    ran.refuses(&["shards", "token 32639", "vocabulary", "257"]);
+    ran.refuses(&["shards", "checksum of bytes"]);
     place.train("model", "--set train.steps=2");
-    place.run("eval model --data shards").refuses(&["token 32639"]);
+    place.run("eval model --data shards").refuses(&["checksum of bytes"]);
     place.run("eval model --data bpe").refuses(&["bpe", "another tokenizer"]);
     place.run("eval model --data chars").refuses(&["chars", "another tokenizer"]);
 }

@@ -18,6 +18,29 @@ fn on_a_small_disk(place: &Place, blocks: usize, arguments: &str) -> Ran {
 }
 
 #[test]
+fn a_limit_that_is_too_low_or_too_high_is_named() {
+    let place = Place::new();
+    let mut command = Command::new("sh");
+    let train = format!("ulimit -n 8; exec {} train run.toml --out out", env!("CARGO_BIN_EXE_xtrain"));
+    command.args(["-c", &train]);
+    finish(place.settle(command), &train).refuses(&["Too many open files", "ulimit -n"]);
+    for verb in ["plan", "train"] {
+        let arguments = format!("{verb} run.toml --set train.threads=0");
+        let mut command = place.command(&arguments);
+        command.env("RAYON_NUM_THREADS", "999999");
+        finish(command, &arguments).refuses(&["RAYON_NUM_THREADS = 999999", "1024"]);
+    }
+    // A plan starts no threads: a thousand would need more memory than this.
+    let mut command = Command::new("sh");
+    let plan = format!(
+        "ulimit -v 1000000; RAYON_NUM_THREADS=1000 exec {} plan run.toml --set train.threads=0 --set train.device=cpu",
+        env!("CARGO_BIN_EXE_xtrain")
+    );
+    command.args(["-c", &plan]);
+    finish(place.settle(command), &plan).succeeds();
+}
+
+#[test]
 fn a_full_disk_ends_a_run_with_its_last_checkpoint_whole() {
     let place = Place::new();
     let keep_all = "--set checkpoint.keep_last=20 --set schedule.kind=constant";

@@ -226,6 +226,19 @@ fn every_text_that_is_tokenized_is_reported_and_one_that_was_says_so() {
 }
 
 #[test]
+fn numbers_of_tokens_have_units_in_run_files_and_options() {
+    let place = Place::new();
+    place.write("run.toml", RUN.replace("steps = 40", "tokens = \"1Ki\"").as_bytes());
+    // A step has 64 tokens.
+    assert!(place.run("train run.toml --out out").succeeds().stdout.contains("step 16/16"));
+    place.run("train run.toml --out half --set train.tokens=512").succeeds();
+    place.run("tokenize a.txt --bpe-vocab-size 1K --shard-tokens 1Ki --out shards").succeeds();
+    assert!(place.names("shards").len() > 5);
+    place.run("eval out --data b.txt --seq-len 1Ki").succeeds();
+    place.run("generate out --prompt a --max-tokens 1Kb").refuses_in_lines();
+}
+
+#[test]
 fn flags_are_named_as_the_keys_of_a_run_file() {
     let place = Place::new();
     place.write("lines.jsonl", b"{\"body\": \"a line of text and another line of text\"}\n");

@@ -1,22 +1,40 @@
-//! Numbers with units in options: counts as `64M`, bytes as `5GB` or `4GiB`. Numbers without a unit are
-//! counts or bytes; a size of so few bytes that a unit was probably meant is refused.
+//! Numbers with units in run files and options: counts as `64M` or `64Ki`, bytes as `5GB` or `4GiB`. Numbers
+//! without a unit are counts or bytes; a size of so few bytes that a unit was probably meant is refused.
 
 use std::fmt;
 use std::str::FromStr;
 
-/// A positive count, written as digits with or without a suffix K, M or G.
+/// A positive count, written as digits with or without a unit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Count(pub(crate) u64);
+pub struct Count(pub u64);
 
 /// A positive number of bytes, written as digits with or without a decimal or binary unit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Size(pub(crate) u64);
+pub struct Size(pub u64);
 
 /// Fewer bytes are written with a unit: `40` was meant to be 40 GiB.
 const LEAST_BARE_BYTES: u64 = 1 << 20;
 
-/// The units of counts, largest first.
+/// The units of counts in messages, largest first.
 const THOUSANDS: [(&str, u64); 3] = [("G", 1_000_000_000), ("M", 1_000_000), ("K", 1_000)];
+
+/// The other units in which counts may be written.
+const OTHER_COUNTS: [(&str, u64); 6] = [
+    ("T", 1_000_000_000_000),
+    ("B", 1_000_000_000),
+    ("Ti", 1 << 40),
+    ("Gi", 1 << 30),
+    ("Mi", 1 << 20),
+    ("Ki", 1 << 10),
+];
+
+/// The units of counts, for messages.
+pub const COUNT_UNITS: &str = "K, M, G or B, T; Ki, Mi, Gi, Ti";
+
+/// A number with or without a unit of counts; `None` for anything else, and for more than can be counted.
+pub fn parse_count(text: &str) -> Option<u64> {
+    parse(text, &THOUSANDS).or_else(|| parse(text, &OTHER_COUNTS))
+}
 
 /// The units of sizes, larger ones before those that they end with.
 const BYTES: [(&str, u64); 9] = [
@@ -35,7 +53,8 @@ impl FromStr for Count {
     type Err = &'static str;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        parse(text, &THOUSANDS).map(Count).ok_or("write a number from 1 on, such as 64M or 500000")
+        let count = parse_count(text).filter(|&count| count > 0);
+        count.map(Count).ok_or("write a number from 1 on, such as 64M, 64Ki or 500000")
     }
 }
 
@@ -43,8 +62,8 @@ impl FromStr for Size {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let bytes =
-            parse(text, &BYTES).ok_or("write a number of bytes from 1 on, such as 500MB, 5GB or 4GiB")?;
+        let bytes = parse(text, &BYTES).filter(|&bytes| bytes > 0);
+        let bytes = bytes.ok_or("write a number of bytes from 1 on, such as 500MB, 5GB or 4GiB")?;
         match text.parse::<u64>() {
             Ok(bare) if bare < LEAST_BARE_BYTES => Err(format!(
                 "without a unit it is {bare} bytes; write {bare}GiB or {bare}GB, or {bare}B where bytes are meant"
@@ -66,13 +85,12 @@ impl fmt::Display for Size {
     }
 }
 
-/// Digits with or without a unit; nothing for anything else, for 0, and for more than can be counted.
+/// Digits with or without a unit; nothing for anything else, and for more than can be counted.
 fn parse(text: &str, units: &[(&str, u64)]) -> Option<u64> {
     let with_unit = units.iter().find_map(|(name, unit)| Some((text.strip_suffix(name)?, *unit)));
     let (digits, unit) = with_unit.unwrap_or((text, 1));
     let all_digits = digits.bytes().all(|byte| byte.is_ascii_digit());
-    let number = digits.parse::<u64>().ok().filter(|_| all_digits)?.checked_mul(unit)?;
-    (number > 0).then_some(number)
+    digits.parse::<u64>().ok().filter(|_| all_digits)?.checked_mul(unit)
 }
 
 /// The number in the first unit that it is a whole number of.
@@ -97,6 +115,9 @@ mod tests {
         ] {
             assert_eq!(text.parse(), Ok(Count(count)));
             assert_eq!(Count(count).to_string(), shown);
+        }
+        for (text, count) in [("64Ki", 65_536), ("3B", 3_000_000_000), ("2T", 2_000_000_000_000), ("0", 0)] {
+            assert_eq!(parse_count(text), Some(count), "{text}");
         }
         for wrong in ["", "0", "0M", "M", "1.5M", "-1", "+1", "64m", "64 M", "64MB", "99999999999999G"] {
             assert!(wrong.parse::<Count>().is_err(), "{wrong:?}");

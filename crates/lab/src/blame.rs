@@ -64,6 +64,30 @@ pub struct Blame {
     pub blocks: Vec<BlamedGroup>,
 }
 
+/// Least gradient error of a step at which a group may be worth returning to bf16. Casts to E4M3 alone, of 2.7%
+/// an operand, add up to some percent over the layers of a model.
+const NOTABLE_ERROR: f64 = 0.05;
+/// Least share of the squared error that a group is to blame for, to be worth returning.
+const NOTABLE_BLAME: f64 = 0.25;
+/// The same as a multiple of its share of the operations.
+const NOTABLE_RATIO: f64 = 2.0;
+
+impl Blame {
+    /// The group to return to bf16: the worst, if it is to blame for far more of a notable error than the
+    /// operations that it does. An error that is small, or spread evenly, is the normal cost of FP8.
+    pub fn proposed(&self) -> Option<&BlamedGroup> {
+        let is_notable = self.all.gradient_error >= NOTABLE_ERROR;
+        self.groups.first().filter(|worst| {
+            is_notable && worst.blame >= NOTABLE_BLAME && worst.blame >= NOTABLE_RATIO * worst.operations
+        })
+    }
+
+    /// The sum of all groups' shares of the blame; those that are noise may be negative.
+    pub fn total(&self) -> f64 {
+        self.groups.iter().map(|group| group.blame).sum()
+    }
+}
+
 /// Distance from bf16.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct Distance {

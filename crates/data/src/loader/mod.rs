@@ -164,6 +164,24 @@ impl Loader {
         self.sources.iter().map(|source| source.windows.count()).collect()
     }
 
+    /// Names of the sources, in their order.
+    pub fn source_names(&self) -> Vec<&str> {
+        self.sources.iter().map(|source| source.stream.name()).collect()
+    }
+
+    /// The source of each sample in `samples`, as its index. All tokens of a sample are from one source, so row
+    /// b of [`Loader::batch`] at `first` is from source b of `first .. first + count`.
+    pub fn sources(&self, samples: Range<u64>) -> Vec<usize> {
+        samples.map(|sample| self.mixture.locate(sample).0).collect()
+    }
+
+    /// Tokens of each source that the first `samples` samples train on. They follow from the position alone,
+    /// so a resumed run counts as an uninterrupted one does.
+    pub fn tokens_taken(&self, samples: u64) -> Vec<u64> {
+        let counts = self.mixture.counts(samples);
+        counts.into_iter().map(|count| count * self.options.seq_len as u64).collect()
+    }
+
     /// Epochs of each source in the first `samples` samples.
     pub fn epochs(&self, samples: u64) -> Vec<f64> {
         let counts = self.mixture.counts(samples);

@@ -64,6 +64,22 @@ impl Validation {
         self.used
     }
 
+    /// Names of the sources, in their order.
+    pub fn source_names(&self) -> Vec<&str> {
+        self.parts.iter().map(|(stream, _)| stream.name()).collect()
+    }
+
+    /// The source of each sequence in `sequences`, as its index; `None` for those that only pad a batch. All
+    /// tokens of a sequence are from one source.
+    ///
+    /// # Errors
+    /// None that a caller can cause.
+    pub fn sources(&self, sequences: Range<u64>) -> Result<Vec<Option<usize>>> {
+        let source =
+            |number| Ok((number < self.used).then(|| self.locate(number)).transpose()?.map(|at| at.0));
+        sequences.map(source).collect()
+    }
+
     /// Sequences `first .. first + count` as one batch. After the last sequence, rows without targets pad it
     /// to `count`, so that all batches have one shape.
     ///

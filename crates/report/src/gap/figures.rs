@@ -1,11 +1,15 @@
 //! Gaps of the training loss, over the last steps that both sides have made, and of the validation loss.
+//!
+//! Runs with different tokenizers have no gap of the training loss, and one of the validation loss in bits a
+//! byte, if they are evaluated on one text.
 
 use super::groups::Group;
 use super::spread::Sample;
 use super::{Baseline, Comparison};
 use crate::RunData;
 use crate::curves::{View, Views};
-use crate::metrics::{StepMetrics, format};
+use crate::identity::{same_text, same_tokenizer};
+use crate::metrics::{EvalMetrics, StepMetrics, format};
 use crate::thin::Point;
 use serde::Serialize;
 use std::ops::RangeInclusive;
@@ -33,7 +37,9 @@ pub struct LossGap {
     pub from: u64,
     /// See `from`.
     pub to: u64,
-    /// Mean cross-entropy, in nats a token, over these steps and over the runs.
+    /// Unit of the losses: `nats/token`, or `bits/byte` where tokenizers differ.
+    pub unit: &'static str,
+    /// Mean cross-entropy over these steps and over the runs.
     pub loss: f64,
     /// Mean cross-entropy of the runs that these are compared with: the baseline's runs of the same seeds, or
     /// all of the baseline.
@@ -52,9 +58,36 @@ pub struct LossGap {
     pub seed_spread_percent: Option<f64>,
     /// True if the gap lies inside that spread.
     pub inside_spread: Option<bool>,
-    /// True if the gap lies inside the bar of the recipe; a lower loss does. `None` if the confidence
-    /// interval reaches to both sides of the bar.
+    /// True if the gap lies inside the bar of the recipe; a lower loss does. `None` if that is unclear: see
+    /// [`inside_bar`].
     pub inside_bar: Option<bool>,
+}
+
+/// A gap, or a spread of seeds, over so many bars is far over the bar.
+pub(super) const FAR: f64 = 3.0;
+
+/// True if a gap lies inside the bar, false if outside; `None` if that is unclear, all in percent.
+///
+/// With several runs the interval of their gap decides, and beside runs of other seeds the spread of the
+/// baseline too. A single run without seeds to set it against is only ever clear far outside of the bar: by how
+/// much chance moves it is not known. Where the seeds of the baseline lie far over the bar apart, no gap within
+/// their spread says anything.
+fn inside_bar(
+    gap: f64,
+    bar: f64,
+    interval: Option<f64>,
+    spread: Option<f64>,
+    all_paired: bool,
+) -> Option<bool> {
+    let is_lost_in_spread = spread.is_some_and(|spread| spread > FAR * bar && gap.abs() <= spread);
+    let is_clear = match (interval, spread) {
+        _ if is_lost_in_spread => false,
+        (Some(interval), Some(spread)) if !all_paired => (gap - bar).abs() >= interval.max(spread),
+        (Some(interval), _) => (gap - bar).abs() >= interval,
+        (None, Some(spread)) => gap <= bar || gap > spread,
+        (None, None) => gap > FAR * bar,
+    };
+    is_clear.then_some(gap <= bar)
 }
 
 /// The bar of numerics.md for a recipe's loss over that of one that is `baseline`, in percent.
@@ -71,6 +104,8 @@ fn bar(recipe: Option<Recipe>, baseline: Option<Recipe>) -> Option<f64> {
 pub(super) struct Losses {
     pub(super) training: Vec<Vec<Point>>,
     validation: Vec<Vec<Point>>,
+    /// Of the same evaluations, in bits a byte.
+    bits: Vec<Vec<Point>>,
     /// Length of a baseline step on the x axis.
     pub(super) per_step: f64,
 }
@@ -83,9 +118,14 @@ impl Losses {
         let validation = |view: &View<'_>| {
             view.history.evals.iter().map(|m| (m.step as f64 * view.x_per_step, m.loss)).collect()
         };
+        let bits = |view: &View<'_>| {
+            let of = |m: &EvalMetrics| Some((m.step as f64 * view.x_per_step, m.bits_per_byte?));
+            view.history.evals.iter().filter_map(of).collect()
+        };
         Losses {
             training: views.views.iter().map(training).collect(),
             validation: views.views.iter().map(validation).collect(),
+            bits: views.views.iter().map(bits).collect(),
             per_step: views.views.first().map_or(1.0, |view| view.x_per_step),
         }
     }
@@ -175,13 +215,20 @@ pub(super) fn measured(
 }
 
 impl LossGap {
-    fn of(measured: &Measured, range: (u64, u64), bar_percent: Option<f64>) -> Self {
+    fn of(
+        measured: &Measured,
+        range: (u64, u64),
+        bar_percent: Option<f64>,
+        unit: &'static str,
+        runs: usize,
+    ) -> Self {
         let Measured { loss, beside, baseline, gap, paired, spread } = measured;
         let gap_percent = 100.0 * gap.mean;
         let spread = spread.map(|spread| 100.0 * spread);
         LossGap {
             from: range.0,
             to: range.1,
+            unit,
             loss: *loss,
             baseline_loss: *beside,
             gap_percent,
@@ -191,9 +238,8 @@ impl LossGap {
             seed_spread_percent: spread,
             inside_spread: spread.map(|spread| gap_percent.abs() <= spread),
             inside_bar: bar_percent.and_then(|bar| {
-                let interval = gap.of_mean().map_or(0.0, |interval| 100.0 * interval);
-                let is_clear = (gap_percent - bar).abs() >= interval;
-                is_clear.then_some(gap_percent <= bar)
+                let interval = gap.of_mean().map(|interval| 100.0 * interval);
+                inside_bar(gap_percent, bar, interval, spread, *paired == runs)
             }),
         }
     }
@@ -224,18 +270,53 @@ impl<'p> Ends<'p> {
         let found = measured(group, &self.own, baseline, &self.base)?;
         let firsts = self.own.iter().chain(&self.base).filter_map(|points| points.first());
         let first = firsts.map(|p| p.0).fold(self.end, f64::min);
-        Some(LossGap::of(&found, (first.round() as u64, self.end.round() as u64), bar))
+        let range = (first.round() as u64, self.end.round() as u64);
+        Some(LossGap::of(&found, range, bar, NATS, group.runs.len()))
     }
 }
 
+/// Units of a loss.
+const NATS: &str = "nats/token";
+const BITS: &str = "bits/byte";
+
 /// The last evaluation that all runs of a group and of the baseline have made.
-fn at_evaluation(losses: &Losses, group: &Group, baseline: &Group, bar: Option<f64>) -> Option<LossGap> {
-    let (own, base) = (curves(&losses.validation, group), curves(&losses.validation, baseline));
+fn at_evaluation(
+    losses: &Losses,
+    group: &Group,
+    baseline: &Group,
+    bar: Option<f64>,
+    same: Comparable,
+) -> Option<LossGap> {
+    let (of, unit) = match same {
+        Comparable { text: false, .. } => return None,
+        Comparable { tokenizer: true, .. } => (&losses.validation, NATS),
+        Comparable { tokenizer: false, .. } => (&losses.bits, BITS),
+    };
+    let (own, base) = (curves(of, group), curves(of, baseline));
     let has = |points: &&[Point], x: f64| points.iter().any(|p| p.0 == x);
     let is_shared = |x: &f64| own.iter().chain(&base).all(|points| has(points, *x));
     let at = own.first()?.iter().rev().map(|p| p.0).find(is_shared)?;
     let found = measured(group, &within(&own, &(at..=at)), baseline, &within(&base, &(at..=at)))?;
-    Some(LossGap::of(&found, (at.round() as u64, at.round() as u64), bar))
+    let at = at.round() as u64;
+    Some(LossGap::of(&found, (at, at), bar, unit, group.runs.len()))
+}
+
+/// What the runs of a group and of the baseline have in common.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Comparable {
+    pub(super) tokenizer: bool,
+    /// The text that they are validated on.
+    pub(super) text: bool,
+}
+
+impl Comparable {
+    pub(super) fn of(runs: &[RunData], group: &Group, baseline: &Group) -> Self {
+        let first = &runs[baseline.runs[0]];
+        let all = |same: fn(&RunData, &RunData) -> bool| {
+            group.runs.iter().chain(&baseline.runs).all(|&n| same(first, &runs[n]))
+        };
+        Comparable { tokenizer: all(same_tokenizer), text: all(same_text) }
+    }
 }
 
 /// Sets all other groups against the first.
@@ -251,22 +332,27 @@ pub(super) fn compare(runs: Vec<RunData>, groups: Vec<Group>, last: u64) -> Comp
     let mut compared = Vec::new();
     for group in &groups[1..] {
         let bar_percent = bar(group.recipe(), base.recipe());
+        let same = Comparable::of(&runs, group, base);
         let ends = Ends::of(&losses, group, base, last);
         notes.of_kind(&names(group), group, base);
         notes.of_ends(&views, group, base, &ends);
-        compared.push(Gap {
+        notes.of_what_differs(&names(group), same);
+        let gap = Gap {
             runs: names(group),
             recipe: recipe(group),
             bar_percent,
-            training: ends.figure(group, base, bar_percent),
-            validation: at_evaluation(&losses, group, base, bar_percent),
-        });
+            training: ends.figure(group, base, bar_percent).filter(|_| same.tokenizer),
+            validation: at_evaluation(&losses, group, base, bar_percent, same),
+        };
+        notes.of_verdict(&gap);
+        compared.push(gap);
     }
+    let of_base = Comparable::of(&runs, base, base);
     let baseline = Baseline {
         runs: names(base),
         recipe: recipe(base),
-        training: Ends::of(&losses, base, base, last).figure(base, base, None),
-        validation: at_evaluation(&losses, base, base, None),
+        training: Ends::of(&losses, base, base, last).figure(base, base, None).filter(|_| of_base.tokenizer),
+        validation: at_evaluation(&losses, base, base, None, of_base),
     };
     let counted_in = views.x_name;
     Comparison { counted_in, last, baseline, compared, notes: notes.all, folders: Vec::new(), runs, groups }
@@ -338,10 +424,55 @@ impl Notes {
             rates.iter().fold((f64::INFINITY, 0.0), |(l, m): (f64, f64), &r| (l.min(r), m.max(r)));
         if most > least * 1.01 {
             self.add(format!(
-                "where {} is compared, learning rates go from {least:.2e} to {most:.2e}: the gap is also one of their schedules",
+                "where {} is compared, learning rates go from {least:.2e} to {most:.2e}: the gap is partly due to the schedules",
                 views.views[group.runs[0]].run.name
             ));
         }
+    }
+
+    /// Figures that are left out because they do not compare.
+    fn of_what_differs(&mut self, names: &[String], same: Comparable) {
+        let names = names.join(", ");
+        match same {
+            Comparable { tokenizer: true, text: true } => {}
+            Comparable { tokenizer: false, text: true } => self.add(format!(
+                "{names}: another tokenizer than the baseline's, so losses in nats per token do not compare: there is no gap of the training \
+                 loss, and that of the validation loss is in bits per byte"
+            )),
+            Comparable { tokenizer: true, text: false } => self.add(format!(
+                "{names}: evaluated on another text than the baseline, so there is no gap of the validation loss; give both the same data.valid, \
+                 or evaluate both on one file with xtrain eval RUN --data FILE"
+            )),
+            Comparable { tokenizer: false, text: false } => self.add(format!(
+                "{names}: another tokenizer than the baseline's, and evaluated on another text, so no loss compares; xtrain eval RUN --data FILE \
+                 gives both in bits per byte on one file"
+            )),
+        }
+    }
+
+    /// Reasons why a gap is neither inside the bar nor outside.
+    fn of_verdict(&mut self, gap: &Gap) {
+        let Some(bar) = gap.bar_percent else { return };
+        let unclear = |figure: &&LossGap| figure.inside_bar.is_none();
+        let Some(figure) = gap.training.iter().chain(&gap.validation).find(unclear) else { return };
+        let names = gap.runs.join(", ");
+        let remedy = "train more seeds of both (--set train.seed=1, ...), or longer, and name all runs";
+        self.add(match (figure.seed_spread_percent, figure.gap_interval_percent) {
+            (Some(spread), _) if spread > FAR * bar => format!(
+                "{names}: unclear, because seeds of the baseline spread by ±{spread:.2}%, far over the bar of {bar}%; {remedy}"
+            ),
+            (_, Some(interval)) => format!(
+                "{names}: unclear, because the gap is known to ±{interval:.2}% only, with a bar of {bar}%; {remedy}"
+            ),
+            (Some(_), None) => {
+                format!("{names}: unclear, because the gap is over the bar of {bar}% but within the spread of seeds; {remedy}")
+            }
+            (None, None) => format!(
+                "{names}: unclear, because one seed does not show what chance does: only a gap over {:.2}%, three times the bar, would be clear; \
+                 {remedy}",
+                FAR * bar
+            ),
+        });
     }
 
     /// Of a kind of runs: in what it is another than the baseline.

@@ -455,3 +455,49 @@ fn by_blame(found: &mut [BlamedGroup]) {
     let order = |of: &BlamedGroup| if of.blame.is_nan() { f64::NEG_INFINITY } else { of.blame };
     found.sort_by(|a, b| order(b).total_cmp(&order(a)));
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn found(gradient_error: f64, worst: (f64, f64)) -> Blame {
+        let all = Distance { loss_gap: 1e-4, gradient_error };
+        let group = |blame: f64, operations: f64| BlamedGroup {
+            pattern: "*.o_proj:wgrad".into(),
+            site: "attn.o_proj".into(),
+            product: "wgrad",
+            block: None,
+            operations,
+            distance: all,
+            blame,
+        };
+        Blame {
+            run: "runs/a".into(),
+            step: 100,
+            casts: "fp8-block".into(),
+            batches: 1,
+            bf16_loss: 3.0,
+            all,
+            skip: Vec::new(),
+            groups: vec![group(worst.0, worst.1), group(0.2, 0.2), group(-0.03, 0.1)],
+            blocks: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn a_group_is_proposed_only_where_a_notable_error_is_its_own() {
+        assert!(found(0.3, (0.9, 0.05)).proposed().is_some());
+        // As much as the operations that it does.
+        assert!(found(0.3, (0.3, 0.25)).proposed().is_none());
+        // Spread over many.
+        assert!(found(0.3, (0.2, 0.02)).proposed().is_none());
+        // Of an error that casts alone leave.
+        assert!(found(0.03, (0.9, 0.05)).proposed().is_none());
+        assert!(found(f64::NAN, (f64::NAN, 0.05)).proposed().is_none());
+    }
+
+    #[test]
+    fn the_shares_add_up_with_those_that_are_noise() {
+        assert!((found(0.1, (0.9, 0.1)).total() - 1.07).abs() < 1e-12);
+    }
+}

@@ -68,7 +68,7 @@ pub(super) fn figures_table(views: &[View<'_>]) -> String {
     let best_of_all = views.iter().filter_map(figure).min_by(f64::total_cmp);
     let mut out = String::from(
         "<div class=\"scroll\"><table>\n<thead><tr><th>Run</th><th>Best val. loss</th><th>Bits/byte</th><th>at step</th><th>Perplexity</th>\
-         <th>Last val. loss</th><th>Train. loss</th><th>Steps</th><th>Tokens</th><th>Time</th><th>Tokens/s</th><th>Parameters</th></tr></thead>\n<tbody>\n",
+         <th>Last val. loss</th><th>Train. loss</th><th>Steps</th><th>Tokens</th><th>Time</th><th>Tokens/s</th><th>MFU</th><th>Parameters</th></tr></thead>\n<tbody>\n",
     );
     for view in views {
         let history = &view.history;
@@ -89,6 +89,7 @@ pub(super) fn figures_table(views: &[View<'_>]) -> String {
             history.steps.last().map(|m| format::count(m.tokens as f64)),
             train_seconds(view).map(format::duration),
             median(view, |m| m.tokens_per_second).map(format::count),
+            median(view, |m| m.mfu.unwrap_or(f64::NAN)).map(|mfu| format::percent(mfu, 1)),
             view.run.summary.parameters.map(|parameters| format::count(parameters as f64)),
         ];
         let _ = write!(

@@ -33,8 +33,13 @@ pub(super) struct Views<'a> {
 impl<'a> Views<'a> {
     /// Runs are compared by step where a step has the same number of tokens in all of them, else by tokens.
     pub(super) fn new(runs: &'a [RunData]) -> Self {
-        let view =
-            |(color, run): (usize, &'a RunData)| View { run, history: run.history(), x_per_step: 1.0, color, tone: 0 };
+        let view = |(color, run): (usize, &'a RunData)| View {
+            run,
+            history: run.history(),
+            x_per_step: 1.0,
+            color,
+            tone: 0,
+        };
         let mut views: Vec<View<'a>> = runs.iter().enumerate().map(view).collect();
         let tokens_per_step: Vec<f64> =
             views.iter().filter_map(|view| tokens_per_step(&view.history)).collect();

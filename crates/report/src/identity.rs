@@ -22,12 +22,13 @@ pub(super) fn same_tokenizer(a: &RunData, b: &RunData) -> bool {
 
 /// True if both runs were evaluated on one text, as far as can be told.
 pub(super) fn same_text(a: &RunData, b: &RunData) -> bool {
-    let is_explicit = |run: &RunData| value(run, "data.valid").is_some();
-    let keys: &[&str] = match (is_explicit(a), is_explicit(b)) {
-        (true, true) => &["data.valid"],
-        (false, false) => &["data.train", "data.held_out"],
-        _ => return false,
+    // Of runs without `data.valid`, a part of the training text is held out.
+    let is_explicit = |run: &RunData| {
+        let config = run.config.as_deref().and_then(flatten).unwrap_or_default();
+        config.iter().any(|(key, _)| key == "data.valid")
     };
+    let keys: &[&str] =
+        if is_explicit(a) || is_explicit(b) { &["data.valid"] } else { &["data.train", "data.held_out"] };
     equal(a, b, keys) && equal(a, b, &OF_READING) && !differ_in_length(a, b)
 }
 
@@ -46,11 +47,13 @@ fn bytes_per_token(history: &History) -> Option<f64> {
     Some(last.loss / std::f64::consts::LN_2 / bits)
 }
 
+/// True if the keys have the same values in both configurations; also if one of them cannot be read, which
+/// other notes say.
 fn equal(a: &RunData, b: &RunData, keys: &[&str]) -> bool {
-    keys.iter().all(|key| value(a, key) == value(b, key))
-}
-
-fn value(run: &RunData, key: &str) -> Option<String> {
-    let all = flatten(run.config.as_deref()?)?;
-    all.into_iter().find(|(name, _)| name == key).map(|(_, value)| value.to_string())
+    let configs = |run: &RunData| flatten(run.config.as_deref()?);
+    let (Some(a), Some(b)) = (configs(a), configs(b)) else { return true };
+    let value = |all: &[(String, toml::Value)], key: &str| {
+        all.iter().find(|(name, _)| name == key).map(|(_, value)| value.clone())
+    };
+    keys.iter().all(|key| value(&a, key) == value(&b, key))
 }

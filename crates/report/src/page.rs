@@ -131,7 +131,8 @@ fn warnings(out: &mut String, view: &View<'_>) {
         return;
     }
     let name = escape(&view.run.name);
-    let _ = write!(out, "<section class=\"problems\" role=\"note\">\n<p>Warnings of <b>{name}</b>:</p>\n<ul>");
+    let _ =
+        write!(out, "<section class=\"problems\" role=\"note\">\n<p>Warnings of <b>{name}</b>:</p>\n<ul>");
     for warning in &warnings[warnings.len().saturating_sub(3)..] {
         let _ = write!(out, "<li>step {}: {}</li>", format::grouped(warning.step), escape(&warning.text));
     }

@@ -329,6 +329,7 @@ pub(super) fn compare(runs: Vec<RunData>, groups: Vec<Group>, last: u64) -> Comp
     let mut notes = Notes::default();
     views.views.iter().for_each(|view| notes.of_run(view));
     notes.of_baseline(base);
+    let has_evals = |group: &Group| group.runs.iter().all(|&n| !views.views[n].history.evals.is_empty());
     let mut compared = Vec::new();
     for group in &groups[1..] {
         let bar_percent = bar(group.recipe(), base.recipe());
@@ -345,6 +346,12 @@ pub(super) fn compare(runs: Vec<RunData>, groups: Vec<Group>, last: u64) -> Comp
             validation: at_evaluation(&losses, group, base, bar_percent, same),
         };
         notes.of_verdict(&gap);
+        if gap.validation.is_none() && same.text && has_evals(group) && has_evals(base) {
+            notes.add(format!(
+                "{}: no evaluation at a step at which the baseline has one too, so there is no gap of the validation loss",
+                gap.runs.join(", ")
+            ));
+        }
         compared.push(gap);
     }
     let of_base = Comparable::of(&runs, base, base);
@@ -437,7 +444,7 @@ impl Notes {
             Comparable { tokenizer: true, text: true } => {}
             Comparable { tokenizer: false, text: true } => self.add(format!(
                 "{names}: another tokenizer than the baseline's, so losses in nats per token do not compare: there is no gap of the training \
-                 loss, and that of the validation loss is in bits per byte"
+                 loss, and the validation loss is compared in bits per byte"
             )),
             Comparable { tokenizer: true, text: false } => self.add(format!(
                 "{names}: evaluated on another text than the baseline, so there is no gap of the validation loss; give both the same data.valid, \

@@ -103,6 +103,8 @@ fn write_all(name: &str, mut child: Child, lines: &Receiver<String>) {
             Ok(Some(status)) => format!("ended ({status})"),
             _ => format!("takes no more lines ({error})"),
         };
-        return tracing::warn!("log.command: {name} {how}; the run goes on without it, and metrics.jsonl has all lines");
+        return tracing::warn!(
+            "log.command: {name} {how}; the run goes on without it, and metrics.jsonl has all lines"
+        );
     }
 }

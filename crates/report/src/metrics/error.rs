@@ -17,7 +17,9 @@ pub enum MetricsError {
     #[error(transparent)]
     Replace(#[from] xtrain_checkpoint::CheckpointError),
     /// The program of `log.command` cannot be started.
-    #[error("[log] `command`: cannot start {program}: {source}; check the name of the program, or take the key out with --set log.command=")]
+    #[error(
+        "[log] `command`: cannot start {program}: {source}; check the name of the program, or take the key out with --set log.command="
+    )]
     Command {
         /// The program.
         program: String,

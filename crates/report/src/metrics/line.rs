@@ -45,10 +45,14 @@ pub fn line(event: &Event, total_steps: Option<u64>) -> String {
         }
         Event::Source(source) => {
             let loss = source.loss.map(|loss| format!("  loss {loss:7.4}")).unwrap_or_default();
-            let tokens =
-                source.tokens.map(|tokens| format!("  {} tokens", format::count(tokens as f64))).unwrap_or_default();
-            let epochs =
-                source.epoch.map(|epoch| format!(", {} epochs", format::significant(epoch))).unwrap_or_default();
+            let tokens = source
+                .tokens
+                .map(|tokens| format!("  {} tokens", format::count(tokens as f64)))
+                .unwrap_or_default();
+            let epochs = source
+                .epoch
+                .map(|epoch| format!(", {} epochs", format::significant(epoch)))
+                .unwrap_or_default();
             format!("source {}{loss}{tokens}{epochs}  {}", at(source.step), printable(&source.name))
         }
         Event::Warning(warning) => format!("warning {}  {}", at(warning.step), printable(&warning.text)),

@@ -75,10 +75,12 @@ fn a_page_of_a_long_run_takes_no_longer_than_others() {
     assert!(html.len() < 1_000_000, "{} bytes", html.len());
     // The bar is that of a release build.
     assert!(cfg!(debug_assertions) || took < Duration::from_millis(200), "{took:?}");
-    for said in ["Steps100,000", "smoothed over 2,0"] {
-        let text = markup::read(&html).unwrap().text;
-        assert!(text.contains(said), "{said} in {}", &text[..2000]);
-    }
+    let text = markup::read(&html).unwrap().text;
+    assert!(text.contains("Steps100,000"), "{}", &text[..2000]);
+    // A curve is smoothed over as many reports as that of all steps, nearly.
+    let smoothed = text.split("smoothed over ").nth(1).and_then(|rest| rest.split(' ').next()).unwrap();
+    let smoothed: f64 = smoothed.replace(',', "").parse().unwrap();
+    assert!((smoothed / 2025.0 - 1.0).abs() < 0.15, "{smoothed}");
     // What stands out stays.
     assert!(html.contains(",77.50,") && html.contains(",88.25,"));
 }

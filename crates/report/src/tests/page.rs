@@ -204,7 +204,7 @@ fn warnings_stand_at_the_top_and_among_the_events() {
     let mut run = run("r", 50);
     run.records.push(record(Warning { step: 40, text: "the loss is above <guessing>".into() }));
     let page = document(&[run]);
-    assert!(page.text.contains("Warnings of r:step 40: the loss is above <guessing>"), "{}", page.text);
+    assert!(page.text.contains("Warnings of r:\nstep 40: the loss is above <guessing>"), "{}", page.text);
     assert!(page.text.contains("warning     40  the loss is above"), "{}", page.text);
 }
 

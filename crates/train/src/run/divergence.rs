@@ -113,7 +113,9 @@ mod tests {
     fn warnings(losses: impl IntoIterator<Item = (f64, f64)>) -> Vec<(u64, String)> {
         let mut watch = Divergence::new(4096);
         let steps = (1..).zip(losses);
-        steps.filter_map(|(step, (loss, norm))| Some((step, watch.stepped(step, loss, norm, 10.0)?))).collect()
+        steps
+            .filter_map(|(step, (loss, norm))| Some((step, watch.stepped(step, loss, norm, 10.0)?)))
+            .collect()
     }
 
     #[test]

@@ -61,8 +61,7 @@ impl Run {
         let _ = evaluator.add(self.learner.weights(), &validation, &mut tally, &mut go_on)?;
         if ended.is_some() {
             // JSON has no infinities: such a sum is computed anew.
-            self.position.evaluation =
-                Some(if tally.is_finite() { tally } else { Tally::default() });
+            self.position.evaluation = Some(if tally.is_finite() { tally } else { Tally::default() });
             self.checkpoints.outdate();
             self.save(watch, observer)?;
             return Ok(ended);

@@ -51,7 +51,9 @@ impl Run {
         if let Some((step, loss)) = self.position.best {
             let path = self.folder.checkpoints().join(format!("step-{step}"));
             let worse = match self.divergence.is_above(loss) {
-                true => format!(" (worse than guessing, {:.4}: the run diverged)", self.divergence.guessing()),
+                true => {
+                    format!(" (worse than guessing, {:.4}: the run diverged)", self.divergence.guessing())
+                }
                 false => String::new(),
             };
             observer.wrote(&format!("best checkpoint, validation loss {loss:.4}{worse}"), &path);

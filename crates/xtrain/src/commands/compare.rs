@@ -25,8 +25,11 @@ pub(crate) fn run(args: &CompareArgs) -> Result<(), Failure> {
 fn text(comparison: &Comparison) -> String {
     let Comparison { baseline, compared, notes, counted_in, last, .. } = comparison;
     let mut rows = vec![
-        ["runs", "recipe", "loss of", counted_in, "loss", "baseline", "gap", "seeds", "of seeds", "bar", "of bar"]
-            .map(String::from),
+        [
+            "runs", "recipe", "loss of", counted_in, "loss", "baseline", "gap", "seeds", "of seeds", "bar",
+            "of bar",
+        ]
+        .map(String::from),
     ];
     let mut add = |runs: &[String], recipe: &Option<String>, bar: Option<f64>, all: [&Option<LossGap>; 2]| {
         let is_baseline = rows.len() == 1;

@@ -8,8 +8,7 @@ use std::time::{Duration, Instant};
 const SHORT: &str = "--set train.steps=12 --set log.every=1";
 
 /// A rate at which a run diverges with finite numbers.
-const TOO_HIGH: &str =
-    "--set optimizer.lr=10 --set schedule.warmup_steps=0 --set schedule.kind=constant --set optimizer.grad_clip=0";
+const TOO_HIGH: &str = "--set optimizer.lr=10 --set schedule.warmup_steps=0 --set schedule.kind=constant --set optimizer.grad_clip=0";
 
 fn metrics(place: &Place, run: &str) -> Vec<Value> {
     let text = String::from_utf8(place.read(&format!("{run}/metrics.jsonl"))).expect("text");
@@ -28,7 +27,8 @@ fn with_log(place: &Place, lines: &str) {
 #[test]
 fn the_report_is_there_while_the_run_goes_and_says_how_far_it_is() {
     let place = Place::new();
-    let mut command = place.command("train run.toml --out out --set train.steps=1000000 --set checkpoint.every=0");
+    let mut command =
+        place.command("train run.toml --out out --set train.steps=1000000 --set checkpoint.every=0");
     let mut child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("starts");
     wait_until("a report", || place.exists("out/report.html"));
     let page = String::from_utf8(place.read("out/report.html")).expect("text");
@@ -66,7 +66,8 @@ fn the_quickstart_prints_no_more_than_forty_lines_before_its_first_step() {
     let place = Place::new();
     let root = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
     let cache = place.path("cache");
-    let mut command = place.command("train examples/quickstart.toml --set train.steps=1 --set train.batch_size=1");
+    let mut command =
+        place.command("train examples/quickstart.toml --set train.steps=1 --set train.batch_size=1");
     command.args(["--set", "data.seq_len=16", "--set", "eval.prompts=[]", "--set", "eval.at_end=false"]);
     command.args(["--set", "checkpoint.export_hf=false"]);
     command.args(["--set", &format!("data.cache_dir={}", cache.display())]);
@@ -87,14 +88,17 @@ fn the_quickstart_prints_no_more_than_forty_lines_before_its_first_step() {
 fn a_run_that_diverges_is_warned_of_with_its_cause_and_may_end_there() {
     let place = Place::new();
     let ran = place.train("out", TOO_HIGH);
-    for said in ["warning ", "above 5.5", "guessing", "(now 1.00e1)", "lower optimizer.lr", "worse than guessing"] {
+    for said in
+        ["warning ", "above 5.5", "guessing", "(now 1.00e1)", "lower optimizer.lr", "worse than guessing"]
+    {
         assert!(ran.stdout.contains(said), "{said}: {}", ran.stdout);
     }
     assert_eq!(ran.stdout.matches("warning ").count(), 1, "{}", ran.stdout);
     assert_eq!(of_kind(&metrics(&place, "out"), "warning").len(), 1);
     let page = String::from_utf8(place.read("out/report.html")).expect("text");
     assert!(page.contains("Warnings of <b>out</b>"));
-    let ran = place.run(&format!("train run.toml --out stopped {TOO_HIGH} --set train.stop_on_divergence=true"));
+    let ran =
+        place.run(&format!("train run.toml --out stopped {TOO_HIGH} --set train.stop_on_divergence=true"));
     ran.refuses(&["guessing", "lower optimizer.lr", "train.stop_on_divergence", "--resume"]);
     let steps = of_kind(&metrics(&place, "stopped"), "step").len();
     assert!(steps < 30, "{steps}");
@@ -114,7 +118,8 @@ fn weights_that_training_continues_are_evaluated_first() {
     let evals = of_kind(&lines, "eval");
     assert_eq!(evals[0]["step"], 0, "{evals:?}");
     assert_eq!(lines[0]["kind"], "eval", "before the first step");
-    let before = of_kind(&metrics(&place, "out"), "eval").last().expect("one")["loss"].as_f64().expect("a loss");
+    let before =
+        of_kind(&metrics(&place, "out"), "eval").last().expect("one")["loss"].as_f64().expect("a loss");
     let first = evals[0]["loss"].as_f64().expect("a loss");
     assert!((first / before - 1.0).abs() < 1e-5, "{first} {before}");
     assert!(place.names("again/checkpoints").iter().all(|name| name != "step-0"));

@@ -64,14 +64,23 @@ impl Writer {
                 let text = format!("{}{}", sample.prompt, sample.text);
                 self.append(&proto::text(time, step, SAMPLE, &code_block(&text)))
             }
-            Event::Warning(warning) => self.append(&proto::text(time, step, "warning", &code_block(&warning.text))),
+            Event::Warning(warning) => {
+                self.append(&proto::text(time, step, "warning", &code_block(&warning.text)))
+            }
             Event::Source(source) => {
-                let figures = [("tokens", source.tokens.map(|n| n as f64)), ("epoch", source.epoch), ("loss", source.loss)];
+                let figures = [
+                    ("tokens", source.tokens.map(|n| n as f64)),
+                    ("epoch", source.epoch),
+                    ("loss", source.loss),
+                ];
                 let scalars: Vec<(String, f64)> = figures
                     .into_iter()
-                    .filter_map(|(figure, value)| Some((format!("{SOURCE}/{figure}/{}", source.name), value?)))
+                    .filter_map(|(figure, value)| {
+                        Some((format!("{SOURCE}/{figure}/{}", source.name), value?))
+                    })
                     .collect();
-                let scalars: Vec<(&str, f64)> = scalars.iter().map(|(tag, value)| (tag.as_str(), *value)).collect();
+                let scalars: Vec<(&str, f64)> =
+                    scalars.iter().map(|(tag, value)| (tag.as_str(), *value)).collect();
                 self.append(&proto::scalars(time, step, &scalars))
             }
             event => {

@@ -49,7 +49,13 @@ fn records() -> Vec<Record> {
             loss: Some(2.9),
         }
         .into(),
-        SourceMetrics { step: 3, name: "b.txt".into(), loss: Some(f64::NAN), ..SourceMetrics::default() }.into(),
+        SourceMetrics {
+            step: 3,
+            name: "b.txt".into(),
+            loss: Some(f64::INFINITY),
+            ..SourceMetrics::default()
+        }
+        .into(),
         Warning { step: 3, text: "the loss\u{1b} is high".into() }.into(),
     ];
     events

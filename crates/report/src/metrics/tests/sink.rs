@@ -36,7 +36,8 @@ fn a_killed_and_resumed_run_has_one_history() {
         sink.record(step(at)).unwrap();
     }
     drop(sink);
-    let mut sink = MetricsSink::open(folder.path(), BOTH, SinkStart::Resumed(Lost::after(3)), "", None).unwrap();
+    let mut sink =
+        MetricsSink::open(folder.path(), BOTH, SinkStart::Resumed(Lost::after(3)), "", None).unwrap();
     assert_eq!((sink.recovery().kept, sink.recovery().lost_steps), (3, 2));
     for at in 4..=6 {
         sink.record(step(at)).unwrap();
@@ -94,9 +95,14 @@ fn a_fresh_run_never_writes_into_another_runs_metrics() {
 #[test]
 fn only_the_chosen_files_are_made() {
     let folder = tempfile::tempdir().unwrap();
-    let mut sink =
-        MetricsSink::open(folder.path(), Outputs { jsonl: false, tensorboard: false }, SinkStart::Fresh, "", None)
-            .unwrap();
+    let mut sink = MetricsSink::open(
+        folder.path(),
+        Outputs { jsonl: false, tensorboard: false },
+        SinkStart::Fresh,
+        "",
+        None,
+    )
+    .unwrap();
     sink.record(step(1)).unwrap();
     assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
 }
@@ -104,7 +110,8 @@ fn only_the_chosen_files_are_made() {
 #[test]
 fn a_missing_run_folder_is_an_error_that_names_the_file() {
     let folder = tempfile::tempdir().unwrap();
-    let error =
-        MetricsSink::open(&folder.path().join("none"), BOTH, SinkStart::Fresh, "", None).unwrap_err().to_string();
+    let error = MetricsSink::open(&folder.path().join("none"), BOTH, SinkStart::Fresh, "", None)
+        .unwrap_err()
+        .to_string();
     assert!(error.contains("none/metrics.jsonl: cannot open metrics: "), "{error}");
 }

@@ -91,7 +91,9 @@ fn each_event_with_figures_is_one_frame() {
 fn a_configuration_is_a_text_and_the_hyperparameters_of_the_run() {
     let folder = tempfile::tempdir().unwrap();
     let mut writer = Writer::create(folder.path(), TIME, None).unwrap();
-    writer.describe(TIME, "[optimizer]\nlr = 0.5\n[log]\njsonl = true\n[model]\nfamily = \"qwen3\"\n").unwrap();
+    writer
+        .describe(TIME, "[optimizer]\nlr = 0.5\n[log]\njsonl = true\n[model]\nfamily = \"qwen3\"\n")
+        .unwrap();
     let bytes = fs::read(writer.path()).unwrap();
     let payloads = payloads(&bytes);
     let tags: Vec<_> = payloads.iter().filter_map(|payload| proto::tag_of(payload)).collect();

@@ -60,7 +60,7 @@ fn other_events_are_one_line_each() {
             "reference   16/2000  loss     inf  in bf16  2.0000  gap +inf% over 4 steps",
             "sample after step 3:\n    Once \"upon\"\n     a\ttime\u{FFFD}[2J\u{2028}",
             "source    3/2000  loss  2.9000  819k tokens, 0.31 epochs  data/ä.jsonl",
-            "source    3/2000  loss     NaN  b.txt",
+            "source    3/2000  loss     inf  b.txt",
             "warning    3/2000  the loss\u{FFFD} is high",
         ]
     );

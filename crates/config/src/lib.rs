@@ -101,8 +101,8 @@ pub struct Parsed {
 }
 
 impl Parsed {
-    /// The run file, if this key (`log.command`) was written there; `None` if it was given on the command line,
-    /// or not at all.
+    /// The run file, if this key (`log.command`) was written there; `None` if it was given on the command
+    /// line, or not at all.
     pub fn file_with(&self, key: &str) -> Option<&Path> {
         matches!(self.origins.get(key), Some(Origin::Line { .. })).then_some(&*self.file)
     }

@@ -64,12 +64,12 @@ pub struct Blame {
     pub blocks: Vec<BlamedGroup>,
 }
 
-/// Least gradient error of a step at which a group may be worth returning to bf16. Casts to E4M3 alone, of 2.7%
-/// an operand, add up to some percent over the layers of a model.
+/// Least gradient error of a step at which a group may be worth returning to bf16. Casts to E4M3 alone, of
+/// 2.7% an operand, add up to some percent over the layers of a model.
 const NOTABLE_ERROR: f64 = 0.05;
 /// Least share of the squared error that a group is to blame for, to be worth returning.
 const NOTABLE_BLAME: f64 = 0.25;
-/// The same as a multiple of its share of the operations.
+/// Least blame of such a group as a multiple of its share of the operations.
 const NOTABLE_RATIO: f64 = 2.0;
 
 impl Blame {

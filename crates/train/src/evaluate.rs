@@ -46,9 +46,9 @@ impl Evaluator {
         Ok(bytemuck::pod_read_unaligned::<f32>(outputs.get(io::LOSS)?).into())
     }
 
-    /// The sums of a batch by source, where its rows are from several. They come from runs with the targets of
-    /// the others left out, so that the loss of the batch itself keeps its bits; such batches are as few as the
-    /// places where one source follows another.
+    /// The sums of a batch by source, where its rows are from several. They come from runs with the targets
+    /// of the others left out, so that the loss of the batch itself keeps its bits; such batches are as few
+    /// as the places where one source follows another.
     fn by_source(
         &self,
         weights: &mut Weights,
@@ -193,7 +193,7 @@ pub struct Tally {
     pub targets: usize,
     /// The sum of the targets' cross-entropies, in nats.
     pub loss_sum: f64,
-    /// The same of each source, where there are several.
+    /// The part of each source, where there are several.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub sources: Vec<SourceTally>,
 }

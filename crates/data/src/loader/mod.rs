@@ -169,8 +169,8 @@ impl Loader {
         self.sources.iter().map(|source| source.stream.name()).collect()
     }
 
-    /// The source of each sample in `samples`, as its index. All tokens of a sample are from one source, so row
-    /// b of [`Loader::batch`] at `first` is from source b of `first .. first + count`.
+    /// The source of each sample in `samples`, as its index. All tokens of a sample are from one source, so
+    /// row b of [`Loader::batch`] at `first` is from source b of `first .. first + count`.
     pub fn sources(&self, samples: Range<u64>) -> Vec<usize> {
         samples.map(|sample| self.mixture.locate(sample).0).collect()
     }

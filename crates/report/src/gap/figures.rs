@@ -69,9 +69,9 @@ pub(super) const FAR: f64 = 3.0;
 /// True if a gap lies inside the bar, false if outside; `None` if that is unclear, all in percent.
 ///
 /// With several runs the interval of their gap decides, and beside runs of other seeds the spread of the
-/// baseline too. A single run without seeds to set it against is only ever clear far outside of the bar: by how
-/// much chance moves it is not known. Where the seeds of the baseline lie far over the bar apart, no gap within
-/// their spread says anything.
+/// baseline too. A single run without seeds to set it against is only ever clear far outside of the bar: by
+/// how much chance moves it is not known. Where the seeds of the baseline lie far over the bar apart, no gap
+/// within their spread says anything.
 fn inside_bar(
     gap: f64,
     bar: f64,
@@ -301,7 +301,7 @@ fn at_evaluation(
     Some(LossGap::of(&found, (at, at), bar, unit, group.runs.len()))
 }
 
-/// What the runs of a group and of the baseline have in common.
+/// Common properties of the runs of a group and of the baseline.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Comparable {
     pub(super) tokenizer: bool,

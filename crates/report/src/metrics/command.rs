@@ -3,6 +3,7 @@
 //! A thread writes the lines, so a run never waits for the program: where it reads too slowly, the lines that
 //! find no place in the queue are lost, and where it ended, all further ones. Either is warned of once.
 
+use std::fs::OpenOptions;
 use std::io::{self, Write};
 use std::path::Path;
 use std::process::{Child, Stdio};
@@ -18,6 +19,8 @@ use super::{MetricsError, Record, jsonl};
 const QUEUE: usize = 4096;
 /// Time that the lines still in the queue have at the end of a run.
 const AT_THE_END: Duration = Duration::from_secs(1);
+/// File of the run folder that receives the output of the program.
+pub const COMMAND_LOG: &str = "command.log";
 /// Environment variable in which the program finds the run folder.
 const RUN_FOLDER: &str = "XTRAIN_RUN";
 
@@ -39,7 +42,8 @@ impl std::fmt::Debug for Command {
 
 impl Command {
     /// Starts `command`, a program and its arguments, without a shell. It runs in a process group of its own,
-    /// so that Ctrl-C ends the run first; the variable `XTRAIN_RUN` in its environment names `folder`.
+    /// so that Ctrl-C ends the run first. The variable `XTRAIN_RUN` in its environment names `folder`, where
+    /// its output goes to a file: it holds nothing of the run's open that others wait for.
     ///
     /// # Errors
     ///
@@ -49,6 +53,11 @@ impl Command {
         let mut start = std::process::Command::new(program);
         start.args(arguments).stdin(Stdio::piped());
         start.env(RUN_FOLDER, std::path::absolute(folder).unwrap_or_else(|_| folder.to_owned()));
+        let log = folder.join(COMMAND_LOG);
+        let output = OpenOptions::new().create(true).append(true).open(&log);
+        let output = output.map_err(MetricsError::io("open the output of log.command", &log))?;
+        start.stderr(output.try_clone().map_err(MetricsError::io("open the output of log.command", &log))?);
+        start.stdout(output);
         #[cfg(unix)]
         std::os::unix::process::CommandExt::process_group(&mut start, 0);
         let cannot = |source: io::Error| MetricsError::Command { program: program.clone(), source };
@@ -57,7 +66,7 @@ impl Command {
         let is_done = Arc::new(AtomicBool::new(false));
         let (name, done) = (program.clone(), is_done.clone());
         let write = move || {
-            write_all(&name, child, &waiting);
+            write_all(&name, &log, child, &waiting);
             done.store(true, Ordering::Release);
         };
         thread::Builder::new().name("log.command".to_owned()).spawn(write).map_err(cannot)?;
@@ -94,7 +103,7 @@ impl Drop for Command {
 }
 
 /// Writes lines until there are no more, or the program takes none.
-fn write_all(name: &str, mut child: Child, lines: &Receiver<String>) {
+fn write_all(name: &str, log: &Path, mut child: Child, lines: &Receiver<String>) {
     let Some(mut input) = child.stdin.take() else { unreachable!("it is piped") };
     for line in lines {
         // A full pipe blocks this thread alone.
@@ -104,7 +113,8 @@ fn write_all(name: &str, mut child: Child, lines: &Receiver<String>) {
             _ => format!("takes no more lines ({error})"),
         };
         return tracing::warn!(
-            "log.command: {name} {how}; the run goes on without it, and metrics.jsonl has all lines"
+            "log.command: {name} {how}; the run goes on without it, and metrics.jsonl has all lines; its output is in {}",
+            log.display()
         );
     }
 }

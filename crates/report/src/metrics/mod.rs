@@ -25,7 +25,7 @@ mod lost;
 mod sink;
 pub mod tensorboard;
 
-pub use command::Command;
+pub use command::{COMMAND_LOG, Command};
 pub use error::MetricsError;
 pub use event::{
     CheckpointSaved, EvalMetrics, Event, Record, ReferenceGap, Resumed, Sample, SkippedStep, SourceMetrics,

@@ -24,6 +24,8 @@ pub(super) struct Divergence {
     guessing: f64,
     /// The highest of `guessing` and the loss of the run's first step, once that is known.
     start: f64,
+    /// The learning rate of the last step.
+    lr: f64,
     above: u64,
     high: u64,
     norms: VecDeque<f64>,
@@ -37,6 +39,7 @@ impl Divergence {
         Divergence {
             guessing,
             start: guessing,
+            lr: 0.0,
             above: 0,
             high: 0,
             norms: VecDeque::new(),
@@ -60,6 +63,7 @@ impl Divergence {
         if step == 1 {
             self.start = self.guessing.max(loss);
         }
+        self.lr = lr;
         self.above = if self.is_above(loss) { self.above + 1 } else { 0 };
         let median = self.median();
         self.high = if median.is_some_and(|median| grad_norm > HIGH * median) { self.high + 1 } else { 0 };
@@ -70,7 +74,7 @@ impl Divergence {
             self.norms.push_back(grad_norm);
         }
         if self.above >= STEPS_ABOVE && !std::mem::replace(&mut self.has_warned_of_loss, true) {
-            return Some(self.of_loss(loss, &format!(" (now {lr:.2e})")));
+            return Some(self.of_loss(loss));
         }
         let median = median.filter(|_| self.high >= STEPS_HIGH)?;
         (!std::mem::replace(&mut self.has_warned_of_norm, true)).then(|| {
@@ -87,14 +91,14 @@ impl Divergence {
     pub(super) fn evaluated(&mut self, loss: f64, step: u64) -> Option<String> {
         let is_sign = step > 0 && self.is_above(loss) && !self.has_warned_of_loss;
         self.has_warned_of_loss |= is_sign;
-        is_sign.then(|| self.of_loss(loss, ""))
+        is_sign.then(|| self.of_loss(loss))
     }
 
-    fn of_loss(&self, loss: f64, lr: &str) -> String {
+    fn of_loss(&self, loss: f64) -> String {
         format!(
             "the loss, {loss:.4}, is above {:.4}, that of guessing (the logarithm of the vocabulary's size): the run diverges; the usual \
-             cause is a learning rate that is too high{lr}: lower optimizer.lr or lengthen schedule.warmup_steps, and begin again",
-            self.guessing
+             cause is a learning rate that is too high (now {:.2e}): lower optimizer.lr or lengthen schedule.warmup_steps, and begin again",
+            self.guessing, self.lr
         )
     }
 

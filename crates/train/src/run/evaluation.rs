@@ -86,8 +86,8 @@ impl Run {
         Ok(None)
     }
 
-    /// Evaluates the weights that training starts from, if it continues from others'. Returns how the run ends
-    /// if it is stopped meanwhile.
+    /// Evaluates the weights that training starts from, if it continues from others'. Returns how the run
+    /// ends if it is stopped meanwhile.
     pub(super) fn evaluate_before_training(
         &mut self,
         watch: &mut Watch<'_>,

@@ -115,7 +115,7 @@ impl Run {
         Ok(ended.unwrap_or(Outcome::Finished))
     }
 
-    /// Shows in the report of a run that an error ended it. The error is what its user is told of.
+    /// Shows in the report of a run that an error ended it.
     pub(super) fn report_error(&mut self, error: &RunError) {
         let Some(live) = self.live.take() else { return };
         let outcome = Some(format!("ended by an error: {error}"));

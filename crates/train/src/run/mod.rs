@@ -12,6 +12,7 @@
 //! <out>/sample.txt       the samples generated at the end
 //! <out>/summary.json     facts about the run for the report
 //! <out>/report.html      curves and figures on one page
+//! <out>/command.log      the output of the program in log.command
 //! <out>/trace.json       a trace of some steps, with --profile
 //! ```
 

@@ -1,4 +1,4 @@
-//! What a run shows while it goes: its page, its warnings, its lines, and the program that receives its metrics.
+//! A run while it goes: its page, its warnings, its lines, and the program that receives its metrics.
 
 use crate::place::{Place, RUN, finish, wait, wait_until};
 use serde_json::Value;
@@ -199,9 +199,10 @@ fn a_run_folder_starts_no_program() {
 #[test]
 fn a_program_that_reads_nothing_or_ends_costs_the_run_nothing_but_a_warning() {
     let place = Place::new();
-    with_log(&place, r#"command = ["sh", "-c", "exit 3"]"#);
+    with_log(&place, r#"command = ["sh", "-c", "echo no way; exit 3"]"#);
     let ran = place.run("train hooked.toml --out ends").succeeds();
     assert_eq!(ran.stderr.matches("log.command: sh").count(), 1, "{}", ran.stderr);
+    assert_eq!(place.read("ends/command.log"), b"no way\n");
     assert!(place.exists("ends/hf/model.safetensors"));
     with_log(&place, r#"command = ["sh", "-c", "exec sleep 30"]"#);
     let begun = Instant::now();

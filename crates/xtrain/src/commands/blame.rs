@@ -110,8 +110,13 @@ fn text(found: &Blame) -> String {
             format::percent(worst.blame, 1),
             set(found, &worst.pattern)
         )),
+        None if found.is_small() => out.push_str(&format!(
+            "nothing is wrong: a gradient error of {} is the normal cost of FP8, and small beside the differences between batches\n",
+            format::percent(found.all.gradient_error, 1)
+        )),
         None => out.push_str(
-            "nothing is wrong: the error is small, or spread over the GEMMs as their operations are, which is the normal cost of FP8\n",
+            "no GEMM stands out: the error is large but spread over them as their operations are. Take more batches (--batches), an earlier \
+             checkpoint (--step), or measure what it costs with reference segments (precision.reference_every)\n",
         ),
     }
     out

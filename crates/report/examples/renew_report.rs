@@ -1,7 +1,7 @@
 //! Time and size of the page of a run under way, by the number of its logged steps.
 //!
 //! ```sh
-//! cargo run --release -p xtrain-report --example renew_report
+//! cargo run -p xtrain-report --example renew_report
 //! ```
 
 use std::time::Instant;

@@ -102,6 +102,14 @@ pub struct Parsed {
     origins: error::Origins,
 }
 
+impl Parsed {
+    /// The run file, if this key (`log.command`) was written there; `None` if it was given on the command
+    /// line, or not at all.
+    pub fn file_with(&self, key: &str) -> Option<&Path> {
+        matches!(self.origins.get(key), Some(Origin::Line { .. })).then_some(&*self.file)
+    }
+}
+
 impl Config {
     /// Reads the run file at `path` and lays `overrides` over it, the last one winning. A string is what
     /// `--set` takes, `section.key=value`.

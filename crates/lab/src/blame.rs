@@ -65,6 +65,35 @@ pub struct Blame {
     pub blocks: Vec<BlamedGroup>,
 }
 
+/// Least gradient error of a step at which a group may be worth returning to bf16. The gradients of two
+/// batches differ by more than that; healthy runs have some percent, and a few tens early in training.
+const NOTABLE_ERROR: f64 = 0.5;
+/// Least share of the squared error that a group is to blame for, to be worth returning.
+const NOTABLE_BLAME: f64 = 0.25;
+/// Least blame of such a group as a multiple of its share of the operations.
+const NOTABLE_RATIO: f64 = 2.0;
+
+impl Blame {
+    /// True if the error of the gradients is too small to matter.
+    pub fn is_small(&self) -> bool {
+        self.all.gradient_error < NOTABLE_ERROR
+    }
+
+    /// The group to return to bf16: the worst, if it is to blame for far more of a notable error than the
+    /// operations that it does. An error that is small, or spread evenly, is the normal cost of FP8.
+    pub fn proposed(&self) -> Option<&BlamedGroup> {
+        let is_notable = self.all.gradient_error >= NOTABLE_ERROR;
+        self.groups.first().filter(|worst| {
+            is_notable && worst.blame >= NOTABLE_BLAME && worst.blame >= NOTABLE_RATIO * worst.operations
+        })
+    }
+
+    /// The sum of all groups' shares of the blame; those that are noise may be negative.
+    pub fn total(&self) -> f64 {
+        self.groups.iter().map(|group| group.blame).sum()
+    }
+}
+
 /// Distance from bf16.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct Distance {
@@ -431,4 +460,50 @@ fn found(
 fn by_blame(found: &mut [BlamedGroup]) {
     let order = |of: &BlamedGroup| if of.blame.is_nan() { f64::NEG_INFINITY } else { of.blame };
     found.sort_by(|a, b| order(b).total_cmp(&order(a)));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn found(gradient_error: f64, worst: (f64, f64)) -> Blame {
+        let all = Distance { loss_gap: 1e-4, gradient_error };
+        let group = |blame: f64, operations: f64| BlamedGroup {
+            pattern: "*.o_proj:wgrad".into(),
+            site: "attn.o_proj".into(),
+            product: "wgrad",
+            block: None,
+            operations,
+            distance: all,
+            blame,
+        };
+        Blame {
+            run: "runs/a".into(),
+            step: 100,
+            casts: "fp8-block".into(),
+            batches: 1,
+            bf16_loss: 3.0,
+            all,
+            skip: Vec::new(),
+            groups: vec![group(worst.0, worst.1), group(0.2, 0.2), group(-0.03, 0.1)],
+            blocks: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn a_group_is_proposed_only_where_a_notable_error_is_its_own() {
+        assert!(found(0.8, (0.9, 0.05)).proposed().is_some());
+        // As much as the operations that it does.
+        assert!(found(0.8, (0.3, 0.25)).proposed().is_none());
+        // Spread over many.
+        assert!(found(0.8, (0.2, 0.02)).proposed().is_none());
+        // Of an error that healthy runs have.
+        assert!(found(0.064, (0.785, 0.056)).proposed().is_none() && found(0.064, (0.9, 0.05)).is_small());
+        assert!(found(f64::NAN, (f64::NAN, 0.05)).proposed().is_none());
+    }
+
+    #[test]
+    fn the_shares_add_up_with_those_that_are_noise() {
+        assert!((found(0.1, (0.9, 0.1)).total() - 1.07).abs() < 1e-12);
+    }
 }

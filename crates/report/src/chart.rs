@@ -25,6 +25,8 @@ pub(super) struct Chart {
     /// Quantity on the x axis: `step` or `tokens`.
     pub(super) x_name: &'static str,
     pub(super) x: Axis,
+    /// Tokens of a step, where the axis counts steps and may be read in tokens too.
+    pub(super) step_tokens: Option<f64>,
     pub(super) y: Axis,
     pub(super) series: Vec<Series>,
     /// x of steps without an update.
@@ -51,6 +53,8 @@ pub(super) struct Series {
     pub(super) style: Style,
     /// Number of its colour.
     pub(super) color: usize,
+    /// Shade of the colour, which tells runs of one group apart.
+    pub(super) tone: usize,
     /// Rising in x.
     pub(super) points: Vec<Point>,
 }
@@ -73,6 +77,8 @@ pub(super) enum Style {
     Line,
     /// A dashed line, with a dot at each of few points.
     Dashed,
+    /// A line with a dot at each of few points.
+    Dotted,
 }
 
 impl Style {
@@ -81,19 +87,36 @@ impl Style {
             Self::Raw => "raw",
             Self::Line => "line",
             Self::Dashed => "dashed",
+            Self::Dotted => "line",
         }
     }
 }
 
 /// Colours of the style sheet: further curves start over.
 pub(super) const COLORS: usize = 8;
+/// Shades of each colour: further ones start over.
+const TONES: usize = 4;
+/// Horizontal lines nearer to each other than this share of the height have one label: their own would
+/// overlap.
+const LABEL_HEIGHT: f64 = 0.09;
+
+/// The classes of a colour in one of its shades.
+pub(super) fn color_class(color: usize, tone: usize) -> String {
+    match tone % TONES {
+        0 => format!("c{}", color % COLORS),
+        tone => format!("c{} t{tone}", color % COLORS),
+    }
+}
 
 impl Chart {
     /// The chart as a `figure`.
     pub(super) fn html(&self) -> String {
         let mut out = format!(
-            "<figure class=\"chart\" data-x0=\"{}\" data-x1=\"{}\" data-xname=\"{}\">\n",
-            self.x.low, self.x.high, self.x_name
+            "<figure class=\"chart\" data-x0=\"{}\" data-x1=\"{}\" data-xname=\"{}\"{}>\n",
+            self.x.low,
+            self.x.high,
+            self.x_name,
+            self.step_tokens.map(|tokens| format!(" data-tokens=\"{tokens}\"")).unwrap_or_default()
         );
         let _ = writeln!(
             out,
@@ -109,12 +132,13 @@ impl Chart {
         out.push_str("</div>\n<div class=\"area\">\n");
         self.drawing(&mut out);
         self.overlays(&mut out);
-        out.push_str("</div>\n<div class=\"x\" aria-hidden=\"true\">");
-        for (value, label) in &self.x.ticks {
-            let _ = write!(out, "<span style=\"left:{:.2}%\">{label}</span>", self.x.place(*value) * 100.0);
+        out.push_str("</div>\n");
+        ticks(&mut out, "by-step", self.x_name, &self.x);
+        if let Some(tokens) = self.step_tokens {
+            let axis = Axis::whole(self.x.low * tokens, self.x.high * tokens, 5);
+            ticks(&mut out, "by-token", "tokens", &axis);
         }
-        let _ =
-            write!(out, "</div>\n<div class=\"xname\" aria-hidden=\"true\">{}</div>\n</div>\n", self.x_name);
+        out.push_str("</div>\n");
         if !self.notes.is_empty() {
             let _ = writeln!(out, "<p class=\"note\">{}</p>", escape(&self.notes.join(" ")));
         }
@@ -133,8 +157,9 @@ impl Chart {
                 .filter(|_| series.style != Style::Raw)
                 .map(|value| format!(" <b>{}</b>", four_digits(value)))
                 .unwrap_or_default();
-            let (class, color, name) = (series.style.class(), series.color % COLORS, escape(&series.name));
-            let _ = write!(out, "<li><i class=\"key {class} c{color}\"></i>{name}{last}</li>");
+            let (class, name) = (series.style.class(), escape(&series.name));
+            let color = color_class(series.color, series.tone);
+            let _ = write!(out, "<li><i class=\"key {class} {color}\"></i>{name}{last}</li>");
         }
         for band in &self.bands {
             let (color, name) = (band.color % COLORS, escape(&band.name));
@@ -209,7 +234,8 @@ impl Chart {
                 let (across, down) = (self.across(x), self.down(y));
                 let _ = write!(path, "{}{across:.1} {down:.1}", if at == 0 { "M" } else { " " });
                 // A piece of one point has no line to see.
-                if piece.len() == 1 || series.style == Style::Dashed && series.points.len() <= DOTS {
+                let has_dots = matches!(series.style, Style::Dashed | Style::Dotted);
+                if piece.len() == 1 || has_dots && series.points.len() <= DOTS {
                     let _ = write!(dots, "M{across:.1} {down:.1}h0");
                 }
                 let comma = if xs.is_empty() { "" } else { "," };
@@ -217,13 +243,14 @@ impl Chart {
                 let _ = write!(ys, "{comma}{}", four_digits(y));
             }
         }
-        let (class, color, name) = (series.style.class(), series.color % COLORS, escape(&series.name));
+        let (class, name) = (series.style.class(), escape(&series.name));
+        let color = color_class(series.color, series.tone);
         let _ = writeln!(
             out,
-            "<path class=\"{class} c{color}\" d=\"{path}\" data-name=\"{name}\" data-x=\"{xs}\" data-y=\"{ys}\"/>"
+            "<path class=\"{class} {color}\" d=\"{path}\" data-name=\"{name}\" data-x=\"{xs}\" data-y=\"{ys}\"/>"
         );
         if !dots.is_empty() {
-            let _ = writeln!(out, "<path class=\"dots c{color}\" d=\"{dots}\"/>");
+            let _ = writeln!(out, "<path class=\"dots {color}\" d=\"{dots}\"/>");
         }
     }
 
@@ -239,12 +266,12 @@ impl Chart {
     }
 
     fn overlays(&self, out: &mut String) {
-        for (value, label) in &self.references {
+        for (place, label) in self.labels() {
             let _ = writeln!(
                 out,
                 "<span class=\"reflabel\" style=\"bottom:{:.2}%\">{}</span>",
-                self.y.place(*value) * 100.0,
-                escape(label)
+                place * 100.0,
+                escape(&label)
             );
         }
         if let Some((x, y)) = self.ring.filter(|ring| (0.0..=1.0).contains(&self.y.place(ring.1))) {
@@ -252,6 +279,23 @@ impl Chart {
             let _ =
                 writeln!(out, "<span class=\"ring\" style=\"left:{left:.2}%;bottom:{bottom:.2}%\"></span>");
         }
+    }
+
+    /// Labels of the horizontal lines and their places; lines close to each other share one, at the upper.
+    fn labels(&self) -> Vec<(f64, String)> {
+        let placed = self.references.iter().map(|(value, label)| (self.y.place(*value), label));
+        let mut placed: Vec<(f64, &String)> = placed.filter(|(place, _)| place.is_finite()).collect();
+        placed.sort_by(|a, b| b.0.total_cmp(&a.0));
+        let mut labels: Vec<(f64, String)> = Vec::new();
+        let mut lowest = f64::INFINITY;
+        for (place, label) in placed {
+            match labels.last_mut().filter(|_| lowest - place < LABEL_HEIGHT) {
+                Some((_, shared)) => *shared += &format!(", {label}"),
+                None => labels.push((place, label.clone())),
+            }
+            lowest = place;
+        }
+        labels
     }
 
     /// Description of the chart for screen readers.
@@ -276,6 +320,15 @@ impl Chart {
     fn down(&self, y: f64) -> f64 {
         (1.0 - self.y.place(y).clamp(-0.02, 1.02)) * SIZE
     }
+}
+
+/// A row of labels under the chart, and its name.
+fn ticks(out: &mut String, class: &str, name: &str, axis: &Axis) {
+    let _ = write!(out, "<div class=\"x {class}\" aria-hidden=\"true\">");
+    for (value, label) in &axis.ticks {
+        let _ = write!(out, "<span style=\"left:{:.2}%\">{label}</span>", axis.place(*value) * 100.0);
+    }
+    let _ = write!(out, "</div>\n<div class=\"xname {class}\" aria-hidden=\"true\">{name}</div>\n");
 }
 
 /// A value as the legend and the pointer show it: four or five significant digits.

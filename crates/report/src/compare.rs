@@ -2,31 +2,85 @@
 
 use std::fmt::Write;
 
-use super::chart::COLORS;
+use super::RunData;
+use super::chart::color_class;
+use super::config_text::flatten;
 use super::curves::View;
 use super::figures::{final_training_loss, median, train_seconds};
 use super::html::{escape, shortened};
-use crate::metrics::format;
+use super::identity::{same_text, same_tokenizer};
+use crate::metrics::{EvalMetrics, format};
 
 /// Longest value of a key that is shown, in bytes.
 const VALUE_BYTES: usize = 200;
 
+/// The figure by which the best of several runs is found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum BestBy {
+    /// One text and one tokenizer.
+    Loss,
+    /// One text, several tokenizers.
+    Bits,
+    /// Several texts: no figure compares.
+    Nothing,
+}
+
+impl BestBy {
+    fn of(views: &[View<'_>]) -> Self {
+        let evaluated = views.iter().filter(|view| view.history.best_eval().is_some());
+        let runs: Vec<&RunData> = evaluated.map(|view| view.run).collect();
+        let all = |same: fn(&RunData, &RunData) -> bool| runs.windows(2).all(|pair| same(pair[0], pair[1]));
+        match (all(same_text), all(same_tokenizer)) {
+            (true, true) => BestBy::Loss,
+            (true, false) => BestBy::Bits,
+            (false, _) => BestBy::Nothing,
+        }
+    }
+
+    fn figure(self, eval: &EvalMetrics) -> Option<f64> {
+        match self {
+            BestBy::Loss => Some(eval.loss),
+            BestBy::Bits => eval.bits_per_byte,
+            BestBy::Nothing => None,
+        }
+    }
+
+    /// Explains the mark, where the figures do not do so themselves.
+    fn note(self) -> &'static str {
+        match self {
+            BestBy::Loss => "",
+            BestBy::Bits => {
+                "<p class=\"note\">The tokenizers differ: losses in nats per token do not compare, and the best run is that with the fewest \
+                 bits per byte.</p>\n"
+            }
+            BestBy::Nothing => {
+                "<p class=\"note\">The runs were evaluated on different texts: their validation losses do not compare, and none is marked as \
+                 the best.</p>\n"
+            }
+        }
+    }
+}
+
 /// A table with one row a run.
 pub(super) fn figures_table(views: &[View<'_>]) -> String {
-    let best_of_all =
-        views.iter().filter_map(|view| view.history.best_eval()).map(|m| m.loss).min_by(f64::total_cmp);
+    let by = BestBy::of(views);
+    let figure = |view: &View<'_>| view.history.best_eval().and_then(|eval| by.figure(&eval));
+    let best_of_all = views.iter().filter_map(figure).min_by(f64::total_cmp);
     let mut out = String::from(
-        "<div class=\"scroll\"><table>\n<thead><tr><th>Run</th><th>Best val. loss</th><th>at step</th><th>Perplexity</th>\
-         <th>Last val. loss</th><th>Train. loss</th><th>Steps</th><th>Tokens</th><th>Time</th><th>Tokens/s</th><th>Parameters</th></tr></thead>\n<tbody>\n",
+        "<div class=\"scroll\"><table>\n<thead><tr><th>Run</th><th>Best val. loss</th><th>Bits/byte</th><th>at step</th><th>Perplexity</th>\
+         <th>Last val. loss</th><th>Train. loss</th><th>Steps</th><th>Tokens</th><th>Time</th><th>Tokens/s</th><th>MFU</th><th>Parameters</th></tr></thead>\n<tbody>\n",
     );
     for view in views {
         let history = &view.history;
         let best = history.best_eval();
+        let is_best = best_of_all.is_some() && figure(view) == best_of_all;
+        let marked = |value: f64, is_it: BestBy| match is_best && by == is_it {
+            true => format!("<b>{value:.4}</b>"),
+            false => format!("{value:.4}"),
+        };
         let cells = [
-            best.map(|m| m.loss).map(|loss| match Some(loss) == best_of_all {
-                true => format!("<b>{loss:.4}</b>"),
-                false => format!("{loss:.4}"),
-            }),
+            best.map(|m| marked(m.loss, BestBy::Loss)),
+            best.and_then(|m| m.bits_per_byte).map(|bits| marked(bits, BestBy::Bits)),
             best.map(|m| format::grouped(m.step)),
             best.map(|m| format::significant(m.perplexity())),
             history.evals.last().map(|m| format!("{:.4}", m.loss)),
@@ -35,12 +89,13 @@ pub(super) fn figures_table(views: &[View<'_>]) -> String {
             history.steps.last().map(|m| format::count(m.tokens as f64)),
             train_seconds(view).map(format::duration),
             median(view, |m| m.tokens_per_second).map(format::count),
+            median(view, |m| m.mfu.unwrap_or(f64::NAN)).map(|mfu| format::percent(mfu, 1)),
             view.run.summary.parameters.map(|parameters| format::count(parameters as f64)),
         ];
         let _ = write!(
             out,
-            "<tr><th><i class=\"key line c{}\"></i>{}</th>",
-            view.color % COLORS,
+            "<tr><th><i class=\"key line {}\"></i>{}</th>",
+            color_class(view.color, view.tone),
             escape(&view.run.name)
         );
         for cell in cells {
@@ -49,25 +104,26 @@ pub(super) fn figures_table(views: &[View<'_>]) -> String {
         out.push_str("</tr>\n");
     }
     out.push_str("</tbody>\n</table></div>\n");
+    out.push_str(by.note());
     out
 }
 
 /// A table of the keys whose values differ, or a sentence if none does.
 pub(super) fn differences(views: &[View<'_>]) -> String {
-    let configs: Vec<Option<Vec<(String, String)>>> =
+    let configs: Vec<Option<Vec<(String, toml::Value)>>> =
         views.iter().map(|view| flatten(view.run.config.as_deref()?)).collect();
     if configs.iter().flatten().count() < views.len() {
         return "<p>Not every run has a configuration that can be read.</p>\n".to_owned();
     }
-    let configs: Vec<Vec<(String, String)>> = configs.into_iter().flatten().collect();
+    let configs: Vec<Vec<(String, toml::Value)>> = configs.into_iter().flatten().collect();
     let mut keys: Vec<&str> = Vec::new();
     for (key, _) in configs.iter().flatten() {
         if !keys.contains(&key.as_str()) {
             keys.push(key);
         }
     }
-    let value = |config: &[(String, String)], key: &str| {
-        config.iter().find(|(k, _)| k == key).map(|(_, value)| value.clone())
+    let value = |config: &[(String, toml::Value)], key: &str| {
+        config.iter().find(|(k, _)| k == key).map(|(_, value)| value.to_string())
     };
     let rows =
         keys.iter().map(|key| (key, configs.iter().map(|config| value(config, key)).collect::<Vec<_>>()));
@@ -90,20 +146,4 @@ pub(super) fn differences(views: &[View<'_>]) -> String {
     }
     out.push_str("</tbody>\n</table></div>\n");
     out
-}
-
-/// The keys of a TOML text, dotted, with their values as written; `None` if it is none.
-fn flatten(text: &str) -> Option<Vec<(String, String)>> {
-    fn walk(prefix: &str, table: &toml::Table, out: &mut Vec<(String, String)>) {
-        for (key, value) in table {
-            let key = if prefix.is_empty() { key.clone() } else { format!("{prefix}.{key}") };
-            match value {
-                toml::Value::Table(inner) => walk(&key, inner, out),
-                value => out.push((key, value.to_string())),
-            }
-        }
-    }
-    let mut out = Vec::new();
-    walk("", &text.parse().ok()?, &mut out);
-    Some(out)
 }

@@ -1,12 +1,13 @@
 //! The charts of a report and their curves.
 
 use super::axis::Axis;
-use super::chart::{Chart, Series, Style};
+use super::chart::{COLORS, Chart, Series, Style};
 use super::data::RunData;
 use super::history::History;
+use super::identity::same_tokenizer;
 use super::range::{axis_from_zero, axis_of, outside};
 use super::thin::{self, Point};
-use crate::metrics::{StepMetrics, format};
+use crate::metrics::{EvalMetrics, StepMetrics, format};
 
 /// Curves of fewer reports than this are not smoothed.
 const SMOOTHED_FROM: usize = 40;
@@ -19,6 +20,8 @@ pub(super) struct View<'a> {
     pub(super) x_per_step: f64,
     /// Number of its colour among several.
     pub(super) color: usize,
+    /// Shade of the colour.
+    pub(super) tone: usize,
 }
 
 /// Several runs and the x axis that they share.
@@ -30,8 +33,13 @@ pub(super) struct Views<'a> {
 impl<'a> Views<'a> {
     /// Runs are compared by step where a step has the same number of tokens in all of them, else by tokens.
     pub(super) fn new(runs: &'a [RunData]) -> Self {
-        let view =
-            |(color, run): (usize, &'a RunData)| View { run, history: run.history(), x_per_step: 1.0, color };
+        let view = |(color, run): (usize, &'a RunData)| View {
+            run,
+            history: run.history(),
+            x_per_step: 1.0,
+            color,
+            tone: 0,
+        };
         let mut views: Vec<View<'a>> = runs.iter().enumerate().map(view).collect();
         let tokens_per_step: Vec<f64> =
             views.iter().filter_map(|view| tokens_per_step(&view.history)).collect();
@@ -75,8 +83,36 @@ impl<'a> Views<'a> {
         ))
     }
 
-    /// Learning rate, gradient norm, throughput and the gap of reference segments, as far as there are
-    /// values.
+    /// True if the losses in nats a token are those of different tokens.
+    pub(super) fn tokenizers_differ(&self) -> bool {
+        let of_one = |pair: &[View<'_>]| same_tokenizer(pair[0].run, pair[1].run);
+        !self.views.windows(2).all(of_one)
+    }
+
+    /// True if some training curve is smoothed, and true if all are.
+    pub(super) fn smoothing(&self) -> [bool; 2] {
+        let is_smoothed = |view: &View<'_>| view.history.steps.len() >= SMOOTHED_FROM;
+        [self.views.iter().any(is_smoothed), self.views.iter().all(is_smoothed)]
+    }
+
+    /// Explains the curves of several runs.
+    pub(super) fn note(&self) -> String {
+        let smoothed = match self.smoothing() {
+            [_, true] => ", smoothed",
+            [true, false] => ", smoothed where a run has reports enough",
+            [false, false] => "",
+        };
+        let has_evals = self.views.iter().any(|view| !view.history.evals.is_empty());
+        let dashed = if has_evals { " Dashed: validation." } else { "" };
+        let tokenizers = match self.tokenizers_differ() {
+            true => " The tokenizers differ, so nats per token do not compare: see bits per byte.",
+            false => "",
+        };
+        format!("Solid: training{smoothed}.{dashed}{tokenizers}")
+    }
+
+    /// Bits per byte, learning rate, gradient norm, throughput, the gap of reference segments and the losses
+    /// of a mixture's sources, as far as there are values.
     pub(super) fn others(&self) -> Vec<Chart> {
         let lr = self.each("learning rate", |m| m.lr);
         let norms = self.smoothed("norm", |m| m.grad_norm);
@@ -86,13 +122,27 @@ impl<'a> Views<'a> {
         let rate_axis = axis_from_zero(&points_of(&rates));
         let gaps = self.gaps();
         let gap_axis = axis_from_zero(&points_of(&gaps));
+        let sources = self.sources();
+        let sources_axis = axis_of(&points_of(&sources), 1000.0);
         let charts = [
+            self.bits_chart(),
+            sources_axis.map(|y| {
+                let chart = self.chart("Loss by source", "validation, nats per token", y, sources);
+                Chart { pairs: false, ..chart }
+            }),
             lr_axis.map(|y| self.chart("Learning rate", "of each step", y, lr)),
             norm_axis.map(|y| self.chart("Gradient norm", "global L2, before clipping", y, norms)),
             rate_axis.map(|y| self.chart("Throughput", "tokens per second", y, rates)),
             gap_axis.map(|y| self.chart("Gap to bf16", "of the loss, %, over reference segments", y, gaps)),
         ];
         charts.into_iter().flatten().collect()
+    }
+
+    /// Bits per byte of the evaluations.
+    pub(super) fn bits_chart(&self) -> Option<Chart> {
+        let bits = self.bits();
+        let y = axis_of(&points_of(&bits), 1000.0)?;
+        Some(self.chart("Bits per byte", "of validation text", y, bits))
     }
 
     fn chart(&self, title: &'static str, unit: &'static str, y: Axis, series: Vec<Series>) -> Chart {
@@ -109,6 +159,7 @@ impl<'a> Views<'a> {
             unit,
             x_name: self.x_name,
             x,
+            step_tokens: self.step_tokens(),
             y,
             series,
             skipped,
@@ -120,6 +171,12 @@ impl<'a> Views<'a> {
             ring: None,
             notes,
         }
+    }
+
+    /// Tokens of a step, where the x axis counts steps and all runs have as many.
+    pub(super) fn step_tokens(&self) -> Option<f64> {
+        let first = self.views.iter().find_map(|view| tokens_per_step(&view.history));
+        first.filter(|_| self.x_name == "step")
     }
 
     pub(super) fn x_axis(&self) -> Axis {
@@ -143,7 +200,47 @@ impl<'a> Views<'a> {
                 1 => ("validation".to_owned(), 1),
                 _ => (format!("{}, validation", view.run.name), view.color),
             };
-            series.push(Series { name, style: Style::Dashed, color, points });
+            series.push(Series { name, style: Style::Dashed, color, tone: view.tone, points });
+        }
+        series
+    }
+
+    /// Cross-entropy of each evaluation in bits a byte of text.
+    fn bits(&self) -> Vec<Series> {
+        let mut series = Vec::new();
+        for view in &self.views {
+            let of = |m: &EvalMetrics| Some((m.step as f64 * view.x_per_step, m.bits_per_byte?));
+            let points: Vec<Point> = view.history.evals.iter().filter_map(of).collect();
+            if points.is_empty() {
+                continue;
+            }
+            let (name, color) = match self.views.len() {
+                1 => ("validation".to_owned(), 1),
+                _ => (view.run.name.clone(), view.color),
+            };
+            // Alone, so that the legend shows it.
+            series.push(Series { name, style: Style::Dotted, color, tone: view.tone, points });
+        }
+        series
+    }
+
+    /// Validation loss of each source of a run's mixture; of several runs too many to be told apart.
+    fn sources(&self) -> Vec<Series> {
+        let [view] = &self.views[..] else { return Vec::new() };
+        let mut series: Vec<Series> = Vec::new();
+        for source in &view.history.sources {
+            let Some(loss) = source.loss else { continue };
+            let point = (source.step as f64 * view.x_per_step, loss);
+            match series.iter_mut().find(|series| series.name == source.name) {
+                Some(series) => series.points.push(point),
+                None => series.push(Series {
+                    name: source.name.clone(),
+                    style: Style::Dotted,
+                    color: series.len(),
+                    tone: series.len() / COLORS,
+                    points: vec![point],
+                }),
+            }
         }
         series
     }
@@ -156,6 +253,7 @@ impl<'a> Views<'a> {
             name: if several { view.run.name.clone() } else { "gap".to_owned() },
             style: Style::Line,
             color: view.color,
+            tone: view.tone,
             points: view
                 .history
                 .references
@@ -177,8 +275,9 @@ impl<'a> Views<'a> {
             if self.views.len() > 1 {
                 series.push(Series { points, ..raw });
             } else {
-                let name = format!("smoothed over {} reports", format::grouped(reports as u64));
-                let smooth = Series { name, style: Style::Line, color: raw.color, points };
+                let reports = self.views[0].history.reports_in(reports);
+                let name = format!("smoothed over {} reports", format::grouped(reports));
+                let smooth = Series { name, style: Style::Line, color: raw.color, tone: raw.tone, points };
                 series.extend([Series { style: Style::Raw, ..raw }, smooth]);
             }
         }
@@ -193,6 +292,7 @@ impl<'a> Views<'a> {
             name: if several { view.run.name.clone() } else { name.to_owned() },
             style: Style::Line,
             color: view.color,
+            tone: view.tone,
             points: view.history.steps.iter().map(|m| (m.step as f64 * view.x_per_step, figure(m))).collect(),
         });
         series.collect()

@@ -1,5 +1,6 @@
 //! The contents of a run folder.
 
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io;
 use std::path::Path;
 
@@ -9,6 +10,9 @@ use crate::metrics::{MetricsError, Record, jsonl};
 
 /// Bad lines that are listed one by one; the others are counted.
 const LISTED_PROBLEMS: usize = 5;
+
+/// The tokenizer's place inside a run folder.
+const TOKENIZER_FILE: &str = "tokenizer/tokenizer.json";
 
 /// No text of a run but its metrics, which are read line by line, is nearly as large.
 const MAX_TEXT_BYTES: u64 = 256 << 20;
@@ -26,8 +30,12 @@ pub struct RunData {
     pub sample: Option<String>,
     /// The contents of `summary.json`.
     pub summary: RunSummary,
+    /// A hash of the run's `tokenizer.json`.
+    pub tokenizer: Option<u64>,
     /// Problems in the files, one sentence each. The report shows them.
     pub problems: Vec<String>,
+    /// The history of a run under way, in place of its records.
+    pub(super) under_way: Option<History>,
 }
 
 impl RunData {
@@ -38,6 +46,11 @@ impl RunData {
         run.read_metrics(folder)?;
         run.config = read_text(&folder.join(CONFIG_FILE))?;
         run.sample = read_text(&folder.join(SAMPLE_FILE))?;
+        run.tokenizer = read_text(&folder.join(TOKENIZER_FILE))?.map(|text| {
+            let mut hasher = DefaultHasher::new();
+            text.hash(&mut hasher);
+            hasher.finish()
+        });
         if let Some(text) = read_text(&folder.join(SUMMARY_FILE))? {
             match serde_json::from_str(&text) {
                 Ok(summary) => run.summary = summary,
@@ -77,7 +90,7 @@ impl RunData {
     }
 
     pub(super) fn history(&self) -> History {
-        History::new(&self.records)
+        self.under_way.clone().unwrap_or_else(|| History::new(&self.records))
     }
 }
 

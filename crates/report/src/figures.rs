@@ -35,8 +35,15 @@ fn validation(view: &View<'_>) -> Option<Figure> {
             true => "the lowest of the run".to_owned(),
             false => format!("best {:.4} at step {}", best.loss, format::grouped(best.step)),
         });
+        if let Some(first) = view.history.evals.first().filter(|first| first.step == 0 && last.step > 0) {
+            notes.push(format!("{:.4} before training", first.loss));
+        }
         if let Some(entropy) = view.run.summary.unigram_entropy {
-            notes.push(format!("{:.2} nats under the unigram entropy", entropy - best.loss));
+            let (under, is) = match entropy - best.loss {
+                under if under < 0.0 => (-under, "above"),
+                under => (under, "under"),
+            };
+            notes.push(format!("{under:.2} nats {is} the unigram entropy"));
         }
     }
     Some(Figure { label: "Validation loss", value: format!("{:.4}", last.loss), notes })
@@ -58,11 +65,13 @@ pub(super) fn final_training_loss(steps: &[StepMetrics]) -> Option<(f64, usize)>
 
 fn training_loss(view: &View<'_>) -> Option<Figure> {
     let (loss, reports) = final_training_loss(&view.history.steps)?;
-    let notes = vec![if reports == 1 {
-        "last report".to_owned()
-    } else {
-        format!("smoothed over {} reports", format::grouped(reports as u64))
-    }];
+    let notes = match (reports, view.history.steps.last()) {
+        (1, _) | (_, None) => vec!["last report".to_owned()],
+        (_, Some(last)) => {
+            let reports = format::grouped(view.history.reports_in(reports));
+            vec![format!("smoothed over {reports} reports"), format!("{:.4} in the last", last.loss)]
+        }
+    };
     Some(Figure { label: "Training loss", value: format!("{loss:.4}"), notes })
 }
 

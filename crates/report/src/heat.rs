@@ -15,6 +15,8 @@ pub(super) struct HeatMap {
     /// By row and column; nothing where there is no value.
     pub(super) cells: Vec<Vec<Option<Cell>>>,
     pub(super) ramp: Ramp,
+    /// A sentence under the map.
+    pub(super) note: &'static str,
 }
 
 /// One value.
@@ -85,7 +87,11 @@ impl HeatMap {
                 }
             }
         }
-        out.push_str("</svg>\n</div>\n</figure>\n");
+        out.push_str("</svg>\n</div>\n");
+        if !self.note.is_empty() {
+            let _ = writeln!(out, "<p class=\"note\">{}</p>", escape(self.note));
+        }
+        out.push_str("</figure>\n");
         out
     }
 

@@ -1,16 +1,25 @@
 //! The records of a run as one line of time.
 
 use crate::metrics::{
-    CheckpointSaved, EvalMetrics, Event, Record, ReferenceGap, Resumed, Sample, SkippedStep, StepMetrics,
+    CheckpointSaved, EvalMetrics, Event, Record, ReferenceGap, Resumed, Sample, SkippedStep, SourceMetrics,
+    StepMetrics, Warning,
 };
+
+/// Reports of steps that a history of a run under way keeps at least; at twice as many it is thinned.
+const KEPT_STEPS: usize = 12_288;
+/// Reports of steps of which thinning keeps at most half: those with the extremes of loss and gradient norm,
+/// and the last.
+const THINNED: usize = 8;
 
 /// Events of a run, each list in the order of its steps.
 ///
 /// Where the records go back (a run resumed by a program that did not clean up, or concatenated files), the
 /// later ones count.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct History {
     pub(super) steps: Vec<StepMetrics>,
+    /// Reports of steps, of which `steps` are all or, after thinning, those that show their extremes.
+    reports: u64,
     pub(super) evals: Vec<EvalMetrics>,
     pub(super) skipped: Vec<SkippedStep>,
     /// After which steps the run was resumed.
@@ -18,6 +27,9 @@ pub(super) struct History {
     pub(super) checkpoints: Vec<CheckpointSaved>,
     pub(super) references: Vec<ReferenceGap>,
     pub(super) samples: Vec<Sample>,
+    /// In the order of their steps, and of the mixture.
+    pub(super) sources: Vec<SourceMetrics>,
+    pub(super) warnings: Vec<Warning>,
     /// Seconds since 1970 of the first and the last record.
     pub(super) time: Option<(f64, f64)>,
 }
@@ -25,22 +37,56 @@ pub(super) struct History {
 impl History {
     pub(super) fn new(records: &[Record]) -> Self {
         let mut history = Self::default();
-        for record in records {
-            if record.time.is_finite() {
-                let (first, last) = history.time.unwrap_or((record.time, record.time));
-                history.time = Some((first.min(record.time), last.max(record.time)));
-            }
-            history.add(&record.event);
-        }
+        records.iter().for_each(|record| history.record(record));
         history
+    }
+
+    /// Adds a record of a run under way, and keeps the number of steps bounded.
+    pub(super) fn record_thinned(&mut self, record: &Record) {
+        self.record(record);
+        if self.steps.len() >= 2 * KEPT_STEPS {
+            self.thin();
+        }
+    }
+
+    fn record(&mut self, record: &Record) {
+        if record.time.is_finite() {
+            let (first, last) = self.time.unwrap_or((record.time, record.time));
+            self.time = Some((first.min(record.time), last.max(record.time)));
+        }
+        self.add(&record.event);
+    }
+
+    /// Halves the number of steps. Repeated, it keeps the highest and the lowest of each stretch.
+    fn thin(&mut self) {
+        let mut kept = Vec::with_capacity(self.steps.len() / 2 + THINNED);
+        for group in self.steps.chunks(THINNED) {
+            let mut at = vec![group.len() - 1];
+            let by = |of: fn(&StepMetrics) -> f64| {
+                let compare = move |&a: &usize, &b: &usize| of(&group[a]).total_cmp(&of(&group[b]));
+                ((0..group.len()).min_by(compare), (0..group.len()).max_by(compare))
+            };
+            let (lowest, highest) = by(|m| m.loss);
+            at.extend([lowest, highest, by(|m| m.grad_norm).1].into_iter().flatten());
+            at.sort_unstable();
+            at.dedup();
+            kept.extend(at.into_iter().map(|at| group[at]));
+        }
+        self.steps = kept;
+    }
+
+    /// Reports that as many of `steps` stand for.
+    pub(super) fn reports_in(&self, steps: usize) -> u64 {
+        (steps as f64 * self.reports as f64 / self.steps.len().max(1) as f64).round() as u64
     }
 
     fn add(&mut self, event: &Event) {
         let step = event.step();
         match event {
             Event::Step(metrics) => {
-                cut(&mut self.steps, step, |m| m.step);
+                self.cut_steps(step);
                 self.steps.push(*metrics);
+                self.reports += 1;
             }
             Event::Eval(metrics) => {
                 cut(&mut self.evals, step, |m| m.step);
@@ -63,18 +109,46 @@ impl History {
                 cut(&mut self.samples, step.saturating_add(1), |s| s.step);
                 self.samples.push(sample.clone());
             }
+            // Several sources are reported after one step.
+            Event::Source(source) => {
+                cut(&mut self.sources, step.saturating_add(1), |s| s.step);
+                let first = self.sources.partition_point(|s| s.step < step);
+                match self.sources[first..].iter_mut().find(|s| s.name == source.name) {
+                    Some(again) => *again = source.clone(),
+                    None => self.sources.push(source.clone()),
+                }
+            }
+            Event::Warning(warning) => {
+                cut(&mut self.warnings, step.saturating_add(1), |w| w.step);
+                self.warnings.push(warning.clone());
+            }
             Event::Resumed(resumed) => {
                 let lost = step.saturating_add(1);
-                cut(&mut self.steps, lost, |m| m.step);
+                self.cut_steps(lost);
                 cut(&mut self.evals, lost, |m| m.step);
                 cut(&mut self.skipped, lost, |s| s.step);
                 cut(&mut self.checkpoints, lost, |c| c.step);
                 cut(&mut self.references, lost, |r| r.step);
                 cut(&mut self.samples, lost, |s| s.step);
+                cut(&mut self.sources, lost, |s| s.step);
+                cut(&mut self.warnings, lost, |w| w.step);
                 cut(&mut self.resumed, lost, |r| r.step);
                 self.resumed.push(*resumed);
             }
         }
+    }
+
+    fn cut_steps(&mut self, step: u64) {
+        let before = self.steps.len();
+        cut(&mut self.steps, step, |m| m.step);
+        let share = self.steps.len() as f64 / before.max(1) as f64;
+        self.reports = (self.reports as f64 * share).round() as u64;
+    }
+
+    /// The figures of each source after the last evaluation that has them.
+    pub(super) fn last_sources(&self) -> &[SourceMetrics] {
+        let last = self.sources.last().map(|source| source.step);
+        &self.sources[self.sources.partition_point(|source| Some(source.step) < last)..]
     }
 
     /// The last step that anything is known of.

@@ -15,7 +15,7 @@ const charts = [...document.querySelectorAll(".chart")].map((figure) => {
     x: numbers(path.dataset.x).map(Number),
     y: numbers(path.dataset.y),
   }));
-  return { area, cross, tip, curves, low: +figure.dataset.x0, high: +figure.dataset.x1, unit: figure.dataset.xname };
+  return { area, cross, tip, curves, low: +figure.dataset.x0, high: +figure.dataset.x1, unit: figure.dataset.xname, tokens: +figure.dataset.tokens };
 });
 
 function nearest(values, x) {
@@ -51,7 +51,8 @@ function show(chart, x) {
     return line;
   };
   const place = document.createElement("div");
-  place.textContent = chart.unit + " " + Math.round(x).toLocaleString("en");
+  const count = (value) => Math.round(value).toLocaleString("en");
+  place.textContent = chart.unit + " " + count(x) + (chart.tokens ? ", " + count(x * chart.tokens) + " tokens" : "");
   chart.tip.replaceChildren(place, ...chart.curves.filter((curve) => curve.x.length).map(row));
   const right = x - chart.low > (chart.high - chart.low) / 2;
   chart.tip.style.left = right ? "auto" : "calc(" + chart.cross.style.left + " + .7rem)";

@@ -16,6 +16,7 @@
 mod axis;
 mod chart;
 mod compare;
+mod config_text;
 mod curves;
 mod data;
 mod error;
@@ -24,7 +25,9 @@ pub mod gap;
 mod heat;
 mod history;
 mod html;
+mod identity;
 pub mod inspection;
+mod live;
 pub mod metrics;
 mod page;
 mod range;
@@ -38,6 +41,7 @@ use xtrain_checkpoint::replace_file;
 
 pub use data::RunData;
 pub use error::ReportError;
+pub use live::LiveReport;
 pub use summary::RunSummary;
 
 /// The report's name inside a run folder.

@@ -17,6 +17,10 @@ const TEXT_BYTES: usize = 64 << 10;
 /// Rows of a table; of more, the first and the last are shown.
 const ROWS: usize = 400;
 
+/// Meaning of the line in the chart of the loss.
+const UNIGRAM_ENTROPY: &str = "<p class=\"note\">The unigram entropy is the loss of a model that knows how frequent each token is and ignores its \
+                               context: below it, the model makes use of the context.</p>\n";
+
 /// First bytes of every report, and of no other page.
 pub(super) const HEAD: &str = "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
                                <meta name=\"generator\" content=\"xtrain report\">\n";
@@ -30,6 +34,7 @@ pub(super) fn render(runs: &[RunData]) -> String {
     header(&mut out, &views.views, &title);
     for view in &views.views {
         problems(&mut out, view.run);
+        warnings(&mut out, view);
     }
     match &views.views[..] {
         [] => out.push_str("<p class=\"empty\">No runs were named.</p>\n"),
@@ -44,6 +49,7 @@ pub(super) fn render(runs: &[RunData]) -> String {
         samples(&mut out, view, views.views.len() > 1);
     }
     if let [view] = &views.views[..] {
+        sources(&mut out, view);
         evaluations(&mut out, view);
         events(&mut out, view);
     }
@@ -118,6 +124,52 @@ pub(super) fn problems(out: &mut String, run: &RunData) {
     out.push_str("</ul>\n</section>\n");
 }
 
+/// The last warnings of a run; the list of events has all of them.
+fn warnings(out: &mut String, view: &View<'_>) {
+    let warnings = &view.history.warnings;
+    if warnings.is_empty() {
+        return;
+    }
+    let name = escape(&view.run.name);
+    let _ =
+        write!(out, "<section class=\"problems\" role=\"note\">\n<p>Warnings of <b>{name}</b>:</p>\n<ul>");
+    for warning in &warnings[warnings.len().saturating_sub(3)..] {
+        let _ = write!(out, "<li>step {}: {}</li>", format::grouped(warning.step), escape(&warning.text));
+    }
+    out.push_str("</ul>\n</section>\n");
+}
+
+/// The sources of a mixture: the tokens taken of each, and the loss on each.
+fn sources(out: &mut String, view: &View<'_>) {
+    let sources = view.history.last_sources();
+    let Some(step) = sources.first().map(|source| source.step) else { return };
+    let all: u64 = sources.iter().filter_map(|source| source.tokens).sum();
+    let mut body = String::from(
+        "<div class=\"scroll\"><table>\n<thead><tr><th>Source</th><th>Tokens taken</th><th>Share</th><th>Epochs</th><th>Validation loss</th></tr>\
+         </thead>\n<tbody>\n",
+    );
+    for source in sources {
+        let cells = [
+            source.tokens.map(|tokens| format::count(tokens as f64)),
+            source.tokens.map(|tokens| format::percent(tokens as f64 / all.max(1) as f64, 1)),
+            source.epoch.map(format::significant),
+            source.loss.map(|loss| format!("{loss:.4}")),
+        ];
+        let _ = write!(body, "<tr><th>{}</th>", escape(&source.name));
+        for cell in cells {
+            let _ = write!(body, "<td>{}</td>", cell.as_deref().unwrap_or("–"));
+        }
+        body.push_str("</tr>\n");
+    }
+    let _ = write!(
+        body,
+        "</tbody>\n</table></div>\n<p class=\"note\">After step {}. Tokens taken are those of training; the loss, in nats per token, is that of \
+         the source's own part of the validation text.</p>\n",
+        format::grouped(step)
+    );
+    section(out, "Sources", &body);
+}
+
 fn key_figures(out: &mut String, figures: &[Figure]) {
     if figures.is_empty() {
         return;
@@ -145,14 +197,19 @@ fn charts(out: &mut String, views: &Views<'_>) {
         out.push_str("<p class=\"empty\">No steps have been reported yet.</p>\n");
         return;
     }
+    if views.step_tokens().is_some() {
+        axis_choice(out);
+    }
     if let Some((whole, closer)) = loss {
         out.push_str("<section class=\"card\">\n");
         match closer {
             None => out.push_str(&whole.html()),
             Some(closer) => tabs(out, &whole, &closer),
         }
-        if views.views.len() > 1 {
-            out.push_str("<p class=\"note\">Solid: training, smoothed. Dashed: validation.</p>\n");
+        match &views.views[..] {
+            [view] if view.run.summary.unigram_entropy.is_some() => out.push_str(UNIGRAM_ENTROPY),
+            [_] => {}
+            _ => note(out, &views.note()),
         }
         out.push_str("</section>\n");
     }
@@ -161,6 +218,18 @@ fn charts(out: &mut String, views: &Views<'_>) {
         let _ = write!(out, "<section class=\"card\">\n{}</section>\n", chart.html());
     }
     out.push_str("</div>\n");
+}
+
+pub(super) fn note(out: &mut String, text: &str) {
+    let _ = writeln!(out, "<p class=\"note\">{}</p>", escape(text));
+}
+
+/// The choice of steps or tokens for the x axes of all charts that follow, made without a script.
+pub(super) fn axis_choice(out: &mut String) {
+    out.push_str(
+        "<input type=\"radio\" name=\"axis\" id=\"axis-step\" class=\"axis\" checked><label class=\"axis\" for=\"axis-step\">Steps</label>\
+         <input type=\"radio\" name=\"axis\" id=\"axis-token\" class=\"axis\"><label class=\"axis\" for=\"axis-token\">Tokens</label>\n",
+    );
 }
 
 /// Two views of one chart, chosen without a script.
@@ -245,6 +314,7 @@ fn events(out: &mut String, view: &View<'_>) {
     let mut events: Vec<Event> = Vec::new();
     events.extend(history.skipped.iter().map(|&skipped| Event::from(skipped)));
     events.extend(history.resumed.iter().map(|&resumed| Event::from(resumed)));
+    events.extend(history.warnings.iter().cloned().map(Event::from));
     events.extend(history.checkpoints.iter().cloned().map(Event::from));
     if events.is_empty() {
         return;
@@ -260,7 +330,7 @@ fn events(out: &mut String, view: &View<'_>) {
     let (shown, left_out) = ends(&events);
     for event in shown {
         let class = match event {
-            Event::Skipped(_) => "skip",
+            Event::Skipped(_) | Event::Warning(_) => "skip",
             Event::Resumed(_) => "resume",
             _ => "save",
         };

@@ -6,6 +6,7 @@ use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
 use xtrain_checkpoint::replace_file;
 use xtrain_config::{Config, files};
+use xtrain_report::metrics::COMMAND_LOG;
 use xtrain_report::{REPORT_FILE, SAMPLE_FILE, SUMMARY_FILE};
 
 /// File that a run locks, created before anything else of it.
@@ -98,7 +99,7 @@ impl RunFolder {
         let mut names = Vec::new();
         for name in names_in(&self.path)? {
             let of_a_beginning = match name.as_str() {
-                LOCK | "tokenizer" | "source" => true,
+                LOCK | COMMAND_LOG | "tokenizer" | "source" => true,
                 "checkpoints" => names_in(&self.checkpoints())?.is_empty(),
                 name => name.starts_with("config.toml.tmp-"),
             };
@@ -197,7 +198,14 @@ mod tests {
         let free: [&[&str]; 3] = [
             &[],
             &[".lock"],
-            &[".lock", "checkpoints/", "tokenizer/tokenizer.json", "source/config.json", "config.toml.tmp-7"],
+            &[
+                ".lock",
+                "checkpoints/",
+                "tokenizer/tokenizer.json",
+                "source/config.json",
+                "command.log",
+                "config.toml.tmp-7",
+            ],
         ];
         for names in free {
             assert_eq!(holding(names).1.foreign().expect("readable"), None, "{names:?}");

@@ -14,7 +14,7 @@ use std::process::ExitCode;
 
 fn main() -> ExitCode {
     let cli = cli::Cli::read();
-    terminal::log();
+    terminal::log(matches!(&cli.command, cli::Command::Train(args) if args.quiet));
     let done = without_panic(|| match cli.command {
         cli::Command::Train(args) => commands::train::run(&args),
         cli::Command::Plan(args) => commands::plan::run(&args),

@@ -10,14 +10,19 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use tracing_subscriber::EnvFilter;
 use xtrain_config::Config;
 use xtrain_data::{LearnProgress, Progress, VocabularyKind};
+use xtrain_report::REPORT_FILE;
 use xtrain_report::metrics::{self, Event};
 use xtrain_train::corpus::Notice;
 use xtrain_train::run::Observer;
 
-/// Sends warnings and what `RUST_LOG` asks for to standard error.
-pub(crate) fn log() {
-    let filter = EnvFilter::try_from_default_env()
-        .unwrap_or_else(|_| EnvFilter::new("warn,xtrain::commands=info,xtrain_train=info,xtrain_lab=info"));
+/// Sends warnings and what `RUST_LOG` asks for to standard error, and what else is worth to know unless it is
+/// to be quiet.
+pub(crate) fn log(is_quiet: bool) {
+    let usual = match is_quiet {
+        true => "warn",
+        false => "warn,xtrain::commands=info,xtrain_train=info,xtrain_lab=info",
+    };
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(usual));
     tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(std::io::stderr)
@@ -79,16 +84,38 @@ fn log_line(line: &str) {
     let _ = writeln!(std::io::stdout(), "{line}");
 }
 
+/// How much of a run is shown.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Detail {
+    /// Warnings.
+    Quiet,
+    /// Events, and the keys that are given.
+    Given,
+    /// Events, and the whole configuration.
+    Whole,
+}
+
 /// Shows a training run.
 pub(crate) struct TrainingView {
     bar: Option<ProgressBar>,
     texts: TextBar,
     stop: Arc<AtomicBool>,
+    detail: Detail,
+    /// The keys that differ from their defaults, a line each.
+    given: String,
 }
 
 impl TrainingView {
-    pub(crate) fn new(stop: Arc<AtomicBool>) -> Self {
-        TrainingView { bar: None, texts: TextBar::default(), stop }
+    /// A view of the run of `config`, as its file and the command line describe it.
+    pub(crate) fn new(stop: Arc<AtomicBool>, detail: Detail, config: &Config) -> Self {
+        let given = xtrain_config::diff(&Config::default(), config).into_iter();
+        let given: Vec<String> =
+            given.filter_map(|change| Some(format!("{} = {}", change.key, change.after?))).collect();
+        TrainingView { bar: None, texts: TextBar::default(), stop, detail, given: given.join("\n") }
+    }
+
+    fn is_quiet(&self) -> bool {
+        self.detail == Detail::Quiet
     }
 
     /// Prints a line above the bar.
@@ -103,6 +130,7 @@ impl TrainingView {
 impl Observer for TrainingView {
     fn notice(&mut self, notice: Notice) -> ControlFlow<()> {
         match notice {
+            _ if self.is_quiet() => {}
             Notice::Learning { vocabulary, progress } => self.texts.learning(vocabulary, progress),
             Notice::Tokenizing { path, progress } => self.texts.tokenizing(&path, &progress),
         }
@@ -113,12 +141,21 @@ impl Observer for TrainingView {
     }
 
     fn started(&mut self, config: &Config, model: &str, device: &str, first_step: u64, steps: u64) {
+        if self.is_quiet() {
+            return;
+        }
         self.texts.finish();
         let what = format!("{model}; {device}");
         if first_step == steps {
             return log_line(&format!("{what}; all {steps} steps are done, the rest of the end follows"));
         }
-        log_line(&config.to_toml());
+        match self.detail {
+            Detail::Whole => log_line(&config.to_toml()),
+            _ => log_line(&self.given),
+        }
+        if let (true, Some(out)) = (config.log.jsonl, &config.train.out) {
+            self.say(format!("report: {out}/{REPORT_FILE}, renewed while the run goes"));
+        }
         self.say(format!("{what}; steps {first_step} to {steps}"));
         let bar = ProgressBar::with_draw_target(Some(steps), ProgressDrawTarget::stderr());
         bar.set_style(style("{wide_bar} {pos}/{len} steps, {elapsed} elapsed, {eta} left"));
@@ -134,14 +171,23 @@ impl Observer for TrainingView {
     }
 
     fn event(&mut self, event: &Event, steps: u64) {
-        self.say(metrics::line(event, Some(steps)));
+        let line = metrics::line(event, Some(steps));
+        match (self.detail, event) {
+            (Detail::Quiet, Event::Warning(_)) => {
+                let _ = writeln!(std::io::stderr(), "{line}");
+            }
+            (Detail::Quiet, _) => {}
+            _ => self.say(line),
+        }
     }
 
     fn wrote(&mut self, what: &str, path: &Path) {
         if let Some(bar) = self.bar.take() {
             bar.finish_and_clear();
         }
-        log_line(&format!("{what}: {}", path.display()));
+        if !self.is_quiet() {
+            log_line(&format!("{what}: {}", path.display()));
+        }
     }
 }
 

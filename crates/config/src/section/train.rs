@@ -90,6 +90,10 @@ section! {
         #[schemars(extend("x-unit" = "steps"))]
         #[schemars(extend("x-aliases" = ["max_nan_steps", "nan_limit"]))]
         pub max_nonfinite_steps: u64 = 10,
+        /// Ends the run with an error where it would warn that it diverges: the loss stays above that of
+        /// guessing, or the gradient norm stays at many times its running median.
+        #[schemars(extend("x-aliases" = ["stop_on_nan", "early_stopping", "early_stop", "divergence"]))]
+        pub stop_on_divergence: bool = false,
         /// Checks the result of every operation for NaN and infinity and names the first bad one. Slow.
         #[schemars(extend("x-aliases" = ["detect_anomaly", "check_nan", "debug_nans", "anomaly_detection"]))]
         pub check_numerics: bool = false,

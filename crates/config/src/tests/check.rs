@@ -87,7 +87,7 @@ fn keys_of_another_section_are_sent_there() {
 fn keys_that_resemble_nothing_get_the_list() {
     assert_eq!(
         message("log", "zzzzzz = 1"),
-        "unknown key `zzzzzz`; the keys of [log] are `every`, `tensorboard` and `jsonl`"
+        "unknown key `zzzzzz`; the keys of [log] are `every`, `tensorboard`, `jsonl` and `command`"
     );
 }
 

@@ -90,6 +90,7 @@ threads = 0
 max_time = \"2h50m\"
 out = \"runs/x\"
 max_nonfinite_steps = 10
+stop_on_divergence = false
 check_numerics = false
 
 [checkpoint]
@@ -104,6 +105,7 @@ export_dtype = \"fp32\"
 every = 10
 tensorboard = true
 jsonl = true
+command = []
 
 [eval]
 every = 250

@@ -1,11 +1,14 @@
 //! Gaps of the training loss, over the last steps that both sides have made, and of the validation loss.
+//!
+//! Runs with different tokenizers have no gap of the training loss, and one of the validation loss in bits a
+//! byte, if they are evaluated on one text.
 
 use super::groups::Group;
 use super::spread::Sample;
-use super::{Baseline, Comparison};
 use crate::RunData;
 use crate::curves::{View, Views};
-use crate::metrics::{StepMetrics, format};
+use crate::identity::{same_text, same_tokenizer};
+use crate::metrics::EvalMetrics;
 use crate::thin::Point;
 use serde::Serialize;
 use std::ops::RangeInclusive;
@@ -33,7 +36,9 @@ pub struct LossGap {
     pub from: u64,
     /// See `from`.
     pub to: u64,
-    /// Mean cross-entropy, in nats a token, over these steps and over the runs.
+    /// Unit of the losses: `nats/token`, or `bits/byte` where tokenizers differ.
+    pub unit: &'static str,
+    /// Mean cross-entropy over these steps and over the runs.
     pub loss: f64,
     /// Mean cross-entropy of the runs that these are compared with: the baseline's runs of the same seeds, or
     /// all of the baseline.
@@ -52,13 +57,40 @@ pub struct LossGap {
     pub seed_spread_percent: Option<f64>,
     /// True if the gap lies inside that spread.
     pub inside_spread: Option<bool>,
-    /// True if the gap lies inside the bar of the recipe; a lower loss does. `None` if the confidence
-    /// interval reaches to both sides of the bar.
+    /// True if the gap lies inside the bar of the recipe; a lower loss does. `None` if that is unclear: see
+    /// [`inside_bar`].
     pub inside_bar: Option<bool>,
 }
 
+/// A gap, or a spread of seeds, over so many bars is far over the bar.
+pub(super) const FAR: f64 = 3.0;
+
+/// True if a gap lies inside the bar, false if outside; `None` if that is unclear, all in percent.
+///
+/// With several runs the interval of their gap decides, and beside runs of other seeds the spread of the
+/// baseline too. A single run without seeds to set it against is only ever clear far outside of the bar: by
+/// how much chance moves it is not known. Where the seeds of the baseline lie far over the bar apart, no gap
+/// within their spread says anything.
+fn inside_bar(
+    gap: f64,
+    bar: f64,
+    interval: Option<f64>,
+    spread: Option<f64>,
+    all_paired: bool,
+) -> Option<bool> {
+    let is_lost_in_spread = spread.is_some_and(|spread| spread > FAR * bar && gap.abs() <= spread);
+    let is_clear = match (interval, spread) {
+        _ if is_lost_in_spread => false,
+        (Some(interval), Some(spread)) if !all_paired => (gap - bar).abs() >= interval.max(spread),
+        (Some(interval), _) => (gap - bar).abs() >= interval,
+        (None, Some(spread)) => gap <= bar || gap > spread,
+        (None, None) => gap > FAR * bar,
+    };
+    is_clear.then_some(gap <= bar)
+}
+
 /// The bar of numerics.md for a recipe's loss over that of one that is `baseline`, in percent.
-fn bar(recipe: Option<Recipe>, baseline: Option<Recipe>) -> Option<f64> {
+pub(super) fn bar(recipe: Option<Recipe>, baseline: Option<Recipe>) -> Option<f64> {
     match (recipe?, baseline?) {
         (Recipe::Fp8Row | Recipe::Fp8Block, Recipe::Bf16 | Recipe::Fp32) => Some(0.25),
         (fp8, Recipe::Bf16 | Recipe::Fp32) if fp8.is_fp8() => Some(0.5),
@@ -71,6 +103,8 @@ fn bar(recipe: Option<Recipe>, baseline: Option<Recipe>) -> Option<f64> {
 pub(super) struct Losses {
     pub(super) training: Vec<Vec<Point>>,
     validation: Vec<Vec<Point>>,
+    /// Of the same evaluations, in bits a byte.
+    bits: Vec<Vec<Point>>,
     /// Length of a baseline step on the x axis.
     pub(super) per_step: f64,
 }
@@ -83,9 +117,14 @@ impl Losses {
         let validation = |view: &View<'_>| {
             view.history.evals.iter().map(|m| (m.step as f64 * view.x_per_step, m.loss)).collect()
         };
+        let bits = |view: &View<'_>| {
+            let of = |m: &EvalMetrics| Some((m.step as f64 * view.x_per_step, m.bits_per_byte?));
+            view.history.evals.iter().filter_map(of).collect()
+        };
         Losses {
             training: views.views.iter().map(training).collect(),
             validation: views.views.iter().map(validation).collect(),
+            bits: views.views.iter().map(bits).collect(),
             per_step: views.views.first().map_or(1.0, |view| view.x_per_step),
         }
     }
@@ -175,13 +214,20 @@ pub(super) fn measured(
 }
 
 impl LossGap {
-    fn of(measured: &Measured, range: (u64, u64), bar_percent: Option<f64>) -> Self {
+    fn of(
+        measured: &Measured,
+        range: (u64, u64),
+        bar_percent: Option<f64>,
+        unit: &'static str,
+        runs: usize,
+    ) -> Self {
         let Measured { loss, beside, baseline, gap, paired, spread } = measured;
         let gap_percent = 100.0 * gap.mean;
         let spread = spread.map(|spread| 100.0 * spread);
         LossGap {
             from: range.0,
             to: range.1,
+            unit,
             loss: *loss,
             baseline_loss: *beside,
             gap_percent,
@@ -191,9 +237,8 @@ impl LossGap {
             seed_spread_percent: spread,
             inside_spread: spread.map(|spread| gap_percent.abs() <= spread),
             inside_bar: bar_percent.and_then(|bar| {
-                let interval = gap.of_mean().map_or(0.0, |interval| 100.0 * interval);
-                let is_clear = (gap_percent - bar).abs() >= interval;
-                is_clear.then_some(gap_percent <= bar)
+                let interval = gap.of_mean().map(|interval| 100.0 * interval);
+                inside_bar(gap_percent, bar, interval, spread, *paired == runs)
             }),
         }
     }
@@ -205,14 +250,14 @@ pub(super) fn common_end<'p>(curves: impl IntoIterator<Item = &'p [Point]>) -> f
 }
 
 /// The last steps that a group and the baseline have both made, over which losses are averaged.
-struct Ends<'p> {
-    own: Vec<&'p [Point]>,
-    base: Vec<&'p [Point]>,
-    end: f64,
+pub(super) struct Ends<'p> {
+    pub(super) own: Vec<&'p [Point]>,
+    pub(super) base: Vec<&'p [Point]>,
+    pub(super) end: f64,
 }
 
 impl<'p> Ends<'p> {
-    fn of(losses: &'p Losses, group: &Group, baseline: &Group, last: u64) -> Self {
+    pub(super) fn of(losses: &'p Losses, group: &Group, baseline: &Group, last: u64) -> Self {
         let (own, base) = (curves(&losses.training, group), curves(&losses.training, baseline));
         let end = common_end(own.iter().chain(&base).copied());
         // Between two steps, as places that count tokens are rounded.
@@ -220,162 +265,55 @@ impl<'p> Ends<'p> {
         Ends { own: within(&own, &range), base: within(&base, &range), end }
     }
 
-    fn figure(&self, group: &Group, baseline: &Group, bar: Option<f64>) -> Option<LossGap> {
+    pub(super) fn figure(&self, group: &Group, baseline: &Group, bar: Option<f64>) -> Option<LossGap> {
         let found = measured(group, &self.own, baseline, &self.base)?;
         let firsts = self.own.iter().chain(&self.base).filter_map(|points| points.first());
         let first = firsts.map(|p| p.0).fold(self.end, f64::min);
-        Some(LossGap::of(&found, (first.round() as u64, self.end.round() as u64), bar))
+        let range = (first.round() as u64, self.end.round() as u64);
+        Some(LossGap::of(&found, range, bar, NATS, group.runs.len()))
     }
 }
 
+/// Units of a loss.
+const NATS: &str = "nats/token";
+const BITS: &str = "bits/byte";
+
 /// The last evaluation that all runs of a group and of the baseline have made.
-fn at_evaluation(losses: &Losses, group: &Group, baseline: &Group, bar: Option<f64>) -> Option<LossGap> {
-    let (own, base) = (curves(&losses.validation, group), curves(&losses.validation, baseline));
+pub(super) fn at_evaluation(
+    losses: &Losses,
+    group: &Group,
+    baseline: &Group,
+    bar: Option<f64>,
+    same: Comparable,
+) -> Option<LossGap> {
+    let (of, unit) = match same {
+        Comparable { text: false, .. } => return None,
+        Comparable { tokenizer: true, .. } => (&losses.validation, NATS),
+        Comparable { tokenizer: false, .. } => (&losses.bits, BITS),
+    };
+    let (own, base) = (curves(of, group), curves(of, baseline));
     let has = |points: &&[Point], x: f64| points.iter().any(|p| p.0 == x);
     let is_shared = |x: &f64| own.iter().chain(&base).all(|points| has(points, *x));
     let at = own.first()?.iter().rev().map(|p| p.0).find(is_shared)?;
     let found = measured(group, &within(&own, &(at..=at)), baseline, &within(&base, &(at..=at)))?;
-    Some(LossGap::of(&found, (at.round() as u64, at.round() as u64), bar))
+    let at = at.round() as u64;
+    Some(LossGap::of(&found, (at, at), bar, unit, group.runs.len()))
 }
 
-/// Sets all other groups against the first.
-pub(super) fn compare(runs: Vec<RunData>, groups: Vec<Group>, last: u64) -> Comparison {
-    let views = Views::new(&runs);
-    let losses = Losses::of(&views);
-    let names = |group: &Group| -> Vec<String> { group.runs.iter().map(|&n| runs[n].name.clone()).collect() };
-    let recipe = |group: &Group| group.recipe().map(|recipe| recipe.name().to_owned());
-    let base = &groups[0];
-    let mut notes = Notes::default();
-    views.views.iter().for_each(|view| notes.of_run(view));
-    notes.of_baseline(base);
-    let mut compared = Vec::new();
-    for group in &groups[1..] {
-        let bar_percent = bar(group.recipe(), base.recipe());
-        let ends = Ends::of(&losses, group, base, last);
-        notes.of_kind(&names(group), group, base);
-        notes.of_ends(&views, group, base, &ends);
-        compared.push(Gap {
-            runs: names(group),
-            recipe: recipe(group),
-            bar_percent,
-            training: ends.figure(group, base, bar_percent),
-            validation: at_evaluation(&losses, group, base, bar_percent),
-        });
-    }
-    let baseline = Baseline {
-        runs: names(base),
-        recipe: recipe(base),
-        training: Ends::of(&losses, base, base, last).figure(base, base, None),
-        validation: at_evaluation(&losses, base, base, None),
-    };
-    let counted_in = views.x_name;
-    Comparison { counted_in, last, baseline, compared, notes: notes.all, folders: Vec::new(), runs, groups }
+/// Common properties of the runs of a group and of the baseline.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Comparable {
+    pub(super) tokenizer: bool,
+    /// The text that they are validated on.
+    pub(super) text: bool,
 }
 
-/// Notes for readers of the figures, each listed once.
-#[derive(Default)]
-struct Notes {
-    all: Vec<String>,
-}
-
-impl Notes {
-    fn add(&mut self, note: String) {
-        if !self.all.contains(&note) {
-            self.all.push(note);
-        }
-    }
-
-    /// Notes on one run: unreadable parts, skipped steps, an early end.
-    fn of_run(&mut self, view: &View<'_>) {
-        let (name, history) = (&view.run.name, &view.history);
-        for problem in &view.run.problems {
-            self.add(format!("{name}: {problem}"));
-        }
-        let last = history.last_step();
-        if history.steps.is_empty() {
-            self.add(format!("{name} has reported no step yet"));
-        } else if let Some(total) = view.run.summary.total_steps.filter(|&total| total > last) {
-            let (last, total) = (format::grouped(last), format::grouped(total));
-            self.add(format!("{name} is at step {last} of {total}"));
-        }
-        for resumed in &history.resumed {
-            if let Some([before, now]) = resumed.switched {
-                let step = format::grouped(resumed.step);
-                self.add(format!(
-                    "{name} went from {} to {} after step {step}: its gap is that of both",
-                    before.name(),
-                    now.name()
-                ));
-            }
-        }
-        match history.skipped.len() {
-            0 => {}
-            1 => self.add(format!("{name} skipped a step that was not finite")),
-            n => self.add(format!("{name} skipped {n} steps that were not finite")),
-        }
-    }
-
-    /// Of the steps that are averaged: losses that are not finite, none at all, another learning rate.
-    fn of_ends(&mut self, views: &Views<'_>, group: &Group, baseline: &Group, ends: &Ends<'_>) {
-        let runs = || group.runs.iter().chain(&baseline.runs).map(|&n| &views.views[n]);
-        for (view, points) in runs().zip(ends.own.iter().chain(&ends.base)) {
-            let (name, counted_in) = (&view.run.name, views.x_name.trim_end_matches('s'));
-            let broken = points.iter().filter(|p| !p.1.is_finite()).count();
-            match (points.len(), broken) {
-                (0, _) => self.add(format!("{name} reports no loss of the {counted_in}s that are compared")),
-                (_, 0) => {}
-                (all, broken) => self.add(format!(
-                    "{name}: {broken} of the {all} losses to be averaged are not finite, so there is no gap to tell"
-                )),
-            }
-        }
-        let rate = |view: &&View<'_>| {
-            let before = |m: &&StepMetrics| m.step as f64 * view.x_per_step <= ends.end * (1.0 + 1e-9);
-            view.history.steps.iter().rev().find(before).map(|m| m.lr)
+impl Comparable {
+    pub(super) fn of(runs: &[RunData], group: &Group, baseline: &Group) -> Self {
+        let first = &runs[baseline.runs[0]];
+        let all = |same: fn(&RunData, &RunData) -> bool| {
+            group.runs.iter().chain(&baseline.runs).all(|&n| same(first, &runs[n]))
         };
-        let rates: Vec<f64> = runs().filter_map(|view| rate(&view)).collect();
-        let (least, most) =
-            rates.iter().fold((f64::INFINITY, 0.0), |(l, m): (f64, f64), &r| (l.min(r), m.max(r)));
-        if most > least * 1.01 {
-            self.add(format!(
-                "where {} is compared, learning rates go from {least:.2e} to {most:.2e}: the gap is also one of their schedules",
-                views.views[group.runs[0]].run.name
-            ));
-        }
-    }
-
-    /// Of a kind of runs: in what it is another than the baseline.
-    fn of_kind(&mut self, names: &[String], group: &Group, baseline: &Group) {
-        let names = names.join(", ");
-        let Some(config) = &group.configs[0] else {
-            return self
-                .add(format!("{names}: the configuration cannot be read, so seed and recipe are not known"));
-        };
-        let keys = baseline.differs_in(config);
-        if keys.iter().any(|key| !key.starts_with("precision.")) {
-            self.add(format!("{names}: differs from the baseline in {}", keys.join(", ")));
-        }
-    }
-
-    fn of_baseline(&mut self, baseline: &Group) {
-        let Some(first) = baseline.configs.iter().flatten().next() else {
-            return self.add(
-                "the baseline's configuration cannot be read, so seeds and recipe are not known".into(),
-            );
-        };
-        let keys = baseline.differs_in(first);
-        if !keys.is_empty() {
-            self.add(format!(
-                "the baseline's runs differ in {}: their spread is not one of seeds alone",
-                keys.join(", ")
-            ));
-        }
-        let mut seeds: Vec<_> = (0..baseline.runs.len()).filter_map(|n| baseline.seed(n)).collect();
-        seeds.sort_unstable();
-        if seeds.windows(2).any(|pair| pair[0] == pair[1]) {
-            self.add(
-                "runs of the baseline have the same seed: their spread is smaller than that of seeds".into(),
-            );
-        }
+        Comparable { tokenizer: all(same_tokenizer), text: all(same_text) }
     }
 }

@@ -81,13 +81,14 @@ pub(super) fn of(runs: &[RunData], base: usize) -> Vec<Group> {
 
 /// Keys that may differ between two runs whose losses differ only randomly: place and device of the run,
 /// and its reports.
-const KEYS_WITHOUT_EFFECT: [&str; 18] = [
+const KEYS_WITHOUT_EFFECT: [&str; 19] = [
     "train.seed",
     "train.out",
     "train.threads",
     "train.device",
     "train.max_time",
     "train.max_nonfinite_steps",
+    "train.stop_on_divergence",
     "train.check_numerics",
     "train.attention_deterministic",
     "train.recompute",

@@ -16,16 +16,20 @@
 
 mod figures;
 mod groups;
+mod notes;
 mod page;
 mod spread;
 
 use super::{RunData, may_be_replaced, write_whole};
 use crate::ReportError;
+use crate::curves::Views;
 use serde::Serialize;
 use std::path::{Path, PathBuf};
 
+use figures::{Comparable, Ends, Losses, at_evaluation, bar};
 pub use figures::{Gap, LossGap};
 use groups::Group;
+use notes::Notes;
 
 /// The page's name inside the folder of the first run that is compared.
 pub const COMPARE_FILE: &str = "compare.html";
@@ -109,7 +113,7 @@ impl Comparison {
     /// A comparison of runs in memory: the first `base` runs are the baseline's.
     pub(super) fn of(runs: Vec<RunData>, base: usize, last: u64) -> Self {
         let groups = groups::of(&runs, base);
-        figures::compare(runs, groups, last)
+        compare(runs, groups, last)
     }
 
     /// Its page.
@@ -125,6 +129,52 @@ impl Comparison {
         }
         write_whole(path, &self.html())
     }
+}
+
+/// Sets all other groups against the first.
+fn compare(runs: Vec<RunData>, groups: Vec<Group>, last: u64) -> Comparison {
+    let views = Views::new(&runs);
+    let losses = Losses::of(&views);
+    let names = |group: &Group| -> Vec<String> { group.runs.iter().map(|&n| runs[n].name.clone()).collect() };
+    let recipe = |group: &Group| group.recipe().map(|recipe| recipe.name().to_owned());
+    let base = &groups[0];
+    let mut notes = Notes::default();
+    views.views.iter().for_each(|view| notes.of_run(view));
+    notes.of_baseline(base);
+    let has_evals = |group: &Group| group.runs.iter().all(|&n| !views.views[n].history.evals.is_empty());
+    let mut compared = Vec::new();
+    for group in &groups[1..] {
+        let bar_percent = bar(group.recipe(), base.recipe());
+        let same = Comparable::of(&runs, group, base);
+        let ends = Ends::of(&losses, group, base, last);
+        notes.of_kind(&names(group), group, base);
+        notes.of_ends(&views, group, base, &ends);
+        notes.of_what_differs(&names(group), same);
+        let gap = Gap {
+            runs: names(group),
+            recipe: recipe(group),
+            bar_percent,
+            training: ends.figure(group, base, bar_percent).filter(|_| same.tokenizer),
+            validation: at_evaluation(&losses, group, base, bar_percent, same),
+        };
+        notes.of_verdict(&gap);
+        if gap.validation.is_none() && same.text && has_evals(group) && has_evals(base) {
+            notes.add(format!(
+                "{}: no evaluation at a step at which the baseline has one too, so there is no gap of the validation loss",
+                gap.runs.join(", ")
+            ));
+        }
+        compared.push(gap);
+    }
+    let of_base = Comparable::of(&runs, base, base);
+    let baseline = Baseline {
+        runs: names(base),
+        recipe: recipe(base),
+        training: Ends::of(&losses, base, base, last).figure(base, base, None).filter(|_| of_base.tokenizer),
+        validation: at_evaluation(&losses, base, base, None, of_base),
+    };
+    let counted_in = views.x_name;
+    Comparison { counted_in, last, baseline, compared, notes: notes.all, folders: Vec::new(), runs, groups }
 }
 
 #[cfg(test)]

@@ -1,14 +1,14 @@
 //! A comparison as a page: the figures, the losses, and the gap along the runs.
 
-use super::figures::{LossGap, Losses, common_end, curves, measured, within};
+use super::figures::{Comparable, LossGap, Losses, common_end, curves, measured, within};
 use super::{Comparison, Gap};
 use crate::axis::Axis;
-use crate::chart::{Band, COLORS, Chart, Series, Style};
+use crate::chart::{Band, Chart, Series, Style, color_class};
 use crate::compare;
 use crate::curves::Views;
 use crate::html::escape;
 use crate::metrics::format;
-use crate::page::{begun, ended, section, tabs};
+use crate::page::{axis_choice, begun, ended, note, section, tabs};
 use crate::thin::Point;
 use std::fmt::Write;
 
@@ -20,8 +20,8 @@ const WINDOW: f64 = 1.0 / 25.0;
 pub(super) fn render(comparison: &Comparison) -> String {
     let mut views = Views::new(&comparison.runs);
     for (color, group) in comparison.groups.iter().enumerate() {
-        for &n in &group.runs {
-            views.views[n].color = color;
+        for (tone, &n) in group.runs.iter().enumerate() {
+            (views.views[n].color, views.views[n].tone) = (color, tone);
         }
     }
     let names: Vec<String> = comparison.compared.iter().map(|gap| called(&gap.runs)).collect();
@@ -35,6 +35,9 @@ pub(super) fn render(comparison: &Comparison) -> String {
     notes(&mut out, &comparison.notes);
     section(&mut out, "Losses", &table(comparison));
     let gap = gap_chart(comparison, &views);
+    if views.step_tokens().is_some() {
+        axis_choice(&mut out);
+    }
     if let Some(chart) = gap {
         let _ = write!(out, "<section class=\"card\">\n{}</section>\n", chart.html());
     }
@@ -44,7 +47,11 @@ pub(super) fn render(comparison: &Comparison) -> String {
             None => out.push_str(&whole.html()),
             Some(closer) => tabs(&mut out, &whole, &closer),
         }
-        out.push_str("<p class=\"note\">Solid: training, smoothed. Dashed: validation.</p>\n</section>\n");
+        note(&mut out, &views.note());
+        out.push_str("</section>\n");
+    }
+    if let Some(chart) = views.bits_chart().filter(|_| views.tokenizers_differ()) {
+        let _ = write!(out, "<section class=\"card\">\n{}</section>\n", chart.html());
     }
     section(&mut out, "Runs", &compare::figures_table(&views.views));
     section(&mut out, "What differs", &compare::differences(&views.views));
@@ -74,7 +81,7 @@ fn notes(out: &mut String, notes: &[String]) {
 fn table(comparison: &Comparison) -> String {
     let mut out = String::from(
         "<div class=\"scroll\"><table>\n<thead><tr><th>Runs</th><th>Recipe</th><th>Loss of</th><th>at</th><th>Loss</th><th>Baseline</th>\
-         <th>Gap</th><th>Seeds</th><th>inside</th><th>Bar</th><th>inside</th></tr></thead>\n<tbody>\n",
+         <th>Gap</th><th>Seeds</th><th>Within seeds</th><th>Bar</th><th>Within bar</th></tr></thead>\n<tbody>\n",
     );
     let base = &comparison.baseline;
     for (what, figure) in [("training", &base.training), ("validation", &base.validation)] {
@@ -94,7 +101,7 @@ fn table(comparison: &Comparison) -> String {
         "<p class=\"note\">Training: the mean over the last {} steps that both sides have made; validation: the last evaluation that all have \
          made. Gap: how much higher the loss is, each run compared with the baseline's run of the same seed, if there is one; ± is the 95% interval \
          over its seeds. Seeds: how far as many more runs of the baseline's own kind would lie from it, with 95% confidence (Student's t). \
-         Bar: of the recipe.</p>",
+         Bar: of the recipe; unclear if chance alone could move the gap across it, which a single seed never excludes below three times the bar.</p>",
         format::grouped(comparison.last)
     );
     out
@@ -111,7 +118,7 @@ fn row(
     bar: Option<f64>,
 ) {
     let head = match &names {
-        Some(names) => format!("<i class=\"key line c{}\"></i>{}", color % COLORS, escape(names)),
+        Some(names) => format!("<i class=\"key line {}\"></i>{}", color_class(color, 0), escape(names)),
         None => String::new(),
     };
     let _ = write!(out, "<tr><th>{head}</th>");
@@ -120,7 +127,10 @@ fn row(
     let figure_of = |of: &dyn Fn(&LossGap) -> Option<String>| figure.and_then(of);
     let cells = [
         names.and(recipe).map(|recipe| escape(recipe).to_string()),
-        Some(what.to_owned()),
+        Some(match figure.filter(|f| f.unit == "bits/byte") {
+            Some(f) => format!("{what}, {}", f.unit),
+            None => what.to_owned(),
+        }),
         figure_of(&|f| Some(place(f))),
         figure_of(&|f| Some(format!("{:.4}", f.loss))),
         figure_of(&|f| (!is_baseline).then(|| format!("{:.4}", f.baseline_loss))),
@@ -171,6 +181,9 @@ fn gap_chart(comparison: &Comparison, views: &Views<'_>) -> Option<Chart> {
     let mut series = Vec::new();
     let (mut low, mut high) = (0.0f64, 0.0f64);
     for (color, group) in comparison.groups.iter().enumerate().skip(1) {
+        if !Comparable::of(&comparison.runs, group, baseline).tokenizer {
+            continue;
+        }
         let own = curves(&losses.training, group);
         let all = || own.iter().chain(&base);
         let first = all().filter_map(|points| points.first()).map(|p| p.0).fold(0.0, f64::max);
@@ -212,7 +225,7 @@ fn gap_chart(comparison: &Comparison, views: &Views<'_>) -> Option<Chart> {
             bands.push(Band { name: format!("{name}, 95% over its seeds"), color, points: band(&intervals) });
         }
         if !gaps.is_empty() {
-            series.push(Series { name, style: Style::Line, color, points: gaps });
+            series.push(Series { name, style: Style::Line, color, tone: 0, points: gaps });
         }
     }
     if series.is_empty() {
@@ -238,6 +251,7 @@ fn gap_chart(comparison: &Comparison, views: &Views<'_>) -> Option<Chart> {
         unit: "loss above the baseline's, percent, smoothed",
         x_name: views.x_name,
         x: views.x_axis(),
+        step_tokens: views.step_tokens(),
         y: Axis::linear(low - pad, high + pad, 5),
         series,
         skipped: Vec::new(),

@@ -17,6 +17,9 @@ pub const INSPECT_FILE: &str = "inspect.html";
 /// SQNR in decibels at the two ends of the colours. A cast to E4M3 that loses nothing but mantissa has 31.5
 /// dB, one to E5M2 25.5.
 const DECIBELS: [f64; 2] = [32.0, 14.0];
+/// Meaning of these figures.
+const ROUNDING_ALONE: &str = "Rounding alone leaves about 31.5 dB in E4M3 and 25.5 dB in E5M2: such a cast loses nothing but bits of the \
+                              mantissa, and nothing is wrong. Much less means that the tensor's range does not fit its scale.";
 /// Shares at the two ends of the colours, on a logarithmic scale.
 const SHARES: [f64; 2] = [1e-5, 1e-1];
 
@@ -45,10 +48,11 @@ pub(crate) fn render(inspection: &Inspection) -> String {
         escape(casts)
     );
     let grid = Grid::of(tensors);
+    let signal = grid.map("Signal to noise", "dB, of the cast; red is noise", Ramp::Concern, &|t| {
+        (heat(t.sqnr_db, DECIBELS), decibels(t.sqnr_db))
+    });
     let mut maps = vec![
-        grid.map("Signal to noise", "dB, of the cast; red is noise", Ramp::Concern, &|t| {
-            (heat(t.sqnr_db, DECIBELS), decibels(t.sqnr_db))
-        }),
+        HeatMap { note: ROUNDING_ALONE, ..signal },
         grid.map(
             "Underflow",
             "share of the non-zero elements that become zero",
@@ -116,7 +120,7 @@ impl<'a> Grid<'a> {
             }
         }
         let rows = self.blocks.iter().map(|block| format!("{block}")).collect();
-        HeatMap { title, unit, columns: self.columns.clone(), rows, cells, ramp }
+        HeatMap { title, unit, columns: self.columns.clone(), rows, cells, ramp, note: "" }
     }
 }
 
@@ -179,7 +183,7 @@ fn said(tensor: &TensorCast) -> String {
 
 fn table(tensors: &[TensorCast]) -> String {
     let mut out = format!(
-        "<details>\n<summary>{} casts</summary>\n<div class=\"scroll\"><table>\n<thead><tr><th>Product</th><th>Factor</th><th>Cast</th><th>SQNR, dB</th>\
+        "<details>\n<summary>{} casts</summary>\n<div class=\"scroll\"><table>\n<thead><tr><th>GEMM</th><th>Operand</th><th>Cast</th><th>SQNR, dB</th>\
          <th>Underflow</th><th>Saturation</th><th>amax</th><th>Zeros</th><th>Not finite</th><th>In bf16</th></tr></thead>\n<tbody>\n",
         tensors.len()
     );

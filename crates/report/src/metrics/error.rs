@@ -16,6 +16,16 @@ pub enum MetricsError {
     /// A file cannot be put in the place of its older self.
     #[error(transparent)]
     Replace(#[from] xtrain_checkpoint::CheckpointError),
+    /// The program of `log.command` cannot be started.
+    #[error(
+        "[log] `command`: cannot start {program}: {source}; check the name of the program, or take the key out with --set log.command="
+    )]
+    Command {
+        /// The program.
+        program: String,
+        /// The system's reason.
+        source: io::Error,
+    },
     /// The operating system refused.
     #[error("{}: cannot {action}: {source}{}", path.display(), advice(source))]
     Io {

@@ -1,12 +1,15 @@
 //! The things a run reports, as plain values.
 
 use std::path::PathBuf;
+use std::time::{SystemTime, UNIX_EPOCH};
 use xtrain_model::Recipe;
 
 /// Name of an evaluation in the files.
 pub(super) const EVAL: &str = "eval";
 /// Name of a sample in the files.
 pub(super) const SAMPLE: &str = "sample";
+/// Name of a source's figures in the files.
+pub(super) const SOURCE: &str = "source";
 
 /// Metrics of one reported optimizer step.
 ///
@@ -67,6 +70,30 @@ impl EvalMetrics {
     pub fn perplexity(&self) -> f64 {
         self.loss.exp()
     }
+}
+
+/// Figures of one source of a mixture, reported with an evaluation.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct SourceMetrics {
+    /// Attempted steps before it.
+    pub step: u64,
+    /// The source's name: its path in the run file.
+    pub name: String,
+    /// Tokens of it that were trained on since the start of the run; absent for a source of `data.valid`.
+    pub tokens: Option<u64>,
+    /// Passes over the source so far; likewise.
+    pub epoch: Option<f64>,
+    /// Mean cross-entropy of its own evaluated targets, in nats a token; absent where none was evaluated.
+    pub loss: Option<f64>,
+}
+
+/// Advice about a run that goes on.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Warning {
+    /// The step that it is about.
+    pub step: u64,
+    /// The warning: what is wrong, and what to do.
+    pub text: String,
 }
 
 /// A checkpoint is complete on disk.
@@ -156,6 +183,10 @@ pub enum Event {
     Reference(ReferenceGap),
     /// The model wrote some text.
     Sample(Sample),
+    /// The figures of a source of a mixture.
+    Source(SourceMetrics),
+    /// Something is wrong with the run.
+    Warning(Warning),
 }
 
 impl Event {
@@ -169,6 +200,8 @@ impl Event {
             Self::Resumed(r) => r.step,
             Self::Reference(r) => r.step,
             Self::Sample(s) => s.step,
+            Self::Source(s) => s.step,
+            Self::Warning(w) => w.step,
         }
     }
 }
@@ -183,7 +216,10 @@ macro_rules! event_from {
     )*};
 }
 
-event_from!(StepMetrics => Step, EvalMetrics => Eval, CheckpointSaved => Checkpoint, SkippedStep => Skipped, Resumed => Resumed, ReferenceGap => Reference, Sample => Sample);
+event_from!(
+    StepMetrics => Step, EvalMetrics => Eval, CheckpointSaved => Checkpoint, SkippedStep => Skipped,
+    Resumed => Resumed, ReferenceGap => Reference, Sample => Sample, SourceMetrics => Source, Warning => Warning
+);
 
 /// An event and when it happened.
 #[derive(Clone, Debug, PartialEq)]
@@ -192,4 +228,12 @@ pub struct Record {
     pub time: f64,
     /// The event.
     pub event: Event,
+}
+
+impl Record {
+    /// `event` as of now; as of 1970 on a machine whose clock is before that.
+    pub fn now(event: impl Into<Event>) -> Self {
+        let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH);
+        Record { time: since_1970.map_or(0.0, |elapsed| elapsed.as_secs_f64()), event: event.into() }
+    }
 }

@@ -43,6 +43,19 @@ pub fn line(event: &Event, total_steps: Option<u64>) -> String {
                 resumed.switched.map(|[before, now]| format!(", from {} to {}", before.name(), now.name()));
             format!("resumed after step {}{}", resumed.step, switched.unwrap_or_default())
         }
+        Event::Source(source) => {
+            let loss = source.loss.map(|loss| format!("  loss {loss:7.4}")).unwrap_or_default();
+            let tokens = source
+                .tokens
+                .map(|tokens| format!("  {} tokens", format::count(tokens as f64)))
+                .unwrap_or_default();
+            let epochs = source
+                .epoch
+                .map(|epoch| format!(", {} epochs", format::significant(epoch)))
+                .unwrap_or_default();
+            format!("source {}{loss}{tokens}{epochs}  {}", at(source.step), printable(&source.name))
+        }
+        Event::Warning(warning) => format!("warning {}  {}", at(warning.step), printable(&warning.text)),
         Event::Sample(sample) => {
             let text = printable(&format!("{}{}", sample.prompt, sample.text));
             let lines: String = text.lines().map(|line| format!("\n    {line}")).collect();

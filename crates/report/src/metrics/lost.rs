@@ -1,6 +1,6 @@
 //! The part of a run's metrics that a resume drops.
 
-use super::event::{EVAL, SAMPLE};
+use super::event::{EVAL, SAMPLE, SOURCE};
 use xtrain_model::Recipe;
 
 /// Records after the checkpoint of a resumed run. They are removed from its files, because the run writes
@@ -9,7 +9,8 @@ use xtrain_model::Recipe;
 pub struct Lost {
     /// Attempted steps that the checkpoint holds; 0 at the start. Records of later steps are lost.
     pub after: u64,
-    /// The evaluation of that step itself is lost: the run was stopped in it.
+    /// The evaluation of that step itself is lost, with the figures of its sources: the run was stopped in
+    /// it.
     pub evaluation: bool,
     /// The samples of that step itself are lost: it is the last one.
     pub samples: bool,
@@ -26,7 +27,7 @@ impl Lost {
     /// True if a record of this step and kind is lost.
     pub(super) fn holds(&self, step: u64, kind: &str) -> bool {
         let again = match kind {
-            EVAL => self.evaluation,
+            EVAL | SOURCE => self.evaluation,
             SAMPLE => self.samples,
             _ => false,
         };

@@ -4,6 +4,7 @@
 //! |---|---|---|
 //! | JSON lines | `metrics.jsonl` in the run folder ([`jsonl`]) | programs, and `report` |
 //! | TensorBoard events | `events.out.tfevents.*` in the run folder ([`tensorboard`]) | dashboards |
+//! | JSON lines | standard input of a program ([`Command`]) | other loggers |
 //! | one line of text | the terminal ([`line()`]) | people |
 //!
 //! An [`Event`] is made once by the trainer, and a [`MetricsSink`] writes it into each file; the text is a
@@ -14,6 +15,7 @@
 //!
 //! Deliberately absent: averaging, timing and the peak that MFU refers to. They belong to the trainer.
 
+mod command;
 mod error;
 mod event;
 pub mod format;
@@ -23,9 +25,11 @@ mod lost;
 mod sink;
 pub mod tensorboard;
 
+pub use command::{COMMAND_LOG, Command};
 pub use error::MetricsError;
 pub use event::{
-    CheckpointSaved, EvalMetrics, Event, Record, ReferenceGap, Resumed, Sample, SkippedStep, StepMetrics,
+    CheckpointSaved, EvalMetrics, Event, Record, ReferenceGap, Resumed, Sample, SkippedStep, SourceMetrics,
+    StepMetrics, Warning,
 };
 pub use line::line;
 pub use lost::Lost;

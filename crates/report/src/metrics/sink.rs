@@ -1,11 +1,10 @@
 //! The metrics files of a run, to which each event is written.
 
 use std::path::Path;
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use super::event::{Event, Record, Resumed};
 use super::lost::Lost;
-use super::{MetricsError, jsonl, tensorboard};
+use super::{Command, MetricsError, jsonl, tensorboard};
 
 /// The files that a run writes its metrics to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,14 +29,23 @@ pub enum SinkStart {
 pub struct MetricsSink {
     jsonl: Option<jsonl::Writer>,
     tensorboard: Option<tensorboard::Writer>,
+    command: Option<Command>,
     recovery: jsonl::Recovery,
 }
 
 impl MetricsSink {
     /// Opens the files of `outputs` in `folder`, which must exist. A resumed run records that it was resumed.
-    pub fn open(folder: &Path, outputs: Outputs, start: SinkStart) -> Result<Self, MetricsError> {
+    /// `config` is the text of the configuration, for dashboards; `command` receives all lines too.
+    pub fn open(
+        folder: &Path,
+        outputs: Outputs,
+        start: SinkStart,
+        config: &str,
+        command: Option<Command>,
+    ) -> Result<Self, MetricsError> {
         let path = folder.join(jsonl::FILE_NAME);
-        let mut sink = Self { jsonl: None, tensorboard: None, recovery: jsonl::Recovery::default() };
+        let recovery = jsonl::Recovery::default();
+        let mut sink = Self { jsonl: None, tensorboard: None, command, recovery };
         let lost = match start {
             SinkStart::Fresh => None,
             SinkStart::Resumed(lost) => Some(lost),
@@ -53,7 +61,10 @@ impl MetricsSink {
             });
         }
         if outputs.tensorboard {
-            sink.tensorboard = Some(tensorboard::Writer::create(folder, now(), lost)?);
+            let now = Record::now(Resumed::default()).time;
+            let mut writer = tensorboard::Writer::create(folder, now, lost)?;
+            writer.describe(now, config)?;
+            sink.tensorboard = Some(writer);
         }
         if let Some(lost) = lost {
             sink.record(Resumed { step: lost.after, switched: lost.switched })?;
@@ -68,16 +79,18 @@ impl MetricsSink {
 
     /// Writes `event`, as of now, to every file. It is in the files when this returns.
     pub fn record(&mut self, event: impl Into<Event>) -> Result<(), MetricsError> {
-        self.record_at(now(), event)
+        self.write(&Record::now(event))
     }
 
-    /// Writes `event` as of `time`, in seconds since 1970.
+    /// Writes `record` to every file, and hands it to the command.
     ///
     /// A file that cannot be written keeps no other from its record; the first error is returned.
-    pub fn record_at(&mut self, time: f64, event: impl Into<Event>) -> Result<(), MetricsError> {
-        let record = Record { time, event: event.into() };
-        let lines = self.jsonl.as_mut().map_or(Ok(()), |writer| writer.write(&record));
-        let events = self.tensorboard.as_mut().map_or(Ok(()), |writer| writer.write(&record));
+    pub fn write(&mut self, record: &Record) -> Result<(), MetricsError> {
+        if let Some(command) = &mut self.command {
+            command.record(record);
+        }
+        let lines = self.jsonl.as_mut().map_or(Ok(()), |writer| writer.write(record));
+        let events = self.tensorboard.as_mut().map_or(Ok(()), |writer| writer.write(record));
         lines.and(events)
     }
 
@@ -86,9 +99,4 @@ impl MetricsSink {
     pub fn unsynced(&self) -> Result<Option<jsonl::Unsynced>, MetricsError> {
         self.jsonl.as_ref().map(jsonl::Writer::unsynced).transpose()
     }
-}
-
-/// Seconds since 1970; 0 on a machine whose clock is before that.
-fn now() -> f64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |elapsed| elapsed.as_secs_f64())
 }

@@ -6,11 +6,16 @@ use crate::metrics::{MetricsSink, Outputs, SinkStart};
 /// A run folder as the trainer leaves it.
 fn folder_of(records: &[Record]) -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
-    let mut sink =
-        MetricsSink::open(folder.path(), Outputs { jsonl: true, tensorboard: true }, SinkStart::Fresh)
-            .unwrap();
+    let mut sink = MetricsSink::open(
+        folder.path(),
+        Outputs { jsonl: true, tensorboard: true },
+        SinkStart::Fresh,
+        "",
+        None,
+    )
+    .unwrap();
     for record in records {
-        sink.record_at(record.time, record.event.clone()).unwrap();
+        sink.write(record).unwrap();
     }
     folder
 }
@@ -95,7 +100,8 @@ fn runs_of_one_name_are_told_apart_by_their_paths() {
     let folders: Vec<_> = ["a/run", "b/run", "c/other"].map(|name| parent.path().join(name)).into();
     for folder in &folders {
         fs::create_dir_all(folder).unwrap();
-        MetricsSink::open(folder, Outputs { jsonl: true, tensorboard: false }, SinkStart::Fresh).unwrap();
+        MetricsSink::open(folder, Outputs { jsonl: true, tensorboard: false }, SinkStart::Fresh, "", None)
+            .unwrap();
     }
     let page = parent.path().join("report.html");
     write_comparison(&folders, &page, false).unwrap();

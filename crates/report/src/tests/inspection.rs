@@ -34,9 +34,16 @@ fn a_page_of_casts_has_a_cell_for_each_and_their_names() {
     ];
     let html = render(&inspection(tensors.clone()));
     let page = markup::read(&html).unwrap_or_else(|problem| panic!("{problem}\n{html}"));
-    for said in
-        ["checkpoint of step 1,200", "casts of fp8-block", "31.2", "12.0", "exact", "1.5%", "wgrad dy"]
-    {
+    for said in [
+        "checkpoint of step 1,200",
+        "casts of fp8-block",
+        "31.2",
+        "12.0",
+        "exact",
+        "1.5%",
+        "wgrad dy",
+        "Rounding alone leaves about 31.5 dB",
+    ] {
         assert!(page.text.contains(said), "{said} in {}", page.text);
     }
     assert!(page.text.contains("blocks.0.mlp.down_proj:wgrad") && page.text.contains("<one of the last>"));

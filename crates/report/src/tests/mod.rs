@@ -4,12 +4,14 @@ mod axis;
 mod curve;
 mod files;
 mod inspection;
+mod live;
 mod markup;
 mod page;
 
 use super::*;
 use crate::metrics::{
-    CheckpointSaved, EvalMetrics, Event, Record, Resumed, Sample, SkippedStep, StepMetrics,
+    CheckpointSaved, EvalMetrics, Event, Record, Resumed, Sample, SkippedStep, SourceMetrics, StepMetrics,
+    Warning,
 };
 
 /// A run of `steps` steps whose loss falls from 10, evaluated every tenth step.

@@ -24,7 +24,7 @@ fn a_run_has_its_figures_curves_and_configuration() {
         "first",
         "Validation loss2.1254the lowest of the run",
         "Perplexity8.381.500 bits per byte",
-        "Training loss2.0004smoothed over 5 reports",
+        "Training loss2.0004smoothed over 5 reports2.0004 in the last",
         // The same number where the curve ends.
         "smoothed over 5 reports 2.000validation",
         "Tokens200k",
@@ -158,6 +158,96 @@ fn a_report_of_two_runs_shows_where_they_differ() {
     let curves = attributes(&page, "path", "data-name");
     assert_eq!(curves[..4], ["first", "second", "first, validation", "second, validation"]);
     assert!(attributes(&page, "figure", "data-xname").iter().all(|&name| name == "step"));
+}
+
+#[test]
+fn a_run_shows_bits_per_byte_tokens_and_what_it_began_with() {
+    let mut run = run("continued", 200);
+    run.records.insert(0, record(EvalMetrics { step: 0, loss: 8.02, bits_per_byte: Some(3.5) }));
+    run.summary.unigram_entropy = Some(6.29);
+    let page = document(&[run]);
+    for expected in [
+        "8.0200 before training",
+        "Bits per byteof validation text",
+        "how frequent each token is",
+        "StepsTokens",
+        "nats under the unigram entropy",
+    ] {
+        assert!(page.text.contains(expected), "{expected} in {}", page.text);
+    }
+    // Each chart of steps has the ticks of tokens too.
+    assert!(attributes(&page, "figure", "data-tokens").iter().all(|&tokens| tokens == "1000"));
+    let rows = attributes(&page, "div", "class");
+    let count = |class: &str| rows.iter().filter(|&&row| row == class).count();
+    assert!(count("x by-token") == count("x by-step") && count("x by-token") > 3);
+}
+
+#[test]
+fn the_sources_of_a_mixture_have_their_tokens_and_losses() {
+    let mut run = run("mixed", 100);
+    for step in [50, 100] {
+        for (name, tokens, loss) in [("books", 3 * step, 2.5), ("<web>", step, 3.5)] {
+            let (tokens, epoch, loss) = (Some(tokens * 1000), Some(0.5), Some(loss));
+            run.records.push(record(SourceMetrics { step, name: name.into(), tokens, epoch, loss }));
+        }
+    }
+    let page = document(&[run]);
+    for expected in ["Sources", "books300k75.0%0.502.5000", "<web>100k25.0%0.503.5000", "Loss by source"] {
+        assert!(page.text.contains(expected), "{expected} in {}", page.text);
+    }
+    let curves = attributes(&page, "path", "data-name");
+    assert!(curves.contains(&"books") && curves.contains(&"<web>"), "{curves:?}");
+}
+
+#[test]
+fn warnings_stand_at_the_top_and_among_the_events() {
+    let mut run = run("r", 50);
+    run.records.push(record(Warning { step: 40, text: "the loss is above <guessing>".into() }));
+    let page = document(&[run]);
+    assert!(page.text.contains("Warnings of r:\nstep 40: the loss is above <guessing>"), "{}", page.text);
+    assert!(page.text.contains("warning     40  the loss is above"), "{}", page.text);
+}
+
+/// The runs, with these lines in their configurations and losses in the ratio of bits to nats.
+fn evaluated(name: &str, config: &str, loss: f64, bits: f64) -> RunData {
+    let mut run = run(name, 20);
+    run.records.push(record(EvalMetrics { step: 20, loss, bits_per_byte: Some(bits) }));
+    run.config = Some(config.to_owned());
+    run
+}
+
+fn bold(runs: &[RunData]) -> Vec<String> {
+    let html = render_all(runs);
+    let table = &html[html.find("<h2>Runs</h2>").unwrap()..];
+    let table = &table[..table.find("</table>").unwrap()];
+    table.split("<b>").skip(1).map(|rest| rest.split("</b>").next().unwrap_or_default().to_owned()).collect()
+}
+
+#[test]
+fn the_best_run_is_marked_only_by_figures_that_compare() {
+    let text = "[data]\nvalid = \"v.txt\"\ntokenizer = ";
+    let a = evaluated("a", &format!("{text}\"bytes\""), 1.25, 1.25 / std::f64::consts::LN_2);
+    let same = evaluated("b", &format!("{text}\"bytes\""), 1.5, 1.5 / std::f64::consts::LN_2);
+    assert_eq!(bold(&[a.clone(), same]), ["1.2500"]);
+    // Another tokenizer: a higher loss, of longer tokens.
+    let longer = evaluated("c", &format!("{text}\"bpe\""), 3.0, 1.375);
+    assert_eq!(bold(&[a.clone(), longer.clone()]), ["1.3750"]);
+    assert!(document(&[a.clone(), longer]).text.contains("The tokenizers differ"));
+    // Another text.
+    let other = evaluated("d", "[data]\nvalid = \"w.txt\"\ntokenizer = \"bytes\"", 1.125, 1.0);
+    assert_eq!(bold(&[a.clone(), other.clone()]), [""; 0]);
+    assert!(document(&[a.clone(), other]).text.contains("evaluated on different texts"));
+    // A file of the same name that holds another text: its tokens are as many bytes no more.
+    let renamed = evaluated("e", &format!("{text}\"bpe\""), 1.125, 1.0);
+    let longer = evaluated("c", &format!("{text}\"bpe\""), 3.0, 1.375);
+    assert_eq!(bold(&[longer, renamed]), [""; 0]);
+}
+
+#[test]
+fn long_values_of_keys_wrap() {
+    let style = include_str!("../style.css");
+    let rule = style.lines().find(|line| line.starts_with(".diff th, .diff td")).unwrap();
+    assert!(rule.contains("white-space: normal") && rule.contains("overflow-wrap: anywhere"), "{rule}");
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! The parts that beginning and resuming a run have in common, and the [`Run`] that they are assembled into.
 
 use super::describe::{describe, warn_of_no_fp8};
+use super::divergence::Divergence;
 use super::observer::Observer;
 use super::reference::StateCopy;
 use super::snapshot::CheckpointWriter;
@@ -17,13 +18,15 @@ use crate::spec::Planned;
 use crate::training_spec::TrainingSpec;
 use crate::{exchange, fit, source, spec};
 use std::collections::BTreeMap;
+use std::ffi::OsStr;
 use std::ops::ControlFlow;
 use std::path::Path;
 use xtrain_config::{Config, Facts, Parsed};
 use xtrain_data::{DataError, Tokenizer};
 use xtrain_model::Recipe;
 use xtrain_model::hf::HfConfig;
-use xtrain_report::metrics::{Event, MetricsSink, Outputs, Resumed, SinkStart};
+use xtrain_report::LiveReport;
+use xtrain_report::metrics::{Command, Event, MetricsSink, Outputs, Resumed, SinkStart};
 use xtrain_runtime::Checks;
 
 /// Advice for a run that does not fit into memory.
@@ -43,6 +46,9 @@ pub(super) struct Prepared {
     pub(super) prompts: Vec<Vec<u32>>,
     pub(super) planned: Planned,
     pub(super) steps: u64,
+    /// `log.command`, which the configuration does not hold any more: what the run folder records of it must
+    /// start no program.
+    pub(super) command: Vec<String>,
 }
 
 /// Opens the data of a run file and resolves the file with it. `hf` describes the model that training starts
@@ -68,10 +74,31 @@ pub(super) fn prepare(
         epoch_tokens: Some(corpus.loader.epoch_tokens()),
         recipe,
     };
-    let planned = spec::planned(parsed.resolve(&facts)?)?;
+    let mut planned = spec::planned(parsed.resolve(&facts)?)?;
+    planned.resolved.config.log.command = Vec::new();
     let steps = planned.resolved.steps;
     let steps = steps.ok_or_else(|| RunError::Refused("the length of the run is not known".into()))?;
-    Ok(Prepared { corpus, prompts, planned, steps })
+    Ok(Prepared { corpus, prompts, planned, steps, command: command(parsed) })
+}
+
+/// The program to start. One that stands in the `config.toml` of a run folder is none of the user's: the
+/// folder may come from anywhere.
+fn command(parsed: &Parsed) -> Vec<String> {
+    let command = &parsed.config.log.command;
+    let is_of_a_run = |file: &Path| {
+        let folder = file.parent().map(RunFolder::at);
+        file.file_name() == Some(OsStr::new("config.toml")) && folder.is_some_and(|folder| folder.is_begun())
+    };
+    match parsed.file_with("log.command").filter(|file| !command.is_empty() && is_of_a_run(file)) {
+        None => command.clone(),
+        Some(file) => {
+            tracing::warn!(
+                "{}: log.command is not started from the configuration of a run folder; give it in a run file, or with --set",
+                file.display()
+            );
+            Vec::new()
+        }
+    }
 }
 
 /// The tokens of `eval.prompts`: one that cannot be encoded is refused before the first step.
@@ -169,6 +196,8 @@ pub(super) struct Parts {
     pub(super) checkpoints: CheckpointWriter,
     pub(super) position: Position,
     pub(super) sink: SinkStart,
+    /// `log.command`.
+    pub(super) command: Vec<String>,
     /// The event of a run that was resumed.
     pub(super) resumed: Option<Resumed>,
     /// The algorithms recorded so far, to which those of this process are added; `None` records none.
@@ -179,13 +208,20 @@ pub(super) struct Parts {
 pub(super) fn assemble(parts: Parts, observer: &mut dyn Observer) -> Result<Run, RunError> {
     let Parts { config, steps, folder, corpus, prompts, hf, loaded, checkpoints, position, .. } = parts;
     let Loaded { mut learner, state_copy, hardware } = loaded;
+    // Before anything says that a run has begun here.
+    let command = Command::start(&parts.command, folder.path())?;
     // A run that has made steps writes it with its next checkpoint, so that it always matches the latest one.
     if position.step == 0 {
         folder.write("config.toml", &config.to_toml())?;
     }
     let outputs = Outputs { jsonl: config.log.jsonl, tensorboard: config.log.tensorboard };
-    let sink = MetricsSink::open(folder.path(), outputs, parts.sink)?;
+    let sink = MetricsSink::open(folder.path(), outputs, parts.sink, &config.to_toml(), command)?;
+    let live = match config.log.jsonl {
+        true => Some(LiveReport::open(folder.path(), config.to_toml())?),
+        false => None,
+    };
     let schedule = Schedule::of(&config, steps);
+    let divergence = Divergence::new(learner.spec().model.vocab_size);
     let identity = exchange::Identity::new(hf, &learner.spec().model, &corpus.tokenizer)?;
     let evaluator = match &corpus.validation {
         Some(_) => {
@@ -214,6 +250,8 @@ pub(super) fn assemble(parts: Parts, observer: &mut dyn Observer) -> Result<Run,
         evaluator,
         checkpoints,
         sink,
+        live,
+        divergence,
         hardware,
         identity,
         prompts,

@@ -28,7 +28,7 @@ pub(super) fn begin(
     let processor = Processor::for_config(&parsed.config)?;
     check_before_text(parsed, &processor)?;
     let recipe = Some(processor.target().recipe());
-    let Prepared { corpus, prompts, planned, steps } =
+    let Prepared { corpus, prompts, planned, steps, command } =
         prepare(parsed, hf.as_ref(), None, recipe, observer, time_is_up)?;
     processor.check(planned.spec.recipe)?;
     let planned = slower::decide(planned, &processor)?;
@@ -51,6 +51,7 @@ pub(super) fn begin(
         folder,
         corpus,
         prompts,
+        command,
         hf,
         loaded,
         checkpoints,

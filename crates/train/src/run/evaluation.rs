@@ -8,7 +8,8 @@ use crate::evaluate::Tally;
 use crate::spans::step_span;
 use std::ops::ControlFlow;
 use std::time::Instant;
-use xtrain_report::metrics::EvalMetrics;
+use xtrain_data::Validation;
+use xtrain_report::metrics::{EvalMetrics, SourceMetrics};
 
 impl Run {
     /// Completes the evaluation that an earlier process was stopped in. Returns how the run ends if this one
@@ -60,8 +61,7 @@ impl Run {
         let _ = evaluator.add(self.learner.weights(), &validation, &mut tally, &mut go_on)?;
         if ended.is_some() {
             // JSON has no infinities: such a sum is computed anew.
-            self.position.evaluation =
-                Some(if tally.loss_sum.is_finite() { tally } else { Tally::default() });
+            self.position.evaluation = Some(if tally.is_finite() { tally } else { Tally::default() });
             self.checkpoints.outdate();
             self.save(watch, observer)?;
             return Ok(ended);
@@ -75,11 +75,64 @@ impl Run {
         let bits = loss * tally.targets as f64 / std::f64::consts::LN_2;
         let bits_per_byte = validation.text_bytes()?.map(|bytes| bits / bytes);
         self.record(EvalMetrics { step: self.position.step, loss, bits_per_byte }, observer)?;
+        self.record_sources(&tally, &validation, observer)?;
+        if let Some(text) = self.divergence.evaluated(loss, self.position.step) {
+            self.warn_of_divergence(self.position.step, text, observer)?;
+        }
         if self.is_best(loss) {
             self.position.best = Some((self.position.step, loss));
             self.save(watch, observer)?;
         }
         Ok(None)
+    }
+
+    /// Evaluates the weights that training starts from, if it continues from others'. Returns how the run
+    /// ends if it is stopped meanwhile.
+    pub(super) fn evaluate_before_training(
+        &mut self,
+        watch: &mut Watch<'_>,
+        observer: &mut dyn Observer,
+    ) -> Result<Option<Outcome>, RunError> {
+        let eval = &self.config.eval;
+        let is_wanted = eval.at_end || eval.every.is_none_or(|every| every > 0);
+        if self.position.step > 0 || self.config.model.init_from.is_none() || !is_wanted {
+            return Ok(None);
+        }
+        self.position.evaluation = Some(Tally::default());
+        self.evaluate(watch, observer)
+    }
+
+    /// Reports the sources of a mixture: the tokens that were taken of each, and its part of the evaluation.
+    fn record_sources(
+        &mut self,
+        tally: &Tally,
+        validation: &Validation,
+        observer: &mut dyn Observer,
+    ) -> Result<(), RunError> {
+        let (step, loader) = (self.position.step, &self.corpus.loader);
+        let names = loader.source_names();
+        let samples = step * self.config.train.batch_size as u64;
+        let mut sources: Vec<SourceMetrics> = Vec::new();
+        if names.len() > 1 {
+            let taken = loader.tokens_taken(samples).into_iter().zip(loader.epochs(samples));
+            sources.extend(names.iter().zip(taken).map(|(name, (tokens, epoch))| SourceMetrics {
+                step,
+                name: (*name).to_owned(),
+                tokens: Some(tokens),
+                epoch: Some(epoch),
+                loss: None,
+            }));
+        }
+        for (name, source) in validation.source_names().into_iter().zip(&tally.sources) {
+            match sources.iter_mut().find(|known| known.name == name) {
+                Some(known) => known.loss = source.mean(),
+                None => {
+                    let (name, loss) = (name.to_owned(), source.mean());
+                    sources.push(SourceMetrics { step, name, loss, ..SourceMetrics::default() });
+                }
+            }
+        }
+        sources.into_iter().try_for_each(|source| self.record(source, observer))
     }
 
     /// Decides if the state just evaluated is saved as the best: its loss is the lowest so far, and either
@@ -88,7 +141,7 @@ impl Run {
     fn is_best(&self, loss: f64) -> bool {
         let (step, every) = (self.position.step, self.config.checkpoint.every);
         let (last, lowest) = self.position.best.unwrap_or((0, f64::INFINITY));
-        let is_saved_anyway = is_due(step, every) || step == self.steps;
+        let is_saved_anyway = step > 0 && (is_due(step, every) || step == self.steps);
         let is_in_turn = every > 0 && step - last >= every;
         self.config.checkpoint.keep_best == Some(true) && loss < lowest && (is_saved_anyway || is_in_turn)
     }

@@ -50,9 +50,17 @@ impl Run {
     fn report_end(&mut self, outcome: Outcome, observer: &mut dyn Observer) -> Result<(), RunError> {
         if let Some((step, loss)) = self.position.best {
             let path = self.folder.checkpoints().join(format!("step-{step}"));
-            observer.wrote(&format!("best checkpoint, validation loss {loss:.4}"), &path);
+            let worse = match self.divergence.is_above(loss) {
+                true => {
+                    format!(" (worse than guessing, {:.4}: the run diverged)", self.divergence.guessing())
+                }
+                false => String::new(),
+            };
+            observer.wrote(&format!("best checkpoint, validation loss {loss:.4}{worse}"), &path);
         }
-        self.summary(outcome).write(self.folder.path())?;
+        // A page under way would replace the last one.
+        self.live = None;
+        self.summary(Some(outcome)).write(self.folder.path())?;
         if self.config.log.jsonl {
             observer.wrote("report", &xtrain_report::write(self.folder.path())?);
         }
@@ -107,7 +115,15 @@ impl Run {
         Ok(ended.unwrap_or(Outcome::Finished))
     }
 
-    fn summary(&self, outcome: Outcome) -> RunSummary {
+    /// Shows in the report of a run that an error ended it.
+    pub(super) fn report_error(&mut self, error: &RunError) {
+        let Some(live) = self.live.take() else { return };
+        let outcome = Some(format!("ended by an error: {error}"));
+        live.end(RunSummary { outcome, ..self.summary(None) });
+    }
+
+    /// The facts of the run; without an outcome, it goes on.
+    pub(super) fn summary(&self, outcome: Option<Outcome>) -> RunSummary {
         RunSummary {
             model: Some(describe(self.learner.spec())),
             parameters: Some(self.learner.spec().model.parameter_count() as u64),
@@ -118,15 +134,13 @@ impl Run {
             unigram_entropy: self.position.unigram_entropy,
             best_step: self.position.best.map(|(step, _)| step),
             best_loss: self.position.best.map(|(_, loss)| loss),
-            outcome: Some(
-                match outcome {
-                    Outcome::Finished | Outcome::FinishedBefore { .. } => "finished",
-                    Outcome::Stopped => "stopped on request",
-                    Outcome::TimeLimit => "stopped at the time limit",
-                    Outcome::StoppedEarly => "stopped before its first step",
-                }
-                .into(),
-            ),
+            outcome: Some(match outcome {
+                Some(Outcome::Finished | Outcome::FinishedBefore { .. }) => "finished".into(),
+                Some(Outcome::Stopped) => "stopped on request".into(),
+                Some(Outcome::TimeLimit) => "stopped at the time limit".into(),
+                Some(Outcome::StoppedEarly) => "stopped before its first step".into(),
+                None => format!("running, step {} of {}", self.position.step, self.steps),
+            }),
         }
     }
 }

@@ -12,6 +12,7 @@
 //! <out>/sample.txt       the samples generated at the end
 //! <out>/summary.json     facts about the run for the report
 //! <out>/report.html      curves and figures on one page
+//! <out>/command.log      the output of the program in log.command
 //! <out>/trace.json       a trace of some steps, with --profile
 //! ```
 
@@ -20,6 +21,7 @@ mod background_save;
 mod begin;
 mod choices;
 mod describe;
+mod divergence;
 mod evaluation;
 mod finish;
 mod observer;
@@ -48,6 +50,7 @@ use crate::position::Position;
 use crate::profile::{ProfileOptions, Profiler};
 use crate::schedule::Schedule;
 use assemble::Opened;
+use divergence::Divergence;
 use reference::StateCopy;
 use snapshot::CheckpointWriter;
 use std::sync::atomic::AtomicBool;
@@ -55,6 +58,7 @@ use std::time::Instant;
 use watch::Watch;
 use xtrain_config::{Config, Parsed};
 use xtrain_data::DataError;
+use xtrain_report::LiveReport;
 use xtrain_report::metrics::MetricsSink;
 
 /// Runs the run file `parsed` to its end, to its time limit, or until `stop` is set.
@@ -102,6 +106,9 @@ struct Run {
     evaluator: Option<Evaluator>,
     checkpoints: CheckpointWriter,
     sink: MetricsSink,
+    /// The report while the run goes, if it has one.
+    live: Option<LiveReport>,
+    divergence: Divergence,
     hardware: Hardware,
     /// Metadata of the exported Hugging Face folder.
     identity: exchange::Identity,
@@ -133,7 +140,13 @@ impl Run {
         if let (Err(_), Err(error)) = (&ended, &saved) {
             tracing::error!("{error}");
         }
-        let outcome = ended.and_then(|outcome| saved.map(|()| outcome))?;
+        let outcome = match ended.and_then(|outcome| saved.map(|()| outcome)) {
+            Ok(outcome) => outcome,
+            Err(error) => {
+                self.report_error(&error);
+                return Err(error);
+            }
+        };
         if let Some(profiler) = &mut self.profiler {
             profiler.finish(&mut self.learner, &self.folder, &self.hardware.device)?;
         }

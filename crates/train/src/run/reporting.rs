@@ -6,7 +6,7 @@ use crate::error::RunError;
 use crate::learner::StepResult;
 use crate::spans::step_span;
 use std::time::Duration;
-use xtrain_report::metrics::{Event, SkippedStep, StepMetrics};
+use xtrain_report::metrics::{Event, Record, SkippedStep, StepMetrics, Warning};
 
 /// The steps since the last report.
 #[derive(Default)]
@@ -50,10 +50,17 @@ impl Run {
         } else {
             progress.nonfinite_in_a_row = 0;
         }
+        let FinishedStep { lr, .. } = finished;
+        let sign = (!result.skipped)
+            .then(|| self.divergence.stepped(step, result.loss, result.grad_norm, lr))
+            .flatten();
         if step.is_multiple_of(self.config.log.every) || step == self.steps || step == 1 {
             let metrics = self.metrics(finished, progress);
             self.record(metrics, observer)?;
             (progress.steps, progress.took) = (0, Duration::ZERO);
+        }
+        if let Some(text) = sign {
+            self.warn_of_divergence(step, text, observer)?;
         }
         let segment = self.position.reference.as_mut();
         if let Some(reference) = segment.and_then(|segment| segment.add(step, result.loss)) {
@@ -69,9 +76,33 @@ impl Run {
         event: impl Into<Event>,
         observer: &mut dyn Observer,
     ) -> Result<(), RunError> {
-        let event = event.into();
-        observer.event(&event, self.steps);
-        Ok(self.sink.record(event)?)
+        let record = Record::now(event);
+        observer.event(&record.event, self.steps);
+        if let Some(mut live) = self.live.take() {
+            live.add(&record);
+            if matches!(record.event, Event::Step(_) | Event::Eval(_)) {
+                live.renew(|| self.summary(None));
+            }
+            self.live = Some(live);
+        }
+        Ok(self.sink.write(&record)?)
+    }
+
+    /// Reports a sign that the run diverges, and ends it if it is to end then.
+    pub(super) fn warn_of_divergence(
+        &mut self,
+        step: u64,
+        text: String,
+        observer: &mut dyn Observer,
+    ) -> Result<(), RunError> {
+        self.record(Warning { step, text: text.clone() }, observer)?;
+        if !self.config.train.stop_on_divergence {
+            return Ok(());
+        }
+        Err(RunError::Diverged(format!(
+            "step {step}: {text} (train.stop_on_divergence = true); {}",
+            self.how_to_go_on()
+        )))
     }
 
     fn metrics(&mut self, finished: FinishedStep, progress: &Progress) -> StepMetrics {
@@ -105,17 +136,21 @@ impl Run {
         if limit == 0 || in_a_row < limit {
             return Ok(());
         }
-        let place = self.folder.checkpoints();
-        let how = match self.checkpoints.has_any() {
-            true => format!(
-                "go on with --resume from the latest checkpoint in {} (delete it to go on from the one before)",
-                place.display()
-            ),
-            false => "begin again with --resume, as nothing was saved yet".to_owned(),
-        };
+        let how = self.how_to_go_on();
         Err(RunError::Diverged(format!(
             "step {step}: the loss or the gradient norm was not finite in {in_a_row} steps in a row; lower optimizer.lr and {how}, or find the \
              operation with train.check_numerics = true"
         )))
+    }
+
+    /// How to go on after a divergence.
+    fn how_to_go_on(&self) -> String {
+        match self.checkpoints.has_any() {
+            true => format!(
+                "go on with --resume from the latest checkpoint in {} (delete it to go on from the one before)",
+                self.folder.checkpoints().display()
+            ),
+            false => "begin again with --resume, as nothing was saved yet".to_owned(),
+        }
     }
 }

@@ -28,7 +28,7 @@ pub(super) fn resume(
     let processor = Processor::for_config(&parsed.config)?;
     let before = position::precision(&folder)?;
     // A run keeps its precision wherever it goes on.
-    let Prepared { corpus, prompts, planned, steps } =
+    let Prepared { corpus, prompts, planned, steps, command } =
         prepare(parsed, hf.as_ref(), tokenizer.as_deref(), before.recipe, observer, time_is_up)?;
     check_tokenizer(&folder, &planned.resolved.config, &corpus.tokenizer)?;
     if let Some(done) = finished(&folder, &planned.resolved.config, steps)? {
@@ -55,7 +55,8 @@ pub(super) fn resume(
     let switched = recipes.filter(|[before, now]| position.step > 0 && before != now);
     let lost = Lost {
         after: position.step,
-        evaluation: position.evaluation.is_some(),
+        // Before the first checkpoint, weights from elsewhere are evaluated anew.
+        evaluation: position.evaluation.is_some() || position.step == 0,
         samples: is_at_its_end && folder.unwritten(position.step, &config)?.samples,
         switched,
     };
@@ -68,6 +69,7 @@ pub(super) fn resume(
         folder,
         corpus,
         prompts,
+        command,
         hf,
         loaded,
         checkpoints,

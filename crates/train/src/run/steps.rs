@@ -50,6 +50,9 @@ impl Run {
         if let Some(outcome) = self.complete_evaluation(watch, observer)? {
             return Ok(outcome);
         }
+        if let Some(outcome) = self.evaluate_before_training(watch, observer)? {
+            return Ok(outcome);
+        }
         if self.position.step < self.steps {
             self.checkpoints.prepare(&mut self.learner);
         }

@@ -24,6 +24,12 @@ pub(crate) struct TrainArgs {
     /// CPU threads, 0 takes all; the same as --set train.threads=...
     #[arg(long, value_parser = bounded(0..=1024))]
     pub(crate) threads: Option<usize>,
+    /// Print warnings and errors only
+    #[arg(long, short, conflicts_with = "verbose")]
+    pub(crate) quiet: bool,
+    /// Print the whole configuration, not only what differs from the defaults
+    #[arg(long, short)]
+    pub(crate) verbose: bool,
     /// Trace some steps in trace.json of the run folder, which ui.perfetto.dev opens: what the host did, and
     /// what the processor ran when
     #[arg(long)]

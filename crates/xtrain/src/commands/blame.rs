@@ -42,6 +42,7 @@ pub(crate) fn run(args: &BlameArgs) -> Result<(), Failure> {
     };
     if args.json {
         let mut json = serde_json::to_value(found).unwrap_or_default();
+        json["proposed"] = found.proposed().map(|group| set(found, &group.pattern)).into();
         for list in ["groups", "blocks"] {
             for one in json[list].as_array_mut().into_iter().flatten() {
                 let pattern = one["pattern"].as_str().unwrap_or_default().to_owned();
@@ -92,8 +93,31 @@ fn text(found: &Blame) -> String {
         out.push_str(
             "the loss or gradients of this checkpoint are not finite, so nothing can be measured: take an earlier one with --step\n",
         );
-    } else if let Some(worst) = found.groups.first() {
-        out.push_str(&format!("put the first back with {}\n", set(found, &worst.pattern)));
+        return out;
+    }
+    if !(0.9..=1.1).contains(&found.total()) || found.groups.iter().any(|group| group.blame < 0.0) {
+        out.push_str(&format!(
+            "the shares add up to {}, not to 100%: the errors of two GEMMs partly add up or cancel, so returning one changes what the others \
+             do; a negative share means that the error grew without it. Both are noise, which --batches {} averages\n",
+            format::percent(found.total(), 0),
+            4 * found.batches
+        ));
+    }
+    match found.proposed() {
+        Some(worst) => out.push_str(&format!(
+            "the first does {} of the operations and is to blame for {} of the error: return it to bf16 with {}\n",
+            format::percent(worst.operations, 1),
+            format::percent(worst.blame, 1),
+            set(found, &worst.pattern)
+        )),
+        None if found.is_small() => out.push_str(&format!(
+            "nothing is wrong: a gradient error of {} is the normal cost of FP8, and small beside the differences between batches\n",
+            format::percent(found.all.gradient_error, 1)
+        )),
+        None => out.push_str(
+            "no GEMM stands out: the error is large but spread over them as their operations are. Take more batches (--batches), an earlier \
+             checkpoint (--step), or measure what it costs with reference segments (precision.reference_every)\n",
+        ),
     }
     out
 }

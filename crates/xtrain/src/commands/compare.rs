@@ -25,8 +25,11 @@ pub(crate) fn run(args: &CompareArgs) -> Result<(), Failure> {
 fn text(comparison: &Comparison) -> String {
     let Comparison { baseline, compared, notes, counted_in, last, .. } = comparison;
     let mut rows = vec![
-        ["runs", "recipe", "loss of", counted_in, "loss", "baseline", "gap", "seeds", "", "bar", ""]
-            .map(String::from),
+        [
+            "runs", "recipe", "loss of", counted_in, "loss", "baseline", "gap", "seeds", "of seeds", "bar",
+            "of bar",
+        ]
+        .map(String::from),
     ];
     let mut add = |runs: &[String], recipe: &Option<String>, bar: Option<f64>, all: [&Option<LossGap>; 2]| {
         let is_baseline = rows.len() == 1;
@@ -43,7 +46,10 @@ fn text(comparison: &Comparison) -> String {
             let row = [
                 if is_first { named(runs) } else { String::new() },
                 if is_first { recipe.clone().unwrap_or_else(|| "?".into()) } else { String::new() },
-                what.into(),
+                match figure.as_ref().filter(|f| f.unit != "nats/token") {
+                    Some(f) => format!("{what}, {}", f.unit),
+                    None => what.into(),
+                },
                 of(&|f| Some(place(f))),
                 of(&|f| Some(format!("{:.4}", f.loss))),
                 of(&|f| (!is_baseline).then(|| format!("{:.4}", f.baseline_loss))),
@@ -79,7 +85,8 @@ fn text(comparison: &Comparison) -> String {
     let mut out = columns(&rows);
     out.push_str(&format!(
         "training: mean over the last {} steps of both; gap: how much higher the loss is (± its 95% interval over seeds); seeds: how far\n\
-         other seeds of the baseline would lie from it (95%); bar: of the recipe, docs/numerics.md\n",
+         other seeds of the baseline would lie from it (95%); bar: of the recipe, docs/numerics.md; unclear: chance alone could move the gap\n\
+         across the bar, which a single seed never excludes below three times the bar\n",
         format::grouped(*last)
     ));
     for note in notes {

@@ -52,6 +52,7 @@ pub(crate) fn run(args: &InspectArgs) -> Result<(), Failure> {
         inspection.loss
     );
     out.push_str(&if args.all { every(inspection) } else { by_layer(inspection) });
+    out.push_str("rounding alone leaves about 31.5 dB in e4m3 and 25.5 dB in e5m2; much less means that the range does not fit the scale\n");
     out.push_str(&format!("page: {}\n", path.display()));
     terminal::print(&out).map(|_| ())
 }

@@ -3,7 +3,7 @@
 use crate::cli::TrainArgs;
 use crate::failure::Failure;
 use crate::signals::Stop;
-use crate::terminal::{self, TrainingView};
+use crate::terminal::{self, Detail, TrainingView};
 use xtrain_config::{Config, Override};
 use xtrain_train::profile::ProfileOptions;
 use xtrain_train::run::{Outcome, Start, train_profiled};
@@ -19,7 +19,12 @@ pub(crate) fn run(args: &TrainArgs) -> Result<(), Failure> {
     terminal::use_threads(parsed.config.train.threads)?;
     let Stop(stop) = Stop::on_signals()?;
     let start = if args.resume { Start::Resume } else { Start::New };
-    let mut view = TrainingView::new(stop.clone());
+    let detail = match (args.quiet, args.verbose) {
+        (true, _) => Detail::Quiet,
+        (_, true) => Detail::Whole,
+        _ => Detail::Given,
+    };
+    let mut view = TrainingView::new(stop.clone(), detail, &parsed.config);
     let profile =
         args.profile.then_some(ProfileOptions { steps: args.profile_steps, from: args.profile_from });
     let said = match train_profiled(&parsed, start, profile, &stop, &mut view)? {
@@ -40,5 +45,8 @@ pub(crate) fn run(args: &TrainArgs) -> Result<(), Failure> {
             "stopped before the first step of this run; the tokens prepared so far are cached, run the same command again".to_owned()
         }
     };
+    if args.quiet {
+        return Ok(());
+    }
     terminal::print(&format!("{said}\n")).map(|_| ())
 }

@@ -76,6 +76,31 @@ fn the_first_run_is_the_baseline_where_none_is_named() {
 }
 
 #[test]
+fn runs_of_one_seed_are_unclear_and_other_tokenizers_are_compared_in_bits_per_byte() {
+    let place = Place::new();
+    place.train("bf16", &format!("{SHORT} --set precision.recipe=bf16"));
+    place.train("fp8", &format!("{SHORT} --set precision.recipe=fp8-current"));
+    let found = json(&place, "bf16 fp8");
+    let training = &found["compared"][0]["training"];
+    let gap = training["gap_percent"].as_f64().expect("a gap");
+    assert_eq!(training["inside_bar"], if gap > 1.5 { false.into() } else { Value::Null }, "{training}");
+    let ran = place.run("compare bf16 fp8").succeeds();
+    assert!(gap > 1.5 || ran.stdout.contains("unclear") && ran.stdout.contains("one seed"), "{}", ran.stdout);
+
+    place.train("chars", &format!("{SHORT} --set data.tokenizer=chars"));
+    let found = json(&place, "bf16 chars");
+    let row = &found["compared"][0];
+    assert_eq!((&row["training"], &row["validation"]["unit"]), (&Value::Null, &"bits/byte".into()), "{row}");
+    let ran = place.run("compare bf16 chars").succeeds();
+    for said in ["validation, bits/byte", "note: chars: another tokenizer than the baseline's"] {
+        assert!(ran.stdout.contains(said), "{said}: {}", ran.stdout);
+    }
+    place.run("report bf16 chars --out both.html").succeeds();
+    let page = String::from_utf8(place.read("both.html")).expect("text");
+    assert!(page.contains("The tokenizers differ") && page.contains("<th>Bits/byte</th>"));
+}
+
+#[test]
 fn runs_that_are_short_damaged_or_none_are_told_and_not_a_crash() {
     let place = Place::new();
     place.train("whole", SHORT);

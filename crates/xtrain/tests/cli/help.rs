@@ -95,9 +95,9 @@ fn without_arguments_it_helps_and_lists_the_verbs() {
 }
 
 #[test]
-fn a_run_prints_the_configuration_that_it_uses_as_a_run_file() {
+fn a_verbose_run_prints_the_configuration_that_it_uses_as_a_run_file() {
     let place = Place::new();
-    let ran = place.train("out", "--set train.steps=2");
+    let ran = place.train("out", "--verbose --set train.steps=2");
     let config = String::from_utf8(place.read("out/config.toml")).expect("text");
     assert!(ran.stdout.contains(&config), "{}", ran.stdout);
     place.write("again.toml", config.as_bytes());

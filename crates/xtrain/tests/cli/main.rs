@@ -32,3 +32,4 @@ mod stopping;
 mod storage;
 mod switching;
 mod texts;
+mod watching;

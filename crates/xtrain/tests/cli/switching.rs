@@ -137,7 +137,7 @@ fn there_and_back_is_told_and_a_run_that_says_nothing_keeps_its_recipe() {
     let place = Place::new();
     place.train("out", &format!("{RUN} --set train.steps=6 --set precision.recipe=fp8-row"));
     place.train("out", &format!("{RUN} --resume --set train.steps=12 --set precision.recipe=bf16"));
-    let kept = place.train("out", &format!("{RUN} --resume --set train.steps=18"));
+    let kept = place.train("out", &format!("{RUN} --resume --verbose --set train.steps=18"));
     assert!(!kept.stderr.contains("the run computes in"), "{}", kept.stderr);
     assert!(kept.stdout.contains("recipe = \"bf16\"\n"), "{}", kept.stdout);
     let back =

@@ -6,11 +6,11 @@
 //! {"kind":"skipped","step":260,"time":1764000011.0,"loss":null,"grad_norm":null,"skipped":1,"nonfinite":{"loss":"NaN","grad_norm":"inf"}}
 //! ```
 //!
-//! Every line has `kind` (step, eval, checkpoint, skipped, resumed, reference or sample), `step` and `time`
-//! (seconds since 1970). The other fields are those of [the events](super::Event), in their units. JSON has
-//! no NaN and no infinity: such a number is `null`, so that a column stays numeric, and the object
-//! `nonfinite` names it as `NaN`, `inf` or `-inf`. A figure that does not apply is left out. Readers ignore
-//! fields that they do not know.
+//! Every line has `kind` (step, eval, source, checkpoint, skipped, resumed, reference, sample or warning),
+//! `step` and `time` (seconds since 1970). The other fields are those of [the events](super::Event), in their
+//! units. JSON has no NaN and no infinity: such a number is `null`, so that a column stays numeric, and the
+//! object `nonfinite` names it as `NaN`, `inf` or `-inf`. A figure that does not apply is left out. Readers
+//! ignore fields that they do not know.
 //!
 //! Invariant: the file ends with a newline unless a process died inside a write; then only its last line is
 //! torn, which [`Reader`] reports and [`Writer::resume`] removes.

@@ -6,8 +6,8 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use xtrain_model::Recipe;
 
 use crate::metrics::event::{
-    CheckpointSaved, EVAL, EvalMetrics, Event, Record, ReferenceGap, Resumed, SAMPLE, Sample, SkippedStep,
-    StepMetrics,
+    CheckpointSaved, EVAL, EvalMetrics, Event, Record, ReferenceGap, Resumed, SAMPLE, SOURCE, Sample,
+    SkippedStep, SourceMetrics, StepMetrics, Warning,
 };
 
 /// The line for `record`, without a line end.
@@ -65,6 +65,17 @@ pub fn encode(record: &Record) -> String {
             line.prompt = Some(s.prompt.clone());
             line.text = Some(s.text.clone());
         }
+        Event::Source(s) => {
+            line.kind = SOURCE.into();
+            line.source = Some(s.name.clone());
+            line.tokens = s.tokens;
+            line.epoch = s.epoch.map(Num);
+            line.loss = s.loss.map(Num);
+        }
+        Event::Warning(w) => {
+            line.kind = "warning".into();
+            line.text = Some(w.text.clone());
+        }
     }
     line.name_nonfinite();
     serde_json::to_string(&line).expect("numbers, strings and string keys are always JSON")
@@ -120,6 +131,14 @@ pub fn decode(line: &[u8]) -> Result<Record, String> {
             prompt: required("prompt", line.prompt.take())?,
             text: required("text", line.text.take())?,
         }),
+        SOURCE => Event::Source(SourceMetrics {
+            step,
+            name: required("source", line.source.take())?,
+            tokens: line.tokens,
+            epoch: line.optional_number("epoch", line.epoch)?,
+            loss: line.optional_number("loss", line.loss)?,
+        }),
+        "warning" => Event::Warning(Warning { step, text: required("text", line.text.take())? }),
         other => return Err(format!("unknown kind {other:?}")),
     };
     Ok(Record { time: line.number("time", line.time)?, event })
@@ -156,7 +175,7 @@ line! {
     memory_bytes: u64, memory_total_bytes: u64, tokens_per_second: Num, tflops: Num, mfu: Num,
     tokens: u64, epoch: Num, step_ms: Num, skipped: u64, seconds_left: Num,
     before: Recipe, now: Recipe,
-    path: String, prompt: String, text: String,
+    source: String, path: String, prompt: String, text: String,
     nonfinite: BTreeMap<String, String>,
 }
 

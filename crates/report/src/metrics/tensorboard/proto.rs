@@ -8,6 +8,18 @@
 //! SummaryMetadata { PluginData plugin_data = 1 }      PluginData { string plugin_name = 1 }
 //! TensorProto { DataType dtype = 1; TensorShapeProto tensor_shape = 2; repeated bytes string_val = 8 }     DT_STRING = 7
 //! ```
+//!
+//! The plugin "hparams" reads its messages from the content of its plugin data:
+//!
+//! ```text
+//! PluginData        { string plugin_name = 1; bytes content = 2 }
+//! HParamsPluginData { int32 version = 1; oneof { Experiment experiment = 2; SessionStartInfo session_start_info = 3 } }
+//! Experiment        { repeated HParamInfo hparam_infos = 4; repeated MetricInfo metric_infos = 5 }
+//! HParamInfo        { string name = 1; DataType type = 4 }           DATA_TYPE_STRING = 1, _BOOL = 2, _FLOAT64 = 3
+//! MetricInfo        { MetricName name = 1 }                          MetricName { string group = 1; string tag = 2 }
+//! SessionStartInfo  { map<string, Value> hparams = 1; double start_time_secs = 5 }     an entry { key = 1; value = 2 }
+//! Value             { oneof { double number_value = 2; string string_value = 3; bool bool_value = 4 } }
+//! ```
 
 const EVENT_WALL_TIME: u32 = 1;
 const EVENT_STEP: u32 = 2;
@@ -66,6 +78,96 @@ pub fn text(wall_time: f64, step: u64, tag: &str, markdown: &str) -> Vec<u8> {
     let mut summary = Message::default();
     summary.bytes(SUMMARY_VALUE, &value.0);
     summary_event(wall_time, step, &summary)
+}
+
+/// A hyperparameter's value.
+#[derive(Clone, Debug, PartialEq)]
+pub enum HParam {
+    /// A number.
+    Number(f64),
+    /// True or false.
+    Flag(bool),
+    /// Any other value, as text.
+    Text(String),
+}
+
+impl HParam {
+    /// The value of a key of a configuration.
+    pub fn of(value: &toml::Value) -> Self {
+        match value {
+            toml::Value::Integer(number) => HParam::Number(*number as f64),
+            toml::Value::Float(number) => HParam::Number(*number),
+            toml::Value::Boolean(flag) => HParam::Flag(*flag),
+            toml::Value::String(text) => HParam::Text(text.clone()),
+            other => HParam::Text(other.to_string()),
+        }
+    }
+
+    fn data_type(&self) -> u64 {
+        match self {
+            HParam::Text(_) => 1,
+            HParam::Flag(_) => 2,
+            HParam::Number(_) => 3,
+        }
+    }
+
+    fn encoded(&self) -> Message {
+        let mut value = Message::default();
+        match self {
+            HParam::Number(number) => value.double(2, *number),
+            HParam::Text(text) => value.bytes(3, text.as_bytes()),
+            HParam::Flag(flag) => value.varint(4, u64::from(*flag)),
+        }
+        value
+    }
+}
+
+/// The event that declares hyperparameters, and the scalars to set them against.
+pub fn hparams_experiment(wall_time: f64, hparams: &[(String, HParam)], metrics: &[&str]) -> Vec<u8> {
+    let mut experiment = Message::default();
+    for (name, value) in hparams {
+        let mut info = Message::default();
+        info.bytes(1, name.as_bytes());
+        info.varint(4, value.data_type());
+        experiment.bytes(4, &info.0);
+    }
+    for tag in metrics {
+        let (mut name, mut info) = (Message::default(), Message::default());
+        name.bytes(2, tag.as_bytes());
+        info.bytes(1, &name.0);
+        experiment.bytes(5, &info.0);
+    }
+    of_hparams(wall_time, "_hparams_/experiment", 2, &experiment)
+}
+
+/// The event that gives the values of a run's hyperparameters.
+pub fn hparams_start(wall_time: f64, hparams: &[(String, HParam)]) -> Vec<u8> {
+    let mut start = Message::default();
+    for (name, value) in hparams {
+        let mut entry = Message::default();
+        entry.bytes(1, name.as_bytes());
+        entry.bytes(2, &value.encoded().0);
+        start.bytes(1, &entry.0);
+    }
+    start.double(5, wall_time);
+    of_hparams(wall_time, "_hparams_/session_start_info", 3, &start)
+}
+
+/// An event for the plugin "hparams", whose message goes into this field of its plugin data.
+fn of_hparams(wall_time: f64, tag: &str, field: u32, message: &Message) -> Vec<u8> {
+    let mut content = Message::default();
+    content.bytes(field, &message.0);
+    let mut plugin = Message::default();
+    plugin.bytes(1, b"hparams");
+    plugin.bytes(2, &content.0);
+    let mut metadata = Message::default();
+    metadata.bytes(1, &plugin.0);
+    let mut value = Message::default();
+    value.bytes(VALUE_TAG, tag.as_bytes());
+    value.bytes(VALUE_METADATA, &metadata.0);
+    let mut summary = Message::default();
+    summary.bytes(SUMMARY_VALUE, &value.0);
+    summary_event(wall_time, 0, &summary)
 }
 
 /// The step of an encoded event, whatever else it holds; `None` if the bytes are no message.

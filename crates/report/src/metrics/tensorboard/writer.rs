@@ -4,8 +4,9 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
+use super::proto::HParam;
 use super::{frame::frame, proto, resume};
-use crate::metrics::event::SAMPLE;
+use crate::metrics::event::{SAMPLE, SOURCE};
 use crate::metrics::{Event, Lost, MetricsError, Record};
 
 const PREFIX: &str = "events.out.tfevents.";
@@ -45,15 +46,42 @@ impl Writer {
         Ok(writer)
     }
 
+    /// Writes the configuration: its text, and its values as hyperparameters of the run.
+    pub fn describe(&mut self, time: f64, config: &str) -> Result<(), MetricsError> {
+        let values = crate::config_text::flatten(config).unwrap_or_default();
+        let hparams: Vec<(String, HParam)> =
+            values.iter().map(|(key, value)| (key.clone(), HParam::of(value))).collect();
+        self.append(&proto::hparams_experiment(time, &hparams, &["train/loss", "eval/loss"]))?;
+        self.append(&proto::hparams_start(time, &hparams))?;
+        self.append(&proto::text(time, 0, "config", &code_block(config)))
+    }
+
     /// Writes the scalars or the text of `record`; events that have neither are left out.
     pub fn write(&mut self, record: &Record) -> Result<(), MetricsError> {
         let (time, step) = (record.time, record.event.step());
         match &record.event {
             Event::Sample(sample) => {
-                // Four spaces begin a Markdown code block, which shows the text verbatim.
                 let text = format!("{}{}", sample.prompt, sample.text);
-                let block: String = text.lines().map(|line| format!("    {line}\n")).collect();
-                self.append(&proto::text(time, step, SAMPLE, &block))
+                self.append(&proto::text(time, step, SAMPLE, &code_block(&text)))
+            }
+            Event::Warning(warning) => {
+                self.append(&proto::text(time, step, "warning", &code_block(&warning.text)))
+            }
+            Event::Source(source) => {
+                let figures = [
+                    ("tokens", source.tokens.map(|n| n as f64)),
+                    ("epoch", source.epoch),
+                    ("loss", source.loss),
+                ];
+                let scalars: Vec<(String, f64)> = figures
+                    .into_iter()
+                    .filter_map(|(figure, value)| {
+                        Some((format!("{SOURCE}/{figure}/{}", source.name), value?))
+                    })
+                    .collect();
+                let scalars: Vec<(&str, f64)> =
+                    scalars.iter().map(|(tag, value)| (tag.as_str(), *value)).collect();
+                self.append(&proto::scalars(time, step, &scalars))
             }
             event => {
                 let scalars = scalars(event);
@@ -104,8 +132,18 @@ fn scalars(event: &Event) -> Vec<(&'static str, f64)> {
             scalars
         }
         Event::Reference(r) => vec![("reference/gap", r.gap()), ("reference/bf16_loss", r.bf16_loss)],
-        Event::Checkpoint(_) | Event::Skipped(_) | Event::Resumed(_) | Event::Sample(_) => Vec::new(),
+        Event::Checkpoint(_)
+        | Event::Skipped(_)
+        | Event::Resumed(_)
+        | Event::Sample(_)
+        | Event::Source(_)
+        | Event::Warning(_) => Vec::new(),
     }
+}
+
+/// Four spaces begin a Markdown code block, which shows the text verbatim.
+fn code_block(text: &str) -> String {
+    text.lines().map(|line| format!("    {line}\n")).collect()
 }
 
 /// The event files of xtrain in `folder`, each with the time in its name.

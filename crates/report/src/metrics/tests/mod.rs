@@ -41,6 +41,22 @@ fn records() -> Vec<Record> {
         ReferenceGap { step: 8, steps: 4, loss: 2.002, bf16_loss: 2.0 }.into(),
         ReferenceGap { step: 16, steps: 4, loss: f64::INFINITY, bf16_loss: 2.0 }.into(),
         Sample { step: 3, prompt: "Once \"upon\"".into(), text: "\n a\ttime\u{1b}[2J\u{2028}".into() }.into(),
+        SourceMetrics {
+            step: 3,
+            name: "data/ä.jsonl".into(),
+            tokens: Some(819_200),
+            epoch: Some(0.31),
+            loss: Some(2.9),
+        }
+        .into(),
+        SourceMetrics {
+            step: 3,
+            name: "b.txt".into(),
+            loss: Some(f64::INFINITY),
+            ..SourceMetrics::default()
+        }
+        .into(),
+        Warning { step: 3, text: "the loss\u{1b} is high".into() }.into(),
     ];
     events
         .into_iter()

@@ -20,7 +20,7 @@ fn event_files(folder: &Path) -> Vec<PathBuf> {
 #[test]
 fn an_event_is_in_the_file_when_record_returns() {
     let folder = tempfile::tempdir().unwrap();
-    let mut sink = MetricsSink::open(folder.path(), BOTH, SinkStart::Fresh).unwrap();
+    let mut sink = MetricsSink::open(folder.path(), BOTH, SinkStart::Fresh, "", None).unwrap();
     sink.record(step(1)).unwrap();
     assert_eq!(events(folder.path()), [step(1).into()]);
     sink.record(EvalMetrics { step: 1, loss: 2.0, bits_per_byte: None }).unwrap();
@@ -31,12 +31,13 @@ fn an_event_is_in_the_file_when_record_returns() {
 #[test]
 fn a_killed_and_resumed_run_has_one_history() {
     let folder = tempfile::tempdir().unwrap();
-    let mut sink = MetricsSink::open(folder.path(), BOTH, SinkStart::Fresh).unwrap();
+    let mut sink = MetricsSink::open(folder.path(), BOTH, SinkStart::Fresh, "", None).unwrap();
     for at in 1..=5 {
         sink.record(step(at)).unwrap();
     }
     drop(sink);
-    let mut sink = MetricsSink::open(folder.path(), BOTH, SinkStart::Resumed(Lost::after(3))).unwrap();
+    let mut sink =
+        MetricsSink::open(folder.path(), BOTH, SinkStart::Resumed(Lost::after(3)), "", None).unwrap();
     assert_eq!((sink.recovery().kept, sink.recovery().lost_steps), (3, 2));
     for at in 4..=6 {
         sink.record(step(at)).unwrap();
@@ -54,10 +55,10 @@ fn what_a_run_makes_again_at_the_step_that_it_resumes_from_is_said_once() {
     let saved = CheckpointSaved { step: 3, path: "step-3".into() };
     let all: [Event; 4] = [step(3).into(), evaluation.into(), saved.into(), sample.into()];
     for (evaluation, samples, kept, frames) in
-        [(false, false, vec![0, 1, 2, 3], 4), (false, true, vec![0, 1, 2], 3), (true, true, vec![0, 2], 2)]
+        [(false, false, vec![0, 1, 2, 3], 7), (false, true, vec![0, 1, 2], 6), (true, true, vec![0, 2], 5)]
     {
         let folder = tempfile::tempdir().unwrap();
-        let mut sink = MetricsSink::open(folder.path(), BOTH, SinkStart::Fresh).unwrap();
+        let mut sink = MetricsSink::open(folder.path(), BOTH, SinkStart::Fresh, "", None).unwrap();
         all.iter().for_each(|event| sink.record(event.clone()).unwrap());
         drop(sink);
         let first = event_files(folder.path()).remove(0);
@@ -65,11 +66,13 @@ fn what_a_run_makes_again_at_the_step_that_it_resumes_from_is_said_once() {
             folder.path(),
             BOTH,
             SinkStart::Resumed(Lost { evaluation, samples, ..Lost::after(3) }),
+            "",
+            None,
         )
         .unwrap();
         let expected = kept.iter().map(|&at: &usize| all[at].clone()).chain([Resumed::after(3).into()]);
         assert_eq!(events(folder.path()), expected.collect::<Vec<_>>(), "{evaluation} {samples}");
-        // The version, and a frame for each that has figures or a text.
+        // The version, three that describe the run, and a frame for each that has figures or a text.
         let mut bytes = &fs::read(&first).unwrap()[..];
         let mut found = 0;
         while let Next::Payload(_) = frame::read(&mut bytes).unwrap() {
@@ -82,8 +85,8 @@ fn what_a_run_makes_again_at_the_step_that_it_resumes_from_is_said_once() {
 #[test]
 fn a_fresh_run_never_writes_into_another_runs_metrics() {
     let folder = tempfile::tempdir().unwrap();
-    MetricsSink::open(folder.path(), BOTH, SinkStart::Fresh).unwrap().record(step(1)).unwrap();
-    let error = MetricsSink::open(folder.path(), BOTH, SinkStart::Fresh).unwrap_err();
+    MetricsSink::open(folder.path(), BOTH, SinkStart::Fresh, "", None).unwrap().record(step(1)).unwrap();
+    let error = MetricsSink::open(folder.path(), BOTH, SinkStart::Fresh, "", None).unwrap_err();
     assert!(matches!(&error, MetricsError::Exists { path } if path.ends_with("metrics.jsonl")));
     assert!(error.to_string().contains("resume that run, or choose another run folder"), "{error}");
     assert_eq!(events(folder.path()), [step(1).into()]);
@@ -92,9 +95,14 @@ fn a_fresh_run_never_writes_into_another_runs_metrics() {
 #[test]
 fn only_the_chosen_files_are_made() {
     let folder = tempfile::tempdir().unwrap();
-    let mut sink =
-        MetricsSink::open(folder.path(), Outputs { jsonl: false, tensorboard: false }, SinkStart::Fresh)
-            .unwrap();
+    let mut sink = MetricsSink::open(
+        folder.path(),
+        Outputs { jsonl: false, tensorboard: false },
+        SinkStart::Fresh,
+        "",
+        None,
+    )
+    .unwrap();
     sink.record(step(1)).unwrap();
     assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
 }
@@ -102,7 +110,8 @@ fn only_the_chosen_files_are_made() {
 #[test]
 fn a_missing_run_folder_is_an_error_that_names_the_file() {
     let folder = tempfile::tempdir().unwrap();
-    let error =
-        MetricsSink::open(&folder.path().join("none"), BOTH, SinkStart::Fresh).unwrap_err().to_string();
+    let error = MetricsSink::open(&folder.path().join("none"), BOTH, SinkStart::Fresh, "", None)
+        .unwrap_err()
+        .to_string();
     assert!(error.contains("none/metrics.jsonl: cannot open metrics: "), "{error}");
 }

@@ -83,8 +83,28 @@ fn each_event_with_figures_is_one_frame() {
         writer.write(&record).unwrap();
     }
     let bytes = fs::read(writer.path()).unwrap();
-    // The version, two steps, two evaluations, two reference segments, one sample.
-    assert_eq!(payloads(&bytes).len(), 8);
+    // The version, two steps, two evaluations, two reference segments, one sample, two sources, one warning.
+    assert_eq!(payloads(&bytes).len(), 11);
+}
+
+#[test]
+fn a_configuration_is_a_text_and_the_hyperparameters_of_the_run() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut writer = Writer::create(folder.path(), TIME, None).unwrap();
+    writer
+        .describe(TIME, "[optimizer]\nlr = 0.5\n[log]\njsonl = true\n[model]\nfamily = \"qwen3\"\n")
+        .unwrap();
+    let bytes = fs::read(writer.path()).unwrap();
+    let payloads = payloads(&bytes);
+    let tags: Vec<_> = payloads.iter().filter_map(|payload| proto::tag_of(payload)).collect();
+    assert_eq!(tags, ["_hparams_/experiment", "_hparams_/session_start_info", "config"]);
+    let holds = |payload: &[u8], part: &[u8]| payload.windows(part.len()).any(|window| window == part);
+    // An entry of the map: its key, and a value with its number.
+    let lr = [&b"\x0a\x0coptimizer.lr\x12\x09\x11"[..], &0.5f64.to_le_bytes()].concat();
+    assert!(holds(&payloads[2], &lr), "{:?}", payloads[2]);
+    assert!(holds(&payloads[2], b"\x0a\x09log.jsonl\x12\x02\x20\x01"), "{:?}", payloads[2]);
+    assert!(holds(&payloads[2], b"\x0a\x0cmodel.family\x12\x07\x1a\x05qwen3"), "{:?}", payloads[2]);
+    assert!(holds(&payloads[3], b"    lr = 0.5\n"));
 }
 
 #[test]

@@ -1,0 +1,158 @@
+//! Signs that a run diverges although its numbers are finite, with their likely cause.
+//!
+//! Guessing all tokens alike has a loss of ln V. A run that begins there, or above because its weights come
+//! from elsewhere, and stays above has learned nothing but to be wrong. A gradient norm of many times its
+//! running median, step after step, usually comes before.
+
+use std::collections::VecDeque;
+
+/// A loss is above guessing from this factor on.
+const ABOVE: f64 = 1.1;
+/// Steps in a row with such a loss.
+const STEPS_ABOVE: u64 = 8;
+/// Norms that the median is taken of, and the least number of them.
+const NORMS: usize = 128;
+const NORMS_LEAST: usize = 32;
+/// A norm is high from this multiple of the median on.
+const HIGH: f64 = 10.0;
+/// Steps in a row with such a norm.
+const STEPS_HIGH: u64 = 4;
+
+/// Watches the steps of a process. What it has seen is not in checkpoints.
+pub(super) struct Divergence {
+    /// ln V.
+    guessing: f64,
+    /// The highest of `guessing` and the loss of the run's first step, once that is known.
+    start: f64,
+    /// The learning rate of the last step.
+    lr: f64,
+    above: u64,
+    high: u64,
+    norms: VecDeque<f64>,
+    has_warned_of_loss: bool,
+    has_warned_of_norm: bool,
+}
+
+impl Divergence {
+    pub(super) fn new(vocab_size: usize) -> Self {
+        let guessing = (vocab_size as f64).ln();
+        Divergence {
+            guessing,
+            start: guessing,
+            lr: 0.0,
+            above: 0,
+            high: 0,
+            norms: VecDeque::new(),
+            has_warned_of_loss: false,
+            has_warned_of_norm: false,
+        }
+    }
+
+    /// The loss of guessing, in nats a token.
+    pub(super) fn guessing(&self) -> f64 {
+        self.guessing
+    }
+
+    /// True if a loss is above that of guessing, and above where the run began.
+    pub(super) fn is_above(&self, loss: f64) -> bool {
+        loss > ABOVE * self.start
+    }
+
+    /// Takes a finite step; returns what to warn of, once of each sign.
+    pub(super) fn stepped(&mut self, step: u64, loss: f64, grad_norm: f64, lr: f64) -> Option<String> {
+        if step == 1 {
+            self.start = self.guessing.max(loss);
+        }
+        self.lr = lr;
+        self.above = if self.is_above(loss) { self.above + 1 } else { 0 };
+        let median = self.median();
+        self.high = if median.is_some_and(|median| grad_norm > HIGH * median) { self.high + 1 } else { 0 };
+        if self.high == 0 {
+            if self.norms.len() == NORMS {
+                self.norms.pop_front();
+            }
+            self.norms.push_back(grad_norm);
+        }
+        if self.above >= STEPS_ABOVE && !std::mem::replace(&mut self.has_warned_of_loss, true) {
+            return Some(self.of_loss(loss));
+        }
+        let median = median.filter(|_| self.high >= STEPS_HIGH)?;
+        (!std::mem::replace(&mut self.has_warned_of_norm, true)).then(|| {
+            format!(
+                "the gradient norm, {grad_norm:.3}, is {:.0} times its running median of {median:.3}, for {STEPS_HIGH} steps: the run may \
+                 diverge; the usual cause is a learning rate that is too high (now {lr:.2e}): lower optimizer.lr or lengthen \
+                 schedule.warmup_steps; else look at the data of these steps",
+                grad_norm / median
+            )
+        })
+    }
+
+    /// Takes the loss of an evaluation; returns what to warn of.
+    pub(super) fn evaluated(&mut self, loss: f64, step: u64) -> Option<String> {
+        let is_sign = step > 0 && self.is_above(loss) && !self.has_warned_of_loss;
+        self.has_warned_of_loss |= is_sign;
+        is_sign.then(|| self.of_loss(loss))
+    }
+
+    fn of_loss(&self, loss: f64) -> String {
+        format!(
+            "the loss, {loss:.4}, is above {:.4}, that of guessing (the logarithm of the vocabulary's size): the run diverges; the usual \
+             cause is a learning rate that is too high (now {:.2e}): lower optimizer.lr or lengthen schedule.warmup_steps, and begin again",
+            self.guessing, self.lr
+        )
+    }
+
+    fn median(&self) -> Option<f64> {
+        let mut norms: Vec<f64> = self.norms.iter().copied().collect();
+        let middle = norms.len() / 2;
+        let median = || *norms.select_nth_unstable_by(middle, f64::total_cmp).1;
+        (self.norms.len() >= NORMS_LEAST).then(median).filter(|&median| median > 0.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn warnings(losses: impl IntoIterator<Item = (f64, f64)>) -> Vec<(u64, String)> {
+        let mut watch = Divergence::new(4096);
+        let steps = (1..).zip(losses);
+        steps
+            .filter_map(|(step, (loss, norm))| Some((step, watch.stepped(step, loss, norm, 10.0)?)))
+            .collect()
+    }
+
+    #[test]
+    fn a_loss_that_stays_above_guessing_is_warned_of_once_with_its_cause() {
+        let found = warnings((0..60).map(|n| (if n < 10 { 8.4 } else { 100.0 + f64::from(n) }, 1.0)));
+        assert_eq!(found.len(), 1, "{found:?}");
+        assert_eq!(found[0].0, 18);
+        for said in ["above 8.3178", "guessing", "1.00e1", "lower optimizer.lr", "warmup_steps"] {
+            assert!(found[0].1.contains(said), "{said}: {found:?}");
+        }
+    }
+
+    #[test]
+    fn healthy_runs_are_not_warned_of() {
+        // One that begins at chance, one whose first weights are worse than that, and a single spike of each.
+        assert_eq!(warnings((0..200).map(|n| (8.4 - f64::from(n) / 50.0, 2.0))), []);
+        assert_eq!(warnings((0..200).map(|n| (14.0 - f64::from(n) / 20.0, 2.0))), []);
+        assert_eq!(warnings((0..200).map(|n| if n % 40 == 39 { (30.0, 99.0) } else { (4.0, 1.0) })), []);
+    }
+
+    #[test]
+    fn a_gradient_norm_far_above_its_median_is_warned_of() {
+        let found = warnings((0..100).map(|n| (4.0, if n < 50 { 1.0 } else { 40.0 })));
+        assert_eq!(found.len(), 1, "{found:?}");
+        assert_eq!(found[0].0, 54);
+        assert!(found[0].1.contains("40 times its running median of 1.000"), "{found:?}");
+    }
+
+    #[test]
+    fn an_evaluation_above_guessing_is_warned_of_but_not_that_before_training() {
+        let mut watch = Divergence::new(4096);
+        assert_eq!(watch.evaluated(564.7, 0), None);
+        assert!(watch.evaluated(564.7, 50).is_some_and(|text| text.contains("564.7")));
+        assert_eq!(watch.evaluated(564.7, 100), None);
+    }
+}

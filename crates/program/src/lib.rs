@@ -15,6 +15,7 @@
 //!   they widen bf16 operands, transpose keys and pack blocks for GEMMs.
 
 pub mod backward;
+mod cost;
 mod dispatch;
 mod dump;
 pub mod fuse;
@@ -34,11 +35,12 @@ pub mod save_fp8;
 mod trace;
 
 pub use backward::{Backward, Root};
+pub use cost::{Arithmetic, Cost, KernelCost};
 pub use dispatch::KernelTable;
 pub use fuse::{Edge, Link, Node, Pair, Place, Replacement, Rewrite};
 pub use gemm::{Fp8Twin, Gemms, LinearGemm, OpGemm, OperandSource, Quantization, ScaledGemm};
 pub use memory::{MemoryRow, MemoryTable, Purpose};
-pub use op::{Cost, Differentiable, Op, OpError, Operand, PassOps, Rebuild, Source};
+pub use op::{Differentiable, Op, OpError, Operand, PassOps, Rebuild, Source};
 pub use plan::{Location, Plan, Region, WorkspaceOf};
 pub use precision::Precision;
 pub use program::{

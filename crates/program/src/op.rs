@@ -1,5 +1,6 @@
 //! The `Op` trait: shape inference, cost, and for ops of models the backward.
 
+use crate::cost::{Arithmetic, Cost};
 use crate::{Backward, Gemms};
 use std::any::Any;
 use std::fmt::Debug;
@@ -12,7 +13,7 @@ use xtrain_tensor::{DType, TensorType};
 /// Kernels are not part of this trait; an executor finds them by the implementor's type in a
 /// [`crate::KernelTable`]. Nor are fusions: they are a table of rewrites ([`crate::fuse`]). Which pass calls
 /// which method is said where the passes are listed (`PIPELINE` of xtrain-train); the plan and the engines
-/// call [`Op::in_place`], reports call [`Op::cost`].
+/// call [`Op::in_place`], reports and estimates of time call [`Op::cost`].
 pub trait Op: Any + Debug + Send + Sync {
     /// Its name in dumps, traces and errors, e.g. `rms_norm`.
     fn name(&self) -> &'static str;
@@ -38,10 +39,10 @@ pub trait Op: Any + Debug + Send + Sync {
         false
     }
 
-    /// The arithmetic of one run: floating-point operations (a multiply-add counts two). Bytes follow from
-    /// the operands.
-    fn cost(&self, _inputs: &[TensorType], _outputs: &[TensorType]) -> Cost {
-        Cost::default()
+    /// The work of one run, on which estimates of its time are based: by default, to read each input and to
+    /// write each output once.
+    fn cost(&self, inputs: &[TensorType], outputs: &[TensorType]) -> Cost {
+        Cost::of_operands(Arithmetic::None, inputs, outputs)
     }
 
     /// True if recomputing this output is nearly free (norms, activations), given the outputs that are not:
@@ -76,14 +77,6 @@ pub enum Operand {
     Compute,
     /// Left as it is: norm weights, tables, control scalars.
     Full,
-}
-
-/// The arithmetic of one run of an op.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Cost {
-    /// Floating-point operations; a multiply-add counts two. A float, because a step of a large model
-    /// overflows 64 bits.
-    pub flops: f64,
 }
 
 /// How the outputs of an instance that were not saved are computed.

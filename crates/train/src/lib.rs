@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! run file (xtrain-config) -> spec, fit, slower -> run: begin or resume -> steps -> finish
+//! spec -> programs -> estimate of the time
 //! spec -> programs -> learner, evaluate, generate over weights on an engine
 //! opened: a run or a Hugging Face folder, for evaluation, generation and export
 //! ```
@@ -13,6 +14,7 @@
 pub mod corpus;
 pub mod engine;
 pub mod error;
+pub mod estimate;
 pub mod evaluate;
 pub mod exchange;
 pub mod fit;

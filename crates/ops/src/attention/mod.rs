@@ -28,7 +28,7 @@ mod tests;
 use crate::on_gpu::OnGpu;
 use crate::{float_shaped, fused_heads, int_vector};
 use xtrain_cuda::KernelSource;
-use xtrain_program::{Backward, Cost, Differentiable, Op, OpError, Operand, Role};
+use xtrain_program::{Arithmetic, Backward, Cost, Differentiable, Op, OpError, Operand, Role};
 use xtrain_tensor::TensorType;
 
 /// The ways to compute attention on a GPU, by the names that `XTRAIN_PREFER` takes: whose kernels, and, of
@@ -78,8 +78,8 @@ impl Op for Attention {
     }
 
     /// Two products of the lower half of the s x s scores.
-    fn cost(&self, inputs: &[TensorType], _: &[TensorType]) -> Cost {
-        self.gemm_cost(2.0, inputs[0].shape[0])
+    fn cost(&self, inputs: &[TensorType], outputs: &[TensorType]) -> Cost {
+        Cost::of_operands(self.gemms(2, inputs[0]), inputs, outputs)
     }
 }
 
@@ -104,11 +104,11 @@ impl Attention {
         TensorType::new(qkv.dtype.compute(), [tokens / self.seq_len, self.heads, self.seq_len])
     }
 
-    /// The cost of `n` products of size s x s x e for each query head, of which only the causal half is
-    /// counted.
-    fn gemm_cost(&self, n: f64, tokens: usize) -> Cost {
-        let width = (self.heads * self.head_dim) as f64;
-        Cost { flops: n * tokens as f64 * width * self.seq_len as f64 }
+    /// `gemms` products of size s x s x e for each query head, of which only the causal half is counted.
+    fn gemms(&self, gemms: usize, qkv: TensorType) -> Arithmetic {
+        let Attention { seq_len, head_dim, deterministic: in_order, .. } = *self;
+        let heads = qkv.shape[0] / seq_len * self.heads;
+        Arithmetic::Attention { gemms, heads, seq_len, head_dim, operands: qkv.dtype, in_order }
     }
 }
 
@@ -156,8 +156,8 @@ impl Op for AttentionGrad {
 
     /// Five products of the lower half of the s x s scores: the scores once more, and those of dp, dv, dq and
     /// dk.
-    fn cost(&self, inputs: &[TensorType], _: &[TensorType]) -> Cost {
-        self.0.gemm_cost(5.0, inputs[0].shape[0])
+    fn cost(&self, inputs: &[TensorType], outputs: &[TensorType]) -> Cost {
+        Cost::of_operands(self.0.gemms(5, inputs[1]), inputs, outputs)
     }
 }
 

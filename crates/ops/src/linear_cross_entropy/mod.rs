@@ -4,6 +4,7 @@
 //! ([`LinearCrossEntropyGrad`] takes the op's place). The objective must therefore be the loss itself, whose
 //! gradient is one. In bf16 the logits are rounded to bf16, and cross-entropy is computed from these in f32.
 
+mod cost;
 mod cpu;
 mod cuda;
 #[cfg(any(test, feature = "samples"))]
@@ -16,6 +17,7 @@ pub use scaled::ScaledLinearCrossEntropy;
 
 use crate::on_gpu::OnGpu;
 use crate::{float_shaped, int_vector, matrix};
+use cost::Loss;
 use std::ops::Range;
 use std::sync::Arc;
 use xtrain_cuda::{Gemm, KernelSource};
@@ -132,8 +134,8 @@ impl Op for LinearCrossEntropy {
         LinearCrossEntropyGrad { loss: *self, dx: false, dw: None }.gemms(inputs)
     }
 
-    fn cost(&self, inputs: &[TensorType], _: &[TensorType]) -> Cost {
-        gemm_cost(inputs[0], inputs[1].shape[0], 1.0)
+    fn cost(&self, inputs: &[TensorType], outputs: &[TensorType]) -> Cost {
+        LinearCrossEntropyGrad { loss: *self, dx: false, dw: None }.cost(inputs, outputs)
     }
 }
 
@@ -204,13 +206,9 @@ impl Op for LinearCrossEntropyGrad {
     }
 
     fn cost(&self, inputs: &[TensorType], _: &[TensorType]) -> Cost {
-        gemm_cost(inputs[0], inputs[1].shape[0], 1.0 + f64::from(self.dx) + f64::from(self.dw.is_some()))
+        let loss = Loss { grad: *self, x: inputs[0], vocab: inputs[1].shape[0], formats: [None; 3] };
+        loss.cost(self.loss.chunks(inputs[0].shape[0]), |_| Default::default())
     }
-}
-
-/// The cost of `gemms` GEMMs of x's size and this vocabulary.
-fn gemm_cost(x: TensorType, vocab: usize, gemms: f64) -> Cost {
-    Cost { flops: 2.0 * gemms * x.numel() as f64 * vocab as f64 }
 }
 
 impl OnGpu for LinearCrossEntropy {

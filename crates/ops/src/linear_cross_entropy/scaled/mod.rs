@@ -12,7 +12,8 @@ mod samples;
 #[cfg(test)]
 mod tests;
 
-use super::{LinearCrossEntropyGrad, gemm_cost};
+use super::LinearCrossEntropyGrad;
+use super::cost::Loss;
 use crate::on_gpu::OnGpu;
 use crate::quantize::Quantize;
 use crate::scaled_matmul::{MULTIPLE, ScaledMatmul};
@@ -236,8 +237,15 @@ impl Op for ScaledLinearCrossEntropy {
     }
 
     fn cost(&self, inputs: &[TensorType], _: &[TensorType]) -> Cost {
-        let (_, v) = self.extents(inputs);
-        gemm_cost(inputs[0], v, 1.0 + f64::from(self.grad.dx) + f64::from(self.grad.dw.is_some()))
+        let (tokens, vocab) = self.extents(inputs);
+        let casts = |tokens| {
+            let casts = self.chunk_casts(inputs, tokens);
+            casts.map(|cast| {
+                cast.map_or(Cost::default(), |ChunkCast { cast, of, made }| cast.cost(&[of], &made))
+            })
+        };
+        let loss = Loss { grad: self.grad, x: inputs[0], vocab, formats: self.gemms };
+        loss.cost(self.chunks(tokens), casts)
     }
 }
 

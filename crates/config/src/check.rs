@@ -108,6 +108,10 @@ impl Place<'_> {
                 self.tagged(variants, entries, &node.origin, path)
             }
             (Kind::Either(kinds), value) => match kinds.iter().find(|kind| same_type(kind, value)) {
+                // A word that is none of these may have been meant for a number.
+                Some(Kind::Choice(words)) if !words.iter().any(|word| value.is_text(&word.name)) => {
+                    self.mismatch(kind, node, path)
+                }
                 Some(kind) => self.value(kind, node, path),
                 None => self.mismatch(kind, node, path),
             },
@@ -250,6 +254,12 @@ fn same_type(kind: &Kind, value: &Value) -> bool {
             | (Kind::List { .. }, Value::List(_))
             | (Kind::Table(_) | Kind::Tagged(_), Value::Table(_))
     )
+}
+
+impl Value {
+    fn is_text(&self, text: &str) -> bool {
+        matches!(self, Value::Text(own) if own == text)
+    }
 }
 
 /// A value as a message names it.

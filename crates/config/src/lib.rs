@@ -19,6 +19,7 @@ mod diff;
 mod error;
 pub mod files;
 mod keys;
+mod or_auto;
 mod print;
 mod reference;
 mod resolve;
@@ -41,6 +42,7 @@ use serde::{Deserialize, Serialize};
 pub use diff::{Change, diff};
 pub use error::{ConfigError, ConfigErrors, Origin};
 pub use keys::{KeysLike, keys_like};
+pub use or_auto::OrAuto;
 pub use reference::reference_markdown;
 pub use resolve::{Facts, Resolved};
 pub use section::*;
@@ -100,6 +102,13 @@ pub struct Parsed {
     origins: error::Origins,
 }
 
+impl Parsed {
+    /// True if the value of a key (`train.recompute`) is given on the command line, not in the file.
+    pub fn is_argument(&self, key: &str) -> bool {
+        matches!(self.origins.get(key), Some(Origin::Argument { .. }))
+    }
+}
+
 impl Config {
     /// Reads the run file at `path` and lays `overrides` over it, the last one winning. A string is what
     /// `--set` takes, `section.key=value`.
@@ -142,7 +151,12 @@ impl Config {
     /// The configuration as a run file, every key that has a value in it. [`Config::parse`] of the text
     /// returns an equal configuration, provided the values are ones that a file may hold.
     pub fn to_toml(&self) -> String {
-        print::config(self)
+        print::config(self, &[])
+    }
+
+    /// As [`Config::to_toml`], with a comment after some keys (`train.recompute`).
+    pub fn to_toml_with(&self, comments: &[(&str, String)]) -> String {
+        print::config(self, comments)
     }
 
     /// Tokens in an optimizer step.

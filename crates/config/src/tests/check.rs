@@ -213,7 +213,7 @@ fn choices_get_the_nearest_one() {
     );
     assert_eq!(
         message("train", "recompute = false"),
-        "`recompute` must be \"none\", \"norms\" or \"block\", not false; put it in quotes; for example `recompute = \"none\"`"
+        "`recompute` must be \"auto\", \"none\", \"norms\" or \"block\", not false; put it in quotes; for example `recompute = \"auto\"`"
     );
 }
 

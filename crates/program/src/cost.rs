@@ -12,9 +12,11 @@ pub struct Cost {
 /// The work of a kernel.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct KernelCost {
+    /// How often it runs.
+    pub times: usize,
     /// The unit that computes, and how much.
     pub arithmetic: Arithmetic,
-    /// Bytes that it reads and writes.
+    /// Bytes that it reads and writes each time.
     pub bytes: f64,
     /// Bytes of outputs that it adds to, which it reads besides.
     pub added_bytes: f64,
@@ -73,7 +75,7 @@ impl Arithmetic {
 impl KernelCost {
     /// A kernel that does nothing but read and write so many bytes.
     pub fn of_bytes(bytes: f64) -> KernelCost {
-        KernelCost { arithmetic: Arithmetic::None, bytes, added_bytes: 0.0 }
+        KernelCost { times: 1, arithmetic: Arithmetic::None, bytes, added_bytes: 0.0 }
     }
 }
 
@@ -81,7 +83,7 @@ impl Cost {
     /// One kernel that reads each input and writes each output once.
     pub fn of_operands(arithmetic: Arithmetic, inputs: &[TensorType], outputs: &[TensorType]) -> Cost {
         let bytes = inputs.iter().chain(outputs).map(|ty| ty.bytes() as f64).sum();
-        Cost { kernels: vec![KernelCost { arithmetic, bytes, added_bytes: 0.0 }] }
+        Cost { kernels: vec![KernelCost { times: 1, arithmetic, bytes, added_bytes: 0.0 }] }
     }
 
     /// One kernel that does nothing but read and write so many bytes.
@@ -91,6 +93,6 @@ impl Cost {
 
     /// Floating-point operations of all kernels.
     pub fn flops(&self) -> f64 {
-        self.kernels.iter().map(|kernel| kernel.arithmetic.flops()).sum()
+        self.kernels.iter().map(|kernel| kernel.times as f64 * kernel.arithmetic.flops()).sum()
     }
 }

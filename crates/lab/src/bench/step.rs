@@ -81,7 +81,7 @@ impl StepBench {
         let device = Device::of(&processor, planned.spec.recipe);
         let (planned, choice) = choose::decide(planned, &device)?;
         if let Some(choice) = choice.filter(|choice| !choice.is_usual()) {
-            tracing::info!("{choice}");
+            tracing::info!("chosen: {choice}");
         }
         let planned = slower::decide(planned, &processor)?;
         let free_before = processor.available_bytes();

@@ -5,7 +5,6 @@
 //! many small ones.
 
 use super::LinearCrossEntropyGrad;
-use std::ops::Range;
 use xtrain_program::{Arithmetic, Cost, KernelCost, LinearGemm, ScaledGemm};
 use xtrain_tensor::{DType, TensorType};
 
@@ -20,23 +19,27 @@ pub(super) struct Loss {
 }
 
 impl Loss {
-    /// The cost of all `chunks`, of which `casts` gives those of x and of dlogits by the number of tokens.
+    /// The cost of `chunks`, each with the number of chunks of so many tokens; `casts` gives the casts of x
+    /// and of dlogits of such a chunk.
     pub(super) fn cost(
         &self,
-        chunks: impl Iterator<Item = Range<usize>>,
+        chunks: impl IntoIterator<Item = (usize, usize)>,
         casts: impl Fn(usize) -> [Cost; 2],
     ) -> Cost {
         let mut kernels = Vec::new();
-        for (n, tokens) in chunks.enumerate() {
-            self.chunk(tokens.len(), n == 0, casts(tokens.len()), &mut kernels);
+        let mut is_first = true;
+        for (tokens, count) in chunks.into_iter().filter(|(_, count)| *count > 0) {
+            self.chunks(tokens, count, is_first, casts(tokens), &mut kernels);
+            is_first = false;
         }
         Cost { kernels }
     }
 
-    /// The kernels of a chunk; the first one writes dw, the others add to it.
-    fn chunk(
+    /// The kernels of `count` chunks; the first chunk of all writes dw, the others add to it.
+    fn chunks(
         &self,
         tokens: usize,
+        count: usize,
         is_first: bool,
         [x_cast, dlogits_cast]: [Cost; 2],
         kernels: &mut Vec<KernelCost>,
@@ -44,19 +47,22 @@ impl Loss {
         let (v, d) = (self.vocab, self.x.shape[1]);
         let [_, computes_dx, computes_dw] = self.grad.computes();
         let bytes = |rows, cols| self.x.dtype.bytes(rows * cols) as f64;
+        let mut add = |kernel: KernelCost, times| kernels.push(KernelCost { times, ..kernel });
         let logits = bytes(tokens, v);
-        kernels.extend(x_cast.kernels);
-        kernels.push(self.gemm(LinearGemm::Fprop, [tokens, v, d], logits));
+        x_cast.kernels.into_iter().for_each(|kernel| add(kernel, count));
+        add(self.gemm(LinearGemm::Fprop, [tokens, v, d], logits), count);
         let moved = if computes_dx || computes_dw { 2.0 * logits } else { logits };
-        kernels.push(KernelCost::of_bytes(moved));
-        kernels.extend(dlogits_cast.kernels);
+        add(KernelCost::of_bytes(moved), count);
+        dlogits_cast.kernels.into_iter().for_each(|kernel| add(kernel, count));
         if computes_dx {
-            kernels.push(self.gemm(LinearGemm::Dgrad, [tokens, d, v], bytes(tokens, d)));
+            add(self.gemm(LinearGemm::Dgrad, [tokens, d, v], bytes(tokens, d)), count);
         }
         if let Some(dw) = self.grad.dw {
             let bytes = dw.bytes(v * d) as f64;
             let gemm = self.gemm(LinearGemm::Wgrad, [v, d, tokens], bytes);
-            kernels.push(KernelCost { added_bytes: if is_first { 0.0 } else { bytes }, ..gemm });
+            let written = usize::from(is_first);
+            add(gemm, written);
+            add(KernelCost { added_bytes: bytes, ..gemm }, count - written);
         }
     }
 
@@ -66,6 +72,6 @@ impl Loss {
         let operands = if scaling.is_some() { DType::E4M3 } else { self.x.dtype };
         let read_bytes = (operands.bytes(m * k) + operands.bytes(n * k)) as f64;
         let arithmetic = Arithmetic::Gemm { mnk, operands, scaling };
-        KernelCost { arithmetic, bytes: read_bytes + written_bytes, added_bytes: 0.0 }
+        KernelCost { times: 1, arithmetic, bytes: read_bytes + written_bytes, added_bytes: 0.0 }
     }
 }

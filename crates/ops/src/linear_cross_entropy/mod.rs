@@ -102,6 +102,13 @@ impl LinearCrossEntropy {
         let n = tokens.div_ceil(self.chunk_tokens);
         (0..n).map(move |i| i * tokens / n..(i + 1) * tokens / n)
     }
+
+    /// The lengths of the chunks, each with the number of chunks that have it.
+    fn chunk_lengths(&self, tokens: usize) -> [(usize, usize); 2] {
+        let n = tokens.div_ceil(self.chunk_tokens).max(1);
+        let longer = tokens % n;
+        [(tokens / n, n - longer), (tokens / n + 1, longer)]
+    }
 }
 
 impl Op for LinearCrossEntropy {
@@ -207,7 +214,7 @@ impl Op for LinearCrossEntropyGrad {
 
     fn cost(&self, inputs: &[TensorType], _: &[TensorType]) -> Cost {
         let loss = Loss { grad: *self, x: inputs[0], vocab: inputs[1].shape[0], formats: [None; 3] };
-        loss.cost(self.loss.chunks(inputs[0].shape[0]), |_| Default::default())
+        loss.cost(self.loss.chunk_lengths(inputs[0].shape[0]), |_| Default::default())
     }
 }
 

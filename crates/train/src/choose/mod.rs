@@ -40,6 +40,8 @@ pub struct Choice {
     /// Saving everything, if that does not fit.
     pub everything: Option<Estimate>,
     blocks: usize,
+    /// True if the micro-batch is chosen too.
+    micro_batch: bool,
 }
 
 /// The plan with all that its file leaves open chosen for `device`, and the choice. Without an open setting
@@ -47,13 +49,13 @@ pub struct Choice {
 pub fn decide(planned: Planned, device: &Device) -> Result<(Planned, Option<Choice>), RunError> {
     let config = &planned.resolved.config;
     let Some(open) = Open::of(&config.train) else { return Ok((planned, None)) };
-    let blocks = planned.spec.model.layers.len();
+    let (blocks, micro_batch) = (planned.spec.model.layers.len(), open.micro_batch_size);
     let mut search = Search::new(&planned.spec, config.train.batch_size, device, open);
     let choice = match search.fastest()? {
         Some(chosen) => {
             let next = search.next_best(&chosen)?;
             let everything = search.everything().filter(|of| !search.fits(of));
-            Choice { device: device.clone(), chosen, fits: true, next, everything, blocks }
+            Choice { device: device.clone(), chosen, fits: true, next, everything, blocks, micro_batch }
         }
         None => Choice {
             device: device.clone(),
@@ -62,6 +64,7 @@ pub fn decide(planned: Planned, device: &Device) -> Result<(Planned, Option<Choi
             next: None,
             everything: None,
             blocks,
+            micro_batch,
         },
     };
     let comment = format!("chosen for {} by edition {EDITION} of the table of devices", device.name);
@@ -153,15 +156,20 @@ fn apply(planned: Planned, open: Open, settings: Settings, comment: &str) -> Res
     Ok(planned)
 }
 
-/// What is recomputed, and the other settings, in words.
-fn words(settings: Settings, all: usize) -> String {
+/// Settings in words: of a model of `all` blocks, with the micro-batch if it is chosen.
+fn words(settings: Settings, all: usize, with_micro_batch: bool) -> String {
     let Settings { recompute, blocks, loss_chunk, micro_batch_size } = settings;
+    let part = if blocks == all { String::new() } else { format!(" in {blocks} of {all} blocks") };
     let recomputed = match recompute {
-        program::Recompute::None => "everything saved".to_owned(),
-        program::Recompute::Norms => format!("norms recomputed in {blocks} of {all} blocks"),
-        program::Recompute::Block => format!("{blocks} of {all} blocks recomputed"),
+        program::Recompute::None => "recompute=none".to_owned(),
+        program::Recompute::Norms => format!("recompute=norms{part}"),
+        program::Recompute::Block => format!("recompute=block{part}"),
     };
-    format!("{recomputed}, loss_chunk {loss_chunk}, {micro_batch_size} sequences at a time")
+    let micro_batch = match with_micro_batch {
+        true => format!(", micro_batch_size={micro_batch_size}"),
+        false => String::new(),
+    };
+    format!("{recomputed}, loss_chunk={loss_chunk}{micro_batch}")
 }
 
 impl Choice {
@@ -175,37 +183,27 @@ impl Choice {
 
 impl fmt::Display for Choice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Choice { device, chosen, fits, next, everything, blocks } = self;
-        write!(f, "chosen for {}", device.name)?;
+        let Choice { device, chosen, fits, next, everything, blocks, micro_batch } = self;
+        let words = |of: &Estimate| words(of.settings, *blocks, *micro_batch);
+        write!(f, "{} for {}: it needs {}", words(chosen), device.name, format::gib(chosen.bytes))?;
         if let Some(memory) = device.memory_bytes() {
-            write!(f, " with {}", format::gib(memory))?;
+            write!(f, " of {}", format::gib(memory))?;
             if device.reserve_bytes > 0 {
-                write!(f, ", of which {} stay free", format::gib(device.reserve_bytes))?;
+                write!(f, ", {} of which stay free", format::gib(device.reserve_bytes))?;
             }
         }
-        write!(f, ": {} ({}", words(chosen.settings, *blocks), format::gib(chosen.bytes))?;
         if !fits {
-            return f.write_str("), which needs the least, but does not fit");
+            return f.write_str("; nothing needs less, but it does not fit");
         }
-        f.write_str(")")?;
+        let percent = |share: f64| format::percent(share, 1);
         if let Some(everything) = everything {
-            let slower = chosen.seconds / everything.seconds - 1.0;
-            write!(
-                f,
-                "; costs {} of the time of saving everything, which needs {}",
-                format::percent(slower.max(0.0), 1),
-                format::gib(everything.bytes)
-            )?;
+            let slower = percent((chosen.seconds / everything.seconds - 1.0).max(0.0));
+            let needed = format::gib(everything.bytes);
+            write!(f, "; {slower} slower than {} would be with {needed}", words(everything))?;
         }
         if let Some(next) = next {
-            let slower = next.seconds / chosen.seconds - 1.0;
-            write!(
-                f,
-                "; {} faster than the next best: {} ({})",
-                format::percent(slower, 1),
-                words(next.settings, *blocks),
-                format::gib(next.bytes)
-            )?;
+            let faster = percent(next.seconds / chosen.seconds - 1.0);
+            write!(f, "; {faster} faster than {} with {}", words(next), format::gib(next.bytes))?;
         }
         Ok(())
     }

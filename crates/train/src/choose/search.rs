@@ -106,10 +106,11 @@ impl<'a> Search<'a> {
         let mut best: Option<Estimate> = None;
         for sequences in self.micro_batches() {
             // A micro-batch that is slower even where it recomputes nothing is passed over.
-            if let Some(best) = &best
-                && self.seconds(self.saving_everything(sequences, self.chunks(sequences)[0]))? >= best.seconds
-            {
-                continue;
+            if let Some(best) = &best {
+                let saving = self.saving_everything(sequences, self.chunks(sequences)[0]);
+                if self.seconds(&self.spec_with(saving))? >= best.seconds {
+                    continue;
+                }
             }
             best = faster(best, self.of_micro_batch(sequences)?);
         }
@@ -120,16 +121,43 @@ impl<'a> Search<'a> {
     fn of_micro_batch(&mut self, sequences: usize) -> Result<Option<Estimate>, LearnError> {
         let chunks = self.chunks(sequences);
         let usual = self.of_chunk(sequences, chunks[0])?;
-        let bound = usual.map_or(f64::INFINITY, |usual| usual.seconds * (1.0 - GAIN));
-        let mut best: Option<Estimate> = None;
-        for &chunk in &chunks[1..] {
-            let bound = best.map_or(bound, |best| best.seconds);
-            if bound.is_finite() && self.seconds(self.saving_everything(sequences, chunk))? >= bound {
-                continue;
+        let Some(usual) = usual else {
+            // First whether anything fits.
+            let least = self.least_of(sequences)?;
+            if !self.fits(&least) {
+                return Ok(None);
             }
-            best = faster(best, self.of_chunk(sequences, chunk)?.filter(|of| of.seconds < bound));
+            let mut best = None;
+            for &chunk in &chunks[1..] {
+                best = faster(best, self.of_chunk(sequences, chunk)?);
+            }
+            return Ok(best);
+        };
+        // The others must beat this by the gain, which those cannot that are too slow where nothing is
+        // recomputed. Of these a model of one layer is enough to see how much slower or faster they are.
+        let saving = self.saving_everything(sequences, chunks[0]);
+        let everything = match self.everything {
+            Some(everything) if everything.settings == saving => everything.seconds,
+            _ => self.seconds(&self.spec_with(saving))?,
+        };
+        let of_loss = self.loss_seconds(saving)?;
+        let mut best = None;
+        for &chunk in &chunks[1..] {
+            let bound = best.map_or(usual.seconds * (1.0 - GAIN), |best: Estimate| best.seconds);
+            let least = everything + self.loss_seconds(Settings { loss_chunk: chunk, ..saving })? - of_loss;
+            if least < bound {
+                best = faster(best, self.of_chunk(sequences, chunk)?.filter(|of| of.seconds < bound));
+            }
         }
-        Ok(best.or(usual))
+        Ok(best.or(Some(usual)))
+    }
+
+    /// Seconds of a step of the model's first layer, which differ from chunk to chunk as those of the whole
+    /// model do.
+    fn loss_seconds(&self, settings: Settings) -> Result<f64, LearnError> {
+        let mut spec = self.spec_with(settings);
+        spec.model = spec.model.truncated(1);
+        self.seconds(&spec)
     }
 
     /// The fastest that fits of those with this chunk.
@@ -164,8 +192,11 @@ impl<'a> Search<'a> {
 
     /// The fastest that fits of those that differ from `chosen` in more than a number of blocks.
     pub(super) fn next_best(&mut self, chosen: &Estimate) -> Result<Option<Estimate>, LearnError> {
-        let differs =
-            |of: &Estimate| Settings { blocks: chosen.settings.blocks, ..of.settings } != chosen.settings;
+        let differs = |of: &Estimate| {
+            let is_other = Settings { blocks: chosen.settings.blocks, ..of.settings } != chosen.settings;
+            // What is faster was passed over, because the gain is not worth other rounding.
+            is_other && of.seconds >= chosen.seconds
+        };
         let found = |search: &Self| {
             search.fitting.iter().copied().filter(differs).fold(None, |best, of| faster(best, Some(of)))
         };
@@ -179,6 +210,11 @@ impl<'a> Search<'a> {
     /// Of all settings those that need the least.
     pub(super) fn least(&mut self) -> Result<Estimate, LearnError> {
         let sequences = self.micro_batches().pop().unwrap_or(1);
+        self.least_of(sequences)
+    }
+
+    /// Of the settings with `sequences` at a time those that need the least.
+    fn least_of(&mut self, sequences: usize) -> Result<Estimate, LearnError> {
         let chunk = self.chunks(sequences).into_iter().min().unwrap_or(config::LOSS_CHUNK);
         let saving = self.saving_everything(sequences, chunk);
         let (true, [.., recompute]) = (self.open.blocks, self.policies()) else {
@@ -213,9 +249,9 @@ impl<'a> Search<'a> {
         Ok(estimate)
     }
 
-    fn seconds(&self, settings: Settings) -> Result<f64, LearnError> {
-        let program = programs::training(&self.spec_with(settings))?;
-        Ok(step_seconds(&program, &self.rates, self.batch_size / settings.micro_batch_size))
+    fn seconds(&self, spec: &TrainingSpec) -> Result<f64, LearnError> {
+        let program = programs::training(spec)?;
+        Ok(step_seconds(&program, &self.rates, self.batch_size / spec.batch.sequences))
     }
 
     fn spec_with(&self, settings: Settings) -> TrainingSpec {

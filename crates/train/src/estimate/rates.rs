@@ -84,11 +84,13 @@ const SPLITS: [usize; 5] = [1, 2, 4, 8, 16];
 const ADDING: f64 = 1.5;
 
 impl Rates {
-    /// Seconds of a kernel.
+    /// Seconds of all runs of a kernel.
     pub fn seconds(&self, kernel: &KernelCost) -> f64 {
-        let KernelCost { arithmetic, bytes, added_bytes } = kernel;
+        let KernelCost { times, arithmetic, bytes, added_bytes } = kernel;
         let adding = if *arithmetic == Arithmetic::None { 1.0 } else { ADDING };
-        self.launch + self.compute(arithmetic).max(bytes / self.memory) + adding * added_bytes / self.memory
+        let moving = bytes / self.memory;
+        let once = self.launch + self.compute(arithmetic).max(moving) + adding * added_bytes / self.memory;
+        *times as f64 * once
     }
 
     /// These rates with measured times that are `factors` of those by them.

@@ -139,7 +139,7 @@ pub(super) fn tell(
     done: u64,
 ) -> Result<(), RunError> {
     if let Some(choice) = choice.filter(|choice| !choice.is_usual()) {
-        tracing::info!("{choice}");
+        tracing::info!("chosen: {choice}");
     }
     if planned.resolved.steps.is_none_or(|steps| steps > done) {
         tracing::info!("the run takes {}", run_time(planned, device, done)?);

@@ -155,7 +155,7 @@ impl Config {
     }
 
     /// As [`Config::to_toml`], with a comment after some keys (`train.recompute`).
-    pub fn to_toml_with(&self, comments: &[(&str, String)]) -> String {
+    pub fn to_toml_with(&self, comments: &[(&str, &str)]) -> String {
         print::config(self, comments)
     }
 

@@ -5,7 +5,7 @@ use serde_json::{Map, Value as Json};
 use super::Config;
 
 /// `config` as a run file, with `comments` after some keys. Keys without a value are left out.
-pub(super) fn config(config: &Config, comments: &[(&str, String)]) -> String {
+pub(super) fn config(config: &Config, comments: &[(&str, &str)]) -> String {
     let mut text = String::new();
     for (section, keys) in sections(config) {
         if !text.is_empty() {

@@ -94,11 +94,11 @@ impl Corpus {
     }
 }
 
-/// What becomes of a text that is not tokenized yet, or of a vocabulary that is not learned.
+/// The treatment of a text that is not tokenized yet, or of a vocabulary that is not learned.
 enum Missing<'a> {
-    /// It is, and its progress is reported.
+    /// It is tokenized or learned, and the progress is reported.
     Prepare(&'a mut dyn FnMut(Notice) -> ControlFlow<()>),
-    /// It ends in [`DataError::Interrupted`].
+    /// The work ends in [`DataError::Interrupted`].
     Stop,
 }
 

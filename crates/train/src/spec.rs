@@ -36,7 +36,7 @@ pub struct Chosen {
     /// Its key: `train.recompute`.
     pub key: &'static str,
     /// The comment on it in the run's configuration.
-    pub comment: String,
+    pub comment: &'static str,
 }
 
 impl Planned {

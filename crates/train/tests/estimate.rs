@@ -31,8 +31,9 @@ fn planned(config: &str, sets: &[String]) -> Planned {
     plan_on(&parsed, Target::Cuda).expect("a plan")
 }
 
-/// A measured step: its configuration, its settings, and seconds.
+/// A measured step: its device, its configuration, its settings, and seconds.
 struct Measured {
+    device: Device,
     /// The file of the result: its steps were measured one after the other.
     file: PathBuf,
     config: String,
@@ -40,7 +41,7 @@ struct Measured {
     seconds: f64,
 }
 
-/// The steps that `benches/results` has of the H200.
+/// The steps that `benches/results` has of devices in the table.
 fn measured() -> Vec<Measured> {
     let mut all = Vec::new();
     let folder = repository().join("benches/results");
@@ -54,7 +55,12 @@ fn measured() -> Vec<Measured> {
             let row: serde_json::Value = serde_json::from_str(line).expect("a line of JSON");
             let command = row["command"].as_str().unwrap_or_default();
             let is_step = command.starts_with("xtrain bench step ") && row["metric"] == "tok/s";
-            if !is_step || row["card"] != "NVIDIA H200" {
+            let device = match row["card"].as_str() {
+                Some("NVIDIA H200") => h200(),
+                Some("NVIDIA H100 80GB HBM3") => Device::model("h100").expect("it is in the table"),
+                _ => continue,
+            };
+            if !is_step {
                 continue;
             }
             let words: Vec<&str> = command.split_whitespace().collect();
@@ -62,7 +68,7 @@ fn measured() -> Vec<Measured> {
             let (config, sets) = (words[3].to_owned(), sets.collect::<Vec<_>>());
             let tokens = planned(&config, &sets).resolved.config.step_tokens();
             let value = row["value"].as_f64().expect("a number");
-            all.push(Measured { file: path.clone(), config, sets, seconds: tokens as f64 / value });
+            all.push(Measured { device, file: path.clone(), config, sets, seconds: tokens as f64 / value });
         }
     }
     all
@@ -76,15 +82,15 @@ fn seconds(planned: &Planned, device: &Device) -> f64 {
 
 #[test]
 fn every_measured_step_is_estimated_within_the_bar() {
-    let (device, rows) = (h200(), measured());
-    assert!(rows.len() > 60, "only {} rows", rows.len());
+    let rows = measured();
+    assert!(rows.len() > 70, "only {} rows", rows.len());
     for config in ["t10", "t12", "llama1b", "llama8b_l8", "qwen2.5_1.5b"] {
         assert!(rows.iter().any(|row| row.config.ends_with(&format!("/{config}.toml"))), "{config}");
     }
     let mut wrong = Vec::new();
-    for Measured { config, sets, seconds: measured, .. } in &rows {
-        let share = seconds(&planned(config, sets), &device) / measured;
-        println!("{share:.3} of {:.2} ms: {config} {}", 1e3 * measured, sets.join(" "));
+    for Measured { device, config, sets, seconds: measured, .. } in &rows {
+        let share = seconds(&planned(config, sets), device) / measured;
+        println!("{share:.3} of {:.2} ms: {} {config} {}", 1e3 * measured, device.name, sets.join(" "));
         if (share - 1.0).abs() > BAR {
             wrong.push(format!("{share:.3}: {config} {}", sets.join(" ")));
         }
@@ -95,10 +101,9 @@ fn every_measured_step_is_estimated_within_the_bar() {
 /// Of steps that were measured together and differ in one of the settings that are chosen.
 #[test]
 fn estimates_are_in_the_order_of_the_measured_settings() {
-    let device = h200();
     let chosen = ["train.recompute", "train.loss_chunk", "train.micro_batch_size"];
     let mut groups: BTreeMap<(PathBuf, String, Vec<String>), Vec<(f64, f64)>> = BTreeMap::new();
-    for Measured { file, config, sets, seconds: measured } in measured() {
+    for Measured { device, file, config, sets, seconds: measured } in measured() {
         let is_chosen = |set: &&String| chosen.iter().any(|key| set.starts_with(key));
         let mut others: Vec<String> = sets.iter().filter(|set| !is_chosen(set)).cloned().collect();
         others.sort();

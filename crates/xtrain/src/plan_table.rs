@@ -23,7 +23,7 @@ pub(crate) struct Answer {
     pub(crate) is_of_a_file: bool,
 }
 
-/// What the tables of a plan are of.
+/// The programs that the tables of a plan describe.
 pub(crate) struct Tables<'a> {
     /// The step.
     pub(crate) program: &'a Program,
@@ -49,7 +49,7 @@ fn line(name: &str, value: &str) -> String {
     format!("{name:<28}{value}\n")
 }
 
-/// Whether it fits, what was chosen, how long it takes, and how large it is.
+/// The lines that say whether it fits, what was chosen, how long it takes, and how large it is.
 fn answers(planned: &Planned, answer: &Answer) -> String {
     let m = &planned.spec.model;
     let mut out = String::new();

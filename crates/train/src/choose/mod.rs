@@ -12,7 +12,7 @@ pub use search::{Estimate, Settings};
 
 use crate::engine::Target;
 use crate::error::RunError;
-use crate::estimate::{Device, EDITION};
+use crate::estimate::Device;
 use crate::spec::{Chosen, Planned};
 use search::{Open, Search};
 use std::fmt;
@@ -26,12 +26,15 @@ const RECOMPUTE_BLOCKS: &str = "train.recompute_blocks";
 const LOSS_CHUNK: &str = "train.loss_chunk";
 const MICRO_BATCH_SIZE: &str = "train.micro_batch_size";
 
-/// A choice, as far as it is told.
+/// The comment on a chosen value in the configuration of a run, which a resumed run repeats.
+const COMMENT: &str = "chosen when the run began";
+
+/// A choice, with what is reported of it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Choice {
     /// The device that it is for.
     device: Device,
-    /// What was chosen.
+    /// The chosen settings.
     pub chosen: Estimate,
     /// False if nothing fits: then it is what needs the least.
     pub fits: bool,
@@ -67,8 +70,7 @@ pub fn decide(planned: Planned, device: &Device) -> Result<(Planned, Option<Choi
             micro_batch,
         },
     };
-    let comment = format!("chosen for {} by edition {EDITION} of the table of devices", device.name);
-    let mut planned = apply(planned, open, choice.chosen.settings, &comment)?;
+    let mut planned = apply(planned, open, choice.chosen.settings)?;
     planned.lacks_memory = !choice.fits;
     Ok((planned, Some(choice)))
 }
@@ -85,7 +87,7 @@ pub(crate) fn decide_for_resumed(
     let mut keep = |key: &'static str, is_open: bool, is_known: bool| {
         let keeps = is_open && is_known && !asked(key);
         if keeps {
-            kept.push(Chosen { key, comment: "kept since the run began".into() });
+            kept.push(Chosen { key, comment: COMMENT });
         }
         keeps
     };
@@ -124,7 +126,7 @@ pub fn is_undecided(config: &Config) -> bool {
 }
 
 /// The plan with `settings` for what is `open`.
-fn apply(planned: Planned, open: Open, settings: Settings, comment: &str) -> Result<Planned, RunError> {
+fn apply(planned: Planned, open: Open, settings: Settings) -> Result<Planned, RunError> {
     let Settings { recompute, blocks, loss_chunk, micro_batch_size } = settings;
     let all = planned.spec.model.layers.len();
     let mut keys = Vec::new();
@@ -152,7 +154,7 @@ fn apply(planned: Planned, open: Open, settings: Settings, comment: &str) -> Res
             train.micro_batch_size = Some(OrAuto::Is(micro_batch_size));
         }
     })?;
-    planned.chosen.extend(keys.into_iter().map(|key| Chosen { key, comment: comment.to_owned() }));
+    planned.chosen.extend(keys.into_iter().map(|key| Chosen { key, comment: COMMENT }));
     Ok(planned)
 }
 

@@ -15,7 +15,7 @@ use xtrain_program::Recompute;
 /// Settings of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Settings {
-    /// What is recomputed.
+    /// The policy.
     pub recompute: Recompute,
     /// In how many blocks, from the first on.
     pub blocks: usize,
@@ -66,7 +66,7 @@ pub(super) struct Search<'a> {
 }
 
 impl Open {
-    /// What `train` leaves open, if anything.
+    /// The settings that `train` leaves open; None if there are none.
     pub(super) fn of(train: &TrainConfig) -> Option<Open> {
         let recompute = train.recompute == config::Recompute::Auto;
         let is_policy = train.recompute != config::Recompute::None;
@@ -105,7 +105,7 @@ impl<'a> Search<'a> {
         }
         let mut best: Option<Estimate> = None;
         for sequences in self.micro_batches() {
-            // A micro-batch that is slower even where it recomputes nothing is passed over.
+            // A micro-batch that is slower even where it recomputes nothing is not the fastest.
             if let Some(best) = &best {
                 let saving = self.saving_everything(sequences, self.chunks(sequences)[0]);
                 if self.seconds(&self.spec_with(saving))? >= best.seconds {
@@ -194,7 +194,7 @@ impl<'a> Search<'a> {
     pub(super) fn next_best(&mut self, chosen: &Estimate) -> Result<Option<Estimate>, LearnError> {
         let differs = |of: &Estimate| {
             let is_other = Settings { blocks: chosen.settings.blocks, ..of.settings } != chosen.settings;
-            // What is faster was passed over, because the gain is not worth other rounding.
+            // What is faster was not chosen, because the gain is not worth other rounding.
             is_other && of.seconds >= chosen.seconds
         };
         let found = |search: &Self| {

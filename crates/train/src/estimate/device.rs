@@ -1,6 +1,6 @@
 //! The device that a run is estimated for, and that its settings are chosen for. It need not be present.
 
-use super::devices::{DEVICES, DeviceModel, unmeasured_cpu};
+use super::devices::{DEVICES, DeviceModel, EDITION, unmeasured_cpu};
 use super::measure;
 use super::rates::Rates;
 use crate::engine::{Processor, Target};
@@ -211,7 +211,7 @@ fn nearest(info: &DeviceInfo) -> &'static DeviceModel {
 impl fmt::Display for Source {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Source::Table => f.write_str("by the table of devices"),
+            Source::Table => write!(f, "by edition {EDITION} of the table of devices"),
             Source::Nearest(name) => write!(f, "by the rates of the {name}, the nearest device of the table"),
             Source::Measured => f.write_str("by rates measured on this machine"),
             Source::Unmeasured => {

@@ -8,7 +8,7 @@
 use super::rates::{AttentionRates, GemmRates, Rates, ScoreSeconds};
 
 /// Number of the table's edition: it changes with every figure, because chosen settings may.
-pub const EDITION: u32 = 1;
+pub(super) const EDITION: u32 = 1;
 
 /// A device of the table.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -32,36 +32,24 @@ pub const DEVICES: [DeviceModel; 6] = [
         rates: Rates {
             launch: LAUNCH,
             memory: 4.1e12,
-            gemm: GemmRates {
-                bf16: 745e12,
-                f32: 49e12,
-                fp8_tensor: 1390e12,
-                fp8_row: 1290e12,
-                fp8_block: 1200e12,
-                fp8_tile: 930e12,
-            },
+            gemm: HOPPER_GEMM,
             multiprocessors: Some(132),
             attention: HOPPER_ATTENTION,
+            several: 1.0,
         },
     },
-    // The H200's multiprocessors and power limit, with less memory at 3.35 TB/s.
+    // The H200's multiprocessors and power limit; the bandwidth is measured.
     DeviceModel {
         name: "H100",
         memory_bytes: gib(79.11),
         peak_bandwidth: 3.35e12,
         rates: Rates {
             launch: LAUNCH,
-            memory: 2.86e12,
-            gemm: GemmRates {
-                bf16: 720e12,
-                f32: 49e12,
-                fp8_tensor: 1340e12,
-                fp8_row: 1250e12,
-                fp8_block: 1160e12,
-                fp8_tile: 900e12,
-            },
+            memory: 2.95e12,
+            gemm: HOPPER_GEMM,
             multiprocessors: Some(132),
             attention: HOPPER_ATTENTION,
+            several: 1.0,
         },
     },
     // 312 TFLOP/s, of which 250 are sustained: cuBLAS's share on Ampere, 0.8, is higher than on Hopper.
@@ -97,6 +85,16 @@ pub const DEVICES: [DeviceModel; 6] = [
 /// Seconds of a launch inside a graph, with the time until a kernel's first and after its last bytes.
 const LAUNCH: f64 = 3.5e-6;
 
+/// GEMMs on Hopper, by cuBLASLt and by our kernels.
+const HOPPER_GEMM: GemmRates = GemmRates {
+    bf16: 745e12,
+    f32: 49e12,
+    fp8_tensor: 1390e12,
+    fp8_row: 1290e12,
+    fp8_block: 1200e12,
+    fp8_tile: 930e12,
+};
+
 /// Attention on Hopper, by cuDNN and by our kernels.
 const HOPPER_ATTENTION: AttentionRates = AttentionRates {
     forward: ScoreSeconds { softmax: 4.0e-13, column: 4.0e-15, diagonal: 390.0 },
@@ -120,6 +118,7 @@ const fn without_fp8(bf16: f64, f32: f64, memory: f64, multiprocessors: usize, a
             in_order,
             f32: f32_factor,
         },
+        several: 1.0,
     }
 }
 
@@ -164,5 +163,6 @@ pub(super) fn unmeasured_cpu(threads: usize) -> Rates {
             in_order: 1.0,
             f32: 1.0,
         },
+        several: 1.0,
     }
 }

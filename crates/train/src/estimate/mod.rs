@@ -11,7 +11,7 @@ mod rates;
 mod run_time;
 
 pub use device::{Device, Source};
-pub use devices::{DEVICES, DeviceModel, EDITION};
+pub use devices::{DEVICES, DeviceModel};
 pub use rates::{AttentionRates, Factors, GemmRates, Rates, ScoreSeconds};
 pub use run_time::RunTime;
 
@@ -40,7 +40,8 @@ fn instance_seconds(program: &Program, instance: &Instance, rates: &Rates, is_fi
     if let Some(last) = kernels.last_mut() {
         last.added_bytes += added_bytes;
     }
-    kernels.iter().map(|kernel| rates.seconds(kernel)).sum()
+    let factor = if kernels.len() > 1 { rates.several } else { 1.0 };
+    factor * kernels.iter().map(|kernel| rates.seconds(kernel)).sum::<f64>()
 }
 
 fn kernels_of(program: &Program, instance: &Instance) -> Vec<KernelCost> {

@@ -17,6 +17,8 @@ pub struct Rates {
     pub multiprocessors: Option<usize>,
     /// Attention.
     pub attention: AttentionRates,
+    /// Factor of ops of several kernels, for what these rates do not say of them.
+    pub several: f64,
 }
 
 /// Floating-point operations a second of large GEMMs.
@@ -56,7 +58,8 @@ pub struct ScoreSeconds {
     pub softmax: f64,
     /// Its GEMMs, for each column of a head.
     pub column: f64,
-    /// Keys of each query that cost twice, at most all of a sequence: tiles on the diagonal are computed whole.
+    /// Keys of each query that cost twice, at most all of a sequence: tiles on the diagonal are computed
+    /// whole.
     pub diagonal: f64,
 }
 
@@ -71,6 +74,8 @@ pub struct Factors {
     pub forward: f64,
     /// Of attention's backward.
     pub backward: f64,
+    /// Of ops of several kernels, in relation to the other factors.
+    pub several: f64,
 }
 
 /// Tiles of results that GEMM kernels compute at a time, with their share of the best rate.
@@ -106,6 +111,7 @@ impl Rates {
             of.softmax *= factor;
             of.column *= factor;
         }
+        rates.several *= factors.several;
         rates
     }
 

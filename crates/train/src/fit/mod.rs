@@ -46,7 +46,7 @@ pub enum Verdict {
     },
 }
 
-/// What would fit where no setting does.
+/// Models and machines with which a run would fit where no setting is enough.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Instead {
     /// Layers of the model.

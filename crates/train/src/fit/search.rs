@@ -99,7 +99,8 @@ impl Search<'_> {
         Ok(Verdict::WouldFit(alternatives))
     }
 
-    /// What would fit where not even `least` does, of whose `bytes` the state takes `state_bytes`.
+    /// Models and machines with which the run would fit where not even `least` does, of whose `bytes` the
+    /// state takes `state_bytes`.
     fn instead(&self, least: &TrainingSpec, bytes: u64, state_bytes: u64) -> Result<Instead, RunError> {
         let (layers, available) = (least.model.layers.len(), self.room.available_bytes);
         let fewer_layers = first_that_fits(layers - 1, bytes, available, |n| {

@@ -131,20 +131,19 @@ pub(super) fn run_time(planned: &Planned, device: &Device, done: u64) -> Result<
     RunTime::of(planned, &program, device, done)
 }
 
-/// Reports what was chosen, and how long the run takes.
-pub(super) fn tell(
+/// Lines about the choice and about the time of the run after `done` steps.
+pub(super) fn told(
     planned: &Planned,
     choice: Option<Choice>,
     device: &Device,
     done: u64,
-) -> Result<(), RunError> {
-    if let Some(choice) = choice.filter(|choice| !choice.is_usual()) {
-        tracing::info!("chosen: {choice}");
-    }
+) -> Result<Vec<String>, RunError> {
+    let choice = choice.filter(|choice| !choice.is_usual());
+    let mut lines: Vec<String> = choice.iter().map(|choice| format!("chosen: {choice}")).collect();
     if planned.resolved.steps.is_none_or(|steps| steps > done) {
-        tracing::info!("the run takes {}", run_time(planned, device, done)?);
+        lines.push(format!("the run takes {}", run_time(planned, device, done)?));
     }
-    Ok(())
+    Ok(lines)
 }
 
 /// A learner whose state is still zero, and the processor that it is on.
@@ -210,7 +209,7 @@ pub(super) struct Parts {
 
 /// The configuration as the run folder keeps it: with comments on what was chosen.
 pub(super) fn commented(config: &Config, chosen: &[Chosen]) -> String {
-    let comments: Vec<_> = chosen.iter().map(|chosen| (chosen.key, chosen.comment.clone())).collect();
+    let comments: Vec<_> = chosen.iter().map(|chosen| (chosen.key, chosen.comment)).collect();
     config.to_toml_with(&comments)
 }
 

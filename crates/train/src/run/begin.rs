@@ -3,7 +3,7 @@
 use super::Run;
 use super::assemble::{
     Loaded, Parts, Prepared, assemble, check_export, check_fits, initial_weights, load, lock,
-    measured_device, prepare, run_time, tell,
+    measured_device, prepare, run_time, told,
 };
 use super::observer::Observer;
 use crate::engine::Processor;
@@ -37,7 +37,7 @@ pub(super) fn begin(
     let (planned, choice) = choose::decide(planned, &device)?;
     let planned = slower::decide(planned, &processor)?;
     check_fits(&planned, &processor)?;
-    tell(&planned, choice, &device, 0)?;
+    let told = told(&planned, choice, &device, 0)?;
     let (config, chosen) = (planned.resolved.config, planned.chosen);
     let mut loaded: Loaded = load(planned.spec, &config, processor)?;
     // Before the folder is created: a refusal here leaves none.
@@ -45,6 +45,7 @@ pub(super) fn begin(
     let checkpoints = lock(&folder, false)?;
     // Again, now that no other process can write here.
     check_free(&folder)?;
+    told.iter().for_each(|line| tracing::info!("{line}"));
     corpus.tokenizer.save(&folder.tokenizer())?;
     source::save_init(&parsed.config, &folder)?;
     if let Some(from) = &parsed.config.model.init_from {

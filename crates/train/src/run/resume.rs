@@ -2,7 +2,7 @@
 
 use super::assemble::{
     Opened, Parts, Prepared, assemble, check_export, check_fits, initial_weights, load, lock,
-    measured_device, prepare, tell,
+    measured_device, prepare, told,
 };
 use super::choices;
 use super::observer::Observer;
@@ -42,11 +42,13 @@ pub(super) fn resume(
     let before = before.precision;
     let planned = slower::decide_for_resumed(planned, &before, &processor)?;
     check_fits(&planned, &processor).map_err(|error| if is_kept { choosing_again(error) } else { error })?;
-    tell(&planned, choice, &device, position::position(&folder)?.map_or(0, |at| at.step))?;
+    let done = position::position(&folder)?.map_or(0, |at| at.step);
+    let told = told(&planned, choice, &device, done)?;
     let recorded = choices::adopt(&folder, &processor);
     let (config, chosen) = (planned.resolved.config, planned.chosen);
     let mut loaded = load(planned.spec, &config, processor)?;
     let mut checkpoints = lock(&folder, true)?;
+    told.iter().for_each(|line| tracing::info!("{line}"));
     let position = match checkpoints.restore(&mut loaded.learner, &corpus.loader, &config)? {
         Some(position) => position,
         None => {

@@ -349,7 +349,10 @@ fn the_answers_come_first_and_are_those_of_the_device() {
     assert!(chosen.starts_with("recompute=none, loss_chunk=4096 for NVIDIA H200: it needs 0."), "{text}");
     assert!(chosen.contains(" GiB of 139.80 GiB, 5.19 GiB of which stay free; "), "{text}");
     let time = answer(&text, "time");
-    assert!(time.starts_with("about ") && time.ends_with(" MFU (by the table of devices)"), "{text}");
+    assert!(
+        time.starts_with("about ") && time.ends_with(" MFU (by edition 1 of the table of devices)"),
+        "{text}"
+    );
     assert!(!text.contains("not at the peak") && !text.contains("workspace of other ops"), "{text}");
     place.run("plan run.toml --device-model h900").refuses(&["h900", "known are H200, H100, A100"]);
     // Without a GPU there is no time of one.

@@ -60,7 +60,7 @@ const SAME_BANDWIDTH: f64 = 0.15;
 impl Device {
     /// The processor's, by measured rates if they are cached.
     pub fn of(processor: &Processor, recipe: Recipe) -> Device {
-        let device = Device::unmeasured(processor);
+        let (device, recipe) = (Device::unmeasured(processor), measured_recipe(processor, recipe));
         match (processor, measure::cached(processor, recipe)) {
             (Processor::Cpu, Some(factors)) => device.measured_by(factors),
             _ => device,
@@ -70,7 +70,7 @@ impl Device {
     /// As [`Device::of`]. A CPU's rates are measured if they are not cached; a GPU's only with `tune`, and
     /// settings are then chosen by them.
     pub fn measured(processor: &Processor, recipe: Recipe, tune: bool) -> Device {
-        let device = Device::unmeasured(processor);
+        let (device, recipe) = (Device::unmeasured(processor), measured_recipe(processor, recipe));
         if device.target == Target::Cuda && !tune {
             return device;
         }
@@ -189,6 +189,14 @@ impl Device {
     /// Bytes of its memory, where they are known.
     pub fn memory_bytes(&self) -> Option<u64> {
         Some(self.usable_bytes? + self.reserve_bytes)
+    }
+}
+
+/// The recipe whose ops are measured: a CPU emulates FP8, slowly, in relation to its rates in bf16.
+fn measured_recipe(processor: &Processor, recipe: Recipe) -> Recipe {
+    match processor {
+        Processor::Cpu if recipe.is_fp8() => Recipe::Bf16,
+        _ => recipe,
     }
 }
 

@@ -10,14 +10,17 @@ use crate::random_batch::random_batch;
 use crate::spec::plan_on;
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::time::{Duration, Instant};
 use xtrain_config::Config;
 use xtrain_cuda::KernelCache;
 use xtrain_model::Recipe;
 use xtrain_program::{Arithmetic, KernelCost, Program};
 use xtrain_runtime::{Checks, TimedWork, Timing};
 
-/// Steps that are measured. The shortest time of each op counts: what else runs only makes it longer.
+/// Steps that are measured at most, and the time in which they begin. The shortest time of each op counts: what
+/// else runs only makes it longer.
 const STEPS: usize = 5;
+const PATIENCE: Duration = Duration::from_secs(1);
 
 /// The measured model, large enough for its GEMMs to reach the rates of large ones.
 fn run_file(target: Target) -> &'static str {
@@ -86,8 +89,12 @@ fn measure(processor: Processor, recipe: Recipe, rates: &Rates) -> Result<Factor
     learner.weights().initialize(0, 0.02)?;
     let id = learner.program();
     let mut measured: BTreeMap<usize, f64> = BTreeMap::new();
+    let begun = Instant::now();
     // The first for what is done once.
     for n in 0..=STEPS {
+        if n > 1 && begun.elapsed() > PATIENCE {
+            break;
+        }
         if n == 1 {
             learner.weights().engine().set_timing(Timing::Ops { repeats: 1 }).map_err(LearnError::from)?;
         }

@@ -115,7 +115,8 @@ impl Place<'_> {
             (Kind::Tagged(variants), Value::Table(entries)) => {
                 self.tagged(variants, entries, &node.origin, path)
             }
-            (Kind::Either(kinds), value) => match kinds.iter().find(|kind| same_type(kind, value)) {
+            // A word that is none of the choices may have been meant for a number.
+            (Kind::Either(kinds), value) => match kinds.iter().find(|kind| could_be(kind, value)) {
                 Some(kind) => self.value(kind, node, path),
                 None => self.mismatch(kind, node, path),
             },
@@ -251,17 +252,25 @@ impl Place<'_> {
     }
 }
 
-fn same_type(kind: &Kind, value: &Value) -> bool {
-    matches!(
-        (kind, value),
+/// True for the kind, of those that a key may have, that `value` was meant for.
+fn could_be(kind: &Kind, value: &Value) -> bool {
+    match (kind, value) {
+        (Kind::Integer { has_unit: true, .. }, Value::Text(text)) => parse_count(text).is_some(),
+        (Kind::Choice(words), value) => words.iter().any(|word| value.is_text(&word.name)),
         (Kind::Bool, Value::Bool(_))
-            | (Kind::Integer { .. }, Value::Integer(_))
-            | (Kind::Integer { has_unit: true, .. }, Value::Text(_))
-            | (Kind::Number(_), Value::Integer(_) | Value::Float(_))
-            | (Kind::Text { .. } | Kind::Choice(_), Value::Text(_))
-            | (Kind::List { .. }, Value::List(_))
-            | (Kind::Table(_) | Kind::Tagged(_), Value::Table(_))
-    )
+        | (Kind::Integer { .. }, Value::Integer(_))
+        | (Kind::Number(_), Value::Integer(_) | Value::Float(_))
+        | (Kind::Text { .. }, Value::Text(_))
+        | (Kind::List { .. }, Value::List(_))
+        | (Kind::Table(_) | Kind::Tagged(_), Value::Table(_)) => true,
+        _ => false,
+    }
+}
+
+impl Value {
+    fn is_text(&self, text: &str) -> bool {
+        matches!(self, Value::Text(own) if own == text)
+    }
 }
 
 /// A value as a message names it.

@@ -19,6 +19,7 @@ mod diff;
 mod error;
 pub mod files;
 mod keys;
+mod or_auto;
 mod print;
 mod quantity;
 mod reference;
@@ -42,6 +43,7 @@ use serde::{Deserialize, Serialize};
 pub use diff::{Change, diff};
 pub use error::{ConfigError, ConfigErrors, Origin};
 pub use keys::{KeysLike, keys_like};
+pub use or_auto::OrAuto;
 pub use quantity::{COUNT_UNITS, Count, Size, parse_count};
 pub use reference::reference_markdown;
 pub use resolve::{Facts, Resolved};
@@ -108,6 +110,11 @@ impl Parsed {
     pub fn file_with(&self, key: &str) -> Option<&Path> {
         matches!(self.origins.get(key), Some(Origin::Line { .. })).then_some(&*self.file)
     }
+
+    /// True if the value of a key (`train.recompute`) is given on the command line, not in the file.
+    pub fn is_argument(&self, key: &str) -> bool {
+        matches!(self.origins.get(key), Some(Origin::Argument { .. }))
+    }
 }
 
 impl Config {
@@ -152,7 +159,12 @@ impl Config {
     /// The configuration as a run file, every key that has a value in it. [`Config::parse`] of the text
     /// returns an equal configuration, provided the values are ones that a file may hold.
     pub fn to_toml(&self) -> String {
-        print::config(self)
+        print::config(self, &[])
+    }
+
+    /// As [`Config::to_toml`], with a comment after some keys (`train.recompute`).
+    pub fn to_toml_with(&self, comments: &[(&str, &str)]) -> String {
+        print::config(self, comments)
     }
 
     /// Tokens in an optimizer step.

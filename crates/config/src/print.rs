@@ -4,8 +4,8 @@ use serde_json::{Map, Value as Json};
 
 use super::Config;
 
-/// `config` as a run file. Keys without a value are left out.
-pub(super) fn config(config: &Config) -> String {
+/// `config` as a run file, with `comments` after some keys. Keys without a value are left out.
+pub(super) fn config(config: &Config, comments: &[(&str, &str)]) -> String {
     let mut text = String::new();
     for (section, keys) in sections(config) {
         if !text.is_empty() {
@@ -13,7 +13,10 @@ pub(super) fn config(config: &Config) -> String {
         }
         text.push_str(&format!("[{section}]\n"));
         for (key, value) in keys.iter().filter(|(_, value)| !value.is_null()) {
-            text.push_str(&format!("{key} = {}\n", toml_value(value)));
+            let name = format!("{section}.{key}");
+            let comment = comments.iter().find(|(commented, _)| *commented == name);
+            let comment = comment.map_or(String::new(), |(_, comment)| format!("  # {comment}"));
+            text.push_str(&format!("{key} = {}{comment}\n", toml_value(value)));
         }
     }
     text

@@ -5,7 +5,7 @@ use serde_json::Value as Json;
 use super::error::Report;
 use super::print::toml_value;
 use super::section::TokenizerChoice;
-use super::{Config, ConfigErrors, Parsed, rules};
+use super::{Config, ConfigErrors, OrAuto, Parsed, rules};
 use xtrain_checkpoint::hf::ExportDtype;
 use xtrain_model::{Architecture, Description, Recipe};
 
@@ -97,7 +97,7 @@ impl Parsed {
 
     fn fill_run(&self, config: &mut Config, facts: &Facts) {
         let recipe = *config.precision.recipe.get_or_insert(facts.recipe.unwrap_or(Recipe::Fp32));
-        config.train.micro_batch_size = Some(config.train.micro_batch_size());
+        config.train.micro_batch_size.get_or_insert(OrAuto::Is(config.train.batch_size));
         config.train.out = Some(self.out());
         let eval_every = config.eval.every(config.data.has_validation_data());
         config.eval.every = Some(eval_every);

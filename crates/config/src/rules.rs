@@ -6,7 +6,7 @@ use super::error::Report;
 use super::print::toml_value;
 use super::schema::sections;
 use super::section::{DataSource, DataSources, TokenizerChoice};
-use super::{Config, RopeScaling, ScheduleKind};
+use super::{Config, OrAuto, Recompute, RopeScaling, ScheduleKind};
 
 /// Reports every rule that `config` breaks.
 pub(super) fn check(config: &Config, report: &mut Report) {
@@ -200,7 +200,7 @@ fn run_length(config: &Config, report: &mut Report) {
             exclusive(report, &last, &first, "one of them says how long to train");
         }
     }
-    if let Some(micro) = train.micro_batch_size
+    if let Some(OrAuto::Is(micro)) = train.micro_batch_size
         && !train.batch_size.is_multiple_of(micro)
     {
         report.about(
@@ -209,6 +209,14 @@ fn run_length(config: &Config, report: &mut Report) {
                 "`micro_batch_size` = {micro} does not divide `batch_size` = {}; {}",
                 train.batch_size,
                 nearest_divisors("micro_batch_size", train.batch_size, micro)
+            ),
+        );
+    }
+    if let (Recompute::Auto, Some(OrAuto::Is(blocks))) = (train.recompute, train.recompute_blocks) {
+        report.about(
+            &["train.recompute_blocks", "train.recompute"],
+            format!(
+                "`recompute_blocks` = {blocks} needs `recompute` = \"norms\" or \"block\"; with \"auto\", its default, both are chosen"
             ),
         );
     }

@@ -58,8 +58,13 @@ const PEAK_BF16_FLOPS: [(&str, f64); 12] = [
 impl DeviceInfo {
     /// Peak bf16 operations a second with f32 sums, which MFU is relative to; None if no data sheet is known.
     pub fn peak_bf16_flops(&self) -> Option<f64> {
-        PEAK_BF16_FLOPS.iter().find(|(name, _)| self.name.contains(name)).map(|(_, flops)| *flops)
+        peak_bf16_flops(&self.name)
     }
+}
+
+/// Peak bf16 operations a second of the GPU of this name, as [`DeviceInfo::peak_bf16_flops`].
+pub fn peak_bf16_flops(name: &str) -> Option<f64> {
+    PEAK_BF16_FLOPS.iter().find(|(part, _)| name.contains(part)).map(|(_, flops)| *flops)
 }
 
 impl Device {

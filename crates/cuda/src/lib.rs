@@ -46,7 +46,7 @@ pub use capture_lock::exclude_capture;
 pub use choice::{AlgorithmCandidate, WorkPurpose, preferred_algorithms};
 pub use compiler::{Compiled, Compiler};
 pub use context::Context;
-pub use device::{Device, DeviceInfo};
+pub use device::{Device, DeviceInfo, peak_bf16_flops};
 pub use error::CudaError;
 pub use gemm::{Algorithm, Gemm, GemmChoice, GemmOperands, GemmPlan, OperandLayout};
 pub use gpu::Gpu;

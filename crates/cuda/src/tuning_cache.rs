@@ -4,6 +4,7 @@
 //! spelled by a method, never by `Debug` output, so that renaming a type does not lose what was measured. An
 //! entry holds its value, a newline and its key.
 
+use crate::cache::KernelCache;
 use crate::device::Device;
 use crate::gpu::Gpu;
 
@@ -26,13 +27,23 @@ impl ChoiceKey {
     }
 }
 
+impl KernelCache {
+    /// The cached measurement with this key, one line of text that names everything that it depends on.
+    pub fn measurement(&self, key: &str) -> Option<String> {
+        decode(&self.get(key, EXTENSION)?, key).map(str::to_owned)
+    }
+
+    /// Replaces the cached measurement with this key by `line`.
+    pub fn replace_measurement(&self, key: &str, line: &str) {
+        self.replace(key, EXTENSION, encode(line, key).as_bytes());
+    }
+}
+
 impl Gpu {
     /// The cached measurement of `subject`, one line of text. `subject` names everything that it depends on
     /// except the machine.
     pub fn cached_measurement(&self, subject: &str) -> Option<String> {
-        let key = self.measurement_key(subject);
-        let entry = self.cache().get(&key, EXTENSION)?;
-        decode(&entry, &key).map(str::to_owned)
+        self.cache().measurement(&self.measurement_key(subject))
     }
 
     /// Caches `line` as the measurement of `subject`, unless another process has cached one; returns the
@@ -46,8 +57,7 @@ impl Gpu {
 
     /// Replaces the cached measurement of `subject` by `line`.
     pub fn replace_measurement(&self, subject: &str, line: &str) {
-        let key = self.measurement_key(subject);
-        self.cache().replace(&key, EXTENSION, encode(line, &key).as_bytes());
+        self.cache().replace_measurement(&self.measurement_key(subject), line);
     }
 
     fn measurement_key(&self, subject: &str) -> String {

@@ -25,11 +25,12 @@ pub mod tokenizer;
 pub use error::{DataError, Result};
 pub use input::{InputFile, InputOptions, list_inputs};
 pub use loader::{
-    Batch, DocumentMask, IGNORED_TARGET, Loader, LoaderOptions, LoaderState, MixtureSource, Validation,
+    Batch, DocumentMask, IGNORED_TARGET, Loader, LoaderOptions, LoaderState, Mixture, MixtureSource,
+    Validation,
 };
 pub use prepare::{
-    LearnProgress, PrepareOptions, Progress, TextFiles, VocabularyKind, learn, learn_cached,
-    learn_for_dataset, prepare, prepare_cached,
+    LearnProgress, PrepareOptions, Progress, TextFiles, VocabularyKind, find_learned, find_prepared, learn,
+    learn_cached, learn_for_dataset, prepare, prepare_cached,
 };
 pub use shard::{Dataset, Shard, ShardWriter};
 pub use stream::TokenStream;

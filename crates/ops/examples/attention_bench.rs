@@ -100,7 +100,7 @@ fn outputs(op: &impl Op, inputs: &[&HostTensor]) -> Vec<HostTensor> {
 /// The shortest time among the runs that fit into two seconds, and the FLOPs of a run.
 fn best(op: &(impl Op + CpuKernel), inputs: &[&HostTensor], outputs: &mut [HostTensor]) -> (Duration, f64) {
     let types = |tensors: &[&HostTensor]| tensors.iter().map(|t| t.ty()).collect::<Vec<_>>();
-    let flops = op.cost(&types(inputs), &[]).flops;
+    let flops = op.cost(&types(inputs), &[]).flops();
     let views: Vec<View<'_>> = inputs.iter().map(|t| View::new(t.ty(), t.bytes())).collect();
     let started = Instant::now();
     let mut best = Duration::MAX;

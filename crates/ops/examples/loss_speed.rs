@@ -61,6 +61,6 @@ fn time(name: &str, op: &dyn Op, inputs: &[&HostTensor]) {
         kernel.run(&views, &mut outputs);
         best = best.min(start.elapsed().as_secs_f64());
     }
-    let gflops = op.cost(&types, &output_types).flops / best / 1e9;
+    let gflops = op.cost(&types, &output_types).flops() / best / 1e9;
     println!("  {name:24} {:9.1} ms  {gflops:7.1} GFLOP/s", best * 1e3);
 }

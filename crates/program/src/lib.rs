@@ -17,6 +17,7 @@
 
 pub mod backward;
 mod buffer;
+mod cost;
 mod dispatch;
 mod dump;
 pub mod fuse;
@@ -39,11 +40,12 @@ mod value;
 
 pub use backward::Root;
 pub use buffer::WorkspaceOf;
+pub use cost::{Arithmetic, Cost, KernelCost};
 pub use dispatch::KernelTable;
 pub use fuse::{Edge, Link, Node, Pair, Place, Replacement, Rewrite};
 pub use gemm::{LinearGemm, LinearOperand, Quantization, ScaledGemm};
 pub use memory::{MemoryRow, MemoryTable, Purpose};
-pub use op::{Cost, Fp8Twin, Gemms, Op, OpError, OpGemm, Operand, OperandSource, PassOps, Rebuild, Source};
+pub use op::{Fp8Twin, Gemms, Op, OpError, OpGemm, Operand, OperandSource, PassOps, Rebuild, Source};
 pub use origin::{Lane, Origin, Phase, Role, Stage};
 pub use plan::{Location, Plan, Region};
 pub use precision::Precision;

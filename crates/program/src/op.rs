@@ -1,5 +1,6 @@
 //! The `Op` trait, and the types in which ops answer passes, engines and reports.
 
+use crate::cost::{Arithmetic, Cost};
 use crate::{LinearGemm, ScaledGemm};
 use std::any::Any;
 use std::fmt::Debug;
@@ -13,7 +14,7 @@ use xtrain_tensor::{DType, TensorType};
 /// Kernels are not part of this trait: an executor looks them up by the implementing type in a
 /// [`crate::KernelTable`]. Fusions are not either: they are a table of rewrites ([`crate::fuse`]). The list
 /// of passes (`PIPELINE` of xtrain-train) says which pass calls which method. The plan and the engines call
-/// [`Op::in_place`]; reports call [`Op::cost`].
+/// [`Op::in_place`]; reports and estimates of time call [`Op::cost`].
 pub trait Op: Any + Debug + Send + Sync {
     /// The name in dumps, traces and errors, for example `rms_norm`.
     fn name(&self) -> &'static str;
@@ -41,9 +42,10 @@ pub trait Op: Any + Debug + Send + Sync {
         false
     }
 
-    /// The arithmetic of one run. The bytes that it moves follow from the operands.
-    fn cost(&self, _inputs: &[TensorType], _outputs: &[TensorType]) -> Cost {
-        Cost::default()
+    /// The work of one run, from which its time is estimated. By default, each input is read and each output
+    /// written once.
+    fn cost(&self, inputs: &[TensorType], outputs: &[TensorType]) -> Cost {
+        Cost::of_operands(Arithmetic::None, inputs, outputs)
     }
 
     /// True if recomputing this output is nearly free (norms, activations), given the outputs that are not
@@ -71,14 +73,6 @@ pub enum Operand {
     Compute,
     /// Not converted: norm weights, tables, control scalars.
     Full,
-}
-
-/// The arithmetic of one run of an op.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Cost {
-    /// Floating-point operations; a multiply-add counts as two. A float, because the count for a step of a
-    /// large model overflows 64 bits.
-    pub flops: f64,
 }
 
 /// The method by which the backward recomputes the outputs of an instance that were not saved.

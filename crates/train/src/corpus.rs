@@ -9,9 +9,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use xtrain_config::{Config, DataSource, DataSources, TokenizerChoice};
 use xtrain_data::{
-    DataError, Dataset, DocumentMask, InputOptions, LearnProgress, Loader, LoaderOptions, PrepareOptions,
-    Progress, TextFiles, TokenStream, Tokenizer, Validation, VocabularyKind, learn_cached, list_inputs,
-    prepare_cached,
+    DataError, Dataset, DocumentMask, InputOptions, LearnProgress, Loader, LoaderOptions, Mixture,
+    PrepareOptions, Progress, TextFiles, TokenStream, Tokenizer, Validation, VocabularyKind, find_learned,
+    find_prepared, learn_cached, list_inputs, prepare_cached,
 };
 
 /// Something that a run does before its first step.
@@ -51,6 +51,18 @@ impl Corpus {
         saved: Option<&Path>,
         notice: &mut dyn FnMut(Notice) -> ControlFlow<()>,
     ) -> Result<Self, RunError> {
+        Corpus::opened(config, saved, Missing::Prepare(notice))
+    }
+
+    /// As [`Corpus::open`], if all of it is tokens already: shards, or texts in the cache. Writes nothing.
+    pub fn if_tokenized(config: &Config) -> Result<Option<Self>, RunError> {
+        match Corpus::opened(config, None, Missing::Stop) {
+            Err(RunError::Data(DataError::Interrupted)) => Ok(None),
+            opened => opened.map(Some),
+        }
+    }
+
+    fn opened(config: &Config, saved: Option<&Path>, mut missing: Missing<'_>) -> Result<Self, RunError> {
         let data = &config.data;
         let train = open_inputs(config, "data.train", &data.train)?;
         let valid = data.valid.as_ref().map(|valid| open_inputs(config, "data.valid", valid)).transpose()?;
@@ -60,14 +72,14 @@ impl Corpus {
         let end = data.end_of_document.as_deref();
         let tokenizer = match saved {
             Some(folder) => load_tokenizer(folder, end, OWN_TOKENIZERS)?,
-            None => tokenizer(config, &train, notice)?,
+            None => tokenizer(config, &train, &mut missing)?,
         };
         let tokenizer = match end {
             Some(name) => tokenizer.with_end_of_document(name)?,
             None => tokenizer,
         };
         let tokenizer = tokenizer.with_begin_of_document(data.begin_of_document)?;
-        let mut cache = Cache { config, tokenizer: &tokenizer, notice };
+        let mut cache = Cache { config, tokenizer: &tokenizer, missing: &mut missing };
         let streams = cache.streams(train)?;
         let mask = if data.document_mask { DocumentMask::On } else { DocumentMask::Off };
         let explicit = match valid {
@@ -84,6 +96,32 @@ impl Corpus {
         let loader = Loader::new(streams, options)?;
         let validation = explicit.or_else(|| loader.validation());
         Ok(Corpus { tokenizer, loader, validation })
+    }
+}
+
+/// The treatment of a text that is not tokenized yet, or of a vocabulary that is not learned.
+enum Missing<'a> {
+    /// It is tokenized or learned, and the progress is reported.
+    Prepare(&'a mut dyn FnMut(Notice) -> ControlFlow<()>),
+    /// The work ends in [`DataError::Interrupted`].
+    Stop,
+}
+
+/// Refuses what [`Corpus::open`] would refuse and needs no data to be seen: a weight that is next to nothing,
+/// and a text that is both trained and validated on. Passes over what is not there.
+pub fn check(config: &Config) -> Result<(), RunError> {
+    let data = &config.data;
+    for sources in [Some(&data.train), data.valid.as_ref()].into_iter().flatten() {
+        let weights: Option<Vec<f64>> = sources.0.iter().map(|source| source.weight).collect();
+        if let Some(weights) = weights.filter(|weights| !weights.is_empty()) {
+            Mixture::new(&weights)?;
+        }
+    }
+    let Some(valid) = &data.valid else { return Ok(()) };
+    let opened = (open_inputs(config, "data.train", &data.train), open_inputs(config, "data.valid", valid));
+    match opened {
+        (Ok(train), Ok(valid)) => refuse_shared_paths(&train, &valid),
+        _ => Ok(()),
     }
 }
 
@@ -222,11 +260,7 @@ fn trained_on(what: &str, is: &str) -> RunError {
 
 /// The tokenizer of the configuration. If it would be learned from the text but there are token shards,
 /// theirs is used.
-fn tokenizer(
-    config: &Config,
-    train: &[Input],
-    notice: &mut dyn FnMut(Notice) -> ControlFlow<()>,
-) -> Result<Tokenizer, RunError> {
+fn tokenizer(config: &Config, train: &[Input], missing: &mut Missing<'_>) -> Result<Tokenizer, RunError> {
     let choice = config.tokenizer();
     let shards = train.iter().find_map(|input| match &input.data {
         InputData::Shards(dataset) => Some(dataset),
@@ -252,18 +286,21 @@ fn tokenizer(
         })
         .collect();
     let cache = Path::new(&config.data.cache_dir);
-    Ok(learn_cached(&texts, vocabulary, cache, &mut |progress| {
-        notice(Notice::Learning { vocabulary, progress })
-    })?)
+    match missing {
+        Missing::Prepare(notice) => Ok(learn_cached(&texts, vocabulary, cache, &mut |progress| {
+            notice(Notice::Learning { vocabulary, progress })
+        })?),
+        Missing::Stop => Ok(find_learned(&texts, vocabulary, cache)?.ok_or(DataError::Interrupted)?),
+    }
 }
 
-struct Cache<'a> {
+struct Cache<'a, 'n> {
     config: &'a Config,
     tokenizer: &'a Tokenizer,
-    notice: &'a mut dyn FnMut(Notice) -> ControlFlow<()>,
+    missing: &'a mut Missing<'n>,
 }
 
-impl Cache<'_> {
+impl Cache<'_, '_> {
     fn streams(&mut self, inputs: Vec<Input>) -> Result<Vec<xtrain_data::MixtureSource>, RunError> {
         let mut out = Vec::new();
         for Input { name, weight, data } in inputs {
@@ -272,11 +309,15 @@ impl Cache<'_> {
                 InputData::Text(TextFiles { inputs, options }) => {
                     let options = PrepareOptions { input: options, ..PrepareOptions::default() };
                     let cache = Path::new(&self.config.data.cache_dir);
-                    let notice = &mut *self.notice;
-                    let prepared =
-                        prepare_cached(&inputs, self.tokenizer, &options, cache, &mut |progress| {
-                            notice(Notice::Tokenizing { path: name.clone(), progress: *progress })
-                        })?;
+                    let prepared = match &mut *self.missing {
+                        Missing::Prepare(notice) => {
+                            prepare_cached(&inputs, self.tokenizer, &options, cache, &mut |progress| {
+                                notice(Notice::Tokenizing { path: name.clone(), progress: *progress })
+                            })?
+                        }
+                        Missing::Stop => find_prepared(&inputs, self.tokenizer, &options, cache)?
+                            .ok_or(DataError::Interrupted)?,
+                    };
                     // Messages name the text, not a folder of the cache.
                     prepared.with_name(&name)
                 }

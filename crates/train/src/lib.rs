@@ -1,7 +1,8 @@
 //! The trainer: programs of a training step, the learner that runs them, and the run around it.
 //!
 //! ```text
-//! run file (xtrain-config) -> spec, fit, slower -> run: begin or resume -> steps -> finish
+//! run file (xtrain-config) -> spec, choose, fit, slower -> run: begin or resume -> steps -> finish
+//! spec -> programs -> estimate of the time -> choose
 //! spec -> programs -> learner, evaluate, generate over weights on an engine
 //! opened: a run or a Hugging Face folder, for evaluation, generation and export
 //! ```
@@ -10,9 +11,11 @@
 //! [`Engine`](xtrain_runtime::Engine) is. Deliberately absent: options and terminals, which are the binary's;
 //! the keys of the run file, and the form of metrics and reports, which are crates of their own.
 
+pub mod choose;
 pub mod corpus;
 pub mod engine;
 pub mod error;
+pub mod estimate;
 pub mod evaluate;
 pub mod exchange;
 pub mod fit;

@@ -82,20 +82,25 @@ fn newest(folder: &RunFolder) -> Result<Option<Checkpoint>, RunError> {
     Ok(store.steps()?.pop().map(|step| store.checkpoint(step)).transpose()?)
 }
 
-/// The precision that a resumed run in `folder` keeps unless it is given another: that of its latest
-/// checkpoint. After a killed process, the folder's configuration may be older or newer than the checkpoint.
-pub(crate) fn precision(folder: &RunFolder) -> Result<PrecisionConfig, RunError> {
+/// The configuration of whose precision and chosen settings a resumed run in `folder` keeps what it is not
+/// given: that of its latest checkpoint. After a killed process, the folder's configuration may be older or
+/// newer than the checkpoint.
+pub(crate) fn config(folder: &RunFolder) -> Result<Config, RunError> {
     match newest(folder)? {
-        Some(checkpoint) => precision_of(&checkpoint),
-        None => Ok(Config::load::<&str>(&folder.config(), &[])?.config.precision),
+        Some(checkpoint) => config_of(&checkpoint),
+        None => Ok(Config::load::<&str>(&folder.config(), &[])?.config),
     }
 }
 
 /// The precision that the steps before a checkpoint were computed in.
 pub fn precision_of(checkpoint: &Checkpoint) -> Result<PrecisionConfig, RunError> {
+    Ok(config_of(checkpoint)?.precision)
+}
+
+fn config_of(checkpoint: &Checkpoint) -> Result<Config, RunError> {
     let text = document::<String>(checkpoint, CONFIG)?;
     let path = checkpoint.path().join("config.json");
-    Ok(Config::parse::<&str>(&path, text.as_bytes(), &[])?.config.precision)
+    Ok(Config::parse::<&str>(&path, text.as_bytes(), &[])?.config)
 }
 
 /// Progress of the run in `folder` by its latest complete checkpoint, if there is one.

@@ -9,7 +9,7 @@ use xtrain_data::{Dataset, Tokenizer};
 use xtrain_model::hf::HfConfig;
 
 /// File in a Hugging Face folder that describes the model.
-pub(crate) const CONFIG_FILE: &str = "config.json";
+pub const CONFIG_FILE: &str = "config.json";
 /// File with the settings of generation; not every folder has one.
 pub(crate) const GENERATION_FILE: &str = "generation_config.json";
 
@@ -28,7 +28,7 @@ pub(crate) fn shards(config: &Config) -> Result<Option<Dataset>, RunError> {
 }
 
 /// The model folder that training starts from, if any.
-pub(crate) fn init(config: &Config) -> Result<Option<HfConfig>, RunError> {
+pub fn init(config: &Config) -> Result<Option<HfConfig>, RunError> {
     let Some(folder) = config.model.init_from.as_deref().map(Path::new) else { return Ok(None) };
     if let Some(refused) = refuse_run_folder(folder) {
         return Err(refused);

@@ -1,15 +1,17 @@
 //! From a run file to the specification of its training step.
 
+use crate::corpus::{self, Corpus};
 use crate::engine::Target;
 use crate::error::RunError;
 use crate::exchange;
 use crate::source::{OWN_TOKENIZERS, init, load_tokenizer, shards};
 use crate::training_spec::TrainingSpec;
+use serde_json::json;
 use std::io::ErrorKind;
 use std::ops::ControlFlow;
 use std::path::Path;
 use xtrain_checkpoint::hf::ExportDtype;
-use xtrain_config::{Config, Facts, Parsed, Recompute, Resolved, Slower, TokenizerChoice};
+use xtrain_config::{Config, Facts, OrAuto, Parsed, Recompute, Resolved, Slower, TokenizerChoice};
 use xtrain_data::{DataError, InputOptions, TextFiles, TokenStream, Tokenizer, learn, list_inputs};
 use xtrain_model::Recipe;
 use xtrain_model::decoder::{Batch, Loss};
@@ -23,14 +25,43 @@ pub struct Planned {
     pub spec: TrainingSpec,
     /// Why the vocabulary may turn out smaller than planned, where it may.
     pub vocabulary_bound: Option<String>,
+    /// The settings that its file leaves open and that were chosen.
+    pub chosen: Vec<Chosen>,
+    /// True if none of them fits into the device: the chosen ones need the least.
+    pub lacks_memory: bool,
+}
+
+/// A setting that was chosen.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Chosen {
+    /// Its key: `train.recompute`.
+    pub key: &'static str,
+    /// The comment on it in the run's configuration.
+    pub comment: &'static str,
 }
 
 impl Planned {
     /// This plan with these layers left in bf16, and recorded in its configuration.
     pub(crate) fn with_slower(self, slower: Vec<Slower>) -> Result<Planned, RunError> {
-        let Planned { mut resolved, vocabulary_bound, .. } = self;
-        resolved.config.precision.skip_slower = Some(slower);
-        Ok(Planned { vocabulary_bound, ..planned(resolved)? })
+        self.changed(|config| config.precision.skip_slower = Some(slower))
+    }
+
+    /// This plan with another configuration.
+    pub(crate) fn changed(self, change: impl FnOnce(&mut Config)) -> Result<Planned, RunError> {
+        let Planned { mut resolved, vocabulary_bound, chosen, lacks_memory, .. } = self;
+        change(&mut resolved.config);
+        Ok(Planned { vocabulary_bound, chosen, lacks_memory, ..planned(resolved)? })
+    }
+
+    /// The settings that were chosen, as `--set` takes them.
+    pub(crate) fn pinned(&self) -> Vec<String> {
+        let train = json!(self.resolved.config.train);
+        let setting = |chosen: &Chosen| {
+            let value = &train[chosen.key.trim_start_matches("train.")];
+            let value = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+            (value != "null").then(|| format!("{}={value}", chosen.key))
+        };
+        self.chosen.iter().filter_map(setting).collect()
     }
 }
 
@@ -44,6 +75,7 @@ pub fn plan(parsed: &Parsed) -> Result<Planned, RunError> {
 /// As [`plan`], for this target.
 pub fn plan_on(parsed: &Parsed, target: Target) -> Result<Planned, RunError> {
     let config = &parsed.config;
+    corpus::check(config)?;
     let init = init(config)?;
     let shards = shards(config)?;
     let vocabulary = match (&config.model, &shards, config.tokenizer()) {
@@ -65,10 +97,15 @@ pub fn plan_on(parsed: &Parsed, target: Target) -> Result<Planned, RunError> {
         tokenizer_vocab_size: vocabulary.size,
         shards: shards.map(|dataset| dataset.folder().display().to_string()),
         recipe: Some(target.recipe()),
-        ..Facts::default()
+        epoch_tokens: config.train.epochs.and_then(|_| known_epoch_tokens(config)),
     };
     let planned = planned(parsed.resolve(&facts)?)?;
     Ok(Planned { vocabulary_bound: vocabulary.bound, ..planned })
+}
+
+/// Tokens of one pass over the training data, if all of it is tokens already.
+fn known_epoch_tokens(config: &Config) -> Option<u64> {
+    Some(Corpus::if_tokenized(config).ok()??.loader.epoch_tokens())
 }
 
 /// Size of the vocabulary, as far as a plan knows it.
@@ -121,14 +158,15 @@ pub fn planned(resolved: Resolved) -> Result<Planned, RunError> {
         batch: Batch { sequences: c.train.micro_batch_size(), seq_len: c.data.seq_len },
         document_mask: c.data.document_mask,
         attention_deterministic: c.train.attention_deterministic,
-        loss: Loss { chunk_tokens: c.train.loss_chunk, z_loss: c.model.z_loss as f32 },
+        loss: Loss { chunk_tokens: c.train.loss_chunk(), z_loss: c.model.z_loss as f32 },
         dropout: c.model.dropout as f32,
         recompute: match c.train.recompute {
-            Recompute::None => program::Recompute::None,
+            // Until it is chosen.
+            Recompute::Auto | Recompute::None => program::Recompute::None,
             Recompute::Norms => program::Recompute::Norms,
             Recompute::Block => program::Recompute::Block,
         },
-        recompute_blocks: c.train.recompute_blocks,
+        recompute_blocks: c.train.recompute_blocks.and_then(OrAuto::number),
         max_grad_norm: c.optimizer.grad_clip,
         optimizer: c.optimizer.optimizer(c.train.seed),
         reference: c.precision.reference_every > 0,
@@ -138,7 +176,7 @@ pub fn planned(resolved: Resolved) -> Result<Planned, RunError> {
     if c.checkpoint.export_hf && c.checkpoint.export_dtype == Some(ExportDtype::Fp8) {
         exchange::check_fp8(&exchange::fp8_names(&spec.model, &spec.numerics()))?;
     }
-    Ok(Planned { resolved, spec, vocabulary_bound: None })
+    Ok(Planned { resolved, spec, vocabulary_bound: None, chosen: Vec::new(), lacks_memory: false })
 }
 
 /// Refuses batches whose bytes could not even be counted, or whose tokens dropout could not.

@@ -3,104 +3,158 @@
 use xtrain_model::Bf16Reason;
 use xtrain_program::{MemoryRow, MemoryTable, Program, Purpose, Role, Stage, StateKind};
 use xtrain_report::metrics::format;
+use xtrain_train::choose::Choice;
 use xtrain_train::engine::Target;
 use xtrain_train::error::RunError;
+use xtrain_train::estimate::RunTime;
 use xtrain_train::fit::{Fit, Verdict};
 use xtrain_train::linear_gemms::{LinearGemms, fp8_share, linear_gemms};
 use xtrain_train::spec::Planned;
 use xtrain_train::{programs, slower};
 
-/// Parameters, arithmetic and memory of a planned run on `target`, as text; `reference` is the step of its
-/// reference segments.
-pub(crate) fn text(
-    planned: &Planned,
-    program: &Program,
-    reference: Option<&Program>,
-    target: Target,
-    threads: usize,
-) -> String {
-    let (spec, config) = (&planned.spec, &planned.resolved.config);
-    let (m, tokens) = (&spec.model, (spec.batch.sequences * spec.batch.seq_len) as f64);
-    let embedding = m.vocab_size * m.dim;
-    let done = program.flops(|i| i.origin.stage != Stage::Update) / tokens;
-    let repeated = program.flops(|i| i.origin.role == Role::Recompute) / tokens;
+/// The answers of a plan, which come before its tables.
+pub(crate) struct Answer {
+    /// The reason why the device cannot compute it, if so.
+    pub(crate) refusal: Option<RunError>,
+    /// The check that it fits, and the owner of the memory, where there is a device.
+    pub(crate) fit: Option<(Fit, String)>,
+    /// The settings that were chosen, if any were.
+    pub(crate) choice: Option<Choice>,
+    /// The time of the run, where there is a device.
+    pub(crate) time: Option<RunTime>,
+    /// False for a model that is planned without a run file.
+    pub(crate) is_of_a_file: bool,
+}
+
+/// The programs that the tables of a plan describe.
+pub(crate) struct Tables<'a> {
+    /// The step.
+    pub(crate) program: &'a Program,
+    /// The step of its reference segments.
+    pub(crate) reference: Option<&'a Program>,
+    pub(crate) target: Target,
+    /// CPU threads.
+    pub(crate) threads: usize,
+    /// True if workspaces that are not at the peak are shown.
+    pub(crate) all: bool,
+}
+
+/// The plan as text: whether the run fits, its time and size, then arithmetic and memory.
+pub(crate) fn text(planned: &Planned, answer: &Answer, tables: &Tables<'_>) -> String {
+    let mut out = line("model", &planned.spec.model.to_string());
+    out.push_str(&answers(planned, answer));
+    out.push('\n');
+    out.push_str(&arithmetic(planned, tables));
+    out.push('\n');
+    out.push_str(&memory(tables));
+    out
+}
+
+fn line(name: &str, value: &str) -> String {
+    format!("{name:<28}{value}\n")
+}
+
+/// The lines that say whether it fits, what was chosen, how long it takes, and how large it is.
+fn answers(planned: &Planned, answer: &Answer) -> String {
+    let m = &planned.spec.model;
     let mut out = String::new();
-    let mut line = |name: &str, value: String| out.push_str(&format!("{name:<28}{value}\n"));
-    line("model", m.to_string());
-    line(
-        "parameters",
-        format!(
-            "{} ({} of them in the embedding)",
-            format::grouped(m.parameter_count() as u64),
-            format::grouped(embedding as u64)
-        ),
-    );
-    if let Some(why) = &planned.vocabulary_bound {
-        line("vocabulary", format!("at most {}: {why}", format::grouped(m.vocab_size as u64)));
+    if let Some(refusal) = &answer.refusal {
+        out.push_str(&line("runs", &format!("no: {refusal}")));
     }
-    let layers = linear_gemms(spec);
-    line(
-        "precision",
-        match spec.recipe.is_fp8() {
-            true => format!(
-                "{}, {:.1}% of the operations of the blocks' linear layers in FP8{}",
-                spec.recipe.name(),
-                100.0 * fp8_share(&layers),
-                if layers.iter().any(|p| p.is_head() && p.is_all_fp8()) { ", and the head" } else { "" }
-            ),
-            false => spec.recipe.name().into(),
-        },
-    );
-    line(
-        "batch",
-        format!(
-            "{} sequences of {} tokens a step, {} at a time",
-            config.train.batch_size, spec.batch.seq_len, spec.batch.sequences
-        ),
-    );
-    line(
-        "FLOPs a token",
-        format!(
-            "{} (PaLM's count, without the causal half); {} done{}",
-            scientific(m.flops_per_token(spec.batch.seq_len)),
-            scientific(done),
-            if repeated > 0.0 {
-                format!(", {} of them recomputed", scientific(repeated))
-            } else {
-                String::new()
-            }
-        ),
-    );
-    if let Some(steps) = planned.resolved.steps {
-        let all = steps as f64 * config.step_tokens() as f64;
-        line(
-            "run",
+    if let Some((of, owner)) = &answer.fit {
+        out.push_str(&fit(of, owner));
+    }
+    if let Some(choice) = &answer.choice {
+        out.push_str(&line("chosen", &choice.to_string()));
+    }
+    let time = match &answer.time {
+        Some(time) => time.to_string(),
+        None => "not known without a GPU; --device-model h200 plans for one".to_owned(),
+    };
+    out.push_str(&line("time", &time));
+    let (parameters, embedding) = (m.parameter_count() as u64, (m.vocab_size * m.dim) as u64);
+    let parameters = format::grouped(parameters);
+    out.push_str(&line(
+        "parameters",
+        &format!("{parameters} ({} of them in the embedding)", format::grouped(embedding)),
+    ));
+    if let Some(why) = &planned.vocabulary_bound {
+        let size = format::grouped(m.vocab_size as u64);
+        out.push_str(&line("vocabulary", &format!("at most {size}: {why}")));
+    }
+    out.push_str(&line("run", &run(planned, answer.is_of_a_file)));
+    out
+}
+
+/// The length of the run.
+fn run(planned: &Planned, is_of_a_file: bool) -> String {
+    let (spec, config) = (&planned.spec, &planned.resolved.config);
+    match planned.resolved.steps {
+        Some(steps) => {
+            let all = steps as f64 * config.step_tokens() as f64;
             format!(
-                "{} steps, {} tokens, {} FLOPs",
+                "{} steps, {} tokens, {} FLOPs{}",
                 format::grouped(steps),
                 format::count(all),
-                scientific(all * m.flops_per_token(spec.batch.seq_len))
-            ),
-        );
+                scientific(all * spec.model.flops_per_token(spec.batch.seq_len)),
+                if is_of_a_file {
+                    ""
+                } else {
+                    "; train.tokens, train.batch_size and data.seq_len are examples"
+                }
+            )
+        }
+        None => {
+            "as many steps as the epochs have, which are known when the text is tokenized (xtrain tokenize)"
+                .into()
+        }
     }
-    if reference.is_some() {
+}
+
+/// Precision, batch and operations.
+fn arithmetic(planned: &Planned, tables: &Tables<'_>) -> String {
+    let (spec, config) = (&planned.spec, &planned.resolved.config);
+    let (m, tokens) = (&spec.model, (spec.batch.sequences * spec.batch.seq_len) as f64);
+    let computed = tables.program.flops(|i| i.origin.stage != Stage::Update) / tokens;
+    let repeated = tables.program.flops(|i| i.origin.role == Role::Recompute) / tokens;
+    let layers = linear_gemms(spec);
+    let precision = match spec.recipe.is_fp8() {
+        true => format!(
+            "{}, {:.1}% of the operations of the blocks' linear layers in FP8{}",
+            spec.recipe.name(),
+            100.0 * fp8_share(&layers),
+            if layers.iter().any(|p| p.is_head() && p.is_all_fp8()) { ", and the head" } else { "" }
+        ),
+        false => spec.recipe.name().into(),
+    };
+    let batch = format!(
+        "{} sequences of {} tokens a step, {} at a time",
+        config.train.batch_size, spec.batch.seq_len, spec.batch.sequences
+    );
+    let flops = format!(
+        "{} by PaLM's count, which includes the scores that the causal mask leaves out; {} computed, without those{}",
+        scientific(m.flops_per_token(spec.batch.seq_len)),
+        scientific(computed),
+        match repeated > 0.0 {
+            true => format!(", {} of them recomputed", scientific(repeated)),
+            false => String::new(),
+        }
+    );
+    let mut out = line("precision", &precision) + &line("batch", &batch) + &line("FLOPs a token", &flops);
+    if tables.reference.is_some() {
         let (every, steps) = (config.precision.reference_every, config.precision.reference_steps);
-        line(
-            "reference",
-            format!("every {} steps, {} of them in bf16 too", format::grouped(every), format::grouped(steps)),
-        );
+        let (every, steps) = (format::grouped(every), format::grouped(steps));
+        out.push_str(&line("reference", &format!("every {every} steps, {steps} of them in bf16 too")));
     }
     if spec.recipe.is_fp8() {
         out.push_str(&linears(&layers));
-        if slower::is_undecided(planned) && target == Target::Cuda {
+        if slower::is_undecided(planned) && tables.target == Target::Cuda {
             out.push_str(
                 "layers that FP8 makes slower stay in bf16; they are measured on the GPU when the run begins, or by xtrain bench fp8 \
                      with this file\n",
             );
         }
     }
-    out.push('\n');
-    out.push_str(&memory(program, reference, target, threads));
     out
 }
 
@@ -136,30 +190,26 @@ fn linears(layers: &[LinearGemms]) -> String {
     out
 }
 
-/// The reason why the device of the run cannot compute it.
-pub(crate) fn refused(reason: &RunError) -> String {
-    format!("\n{:<28}no: {reason}\n", "runs")
-}
-
 /// The check that the run fits, with one line for each alternative; `owner` owns the memory.
-pub(crate) fn fit(fit: &Fit, owner: &str) -> String {
+fn fit(fit: &Fit, owner: &str) -> String {
     let (needed, available) = (format::gib(fit.needed_bytes), fit.available(owner));
     let fits = if fit.verdict == Verdict::Fits { "yes" } else { "no" };
-    let mut out = format!("\n{:<28}{fits}: it needs {needed}, and {available}\n", "fits");
+    let mut out = line("fits", &format!("{fits}: it needs {needed}, and {available}"));
     match &fit.verdict {
         Verdict::Fits => {}
         Verdict::WouldFit(ways) => {
             for (n, way) in ways.iter().enumerate() {
                 let name = if n == 0 { "what would fit" } else { "" };
-                out.push_str(&format!("{name:<28}{way}\n"));
+                out.push_str(&line(name, &way.to_string()));
             }
         }
-        nothing => out.push_str(&format!("{:<28}{nothing}\n", "")),
+        nothing => out.push_str(&line("", &nothing.to_string())),
     }
     out
 }
 
-fn memory(program: &Program, reference: Option<&Program>, target: Target, threads: usize) -> String {
+fn memory(tables: &Tables<'_>) -> String {
+    let Tables { program, reference, target, threads, all } = *tables;
     let table = &target.plan(program).memory;
     let loaded: Vec<&Program> = std::iter::once(program).chain(reference).collect();
     // Its weights in bf16, and what it works in beyond what the step does.
@@ -200,7 +250,9 @@ fn memory(program: &Program, reference: Option<&Program>, target: Target, thread
         out.push_str(&format!("a reference segment puts {saved} of it aside in host memory\n"));
     }
     out.push_str(&format!("activations peak at {}\n", table.peak_at));
-    out.push_str(&elsewhere(table));
+    if all {
+        out.push_str(&elsewhere(table));
+    }
     out
 }
 
@@ -239,8 +291,8 @@ fn name(what: &Purpose, alike: usize, bytes: usize) -> String {
         Purpose::State(StateKind::Moment2) => "second moments".into(),
         Purpose::State(StateKind::Counter) => "counters".into(),
         Purpose::State(StateKind::Cache) => "key/value cache".into(),
-        Purpose::State(StateKind::Amax) => "amaxes of FP8 casts".into(),
-        Purpose::State(StateKind::AmaxHistory) => "amax histories of FP8".into(),
+        Purpose::State(StateKind::Amax) => "amaxes of casts".into(),
+        Purpose::State(StateKind::AmaxHistory) => "amax histories".into(),
         Purpose::State(StateKind::Scale) => "scales of casts".into(),
         Purpose::Constants => "rotation tables".into(),
         Purpose::HostExchange => "tokens and metrics".into(),

@@ -54,4 +54,4 @@ pub use model::{ModelConfig, RopeScaling};
 pub use optimizer::OptimizerConfig;
 pub use precision::{Gemm, PrecisionConfig, Slower};
 pub use schedule::{DecayShape, ScheduleConfig, ScheduleKind};
-pub use train::{Device, Recompute, TrainConfig};
+pub use train::{Device, LOSS_CHUNK, Recompute, TrainConfig};

@@ -1,9 +1,9 @@
 //! `[train]`: how long, in what batches, on what, and into which folder.
 
-use schemars::JsonSchema;
+use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde::{Deserialize, Serialize};
 
-use crate::TimeLimit;
+use crate::{OrAuto, TimeLimit};
 
 section! {
     /// The keys of `[train]`. What the section is for stands at [`Config::train`](crate::Config).
@@ -32,14 +32,14 @@ section! {
         pub batch_size: usize = 8,
         /// Sequences that go through the model at once; gradients of `batch_size / micro_batch_size` passes
         /// are summed. Must divide `batch_size`. Less takes less memory and changes the result only by
-        /// rounding.
-        #[schemars(range(min = 1, max = 16_777_216))]
+        /// rounding. `"auto"` takes the fastest number that fits.
+        #[schemars(schema_with = "sequences_or_auto")]
         #[schemars(extend("x-unit" = "sequences", "x-default" = "`batch_size`"))]
         #[schemars(extend("x-aliases" = [
             "local_batch_size", "per_device_train_batch_size", "device_batch_size", "mbs", "microbatch_size",
             "gradient_accumulation_steps", "grad_accum_steps"
         ]))]
-        pub micro_batch_size: Option<usize> = None,
+        pub micro_batch_size: Option<OrAuto> = None,
         /// Seed of weights, data order and dropout.
         #[schemars(extend("x-aliases" = ["random_seed", "data_seed"]))]
         pub seed: u64 = 0,
@@ -49,19 +49,24 @@ section! {
             "activation_checkpoint", "activation_checkpointing", "gradient_checkpointing", "selective", "ac",
             "recompute_block"
         ]))]
-        pub recompute: Recompute = Recompute::None,
+        pub recompute: Recompute = Recompute::Auto,
         /// Number of blocks, from the first one, in which `recompute` applies; the others save everything.
-        /// Trades spare memory for speed.
-        #[schemars(range(min = 0, max = 1_000_000))]
-        #[schemars(extend("x-unit" = "blocks", "x-default" = "all"))]
+        /// Trades spare memory for speed. A number needs `recompute = "norms"` or `"block"`.
+        #[schemars(schema_with = "blocks_or_auto")]
+        #[schemars(extend("x-unit" = "blocks", "x-default" = "`\"auto\"` with `recompute = \"auto\"`, else all"))]
         #[schemars(extend("x-aliases" = ["recompute_layers", "recompute_num_layers"]))]
-        pub recompute_blocks: Option<usize> = None,
+        pub recompute_blocks: Option<OrAuto> = None,
         /// Tokens whose logits exist at a time. A smaller number saves memory if the vocabulary is large.
-        /// With `precision.head = "fp8"` it must be a multiple of 128.
-        #[schemars(range(min = 1, max = 1_073_741_824))]
+        /// With `precision.head = "fp8"` it must be a multiple of 128. Changes the result by rounding, so
+        /// `"auto"` leaves 4096 only if the run would not fit or another number makes it faster by more than
+        /// 0.5%.
+        #[schemars(schema_with = "tokens_or_auto")]
         #[schemars(extend("x-unit" = "tokens"))]
         #[schemars(extend("x-aliases" = ["loss_chunk_size", "logits_chunk", "ce_chunk", "chunk_size"]))]
-        pub loss_chunk: usize = 4096,
+        pub loss_chunk: OrAuto = OrAuto::Auto,
+        /// Chooses what is `"auto"` by rates that are measured on the device when the run begins, instead of
+        /// those of the table of devices. A plan made elsewhere may then choose otherwise.
+        pub tune: bool = false,
         /// Device to compute on.
         #[schemars(extend("x-aliases" = ["backend", "accelerator"]))]
         pub device: Device = Device::Auto,
@@ -101,9 +106,15 @@ section! {
 }
 
 impl TrainConfig {
-    /// Gradients are summed over this many sequences at a time: `micro_batch_size`, or the whole batch.
+    /// Gradients are summed over this many sequences at a time: `micro_batch_size`, or the whole batch. Also
+    /// the whole batch until it is chosen.
     pub fn micro_batch_size(&self) -> usize {
-        self.micro_batch_size.unwrap_or(self.batch_size)
+        self.micro_batch_size.and_then(OrAuto::number).unwrap_or(self.batch_size)
+    }
+
+    /// Tokens whose logits exist at a time; [`LOSS_CHUNK`] until it is chosen.
+    pub fn loss_chunk(&self) -> usize {
+        self.loss_chunk.number().unwrap_or(LOSS_CHUNK)
     }
 
     /// Length of the run in steps, at least one.
@@ -122,10 +133,27 @@ impl TrainConfig {
     }
 }
 
+/// Tokens whose logits exist at a time, unless another number is given or chosen.
+pub const LOSS_CHUNK: usize = 4096;
+
+fn sequences_or_auto(_: &mut SchemaGenerator) -> Schema {
+    OrAuto::schema("sequences", 1, 16_777_216, "The fastest number that fits.")
+}
+
+fn blocks_or_auto(_: &mut SchemaGenerator) -> Schema {
+    OrAuto::schema("blocks", 0, 1_000_000, "As few as fit.")
+}
+
+fn tokens_or_auto(_: &mut SchemaGenerator) -> Schema {
+    OrAuto::schema("tokens", 1, 1_073_741_824, "The fastest number that fits.")
+}
+
 /// Activations that the backward recomputes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Recompute {
+    /// The fastest of the others that fits into the device's memory (docs/decisions/chosen-settings.md).
+    Auto,
     /// Nothing: every activation is saved.
     None,
     /// The outputs of norms and of SwiGLU, which cost little to compute and much to keep.

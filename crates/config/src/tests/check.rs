@@ -1,6 +1,7 @@
 //! Names, types and ranges, each message in full.
 
 use super::{MINIMAL, errors, errors_with, parse};
+use crate::OrAuto;
 
 /// One message for `lines` under `section`.
 fn message(section: &str, lines: &str) -> String {
@@ -213,7 +214,7 @@ fn choices_get_the_nearest_one() {
     );
     assert_eq!(
         message("train", "recompute = false"),
-        "`recompute` must be \"none\", \"norms\" or \"block\", not false; put it in quotes; for example `recompute = \"none\"`"
+        "`recompute` must be \"auto\", \"none\", \"norms\" or \"block\", not false; put it in quotes; for example `recompute = \"auto\"`"
     );
 }
 
@@ -336,7 +337,7 @@ fn numbers_of_tokens_may_have_units() {
     assert_eq!(with("data.seq_len=2Ki").data.seq_len, 2048);
     assert_eq!(with("eval.tokens=64K").eval.tokens, Some(64_000));
     assert_eq!(with("eval.tokens=0").eval.tokens, Some(0));
-    assert_eq!(with("train.loss_chunk=1Ki").train.loss_chunk, 1024);
+    assert_eq!(with("train.loss_chunk=1Ki").train.loss_chunk, OrAuto::Is(1024));
     // The printed configuration has numbers.
     assert!(with("data.seq_len=2Ki").to_toml().contains("seq_len = 2048\n"));
     // The range holds for them too, and other numbers have no unit.

@@ -146,6 +146,22 @@ fn one_key_says_how_long_to_train() {
 }
 
 #[test]
+fn a_number_of_blocks_needs_to_know_what_they_recompute() {
+    assert_eq!(
+        message("train", "recompute_blocks = 5"),
+        "`recompute_blocks` = 5 needs `recompute` = \"norms\" or \"block\"; with \"auto\", its default, both are chosen"
+    );
+    for given in ["recompute_blocks=auto", "loss_chunk=auto", "micro_batch_size=auto", "loss_chunk=64"] {
+        minimal(&[&format!("train.{given}")]);
+    }
+    minimal(&["train.recompute_blocks=5", "train.recompute=norms"]);
+    assert_eq!(
+        message("train", "loss_chunk = \"most\""),
+        "`loss_chunk` must be a whole number from 1 to 1073741824, or \"auto\", not the string \"most\"; for example `loss_chunk = \"auto\"`"
+    );
+}
+
+#[test]
 fn micro_batches_divide_the_batch() {
     assert_eq!(
         message("train", "batch_size = 12\nmicro_batch_size = 5"),

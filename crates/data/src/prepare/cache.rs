@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use xtrain_checkpoint::temporary_target;
 
 use super::file_names::SOURCE_FILE;
-use super::learn::{VocabularyKind, learn_in, learned_from};
+use super::learn::{VocabularyKind, learn_in, learned_from, load_learned};
 use super::progress::{LearnProgress, Progress};
 use super::{
     PrepareOptions, TextFiles, leftovers, lock_or_wait, open_finished, open_lock, prepare_locked,
@@ -102,6 +102,33 @@ pub fn learn_cached(
         source.remove_outdated(cache);
     }
     Ok(tokenizer)
+}
+
+/// The dataset that [`prepare_cached`] returns, if an earlier call made it. Writes nothing.
+///
+/// # Errors
+/// Those of a damaged cache.
+pub fn find_prepared(
+    inputs: &[InputFile],
+    tokenizer: &Tokenizer,
+    options: &PrepareOptions,
+    cache: &Path,
+) -> Result<Option<Dataset>> {
+    let made_from = unfinished::made_from(inputs, tokenizer, options)?;
+    open_finished(&entry_folder(cache, &made_from), &made_from)
+}
+
+/// The vocabulary that [`learn_cached`] returns, if an earlier call learned it. Writes nothing.
+///
+/// # Errors
+/// Texts that cannot be looked up.
+pub fn find_learned(
+    texts: &[TextFiles],
+    vocabulary: VocabularyKind,
+    cache: &Path,
+) -> Result<Option<Tokenizer>> {
+    let learned_from = learned_from(texts, vocabulary)?;
+    Ok(load_learned(&entry_folder(cache, &learned_from), &learned_from))
 }
 
 fn entry_folder(cache: &Path, hash: &str) -> PathBuf {

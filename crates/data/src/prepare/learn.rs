@@ -133,7 +133,7 @@ struct VocabularyRecord {
 }
 
 /// The tokenizer in `folder`, if it is complete and was learned from equal input and options.
-fn load_learned(folder: &Path, learned_from: &str) -> Option<Tokenizer> {
+pub(super) fn load_learned(folder: &Path, learned_from: &str) -> Option<Tokenizer> {
     let bytes = fs::read(folder.join(LEARNED_FILE)).ok()?;
     let learned: VocabularyRecord = serde_json::from_slice(&bytes).ok()?;
     let tokenizer = Tokenizer::load(folder).ok().filter(|_| learned.learned_from == learned_from)?;

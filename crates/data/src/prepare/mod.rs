@@ -20,7 +20,7 @@ use std::fs::{self, File, TryLockError};
 use std::ops::ControlFlow;
 use std::path::Path;
 
-pub use cache::{learn_cached, prepare_cached};
+pub use cache::{find_learned, find_prepared, learn_cached, prepare_cached};
 pub use learn::{VocabularyKind, learn, learn_for_dataset};
 pub use progress::{LearnProgress, Progress};
 pub use text_files::TextFiles;

@@ -9,10 +9,11 @@ use xtrain_config::{Config, Parsed};
 use xtrain_runtime::Checks;
 use xtrain_train::engine::{Processor, Target};
 use xtrain_train::error::{LearnError, RunError};
-use xtrain_train::fit;
+use xtrain_train::estimate::Device;
 use xtrain_train::learner::{IN_FLIGHT, Learner, Step};
 use xtrain_train::slower::{self, median};
 use xtrain_train::spec::plan_on;
+use xtrain_train::{choose, fit};
 
 /// Length of the measurement.
 #[derive(Clone, Copy, Debug)]
@@ -76,9 +77,15 @@ pub(super) struct StepBench {
 impl StepBench {
     pub(super) fn new(parsed: &Parsed) -> Result<StepBench, RunError> {
         let processor = Processor::for_config(&parsed.config)?;
-        let planned = slower::decide(plan_on(parsed, processor.target())?, &processor)?;
+        let planned = plan_on(parsed, processor.target())?;
+        let device = Device::of(&processor, planned.spec.recipe, rayon::current_num_threads());
+        let (planned, choice) = choose::decide(planned, &device)?;
+        if let Some(choice) = choice.filter(|choice| !choice.is_usual()) {
+            tracing::info!("chosen: {choice}");
+        }
+        let planned = slower::decide(planned, &processor)?;
         let free_before = processor.available_bytes();
-        fit::check(&planned.spec, planned.resolved.config.train.batch_size, &processor)?;
+        fit::check(&planned, &processor)?;
         let (device, target, peak_flops) = (processor.describe(), processor.target(), processor.peak_flops());
         let config: Config = planned.resolved.config;
         let tokens = Tokens::open(&config, planned.spec.model.vocab_size)?;

@@ -27,7 +27,7 @@ mod timing_operands;
 use crate::on_gpu::OnGpu;
 use crate::{float_shaped, fused_heads, int_vector};
 use xtrain_cuda::KernelSource;
-use xtrain_program::{Backward, Cost, Differentiable, Op, OpError, Operand, Role};
+use xtrain_program::{Arithmetic, Backward, Cost, Differentiable, Op, OpError, Operand, Role};
 use xtrain_tensor::TensorType;
 
 /// Names of the algorithms for attention on a GPU, as `XTRAIN_PREFER` takes them: the implementations, then
@@ -79,8 +79,8 @@ impl Op for Attention {
     }
 
     /// Two GEMMs over the lower half of the s x s scores.
-    fn cost(&self, inputs: &[TensorType], _: &[TensorType]) -> Cost {
-        self.gemm_cost(2.0, inputs[0].shape[0])
+    fn cost(&self, inputs: &[TensorType], outputs: &[TensorType]) -> Cost {
+        Cost::of_operands(self.arithmetic(2, inputs[0]), inputs, outputs)
     }
 }
 
@@ -105,10 +105,11 @@ impl Attention {
         TensorType::new(qkv.dtype.compute(), [tokens / self.seq_len, self.heads, self.seq_len])
     }
 
-    /// Cost of `n` GEMMs of size s x s x e for each query head, of which the causal half is counted.
-    fn gemm_cost(&self, n: f64, tokens: usize) -> Cost {
-        let width = (self.heads * self.head_dim) as f64;
-        Cost { flops: n * tokens as f64 * width * self.seq_len as f64 }
+    /// `gemms` GEMMs of size s x s x e for each query head, of which the causal half is counted.
+    fn arithmetic(&self, gemms: usize, qkv: TensorType) -> Arithmetic {
+        let Attention { seq_len, head_dim, deterministic: in_order, .. } = *self;
+        let heads = qkv.shape[0] / seq_len * self.heads;
+        Arithmetic::Attention { gemms, heads, seq_len, head_dim, operands: qkv.dtype, in_order }
     }
 }
 
@@ -158,8 +159,8 @@ impl Op for AttentionGrad {
     }
 
     /// Five GEMMs over the lower half of the s x s scores: the recomputed scores, dp, dv, dq and dk.
-    fn cost(&self, inputs: &[TensorType], _: &[TensorType]) -> Cost {
-        self.0.gemm_cost(5.0, inputs[0].shape[0])
+    fn cost(&self, inputs: &[TensorType], outputs: &[TensorType]) -> Cost {
+        Cost::of_operands(self.0.arithmetic(5, inputs[1]), inputs, outputs)
     }
 }
 

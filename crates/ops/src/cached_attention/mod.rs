@@ -17,7 +17,7 @@ mod tests;
 use crate::on_gpu::OnGpu;
 use crate::{fused_heads, int_vector};
 use xtrain_cuda::KernelSource;
-use xtrain_program::{Cost, Op, OpError, Operand, Rebuild};
+use xtrain_program::{Arithmetic, Cost, Op, OpError, Operand, Rebuild};
 use xtrain_tensor::TensorType;
 
 /// `(qkv_tc, positions_t, k_cache, v_cache) -> (o_tn, k_cache', v_cache')` with c = (h + 2k) e and n = h e.
@@ -80,9 +80,12 @@ impl Op for CachedAttention {
     }
 
     /// Cost with a full cache: how much of it is in use is known only at run time.
-    fn cost(&self, inputs: &[TensorType], _: &[TensorType]) -> Cost {
-        let (tokens, width) = (inputs[0].shape[0] as f64, (self.heads * self.head_dim) as f64);
-        Cost { flops: 4.0 * tokens * width * inputs[2].shape[1] as f64 }
+    fn cost(&self, inputs: &[TensorType], outputs: &[TensorType]) -> Cost {
+        let (tokens, keys) = (inputs[0].shape[0], inputs[2].shape[1]);
+        // Two GEMMs, of the scores and of the values.
+        let mnk = [tokens, 2 * self.heads * self.head_dim, keys];
+        let gemms = Arithmetic::Gemm { mnk, operands: inputs[0].dtype, scaling: None };
+        Cost::of_operands(gemms, inputs, outputs)
     }
 }
 

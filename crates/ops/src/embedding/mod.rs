@@ -8,7 +8,7 @@ mod samples;
 use crate::on_gpu::OnGpu;
 use crate::{int_vector, matrix};
 use xtrain_cuda::KernelSource;
-use xtrain_program::{Backward, Differentiable, Op, OpError, Operand, Role};
+use xtrain_program::{Backward, Cost, Differentiable, Op, OpError, Operand, Role};
 use xtrain_tensor::{DType, TensorType};
 
 /// `(ids_t, table_vd) -> x_td`: row `ids[t]` of the table for each token t.
@@ -32,6 +32,11 @@ impl Op for Embedding {
 
     fn operand(&self, input: usize) -> Operand {
         if input == 0 { Operand::Full } else { Operand::Compute }
+    }
+
+    /// Of the table, the rows of the tokens.
+    fn cost(&self, _: &[TensorType], outputs: &[TensorType]) -> Cost {
+        Cost::of_bytes(2.0 * outputs[0].bytes() as f64)
     }
 }
 

@@ -15,7 +15,8 @@ use crate::{float_shaped, matrix};
 use std::sync::Arc;
 use xtrain_cuda::{Gemm, KernelSource};
 use xtrain_program::{
-    Backward, Cost, Differentiable, Gemms, LinearGemm, Op, OpError, OpGemm, OperandSource, Role, ScaledGemm,
+    Arithmetic, Backward, Cost, Differentiable, Gemms, LinearGemm, Op, OpError, OpGemm, OperandSource, Role,
+    ScaledGemm,
 };
 use xtrain_tensor::{DType, TensorType};
 
@@ -46,7 +47,7 @@ impl Op for Linear {
     }
 
     fn cost(&self, inputs: &[TensorType], outputs: &[TensorType]) -> Cost {
-        gemm_cost(outputs[0].numel(), inputs[0].shape[1])
+        gemm_cost(inputs[0].shape[1], inputs, outputs)
     }
 
     fn gemms(&self, inputs: &[TensorType]) -> Option<Gemms> {
@@ -100,7 +101,7 @@ impl Op for LinearDgrad {
     }
 
     fn cost(&self, inputs: &[TensorType], outputs: &[TensorType]) -> Cost {
-        gemm_cost(outputs[0].numel(), inputs[0].shape[1])
+        gemm_cost(inputs[0].shape[1], inputs, outputs)
     }
 }
 
@@ -133,7 +134,7 @@ impl Op for LinearWgrad {
     }
 
     fn cost(&self, inputs: &[TensorType], outputs: &[TensorType]) -> Cost {
-        gemm_cost(outputs[0].numel(), inputs[0].shape[0])
+        gemm_cost(inputs[0].shape[0], inputs, outputs)
     }
 }
 
@@ -176,9 +177,11 @@ fn single_gemm(kind: LinearGemm, [tokens, outputs, inputs]: [usize; 3], out: DTy
     Gemms { list: vec![gemm], in_fp8: Box::new(in_fp8) }
 }
 
-/// Cost of a GEMM with `outputs` elements, each a sum of `depth` products.
-fn gemm_cost(outputs: usize, depth: usize) -> Cost {
-    Cost { flops: 2.0 * outputs as f64 * depth as f64 }
+/// Cost of a GEMM whose sums have `k` products.
+fn gemm_cost(k: usize, inputs: &[TensorType], outputs: &[TensorType]) -> Cost {
+    let (m, n) = outputs[0].shape.rows_cols();
+    let gemm = Arithmetic::Gemm { mnk: [m, n, k], operands: inputs[0].dtype, scaling: None };
+    Cost::of_operands(gemm, inputs, outputs)
 }
 
 impl OnGpu for Linear {

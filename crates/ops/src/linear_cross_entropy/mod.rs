@@ -6,6 +6,7 @@
 //! gradient is one. In bf16 programs logits are rounded to bf16, and cross-entropy is computed from these in
 //! f32.
 
+mod cost;
 mod cpu;
 mod cuda;
 #[cfg(any(test, feature = "samples"))]
@@ -18,6 +19,7 @@ pub use scaled::ScaledLinearCrossEntropy;
 
 use crate::on_gpu::OnGpu;
 use crate::{float_shaped, int_vector, matrix};
+use cost::Loss;
 use std::ops::Range;
 use std::sync::Arc;
 use xtrain_cuda::{Gemm, KernelSource};
@@ -101,6 +103,13 @@ impl LinearCrossEntropy {
         let n = tokens.div_ceil(self.chunk_tokens);
         (0..n).map(move |i| i * tokens / n..(i + 1) * tokens / n)
     }
+
+    /// The lengths of the chunks, each with the number of chunks that have it.
+    fn chunk_lengths(&self, tokens: usize) -> [(usize, usize); 2] {
+        let n = tokens.div_ceil(self.chunk_tokens).max(1);
+        let longer = tokens % n;
+        [(tokens / n, n - longer), (tokens / n + 1, longer)]
+    }
 }
 
 impl Op for LinearCrossEntropy {
@@ -133,8 +142,8 @@ impl Op for LinearCrossEntropy {
         LinearCrossEntropyGrad { loss: *self, dx: false, dw: None }.gemms(inputs)
     }
 
-    fn cost(&self, inputs: &[TensorType], _: &[TensorType]) -> Cost {
-        gemm_cost(inputs[0], inputs[1].shape[0], 1.0)
+    fn cost(&self, inputs: &[TensorType], outputs: &[TensorType]) -> Cost {
+        LinearCrossEntropyGrad { loss: *self, dx: false, dw: None }.cost(inputs, outputs)
     }
 }
 
@@ -205,13 +214,9 @@ impl Op for LinearCrossEntropyGrad {
     }
 
     fn cost(&self, inputs: &[TensorType], _: &[TensorType]) -> Cost {
-        gemm_cost(inputs[0], inputs[1].shape[0], 1.0 + f64::from(self.dx) + f64::from(self.dw.is_some()))
+        let loss = Loss { grad: *self, x: inputs[0], vocab: inputs[1].shape[0], formats: [None; 3] };
+        loss.cost(self.loss.chunk_lengths(inputs[0].shape[0]), |_| Default::default())
     }
-}
-
-/// Cost of `gemms` GEMMs with the size of x times this vocabulary.
-fn gemm_cost(x: TensorType, vocab: usize, gemms: f64) -> Cost {
-    Cost { flops: 2.0 * gemms * x.numel() as f64 * vocab as f64 }
 }
 
 impl OnGpu for LinearCrossEntropy {

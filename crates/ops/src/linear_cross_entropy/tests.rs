@@ -401,3 +401,39 @@ fn the_objective_must_be_the_loss_itself() {
         assert!(message.contains("its objective (output 0) must itself be the loss"), "{message}");
     }
 }
+
+/// The lengths of chunks, in order.
+fn sorted(mut lengths: Vec<usize>) -> Vec<usize> {
+    lengths.sort();
+    lengths
+}
+
+#[test]
+fn the_cost_counts_the_chunks_that_are_computed() {
+    for (tokens, chunk_tokens) in [(1, 1), (7, 3), (8, 4), (100, 7), (100, 128), (4096, 1000), (129, 2)] {
+        let loss = LinearCrossEntropy { chunk_tokens, z_loss: 0.0 };
+        let counted = loss.chunk_lengths(tokens);
+        let counted = counted.into_iter().flat_map(|(length, count)| vec![length; count]).collect();
+        let chunks = loss.chunks(tokens).map(|chunk| chunk.len()).collect();
+        assert_eq!(sorted(counted), sorted(chunks), "{tokens} by {chunk_tokens}");
+    }
+}
+
+#[test]
+fn a_smaller_chunk_reads_the_weights_gradient_more_often_and_computes_as_much() {
+    let types = |t| {
+        let x = TensorType::new(DType::BF16, [t, 64]);
+        let w = TensorType::new(DType::BF16, [1000, 64]);
+        [x, w, TensorType::new(DType::I32, [t]), TensorType::new(DType::F32, [])]
+    };
+    let cost = |chunk_tokens| {
+        let loss = LinearCrossEntropy { chunk_tokens, z_loss: 0.0 };
+        LinearCrossEntropyGrad { loss, dx: true, dw: Some(DType::F32) }.cost(&types(960), &[])
+    };
+    for (chunk, chunks) in [(960, 1), (240, 4), (100, 10)] {
+        let cost = cost(chunk);
+        assert_eq!(cost.flops(), 3.0 * 2.0 * 960.0 * 1000.0 * 64.0, "{chunk}");
+        let added: f64 = cost.kernels.iter().map(|of| of.times as f64 * of.added_bytes).sum();
+        assert_eq!(added, (chunks - 1) as f64 * 4.0 * 1000.0 * 64.0, "{chunk}");
+    }
+}

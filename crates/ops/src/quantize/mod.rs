@@ -32,7 +32,7 @@ use crate::matrix;
 use crate::on_gpu::OnGpu;
 use std::sync::Arc;
 use xtrain_cuda::KernelSource;
-use xtrain_program::{Op, OpError, Operand, Quantization, Rebuild, Source};
+use xtrain_program::{Arithmetic, Cost, KernelCost, Op, OpError, Operand, Quantization, Rebuild, Source};
 use xtrain_tensor::{DType, Scaling, TensorType};
 
 /// `(x [R, C] (, scale f32[1, 1] or amax f32[1])) -> (q [R, C], inv_scale) row-major, (q [C, R], inv_scale)
@@ -182,6 +182,16 @@ impl Op for Quantize {
 
     fn operand(&self, _: usize) -> Operand {
         Operand::Full
+    }
+
+    /// Where the scale needs the amax of more than a tile, another kernel reads the inputs first.
+    fn cost(&self, inputs: &[TensorType], outputs: &[TensorType]) -> Cost {
+        let mut cost = Cost::of_operands(Arithmetic::None, inputs, outputs);
+        if self.given == Given::Nothing && !self.is_within_areas() {
+            let bytes = inputs.iter().map(|ty| ty.bytes() as f64).sum();
+            cost.kernels.push(KernelCost::of_bytes(bytes));
+        }
+        cost
     }
 
     /// The transpose, which the backward reads: a second cast costs little once its input is there.

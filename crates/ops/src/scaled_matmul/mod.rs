@@ -15,7 +15,7 @@ use crate::matrix;
 use crate::on_gpu::OnGpu;
 use crate::quantize::DEQUANTIZE;
 use xtrain_cuda::{Gemm, KernelSource};
-use xtrain_program::{Cost, Op, OpError, Operand, ScaledGemm};
+use xtrain_program::{Arithmetic, Cost, Op, OpError, Operand, ScaledGemm};
 use xtrain_tensor::{DType, Scaling, TensorType};
 
 /// FP8 tensor cores need sizes that are multiples of this.
@@ -108,7 +108,9 @@ impl Op for ScaledMatmul {
     }
 
     fn cost(&self, inputs: &[TensorType], outputs: &[TensorType]) -> Cost {
-        Cost { flops: 2.0 * outputs[0].numel() as f64 * inputs[0].shape[1] as f64 }
+        let mnk = [inputs[0].shape[0], inputs[2].shape[0], inputs[0].shape[1]];
+        let gemm = Arithmetic::Gemm { mnk, operands: inputs[0].dtype, scaling: Some(self.scaling) };
+        Cost::of_operands(gemm, inputs, outputs)
     }
 }
 

@@ -204,7 +204,7 @@ impl Program {
 
     /// Floating-point operations of the instances for which `include` returns true.
     pub fn flops(&self, include: impl Fn(&Instance) -> bool) -> f64 {
-        let cost = |i: &Instance| i.code.op().cost(&self.input_types(i), &self.output_types(i)).flops;
+        let cost = |i: &Instance| i.code.op().cost(&self.input_types(i), &self.output_types(i)).flops();
         self.instances.iter().filter(|i| include(i)).map(cost).sum()
     }
 }

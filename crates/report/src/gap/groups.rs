@@ -81,7 +81,7 @@ pub(super) fn of(runs: &[RunData], base: usize) -> Vec<Group> {
 
 /// Keys that may differ between two runs whose losses differ only randomly: place and device of the run,
 /// and its reports.
-const KEYS_WITHOUT_EFFECT: [&str; 19] = [
+const KEYS_WITHOUT_EFFECT: [&str; 20] = [
     "train.seed",
     "train.out",
     "train.threads",
@@ -95,6 +95,7 @@ const KEYS_WITHOUT_EFFECT: [&str; 19] = [
     "train.recompute_blocks",
     "train.micro_batch_size",
     "train.loss_chunk",
+    "train.tune",
     "precision.reference_every",
     "precision.reference_steps",
     "data.cache_dir",

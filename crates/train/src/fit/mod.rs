@@ -7,9 +7,13 @@ mod tests;
 mod text;
 
 use crate::engine::{Processor, Room, Target};
-use crate::error::RunError;
+use crate::error::{LearnError, RunError};
+use crate::programs;
+use crate::spec::Planned;
 use crate::training_spec::TrainingSpec;
 use search::Search;
+pub(crate) use search::first_that_fits;
+use xtrain_program::Program;
 use xtrain_report::metrics::format;
 
 /// Memory that a step needs, and memory that there is.
@@ -38,7 +42,22 @@ pub enum Verdict {
         state_bytes: u64,
         /// True if it would fit without other programs that hold memory.
         is_held: bool,
+        /// Other models and machines with which it would fit.
+        instead: Instead,
     },
+}
+
+/// Models and machines with which a run would fit where no setting is enough.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Instead {
+    /// Layers of the model.
+    pub layers: usize,
+    /// The most layers with which it would fit, if any.
+    pub fewer_layers: Option<usize>,
+    /// The longest sequence with which it would fit, of halves of the run's.
+    pub seq_len: Option<usize>,
+    /// GPUs of this size among which weights, gradients and moments would have to be divided; none on a CPU.
+    pub gpus: Option<u64>,
 }
 
 /// Settings that take less memory, and how much.
@@ -89,6 +108,22 @@ impl Fit {
         Ok(Fit { needed_bytes, room, verdict })
     }
 
+    /// As [`Fit::new`], for the step of `planned`. Where its settings were chosen and other programs hold
+    /// memory, they are part of each alternative, so that they are not chosen again.
+    pub fn of(planned: &Planned, target: Target, threads: usize, room: Room) -> Result<Fit, RunError> {
+        let mut fit =
+            Fit::new(&planned.spec, target, threads, planned.resolved.config.train.batch_size, room)?;
+        let chosen = planned.pinned();
+        match &mut fit.verdict {
+            Verdict::WouldFit(alternatives) if !planned.lacks_memory => {
+                alternatives.iter_mut().for_each(|alternative| alternative.complete(&chosen));
+            }
+            Verdict::Nothing { least, .. } => least.complete(&chosen),
+            Verdict::Fits | Verdict::WouldFit(_) => {}
+        }
+        Ok(fit)
+    }
+
     /// An error where it does not fit into the memory that `owner` has.
     fn check(&self, owner: &str) -> Result<(), RunError> {
         if self.verdict == Verdict::Fits {
@@ -103,15 +138,54 @@ impl Fit {
     }
 }
 
-/// An error if the step of `spec` does not fit into the memory that `processor` has available, as far as the
-/// system tells.
-pub fn check(spec: &TrainingSpec, batch_size: usize, processor: &Processor) -> Result<(), RunError> {
+/// An error if the step of `planned` does not fit into the memory that `processor` has available, as far as
+/// the system tells.
+pub fn check(planned: &Planned, processor: &Processor) -> Result<(), RunError> {
     match processor.room() {
         Some(room) => {
             let threads = rayon::current_num_threads();
-            Fit::new(spec, processor.target(), threads, batch_size, room)?.check(&processor.owner())
+            Fit::of(planned, processor.target(), threads, room)?.check(&processor.owner())
         }
         None => Ok(()),
+    }
+}
+
+/// Bytes that the step of `spec`, which is `program`, needs on `target`, on this number of CPU threads: of its plan, of kernel workspace
+/// outside of it, and of libraries.
+pub(crate) fn needed_bytes(
+    spec: &TrainingSpec,
+    program: &Program,
+    target: Target,
+    threads: usize,
+) -> Result<u64, LearnError> {
+    let reference = spec.in_reference().map(|bf16| programs::training(&bf16)).transpose()?;
+    let loaded: Vec<_> = std::iter::once(program).chain(&reference).collect();
+    let (plan, work) = (target.plan_bytes(&loaded), target.work_bytes(&loaded, threads));
+    // A reference segment copies the state to host memory, which is the CPU's.
+    let aside = match target {
+        Target::Cpu if spec.reference => programs::saved_bytes(program),
+        _ => 0,
+    };
+    Ok(plan.saturating_add(work).saturating_add(aside) as u64 + target.library_bytes())
+}
+
+/// Keys of settings in the order in which alternatives name them.
+const ORDER: [&str; 6] = [
+    "precision.reference_every",
+    "optimizer.moments",
+    "train.recompute",
+    "train.recompute_blocks",
+    "train.loss_chunk",
+    "train.micro_batch_size",
+];
+
+impl Alternative {
+    /// Adds those of `settings` whose keys it does not set.
+    fn complete(&mut self, settings: &[String]) {
+        let key = |setting: &str| setting.split('=').next().unwrap_or_default().to_owned();
+        let given: Vec<String> = self.settings.iter().map(|setting| key(setting)).collect();
+        self.settings.extend(settings.iter().filter(|setting| !given.contains(&key(setting))).cloned());
+        self.settings.sort_by_key(|setting| ORDER.iter().position(|name| *name == key(setting)));
     }
 }
 

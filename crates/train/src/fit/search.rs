@@ -1,6 +1,6 @@
 //! The search for settings with which a step that does not fit would.
 
-use super::{Alternative, Verdict};
+use super::{Alternative, Instead, Verdict, needed_bytes};
 use crate::engine::{Room, Target};
 use crate::error::{LearnError, RunError};
 use crate::programs;
@@ -9,6 +9,9 @@ use xtrain_program::{Recompute, Region};
 
 /// Smallest chunk of the loss that is suggested, in tokens: below it GEMMs are too small.
 const SMALLEST_CHUNK: usize = 256;
+
+/// The shortest sequence that is suggested, in tokens.
+const SHORTEST: usize = 128;
 
 /// Largest number of combinations in a message, if no single setting is enough.
 const MOST_COMBINED: usize = 2;
@@ -33,44 +36,20 @@ struct Changed {
 impl Search<'_> {
     pub(super) fn bytes(&self, spec: &TrainingSpec) -> Result<u64, RunError> {
         let program = programs::training(spec).map_err(LearnError::from)?;
-        let reference = spec.in_reference().map(|bf16| programs::training(&bf16)).transpose();
-        let reference = reference.map_err(LearnError::from)?;
-        let loaded: Vec<_> = std::iter::once(&program).chain(&reference).collect();
-        let (plan, work) = (self.target.plan_bytes(&loaded), self.target.work_bytes(&loaded, self.threads));
-        // A reference segment copies the state to host memory, which is the CPU's.
-        let aside = match self.target {
-            Target::Cpu if spec.reference => programs::saved_bytes(&program),
-            _ => 0,
-        };
-        Ok(plan.saturating_add(work).saturating_add(aside) as u64 + self.target.library_bytes())
+        Ok(needed_bytes(spec, &program, self.target, self.threads)?)
     }
 
     /// The first of `from`, of which each takes less than the one before, that fits, and its bytes.
     fn first(&self, from: &[Changed]) -> Result<Option<(Changed, Alternative)>, RunError> {
         let available = self.room.available_bytes;
-        let Some(last) = from.len().checked_sub(1) else { return Ok(None) };
-        let mut bytes = self.bytes(&from[last].spec)?;
-        if bytes > available {
-            return Ok(None);
-        }
-        // Those before `begin` do not fit, the last of them takes `over`; the one at `end` takes `bytes`.
-        let (mut begin, mut end, mut over) = (0, last, self.needed_bytes);
-        let mut by_share = true;
-        while begin < end {
-            // Planning many layers is slow, and bytes mostly fall evenly: try the interpolated crossing and
-            // the middle in turn.
-            let share = (over - available) as f64 / (over - bytes) as f64;
-            let crossing = (begin + (share * (end + 1 - begin) as f64).ceil() as usize).saturating_sub(1);
-            let at = if by_share { crossing.clamp(begin, end - 1) } else { (begin + end) / 2 };
-            by_share = !by_share;
-            let found = self.bytes(&from[at].spec)?;
-            if found <= available {
-                (end, bytes) = (at, found);
-            } else {
-                (begin, over) = (at + 1, found);
-            }
-        }
-        Ok(Some((from[end].clone(), Alternative { settings: from[end].settings.clone(), bytes })))
+        let found = first_that_fits(from.len(), self.needed_bytes, available, |at| {
+            let bytes = self.bytes(&from[at].spec)?;
+            Ok::<_, RunError>((bytes, (at, bytes)))
+        })?;
+        Ok(found.map(|(at, bytes)| {
+            let changed = from[at].clone();
+            (changed.clone(), Alternative { settings: changed.settings, bytes })
+        }))
     }
 
     pub(super) fn verdict(&self) -> Result<Verdict, RunError> {
@@ -89,7 +68,9 @@ impl Search<'_> {
             let program = programs::training(&spec).map_err(LearnError::from)?;
             let state_bytes = self.target.plan(&program).region_bytes[Region::State as usize] as u64;
             let is_held = bytes <= self.room.alone_bytes;
-            return Ok(Verdict::Nothing { least: Alternative { settings, bytes }, state_bytes, is_held });
+            let instead = self.instead(&spec, bytes, state_bytes)?;
+            let least = Alternative { settings, bytes };
+            return Ok(Verdict::Nothing { least, state_bytes, is_held, instead });
         }
         let alternatives = self.cheapest(&as_it_is[0], &norms, &blocks)?;
         if !alternatives.is_empty() {
@@ -118,6 +99,30 @@ impl Search<'_> {
             alternatives.push(Alternative { settings, bytes });
         }
         Ok(Verdict::WouldFit(alternatives))
+    }
+
+    /// Models and machines with which the run would fit where not even `least` does, of whose `bytes` the
+    /// state takes `state_bytes`.
+    fn instead(&self, least: &TrainingSpec, bytes: u64, state_bytes: u64) -> Result<Instead, RunError> {
+        let (layers, available) = (least.model.layers.len(), self.room.available_bytes);
+        let fewer_layers = first_that_fits(layers - 1, bytes, available, |n| {
+            let left = layers - 1 - n;
+            let spec = TrainingSpec { model: least.model.truncated(left), ..least.clone() };
+            Ok::<_, RunError>((self.bytes(&spec)?, left))
+        })?;
+        let shorter = |n: usize| Some(least.batch.seq_len >> (n + 1)).filter(|len| *len >= SHORTEST);
+        let lengths: Vec<usize> = (0..usize::BITS as usize).map_while(shorter).collect();
+        let seq_len = first_that_fits(lengths.len(), bytes, available, |n| {
+            let mut spec = least.clone();
+            spec.batch.seq_len = lengths[n];
+            spec.loss.chunk_tokens = spec.loss.chunk_tokens.min(lengths[n]);
+            Ok::<_, RunError>((self.bytes(&spec)?, lengths[n]))
+        })?;
+        // Each has its share of the state, and all of the rest.
+        let rest = bytes.saturating_sub(state_bytes);
+        let is_gpu = self.target == Target::Cuda && available > rest;
+        let gpus = is_gpu.then(|| state_bytes.div_ceil(available - rest));
+        Ok(Instead { layers, fewer_layers, seq_len, gpus })
     }
 
     /// Alternatives of one setting, or of `norms` and a smaller micro-batch if that is larger than the one
@@ -197,4 +202,38 @@ impl Search<'_> {
         };
         fewer.map(change).collect()
     }
+}
+
+/// The first of `count`, each of which takes fewer bytes than the one before, that takes no more than
+/// `available`; what comes before the first takes `over`, more than that. `try_at` returns the bytes of one
+/// and what is to be known of it.
+pub(crate) fn first_that_fits<T, E>(
+    count: usize,
+    mut over: u64,
+    available: u64,
+    mut try_at: impl FnMut(usize) -> Result<(u64, T), E>,
+) -> Result<Option<T>, E> {
+    let Some(last) = count.checked_sub(1) else { return Ok(None) };
+    let (mut bytes, mut found) = try_at(last)?;
+    if bytes > available {
+        return Ok(None);
+    }
+    // Those before `begin` do not fit, the last of them takes `over`; the one at `end` takes `bytes`.
+    let (mut begin, mut end) = (0, last);
+    let mut by_share = true;
+    while begin < end {
+        // Planning many layers is slow, and bytes mostly fall evenly: try the interpolated crossing and the
+        // middle in turn.
+        let share = (over - available) as f64 / (over - bytes) as f64;
+        let crossing = (begin + (share * (end + 1 - begin) as f64).ceil() as usize).saturating_sub(1);
+        let at = if by_share { crossing.clamp(begin, end - 1) } else { (begin + end) / 2 };
+        by_share = !by_share;
+        let (found_bytes, found_at) = try_at(at)?;
+        if found_bytes <= available {
+            (end, bytes, found) = (at, found_bytes, found_at);
+        } else {
+            (begin, over) = (at + 1, found_bytes);
+        }
+    }
+    Ok(Some(found))
 }

@@ -1,6 +1,6 @@
 //! The words in which a run file's author reads whether a step fits, and what would.
 
-use super::{Alternative, Fit, Verdict};
+use super::{Alternative, Fit, Instead, Verdict};
 use crate::engine::Room;
 use std::fmt;
 use xtrain_report::metrics::format;
@@ -31,9 +31,9 @@ impl fmt::Display for Verdict {
                 let alternatives: Vec<String> = alternatives.iter().map(Alternative::to_string).collect();
                 write!(f, "what would fit: {}", alternatives.join(", or "))
             }
-            Verdict::Nothing { least, state_bytes, is_held } => write!(
+            Verdict::Nothing { least, state_bytes, is_held, instead } => write!(
                 f,
-                "nothing fits: {}, {} of it for weights, gradients and moments, which no setting makes less; {}choose a smaller model{}",
+                "nothing fits: {}, {} of it for weights, gradients and moments, which no setting makes less; {}choose a smaller model{instead}",
                 match least.settings.is_empty() {
                     true => "no setting makes it less".to_owned(),
                     false => format!("even {least} is too much"),
@@ -43,8 +43,26 @@ impl fmt::Display for Verdict {
                     true => "end the other programs (`nvidia-smi` lists those on a GPU), wait for them, or ",
                     false => "",
                 },
-                if 2 * state_bytes < least.bytes { " or a shorter data.seq_len" } else { "" }
             ),
+        }
+    }
+}
+
+impl fmt::Display for Instead {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(fewer) = self.fewer_layers {
+            write!(f, ": {fewer} of its {} layers would fit", self.layers)?;
+        }
+        if let Some(seq_len) = self.seq_len {
+            write!(f, ", or a shorter context: data.seq_len={seq_len} would fit")?;
+        }
+        match self.gpus {
+            Some(gpus) => write!(
+                f,
+                "; {gpus} GPUs of this size could hold it with weights, gradients and moments divided among them, \
+                 but xtrain trains on one"
+            ),
+            None => Ok(()),
         }
     }
 }

@@ -302,7 +302,7 @@ impl Work {
     pub fn of(program: &Program, instance: &Instance) -> Self {
         let (inputs, outputs) = (program.input_types(instance), program.output_types(instance));
         let bytes = inputs.iter().chain(&outputs).map(TensorType::bytes).sum();
-        Work { flops: instance.code.op().cost(&inputs, &outputs).flops, bytes }
+        Work { flops: instance.code.op().cost(&inputs, &outputs).flops(), bytes }
     }
 }
 

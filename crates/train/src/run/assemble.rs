@@ -6,17 +6,19 @@ use super::observer::Observer;
 use super::reference::StateCopy;
 use super::snapshot::CheckpointWriter;
 use super::{Hardware, Run, choices};
+use crate::choose::Choice;
 use crate::corpus::Corpus;
 use crate::engine::Processor;
 use crate::error::{LearnError, RunError};
+use crate::estimate::{Device, RunTime};
 use crate::evaluate::Evaluator;
 use crate::folder::RunFolder;
 use crate::learner::Learner;
 use crate::position::Position;
 use crate::schedule::Schedule;
-use crate::spec::Planned;
+use crate::spec::{Chosen, Planned};
 use crate::training_spec::TrainingSpec;
-use crate::{exchange, fit, source, spec};
+use crate::{exchange, fit, programs, source, spec};
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::ops::ControlFlow;
@@ -140,7 +142,35 @@ pub(super) fn check_export(parsed: &Parsed, folder: &RunFolder) -> Result<(), Ru
 /// in bf16.
 pub(super) fn check_fits(planned: &Planned, processor: &Processor) -> Result<(), RunError> {
     warn_of_no_fp8(&planned.spec);
-    fit::check(&planned.spec, planned.resolved.config.train.batch_size, processor)
+    fit::check(planned, processor)
+}
+
+/// The device that a run is estimated and its settings are chosen for, by measured rates where it is a CPU or
+/// `train.tune` asks for them.
+pub(super) fn measured_device(config: &Config, processor: &Processor) -> Device {
+    let recipe = config.precision.recipe.unwrap_or(processor.target().recipe());
+    Device::measured(processor, recipe, config.train.tune)
+}
+
+/// The time that the run of `planned` takes after `done` steps.
+pub(super) fn run_time(planned: &Planned, device: &Device, done: u64) -> Result<RunTime, RunError> {
+    let program = programs::training(&planned.spec).map_err(LearnError::from)?;
+    RunTime::of(planned, &program, device, done)
+}
+
+/// Lines about the choice and about the time of the run after `done` steps.
+pub(super) fn told(
+    planned: &Planned,
+    choice: Option<Choice>,
+    device: &Device,
+    done: u64,
+) -> Result<Vec<String>, RunError> {
+    let choice = choice.filter(|choice| !choice.is_usual());
+    let mut lines: Vec<String> = choice.iter().map(|choice| format!("chosen: {choice}")).collect();
+    if planned.resolved.steps.is_none_or(|steps| steps > done) {
+        lines.push(format!("the run takes {}", run_time(planned, device, done)?));
+    }
+    Ok(lines)
 }
 
 /// A learner whose state is still zero, and the processor that it is on.
@@ -187,6 +217,8 @@ pub(super) fn lock(folder: &RunFolder, is_begun: bool) -> Result<CheckpointWrite
 /// Everything that a [`Run`] is assembled from.
 pub(super) struct Parts {
     pub(super) config: Config,
+    /// The settings that were chosen.
+    pub(super) chosen: Vec<Chosen>,
     pub(super) steps: u64,
     pub(super) folder: RunFolder,
     pub(super) corpus: Corpus,
@@ -204,15 +236,22 @@ pub(super) struct Parts {
     pub(super) choices: Option<BTreeMap<String, String>>,
 }
 
+/// The configuration as the run folder keeps it: with comments on what was chosen.
+pub(super) fn commented(config: &Config, chosen: &[Chosen]) -> String {
+    let comments: Vec<_> = chosen.iter().map(|chosen| (chosen.key, chosen.comment)).collect();
+    config.to_toml_with(&comments)
+}
+
 /// Opens the metrics files, loads the evaluation, and reports the start to `observer`.
 pub(super) fn assemble(parts: Parts, observer: &mut dyn Observer) -> Result<Run, RunError> {
-    let Parts { config, steps, folder, corpus, prompts, hf, loaded, checkpoints, position, .. } = parts;
+    let Parts { config, chosen, steps, folder, corpus, prompts, hf, loaded, checkpoints, position, .. } =
+        parts;
     let Loaded { mut learner, state_copy, hardware } = loaded;
     // Before anything says that a run has begun here.
     let command = Command::start(&parts.command, folder.path())?;
     // A run that has made steps writes it with its next checkpoint, so that it always matches the latest one.
     if position.step == 0 {
-        folder.write("config.toml", &config.to_toml())?;
+        folder.write("config.toml", &commented(&config, &chosen))?;
     }
     let outputs = Outputs { jsonl: config.log.jsonl, tensorboard: config.log.tensorboard };
     let sink = MetricsSink::open(folder.path(), outputs, parts.sink, &config.to_toml(), command)?;
@@ -226,7 +265,7 @@ pub(super) fn assemble(parts: Parts, observer: &mut dyn Observer) -> Result<Run,
     let evaluator = match &corpus.validation {
         Some(_) => {
             let (batch, mask, chunk) =
-                (learner.spec().batch, config.data.document_mask, config.train.loss_chunk);
+                (learner.spec().batch, config.data.document_mask, config.train.loss_chunk());
             let evaluator = Evaluator::new(learner.weights(), batch, mask, chunk);
             Some(evaluator.map_err(|e| e.advising(LESS))?)
         }
@@ -241,6 +280,7 @@ pub(super) fn assemble(parts: Parts, observer: &mut dyn Observer) -> Result<Run,
     }
     Ok(Run {
         config,
+        chosen,
         steps,
         position,
         folder,

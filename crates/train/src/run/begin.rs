@@ -2,14 +2,16 @@
 
 use super::Run;
 use super::assemble::{
-    Loaded, Parts, Prepared, assemble, check_export, check_fits, initial_weights, load, lock, prepare,
+    Loaded, Parts, Prepared, assemble, check_export, check_fits, initial_weights, load, lock,
+    measured_device, prepare, run_time, told,
 };
 use super::observer::Observer;
 use crate::engine::Processor;
 use crate::error::RunError;
+use crate::estimate::Device;
 use crate::folder::RunFolder;
 use crate::position::Position;
-use crate::{exchange, fit, slower, source, spec};
+use crate::{choose, exchange, fit, slower, source, spec};
 use std::collections::BTreeMap;
 use std::path::Path;
 use xtrain_config::{Parsed, TokenizerChoice};
@@ -26,20 +28,24 @@ pub(super) fn begin(
     check_export(parsed, &folder)?;
     let hf = source::init(&parsed.config)?;
     let processor = Processor::for_config(&parsed.config)?;
-    check_before_text(parsed, &processor)?;
+    let device = measured_device(&parsed.config, &processor);
+    check_before_text(parsed, &processor, &device)?;
     let recipe = Some(processor.target().recipe());
     let Prepared { corpus, prompts, planned, steps, command } =
         prepare(parsed, hf.as_ref(), None, recipe, observer, time_is_up)?;
     processor.check(planned.spec.recipe)?;
+    let (planned, choice) = choose::decide(planned, &device)?;
     let planned = slower::decide(planned, &processor)?;
     check_fits(&planned, &processor)?;
-    let config = planned.resolved.config;
+    let told = told(&planned, choice, &device, 0)?;
+    let (config, chosen) = (planned.resolved.config, planned.chosen);
     let mut loaded: Loaded = load(planned.spec, &config, processor)?;
     // Before the folder is created: a refusal here leaves none.
     initial_weights(&mut loaded.learner, &config)?;
     let checkpoints = lock(&folder, false)?;
     // Again, now that no other process can write here.
     check_free(&folder)?;
+    told.iter().for_each(|line| tracing::info!("{line}"));
     corpus.tokenizer.save(&folder.tokenizer())?;
     source::save_init(&parsed.config, &folder)?;
     if let Some(from) = &parsed.config.model.init_from {
@@ -47,6 +53,7 @@ pub(super) fn begin(
     }
     let parts = Parts {
         config,
+        chosen,
         steps,
         folder,
         corpus,
@@ -81,8 +88,9 @@ fn check_free(folder: &RunFolder) -> Result<(), RunError> {
 }
 
 /// Refuses a run that the processor cannot compute or that does not fit before its text is tokenized, which
-/// may take long. Checks nothing if only the text determines the size of the vocabulary.
-fn check_before_text(parsed: &Parsed, processor: &Processor) -> Result<(), RunError> {
+/// may take long, and warns of one that takes days. Checks nothing if only the text determines the size of the
+/// vocabulary.
+fn check_before_text(parsed: &Parsed, processor: &Processor, device: &Device) -> Result<(), RunError> {
     let config = &parsed.config;
     let is_given = config.model.vocab_size.is_some() || config.model.init_from.is_some();
     let is_in_a_file = matches!(config.tokenizer(), TokenizerChoice::Bytes | TokenizerChoice::Path(_));
@@ -91,5 +99,11 @@ fn check_before_text(parsed: &Parsed, processor: &Processor) -> Result<(), RunEr
     }
     let planned = spec::plan_on(parsed, processor.target())?;
     processor.check(planned.spec.recipe)?;
-    fit::check(&planned.spec, planned.resolved.config.train.batch_size, processor)
+    let (planned, _) = choose::decide(planned, device)?;
+    fit::check(&planned, processor)?;
+    let time = run_time(&planned, device, 0)?;
+    if time.is_long() {
+        tracing::warn!("the run takes {time}; a smaller model, fewer steps or a faster device take less");
+    }
+    Ok(())
 }

@@ -49,6 +49,7 @@ use crate::learner::Learner;
 use crate::position::Position;
 use crate::profile::{ProfileOptions, Profiler};
 use crate::schedule::Schedule;
+use crate::spec::Chosen;
 use assemble::Opened;
 use divergence::Divergence;
 use reference::StateCopy;
@@ -96,6 +97,8 @@ pub fn train_profiled(
 /// An open run: `begin` or `resume` opens it, `steps` trains, `finish` ends it.
 struct Run {
     config: Config,
+    /// The settings that were chosen.
+    chosen: Vec<Chosen>,
     /// Steps of the whole run.
     steps: u64,
     position: Position,

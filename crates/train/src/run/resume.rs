@@ -1,7 +1,8 @@
 //! Going on with a run from its latest checkpoint.
 
 use super::assemble::{
-    Opened, Parts, Prepared, assemble, check_export, check_fits, initial_weights, load, lock, prepare,
+    Opened, Parts, Prepared, assemble, check_export, check_fits, initial_weights, load, lock,
+    measured_device, prepare, told,
 };
 use super::choices;
 use super::observer::Observer;
@@ -9,7 +10,7 @@ use crate::engine::Processor;
 use crate::error::RunError;
 use crate::folder::RunFolder;
 use crate::position::{self, Position};
-use crate::{slower, source};
+use crate::{choose, slower, source};
 use std::path::Path;
 use xtrain_config::{Change, Config, MAX_FILE_BYTES, Parsed, TokenizerChoice, diff, files};
 use xtrain_data::Tokenizer;
@@ -26,21 +27,29 @@ pub(super) fn resume(
     let hf = source::saved_init(&parsed.config, &folder)?;
     let tokenizer = Some(folder.tokenizer()).filter(|tokenizer| tokenizer.is_dir());
     let processor = Processor::for_config(&parsed.config)?;
-    let before = position::precision(&folder)?;
+    let before = position::config(&folder)?;
     // A run keeps its precision wherever it goes on.
     let Prepared { corpus, prompts, planned, steps, command } =
-        prepare(parsed, hf.as_ref(), tokenizer.as_deref(), before.recipe, observer, time_is_up)?;
+        prepare(parsed, hf.as_ref(), tokenizer.as_deref(), before.precision.recipe, observer, time_is_up)?;
     check_tokenizer(&folder, &planned.resolved.config, &corpus.tokenizer)?;
     if let Some(done) = finished(&folder, &planned.resolved.config, steps)? {
         return Ok(Opened::Finished { done, steps });
     }
     processor.check(planned.spec.recipe)?;
+    let device = measured_device(&planned.resolved.config, &processor);
+    let (planned, choice) =
+        choose::decide_for_resumed(planned, &before.train, |key| parsed.is_argument(key), &device)?;
+    let is_kept = choice.is_none() && !planned.chosen.is_empty();
+    let before = before.precision;
     let planned = slower::decide_for_resumed(planned, &before, &processor)?;
-    check_fits(&planned, &processor)?;
+    check_fits(&planned, &processor).map_err(|error| if is_kept { choosing_again(error) } else { error })?;
+    let done = position::position(&folder)?.map_or(0, |at| at.step);
+    let told = told(&planned, choice, &device, done)?;
     let recorded = choices::adopt(&folder, &processor);
-    let config = planned.resolved.config;
+    let (config, chosen) = (planned.resolved.config, planned.chosen);
     let mut loaded = load(planned.spec, &config, processor)?;
     let mut checkpoints = lock(&folder, true)?;
+    told.iter().for_each(|line| tracing::info!("{line}"));
     let position = match checkpoints.restore(&mut loaded.learner, &corpus.loader, &config)? {
         Some(position) => position,
         None => {
@@ -65,6 +74,7 @@ pub(super) fn resume(
         sink: SinkStart::Resumed(lost),
         choices: (!is_at_its_end).then_some(recorded),
         config,
+        chosen,
         steps,
         folder,
         corpus,
@@ -76,6 +86,16 @@ pub(super) fn resume(
         position,
     };
     Ok(Opened::Run(Box::new(assemble(parts, observer)?)))
+}
+
+/// The error of a run that does not fit with the settings that were chosen when it began.
+fn choosing_again(error: RunError) -> RunError {
+    match error {
+        RunError::Refused(why) => RunError::Refused(format!(
+            "{why}; the run keeps the settings that were chosen when it began: --set train.recompute=auto chooses again"
+        )),
+        other => other,
+    }
 }
 
 /// The steps that the run in `folder` has made, if they are all that it is asked for and its end is

@@ -1,6 +1,7 @@
 //! When the state of a run is saved, and the reports of its checkpoints.
 
 use super::Run;
+use super::assemble::commented;
 use super::background_save::WrittenCheckpoint;
 use super::observer::Observer;
 use super::watch::Watch;
@@ -45,7 +46,7 @@ impl Run {
         observer: &mut dyn Observer,
     ) -> Result<(), RunError> {
         let Some(WrittenCheckpoint { step, path, took }) = written else { return Ok(()) };
-        self.folder.write("config.toml", &self.config.to_toml())?;
+        self.folder.write("config.toml", &commented(&self.config, &self.chosen))?;
         watch.save = watch.save.max(took);
         self.record(CheckpointSaved { step, path }, observer)
     }

@@ -9,6 +9,8 @@ use xtrain_train::passes::PIPELINE;
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   xtrain plan examples/llama3_8b.toml
+  xtrain plan run.toml --device-model h200
+  xtrain plan models/Llama-3-8B --device-model h100
   xtrain plan run.toml --set train.device=cuda --memory 80GiB
   xtrain plan run.toml --set train.recompute=block --dump")]
 pub(crate) struct PlanArgs {
@@ -19,6 +21,12 @@ pub(crate) struct PlanArgs {
     /// present
     #[arg(long, value_name = "SIZE")]
     pub(crate) memory: Option<Size>,
+    /// Plan for a GPU of this model, present or not: h200, h100, a100, l40s, 4090 or 5090
+    #[arg(long, value_name = "NAME")]
+    pub(crate) device_model: Option<String>,
+    /// Print workspaces that are not at the peak of memory, too
+    #[arg(long)]
+    pub(crate) all: bool,
     /// Print the step program, one line an instance
     #[arg(long)]
     pub(crate) dump: bool,

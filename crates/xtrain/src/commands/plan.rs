@@ -2,22 +2,42 @@
 
 use crate::cli::PlanArgs;
 use crate::failure::Failure;
-use crate::{plan_table, terminal};
-use xtrain_config::Config;
+use crate::plan_table::{self, Answer, Tables};
+use crate::terminal;
+use std::path::Path;
+use xtrain_config::{Config, ConfigErrors, Parsed};
 use xtrain_train::engine::{Processor, Room, Target};
 use xtrain_train::error::LearnError;
+use xtrain_train::estimate::{Device, RunTime};
 use xtrain_train::fit::Fit;
 use xtrain_train::spec::plan_on;
-use xtrain_train::{programs, slower};
+use xtrain_train::{choose, programs, slower, source};
 
 pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
-    let parsed = Config::load(&args.run.file, &args.run.set)?;
+    let parsed = load(&args.run.file, &args.run.set)?;
     // The workspace of kernels grows with the threads of the run; none is started here.
     let threads = terminal::thread_count(parsed.config.train.threads)?;
     // A GPU that is asked for need not be present.
-    let processor = Processor::choose(parsed.config.train.device).ok();
+    let processor = match args.device_model {
+        Some(_) => None,
+        None => Processor::choose(parsed.config.train.device).ok(),
+    };
     let target = processor.as_ref().map_or(Target::Cuda, Processor::target);
     let planned = plan_on(&parsed, target)?;
+    let recipe = planned.spec.recipe;
+    let device = match (&args.device_model, &processor, args.memory) {
+        (Some(model), ..) => Some(Device::model(model)?),
+        (None, Some(processor), _) => Some(Device::of(processor, recipe, threads)),
+        (None, None, memory) => memory.map(|size| Device::of_memory(size.0)),
+    };
+    let device = device.map(|device| match args.memory {
+        Some(size) => device.with_memory(size.0),
+        None => device,
+    });
+    let (planned, choice) = match &device {
+        Some(device) => choose::decide(planned, device)?,
+        None => (planned, None),
+    };
     let planned = match &processor {
         Some(processor) => slower::decide_if_measured(planned, processor)?,
         None => planned,
@@ -32,15 +52,60 @@ pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
     }
     let reference = planned.spec.in_reference().map(|bf16| programs::training(&bf16)).transpose();
     let reference = reference.map_err(LearnError::from)?;
-    let mut text = plan_table::text(&planned, &program, reference.as_ref(), target, threads);
-    if let Some(Err(refusal)) = processor.as_ref().map(|processor| processor.check(planned.spec.recipe)) {
-        text.push_str(&plan_table::refused(&refusal));
-    }
-    let batch_size = planned.resolved.config.train.batch_size;
     let has = processor.as_ref().and_then(|processor| Some((processor.room()?, processor.owner())));
-    let room = args.memory.map(|size| (Room::of(size.0), "--memory".to_owned())).or(has);
-    if let Some((room, owner)) = room {
-        text.push_str(&plan_table::fit(&Fit::new(&planned.spec, target, threads, batch_size, room)?, &owner));
-    }
-    terminal::print(&text).map(|_| ())
+    let modelled = || Some((Room::of(device.as_ref()?.usable_bytes?), device.as_ref()?.name.clone()));
+    let room = args.memory.map(|size| (Room::of(size.0), "--memory".to_owned())).or(has).or_else(modelled);
+    let fit = match room {
+        Some((room, owner)) => Some((Fit::of(&planned, target, threads, room)?, owner)),
+        None => None,
+    };
+    let time = device.as_ref().map(|device| RunTime::of(&planned, &program, device, 0)).transpose()?;
+    let refusal = processor.as_ref().and_then(|processor| processor.check(planned.spec.recipe).err());
+    let answer = Answer { refusal, fit, choice, time, is_of_a_file: !is_a_model(&args.run.file) };
+    let tables = Tables { program: &program, reference: reference.as_ref(), target, threads, all: args.all };
+    terminal::print(&plan_table::text(&planned, &answer, &tables)).map(|_| ())
 }
+
+/// True for a Hugging Face folder or a config.json, which is planned without a run file.
+fn is_a_model(path: &Path) -> bool {
+    path.is_dir() || path.extension().is_some_and(|extension| extension == "json")
+}
+
+/// The run file at `path`, or one for the model there: sequences as long as it was made for, up to 4096
+/// tokens, and a billion tokens of training.
+fn load(path: &Path, sets: &[String]) -> Result<Parsed, Failure> {
+    if !is_a_model(path) {
+        return Ok(Config::load(path, sets)?);
+    }
+    let folder = if path.is_dir() { path } else { path.parent().unwrap_or(Path::new("")) };
+    let folder = if folder.as_os_str().is_empty() { Path::new(".") } else { folder };
+    if path.is_dir() && !path.join(source::CONFIG_FILE).is_file() && path.join("config.toml").is_file() {
+        return Ok(Config::load(&path.join("config.toml"), sets)?);
+    }
+    if !path.is_dir() && path.file_name().is_none_or(|name| name != source::CONFIG_FILE) {
+        return Err(Failure::user(format!(
+            "{}: a model is planned from its folder or its {}; anything else is a run file in TOML",
+            path.display(),
+            source::CONFIG_FILE
+        )));
+    }
+    let text = |seq_len: usize| {
+        let folder = serde_json::json!(folder.to_string_lossy());
+        format!(
+            "[model]\ninit_from = {folder}\n[data]\ntrain = \"its text\"\nseq_len = {seq_len}\n\
+             [train]\ntokens = 1_000_000_000\nbatch_size = 8\n"
+        )
+    };
+    let parse =
+        |seq_len| -> Result<Parsed, ConfigErrors> { Config::parse(path, text(seq_len).as_bytes(), sets) };
+    let parsed = parse(SEQ_LEN)?;
+    match source::init(&parsed.config)? {
+        Some(hf) if hf.model.max_position_embeddings < SEQ_LEN => {
+            Ok(parse(hf.model.max_position_embeddings)?)
+        }
+        _ => Ok(parsed),
+    }
+}
+
+/// Tokens of a sequence of a model that is planned without a run file.
+const SEQ_LEN: usize = 4096;

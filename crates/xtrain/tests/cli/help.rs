@@ -99,7 +99,9 @@ fn a_verbose_run_prints_the_configuration_that_it_uses_as_a_run_file() {
     let place = Place::new();
     let ran = place.train("out", "--verbose --set train.steps=2");
     let config = String::from_utf8(place.read("out/config.toml")).expect("text");
-    assert!(ran.stdout.contains(&config), "{}", ran.stdout);
+    // What the file says of how keys were chosen is not repeated.
+    let keys: Vec<&str> = config.lines().map(|line| line.split("  # ").next().unwrap_or(line)).collect();
+    assert!(ran.stdout.contains(&keys.join("\n")), "{}", ran.stdout);
     place.write("again.toml", config.as_bytes());
     place.run("train again.toml --out again").succeeds();
     let [a, b] = ["out", "again"].map(|out| place.read(&format!("{out}/hf/model.safetensors")));

@@ -11,6 +11,7 @@ mod bad_model;
 mod benching;
 mod best;
 mod blaming;
+mod choosing;
 mod comparing;
 mod dice;
 mod diverging;

@@ -76,7 +76,8 @@ fn what_cpu_kernels_work_in_is_told_under_the_total() {
 #[test]
 fn a_plan_says_whether_it_fits_and_what_would() {
     let place = Place::new();
-    let asked = |arguments: &str| plan(&place, &format!("run.toml --set model.dim=64 {arguments}"));
+    let given = "--set train.recompute=none --set train.loss_chunk=4096";
+    let asked = |arguments: &str| plan(&place, &format!("run.toml --set model.dim=64 {given} {arguments}"));
     let total = row(&asked("--set train.device=cuda"), "total");
     // On a GPU, libraries need memory besides the plan.
     let enough = total + (256 << 20);
@@ -106,7 +107,7 @@ fn logits_and_workspace_are_told_wherever_the_peak_is() {
     let logits = 1024 * 128_256 * 2 + 8192 * 2 * 4;
     let mut away = Vec::new();
     for recompute in ["none", "norms", "block"] {
-        let set = format!("--set train.loss_chunk=1024 --set train.recompute={recompute}");
+        let set = format!("--all --set train.loss_chunk=1024 --set train.recompute={recompute}");
         let text = plan(&place, &format!("{} {set}", examples("llama3_8b.toml")));
         assert_eq!(row(&text, "logits of a chunk"), logits, "{text}");
         assert_eq!(row(&text, "workspace of other ops"), 0, "{text}");
@@ -328,4 +329,85 @@ fn the_program_after_a_pass_is_printed_and_an_unknown_pass_gets_the_nearest_name
     let refused = place.run(&format!("plan {file} --dump-after quantise"));
     assert_eq!(refused.code(), Some(2), "{}", refused.stderr);
     assert!(refused.stderr.contains("'quantize'"), "{}", refused.stderr);
+}
+
+/// The value of a line of the answers.
+fn answer<'a>(text: &'a str, name: &str) -> &'a str {
+    let line = text.lines().find(|line| line.starts_with(&format!("{name} ")));
+    line.unwrap_or_else(|| panic!("no {name}: {text}"))[name.len()..].trim()
+}
+
+#[test]
+fn the_answers_come_first_and_are_those_of_the_device() {
+    let place = Place::new();
+    let text = plan(&place, "run.toml --device-model h200");
+    let names = text.lines().map(|line| line.split("  ").next().unwrap_or_default());
+    let first: Vec<&str> = names.take_while(|name| !name.is_empty()).collect();
+    assert_eq!(first, ["model", "fits", "chosen", "time", "parameters", "run"], "{text}");
+    assert!(answer(&text, "fits").ends_with("and NVIDIA H200 has 134.61 GiB available"), "{text}");
+    let chosen = answer(&text, "chosen");
+    assert!(chosen.starts_with("recompute=none, loss_chunk=4096 for NVIDIA H200: it needs 0."), "{text}");
+    assert!(chosen.contains(" GiB of 139.80 GiB, 5.19 GiB of which stay free; "), "{text}");
+    let time = answer(&text, "time");
+    assert!(
+        time.starts_with("about ") && time.ends_with(" MFU (by edition 1 of the table of devices)"),
+        "{text}"
+    );
+    assert!(!text.contains("not at the peak") && !text.contains("workspace of other ops"), "{text}");
+    place.run("plan run.toml --device-model h900").refuses(&["h900", "known are H200, H100, A100"]);
+    // Without a GPU there is no time of one.
+    let text = plan(&place, "run.toml --set train.recompute=none --set train.device=cpu");
+    assert!(answer(&text, "time").contains(" tokens/s, "), "{text}");
+}
+
+#[test]
+fn a_large_model_gets_what_fits_and_where_nothing_does_what_would() {
+    let place = Place::new();
+    let file = examples("llama3_8b.toml");
+    let small = plan(&place, &format!("{file} --set optimizer.moments=bf16 --device-model h200"));
+    assert!(answer(&small, "fits").starts_with("yes: "), "{small}");
+    let slower = " slower than recompute=none, loss_chunk=4096 would be with 140.19 GiB; ";
+    assert!(answer(&small, "chosen").contains(slower), "{small}");
+    let none = plan(&place, &format!("{file} --device-model h100"));
+    assert!(answer(&none, "fits").starts_with("no: "), "{none}");
+    for part in ["nothing fits: even ", " of its 32 layers would fit", "2 GPUs of this size could hold it"] {
+        assert!(none.contains(part), "{part}: {none}");
+    }
+}
+
+#[test]
+fn a_model_is_planned_without_a_run_file() {
+    let place = Place::new();
+    place.train("out", "--set train.steps=2");
+    for path in ["out/hf", "out/hf/config.json"] {
+        let text = plan(&place, &format!("{path} --device-model 4090"));
+        assert!(answer(&text, "run").contains("B tokens, "), "{text}");
+        assert!(answer(&text, "run").ends_with(" are examples"), "{text}");
+        assert!(answer(&text, "time").starts_with("about "), "{text}");
+    }
+    let set = plan(&place, "out/hf --set train.tokens=1000000 --set data.seq_len=8");
+    assert!(answer(&set, "run").contains(" 1.00M tokens"), "{set}");
+    // A run folder is planned by its configuration.
+    assert!(answer(&plan(&place, "out"), "run").starts_with("2 steps"));
+    place.run("plan out/metrics.json").refuses(&["a model is planned from its folder or its config.json"]);
+}
+
+#[test]
+fn the_length_of_epochs_is_told_once_the_text_is_tokens() {
+    let place = Place::new();
+    let epochs = "run.toml --set train.steps= --set train.epochs=2";
+    let before = plan(&place, epochs);
+    assert!(answer(&before, "run").contains("known when the text is tokenized"), "{before}");
+    assert!(!place.exists("cache"), "a plan wrote something");
+    place.train("out", "--set train.steps=2");
+    let after = plan(&place, epochs);
+    assert!(answer(&after, "run").contains(" steps, "), "{after}");
+}
+
+#[test]
+fn a_plan_refuses_what_the_run_would() {
+    let place = Place::new();
+    let weights = "--set data.train=[{path=\"a.txt\",weight=1.0},{path=\"b.txt\",weight=1e-9}]";
+    place.run(&format!("plan run.toml {weights}")).refuses(&["data source 2", "less than a millionth"]);
+    place.run("plan run.toml --set data.held_out= --set data.valid=a.txt").refuses(&["is in data.train too"]);
 }

@@ -12,7 +12,8 @@ mod samples;
 #[cfg(test)]
 mod tests;
 
-use super::{LinearCrossEntropyGrad, gemm_cost};
+use super::LinearCrossEntropyGrad;
+use super::cost::Loss;
 use crate::on_gpu::OnGpu;
 use crate::quantize::Quantize;
 use crate::scaled_matmul::{MULTIPLE, ScaledMatmul};
@@ -157,6 +158,21 @@ impl ScaledLinearCrossEntropy {
         (0..n).map(move |i| end(i)..end(i + 1))
     }
 
+    /// The lengths of the chunks, each with the number of chunks that have it.
+    fn chunk_lengths(&self, tokens: usize) -> Vec<(usize, usize)> {
+        let tiles = tokens.div_ceil(TILE);
+        let n = tiles.div_ceil((self.grad.loss.chunk_tokens / TILE).max(1));
+        let longer = tiles % n.max(1);
+        // The last chunk is one of the longer ones, and of it a part of a tile may be missing.
+        let last = tiles.div_ceil(n.max(1)) * TILE - (tiles * TILE - tokens);
+        let mut all = vec![(tiles / n.max(1) * TILE, n - longer), ((tiles / n.max(1) + 1) * TILE, longer)];
+        if let Some((_, count)) = all.iter_mut().rev().find(|(_, count)| *count > 0) {
+            *count -= 1;
+            all.push((last, 1));
+        }
+        all
+    }
+
     /// Number of tokens in the longest chunk.
     fn longest(&self, tokens: usize) -> usize {
         self.chunks(tokens).map(|chunk| chunk.len()).max().unwrap_or(0)
@@ -242,8 +258,17 @@ impl Op for ScaledLinearCrossEntropy {
     }
 
     fn cost(&self, inputs: &[TensorType], _: &[TensorType]) -> Cost {
-        let (_, v) = self.extents(inputs);
-        gemm_cost(inputs[0], v, 1.0 + f64::from(self.grad.dx) + f64::from(self.grad.dw.is_some()))
+        let (tokens, vocab) = self.extents(inputs);
+        let casts = |tokens| {
+            let casts = self.chunk_casts(inputs, tokens);
+            casts.map(|cast| {
+                cast.map_or(Cost::default(), |ChunkCast { cast, input, outputs }| {
+                    cast.cost(&[input], &outputs)
+                })
+            })
+        };
+        let loss = Loss { grad: self.grad, x: inputs[0], vocab, formats: self.gemms };
+        loss.cost(self.chunk_lengths(tokens), casts)
     }
 }
 

@@ -216,3 +216,17 @@ fn invalid_inputs_are_refused() {
     wide[5] = TensorType::new(DType::E4M3, [48, 32]);
     assert!(all.infer(&wide).is_err());
 }
+
+#[test]
+fn the_cost_counts_the_chunks_that_are_computed() {
+    let quantization = quantizations()[0];
+    for (tokens, chunk) in [(128, 128), (272, 128), (272, 1000), (1280, 384), (1290, 256), (100, 64)] {
+        let op = op(quantization, chunk, [true; 3]);
+        let mut counted: Vec<usize> =
+            op.chunk_lengths(tokens).into_iter().flat_map(|(length, count)| vec![length; count]).collect();
+        let mut chunks: Vec<usize> = op.chunks(tokens).map(|chunk| chunk.len()).collect();
+        counted.sort();
+        chunks.sort();
+        assert_eq!(counted, chunks, "{tokens} by {chunk}");
+    }
+}

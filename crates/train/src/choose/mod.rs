@@ -1,0 +1,212 @@
+//! Settings that a run file leaves open, chosen by the plan's bytes and the estimate of its time: which
+//! activations to recompute and in how many blocks, the chunk of the loss, and the micro-batch if asked for.
+//!
+//! The choice depends on the run file and the model of the device alone, never on what happens to be free or
+//! on a clock, so `xtrain plan` and the run agree, on this machine and on another. Recomputation changes no
+//! bit. The other two change rounding: the chunk leaves its usual size only where it must or where it pays,
+//! and the micro-batch is the user's unless it is `"auto"`.
+
+mod search;
+
+pub use search::{Estimate, Settings};
+
+use crate::engine::Target;
+use crate::error::RunError;
+use crate::estimate::Device;
+use crate::spec::{Chosen, Planned};
+use search::{Open, Search};
+use std::fmt;
+use xtrain_config::{Config, LOSS_CHUNK as USUAL_CHUNK, OrAuto, Recompute, TrainConfig};
+use xtrain_program as program;
+use xtrain_report::metrics::format;
+
+/// Keys of the settings that may be chosen.
+const RECOMPUTE: &str = "train.recompute";
+const RECOMPUTE_BLOCKS: &str = "train.recompute_blocks";
+const LOSS_CHUNK: &str = "train.loss_chunk";
+const MICRO_BATCH_SIZE: &str = "train.micro_batch_size";
+
+/// The comment on a chosen value in the configuration of a run, which a resumed run repeats.
+const COMMENT: &str = "chosen when the run began";
+
+/// A choice, with what is reported of it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Choice {
+    /// The device that it is for.
+    device: Device,
+    /// The chosen settings.
+    pub chosen: Estimate,
+    /// False if nothing fits: then it is what needs the least.
+    pub fits: bool,
+    /// The fastest of the others that fit.
+    pub next: Option<Estimate>,
+    /// Saving everything, if that does not fit.
+    pub everything: Option<Estimate>,
+    blocks: usize,
+    /// True if the micro-batch is chosen too.
+    micro_batch: bool,
+}
+
+/// The plan with all that its file leaves open chosen for `device`, and the choice. Without an open setting
+/// there is none.
+pub fn decide(planned: Planned, device: &Device) -> Result<(Planned, Option<Choice>), RunError> {
+    let config = &planned.resolved.config;
+    let Some(open) = Open::of(&config.train) else { return Ok((planned, None)) };
+    let (blocks, micro_batch) = (planned.spec.model.layers.len(), open.micro_batch_size);
+    let mut search = Search::new(&planned.spec, config.train.batch_size, device, open);
+    let choice = match search.fastest()? {
+        Some(chosen) => {
+            let next = search.next_best(&chosen)?;
+            let everything = search.everything().filter(|of| !search.fits(of));
+            Choice { device: device.clone(), chosen, fits: true, next, everything, blocks, micro_batch }
+        }
+        None => Choice {
+            device: device.clone(),
+            chosen: search.least()?,
+            fits: false,
+            next: None,
+            everything: None,
+            blocks,
+            micro_batch,
+        },
+    };
+    let mut planned = apply(planned, open, choice.chosen.settings)?;
+    planned.lacks_memory = !choice.fits;
+    Ok((planned, Some(choice)))
+}
+
+/// The plan of a resumed run: what its file leaves open stays as it was chosen when the run began, on this
+/// device or on another, unless `asked` says of a key that the command line asks for a new choice.
+pub(crate) fn decide_for_resumed(
+    planned: Planned,
+    began: &TrainConfig,
+    asked: impl Fn(&str) -> bool,
+    device: &Device,
+) -> Result<(Planned, Option<Choice>), RunError> {
+    let mut kept = Vec::new();
+    let mut keep = |key: &'static str, is_open: bool, is_known: bool| {
+        let keeps = is_open && is_known && !asked(key);
+        if keeps {
+            kept.push(Chosen { key, comment: COMMENT });
+        }
+        keeps
+    };
+    let train = &planned.resolved.config.train;
+    let recompute = keep(RECOMPUTE, train.recompute == Recompute::Auto, began.recompute != Recompute::Auto);
+    let blocks = train.recompute_blocks == Some(OrAuto::Auto) && train.recompute == began.recompute;
+    let blocks = keep(RECOMPUTE_BLOCKS, recompute || blocks, began.recompute_blocks != Some(OrAuto::Auto));
+    let chunk = keep(LOSS_CHUNK, train.loss_chunk == OrAuto::Auto, began.loss_chunk != OrAuto::Auto);
+    let micro = keep(
+        MICRO_BATCH_SIZE,
+        train.micro_batch_size == Some(OrAuto::Auto) && train.batch_size == began.batch_size,
+        began.micro_batch_size != Some(OrAuto::Auto),
+    );
+    let mut planned = planned.changed(|config| {
+        let train = &mut config.train;
+        if recompute {
+            train.recompute = began.recompute;
+        }
+        if blocks {
+            train.recompute_blocks = began.recompute_blocks;
+        }
+        if chunk {
+            train.loss_chunk = began.loss_chunk;
+        }
+        if micro {
+            train.micro_batch_size = began.micro_batch_size;
+        }
+    })?;
+    planned.chosen.extend(kept);
+    decide(planned, device)
+}
+
+/// True if the configuration leaves a setting open.
+pub fn is_undecided(config: &Config) -> bool {
+    Open::of(&config.train).is_some()
+}
+
+/// The plan with `settings` for what is `open`.
+fn apply(planned: Planned, open: Open, settings: Settings) -> Result<Planned, RunError> {
+    let Settings { recompute, blocks, loss_chunk, micro_batch_size } = settings;
+    let all = planned.spec.model.layers.len();
+    let mut keys = Vec::new();
+    let mut planned = planned.changed(|config| {
+        let train = &mut config.train;
+        if open.recompute {
+            keys.push(RECOMPUTE);
+            train.recompute = match recompute {
+                program::Recompute::None => Recompute::None,
+                program::Recompute::Norms => Recompute::Norms,
+                program::Recompute::Block => Recompute::Block,
+            };
+        }
+        if open.blocks {
+            keys.push(RECOMPUTE_BLOCKS);
+            let is_some = train.recompute != Recompute::None && blocks < all;
+            train.recompute_blocks = is_some.then_some(OrAuto::Is(blocks));
+        }
+        if open.loss_chunk {
+            keys.push(LOSS_CHUNK);
+            train.loss_chunk = OrAuto::Is(loss_chunk);
+        }
+        if open.micro_batch_size {
+            keys.push(MICRO_BATCH_SIZE);
+            train.micro_batch_size = Some(OrAuto::Is(micro_batch_size));
+        }
+    })?;
+    planned.chosen.extend(keys.into_iter().map(|key| Chosen { key, comment: COMMENT }));
+    Ok(planned)
+}
+
+/// Settings in words: of a model of `all` blocks, with the micro-batch if it is chosen.
+fn words(settings: Settings, all: usize, with_micro_batch: bool) -> String {
+    let Settings { recompute, blocks, loss_chunk, micro_batch_size } = settings;
+    let part = if blocks == all { String::new() } else { format!(" in {blocks} of {all} blocks") };
+    let recomputed = match recompute {
+        program::Recompute::None => "recompute=none".to_owned(),
+        program::Recompute::Norms => format!("recompute=norms{part}"),
+        program::Recompute::Block => format!("recompute=block{part}"),
+    };
+    let micro_batch = match with_micro_batch {
+        true => format!(", micro_batch_size={micro_batch_size}"),
+        false => String::new(),
+    };
+    format!("{recomputed}, loss_chunk={loss_chunk}{micro_batch}")
+}
+
+impl Choice {
+    /// True if it is what runs on the CPU have always had: nothing worth a word.
+    pub fn is_usual(&self) -> bool {
+        let Settings { recompute, loss_chunk, .. } = self.chosen.settings;
+        let is_usual = (recompute, loss_chunk) == (program::Recompute::None, USUAL_CHUNK);
+        self.device.target == Target::Cpu && self.fits && is_usual
+    }
+}
+
+impl fmt::Display for Choice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Choice { device, chosen, fits, next, everything, blocks, micro_batch } = self;
+        let words = |of: &Estimate| words(of.settings, *blocks, *micro_batch);
+        write!(f, "{} for {}: it needs {}", words(chosen), device.name, format::gib(chosen.bytes))?;
+        if let Some(memory) = device.memory_bytes() {
+            write!(f, " of {}", format::gib(memory))?;
+            if device.reserve_bytes > 0 {
+                write!(f, ", {} of which stay free", format::gib(device.reserve_bytes))?;
+            }
+        }
+        if !fits {
+            return f.write_str("; nothing needs less, but it does not fit");
+        }
+        let percent = |share: f64| format::percent(share, 1);
+        if let Some(everything) = everything {
+            let slower = percent((chosen.seconds / everything.seconds - 1.0).max(0.0));
+            let needed = format::gib(everything.bytes);
+            write!(f, "; {slower} slower than {} would be with {needed}", words(everything))?;
+        }
+        if let Some(next) = next {
+            let faster = percent(next.seconds / chosen.seconds - 1.0);
+            write!(f, "; {faster} faster than {} with {}", words(next), format::gib(next.bytes))?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,316 @@
+//! The search for the fastest settings that fit.
+//!
+//! Bytes fall and time grows evenly with the number of blocks that recompute, so the smallest number that
+//! fits is the fastest of a policy, and two or three plans find it.
+
+use crate::engine::Target;
+use crate::error::LearnError;
+use crate::estimate::{Device, Rates, step_seconds};
+use crate::fit::{first_that_fits, needed_bytes};
+use crate::programs;
+use crate::training_spec::TrainingSpec;
+use xtrain_config as config;
+use xtrain_config::{OrAuto, TrainConfig};
+use xtrain_program::Recompute;
+
+/// Settings of a step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Settings {
+    /// The policy.
+    pub recompute: Recompute,
+    /// In how many blocks, from the first on.
+    pub blocks: usize,
+    /// Tokens whose logits exist at a time.
+    pub loss_chunk: usize,
+    /// Sequences at a time.
+    pub micro_batch_size: usize,
+}
+
+/// A step with some settings.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Estimate {
+    /// The settings.
+    pub settings: Settings,
+    /// Bytes that it needs.
+    pub bytes: u64,
+    /// Seconds that it takes.
+    pub seconds: f64,
+}
+
+/// The settings that a run file leaves open.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Open {
+    pub(super) recompute: bool,
+    pub(super) blocks: bool,
+    pub(super) loss_chunk: bool,
+    pub(super) micro_batch_size: bool,
+}
+
+/// Another chunk than the usual one changes rounding: it must save this share of the time.
+pub(super) const GAIN: f64 = 0.005;
+
+/// The smallest and the largest chunk that are tried. Smaller GEMMs are slow; larger ones gain nothing.
+const CHUNKS: (usize, usize) = (256, 1 << 16);
+
+pub(super) struct Search<'a> {
+    spec: &'a TrainingSpec,
+    batch_size: usize,
+    target: Target,
+    threads: usize,
+    rates: Rates,
+    /// Bytes that a step may take.
+    usable_bytes: u64,
+    pub(super) open: Open,
+    /// All that were found to fit.
+    fitting: Vec<Estimate>,
+    /// Saving everything, with the usual chunk and the largest micro-batch.
+    everything: Option<Estimate>,
+}
+
+impl Open {
+    /// The settings that `train` leaves open; None if there are none.
+    pub(super) fn of(train: &TrainConfig) -> Option<Open> {
+        let recompute = train.recompute == config::Recompute::Auto;
+        let is_policy = train.recompute != config::Recompute::None;
+        let open = Open {
+            recompute,
+            blocks: recompute || is_policy && train.recompute_blocks == Some(OrAuto::Auto),
+            loss_chunk: train.loss_chunk == OrAuto::Auto,
+            micro_batch_size: train.micro_batch_size == Some(OrAuto::Auto),
+        };
+        (open.recompute || open.blocks || open.loss_chunk || open.micro_batch_size).then_some(open)
+    }
+}
+
+impl<'a> Search<'a> {
+    pub(super) fn new(spec: &'a TrainingSpec, batch_size: usize, device: &Device, open: Open) -> Self {
+        Search {
+            spec,
+            batch_size,
+            target: device.target,
+            threads: device.threads,
+            rates: device.choice_rates,
+            usable_bytes: device.usable_bytes.unwrap_or(u64::MAX),
+            open,
+            fitting: Vec::new(),
+            everything: None,
+        }
+    }
+
+    /// The fastest settings that fit. A CPU saves everything, in chunks of the usual size, where that fits.
+    pub(super) fn fastest(&mut self) -> Result<Option<Estimate>, LearnError> {
+        if self.target == Target::Cpu {
+            let sequences = self.micro_batches()[0];
+            let usual = self.of_chunk(sequences, self.chunks(sequences)[0])?;
+            if let Some(usual) = usual.filter(|of| !self.open.blocks || of.settings.blocks == 0) {
+                return Ok(Some(usual));
+            }
+        }
+        let mut best: Option<Estimate> = None;
+        for sequences in self.micro_batches() {
+            // A micro-batch that is slower even where it recomputes nothing is not the fastest.
+            if let Some(best) = &best {
+                let saving = self.saving_everything(sequences, self.chunks(sequences)[0]);
+                if self.seconds(&self.spec_with(saving))? >= best.seconds {
+                    continue;
+                }
+            }
+            best = faster(best, self.of_micro_batch(sequences)?);
+        }
+        Ok(best)
+    }
+
+    /// The fastest that fits of those with `sequences` at a time.
+    fn of_micro_batch(&mut self, sequences: usize) -> Result<Option<Estimate>, LearnError> {
+        let chunks = self.chunks(sequences);
+        let usual = self.of_chunk(sequences, chunks[0])?;
+        let Some(usual) = usual else {
+            // First whether anything fits.
+            let least = self.least_of(sequences)?;
+            if !self.fits(&least) {
+                return Ok(None);
+            }
+            let mut best = None;
+            for &chunk in &chunks[1..] {
+                best = faster(best, self.of_chunk(sequences, chunk)?);
+            }
+            return Ok(best);
+        };
+        // The others must beat this by the gain, which those cannot that are too slow where nothing is
+        // recomputed. Of these a model of one layer is enough to see how much slower or faster they are.
+        let saving = self.saving_everything(sequences, chunks[0]);
+        let everything = match self.everything {
+            Some(everything) if everything.settings == saving => everything.seconds,
+            _ => self.seconds(&self.spec_with(saving))?,
+        };
+        let of_loss = self.loss_seconds(saving)?;
+        let mut best = None;
+        for &chunk in &chunks[1..] {
+            let bound = best.map_or(usual.seconds * (1.0 - GAIN), |best: Estimate| best.seconds);
+            let least = everything + self.loss_seconds(Settings { loss_chunk: chunk, ..saving })? - of_loss;
+            if least < bound {
+                best = faster(best, self.of_chunk(sequences, chunk)?.filter(|of| of.seconds < bound));
+            }
+        }
+        Ok(best.or(Some(usual)))
+    }
+
+    /// Seconds of a step of the model's first layer, which differ from chunk to chunk as those of the whole
+    /// model do.
+    fn loss_seconds(&self, settings: Settings) -> Result<f64, LearnError> {
+        let mut spec = self.spec_with(settings);
+        spec.model = spec.model.truncated(1);
+        self.seconds(&spec)
+    }
+
+    /// The fastest that fits of those with this chunk.
+    fn of_chunk(&mut self, sequences: usize, chunk: usize) -> Result<Option<Estimate>, LearnError> {
+        let saving = self.saving_everything(sequences, chunk);
+        if !self.open.blocks {
+            let fixed = Settings { recompute: self.spec.recompute, blocks: self.blocks(), ..saving };
+            return Ok(Some(self.estimate(fixed)?).filter(|of| self.fits(of)));
+        }
+        let everything = self.estimate(saving)?;
+        self.everything.get_or_insert(everything);
+        if self.fits(&everything) {
+            return Ok(Some(everything));
+        }
+        let mut best = None;
+        for &recompute in self.policies() {
+            let at = |blocks| Settings { recompute, blocks, ..saving };
+            let count = self.spec.model.layers.len();
+            let (over, usable) = (everything.bytes, self.usable_bytes);
+            let mut found = first_that_fits(count, over, usable, |n| {
+                let of = self.estimate(at(n + 1))?;
+                Ok::<_, LearnError>((of.bytes, of))
+            })?;
+            // The last block's activations are read at once: to recompute them may even take a little more.
+            if found.is_none() && count > 1 {
+                found = Some(self.estimate(at(count - 1))?).filter(|of| self.fits(of));
+            }
+            best = faster(best, found);
+        }
+        Ok(best)
+    }
+
+    /// The fastest that fits of those that differ from `chosen` in more than a number of blocks.
+    pub(super) fn next_best(&mut self, chosen: &Estimate) -> Result<Option<Estimate>, LearnError> {
+        let differs = |of: &Estimate| {
+            let is_other = Settings { blocks: chosen.settings.blocks, ..of.settings } != chosen.settings;
+            // What is faster was not chosen, because the gain is not worth other rounding.
+            is_other && of.seconds >= chosen.seconds
+        };
+        let found = |search: &Self| {
+            search.fitting.iter().copied().filter(differs).fold(None, |best, of| faster(best, Some(of)))
+        };
+        if found(self).is_none() && self.open.recompute {
+            let blocks = self.spec.model.layers.len();
+            self.estimate(Settings { recompute: Recompute::Norms, blocks, ..chosen.settings })?;
+        }
+        Ok(found(self))
+    }
+
+    /// Of all settings those that need the least.
+    pub(super) fn least(&mut self) -> Result<Estimate, LearnError> {
+        let sequences = self.micro_batches().pop().unwrap_or(1);
+        self.least_of(sequences)
+    }
+
+    /// Of the settings with `sequences` at a time those that need the least.
+    fn least_of(&mut self, sequences: usize) -> Result<Estimate, LearnError> {
+        let chunk = self.chunks(sequences).into_iter().min().unwrap_or(config::LOSS_CHUNK);
+        let saving = self.saving_everything(sequences, chunk);
+        let (true, [.., recompute]) = (self.open.blocks, self.policies()) else {
+            let given = Settings { recompute: self.spec.recompute, blocks: self.blocks(), ..saving };
+            return self.estimate(given);
+        };
+        let blocks = self.spec.model.layers.len();
+        let all = self.estimate(Settings { recompute: *recompute, blocks, ..saving })?;
+        let but_one = self.estimate(Settings { recompute: *recompute, blocks: blocks - 1, ..saving })?;
+        Ok(if but_one.bytes < all.bytes { but_one } else { all })
+    }
+
+    /// Saving everything.
+    pub(super) fn everything(&self) -> Option<Estimate> {
+        self.everything
+    }
+
+    pub(super) fn fits(&self, of: &Estimate) -> bool {
+        of.bytes <= self.usable_bytes
+    }
+
+    /// Bytes and time of a step with these settings.
+    pub(super) fn estimate(&mut self, settings: Settings) -> Result<Estimate, LearnError> {
+        let spec = self.spec_with(settings);
+        let program = programs::training(&spec)?;
+        let bytes = needed_bytes(&spec, &program, self.target, self.threads)?;
+        let seconds = step_seconds(&program, &self.rates, self.batch_size / settings.micro_batch_size);
+        let estimate = Estimate { settings, bytes, seconds };
+        if self.fits(&estimate) {
+            self.fitting.push(estimate);
+        }
+        Ok(estimate)
+    }
+
+    fn seconds(&self, spec: &TrainingSpec) -> Result<f64, LearnError> {
+        let program = programs::training(spec)?;
+        Ok(step_seconds(&program, &self.rates, self.batch_size / spec.batch.sequences))
+    }
+
+    fn spec_with(&self, settings: Settings) -> TrainingSpec {
+        let Settings { recompute, blocks, loss_chunk, micro_batch_size } = settings;
+        let mut spec = self.spec.clone();
+        spec.recompute = recompute;
+        spec.recompute_blocks = (blocks < spec.model.layers.len()).then_some(blocks);
+        spec.loss.chunk_tokens = loss_chunk;
+        spec.batch.sequences = micro_batch_size;
+        spec
+    }
+
+    fn saving_everything(&self, sequences: usize, loss_chunk: usize) -> Settings {
+        Settings { recompute: Recompute::None, blocks: 0, loss_chunk, micro_batch_size: sequences }
+    }
+
+    /// The number of blocks that the run file gives.
+    fn blocks(&self) -> usize {
+        self.spec.recompute_blocks.unwrap_or(self.spec.model.layers.len())
+    }
+
+    /// The policies that recompute something, the cheapest first.
+    fn policies(&self) -> &'static [Recompute] {
+        match (self.open.recompute, self.spec.recompute) {
+            (true, _) => &[Recompute::Norms, Recompute::Block],
+            (false, Recompute::Norms) => &[Recompute::Norms],
+            (false, Recompute::Block) => &[Recompute::Block],
+            (false, Recompute::None) => &[],
+        }
+    }
+
+    /// Sequences at a time, the most first.
+    pub(super) fn micro_batches(&self) -> Vec<usize> {
+        match self.open.micro_batch_size {
+            true => (1..=self.batch_size).rev().filter(|n| self.batch_size.is_multiple_of(*n)).collect(),
+            false => vec![self.spec.batch.sequences],
+        }
+    }
+
+    /// Chunks of the loss, the usual one first. Of those that cut the tokens into equally many only the
+    /// smallest is one of them.
+    pub(super) fn chunks(&self, sequences: usize) -> Vec<usize> {
+        if !self.open.loss_chunk {
+            return vec![self.spec.loss.chunk_tokens];
+        }
+        let tokens = sequences * self.spec.batch.seq_len;
+        let sizes = std::iter::successors(Some(CHUNKS.0), |size| Some(2 * size));
+        let sizes = sizes.take_while(|size| *size <= CHUNKS.1 && size / 2 < tokens);
+        let others = sizes.filter(|&size| tokens.div_ceil(size) != tokens.div_ceil(config::LOSS_CHUNK));
+        std::iter::once(config::LOSS_CHUNK).chain(others).collect()
+    }
+}
+
+fn faster(one: Option<Estimate>, other: Option<Estimate>) -> Option<Estimate> {
+    match (one, other) {
+        (Some(one), Some(other)) => Some(if other.seconds < one.seconds { other } else { one }),
+        (one, other) => one.or(other),
+    }
+}

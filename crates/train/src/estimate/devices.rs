@@ -1,0 +1,168 @@
+//! The table of devices.
+//!
+//! The H200's figures are measured: `xtrain bench op` on the configurations of `benches/configs`, 2026-11-24
+//! (docs/decisions/chosen-settings.md). The others follow from NVIDIA's data sheets with the shares of the
+//! peak that the H200 sustains, unless a comment says otherwise. Sizes of memory are those that PyTorch
+//! prints for the devices.
+
+use super::rates::{AttentionRates, GemmRates, Rates, ScoreSeconds};
+
+/// Number of the table's edition: it changes with every figure, because chosen settings may.
+pub(super) const EDITION: u32 = 1;
+
+/// A device of the table.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct DeviceModel {
+    /// Its name, which the driver's name contains.
+    pub name: &'static str,
+    /// Bytes of memory that its driver reports.
+    pub memory_bytes: u64,
+    /// Peak bytes a second of its memory.
+    pub peak_bandwidth: f64,
+    /// Its rates.
+    pub rates: Rates,
+}
+
+/// The devices whose rates are known.
+pub const DEVICES: [DeviceModel; 6] = [
+    DeviceModel {
+        name: "H200",
+        memory_bytes: gib(139.80),
+        peak_bandwidth: 4.8e12,
+        rates: Rates {
+            launch: LAUNCH,
+            memory: 4.1e12,
+            gemm: HOPPER_GEMM,
+            multiprocessors: Some(132),
+            attention: HOPPER_ATTENTION,
+            several: 1.0,
+        },
+    },
+    // The H200's multiprocessors and power limit; the bandwidth is measured.
+    DeviceModel {
+        name: "H100",
+        memory_bytes: gib(79.11),
+        peak_bandwidth: 3.35e12,
+        rates: Rates {
+            launch: LAUNCH,
+            memory: 2.95e12,
+            gemm: HOPPER_GEMM,
+            multiprocessors: Some(132),
+            attention: HOPPER_ATTENTION,
+            several: 1.0,
+        },
+    },
+    // 312 TFLOP/s, of which 250 are sustained: cuBLAS's share on Ampere, 0.8, is higher than on Hopper.
+    DeviceModel {
+        name: "A100",
+        memory_bytes: gib(79.15),
+        peak_bandwidth: 2.039e12,
+        rates: without_fp8(250e12, 17e12, 1.74e12, 108, 0.315),
+    },
+    // 362 TFLOP/s at 350 W, of which about 0.6 are sustained.
+    DeviceModel {
+        name: "L40S",
+        memory_bytes: gib(44.40),
+        peak_bandwidth: 0.864e12,
+        rates: with_ada_fp8(without_fp8(220e12, 55e12, 0.73e12, 142, 0.27)),
+    },
+    // 165.2 TFLOP/s with sums in f32, of which most are sustained at 450 W.
+    DeviceModel {
+        name: "RTX 4090",
+        memory_bytes: gib(23.65),
+        peak_bandwidth: 1.008e12,
+        rates: with_ada_fp8(without_fp8(155e12, 55e12, 0.9e12, 128, 0.2)),
+    },
+    // 209.5 TFLOP/s with sums in f32.
+    DeviceModel {
+        name: "RTX 5090",
+        memory_bytes: gib(31.36),
+        peak_bandwidth: 1.792e12,
+        rates: with_ada_fp8(without_fp8(195e12, 70e12, 1.55e12, 170, 0.25)),
+    },
+];
+
+/// Seconds of a launch inside a graph, with the time until a kernel's first and after its last bytes.
+const LAUNCH: f64 = 3.5e-6;
+
+/// GEMMs on Hopper, by cuBLASLt and by our kernels.
+const HOPPER_GEMM: GemmRates = GemmRates {
+    bf16: 745e12,
+    f32: 49e12,
+    fp8_tensor: 1390e12,
+    fp8_row: 1290e12,
+    fp8_block: 1200e12,
+    fp8_tile: 930e12,
+};
+
+/// Attention on Hopper, by cuDNN and by our kernels.
+const HOPPER_ATTENTION: AttentionRates = AttentionRates {
+    forward: ScoreSeconds { softmax: 4.0e-13, column: 4.0e-15, diagonal: 390.0 },
+    backward: ScoreSeconds { softmax: 8.0e-13, column: 1.5e-14, diagonal: 860.0 },
+    in_order: 1.68,
+    f32: 7.0,
+};
+
+/// Rates of a device whose FP8 operands, if it has any, are multiplied in bf16. Its attention has this share
+/// of Hopper's speed, which is that of the peaks in bf16.
+const fn without_fp8(bf16: f64, f32: f64, memory: f64, multiprocessors: usize, attention: f64) -> Rates {
+    let AttentionRates { forward, backward, in_order, f32: f32_factor } = HOPPER_ATTENTION;
+    Rates {
+        launch: LAUNCH,
+        memory,
+        gemm: GemmRates { bf16, f32, fp8_tensor: bf16, fp8_row: bf16, fp8_block: bf16, fp8_tile: bf16 },
+        multiprocessors: Some(multiprocessors),
+        attention: AttentionRates {
+            forward: slower(forward, attention),
+            backward: slower(backward, attention),
+            in_order,
+            f32: f32_factor,
+        },
+        several: 1.0,
+    }
+}
+
+const fn slower(of: ScoreSeconds, share: f64) -> ScoreSeconds {
+    ScoreSeconds { softmax: of.softmax / share, column: of.column / share, diagonal: of.diagonal }
+}
+
+/// FP8 GEMMs with scales of tensors at 1.8 times the rate of bf16; the recipes with finer scales need Hopper.
+const fn with_ada_fp8(rates: Rates) -> Rates {
+    let mut rates = rates;
+    rates.gemm.fp8_tensor = 1.8 * rates.gemm.bf16;
+    rates
+}
+
+const fn gib(size: f64) -> u64 {
+    (size * (1u64 << 30) as f64) as u64
+}
+
+/// Rates of a CPU that was not measured, on so many threads: AVX2 at 3 GHz, and two channels of memory.
+pub(super) fn unmeasured_cpu(threads: usize) -> Rates {
+    let threads = threads as f64;
+    let score = |softmax: f64, column: f64| ScoreSeconds {
+        softmax: softmax / threads,
+        column: column / threads,
+        diagonal: 64.0,
+    };
+    Rates {
+        launch: 1e-5,
+        memory: (4e9 * threads).min(3e10),
+        gemm: GemmRates {
+            bf16: 4e10 * threads,
+            f32: 5e10 * threads,
+            fp8_tensor: 2e10 * threads,
+            fp8_row: 2e10 * threads,
+            fp8_block: 2e10 * threads,
+            fp8_tile: 2e10 * threads,
+        },
+        multiprocessors: None,
+        attention: AttentionRates {
+            forward: score(3e-9, 2e-10),
+            backward: score(5e-9, 5e-10),
+            in_order: 1.0,
+            f32: 1.0,
+        },
+        several: 1.0,
+    }
+}

@@ -1,0 +1,50 @@
+//! Estimates of the time of a training step, without running it.
+//!
+//! Every op says which kernels it runs, what they compute and how many bytes they move
+//! ([`xtrain_program::Cost`]); a device has rates. A kernel takes its launch and the longer of its arithmetic
+//! and its bytes. No op, model or recipe is named here, and no factor is fitted to one.
+
+mod device;
+mod devices;
+mod measure;
+mod rates;
+mod run_time;
+
+pub use device::{Device, Source};
+pub use devices::{DEVICES, DeviceModel};
+pub use rates::{AttentionRates, Factors, GemmRates, Rates, ScoreSeconds};
+pub use run_time::RunTime;
+
+use xtrain_program::{Instance, KernelCost, Phase, Program};
+
+/// Seconds of an optimizer step of `program` with `micro_steps` micro-batches, at these `rates`.
+pub fn step_seconds(program: &Program, rates: &Rates, micro_steps: usize) -> f64 {
+    let (mut first, mut next, mut update) = (0.0, 0.0, 0.0);
+    for instance in &program.instances {
+        match instance.phase() {
+            Phase::Micro => {
+                first += instance_seconds(program, instance, rates, true);
+                next += instance_seconds(program, instance, rates, false);
+            }
+            Phase::Update => update += instance_seconds(program, instance, rates, true),
+        }
+    }
+    first + next * micro_steps.saturating_sub(1) as f64 + update
+}
+
+/// Seconds of an instance in the first micro-step of a step, or in a later one, which adds to more.
+fn instance_seconds(program: &Program, instance: &Instance, rates: &Rates, is_first: bool) -> f64 {
+    let added = instance.outputs.iter().filter(|output| output.mode.accumulates(is_first));
+    let added_bytes = added.map(|output| program.ty(output.value).bytes() as f64).sum::<f64>();
+    let mut kernels = kernels_of(program, instance);
+    if let Some(last) = kernels.last_mut() {
+        last.added_bytes += added_bytes;
+    }
+    let factor = if kernels.len() > 1 { rates.several } else { 1.0 };
+    factor * kernels.iter().map(|kernel| rates.seconds(kernel)).sum::<f64>()
+}
+
+fn kernels_of(program: &Program, instance: &Instance) -> Vec<KernelCost> {
+    let (inputs, outputs) = (program.input_types(instance), program.output_types(instance));
+    instance.code.op().cost(&inputs, &outputs).kernels
+}

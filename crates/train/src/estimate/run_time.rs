@@ -1,0 +1,93 @@
+//! The time that a whole run takes.
+
+use super::{Device, Source, step_seconds};
+use crate::error::{LearnError, RunError};
+use crate::programs;
+use crate::spec::Planned;
+use std::fmt;
+use xtrain_program::Program;
+use xtrain_report::metrics::format;
+
+/// The estimated time of a run.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RunTime {
+    /// Seconds of a step.
+    pub step_seconds: f64,
+    /// Tokens a second, evaluations apart.
+    pub tokens_per_second: f64,
+    /// Floating-point operations a second by PaLM's count.
+    pub flops: f64,
+    /// Their share of the device's peak, where that is known.
+    pub mfu: Option<f64>,
+    /// Seconds of the steps and evaluations from a step on to the end, where the run's length is known.
+    pub seconds: Option<f64>,
+    source: Source,
+}
+
+/// A run that takes longer deserves a warning.
+const LONG_SECONDS: f64 = 86_400.0;
+
+impl RunTime {
+    /// The time that the run of `planned`, whose step is `program`, takes on `device` after `done` steps.
+    pub fn of(planned: &Planned, program: &Program, device: &Device, done: u64) -> Result<RunTime, RunError> {
+        let (spec, config) = (&planned.spec, &planned.resolved.config);
+        let micro_steps = config.train.batch_size / spec.batch.sequences;
+        let step_seconds = step_seconds(program, &device.rates, micro_steps);
+        let tokens = config.step_tokens() as f64;
+        let flops = spec.model.flops_per_token(spec.batch.seq_len) * tokens / step_seconds;
+        let seconds = match planned.resolved.steps {
+            Some(steps) => {
+                let left = steps.saturating_sub(done);
+                let every = config.eval.every.unwrap_or(0);
+                let at_end = u64::from(config.eval.at_end);
+                // An evaluation of all validation data is as long as these are, which only they tell.
+                let is_known = every > 0 && config.eval.tokens.unwrap_or(0) > 0;
+                let evaluations = if is_known { (left / every).max(at_end) } else { 0 };
+                let each = if evaluations > 0 { evaluation_seconds(planned, device)? } else { 0.0 };
+                Some(left as f64 * step_seconds + evaluations as f64 * each)
+            }
+            None => None,
+        };
+        Ok(RunTime {
+            step_seconds,
+            tokens_per_second: tokens / step_seconds,
+            flops,
+            mfu: device.peak_flops.map(|peak| flops / peak),
+            seconds,
+            source: device.source,
+        })
+    }
+
+    /// True if the run takes more than a day.
+    pub fn is_long(&self) -> bool {
+        self.seconds.is_some_and(|seconds| seconds > LONG_SECONDS)
+    }
+}
+
+/// Seconds of an evaluation.
+fn evaluation_seconds(planned: &Planned, device: &Device) -> Result<f64, RunError> {
+    let (spec, config) = (&planned.spec, &planned.resolved.config);
+    let (mask, chunk) = (config.data.document_mask, spec.loss.chunk_tokens);
+    let program = programs::evaluation(&spec.model, &spec.numerics(), spec.batch, mask, chunk);
+    let program = program.map_err(LearnError::from)?;
+    let sequences = config.eval.sequences(config.data.seq_len).div_ceil(spec.batch.sequences as u64);
+    Ok(sequences as f64 * step_seconds(&program, &device.rates, 1))
+}
+
+impl fmt::Display for RunTime {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(seconds) = self.seconds {
+            write!(f, "about {}, ", format::duration(seconds))?;
+        }
+        write!(
+            f,
+            "{} tokens/s, {} TFLOP/s",
+            format::count(self.tokens_per_second),
+            format::significant(self.flops / 1e12)
+        )?;
+        if let Some(mfu) = self.mfu {
+            write!(f, ", {} MFU", format::percent(mfu, 1))?;
+        }
+        write!(f, " ({})", self.source)
+    }
+}

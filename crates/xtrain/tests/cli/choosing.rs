@@ -1,0 +1,55 @@
+//! Settings that a run chooses, and what it says of its time.
+
+use crate::place::Place;
+
+/// The line of a key in a run's config.toml.
+fn line(place: &Place, out: &str, key: &str) -> Option<String> {
+    let text = String::from_utf8(place.read(&format!("{out}/config.toml"))).expect("text");
+    text.lines().find(|line| line.starts_with(&format!("{key} = "))).map(str::to_owned)
+}
+
+#[test]
+fn what_was_chosen_is_recorded_and_a_resumed_run_keeps_it() {
+    let place = Place::new();
+    let said = place.run("train run.toml --out out --set train.steps=3").succeeds().stderr;
+    assert!(said.contains("the run takes about "), "{said}");
+    let recorded = |key: &str| line(&place, "out", key).unwrap_or_default();
+    assert_eq!(recorded("recompute"), "recompute = \"none\"  # chosen when the run began");
+    assert_eq!(recorded("loss_chunk"), "loss_chunk = 4096  # chosen when the run began");
+    assert_eq!(line(&place, "out", "recompute_blocks"), None);
+    assert_eq!(recorded("micro_batch_size"), "micro_batch_size = 4");
+    place.run("train run.toml --out out --resume --set train.steps=6").succeeds();
+    assert_eq!(recorded("recompute"), "recompute = \"none\"  # chosen when the run began");
+    assert_eq!(recorded("loss_chunk"), "loss_chunk = 4096  # chosen when the run began");
+    // The command line may ask again, or give a value, which a file that leaves it open then keeps.
+    place.run("train run.toml --out out --resume --set train.steps=9 --set train.recompute=auto").succeeds();
+    assert_eq!(recorded("recompute"), "recompute = \"none\"  # chosen when the run began");
+    let given = "--set train.recompute=norms --set train.recompute_blocks=1";
+    place.run(&format!("train run.toml --out out --resume --set train.steps=12 {given}")).succeeds();
+    assert_eq!(recorded("recompute"), "recompute = \"norms\"");
+    place.run("train run.toml --out out --resume --set train.steps=15").succeeds();
+    assert_eq!(recorded("recompute"), "recompute = \"norms\"  # chosen when the run began");
+    assert_eq!(recorded("recompute_blocks"), "recompute_blocks = 1  # chosen when the run began");
+    // The configuration of the folder is a run file that chooses nothing.
+    place.run("train out/config.toml --out again --set train.steps=2").succeeds();
+    assert_eq!(line(&place, "again", "recompute").as_deref(), Some("recompute = \"norms\""));
+}
+
+#[test]
+fn a_micro_batch_is_chosen_if_it_is_asked_for() {
+    let place = Place::new();
+    place.train("out", "--set train.steps=2 --set train.micro_batch_size=auto");
+    let chosen = line(&place, "out", "micro_batch_size").unwrap_or_default();
+    assert_eq!(chosen, "micro_batch_size = 4  # chosen when the run began");
+    place.train("given", "--set train.steps=2 --set train.micro_batch_size=2");
+    assert_eq!(line(&place, "given", "micro_batch_size").as_deref(), Some("micro_batch_size = 2"));
+}
+
+#[test]
+fn a_run_of_days_is_told_before_its_text_is_read() {
+    let place = Place::new();
+    let long = "--set train.steps=2000000000 --set model.dim=64 --set data.train=nowhere.txt";
+    let said = place.run(&format!("train run.toml --out out {long}")).stderr;
+    let warned = said.find("the run takes about ").unwrap_or_else(|| panic!("no warning: {said}"));
+    assert!(said.find("nowhere.txt").is_some_and(|at| at > warned), "{said}");
+}

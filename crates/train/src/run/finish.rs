@@ -26,6 +26,8 @@ impl Run {
             self.report_end(outcome, observer)?;
             return Ok(outcome);
         }
+        // The export and the samples use some of it.
+        self.checkpoints.free_memory();
         // Files that an earlier process wrote after this step are left as they are.
         let unwritten = self.folder.unwritten(self.position.step, &self.config)?;
         // All are tried; the first error is reported.

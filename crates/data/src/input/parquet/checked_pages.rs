@@ -63,23 +63,24 @@ impl<P: PageReader> Iterator for CheckedPages<P> {
 /// Fails if the encoded values of a page in a delta encoding are more than the page counts, or too many.
 fn check(page: &Page, is_optional: bool) -> Result<()> {
     // The lengths come first: those of prefixes and of suffixes, or of whole values.
-    let mut lists = match page.encoding() {
+    let lists = match page.encoding() {
         Encoding::DELTA_BYTE_ARRAY => 2,
         Encoding::DELTA_LENGTH_BYTE_ARRAY => 1,
         _ => return Ok(()),
     };
     let most = u64::from(page.num_values()).min(MAX_VALUES);
     let mut rest = values(page, is_optional).unwrap_or_default();
-    while lists > 0 {
-        let count = list_of_numbers(&mut rest);
-        if count.is_some_and(|count| count > most) {
-            return Err(ParquetError::General(format!(
-                "a page of {} values encodes more of them, or over {MAX_VALUES}",
-                page.num_values()
-            )));
+    for _ in 0..lists {
+        match list_of_numbers(&mut rest) {
+            Some(count) if count > most => {
+                let values = page.num_values();
+                let problem = format!("a page of {values} values encodes more, or over {MAX_VALUES}");
+                return Err(ParquetError::General(problem));
+            }
+            Some(_) => {}
+            // It ends too early, which the parquet crate reports.
+            None => break,
         }
-        // The parquet crate reports data that ends too early.
-        lists -= 1;
     }
     Ok(())
 }
@@ -192,7 +193,7 @@ mod tests {
         let levels = [&[3, 0, 0, 0, 1, 2, 3][..], &list(9)].concat();
         assert!(check(&page(lengths, 9, &levels), true).is_ok());
         assert!(check(&page(lengths, 8, &levels), true).is_err());
-        // What ends too early is the parquet crate's to report.
+        // The parquet crate reports what ends too early.
         let whole = [list(200), list(200)].concat();
         (0..whole.len()).for_each(|end| assert!(check(&page(both, 200, &whole[..end]), false).is_ok()));
     }

@@ -1,3 +1,4 @@
+#!/usr/bin/env python3
 """Attacks the command line with kills, damaged files, random configurations and faults of the environment.
 
 Every try has its own random numbers, from the seed, the campaign and its number; README.md says what must hold.

@@ -1,7 +1,6 @@
 //! The signals that ask a command to stop.
 
 use crate::failure::Failure;
-use xtrain_checkpoint::advice;
 use signal_hook::consts::{SIGINT, SIGTERM, SIGXFSZ};
 use signal_hook::flag;
 use signal_hook::iterator::Signals;
@@ -11,6 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
+use xtrain_checkpoint::advice;
 
 /// Signals within this time after the first count as one with it: some launchers, `timeout` among them,
 /// signal a process and then its group, which is not meant to discard unsaved work.

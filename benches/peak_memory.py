@@ -48,6 +48,7 @@ loss_chunk = 4096
 every = 2
 [eval]
 every = 2
+tokens = 512
 """
 UNITS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 
@@ -64,7 +65,8 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--xtrain", type=pathlib.Path, required=True)
     parser.add_argument("--card", default="2 cores")
-    xtrain = parser.parse_args().xtrain.absolute()
+    arguments = parser.parse_args()
+    xtrain = arguments.xtrain.absolute()
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
     text = gzip.decompress(pathlib.Path("examples/data/snapshot.txt.gz").read_bytes())
     for work, settings in RUNS.items():
@@ -79,9 +81,10 @@ def main():
             run.returncode = os.waitstatus_to_exitcode(status)
             assert run.returncode == 0, f"{work}: exit code {run.returncode}"
         value, peer = usage.ru_maxrss / 1024, planned(plan) / (1 << 20)
-        line = {"work": f"{work}, resident", "metric": "MiB", "value": round(value, 1), "peer": "xtrain plan", "peer_value": round(peer, 1)}
-        line |= {"ratio": round(value / peer, 3), "card": parser.parse_args().card, "driver": "none", "command": "python3 benches/peak_memory.py"}
-        print(json.dumps(line | {"commit": commit, "date": str(datetime.date.today())}), flush=True)
+        line = {"work": f"{work}, resident", "metric": "MiB", "value": round(value, 1), "peer": "xtrain plan, all lines"}
+        line |= {"peer_value": round(peer, 1), "ratio": round(value / peer, 3), "card": arguments.card, "driver": "none"}
+        line |= {"command": "python3 benches/peak_memory.py --xtrain XTRAIN", "commit": commit, "date": str(datetime.date.today())}
+        print(json.dumps(line), flush=True)
 
 
 if __name__ == "__main__":

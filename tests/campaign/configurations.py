@@ -8,7 +8,9 @@ from program import Failure
 
 SHORT = 40
 # Errors of a run that its plan cannot foresee, as it does not read the text.
-OF_THE_TEXT = re.compile(r"held.out|too short|too few|not finite|needs at least|has only|infinite in bf16|vocabulary|validation data|special token|no token")
+OF_THE_TEXT = re.compile(
+    r"held.out|too short|too few|not finite|needs at least|has only|infinite in bf16|vocabulary|validation data|special token|no token"
+)
 
 
 def whole(low, high):
@@ -44,7 +46,7 @@ KEYS = {
     "model.dropout": one(0, 0.1, 0.5, 0.99),
     "model.init_std": log(1e-6, 10),
     "model.z_loss": log(1e-6, 100),
-    "data.train": one(["a.txt", "b.txt"], "*.txt", [{"path": "a.txt", "weight": 1e-7}, {"path": "b.txt", "weight": 2.0}], "b.txt", "tokens"),
+    "data.train": one(["a.txt", "b.txt"], "*.txt", [{"path": "a.txt", "weight": 1e-7}, {"path": "b.txt", "weight": 2}], "b.txt", "tokens"),
     "data.valid": one("b.txt", "a.txt", ["b.jsonl"]),
     "data.held_out": one(0, 0.005, 0.1, 0.5, 0.9),
     "data.tokenizer": one("bpe", "bytes", "chars"),
@@ -128,7 +130,11 @@ NEEDS = [
     (r"log\.command", "log.jsonl", [True]),
 ]
 # Keys that exclude each other.
-EXCLUDE = [("data.valid", "data.held_out"), ("schedule.min_lr", "schedule.min_lr_ratio"), ("schedule.decay_steps", "schedule.decay_fraction")]
+EXCLUDE = [
+    ("data.valid", "data.held_out"),
+    ("schedule.min_lr", "schedule.min_lr_ratio"),
+    ("schedule.decay_steps", "schedule.decay_fraction"),
+]
 STRANGE = [-1, 0, 2**31, 2**63 - 1, 1e300, "", "nonsense", [], {}, True, "\u202e"]
 
 

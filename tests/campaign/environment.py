@@ -11,7 +11,14 @@ from program import Failure
 
 SHORT = 24
 TRAIN = "train run.toml --out run --resume"
-COMMANDS = [TRAIN, TRAIN, TRAIN, "tokenize c.txt --bpe-vocab-size 300 --out tokens", "export peace --out hf", "eval peace --data b.txt", "report peace", "generate peace --prompt the -n 3"]
+COMMANDS = [
+    *[TRAIN] * 3,
+    "tokenize c.txt --bpe-vocab-size 300 --out tokens",
+    "export peace --out hf",
+    "eval peace --data b.txt",
+    "report peace",
+    "generate peace --prompt the -n 3",
+]
 
 
 def prepare(folder, program):
@@ -77,9 +84,12 @@ def again(folder, program, command):
     elif command.startswith("tokenize"):
         program.run(folder, command).succeeds()
         # The index has the path of the text.
-        whole, after = ({name: file for name, file in place.files(folder / tokens).items() if name.endswith(".tokens")} for tokens in ("peace-tokens", "tokens"))
-        place.same(whole, after, "shards after a fault")
+        place.same(shards(folder / "peace-tokens"), shards(folder / "tokens"), "shards after a fault")
         place.check_no_leftovers(folder)
+
+
+def shards(folder):
+    return {name: content for name, content in place.files(folder).items() if name.endswith(".tokens")}
 
 
 def limited_memory(*arguments):
@@ -102,7 +112,8 @@ def full_disk(prepared, folder, program, dice):
     run = f"{program.path} train run.toml {sets} >out 2>err"
     size = int(4 * 150 ** dice.random())
     larger = "mount -o remount,size=64m disk"
-    script = f"mount -t tmpfs -o size={size}k none disk && {run}; code=$?; cp err first; {larger} && {run} && cp -r disk/run run; exit $code"
+    again = f"cp err first; {larger} && {run} && cp -r disk/run run"
+    script = f"mount -t tmpfs -o size={size}k none disk && {run}; code=$?; {again}; exit $code"
     done = subprocess.run(unshare(script), cwd=folder, capture_output=True, text=True, timeout=300, stdin=subprocess.DEVNULL)
     first = (folder / "first").read_text()
     if done.returncode not in (0, 2) or (done.returncode == 2 and not first.splitlines()[-1].startswith("error: ")):
@@ -130,8 +141,8 @@ def forbidden(prepared, folder, program, dice):
 
 def replaced(prepared, folder, program, dice):
     """A FIFO, a folder, a link to itself, a device or nothing in the place of a file."""
-    paths = [path for path in sorted((folder / "peace").rglob("*")) + [folder / "a.txt", folder / "run.toml", folder / "b.txt"] if path.is_file()]
-    path = dice.choice(paths)
+    paths = sorted((folder / "peace").rglob("*")) + [folder / name for name in ("a.txt", "b.txt", "run.toml")]
+    path = dice.choice([path for path in paths if path.is_file()])
     path.unlink()
     kind = dice.choice(["fifo", "folder", "loop", "zero", "null", "nothing", "directory link"])
     match kind:
@@ -146,7 +157,14 @@ def replaced(prepared, folder, program, dice):
         case "directory link":
             path.symlink_to(".")
     name = path.relative_to(folder)
-    commands = [*COMMANDS, "train run.toml --out peace --resume", "plan run.toml", "generate peace/hf --prompt the -n 3", "compare peace peace", f"tokenize {name} --bytes --out new"]
+    commands = [
+        *COMMANDS,
+        "train run.toml --out peace --resume",
+        "plan run.toml",
+        "generate peace/hf --prompt the -n 3",
+        "compare peace peace",
+        f"tokenize {name} --bytes --out new",
+    ]
     program.run(folder, dice.choice(commands)).judge()
     return None
 
@@ -175,4 +193,13 @@ def poor_surroundings(prepared, folder, program, dice):
     return None
 
 
-FAULTS = [limited_memory, limited_memory, limited_memory, limited_files, limited_files, few_open_files, full_disk, full_disk, forbidden, replaced, replaced, no_output, poor_surroundings]
+FAULTS = [
+    *[limited_memory] * 3,
+    *[limited_files] * 2,
+    few_open_files,
+    *[full_disk] * 2,
+    forbidden,
+    *[replaced] * 2,
+    no_output,
+    poor_surroundings,
+]

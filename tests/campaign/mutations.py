@@ -10,8 +10,8 @@ import parquet
 import place
 
 SHORT = 150
-TOKENS = [b"0", b"-1", b"null", b"1e999", b"99999999999999999999", b'""', b"{}", b"[", b"\0", b"\xff\xfe", b"true", b"\n", b"NaN", b"\xef\xbb\xbf"]
-VALUES = [None, True, 0, -1, 1, 2**31, 2**63, 2**64, 1e308, 0.5, "", "x" * 5000, "../../x", "/dev/zero", "\u202e\n\0", [], {}, [[]], {"a": 1}]
+TOKENS = [b"0", b"-1", b"null", b"1e999", b"9" * 20, b'""', b"{}", b"[", b"\0", b"\xff\xfe", b"true", b"\n", b"NaN", b"\xef\xbb\xbf"]
+VALUES = [None, True, 0, -1, 1, 2**31, 2**63, 2**64, 1e308, 0.5, "", "x" * 5000, "../../x", "/dev/zero", "\u202e\n\0", [], {}, {"a": 1}]
 RESUME = "train run.toml --out run --resume"
 EVALUATE = "eval run --data tokens --json"
 EXPORT = "export run --dtype fp32 --out new"
@@ -101,7 +101,8 @@ def trial(expected, base, folder, program, dice, count):
     place.check_whole_pages(folder)
     count["accepted" if has_succeeded else "refused"] += 1
     if has_succeeded and table is CHECKED and damaged != whole:
-        place.same(expected[command], result(folder, ended), f"accepted {name} with other bytes at {first_difference(whole, damaged)}: `{command}`")
+        what = f"accepted {name} with other bytes at {first_difference(whole, damaged)}: `{command}`"
+        place.same(expected[command], result(folder, ended), what)
     return f"of {name.split('/')[0]}"
 
 

@@ -150,8 +150,8 @@ pub fn check(planned: &Planned, processor: &Processor) -> Result<(), RunError> {
     }
 }
 
-/// Bytes that the step of `spec`, which is `program`, needs on `target`, on this number of CPU threads: of its plan, of kernel workspace
-/// outside of it, and of libraries.
+/// Bytes that the step of `spec`, which is `program`, needs on `target`, on this number of CPU threads: of
+/// its plan, of kernel workspace outside of it, and of libraries.
 pub(crate) fn needed_bytes(
     spec: &TrainingSpec,
     program: &Program,

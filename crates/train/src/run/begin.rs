@@ -88,8 +88,8 @@ fn check_free(folder: &RunFolder) -> Result<(), RunError> {
 }
 
 /// Refuses a run that the processor cannot compute or that does not fit before its text is tokenized, which
-/// may take long, and warns of one that takes days. Checks nothing if only the text determines the size of the
-/// vocabulary.
+/// may take long, and warns of one that takes days. Checks nothing if only the text determines the size of
+/// the vocabulary.
 fn check_before_text(parsed: &Parsed, processor: &Processor, device: &Device) -> Result<(), RunError> {
     let config = &parsed.config;
     let is_given = config.model.vocab_size.is_some() || config.model.init_from.is_some();

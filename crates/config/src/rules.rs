@@ -148,7 +148,7 @@ fn data(config: &Config, report: &mut Report) {
     if let (true, Some(tokenizer), Some(_)) = (trained_here, &data.tokenizer, &config.model.init_from) {
         let keys = ["data.tokenizer", "model.init_from"];
         let message = format!(
-            "`tokenizer` = \"{tokenizer}\" makes a vocabulary that the weights of `model.init_from` do not know; {} \
+            "`tokenizer` = \"{tokenizer}\" creates a vocabulary that does not fit the weights of `model.init_from`; {} \
              to use the folder's own",
             report.leave_out(&keys)
         );

@@ -135,7 +135,7 @@ fn not_there(key: &str, error: DataError) -> RunError {
     match &error {
         DataError::Io { path, source, .. } if source.kind() == ErrorKind::NotFound && path.is_relative() => {
             RunError::Refused(format!(
-                "{error} (paths start at the folder you are in); --set {key}=FILE names another text"
+                "{error} (paths are relative to the current folder); --set {key}=FILE names another text"
             ))
         }
         _ => error.into(),
@@ -212,7 +212,7 @@ fn refuse_shared_tokens(
 
 fn trained_on(what: &str, is: &str) -> RunError {
     RunError::Refused(format!(
-        "{what} {is} in data.train too; validate on other text, or leave data.valid out and a part of data.train is held out"
+        "{what} {is} in data.train too; validate on other text, or remove data.valid to hold out a part of data.train"
     ))
 }
 

@@ -172,11 +172,11 @@ pub(crate) fn check_fp8(names: &NameMap) -> Result<(), RunError> {
         return Ok(());
     }
     Err(RunError::Refused(format!(
-        "exported as \"fp8\" nothing of this model would be FP8, not even its linear layers: {WHY_BF16}; take \"bf16\""
+        "exported as \"fp8\", none of the linear layers of this model would be FP8: {WHY_BF16}; use \"bf16\""
     )))
 }
 
-const WHY_BF16: &str = "they have sizes that are no multiples of 128, or the run left them in bf16";
+const WHY_BF16: &str = "they have sizes that are not multiples of 128, or the run left them in bf16";
 
 /// Warns of the linear layers that an FP8 export holds in bf16.
 fn warn_of_bf16(names: &NameMap) {
@@ -185,7 +185,7 @@ fn warn_of_bf16(names: &NameMap) {
         linear.iter().filter(|entry| entry.fp8.is_none()).map(|entry| entry.name.as_str()).collect();
     if let [first, ..] = kept[..] {
         let (n, of) = (kept.len(), linear.len());
-        tracing::warn!("{n} of {of} linear layers go out as bf16, {first} for one: {WHY_BF16}");
+        tracing::warn!("{n} of {of} linear layers are exported as bf16, for example {first}: {WHY_BF16}");
     }
 }
 

@@ -117,7 +117,7 @@ impl RunFolder {
             return Ok(());
         }
         Err(RunError::Refused(format!(
-            "{} is not from this run, so its export will not replace it; move it away and go on with --resume, or set \
+            "{} is not from this run, so its export will not replace it; move it away and continue with --resume, or set \
              checkpoint.export_hf = false",
             hf.display()
         )))

@@ -72,7 +72,7 @@ fn refuse_run_folder(folder: &Path) -> Option<RunError> {
     let (place, hf) = (run.path().display(), run.hf());
     let advice = match hf.is_dir() && of_step.is_empty() {
         true => format!("its model is in {}", hf.display()),
-        false => format!("make one of it: xtrain export {place}{of_step} --out FOLDER"),
+        false => format!("export it first: xtrain export {place}{of_step} --out FOLDER"),
     };
     Some(RunError::Refused(format!(
         "model.init_from names {}, which is {what} and no Hugging Face folder; {advice}",

@@ -90,8 +90,7 @@ fn characters(config: &Config) -> Result<VocabularySize, RunError> {
         match list_inputs(&[&source.path]) {
             Ok(inputs) => texts.push(TextFiles { inputs, options: InputOptions { field, separator } }),
             Err(DataError::Io { source: error, .. }) if error.kind() == ErrorKind::NotFound => {
-                let why =
-                    format!("{} is not there to count its characters; these are all of Unicode", source.path);
+                let why = format!("{} does not exist, so all characters of Unicode are counted", source.path);
                 // Plus the end-of-document token.
                 return Ok(VocabularySize { size: Some(UNICODE_CHARACTERS + 1), bound: Some(why) });
             }
@@ -143,8 +142,8 @@ fn check_sizes(spec: &TrainingSpec, batch_size: usize) -> Result<(), RunError> {
     // Dropout draws by the index of a token in the global batch, which has 32 bits.
     if spec.dropout > 0.0 && wide(batch_size) * wide(spec.batch.seq_len) > 1 << 32 {
         return Err(RunError::Refused(format!(
-            "a step of {batch_size} sequences of {} tokens is more than dropout can number, which is 2^32 tokens; check \
-             train.batch_size and data.seq_len for a slip, or set model.dropout = 0",
+            "a step of {batch_size} sequences of {} tokens exceeds the 2^32 tokens that dropout can number; check \
+             train.batch_size and data.seq_len for a typo, or set model.dropout = 0",
             spec.batch.seq_len
         )));
     }
@@ -155,8 +154,8 @@ fn check_sizes(spec: &TrainingSpec, batch_size: usize) -> Result<(), RunError> {
         return Ok(());
     }
     Err(RunError::Refused(format!(
-        "a micro-batch of {} sequences of {} tokens is more than any machine holds with this model; check data.seq_len and \
-         train.micro_batch_size for a slip",
+        "a micro-batch of {} sequences of {} tokens exceeds the memory of any machine with this model; check data.seq_len and \
+         train.micro_batch_size for a typo",
         spec.batch.sequences, spec.batch.seq_len
     )))
 }

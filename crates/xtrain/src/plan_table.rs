@@ -196,7 +196,7 @@ fn memory(program: &Program, reference: Option<&Program>, target: Target) -> Str
     let saved = format::bytes(programs::saved_bytes(program) as u64);
     out.push_str(&format!("a save copies {saved} of it to host memory\n"));
     if reference.is_some() {
-        out.push_str(&format!("a reference segment puts {saved} of it aside in host memory\n"));
+        out.push_str(&format!("a reference segment copies {saved} of it to host memory\n"));
     }
     out.push_str(&format!("activations peak at {}\n", table.peak_at));
     out.push_str(&elsewhere(table));

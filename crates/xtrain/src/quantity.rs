@@ -47,7 +47,7 @@ impl FromStr for Size {
             parse(text, &BYTES).ok_or("write a number of bytes from 1 on, such as 500MB, 5GB or 4GiB")?;
         match text.parse::<u64>() {
             Ok(bare) if bare < LEAST_BARE_BYTES => Err(format!(
-                "without a unit it is {bare} bytes; write {bare}GiB or {bare}GB, or {bare}B where bytes are meant"
+                "without a unit it is {bare} bytes; write {bare}GiB or {bare}GB, or {bare}B if you mean bytes"
             )),
             _ => Ok(Size(bytes)),
         }
@@ -120,7 +120,7 @@ mod tests {
             assert!(wrong.parse::<Size>().is_err_and(|e| e.contains("5GB")), "{wrong:?}");
         }
         let said = "40".parse::<Size>().expect_err("too few to be bytes");
-        assert_eq!(said, "without a unit it is 40 bytes; write 40GiB or 40GB, or 40B where bytes are meant");
+        assert_eq!(said, "without a unit it is 40 bytes; write 40GiB or 40GB, or 40B if you mean bytes");
         assert!("1048575".parse::<Size>().is_err() && "1048576".parse::<Size>().is_ok());
     }
 }

@@ -34,7 +34,7 @@ pub(crate) fn use_threads(threads: usize) -> Result<(), Failure> {
     let built = rayon::ThreadPoolBuilder::new().num_threads(threads).build_global();
     built.map_err(|e| {
         Failure::user(format!(
-            "cannot start the threads that compute ({e}); ask for fewer with --threads or train.threads"
+            "cannot start the compute threads ({e}); use fewer with --threads or train.threads"
         ))
     })
 }
@@ -99,7 +99,7 @@ impl Observer for TrainingView {
         self.texts.finish();
         let what = format!("{model}; {device}");
         if first_step == steps {
-            return log_line(&format!("{what}; all {steps} steps are done, the rest of the end follows"));
+            return log_line(&format!("{what}; all {steps} steps are done; writing what is missing"));
         }
         log_line(&config.to_toml());
         self.say(format!("{what}; steps {first_step} to {steps}"));

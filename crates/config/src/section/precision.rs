@@ -248,7 +248,7 @@ fn refuse(
     let sets: Vec<String> =
         given.iter().map(|(_, key, none)| format!("--set 'precision.{key}={none}'")).collect();
     Err(format!(
-        "[precision] recipe = {:?} {is_so}, so {} would change nothing: leave {} out, or take back what the file has with {}, or choose \
+        "[precision] recipe = {:?} {is_so}, so {} would change nothing: leave {} out, or remove the file's with {}, or choose \
          {others}",
         recipe.name(),
         names.join(", "),
@@ -265,7 +265,7 @@ fn layer(slower: &Slower, model: &Architecture) -> Result<SlowerLayer, String> {
         return Ok(SlowerLayer { layer, speed, tokens });
     }
     Err(format!(
-        "[precision] skip_slower: {layer:?} is no linear layer of a block; they are {}",
+        "[precision] skip_slower: {layer:?} is not a linear layer of a block; the layers are {}",
         sites.join(", ")
     ))
 }

@@ -58,7 +58,7 @@ fn it_is_the_gemm_of_the_dequantized_operands() {
     }
 }
 
-/// The bars are the signal-to-noise ratios in dB that docs/numerics.md asks for.
+/// The tolerances are the signal-to-noise ratios in docs/numerics.md, in dB.
 #[test]
 fn fp8_gemms_are_as_near_to_exact_ones_as_their_formats_allow() {
     let [t, o, i] = [256, 192, 384];

@@ -179,7 +179,7 @@ fn said(tensor: &TensorCast) -> String {
 
 fn table(tensors: &[TensorCast]) -> String {
     let mut out = format!(
-        "<details>\n<summary>{} casts</summary>\n<div class=\"scroll\"><table>\n<thead><tr><th>Product</th><th>Factor</th><th>Cast</th><th>SQNR, dB</th>\
+        "<details>\n<summary>{} casts</summary>\n<div class=\"scroll\"><table>\n<thead><tr><th>GEMM</th><th>Operand</th><th>Cast</th><th>SQNR, dB</th>\
          <th>Underflow</th><th>Saturation</th><th>amax</th><th>Zeros</th><th>Not finite</th><th>In bf16</th></tr></thead>\n<tbody>\n",
         tensors.len()
     );

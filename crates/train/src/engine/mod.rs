@@ -97,7 +97,7 @@ impl Processor {
                 let number = |arch: Arch| format!("{}.{}", arch.major, arch.minor);
                 let others: Vec<_> = RECIPES.iter().filter(runs).map(|(recipe, _)| recipe.name()).collect();
                 Err(RunError::Refused(format!(
-                    "[precision] recipe = {:?} needs compute capability {} or newer, and {} has {}; choose one that it runs: {}",
+                    "[precision] recipe = {:?} needs compute capability {} or newer, and {} has {}; choose one that it supports: {}",
                     recipe.name(),
                     number(needed.1),
                     info.name,

@@ -56,9 +56,7 @@ impl HeldOut {
         let limit = model.max_position_embeddings;
         let asked = options.seq_len.or(opened.seq_len).unwrap_or(SEQ_LEN.min(limit));
         if asked > limit {
-            tracing::warn!(
-                "sequences of {asked} exceed the {limit} tokens of context that the model is meant for"
-            );
+            tracing::warn!("sequences of {asked} exceed the model's context of {limit} tokens");
         }
         // Shards need no tokenizer.
         let temporary = match options.cache {
@@ -126,7 +124,7 @@ impl HeldOut {
         corpus.loader.resume(&of_run.loader)?;
         let Some(validation) = corpus.validation else {
             return Err(RunError::Refused(
-                "the run validated on nothing (data.valid, data.held_out); name a text with --data".into(),
+                "the run had no validation data (data.valid, data.held_out); name a text with --data".into(),
             ));
         };
         let seq_len = config.data.seq_len;

@@ -151,7 +151,7 @@ pub(super) fn lock(folder: &RunFolder, is_begun: bool) -> Result<CheckpointWrite
         return Ok(checkpoints);
     }
     Err(RunError::Refused(format!(
-        "another process began a run in {} meanwhile; start this one again, with --resume to go on with that run",
+        "another process began a run in {} meanwhile; start this one again, with --resume to continue that run",
         folder.path().display()
     )))
 }

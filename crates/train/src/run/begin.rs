@@ -67,7 +67,7 @@ fn check_free(folder: &RunFolder) -> Result<(), RunError> {
     let place = folder.path().display();
     if folder.is_begun() {
         return Err(RunError::Refused(format!(
-            "{place} already holds a run; go on with --resume, choose another folder with --out FOLDER, or delete it"
+            "{place} already holds a run; continue with --resume, choose another folder with --out FOLDER, or delete it"
         )));
     }
     match folder.foreign()? {

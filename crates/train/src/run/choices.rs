@@ -34,7 +34,7 @@ pub(super) fn record(folder: &RunFolder, recorded: BTreeMap<String, String>, eng
 fn write(folder: &RunFolder, choices: &BTreeMap<String, String>) {
     let text = serde_json::to_string_pretty(choices).map_err(|e| RunError::Refused(e.to_string()));
     if let Err(error) = text.and_then(|text| folder.write(FILE, &(text + "\n"))) {
-        tracing::warn!("{error}; without it, a resumed run chooses its algorithms anew");
+        tracing::warn!("{error}; without it, a resumed run chooses its algorithms again");
     }
 }
 
@@ -42,7 +42,7 @@ fn recorded(folder: &RunFolder) -> BTreeMap<String, String> {
     let path = folder.path().join(FILE);
     let without = |why: String| {
         tracing::warn!(
-            "{}: {why}; on a GPU algorithms are chosen anew, and the numbers of the resumed run differ slightly",
+            "{}: {why}; on a GPU algorithms are chosen again, and the numbers of the resumed run differ slightly",
             path.display()
         );
         BTreeMap::new()

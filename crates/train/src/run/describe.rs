@@ -45,7 +45,7 @@ fn warn_of_bf16_head(spec: &TrainingSpec, layers: &[LinearGemms]) {
     let explained = |why: &Bf16Reason| match why {
         Bf16Reason::Size(size) if *size == m.vocab_size => {
             format!(
-                "{why}: the vocabulary, to which model.vocab_size gives more rows where a model begins from random weights"
+                "{why}: the vocabulary, which model.vocab_size can enlarge if a model begins from random weights"
             )
         }
         Bf16Reason::Size(size) if *size == m.dim => format!("{why}: model.dim"),

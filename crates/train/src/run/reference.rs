@@ -38,7 +38,7 @@ impl StateCopy {
         let memory = if is_room { AlignedBytes::try_zeroed(bytes) } else { None };
         let memory = memory.ok_or_else(|| {
             RunError::Refused(format!(
-                "reference segments copy the state to host memory, {}, and there is not as much; do without them: --set \
+                "reference segments copy the state to host memory, {}, which is not available; disable them with --set \
                  precision.reference_every=0",
                 format::bytes(bytes as u64)
             ))

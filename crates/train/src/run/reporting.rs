@@ -108,7 +108,7 @@ impl Run {
         let place = self.folder.checkpoints();
         let how = match self.checkpoints.has_any() {
             true => format!(
-                "go on with --resume from the latest checkpoint in {} (delete it to go on from the one before)",
+                "continue with --resume from the latest checkpoint in {} (delete it to continue from the one before)",
                 place.display()
             ),
             false => "begin again with --resume, as nothing was saved yet".to_owned(),

@@ -107,8 +107,7 @@ fn check_tokenizer(folder: &RunFolder, config: &Config, kept: &Tokenizer) -> Res
         .map(Change::to_string)
         .collect();
     Err(RunError::Refused(format!(
-        "the tokenizer is another one than the run in {} began with ({}), and its weights know only that one; resume with the \
-         tokenizer that it began with, or begin a new run",
+        "the run in {} began with another tokenizer ({}), and its weights fit only that one; resume with it, or begin a new run",
         folder.path().display(),
         changes.join(", ")
     )))

@@ -214,8 +214,7 @@ impl Run {
 pub(super) fn step_error(step: u64, error: LearnError) -> RunError {
     match error {
         LearnError::Engine(EngineError::NonFinite { .. }) => RunError::Diverged(format!(
-            "step {step}: {error}; look at the numbers that it reads: a lower optimizer.lr, or other data or weights to start from, keep \
-             them small"
+            "step {step}: {error}; try a lower optimizer.lr, or other data or initial weights"
         )),
         other => other.into(),
     }

@@ -36,7 +36,7 @@ pub(crate) fn run(args: &GenerateArgs) -> Result<(), Failure> {
     let limit = opened.weights.model().max_position_embeddings;
     if tokens.len() > limit {
         return Err(Failure::user(format!(
-            "the prompt has {} tokens, but the model is meant for {limit}; give a shorter one",
+            "the prompt has {} tokens, but the model's context has {limit}; give a shorter prompt",
             tokens.len()
         )));
     }

@@ -53,7 +53,7 @@ fn a_finished_run_that_is_resumed_says_so_and_changes_nothing() {
     let before = place.contents("out");
     for change in ["", "--set optimizer.lr=1e-5", "--set train.steps=3"] {
         let ran = place.train("out", &format!("--resume {sampled} {change}"));
-        let steps = if change.contains('3') { "4 steps, of which 3 are asked for" } else { "4 of 4 steps" };
+        let steps = if change.contains('3') { "4 steps, of which 3 were requested" } else { "4 of 4 steps" };
         let said = format!("already finished: {steps}; continue with --set train.steps=...\n");
         assert_eq!((ran.stdout, ran.stderr), (said, String::new()));
         assert_eq!(place.contents("out"), before, "{change}");

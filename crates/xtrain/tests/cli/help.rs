@@ -23,11 +23,9 @@ fn every_verbs_help_has_a_summary_an_example_and_its_defaults() {
             "export" => vec!["by default as the run's own export", "[default: 5GB]"],
             "report" => vec!["by default report.html"],
             "compare" => vec!["--baseline", "[default: 100]", "by default compare.html"],
-            "inspect" => vec![
-                "by default fp8-block if the run has no FP8",
-                "by default inspect.html",
-                "[default: 0]",
-            ],
+            "inspect" => {
+                vec!["by default fp8-block if the run has no FP8", "by default inspect.html", "[default: 0]"]
+            }
             "blame" => vec!["by default fp8-block if the run has no FP8", "[default: 1]", "[default: 0]"],
             "doctor" => vec!["--json", "exit code is 0"],
             "train" => vec!["docs/configuration.md", "--resume", "--max-time"],

@@ -20,7 +20,7 @@ fn every_verbs_help_has_a_summary_an_example_and_its_defaults() {
             "generate" => vec!["[default: 128]", "[default: 0.8]", "[default: 0]", "[default: 1"],
             "eval" => vec!["[default: 8]", "[default: text]", "and for a Hugging Face folder 1024"],
             "tokenize" => vec!["[default: text]", "[default: 64M]"],
-            "export" => vec!["by default as the run's own export", "[default: 5GB]"],
+            "export" => vec!["by default as in the run's own export", "[default: 5GB]"],
             "report" => vec!["by default report.html"],
             "compare" => vec!["--baseline", "[default: 100]", "by default compare.html"],
             "inspect" => {

@@ -1,4 +1,4 @@
-//! Several runs side by side: their figures, and where their configurations differ.
+//! Several runs side by side: their figures, and the differences of their configurations.
 
 use std::fmt::Write;
 
@@ -92,7 +92,7 @@ pub(super) fn differences(views: &[View<'_>]) -> String {
     out
 }
 
-/// The keys of a TOML text, dotted, with their values as written; `None` if it is none.
+/// The keys of a TOML text, dotted, with their values as written; `None` if the text is not TOML.
 fn flatten(text: &str) -> Option<Vec<(String, String)>> {
     fn walk(prefix: &str, table: &toml::Table, out: &mut Vec<(String, String)>) {
         for (key, value) in table {

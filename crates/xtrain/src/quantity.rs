@@ -1,5 +1,5 @@
-//! Numbers with units in options: counts as `64M`, bytes as `5GB` or `4GiB`. Numbers without a unit are
-//! counts or bytes; a size of so few bytes that a unit was probably meant is refused.
+//! Numbers with units in options: counts such as `64M`, bytes such as `5GB` or `4GiB`. Numbers without a unit
+//! are counts or bytes. A size of so few bytes that a unit was probably meant is refused.
 
 use std::fmt;
 use std::str::FromStr;
@@ -12,13 +12,13 @@ pub(crate) struct Count(pub(crate) u64);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Size(pub(crate) u64);
 
-/// Fewer bytes are written with a unit: `40` was meant to be 40 GiB.
+/// Smaller sizes need a unit: `40` probably means 40 GiB.
 const LEAST_BARE_BYTES: u64 = 1 << 20;
 
 /// The units of counts, largest first.
 const THOUSANDS: [(&str, u64); 3] = [("G", 1_000_000_000), ("M", 1_000_000), ("K", 1_000)];
 
-/// The units of sizes, larger ones before those that they end with.
+/// The units of sizes. A unit precedes those that are suffixes of it.
 const BYTES: [(&str, u64); 9] = [
     ("TB", 1_000_000_000_000),
     ("GB", 1_000_000_000),
@@ -47,7 +47,7 @@ impl FromStr for Size {
             parse(text, &BYTES).ok_or("write a number of bytes from 1 on, such as 500MB, 5GB or 4GiB")?;
         match text.parse::<u64>() {
             Ok(bare) if bare < LEAST_BARE_BYTES => Err(format!(
-                "without a unit it is {bare} bytes; write {bare}GiB or {bare}GB, or {bare}B where bytes are meant"
+                "without a unit it is {bare} bytes; write {bare}GiB or {bare}GB, or {bare}B if you mean bytes"
             )),
             _ => Ok(Size(bytes)),
         }
@@ -66,7 +66,7 @@ impl fmt::Display for Size {
     }
 }
 
-/// Digits with or without a unit; nothing for anything else, for 0, and for more than can be counted.
+/// Parses digits with or without a unit; `None` for anything else, for 0, and on overflow.
 fn parse(text: &str, units: &[(&str, u64)]) -> Option<u64> {
     let with_unit = units.iter().find_map(|(name, unit)| Some((text.strip_suffix(name)?, *unit)));
     let (digits, unit) = with_unit.unwrap_or((text, 1));
@@ -75,7 +75,7 @@ fn parse(text: &str, units: &[(&str, u64)]) -> Option<u64> {
     (number > 0).then_some(number)
 }
 
-/// The number in the first unit that it is a whole number of.
+/// The number in the first unit of which it is a whole multiple.
 fn shown(number: u64, units: &[(&str, u64)]) -> String {
     match units.iter().find(|(_, unit)| number.is_multiple_of(*unit)) {
         Some((name, unit)) => format!("{}{name}", number / unit),
@@ -120,7 +120,7 @@ mod tests {
             assert!(wrong.parse::<Size>().is_err_and(|e| e.contains("5GB")), "{wrong:?}");
         }
         let said = "40".parse::<Size>().expect_err("too few to be bytes");
-        assert_eq!(said, "without a unit it is 40 bytes; write 40GiB or 40GB, or 40B where bytes are meant");
+        assert_eq!(said, "without a unit it is 40 bytes; write 40GiB or 40GB, or 40B if you mean bytes");
         assert!("1048575".parse::<Size>().is_err() && "1048576".parse::<Size>().is_ok());
     }
 }

@@ -1,4 +1,4 @@
-//! `[train]`: how long, in what batches, on what, and into which folder.
+//! `[train]`: length, batches, device and folder of the run.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -30,9 +30,9 @@ section! {
         #[schemars(extend("x-unit" = "sequences"))]
         #[schemars(extend("x-aliases" = ["global_batch_size", "bs", "batch"]))]
         pub batch_size: usize = 8,
-        /// Sequences that go through the model at once; gradients of `batch_size / micro_batch_size` passes
-        /// are summed. Must divide `batch_size`. Less takes less memory and changes the result only by
-        /// rounding.
+        /// Sequences that pass through the model at once; gradients of `batch_size / micro_batch_size` passes
+        /// are summed. Must divide `batch_size`. A smaller number needs less memory and changes the result
+        /// only by rounding.
         #[schemars(range(min = 1, max = 16_777_216))]
         #[schemars(extend("x-unit" = "sequences", "x-default" = "`batch_size`"))]
         #[schemars(extend("x-aliases" = [
@@ -104,8 +104,8 @@ impl TrainConfig {
 
     /// Length of the run in steps, at least one.
     ///
-    /// `seq_len` is in tokens, `epoch_tokens` the tokens of one pass over the training data. `None` where the
-    /// run is measured in epochs and `epoch_tokens` is not known, or has no length at all.
+    /// `seq_len` is in tokens, `epoch_tokens` the tokens of one pass over the training data. `None` if the
+    /// run is given in epochs and `epoch_tokens` is not known, or if it has no length at all.
     pub fn total_steps(&self, seq_len: usize, epoch_tokens: Option<u64>) -> Option<u64> {
         let step_tokens = (self.batch_size as u64).saturating_mul(seq_len as u64).max(1);
         let tokens = match (self.steps, self.tokens, self.epochs) {
@@ -124,7 +124,7 @@ impl TrainConfig {
 pub enum Recompute {
     /// Nothing: every activation is saved.
     None,
-    /// The outputs of norms and of SwiGLU, which cost little to compute and much to keep.
+    /// The outputs of norms and of SwiGLU, which are cheap to compute and large to save.
     Norms,
     /// Whole blocks: only each block's input is saved.
     Block,

@@ -1,4 +1,4 @@
-//! The part of a run's metrics that a resume drops.
+//! The records of a run that a resume drops.
 
 use super::event::{EVAL, SAMPLE};
 use xtrain_model::Recipe;
@@ -9,11 +9,11 @@ use xtrain_model::Recipe;
 pub struct Lost {
     /// Attempted steps that the checkpoint holds; 0 at the start. Records of later steps are lost.
     pub after: u64,
-    /// The evaluation of that step itself is lost: the run was stopped in it.
+    /// True if the evaluation of that step itself is lost, because the run was stopped in it.
     pub evaluation: bool,
-    /// The samples of that step itself are lost: it is the last one.
+    /// True if the samples of that step itself are lost, because it is the last step.
     pub samples: bool,
-    /// See [`Resumed::switched`](super::Resumed::switched).
+    /// Recipes before and after the resume, see [`Resumed::switched`](super::Resumed::switched).
     pub switched: Option<[Recipe; 2]>,
 }
 

@@ -7,7 +7,7 @@ use super::event::{Event, Record, Resumed};
 use super::lost::Lost;
 use super::{MetricsError, jsonl, tensorboard};
 
-/// The files that a run writes its metrics to.
+/// The metrics files that a run writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Outputs {
     /// `metrics.jsonl`.
@@ -61,19 +61,19 @@ impl MetricsSink {
         Ok(sink)
     }
 
-    /// Lines that the resume dropped from `metrics.jsonl`; all zeros for a fresh run.
+    /// Numbers of lines that the resume dropped from `metrics.jsonl`; 0 for a new run.
     pub fn recovery(&self) -> jsonl::Recovery {
         self.recovery
     }
 
-    /// Writes `event`, as of now, to every file. It is in the files when this returns.
+    /// Writes `event` with the current time to every file before it returns.
     pub fn record(&mut self, event: impl Into<Event>) -> Result<(), MetricsError> {
         self.record_at(now(), event)
     }
 
-    /// Writes `event` as of `time`, in seconds since 1970.
+    /// Writes `event` with `time`, in seconds since 1970.
     ///
-    /// A file that cannot be written keeps no other from its record; the first error is returned.
+    /// If a file cannot be written, the others still get the record; the first error is returned.
     pub fn record_at(&mut self, time: f64, event: impl Into<Event>) -> Result<(), MetricsError> {
         let record = Record { time, event: event.into() };
         let lines = self.jsonl.as_mut().map_or(Ok(()), |writer| writer.write(&record));
@@ -81,14 +81,14 @@ impl MetricsSink {
         lines.and(events)
     }
 
-    /// The lines recorded so far. A checkpoint that is complete only after they are on the disk never
-    /// outlives them.
+    /// The lines recorded so far. A checkpoint counts as complete only after they are synced, so it never
+    /// describes steps whose metrics are lost.
     pub fn unsynced(&self) -> Result<Option<jsonl::Unsynced>, MetricsError> {
         self.jsonl.as_ref().map(jsonl::Writer::unsynced).transpose()
     }
 }
 
-/// Seconds since 1970; 0 on a machine whose clock is before that.
+/// Seconds since 1970; 0 if the clock is set before that.
 fn now() -> f64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |elapsed| elapsed.as_secs_f64())
 }

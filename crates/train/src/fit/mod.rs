@@ -12,7 +12,7 @@ use crate::training_spec::TrainingSpec;
 use search::Search;
 use xtrain_report::metrics::format;
 
-/// Memory that a step needs, and memory that there is.
+/// Memory that a step needs, and memory that is available.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Fit {
     /// Bytes of the plan, of kernel workspace outside of it, and of libraries.
@@ -26,27 +26,28 @@ pub struct Fit {
 /// Result of the check.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Verdict {
-    /// As it is.
+    /// The step fits as configured.
     Fits,
-    /// It does not fit as configured; these alternatives would, the one that costs the least speed first.
+    /// The step does not fit as configured, but these alternatives do; the one that costs the least speed is
+    /// first.
     WouldFit(Vec<Alternative>),
-    /// However little is asked for at once.
+    /// No alternative fits.
     Nothing {
-        /// The alternative that needs the least.
+        /// The alternative that needs the least memory.
         least: Alternative,
-        /// Bytes of it that no setting changes: weights, gradients, moments.
+        /// Bytes that no setting changes: weights, gradients, moments.
         state_bytes: u64,
-        /// True if it would fit without other programs that hold memory.
+        /// True if it would fit if other programs released their memory.
         is_held: bool,
     },
 }
 
-/// Settings that take less memory, and how much.
+/// Settings that need less memory, and how much they need.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Alternative {
-    /// `train.recompute=norms`, as `--set` takes them. The global batch stays.
+    /// The settings, as `--set` takes them: `train.recompute=norms`. The global batch does not change.
     pub settings: Vec<String>,
-    /// Bytes that the step then needs.
+    /// Bytes that the step needs with them.
     pub bytes: u64,
 }
 
@@ -59,7 +60,7 @@ impl Fit {
         let needed_bytes = search.needed_bytes;
         let verdict = match needed_bytes <= room.available_bytes {
             true => Verdict::Fits,
-            // The first thing to do without is what the model does not learn by.
+            // Give up first what does not affect learning.
             false if spec.reference => {
                 let without = TrainingSpec { reference: false, ..spec.clone() };
                 let Fit { needed_bytes, verdict, .. } = Fit::new(&without, target, batch_size, room)?;
@@ -81,7 +82,7 @@ impl Fit {
         Ok(Fit { needed_bytes, room, verdict })
     }
 
-    /// An error where it does not fit into the memory that `owner` has.
+    /// An error if the step does not fit into the memory of `owner`.
     fn check(&self, owner: &str) -> Result<(), RunError> {
         if self.verdict == Verdict::Fits {
             return Ok(());
@@ -95,8 +96,8 @@ impl Fit {
     }
 }
 
-/// An error if the step of `spec` does not fit into the memory that `processor` has available, as far as the
-/// system tells.
+/// An error if the step of `spec` does not fit into the available memory of `processor`, if the system
+/// reports it.
 pub fn check(spec: &TrainingSpec, batch_size: usize, processor: &Processor) -> Result<(), RunError> {
     match processor.room() {
         Some(room) => Fit::new(spec, processor.target(), batch_size, room)?.check(&processor.owner()),
@@ -105,7 +106,7 @@ pub fn check(spec: &TrainingSpec, batch_size: usize, processor: &Processor) -> R
 }
 
 impl Verdict {
-    /// This verdict, reached with `setting`, with which the step needs `bytes`.
+    /// The verdict after `setting` was changed; the step then needs `bytes`.
     fn with_setting(mut self, setting: &str, bytes: u64) -> Self {
         let add = |alternative: &mut Alternative| alternative.settings.insert(0, setting.to_owned());
         match &mut self {

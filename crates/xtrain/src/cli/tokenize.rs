@@ -30,10 +30,10 @@ pub(crate) struct TokenizeArgs {
     /// false
     #[arg(long, value_name = "CHOICE", default_value = "auto")]
     pub(crate) begin_of_document: BeginOfDocument,
-    /// Tokens of a shard: a number, or one of thousands (K), millions (M) or billions (G)
+    /// Tokens per shard: a number, or one of thousands (K), millions (M) or billions (G)
     #[arg(long, value_name = "TOKENS", default_value_t = Count(PrepareOptions::default().shard_tokens))]
     pub(crate) shard_tokens: Count,
-    /// Read the finished shards once more and compare their checksums
+    /// Read the finished shards again and compare their checksums
     #[arg(long)]
     pub(crate) verify: bool,
     #[command(flatten)]

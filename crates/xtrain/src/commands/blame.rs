@@ -93,7 +93,7 @@ fn text(found: &Blame) -> String {
             "the loss or gradients of this checkpoint are not finite, so nothing can be measured: take an earlier one with --step\n",
         );
     } else if let Some(worst) = found.groups.first() {
-        out.push_str(&format!("put the first back with {}\n", set(found, &worst.pattern)));
+        out.push_str(&format!("return the first to bf16 with {}\n", set(found, &worst.pattern)));
     }
     out
 }

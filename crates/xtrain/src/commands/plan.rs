@@ -12,9 +12,9 @@ use xtrain_train::{programs, slower};
 
 pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
     let parsed = Config::load(&args.run.file, &args.run.set)?;
-    // The workspace of kernels grows with the threads of the run.
+    // The workspace of kernels grows with the number of threads.
     terminal::use_threads(parsed.config.train.threads)?;
-    // A GPU that is asked for need not be present.
+    // A requested GPU need not be present.
     let processor = Processor::choose(parsed.config.train.device).ok();
     let target = processor.as_ref().map_or(Target::Cuda, Processor::target);
     let planned = plan_on(&parsed, target)?;

@@ -113,7 +113,7 @@ fn a_bf16_run_is_searched_under_any_recipe_and_told_in_a_table() {
         "returned from fp8-row",
         "\nnothing ",
         "*.attn.qkv_proj:wgrad",
-        "put the first back with --set 'precision.skip=[\"*.",
+        "return the first to bf16 with --set 'precision.skip=[\"*.",
     ] {
         assert!(ran.stdout.contains(said), "{said}: {}", ran.stdout);
     }

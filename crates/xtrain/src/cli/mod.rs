@@ -77,7 +77,7 @@ impl Cli {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// Train a model as a run file says
+    /// Train the model that a run file describes
     Train(TrainArgs),
     /// Show parameters, FLOPs and memory of a run without running it
     Plan(PlanArgs),
@@ -97,7 +97,7 @@ pub(crate) enum Command {
     Inspect(InspectArgs),
     /// Find the GEMMs that FP8 hurts: return one after another to bf16, on a checkpoint
     Blame(BlameArgs),
-    /// Say what this machine has to train with and what is missing, and try it
+    /// Report this machine's devices and libraries, test them, and say how to get what is missing
     Doctor(DoctorArgs),
     /// Measure speed and memory
     #[command(subcommand)]

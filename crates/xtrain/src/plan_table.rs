@@ -60,7 +60,7 @@ pub(crate) fn text(
     line(
         "FLOPs a token",
         format!(
-            "{} (PaLM's count, without the causal half); {} done{}",
+            "{} (PaLM's count, which ignores the causal mask); {} computed{}",
             scientific(m.flops_per_token(spec.batch.seq_len)),
             scientific(done),
             if repeated > 0.0 {

@@ -340,7 +340,7 @@ impl Notes {
             rates.iter().fold((f64::INFINITY, 0.0), |(l, m): (f64, f64), &r| (l.min(r), m.max(r)));
         if most > least * 1.01 {
             self.add(format!(
-                "where {} is compared, learning rates go from {least:.2e} to {most:.2e}: the gap is also one of their schedules",
+                "learning rates go from {least:.2e} to {most:.2e} where {} is compared: part of the gap may be due to them",
                 views.views[group.runs[0]].run.name
             ));
         }

@@ -132,7 +132,7 @@ fn arithmetic(planned: &Planned, tables: &Tables<'_>) -> String {
         config.train.batch_size, spec.batch.seq_len, spec.batch.sequences
     );
     let flops = format!(
-        "{} by PaLM's count, which includes the scores that the causal mask leaves out; {} computed, without those{}",
+        "{} (PaLM's count, which ignores the causal mask); {} computed{}",
         scientific(m.flops_per_token(spec.batch.seq_len)),
         scientific(computed),
         match repeated > 0.0 {

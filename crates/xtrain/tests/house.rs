@@ -185,8 +185,8 @@ fn the_tests_that_contributing_lists_are_those_that_there_are() {
     let read = |path: &str| fs::read_to_string(root().join(path)).unwrap_or_else(|e| panic!("{path}: {e}"));
     let page = read("CONTRIBUTING.md");
     let lists = [
-        ("crates/ops/src/check.rs", "-p xtrain-ops check::"),
-        ("crates/model/src/families/tests.rs", "-p xtrain-model families::"),
+        ("crates/ops/src/check.rs", "-p xtrain-ops --lib check::"),
+        ("crates/model/src/families/tests.rs", "-p xtrain-model --lib families::"),
         ("crates/train/tests/parity.rs", "--test parity"),
     ];
     for (file, command) in lists {

@@ -46,7 +46,7 @@ families! {
     MISTRAL: mistral,
     QWEN2: qwen2,
     QWEN3: qwen3,
-    #[cfg(test)] SEED_OSS: example,
+    #[cfg(test)] EXAMPLE: example,
 }
 
 /// Everything that sets a family apart.

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 #[command(after_help = "Examples:
   xtrain compare runs/bf16 runs/fp8-block
   xtrain compare runs/fp8-* --baseline runs/bf16-*
-Runs whose configurations differ in nothing but the seed are one row: name as many as there are.")]
+Runs whose configurations differ only in the seed are one row: list all of them.")]
 #[command(mut_arg("out", |out| out.help("The page to write; by default compare.html in the folder of the first run that is compared")))]
 pub(crate) struct CompareArgs {
     /// Run folders; without --baseline the first is the baseline, with those that differ from it only in

@@ -16,17 +16,16 @@ pub(crate) struct GenerateArgs {
     pub(crate) compute: ComputeArgs,
     #[command(flatten)]
     pub(crate) prompt: PromptArgs,
-    /// Maximum number of tokens to generate; whenever they fill the model's context, its older half is
-    /// dropped
+    /// Maximum number of tokens to generate; whenever the model's context is full, its older half is dropped
     #[arg(long, short = 'n', default_value_t = 128, value_parser = tokens(0..=1 << 30))]
     pub(crate) max_tokens: usize,
-    /// 0 always takes the likeliest token; 1 samples from the model's own distribution
+    /// 0 always takes the most likely token (greedy); 1 samples from the model's own distribution
     #[arg(long, short, default_value_t = 0.8)]
     pub(crate) temperature: f64,
-    /// Sample from the k likeliest tokens only; 0 for all
+    /// Sample from the k most likely tokens only; 0 means all
     #[arg(long, default_value_t = 0)]
     pub(crate) top_k: usize,
-    /// Sample from the likeliest tokens that have this probability together
+    /// Sample from the smallest set of most likely tokens whose probabilities add up to this
     #[arg(long, default_value_t = 1.0)]
     pub(crate) top_p: f64,
     /// Seed of the sampling
@@ -36,7 +35,7 @@ pub(crate) struct GenerateArgs {
     /// (stop or length), steps (token, logit, logprob and margin over the best other token) and speed
     #[arg(long)]
     pub(crate) json: bool,
-    /// Also print each step's N likeliest tokens, as `top`
+    /// Also print the N most likely tokens of each step, as `top`
     #[arg(long, value_name = "N", default_value_t = 0, requires = "json")]
     pub(crate) logprobs: usize,
 }

@@ -78,7 +78,7 @@ impl Cli {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// Train a model from a run file
+    /// Train the model that a run file describes
     Train(TrainArgs),
     /// Show parameters, FLOPs and memory of a run without running it
     Plan(PlanArgs),
@@ -98,7 +98,7 @@ pub(crate) enum Command {
     Inspect(InspectArgs),
     /// Find the GEMMs that lose the most in FP8: return one after another to bf16, on a checkpoint
     Blame(BlameArgs),
-    /// Show the devices and libraries of this machine, test them, and say what is missing
+    /// Report this machine's devices and libraries, test them, and say how to get what is missing
     Doctor(DoctorArgs),
     /// Measure speed and memory
     #[command(subcommand)]

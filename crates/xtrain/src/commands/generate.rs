@@ -42,7 +42,7 @@ pub(crate) fn run(args: &GenerateArgs) -> Result<(), Failure> {
     }
     if tokens.len() + args.max_tokens > limit {
         tracing::info!(
-            "prompt and --max-tokens exceed the model's context of {limit} tokens: whenever it is full, the older half is forgotten"
+            "prompt and --max-tokens exceed the model's context of {limit} tokens: whenever it is full, the older half is dropped"
         );
     }
     let sampling =

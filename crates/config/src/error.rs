@@ -7,8 +7,10 @@ use std::sync::Arc;
 
 /// Everything found wrong with a configuration, in the order of the file. Never empty. Prints one error a
 /// line.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq)]
 pub struct ConfigErrors(Vec<ConfigError>);
+
+xtrain_tensor::debug_as_display!(ConfigErrors);
 
 impl ConfigErrors {
     pub(super) fn one(origin: Origin, message: String) -> Self {
@@ -44,7 +46,7 @@ impl fmt::Display for ConfigErrors {
 }
 
 /// One thing wrong with a configuration. Prints as `runs/x.toml:12: [model] what is wrong; what to do`.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq)]
 pub struct ConfigError {
     /// Place of the value in the file or on the command line.
     pub origin: Origin,
@@ -53,6 +55,8 @@ pub struct ConfigError {
     /// The error and its remedy, in one line.
     pub message: String,
 }
+
+xtrain_tensor::debug_as_display!(ConfigError);
 
 impl std::error::Error for ConfigError {}
 

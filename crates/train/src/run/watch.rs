@@ -22,6 +22,11 @@ impl<'a> Watch<'a> {
         Watch { stop, begun, limit, step: Duration::ZERO, batch: Duration::ZERO, save: Duration::ZERO }
     }
 
+    /// From now on only a signal ends the run. For a run that has made all its steps and saved its state.
+    pub(super) fn lift_limit(&mut self) {
+        self.limit = None;
+    }
+
     /// The end of the run now; `None` if it may go on with work that takes `next`.
     pub(super) fn ended(&self, next: Duration) -> Option<Outcome> {
         if self.stop.load(Ordering::Relaxed) {

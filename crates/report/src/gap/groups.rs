@@ -81,9 +81,10 @@ pub(super) fn of(runs: &[RunData], base: usize) -> Vec<Group> {
 
 /// Keys that may differ between two runs whose losses differ only randomly: place and device of the run,
 /// and its reports.
-const KEYS_WITHOUT_EFFECT: [&str; 20] = [
+const KEYS_WITHOUT_EFFECT: [&str; 21] = [
     "train.seed",
     "train.out",
+    "train.started_in",
     "train.threads",
     "train.device",
     "train.max_time",

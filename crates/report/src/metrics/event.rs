@@ -61,7 +61,7 @@ pub struct EvalMetrics {
     pub step: u64,
     /// Mean cross-entropy of the evaluated targets, in nats a token.
     pub loss: f64,
-    /// Cross-entropy in bits a byte of text, where the text's length is known.
+    /// Cross-entropy in bits per byte of text, where the text's length is known.
     pub bits_per_byte: Option<f64>,
 }
 

@@ -50,7 +50,7 @@ pub struct TextLoss {
 }
 
 impl TextLoss {
-    /// Cross-entropy in bits a byte of text: comparable between tokenizers.
+    /// Cross-entropy in bits per byte of text: comparable between tokenizers.
     pub fn bits_per_byte(&self) -> f64 {
         self.loss * self.tokens as f64 / std::f64::consts::LN_2 / self.text_bytes.max(1) as f64
     }

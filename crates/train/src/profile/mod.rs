@@ -152,7 +152,7 @@ impl Profiler {
                 self.last,
                 folder.path().join(TRACE_FILE).display(),
                 idle.map_or(String::new(), |idle| format!(
-                    "; between steps as they run the device waited {} of the time",
+                    "; the device idled {} of the time between steps",
                     percent(idle, 2)
                 ))
             ),

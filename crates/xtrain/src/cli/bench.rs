@@ -47,7 +47,7 @@ pub(crate) struct OpBenchArgs {
     #[arg(long, value_name = "DEVICE", default_value = "auto", conflicts_with = "file",
         value_parser = device())]
     pub(crate) device: Device,
-    /// Compute in this precision instead of that which suits the device: bf16 on a GPU, fp32 on the CPU
+    /// Compute in this precision instead of the default one: bf16 on a GPU, fp32 on the CPU
     #[arg(long, conflicts_with = "file", value_parser = named(&Recipe::ALL, Recipe::name))]
     pub(crate) precision: Option<Recipe>,
     #[command(flatten)]

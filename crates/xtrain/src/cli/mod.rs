@@ -97,7 +97,7 @@ pub(crate) enum Command {
     Inspect(InspectArgs),
     /// Find the GEMMs that FP8 hurts: return one after another to bf16, on a checkpoint
     Blame(BlameArgs),
-    /// Say what this machine has to train with and what is missing, and try it
+    /// Check what this machine can train with: devices and libraries, found and tested
     Doctor(DoctorArgs),
     /// Measure speed and memory
     #[command(subcommand)]

@@ -8,7 +8,7 @@ use xtrain_data::list_inputs;
 
 /// The file, folder or pattern that `path`, a value of `config`, names. If nothing is there it starts at the
 /// current folder.
-pub fn locate(config: &Config, path: &str) -> PathBuf {
+pub(crate) fn locate(config: &Config, path: &str) -> PathBuf {
     match start(config).map(|start| start.join(path)) {
         Some(path) if leads_somewhere(&path) => path,
         _ => path.into(),

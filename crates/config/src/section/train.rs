@@ -80,11 +80,13 @@ section! {
         #[schemars(extend("x-aliases" = ["num_threads", "num_workers", "n_threads"]))]
         pub threads: usize = 0,
         /// Saves a checkpoint and ends the run, successfully, after this wall-clock time: "2h30m", "170m",
-        /// "45s", "1d". `--resume` continues the run.
+        /// "45s", "1d". `--resume` continues the run. The evaluation after the last step and the export are not
+        /// cut.
         #[schemars(extend("x-example" = "2h30m"))]
         #[schemars(extend("x-aliases" = ["time_limit", "max_hours", "max_train_time", "timeout"]))]
         pub max_time: Option<TimeLimit> = None,
-        /// Run folder, which receives the resolved configuration, metrics, checkpoints and the export.
+        /// Run folder, which receives the resolved configuration, metrics, checkpoints and the export. The
+        /// `config.toml` of a run folder means that folder, wherever it is.
         #[schemars(length(min = 1), extend("format" = "path"))]
         #[schemars(extend("x-default" = "`runs/` and the run file's name without .toml"))]
         #[schemars(extend("x-example" = "runs/first"))]

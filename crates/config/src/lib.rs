@@ -66,8 +66,8 @@ pub struct Config {
     /// The model to train. Either `init_from` names a Hugging Face folder and the architecture comes from it,
     /// or `dim`, `layers` and `heads` describe a model that starts from random weights.
     pub model: ModelConfig,
-    /// Texts, tokenizer and sequence length. Paths are relative to the folder in which the command runs, or to
-    /// `train.started_in`; those of `--set` always to the former.
+    /// Texts, tokenizer and sequence length. Paths are relative to the folder in which the command runs, or
+    /// to `train.started_in`; those of `--set` always to the former.
     #[schemars(extend("x-aliases" = ["dataset", "dataloader", "tokenizer"]))]
     pub data: DataConfig,
     /// Number formats of the computation. Master weights, accumulated gradients and the optimizer

@@ -117,10 +117,11 @@ const WITH_TEXT: [&str; 3] = ["eval RUN --json", "inspect RUN --json --out OUT.h
 
 /// The output of `verb` on `run`, by its path from `folder`; `out` is where it writes.
 fn output(place: &Place, folder: &str, verb: &str, run: &str, out: &str) -> String {
+    fs::create_dir_all(place.path(out).parent().expect("a parent")).expect("a folder");
     let arguments = verb.replace("RUN", run).replace("OUT", &place.path(out).display().to_string());
     let said = place.run_in(folder, &arguments).succeeds().stdout;
     // What it names differs, and so does the speed.
-    said.replace(&place.path(out).display().to_string(), "OUT").replace(run, "RUN")
+    said.replace(&place.path(out).display().to_string(), "OUT").replace(&format!("{run:?}"), "\"RUN\"")
 }
 
 /// Goes on with `run`, by its path from `folder`, to `steps` steps.
@@ -137,7 +138,7 @@ fn a_run_folder_works_from_every_folder_and_after_it_was_moved() {
     place.copy("runs/out", "at_home");
     place.copy("runs/out", "elsewhere/moved");
     let begun = String::from_utf8(place.read("runs/out/config.toml")).expect("text");
-    assert!(begun.contains("train = \"a.txt\"") && begun.contains("cache_dir = \"cache\""), "{begun}");
+    assert!(begun.contains("path = \"a.txt\"") && begun.contains("cache_dir = \"cache\""), "{begun}");
     for (n, verb) in WITHOUT_TEXT.iter().chain(&WITH_TEXT).enumerate() {
         let at_home = output(&place, ".", verb, "runs/out", &format!("o/{n}"));
         let away = output(&place, "elsewhere/deep", verb, "../../runs/out", &format!("o/{n}-away"));

@@ -80,8 +80,8 @@ section! {
         #[schemars(extend("x-aliases" = ["num_threads", "num_workers", "n_threads"]))]
         pub threads: usize = 0,
         /// Saves a checkpoint and ends the run, successfully, after this wall-clock time: "2h30m", "170m",
-        /// "45s", "1d". `--resume` continues the run. The evaluation after the last step and the export are not
-        /// cut.
+        /// "45s", "1d". `--resume` continues the run. The evaluation after the last step and the export are
+        /// not cut.
         #[schemars(extend("x-example" = "2h30m"))]
         #[schemars(extend("x-aliases" = ["time_limit", "max_hours", "max_train_time", "timeout"]))]
         pub max_time: Option<TimeLimit> = None,

@@ -14,9 +14,9 @@ use xtrain_report::RunSummary;
 use xtrain_report::metrics::Sample;
 
 impl Run {
-    /// Writes the export if all steps are done, and the samples unless the run was stopped; summary and report
-    /// always, even if the others fail. Returns how the run ended: it may be asked to stop once more while
-    /// samples are generated.
+    /// Writes the export if all steps are done, and the samples unless the run was stopped; summary and
+    /// report always, even if the others fail. Returns how the run ended: it may be asked to stop once more
+    /// while samples are generated.
     pub(super) fn finish(
         &mut self,
         outcome: Outcome,

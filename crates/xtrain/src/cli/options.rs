@@ -72,8 +72,8 @@ pub(crate) struct ProbeArgs {
     /// FP8
     #[arg(long, value_name = "RECIPE", value_parser = named(&Recipe::FP8, Recipe::name))]
     pub(crate) casts: Option<Recipe>,
-    /// Take the batches from this text (.txt, .jsonl, .parquet, .gz, .zst; a folder or a pattern) or from these
-    /// token shards, read as the run reads its own; by default the next ones of the run
+    /// Take the batches from this text (.txt, .jsonl, .parquet, .gz, .zst; a folder or a pattern) or from
+    /// these token shards, read as the run reads its own; by default the next ones of the run
     #[arg(long, value_name = "FILE")]
     pub(crate) data: Vec<PathBuf>,
     #[command(flatten)]

@@ -6,8 +6,10 @@ use std::path::Path;
 use std::sync::Arc;
 
 /// All errors of a configuration, in the order of the file. Never empty. Prints one error per line.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq)]
 pub struct ConfigErrors(Vec<ConfigError>);
+
+xtrain_tensor::debug_as_display!(ConfigErrors);
 
 impl ConfigErrors {
     pub(super) fn one(origin: Origin, message: String) -> Self {
@@ -43,7 +45,7 @@ impl fmt::Display for ConfigErrors {
 }
 
 /// An error of a configuration. Prints as `runs/x.toml:12: [model] the problem; the remedy`.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq)]
 pub struct ConfigError {
     /// Place of the value in the file or on the command line.
     pub origin: Origin,
@@ -52,6 +54,8 @@ pub struct ConfigError {
     /// The error and its remedy, in one line.
     pub message: String,
 }
+
+xtrain_tensor::debug_as_display!(ConfigError);
 
 impl std::error::Error for ConfigError {}
 

@@ -66,7 +66,8 @@ pub struct Config {
     /// The model to train. Either `init_from` names a Hugging Face folder and the architecture comes from it,
     /// or `dim`, `layers` and `heads` describe a model that starts from random weights.
     pub model: ModelConfig,
-    /// Texts, tokenizer and sequence length. Paths are relative to the folder in which the command runs.
+    /// Texts, tokenizer and sequence length. Paths are relative to the folder in which the command runs, or
+    /// to `train.started_in`; those of `--set` always to the former.
     #[schemars(extend("x-aliases" = ["dataset", "dataloader", "tokenizer"]))]
     pub data: DataConfig,
     /// Number formats of the computation. Master weights, accumulated gradients and the optimizer
@@ -111,6 +112,38 @@ impl Parsed {
         matches!(self.origins.get(key), Some(Origin::Line { .. })).then_some(&*self.file)
     }
 
+    /// The path of the run file.
+    pub fn file(&self) -> &Path {
+        &self.file
+    }
+
+    /// Makes the paths of arguments absolute: they start at the current folder, those of the file elsewhere.
+    fn anchor_arguments(&mut self) {
+        let given = |key: &str| matches!(self.origins.get(key), Some(Origin::Argument { .. }));
+        let anchor = |path: &mut String| {
+            if let Ok(absolute) = std::path::absolute(&*path)
+                && let Ok(absolute) = absolute.into_os_string().into_string()
+            {
+                *path = absolute;
+            }
+        };
+        let Config { model, data, .. } = &mut self.config;
+        for (key, sources) in [("data.train", Some(&mut data.train)), ("data.valid", data.valid.as_mut())] {
+            if let Some(sources) = sources.filter(|_| given(key)) {
+                sources.0.iter_mut().for_each(|source| anchor(&mut source.path));
+            }
+        }
+        if let (true, Some(TokenizerChoice::Path(path))) = (given("data.tokenizer"), &mut data.tokenizer) {
+            anchor(path);
+        }
+        if given("data.cache_dir") {
+            anchor(&mut data.cache_dir);
+        }
+        if let (true, Some(folder)) = (given("model.init_from"), &mut model.init_from) {
+            anchor(folder);
+        }
+    }
+
     /// True if the value of a key (`train.recompute`) is given on the command line, not in the file.
     pub fn is_argument(&self, key: &str) -> bool {
         matches!(self.origins.get(key), Some(Origin::Argument { .. }))
@@ -130,7 +163,11 @@ impl Config {
             let message = format!("cannot be read: {error}{}", crate::files::advice(&error));
             ConfigErrors::one(Origin::File { file: path.into() }, message)
         })?;
-        Self::parse(path, &bytes, overrides)
+        let mut parsed = Self::parse(path, &bytes, overrides)?;
+        if parsed.config.train.started_in.is_some() {
+            parsed.anchor_arguments();
+        }
+        Ok(parsed)
     }
 
     /// As [`Config::load`], for contents in memory; `path` names them in errors and gives the run folder its

@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 pub struct TimeLimit(Duration);
 
 /// Error in a text that should be a time.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum TimeLimitError {
     /// Something other than numbers with units, largest first.
     #[error(
@@ -29,6 +29,8 @@ pub enum TimeLimitError {
     #[error("a time limit lies between 1s and 3650d")]
     Range,
 }
+
+xtrain_tensor::debug_as_display!(TimeLimitError);
 
 const UNITS: [(char, u64); 4] = [('d', 86_400), ('h', 3_600), ('m', 60), ('s', 1)];
 const MAX_SECONDS: u64 = 3_650 * 86_400;

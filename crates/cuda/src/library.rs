@@ -36,7 +36,7 @@ pub enum Library {
 }
 
 /// A library that cannot be used, with the reason and the remedy.
-#[derive(Clone, Debug, Error, PartialEq, Eq)]
+#[derive(Clone, Error, PartialEq, Eq)]
 #[error("{library} ({}) {problem}; {}", library.file_name(), library.remedy())]
 pub struct Missing {
     /// The library.
@@ -44,6 +44,8 @@ pub struct Missing {
     /// The reason.
     pub problem: String,
 }
+
+xtrain_tensor::debug_as_display!(Missing);
 
 impl Library {
     /// All libraries, in the order in which they depend on each other.

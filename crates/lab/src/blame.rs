@@ -28,7 +28,7 @@ use xtrain_train::training_spec::TrainingSpec;
 use xtrain_train::weights::Weights;
 
 /// Checkpoint, extent and device of a search.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct BlameOptions {
     /// The checkpoint of the run.
     pub which: Which,
@@ -36,6 +36,8 @@ pub struct BlameOptions {
     pub device: Device,
     /// The recipe to examine; by default that of the run or, if this has no FP8, [`Recipe::Fp8Block`].
     pub casts: Option<Recipe>,
+    /// Texts or token shards to take instead of the training data of the run.
+    pub data: Vec<PathBuf>,
     /// Number of steps whose batches are used.
     pub batches: u64,
     /// Number of worst groups that are split, so that each of their blocks is also returned to bf16 alone.
@@ -157,7 +159,7 @@ pub fn blame(
     doing: &mut dyn FnMut(BlameProgress) -> ControlFlow<()>,
 ) -> Result<Blame, RunError> {
     let (probe, processor) =
-        Probe::open(folder, options.which, options.device, options.casts, &mut |notice| {
+        Probe::open(folder, options.which, options.device, options.casts, &options.data, &mut |notice| {
             doing(BlameProgress::Text(notice))
         })?;
     processor.check(probe.casts.recipe)?;

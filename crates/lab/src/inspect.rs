@@ -8,7 +8,7 @@
 
 use crate::probe::Probe;
 use std::ops::ControlFlow;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use xtrain_config::Device;
 use xtrain_model::Recipe;
 use xtrain_program::LinearGemm;
@@ -23,7 +23,7 @@ use xtrain_train::opened::Which;
 use xtrain_train::programs;
 
 /// Checkpoint and device of an inspection.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct InspectOptions {
     /// The checkpoint of the run.
     pub which: Which,
@@ -32,6 +32,8 @@ pub struct InspectOptions {
     /// The recipe whose casts are measured; by default that of the run or, if this has no FP8,
     /// [`Recipe::Fp8Block`].
     pub casts: Option<Recipe>,
+    /// Texts or token shards to take instead of the training data of the run.
+    pub data: Vec<PathBuf>,
 }
 
 /// Progress of an inspection.
@@ -56,7 +58,7 @@ pub fn inspect(
     doing: &mut dyn FnMut(InspectProgress) -> ControlFlow<()>,
 ) -> Result<Inspection, RunError> {
     let (probe, processor) =
-        Probe::open(folder, options.which, options.device, options.casts, &mut |notice| {
+        Probe::open(folder, options.which, options.device, options.casts, &options.data, &mut |notice| {
             doing(InspectProgress::Text(notice))
         })?;
     let (spec, casts) = (&probe.spec, &probe.casts);

@@ -2,7 +2,8 @@
 //! that its run would have read next. The checkpoint is not changed.
 
 use std::ops::ControlFlow;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use tempfile::TempDir;
 use xtrain_checkpoint::Checkpoint;
 use xtrain_config::{Config, Device};
 use xtrain_data::DataError;
@@ -33,17 +34,21 @@ pub(crate) struct Probe {
     corpus: Corpus,
     /// Index of the next sample.
     first: u64,
+    /// Holds the tokens of texts other than the run's.
+    _temporary: Option<TempDir>,
 }
 
 impl Probe {
     /// Opens a run, or the run and the step of a checkpoint folder. `casts` names the FP8 formats to examine;
-    /// by default those of the run or, if it has no FP8, [`Recipe::Fp8Block`]. `notice` receives the progress
-    /// of preparing texts and may stop it. Also returns the processor.
+    /// by default those of the run or, if it has no FP8, [`Recipe::Fp8Block`]. `data` names texts to take in
+    /// place of those of the run. `notice` receives the progress of preparing texts and may stop it. Also
+    /// returns the processor.
     pub(crate) fn open(
         folder: &Path,
         which: Which,
         device: Device,
         casts: Option<Recipe>,
+        data: &[PathBuf],
         notice: &mut dyn FnMut(Notice) -> ControlFlow<()>,
     ) -> Result<(Probe, Processor), RunError> {
         let (run, which) = find_run(folder, which)?;
@@ -55,10 +60,21 @@ impl Probe {
         let casts = formats(&spec, casts)?;
         let processor =
             Processor::choose(device).map_err(|e| RunError::Refused(format!("no model on a GPU: {e}")))?;
-        let tokenizer = run.tokenizer();
-        let corpus = Corpus::open(&config, Some(tokenizer.as_path()).filter(|t| t.is_dir()), notice)?;
-        let first = position::next_sample(&checkpoint, &corpus.loader)?;
-        Ok((Probe { run, checkpoint, spec, casts, config, corpus, first }, processor))
+        let (corpus, first, temporary) = match data {
+            [] => {
+                let corpus = Corpus::of_run(&config, &run, notice)?;
+                let first = position::next_sample(&checkpoint, &corpus.loader)?;
+                (corpus, first, None)
+            }
+            texts => {
+                let cache =
+                    tempfile::tempdir().map_err(RunError::io(&std::env::temp_dir(), "make a folder in"))?;
+                let corpus = Corpus::of_texts(&config, &run, texts, cache.path(), notice)?;
+                (corpus, 0, Some(cache))
+            }
+        };
+        let probe = Probe { run, checkpoint, spec, casts, config, corpus, first, _temporary: temporary };
+        Ok((probe, processor))
     }
 
     /// Loads `program` on an engine of `processor`, with the masters and the copies of them that it reads.

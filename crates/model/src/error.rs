@@ -3,7 +3,7 @@
 use thiserror::Error;
 
 /// An error in a model's description, and its remedy.
-#[derive(Clone, Debug, Error, PartialEq, Eq)]
+#[derive(Clone, Error, PartialEq, Eq)]
 pub enum ModelError {
     /// Sizes that contradict each other.
     #[error("{0}")]
@@ -17,3 +17,5 @@ pub enum ModelError {
         message: String,
     },
 }
+
+xtrain_tensor::debug_as_display!(ModelError);

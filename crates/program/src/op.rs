@@ -162,9 +162,11 @@ pub trait PassOps {
 }
 
 /// The error of an op that rejects its operands.
-#[derive(Clone, Debug, Error, PartialEq, Eq)]
+#[derive(Clone, Error, PartialEq, Eq)]
 #[error("{0}")]
 pub struct OpError(pub String);
+
+xtrain_tensor::debug_as_display!(OpError);
 
 impl OpError {
     /// Returns an error if `condition` is false.

@@ -205,7 +205,7 @@ impl<'a> Views<'a> {
         series
     }
 
-    /// Cross-entropy of each evaluation in bits a byte of text.
+    /// Cross-entropy of each evaluation in bits per byte of text.
     fn bits(&self) -> Vec<Series> {
         let mut series = Vec::new();
         for view in &self.views {

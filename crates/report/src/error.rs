@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use xtrain_config::files::advice;
 
 /// A run that could not be read, or a page that could not be written.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 pub enum ReportError {
     /// The folder has no metrics.
     #[error("{}: no metrics.jsonl in this folder: name a run folder, whose run had `jsonl = true` in [log]", folder.display())]
@@ -39,3 +39,5 @@ pub enum ReportError {
     #[error(transparent)]
     Write(#[from] xtrain_checkpoint::CheckpointError),
 }
+
+xtrain_checkpoint::debug_as_display!(ReportError);

@@ -14,7 +14,7 @@ use xtrain_report::metrics::MetricsError;
 use xtrain_runtime::EngineError;
 
 /// An error of tracing or of a pass: sizes that the configuration should have refused, or a bug of ours.
-#[derive(Clone, Debug, Error)]
+#[derive(Clone, Error)]
 pub enum ProgramError {
     /// An op refused its operands.
     #[error(transparent)]
@@ -24,8 +24,10 @@ pub enum ProgramError {
     Backward(#[from] BackwardError),
 }
 
+xtrain_tensor::debug_as_display!(ProgramError);
+
 /// Error that ends a run. [`RunError::is_users`] decides the exit code.
-#[derive(Debug, Error)]
+#[derive(Error)]
 pub enum RunError {
     /// The run file.
     #[error(transparent)]
@@ -71,6 +73,8 @@ pub enum RunError {
     Diverged(String),
 }
 
+xtrain_tensor::debug_as_display!(RunError);
+
 impl RunError {
     /// True if the user can fix it: exit code 2; otherwise 1.
     pub fn is_users(&self) -> bool {
@@ -90,7 +94,7 @@ impl RunError {
 }
 
 /// Error of a model that is trained or run.
-#[derive(Clone, Debug, Error)]
+#[derive(Clone, Error)]
 pub enum LearnError {
     /// A program could not be built.
     #[error(transparent)]
@@ -112,6 +116,8 @@ pub enum LearnError {
     )]
     Logits(f32),
 }
+
+xtrain_tensor::debug_as_display!(LearnError);
 
 impl LearnError {
     /// This error, with the advice if it is about memory.

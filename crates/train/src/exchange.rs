@@ -145,10 +145,8 @@ pub(crate) fn fp8_names(model: &Architecture, numerics: &Numerics) -> NameMap {
     let fprops = fprops(model, numerics);
     let mut names = name_map(model);
     for entry in &mut names.entries {
-        let mut sizes = entry.parts.iter().map(|part| part.rows).chain(entry.shape.get(1).copied());
-        let is_whole = sizes.all(|size| size.is_multiple_of(TILE));
         entry.fp8 = match fprops.get(&entry.name) {
-            _ if !is_whole => None,
+            _ if partial_part(entry).is_some() => None,
             Some(Ok(gemm)) => Some(scales(gemm.operands[1])),
             Some(Err(Bf16Reason::Recipe)) => Some(Fp8Scales::PowersOfTwo),
             Some(Err(_)) | None => None,
@@ -172,21 +170,51 @@ pub(crate) fn check_fp8(names: &NameMap) -> Result<(), RunError> {
         return Ok(());
     }
     Err(RunError::Refused(format!(
-        "exported as \"fp8\", none of the linear layers of this model would be FP8: {WHY_BF16}; use \"bf16\""
+        "exported as \"fp8\" nothing of this model would be FP8, not even its linear layers: {}; take \"bf16\"",
+        why_bf16(&linear_in_bf16(names))
     )))
 }
 
-const WHY_BF16: &str = "they have sizes that are not multiples of 128, or the run left them in bf16";
-
-/// Warns of the linear layers that an FP8 export holds in bf16.
+/// Warns of the linear layers that an export as FP8 holds in bf16.
 fn warn_of_bf16(names: &NameMap) {
-    let linear: Vec<&NameEntry> = names.entries.iter().filter(|entry| is_linear(entry)).collect();
-    let kept: Vec<&str> =
-        linear.iter().filter(|entry| entry.fp8.is_none()).map(|entry| entry.name.as_str()).collect();
-    if let [first, ..] = kept[..] {
-        let (n, of) = (kept.len(), linear.len());
-        tracing::warn!("{n} of {of} linear layers are exported as bf16, for example {first}: {WHY_BF16}");
+    let (kept, all) = (linear_in_bf16(names), names.entries.iter().filter(|entry| is_linear(entry)).count());
+    if !kept.is_empty() {
+        tracing::warn!("{} of {all} linear layers are exported as bf16: {}", kept.len(), why_bf16(&kept));
     }
+}
+
+/// The linear layers of the blocks that are not in FP8.
+fn linear_in_bf16(names: &NameMap) -> Vec<&NameEntry> {
+    names.entries.iter().filter(|entry| is_linear(entry) && entry.fp8.is_none()).collect()
+}
+
+/// The reasons why `layers` are exported as bf16, each with the name of a layer.
+fn why_bf16(layers: &[&NameEntry]) -> String {
+    let partial: Vec<_> = layers.iter().filter_map(|entry| Some((entry, partial_part(entry)?))).collect();
+    let mut reasons = Vec::new();
+    if let [(entry, part), ..] = partial.as_slice() {
+        let (name, rows, columns) = (&part.hf_name, part.rows, entry.shape.get(1).copied().unwrap_or(1));
+        let others = match entry.parts.len() {
+            1 => "",
+            _ => "; layers that are computed as one have one type",
+        };
+        reasons.push(format!(
+            "{} with sizes that are no multiples of {TILE} ({name} is {rows} x {columns}{others})",
+            partial.len()
+        ));
+    }
+    if let Some(left) = layers.iter().find(|entry| partial_part(entry).is_none()) {
+        let count = layers.len() - partial.len();
+        reasons.push(format!("{count} that the run computed in bf16 ({})", left.name));
+    }
+    reasons.join("; ")
+}
+
+/// The first part of a layer that does not consist of whole blocks of 128 x 128.
+fn partial_part(entry: &NameEntry) -> Option<&NamePart> {
+    let is_whole = |size: usize| size.is_multiple_of(TILE);
+    let columns = entry.shape.get(1).copied().unwrap_or(TILE);
+    entry.parts.iter().find(|part| !is_whole(part.rows) || !is_whole(columns))
 }
 
 /// True for the matrix of a linear layer in a block.
@@ -197,8 +225,7 @@ fn is_linear(entry: &NameEntry) -> bool {
 /// Hugging Face's names of the linear layers that `names` does not export in FP8. The head is always among
 /// them, even if it is tied.
 fn modules_in_bf16(names: &NameMap) -> Vec<String> {
-    let kept = names.entries.iter().filter(|entry| is_linear(entry) && entry.fp8.is_none());
-    let parts = kept.flat_map(|entry| &entry.parts);
+    let parts = linear_in_bf16(names).into_iter().flat_map(|entry| &entry.parts);
     let module = |part: &NamePart| part.hf_name.strip_suffix(".weight").unwrap_or(&part.hf_name).to_owned();
     std::iter::once("lm_head".to_owned()).chain(parts.map(module)).collect()
 }

@@ -1,6 +1,7 @@
 //! The layout of a run folder.
 
 use crate::error::RunError;
+use std::ffi::OsStr;
 use std::fs;
 use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
@@ -57,6 +58,13 @@ impl RunFolder {
         Some((RunFolder::at(run.unwrap_or(full.parent()?.parent()?)), step))
     }
 
+    /// The run whose resolved configuration `file` is, if any: a `config.toml` alone may be anyone's.
+    pub fn of_config(file: &Path) -> Option<Self> {
+        let parent = file.parent().filter(|_| file.file_name() == Some(OsStr::new("config.toml")))?;
+        let folder = if parent.as_os_str().is_empty() { Path::new(".") } else { parent };
+        Some(RunFolder::at(folder)).filter(RunFolder::is_begun)
+    }
+
     /// The folder itself.
     pub fn path(&self) -> &Path {
         &self.path
@@ -75,6 +83,11 @@ impl RunFolder {
     /// Metadata of the Hugging Face folder that the run began from, if it did.
     pub fn source(&self) -> PathBuf {
         self.path.join("source")
+    }
+
+    /// The texts of the run, with the cache entries that hold their tokens.
+    pub(crate) fn texts(&self) -> PathBuf {
+        self.path.join("texts.json")
     }
 
     /// The folder of checkpoints.

@@ -26,6 +26,7 @@ pub mod learner;
 pub mod linear_gemms;
 pub mod opened;
 pub mod passes;
+mod paths;
 pub mod position;
 pub mod profile;
 pub mod programs;

@@ -6,11 +6,12 @@ use crate::exchange::{self, Identity};
 use crate::folder::RunFolder;
 use crate::weights::Weights;
 use crate::{position, source, spec};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use xtrain_checkpoint::hf::{self, ExportDtype};
 use xtrain_checkpoint::{BoxError, Checkpoint, CheckpointStore};
 use xtrain_config::{Config, Device};
 use xtrain_data::{LoaderState, Tokenizer};
+use xtrain_model::hf::HfConfig;
 use xtrain_model::{Architecture, Numerics, Recipe};
 use xtrain_program::StateKind;
 use xtrain_runtime::Checks;
@@ -41,8 +42,8 @@ pub struct OpenedModel {
 pub(crate) struct RunOrigin {
     /// Its settings.
     pub(crate) config: Config,
-    /// The folder of its tokenizer.
-    pub(crate) tokenizer: PathBuf,
+    /// Its folder.
+    pub(crate) folder: RunFolder,
     /// State of its loader.
     pub(crate) loader: LoaderState,
 }
@@ -95,10 +96,7 @@ pub fn open(
     }
     let source = source::read_hf_config(folder)?;
     let tokenizer = Tokenizer::load(folder)?;
-    let model = source.model.architecture();
-    let model = model.map_err(|error| RunError::Model { place: folder.display().to_string(), error })?;
-    let mut weights = weights(device, model, recipe.unwrap_or(Recipe::Fp32).into())?;
-    exchange::import(&mut weights, folder)?;
+    let weights = hf_weights(folder, &source, device, recipe)?;
     let identity = Identity::new(Some(source), weights.model(), &tokenizer)?;
     let export_dtype = hf::lossless_dtype(folder, &exchange::fp8_names(weights.model(), weights.numerics()))?;
     Ok(OpenedModel {
@@ -111,6 +109,30 @@ pub fn open(
         export_dtype,
         run: None,
     })
+}
+
+/// Opens the Hugging Face folder `folder`, which need not have a tokenizer, as in [`open`]: its weights, and
+/// the ids of the tokens that end its texts.
+pub fn open_without_tokenizer(
+    folder: &Path,
+    device: Device,
+    recipe: Option<Recipe>,
+) -> Result<(Weights, Vec<u32>), RunError> {
+    let source = source::read_hf_config(folder)?;
+    Ok((hf_weights(folder, &source, device, recipe)?, source.eos_token_ids))
+}
+
+fn hf_weights(
+    folder: &Path,
+    source: &HfConfig,
+    device: Device,
+    recipe: Option<Recipe>,
+) -> Result<Weights, RunError> {
+    let model = source.model.architecture();
+    let model = model.map_err(|error| RunError::Model { place: folder.display().to_string(), error })?;
+    let mut weights = weights(device, model, recipe.unwrap_or(Recipe::Fp32).into())?;
+    exchange::import(&mut weights, folder)?;
+    Ok(weights)
 }
 
 fn open_run(
@@ -142,7 +164,7 @@ fn open_run(
         export_dtype: exchange::export_options(&planned.resolved.config).dtype,
         run: Some(RunOrigin {
             loader: position::loader_state(&checkpoint)?,
-            tokenizer: run.tokenizer(),
+            folder: run.clone(),
             config: planned.resolved.config,
         }),
     })

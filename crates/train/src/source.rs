@@ -3,6 +3,7 @@
 
 use crate::error::RunError;
 use crate::folder::RunFolder;
+use crate::paths::locate;
 use std::path::{Path, PathBuf};
 use xtrain_config::{Config, DataSource, nearest};
 use xtrain_data::{Dataset, Tokenizer};
@@ -16,24 +17,31 @@ pub(crate) const GENERATION_FILE: &str = "generation_config.json";
 /// File that marks a folder of token shards.
 const DATASET_FILE: &str = "dataset.json";
 
-/// True if a source is a folder of token shards.
-pub fn are_shards(source: &DataSource) -> bool {
-    Path::new(&source.path).join(DATASET_FILE).is_file()
+/// True if a source of `config` is a folder of token shards.
+pub fn are_shards(config: &Config, source: &DataSource) -> bool {
+    locate(config, &source.path).join(DATASET_FILE).is_file()
 }
 
-/// The first training source that is token shards.
+/// The first training source that is token shards, named by its path in `config`.
 pub(crate) fn shards(config: &Config) -> Result<Option<Dataset>, RunError> {
-    let first = config.data.train.0.iter().find(|source| are_shards(source));
-    Ok(first.map(|source| Dataset::open(&source.path)).transpose()?)
+    let Some(first) = config.data.train.0.iter().find(|source| are_shards(config, source)) else {
+        return Ok(None);
+    };
+    Ok(Some(Dataset::open(locate(config, &first.path))?.with_name(&first.path)))
 }
 
 /// The model folder that training starts from, if any.
 pub fn init(config: &Config) -> Result<Option<HfConfig>, RunError> {
-    let Some(folder) = config.model.init_from.as_deref().map(Path::new) else { return Ok(None) };
-    if let Some(refused) = refuse_run_folder(folder) {
+    let Some(folder) = init_folder(config) else { return Ok(None) };
+    if let Some(refused) = refuse_run_folder(&folder) {
         return Err(refused);
     }
-    read_hf_config(folder).map(Some)
+    read_hf_config(&folder).map(Some)
+}
+
+/// The folder that `model.init_from` names, if any.
+pub(crate) fn init_folder(config: &Config) -> Option<PathBuf> {
+    config.model.init_from.as_deref().map(|folder| locate(config, folder))
 }
 
 /// As [`init`], for a run that has begun: reads the copies in the run folder, because the original may be
@@ -50,10 +58,10 @@ const MAX_CONFIG_BYTES: u64 = 16 << 20;
 
 /// Copies the description of the model that training starts from to the run folder.
 pub(crate) fn save_init(config: &Config, run: &RunFolder) -> Result<(), RunError> {
-    let Some(folder) = &config.model.init_from else { return Ok(()) };
+    let Some(folder) = init_folder(config) else { return Ok(()) };
     std::fs::create_dir_all(run.source()).map_err(RunError::io(&run.source(), "create"))?;
     for name in [CONFIG_FILE, GENERATION_FILE] {
-        let path = Path::new(folder).join(name);
+        let path = folder.join(name);
         if path.exists() {
             let text = xtrain_config::files::read_text(&path, MAX_CONFIG_BYTES)
                 .map_err(RunError::io(&path, "read"))?;

@@ -4,12 +4,12 @@ use crate::corpus::{self, Corpus};
 use crate::engine::Target;
 use crate::error::RunError;
 use crate::exchange;
+use crate::paths::locate;
 use crate::source::{OWN_TOKENIZERS, init, load_tokenizer, shards};
 use crate::training_spec::TrainingSpec;
 use serde_json::json;
 use std::io::ErrorKind;
 use std::ops::ControlFlow;
-use std::path::Path;
 use xtrain_checkpoint::hf::ExportDtype;
 use xtrain_config::{Config, Facts, OrAuto, Parsed, Recompute, Resolved, Slower, TokenizerChoice};
 use xtrain_data::{DataError, InputOptions, TextFiles, TokenStream, Tokenizer, learn, list_inputs};
@@ -84,7 +84,7 @@ pub fn plan_on(parsed: &Parsed, target: Target) -> Result<Planned, RunError> {
         (_, _, TokenizerChoice::Bytes) => VocabularySize::of(&Tokenizer::bytes()),
         (_, _, TokenizerChoice::Path(path)) => {
             let end = config.data.end_of_document.as_deref();
-            VocabularySize::of(&load_tokenizer(Path::new(&path), end, OWN_TOKENIZERS)?)
+            VocabularySize::of(&load_tokenizer(&locate(config, &path), end, OWN_TOKENIZERS)?)
         }
         (_, Some(dataset), _) => VocabularySize { size: Some(dataset.vocab_size()), bound: None },
         (_, None, TokenizerChoice::Chars) => characters(config)?,
@@ -95,7 +95,7 @@ pub fn plan_on(parsed: &Parsed, target: Target) -> Result<Planned, RunError> {
     let facts = Facts {
         init: init.as_ref().map(|hf| hf.model),
         tokenizer_vocab_size: vocabulary.size,
-        shards: shards.map(|dataset| dataset.folder().display().to_string()),
+        shards: shards.map(|dataset| dataset.name().to_owned()),
         recipe: Some(target.recipe()),
         epoch_tokens: config.train.epochs.and_then(|_| known_epoch_tokens(config)),
     };
@@ -128,7 +128,7 @@ fn characters(config: &Config) -> Result<VocabularySize, RunError> {
     for source in &config.data.train.0 {
         let field = config.data.text_field(source).to_owned();
         let separator = config.data.separator(source).map(str::to_owned);
-        match list_inputs(&[&source.path]) {
+        match list_inputs(&[locate(config, &source.path)]) {
             Ok(inputs) => texts.push(TextFiles { inputs, options: InputOptions { field, separator } }),
             Err(DataError::Io { source: error, .. }) if error.kind() == ErrorKind::NotFound => {
                 let why = format!("{} does not exist, so all characters of Unicode are counted", source.path);

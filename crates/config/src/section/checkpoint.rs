@@ -23,7 +23,7 @@ section! {
         #[schemars(extend("x-unit" = "steps"))]
         #[schemars(extend("x-aliases" = ["keep_interval", "archive_every"]))]
         pub keep_every: u64 = 0,
-        /// Also keeps the checkpoint with the lowest validation loss; `--best` opens it. An evaluation that
+        /// Also keeps the checkpoint with the lowest validation loss; `--best` uses it. An evaluation that
         /// finds a lower loss saves a checkpoint if its step is saved anyway, or if at least `every` steps
         /// have passed since the last best one.
         #[schemars(extend("x-default" = "true if `eval.every` is not 0"))]

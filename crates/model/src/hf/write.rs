@@ -75,9 +75,8 @@ impl HfConfig {
         out.extend(object((rules.written)(m)));
         for (key, value) in object(json!({ "use_cache": true })).into_iter().chain(object((rules.filled)(m)))
         {
-            if out.get(&key).is_none_or(Value::is_null) {
-                out.insert(key, value);
-            }
+            // A file that had it keeps its value, also null.
+            out.entry(key).or_insert(value);
         }
         out
     }

@@ -105,7 +105,7 @@ pub(super) fn bar(recipe: Option<Recipe>, baseline: Option<Recipe>) -> Option<f6
 pub(super) struct Losses {
     pub(super) training: Vec<Vec<Point>>,
     validation: Vec<Vec<Point>>,
-    /// Of the same evaluations, in bits a byte.
+    /// Of the same evaluations, in bits per byte.
     bits: Vec<Vec<Point>>,
     /// Length of a baseline step on the x axis.
     pub(super) per_step: f64,

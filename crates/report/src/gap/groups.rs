@@ -81,9 +81,10 @@ pub(super) fn of(runs: &[RunData], base: usize) -> Vec<Group> {
 
 /// Keys in which two runs may differ although their losses differ only randomly: folder and device of the
 /// run, and its reports.
-const KEYS_WITHOUT_EFFECT: [&str; 20] = [
+const KEYS_WITHOUT_EFFECT: [&str; 21] = [
     "train.seed",
     "train.out",
+    "train.started_in",
     "train.threads",
     "train.device",
     "train.max_time",

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use xtrain_config::files::advice;
 
 /// A metrics file that could not be created, written or read.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 pub enum MetricsError {
     /// A new run in a folder that already has the metrics of another.
     #[error("{} already holds the metrics of a run: resume that run, or choose another run folder", path.display())]
@@ -37,6 +37,8 @@ pub enum MetricsError {
         source: io::Error,
     },
 }
+
+xtrain_checkpoint::debug_as_display!(MetricsError);
 
 impl MetricsError {
     pub(super) fn io<'a>(action: &'static str, path: &'a Path) -> impl FnOnce(io::Error) -> Self + 'a {

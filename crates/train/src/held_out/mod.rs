@@ -8,10 +8,10 @@ mod text;
 
 pub use text::{EvalProgress, TextLoss, TextOptions, text};
 
-use crate::corpus::{Corpus, Notice};
+use crate::corpus::{Corpus, Notice, validation_of_run};
 use crate::error::RunError;
 use crate::evaluate::{Evaluator, Tally};
-use crate::opened::OpenedModel;
+use crate::opened::{OpenedModel, RunOrigin};
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -109,20 +109,17 @@ impl HeldOut {
             ));
         };
         let config = &of_run.config;
-        let corpus = Corpus::open(config, Some(&of_run.tokenizer), &mut |notice| match notice {
+        let mut notice = |notice| match notice {
             Notice::Tokenizing { path, progress } => {
                 go_on(EvalProgress::Tokenizing(Path::new(&path), &progress))
             }
             Notice::Learning { .. } => ControlFlow::Continue(()),
-        });
-        let corpus = match corpus {
-            Err(RunError::Data(DataError::Interrupted)) => return Ok(None),
-            corpus => corpus?,
         };
-        // Changed data would be split differently, and the held-out part could contain tokens of the
-        // training.
-        corpus.loader.resume(&of_run.loader)?;
-        let Some(validation) = corpus.validation else {
+        let validation = match validation(of_run, &mut notice) {
+            Err(RunError::Data(DataError::Interrupted)) => return Ok(None),
+            validation => validation?,
+        };
+        let Some(validation) = validation else {
             return Err(RunError::Refused(
                 "the run had no validation data (data.valid, data.held_out); name a text with --data".into(),
             ));
@@ -165,6 +162,24 @@ impl HeldOut {
         let (tokens, text_bytes) = (tally.targets, *text_bytes);
         Ok(Some(TextLoss { loss: tally.mean(), tokens, text_bytes, seq_len, document_mask }))
     }
+}
+
+/// The validation data of a run, all of it; none if the run has none. Only what is validated on is opened.
+fn validation(
+    run: &RunOrigin,
+    notice: &mut dyn FnMut(Notice) -> ControlFlow<()>,
+) -> Result<Option<Validation>, RunError> {
+    let RunOrigin { config, folder, loader } = run;
+    if config.data.valid.is_some() {
+        return validation_of_run(config, folder, notice);
+    }
+    if config.data.held_out() == 0.0 {
+        return Ok(None);
+    }
+    let corpus = Corpus::of_run(config, folder, notice)?;
+    // Of other data another part would be held out, some of which was trained on.
+    corpus.loader.resume(loader)?;
+    Ok(corpus.validation)
 }
 
 /// Opens the shards at `path`, or tokenizes the text there to `cache`.

@@ -152,7 +152,7 @@ impl Profiler {
                 self.last,
                 folder.path().join(TRACE_FILE).display(),
                 idle.map_or(String::new(), |idle| format!(
-                    "; in steps that ran as usual the device was idle {} of the time",
+                    "; the device idled {} of the time between steps",
                     percent(idle, 2)
                 ))
             ),

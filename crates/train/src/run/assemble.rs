@@ -7,7 +7,7 @@ use super::reference::StateCopy;
 use super::snapshot::CheckpointWriter;
 use super::{Hardware, Run, choices};
 use crate::choose::Choice;
-use crate::corpus::Corpus;
+use crate::corpus::{Corpus, RecordedText};
 use crate::engine::Processor;
 use crate::error::{LearnError, RunError};
 use crate::estimate::{Device, RunTime};
@@ -20,11 +20,10 @@ use crate::spec::{Chosen, Planned};
 use crate::training_spec::TrainingSpec;
 use crate::{exchange, fit, programs, source, spec};
 use std::collections::BTreeMap;
-use std::ffi::OsStr;
 use std::ops::ControlFlow;
 use std::path::Path;
 use xtrain_config::{Config, Facts, Parsed};
-use xtrain_data::{DataError, Tokenizer};
+use xtrain_data::{DataError, TokenStream, Tokenizer};
 use xtrain_model::Recipe;
 use xtrain_model::hf::HfConfig;
 use xtrain_report::LiveReport;
@@ -54,16 +53,17 @@ pub(super) struct Prepared {
 }
 
 /// Opens the data of a run file and resolves the file with it. `hf` describes the model that training starts
-/// from, `tokenizer` is the folder of a run's tokenizer, and `recipe` is used if the file names none.
+/// from, `folder` is that of the run, begun or not, and `recipe` replaces a recipe that the file leaves open.
 pub(super) fn prepare(
     parsed: &Parsed,
+    folder: &RunFolder,
     hf: Option<&HfConfig>,
-    tokenizer: Option<&Path>,
     recipe: Option<Recipe>,
     observer: &mut dyn Observer,
     time_is_up: &dyn Fn() -> bool,
 ) -> Result<Prepared, RunError> {
-    let corpus = Corpus::open(&parsed.config, tokenizer, &mut |notice| match time_is_up() {
+    let run = folder.is_begun().then_some(folder);
+    let corpus = Corpus::open(&parsed.config, run, &mut |notice| match time_is_up() {
         true => ControlFlow::Break(()),
         false => observer.notice(notice),
     })?;
@@ -71,12 +71,18 @@ pub(super) fn prepare(
     let facts = Facts {
         init: hf.map(|hf| hf.model),
         tokenizer_vocab_size: Some(corpus.tokenizer.vocab_size()),
-        shards: source::shards(&parsed.config)?.map(|dataset| dataset.folder().display().to_string()),
+        shards: source::shards(&parsed.config)?.map(|dataset| dataset.name().to_owned()),
         epoch_tokens: Some(corpus.loader.epoch_tokens()),
         recipe,
     };
     let mut planned = spec::planned(parsed.resolve(&facts)?)?;
-    planned.resolved.config.log.command = Vec::new();
+    let config = &mut planned.resolved.config;
+    config.log.command = Vec::new();
+    config.train.out = Some(folder.path().display().to_string());
+    if config.train.started_in.is_none() {
+        let current = std::env::current_dir().ok();
+        config.train.started_in = current.and_then(|current| current.into_os_string().into_string().ok());
+    }
     let steps = planned.resolved.steps;
     let steps = steps.ok_or_else(|| RunError::Refused("the length of the run is not known".into()))?;
     Ok(Prepared { corpus, prompts, planned, steps, command: command(parsed) })
@@ -86,10 +92,7 @@ pub(super) fn prepare(
 /// folder may come from anywhere.
 fn command(parsed: &Parsed) -> Vec<String> {
     let command = &parsed.config.log.command;
-    let is_of_a_run = |file: &Path| {
-        let folder = file.parent().map(RunFolder::at);
-        file.file_name() == Some(OsStr::new("config.toml")) && folder.is_some_and(|folder| folder.is_begun())
-    };
+    let is_of_a_run = |file: &Path| RunFolder::of_config(file).is_some();
     match parsed.file_with("log.command").filter(|file| !command.is_empty() && is_of_a_run(file)) {
         None => command.clone(),
         Some(file) => {
@@ -126,7 +129,7 @@ pub(super) fn check_export(parsed: &Parsed, folder: &RunFolder) -> Result<(), Ru
     }
     folder.check_hf()?;
     let canonical = |path: &Path| path.canonicalize().ok();
-    let from = parsed.config.model.init_from.as_deref().and_then(|from| canonical(Path::new(from)));
+    let from = source::init_folder(&parsed.config).and_then(|from| canonical(&from));
     if from.is_none() || canonical(&folder.hf()) != from {
         return Ok(());
     }
@@ -195,8 +198,8 @@ pub(super) fn load(spec: TrainingSpec, config: &Config, processor: Processor) ->
 
 /// Sets the initial weights: random ones, or those of `model.init_from`.
 pub(super) fn initial_weights(learner: &mut Learner, config: &Config) -> Result<(), RunError> {
-    match &config.model.init_from {
-        Some(folder) => exchange::import(learner.weights(), Path::new(folder)),
+    match source::init_folder(config) {
+        Some(folder) => exchange::import(learner.weights(), &folder),
         None => Ok(learner.weights().initialize(config.train.seed, config.model.init_std)?),
     }
 }
@@ -253,6 +256,7 @@ pub(super) fn assemble(parts: Parts, observer: &mut dyn Observer) -> Result<Run,
     if position.step == 0 {
         folder.write("config.toml", &commented(&config, &chosen))?;
     }
+    RecordedText::save(&corpus.texts, &folder)?;
     let outputs = Outputs { jsonl: config.log.jsonl, tensorboard: config.log.tensorboard };
     let sink = MetricsSink::open(folder.path(), outputs, parts.sink, &config.to_toml(), command)?;
     let live = match config.log.jsonl {

@@ -13,7 +13,6 @@ use crate::folder::RunFolder;
 use crate::position::Position;
 use crate::{choose, exchange, fit, slower, source, spec};
 use std::collections::BTreeMap;
-use std::path::Path;
 use xtrain_config::{Parsed, TokenizerChoice};
 use xtrain_report::metrics::SinkStart;
 
@@ -32,7 +31,7 @@ pub(super) fn begin(
     check_before_text(parsed, &processor, &device)?;
     let recipe = Some(processor.target().recipe());
     let Prepared { corpus, prompts, planned, steps, command } =
-        prepare(parsed, hf.as_ref(), None, recipe, observer, time_is_up)?;
+        prepare(parsed, &folder, hf.as_ref(), recipe, observer, time_is_up)?;
     processor.check(planned.spec.recipe)?;
     let (planned, choice) = choose::decide(planned, &device)?;
     let planned = slower::decide(planned, &processor)?;
@@ -48,8 +47,8 @@ pub(super) fn begin(
     told.iter().for_each(|line| tracing::info!("{line}"));
     corpus.tokenizer.save(&folder.tokenizer())?;
     source::save_init(&parsed.config, &folder)?;
-    if let Some(from) = &parsed.config.model.init_from {
-        exchange::warn_of_unexported_files(Path::new(from), &corpus.tokenizer);
+    if let Some(from) = source::init_folder(&parsed.config) {
+        exchange::warn_of_unexported_files(&from, &corpus.tokenizer);
     }
     let parts = Parts {
         config,

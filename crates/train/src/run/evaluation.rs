@@ -12,8 +12,8 @@ use xtrain_data::Validation;
 use xtrain_report::metrics::{EvalMetrics, SourceMetrics};
 
 impl Run {
-    /// Completes an evaluation during which an earlier process was stopped. Returns the outcome if this
-    /// process is stopped too.
+    /// Completes the evaluation that was stopped, by an earlier process or at the last step. Returns how the
+    /// run ends if it is stopped again.
     pub(super) fn complete_evaluation(
         &mut self,
         watch: &mut Watch<'_>,
@@ -21,6 +21,9 @@ impl Run {
     ) -> Result<Option<Outcome>, RunError> {
         if self.position.evaluation.is_none() {
             return Ok(None);
+        }
+        if self.position.step == self.steps {
+            watch.lift_limit();
         }
         if let Some(outcome) = self.evaluate(watch, observer)? {
             return Ok(Some(outcome));

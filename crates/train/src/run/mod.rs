@@ -3,6 +3,7 @@
 //! ```text
 //! <out>/config.toml      the resolved configuration
 //! <out>/tokenizer/       the tokenizer
+//! <out>/texts.json       the texts, with the cache entries that hold their tokens
 //! <out>/source/          metadata of the folder that init_from names
 //! <out>/choices.json     the algorithms that the run chose on a GPU
 //! <out>/metrics.jsonl    every reported step and event

@@ -36,28 +36,22 @@ pub enum Outcome {
     StoppedEarly,
 }
 
-/// Receives the progress of a run. The terminal implements it; `()` ignores everything.
+/// Watches a run: the terminal does, and `()` ignores everything, as every method does by default.
 pub trait Observer {
     /// Called for work before the first step; [`ControlFlow::Break`] stops it.
-    fn notice(&mut self, notice: Notice) -> ControlFlow<()>;
+    fn notice(&mut self, _notice: Notice) -> ControlFlow<()> {
+        ControlFlow::Continue(())
+    }
     /// Called before the first step of this process, or, if no step is left, before the rest of the run's end
     /// is written.
-    fn started(&mut self, config: &Config, model: &str, device: &str, first_step: u64, steps: u64);
+    fn started(&mut self, _config: &Config, _model: &str, _device: &str, _first_step: u64, _steps: u64) {}
     /// Called after each step, with the number of steps done and the total.
-    fn stepped(&mut self, done: u64, steps: u64);
+    fn stepped(&mut self, _done: u64, _steps: u64) {}
     /// Called for each event that is also written to the metrics files.
-    fn event(&mut self, event: &Event, steps: u64);
+    fn event(&mut self, _event: &Event, _steps: u64) {}
     /// Called for each file or folder that is written at the end.
-    fn wrote(&mut self, what: &str, path: &Path);
+    fn wrote(&mut self, _what: &str, _path: &Path) {}
 }
 
 /// Ignores all calls.
-impl Observer for () {
-    fn notice(&mut self, _: Notice) -> ControlFlow<()> {
-        ControlFlow::Continue(())
-    }
-    fn started(&mut self, _: &Config, _: &str, _: &str, _: u64, _: u64) {}
-    fn stepped(&mut self, _: u64, _: u64) {}
-    fn event(&mut self, _: &Event, _: u64) {}
-    fn wrote(&mut self, _: &str, _: &Path) {}
-}
+impl Observer for () {}

@@ -16,7 +16,11 @@ pub(super) fn open(
     observer: &mut dyn Observer,
     time_is_up: &dyn Fn() -> bool,
 ) -> Result<Opened, RunError> {
-    let folder = RunFolder::at(parsed.out());
+    let folder = match RunFolder::of_config(parsed.file()).filter(|_| !parsed.is_argument("train.out")) {
+        // A run folder may have been moved since its configuration was written.
+        Some(of_config) => of_config,
+        None => RunFolder::at(parsed.out()),
+    };
     match start == Start::Resume && folder.is_begun() {
         true => resume(parsed, folder, observer, time_is_up),
         false => Ok(Opened::Run(Box::new(begin(parsed, folder, observer, time_is_up)?))),

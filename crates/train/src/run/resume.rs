@@ -9,9 +9,9 @@ use super::observer::Observer;
 use crate::engine::Processor;
 use crate::error::RunError;
 use crate::folder::RunFolder;
+use crate::paths::locate;
 use crate::position::{self, Position};
 use crate::{choose, slower, source};
-use std::path::Path;
 use xtrain_config::{Change, Config, MAX_FILE_BYTES, Parsed, TokenizerChoice, diff, files};
 use xtrain_data::Tokenizer;
 use xtrain_report::metrics::{Lost, Resumed, SinkStart};
@@ -25,12 +25,11 @@ pub(super) fn resume(
 ) -> Result<Opened, RunError> {
     check_export(parsed, &folder)?;
     let hf = source::saved_init(&parsed.config, &folder)?;
-    let tokenizer = Some(folder.tokenizer()).filter(|tokenizer| tokenizer.is_dir());
     let processor = Processor::for_config(&parsed.config)?;
     let before = position::config(&folder)?;
     // A run keeps its precision on every device.
     let Prepared { corpus, prompts, planned, steps, command } =
-        prepare(parsed, hf.as_ref(), tokenizer.as_deref(), before.precision.recipe, observer, time_is_up)?;
+        prepare(parsed, &folder, hf.as_ref(), before.precision.recipe, observer, time_is_up)?;
     check_tokenizer(&folder, &planned.resolved.config, &corpus.tokenizer)?;
     if let Some(done) = finished(&folder, &planned.resolved.config, steps)? {
         return Ok(Opened::Finished { done, steps });
@@ -119,7 +118,7 @@ fn check_tokenizer(folder: &RunFolder, config: &Config, kept: &Tokenizer) -> Res
         _ if of(&before.config) == of(config) => true,
         TokenizerChoice::Path(path) => {
             let end = config.data.end_of_document.as_deref();
-            let named = source::load_tokenizer(Path::new(&path), end, source::OWN_TOKENIZERS);
+            let named = source::load_tokenizer(&locate(config, &path), end, source::OWN_TOKENIZERS);
             named.is_ok_and(|tokenizer| tokenizer.hash() == kept.hash())
         }
         TokenizerChoice::Bytes => Tokenizer::bytes().hash() == kept.hash(),

@@ -196,8 +196,13 @@ impl Run {
         }
         if evaluate {
             self.position.evaluation = Some(Tally::default());
-            if let Some(outcome) = self.evaluate(watch, observer)? {
-                return Ok(Some(outcome));
+            let cut = match self.evaluate(watch, observer)? {
+                // Nothing but the end is left, and the state is saved.
+                Some(Outcome::TimeLimit) if last => self.complete_evaluation(watch, observer)?,
+                cut => cut,
+            };
+            if cut.is_some() {
+                return Ok(cut);
             }
             ended = ended.or_else(|| watch.ended(watch.step + self.saving(watch))).filter(|_| !last);
             flight.begun = Instant::now();

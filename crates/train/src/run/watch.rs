@@ -22,6 +22,11 @@ impl<'a> Watch<'a> {
         Watch { stop, begun, limit, step: Duration::ZERO, batch: Duration::ZERO, save: Duration::ZERO }
     }
 
+    /// From now on only a signal ends the run. For a run that has made all its steps and saved its state.
+    pub(super) fn lift_limit(&mut self) {
+        self.limit = None;
+    }
+
     /// Returns the outcome if the run must end now; `None` if it may start work that takes `next`.
     pub(super) fn ended(&self, next: Duration) -> Option<Outcome> {
         if self.stop.load(Ordering::Relaxed) {

@@ -46,7 +46,8 @@ pub(crate) struct PromptArgs {
     /// The text to continue; - reads it from standard input
     #[arg(long, short)]
     pub(crate) prompt: Option<String>,
-    /// Token ids to continue, unchanged: no begin token is added
+    /// Token ids to continue, unchanged: no begin token is added. A folder without tokenizer.json then prints
+    /// ids
     #[arg(long, value_name = "ID,ID,...", value_delimiter = ',')]
     pub(crate) tokens: Option<Vec<u32>>,
 }

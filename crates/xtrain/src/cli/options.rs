@@ -71,6 +71,10 @@ pub(crate) struct ProbeArgs {
     /// Examine the casts of this recipe instead of the run's own; by default fp8-block if the run has no FP8
     #[arg(long, value_name = "RECIPE", value_parser = named(&Recipe::FP8, Recipe::name))]
     pub(crate) casts: Option<Recipe>,
+    /// Take the batches from this text (.txt, .jsonl, .parquet, .gz, .zst; a folder or a pattern) or from
+    /// these token shards, read as the run reads its own; by default the next ones of the run
+    #[arg(long, value_name = "FILE")]
+    pub(crate) data: Vec<PathBuf>,
     #[command(flatten)]
     pub(crate) on: OnDevice,
     #[command(flatten)]

@@ -49,6 +49,12 @@ pub(crate) fn op(args: &BenchOpArgs) -> Result<(), Failure> {
         ));
     }
     out.push_str(&format!("{:<62}{:>11.3}\n", "total", total * 1e3));
+    if rows.iter().any(|row| row.rates.of_product > 1.0 || row.rates.of_copy > 1.0) {
+        out.push_str(
+            "above 100%: the operands fit into caches, which are faster than the memory that the best copy moves; or the sizes suit \
+             the processor better than those of the best GEMM\n",
+        );
+    }
     terminal::print(&out).map(|_| ())
 }
 

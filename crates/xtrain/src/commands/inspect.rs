@@ -19,6 +19,7 @@ pub(crate) fn run(args: &InspectArgs) -> Result<(), Failure> {
         which: which(args.probe.step, args.probe.best),
         device: args.probe.on.device,
         casts: args.probe.casts,
+        data: args.probe.data.clone(),
     };
     let mut bar = Bar::default();
     let found = inspect(&args.probe.run, &options, &mut |doing| {

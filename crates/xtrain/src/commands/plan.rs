@@ -54,7 +54,11 @@ pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
     let reference = reference.map_err(LearnError::from)?;
     let has = processor.as_ref().and_then(|processor| Some((processor.room()?, processor.owner())));
     let modelled = || Some((Room::of(device.as_ref()?.usable_bytes?), device.as_ref()?.name.clone()));
-    let room = args.memory.map(|size| (Room::of(size.0), "--memory".to_owned())).or(has).or_else(modelled);
+    let room = args
+        .memory
+        .map(|size| (Room::of(size.0), "the device (--memory)".to_owned()))
+        .or(has)
+        .or_else(modelled);
     let fit = match room {
         Some((room, owner)) => Some((Fit::of(&planned, target, threads, room)?, owner)),
         None => None,

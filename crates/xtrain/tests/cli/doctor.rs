@@ -32,12 +32,17 @@ fn a_machine_whose_libraries_are_broken_trains_on_its_cpu_and_is_told_why() {
         assert!(text.contains(&format!("{file} cannot be opened: {named}: ")), "{text}");
     }
     let folder = place.path("libraries").display().to_string();
-    assert!(text.contains(&format!("looked in    {folder} (XTRAIN_CUDA_LIBRARIES)\n")), "{text}");
+    let looked = format!("looked in    {folder} (XTRAIN_CUDA_LIBRARIES)\n");
+    assert!(text.contains(&looked), "{text}");
+    // Places are listed once: the driver's, which only the loader knows, and those of all others.
+    let lines: Vec<&str> = text.lines().filter(|line| line.trim_start().starts_with("looked in")).collect();
+    let same = lines.iter().filter(|line| line.contains("the same places as for")).count();
+    assert_eq!((lines.len(), same), (4, 2), "{text}");
     for said in [
         "to get it    install NVIDIA's driver, 580 or newer\n",
         "to get it    `pip install nvidia-cudnn-cu13`\n",
         "without it   attention runs by xtrain's own kernels alone, which may be slower\n",
-        "GPUs\n  none that the driver shows\n",
+        "GPUs\n  none found\n",
         "kernels: 1 file, 5 B\n",
         "\nTraining works, on the CPU alone (CPU, ",
     ] {

@@ -52,6 +52,19 @@ fn the_text_alone_goes_to_standard_output() {
 }
 
 #[test]
+fn ids_are_continued_with_ids_where_a_folder_has_no_tokenizer() {
+    let place = trained();
+    let arguments = "--tokens 116,104,101 -n 5 --temperature 0";
+    let made = joined(&tokens(&json(&place, arguments), "tokens"));
+    for file in ["tokenizer.json", "tokenizer_config.json"] {
+        std::fs::remove_file(place.path(&format!("out/hf/{file}"))).expect("removed");
+    }
+    let ran = place.run(&format!("generate out/hf {arguments}")).succeeds();
+    assert_eq!(ran.stdout, format!("{made}\n"));
+    place.run("generate out/hf --prompt the").refuses(&["out/hf", "no tokenizer.json"]);
+}
+
+#[test]
 fn a_full_context_forgets_its_older_half_and_goes_on_as_from_a_fresh_prompt() {
     let place = trained();
     let prompt = [116u64, 104, 101];

@@ -308,7 +308,7 @@ impl Opening<'_> {
                 if source.kind() == ErrorKind::NotFound && path.is_relative() =>
             {
                 let places = places(self.config);
-                RunError::Refused(format!("{error} ({places} the folder you are in); {other}"))
+                RunError::Refused(format!("{error} ({places} the current folder); {other}"))
             }
             _ if self.examines => RunError::Refused(format!("{error}; {other}")),
             _ => error.into(),

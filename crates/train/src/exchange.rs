@@ -170,7 +170,7 @@ pub(crate) fn check_fp8(names: &NameMap) -> Result<(), RunError> {
         return Ok(());
     }
     Err(RunError::Refused(format!(
-        "exported as \"fp8\" nothing of this model would be FP8, not even its linear layers: {}; take \"bf16\"",
+        "exported as \"fp8\", none of the linear layers of this model would be FP8: {}; use \"bf16\"",
         why_bf16(&linear_in_bf16(names))
     )))
 }
@@ -199,7 +199,7 @@ fn why_bf16(layers: &[&NameEntry]) -> String {
             _ => "; layers that are computed as one have one type",
         };
         reasons.push(format!(
-            "{} with sizes that are no multiples of {TILE} ({name} is {rows} x {columns}{others})",
+            "{} with sizes that are not multiples of {TILE} ({name} is {rows} x {columns}{others})",
             partial.len()
         ));
     }

@@ -29,7 +29,7 @@ pub(crate) fn cache_dir(config: &Config) -> PathBuf {
 pub(crate) fn places(config: &Config) -> String {
     match start(config) {
         Some(start) => format!("looked for in {}, where the run was started, and in", start.display()),
-        None => "paths start at".to_owned(),
+        None => "paths are relative to".to_owned(),
     }
 }
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Fills fuzz/corpus with small valid files for each target, from the repository and a tiny run.
+# Fills fuzz/corpus with small valid files for each target, from the repository and a tiny run. XTRAIN may name a binary that is there already.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 work=$(mktemp -d)
@@ -15,7 +15,7 @@ seed() { # target, then files
 # Documents carry a first byte that says what they are: see the target's NAMES.
 document() { # number, file
     mkdir -p fuzz/corpus/documents
-    { printf "\\x$(printf %02x "$1")"; cat "$2"; } >"fuzz/corpus/documents/$1"
+    { printf "\\x$(printf %02x "$1")"; cat "$2"; } >"fuzz/corpus/documents/$(basename "$2")"
 }
 
 printf 'one<|end|>two \xc3\xa9\n' >"$work/a.txt"
@@ -25,8 +25,16 @@ document 0 "$work/a.txt"
 document 1 "$work/a.jsonl"
 document 3 "$work/a.txt.gz"
 document 4 "$work/a.jsonl.gz"
+# One for each encoding of strings.
+for encoding in 0 6 7; do
+    PYTHONPATH=tests/campaign python3 -c 'import pathlib, parquet, sys; parquet.write(pathlib.Path(sys.argv[1]), ["one", "once", "two"], int(sys.argv[2]))' \
+        "$work/$encoding.parquet" "$encoding"
+    document 2 "$work/$encoding.parquet"
+done
 
-xtrain() { cargo run --quiet --release -- "$@"; }
+xtrain() {
+    if [ -n "${XTRAIN:-}" ]; then "$XTRAIN" "$@"; else cargo run --quiet --release -- "$@"; fi
+}
 cat >"$work/run.toml" <<'TOML'
 [model]
 dim = 8

@@ -209,6 +209,10 @@ pub fn advice(error: &io::Error) -> &'static str {
         Some(Errno::MFILE | Errno::NFILE) => {
             return "; raise the limit on open files (ulimit -n 4096) and run the same command again";
         }
+        // A thread that cannot start, or a buffer.
+        Some(Errno::AGAIN | Errno::NOMEM) => {
+            return "; raise the limits on memory and processes (ulimit -v, ulimit -u), or close other programs";
+        }
         Some(Errno::IO) => return "; check the disk",
         _ => {}
     }

@@ -14,6 +14,7 @@ use crate::module::{Function, Module};
 use crate::source::KernelSource;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::thread;
 use std::time::Instant;
 
 /// The oldest driver that CUDA 13's libraries support.
@@ -65,18 +66,23 @@ impl Gpu {
         driver_library()?;
         // Opening libraries of hundreds of MB takes as long as opening the GPU, so both happen at the same
         // time.
-        let (device, compiler) = std::thread::scope(|scope| {
-            let libraries = scope.spawn(|| -> Result<Compiler, CudaError> {
-                let compiler = Compiler::open()?;
-                // Nearly every program has GEMMs: report a missing cuBLASLt now, not after minutes of reading
-                // data.
-                cublaslt()?;
-                // Optional: without cuDNN, attention uses other kernels.
-                let _ = cudnn();
-                Ok(compiler)
-            });
+        let open_libraries = || -> Result<Compiler, CudaError> {
+            let compiler = Compiler::open()?;
+            // Nearly every program has GEMMs: report a missing cuBLASLt now, not after minutes of reading
+            // data.
+            cublaslt()?;
+            // Optional: without cuDNN, attention uses other kernels.
+            let _ = cudnn();
+            Ok(compiler)
+        };
+        let (device, compiler) = thread::scope(|scope| {
+            let libraries = thread::Builder::new().spawn_scoped(scope, open_libraries);
             let device = open_device(ordinal);
-            (device, libraries.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+            let compiler = match libraries {
+                Ok(thread) => thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)),
+                Err(_) => open_libraries(),
+            };
+            (device, compiler)
         });
         let ((info, context), compiler) = (device?, compiler?);
         tracing::debug!("the GPU and its libraries opened in {:.3} s", started.elapsed().as_secs_f64());

@@ -1,7 +1,7 @@
 //! Tensors in host memory.
 
 use crate::formats::to_bf16;
-use crate::{DType, TensorType};
+use crate::{DType, TensorType, refusable};
 use bytemuck::{Pod, Zeroable};
 use half::bf16;
 
@@ -28,7 +28,7 @@ impl AlignedBytes {
 
     /// `len` zero bytes; None if the system refuses them.
     pub fn try_zeroed(len: usize) -> Option<Self> {
-        let lines = bytemuck::try_zeroed_vec(len.div_ceil(ALIGN_BYTES)).ok()?;
+        let lines = refusable(|| bytemuck::try_zeroed_vec(len.div_ceil(ALIGN_BYTES))).ok()?;
         Some(AlignedBytes { lines, len })
     }
 

@@ -5,7 +5,7 @@ use crate::programs;
 use std::time::Instant;
 use xtrain_model::{Architecture, Init, Numerics};
 use xtrain_program::{Program, StateKind};
-use xtrain_runtime::{Engine, Part, ProgramId, StateEntry};
+use xtrain_runtime::{Engine, EngineError, Part, ProgramId, StateEntry};
 
 /// A model on an engine. Its masters are zero until they are initialised or written.
 pub struct Weights {
@@ -93,7 +93,13 @@ impl Weights {
 
     /// A parameter's master copy.
     pub fn read_master(&mut self, name: &str) -> Result<Vec<f32>, LearnError> {
-        Ok(bytemuck::pod_collect_to_vec(&self.engine.read_state(StateKind::Master, name)?))
+        let is_it = |entry: &StateEntry| entry.kind == StateKind::Master && entry.name == name;
+        let unknown = || EngineError::Unknown { what: StateKind::Master.name(), name: name.into() };
+        let entry = self.engine.state_entries().into_iter().find(is_it).ok_or_else(unknown)?;
+        // Into the result at once: these are the largest tensors of a model.
+        let mut values = vec![0.0; entry.ty.numel()];
+        self.engine.copy_state(&[entry], &mut [bytemuck::cast_slice_mut(&mut values)])?;
+        Ok(values)
     }
 
     /// Overwrites a parameter's master copy; call [`Weights::refresh`] after the last one.

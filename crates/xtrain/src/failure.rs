@@ -1,5 +1,6 @@
 //! Failures of a command, and the exit code that tells whether the user can fix them.
 
+use crate::refused;
 use std::backtrace::Backtrace;
 use std::fmt;
 use std::panic::{self, AssertUnwindSafe};
@@ -35,11 +36,14 @@ impl Failure {
 }
 
 /// Runs `work`. A panic that leaves it, which is always a bug of ours, becomes an error with its place. A
-/// panic that is caught inside, such as those of libraries that read files, is not reported.
+/// panic that is caught inside, such as those of libraries that read files, is not reported. A library's panic
+/// over a thread that the system refuses ends the process with a line.
 pub(crate) fn without_panic(work: impl FnOnce() -> Result<(), Failure>) -> Result<(), Failure> {
     let place = Arc::new(Mutex::new(None));
     let seen = place.clone();
     panic::set_hook(Box::new(move |info| {
+        let text = info.payload_as_str().unwrap_or("a panic");
+        refused::end_if_no_thread(text);
         // The first panic is the cause of the others.
         let mut seen = seen.lock().unwrap_or_else(PoisonError::into_inner);
         seen.get_or_insert_with(|| {
@@ -48,7 +52,7 @@ pub(crate) fn without_panic(work: impl FnOnce() -> Result<(), Failure>) -> Resul
                 Some(_) => format!("\n{}", Backtrace::force_capture()),
                 None => String::new(),
             };
-            format!("internal error{place}: {}{backtrace}", info.payload_as_str().unwrap_or("a panic"))
+            format!("internal error{place}: {}{backtrace}", text)
         });
     }));
     let done = panic::catch_unwind(AssertUnwindSafe(work));

@@ -1,10 +1,12 @@
 //! The `xtrain` command line: parses, calls, and reports. Exit code 0; 2 for errors that the user can fix; 1
 //! for our own failures.
 
+mod allocator;
 mod cli;
 mod commands;
 mod failure;
 mod plan_table;
+mod refused;
 mod signals;
 mod terminal;
 
@@ -14,6 +16,7 @@ use std::process::ExitCode;
 
 fn main() -> ExitCode {
     let cli = cli::Cli::read();
+    signals::survive_file_size_limits();
     terminal::log(matches!(&cli.command, cli::Command::Train(args) if args.quiet));
     let done = without_panic(|| match cli.command {
         cli::Command::Train(args) => commands::train::run(&args),

@@ -239,7 +239,11 @@ fn memory(tables: &Tables<'_>) -> String {
         line("reference steps, in bf16", beside);
     }
     line("total", total);
-    for (what, bytes) in [("CPU kernels work in", work_bytes), ("libraries take", target.library_bytes())] {
+    for (what, bytes) in [
+        ("CPU kernels work in", work_bytes),
+        ("libraries take", target.library_bytes()),
+        ("xtrain itself takes", target.process_bytes()),
+    ] {
         if bytes > 0 {
             out.push_str(&format!("{what} up to {} more\n", format::bytes(bytes)));
         }

@@ -1,7 +1,8 @@
 //! The signals that ask a command to stop.
 
 use crate::failure::Failure;
-use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::consts::{SIGINT, SIGTERM, SIGXFSZ};
+use signal_hook::flag;
 use signal_hook::iterator::Signals;
 use std::io::Write;
 use std::ops::ControlFlow;
@@ -9,6 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
+use xtrain_checkpoint::advice;
 
 /// Signals within this time after the first count as one with it. Some launchers, `timeout` among them,
 /// signal a process and then its group, and do not mean to discard unsaved work.
@@ -22,6 +24,13 @@ fn say(line: &str) {
     let _ = writeln!(std::io::stderr(), "{line}");
 }
 
+/// A write beyond the limit on file sizes (`ulimit -f`) fails from now on, with an error that names the file.
+/// Unhandled, the limit's signal ends the process.
+pub(crate) fn survive_file_size_limits() {
+    // It is only refused for signals that cannot be handled.
+    let _ = flag::register(SIGXFSZ, Arc::new(AtomicBool::new(false)));
+}
+
 /// Flag that is set when the user asks to stop.
 #[derive(Clone)]
 pub(crate) struct Stop(pub(crate) Arc<AtomicBool>);
@@ -30,7 +39,7 @@ impl Stop {
     /// Installs the handlers. The first SIGTERM or Ctrl-C asks the command to stop; another one a second
     /// later or more ends it at once.
     pub(crate) fn on_signals() -> Result<Self, Failure> {
-        let refused = |e| Failure::user(format!("cannot watch for signals: {e}"));
+        let refused = |e| Failure::user(format!("cannot watch for signals: {e}{}", advice(&e)));
         let mut signals = Signals::new([SIGTERM, SIGINT]).map_err(refused)?;
         let stop = Arc::new(AtomicBool::new(false));
         let asked = stop.clone();

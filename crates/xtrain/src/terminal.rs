@@ -39,7 +39,8 @@ pub(crate) fn use_threads(threads: usize) -> Result<(), Failure> {
     let built = rayon::ThreadPoolBuilder::new().num_threads(thread_count(threads)?).build_global();
     built.map_err(|e| {
         Failure::user(format!(
-            "cannot start the compute threads ({e}); use fewer with --threads or train.threads"
+            "cannot start the compute threads ({e}); use fewer with --threads or train.threads, or raise the limits on memory and \
+             processes (ulimit -v, ulimit -u)"
         ))
     })
 }

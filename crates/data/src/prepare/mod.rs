@@ -136,7 +136,8 @@ fn prepare_locked(
     let start = unfinished.position;
     let mut writer = DatasetWriter::start(unfinished, tokenizer, options, folder, inputs)?;
     std::thread::scope(|scope| {
-        let read_ahead = ReadAhead::start(scope, inputs, &options.input, tokenizer.cut_rule(), start);
+        let read_ahead = ReadAhead::start(scope, inputs, &options.input, tokenizer.cut_rule(), start)
+            .map_err(DataError::io(folder, "start a thread that reads"))?;
         read_ahead.batches().iter().try_for_each(|batch| writer.add_batch(batch?, on_progress))
     })?;
     writer.finish(on_progress)

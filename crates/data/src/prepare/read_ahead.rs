@@ -1,6 +1,7 @@
 //! The thread that reads input files ahead of the tokenizer, in batches of bounded size.
 
-use std::thread::Scope;
+use std::io;
+use std::thread::{Builder, Scope};
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender, bounded};
@@ -24,21 +25,25 @@ pub(super) struct ReadAhead {
 
 impl ReadAhead {
     /// Starts a thread that reads from `from` on. Dropping this value stops it.
+    ///
+    /// # Errors
+    /// The system refuses the thread.
     pub(super) fn start<'scope>(
         scope: &'scope Scope<'scope, '_>,
         inputs: &'scope [InputFile],
         options: &'scope InputOptions,
         rule: CutRule,
         from: InputPosition,
-    ) -> ReadAhead {
+    ) -> io::Result<ReadAhead> {
         let (sender, batches) = bounded(2);
-        scope.spawn(move || {
+        let read = move || {
             if let Err(error) = read_all(inputs, options, rule, from, &sender) {
                 // If the receiver is gone, it has its own error to report.
                 let _ = sender.send(Err(error));
             }
-        });
-        ReadAhead { batches }
+        };
+        Builder::new().name("read ahead".to_owned()).spawn_scoped(scope, read)?;
+        Ok(ReadAhead { batches })
     }
 
     pub(super) fn batches(&self) -> &Receiver<Result<PieceBatch>> {

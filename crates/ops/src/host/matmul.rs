@@ -97,22 +97,30 @@ fn whole<T: Real>(a: MatmulOperand<'_>, b: MatmulOperand<'_>, c: &mut ViewMut<'_
             c.fresh::<T>().chunks_exact_mut(n).for_each(|row| row.copy_from_slice(&bias));
         });
     }
-    let mut accumulate = !matches!(addend, Addend::None);
-    let mut c = if accumulate { c.reals::<T>() } else { c.fresh::<T>() };
-    if k == 0 && !accumulate {
+    let adds = !matches!(addend, Addend::None);
+    let mut c = if adds { c.reals::<T>() } else { c.fresh::<T>() };
+    if k == 0 && !adds {
         c.fill(T::ZERO);
     }
     let (a, b) = (a.mat(&a_reals), b.mat(&b_reals));
-    for depth in cuts(k, DEPTH, 1) {
-        let (a, b) = (a.cols_in(depth.clone()), b.t().cols_in(depth).t());
-        gemm(T::ONE, a, b, MatMut::new(&mut c, m, n), accumulate);
-        accumulate = true;
+    for rows in cuts(m, TALL, 1) {
+        let (a, c) = (a.t().cols_in(rows.clone()).t(), &mut c[rows.start * n..rows.end * n]);
+        let mut accumulate = adds;
+        for depth in cuts(k, DEPTH, 1) {
+            let (a, b) = (a.cols_in(depth.clone()), b.t().cols_in(depth).t());
+            gemm(T::ONE, a, b, MatMut::new(c, rows.len(), n), accumulate);
+            accumulate = true;
+        }
     }
 }
 
 /// Products that are summed before the sum is added to the result. The library would split no sum as short as
 /// this, on any machine.
 const DEPTH: usize = 512;
+
+/// Maximum number of rows of the left operand that the library multiplies at a time: it copies [`DEPTH`]
+/// columns of all of them, which for the gradient of a large vocabulary would be hundreds of MiB.
+const TALL: usize = 8192;
 
 /// Maximum number of elements of a bf16 operand or result that is widened whole.
 const WHOLE: usize = 1 << 20;
@@ -323,6 +331,23 @@ mod tests {
             for (i, (found, exact)) in found.iter().zip(&exact).enumerate() {
                 assert!((found - exact - bias[i % n]).abs() < 1e-4, "{m}x{k}x{n}");
             }
+        }
+    }
+
+    /// More rows than are multiplied at a time.
+    #[test]
+    fn other_rows_change_no_bit_of_an_f32_gemm() {
+        let (m, k, n) = (2 * TALL + 77, 600, 9);
+        let (a, b) = (normal(DType::F32, [m, k], 1.0, seed()), normal(DType::F32, [k, n], 1.0, seed()));
+        let product = |a: &HostTensor| {
+            let c = HostTensor::zeros(TensorType::new(DType::F32, [a.ty().shape[0], n]));
+            computed([a, &b], [false; 2], None, c, false).to_f64()
+        };
+        let whole = product(&a);
+        for rows in [0..40, 5400..5700, TALL - 20..TALL + 300, m - 50..m] {
+            let part = &a.to_f64()[rows.start * k..rows.end * k];
+            let part = HostTensor::from_f64(TensorType::new(DType::F32, [rows.len(), k]), part);
+            assert!(product(&part) == whole[rows.start * n..rows.end * n], "rows {rows:?}");
         }
     }
 

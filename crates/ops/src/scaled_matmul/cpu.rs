@@ -22,8 +22,10 @@ impl CpuKernel for ScaledMatmul {
         matmul(operand(wide(0), &a), operand(wide(2), &b).t(), &mut outputs[0], addend);
     }
 
-    /// Both operands, dequantized to f32.
+    /// Both operands, dequantized to f32, and the result before it is rounded.
     fn work_bytes(&self, inputs: &[TensorType], _: usize) -> usize {
-        size_of::<f32>() * (inputs[0].numel() + inputs[2].numel())
+        let (m, n) = (inputs[0].shape[0], inputs[2].shape[0]);
+        let sums = if self.out == DType::F32 { 0 } else { m * n };
+        size_of::<f32>() * (inputs[0].numel() + inputs[2].numel() + sums)
     }
 }

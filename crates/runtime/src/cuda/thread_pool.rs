@@ -2,10 +2,11 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
+use std::thread;
 
 /// Applies `make` to each of `items` on as many threads as rayon has, and returns the results in order. The
 /// threads are new ones: `make` waits for locks, which rayon's threads must not, because rayon may give them
-/// work that needs the same lock.
+/// work that needs the same lock. Where the system refuses threads, fewer work, at least this one.
 ///
 /// # Errors
 ///
@@ -30,9 +31,13 @@ pub(super) fn map_parallel<I: Sync, T: Send, E: Send>(
             results.lock().unwrap_or_else(PoisonError::into_inner).push((n, result));
         }
     };
-    std::thread::scope(|scope| {
-        let threads: Vec<_> = (0..threads).map(|_| scope.spawn(work)).collect();
-        for thread in threads {
+    thread::scope(|scope| {
+        let start = |_| thread::Builder::new().spawn_scoped(scope, work).ok();
+        let started: Vec<_> = (0..threads).map_while(start).collect();
+        if started.is_empty() {
+            work();
+        }
+        for thread in started {
             // Re-raise the thread's own panic, not the scope's.
             thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
         }

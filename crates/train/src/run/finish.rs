@@ -27,6 +27,8 @@ impl Run {
             self.report_end(outcome, observer)?;
             return Ok(outcome);
         }
+        // The export and the samples use some of it.
+        self.checkpoints.free_memory();
         // Files that an earlier process wrote after this step stay unchanged.
         let unwritten = self.folder.unwritten(self.position.step, &self.config)?;
         // Try all parts and report the first error.

@@ -103,6 +103,13 @@ impl CheckpointWriter {
         })
     }
 
+    /// Frees the memory of the copy, after the last save.
+    pub(super) fn free_memory(&mut self) {
+        // The thread returns the memory that it still holds.
+        drop(self.next_memory.take().map(JoinHandle::join));
+        self.memory = Arc::new(AlignedBytes::zeroed(0));
+    }
+
     /// Forgets that this step is saved, because its position has changed.
     pub(super) fn outdate(&mut self) {
         self.last = None;

@@ -195,7 +195,7 @@ fn a_run_without_its_text_and_tokens_names_what_is_missing_and_an_option_that_re
         output(&place, "away", verb, "out", "o/a");
     }
     let home = place.path("").canonicalize().expect("a folder").display().to_string();
-    let home = format!("looked for in {home}, where the run was started, and in the folder you are in");
+    let home = format!("looked for in {home}, where the run was started, and in the current folder");
     for verb in WITH_TEXT {
         let arguments = verb.replace("RUN", "out").replace("OUT", "o");
         place.run_in("away", &arguments).refuses(&["a.txt", &home, "--data FILE"]);

@@ -7,23 +7,57 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
 
-/// Runs `xtrain` with files limited to `blocks` of 512 bytes, which stands for a full disk and needs no
-/// rights. Ignored, the limit's signal becomes an error.
-fn on_a_small_disk(place: &Place, blocks: usize, arguments: &str) -> Ran {
+/// Runs `xtrain` under these limits of the shell's `ulimit`.
+fn under(limits: &str, place: &Place, arguments: &str) -> Ran {
     let mut shell = Command::new("sh");
-    let script =
-        format!("trap '' XFSZ; ulimit -f {blocks}; exec {} {arguments}", env!("CARGO_BIN_EXE_xtrain"));
-    shell.args(["-c", &script]);
+    shell.args(["-c", &format!("ulimit {limits}; exec {} {arguments}", env!("CARGO_BIN_EXE_xtrain"))]);
     finish(place.settle(shell), arguments)
+}
+
+/// Runs `xtrain` with files limited to `blocks` of 512 bytes, which stands for a full disk and needs no
+/// rights. Unhandled, the limit's signal ends a process.
+fn on_a_small_disk(place: &Place, blocks: usize, arguments: &str) -> Ran {
+    under(&format!("-f {blocks}"), place, arguments)
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn memory_and_threads_that_the_system_refuses_are_named_in_one_line() {
+    let place = Place::new();
+    place.train("out", "--set train.steps=3");
+    let mut refused = 0;
+    for megabytes in [30, 40, 60, 100, 200, 400] {
+        for (n, command) in [
+            "tokenize a.txt --bpe-vocab-size 300 --out shards",
+            "train run.toml --set train.steps=3 --set train.threads=8 --out new",
+            "generate out --prompt the -n 3",
+            "export out --out hf",
+            "report out",
+        ]
+        .iter()
+        .enumerate()
+        {
+            // Each into a place of its own.
+            let ran = under(
+                &format!("-v {megabytes}000"),
+                &place,
+                &command.replace("--out ", &format!("--out {megabytes}-{n}-")),
+            );
+            if ran.code() != Some(0) {
+                ran.refuses(&[]);
+                refused += 1;
+            }
+        }
+    }
+    // Eight threads do not fit into 30 MB, and everything fits into 400.
+    assert!((1..25).contains(&refused), "{refused}");
+    under("-v 30000", &place, "train run.toml --set train.threads=8 --out last").refuses(&["ulimit -v"]);
 }
 
 #[test]
 fn a_limit_that_is_too_low_or_too_high_is_named() {
     let place = Place::new();
-    let mut command = Command::new("sh");
-    let train = format!("ulimit -n 8; exec {} train run.toml --out out", env!("CARGO_BIN_EXE_xtrain"));
-    command.args(["-c", &train]);
-    finish(place.settle(command), &train).refuses(&["Too many open files", "ulimit -n"]);
+    under("-n 8", &place, "train run.toml --out out").refuses(&["Too many open files", "ulimit -n"]);
     for verb in ["plan", "train"] {
         let arguments = format!("{verb} run.toml --set train.threads=0");
         let mut command = place.command(&arguments);

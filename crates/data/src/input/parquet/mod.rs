@@ -1,6 +1,7 @@
 //! Parquet: one column of strings, read row by row. A value is limited in size as a line of JSON is, and so
 //! is a page, which is decoded as a whole.
 
+mod checked_pages;
 mod page_limit;
 
 use std::fs::File;
@@ -20,6 +21,7 @@ use super::{CHAT_ADVICE, Document, MAX_VALUE_BYTES, Piece, is_chat, naming_advic
 use crate::catch_panic::catch_panic;
 use crate::error::{DataError, Result};
 use crate::tokenizer::CutRule;
+use checked_pages::CheckedPages;
 use page_limit::LimitedPages;
 
 /// Reads the documents in one column of a parquet file.
@@ -206,7 +208,8 @@ impl ParquetColumn {
             SerializedPageReader::new(Arc::clone(&self.pages), column, rows, None)
         });
         let pages = opened.map_err(|error| damaged(&self.path, &location, &error))?;
-        self.reader = Some(ColumnReaderImpl::new(column.column_descr_ptr(), Box::new(pages)));
+        let pages = Box::new(CheckedPages::new(pages, self.is_optional));
+        self.reader = Some(ColumnReaderImpl::new(column.column_descr_ptr(), pages));
         Ok(true)
     }
 

@@ -1,0 +1,91 @@
+"""Peak memory of training on the CPU beside what `xtrain plan` says, as lines of benches/results.
+
+    python3 benches/peak_memory.py --xtrain target/release/xtrain >> benches/results/DATE-cpu-memory.jsonl
+
+Each run makes some steps, a save, an evaluation and the export at the end. The plan's lines count all that: memory of the step, of kernels
+and of the copy that a save makes, and the process itself.
+"""
+
+import argparse
+import datetime
+import gzip
+import json
+import os
+import pathlib
+import re
+import subprocess
+import tempfile
+
+RUNS = {
+    "dim 512, 6 layers, 256 tokens, fp32": ["model.dim=512", "model.layers=6", "data.seq_len=256"],
+    "dim 256, 2 layers, vocabulary of 50,000, fp32": ["model.dim=256", "model.layers=2", "model.vocab_size=50000", "data.seq_len=256"],
+    "dim 256, 6 layers, bf16, blocks recomputed, bf16 moments": [
+        "model.dim=256",
+        "model.layers=6",
+        "data.seq_len=256",
+        "precision.recipe=bf16",
+        "train.recompute=block",
+        "optimizer.moments=bf16",
+    ],
+    "dim 512, 4 layers, fp8-block": ["model.dim=512", "model.layers=4", "data.seq_len=256", "precision.recipe=fp8-block"],
+    "dim 128, 2 layers, 1500 tokens, fp32": ["model.dim=128", "model.layers=2", "data.seq_len=1500"],
+}
+FILE = """
+[model]
+dim = 0
+layers = 0
+heads = 4
+vocab_size = 4096
+[data]
+train = "text.txt"
+tokenizer = "bytes"
+[train]
+steps = 4
+device = "cpu"
+recompute = "none"
+loss_chunk = 4096
+[checkpoint]
+every = 2
+[eval]
+every = 2
+tokens = 512
+"""
+UNITS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
+
+
+def planned(text):
+    """Bytes of all lines of a plan."""
+    total = int(re.search(r"^total +([\d,]+)", text, re.MULTILINE).group(1).replace(",", ""))
+    lines = [r"CPU kernels work in up to", r"a save copies", r"xtrain itself takes up to"]
+    more = [re.search(rf"^{line} ([\d.,]+) (\w+)", text, re.MULTILINE) for line in lines]
+    return total + sum(float(found.group(1).replace(",", "")) * UNITS[found.group(2)] for found in more if found)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--xtrain", type=pathlib.Path, required=True)
+    parser.add_argument("--card", default="2 cores")
+    arguments = parser.parse_args()
+    xtrain = arguments.xtrain.absolute()
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
+    text = gzip.decompress(pathlib.Path("examples/data/snapshot.txt.gz").read_bytes())
+    for work, settings in RUNS.items():
+        with tempfile.TemporaryDirectory() as folder:
+            folder = pathlib.Path(folder)
+            (folder / "text.txt").write_bytes(text)
+            (folder / "run.toml").write_text(FILE)
+            sets = [word for setting in settings for word in ("--set", setting)]
+            plan = subprocess.run([xtrain, "plan", "run.toml", *sets], cwd=folder, capture_output=True, text=True, check=True).stdout
+            run = subprocess.Popen([xtrain, "train", "run.toml", *sets], cwd=folder, stdout=subprocess.DEVNULL)
+            _, status, usage = os.wait4(run.pid, 0)
+            run.returncode = os.waitstatus_to_exitcode(status)
+            assert run.returncode == 0, f"{work}: exit code {run.returncode}"
+        value, peer = usage.ru_maxrss / 1024, planned(plan) / (1 << 20)
+        line = {"work": f"{work}, resident", "metric": "MiB", "value": round(value, 1), "peer": "xtrain plan, all lines"}
+        line |= {"peer_value": round(peer, 1), "ratio": round(value / peer, 3), "card": arguments.card, "driver": "none"}
+        line |= {"command": "python3 benches/peak_memory.py --xtrain XTRAIN", "commit": commit, "date": str(datetime.date.today())}
+        print(json.dumps(line), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,49 @@
+//! The global allocator: the system's. Memory that it refuses ends the process with one line and exit code 2,
+//! unless the caller handles that ([`xtrain_tensor::refusable`]).
+
+#![allow(unsafe_code, reason = "an allocator is an unsafe trait")]
+
+use crate::refused;
+use std::alloc::{GlobalAlloc, Layout, System};
+use xtrain_tensor::is_refusable;
+
+#[global_allocator]
+static ALLOCATOR: Allocator = Allocator;
+
+struct Allocator;
+
+/// `memory` of so many bytes; null only if the caller handles that.
+#[inline]
+fn granted(memory: *mut u8, bytes: usize) -> *mut u8 {
+    if memory.is_null() && !is_refusable() {
+        refused::end(format_args!("{bytes} bytes of memory"));
+    }
+    memory
+}
+
+// SAFETY: each method passes its arguments on to the system's allocator and returns its result.
+unsafe impl GlobalAlloc for Allocator {
+    #[inline]
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        // SAFETY: the caller meets the conditions of this method, which are the system's.
+        granted(unsafe { System.alloc(layout) }, layout.size())
+    }
+
+    #[inline]
+    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
+        // SAFETY: as in `alloc`.
+        granted(unsafe { System.alloc_zeroed(layout) }, layout.size())
+    }
+
+    #[inline]
+    unsafe fn realloc(&self, memory: *mut u8, layout: Layout, bytes: usize) -> *mut u8 {
+        // SAFETY: as in `alloc`.
+        granted(unsafe { System.realloc(memory, layout, bytes) }, bytes)
+    }
+
+    #[inline]
+    unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
+        // SAFETY: as in `alloc`.
+        unsafe { System.dealloc(memory, layout) }
+    }
+}

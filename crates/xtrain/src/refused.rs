@@ -1,0 +1,52 @@
+//! The end of a process to which the system refuses memory or a thread.
+//!
+//! Nothing here allocates, and the process ends without destructors and handlers of its exit, like one that is
+//! killed: the next command removes temporary files, and no file is damaged.
+
+use std::fmt;
+use std::io::{Cursor, Write};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::Duration;
+
+/// The exit code of errors that the user can fix.
+const USERS: i32 = 2;
+
+/// True once a thread ends the process.
+static IS_ENDING: AtomicBool = AtomicBool::new(false);
+
+/// Ends the process with a line that says what was refused. Only the first thread writes it.
+#[cold]
+pub(crate) fn end(refused: fmt::Arguments<'_>) -> ! {
+    if IS_ENDING.swap(true, Ordering::Relaxed) {
+        loop {
+            thread::sleep(Duration::from_secs(1));
+        }
+    }
+    let mut line = [0; 256];
+    let mut written = Cursor::new(&mut line[..]);
+    // It is cut off if it is too long.
+    let _ = writeln!(
+        written,
+        "error: the system refuses {refused}; close other programs, raise the limits on memory and processes (ulimit -v, ulimit -u), or \
+         use fewer threads and a smaller model or batch"
+    );
+    let bytes = written.position() as usize;
+    // Standard error may be closed; and its lock may be held by this thread, so it is passed by.
+    let _ = rustix::io::write(std::io::stderr(), &line[..bytes]);
+    signal_hook::low_level::exit(USERS)
+}
+
+/// Ends the process if `panic` is the panic of a library, or of std in a new thread, over a thread or a
+/// thread's stack that the system refuses.
+pub(crate) fn end_if_no_thread(panic: &str) {
+    const REFUSED: [&str; 4] = [
+        "failed to spawn thread",
+        "failed to allocate an alternative stack",
+        "failed to set up alternative stack guard page",
+        "The global thread pool has not been initialized",
+    ];
+    if REFUSED.iter().any(|text| panic.contains(text)) {
+        end(format_args!("a thread"));
+    }
+}

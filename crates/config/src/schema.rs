@@ -20,6 +20,28 @@ pub(super) struct Section {
     pub(super) doc: String,
     pub(super) aliases: Vec<String>,
     pub(super) keys: Vec<Key>,
+    absent: Vec<Absent>,
+}
+
+/// Keys of other programs that a section does not have, and the reason.
+#[derive(Debug)]
+struct Absent {
+    names: Vec<String>,
+    why: String,
+}
+
+impl Section {
+    /// The reason why the section has no key of this name, if other programs have one.
+    pub(super) fn why_absent(&self, name: &str) -> Option<&str> {
+        let is_named = |absent: &&Absent| absent.names.iter().any(|known| known == name);
+        self.absent.iter().find(is_named).map(|absent| absent.why.as_str())
+    }
+
+    /// Keys of other programs that the section does not have.
+    #[cfg(test)]
+    pub(super) fn absent_names(&self) -> impl Iterator<Item = &str> {
+        self.absent.iter().flat_map(|absent| &absent.names).map(String::as_str)
+    }
 }
 
 /// A key of a section, or of a table inside one.
@@ -84,8 +106,8 @@ pub(super) enum Format {
 /// A range of finite numbers; each end with whether it belongs to the range.
 #[derive(Debug)]
 pub(super) struct Interval {
-    low: Option<(f64, bool)>,
-    high: Option<(f64, bool)>,
+    pub(super) low: Option<(f64, bool)>,
+    pub(super) high: Option<(f64, bool)>,
 }
 
 /// All sections, in the order of the file.
@@ -99,6 +121,7 @@ pub(super) fn sections() -> &'static [Section] {
                 doc: text(schema, "description"),
                 aliases: aliases(schema),
                 keys: keys(schema),
+                absent: absent(schema),
             })
             .collect()
     });
@@ -299,6 +322,12 @@ fn strings<'a>(schema: &'a Json, name: &str) -> impl Iterator<Item = &'a str> {
 
 fn aliases(schema: &Json) -> Vec<String> {
     strings(schema, "x-aliases").map(str::to_owned).collect()
+}
+
+fn absent(schema: &Json) -> Vec<Absent> {
+    let listed = schema["x-absent"].as_array().into_iter().flatten();
+    let absent = |of| Absent { names: strings(of, "names").map(str::to_owned).collect(), why: text(of, "why") };
+    listed.map(absent).collect()
 }
 
 fn text(schema: &Json, name: &str) -> String {

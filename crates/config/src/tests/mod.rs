@@ -1,6 +1,7 @@
 //! Statements about the run file: what it accepts, what it says when it does not, and what it resolves to.
 
 mod check;
+mod json_schema;
 mod precision;
 mod properties;
 mod reference;

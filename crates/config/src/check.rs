@@ -8,7 +8,7 @@ use serde_json::{Map, Value as Json};
 
 use super::Config;
 use super::error::{Origin, Report, one_line};
-use super::keys::absent;
+use super::keys::{MEANS_ANYTHING, absent};
 use super::print::{quoted, toml_value};
 use super::quantity::{COUNT_UNITS, parse_count};
 use super::schema::{Format, Key, Kind, Section, key_names, sections};
@@ -338,7 +338,10 @@ fn unknown_key(section: &Section, name: &str) -> (String, Option<String>) {
         return named(key);
     }
     if let Some(why) = section.why_absent(name) {
-        return (format!("{unknown}; {why}; the keys of [{}] are {}", section.name, key_names(&section.keys)), None);
+        return (
+            format!("{unknown}; {why}; the keys of [{}] are {}", section.name, key_names(&section.keys)),
+            None,
+        );
     }
     let owners: Vec<&str> = elsewhere()
         .filter(|other| other.keys.iter().any(|key| key.name == name))
@@ -368,9 +371,6 @@ fn unknown_key(section: &Section, name: &str) -> (String, Option<String>) {
         None => (format!("{unknown}; the keys of [{}] are {}", section.name, key_names(&section.keys)), None),
     }
 }
-
-/// Names that say nothing without their section.
-const MEANS_ANYTHING: [&str; 2] = ["name", "type"];
 
 fn bracketed<'a>(names: impl IntoIterator<Item = &'a str>, last: &str) -> String {
     let names: Vec<String> = names.into_iter().map(|name| format!("[{name}]")).collect();

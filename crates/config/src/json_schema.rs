@@ -34,11 +34,15 @@ fn section(section: &Section) -> Json {
 
 /// A table of `keys`; `tag` is the name of a variant, which its key `type` must hold.
 fn table(keys: &[Key], tag: Option<&str>) -> Json {
-    let mut properties: Map<String, Json> = tag.iter().map(|tag| ("type".into(), json!({ "const": tag }))).collect();
+    let mut properties: Map<String, Json> =
+        tag.iter().map(|tag| ("type".into(), json!({ "const": tag }))).collect();
     properties.extend(keys.iter().map(|key| (key.name.clone(), self::key(key))));
     let mut table = json!({ "type": "object", "additionalProperties": false, "properties": properties });
-    let required: Vec<&str> =
-        tag.iter().map(|_| "type").chain(keys.iter().filter(|key| key.required).map(|key| key.name.as_str())).collect();
+    let required: Vec<&str> = tag
+        .iter()
+        .map(|_| "type")
+        .chain(keys.iter().filter(|key| key.required).map(|key| key.name.as_str()))
+        .collect();
     if !required.is_empty() {
         table["required"] = json!(required);
     }

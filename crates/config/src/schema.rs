@@ -326,7 +326,8 @@ fn aliases(schema: &Json) -> Vec<String> {
 
 fn absent(schema: &Json) -> Vec<Absent> {
     let listed = schema["x-absent"].as_array().into_iter().flatten();
-    let absent = |of| Absent { names: strings(of, "names").map(str::to_owned).collect(), why: text(of, "why") };
+    let absent =
+        |of| Absent { names: strings(of, "names").map(str::to_owned).collect(), why: text(of, "why") };
     listed.map(absent).collect()
 }
 

@@ -40,11 +40,16 @@ fn instead(path: &Path) -> Option<String> {
         let files = run_files_in(path);
         return Some(match files.as_slice() {
             [] if list_inputs(&[path]).is_ok() => {
-                format!("is no run file but a folder of texts; write a run file for them: xtrain init {shown}")
+                format!(
+                    "is no run file but a folder of texts; write a run file for them: xtrain init {shown}"
+                )
             }
             [] => "is a folder; name a run file (TOML)".into(),
             files => {
-                format!("is a folder; name a run file in it: {}", listing(files.iter().map(String::as_str), '"', "or"))
+                format!(
+                    "is a folder; name a run file in it: {}",
+                    listing(files.iter().map(String::as_str), '"', "or")
+                )
             }
         });
     }
@@ -77,7 +82,8 @@ fn run_files_in(folder: &Path) -> Vec<String> {
     const MOST: usize = 100;
     let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
     let names = entries.filter_map(|entry| entry.file_name().into_string().ok());
-    let is_run_file = |name: &String| name.ends_with(".toml") && name != "Cargo.toml" && name != "pyproject.toml";
+    let is_run_file =
+        |name: &String| name.ends_with(".toml") && name != "Cargo.toml" && name != "pyproject.toml";
     let mut names: Vec<String> = names.filter(is_run_file).take(MOST).collect();
     names.sort();
     names

@@ -98,7 +98,9 @@ pub fn no_such_folder(folder: &Path) -> RunError {
 /// `; runs has a, b, c`: the folders where `folder` would be.
 fn siblings(folder: &Path) -> String {
     const MOST: usize = 5;
-    let Some(parent) = folder.parent().filter(|parent| !parent.as_os_str().is_empty()) else { return String::new() };
+    let Some(parent) = folder.parent().filter(|parent| !parent.as_os_str().is_empty()) else {
+        return String::new();
+    };
     let mut names = folders_in(parent);
     names.retain(|name| !name.starts_with('.'));
     names.sort();
@@ -207,7 +209,19 @@ mod tests {
         for id in ["Qwen/Qwen3-0.6B", "meta-llama/Llama-3.1-8B", "01-ai/Yi_6B"] {
             assert!(looks_like_a_hub_id(id), "{id}");
         }
-        for path in ["Qwen", "./Qwen/Qwen3", "/models/Qwen3", "a/b/c", "../a", "a/", "a/b c", "~/a", "", "runs/first", "src/model"] {
+        for path in [
+            "Qwen",
+            "./Qwen/Qwen3",
+            "/models/Qwen3",
+            "a/b/c",
+            "../a",
+            "a/",
+            "a/b c",
+            "~/a",
+            "",
+            "runs/first",
+            "src/model",
+        ] {
             assert!(!looks_like_a_hub_id(path), "{path}");
         }
     }

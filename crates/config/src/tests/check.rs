@@ -114,8 +114,8 @@ fn unknown_sections_get_the_nearest_one_or_the_list() {
     assert_eq!(message("training", ""), "unknown section [training]; did you mean [train]?");
     assert_eq!(message("lr_scheduler", ""), "unknown section [lr_scheduler]; did you mean [schedule]?");
     assert_eq!(
-        message("parallel", "tp = 2"),
-        "unknown section [parallel]; the sections are [model], [data], [precision], [optimizer], [schedule], [train], \
+        message("weather", "tp = 2"),
+        "unknown section [weather]; the sections are [model], [data], [precision], [optimizer], [schedule], [train], \
          [checkpoint], [log] and [eval]"
     );
 }

@@ -72,7 +72,7 @@ fn what_we_accept_an_editor_accepts() {
     assert!(texts.len() > 4, "the examples are found");
     let sets = [
         "model.rope_scaling={ type = \"linear\", factor = 2 }",
-        "data.train=[\"b\", { path = \"a\", weight = 2 }]",
+        "data.train=[\"b\", { path = \"a\", separator = \"-\" }]",
         "data.seq_len=8Ki",
         "train.max_time=170m",
         "train.micro_batch_size=auto",

@@ -52,7 +52,8 @@ impl Draft {
             return Draft::of_size(found, None, file, processor, threads);
         }
         let longest = if matches!(processor, Processor::Cpu) { CPU_SECONDS } else { GPU_SECONDS };
-        let is_taught = |size: &&Size| found.tokens.is_none_or(|tokens| size.parameters_bound() <= tokens / 2);
+        let is_taught =
+            |size: &&Size| found.tokens.is_none_or(|tokens| size.parameters_bound() <= tokens / 2);
         for size in SIZES.iter().rev().filter(is_taught) {
             let draft = Draft::of_size(found.clone(), Some(size), file, processor, threads)?;
             if draft.time.seconds.is_some_and(|seconds| seconds <= longest) && draft.fits {
@@ -85,7 +86,15 @@ impl Draft {
         let (planned, _) = choose::decide(planned, &device)?;
         let program = programs::training(&planned.spec).map_err(LearnError::from)?;
         let time = RunTime::of(&planned, &program, &device, 0)?;
-        Ok(Draft { text, parameters, run_tokens, time, owner: device.name, fits: !planned.lacks_memory, found })
+        Ok(Draft {
+            text,
+            parameters,
+            run_tokens,
+            time,
+            owner: device.name,
+            fits: !planned.lacks_memory,
+            found,
+        })
     }
 
     /// Writes it to `file`, which must not exist.

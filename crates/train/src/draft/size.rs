@@ -26,11 +26,7 @@ pub(super) const SIZES: [Size; 8] = [
     size([2048, 20, 16, 8], [2048, 256], 3e-4),
 ];
 
-const fn size(
-    [dim, layers, heads, kv_heads]: [u64; 4],
-    [seq_len, batch_size]: [u64; 2],
-    lr: f64,
-) -> Size {
+const fn size([dim, layers, heads, kv_heads]: [u64; 4], [seq_len, batch_size]: [u64; 2], lr: f64) -> Size {
     Size { dim, layers, heads, kv_heads, seq_len, batch_size, lr }
 }
 
@@ -98,7 +94,9 @@ mod tests {
     fn sizes_grow() {
         for pair in SIZES.windows(2) {
             assert!(pair[0].parameters_bound() < pair[1].parameters_bound() && pair[0].lr >= pair[1].lr);
-            assert!(pair[1].heads.is_multiple_of(pair[1].kv_heads) && pair[1].dim.is_multiple_of(pair[1].heads));
+            assert!(
+                pair[1].heads.is_multiple_of(pair[1].kv_heads) && pair[1].dim.is_multiple_of(pair[1].heads)
+            );
         }
     }
 }

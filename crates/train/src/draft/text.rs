@@ -30,7 +30,8 @@ pub(super) fn run_file(
         Some(size) => (size.seq_len(found), size.batch_size, size.lr),
         None => {
             let most = if is_cpu { FURTHER_SEQ_LEN.0 } else { FURTHER_SEQ_LEN.1 };
-            let allowed = found.model.as_ref().map_or(most, |(_, hf)| hf.model.max_position_embeddings as u64);
+            let allowed =
+                found.model.as_ref().map_or(most, |(_, hf)| hf.model.max_position_embeddings as u64);
             (shortened(most.min(allowed), found), FURTHER_BATCH_SIZE, FURTHER_LR)
         }
     };
@@ -54,7 +55,8 @@ pub(super) fn run_file(
 
 fn header(file: &Path) -> String {
     let name = file.display().to_string().replace(char::is_control, "?");
-    let run = file.file_stem().map_or("run".into(), |stem| stem.to_string_lossy().replace(char::is_control, "?"));
+    let run =
+        file.file_stem().map_or("run".into(), |stem| stem.to_string_lossy().replace(char::is_control, "?"));
     format!(
         "# A run file of xtrain. Keys that are not here keep their defaults: docs/configuration.md lists them all.\n\
          #\n\
@@ -69,17 +71,26 @@ fn header(file: &Path) -> String {
 fn model(found: &Found, size: Option<&Size>) -> String {
     let line = Line::under("[model]");
     match (&found.model, size) {
-        (Some((folder, hf)), _) => line
-            .key("init_from", quoted(folder), "its weights, sizes and tokenizer")
-            .comment(&format!("{}.", hf.model.architecture().map_or(String::new(), |model| model.to_string())))
-            .0,
-        (None, Some(size)) => line
-            .key("dim", size.dim, "width; with layers and heads it makes the size of the model")
-            .key("layers", size.layers, "depth; more of either learns more and takes longer")
-            .key("heads", size.heads, "query heads, which divide dim")
-            .key("kv_heads", size.kv_heads, "key and value heads, which divide heads")
-            .key("tie_embeddings", true, "one table for input and output saves parameters in a small model")
-            .0,
+        (Some((folder, hf)), _) => {
+            line.key("init_from", quoted(folder), "its weights, sizes and tokenizer")
+                .comment(&format!(
+                    "{}.",
+                    hf.model.architecture().map_or(String::new(), |model| model.to_string())
+                ))
+                .0
+        }
+        (None, Some(size)) => {
+            line.key("dim", size.dim, "width; with layers and heads it makes the size of the model")
+                .key("layers", size.layers, "depth; more of either learns more and takes longer")
+                .key("heads", size.heads, "query heads, which divide dim")
+                .key("kv_heads", size.kv_heads, "key and value heads, which divide heads")
+                .key(
+                    "tie_embeddings",
+                    true,
+                    "one table for input and output saves parameters in a small model",
+                )
+                .0
+        }
         (None, None) => line.0,
     }
 }
@@ -91,7 +102,9 @@ fn data(found: &Found, held_out: f64, seq_len: u64) -> String {
         several => format!("[{}]", several.iter().map(|path| quoted(path)).collect::<Vec<_>>().join(", ")),
     };
     let what = match (found.data.is_empty(), found.has_shards) {
-        (true, _) => "put your text here: .txt, .jsonl or .parquet, a folder, a pattern (\"data/**/*.txt\") or a list",
+        (true, _) => {
+            "put your text here: .txt, .jsonl or .parquet, a folder, a pattern (\"data/**/*.txt\") or a list"
+        }
         (_, true) => "token shards; a list may mix several, with weights",
         _ => "also a folder, a pattern (\"data/**/*.txt\") or a list, with weights",
     };
@@ -104,12 +117,20 @@ fn data(found: &Found, held_out: f64, seq_len: u64) -> String {
         );
     }
     line = match held_out > 0.0 {
-        true => line.key("held_out", held_out, "the share that the validation loss is measured on, not trained on"),
+        true => line.key(
+            "held_out",
+            held_out,
+            "the share that the validation loss is measured on, not trained on",
+        ),
         false => line.key("held_out", "0.0", "the text is too short to validate on a part of it"),
     };
     if found.model.is_none() && !found.has_shards {
         line = line
-            .key("tokenizer", "\"bpe\"", "learned from the text; or \"bytes\", \"chars\", a tokenizer.json or its folder")
+            .key(
+                "tokenizer",
+                "\"bpe\"",
+                "learned from the text; or \"bytes\", \"chars\", a tokenizer.json or its folder",
+            )
             .key("bpe_vocab_size", found.bpe_vocab_size, "tokens of that vocabulary");
     }
     line.key("seq_len", seq_len, "tokens that the model sees at once").0
@@ -151,7 +172,11 @@ fn checked(every: u64, validates: bool) -> String {
         line = line.key("every", every, "steps between measurements of the validation loss");
     }
     line = line.off("prompts", "[\"Once upon a time\"]", "texts that the model continues at the end");
-    let saved = Line::under("[checkpoint]").key("every", every, "steps between checkpoints, from which --resume continues");
+    let saved = Line::under("[checkpoint]").key(
+        "every",
+        every,
+        "steps between checkpoints, from which --resume continues",
+    );
     format!("{}\n{}", line.0, saved.0)
 }
 

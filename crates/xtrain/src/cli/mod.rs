@@ -67,7 +67,9 @@ impl Cli {
             Ok(cli) => Ok(Some(cli)),
             Err(error) if !error.use_stderr() => terminal::print_help(&error).map(|()| None),
             Err(error) if error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => error.exit(),
-            Err(error) => Err(Failure::user(mistakes::line(&error, &command, args.get(1..).unwrap_or_default()))),
+            Err(error) => {
+                Err(Failure::user(mistakes::line(&error, &command, args.get(1..).unwrap_or_default())))
+            }
         }
     }
 

@@ -88,7 +88,8 @@ impl<'a> Mistake<'a> {
         let (name, form) = option.split_once(' ').unwrap_or((&option, ""));
         let value = self.text(ContextKind::InvalidValue)?;
         if value.is_empty() {
-            let hyphen = self.args.iter().skip_while(|arg| *arg != name).nth(1).filter(|next| next.starts_with('-'));
+            let hyphen =
+                self.args.iter().skip_while(|arg| *arg != name).nth(1).filter(|next| next.starts_with('-'));
             let advice = match hyphen {
                 Some(next) => format!("; one that begins with a dash follows a =: {name}={}", quoted(next)),
                 None => String::new(),
@@ -113,14 +114,19 @@ impl<'a> Mistake<'a> {
             return Some(format!("{one} is given twice; leave one out"));
         }
         let others: Vec<&str> = others.iter().map(String::as_str).collect();
-        let others = if others.is_empty() { "other options".into() } else { listing(others, '"', "and").replace('"', "") };
+        let others = if others.is_empty() {
+            "other options".into()
+        } else {
+            listing(others, '"', "and").replace('"', "")
+        };
         Some(format!("{one} excludes {others}; leave out either"))
     }
 
     fn missing(&self) -> Option<String> {
         let missing: Vec<&str> = self.texts(ContextKind::InvalidArg);
         let is_always_needed = missing.iter().any(|&missing| {
-            let needed = self.called.get_arguments().any(|arg| arg.is_required_set() && arg.to_string() == missing);
+            let needed =
+                self.called.get_arguments().any(|arg| arg.is_required_set() && arg.to_string() == missing);
             needed || missing.contains('|')
         });
         let needs = if is_always_needed { "needs" } else { "with these options needs" };
@@ -152,7 +158,9 @@ impl<'a> Mistake<'a> {
 fn has(command: &Command, option: &str) -> bool {
     match (option.strip_prefix("--"), option.strip_prefix('-')) {
         (Some(long), _) => longs(command).any(|name| name == long),
-        (None, Some(short)) => command.get_arguments().any(|arg| arg.get_short().is_some_and(|c| short == c.to_string())),
+        (None, Some(short)) => {
+            command.get_arguments().any(|arg| arg.get_short().is_some_and(|c| short == c.to_string()))
+        }
         _ => false,
     }
 }
@@ -184,7 +192,8 @@ fn quoted(argument: &str) -> String {
 fn not_utf8(args: &[OsString]) -> String {
     let broken = args.iter().position(|arg| arg.to_str().is_none());
     let shown = broken.map_or("an argument".into(), |at| format!("{:?}", args[at].to_string_lossy()));
-    let option = broken.and_then(|at| args.get(at.checked_sub(1)?)?.to_str()).filter(|before| before.starts_with('-'));
+    let option =
+        broken.and_then(|at| args.get(at.checked_sub(1)?)?.to_str()).filter(|before| before.starts_with('-'));
     let option = option.map_or(String::new(), |option| format!("{option}: "));
     format!(
         "{option}{shown} is not UTF-8, but run files are, so the paths in them must be; rename it, or name it from \

@@ -83,9 +83,14 @@ impl Mistake<'_> {
         match verb {
             Some(verb) => {
                 let name = verb.get_name();
-                let (before, after) = self.args.split_at(self.args.iter().position(|arg| arg == name).unwrap_or(0));
+                let (before, after) =
+                    self.args.split_at(self.args.iter().position(|arg| arg == name).unwrap_or(0));
                 let moved: Vec<String> = after.iter().chain(before).map(|arg| quoted(arg)).collect();
-                format!("{} stands before the command; options come after it: xtrain {}", given.option, moved.join(" "))
+                format!(
+                    "{} stands before the command; options come after it: xtrain {}",
+                    given.option,
+                    moved.join(" ")
+                )
             }
             None => format!(
                 "{} is no command; one comes first: {}",
@@ -96,7 +101,8 @@ impl Mistake<'_> {
     }
 
     fn one_too_many(&self, argument: &str) -> String {
-        let before = self.args.iter().position(|arg| arg == argument).and_then(|at| self.args.get(at.checked_sub(1)?));
+        let before =
+            self.args.iter().position(|arg| arg == argument).and_then(|at| self.args.get(at.checked_sub(1)?));
         if let (true, Some((key, value))) = (self.takes_keys(), argument.split_once('=')) {
             let meant = keys_like(key);
             if meant.exact || !meant.keys.is_empty() {
@@ -114,10 +120,16 @@ impl Mistake<'_> {
             return format!("{argument:?} is one argument too many; write --set {key}={}", quoted(argument));
         }
         if self.has("--prompt") {
-            return format!("{argument:?} is one argument too many; a text to continue is given with --prompt {}", quoted(argument));
+            return format!(
+                "{argument:?} is one argument too many; a text to continue is given with --prompt {}",
+                quoted(argument)
+            );
         }
         if self.has("--data") {
-            return format!("{argument:?} is one argument too many; a text is given with --data {}", quoted(argument));
+            return format!(
+                "{argument:?} is one argument too many; a text is given with --data {}",
+                quoted(argument)
+            );
         }
         let takes: Vec<String> = positionals(self.called).collect();
         let takes = if takes.is_empty() { "no argument".into() } else { takes.join(" ") };
@@ -155,7 +167,8 @@ impl Mistake<'_> {
         let is_number = |value: &str| value.parse::<f64>().is_ok();
         let value = value.filter(|value| !value.starts_with('-') || is_number(value));
         // A flag before the run file has no value.
-        let value = value.filter(|value| !value.ends_with(".toml") || self.args[at].contains('=') || is_path(name));
+        let value =
+            value.filter(|value| !value.ends_with(".toml") || self.args[at].contains('=') || is_path(name));
         Given { option: name.to_owned(), value }
     }
 }

@@ -14,7 +14,9 @@ use xtrain_config::{Config, keys_like};
 fn commands() -> Vec<Command> {
     let mut found = vec![Cli::whole()];
     let mut at = 0;
-    while let Some(below) = found.get(at).map(|command| command.get_subcommands().cloned().collect::<Vec<_>>()) {
+    while let Some(below) =
+        found.get(at).map(|command| command.get_subcommands().cloned().collect::<Vec<_>>())
+    {
         found.extend(below);
         at += 1;
     }
@@ -51,10 +53,14 @@ fn every_row_of_the_tables_names_something_that_exists() {
                 Here::Command(command) => parses(command),
                 Here::Option(option) => {
                     let (name, value) = option.split_once(' ').unwrap_or((option, ""));
-                    let owners: Vec<&Command> = commands.iter().filter(|command| has(command, name)).collect();
+                    let owners: Vec<&Command> =
+                        commands.iter().filter(|command| has(command, name)).collect();
                     assert!(!owners.is_empty(), "{option}");
                     let arg = owners[0].get_arguments().find(|arg| arg.get_long() == name.strip_prefix("--"));
-                    assert!(value.is_empty() || arg.is_some_and(|arg| arg.get_action().takes_values()), "{option}");
+                    assert!(
+                        value.is_empty() || arg.is_some_and(|arg| arg.get_action().takes_values()),
+                        "{option}"
+                    );
                 }
                 Here::Argument(name) => {
                     let is_taken = |command: &Command| positionals(command).any(|taken| taken == name);
@@ -106,14 +112,20 @@ fn a_mistake_is_answered_with_what_to_type() {
         (&["train", "run.toml", "--bf16"], "write --set precision.recipe=bf16"),
         (&["train", "--config", "run.toml"], "write it without an option: xtrain train run.toml"),
         (&["train", "--cpu", "run.toml"], "write --set train.device=cpu"),
-        (&["train", "run.toml", "other.toml"], "\"other.toml\" is one argument too many: xtrain train takes FILE"),
+        (
+            &["train", "run.toml", "other.toml"],
+            "\"other.toml\" is one argument too many: xtrain train takes FILE",
+        ),
         (&["plan", "run.toml", "-q"], "there is no option -q of xtrain plan; xtrain train has it"),
         (&["generate", "out", "the river"], "--prompt 'the river'"),
         (&["generate", "out", "-p", "x", "--temp", "0"], "write --temperature 0"),
         (&["generate", "out", "-p", "x", "--max-new-tokens=20"], "write --max-tokens 20"),
         (&["generate", "out", "-p", "x", "--greedy"], "write --temperature 0"),
         (&["generate", "--model", "out", "-p", "x"], "write it without an option: xtrain generate out"),
-        (&["generate", "out"], "needs --prompt PROMPT or --tokens ID,ID,..., as in: xtrain generate runs/quickstart"),
+        (
+            &["generate", "out"],
+            "needs --prompt PROMPT or --tokens ID,ID,..., as in: xtrain generate runs/quickstart",
+        ),
         (&["generate", "out", "--prompt", "-x"], "follows a =: --prompt=-x"),
         (&["eval", "out", "a.txt"], "--data a.txt"),
         (&["eval", "out", "--seq-len", "8"], "with these options needs --data DATA"),
@@ -127,7 +139,10 @@ fn a_mistake_is_answered_with_what_to_type() {
         (&["-q", "train", "run.toml"], "options come after it: xtrain train run.toml -q"),
         (&["tokenize", "a", "--out", "t", "--bytes", "--chars"], "--bytes excludes --chars"),
         (&["tokenize", "a", "--out", "t", "--out", "u"], "--out is given twice"),
-        (&["train", "run.toml", "--threads", "many"], "--threads is \"many\"; write a whole number from 0 to 1024"),
+        (
+            &["train", "run.toml", "--threads", "many"],
+            "--threads is \"many\"; write a whole number from 0 to 1024",
+        ),
         (&["generate", "out", "-p", "x", "-t", "warm"], "--temperature is \"warm\"; write a number"),
         (&["eval", "out", "--precision", "fp9"], "it must be fp32, bf16, "),
         (&["eval", "out", "--device", "gpu"], "--device is \"gpu\"; did you mean 'cuda'?"),

@@ -21,7 +21,10 @@ impl Mistake<'_> {
         }
         let path = Path::new(name);
         if is_root && path.extension().is_some_and(|extension| extension == "toml") {
-            return Some(format!("{unknown}; to train as a run file says: {}", self.with_verb(name, &format!("train {name}"))));
+            return Some(format!(
+                "{unknown}; to train as a run file says: {}",
+                self.with_verb(name, &format!("train {name}"))
+            ));
         }
         if is_root && path.is_dir() {
             return Some(format!("{unknown}; with a model: xtrain generate {} --prompt TEXT", quoted(name)));
@@ -39,7 +42,8 @@ impl Mistake<'_> {
 
 /// The name of `ours` that `name` probably means: one that it begins, or one that is near.
 pub(super) fn near<'a>(name: &str, ours: &[&'a str]) -> Option<&'a str> {
-    let begun: Vec<&str> = ours.iter().filter(|own| name.len() >= 3 && own.starts_with(name)).copied().collect();
+    let begun: Vec<&str> =
+        ours.iter().filter(|own| name.len() >= 3 && own.starts_with(name)).copied().collect();
     match begun.as_slice() {
         [one] => Some(one),
         _ => nearest(name, ours.iter().copied()).filter(|_| name.len() > 2),

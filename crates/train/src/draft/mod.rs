@@ -31,7 +31,8 @@ pub struct Draft {
     time: RunTime,
     owner: String,
     fits: bool,
-    found: Found,
+    /// Tokens of the text.
+    tokens: Option<u64>,
 }
 
 /// The longest time of a first run, where a smaller model makes it shorter.
@@ -48,53 +49,59 @@ impl Draft {
         threads: usize,
     ) -> Result<Draft, RunError> {
         let found = Found::new(sources)?;
+        let draft =
+            |size, longest: Option<f64>| Draft::of_size(&found, size, longest, file, processor, threads);
         if found.model.is_some() {
-            return Draft::of_size(found, None, file, processor, threads);
+            return draft(None, None);
         }
         let longest = if matches!(processor, Processor::Cpu) { CPU_SECONDS } else { GPU_SECONDS };
         let is_taught =
-            |size: &&Size| found.tokens.is_none_or(|tokens| size.parameters_bound() <= tokens / 2);
+            |size: &&Size| found.tokens.is_none_or(|tokens| size.block_parameters() <= tokens / 2);
         for size in SIZES.iter().rev().filter(is_taught) {
-            let draft = Draft::of_size(found.clone(), Some(size), file, processor, threads)?;
+            let draft = draft(Some(size), None)?;
             if draft.time.seconds.is_some_and(|seconds| seconds <= longest) && draft.fits {
                 return Ok(draft);
             }
         }
         let [smallest, ..] = &SIZES;
-        Draft::of_size(found, Some(smallest), file, processor, threads)
+        draft(Some(smallest), Some(longest))
     }
 
-    /// The draft with this model, or with that of the folder in `found`.
+    /// The draft with this model, or with that of the folder in `found`; a shorter run if it takes `longest`
+    /// seconds otherwise.
     fn of_size(
-        found: Found,
+        found: &Found,
         size: Option<&Size>,
+        longest: Option<f64>,
         file: &Path,
         processor: &Processor,
         threads: usize,
     ) -> Result<Draft, RunError> {
-        // The length of the run depends on the number of parameters, which the first plan has.
-        let planned = |text: &str| -> Result<Planned, RunError> {
-            plan_on(&Config::parse::<&str>(file, text.as_bytes(), &[])?, processor.target())
+        let text = |tokens| text::run_file(found, size, file, tokens, processor);
+        let planned = |tokens| -> Result<Planned, RunError> {
+            plan_on(&Config::parse::<&str>(file, text(tokens).as_bytes(), &[])?, processor.target())
         };
-        let length = size::run_tokens(&found, None);
-        let first = planned(&text::run_file(&found, size, file, length, processor))?;
+        // The length of the run depends on the number of parameters, which the first plan has.
+        let first = planned(size::run_tokens(found, None))?;
         let parameters = first.spec.model.parameter_count() as u64;
-        let run_tokens = size::run_tokens(&found, Some(parameters));
-        let text = text::run_file(&found, size, file, run_tokens, processor);
-        let planned = planned(&text)?;
-        let device = Device::of(processor, planned.spec.recipe, threads);
-        let (planned, _) = choose::decide(planned, &device)?;
-        let program = programs::training(&planned.spec).map_err(LearnError::from)?;
-        let time = RunTime::of(&planned, &program, &device, 0)?;
-        Ok(Draft {
-            text,
-            parameters,
-            run_tokens,
-            time,
-            owner: device.name,
-            fits: !planned.lacks_memory,
-            found,
-        })
+        let device = Device::of(processor, first.spec.recipe, threads);
+        let timed = |tokens| -> Result<(Planned, RunTime), RunError> {
+            let (planned, _) = choose::decide(planned(tokens)?, &device)?;
+            let program = programs::training(&planned.spec).map_err(LearnError::from)?;
+            let time = RunTime::of(&planned, &program, &device, 0)?;
+            Ok((planned, time))
+        };
+        let mut run_tokens = size::run_tokens(found, Some(parameters));
+        let (mut planned, mut time) = timed(run_tokens)?;
+        if let (Some(seconds), Some(longest)) = (time.seconds, longest)
+            && seconds > longest
+        {
+            run_tokens = size::shorter(run_tokens, longest / seconds);
+            (planned, time) = timed(run_tokens)?;
+        }
+        let fits = !planned.lacks_memory;
+        let (text, tokens) = (text(run_tokens), found.tokens);
+        Ok(Draft { text, parameters, run_tokens, time, owner: device.name, fits, tokens })
     }
 
     /// Writes it to `file`, which must not exist.
@@ -123,7 +130,7 @@ impl fmt::Display for Draft {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let count = |n: u64| format::count(n as f64);
         write!(f, "{} parameters, {} tokens of training", count(self.parameters), count(self.run_tokens))?;
-        if let Some(tokens) = self.found.tokens {
+        if let Some(tokens) = self.tokens {
             write!(f, " on a text of about {}", count(tokens))?;
         }
         if let Some(seconds) = self.time.seconds {

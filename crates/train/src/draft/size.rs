@@ -45,7 +45,7 @@ const UNKNOWN: u64 = 10_000_000;
 
 impl Size {
     /// Parameters of its blocks, about, without embedding.
-    pub(super) fn parameters_bound(&self) -> u64 {
+    pub(super) fn block_parameters(&self) -> u64 {
         12 * self.layers * self.dim * self.dim
     }
 
@@ -73,8 +73,19 @@ pub(super) fn run_tokens(found: &Found, parameters: Option<u64>) -> u64 {
     rounded(tokens.max(1))
 }
 
+/// A share of a run's tokens, rounded, of which a run has some in any case.
+pub(super) fn shorter(run_tokens: u64, share: f64) -> u64 {
+    rounded(((run_tokens as f64 * share) as u64).max(LEAST_TOKENS.min(run_tokens)))
+}
+
+/// The next number of 1, 2, 5, 10, 20 and so on.
+pub(super) fn interval(number: u64) -> u64 {
+    let unit = 10_u64.pow(number.max(1).ilog10());
+    [1, 2, 5].map(|digit| digit * unit).into_iter().find(|next| *next >= number).unwrap_or(10 * unit)
+}
+
 /// The first two digits of a number, the others 0.
-pub(super) fn rounded(number: u64) -> u64 {
+fn rounded(number: u64) -> u64 {
     let unit = 10_u64.pow(number.max(1).ilog10().saturating_sub(1));
     number / unit * unit
 }
@@ -84,16 +95,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lengths_are_round() {
+    fn lengths_and_intervals_are_round() {
         for (number, round) in [(1, 1), (17, 17), (999, 990), (123_456, 120_000)] {
             assert_eq!(rounded(number), round);
         }
+        for (number, next) in [(0, 1), (1, 1), (3, 5), (9, 10), (10, 10), (11, 20), (1269, 2000)] {
+            assert_eq!(interval(number), next);
+        }
+        assert_eq!(shorter(26_000_000, 0.5), 13_000_000);
+        assert_eq!(shorter(100_000, 0.5), 100_000);
     }
 
     #[test]
     fn sizes_grow() {
         for pair in SIZES.windows(2) {
-            assert!(pair[0].parameters_bound() < pair[1].parameters_bound() && pair[0].lr >= pair[1].lr);
+            assert!(pair[0].block_parameters() < pair[1].block_parameters() && pair[0].lr >= pair[1].lr);
             assert!(
                 pair[1].heads.is_multiple_of(pair[1].kv_heads) && pair[1].dim.is_multiple_of(pair[1].heads)
             );

@@ -1,7 +1,7 @@
 //! The text of a run file, with comments on the keys that users change.
 
 use super::found::Found;
-use super::size::{Size, rounded, shortened};
+use super::size::{Size, interval, shortened};
 use crate::engine::Processor;
 use std::path::Path;
 use xtrain_config::Count;
@@ -36,7 +36,7 @@ pub(super) fn run_file(
         }
     };
     let steps = run_tokens.div_ceil(seq_len * batch_size);
-    let every = rounded((steps / 10).max(1));
+    let every = interval(steps / 10);
     let held_out = held_out(found);
     let mut text = header(file);
     for section in [
@@ -213,14 +213,14 @@ impl Line {
 
     fn key(mut self, key: &str, value: impl ToString, comment: &str) -> Line {
         let value = format!("{key} = {}", value.to_string());
-        self.0.push_str(&format!("{value:<30}  # {comment}\n"));
+        self.0.push_str(&format!("{value:<33}  # {comment}\n"));
         self
     }
 
     /// A key that is commented out.
     fn off(self, key: &str, value: &str, comment: &str) -> Line {
         let value = format!("# {key} = {value}");
-        Line(format!("{}{value:<30}  # {comment}\n", self.0))
+        Line(format!("{}{value:<33}  # {comment}\n", self.0))
     }
 
     fn comment(self, comment: &str) -> Line {

@@ -3,8 +3,19 @@
 use crate::place::Place;
 
 const VERBS: [&str; 13] = [
-    "init", "train", "plan", "tokenize", "generate", "eval", "export", "report", "compare", "inspect", "blame",
-    "doctor", "completions",
+    "init",
+    "train",
+    "plan",
+    "tokenize",
+    "generate",
+    "eval",
+    "export",
+    "report",
+    "compare",
+    "inspect",
+    "blame",
+    "doctor",
+    "completions",
 ];
 
 #[test]

@@ -26,7 +26,9 @@ fn a_text_gets_a_model_of_its_size() {
     assert!(ran.stdout.starts_with("small.toml: ") && ran.stdout.contains(" parameters, "), "{}", ran.stdout);
     assert!(ran.stdout.contains("xtrain plan small.toml, and xtrain train small.toml\n"), "{}", ran.stdout);
     let small = works(&place, "small.toml", "small");
-    for line in ["[model]\ndim = 128 ", "\ntrain = \"a.txt\" ", "\ntokenizer = \"bpe\" ", "\nheld_out = 0.05 "] {
+    for line in
+        ["[model]\ndim = 128 ", "\ntrain = \"a.txt\" ", "\ntokenizer = \"bpe\" ", "\nheld_out = 0.05 "]
+    {
         assert!(small.contains(line), "{line}: {small}");
     }
     // Each key has its comment, and nothing that a run chooses is fixed.

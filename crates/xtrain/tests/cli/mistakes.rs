@@ -137,7 +137,8 @@ fn every_mistake_is_a_line_and_what_it_says_to_type_works() {
     ] {
         let line = place.run(mistake).refuses(&[]);
         assert!(line.len() < 400, "{mistake}: {line}");
-        let verb = mistake.split(' ').take_while(|word| !word.contains(['.', '-'])).next().unwrap_or_default();
+        let verb =
+            mistake.split(' ').take_while(|word| !word.contains(['.', '-'])).next().unwrap_or_default();
         check(&place, verb, &line);
     }
     assert_eq!(place.names("."), ["a.txt", "b.txt", "continued.toml", "run.toml"]);
@@ -147,10 +148,12 @@ fn every_mistake_is_a_line_and_what_it_says_to_type_works() {
 fn wrong_keys_and_names_get_no_advice_that_fails() {
     let place = Place::new();
     place.train("runs/mix", "--set train.steps=2");
-    let line = place.run("train run.toml --set optimizer.name=muon").refuses(&["AdamW is the only optimizer"]);
+    let line =
+        place.run("train run.toml --set optimizer.name=muon").refuses(&["AdamW is the only optimizer"]);
     assert!(!line.contains("family"), "{line}");
     place.run("train run.toml --set train.gpus=2").refuses(&["several GPUs are not supported yet"]);
-    for command in ["generate runs/nothing --prompt the", "eval runs/nothing", "export runs/nothing --out hf"] {
+    for command in ["generate runs/nothing --prompt the", "eval runs/nothing", "export runs/nothing --out hf"]
+    {
         let line = place.run(command).refuses(&["no folder runs/nothing; check the path; runs has mix"]);
         assert!(!line.contains("download"), "{line}");
     }
@@ -167,7 +170,10 @@ fn what_is_no_run_file_is_named_with_what_it_is_for() {
     place.write("settings.yaml", b"model: {}");
     place.write("empty/x", b"");
     for (path, words) in [
-        ("runs/mix", &["is no run file but a run", "train runs/mix/config.toml --out runs/mix --resume;"][..]),
+        (
+            "runs/mix",
+            &["is no run file but a run", "train runs/mix/config.toml --out runs/mix --resume;"][..],
+        ),
         ("runs/mix/checkpoints/step-4", &["is no run file but a run", "runs/mix/config.toml --out FOLDER"]),
         ("runs/mix/hf", &["but a model", ": xtrain init runs/mix/hf TEXT"]),
         ("texts", &["but a folder of texts", ": xtrain init texts"]),
@@ -239,7 +245,8 @@ fn every_key_that_a_source_or_a_page_tells_to_set_exists() {
         let text = std::fs::read_to_string(&file).expect("text");
         for set in text.split("--set ").skip(1) {
             let set = set.trim_start_matches(['\'', '"']);
-            let key: String = set.chars().take_while(|c| c.is_ascii_lowercase() || "_.".contains(*c)).collect();
+            let key: String =
+                set.chars().take_while(|c| c.is_ascii_lowercase() || "_.".contains(*c)).collect();
             let is_a_key = key.contains('.') && !key.ends_with('.') && set[key.len()..].starts_with('=');
             if is_a_key && key != "section.key" {
                 assert!(keys_like(&key).exact, "{}: --set {key}", file.display());

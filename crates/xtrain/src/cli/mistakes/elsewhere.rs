@@ -114,7 +114,7 @@ pub(super) const COMMANDS: &[Row] = &[
 
 /// Options.
 pub(super) const OPTIONS: &[Row] = &[
-    row(&["temp", "t"], &[Option("--temperature"), Key("eval.temperature")]),
+    row(&["temp"], &[Option("--temperature"), Key("eval.temperature")]),
     row(&["greedy", "nosample"], &[Option("--temperature 0")]),
     row(&["dosample"], &[Option("--temperature 1")]),
     row(
@@ -129,7 +129,7 @@ pub(super) const OPTIONS: &[Row] = &[
             "max",
             "tokenlimit",
         ],
-        &[Option("--max-tokens"), Key("eval.max_tokens")],
+        &[Option("--max-tokens")],
     ),
     row(
         &["text", "question", "message", "input", "start"],
@@ -138,16 +138,13 @@ pub(super) const OPTIONS: &[Row] = &[
     row(&["inputids", "promptids", "ids"], &[Option("--tokens")]),
     row(
         &["config", "c", "cfg", "conf", "runfile", "file", "f", "yaml", "toml"],
-        &[Argument("FILE"), Nothing("it takes no run file")],
+        &[Argument("FILE"), Nothing("run files are for train, plan and bench")],
     ),
     row(
         &["model", "m", "modelpath", "modelnameorpath", "run", "ckptdir", "hfmodel", "pretrained"],
         &[Argument("MODEL"), Argument("RUN"), Argument("RUNS"), Key("model.init_from")],
     ),
-    row(
-        &["checkpoint", "ckpt", "iter", "iteration", "checkpointstep"],
-        &[Option("--step"), Option("--resume")],
-    ),
+    row(&["checkpoint", "ckpt", "iter", "iteration", "checkpointstep"], &[Option("--step")]),
     row(
         &[
             "o",
@@ -179,8 +176,8 @@ pub(super) const OPTIONS: &[Row] = &[
         ],
         &[Option("--resume")],
     ),
-    row(&["q", "silent", "s", "noprogress", "noverbose"], &[Option("--quiet")]),
-    row(&["v", "debug", "d", "loglevel"], &[Option("--verbose"), Option("--all")]),
+    row(&["q", "silent", "noprogress", "noverbose"], &[Option("--quiet")]),
+    row(&["v", "debug", "loglevel"], &[Option("--verbose"), Option("--all")]),
     row(
         &["cpu", "nocuda", "nogpu", "cpuonly", "forcecpu"],
         &[Option("--device cpu"), Key("train.device=cpu")],

@@ -195,8 +195,5 @@ fn not_utf8(args: &[OsString]) -> String {
     let option =
         broken.and_then(|at| args.get(at.checked_sub(1)?)?.to_str()).filter(|before| before.starts_with('-'));
     let option = option.map_or(String::new(), |option| format!("{option}: "));
-    format!(
-        "{option}{shown} is not UTF-8, but run files are, so the paths in them must be; rename it, or name it from \
-         inside its folder"
-    )
+    format!("{option}{shown} is not UTF-8, but run files are, so the paths in them must be; use another name")
 }

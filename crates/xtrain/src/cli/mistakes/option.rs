@@ -105,19 +105,24 @@ impl Mistake<'_> {
             self.args.iter().position(|arg| arg == argument).and_then(|at| self.args.get(at.checked_sub(1)?));
         if let (true, Some((key, value))) = (self.takes_keys(), argument.split_once('=')) {
             let meant = keys_like(key);
-            if meant.exact || !meant.keys.is_empty() {
-                return format!("{argument:?} lacks --set; {}", as_key(&meant.keys, Some(value)));
-            }
-            if let Some(why) = absent(key) {
-                return format!("{argument:?} is one argument too many; {why}");
-            }
-            return format!(
-                "{argument:?} is one argument too many; keys of the run file are set with --set section.key=value, \
-                 docs/configuration.md lists them"
-            );
+            let why = absent(key).filter(|_| !meant.exact);
+            return match why {
+                Some(why) => format!("{argument:?} is one argument too many; {why}"),
+                None if meant.keys.is_empty() => format!(
+                    "{argument:?} is one argument too many; keys of the run file are set with --set section.key=value, \
+                     docs/configuration.md lists them"
+                ),
+                None => format!("{argument:?} lacks --set; {}", as_key(&meant.keys, Some(value))),
+            };
         }
         if let Some(key) = before.filter(|before| is_key(before)) {
             return format!("{argument:?} is one argument too many; write --set {key}={}", quoted(argument));
+        }
+        if let Some(text) = self.prompt_in_pieces(argument) {
+            return format!(
+                "{argument:?} is one argument too many; put the text in quotes: --prompt {}",
+                quoted(&text)
+            );
         }
         if self.has("--prompt") {
             return format!(
@@ -134,6 +139,21 @@ impl Mistake<'_> {
         let takes: Vec<String> = positionals(self.called).collect();
         let takes = if takes.is_empty() { "no argument".into() } else { takes.join(" ") };
         format!("{argument:?} is one argument too many: {} takes {takes}; {}", self.path, self.help())
+    }
+
+    /// The text after `--prompt`, if it was written without quotes and `argument` is a word of it.
+    fn prompt_in_pieces(&self, argument: &str) -> Option<String> {
+        let at = self
+            .args
+            .iter()
+            .position(|arg| arg == "--prompt" || arg == "-p")
+            .filter(|_| self.has("--prompt"))?;
+        let words: Vec<&str> = self.args[at + 1..]
+            .iter()
+            .map(String::as_str)
+            .take_while(|word| !word.starts_with('-'))
+            .collect();
+        words.iter().skip(1).any(|word| *word == argument).then(|| words.join(" "))
     }
 
     fn takes_keys(&self) -> bool {

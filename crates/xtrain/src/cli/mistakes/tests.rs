@@ -118,6 +118,10 @@ fn a_mistake_is_answered_with_what_to_type() {
         ),
         (&["plan", "run.toml", "-q"], "there is no option -q of xtrain plan; xtrain train has it"),
         (&["generate", "out", "the river"], "--prompt 'the river'"),
+        (
+            &["generate", "out", "-p", "Once", "upon", "a", "time", "-n", "9"],
+            "in quotes: --prompt 'Once upon a time'",
+        ),
         (&["generate", "out", "-p", "x", "--temp", "0"], "write --temperature 0"),
         (&["generate", "out", "-p", "x", "--max-new-tokens=20"], "write --max-tokens 20"),
         (&["generate", "out", "-p", "x", "--greedy"], "write --temperature 0"),

@@ -12,12 +12,12 @@ impl Mistake<'_> {
         let name = self.text(ContextKind::InvalidSubcommand)?;
         let unknown = format!("there is no command {:?}", format!("{} {name}", self.path));
         let ours: Vec<&str> = self.called.get_subcommands().map(Command::get_name).collect();
-        if let Some(near) = near(name, &ours) {
-            return Some(format!("{unknown}; did you mean: {}", self.with_verb(name, near)));
-        }
         let is_root = self.called.get_name() == self.root.get_name();
         if let Some(row) = known(COMMANDS, name).filter(|_| is_root) {
             return Some(format!("{unknown}; {}", instead(row.here)));
+        }
+        if let Some(near) = near(name, &ours) {
+            return Some(format!("{unknown}; did you mean: {}", self.with_verb(name, near)));
         }
         let path = Path::new(name);
         if is_root && path.extension().is_some_and(|extension| extension == "toml") {

@@ -189,7 +189,7 @@ impl Place<'_> {
         path: &str,
     ) -> Option<Json> {
         let tags = || variants.iter().map(|(tag, _)| tag.as_str());
-        let allowed = listing(tags(), '"', "or");
+        let allowed = listing(tags(), "\"", "or");
         let Some((_, tag)) = entries.iter().find(|(name, _)| name == "type") else {
             return self.fail(
                 origin,

@@ -174,7 +174,7 @@ impl Kind {
             }
             Kind::Text { non_empty: true, .. } => "a string that is not empty".to_owned(),
             Kind::Text { .. } => "a string".to_owned(),
-            Kind::Choice(words) => listing(words.iter().map(|word| word.name.as_str()), '"', "or"),
+            Kind::Choice(words) => listing(words.iter().map(|word| word.name.as_str()), "\"", "or"),
             Kind::List { item, min, max } if min == max => {
                 format!("a list of {min}, each {}", item.describe())
             }
@@ -184,7 +184,7 @@ impl Kind {
             Kind::Tagged(variants) => {
                 format!(
                     "a table whose `type` is {}",
-                    listing(variants.iter().map(|(tag, _)| tag.as_str()), '"', "or")
+                    listing(variants.iter().map(|(tag, _)| tag.as_str()), "\"", "or")
                 )
             }
             Kind::Either(kinds) => kinds.iter().map(Kind::describe).collect::<Vec<_>>().join(", or "),
@@ -217,7 +217,7 @@ impl Interval {
 
 /// The names of `keys`, for a sentence.
 pub(super) fn key_names(keys: &[Key]) -> String {
-    listing(keys.iter().map(|key| key.name.as_str()), '`', "and")
+    listing(keys.iter().map(|key| key.name.as_str()), "`", "and")
 }
 
 fn keys(schema: &Json) -> Vec<Key> {

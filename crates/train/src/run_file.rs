@@ -48,7 +48,7 @@ fn instead(path: &Path) -> Option<String> {
             files => {
                 format!(
                     "is a folder; name a run file in it: {}",
-                    listing(files.iter().map(String::as_str), '"', "or")
+                    listing(files.iter().map(String::as_str), "", "or")
                 )
             }
         });

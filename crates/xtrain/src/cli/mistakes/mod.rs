@@ -100,7 +100,7 @@ impl<'a> Mistake<'a> {
         if !valid.is_empty() {
             let near = xtrain_config::nearest(value, valid.iter().copied());
             let near = near.map_or(String::new(), |near| format!("; did you mean {near}?"));
-            let valid = listing(valid, '"', "or").replace('"', "");
+            let valid = listing(valid, "", "or");
             return Some(format!("{name} is {value:?}; it must be {valid}{near}"));
         }
         let cause = std::error::Error::source(self.error)?.to_string();
@@ -114,11 +114,7 @@ impl<'a> Mistake<'a> {
             return Some(format!("{one} is given twice; leave one out"));
         }
         let others: Vec<&str> = others.iter().map(String::as_str).collect();
-        let others = if others.is_empty() {
-            "other options".into()
-        } else {
-            listing(others, '"', "and").replace('"', "")
-        };
+        let others = if others.is_empty() { "other options".into() } else { listing(others, "", "and") };
         Some(format!("{one} excludes {others}; leave out either"))
     }
 
@@ -131,7 +127,7 @@ impl<'a> Mistake<'a> {
         });
         let needs = if is_always_needed { "needs" } else { "with these options needs" };
         let names: Vec<String> = missing.into_iter().map(plain).collect();
-        let names = listing(names.iter().map(String::as_str), '"', "and").replace('"', "");
+        let names = listing(names.iter().map(String::as_str), "", "and");
         let path = &self.path;
         Some(format!("{path} {needs} {names}{}", self.example()))
     }

@@ -95,7 +95,7 @@ impl Mistake<'_> {
             None => format!(
                 "{} is no command; one comes first: {}",
                 given.option,
-                listing(verbs().map(Command::get_name), '"', "or").replace('"', "")
+                listing(verbs().map(Command::get_name), "", "or")
             ),
         }
     }
@@ -138,7 +138,7 @@ impl Mistake<'_> {
         }
         let takes: Vec<String> = positionals(self.called).collect();
         let takes = if takes.is_empty() { "no argument".into() } else { takes.join(" ") };
-        format!("{argument:?} is one argument too many: {} takes {takes}; {}", self.path, self.help())
+        format!("{argument:?} is one argument too many; {} takes {takes}; {}", self.path, self.help())
     }
 
     /// The text after `--prompt`, if it was written without quotes and `argument` is a word of it.

@@ -114,7 +114,7 @@ fn a_mistake_is_answered_with_what_to_type() {
         (&["train", "--cpu", "run.toml"], "write --set train.device=cpu"),
         (
             &["train", "run.toml", "other.toml"],
-            "\"other.toml\" is one argument too many: xtrain train takes FILE",
+            "\"other.toml\" is one argument too many; xtrain train takes FILE",
         ),
         (&["plan", "run.toml", "-q"], "there is no option -q of xtrain plan; xtrain train has it"),
         (&["generate", "out", "the river"], "--prompt 'the river'"),

@@ -29,7 +29,11 @@ impl Mistake<'_> {
         if is_root && path.is_dir() {
             return Some(format!("{unknown}; with a model: xtrain generate {} --prompt TEXT", quoted(name)));
         }
-        Some(format!("{unknown}; the commands are {}", listing(ours, '"', "and").replace('"', "")))
+        // Clap's own suggestions are bolder.
+        if let [similar] = self.texts(ContextKind::SuggestedSubcommand).as_slice() {
+            return Some(format!("{unknown}; did you mean: {}", self.with_verb(name, similar)));
+        }
+        Some(format!("{unknown}; the commands are {}", listing(ours, "", "and")))
     }
 
     /// The command line with another command in place of `name`.

@@ -1,4 +1,4 @@
-//! Run files by their paths, and what a path is that names something else.
+//! Run files by their paths; a path that names something else is refused with its use.
 
 use crate::error::RunError;
 use crate::folder::RunFolder;
@@ -18,7 +18,7 @@ pub fn load<O: Clone + Into<Override>>(path: &Path, overrides: &[O]) -> Result<P
     Ok(Config::load(path, overrides)?)
 }
 
-/// What `path` is if it is no run file, and what to do with it.
+/// The nature of `path` if it is no run file, and what to do with it.
 fn instead(path: &Path) -> Option<String> {
     let shown = path.display();
     if path.is_dir() {

@@ -1,11 +1,11 @@
-//! docs/run-file.schema.json: a file that we accept is one that an editor accepts, and most wrong ones are not.
+//! docs/run-file.schema.json: an editor accepts every file that we accept, and few others.
 
 use serde_json::{Value as Json, json};
 
 use super::super::{Facts, TimeLimit, parse_count, run_file_schema};
 use super::{MINIMAL, minimal};
 
-/// Asserts that `value` satisfies `schema`, of which no keyword is passed over.
+/// Checks `value` against `schema`. A keyword that is not known here is a panic.
 fn check(schema: &Json, value: &Json) -> Result<(), String> {
     let of = |name: &str| schema.get(name);
     let all = |name| of(name).and_then(Json::as_array).into_iter().flatten();

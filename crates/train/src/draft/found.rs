@@ -1,4 +1,4 @@
-//! What a run file is written for: texts, token shards, a model.
+//! The texts, token shards and model that a run file is written for.
 
 use crate::error::RunError;
 use crate::folder::RunFolder;

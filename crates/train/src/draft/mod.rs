@@ -40,8 +40,8 @@ const CPU_SECONDS: f64 = 3_600.0;
 const GPU_SECONDS: f64 = 4.0 * 3_600.0;
 
 impl Draft {
-    /// A run file for `sources`, texts, folders of token shards and at most one model folder, on `processor` with
-    /// this number of CPU threads. Without sources it is a template. `file` is its name.
+    /// A run file for `sources`, texts, folders of token shards and at most one model folder, on `processor`
+    /// with this number of CPU threads. Without sources it is a template. `file` is its name.
     pub fn new(
         sources: &[PathBuf],
         file: &Path,

@@ -14,7 +14,8 @@ pub(super) struct Size {
     pub(super) lr: f64,
 }
 
-/// The sizes, from the smallest on: learning rates fall and batches grow with the model, as in published runs.
+/// The sizes, from the smallest on: learning rates fall and batches grow with the model, as in published
+/// runs.
 pub(super) const SIZES: [Size; 8] = [
     size([128, 4, 4, 2], [128, 16], 3e-3),
     size([192, 4, 6, 2], [256, 16], 2e-3),
@@ -33,8 +34,8 @@ const fn size([dim, layers, heads, kv_heads]: [u64; 4], [seq_len, batch_size]: [
 /// Tokens of training for a parameter: "Training Compute-Optimal Large Language Models" (arXiv 2203.15556).
 const TOKENS_A_PARAMETER: u64 = 20;
 
-/// Passes over a short text at most; more of them teach little ("Scaling Data-Constrained Language Models", arXiv
-/// 2305.16264).
+/// Passes over a short text at most; more of them teach little ("Scaling Data-Constrained Language Models",
+/// arXiv 2305.16264).
 const PASSES: u64 = 10;
 
 /// The shortest run.
@@ -61,8 +62,8 @@ pub(super) fn shortened(seq_len: u64, found: &Found) -> u64 {
     if most >= seq_len { seq_len } else { 1 << most.ilog2() }
 }
 
-/// Tokens of training, rounded to two digits: what a model of so many parameters learns from, as far as the text
-/// has it. A model that is trained further sees its text once.
+/// Tokens of training, rounded to two digits: what a model of so many parameters learns from, as far as the
+/// text has it. A model that is trained further sees its text once.
 pub(super) fn run_tokens(found: &Found, parameters: Option<u64>) -> u64 {
     let wanted = parameters.map_or(UNKNOWN, |parameters| TOKENS_A_PARAMETER * parameters);
     let tokens = match (&found.model, found.tokens) {

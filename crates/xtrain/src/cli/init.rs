@@ -11,9 +11,9 @@ use std::path::PathBuf;
   xtrain init
 Then: xtrain plan run.toml, and xtrain train run.toml.")]
 pub(crate) struct InitArgs {
-    /// What to train on: text (.txt, .jsonl, .parquet; also .gz and .zst), folders of it or patterns in quotes, or
-    /// a folder of token shards; and a Hugging Face folder, if its model is to be trained further. With nothing, a
-    /// template is written
+    /// Text to train on (.txt, .jsonl, .parquet; also .gz and .zst), folders of it or patterns in quotes, or
+    /// a folder of token shards; and a Hugging Face folder, if its model is to be trained further. Without
+    /// any, a template is written
     #[arg(value_name = "TEXT|MODEL")]
     pub(crate) sources: Vec<PathBuf>,
     /// The run file to write; an existing one stays as it is

@@ -113,6 +113,6 @@ pub(crate) enum Command {
     /// Measure speed and memory
     #[command(subcommand)]
     Bench(BenchCommand),
-    /// Print what makes a shell complete commands and options
+    /// Print a script with which a shell completes commands and options
     Completions(CompletionsArgs),
 }

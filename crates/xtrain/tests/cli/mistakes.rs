@@ -24,7 +24,7 @@ fn words(command: &str) -> Vec<String> {
 /// The commands that a line says to type: those after a colon, up to a semicolon.
 fn commands(line: &str) -> Vec<String> {
     let mut found = Vec::new();
-    for after in line.split(": xtrain ").skip(1) {
+    for after in line.trim_start_matches("error: ").split(": xtrain ").skip(1) {
         let all = after.split(';').next().unwrap_or_default();
         found.extend(all.split(", then xtrain ").map(str::to_owned));
     }

@@ -1,4 +1,4 @@
-//! Commands and options by their names in other programs, and what they are here.
+//! Commands and options by their names in other programs, with their counterparts here.
 //!
 //! Names are compared without case, dashes and underscores. A key of the run file needs no row: it has its
 //! names in other programs itself.
@@ -7,11 +7,11 @@
 pub(super) struct Row {
     /// The names, without the dashes of an option.
     pub(super) names: &'static [&'static str],
-    /// What it is here. Of an option, the first that the command has counts; of a command, all of them.
+    /// Its counterparts here. Of an option, the first that the command has counts; of a command, all of them.
     pub(super) here: &'static [Here],
 }
 
-/// What something is here.
+/// A counterpart here.
 #[derive(Clone, Copy)]
 pub(super) enum Here {
     /// A command, without `xtrain`. Words in capitals stand for what a user has.

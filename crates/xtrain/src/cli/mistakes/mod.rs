@@ -1,7 +1,7 @@
-//! What is wrong with a command line, in a line: what it is, and what to type instead.
+//! Mistakes of a command line, in a line each: what is wrong, and what to type instead.
 //!
-//! Clap finds the mistake, this says it. Names of other programs are in `elsewhere`; keys of the run file that
-//! are tried as options come from the run file's own schema.
+//! Clap finds the mistake, this says it. Names of other programs are in `elsewhere`; keys of the run file
+//! that are tried as options come from the run file's own schema.
 
 mod elsewhere;
 mod option;
@@ -14,8 +14,8 @@ use clap::error::{ContextKind, ContextValue, ErrorKind};
 use std::ffi::OsString;
 use xtrain_config::listing;
 
-/// The line for `error`, which `command` found in the arguments `args` of this process, the program's name left
-/// out.
+/// The line for `error`, which `command` found in the arguments `args` of this process, the program's name
+/// left out.
 pub(super) fn line(error: &clap::Error, command: &Command, args: &[OsString]) -> String {
     if error.kind() == ErrorKind::InvalidUtf8 {
         return not_utf8(args);
@@ -90,10 +90,7 @@ impl<'a> Mistake<'a> {
         if value.is_empty() {
             let hyphen =
                 self.args.iter().skip_while(|arg| *arg != name).nth(1).filter(|next| next.starts_with('-'));
-            let advice = match hyphen {
-                Some(next) => format!("; one that begins with a dash follows a =: {name}={}", quoted(next)),
-                None => String::new(),
-            };
+            let advice = hyphen.map_or(String::new(), |next| format!("; {}", option::with_dash(name, next)));
             return Some(format!("{name} needs a value: {name} {form}{advice}"));
         }
         let valid = self.texts(ContextKind::ValidValue);
@@ -108,8 +105,12 @@ impl<'a> Mistake<'a> {
     }
 
     fn conflict(&self) -> Option<String> {
-        let one = plain(self.text(ContextKind::InvalidArg)?);
-        let others: Vec<String> = self.texts(ContextKind::PriorArg).into_iter().map(plain).collect();
+        let name = |argument: &str| match plain(argument) {
+            option if option.starts_with('-') => option.split(' ').next().unwrap_or_default().to_owned(),
+            positional => positional,
+        };
+        let one = name(self.text(ContextKind::InvalidArg)?);
+        let others: Vec<String> = self.texts(ContextKind::PriorArg).into_iter().map(name).collect();
         if others.contains(&one) {
             return Some(format!("{one} is given twice; leave one out"));
         }
@@ -173,7 +174,8 @@ fn positionals(command: &Command) -> impl Iterator<Item = String> {
 
 /// An argument as clap names it (`--out <FOLDER>`, `<--prompt <PROMPT>|--tokens <ID>>`), without brackets.
 fn plain(argument: &str) -> String {
-    argument.replace('|', " or ").replace(['<', '>', '[', ']'], "").trim_end_matches("...").to_owned()
+    let argument = argument.replace(">...", ">").replace("]...", "]");
+    argument.replace('|', " or ").replace(['<', '>', '[', ']'], "")
 }
 
 /// An argument as a shell takes it.

@@ -23,6 +23,14 @@ impl Mistake<'_> {
         if self.path == self.root.get_name() {
             return self.before_the_verb(&given);
         }
+        let before = self
+            .args
+            .iter()
+            .position(|arg| *arg == given.option)
+            .and_then(|at| self.args.get(at.checked_sub(1)?));
+        if let Some(before) = before.filter(|before| before.starts_with("--") && self.wants_value(before)) {
+            return format!("{before} needs a value; {}", with_dash(before, &given.option));
+        }
         if let Some(said) = self.known_elsewhere(&given) {
             return format!("{unknown}; {said}");
         }
@@ -53,7 +61,7 @@ impl Mistake<'_> {
         }
     }
 
-    /// What an option of other programs is here.
+    /// The counterpart of an option of other programs.
     fn known_elsewhere(&self, given: &Given<'_>) -> Option<String> {
         let row = known(OPTIONS, given.option.trim_start_matches('-'))?;
         row.here.iter().find_map(|here| match *here {
@@ -197,8 +205,13 @@ impl Mistake<'_> {
 struct Given<'a> {
     /// With its dashes.
     option: String,
-    /// What seems to be its value.
+    /// Its value, as far as can be told.
     value: Option<&'a str>,
+}
+
+/// How an option gets a value that begins with a dash.
+pub(super) fn with_dash(option: &str, value: &str) -> String {
+    format!("one that begins with a dash follows a =: {option}={}", quoted(value))
 }
 
 /// True for options whose value may be a run file.

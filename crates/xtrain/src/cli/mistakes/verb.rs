@@ -11,7 +11,8 @@ impl Mistake<'_> {
     pub(super) fn unknown_verb(&self) -> Option<String> {
         let name = self.text(ContextKind::InvalidSubcommand)?;
         let unknown = format!("there is no command {:?}", format!("{} {name}", self.path));
-        let ours: Vec<&str> = self.called.get_subcommands().map(Command::get_name).collect();
+        let ours = self.called.get_subcommands().map(Command::get_name).filter(|name| *name != "help");
+        let ours: Vec<&str> = ours.collect();
         let is_root = self.called.get_name() == self.root.get_name();
         if let Some(row) = known(COMMANDS, name).filter(|_| is_root) {
             return Some(format!("{unknown}; {}", instead(row.here)));
@@ -54,7 +55,7 @@ pub(super) fn near<'a>(name: &str, ours: &[&'a str]) -> Option<&'a str> {
     }
 }
 
-/// What to do instead, for a sentence.
+/// Counterparts of a command, for a sentence.
 pub(super) fn instead(here: &[Here]) -> String {
     let why = here.iter().filter_map(|here| match here {
         Here::Nothing(why) => Some((*why).to_owned()),

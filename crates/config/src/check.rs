@@ -8,6 +8,7 @@ use serde_json::{Map, Value as Json};
 
 use super::Config;
 use super::error::{Origin, Report, one_line};
+use super::keys::{MEANS_ANYTHING, absent};
 use super::print::{quoted, toml_value};
 use super::quantity::{COUNT_UNITS, parse_count};
 use super::schema::{Format, Key, Kind, Section, key_names, sections};
@@ -188,7 +189,7 @@ impl Place<'_> {
         path: &str,
     ) -> Option<Json> {
         let tags = || variants.iter().map(|(tag, _)| tag.as_str());
-        let allowed = listing(tags(), '"', "or");
+        let allowed = listing(tags(), "\"", "or");
         let Some((_, tag)) = entries.iter().find(|(name, _)| name == "type") else {
             return self.fail(
                 origin,
@@ -299,10 +300,11 @@ fn unknown_section(name: &str) -> (String, Option<&'static Section>) {
     let alias = sections().iter().find(|section| section.aliases.iter().any(|alias| alias == name));
     match alias.or_else(|| nearest(name, section_names()).and_then(named)) {
         Some(near) => (format!("unknown section [{shown}]; did you mean [{}]?", near.name), Some(near)),
-        None => (
-            format!("unknown section [{shown}]; the sections are {}", bracketed(section_names(), "and")),
-            None,
-        ),
+        None => {
+            let why = absent(name).map_or(String::new(), |why| format!("{why}; "));
+            let known = bracketed(section_names(), "and");
+            (format!("unknown section [{shown}]; {why}the sections are {known}"), None)
+        }
     }
 }
 
@@ -335,6 +337,12 @@ fn unknown_key(section: &Section, name: &str) -> (String, Option<String>) {
     if let Some(key) = here {
         return named(key);
     }
+    if let Some(why) = section.why_absent(name) {
+        return (
+            format!("{unknown}; {why}; the keys of [{}] are {}", section.name, key_names(&section.keys)),
+            None,
+        );
+    }
     let owners: Vec<&str> = elsewhere()
         .filter(|other| other.keys.iter().any(|key| key.name == name))
         .map(|other| other.name.as_str())
@@ -347,7 +355,10 @@ fn unknown_key(section: &Section, name: &str) -> (String, Option<String>) {
         return named(key);
     }
     let pairs = || elsewhere().flat_map(|other| other.keys.iter().map(move |key| (other, key)));
-    let alias = pairs().find(|(_, key)| key.is_called(name));
+    let alias = pairs().find(|(_, key)| key.is_called(name) && !MEANS_ANYTHING.contains(&name));
+    if let (None, Some(why)) = (alias, absent(name)) {
+        return (format!("{unknown}; {why}"), None);
+    }
     let near = || {
         let near = nearest(name, pairs().map(|(_, key)| key.name.as_str()))?;
         pairs().find(|(_, key)| key.name == near)

@@ -86,7 +86,7 @@ pub enum Origin {
     },
     /// An argument of the command.
     Argument {
-        /// The argument with its option, shortened to one line: `--set x.y=1`.
+        /// The argument with its option, shortened to one line: `--set model.dim=1`.
         argument: Arc<str>,
     },
 }

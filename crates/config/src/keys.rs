@@ -35,6 +35,18 @@ pub fn keys_like(name: &str) -> KeysLike {
     KeysLike { keys: near.map_or(Vec::new(), |near| of(&|_, key| key.name == near)), exact: false }
 }
 
+/// Names that say nothing without their section.
+pub(super) const MEANS_ANYTHING: [&str; 2] = ["name", "type"];
+
+/// The reason why the run file has no key of this name, where other programs have one: `gpus`, `lora_r`.
+pub fn absent(name: &str) -> Option<&'static str> {
+    let name = name.replace('-', "_");
+    if MEANS_ANYTHING.contains(&name.as_str()) {
+        return None;
+    }
+    sections().iter().find_map(|section| section.why_absent(&name))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -6,7 +6,8 @@
 //! ```
 //!
 //! * `section` holds one struct a section, one field a key, and is the only place that knows a key. The
-//!   schema derived from it drives the checks, the error messages and docs/configuration.md.
+//!   schema derived from it drives the checks, the error messages, docs/configuration.md and
+//!   docs/run-file.schema.json.
 //! * [`Config`] is plain values as written; [`Resolved`] has every default filled in, prints as TOML and
 //!   reads back as itself. The run folder keeps that print.
 //! * Errors come all at once, one line each, with file, line, section, key and what to do.
@@ -18,6 +19,7 @@ mod check;
 mod diff;
 mod error;
 pub mod files;
+mod json_schema;
 mod keys;
 mod or_auto;
 mod print;
@@ -42,13 +44,14 @@ use serde::{Deserialize, Serialize};
 
 pub use diff::{Change, diff};
 pub use error::{ConfigError, ConfigErrors, Origin};
-pub use keys::{KeysLike, keys_like};
+pub use json_schema::run_file_schema;
+pub use keys::{KeysLike, absent, keys_like};
 pub use or_auto::OrAuto;
 pub use quantity::{COUNT_UNITS, Count, Size, parse_count};
 pub use reference::reference_markdown;
 pub use resolve::{Facts, Resolved};
 pub use section::*;
-pub use suggest::nearest;
+pub use suggest::{listing, nearest};
 pub use time_limit::{TimeLimit, TimeLimitError};
 pub use tree::Override;
 
@@ -65,10 +68,33 @@ pub const MAX_FILE_BYTES: u64 = 16 << 20;
 pub struct Config {
     /// The model to train. Either `init_from` names a Hugging Face folder and the architecture comes from it,
     /// or `dim`, `layers` and `heads` describe a model that starts from random weights.
+    #[schemars(extend("x-absent" = [
+        {
+            "names": ["lora", "use_lora", "lora_r", "lora_rank", "lora_alpha", "qlora", "peft", "adapter"],
+            "why": "all weights are trained; adapters such as LoRA are not supported yet"
+        },
+        {
+            "names": ["activation", "hidden_act", "activation_function", "act_fn"],
+            "why": "SwiGLU is the only feed-forward, with SiLU"
+        },
+        {
+            "names": ["moe", "experts", "num_experts", "n_experts", "num_local_experts"],
+            "why": "mixture of experts is not supported yet"
+        },
+        { "names": ["sliding_window"], "why": "attention reads the whole context; sliding windows are not supported" },
+    ]))]
     pub model: ModelConfig,
     /// Texts, tokenizer and sequence length. Paths are relative to the folder in which the command runs, or
     /// to `train.started_in`; those of `--set` always to the former.
     #[schemars(extend("x-aliases" = ["dataset", "dataloader", "tokenizer"]))]
+    #[schemars(extend("x-absent" = [
+        {
+            "names": ["chat_template", "apply_chat_template", "messages", "completion_only_loss", "loss_mask", "sft"],
+            "why": "chat data with loss masks is not supported yet; every token of a text is trained on"
+        },
+        { "names": ["shuffle"], "why": "sequences are always shuffled, in an order that `train.seed` determines" },
+        { "names": ["streaming", "pin_memory", "prefetch_factor"], "why": "tokens are always read as they are needed" },
+    ]))]
     pub data: DataConfig,
     /// Number formats of the computation. Master weights, accumulated gradients and the optimizer
     /// are fp32 under every recipe; docs/numerics.md defines each.
@@ -76,6 +102,13 @@ pub struct Config {
     pub precision: PrecisionConfig,
     /// AdamW with decoupled weight decay, and gradient clipping. The schedule scales `lr`.
     #[schemars(extend("x-aliases" = ["optim", "adamw"]))]
+    #[schemars(extend("x-absent" = [
+        {
+            "names": ["name", "type", "optimizer", "optim", "algorithm", "muon", "adafactor", "lion", "sgd"],
+            "why": "AdamW is the only optimizer"
+        },
+        { "names": ["fused", "foreach", "implementation"], "why": "the update is always fused" },
+    ]))]
     pub optimizer: OptimizerConfig,
     /// The learning rate over the run: a linear warmup whose first step already uses `lr / warmup_steps`,
     /// then the decay that `kind` names.
@@ -84,6 +117,21 @@ pub struct Config {
     /// Length of the training, batches, device and run folder. Exactly one of `steps`, `tokens` and `epochs`
     /// is given.
     #[schemars(extend("x-aliases" = ["training", "trainer", "job", "activation_checkpoint"]))]
+    #[schemars(extend("x-absent" = [
+        {
+            "names": [
+                "gpus", "num_gpus", "n_gpus", "ngpu", "ngpus", "devices", "num_devices", "nproc_per_node", "nproc",
+                "world_size", "nnodes", "num_nodes", "parallelism", "parallel", "distributed", "strategy", "fsdp", "ddp",
+                "deepspeed", "zero_stage", "tp", "dp", "pp", "tensor_parallel_size", "tensor_parallel_degree",
+                "data_parallel_degree", "data_parallel_shard_degree", "pipeline_parallel_degree"
+            ],
+            "why": "a run computes on one device; several GPUs are not supported yet (CUDA_VISIBLE_DEVICES chooses one)"
+        },
+        {
+            "names": ["compile", "torch_compile", "jit", "cuda_graphs", "flash_attention", "attn_implementation"],
+            "why": "the fastest kernels are always used, and steps always recorded; there is nothing to turn on"
+        },
+    ]))]
     pub train: TrainConfig,
     /// When to save and what to keep. The last step is always saved.
     #[schemars(extend("x-aliases" = ["checkpointing", "save", "export"]))]

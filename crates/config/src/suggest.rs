@@ -20,8 +20,8 @@ pub fn nearest<'a>(word: &str, candidates: impl IntoIterator<Item = &'a str>) ->
         .map(|(_, candidate)| candidate)
 }
 
-/// `a`, `b` and `c`: names for a sentence, with the given conjunction.
-pub(super) fn listing<'a>(names: impl IntoIterator<Item = &'a str>, quote: char, last: &str) -> String {
+/// `a`, `b` and `c`: names for a sentence, each between quotes, if any, with this word before the last one.
+pub fn listing<'a>(names: impl IntoIterator<Item = &'a str>, quote: &str, last: &str) -> String {
     let names: Vec<String> = names.into_iter().map(|name| format!("{quote}{name}{quote}")).collect();
     match names.as_slice() {
         [] => String::new(),

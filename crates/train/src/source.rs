@@ -19,7 +19,12 @@ const DATASET_FILE: &str = "dataset.json";
 
 /// True if a source of `config` is a folder of token shards.
 pub fn are_shards(config: &Config, source: &DataSource) -> bool {
-    locate(config, &source.path).join(DATASET_FILE).is_file()
+    is_dataset(&locate(config, &source.path))
+}
+
+/// True if `folder` has token shards.
+pub(crate) fn is_dataset(folder: &Path) -> bool {
+    folder.join(DATASET_FILE).is_file()
 }
 
 /// The first training source that is token shards, named by its path in `config`.
@@ -94,13 +99,33 @@ pub fn no_such_folder(folder: &Path) -> RunError {
     if let Some(near) = near_folder(folder) {
         return RunError::Refused(format!("there is no folder {name}; did you mean {}?", near.display()));
     }
-    let download = match looks_like_a_hub_id(&name) {
+    let advice = match looks_like_a_hub_id(&name) {
         true => format!(
             "; if it is a model of the Hugging Face Hub, download it first: hf download {name} --local-dir {name}"
         ),
-        false => String::new(),
+        false => siblings(folder),
     };
-    RunError::Refused(format!("there is no folder {name}; check the path{download}"))
+    RunError::Refused(format!("there is no folder {name}; check the path{advice}"))
+}
+
+/// `; runs has a, b, c`: the folders where `folder` would be.
+fn siblings(folder: &Path) -> String {
+    const MOST: usize = 5;
+    let Some(parent) = folder.parent().filter(|parent| !parent.as_os_str().is_empty()) else {
+        return String::new();
+    };
+    let mut names = folders_in(parent);
+    names.retain(|name| !name.starts_with('.'));
+    names.sort();
+    let rest = match names.len().saturating_sub(MOST) {
+        0 => String::new(),
+        rest => format!(" and {rest} more"),
+    };
+    names.truncate(MOST);
+    match names.is_empty() {
+        true => String::new(),
+        false => format!("; {} has {}{rest}", parent.display(), names.join(", ")),
+    }
 }
 
 /// Loads the tokenizer at `path`. `end_of_document` names the token that ends documents, if the tokenizer's
@@ -143,18 +168,28 @@ fn no_such_tokenizer(path: &Path, others: &str) -> RunError {
 fn near_folder(folder: &Path) -> Option<PathBuf> {
     let parent = folder.parent()?;
     let listed = if parent.as_os_str().is_empty() { Path::new(".") } else { parent };
-    let folders = std::fs::read_dir(listed).ok()?.flatten().filter(|entry| entry.path().is_dir());
-    let names: Vec<String> = folders.filter_map(|entry| entry.file_name().into_string().ok()).collect();
+    let names = folders_in(listed);
     nearest(folder.file_name()?.to_str()?, names.iter().map(String::as_str)).map(|name| parent.join(name))
 }
 
-/// True for `owner/name`, the form of a model id on the Hub.
-fn looks_like_a_hub_id(name: &str) -> bool {
+/// The names of the folders in `folder`; none if it cannot be read.
+fn folders_in(folder: &Path) -> Vec<String> {
+    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    let folders = entries.filter(|entry| entry.path().is_dir());
+    folders.filter_map(|entry| entry.file_name().into_string().ok()).collect()
+}
+
+/// The folder that holds the runs of files that name none.
+const RUNS: &str = "runs";
+
+/// `owner/name`, as models are called on the Hub, unless the owner is a folder here or that of runs.
+pub(crate) fn looks_like_a_hub_id(name: &str) -> bool {
     let is_part = |part: &str| {
         part.starts_with(|c: char| c.is_ascii_alphanumeric())
             && part.chars().all(|c| c.is_ascii_alphanumeric() || "-_.".contains(c))
     };
-    name.split_once('/').is_some_and(|(owner, name)| is_part(owner) && is_part(name))
+    let is_owner = |owner: &str| is_part(owner) && owner != RUNS && !Path::new(owner).is_dir();
+    name.split_once('/').is_some_and(|(owner, name)| is_owner(owner) && is_part(name))
 }
 
 /// Reads config.json and generation_config.json of a Hugging Face folder.
@@ -187,7 +222,19 @@ mod tests {
         for id in ["Qwen/Qwen3-0.6B", "meta-llama/Llama-3.1-8B", "01-ai/Yi_6B"] {
             assert!(looks_like_a_hub_id(id), "{id}");
         }
-        for path in ["Qwen", "./Qwen/Qwen3", "/models/Qwen3", "a/b/c", "../a", "a/", "a/b c", "~/a", ""] {
+        for path in [
+            "Qwen",
+            "./Qwen/Qwen3",
+            "/models/Qwen3",
+            "a/b/c",
+            "../a",
+            "a/",
+            "a/b c",
+            "~/a",
+            "",
+            "runs/first",
+            "src/model",
+        ] {
             assert!(!looks_like_a_hub_id(path), "{path}");
         }
     }

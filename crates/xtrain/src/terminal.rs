@@ -68,7 +68,17 @@ pub(crate) fn thread_count(threads: usize) -> Result<usize, Failure> {
 /// output is needed.
 pub(crate) fn print(text: &str) -> Result<ControlFlow<()>, Failure> {
     let mut out = std::io::stdout().lock();
-    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+    printed(out.write_all(text.as_bytes()).and_then(|()| out.flush()))
+}
+
+/// Prints help, in the terminal's colours.
+pub(crate) fn print_help(help: &clap::Error) -> Result<(), Failure> {
+    printed(help.print().and_then(|()| std::io::stdout().flush())).map(|_| ())
+}
+
+/// The result of writing to standard output.
+fn printed(written: std::io::Result<()>) -> Result<ControlFlow<()>, Failure> {
+    match written {
         Ok(()) => Ok(ControlFlow::Continue(())),
         Err(e) if e.kind() == ErrorKind::BrokenPipe => Ok(ControlFlow::Break(())),
         Err(e) => Err(Failure::user(format!("cannot write to standard output: {e}"))),

@@ -97,7 +97,7 @@ pub struct Slower {
     #[schemars(extend("exclusiveMinimum" = 0.0, "x-example" = 0.93))]
     pub speed: f64,
     /// Tokens of a micro-batch in the measurement.
-    #[schemars(range(min = 1), extend("x-example" = 4096))]
+    #[schemars(range(min = 1), extend("x-unit" = "tokens", "x-example" = 4096))]
     pub tokens: usize,
 }
 

@@ -4,7 +4,7 @@ use super::options::{RunFile, Threads};
 use super::values::{bounded, device, named, tokens};
 use clap::{Args, Subcommand};
 use std::path::PathBuf;
-use xtrain_config::Device;
+use xtrain_config::{Device, parse_count};
 use xtrain_lab::bench::LinearShape;
 use xtrain_model::Recipe;
 
@@ -169,10 +169,11 @@ pub(crate) struct BenchFp8Args {
 
 /// A linear layer as `M,K,N`.
 fn shape(text: &str) -> Result<LinearShape, String> {
-    let sizes: Result<Vec<usize>, _> = text.split(',').map(|size| size.trim().parse()).collect();
+    let size = |size: &str| usize::try_from(parse_count(size.trim())?).ok();
+    let sizes: Option<Vec<usize>> = text.split(',').map(size).collect();
     let is_size = |size: &usize| (16..=1 << 22).contains(size) && size.is_multiple_of(16);
     match sizes.as_deref() {
-        Ok(&[m, k, n]) if [m, k, n].iter().all(is_size) => Ok(LinearShape { m, k, n }),
+        Some(&[m, k, n]) if [m, k, n].iter().all(is_size) => Ok(LinearShape { m, k, n }),
         _ => Err(
             "write three multiples of 16, up to 4194304: tokens, columns of the input, columns of the output"
                 .into(),

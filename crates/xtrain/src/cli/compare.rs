@@ -1,6 +1,7 @@
 //! The options of `xtrain compare`.
 
 use super::options::PageArgs;
+use super::values::whole;
 use clap::Args;
 use std::path::PathBuf;
 
@@ -20,7 +21,7 @@ pub(crate) struct CompareArgs {
     #[arg(long, value_name = "RUN", num_args = 1..)]
     pub(crate) baseline: Vec<PathBuf>,
     /// Average training losses over the last N steps that both sides have run
-    #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u64).range(1..=1_000_000_000))]
+    #[arg(long, value_name = "N", default_value_t = 100, value_parser = whole::<u64>(1..=1_000_000_000))]
     pub(crate) last: u64,
     #[command(flatten)]
     pub(crate) page: PageArgs,

@@ -1,7 +1,7 @@
 //! The options of `xtrain eval`.
 
 use super::options::{ModelArgs, OnDevice};
-use super::values::{named, tokens};
+use super::values::{named, tokens, whole};
 use clap::Args;
 use std::path::PathBuf;
 use xtrain_model::Recipe;
@@ -32,7 +32,7 @@ pub(crate) struct EvalArgs {
     #[arg(long, requires = "data", value_name = "true|false")]
     pub(crate) document_mask: Option<bool>,
     /// Sequences evaluated at once
-    #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..))]
+    #[arg(long, default_value_t = 8, value_parser = whole::<u16>(1..=65_535))]
     pub(crate) batch_size: u16,
     /// The field of .jsonl lines and the column of .parquet files that holds the text
     #[arg(long, requires = "data", default_value = "text")]

@@ -1,6 +1,6 @@
 //! Options that several verbs share.
 
-use super::values::{bounded, device, named};
+use super::values::{bounded, device, named, whole};
 use clap::Args;
 use std::path::PathBuf;
 use xtrain_config::Device;
@@ -38,7 +38,7 @@ pub(crate) struct ModelArgs {
     /// A run folder or a Hugging Face folder
     pub(crate) model: PathBuf,
     /// Use the checkpoint of this step instead of the latest (run folders)
-    #[arg(long, value_name = "STEP")]
+    #[arg(long, value_name = "STEP", value_parser = whole::<u64>(0..=u64::MAX))]
     pub(crate) step: Option<u64>,
     /// Use the checkpoint with the lowest validation loss instead of the latest (run folders)
     #[arg(long, conflicts_with = "step")]
@@ -63,7 +63,7 @@ pub(crate) struct ProbeArgs {
     /// A run folder, or one of its checkpoints
     pub(crate) run: PathBuf,
     /// Use the checkpoint of this step instead of the latest
-    #[arg(long, value_name = "STEP")]
+    #[arg(long, value_name = "STEP", value_parser = whole::<u64>(0..=u64::MAX))]
     pub(crate) step: Option<u64>,
     /// Use the checkpoint with the lowest validation loss instead of the latest
     #[arg(long, conflicts_with = "step")]

@@ -1,7 +1,7 @@
 //! The options of `xtrain train`.
 
 use super::options::RunFile;
-use super::values::bounded;
+use super::values::{bounded, whole};
 use clap::Args;
 
 #[derive(Debug, Args)]
@@ -35,9 +35,9 @@ pub(crate) struct TrainArgs {
     #[arg(long)]
     pub(crate) profile: bool,
     /// Steps that are timed op by op, after six that are timed as whole steps
-    #[arg(long, value_name = "STEPS", default_value_t = 3, value_parser = clap::value_parser!(u64).range(1..=1000), requires = "profile")]
+    #[arg(long, value_name = "STEPS", default_value_t = 3, value_parser = whole::<u64>(1..=1000), requires = "profile")]
     pub(crate) profile_steps: u64,
     /// The first traced step; by default the fourth of this process
-    #[arg(long, value_name = "STEP", value_parser = clap::value_parser!(u64).range(1..), requires = "profile")]
+    #[arg(long, value_name = "STEP", value_parser = whole::<u64>(1..=u64::MAX), requires = "profile")]
     pub(crate) profile_from: Option<u64>,
 }

@@ -3,13 +3,13 @@
 use crate::cli::{BenchOpArgs, BenchStepArgs};
 use crate::failure::Failure;
 use crate::terminal;
-use xtrain_config::Config;
 use xtrain_lab::bench::{self, BenchOptions, OpSpeed, StepSpeed};
 use xtrain_report::metrics::format;
+use xtrain_train::run_file;
 
 /// `xtrain bench step`.
 pub(crate) fn step(args: &BenchStepArgs) -> Result<(), Failure> {
-    let parsed = Config::load(&args.run.file, &args.run.set)?;
+    let parsed = run_file::load(&args.run.file, &args.run.set)?;
     terminal::use_threads(parsed.config.train.threads)?;
     let options = BenchOptions { warmup: args.warmup, repeats: args.repeats, steps: args.steps };
     let speed = bench::step(&parsed, options)?;
@@ -22,7 +22,7 @@ pub(crate) fn step(args: &BenchStepArgs) -> Result<(), Failure> {
 
 /// `xtrain bench op`.
 pub(crate) fn op(args: &BenchOpArgs) -> Result<(), Failure> {
-    let parsed = Config::load(&args.run.file, &args.run.set)?;
+    let parsed = run_file::load(&args.run.file, &args.run.set)?;
     terminal::use_threads(parsed.config.train.threads)?;
     let rows = bench::ops(&parsed, args.repeats)?;
     let total: f64 = rows.iter().map(|row| row.rates.seconds).sum();

@@ -4,11 +4,11 @@ use crate::cli::BenchFp8Args;
 use crate::failure::Failure;
 use crate::terminal;
 use serde_json::json;
-use xtrain_config::Config;
 use xtrain_lab::bench::{self, Fp8Speeds, LinearShape, OpBenchOptions};
 use xtrain_model::Recipe;
 use xtrain_report::metrics::format;
 use xtrain_train::engine::{Processor, Target};
+use xtrain_train::run_file;
 use xtrain_train::slower::{self, LayerSpeed, RecipeLayers};
 use xtrain_train::spec::plan_on;
 
@@ -33,7 +33,7 @@ pub(crate) fn fp8(args: &BenchFp8Args) -> Result<(), Failure> {
 /// Measures the layers of a run file inside its blocks.
 fn measure_run_file(args: &BenchFp8Args) -> Result<(), Failure> {
     let Some(file) = &args.file else { return Ok(()) };
-    let parsed = Config::load(file, &args.set)?;
+    let parsed = run_file::load(file, &args.set)?;
     let train = &parsed.config.train;
     terminal::use_threads(if args.cpu.threads > 0 { args.cpu.threads } else { train.threads })?;
     let processor = Processor::for_config(&parsed.config)?;

@@ -4,9 +4,10 @@ use crate::cli::TrainArgs;
 use crate::failure::Failure;
 use crate::signals::Stop;
 use crate::terminal::{self, Detail, TrainingView};
-use xtrain_config::{Config, Override};
+use xtrain_config::Override;
 use xtrain_train::profile::ProfileOptions;
 use xtrain_train::run::{Outcome, Start, train_profiled};
+use xtrain_train::run_file;
 
 pub(crate) fn run(args: &TrainArgs) -> Result<(), Failure> {
     let mut overrides: Vec<Override> = args.run.set.iter().map(|set| Override::Set(set.clone())).collect();
@@ -15,7 +16,7 @@ pub(crate) fn run(args: &TrainArgs) -> Result<(), Failure> {
         overrides.extend(given.iter().map(|text| Override::Text { option, key, text: text.clone() }));
     }
     overrides.extend(args.threads.map(|threads| Override::Set(format!("train.threads={threads}"))));
-    let parsed = Config::load(&args.run.file, &overrides)?;
+    let parsed = run_file::load(&args.run.file, &overrides)?;
     terminal::use_threads(parsed.config.train.threads)?;
     let Stop(stop) = Stop::on_signals()?;
     let start = if args.resume { Start::Resume } else { Start::New };

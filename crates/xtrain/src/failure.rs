@@ -36,8 +36,8 @@ impl Failure {
 }
 
 /// Runs `work`. A panic that leaves it, which is always a bug of ours, becomes an error with its place. A
-/// panic that is caught inside, such as those of libraries that read files, is not reported. A library's panic
-/// over a thread that the system refuses ends the process with a line.
+/// panic that is caught inside, such as those of libraries that read files, is not reported. A library's
+/// panic over a thread that the system refuses ends the process with a line.
 pub(crate) fn without_panic(work: impl FnOnce() -> Result<(), Failure>) -> Result<(), Failure> {
     let place = Arc::new(Mutex::new(None));
     let seen = place.clone();

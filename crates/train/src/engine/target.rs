@@ -73,8 +73,8 @@ impl Target {
         state.values().sum::<usize>() + exchange + scratch
     }
 
-    /// Upper bound of the bytes that this process uses of the device's memory without any model: its code, threads and buffers of files.
-    /// Measured: 18 MiB.
+    /// Upper bound of the bytes that this process uses of the device's memory without any model: its code,
+    /// threads and buffers of files. Measured: 18 MiB.
     pub fn process_bytes(self) -> u64 {
         match self {
             Target::Cpu => 20 << 20,

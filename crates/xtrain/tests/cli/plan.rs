@@ -328,7 +328,7 @@ fn the_program_after_a_pass_is_printed_and_an_unknown_pass_gets_the_nearest_name
     assert_eq!(fuse, plan(&place, &format!("{file} {small} --dump")));
     let refused = place.run(&format!("plan {file} --dump-after quantise"));
     assert_eq!(refused.code(), Some(2), "{}", refused.stderr);
-    assert!(refused.stderr.contains("'quantize'"), "{}", refused.stderr);
+    assert!(refused.stderr.contains("did you mean quantize?"), "{}", refused.stderr);
 }
 
 /// The value of a line of the answers.

@@ -125,7 +125,7 @@ fn every_gemm_on_fp8_operands_is_near_the_one_on_plain_operands() {
             for n in 0..4 {
                 let error = relative(&outputs[n], &expected[n]);
                 let is_cast = in_fp8[0] || (n >= 2 && in_fp8[n - 1]);
-                // The error of a loss, a single number, may be small by chance.
+                // The error of a loss, a single number, may happen to be small.
                 let is_as_expected = if is_cast { n < 2 || error > 1e-6 } else { error <= 1e-6 };
                 assert!(
                     error < bars[n] && is_as_expected,

@@ -99,7 +99,9 @@ impl Device {
 
     fn unmeasured(processor: &Processor, threads: usize) -> Device {
         match processor {
-            Processor::Cpu => Device::cpu(format!("CPU, {threads} threads"), threads, processor.total_bytes()),
+            Processor::Cpu => {
+                Device::cpu(format!("CPU, {threads} threads"), threads, processor.total_bytes())
+            }
             Processor::Cuda(gpu) => Device { threads, ..Device::gpu(gpu.info()) },
         }
     }

@@ -1,8 +1,8 @@
 //! Checks the tree against the schema: unknown names, wrong types, values out of range, keys missing from a
 //! table.
 //!
-//! Valid values are kept, so that the rules between keys can still look at them; an invalid value is reported
-//! and left at its default.
+//! Valid values stay in the tree, so that the rules between keys can use them; an invalid value is reported
+//! and replaced by its default.
 
 use serde_json::{Map, Value as Json};
 
@@ -16,7 +16,7 @@ use super::suggest::{listing, nearest};
 use super::time_limit::TimeLimit;
 use super::tree::{Node, Tree, Value};
 
-/// The configuration in `tree`, as far as it is valid; errors go to `report`.
+/// The configuration in `tree`; invalid values keep their defaults and are added to `report`.
 pub(super) fn config(tree: &Tree, report: &mut Report) -> Config {
     let mut json = Map::new();
     for (name, node) in &tree.root {
@@ -70,7 +70,7 @@ fn section(section: &Section, entries: &[(String, Node)], report: &mut Report) -
     Json::Object(json)
 }
 
-/// A key of a section, while its value is looked into.
+/// A key of a section while its value is checked.
 struct Place<'a> {
     section: &'a str,
     key: &'a Key,
@@ -146,7 +146,7 @@ impl Place<'_> {
         }
     }
 
-    /// A table with the given keys, `tag` being a further one that is already dealt with.
+    /// A table with the given keys. `tag` is a further key that is already checked.
     fn table(
         &mut self,
         keys: &[Key],
@@ -209,7 +209,7 @@ impl Place<'_> {
         Some(json)
     }
 
-    /// Says what `path` may be and what it is.
+    /// Reports the allowed and the actual value at `path`.
     fn mismatch(&mut self, kind: &Kind, node: &Node, path: &str) -> Option<Json> {
         let advice = match (kind, &node.value) {
             (Kind::Choice(choices), Value::Text(text)) => {
@@ -237,7 +237,7 @@ impl Place<'_> {
             _ => String::new(),
         };
         let must = match (kind, &node.value) {
-            // An upper bound that is TOML's own is worth a word only where it is broken.
+            // An upper bound that is TOML's own is mentioned only if it is exceeded.
             (Kind::Integer { min, max, .. }, Value::Integer(given)) if given > max => {
                 format!("a whole number from {min} to {max}")
             }
@@ -292,7 +292,7 @@ fn shown(value: &Value) -> String {
     }
 }
 
-/// The message for a section that does not exist, and the one that is probably meant.
+/// The message for a section that does not exist, and the section that is probably meant.
 fn unknown_section(name: &str) -> (String, Option<&'static Section>) {
     let shown = one_line(name);
     let named = |name: &str| sections().iter().find(|section| section.name == name);
@@ -306,7 +306,7 @@ fn unknown_section(name: &str) -> (String, Option<&'static Section>) {
     }
 }
 
-/// The message for a key that stands above all sections.
+/// The message for a key above all sections.
 fn outside(name: &str) -> String {
     let shown = one_line(name);
     let owners = sections().iter().filter(|section| section.keys.iter().any(|key| key.is_called(name)));

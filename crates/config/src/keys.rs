@@ -1,4 +1,4 @@
-//! Keys by the names that people try as options: `--lr`, `--batch-size`, `--optimizer.lr`.
+//! Keys by the names that users try as options: `--lr`, `--batch-size`, `--optimizer.lr`.
 
 use super::schema::sections;
 use super::suggest::nearest;
@@ -6,14 +6,14 @@ use super::suggest::nearest;
 /// The keys that an option of this name, without its dashes, probably means.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KeysLike {
-    /// As `section.key`; several where sections share the name, none where no key is near.
+    /// The keys as `section.key`: several if sections share the name, none if no key is similar.
     pub keys: Vec<String>,
-    /// True if the name is theirs, here or in another program; false if it is only similar.
+    /// True if the name is exactly theirs, here or in another program; false if it is only similar.
     pub exact: bool,
 }
 
-/// The keys of the run file that `name` may mean: those of that name, else those that other programs call so,
-/// else those of the most similar name.
+/// The keys of the run file that `name` may mean: those of that name, else those for which other programs use
+/// the name, else those with the most similar name.
 pub fn keys_like(name: &str) -> KeysLike {
     let name = name.replace('-', "_");
     let all = || sections().iter().flat_map(|section| section.keys.iter().map(move |key| (section, key)));

@@ -55,11 +55,11 @@ pub use tree::Override;
 use error::Report;
 use tree::Tree;
 
-/// No run file is nearly as large.
+/// Size limit of a run file.
 pub const MAX_FILE_BYTES: u64 = 16 << 20;
 
 /// A run as its file describes it, section by section. Keys that were not given hold their fixed default, or
-/// `None` where the default depends on something else; [`Parsed::resolve`] fills those in.
+/// `None` if the default depends on something else; [`Parsed::resolve`] fills those in.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Config {
@@ -95,7 +95,7 @@ pub struct Config {
     pub eval: EvalConfig,
 }
 
-/// A configuration that is right in itself, and where each of its keys was given.
+/// A configuration without errors of its own, and the place where each key was given.
 #[derive(Clone, Debug)]
 pub struct Parsed {
     /// The values.
@@ -133,10 +133,11 @@ impl Config {
         Self::parse(path, &bytes, overrides)
     }
 
-    /// As [`Config::load`], with the file's contents at hand; `path` names it in errors and gives the run
-    /// folder its default name.
+    /// As [`Config::load`], for contents in memory; `path` names them in errors and gives the run folder its
+    /// default name.
     ///
     /// # Errors
+    ///
     /// As [`Config::load`].
     pub fn parse<O: Clone + Into<Override>>(
         path: &Path,
@@ -156,8 +157,8 @@ impl Config {
         Ok(Parsed { config, file, origins: tree.origins() })
     }
 
-    /// The configuration as a run file, every key that has a value in it. [`Config::parse`] of the text
-    /// returns an equal configuration, provided the values are ones that a file may hold.
+    /// The configuration as a run file, with every key that has a value. [`Config::parse`] of the text
+    /// returns an equal configuration if the values are valid in a file.
     pub fn to_toml(&self) -> String {
         print::config(self, &[])
     }

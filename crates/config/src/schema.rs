@@ -1,8 +1,7 @@
 //! The sections and keys as data, read from the JSON schema that is derived from the structs.
 //!
-//! This is the one bridge between the types and everything that speaks about them: the check of a file, the
-//! error messages and the reference. A schema form that is not understood here is a bug of ours and panics,
-//! in every test.
+//! Checks, error messages and the reference all use this data. A schema form that is not understood here is a
+//! bug and panics in every test.
 
 use std::sync::LazyLock;
 
@@ -28,7 +27,7 @@ pub(super) struct Key {
     pub(super) name: String,
     pub(super) doc: String,
     pub(super) kind: Kind,
-    /// The default in Markdown: TOML in code ticks, or words for one that is worked out.
+    /// The default in Markdown: TOML in code ticks, or words if it is computed.
     pub(super) default: String,
     pub(super) unit: Option<String>,
     pub(super) required: bool,
@@ -63,7 +62,7 @@ pub(super) enum Kind {
     Either(Vec<Kind>),
 }
 
-/// One of the words that a key may be.
+/// A word that is a value of a key.
 #[derive(Debug)]
 pub(super) struct Word {
     pub(super) name: String,
@@ -81,7 +80,7 @@ pub(super) enum Format {
     Tokenizer,
 }
 
-/// A range of finite numbers; each end with whether it belongs to the range.
+/// A range of finite numbers; each end says if it is included.
 #[derive(Debug)]
 pub(super) struct Interval {
     low: Option<(f64, bool)>,
@@ -117,7 +116,7 @@ impl Key {
         self.aliases.iter().map(String::as_str)
     }
 
-    /// `; for example `lr = 0.0003``, where an example is known.
+    /// `; for example `lr = 0.0003``, if an example is known.
     pub(super) fn for_example(&self) -> String {
         match &self.example {
             Some(value) => format!("; for example `{} = {value}`", self.name),
@@ -135,7 +134,7 @@ impl Interval {
 }
 
 impl Kind {
-    /// Allowed values, as the object of "must be".
+    /// Description of the allowed values, as the object of "must be".
     pub(super) fn describe(&self) -> String {
         match self {
             Kind::Bool => "true or false".to_owned(),

@@ -1,4 +1,4 @@
-//! A wall-clock limit as people write it: `2h30m`, `170m`, `45s`.
+//! A wall-clock limit in the form `2h30m`, `170m`, `45s`.
 
 use std::fmt;
 use std::str::FromStr;
@@ -9,8 +9,8 @@ use serde::{Deserialize, Serialize};
 
 /// A wall-clock time written as numbers with units, largest first: `1d12h`, `2h30m`, `45s`.
 ///
-/// Whole seconds, at least one and at most ten years. Prints in the largest units that fit, so `170m` comes
-/// back as `2h50m`.
+/// Whole seconds, at least one and at most ten years. Prints in the largest units that fit, so `170m` prints
+/// as `2h50m`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
 #[serde(try_from = "String", into = "String")]
 #[schemars(with = "String", extend("format" = "time"))]

@@ -21,20 +21,20 @@ use std::ffi::c_void;
 /// Size of a device's address range, and the distance from a byte to its mark, in memory and in the file.
 const SPAN: u64 = 1 << 42;
 
-/// Page size: mappings are multiples of it.
+/// Page size. Mappings are multiples of it.
 pub(crate) const PAGE: u64 = 4096;
 
-/// Addresses that are mapped, each by one allocation.
+/// Mapped addresses of one allocation.
 #[derive(Clone, Copy, Debug)]
 struct Extent {
     start: u64,
     bytes: u64,
     physical: Physical,
-    /// True if the device may access it.
+    /// True if the device may access the addresses.
     is_accessible: bool,
 }
 
-/// A piece of the file.
+/// A range of the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Physical {
     offset: u64,
@@ -48,9 +48,9 @@ pub(crate) struct Memory {
     /// The first address and the first byte of the file that were never used.
     next_address: u64,
     next_offset: u64,
-    /// In order of their addresses.
+    /// Extents in ascending order of addresses.
     extents: Vec<Extent>,
-    /// The extent that was found last.
+    /// Index of the extent that was found last.
     last: Cell<usize>,
     capacity: u64,
     used: u64,
@@ -72,7 +72,7 @@ pub(crate) enum Unreadable {
 pub(crate) struct OutOfMemory;
 
 impl Memory {
-    /// Memory of `capacity` bytes, none of it taken.
+    /// Memory of `capacity` bytes, all free.
     pub(crate) fn new(capacity: u64) -> Memory {
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
         // SAFETY: a new mapping at an address of the kernel's choice.
@@ -95,12 +95,12 @@ impl Memory {
         }
     }
 
-    /// Bytes that are free, and all of them.
+    /// Free and total bytes.
     pub(crate) fn free_and_total(&self) -> (u64, u64) {
         (self.capacity - self.used, self.capacity)
     }
 
-    /// Reserves addresses, to be mapped later. They are never reused, so a device runs out after 4 TiB in
+    /// Reserves addresses for later mappings. They are never reused, so a device runs out after 4 TiB in
     /// total.
     pub(crate) fn reserve(&mut self, bytes: u64) -> Result<u64, OutOfMemory> {
         let start = self.next_address;
@@ -240,7 +240,7 @@ impl Memory {
         Ok(())
     }
 
-    /// Copies bytes from the host, which marks them as written; none if they do not lie in memory.
+    /// Copies bytes from the host, which marks them as written; `None` if they are outside of memory.
     pub(crate) fn write(&self, address: u64, mut source: &[u8]) -> Option<()> {
         for piece in self.pieces(address, source.len() as u64)? {
             let (part, rest) = source.split_at(piece.len());
@@ -251,7 +251,7 @@ impl Memory {
         Some(())
     }
 
-    /// The start and the length of the allocation around an address.
+    /// Start and length of the allocation that contains an address.
     pub(crate) fn allocation(&self, address: u64) -> Option<(u64, u64)> {
         self.find(address, 1).map(|extent| (extent.start, extent.bytes))
     }
@@ -274,7 +274,7 @@ impl Memory {
         }
     }
 
-    /// True if the address was ever allocated.
+    /// True if the address was allocated at any time.
     pub(crate) fn is_of_device(&self, address: u64) -> bool {
         (self.base as u64..self.next_address).contains(&address)
     }

@@ -4,7 +4,7 @@ use crate::random::Random;
 use crate::work::Work;
 use std::collections::HashMap;
 
-/// The id of queued work. Ids grow.
+/// Id of queued work. Ids increase.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct ItemId(u64);
 
@@ -13,7 +13,7 @@ struct Item {
     work: Work,
     /// Number of dependencies that have not run.
     missing: usize,
-    /// Dependents.
+    /// Items that depend on it.
     next: Vec<ItemId>,
     /// The nominal time at which the last dependency ended, in seconds.
     begins: f64,
@@ -69,7 +69,7 @@ impl Queue {
     }
 
     /// Takes a random ready item, or the one that became ready last: turns of random length let one stream run
-    /// far ahead of the others. None if nothing is ready.
+    /// far ahead of the others. `None` if nothing is ready.
     pub(crate) fn take(&mut self, random: &mut Random) -> Option<Taken> {
         let newest = self.ready.len().checked_sub(1)?;
         let at = match self.turn.checked_sub(1) {

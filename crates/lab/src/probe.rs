@@ -1,5 +1,5 @@
 //! A checkpoint opened for examination: its masters on an engine, and forward and backward of the batches
-//! that its run would have seen next. The checkpoint is not changed.
+//! that its run would have read next. The checkpoint is not changed.
 
 use std::ops::ControlFlow;
 use std::path::Path;
@@ -21,17 +21,17 @@ use xtrain_train::training_spec::TrainingSpec;
 use xtrain_train::weights::Weights;
 use xtrain_train::{position, source, spec};
 
-/// A checkpoint, and what its run would have done next.
+/// A checkpoint, and the next batches of its run.
 pub(crate) struct Probe {
     pub(crate) run: RunFolder,
     pub(crate) checkpoint: Checkpoint,
     /// The specification of the run's step.
     pub(crate) spec: TrainingSpec,
-    /// The FP8 formats that are asked about.
+    /// The FP8 formats to examine.
     pub(crate) casts: Numerics,
     config: Config,
     corpus: Corpus,
-    /// The number of the next sample.
+    /// Index of the next sample.
     first: u64,
 }
 
@@ -61,8 +61,7 @@ impl Probe {
         Ok((Probe { run, checkpoint, spec, casts, config, corpus, first }, processor))
     }
 
-    /// The masters on an engine of `processor` that has loaded `program`, and the copies of them that it
-    /// reads.
+    /// Loads `program` on an engine of `processor`, with the masters and the copies of them that it reads.
     pub(crate) fn load(
         &self,
         processor: Processor,
@@ -134,7 +133,7 @@ fn advise(error: LearnError) -> LearnError {
     error.advising("look at it where the run is trained, or on the CPU with --device cpu")
 }
 
-/// The run that `folder` is or belongs to, and which of its checkpoints is meant.
+/// The run that `folder` is or belongs to, and the selected checkpoint.
 fn find_run(folder: &Path, which: Which) -> Result<(RunFolder, Which), RunError> {
     if !folder.exists() {
         return Err(source::no_such_folder(folder));
@@ -157,15 +156,15 @@ fn find_run(folder: &Path, which: Which) -> Result<(RunFolder, Which), RunError>
     }
 }
 
-/// The formats that are asked about.
+/// The FP8 formats to examine.
 fn formats(spec: &TrainingSpec, asked: Option<Recipe>) -> Result<Numerics, RunError> {
     let own = spec.numerics();
     match asked {
         Some(recipe) if !recipe.is_fp8() => Err(RunError::Refused(format!(
-            "--casts {}: this recipe casts nothing to FP8; name one that does, as fp8-block",
+            "--casts {}: this recipe casts nothing to FP8; name one that does, such as fp8-block",
             recipe.name()
         ))),
-        // Overrides are those of a recipe; what is in FP8 at all is the run's.
+        // Overrides apply to the run's own recipe; `head` also applies to others.
         Some(recipe) if recipe != own.recipe => {
             Ok(Numerics { recipe, fp8: Fp8Overrides { head: own.fp8.head, ..Default::default() } })
         }

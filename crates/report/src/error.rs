@@ -21,13 +21,13 @@ pub enum ReportError {
         /// The system's reason.
         source: io::Error,
     },
-    /// Something else has the name that the page is to have.
+    /// The name of the page is taken by another file.
     #[error("{}: exists and is not a report of xtrain's; name another file, or replace it with --overwrite", path.display())]
     Taken {
         /// The file.
         path: PathBuf,
     },
-    /// All runs that are named are the baseline.
+    /// All named runs belong to the baseline.
     #[error(
         "there is nothing to compare the baseline with: name another run, as in xtrain compare BASELINE OTHER, or xtrain compare OTHER --baseline RUN RUN"
     )]

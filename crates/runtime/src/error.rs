@@ -23,7 +23,7 @@ pub enum EngineError {
     Unknown {
         /// Input, output, or the kind of state.
         what: &'static str,
-        /// The name asked for.
+        /// The requested name.
         name: String,
     },
     /// Bytes of the wrong length.

@@ -1,4 +1,4 @@
-//! The data of a run: its tokenizer, its training samples, and what it validates on.
+//! The data of a run: tokenizer, training samples and validation data.
 
 use crate::error::RunError;
 use crate::source::{OWN_TOKENIZERS, are_shards, load_tokenizer};
@@ -125,9 +125,10 @@ pub fn check(config: &Config) -> Result<(), RunError> {
     }
 }
 
-/// A stream of tokens to be: a source of the configuration, or several that are one text together.
+/// An input that becomes a stream of tokens: a source of the configuration, or several that count as one
+/// text.
 struct Input {
-    /// For messages.
+    /// Name for messages.
     name: String,
     weight: Option<f64>,
     data: InputData,
@@ -139,8 +140,8 @@ enum InputData {
     Text(TextFiles),
 }
 
-/// Opens `sources`, the value of `key`. Neighbouring texts that have no weight and are read with the same
-/// options are one input, like the files of a folder: each may be shorter than a sequence.
+/// Opens `sources`, the value of `key`. Neighbouring texts without a weight that are read with the same
+/// options become one input, like the files of a folder: each may be shorter than a sequence.
 fn open_inputs(config: &Config, key: &str, sources: &DataSources) -> Result<Vec<Input>, RunError> {
     let options = |source: &DataSource| InputOptions {
         field: config.data.text_field(source).to_owned(),
@@ -172,12 +173,12 @@ fn open_inputs(config: &Config, key: &str, sources: &DataSources) -> Result<Vec<
         .collect()
 }
 
-/// The error for a text of `key` that is not there, with where its path starts.
+/// The error for a text of `key` that does not exist. It shows how the path was resolved.
 fn not_there(key: &str, error: DataError) -> RunError {
     match &error {
         DataError::Io { path, source, .. } if source.kind() == ErrorKind::NotFound && path.is_relative() => {
             RunError::Refused(format!(
-                "{error} (paths start at the folder you are in); --set {key}=FILE names another text"
+                "{error} (paths are relative to the current folder); --set {key}=FILE names another text"
             ))
         }
         _ => error.into(),
@@ -185,7 +186,7 @@ fn not_there(key: &str, error: DataError) -> RunError {
 }
 
 impl InputData {
-    /// The files or the folder, by where they lead. What cannot be looked up fails where it is read.
+    /// Resolved paths of the files or of the folder. A path that cannot be resolved fails when it is read.
     fn paths(&self) -> Vec<PathBuf> {
         let paths = match self {
             InputData::Shards(dataset) => vec![dataset.folder()],
@@ -203,8 +204,8 @@ impl InputData {
     }
 }
 
-/// Refuses a path that two sources of `key` read with the same options: its weight would be the sum of both,
-/// unnoticed. Two fields of one file are two texts.
+/// Refuses a path that two sources of `key` read with the same options: its weight would silently be the sum
+/// of both. Two fields of one file are two texts.
 fn refuse_repeated_paths(key: &str, inputs: &[Input]) -> Result<(), RunError> {
     let mut seen: Vec<(PathBuf, &Input)> = Vec::new();
     for input in inputs {
@@ -225,8 +226,8 @@ fn refuse_repeated_paths(key: &str, inputs: &[Input]) -> Result<(), RunError> {
     Ok(())
 }
 
-/// Refuses files and datasets that are both trained and validated on: the validation loss would be that of
-/// memorised text.
+/// Refuses files and datasets that are used for both training and validation: the validation loss would be
+/// that of memorised text.
 fn refuse_shared_paths(train: &[Input], valid: &[Input]) -> Result<(), RunError> {
     let trained: HashSet<PathBuf> = train.iter().flat_map(|input| input.data.paths()).collect();
     for input in valid {
@@ -254,7 +255,7 @@ fn refuse_shared_tokens(
 
 fn trained_on(what: &str, is: &str) -> RunError {
     RunError::Refused(format!(
-        "{what} {is} in data.train too; validate on other text, or leave data.valid out and a part of data.train is held out"
+        "{what} {is} in data.train too; validate on other text, or remove data.valid to hold out a part of data.train"
     ))
 }
 
@@ -324,7 +325,7 @@ impl Cache<'_, '_> {
             };
             if dataset.tokenizer_hash() != self.tokenizer.hash_hex() {
                 let remedy = match &self.config.model.init_from {
-                    // The weights of the folder know its own tokens only.
+                    // Pre-trained weights know only the tokenizer of their own folder.
                     Some(folder) => format!("tokenize the text again with --tokenizer {folder}"),
                     None => format!("set data.tokenizer = \"{name}\", or tokenize the text again"),
                 };

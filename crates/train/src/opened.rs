@@ -1,4 +1,4 @@
-//! A model opened to be used: from a run folder or from a Hugging Face folder.
+//! A model opened for use, from a run folder or a Hugging Face folder.
 
 use crate::engine::Processor;
 use crate::error::{LearnError, RunError};
@@ -23,17 +23,17 @@ pub struct OpenedModel {
     pub tokenizer: Tokenizer,
     /// Metadata for an export.
     pub identity: Identity,
-    /// The step of the checkpoint, where it came from a run.
+    /// Step of the checkpoint, if the model is from a run.
     pub step: Option<u64>,
     /// True if it was trained with attention inside documents; false for a Hugging Face folder, which does
     /// not say.
     pub document_mask: bool,
-    /// Default element type of an export: the run's `checkpoint.export_dtype`, or the one that loses nothing
-    /// of the Hugging Face folder.
+    /// Default element type of an export: the run's `checkpoint.export_dtype`, or the smallest type that
+    /// holds the weights of the Hugging Face folder exactly.
     pub export_dtype: ExportDtype,
-    /// The length of the sequences that it was trained on, where it came from a run.
+    /// Length of the sequences that it was trained on, if the model is from a run.
     pub seq_len: Option<usize>,
-    /// The run that it came from, if any.
+    /// The run, if the model is from one.
     pub(crate) run: Option<RunOrigin>,
 }
 
@@ -47,19 +47,19 @@ pub(crate) struct RunOrigin {
     pub(crate) loader: LoaderState,
 }
 
-/// Choice of a run's checkpoint.
+/// Selection of a run's checkpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Which {
-    /// The latest complete one.
+    /// The latest complete checkpoint.
     Latest,
-    /// The one with the lowest validation loss.
+    /// The checkpoint with the lowest validation loss.
     Best,
-    /// The one of this step.
+    /// The checkpoint of this step.
     Step(u64),
 }
 
-/// Opens `folder`, a run folder (with config.toml) or a Hugging Face folder (with config.json), to compute on
-/// `device`. `recipe` replaces the run's, or fp32 for a Hugging Face folder; the run's overrides of an FP8
+/// Opens `folder`, a run folder (with config.toml) or a Hugging Face folder (with config.json), on `device`.
+/// `recipe` replaces the run's recipe, or fp32 for a Hugging Face folder; the run's overrides of an FP8
 /// recipe stay.
 pub fn open(
     folder: &Path,
@@ -148,7 +148,7 @@ fn open_run(
     })
 }
 
-/// The checkpoint of `run` that is meant.
+/// Finds the checkpoint of `run` that `which` selects.
 pub fn checkpoint(run: &RunFolder, which: Which) -> Result<Checkpoint, RunError> {
     let store = CheckpointStore::open(&run.checkpoints())?;
     let place = run.path().display();

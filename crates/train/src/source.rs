@@ -36,8 +36,8 @@ pub fn init(config: &Config) -> Result<Option<HfConfig>, RunError> {
     read_hf_config(folder).map(Some)
 }
 
-/// As [`init`] for a run that has begun: from the copies in the run folder, as the folder may be gone or
-/// changed since.
+/// As [`init`], for a run that has begun: reads the copies in the run folder, because the original may be
+/// missing or changed.
 pub(crate) fn saved_init(config: &Config, run: &RunFolder) -> Result<Option<HfConfig>, RunError> {
     match &config.model.init_from {
         Some(_) if run.source().is_dir() => read_hf_config(&run.source()).map(Some),
@@ -45,10 +45,10 @@ pub(crate) fn saved_init(config: &Config, run: &RunFolder) -> Result<Option<HfCo
     }
 }
 
-/// No description of a model is nearly as large.
+/// Size limit of a model description.
 const MAX_CONFIG_BYTES: u64 = 16 << 20;
 
-/// Keeps in the run folder what the model folder that training starts from says of its model.
+/// Copies the description of the model that training starts from to the run folder.
 pub(crate) fn save_init(config: &Config, run: &RunFolder) -> Result<(), RunError> {
     let Some(folder) = &config.model.init_from else { return Ok(()) };
     std::fs::create_dir_all(run.source()).map_err(RunError::io(&run.source(), "create"))?;
@@ -63,7 +63,7 @@ pub(crate) fn save_init(config: &Config, run: &RunFolder) -> Result<(), RunError
     Ok(())
 }
 
-/// The refusal of a run folder or a checkpoint as `model.init_from`.
+/// Refuses a run folder or a checkpoint as `model.init_from`.
 fn refuse_run_folder(folder: &Path) -> Option<RunError> {
     let (run, what, of_step) = match RunFolder::of_checkpoint(folder) {
         Some((run, step)) => (run, "a checkpoint of a run", format!(" --step {step}")),
@@ -72,7 +72,7 @@ fn refuse_run_folder(folder: &Path) -> Option<RunError> {
     let (place, hf) = (run.path().display(), run.hf());
     let advice = match hf.is_dir() && of_step.is_empty() {
         true => format!("its model is in {}", hf.display()),
-        false => format!("make one of it: xtrain export {place}{of_step} --out FOLDER"),
+        false => format!("export it first: xtrain export {place}{of_step} --out FOLDER"),
     };
     Some(RunError::Refused(format!(
         "model.init_from names {}, which is {what} and no Hugging Face folder; {advice}",
@@ -140,7 +140,7 @@ fn near_folder(folder: &Path) -> Option<PathBuf> {
     nearest(folder.file_name()?.to_str()?, names.iter().map(String::as_str)).map(|name| parent.join(name))
 }
 
-/// `owner/name`, as models are called on the Hub.
+/// True for `owner/name`, the form of a model id on the Hub.
 fn looks_like_a_hub_id(name: &str) -> bool {
     let is_part = |part: &str| {
         part.starts_with(|c: char| c.is_ascii_alphanumeric())

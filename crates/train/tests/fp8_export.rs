@@ -1,4 +1,4 @@
-//! Exports as FP8: what the training computed with, for engines that read blocks.
+//! FP8 exports hold the numbers with which training computed, for engines that read blocks.
 
 mod common;
 

@@ -1,4 +1,4 @@
-//! `[train]`: how long, in what batches, on what, and into which folder.
+//! `[train]`: length, batches, device and folder of the run.
 
 use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde::{Deserialize, Serialize};
@@ -119,8 +119,8 @@ impl TrainConfig {
 
     /// Length of the run in steps, at least one.
     ///
-    /// `seq_len` is in tokens, `epoch_tokens` the tokens of one pass over the training data. `None` where the
-    /// run is measured in epochs and `epoch_tokens` is not known, or has no length at all.
+    /// `seq_len` is in tokens, `epoch_tokens` the tokens of one pass over the training data. `None` if the
+    /// run is given in epochs and `epoch_tokens` is not known, or if it has no length at all.
     pub fn total_steps(&self, seq_len: usize, epoch_tokens: Option<u64>) -> Option<u64> {
         let step_tokens = (self.batch_size as u64).saturating_mul(seq_len as u64).max(1);
         let tokens = match (self.steps, self.tokens, self.epochs) {
@@ -156,7 +156,7 @@ pub enum Recompute {
     Auto,
     /// Nothing: every activation is saved.
     None,
-    /// The outputs of norms and of SwiGLU, which cost little to compute and much to keep.
+    /// The outputs of norms and of SwiGLU, which are cheap to compute and large to save.
     Norms,
     /// Whole blocks: only each block's input is saved.
     Block,

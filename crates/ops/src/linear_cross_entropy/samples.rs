@@ -36,7 +36,7 @@ impl Sampled for LinearCrossEntropyGrad {
             dw: Some(DType::F32),
         };
         let mut wide_inputs = sample_inputs(8, 20_011, &[20_010, 0, IGNORED, 16_384, 20_007]);
-        // Among so many logits some would be too large with the usual standard deviation.
+        // With the usual standard deviation, some of so many logits would be too large.
         wide_inputs[1].fill = Fill::Normal(0.0, 0.15);
         vec![
             sample(true, Some(DType::F32)),

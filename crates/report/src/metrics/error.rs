@@ -1,4 +1,4 @@
-//! Why metrics could not be written or read: the file, the reason, and what to do.
+//! Errors of metrics files: the file, the reason, and the remedy.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -7,13 +7,13 @@ use xtrain_config::files::advice;
 /// A metrics file that could not be created, written or read.
 #[derive(Debug, thiserror::Error)]
 pub enum MetricsError {
-    /// A fresh run in a folder that already has the metrics of another.
+    /// A new run in a folder that already has the metrics of another.
     #[error("{} already holds the metrics of a run: resume that run, or choose another run folder", path.display())]
     Exists {
         /// The existing file.
         path: PathBuf,
     },
-    /// A file cannot be put in the place of its older self.
+    /// The new version of a file cannot replace the old one.
     #[error(transparent)]
     Replace(#[from] xtrain_checkpoint::CheckpointError),
     /// The program of `log.command` cannot be started.
@@ -31,7 +31,7 @@ pub enum MetricsError {
     Io {
         /// Action that failed, such as `write metrics`.
         action: &'static str,
-        /// The file it was tried on.
+        /// The file.
         path: PathBuf,
         /// The system's reason.
         source: io::Error,

@@ -1,10 +1,10 @@
 //! A trace of some steps of a run, for ui.perfetto.dev and chrome://tracing: host activity, and the work of
 //! the processor over time.
 //!
-//! It holds two kinds of steps, one after the other. Steps of the first kind run as always, on a GPU as one
+//! It holds two kinds of steps, one after the other. Steps of the first kind run as usual, on a GPU as one
 //! graph each that is launched while others run: they show whether the device waits for the host. Steps of
-//! the second kind are timed op by op, on a GPU by events between the ops, and each is waited for. No result
-//! depends on either.
+//! the second kind are timed op by op, on a GPU by events between the ops, and the host waits for each.
+//! Tracing changes no result.
 
 mod chrome;
 
@@ -24,9 +24,9 @@ use xtrain_tensor::TensorType;
 /// Steps of a run to trace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ProfileOptions {
-    /// Steps that are timed op by op, after some that are timed as they run.
+    /// Number of steps that are timed op by op. Steps that run as usual precede them.
     pub steps: u64,
-    /// The first traced step, from 1; `None` is soon after the beginning. If the run does not reach it, or
+    /// The first traced step, from 1; by default soon after the beginning. If the run does not reach it, or
     /// too few steps follow, a warning says so and the first or last steps are traced.
     pub from: Option<u64>,
 }
@@ -34,29 +34,29 @@ pub struct ProfileOptions {
 /// Steps before the traced ones by default: the first runs op by op and the second is recorded.
 const WARM_UP: u64 = 3;
 
-/// Steps that are timed as they run, where the run has as many: some more than are under way at once.
+/// Steps that are traced as they run usually, if the run has as many: some more than are in flight at once.
 const AS_THEY_RUN: u64 = 6;
 
-/// Makes the trace of a run while it runs.
+/// Records the trace of a run.
 pub(crate) struct Profiler {
     window: Window,
     timing: Timing,
     begun: Instant,
-    /// The last step that it saw begin.
+    /// The last step that began.
     last: u64,
 }
 
-/// The traced steps, by the number of steps before each.
+/// The traced steps, each given by the number of steps before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Window {
     begin: u64,
-    /// From here on op by op.
+    /// First step that is timed op by op.
     ops: u64,
     end: u64,
 }
 
 impl Window {
-    /// The window for `options` in a run that makes the steps from `first` to `steps`.
+    /// The window for `options` in a run of the steps from `first` to `steps`.
     fn new(options: ProfileOptions, first: u64, steps: u64) -> Self {
         let left = steps.saturating_sub(first);
         let by_op = options.steps.min(left);
@@ -66,7 +66,7 @@ impl Window {
         Window { begin, ops, end: ops + by_op }
     }
 
-    /// A warning if it does not begin with the requested step.
+    /// A warning if the window does not begin with the requested step.
     fn moved(&self, options: ProfileOptions, first: u64, steps: u64) -> Option<String> {
         let from = options.from.filter(|&from| from != self.begin + 1)?;
         Some(match self.begin == self.end {
@@ -99,12 +99,12 @@ impl Profiler {
         Profiler { window, timing: Timing::Off, begun: Instant::now(), last: 0 }
     }
 
-    /// True if it changes how the step after `done` ones runs.
+    /// True if the profiler changes how the step after `done` others runs.
     pub(crate) fn acts(&self, done: u64) -> bool {
         self.window.timing(done) != self.timing
     }
 
-    /// Before the step that follows `done` ones.
+    /// Called before the step that follows `done` others.
     pub(crate) fn before_step(
         &mut self,
         done: u64,
@@ -124,12 +124,12 @@ impl Profiler {
         self.set(timing, learner)
     }
 
-    /// Before an evaluation: its programs are no steps, and are not timed op by op.
+    /// Called before an evaluation. Its programs are not timed op by op, because they are no steps.
     pub(crate) fn before_evaluation(&mut self, learner: &mut Learner) -> Result<(), RunError> {
         if self.timing == Timing::Off { Ok(()) } else { self.set(Timing::Runs, learner) }
     }
 
-    /// Writes what was traced, if anything was and is not written yet.
+    /// Writes the trace, unless it is empty or already written.
     pub(crate) fn finish(
         &mut self,
         learner: &mut Learner,
@@ -144,7 +144,7 @@ impl Profiler {
         self.set(Timing::Off, learner)?;
         let idle = self.idle_share(&times, learner.program());
         let text = self.trace(&times, &spans::recorded(), learner, device, idle);
-        // A run is worth more than its trace.
+        // A failed trace does not end the run.
         match folder.write(TRACE_FILE, &text) {
             Ok(()) => tracing::info!(
                 "steps {} to {} are traced in {}: open it at ui.perfetto.dev{}",
@@ -152,7 +152,7 @@ impl Profiler {
                 self.last,
                 folder.path().join(TRACE_FILE).display(),
                 idle.map_or(String::new(), |idle| format!(
-                    "; between steps as they run the device waited {} of the time",
+                    "; in steps that ran as usual the device was idle {} of the time",
                     percent(idle, 2)
                 ))
             ),
@@ -169,11 +169,11 @@ impl Profiler {
         Ok(())
     }
 
-    /// Share of the time of the steps that ran as always, from the first one's beginning to the last one's
-    /// end, in which the device was idle.
+    /// Share of the time in which the device was idle, over the steps that ran as usual, from the start of
+    /// the first to the end of the last.
     fn idle_share(&self, times: &[Timed], train: ProgramId) -> Option<f64> {
         let is_step = |t: &&Timed| t.program == train && matches!(t.work, TimedWork::Part(p) if p.is_first());
-        // The steps after them are timed op by op, and are waited for.
+        // The steps after them are timed op by op, and the host waits for each.
         let steps = (self.window.ops - self.window.begin) as usize;
         let end = times.iter().filter(is_step).nth(steps).map(|first| first.begin);
         let ran: Vec<&Timed> = times.iter().take_while(|t| end.is_none_or(|end| t.begin < end)).collect();

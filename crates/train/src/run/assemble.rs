@@ -1,4 +1,4 @@
-//! The parts that beginning and resuming a run have in common, and the [`Run`] that they are assembled into.
+//! Assembles a [`Run`] from the parts that beginning and resuming have in common.
 
 use super::describe::{describe, warn_of_no_fp8};
 use super::divergence::Divergence;
@@ -36,9 +36,9 @@ const LESS: &str = "take a smaller train.micro_batch_size, a shorter data.seq_le
 
 /// A run that was opened.
 pub(super) enum Opened {
-    /// It has something left to do.
+    /// The run has steps or other work left.
     Run(Box<Run>),
-    /// It has made `done` steps, no fewer than it is asked for, and its end is completely written.
+    /// The run has made `done` steps, at least the requested `steps`, and its end is completely written.
     Finished { done: u64, steps: u64 },
 }
 
@@ -54,8 +54,7 @@ pub(super) struct Prepared {
 }
 
 /// Opens the data of a run file and resolves the file with it. `hf` describes the model that training starts
-/// from, `tokenizer` is the folder of a run's tokenizer, and `recipe` replaces a recipe that the file leaves
-/// open.
+/// from, `tokenizer` is the folder of a run's tokenizer, and `recipe` is used if the file names none.
 pub(super) fn prepare(
     parsed: &Parsed,
     hf: Option<&HfConfig>,
@@ -103,7 +102,7 @@ fn command(parsed: &Parsed) -> Vec<String> {
     }
 }
 
-/// The tokens of `eval.prompts`: one that cannot be encoded is refused before the first step.
+/// The tokens of `eval.prompts`. A prompt that cannot be encoded is refused before the first step.
 fn prompts(config: &Config, tokenizer: &Tokenizer) -> Result<Vec<Vec<u32>>, RunError> {
     let refused = |number: usize, why: &dyn std::fmt::Display| {
         RunError::Refused(format!("[eval] `prompts[{number}]` cannot be continued: {why}"))
@@ -120,7 +119,7 @@ fn prompts(config: &Config, tokenizer: &Tokenizer) -> Result<Vec<Vec<u32>>, RunE
     config.eval.prompts.iter().enumerate().map(encoded).collect()
 }
 
-/// Refuses an export that would replace an `hf/` of someone else or the folder that training starts from.
+/// Refuses an export that would replace a foreign `hf/` or the folder that training starts from.
 pub(super) fn check_export(parsed: &Parsed, folder: &RunFolder) -> Result<(), RunError> {
     if !parsed.config.checkpoint.export_hf {
         return Ok(());
@@ -173,7 +172,7 @@ pub(super) fn told(
     Ok(lines)
 }
 
-/// A learner whose state is still zero, and the processor that it is on.
+/// A learner whose state is still zero, and its processor.
 pub(super) struct Loaded {
     pub(super) learner: Learner,
     state_copy: Option<StateCopy>,
@@ -194,7 +193,7 @@ pub(super) fn load(spec: TrainingSpec, config: &Config, processor: Processor) ->
     Ok(Loaded { learner, state_copy, hardware })
 }
 
-/// Sets the weights that training starts from: fresh ones, or those of `model.init_from`.
+/// Sets the initial weights: random ones, or those of `model.init_from`.
 pub(super) fn initial_weights(learner: &mut Learner, config: &Config) -> Result<(), RunError> {
     match &config.model.init_from {
         Some(folder) => exchange::import(learner.weights(), Path::new(folder)),
@@ -202,14 +201,14 @@ pub(super) fn initial_weights(learner: &mut Learner, config: &Config) -> Result<
     }
 }
 
-/// Locks `folder`, in which a run has begun or not, as the caller found.
+/// Locks `folder`. Fails if the run in it has meanwhile begun, or not, contrary to `is_begun`.
 pub(super) fn lock(folder: &RunFolder, is_begun: bool) -> Result<CheckpointWriter, RunError> {
     let checkpoints = CheckpointWriter::open(folder)?;
     if folder.is_begun() == is_begun {
         return Ok(checkpoints);
     }
     Err(RunError::Refused(format!(
-        "another process began a run in {} meanwhile; start this one again, with --resume to go on with that run",
+        "another process began a run in {} meanwhile; start this one again, with --resume to continue that run",
         folder.path().display()
     )))
 }
@@ -230,7 +229,7 @@ pub(super) struct Parts {
     pub(super) sink: SinkStart,
     /// `log.command`.
     pub(super) command: Vec<String>,
-    /// The event of a run that was resumed.
+    /// The event of a resumed run.
     pub(super) resumed: Option<Resumed>,
     /// The algorithms recorded so far, to which those of this process are added; `None` records none.
     pub(super) choices: Option<BTreeMap<String, String>>,
@@ -249,7 +248,8 @@ pub(super) fn assemble(parts: Parts, observer: &mut dyn Observer) -> Result<Run,
     let Loaded { mut learner, state_copy, hardware } = loaded;
     // Before anything says that a run has begun here.
     let command = Command::start(&parts.command, folder.path())?;
-    // A run that has made steps writes it with its next checkpoint, so that it always matches the latest one.
+    // A run that has made steps writes the file with its next checkpoint, so that it always matches the
+    // latest one.
     if position.step == 0 {
         folder.write("config.toml", &commented(&config, &chosen))?;
     }

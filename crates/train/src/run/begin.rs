@@ -1,4 +1,4 @@
-//! The beginning of a run, in a folder of its own.
+//! Begins a run in a folder of its own.
 
 use super::Run;
 use super::assemble::{
@@ -17,7 +17,7 @@ use std::path::Path;
 use xtrain_config::{Parsed, TokenizerChoice};
 use xtrain_report::metrics::SinkStart;
 
-/// Begins the run of `parsed` in `folder`, or refuses before anything of it is written.
+/// Begins the run of `parsed` in `folder`. A refusal writes nothing.
 pub(super) fn begin(
     parsed: &Parsed,
     folder: RunFolder,
@@ -40,10 +40,10 @@ pub(super) fn begin(
     let told = told(&planned, choice, &device, 0)?;
     let (config, chosen) = (planned.resolved.config, planned.chosen);
     let mut loaded: Loaded = load(planned.spec, &config, processor)?;
-    // Before the folder is created: a refusal here leaves none.
+    // Before the folder is created, so that a refusal leaves none.
     initial_weights(&mut loaded.learner, &config)?;
     let checkpoints = lock(&folder, false)?;
-    // Again, now that no other process can write here.
+    // Check again, now that no other process can write here.
     check_free(&folder)?;
     told.iter().for_each(|line| tracing::info!("{line}"));
     corpus.tokenizer.save(&folder.tokenizer())?;
@@ -70,12 +70,12 @@ pub(super) fn begin(
     assemble(parts, observer)
 }
 
-/// Refuses a folder that is not empty: what the run writes would replace files of the same name.
+/// Refuses a folder that is not empty, because the run would replace files of the same name.
 fn check_free(folder: &RunFolder) -> Result<(), RunError> {
     let place = folder.path().display();
     if folder.is_begun() {
         return Err(RunError::Refused(format!(
-            "{place} already holds a run; go on with --resume, choose another folder with --out FOLDER, or delete it"
+            "{place} already holds a run; continue with --resume, choose another folder with --out FOLDER, or delete it"
         )));
     }
     match folder.foreign()? {
@@ -87,7 +87,7 @@ fn check_free(folder: &RunFolder) -> Result<(), RunError> {
     }
 }
 
-/// Refuses a run that the processor cannot compute or that does not fit before its text is tokenized, which
+/// Refuses a run that the processor cannot compute or that does not fit, before its text is tokenized, which
 /// may take long, and warns of one that takes days. Checks nothing if only the text determines the size of
 /// the vocabulary.
 fn check_before_text(parsed: &Parsed, processor: &Processor, device: &Device) -> Result<(), RunError> {

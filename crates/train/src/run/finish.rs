@@ -14,8 +14,8 @@ use xtrain_report::RunSummary;
 use xtrain_report::metrics::Sample;
 
 impl Run {
-    /// Writes export and samples if all steps are done; summary and report always, even if the others fail.
-    /// Returns how the run ended: it may be asked to stop once more while samples are generated.
+    /// Writes export and samples if all steps are done, then summary and report, even after an error. Returns
+    /// the outcome: the run may be asked to stop while it generates samples.
     pub(super) fn finish(
         &mut self,
         outcome: Outcome,
@@ -26,9 +26,9 @@ impl Run {
             self.report_end(outcome, observer)?;
             return Ok(outcome);
         }
-        // Files that an earlier process wrote after this step are left as they are.
+        // Files that an earlier process wrote after this step stay unchanged.
         let unwritten = self.folder.unwritten(self.position.step, &self.config)?;
-        // All are tried; the first error is reported.
+        // Try all parts and report the first error.
         let exported = if unwritten.export { self.export(observer) } else { Ok(()) };
         let sampled = if unwritten.samples { self.sample(watch, observer) } else { Ok(outcome) };
         let reported = self.report_end(*sampled.as_ref().unwrap_or(&outcome), observer);

@@ -1,4 +1,4 @@
-//! Opening a run: at its beginning or at its latest checkpoint.
+//! Opens a run at its beginning or at its latest checkpoint.
 
 use super::assemble::Opened;
 use super::begin::begin;
@@ -8,8 +8,8 @@ use crate::error::RunError;
 use crate::folder::RunFolder;
 use xtrain_config::Parsed;
 
-/// Opens the run of `parsed`, or refuses before anything of it is written; changes nothing of a finished one.
-/// `time_is_up` is called while text is tokenized.
+/// Opens the run of `parsed`. A refusal writes nothing, and a finished run is not changed. `time_is_up` is
+/// called while text is tokenized.
 pub(super) fn open(
     parsed: &Parsed,
     start: Start,

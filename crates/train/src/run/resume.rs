@@ -1,4 +1,4 @@
-//! Going on with a run from its latest checkpoint.
+//! Resumes a run from its latest checkpoint.
 
 use super::assemble::{
     Opened, Parts, Prepared, assemble, check_export, check_fits, initial_weights, load, lock,
@@ -28,7 +28,7 @@ pub(super) fn resume(
     let tokenizer = Some(folder.tokenizer()).filter(|tokenizer| tokenizer.is_dir());
     let processor = Processor::for_config(&parsed.config)?;
     let before = position::config(&folder)?;
-    // A run keeps its precision wherever it goes on.
+    // A run keeps its precision on every device.
     let Prepared { corpus, prompts, planned, steps, command } =
         prepare(parsed, hf.as_ref(), tokenizer.as_deref(), before.precision.recipe, observer, time_is_up)?;
     check_tokenizer(&folder, &planned.resolved.config, &corpus.tokenizer)?;
@@ -57,7 +57,7 @@ pub(super) fn resume(
             Position::default()
         }
     };
-    // A run may be asked for fewer steps than it has made.
+    // The run file may request fewer steps than the run has made.
     let steps = steps.max(position.step);
     let is_at_its_end = position.step == steps;
     let recipes = before.recipe.zip(config.precision.recipe).map(|(before, now)| [before, now]);
@@ -98,7 +98,7 @@ fn choosing_again(error: RunError) -> RunError {
     }
 }
 
-/// The steps that the run in `folder` has made, if they are all that it is asked for and its end is
+/// The number of steps that the run in `folder` has made, if it has made all requested steps and its end is
 /// completely written.
 fn finished(folder: &RunFolder, config: &Config, steps: u64) -> Result<Option<u64>, RunError> {
     let position = position::position(folder)?.filter(|at| at.step >= steps && at.evaluation.is_none());
@@ -106,13 +106,13 @@ fn finished(folder: &RunFolder, config: &Config, steps: u64) -> Result<Option<u6
     Ok(folder.unwritten(position.step, config)?.is_nothing().then_some(position.step))
 }
 
-/// Refuses to resume with another tokenizer than `kept`, with which the run in `folder` began: its weights
+/// Refuses to resume with a tokenizer other than `kept`, with which the run in `folder` began: its weights
 /// know only the tokens of that one. Both configurations are resolved. The same tokenizer at another path is
 /// accepted.
 fn check_tokenizer(folder: &RunFolder, config: &Config, kept: &Tokenizer) -> Result<(), RunError> {
     let path = folder.config();
     let text = files::read(&path, MAX_FILE_BYTES).map_err(RunError::io(&path, "read"))?;
-    // An unreadable configuration cannot tell what changed; the run keeps its tokenizer in any case.
+    // An unreadable configuration cannot show what changed; the run keeps its tokenizer in any case.
     let Ok(before) = Config::parse::<&str>(&path, &text, &[]) else { return Ok(()) };
     let of = |config: &Config| (config.tokenizer(), config.data.bpe_vocab_size);
     let is_kept = match config.tokenizer() {
@@ -134,8 +134,7 @@ fn check_tokenizer(folder: &RunFolder, config: &Config, kept: &Tokenizer) -> Res
         .map(Change::to_string)
         .collect();
     Err(RunError::Refused(format!(
-        "the tokenizer is another one than the run in {} began with ({}), and its weights know only that one; resume with the \
-         tokenizer that it began with, or begin a new run",
+        "the run in {} began with another tokenizer ({}), and its weights fit only that one; resume with it, or begin a new run",
         folder.path().display(),
         changes.join(", ")
     )))

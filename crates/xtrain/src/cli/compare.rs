@@ -19,7 +19,7 @@ pub(crate) struct CompareArgs {
     /// reported
     #[arg(long, value_name = "RUN", num_args = 1..)]
     pub(crate) baseline: Vec<PathBuf>,
-    /// Average training losses over the last N steps that both sides have made
+    /// Average training losses over the last N steps that both sides have run
     #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u64).range(1..=1_000_000_000))]
     pub(crate) last: u64,
     #[command(flatten)]

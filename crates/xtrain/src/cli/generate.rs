@@ -16,7 +16,8 @@ pub(crate) struct GenerateArgs {
     pub(crate) compute: ComputeArgs,
     #[command(flatten)]
     pub(crate) prompt: PromptArgs,
-    /// Tokens to make at most; whenever they fill the model's context, the older half of it is forgotten
+    /// Maximum number of tokens to generate; whenever they fill the model's context, its older half is
+    /// dropped
     #[arg(long, short = 'n', default_value_t = 128, value_parser = tokens(0..=1 << 30))]
     pub(crate) max_tokens: usize,
     /// 0 always takes the likeliest token; 1 samples from the model's own distribution
@@ -28,14 +29,14 @@ pub(crate) struct GenerateArgs {
     /// Sample from the likeliest tokens that have this probability together
     #[arg(long, default_value_t = 1.0)]
     pub(crate) top_p: f64,
-    /// Makes the sampling repeatable
+    /// Seed of the sampling
     #[arg(long, default_value_t = 0)]
     pub(crate) seed: u64,
     /// Print one JSON object at the end instead of the text: prompt_tokens, tokens, text, finish_reason
     /// (stop or length), steps (token, logit, logprob and margin over the best other token) and speed
     #[arg(long)]
     pub(crate) json: bool,
-    /// Also give each step's N likeliest tokens, as its top
+    /// Also print each step's N likeliest tokens, as `top`
     #[arg(long, value_name = "N", default_value_t = 0, requires = "json")]
     pub(crate) logprobs: usize,
 }
@@ -46,7 +47,7 @@ pub(crate) struct PromptArgs {
     /// The text to continue; - reads it from standard input
     #[arg(long, short)]
     pub(crate) prompt: Option<String>,
-    /// The token ids to continue, unchanged: nothing is added at the beginning
+    /// Token ids to continue, unchanged: no begin token is added
     #[arg(long, value_name = "ID,ID,...", value_delimiter = ',')]
     pub(crate) tokens: Option<Vec<u32>>,
 }

@@ -50,9 +50,10 @@ pub(crate) struct Cli {
 }
 
 impl Cli {
-    /// The command line of this process; ends it where that is for help or cannot be understood.
+    /// Parses the command line of this process; exits after printing help or an error.
     pub(crate) fn read() -> Self {
-        // A negative number is a value that an option may refuse with its range, never an unknown option.
+        // A negative number is the value of an option, which may refuse it with its range, and never an
+        // unknown option.
         let allow = |arg: Arg| match arg.get_action() {
             ArgAction::Set | ArgAction::Append => arg.allow_negative_numbers(true),
             _ => arg,
@@ -77,7 +78,7 @@ impl Cli {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// Train a model as a run file says
+    /// Train a model from a run file
     Train(TrainArgs),
     /// Show parameters, FLOPs and memory of a run without running it
     Plan(PlanArgs),
@@ -85,19 +86,19 @@ pub(crate) enum Command {
     Tokenize(TokenizeArgs),
     /// Continue a text with a model
     Generate(GenerateArgs),
-    /// Measure the loss of a model on a text
+    /// Measure the loss of a model on text
     Eval(EvalArgs),
     /// Write a model as a Hugging Face folder
     Export(ExportArgs),
-    /// Write the report of a run, or of several on one page
+    /// Write the report of a run, or one page for several
     Report(ReportArgs),
     /// Compare the losses of runs with those of a baseline: the gap, and the spread of seeds
     Compare(CompareArgs),
-    /// Show what casts to FP8 do to the tensors of a step: underflow, saturation, signal to noise
+    /// Show the error of FP8 casts in a step: underflow, saturation, signal to noise
     Inspect(InspectArgs),
-    /// Find the GEMMs that FP8 hurts: return one after another to bf16, on a checkpoint
+    /// Find the GEMMs that lose the most in FP8: return one after another to bf16, on a checkpoint
     Blame(BlameArgs),
-    /// Say what this machine has to train with and what is missing, and try it
+    /// Show the devices and libraries of this machine, test them, and say what is missing
     Doctor(DoctorArgs),
     /// Measure speed and memory
     #[command(subcommand)]

@@ -57,7 +57,7 @@ pub(crate) struct ComputeArgs {
     pub(crate) precision: Option<Recipe>,
 }
 
-/// A checkpoint that is looked at, and in which formats.
+/// A checkpoint to examine, and the formats.
 #[derive(Debug, Args)]
 pub(crate) struct ProbeArgs {
     /// A run folder, or one of its checkpoints
@@ -68,8 +68,7 @@ pub(crate) struct ProbeArgs {
     /// Use the checkpoint with the lowest validation loss instead of the latest
     #[arg(long, conflicts_with = "step")]
     pub(crate) best: bool,
-    /// Examine the casts of this recipe instead of the run's own; by default fp8-block where the run has no
-    /// FP8
+    /// Examine the casts of this recipe instead of the run's own; by default fp8-block if the run has no FP8
     #[arg(long, value_name = "RECIPE", value_parser = named(&Recipe::FP8, Recipe::name))]
     pub(crate) casts: Option<Recipe>,
     #[command(flatten)]
@@ -78,13 +77,13 @@ pub(crate) struct ProbeArgs {
     pub(crate) cpu: Threads,
 }
 
-/// The page that a verb writes. Each verb says in the help of `--out` what the default is.
+/// The page that a verb writes. The help of `--out` states its default for each verb.
 #[derive(Debug, Args)]
 pub(crate) struct PageArgs {
     /// The page to write
     #[arg(long, short, value_name = "FILE")]
     pub(crate) out: Option<PathBuf>,
-    /// Replace the file that --out names even if it is no page of xtrain's
+    /// Replace the file that --out names even if xtrain did not write it as a page
     #[arg(long, requires = "out")]
     pub(crate) overwrite: bool,
 }

@@ -12,7 +12,7 @@ use clap::Args;
 pub(crate) struct TrainArgs {
     #[command(flatten)]
     pub(crate) run: RunFile,
-    /// Go on from the latest complete checkpoint of the run folder, or begin if there is none
+    /// Resume from the latest complete checkpoint of the run folder, or begin if there is none
     #[arg(long)]
     pub(crate) resume: bool,
     /// Save and end after this wall-clock time (e.g. 45m, 3h50m); the same as --set train.max_time=...
@@ -30,14 +30,14 @@ pub(crate) struct TrainArgs {
     /// Print the whole configuration, not only what differs from the defaults
     #[arg(long, short)]
     pub(crate) verbose: bool,
-    /// Trace some steps in trace.json of the run folder, which ui.perfetto.dev opens: what the host did, and
-    /// what the processor ran when
+    /// Write a trace of some steps to trace.json in the run folder, for ui.perfetto.dev: the activity of the
+    /// host and of the processor over time
     #[arg(long)]
     pub(crate) profile: bool,
-    /// Steps that are timed op by op, after six that are timed as they run
+    /// Steps that are timed op by op, after six that run as usual
     #[arg(long, value_name = "STEPS", default_value_t = 3, value_parser = clap::value_parser!(u64).range(1..=1000), requires = "profile")]
     pub(crate) profile_steps: u64,
-    /// The first traced step; by default the fourth that this process makes
+    /// The first traced step; by default the fourth of this process
     #[arg(long, value_name = "STEP", value_parser = clap::value_parser!(u64).range(1..), requires = "profile")]
     pub(crate) profile_from: Option<u64>,
 }

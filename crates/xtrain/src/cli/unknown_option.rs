@@ -1,4 +1,4 @@
-//! The message for an unknown option that may be meant as a key of the run file.
+//! The message for an unknown option that may be a key of the run file.
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use xtrain_config::keys_like;

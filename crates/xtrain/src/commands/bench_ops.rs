@@ -60,7 +60,7 @@ pub(crate) fn attention(args: &BenchAttentionArgs) -> Result<(), Failure> {
     show(&speeds, args.bench.json, &head, columns, |row| row.rates)
 }
 
-/// The run file, where one is named, and how to measure.
+/// The run file, if one is named, and the options of the measurement.
 fn op_bench_options(args: &OpBenchArgs) -> Result<(Option<Parsed>, OpBenchOptions), Failure> {
     let parsed = args.file.as_ref().map(|file| Config::load(file, &args.set)).transpose()?;
     let (device, recipe, threads) = match &parsed {

@@ -1,4 +1,4 @@
-//! `xtrain generate`: the text alone goes to standard output while it is generated; with `--json`, one object
+//! `xtrain generate`: only the text goes to standard output, while it is generated; with `--json`, one object
 //! at the end. The speed goes to standard error.
 
 use super::open_model;
@@ -36,7 +36,7 @@ pub(crate) fn run(args: &GenerateArgs) -> Result<(), Failure> {
     let limit = opened.weights.model().max_position_embeddings;
     if tokens.len() > limit {
         return Err(Failure::user(format!(
-            "the prompt has {} tokens, but the model is meant for {limit}; give a shorter one",
+            "the prompt has {} tokens, but the model's context has {limit}; give a shorter prompt",
             tokens.len()
         )));
     }
@@ -95,18 +95,17 @@ pub(crate) fn run(args: &GenerateArgs) -> Result<(), Failure> {
 /// Speed of generation, and the memory bandwidth that bounds it.
 struct Speed {
     pace: Pace,
-    /// Bytes a second that the processor's memory moves at most.
+    /// Peak memory bandwidth of the processor in bytes per second.
     bandwidth: Option<f64>,
 }
 
 impl Speed {
-    /// Time that reading all weights and the cache would take at full bandwidth, as a share of the time that
-    /// tokens took.
+    /// Time for reading all weights and the cache at full bandwidth, relative to the measured time.
     fn share(&self) -> Option<f64> {
         Some(self.pace.bytes_per_second()? / self.bandwidth?)
     }
 
-    /// For people; nothing where all came of the prompt's own pass.
+    /// The line for people; `None` if no token was generated after the prompt's pass.
     fn line(&self) -> Option<String> {
         let Pace { prompt_tokens, prompt_seconds, .. } = self.pace;
         let rate = self.pace.tokens_per_second()?;

@@ -23,7 +23,7 @@ use xtrain_config::Device;
 use xtrain_model::Recipe;
 use xtrain_train::opened::{OpenedModel, Which, open};
 
-/// Opens the model that a command names, on `device`; `recipe` replaces the one that it computes with.
+/// Opens the model that a command names, on `device`; `recipe` replaces the precision of its computation.
 fn open_model(args: &ModelArgs, device: Device, recipe: Option<Recipe>) -> Result<OpenedModel, Failure> {
     terminal::use_threads(args.cpu.threads)?;
     reopen_model(args, device, recipe)

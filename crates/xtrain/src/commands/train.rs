@@ -36,11 +36,11 @@ pub(crate) fn run(args: &TrainArgs) -> Result<(), Failure> {
                 (_, Some(_)) => "epochs",
                 _ => "steps",
             };
-            let steps = if done > steps { format!("{done} steps, of which {steps} are asked for") } else { format!("{done} of {steps} steps") };
-            format!("already finished: {steps}; go on with --set train.{key}=...")
+            let steps = if done > steps { format!("{done} steps, of which {steps} were requested") } else { format!("{done} of {steps} steps") };
+            format!("already finished: {steps}; continue with --set train.{key}=...")
         }
-        Outcome::Stopped => "stopped; the state is saved, go on with --resume".to_owned(),
-        Outcome::TimeLimit => "time is up; the state is saved, go on with --resume".to_owned(),
+        Outcome::Stopped => "stopped; the state is saved, continue with --resume".to_owned(),
+        Outcome::TimeLimit => "time is up; the state is saved, continue with --resume".to_owned(),
         Outcome::StoppedEarly => {
             "stopped before the first step of this run; the tokens prepared so far are cached, run the same command again".to_owned()
         }

@@ -144,7 +144,7 @@ fn a_run_that_exceeds_memory_is_told_what_would_fit() {
     refused(
         &place,
         "--set model.dim=1048576 --set model.heads=65536 --set model.head_dim=65536 --set model.layers=1024 --set model.ffn_dim=16777216",
-        &["parameters", "slip"],
+        &["parameters", "typo"],
     );
     // Evaluation and generation have the same guard.
     place.train("out", "--set train.steps=3 --set model.max_position_embeddings=1073741824");

@@ -55,7 +55,7 @@ fn odd_folders_of_libraries_are_told() {
     std::os::unix::fs::symlink("nowhere", place.path("link")).expect("a link");
     for (folder, fault) in [
         ("", "is set and names no folder; unset it"),
-        ("none", "names none: cannot be looked into (No such file or directory (os error 2))"),
+        ("none", "names none: cannot be read (No such file or directory (os error 2))"),
         ("file", "names file: a file, where a folder is needed"),
         ("empty", "names empty: holds none of NVIDIA's libraries by the names that are looked for"),
         (

@@ -195,7 +195,7 @@ fn without_a_text_it_is_what_the_run_validated_on() {
         "none",
         "--set train.steps=2 --set data.held_out=0 --set eval.every=0 --set eval.at_end=false",
     );
-    place.run("eval none").refuses(&["validated on nothing", "--data"]);
+    place.run("eval none").refuses(&["had no validation data", "--data"]);
     // Of another text another part is held out, and some of it was trained on.
     place.write("a.txt", &place.read("b.txt"));
     place.run("eval out").refuses(&["a.txt"]);

@@ -83,7 +83,7 @@ fn a_context_that_will_be_full_is_said_once_beforehand() {
     let ran = place.run("generate out --prompt the -n 60").succeeds();
     assert_eq!(ran.stderr.matches("context of 16 tokens").count(), 1, "{}", ran.stderr);
     assert!(ran.stderr.contains("older half"), "{}", ran.stderr);
-    assert!(place.run("generate --help").succeeds().stdout.contains("older half of it is forgotten"));
+    assert!(place.run("generate --help").succeeds().stdout.contains("older half is dropped"));
     // Samples at the end of a run keep to it as well, whatever the length of the prompt.
     let prompts =
         r#"--set eval.prompts=["the","the_river_ran_under_a_stone_bridge"] --set eval.max_tokens=50"#;

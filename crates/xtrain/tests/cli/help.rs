@@ -18,17 +18,15 @@ fn every_verbs_help_has_a_summary_an_example_and_its_defaults() {
         // An option with a value says what it is without one, where that is a value.
         let wanted = match verb {
             "generate" => vec!["[default: 128]", "[default: 0.8]", "[default: 0]", "[default: 1"],
-            "eval" => vec!["[default: 8]", "[default: text]", "by default 1024"],
+            "eval" => vec!["[default: 8]", "[default: text]", "and for a Hugging Face folder 1024"],
             "tokenize" => vec!["[default: text]", "[default: 64M]"],
-            "export" => vec!["by default as the run's own export", "[default: 5GB]"],
+            "export" => vec!["by default as in the run's own export", "[default: 5GB]"],
             "report" => vec!["by default report.html"],
             "compare" => vec!["--baseline", "[default: 100]", "by default compare.html"],
-            "inspect" => vec![
-                "by default fp8-block where the run has no FP8",
-                "by default inspect.html",
-                "[default: 0]",
-            ],
-            "blame" => vec!["by default fp8-block where the run has no FP8", "[default: 1]", "[default: 0]"],
+            "inspect" => {
+                vec!["by default fp8-block if the run has no FP8", "by default inspect.html", "[default: 0]"]
+            }
+            "blame" => vec!["by default fp8-block if the run has no FP8", "[default: 1]", "[default: 0]"],
             "doctor" => vec!["--json", "exit code is 0"],
             "train" => vec!["docs/configuration.md", "--resume", "--max-time"],
             _ => vec!["docs/configuration.md", "--dump"],

@@ -88,7 +88,7 @@ fn op(
 fn logits_are_the_gemm_of_the_dequantized_operands() {
     for quantization in quantizations() {
         let case = Case::new(quantization[1], DType::F32, fresh_seed());
-        // In one chunk, as a chunk may have a scale of its own.
+        // In one chunk, because each chunk may have a scale of its own.
         let op = op(quantization, 1024, [true, false, false]);
         let restored = |tensor: &HostTensor, quantization: Quantization| {
             let quantization = Quantization { delayed: false, ..quantization };
@@ -119,8 +119,8 @@ fn every_gemm_on_fp8_operands_is_near_the_one_on_plain_operands() {
             let op = op(quantization, 128, in_fp8);
             let expected = case.plain(op.grad, &case.x, &case.w);
             let outputs = case.run(&op, [0.0; 2]);
-            // If logits are in FP8, all outputs differ, else only the gradients whose GEMM is. Casts to E5M2
-            // are off by 5%.
+            // If the logits are in FP8, all outputs differ, else only the gradients whose GEMM is. Casts to
+            // E5M2 are off by 5%.
             let bars = if in_fp8[0] { [2e-2, 2e-2, 0.2, 0.2] } else { [1e-6, 1e-6, 0.08, 0.08] };
             for n in 0..4 {
                 let error = relative(&outputs[n], &expected[n]);

@@ -1,6 +1,6 @@
 //! New instances: shape inference, and values for the outputs.
 
-use crate::{Code, Instance, Lane, OpError, Origin, Output, Program, Storage, ValueId, WriteMode};
+use crate::{Code, Instance, Lane, OpError, Origin, Output, Program, Storage, ValueId, When, WriteMode};
 use thiserror::Error;
 use xtrain_tensor::TensorType;
 
@@ -51,5 +51,5 @@ pub(crate) fn instantiate(
         };
         outputs.push(Output { value, mode: WriteMode::Assign });
     }
-    Ok(Instance { code, inputs: inputs.to_vec(), outputs, origin, lane: Lane::Compute })
+    Ok(Instance { code, inputs: inputs.to_vec(), outputs, origin, lane: Lane::Compute, when: When::Always })
 }

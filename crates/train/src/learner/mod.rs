@@ -169,7 +169,8 @@ impl Learner {
         match (n, last) {
             (0, true) => return Ok(engine.run(train, Part::Whole)?),
             (0, false) => engine.run(train, Part::First)?,
-            _ => engine.run(train, Part::Next)?,
+            (_, false) => engine.run(train, Part::Next)?,
+            (_, true) => engine.run(train, Part::Last)?,
         }
         drop(launch);
         if last {

@@ -16,7 +16,7 @@ use chrome::{Trace, Track};
 use serde_json::{Value, json};
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
-use xtrain_program::{Instance, Program};
+use xtrain_program::{Instance, Lane, Program};
 use xtrain_report::metrics::format::percent;
 use xtrain_runtime::{Part, ProgramId, Timed, TimedWork, Timing};
 use xtrain_tensor::TensorType;
@@ -203,12 +203,18 @@ impl Profiler {
         }));
         trace.name(HOST, "host", "host");
         trace.name(DEVICE, device, "steps and ops");
+        let train = learner.program();
+        let instances = &learner.weights().engine().program(train).instances;
+        let is_used = |lane: &Lane| instances.iter().any(|instance| instance.lane == *lane);
+        for lane in Lane::ALL.into_iter().skip(1).filter(is_used) {
+            trace.name(track(lane), device, &format!("ops of the {} lane", lane.name()));
+        }
         let since = |at: Instant| at.saturating_duration_since(self.begun);
         for done in done {
             let args = done.step.map_or(json!({}), |step| json!({ "step": step }));
             trace.slice(HOST, done.name, "host", (since(done.begin), since(done.end)), args);
         }
-        let (train, mut step) = (learner.program(), self.window.begin);
+        let mut step = self.window.begin;
         let mut labels: HashMap<ProgramId, Vec<OpLabel>> = HashMap::new();
         for timed in times {
             let when = (since(timed.begin), since(timed.end));
@@ -221,7 +227,7 @@ impl Profiler {
                     let (name, args) = match (of_step, part) {
                         (false, _) => ("evaluation or reference", json!({})),
                         (true, Part::Whole) => ("step", self.step_args(step)),
-                        (true, Part::First | Part::Next) => ("micro-step", self.step_args(step)),
+                        (true, Part::First | Part::Next | Part::Last) => ("micro-step", self.step_args(step)),
                         (true, Part::Update) => ("update", self.step_args(step)),
                     };
                     trace.slice(DEVICE, name, "run", when, args);
@@ -232,7 +238,7 @@ impl Profiler {
                         program.instances.iter().map(|i| OpLabel::of(program, i)).collect()
                     });
                     let label = &labels[index];
-                    trace.slice(DEVICE, &label.name, label.role, when, label.args(when.1 - when.0));
+                    trace.slice(label.track, &label.name, label.role, when, label.args(when.1 - when.0));
                 }
             }
         }
@@ -250,6 +256,11 @@ pub(crate) const TRACE_FILE: &str = "trace.json";
 const HOST: Track = Track { process: 1, thread: 1 };
 const DEVICE: Track = Track { process: 2, thread: 1 };
 
+/// The track of the ops of a lane. Those of the compute lane are on the track of the steps.
+fn track(lane: Lane) -> Track {
+    Track { thread: DEVICE.thread + lane as u32, ..DEVICE }
+}
+
 /// Explanation of op times, for readers of a trace.
 const OP_TIMES: &str = "On a GPU an op's time is that between two events, which are recorded in the step's graph before and after it: \
                         a microsecond or so of it is the event's, and ops that would overlap do not. So these steps take longer than the \
@@ -257,6 +268,8 @@ const OP_TIMES: &str = "On a GPU an op's time is that between two events, which 
 
 /// Labels of an op in a trace.
 struct OpLabel {
+    /// The track of its lane; the compute lane's is [`DEVICE`].
+    track: Track,
     name: String,
     role: &'static str,
     work: Work,
@@ -274,7 +287,13 @@ impl OpLabel {
             "bytes": work.bytes,
             "FLOPs": work.flops,
         });
-        OpLabel { name: format!("{op} {}", origin.site), role: origin.role.name(), work, args }
+        OpLabel {
+            track: track(instance.lane),
+            name: format!("{op} {}", origin.site),
+            role: origin.role.name(),
+            work,
+            args,
+        }
     }
 
     fn args(&self, took: Duration) -> Value {

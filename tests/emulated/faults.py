@@ -1,7 +1,9 @@
-"""Puts known faults into kernels, one at a time, and checks that tests on the emulated GPU catch each of them.
+"""Puts known faults into kernels and into the executor, one at a time, and checks that tests on the emulated GPU catch each of them.
 
 Each file in `faults/` is one fault. Its header has `source:`, the kernel's source file; `test:`, a suite and a pattern of test names; and
 `message:`, a regular expression that the output of a failing test must match. After an empty line follows the change, written like a diff.
+A fault of the executor has, instead of `source:` and a change, `omit:` with what the emulator leaves out, one
+at a time, by number.
 A fault is caught if one of the first matching tests fails with this message, and passes without the fault. Run it through `run.sh faults`.
 """
 
@@ -20,6 +22,8 @@ from run import MAIN, Test, binaries, output, run
 FOLDER = pathlib.Path(__file__).parent / "faults"
 # The number of matching tests to try. Patterns match several tests, because the numbers in test names change with the op samples.
 MOST = 12
+# Orders of execution that are tried for a fault of the executor, by seed.
+ORDERS = 100
 
 
 def head(file):
@@ -28,9 +32,29 @@ def head(file):
     return dict(line.split(": ", 1) for line in lines)
 
 
+def find_omitted(keys, seed, out, suites):
+    """Leaves out one wait, event, copy or edge after another. Each must be caught, in some order of execution."""
+    suite, name = keys["test"].split(" ", 1)
+    what, ranges = keys["omit"].split()
+    ends = [item.split("-") for item in ranges.split(",")]
+    numbers = [number for first, *last in ends for number in range(int(first), int((last or [first])[0]) + 1)]
+    test = Test(suite, suites[suite], name, MAIN)
+    (out / "kernels").mkdir(parents=True, exist_ok=True)
+    passes_without, _, without = run(test, seed, out)
+    if not passes_without:
+        return False, f"{test} does not pass without it\n{without}"
+    for number in numbers:
+        texts = (run(test, seed + n, out, [f"omit={what}:{number}"])[2] for n in range(ORDERS))
+        if not any(re.search(keys["message"], text) for text in texts):
+            return False, f"{test} does not fail without {what} {number} in {ORDERS} orders of execution"
+    return True, f"{test} fails without each {what} of {ranges}"
+
+
 def find(file, seed, out, suites):
     """Returns whether the fault is caught, and the test that caught it or the reason why none did."""
     keys = head(file)
+    if "omit" in keys:
+        return find_omitted(keys, seed, out, suites)
     suite, pattern = keys["test"].split(" ", 1)
     names = [line.removesuffix(": test") for line in output(suites[suite], "--list").splitlines() if line.endswith(": test")]
     tests = [Test(suite, suites[suite], name, MAIN) for name in fnmatch.filter(names, pattern)[:MOST]]

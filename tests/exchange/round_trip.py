@@ -79,9 +79,6 @@ def missing(before, after, precision):
     for key, value in before.items():
         if key in ("dtype", "torch_dtype"):
             value = DTYPES[precision][1]
-        if key == "sliding_window" and value is None and before.get("model_type") == "qwen2":
-            # Off in both: candle insists on a number.
-            value = before["max_position_embeddings"]
         if key not in after:
             yield f"{key} is gone"
         elif isinstance(value, dict) and isinstance(after[key], dict):

@@ -14,7 +14,7 @@ pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
 pub(crate) type Result<T> = std::result::Result<T, CheckpointError>;
 
 /// Errors of safetensors files, Hugging Face folders and checkpoints.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum CheckpointError {
     /// An operation of the operating system failed.
@@ -100,6 +100,8 @@ pub enum CheckpointError {
     #[error("internal error: {0}; please report it")]
     Internal(String),
 }
+
+xtrain_tensor::debug_as_display!(CheckpointError);
 
 impl CheckpointError {
     /// True if the user can fix the cause (files, folders, disk); false for a bug of this program.

@@ -22,3 +22,4 @@ pub use error::{BoxError, CheckpointError, advice};
 pub use replace_file::replace_file;
 pub use store::{Checkpoint, CheckpointStore, RunLock, TensorSpec};
 pub use temporary::{Temporary, remove_leftovers, temporary_target};
+pub use xtrain_tensor::debug_as_display;

@@ -286,7 +286,7 @@ fn a_damaged_step_stays_until_a_complete_one_replaces_it() {
     flip_last_bit(&dir.path().join("step-2/trainer.json"));
     let failed = store.save::<Vec<u8>>(2, &specs(), &mut |_| Err("the device is lost".into()), &[]);
     assert_eq!(failed.unwrap_err().to_string(), "the device is lost");
-    // Its tensors are still good.
+    // The tensors are still good.
     load(&store.checkpoint(2).unwrap(), &specs()).unwrap();
     assert_eq!(names_in(dir.path()), ["step-2"]);
 }

@@ -1,13 +1,14 @@
 //! Checks the tree against the schema: unknown names, wrong types, values out of range, keys missing from a
 //! table.
 //!
-//! Valid values are kept, so that the rules between keys can still look at them; an invalid value is reported
-//! and left at its default.
+//! Valid values stay in the tree, so that the rules between keys can use them; an invalid value is reported
+//! and replaced by its default.
 
 use serde_json::{Map, Value as Json};
 
 use super::Config;
 use super::error::{Origin, Report, one_line};
+use super::keys::{MEANS_ANYTHING, absent};
 use super::print::{quoted, toml_value};
 use super::quantity::{COUNT_UNITS, parse_count};
 use super::schema::{Format, Key, Kind, Section, key_names, sections};
@@ -16,7 +17,7 @@ use super::suggest::{listing, nearest};
 use super::time_limit::TimeLimit;
 use super::tree::{Node, Tree, Value};
 
-/// The configuration in `tree`, as far as it is valid; errors go to `report`.
+/// The configuration in `tree`; invalid values keep their defaults and are added to `report`.
 pub(super) fn config(tree: &Tree, report: &mut Report) -> Config {
     let mut json = Map::new();
     for (name, node) in &tree.root {
@@ -70,7 +71,7 @@ fn section(section: &Section, entries: &[(String, Node)], report: &mut Report) -
     Json::Object(json)
 }
 
-/// A key of a section, while its value is looked into.
+/// A key of a section while its value is checked.
 struct Place<'a> {
     section: &'a str,
     key: &'a Key,
@@ -146,7 +147,7 @@ impl Place<'_> {
         }
     }
 
-    /// A table with the given keys, `tag` being a further one that is already dealt with.
+    /// A table with the given keys. `tag` is a further key that is already checked.
     fn table(
         &mut self,
         keys: &[Key],
@@ -188,7 +189,7 @@ impl Place<'_> {
         path: &str,
     ) -> Option<Json> {
         let tags = || variants.iter().map(|(tag, _)| tag.as_str());
-        let allowed = listing(tags(), '"', "or");
+        let allowed = listing(tags(), "\"", "or");
         let Some((_, tag)) = entries.iter().find(|(name, _)| name == "type") else {
             return self.fail(
                 origin,
@@ -209,7 +210,7 @@ impl Place<'_> {
         Some(json)
     }
 
-    /// Says what `path` may be and what it is.
+    /// Reports the allowed and the actual value at `path`.
     fn mismatch(&mut self, kind: &Kind, node: &Node, path: &str) -> Option<Json> {
         let advice = match (kind, &node.value) {
             (Kind::Choice(choices), Value::Text(text)) => {
@@ -237,7 +238,7 @@ impl Place<'_> {
             _ => String::new(),
         };
         let must = match (kind, &node.value) {
-            // An upper bound that is TOML's own is worth a word only where it is broken.
+            // An upper bound that is TOML's own is mentioned only if it is exceeded.
             (Kind::Integer { min, max, .. }, Value::Integer(given)) if given > max => {
                 format!("a whole number from {min} to {max}")
             }
@@ -292,21 +293,22 @@ fn shown(value: &Value) -> String {
     }
 }
 
-/// The message for a section that does not exist, and the one that is probably meant.
+/// The message for a section that does not exist, and the section that is probably meant.
 fn unknown_section(name: &str) -> (String, Option<&'static Section>) {
     let shown = one_line(name);
     let named = |name: &str| sections().iter().find(|section| section.name == name);
     let alias = sections().iter().find(|section| section.aliases.iter().any(|alias| alias == name));
     match alias.or_else(|| nearest(name, section_names()).and_then(named)) {
         Some(near) => (format!("unknown section [{shown}]; did you mean [{}]?", near.name), Some(near)),
-        None => (
-            format!("unknown section [{shown}]; the sections are {}", bracketed(section_names(), "and")),
-            None,
-        ),
+        None => {
+            let why = absent(name).map_or(String::new(), |why| format!("{why}; "));
+            let known = bracketed(section_names(), "and");
+            (format!("unknown section [{shown}]; {why}the sections are {known}"), None)
+        }
     }
 }
 
-/// The message for a key that stands above all sections.
+/// The message for a key above all sections.
 fn outside(name: &str) -> String {
     let shown = one_line(name);
     let owners = sections().iter().filter(|section| section.keys.iter().any(|key| key.is_called(name)));
@@ -335,6 +337,12 @@ fn unknown_key(section: &Section, name: &str) -> (String, Option<String>) {
     if let Some(key) = here {
         return named(key);
     }
+    if let Some(why) = section.why_absent(name) {
+        return (
+            format!("{unknown}; {why}; the keys of [{}] are {}", section.name, key_names(&section.keys)),
+            None,
+        );
+    }
     let owners: Vec<&str> = elsewhere()
         .filter(|other| other.keys.iter().any(|key| key.name == name))
         .map(|other| other.name.as_str())
@@ -347,7 +355,10 @@ fn unknown_key(section: &Section, name: &str) -> (String, Option<String>) {
         return named(key);
     }
     let pairs = || elsewhere().flat_map(|other| other.keys.iter().map(move |key| (other, key)));
-    let alias = pairs().find(|(_, key)| key.is_called(name));
+    let alias = pairs().find(|(_, key)| key.is_called(name) && !MEANS_ANYTHING.contains(&name));
+    if let (None, Some(why)) = (alias, absent(name)) {
+        return (format!("{unknown}; {why}"), None);
+    }
     let near = || {
         let near = nearest(name, pairs().map(|(_, key)| key.name.as_str()))?;
         pairs().find(|(_, key)| key.name == near)

@@ -10,9 +10,9 @@ use super::print::{sections, toml_value};
 pub struct Change {
     /// Section and key: `optimizer.lr`.
     pub key: String,
-    /// The value before, as TOML; `None` where it had none.
+    /// The value before, as TOML; `None` if it had none.
     pub before: Option<String>,
-    /// The value after, as TOML; `None` where it has none.
+    /// The value after, as TOML; `None` if it has none.
     pub after: Option<String>,
 }
 
@@ -23,7 +23,7 @@ impl fmt::Display for Change {
     }
 }
 
-/// The keys that differ, in the order of the file. To learn what changed since a checkpoint, compare two
+/// The keys that differ, in the order of the file. To find the changes since a checkpoint, compare two
 /// resolved configurations: an unresolved one lacks defaults that the other has.
 pub fn diff(before: &Config, after: &Config) -> Vec<Change> {
     let mut changes = Vec::new();

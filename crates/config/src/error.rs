@@ -1,14 +1,15 @@
-//! Errors of the run file: one line each, saying where and what to do; reported together.
+//! Errors of the run file: one line each, with the place and the remedy, reported together.
 
 use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::path::Path;
 use std::sync::Arc;
 
-/// Everything found wrong with a configuration, in the order of the file. Never empty. Prints one error a
-/// line.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// All errors of a configuration, in the order of the file. Never empty. Prints one error per line.
+#[derive(Clone, PartialEq, Eq)]
 pub struct ConfigErrors(Vec<ConfigError>);
+
+xtrain_tensor::debug_as_display!(ConfigErrors);
 
 impl ConfigErrors {
     pub(super) fn one(origin: Origin, message: String) -> Self {
@@ -43,16 +44,18 @@ impl fmt::Display for ConfigErrors {
     }
 }
 
-/// One thing wrong with a configuration. Prints as `runs/x.toml:12: [model] what is wrong; what to do`.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// An error of a configuration. Prints as `runs/x.toml:12: [model] the problem; the remedy`.
+#[derive(Clone, PartialEq, Eq)]
 pub struct ConfigError {
     /// Place of the value in the file or on the command line.
     pub origin: Origin,
-    /// Name of the section, where it lies in one.
+    /// Name of the section, if the value is in one.
     pub section: Option<String>,
     /// The error and its remedy, in one line.
     pub message: String,
 }
+
+xtrain_tensor::debug_as_display!(ConfigError);
 
 impl std::error::Error for ConfigError {}
 
@@ -69,21 +72,21 @@ impl fmt::Display for ConfigError {
 /// Place where a value was written.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Origin {
-    /// In a line of the run file.
+    /// A line of the run file.
     Line {
         /// The run file.
         file: Arc<Path>,
         /// Line, counted from 1.
         line: usize,
     },
-    /// In the run file as a whole: what is missing has no line.
+    /// The run file as a whole, for missing keys.
     File {
         /// The run file.
         file: Arc<Path>,
     },
-    /// In an argument of the command.
+    /// An argument of the command.
     Argument {
-        /// The argument with its option, shortened to one line: `--set x.y=1`.
+        /// The argument with its option, shortened to one line: `--set model.dim=1`.
         argument: Arc<str>,
     },
 }
@@ -114,7 +117,7 @@ impl Report {
         Report { file, origins, errors, doubtful: HashSet::new() }
     }
 
-    /// An error at a place that is known.
+    /// Adds an error at a known place.
     pub(super) fn at(&mut self, origin: &Origin, section: Option<&str>, message: String) {
         self.errors.push(ConfigError {
             origin: origin.clone(),
@@ -123,15 +126,15 @@ impl Report {
         });
     }
 
-    /// Takes `key` (`model.dim`) out of the rules between keys: it is already reported, or a misspelt key
+    /// Excludes `key` (`model.dim`) from the rules between keys: it is already reported, or a misspelt key
     /// probably means it.
     pub(super) fn doubt(&mut self, key: String) {
         self.doubtful.insert(key);
     }
 
-    /// An error between keys (`model.heads`, `model.kv_heads`), in the words of the first one's section:
-    /// placed at the first of them that was written, else at that section. Says nothing if one of them is in
-    /// doubt.
+    /// Adds an error between keys (`model.heads`, `model.kv_heads`), in the words of the first one's section.
+    /// Its place is the first of them that was written, else that section. Adds nothing if one of the keys is
+    /// excluded.
     pub(super) fn about(&mut self, keys: &[&str], message: String) {
         if keys.iter().any(|key| self.doubtful.contains(*key)) {
             return;
@@ -147,8 +150,8 @@ impl Report {
         self.errors.push(ConfigError { origin, section, message });
     }
 
-    /// The advice to leave out the first of `keys`, which another of them contradicts. It names the command
-    /// line if only the other key was given there.
+    /// The advice to remove the first of `keys`, which contradicts another. It names the command line if only
+    /// the other key was given there.
     pub(super) fn leave_out(&self, keys: &[&str]) -> String {
         match self.only_in_the_file(keys) {
             Some(key) => format!("leave it out with --set {key}="),
@@ -156,7 +159,7 @@ impl Report {
         }
     }
 
-    /// The advice to leave out either one of two keys.
+    /// The advice to remove one of two keys.
     pub(super) fn leave_one_out(&self, one: &str, other: &str) -> String {
         match self.only_in_the_file(&[one, other]).or(self.only_in_the_file(&[other, one])) {
             Some(key) => format!("leave one out, the file's with --set {key}="),
@@ -164,7 +167,7 @@ impl Report {
         }
     }
 
-    /// The first of `keys`, if it stands in the run file and another of them in an argument.
+    /// The first of `keys`, if it is in the run file and another of them in an argument.
     fn only_in_the_file<'a>(&self, keys: &[&'a str]) -> Option<&'a str> {
         let (first, others) = keys.split_first()?;
         let is_argued = |key: &&str| matches!(self.origins.get(*key), Some(Origin::Argument { .. }));
@@ -172,13 +175,13 @@ impl Report {
         (is_written && others.iter().any(is_argued)).then_some(*first)
     }
 
-    /// All errors, or none.
+    /// The errors as a failure; success if there are none.
     pub(super) fn finish(self) -> Result<(), ConfigErrors> {
         ConfigErrors::if_any(self.errors)
     }
 }
 
-/// `text` without control characters and not longer than a line allows, for use inside a message.
+/// `text` without control characters and shortened to a line, for use inside a message.
 pub(super) fn one_line(text: &str) -> String {
     const LONGEST: usize = 60;
     let mut line: String = text

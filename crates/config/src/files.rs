@@ -1,4 +1,4 @@
-//! Reads small files that a user names, and says what to do about the errors of the operating system.
+//! Reads small files that a user names, and gives advice about errors of the operating system.
 
 use std::fs::{self, File};
 use std::io::{Error, ErrorKind, Read, Result};
@@ -28,7 +28,7 @@ pub fn read(path: &Path, max_bytes: u64) -> Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// As [`read`], of UTF-8.
+/// As [`read`], for UTF-8 text.
 pub fn read_text(path: &Path, max_bytes: u64) -> Result<String> {
     let invalid = |_| Error::new(ErrorKind::InvalidData, "it is not valid UTF-8");
     String::from_utf8(read(path, max_bytes)?).map_err(invalid)

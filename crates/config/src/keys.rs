@@ -1,4 +1,4 @@
-//! Keys by the names that people try as options: `--lr`, `--batch-size`, `--optimizer.lr`.
+//! Keys by the names that users try as options: `--lr`, `--batch-size`, `--optimizer.lr`.
 
 use super::schema::sections;
 use super::suggest::nearest;
@@ -6,14 +6,14 @@ use super::suggest::nearest;
 /// The keys that an option of this name, without its dashes, probably means.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KeysLike {
-    /// As `section.key`; several where sections share the name, none where no key is near.
+    /// The keys as `section.key`: several if sections share the name, none if no key is similar.
     pub keys: Vec<String>,
-    /// True if the name is theirs, here or in another program; false if it is only similar.
+    /// True if the name is exactly theirs, here or in another program; false if it is only similar.
     pub exact: bool,
 }
 
-/// The keys of the run file that `name` may mean: those of that name, else those that other programs call so,
-/// else those of the most similar name.
+/// The keys of the run file that `name` may mean: those of that name, else those for which other programs use
+/// the name, else those with the most similar name.
 pub fn keys_like(name: &str) -> KeysLike {
     let name = name.replace('-', "_");
     let all = || sections().iter().flat_map(|section| section.keys.iter().map(move |key| (section, key)));
@@ -33,6 +33,18 @@ pub fn keys_like(name: &str) -> KeysLike {
     }
     let near = nearest(&name, all().map(|(_, key)| key.name.as_str()));
     KeysLike { keys: near.map_or(Vec::new(), |near| of(&|_, key| key.name == near)), exact: false }
+}
+
+/// Names that say nothing without their section.
+pub(super) const MEANS_ANYTHING: [&str; 2] = ["name", "type"];
+
+/// The reason why the run file has no key of this name, where other programs have one: `gpus`, `lora_r`.
+pub fn absent(name: &str) -> Option<&'static str> {
+    let name = name.replace('-', "_");
+    if MEANS_ANYTHING.contains(&name.as_str()) {
+        return None;
+    }
+    sections().iter().find_map(|section| section.why_absent(&name))
 }
 
 #[cfg(test)]

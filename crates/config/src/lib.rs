@@ -6,7 +6,8 @@
 //! ```
 //!
 //! * `section` holds one struct a section, one field a key, and is the only place that knows a key. The
-//!   schema derived from it drives the checks, the error messages and docs/configuration.md.
+//!   schema derived from it drives the checks, the error messages, docs/configuration.md and
+//!   docs/run-file.schema.json.
 //! * [`Config`] is plain values as written; [`Resolved`] has every default filled in, prints as TOML and
 //!   reads back as itself. The run folder keeps that print.
 //! * Errors come all at once, one line each, with file, line, section, key and what to do.
@@ -18,6 +19,7 @@ mod check;
 mod diff;
 mod error;
 pub mod files;
+mod json_schema;
 mod keys;
 mod or_auto;
 mod print;
@@ -42,32 +44,57 @@ use serde::{Deserialize, Serialize};
 
 pub use diff::{Change, diff};
 pub use error::{ConfigError, ConfigErrors, Origin};
-pub use keys::{KeysLike, keys_like};
+pub use json_schema::run_file_schema;
+pub use keys::{KeysLike, absent, keys_like};
 pub use or_auto::OrAuto;
 pub use quantity::{COUNT_UNITS, Count, Size, parse_count};
 pub use reference::reference_markdown;
 pub use resolve::{Facts, Resolved};
 pub use section::*;
-pub use suggest::nearest;
+pub use suggest::{listing, nearest};
 pub use time_limit::{TimeLimit, TimeLimitError};
 pub use tree::Override;
 
 use error::Report;
 use tree::Tree;
 
-/// No run file is nearly as large.
+/// Size limit of a run file.
 pub const MAX_FILE_BYTES: u64 = 16 << 20;
 
 /// A run as its file describes it, section by section. Keys that were not given hold their fixed default, or
-/// `None` where the default depends on something else; [`Parsed::resolve`] fills those in.
+/// `None` if the default depends on something else; [`Parsed::resolve`] fills those in.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Config {
     /// The model to train. Either `init_from` names a Hugging Face folder and the architecture comes from it,
     /// or `dim`, `layers` and `heads` describe a model that starts from random weights.
+    #[schemars(extend("x-absent" = [
+        {
+            "names": ["lora", "use_lora", "lora_r", "lora_rank", "lora_alpha", "qlora", "peft", "adapter"],
+            "why": "all weights are trained; adapters such as LoRA are not supported yet"
+        },
+        {
+            "names": ["activation", "hidden_act", "activation_function", "act_fn"],
+            "why": "SwiGLU is the only feed-forward, with SiLU"
+        },
+        {
+            "names": ["moe", "experts", "num_experts", "n_experts", "num_local_experts"],
+            "why": "mixture of experts is not supported yet"
+        },
+        { "names": ["sliding_window"], "why": "attention reads the whole context; sliding windows are not supported" },
+    ]))]
     pub model: ModelConfig,
-    /// Texts, tokenizer and sequence length. Paths are relative to the folder in which the command runs.
+    /// Texts, tokenizer and sequence length. Paths are relative to the folder in which the command runs, or
+    /// to `train.started_in`; those of `--set` always to the former.
     #[schemars(extend("x-aliases" = ["dataset", "dataloader", "tokenizer"]))]
+    #[schemars(extend("x-absent" = [
+        {
+            "names": ["chat_template", "apply_chat_template", "messages", "completion_only_loss", "loss_mask", "sft"],
+            "why": "chat data with loss masks is not supported yet; every token of a text is trained on"
+        },
+        { "names": ["shuffle"], "why": "sequences are always shuffled, in an order that `train.seed` determines" },
+        { "names": ["streaming", "pin_memory", "prefetch_factor"], "why": "tokens are always read as they are needed" },
+    ]))]
     pub data: DataConfig,
     /// Number formats of the computation. Master weights, accumulated gradients and the optimizer
     /// are fp32 under every recipe; docs/numerics.md defines each.
@@ -75,6 +102,13 @@ pub struct Config {
     pub precision: PrecisionConfig,
     /// AdamW with decoupled weight decay, and gradient clipping. The schedule scales `lr`.
     #[schemars(extend("x-aliases" = ["optim", "adamw"]))]
+    #[schemars(extend("x-absent" = [
+        {
+            "names": ["name", "type", "optimizer", "optim", "algorithm", "muon", "adafactor", "lion", "sgd"],
+            "why": "AdamW is the only optimizer"
+        },
+        { "names": ["fused", "foreach", "implementation"], "why": "the update is always fused" },
+    ]))]
     pub optimizer: OptimizerConfig,
     /// The learning rate over the run: a linear warmup whose first step already uses `lr / warmup_steps`,
     /// then the decay that `kind` names.
@@ -83,6 +117,21 @@ pub struct Config {
     /// Length of the training, batches, device and run folder. Exactly one of `steps`, `tokens` and `epochs`
     /// is given.
     #[schemars(extend("x-aliases" = ["training", "trainer", "job", "activation_checkpoint"]))]
+    #[schemars(extend("x-absent" = [
+        {
+            "names": [
+                "gpus", "num_gpus", "n_gpus", "ngpu", "ngpus", "devices", "num_devices", "nproc_per_node", "nproc",
+                "world_size", "nnodes", "num_nodes", "parallelism", "parallel", "distributed", "strategy", "fsdp", "ddp",
+                "deepspeed", "zero_stage", "tp", "dp", "pp", "tensor_parallel_size", "tensor_parallel_degree",
+                "data_parallel_degree", "data_parallel_shard_degree", "pipeline_parallel_degree"
+            ],
+            "why": "a run computes on one device; several GPUs are not supported yet (CUDA_VISIBLE_DEVICES chooses one)"
+        },
+        {
+            "names": ["compile", "torch_compile", "jit", "cuda_graphs", "flash_attention", "attn_implementation"],
+            "why": "the fastest kernels are always used, and steps always recorded; there is nothing to turn on"
+        },
+    ]))]
     pub train: TrainConfig,
     /// When to save and what to keep. The last step is always saved.
     #[schemars(extend("x-aliases" = ["checkpointing", "save", "export"]))]
@@ -95,7 +144,7 @@ pub struct Config {
     pub eval: EvalConfig,
 }
 
-/// A configuration that is right in itself, and where each of its keys was given.
+/// A configuration without errors of its own, and the place where each key was given.
 #[derive(Clone, Debug)]
 pub struct Parsed {
     /// The values.
@@ -109,6 +158,38 @@ impl Parsed {
     /// line, or not at all.
     pub fn file_with(&self, key: &str) -> Option<&Path> {
         matches!(self.origins.get(key), Some(Origin::Line { .. })).then_some(&*self.file)
+    }
+
+    /// The path of the run file.
+    pub fn file(&self) -> &Path {
+        &self.file
+    }
+
+    /// Makes the paths of arguments absolute: they start at the current folder, those of the file elsewhere.
+    fn anchor_arguments(&mut self) {
+        let given = |key: &str| matches!(self.origins.get(key), Some(Origin::Argument { .. }));
+        let anchor = |path: &mut String| {
+            if let Ok(absolute) = std::path::absolute(&*path)
+                && let Ok(absolute) = absolute.into_os_string().into_string()
+            {
+                *path = absolute;
+            }
+        };
+        let Config { model, data, .. } = &mut self.config;
+        for (key, sources) in [("data.train", Some(&mut data.train)), ("data.valid", data.valid.as_mut())] {
+            if let Some(sources) = sources.filter(|_| given(key)) {
+                sources.0.iter_mut().for_each(|source| anchor(&mut source.path));
+            }
+        }
+        if let (true, Some(TokenizerChoice::Path(path))) = (given("data.tokenizer"), &mut data.tokenizer) {
+            anchor(path);
+        }
+        if given("data.cache_dir") {
+            anchor(&mut data.cache_dir);
+        }
+        if let (true, Some(folder)) = (given("model.init_from"), &mut model.init_from) {
+            anchor(folder);
+        }
     }
 
     /// True if the value of a key (`train.recompute`) is given on the command line, not in the file.
@@ -130,13 +211,18 @@ impl Config {
             let message = format!("cannot be read: {error}{}", crate::files::advice(&error));
             ConfigErrors::one(Origin::File { file: path.into() }, message)
         })?;
-        Self::parse(path, &bytes, overrides)
+        let mut parsed = Self::parse(path, &bytes, overrides)?;
+        if parsed.config.train.started_in.is_some() {
+            parsed.anchor_arguments();
+        }
+        Ok(parsed)
     }
 
-    /// As [`Config::load`], with the file's contents at hand; `path` names it in errors and gives the run
-    /// folder its default name.
+    /// As [`Config::load`], for contents in memory; `path` names them in errors and gives the run folder its
+    /// default name.
     ///
     /// # Errors
+    ///
     /// As [`Config::load`].
     pub fn parse<O: Clone + Into<Override>>(
         path: &Path,
@@ -156,8 +242,8 @@ impl Config {
         Ok(Parsed { config, file, origins: tree.origins() })
     }
 
-    /// The configuration as a run file, every key that has a value in it. [`Config::parse`] of the text
-    /// returns an equal configuration, provided the values are ones that a file may hold.
+    /// The configuration as a run file, with every key that has a value. [`Config::parse`] of the text
+    /// returns an equal configuration if the values are valid in a file.
     pub fn to_toml(&self) -> String {
         print::config(self, &[])
     }

@@ -12,7 +12,7 @@ pub struct Count(pub u64);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Size(pub u64);
 
-/// Fewer bytes are written with a unit: `40` was meant to be 40 GiB.
+/// Smaller sizes need a unit: `40` probably means 40 GiB.
 const LEAST_BARE_BYTES: u64 = 1 << 20;
 
 /// The units of counts in messages, largest first.
@@ -36,7 +36,7 @@ pub fn parse_count(text: &str) -> Option<u64> {
     parse(text, &THOUSANDS).or_else(|| parse(text, &OTHER_COUNTS))
 }
 
-/// The units of sizes, larger ones before those that they end with.
+/// The units of sizes. A unit precedes those that are suffixes of it.
 const BYTES: [(&str, u64); 9] = [
     ("TB", 1_000_000_000_000),
     ("GB", 1_000_000_000),
@@ -66,7 +66,7 @@ impl FromStr for Size {
         let bytes = bytes.ok_or("write a number of bytes from 1 on, such as 500MB, 5GB or 4GiB")?;
         match text.parse::<u64>() {
             Ok(bare) if bare < LEAST_BARE_BYTES => Err(format!(
-                "without a unit it is {bare} bytes; write {bare}GiB or {bare}GB, or {bare}B where bytes are meant"
+                "without a unit it is {bare} bytes; write {bare}GiB or {bare}GB, or {bare}B if you mean bytes"
             )),
             _ => Ok(Size(bytes)),
         }
@@ -93,7 +93,7 @@ fn parse(text: &str, units: &[(&str, u64)]) -> Option<u64> {
     digits.parse::<u64>().ok().filter(|_| all_digits)?.checked_mul(unit)
 }
 
-/// The number in the first unit that it is a whole number of.
+/// The number in the first unit of which it is a whole multiple.
 fn shown(number: u64, units: &[(&str, u64)]) -> String {
     match units.iter().find(|(_, unit)| number.is_multiple_of(*unit)) {
         Some((name, unit)) => format!("{}{name}", number / unit),
@@ -141,7 +141,7 @@ mod tests {
             assert!(wrong.parse::<Size>().is_err_and(|e| e.contains("5GB")), "{wrong:?}");
         }
         let said = "40".parse::<Size>().expect_err("too few to be bytes");
-        assert_eq!(said, "without a unit it is 40 bytes; write 40GiB or 40GB, or 40B where bytes are meant");
+        assert_eq!(said, "without a unit it is 40 bytes; write 40GiB or 40GB, or 40B if you mean bytes");
         assert!("1048575".parse::<Size>().is_err() && "1048576".parse::<Size>().is_ok());
     }
 }

@@ -34,6 +34,11 @@ powers of 1000, and Ki, Mi, Gi and Ti powers of 1024. `--set train.tokens=10B` n
 
 The configuration with every default filled in is printed at the start and saved in the run folder; it is a
 run file itself. Unknown keys, wrong types and contradictions are errors that name the line.
+
+`xtrain init` writes a commented run file for a text, for token shards or for a Hugging Face folder.
+[run-file.schema.json](run-file.schema.json) describes this page to editors: with a first line
+`#:schema path/to/docs/run-file.schema.json`, those that use [taplo](https://taplo.tamasfe.dev) (Even Better TOML in
+VS Code; Zed, Helix and Neovim through its language server) complete keys, show their meaning and mark mistakes.
 ";
 
 /// The reference of all sections and keys in Markdown.

@@ -1,4 +1,4 @@
-//! Every default filled in: from the file itself, and from what folder, tokenizer and data say.
+//! Resolution: fills in every default from the file, the folder, the tokenizer and the data.
 
 use serde_json::Value as Json;
 
@@ -9,7 +9,7 @@ use super::{Config, ConfigErrors, OrAuto, Parsed, rules};
 use xtrain_checkpoint::hf::ExportDtype;
 use xtrain_model::{Architecture, Description, Recipe};
 
-/// Facts that are not in the run file. The default has none, which is enough for a configuration that was
+/// Facts that are not in the run file. The default has none, which suffices for a configuration that was
 /// resolved before.
 #[derive(Clone, Debug, Default)]
 pub struct Facts {
@@ -30,12 +30,12 @@ pub struct Facts {
 /// A configuration with every default filled in.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Resolved {
-    /// The values. Its print is what the run folder keeps; parsed and resolved again it comes out equal.
+    /// The values. The run folder keeps them as TOML, which parses and resolves to an equal configuration.
     pub config: Config,
     /// The model that `[model]` describes.
     pub architecture: Architecture,
-    /// Length of the run in optimizer steps; `None` only where it is measured in epochs and
-    /// [`Facts::epoch_tokens`] is not known.
+    /// Length of the run in optimizer steps; `None` only if it is given in epochs and [`Facts::epoch_tokens`]
+    /// is not known.
     pub steps: Option<u64>,
 }
 
@@ -56,12 +56,13 @@ const FIXED_BY_FOLDER: [&str; 12] = [
 ];
 
 impl Parsed {
-    /// Fills in every default. Pure: reads nothing, and changes nothing that was given.
+    /// Fills in every default. Reads nothing, and changes no value that was given.
     ///
     /// # Errors
-    /// What only `facts` can show: architecture keys that differ from the folder's, a vocabulary smaller than
-    /// the tokenizer's or not known at all, sequences longer than the folder's model allows, a warmup longer
-    /// than a run measured in epochs.
+    ///
+    /// Errors that only `facts` can show: architecture keys that differ from the folder's, a vocabulary
+    /// smaller than the tokenizer's or unknown, sequences longer than the folder's model allows, a warmup
+    /// longer than a run given in epochs.
     pub fn resolve(&self, facts: &Facts) -> Result<Resolved, ConfigErrors> {
         let mut report = Report::new(self.file.clone(), self.origins.clone(), Vec::new());
         let mut config = self.config.clone();
@@ -111,7 +112,7 @@ impl Parsed {
 }
 
 impl Config {
-    /// The tokenizer given, else `init_from`'s, else one that is learned here.
+    /// The tokenizer: the given one, else `init_from`'s, else a learned one.
     pub fn tokenizer(&self) -> TokenizerChoice {
         match (&self.data.tokenizer, &self.model.init_from) {
             (Some(given), _) => given.clone(),
@@ -135,7 +136,7 @@ fn fill_data(config: &mut Config, facts: &Facts, report: &mut Report) {
                 );
                 report.about(&keys, message);
             }
-            // The word for a learned tokenizer was a default, not a choice.
+            // The word for a learned tokenizer was filled in as a default.
             config.data.tokenizer.get_or_insert(TokenizerChoice::Path(shards.clone()));
         }
         _ => {
@@ -195,7 +196,7 @@ fn model(config: &Config, facts: &Facts, report: &mut Report) -> Option<Descript
     Some(model)
 }
 
-/// True if the file gives every size that a folder would.
+/// True if the file gives every size that a folder would give.
 fn complete(config: &Config) -> bool {
     let json = serde_json::json!(config.model);
     let taken = FIXED_BY_FOLDER.into_iter().chain(["max_position_embeddings", "rope_theta"]);

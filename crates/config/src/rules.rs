@@ -1,6 +1,6 @@
-//! The rules between keys: what must be given, what excludes what, what must divide what.
+//! The rules between keys: required keys, exclusions, divisibility.
 //!
-//! A rule sees only what the file says. Rules that need the tokenizer, the data or a folder are in `resolve`.
+//! A rule uses only the file. Rules that need the tokenizer, the data or a folder are in `resolve`.
 
 use super::error::Report;
 use super::print::toml_value;
@@ -25,7 +25,7 @@ pub(super) fn check(config: &Config, report: &mut Report) {
     saving_and_evaluation(config, report);
 }
 
-/// The schedule within a run of `steps`.
+/// Checks the schedule against a run of `steps`.
 pub(super) fn schedule_fits(config: &Config, steps: u64, report: &mut Report) {
     let schedule = &config.schedule;
     let warmup = schedule.warmup_steps(steps);
@@ -54,7 +54,7 @@ pub(super) fn schedule_fits(config: &Config, steps: u64, report: &mut Report) {
     }
 }
 
-/// The longest position against the sequence length; also where the longest position comes from a folder.
+/// Checks the longest position against the sequence length, also if a folder gives the longest position.
 pub(super) fn positions(config: &Config, report: &mut Report) {
     if let Some(positions) = config.model.max_position_embeddings
         && positions < config.data.seq_len
@@ -148,7 +148,7 @@ fn data(config: &Config, report: &mut Report) {
     if let (true, Some(tokenizer), Some(_)) = (trained_here, &data.tokenizer, &config.model.init_from) {
         let keys = ["data.tokenizer", "model.init_from"];
         let message = format!(
-            "`tokenizer` = \"{tokenizer}\" makes a vocabulary that the weights of `model.init_from` do not know; {} \
+            "`tokenizer` = \"{tokenizer}\" creates a vocabulary that does not fit the weights of `model.init_from`; {} \
              to use the folder's own",
             report.leave_out(&keys)
         );

@@ -1,8 +1,7 @@
 //! The sections and keys as data, read from the JSON schema that is derived from the structs.
 //!
-//! This is the one bridge between the types and everything that speaks about them: the check of a file, the
-//! error messages and the reference. A schema form that is not understood here is a bug of ours and panics,
-//! in every test.
+//! Checks, error messages and the reference all use this data. A schema form that is not understood here is a
+//! bug and panics in every test.
 
 use std::sync::LazyLock;
 
@@ -20,6 +19,28 @@ pub(super) struct Section {
     pub(super) doc: String,
     pub(super) aliases: Vec<String>,
     pub(super) keys: Vec<Key>,
+    absent: Vec<Absent>,
+}
+
+/// Keys of other programs that a section does not have, and the reason.
+#[derive(Debug)]
+struct Absent {
+    names: Vec<String>,
+    why: String,
+}
+
+impl Section {
+    /// The reason why the section has no key of this name, if other programs have one.
+    pub(super) fn why_absent(&self, name: &str) -> Option<&str> {
+        let is_named = |absent: &&Absent| absent.names.iter().any(|known| known == name);
+        self.absent.iter().find(is_named).map(|absent| absent.why.as_str())
+    }
+
+    /// Keys of other programs that the section does not have.
+    #[cfg(test)]
+    pub(super) fn absent_names(&self) -> impl Iterator<Item = &str> {
+        self.absent.iter().flat_map(|absent| &absent.names).map(String::as_str)
+    }
 }
 
 /// A key of a section, or of a table inside one.
@@ -28,7 +49,7 @@ pub(super) struct Key {
     pub(super) name: String,
     pub(super) doc: String,
     pub(super) kind: Kind,
-    /// The default in Markdown: TOML in code ticks, or words for one that is worked out.
+    /// The default in Markdown: TOML in code ticks, or words if it is computed.
     pub(super) default: String,
     pub(super) unit: Option<String>,
     pub(super) required: bool,
@@ -63,7 +84,7 @@ pub(super) enum Kind {
     Either(Vec<Kind>),
 }
 
-/// One of the words that a key may be.
+/// A word that is a value of a key.
 #[derive(Debug)]
 pub(super) struct Word {
     pub(super) name: String,
@@ -81,11 +102,11 @@ pub(super) enum Format {
     Tokenizer,
 }
 
-/// A range of finite numbers; each end with whether it belongs to the range.
+/// A range of finite numbers; each end says if it is included.
 #[derive(Debug)]
 pub(super) struct Interval {
-    low: Option<(f64, bool)>,
-    high: Option<(f64, bool)>,
+    pub(super) low: Option<(f64, bool)>,
+    pub(super) high: Option<(f64, bool)>,
 }
 
 /// All sections, in the order of the file.
@@ -99,6 +120,7 @@ pub(super) fn sections() -> &'static [Section] {
                 doc: text(schema, "description"),
                 aliases: aliases(schema),
                 keys: keys(schema),
+                absent: absent(schema),
             })
             .collect()
     });
@@ -117,7 +139,7 @@ impl Key {
         self.aliases.iter().map(String::as_str)
     }
 
-    /// `; for example `lr = 0.0003``, where an example is known.
+    /// `; for example `lr = 0.0003``, if an example is known.
     pub(super) fn for_example(&self) -> String {
         match &self.example {
             Some(value) => format!("; for example `{} = {value}`", self.name),
@@ -135,7 +157,7 @@ impl Interval {
 }
 
 impl Kind {
-    /// Allowed values, as the object of "must be".
+    /// Description of the allowed values, as the object of "must be".
     pub(super) fn describe(&self) -> String {
         match self {
             Kind::Bool => "true or false".to_owned(),
@@ -151,7 +173,7 @@ impl Kind {
             }
             Kind::Text { non_empty: true, .. } => "a string that is not empty".to_owned(),
             Kind::Text { .. } => "a string".to_owned(),
-            Kind::Choice(words) => listing(words.iter().map(|word| word.name.as_str()), '"', "or"),
+            Kind::Choice(words) => listing(words.iter().map(|word| word.name.as_str()), "\"", "or"),
             Kind::List { item, min, max } if min == max => {
                 format!("a list of {min}, each {}", item.describe())
             }
@@ -161,7 +183,7 @@ impl Kind {
             Kind::Tagged(variants) => {
                 format!(
                     "a table whose `type` is {}",
-                    listing(variants.iter().map(|(tag, _)| tag.as_str()), '"', "or")
+                    listing(variants.iter().map(|(tag, _)| tag.as_str()), "\"", "or")
                 )
             }
             Kind::Either(kinds) => kinds.iter().map(Kind::describe).collect::<Vec<_>>().join(", or "),
@@ -194,7 +216,7 @@ impl Interval {
 
 /// The names of `keys`, for a sentence.
 pub(super) fn key_names(keys: &[Key]) -> String {
-    listing(keys.iter().map(|key| key.name.as_str()), '`', "and")
+    listing(keys.iter().map(|key| key.name.as_str()), "`", "and")
 }
 
 fn keys(schema: &Json) -> Vec<Key> {
@@ -299,6 +321,13 @@ fn strings<'a>(schema: &'a Json, name: &str) -> impl Iterator<Item = &'a str> {
 
 fn aliases(schema: &Json) -> Vec<String> {
     strings(schema, "x-aliases").map(str::to_owned).collect()
+}
+
+fn absent(schema: &Json) -> Vec<Absent> {
+    let listed = schema["x-absent"].as_array().into_iter().flatten();
+    let absent =
+        |of| Absent { names: strings(of, "names").map(str::to_owned).collect(), why: text(of, "why") };
+    listed.map(absent).collect()
 }
 
 fn text(schema: &Json, name: &str) -> String {

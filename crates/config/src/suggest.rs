@@ -1,10 +1,10 @@
-//! The nearest valid name to a misspelt one.
+//! The valid name that is nearest to a misspelt one.
 
-/// Names longer than this are no misspelling of ours, and comparing them would cost time.
+/// Longer names are no misspellings of ours, and comparing them would take time.
 const LONGEST: usize = 64;
 
-/// The candidate that `word` most probably means, if one is near: at most a third of its letters differ.
-/// Case, `-` and `_` do not count.
+/// The candidate that `word` most probably means: at most a third of its letters differ. Case, `-` and `_`
+/// are ignored.
 pub fn nearest<'a>(word: &str, candidates: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     let length = word.chars().count();
     if length > LONGEST {
@@ -20,8 +20,8 @@ pub fn nearest<'a>(word: &str, candidates: impl IntoIterator<Item = &'a str>) ->
         .map(|(_, candidate)| candidate)
 }
 
-/// `a`, `b` and `c`: names for a sentence, with the given last joint.
-pub(super) fn listing<'a>(names: impl IntoIterator<Item = &'a str>, quote: char, last: &str) -> String {
+/// `a`, `b` and `c`: names for a sentence, each between quotes, if any, with this word before the last one.
+pub fn listing<'a>(names: impl IntoIterator<Item = &'a str>, quote: &str, last: &str) -> String {
     let names: Vec<String> = names.into_iter().map(|name| format!("{quote}{name}{quote}")).collect();
     match names.as_slice() {
         [] => String::new(),

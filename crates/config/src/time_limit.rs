@@ -1,4 +1,4 @@
-//! A wall-clock limit as people write it: `2h30m`, `170m`, `45s`.
+//! A wall-clock limit in the form `2h30m`, `170m`, `45s`.
 
 use std::fmt;
 use std::str::FromStr;
@@ -9,15 +9,15 @@ use serde::{Deserialize, Serialize};
 
 /// A wall-clock time written as numbers with units, largest first: `1d12h`, `2h30m`, `45s`.
 ///
-/// Whole seconds, at least one and at most ten years. Prints in the largest units that fit, so `170m` comes
-/// back as `2h50m`.
+/// Whole seconds, at least one and at most ten years. Prints in the largest units that fit, so `170m` prints
+/// as `2h50m`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
 #[serde(try_from = "String", into = "String")]
 #[schemars(with = "String", extend("format" = "time"))]
 pub struct TimeLimit(Duration);
 
 /// Error in a text that should be a time.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum TimeLimitError {
     /// Something other than numbers with units, largest first.
     #[error(
@@ -29,6 +29,8 @@ pub enum TimeLimitError {
     #[error("a time limit lies between 1s and 3650d")]
     Range,
 }
+
+xtrain_tensor::debug_as_display!(TimeLimitError);
 
 const UNITS: [(char, u64); 4] = [('d', 86_400), ('h', 3_600), ('m', 60), ('s', 1)];
 const MAX_SECONDS: u64 = 3_650 * 86_400;

@@ -1,4 +1,4 @@
-//! The run file as a tree of values that remember where they were written, with `--set` laid over it.
+//! The run file as a tree of values with their places, and `--set` overrides applied to it.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -8,19 +8,19 @@ use toml::de::{DeTable, DeValue};
 use super::error::{ConfigError, ConfigErrors, Origin, Origins, one_line};
 use super::schema::sections;
 
-/// At most this many errors of TOML syntax are reported; the later ones tend to follow from the first.
+/// Maximum number of reported TOML syntax errors; later ones tend to follow from the first.
 const MAX_SYNTAX_ERRORS: usize = 5;
 
-/// At most this many names in the key of a `--set`: no section is nested deeper.
+/// Maximum number of names in the key of a `--set`: no section is nested deeper.
 const DEEPEST: usize = 8;
 
-/// A value laid over the run file.
+/// An override of the run file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Override {
     /// The argument of `--set`: `section.key=value`. The value is read as TOML if it is TOML, else as a
     /// string. Without a value the key is removed from the file.
     Set(String),
-    /// A text for one key, whatever is in it.
+    /// A text for one key, taken literally.
     Text {
         /// The option that gave it, as messages name it: `--out`.
         option: &'static str,
@@ -89,7 +89,7 @@ impl Tree {
         Ok(Tree { root: table(root.get_ref(), &|offset| lines.origin(offset)) })
     }
 
-    /// Lays one value over the tree.
+    /// Applies one override to the tree.
     pub(super) fn lay(&mut self, value: &Override) -> Result<(), ConfigError> {
         match value {
             Override::Set(argument) => self.set(argument),
@@ -102,7 +102,7 @@ impl Tree {
         }
     }
 
-    /// Lays one `--set` argument, `section.key=value`, over the tree.
+    /// Applies one `--set` argument, `section.key=value`, to the tree.
     fn set(&mut self, argument: &str) -> Result<(), ConfigError> {
         let origin = Origin::Argument { argument: format!("--set {}", one_line(argument)).into() };
         let error = |message: &str| ConfigError {
@@ -184,7 +184,7 @@ fn is_key(path: &[&str]) -> bool {
     path.len() == 2 && section.is_some_and(|section| section.keys.iter().any(|key| key.name == path[1]))
 }
 
-/// The value of a `--set` argument: TOML where it is TOML, else the words as they stand.
+/// The value of a `--set` argument: parsed as TOML if possible, else the text as a string.
 fn set_value(text: &str, origin: &Origin) -> Result<Value, String> {
     match DeValue::parse(text) {
         Ok(parsed) => Ok(value(parsed.get_ref(), &|_| origin.clone())),
@@ -206,7 +206,7 @@ fn position_or_insert(entries: &mut Vec<(String, Node)>, name: &str, node: impl 
 }
 
 fn syntax_message(error: &toml::de::Error) -> String {
-    // The rest of the parser's message ("expected nothing") does not help if a text lacks quotes.
+    // The rest of the parser's message ("expected nothing") does not help if quotes are missing.
     match error.message().split(", expected").next() {
         Some("string values must be quoted") => {
             "text stands in quotes in TOML, as in `kind = \"cosine\"`".to_owned()

@@ -86,7 +86,7 @@ impl Context {
         }
     }
 
-    /// Logs an error of a destructor, which nobody could act on.
+    /// Logs an error of a destructor, which no caller could handle.
     pub(crate) fn release(&self, call: &'static str, status: c_int) {
         if status != 0 {
             tracing::warn!("{}", status_error(self.inner.driver, call, status));

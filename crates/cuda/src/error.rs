@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use thiserror::Error;
 
 /// An error of a GPU, its driver or a library.
-#[derive(Clone, Debug, Error, PartialEq, Eq)]
+#[derive(Clone, Error, PartialEq, Eq)]
 pub enum CudaError {
     /// A missing library.
     #[error(transparent)]
@@ -79,6 +79,8 @@ pub enum CudaError {
         log: String,
     },
 }
+
+xtrain_tensor::debug_as_display!(CudaError);
 
 impl CudaError {
     /// True if the machine has no GPU or no driver.

@@ -20,7 +20,7 @@ use std::time::Instant;
 /// The oldest driver that CUDA 13's libraries support.
 const OLDEST_DRIVER: u32 = 13_000;
 
-/// A GPU, and everything that programs on it share.
+/// A GPU, and the resources that programs on it share.
 pub struct Gpu {
     context: Context,
     info: DeviceInfo,
@@ -30,7 +30,7 @@ pub struct Gpu {
     modules: Mutex<HashMap<(&'static str, Vec<String>), Arc<LoadedModule>>>,
     /// The names of the algorithms chosen so far, by key.
     pub(crate) choices: Mutex<BTreeMap<String, String>>,
-    /// The algorithms of GEMMs as text, by key; each is chosen by the first thread that asks for it.
+    /// The algorithms of GEMMs as text, by key; the first thread that needs one chooses it.
     pub(crate) gemm_choices: Mutex<HashMap<String, Arc<GemmChoiceCell>>>,
     /// cuBLASLt, opened by the first GEMM.
     blas: OnceLock<Result<Arc<Blas>, CudaError>>,
@@ -172,7 +172,7 @@ impl Gpu {
         let mut modules = self.modules.lock().unwrap_or_else(PoisonError::into_inner);
         let cell = modules.entry(key).or_default().clone();
         drop(modules);
-        // The first thread that asks compiles; others that ask for the same module wait.
+        // The first thread that needs a module compiles it; others wait.
         let module = cell.get_or_init(|| {
             let text = source.full_text();
             let cubin = self.cache.compile(self.compiler, source.name, &text, self.info.arch, &options)?;

@@ -36,8 +36,7 @@ pub fn kernel_bytes<T: KernelValue>(values: &[T]) -> Vec<u8> {
     bytes
 }
 
-/// The macro that assertions use. NVRTC lacks `offsetof`; `__INTADDR__` is what headers of its front end
-/// define it by.
+/// The macro of the assertions. NVRTC lacks `offsetof`; headers of its front end define it by `__INTADDR__`.
 const OFFSET_OF: &str = "#define OFFSET_OF(T, FIELD) ((u64)__INTADDR__(&((T*)0)->FIELD))\n";
 
 /// The layout of a structure on the host.

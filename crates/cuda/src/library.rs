@@ -36,7 +36,7 @@ pub enum Library {
 }
 
 /// A library that cannot be used, with the reason and the remedy.
-#[derive(Clone, Debug, Error, PartialEq, Eq)]
+#[derive(Clone, Error, PartialEq, Eq)]
 #[error("{library} ({}) {problem}; {}", library.file_name(), library.remedy())]
 pub struct Missing {
     /// The library.
@@ -44,6 +44,8 @@ pub struct Missing {
     /// The reason.
     pub problem: String,
 }
+
+xtrain_tensor::debug_as_display!(Missing);
 
 impl Library {
     /// All libraries, in the order in which they depend on each other.
@@ -188,19 +190,19 @@ fn fault(folder: &Path) -> Option<String> {
     if let Err(error) = fs::metadata(folder) {
         return Some(match fs::read_link(folder) {
             Ok(target) => format!("a link to {}, which cannot be followed ({error})", target.display()),
-            Err(_) => format!("cannot be looked into ({error})"),
+            Err(_) => format!("cannot be read ({error})"),
         });
     }
     if !folder.is_dir() {
         return Some("a file, where a folder is needed".to_owned());
     }
     if let Err(error) = fs::read_dir(folder) {
-        return Some(format!("cannot be looked into ({error})"));
+        return Some(format!("cannot be read ({error})"));
     }
     let files = Library::ALL.map(|library| folder.join(library.file_name()));
     let astray: Vec<&PathBuf> = files.iter().filter(|file| file.is_symlink() && !file.exists()).collect();
     match astray.first() {
-        Some(link) => Some(format!("{} in it is a link that leads nowhere", link.file_name()?.display())),
+        Some(link) => Some(format!("{} in it is a broken link", link.file_name()?.display())),
         None if files.iter().any(|file| file.is_file()) => None,
         None => Some("holds none of NVIDIA's libraries by the names that are looked for".to_owned()),
     }
@@ -364,7 +366,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let at = |name: &str| folder.path().join(name);
         let said = |name: &str| fault(&at(name)).unwrap_or_default();
-        assert!(said("none").starts_with("cannot be looked into (No such file"));
+        assert!(said("none").starts_with("cannot be read (No such file"));
         fs::write(at("file"), b"").unwrap();
         assert_eq!(said("file"), "a file, where a folder is needed");
         std::os::unix::fs::symlink(at("none"), at("link")).unwrap();
@@ -374,7 +376,7 @@ mod tests {
         fs::write(at("libraries/libcudnn.so.9"), b"").unwrap();
         assert_eq!(fault(&at("libraries")), None);
         std::os::unix::fs::symlink(at("none"), at("libraries/libnvrtc.so.13")).unwrap();
-        assert_eq!(said("libraries"), "libnvrtc.so.13 in it is a link that leads nowhere");
+        assert_eq!(said("libraries"), "libnvrtc.so.13 in it is a broken link");
     }
 
     #[test]

@@ -150,7 +150,7 @@ unsafe extern "C" fn export_table(id: c_uint) -> *const c_void {
     }
 }
 
-/// `GetModuleFunctionTable`: true where the module is known.
+/// `GetModuleFunctionTable`: true if the module is known.
 unsafe extern "C" fn module_table(module: c_int, table: *mut *const c_void, size: *mut c_uint) -> c_int {
     if module != MODULE_CORE {
         return 0;

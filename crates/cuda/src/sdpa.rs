@@ -51,7 +51,7 @@ pub struct Sdpa {
 }
 
 impl Sdpa {
-    /// True if cuDNN may have an engine for these sizes; only planning tells for sure.
+    /// True if cuDNN may have an engine for these sizes; only planning is certain.
     pub fn may_run(&self) -> bool {
         self.head_dim.is_multiple_of(8) && self.head_dim <= 256 && self.seq_len > 1
     }

@@ -140,7 +140,7 @@ fn medians<C>(
     let seconds = |candidate, repeats| watch.seconds(&stream, repeats, |stream| enqueue(candidate, stream));
     let estimate = seconds(&candidates[0], 1)?.max(1e-7);
     let repeats = (RUN_SECONDS / estimate).ceil().clamp(1.0, MOST_REPEATS) as usize;
-    // Interleaved rounds expose all candidates alike to changes of clocks and heat.
+    // Interleaved rounds expose all candidates equally to changes of clocks and heat.
     let mut times = vec![Vec::new(); candidates.len()];
     for round in 0..=rounds {
         for (candidate, times) in candidates.iter().zip(&mut times) {

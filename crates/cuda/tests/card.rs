@@ -505,7 +505,7 @@ fn the_choice_of_an_algorithm_is_cached(device: &TestDevice) -> Result<(), Faile
     assert_eq!(plan(&gpu_with_cache(folder.path())?)?.choice, GemmChoice::Timed, "it was damaged");
     assert_eq!(std::fs::read(&file)?.len(), whole.len());
     assert_eq!(plan(&gpu_with_cache(folder.path())?)?.choice, GemmChoice::Cached);
-    // Another GEMM, and one with other alignments, have choices of their own.
+    // Another GEMM, and one with other alignments, have their own choices.
     let shifted = GemmOperands { a: case.a.pointer().offset(16), ..case.operands() };
     let shorter = Gemm { m: 255, ..case.gemm };
     let others = [

@@ -12,7 +12,7 @@ use xtrain_checkpoint::{CheckpointError, advice};
 pub type Result<T> = std::result::Result<T, DataError>;
 
 /// Errors of tokenizers, input files, shards and the loader.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 pub enum DataError {
     /// An operation of the operating system failed.
     #[error("{}: cannot {action}: {source}{}", path.display(), advice(source))]
@@ -75,6 +75,8 @@ pub enum DataError {
     #[error("internal error: {0}; please report it")]
     Internal(String),
 }
+
+xtrain_checkpoint::debug_as_display!(DataError);
 
 impl DataError {
     /// True if the user can fix the cause (files, options, disk); false for a bug of this program.

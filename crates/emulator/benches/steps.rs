@@ -1,5 +1,5 @@
-//! Warp instructions a second of elementwise kernels, with every access checked, and seconds of training
-//! steps of a small model: `cargo test -p xtrain-emulator --bench steps`.
+//! Warp instructions per second of elementwise kernels, with every access checked, and seconds per training
+//! step of a small model: `cargo test -p xtrain-emulator --bench steps`.
 //!
 //! Kernels are compiled by the NVRTC that `XTRAIN_EMULATOR_NVRTC` names.
 #![allow(unsafe_code, reason = "it launches kernels")]

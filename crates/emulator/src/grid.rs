@@ -1,10 +1,10 @@
-//! The execution of a launch: blocks, warps and lanes that diverge.
+//! The execution of a launch: blocks, warps and diverged lanes.
 //!
-//! Blocks start in the order of their numbers, a few for each multiprocessor at a time. Of the warps of these
-//! blocks one is drawn at random, runs for a random number of steps, and then another. Of a warp's lanes that
-//! diverged, those furthest back in the kernel's text usually run first, which makes them converge after a
-//! branch; in some turns the others run first, so every lane makes progress. A launch ends with a fault if no
-//! warp can run, or if all warps that can run repeat the same states.
+//! Blocks start in the order of their indices, a few per multiprocessor at a time. A randomly drawn warp of
+//! these blocks runs for a random number of steps, and then another. Among diverged lanes of a warp, those
+//! furthest back in the kernel's text usually run first, so that they converge after a branch. In some turns
+//! the others run first, so every lane makes progress. A launch ends with a fault if no warp can run, or if
+//! all warps that can run repeat the same states.
 
 mod barrier;
 mod group;
@@ -23,19 +23,19 @@ use warp::{Failure, Turn, Warp};
 pub(crate) const MULTIPROCESSORS: usize = 8;
 /// Maximum resident threads of a multiprocessor.
 const THREADS: usize = 2048;
-/// Maximum resident blocks of a multiprocessor. More would only take host memory.
+/// Maximum resident blocks of a multiprocessor. More would only use host memory.
 const BLOCKS: usize = 2;
 
-/// log2 of the maximum steps in a turn.
+/// log2 of the maximum number of steps in a turn.
 const LONGEST_TURN: usize = 10;
-/// One of this many turns begins with the lanes that are furthest ahead.
+/// One in this many turns begins with the lanes that are furthest ahead.
 const TURNS_OF_LANES_AHEAD: usize = 16;
 /// Steps without a change of memory after which warps are checked for repeated states.
 const IDLE_STEPS: u64 = 100_000;
 /// Steps without a change of memory that count as an endless loop.
 const ENDLESS_STEPS: u64 = 200_000_000;
 
-/// A block that runs.
+/// A resident block.
 struct Resident {
     number: [u32; 3],
     shared: Local,
@@ -65,11 +65,11 @@ pub(crate) fn run(launch: &Launch<'_>, random: &mut Random) -> Result<u64, Repor
 
 struct Grid<'a> {
     launch: &'a Launch<'a>,
-    /// Blocks that run.
+    /// The resident blocks.
     resident: Vec<Option<Resident>>,
-    /// Warps that can run, by block and number; each knows that it is listed.
+    /// Warps that can run, by block and index; each knows that it is listed.
     runnable: Vec<(usize, usize)>,
-    /// Warps of blocks that have ended, for blocks to come.
+    /// Warps of finished blocks, reused by later blocks.
     spare: Vec<Warp>,
     next_block: u64,
     steps: u64,
@@ -78,7 +78,7 @@ struct Grid<'a> {
 }
 
 impl Grid<'_> {
-    /// Starts the next block, if any, in a free place.
+    /// Starts the next block, if any, in slot `r`.
     fn start_block(&mut self, r: usize) {
         let Launch { code, grid, block, shared_bytes, .. } = *self.launch;
         let n = self.next_block;
@@ -208,7 +208,7 @@ impl Grid<'_> {
         self.stopped(resident, w, group, problem)
     }
 
-    /// The fault of a launch that runs without an effect; warp `w` of block `r` ran last.
+    /// The fault of a launch that runs without effect; warp `w` of block `r` ran last.
     fn endless(&self, r: usize, w: usize) -> Report {
         let resident = self.resident[r].as_ref().expect("its warp just ran");
         let group = resident.warps[w].groups.first().copied();
@@ -219,7 +219,7 @@ impl Grid<'_> {
         self.stopped(resident, w, group, problem)
     }
 
-    /// The fault of lanes that can never end.
+    /// The fault of lanes that never end.
     fn stopped(&self, resident: &Resident, w: usize, group: Group, problem: String) -> Report {
         let code = self.launch.code;
         let location = match code.blocks.get(group.place.0 as usize) {

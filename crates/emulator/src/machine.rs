@@ -43,11 +43,11 @@ pub(crate) struct Device {
     pub(crate) memory: Memory,
     /// Reserved addresses by start, with their length.
     pub(crate) reservations: BTreeMap<u64, u64>,
-    /// Physical memory by handle, and the number of its mappings.
+    /// Physical memory by handle, with the number of its mappings.
     pub(crate) physical: HashMap<u64, (Physical, usize)>,
     /// Reference count of the primary context.
     pub(crate) holders: usize,
-    /// The first failure of its work: every call reports it until the context is released.
+    /// The first failure of its work. Every call reports it until the context is released.
     pub(crate) failure: Option<Failure>,
 }
 
@@ -55,21 +55,21 @@ pub(crate) struct Stream {
     pub(crate) device: usize,
     /// The last item of the stream.
     tail: Option<ItemId>,
-    /// The nominal time at which it ends, in seconds.
+    /// The nominal time at which that item ends, in seconds.
     ends: f64,
-    /// The capture that it takes part in, and the last nodes there.
+    /// The capture that the stream takes part in, and its latest nodes there.
     pub(crate) captured: Option<(usize, Vec<usize>)>,
 }
 
 #[derive(Default)]
 pub(crate) struct Event {
-    /// The item that recorded it last.
+    /// The item that last recorded it.
     recorded: Option<ItemId>,
-    /// The nominal time of that, in seconds.
+    /// The nominal time of that recording, in seconds.
     pub(crate) time: Option<f64>,
-    /// The capture that recorded it last, and the nodes that come before the event.
+    /// The capture that last recorded it, and the nodes before the event.
     pub(crate) captured: Option<(usize, Vec<usize>)>,
-    /// True if it was last recorded by a capture that has ended: no call may use it then.
+    /// True if a capture that has ended recorded it last: no call may use it then.
     pub(crate) was_captured: bool,
 }
 
@@ -112,7 +112,7 @@ impl Machine {
         }
     }
 
-    /// A new handle; none is used twice.
+    /// A new handle. Handles are never reused.
     pub(crate) fn handle(&mut self) -> usize {
         // Handles look like aligned pointers.
         self.next_handle += 1;
@@ -198,7 +198,7 @@ impl Machine {
                 tail.sort_unstable();
                 tail.dedup();
             }
-            // A capture cannot wait for work outside of it, even if that has ended.
+            // A capture cannot wait for work outside of it, even if that work has ended.
             (None, Some((capture, _))) => {
                 let capture = *capture;
                 if event.recorded.is_some() {
@@ -299,7 +299,7 @@ impl Machine {
         Ok(())
     }
 
-    /// The item that recorded an event. An error if a capture recorded it.
+    /// The item that recorded an event; an error if a capture recorded it.
     fn completable(&self, event: usize) -> Result<Option<ItemId>, Status> {
         let event = self.events.get(&event).ok_or(status::INVALID_HANDLE)?;
         let is_captured = event.was_captured || event.captured.is_some();

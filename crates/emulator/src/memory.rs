@@ -21,20 +21,20 @@ use std::ffi::c_void;
 /// Size of a device's address range, and the distance from a byte to its mark, in memory and in the file.
 const SPAN: u64 = 1 << 42;
 
-/// Page size: mappings are multiples of it.
+/// Page size. Mappings are multiples of it.
 pub(crate) const PAGE: u64 = 4096;
 
-/// Addresses that are mapped, each by one allocation.
+/// Mapped addresses of one allocation.
 #[derive(Clone, Copy, Debug)]
 struct Extent {
     start: u64,
     bytes: u64,
     physical: Physical,
-    /// True if the device may access it.
+    /// True if the device may access the addresses.
     is_accessible: bool,
 }
 
-/// A piece of the file.
+/// A range of the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Physical {
     offset: u64,
@@ -48,9 +48,9 @@ pub(crate) struct Memory {
     /// The first address and the first byte of the file that were never used.
     next_address: u64,
     next_offset: u64,
-    /// In order of their addresses.
+    /// Extents in ascending order of addresses.
     extents: Vec<Extent>,
-    /// The extent that was found last.
+    /// Index of the extent that was found last.
     last: Cell<usize>,
     capacity: u64,
     used: u64,
@@ -72,7 +72,7 @@ pub(crate) enum Unreadable {
 pub(crate) struct OutOfMemory;
 
 impl Memory {
-    /// Memory of `capacity` bytes, none of it taken.
+    /// Memory of `capacity` bytes, all free.
     pub(crate) fn new(capacity: u64) -> Memory {
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
         // SAFETY: a new mapping at an address of the kernel's choice.
@@ -95,12 +95,12 @@ impl Memory {
         }
     }
 
-    /// Bytes that are free, and all of them.
+    /// Free and total bytes.
     pub(crate) fn free_and_total(&self) -> (u64, u64) {
         (self.capacity - self.used, self.capacity)
     }
 
-    /// Reserves addresses, to be mapped later. They are never reused, so a device runs out after 4 TiB in
+    /// Reserves addresses for later mappings. They are never reused, so a device runs out after 4 TiB in
     /// total.
     pub(crate) fn reserve(&mut self, bytes: u64) -> Result<u64, OutOfMemory> {
         let start = self.next_address;
@@ -154,17 +154,16 @@ impl Memory {
         self.extents.insert(index, Extent { start, bytes: physical.bytes, physical, is_accessible: false });
     }
 
-    /// Makes mapped memory accessible; false if a byte of the range is not mapped.
+    /// Makes mapped memory accessible; false, and nothing changes, unless the range is that of one or more
+    /// mappings.
     pub(crate) fn allow_access(&mut self, start: u64, bytes: u64) -> bool {
-        let end = start + bytes;
-        let mut at = start;
-        for extent in &mut self.extents {
-            if extent.start <= at && at < extent.start + extent.bytes && at < end {
-                extent.is_accessible = true;
-                at = extent.start + extent.bytes;
-            }
+        let is_inside = |of: &Extent| start <= of.start && of.start + of.bytes <= start + bytes;
+        let mapped: u64 = self.extents.iter().filter(|of| is_inside(of)).map(|of| of.bytes).sum();
+        let is_whole = mapped == bytes;
+        if is_whole {
+            self.extents.iter_mut().filter(|of| is_inside(of)).for_each(|of| of.is_accessible = true);
         }
-        at >= end
+        is_whole
     }
 
     /// True if nothing is mapped in this range.
@@ -240,7 +239,7 @@ impl Memory {
         Ok(())
     }
 
-    /// Copies bytes from the host, which marks them as written; none if they do not lie in memory.
+    /// Copies bytes from the host, which marks them as written; `None` if they are outside of memory.
     pub(crate) fn write(&self, address: u64, mut source: &[u8]) -> Option<()> {
         for piece in self.pieces(address, source.len() as u64)? {
             let (part, rest) = source.split_at(piece.len());
@@ -251,7 +250,7 @@ impl Memory {
         Some(())
     }
 
-    /// The start and the length of the allocation around an address.
+    /// Start and length of the allocation that contains an address.
     pub(crate) fn allocation(&self, address: u64) -> Option<(u64, u64)> {
         self.find(address, 1).map(|extent| (extent.start, extent.bytes))
     }
@@ -274,7 +273,7 @@ impl Memory {
         }
     }
 
-    /// True if the address was ever allocated.
+    /// True if the address was allocated at any time.
     pub(crate) fn is_of_device(&self, address: u64) -> bool {
         (self.base as u64..self.next_address).contains(&address)
     }
@@ -290,4 +289,25 @@ impl Drop for Memory {
 /// The fault of an access out of bounds.
 pub(crate) fn outside<T>(lane: u32, does: &str, what: String) -> Outcome<T> {
     Err(Fault::new(lane, FaultKind::Address, format!("{does} out of bounds: {what}")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn access_is_allowed_to_whole_mappings() {
+        let mut memory = Memory::new(8 * PAGE);
+        let start = memory.reserve(4 * PAGE).unwrap();
+        for n in [0, 1] {
+            let physical = memory.create(2 * PAGE).unwrap();
+            memory.map(start + n * 2 * PAGE, physical);
+        }
+        for (from, pages) in [(0, 1), (0, 3), (1, 1), (1, 3), (0, 5), (4, 1)] {
+            assert!(!memory.allow_access(start + from * PAGE, pages * PAGE), "{pages} pages from {from} on");
+        }
+        assert_eq!(memory.write(start, &[1]), None);
+        assert!(memory.allow_access(start, 4 * PAGE));
+        assert_eq!(memory.write(start + 3 * PAGE, &[1]), Some(()));
+    }
 }

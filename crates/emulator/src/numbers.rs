@@ -1,4 +1,4 @@
-//! Number formats that Rust has no type for, and roundings that its operators lack.
+//! Number formats without a type in Rust, and roundings without an operator.
 
 use half::f16;
 
@@ -9,7 +9,7 @@ pub(crate) struct Minifloat {
     pub(crate) mantissa: u32,
     /// The bits of the largest finite number.
     pub(crate) max: u8,
-    /// The NaN that conversions give.
+    /// The NaN that conversions return.
     pub(crate) nan: u8,
 }
 
@@ -35,7 +35,8 @@ impl Minifloat {
         sign * (hidden + mantissa) as f32 * unit
     }
 
-    /// The nearest number, ties to even; too large ones become the largest finite one (`.rn.satfinite`).
+    /// The nearest number, ties to even. Values beyond the largest finite number become that number
+    /// (`.rn.satfinite`).
     pub(crate) fn encode(self, x: f32) -> u8 {
         if x.is_nan() {
             return self.nan;
@@ -43,21 +44,21 @@ impl Minifloat {
         let sign = if x.is_sign_negative() { 0x80 } else { 0 };
         let magnitude = x.abs();
         let bias = (1 << (self.exponent - 1)) - 1;
-        // f32's exponent, but at least that of the format's smallest normal numbers.
+        // Exponent of the f32, but at least that of the format's smallest normal number.
         let exponent = ((magnitude.to_bits() >> 23) as i32 - 127).max(1 - bias);
-        // In units of the last place: exact, as both are powers of two apart, up to what f64 holds.
+        // In units of the last place. Exact within the range of f64, because the factor is a power of two.
         let units = f64::from(magnitude) * 2f64.powi(self.mantissa as i32 - exponent);
         let rounded = units.round_ties_even();
         if rounded >= f64::from(1u32 << 20) {
             return sign | self.max;
         }
-        // A carry into the exponent is right.
+        // A carry into the exponent gives the right bits.
         let bits = ((exponent + bias - 1) << self.mantissa) as i64 + rounded as i64;
         sign | bits.min(self.max.into()) as u8
     }
 }
 
-/// The nearest bf16, ties to even; any NaN becomes the canonical one.
+/// The nearest bf16, ties to even; every NaN becomes the canonical one.
 #[inline(always)]
 pub(crate) fn to_bf16(x: f32) -> u16 {
     let bits = x.to_bits();
@@ -89,13 +90,13 @@ pub(crate) enum Rounding {
     Up,
 }
 
-/// `high + low`, where `low` is what rounding `high` to f64 left, rounded once to f32.
+/// `high + low` rounded once to f32; `low` is the rounding error of `high`.
 fn round(high: f64, low: f64, rounding: Rounding) -> f32 {
     let nearest = high as f32;
     if rounding == Rounding::Nearest || !high.is_finite() {
         return nearest;
     }
-    // How far the nearest number is from the exact one, by its sign.
+    // The sign of the difference between the nearest and the exact number.
     let off = f64::from(nearest) - high;
     let above = if off != 0.0 { off > 0.0 } else { low < 0.0 };
     let below = if off != 0.0 { off < 0.0 } else { low > 0.0 };
@@ -115,12 +116,12 @@ pub(crate) fn fma(a: f32, b: f32, c: f32, rounding: Rounding) -> f32 {
         return a.mul_add(b, c);
     }
     let (product, c) = (f64::from(a) * f64::from(b), f64::from(c));
-    // The product is exact; what the sum loses is exact too (Knuth's two-sum).
+    // The product is exact, and so is the rounding error of the sum (Knuth's two-sum).
     let sum = product + c;
     let part = sum - product;
     let lost = (product - (sum - part)) + (c - part);
     if sum == 0.0 && lost == 0.0 {
-        // The sign of an exact zero: of equal signs theirs, else minus where it is rounded down.
+        // Sign of an exact zero: that of both terms if they agree, else minus when rounding down.
         let same = product.is_sign_negative() == c.is_sign_negative();
         let negative = if same { c.is_sign_negative() } else { rounding == Rounding::Down };
         return if negative { -0.0 } else { 0.0 };
@@ -128,8 +129,8 @@ pub(crate) fn fma(a: f32, b: f32, c: f32, rounding: Rounding) -> f32 {
     round(sum, lost, rounding)
 }
 
-/// f64 to f32. A NaN keeps its sign and the first bits of its mantissa, and becomes quiet, as GPUs of compute
-/// capability 9.0 have it; the ISA leaves it open.
+/// Converts f64 to f32. A NaN keeps its sign and the first bits of its mantissa, and becomes quiet, as on
+/// GPUs of compute capability 9.0; the ISA leaves this open.
 pub(crate) fn narrow(x: f64, rounding: Rounding) -> f32 {
     if x.is_nan() {
         let bits = x.to_bits();
@@ -138,10 +139,10 @@ pub(crate) fn narrow(x: f64, rounding: Rounding) -> f32 {
     round(x, 0.0, rounding)
 }
 
-/// The NaN that f32 instructions give on GPUs. The PTX ISA (section 9.7.3) leaves its bits open.
+/// The NaN that f32 instructions return on GPUs. The PTX ISA (section 9.7.3) leaves its bits open.
 pub(crate) const NAN_F32: f32 = f32::from_bits(0x7FFF_FFFF);
 
-/// Replaces any NaN by the canonical one. Tested on bits, as LLVM removes a comparison `x != x` after a
+/// Replaces any NaN by the canonical one. Tests bits, because LLVM removes a comparison `x != x` after a
 /// square root.
 #[inline(always)]
 pub(crate) fn canonical(x: f32) -> f32 {
@@ -149,7 +150,7 @@ pub(crate) fn canonical(x: f32) -> f32 {
     if is_nan { NAN_F32 } else { x }
 }
 
-/// A subnormal number becomes a zero of its sign (`.ftz`).
+/// Replaces a subnormal number by a zero of its sign (`.ftz`).
 #[inline(always)]
 pub(crate) fn flush(x: f32) -> f32 {
     if x.abs() < f32::MIN_POSITIVE { 0f32.copysign(x) } else { x }
@@ -197,7 +198,7 @@ mod tests {
     fn casts_are_those_of_the_cpu_kernels() {
         let check = |bits: u32| {
             let x = f32::from_bits(bits);
-            // Of NaNs the CPU keeps the sign.
+            // The CPU kernels keep the sign of a NaN.
             let same = |found: u8, expected: u8| found == expected || x.is_nan() && found == expected & 0x7F;
             assert!(same(E4M3.encode(x), formats::to_e4m3(x)), "{bits:#x} in e4m3");
             assert!(same(E5M2.encode(x), formats::to_e5m2(x)), "{bits:#x} in e5m2");

@@ -4,7 +4,7 @@ use crate::random::Random;
 use crate::work::Work;
 use std::collections::HashMap;
 
-/// The id of queued work. Ids grow.
+/// Id of queued work. Ids increase.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct ItemId(u64);
 
@@ -13,7 +13,7 @@ struct Item {
     work: Work,
     /// Number of dependencies that have not run.
     missing: usize,
-    /// Dependents.
+    /// Items that depend on it.
     next: Vec<ItemId>,
     /// The nominal time at which the last dependency ended, in seconds.
     begins: f64,
@@ -23,10 +23,15 @@ struct Item {
 #[derive(Default)]
 pub(crate) struct Queue {
     items: HashMap<ItemId, Item>,
-    /// Items without pending dependencies.
+    /// Items without pending dependencies, the newest last.
     ready: Vec<ItemId>,
     added: u64,
+    /// Items left of the turn of one stream.
+    turn: u32,
 }
+
+/// The longest turn of a stream has 2 to this power items.
+const LONGEST_TURN: usize = 5;
 
 /// Work taken out of the queue to run.
 pub(crate) struct Taken {
@@ -63,12 +68,21 @@ impl Queue {
         self.items.contains_key(&id)
     }
 
-    /// Takes a random ready item; none if nothing is ready.
+    /// Takes a random ready item, or the one that became ready last: turns of random length let one stream run
+    /// far ahead of the others. `None` if nothing is ready.
     pub(crate) fn take(&mut self, random: &mut Random) -> Option<Taken> {
-        if self.ready.is_empty() {
-            return None;
-        }
-        let id = self.ready.swap_remove(random.below(self.ready.len()));
+        let newest = self.ready.len().checked_sub(1)?;
+        let at = match self.turn.checked_sub(1) {
+            Some(left) => {
+                self.turn = left;
+                newest
+            }
+            None => {
+                self.turn = (1 << random.below(LONGEST_TURN + 1)) - 1;
+                random.below(self.ready.len())
+            }
+        };
+        let id = self.ready.remove(at);
         let Item { device, work, next, begins, .. } = self.items.remove(&id)?;
         let ends = begins + work.seconds();
         Some(Taken { id, device, work, ends, next })

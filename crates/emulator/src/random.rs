@@ -1,4 +1,4 @@
-//! Random choices that a seed repeats.
+//! Random choices that depend on a seed only.
 
 /// SplitMix64 (Steele, Lea & Flood, OOPSLA 2014).
 #[derive(Clone, Debug)]

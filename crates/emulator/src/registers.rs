@@ -104,11 +104,11 @@ impl SlotCounts {
     }
 }
 
-/// A type that registers hold values of.
+/// A type of values in registers.
 pub(crate) trait Lane: bytemuck::Pod + Copy + Default + Send + Sync + PartialOrd + 'static {
     /// The register's own type.
     type Bits: Copy + Default + bytemuck::Pod;
-    /// Its registers.
+    /// The class of its registers.
     const CLASS: Class;
     fn file(registers: &Registers) -> &File<Self::Bits>;
     fn file_mut(registers: &mut Registers) -> &mut File<Self::Bits>;
@@ -117,7 +117,7 @@ pub(crate) trait Lane: bytemuck::Pod + Copy + Default + Send + Sync + PartialOrd
     fn from_bits(bits: &Lanes<Self::Bits>) -> &Lanes<Self>;
     /// The low bits of an integer constant.
     fn from_u64(bits: u64) -> Self;
-    /// The bits in the low ones of the result.
+    /// The bits, zero-extended.
     fn into_u64(self) -> u64;
 }
 
@@ -196,7 +196,7 @@ impl Registers {
         file.marked[usize::from(slot.0)] &= !active;
     }
 
-    /// The lanes that have marks.
+    /// The lanes with marks.
     #[inline(always)]
     pub(crate) fn marked<T: Lane>(&self, slot: Slot) -> u32 {
         T::file(self).marked[usize::from(slot.0)]
@@ -223,7 +223,7 @@ impl Registers {
         T::file_mut(self).mark(usize::from(slot.0), &File::<T::Bits>::UNSET, lanes);
     }
 
-    /// A predicate and its unset lanes, a bit for each lane.
+    /// A predicate and its unset lanes, as masks.
     #[inline(always)]
     pub(crate) fn predicate(&self, slot: Slot) -> (u32, u32) {
         (self.predicates[usize::from(slot.0)], self.unset_predicates[usize::from(slot.0)])

@@ -4,11 +4,11 @@
 use std::fmt;
 use std::sync::LazyLock;
 
-/// The variable.
+/// The environment variable.
 const VARIABLE: &str = "XTRAIN_EMULATOR";
 
-/// The settings of the environment. None after a report if they cannot be parsed: a test would otherwise run
-/// on another device than it asks for.
+/// The settings of the environment. `None`, after a report, if they cannot be parsed: a test would otherwise
+/// run on another device than intended.
 pub(crate) static SETTINGS: LazyLock<Option<Settings>> = LazyLock::new(|| {
     let text = std::env::var(VARIABLE).unwrap_or_default();
     Settings::parse(&text).inspect_err(|problem| eprintln!("emulated GPU: {VARIABLE}: {problem}")).ok()

@@ -1,4 +1,4 @@
-//! Statuses under the names and numbers that NVIDIA's headers of CUDA 13.0 give them.
+//! Statuses, with the names and numbers of NVIDIA's headers of CUDA 13.0.
 
 use std::ffi::CStr;
 

@@ -1,4 +1,4 @@
-//! Work of a device, and the nominal time that it takes.
+//! Work of a device and its nominal time.
 #![allow(unsafe_code, reason = "copies read and write host memory through pointers")]
 
 use crate::fault::{FaultKind, Report};
@@ -23,12 +23,12 @@ const RECORD_SECONDS: f64 = 1e-6;
 #[derive(Clone)]
 pub(crate) enum Work {
     Launch(Arc<KernelLaunch>),
-    /// To device memory.
+    /// A copy to device memory.
     Upload {
         target: u64,
         source: HostSource,
     },
-    /// To host memory.
+    /// A copy to host memory.
     Download {
         target: HostAddress,
         source: u64,
@@ -45,7 +45,7 @@ pub(crate) enum Work {
         bytes: u64,
     },
     Gemm(Arc<GemmWork>),
-    /// Marks an event, by its handle.
+    /// The recording of an event, by its handle.
     Record(usize),
     /// The end of a graph, or a wait for an event.
     Nothing,
@@ -58,11 +58,11 @@ pub(crate) struct KernelLaunch {
     pub(crate) block: [u32; 3],
     pub(crate) cluster: [u32; 3],
     pub(crate) shared_bytes: u64,
-    /// Parameters as they lie in their space.
+    /// Bytes of the parameter space.
     pub(crate) parameters: Vec<u8>,
 }
 
-/// A GEMM.
+/// A GEMM in a stream.
 pub(crate) struct GemmWork {
     /// Addresses that it uses, to check that they are not freed.
     pub(crate) operands: Vec<u64>,
@@ -74,7 +74,7 @@ pub(crate) struct GemmWork {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct HostAddress(pub(crate) usize);
 
-/// Where an upload reads.
+/// Source of an upload.
 #[derive(Clone)]
 pub(crate) enum HostSource {
     /// The contents of pageable memory at the time of the call.
@@ -102,7 +102,7 @@ impl From<Report> for Failure {
 }
 
 impl Work {
-    /// The nominal time in seconds. It depends on sizes only, so that choices by time are the same in every
+    /// The nominal time in seconds. It depends only on sizes, so that choices by time are the same in every
     /// run.
     pub(crate) fn seconds(&self) -> f64 {
         let bytes = |bytes: u64| bytes as f64 * SECONDS_PER_BYTE;

@@ -183,7 +183,7 @@ fn a_launch_takes_half_a_millisecond() -> Outcome {
     step(&context, memory.pointer(), memory.pointer(), &stream)?;
     end.record(&stream)?;
     end.synchronize()?;
-    // Half a millisecond for each launch and little for its few instructions, whatever time it really took.
+    // Half a millisecond for each launch and little for its few instructions, whatever the real time.
     let seconds = start.seconds_until(&end)?;
     assert!((0.5e-3..0.502e-3).contains(&seconds), "{seconds}");
     Ok(())
@@ -242,7 +242,7 @@ fn events_of_a_capture_are_not_for_other_calls() -> Outcome {
     refused(stream.wait(&event));
     event.record(&stream)?;
     event.synchronize()?;
-    // A capture does not wait for work outside of it, even if that has ended.
+    // A capture does not wait for work outside of it, even if that work has ended.
     let waiting = Graph::record(&stream, || stream.wait(&event));
     assert!(waiting.is_err_and(|error| error.to_string().contains("STREAM_CAPTURE_ISOLATION")));
     Ok(())

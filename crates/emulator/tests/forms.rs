@@ -18,23 +18,23 @@ const LISTED: &str = include_str!("forms.txt");
 
 const ARCHS: [Arch; 3] = [Arch::SM80, Arch::SM89, Arch::SM90];
 
-/// Variants of a source that are compiled if not all are.
+/// Number of variants per source that are compiled in a sample.
 const SAMPLE: usize = 1;
 
-/// Listed forms of variants that are compiled on demand only, e.g. of attention with a head width of 48.
+/// Listed forms that occur only in variants compiled on demand, e.g. attention with a head width of 48.
 const ON_DEMAND: [&str; 2] = ["mul.lo.s16", "sub.s16"];
 
-/// Forms with a kernel that has each.
+/// Forms, each with a kernel that contains it.
 type Forms = BTreeMap<String, String>;
 
-/// The forms of a source's kernels, found when first asked for.
+/// The forms of a source's kernels, computed on first use.
 type Found = LazyLock<Result<Forms, String>, Box<dyn FnOnce() -> Result<Forms, String> + Send>>;
 
 fn listed() -> BTreeSet<&'static str> {
     LISTED.lines().filter(|line| !line.is_empty() && !line.starts_with('#')).collect()
 }
 
-/// Numbers of the variants to compile.
+/// Indices of the variants to compile.
 fn variants(source: &KernelSource, seed: u64, all: bool) -> Vec<usize> {
     let drawn = |n: &usize| {
         let mut hasher = DefaultHasher::new();

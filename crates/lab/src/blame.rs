@@ -1,12 +1,12 @@
-//! GEMMs that FP8 hurts, found on a checkpoint with the batches that its run would have seen next.
+//! GEMMs that lose the most in FP8, found on a checkpoint with the batches that its run would have read next.
 //!
 //! Forward and backward run in bf16, in FP8, and in FP8 with one group of GEMMs after another returned to
-//! bf16: the same layer's fprop, dgrad or wgrad in all blocks. The measure is the distance of loss and
+//! bf16: the fprop, dgrad or wgrad of one layer in all blocks. The measure is the distance of loss and
 //! gradients from those of bf16. Errors of GEMMs are nearly independent, so their squares add: a group's
-//! share of the blame is the share of the squared error that disappears with it.
+//! blame is the share of the squared error that disappears when the group is in bf16.
 //!
 //! All programs share the masters of one engine, so each further program costs at most its copies of weights,
-//! and they run one at a time. The gradients of bf16 are kept in host memory. The checkpoint is not changed.
+//! and they run one at a time. The bf16 gradients are copied to host memory. The checkpoint is not changed.
 
 use crate::probe::Probe;
 use rayon::prelude::*;
@@ -28,17 +28,19 @@ use xtrain_train::training_spec::TrainingSpec;
 use xtrain_train::weights::Weights;
 
 /// Checkpoint, extent and device of a search.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct BlameOptions {
     /// The checkpoint of the run.
     pub which: Which,
-    /// Where.
+    /// The device.
     pub device: Device,
     /// The recipe to examine; by default that of the run or, if this has no FP8, [`Recipe::Fp8Block`].
     pub casts: Option<Recipe>,
+    /// Texts or token shards to take instead of the training data of the run.
+    pub data: Vec<PathBuf>,
     /// Number of steps whose batches are used.
     pub batches: u64,
-    /// Number of groups, the worst ones, of which each block is also returned to bf16 alone.
+    /// Number of worst groups that are split, so that each of their blocks is also returned to bf16 alone.
     pub by_block: usize,
 }
 
@@ -47,21 +49,21 @@ pub struct BlameOptions {
 pub struct Blame {
     /// The run's folder.
     pub run: PathBuf,
-    /// The step of the checkpoint; the batches are those of the next.
+    /// The step of the checkpoint; the batches are those of the next steps.
     pub step: u64,
-    /// The recipe that is blamed.
+    /// The recipe whose GEMMs are compared.
     pub casts: String,
     /// Number of steps whose batches were used.
     pub batches: u64,
     /// The mean loss in bf16, in nats a token.
     pub bf16_loss: f64,
-    /// With all that the recipe has in FP8.
+    /// Distance with all GEMMs of the recipe in FP8.
     pub all: Distance,
     /// Patterns of `[precision] skip` that the run has already.
     pub skip: Vec<String>,
-    /// Groups, the one to blame most first.
+    /// Groups, the one with the largest share first.
     pub groups: Vec<BlamedGroup>,
-    /// The worst groups block by block, likewise.
+    /// Single blocks of the worst groups, in the same order.
     pub blocks: Vec<BlamedGroup>,
 }
 
@@ -97,7 +99,7 @@ impl Blame {
 /// Distance from bf16.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct Distance {
-    /// Increase of the mean loss, in nats a token.
+    /// Increase of the mean loss, in nats per token.
     #[serde(serialize_with = "finite")]
     pub loss_gap: f64,
     /// The norm of the difference of all gradients, as a share of their norm.
@@ -114,15 +116,16 @@ pub struct BlamedGroup {
     pub site: String,
     /// `fprop`, `dgrad` or `wgrad`.
     pub product: &'static str,
-    /// The block, where it is in one alone.
+    /// The block, if the group is in one alone.
     pub block: Option<usize>,
-    /// The share of the operations of the blocks' linear layers, and of the head where that is in FP8, that
-    /// leaves FP8.
+    /// Share of the operations of the blocks' linear layers (and of the head, if it is in FP8) that would
+    /// leave FP8.
     pub operations: f64,
-    /// Distance from bf16 of the rest.
+    /// Distance from bf16 that remains without the group.
     #[serde(flatten)]
     pub distance: Distance,
-    /// Share of the squared error of the gradients that disappears with it. A negative share is noise.
+    /// Share of the squared error of the gradients that disappears without the group. A negative share is
+    /// noise.
     #[serde(serialize_with = "finite")]
     pub blame: f64,
 }
@@ -130,15 +133,15 @@ pub struct BlamedGroup {
 /// Progress of a search.
 #[derive(Clone, Debug)]
 pub enum BlameProgress {
-    /// Something with the run's text, which is not in the cache any more.
+    /// Preparation of the run's text, which is no longer in the cache.
     Text(Notice),
-    /// A forward and backward.
+    /// One forward and backward.
     Pass {
         /// The variant: `bf16`, `fp8-row`, or the pattern that is returned to bf16.
         what: String,
         /// Micro-batches that are done.
         done: u64,
-        /// Of how many.
+        /// Number of micro-batches.
         all: u64,
     },
 }
@@ -148,15 +151,15 @@ pub enum BlameProgress {
 ///
 /// # Errors
 ///
-/// No run or checkpoint there, data that is not there any more, a recipe without a GEMM in FP8, too little
-/// memory; [`DataError::Interrupted`](xtrain_data::DataError::Interrupted) if it was stopped.
+/// No run or checkpoint in the folder, missing data, a recipe without a GEMM in FP8, too little memory;
+/// [`DataError::Interrupted`](xtrain_data::DataError::Interrupted) if it was stopped.
 pub fn blame(
     folder: &Path,
     options: &BlameOptions,
     doing: &mut dyn FnMut(BlameProgress) -> ControlFlow<()>,
 ) -> Result<Blame, RunError> {
     let (probe, processor) =
-        Probe::open(folder, options.which, options.device, options.casts, &mut |notice| {
+        Probe::open(folder, options.which, options.device, options.casts, &options.data, &mut |notice| {
             doing(BlameProgress::Text(notice))
         })?;
     processor.check(probe.casts.recipe)?;
@@ -226,7 +229,7 @@ pub fn blame(
 struct Group {
     site: String,
     gemm: LinearGemm,
-    /// Those in which it is in FP8; none of the head.
+    /// The blocks in which it is in FP8; none for the head.
     blocks: Vec<usize>,
     /// True for one block of several.
     is_single: bool,
@@ -243,7 +246,7 @@ impl Group {
         format!("{place}{}:{}", self.site, self.gemm.name())
     }
 
-    /// The formats with it in bf16.
+    /// The formats with this group in bf16.
     fn put_back(&self, casts: &Numerics) -> Numerics {
         let mut numerics = casts.clone();
         numerics.fp8.skip.extend(GemmPattern::parse(&self.pattern()));
@@ -257,7 +260,7 @@ impl Group {
             .collect()
     }
 
-    /// The share of the operations of the blocks' linear layers, and of the head where that is in FP8.
+    /// Share of the operations of the blocks' linear layers (and of the head, if it is in FP8).
     fn operations(&self, products: &[LinearGemms]) -> f64 {
         let counts = |p: &&LinearGemms| !p.is_head() || p.gemms.iter().any(Result::is_ok);
         let all: f64 = products.iter().filter(counts).map(|p| 3.0 * p.size()).sum();
@@ -301,7 +304,7 @@ fn nothing_in_fp8(spec: &TrainingSpec, products: &[LinearGemms]) -> RunError {
     reasons.sort();
     reasons.dedup();
     RunError::Refused(format!(
-        "{} leaves all GEMMs of this model in bf16 ({}), so none is to blame",
+        "{} leaves all GEMMs of this model in bf16 ({}), so there is none to examine",
         spec.recipe.name(),
         reasons.join("; ")
     ))
@@ -321,11 +324,11 @@ impl Variant {
     }
 }
 
-/// Over batches.
+/// Sums over batches.
 #[derive(Clone, Copy, Default)]
 struct Sums {
     loss: f64,
-    /// Of the gradients of bf16, and of the differences.
+    /// Sums of squares: of the bf16 gradients, and of the differences.
     squares: [f64; 2],
 }
 
@@ -340,10 +343,10 @@ struct Search<'a> {
     probe: &'a Probe,
     spec: &'a TrainingSpec,
     bf16: ProgramId,
-    /// The gradients that a pass leaves.
+    /// The gradients of a pass.
     entries: Vec<StateEntry>,
     doing: &'a mut dyn FnMut(BlameProgress) -> ControlFlow<()>,
-    /// Micro-batches, and those of a pass over a batch.
+    /// Micro-batches done, and their number in a pass over a batch.
     done: u64,
     all: u64,
     steps: u64,
@@ -401,7 +404,7 @@ impl Search<'_> {
     }
 }
 
-/// The gradients that the engine holds, in the order of the parameters.
+/// The gradients on the engine, in the order of the parameters.
 fn gradients(weights: &mut Weights) -> Vec<StateEntry> {
     let mut entries = weights.engine().state_entries();
     entries.retain(|entry| entry.kind == StateKind::Gradient);
@@ -456,7 +459,7 @@ fn found(
     found
 }
 
-/// The one to blame most first; what is not a number last.
+/// Sorts by blame, the largest first; NaN last.
 fn by_blame(found: &mut [BlamedGroup]) {
     let order = |of: &BlamedGroup| if of.blame.is_nan() { f64::NEG_INFINITY } else { of.blame };
     found.sort_by(|a, b| order(b).total_cmp(&order(a)));

@@ -1,5 +1,4 @@
-//! Hardware and libraries that this machine has for training, and self tests of each: parts are tried, not
-//! only searched for.
+//! Examination of the hardware and libraries that a machine has for training, with self-tests of each.
 
 use serde::Serialize;
 use std::fmt::Display;
@@ -20,7 +19,7 @@ pub struct Examination {
     pub device: String,
     /// True if training works there.
     pub works: bool,
-    /// Why no GPU is used; nothing where one is.
+    /// Reason why no GPU is used; `None` if one is.
     pub no_gpu: Option<String>,
     /// NVIDIA's libraries.
     pub libraries: Vec<LibraryFound>,
@@ -58,7 +57,7 @@ pub struct LibraryFound {
 /// A library that cannot be used.
 #[derive(Clone, Debug, Serialize)]
 pub struct MissingLibrary {
-    /// Why.
+    /// The problem.
     pub problem: String,
     /// Places that were searched.
     pub looked_in: Vec<String>,
@@ -71,23 +70,23 @@ pub struct MissingLibrary {
 /// A GPU.
 #[derive(Clone, Debug, Serialize)]
 pub struct GpuFound {
-    /// Its place among those that `CUDA_VISIBLE_DEVICES` lets through; training takes the first, 0.
+    /// Its index among the GPUs that `CUDA_VISIBLE_DEVICES` makes visible; training uses index 0.
     pub ordinal: usize,
     /// NVIDIA's name for it.
     pub name: String,
-    /// `9.0`.
+    /// Compute capability, such as `9.0`.
     pub compute_capability: String,
     /// Streaming multiprocessors.
     pub multiprocessors: u32,
     /// Bytes of its memory.
     pub memory_bytes: u64,
-    /// Bytes of it that are free besides the context of this process; `None` if it cannot be opened.
+    /// Free bytes, not counting the context of this process; `None` if the GPU cannot be opened.
     pub free_bytes: Option<u64>,
-    /// The recipes that it runs.
+    /// The recipes that it supports.
     pub recipes: Vec<&'static str>,
 }
 
-/// Something that was tried.
+/// Result of a self-test.
 #[derive(Clone, Debug, Serialize)]
 pub struct SelfTest {
     /// Its name.
@@ -95,7 +94,7 @@ pub struct SelfTest {
     pub name: String,
     /// True if it passed.
     pub ok: bool,
-    /// Why not.
+    /// Reason of the failure.
     pub problem: Option<String>,
     /// Seconds that it took.
     pub seconds: f64,
@@ -106,37 +105,37 @@ pub struct SelfTest {
 pub struct RecipeRow {
     /// Its name in run files.
     pub recipe: &'static str,
-    /// The first compute capability that runs it: `8.0`.
+    /// The first compute capability that supports it, such as `8.0`.
     pub from: String,
 }
 
 /// The folder of compiled kernels.
 #[derive(Clone, Debug, Serialize)]
 pub struct CacheFound {
-    /// Where; nothing where no folder can be had.
+    /// Its path; `None` if none can be determined.
     pub folder: Option<PathBuf>,
     /// Files in it.
     pub files: usize,
     /// Their bytes.
     pub bytes: u64,
-    /// Why it cannot be written, and what to do, where that is so.
+    /// Reason why it cannot be written and the remedy, if so.
     pub problem: Option<String>,
 }
 
 /// Cores and memory.
 #[derive(Clone, Debug, Serialize)]
 pub struct CpuFound {
-    /// Threads that compute.
+    /// Compute threads.
     pub threads: usize,
     /// Bytes of memory that this process could use if nothing else ran.
     pub memory_bytes: Option<u64>,
-    /// Bytes that it can use now.
+    /// Bytes of memory that are available now.
     pub available_bytes: Option<u64>,
 }
 
-/// Looks at everything and tries it.
+/// Examines and tests everything.
 pub fn examine() -> Examination {
-    // Before the self tests, which add to it and take from it.
+    // Before the self-tests, which use this memory.
     let (kernel_cache, cpu) = (cache(), cpu());
     let libraries = [Library::Driver, Library::Nvrtc, Library::CublasLt, Library::Cudnn].map(library);
     let gpus = CudaDevice::all().unwrap_or_default();
@@ -238,12 +237,12 @@ fn self_test(name: &str, begun: Instant, result: Result<(), impl Display>) -> Se
     SelfTest { name: name.into(), ok: problem.is_none(), problem, seconds }
 }
 
-/// A model that trains quickly and yet exercises everything: grouped queries, several heads, wide enough for
-/// the GPU's kernels.
+/// A model that trains quickly and exercises everything: grouped queries, several heads, wide enough for the
+/// GPU's kernels.
 const RUN: &str = "[model]\ndim = 128\nlayers = 2\nheads = 2\nkv_heads = 1\nhead_dim = 64\nffn_dim = 256\n\
                    [data]\ntrain = 'none'\ntokenizer = 'bytes'\nseq_len = 64\n[train]\nsteps = 1\nbatch_size = 4\n";
 
-/// Steps enough to run op by op, be recorded, and be replayed.
+/// Enough steps to run op by op, be recorded, and be replayed.
 const STEPS: u64 = 4;
 
 /// Trains a small model on one batch, whose loss must fall.
@@ -272,7 +271,7 @@ fn train_small_model(processor: Processor) -> Result<(), String> {
         losses.push(result.loss);
     }
     let (first, last) = (losses[0], losses[losses.len() - 1]);
-    // Written so that what is no number is no fall.
+    // NaN counts as no decrease.
     if last < first { Ok(()) } else { Err(format!("the loss went from {first} to {last} in {STEPS} steps")) }
 }
 

@@ -1,14 +1,14 @@
-//! Errors of casts to FP8 in a training step, measured on a checkpoint with the batch that its run would have
-//! seen next.
+//! Errors of FP8 casts in a training step, measured on a checkpoint with the batch that its run would have
+//! read next.
 //!
-//! Forward and backward run once, in the formats of the run, and every operand of the GEMMs of the blocks'
-//! linear layers is cast next to its producer and compared with its cast. So inputs, weights and gradients
-//! are those of the step, and the memory is that of a step without its optimizer. The checkpoint is not
+//! Forward and backward run once, in the formats of the run. Every operand of the GEMMs of the blocks' linear
+//! layers is cast next to its producer and compared with its cast. Inputs, weights and gradients are
+//! therefore those of the step, and the memory is that of a step without its optimizer. The checkpoint is not
 //! changed.
 
 use crate::probe::Probe;
 use std::ops::ControlFlow;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use xtrain_config::Device;
 use xtrain_model::Recipe;
 use xtrain_program::LinearGemm;
@@ -23,23 +23,25 @@ use xtrain_train::opened::Which;
 use xtrain_train::programs;
 
 /// Checkpoint and device of an inspection.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct InspectOptions {
     /// The checkpoint of the run.
     pub which: Which,
-    /// Where.
+    /// The device.
     pub device: Device,
     /// The recipe whose casts are measured; by default that of the run or, if this has no FP8,
     /// [`Recipe::Fp8Block`].
     pub casts: Option<Recipe>,
+    /// Texts or token shards to take instead of the training data of the run.
+    pub data: Vec<PathBuf>,
 }
 
 /// Progress of an inspection.
 #[derive(Clone, Debug)]
 pub enum InspectProgress {
-    /// Something with the run's text, which is not in the cache any more.
+    /// Preparation of the run's text, which is no longer in the cache.
     Text(Notice),
-    /// Micro-batches of the step that are done, and all.
+    /// Number of micro-batches done, and of all in the step.
     Step(u64, u64),
 }
 
@@ -48,7 +50,7 @@ pub enum InspectProgress {
 ///
 /// # Errors
 ///
-/// No run or checkpoint there, data that is not there any more, a recipe without FP8, too little memory;
+/// No run or checkpoint in the folder, missing data, a recipe without FP8, too little memory;
 /// [`DataError::Interrupted`](xtrain_data::DataError::Interrupted) if it was stopped.
 pub fn inspect(
     folder: &Path,
@@ -56,7 +58,7 @@ pub fn inspect(
     doing: &mut dyn FnMut(InspectProgress) -> ControlFlow<()>,
 ) -> Result<Inspection, RunError> {
     let (probe, processor) =
-        Probe::open(folder, options.which, options.device, options.casts, &mut |notice| {
+        Probe::open(folder, options.which, options.device, options.casts, &options.data, &mut |notice| {
             doing(InspectProgress::Text(notice))
         })?;
     let (spec, casts) = (&probe.spec, &probe.casts);
@@ -125,7 +127,7 @@ impl Sums {
             saturation: share(saturated),
             not_finite,
             sqnr_db: if self.squares == 0.0 && not_finite > 0 {
-                // Nothing was compared.
+                // No element was compared.
                 f64::NAN
             } else if self.errors == 0.0 {
                 f64::INFINITY

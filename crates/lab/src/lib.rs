@@ -1,7 +1,7 @@
-//! Tools that measure and examine: speed, casts to FP8, and the machine.
+//! Tools that measure and examine: speed, FP8 casts, and the machine.
 //!
 //! Invariants: no tool changes a run or its checkpoints; each runs the programs of training, so its
-//! measurements hold for training. Deliberately absent: options and terminals, which are the binary's.
+//! measurements hold for training. Deliberately absent: options and terminals, which belong to the binary.
 
 pub mod bench;
 pub mod blame;

@@ -1,8 +1,9 @@
 //! A checkpoint opened for examination: its masters on an engine, and forward and backward of the batches
-//! that its run would have seen next. The checkpoint is not changed.
+//! that its run would have read next. The checkpoint is not changed.
 
 use std::ops::ControlFlow;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use tempfile::TempDir;
 use xtrain_checkpoint::Checkpoint;
 use xtrain_config::{Config, Device};
 use xtrain_data::DataError;
@@ -21,29 +22,33 @@ use xtrain_train::training_spec::TrainingSpec;
 use xtrain_train::weights::Weights;
 use xtrain_train::{position, source, spec};
 
-/// A checkpoint, and what its run would have done next.
+/// A checkpoint, and the next batches of its run.
 pub(crate) struct Probe {
     pub(crate) run: RunFolder,
     pub(crate) checkpoint: Checkpoint,
     /// The specification of the run's step.
     pub(crate) spec: TrainingSpec,
-    /// The FP8 formats that are asked about.
+    /// The FP8 formats to examine.
     pub(crate) casts: Numerics,
     config: Config,
     corpus: Corpus,
-    /// The number of the next sample.
+    /// Index of the next sample.
     first: u64,
+    /// Holds the tokens of texts other than the run's.
+    _temporary: Option<TempDir>,
 }
 
 impl Probe {
     /// Opens a run, or the run and the step of a checkpoint folder. `casts` names the FP8 formats to examine;
-    /// by default those of the run or, if it has no FP8, [`Recipe::Fp8Block`]. `notice` receives the progress
-    /// of preparing texts and may stop it. Also returns the processor.
+    /// by default those of the run or, if it has no FP8, [`Recipe::Fp8Block`]. `data` names texts to take in
+    /// place of those of the run. `notice` receives the progress of preparing texts and may stop it. Also
+    /// returns the processor.
     pub(crate) fn open(
         folder: &Path,
         which: Which,
         device: Device,
         casts: Option<Recipe>,
+        data: &[PathBuf],
         notice: &mut dyn FnMut(Notice) -> ControlFlow<()>,
     ) -> Result<(Probe, Processor), RunError> {
         let (run, which) = find_run(folder, which)?;
@@ -55,14 +60,24 @@ impl Probe {
         let casts = formats(&spec, casts)?;
         let processor =
             Processor::choose(device).map_err(|e| RunError::Refused(format!("no model on a GPU: {e}")))?;
-        let tokenizer = run.tokenizer();
-        let corpus = Corpus::open(&config, Some(tokenizer.as_path()).filter(|t| t.is_dir()), notice)?;
-        let first = position::next_sample(&checkpoint, &corpus.loader)?;
-        Ok((Probe { run, checkpoint, spec, casts, config, corpus, first }, processor))
+        let (corpus, first, temporary) = match data {
+            [] => {
+                let corpus = Corpus::of_run(&config, &run, notice)?;
+                let first = position::next_sample(&checkpoint, &corpus.loader)?;
+                (corpus, first, None)
+            }
+            texts => {
+                let cache =
+                    tempfile::tempdir().map_err(RunError::io(&std::env::temp_dir(), "make a folder in"))?;
+                let corpus = Corpus::of_texts(&config, &run, texts, cache.path(), notice)?;
+                (corpus, 0, Some(cache))
+            }
+        };
+        let probe = Probe { run, checkpoint, spec, casts, config, corpus, first, _temporary: temporary };
+        Ok((probe, processor))
     }
 
-    /// The masters on an engine of `processor` that has loaded `program`, and the copies of them that it
-    /// reads.
+    /// Loads `program` on an engine of `processor`, with the masters and the copies of them that it reads.
     pub(crate) fn load(
         &self,
         processor: Processor,
@@ -134,7 +149,7 @@ fn advise(error: LearnError) -> LearnError {
     error.advising("look at it where the run is trained, or on the CPU with --device cpu")
 }
 
-/// The run that `folder` is or belongs to, and which of its checkpoints is meant.
+/// The run that `folder` is or belongs to, and the selected checkpoint.
 fn find_run(folder: &Path, which: Which) -> Result<(RunFolder, Which), RunError> {
     if !folder.exists() {
         return Err(source::no_such_folder(folder));
@@ -157,15 +172,15 @@ fn find_run(folder: &Path, which: Which) -> Result<(RunFolder, Which), RunError>
     }
 }
 
-/// The formats that are asked about.
+/// The FP8 formats to examine.
 fn formats(spec: &TrainingSpec, asked: Option<Recipe>) -> Result<Numerics, RunError> {
     let own = spec.numerics();
     match asked {
         Some(recipe) if !recipe.is_fp8() => Err(RunError::Refused(format!(
-            "--casts {}: this recipe casts nothing to FP8; name one that does, as fp8-block",
+            "--casts {}: this recipe casts nothing to FP8; name one that does, such as fp8-block",
             recipe.name()
         ))),
-        // Overrides are those of a recipe; what is in FP8 at all is the run's.
+        // Overrides apply to the run's own recipe; `head` also applies to others.
         Some(recipe) if recipe != own.recipe => {
             Ok(Numerics { recipe, fp8: Fp8Overrides { head: own.fp8.head, ..Default::default() } })
         }

@@ -1,4 +1,4 @@
-//! A model without its weights: its widths, its layers, and what follows from them.
+//! A model without its weights: its widths, its layers, and the sizes that follow from them.
 
 use crate::layer::{HEAD, is_positive_f32};
 use crate::{Family, FeedForward, Layer, LinearSpec, Mixer, ModelError};
@@ -24,7 +24,7 @@ pub struct Architecture {
 }
 
 impl Architecture {
-    /// The largest of every other size: what `i32` indices in kernels and files can name.
+    /// Upper bound of every other size: `i32` indices in kernels and files.
     const MAX_SIZE: usize = i32::MAX as usize;
 
     /// The most blocks; the deepest models that were ever trained have a thousand, and plans of more would
@@ -57,7 +57,7 @@ impl Architecture {
         let parameters = self.parameter_estimate();
         if parameters > Self::MAX_PARAMETERS {
             return fail(format!(
-                "the sizes make a model of {:.1e} parameters; check them for a slip",
+                "the sizes make a model of {:.1e} parameters; check them for a typo",
                 parameters as f64
             ));
         }
@@ -190,5 +190,5 @@ impl fmt::Display for Layer {
 }
 
 fn too_large(name: &str, size: usize, most: usize) -> ModelError {
-    ModelError::Sizes(format!("{name} = {size} is more than a model can have ({most}); check for a slip"))
+    ModelError::Sizes(format!("{name} = {size} is more than a model can have ({most}); check for a typo"))
 }

@@ -181,7 +181,7 @@ impl<'a> Trace<'a> {
         t.enter_block(block.map(|block| block as u32));
     }
 
-    /// The name of what is at `site`, in the block if one is traced.
+    /// The name of the value at `site`, in the block if one is traced.
     fn name(&self, site: &str) -> String {
         self.block.map_or_else(|| site.to_owned(), |block| in_block(block, site))
     }
@@ -274,7 +274,7 @@ impl<'a> Trace<'a> {
             Context::Sequence { .. } => self.batch.seq_len,
             Context::Cache { capacity } => capacity,
         };
-        // Engines share constants by name, so the name says all that the table depends on.
+        // Engines share constants by name, so the name contains everything that the table depends on.
         let name = format!("rotations.{positions}x{head_dim}.theta_{theta}{}", suffix(scaling));
         let ty = TensorType::new(DType::F32, [positions, head_dim]);
         t.constant(&name, ty, move || rotation_table(positions, head_dim, theta, scaling))

@@ -3,7 +3,7 @@
 use crate::{Architecture, Family, FeedForward, Layer, Mixer, Mlp, ModelError, Rotary, SelfAttention};
 use xtrain_ops::qk_norm_rope::RopeScaling;
 
-/// The sizes and options of a model whose layers are alike.
+/// The sizes and options of a model whose layers are equal.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Description {
     /// The family under whose name the model is exported.
@@ -82,7 +82,7 @@ impl Architecture {
         let Some(Layer { mixer: Mixer::Attention(attention), feed_forward: FeedForward::Dense(mlp) }) = first
         else {
             return Err(ModelError::Sizes(format!(
-                "the {} layers differ, which no config.json of a {} model can say",
+                "the {} layers differ, which config.json of a {} model cannot describe",
                 self.layers.len(),
                 self.family.name()
             )));

@@ -2,18 +2,20 @@
 
 use thiserror::Error;
 
-/// An error in a model's description, and what to do about it.
-#[derive(Clone, Debug, Error, PartialEq, Eq)]
+/// An error in a model's description, and its remedy.
+#[derive(Clone, Error, PartialEq, Eq)]
 pub enum ModelError {
     /// Sizes that contradict each other.
     #[error("{0}")]
     Sizes(String),
-    /// A file of a Hugging Face folder that cannot be taken as it is.
+    /// A file of a Hugging Face folder that is not supported.
     #[error("{file}: {message}")]
     HuggingFace {
         /// `config.json` or `generation_config.json`.
         file: &'static str,
-        /// The error, and what to do about it.
+        /// The error and its remedy.
         message: String,
     },
 }
+
+xtrain_tensor::debug_as_display!(ModelError);

@@ -21,7 +21,7 @@ impl<'a> Keys<'a> {
         self.json.get(key)
     }
 
-    /// The key's value; `None` where it is absent or null.
+    /// The key's value; `None` if it is absent or null.
     pub(crate) fn get(&self, key: &str) -> Option<&'a Value> {
         self.json.get(key).filter(|v| !v.is_null())
     }

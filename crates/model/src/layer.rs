@@ -23,7 +23,7 @@ pub enum Mixer {
     Attention(SelfAttention),
 }
 
-/// The half-block that computes on each token by itself.
+/// The half-block that computes on each token separately.
 #[derive(Clone, Debug, PartialEq)]
 pub enum FeedForward {
     /// One SwiGLU for all tokens.
@@ -77,7 +77,7 @@ pub struct LinearSpec {
     pub modules: Vec<(&'static str, usize)>,
     /// A bias on the outputs.
     pub bias: bool,
-    /// Its output is added to the residual stream.
+    /// True if its output is added to the residual stream.
     pub is_residual: bool,
 }
 
@@ -122,7 +122,7 @@ impl Layer {
         sizes
     }
 
-    /// Checks what sizes alone do not show.
+    /// Checks the conditions that sizes alone do not show.
     pub(crate) fn validate(&self) -> Result<(), ModelError> {
         match &self.mixer {
             Mixer::Attention(attention) => attention.validate(),

@@ -146,7 +146,7 @@ impl Numerics {
 
 impl Numerics {
     /// The format in which the input of SwiGLU, or of the linear layer after attention, is saved for the
-    /// backward in a model of this many blocks; `None` saves it as it is.
+    /// backward in a model of this many blocks; `None` saves it unchanged.
     pub fn saved_input(&self, candidate: save_fp8::Candidate<'_>, layers: usize) -> Option<Quantization> {
         let save_fp8::Candidate { origin, reader, columns } = candidate;
         let block = origin.block? as usize;

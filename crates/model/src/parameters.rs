@@ -23,14 +23,14 @@ pub struct ParameterSpec {
     pub parts: Vec<NamePart>,
 }
 
-/// The role of a parameter in a model. Optimizers treat the parameters of a group alike.
+/// The role of a parameter in a model. Optimizers treat the parameters of a group equally.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ParameterGroup {
-    /// The table of token embeddings, also where the head reads it.
+    /// The table of token embeddings, even if the head reads it too.
     Embedding,
     /// The weights of a linear layer in a block.
     Matrix,
-    /// The weights of a head of its own.
+    /// The weights of an untied head.
     Head,
     /// The weights of a norm.
     Norm,

@@ -16,7 +16,8 @@ impl GemmPattern {
     /// Parses a pattern.
     ///
     /// # Errors
-    /// The text after a colon, where it is no GEMM.
+    ///
+    /// A text after the colon that is not the name of a GEMM.
     pub fn parse(text: &str) -> Result<Self, String> {
         let (linear, gemm) = match text.split_once(':') {
             None => (text, None),

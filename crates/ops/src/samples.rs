@@ -31,8 +31,9 @@ pub enum GpuTolerance {
         /// The relative error.
         f32: f64,
     },
-    /// A relative error of 4e-3 for outputs in f32. Operands are rounded to bf16 after they are scaled, and the
-    /// mean of these errors is not 0: FP8 values times one scale have as many relative errors as mantissas.
+    /// A relative error of 4e-3 for outputs in f32. Operands are rounded to bf16 after they are scaled, and
+    /// the mean of these errors is not 0: FP8 values times one scale have as many relative errors as
+    /// mantissas.
     RoundedOperands,
     /// [`GpuTolerance::DEFAULT`], with a relative error of 3e-2 for outputs in FP8, which are cast from
     /// values that the op computes.

@@ -1,22 +1,25 @@
-//! The executor on a GPU: more runs in flight than it has buffers, state that changes between them, and
-//! programs that are loaded while others run. Without a GPU every test is ignored, and the reason is printed.
+//! The executor on a GPU: more runs in flight than it has buffers, state that changes between them, programs
+//! that are loaded while others run, and programs of several lanes. Without a GPU every test is ignored, and the reason is printed.
 
 mod common;
 
+use common::lanes::{random_program, results};
 use libtest_mimic::{Arguments, Failed, Trial};
 use std::sync::Arc;
 use xtrain_cuda::Gpu;
 use xtrain_ops::add::Add;
 use xtrain_ops::grad_norm::GradNorm;
-use xtrain_ops::registry::cuda_kernels;
-use xtrain_program::{Program, StateKind, Tracer, ValueId};
-use xtrain_runtime::{CudaEngine, Engine, EngineError, Part, ProgramId};
+use xtrain_ops::registry::{cpu_kernels, cuda_kernels};
+use xtrain_program::{Lane, Program, StateKind, Tracer, ValueId};
+use xtrain_runtime::{CpuEngine, CudaEngine, Engine, EngineError, Part, ProgramId};
 use xtrain_tensor::{DType, TensorType};
 
 /// Elements of small tensors.
 const SMALL: usize = 1000;
 /// Elements of a state value that needs six pieces of the four staging buffers of 8 MiB.
 const LARGE: usize = (41 << 20) / 4;
+/// Random programs of several lanes.
+const LANE_PROGRAMS: u64 = 6;
 /// Runs in flight: more than the four slots of inputs and outputs, several times over.
 const RUNS: u8 = 20;
 
@@ -158,15 +161,80 @@ fn programs_are_loaded_beside_runs_in_flight() -> Result<(), Failed> {
     Ok(())
 }
 
+/// Programs of several lanes give the CPU's bits op by op, while they are recorded, and as graphs.
+fn lanes_wait_for_each_other() -> Result<(), Failed> {
+    for seed in (0..LANE_PROGRAMS).map(|n| common::seed().wrapping_add(n)) {
+        let expected = results(&mut CpuEngine::new(Arc::new(cpu_kernels())), random_program(seed), 3)?;
+        let found = results(&mut engine()?, random_program(seed), 3)?;
+        assert!(
+            found == expected,
+            "program XTRAIN_TEST_SEED={seed}: add at sum has other bits than on the CPU"
+        );
+    }
+    Ok(())
+}
+
+/// A program of two lanes in which every wait matters: between the lanes in both directions, for the copy of
+/// the inputs before it, and for the state that the run before left.
+fn two_lanes() -> Program {
+    let mut tracer = Tracer::default();
+    let input = tracer.input("in", vector(SMALL));
+    let [r, s, t, u] = ["r", "s", "t", "u"].map(|name| tracer.state(StateKind::Master, name, vector(SMALL)));
+    let mut lanes = Vec::new();
+    let mut sum = |lane, inputs: [ValueId; 2], target| {
+        lanes.push(lane);
+        tracer.site("sum").emit_into(Add, &inputs, &[target]).expect("two vectors of one type")[0]
+    };
+    sum(Lane::Communication, [u, input], Some(u));
+    let a = sum(Lane::Compute, [input, s], None);
+    sum(Lane::Communication, [r, a], Some(r));
+    let c = sum(Lane::Compute, [input, t], None);
+    let out = sum(Lane::Compute, [c, r], None);
+    sum(Lane::Communication, [t, c], Some(t));
+    sum(Lane::Compute, [s, u], Some(s));
+    tracer.output("out", out);
+    let mut program = tracer.finish();
+    program.instances.iter_mut().zip(lanes).for_each(|(instance, lane)| instance.lane = lane);
+    program
+}
+
+/// Runs of [`two_lanes`] that follow each other without a wait: two op by op, two recorded, two replayed.
+fn two_lanes_wait_for_each_other() -> Result<(), Failed> {
+    let run = |engine: &mut dyn Engine| -> Result<Vec<f32>, EngineError> {
+        let id = engine.load(two_lanes())?;
+        let mut tickets = Vec::new();
+        for n in 1..7u8 {
+            engine.write_input(id, "in", &filled(n.into(), SMALL))?;
+            engine.run(id, if n % 2 == 1 { Part::Whole } else { Part::First })?;
+            tickets.push(engine.fetch(id)?);
+        }
+        let mut found = Vec::new();
+        for ticket in tickets {
+            found.extend(floats(engine.collect(ticket)?.get("out")?));
+        }
+        for name in ["r", "s", "t", "u"] {
+            found.extend(floats(&engine.read_state(StateKind::Master, name)?));
+        }
+        Ok(found)
+    };
+    let expected = run(&mut CpuEngine::new(Arc::new(cpu_kernels())))?;
+    let found = run(&mut engine()?)?;
+    let wrong = found.iter().zip(&expected).enumerate().find(|(_, (found, expected))| found != expected);
+    assert!(wrong.is_none(), "add at sum: element and values {wrong:?} differ from the CPU's");
+    Ok(())
+}
+
 type Test = fn() -> Result<(), Failed>;
 
 fn main() {
     let arguments = Arguments::from_args();
     let gpu = common::gpu();
-    let all: [(&str, Test); 3] = [
+    let all: [(&str, Test); 5] = [
         ("runs_in_flight_keep_their_inputs_and_outputs", runs_in_flight_keep_their_inputs_and_outputs),
         ("state_changes_between_runs_in_flight", state_changes_between_runs_in_flight),
         ("programs_are_loaded_beside_runs_in_flight", programs_are_loaded_beside_runs_in_flight),
+        ("lanes_wait_for_each_other", lanes_wait_for_each_other),
+        ("two_lanes_wait_for_each_other", two_lanes_wait_for_each_other),
     ];
     let test = |(name, test): (&str, Test)| Trial::test(name, test).with_ignored_flag(gpu.is_none());
     let conclusion = libtest_mimic::run(&arguments, all.into_iter().map(test).collect());

@@ -1,5 +1,5 @@
-//! Fused casts are equal, to the bit, to separate casts of what the producer writes; so are casts with an
-//! amax that the producer computes. On the CPU and, if there is one, on a GPU.
+//! Fused casts equal, to the bit, separate casts of the producer's output; so do casts with an amax that the
+//! producer emits. On the CPU and, if there is one, on a GPU.
 
 mod common;
 
@@ -168,7 +168,7 @@ fn program(producer: &Producer, cast: Quantize, [rows, cols]: [usize; 2], dtype:
         let Some(gate_up) = inputs.last_mut() else { unreachable!("producers have inputs") };
         let save = Quantize::new(DType::E4M3, Scaling::Tile, true, Layouts::RowMajor);
         let copy = t.emit(save, &[*gate_up]).expect("a matrix");
-        // As an output, so that no rewrite removes it.
+        // An output, so that no rewrite removes it.
         t.output("saved", copy[0]);
         let restore = Dequantize { out: t.ty(*gate_up).dtype, scaling: Scaling::Tile };
         *gate_up = t.emit(restore, &copy[..2]).expect("tiles")[0];

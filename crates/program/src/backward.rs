@@ -23,7 +23,7 @@ pub struct Root {
 }
 
 /// The error of a program that cannot be differentiated.
-#[derive(Clone, Debug, Error, PartialEq, Eq)]
+#[derive(Clone, Error, PartialEq, Eq)]
 pub enum BackwardError {
     /// An op's backward rejected its operands.
     #[error("backward of {op} at {site}: {error}")]
@@ -49,6 +49,8 @@ pub enum BackwardError {
     #[error("parameter `{0}` does not influence the loss, so it has no gradient")]
     Unreached(Arc<str>),
 }
+
+xtrain_tensor::debug_as_display!(BackwardError);
 
 /// Appends the backward of `program` from `roots`. Returns the program and the gradients of the values in
 /// `wrt` (inputs, in gradient checks). The gradients of parameters are in [`crate::Parameter::gradient`].

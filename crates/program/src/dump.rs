@@ -1,6 +1,6 @@
 //! Programs as text, one line for each instance, for `xtrain plan --dump` and for debugging.
 
-use crate::{Phase, Program, Storage, ValueId, WriteMode};
+use crate::{Lane, Phase, Program, Storage, ValueId, When, WriteMode};
 use std::fmt;
 
 impl fmt::Display for Program {
@@ -33,7 +33,14 @@ impl fmt::Display for Program {
             let inputs = instance.inputs.iter().map(|v| format!("{v:?}"));
             write!(f, "  {} = ", outputs.collect::<Vec<_>>().join(", "))?;
             write!(f, "{:?}({})", instance.code.op(), inputs.collect::<Vec<_>>().join(", "))?;
-            writeln!(f, "  # {} {}", instance.origin, instance.origin.role.name())?;
+            write!(f, "  # {} {}", instance.origin, instance.origin.role.name())?;
+            if instance.lane != Lane::Compute {
+                write!(f, ", {} lane", instance.lane.name())?;
+            }
+            if instance.when == When::Last {
+                write!(f, ", last micro-step")?;
+            }
+            writeln!(f)?;
         }
         Ok(())
     }

@@ -99,13 +99,13 @@ pub struct Replacement {
     pub consumer: Place,
 }
 
-/// The op in a place.
+/// The replacement for an op.
 pub enum Place {
-    /// The original op.
+    /// The original op stays.
     Same,
-    /// No op.
+    /// The op is removed.
     Empty,
-    /// A new op.
+    /// A new op takes its place.
     New(Node),
 }
 

@@ -46,7 +46,7 @@ pub use fuse::{Edge, Link, Node, Pair, Place, Replacement, Rewrite};
 pub use gemm::{LinearGemm, LinearOperand, Quantization, ScaledGemm};
 pub use memory::{MemoryRow, MemoryTable, Purpose};
 pub use op::{Fp8Twin, Gemms, Op, OpError, OpGemm, Operand, OperandSource, PassOps, Rebuild, Source};
-pub use origin::{Lane, Origin, Phase, Role, Stage};
+pub use origin::{Lane, Origin, Phase, Role, Stage, When};
 pub use plan::{Location, Plan, Region};
 pub use precision::Precision;
 pub use program::{

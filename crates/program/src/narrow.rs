@@ -5,8 +5,7 @@
 
 use crate::{Code, Program, Rebuild, Source, Stage, Storage};
 
-/// Replaces forward ops that have unread outputs with ops that do not compute these, where there are such
-/// ops.
+/// Replaces forward ops that have unread outputs with ops that do not compute these, if such ops exist.
 pub fn apply(mut program: Program) -> Program {
     let mut is_read: Vec<bool> =
         program.values.iter().map(|v| v.boundary || !matches!(v.storage, Storage::Transient)).collect();

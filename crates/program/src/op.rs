@@ -77,7 +77,7 @@ pub enum Operand {
 
 /// The method by which the backward recomputes the outputs of an instance that were not saved.
 pub enum Rebuild {
-    /// By this op again, on the same inputs. For ops that assign all of their outputs.
+    /// This op runs again, on the same inputs. For ops that assign all of their outputs.
     Same,
     /// None: the op writes state or adds to an output, so it runs once and its outputs are saved.
     Never,
@@ -162,9 +162,11 @@ pub trait PassOps {
 }
 
 /// The error of an op that rejects its operands.
-#[derive(Clone, Debug, Error, PartialEq, Eq)]
+#[derive(Clone, Error, PartialEq, Eq)]
 #[error("{0}")]
 pub struct OpError(pub String);
+
+xtrain_tensor::debug_as_display!(OpError);
 
 impl OpError {
     /// Returns an error if `condition` is false.

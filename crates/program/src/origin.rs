@@ -1,4 +1,4 @@
-//! The place of an instance in the model and in the step: block, site, role, stage, phase, lane.
+//! The place of an instance in the model and in the step: block, site, role, stage, phase, lane, micro-steps.
 
 use std::fmt;
 use std::sync::Arc;
@@ -96,6 +96,28 @@ pub enum Lane {
 impl Lane {
     /// The number of lanes.
     pub const COUNT: usize = 3;
+
+    /// All lanes; a lane's index is its number as a `usize`.
+    pub const ALL: [Lane; Lane::COUNT] = [Lane::Compute, Lane::Communication, Lane::Copy];
+
+    /// The name in dumps and traces.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Lane::Compute => "compute",
+            Lane::Communication => "communication",
+            Lane::Copy => "copy",
+        }
+    }
+}
+
+/// The micro-steps of an optimizer step in which an instance runs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum When {
+    /// Every micro-step; the update, for an instance of that phase.
+    #[default]
+    Always,
+    /// The last micro-step alone: reductions of gradients that are complete only then.
+    Last,
 }
 
 /// A part of an optimizer step that an engine runs as a unit.

@@ -1,4 +1,4 @@
-//! The pass that applies rewrites: which pairs it replaces, and where the new instances run.
+//! The pass that applies rewrites: the pairs that it replaces, and the positions of the new instances.
 
 mod common;
 

@@ -1,11 +1,11 @@
-//! Axes: from values to places between 0 and 1, and round numbers to label them with.
+//! Axes: positions of values between 0 and 1, and round numbers as labels.
 
 /// Scale of an axis.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Scale {
-    /// Equal differences are equally long.
+    /// Equal differences have equal lengths.
     Linear,
-    /// Equal ratios are equally long; values must be positive.
+    /// Equal ratios have equal lengths; values must be positive.
     Log,
 }
 
@@ -42,8 +42,8 @@ impl Axis {
         Self { scale: Scale::Linear, low, high, ticks: values.into_iter().zip(labels).collect() }
     }
 
-    /// A logarithmic axis over `low..=high`, both positive: ticks at powers of ten, and at 2 and 5 times them
-    /// where there are few.
+    /// A logarithmic axis over `low..=high`, both positive: ticks at powers of ten, and also at 2 and 5 times
+    /// them if those are few.
     pub(super) fn log(low: f64, high: f64) -> Self {
         let (low, high) = (low.max(f64::MIN_POSITIVE), high.max(low * 1.01).max(f64::MIN_POSITIVE * 2.0));
         let (first, last) = (low.log10().floor() as i32, high.log10().ceil() as i32);
@@ -59,7 +59,8 @@ impl Axis {
         Self { scale: Scale::Log, low, high, ticks }
     }
 
-    /// Position of `value`: 0 at `low`, 1 at `high`, beyond these outside of the axis. NaN if it has none.
+    /// Position of `value`: 0 at `low`, 1 at `high`, outside of this range beyond the axis. NaN if it has
+    /// none.
     pub(super) fn place(&self, value: f64) -> f64 {
         match self.scale {
             Scale::Linear => (value - self.low) / (self.high - self.low),
@@ -86,10 +87,10 @@ fn drawable(low: f64, high: f64) -> (f64, f64) {
     (middle - pad, middle + pad)
 }
 
-/// The one of 1, 2, 5 times a power of ten whose ratio to `rough` is nearest to 1.
+/// The step among 1, 2 and 5 times a power of ten whose ratio to `rough` is nearest to 1.
 fn nice_step(rough: f64) -> f64 {
     let power = 10f64.powf(rough.log10().floor());
-    // Between two neighbours lies their geometric mean.
+    // The boundary between two neighbours is their geometric mean.
     let multiple = match rough / power {
         m if m < 2f64.sqrt() => 1.0,
         m if m < 10f64.sqrt() => 2.0,
@@ -145,7 +146,7 @@ fn log_label(multiple: f64, power: i32) -> String {
     }
 }
 
-/// Decimals that a multiple of `step` needs, when `step` is 1, 2 or 5 times a power of ten.
+/// Decimals that a multiple of `step` needs if `step` is 1, 2 or 5 times a power of ten.
 fn decimals_of(step: f64) -> usize {
     (-(step.log10() + 1e-9).floor()).clamp(0.0, 12.0) as usize
 }

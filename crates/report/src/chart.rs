@@ -33,9 +33,9 @@ pub(super) struct Chart {
     pub(super) skipped: Vec<f64>,
     /// x of resumes.
     pub(super) resumed: Vec<f64>,
-    /// The legend says what the lines at those places mean.
+    /// True if the legend explains the vertical lines.
     pub(super) explains_marks: bool,
-    /// The legend leaves out dashed curves: each goes with a line of its colour.
+    /// True if the legend omits dashed curves, because each belongs to a line of its colour.
     pub(super) pairs: bool,
     /// Horizontal lines and what they mean.
     pub(super) references: Vec<(f64, String)>,
@@ -51,31 +51,31 @@ pub(super) struct Chart {
 pub(super) struct Series {
     pub(super) name: String,
     pub(super) style: Style,
-    /// Number of its colour.
+    /// Index of its colour.
     pub(super) color: usize,
     /// Shade of the colour, which tells runs of one group apart.
     pub(super) tone: usize,
-    /// Rising in x.
+    /// Points, ascending in x.
     pub(super) points: Vec<Point>,
 }
 
 /// An area between two curves.
 pub(super) struct Band {
     pub(super) name: String,
-    /// Number of its colour.
+    /// Index of its colour.
     pub(super) color: usize,
-    /// Places, rising, with the lower and the upper end there.
+    /// x, ascending, with the lower and the upper end there.
     pub(super) points: Vec<(f64, f64, f64)>,
 }
 
 /// Style of a curve.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Style {
-    /// Faint: single values behind their mean.
+    /// A faint line of single values behind their mean.
     Raw,
     /// A line.
     Line,
-    /// A dashed line, with a dot at each of few points.
+    /// A dashed line, with a dot at each point if they are few.
     Dashed,
     /// A line with a dot at each of few points.
     Dotted,
@@ -92,7 +92,7 @@ impl Style {
     }
 }
 
-/// Colours of the style sheet: further curves start over.
+/// Number of colours in the style sheet; further curves repeat them.
 pub(super) const COLORS: usize = 8;
 /// Shades of each colour: further ones start over.
 const TONES: usize = 4;
@@ -199,7 +199,7 @@ impl Chart {
         out.push_str("</svg>\n");
     }
 
-    /// Each unbroken piece as an area: along its upper end, and back along the lower one.
+    /// Draws each unbroken piece as an area, along its upper edge and back along the lower one.
     fn band(&self, out: &mut String, band: &Band) {
         let mut path = String::new();
         let is_whole = |p: &(f64, f64, f64)| p.1.is_finite() && p.2.is_finite();
@@ -233,7 +233,7 @@ impl Chart {
             for (at, &(x, y)) in piece.iter().enumerate() {
                 let (across, down) = (self.across(x), self.down(y));
                 let _ = write!(path, "{}{across:.1} {down:.1}", if at == 0 { "M" } else { " " });
-                // A piece of one point has no line to see.
+                // A piece of one point would be invisible as a line.
                 let has_dots = matches!(series.style, Style::Dashed | Style::Dotted);
                 if piece.len() == 1 || has_dots && series.points.len() <= DOTS {
                     let _ = write!(dots, "M{across:.1} {down:.1}h0");
@@ -254,7 +254,7 @@ impl Chart {
         }
     }
 
-    /// Vertical lines, no two closer than a pixel of a wide screen.
+    /// Draws vertical lines, no two closer than a pixel of a wide screen.
     fn verticals(&self, out: &mut String, class: &str, xs: &[f64]) {
         let mut places: Vec<i64> = xs.iter().map(|&x| self.across(x).round() as i64).collect();
         places.dedup();

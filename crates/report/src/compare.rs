@@ -1,4 +1,4 @@
-//! Several runs side by side: their figures, and where their configurations differ.
+//! Several runs side by side: their figures, and the differences of their configurations.
 
 use std::fmt::Write;
 

@@ -9,29 +9,29 @@ use super::range::{axis_from_zero, axis_of, outside};
 use super::thin::{self, Point};
 use crate::metrics::{EvalMetrics, StepMetrics, format};
 
-/// Curves of fewer reports than this are not smoothed.
+/// Minimum number of reports of a curve that is smoothed.
 const SMOOTHED_FROM: usize = 40;
 
-/// One run with what is derived from it.
+/// One run with derived values.
 pub(super) struct View<'a> {
     pub(super) run: &'a RunData,
     pub(super) history: History,
     /// Length of a step on the x axis: 1, or its tokens.
     pub(super) x_per_step: f64,
-    /// Number of its colour among several.
+    /// Index of its colour among several runs.
     pub(super) color: usize,
     /// Shade of the colour.
     pub(super) tone: usize,
 }
 
-/// Several runs and the x axis that they share.
+/// Several runs and their common x axis.
 pub(super) struct Views<'a> {
     pub(super) views: Vec<View<'a>>,
     pub(super) x_name: &'static str,
 }
 
 impl<'a> Views<'a> {
-    /// Runs are compared by step where a step has the same number of tokens in all of them, else by tokens.
+    /// Runs are compared by step if a step has the same number of tokens in all of them, else by tokens.
     pub(super) fn new(runs: &'a [RunData]) -> Self {
         let view = |(color, run): (usize, &'a RunData)| View {
             run,
@@ -53,7 +53,7 @@ impl<'a> Views<'a> {
         Self { views, x_name: "tokens" }
     }
 
-    /// The loss over the whole run, and closer where its first fall hides the rest.
+    /// The loss over the whole run, and enlarged if its first fall would flatten the rest.
     pub(super) fn loss(&self) -> Option<(Chart, Option<Chart>)> {
         let series = self.loss_series();
         let whole = axis_of(&points_of(&series), 1000.0)?;
@@ -147,7 +147,7 @@ impl<'a> Views<'a> {
 
     fn chart(&self, title: &'static str, unit: &'static str, y: Axis, series: Vec<Series>) -> Chart {
         let notes = if self.views.len() == 1 { notes(&series, &y) } else { Vec::new() };
-        // Events of several runs could not be told from each other in one chart.
+        // One chart could not distinguish the events of several runs.
         let (mut skipped, mut resumed) = (Vec::new(), Vec::new());
         if let [view] = &self.views[..] {
             skipped.extend(view.history.skipped.iter().map(|s| s.step as f64 * view.x_per_step));
@@ -205,7 +205,7 @@ impl<'a> Views<'a> {
         series
     }
 
-    /// Cross-entropy of each evaluation in bits a byte of text.
+    /// Cross-entropy of each evaluation in bits per byte of text.
     fn bits(&self) -> Vec<Series> {
         let mut series = Vec::new();
         for view in &self.views {
@@ -264,7 +264,7 @@ impl<'a> Views<'a> {
         series.collect()
     }
 
-    /// Single values with a smooth curve over them; of several runs only the smooth curves.
+    /// Single values and a smooth curve through them; for several runs the smooth curves only.
     fn smoothed(&self, name: &str, figure: impl Fn(&StepMetrics) -> f64) -> Vec<Series> {
         let mut series = Vec::new();
         for raw in self.each(name, figure) {
@@ -284,7 +284,7 @@ impl<'a> Views<'a> {
         series
     }
 
-    /// One curve a run, called `name` if there is only one.
+    /// One curve for each run, called `name` if there is only one.
     fn each(&self, name: &str, figure: impl Fn(&StepMetrics) -> f64) -> Vec<Series> {
         let several = self.views.len() > 1;
         let with_steps = self.views.iter().filter(|view| !view.history.steps.is_empty());
@@ -299,8 +299,8 @@ impl<'a> Views<'a> {
     }
 }
 
-/// The smooth curve through `points`, and the number of points behind each of its values; `None` if they are
-/// too few to be smoothed.
+/// The smooth curve through `points`, and the number of points that each of its values averages; `None` if
+/// there are too few points.
 pub(super) fn smoothed(points: &[Point]) -> Option<(Vec<Point>, usize)> {
     (points.len() >= SMOOTHED_FROM).then(|| thin::smooth(points))
 }
@@ -309,8 +309,8 @@ fn points_of(series: &[Series]) -> Vec<&[Point]> {
     series.iter().map(|series| &series.points[..]).collect()
 }
 
-/// Notes on the values that a chart of one run leaves out. A smooth curve repeats the values that it is drawn
-/// through and does not count.
+/// Notes on the values that a chart of one run leaves out. Values of a smooth curve do not count, because the
+/// curve it was computed from is counted.
 fn notes(series: &[Series], y: &Axis) -> Vec<String> {
     let smoothed = series.iter().any(|series| series.style == Style::Raw);
     let reported: Vec<&[Point]> = series

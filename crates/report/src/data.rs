@@ -8,13 +8,13 @@ use super::history::History;
 use super::{CONFIG_FILE, ReportError, RunSummary, SAMPLE_FILE, SUMMARY_FILE};
 use crate::metrics::{MetricsError, Record, jsonl};
 
-/// Bad lines that are listed one by one; the others are counted.
+/// Maximum number of bad lines that are listed; the others are counted.
 const LISTED_PROBLEMS: usize = 5;
 
 /// The tokenizer's place inside a run folder.
 const TOKENIZER_FILE: &str = "tokenizer/tokenizer.json";
 
-/// No text of a run but its metrics, which are read line by line, is nearly as large.
+/// Size limit of a text file of a run. Metrics are read line by line and have no limit.
 const MAX_TEXT_BYTES: u64 = 256 << 20;
 
 /// The contents of a run folder, as far as they can be read.
@@ -72,7 +72,7 @@ impl RunData {
         for line in reader {
             match line? {
                 Ok(record) => self.records.push(record),
-                // A process died, or is still writing: nothing to worry about.
+                // A process died or is still writing: this is normal.
                 Err(bad) if bad.torn => {}
                 Err(bad) => {
                     bad_lines += 1;
@@ -94,13 +94,13 @@ impl RunData {
     }
 }
 
-/// The folder's last part, also where it is written as `.` or ends in `..`.
+/// The last name in the folder's path, even if the path is `.` or ends in `..`.
 pub(super) fn name_of(folder: &Path) -> String {
     let full = folder.canonicalize().unwrap_or_else(|_| folder.to_owned());
     full.file_name().unwrap_or(full.as_os_str()).to_string_lossy().into_owned()
 }
 
-/// The file's text, with U+FFFD for what is not UTF-8; `None` if there is no file.
+/// The file's text, with U+FFFD for invalid UTF-8; `None` if there is no file.
 fn read_text(path: &Path) -> Result<Option<String>, ReportError> {
     match xtrain_config::files::read(path, MAX_TEXT_BYTES) {
         Ok(bytes) => Ok(Some(String::from_utf8_lossy(&bytes).into_owned())),

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use xtrain_config::files::advice;
 
 /// A run that could not be read, or a page that could not be written.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 pub enum ReportError {
     /// The folder has no metrics.
     #[error("{}: no metrics.jsonl in this folder: name a run folder, whose run had `jsonl = true` in [log]", folder.display())]
@@ -21,13 +21,13 @@ pub enum ReportError {
         /// The system's reason.
         source: io::Error,
     },
-    /// Something else has the name that the page is to have.
+    /// The name of the page is taken by another file.
     #[error("{}: exists and is not a report of xtrain's; name another file, or replace it with --overwrite", path.display())]
     Taken {
         /// The file.
         path: PathBuf,
     },
-    /// All runs that are named are the baseline.
+    /// All named runs belong to the baseline.
     #[error(
         "there is nothing to compare the baseline with: name another run, as in xtrain compare BASELINE OTHER, or xtrain compare OTHER --baseline RUN RUN"
     )]
@@ -39,3 +39,5 @@ pub enum ReportError {
     #[error(transparent)]
     Write(#[from] xtrain_checkpoint::CheckpointError),
 }
+
+xtrain_checkpoint::debug_as_display!(ReportError);

@@ -4,15 +4,15 @@ use super::curves::{View, smoothed};
 use super::thin::Point;
 use crate::metrics::{StepMetrics, format};
 
-/// A number to show large, with what it refers to.
+/// A number in large print, with notes.
 pub(super) struct Figure {
     pub(super) label: &'static str,
     pub(super) value: String,
-    /// Shown small under it.
+    /// Notes in small print under the number.
     pub(super) notes: Vec<String>,
 }
 
-/// The figures that the run has, most important first.
+/// The figures of the run, most important first.
 pub(super) fn figures(view: &View<'_>) -> Vec<Figure> {
     let all = [
         validation(view),
@@ -82,7 +82,7 @@ fn tokens(view: &View<'_>) -> Option<Figure> {
     Some(Figure { label: "Tokens", value: format::count(last.tokens as f64), notes })
 }
 
-/// Seconds of training: as the summary says, else by the steps' own times.
+/// Seconds of training: from the summary if it has them, else from the steps' own times.
 pub(super) fn train_seconds(view: &View<'_>) -> Option<f64> {
     let seconds = view.run.summary.train_seconds.unwrap_or_else(|| view.history.step_seconds());
     (seconds > 0.0).then_some(seconds)

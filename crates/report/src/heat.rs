@@ -1,4 +1,4 @@
-//! A heat map: coloured cells with their values, in columns that belong to groups.
+//! A heat map: coloured cells with values, in grouped columns.
 
 use std::fmt::Write;
 
@@ -9,28 +9,28 @@ pub(super) struct HeatMap {
     pub(super) title: &'static str,
     /// Unit of the values and meaning of the colours.
     pub(super) unit: &'static str,
-    /// Group and name of each column; those of a group are neighbours.
+    /// Group and name of each column. The columns of a group are adjacent.
     pub(super) columns: Vec<(String, String)>,
     pub(super) rows: Vec<String>,
-    /// By row and column; nothing where there is no value.
+    /// Cells by row and column; `None` without a value.
     pub(super) cells: Vec<Vec<Option<Cell>>>,
     pub(super) ramp: Ramp,
     /// A sentence under the map.
     pub(super) note: &'static str,
 }
 
-/// One value.
+/// A value and its presentation.
 #[derive(Clone)]
 pub(super) struct Cell {
-    /// From 0 to 1.
+    /// Colour, from 0 to 1.
     pub(super) heat: f64,
-    /// In the cell: a few characters.
+    /// Text in the cell: a few characters.
     pub(super) text: String,
-    /// For the pointer, and for those who hear the page.
+    /// Text for the pointer and for screen readers.
     pub(super) said: String,
 }
 
-/// The colours from 0 to 1.
+/// A scale of colours for 0 to 1.
 #[derive(Clone, Copy)]
 pub(super) enum Ramp {
     /// From good to bad: blue, yellow, red, which colour-blind readers can distinguish.
@@ -44,9 +44,9 @@ const WIDE: usize = 38;
 const HIGH: usize = 18;
 const LEFT: usize = 44;
 const TOP: usize = 78;
-/// For the end of the last column's name.
+/// Space for the end of the last column's name.
 const RIGHT: usize = 44;
-/// Between groups of columns.
+/// Space between groups of columns.
 const GAP: usize = 10;
 
 impl HeatMap {

@@ -1,4 +1,4 @@
-//! The records of a run as one line of time.
+//! The records of a run in chronological order.
 
 use crate::metrics::{
     CheckpointSaved, EvalMetrics, Event, Record, ReferenceGap, Resumed, Sample, SkippedStep, SourceMetrics,
@@ -13,8 +13,8 @@ const THINNED: usize = 8;
 
 /// Events of a run, each list in the order of its steps.
 ///
-/// Where the records go back (a run resumed by a program that did not clean up, or concatenated files), the
-/// later ones count.
+/// If steps repeat (because a program resumed the run without removing lost records, or files were
+/// concatenated), the later records count.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct History {
     pub(super) steps: Vec<StepMetrics>,
@@ -22,7 +22,7 @@ pub(super) struct History {
     reports: u64,
     pub(super) evals: Vec<EvalMetrics>,
     pub(super) skipped: Vec<SkippedStep>,
-    /// After which steps the run was resumed.
+    /// The resumes of the run.
     pub(super) resumed: Vec<Resumed>,
     pub(super) checkpoints: Vec<CheckpointSaved>,
     pub(super) references: Vec<ReferenceGap>,
@@ -151,7 +151,7 @@ impl History {
         &self.sources[self.sources.partition_point(|source| Some(source.step) < last)..]
     }
 
-    /// The last step that anything is known of.
+    /// The last step with a record.
     pub(super) fn last_step(&self) -> u64 {
         let last = [
             self.steps.last().map(|m| m.step),
@@ -167,7 +167,7 @@ impl History {
         finite.min_by(|a, b| a.loss.total_cmp(&b.loss))
     }
 
-    /// Seconds spent in steps: their mean times the number of steps that each report stands for.
+    /// Seconds spent in steps: the sum over reports of the mean time times the number of steps.
     pub(super) fn step_seconds(&self) -> f64 {
         let mut before = 0;
         let mut total_ms = 0.0;

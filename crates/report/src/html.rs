@@ -2,9 +2,9 @@
 
 use std::fmt::{self, Display};
 
-/// Shows a text such that it means itself in HTML, in element content and in quoted attributes.
+/// Escapes a text for element content and quoted attributes.
 ///
-/// Control characters that HTML forbids are shown as U+FFFD.
+/// Control characters that HTML forbids become U+FFFD.
 pub(crate) fn escape(text: &str) -> Escaped<'_> {
     Escaped(text)
 }
@@ -44,7 +44,7 @@ pub(super) fn shortened(text: &str, limit_bytes: usize) -> String {
     format!("{}\n… {} more bytes", &text[..cut], text.len() - cut)
 }
 
-/// A time as `2026-11-21 09:48 UTC`; `None` if it is no time between the years 1970 and 9999.
+/// A time as `2026-11-21 09:48 UTC`; `None` outside of the years 1970 to 9999.
 pub(super) fn utc(seconds: f64) -> Option<String> {
     if !(0.0..253_402_300_800.0).contains(&seconds) {
         return None;

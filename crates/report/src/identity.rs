@@ -1,6 +1,6 @@
 //! Runs whose losses may be compared: by their tokenizers, and by the text that they are validated on.
 //!
-//! A loss in nats a token means something only among runs with one tokenizer, a loss in bits a byte among
+//! A loss in nats a token means something only among runs with one tokenizer, one in bits per byte among
 //! runs that were evaluated on one text.
 
 use super::config_text::flatten;

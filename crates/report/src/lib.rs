@@ -98,13 +98,13 @@ fn load_named(run_folders: &[impl AsRef<Path>]) -> Result<Vec<RunData>, ReportEr
     Ok(runs)
 }
 
-/// True if there is no file at `path`, or an empty one, or a report.
+/// True if `path` does not exist, is empty, or is a report.
 fn may_be_replaced(path: &Path) -> Result<bool, ReportError> {
     let cannot_read = |source| ReportError::Read { path: path.to_owned(), source };
     match std::fs::metadata(path) {
         Err(missing) if missing.kind() == ErrorKind::NotFound => return Ok(!path.is_symlink()),
         Err(other) => return Err(cannot_read(other)),
-        // Writing says it of a folder.
+        // The error of the write names a folder.
         Ok(found) if !found.is_file() => return Ok(found.is_dir()),
         Ok(_) => {}
     }
@@ -114,7 +114,7 @@ fn may_be_replaced(path: &Path) -> Result<bool, ReportError> {
     Ok(head.is_empty() || head == page::HEAD.as_bytes())
 }
 
-/// The file is whole or as before.
+/// Writes the file atomically.
 fn write_whole(path: &Path, text: &str) -> Result<(), ReportError> {
     Ok(replace_file(path, |out| out.write_all(text.as_bytes()))?)
 }

@@ -14,7 +14,7 @@ const SCRIPT: &str = include_str!("hover.js");
 
 /// Longest text of a file that is shown, in bytes.
 const TEXT_BYTES: usize = 64 << 10;
-/// Rows of a table; of more, the first and the last are shown.
+/// Maximum number of rows of a table; of a longer one, the first and the last rows are shown.
 const ROWS: usize = 400;
 
 /// Meaning of the line in the chart of the loss.
@@ -25,7 +25,7 @@ const UNIGRAM_ENTROPY: &str = "<p class=\"note\">The unigram entropy is the loss
 pub(super) const HEAD: &str = "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
                                <meta name=\"generator\" content=\"xtrain report\">\n";
 
-/// The whole document for one or more runs.
+/// The whole document for one or several runs.
 pub(super) fn render(runs: &[RunData]) -> String {
     let views = Views::new(runs);
     let names: Vec<&str> = runs.iter().map(|run| run.name.as_str()).collect();
@@ -59,7 +59,7 @@ pub(super) fn render(runs: &[RunData]) -> String {
     ended(out, "metrics.jsonl")
 }
 
-/// A page up to its `main`; `maker` stands in the window's title.
+/// The start of a page up to its `main`; `maker` appears in the window's title.
 pub(super) fn begun(title: &str, maker: &str) -> String {
     let mut out = String::with_capacity(1 << 18);
     let _ = write!(
@@ -94,7 +94,7 @@ fn header(out: &mut String, views: &[View<'_>], title: &str) {
         if let Some((first, last)) = view.history.time
             && let (Some(first), Some(last)) = (utc(first), utc(last))
         {
-            // On one day the date is not said twice.
+            // If both times are on one day, the date is shown once.
             let last = if first[..10] == last[..10] { last[11..].to_owned() } else { last };
             chips.push(format!("{} – {last}", first.trim_end_matches(" UTC")));
         }
@@ -253,7 +253,7 @@ fn samples(out: &mut String, view: &View<'_>, named: bool) {
     for sample in latest {
         body += &sample_html(sample);
     }
-    // The file repeats the last sample where the metrics have it.
+    // The file repeats the last sample of the metrics.
     if let Some(text) = view.run.sample.as_deref().filter(|_| samples.is_empty()) {
         let _ =
             writeln!(body, "<blockquote><pre>{}</pre></blockquote>", escape(&shortened(text, TEXT_BYTES)));
@@ -360,14 +360,14 @@ fn titled(title: &str, run: &RunData, named: bool) -> String {
     if named { format!("{title}: {}", run.name) } else { title.to_owned() }
 }
 
-/// All of `items`, or the first and last of them if there are too many, and how many lie between.
+/// All of `items`, or the first and last of them if there are too many, and the number between.
 fn ends<T>(items: &[T]) -> (impl Iterator<Item = &T>, usize) {
     let half = if items.len() > ROWS { ROWS / 2 } else { items.len() };
     let tail = items.len().saturating_sub(ROWS / 2).max(half);
     (items[..half].iter().chain(&items[tail..]), tail - half)
 }
 
-/// Short lists are open at once.
+/// Short lists are expanded from the start.
 fn opened(rows: usize) -> &'static str {
     if rows <= 12 { " open" } else { "" }
 }

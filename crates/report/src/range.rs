@@ -1,4 +1,4 @@
-//! Range of an axis: all values, unless a few would flatten the rest.
+//! Range of an axis: all values, unless a few of them would flatten the rest.
 
 use super::axis::{Axis, Scale};
 use super::thin::Point;
@@ -14,7 +14,7 @@ pub(super) fn axis_of(curves: &[&[Point]], log_above: f64) -> Option<Axis> {
         && let Some(lowest) = lowest_positive(curves)
         && range.core / lowest > log_above
     {
-        // There is room for spikes on a logarithmic axis, up to a point.
+        // A logarithmic axis has room for spikes, up to a point.
         let high = if range.high < 100.0 * range.core { range.high } else { range.core };
         return Some(Axis::log(lowest / 1.15, high * 1.15));
     }
@@ -54,7 +54,7 @@ impl Range {
         for curve in curves {
             let mut values = finite(curve);
             let Some(&first) = values.first() else { continue };
-            // Of a few values none counts as a spike, of some the highest may.
+            // Among few values none counts as a spike; among some, the highest may.
             let spikes = if values.len() < 20 { 0 } else { (values.len() / 100).max(1) };
             let at = values.len() - 1 - spikes;
             let (_, &mut upper, _) = values.select_nth_unstable_by(at, f64::total_cmp);
@@ -71,7 +71,7 @@ impl Range {
     }
 }
 
-/// The lowest positive value, the lowest thousandth left out.
+/// The lowest positive value, after the lowest thousandth is ignored.
 fn lowest_positive(curves: &[&[Point]]) -> Option<f64> {
     let mut values: Vec<f64> =
         curves.iter().flat_map(|curve| finite(curve)).filter(|&value| value > 0.0).collect();

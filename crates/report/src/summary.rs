@@ -1,4 +1,4 @@
-//! `summary.json`: what the trainer knows about a run and the metrics do not say.
+//! `summary.json`: facts about a run that the trainer knows and the metrics do not contain.
 
 use std::path::Path;
 
@@ -23,7 +23,7 @@ pub struct RunSummary {
     /// Device, such as `CPU, 2 threads` or `NVIDIA H200`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub device: Option<String>,
-    /// Steps that were asked for.
+    /// Steps that the run file requests.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub total_steps: Option<u64>,
     /// Wall time spent in training steps, in seconds, over all parts of a resumed run.

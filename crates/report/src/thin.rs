@@ -3,7 +3,7 @@
 /// A point of a curve.
 pub(super) type Point = (f64, f64);
 
-/// Largest number of blocks that [`smooth`] cuts a curve into.
+/// Maximum number of blocks into which [`smooth`] divides a curve.
 const BLOCKS: usize = 4000;
 
 /// A curve through `points` without their noise, and the number of points behind each of its values.

@@ -1,10 +1,10 @@
-//! Checks that engines make while they run, for tests and for finding faults.
+//! Checks that engines perform while they run, for tests and for finding bugs.
 
 use crate::error::EngineError;
 use xtrain_program::{Instance, Op, Program, WriteMode};
 use xtrain_tensor::host::decode;
 
-/// The checks that an engine makes around each op.
+/// The checks that an engine performs around each op.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Checks {
     /// After each op, fails if an output is not finite, and names the first such output.

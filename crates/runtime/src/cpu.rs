@@ -4,6 +4,7 @@ use crate::available::available_bytes;
 use crate::checks::{Checks, check_finite, is_overwritten};
 use crate::engine::{Engine, Outputs, Promise, Ticket, output_places};
 use crate::error::{EngineError, ensure_length};
+use crate::lane_order::random_order;
 use crate::memory::{Memory, SCRATCH, Span};
 use crate::part::{Part, ProgramId};
 use crate::state::{StateEntry, StateTable};
@@ -15,7 +16,7 @@ use std::sync::Arc;
 use std::time::Instant;
 use xtrain_cuda::nvtx;
 use xtrain_program::{KernelTable, Location, Op, Plan, Program, Region, StateKind, ValueId, WriteMode};
-use xtrain_tensor::{CpuKernel, TensorType, View, ViewMut};
+use xtrain_tensor::{CpuKernel, Philox, TensorType, View, ViewMut};
 
 /// The name of the device in messages.
 const DEVICE: &str = "the CPU";
@@ -34,6 +35,8 @@ pub struct CpuEngine {
     /// Bytes that this engine may hold; None if the system does not report them.
     limit_bytes: Option<u64>,
     checks: Checks,
+    /// The generator of random orders, if instances run in such an order, and the runs so far.
+    random_order: Option<(u64, u32)>,
     timing: Timing,
     timed: Vec<Timed>,
 }
@@ -94,6 +97,7 @@ impl CpuEngine {
             work_bytes: HashMap::new(),
             limit_bytes: available_bytes(),
             checks: Checks::default(),
+            random_order: None,
             timing: Timing::Off,
             timed: Vec::new(),
         }
@@ -102,6 +106,25 @@ impl CpuEngine {
     /// Sets the checks of the runs that follow.
     pub fn set_checks(&mut self, checks: Checks) {
         self.checks = checks;
+    }
+
+    /// Runs instances from now on in a random order among those that their lanes and dependencies allow, by
+    /// this seed. Values do not depend on it.
+    pub fn set_random_order(&mut self, seed: u64) {
+        self.random_order = Some((seed, 0));
+    }
+
+    /// The instances of `part` in the order in which this run executes them.
+    fn ordered(&mut self, program: ProgramId, part: Part) -> Vec<usize> {
+        let program = &self.programs[program.0].program;
+        let all = match &mut self.random_order {
+            Some((seed, runs)) => {
+                *runs += 1;
+                random_order(program, part, &Philox::new(*seed, *runs, 0))
+            }
+            None => (0..program.instances.len()).collect(),
+        };
+        all.into_iter().filter(|&index| part.runs(&program.instances[index])).collect()
     }
 
     /// Allocates the state and constants that `program` uses and the engine lacks, its exchange with the host
@@ -222,11 +245,8 @@ impl Engine for CpuEngine {
             Timing::Ops { repeats } => (true, repeats),
             Timing::Off | Timing::Runs => (false, 1),
         };
-        for index in 0..self.programs[program.0].program.instances.len() {
+        for index in self.ordered(program, part) {
             let instance = &self.programs[program.0].program.instances[index];
-            if !part.includes(instance.phase()) {
-                continue;
-            }
             let _range = nvtx::range(format_args!("{} {}", instance.code.op().name(), instance.origin));
             let begin = Instant::now();
             (0..repeats).try_for_each(|_| self.run_instance(program, index, part.is_first()))?;

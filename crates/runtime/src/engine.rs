@@ -107,8 +107,8 @@ pub trait Engine: Send {
     /// Free bytes of the device; None if it does not report them.
     fn free_bytes(&self) -> Option<u64>;
 
-    /// Rows of a GEMM that saturate the device: fewer rows take as long. Work that may be cut at will is cut
-    /// into so many rows.
+    /// Rows of a GEMM that saturate the device: fewer rows take as long. Work that can be divided freely is
+    /// divided into pieces of this many rows.
     fn busy_rows(&self) -> usize;
 
     /// The peak memory bandwidth of the device in bytes a second; None if it is unknown.

@@ -6,7 +6,7 @@ use xtrain_program::Instance;
 use xtrain_tensor::TensorType;
 
 /// An error of an engine.
-#[derive(Clone, Debug, Error, PartialEq, Eq)]
+#[derive(Clone, Error, PartialEq, Eq)]
 pub enum EngineError {
     /// An op without a kernel for this device.
     #[error("the op `{op}` (at {site}) has no kernel for {device}")]
@@ -23,7 +23,7 @@ pub enum EngineError {
     Unknown {
         /// Input, output, or the kind of state.
         what: &'static str,
-        /// The name asked for.
+        /// The requested name.
         name: String,
     },
     /// Bytes of the wrong length.
@@ -94,6 +94,8 @@ pub enum EngineError {
     #[error(transparent)]
     Cuda(#[from] CudaError),
 }
+
+xtrain_tensor::debug_as_display!(EngineError);
 
 impl EngineError {
     /// The error for an instance whose op has no kernel on `device`.

@@ -10,6 +10,7 @@ mod cpu;
 mod cuda;
 mod engine;
 mod error;
+mod lane_order;
 mod memory;
 mod part;
 mod state;

@@ -1,6 +1,6 @@
 //! Programs that an engine has loaded, and the parts in which they run.
 
-use xtrain_program::Phase;
+use xtrain_program::{Instance, Phase, When};
 
 /// A program that an engine has loaded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -13,8 +13,10 @@ pub enum Part {
     Whole,
     /// The first of several micro-steps.
     First,
-    /// A micro-step after the first.
+    /// A micro-step between the first and the last.
     Next,
+    /// The last of several micro-steps.
+    Last,
     /// The update after the last micro-step.
     Update,
 }
@@ -24,9 +26,16 @@ impl Part {
     pub fn includes(self, phase: Phase) -> bool {
         match self {
             Part::Whole => true,
-            Part::First | Part::Next => phase == Phase::Micro,
+            Part::First | Part::Next | Part::Last => phase == Phase::Micro,
             Part::Update => phase == Phase::Update,
         }
+    }
+
+    /// True if the part runs `instance`. An instance of its phase that it does not run keeps its place in the
+    /// order of the lanes.
+    pub fn runs(self, instance: &Instance) -> bool {
+        let is_last = matches!(self, Part::Whole | Part::Last | Part::Update);
+        self.includes(instance.phase()) && (is_last || instance.when == When::Always)
     }
 
     /// True if values that accumulate over micro-steps are overwritten instead of added to.

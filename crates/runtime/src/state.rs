@@ -35,7 +35,7 @@ impl StateKey {
         }
     }
 
-    /// Fails if a value that is held as one type is asked for as another.
+    /// Fails if a value is requested with another type than it has.
     fn ensure_type(&self, held: TensorType, asked: TensorType) -> Result<(), EngineError> {
         if held == asked {
             return Ok(());

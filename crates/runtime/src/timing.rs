@@ -11,7 +11,7 @@ pub enum Timing {
     Off,
     /// Each run as a whole, and its copies. Nothing waits.
     Runs,
-    /// Each op too, one after the other. Each run is waited for.
+    /// Each op too, in each lane one after the other. Each run is waited for.
     Ops {
         /// Runs of each op before the next op. More than one makes short ops measurable, and the results
         /// useless.
@@ -41,7 +41,7 @@ pub struct Timed {
     pub work: TimedWork,
     /// The beginning.
     pub begin: Instant,
-    /// The end, no later than the next beginning.
+    /// The end, no later than the next beginning in its lane.
     pub end: Instant,
 }
 

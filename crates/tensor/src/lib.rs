@@ -6,6 +6,7 @@
 //! Deliberately absent: arithmetic on tensors, which lives in ops.
 
 mod dtype;
+mod error_debug;
 pub mod formats;
 pub mod host;
 mod kernel;

@@ -1,7 +1,7 @@
 //! Names of tensors in Hugging Face folders, as the model lists them and the checkpoint code reads them.
 
-/// A Hugging Face tensor of shape `[rows, ..]`, with the other dimensions of the model's tensor, of which it
-/// is a part.
+/// Part of a tensor of the model: a Hugging Face tensor of shape `[rows, ..]` whose other dimensions are
+/// those of the model's tensor.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NamePart {
     /// Name in the Hugging Face folder.

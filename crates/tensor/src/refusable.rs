@@ -1,7 +1,7 @@
 //! Allocations that the system may refuse.
 //!
-//! An allocator may end the process where the system refuses memory, as that of the command line does. Callers
-//! that have another answer to it allocate within [`refusable`].
+//! An allocator may end the process where the system refuses memory, as that of the command line does.
+//! Callers that have another answer to it allocate within [`refusable`].
 
 use std::cell::Cell;
 

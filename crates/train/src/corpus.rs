@@ -1,6 +1,12 @@
-//! The data of a run: its tokenizer, its training samples, and what it validates on.
+//! The data of a run: tokenizer, training samples and validation data.
+
+mod recorded;
+
+pub(crate) use recorded::RecordedText;
 
 use crate::error::RunError;
+use crate::folder::RunFolder;
+use crate::paths::{cache_dir, locate, places};
 use crate::source::{OWN_TOKENIZERS, are_shards, load_tokenizer};
 use std::collections::HashSet;
 use std::io::ErrorKind;
@@ -10,8 +16,8 @@ use std::sync::Arc;
 use xtrain_config::{Config, DataSource, DataSources, TokenizerChoice};
 use xtrain_data::{
     DataError, Dataset, DocumentMask, InputOptions, LearnProgress, Loader, LoaderOptions, Mixture,
-    PrepareOptions, Progress, TextFiles, TokenStream, Tokenizer, Validation, VocabularyKind, find_learned,
-    find_prepared, learn_cached, list_inputs, prepare_cached,
+    MixtureSource, PrepareOptions, Progress, TextFiles, TokenStream, Tokenizer, Validation, VocabularyKind,
+    find_learned, find_prepared, learn_cached, list_inputs, prepare_cached,
 };
 
 /// Something that a run does before its first step.
@@ -41,61 +47,150 @@ pub struct Corpus {
     pub loader: Loader,
     /// The validation data, all of it.
     pub validation: Option<Validation>,
+    /// The texts, with the cache entries that hold their tokens.
+    pub(crate) texts: Vec<RecordedText>,
 }
 
 impl Corpus {
-    /// Opens everything that `[data]` names, and tokenizes text that is not in the cache yet. `saved` is the
-    /// tokenizer in the run folder, if a run is resumed.
+    /// Opens everything that `[data]` names, and tokenizes text that is not in the cache yet. A `run` that is
+    /// resumed keeps its tokenizer; texts that are gone are read from the cache.
     pub fn open(
         config: &Config,
-        saved: Option<&Path>,
+        run: Option<&RunFolder>,
         notice: &mut dyn FnMut(Notice) -> ControlFlow<()>,
     ) -> Result<Self, RunError> {
-        Corpus::opened(config, saved, Missing::Prepare(notice))
+        Opening::new(config, run, Missing::Prepare(notice))?.corpus()
     }
 
     /// As [`Corpus::open`], if all of it is tokens already: shards, or texts in the cache. Writes nothing.
     pub fn if_tokenized(config: &Config) -> Result<Option<Self>, RunError> {
-        match Corpus::opened(config, None, Missing::Stop) {
+        match Opening::new(config, None, Missing::Stop)?.corpus() {
             Err(RunError::Data(DataError::Interrupted)) => Ok(None),
             opened => opened.map(Some),
         }
     }
 
-    fn opened(config: &Config, saved: Option<&Path>, mut missing: Missing<'_>) -> Result<Self, RunError> {
-        let data = &config.data;
-        let train = open_inputs(config, "data.train", &data.train)?;
-        let valid = data.valid.as_ref().map(|valid| open_inputs(config, "data.valid", valid)).transpose()?;
+    /// The data of a `run` that is examined; a verb that does so takes other text with `--data`.
+    pub fn of_run(
+        config: &Config,
+        run: &RunFolder,
+        notice: &mut dyn FnMut(Notice) -> ControlFlow<()>,
+    ) -> Result<Self, RunError> {
+        let opening = Opening::new(config, Some(run), Missing::Prepare(notice))?;
+        Opening { examines: true, ..opening }.corpus()
+    }
+
+    /// As [`Corpus::of_run`], with `texts` in place of the training data; their tokens are cached in `cache`.
+    pub fn of_texts(
+        config: &Config,
+        run: &RunFolder,
+        texts: &[PathBuf],
+        cache: &Path,
+        notice: &mut dyn FnMut(Notice) -> ControlFlow<()>,
+    ) -> Result<Self, RunError> {
+        let text = |path: &Path| match path.to_str() {
+            Some(path) => Ok(path.to_owned()),
+            None => Err(RunError::Refused(format!("{} is no valid UTF-8; rename it", path.display()))),
+        };
+        let sources = texts.iter().map(|path| Ok(DataSource::new(text(path)?)));
+        let mut config = config.clone();
+        config.train.started_in = None;
+        config.data.train = DataSources(sources.collect::<Result<_, RunError>>()?);
+        config.data.valid = None;
+        config.data.held_out = Some(0.0);
+        config.data.cache_dir = text(cache)?;
+        Corpus::of_run(&config, run, notice)
+    }
+}
+
+/// The validation data of a `run` that has some of its own (`data.valid`); nothing else is opened.
+pub fn validation_of_run(
+    config: &Config,
+    run: &RunFolder,
+    notice: &mut dyn FnMut(Notice) -> ControlFlow<()>,
+) -> Result<Option<Validation>, RunError> {
+    let Some(valid) = &config.data.valid else { return Ok(None) };
+    let opening = Opening::new(config, Some(run), Missing::Prepare(notice))?;
+    let mut opening = Opening { examines: true, ..opening };
+    let inputs = opening.inputs("data.valid", valid)?;
+    let tokenizer = opening.tokenizer(&[])?;
+    Ok(Some(opening.validation(inputs, &tokenizer)?.0))
+}
+
+/// The opening of a run's data.
+struct Opening<'a> {
+    config: &'a Config,
+    /// The run, if it has begun.
+    run: Option<&'a RunFolder>,
+    /// The texts of the run when it was last started.
+    recorded: Vec<RecordedText>,
+    cache: PathBuf,
+    missing: Missing<'a>,
+    /// True if the run is examined, not trained.
+    examines: bool,
+    /// The texts that were opened.
+    texts: Vec<RecordedText>,
+}
+
+impl<'a> Opening<'a> {
+    fn new(config: &'a Config, run: Option<&'a RunFolder>, missing: Missing<'a>) -> Result<Self, RunError> {
+        let recorded = run.map_or(Ok(Vec::new()), RecordedText::all_of)?;
+        let cache = cache_dir(config);
+        Ok(Opening { config, run, recorded, cache, missing, examines: false, texts: Vec::new() })
+    }
+
+    fn corpus(mut self) -> Result<Corpus, RunError> {
+        let data = &self.config.data;
+        let train = self.inputs("data.train", &data.train)?;
+        let valid = data.valid.as_ref().map(|valid| self.inputs("data.valid", valid)).transpose()?;
         refuse_repeated_paths("data.train", &train)?;
         refuse_repeated_paths("data.valid", valid.as_deref().unwrap_or_default())?;
         refuse_shared_paths(&train, valid.as_deref().unwrap_or_default())?;
+        let tokenizer = self.tokenizer(&train)?;
+        let streams = self.streams(train, &tokenizer)?;
+        let explicit = match valid {
+            Some(valid) => {
+                let (validation, valid) = self.validation(valid, &tokenizer)?;
+                refuse_shared_tokens(&streams, &valid)?;
+                Some(validation)
+            }
+            None => None,
+        };
+        let held_out = Some(data.held_out()).filter(|&fraction| fraction > 0.0);
+        let (seq_len, document_mask) = (data.seq_len, self.mask());
+        let options = LoaderOptions { seq_len, seed: self.config.train.seed, document_mask, held_out };
+        let loader = Loader::new(streams, options)?;
+        let validation = explicit.or_else(|| loader.validation());
+        Ok(Corpus { tokenizer, loader, validation, texts: self.texts })
+    }
+
+    fn mask(&self) -> DocumentMask {
+        if self.config.data.document_mask { DocumentMask::On } else { DocumentMask::Off }
+    }
+
+    /// The tokenizer of the run, or of the configuration.
+    fn tokenizer(&mut self, train: &[Input]) -> Result<Tokenizer, RunError> {
+        let data = &self.config.data;
         let end = data.end_of_document.as_deref();
-        let tokenizer = match saved {
-            Some(folder) => load_tokenizer(folder, end, OWN_TOKENIZERS)?,
-            None => tokenizer(config, &train, &mut missing)?,
+        let tokenizer = match self.run.map(RunFolder::tokenizer).filter(|folder| folder.is_dir()) {
+            Some(folder) => load_tokenizer(&folder, end, OWN_TOKENIZERS)?,
+            None => self.chosen_tokenizer(train)?,
         };
         let tokenizer = match end {
             Some(name) => tokenizer.with_end_of_document(name)?,
             None => tokenizer,
         };
-        let tokenizer = tokenizer.with_begin_of_document(data.begin_of_document)?;
-        let mut cache = Cache { config, tokenizer: &tokenizer, missing: &mut missing };
-        let streams = cache.streams(train)?;
-        let mask = if data.document_mask { DocumentMask::On } else { DocumentMask::Off };
-        let explicit = match valid {
-            Some(valid) => {
-                let valid: Vec<_> = cache.streams(valid)?.into_iter().map(|s| s.stream).collect();
-                refuse_shared_tokens(&streams, &valid)?;
-                Some(Validation::new(valid, data.seq_len, mask)?)
-            }
-            None => None,
-        };
-        let held_out = Some(data.held_out()).filter(|&fraction| fraction > 0.0);
-        let options =
-            LoaderOptions { seq_len: data.seq_len, seed: config.train.seed, document_mask: mask, held_out };
-        let loader = Loader::new(streams, options)?;
-        let validation = explicit.or_else(|| loader.validation());
-        Ok(Corpus { tokenizer, loader, validation })
+        Ok(tokenizer.with_begin_of_document(data.begin_of_document)?)
+    }
+
+    fn validation(
+        &mut self,
+        inputs: Vec<Input>,
+        tokenizer: &Tokenizer,
+    ) -> Result<(Validation, Vec<Arc<dyn TokenStream>>), RunError> {
+        let streams = self.streams(inputs, tokenizer)?;
+        let streams: Vec<_> = streams.into_iter().map(|source| source.stream).collect();
+        Ok((Validation::new(streams.clone(), self.config.data.seq_len, self.mask())?, streams))
     }
 }
 
@@ -108,7 +203,7 @@ enum Missing<'a> {
 }
 
 /// Refuses what [`Corpus::open`] would refuse and needs no data to be seen: a weight that is next to nothing,
-/// and a text that is both trained and validated on. Passes over what is not there.
+/// and a text that is both trained and validated on. What is not there is skipped.
 pub fn check(config: &Config) -> Result<(), RunError> {
     let data = &config.data;
     for sources in [Some(&data.train), data.valid.as_ref()].into_iter().flatten() {
@@ -118,16 +213,17 @@ pub fn check(config: &Config) -> Result<(), RunError> {
         }
     }
     let Some(valid) = &data.valid else { return Ok(()) };
-    let opened = (open_inputs(config, "data.train", &data.train), open_inputs(config, "data.valid", valid));
-    match opened {
+    let opening = Opening::new(config, None, Missing::Stop)?;
+    match (opening.inputs("data.train", &data.train), opening.inputs("data.valid", valid)) {
         (Ok(train), Ok(valid)) => refuse_shared_paths(&train, &valid),
         _ => Ok(()),
     }
 }
 
-/// A stream of tokens to be: a source of the configuration, or several that are one text together.
+/// An input that becomes a stream of tokens: a source of the configuration, or several that count as one
+/// text.
 struct Input {
-    /// For messages.
+    /// Name for messages.
     name: String,
     weight: Option<f64>,
     data: InputData,
@@ -136,60 +232,96 @@ struct Input {
 /// Data of an input.
 enum InputData {
     Shards(Dataset),
-    Text(TextFiles),
+    Text(TextFiles, RecordedText),
+    /// A text that is gone, and its tokens in the cache.
+    Cached(Dataset, RecordedText),
 }
 
-/// Opens `sources`, the value of `key`. Neighbouring texts that have no weight and are read with the same
-/// options are one input, like the files of a folder: each may be shorter than a sequence.
-fn open_inputs(config: &Config, key: &str, sources: &DataSources) -> Result<Vec<Input>, RunError> {
-    let options = |source: &DataSource| InputOptions {
-        field: config.data.text_field(source).to_owned(),
-        separator: config.data.separator(source).map(str::to_owned),
-    };
-    let are_one = |a: &DataSource, b: &DataSource| {
-        let is_mixed_by_size = |source: &DataSource| source.weight.is_none() && !are_shards(source);
-        is_mixed_by_size(a) && is_mixed_by_size(b) && options(a) == options(b)
-    };
-    let groups = sources.0.chunk_by(are_one);
-    groups
-        .map(|group| {
-            let first = &group[0];
-            let paths: Vec<&str> = group.iter().map(|source| source.path.as_str()).collect();
-            let name = match paths.as_slice() {
-                [only] => (*only).to_owned(),
-                [first, others @ ..] => format!("{first} and {} more", others.len()),
-                [] => String::new(),
-            };
-            let data = match are_shards(first) {
-                true => InputData::Shards(Dataset::open(&first.path)?),
-                false => InputData::Text(TextFiles {
-                    inputs: list_inputs(&paths).map_err(|error| not_there(key, error))?,
-                    options: options(first),
-                }),
-            };
-            Ok(Input { name, weight: first.weight, data })
-        })
-        .collect()
-}
+impl Opening<'_> {
+    /// Opens `sources`, the value of `key`. Neighbouring texts that have no weight and are read with the same
+    /// options are one input, like the files of a folder: each may be shorter than a sequence.
+    fn inputs(&self, key: &str, sources: &DataSources) -> Result<Vec<Input>, RunError> {
+        let config = self.config;
+        let options = |source: &DataSource| InputOptions {
+            field: config.data.text_field(source).to_owned(),
+            separator: config.data.separator(source).map(str::to_owned),
+        };
+        let are_one = |a: &DataSource, b: &DataSource| {
+            let is_mixed_by_size =
+                |source: &DataSource| source.weight.is_none() && !are_shards(config, source);
+            is_mixed_by_size(a) && is_mixed_by_size(b) && options(a) == options(b)
+        };
+        let groups = sources.0.chunk_by(are_one);
+        groups
+            .map(|group| {
+                let first = &group[0];
+                let name = match group {
+                    [first, others @ ..] if !others.is_empty() => {
+                        format!("{} and {} more", first.path, others.len())
+                    }
+                    _ => first.path.clone(),
+                };
+                let data = match are_shards(config, first) {
+                    true => {
+                        let dataset = Dataset::open(locate(config, &first.path))?;
+                        InputData::Shards(dataset.with_name(&name))
+                    }
+                    false => self.text(key, &name, group, options(first))?,
+                };
+                Ok(Input { name, weight: first.weight, data })
+            })
+            .collect()
+    }
 
-/// The error for a text of `key` that is not there, with where its path starts.
-fn not_there(key: &str, error: DataError) -> RunError {
-    match &error {
-        DataError::Io { path, source, .. } if source.kind() == ErrorKind::NotFound && path.is_relative() => {
-            RunError::Refused(format!(
-                "{error} (paths start at the folder you are in); --set {key}=FILE names another text"
-            ))
+    /// The text of `sources`, or its tokens in the cache if it is gone.
+    fn text(
+        &self,
+        key: &str,
+        name: &str,
+        sources: &[DataSource],
+        options: InputOptions,
+    ) -> Result<InputData, RunError> {
+        let record = RecordedText::new(sources, &options);
+        let paths: Vec<PathBuf> = sources.iter().map(|source| locate(self.config, &source.path)).collect();
+        let error = match list_inputs(&paths) {
+            Ok(inputs) => return Ok(InputData::Text(TextFiles { inputs, options }, record)),
+            Err(error) => error,
+        };
+        match self.recorded.iter().find(|recorded| recorded.is_of(&record)) {
+            Some(recorded) if let Some(dataset) = recorded.tokens(&self.cache) => {
+                tracing::info!("{name} is not there; its tokens in {} are used", dataset.folder().display());
+                Ok(InputData::Cached(dataset.with_name(name), recorded.clone()))
+            }
+            _ => Err(self.not_there(key, error)),
         }
-        _ => error.into(),
+    }
+
+    /// The error for a text of `key` that cannot be listed: where a path that is not there was looked for,
+    /// and the option that names another text.
+    fn not_there(&self, key: &str, error: DataError) -> RunError {
+        let other = match self.examines {
+            true => "--data FILE takes another text".to_owned(),
+            false => format!("--set {key}=FILE names another text"),
+        };
+        match &error {
+            DataError::Io { path, source, .. }
+                if source.kind() == ErrorKind::NotFound && path.is_relative() =>
+            {
+                let places = places(self.config);
+                RunError::Refused(format!("{error} ({places} the current folder); {other}"))
+            }
+            _ if self.examines => RunError::Refused(format!("{error}; {other}")),
+            _ => error.into(),
+        }
     }
 }
 
 impl InputData {
-    /// The files or the folder, by where they lead. What cannot be looked up fails where it is read.
+    /// Resolved paths of the files or of the folder. A path that cannot be resolved fails when it is read.
     fn paths(&self) -> Vec<PathBuf> {
         let paths = match self {
-            InputData::Shards(dataset) => vec![dataset.folder()],
-            InputData::Text(texts) => texts.inputs.iter().map(|file| file.path.as_path()).collect(),
+            InputData::Shards(dataset) | InputData::Cached(dataset, _) => vec![dataset.folder()],
+            InputData::Text(texts, _) => texts.inputs.iter().map(|file| file.path.as_path()).collect(),
         };
         paths.into_iter().filter_map(|path| path.canonicalize().ok()).collect()
     }
@@ -197,14 +329,14 @@ impl InputData {
     /// Options for reading its documents; `None` if it is tokens.
     fn options(&self) -> Option<&InputOptions> {
         match self {
-            InputData::Shards(_) => None,
-            InputData::Text(texts) => Some(&texts.options),
+            InputData::Shards(_) | InputData::Cached(..) => None,
+            InputData::Text(texts, _) => Some(&texts.options),
         }
     }
 }
 
-/// Refuses a path that two sources of `key` read with the same options: its weight would be the sum of both,
-/// unnoticed. Two fields of one file are two texts.
+/// Refuses a path that two sources of `key` read with the same options: its weight would silently be the sum
+/// of both. Two fields of one file are two texts.
 fn refuse_repeated_paths(key: &str, inputs: &[Input]) -> Result<(), RunError> {
     let mut seen: Vec<(PathBuf, &Input)> = Vec::new();
     for input in inputs {
@@ -225,8 +357,8 @@ fn refuse_repeated_paths(key: &str, inputs: &[Input]) -> Result<(), RunError> {
     Ok(())
 }
 
-/// Refuses files and datasets that are both trained and validated on: the validation loss would be that of
-/// memorised text.
+/// Refuses files and datasets that are used for both training and validation: the validation loss would be
+/// that of memorised text.
 fn refuse_shared_paths(train: &[Input], valid: &[Input]) -> Result<(), RunError> {
     let trained: HashSet<PathBuf> = train.iter().flat_map(|input| input.data.paths()).collect();
     for input in valid {
@@ -239,10 +371,7 @@ fn refuse_shared_paths(train: &[Input], valid: &[Input]) -> Result<(), RunError>
 }
 
 /// Refuses validation tokens that are also trained on, for copied texts and texts that were tokenized before.
-fn refuse_shared_tokens(
-    train: &[xtrain_data::MixtureSource],
-    valid: &[Arc<dyn TokenStream>],
-) -> Result<(), RunError> {
+fn refuse_shared_tokens(train: &[MixtureSource], valid: &[Arc<dyn TokenStream>]) -> Result<(), RunError> {
     let is_trained = |stream: &Arc<dyn TokenStream>| {
         train.iter().any(|source| source.stream.fingerprint() == stream.fingerprint())
     };
@@ -254,77 +383,67 @@ fn refuse_shared_tokens(
 
 fn trained_on(what: &str, is: &str) -> RunError {
     RunError::Refused(format!(
-        "{what} {is} in data.train too; validate on other text, or leave data.valid out and a part of data.train is held out"
+        "{what} {is} in data.train too; validate on other text, or remove data.valid to hold out a part of data.train"
     ))
 }
 
-/// The tokenizer of the configuration. If it would be learned from the text but there are token shards,
-/// theirs is used.
-fn tokenizer(config: &Config, train: &[Input], missing: &mut Missing<'_>) -> Result<Tokenizer, RunError> {
-    let choice = config.tokenizer();
-    let shards = train.iter().find_map(|input| match &input.data {
-        InputData::Shards(dataset) => Some(dataset),
-        InputData::Text(_) => None,
-    });
-    if let (Some(dataset), TokenizerChoice::Bpe | TokenizerChoice::Chars) = (shards, &choice) {
-        return Ok(dataset.tokenizer()?);
-    }
-    let vocabulary = match choice {
-        TokenizerChoice::Path(path) => {
-            let end = config.data.end_of_document.as_deref();
-            return load_tokenizer(Path::new(&path), end, OWN_TOKENIZERS);
+impl Opening<'_> {
+    /// The tokenizer of the configuration. If it would be learned from the text but there are token shards,
+    /// theirs is used.
+    fn chosen_tokenizer(&mut self, train: &[Input]) -> Result<Tokenizer, RunError> {
+        let config = self.config;
+        let choice = config.tokenizer();
+        let shards = train.iter().find_map(|input| match &input.data {
+            InputData::Shards(dataset) | InputData::Cached(dataset, _) => Some(dataset),
+            InputData::Text(..) => None,
+        });
+        if let (Some(dataset), TokenizerChoice::Bpe | TokenizerChoice::Chars) = (shards, &choice) {
+            return Ok(dataset.tokenizer()?);
         }
-        TokenizerChoice::Bytes => return Ok(Tokenizer::bytes()),
-        TokenizerChoice::Chars => VocabularyKind::Chars,
-        TokenizerChoice::Bpe => VocabularyKind::Bpe { size: config.data.bpe_vocab_size() },
-    };
-    let texts: Vec<TextFiles> = train
-        .iter()
-        .filter_map(|input| match &input.data {
-            InputData::Text(texts) => Some(texts.clone()),
-            InputData::Shards(_) => None,
-        })
-        .collect();
-    let cache = Path::new(&config.data.cache_dir);
-    match missing {
-        Missing::Prepare(notice) => Ok(learn_cached(&texts, vocabulary, cache, &mut |progress| {
-            notice(Notice::Learning { vocabulary, progress })
-        })?),
-        Missing::Stop => Ok(find_learned(&texts, vocabulary, cache)?.ok_or(DataError::Interrupted)?),
+        let vocabulary = match choice {
+            TokenizerChoice::Path(path) => {
+                let end = config.data.end_of_document.as_deref();
+                return load_tokenizer(&locate(config, &path), end, OWN_TOKENIZERS);
+            }
+            TokenizerChoice::Bytes => return Ok(Tokenizer::bytes()),
+            TokenizerChoice::Chars => VocabularyKind::Chars,
+            TokenizerChoice::Bpe => VocabularyKind::Bpe { size: config.data.bpe_vocab_size() },
+        };
+        let texts: Vec<TextFiles> = train
+            .iter()
+            .filter_map(|input| match &input.data {
+                InputData::Text(texts, _) => Some(texts.clone()),
+                InputData::Shards(_) | InputData::Cached(..) => None,
+            })
+            .collect();
+        match &mut self.missing {
+            Missing::Prepare(notice) => Ok(learn_cached(&texts, vocabulary, &self.cache, &mut |progress| {
+                notice(Notice::Learning { vocabulary, progress })
+            })?),
+            Missing::Stop => {
+                Ok(find_learned(&texts, vocabulary, &self.cache)?.ok_or(DataError::Interrupted)?)
+            }
+        }
     }
-}
 
-struct Cache<'a, 'n> {
-    config: &'a Config,
-    tokenizer: &'a Tokenizer,
-    missing: &'a mut Missing<'n>,
-}
-
-impl Cache<'_, '_> {
-    fn streams(&mut self, inputs: Vec<Input>) -> Result<Vec<xtrain_data::MixtureSource>, RunError> {
+    fn streams(&mut self, inputs: Vec<Input>, tokenizer: &Tokenizer) -> Result<Vec<MixtureSource>, RunError> {
         let mut out = Vec::new();
         for Input { name, weight, data } in inputs {
             let dataset = match data {
                 InputData::Shards(dataset) => dataset,
-                InputData::Text(TextFiles { inputs, options }) => {
-                    let options = PrepareOptions { input: options, ..PrepareOptions::default() };
-                    let cache = Path::new(&self.config.data.cache_dir);
-                    let prepared = match &mut *self.missing {
-                        Missing::Prepare(notice) => {
-                            prepare_cached(&inputs, self.tokenizer, &options, cache, &mut |progress| {
-                                notice(Notice::Tokenizing { path: name.clone(), progress: *progress })
-                            })?
-                        }
-                        Missing::Stop => find_prepared(&inputs, self.tokenizer, &options, cache)?
-                            .ok_or(DataError::Interrupted)?,
-                    };
-                    // Messages name the text, not a folder of the cache.
-                    prepared.with_name(&name)
+                InputData::Cached(dataset, record) => {
+                    self.texts.push(record);
+                    dataset
+                }
+                InputData::Text(texts, record) => {
+                    let dataset = self.tokens(&name, texts, tokenizer)?;
+                    self.texts.push(record.with_tokens(&dataset));
+                    dataset
                 }
             };
-            if dataset.tokenizer_hash() != self.tokenizer.hash_hex() {
+            if dataset.tokenizer_hash() != tokenizer.hash_hex() {
                 let remedy = match &self.config.model.init_from {
-                    // The weights of the folder know its own tokens only.
+                    // Pre-trained weights know only the tokenizer of their own folder.
                     Some(folder) => format!("tokenize the text again with --tokenizer {folder}"),
                     None => format!("set data.tokenizer = \"{name}\", or tokenize the text again"),
                 };
@@ -332,18 +451,36 @@ impl Cache<'_, '_> {
                     "the shards in {name} were written with another tokenizer than this run's; {remedy}"
                 )));
             }
-            if dataset.end_of_document() != self.tokenizer.end_of_document() {
-                return Err(other_end(&name, &dataset, self.tokenizer));
+            if dataset.end_of_document() != tokenizer.end_of_document() {
+                return Err(other_end(&name, &dataset, tokenizer));
             }
-            if dataset.begin_of_document() != self.tokenizer.document_begin() {
-                return Err(other_beginning(&name, &dataset, self.tokenizer));
+            if dataset.begin_of_document() != tokenizer.document_begin() {
+                return Err(other_beginning(&name, &dataset, tokenizer));
             }
             let stream: Arc<dyn TokenStream> = Arc::new(dataset);
             // Without weights, sources are mixed by size.
             let weight = weight.unwrap_or(stream.token_count() as f64);
-            out.push(xtrain_data::MixtureSource { stream, weight });
+            out.push(MixtureSource { stream, weight });
         }
         Ok(out)
+    }
+
+    /// The tokens of `texts`, prepared if need be.
+    fn tokens(&mut self, name: &str, texts: TextFiles, tokenizer: &Tokenizer) -> Result<Dataset, RunError> {
+        let TextFiles { inputs, options } = texts;
+        let options = PrepareOptions { input: options, ..PrepareOptions::default() };
+        let prepared = match &mut self.missing {
+            Missing::Prepare(notice) => {
+                prepare_cached(&inputs, tokenizer, &options, &self.cache, &mut |progress| {
+                    notice(Notice::Tokenizing { path: name.to_owned(), progress: *progress })
+                })?
+            }
+            Missing::Stop => {
+                find_prepared(&inputs, tokenizer, &options, &self.cache)?.ok_or(DataError::Interrupted)?
+            }
+        };
+        // Messages name the text, not a folder of the cache.
+        Ok(prepared.with_name(name))
     }
 }
 

@@ -1,4 +1,4 @@
-//! Errors of a run and of a model that is trained or used, and whether the user can mend them.
+//! Errors of a run and of a model in use, and whether the user can fix them.
 
 use std::path::{Path, PathBuf};
 use thiserror::Error;
@@ -14,18 +14,20 @@ use xtrain_report::metrics::MetricsError;
 use xtrain_runtime::EngineError;
 
 /// An error of tracing or of a pass: sizes that the configuration should have refused, or a bug of ours.
-#[derive(Clone, Debug, Error)]
+#[derive(Clone, Error)]
 pub enum ProgramError {
     /// An op refused its operands.
     #[error(transparent)]
     Trace(#[from] TraceError),
-    /// The backward could not be formed.
+    /// The backward pass could not be built.
     #[error(transparent)]
     Backward(#[from] BackwardError),
 }
 
+xtrain_tensor::debug_as_display!(ProgramError);
+
 /// Error that ends a run. [`RunError::is_users`] decides the exit code.
-#[derive(Debug, Error)]
+#[derive(Error)]
 pub enum RunError {
     /// The run file.
     #[error(transparent)]
@@ -36,12 +38,12 @@ pub enum RunError {
     /// A model folder or checkpoint.
     #[error(transparent)]
     Checkpoint(#[from] CheckpointError),
-    /// A model's description, by where it stands.
+    /// The description of a model, with its place.
     #[error("{place}: {error}")]
     Model {
         /// The folder or file.
         place: String,
-        /// The error in it.
+        /// The error in the description.
         error: ModelError,
     },
     /// The metrics files.
@@ -63,13 +65,15 @@ pub enum RunError {
         /// The system's error.
         source: std::io::Error,
     },
-    /// Anything else the user can mend: what is wrong, and what to do.
+    /// Anything else that the user can fix: the problem and the remedy.
     #[error("{0}")]
     Refused(String),
-    /// Too many steps in a row that were not finite.
+    /// Too many consecutive steps that were not finite.
     #[error("{0}")]
     Diverged(String),
 }
+
+xtrain_tensor::debug_as_display!(RunError);
 
 impl RunError {
     /// True if the user can fix it: exit code 2; otherwise 1.
@@ -82,7 +86,7 @@ impl RunError {
         }
     }
 
-    /// The error of a system call: `action` says what was tried, as in "cannot read".
+    /// The error of a system call; `action` is the attempt, such as "cannot read".
     pub fn io(path: &Path, action: &'static str) -> impl FnOnce(std::io::Error) -> RunError {
         let path = path.to_path_buf();
         move |source| RunError::Io { path, action, source }
@@ -90,15 +94,15 @@ impl RunError {
 }
 
 /// Error of a model that is trained or run.
-#[derive(Clone, Debug, Error)]
+#[derive(Clone, Error)]
 pub enum LearnError {
     /// A program could not be built.
     #[error(transparent)]
     Program(#[from] ProgramError),
-    /// The engine refused something.
+    /// An error of the engine.
     #[error(transparent)]
     Engine(#[from] EngineError),
-    /// More memory than there is, and what would need less.
+    /// Too little memory, with advice.
     #[error("{error}; {advice}")]
     Memory {
         /// The error of the engine, with the missing bytes.
@@ -106,15 +110,17 @@ pub enum LearnError {
         /// A request that needs less.
         advice: &'static str,
     },
-    /// A broken model.
+    /// A model whose logits are not finite.
     #[error(
         "the model's logits contain {0}: its weights are broken, or it diverged in training; use another checkpoint or folder"
     )]
     Logits(f32),
 }
 
+xtrain_tensor::debug_as_display!(LearnError);
+
 impl LearnError {
-    /// This error; an error about memory gets the advice.
+    /// This error, with the advice if it is about memory.
     pub fn advising(self, advice: &'static str) -> Self {
         match self {
             LearnError::Engine(error @ EngineError::Memory { .. }) => LearnError::Memory { error, advice },

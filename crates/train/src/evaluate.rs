@@ -20,7 +20,7 @@ pub struct Evaluator {
 }
 
 impl Evaluator {
-    /// Loads the program; `chunk_tokens` is how many tokens' logits exist at one time.
+    /// Loads the program; the logits of `chunk_tokens` tokens exist at one time.
     pub fn new(
         weights: &mut Weights,
         batch: Batch,
@@ -32,7 +32,7 @@ impl Evaluator {
         Ok(Evaluator { id: weights.load(program)?, batch, document_mask })
     }
 
-    /// Puts a batch in line.
+    /// Launches a batch.
     fn put(&self, weights: &mut Weights, batch: &TokenBatch) -> Result<Ticket, LearnError> {
         let engine = weights.engine();
         feed(engine, self.id, batch, self.document_mask, 1)?;
@@ -40,7 +40,7 @@ impl Evaluator {
         Ok(engine.fetch(self.id)?)
     }
 
-    /// The sum of the cross-entropies of its targets, in nats, waited for.
+    /// Waits for the sum of the cross-entropies of the batch's targets, in nats.
     fn collect(&self, weights: &mut Weights, ticket: Ticket) -> Result<f64, LearnError> {
         let outputs = weights.engine().collect(ticket)?;
         Ok(bytemuck::pod_read_unaligned::<f32>(outputs.get(io::LOSS)?).into())
@@ -96,9 +96,8 @@ impl Evaluator {
         Ok(())
     }
 
-    /// Adds the sequences of `validation` that `tally` does not hold yet. `go_on` is called before each
-    /// batch; [`ControlFlow::Break`] leaves the rest for a later call, with which the sum is the same to the
-    /// bit.
+    /// Adds the sequences of `validation` that `tally` does not contain yet. `go_on` is called before each
+    /// batch; [`ControlFlow::Break`] leaves the rest for a later call, and the final sum has the same bits.
     pub fn add(
         &self,
         weights: &mut Weights,
@@ -139,7 +138,7 @@ impl Evaluator {
                 flying.push_back(InFlight { ticket, targets: batch.valid_targets, apart });
                 next = all.min(next + self.batch.sequences as u64);
             }
-            // The oldest of too many, or of those that are left.
+            // Collect the oldest batch: of more than may be in flight, or of the remaining ones.
             if flying.len() > if is_more { IN_FLIGHT } else { 0 }
                 && let Some(oldest) = flying.pop_front()
             {
@@ -185,13 +184,13 @@ enum BySource {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Tally {
-    /// Sequences of the whole evaluation. A tally of another number of them is begun again.
+    /// Sequences of the whole evaluation. A tally with another number starts again.
     pub of: u64,
-    /// Sequences that are in it.
+    /// Sequences added so far.
     pub sequences: u64,
-    /// Their targets.
+    /// Their number of targets.
     pub targets: usize,
-    /// The sum of the targets' cross-entropies, in nats.
+    /// Sum of the targets' cross-entropies, in nats.
     pub loss_sum: f64,
     /// The part of each source, where there are several.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -226,7 +225,7 @@ impl Tally {
         self.loss_sum.is_finite() && self.sources.iter().all(|source| source.loss_sum.is_finite())
     }
 
-    /// The mean cross-entropy of the targets in it, in nats; 0 without any.
+    /// Mean cross-entropy of these targets, in nats; 0 without any.
     pub fn mean(&self) -> f64 {
         self.loss_sum / self.targets.max(1) as f64
     }

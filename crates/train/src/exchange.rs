@@ -1,4 +1,4 @@
-//! Models in and out: Hugging Face folders to and from masters.
+//! Import and export: Hugging Face folders to masters, and masters to Hugging Face folders.
 
 use crate::error::RunError;
 use crate::linear_gemms::fprops;
@@ -22,9 +22,10 @@ pub struct Identity {
 }
 
 impl Identity {
-    /// The description of `model`, on top of that of the folder it came from, if any.
+    /// The description of `model`, based on that of the folder it came from, if any.
     ///
     /// # Errors
+    ///
     /// A model that no config.json describes.
     pub fn new(
         source: Option<HfConfig>,
@@ -39,7 +40,7 @@ impl Identity {
         Ok(Identity { config: HfConfig { model, bos_token_id, eos_token_ids, source, generation } })
     }
 
-    /// config.json and generation_config.json for weights of this type, exported by `names`.
+    /// config.json and generation_config.json for weights of this type, exported as `names` says.
     fn files(&self, dtype: ExportDtype, names: &NameMap) -> Vec<(String, Vec<u8>)> {
         let config = match dtype {
             ExportDtype::Fp32 => self.config.to_json("float32"),
@@ -85,8 +86,8 @@ pub fn export(
     Ok(hf::export(folder, &names, &mut source, &files, options)?)
 }
 
-/// Names in the log what the Hugging Face folder `folder` holds and an export does not: model cards,
-/// licences, weights in other formats.
+/// Logs the files of the Hugging Face folder `folder` that an export does not contain: model cards, licences,
+/// weights in other formats.
 pub fn warn_of_unexported_files(folder: &Path, tokenizer: &Tokenizer) {
     let is_carried = |name: &str| {
         let beside =
@@ -134,20 +135,18 @@ pub fn name_map(model: &Architecture) -> NameMap {
     }
 }
 
-/// Names of an export as FP8. It holds in FP8 the linear layers of the blocks, except those that an FP8
-/// recipe leaves in bf16 in the forward and those that do not consist of whole blocks of 128 x 128.
+/// Names of an FP8 export. The linear layers of the blocks are FP8, except those that an FP8 recipe leaves in
+/// bf16 in the forward and those that do not consist of whole blocks of 128 x 128.
 ///
 /// Readers differ on partial blocks: transformers 5 infers the block size from the number of scales, and so
-/// reads 192 rows as two blocks of 96; vLLM and SGLang refuse most such layers. Parts that are one layer
-/// there (q, k, v; gate, up) must all have one type.
+/// reads 192 rows as two blocks of 96; vLLM and SGLang refuse most such layers. Parts that form one layer
+/// there (q, k, v; gate, up) must have one type.
 pub(crate) fn fp8_names(model: &Architecture, numerics: &Numerics) -> NameMap {
     let fprops = fprops(model, numerics);
     let mut names = name_map(model);
     for entry in &mut names.entries {
-        let mut sizes = entry.parts.iter().map(|part| part.rows).chain(entry.shape.get(1).copied());
-        let is_whole = sizes.all(|size| size.is_multiple_of(TILE));
         entry.fp8 = match fprops.get(&entry.name) {
-            _ if !is_whole => None,
+            _ if partial_part(entry).is_some() => None,
             Some(Ok(gemm)) => Some(scales(gemm.operands[1])),
             Some(Err(Bf16Reason::Recipe)) => Some(Fp8Scales::PowersOfTwo),
             Some(Err(_)) | None => None,
@@ -156,9 +155,8 @@ pub(crate) fn fp8_names(model: &Architecture, numerics: &Numerics) -> NameMap {
     names
 }
 
-/// Scales of weights in FP8: those of training if they were per block; else powers of two, which lose the
-/// least (casting again gives the same numbers, bf16 holds them, and GPUs that take no other scales can use
-/// them).
+/// Scales of FP8 weights: those of training if they were per block; else powers of two, which lose the least:
+/// another cast gives the same numbers, bf16 holds them exactly, and some GPUs accept no other scales.
 fn scales(trained: Quantization) -> Fp8Scales {
     match trained.scaling == Scaling::Block && !trained.pow2_scales {
         true => Fp8Scales::Exact,
@@ -166,27 +164,57 @@ fn scales(trained: Quantization) -> Fp8Scales {
     }
 }
 
-/// Refuses an export as FP8 of which nothing would be FP8.
+/// Refuses an FP8 export that would contain no FP8 layer.
 pub(crate) fn check_fp8(names: &NameMap) -> Result<(), RunError> {
     if names.entries.iter().any(|entry| entry.fp8.is_some()) {
         return Ok(());
     }
     Err(RunError::Refused(format!(
-        "exported as \"fp8\" nothing of this model would be FP8, not even its linear layers: {WHY_BF16}; take \"bf16\""
+        "exported as \"fp8\", none of the linear layers of this model would be FP8: {}; use \"bf16\"",
+        why_bf16(&linear_in_bf16(names))
     )))
 }
 
-const WHY_BF16: &str = "they have sizes that are no multiples of 128, or the run left them in bf16";
-
 /// Warns of the linear layers that an export as FP8 holds in bf16.
 fn warn_of_bf16(names: &NameMap) {
-    let linear: Vec<&NameEntry> = names.entries.iter().filter(|entry| is_linear(entry)).collect();
-    let kept: Vec<&str> =
-        linear.iter().filter(|entry| entry.fp8.is_none()).map(|entry| entry.name.as_str()).collect();
-    if let [first, ..] = kept[..] {
-        let (n, of) = (kept.len(), linear.len());
-        tracing::warn!("{n} of {of} linear layers go out as bf16, {first} for one: {WHY_BF16}");
+    let (kept, all) = (linear_in_bf16(names), names.entries.iter().filter(|entry| is_linear(entry)).count());
+    if !kept.is_empty() {
+        tracing::warn!("{} of {all} linear layers are exported as bf16: {}", kept.len(), why_bf16(&kept));
     }
+}
+
+/// The linear layers of the blocks that are not in FP8.
+fn linear_in_bf16(names: &NameMap) -> Vec<&NameEntry> {
+    names.entries.iter().filter(|entry| is_linear(entry) && entry.fp8.is_none()).collect()
+}
+
+/// The reasons why `layers` are exported as bf16, each with the name of a layer.
+fn why_bf16(layers: &[&NameEntry]) -> String {
+    let partial: Vec<_> = layers.iter().filter_map(|entry| Some((entry, partial_part(entry)?))).collect();
+    let mut reasons = Vec::new();
+    if let [(entry, part), ..] = partial.as_slice() {
+        let (name, rows, columns) = (&part.hf_name, part.rows, entry.shape.get(1).copied().unwrap_or(1));
+        let others = match entry.parts.len() {
+            1 => "",
+            _ => "; layers that are computed as one have one type",
+        };
+        reasons.push(format!(
+            "{} with sizes that are not multiples of {TILE} ({name} is {rows} x {columns}{others})",
+            partial.len()
+        ));
+    }
+    if let Some(left) = layers.iter().find(|entry| partial_part(entry).is_none()) {
+        let count = layers.len() - partial.len();
+        reasons.push(format!("{count} that the run computed in bf16 ({})", left.name));
+    }
+    reasons.join("; ")
+}
+
+/// The first part of a layer that does not consist of whole blocks of 128 x 128.
+fn partial_part(entry: &NameEntry) -> Option<&NamePart> {
+    let is_whole = |size: usize| size.is_multiple_of(TILE);
+    let columns = entry.shape.get(1).copied().unwrap_or(TILE);
+    entry.parts.iter().find(|part| !is_whole(part.rows) || !is_whole(columns))
 }
 
 /// True for the matrix of a linear layer in a block.
@@ -194,11 +222,10 @@ fn is_linear(entry: &NameEntry) -> bool {
     entry.name.starts_with("blocks.") && entry.shape.len() == 2
 }
 
-/// Hugging Face's names of the linear layers that `names` does not export in FP8. The head is always one,
-/// also if it is tied.
+/// Hugging Face's names of the linear layers that `names` does not export in FP8. The head is always among
+/// them, even if it is tied.
 fn modules_in_bf16(names: &NameMap) -> Vec<String> {
-    let kept = names.entries.iter().filter(|entry| is_linear(entry) && entry.fp8.is_none());
-    let parts = kept.flat_map(|entry| &entry.parts);
+    let parts = linear_in_bf16(names).into_iter().flat_map(|entry| &entry.parts);
     let module = |part: &NamePart| part.hf_name.strip_suffix(".weight").unwrap_or(&part.hf_name).to_owned();
     std::iter::once("lm_head".to_owned()).chain(parts.map(module)).collect()
 }

@@ -1,6 +1,7 @@
 //! The layout of a run folder.
 
 use crate::error::RunError;
+use std::ffi::OsStr;
 use std::fs;
 use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
@@ -9,7 +10,7 @@ use xtrain_config::{Config, files};
 use xtrain_report::metrics::COMMAND_LOG;
 use xtrain_report::{REPORT_FILE, SAMPLE_FILE, SUMMARY_FILE};
 
-/// File that a run locks, created before anything else of it.
+/// Lock file of a run, created before all other files.
 const LOCK: &str = ".lock";
 /// File that marks `hf/` as the run's own.
 const EXPORTED: &str = ".exported";
@@ -31,7 +32,7 @@ impl Unwritten {
     }
 }
 
-/// A run folder's path, and the places in it.
+/// Paths in a run folder.
 #[derive(Clone, Debug)]
 pub struct RunFolder {
     path: PathBuf,
@@ -43,17 +44,25 @@ impl RunFolder {
         RunFolder { path: path.into() }
     }
 
-    /// The run whose checkpoint the folder at `path` is, and its step; nothing where it is no checkpoint.
+    /// The run to which the checkpoint folder `path` belongs, and the checkpoint's step; `None` for other
+    /// folders.
     pub fn of_checkpoint(path: &Path) -> Option<(Self, u64)> {
         if !path.join("manifest.json").is_file() {
             return None;
         }
-        // A name such as `.` says nothing.
+        // A path such as `.` has no name.
         let full = path.canonicalize().ok()?;
         let named = if path.file_name() == full.file_name() { path } else { &full };
         let step = named.file_name()?.to_str()?.strip_prefix("step-")?.parse().ok()?;
         let run = named.parent()?.parent().filter(|run| !run.as_os_str().is_empty());
         Some((RunFolder::at(run.unwrap_or(full.parent()?.parent()?)), step))
+    }
+
+    /// The run whose resolved configuration `file` is, if any: a `config.toml` alone may be anyone's.
+    pub fn of_config(file: &Path) -> Option<Self> {
+        let parent = file.parent().filter(|_| file.file_name() == Some(OsStr::new("config.toml")))?;
+        let folder = if parent.as_os_str().is_empty() { Path::new(".") } else { parent };
+        Some(RunFolder::at(folder)).filter(RunFolder::is_begun)
     }
 
     /// The folder itself.
@@ -76,6 +85,11 @@ impl RunFolder {
         self.path.join("source")
     }
 
+    /// The texts of the run, with the cache entries that hold their tokens.
+    pub(crate) fn texts(&self) -> PathBuf {
+        self.path.join("texts.json")
+    }
+
     /// The folder of checkpoints.
     pub fn checkpoints(&self) -> PathBuf {
         self.path.join("checkpoints")
@@ -86,7 +100,7 @@ impl RunFolder {
         self.path.join("hf")
     }
 
-    /// True if a run has begun here: there is a configuration and a file that only a run writes. A
+    /// True if a run has begun here: a configuration exists, and a file that only a run writes. A
     /// `config.toml` alone may be anyone's.
     pub fn is_begun(&self) -> bool {
         self.config().is_file() && (self.lock().exists() || self.checkpoints().is_dir())
@@ -117,19 +131,19 @@ impl RunFolder {
             return Ok(());
         }
         Err(RunError::Refused(format!(
-            "{} is not from this run, so its export will not replace it; move it away and go on with --resume, or set \
+            "{} is not from this run, so its export will not replace it; move it away and continue with --resume, or set \
              checkpoint.export_hf = false",
             hf.display()
         )))
     }
 
-    /// Says that `hf/` is this run's, before it is first written.
+    /// Marks `hf/` as this run's, before it is first written.
     pub(crate) fn claim_hf(&self) -> Result<(), RunError> {
         self.check_hf()?;
         self.write(EXPORTED, "hf/ is this run's export, and is replaced when the run ends again.\n")
     }
 
-    /// Parts of the run's end after `step` that `config` asks for and that are missing: all of them unless
+    /// Parts of the run's end after `step` that `config` requires and that are missing: all of them, unless
     /// the end was completely written after this step.
     pub(crate) fn unwritten(&self, step: u64, config: &Config) -> Result<Unwritten, RunError> {
         let path = self.path.join(FINISHED);
@@ -146,7 +160,7 @@ impl RunFolder {
         })
     }
 
-    /// Says that nothing of the end after `step` is unwritten.
+    /// Records that the end after `step` is completely written.
     pub(crate) fn finished(&self, step: u64) -> Result<(), RunError> {
         self.write(FINISHED, &format!("{step}\n"))
     }
@@ -155,13 +169,13 @@ impl RunFolder {
         self.path.join(LOCK)
     }
 
-    /// Writes a small file of the folder: whole, or as it was.
+    /// Writes a small file of the folder atomically.
     pub fn write(&self, name: &str, contents: &str) -> Result<(), RunError> {
         Ok(replace_file(&self.path.join(name), |out| out.write_all(contents.as_bytes()))?)
     }
 }
 
-/// The names in a folder; none where there is no such folder.
+/// The names in a folder; empty if the folder does not exist.
 fn names_in(folder: &Path) -> Result<Vec<String>, RunError> {
     let entries = match fs::read_dir(folder) {
         Err(e) if e.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
@@ -176,7 +190,7 @@ fn names_in(folder: &Path) -> Result<Vec<String>, RunError> {
 mod tests {
     use super::*;
 
-    /// A folder that holds these files, `/` at the end making an empty folder.
+    /// A folder with these files; a `/` at the end of a name creates an empty folder.
     fn holding(names: &[&str]) -> (tempfile::TempDir, RunFolder) {
         let dir = tempfile::tempdir().expect("a folder");
         for name in names {

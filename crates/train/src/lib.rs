@@ -13,6 +13,7 @@
 
 pub mod choose;
 pub mod corpus;
+pub mod draft;
 pub mod engine;
 pub mod error;
 pub mod estimate;
@@ -26,11 +27,13 @@ pub mod learner;
 pub mod linear_gemms;
 pub mod opened;
 pub mod passes;
+mod paths;
 pub mod position;
 pub mod profile;
 pub mod programs;
 pub mod random_batch;
 pub mod run;
+pub mod run_file;
 pub mod schedule;
 pub mod slower;
 pub mod source;

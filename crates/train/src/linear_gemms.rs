@@ -8,12 +8,12 @@ use xtrain_model::{Architecture, Bf16Reason, LinearSpec, Numerics, in_block};
 use xtrain_program::quantize::Candidate;
 use xtrain_program::{LinearGemm, Origin, Role, ScaledGemm, Stage};
 
-/// A linear layer that several blocks have alike.
+/// A linear layer that is equal in several neighbouring blocks.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LinearGemms {
     /// The blocks; empty for the head, which comes after them.
     pub blocks: Range<usize>,
-    /// Its place in them, e.g. `attn.qkv_proj`, or `lm_head`.
+    /// Its place in a block, e.g. `attn.qkv_proj`, or `lm_head`.
     pub site: String,
     /// Outputs and inputs.
     pub extents: [usize; 2],
@@ -32,7 +32,7 @@ impl LinearGemms {
         self.gemms.iter().all(Result::is_ok)
     }
 
-    /// True if `next` stands for the same linear layer of the next block, computed alike.
+    /// True if `next` is the same linear layer of the next block, with the same formats.
     fn continues_with(&self, next: &LinearGemms) -> bool {
         let is_alike = self.site == next.site && self.extents == next.extents && self.gemms == next.gemms;
         is_alike && self.blocks.end == next.blocks.start
@@ -43,7 +43,7 @@ impl LinearGemms {
         self.blocks.len().max(1)
     }
 
-    /// Multiply-adds of one of its GEMMs for a token.
+    /// Multiply-adds of one of its GEMMs per token.
     pub fn size(&self) -> f64 {
         (self.layers() * self.extents[0] * self.extents[1]) as f64
     }
@@ -80,7 +80,7 @@ pub(crate) fn fprops(
     numerics: &Numerics,
 ) -> HashMap<String, Result<ScaledGemm, Bf16Reason>> {
     let of = |(block, linear): (usize, LinearSpec)| {
-        // Any number of tokens: it does not count in fprop.
+        // Any number of tokens, because fprop does not depend on it.
         let gemm = scaled_gemm(Some(block), &linear, LinearGemm::Fprop, 1, m, numerics);
         (format!("{}.weight", in_block(block, linear.site)), gemm)
     };

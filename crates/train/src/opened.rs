@@ -1,4 +1,4 @@
-//! A model opened to be used: from a run folder or from a Hugging Face folder.
+//! A model opened for use, from a run folder or a Hugging Face folder.
 
 use crate::engine::Processor;
 use crate::error::{LearnError, RunError};
@@ -6,11 +6,12 @@ use crate::exchange::{self, Identity};
 use crate::folder::RunFolder;
 use crate::weights::Weights;
 use crate::{position, source, spec};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use xtrain_checkpoint::hf::{self, ExportDtype};
 use xtrain_checkpoint::{BoxError, Checkpoint, CheckpointStore};
 use xtrain_config::{Config, Device};
 use xtrain_data::{LoaderState, Tokenizer};
+use xtrain_model::hf::HfConfig;
 use xtrain_model::{Architecture, Numerics, Recipe};
 use xtrain_program::StateKind;
 use xtrain_runtime::Checks;
@@ -23,17 +24,17 @@ pub struct OpenedModel {
     pub tokenizer: Tokenizer,
     /// Metadata for an export.
     pub identity: Identity,
-    /// The step of the checkpoint, where it came from a run.
+    /// Step of the checkpoint, if the model is from a run.
     pub step: Option<u64>,
     /// True if it was trained with attention inside documents; false for a Hugging Face folder, which does
     /// not say.
     pub document_mask: bool,
-    /// Default element type of an export: the run's `checkpoint.export_dtype`, or the one that loses nothing
-    /// of the Hugging Face folder.
+    /// Default element type of an export: the run's `checkpoint.export_dtype`, or the smallest type that
+    /// holds the weights of the Hugging Face folder exactly.
     pub export_dtype: ExportDtype,
-    /// The length of the sequences that it was trained on, where it came from a run.
+    /// Length of the sequences that it was trained on, if the model is from a run.
     pub seq_len: Option<usize>,
-    /// The run that it came from, if any.
+    /// The run, if the model is from one.
     pub(crate) run: Option<RunOrigin>,
 }
 
@@ -41,25 +42,25 @@ pub struct OpenedModel {
 pub(crate) struct RunOrigin {
     /// Its settings.
     pub(crate) config: Config,
-    /// The folder of its tokenizer.
-    pub(crate) tokenizer: PathBuf,
+    /// Its folder.
+    pub(crate) folder: RunFolder,
     /// State of its loader.
     pub(crate) loader: LoaderState,
 }
 
-/// Choice of a run's checkpoint.
+/// Selection of a run's checkpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Which {
-    /// The latest complete one.
+    /// The latest complete checkpoint.
     Latest,
-    /// The one with the lowest validation loss.
+    /// The checkpoint with the lowest validation loss.
     Best,
-    /// The one of this step.
+    /// The checkpoint of this step.
     Step(u64),
 }
 
-/// Opens `folder`, a run folder (with config.toml) or a Hugging Face folder (with config.json), to compute on
-/// `device`. `recipe` replaces the run's, or fp32 for a Hugging Face folder; the run's overrides of an FP8
+/// Opens `folder`, a run folder (with config.toml) or a Hugging Face folder (with config.json), on `device`.
+/// `recipe` replaces the run's recipe, or fp32 for a Hugging Face folder; the run's overrides of an FP8
 /// recipe stay.
 pub fn open(
     folder: &Path,
@@ -95,10 +96,7 @@ pub fn open(
     }
     let source = source::read_hf_config(folder)?;
     let tokenizer = Tokenizer::load(folder)?;
-    let model = source.model.architecture();
-    let model = model.map_err(|error| RunError::Model { place: folder.display().to_string(), error })?;
-    let mut weights = weights(device, model, recipe.unwrap_or(Recipe::Fp32).into())?;
-    exchange::import(&mut weights, folder)?;
+    let weights = hf_weights(folder, &source, device, recipe)?;
     let identity = Identity::new(Some(source), weights.model(), &tokenizer)?;
     let export_dtype = hf::lossless_dtype(folder, &exchange::fp8_names(weights.model(), weights.numerics()))?;
     Ok(OpenedModel {
@@ -111,6 +109,30 @@ pub fn open(
         export_dtype,
         run: None,
     })
+}
+
+/// Opens the Hugging Face folder `folder`, which need not have a tokenizer, as in [`open`]: its weights, and
+/// the ids of the tokens that end its texts.
+pub fn open_without_tokenizer(
+    folder: &Path,
+    device: Device,
+    recipe: Option<Recipe>,
+) -> Result<(Weights, Vec<u32>), RunError> {
+    let source = source::read_hf_config(folder)?;
+    Ok((hf_weights(folder, &source, device, recipe)?, source.eos_token_ids))
+}
+
+fn hf_weights(
+    folder: &Path,
+    source: &HfConfig,
+    device: Device,
+    recipe: Option<Recipe>,
+) -> Result<Weights, RunError> {
+    let model = source.model.architecture();
+    let model = model.map_err(|error| RunError::Model { place: folder.display().to_string(), error })?;
+    let mut weights = weights(device, model, recipe.unwrap_or(Recipe::Fp32).into())?;
+    exchange::import(&mut weights, folder)?;
+    Ok(weights)
 }
 
 fn open_run(
@@ -142,13 +164,13 @@ fn open_run(
         export_dtype: exchange::export_options(&planned.resolved.config).dtype,
         run: Some(RunOrigin {
             loader: position::loader_state(&checkpoint)?,
-            tokenizer: run.tokenizer(),
+            folder: run.clone(),
             config: planned.resolved.config,
         }),
     })
 }
 
-/// The checkpoint of `run` that is meant.
+/// Finds the checkpoint of `run` that `which` selects.
 pub fn checkpoint(run: &RunFolder, which: Which) -> Result<Checkpoint, RunError> {
     let store = CheckpointStore::open(&run.checkpoints())?;
     let place = run.path().display();

@@ -179,8 +179,8 @@ impl<'a> Setting<'a> {
         let is_fp8 = self.numerics.recipe.is_fp8();
         match rewrite {
             rewrites::REMATERIALISE => true,
-            // They were measured in whole training steps. Evaluation and generation have no large sums to
-            // cast, and no gradients.
+            // The gains were measured in whole training steps. Evaluation and generation have neither large
+            // sums to cast nor gradients.
             rewrites::SUM_NORM_CAST | rewrites::AMAX => is_fp8 && self.update().is_some(),
             _ => is_fp8,
         }

@@ -17,16 +17,16 @@ use xtrain_runtime::StateEntry;
 pub(crate) struct Position {
     /// Attempted steps.
     pub step: u64,
-    /// Those of them whose update was skipped.
+    /// Attempted steps whose update was skipped.
     pub skipped: u64,
     /// Wall time in training steps.
     pub train_seconds: f64,
     /// Step and loss of the best evaluation whose state was saved.
     pub best: Option<(u64, f64)>,
-    /// The evaluation after this step, where the run was stopped in it.
+    /// The evaluation after this step, if the run was stopped during it.
     #[serde(default)]
     pub evaluation: Option<Tally>,
-    /// The reference segment that is under way.
+    /// The reference segment in progress.
     #[serde(default)]
     pub reference: Option<Segment>,
     /// Unigram entropy of the evaluated targets in nats, once there was an evaluation.
@@ -34,22 +34,22 @@ pub(crate) struct Position {
     pub unigram_entropy: Option<f64>,
 }
 
-/// A reference segment whose steps in bf16 are done, while the run's own steps are not.
+/// A reference segment whose bf16 steps are done, while the run's own steps are not.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Segment {
-    /// Steps before it.
+    /// Number of the run's steps before the segment.
     pub(crate) after: u64,
-    /// Steps of it.
+    /// Number of its steps.
     pub(crate) steps: u64,
-    /// The sum of their losses in bf16; JSON has none that is not finite.
+    /// Sum of their losses in bf16; `None` if it is not finite, which JSON cannot hold.
     pub(crate) bf16_sum: Option<f64>,
-    /// The sum of those of its own that are done.
+    /// Sum of the losses of the run's own steps that are done; `None` if it is not finite.
     pub(crate) sum: Option<f64>,
 }
 
 impl Segment {
-    /// Adds the loss of a step of the run; with the last step, returns the result.
+    /// Adds the loss of a step of the run; returns the result with the last step.
     pub(crate) fn add(&mut self, step: u64, loss: f64) -> Option<ReferenceGap> {
         self.sum = added(self.sum, loss);
         let mean = |sum: Option<f64>| sum.map_or(f64::NAN, |sum| sum / self.steps as f64);
@@ -70,13 +70,12 @@ pub(crate) const POSITION: &str = "position";
 pub(crate) const LOADER: &str = "loader";
 pub(crate) const CONFIG: &str = "config";
 
-/// State of the loader of a checkpoint's run.
+/// State of the loader in a checkpoint.
 pub(crate) fn loader_state(checkpoint: &Checkpoint) -> Result<LoaderState, RunError> {
     document(checkpoint, LOADER)
 }
 
-/// The latest checkpoint of the run in `folder`, without a warning about incomplete ones, which a resume
-/// emits.
+/// The latest checkpoint of the run in `folder`. Does not warn about incomplete ones; a resume does.
 fn newest(folder: &RunFolder) -> Result<Option<Checkpoint>, RunError> {
     let store = CheckpointStore::open(&folder.checkpoints())?;
     Ok(store.steps()?.pop().map(|step| store.checkpoint(step)).transpose()?)
@@ -92,7 +91,7 @@ pub(crate) fn config(folder: &RunFolder) -> Result<Config, RunError> {
     }
 }
 
-/// The precision that the steps before a checkpoint were computed in.
+/// The precision in which the steps before a checkpoint were computed.
 pub fn precision_of(checkpoint: &Checkpoint) -> Result<PrecisionConfig, RunError> {
     Ok(config_of(checkpoint)?.precision)
 }
@@ -108,12 +107,13 @@ pub(crate) fn position(folder: &RunFolder) -> Result<Option<Position>, RunError>
     newest(folder)?.map(|checkpoint| document(&checkpoint, POSITION)).transpose()
 }
 
-/// The number of the first sample that the step after a checkpoint reads, by the state of its loader.
+/// Number of the first sample that the step after a checkpoint reads, by the state of its loader.
 pub fn next_sample(checkpoint: &Checkpoint, loader: &Loader) -> Result<u64, RunError> {
     Ok(loader.resume(&document::<LoaderState>(checkpoint, LOADER)?)?)
 }
 
-/// Step and loss of the best checkpoint, as recorded in `checkpoint`, a later one of its run.
+/// Step and loss of the best checkpoint, as recorded in `checkpoint`, which is a later checkpoint of the same
+/// run.
 pub(crate) fn best(checkpoint: &Checkpoint) -> Result<Option<(u64, f64)>, RunError> {
     Ok(document::<Position>(checkpoint, POSITION)?.best)
 }

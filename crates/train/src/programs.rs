@@ -11,7 +11,7 @@ use xtrain_ops::normal::Normal;
 use xtrain_program::{Program, Storage, Tracer, refresh};
 use xtrain_tensor::{DType, Shape, TensorType};
 
-/// Bytes of the state of a program that checkpoints hold.
+/// Bytes of a program's state that checkpoints contain.
 pub fn saved_bytes(program: &Program) -> usize {
     let is_saved = |storage: &Storage| matches!(storage, Storage::State { kind, .. } if kind.is_saved());
     program.values.iter().filter(|value| is_saved(&value.storage)).map(|value| value.ty.bytes()).sum()
@@ -32,8 +32,9 @@ pub fn differentiation(spec: &TrainingSpec) -> Result<Program, ProgramError> {
     passes::run(traced(spec)?, &Setting::differentiation(spec, &spec.numerics(), None))
 }
 
-/// Forward and backward of a micro-batch of the training step, in which the casts that `casts` has for the
-/// operands of linear layers are measured ([`Program::measured`]), whatever formats the step computes in.
+/// Forward and backward of a micro-batch of the training step, in which the casts of `casts` are measured on
+/// the operands of linear layers ([`Program::measured`]). The formats of the computation stay those of
+/// `spec`.
 pub fn inspection(spec: &TrainingSpec, casts: &Numerics) -> Result<Program, ProgramError> {
     passes::run(traced(spec)?, &Setting::differentiation(spec, &spec.numerics(), Some(casts)))
 }
@@ -95,8 +96,8 @@ pub fn refresh(program: &Program) -> Result<Program, ProgramError> {
 /// The Philox stream of initialisation; steps use their own numbers.
 const INIT_STREAM: u32 = u32::MAX;
 
-/// Draws the masters that begin as normal numbers: of standard deviation `std` times what each parameter
-/// says.
+/// Draws the masters that start from normal numbers. The standard deviation is `std` times the factor of each
+/// parameter.
 pub fn initial(model: &Architecture, seed: u64, std: f64) -> Result<Program, ProgramError> {
     let mut t = Tracer::default();
     for (site, p) in model.parameters().iter().enumerate() {

@@ -1,14 +1,14 @@
-//! Random batches whose tokens and documents are distributed as those of a text, for measurements.
+//! Random batches for measurements, with tokens and documents distributed as in text.
 
 use crate::training_spec::TrainingSpec;
 use xtrain_data::Batch;
 use xtrain_tensor::Philox;
 
-/// Documents have this many tokens on average, where attention stays within them.
+/// Mean length of a document in tokens, if attention stays within documents.
 const DOCUMENT_TOKENS: usize = 512;
 
-/// Random tokens with the frequencies of a text by Zipf's law: a token's rank is its number, and its
-/// logarithm is uniform. Uniform tokens would leave nothing to learn, and would hardly ever collide in the
+/// Random tokens with the frequencies of a text by Zipf's law: a token's index is its rank, and the logarithm
+/// of the rank is uniform. Uniform tokens would leave nothing to learn, and would hardly ever collide in the
 /// embedding's gradient.
 pub fn random_batch(spec: &TrainingSpec, n: u32) -> Batch {
     let (sequences, seq_len) = (spec.batch.sequences, spec.batch.seq_len);
@@ -40,7 +40,7 @@ pub fn documents([sequences, seq_len]: [usize; 2], mean: usize) -> Vec<i32> {
     for _ in 0..sequences {
         let mut start = 0;
         while start < seq_len {
-            // An exponential length: of the tokens that are left, those of the last document may be fewer.
+            // An exponential length; the last document may be cut off.
             let length = (-f64::from(rng.uniform(drawn)).ln() * mean as f64).ceil().max(1.0) as usize;
             drawn += 1;
             let end = start.saturating_add(length).min(seq_len);

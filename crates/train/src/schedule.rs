@@ -15,7 +15,7 @@ pub struct Schedule {
 }
 
 impl Schedule {
-    /// The schedule of a resolved configuration whose run has `steps` steps.
+    /// The schedule of a resolved configuration with `steps` steps.
     pub fn of(config: &Config, steps: u64) -> Self {
         let (s, peak) = (&config.schedule, config.optimizer.lr);
         Schedule {
@@ -36,7 +36,8 @@ impl Schedule {
             return self.peak * (step + 1) as f64 / self.warmup as f64;
         }
         let between = |x: f64, shape: fn(f64) -> f64| self.last + (self.peak - self.last) * shape(x.min(1.0));
-        // From the peak in the first step after the warmup to the last step; at once where that is one step.
+        // The decay runs from the step after the warmup to the last step; with a single step it is complete
+        // at once.
         let length = self.steps.saturating_sub(1).saturating_sub(self.warmup);
         let fall = |shape| match length {
             0 if self.warmup > 0 => between(1.0, shape),
@@ -52,7 +53,7 @@ impl Schedule {
                 if step < from {
                     return self.peak;
                 }
-                // The stable steps have had the peak: each of the decay's steps is a step down.
+                // The stable steps are at the peak already, so each step of the decay is lower.
                 let x = (step - from + 1) as f64 / self.decay.max(1) as f64;
                 match self.shape {
                     DecayShape::Linear => between(x, |x| 1.0 - x),
@@ -91,7 +92,7 @@ mod tests {
 
     #[test]
     fn each_kind_has_its_shape() {
-        // Half of the way from step 10 to step 99.
+        // Halfway from step 10 to step 99.
         assert!((schedule(ScheduleKind::Linear).lr(54) - (1.0 - 0.9 * 44.0 / 89.0)).abs() < 1e-12);
         assert!((schedule(ScheduleKind::Cosine).lr(55) - 0.55).abs() < 0.02);
         assert_eq!(schedule(ScheduleKind::Wsd).lr(79), 1.0);

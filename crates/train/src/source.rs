@@ -3,6 +3,7 @@
 
 use crate::error::RunError;
 use crate::folder::RunFolder;
+use crate::paths::locate;
 use std::path::{Path, PathBuf};
 use xtrain_config::{Config, DataSource, nearest};
 use xtrain_data::{Dataset, Tokenizer};
@@ -16,28 +17,40 @@ pub(crate) const GENERATION_FILE: &str = "generation_config.json";
 /// File that marks a folder of token shards.
 const DATASET_FILE: &str = "dataset.json";
 
-/// True if a source is a folder of token shards.
-pub fn are_shards(source: &DataSource) -> bool {
-    Path::new(&source.path).join(DATASET_FILE).is_file()
+/// True if a source of `config` is a folder of token shards.
+pub fn are_shards(config: &Config, source: &DataSource) -> bool {
+    is_dataset(&locate(config, &source.path))
 }
 
-/// The first training source that is token shards.
+/// True if `folder` has token shards.
+pub(crate) fn is_dataset(folder: &Path) -> bool {
+    folder.join(DATASET_FILE).is_file()
+}
+
+/// The first training source that is token shards, named by its path in `config`.
 pub(crate) fn shards(config: &Config) -> Result<Option<Dataset>, RunError> {
-    let first = config.data.train.0.iter().find(|source| are_shards(source));
-    Ok(first.map(|source| Dataset::open(&source.path)).transpose()?)
+    let Some(first) = config.data.train.0.iter().find(|source| are_shards(config, source)) else {
+        return Ok(None);
+    };
+    Ok(Some(Dataset::open(locate(config, &first.path))?.with_name(&first.path)))
 }
 
 /// The model folder that training starts from, if any.
 pub fn init(config: &Config) -> Result<Option<HfConfig>, RunError> {
-    let Some(folder) = config.model.init_from.as_deref().map(Path::new) else { return Ok(None) };
-    if let Some(refused) = refuse_run_folder(folder) {
+    let Some(folder) = init_folder(config) else { return Ok(None) };
+    if let Some(refused) = refuse_run_folder(&folder) {
         return Err(refused);
     }
-    read_hf_config(folder).map(Some)
+    read_hf_config(&folder).map(Some)
 }
 
-/// As [`init`] for a run that has begun: from the copies in the run folder, as the folder may be gone or
-/// changed since.
+/// The folder that `model.init_from` names, if any.
+pub(crate) fn init_folder(config: &Config) -> Option<PathBuf> {
+    config.model.init_from.as_deref().map(|folder| locate(config, folder))
+}
+
+/// As [`init`], for a run that has begun: reads the copies in the run folder, because the original may be
+/// missing or changed.
 pub(crate) fn saved_init(config: &Config, run: &RunFolder) -> Result<Option<HfConfig>, RunError> {
     match &config.model.init_from {
         Some(_) if run.source().is_dir() => read_hf_config(&run.source()).map(Some),
@@ -45,15 +58,15 @@ pub(crate) fn saved_init(config: &Config, run: &RunFolder) -> Result<Option<HfCo
     }
 }
 
-/// No description of a model is nearly as large.
+/// Size limit of a model description.
 const MAX_CONFIG_BYTES: u64 = 16 << 20;
 
-/// Keeps in the run folder what the model folder that training starts from says of its model.
+/// Copies the description of the model that training starts from to the run folder.
 pub(crate) fn save_init(config: &Config, run: &RunFolder) -> Result<(), RunError> {
-    let Some(folder) = &config.model.init_from else { return Ok(()) };
+    let Some(folder) = init_folder(config) else { return Ok(()) };
     std::fs::create_dir_all(run.source()).map_err(RunError::io(&run.source(), "create"))?;
     for name in [CONFIG_FILE, GENERATION_FILE] {
-        let path = Path::new(folder).join(name);
+        let path = folder.join(name);
         if path.exists() {
             let text = xtrain_config::files::read_text(&path, MAX_CONFIG_BYTES)
                 .map_err(RunError::io(&path, "read"))?;
@@ -63,7 +76,7 @@ pub(crate) fn save_init(config: &Config, run: &RunFolder) -> Result<(), RunError
     Ok(())
 }
 
-/// The refusal of a run folder or a checkpoint as `model.init_from`.
+/// Refuses a run folder or a checkpoint as `model.init_from`.
 fn refuse_run_folder(folder: &Path) -> Option<RunError> {
     let (run, what, of_step) = match RunFolder::of_checkpoint(folder) {
         Some((run, step)) => (run, "a checkpoint of a run", format!(" --step {step}")),
@@ -72,7 +85,7 @@ fn refuse_run_folder(folder: &Path) -> Option<RunError> {
     let (place, hf) = (run.path().display(), run.hf());
     let advice = match hf.is_dir() && of_step.is_empty() {
         true => format!("its model is in {}", hf.display()),
-        false => format!("make one of it: xtrain export {place}{of_step} --out FOLDER"),
+        false => format!("export it first: xtrain export {place}{of_step} --out FOLDER"),
     };
     Some(RunError::Refused(format!(
         "model.init_from names {}, which is {what} and no Hugging Face folder; {advice}",
@@ -86,13 +99,33 @@ pub fn no_such_folder(folder: &Path) -> RunError {
     if let Some(near) = near_folder(folder) {
         return RunError::Refused(format!("there is no folder {name}; did you mean {}?", near.display()));
     }
-    let download = match looks_like_a_hub_id(&name) {
+    let advice = match looks_like_a_hub_id(&name) {
         true => format!(
             "; if it is a model of the Hugging Face Hub, download it first: hf download {name} --local-dir {name}"
         ),
-        false => String::new(),
+        false => siblings(folder),
     };
-    RunError::Refused(format!("there is no folder {name}; check the path{download}"))
+    RunError::Refused(format!("there is no folder {name}; check the path{advice}"))
+}
+
+/// `; runs has a, b, c`: the folders where `folder` would be.
+fn siblings(folder: &Path) -> String {
+    const MOST: usize = 5;
+    let Some(parent) = folder.parent().filter(|parent| !parent.as_os_str().is_empty()) else {
+        return String::new();
+    };
+    let mut names = folders_in(parent);
+    names.retain(|name| !name.starts_with('.'));
+    names.sort();
+    let rest = match names.len().saturating_sub(MOST) {
+        0 => String::new(),
+        rest => format!(" and {rest} more"),
+    };
+    names.truncate(MOST);
+    match names.is_empty() {
+        true => String::new(),
+        false => format!("; {} has {}{rest}", parent.display(), names.join(", ")),
+    }
 }
 
 /// Loads the tokenizer at `path`. `end_of_document` names the token that ends documents, if the tokenizer's
@@ -135,18 +168,28 @@ fn no_such_tokenizer(path: &Path, others: &str) -> RunError {
 fn near_folder(folder: &Path) -> Option<PathBuf> {
     let parent = folder.parent()?;
     let listed = if parent.as_os_str().is_empty() { Path::new(".") } else { parent };
-    let folders = std::fs::read_dir(listed).ok()?.flatten().filter(|entry| entry.path().is_dir());
-    let names: Vec<String> = folders.filter_map(|entry| entry.file_name().into_string().ok()).collect();
+    let names = folders_in(listed);
     nearest(folder.file_name()?.to_str()?, names.iter().map(String::as_str)).map(|name| parent.join(name))
 }
 
-/// `owner/name`, as models are called on the Hub.
-fn looks_like_a_hub_id(name: &str) -> bool {
+/// The names of the folders in `folder`; none if it cannot be read.
+fn folders_in(folder: &Path) -> Vec<String> {
+    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    let folders = entries.filter(|entry| entry.path().is_dir());
+    folders.filter_map(|entry| entry.file_name().into_string().ok()).collect()
+}
+
+/// The folder that holds the runs of files that name none.
+const RUNS: &str = "runs";
+
+/// `owner/name`, as models are called on the Hub, unless the owner is a folder here or that of runs.
+pub(crate) fn looks_like_a_hub_id(name: &str) -> bool {
     let is_part = |part: &str| {
         part.starts_with(|c: char| c.is_ascii_alphanumeric())
             && part.chars().all(|c| c.is_ascii_alphanumeric() || "-_.".contains(c))
     };
-    name.split_once('/').is_some_and(|(owner, name)| is_part(owner) && is_part(name))
+    let is_owner = |owner: &str| is_part(owner) && owner != RUNS && !Path::new(owner).is_dir();
+    name.split_once('/').is_some_and(|(owner, name)| is_owner(owner) && is_part(name))
 }
 
 /// Reads config.json and generation_config.json of a Hugging Face folder.
@@ -179,7 +222,19 @@ mod tests {
         for id in ["Qwen/Qwen3-0.6B", "meta-llama/Llama-3.1-8B", "01-ai/Yi_6B"] {
             assert!(looks_like_a_hub_id(id), "{id}");
         }
-        for path in ["Qwen", "./Qwen/Qwen3", "/models/Qwen3", "a/b/c", "../a", "a/", "a/b c", "~/a", ""] {
+        for path in [
+            "Qwen",
+            "./Qwen/Qwen3",
+            "/models/Qwen3",
+            "a/b/c",
+            "../a",
+            "a/",
+            "a/b c",
+            "~/a",
+            "",
+            "runs/first",
+            "src/model",
+        ] {
             assert!(!looks_like_a_hub_id(path), "{path}");
         }
     }

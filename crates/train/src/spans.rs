@@ -5,11 +5,11 @@ use std::cell::RefCell;
 use std::time::Instant;
 use xtrain_cuda::nvtx;
 
-/// Something that a thread did.
+/// An activity of a thread.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Span {
     pub name: &'static str,
-    /// The step that it was done for, from 1.
+    /// The step that it belongs to, from 1.
     pub step: Option<u64>,
     pub begin: Instant,
     pub end: Instant,
@@ -20,19 +20,19 @@ thread_local! {
     static RECORD: RefCell<Option<Vec<Span>>> = const { RefCell::new(None) };
 }
 
-/// Records from now on what this thread does.
+/// Starts recording the activities of this thread.
 pub(crate) fn record() {
     RECORD.set(Some(Vec::new()));
 }
 
-/// Ends the recording; returns what was done, in the order in which it began.
+/// Ends the recording; returns the activities in the order in which they began.
 pub(crate) fn recorded() -> Vec<Span> {
     let mut done = RECORD.take().unwrap_or_default();
     done.sort_by_key(|done| (done.begin, std::cmp::Reverse(done.end)));
     done
 }
 
-/// Something that is done until this is dropped.
+/// An activity that lasts until this is dropped.
 #[must_use = "it ends where it is dropped"]
 pub(crate) struct SpanGuard {
     name: &'static str,
@@ -41,7 +41,7 @@ pub(crate) struct SpanGuard {
     _range: nvtx::Range,
 }
 
-/// Says that this thread does `name` from now on.
+/// Begins the activity `name` on this thread.
 pub(crate) fn span(name: &'static str) -> SpanGuard {
     start(name, None, nvtx::range(name))
 }

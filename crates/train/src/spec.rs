@@ -1,15 +1,15 @@
-//! From a run file to the specification of its training step.
+//! Derives the specification of the training step from a run file.
 
 use crate::corpus::{self, Corpus};
 use crate::engine::Target;
 use crate::error::RunError;
 use crate::exchange;
+use crate::paths::locate;
 use crate::source::{OWN_TOKENIZERS, init, load_tokenizer, shards};
 use crate::training_spec::TrainingSpec;
 use serde_json::json;
 use std::io::ErrorKind;
 use std::ops::ControlFlow;
-use std::path::Path;
 use xtrain_checkpoint::hf::ExportDtype;
 use xtrain_config::{Config, Facts, OrAuto, Parsed, Recompute, Resolved, Slower, TokenizerChoice};
 use xtrain_data::{DataError, InputOptions, TextFiles, TokenStream, Tokenizer, learn, list_inputs};
@@ -23,7 +23,7 @@ pub struct Planned {
     pub resolved: Resolved,
     /// The specification of the training step.
     pub spec: TrainingSpec,
-    /// Why the vocabulary may turn out smaller than planned, where it may.
+    /// Reason why the vocabulary may turn out smaller than planned, if it may.
     pub vocabulary_bound: Option<String>,
     /// The settings that its file leaves open and that were chosen.
     pub chosen: Vec<Chosen>,
@@ -41,7 +41,7 @@ pub struct Chosen {
 }
 
 impl Planned {
-    /// This plan with these layers left in bf16, and recorded in its configuration.
+    /// This plan with these layers in bf16, as its configuration then records.
     pub(crate) fn with_slower(self, slower: Vec<Slower>) -> Result<Planned, RunError> {
         self.changed(|config| config.precision.skip_slower = Some(slower))
     }
@@ -79,12 +79,12 @@ pub fn plan_on(parsed: &Parsed, target: Target) -> Result<Planned, RunError> {
     let init = init(config)?;
     let shards = shards(config)?;
     let vocabulary = match (&config.model, &shards, config.tokenizer()) {
-        // A plan needs no file that it can do without.
+        // A plan reads no file that it does not need.
         (m, ..) if m.vocab_size.is_some() || m.init_from.is_some() => VocabularySize::default(),
         (_, _, TokenizerChoice::Bytes) => VocabularySize::of(&Tokenizer::bytes()),
         (_, _, TokenizerChoice::Path(path)) => {
             let end = config.data.end_of_document.as_deref();
-            VocabularySize::of(&load_tokenizer(Path::new(&path), end, OWN_TOKENIZERS)?)
+            VocabularySize::of(&load_tokenizer(&locate(config, &path), end, OWN_TOKENIZERS)?)
         }
         (_, Some(dataset), _) => VocabularySize { size: Some(dataset.vocab_size()), bound: None },
         (_, None, TokenizerChoice::Chars) => characters(config)?,
@@ -95,7 +95,7 @@ pub fn plan_on(parsed: &Parsed, target: Target) -> Result<Planned, RunError> {
     let facts = Facts {
         init: init.as_ref().map(|hf| hf.model),
         tokenizer_vocab_size: vocabulary.size,
-        shards: shards.map(|dataset| dataset.folder().display().to_string()),
+        shards: shards.map(|dataset| dataset.name().to_owned()),
         recipe: Some(target.recipe()),
         epoch_tokens: config.train.epochs.and_then(|_| known_epoch_tokens(config)),
     };
@@ -112,7 +112,7 @@ fn known_epoch_tokens(config: &Config) -> Option<u64> {
 #[derive(Default)]
 struct VocabularySize {
     size: Option<usize>,
-    /// Why it may turn out smaller.
+    /// Reason why it may turn out smaller.
     bound: Option<String>,
 }
 
@@ -122,18 +122,17 @@ impl VocabularySize {
     }
 }
 
-/// The characters of the training text, or all that there are where the text is not there.
+/// The number of characters in the training text, or in Unicode if the text is missing.
 fn characters(config: &Config) -> Result<VocabularySize, RunError> {
     let mut texts = Vec::new();
     for source in &config.data.train.0 {
         let field = config.data.text_field(source).to_owned();
         let separator = config.data.separator(source).map(str::to_owned);
-        match list_inputs(&[&source.path]) {
+        match list_inputs(&[locate(config, &source.path)]) {
             Ok(inputs) => texts.push(TextFiles { inputs, options: InputOptions { field, separator } }),
             Err(DataError::Io { source: error, .. }) if error.kind() == ErrorKind::NotFound => {
-                let why =
-                    format!("{} is not there to count its characters; these are all of Unicode", source.path);
-                // One more token ends a document.
+                let why = format!("{} does not exist, so all characters of Unicode are counted", source.path);
+                // Plus the end-of-document token.
                 return Ok(VocabularySize { size: Some(UNICODE_CHARACTERS + 1), bound: Some(why) });
             }
             Err(other) => return Err(other.into()),
@@ -152,7 +151,7 @@ pub fn planned(resolved: Resolved) -> Result<Planned, RunError> {
     let model = resolved.architecture.clone();
     model.validate().map_err(|error| RunError::Model { place: "[model]".into(), error })?;
     let spec = TrainingSpec {
-        // Filled in; it has no other default on the CPU.
+        // Filled in: the default differs on a GPU only.
         recipe: c.precision.recipe.unwrap_or(Recipe::Fp32),
         fp8: c.precision.fp8(&model).map_err(RunError::Refused)?,
         batch: Batch { sequences: c.train.micro_batch_size(), seq_len: c.data.seq_len },
@@ -179,14 +178,14 @@ pub fn planned(resolved: Resolved) -> Result<Planned, RunError> {
     Ok(Planned { resolved, spec, vocabulary_bound: None, chosen: Vec::new(), lacks_memory: false })
 }
 
-/// Refuses batches whose bytes could not even be counted, or whose tokens dropout could not.
+/// Refuses batches whose bytes overflow, or whose tokens exceed the index of dropout.
 fn check_sizes(spec: &TrainingSpec, batch_size: usize) -> Result<(), RunError> {
     let (m, wide) = (&spec.model, |n: usize| n as u128);
-    // Dropout draws by a token's place in the global batch, which has 32 bits.
+    // Dropout draws by the index of a token in the global batch, which has 32 bits.
     if spec.dropout > 0.0 && wide(batch_size) * wide(spec.batch.seq_len) > 1 << 32 {
         return Err(RunError::Refused(format!(
-            "a step of {batch_size} sequences of {} tokens is more than dropout can number, which is 2^32 tokens; check \
-             train.batch_size and data.seq_len for a slip, or set model.dropout = 0",
+            "a step of {batch_size} sequences of {} tokens exceeds the 2^32 tokens that dropout can number; check \
+             train.batch_size and data.seq_len for a typo, or set model.dropout = 0",
             spec.batch.seq_len
         )));
     }
@@ -197,8 +196,8 @@ fn check_sizes(spec: &TrainingSpec, batch_size: usize) -> Result<(), RunError> {
         return Ok(());
     }
     Err(RunError::Refused(format!(
-        "a micro-batch of {} sequences of {} tokens is more than any machine holds with this model; check data.seq_len and \
-         train.micro_batch_size for a slip",
+        "a micro-batch of {} sequences of {} tokens exceeds the memory of any machine with this model; check data.seq_len and \
+         train.micro_batch_size for a typo",
         spec.batch.sequences, spec.batch.seq_len
     )))
 }

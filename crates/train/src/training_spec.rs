@@ -1,4 +1,4 @@
-//! The description of a training step: all that determines its program.
+//! The description of a training step: everything that determines its program.
 
 use xtrain_model::decoder::{Batch, Loss};
 use xtrain_model::optimizer::Optimizer;
@@ -26,7 +26,7 @@ pub struct TrainingSpec {
     pub dropout: f32,
     /// The forward values that the backward recomputes instead of saving them.
     pub recompute: Recompute,
-    /// The number of blocks, from the first on, in which it recomputes; all if none is given.
+    /// Number of blocks, from the first on, that recompute; all if absent.
     pub recompute_blocks: Option<usize>,
     /// The gradient norm above which gradients are scaled down; 0 leaves them.
     pub max_grad_norm: f64,
@@ -37,7 +37,7 @@ pub struct TrainingSpec {
 }
 
 impl TrainingSpec {
-    /// The formats that it computes in.
+    /// The formats of the computation.
     pub fn numerics(&self) -> Numerics {
         Numerics { recipe: self.recipe, fp8: self.fp8.clone() }
     }

@@ -63,7 +63,7 @@ pub(crate) fn append(program: Program, spec: &TrainingSpec) -> Result<Program, T
     let decided = t.site("clip").emit_into(clip, &inputs, &[Some(applied)])?;
     let (coefficient, skip) = (decided[1], decided[2]);
 
-    // Every traced parameter is in the list: tracing declares from it.
+    // Every traced parameter is in the list, because tracing declares parameters from it.
     let updated: Vec<_> =
         parameters.iter().map(|p| Updated { parameter: p, spec: specs[&*p.name] }).collect();
     spec.optimizer.trace(&mut t, &updated, Controls { lr, coefficient, applied, skip })?;

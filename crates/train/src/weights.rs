@@ -1,4 +1,4 @@
-//! A model's weights on an engine: what training, evaluation and generation share.
+//! A model's weights on an engine, shared by training, evaluation and generation.
 
 use crate::error::LearnError;
 use crate::programs;
@@ -16,7 +16,7 @@ pub struct Weights {
 }
 
 impl Weights {
-    /// Gives `model` its place on `engine`, to be computed with in these formats.
+    /// Loads `model` onto `engine`, with the copies of masters that these formats need.
     pub fn new(
         engine: Box<dyn Engine>,
         model: Architecture,
@@ -43,12 +43,12 @@ impl Weights {
         &self.model
     }
 
-    /// In which formats it computes.
+    /// The formats of the computation.
     pub fn numerics(&self) -> &Numerics {
         &self.numerics
     }
 
-    /// The engine that it is on.
+    /// The engine.
     pub fn engine(&mut self) -> &mut dyn Engine {
         self.engine.as_mut()
     }
@@ -65,10 +65,10 @@ impl Weights {
 
     /// Initialises the masters: normal numbers of standard deviation `std` (less for residual projections,
     /// see [`Architecture::parameters`]), ones for norms, zeros for biases. A parameter's numbers depend only
-    /// on `seed` and its place.
+    /// on `seed` and its index.
     pub fn initialize(&mut self, seed: u64, std: f64) -> Result<(), LearnError> {
         let begun = Instant::now();
-        // Drawn on the device: a copy from the host would take longer than the rest of the start.
+        // Drawn on the device, because a copy from the host would take longer than the rest of the start.
         let normal = self.engine.load(programs::initial(&self.model, seed, std)?)?;
         self.engine.run(normal, Part::Whole)?;
         for p in self.model.parameters() {
@@ -107,7 +107,7 @@ impl Weights {
         Ok(self.engine.write_state(StateKind::Master, name, bytemuck::cast_slice(values))?)
     }
 
-    /// Remakes the copies that GEMMs read from the masters.
+    /// Refreshes the copies of masters that GEMMs read.
     pub fn refresh(&mut self) -> Result<(), LearnError> {
         Ok(self.engine.run(self.refresh, Part::Whole)?)
     }

@@ -315,8 +315,8 @@ fn reference_segments_change_no_bit() -> Result<(), Failed> {
     Ok(())
 }
 
-/// Layers that a run on a GPU left in bf16 are in its configuration, and stay in bf16 when it is resumed,
-/// whatever a new measurement would say.
+/// The configuration of a run on a GPU lists the layers that it left in bf16. They stay in bf16 when the run
+/// is resumed, whatever a new measurement would say.
 fn what_a_run_left_in_bf16_it_leaves_where_it_goes_on() -> Result<(), Failed> {
     let folder = tempfile::tempdir()?;
     let recipe = "fp8-current";
@@ -361,7 +361,7 @@ impl Observer for Counter<'_> {
 /// A run that changes between devices, compared with one on the CPU alone: the same files, losses within the
 /// bars of docs/numerics.md.
 fn a_run_goes_on_on_the_other_device() -> Result<(), Failed> {
-    // AdamW steps by a gradient's sign, whatever its size: masters are further apart than losses.
+    // AdamW steps by the sign of a gradient, whatever its size, so masters differ more than losses.
     for (recipe, loss_bar, master_bar) in drawn([("fp32", 1e-4, 1e-3), ("bf16", 3e-3, 1e-1)], 1) {
         let folder = tempfile::tempdir()?;
         let cpu = run(folder.path(), "cpu", recipe, &[("cpu", NEVER)])?;
@@ -385,7 +385,7 @@ fn a_run_goes_on_on_the_other_device() -> Result<(), Failed> {
                 let [found, expected] = [&bytes, &expected[&name]].map(|b| SafeTensors::deserialize(b));
                 let (found, expected) = (found?, expected?);
                 for (tensor, view) in found.tensors() {
-                    // Moments of near-zero gradients are mostly rounding; masters are what training is for.
+                    // Moments of near-zero gradients are mostly rounding, so only masters are compared.
                     if !tensor.starts_with("master/") {
                         continue;
                     }

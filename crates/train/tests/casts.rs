@@ -73,7 +73,7 @@ fn a_measured_step_takes_no_more_memory_than_a_plain_one_and_has_the_same_produc
                 let plain = programs::training(&spec).expect("a program");
                 let program = programs::inspection(&spec, &casts.into()).expect("a program");
                 let bytes = |program: &Program| Target::Cpu.plan(program).total_bytes();
-                // Moments are the optimizer's; the numbers that come out take a piece of the memory each.
+                // Moments belong to the optimizer; each output takes a piece of memory.
                 let moments = 2 * 4 * plain.parameter_count();
                 let (measured, trained) = (bytes(&program), bytes(&plain) - moments);
                 let told = 256 * program.outputs().count();

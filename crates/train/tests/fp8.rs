@@ -46,8 +46,8 @@ fn every_linear_of_the_blocks_is_of_fp8_and_nothing_else() {
         // Four layers a block, three GEMMs each.
         assert_eq!(named("scaled_matmul"), 12 * spec.model.layers.len(), "{recipe:?}");
         assert_eq!(["linear", "linear_dgrad", "linear_wgrad"].map(named), [0; 3], "{recipe:?}");
-        // Casts are fused into their producers: SwiGLU is nowhere alone, and norms alone only where no FP8
-        // GEMM reads y.
+        // Casts are fused into their producers: no SwiGLU is left alone, and norms only where no FP8 GEMM
+        // reads y.
         assert_eq!(
             ["swiglu", "swiglu_grad", "rms_norm", "add_rms_norm"].map(named),
             [0, 0, 0, 1],
@@ -81,7 +81,8 @@ fn what_the_backward_casts_again_the_forward_casts_once() {
         let layouts = |i: &Instance| (i.outputs.len() - 1) / 2;
         casts.filter(|i| is_cast(i)).map(layouts).collect::<Vec<_>>()
     };
-    // Of the inputs of four linears a block: attention's output is saved and can be cast again in any case.
+    // The inputs of four linear layers per block: attention's output is saved and can be cast again in any
+    // case.
     let layers = wide_model().layers.len();
     assert_eq!(forward(Recompute::None), [2, 1, 2, 2].repeat(layers));
     assert_eq!(forward(Recompute::Norms), [1; 4].repeat(layers));
@@ -108,8 +109,8 @@ fn is_measured_by_what_makes_it(qk_norm: bool) {
         (told.len(), by_itself.len())
     };
     let layers = wide_model().layers.len();
-    // In a block: norms' outputs forward, what leaves the rotation and the norms backward. Attention's
-    // output, each time that it is cast, SwiGLU's and its gradient measure themselves.
+    // In a block: the outputs of norms in the forward, and the outputs of rotation and norms in the backward.
+    // Casts of attention's output, of SwiGLU's output and of its gradient measure the amax themselves.
     assert_eq!(told(Stage::Forward), (2 * layers, 2 * layers));
     assert_eq!(told(Stage::Backward), (3 * layers, 2 * layers));
     assert_eq!(told(Stage::Update), (4 * layers, 0));
@@ -141,7 +142,7 @@ fn what_a_run_leaves_in_bf16_is_left_there() {
             assert_eq!(made, shown, "what is shown is what is made");
             made
         };
-        // Of 24 GEMMs in two blocks.
+        // Out of 24 GEMMs in two blocks.
         assert_eq!([&some, &first, &all].map(count), [16, 12, 0], "{recipe:?}");
         let kept = TrainingSpec { fp8: some.clone(), ..fp8(recipe) };
         let loss = step(&kept, 1).1.loss / step(&fp8(Recipe::Bf16), 1).1.loss - 1.0;
@@ -200,7 +201,7 @@ fn recompute_changes_no_bit_and_saves_memory() {
             let spec = TrainingSpec { recompute, ..base.clone() };
             assert!(step(&spec, 1) == expected, "{recompute:?} of {recipe:?}");
             assert!(scratch(&spec) < scratch(&base), "{recompute:?} of {recipe:?} saves nothing");
-            // Of each block qkv, o and gate_up are multiplied again, and nothing of the block before.
+            // In each block qkv, o and gate_up are multiplied again, and nothing of the block before.
             let program = programs::training(&spec).expect("a program");
             let products = program.instances.iter().filter(|i| i.code.op().name() == "scaled_matmul").count();
             let again = if recompute == Recompute::Block { 3 * spec.model.layers.len() } else { 0 };
@@ -278,7 +279,7 @@ fn the_first_step_under_delayed_scaling_is_that_under_current_scaling() {
     for (a, b) in current.iter().zip(&delayed) {
         assert!((a / b - 1.0).abs() < 5e-3, "{current:?} {delayed:?}");
     }
-    // In each of two blocks four layers with an input, a weight and an output's gradient.
+    // In each of two blocks four layers, each with an input, a weight and an output gradient.
     let of = |kind: &str| states.iter().filter(|(name, _)| name.starts_with(kind)).collect::<Vec<_>>();
     assert_eq!((of("scale ").len(), of("amax_history ").len()), (24, 24));
     for ((name, scale), (_, history)) in of("scale ").into_iter().zip(of("amax_history ")) {

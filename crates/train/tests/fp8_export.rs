@@ -1,4 +1,4 @@
-//! Exports as FP8: what the training computed with, for engines that read blocks.
+//! FP8 exports hold the numbers with which training computed, for engines that read blocks.
 
 mod common;
 
@@ -161,12 +161,16 @@ fn what_the_run_left_in_bf16_and_what_is_not_of_whole_blocks_goes_out_as_bf16() 
 fn an_export_of_which_nothing_would_be_fp8_is_refused() {
     let dir = tempfile::tempdir().expect("a folder");
     let all = Fp8Overrides { bf16_first_layers: 2, ..Default::default() };
-    for (model, overrides) in [(small_model(), Fp8Overrides::default()), (model(), all)] {
+    let cases = [
+        (small_model(), Fp8Overrides::default(), "multiples of 128"),
+        (model(), all, "8 that the run computed in bf16"),
+    ];
+    for (model, overrides, why) in cases {
         let mut learner = trained(model, Recipe::Fp8Block, overrides);
         let folder = dir.path().join("model");
         let error = written(learner.weights(), &folder).expect_err("nothing in FP8");
         let text = error.to_string();
-        assert!(text.contains("multiples of 128") && text.contains("take \"bf16\""), "{text}");
+        assert!(text.contains(why) && text.contains("take \"bf16\""), "{text}");
         assert!(!folder.exists());
     }
 }

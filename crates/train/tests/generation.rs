@@ -74,7 +74,7 @@ fn contexts_of_any_size_are_never_exceeded() {
             assert!(held.len() <= context && held.last() == Some(&n), "{held:?} in a context of {context}");
             assert!(held.windows(2).all(|pair| pair[0] + 1 == pair[1]), "{held:?}");
         }
-        // More than the context at once: what fits of its end.
+        // A prompt longer than the context: the end of it that fits.
         generator.reset();
         let many: Vec<u32> = (0..9).collect();
         generator.append(&mut weights, &many).expect("appends");

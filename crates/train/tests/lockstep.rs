@@ -67,7 +67,7 @@ impl Lockstep {
     fn compare(&mut self, id: ProgramId, part: Part) -> Result<(), EngineError> {
         let (cpu_outputs, gpu_outputs) = (self.cpu.outputs(id)?, self.gpu.outputs(id)?);
         let program = self.cpu.program(id).clone();
-        for instance in program.instances.iter().filter(|instance| part.includes(instance.phase())) {
+        for instance in program.instances.iter().filter(|instance| part.runs(instance)) {
             let is_kept = |id| !matches!(program.value(id).storage, Storage::Transient);
             for (n, output) in instance.outputs.iter().enumerate().filter(|(_, output)| is_kept(output.value))
             {

@@ -122,8 +122,8 @@ impl Golden {
     }
 }
 
-/// Both take the weights of the golden files, on which attention is sharp, so both are off by more than a
-/// bf16 step of ordinary weights (tests/step.rs): what is compared is how far, over 20 batches.
+/// Both use the weights of the golden files, on which attention is sharp, so the errors exceed those of one
+/// bf16 step with ordinary weights (tests/step.rs). The test compares the errors of both over 20 batches.
 #[test]
 fn bf16_is_as_near_to_fp32_as_pytorchs_is() {
     for name in MODELS {

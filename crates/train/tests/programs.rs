@@ -120,8 +120,8 @@ fn norms_are_made_again_from_sums_that_are_kept() {
     let again = program.instances.iter().filter(|i| i.origin.role == Role::Recompute);
     let mut count: HashMap<&str, usize> = HashMap::new();
     again.for_each(|i| *count.entry(i.code.op().name()).or_default() += 1);
-    // In each of the 3 blocks the rotation with its norm. Norms of rows and the feed-forward's activation are
-    // rematerialised by their gradients.
+    // In each of the 3 blocks the rotation with its norm. Norms of rows and the activation of the
+    // feed-forward are rematerialised by their gradients.
     assert_eq!(count, HashMap::from([("qk_norm_rope", 3)]));
     let outputs = |op: &str| {
         let found = program.instances.iter().filter(|i| i.code.op().name() == op);
@@ -171,7 +171,7 @@ fn what_is_traced_is_what_the_model_lists_and_decays_as_it_says() {
             let op: &dyn Any = update.code.op();
             let op = op.downcast_ref::<AdamW>().expect("it is AdamW");
             let decay: Vec<f64> = op.parameters().iter().map(|p| p.weight_decay).collect();
-            // Of matrices, the embedding's table has none.
+            // One per matrix; the table of the embedding has none.
             let is_decayed = |p: &ParameterSpec| p.shape.len() == 2 && p.name != "embed.weight";
             let expected: Vec<f64> =
                 model.parameters().iter().map(|p| if is_decayed(p) { 0.25 } else { 0.0 }).collect();

@@ -129,7 +129,7 @@ fn a_run_that_is_asked_to_stop_in_a_reference_segment_goes_on_to_the_same_end() 
     let gaps = |out: &str, start, stops: bool| {
         let (stop, mut gaps) = (AtomicBool::new(false), Vec::new());
         let mut ear = Ear(|event: &Event| match event {
-            // The next that asks for it is the segment that begins here.
+            // The next request comes from the segment that begins here.
             Event::Step(step) if stops && step.step == 4 => stop.store(true, Ordering::Relaxed),
             Event::Reference(reference) => gaps.push(*reference),
             _ => {}

@@ -86,8 +86,8 @@ fn accumulation_gives_the_gradients_of_the_whole_batch() {
     for (base, std) in variants().into_iter().flat_map(|base| [(base.clone(), FRESH), (base, SHARP)]) {
         let batch = batch_of(&base, 2);
         let whole = step_from(&base, &batch, std);
-        // On a GPU a GEMM of another shape sums in another order: sharp attention magnifies that, and so do
-        // small tensors whose gradient's terms cancel.
+        // On a GPU a GEMM of another shape sums in another order. Sharp attention magnifies the difference,
+        // and so do small tensors whose gradients have terms that cancel.
         let (all, each) = match (base.recipe, on_card()) {
             (Recipe::Bf16, _) => (2e-2, 2e-2),
             (_, true) if std == SHARP => (5e-6, 5e-6),

@@ -1,4 +1,4 @@
-//! Why a command failed, and the exit code that says whose turn it is.
+//! Failures of a command, and the exit code that tells whether the user can fix them.
 
 use crate::refused;
 use std::backtrace::Backtrace;
@@ -20,12 +20,12 @@ pub(crate) struct Failure {
 }
 
 impl Failure {
-    /// Something that the user can mend: what is wrong, and what to do.
+    /// An error that the user can fix: the problem and the remedy.
     pub(crate) fn user(message: impl Into<String>) -> Self {
         Failure { message: one_line(&message.into()), is_users: true }
     }
 
-    /// A fault of this program.
+    /// A failure of xtrain itself.
     fn ours(message: impl Into<String>) -> Self {
         Failure { message: message.into(), is_users: false }
     }
@@ -35,16 +35,16 @@ impl Failure {
     }
 }
 
-/// Runs `work`. A panic that leaves it, which is always our fault, becomes an error with its place. A panic
-/// that is caught inside, as those of libraries that read files are, is not reported. A library's panic over a
-/// thread that the system refuses ends the process with a line.
+/// Runs `work`. A panic that leaves it, which is always a bug of ours, becomes an error with its place. A
+/// panic that is caught inside, such as those of libraries that read files, is not reported. A library's
+/// panic over a thread that the system refuses ends the process with a line.
 pub(crate) fn without_panic(work: impl FnOnce() -> Result<(), Failure>) -> Result<(), Failure> {
     let place = Arc::new(Mutex::new(None));
     let seen = place.clone();
     panic::set_hook(Box::new(move |info| {
         let text = info.payload_as_str().unwrap_or("a panic");
         refused::end_if_no_thread(text);
-        // The first one is the cause of those that follow it.
+        // The first panic is the cause of the others.
         let mut seen = seen.lock().unwrap_or_else(PoisonError::into_inner);
         seen.get_or_insert_with(|| {
             let place = info.location().map(|at| format!(" at {at}")).unwrap_or_default();
@@ -107,11 +107,11 @@ impl From<ConfigErrors> for Failure {
     }
 }
 
-/// `text` as one printable line of bounded length: names in it may come from files. The middle of a long one
-/// is left out, as the end says what to do.
+/// `text` as one printable line of bounded length, because names in it may come from files. The middle of a
+/// long text is left out, because the end names the remedy.
 pub(crate) fn one_line(text: &str) -> String {
     const LONGEST: usize = 2000;
-    /// True for characters that make a terminal or a pager end the line or reorder it.
+    /// True for characters with which a terminal or a pager ends or reorders the line.
     fn moves(c: char) -> bool {
         c.is_control() || matches!(c, '\u{2028}'..='\u{202E}' | '\u{2066}'..='\u{2069}')
     }

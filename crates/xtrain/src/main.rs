@@ -10,15 +10,31 @@ mod refused;
 mod signals;
 mod terminal;
 
-use failure::without_panic;
+use failure::{Failure, without_panic};
 use std::io::Write;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    let cli = cli::Cli::read();
     signals::survive_file_size_limits();
-    terminal::log(matches!(&cli.command, cli::Command::Train(args) if args.quiet));
-    let done = without_panic(|| match cli.command {
+    let done = without_panic(|| {
+        let Some(cli) = cli::Cli::read()? else { return Ok(()) };
+        terminal::log(matches!(&cli.command, cli::Command::Train(args) if args.quiet));
+        run(cli.command)
+    });
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => {
+            // stderr may be closed; the exit code still reports the failure.
+            let _ = writeln!(std::io::stderr(), "error: {failure}");
+            failure.exit_code()
+        }
+    }
+}
+
+fn run(command: cli::Command) -> Result<(), Failure> {
+    match command {
+        cli::Command::Init(args) => commands::init::run(&args),
+        cli::Command::Completions(args) => commands::completions::run(&args),
         cli::Command::Train(args) => commands::train::run(&args),
         cli::Command::Plan(args) => commands::plan::run(&args),
         cli::Command::Tokenize(args) => commands::tokenize::run(&args),
@@ -35,13 +51,5 @@ fn main() -> ExitCode {
         cli::Command::Bench(cli::BenchCommand::Gemm(args)) => commands::bench_ops::gemm(&args),
         cli::Command::Bench(cli::BenchCommand::Fp8(args)) => commands::bench_fp8::fp8(&args),
         cli::Command::Bench(cli::BenchCommand::Attention(args)) => commands::bench_ops::attention(&args),
-    });
-    match done {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(failure) => {
-            // stderr may be closed; the exit code still reports the failure.
-            let _ = writeln!(std::io::stderr(), "error: {failure}");
-            failure.exit_code()
-        }
     }
 }

@@ -132,7 +132,7 @@ fn arithmetic(planned: &Planned, tables: &Tables<'_>) -> String {
         config.train.batch_size, spec.batch.seq_len, spec.batch.sequences
     );
     let flops = format!(
-        "{} by PaLM's count, which includes the scores that the causal mask leaves out; {} computed, without those{}",
+        "{} (PaLM's count, which ignores the causal mask); {} computed{}",
         scientific(m.flops_per_token(spec.batch.seq_len)),
         scientific(computed),
         match repeated > 0.0 {
@@ -190,7 +190,7 @@ fn linears(layers: &[LinearGemms]) -> String {
     out
 }
 
-/// The check that the run fits, with one line for each alternative; `owner` owns the memory.
+/// The result of the check that the run fits, with one line for each alternative; `owner` owns the memory.
 fn fit(fit: &Fit, owner: &str) -> String {
     let (needed, available) = (format::gib(fit.needed_bytes), fit.available(owner));
     let fits = if fit.verdict == Verdict::Fits { "yes" } else { "no" };
@@ -212,14 +212,14 @@ fn memory(tables: &Tables<'_>) -> String {
     let Tables { program, reference, target, threads, all } = *tables;
     let table = &target.plan(program).memory;
     let loaded: Vec<&Program> = std::iter::once(program).chain(reference).collect();
-    // Its weights in bf16, and what it works in beyond what the step does.
+    // The bf16 copies of the weights, and the additional scratch memory.
     let beside = target.plan_bytes(&loaded).saturating_sub(table.total_bytes());
     let work_bytes = target.work_bytes(&loaded, threads) as u64;
     let total = table.total_bytes() + beside;
     let mut rows: Vec<(String, usize)> = Vec::new();
     let mut at = 0;
     while let Some(row) = table.rows.get(at) {
-        // Equal blocks that follow each other are one row.
+        // Equal neighbouring blocks share a row.
         let alike = table.rows[at..]
             .iter()
             .take_while(|r| is_block(r) && is_block(row) && r.bytes == row.bytes)
@@ -251,7 +251,7 @@ fn memory(tables: &Tables<'_>) -> String {
     let saved = format::bytes(programs::saved_bytes(program) as u64);
     out.push_str(&format!("a save copies {saved} of it to host memory\n"));
     if reference.is_some() {
-        out.push_str(&format!("a reference segment puts {saved} of it aside in host memory\n"));
+        out.push_str(&format!("a reference segment copies {saved} of it to host memory\n"));
     }
     out.push_str(&format!("activations peak at {}\n", table.peak_at));
     if all {
@@ -260,7 +260,7 @@ fn memory(tables: &Tables<'_>) -> String {
     out
 }
 
-/// The workspaces that the peak does not show, so that a reader sees them all the same.
+/// The workspaces that the peak does not show.
 fn elsewhere(table: &MemoryTable) -> String {
     let line = |name: &str, bytes: usize, note: &str| {
         let gib = bytes as f64 / (1u64 << 30) as f64;
@@ -285,7 +285,7 @@ fn is_block(row: &MemoryRow) -> bool {
     matches!(row.purpose, Purpose::Saved(Some(_)))
 }
 
-/// The name of a row, or of `alike` rows of blocks, each of `bytes`.
+/// The name of a row, or of a row for `alike` blocks, each of `bytes`.
 fn name(what: &Purpose, alike: usize, bytes: usize) -> String {
     match what {
         Purpose::State(StateKind::Master) => "masters".into(),
@@ -316,7 +316,7 @@ fn name(what: &Purpose, alike: usize, bytes: usize) -> String {
     }
 }
 
-/// 1.23e9 as people write it in papers.
+/// A number in scientific notation, as in papers.
 fn scientific(x: f64) -> String {
     format!("{x:.2e}")
 }

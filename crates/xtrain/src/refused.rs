@@ -1,7 +1,7 @@
 //! The end of a process to which the system refuses memory or a thread.
 //!
-//! Nothing here allocates, and the process ends without destructors and handlers of its exit, like one that is
-//! killed: the next command removes temporary files, and no file is damaged.
+//! Nothing here allocates, and the process ends without destructors and handlers of its exit, like one that
+//! is killed: the next command removes temporary files, and no file is damaged.
 
 use std::fmt;
 use std::io::{Cursor, Write};

@@ -12,14 +12,14 @@ use std::thread;
 use std::time::{Duration, Instant};
 use xtrain_checkpoint::advice;
 
-/// Signals within this time after the first count as one with it: some launchers, `timeout` among them,
-/// signal a process and then its group, which is not meant to discard unsaved work.
+/// Signals within this time after the first count as one with it. Some launchers, `timeout` among them,
+/// signal a process and then its group, and do not mean to discard unsaved work.
 const ONE_WISH: Duration = Duration::from_secs(1);
 
 /// The exit code of a command that was ended at once.
 const ENDED_AT_ONCE: i32 = 130;
 
-/// The reader may be gone: Ctrl-C ends a `tee` after the command too.
+/// Errors are ignored, because the reader may be gone: Ctrl-C also ends a `tee` after the command.
 fn say(line: &str) {
     let _ = writeln!(std::io::stderr(), "{line}");
 }
@@ -36,8 +36,8 @@ pub(crate) fn survive_file_size_limits() {
 pub(crate) struct Stop(pub(crate) Arc<AtomicBool>);
 
 impl Stop {
-    /// From now on the first SIGTERM or Ctrl-C asks the command to stop; one that comes a second later or
-    /// more ends it at once.
+    /// Installs the handlers. The first SIGTERM or Ctrl-C asks the command to stop; another one a second
+    /// later or more ends it at once.
     pub(crate) fn on_signals() -> Result<Self, Failure> {
         let refused = |e| Failure::user(format!("cannot watch for signals: {e}{}", advice(&e)));
         let mut signals = Signals::new([SIGTERM, SIGINT]).map_err(refused)?;

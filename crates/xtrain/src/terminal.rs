@@ -29,17 +29,17 @@ pub(crate) fn log(is_quiet: bool) {
         .with_ansi(std::io::stderr().is_terminal())
         .without_time()
         .with_target(false)
-        // Its complaint about a standard error that cannot be written would go there too, as a panic.
+        // Its report about a broken standard error would go there too, as a panic.
         .log_internal_errors(false)
         .init();
 }
 
-/// Sets how many threads compute; 0 takes all. Each command calls it once, before anything computes.
+/// Sets the number of compute threads; 0 takes all. Each command calls it once, before any computation.
 pub(crate) fn use_threads(threads: usize) -> Result<(), Failure> {
     let built = rayon::ThreadPoolBuilder::new().num_threads(thread_count(threads)?).build_global();
     built.map_err(|e| {
         Failure::user(format!(
-            "cannot start the threads that compute ({e}); ask for fewer with --threads or train.threads, or raise the limits on memory and \
+            "cannot start the compute threads ({e}); use fewer with --threads or train.threads, or raise the limits on memory and \
              processes (ulimit -v, ulimit -u)"
         ))
     })
@@ -64,23 +64,35 @@ pub(crate) fn thread_count(threads: usize) -> Result<usize, Failure> {
     }
 }
 
-/// Prints to standard output. A reader that went away, as after `| head`, is no error; `Break` then says that
-/// no more output is needed.
+/// Prints to standard output. A closed reader, as after `| head`, is no error; `Break` then says that no more
+/// output is needed.
 pub(crate) fn print(text: &str) -> Result<ControlFlow<()>, Failure> {
     let mut out = std::io::stdout().lock();
-    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+    printed(out.write_all(text.as_bytes()).and_then(|()| out.flush()))
+}
+
+/// Prints help, in the terminal's colours.
+pub(crate) fn print_help(help: &clap::Error) -> Result<(), Failure> {
+    printed(help.print().and_then(|()| std::io::stdout().flush())).map(|_| ())
+}
+
+/// The result of writing to standard output.
+fn printed(written: std::io::Result<()>) -> Result<ControlFlow<()>, Failure> {
+    match written {
         Ok(()) => Ok(ControlFlow::Continue(())),
         Err(e) if e.kind() == ErrorKind::BrokenPipe => Ok(ControlFlow::Break(())),
         Err(e) => Err(Failure::user(format!("cannot write to standard output: {e}"))),
     }
 }
 
-/// Says that what was asked for was stopped. Not among what a program may read from standard output.
+/// Reports on standard error that the command was stopped, so that programs that read standard output do not
+/// see it.
 pub(crate) fn stopped() {
     let _ = writeln!(std::io::stderr(), "stopped before the end; there is no result");
 }
 
-/// Prints a line of a run's log. What is in the way of it must not end a run: the metrics files have it too.
+/// Prints a line of a run's log. A failed write must not end a run, and the metrics files contain the line
+/// too.
 fn log_line(line: &str) {
     let _ = writeln!(std::io::stdout(), "{line}");
 }
@@ -148,7 +160,7 @@ impl Observer for TrainingView {
         self.texts.finish();
         let what = format!("{model}; {device}");
         if first_step == steps {
-            return log_line(&format!("{what}; all {steps} steps are done, the rest of the end follows"));
+            return log_line(&format!("{what}; all {steps} steps are done; writing what is missing"));
         }
         match self.detail {
             Detail::Whole => log_line(&config.to_toml()),
@@ -201,7 +213,7 @@ pub(crate) struct Bar {
 }
 
 impl Bar {
-    /// Shows how far `doing` is; what was shown before is over where it was something else.
+    /// Shows the progress of `doing`. Another label replaces the previous one.
     pub(crate) fn show(&mut self, doing: &str, done: u64, total: u64) {
         if self.doing != doing {
             self.clear();
@@ -217,7 +229,7 @@ impl Bar {
         bar.set_position(done);
     }
 
-    /// Shows progress of a task with parts, of which `part` is under way.
+    /// Shows the progress of a task in parts, of which `part` is in progress.
     pub(crate) fn show_part(&mut self, doing: &str, part: &str, done: u64, total: u64) {
         self.show(doing, done, total);
         if let Some(bar) = &self.bar {
@@ -225,7 +237,7 @@ impl Bar {
         }
     }
 
-    /// Shows how much of the text at `path` is turned into tokens, and how fast.
+    /// Shows how much of the text at `path` is tokenized, and how fast.
     pub(crate) fn tokenizing(&mut self, path: &str, progress: &Progress) {
         self.show(path, progress.bytes_done, progress.bytes_total);
         if let Some(bar) = &self.bar {
@@ -233,7 +245,7 @@ impl Bar {
         }
     }
 
-    /// Takes it away; returns what it was for.
+    /// Removes the bar; returns its label.
     pub(crate) fn clear(&mut self) -> String {
         if let Some(bar) = self.bar.take() {
             bar.finish_and_clear();
@@ -242,7 +254,7 @@ impl Bar {
     }
 }
 
-/// Shows progress of vocabularies and tokens of texts.
+/// Shows the progress of learning vocabularies and tokenizing texts.
 #[derive(Default)]
 pub(crate) struct TextBar {
     bar: Bar,
@@ -285,7 +297,7 @@ impl TextBar {
         }
     }
 
-    /// Clears the bar and returns the progress with tokens, for callers that report themselves.
+    /// Clears the bar and returns the progress with tokens, for callers that report it themselves.
     pub(crate) fn take(&mut self) -> Option<Progress> {
         self.bar.clear();
         self.tokens.take()

@@ -49,17 +49,17 @@ const LACKING: [(&str, &str, &str); 3] = [
     (
         "arch=sm_80",
         "fp8-current",
-        "needs compute capability 8.9 or newer, and Emulated GPU sm_80 has 8.0; choose one that it runs: fp32, bf16",
+        "needs compute capability 8.9 or newer, and Emulated GPU sm_80 has 8.0; choose one that it supports: fp32, bf16",
     ),
     (
         "arch=sm_80",
         "fp8-block",
-        "needs compute capability 9.0 or newer, and Emulated GPU sm_80 has 8.0; choose one that it runs: fp32, bf16",
+        "needs compute capability 9.0 or newer, and Emulated GPU sm_80 has 8.0; choose one that it supports: fp32, bf16",
     ),
     (
         "arch=sm_89",
         "fp8-block",
-        "needs compute capability 9.0 or newer, and Emulated GPU sm_89 has 8.9; choose one that it runs: fp32, bf16, \
+        "needs compute capability 9.0 or newer, and Emulated GPU sm_89 has 8.9; choose one that it supports: fp32, bf16, \
          fp8-current, fp8-delayed",
     ),
 ];

@@ -23,11 +23,22 @@ fn blocks(language: &str) -> Vec<String> {
 }
 
 #[test]
-fn the_example_of_the_library_is_the_one_that_is_compiled() {
-    let file = read("crates/xtrain/examples/recompute.rs");
-    let code: Vec<&str> =
-        file.lines().skip_while(|line| line.starts_with("//!") || line.is_empty()).collect();
-    assert_eq!(blocks("rust"), [code.join("\n") + "\n"]);
+fn the_examples_of_the_library_are_those_that_are_compiled() {
+    let compiled = ["train", "recompute"].map(|name| {
+        let file = read(&format!("crates/xtrain/examples/{name}.rs"));
+        let code: Vec<&str> =
+            file.lines().skip_while(|line| line.starts_with("//!") || line.is_empty()).collect();
+        code.join("\n") + "\n"
+    });
+    assert_eq!(blocks("rust"), compiled);
+}
+
+#[test]
+fn a_program_that_ends_with_an_error_prints_what_the_command_line_prints() {
+    let error = Config::load("no/such.toml".as_ref(), &["optimizer.lr=fast"]).expect_err("there is no file");
+    let printed = format!("{:?}", Box::<dyn std::error::Error>::from(error.clone()));
+    assert_eq!(printed, error.to_string());
+    assert!(printed.starts_with("no/such.toml: cannot be read: "), "{printed}");
 }
 
 #[test]

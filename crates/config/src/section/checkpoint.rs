@@ -1,4 +1,4 @@
-//! `[checkpoint]`: when to save, what to keep, and the Hugging Face export at the end.
+//! `[checkpoint]`: saves during the run, retention, and the Hugging Face export at the end.
 
 use xtrain_checkpoint::hf::ExportDtype;
 
@@ -18,18 +18,18 @@ section! {
         #[schemars(extend("x-unit" = "checkpoints"))]
         #[schemars(extend("x-aliases" = ["keep_latest_k", "save_total_limit", "keep"]))]
         pub keep_last: usize = 2,
-        /// Also keeps, permanently, those whose step is a multiple of this. A multiple of `every`; 0 keeps
-        /// none.
+        /// Also keeps the checkpoints whose step is a multiple of this, permanently. Must be a multiple of
+        /// `every`; 0 keeps none.
         #[schemars(extend("x-unit" = "steps"))]
         #[schemars(extend("x-aliases" = ["keep_interval", "archive_every"]))]
         pub keep_every: u64 = 0,
-        /// Also keeps the checkpoint with the lowest validation loss; `--best` opens it. An evaluation that
+        /// Also keeps the checkpoint with the lowest validation loss; `--best` uses it. An evaluation that
         /// finds a lower loss saves a checkpoint if its step is saved anyway, or if at least `every` steps
         /// have passed since the last best one.
         #[schemars(extend("x-default" = "true if `eval.every` is not 0"))]
         #[schemars(extend("x-aliases" = ["save_best", "load_best_model_at_end", "always_save_checkpoint"]))]
         pub keep_best: Option<bool> = None,
-        /// Writes the last state also as a Hugging Face folder, `hf/` in the run folder.
+        /// Also exports the last state as a Hugging Face folder, `hf/` in the run folder.
         #[schemars(extend("x-aliases" = ["last_save_in_hf", "save_hf", "export", "last_save_model_only"]))]
         pub export_hf: bool = true,
         /// Format of the exported weights.

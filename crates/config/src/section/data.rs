@@ -102,7 +102,7 @@ impl DataConfig {
         self.valid.is_some() || self.held_out() > 0.0
     }
 
-    /// Size of the vocabulary that is learned where the tokenizer is `"bpe"`.
+    /// Size of the vocabulary that is learned if the tokenizer is `"bpe"`.
     pub fn bpe_vocab_size(&self) -> usize {
         self.bpe_vocab_size.unwrap_or(BPE_VOCAB_SIZE)
     }
@@ -112,7 +112,7 @@ impl DataConfig {
         source.text_field.as_deref().unwrap_or(&self.text_field)
     }
 
-    /// String that separates the documents of `source`, if there is one.
+    /// String that separates the documents of `source`, if any.
     pub fn separator<'a>(&'a self, source: &'a DataSource) -> Option<&'a str> {
         source.separator.as_deref().or(self.separator.as_deref())
     }
@@ -143,7 +143,7 @@ pub struct DataSource {
 }
 
 impl DataSource {
-    /// A source with a path and nothing else said.
+    /// A source with a path alone.
     pub fn new(path: impl Into<String>) -> Self {
         DataSource { path: path.into(), weight: None, text_field: None, separator: None }
     }

@@ -20,10 +20,10 @@ section! {
             "eval_iters", "eval_tokens", "sequences", "steps", "batches", "max_eval_steps"
         ]))]
         pub tokens: Option<u64> = None,
-        /// Measures it once more after the last step, if there is validation data.
+        /// Measures the validation loss once more after the last step, if there is validation data.
         #[schemars(extend("x-aliases" = ["eval_at_end", "final_eval", "eval_only"]))]
         pub at_end: bool = true,
-        /// Continues each of these texts after the last step, and prints it.
+        /// Continues each of these texts after the last step, and prints the result.
         #[schemars(extend("x-example" = ["Once upon a time"]))]
         #[schemars(extend("x-aliases" = ["prompt", "start", "samples", "sample_prompts"]))]
         pub prompts: Vec<String> = Vec::new(),
@@ -52,7 +52,7 @@ impl EvalConfig {
         self.tokens.unwrap_or_else(|| step_tokens.saturating_mul(STEPS_WORTH).min(i64::MAX as u64))
     }
 
-    /// Sequences of one evaluation at most, once its tokens are known.
+    /// Maximum number of sequences of one evaluation, once its tokens are known.
     pub fn sequences(&self, seq_len: usize) -> u64 {
         match self.tokens.unwrap_or(0) {
             0 => u64::MAX,

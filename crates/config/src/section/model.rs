@@ -1,4 +1,4 @@
-//! `[model]`: what is trained, either described here or taken from a Hugging Face folder.
+//! `[model]`: the model to train, either described here or taken from a Hugging Face folder.
 //!
 //! [`ModelConfig`] holds the keys of the file; a [`Description`] has every number. The defaults that depend
 //! on other keys are computed in one place, [`ModelConfig::describe`].
@@ -147,7 +147,7 @@ pub enum RopeScaling {
         #[schemars(extend("exclusiveMinimum" = 0.0))]
         #[schemars(extend("x-example" = 1.0))]
         low_freq_factor: f64,
-        /// Wavelengths below `original_max_position_embeddings / high_freq_factor` are left as they are.
+        /// Wavelengths below `original_max_position_embeddings / high_freq_factor` are unchanged.
         #[serde(default = "llama3_high_freq_factor")]
         #[schemars(extend("exclusiveMinimum" = 0.0))]
         #[schemars(extend("x-example" = 4.0))]
@@ -182,7 +182,7 @@ impl From<RopeScaling> for xtrain_model::RopeScaling {
 }
 
 impl RopeScaling {
-    /// The key's value for what a model does; none where it does not stretch.
+    /// The key's value for the scaling of a model; `None` without scaling.
     fn of(scaling: xtrain_model::RopeScaling) -> Option<Self> {
         match scaling {
             xtrain_model::RopeScaling::None => None,
@@ -223,11 +223,11 @@ impl ModelConfig {
         self.head_dim.or_else(|| self.dim?.checked_div(self.heads?))
     }
 
-    /// The model described by the keys alone, or `None` while `dim`, `layers`, `heads` or
-    /// `vocab_size` is not known.
+    /// The model described by the keys alone, or `None` while `dim`, `layers`, `heads` or `vocab_size` is not
+    /// known.
     ///
-    /// `vocab_size` and `seq_len` (tokens) stand in for `vocab_size` and `max_position_embeddings` where
-    /// those are not given.
+    /// `vocab_size` and `seq_len` (tokens) replace `vocab_size` and `max_position_embeddings` if these are
+    /// not given.
     pub fn describe(&self, vocab_size: Option<usize>, seq_len: usize) -> Option<Description> {
         let dim = self.dim?;
         let family = self.family();

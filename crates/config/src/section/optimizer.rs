@@ -42,7 +42,7 @@ section! {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum MomentFormat {
-    /// As they are computed.
+    /// Stored as computed.
     Fp32,
     /// bfloat16, with stochastic rounding.
     Bf16,

@@ -33,7 +33,7 @@ section! {
         #[schemars(extend("x-unit" = "blocks"))]
         #[schemars(extend("x-aliases" = ["num_layers_at_start_in_bf16", "first_last_layers_bf16"]))]
         pub bf16_first_layers: usize = 0,
-        /// The last blocks likewise.
+        /// The last blocks, which an FP8 recipe leaves in bf16.
         #[schemars(range(min = 0, max = 1_000_000))]
         #[schemars(extend("x-unit" = "blocks"))]
         #[schemars(extend("x-aliases" = ["num_layers_at_end_in_bf16"]))]
@@ -90,24 +90,24 @@ section! {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Slower {
-    /// Its place in a block.
+    /// Place of the layer in a block.
     #[schemars(length(min = 1), extend("x-example" = "attn.o_proj"))]
     pub layer: String,
-    /// Its speed in FP8 as a share of that in bf16, casts included.
+    /// Speed of the layer in FP8 as a share of that in bf16, casts included.
     #[schemars(extend("exclusiveMinimum" = 0.0, "x-example" = 0.93))]
     pub speed: f64,
-    /// Tokens that it was measured with at a time.
-    #[schemars(range(min = 1), extend("x-example" = 4096))]
+    /// Tokens of a micro-batch in the measurement.
+    #[schemars(range(min = 1), extend("x-unit" = "tokens", "x-example" = 4096))]
     pub tokens: usize,
 }
 
-/// Type that the head is computed in.
+/// Type of the head's computation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum HeadFormat {
     /// In bf16.
     Bf16,
-    /// As the linear layers of the blocks.
+    /// In FP8, as the linear layers of the blocks.
     Fp8,
 }
 
@@ -131,11 +131,11 @@ pub enum AttentionFormat {
     E5m6,
 }
 
-/// Choice among the amaxes of earlier steps.
+/// Selection among the amaxes of earlier steps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum AmaxCompute {
-    /// The largest.
+    /// The largest in the history.
     Max,
     /// The amax of the step before.
     MostRecent,
@@ -145,11 +145,11 @@ pub enum AmaxCompute {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Gemm {
-    /// Of inputs and weights.
+    /// Operands: input and weight.
     Fprop,
-    /// Of the outputs' gradients and weights.
+    /// Operands: output gradient and weight.
     Dgrad,
-    /// Of the outputs' gradients and inputs.
+    /// Operands: output gradient and input.
     Wgrad,
 }
 
@@ -233,7 +233,7 @@ impl PrecisionConfig {
 }
 
 /// An error if a key is given that has no effect under `recipe` but would under `others`. The message says
-/// how to take the key back, which a run that is resumed under another recipe needs.
+/// how to remove the key, which a run that is resumed under another recipe needs.
 fn refuse(
     recipe: Recipe,
     is_so: &str,
@@ -248,7 +248,7 @@ fn refuse(
     let sets: Vec<String> =
         given.iter().map(|(_, key, none)| format!("--set 'precision.{key}={none}'")).collect();
     Err(format!(
-        "[precision] recipe = {:?} {is_so}, so {} would change nothing: leave {} out, or take back what the file has with {}, or choose \
+        "[precision] recipe = {:?} {is_so}, so {} would change nothing: leave {} out, or remove the file's with {}, or choose \
          {others}",
         recipe.name(),
         names.join(", "),
@@ -257,7 +257,7 @@ fn refuse(
     ))
 }
 
-/// The layer of `model` that `slower` names, if there is one.
+/// The layer of `model` that `slower` names, if any.
 fn layer(slower: &Slower, model: &Architecture) -> Result<SlowerLayer, String> {
     let Slower { layer, speed, tokens } = slower.clone();
     let sites = model.linear_sites();
@@ -265,7 +265,7 @@ fn layer(slower: &Slower, model: &Architecture) -> Result<SlowerLayer, String> {
         return Ok(SlowerLayer { layer, speed, tokens });
     }
     Err(format!(
-        "[precision] skip_slower: {layer:?} is no linear layer of a block; they are {}",
+        "[precision] skip_slower: {layer:?} is not a linear layer of a block; the layers are {}",
         sites.join(", ")
     ))
 }

@@ -1,6 +1,6 @@
 //! `[schedule]`: the learning rate over the steps.
 //!
-//! Only the keys and their defaults; the curve itself is the trainer's schedule.
+//! Keys and defaults only; the trainer computes the curve.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -76,7 +76,7 @@ impl ScheduleConfig {
         }
     }
 
-    /// Writes every default into its key, those that depend on `steps` only where it is known.
+    /// Writes every default into its key. Defaults that depend on `steps` are written only if it is known.
     pub(crate) fn fill(&mut self, steps: Option<u64>) {
         if let Some(steps) = steps {
             self.warmup_steps = Some(self.warmup_steps(steps));
@@ -92,7 +92,7 @@ impl ScheduleConfig {
         }
     }
 
-    /// Shape of the final decay; what is not given is `sqrt`.
+    /// Shape of the final decay; `sqrt` by default.
     pub fn decay_shape(&self) -> DecayShape {
         self.decay_shape.unwrap_or(DecayShape::Sqrt)
     }

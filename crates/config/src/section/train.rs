@@ -1,4 +1,4 @@
-//! `[train]`: how long, in what batches, on what, and into which folder.
+//! `[train]`: length, batches, device and folder of the run.
 
 use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde::{Deserialize, Serialize};
@@ -80,16 +80,26 @@ section! {
         #[schemars(extend("x-aliases" = ["num_threads", "num_workers", "n_threads"]))]
         pub threads: usize = 0,
         /// Saves a checkpoint and ends the run, successfully, after this wall-clock time: "2h30m", "170m",
-        /// "45s", "1d". `--resume` continues the run.
+        /// "45s", "1d". `--resume` continues the run. The evaluation after the last step and the export are
+        /// not cut.
         #[schemars(extend("x-example" = "2h30m"))]
         #[schemars(extend("x-aliases" = ["time_limit", "max_hours", "max_train_time", "timeout"]))]
         pub max_time: Option<TimeLimit> = None,
-        /// Run folder, which receives the resolved configuration, metrics, checkpoints and the export.
+        /// Run folder, which receives the resolved configuration, metrics, checkpoints and the export. The
+        /// `config.toml` of a run folder means that folder, wherever it is.
         #[schemars(length(min = 1), extend("format" = "path"))]
         #[schemars(extend("x-default" = "`runs/` and the run file's name without .toml"))]
         #[schemars(extend("x-example" = "runs/first"))]
         #[schemars(extend("x-aliases" = ["out_dir", "output_dir", "dump_folder", "save_dir", "run_dir"]))]
         pub out: Option<String> = None,
+        /// Folder at which the relative paths of this file start; one that leads to nothing there starts at
+        /// the folder in which the command runs. A run folder's `config.toml` names the folder in which the
+        /// run was started, so that it works from everywhere.
+        #[schemars(length(min = 1), extend("format" = "path"))]
+        #[schemars(extend("x-default" = "the folder in which the command runs"))]
+        #[schemars(extend("x-example" = "/home/me/project"))]
+        #[schemars(extend("x-aliases" = ["base_dir", "root", "root_dir", "cwd", "working_dir", "relative_to"]))]
+        pub started_in: Option<String> = None,
         /// Ends the run with an error after this many steps in a row whose loss or gradient norm was not
         /// finite. Such a step changes no weight. 0 never ends it.
         #[schemars(extend("x-unit" = "steps"))]
@@ -119,8 +129,8 @@ impl TrainConfig {
 
     /// Length of the run in steps, at least one.
     ///
-    /// `seq_len` is in tokens, `epoch_tokens` the tokens of one pass over the training data. `None` where the
-    /// run is measured in epochs and `epoch_tokens` is not known, or has no length at all.
+    /// `seq_len` is in tokens, `epoch_tokens` the tokens of one pass over the training data. `None` if the
+    /// run is given in epochs and `epoch_tokens` is not known, or if it has no length at all.
     pub fn total_steps(&self, seq_len: usize, epoch_tokens: Option<u64>) -> Option<u64> {
         let step_tokens = (self.batch_size as u64).saturating_mul(seq_len as u64).max(1);
         let tokens = match (self.steps, self.tokens, self.epochs) {
@@ -156,7 +166,7 @@ pub enum Recompute {
     Auto,
     /// Nothing: every activation is saved.
     None,
-    /// The outputs of norms and of SwiGLU, which cost little to compute and much to keep.
+    /// The outputs of norms and of SwiGLU, which are cheap to compute and large to save.
     Norms,
     /// Whole blocks: only each block's input is saved.
     Block,

@@ -57,6 +57,23 @@ fn names_of_other_programs_are_recognised() {
 }
 
 #[test]
+fn keys_that_other_programs_have_and_xtrain_lacks_are_explained() {
+    let only = "unknown key `name`; AdamW is the only optimizer; the keys of [optimizer] are `lr`";
+    assert!(message("optimizer", "name = \"muon\"").starts_with(only));
+    let one = "; a run computes on one device; several GPUs are not supported yet";
+    for (section, key) in [("train", "gpus"), ("train", "world_size"), ("model", "tensor_parallel_size")] {
+        let said = message(section, &format!("{key} = 2"));
+        assert!(said.starts_with(&format!("unknown key `{key}`{one}")), "{said}");
+    }
+    assert!(message("train", "lora_r = 8").contains("adapters such as LoRA are not supported yet"));
+    // A name that may be any section's is looked for in its own alone.
+    let said = message("data", "name = \"x\"");
+    assert!(said.starts_with("unknown key `name`; the keys of [data] are "), "{said}");
+    let said = errors(&format!("{MINIMAL}[parallelism]\ntp = 8\n"));
+    assert!(said.contains("unknown section [parallelism]; a run computes on one device; "), "{said}");
+}
+
+#[test]
 fn misspelt_keys_get_the_nearest_one() {
     assert_eq!(message("model", "layer = 2"), "unknown key `layer`; did you mean `layers`?");
     assert_eq!(message("model", "kvheads = 2"), "unknown key `kvheads`; did you mean `kv_heads`?");
@@ -97,8 +114,8 @@ fn unknown_sections_get_the_nearest_one_or_the_list() {
     assert_eq!(message("training", ""), "unknown section [training]; did you mean [train]?");
     assert_eq!(message("lr_scheduler", ""), "unknown section [lr_scheduler]; did you mean [schedule]?");
     assert_eq!(
-        message("parallel", "tp = 2"),
-        "unknown section [parallel]; the sections are [model], [data], [precision], [optimizer], [schedule], [train], \
+        message("weather", "tp = 2"),
+        "unknown section [weather]; the sections are [model], [data], [precision], [optimizer], [schedule], [train], \
          [checkpoint], [log] and [eval]"
     );
 }

@@ -1,6 +1,7 @@
-//! Statements about the run file: what it accepts, what it says when it does not, and what it resolves to.
+//! Tests of the run file: accepted files, messages, and resolution.
 
 mod check;
+mod json_schema;
 mod precision;
 mod properties;
 mod reference;
@@ -13,7 +14,7 @@ use std::path::Path;
 
 use super::{Config, ConfigErrors, Parsed};
 
-/// The smallest file that is right: what a run cannot do without.
+/// The smallest valid file.
 const MINIMAL: &str = "\
 [model]
 dim = 64
@@ -29,7 +30,7 @@ fn parse(text: &str, sets: &[&str]) -> Result<Parsed, ConfigErrors> {
     Config::parse(Path::new("runs/x.toml"), text.as_bytes(), sets)
 }
 
-/// The messages for `text`, one a line.
+/// The messages for `text`, one per line.
 fn errors(text: &str) -> String {
     parse(text, &[]).expect_err("the file is wrong").to_string()
 }

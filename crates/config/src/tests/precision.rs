@@ -70,7 +70,7 @@ fn what_only_fp8_has_is_refused_without_it_and_with_what_takes_it_back() {
     for key in every {
         assert!(said.contains(&format!("`{key}`")), "{key}: {said}");
     }
-    // The message has all that is needed.
+    // The message contains everything that is needed.
     let sets: Vec<String> =
         said.split("--set '").skip(1).filter_map(|rest| Some(rest.split('\'').next()?.to_owned())).collect();
     assert_eq!(sets.len(), every.len(), "{said}");

@@ -42,7 +42,7 @@ jsonl = false
 prompts = ["a", 'b']
 "#;
 
-/// Parses, and holds what comes out against what is promised of anything.
+/// Parses, and checks the properties that hold for any input.
 fn survives(bytes: &[u8], sets: &[String]) -> Result<(), TestCaseError> {
     match Config::parse(Path::new("x.toml"), bytes, sets) {
         Err(errors) => {
@@ -70,7 +70,7 @@ fn survives(bytes: &[u8], sets: &[String]) -> Result<(), TestCaseError> {
     Ok(())
 }
 
-/// Values that a key may or may not take.
+/// Valid and invalid values of a key.
 fn odd_value() -> impl Strategy<Value = String> {
     prop_oneof![
         any::<i64>().prop_map(|value| value.to_string()),
@@ -114,7 +114,7 @@ fn any_key() -> impl Strategy<Value = String> {
     prop::sample::select(keys)
 }
 
-/// Numbers of all sizes that f32 holds, with all the digits that f64 has.
+/// Numbers of all magnitudes of f32, with all digits of f64.
 fn positive_within_f32() -> impl Strategy<Value = f64> {
     (1.0..2.0_f64, -148..127_i32).prop_map(|(digits, exponent)| digits * 2_f64.powi(exponent))
 }

@@ -1,23 +1,26 @@
-//! docs/configuration.md against the types.
+//! docs/configuration.md and docs/run-file.schema.json against the types.
 
 use std::path::Path;
 
 use super::super::schema::{Kind, sections};
-use super::super::{Config, reference_markdown};
+use super::super::{Config, reference_markdown, run_file_schema};
 use super::MINIMAL;
 
 #[test]
 fn the_reference_is_up_to_date() {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/configuration.md");
-    let text = reference_markdown();
-    if std::env::var_os("XTRAIN_UPDATE_DOCS").is_some() {
-        std::fs::write(&path, &text).unwrap();
+    for (name, text) in
+        [("configuration.md", reference_markdown()), ("run-file.schema.json", run_file_schema())]
+    {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs").join(name);
+        if std::env::var_os("XTRAIN_UPDATE_DOCS").is_some() {
+            std::fs::write(&path, &text).unwrap();
+        }
+        let saved = std::fs::read_to_string(&path).unwrap_or_default();
+        assert!(
+            saved == text,
+            "docs/{name} is out of date; run this test with XTRAIN_UPDATE_DOCS=1 to rewrite it"
+        );
     }
-    let saved = std::fs::read_to_string(&path).unwrap_or_default();
-    assert!(
-        saved == text,
-        "docs/configuration.md is out of date; run this test with XTRAIN_UPDATE_DOCS=1 to rewrite it"
-    );
 }
 
 #[test]
@@ -55,6 +58,15 @@ fn no_key_is_known_elsewhere_by_a_name_that_is_taken_here() {
                 let shared = other.aliases().find(|alias| key.is_called(alias));
                 assert_eq!(shared, None, "{}: {} and {}", section.name, key.name, other.name);
             }
+        }
+    }
+}
+
+#[test]
+fn a_key_that_a_section_lacks_is_none_of_its_keys() {
+    for section in sections() {
+        for name in section.absent_names() {
+            assert!(!section.keys.iter().any(|key| key.is_called(name)), "{}.{name}", section.name);
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Printing, reading back, comparing; and the files in examples/.
+//! Printing, reading back, comparing, and the files in examples/.
 
 use std::path::Path;
 

@@ -128,7 +128,7 @@ fn the_vocabulary_keys_fit_the_tokenizer() {
     );
     assert_eq!(
         message_of(&["model.init_from=models/q", "data.tokenizer=bytes"]),
-        "`tokenizer` = \"bytes\" makes a vocabulary that the weights of `model.init_from` do not know; leave it out to use the \
+        "`tokenizer` = \"bytes\" creates a vocabulary that does not fit the weights of `model.init_from`; leave it out to use the \
          folder's own"
     );
 }

@@ -117,7 +117,7 @@ fn set_without_a_value_takes_a_key_out_of_the_file() {
     let needed = "runs/x.toml:11: [model] `rope_scaling` needs `factor`; for example `factor = 4.0`";
     assert_eq!(message("model.rope_scaling.factor="), needed);
     assert!(message("model.dim=").contains("[model] `dim` is missing"));
-    // A slip is not taken for a key that is out.
+    // A misspelt key is not mistaken for a removed one.
     assert_eq!(
         message("schedule.warmup="),
         "--set schedule.warmup=: [schedule] unknown key `warmup`; did you mean `warmup_steps`?"

@@ -14,7 +14,7 @@ use xtrain_tensor::{DType, Philox};
 
 /// Distinct numbers, which are repeated.
 const NUMBERS: usize = 1 << 18;
-/// About the largest of so many normal numbers.
+/// Typical maximum of that many normal numbers.
 const LARGEST: f32 = 5.0;
 
 /// Operands of a GEMM filled with normal numbers, and memory for the result.

@@ -107,7 +107,18 @@ fn modified_ns(meta: &fs::Metadata) -> u64 {
     modified.map_or(0, |since| since.as_nanos() as u64)
 }
 
+/// Bytes of English text in a byte of compressed text.
+const COMPRESSION: u64 = 3;
+
 impl InputFile {
+    /// Bytes of text that it probably holds, by its size: compressed text is three times as long.
+    pub fn estimated_text_bytes(&self) -> u64 {
+        match (self.format, self.compression) {
+            (Format::Text | Format::JsonLines, Compression::None) => self.bytes,
+            _ => self.bytes.saturating_mul(COMPRESSION),
+        }
+    }
+
     /// Fails if the file changed after it was listed, because the text read may mix old and new content.
     pub(crate) fn refuse_changed(&self) -> Result<()> {
         let now = fs::metadata(&self.path).map_err(DataError::io(&self.path, "read the input"))?;

@@ -29,7 +29,7 @@ pub(super) fn split(fraction: f64, tokens: u64, seq_len: usize, name: &str) -> R
     if held < 2 || held >= tokens {
         return Err(DataError::invalid(
             format!("{name} has {tokens} tokens, too few to hold out {fraction} of them"),
-            "use more text, or hold out another fraction or nothing",
+            "use more text, a larger data.held_out, or data.held_out = 0",
         ));
     }
     let blocks = blocks(tokens, held, seq_len);

@@ -383,7 +383,7 @@ impl Tokenizer {
 /// Treatment of special tokens such as `<|endoftext|>` in decoding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SpecialTokens {
-    /// Skip them.
+    /// Skip special tokens.
     Hide,
     /// Write their names.
     Show,

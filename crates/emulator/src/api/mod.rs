@@ -1,5 +1,4 @@
-//! The functions that programs call, under the names and with the statuses that NVIDIA's headers of CUDA 13.0
-//! give them.
+//! The exported functions, with the names, signatures and statuses of NVIDIA's headers of CUDA 13.0.
 #![allow(unsafe_code, reason = "its functions are called from C")]
 
 mod cublaslt;
@@ -44,7 +43,7 @@ impl<T: Copy> In<T> {
     }
 }
 
-/// Each function of the header, with the unsafe parts that its signature asks for.
+/// Exports a function of the headers, with the `unsafe` that its signature requires.
 macro_rules! export {
     ($($(#[$meta:meta])* fn $name:ident($($arg:ident: $ty:ty),* $(,)?) $body:block)*) => {$(
         $(#[$meta])*

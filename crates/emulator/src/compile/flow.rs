@@ -1,17 +1,17 @@
-//! The control flow of a kernel: basic blocks, and which registers instructions read and write.
+//! The control flow of a kernel: basic blocks, and the registers that instructions read and write.
 
 use crate::ptx::{Instruction, Kernel, Operand, Register, Statement};
 use std::collections::HashMap;
 
-/// Instructions without a branch among them.
+/// A sequence of instructions that ends with a branch or before a label.
 pub(crate) struct BasicBlock<'k> {
     pub(crate) instructions: Vec<&'k Instruction>,
     pub(crate) end: Exit,
-    /// Where the branch stands in the source.
+    /// Source line of the branch.
     pub(crate) end_location: u32,
 }
 
-/// Where control goes from a block.
+/// The exit of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Exit {
     Go(u32),
@@ -70,7 +70,7 @@ impl<'k> Flow<'k> {
 }
 
 impl Exit {
-    /// The blocks that may come next.
+    /// The possible successors.
     pub(crate) fn targets(self) -> impl Iterator<Item = u32> {
         match self {
             Exit::Go(to) => [Some(to), None],

@@ -1,15 +1,14 @@
-//! Registers share slots where no lane has a use for two of them at once, so that a warp's registers fit into
-//! the CPU's cache.
+//! Allocation of registers to slots. Registers whose live ranges do not overlap share a slot, so that a
+//! warp's registers fit into the CPU's cache.
 //!
-//! Lanes run apart from each other and may stand at different places, but each follows the control flow by
-//! itself and writes its own values only, so the liveness of registers in straight execution holds for every
-//! lane.
+//! Lanes may stand at different places of a kernel. Each follows the control flow by itself and writes only
+//! its own values, so the liveness of registers in straight execution holds for every lane.
 
 use super::flow::{Exit, Flow, registers_of};
 use crate::ptx::{Kernel, Register};
 use crate::registers::{Slot, SlotCounts};
 
-/// Where each register of a kernel is kept.
+/// The slot of each register of a kernel.
 pub(crate) struct Allocation {
     pub(crate) slots: Vec<Slot>,
     pub(crate) counts: SlotCounts,
@@ -69,8 +68,8 @@ pub(crate) fn allocate(kernel: &Kernel, flow: &Flow<'_>) -> Allocation {
     Allocation { slots, counts }
 }
 
-/// From the first to the last place, counted in instructions, at which a register has a value that is still
-/// read.
+/// The live range of each register, from the first to the last instruction at which it has a value that is
+/// still read.
 fn intervals(kernel: &Kernel, flow: &Flow<'_>) -> Vec<Option<(usize, usize)>> {
     let count = kernel.registers.len();
     let (live_in, live_out) = liveness(count, flow);
@@ -83,7 +82,7 @@ fn intervals(kernel: &Kernel, flow: &Flow<'_>) -> Vec<Option<(usize, usize)>> {
     for (n, block) in flow.blocks.iter().enumerate() {
         live_in[n].elements().for_each(|register| extend(register, at));
         for instruction in &block.instructions {
-            // What is written gets another slot than what is read: an instruction may write some lanes before
+            // A result gets another slot than an operand, because an instruction may write some lanes before
             // it reads others.
             let mut see = |register: Register| extend(register.0 as usize, at);
             let mut all = Vec::new();

@@ -14,19 +14,19 @@ use crate::memory::Memory;
 
 /// Products that are summed at once.
 const AT_ONCE: usize = 32;
-/// Products after which sums leave the tensor cores; elements along k that share a scale.
-const PROMOTED: usize = 128;
-/// Bits kept after the leading one.
-const KEPT: u32 = 13;
+/// Products after which sums leave the tensor cores; also the elements along k that share a scale.
+const PROMOTION_LENGTH: usize = 128;
+/// Bits of a term after the leading one.
+const TERM_BITS: u32 = 13;
 
-/// Rows of D whose sums are computed side by side.
+/// Rows of D that are computed together.
 const LANES: usize = 16;
 type Lanes = [f32; LANES];
 
 /// The scales of an operand.
 pub(super) struct Scales {
     mode: ScaleMode,
-    /// Without gaps.
+    /// The scales without padding.
     values: Vec<f32>,
     /// Rows of op(A), or columns of op(B).
     rows: usize,
@@ -44,13 +44,13 @@ impl Scales {
         address: u64,
         [rows, k]: [usize; 2],
     ) -> Result<Scales, String> {
-        let blocks = k.div_ceil(PROMOTED);
-        // The matrix that they form: its rows, columns and leading dimension.
+        let blocks = k.div_ceil(PROMOTION_LENGTH);
+        // Rows, columns and leading dimension of the matrix of scales.
         let (length, columns, leading) = match mode {
             ScaleMode::Tensor => (1, 1, 1),
             ScaleMode::OuterVector => (rows, 1, rows),
             ScaleMode::Vector128 => (rows, blocks, rows),
-            ScaleMode::Block128 => (blocks, rows.div_ceil(PROMOTED), blocks.next_multiple_of(4)),
+            ScaleMode::Block128 => (blocks, rows.div_ceil(PROMOTION_LENGTH), blocks.next_multiple_of(4)),
         };
         let layout = Layout { element: Element::F32, rows: length, columns, leading };
         let name = if operand == "A" { "A's scales" } else { "B's scales" };
@@ -75,12 +75,12 @@ impl Scales {
         match self.mode {
             ScaleMode::Tensor | ScaleMode::OuterVector => 1.0,
             ScaleMode::Vector128 => self.values[block * self.rows + row],
-            ScaleMode::Block128 => self.values[row / PROMOTED * self.blocks + block],
+            ScaleMode::Block128 => self.values[row / PROMOTION_LENGTH * self.blocks + block],
         }
     }
 }
 
-/// `A^T B` times the scales, m by n. A is k by m and B k by n, both column after column without gaps; m is a
+/// `A^T B` times the scales, m by n. A is k by m and B k by n, both column-major without gaps; m is a
 /// multiple of 16.
 pub(super) fn sums(
     [m, n, k]: [usize; 3],
@@ -92,7 +92,7 @@ pub(super) fn sums(
     for first in (0..m).step_by(LANES) {
         let rows = |f: &dyn Fn(usize) -> f32| -> Lanes { std::array::from_fn(|lane| f(first + lane)) };
         let a: Vec<Lanes> = (0..k).map(|at| rows(&|row| a[row * k + at])).collect();
-        let blocks = 0..k.div_ceil(PROMOTED);
+        let blocks = 0..k.div_ceil(PROMOTION_LENGTH);
         let scales: Vec<Lanes> = blocks.map(|block| rows(&|row| a_scales.of_block(row, block))).collect();
         let whole = rows(&|row| a_scales.of_row(row));
         for (column, b) in b.chunks(k).enumerate() {
@@ -119,7 +119,7 @@ fn column_sums(
     promotes: bool,
 ) -> Lanes {
     let (mut outside, mut sum) = ([0.0; LANES], [0.0; LANES]);
-    for (block, (a, b)) in a.chunks(PROMOTED).zip(b.chunks(PROMOTED)).enumerate() {
+    for (block, (a, b)) in a.chunks(PROMOTION_LENGTH).zip(b.chunks(PROMOTION_LENGTH)).enumerate() {
         for (a, b) in a.chunks(AT_ONCE).zip(b.chunks(AT_ONCE)) {
             sum = add(sum, a, b);
         }
@@ -134,7 +134,7 @@ fn column_sums(
     if promotes { outside } else { sum }
 }
 
-/// A sum with up to 32 more products.
+/// Adds up to 32 products to a sum.
 #[inline(always)]
 fn add(sum: Lanes, a: &[Lanes], b: &[f32]) -> Lanes {
     let mut products = [[0.0f32; LANES]; AT_ONCE];
@@ -146,13 +146,13 @@ fn add(sum: Lanes, a: &[Lanes], b: &[f32]) -> Lanes {
             largest[lane] = if magnitude > largest[lane] { magnitude } else { largest[lane] };
         }
     }
-    // The last kept bit of the largest, and its inverse. Magnitudes below 2^-63 are 0, and any unit does for
-    // those.
+    // The last bit of the largest term, and its inverse. Magnitudes below 2^-63 are 0, and any unit is right
+    // for those.
     let (mut unit, mut inverse) = ([0.0; LANES], [0.0; LANES]);
     for lane in 0..LANES {
         let exponent = (largest[lane].to_bits() >> 23).max(64);
-        unit[lane] = f32::from_bits((exponent - KEPT) << 23);
-        inverse[lane] = f32::from_bits((2 * 127 + KEPT - exponent) << 23);
+        unit[lane] = f32::from_bits((exponent - TERM_BITS) << 23);
+        inverse[lane] = f32::from_bits((2 * 127 + TERM_BITS - exponent) << 23);
     }
     let mut all = [0.0; LANES];
     for lane in 0..LANES {
@@ -163,10 +163,10 @@ fn add(sum: Lanes, a: &[Lanes], b: &[f32]) -> Lanes {
             all[lane] += (products[lane] * inverse[lane]).trunc();
         }
     }
-    // f32 has 23 bits behind the leading one.
+    // f32 has 23 bits after the leading one.
     std::array::from_fn(
         #[inline(always)]
-        |lane| f32::from_bits((all[lane] * unit[lane]).to_bits() & !((1 << (23 - KEPT)) - 1)),
+        |lane| f32::from_bits((all[lane] * unit[lane]).to_bits() & !((1 << (23 - TERM_BITS)) - 1)),
     )
 }
 
@@ -176,16 +176,16 @@ mod tests {
     use crate::numbers::{E4M3, E5M2, Minifloat};
     use crate::random::Random;
 
-    /// The last kept bit beside this magnitude.
+    /// Value of the last bit that is aligned to this magnitude.
     fn unit(magnitude: f64) -> f64 {
-        if magnitude == 0.0 { 1.0 } else { 2f64.powi(magnitude.log2().floor() as i32 - KEPT as i32) }
+        if magnitude == 0.0 { 1.0 } else { 2f64.powi(magnitude.log2().floor() as i32 - TERM_BITS as i32) }
     }
 
     fn cut(x: f64, unit: f64) -> f64 {
         (x / unit).trunc() * unit
     }
 
-    /// The sum as a plain loop makes it; `scale` is that of a block.
+    /// The sum by a plain loop; `scale` is that of a block.
     fn modelled(a: &[f32], b: &[f32], scale: impl Fn(usize) -> f32, promotes: bool) -> f32 {
         let (mut outside, mut sum) = (0.0f32, 0.0f64);
         let chunks = a.chunks(AT_ONCE).zip(b.chunks(AT_ONCE));
@@ -195,15 +195,15 @@ mod tests {
             let unit_of_all = unit(products.clone().fold(sum.abs(), |most, p| most.max(p.abs())));
             let all: f64 = products.map(|p| cut(p, unit_of_all)).sum::<f64>() + cut(sum, unit_of_all);
             sum = cut(all, unit(all.abs()));
-            if promotes && (((n + 1) * AT_ONCE).is_multiple_of(PROMOTED) || n + 1 == count) {
-                outside += sum as f32 * scale(n * AT_ONCE / PROMOTED);
+            if promotes && (((n + 1) * AT_ONCE).is_multiple_of(PROMOTION_LENGTH) || n + 1 == count) {
+                outside += sum as f32 * scale(n * AT_ONCE / PROMOTION_LENGTH);
                 sum = 0.0;
             }
         }
         if promotes { outside } else { sum as f32 }
     }
 
-    /// Numbers of a format: of all magnitudes, or up to the largest.
+    /// Random numbers of a format: of all magnitudes, or up to the largest.
     fn numbers(random: &mut Random, format: Minifloat, count: usize, is_wide: bool) -> Vec<f32> {
         let mut number = || match is_wide {
             true => {
@@ -215,12 +215,12 @@ mod tests {
     }
 
     fn scales(random: &mut Random, mode: ScaleMode, [rows, k]: [usize; 2]) -> Scales {
-        let blocks = k.div_ceil(PROMOTED);
+        let blocks = k.div_ceil(PROMOTION_LENGTH);
         let count = match mode {
             ScaleMode::Tensor => 1,
             ScaleMode::OuterVector => rows,
             ScaleMode::Vector128 => rows * blocks,
-            ScaleMode::Block128 => rows.div_ceil(PROMOTED) * blocks,
+            ScaleMode::Block128 => rows.div_ceil(PROMOTION_LENGTH) * blocks,
         };
         let values = (0..count).map(|_| 0.25 * (1 + random.below(16)) as f32).collect();
         Scales { mode, values, rows, blocks }

@@ -29,7 +29,7 @@ impl Matrix {
         }
     }
 
-    /// Addresses of the parts of memory without gaps, and the number of elements in each.
+    /// Addresses of the contiguous parts of memory, and the number of elements in each.
     fn parts(&self) -> (impl Iterator<Item = u64> + use<>, usize) {
         let Layout { element, rows, columns, leading } = self.layout;
         let (parts, length) = if leading == rows { (1, rows * columns) } else { (columns, rows) };
@@ -55,7 +55,7 @@ impl Matrix {
         Ok(all)
     }
 
-    /// Rounds and writes all elements; the gaps between columns stay as they are.
+    /// Rounds and writes all elements; the gaps between columns are unchanged.
     pub(super) fn write(&self, memory: &Memory, elements: &[f32]) -> Result<(), String> {
         let rounded: Vec<u16>;
         let bytes: &[u8] = match self.layout.element {

@@ -80,16 +80,16 @@ pub(crate) struct Layout {
     pub(crate) leading: usize,
 }
 
-/// Which elements of an FP8 operand share a scale (`cublasLtMatmulMatrixScale_t`).
+/// Elements of an FP8 operand that share a scale (`cublasLtMatmulMatrixScale_t`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum ScaleMode {
-    /// All.
+    /// All elements.
     Tensor,
-    /// Those of one row of op(A), or of one column of op(B).
+    /// The elements of one row of op(A), or of one column of op(B).
     OuterVector,
     /// 128 neighbours along k.
     Vector128,
-    /// 128 by 128.
+    /// Blocks of 128 by 128.
     Block128,
 }
 
@@ -103,7 +103,7 @@ const SCALE_MODES: [(i32, ScaleMode); 4] = [
 /// A GEMM descriptor (`cublasLtMatmulDesc_t`).
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Desc {
-    /// Of A and B.
+    /// True for a transposed operand: A, B.
     transposed: [bool; 2],
     has_bias: bool,
     bias: u64,
@@ -113,7 +113,7 @@ pub(crate) struct Desc {
     fast_accumulation: bool,
 }
 
-/// The value that a number of the header's stands for. The library has other numbers, which are absent here.
+/// The value that a number of the header stands for. Numbers of other values of the library are refused.
 fn one_of<T: Copy>(number: i32, all: &[(i32, T)]) -> Result<T, Refusal> {
     let found = all.iter().find(|(of, _)| *of == number);
     found.map(|(_, value)| *value).ok_or(Refusal::NotSupported)
@@ -169,9 +169,9 @@ impl Desc {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Preference {
     workspace_bytes: u64,
-    /// Bits of `cublasLtReductionScheme_t`.
+    /// Allowed reduction schemes: bits of `cublasLtReductionScheme_t`.
     reductions: u32,
-    /// Bytes that the addresses of A, B, C and D are multiples of.
+    /// Alignment of the addresses of A, B, C and D in bytes.
     alignments: [u32; 4],
 }
 
@@ -194,12 +194,12 @@ impl Preference {
     }
 }
 
-/// An algorithm of the library's.
+/// An algorithm.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Algorithm {
     /// One sum along k, without a workspace.
     Whole,
-    /// Two halves of k whose sums are added in f32. It overwrites its workspace. FP8 sums are those of
+    /// The sums of two halves of k, added in f32. It overwrites its workspace. FP8 sums are those of
     /// [`Algorithm::Whole`].
     Split,
 }
@@ -207,14 +207,14 @@ pub(crate) enum Algorithm {
 impl Algorithm {
     const ALL: [Algorithm; 2] = [Algorithm::Whole, Algorithm::Split];
 
-    /// Its `cublasLtMatmulAlgo_t`.
+    /// Encodes it as a `cublasLtMatmulAlgo_t`.
     pub(crate) fn words(self) -> [u64; 8] {
         let mut words = [0; 8];
         (words[0], words[1]) = (u64::from_be_bytes(*b"emulated"), self as u64);
         words
     }
 
-    /// The algorithm of these words.
+    /// Decodes a `cublasLtMatmulAlgo_t`.
     pub(crate) fn of(words: [u64; 8]) -> Result<Algorithm, Refusal> {
         Algorithm::ALL.into_iter().find(|of| of.words() == words).ok_or(Refusal::InvalidValue)
     }
@@ -235,7 +235,7 @@ impl Algorithm {
         }
     }
 
-    /// Nominal seconds of a GEMM: a function of its sizes.
+    /// Nominal seconds of a GEMM, which depend only on its sizes.
     fn seconds(self, [m, n, k]: [usize; 3]) -> f64 {
         let whole = 2.0 * m as f64 * n as f64 * k as f64 / 1e11;
         match self {

@@ -1,4 +1,4 @@
-//! A GEMM, `D = alpha op(A) op(B) + beta C (+ bias)`: what the library takes, and its execution.
+//! A GEMM, `D = alpha op(A) op(B) + beta C (+ bias)`: its conditions and its execution.
 //!
 //! The refusals are those of the cuBLAS documentation, "cublasLtMatmul()" and "Narrow Precision Data Types
 //! Usage". Sums are f32 and rounded to D's type once, after everything is added.
@@ -17,7 +17,7 @@ pub(crate) struct Gemm {
     /// m, n, k.
     sizes: [usize; 3],
     desc: Desc,
-    /// Of A, B, C and D.
+    /// Layouts of A, B, C and D.
     layouts: [Layout; 4],
 }
 
@@ -32,7 +32,7 @@ pub(crate) struct Operands {
     pub(crate) workspace_bytes: u64,
 }
 
-/// Multiple that FP8 GEMMs need: of addresses and of D's leading dimension in bytes, of sizes and other
+/// Required multiple for FP8 GEMMs: of addresses and of D's leading dimension in bytes, of sizes and other
 /// leading dimensions in elements.
 const FP8_MULTIPLE: usize = 16;
 
@@ -40,7 +40,7 @@ const FP8_MULTIPLE: usize = 16;
 const WORKSPACE_ALIGNMENT: u64 = 256;
 
 impl Gemm {
-    /// The GEMM of a descriptor and the layouts of A, B, C and D, where `arch` has it.
+    /// The GEMM of a descriptor and the layouts of A, B, C and D. Refused if `arch` does not support it.
     pub(crate) fn new(arch: Arch, desc: Desc, layouts: [Layout; 4]) -> Result<Gemm, Refusal> {
         let [a, b, c, d] = layouts;
         let size = |layout: Layout, is_swapped: bool| match is_swapped {
@@ -85,7 +85,7 @@ impl Gemm {
         });
         let in_bytes = [c, d].map(|of| of.leading * of.element.bytes());
         let extents = sizes.into_iter().chain([a.leading, b.leading]).chain(in_bytes);
-        // The bias of a GEMM into f32 would be bf16, which takes an attribute that is absent here.
+        // A GEMM into f32 would have a bf16 bias, which needs an attribute that is absent here.
         let has_bias = !desc.has_bias || d.element == Element::Bf16;
         desc.transposed == [true, false]
             && has_modes
@@ -98,12 +98,12 @@ impl Gemm {
         self.layouts[0].element.is_fp8()
     }
 
-    /// Bytes that the addresses of A, B, C and D must be multiples of.
+    /// Required alignment of the addresses of A, B, C and D in bytes.
     fn alignments(&self) -> [u64; 4] {
         self.layouts.map(|of| if self.is_fp8() { FP8_MULTIPLE as u64 } else { of.element.bytes() as u64 })
     }
 
-    /// The algorithms within a preference.
+    /// The algorithms that a preference allows.
     pub(crate) fn algorithms(&self, preference: &Preference) -> Vec<Algorithm> {
         let alignments = self.alignments().into_iter().zip(preference.alignments);
         if alignments.into_iter().any(|(needed, kept)| u64::from(kept) < needed) {
@@ -115,7 +115,7 @@ impl Gemm {
         Algorithm::ALL.into_iter().filter(fits).collect()
     }
 
-    /// The GEMM of these operands as work of a stream.
+    /// The GEMM of these operands as work for a stream.
     pub(crate) fn work(self, algorithm: Algorithm, operands: Operands) -> Result<GemmWork, Refusal> {
         let Operands { matrices, workspace, workspace_bytes, .. } = operands;
         let needed = algorithm.workspace_bytes();

@@ -4,8 +4,8 @@
 use gemm::Parallelism;
 use std::ops::Range;
 
-/// `op(A) op(B)`, m by n. All three matrices are stored column after column without gaps. A split sum adds
-/// the sums of both halves of k.
+/// `op(A) op(B)`, m by n. All three matrices are column-major without gaps. A split sum adds the sums of both
+/// halves of k.
 pub(super) fn sums(
     sizes: [usize; 3],
     inputs: &[Vec<f32>; 2],
@@ -34,14 +34,14 @@ fn sums_within(
     if part.is_empty() {
         return sums;
     }
-    // From a row of op(A) and op(B) to the next, and from a column to the next.
+    // Strides of op(A) and op(B): to the next row, and to the next column.
     let a_steps = if transposed[0] { (k, 1) } else { (1, m) };
     let b_steps = if transposed[1] { (n, 1) } else { (1, k) };
     assert!(inputs[0].len() == m * k && inputs[1].len() == k * n && part.end <= k);
     let a = &inputs[0][part.start * a_steps.1..];
     let b = &inputs[1][part.start * b_steps.0..];
     // SAFETY: the matrices have as many elements as the assertion says, and these strides address no others;
-    // `sums` is new.
+    // `sums` is newly allocated.
     unsafe {
         gemm::gemm(
             m,

@@ -1,4 +1,4 @@
-//! Lanes of a warp that diverged.
+//! Groups of lanes of a diverged warp.
 
 /// A place in a kernel: basic block and step.
 pub(super) type Place = (u32, u32);
@@ -14,15 +14,15 @@ pub(super) struct Group {
 /// The reason why lanes do not run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Waits {
-    /// They run.
+    /// The lanes run.
     Nothing,
-    /// They wait for other lanes of their warp, those of this mask.
+    /// The lanes wait for other lanes of their warp, those of this mask.
     Warp(u32),
-    /// They wait at a barrier of their block.
+    /// The lanes wait at a barrier of their block.
     Barrier(usize),
 }
 
-/// Joins lanes at the same place.
+/// Joins groups at the same place.
 pub(super) fn merge(groups: &mut Vec<Group>) {
     if groups.len() > 1 {
         groups.sort_by_key(|group| (group.place, group.waits));

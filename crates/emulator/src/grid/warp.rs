@@ -16,9 +16,9 @@ pub(super) struct Warp {
     pub(super) copies: Vec<PendingCopies>,
     pub(super) groups: Vec<Group>,
     pub(super) first_thread: u32,
-    /// States that it was in since memory last changed.
+    /// Hashes of its states since memory last changed.
     pub(super) states: HashSet<u64>,
-    /// True if it was in one of them twice: it spins.
+    /// True if a state occurred twice: the warp spins.
     pub(super) spins: bool,
     pub(super) is_listed: bool,
 }
@@ -84,8 +84,8 @@ pub(super) struct Turn<'a> {
 }
 
 impl Turn<'_> {
-    /// Runs `warp` for about `budget` steps, or until it waits; the lanes furthest `ahead` first, or those
-    /// furthest back.
+    /// Runs `warp` for about `budget` steps, or until it waits. The lanes furthest ahead run first if `ahead`
+    /// is set, else those furthest back.
     pub(super) fn run(&mut self, warp: &mut Warp, budget: u64, ahead: bool) -> Result<(), Failure> {
         let Warp { registers, local, copies, groups, first_thread, .. } = warp;
         let mut cx = Context {
@@ -113,7 +113,8 @@ impl Turn<'_> {
         Ok(())
     }
 
-    /// Runs a group to the end of its basic block and puts it, or the groups into which it splits, back.
+    /// Runs a group to the end of its basic block and returns it, or the groups into which it splits, to
+    /// `groups`.
     fn run_block(
         &mut self,
         cx: &mut Context<'_>,
@@ -121,7 +122,7 @@ impl Turn<'_> {
         groups: &mut Vec<Group>,
     ) -> Result<(), Failure> {
         let Some(block) = self.launch.code.blocks.get(group.place.0 as usize) else {
-            // The kernel's end: these lanes exit. Waiting lanes may have waited only for these.
+            // End of the kernel: these lanes exit. Waiting lanes may have waited only for these.
             for other in groups.iter_mut().filter(|other| matches!(other.waits, Waits::Warp(_))) {
                 other.waits = Waits::Nothing;
             }

@@ -1,9 +1,9 @@
-//! The architectures that have an instruction (PTX ISA, "Target ISA Notes" of each instruction).
+//! The oldest architecture of each instruction (PTX ISA, "Target ISA Notes").
 //!
-//! NVRTC does not check the instructions of inline assembly, and on a GPU it is ptxas that refuses them.
+//! NVRTC does not check inline assembly; on a real system ptxas refuses it.
 
-/// The oldest architecture that has an instruction with these parts, e.g. 89. Everything that is emulated
-/// exists since 80.
+/// The oldest architecture that has an instruction with these parts, e.g. 89. All emulated instructions exist
+/// since 80 unless listed here.
 pub(crate) fn oldest(parts: &[&str]) -> u32 {
     let has = |names: &[&str]| parts.iter().any(|part| names.contains(part));
     let is_vector_atomic = has(&["atom", "red"]) && has(&["v2", "v4"]);

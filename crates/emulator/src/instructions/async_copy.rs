@@ -1,7 +1,7 @@
 //! Asynchronous copies to shared memory (PTX ISA, section 9.7.9.25).
 //!
-//! A copy runs as late as is allowed, when the thread waits for it. Until then its target counts as never
-//! written.
+//! A copy runs as late as the ISA allows, when the thread waits for it. Until then its destination counts as
+//! never written.
 
 use super::memory::Address;
 use super::{Decoded, Decoder, lanes, unknown};
@@ -74,7 +74,7 @@ fn start(
         let to = cx.reach(lane, Space::Shared, targets[lane], bytes.into(), "copies to")?;
         to.forget();
         if source_bytes > 0 {
-            // Checked now, so that the fault names the line that asks for it.
+            // Checked now, so that the fault names the line of the copy.
             let sizes = [source_bytes as u64, bytes.into()];
             cx.reach_aligned(lane, Space::Global, sources[lane], sizes, "copies from")?;
         }

@@ -1,4 +1,4 @@
-//! Atomic operations (PTX ISA, sections 9.7.13.5 and 9.7.13.6): one lane after the other.
+//! Atomic operations (PTX ISA, sections 9.7.13.5 and 9.7.13.6), executed one lane after the other.
 
 use super::memory::{Access, Address, located};
 use super::{AnySource, Decoded, Decoder, lanes, unknown};
@@ -7,12 +7,12 @@ use crate::numbers::{canonical, flush};
 use crate::ptx::{Instruction, Space};
 use crate::registers::{LANES, lanes_of, uninitialised};
 
-/// The new value, from the old value and the operand.
+/// Computes the new value from the old value and the operand.
 type Update = fn(u64, u64) -> u64;
 
 pub(super) fn decode(d: &Decoder<'_>, instruction: &Instruction, parts: &[&str]) -> Decoded {
     let (&ty, parts) = parts.split_last().ok_or("no type")?;
-    // The operation is one of the modifiers: the others are order, scope, space and count.
+    // The operation is one of the modifiers; the others are order, scope, space and vector length.
     let is_operation =
         |part: &&&str| ["add", "min", "max", "inc", "dec", "and", "or", "xor", "exch", "cas"].contains(*part);
     let operation = *parts.iter().find(is_operation).ok_or("no operation")?;
@@ -38,7 +38,7 @@ pub(super) fn decode(d: &Decoder<'_>, instruction: &Instruction, parts: &[&str])
         ("exch" | "cas", "b32" | "b64") => |_, x| x,
         _ => return unknown(instruction),
     };
-    // Sums of f32 flush subnormal numbers in global memory, not in shared memory.
+    // Sums of f32 flush subnormal numbers in global memory but not in shared memory (PTX ISA, `atom`).
     let update_global: Update = match (operation, ty) {
         ("add", "f32") => |old, x| {
             let [old, x] = [old, x].map(|bits| flush(f32::from_bits(bits as u32)));
@@ -84,7 +84,7 @@ pub(super) fn decode(d: &Decoder<'_>, instruction: &Instruction, parts: &[&str])
                 if marks | !0x0101_0101_0101_0101 != u64::MAX {
                     uninitialised(1 << lane)?;
                 }
-                // A comparison that fails changes nothing.
+                // A failed comparison changes nothing.
                 let is_due = expected.is_none_or(|expected| expected[lane] & mask == old);
                 let new = if is_due { update(old, value[lane] & mask) & mask } else { old };
                 changed |= new != old;

@@ -14,7 +14,7 @@ pub(super) fn decode(d: &Decoder<'_>, instruction: &Instruction, parts: &[&str])
         return unknown(instruction);
     };
     let target = d.predicate_target(target)?;
-    // Comparisons without `u` are false of NaNs, those with it true.
+    // Comparisons without `u` are false if an operand is NaN, those with it true.
     macro_rules! compare {
         ($t:ty) => {{
             let ab = d.pair::<$t, $t>(a, b)?;

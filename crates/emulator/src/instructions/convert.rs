@@ -51,7 +51,7 @@ pub(super) fn decode(d: &Decoder<'_>, instruction: &Instruction, parts: &[&str])
             };
             map1(d.target::<f32>(target)?, d.source(a)?, move |a: f64| narrow(a, rounding))
         }
-        // NaN becomes zero (`.sat`).
+        // `.sat` turns NaN into zero.
         (&["sat", "f32", "f32"], [target, a]) => {
             map1(d.target::<f32>(target)?, d.source(a)?, |a: f32| if a > 0.0 { a.min(1.0) } else { 0.0 })
         }
@@ -91,7 +91,7 @@ pub(super) fn decode(d: &Decoder<'_>, instruction: &Instruction, parts: &[&str])
         (&["rn", "f64", "u64"], [target, a]) => {
             map1(d.target::<f64>(target)?, d.source(a)?, |a: u64| a as f64)
         }
-        // Out of range: the nearest integer there is; NaN of f32: zero. Rust's conversions are alike.
+        // Out of range: the nearest integer in range. A NaN of f32: zero. Rust's conversions do the same.
         (&["rzi", "s32", "f32"], [target, a]) => {
             map1(d.target::<i32>(target)?, d.source(a)?, |a: f32| a as i32)
         }
@@ -101,7 +101,7 @@ pub(super) fn decode(d: &Decoder<'_>, instruction: &Instruction, parts: &[&str])
         (&["rni", "s32", "f32"], [target, a]) => {
             map1(d.target::<i32>(target)?, d.source(a)?, |a: f32| a.round_ties_even() as i32)
         }
-        // NaN of f64: the least integer.
+        // A NaN of f64: the least integer.
         (&["rzi", "s32", "f64"], [target, a]) => {
             let whole = |a: f64| if a.is_nan() { i32::MIN } else { a as i32 };
             map1(d.target::<i32>(target)?, d.source(a)?, whole)
@@ -120,7 +120,7 @@ pub(super) fn decode(d: &Decoder<'_>, instruction: &Instruction, parts: &[&str])
     })
 }
 
-/// The bits of an integer type, and whether it is signed.
+/// The bits of an integer type, and true if it is signed.
 fn width(ty: &str) -> Option<(u32, bool)> {
     Some(match ty {
         "u8" => (8, false),
@@ -135,7 +135,7 @@ fn width(ty: &str) -> Option<(u32, bool)> {
     })
 }
 
-/// Extends or cuts an integer, with its marks.
+/// Extends or truncates an integer, with its marks.
 fn integers(
     d: &Decoder<'_>,
     target: &Operand,
@@ -145,7 +145,7 @@ fn integers(
     is_signed: bool,
 ) -> Decoded<Execute> {
     let (target, source): (_, AnySource) = (d.any_target(target)?, d.any(source)?);
-    // What is narrower than its register is extended as its type says, so only the source's sign matters for
+    // A value narrower than its register is extended by its type, so only the source's sign matters for
     // widening.
     let convert = move |value: u64| {
         let shift = 64 - from_bits;

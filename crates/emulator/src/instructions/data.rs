@@ -91,7 +91,7 @@ fn select<T: Lane>(
     }))
 }
 
-/// `mov {a, b}, c`: equal parts of a register, the low bits first.
+/// `mov {a, b}, c`: splits a register into equal parts, the low bits first.
 fn unpack(d: &Decoder<'_>, targets: &[Operand], source: &Operand) -> Decoded<Execute> {
     let targets = targets.iter().map(|target| d.any_target(target)).collect::<Decoded<Vec<AnyTarget>>>()?;
     let source = d.any(source)?;
@@ -107,7 +107,7 @@ fn unpack(d: &Decoder<'_>, targets: &[Operand], source: &Operand) -> Decoded<Exe
     }))
 }
 
-/// `mov a, {b, c}`.
+/// `mov a, {b, c}`: joins equal parts, the low bits first.
 fn pack(d: &Decoder<'_>, target: &Operand, sources: &[Operand]) -> Decoded<Execute> {
     let target = d.any_target(target)?;
     let bits = target.bits() as usize / sources.len();

@@ -25,7 +25,7 @@ pub(super) fn decode(d: &Decoder<'_>, instruction: &Instruction, parts: &[&str])
     })
 }
 
-/// The smaller one, the other of a NaN; -0 is smaller than +0.
+/// The minimum; if one operand is NaN, the other. -0 is smaller than +0.
 #[inline(always)]
 fn minimum(a: f64, b: f64) -> f64 {
     let smaller = if a < b || (a == b && a.is_sign_negative()) { a } else { b };

@@ -29,7 +29,7 @@ pub(super) fn decode(d: &Decoder<'_>, instruction: &Instruction, parts: &[&str])
             macro_rules! body {
                 ($t:ty) => {{
                     let (target, ab) = (d.target::<$t>(target)?, d.pair::<$t, $t>(a, b)?);
-                    // A closure for each, so that each is compiled for vectors.
+                    // One closure per operation, so that each loop is vectorised.
                     lanes(match name {
                         "add" => map2(target, ab, |a: $t, b: $t| a.wrapping_add(b)),
                         "sub" => map2(target, ab, |a: $t, b: $t| a.wrapping_sub(b)),
@@ -109,7 +109,7 @@ pub(super) fn decode(d: &Decoder<'_>, instruction: &Instruction, parts: &[&str])
         ("clz", &["b32"], []) => {
             lanes(map1(d.target::<u32>(target)?, d.source(a)?, |a: u32| a.leading_zeros()))
         }
-        // How far the highest bit is from the left end; all ones where there is none.
+        // Shift that moves the highest set bit to the left end; all ones for zero.
         ("bfind", &["shiftamt", "u32"], []) => {
             let shift = |a: u32| if a == 0 { u32::MAX } else { a.leading_zeros() };
             lanes(map1(d.target::<u32>(target)?, d.source(a)?, shift))
@@ -118,7 +118,7 @@ pub(super) fn decode(d: &Decoder<'_>, instruction: &Instruction, parts: &[&str])
     }
 }
 
-/// Division; the result of one by zero is not defined, and is unset here.
+/// Division. A quotient by zero is undefined in the ISA, and unset here.
 fn divide<T: Lane>(
     d: &Decoder<'_>,
     target: &Operand,
@@ -142,7 +142,7 @@ fn divide<T: Lane>(
     }))
 }
 
-/// Two 16-bit numbers in each operand.
+/// Operations on the two 16-bit numbers of each operand.
 fn halves(d: &Decoder<'_>, instruction: &Instruction, ty: &str) -> Decoded<Action> {
     let [target, a, b] = &instruction.operands[..] else { return unknown(instruction) };
     let (target, ab) = (d.target::<u32>(target)?, d.pair::<u32, u32>(a, b)?);

@@ -25,7 +25,7 @@ pub(super) fn decode(d: &Decoder<'_>, instruction: &Instruction, parts: &[&str])
         ("and" | "or" | "xor" | "not", &["b32"], _) => bitwise::<u32>(d, name, operands, instruction),
         ("and" | "or" | "xor" | "not", &["b64"], _) => bitwise::<u64>(d, name, operands, instruction),
         ("shl" | "shr", &[ty], [target, a, by]) => {
-            // Amounts beyond the width shift everything out.
+            // Shifts beyond the width shift everything out.
             macro_rules! shift {
                 ($t:ty, $f:expr) => {{
                     let by = d.source::<u32>(by)?;
@@ -72,7 +72,7 @@ pub(super) fn decode(d: &Decoder<'_>, instruction: &Instruction, parts: &[&str])
 }
 
 fn bitwise<T: Bits>(d: &Decoder<'_>, name: &str, operands: &[Operand], instruction: &Instruction) -> Decoded {
-    // Of values and marks: a bit that a written bit of the other operand decides was written.
+    // Values and marks: a bit counts as written if a written bit of the other operand decides it.
     lanes(match (name, operands) {
         ("not", [target, a]) => {
             let sources = (d.source::<T>(a)?, Source::Constant(T::default()));
@@ -114,7 +114,7 @@ where
     })
 }
 
-/// An operation on the bits of two operands by two numbers, which must have been written.
+/// An operation on the bits of two operands and on two numbers, which must be initialised.
 fn three(
     target: Slot,
     [a, b]: [Source<u32>; 2],
@@ -148,7 +148,7 @@ fn three(
     })
 }
 
-/// `prmt` in its general form: a byte of eight for each of four, or copies of its sign.
+/// `prmt` in its default mode: each byte of the result is one of eight bytes, or copies of its sign.
 fn permute(a: u32, b: u32, selector: u32) -> u32 {
     let all = u64::from(b) << 32 | u64::from(a);
     let byte = |n: u32| {
@@ -160,7 +160,7 @@ fn permute(a: u32, b: u32, selector: u32) -> u32 {
     byte(0) | byte(1) | byte(2) | byte(3)
 }
 
-/// `bfi`: the low bits of `a` in the place of some of `b`.
+/// `bfi`: inserts the low bits of `a` into `b`.
 fn insert(a: u32, b: u32, position: u32, length: u32) -> u32 {
     let (position, length) = (position & 0xFF, (length & 0xFF).min(32));
     let ones = ((1u64 << length) - 1).checked_shl(position).unwrap_or(0) as u32;
@@ -168,12 +168,12 @@ fn insert(a: u32, b: u32, position: u32, length: u32) -> u32 {
     b & !ones | shifted & ones
 }
 
-/// Operations on predicates, a bit for each lane.
+/// Operations on predicates, one bit per lane.
 fn predicates(d: &Decoder<'_>, instruction: &Instruction) -> Decoded {
     let (target, sources) = instruction.operands.split_first().ok_or("no operands")?;
     let target = d.predicate_target(target)?;
     let sources = sources.iter().map(|source| d.predicate(source)).collect::<Decoded<Vec<_>>>()?;
-    // Values, and what is unset: not where the other operand decides the result alone.
+    // Values and unset lanes. A lane is set if the other operand decides the result alone.
     type Lanes = (u32, u32);
     let f: fn(Lanes, Lanes) -> Lanes = match (instruction.parts()[0], sources.len()) {
         ("and", 2) => |(a, m), (b, n)| (a & b, m & n | m & b | a & n),

@@ -1,4 +1,4 @@
-//! Products of small matrices by a warp (PTX ISA, section 9.7.14): `mma.sync` and the loads of its operands.
+//! Warp-level matrix instructions (PTX ISA, section 9.7.14): `mma.sync`, and `ldmatrix` for its operands.
 
 use super::memory::Address;
 use super::tensor_core::{COLUMNS, K, ROWS, add_products};
@@ -11,7 +11,7 @@ use crate::ptx::{Instruction, Operand, Space};
 use crate::registers::{LANES, Lane, Marks, Slot};
 
 pub(super) fn decode(d: &Decoder<'_>, instruction: &Instruction, parts: &[&str]) -> Decoded {
-    // All lanes execute them, whatever they hold.
+    // All lanes of the warp must execute them.
     let all = Source::Constant(u32::MAX);
     match (instruction.parts()[0], parts, &instruction.operands[..]) {
         (
@@ -57,8 +57,8 @@ fn sources<T: Lane>(d: &Decoder<'_>, operand: &Operand) -> Decoded<Vec<Source<T>
     d.elements(operand).iter().map(|element| d.source::<T>(element)).collect()
 }
 
-/// `ldmatrix`: matrices of 8 rows of 8 16-bit numbers. Lanes 8 n to 8 n + 7 have the addresses of matrix n's
-/// rows; lane 4 r + c gets the numbers 2 c and 2 c + 1 of row r, or, transposed, of column r.
+/// `ldmatrix`: loads matrices of 8 rows of 8 16-bit elements. Lanes 8 n to 8 n + 7 hold the addresses of the
+/// rows of matrix n. Lane 4 r + c receives elements 2 c and 2 c + 1 of row r, or, with `.trans`, of column r.
 fn load(targets: Vec<Slot>, address: Address, transposed: bool) -> Decoded<crate::kernel::Execute> {
     Ok(Box::new(move |cx| {
         let addresses = address.read(cx)?;
@@ -97,9 +97,9 @@ fn load(targets: Vec<Slot>, address: Address, transposed: bool) -> Decoded<crate
     }))
 }
 
-/// `mma.m16n8k16` of bf16: D = A B + C. With g = lane / 4 and t = lane % 4, a lane has of A rows g and g + 8
-/// and columns 2 t, 2 t + 1 and those 8 further; of B, those rows of column g; of C and D, rows g and g + 8
-/// and columns 2 t, 2 t + 1.
+/// `mma.m16n8k16` of bf16: D = A B + C. With g = lane / 4 and t = lane % 4, a lane holds these elements. Of
+/// A: rows g and g + 8, columns 2 t, 2 t + 1, 2 t + 8 and 2 t + 9. Of B: the same k as rows, column g. Of C
+/// and D: rows g and g + 8, columns 2 t and 2 t + 1.
 fn multiply(
     target: [Slot; 4],
     a: [Source<u32>; 4],

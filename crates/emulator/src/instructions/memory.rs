@@ -8,7 +8,7 @@ use crate::memory::{Bytes, outside};
 use crate::ptx::{Class, Instruction, Operand, Space};
 use crate::registers::{LANES, Lanes, Marks, lanes_of, uninitialised};
 
-/// Where a space begins among generic addresses; global memory has its own addresses.
+/// Start of a space among generic addresses. Global memory keeps its own addresses.
 pub(crate) fn window(space: Space) -> u64 {
     match space {
         Space::Global | Space::Generic => 0,
@@ -18,7 +18,8 @@ pub(crate) fn window(space: Space) -> u64 {
     }
 }
 
-/// The space of an address and its offset in there: that of its window, if it is a generic one.
+/// The space of an address and its offset in that space. A generic address is in the space whose window
+/// contains it.
 pub(super) fn located(space: Space, address: u64) -> (Space, u64) {
     if space != Space::Generic {
         return (space, address);
@@ -28,7 +29,7 @@ pub(super) fn located(space: Space, address: u64) -> (Space, u64) {
     space.map_or((Space::Global, address), |space| (space, address - window(space)))
 }
 
-/// A memory operand: where it points to.
+/// A memory operand: base and offset.
 pub(super) struct Address {
     base: Base,
     offset: u64,
@@ -36,7 +37,7 @@ pub(super) struct Address {
 
 enum Base {
     Wide(Source<u64>),
-    /// Shared memory has short addresses.
+    /// Addresses in shared memory may have 32 bits.
     Short(Source<u32>),
 }
 
@@ -66,7 +67,7 @@ impl Address {
 }
 
 impl Context<'_> {
-    /// The bytes that a lane reaches at an address, which is a multiple of their number.
+    /// The bytes that a lane accesses at `address`, which must be a multiple of their number.
     #[inline]
     pub(super) fn reach(
         &self,
@@ -79,7 +80,7 @@ impl Context<'_> {
         self.reach_aligned(lane, space, address, [bytes, bytes], does)
     }
 
-    /// As [`Context::reach`], of an address that is a multiple of `align`.
+    /// As [`Context::reach`], for an address that must be a multiple of `align`.
     #[inline]
     pub(super) fn reach_aligned(
         &self,
@@ -117,8 +118,8 @@ impl Context<'_> {
         }
     }
 
-    /// All memory around the address of the first active lane, and for each lane where its address is in
-    /// there; inactive lanes point to where the first active one does. Nothing where a closer look is needed.
+    /// The memory around the address of the first active lane, and the offset of each lane's address in it.
+    /// Inactive lanes get the offset of the first active one. `None` if the lanes need separate checks.
     #[inline(always)]
     fn surroundings(
         &self,
@@ -149,7 +150,7 @@ impl Context<'_> {
         (bits & (align - 1) == 0).then_some((bytes, offsets))
     }
 
-    /// N bytes of each active lane, and their marks where some were never written.
+    /// Reads N bytes for each active lane, with marks if some were never written.
     #[inline(always)]
     fn gather<const N: usize>(&self, space: Space, addresses: &Lanes<u64>) -> Outcome<Gathered<N>> {
         let near = self.surroundings(space, addresses, N as u64);
@@ -172,7 +173,7 @@ impl Context<'_> {
         Ok((data, (some != 0).then_some(marks)))
     }
 
-    /// Writes N bytes of each active lane, with marks where some were never written.
+    /// Writes N bytes for each active lane, with marks if some were never written.
     #[inline(always)]
     fn scatter<const N: usize>(
         &mut self,
@@ -200,7 +201,7 @@ impl Context<'_> {
     }
 }
 
-/// Bytes of all lanes, and a bit for each of a lane's bytes that was never written, if there is one.
+/// Bytes of all lanes, and, if some were never written, a bit for each of these.
 type Gathered<const N: usize> = ([[u8; N]; LANES], Option<Lanes<u16>>);
 
 fn unwritten<const N: usize>(marks: &[u8; N]) -> u16 {
@@ -230,7 +231,7 @@ impl Access {
         let mut access = Access { space: Space::Generic, bytes: 0, is_signed: false, count: 1 };
         for part in parts {
             match *part {
-                // Order, scope and hints to caches: accesses are executed one after the other.
+                // Order, scope and cache hints have no effect: accesses execute one after the other.
                 "volatile" | "relaxed" | "acquire" | "release" | "weak" | "cta" | "gpu" | "sys" | "nc"
                 | "ca" | "cg" | "cs" | "lu" | "cv" | "wb" | "wt" | "L1::no_allocate" => {}
                 "global" => access.space = Space::Global,
@@ -348,7 +349,7 @@ fn write_marked<const E: usize>(
 ) {
     let of_element = |lane: usize| {
         let bits = marks[lane] >> (n * E) & ((1u32 << E) - 1) as u16;
-        // The bytes that extend a signed number are as its last one.
+        // Bytes that extend a signed number have the mark of its last one.
         let extends = is_signed && bits >> (E - 1) != 0;
         bits as u8 | if extends { (0xFFu32 << E) as u8 } else { 0 }
     };
@@ -384,7 +385,7 @@ fn store<const N: usize, const E: usize>(
     })
 }
 
-/// Stores values of which some bytes were never written.
+/// Stores values with bytes that were never written.
 #[inline(never)]
 fn store_marked<const N: usize, const E: usize>(
     cx: &mut Context<'_>,

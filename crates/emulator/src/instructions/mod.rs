@@ -1,11 +1,11 @@
 //! PTX instructions, one file for each family.
 //!
-//! Results are those that the PTX ISA (NVIDIA, version 9.0, section 9.7) defines, to the bit. Where it allows
-//! an error (`approx`), the result is the exact one rounded to nearest. `mma` sums as described in `matrix`.
-//! Nothing is contracted: `mul` and `add` without `.rn`, which ptxas may fuse, round twice here.
+//! Results are those that the PTX ISA (NVIDIA, version 9.0, section 9.7) defines, to the bit. Approximate
+//! instructions (`approx`) give the exact result, rounded to nearest. `tensor_core` describes the sums of
+//! `mma`. Nothing is contracted: `mul` and `add` without `.rn`, which ptxas may fuse, round twice here.
 //!
 //! Computing with memory that was never written is a fault. Moves, loads, stores, shifts, bitwise operations
-//! and integer conversions carry the marks of such bytes along instead. A result of an unset register is
+//! and integer conversions carry the marks of such bytes along instead. The result of an unset register is
 //! unset; it is a fault to use it as an address, branch on it or store it.
 
 mod architecture;
@@ -44,7 +44,7 @@ pub(crate) struct Decoder<'a> {
 /// A decoded instruction, or an error that names the opcode.
 type Decoded<T = Action> = Result<T, String>;
 
-/// Decodes an instruction. None for fences and prefetches, which do nothing here.
+/// Decodes an instruction. `None` for fences and prefetches, which have no effect here.
 pub(crate) fn decode(decoder: &Decoder<'_>, instruction: &Instruction) -> Decoded<Option<Action>> {
     let parts = instruction.parts();
     let (oldest, target) = (architecture::oldest(&parts), decoder.target);
@@ -107,7 +107,7 @@ impl Decoder<'_> {
         known.ok_or_else(|| format!("the variable {name} is not declared"))
     }
 
-    /// A register of type `T` to be written.
+    /// The slot of a destination register of type `T`.
     fn target<T: Lane>(&self, operand: &Operand) -> Decoded<Slot> {
         match operand {
             Operand::Register(register) if self.class(*register) == T::CLASS => Ok(self.slot(*register)),
@@ -115,7 +115,7 @@ impl Decoder<'_> {
         }
     }
 
-    /// A predicate to be read.
+    /// A predicate operand.
     fn predicate(&self, operand: &Operand) -> Decoded<Condition> {
         match operand {
             Operand::Register(register) if self.class(*register) == Class::Predicate => {
@@ -132,7 +132,7 @@ impl Decoder<'_> {
         Condition::Register { slot: self.slot(register), is_negated }
     }
 
-    /// A predicate to be written.
+    /// The slot of a destination predicate.
     fn predicate_target(&self, operand: &Operand) -> Decoded<Slot> {
         match self.predicate(operand)? {
             Condition::Register { slot, is_negated: false } => Ok(slot),
@@ -153,7 +153,7 @@ impl Decoder<'_> {
         })
     }
 
-    /// A result of any class.
+    /// A destination of any class.
     fn any_target(&self, operand: &Operand) -> Decoded<AnyTarget> {
         let Operand::Register(register) = operand else {
             return Err(format!("the result {operand:?} is not a register"));
@@ -173,7 +173,7 @@ impl Decoder<'_> {
     }
 }
 
-/// An operand of any class, read as its bits.
+/// An operand of any class, read as bits.
 #[derive(Clone, Copy)]
 enum AnySource {
     B16(Source<u16>),
@@ -238,7 +238,7 @@ fn narrowed<T: Lane>(values: &Lanes<u64>) -> Lanes<T> {
     narrow
 }
 
-/// A result of any class.
+/// A destination of any class.
 #[derive(Clone, Copy)]
 struct AnyTarget {
     class: Class,
@@ -284,8 +284,8 @@ fn bytes_of_bits(bits: u64) -> u8 {
     (0..8).map(|n| u8::from(bits >> (8 * n) & 0xFF != 0) << n).sum()
 }
 
-/// A step that moves bits: `f` computes the value, `marks` moves the marks of uninitialised bits in the same
-/// way.
+/// A step that moves bits: `f` computes the value, and `marks` moves the marks of uninitialised bits
+/// accordingly.
 fn carry<A: Lane, B: Lane, R: Lane>(
     target: Slot,
     (a, b): (Source<A>, Source<B>),
@@ -313,7 +313,7 @@ fn carry<A: Lane, B: Lane, R: Lane>(
     })
 }
 
-/// The marks of a step of [`carry`].
+/// The marks of a result of [`carry`].
 #[inline(never)]
 fn carried<A: Lane, B: Lane, R: Lane>(
     cx: &Context<'_>,
@@ -335,7 +335,7 @@ fn unknown<T>(instruction: &Instruction) -> Decoded<T> {
     Err(format!("`{}` is not emulated", instruction.opcode))
 }
 
-/// A step of each lane's own.
+/// A step that each lane executes independently.
 fn lanes(execute: Execute) -> Decoded {
     Ok(Action::Lanes(execute))
 }

@@ -1,11 +1,11 @@
-//! f32 arithmetic (PTX ISA, section 9.7.3). Results that are no number are the canonical NaN.
+//! f32 arithmetic (PTX ISA, section 9.7.3). NaN results are the canonical NaN.
 
 use super::{Decoded, Decoder, lanes, unknown};
 use crate::kernel::context::{Source, map1, map2, map3};
 use crate::numbers::{Rounding, canonical, flush, fma};
 use crate::ptx::Instruction;
 
-/// `f` on f64, rounded once more to f32.
+/// `f` in f64, rounded to f32.
 #[inline(always)]
 fn by_double(x: f32, f: impl Fn(f64) -> f64) -> f32 {
     canonical(f(x.into()) as f32)
@@ -71,13 +71,13 @@ pub(super) fn decode(d: &Decoder<'_>, instruction: &Instruction, parts: &[&str])
     })
 }
 
-/// `div.approx` multiplies by a reciprocal, which above 2^126 is zero.
+/// The divisor of `div.approx`, which multiplies by a reciprocal: above 2^126 that is zero.
 #[inline(always)]
 fn divisor(b: f32) -> f32 {
     if b.abs() > 2f32.powi(126) { f32::INFINITY.copysign(b) } else { b }
 }
 
-/// The smaller one, the other of a NaN; -0 is smaller than +0.
+/// The minimum; if one operand is NaN, the other. -0 is smaller than +0.
 #[inline(always)]
 fn minimum(a: f32, b: f32) -> f32 {
     let smaller = if a < b || (a == b && a.is_sign_negative()) { a } else { b };

@@ -1,21 +1,21 @@
 //! The sums of tensor cores of compute capability 9.0, for bf16 operands.
 //!
-//! The products and the sum to which they are added are aligned to the largest exponent; a product's is the
-//! sum of its operands' exponents, and zeros have none. Each keeps 25 bits after it, and the result keeps 24;
-//! the rest is truncated. The results equal an H200's to the last bit.
+//! The products and the previous sum are aligned to the largest exponent among them. The exponent of a
+//! product is the sum of its operands' exponents; zeros have none. Each term keeps 25 bits after that
+//! exponent, and the result keeps 24; the rest is truncated. The results equal an H200's to the last bit.
 
 use crate::kernel::context::dispatch;
 use pulp::{Simd, WithSimd};
 
 /// Rows of A and D.
 pub(super) const ROWS: usize = 16;
-/// Products that are summed at once.
+/// Number of products that are summed at once.
 pub(super) const K: usize = 16;
 /// Columns of B and D.
 pub(super) const COLUMNS: usize = 8;
 
 /// Bits of a term after the largest exponent.
-const KEPT: i32 = 25;
+const TERM_BITS: i32 = 25;
 
 /// Adds A B to each sum. A and the sums are stored by column, B by row.
 pub(super) fn add_products(
@@ -45,7 +45,7 @@ impl WithSimd for AddProducts<'_> {
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) {
         let splat = |x: u32| simd.splat_u32s(x);
-        // Integers are unsigned, and negative ones wrap.
+        // Integers are unsigned; negative ones wrap around.
         let (mut exponents, mut digits, mut signs) =
             ([[0u32; ROWS]; K], [[0u32; ROWS]; K], [[0u32; ROWS]; K]);
         for k in 0..K {
@@ -69,8 +69,8 @@ impl WithSimd for AddProducts<'_> {
                     *most = simd.transmute_u32s_i32s(simd.max_i32s(one, other));
                 }
                 for (k, (_, of_digits, of_sign)) in of_column.into_iter().enumerate() {
-                    // 14 bits of the product are after its exponent.
-                    let product = simd.mul_u32s(of_rows(&digits[k]), splat(of_digits << (KEPT - 14)));
+                    // A product has 14 bits after its exponent.
+                    let product = simd.mul_u32s(of_rows(&digits[k]), splat(of_digits << (TERM_BITS - 14)));
                     let by = simd.min_u32s(simd.sub_u32s(*most, exponent(k)), splat(31));
                     let kept = simd.wrapping_dyn_shr_u32s(product, by);
                     let sign = simd.xor_u32s(of_rows(&signs[k]), splat(of_sign));
@@ -91,7 +91,7 @@ fn parts(x: f32) -> (u32, u32, u32) {
     (exponent(x) as u32, mantissa(x) as u32 >> 16, (x.to_bits() as i32 >> 31) as u32)
 }
 
-/// The exponent of an f32: subnormal numbers have that of the least normal one, zeros one that is below all
+/// The exponent of an f32. Subnormal numbers have that of the least normal one; zeros have one below all
 /// others.
 #[inline(always)]
 fn exponent(x: f32) -> i32 {
@@ -106,18 +106,18 @@ fn mantissa(x: f32) -> i32 {
     (bits & 0x7F_FFFF | if bits >> 23 & 0xFF == 0 { 0 } else { 1 << 23 }) as i32
 }
 
-/// `sum` plus the `total` of the products that are aligned to the exponent `most`.
+/// `sum` plus `total`, the sum of the products, which is aligned to the exponent `most`.
 #[inline(always)]
 fn rounded(sum: f32, most: i32, total: i32) -> f32 {
     let by = most - exponent(sum);
-    let magnitude = mantissa(sum) << (KEPT - 23);
+    let magnitude = mantissa(sum) << (TERM_BITS - 23);
     let kept = if by < 32 { magnitude >> by } else { 0 };
     let kept = if sum.is_sign_negative() { -kept } else { kept };
-    let unit = f64::from_bits(((most.max(-900) - KEPT + 1023) as u64) << 52);
+    let unit = f64::from_bits(((most.max(-900) - TERM_BITS + 1023) as u64) << 52);
     cut((f64::from(total) + f64::from(kept)) * unit)
 }
 
-/// A number cut off to f32; a zero has no sign.
+/// Truncates to f32; a zero loses its sign.
 #[inline(always)]
 fn cut(x: f64) -> f32 {
     let smallest = f64::from(f32::from_bits(1));

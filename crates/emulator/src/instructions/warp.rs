@@ -1,5 +1,5 @@
-//! Exchanges among the lanes of a warp (PTX ISA, sections 9.7.9.6 and 9.7.13): all lanes that the mask names
-//! take part together.
+//! Exchanges among the lanes of a warp (PTX ISA, sections 9.7.9.6 and 9.7.13). All lanes of the mask take
+//! part together.
 
 use super::{Decoded, Decoder, unknown};
 use crate::kernel::context::Source;
@@ -94,13 +94,13 @@ fn shuffle(
         "up" => |lane, b, _, most| (lane.wrapping_sub(b), lane as i32 - b as i32 >= most as i32),
         "down" => |lane, b, _, most| (lane + b, lane + b <= most),
         "bfly" => |lane, b, _, most| (lane ^ b, lane ^ b <= most),
-        // Of the number only what is outside of the segment's counts.
+        // Only the bits of the lane index outside of the segment count.
         "idx" => |_, b, least, most| (least | b, least | b <= most),
         _ => return unknown(instruction),
     };
     let is_index = mode == "idx";
     let sources = move |b: &Lanes<u32>, c: &Lanes<u32>| sources(from, is_index, b, c);
-    // Mostly known when the kernel is loaded.
+    // Usually constant, so computed when the kernel is loaded.
     let fixed = match (b, c) {
         (Source::Constant(b), Source::Constant(c)) => Some(sources(&[b; LANES], &[c; LANES])),
         _ => None,
@@ -137,7 +137,8 @@ fn shuffle(
 /// Maps (lane, b, first, last lane of the segment) to the source lane and the in-range predicate.
 type From = fn(u32, u32, u32, u32) -> (u32, bool);
 
-/// The source of each lane, its own number where that is out of range, and the lanes where it is in range.
+/// The source lane of each lane (itself if the source is out of range), and a mask of the lanes whose source
+/// is in range.
 fn sources(from: From, is_index: bool, b: &Lanes<u32>, c: &Lanes<u32>) -> (Lanes<u8>, u32) {
     let (mut sources, mut ranges) = ([0; LANES], 0);
     for lane in 0..LANES {

@@ -7,7 +7,7 @@ use crate::registers::{LANES, Lane, Lanes, Marks, Registers, Slot, uninitialised
 use pulp::{Arch, WithSimd};
 use std::sync::LazyLock;
 
-/// The CPU's widest vector unit, found when first asked for.
+/// The CPU's widest vector unit, detected on first use.
 static ARCH: LazyLock<Arch> = LazyLock::new(Arch::new);
 
 /// Runs `body`, compiled for the CPU's vector unit.
@@ -16,12 +16,12 @@ pub(crate) fn vectorized<R>(body: impl FnOnce() -> R) -> R {
     ARCH.dispatch(body)
 }
 
-/// Runs an operation that is written for any vector unit on the CPU's.
+/// Runs an operation on the CPU's widest vector unit.
 pub(crate) fn dispatch(operation: impl WithSimd<Output = ()>) {
     ARCH.dispatch(operation);
 }
 
-/// An operand that is read.
+/// A source operand.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Source<T> {
     Slot(Slot),
@@ -30,7 +30,7 @@ pub(crate) enum Source<T> {
     Special(fn(&Context<'_>, usize) -> u32),
 }
 
-/// A predicate that is read.
+/// A predicate operand.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Condition {
     Register { slot: Slot, is_negated: bool },
@@ -43,20 +43,20 @@ pub(crate) struct Launch<'a> {
     pub(crate) memory: &'a Memory,
     pub(crate) parameters: Local,
     pub(crate) grid: [u32; 3],
-    /// Threads of a block.
+    /// Threads per block.
     pub(crate) block: [u32; 3],
-    /// Blocks of a cluster.
+    /// Blocks per cluster.
     pub(crate) cluster: [u32; 3],
     /// Static and dynamic shared memory of a block.
     pub(crate) shared_bytes: u64,
 }
 
-/// Where a warp is in its launch.
+/// Position of a warp in its launch.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Position {
     /// The block within the grid.
     pub(crate) block: [u32; 3],
-    /// The number of its first thread within the block.
+    /// Index of its first thread within the block.
     pub(crate) first_thread: u32,
 }
 
@@ -70,7 +70,7 @@ pub(crate) struct Context<'a> {
     pub(crate) shared: &'a Local,
     /// Local memory of all lanes, one after the other.
     pub(crate) local: &'a Local,
-    /// By lane, the asynchronous copies that have not run; empty before the first one.
+    /// Pending asynchronous copies by lane; empty before the first one.
     pub(crate) copies: &'a mut Vec<PendingCopies>,
     /// True if a step changed global or shared memory, which may end the loop of a spinning warp.
     pub(crate) changed: bool,
@@ -78,7 +78,7 @@ pub(crate) struct Context<'a> {
     pub(crate) changed_local: bool,
 }
 
-/// The asynchronous copies of a thread: those committed, as groups, and those not yet.
+/// The asynchronous copies of a thread: committed groups, and copies that are not committed yet.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct PendingCopies {
     pub(crate) committed: std::collections::VecDeque<Vec<PendingCopy>>,
@@ -120,7 +120,7 @@ impl Context<'_> {
         Ok(marked)
     }
 
-    /// Reads an operand that must be initialised: an address, or a value that other lanes see.
+    /// Reads an operand that must be initialised, such as an address or a value for other lanes.
     #[inline(always)]
     pub(crate) fn value<T: Lane>(&self, source: Source<T>) -> Outcome<Lanes<T>> {
         if let Source::Slot(slot) = source {
@@ -224,7 +224,7 @@ pub(crate) fn map1<A: Lane, R: Lane>(
     })
 }
 
-/// As [`map1`], of two operands.
+/// As [`map1`], for two operands.
 pub(crate) fn map2<A: Lane, B: Lane, R: Lane>(
     target: Slot,
     (a, b): (Source<A>, Source<B>),
@@ -246,7 +246,7 @@ pub(crate) fn map2<A: Lane, B: Lane, R: Lane>(
     })
 }
 
-/// As [`map1`], of three operands.
+/// As [`map1`], for three operands.
 pub(crate) fn map3<A: Lane, B: Lane, C: Lane, R: Lane>(
     target: Slot,
     (a, b, c): (Source<A>, Source<B>, Source<C>),

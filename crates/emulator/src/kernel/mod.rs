@@ -17,7 +17,7 @@ pub(crate) enum Action {
     Lanes(Execute),
     /// All lanes of the mask that have not exited execute it together.
     Together(Source<u32>, Execute),
-    /// The threads of the block meet.
+    /// The threads of the block meet at a barrier.
     Barrier(Barrier),
 }
 
@@ -85,22 +85,22 @@ pub(crate) struct Code {
     /// Basic blocks. The index after the last one is the kernel's end.
     pub(crate) blocks: Vec<Block>,
     pub(crate) slots: SlotCounts,
-    /// Sizes of the parameters, and where each begins.
+    /// Size and offset of each parameter.
     pub(crate) parameters: Vec<(u64, u64)>,
     pub(crate) parameter_bytes: u64,
     pub(crate) shared_bytes: u64,
-    /// Per thread.
+    /// Bytes of local memory per thread.
     pub(crate) local_bytes: u64,
     pub(crate) max_threads: Option<[u32; 3]>,
     pub(crate) locations: Vec<Location>,
     pub(crate) files: Vec<(u32, String)>,
 }
 
-/// Addresses of variables by name: within their space, or of the device for global ones.
+/// Addresses of variables by name: offsets within their space, or device addresses for global variables.
 pub(crate) type Symbols = HashMap<String, (Space, u64)>;
 
 impl Code {
-    /// The number of instructions in its text.
+    /// Number of instructions in the kernel's text.
     pub(crate) fn instructions(&self) -> usize {
         self.blocks.iter().map(|block| block.steps.len() + 1).sum()
     }

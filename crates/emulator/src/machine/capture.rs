@@ -7,7 +7,7 @@ use crate::work::Work;
 use std::sync::Arc;
 use std::thread::ThreadId;
 
-/// Work of a graph, and the earlier nodes that it depends on.
+/// Work of a graph, and the nodes that it depends on.
 #[derive(Clone)]
 pub(crate) struct Node {
     pub(crate) work: Work,
@@ -18,7 +18,7 @@ pub(crate) struct Node {
 #[derive(Clone)]
 pub(crate) struct Graph {
     pub(crate) nodes: Arc<Vec<Node>>,
-    /// The end of its last launch: launches of one graph do not overlap.
+    /// The last item of its latest launch: launches of one graph do not overlap.
     pub(crate) last: Option<ItemId>,
 }
 
@@ -37,7 +37,7 @@ impl Capture {
         self.nodes.len() - 1
     }
 
-    /// True if all nodes are among `tail` or come before it.
+    /// True if all nodes are in `tail` or precede it.
     fn is_joined_by(&self, tail: &[usize]) -> bool {
         let mut reached = vec![false; self.nodes.len()];
         let mut next = tail.to_vec();

@@ -20,7 +20,7 @@ pub(crate) struct LoadedModule {
 
 pub(crate) struct Function {
     pub(crate) code: Arc<Code>,
-    /// The most dynamic shared memory that a launch may ask for.
+    /// The maximum dynamic shared memory of a launch.
     pub(crate) most_shared_bytes: u64,
     /// The log line of the first launch.
     pub(crate) log_entry: Option<String>,

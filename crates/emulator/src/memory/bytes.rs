@@ -5,8 +5,8 @@ use crate::registers::{LANES, Lanes};
 use std::cell::Cell;
 use std::marker::PhantomData;
 
-/// Some bytes of memory with their marks. Reading and writing them takes a shared reference: threads of a
-/// kernel share memory.
+/// A range of memory with its marks. A shared reference suffices for reading and writing, because threads of
+/// a kernel share memory.
 #[derive(Clone, Copy)]
 pub(crate) struct Bytes<'m> {
     data: *mut u8,
@@ -16,10 +16,11 @@ pub(crate) struct Bytes<'m> {
 }
 
 impl<'m> Bytes<'m> {
-    /// The bytes from `data` on, and their marks.
+    /// The range that starts at `data`, and its marks.
     ///
     /// # Safety
-    /// Both are valid for `length` bytes as long as `'m` lives.
+    ///
+    /// Both are valid for `length` bytes for `'m`.
     pub(super) unsafe fn new(data: *mut u8, marks: *mut u8, length: usize) -> Bytes<'m> {
         Bytes { data, marks, length, memory: PhantomData }
     }
@@ -28,7 +29,7 @@ impl<'m> Bytes<'m> {
         self.length
     }
 
-    /// The first N bytes from `at` on.
+    /// The N bytes from `at` on.
     #[inline(always)]
     pub(crate) fn read<const N: usize>(self, at: usize) -> [u8; N] {
         assert!(at + N <= self.length);
@@ -37,13 +38,13 @@ impl<'m> Bytes<'m> {
         unsafe { self.data.wrapping_add(at).cast::<[u8; N]>().read_unaligned() }
     }
 
-    /// Replaces N bytes from `at` on, which count as written.
+    /// Replaces N bytes from `at` on and marks them as written.
     #[inline(always)]
     pub(crate) fn write<const N: usize>(self, at: usize, bytes: [u8; N]) {
         self.write_marked(at, bytes, [1; N]);
     }
 
-    /// As [`Bytes::write`], with these marks.
+    /// As [`Bytes::write`], with given marks.
     #[inline(always)]
     pub(crate) fn write_marked<const N: usize>(self, at: usize, bytes: [u8; N], marks: [u8; N]) {
         assert!(at + N <= self.length);
@@ -61,8 +62,7 @@ impl<'m> Bytes<'m> {
         unsafe { self.marks.wrapping_add(at).cast::<[u8; N]>().read_unaligned() }
     }
 
-    /// N bytes for each lane of a warp and their marks, from these offsets on; nothing where one is out of
-    /// range.
+    /// N bytes and their marks for each lane of a warp, at these offsets; `None` if one is out of range.
     #[inline(always)]
     pub(crate) fn gather<const N: usize>(
         self,
@@ -89,8 +89,8 @@ impl<'m> Bytes<'m> {
         Some((data, marks))
     }
 
-    /// Replaces N bytes for each lane of `active`; returns whether a byte or a mark changed. None, and
-    /// nothing is written, if an offset is out of range.
+    /// Replaces N bytes for each lane of `active`; returns true if a byte or a mark changed. If an offset is
+    /// out of range, returns `None` and writes nothing.
     #[inline(always)]
     pub(crate) fn scatter<const N: usize>(
         self,
@@ -134,7 +134,7 @@ impl<'m> Bytes<'m> {
         Some(changed)
     }
 
-    /// Some if N bytes from each offset on lie within.
+    /// `Some` if N bytes from each offset are in range.
     #[inline(always)]
     fn holds(self, offsets: &Lanes<u64>, bytes: usize) -> Option<()> {
         let last = self.length.checked_sub(bytes)? as u64;
@@ -166,9 +166,10 @@ impl<'m> Bytes<'m> {
         unsafe { self.marks.write_bytes(0, self.length) };
     }
 
-    /// Copies from host memory, which counts as written.
+    /// Copies from host memory and marks the bytes as written.
     ///
     /// # Safety
+    ///
     /// `source` is valid for as many bytes.
     pub(crate) unsafe fn copy_from_host(self, source: *const u8) {
         // SAFETY: the caller's promise; a device's addresses are no memory of a host program's.
@@ -186,7 +187,7 @@ impl<'m> Bytes<'m> {
         unsafe { self.data.copy_to(target, self.length) };
     }
 
-    /// Copies bytes and marks; both have one length and may overlap.
+    /// Copies bytes and marks. Both ranges have one length and may overlap.
     pub(crate) fn copy_from(self, source: Bytes<'_>) {
         assert_eq!(self.length, source.length);
         // SAFETY: both are valid for as many bytes.
@@ -195,7 +196,7 @@ impl<'m> Bytes<'m> {
         unsafe { self.marks.copy_from(source.marks, self.length) };
     }
 
-    /// The first part, which ends before `at`, and the rest.
+    /// The bytes before `at`, and the rest.
     pub(crate) fn split(self, at: usize) -> (Self, Self) {
         assert!(at <= self.length);
         let (data, marks) = (self.data.wrapping_add(at), self.marks.wrapping_add(at));
@@ -226,7 +227,7 @@ impl Local {
         self.marks.iter_mut().for_each(|mark| *mark.get_mut() = 0);
     }
 
-    /// These bytes, where they lie within.
+    /// A range of this memory, if it lies within.
     #[inline]
     pub(crate) fn bytes(&self, offset: u64, bytes: u64) -> Option<Bytes<'_>> {
         let length = self.data.len() as u64;
@@ -245,7 +246,7 @@ impl Local {
 /// True if the bytes of all lanes are contiguous.
 #[inline(always)]
 fn are_neighbours(offsets: &Lanes<u64>, bytes: usize) -> bool {
-    // Counts mismatches, because an early exit compiles to 32 branches.
+    // Counts mismatches, because an early exit would compile to 32 branches.
     let mut differing = 0u64;
     for lane in 0..LANES {
         differing += u64::from(offsets[lane] != offsets[0].wrapping_add((lane * bytes) as u64));

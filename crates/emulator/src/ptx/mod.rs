@@ -1,8 +1,8 @@
-//! PTX as NVRTC emits it: the text, parsed into kernels of instructions.
+//! PTX as NVRTC emits it, parsed into kernels of instructions.
 //!
 //! The grammar is that of the PTX ISA (NVIDIA, version 9.0, section 4), of which NVRTC emits a part: no
-//! calls, no textures, no debugging information but `.loc`. Instructions are kept as they are written; what
-//! they mean is up to `instructions`.
+//! calls, no textures, no debugging information but `.loc`. Instructions stay as written; `instructions`
+//! defines their meaning.
 
 mod lexer;
 mod parser;
@@ -58,9 +58,9 @@ pub(crate) struct Variable {
     pub(crate) name: String,
     pub(crate) space: Space,
     pub(crate) align: u64,
-    /// Its size; 0 for an `.extern` array, which begins where dynamic shared memory does.
+    /// Size in bytes; 0 for an `.extern` array, which starts at the dynamic shared memory.
     pub(crate) bytes: u64,
-    /// Initial bytes; zeros follow.
+    /// Initial bytes, followed by zeros.
     pub(crate) initial: Vec<u8>,
 }
 
@@ -82,13 +82,13 @@ pub(crate) struct Register(pub(crate) u32);
 pub(crate) struct Kernel {
     pub(crate) name: String,
     pub(crate) parameters: Vec<Variable>,
-    /// The most threads of a block along x, y, z, where `.maxntid` says it.
+    /// Maximum threads of a block along x, y, z, if `.maxntid` sets it.
     pub(crate) max_threads: Option<[u32; 3]>,
     pub(crate) registers: Vec<Class>,
     /// Shared and local variables.
     pub(crate) variables: Vec<Variable>,
     pub(crate) body: Vec<Statement>,
-    /// The positions that `Statement::Instruction::location` counts through.
+    /// Source positions, which `Instruction::location` indexes.
     pub(crate) locations: Vec<Location>,
 }
 
@@ -97,7 +97,7 @@ pub(crate) struct Kernel {
 pub(crate) struct Location {
     pub(crate) file: u32,
     pub(crate) line: u32,
-    /// File and line of the call, if the line stands in a function that was inlined.
+    /// File and line of the call, if the function of the line was inlined.
     pub(crate) inlined_at: Option<(u32, u32)>,
 }
 
@@ -112,7 +112,7 @@ pub(crate) enum Statement {
 /// An instruction as written.
 #[derive(Clone, Debug)]
 pub(crate) struct Instruction {
-    /// The guard predicate, and true if it is negated.
+    /// The guard predicate; true if it is negated.
     pub(crate) guard: Option<(Register, bool)>,
     /// The opcode with its modifiers: `add.rn.f32`.
     pub(crate) opcode: String,
@@ -159,11 +159,11 @@ pub(crate) enum Operand {
     Vector(Vec<Operand>),
     /// `a|b`.
     Pair(Box<Operand>, Box<Operand>),
-    /// `_`: a result that is dropped.
+    /// `_`: discards a result.
     Sink,
 }
 
-/// Begins the line that NVRTC's stand-in appends to PTX: name and defines of its program.
+/// Prefix of the line that the emulated NVRTC appends to PTX: name and defines of the program.
 pub(crate) const COMPILED_FROM: &str = "// compiled from ";
 
 /// Name and defines of the program that a piece of PTX was compiled from.

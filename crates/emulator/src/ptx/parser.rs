@@ -71,7 +71,7 @@ impl<'t> Parser<'t> {
         }
     }
 
-    /// The tokens up to the end of this line are of no interest.
+    /// Skips the tokens up to the end of this line.
     fn skip_line(&mut self) {
         let line = self.tokens[self.at - 1].1;
         while self.tokens.get(self.at).is_some_and(|(_, l)| *l == line) {
@@ -91,7 +91,7 @@ impl<'t> Parser<'t> {
                 let Token::Text(name) = self.next()? else {
                     return Err(self.error("a file's name is missing"));
                 };
-                // NVRTC makes names absolute; there is no such file.
+                // NVRTC makes names absolute, and no such file exists.
                 let folder = std::env::current_dir().unwrap_or_default();
                 let name = std::path::Path::new(name).strip_prefix(folder).unwrap_or(name.as_ref());
                 module.files.push((number, name.display().to_string()));
@@ -372,8 +372,8 @@ impl Names {
         self.registers.iter().rev().find_map(|scope| scope.get(name).copied())
     }
 
-    /// The label that a branch names: one that a scope around it has defined, else one that the kernel
-    /// defines later.
+    /// The label of a branch: one that an enclosing scope has defined, else one that the kernel defines
+    /// later.
     fn label(&mut self, name: &str) -> u32 {
         let known = self.labels.iter().rev().find_map(|scope| scope.get(name).copied());
         known.unwrap_or_else(|| self.new_label(name, 0))

@@ -114,7 +114,7 @@ pub fn module(arch: &str, body: &str) -> Vec<u8> {
     .into_bytes()
 }
 
-/// `to[i] = from[i] * 3 + 1`, one u32 a thread.
+/// `to[i] = from[i] * 3 + 1`, one u32 per thread.
 pub const STEP: &str = "ld.global.u32 %r2, [%rd4];\nmad.lo.s32 %r3, %r2, 3, 1;\nst.global.u32 [%rd5], %r3;";
 
 /// Launches [`STEP`] for 32 numbers.

@@ -1,7 +1,7 @@
 //! Speed of attention, forward and backward, over whole sequences and within documents.
 //!
-//! The ops run as in a model, with the algorithm that they choose on the processor; `XTRAIN_PREFER` names
-//! another one than the fastest.
+//! The ops run as in a model, with the algorithm that they choose on the processor; `XTRAIN_PREFER` selects
+//! another one.
 
 use super::op_bench::{OpBench, OpBenchOptions, OpSpeeds, Rates};
 use super::operands::{operand, traced};
@@ -43,7 +43,7 @@ pub struct AttentionSpeed {
     pub op: String,
     /// True if gradients were added in a fixed order.
     pub deterministic: bool,
-    /// Mean tokens of the documents that attention stayed within; nothing where a sequence is one.
+    /// Mean tokens of the documents that attention stayed within; `None` if a sequence is one document.
     pub document_tokens: Option<f64>,
     /// Its rates; operations are those of the tokens that a token may see.
     #[serde(flatten)]
@@ -60,7 +60,7 @@ pub fn attention_of(parsed: &Parsed) -> Result<AttentionShape, RunError> {
     Ok(AttentionShape { batch, seq_len, heads, kv_heads, head_dim })
 }
 
-/// The attention to measure by default: that of a model of a billion parameters, or on the CPU a small one.
+/// The attention to measure by default: that of a model of a billion parameters, or a small one on the CPU.
 pub fn common_attention(target: Target) -> AttentionShape {
     match target {
         Target::Cpu => AttentionShape { batch: 1, seq_len: 128, heads: 4, kv_heads: 2, head_dim: 32 },
@@ -93,7 +93,7 @@ pub fn attention(
     Ok(bench.speeds(rows))
 }
 
-/// Attention, then its gradients in each of these orders; and the name and order of each op.
+/// Attention, then its gradients in each of these orders, with the name and order of each op.
 fn program(
     shape: AttentionShape,
     masked: bool,

@@ -6,7 +6,7 @@ use xtrain_cuda::{CudaError, DeviceMemory, Event, Stream};
 use xtrain_runtime::EngineError;
 use xtrain_train::engine::Processor;
 
-/// Bytes a second, read and written together, of a copy within the memory of `processor`: the median of
+/// Bytes per second, read and written together, of a copy within the memory of `processor`: the median of
 /// `repeats` copies.
 pub(super) fn copy_rate(processor: &Processor, repeats: usize) -> Result<f64, EngineError> {
     let repeats = repeats.max(1);

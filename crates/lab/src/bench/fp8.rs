@@ -24,7 +24,7 @@ use xtrain_train::slower::median;
 /// A linear layer: tokens, and columns of its input and output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct LinearShape {
-    /// Tokens at a time.
+    /// Tokens of a micro-batch.
     pub m: usize,
     /// Columns of the input.
     pub k: usize,
@@ -44,7 +44,7 @@ pub struct LinearSeconds {
 }
 
 impl LinearSeconds {
-    /// All of it, in a step of one micro-batch.
+    /// The whole layer, in a step of one micro-batch.
     pub fn total(self) -> f64 {
         self.forward + self.backward + self.weights
     }
@@ -59,9 +59,9 @@ pub struct RecipeSpeed {
     pub seconds: LinearSeconds,
     /// Speed of the forward relative to bf16.
     pub forward: f64,
-    /// And the backward.
+    /// Speed of the backward relative to bf16.
     pub backward: f64,
-    /// And all of it, the casts of the weights included.
+    /// Speed of all parts relative to bf16, the casts of the weights included.
     pub both: f64,
 }
 
@@ -73,11 +73,11 @@ pub struct Fp8Speed {
     pub shape: LinearShape,
     /// Its time in bf16.
     pub bf16: LinearSeconds,
-    /// Under each recipe.
+    /// Its speed under each recipe.
     pub recipes: Vec<RecipeSpeed>,
 }
 
-/// Number of tokens from which on FP8 is faster.
+/// Number of tokens from which FP8 is faster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct BreakEven {
     /// The recipe.
@@ -86,26 +86,26 @@ pub struct BreakEven {
     pub k: usize,
     /// Columns of the output.
     pub n: usize,
-    /// The smallest measured number of tokens from which on it is no slower than bf16; `None` if it is slower
-    /// at the largest.
+    /// The smallest measured number of tokens from which the recipe is no slower than bf16; `None` if it is
+    /// slower at the largest.
     pub tokens: Option<usize>,
 }
 
 /// Measurements of linear layers.
 #[derive(Clone, Debug, Serialize)]
 pub struct Fp8Speeds {
-    /// On what.
+    /// Name of the device.
     pub device: String,
     /// True if FP8 is emulated there, so that its times say nothing about a GPU.
     pub emulated: bool,
-    /// A row a shape.
+    /// One row per shape.
     pub rows: Vec<Fp8Speed>,
-    /// For each recipe and each size of weights.
+    /// The break-even of each recipe and each size of weights.
     pub break_even: Vec<BreakEven>,
 }
 
 /// The shapes to measure by default: those of models from some hundred million to some ten billion
-/// parameters, or on the CPU small ones.
+/// parameters, or small ones on the CPU.
 pub fn fp8_shapes(target: Target) -> Vec<LinearShape> {
     let (tokens, weights): (&[usize], &[[usize; 2]]) = match target {
         Target::Cpu => (&[128, 256], &[[128, 128]]),
@@ -117,10 +117,11 @@ pub fn fp8_shapes(target: Target) -> Vec<LinearShape> {
     weights.iter().flat_map(|&[k, n]| tokens.iter().map(move |&m| LinearShape { m, k, n })).collect()
 }
 
-/// The FP8 recipes of `asked` that the device runs; of all where none are asked for.
+/// The FP8 recipes of `asked` that the device supports; of all recipes if `asked` is empty.
 ///
 /// # Errors
-/// One that is asked for and that it does not run; none that it runs.
+///
+/// A requested recipe that the device does not support; a device that supports none.
 pub fn fp8_recipes(asked: &[Recipe], processor: &Processor) -> Result<Vec<Recipe>, RunError> {
     if !asked.is_empty() {
         asked.iter().try_for_each(|&recipe| processor.check(recipe))?;
@@ -134,8 +135,8 @@ pub fn fp8_recipes(asked: &[Recipe], processor: &Processor) -> Result<Vec<Recipe
     }
 }
 
-/// Measures linear layers of these shapes in bf16 and under each of the recipes in `asked`, under all if that
-/// is empty; `options.recipe` is ignored.
+/// Measures linear layers of these shapes in bf16 and under each of the recipes in `asked`, or under all if
+/// that is empty; `options.recipe` is ignored.
 pub fn fp8(shapes: &[LinearShape], asked: &[Recipe], options: OpBenchOptions) -> Result<Fp8Speeds, RunError> {
     let processor = Processor::by_name(options.device)?;
     let recipes = fp8_recipes(asked, &processor)?;
@@ -143,7 +144,7 @@ pub fn fp8(shapes: &[LinearShape], asked: &[Recipe], options: OpBenchOptions) ->
     drop(processor);
     let mut rows = Vec::new();
     for &shape in shapes {
-        // An engine of its own, whose memory goes with it.
+        // An engine of its own, whose memory is freed with it.
         let mut engine =
             Processor::by_name(options.device)?.engine(Checks::default()).map_err(LearnError::from)?;
         let measured = linear(engine.as_mut(), shape, &recipes, options);
@@ -158,7 +159,7 @@ fn linear(
     recipes: &[Recipe],
     options: OpBenchOptions,
 ) -> Result<Fp8Speed, LearnError> {
-    // All over the same master and the same activations.
+    // All programs share the master and the activations.
     let mut loaded = Vec::new();
     for &recipe in [Recipe::Bf16].iter().chain(recipes) {
         let program = program(shape, recipe)?;
@@ -170,8 +171,8 @@ fn linear(
         let bytes = match entry.kind {
             StateKind::Master => filled(entry.ty, site as u32, 1.0 / of_weights),
             StateKind::Cache => filled(entry.ty, site as u32, 1.0),
-            // Every step but the first has a scale of an earlier one: the one that maps the largest of such
-            // numbers close to E4M3's.
+            // Every step but the first has a scale from an earlier one, which maps the largest of these
+            // numbers close to E4M3's maximum.
             StateKind::Scale if entry.name == WEIGHTS => bytemuck::bytes_of(&(64.0 * of_weights)).to_vec(),
             StateKind::Scale => bytemuck::bytes_of(&64.0f32).to_vec(),
             _ => continue,
@@ -194,7 +195,7 @@ fn linear(
     Ok(Fp8Speed { shape, bf16, recipes: recipes.iter().zip(&seconds[1..]).map(speed).collect() })
 }
 
-/// Time of each of the programs. They run in turn, so that slow changes (clocks, heat) affect all alike.
+/// Seconds of each program. They run in turn, so that slow changes (clocks, heat) affect all equally.
 fn measure(
     engine: &mut dyn Engine,
     ids: &[ProgramId],
@@ -212,7 +213,7 @@ fn measure(
     }
     engine.set_timing(Timing::Ops { repeats: runs })?;
     let mut measured = vec![Vec::new(); ids.len()];
-    // The first is for warmth.
+    // The first step warms up.
     for n in 0..=repeats {
         for (&id, measured) in ids.iter().zip(&mut measured) {
             parts(engine, id).try_for_each(|part| engine.run(id, part))?;
@@ -246,7 +247,7 @@ fn program(LinearShape { m, k, n }: LinearShape, recipe: Recipe) -> Result<Progr
     let ty = |shape: [usize; 2]| TensorType::new(DType::F32, shape);
     let mut t = Tracer::default();
     t.enter_block(Some(0));
-    // Bf16Reason as a cache is: a cache has the type that is computed in, and is no parameter.
+    // The input is a cache: state that has the compute type and is no parameter.
     let x = t.state(StateKind::Cache, "x", ty([m, k]));
     let w = t.parameter(WEIGHTS, ty([n, k]));
     let y = t.site("linear").apply(Linear, &[x, w])?[0];
@@ -259,8 +260,8 @@ fn program(LinearShape { m, k, n }: LinearShape, recipe: Recipe) -> Result<Progr
     Ok(refresh::apply(program, Stage::Update)?)
 }
 
-/// Smallest number of tokens from which on each recipe is no slower than bf16, for each size of weights in
-/// the order of the rows.
+/// Smallest number of tokens from which each recipe is no slower than bf16, for each size of weights in the
+/// order of the rows.
 fn break_even(rows: &[Fp8Speed]) -> Vec<BreakEven> {
     let mut all: Vec<BreakEven> = Vec::new();
     for row in rows {
@@ -303,7 +304,7 @@ mod tests {
             let count = |op: &str, stage| made.iter().filter(|made| **made == (op, stage)).count();
             let products = [Forward, Backward].map(|stage| count("scaled_matmul", stage));
             assert_eq!(products, [1, 2], "{made:?}");
-            // Input, gradient and weights, each once, whatever reads it.
+            // Input, gradient and weights count once, however many ops read them.
             assert_eq!(
                 [Forward, Backward, Update].map(|stage| count("quantize", stage)),
                 [1, 1, 1],
@@ -345,7 +346,7 @@ mod tests {
         assert_eq!(tokens(&rising), [Some(8192)]);
         let once = [row(4096, 32, 1.1), row(8192, 32, 0.9), row(16384, 32, 1.2)];
         assert_eq!(tokens(&once), [Some(16384)]);
-        // Rows in any order, and another size of weights by itself.
+        // Rows in any order, and another size of weights separately.
         let mixed = [row(16384, 32, 1.2), row(4096, 16, 0.9), row(4096, 32, 1.1)];
         assert_eq!(tokens(&mixed), [Some(4096), None]);
     }

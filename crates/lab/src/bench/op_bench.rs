@@ -18,7 +18,7 @@ use xtrain_train::slower::median;
 pub struct OpBenchOptions {
     /// On what.
     pub device: Device,
-    /// In what precision; `None` is that which suits the processor.
+    /// The precision; `None` takes the default one of the processor.
     pub recipe: Option<Recipe>,
     /// Measurements of each op, of which the median counts.
     pub repeats: usize,

@@ -20,7 +20,7 @@ pub(super) enum Tokens {
 impl Tokens {
     pub(super) fn open(config: &Config, vocab_size: usize) -> Result<Tokens, RunError> {
         let sources = &config.data.train.0;
-        if let Some(other) = sources.iter().find(|source| !are_shards(source)) {
+        if let Some(other) = sources.iter().find(|source| !are_shards(config, source)) {
             tracing::info!("random tokens: {} is no folder of token shards", other.path);
             return Ok(Tokens::Random);
         }

@@ -46,7 +46,7 @@ families! {
     MISTRAL: mistral,
     QWEN2: qwen2,
     QWEN3: qwen3,
-    #[cfg(test)] SEED_OSS: example,
+    #[cfg(test)] EXAMPLE: example,
 }
 
 /// Everything that sets a family apart.
@@ -132,8 +132,12 @@ impl Family {
 impl<'de> Deserialize<'de> for Family {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let name = Cow::<str>::deserialize(deserializer)?;
-        let unknown =
-            || D::Error::custom(format!("{name:?} is no family; they are {}", Family::listing(|_| true, "")));
+        let unknown = || {
+            D::Error::custom(format!(
+                "{name:?} is not a family; the families are {}",
+                Family::listing(|_| true, "")
+            ))
+        };
         Family::named(&name).ok_or_else(unknown)
     }
 }

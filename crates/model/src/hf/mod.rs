@@ -24,7 +24,7 @@ pub struct HfConfig {
     pub eos_token_ids: Vec<u32>,
     /// The keys of the file as it was read; an export writes those that we do not know back.
     pub source: Map<String, Value>,
-    /// The keys of the generation_config.json beside it; empty where there is none.
+    /// The keys of generation_config.json; empty if that file does not exist.
     pub generation: Map<String, Value>,
 }
 

@@ -20,8 +20,7 @@ impl HfConfig {
         Ok(HfConfig { model, bos_token_id, eos_token_ids, source, generation: Map::new() })
     }
 
-    /// Takes the text of the generation_config.json beside the config.json; [`HfConfig::generation_json`]
-    /// keeps its keys.
+    /// Reads generation_config.json; [`HfConfig::generation_json`] keeps its keys.
     pub fn parse_generation(&mut self, text: &str) -> Result<(), ModelError> {
         let wrong = |message: String| ModelError::HuggingFace { file: "generation_config.json", message };
         let value: Value = serde_json::from_str(text).map_err(|e| wrong(format!("it is not JSON: {e}")))?;
@@ -85,7 +84,7 @@ impl Keys<'_> {
         Ok(model)
     }
 
-    /// Refuses by name what would change the result.
+    /// Refuses, by name, settings that would change the result.
     fn refuse_unsupported(&self, family: Family) -> Result<(), ModelError> {
         let refuse = |key: &str, why: &str| Err(fail(format!("`{key}` = {}: {why}", self.json[key])));
         if self.text("hidden_act")?.is_some_and(|act| !matches!(act, "silu" | "swish")) {
@@ -112,8 +111,8 @@ impl Keys<'_> {
         let refuse = |key: &str, only: &str| {
             let value = json.get(key).unwrap_or(&Value::Null);
             Err(fail(format!(
-                "the weights are quantized, and `{}` is {value}; of quantized weights only \"fp8\" with {only} is read: load the bf16 \
-                 or fp32 folder",
+                "the weights are quantized, and `{}` is {value}; xtrain reads only \"fp8\" with {only}; use the bf16 or \
+                 fp32 folder",
                 table.path(key)
             )))
         };

@@ -41,8 +41,8 @@ impl<'a> Keys<'a> {
         Ok((theta.map_or(10_000.0, |(_, theta)| theta), scaling.map_or(RopeScaling::None, |(_, s)| s)))
     }
 
-    /// The scaling that this table of rope settings asks for; `context` is the original context by the file
-    /// outside of the table.
+    /// The scaling in this table of rope settings; `context` is the original context if a key outside of the
+    /// table gives it.
     fn rope_scaling(&self, context: Option<usize>) -> Result<RopeScaling, ModelError> {
         if let Some((layers, _)) = self.json.iter().find(|(_, v)| v.is_object()) {
             let path = self.path(layers);

@@ -86,15 +86,21 @@ fn an_end_token_that_is_none_any_more_is_not_written_back() {
 }
 
 #[test]
-fn the_window_that_is_off_is_named_where_engines_insist_on_it() {
-    let text = llama("")
-        .replace("llama", "qwen2")
-        .replace("}", r#", "num_key_value_heads": 2, "sliding_window": null}"#);
-    let written = HfConfig::parse(&text).expect("parses").to_json("float32");
-    let written: Value = serde_json::from_str(&written).expect("JSON");
-    assert_eq!(written["sliding_window"], 32768);
-    assert_eq!(written["max_window_layers"], 2);
-    assert_eq!(written["use_sliding_window"], false);
+fn the_window_that_is_off_is_as_in_the_source_and_else_named_where_engines_insist_on_it() {
+    for (given, window) in [
+        ("", json!(32768)),
+        (r#", "sliding_window": null"#, Value::Null),
+        (r#", "sliding_window": 64"#, json!(64)),
+    ] {
+        let text = llama("")
+            .replace("llama", "qwen2")
+            .replace("}", &format!(r#", "num_key_value_heads": 2{given}}}"#));
+        let written = HfConfig::parse(&text).expect("parses").to_json("float32");
+        let written: Value = serde_json::from_str(&written).expect("JSON");
+        assert_eq!(written["sliding_window"], window, "{given}");
+        assert_eq!(written["max_window_layers"], 2);
+        assert_eq!(written["use_sliding_window"], false);
+    }
 }
 
 /// A `quantization_config` as DeepSeek-V3's, with one key otherwise.

@@ -13,9 +13,9 @@ impl HfConfig {
         text(self.written(dtype))
     }
 
-    /// The text of a config.json beside FP8 weights: linear layers have scales for blocks of 128 x 128, but
-    /// those of `modules` (by Hugging Face's names) and all other weights are bf16. DeepSeek-V3's and
-    /// Qwen3-FP8's files say it so, and transformers reads it.
+    /// The text of config.json for FP8 weights: linear layers have scales for blocks of 128 x 128, but those
+    /// of `modules` (by Hugging Face's names) and all other weights are bf16. The form is that of
+    /// DeepSeek-V3's and Qwen3-FP8's files, which transformers reads.
     pub fn to_fp8_json(&self, modules: &[String]) -> String {
         let mut out = self.written("bfloat16");
         let quantization = json!({
@@ -75,9 +75,8 @@ impl HfConfig {
         out.extend(object((rules.written)(m)));
         for (key, value) in object(json!({ "use_cache": true })).into_iter().chain(object((rules.filled)(m)))
         {
-            if out.get(&key).is_none_or(Value::is_null) {
-                out.insert(key, value);
-            }
+            // A file that had it keeps its value, also null.
+            out.entry(key).or_insert(value);
         }
         out
     }
@@ -134,7 +133,7 @@ fn text(json: Map<String, Value>) -> String {
     text
 }
 
-/// As these files write token ids: a number for one.
+/// Token ids as these files write them: a single one as a number.
 fn token_ids(ids: &[u32]) -> Value {
     match ids {
         [] => Value::Null,

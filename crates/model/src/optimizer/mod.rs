@@ -37,7 +37,7 @@ pub struct Controls {
     pub coefficient: ValueId,
     /// `u32[1]`: the number of updates applied, this one included.
     pub applied: ValueId,
-    /// `u32[]`: other than 0 where the update must change nothing.
+    /// `u32[]`: not 0 if the update must change nothing.
     pub skip: ValueId,
 }
 
@@ -70,8 +70,8 @@ impl Optimizer {
         }
     }
 
-    /// The optimizer with its state in fewer bytes, and the setting of the run file for it; `None` where it
-    /// is as small as can be.
+    /// The optimizer with a smaller state, and the setting of the run file for it; `None` if its state is
+    /// already the smallest.
     pub fn smaller(&self) -> Option<(Optimizer, &'static str)> {
         match self {
             Optimizer::AdamW(adamw) => {

@@ -42,14 +42,16 @@ const OPERANDS: usize = 4;
 /// The first stream of stochastic rounding; models draw from lower ones.
 pub const SITES: u32 = 1 << 31;
 
+/// One AdamW update of all parameters.
+///
 /// Inputs: the scalars `lr`, `coefficient`, `applied` (`u32[1]`) and `skip` (u32); for each parameter master,
 /// m, v, grad; for each cast with a delayed scale, that scale (`f32[1, 1]`). Outputs: for each parameter
 /// master', m', v' in place and, if it has one, its compute copy; the amaxes of measured masters (`f32[1]`);
 /// the outputs of casts of masters to FP8 ([`Quantize`]).
 ///
 /// `applied` is t and already counts this update, so it is at least 1 unless `skip` is set. The gradient is
-/// multiplied by `coefficient` (clipping). With `skip` other than 0 no bit of masters and moments changes,
-/// and the compute copies are written from the unchanged masters.
+/// multiplied by `coefficient` (clipping). If `skip` is not 0, no bit of masters and moments changes, and the
+/// compute copies are written from the unchanged masters.
 ///
 /// Moments in bf16 are rounded by the stream (t, [`SITES`] + p) of the seed, with p the index of the
 /// parameter among `parameters`: element i by its word i, m by the lower half and v by the upper

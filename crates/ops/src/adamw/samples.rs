@@ -39,7 +39,10 @@ impl Sampled for AdamW {
             ];
             let mut parameters = Vec::new();
             for n in 0..3 * lengths.len() {
-                let [master, m, v, grad] = operands([lengths[n % lengths.len()]]);
+                let [master, m, v, grad] = match n {
+                    6 if moments[1] == DType::BF16 => at_the_limit(lengths[n]),
+                    _ => operands([lengths[n % lengths.len()]]),
+                };
                 inputs.extend([master, m.in_format(moments[0]), v.in_format(moments[1]), grad]);
                 parameters
                     .push(AdamWParameter { weight_decay: 0.1 * (n % 2) as f64, compute: copies[n % 3] });
@@ -89,6 +92,13 @@ fn tiny() -> Sample {
         input.fill = Fill::Values((0..35).map(|i| size * (1.0 + f64::from(i % 6))).collect());
     }
     sample
+}
+
+/// Operands whose new v is between the largest number of bf16 and infinity.
+fn at_the_limit(length: usize) -> [SampleInput; OPERANDS] {
+    let [master, m, v, grad] = operands([length]);
+    let all = |x: f64| Fill::Values(vec![x; length]);
+    [master, m, v.fill(all(3.389e38)), grad.fill(all(1.844e19 / 0.75))]
 }
 
 /// Casts of masters: whole blocks, rows that are no multiples of 8, blocks at the edge, and delayed scales,

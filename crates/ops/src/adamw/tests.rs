@@ -133,7 +133,7 @@ fn error_after_steps(kind: Kind) -> (f64, f64) {
     worst
 }
 
-/// The largest error of an element, relative where the element is above 1.
+/// The largest error of an element, relative for elements above 1.
 fn error(found: &HostTensor, expected: &[f64]) -> f64 {
     found.to_f64().iter().zip(expected).map(|(a, b)| (a - b).abs() / b.abs().max(1.0)).fold(0.0, f64::max)
 }

@@ -84,7 +84,7 @@ pub(crate) fn factor<T: Real>(scale: Option<f32>, head_dim: usize) -> T {
     T::of(scale.map_or_else(|| 1.0 / (head_dim as f64).sqrt(), f64::from))
 }
 
-/// The constant of the kernels' sources that sets the factor on scores, where it is not 1 / sqrt(e).
+/// The constant of the kernels' sources that sets the factor on scores; `None` if it is 1 / sqrt(e).
 pub(crate) fn scale_define(scale: Option<f32>) -> Option<(&'static str, i64)> {
     scale.map(|scale| ("SCALE_BITS", i64::from(scale.to_bits())))
 }

@@ -11,7 +11,7 @@ impl Sampled for DelayedScaling {
     }
 
     fn large() -> Sample {
-        sample(&(0..96).map(|n| (n as f64 * 0.37, 1024)).collect::<Vec<_>>(), 1, false)
+        sample(&(0..96).map(|n| ((n * 37 % 96) as f64 * 0.37, 1024)).collect::<Vec<_>>(), 1, false)
     }
 
     fn gpu_samples() -> Vec<Sample> {
@@ -32,8 +32,15 @@ fn sample(tensors: &[(f64, usize)], margin: u32, latest: bool) -> Sample {
         _ => DelayedTensor { format: DType::E5M2, pow2_scales: false },
     };
     let op = DelayedScaling::new((0..tensors.len()).map(tensor).collect(), margin, latest);
-    let inputs = tensors.iter().flat_map(|&(amax, length)| {
-        let past = (0..length).map(|i| if i < length / 2 { (i * 37 % 101) as f64 * 0.25 } else { 0.0 });
+    let inputs = tensors.iter().enumerate().flat_map(|(n, &(amax, length))| {
+        // One number is larger than all others: in each tensor at another place, first at the end, after
+        // the oldest number is dropped.
+        let largest = (2 * length - 2 - n * length / tensors.len()) % length;
+        let past = (0..length).map(move |i| match i {
+            _ if i == largest => 30.0,
+            _ if i < length / 2 => (i * 37 % 101) as f64 * 0.25,
+            _ => 0.0,
+        });
         [
             SampleInput::activation([1]).fill(Fill::Values(vec![amax])).in_format(DType::F32),
             SampleInput::activation([length]).fill(Fill::Values(past.collect())),

@@ -16,7 +16,9 @@ impl Sampled for GradNorm {
                     SampleInput::activation([2, 3, 5]),
                 ],
             ),
-            // Squares that overflow in f32, underflow to zero, and lose bits as subnormal numbers.
+            // Squares of which eight overflow in f32, that overflow, underflow to zero, and lose bits as
+            // subnormal numbers.
+            Sample::plain(GradNorm, [of_size(1.0).fill(Fill::Values(vec![9e18; 35]))]),
             Sample::plain(GradNorm, [of_size(1e20)]),
             Sample::plain(GradNorm, [of_size(1e-24)]),
             Sample::plain(GradNorm, [of_size(1e-20), of_size(3e-20)]),

@@ -20,6 +20,13 @@ impl Sampled for LinearCrossEntropy {
     fn large() -> Sample {
         Sample::forward(LinearCrossEntropy { chunk_tokens: 64, z_loss: 1e-2 }, large_inputs()).loss()
     }
+
+    /// More tokens than the launch that sums them has threads; the last token of each thread is ignored.
+    fn gpu_samples() -> Vec<Sample> {
+        let targets: Vec<i32> = (0..3000).map(|t| if t < 1924 { t % 5 } else { IGNORED }).collect();
+        let op = LinearCrossEntropy { chunk_tokens: 1024, z_loss: 0.1 };
+        vec![Sample::forward(op, sample_inputs(3, 5, &targets)).loss()]
+    }
 }
 
 impl Sampled for LinearCrossEntropyGrad {
@@ -36,7 +43,7 @@ impl Sampled for LinearCrossEntropyGrad {
             dw: Some(DType::F32),
         };
         let mut wide_inputs = sample_inputs(8, 20_011, &[20_010, 0, IGNORED, 16_384, 20_007]);
-        // Among so many logits some would be too large with the usual standard deviation.
+        // With the usual standard deviation, some of so many logits would be too large.
         wide_inputs[1].fill = Fill::Normal(0.0, 0.15);
         vec![
             sample(true, Some(DType::F32)),

@@ -27,7 +27,7 @@ const VARIANTS: [Constants; 4] = [
     &[("VECTOR", 0), ("GROUP", 32), ("PAIRS", 5)],
 ];
 
-/// Maximum number of threads per block where a lane has one pair, and where it has more.
+/// Maximum number of threads per block if a lane has one pair, and if it has more.
 const ONE_PAIR_THREADS: usize = 512;
 const MORE_PAIRS_THREADS: usize = 256;
 

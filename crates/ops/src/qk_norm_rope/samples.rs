@@ -89,15 +89,31 @@ impl Sampled for QkNormRopeGrad {
             let weight = || SampleInput::activation([head_dim]);
             let mut inputs = vec![qkv(), SampleInput::ids(t, 9), SampleInput::activation([9, head_dim])];
             let op = |weights| QkNormRopeGrad { heads, kv_heads, head_dim, weights, amax: false };
-            all.push(Sample::plain(op(None), inputs.clone()));
-            all.push(Sample::plain(QkNormRopeGrad { amax: true, ..op(None) }, inputs.clone()));
+            let mut add = |op: QkNormRopeGrad, inputs: &[SampleInput]| {
+                all.push(Sample::plain(op, inputs));
+                let mut inputs = inputs.to_vec();
+                inputs[0].fill = largest_at_the_end(t, (heads + kv_heads) * head_dim, kv_heads * head_dim);
+                all.push(Sample::plain(QkNormRopeGrad { amax: true, ..op }, inputs));
+            };
+            add(op(None), &inputs);
             inputs.extend([qkv(), SampleInput::activation([t, heads + kv_heads]), weight(), weight()]);
-            let normed = op(Some([DType::F32, DType::BF16]));
-            all.push(Sample::plain(normed, inputs.clone()));
-            all.push(Sample::plain(QkNormRopeGrad { amax: true, ..normed }, inputs));
+            add(op(Some([DType::F32, DType::BF16])), &inputs);
         }
         all
     }
+}
+
+/// Gradients of which the largest is the last one of the values. Those of queries and keys, which are
+/// `rotated` columns, are small.
+fn largest_at_the_end(tokens: usize, rotated: usize, values: usize) -> Fill {
+    let columns = rotated + values;
+    let value = |i: usize| {
+        let x = (i * 7919 % 2003) as f64 / 1001.0 - 1.0;
+        if i % columns < rotated { 0.1 * x } else { x }
+    };
+    let mut all: Vec<f64> = (0..tokens * columns).map(value).collect();
+    all[tokens * columns - 1] = -30.0;
+    Fill::Values(all)
 }
 
 /// Tokens, query heads, key heads and head width: usual shapes, more heads than fit into a block, wide and

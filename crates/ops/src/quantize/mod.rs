@@ -128,7 +128,7 @@ fn is_plain(dtype: DType) -> bool {
 }
 
 impl Op for Quantize {
-    /// Named by its source, so that profiles tell the casts apart.
+    /// Named by its source, so that profiles distinguish the casts.
     fn name(&self) -> &'static str {
         match self.source {
             CastSource::Input => "quantize",
@@ -150,7 +150,7 @@ impl Op for Quantize {
             format!("{} takes no scale; quantize casts to e4m3, e5m2 or e5m6", self.format)
         })?;
         OpError::ensure(self.format != DType::E5M6 || self.layouts == Layouts::RowMajor, || {
-            "e5m6 is no operand of a GEMM: quantize writes it row-major only".into()
+            "e5m6 cannot be an operand of a GEMM: quantize writes it row-major only".into()
         })?;
         if let (Some(&given), Some(expected)) = (inputs.get(own), self.given.ty()) {
             OpError::ensure(given == expected && self.scaling == Scaling::Tensor, || {

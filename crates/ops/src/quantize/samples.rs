@@ -61,9 +61,11 @@ impl Sampled for Quantize {
     /// vectors or are not; and numbers that scales treat specially.
     fn gpu_samples() -> Vec<Sample> {
         let mut all = fused_casts();
-        // Zeros, the smallest and largest numbers of f32, an infinity and NaNs, each in a tile of its own.
+        // Zeros, the smallest and largest numbers of f32, an infinity and NaNs, each in a tile of its own; and
+        // numbers whose scale, 2^127, is the largest power of two.
         let special = [0.0, 1e-44, 3e38, f64::INFINITY, f64::NAN, -0.0];
         let value = |i: usize| match i.is_multiple_of(5) {
+            true if i / 128 == 13 => 2e-36,
             true => special[i / 128 % 6],
             false => (i % 128) as f64 * 1e-3 * (i / 128 % 3 / 2) as f64,
         };
@@ -81,8 +83,10 @@ impl Sampled for Quantize {
                     let op = Quantize::new(format, scaling, n < 2, layouts);
                     all.push(Sample::plain(op, [SampleInput::activation(shape).computed()]));
                 }
-                let op = Quantize::new(format, scaling, false, layouts);
+                // In one layout the scales are powers of two.
+                let op = Quantize::new(format, scaling, layouts == Layouts::Transposed, layouts);
                 all.push(Sample::plain(op, [special.clone()]));
+                let op = Quantize::new(format, scaling, false, layouts);
                 if scaling == Scaling::Tensor {
                     let scale = |value| SampleInput::activation([1, 1]).fill(Fill::Values(vec![value]));
                     let measured = (format != DType::E5M6).then(|| (Given::Amax, amax()));
@@ -121,12 +125,20 @@ impl Sampled for Dequantize {
         Sample::plain(op, [q, SampleInput::activation(Scaling::Block.shape(300, 160))])
     }
 
+    /// Rows that are multiples of 8 and others; every 11th number is a special one.
     fn gpu_samples() -> Vec<Sample> {
+        let special = [0.0, -0.0, f64::NAN, 1e30, -1e30, 2f64.powi(-9), -(2f64.powi(-16))];
+        let value = |i: usize| match i % 11 {
+            0 => special[i / 11 % special.len()],
+            _ => (i * 37 % 101) as f64 * 0.07 - 3.5,
+        };
         let mut all = Vec::new();
         for format in [DType::E4M3, DType::E5M2, DType::E5M6] {
             for scaling in Scaling::ALL {
                 for ([rows, cols], out) in [([300, 264], DType::BF16), ([131, 277], DType::F32)] {
-                    let q = SampleInput::activation([rows, cols]).in_format(format);
+                    let values = (0..rows * cols).map(value).collect();
+                    let q =
+                        SampleInput::activation([rows, cols]).in_format(format).fill(Fill::Values(values));
                     let scales = SampleInput::activation(scaling.shape(rows, cols));
                     all.push(Sample::plain(Dequantize { out, scaling }, [q, scales]));
                 }

@@ -57,7 +57,7 @@ const fn numbered<T: Copy, const N: usize>(names: Names<T, N>) -> [(&'static str
 /// If it has no name: `Quantize::infer` refuses other formats.
 fn number<T: PartialEq + std::fmt::Debug, const N: usize>(names: Names<T, N>, value: T) -> i64 {
     let found = names.iter().position(|(_, named)| *named == value);
-    found.unwrap_or_else(|| panic!("kernels that cast know no {value:?}")) as i64
+    found.unwrap_or_else(|| panic!("the cast kernels have no number for {value:?}")) as i64
 }
 
 /// The number of a format in kernels.
@@ -92,7 +92,7 @@ impl Phase {
 /// compile. These are the casts of training; others are compiled when a program has them.
 pub(crate) type Table = &'static [(CastSource, DType, [&'static [Layouts]; COLUMNS.len()])];
 
-/// The columns of a [`Table`]: scaling, power-of-two scales, and what is given.
+/// The columns of a [`Table`]: scaling, power-of-two scales, and the given scale or amax.
 const COLUMNS: [(Scaling, bool, Given); 5] = [
     (Scaling::Tensor, false, Given::Nothing),
     (Scaling::Tensor, false, Given::Scale),
@@ -187,7 +187,7 @@ impl Quantize {
         }
     }
 
-    /// The phase in which another op's kernel casts what it computes.
+    /// The phase in which another op's kernel casts its result.
     pub(super) fn fused_phase(self) -> Phase {
         if self.is_given() { Phase::CastGiven } else { Phase::Fused }
     }

@@ -215,7 +215,7 @@ impl CudaKernel for RmsNormGrad {
             w: inputs[3].into(),
             residual: inputs.get(4).map_or(DevicePtr(0), |residual| residual.place),
             dx: outputs[0].place,
-            // y takes the place of dy.
+            // y replaces dy in memory.
             y: if self.extra == ExtraOutput::Y { outputs[2].place } else { DevicePtr(0) },
             parts: workspace[0].place,
             amax: if measures { outputs[2].place } else { DevicePtr(0) },

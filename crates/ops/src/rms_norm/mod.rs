@@ -169,7 +169,7 @@ pub struct RmsNormGrad {
 /// The third output of [`RmsNormGrad`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ExtraOutput {
-    /// There is none.
+    /// No third output.
     None,
     /// The forward's y_td, rematerialised in place of dy.
     Y,

@@ -76,7 +76,7 @@ impl Op for ScaledMatmul {
             Scaling::Block => other == Scaling::Tile,
         };
         OpError::ensure(is_pair, || {
-            format!("scales of a by {one:?} do not go with scales of b by {other:?}")
+            format!("scales of a by {one:?} cannot be combined with scales of b by {other:?}")
         })?;
         let may_be_fast = matches!(one, Scaling::Tensor | Scaling::Row);
         OpError::ensure(!self.fast_accumulation || may_be_fast, || {

@@ -54,7 +54,7 @@ impl CudaKernel for Swiglu {
 
 impl CudaKernel for SwigluGrad {
     fn prepare(&self, gpu: &Gpu, operands: &Operands<'_>) -> Result<Work, CudaError> {
-        // With `rematerialise`, y takes the place of dy.
+        // With `rematerialise`, y replaces dy in memory.
         let (dy, gate_up) = (operands.inputs[0], operands.outputs[0]);
         let (rows, width) = dy.ty.shape.rows_cols();
         let name = if self.rematerialise { "swiglu_grad_rematerialise" } else { "swiglu_grad" };

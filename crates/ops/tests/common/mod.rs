@@ -2,6 +2,7 @@
 #![allow(dead_code, reason = "each test binary uses a part")]
 
 pub(crate) mod fp8;
+pub(crate) mod lanes;
 
 use xtrain_cuda::{CudaError, Gpu};
 use xtrain_tensor::Philox;

@@ -1,11 +1,11 @@
 //! New instances: shape inference, and values for the outputs.
 
-use crate::{Code, Instance, Lane, OpError, Origin, Output, Program, Storage, ValueId, WriteMode};
+use crate::{Code, Instance, Lane, OpError, Origin, Output, Program, Storage, ValueId, When, WriteMode};
 use thiserror::Error;
 use xtrain_tensor::TensorType;
 
 /// The error of an op that rejects its operands.
-#[derive(Clone, Debug, Error, PartialEq, Eq)]
+#[derive(Clone, Error, PartialEq, Eq)]
 #[error("{site}: {op} cannot take {operands}: {error}")]
 pub struct TraceError {
     /// Block and site.
@@ -17,6 +17,8 @@ pub struct TraceError {
     /// The op's error.
     pub error: OpError,
 }
+
+xtrain_tensor::debug_as_display!(TraceError);
 
 /// Builds an instance. Output `k` is written to the value `targets[k]`, or to a new transient value if that
 /// is `None` or absent.
@@ -49,5 +51,5 @@ pub(crate) fn instantiate(
         };
         outputs.push(Output { value, mode: WriteMode::Assign });
     }
-    Ok(Instance { code, inputs: inputs.to_vec(), outputs, origin, lane: Lane::Compute })
+    Ok(Instance { code, inputs: inputs.to_vec(), outputs, origin, lane: Lane::Compute, when: When::Always })
 }

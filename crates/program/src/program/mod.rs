@@ -12,7 +12,7 @@ pub use differentiate::{Backward, Differentiable};
 pub use instantiate::TraceError;
 pub(crate) use instantiate::instantiate;
 
-use crate::{Lane, Op, Origin, Phase, StateKind, Storage, Value, ValueId};
+use crate::{Lane, Op, Origin, Phase, StateKind, Storage, Value, ValueId, When};
 use std::collections::HashMap;
 use std::sync::Arc;
 use xtrain_tensor::TensorType;
@@ -60,6 +60,8 @@ pub struct Instance {
     pub origin: Origin,
     /// The lane that it runs in.
     pub lane: Lane,
+    /// The micro-steps in which it runs.
+    pub when: When,
 }
 
 /// The op of an instance. Ops traced by a model can be differentiated; ops emitted by a pass need not be.

@@ -1,4 +1,4 @@
-//! Gaps of the training loss, over the last steps that both sides have made, and of the validation loss.
+//! Gaps of the training loss over the last common steps, and gaps of the validation loss.
 //!
 //! Runs with different tokenizers have no gap of the training loss, and one of the validation loss in bits a
 //! byte, if they are evaluated on one text.
@@ -14,46 +14,48 @@ use serde::Serialize;
 use std::ops::RangeInclusive;
 use xtrain_model::Recipe;
 
-/// Runs of one kind set against the baseline.
+/// Runs of one group compared with the baseline.
 #[derive(Clone, Debug, Serialize)]
 pub struct Gap {
     /// Their names.
     pub runs: Vec<String>,
-    /// Their recipe, where it is known.
+    /// Their recipe, if known.
     pub recipe: Option<String>,
-    /// The bar of docs/numerics.md for the loss of this recipe over that of the baseline's, in percent.
+    /// Tolerance of docs/numerics.md for the loss of this recipe relative to the baseline's recipe, in
+    /// percent.
     pub bar_percent: Option<f64>,
-    /// Over the last steps that both have made; `None` if there is no loss to compare, which a note explains.
+    /// Training loss over the last common steps; `None` if there is no loss to compare, which a note
+    /// explains.
     pub training: Option<LossGap>,
-    /// Of the last evaluation that all of them have made.
+    /// Loss of the last evaluation that all runs have.
     pub validation: Option<LossGap>,
 }
 
-/// A loss, compared with that of the baseline.
+/// A loss compared with that of the baseline.
 #[derive(Clone, Debug, Serialize)]
 pub struct LossGap {
-    /// The first place, in steps or tokens, whose loss is in it, and the last.
+    /// First position, in steps or tokens, whose loss is included.
     pub from: u64,
-    /// See `from`.
+    /// Last position whose loss is included.
     pub to: u64,
     /// Unit of the losses: `nats/token`, or `bits/byte` where tokenizers differ.
     pub unit: &'static str,
     /// Mean cross-entropy over these steps and over the runs.
     pub loss: f64,
     /// Mean cross-entropy of the runs that these are compared with: the baseline's runs of the same seeds, or
-    /// all of the baseline.
+    /// all of the baseline's runs.
     pub baseline_loss: f64,
     /// Loss above that of the baseline, in percent: the mean over the runs, each compared with the baseline's
     /// run of its seed if there is one.
     pub gap_percent: f64,
     /// Number of runs that were compared with a run of their seed.
     pub paired: usize,
-    /// Half width of the 95% confidence interval of the gap over seeds; for two runs or more.
+    /// Half width of the 95% confidence interval of the gap over seeds, for two or more runs.
     pub gap_interval_percent: Option<f64>,
-    /// Standard deviation of the baseline over its seeds, in percent of its loss; of two runs and more.
+    /// Standard deviation of the baseline over its seeds, in percent of its loss, for two or more runs.
     pub seed_deviation_percent: Option<f64>,
-    /// Distance from the baseline within which as many runs of its own kind, with other seeds, would lie with
-    /// 95% confidence (Student's t).
+    /// Distance from the baseline within which as many runs of the baseline's configuration, with other
+    /// seeds, would lie with 95% confidence (Student's t).
     pub seed_spread_percent: Option<f64>,
     /// True if the gap lies inside that spread.
     pub inside_spread: Option<bool>,
@@ -89,7 +91,7 @@ fn inside_bar(
     is_clear.then_some(gap <= bar)
 }
 
-/// The bar of numerics.md for a recipe's loss over that of one that is `baseline`, in percent.
+/// Tolerance of docs/numerics.md for the loss of `recipe` relative to `baseline`, in percent.
 pub(super) fn bar(recipe: Option<Recipe>, baseline: Option<Recipe>) -> Option<f64> {
     match (recipe?, baseline?) {
         (Recipe::Fp8Row | Recipe::Fp8Block, Recipe::Bf16 | Recipe::Fp32) => Some(0.25),
@@ -99,11 +101,11 @@ pub(super) fn bar(recipe: Option<Recipe>, baseline: Option<Recipe>) -> Option<f6
     }
 }
 
-/// The losses of all runs by their place.
+/// The losses of all runs by their position.
 pub(super) struct Losses {
     pub(super) training: Vec<Vec<Point>>,
     validation: Vec<Vec<Point>>,
-    /// Of the same evaluations, in bits a byte.
+    /// Of the same evaluations, in bits per byte.
     bits: Vec<Vec<Point>>,
     /// Length of a baseline step on the x axis.
     pub(super) per_step: f64,
@@ -144,7 +146,7 @@ pub(super) fn within<'p>(curves: &[&'p [Point]], range: &RangeInclusive<f64>) ->
     curves.iter().map(part).collect()
 }
 
-/// Means of two runs over the places that both report; where they share none, over all.
+/// Means of two runs over the positions that both report, or over all positions if they share none.
 fn means(run: &[Point], other: &[Point]) -> (f64, f64) {
     let mean = |points: &mut dyn Iterator<Item = f64>| {
         let (mut sum, mut count) = (0.0, 0usize);
@@ -166,26 +168,26 @@ fn means(run: &[Point], other: &[Point]) -> (f64, f64) {
     (mean(&mut shared.iter().map(|p| p.0)), mean(&mut shared.iter().map(|p| p.1)))
 }
 
-/// The mean of a run; NaN where it has no points.
+/// The mean of a run; NaN without points.
 fn mean(points: &[Point]) -> f64 {
     points.iter().map(|p| p.1).sum::<f64>() / points.len() as f64
 }
 
-/// A gap at one place, in ratios, not percent.
+/// A gap at one position, as ratios, not percent.
 #[derive(Clone, Debug)]
 pub(super) struct Measured {
     pub(super) loss: f64,
-    /// Of what the runs are set against.
+    /// Mean loss of the runs that these are compared with.
     beside: f64,
     pub(super) baseline: Sample,
     pub(super) gap: Sample,
     pub(super) paired: usize,
-    /// Distance from the baseline within which as many others of its kind lie.
+    /// Distance from the baseline within which as many other runs of its group lie.
     pub(super) spread: Option<f64>,
 }
 
-/// The gap of these runs' points to those of the baseline's; `None` if any of them has no point, or a loss
-/// that is not a positive number.
+/// The gap of these runs' points to those of the baseline; `None` if any of them has no point, or a loss that
+/// is not a positive number.
 pub(super) fn measured(
     group: &Group,
     runs: &[&[Point]],
@@ -244,7 +246,7 @@ impl LossGap {
     }
 }
 
-/// End of the shortest of some curves.
+/// Position at which the shortest of some curves ends.
 pub(super) fn common_end<'p>(curves: impl IntoIterator<Item = &'p [Point]>) -> f64 {
     curves.into_iter().map(|points| points.last().map_or(0.0, |p| p.0)).fold(f64::INFINITY, f64::min)
 }
@@ -260,7 +262,7 @@ impl<'p> Ends<'p> {
     pub(super) fn of(losses: &'p Losses, group: &Group, baseline: &Group, last: u64) -> Self {
         let (own, base) = (curves(&losses.training, group), curves(&losses.training, baseline));
         let end = common_end(own.iter().chain(&base).copied());
-        // Between two steps, as places that count tokens are rounded.
+        // Between two steps, because positions in tokens are rounded.
         let range = end - (last as f64 - 0.5) * losses.per_step..=end + 0.25 * losses.per_step;
         Ends { own: within(&own, &range), base: within(&base, &range), end }
     }

@@ -5,7 +5,7 @@ use std::path::Path;
 use xtrain_config::{Config, diff};
 use xtrain_model::Recipe;
 
-/// Runs that are one in all but their seed; or those that the user calls the baseline.
+/// Runs that differ only in their seed, or the runs that the user names as the baseline.
 #[derive(Clone, Debug)]
 pub(super) struct Group {
     /// Indices of its runs.
@@ -15,7 +15,7 @@ pub(super) struct Group {
 }
 
 impl Group {
-    /// The one recipe of all of its runs.
+    /// The recipe of all its runs, if they agree.
     pub(super) fn recipe(&self) -> Option<Recipe> {
         let recipe = |config: &Option<Config>| config.as_ref().and_then(|config| config.precision.recipe);
         let first = recipe(self.configs.first()?)?;
@@ -27,7 +27,7 @@ impl Group {
         self.configs[n].as_ref().map(|config| config.train.seed)
     }
 
-    /// Keys in which `config` and one of its own runs differ, as far as the loss may depend on them.
+    /// Keys in which `config` and a run of this group differ, if the loss may depend on them.
     pub(super) fn differs_in(&self, config: &Config) -> Vec<String> {
         let mut keys: Vec<String> = Vec::new();
         for other in self.configs.iter().flatten() {
@@ -39,7 +39,7 @@ impl Group {
     }
 }
 
-/// Marks the runs that equal the first one except for the seed; the first is one of them.
+/// Marks the runs that differ from the first one only in the seed, including the first.
 pub(super) fn like_the_first(runs: &[RunData]) -> Vec<bool> {
     let first = runs.first().and_then(config);
     let is_like = |(n, run): (usize, &RunData)| match (&first, config(run)) {
@@ -56,8 +56,8 @@ fn config(run: &RunData) -> Option<Config> {
     parsed.ok().map(|parsed| parsed.config)
 }
 
-/// The group of the baseline, which is the first `base` runs, and the groups of the other runs in the order
-/// of their first ones.
+/// The baseline's group, which is the first `base` runs, and the groups of the other runs in the order of
+/// their first members.
 pub(super) fn of(runs: &[RunData], base: usize) -> Vec<Group> {
     let mut groups =
         vec![Group { runs: (0..base).collect(), configs: runs[..base].iter().map(config).collect() }];
@@ -65,7 +65,7 @@ pub(super) fn of(runs: &[RunData], base: usize) -> Vec<Group> {
         let config = config(run);
         let is_like = |group: &&mut Group| match (&group.configs[0], &config) {
             (Some(first), Some(config)) => matters(first, config).is_empty(),
-            // An unreadable configuration equals none.
+            // An unreadable configuration equals no other.
             _ => false,
         };
         match groups[1..].iter_mut().find(is_like) {
@@ -79,11 +79,12 @@ pub(super) fn of(runs: &[RunData], base: usize) -> Vec<Group> {
     groups
 }
 
-/// Keys that may differ between two runs whose losses differ only randomly: place and device of the run,
-/// and its reports.
-const KEYS_WITHOUT_EFFECT: [&str; 20] = [
+/// Keys in which two runs may differ although their losses differ only randomly: folder and device of the
+/// run, and its reports.
+const KEYS_WITHOUT_EFFECT: [&str; 21] = [
     "train.seed",
     "train.out",
+    "train.started_in",
     "train.threads",
     "train.device",
     "train.max_time",
@@ -103,10 +104,10 @@ const KEYS_WITHOUT_EFFECT: [&str; 20] = [
     "eval.at_end",
     "eval.prompts",
 ];
-/// Sections of such keys.
+/// Sections of which all keys are of this kind.
 const SECTIONS_WITHOUT_EFFECT: [&str; 2] = ["log.", "checkpoint."];
 
-/// The keys that differ and that the loss may depend on.
+/// The differing keys on which the loss may depend.
 fn matters(one: &Config, other: &Config) -> Vec<String> {
     let keys = diff(one, other).into_iter().map(|change| change.key);
     let chance = |key: &str| {

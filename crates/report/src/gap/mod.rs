@@ -34,12 +34,12 @@ use notes::Notes;
 /// The page's name inside the folder of the first run that is compared.
 pub const COMPARE_FILE: &str = "compare.html";
 
-/// Runs set against a baseline.
+/// Runs compared with a baseline.
 #[derive(Clone, Debug, Serialize)]
 pub struct Comparison {
     /// Unit of a run's position: `step`, or `tokens` if steps have different numbers of them.
     pub counted_in: &'static str,
-    /// Steps of the baseline, at the end of what is compared, over which losses are averaged.
+    /// Number of steps over which losses are averaged, at the end of the compared range.
     pub last: u64,
     /// The baseline.
     pub baseline: Baseline,
@@ -56,23 +56,23 @@ pub struct Comparison {
     groups: Vec<Group>,
 }
 
-/// The runs that others are set against.
+/// The runs that others are compared with.
 #[derive(Clone, Debug, Serialize)]
 pub struct Baseline {
     /// Their names.
     pub runs: Vec<String>,
-    /// Their recipe, where they have one and the same.
+    /// Their recipe, if they agree.
     pub recipe: Option<String>,
-    /// Over their own last steps.
+    /// Training loss over their own last steps.
     pub training: Option<LossGap>,
-    /// Of their own last evaluation.
+    /// Loss of their own last evaluation.
     pub validation: Option<LossGap>,
 }
 
 impl Comparison {
     /// Compares the runs in `others` with those in `baseline`, each a run folder; a run in both belongs to
-    /// the baseline. Without a baseline, the first of the others is the baseline, with those that differ from
-    /// it only in their seed, unless all do. Losses are averaged over the last `last` steps.
+    /// the baseline. Without a baseline, the first of the others and all that differ from it only in their
+    /// seed form the baseline, unless this is all of them. Losses are averaged over the last `last` steps.
     ///
     /// # Errors
     ///
@@ -116,12 +116,12 @@ impl Comparison {
         compare(runs, groups, last)
     }
 
-    /// Its page.
+    /// The page of the comparison.
     pub fn html(&self) -> String {
         page::render(self)
     }
 
-    /// Writes the page to `path`. An existing file is replaced if it is a page of xtrain's or `overwrite` is
+    /// Writes the page to `path`. An existing file is replaced if xtrain wrote it as a page or `overwrite` is
     /// set.
     pub fn write(&self, path: &Path, overwrite: bool) -> Result<(), ReportError> {
         if !overwrite && !may_be_replaced(path)? {

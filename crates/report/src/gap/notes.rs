@@ -122,7 +122,7 @@ impl Notes {
         });
     }
 
-    /// Of a kind of runs: in what it is another than the baseline.
+    /// Notes the settings in which a group of runs differs from the baseline.
     pub(super) fn of_kind(&mut self, names: &[String], group: &Group, baseline: &Group) {
         let names = names.join(", ");
         let Some(config) = &group.configs[0] else {

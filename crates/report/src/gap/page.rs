@@ -1,4 +1,4 @@
-//! A comparison as a page: the figures, the losses, and the gap along the runs.
+//! The page of a comparison: the figures, the losses, and the gap over the runs.
 
 use super::figures::{Comparable, LossGap, Losses, common_end, curves, measured, within};
 use super::{Comparison, Gap};
@@ -12,9 +12,9 @@ use crate::page::{axis_choice, begun, ended, note, section, tabs};
 use crate::thin::Point;
 use std::fmt::Write;
 
-/// Places along the runs at which the gap is drawn.
+/// Positions at which the gap is drawn.
 const PLACES: usize = 240;
-/// Share of the runs that each of these places is a mean over.
+/// Share of the runs over which the gap is averaged at each position.
 const WINDOW: f64 = 1.0 / 25.0;
 
 pub(super) fn render(comparison: &Comparison) -> String {
@@ -58,7 +58,7 @@ pub(super) fn render(comparison: &Comparison) -> String {
     ended(out, "the metrics of these runs")
 }
 
-/// Several runs by the first of their names.
+/// Title of several runs: the first of their names.
 fn called(runs: &[String]) -> String {
     match runs {
         [] => String::new(),
@@ -107,7 +107,7 @@ fn table(comparison: &Comparison) -> String {
     out
 }
 
-/// A row of the table; the baseline's own, which has no colour's number above 0, has no gap.
+/// A row of the table. The baseline's own row, whose colour has no index above 0, has no gap.
 fn row(
     out: &mut String,
     color: usize,
@@ -172,7 +172,7 @@ fn band(points: &[(f64, f64, f64)]) -> Vec<(f64, f64, f64)> {
     points.iter().enumerate().map(eased).collect()
 }
 
-/// The gap of every kind along the runs, the spread of the baseline's seeds around nothing, and the bars.
+/// The gap of every group over the runs, the spread of the baseline's seeds around 0, and the tolerances.
 fn gap_chart(comparison: &Comparison, views: &Views<'_>) -> Option<Chart> {
     let losses = Losses::of(views);
     let baseline = &comparison.groups[0];
@@ -188,14 +188,14 @@ fn gap_chart(comparison: &Comparison, views: &Views<'_>) -> Option<Chart> {
         let all = || own.iter().chain(&base);
         let first = all().filter_map(|points| points.first()).map(|p| p.0).fold(0.0, f64::max);
         let end = common_end(all().copied());
-        // Every window has a report of each run.
+        // Every window contains a report of each run.
         let reports = within(&all().copied().collect::<Vec<_>>(), &(first..=end));
         let spacing = |points: &&[Point]| (end - first) / points.len().saturating_sub(1).max(1) as f64;
         let least = 0.51 * reports.iter().map(spacing).fold(0.0, f64::max);
         let (mut gaps, mut intervals, mut spreads) = (Vec::new(), Vec::new(), Vec::new());
         for n in 0..PLACES {
             let x = first + (end - first) * n as f64 / (PLACES - 1) as f64;
-            // Towards the start it shrinks on both sides alike: there the loss falls steeply.
+            // Towards the start the window shrinks on both sides alike, because the loss falls steeply there.
             let half = (WINDOW * (end - first) / 2.0).min((x - first) / 2.0).max(least);
             let range = x - half..=x + half;
             let Some(found) = measured(group, &within(&own, &range), baseline, &within(&base, &range)) else {
@@ -206,7 +206,7 @@ fn gap_chart(comparison: &Comparison, views: &Views<'_>) -> Option<Chart> {
             gaps.push((x, gap));
             intervals.extend(interval.map(|interval| (x, gap, interval)));
             spreads.extend(found.spread.map(|spread| (x, 0.0, 100.0 * spread)));
-            // The first steps, where a gap is noise, do not set the axis.
+            // The first steps, where the gap is noise, do not determine the axis.
             if x > first + 0.2 * (end - first) {
                 let reach = interval.unwrap_or(0.0).min(3.0 * gap.abs());
                 low = low.min(gap - reach);
@@ -240,7 +240,7 @@ fn gap_chart(comparison: &Comparison, views: &Views<'_>) -> Option<Chart> {
         widths.sort_by(f64::total_cmp);
         widths[widths.len() / 2]
     });
-    // A spread of two seeds is so wide that nothing else would be seen.
+    // The spread of two seeds is so wide that it would hide everything else.
     let seeds = seeds.min(4.0 * high.max(-low).max(0.05));
     let (low, high) = (low.min(-seeds), high.max(seeds));
     let pad = 0.06 * (high - low);

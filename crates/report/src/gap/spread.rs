@@ -1,12 +1,12 @@
-//! Confidence intervals from a few numbers: Student's t.
+//! Confidence intervals from a few values by Student's t.
 
-/// Of the distribution with 1, 2, ... degrees of freedom, the value that 2.5% of it exceeds.
+/// Value that 2.5% of Student's distribution with 1, 2, ... degrees of freedom exceeds.
 const T: [f64; 30] = [
     12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131,
     2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042,
 ];
 
-/// Mean and standard deviation of a sample; the latter is known of two numbers and more.
+/// Mean and standard deviation of a sample; the latter needs two values.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Sample {
     pub(super) count: usize,
@@ -15,7 +15,7 @@ pub(super) struct Sample {
 }
 
 impl Sample {
-    /// Nothing where there is no number, or one that is not finite.
+    /// The sample of these values; `None` without values, or if one is not finite.
     pub(super) fn of(values: &[f64]) -> Option<Self> {
         let count = values.len();
         let mean = values.iter().sum::<f64>() / count as f64;
@@ -27,12 +27,12 @@ impl Sample {
         Some(Self { count, mean, deviation })
     }
 
-    /// Distance from its mean within which the population's mean lies with 95% confidence.
+    /// Distance from its mean within which the mean of the population lies with 95% confidence.
     pub(super) fn of_mean(&self) -> Option<f64> {
         Some(self.t() * self.deviation? / (self.count as f64).sqrt())
     }
 
-    /// Distance from its mean within which the mean of `others` more numbers lies with 95% confidence.
+    /// Distance from its mean within which the mean of `others` more values lies with 95% confidence.
     pub(super) fn of_others(&self, others: usize) -> Option<f64> {
         Some(self.t() * self.deviation? * (1.0 / self.count as f64 + 1.0 / others as f64).sqrt())
     }

@@ -1,4 +1,4 @@
-//! Errors of the casts to FP8 in a training step, and the page that shows them.
+//! Errors of the FP8 casts in a training step, and the page that shows them.
 
 mod page;
 
@@ -12,7 +12,7 @@ use std::path::PathBuf;
 pub struct Inspection {
     /// The run's folder.
     pub run: PathBuf,
-    /// The step of the checkpoint; the batch is that of the next.
+    /// The step of the checkpoint; the batch is that of the next step.
     pub step: u64,
     /// The recipe that the step was computed in.
     pub recipe: String,
@@ -29,9 +29,9 @@ pub struct Inspection {
 pub struct TensorCast {
     /// The GEMM as `[precision] skip` names it: `blocks.3.attn.o_proj:wgrad`.
     pub name: String,
-    /// The block.
+    /// Index of the block.
     pub block: u32,
-    /// The place in it, e.g. `attn.o_proj`.
+    /// Place in the block, e.g. `attn.o_proj`.
     pub site: String,
     /// `fprop`, `dgrad` or `wgrad`.
     #[serde(rename = "product")]
@@ -47,14 +47,14 @@ pub struct TensorCast {
     pub amax: f64,
     /// Share of the elements that are zero before the cast.
     pub zeros: f64,
-    /// Share of the others that the cast turns to zero.
+    /// Share of the other elements that the cast turns to zero.
     pub underflow: f64,
-    /// Share of the others that lie beyond the largest number of the format.
+    /// Share of the other elements that lie beyond the largest number of the format.
     pub saturation: f64,
-    /// Elements that are not finite; they are in no other figure.
+    /// Number of elements that are not finite; no other figure includes them.
     pub not_finite: u64,
-    /// Signal-to-quantization-noise ratio in decibels; infinite if the cast is exact, NaN if numbers are too
-    /// large to compute it.
+    /// Signal-to-quantization-noise ratio in decibels; infinite if the cast is exact, NaN if the computation
+    /// overflows.
     #[serde(serialize_with = "finite")]
     pub sqnr_db: f64,
     /// Reason why the run, or this recipe, computes the GEMM in bf16, if it does.
@@ -62,7 +62,7 @@ pub struct TensorCast {
     pub bf16_reason: Option<String>,
 }
 
-/// A number for JSON, which has none that are not finite.
+/// Serialises a number; `null` if it is not finite, because JSON has no such numbers.
 pub fn finite<S: Serializer>(value: &f64, to: S) -> Result<S::Ok, S::Error> {
     if value.is_finite() { to.serialize_some(value) } else { to.serialize_none() }
 }

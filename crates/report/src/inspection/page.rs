@@ -14,8 +14,8 @@ use crate::{ReportError, may_be_replaced, write_whole};
 /// The page's name inside a run folder.
 pub const INSPECT_FILE: &str = "inspect.html";
 
-/// SQNR in decibels at the two ends of the colours. A cast to E4M3 that loses nothing but mantissa has 31.5
-/// dB, one to E5M2 25.5.
+/// SQNR in decibels at the two ends of the colours. A cast that only rounds the mantissa has 31.5 dB with
+/// E4M3 and 25.5 dB with E5M2.
 const DECIBELS: [f64; 2] = [32.0, 14.0];
 /// Meaning of these figures.
 const ROUNDING_ALONE: &str = "Rounding alone leaves about 31.5 dB in E4M3 and 25.5 dB in E5M2: such a cast loses nothing but bits of the \
@@ -23,7 +23,7 @@ const ROUNDING_ALONE: &str = "Rounding alone leaves about 31.5 dB in E4M3 and 25
 /// Shares at the two ends of the colours, on a logarithmic scale.
 const SHARES: [f64; 2] = [1e-5, 1e-1];
 
-/// Writes the page of `inspection` to `path`. An existing file is replaced if it is a page of xtrain's or
+/// Writes the page of `inspection` to `path`. An existing file is replaced if xtrain wrote it as a page or
 /// `overwrite` is set.
 pub fn write_inspection(inspection: &Inspection, path: &Path, overwrite: bool) -> Result<(), ReportError> {
     if !overwrite && !may_be_replaced(path)? {
@@ -89,7 +89,7 @@ impl<'a> Grid<'a> {
         let mut blocks: Vec<u32> = tensors.iter().map(|t| t.block).collect();
         blocks.sort_unstable();
         blocks.dedup();
-        // In the order of the forward, whichever of a layer's GEMMs comes first.
+        // In the order of the forward, whichever GEMM of a layer comes first.
         for tensor in tensors {
             if !columns.iter().any(|(site, _)| *site == tensor.site) {
                 for other in tensors.iter().filter(|other| other.site == tensor.site) {
@@ -124,7 +124,7 @@ impl<'a> Grid<'a> {
     }
 }
 
-/// Site, and GEMM with operand.
+/// Name of a column: site, GEMM and operand.
 fn column(tensor: &TensorCast) -> (String, String) {
     let operand = if tensor.operand == "output gradient" { "dy" } else { tensor.operand };
     (tensor.site.clone(), format!("{} {operand}", tensor.gemm))
@@ -141,7 +141,7 @@ fn share_of(of: impl Fn(&TensorCast) -> f64) -> impl Fn(&TensorCast) -> (f64, St
     }
 }
 
-/// In a cell's width.
+/// A percentage that fits into a cell.
 fn percent(share: f64) -> String {
     match 100.0 * share {
         percent if percent >= 9.95 => format!("{percent:.0}%"),

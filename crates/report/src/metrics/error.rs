@@ -1,19 +1,19 @@
-//! Why metrics could not be written or read: the file, the reason, and what to do.
+//! Errors of metrics files: the file, the reason, and the remedy.
 
 use std::io;
 use std::path::{Path, PathBuf};
 use xtrain_config::files::advice;
 
 /// A metrics file that could not be created, written or read.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 pub enum MetricsError {
-    /// A fresh run in a folder that already has the metrics of another.
+    /// A new run in a folder that already has the metrics of another.
     #[error("{} already holds the metrics of a run: resume that run, or choose another run folder", path.display())]
     Exists {
         /// The existing file.
         path: PathBuf,
     },
-    /// A file cannot be put in the place of its older self.
+    /// The new version of a file cannot replace the old one.
     #[error(transparent)]
     Replace(#[from] xtrain_checkpoint::CheckpointError),
     /// The program of `log.command` cannot be started.
@@ -31,12 +31,14 @@ pub enum MetricsError {
     Io {
         /// Action that failed, such as `write metrics`.
         action: &'static str,
-        /// The file it was tried on.
+        /// The file.
         path: PathBuf,
         /// The system's reason.
         source: io::Error,
     },
 }
+
+xtrain_checkpoint::debug_as_display!(MetricsError);
 
 impl MetricsError {
     pub(super) fn io<'a>(action: &'static str, path: &'a Path) -> impl FnOnce(io::Error) -> Self + 'a {

@@ -1,4 +1,4 @@
-//! The things a run reports, as plain values.
+//! Events that a run reports, as plain values.
 
 use std::path::PathBuf;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -26,23 +26,23 @@ pub struct StepMetrics {
     pub lr: f64,
     /// Memory held for the run, in bytes.
     pub memory_bytes: u64,
-    /// Memory of the device or the machine, in bytes, where it is known.
+    /// Memory of the device or the machine in bytes, if known.
     pub memory_total_bytes: Option<u64>,
     /// Tokens trained on per second of wall time since the previous report.
     pub tokens_per_second: f64,
-    /// Model FLOPs per second since the previous report, in 1e12.
+    /// Model FLOPs per second since the previous report, in units of 1e12.
     pub tflops: f64,
-    /// `tflops` as a fraction of the device's stated peak; absent where no peak is stated, as on a CPU.
+    /// `tflops` as a fraction of the device's stated peak; absent without a stated peak, as on a CPU.
     pub mfu: Option<f64>,
     /// Tokens trained on since the start of the run.
     pub tokens: u64,
-    /// Passes over the training data so far: 1.5 is the middle of the second.
+    /// Passes over the training data so far; 1.5 is the middle of the second pass.
     pub epoch: f64,
     /// Mean wall time of a step since the previous report, in milliseconds.
     pub step_ms: f64,
     /// Steps skipped so far because loss or gradient was not finite.
     pub skipped: u64,
-    /// Estimated seconds until the end of the run, where there is an estimate.
+    /// Estimated seconds until the end of the run, if there is an estimate.
     pub seconds_left: Option<f64>,
 }
 
@@ -54,19 +54,19 @@ impl StepMetrics {
     }
 }
 
-/// The figures of one evaluation on held-out data.
+/// Figures of an evaluation on held-out data.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct EvalMetrics {
     /// Attempted steps before this evaluation.
     pub step: u64,
-    /// Mean cross-entropy of the evaluated targets, in nats a token.
+    /// Mean cross-entropy of the evaluated targets, in nats per token.
     pub loss: f64,
-    /// Cross-entropy in bits a byte of text, where the text's length is known.
+    /// Cross-entropy in bits per byte of text, if the length of the text is known.
     pub bits_per_byte: Option<f64>,
 }
 
 impl EvalMetrics {
-    /// e to the power of the loss: infinite where that overflows.
+    /// e to the power of the loss; infinite on overflow.
     pub fn perplexity(&self) -> f64 {
         self.loss.exp()
     }
@@ -99,13 +99,13 @@ pub struct Warning {
 /// A checkpoint is complete on disk.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct CheckpointSaved {
-    /// Attempted steps that it holds.
+    /// Number of attempted steps before it.
     pub step: u64,
     /// Its folder.
     pub path: PathBuf,
 }
 
-/// A step whose update was left out because its loss or gradient was not finite.
+/// A step whose update was skipped because its loss or gradient was not finite.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct SkippedStep {
     /// The step.
@@ -118,17 +118,17 @@ pub struct SkippedStep {
     pub skipped: u64,
 }
 
-/// The run went on from a checkpoint.
+/// A run was resumed from a checkpoint.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Resumed {
     /// The step of that checkpoint.
     pub step: u64,
-    /// The recipes before and from there on, where they differ.
+    /// The recipes before and after, if they differ.
     pub switched: Option<[Recipe; 2]>,
 }
 
 impl Resumed {
-    /// The run went on after this step as before.
+    /// A resume after this step, in the same recipe.
     pub fn after(step: u64) -> Self {
         Resumed { step, switched: None }
     }
@@ -142,23 +142,23 @@ pub struct ReferenceGap {
     pub step: u64,
     /// Number of its steps.
     pub steps: u64,
-    /// Mean loss of the run's own steps, in nats a token.
+    /// Mean loss of the run's own steps, in nats per token.
     pub loss: f64,
     /// Mean loss of the same steps in bf16.
     pub bf16_loss: f64,
 }
 
 impl ReferenceGap {
-    /// Loss of the run above that in bf16, as a share of the latter.
+    /// Difference to the loss in bf16, relative to it.
     pub fn gap(&self) -> f64 {
         self.loss / self.bf16_loss - 1.0
     }
 }
 
-/// Text that the model wrote.
+/// A text that the model generated.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Sample {
-    /// Attempted steps before it.
+    /// Number of attempted steps before it.
     pub step: u64,
     /// The prompt.
     pub prompt: String,
@@ -166,7 +166,7 @@ pub struct Sample {
     pub text: String,
 }
 
-/// One thing that a run reports.
+/// An event that a run reports.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Event {
     /// The figures of a step.
@@ -181,7 +181,7 @@ pub enum Event {
     Resumed(Resumed),
     /// A reference segment is complete.
     Reference(ReferenceGap),
-    /// The model wrote some text.
+    /// The model generated a text.
     Sample(Sample),
     /// The figures of a source of a mixture.
     Source(SourceMetrics),
@@ -190,7 +190,7 @@ pub enum Event {
 }
 
 impl Event {
-    /// The step that the event belongs to.
+    /// The step of the event.
     pub fn step(&self) -> u64 {
         match self {
             Self::Step(m) => m.step,
@@ -221,7 +221,7 @@ event_from!(
     Resumed => Resumed, ReferenceGap => Reference, Sample => Sample, SourceMetrics => Source, Warning => Warning
 );
 
-/// An event and when it happened.
+/// An event and its time.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Record {
     /// Seconds since 1970-01-01 UTC, to the millisecond.

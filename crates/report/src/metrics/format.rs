@@ -1,26 +1,25 @@
-//! Numbers as people read them: three significant digits and a unit.
+//! Numbers for people: three significant digits and a unit.
 //!
-//! Every function takes any value, NaN and infinities included, and none of them allocates more than its
-//! result.
+//! Every function accepts any value, including NaN and infinities, and allocates only its result.
 
 /// A count with a decimal suffix: `999`, `61.2k`, `1.35M`, `7.62B`, `14.8T`.
 pub fn count(value: f64) -> String {
     scaled(value, 1000.0, &["", "k", "M", "B", "T"])
 }
 
-/// A size in binary units: `512 B`, `1.46 KiB`, `0.98 GiB` is written `1004 MiB`.
+/// A size in binary units: `512 B`, `1.46 KiB`, `1004 MiB`.
 pub fn bytes(value: u64) -> String {
     scaled(value as f64, 1024.0, &[" B", " KiB", " MiB", " GiB", " TiB", " PiB"])
 }
 
-/// A size in GiB with two decimals, so that a column of them lines up: `0.42 GiB`.
+/// A size in GiB with two decimals, so that columns align: `0.42 GiB`.
 pub fn gib(value: u64) -> String {
     format!("{:.2} GiB", value as f64 / f64::from(1 << 30))
 }
 
-/// A length of time in its two largest units: `312ms`, `4.2s`, `41s`, `2m41s`, `1h02m`, `3d04h`.
+/// A duration in its two largest units: `312ms`, `4.2s`, `41s`, `2m41s`, `1h02m`, `3d04h`.
 ///
-/// A negative or non-finite number of seconds, which no clock gives, is `?`.
+/// A negative or non-finite number of seconds is `?`.
 pub fn duration(seconds: f64) -> String {
     if !seconds.is_finite() || seconds < 0.0 {
         return "?".to_owned();
@@ -61,7 +60,7 @@ pub fn significant(value: f64) -> String {
     }
 }
 
-/// A whole number with its thousands set apart: `1,234,567`.
+/// A whole number with thousands separators: `1,234,567`.
 pub fn grouped(value: u64) -> String {
     let digits = value.to_string();
     let mut text = String::with_capacity(digits.len() * 4 / 3);
@@ -74,14 +73,14 @@ pub fn grouped(value: u64) -> String {
     text
 }
 
-/// `value` in the largest of `units`, each `base` times the one before, that leaves at least 1.
+/// `value` in the largest of `units`, each `base` times the previous one, in which it is at least 1.
 fn scaled(value: f64, base: f64, units: &[&str]) -> String {
     if !value.is_finite() {
         return format!("{value}");
     }
     let mut scaled = value;
     let mut unit = 0;
-    // A value that would round to the base belongs to the next unit: 999.96k is 1.00M.
+    // A value that would round to the base takes the next unit: 999.96k is 1.00M.
     while unit + 1 < units.len() && scaled.abs() >= base - 0.5 {
         scaled /= base;
         unit += 1;

@@ -84,14 +84,14 @@ fn step_line(m: &StepMetrics, total_steps: Option<u64>) -> String {
     if m.skipped > 0 {
         text += &format!("  skipped {}", m.skipped);
     }
-    // The last step leaves nothing.
+    // After the last step no time is left.
     if let Some(seconds) = m.seconds_left.filter(|&seconds| seconds != 0.0) {
         text += &format!("  left {}", format::duration(seconds));
     }
     text
 }
 
-/// ` 120/2000`: the step as wide as the total, or as six digits where that is unknown.
+/// ` 120/2000`: the step number as wide as the total, or as six digits if the total is unknown.
 fn step_of(step: u64, total_steps: Option<u64>) -> String {
     match total_steps {
         Some(total) => format!("{step:>width$}/{total}", width = total.to_string().len()),

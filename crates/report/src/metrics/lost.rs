@@ -1,4 +1,4 @@
-//! The part of a run's metrics that a resume drops.
+//! The records of a run that a resume drops.
 
 use super::event::{EVAL, SAMPLE, SOURCE};
 use xtrain_model::Recipe;
@@ -12,9 +12,9 @@ pub struct Lost {
     /// The evaluation of that step itself is lost, with the figures of its sources: the run was stopped in
     /// it.
     pub evaluation: bool,
-    /// The samples of that step itself are lost: it is the last one.
+    /// True if the samples of that step itself are lost, because it is the last step.
     pub samples: bool,
-    /// See [`Resumed::switched`](super::Resumed::switched).
+    /// Recipes before and after the resume, see [`Resumed::switched`](super::Resumed::switched).
     pub switched: Option<[Recipe; 2]>,
 }
 

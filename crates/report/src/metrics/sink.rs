@@ -6,7 +6,7 @@ use super::event::{Event, Record, Resumed};
 use super::lost::Lost;
 use super::{Command, MetricsError, jsonl, tensorboard};
 
-/// The files that a run writes its metrics to.
+/// The metrics files that a run writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Outputs {
     /// `metrics.jsonl`.
@@ -72,19 +72,19 @@ impl MetricsSink {
         Ok(sink)
     }
 
-    /// Lines that the resume dropped from `metrics.jsonl`; all zeros for a fresh run.
+    /// Numbers of lines that the resume dropped from `metrics.jsonl`; 0 for a new run.
     pub fn recovery(&self) -> jsonl::Recovery {
         self.recovery
     }
 
-    /// Writes `event`, as of now, to every file. It is in the files when this returns.
+    /// Writes `event` with the current time to every file before it returns.
     pub fn record(&mut self, event: impl Into<Event>) -> Result<(), MetricsError> {
         self.write(&Record::now(event))
     }
 
     /// Writes `record` to every file, and hands it to the command.
     ///
-    /// A file that cannot be written keeps no other from its record; the first error is returned.
+    /// If a file cannot be written, the others still get the record; the first error is returned.
     pub fn write(&mut self, record: &Record) -> Result<(), MetricsError> {
         if let Some(command) = &mut self.command {
             command.record(record);
@@ -94,8 +94,8 @@ impl MetricsSink {
         lines.and(events)
     }
 
-    /// The lines recorded so far. A checkpoint that is complete only after they are on the disk never
-    /// outlives them.
+    /// The lines recorded so far. A checkpoint counts as complete only after they are synced, so it never
+    /// describes steps whose metrics are lost.
     pub fn unsynced(&self) -> Result<Option<jsonl::Unsynced>, MetricsError> {
         self.jsonl.as_ref().map(jsonl::Writer::unsynced).transpose()
     }

@@ -32,7 +32,8 @@ impl Span {
         Span { offset: self.offset + offset, bytes, ..self }
     }
 
-    /// The bytes between the end of a value and the next place that a value may have; None if there are none.
+    /// The bytes between the end of a value and the next position at which a value may start; `None` if there
+    /// are none.
     pub(super) fn padding(self) -> Option<Span> {
         let bytes = self.bytes.next_multiple_of(ALIGN_BYTES) - self.bytes;
         (bytes > 0).then(|| self.part(self.bytes, bytes))

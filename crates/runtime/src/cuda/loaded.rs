@@ -2,16 +2,16 @@
 //! graphs.
 
 use super::arena::{Arena, Span};
+use super::lanes::LaneEvents;
+use super::marks::Marks;
 use super::ring::{Inputs, Outputs as OutputRing};
 use crate::error::EngineError;
 use crate::part::Part;
 use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
-use xtrain_cuda::{
-    CudaError, CudaKernel, CudaOutput, CudaTensor, Event, Gpu, GraphExec, Operands, Stream, Work,
-};
-use xtrain_program::{Instance, KernelTable, Program, ValueId};
+use xtrain_cuda::{CudaError, CudaKernel, CudaOutput, CudaTensor, Gpu, GraphExec, Operands, Stream, Work};
+use xtrain_program::{Instance, KernelTable, Program, ValueId, When};
 use xtrain_tensor::TensorType;
 
 /// A program in the memory of the engine, with the work of its instances.
@@ -25,8 +25,10 @@ pub(super) struct Loaded {
     /// others, if they differ.
     pub(super) works: Vec<[Option<Work>; 2]>,
     pub(super) graphs: HashMap<Part, Recording>,
-    /// Graphs with an event after each op, by part and by the repeats of each op.
-    pub(super) timed: HashMap<(Part, usize), (GraphExec, Vec<Event>)>,
+    /// Graphs with events around each op, by part and by the repeats of each op.
+    pub(super) timed: HashMap<(Part, usize), (GraphExec, Marks)>,
+    /// The events between lanes, if there are several.
+    pub(super) lanes: Option<LaneEvents>,
     /// The inputs on the GPU, and their staging buffers.
     pub(super) input_span: Span,
     pub(super) inputs: Inputs,
@@ -48,7 +50,17 @@ pub(super) enum Recording {
 }
 
 impl Loaded {
-    /// The instances of a part.
+    /// The part to run for `part`: without instances that run in the last micro-step alone, the last is like
+    /// the others before it, and shares their graph.
+    pub(super) fn distinct(&self, part: Part) -> Part {
+        let is_alone = |instance: &Instance| instance.when == When::Last;
+        match part {
+            Part::Last if !self.program.instances.iter().any(is_alone) => Part::Next,
+            part => part,
+        }
+    }
+
+    /// The instances of a part's phases.
     pub(super) fn indices(&self, part: Part) -> impl Iterator<Item = usize> {
         let instances = self.program.instances.iter().enumerate();
         instances.filter(move |(_, instance)| part.includes(instance.phase())).map(|(index, _)| index)

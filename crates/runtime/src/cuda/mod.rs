@@ -3,10 +3,12 @@
 //! A part runs op by op the first time, which triggers lazy loading in libraries. The second time it is
 //! captured as a graph, and from then on one call replays it. Addresses never change: state is allocated
 //! once, and scratch grows in place. Inputs travel through a ring of pinned memory, so the host prepares a
-//! step while others run.
+//! step while others run. Each lane of a program is a stream ([`lanes`]).
 
 mod arena;
+mod lanes;
 mod loaded;
+mod marks;
 mod ring;
 mod staging;
 mod stopwatch;
@@ -19,7 +21,9 @@ use crate::part::{Part, ProgramId};
 use crate::state::StateEntry;
 use crate::timing::{Timed, TimedWork, Timing};
 use arena::{Arena, Span};
+use lanes::{LaneEvents, Streams};
 use loaded::{Loaded, Recording, find, prepare};
+use marks::Marks;
 use ring::{Inputs, Outputs as OutputRing};
 use staging::Staging;
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -27,7 +31,7 @@ use std::sync::Arc;
 use std::time::Instant;
 use stopwatch::Stopwatch;
 use thread_pool::map_parallel;
-use xtrain_cuda::{CudaError, CudaKernel, Event, Gpu, Graph, Stream, exclude_capture, nvtx};
+use xtrain_cuda::{CudaKernel, Event, Gpu, Graph, Stream, exclude_capture, nvtx};
 use xtrain_program::{Instance, KernelTable, Location, Op, Plan, Program, Region, StateKind, ValueId};
 use xtrain_tensor::TensorType;
 
@@ -38,7 +42,7 @@ const POISON: u8 = 0xFF;
 pub struct CudaEngine {
     kernels: Arc<KernelTable<dyn CudaKernel>>,
     gpu: Gpu,
-    stream: Stream,
+    streams: Streams,
     arena: Arena,
     staging: Staging,
     programs: Vec<Loaded>,
@@ -49,7 +53,7 @@ pub struct CudaEngine {
 impl Drop for CudaEngine {
     /// Waits for enqueued steps: their memory is freed with the engine.
     fn drop(&mut self) {
-        if let Err(error) = self.stream.synchronize() {
+        if let Err(error) = self.streams.synchronize() {
             tracing::debug!("the last steps on the GPU failed: {error}");
         }
     }
@@ -65,12 +69,12 @@ pub fn cuda_workspace(
 impl CudaEngine {
     /// An engine with these kernels on `gpu`.
     pub fn new(kernels: Arc<KernelTable<dyn CudaKernel>>, gpu: Gpu) -> Result<Self, EngineError> {
-        let stream = Stream::new(gpu.context())?;
+        let streams = Streams::new(gpu.context())?;
         let arena = Arena::new(gpu.context())?;
         Ok(CudaEngine {
             kernels,
             gpu,
-            stream,
+            streams,
             arena,
             staging: Staging::default(),
             programs: Vec::new(),
@@ -112,31 +116,64 @@ impl CudaEngine {
         Ok(())
     }
 
-    /// Enqueues the instances of `part`, one by one.
-    fn enqueue_part(&self, id: ProgramId, part: Part, mode: &EnqueueMode) -> Result<(), EngineError> {
+    /// Enqueues the instances of `part`, one by one, each on the stream of its lane.
+    fn enqueue_part(&self, id: ProgramId, part: Part, mode: &EnqueueMode<'_>) -> Result<(), EngineError> {
         let loaded = &self.programs[id.0];
-        let first = part.is_first();
-        mode.mark(0, &self.stream)?;
-        for (n, index) in loaded.indices(part).enumerate() {
+        let lanes = loaded.lanes.as_ref();
+        let mark = |event: Option<&Event>, stream: &Stream| {
+            event.map_or(Ok(()), |event| marks::mark(event, stream, mode.recording))
+        };
+        let mut marks_of_ops = mode.marks.map(|marks| marks.ops.iter());
+        mark(mode.marks.map(|marks| &marks.begin), self.streams.compute())?;
+        lanes.map_or(Ok(()), |lanes| lanes.begin(&self.streams))?;
+        for index in loaded.indices(part) {
             let instance = &loaded.program.instances[index];
-            let _range = (!mode.recording)
-                .then(|| nvtx::range(format_args!("{} {}", instance.code.op().name(), instance.origin)));
-            if self.checks.poison {
-                self.poison(loaded, index, first)?;
+            let stream = self.streams.of(instance.lane);
+            lanes.map_or(Ok(()), |lanes| lanes.wait(&loaded.program, part, index, stream))?;
+            if part.runs(instance) {
+                let marks = marks_of_ops.as_mut().and_then(Iterator::next);
+                mark(marks.and_then(|marks| marks.begin.as_ref()), stream)?;
+                self.enqueue_instance(loaded, index, part, mode)?;
+                mark(marks.map(|marks| &marks.end), stream)?;
+                self.check_outputs(loaded, instance)?;
             }
-            loaded.copy_in_place_inputs(index, &self.arena, &self.stream)?;
-            let work = loaded.works[index][loaded.variant(index, first)].as_ref().expect("prepared before");
-            (0..mode.repeats).try_for_each(|_| work.enqueue(&self.stream))?;
-            mode.mark(n + 1, &self.stream)?;
-            if self.checks.poison {
-                self.check_padding(loaded, instance)?;
-            }
-            if self.checks.numerics {
-                check_finite(&loaded.program, instance, |output| {
-                    let span = loaded.span(instance.outputs[output].value);
-                    Ok(self.arena.memory(span).read(&self.stream)?)
-                })?;
-            }
+            lanes.map_or(Ok(()), |lanes| lanes.done(index, stream))?;
+        }
+        lanes.map_or(Ok(()), |lanes| lanes.end(&self.streams))?;
+        Ok(mark(mode.marks.map(|marks| &marks.end), self.streams.compute())?)
+    }
+
+    /// Enqueues an instance on the stream of its lane.
+    fn enqueue_instance(
+        &self,
+        loaded: &Loaded,
+        index: usize,
+        part: Part,
+        mode: &EnqueueMode<'_>,
+    ) -> Result<(), EngineError> {
+        let instance = &loaded.program.instances[index];
+        let (first, stream) = (part.is_first(), self.streams.of(instance.lane));
+        let _range = (!mode.recording)
+            .then(|| nvtx::range(format_args!("{} {}", instance.code.op().name(), instance.origin)));
+        if self.checks.poison {
+            self.poison(loaded, index, first)?;
+        }
+        loaded.copy_in_place_inputs(index, &self.arena, stream)?;
+        let work = loaded.works[index][loaded.variant(index, first)].as_ref().expect("prepared before");
+        Ok((0..mode.repeats).try_for_each(|_| work.enqueue(stream))?)
+    }
+
+    /// Makes the checks that follow an instance.
+    fn check_outputs(&self, loaded: &Loaded, instance: &Instance) -> Result<(), EngineError> {
+        if self.checks.poison {
+            self.check_padding(loaded, instance)?;
+        }
+        if self.checks.numerics {
+            let stream = self.streams.of(instance.lane);
+            check_finite(&loaded.program, instance, |output| {
+                let span = loaded.span(instance.outputs[output].value);
+                Ok(self.arena.memory(span).read(stream)?)
+            })?;
         }
         Ok(())
     }
@@ -144,35 +181,37 @@ impl CudaEngine {
     /// Runs `part` and times each op. Where the part may be captured by now, it runs as a graph with events
     /// in it, so that the host's speed does not count.
     fn run_ops(&mut self, id: ProgramId, part: Part, repeats: usize) -> Result<(), EngineError> {
-        let count = self.programs[id.0].indices(part).count();
-        let marks = || (0..=count).map(|_| Event::timed(self.gpu.context())).collect::<Result<Vec<_>, _>>();
+        let marks = || Marks::new(&self.programs[id.0], part, self.gpu.context());
         if self.checks != Checks::default() || !self.programs[id.0].graphs.contains_key(&part) {
-            let mode = EnqueueMode { recording: false, repeats, marks: marks()? };
+            let marks = marks()?;
+            let mode = EnqueueMode { recording: false, repeats, marks: Some(&marks) };
             let _no_capture = exclude_capture();
             self.enqueue_part(id, part, &mode)?;
             self.programs[id.0].graphs.entry(part).or_insert(Recording::RanOnce);
-            self.stream.synchronize()?;
-            return Ok(self.watch.ops(id, part, self.programs[id.0].indices(part), &mode.marks)?);
+            self.streams.compute().synchronize()?;
+            return Ok(self.watch.ops(id, part, &marks)?);
         }
         if !self.programs[id.0].timed.contains_key(&(part, repeats)) {
-            let mode = EnqueueMode { recording: true, repeats, marks: marks()? };
-            let graph = Graph::record(&self.stream, || self.enqueue_part(id, part, &mode))?.instantiate()?;
-            self.programs[id.0].timed.insert((part, repeats), (graph, mode.marks));
+            let marks = marks()?;
+            let mode = EnqueueMode { recording: true, repeats, marks: Some(&marks) };
+            let record = || self.enqueue_part(id, part, &mode);
+            let graph = Graph::record(self.streams.compute(), record)?.instantiate()?;
+            self.programs[id.0].timed.insert((part, repeats), (graph, marks));
         }
         let loaded = &mut self.programs[id.0];
         let Some((graph, _)) = loaded.timed.get_mut(&(part, repeats)) else {
             unreachable!("it is there now")
         };
-        graph.launch(&self.stream)?;
-        self.stream.synchronize()?;
-        let marks = &loaded.timed[&(part, repeats)].1;
-        Ok(self.watch.ops(id, part, loaded.indices(part), marks)?)
+        graph.launch(self.streams.compute())?;
+        self.streams.compute().synchronize()?;
+        Ok(self.watch.ops(id, part, &loaded.timed[&(part, repeats)].1)?)
     }
 
     /// Poisons the outputs that an instance must overwrite, the padding after each output, and the workspace.
     fn poison(&self, loaded: &Loaded, index: usize, first: bool) -> Result<(), EngineError> {
-        let fill = |span| self.arena.memory(span).fill(POISON, &self.stream);
         let instance = &loaded.program.instances[index];
+        let stream = self.streams.of(instance.lane);
+        let fill = |span| self.arena.memory(span).fill(POISON, stream);
         let op = instance.code.op();
         for (k, o) in instance.outputs.iter().enumerate() {
             let (ty, span) = (loaded.program.ty(o.value), loaded.span(o.value));
@@ -187,9 +226,10 @@ impl CudaEngine {
 
     /// Fails if an instance has written to the poisoned padding after an output.
     fn check_padding(&self, loaded: &Loaded, instance: &Instance) -> Result<(), EngineError> {
+        let stream = self.streams.of(instance.lane);
         for (output, o) in instance.outputs.iter().enumerate() {
             let Some(padding) = loaded.span(o.value).padding() else { continue };
-            if self.arena.memory(padding).read(&self.stream)?.iter().any(|byte| *byte != POISON) {
+            if self.arena.memory(padding).read(stream)?.iter().any(|byte| *byte != POISON) {
                 return Err(EngineError::Overrun {
                     op: instance.code.op().name(),
                     site: instance.origin.to_string(),
@@ -204,27 +244,19 @@ impl CudaEngine {
 }
 
 /// The mode in which the instances of a part are enqueued.
-struct EnqueueMode {
+struct EnqueueMode<'a> {
     /// True while a graph is captured.
     recording: bool,
     /// Runs of each op.
     repeats: usize,
-    /// An event before the first op and after each; empty if nothing is timed.
-    marks: Vec<Event>,
+    /// The events around the ops, if they are timed.
+    marks: Option<&'a Marks>,
 }
 
-impl EnqueueMode {
+impl EnqueueMode<'_> {
     /// The mode without repeats and events.
     fn plain(recording: bool) -> Self {
-        EnqueueMode { recording, repeats: 1, marks: Vec::new() }
-    }
-
-    fn mark(&self, n: usize, stream: &Stream) -> Result<(), CudaError> {
-        match self.marks.get(n) {
-            Some(mark) if self.recording => mark.record_in_graph(stream),
-            Some(mark) => mark.record(stream),
-            None => Ok(()),
-        }
+        EnqueueMode { recording, repeats: 1, marks: None }
     }
 }
 
@@ -235,12 +267,13 @@ impl Engine for CudaEngine {
         }
         let started = Instant::now();
         let plan = Plan::new(&program, &cuda_workspace(&self.kernels));
+        self.streams.add_for(&program)?;
         // Work in progress may use the memory that is written below.
-        self.stream.synchronize()?;
+        self.streams.compute().synchronize()?;
         let planned = started.elapsed();
-        let io = self.arena.allocate_for(&program, &plan, &self.stream)?;
+        let io = self.arena.allocate_for(&program, &plan, self.streams.compute())?;
         // Kernels are timed on streams of their own, which do not wait for this one.
-        self.stream.synchronize()?;
+        self.streams.compute().synchronize()?;
         let placed = started.elapsed();
         let place = |id: ValueId| {
             let at = plan.locations[id.0 as usize]?;
@@ -277,6 +310,7 @@ impl Engine for CudaEngine {
             timed: HashMap::new(),
             spans,
             workspaces,
+            lanes: LaneEvents::new(&program, context)?,
             program,
         };
         self.programs.push(loaded);
@@ -308,22 +342,24 @@ impl Engine for CudaEngine {
     }
 
     fn run(&mut self, id: ProgramId, part: Part) -> Result<(), EngineError> {
-        let begin = self.watch.begin(&self.stream)?;
+        let part = self.programs[id.0].distinct(part);
+        let begin = self.watch.begin(self.streams.compute())?;
         let loaded = &mut self.programs[id.0];
-        loaded.inputs.send(self.arena.memory(loaded.input_span), &self.stream)?;
-        self.watch.end(begin, id, TimedWork::Inputs, &self.stream)?;
+        loaded.inputs.send(self.arena.memory(loaded.input_span), self.streams.compute())?;
+        self.watch.end(begin, id, TimedWork::Inputs, self.streams.compute())?;
         if let Timing::Ops { repeats } = self.watch.timing() {
             return self.run_ops(id, part, repeats);
         }
-        let begin = self.watch.begin(&self.stream)?;
+        let begin = self.watch.begin(self.streams.compute())?;
         let plain = self.checks != Checks::default();
         if !plain && matches!(self.programs[id.0].graphs.get(&part), Some(Recording::RanOnce)) {
-            let graph =
-                Graph::record(&self.stream, || self.enqueue_part(id, part, &EnqueueMode::plain(true)))?;
+            let graph = Graph::record(self.streams.compute(), || {
+                self.enqueue_part(id, part, &EnqueueMode::plain(true))
+            })?;
             self.programs[id.0].graphs.insert(part, Recording::Recorded(graph.instantiate()?));
         }
         match self.programs[id.0].graphs.get_mut(&part) {
-            Some(Recording::Recorded(graph)) if !plain => graph.launch(&self.stream)?,
+            Some(Recording::Recorded(graph)) if !plain => graph.launch(self.streams.compute())?,
             _ => {
                 let started = Instant::now();
                 let _no_capture = exclude_capture();
@@ -332,14 +368,14 @@ impl Engine for CudaEngine {
                 self.programs[id.0].graphs.entry(part).or_insert(Recording::RanOnce);
             }
         }
-        Ok(self.watch.end(begin, id, TimedWork::Part(part), &self.stream)?)
+        Ok(self.watch.end(begin, id, TimedWork::Part(part), self.streams.compute())?)
     }
 
     fn fetch(&mut self, program: ProgramId) -> Result<Ticket, EngineError> {
-        let begin = self.watch.begin(&self.stream)?;
+        let begin = self.watch.begin(self.streams.compute())?;
         let loaded = &mut self.programs[program.0];
-        let fetch = loaded.outputs.fetch(self.arena.memory(loaded.output_span), &self.stream)?;
-        self.watch.end(begin, program, TimedWork::Outputs, &self.stream)?;
+        let fetch = loaded.outputs.fetch(self.arena.memory(loaded.output_span), self.streams.compute())?;
+        self.watch.end(begin, program, TimedWork::Outputs, self.streams.compute())?;
         Ok(Ticket(Promise::Copying { program, fetch }))
     }
 
@@ -371,7 +407,7 @@ impl Engine for CudaEngine {
     fn read_state(&mut self, kind: StateKind, name: &str) -> Result<Vec<u8>, EngineError> {
         let (ty, span) = self.arena.state().get(kind, name)?;
         let mut bytes = vec![0u8; ty.bytes()];
-        self.staging.read(&self.arena, vec![(span, &mut bytes)], &self.stream)?;
+        self.staging.read(&self.arena, vec![(span, &mut bytes)], self.streams.compute())?;
         Ok(bytes)
     }
 
@@ -382,13 +418,13 @@ impl Engine for CudaEngine {
             ensure_length(&entry.name, ty, target)?;
             copies.push((span, &mut **target));
         }
-        Ok(self.staging.read(&self.arena, copies, &self.stream)?)
+        Ok(self.staging.read(&self.arena, copies, self.streams.compute())?)
     }
 
     fn write_state(&mut self, kind: StateKind, name: &str, bytes: &[u8]) -> Result<(), EngineError> {
         let (ty, span) = self.arena.state().get(kind, name)?;
         ensure_length(name, ty, bytes)?;
-        Ok(self.staging.write(&self.arena, span, bytes, &self.stream)?)
+        Ok(self.staging.write(&self.arena, span, bytes, self.streams.compute())?)
     }
 
     fn memory_bytes(&self) -> usize {
@@ -400,7 +436,7 @@ impl Engine for CudaEngine {
     }
 
     fn set_timing(&mut self, timing: Timing) -> Result<(), EngineError> {
-        Ok(self.watch.set(timing, &self.stream)?)
+        Ok(self.watch.set(timing, self.streams.compute())?)
     }
 
     fn take_times(&mut self) -> Result<Vec<Timed>, EngineError> {

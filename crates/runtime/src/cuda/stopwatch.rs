@@ -1,10 +1,12 @@
 //! Times of a GPU's work, by events in its stream.
 
+use super::marks::Marks;
 use crate::error::EngineError;
 use crate::part::{Part, ProgramId};
 use crate::timing::{Timed, TimedWork, Timing};
 use std::time::{Duration, Instant};
 use xtrain_cuda::{CudaError, Event, Stream};
+use xtrain_program::Lane;
 
 /// Times work that is enqueued on a stream.
 #[derive(Default)]
@@ -69,25 +71,23 @@ impl Stopwatch {
         Ok(())
     }
 
-    /// Takes the times of `part` and of its ops, which ran after all earlier work. The first event marks the
-    /// beginning of the first op, each other one the end of an op. The stream has passed them all.
-    pub(super) fn ops(
-        &mut self,
-        program: ProgramId,
-        part: Part,
-        ops: impl Iterator<Item = usize>,
-        marks: &[Event],
-    ) -> Result<(), CudaError> {
+    /// Takes the times of `part` and of its ops, which ran after all earlier work. The streams have passed all
+    /// events. An op begins after it has waited for other lanes, or when the previous op of its lane ends.
+    pub(super) fn ops(&mut self, program: ProgramId, part: Part, marks: &Marks) -> Result<(), CudaError> {
         self.settle()?;
-        let (Some(first), Some(last)) = (marks.first(), marks.last()) else { return Ok(()) };
-        let begin = self.instant(first)?;
-        let after = |mark| between(first, mark);
-        let (begin, end) = self.push(program, TimedWork::Part(part), begin, after(last)?);
-        let mut next = begin;
-        for (op, mark) in ops.zip(&marks[1..]) {
-            let until = (begin + after(mark)?).clamp(next, end);
-            self.done.push(Timed { program, work: TimedWork::Instance(op), begin: next, end: until });
-            next = until;
+        let begin = self.instant(&marks.begin)?;
+        let after = |mark| between(&marks.begin, mark);
+        let (begin, end) = self.push(program, TimedWork::Part(part), begin, after(&marks.end)?);
+        let mut next = [begin; Lane::COUNT];
+        for op in &marks.ops {
+            let next = &mut next[op.lane as usize];
+            let from = match &op.begin {
+                Some(mark) => (begin + after(mark)?).clamp(*next, end),
+                None => *next,
+            };
+            let until = (begin + after(&op.end)?).clamp(from, end);
+            self.done.push(Timed { program, work: TimedWork::Instance(op.index), begin: from, end: until });
+            *next = until;
         }
         Ok(())
     }

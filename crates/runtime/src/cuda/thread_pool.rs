@@ -4,12 +4,13 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::thread;
 
-/// Applies `make` to each of `items` on as many threads as compute, and returns the results in order. The
-/// threads are new ones: `make` waits for locks, which rayon's threads must not while rayon may hand them
+/// Applies `make` to each of `items` on as many threads as rayon has, and returns the results in order. The
+/// threads are new ones: `make` waits for locks, which rayon's threads must not, because rayon may give them
 /// work that needs the same lock. Where the system refuses threads, fewer work, at least this one.
 ///
 /// # Errors
-/// The first error in order. After an error no further item is begun.
+///
+/// The first error in order. After an error no further item is started.
 pub(super) fn map_parallel<I: Sync, T: Send, E: Send>(
     items: &[I],
     make: impl Fn(&I) -> Result<T, E> + Sync,

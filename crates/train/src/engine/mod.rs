@@ -21,16 +21,16 @@ pub enum Processor {
     Cuda(Box<Gpu>),
 }
 
-/// Bytes of a processor's memory that no program can use: those of the system or the driver, and a GPU's
-/// context. An upper bound.
+/// Bytes of a processor's memory that no program can use: memory of the system or the driver, and the context
+/// of a GPU. An upper bound.
 const RESERVED_BYTES: u64 = 1 << 30;
 
-/// Memory that a step may take.
+/// Memory available to a step.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Room {
-    /// Bytes that can be had.
+    /// Bytes available now.
     pub available_bytes: u64,
-    /// Bytes that could be had if nothing else ran.
+    /// Bytes available if nothing else ran.
     pub alone_bytes: u64,
 }
 
@@ -57,7 +57,7 @@ impl Processor {
     ///
     /// # Errors
     ///
-    /// A GPU that is asked for and cannot be used. With [`Device::Auto`] that is a warning, and the CPU is
+    /// A GPU that was requested and cannot be used. With [`Device::Auto`] that is a warning, and the CPU is
     /// used.
     pub fn choose(device: Device) -> Result<Processor, CudaError> {
         if device == Device::Cpu {
@@ -75,19 +75,19 @@ impl Processor {
         }
     }
 
-    /// The processor that somebody asks for by its name.
+    /// The processor that was requested by name.
     pub fn by_name(device: Device) -> Result<Processor, RunError> {
         Processor::choose(device).map_err(|error| RunError::Refused(format!("{}: {error}", device.name())))
     }
 
-    /// The processor that a run file asks for.
+    /// The processor that a run file requests.
     pub fn for_config(config: &Config) -> Result<Processor, RunError> {
         Processor::choose(config.train.device)
             .map_err(|error| RunError::Refused(format!("[train] device = \"cuda\": {error}")))
     }
 
-    /// An error if it cannot compute under `recipe`. It names the compute capability that can, and the
-    /// recipes that this processor runs.
+    /// An error if the processor cannot compute under `recipe`. It names the compute capability that can, and
+    /// the recipes that this processor runs.
     pub fn check(&self, recipe: Recipe) -> Result<(), RunError> {
         let Processor::Cuda(gpu) = self else { return Ok(()) };
         let info = gpu.info();
@@ -97,7 +97,7 @@ impl Processor {
                 let number = |arch: Arch| format!("{}.{}", arch.major, arch.minor);
                 let others: Vec<_> = RECIPES.iter().filter(runs).map(|(recipe, _)| recipe.name()).collect();
                 Err(RunError::Refused(format!(
-                    "[precision] recipe = {:?} needs compute capability {} or newer, and {} has {}; choose one that it runs: {}",
+                    "[precision] recipe = {:?} needs compute capability {} or newer, and {} has {}; choose one that it supports: {}",
                     recipe.name(),
                     number(needed.1),
                     info.name,
@@ -133,7 +133,7 @@ impl Processor {
         }
     }
 
-    /// The most bf16 operations a second that it can do, where that is known.
+    /// Peak bf16 operations per second, if known.
     pub fn peak_flops(&self) -> Option<f64> {
         match self {
             Processor::Cpu => None,
@@ -141,7 +141,7 @@ impl Processor {
         }
     }
 
-    /// Bytes of memory that are available, if the system tells.
+    /// Bytes of available memory, if the system reports them.
     pub fn available_bytes(&self) -> Option<u64> {
         match self {
             Processor::Cpu => xtrain_runtime::available_bytes(),
@@ -149,7 +149,7 @@ impl Processor {
         }
     }
 
-    /// Bytes of memory that would be available if nothing else ran, if the system tells.
+    /// Bytes of memory that would be available if nothing else ran, if the system reports them.
     pub fn total_bytes(&self) -> Option<u64> {
         match self {
             Processor::Cpu => xtrain_runtime::total_bytes(),
@@ -157,21 +157,21 @@ impl Processor {
         }
     }
 
-    /// Memory that programs can use now, and could use if nothing else ran, if the system tells.
+    /// Memory that programs can use now, and could use if nothing else ran, if the system reports both.
     pub fn room(&self) -> Option<Room> {
         let available_bytes = self.available_bytes()?;
         let alone_bytes = self.total_bytes().map_or(0, |bytes| bytes.saturating_sub(RESERVED_BYTES));
         Some(Room { available_bytes, alone_bytes: alone_bytes.max(available_bytes) })
     }
 
-    /// Makes it use recorded algorithms. The CPU has no choice of algorithms.
+    /// Makes the processor use recorded algorithms. The CPU has nothing to choose.
     pub fn adopt(&self, choices: &BTreeMap<String, String>) {
         if let Processor::Cuda(gpu) = self {
             gpu.adopt(choices);
         }
     }
 
-    /// An empty engine on it that makes these checks.
+    /// An empty engine on this processor that performs `checks`.
     pub fn engine(self, checks: Checks) -> Result<Box<dyn Engine>, EngineError> {
         match self {
             Processor::Cpu => {
@@ -191,7 +191,7 @@ impl Processor {
     }
 }
 
-/// A warning for each of the `preferred` algorithms that does not exist and would be ignored.
+/// A warning for each of the `preferred` algorithms that does not exist.
 fn unknown_algorithms(preferred: &[String]) -> Vec<String> {
     let mut known = attention::algorithms();
     known.extend(Gemm::ALGORITHM_NAMES.map(str::to_owned));

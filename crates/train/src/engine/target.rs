@@ -12,14 +12,14 @@ use xtrain_tensor::host::ALIGN_BYTES;
 /// Kind of processor that a program is planned for. No such processor need be present.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Target {
-    /// Cores.
+    /// CPU cores.
     Cpu,
     /// A GPU.
     Cuda,
 }
 
 impl Target {
-    /// The target of `device` on this machine. A GPU that is asked for need not be present.
+    /// The target of `device` on this machine. A requested GPU need not be present.
     pub fn for_device(device: Device) -> Target {
         match device {
             Device::Cpu => Target::Cpu,
@@ -53,8 +53,8 @@ impl Target {
         }
     }
 
-    /// Bytes of the plans of `programs` on one engine. State counts once; of scratch the largest counts, as
-    /// they run one after the other.
+    /// Bytes of the plans of `programs` on one engine. State counts once. The programs run one after the
+    /// other, so only the largest scratch counts.
     pub fn plan_bytes(self, programs: &[&Program]) -> usize {
         let (mut state, mut exchange, mut scratch) = (HashMap::new(), 0, 0);
         for program in programs {
@@ -73,8 +73,8 @@ impl Target {
         state.values().sum::<usize>() + exchange + scratch
     }
 
-    /// Upper bound of the bytes that this process uses of the device's memory without any model: its code, threads and buffers of files.
-    /// Measured: 18 MiB.
+    /// Upper bound of the bytes that this process uses of the device's memory without any model: its code,
+    /// threads and buffers of files. Measured: 18 MiB.
     pub fn process_bytes(self) -> u64 {
         match self {
             Target::Cpu => 20 << 20,
@@ -82,8 +82,8 @@ impl Target {
         }
     }
 
-    /// Upper bound of the bytes that a run uses besides its plan and the device context: code of kernels,
-    /// memory of libraries and of recorded graphs. Measured: 20 MiB.
+    /// Upper bound of the bytes that a run uses in addition to its plan and the device context: code of
+    /// kernels, memory of libraries and of recorded graphs. 20 MiB were measured.
     pub fn library_bytes(self) -> u64 {
         match self {
             Target::Cpu => 0,

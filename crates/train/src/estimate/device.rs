@@ -69,8 +69,8 @@ impl Device {
         }
     }
 
-    /// As [`Device::of`], for a run on the threads of this process. A CPU's rates are measured if they are not cached; a GPU's only with `tune`, and
-    /// settings are then chosen by them.
+    /// As [`Device::of`], for a run on the threads of this process. A CPU's rates are measured if they are
+    /// not cached; a GPU's only with `tune`, and settings are then chosen by them.
     pub fn measured(processor: &Processor, recipe: Recipe, tune: bool) -> Device {
         let device = Device::unmeasured(processor, rayon::current_num_threads());
         let recipe = measured_recipe(processor, recipe);
@@ -99,7 +99,9 @@ impl Device {
 
     fn unmeasured(processor: &Processor, threads: usize) -> Device {
         match processor {
-            Processor::Cpu => Device::cpu(processor.describe(), threads, processor.total_bytes()),
+            Processor::Cpu => {
+                Device::cpu(format!("CPU, {threads} threads"), threads, processor.total_bytes())
+            }
             Processor::Cuda(gpu) => Device { threads, ..Device::gpu(gpu.info()) },
         }
     }

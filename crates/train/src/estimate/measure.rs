@@ -17,8 +17,8 @@ use xtrain_model::Recipe;
 use xtrain_program::{Arithmetic, KernelCost, Program};
 use xtrain_runtime::{Checks, TimedWork, Timing};
 
-/// Steps that are measured at most, and the time in which they begin. The shortest time of each op counts: what
-/// else runs only makes it longer.
+/// Steps that are measured at most, and the time in which they begin. The shortest time of each op counts:
+/// what else runs only makes it longer.
 const STEPS: usize = 5;
 const PATIENCE: Duration = Duration::from_secs(1);
 

@@ -16,7 +16,7 @@ pub(crate) use search::first_that_fits;
 use xtrain_program::Program;
 use xtrain_report::metrics::format;
 
-/// Memory that a step needs, and memory that there is.
+/// Memory that a step needs, and memory that is available.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Fit {
     /// Bytes of the plan, of kernel workspace outside of it, and of libraries.
@@ -30,17 +30,18 @@ pub struct Fit {
 /// Result of the check.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Verdict {
-    /// As it is.
+    /// The step fits as configured.
     Fits,
-    /// It does not fit as configured; these alternatives would, the one that costs the least speed first.
+    /// The step does not fit as configured, but these alternatives do; the one that costs the least speed is
+    /// first.
     WouldFit(Vec<Alternative>),
-    /// However little is asked for at once.
+    /// No alternative fits.
     Nothing {
-        /// The alternative that needs the least.
+        /// The alternative that needs the least memory.
         least: Alternative,
-        /// Bytes of it that no setting changes: weights, gradients, moments.
+        /// Bytes that no setting changes: weights, gradients, moments.
         state_bytes: u64,
-        /// True if it would fit without other programs that hold memory.
+        /// True if it would fit if other programs released their memory.
         is_held: bool,
         /// Other models and machines with which it would fit.
         instead: Instead,
@@ -60,12 +61,12 @@ pub struct Instead {
     pub gpus: Option<u64>,
 }
 
-/// Settings that take less memory, and how much.
+/// Settings that need less memory, and how much they need.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Alternative {
-    /// `train.recompute=norms`, as `--set` takes them. The global batch stays.
+    /// The settings, as `--set` takes them: `train.recompute=norms`. The global batch does not change.
     pub settings: Vec<String>,
-    /// Bytes that the step then needs.
+    /// Bytes that the step needs with them.
     pub bytes: u64,
 }
 
@@ -84,7 +85,7 @@ impl Fit {
         let needed_bytes = search.needed_bytes;
         let verdict = match needed_bytes <= room.available_bytes {
             true => Verdict::Fits,
-            // The first thing to do without is what the model does not learn by.
+            // Give up first what does not affect learning.
             false if spec.reference => {
                 let without = TrainingSpec { reference: false, ..spec.clone() };
                 let Fit { needed_bytes, verdict, .. } =
@@ -124,7 +125,7 @@ impl Fit {
         Ok(fit)
     }
 
-    /// An error where it does not fit into the memory that `owner` has.
+    /// An error if the step does not fit into the memory of `owner`.
     fn check(&self, owner: &str) -> Result<(), RunError> {
         if self.verdict == Verdict::Fits {
             return Ok(());
@@ -150,8 +151,8 @@ pub fn check(planned: &Planned, processor: &Processor) -> Result<(), RunError> {
     }
 }
 
-/// Bytes that the step of `spec`, which is `program`, needs on `target`, on this number of CPU threads: of its plan, of kernel workspace
-/// outside of it, and of libraries.
+/// Bytes that the step of `spec`, which is `program`, needs on `target`, on this number of CPU threads: of
+/// its plan, of kernel workspace outside of it, and of libraries.
 pub(crate) fn needed_bytes(
     spec: &TrainingSpec,
     program: &Program,
@@ -190,7 +191,7 @@ impl Alternative {
 }
 
 impl Verdict {
-    /// This verdict, reached with `setting`, with which the step needs `bytes`.
+    /// The verdict after `setting` was changed; the step then needs `bytes`.
     fn with_setting(mut self, setting: &str, bytes: u64) -> Self {
         let add = |alternative: &mut Alternative| alternative.settings.insert(0, setting.to_owned());
         match &mut self {

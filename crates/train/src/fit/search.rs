@@ -26,7 +26,7 @@ pub(super) struct Search<'a> {
     pub(super) needed_bytes: u64,
 }
 
-/// A step that asks for less, and the settings that make it.
+/// A step that needs less memory, and the settings that lead to it.
 #[derive(Clone)]
 struct Changed {
     spec: TrainingSpec,
@@ -39,7 +39,7 @@ impl Search<'_> {
         Ok(needed_bytes(spec, &program, self.target, self.threads)?)
     }
 
-    /// The first of `from`, of which each takes less than the one before, that fits, and its bytes.
+    /// The first step of `from` that fits, and its bytes. Each needs less than the one before.
     fn first(&self, from: &[Changed]) -> Result<Option<(Changed, Alternative)>, RunError> {
         let available = self.room.available_bytes;
         let found = first_that_fits(from.len(), self.needed_bytes, available, |at| {
@@ -60,7 +60,7 @@ impl Search<'_> {
         let chunk = |from: &Changed| self.chunks(from);
         let micro = |from: &Changed| self.micro_batches(from);
         let smallest = |from: &Changed| chunk(from).pop().unwrap_or_else(|| from.clone());
-        // First whether anything can: a plan of very many layers takes its time.
+        // Check first if anything can fit: planning very many layers takes long.
         let least = smallest(recompute.last().unwrap_or(&as_it_is[0]));
         let Changed { spec, settings } = micro(&least).pop().unwrap_or(least);
         let bytes = self.bytes(&spec)?;
@@ -76,7 +76,7 @@ impl Search<'_> {
         if !alternatives.is_empty() {
             return Ok(Verdict::WouldFit(alternatives));
         }
-        // If the run recomputes everything already, only the other settings are left.
+        // If everything is recomputed already, only the other settings are left.
         let recompute = if recompute.is_empty() { as_it_is.to_vec() } else { recompute };
         let chunked = recompute.iter().map(chunk);
         let cut = recompute.iter().map(micro);
@@ -133,7 +133,8 @@ impl Search<'_> {
         norms: &[Changed],
         blocks: &[Changed],
     ) -> Result<Vec<Alternative>, RunError> {
-        // Ordered by cost: little arithmetic, smaller GEMMs of the head, all GEMMs smaller, much arithmetic.
+        // Ordered by cost: some additional arithmetic, smaller GEMMs of the head, smaller GEMMs everywhere,
+        // much additional arithmetic.
         let by_norms = self.first(norms)?;
         let by_chunk = self.first(&self.chunks(as_it_is))?;
         let by_micro = self.first(&self.micro_batches(as_it_is))?;
@@ -150,7 +151,7 @@ impl Search<'_> {
         Ok(alternatives.into_iter().flatten().map(|(_, alternative)| alternative).collect())
     }
 
-    /// `recompute` in a growing number of blocks, up to all.
+    /// `recompute` in an increasing number of blocks, up to all.
     fn recomputing(&self, recompute: Recompute, name: &str) -> Vec<Changed> {
         let TrainingSpec { recompute: now, recompute_blocks: blocks, .. } = *self.spec;
         let layers = self.spec.model.layers.len();
@@ -158,7 +159,7 @@ impl Search<'_> {
             Recompute::None => 0,
             _ if now == recompute => blocks.unwrap_or(layers),
             Recompute::Norms => 0,
-            // It recomputes norms as well.
+            // The policy recomputes norms as well.
             Recompute::Block => layers,
         };
         let change = |n: usize| {
@@ -176,7 +177,7 @@ impl Search<'_> {
         (done + 1..=layers).map(change).collect()
     }
 
-    /// Fewer tokens whose logits exist at once.
+    /// Smaller chunks of tokens whose logits exist at once.
     fn chunks(&self, from: &Changed) -> Vec<Changed> {
         let tokens = from.spec.batch.sequences * from.spec.batch.seq_len;
         let mut chunk = from.spec.loss.chunk_tokens.min(tokens).next_power_of_two() / 2;
@@ -191,7 +192,7 @@ impl Search<'_> {
         all
     }
 
-    /// Fewer sequences at a time, in more passes.
+    /// Smaller micro-batches, and more of them.
     fn micro_batches(&self, from: &Changed) -> Vec<Changed> {
         let fewer = (1..from.spec.batch.sequences).rev().filter(|n| self.batch_size.is_multiple_of(*n));
         let change = |n: usize| {

@@ -3,7 +3,7 @@ use crate::programs;
 use std::path::Path;
 use xtrain_config::Config;
 
-/// A model of which activations take the most, and of these the logits.
+/// A model whose memory is mostly activations, and these mostly logits.
 const RUN: &str = "[model]\ndim = 32\nlayers = 4\nheads = 2\nvocab_size = 4096\n[data]\ntrain = 'a.txt'\ntokenizer = 'bytes'\n\
                    seq_len = 256\n[train]\nsteps = 1\nbatch_size = 12\n";
 
@@ -51,8 +51,7 @@ fn reference_segments_are_the_first_to_be_left_out() {
         let (with, without) = (needed(&fp8, target), needed(&fp8[..1], target));
         let (spec, batch_size) = planned(RUN, &fp8, target);
         let of = |room| Fit::new(&spec, target, THREADS, batch_size, Room::of(room)).expect("a plan");
-        // The weights of the blocks in bf16 at least; on cores the state that is put aside is in the same
-        // memory.
+        // At least the bf16 weights of the blocks; on a CPU the copied state is in the same memory.
         let program = programs::training(&spec).expect("a program");
         let aside = if target == Target::Cpu { programs::saved_bytes(&program) as u64 } else { 0 };
         assert!(with > without + aside, "{with} and {without}");
@@ -65,7 +64,7 @@ fn reference_segments_are_the_first_to_be_left_out() {
         for room in [without, with - 1] {
             assert_eq!(left_out(room), std::slice::from_ref(&only));
         }
-        // Then what would fit without them.
+        // First the problem, then settings that fit without segments.
         let (plain, _) = planned(RUN, &fp8[..1], target);
         let fit = Fit::new(&plain, target, THREADS, batch_size, Room::of(without - 1)).expect("a plan");
         let Verdict::WouldFit(alternatives) = fit.verdict else { panic!("something fits") };
@@ -150,7 +149,7 @@ fn memory_that_others_hold_is_told() {
     let nothing = said(1 << 20, 80 << 30);
     assert!(nothing.contains(&format!("{rest}nothing fits: ")), "{nothing}");
     assert!(nothing.contains("; end the other programs (`nvidia-smi` lists those on a GPU)"), "{nothing}");
-    // They are not to blame for what would not fit without them.
+    // Segments are not to blame if the step does not fit without them either.
     assert!(!said(1 << 20, 2 << 20).contains("other programs"));
 }
 
@@ -180,7 +179,7 @@ fn llama_3_8b_does_not_fit_into_a_small_card() {
     let message =
         Fit::new(&spec, Target::Cuda, THREADS, batch_size, Room::of(24 << 30)).expect("a plan").check("it");
     let message = message.expect_err("too little").to_string();
-    // Masters and gradients in fp32, and two moments and what products read in bf16.
+    // Masters and gradients in fp32, two moments, and the bf16 copies for GEMMs.
     assert!(message.contains("104.71 GiB of it for weights, gradients and moments"), "{message}");
     let instead = "; choose a smaller model: 3 of its 32 layers would fit; 6 GPUs of this size could hold it with weights, \
                    gradients and moments divided among them, but xtrain trains on one. `xtrain plan` shows what it is for";

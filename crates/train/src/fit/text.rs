@@ -1,4 +1,4 @@
-//! The words in which a run file's author reads whether a step fits, and what would.
+//! Messages about memory: whether a step fits, and the settings with which it would.
 
 use super::{Alternative, Fit, Instead, Verdict};
 use crate::engine::Room;
@@ -6,8 +6,8 @@ use std::fmt;
 use xtrain_report::metrics::format;
 
 impl Fit {
-    /// Owner and size of the available memory: `NVIDIA H200 has 2.00 GiB available`. If it would help, it
-    /// also says that other programs hold the rest.
+    /// Owner and size of the available memory: `NVIDIA H200 has 2.00 GiB available`. Mentions other programs
+    /// if their memory would suffice.
     pub fn available(&self, owner: &str) -> String {
         let Room { available_bytes, alone_bytes } = self.room;
         let is_held = match &self.verdict {

@@ -18,64 +18,65 @@ use xtrain_model::decoder::{Batch, Context, io};
 use xtrain_runtime::{Part, ProgramId};
 use xtrain_tensor::{DType, vectorized};
 
-/// A prefill run takes a multiple of so many tokens.
+/// Granularity of prefill runs, in tokens.
 const PREFILL_TOKENS: usize = 64;
 
-/// A generated token, and the logits that it was chosen from.
+/// A generated token, and the logits from which it was chosen.
 #[derive(Clone, Copy, Debug)]
 pub struct GeneratedToken<'a> {
     /// Its id.
     pub token: u32,
-    /// The logits after everything before it, one a row of the vocabulary.
+    /// The logits for this position, one for each row of the vocabulary.
     pub logits: &'a [f32],
 }
 
 /// A model loaded for generation: one sequence at a time.
 pub struct Generator {
     prefill: ProgramId,
-    /// Tokens that a prefill run takes.
+    /// Tokens of one prefill run.
     prefill_tokens: usize,
     decode: ProgramId,
     capacity: usize,
     /// The element type of logits and cache.
     dtype: DType,
-    /// The tokens in the cache, each at its index as position.
+    /// The tokens in the cache; the index is the position.
     held: Vec<u32>,
-    /// Those after the last of them.
+    /// The logits after the last of them.
     logits: Vec<f32>,
     pace: Pace,
 }
 
-/// Time that tokens took.
+/// Duration of prefill and decoding.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Pace {
-    /// Tokens that were read, several at a time.
+    /// Tokens processed in prefill.
     pub prompt_tokens: usize,
-    /// The time that took.
+    /// Seconds of prefill.
     pub prompt_seconds: f64,
-    /// Tokens that were chosen and read one at a time.
+    /// Tokens generated one at a time.
     pub tokens: usize,
-    /// The time that took.
+    /// Seconds of generation.
     pub seconds: f64,
-    /// Bytes read from memory for these: every weight and the filled part of the cache once a token.
+    /// Bytes read from memory during generation: for each token every weight, and the filled part of the
+    /// cache.
     pub bytes: f64,
 }
 
 impl Pace {
-    /// Tokens a second, one at a time; nothing where there were none.
+    /// Tokens generated per second; `None` without any.
     pub fn tokens_per_second(&self) -> Option<f64> {
         (self.tokens > 0).then(|| self.tokens as f64 / self.seconds.max(1e-9))
     }
 
-    /// Bytes a second that memory moved for these; nothing where there were none.
+    /// Bytes read per second during generation; `None` without any.
     pub fn bytes_per_second(&self) -> Option<f64> {
         (self.tokens > 0).then(|| self.bytes / self.seconds.max(1e-9))
     }
 }
 
 impl Generator {
-    /// Loads prefill and decode over `weights`, for `tokens` of prompt and continuation together, or for the
-    /// model's context if that is less.
+    /// Loads prefill and decode over `weights`. The capacity is `tokens` of prompt and continuation together,
+    /// or the model's context if that is less.
     pub fn new(weights: &mut Weights, tokens: usize) -> Result<Self, LearnError> {
         let capacity = tokens.clamp(1, weights.model().max_position_embeddings.max(1));
         let prefill_tokens = weights.engine().busy_rows().min(capacity).next_multiple_of(PREFILL_TOKENS);
@@ -92,7 +93,7 @@ impl Generator {
         Ok(Generator { prefill, prefill_tokens, decode, capacity, dtype, held, logits, pace })
     }
 
-    /// Time that tokens took so far.
+    /// Durations so far.
     pub fn pace(&self) -> Pace {
         self.pace
     }
@@ -107,9 +108,9 @@ impl Generator {
         self.held.clear();
     }
 
-    /// Appends `tokens` and returns the logits after the last of them, one a row of the vocabulary. If they
-    /// do not fit, all but the newest half of the capacity is dropped, and that half is read again from
-    /// position 0.
+    /// Appends `tokens` and returns the logits after the last of them, one for each row of the vocabulary. If
+    /// they do not fit, all but the newest half of the capacity is dropped, and that half is processed again
+    /// from position 0.
     ///
     /// # Panics
     ///
@@ -127,7 +128,7 @@ impl Generator {
         Ok(&self.logits)
     }
 
-    /// Reads tokens that fit.
+    /// Processes tokens that fit.
     fn read(&mut self, weights: &mut Weights, tokens: &[u32]) -> Result<(), LearnError> {
         let begun = Instant::now();
         let engine = weights.engine();
@@ -161,9 +162,10 @@ impl Generator {
     }
 }
 
-/// The numbers that `bytes` hold.
+/// Widens the numbers in `bytes` to f32.
 ///
 /// # Panics
+///
 /// If no model computes in this type.
 fn widen(dtype: DType, bytes: &[u8], to: &mut Vec<f32>) {
     to.resize(bytes.len() / dtype.bytes(1), 0.0);
@@ -178,19 +180,19 @@ fn widen(dtype: DType, bytes: &[u8], to: &mut Vec<f32>) {
     });
 }
 
-/// Bytes read for a token after which the cache holds `held`: every weight once (of an untied embedding only
-/// a row, which is neglected), and the keys and values so far.
+/// Bytes read for one token when the cache holds `held` tokens: every weight once (a single row of an untied
+/// embedding is neglected), and the keys and values so far.
 fn token_bytes(model: &Architecture, dtype: DType, held: usize) -> f64 {
     dtype.bytes(model.multiplied_parameters() + model.cached_numbers() * held) as f64
 }
 
 impl Generator {
-    /// Continues `prompt` by at most `max_tokens` tokens, and ends before one of `stop`. Each token is also
-    /// passed to `on_token`, which may end it. Returns the new tokens.
+    /// Continues `prompt` by at most `max_tokens` tokens, and ends before a token in `stop`. Each token is
+    /// also passed to `on_token`, which may end the generation. Returns the new tokens.
     ///
     /// # Errors
     ///
-    /// Logits that are not finite: the model is broken, and sampling from it would be noise.
+    /// Logits that are not finite: the model is broken, and samples would be noise.
     pub fn generate(
         &mut self,
         weights: &mut Weights,

@@ -1,7 +1,7 @@
-//! Choice of the next token.
+//! Sampling of the next token.
 //!
-//! `among` is the definition: all tokens in order of their logits, truncated, and drawn from.
-//! [`Sampling::choose`] returns the same token without sorting the whole vocabulary each time.
+//! `among` is the definition: it sorts all tokens by their logits, truncates and draws. [`Sampling::choose`]
+//! returns the same token without sorting the whole vocabulary.
 
 use rayon::prelude::*;
 use xtrain_tensor::{Philox, vectorized};
@@ -9,20 +9,20 @@ use xtrain_tensor::{Philox, vectorized};
 /// Settings of sampling.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Sampling {
-    /// Divides the logits; 0 takes the likeliest token.
+    /// Divisor of the logits; 0 selects the likeliest token.
     pub temperature: f64,
-    /// Only the k likeliest tokens are drawn from; 0 for all.
+    /// Number of the likeliest tokens that are candidates; 0 for all.
     pub top_k: usize,
-    /// Only the likeliest tokens whose probabilities reach this sum are drawn from; 1 for all.
+    /// Probability that the likeliest tokens must reach together to be the candidates; 1 for all.
     pub top_p: f64,
-    /// Makes the draws repeatable.
+    /// Seed of the draws.
     pub seed: u64,
 }
 
 /// The Philox stream of sampling.
 const SAMPLE_STREAM: u32 = u32::MAX - 1;
 
-/// Tokens whose weights a thread adds up.
+/// Tokens per thread when weights are summed.
 const CHUNK: usize = 2048;
 
 /// Number of tokens that are skipped at once if none of them is a candidate.
@@ -36,7 +36,7 @@ const LIKELY: f64 = 12.0;
 const DOUBT: f64 = 1e-6;
 
 impl Sampling {
-    /// The token chosen from `logits`, one a row of the vocabulary, as the `index`-th draw.
+    /// Samples a token from `logits`, one for each row of the vocabulary. `index` numbers the draw.
     pub fn choose(&self, logits: &[f32], index: u64) -> u32 {
         if self.temperature <= 0.0 || logits.is_empty() {
             return likeliest(logits);
@@ -56,7 +56,7 @@ impl Sampling {
         })
     }
 
-    /// The token of a draw in [0, 1) among these, the likeliest first.
+    /// The token that `draw`, from [0, 1), selects among `order`, which begins with the likeliest.
     fn among(&self, order: &[u64], logits: &[f32], draw: f64) -> u32 {
         let Some(&first) = order.first() else { return 0 };
         let weight = |&key: &u64| self.weight(logits[token(key)], logits[token(first)]);
@@ -78,8 +78,8 @@ impl Sampling {
         likeliest(logits)
     }
 
-    /// The result of [`Sampling::among`] for all tokens, found among the likely ones alone; `None` if that is
-    /// in doubt.
+    /// The result of [`Sampling::among`] for all tokens, computed from the likely ones alone; `None` if
+    /// rounding may change it.
     fn among_likely(&self, logits: &[f32], draw: f64) -> Option<u32> {
         let best = logits[likeliest(logits) as usize];
         let weight = |x: f32| self.weight(x, best);
@@ -90,7 +90,7 @@ impl Sampling {
         let least = best - (LIKELY * self.temperature) as f32;
         let mut order = keys(logits, |x| x >= least);
         order.sort_unstable();
-        // Scale of the draw: all weights, or those of the tokens within top_p.
+        // Sum that the draw is scaled by: all weights, or those of the tokens within top_p.
         let mut scale = total;
         if self.top_p < 1.0 {
             let (mut reached, goal) = (0.0, self.top_p * total);
@@ -125,12 +125,12 @@ fn rank(x: f32) -> i32 {
     bits ^ (((bits >> 31) as u32) >> 1) as i32
 }
 
-/// Keys of the tokens whose logits are `wanted`. Sorted, they are in falling order of logits, and equal ones
-/// in the order of the vocabulary.
+/// Keys of the tokens whose logits are `wanted`. Sorted keys order tokens by descending logit, and equal
+/// logits by their index.
 fn keys(logits: &[f32], wanted: impl Fn(f32) -> bool) -> Vec<u64> {
     let mut keys = Vec::new();
     for (line, of_line) in logits.chunks(LINE).enumerate() {
-        // Without a way out of the loop, so that it takes several at once.
+        // No early exit, so that the loop is vectorised.
         if !of_line.iter().fold(false, |any, &x| any | wanted(x)) {
             continue;
         }
@@ -150,7 +150,7 @@ fn token(key: u64) -> usize {
 
 /// True if all logits are finite.
 pub(crate) fn are_finite(logits: &[f32]) -> bool {
-    // Without a way out of the loop, so that it takes several at once.
+    // No early exit, so that the loop is vectorised.
     let most = vectorized(|| logits.iter().fold(0, |most: u32, x| most.max(x.to_bits() & 0x7FFF_FFFF)));
     f32::from_bits(most).is_finite()
 }

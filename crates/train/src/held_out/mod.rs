@@ -1,17 +1,17 @@
-//! Data that `xtrain eval` measures a loss on: named texts and token shards, or the validation data of the
+//! Data on which `xtrain eval` measures a loss: given texts and token shards, or the validation data of the
 //! model's run.
 //!
-//! Text is tokenized to disk, in parallel and in bounded memory, as in training. Several models that are
-//! compared read it from there, one after the other.
+//! Text is tokenized to disk, in parallel and in bounded memory, as in training. Several compared models read
+//! it from there, one after the other.
 
 mod text;
 
 pub use text::{EvalProgress, TextLoss, TextOptions, text};
 
-use crate::corpus::{Corpus, Notice};
+use crate::corpus::{Corpus, Notice, validation_of_run};
 use crate::error::RunError;
 use crate::evaluate::{Evaluator, Tally};
-use crate::opened::OpenedModel;
+use crate::opened::{OpenedModel, RunOrigin};
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -25,7 +25,7 @@ use xtrain_model::decoder::Batch;
 /// Tokens whose logits exist at one time.
 const LOSS_CHUNK: usize = 1024;
 
-/// Context where neither the caller nor the model's run says one, in tokens.
+/// Default context in tokens, if neither the caller nor the model's run sets one.
 const SEQ_LEN: usize = 1024;
 
 /// Tokens that models are evaluated on.
@@ -34,18 +34,18 @@ pub struct HeldOut {
     text_bytes: u64,
     seq_len: usize,
     document_mask: bool,
-    /// Lives as long as the tokens in it are read.
+    /// Removed when the tokens in it are no longer read.
     _temporary: Option<TempDir>,
 }
 
 impl HeldOut {
-    /// The tokens of `data`, files and folders of text and folders of token shards, read with the settings of
-    /// `opened`. `go_on` is called often with the progress; if it breaks, there is no result.
+    /// The tokens of `data` (files and folders of text, and folders of token shards), read with the settings
+    /// of `opened`. `go_on` is called often with the progress; if it breaks, the result is `None`.
     ///
     /// # Errors
     ///
-    /// Input that cannot be read or encoded, by file and place; shards of another tokenizer; a tokenizer that
-    /// is not the model's; too little disk.
+    /// Input that cannot be read or encoded, with file and place; shards of another tokenizer; a tokenizer
+    /// that is not the model's; too little disk space.
     pub fn of_texts(
         opened: &OpenedModel,
         data: &[PathBuf],
@@ -56,11 +56,9 @@ impl HeldOut {
         let limit = model.max_position_embeddings;
         let asked = options.seq_len.or(opened.seq_len).unwrap_or(SEQ_LEN.min(limit));
         if asked > limit {
-            tracing::warn!(
-                "sequences of {asked} exceed the {limit} tokens of context that the model is meant for"
-            );
+            tracing::warn!("sequences of {asked} exceed the model's context of {limit} tokens");
         }
-        // Shards need none.
+        // Shards need no tokenizer.
         let temporary = match options.cache {
             None if !data.iter().all(|path| is_dataset(path)) => {
                 Some(tempfile::tempdir().map_err(RunError::io(&std::env::temp_dir(), "make a folder in"))?)
@@ -86,7 +84,7 @@ impl HeldOut {
                 model.vocab_size
             )));
         }
-        // Longer sequences than the data fills would only take memory.
+        // Sequences longer than the data would only waste memory.
         let longest = streams.iter().map(|s| s.token_count().saturating_sub(1)).max().unwrap_or(0);
         let seq_len = usize::try_from(longest).map_or(asked, |longest| asked.min(longest.max(1)));
         let document_mask = options.document_mask.unwrap_or(opened.document_mask);
@@ -95,12 +93,12 @@ impl HeldOut {
         Ok(Some(HeldOut { validation, text_bytes, seq_len, document_mask, _temporary: temporary }))
     }
 
-    /// The validation data of the run of `opened`, as much of it as an evaluation there used.
+    /// The validation data of the run of `opened`, as much of it as an evaluation of that run used.
     ///
     /// # Errors
     ///
-    /// A model that is not from a run; a run without validation; data that is gone or has changed since the
-    /// run read it; those of [`HeldOut::of_texts`].
+    /// A model that is not from a run; a run without validation; data that is missing or has changed since
+    /// the run read it; the errors of [`HeldOut::of_texts`].
     pub fn of_run(
         opened: &OpenedModel,
         go_on: &mut dyn FnMut(EvalProgress<'_>) -> ControlFlow<()>,
@@ -111,21 +109,19 @@ impl HeldOut {
             ));
         };
         let config = &of_run.config;
-        let corpus = Corpus::open(config, Some(&of_run.tokenizer), &mut |notice| match notice {
+        let mut notice = |notice| match notice {
             Notice::Tokenizing { path, progress } => {
                 go_on(EvalProgress::Tokenizing(Path::new(&path), &progress))
             }
             Notice::Learning { .. } => ControlFlow::Continue(()),
-        });
-        let corpus = match corpus {
-            Err(RunError::Data(DataError::Interrupted)) => return Ok(None),
-            corpus => corpus?,
         };
-        // Of other data another part would be held out, some of which was trained on.
-        corpus.loader.resume(&of_run.loader)?;
-        let Some(validation) = corpus.validation else {
+        let validation = match validation(of_run, &mut notice) {
+            Err(RunError::Data(DataError::Interrupted)) => return Ok(None),
+            validation => validation?,
+        };
+        let Some(validation) = validation else {
             return Err(RunError::Refused(
-                "the run validated on nothing (data.valid, data.held_out); name a text with --data".into(),
+                "the run had no validation data (data.valid, data.held_out); name a text with --data".into(),
             ));
         };
         let seq_len = config.data.seq_len;
@@ -135,9 +131,10 @@ impl HeldOut {
         Ok(Some(HeldOut { validation, text_bytes, seq_len, document_mask, _temporary: None }))
     }
 
-    /// The loss of `opened` on them, `batch_size` sequences at once. Nothing where `go_on` breaks.
+    /// The loss of `opened` on these tokens, with `batch_size` sequences at once; `None` if `go_on` breaks.
     ///
     /// # Errors
+    ///
     /// Too little memory; shards that were damaged meanwhile.
     pub fn loss(
         &self,
@@ -147,7 +144,7 @@ impl HeldOut {
     ) -> Result<Option<TextLoss>, RunError> {
         let HeldOut { validation, text_bytes, seq_len, document_mask, .. } = self;
         let (seq_len, document_mask) = (*seq_len, *document_mask);
-        // Larger batches than the data fills would only take memory.
+        // Batches larger than the data would only waste memory.
         let all = validation.window_count();
         let sequences = all.min(batch_size.max(1) as u64) as usize;
         let shape = Batch { sequences, seq_len };
@@ -167,7 +164,25 @@ impl HeldOut {
     }
 }
 
-/// The shards at `path`, or those of the text there, written to `cache`.
+/// The validation data of a run, all of it; none if the run has none. Only what is validated on is opened.
+fn validation(
+    run: &RunOrigin,
+    notice: &mut dyn FnMut(Notice) -> ControlFlow<()>,
+) -> Result<Option<Validation>, RunError> {
+    let RunOrigin { config, folder, loader } = run;
+    if config.data.valid.is_some() {
+        return validation_of_run(config, folder, notice);
+    }
+    if config.data.held_out() == 0.0 {
+        return Ok(None);
+    }
+    let corpus = Corpus::of_run(config, folder, notice)?;
+    // Of other data another part would be held out, some of which was trained on.
+    corpus.loader.resume(loader)?;
+    Ok(corpus.validation)
+}
+
+/// Opens the shards at `path`, or tokenizes the text there to `cache`.
 fn dataset(
     path: &Path,
     tokenizer: &Tokenizer,

@@ -1,4 +1,4 @@
-//! The loss of a model on texts and token shards that someone names.
+//! The loss of a model on given texts and token shards.
 
 use super::HeldOut;
 use crate::error::RunError;
@@ -10,15 +10,15 @@ use xtrain_data::{InputOptions, Progress};
 /// Settings of an evaluation of texts.
 #[derive(Clone, Debug)]
 pub struct TextOptions {
-    /// Tokens of context; else those of the model's run, else 1024 or what the model allows.
+    /// Tokens of context. By default that of the model's run, else 1024 or the model's limit.
     pub seq_len: Option<usize>,
     /// Sequences at once, at least 1.
     pub batch_size: usize,
-    /// Keeps attention within documents; else as the model's run did.
+    /// Keeps attention within documents. By default as in the model's run.
     pub document_mask: Option<bool>,
     /// Options for reading documents from the files.
     pub input: InputOptions,
-    /// A folder that keeps the tokens for the next time; else they go to a temporary one that is removed.
+    /// Folder in which the tokens are cached. By default a temporary folder, which is removed.
     pub cache: Option<PathBuf>,
 }
 
@@ -43,19 +43,19 @@ pub struct TextLoss {
     pub tokens: usize,
     /// Bytes of the text that the tokens encode.
     pub text_bytes: u64,
-    /// Tokens of context that were used: no more than the data fills.
+    /// Tokens of context, at most as many as the data has.
     pub seq_len: usize,
     /// True if attention stayed within documents.
     pub document_mask: bool,
 }
 
 impl TextLoss {
-    /// Cross-entropy in bits a byte of text: comparable between tokenizers.
+    /// Cross-entropy in bits per byte of text, which is comparable between tokenizers.
     pub fn bits_per_byte(&self) -> f64 {
         self.loss * self.tokens as f64 / std::f64::consts::LN_2 / self.text_bytes.max(1) as f64
     }
 
-    /// By how much of `reference`'s the loss is larger.
+    /// Difference to the loss of `reference`, relative to it.
     pub fn gap(&self, reference: &TextLoss) -> f64 {
         self.loss / reference.loss - 1.0
     }
@@ -64,15 +64,15 @@ impl TextLoss {
 /// Progress of an evaluation.
 #[derive(Clone, Copy, Debug)]
 pub enum EvalProgress<'a> {
-    /// The text at this path is turned into tokens.
+    /// The text at this path is being tokenized.
     Tokenizing(&'a Path, &'a Progress),
-    /// Sequences evaluated so far, and all.
+    /// Sequences evaluated so far, and their total.
     Evaluating(u64, u64),
 }
 
-/// The loss of `opened` on `data`: files and folders of text, and folders of token shards. `go_on` is called
-/// often with the progress; [`ControlFlow::Break`] ends the evaluation without a result and removes temporary
-/// files.
+/// Computes the loss of `opened` on `data`: files and folders of text, and folders of token shards. `go_on`
+/// is called often with the progress; [`ControlFlow::Break`] ends the evaluation without a result and removes
+/// temporary files.
 ///
 /// # Errors
 ///

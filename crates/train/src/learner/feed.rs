@@ -1,11 +1,11 @@
-//! The inputs of a program that reads a batch: tokens, and the draws of dropout.
+//! Inputs of a program that reads a batch: tokens and the random key of dropout.
 
 use crate::training_spec::TrainingSpec;
 use xtrain_data::Batch as TokenBatch;
 use xtrain_model::decoder::io;
 use xtrain_runtime::{Engine, EngineError, ProgramId};
 
-/// Writes a batch into a program's inputs; `valid_targets` is what its loss is divided by.
+/// Writes a batch into a program's inputs; the loss is divided by `valid_targets`.
 pub fn feed(
     engine: &mut dyn Engine,
     id: ProgramId,

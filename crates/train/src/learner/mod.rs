@@ -15,7 +15,7 @@ use xtrain_model::decoder::io;
 use xtrain_program::StateKind;
 use xtrain_runtime::{Engine, EngineError, Part, ProgramId, StateEntry, Ticket};
 
-/// Steps that may be under way while the next one is prepared, so that a device is never idle.
+/// Steps that may be in flight while the next one is prepared, so that a device is never idle.
 pub const IN_FLIGHT: usize = 2;
 
 /// Result of a step.
@@ -32,7 +32,7 @@ pub struct StepResult {
 /// An optimizer step to launch.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Step {
-    /// The number of the attempted step, from 0: what dropout draws by.
+    /// Number of the attempted step, from 0. Dropout's random numbers depend on it.
     pub number: u64,
     /// The learning rate.
     pub lr: f64,
@@ -48,7 +48,7 @@ pub struct Learner {
     spec: TrainingSpec,
     train: ProgramId,
     reference: Option<ReferencePrograms>,
-    /// The program that steps run now.
+    /// The program that steps run at present.
     current: ProgramId,
     seed: u64,
 }
@@ -57,13 +57,13 @@ pub struct Learner {
 #[derive(Clone, Copy)]
 struct ReferencePrograms {
     train: ProgramId,
-    /// Makes what it reads of the masters.
+    /// Refreshes the copies of masters that the step reads.
     refresh: ProgramId,
 }
 
 impl Learner {
     /// Loads the training program of `spec` into `engine`. All state is zero until the weights are
-    /// initialised or read; `seed` is that of dropout.
+    /// initialised or read. `seed` is the seed of dropout.
     pub fn new(engine: Box<dyn Engine>, spec: TrainingSpec, seed: u64) -> Result<Self, LearnError> {
         let program = programs::training(&spec)?;
         let refresh = programs::refresh(&program)?;
@@ -104,7 +104,7 @@ impl Learner {
         self.train
     }
 
-    /// The weights, to evaluate, to generate, to read and to write.
+    /// The weights, for evaluation and generation, reading and writing.
     pub fn weights(&mut self) -> &mut Weights {
         &mut self.weights
     }
@@ -134,12 +134,12 @@ impl Learner {
         Ok(self.weights.engine().copy_state(entries, targets)?)
     }
 
-    /// Overwrites a state value; after masters, refresh the weights.
+    /// Overwrites a state value. Refresh the weights after writing masters.
     pub fn write_state(&mut self, kind: StateKind, name: &str, bytes: &[u8]) -> Result<(), LearnError> {
         Ok(self.weights.engine().write_state(kind, name, bytes)?)
     }
 
-    /// Makes a whole step of these micro-batches and waits for its result.
+    /// Runs a whole step of these micro-batches and waits for its result.
     pub fn step(&mut self, number: u64, lr: f64, batches: &[TokenBatch]) -> Result<StepResult, LearnError> {
         let valid_targets = batches.iter().map(|b| b.valid_targets).sum();
         let step = Step { number, lr, valid_targets, micro_steps: batches.len() };
@@ -150,7 +150,7 @@ impl Learner {
         self.collect(ticket)
     }
 
-    /// Puts the `n`-th micro-batch of `step` in line; with the last one, the update.
+    /// Launches the `n`-th micro-batch of `step`, and after the last one the update.
     pub fn micro_step(&mut self, step: &Step, n: usize, batch: &TokenBatch) -> Result<(), LearnError> {
         let _micro_step = span("micro-step");
         let (engine, train) = (self.weights.engine(), self.current);
@@ -169,7 +169,8 @@ impl Learner {
         match (n, last) {
             (0, true) => return Ok(engine.run(train, Part::Whole)?),
             (0, false) => engine.run(train, Part::First)?,
-            _ => engine.run(train, Part::Next)?,
+            (_, false) => engine.run(train, Part::Next)?,
+            (_, true) => engine.run(train, Part::Last)?,
         }
         drop(launch);
         if last {
@@ -179,7 +180,7 @@ impl Learner {
         Ok(())
     }
 
-    /// Has the result of the step that was put in line last brought here, without waiting for it.
+    /// Starts the transfer of the latest launched step's result, without waiting for it.
     pub fn fetch(&mut self) -> Result<Ticket, LearnError> {
         let _fetch = span("fetch");
         Ok(self.weights.engine().fetch(self.current)?)
@@ -190,7 +191,7 @@ impl Learner {
         Ok(self.weights.engine().is_ready(ticket)?)
     }
 
-    /// The result of a step, waited for.
+    /// Waits for the result of a step.
     pub fn collect(&mut self, ticket: Ticket) -> Result<StepResult, LearnError> {
         let _collect = span("collect");
         let outputs = self.weights.engine().collect(ticket)?;

@@ -22,7 +22,7 @@ pub(super) struct Trace {
 }
 
 impl Trace {
-    /// An empty one; `about` says what it is of.
+    /// An empty trace; `about` describes it.
     pub(super) fn new(about: Value) -> Self {
         Trace { about, events: Vec::new() }
     }
@@ -39,7 +39,7 @@ impl Trace {
         }
     }
 
-    /// Adds what went on from `begin` to `end`, both since the beginning of the trace.
+    /// Adds an activity from `begin` to `end`, both relative to the start of the trace.
     pub(super) fn slice(
         &mut self,
         track: Track,
@@ -61,7 +61,7 @@ impl Trace {
         }));
     }
 
-    /// The file: an event a line.
+    /// The file, one event per line.
     pub(super) fn into_json(self) -> String {
         let events: Vec<String> = self.events.iter().map(Value::to_string).collect();
         let (about, events) = (self.about, events.join(",\n"));
@@ -69,7 +69,7 @@ impl Trace {
     }
 }
 
-/// Microseconds to the nanosecond.
+/// Microseconds, with three decimals.
 fn microseconds(time: Duration) -> f64 {
     time.as_nanos() as f64 / 1e3
 }

@@ -1,10 +1,10 @@
 //! A trace of some steps of a run, for ui.perfetto.dev and chrome://tracing: host activity, and the work of
 //! the processor over time.
 //!
-//! It holds two kinds of steps, one after the other. Steps of the first kind run as always, on a GPU as one
+//! It holds two kinds of steps, one after the other. Steps of the first kind run as usual, on a GPU as one
 //! graph each that is launched while others run: they show whether the device waits for the host. Steps of
-//! the second kind are timed op by op, on a GPU by events between the ops, and each is waited for. No result
-//! depends on either.
+//! the second kind are timed op by op, on a GPU by events between the ops, and the host waits for each.
+//! Tracing changes no result.
 
 mod chrome;
 
@@ -16,7 +16,7 @@ use chrome::{Trace, Track};
 use serde_json::{Value, json};
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
-use xtrain_program::{Instance, Program};
+use xtrain_program::{Instance, Lane, Program};
 use xtrain_report::metrics::format::percent;
 use xtrain_runtime::{Part, ProgramId, Timed, TimedWork, Timing};
 use xtrain_tensor::TensorType;
@@ -24,9 +24,9 @@ use xtrain_tensor::TensorType;
 /// Steps of a run to trace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ProfileOptions {
-    /// Steps that are timed op by op, after some that are timed as they run.
+    /// Number of steps that are timed op by op. Steps that run as usual precede them.
     pub steps: u64,
-    /// The first traced step, from 1; `None` is soon after the beginning. If the run does not reach it, or
+    /// The first traced step, from 1; by default soon after the beginning. If the run does not reach it, or
     /// too few steps follow, a warning says so and the first or last steps are traced.
     pub from: Option<u64>,
 }
@@ -34,29 +34,29 @@ pub struct ProfileOptions {
 /// Steps before the traced ones by default: the first runs op by op and the second is recorded.
 const WARM_UP: u64 = 3;
 
-/// Steps that are timed as they run, where the run has as many: some more than are under way at once.
+/// Steps that are traced as they run usually, if the run has as many: some more than are in flight at once.
 const AS_THEY_RUN: u64 = 6;
 
-/// Makes the trace of a run while it runs.
+/// Records the trace of a run.
 pub(crate) struct Profiler {
     window: Window,
     timing: Timing,
     begun: Instant,
-    /// The last step that it saw begin.
+    /// The last step that began.
     last: u64,
 }
 
-/// The traced steps, by the number of steps before each.
+/// The traced steps, each given by the number of steps before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Window {
     begin: u64,
-    /// From here on op by op.
+    /// First step that is timed op by op.
     ops: u64,
     end: u64,
 }
 
 impl Window {
-    /// The window for `options` in a run that makes the steps from `first` to `steps`.
+    /// The window for `options` in a run of the steps from `first` to `steps`.
     fn new(options: ProfileOptions, first: u64, steps: u64) -> Self {
         let left = steps.saturating_sub(first);
         let by_op = options.steps.min(left);
@@ -66,7 +66,7 @@ impl Window {
         Window { begin, ops, end: ops + by_op }
     }
 
-    /// A warning if it does not begin with the requested step.
+    /// A warning if the window does not begin with the requested step.
     fn moved(&self, options: ProfileOptions, first: u64, steps: u64) -> Option<String> {
         let from = options.from.filter(|&from| from != self.begin + 1)?;
         Some(match self.begin == self.end {
@@ -99,12 +99,12 @@ impl Profiler {
         Profiler { window, timing: Timing::Off, begun: Instant::now(), last: 0 }
     }
 
-    /// True if it changes how the step after `done` ones runs.
+    /// True if the profiler changes how the step after `done` others runs.
     pub(crate) fn acts(&self, done: u64) -> bool {
         self.window.timing(done) != self.timing
     }
 
-    /// Before the step that follows `done` ones.
+    /// Called before the step that follows `done` others.
     pub(crate) fn before_step(
         &mut self,
         done: u64,
@@ -124,12 +124,12 @@ impl Profiler {
         self.set(timing, learner)
     }
 
-    /// Before an evaluation: its programs are no steps, and are not timed op by op.
+    /// Called before an evaluation. Its programs are not timed op by op, because they are no steps.
     pub(crate) fn before_evaluation(&mut self, learner: &mut Learner) -> Result<(), RunError> {
         if self.timing == Timing::Off { Ok(()) } else { self.set(Timing::Runs, learner) }
     }
 
-    /// Writes what was traced, if anything was and is not written yet.
+    /// Writes the trace, unless it is empty or already written.
     pub(crate) fn finish(
         &mut self,
         learner: &mut Learner,
@@ -144,7 +144,7 @@ impl Profiler {
         self.set(Timing::Off, learner)?;
         let idle = self.idle_share(&times, learner.program());
         let text = self.trace(&times, &spans::recorded(), learner, device, idle);
-        // A run is worth more than its trace.
+        // A failed trace does not end the run.
         match folder.write(TRACE_FILE, &text) {
             Ok(()) => tracing::info!(
                 "steps {} to {} are traced in {}: open it at ui.perfetto.dev{}",
@@ -152,7 +152,7 @@ impl Profiler {
                 self.last,
                 folder.path().join(TRACE_FILE).display(),
                 idle.map_or(String::new(), |idle| format!(
-                    "; between steps as they run the device waited {} of the time",
+                    "; the device idled {} of the time between steps",
                     percent(idle, 2)
                 ))
             ),
@@ -169,11 +169,11 @@ impl Profiler {
         Ok(())
     }
 
-    /// Share of the time of the steps that ran as always, from the first one's beginning to the last one's
-    /// end, in which the device was idle.
+    /// Share of the time in which the device was idle, over the steps that ran as usual, from the start of
+    /// the first to the end of the last.
     fn idle_share(&self, times: &[Timed], train: ProgramId) -> Option<f64> {
         let is_step = |t: &&Timed| t.program == train && matches!(t.work, TimedWork::Part(p) if p.is_first());
-        // The steps after them are timed op by op, and are waited for.
+        // The steps after them are timed op by op, and the host waits for each.
         let steps = (self.window.ops - self.window.begin) as usize;
         let end = times.iter().filter(is_step).nth(steps).map(|first| first.begin);
         let ran: Vec<&Timed> = times.iter().take_while(|t| end.is_none_or(|end| t.begin < end)).collect();
@@ -203,12 +203,18 @@ impl Profiler {
         }));
         trace.name(HOST, "host", "host");
         trace.name(DEVICE, device, "steps and ops");
+        let train = learner.program();
+        let instances = &learner.weights().engine().program(train).instances;
+        let is_used = |lane: &Lane| instances.iter().any(|instance| instance.lane == *lane);
+        for lane in Lane::ALL.into_iter().skip(1).filter(is_used) {
+            trace.name(track(lane), device, &format!("ops of the {} lane", lane.name()));
+        }
         let since = |at: Instant| at.saturating_duration_since(self.begun);
         for done in done {
             let args = done.step.map_or(json!({}), |step| json!({ "step": step }));
             trace.slice(HOST, done.name, "host", (since(done.begin), since(done.end)), args);
         }
-        let (train, mut step) = (learner.program(), self.window.begin);
+        let mut step = self.window.begin;
         let mut labels: HashMap<ProgramId, Vec<OpLabel>> = HashMap::new();
         for timed in times {
             let when = (since(timed.begin), since(timed.end));
@@ -221,7 +227,7 @@ impl Profiler {
                     let (name, args) = match (of_step, part) {
                         (false, _) => ("evaluation or reference", json!({})),
                         (true, Part::Whole) => ("step", self.step_args(step)),
-                        (true, Part::First | Part::Next) => ("micro-step", self.step_args(step)),
+                        (true, Part::First | Part::Next | Part::Last) => ("micro-step", self.step_args(step)),
                         (true, Part::Update) => ("update", self.step_args(step)),
                     };
                     trace.slice(DEVICE, name, "run", when, args);
@@ -232,7 +238,7 @@ impl Profiler {
                         program.instances.iter().map(|i| OpLabel::of(program, i)).collect()
                     });
                     let label = &labels[index];
-                    trace.slice(DEVICE, &label.name, label.role, when, label.args(when.1 - when.0));
+                    trace.slice(label.track, &label.name, label.role, when, label.args(when.1 - when.0));
                 }
             }
         }
@@ -250,6 +256,11 @@ pub(crate) const TRACE_FILE: &str = "trace.json";
 const HOST: Track = Track { process: 1, thread: 1 };
 const DEVICE: Track = Track { process: 2, thread: 1 };
 
+/// The track of the ops of a lane. Those of the compute lane are on the track of the steps.
+fn track(lane: Lane) -> Track {
+    Track { thread: DEVICE.thread + lane as u32, ..DEVICE }
+}
+
 /// Explanation of op times, for readers of a trace.
 const OP_TIMES: &str = "On a GPU an op's time is that between two events, which are recorded in the step's graph before and after it: \
                         a microsecond or so of it is the event's, and ops that would overlap do not. So these steps take longer than the \
@@ -257,6 +268,8 @@ const OP_TIMES: &str = "On a GPU an op's time is that between two events, which 
 
 /// Labels of an op in a trace.
 struct OpLabel {
+    /// The track of its lane; the compute lane's is [`DEVICE`].
+    track: Track,
     name: String,
     role: &'static str,
     work: Work,
@@ -274,7 +287,13 @@ impl OpLabel {
             "bytes": work.bytes,
             "FLOPs": work.flops,
         });
-        OpLabel { name: format!("{op} {}", origin.site), role: origin.role.name(), work, args }
+        OpLabel {
+            track: track(instance.lane),
+            name: format!("{op} {}", origin.site),
+            role: origin.role.name(),
+            work,
+            args,
+        }
     }
 
     fn args(&self, took: Duration) -> Value {

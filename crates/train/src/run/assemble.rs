@@ -1,4 +1,4 @@
-//! The parts that beginning and resuming a run have in common, and the [`Run`] that they are assembled into.
+//! Assembles a [`Run`] from the parts that beginning and resuming have in common.
 
 use super::describe::{describe, warn_of_no_fp8};
 use super::divergence::Divergence;
@@ -7,7 +7,7 @@ use super::reference::StateCopy;
 use super::snapshot::CheckpointWriter;
 use super::{Hardware, Run, choices};
 use crate::choose::Choice;
-use crate::corpus::Corpus;
+use crate::corpus::{Corpus, RecordedText};
 use crate::engine::Processor;
 use crate::error::{LearnError, RunError};
 use crate::estimate::{Device, RunTime};
@@ -20,11 +20,10 @@ use crate::spec::{Chosen, Planned};
 use crate::training_spec::TrainingSpec;
 use crate::{exchange, fit, programs, source, spec};
 use std::collections::BTreeMap;
-use std::ffi::OsStr;
 use std::ops::ControlFlow;
 use std::path::Path;
 use xtrain_config::{Config, Facts, Parsed};
-use xtrain_data::{DataError, Tokenizer};
+use xtrain_data::{DataError, TokenStream, Tokenizer};
 use xtrain_model::Recipe;
 use xtrain_model::hf::HfConfig;
 use xtrain_report::LiveReport;
@@ -36,9 +35,9 @@ const LESS: &str = "take a smaller train.micro_batch_size, a shorter data.seq_le
 
 /// A run that was opened.
 pub(super) enum Opened {
-    /// It has something left to do.
+    /// The run has steps or other work left.
     Run(Box<Run>),
-    /// It has made `done` steps, no fewer than it is asked for, and its end is completely written.
+    /// The run has made `done` steps, at least the requested `steps`, and its end is completely written.
     Finished { done: u64, steps: u64 },
 }
 
@@ -54,17 +53,17 @@ pub(super) struct Prepared {
 }
 
 /// Opens the data of a run file and resolves the file with it. `hf` describes the model that training starts
-/// from, `tokenizer` is the folder of a run's tokenizer, and `recipe` replaces a recipe that the file leaves
-/// open.
+/// from, `folder` is that of the run, begun or not, and `recipe` replaces a recipe that the file leaves open.
 pub(super) fn prepare(
     parsed: &Parsed,
+    folder: &RunFolder,
     hf: Option<&HfConfig>,
-    tokenizer: Option<&Path>,
     recipe: Option<Recipe>,
     observer: &mut dyn Observer,
     time_is_up: &dyn Fn() -> bool,
 ) -> Result<Prepared, RunError> {
-    let corpus = Corpus::open(&parsed.config, tokenizer, &mut |notice| match time_is_up() {
+    let run = folder.is_begun().then_some(folder);
+    let corpus = Corpus::open(&parsed.config, run, &mut |notice| match time_is_up() {
         true => ControlFlow::Break(()),
         false => observer.notice(notice),
     })?;
@@ -72,12 +71,18 @@ pub(super) fn prepare(
     let facts = Facts {
         init: hf.map(|hf| hf.model),
         tokenizer_vocab_size: Some(corpus.tokenizer.vocab_size()),
-        shards: source::shards(&parsed.config)?.map(|dataset| dataset.folder().display().to_string()),
+        shards: source::shards(&parsed.config)?.map(|dataset| dataset.name().to_owned()),
         epoch_tokens: Some(corpus.loader.epoch_tokens()),
         recipe,
     };
     let mut planned = spec::planned(parsed.resolve(&facts)?)?;
-    planned.resolved.config.log.command = Vec::new();
+    let config = &mut planned.resolved.config;
+    config.log.command = Vec::new();
+    config.train.out = Some(folder.path().display().to_string());
+    if config.train.started_in.is_none() {
+        let current = std::env::current_dir().ok();
+        config.train.started_in = current.and_then(|current| current.into_os_string().into_string().ok());
+    }
     let steps = planned.resolved.steps;
     let steps = steps.ok_or_else(|| RunError::Refused("the length of the run is not known".into()))?;
     Ok(Prepared { corpus, prompts, planned, steps, command: command(parsed) })
@@ -87,10 +92,7 @@ pub(super) fn prepare(
 /// folder may come from anywhere.
 fn command(parsed: &Parsed) -> Vec<String> {
     let command = &parsed.config.log.command;
-    let is_of_a_run = |file: &Path| {
-        let folder = file.parent().map(RunFolder::at);
-        file.file_name() == Some(OsStr::new("config.toml")) && folder.is_some_and(|folder| folder.is_begun())
-    };
+    let is_of_a_run = |file: &Path| RunFolder::of_config(file).is_some();
     match parsed.file_with("log.command").filter(|file| !command.is_empty() && is_of_a_run(file)) {
         None => command.clone(),
         Some(file) => {
@@ -103,7 +105,7 @@ fn command(parsed: &Parsed) -> Vec<String> {
     }
 }
 
-/// The tokens of `eval.prompts`: one that cannot be encoded is refused before the first step.
+/// The tokens of `eval.prompts`. A prompt that cannot be encoded is refused before the first step.
 fn prompts(config: &Config, tokenizer: &Tokenizer) -> Result<Vec<Vec<u32>>, RunError> {
     let refused = |number: usize, why: &dyn std::fmt::Display| {
         RunError::Refused(format!("[eval] `prompts[{number}]` cannot be continued: {why}"))
@@ -120,14 +122,14 @@ fn prompts(config: &Config, tokenizer: &Tokenizer) -> Result<Vec<Vec<u32>>, RunE
     config.eval.prompts.iter().enumerate().map(encoded).collect()
 }
 
-/// Refuses an export that would replace an `hf/` of someone else or the folder that training starts from.
+/// Refuses an export that would replace a foreign `hf/` or the folder that training starts from.
 pub(super) fn check_export(parsed: &Parsed, folder: &RunFolder) -> Result<(), RunError> {
     if !parsed.config.checkpoint.export_hf {
         return Ok(());
     }
     folder.check_hf()?;
     let canonical = |path: &Path| path.canonicalize().ok();
-    let from = parsed.config.model.init_from.as_deref().and_then(|from| canonical(Path::new(from)));
+    let from = source::init_folder(&parsed.config).and_then(|from| canonical(&from));
     if from.is_none() || canonical(&folder.hf()) != from {
         return Ok(());
     }
@@ -173,7 +175,7 @@ pub(super) fn told(
     Ok(lines)
 }
 
-/// A learner whose state is still zero, and the processor that it is on.
+/// A learner whose state is still zero, and its processor.
 pub(super) struct Loaded {
     pub(super) learner: Learner,
     state_copy: Option<StateCopy>,
@@ -194,22 +196,22 @@ pub(super) fn load(spec: TrainingSpec, config: &Config, processor: Processor) ->
     Ok(Loaded { learner, state_copy, hardware })
 }
 
-/// Sets the weights that training starts from: fresh ones, or those of `model.init_from`.
+/// Sets the initial weights: random ones, or those of `model.init_from`.
 pub(super) fn initial_weights(learner: &mut Learner, config: &Config) -> Result<(), RunError> {
-    match &config.model.init_from {
-        Some(folder) => exchange::import(learner.weights(), Path::new(folder)),
+    match source::init_folder(config) {
+        Some(folder) => exchange::import(learner.weights(), &folder),
         None => Ok(learner.weights().initialize(config.train.seed, config.model.init_std)?),
     }
 }
 
-/// Locks `folder`, in which a run has begun or not, as the caller found.
+/// Locks `folder`. Fails if the run in it has meanwhile begun, or not, contrary to `is_begun`.
 pub(super) fn lock(folder: &RunFolder, is_begun: bool) -> Result<CheckpointWriter, RunError> {
     let checkpoints = CheckpointWriter::open(folder)?;
     if folder.is_begun() == is_begun {
         return Ok(checkpoints);
     }
     Err(RunError::Refused(format!(
-        "another process began a run in {} meanwhile; start this one again, with --resume to go on with that run",
+        "another process began a run in {} meanwhile; start this one again, with --resume to continue that run",
         folder.path().display()
     )))
 }
@@ -230,7 +232,7 @@ pub(super) struct Parts {
     pub(super) sink: SinkStart,
     /// `log.command`.
     pub(super) command: Vec<String>,
-    /// The event of a run that was resumed.
+    /// The event of a resumed run.
     pub(super) resumed: Option<Resumed>,
     /// The algorithms recorded so far, to which those of this process are added; `None` records none.
     pub(super) choices: Option<BTreeMap<String, String>>,
@@ -249,10 +251,12 @@ pub(super) fn assemble(parts: Parts, observer: &mut dyn Observer) -> Result<Run,
     let Loaded { mut learner, state_copy, hardware } = loaded;
     // Before anything says that a run has begun here.
     let command = Command::start(&parts.command, folder.path())?;
-    // A run that has made steps writes it with its next checkpoint, so that it always matches the latest one.
+    // A run that has made steps writes the file with its next checkpoint, so that it always matches the
+    // latest one.
     if position.step == 0 {
         folder.write("config.toml", &commented(&config, &chosen))?;
     }
+    RecordedText::save(&corpus.texts, &folder)?;
     let outputs = Outputs { jsonl: config.log.jsonl, tensorboard: config.log.tensorboard };
     let sink = MetricsSink::open(folder.path(), outputs, parts.sink, &config.to_toml(), command)?;
     let live = match config.log.jsonl {

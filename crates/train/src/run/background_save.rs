@@ -1,4 +1,4 @@
-//! A thread that writes a checkpoint while training goes on.
+//! A thread that writes a checkpoint while training continues.
 
 use crate::error::RunError;
 use std::path::{Path, PathBuf};
@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 /// A complete checkpoint.
 #[derive(Debug)]
 pub(super) struct WrittenCheckpoint {
-    /// Steps that were done before it.
+    /// Number of steps before it.
     pub step: u64,
     /// Its folder.
     pub path: PathBuf,
@@ -16,7 +16,7 @@ pub(super) struct WrittenCheckpoint {
     pub took: Duration,
 }
 
-/// A save under way. Dropping it waits for its thread, so a checkpoint that was begun is completed.
+/// A save in progress. Dropping it waits for its thread, so the checkpoint is completed.
 pub(super) struct BackgroundSave {
     step: u64,
     begun: Instant,
@@ -45,7 +45,7 @@ impl BackgroundSave {
         self.thread.as_ref().is_none_or(JoinHandle::is_finished)
     }
 
-    /// Waits for the thread and returns the checkpoint, or the error that it met.
+    /// Waits for the thread and returns the checkpoint or the error.
     pub(super) fn finish(mut self) -> Result<WrittenCheckpoint, RunError> {
         let Some(thread) = self.thread.take() else { unreachable!("it is taken here and when dropped") };
         match thread.join() {

@@ -1,4 +1,4 @@
-//! The beginning of a run, in a folder of its own.
+//! Begins a run in a folder of its own.
 
 use super::Run;
 use super::assemble::{
@@ -13,11 +13,10 @@ use crate::folder::RunFolder;
 use crate::position::Position;
 use crate::{choose, exchange, fit, slower, source, spec};
 use std::collections::BTreeMap;
-use std::path::Path;
 use xtrain_config::{Parsed, TokenizerChoice};
 use xtrain_report::metrics::SinkStart;
 
-/// Begins the run of `parsed` in `folder`, or refuses before anything of it is written.
+/// Begins the run of `parsed` in `folder`. A refusal writes nothing.
 pub(super) fn begin(
     parsed: &Parsed,
     folder: RunFolder,
@@ -32,7 +31,7 @@ pub(super) fn begin(
     check_before_text(parsed, &processor, &device)?;
     let recipe = Some(processor.target().recipe());
     let Prepared { corpus, prompts, planned, steps, command } =
-        prepare(parsed, hf.as_ref(), None, recipe, observer, time_is_up)?;
+        prepare(parsed, &folder, hf.as_ref(), recipe, observer, time_is_up)?;
     processor.check(planned.spec.recipe)?;
     let (planned, choice) = choose::decide(planned, &device)?;
     let planned = slower::decide(planned, &processor)?;
@@ -40,16 +39,16 @@ pub(super) fn begin(
     let told = told(&planned, choice, &device, 0)?;
     let (config, chosen) = (planned.resolved.config, planned.chosen);
     let mut loaded: Loaded = load(planned.spec, &config, processor)?;
-    // Before the folder is created: a refusal here leaves none.
+    // Before the folder is created, so that a refusal leaves none.
     initial_weights(&mut loaded.learner, &config)?;
     let checkpoints = lock(&folder, false)?;
-    // Again, now that no other process can write here.
+    // Check again, now that no other process can write here.
     check_free(&folder)?;
     told.iter().for_each(|line| tracing::info!("{line}"));
     corpus.tokenizer.save(&folder.tokenizer())?;
     source::save_init(&parsed.config, &folder)?;
-    if let Some(from) = &parsed.config.model.init_from {
-        exchange::warn_of_unexported_files(Path::new(from), &corpus.tokenizer);
+    if let Some(from) = source::init_folder(&parsed.config) {
+        exchange::warn_of_unexported_files(&from, &corpus.tokenizer);
     }
     let parts = Parts {
         config,
@@ -70,12 +69,12 @@ pub(super) fn begin(
     assemble(parts, observer)
 }
 
-/// Refuses a folder that is not empty: what the run writes would replace files of the same name.
+/// Refuses a folder that is not empty, because the run would replace files of the same name.
 fn check_free(folder: &RunFolder) -> Result<(), RunError> {
     let place = folder.path().display();
     if folder.is_begun() {
         return Err(RunError::Refused(format!(
-            "{place} already holds a run; go on with --resume, choose another folder with --out FOLDER, or delete it"
+            "{place} already holds a run; continue with --resume, choose another folder with --out FOLDER, or delete it"
         )));
     }
     match folder.foreign()? {
@@ -87,9 +86,9 @@ fn check_free(folder: &RunFolder) -> Result<(), RunError> {
     }
 }
 
-/// Refuses a run that the processor cannot compute or that does not fit before its text is tokenized, which
-/// may take long, and warns of one that takes days. Checks nothing if only the text determines the size of the
-/// vocabulary.
+/// Refuses a run that the processor cannot compute or that does not fit, before its text is tokenized, which
+/// may take long, and warns of one that takes days. Checks nothing if only the text determines the size of
+/// the vocabulary.
 fn check_before_text(parsed: &Parsed, processor: &Processor, device: &Device) -> Result<(), RunError> {
     let config = &parsed.config;
     let is_given = config.model.vocab_size.is_some() || config.model.init_from.is_some();

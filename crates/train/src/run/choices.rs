@@ -1,5 +1,5 @@
-//! Algorithms that a run chose by timing. They are recorded with the run, so that a resumed run uses the same
-//! ones, to the same bits, even if the tuning cache of the machine is lost.
+//! Algorithms that a run chose by timing. They are recorded with the run, so that a resumed run uses them
+//! again and computes the same bits even if the tuning cache of the machine is lost.
 
 use crate::engine::Processor;
 use crate::error::RunError;
@@ -12,17 +12,17 @@ use xtrain_runtime::Engine;
 const FILE: &str = "choices.json";
 const MOST_BYTES: u64 = 16 << 20;
 
-/// Makes `processor` use the algorithms recorded in `folder`. A file that is damaged or cannot be read causes
-/// a warning, and algorithms are chosen anew.
+/// Makes `processor` use the algorithms recorded in `folder`. A damaged or unreadable file causes a warning,
+/// and algorithms are chosen again.
 pub(super) fn adopt(folder: &RunFolder, processor: &Processor) -> BTreeMap<String, String> {
     let recorded = recorded(folder);
     processor.adopt(&recorded);
     recorded
 }
 
-/// Records the algorithms that `engine` chose, in addition to those `recorded`. A run on the CPU chooses none
-/// and leaves the file as it is. A file that cannot be written causes a warning: the run needs it only when
-/// it is resumed.
+/// Adds the algorithms that `engine` chose to those `recorded`, and writes the file. A run on the CPU chooses
+/// none and leaves the file unchanged. A failed write is a warning only, because just a resumed run needs the
+/// file.
 pub(super) fn record(folder: &RunFolder, recorded: BTreeMap<String, String>, engine: &dyn Engine) {
     let mut all = recorded.clone();
     all.extend(engine.choices());
@@ -34,7 +34,7 @@ pub(super) fn record(folder: &RunFolder, recorded: BTreeMap<String, String>, eng
 fn write(folder: &RunFolder, choices: &BTreeMap<String, String>) {
     let text = serde_json::to_string_pretty(choices).map_err(|e| RunError::Refused(e.to_string()));
     if let Err(error) = text.and_then(|text| folder.write(FILE, &(text + "\n"))) {
-        tracing::warn!("{error}; without it, a resumed run chooses its algorithms anew");
+        tracing::warn!("{error}; without it, a resumed run chooses its algorithms again");
     }
 }
 
@@ -42,7 +42,7 @@ fn recorded(folder: &RunFolder) -> BTreeMap<String, String> {
     let path = folder.path().join(FILE);
     let without = |why: String| {
         tracing::warn!(
-            "{}: {why}; on a GPU algorithms are chosen anew, and the numbers of the resumed run differ slightly",
+            "{}: {why}; on a GPU algorithms are chosen again, and the numbers of the resumed run differ slightly",
             path.display()
         );
         BTreeMap::new()

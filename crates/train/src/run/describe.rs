@@ -1,12 +1,12 @@
-//! The model of a run in a few words, and warnings where an FP8 recipe leaves in bf16 what a reader takes to
-//! be in FP8.
+//! A short description of a run's model, and warnings about layers that unexpectedly stay in bf16 under an
+//! FP8 recipe.
 
 use crate::linear_gemms::{LinearGemms, fp8_share, linear_gemms};
 use crate::training_spec::TrainingSpec;
 use xtrain_model::Bf16Reason;
 use xtrain_program::LinearGemm;
 
-/// The model in a few words.
+/// A short description of the model.
 pub(super) fn describe(spec: &TrainingSpec) -> String {
     let fp8 = match spec.recipe.is_fp8() {
         true => {
@@ -21,7 +21,7 @@ pub(super) fn describe(spec: &TrainingSpec) -> String {
     format!("{}{fp8}", spec.model.title())
 }
 
-/// Warns of an FP8 recipe that leaves all GEMMs in bf16: nothing else of the run would show it.
+/// Warns of an FP8 recipe that leaves all GEMMs in bf16, which no other output of the run shows.
 pub(super) fn warn_of_no_fp8(spec: &TrainingSpec) {
     let layers = linear_gemms(spec);
     warn_of_bf16_head(spec, &layers);
@@ -36,7 +36,7 @@ pub(super) fn warn_of_no_fp8(spec: &TrainingSpec) {
     );
 }
 
-/// Warns of a head that cannot be in FP8 although the run asks for it.
+/// Warns of a head that the run puts in FP8 although its size does not allow it.
 fn warn_of_bf16_head(spec: &TrainingSpec, layers: &[LinearGemms]) {
     let Some(head) = layers.iter().find(|p| p.is_head() && spec.fp8.head && spec.recipe.is_fp8()) else {
         return;
@@ -45,7 +45,7 @@ fn warn_of_bf16_head(spec: &TrainingSpec, layers: &[LinearGemms]) {
     let explained = |why: &Bf16Reason| match why {
         Bf16Reason::Size(size) if *size == m.vocab_size => {
             format!(
-                "{why}: the vocabulary, to which model.vocab_size gives more rows where a model begins from random weights"
+                "{why}: the vocabulary, which model.vocab_size can enlarge if a model begins from random weights"
             )
         }
         Bf16Reason::Size(size) if *size == m.dim => format!("{why}: model.dim"),

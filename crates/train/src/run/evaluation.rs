@@ -1,4 +1,4 @@
-//! Evaluation during a run, and the choice of the best state.
+//! Evaluation during a run, and saving of the best state.
 
 use super::observer::{Observer, Outcome};
 use super::watch::Watch;
@@ -12,8 +12,8 @@ use xtrain_data::Validation;
 use xtrain_report::metrics::{EvalMetrics, SourceMetrics};
 
 impl Run {
-    /// Completes the evaluation that an earlier process was stopped in. Returns how the run ends if this one
-    /// is stopped too.
+    /// Completes the evaluation that was stopped, by an earlier process or at the last step. Returns how the
+    /// run ends if it is stopped again.
     pub(super) fn complete_evaluation(
         &mut self,
         watch: &mut Watch<'_>,
@@ -22,17 +22,20 @@ impl Run {
         if self.position.evaluation.is_none() {
             return Ok(None);
         }
+        if self.position.step == self.steps {
+            watch.lift_limit();
+        }
         if let Some(outcome) = self.evaluate(watch, observer)? {
             return Ok(Some(outcome));
         }
-        // The checkpoint of this step still says that the evaluation is due.
+        // The checkpoint of this step still records the evaluation as due.
         self.checkpoints.outdate();
         self.save(watch, observer)?;
         Ok(None)
     }
 
-    /// Runs the evaluation that is due, or what is left of it. If it is asked to stop meanwhile, it saves its
-    /// progress and returns how the run ends.
+    /// Runs the evaluation that is due, or the rest of it. If the run is asked to stop meanwhile, it saves
+    /// its progress and returns the outcome.
     pub(super) fn evaluate(
         &mut self,
         watch: &mut Watch<'_>,
@@ -60,14 +63,14 @@ impl Run {
         let validation = validation.at_most(sequences);
         let _ = evaluator.add(self.learner.weights(), &validation, &mut tally, &mut go_on)?;
         if ended.is_some() {
-            // JSON has no infinities: such a sum is computed anew.
+            // JSON has no infinities: such a sum is computed again.
             self.position.evaluation = Some(if tally.is_finite() { tally } else { Tally::default() });
             self.checkpoints.outdate();
             self.save(watch, observer)?;
             return Ok(ended);
         }
         if !self.entropy_is_known {
-            // Once a process: the run file may name other data by now.
+            // Once per process, because the run file may name other data by now.
             self.position.unigram_entropy = Some(validation.unigram_entropy_nats()?);
             self.entropy_is_known = true;
         }
@@ -135,9 +138,9 @@ impl Run {
         sources.into_iter().try_for_each(|source| self.record(source, observer))
     }
 
-    /// Decides if the state just evaluated is saved as the best: its loss is the lowest so far, and either
-    /// this step is saved anyway or `checkpoint.every` steps have passed since the last best. Without that
-    /// interval, a run that still learns fast would save at nearly every evaluation.
+    /// True if the evaluated state is to be saved as the best: its loss is the lowest so far, and either this
+    /// step is saved anyway or `checkpoint.every` steps have passed since the last best. Without that
+    /// interval, a run that improves fast would save at nearly every evaluation.
     fn is_best(&self, loss: f64) -> bool {
         let (step, every) = (self.position.step, self.config.checkpoint.every);
         let (last, lowest) = self.position.best.unwrap_or((0, f64::INFINITY));

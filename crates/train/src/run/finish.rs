@@ -14,25 +14,27 @@ use xtrain_report::RunSummary;
 use xtrain_report::metrics::Sample;
 
 impl Run {
-    /// Writes export and samples if all steps are done; summary and report always, even if the others fail.
-    /// Returns how the run ended: it may be asked to stop once more while samples are generated.
+    /// Writes the export if all steps are done, and the samples unless the run was stopped; summary and
+    /// report always, even if the others fail. Returns how the run ended: it may be asked to stop once more
+    /// while samples are generated.
     pub(super) fn finish(
         &mut self,
         outcome: Outcome,
         watch: &Watch<'_>,
         observer: &mut dyn Observer,
     ) -> Result<Outcome, RunError> {
-        if outcome != Outcome::Finished {
+        if self.position.step < self.steps {
             self.report_end(outcome, observer)?;
             return Ok(outcome);
         }
         // The export and the samples use some of it.
         self.checkpoints.free_memory();
-        // Files that an earlier process wrote after this step are left as they are.
+        // Files that an earlier process wrote after this step stay unchanged.
         let unwritten = self.folder.unwritten(self.position.step, &self.config)?;
-        // All are tried; the first error is reported.
+        // Try all parts and report the first error.
         let exported = if unwritten.export { self.export(observer) } else { Ok(()) };
-        let sampled = if unwritten.samples { self.sample(watch, observer) } else { Ok(outcome) };
+        let samples = unwritten.samples && outcome == Outcome::Finished;
+        let sampled = if samples { self.sample(watch, observer) } else { Ok(outcome) };
         let reported = self.report_end(*sampled.as_ref().unwrap_or(&outcome), observer);
         let ended = exported.and(sampled).and_then(|ended| reported.map(|()| ended))?;
         if ended == Outcome::Finished {

@@ -3,6 +3,7 @@
 //! ```text
 //! <out>/config.toml      the resolved configuration
 //! <out>/tokenizer/       the tokenizer
+//! <out>/texts.json       the texts, with the cache entries that hold their tokens
 //! <out>/source/          metadata of the folder that init_from names
 //! <out>/choices.json     the algorithms that the run chose on a GPU
 //! <out>/metrics.jsonl    every reported step and event
@@ -124,21 +125,21 @@ struct Run {
     profiler: Option<Profiler>,
 }
 
-/// The processor that a run computes on, as far as reports name it.
+/// The processor of a run, as reports show it.
 struct Hardware {
-    /// Its name, for people.
+    /// Name of the device.
     device: String,
-    /// Bytes of its memory, where the system tells.
+    /// Bytes of its memory, if known.
     memory_total: Option<u64>,
-    /// bf16 operations a second at most, where that is known.
+    /// Peak bf16 operations per second, if known.
     peak_flops: Option<f64>,
 }
 
 impl Run {
-    /// Makes the steps that are left, and what comes at their end.
+    /// Runs the remaining steps and the end of the run.
     fn go(&mut self, mut watch: Watch<'_>, observer: &mut dyn Observer) -> Result<Outcome, RunError> {
         let ended = self.steps(&mut watch, observer);
-        // A save that is under way is completed, however the steps ended.
+        // A save in progress is completed, however the steps ended.
         let saved = self.settle(&mut watch, observer);
         if let (Err(_), Err(error)) = (&ended, &saved) {
             tracing::error!("{error}");

@@ -9,7 +9,7 @@ use xtrain_report::metrics::Event;
 /// Start of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Start {
-    /// In a folder that is empty or not there.
+    /// In a folder that is empty or does not exist.
     New,
     /// From the latest complete checkpoint, else from the start.
     Resume,
@@ -20,44 +20,38 @@ pub enum Start {
 pub enum Outcome {
     /// All steps are done.
     Finished,
-    /// An earlier process had done all steps and written the export, samples and report. Nothing was changed.
+    /// An earlier process had done all steps and written export, samples and report. Nothing was changed.
     FinishedBefore {
         /// Steps that the run has made.
         done: u64,
-        /// Steps that it was asked for now, no more than those.
+        /// Steps requested now, at most `done`.
         steps: u64,
     },
-    /// It was asked to stop; the state is saved.
+    /// The run was asked to stop; the state is saved.
     Stopped,
-    /// Its time was up; the state is saved.
+    /// The time limit was reached; the state is saved.
     TimeLimit,
-    /// It was asked to stop, or its time was up, before its first step. Tokens that were prepared until then
-    /// stay in the cache.
+    /// The run was asked to stop, or reached its time limit, before its first step. Tokens prepared until
+    /// then stay in the cache.
     StoppedEarly,
 }
 
-/// Watches a run: the terminal does, and `()` ignores everything.
+/// Watches a run: the terminal does, and `()` ignores everything, as every method does by default.
 pub trait Observer {
     /// Called for work before the first step; [`ControlFlow::Break`] stops it.
-    fn notice(&mut self, notice: Notice) -> ControlFlow<()>;
-    /// Called before the first step of this process; if no step is left, before the rest of the run's end is
-    /// written.
-    fn started(&mut self, config: &Config, model: &str, device: &str, first_step: u64, steps: u64);
-    /// Called when a step is done, with the number of steps done and the number of all.
-    fn stepped(&mut self, done: u64, steps: u64);
-    /// Called for each event that is also written to the metrics files.
-    fn event(&mut self, event: &Event, steps: u64);
-    /// Called for each file or folder that is written at the end.
-    fn wrote(&mut self, what: &str, path: &Path);
-}
-
-/// Ignores everything.
-impl Observer for () {
-    fn notice(&mut self, _: Notice) -> ControlFlow<()> {
+    fn notice(&mut self, _notice: Notice) -> ControlFlow<()> {
         ControlFlow::Continue(())
     }
-    fn started(&mut self, _: &Config, _: &str, _: &str, _: u64, _: u64) {}
-    fn stepped(&mut self, _: u64, _: u64) {}
-    fn event(&mut self, _: &Event, _: u64) {}
-    fn wrote(&mut self, _: &str, _: &Path) {}
+    /// Called before the first step of this process, or, if no step is left, before the rest of the run's end
+    /// is written.
+    fn started(&mut self, _config: &Config, _model: &str, _device: &str, _first_step: u64, _steps: u64) {}
+    /// Called after each step, with the number of steps done and the total.
+    fn stepped(&mut self, _done: u64, _steps: u64) {}
+    /// Called for each event that is also written to the metrics files.
+    fn event(&mut self, _event: &Event, _steps: u64) {}
+    /// Called for each file or folder that is written at the end.
+    fn wrote(&mut self, _what: &str, _path: &Path) {}
 }
+
+/// Ignores all calls.
+impl Observer for () {}

@@ -1,9 +1,10 @@
 //! Reference segments: some steps of an FP8 run are first run in bf16, from the same state on the same
 //! batches, to measure how much higher the losses in FP8 are.
 //!
-//! The state is copied to host memory before and restored after, so the run continues to the same bits as
-//! without the segment. The run's own steps follow; after the last of them the gap is reported. Intermediate
-//! sums are part of the position, so a run that is resumed inside a segment reports the same gap.
+//! The state is copied to host memory before and restored afterwards, so the run continues with the same bits
+//! as without the segment. The run's own steps follow; after the last of them the gap is reported.
+//! Intermediate sums are part of the position, so a run that is resumed inside a segment reports the same
+//! gap.
 
 use super::observer::{Observer, Outcome};
 use super::snapshot::{parts, places};
@@ -37,7 +38,7 @@ impl StateCopy {
         let memory = if is_room { AlignedBytes::try_zeroed(bytes) } else { None };
         let memory = memory.ok_or_else(|| {
             RunError::Refused(format!(
-                "reference segments copy the state to host memory, {}, and there is not as much; do without them: --set \
+                "reference segments copy the state to host memory, {}, which is not available; disable them with --set \
                  precision.reference_every=0",
                 format::bytes(bytes as u64)
             ))
@@ -66,8 +67,8 @@ impl Run {
             && is_due(step, self.config.precision.reference_every)
     }
 
-    /// Runs the steps of the segment that begins here, if one does, in bf16, and restores the state. If the
-    /// run is asked to stop meanwhile, its state is saved, and a resumed run begins the segment again.
+    /// Runs the steps of the segment that begins here, if any, in bf16, and restores the state. If the run is
+    /// asked to stop meanwhile, its state is saved, and a resumed run begins the segment again.
     pub(super) fn reference(
         &mut self,
         watch: &mut Watch<'_>,
@@ -100,7 +101,7 @@ impl Run {
         }
     }
 
-    /// Runs the steps; returns how the run ends if it is asked to stop before they are done.
+    /// Runs the steps; returns the outcome if the run is asked to stop before they are done.
     fn in_bf16(
         &mut self,
         after: u64,

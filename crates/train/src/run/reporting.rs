@@ -11,7 +11,7 @@ use xtrain_report::metrics::{Event, Record, SkippedStep, StepMetrics, Warning};
 /// The steps since the last report.
 #[derive(Default)]
 pub(super) struct Progress {
-    /// Steps in a row, up to the last one, that were not finite.
+    /// Consecutive steps, up to the last one, that were not finite.
     pub(super) nonfinite_in_a_row: u64,
     steps: u64,
     /// Wall time of `steps`.
@@ -28,7 +28,7 @@ pub(super) struct FinishedStep {
 }
 
 impl Run {
-    /// Reports a step that took this long.
+    /// Reports a step that took `took`.
     pub(super) fn report_step(
         &mut self,
         finished: FinishedStep,

@@ -1,4 +1,4 @@
-//! Restoring a run from its latest checkpoint, in other number formats too.
+//! Restores a run from its latest checkpoint, also if its number formats have changed.
 
 use super::snapshot::{CheckpointWriter, Retention};
 use crate::error::RunError;
@@ -15,7 +15,7 @@ use xtrain_runtime::StateEntry;
 use xtrain_tensor::{DType, HostTensor, TensorType, View, ViewMut};
 
 impl CheckpointWriter {
-    /// Puts the latest complete checkpoint back, if there is one.
+    /// Restores the latest complete checkpoint, if any.
     pub(super) fn restore(
         &mut self,
         learner: &mut Learner,
@@ -43,7 +43,7 @@ impl CheckpointWriter {
         }
         let is_as_before = before.is_some_and(|before| before.config.precision == config.precision);
         if !is_as_before {
-            // An evaluation or a segment begun in other formats is begun again or dropped.
+            // An evaluation or a segment that began in other formats is restarted or dropped.
             position.evaluation = position.evaluation.map(|_| Tally::default());
             position.reference = None;
         }
@@ -57,7 +57,7 @@ impl CheckpointWriter {
                 position.step, config.train.batch_size
             )));
         }
-        // A recipe with delayed scales begins without any if the checkpoint is of another recipe.
+        // A recipe with delayed scales begins without scales if the checkpoint is of another recipe.
         let of_casts = [StateKind::Scale, StateKind::AmaxHistory];
         let held: HashMap<&str, &[usize]> = checkpoint
             .tensors()
@@ -66,7 +66,7 @@ impl CheckpointWriter {
             .collect();
         let mut entries = learner.saved_state();
         if !is_as_before {
-            // A history of another length cannot be continued: scales stay, and the history begins anew.
+            // A history of another length cannot be continued: scales stay, and the history begins again.
             let goes_on = |entry: &StateEntry| {
                 let shape = held.get(tensor_name(entry).as_str());
                 shape.is_some_and(|shape| entry.kind != StateKind::AmaxHistory || **shape == *entry.ty.shape)
@@ -109,14 +109,14 @@ impl CheckpointWriter {
         })?;
         learner.weights().refresh()?;
         self.last = Some(checkpoint.step());
-        // A process that was killed right after a save has left what that save was to push out.
+        // A process that was killed right after a save did not delete the checkpoints that the save replaces.
         Retention::new(config, &position).apply(&self.store)?;
         Ok(Some(position))
     }
 }
 
 /// The element type of an entry in the checkpoint. The optimizer's state may be saved in another type than
-/// the run now has; everything else has one type.
+/// the run now uses; everything else has one type.
 fn saved_type(checkpoint: &Checkpoint, entry: &StateEntry, optimizer: Optimizer) -> DType {
     let types = [DType::F32, DType::BF16];
     let may_differ = optimizer.state().contains(&entry.kind);

@@ -1,4 +1,4 @@
-//! Going on with a run from its latest checkpoint.
+//! Resumes a run from its latest checkpoint.
 
 use super::assemble::{
     Opened, Parts, Prepared, assemble, check_export, check_fits, initial_weights, load, lock,
@@ -9,9 +9,9 @@ use super::observer::Observer;
 use crate::engine::Processor;
 use crate::error::RunError;
 use crate::folder::RunFolder;
+use crate::paths::locate;
 use crate::position::{self, Position};
 use crate::{choose, slower, source};
-use std::path::Path;
 use xtrain_config::{Change, Config, MAX_FILE_BYTES, Parsed, TokenizerChoice, diff, files};
 use xtrain_data::Tokenizer;
 use xtrain_report::metrics::{Lost, Resumed, SinkStart};
@@ -25,12 +25,11 @@ pub(super) fn resume(
 ) -> Result<Opened, RunError> {
     check_export(parsed, &folder)?;
     let hf = source::saved_init(&parsed.config, &folder)?;
-    let tokenizer = Some(folder.tokenizer()).filter(|tokenizer| tokenizer.is_dir());
     let processor = Processor::for_config(&parsed.config)?;
     let before = position::config(&folder)?;
-    // A run keeps its precision wherever it goes on.
+    // A run keeps its precision on every device.
     let Prepared { corpus, prompts, planned, steps, command } =
-        prepare(parsed, hf.as_ref(), tokenizer.as_deref(), before.precision.recipe, observer, time_is_up)?;
+        prepare(parsed, &folder, hf.as_ref(), before.precision.recipe, observer, time_is_up)?;
     check_tokenizer(&folder, &planned.resolved.config, &corpus.tokenizer)?;
     if let Some(done) = finished(&folder, &planned.resolved.config, steps)? {
         return Ok(Opened::Finished { done, steps });
@@ -57,7 +56,7 @@ pub(super) fn resume(
             Position::default()
         }
     };
-    // A run may be asked for fewer steps than it has made.
+    // The run file may request fewer steps than the run has made.
     let steps = steps.max(position.step);
     let is_at_its_end = position.step == steps;
     let recipes = before.recipe.zip(config.precision.recipe).map(|(before, now)| [before, now]);
@@ -98,7 +97,7 @@ fn choosing_again(error: RunError) -> RunError {
     }
 }
 
-/// The steps that the run in `folder` has made, if they are all that it is asked for and its end is
+/// The number of steps that the run in `folder` has made, if it has made all requested steps and its end is
 /// completely written.
 fn finished(folder: &RunFolder, config: &Config, steps: u64) -> Result<Option<u64>, RunError> {
     let position = position::position(folder)?.filter(|at| at.step >= steps && at.evaluation.is_none());
@@ -106,20 +105,20 @@ fn finished(folder: &RunFolder, config: &Config, steps: u64) -> Result<Option<u6
     Ok(folder.unwritten(position.step, config)?.is_nothing().then_some(position.step))
 }
 
-/// Refuses to resume with another tokenizer than `kept`, with which the run in `folder` began: its weights
+/// Refuses to resume with a tokenizer other than `kept`, with which the run in `folder` began: its weights
 /// know only the tokens of that one. Both configurations are resolved. The same tokenizer at another path is
 /// accepted.
 fn check_tokenizer(folder: &RunFolder, config: &Config, kept: &Tokenizer) -> Result<(), RunError> {
     let path = folder.config();
     let text = files::read(&path, MAX_FILE_BYTES).map_err(RunError::io(&path, "read"))?;
-    // An unreadable configuration cannot tell what changed; the run keeps its tokenizer in any case.
+    // An unreadable configuration cannot show what changed; the run keeps its tokenizer in any case.
     let Ok(before) = Config::parse::<&str>(&path, &text, &[]) else { return Ok(()) };
     let of = |config: &Config| (config.tokenizer(), config.data.bpe_vocab_size);
     let is_kept = match config.tokenizer() {
         _ if of(&before.config) == of(config) => true,
         TokenizerChoice::Path(path) => {
             let end = config.data.end_of_document.as_deref();
-            let named = source::load_tokenizer(Path::new(&path), end, source::OWN_TOKENIZERS);
+            let named = source::load_tokenizer(&locate(config, &path), end, source::OWN_TOKENIZERS);
             named.is_ok_and(|tokenizer| tokenizer.hash() == kept.hash())
         }
         TokenizerChoice::Bytes => Tokenizer::bytes().hash() == kept.hash(),
@@ -134,8 +133,7 @@ fn check_tokenizer(folder: &RunFolder, config: &Config, kept: &Tokenizer) -> Res
         .map(Change::to_string)
         .collect();
     Err(RunError::Refused(format!(
-        "the tokenizer is another one than the run in {} began with ({}), and its weights know only that one; resume with the \
-         tokenizer that it began with, or begin a new run",
+        "the run in {} began with another tokenizer ({}), and its weights fit only that one; resume with it, or begin a new run",
         folder.path().display(),
         changes.join(", ")
     )))

@@ -1,4 +1,4 @@
-//! When the state of a run is saved, and the reports of its checkpoints.
+//! Saving the state of a run, and reports of its checkpoints.
 
 use super::Run;
 use super::assemble::commented;
@@ -11,8 +11,7 @@ use std::time::Duration;
 use xtrain_report::metrics::CheckpointSaved;
 
 impl Run {
-    /// Begins to save the state, unless this step is saved already; first waits for the save that is under
-    /// way.
+    /// Begins to save the state, unless this step is saved already. Waits for the save in progress first.
     pub(super) fn save(
         &mut self,
         watch: &mut Watch<'_>,
@@ -29,7 +28,7 @@ impl Run {
         self.report_saved(written, watch, observer)
     }
 
-    /// Waits for the save that is under way, if there is one.
+    /// Waits for the save in progress, if any.
     pub(super) fn settle(
         &mut self,
         watch: &mut Watch<'_>,
@@ -51,7 +50,7 @@ impl Run {
         self.record(CheckpointSaved { step, path }, observer)
     }
 
-    /// The time that a save would take if it began now: it waits for the one that is under way.
+    /// Time that a save would take if it began now, including the wait for the one in progress.
     pub(super) fn saving(&self, watch: &Watch<'_>) -> Duration {
         if self.checkpoints.is_writing() { 2 * watch.save } else { watch.save }
     }

@@ -1,7 +1,7 @@
 //! Checkpoints of a run, written while it trains.
 //!
-//! A save stops training for a copy of the state into host memory; a thread then writes the files from that
-//! copy while training goes on. Two saves never overlap, and older checkpoints are deleted when the new one
+//! A save stops training while the state is copied to host memory. A thread then writes the files from that
+//! copy while training continues. Two saves never overlap, and older checkpoints are deleted when the new one
 //! is complete.
 
 use super::background_save::{BackgroundSave, WrittenCheckpoint};
@@ -21,7 +21,7 @@ use xtrain_report::metrics::jsonl::Unsynced;
 use xtrain_runtime::StateEntry;
 use xtrain_tensor::host::{ALIGN_BYTES, AlignedBytes};
 
-/// The checkpoints of a run folder, which is locked as long as this lives.
+/// The checkpoints of a run folder. The folder is locked while this exists.
 pub(super) struct CheckpointWriter {
     pub(super) store: Arc<CheckpointStore>,
     folder: PathBuf,
@@ -30,25 +30,25 @@ pub(super) struct CheckpointWriter {
     writing: Option<BackgroundSave>,
     /// Memory of the copy, reused by the next save.
     memory: Arc<AlignedBytes>,
-    /// The next such memory, while a thread touches its pages.
+    /// Memory for the next copy, while a thread touches its pages.
     next_memory: Option<JoinHandle<AlignedBytes>>,
     /// True after the warning that there is no memory for a copy.
     has_warned: bool,
-    /// Bytes of available memory, if the system tells. A copy uses at most half of them.
+    /// Bytes of available memory, if the system reports them. A copy uses at most half of them.
     pub(super) available_bytes: fn() -> Option<u64>,
     pub(super) write: Write,
-    /// Outlives the thread that writes.
+    /// Dropped after the writing thread has ended.
     _lock: RunLock,
 }
 
 /// Function that writes the files of a checkpoint.
 pub(super) type Write = fn(&CheckpointStore, &Snapshot) -> Result<PathBuf, CheckpointError>;
 
-/// The state of a run as it was after a step.
+/// The state of a run after a step.
 pub(super) struct Snapshot {
     pub(super) step: u64,
     tensors: Vec<TensorSpec>,
-    /// Range of each tensor in the memory.
+    /// Byte range of each tensor in the memory.
     places: Vec<Range<usize>>,
     memory: Arc<AlignedBytes>,
     documents: Vec<(String, serde_json::Value)>,
@@ -61,7 +61,7 @@ impl Snapshot {
     }
 }
 
-/// Rule for the checkpoints that are not deleted.
+/// Rule that decides which checkpoints stay.
 pub(super) struct Retention {
     keep_last: usize,
     keep_every: u64,
@@ -85,8 +85,8 @@ impl Retention {
 }
 
 impl CheckpointWriter {
-    /// Opens the checkpoints of `folder`, which is created if need be. Another process that writes there is
-    /// an error.
+    /// Opens the checkpoints of `folder`, and creates the folder if needed. It is an error if another process
+    /// writes there.
     pub(super) fn open(folder: &RunFolder) -> Result<Self, RunError> {
         let lock = RunLock::acquire(folder.path())?;
         Ok(CheckpointWriter {
@@ -110,7 +110,7 @@ impl CheckpointWriter {
         self.memory = Arc::new(AlignedBytes::zeroed(0));
     }
 
-    /// Forgets that this step is saved: what is known of it has changed.
+    /// Forgets that this step is saved, because its position has changed.
     pub(super) fn outdate(&mut self) {
         self.last = None;
     }
@@ -125,17 +125,17 @@ impl CheckpointWriter {
         self.last == Some(step)
     }
 
-    /// True if a save is under way that [`CheckpointWriter::finish`] may have to wait for.
+    /// True if a save is in progress, for which [`CheckpointWriter::finish`] may have to wait.
     pub(super) fn is_writing(&self) -> bool {
         self.writing.is_some()
     }
 
-    /// True if a save that was under way is done, so that [`CheckpointWriter::finish`] does not wait for it.
+    /// True if a save has ended in the background, so that [`CheckpointWriter::finish`] does not wait for it.
     pub(super) fn is_written(&self) -> bool {
         self.writing.as_ref().is_some_and(BackgroundSave::is_done)
     }
 
-    /// Waits for the save under way and returns its checkpoint; `None` if there is none.
+    /// Waits for the save in progress and returns its checkpoint; `None` if there is none.
     pub(super) fn finish(&mut self) -> Result<Option<WrittenCheckpoint>, RunError> {
         self.writing.take().map(BackgroundSave::finish).transpose()
     }
@@ -175,7 +175,7 @@ impl CheckpointWriter {
             retention.apply(&self.store)?;
             return Ok(Some(WrittenCheckpoint { step, path, took: begun.elapsed() }));
         };
-        // The thread that wrote the last one has let go of it.
+        // The thread of the last save has released it.
         let Some(memory) = Arc::get_mut(&mut self.memory) else { unreachable!("two saves never overlap") };
         learner.copy_state(&entries, &mut parts(memory.as_mut_slice(), &places))?;
         let snapshot = Snapshot { step, tensors, places, memory: self.memory.clone(), documents };
@@ -196,7 +196,7 @@ impl CheckpointWriter {
     pub(super) fn prepare(&mut self, learner: &mut Learner) {
         let (_, bytes) = places(&learner.saved_state());
         if let Some(mut memory) = self.allocate(bytes) {
-            // Without a thread the first copy takes the pages.
+            // Without a thread the first copy touches the pages.
             let take = move || {
                 memory.commit_pages();
                 memory
@@ -217,7 +217,7 @@ impl CheckpointWriter {
         Some(places)
     }
 
-    /// As many bytes, where that leaves as many to others.
+    /// Allocates `bytes` if at least as many stay free for others.
     fn allocate(&self, bytes: usize) -> Option<AlignedBytes> {
         let is_room = (self.available_bytes)().is_none_or(|available| available / 2 >= bytes as u64);
         if is_room { AlignedBytes::try_zeroed(bytes) } else { None }
@@ -236,7 +236,7 @@ pub(super) fn places(entries: &[StateEntry]) -> (Vec<Range<usize>>, usize) {
     (places, end)
 }
 
-/// The places, which are in order, of the memory.
+/// Splits the memory into these ranges, which are in order.
 pub(super) fn parts<'m>(mut memory: &'m mut [u8], places: &[Range<usize>]) -> Vec<&'m mut [u8]> {
     let mut at = 0;
     let mut part = |place: &Range<usize>| {

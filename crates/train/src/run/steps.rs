@@ -12,16 +12,16 @@ use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 use xtrain_runtime::{EngineError, Ticket};
 
-/// Steps whose results are still to come, and the clock of the loop.
+/// Steps whose results have not arrived, and the clock of the loop.
 struct Flight {
     steps: VecDeque<StepInFlight>,
     /// Beginning of the current step: the end of the one before, whose report is part of this step.
     begun: Instant,
-    /// Time since the last finished step, which no step has been given yet.
+    /// Time since the last finished step that is not yet attributed to a step.
     waited: Duration,
 }
 
-/// A step under way.
+/// A step in flight.
 struct StepInFlight {
     /// Its number, from 1.
     step: u64,
@@ -31,17 +31,18 @@ struct StepInFlight {
 
 /// Work that follows the step that was launched last.
 struct Due {
-    /// It is the last step of the run.
+    /// True for the last step of the run.
     last: bool,
     evaluate: bool,
     /// End of the run after it, if it ends early.
     ended: Option<Outcome>,
-    /// The results of all steps are needed: the state is about to be looked at.
+    /// True if the results of all steps are needed, because the state is about to be read.
     all_results: bool,
 }
 
 impl Run {
-    /// Steps until the end, the time limit or a stop. The state is saved, or being saved, when it returns.
+    /// Runs steps until the end, the time limit or a stop. When it returns, the state is saved or being
+    /// saved.
     pub(super) fn steps(
         &mut self,
         watch: &mut Watch<'_>,
@@ -75,8 +76,8 @@ impl Run {
         Ok(Outcome::Finished)
     }
 
-    /// A reference segment and a change of the profiler, where they come before the next step. Returns how
-    /// the run ends if it is stopped meanwhile.
+    /// Starts a reference segment or changes the profiler, if due before the next step. Returns the outcome
+    /// if the run is stopped meanwhile.
     fn before_step(
         &mut self,
         flight: &mut Flight,
@@ -125,7 +126,7 @@ impl Run {
         self.learner.fetch().map_err(|e| step_error(number + 1, e))
     }
 
-    /// Work that follows the step that was launched last.
+    /// Determines the work that follows the step that was launched last.
     fn due(&self, watch: &Watch<'_>) -> Due {
         let step = self.position.step;
         let last = step == self.steps;
@@ -144,7 +145,7 @@ impl Run {
         Due { last, evaluate, ended, all_results }
     }
 
-    /// The steps that are done, oldest first, each with its share of the time since the last ones.
+    /// Collects the finished steps, oldest first. Each gets its share of the time since the last ones.
     fn collect(
         &mut self,
         flight: &mut Flight,
@@ -162,7 +163,7 @@ impl Run {
         Ok(finished.into_iter().map(|step| (step, each)).collect())
     }
 
-    /// The results of the steps that are done, oldest first; waits until no more than `most` are under way.
+    /// Collects the results of finished steps, oldest first; waits until at most `most` are in flight.
     fn land(
         &mut self,
         steps: &mut VecDeque<StepInFlight>,
@@ -180,7 +181,7 @@ impl Run {
         Ok(finished)
     }
 
-    /// The evaluation and the save that are due after a step. Returns how the run ends if it ends early.
+    /// Runs the evaluation and the save that are due after a step. Returns the outcome if the run ends early.
     fn after_step(
         &mut self,
         due: Due,
@@ -195,13 +196,18 @@ impl Run {
         }
         if evaluate {
             self.position.evaluation = Some(Tally::default());
-            if let Some(outcome) = self.evaluate(watch, observer)? {
-                return Ok(Some(outcome));
+            let cut = match self.evaluate(watch, observer)? {
+                // Nothing but the end is left, and the state is saved.
+                Some(Outcome::TimeLimit) if last => self.complete_evaluation(watch, observer)?,
+                cut => cut,
+            };
+            if cut.is_some() {
+                return Ok(cut);
             }
             ended = ended.or_else(|| watch.ended(watch.step + self.saving(watch))).filter(|_| !last);
             flight.begun = Instant::now();
         }
-        // Skipped steps change nothing that is worth a checkpoint, and must not push out the good ones.
+        // The state after skipped steps needs no checkpoint, and must not replace good ones.
         let worth_saving =
             is_due(self.position.step, self.config.checkpoint.every) && progress.nonfinite_in_a_row == 0;
         if worth_saving || last || ended.is_some() {
@@ -216,8 +222,7 @@ impl Run {
 pub(super) fn step_error(step: u64, error: LearnError) -> RunError {
     match error {
         LearnError::Engine(EngineError::NonFinite { .. }) => RunError::Diverged(format!(
-            "step {step}: {error}; look at the numbers that it reads: a lower optimizer.lr, or other data or weights to start from, keep \
-             them small"
+            "step {step}: {error}; try a lower optimizer.lr, or other data or initial weights"
         )),
         other => other.into(),
     }

@@ -1,5 +1,5 @@
-//! Saves that are under way while training goes on. What writes their files is replaced, so that no test
-//! depends on how long it takes.
+//! Saves in progress while training continues. The function that writes files is replaced, so that no test
+//! depends on their duration.
 
 use super::assemble::Opened;
 use super::open::open;
@@ -19,7 +19,7 @@ use xtrain_checkpoint::{CheckpointError, CheckpointStore};
 use xtrain_config::{Config, Parsed};
 use xtrain_report::metrics::Event;
 
-/// Nothing here takes nearly as long.
+/// Upper bound of any wait in these tests.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 fn run_file(folder: &Path, out: &str) -> Parsed {
@@ -67,7 +67,7 @@ impl Observer for Recorder {
     fn wrote(&mut self, _: &str, _: &Path) {}
 }
 
-/// Makes the run, with its saves as `prepare` leaves them.
+/// Runs the training after `prepare` has changed its saves.
 fn run(
     parsed: &Parsed,
     done: &'static AtomicU64,
@@ -89,7 +89,7 @@ fn at(seen: &[Seen], what: Seen) -> usize {
 #[test]
 fn steps_are_made_while_a_checkpoint_is_written() {
     static DONE: AtomicU64 = AtomicU64::new(0);
-    /// Is done only when three more steps are, where there are any.
+    /// Ends only when three more steps are done, or all.
     fn write(store: &CheckpointStore, of: &Snapshot) -> Result<PathBuf, CheckpointError> {
         let begun = Instant::now();
         while DONE.load(Ordering::SeqCst) < (of.step + 3).min(16) {
@@ -107,7 +107,7 @@ fn steps_are_made_while_a_checkpoint_is_written() {
         // No save begins before the last one is done.
         assert!(saved < at(&seen, Seen::Saved(step + 4)), "{seen:?}");
     }
-    // A checkpoint written meanwhile holds the state of its own step: the same as if training waits for each
+    // A checkpoint written meanwhile holds the state of its own step, as if training had waited for each
     // save.
     let waiting =
         run(&run_file(folder.path(), "waiting"), &DONE, |saved| saved.available_bytes = || Some(0)).1;

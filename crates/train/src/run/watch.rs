@@ -1,10 +1,10 @@
-//! The signal and the clock that may end a run before its last step.
+//! The stop signal and the time limit, either of which may end a run early.
 
 use super::Outcome;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// Decides when a run ends early. It ends early enough to save within its time.
+/// Decides when a run ends early: soon enough to save within its time.
 pub(super) struct Watch<'a> {
     stop: &'a AtomicBool,
     begun: Instant,
@@ -22,7 +22,12 @@ impl<'a> Watch<'a> {
         Watch { stop, begun, limit, step: Duration::ZERO, batch: Duration::ZERO, save: Duration::ZERO }
     }
 
-    /// The end of the run now; `None` if it may go on with work that takes `next`.
+    /// From now on only a signal ends the run. For a run that has made all its steps and saved its state.
+    pub(super) fn lift_limit(&mut self) {
+        self.limit = None;
+    }
+
+    /// Returns the outcome if the run must end now; `None` if it may start work that takes `next`.
     pub(super) fn ended(&self, next: Duration) -> Option<Outcome> {
         if self.stop.load(Ordering::Relaxed) {
             return Some(Outcome::Stopped);

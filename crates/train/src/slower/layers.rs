@@ -1,8 +1,9 @@
-//! Speed of a run's linear layers in FP8 and in bf16, each measured inside a block of the run's model.
+//! Speed of a run's linear layers in FP8 and in bf16, measured inside blocks of the run's model.
 //!
 //! Part of the cost of FP8 is in a layer's neighbours: casts are fused into the norm or activation before it,
-//! which then writes less; and small kernels cost more alone than back to back. So whole steps of two blocks
-//! are timed, once with all layers in FP8 and once for each layer in bf16, recorded as graphs like a run's.
+//! which then writes less; and small kernels cost more alone than back to back. Therefore whole steps of two
+//! blocks are timed, once with all layers in FP8 and once with each layer in bf16, recorded as graphs like
+//! those of a run.
 
 use crate::engine::Processor;
 use crate::error::{LearnError, RunError};
@@ -28,7 +29,7 @@ use xtrain_runtime::{Checks, Engine, Part, ProgramId, TimedWork, Timing};
 pub struct LayerSpeed {
     /// Its place in a block, e.g. `attn.o_proj`.
     pub layer: String,
-    /// Tokens at a time.
+    /// Tokens per micro-batch.
     pub tokens: usize,
     /// Columns of its input.
     pub inputs: usize,
@@ -39,7 +40,7 @@ pub struct LayerSpeed {
     /// `bf16_seconds` plus the additional time of a step with this layer in FP8 instead of bf16, all other
     /// layers being in FP8.
     pub fp8_seconds: f64,
-    /// True if nine of ten steps took longer with it in FP8.
+    /// True if nine of ten steps took longer with this layer in FP8.
     pub is_longer: bool,
 }
 
@@ -50,8 +51,8 @@ impl LayerSpeed {
     }
 }
 
-/// The measured model: some blocks of a run's, with the number of micro-batches of its steps, since weights
-/// are cast once a step.
+/// The measured model: two blocks of the run's model, and the micro-batches of a step, because weights are
+/// cast once a step.
 pub(super) struct Blocks {
     spec: TrainingSpec,
     micro_steps: usize,
@@ -60,17 +61,17 @@ pub(super) struct Blocks {
 /// Two, so that one block has another before it.
 const BLOCKS: usize = 2;
 
-/// Tokens of the vocabulary, which is no matter here.
+/// Size of the vocabulary, which does not affect the result.
 const VOCABULARY: usize = 512;
 
-/// Rounds of steps before those that count: what is done once, what is recorded, and one for warmth.
+/// Rounds before those that count: the first runs op by op, the second is recorded, the third warms up.
 const WARMUP: usize = 3;
 
-/// Rounds that count, at least and at most, and the seconds that they shall take together.
+/// Least and greatest number of rounds that count, and the seconds that they take together.
 const ROUNDS: (usize, usize) = (9, 99);
 const SECONDS: f64 = 1.0;
 
-/// Steps over which the median of a GEMM's time is taken.
+/// Number of steps for the median of a GEMM's time.
 const STEPS: usize = 5;
 
 impl Blocks {
@@ -123,7 +124,7 @@ impl Blocks {
         TrainingSpec { fp8: Fp8Overrides { skip, ..self.spec.fp8.clone() }, ..self.spec.clone() }
     }
 
-    /// Measures its layers on `processor`.
+    /// Measures the layers on `processor`.
     pub(super) fn measure(&self, processor: Processor) -> Result<Vec<LayerSpeed>, RunError> {
         Ok(self.measured(processor)?)
     }
@@ -133,7 +134,7 @@ impl Blocks {
         let refresh = programs::refresh(&programs::training(&self.spec)?)?;
         let mut weights =
             Weights::with_refresh(refresh, engine, self.spec.model.clone(), self.spec.numerics())?;
-        // All over the same masters.
+        // All programs share the masters.
         let mut ids = vec![weights.load(programs::training(&self.spec)?)?];
         let mut refreshes = Vec::new();
         let sites = self.spec.model.linear_sites();
@@ -150,7 +151,7 @@ impl Blocks {
         let steps = self.steps(engine, &ids)?;
         let mut speeds = Vec::new();
         for ((layer, without), &id) in sites.iter().zip(&steps[1..]).zip(&ids[1..]) {
-            // Of a size that FP8 does not take, it is the same step.
+            // If FP8 does not support the layer's size, both steps are equal.
             let is_same = engine.program(id).to_string() == engine.program(ids[0]).to_string();
             let mut longer: Vec<f64> =
                 steps[0].iter().zip(without).map(|(all, without)| all - without).collect();
@@ -162,9 +163,9 @@ impl Blocks {
         Ok(speeds)
     }
 
-    /// Seconds of a micro-batch of each program with its share of the update, round by round. In a round each
-    /// program runs once, so that slow changes (clocks, heat) affect all alike; nothing waits within a round,
-    /// so that launches follow each other at once.
+    /// Seconds of a micro-batch of each program, with its share of the update, for each round. A round runs
+    /// every program once, so that slow changes (clocks, heat) affect all equally. Nothing waits within a
+    /// round, so that launches follow each other without a pause.
     fn steps(&self, engine: &mut dyn Engine, ids: &[ProgramId]) -> Result<Vec<Vec<f64>>, LearnError> {
         for &id in ids {
             self.feed(engine, id, 0)?;
@@ -231,7 +232,7 @@ impl Blocks {
         Ok(measured.iter().filter(|(index, _)| is_own(index)).map(|(_, times)| median(times)).sum())
     }
 
-    /// Writes what a step reads.
+    /// Writes the inputs of a step.
     fn feed(&self, engine: &mut dyn Engine, id: ProgramId, n: usize) -> Result<(), LearnError> {
         let batch = random_batch(&self.spec, n as u32);
         feed(engine, id, &batch, self.spec.document_mask, batch.valid_targets)?;
@@ -243,13 +244,13 @@ impl Blocks {
         Ok(engine.write_input(id, update_io::LR, bytemuck::bytes_of(&0.0f32))?)
     }
 
-    /// The speed, from the seconds of its GEMMs and from how much `longer` each step took with it in FP8.
+    /// The speed, from the seconds of the layer's GEMMs and the additional time of each step with it in FP8.
     fn speed(&self, layer: &str, products: f64, longer: &mut [f64]) -> LayerSpeed {
         let m = &self.spec.model;
         let mut alike = m.linears().filter(|(_, linear)| linear.site == layer);
         let (_, linear) = alike.next().expect("it is one of the model's");
         let blocks = (1 + alike.count()) as f64;
-        // Noise is no reason for a negative time.
+        // Noise must not give a negative time.
         let fp8_seconds = (products + median(longer)).max(products / 100.0) / blocks;
         longer.sort_by(f64::total_cmp);
         let is_longer = longer.get(longer.len() / 10).is_some_and(|least| *least > 0.0);
@@ -266,14 +267,14 @@ impl Blocks {
     }
 }
 
-/// The middle value, of an even number the higher of the two in the middle; NaN without values.
+/// The median; for an even number of values the higher of the two in the middle, NaN without values.
 pub fn median(values: &[f64]) -> f64 {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
     sorted.get(sorted.len() / 2).copied().unwrap_or(f64::NAN)
 }
 
-/// Stands for the sources of all kernels, on which it depends how fast they are.
+/// Hash of all kernel sources, because the speeds depend on them.
 fn kernels() -> u64 {
     let mut hasher = DefaultHasher::new();
     kernel_sources().iter().for_each(|source| source.full_text().hash(&mut hasher));
@@ -314,7 +315,7 @@ mod tests {
             assert_eq!(sizes, expected);
             for speed in &speeds {
                 assert!(speed.bf16_seconds > 0.0 && speed.fp8_seconds > 0.0, "{speed:?}");
-                // 40 is no multiple of 16: it is the same step, whose times cancel.
+                // 40 is no multiple of 16: both steps are equal, and their times cancel.
                 assert_eq!(speed.bf16_seconds == speed.fp8_seconds, speed.inputs == 40, "{speed:?}");
             }
         }

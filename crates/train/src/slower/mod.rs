@@ -1,9 +1,9 @@
-//! Linear layers that FP8 makes slower stay in bf16. The speeds are measured on the GPU, cached there, and
-//! recorded in the configuration of the run.
+//! Selection of the linear layers that stay in bf16 because FP8 would make them slower. Speeds are measured
+//! on the GPU, cached there, and recorded in the configuration of the run.
 //!
-//! A run's numbers depend on which layers are in FP8, so the measurement decides once, when a run begins
-//! whose file does not decide. From then on the run's configuration holds the decision
-//! (`precision.skip_slower`), wherever it is resumed or its checkpoints are read.
+//! The selection affects a run's numbers. It is therefore measured once, when a run begins whose file does
+//! not set `precision.skip_slower`. From then on the run's configuration holds it, wherever the run is
+//! resumed or its checkpoints are read.
 
 mod layers;
 
@@ -18,8 +18,8 @@ use serde::Serialize;
 use xtrain_config::{Config, Device, PrecisionConfig, Slower};
 use xtrain_model::{Numerics, Recipe};
 
-/// A layer stays in bf16 if its relative speed in FP8 is below this, beyond noise. A smaller loss of speed is
-/// worth the memory that FP8 saves.
+/// Speed in FP8 relative to bf16 below which a layer stays in bf16, if noise does not explain it. A smaller
+/// loss of speed is worth the memory that FP8 saves.
 const FASTER_IN_BF16: f64 = 0.98;
 
 /// The linear layers of a run under one recipe.
@@ -53,8 +53,8 @@ pub fn measure(planned: &Planned, recipes: &[Recipe], device: Device) -> Result<
     Ok(all)
 }
 
-/// The run with the layers in bf16 that its GPU runs slower in FP8. Measures them if they are not cached and
-/// the run fits. A run that decides itself, and one on the CPU, is returned unchanged.
+/// Selects the layers that stay in bf16 because the GPU runs them slower in FP8. Measures them if they are
+/// not cached and the run fits. A run whose file decides, and a run on the CPU, are returned unchanged.
 pub fn decide(planned: Planned, processor: &Processor) -> Result<Planned, RunError> {
     let (Processor::Cuda(gpu), true) = (processor, is_undecided(&planned)) else { return Ok(planned) };
     let blocks = blocks(&planned);
@@ -68,7 +68,7 @@ pub fn decide(planned: Planned, processor: &Processor) -> Result<Planned, RunErr
                 "timing the linear layers in FP8 and in bf16 on this GPU, once; the result is cached"
             );
             match Processor::by_name(Device::Cuda).and_then(|other| blocks.measure(other)) {
-                // Another process may have measured at the same time: all use the first one's result.
+                // Another process may have measured at the same time: all use the first result.
                 Ok(speeds) => {
                     layers(&gpu.cache_measurement(&blocks.name(), &line(&speeds))).unwrap_or(speeds)
                 }
@@ -100,8 +100,8 @@ pub fn decide_if_measured(planned: Planned, processor: &Processor) -> Result<Pla
     }
 }
 
-/// The plan of a resumed run: under the recipe that it began with, the same layers stay in bf16; under
-/// another one it is decided anew.
+/// The plan of a resumed run: under the recipe with which it began, the same layers stay in bf16; under
+/// another one the layers are selected again.
 pub(crate) fn decide_for_resumed(
     planned: Planned,
     began: &PrecisionConfig,
@@ -125,7 +125,7 @@ fn slower_layers(speeds: &[LayerSpeed]) -> Vec<Slower> {
     let slower = speeds.iter().filter(|speed| is_slower(speed));
     let entry = |of: &LayerSpeed| Slower {
         layer: of.layer.clone(),
-        // More digits than that are noise.
+        // More digits would be noise.
         speed: (of.speed() * 1000.0).round() / 1000.0,
         tokens: of.tokens,
     };
@@ -157,7 +157,7 @@ mod tests {
     use crate::spec::plan_on;
     use std::path::Path;
 
-    /// Speeds of the layers of a block in their order.
+    /// Speeds of the layers of a block, in their order.
     fn table(speeds: [f64; 4]) -> Vec<LayerSpeed> {
         let of = |(layer, speed): (&str, f64)| LayerSpeed {
             layer: layer.into(),
@@ -197,7 +197,7 @@ mod tests {
         assert!(kept[3].contains("at 4096 x 64 x 32"), "{}", kept[3]);
         let share = fp8_share(&linear_gemms(&run.spec));
         assert!((share - (96.0 + 128.0) / (96.0 + 32.0 + 128.0 + 64.0)).abs() < 1e-12, "{share}");
-        // The configuration says it, and says it again when it is read.
+        // The configuration records the selection and keeps it when it is read again.
         let text = run.resolved.config.to_toml();
         assert!(
             text.contains("skip_slower = [{ layer = \"attn.o_proj\", speed = 0.931, tokens = 4096 }, "),
@@ -221,12 +221,12 @@ mod tests {
             decide_for_resumed(planned(sets), began, &Processor::Cpu).expect("a plan").spec
         };
         assert_eq!(spec(&fp8, &began).fp8.slower.len(), 4);
-        // The file's own list counts, and so does another recipe.
+        // A list in the file decides, and so does another recipe.
         let own = [fp8[0], "precision.skip_slower=[]"];
         assert_eq!(spec(&own, &began).fp8.slower, []);
         assert_eq!(spec(&["precision.recipe=fp8-row"], &began).fp8.slower, []);
         assert_eq!(spec(&["precision.recipe=bf16"], &began).fp8.slower, []);
-        // It began before measurements existed, or on the CPU.
+        // The run began before measurements existed, or on the CPU.
         let silent = PrecisionConfig { skip_slower: None, ..began };
         let run = decide_for_resumed(planned(&fp8), &silent, &Processor::Cpu).expect("a plan");
         assert_eq!(run.resolved.config.precision, silent);

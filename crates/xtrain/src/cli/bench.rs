@@ -4,22 +4,22 @@ use super::options::{RunFile, Threads};
 use super::values::{bounded, device, named, tokens};
 use clap::{Args, Subcommand};
 use std::path::PathBuf;
-use xtrain_config::Device;
+use xtrain_config::{Device, parse_count};
 use xtrain_lab::bench::LinearShape;
 use xtrain_model::Recipe;
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum BenchCommand {
-    /// Measure the training step of a run file, on its token shards or, where it names none, random tokens
+    /// Measure the training step of a run file, on its token shards or, without these, on random tokens
     Step(BenchStepArgs),
     /// Measure every op of the training step of a run file
     Op(BenchOpArgs),
-    /// Measure GEMMs: those of a run file's linear layers, one of these sizes, or common ones
+    /// Measure GEMMs: those of a run file's linear layers, one of the given size, or common ones
     Gemm(BenchGemmArgs),
-    /// Measure linear layers in FP8 and in bf16, casts included: those of a run file, some of these sizes, or
-    /// common ones
+    /// Measure linear layers in FP8 and in bf16, casts included: those of a run file, some of the given
+    /// sizes, or common ones
     Fp8(BenchFp8Args),
-    /// Measure attention, forward and backward: that of a run file, one of these sizes, or a common one
+    /// Measure attention, forward and backward: that of a run file, one of the given sizes, or a common one
     Attention(BenchAttentionArgs),
 }
 
@@ -27,15 +27,15 @@ pub(crate) enum BenchCommand {
 pub(crate) struct BenchOpArgs {
     #[command(flatten)]
     pub(crate) run: RunFile,
-    /// Steps that are timed op by op, of which an op's median counts
+    /// Steps that are timed op by op; the median of each op counts
     #[arg(long, default_value_t = 10, value_parser = bounded(1..=10_000))]
     pub(crate) repeats: usize,
-    /// Print a line of JSON a row
+    /// Print one line of JSON per row
     #[arg(long)]
     pub(crate) json: bool,
 }
 
-/// Ops by themselves: of a run file or of sizes, where and how long.
+/// Sizes, device and repetitions of a benchmark of single ops.
 #[derive(Debug, Args)]
 pub(crate) struct OpBenchArgs {
     /// A run file (TOML) that gives sizes, precision and device
@@ -47,15 +47,15 @@ pub(crate) struct OpBenchArgs {
     #[arg(long, value_name = "DEVICE", default_value = "auto", conflicts_with = "file",
         value_parser = device())]
     pub(crate) device: Device,
-    /// Compute in this precision instead of that which suits the device: bf16 on a GPU, fp32 on the CPU
+    /// Compute in this precision; by default bf16 on a GPU and fp32 on the CPU
     #[arg(long, conflicts_with = "file", value_parser = named(&Recipe::ALL, Recipe::name))]
     pub(crate) precision: Option<Recipe>,
     #[command(flatten)]
     pub(crate) cpu: Threads,
-    /// Measurements, of which the median counts
+    /// Measurements; the median counts
     #[arg(long, default_value_t = 5, value_parser = bounded(1..=10_000))]
     pub(crate) repeats: usize,
-    /// Runs of a measurement, one after the other
+    /// Runs per measurement, one after the other
     #[arg(long, default_value_t = 10, value_parser = bounded(1..=10_000))]
     pub(crate) runs: usize,
     /// Print one line of JSON
@@ -90,22 +90,22 @@ pub(crate) struct BenchGemmArgs {
 pub(crate) struct BenchAttentionArgs {
     #[command(flatten)]
     pub(crate) bench: OpBenchArgs,
-    /// Sequences; what of these sizes is not given is that of a common model
+    /// Sequences; sizes that are not given are those of a common model
     #[arg(long, conflicts_with = "file", value_parser = bounded(1..=1 << 20))]
     pub(crate) batch: Option<usize>,
-    /// Tokens of a sequence
+    /// Tokens per sequence
     #[arg(long, conflicts_with = "file", value_parser = tokens(1..=1 << 22))]
     pub(crate) seq_len: Option<usize>,
     /// Query heads
     #[arg(long, conflicts_with = "file", value_parser = bounded(1..=1 << 12))]
     pub(crate) heads: Option<usize>,
-    /// Key and value heads, by default as many as query heads where these are given
+    /// Key and value heads, by default as many as query heads if these are given
     #[arg(long, conflicts_with = "file", value_parser = bounded(1..=1 << 12))]
     pub(crate) kv_heads: Option<usize>,
     /// Width of a head
     #[arg(long, conflicts_with = "file", value_parser = bounded(1..=1 << 12))]
     pub(crate) head_dim: Option<usize>,
-    /// Mean tokens of the documents that attention stays within, where it is measured so
+    /// Mean tokens per document when attention within documents is measured
     #[arg(long, value_name = "TOKENS", default_value_t = 512, value_parser = tokens(1..=1 << 22))]
     pub(crate) document_tokens: usize,
 }
@@ -120,10 +120,10 @@ pub(crate) struct BenchStepArgs {
     /// Steps before the measurement
     #[arg(long, default_value_t = 5, value_parser = bounded(0..=1_000_000))]
     pub(crate) warmup: usize,
-    /// Measurements, of which the median counts
+    /// Measurements; the median counts
     #[arg(long, default_value_t = 5, value_parser = bounded(1..=10_000))]
     pub(crate) repeats: usize,
-    /// Steps of a measurement
+    /// Steps per measurement
     #[arg(long, default_value_t = 10, value_parser = bounded(1..=1_000_000))]
     pub(crate) steps: usize,
     /// Print one line of JSON
@@ -137,8 +137,8 @@ pub(crate) struct BenchStepArgs {
   xtrain bench fp8 run.toml --json
   xtrain bench fp8 --shape 8192,4096,4096 --shape 8192,4096,14336 --recipe fp8-delayed --recipe fp8-block")]
 pub(crate) struct BenchFp8Args {
-    /// A run file (TOML) whose linear layers are measured inside its blocks; on a GPU the result is cached,
-    /// and runs leave in bf16 what is slower in FP8
+    /// A run file (TOML) whose linear layers are measured inside its blocks. On a GPU the result is cached,
+    /// and runs leave in bf16 the layers that are slower in FP8
     pub(crate) file: Option<PathBuf>,
     /// Override a key of the run file, e.g. --set train.micro_batch_size=4; may be repeated
     #[arg(long = "set", value_name = "SECTION.KEY=VALUE", requires = "file")]
@@ -146,8 +146,8 @@ pub(crate) struct BenchFp8Args {
     /// A linear layer alone: tokens, columns of its input and of its output, multiples of 16; may be repeated
     #[arg(long, value_name = "M,K,N", conflicts_with = "file", value_parser = shape)]
     pub(crate) shape: Vec<LinearShape>,
-    /// An FP8 recipe to measure; may be repeated. By default that of the run file, else all that the device
-    /// runs
+    /// An FP8 recipe to measure; may be repeated. By default that of the run file, else all recipes that the
+    /// device supports
     #[arg(long, value_parser = named(&Recipe::FP8, Recipe::name))]
     pub(crate) recipe: Vec<Recipe>,
     /// Compute here: auto (a GPU if one is present), cpu (which emulates FP8) or cuda
@@ -156,10 +156,10 @@ pub(crate) struct BenchFp8Args {
     pub(crate) device: Device,
     #[command(flatten)]
     pub(crate) cpu: Threads,
-    /// Measurements, of which the median counts
+    /// Measurements; the median counts
     #[arg(long, default_value_t = 5, conflicts_with = "file", value_parser = bounded(1..=10_000))]
     pub(crate) repeats: usize,
-    /// Runs of a measurement, one after the other
+    /// Runs per measurement, one after the other
     #[arg(long, default_value_t = 10, conflicts_with = "file", value_parser = bounded(1..=10_000))]
     pub(crate) runs: usize,
     /// Print one line of JSON
@@ -169,10 +169,11 @@ pub(crate) struct BenchFp8Args {
 
 /// A linear layer as `M,K,N`.
 fn shape(text: &str) -> Result<LinearShape, String> {
-    let sizes: Result<Vec<usize>, _> = text.split(',').map(|size| size.trim().parse()).collect();
+    let size = |size: &str| usize::try_from(parse_count(size.trim())?).ok();
+    let sizes: Option<Vec<usize>> = text.split(',').map(size).collect();
     let is_size = |size: &usize| (16..=1 << 22).contains(size) && size.is_multiple_of(16);
     match sizes.as_deref() {
-        Ok(&[m, k, n]) if [m, k, n].iter().all(is_size) => Ok(LinearShape { m, k, n }),
+        Some(&[m, k, n]) if [m, k, n].iter().all(is_size) => Ok(LinearShape { m, k, n }),
         _ => Err(
             "write three multiples of 16, up to 4194304: tokens, columns of the input, columns of the output"
                 .into(),

@@ -1,7 +1,7 @@
 //! The options of `xtrain blame`.
 
 use super::options::ProbeArgs;
-use super::values::bounded;
+use super::values::{bounded, whole};
 use clap::Args;
 
 #[derive(Debug, Args)]
@@ -12,10 +12,10 @@ use clap::Args;
 pub(crate) struct BlameArgs {
     #[command(flatten)]
     pub(crate) probe: ProbeArgs,
-    /// Take the batches of the next N steps
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
+    /// Use the batches of the next N steps
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = whole::<u64>(1..=1_000_000))]
     pub(crate) batches: u64,
-    /// Also return each block of the N worst to bf16 alone
+    /// Also split the N worst groups and return each of their blocks to bf16 alone
     #[arg(long, value_name = "N", default_value_t = 0, value_parser = bounded(0..=1_000_000))]
     pub(crate) by_block: usize,
     /// Print one JSON object instead of text

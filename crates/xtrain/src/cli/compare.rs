@@ -1,6 +1,7 @@
 //! The options of `xtrain compare`.
 
 use super::options::PageArgs;
+use super::values::whole;
 use clap::Args;
 use std::path::PathBuf;
 
@@ -8,7 +9,7 @@ use std::path::PathBuf;
 #[command(after_help = "Examples:
   xtrain compare runs/bf16 runs/fp8-block
   xtrain compare runs/fp8-* --baseline runs/bf16-*
-Runs whose configurations differ in nothing but the seed are one row: name as many as there are.")]
+Runs whose configurations differ only in the seed are one row: list all of them.")]
 #[command(mut_arg("out", |out| out.help("The page to write; by default compare.html in the folder of the first run that is compared")))]
 pub(crate) struct CompareArgs {
     /// Run folders; without --baseline the first is the baseline, with those that differ from it only in
@@ -19,8 +20,8 @@ pub(crate) struct CompareArgs {
     /// reported
     #[arg(long, value_name = "RUN", num_args = 1..)]
     pub(crate) baseline: Vec<PathBuf>,
-    /// Average training losses over the last N steps that both sides have made
-    #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u64).range(1..=1_000_000_000))]
+    /// Average training losses over the last N steps that both sides have run
+    #[arg(long, value_name = "N", default_value_t = 100, value_parser = whole::<u64>(1..=1_000_000_000))]
     pub(crate) last: u64,
     #[command(flatten)]
     pub(crate) page: PageArgs,

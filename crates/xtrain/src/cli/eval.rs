@@ -1,7 +1,7 @@
 //! The options of `xtrain eval`.
 
 use super::options::{ModelArgs, OnDevice};
-use super::values::{named, tokens};
+use super::values::{named, tokens, whole};
 use clap::Args;
 use std::path::PathBuf;
 use xtrain_model::Recipe;
@@ -16,23 +16,23 @@ pub(crate) struct EvalArgs {
     pub(crate) model: ModelArgs,
     #[command(flatten)]
     pub(crate) on: OnDevice,
-    /// Compute in this precision instead of the run's own, or fp32 for a Hugging Face folder; may be
-    /// repeated, which compares each loss with the first
+    /// Compute in this precision instead of the run's own, or fp32 for a Hugging Face folder. May be
+    /// repeated; each loss is then compared with the first
     #[arg(long, value_parser = named(&Recipe::ALL, Recipe::name))]
     pub(crate) precision: Vec<Recipe>,
     /// Text (.txt, .jsonl, .parquet, .gz, .zst), a folder of it or a pattern ('data/*.txt'), or a folder of
     /// token shards; by default the validation data of the run
     #[arg(long)]
     pub(crate) data: Vec<PathBuf>,
-    /// Tokens of context; by default those of the run, and for a Hugging Face folder by default 1024, or what
-    /// the model allows if that is less
+    /// Tokens of context; by default those of the run, and for a Hugging Face folder 1024, or the model's
+    /// limit if that is less
     #[arg(long, requires = "data", value_parser = tokens(1..=1 << 24))]
     pub(crate) seq_len: Option<usize>,
     /// Keep attention inside documents; by default as the run did, and false for a Hugging Face folder
     #[arg(long, requires = "data", value_name = "true|false")]
     pub(crate) document_mask: Option<bool>,
     /// Sequences evaluated at once
-    #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..))]
+    #[arg(long, default_value_t = 8, value_parser = whole::<u16>(1..=65_535))]
     pub(crate) batch_size: u16,
     /// The field of .jsonl lines and the column of .parquet files that holds the text
     #[arg(long, requires = "data", default_value = "text")]

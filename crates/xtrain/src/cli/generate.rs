@@ -1,7 +1,7 @@
 //! The options of `xtrain generate`.
 
 use super::options::{ComputeArgs, ModelArgs};
-use super::values::tokens;
+use super::values::{number, tokens, whole};
 use clap::Args;
 
 #[derive(Debug, Args)]
@@ -16,27 +16,27 @@ pub(crate) struct GenerateArgs {
     pub(crate) compute: ComputeArgs,
     #[command(flatten)]
     pub(crate) prompt: PromptArgs,
-    /// Tokens to make at most; whenever they fill the model's context, the older half of it is forgotten
+    /// Maximum number of tokens to generate; whenever the model's context is full, its older half is dropped
     #[arg(long, short = 'n', default_value_t = 128, value_parser = tokens(0..=1 << 30))]
     pub(crate) max_tokens: usize,
-    /// 0 always takes the likeliest token; 1 samples from the model's own distribution
-    #[arg(long, short, default_value_t = 0.8)]
+    /// 0 always takes the most likely token (greedy); 1 samples from the model's own distribution
+    #[arg(long, short, default_value_t = 0.8, value_parser = number)]
     pub(crate) temperature: f64,
-    /// Sample from the k likeliest tokens only; 0 for all
-    #[arg(long, default_value_t = 0)]
+    /// Sample from the k most likely tokens only; 0 means all
+    #[arg(long, default_value_t = 0, value_parser = whole::<usize>(0..=u64::MAX))]
     pub(crate) top_k: usize,
-    /// Sample from the likeliest tokens that have this probability together
-    #[arg(long, default_value_t = 1.0)]
+    /// Sample from the smallest set of most likely tokens whose probabilities add up to this
+    #[arg(long, default_value_t = 1.0, value_parser = number)]
     pub(crate) top_p: f64,
-    /// Makes the sampling repeatable
-    #[arg(long, default_value_t = 0)]
+    /// Seed of the sampling
+    #[arg(long, default_value_t = 0, value_parser = whole::<u64>(0..=u64::MAX))]
     pub(crate) seed: u64,
     /// Print one JSON object at the end instead of the text: prompt_tokens, tokens, text, finish_reason
     /// (stop or length), steps (token, logit, logprob and margin over the best other token) and speed
     #[arg(long)]
     pub(crate) json: bool,
-    /// Also give each step's N likeliest tokens, as its top
-    #[arg(long, value_name = "N", default_value_t = 0, requires = "json")]
+    /// Also print the N most likely tokens of each step, as `top`
+    #[arg(long, value_name = "N", default_value_t = 0, requires = "json", value_parser = whole::<usize>(0..=u64::MAX))]
     pub(crate) logprobs: usize,
 }
 
@@ -46,7 +46,8 @@ pub(crate) struct PromptArgs {
     /// The text to continue; - reads it from standard input
     #[arg(long, short)]
     pub(crate) prompt: Option<String>,
-    /// The token ids to continue, unchanged: nothing is added at the beginning
-    #[arg(long, value_name = "ID,ID,...", value_delimiter = ',')]
+    /// Token ids to continue, unchanged: no begin token is added. A folder without tokenizer.json then prints
+    /// ids
+    #[arg(long, value_name = "ID,ID,...", value_delimiter = ',', value_parser = whole::<u32>(0..=u32::MAX.into()))]
     pub(crate) tokens: Option<Vec<u32>>,
 }

@@ -12,7 +12,7 @@ Names are patterns of [precision] skip, which returns a GEMM to bf16 if the cast
 pub(crate) struct InspectArgs {
     #[command(flatten)]
     pub(crate) probe: ProbeArgs,
-    /// Print every cast, not a line for those of each layer in all blocks
+    /// Print every cast instead of one line for each layer over all blocks
     #[arg(long)]
     pub(crate) all: bool,
     #[command(flatten)]

@@ -4,17 +4,19 @@
 mod bench;
 mod blame;
 mod compare;
+mod completions;
 mod doctor;
 mod eval;
 mod export;
 mod generate;
+mod init;
 mod inspect;
+mod mistakes;
 mod options;
 mod plan;
 mod report;
 mod tokenize;
 mod train;
-mod unknown_option;
 mod values;
 
 pub(crate) use bench::{
@@ -22,10 +24,12 @@ pub(crate) use bench::{
 };
 pub(crate) use blame::BlameArgs;
 pub(crate) use compare::CompareArgs;
+pub(crate) use completions::CompletionsArgs;
 pub(crate) use doctor::DoctorArgs;
 pub(crate) use eval::EvalArgs;
 pub(crate) use export::ExportArgs;
 pub(crate) use generate::{GenerateArgs, PromptArgs};
+pub(crate) use init::InitArgs;
 pub(crate) use inspect::InspectArgs;
 pub(crate) use options::ModelArgs;
 pub(crate) use plan::PlanArgs;
@@ -33,14 +37,18 @@ pub(crate) use report::ReportArgs;
 pub(crate) use tokenize::TokenizeArgs;
 pub(crate) use train::TrainArgs;
 
+use crate::failure::Failure;
+use crate::terminal;
+use clap::error::ErrorKind;
 use clap::{Arg, ArgAction, CommandFactory, FromArgMatches, Parser, Subcommand};
-use std::io::Write;
+use std::ffi::OsString;
 
 /// Train language models: pre-train, continue and fine-tune from one run file.
 #[derive(Debug, Parser)]
 #[command(name = "xtrain", version, propagate_version = true, max_term_width = 100)]
 #[command(after_help = "Examples:
   xtrain train examples/quickstart.toml
+  xtrain init books.txt
   xtrain train run.toml --set optimizer.lr=1e-3 --set train.steps=2000
   xtrain plan run.toml
   xtrain generate runs/quickstart --prompt 'pub fn ' --max-tokens 100")]
@@ -50,34 +58,37 @@ pub(crate) struct Cli {
 }
 
 impl Cli {
-    /// The command line of this process; ends it where that is for help or cannot be understood.
-    pub(crate) fn read() -> Self {
+    /// The command line of this process; `None` if it asks for help, which is then printed.
+    pub(crate) fn read() -> Result<Option<Self>, Failure> {
+        let args: Vec<OsString> = std::env::args_os().collect();
+        let mut command = Cli::whole();
+        let read = command.try_get_matches_from_mut(&args);
+        match read.and_then(|matches| Cli::from_arg_matches(&matches)) {
+            Ok(cli) => Ok(Some(cli)),
+            Err(error) if !error.use_stderr() => terminal::print_help(&error).map(|()| None),
+            Err(error) if error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => error.exit(),
+            Err(error) => {
+                Err(Failure::user(mistakes::line(&error, &command, args.get(1..).unwrap_or_default())))
+            }
+        }
+    }
+
+    /// All commands and options.
+    pub(crate) fn whole() -> clap::Command {
         // A negative number is a value that an option may refuse with its range, never an unknown option.
         let allow = |arg: Arg| match arg.get_action() {
             ArgAction::Set | ArgAction::Append => arg.allow_negative_numbers(true),
             _ => arg,
         };
-        let command = Cli::command().mut_subcommands(|verb| verb.mut_args(allow));
-        let read = command.try_get_matches().and_then(|matches| Cli::from_arg_matches(&matches));
-        read.unwrap_or_else(|error| {
-            let verb = std::env::args_os().nth(1);
-            let takes_a_run_file =
-                verb.is_some_and(|verb| ["train", "plan", "bench"].iter().any(|takes| verb == *takes));
-            match unknown_option::key_instead(&error).filter(|_| takes_a_run_file) {
-                // stderr may be closed; the exit code still reports the failure.
-                Some(message) => {
-                    let _ = writeln!(std::io::stderr(), "error: {message}");
-                    std::process::exit(2)
-                }
-                None => error.exit(),
-            }
-        })
+        Cli::command().mut_subcommands(|verb| verb.mut_args(allow))
     }
 }
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// Train a model as a run file says
+    /// Write a commented run file for a text, for token shards or for a model
+    Init(InitArgs),
+    /// Train the model that a run file describes
     Train(TrainArgs),
     /// Show parameters, FLOPs and memory of a run without running it
     Plan(PlanArgs),
@@ -85,21 +96,23 @@ pub(crate) enum Command {
     Tokenize(TokenizeArgs),
     /// Continue a text with a model
     Generate(GenerateArgs),
-    /// Measure the loss of a model on a text
+    /// Measure the loss of a model on text
     Eval(EvalArgs),
     /// Write a model as a Hugging Face folder
     Export(ExportArgs),
-    /// Write the report of a run, or of several on one page
+    /// Write the report of a run, or one page for several
     Report(ReportArgs),
     /// Compare the losses of runs with those of a baseline: the gap, and the spread of seeds
     Compare(CompareArgs),
-    /// Show what casts to FP8 do to the tensors of a step: underflow, saturation, signal to noise
+    /// Show the error of FP8 casts in a step: underflow, saturation, signal to noise
     Inspect(InspectArgs),
-    /// Find the GEMMs that FP8 hurts: return one after another to bf16, on a checkpoint
+    /// Find the GEMMs that lose the most in FP8: return one after another to bf16, on a checkpoint
     Blame(BlameArgs),
-    /// Say what this machine has to train with and what is missing, and try it
+    /// Report this machine's devices and libraries, test them, and say how to get what is missing
     Doctor(DoctorArgs),
     /// Measure speed and memory
     #[command(subcommand)]
     Bench(BenchCommand),
+    /// Print a script with which a shell completes commands and options
+    Completions(CompletionsArgs),
 }

@@ -1,6 +1,6 @@
 //! Options that several verbs share.
 
-use super::values::{bounded, device, named};
+use super::values::{bounded, device, named, whole};
 use clap::Args;
 use std::path::PathBuf;
 use xtrain_config::Device;
@@ -38,7 +38,7 @@ pub(crate) struct ModelArgs {
     /// A run folder or a Hugging Face folder
     pub(crate) model: PathBuf,
     /// Use the checkpoint of this step instead of the latest (run folders)
-    #[arg(long, value_name = "STEP")]
+    #[arg(long, value_name = "STEP", value_parser = whole::<u64>(0..=u64::MAX))]
     pub(crate) step: Option<u64>,
     /// Use the checkpoint with the lowest validation loss instead of the latest (run folders)
     #[arg(long, conflicts_with = "step")]
@@ -57,34 +57,37 @@ pub(crate) struct ComputeArgs {
     pub(crate) precision: Option<Recipe>,
 }
 
-/// A checkpoint that is looked at, and in which formats.
+/// A checkpoint to examine, and the formats.
 #[derive(Debug, Args)]
 pub(crate) struct ProbeArgs {
     /// A run folder, or one of its checkpoints
     pub(crate) run: PathBuf,
     /// Use the checkpoint of this step instead of the latest
-    #[arg(long, value_name = "STEP")]
+    #[arg(long, value_name = "STEP", value_parser = whole::<u64>(0..=u64::MAX))]
     pub(crate) step: Option<u64>,
     /// Use the checkpoint with the lowest validation loss instead of the latest
     #[arg(long, conflicts_with = "step")]
     pub(crate) best: bool,
-    /// Examine the casts of this recipe instead of the run's own; by default fp8-block where the run has no
-    /// FP8
+    /// Examine the casts of this recipe instead of the run's own; by default fp8-block if the run has no FP8
     #[arg(long, value_name = "RECIPE", value_parser = named(&Recipe::FP8, Recipe::name))]
     pub(crate) casts: Option<Recipe>,
+    /// Take the batches from this text (.txt, .jsonl, .parquet, .gz, .zst; a folder or a pattern) or from
+    /// these token shards, read as the run reads its own; by default the next ones of the run
+    #[arg(long, value_name = "FILE")]
+    pub(crate) data: Vec<PathBuf>,
     #[command(flatten)]
     pub(crate) on: OnDevice,
     #[command(flatten)]
     pub(crate) cpu: Threads,
 }
 
-/// The page that a verb writes. Each verb says in the help of `--out` what the default is.
+/// The page that a verb writes. The help of `--out` states its default for each verb.
 #[derive(Debug, Args)]
 pub(crate) struct PageArgs {
     /// The page to write
     #[arg(long, short, value_name = "FILE")]
     pub(crate) out: Option<PathBuf>,
-    /// Replace the file that --out names even if it is no page of xtrain's
+    /// Replace the file that --out names even if xtrain did not write it as a page
     #[arg(long, requires = "out")]
     pub(crate) overwrite: bool,
 }

@@ -27,10 +27,10 @@ pub(crate) struct PlanArgs {
     /// Print workspaces that are not at the peak of memory, too
     #[arg(long)]
     pub(crate) all: bool,
-    /// Print the step program, one line an instance
+    /// Print the step program, one line for each op
     #[arg(long)]
     pub(crate) dump: bool,
-    /// Print the step program after this pass, one line an instance; ARCHITECTURE.md describes the passes
+    /// Print the step program after this pass, one line for each op; ARCHITECTURE.md describes the passes
     #[arg(long, value_name = "PASS", conflicts_with = "dump", value_parser = pass_names())]
     pub(crate) dump_after: Option<String>,
 }

@@ -1,7 +1,7 @@
 //! The options of `xtrain train`.
 
 use super::options::RunFile;
-use super::values::bounded;
+use super::values::{bounded, whole};
 use clap::Args;
 
 #[derive(Debug, Args)]
@@ -12,7 +12,7 @@ use clap::Args;
 pub(crate) struct TrainArgs {
     #[command(flatten)]
     pub(crate) run: RunFile,
-    /// Go on from the latest complete checkpoint of the run folder, or begin if there is none
+    /// Continue from the latest complete checkpoint of the run folder, or begin if there is none
     #[arg(long)]
     pub(crate) resume: bool,
     /// Save and end after this wall-clock time (e.g. 45m, 3h50m); the same as --set train.max_time=...
@@ -30,14 +30,14 @@ pub(crate) struct TrainArgs {
     /// Print the whole configuration, not only what differs from the defaults
     #[arg(long, short)]
     pub(crate) verbose: bool,
-    /// Trace some steps in trace.json of the run folder, which ui.perfetto.dev opens: what the host did, and
-    /// what the processor ran when
+    /// Write a trace of some steps to trace.json in the run folder, for ui.perfetto.dev: what the host did,
+    /// and when the device ran which op
     #[arg(long)]
     pub(crate) profile: bool,
-    /// Steps that are timed op by op, after six that are timed as they run
-    #[arg(long, value_name = "STEPS", default_value_t = 3, value_parser = clap::value_parser!(u64).range(1..=1000), requires = "profile")]
+    /// Steps that are timed op by op, after six that are timed as whole steps
+    #[arg(long, value_name = "STEPS", default_value_t = 3, value_parser = whole::<u64>(1..=1000), requires = "profile")]
     pub(crate) profile_steps: u64,
-    /// The first traced step; by default the fourth that this process makes
-    #[arg(long, value_name = "STEP", value_parser = clap::value_parser!(u64).range(1..), requires = "profile")]
+    /// The first traced step; by default the fourth of this process
+    #[arg(long, value_name = "STEP", value_parser = whole::<u64>(1..=u64::MAX), requires = "profile")]
     pub(crate) profile_from: Option<u64>,
 }

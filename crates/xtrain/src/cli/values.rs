@@ -38,6 +38,26 @@ pub(super) fn tokens(
 }
 
 /// A whole number within `range`.
-pub(super) fn bounded(range: RangeInclusive<u64>) -> impl TypedValueParser<Value = usize> {
-    clap::value_parser!(u64).range(range).try_map(usize::try_from)
+pub(super) fn bounded(
+    range: RangeInclusive<u64>,
+) -> impl Fn(&str) -> Result<usize, String> + Clone + Send + Sync + 'static {
+    whole(range)
+}
+
+/// As [`bounded`], of another type.
+pub(super) fn whole<T: TryFrom<u64>>(
+    range: RangeInclusive<u64>,
+) -> impl Fn(&str) -> Result<T, String> + Clone + Send + Sync + 'static {
+    move |text| {
+        let number = text.parse().ok().filter(|number| range.contains(number));
+        number.and_then(|number: u64| T::try_from(number).ok()).ok_or_else(|| match range.end() {
+            &u64::MAX => format!("write a whole number of at least {}", range.start()),
+            end => format!("write a whole number from {} to {end}", range.start()),
+        })
+    }
+}
+
+/// A number, with or without point and exponent.
+pub(super) fn number(text: &str) -> Result<f64, String> {
+    text.parse().map_err(|_| "write a number".to_owned())
 }

@@ -3,13 +3,13 @@
 use crate::cli::{BenchOpArgs, BenchStepArgs};
 use crate::failure::Failure;
 use crate::terminal;
-use xtrain_config::Config;
 use xtrain_lab::bench::{self, BenchOptions, OpSpeed, StepSpeed};
 use xtrain_report::metrics::format;
+use xtrain_train::run_file;
 
 /// `xtrain bench step`.
 pub(crate) fn step(args: &BenchStepArgs) -> Result<(), Failure> {
-    let parsed = Config::load(&args.run.file, &args.run.set)?;
+    let parsed = run_file::load(&args.run.file, &args.run.set)?;
     terminal::use_threads(parsed.config.train.threads)?;
     let options = BenchOptions { warmup: args.warmup, repeats: args.repeats, steps: args.steps };
     let speed = bench::step(&parsed, options)?;
@@ -22,7 +22,7 @@ pub(crate) fn step(args: &BenchStepArgs) -> Result<(), Failure> {
 
 /// `xtrain bench op`.
 pub(crate) fn op(args: &BenchOpArgs) -> Result<(), Failure> {
-    let parsed = Config::load(&args.run.file, &args.run.set)?;
+    let parsed = run_file::load(&args.run.file, &args.run.set)?;
     terminal::use_threads(parsed.config.train.threads)?;
     let rows = bench::ops(&parsed, args.repeats)?;
     let total: f64 = rows.iter().map(|row| row.rates.seconds).sum();
@@ -49,6 +49,12 @@ pub(crate) fn op(args: &BenchOpArgs) -> Result<(), Failure> {
         ));
     }
     out.push_str(&format!("{:<62}{:>11.3}\n", "total", total * 1e3));
+    if rows.iter().any(|row| row.rates.of_product > 1.0 || row.rates.of_copy > 1.0) {
+        out.push_str(
+            "above 100%: the operands fit into caches, which are faster than the memory that the best copy moves; or the sizes suit \
+             the processor better than those of the best GEMM\n",
+        );
+    }
     terminal::print(&out).map(|_| ())
 }
 

@@ -4,11 +4,11 @@ use crate::cli::BenchFp8Args;
 use crate::failure::Failure;
 use crate::terminal;
 use serde_json::json;
-use xtrain_config::Config;
 use xtrain_lab::bench::{self, Fp8Speeds, LinearShape, OpBenchOptions};
 use xtrain_model::Recipe;
 use xtrain_report::metrics::format;
 use xtrain_train::engine::{Processor, Target};
+use xtrain_train::run_file;
 use xtrain_train::slower::{self, LayerSpeed, RecipeLayers};
 use xtrain_train::spec::plan_on;
 
@@ -30,10 +30,10 @@ pub(crate) fn fp8(args: &BenchFp8Args) -> Result<(), Failure> {
     terminal::print(&text).map(|_| ())
 }
 
-/// The layers of a run file, where they stand in its blocks.
+/// Measures the layers of a run file inside its blocks.
 fn measure_run_file(args: &BenchFp8Args) -> Result<(), Failure> {
     let Some(file) = &args.file else { return Ok(()) };
-    let parsed = Config::load(file, &args.set)?;
+    let parsed = run_file::load(file, &args.set)?;
     let train = &parsed.config.train;
     terminal::use_threads(if args.cpu.threads > 0 { args.cpu.threads } else { train.threads })?;
     let processor = Processor::for_config(&parsed.config)?;
@@ -92,7 +92,7 @@ fn rows(of: &RecipeLayers, is_kept: bool) -> Vec<serde_json::Value> {
     of.layers.iter().map(row).collect()
 }
 
-/// The speed-ups of each shape, then from how many tokens on there are any.
+/// The speed-ups of each shape, and the number of tokens from which there is any.
 fn shapes_table(speeds: &Fp8Speeds) -> String {
     let recipes: Vec<Recipe> =
         speeds.rows.first().map_or(Vec::new(), |row| row.recipes.iter().map(|of| of.recipe).collect());
@@ -115,7 +115,7 @@ fn shapes_table(speeds: &Fp8Speeds) -> String {
         out.push('\n');
     }
     out.push_str(&format!(
-        "\nbreak-even: from so many of these tokens on FP8 is no slower\n{:>8}{:>8}{:>8}{:>10}",
+        "\nbreak-even: number of tokens from which FP8 is no slower\n{:>8}{:>8}{:>8}{:>10}",
         "", "k", "n", ""
     ));
     heads(&mut out);

@@ -4,10 +4,11 @@ use crate::cli::{BenchAttentionArgs, BenchGemmArgs, OpBenchArgs};
 use crate::failure::Failure;
 use crate::terminal;
 use serde::Serialize;
-use xtrain_config::{Config, Parsed};
+use xtrain_config::Parsed;
 use xtrain_lab::bench::{self, AttentionShape, GemmShape, OpBenchOptions, OpSpeeds, Rates};
 use xtrain_report::metrics::format;
 use xtrain_train::engine::Target;
+use xtrain_train::run_file;
 
 /// `xtrain bench gemm`.
 pub(crate) fn gemm(args: &BenchGemmArgs) -> Result<(), Failure> {
@@ -60,9 +61,9 @@ pub(crate) fn attention(args: &BenchAttentionArgs) -> Result<(), Failure> {
     show(&speeds, args.bench.json, &head, columns, |row| row.rates)
 }
 
-/// The run file, where one is named, and how to measure.
+/// The run file, if one is named, and the options of the measurement.
 fn op_bench_options(args: &OpBenchArgs) -> Result<(Option<Parsed>, OpBenchOptions), Failure> {
-    let parsed = args.file.as_ref().map(|file| Config::load(file, &args.set)).transpose()?;
+    let parsed = args.file.as_ref().map(|file| run_file::load(file, &args.set)).transpose()?;
     let (device, recipe, threads) = match &parsed {
         Some(Parsed { config, .. }) => {
             let threads = if args.cpu.threads > 0 { args.cpu.threads } else { config.train.threads };

@@ -18,6 +18,7 @@ pub(crate) fn run(args: &BlameArgs) -> Result<(), Failure> {
         which: which(args.probe.step, args.probe.best),
         device: args.probe.on.device,
         casts: args.probe.casts,
+        data: args.probe.data.clone(),
         batches: args.batches,
         by_block: args.by_block,
     };

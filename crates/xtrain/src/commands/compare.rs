@@ -21,7 +21,7 @@ pub(crate) fn run(args: &CompareArgs) -> Result<(), Failure> {
     terminal::print(&format!("{}page: {}\n", text(&comparison), path.display())).map(|_| ())
 }
 
-/// The figures in columns, and under them what is to know of the runs.
+/// The figures in columns, followed by the notes.
 fn text(comparison: &Comparison) -> String {
     let Comparison { baseline, compared, notes, counted_in, last, .. } = comparison;
     let mut rows = vec![
@@ -95,7 +95,7 @@ fn text(comparison: &Comparison) -> String {
     out
 }
 
-/// Runs by their names, the first and the number of the others where they are many.
+/// Names of runs: the first, and the number of the others if there are many.
 fn named(runs: &[String]) -> String {
     let name = match runs {
         [first, _, _, ..] => format!("{first} and {} more", runs.len() - 1),
@@ -116,7 +116,8 @@ fn gap(figure: &LossGap) -> String {
     format!("{:+.3}%{}", figure.gap_percent, interval.unwrap_or_default())
 }
 
-/// Rows of cells, each column as wide as its widest; the first three to the left, the others to the right.
+/// Rows of cells, each column as wide as its widest cell; the first three columns are left-aligned, the
+/// others right-aligned.
 fn columns<const N: usize>(rows: &[[String; N]]) -> String {
     let widths: Vec<usize> =
         (0..N).map(|n| rows.iter().map(|row| row[n].chars().count()).max().unwrap_or(0)).collect();

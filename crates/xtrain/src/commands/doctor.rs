@@ -35,15 +35,15 @@ const VERSION: usize = 34;
 
 fn text(found: &Examination) -> String {
     let mut out = format!("xtrain {}\n\nNVIDIA's libraries\n", env!("CARGO_PKG_VERSION"));
-    for library in &found.libraries {
-        out.push_str(&of_library(library));
+    for (n, library) in found.libraries.iter().enumerate() {
+        out.push_str(&of_library(library, &found.libraries[..n]));
     }
     for fault in &found.folder_faults {
         out.push_str(&format!("  {fault}\n"));
     }
     out.push_str("\nGPUs\n");
     if found.gpus.is_empty() {
-        out.push_str("  none that the driver shows\n");
+        out.push_str("  none found\n");
     }
     for gpu in &found.gpus {
         let free = match gpu.free_bytes {
@@ -95,7 +95,8 @@ fn text(found: &Examination) -> String {
     out
 }
 
-fn of_library(library: &LibraryFound) -> String {
+/// A library, after the `earlier` ones: places that one of them was looked for in are not listed again.
+fn of_library(library: &LibraryFound, earlier: &[LibraryFound]) -> String {
     let LibraryFound { name, file, path, version, missing } = library;
     let Some(missing) = missing else {
         let path = path.as_ref().map_or_else(String::new, |path| path.display().to_string());
@@ -103,8 +104,14 @@ fn of_library(library: &LibraryFound) -> String {
     };
     let mut out = format!("  {name:<NAME$}{file} {}\n", missing.problem);
     let mut line = |what: &str, value: &str| out.push_str(&format!("      {what:<13}{value}\n"));
-    for (n, place) in missing.looked_in.iter().enumerate() {
-        line(if n == 0 { "looked in" } else { "" }, place);
+    let is_alike = |other: &&LibraryFound| {
+        other.missing.as_ref().is_some_and(|other| other.looked_in == missing.looked_in)
+    };
+    match earlier.iter().find(is_alike) {
+        Some(other) => line("looked in", &format!("the same places as for {}", other.name)),
+        None => missing.looked_in.iter().enumerate().for_each(|(n, place)| {
+            line(if n == 0 { "looked in" } else { "" }, place);
+        }),
     }
     line("to get it", missing.remedy);
     line("without it", missing.without_it);

@@ -34,7 +34,7 @@ pub(crate) fn run(args: &EvalArgs) -> Result<(), Failure> {
     terminal::print(&text).map(|_| ())
 }
 
-/// The losses in all precisions, of the same tokens; nothing where it is stopped.
+/// The losses in all precisions on the same tokens; `None` if it is stopped.
 fn evaluate(args: &EvalArgs, bar: &mut Bar) -> Result<Option<Vec<Evaluated>>, Failure> {
     let stop = Stop::on_signals()?;
     let options = TextOptions {
@@ -51,7 +51,7 @@ fn evaluate(args: &EvalArgs, bar: &mut Bar) -> Result<Option<Vec<Evaluated>>, Fa
         }
         stop.go_on()
     };
-    // One model at a time: each may be all that fits.
+    // One model at a time, because memory may hold no second one.
     let precisions = match args.precision.as_slice() {
         [] => vec![None],
         named => named.iter().copied().map(Some).collect(),
@@ -102,14 +102,14 @@ fn of_tokens(found: &TextLoss) -> String {
     format!("tokens         {tokens} in sequences of {}\n", found.seq_len)
 }
 
-/// The precisions one below the other, with the gap of each loss to the first.
+/// The precisions in rows, with the gap of each loss to the first.
 fn table(all: &[Evaluated]) -> String {
     let mut text =
         format!("{:<13}{:>8}{:>12}{:>15}{:>10}\n", "precision", "loss", "perplexity", "bits per byte", "gap");
     for (n, Evaluated { precision, loss, .. }) in all.iter().enumerate() {
         let gap = match n {
             0 => String::new(),
-            // No negative zero.
+            // Avoids a negative zero.
             _ => format!("{:+.3}%", (1e5 * loss.gap(&all[0].loss)).round() / 1e3 + 0.0),
         };
         let row = format!(

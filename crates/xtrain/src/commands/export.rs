@@ -18,7 +18,7 @@ pub(crate) fn run(args: &ExportArgs) -> Result<(), Failure> {
             args.out.display()
         )));
     }
-    // Nothing is computed.
+    // An export computes nothing.
     let mut opened = open_model(&args.model, Device::Cpu, None)?;
     let dtype = args.dtype.unwrap_or(opened.export_dtype);
     let options = ExportOptions { dtype, max_shard_bytes: args.max_shard_size.0, overwrite: args.overwrite };

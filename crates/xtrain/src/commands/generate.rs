@@ -1,9 +1,9 @@
-//! `xtrain generate`: the text alone goes to standard output while it is generated; with `--json`, one object
+//! `xtrain generate`: only the text goes to standard output, while it is generated; with `--json`, one object
 //! at the end. The speed goes to standard error.
 
 use super::open_model;
 use super::transcript::Transcript;
-use crate::cli::{GenerateArgs, PromptArgs};
+use crate::cli::{GenerateArgs, ModelArgs, PromptArgs};
 use crate::failure::Failure;
 use crate::terminal;
 use serde_json::{Value, json};
@@ -12,6 +12,8 @@ use std::ops::ControlFlow;
 use xtrain_data::{SpecialTokens, Tokenizer};
 use xtrain_report::metrics::format;
 use xtrain_train::generate::{GeneratedToken, Generator, Pace, Sampling};
+use xtrain_train::opened::open_without_tokenizer;
+use xtrain_train::weights::Weights;
 
 pub(crate) fn run(args: &GenerateArgs) -> Result<(), Failure> {
     if !(args.temperature.is_finite() && args.temperature >= 0.0) {
@@ -20,9 +22,9 @@ pub(crate) fn run(args: &GenerateArgs) -> Result<(), Failure> {
     if !(args.top_p > 0.0 && args.top_p <= 1.0) {
         return Err(Failure::user(format!("--top-p is {:?}; it must be above 0 and at most 1", args.top_p)));
     }
-    let mut opened = open_model(&args.model, args.compute.on.device, args.compute.precision)?;
-    let tokens = prompt_tokens(&args.prompt, &opened.tokenizer)?;
-    let vocab_size = opened.weights.model().vocab_size;
+    let Model { mut weights, tokenizer, stop } = open(args)?;
+    let tokens = prompt_tokens(&args.prompt, tokenizer.as_ref())?;
+    let vocab_size = weights.model().vocab_size;
     if let Some(bad) = tokens.iter().find(|&&t| t as usize >= vocab_size) {
         let cause = if args.prompt.tokens.is_some() {
             format!("--tokens takes ids from 0 to {}", vocab_size - 1)
@@ -33,28 +35,35 @@ pub(crate) fn run(args: &GenerateArgs) -> Result<(), Failure> {
             "the prompt has token {bad}, but the model's vocabulary has {vocab_size}: {cause}"
         )));
     }
-    let limit = opened.weights.model().max_position_embeddings;
+    let limit = weights.model().max_position_embeddings;
     if tokens.len() > limit {
         return Err(Failure::user(format!(
-            "the prompt has {} tokens, but the model is meant for {limit}; give a shorter one",
+            "the prompt has {} tokens, but the model's context has {limit}; give a shorter prompt",
             tokens.len()
         )));
     }
     if tokens.len() + args.max_tokens > limit {
         tracing::info!(
-            "prompt and --max-tokens exceed the model's context of {limit} tokens: whenever it is full, the older half is forgotten"
+            "prompt and --max-tokens exceed the model's context of {limit} tokens: whenever it is full, the older half is dropped"
         );
     }
     let sampling =
         Sampling { temperature: args.temperature, top_k: args.top_k, top_p: args.top_p, seed: args.seed };
-    let stop = opened.tokenizer.stop_tokens().to_vec();
-    let mut generator = Generator::new(&mut opened.weights, tokens.len() + args.max_tokens)?;
-    let mut decoder = opened.tokenizer.stream_decoder(SpecialTokens::Hide);
+    let mut generator = Generator::new(&mut weights, tokens.len() + args.max_tokens)?;
+    let mut decoder = tokenizer.as_ref().map(|tokenizer| tokenizer.stream_decoder(SpecialTokens::Hide));
+    let mut shown_ids = 0;
     let mut transcript = Transcript::new(args.logprobs);
     let mut text = String::new();
     let mut failed = None;
     let mut each = |made: GeneratedToken<'_>| {
-        let shown = decoder.push(made.token).map_err(Failure::from).and_then(|piece| {
+        let piece = match &mut decoder {
+            Some(decoder) => decoder.push(made.token).map_err(Failure::from),
+            None if args.json => Ok(String::new()),
+            // Without a tokenizer the ids are shown, as --tokens takes them.
+            None => Ok(format!("{}{}", if shown_ids > 0 { "," } else { "" }, made.token)),
+        };
+        shown_ids += 1;
+        let shown = piece.and_then(|piece| {
             if args.json {
                 transcript.push(made);
                 text.push_str(&piece);
@@ -70,13 +79,12 @@ pub(crate) fn run(args: &GenerateArgs) -> Result<(), Failure> {
             }
         }
     };
-    let made =
-        generator.generate(&mut opened.weights, &tokens, args.max_tokens, sampling, &stop, &mut each)?;
+    let made = generator.generate(&mut weights, &tokens, args.max_tokens, sampling, &stop, &mut each)?;
     if let Some(failure) = failed {
         return Err(failure);
     }
-    let rest = decoder.finish()?;
-    let speed = Speed { pace: generator.pace(), bandwidth: opened.weights.engine().memory_bandwidth() };
+    let rest = decoder.map(|decoder| decoder.finish()).transpose()?.unwrap_or_default();
+    let speed = Speed { pace: generator.pace(), bandwidth: weights.engine().memory_bandwidth() };
     if args.json {
         text.push_str(&rest);
         let mut answer = transcript.finish(&tokens, &made, &text, args.max_tokens);
@@ -92,21 +100,44 @@ pub(crate) fn run(args: &GenerateArgs) -> Result<(), Failure> {
     Ok(())
 }
 
+/// A model to generate with.
+struct Model {
+    weights: Weights,
+    /// Nothing where ids are given and the folder has none.
+    tokenizer: Option<Tokenizer>,
+    /// The tokens that end a text.
+    stop: Vec<u32>,
+}
+
+fn open(args: &GenerateArgs) -> Result<Model, Failure> {
+    let ModelArgs { model: folder, step, best, .. } = &args.model;
+    let (device, precision) = (args.compute.on.device, args.compute.precision);
+    let has = |name: &str| folder.join(name).is_file();
+    let is_without = has("config.json") && !has("tokenizer.json") && step.is_none() && !best;
+    if args.prompt.tokens.is_some() && is_without {
+        terminal::use_threads(args.model.cpu.threads)?;
+        let (weights, stop) = open_without_tokenizer(folder, device, precision)?;
+        return Ok(Model { weights, tokenizer: None, stop });
+    }
+    let opened = open_model(&args.model, device, precision)?;
+    let stop = opened.tokenizer.stop_tokens().to_vec();
+    Ok(Model { weights: opened.weights, tokenizer: Some(opened.tokenizer), stop })
+}
+
 /// Speed of generation, and the memory bandwidth that bounds it.
 struct Speed {
     pace: Pace,
-    /// Bytes a second that the processor's memory moves at most.
+    /// Peak memory bandwidth of the processor in bytes per second.
     bandwidth: Option<f64>,
 }
 
 impl Speed {
-    /// Time that reading all weights and the cache would take at full bandwidth, as a share of the time that
-    /// tokens took.
+    /// Time for reading all weights and the cache at full bandwidth, relative to the measured time.
     fn share(&self) -> Option<f64> {
         Some(self.pace.bytes_per_second()? / self.bandwidth?)
     }
 
-    /// For people; nothing where all came of the prompt's own pass.
+    /// The line for people; `None` if no token was generated after the prompt's pass.
     fn line(&self) -> Option<String> {
         let Pace { prompt_tokens, prompt_seconds, .. } = self.pace;
         let rate = self.pace.tokens_per_second()?;
@@ -134,10 +165,10 @@ impl Speed {
 }
 
 /// The tokens to continue, at least one.
-fn prompt_tokens(args: &PromptArgs, tokenizer: &Tokenizer) -> Result<Vec<u32>, Failure> {
-    if let Some(tokens) = &args.tokens {
-        return Ok(tokens.clone());
-    }
+fn prompt_tokens(args: &PromptArgs, tokenizer: Option<&Tokenizer>) -> Result<Vec<u32>, Failure> {
+    let (None, Some(tokenizer)) = (&args.tokens, tokenizer) else {
+        return Ok(args.tokens.clone().unwrap_or_default());
+    };
     let given = args.prompt.as_deref().unwrap_or_default();
     let tokens = tokenizer.encode_prompt(&text(given)?)?;
     if tokens.is_empty() {

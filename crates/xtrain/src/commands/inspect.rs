@@ -19,6 +19,7 @@ pub(crate) fn run(args: &InspectArgs) -> Result<(), Failure> {
         which: which(args.probe.step, args.probe.best),
         device: args.probe.on.device,
         casts: args.probe.casts,
+        data: args.probe.data.clone(),
     };
     let mut bar = Bar::default();
     let found = inspect(&args.probe.run, &options, &mut |doing| {
@@ -57,7 +58,7 @@ pub(crate) fn run(args: &InspectArgs) -> Result<(), Failure> {
     terminal::print(&out).map(|_| ())
 }
 
-/// A line for each cast.
+/// One line for each cast.
 fn every(inspection: &Inspection) -> String {
     let mut out = format!(
         "{:<36}{:<17}{:<16}{:>8}{:>12}{:>12}{:>11}\n",
@@ -80,7 +81,7 @@ fn every(inspection: &Inspection) -> String {
     out
 }
 
-/// A line for the same cast in all blocks: the middle, and the worst with its name.
+/// One line for the same cast in all blocks: the median, and the worst with its name.
 fn by_layer(inspection: &Inspection) -> String {
     let mut kinds: Vec<Vec<&TensorCast>> = Vec::new();
     for tensor in &inspection.tensors {
@@ -93,7 +94,7 @@ fn by_layer(inspection: &Inspection) -> String {
             None => kinds.push(vec![tensor]),
         }
     }
-    // By layer, as the forward has them.
+    // By layer, in the order of the forward.
     let sites: Vec<&str> = kinds.iter().map(|kind| kind[0].site.as_str()).collect();
     let place = |site: &str| sites.iter().position(|other| *other == site);
     kinds.sort_by_key(|kind| place(&kind[0].site));

@@ -5,10 +5,12 @@ pub(crate) mod bench_fp8;
 pub(crate) mod bench_ops;
 pub(crate) mod blame;
 pub(crate) mod compare;
+pub(crate) mod completions;
 pub(crate) mod doctor;
 pub(crate) mod eval;
 pub(crate) mod export;
 pub(crate) mod generate;
+pub(crate) mod init;
 pub(crate) mod inspect;
 pub(crate) mod plan;
 pub(crate) mod report;
@@ -23,7 +25,7 @@ use xtrain_config::Device;
 use xtrain_model::Recipe;
 use xtrain_train::opened::{OpenedModel, Which, open};
 
-/// Opens the model that a command names, on `device`; `recipe` replaces the one that it computes with.
+/// Opens the model that a command names, on `device`; `recipe` replaces the precision of its computation.
 fn open_model(args: &ModelArgs, device: Device, recipe: Option<Recipe>) -> Result<OpenedModel, Failure> {
     terminal::use_threads(args.cpu.threads)?;
     reopen_model(args, device, recipe)

@@ -11,7 +11,7 @@ use xtrain_train::error::LearnError;
 use xtrain_train::estimate::{Device, RunTime};
 use xtrain_train::fit::Fit;
 use xtrain_train::spec::plan_on;
-use xtrain_train::{choose, programs, slower, source};
+use xtrain_train::{choose, programs, run_file, slower, source};
 
 pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
     let parsed = load(&args.run.file, &args.run.set)?;
@@ -54,7 +54,11 @@ pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
     let reference = reference.map_err(LearnError::from)?;
     let has = processor.as_ref().and_then(|processor| Some((processor.room()?, processor.owner())));
     let modelled = || Some((Room::of(device.as_ref()?.usable_bytes?), device.as_ref()?.name.clone()));
-    let room = args.memory.map(|size| (Room::of(size.0), "--memory".to_owned())).or(has).or_else(modelled);
+    let room = args
+        .memory
+        .map(|size| (Room::of(size.0), "the device (--memory)".to_owned()))
+        .or(has)
+        .or_else(modelled);
     let fit = match room {
         Some((room, owner)) => Some((Fit::of(&planned, target, threads, room)?, owner)),
         None => None,
@@ -75,13 +79,14 @@ fn is_a_model(path: &Path) -> bool {
 /// tokens, and a billion tokens of training.
 fn load(path: &Path, sets: &[String]) -> Result<Parsed, Failure> {
     if !is_a_model(path) {
-        return Ok(Config::load(path, sets)?);
+        return Ok(run_file::load(path, sets)?);
+    }
+    if path.is_dir() && !path.join(source::CONFIG_FILE).is_file() {
+        let own = path.join("config.toml");
+        return Ok(run_file::load(if own.is_file() { &own } else { path }, sets)?);
     }
     let folder = if path.is_dir() { path } else { path.parent().unwrap_or(Path::new("")) };
     let folder = if folder.as_os_str().is_empty() { Path::new(".") } else { folder };
-    if path.is_dir() && !path.join(source::CONFIG_FILE).is_file() && path.join("config.toml").is_file() {
-        return Ok(Config::load(&path.join("config.toml"), sets)?);
-    }
     if !path.is_dir() && path.file_name().is_none_or(|name| name != source::CONFIG_FILE) {
         return Err(Failure::user(format!(
             "{}: a model is planned from its folder or its {}; anything else is a run file in TOML",

@@ -13,7 +13,7 @@ pub(crate) fn run(args: &ReportArgs) -> Result<(), Failure> {
         }
         (_, None) => {
             return Err(Failure::user(
-                "a report of several runs belongs to none of their folders; name its file, for example --out comparison.html",
+                "a report of several runs needs a file of its own; name it, for example --out comparison.html",
             ));
         }
     };

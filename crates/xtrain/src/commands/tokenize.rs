@@ -96,7 +96,7 @@ fn unless_stopped<T>(made: Result<T, DataError>) -> Result<Option<T>, Failure> {
     }
 }
 
-/// As for a run, stopping is no failure: complete shards are kept.
+/// Reports the stop. As in a run, it is no failure: complete shards stay.
 fn say_stopped() -> Result<(), Failure> {
     let said = "stopped before the end; complete shards are kept, run the same command again to continue\n";
     terminal::print(said).map(|_| ())

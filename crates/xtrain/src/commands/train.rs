@@ -4,9 +4,10 @@ use crate::cli::TrainArgs;
 use crate::failure::Failure;
 use crate::signals::Stop;
 use crate::terminal::{self, Detail, TrainingView};
-use xtrain_config::{Config, Override};
+use xtrain_config::Override;
 use xtrain_train::profile::ProfileOptions;
 use xtrain_train::run::{Outcome, Start, train_profiled};
+use xtrain_train::run_file;
 
 pub(crate) fn run(args: &TrainArgs) -> Result<(), Failure> {
     let mut overrides: Vec<Override> = args.run.set.iter().map(|set| Override::Set(set.clone())).collect();
@@ -15,7 +16,7 @@ pub(crate) fn run(args: &TrainArgs) -> Result<(), Failure> {
         overrides.extend(given.iter().map(|text| Override::Text { option, key, text: text.clone() }));
     }
     overrides.extend(args.threads.map(|threads| Override::Set(format!("train.threads={threads}"))));
-    let parsed = Config::load(&args.run.file, &overrides)?;
+    let parsed = run_file::load(&args.run.file, &overrides)?;
     terminal::use_threads(parsed.config.train.threads)?;
     let Stop(stop) = Stop::on_signals()?;
     let start = if args.resume { Start::Resume } else { Start::New };
@@ -36,11 +37,11 @@ pub(crate) fn run(args: &TrainArgs) -> Result<(), Failure> {
                 (_, Some(_)) => "epochs",
                 _ => "steps",
             };
-            let steps = if done > steps { format!("{done} steps, of which {steps} are asked for") } else { format!("{done} of {steps} steps") };
-            format!("already finished: {steps}; go on with --set train.{key}=...")
+            let steps = if done > steps { format!("{done} steps, of which {steps} were requested") } else { format!("{done} of {steps} steps") };
+            format!("already finished: {steps}; continue with --set train.{key}=...")
         }
-        Outcome::Stopped => "stopped; the state is saved, go on with --resume".to_owned(),
-        Outcome::TimeLimit => "time is up; the state is saved, go on with --resume".to_owned(),
+        Outcome::Stopped => "stopped; the state is saved, continue with --resume".to_owned(),
+        Outcome::TimeLimit => "time is up; the state is saved, continue with --resume".to_owned(),
         Outcome::StoppedEarly => {
             "stopped before the first step of this run; the tokens prepared so far are cached, run the same command again".to_owned()
         }

@@ -3,8 +3,8 @@
 use serde_json::{Map, Value, json};
 use xtrain_train::generate::GeneratedToken;
 
-/// The steps of one generation, each judged by the logits that its token was chosen from (before temperature
-/// and cuts).
+/// The steps of one generation, each judged by the logits from which its token was chosen, before temperature
+/// and truncation.
 #[derive(Debug, Default)]
 pub(crate) struct Transcript {
     /// Number of likeliest tokens that each step lists.

@@ -65,7 +65,7 @@ fn what_is_no_run_file_is_refused() {
         "No such file",
         "check the path",
     ]);
-    place.run("train .").refuses(&["cannot be read", "name a file"]);
+    place.run("train .").refuses(&["is a folder", "run.toml"]);
     place.run("train binary.toml").refuses(&["binary.toml", "UTF-8"]);
     place.run("train broken.toml").refuses(&["broken.toml:1"]);
     for line in place.run("train empty.toml").refuses_in_lines() {
@@ -87,7 +87,6 @@ fn arguments_out_of_range_are_refused_with_the_range() {
     ] {
         place.run(command).refuses(&words);
     }
-    // Errors of the parser of arguments have their own form, with the usage after them.
     for (command, word) in [
         ("generate out --prompt the -n 99999999999999999999", "--max-tokens"),
         ("generate out --prompt the -n -3", "-3"),
@@ -95,15 +94,12 @@ fn arguments_out_of_range_are_refused_with_the_range() {
         ("eval out --data a.txt --batch-size 0", "--batch-size"),
         ("eval out --data a.txt --seq-len 0", "--seq-len"),
         ("eval out --seq-len 8", "--data"),
-        ("train", "<FILE>"),
-        ("trane run.toml", "train"),
+        ("train", "xtrain train needs FILE"),
+        ("trane run.toml", "xtrain train run.toml"),
         ("tokenize a.txt --out t", "--tokenizer"),
         ("tokenize a.txt --out t --bytes --chars", "--chars"),
     ] {
-        let ran = place.run(command);
-        assert_eq!(ran.code(), Some(2), "{command}");
-        ran.is_readable();
-        assert!(ran.stderr.contains(word), "{command}: {}", ran.stderr);
+        place.run(command).refuses(&[word]);
     }
 }
 
@@ -144,7 +140,7 @@ fn a_run_that_exceeds_memory_is_told_what_would_fit() {
     refused(
         &place,
         "--set model.dim=1048576 --set model.heads=65536 --set model.head_dim=65536 --set model.layers=1024 --set model.ffn_dim=16777216",
-        &["parameters", "slip"],
+        &["parameters", "typo"],
     );
     // Evaluation and generation have the same guard.
     place.train("out", "--set train.steps=3 --set model.max_position_embeddings=1073741824");

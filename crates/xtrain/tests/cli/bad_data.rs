@@ -44,7 +44,7 @@ fn missing_empty_and_unreadable_texts_are_refused_by_every_verb() {
         assert!(!place.exists("tokens/dataset.json"), "{name}");
         let _ = std::fs::remove_dir_all(place.path("tokens"));
     }
-    refused(&place, "missing.txt", &["(paths start at the folder you are in)", "--set data.train=FILE"]);
+    refused(&place, "missing.txt", &["(paths are relative to the current folder)", "--set data.train=FILE"]);
     let absolute = place.path("missing.txt");
     let line =
         place.run(&format!("train run.toml --out out --set data.train={}", absolute.display())).refuses(&[]);

@@ -118,7 +118,7 @@ fn damaged_hugging_face_folders_are_refused() {
         ("\"hidden_size\": 16", "\"hidden_size\": 2147483647", &["GiB of memory", "smaller model"]),
         ("\"num_hidden_layers\": 2", "\"num_hidden_layers\": 3", &["model.layers.2"]),
         ("\"num_hidden_layers\": 2", "\"num_hidden_layers\": 1", &["model.layers.1"]),
-        ("\"num_hidden_layers\": 2", "\"num_hidden_layers\": 2000000000", &["layers = 2000000000", "slip"]),
+        ("\"num_hidden_layers\": 2", "\"num_hidden_layers\": 2000000000", &["layers = 2000000000", "typo"]),
         ("\"head_dim\": 8", "\"head_dim\": 9", &["head_dim", "even"]),
         ("\"hidden_act\": \"silu\"", "\"hidden_act\": \"gelu\"", &["hidden_act"]),
         ("\"vocab_size\": 257", "\"vocab_size\": 300", &["embed_tokens"]),

@@ -132,7 +132,7 @@ fn linear_layers_are_measured_in_fp8_beside_bf16() {
     let [delayed, row] = [Some("fp8-delayed"), Some("fp8-row")];
     assert_eq!(told, [(delayed, Some(16)), (row, Some(16)), (delayed, Some(48)), (row, Some(48))]);
     let table = bench(&place, &format!("fp8 {quick}")).stdout;
-    for said in ["fp8-current", "fp8-block", "bf16 ms", "break-even: from so many of these tokens on"] {
+    for said in ["fp8-current", "fp8-block", "bf16 ms", "break-even: number of tokens from which"] {
         assert!(table.contains(said), "{said}: {table}");
     }
     assert_eq!(table.contains("the CPU emulates FP8"), device() == "cpu", "{table}");

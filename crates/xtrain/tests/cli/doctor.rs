@@ -32,12 +32,17 @@ fn a_machine_whose_libraries_are_broken_trains_on_its_cpu_and_is_told_why() {
         assert!(text.contains(&format!("{file} cannot be opened: {named}: ")), "{text}");
     }
     let folder = place.path("libraries").display().to_string();
-    assert!(text.contains(&format!("looked in    {folder} (XTRAIN_CUDA_LIBRARIES)\n")), "{text}");
+    let looked = format!("looked in    {folder} (XTRAIN_CUDA_LIBRARIES)\n");
+    assert!(text.contains(&looked), "{text}");
+    // Places are listed once: the driver's, which only the loader knows, and those of all others.
+    let lines: Vec<&str> = text.lines().filter(|line| line.trim_start().starts_with("looked in")).collect();
+    let same = lines.iter().filter(|line| line.contains("the same places as for")).count();
+    assert_eq!((lines.len(), same), (4, 2), "{text}");
     for said in [
         "to get it    install NVIDIA's driver, 580 or newer\n",
         "to get it    `pip install nvidia-cudnn-cu13`\n",
         "without it   attention runs by xtrain's own kernels alone, which may be slower\n",
-        "GPUs\n  none that the driver shows\n",
+        "GPUs\n  none found\n",
         "kernels: 1 file, 5 B\n",
         "\nTraining works, on the CPU alone (CPU, ",
     ] {
@@ -55,7 +60,7 @@ fn odd_folders_of_libraries_are_told() {
     std::os::unix::fs::symlink("nowhere", place.path("link")).expect("a link");
     for (folder, fault) in [
         ("", "is set and names no folder; unset it"),
-        ("none", "names none: cannot be looked into (No such file or directory (os error 2))"),
+        ("none", "names none: cannot be read (No such file or directory (os error 2))"),
         ("file", "names file: a file, where a folder is needed"),
         ("empty", "names empty: holds none of NVIDIA's libraries by the names that are looked for"),
         (

@@ -53,15 +53,15 @@ fn a_finished_run_that_is_resumed_says_so_and_changes_nothing() {
     let before = place.contents("out");
     for change in ["", "--set optimizer.lr=1e-5", "--set train.steps=3"] {
         let ran = place.train("out", &format!("--resume {sampled} {change}"));
-        let steps = if change.contains('3') { "4 steps, of which 3 are asked for" } else { "4 of 4 steps" };
-        let said = format!("already finished: {steps}; go on with --set train.steps=...\n");
+        let steps = if change.contains('3') { "4 steps, of which 3 were requested" } else { "4 of 4 steps" };
+        let said = format!("already finished: {steps}; continue with --set train.steps=...\n");
         assert_eq!((ran.stdout, ran.stderr), (said, String::new()));
         assert_eq!(place.contents("out"), before, "{change}");
     }
     // Its length is reported in the key that it is given in, and the suggested command continues the run.
     let tokens = SAMPLED.to_owned() + " --set train.steps= --set train.tokens";
     let ran = place.train("out", &format!("--resume {tokens}=256"));
-    assert!(ran.stdout.contains("4 of 4 steps; go on with --set train.tokens=..."), "{}", ran.stdout);
+    assert!(ran.stdout.contains("4 of 4 steps; continue with --set train.tokens=..."), "{}", ran.stdout);
     place.train("out", &format!("--resume {tokens}=384"));
     assert!(place.exists("out/checkpoints/step-6"));
 }

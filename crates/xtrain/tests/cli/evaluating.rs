@@ -67,6 +67,48 @@ fn an_evaluation_that_takes_longer_than_the_time_limit_comes_to_its_end() {
 }
 
 #[test]
+fn a_time_limit_that_ends_in_the_last_evaluation_does_not_cut_the_end() {
+    let place = with_much_to_evaluate();
+    let at_end = format!("{LONG_EVALUATIONS} --set eval.every=0");
+    place.run(&format!("{at_end} --out peace")).succeeds();
+    let mut rounds = 0;
+    let last = loop {
+        let said = place.run(&format!("{at_end} --out cut --max-time 1s")).succeeds().stdout;
+        if said.contains("step 7/7") {
+            break said;
+        }
+        rounds += 1;
+        assert!(rounds < 60, "it does not come to its last step");
+    };
+    assert!(last.contains("save 7/7") && !last.contains("time is up"), "{last}");
+    assert_same_end(&place, "peace", "cut");
+}
+
+#[test]
+fn a_run_that_is_stopped_in_its_last_evaluation_exports_its_last_state() {
+    let place = with_much_to_evaluate();
+    let at_end = format!("{LONG_EVALUATIONS} --set eval.every=0");
+    place.run(&format!("{at_end} --out peace")).succeeds();
+    place
+        .run(&format!(
+            "{at_end} --out stopped --set train.steps=6 --set eval.at_end=false --set schedule.kind=constant"
+        ))
+        .succeeds();
+    let peace = place.read("peace/hf/model.safetensors");
+    let mut child =
+        place.command(&format!("{at_end} --out stopped")).stdout(Stdio::null()).spawn().expect("starts");
+    wait_until("the last step", || count(&metrics(&place, "stopped"), "step") == 7);
+    let sent = Command::new("sh").args(["-c", &format!("kill -TERM {}", child.id())]).status();
+    assert!(sent.expect("a shell").success());
+    assert_eq!(wait(&mut child, "a run stopped in its last evaluation").code(), Some(0));
+    assert_eq!(count(&metrics(&place, "stopped"), "eval"), 0, "it waited for the evaluation");
+    assert!(place.read("stopped/hf/model.safetensors").len() == peace.len());
+    // It is the state of the last checkpoint.
+    place.run("export stopped --out exported").succeeds();
+    assert!(place.read("stopped/hf/model.safetensors") == place.read("exported/model.safetensors"));
+}
+
+#[test]
 fn the_entropy_that_a_loss_is_compared_with_is_that_of_the_evaluated_tokens() {
     let place = Place::new();
     let entropy = |out: &str| {
@@ -195,7 +237,7 @@ fn without_a_text_it_is_what_the_run_validated_on() {
         "none",
         "--set train.steps=2 --set data.held_out=0 --set eval.every=0 --set eval.at_end=false",
     );
-    place.run("eval none").refuses(&["validated on nothing", "--data"]);
+    place.run("eval none").refuses(&["had no validation data", "--data"]);
     // Of another text another part is held out, and some of it was trained on.
     place.write("a.txt", &place.read("b.txt"));
     place.run("eval out").refuses(&["a.txt"]);

@@ -46,7 +46,7 @@ fn a_model_that_is_not_there_is_told_from_one_that_is_to_be_downloaded() {
     let line =
         place.run("generate ./missing --prompt the").refuses(&["no folder ./missing", "check the path"]);
     assert!(!line.contains("download"), "{line}");
-    // A similar name of an existing folder is a slip.
+    // A similar name of an existing folder is a typo.
     place.train("runs/quickstart", "--set train.steps=2");
     for (written, meant) in [("runs/quikstart", "runs/quickstart"), ("run", "runs")] {
         let line = place
@@ -119,12 +119,23 @@ fn an_fp8_folder_is_written_read_and_trained_on() {
 #[test]
 fn fp8_without_a_layer_for_it_is_refused_before_anything_is_done() {
     let place = Place::new();
-    let why = ["nothing of this model would be FP8", "no multiples of 128", "take \"bf16\""];
+    let why = ["none of the linear layers", "not multiples of 128", "use \"bf16\""];
     place.run("train run.toml --out out --set checkpoint.export_dtype=fp8").refuses(&why);
     assert!(!place.exists("out"));
     place.train("out", "--set train.steps=2");
     place.run("export out --out fp8 --dtype fp8").refuses(&why);
     assert!(!place.exists("fp8"));
+}
+
+#[test]
+fn an_fp8_export_names_the_layer_that_keeps_others_from_fp8_and_its_size() {
+    let place = Place::new();
+    let narrow = "--set train.steps=2 --set model.dim=128 --set model.heads=2 --set model.kv_heads=1 --set model.ffn_dim=128";
+    place.train("out", narrow);
+    let said = place.run("export out --out fp8 --dtype fp8").succeeds().stderr;
+    let named = "2 of 8 linear layers are exported as bf16: 2 with sizes that are not multiples of 128 \
+                 (model.layers.0.self_attn.k_proj.weight is 64 x 128; layers that are computed as one have one type)";
+    assert!(said.contains(named), "{said}");
 }
 
 #[test]

@@ -52,6 +52,19 @@ fn the_text_alone_goes_to_standard_output() {
 }
 
 #[test]
+fn ids_are_continued_with_ids_where_a_folder_has_no_tokenizer() {
+    let place = trained();
+    let arguments = "--tokens 116,104,101 -n 5 --temperature 0";
+    let made = joined(&tokens(&json(&place, arguments), "tokens"));
+    for file in ["tokenizer.json", "tokenizer_config.json"] {
+        std::fs::remove_file(place.path(&format!("out/hf/{file}"))).expect("removed");
+    }
+    let ran = place.run(&format!("generate out/hf {arguments}")).succeeds();
+    assert_eq!(ran.stdout, format!("{made}\n"));
+    place.run("generate out/hf --prompt the").refuses(&["out/hf", "no tokenizer.json"]);
+}
+
+#[test]
 fn a_full_context_forgets_its_older_half_and_goes_on_as_from_a_fresh_prompt() {
     let place = trained();
     let prompt = [116u64, 104, 101];
@@ -83,7 +96,7 @@ fn a_context_that_will_be_full_is_said_once_beforehand() {
     let ran = place.run("generate out --prompt the -n 60").succeeds();
     assert_eq!(ran.stderr.matches("context of 16 tokens").count(), 1, "{}", ran.stderr);
     assert!(ran.stderr.contains("older half"), "{}", ran.stderr);
-    assert!(place.run("generate --help").succeeds().stdout.contains("older half of it is forgotten"));
+    assert!(place.run("generate --help").succeeds().stdout.contains("older half is dropped"));
     // Samples at the end of a run keep to it as well, whatever the length of the prompt.
     let prompts =
         r#"--set eval.prompts=["the","the_river_ran_under_a_stone_bridge"] --set eval.max_tokens=50"#;

@@ -141,6 +141,22 @@ impl Place {
         finish(self.command(arguments), arguments)
     }
 
+    /// As [`Place::run`], with `folder` of this place, which is created, as the current folder.
+    pub(crate) fn run_in(&self, folder: &str, arguments: &str) -> Ran {
+        fs::create_dir_all(self.path(folder)).expect("a folder");
+        let mut command = self.command(arguments);
+        command.current_dir(self.path(folder));
+        finish(command, arguments)
+    }
+
+    /// Copies a folder, hidden files too.
+    pub(crate) fn copy(&self, from: &str, to: &str) {
+        let target = self.path(to);
+        fs::create_dir_all(target.parent().expect("a parent")).expect("a folder");
+        let copied = Command::new("cp").arg("-r").args([self.path(from), target]).status();
+        assert!(copied.expect("cp").success());
+    }
+
     /// Trains run.toml into `out`, expecting success.
     pub(crate) fn train(&self, out: &str, more: &str) -> Ran {
         self.run(&format!("train run.toml --out {out} {more}")).succeeds()

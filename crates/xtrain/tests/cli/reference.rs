@@ -101,7 +101,7 @@ fn a_plan_counts_them() {
     for word in [
         "\nreference                   every 10 steps, 4 of them in bf16 too\n",
         "\nreference steps, in bf16 ",
-        "\na reference segment puts ",
+        "\na reference segment copies ",
     ] {
         assert!(said.contains(word), "{word}: {said}");
     }

@@ -1,6 +1,8 @@
-//! Folders that a run may write into, and those that it must leave alone.
+//! Folders that a run may write into, those that it must leave alone, and runs away from the folder in which
+//! they were started.
 
 use crate::place::Place;
+use crate::resume::assert_same_end;
 use std::fs;
 
 /// A finished run at `out`, and its model as someone's own at `mine/hf`.
@@ -105,4 +107,146 @@ fn a_run_goes_on_in_the_precision_that_it_began_with() {
     assert!(config().contains("recipe = \"bf16\""), "{}", config());
     place.run("train run.toml --out out --resume --set train.steps=6 --set precision.recipe=fp32").succeeds();
     assert!(config().contains("recipe = \"fp32\""), "{}", config());
+}
+
+/// Verbs that read a run without its text.
+const WITHOUT_TEXT: [&str; 3] =
+    ["generate RUN --prompt the -n 2 --temperature 0", "export RUN --out OUT", "report RUN"];
+/// Verbs that read the text of a run.
+const WITH_TEXT: [&str; 3] = ["eval RUN --json", "inspect RUN --json --out OUT.html", "blame RUN --json"];
+
+/// The output of `verb` on `run`, by its path from `folder`; `out` is where it writes.
+fn output(place: &Place, folder: &str, verb: &str, run: &str, out: &str) -> String {
+    fs::create_dir_all(place.path(out).parent().expect("a parent")).expect("a folder");
+    let arguments = verb.replace("RUN", run).replace("OUT", &place.path(out).display().to_string());
+    let said = place.run_in(folder, &arguments).succeeds().stdout;
+    // What it names differs, and so does the speed.
+    said.replace(&place.path(out).display().to_string(), "OUT").replace(&format!("{run:?}"), "\"RUN\"")
+}
+
+/// Goes on with `run`, by its path from `folder`, to `steps` steps.
+fn go_on(place: &Place, folder: &str, run: &str, steps: u64, more: &str) -> crate::place::Ran {
+    let arguments = format!("train {run}/config.toml --resume --set train.steps={steps} {more}");
+    place.run_in(folder, &arguments)
+}
+
+#[test]
+fn a_run_folder_works_from_every_folder_and_after_it_was_moved() {
+    let place = Place::new();
+    let run = "--set train.steps=6 --set schedule.kind=constant --set checkpoint.every=0 --set checkpoint.keep_best=false";
+    place.train("runs/out", run);
+    place.copy("runs/out", "at_home");
+    place.copy("runs/out", "elsewhere/moved");
+    let begun = String::from_utf8(place.read("runs/out/config.toml")).expect("text");
+    assert!(begun.contains("path = \"a.txt\"") && begun.contains("cache_dir = \"cache\""), "{begun}");
+    for (n, verb) in WITHOUT_TEXT.iter().chain(&WITH_TEXT).enumerate() {
+        let at_home = output(&place, ".", verb, "runs/out", &format!("o/{n}"));
+        let away = output(&place, "elsewhere/deep", verb, "../../runs/out", &format!("o/{n}-away"));
+        let moved = output(&place, "elsewhere", verb, "moved", &format!("o/{n}-moved"));
+        if !verb.starts_with("report") {
+            assert_eq!((&away, &moved), (&at_home, &at_home), "{verb}");
+        }
+    }
+    go_on(&place, ".", "at_home", 9, "").succeeds();
+    go_on(&place, "elsewhere", "moved", 9, "").succeeds();
+    assert_same_end(&place, "at_home", "elsewhere/moved");
+    // It went on where it lies, and the run that it was copied from is as it was.
+    assert!(!place.exists("runs/out/checkpoints/step-9"));
+    go_on(&place, "elsewhere/deep", "../../runs/out", 9, "").succeeds();
+    assert_same_end(&place, "at_home", "runs/out");
+    // Nothing was written where the commands ran.
+    assert_eq!(
+        (place.names("elsewhere"), place.names("elsewhere/deep")),
+        (vec!["deep".to_owned(), "moved".to_owned()], vec![])
+    );
+    // As a run file it begins another run, whose folder is named from where the command runs.
+    place.run_in("elsewhere", "train moved/config.toml --out again --set train.steps=2").succeeds();
+    assert!(place.exists("elsewhere/again/hf"));
+    place.run_in("elsewhere", "train moved/config.toml").refuses(&["moved", "already holds a run"]);
+}
+
+#[test]
+fn a_run_goes_on_without_its_text_while_its_tokens_are_in_the_cache() {
+    let place = Place::new();
+    let run = "--set train.steps=6 --set schedule.kind=constant --set checkpoint.every=0 --set checkpoint.keep_best=false";
+    place.train("out", run);
+    place.copy("out", "kept");
+    let before: Vec<String> = WITH_TEXT.iter().map(|verb| output(&place, ".", verb, "out", "o/a")).collect();
+    go_on(&place, ".", "kept", 9, "").succeeds();
+    fs::remove_file(place.path("a.txt")).expect("removed");
+    for (verb, before) in WITH_TEXT.iter().zip(before) {
+        assert_eq!(output(&place, "elsewhere", verb, "../out", "o/b"), before, "{verb}");
+    }
+    let ran = go_on(&place, "elsewhere", "../out", 9, "").succeeds();
+    assert!(ran.stderr.contains("a.txt is not there; its tokens in"), "{}", ran.stderr);
+    assert_same_end(&place, "kept", "out");
+}
+
+#[test]
+fn a_run_without_its_text_and_tokens_names_what_is_missing_and_an_option_that_replaces_it() {
+    let place = Place::new();
+    place.train("out", "--set train.steps=4");
+    place.copy("out", "away/out");
+    for lost in ["a.txt", "cache"] {
+        let path = place.path(lost);
+        if path.is_dir() { fs::remove_dir_all(path) } else { fs::remove_file(path) }.expect("removed");
+    }
+    for verb in WITHOUT_TEXT {
+        output(&place, "away", verb, "out", "o/a");
+    }
+    let home = place.path("").canonicalize().expect("a folder").display().to_string();
+    let home = format!("looked for in {home}, where the run was started, and in the current folder");
+    for verb in WITH_TEXT {
+        let arguments = verb.replace("RUN", "out").replace("OUT", "o");
+        place.run_in("away", &arguments).refuses(&["a.txt", &home, "--data FILE"]);
+        let data = format!("{verb} --data ../b.txt");
+        output(&place, "away", &data, "out", "o/b");
+    }
+    go_on(&place, "away", "out", 6, "").refuses(&["a.txt", &home, "--set data.train=FILE"]);
+    // A text of the name in the current folder is taken.
+    place.write("away/a.txt", &place.read("b.txt"));
+    place.run_in("away", "inspect out").refuses(&["a.txt", "the checkpoint cannot continue with this data"]);
+    // Paths of options start where the command runs.
+    let began =
+        place.run_in("away", "train out/config.toml --out new --set data.train=a.txt --set train.steps=2");
+    began.succeeds();
+    let config = String::from_utf8(place.read("away/new/config.toml")).expect("text");
+    assert!(config.contains("/away/a.txt\""), "{config}");
+}
+
+#[test]
+fn an_evaluation_opens_only_what_was_validated_on() {
+    let place = Place::new();
+    let run = String::from_utf8(place.read("run.toml")).expect("text");
+    place.write("run.toml", run.replace("held_out = 0.05\n", "valid = \"b.txt\"\n").as_bytes());
+    place.train("out", "--set train.steps=4");
+    let before = place.run("eval out --json").succeeds().stdout;
+    for lost in ["a.txt", "cache"] {
+        let path = place.path(lost);
+        if path.is_dir() { fs::remove_dir_all(path) } else { fs::remove_file(path) }.expect("removed");
+    }
+    assert_eq!(place.run("eval out --json").succeeds().stdout, before);
+    assert_eq!(place.run_in("away", "eval ../out --json").succeeds().stdout, before);
+    fs::remove_file(place.path("b.txt")).expect("removed");
+    fs::remove_dir_all(place.path("cache")).expect("removed");
+    place.run("eval out").refuses(&["b.txt", "--data FILE"]);
+}
+
+#[test]
+fn token_shards_and_a_tokenizer_are_found_from_every_folder() {
+    let place = Place::new();
+    place.run("tokenize a.txt --bpe-vocab-size 270 --out data/shards").succeeds();
+    let run = String::from_utf8(place.read("continued.toml")).expect("text");
+    place.write("run.toml", run.replace("a.txt", "data/shards").as_bytes());
+    place.train("out", "--set train.steps=4 --set checkpoint.every=0");
+    fs::remove_file(place.path("a.txt")).expect("removed");
+    let config = String::from_utf8(place.read("out/config.toml")).expect("text");
+    assert!(config.contains("tokenizer = \"data/shards\""), "{config}");
+    for (n, verb) in WITH_TEXT.iter().enumerate() {
+        let at_home = output(&place, ".", verb, "out", &format!("o/{n}"));
+        assert_eq!(output(&place, "away", verb, "../out", &format!("o/{n}-away")), at_home, "{verb}");
+    }
+    go_on(&place, "away", "../out", 6, "").succeeds();
+    place.run_in("away", "plan ../out/config.toml").succeeds();
+    assert_eq!(place.names("away"), [""; 0]);
 }

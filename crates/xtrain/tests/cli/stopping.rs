@@ -58,7 +58,7 @@ fn max_time_saves_and_ends_well_and_the_same_command_goes_on() {
     for _ in 0..2 {
         let ran = place.run(&format!("{ENDLESS} --max-time 1s")).succeeds();
         assert!(
-            ran.stdout.ends_with("time is up; the state is saved, go on with --resume\n"),
+            ran.stdout.ends_with("time is up; the state is saved, continue with --resume\n"),
             "{}",
             ran.stdout
         );

@@ -15,7 +15,7 @@ export! {
 
     fn cuStreamDestroy_v2(stream: Handle) {
         call(|machine| {
-            // Its work still runs.
+            // Queued work of the stream still runs.
             machine.streams.remove(&stream).map(|_| ()).ok_or(status::INVALID_HANDLE)
         })
     }

@@ -1,4 +1,4 @@
-//! Atomic operations (sections 9.7.13.5 and 9.7.13.6), of threads that meet at few addresses and at addresses
+//! Atomic operations (sections 9.7.13.5 and 9.7.13.6) of threads with few common addresses and with addresses
 //! of their own.
 
 use super::form::Form;
@@ -10,7 +10,7 @@ use rustc_apfloat::ieee::{Double, Single};
 /// Threads of a launch: two blocks for global memory, one for shared.
 const THREADS: usize = 64;
 
-/// The new value of the old one and of the operands.
+/// Computes the new value from the old one and the operands.
 type Update = fn(u64, [u64; 2]) -> u64;
 
 /// An operation: its name and type, and the new value in global and in shared memory.
@@ -87,9 +87,10 @@ pub(super) fn forms() -> Vec<Form> {
     forms
 }
 
-/// A number for an operation; `meets` says that threads share addresses.
+/// An operand; `meets` says that threads share addresses.
 fn operand(operation: &Operation, random: &mut crate::random::Random, meets: bool) -> u64 {
-    // No value comes twice where threads meet, or their order could not be told: sums grow.
+    // Where threads share an address, no value occurs twice, so that the order can be reconstructed. Sums
+    // grow.
     let bits = match (operation.ty, operation.name) {
         ("f32", _) if meets => (random.below(64) as f32 + 1.0).to_bits().into(),
         ("f64", _) if meets => (random.below(64) as f64 + 1.0).to_bits(),
@@ -144,7 +145,7 @@ fn run(
     let meets = addresses < THREADS;
     let mut initial: Vec<u64> = (0..addresses).map(|_| operand(operation, &mut random, meets)).collect();
     let constant = operand(operation, &mut random, meets);
-    // Thread by thread: its address, operands, and whether it takes part.
+    // For each thread: address, operands, and true if it takes part.
     let mut threads: Vec<(usize, [u64; 2], bool)> = (0..THREADS)
         .map(|thread| {
             let at = if meets { random.below(addresses) } else { thread };
@@ -156,7 +157,7 @@ fn run(
         })
         .collect();
     match operation.name {
-        // Those who meet count to one limit, or the order could not be told.
+        // Threads with a common address count to one limit, so that the order can be reconstructed.
         "inc" | "dec" if meets => {
             let limit = if is_immediate { constant } else { 7 };
             initial.iter_mut().for_each(|x| *x = limit.saturating_sub(3));
@@ -221,7 +222,7 @@ fn run(
         }
         let mut value = initial[at];
         while !pending.is_empty() {
-            // Some thread found this value; of several, one that leaves it first.
+            // Some thread found this value; if several did, one of them leaves it first.
             let found = |&(_, old): &([u64; 2], u64)| !is_atom || old == value;
             let keeps = |all: &([u64; 2], u64)| found(all) && update(value, all.0) == value;
             let next = pending.iter().position(keeps).or(pending.iter().position(found));

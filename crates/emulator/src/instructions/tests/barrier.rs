@@ -16,8 +16,8 @@ pub(super) fn forms() -> Vec<Form> {
     ]
 }
 
-/// Each thread passes its number on through shared memory, to one of another warp mostly; odd ones take a
-/// longer way to the barrier.
+/// Each thread passes its index through shared memory, mostly to a thread of another warp. Odd threads take a
+/// longer path to the barrier.
 fn values_go_round(opcode: &str, threads: usize) -> Result<(), String> {
     const ROUNDS: usize = 5;
     let text = format!(
@@ -60,7 +60,7 @@ fn producers_do_not_wait() -> Result<(), String> {
     if device.load(to, 256)? == expected { Ok(()) } else { Err("numbers differ".into()) }
 }
 
-/// All threads get one result of the predicates of all, of which none, one, some or all hold.
+/// All threads receive one result of all predicates, of which none, one, some or all hold.
 fn reductions(opcode: &str, expected: fn(&[bool]) -> u32) -> Result<(), String> {
     const THREADS: usize = 96;
     let (result, number) = match opcode.ends_with(".pred") {
@@ -96,9 +96,9 @@ fn reductions(opcode: &str, expected: fn(&[bool]) -> u32) -> Result<(), String> 
     Ok(())
 }
 
-/// Lanes of each half pass numbers on through shared memory, in code of their own, and then all do.
+/// Lanes of each half exchange values through shared memory, in separate code, and then all lanes do.
 fn lanes_meet_apart(opcode: &str) -> Result<(), String> {
-    // Lane n reads what lane n + 1, or n - 1 where that is another half's, has written.
+    // Lane n reads the value of lane n + 1, or of n - 1 if that is in the other half.
     let exchange = |mask: &str, by: u32| {
         format!(
             "st.shared.u32 [%own], %x;\n{opcode} {mask};\nxor.b32 %i, %t, {by};\nmul.wide.u32 %o, %i, 4;\n\

@@ -4,10 +4,10 @@ use super::form::{Form, form};
 use rustc_apfloat::ieee::{Double, Single};
 use std::cmp::Ordering::{self, Equal, Greater, Less};
 
-/// A comparison of numbers: the results for which it holds, and whether it holds of NaNs.
+/// The orderings for which a comparison holds, and true if it holds for NaNs.
 type Comparison = (&'static [Ordering], bool);
 
-/// By their names.
+/// Comparisons by name.
 const COMPARISONS: [(&str, Comparison); 14] = [
     ("eq", (&[Equal], false)),
     ("ne", (&[Less, Greater], false)),

@@ -14,9 +14,11 @@ macro_rules! integers {
 
 pub(super) fn forms() -> Vec<Form> {
     let mut forms = vec![
-        form("cvt.rn.bf16x2.f32", |high: Single, low: Single| packed([high, low].map(brain), 16) as u32)
-            .at(ties_of_16_bits()),
-        form("cvt.rn.bf16.f32", |a: Single| brain(a) as u16).at(ties_of_16_bits()),
+        form("cvt.rn.bf16x2.f32", |high: Single, low: Single| {
+            packed([high, low].map(nearest_bf16), 16) as u32
+        })
+        .at(ties_of_16_bits()),
+        form("cvt.rn.bf16.f32", |a: Single| nearest_bf16(a) as u16).at(ties_of_16_bits()),
         form("cvt.rn.satfinite.e4m3x2.f32", |high: Single, low: Single| {
             packed([high, low].map(saturated::<Float8E4M3FN>), 8) as u16
         })
@@ -54,7 +56,7 @@ pub(super) fn forms() -> Vec<Form> {
         form("cvt.rzi.s32.f32", |a: Single| whole(a, true, 32, Round::TowardZero, 0) as i32),
         form("cvt.rzi.u32.f32", |a: Single| whole(a, false, 32, Round::TowardZero, 0) as u32),
         form("cvt.rni.s32.f32", |a: Single| whole(a, true, 32, Round::NearestTiesToEven, 0) as i32),
-        // Of NaNs that come from f64, the ISA makes the bit of the sign alone.
+        // For NaNs from f64, the ISA defines the sign bit alone.
         form("cvt.rzi.s32.f64", |a: Double| whole(a, true, 32, Round::TowardZero, i32::MIN.into()) as i32),
         form("cvt.rni.s32.f64", |a: Double| {
             whole(a, true, 32, Round::NearestTiesToEven, i32::MIN.into()) as i32
@@ -95,18 +97,18 @@ pub(super) fn forms() -> Vec<Form> {
     forms
 }
 
-/// The second one in the low bits.
+/// Two results in one register, the second in the low bits.
 fn packed([high, low]: [u64; 2], bits: u32) -> u64 {
     high << bits | low
 }
 
 /// The nearest bf16; of a NaN, the canonical one.
-fn brain(a: Single) -> u64 {
+fn nearest_bf16(a: Single) -> u64 {
     let nearest: BFloat = a.convert(&mut false).value;
     if a.is_nan() { 0x7FFF } else { nearest.to_bits() as u64 }
 }
 
-/// The nearest number of an 8-bit format, at most its largest (`.satfinite`).
+/// The nearest number of an 8-bit format, clamped to its largest (`.satfinite`).
 fn saturated<F: FloatConvert<Single>>(a: Single) -> u64
 where
     Single: FloatConvert<F>,
@@ -131,7 +133,7 @@ fn whole<S: Semantics>(a: IeeeFloat<S>, is_signed: bool, width: usize, round: Ro
     }
 }
 
-/// All bf16 with what follows their last bit in an f32: nothing, a half, and next to these.
+/// All bf16, extended in f32 by zero, by a half of the last place, and by its neighbours.
 fn ties_of_16_bits() -> Vec<Row> {
     let mut random = super::random("ties of 16 bits");
     let mut rows = Vec::new();
@@ -171,7 +173,7 @@ fn ties_of_f32() -> Vec<Row> {
         let one = [one, one.next_up(), one.next_down()][random.below(3)];
         rows.push([one.to_bits(), 0, 0, 0]);
     }
-    // Beyond the largest number and below the smallest one.
+    // Numbers beyond the largest and below the smallest one.
     for x in [f64::from(f32::MAX), f64::from(f32::from_bits(1))] {
         for part in [0.25, 0.5, 0.75, 1.0, 1.0 + 2f64.powi(-25), 1.5, 2.0] {
             let x = x * part;

@@ -57,7 +57,7 @@ const REGISTERS: [&str; 14] = [
 fn predefined_registers_say_where_a_thread_is(opcode: &str) -> Result<(), String> {
     let (blocks, threads) = ([3, 2, 4], [5, 3, 7]);
     let [block_count, thread_count] = [blocks, threads].map(|extents| extents.iter().product::<u32>());
-    // Each thread finds its place in the results by its registers.
+    // Each thread finds its position in the results by its registers.
     let mut text = String::from(
         ".visible .entry where(.param .u64 to)\n{\n.reg .b32 %r<20>;\n.reg .b64 %to, %o;\nld.param.u64 %to, [to];\n",
     );
@@ -89,7 +89,8 @@ fn predefined_registers_say_where_a_thread_is(opcode: &str) -> Result<(), String
     Ok(())
 }
 
-/// Of variables of the module, of shared memory and of parameters: what lies there is read through it.
+/// The addresses of variables in global memory, shared memory and parameters. The bytes there are read
+/// through the address.
 fn a_variable_has_an_address(opcode: &str) -> Result<(), String> {
     let address = |of: &str| match opcode {
         "add.u64" => format!("mov.u64 %p, {of};\nadd.u64 %p, %p, 8;\n"),

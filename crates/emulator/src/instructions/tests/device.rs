@@ -11,12 +11,12 @@ use crate::memory::{Local, Memory};
 use crate::ptx::{Space, Variable, parse};
 use crate::random::Random;
 
-/// `XTRAIN_TEST_SEED`, 0 where it is not set.
+/// The value of `XTRAIN_TEST_SEED`, 0 by default.
 pub(super) fn seed() -> u64 {
     std::env::var("XTRAIN_TEST_SEED").map_or(0, |seed| seed.parse().expect("XTRAIN_TEST_SEED is a number"))
 }
 
-/// Random numbers that depend on the seed and on who asks.
+/// Random numbers that depend on the seed and on the caller's name.
 pub(super) fn random(name: &str) -> Random {
     Random::new(name.bytes().fold(seed(), |sum, byte| sum.wrapping_mul(0x100_0000_01B3) ^ u64::from(byte)))
 }
@@ -26,7 +26,7 @@ pub(super) fn arguments(values: &[u64]) -> Vec<u8> {
     values.iter().flat_map(|value| value.to_le_bytes()).collect()
 }
 
-/// Blocks of a launch and threads of a block.
+/// Blocks of a launch and threads per block.
 #[derive(Clone, Copy)]
 pub(super) struct Grid {
     pub(super) blocks: [u32; 3],
@@ -34,7 +34,7 @@ pub(super) struct Grid {
 }
 
 impl Grid {
-    /// A row of blocks of a row of threads.
+    /// A one-dimensional grid of one-dimensional blocks.
     pub(super) fn row(blocks: usize, threads: usize) -> Grid {
         Grid { blocks: [blocks as u32, 1, 1], threads: [threads as u32, 1, 1] }
     }

@@ -17,7 +17,7 @@ pub(super) fn forms() -> Vec<Form> {
         form("rcp.approx.f32", move |a: Single| (one() / a).value).within(1),
         form("rcp.approx.ftz.f32", move |a: Single| flushed((one() / flushed(a)).value)).within(1),
         form("div.rn.f32", |a: Single, b: Single| (a / b).value),
-        // Of divisors above 2^126 the ISA makes zeros, and of infinity and these NaN.
+        // For divisors above 2^126 the ISA defines a zero, and NaN for an infinite dividend.
         form("div.approx.f32", |a: Single, b: Single| (a / reachable(b)).value).within(2),
         form("div.full.f32", |a: Single, b: Single| (a / b).value).within(2),
         form("sqrt.rn.f32", |a: Single| Root(a)),
@@ -34,7 +34,7 @@ pub(super) fn forms() -> Vec<Form> {
         .within(2),
         form("lg2.approx.f32", |a: Single| Nearest { exact: logarithm(to_f64(a)), flushes: false })
             .within(2)
-            // Between a half and 2 the ISA bounds the absolute error.
+            // Between 0.5 and 2 the ISA bounds the absolute error.
             .at_most(2f64.powi(-22)),
         form("neg.f64", |a: Double| -a),
         form("abs.f64", |a: Double| a.abs()),
@@ -78,12 +78,12 @@ pub(super) fn forms() -> Vec<Form> {
     forms.into_iter().map(|form| if is_open(&form) { form.any_nan() } else { form }).collect()
 }
 
-/// A divisor of `div.approx`: above 2^126 its reciprocal is zero.
+/// The divisor of `div.approx`: above 2^126 its reciprocal is zero.
 fn reachable(b: Single) -> Single {
     if to_f64(b).abs() > 2f64.powi(126) { Single::INFINITY.copy_sign(b) } else { b }
 }
 
-/// The smaller one: the other of a NaN, and -0 of zeros.
+/// The minimum; if one operand is NaN, the other. -0 is smaller than +0.
 fn least<S: Semantics>(a: IeeeFloat<S>, b: IeeeFloat<S>) -> IeeeFloat<S> {
     match (a.is_nan(), b.is_nan()) {
         (true, _) => b,
@@ -105,11 +105,11 @@ fn least<S: Semantics>(a: IeeeFloat<S>, b: IeeeFloat<S>) -> IeeeFloat<S> {
     }
 }
 
-/// Rows whose sum, or product and sum, is a small part of its operands, on either side of a tie, or exactly
+/// Rows whose sum, or product and sum, is much smaller than its operands, on either side of a tie, or exactly
 /// zero.
 fn cancelling(is_fused: bool, bits: u32) -> Vec<Row> {
     let mut random = super::random("cancelling");
-    // Of f64 only the exponent's length differs: the same rows of bits, shifted.
+    // f64 differs in the length of the exponent only: the same rows of bits, shifted.
     let (mantissa, exponent) = if bits == 32 { (23, 8) } else { (52, 11) };
     let bias = (1u64 << (exponent - 1)) - 1;
     let sign = 1u64 << (bits - 1);
@@ -142,14 +142,14 @@ fn cancelling(is_fused: bool, bits: u32) -> Vec<Row> {
     rows
 }
 
-/// Exponents all over the range of f32's numbers.
+/// Exponents over the whole range of f32.
 fn exponents() -> Vec<Row> {
     let mut random = super::random("exponents");
     let number = |_| (random.draw() as u32 as f32 / (1u64 << 32) as f32 - 0.5) * 310.0;
     (0..1 << 16).map(number).map(|x: f32| [x.to_bits().into(), 0, 0, 0]).collect()
 }
 
-/// 2 to the power of x: the series of e to the power of x ln 2, without its whole part.
+/// 2 to the power of x, from the series of exp(x ln 2) without the whole part of x.
 fn power_of_two(x: f64) -> f64 {
     if x.is_nan() {
         return f64::NAN;
@@ -160,7 +160,7 @@ fn power_of_two(x: f64) -> f64 {
     let whole = x.round();
     let y = (x - whole) * std::f64::consts::LN_2;
     let series = (1..30).rev().fold(1.0, |sum, n| 1.0 + sum * y / f64::from(n));
-    // Exact: both factors are numbers of f64, and the product is one.
+    // Exact: both factors are f64 numbers, and so is the product.
     let scale = |n: f64| f64::from_bits(((1023 + n as i64) as u64) << 52);
     series * scale(whole)
 }

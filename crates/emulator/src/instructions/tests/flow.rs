@@ -12,7 +12,8 @@ pub(super) fn forms() -> Vec<Form> {
     ]
 }
 
-/// Steps of 3 n + 1 until 1, counted in nested branches. Multiples of 5 return at once, and those of 7 exit.
+/// Counts the steps of 3 n + 1 until 1 in nested branches. Multiples of 5 return at once, and those of 7
+/// exit.
 fn each_lane_goes_round_as_often_as_it_must() -> Result<(), String> {
     const THREADS: usize = 300;
     const UNTOUCHED: u32 = 0xDEAD_BEEF;

@@ -8,7 +8,7 @@ use rustc_apfloat::ieee::{Double, Single};
 /// Operands of an instruction as bits; unused ones are zero.
 pub(super) type Row = [u64; 4];
 
-/// Names of the registers that hold them.
+/// Names of the registers with the operands.
 const NAMES: [&str; 4] = ["%a", "%b", "%c", "%e"];
 
 /// Threads of a block.
@@ -21,7 +21,7 @@ const SENTINEL: u64 = 0xA5A5_5A5A_C3C3_3C3C;
 pub(super) struct Form {
     pub(super) opcode: &'static str,
     test: Test,
-    /// How far a GPU's results may be from the emulated ones.
+    /// Tolerance for the results of a GPU.
     pub(super) tolerance: Tolerance,
 }
 
@@ -31,9 +31,9 @@ pub(super) struct Tolerance {
     /// Units of the last place.
     pub(super) ulps: u64,
     pub(super) absolute: f64,
-    /// The order of threads is open: the definition alone says what is right.
+    /// True if the order of threads is open, so that only the definition can judge results.
     pub(super) is_of_any_order: bool,
-    /// The bits of a NaN are open.
+    /// True if the bits of a NaN are open.
     pub(super) any_nan: bool,
 }
 
@@ -44,9 +44,9 @@ enum Test {
     Kernels(Box<dyn Fn(&str) -> Result<(), String>>),
 }
 
-/// An instruction that computes a function, and the rows to compute it of.
+/// An instruction that computes a function, and the rows of its operands.
 struct Rows {
-    /// The operands as written, of `%d`, `%a`, `%b`, `%c`, `%e`, and `%x`, which is of the result's class.
+    /// The operands as written, with `%d`, `%a`, `%b`, `%c`, `%e`, and `%x`, which has the result's class.
     operands: String,
     kinds: Vec<Kind>,
     /// The class of the result.
@@ -55,7 +55,7 @@ struct Rows {
     keeps: fn(&Row) -> bool,
     /// Compares a result with its definition.
     compare: Box<dyn Fn(&Row, u64) -> Result<(), String>>,
-    /// The first operand may be an immediate too.
+    /// True if the first operand may be an immediate too.
     takes_immediate: bool,
     /// True if operands of this row may be immediates.
     allows_immediates: fn(&Row) -> bool,
@@ -128,7 +128,7 @@ pub(super) fn form<Operands, D: Definition<Operands>>(opcode: &'static str, defi
 }
 
 impl Form {
-    /// An instruction with kernels of its own, which are given its opcode.
+    /// An instruction with test kernels of its own, which receive its opcode.
     pub(super) fn by(opcode: &'static str, test: impl Fn(&str) -> Result<(), String> + 'static) -> Form {
         Form { opcode, test: Test::Kernels(Box::new(test)), tolerance: Tolerance::default() }
     }
@@ -141,7 +141,7 @@ impl Form {
         self
     }
 
-    /// Writes the operands in this way.
+    /// Sets the text of the operands.
     pub(super) fn written(self, operands: &str) -> Form {
         self.rows(|rows| rows.operands = operands.to_owned())
     }
@@ -151,36 +151,36 @@ impl Form {
         self.rows(|rows| rows.more.extend(more))
     }
 
-    /// Leaves out rows of which the result is not defined.
+    /// Omits rows whose result is undefined.
     pub(super) fn only(self, keeps: fn(&Row) -> bool) -> Form {
         self.rows(|rows| rows.keeps = keeps)
     }
 
-    /// Allows immediates only in rows that pass.
+    /// Allows immediates only in rows that pass `allows`.
     pub(super) fn immediates(self, allows: fn(&Row) -> bool) -> Form {
         self.rows(|rows| rows.allows_immediates = allows)
     }
 
-    /// An approximation: results of a GPU may be off by so many units of the last place.
+    /// An approximation: results of a GPU may differ by so many units of the last place.
     pub(super) fn within(mut self, ulps: u64) -> Form {
         self.tolerance.ulps = ulps;
         self
     }
 
-    /// As before, or by so much.
+    /// As [`Form::within`], or by this absolute difference.
     pub(super) fn at_most(mut self, absolute: f64) -> Form {
         self.tolerance.absolute = absolute;
         self
     }
 
-    /// A GPU's NaN may have other bits, as the instruction may become another one, or as the ISA does not say
-    /// which operand's they are.
+    /// A GPU's NaN may have other bits, because ptxas may choose another instruction, or because the ISA does
+    /// not say whose bits it has.
     pub(super) fn any_nan(mut self) -> Form {
         self.tolerance.any_nan = true;
         self
     }
 
-    /// Threads reach memory in an order that is open.
+    /// Threads access memory in an undefined order.
     pub(super) fn of_any_order(mut self) -> Form {
         self.tolerance.is_of_any_order = true;
         self
@@ -191,7 +191,7 @@ impl Form {
         self.rows(|rows| rows.takes_immediate = true)
     }
 
-    /// Executes it and compares.
+    /// Executes the form and compares the results.
     pub(super) fn check(self) -> Result<(), String> {
         let opcode = self.opcode;
         match self.test {
@@ -222,7 +222,8 @@ impl Rows {
             }
             let (mut operands, mut some) = (self.operands.clone(), Vec::new());
             for &n in &chosen {
-                // Moves and selections know operands as bits, and are written with numbers of their type.
+                // Moves and selections treat operands as bits, but immediates have the type of the
+                // instruction.
                 let literal = match (opcode.rsplit('.').next(), self.kinds[n].class) {
                     (Some("f32"), "b32") => Single::literal(source[n]),
                     (Some("f64"), "b64") => Double::literal(source[n]),
@@ -243,7 +244,7 @@ impl Rows {
         Ok(())
     }
 
-    /// Edges of all operands with each other, random ones, and those of the form.
+    /// All combinations of edges, random rows, and the rows of the form.
     fn all(&self, random: &mut Random) -> Vec<Row> {
         let mut rows = self.more.clone();
         let kinds = &self.kinds;

@@ -1,8 +1,8 @@
 //! A comparison of the emulator with a GPU: each form's results, bit by bit.
 //!
 //! A form's test runs twice: emulated, and on the GPU with the emulated results as its own, so that both take
-//! the same path and each difference is counted. If threads access memory in any order, the test runs only on
-//! the GPU, and the definition judges its results. The test is ignored by default:
+//! the same path and each difference is counted. If threads access memory in an undefined order, the test
+//! runs only on the GPU, and the definition judges its results. The test is ignored by default:
 //! `XTRAIN_TEST_FAMILY=float cargo test -p xtrain-emulator -- --ignored --nocapture a_gpu` on a machine with
 //! a GPU of compute capability 9.
 #![allow(unsafe_code, reason = "it launches kernels on a GPU")]
@@ -20,9 +20,9 @@ type Bytes = Vec<u8>;
 
 /// The devices that a thread uses.
 enum Mode {
-    /// Emulates them and notes what is read.
+    /// Emulates and records the buffers that are read.
     Emulated { read: Vec<Bytes> },
-    /// Runs kernels on the GPU and compares what is read with this, in order.
+    /// Runs kernels on the GPU and compares the buffers that are read with these, in order.
     Compared { gpu: &'static Gpu, expected: VecDeque<Bytes>, difference: Difference },
     /// Runs kernels on the GPU.
     Alone { gpu: &'static Gpu },
@@ -32,7 +32,7 @@ thread_local! {
     static MODE: RefCell<Mode> = const { RefCell::new(Mode::Emulated { read: Vec::new() }) };
 }
 
-/// Memory and kernels of a GPU, for the thread that was told to use one.
+/// Memory and kernels of a GPU, if the thread uses one.
 pub(super) fn session() -> Option<Session> {
     MODE.with_borrow(|mode| match mode {
         Mode::Emulated { .. } => None,
@@ -42,7 +42,7 @@ pub(super) fn session() -> Option<Session> {
     })
 }
 
-/// Notes or compares a buffer that was read; returns what to go on with.
+/// Records or compares a buffer that was read; returns the buffer to continue with.
 pub(super) fn noted(found: Bytes) -> Bytes {
     MODE.with_borrow_mut(|mode| match mode {
         Mode::Emulated { read } => {
@@ -66,26 +66,25 @@ thread_local! {
     static IS_COMPARING: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
 }
 
-/// How the GPU's results differ from the emulated ones.
+/// Differences between the GPU's and the emulated results.
 #[derive(Default)]
 struct Difference {
     opcode: &'static str,
     tolerance: Tolerance,
     words: usize,
     differing: usize,
-    /// Words that differ by more than the tolerance.
+    /// Number of words that differ by more than the tolerance.
     wrong: usize,
-    /// The largest distance of two numbers, in units of the last place.
+    /// The largest difference of two numbers, in units of the last place.
     ulps: u64,
-    /// The first word that is wrong, or else the one that is the farthest off.
+    /// The first wrong word, or else the one with the largest difference.
     example: String,
     /// The first buffer that was stored on the present device.
     stored: Bytes,
 }
 
 impl Difference {
-    /// A number of the form's type, and its place among the numbers of that type; nothing of NaN, and of what
-    /// is no floating-point number.
+    /// A number of the form's type, and its rank among the numbers of that type; `None` for NaN and integers.
     fn number(&self, bits: u64) -> Option<(f64, i64)> {
         let is_float = |part: &&str| ["f32", "f64"].contains(part);
         match self.opcode.split('.').rfind(is_float)? {
@@ -101,7 +100,7 @@ impl Difference {
     }
 
     fn count(&mut self, emulated: &[u8], found: &[u8]) {
-        // Rows have results of 8 bytes; other kernels those of 4.
+        // Rows have results of 8 bytes, other kernels results of 4.
         let is_rows = self.stored.len() == 5 * emulated.len();
         let step = if is_rows { 8 } else { 4 };
         let word = |bytes: &[u8]| bytes.iter().rev().fold(0u64, |word, &byte| word << 8 | u64::from(byte));
@@ -272,7 +271,7 @@ impl Gpu {
         Ok(gpu)
     }
 
-    /// Waits for all that was queued.
+    /// Waits for all queued work.
     fn wait(&self) -> Result<(), String> {
         let wait = |f: unsafe extern "C" fn(usize) -> c_int| {
             // SAFETY: the stream is ours.
@@ -333,7 +332,7 @@ impl Gpu {
     }
 }
 
-/// Compares a form's results; says what is wrong.
+/// Compares a form's results; the error describes the difference.
 fn compare(gpu: &'static Gpu, make: impl Fn() -> Form) -> Result<(), String> {
     IS_COMPARING.set(true);
     let run = |mode: Mode| {
@@ -363,7 +362,7 @@ fn compare(gpu: &'static Gpu, make: impl Fn() -> Form) -> Result<(), String> {
 #[ignore = "needs a GPU of compute capability 9.0 and NVIDIA's driver"]
 fn a_gpu_gives_the_emulated_results() {
     let family = std::env::var("XTRAIN_TEST_FAMILY").unwrap_or_default();
-    // It stays until the process ends, as drivers are not made to be closed.
+    // The driver stays open until the process ends, because drivers are not meant to be closed.
     let gpu: &'static Gpu = Box::leak(Box::new(Gpu::open().expect("a GPU")));
     let (mut compared, mut problems) = (0, Vec::new());
     for (name, forms) in super::FAMILIES {

@@ -16,7 +16,7 @@ macro_rules! of_types {
         }));
         $forms.push(form(concat!("min.", $name), |a: $ty, b: $ty| if a < b { a } else { b }));
         $forms.push(form(concat!("max.", $name), |a: $ty, b: $ty| if a < b { b } else { a }));
-        // Towards zero; a division by zero has no defined result.
+        // Rounds towards zero; a division by zero is undefined.
         let divide = |a: $ty, b: $ty| (i128::from(a) / i128::from(b)) as $ty;
         $forms.push(form(concat!("div.", $name), divide).only(|row| row[1] != 0));
         let remainder = |a: $ty, b: $ty| (i128::from(a) % i128::from(b)) as $ty;

@@ -17,7 +17,7 @@ macro_rules! shifts {
             // Amounts beyond the width count as the width.
             let by = by.min($ty::BITS);
             (if $left { i128::from(a) << by } else { i128::from(a) >> by }) as $ty
-        // ptxas cuts immediate amounts of 16-bit shifts to 16 bits.
+        // ptxas truncates immediate amounts of 16-bit shifts to 16 bits.
         }).at(amounts()).immediates(|row| $ty::BITS > 16 || row[1] < 1 << 16));
     )*};
 }
@@ -30,7 +30,7 @@ pub(super) fn forms() -> Vec<Form> {
         form("not.pred", |a: bool| !a),
         form("prmt.b32", |a: u32, b: u32, selector: u32| permuted(a, b, selector)).at(selectors()),
         form("bfi.b32", |a: u32, b: u32, position: u32, length: u32| {
-            // The ISA's loop.
+            // The loop of the ISA's definition.
             let (position, length) = (position & 0xFF, length & 0xFF);
             let mut result = b;
             for n in (0..length).take_while(|n| position + n <= 31) {
@@ -73,7 +73,7 @@ fn permuted(a: u32, b: u32, selector: u32) -> u32 {
     u32::from_le_bytes(result)
 }
 
-/// All selectors, with bits above that do not count.
+/// All selectors, with random higher bits, which are ignored.
 fn selectors() -> Vec<Row> {
     let mut random = super::random("selectors");
     let row = |selector| [random.draw() as u32, random.draw() as u32, selector].map(u64::from);
@@ -84,7 +84,7 @@ fn selectors() -> Vec<Row> {
     rows
 }
 
-/// All amounts around the width.
+/// Amounts around the width.
 fn amounts() -> Vec<Row> {
     let mut random = super::random("amounts");
     let values = [0, 1, 64, 127, 128, 255, 256, 1 << 31, u32::MAX.into()];

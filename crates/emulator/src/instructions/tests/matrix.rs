@@ -1,4 +1,4 @@
-//! Products of small matrices (section 9.7.14).
+//! Warp-level matrix instructions (section 9.7.14).
 
 use super::form::Form;
 use super::{Device, Grid, arguments, random};
@@ -12,12 +12,12 @@ pub(super) fn forms() -> Vec<Form> {
     forms
 }
 
-/// Matrices of 8 rows of 8 numbers, whose addresses lanes 8 n to 8 n + 7 have. Thread t gets numbers 2 (t mod
-/// 4) and the next one of row t / 4, or of the transposed matrix's.
+/// Matrices of 8 rows of 8 numbers; lanes 8 n to 8 n + 7 hold the addresses of the rows. Thread t receives
+/// numbers 2 (t mod 4) and the next one of row t / 4, or of column t / 4 if transposed.
 fn loads(opcode: &str, count: usize, is_transposed: bool) -> Result<(), String> {
     let mut random = random(opcode);
     let numbers: Vec<u16> = (0..64 * 8).map(|_| random.draw() as u16).collect();
-    // Row by row of 16 bytes; lanes beyond the matrices' have no address.
+    // Rows of 16 bytes; lanes beyond the matrices have no address.
     let rows: Vec<u32> =
         (0..32).map(|lane| if lane < 8 * count { random.below(64) as u32 * 16 } else { !0 }).collect();
     let registers: Vec<String> = (0..count).map(|n| format!("%r{n}")).collect();
@@ -60,10 +60,10 @@ fn loads(opcode: &str, count: usize, is_transposed: bool) -> Result<(), String> 
     Ok(())
 }
 
-/// A by B by C and D of a product, as lists of rows of numbers.
+/// A, B by column, C, and D of a GEMM, as lists of rows.
 type Numbers = [Vec<f64>; 3];
 
-/// Random matrices of a kind; special values too in those of the last one.
+/// Random matrices of a kind; those of the last kind include special values.
 fn matrices(kind: usize, round: usize) -> Numbers {
     let mut random = random(&format!("matrices {kind} {round}"));
     let special =
@@ -92,7 +92,7 @@ fn matrices(kind: usize, round: usize) -> Numbers {
     ]
 }
 
-/// Where the ISA's figures put the numbers of a thread: row and column of element i of A, B, and C or D.
+/// Row and column of element i of A, B, and C or D in a thread, by the ISA's figures.
 fn place(operand: usize, thread: usize, i: usize) -> (usize, usize) {
     let (group, within) = (thread / 4, thread % 4);
     match operand {
@@ -105,7 +105,7 @@ fn place(operand: usize, thread: usize, i: usize) -> (usize, usize) {
     }
 }
 
-/// A warp's D of the 10 words of A, B and C of each thread.
+/// A warp's D for the 10 words of A, B and C in each thread.
 fn multiplied(opcode: &str, words: &[u32]) -> Result<Vec<u8>, String> {
     let loads: String = (0..10).map(|n| format!("ld.global.u32 %r{n}, [%from+{}];\n", 4 * n)).collect();
     let text = format!(
@@ -122,8 +122,8 @@ fn multiplied(opcode: &str, words: &[u32]) -> Result<Vec<u8>, String> {
     device.load(to, 16 * 32)
 }
 
-/// Products of an H200 (driver 580): of each warp 320 words of operands and 128 of results. Factors and sums
-/// have exponents that are near and far; there are zeros, subnormal numbers, infinities and NaN.
+/// Results of an H200 (driver 580): for each warp 320 words of operands and 128 of results. Exponents of
+/// operands and sums are near and far; there are zeros, subnormal numbers, infinities and NaN.
 const H200: &[u8] = include_bytes!("mma-h200.bin");
 
 fn products(opcode: &str) -> Result<(), String> {
@@ -140,13 +140,14 @@ fn products(opcode: &str) -> Result<(), String> {
     for (round, kind) in (0..24).map(|round| (round, round % 4)) {
         let [a, b, c] = matrices(kind, round);
         let mut words: Vec<u32> = Vec::new();
-        let brain = |x: f64| ((x as f32).to_bits() >> 16) as u16;
+        let nearest_bf16 = |x: f64| ((x as f32).to_bits() >> 16) as u16;
         for thread in 0..32 {
             let element = |operand: usize, i: usize, of: &[f64], columns: usize| {
                 let (row, column) = place(operand, thread, i);
                 of[row * columns + column]
             };
-            let pair = |low: f64, high: f64| u32::from(brain(low)) | u32::from(brain(high)) << 16;
+            let pair =
+                |low: f64, high: f64| u32::from(nearest_bf16(low)) | u32::from(nearest_bf16(high)) << 16;
             words.extend((0..4).map(|n| pair(element(0, 2 * n, &a, 16), element(0, 2 * n + 1, &a, 16))));
             words.extend((0..2).map(|n| pair(element(1, 2 * n, &b, 8), element(1, 2 * n + 1, &b, 8))));
             words.extend((0..4).map(|n| (element(2, n, &c, 8) as f32).to_bits()));

@@ -4,11 +4,11 @@ use super::form::Form;
 use super::{Device, Grid, arguments, random};
 use std::collections::BTreeMap;
 
-/// Threads of a block, and bytes for each of them in every space.
+/// Threads of a block; also the bytes for each of them in every space.
 const THREADS: usize = 64;
 const OWN: usize = 64;
 
-/// Classes of registers with their bytes. The data of an access may be in wider ones.
+/// Register classes and their bytes. Registers may be wider than the data of an access.
 const CLASSES: [(&str, usize); 3] = [("b16", 2), ("b32", 4), ("b64", 8)];
 
 /// A load or a store.
@@ -21,7 +21,7 @@ struct Access {
     bytes: usize,
     count: usize,
     is_signed: bool,
-    /// Registers have exactly the element's size, as those of floating point do.
+    /// True if registers have exactly the element's size, as those of floating point do.
     is_exact: bool,
 }
 
@@ -101,7 +101,7 @@ fn access_of(opcode: &str) -> Access {
     }
 }
 
-/// Places that a generic address may point to.
+/// Spaces that a generic address may point to.
 fn places_of(access: Access) -> Vec<Access> {
     match access.is_generic {
         true => [Place::Global, Place::Shared, Place::Local].map(|place| Access { place, ..access }).into(),
@@ -120,7 +120,8 @@ fn reach(place: Place) -> usize {
     if matches!(place, Place::Global | Place::Shared) { THREADS * OWN } else { OWN }
 }
 
-/// Copies of a thread's own bytes between `%own`, in global memory, and its area in shared or local memory.
+/// Code that copies a thread's own bytes between `%own`, in global memory, and its area in shared or local
+/// memory.
 fn copies(place: Place, is_fill: bool) -> String {
     let (space, first) = match place {
         Place::Shared => {
@@ -139,7 +140,7 @@ fn copies(place: Place, is_fill: bool) -> String {
     text
 }
 
-/// The beginning of a kernel: fills the area, and computes the thread's address and predicate.
+/// The start of a kernel: fills the area, and computes the thread's address and predicate.
 fn prologue(access: Access, displacement: i64) -> String {
     let base = match access.place {
         Place::Global => "mov.u64 %p, %from;\n".to_owned(),
@@ -167,7 +168,7 @@ fn prologue(access: Access, displacement: i64) -> String {
     )
 }
 
-/// The offset of each thread's bytes in its area; nothing for threads that do not take part.
+/// Offset of each thread's bytes in its area; `None` for threads that do not take part.
 fn offsets(access: Access, pattern: usize, seed: &str) -> Vec<Option<u64>> {
     let mut random = random(seed);
     let size = access.bytes * access.count;
@@ -350,7 +351,7 @@ fn addresses_are_converted_back(opcode: &str, space: &str) -> Result<(), String>
     if found == 246u32.to_le_bytes() { Ok(()) } else { Err(format!("{found:?} is not twice 123")) }
 }
 
-/// Fences and prefetches leave memory and registers as they are.
+/// Fences and prefetches change neither memory nor registers.
 fn hints_change_nothing(opcode: &str, operand: &str) -> Result<(), String> {
     let text = format!(
         ".visible .entry hint(.param .u64 to)\n{{\n.reg .b32 %t;\n.reg .b64 %to, %o;\nld.param.u64 %to, [to];\n\

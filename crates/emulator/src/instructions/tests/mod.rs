@@ -44,7 +44,7 @@ const FAMILIES: [(&str, fn() -> Vec<Form>); 13] = [
     ("flow", flow::forms),
 ];
 
-/// Runs all forms of a family; names the ones that differ.
+/// Tests all forms of a family; the failure names the ones that differ.
 #[track_caller]
 fn check(forms: Vec<Form>) {
     println!("XTRAIN_TEST_SEED={}", seed());
@@ -128,5 +128,5 @@ fn every_form_of_the_kernels_is_tested() {
     assert!(untested.is_empty(), "no test executes {untested:?}");
 }
 
-/// The line before the forms that are not emulated.
+/// The heading of the forms that are not emulated.
 const HOPPER_HEADING: &str = "# Hopper";

@@ -1,4 +1,4 @@
-//! Types of operands and results: their registers, their edges, and when two results agree.
+//! Types of operands and results: their registers, their edge cases, and the comparison of results.
 
 use crate::random::Random;
 use rustc_apfloat::ieee::{Double, Half, IeeeFloat, Quad, Semantics, Single};
@@ -6,10 +6,10 @@ use rustc_apfloat::{Float, FloatConvert};
 
 /// A type of operands.
 pub(super) trait Operand: Copy {
-    /// Its registers: `b32`.
+    /// Class of its registers, such as `b32`.
     const CLASS: &'static str;
     fn of_bits(bits: u64) -> Self;
-    /// Values at which definitions have edges.
+    /// Edge cases of definitions.
     fn edges() -> Vec<u64>;
     /// Random bits.
     fn random(random: &mut Random) -> u64;
@@ -43,7 +43,7 @@ macro_rules! integers {
                 edges
             }
             fn random(random: &mut Random) -> u64 {
-                // Small numbers too, of either sign.
+                // Small numbers of either sign as well.
                 let shift = random.below($ty::BITS as usize);
                 (random.draw() as $ty >> shift) as u64
             }
@@ -98,7 +98,7 @@ impl Outcome for bool {
     }
 }
 
-/// The NaN that f32 instructions give on GPUs. The ISA leaves its bits open.
+/// The NaN that f32 instructions return on GPUs. The ISA leaves its bits open.
 pub(super) const NAN: u64 = 0x7FFF_FFFF;
 
 /// Edges of a binary format: zeros, powers of two and the limits of normal and subnormal numbers with their
@@ -123,8 +123,8 @@ fn float_edges(bits: u32, mantissa: u32) -> Vec<u64> {
     edges
 }
 
-/// Random bits, two of three times with an exponent near that of 1, so that sums and products neither vanish
-/// nor overflow.
+/// Random bits. Two in three have an exponent near that of 1, so that sums and products neither vanish nor
+/// overflow.
 fn random_float(random: &mut Random, bits: u32, mantissa: u32) -> u64 {
     let any = random.draw() >> (64 - bits);
     let exponent = bits - 1 - mantissa;
@@ -174,7 +174,7 @@ impl Outcome for Single {
     }
 }
 
-/// The ISA does not say which operand's payload a NaN keeps, so any NaN agrees.
+/// The ISA does not define the payload of a NaN, so any NaN agrees.
 impl Outcome for Double {
     const CLASS: &'static str = "b64";
     fn agrees(&self, found: u64) -> bool {
@@ -214,7 +214,7 @@ impl Outcome for Halves {
     }
 }
 
-/// A number as f64, which is exact.
+/// A number as f64, which holds it exactly.
 pub(super) fn to_f64(x: Single) -> f64 {
     let wide: Double = x.convert(&mut false).value;
     f64::from_bits(wide.to_bits() as u64)
@@ -230,7 +230,7 @@ pub(super) fn flushed(x: Single) -> Single {
     if x.is_denormal() { Single::ZERO.copy_sign(x) } else { x }
 }
 
-/// The f32 nearest to a number that is known with a relative error below 1e-9. Where that leaves two, either
+/// The f32 nearest to a number that is known with a relative error below 1e-9. If that leaves two, either
 /// agrees.
 pub(super) struct Nearest {
     pub(super) exact: f64,

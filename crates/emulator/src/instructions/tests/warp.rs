@@ -1,4 +1,4 @@
-//! Exchanges among the lanes of a warp (sections 9.7.9.6 and 9.7.13), converged and apart from each other.
+//! Exchanges among the lanes of a warp (sections 9.7.9.6 and 9.7.13), converged and diverged.
 
 use super::form::Form;
 use super::{Device, Grid, arguments, random};
@@ -7,29 +7,29 @@ use crate::random::Random;
 /// Warps of a block.
 const WARPS: usize = 4;
 
-/// Operands of a lane: the value, two numbers, and the mask of lanes that take part.
+/// Operands of a lane: the value, two numbers, and the mask of participating lanes.
 type Lane = [u32; 4];
 
-/// The definition of an instruction: a lane's value and predicate, as a function of the lanes that take part,
-/// of all lanes' operands and of the lane. Nothing where the ISA leaves them undefined.
+/// The definition of an instruction: a lane's value and predicate, as a function of the participating lanes,
+/// of all lanes' operands and of the lane. `None` if the ISA leaves them undefined.
 type Model = fn(&[usize], &[Lane], usize) -> Option<(u32, bool)>;
 
-/// Control flow by which the lanes of a warp come to the instruction.
+/// Control flow that leads the lanes of a warp to the instruction.
 #[derive(Clone, Copy, Debug)]
 enum Arrival {
-    /// All together, in one group.
+    /// All lanes together, in one group.
     Together,
-    /// All at once, each group with a mask of its own.
+    /// All lanes at once, each group with a mask of its own.
     Groups,
     /// Each group at a place of its own.
     Places,
-    /// Each group in a loop that goes round as often as its number says, over its own results.
+    /// Each group in a loop with its number of iterations, which feeds results back.
     Loops,
     /// Group 0, under a predicate.
     Guarded,
-    /// Those of group 1 have exited before, and the mask names them.
+    /// The lanes of group 1 have exited before, and the mask names them.
     Exited,
-    /// As before, but they exit while others wait.
+    /// The lanes of group 1 exit while others wait.
     Exiting,
 }
 
@@ -112,7 +112,7 @@ fn shuffled(members: &[usize], lanes: &[Lane], lane: usize, mode: &str) -> Optio
     members.contains(&source).then(|| (lanes[source][0], is_in_range))
 }
 
-/// Random operands: those of code that shuffles within 32, 16, 8, 4 lanes, and any.
+/// Random operands: of shuffles within 32, 16, 8 and 4 lanes, and arbitrary ones.
 fn operands(random: &mut Random) -> [u32; 3] {
     let value = match random.below(3) {
         0 => random.below(4) as u32,
@@ -121,7 +121,7 @@ fn operands(random: &mut Random) -> [u32; 3] {
     let width = 32 >> random.below(5);
     let clamp = [0, 31, random.below(32) as u32][random.below(3)];
     let c = match random.below(4) {
-        // Bits that do not count, too.
+        // Bits that are ignored, too.
         0 => random.draw() as u32,
         _ => (32 - width) << 8 | clamp,
     };
@@ -151,7 +151,7 @@ fn times(arrival: Arrival, group: u32) -> u32 {
 fn run(opcode: &str, written: &str, model: Model, arrival: Arrival, round: usize) -> Result<(), String> {
     let mut random = random(&format!("{opcode} {arrival:?} {round}"));
     let mut warps: Vec<Vec<(Lane, u32)>> = Vec::new();
-    // By warp and lane, the value and the predicate at last; nothing for lanes that do not take part.
+    // Value and predicate at the end, by warp and lane; `None` for lanes that do not take part.
     let mut expected: Vec<Option<(u32, bool)>> = Vec::new();
     for _ in 0..WARPS {
         let groups: Vec<u32> = (0..32).map(|_| random.below(GROUPS as usize) as u32).collect();
@@ -168,7 +168,7 @@ fn run(opcode: &str, written: &str, model: Model, arrival: Arrival, round: usize
         let members = |lane: usize| -> Vec<usize> {
             (0..32).filter(|&n| lanes_meet(mask(lane), n) && times(arrival, group(n)) > 0).collect()
         };
-        // Lanes whose source takes no part, which the ISA leaves open, take their own value.
+        // The ISA leaves the result open if the source lane takes no part; such lanes take their own value.
         for lane in 0..32 {
             if times(arrival, group(lane)) > 0 && model(&members(lane), &lanes, lane).is_none() {
                 lanes[lane][1..3].copy_from_slice(&[lane as u32, 0x1F]);
@@ -211,7 +211,7 @@ fn run(opcode: &str, written: &str, model: Model, arrival: Arrival, round: usize
     for (n, (found, expected)) in found.into_iter().zip(expected).enumerate() {
         let expected = match (expected, arrival) {
             (Some((value, holds)), _) => u64::from(value) | u64::from(holds) << 32,
-            // Those who do not execute it keep their value.
+            // Lanes that do not execute it keep their value.
             (None, Arrival::Guarded) => warps[n / 32][n % 32].0[0].into(),
             (None, _) => untouched,
         };
@@ -228,7 +228,7 @@ fn lanes_meet(mask: u32, lane: usize) -> bool {
 }
 
 fn kernel(opcode: &str, written: &str, arrival: Arrival) -> String {
-    // Results without a predicate or a number keep what is there.
+    // Results without a predicate or a number keep the old one.
     let instruction = format!(
         "and.b32 %t, %a, 1;\nsetp.ne.s32 %p, %t, 0;\nmov.pred %q, 0;\nmov.u32 %d, %a;\n{opcode} {written};\nmov.u32 %a, %d;\n"
     );
@@ -253,7 +253,7 @@ fn kernel(opcode: &str, written: &str, arrival: Arrival) -> String {
                 (1..GROUPS).map(|n| format!("setp.eq.s32 %g, %group, {n};\n@%g bra PLACE{n};\n")).collect();
             let places: String = (0..GROUPS)
                 .map(|n| {
-                    // Some take longer than others.
+                    // Some lanes take longer than others.
                     let idle = "add.s32 %i, %i, 1;\n".repeat(5 * n as usize % 7);
                     format!("PLACE{n}:\n{idle}{instruction}bra.uni END;\n")
                 })

@@ -28,6 +28,6 @@ pub use writer::{Unsynced, Writer};
 /// The file's name inside a run folder.
 pub const FILE_NAME: &str = "metrics.jsonl";
 
-/// The longest line that is read, in bytes. No event comes near it; a file without line ends must not fill
-/// the memory.
+/// Maximum length of a line that is read, in bytes. It exceeds every event, and limits memory for files
+/// without line ends.
 const MAX_LINE_BYTES: usize = 16 << 20;

@@ -1,4 +1,4 @@
-//! Reading `metrics.jsonl` line by line, whatever is in it.
+//! Reader of `metrics.jsonl`, line by line, for any content.
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read};
@@ -9,7 +9,7 @@ use crate::metrics::{MetricsError, Record};
 
 /// The records of a metrics file, in order. Memory does not grow with the file.
 ///
-/// A line that is no record is an item of its own, so that one bad line hides no other.
+/// A line that is not a record is an item of its own, so one bad line hides no other.
 pub struct Reader<R> {
     lines: Lines<R>,
     path: PathBuf,
@@ -22,7 +22,7 @@ pub struct BadLine {
     pub line: u64,
     /// Reason why the line is bad.
     pub reason: String,
-    /// It is the last line and lacks its line end: a process died while writing it.
+    /// True for a last line without its line end: a process died while writing it.
     pub torn: bool,
 }
 
@@ -44,7 +44,7 @@ impl<R: BufRead> Reader<R> {
 impl<R: BufRead> Iterator for Reader<R> {
     type Item = Result<Result<Record, BadLine>, MetricsError>;
 
-    /// The next line that is not blank. The outer error is one of reading and ends the iteration.
+    /// The next line that is not blank. The outer error is a failed read and ends the iteration.
     fn next(&mut self) -> Option<Self::Item> {
         loop {
             let line = match self.lines.next_line() {
@@ -76,9 +76,9 @@ pub(super) struct Lines<R> {
 pub(super) struct RawLine<'a> {
     /// Its number, counted from 1.
     pub(super) number: u64,
-    /// Its bytes without the line end, or `None` if there are too many.
+    /// Its bytes without the line end; `None` if there are too many.
     pub(super) content: Option<&'a [u8]>,
-    /// It has its line end.
+    /// True if the line end is present.
     pub(super) ended: bool,
 }
 
@@ -106,7 +106,8 @@ impl<R: BufRead> Lines<R> {
         }
     }
 
-    /// Fills the buffer with the next line: whether the line end was there, and whether the line fitted.
+    /// Fills the buffer with the next line; returns true for a line end that is present, and true for a line
+    /// that fitted.
     fn read_line(&mut self) -> io::Result<Option<(bool, bool)>> {
         self.buffer.clear();
         let limit = MAX_LINE_BYTES as u64 + 1;

@@ -1,4 +1,4 @@
-//! Taking the lines of what is lost out of `metrics.jsonl` when a run resumes.
+//! Removes the lines of lost steps from `metrics.jsonl` when a run is resumed.
 
 use std::fs::File;
 use std::io::{self, BufReader, Write};
@@ -9,10 +9,10 @@ use super::reader::Lines;
 use super::wire;
 use crate::metrics::{Lost, MetricsError};
 
-/// Lines that a resume kept and dropped.
+/// Numbers of lines that a resume kept and dropped.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Recovery {
-    /// Lines that stayed: those up to the checkpoint, and any line that stands before one of them.
+    /// Lines that stayed: those up to the checkpoint, and any line that precedes one of them.
     pub kept: u64,
     /// Lines of steps after the checkpoint, which the run writes again.
     pub lost_steps: u64,
@@ -21,7 +21,7 @@ pub struct Recovery {
     pub unreadable: u64,
 }
 
-/// Rewrites the file at `path` without what is `lost`; leaves it untouched if there is nothing to drop.
+/// Rewrites the file at `path` without the lines that are `lost`; leaves it unchanged if there are none.
 pub(super) fn drop_lost(path: &Path, lost: Lost) -> Result<Recovery, MetricsError> {
     let scan = match File::open(path).and_then(|file| scan(file, lost)) {
         Ok(scan) => scan,
@@ -38,7 +38,7 @@ struct Scan {
     recovery: Recovery,
     /// Number of the last line of a step that stays; 0 if there is none.
     last_kept: u64,
-    /// The last line has its line end.
+    /// True if the last line has its line end.
     ended: bool,
 }
 
@@ -56,7 +56,7 @@ fn scan(file: File, lost: Lost) -> io::Result<Scan> {
             }
             Some(Some(_)) => recovery.lost_steps += 1,
             Some(None) => not_understood += 1,
-            // A line too long to be held is none of ours.
+            // A line that exceeds the limit is none of ours.
             None => recovery.unreadable += 1,
         }
     }

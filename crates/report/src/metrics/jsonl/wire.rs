@@ -1,4 +1,4 @@
-//! An event to a line of JSON and back.
+//! Conversion between an event and a line of JSON.
 
 use std::collections::BTreeMap;
 
@@ -81,7 +81,7 @@ pub fn encode(record: &Record) -> String {
     serde_json::to_string(&line).expect("numbers, strings and string keys are always JSON")
 }
 
-/// The record on a line, or what is wrong with the line.
+/// The record on a line, or an explanation of its error.
 pub fn decode(line: &[u8]) -> Result<Record, String> {
     let mut line: Line = serde_json::from_slice(line).map_err(|error| error.to_string())?;
     let step = line.step;
@@ -144,7 +144,7 @@ pub fn decode(line: &[u8]) -> Result<Record, String> {
     Ok(Record { time: line.number("time", line.time)?, event })
 }
 
-/// The step and the kind of a line, also of kinds that a later version may add.
+/// The step and the kind of a line, including kinds that a later version may add.
 pub(super) fn place_of(line: &[u8]) -> Option<(u64, String)> {
     #[derive(Deserialize)]
     struct Place {

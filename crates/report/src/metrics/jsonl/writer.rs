@@ -1,4 +1,4 @@
-//! Appending to `metrics.jsonl`.
+//! Writer that appends to `metrics.jsonl`.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
@@ -8,7 +8,7 @@ use super::resume::{self, Recovery};
 use super::wire;
 use crate::metrics::{Lost, MetricsError, Record};
 
-/// An open metrics file. Each record is one write of a whole line, with nothing held back.
+/// An open metrics file. Each record is one unbuffered write of a whole line.
 #[derive(Debug)]
 pub struct Writer {
     file: File,
@@ -17,7 +17,7 @@ pub struct Writer {
 }
 
 impl Writer {
-    /// Makes the file for a new run; it is an error if it holds anything already.
+    /// Creates the file for a new run; fails if the file has content.
     pub fn create(path: &Path) -> Result<Self, MetricsError> {
         let writer = Self::append(path)?;
         match writer.len_bytes {
@@ -29,8 +29,7 @@ impl Writer {
     /// Opens the file of a resumed run, without the lines of `lost` records and without a torn last line. The
     /// file need not exist.
     ///
-    /// The old file is replaced by one rename, after the new one is safely on disk, so a crash in between
-    /// loses nothing.
+    /// A rename replaces the old file after the new one is synced, so a crash in between loses nothing.
     pub fn resume(path: &Path, lost: Lost) -> Result<(Self, Recovery), MetricsError> {
         let recovery = resume::drop_lost(path, lost)?;
         Ok((Self::append(path)?, recovery))
@@ -38,7 +37,7 @@ impl Writer {
 
     /// Writes `record` as one line.
     ///
-    /// After an error the file is as it was, so that a later record starts on a line of its own.
+    /// After an error the file is unchanged, so that the next record starts on a line of its own.
     pub fn write(&mut self, record: &Record) -> Result<(), MetricsError> {
         let mut line = wire::encode(record);
         line.push('\n');
@@ -52,7 +51,7 @@ impl Writer {
         Ok(())
     }
 
-    /// The bytes written so far; another thread can wait until they are on disk.
+    /// The bytes written so far, for another thread that syncs them to disk.
     pub fn unsynced(&self) -> Result<Unsynced, MetricsError> {
         let file = self.file.try_clone().map_err(MetricsError::io("write metrics", &self.path))?;
         Ok(Unsynced { file, path: self.path.clone() })
@@ -69,7 +68,7 @@ impl Writer {
     }
 }
 
-/// Lines that are in the file, and may not be on the disk yet.
+/// Lines in the file that may not be on disk yet.
 #[derive(Debug)]
 pub struct Unsynced {
     file: File,
@@ -77,7 +76,7 @@ pub struct Unsynced {
 }
 
 impl Unsynced {
-    /// Waits until they are.
+    /// Syncs them to disk.
     pub fn sync(&self) -> Result<(), MetricsError> {
         self.file.sync_data().map_err(MetricsError::io("write metrics", &self.path))
     }

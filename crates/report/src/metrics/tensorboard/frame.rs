@@ -8,13 +8,13 @@ use std::io::{self, Read};
 
 use super::crc32c::crc32c;
 
-/// The longest payload that is read, in bytes: a damaged length must not fill the memory.
+/// Maximum length of a payload that is read, in bytes, so that a damaged length cannot exhaust the memory.
 const MAX_PAYLOAD_BYTES: u64 = 64 << 20;
 
-/// Bytes of a frame beside its payload.
+/// Bytes of a frame in addition to its payload.
 pub const OVERHEAD_BYTES: u64 = 16;
 
-/// `payload` with its length and checksums around it.
+/// `payload` with its length and checksums.
 pub fn frame(payload: &[u8]) -> Vec<u8> {
     let length = (payload.len() as u64).to_le_bytes();
     let mut out = Vec::with_capacity(payload.len() + 16);
@@ -32,7 +32,7 @@ pub enum Next {
     Payload(Vec<u8>),
     /// The file ends inside a frame.
     Torn,
-    /// A checksum does not fit, or the length is absurd: nothing after this can be read.
+    /// A checksum differs, or the length is absurd: nothing after this can be read.
     Damaged,
     /// The file ends here.
     End,

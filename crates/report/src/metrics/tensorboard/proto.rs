@@ -39,7 +39,7 @@ pub fn file_version(wall_time: f64) -> Vec<u8> {
     event.0
 }
 
-/// The event that voids what earlier files say of `step` and of all later steps.
+/// The event that voids the records of `step` and all later steps in earlier files.
 pub fn session_start(wall_time: f64, step: u64) -> Vec<u8> {
     let mut status = Message::default();
     status.varint(1, 1);
@@ -170,7 +170,7 @@ fn of_hparams(wall_time: f64, tag: &str, field: u32, message: &Message) -> Vec<u
     summary_event(wall_time, 0, &summary)
 }
 
-/// The step of an encoded event, whatever else it holds; `None` if the bytes are no message.
+/// The step of an encoded event; `None` if the bytes are no message.
 pub fn step_of(event: &[u8]) -> Option<u64> {
     let mut step = 0;
     let mut rest = event;
@@ -182,7 +182,7 @@ pub fn step_of(event: &[u8]) -> Option<u64> {
     Some(step)
 }
 
-/// The tag of an encoded event's first value; `None` where there is none, or the bytes are no message.
+/// The tag of an encoded event's first value; `None` without a value, or if the bytes are no message.
 pub fn tag_of(event: &[u8]) -> Option<&str> {
     let tag = [EVENT_SUMMARY, SUMMARY_VALUE, VALUE_TAG].into_iter().try_fold(event, bytes_in)?;
     std::str::from_utf8(tag).ok()

@@ -1,4 +1,4 @@
-//! Cutting what is lost off an event file when a run resumes.
+//! Removes lost events from an event file when a run is resumed.
 
 use std::fs::OpenOptions;
 use std::io::{self, BufReader};
@@ -27,7 +27,7 @@ pub(super) fn cut(path: &Path, lost: Lost) -> io::Result<()> {
     }
 }
 
-/// An event's kind is what stands before the slash of its tag.
+/// The part of an event's tag before the slash is its kind.
 fn is_lost(event: &[u8], lost: Lost) -> bool {
     let kind = || proto::tag_of(event).unwrap_or_default().split('/').next().unwrap_or_default();
     proto::step_of(event).is_some_and(|step| lost.holds(step, kind()))

@@ -12,7 +12,7 @@ use crate::metrics::{Event, Lost, MetricsError, Record};
 const PREFIX: &str = "events.out.tfevents.";
 const SUFFIX: &str = ".xtrain";
 
-/// An open event file. Each record is one write, with nothing held back.
+/// An open event file. Each record is one unbuffered write.
 #[derive(Debug)]
 pub struct Writer {
     file: File,
@@ -56,7 +56,7 @@ impl Writer {
         self.append(&proto::text(time, 0, "config", &code_block(config)))
     }
 
-    /// Writes the scalars or the text of `record`; events that have neither are left out.
+    /// Writes the scalars or the text of `record`. Events with neither are skipped.
     pub fn write(&mut self, record: &Record) -> Result<(), MetricsError> {
         let (time, step) = (record.time, record.event.step());
         match &record.event {
@@ -95,11 +95,11 @@ impl Writer {
         &self.path
     }
 
-    /// After an error the file is as it was: readers stop at a torn frame.
+    /// Appends a frame. After an error the file is unchanged, because readers stop at a torn frame.
     fn append(&mut self, payload: &[u8]) -> Result<(), MetricsError> {
         let frame = frame(payload);
         if let Err(source) = self.file.write_all(&frame) {
-            // The error to report is the write's.
+            // Return the error of the write.
             let _ = self.file.set_len(self.len_bytes);
             return Err(MetricsError::io("write TensorBoard events", &self.path)(source));
         }

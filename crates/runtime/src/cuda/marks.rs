@@ -1,0 +1,52 @@
+//! Events around the ops of a part, from which the time of each op is read.
+
+use super::lanes::LaneEvents;
+use super::loaded::Loaded;
+use crate::part::Part;
+use xtrain_cuda::{Context, CudaError, Event, Stream};
+use xtrain_program::Lane;
+
+/// The events of a part whose ops are timed.
+pub(super) struct Marks {
+    /// Before the first op.
+    pub(super) begin: Event,
+    /// The ops in list order.
+    pub(super) ops: Vec<OpMarks>,
+    /// After all lanes.
+    pub(super) end: Event,
+}
+
+/// The events of an op.
+pub(super) struct OpMarks {
+    /// The index of its instance.
+    pub(super) index: usize,
+    pub(super) lane: Lane,
+    /// After the op has waited for other lanes, if it waits. Any other op begins when the previous one of its
+    /// lane ends.
+    pub(super) begin: Option<Event>,
+    pub(super) end: Event,
+}
+
+impl Marks {
+    /// Events for the ops of `part`.
+    pub(super) fn new(loaded: &Loaded, part: Part, context: &Context) -> Result<Self, CudaError> {
+        let waits = |lanes: &LaneEvents, index| lanes.waits(&loaded.program, part, index).next().is_some();
+        let op = |index: usize| {
+            let is_late = loaded.lanes.as_ref().is_some_and(|lanes| waits(lanes, index));
+            let begin = is_late.then(|| Event::timed(context)).transpose()?;
+            let lane = loaded.program.instances[index].lane;
+            Ok(OpMarks { index, lane, begin, end: Event::timed(context)? })
+        };
+        let ops = loaded.indices(part).filter(|&index| part.runs(&loaded.program.instances[index])).map(op);
+        Ok(Marks {
+            begin: Event::timed(context)?,
+            ops: ops.collect::<Result<_, CudaError>>()?,
+            end: Event::timed(context)?,
+        })
+    }
+}
+
+/// Records `event` on `stream`, in a graph if the stream is captured.
+pub(super) fn mark(event: &Event, stream: &Stream, is_captured: bool) -> Result<(), CudaError> {
+    if is_captured { event.record_in_graph(stream) } else { event.record(stream) }
+}

@@ -1,0 +1,141 @@
+//! A first run file, written for a text, for token shards or for a model: `xtrain init`.
+//!
+//! The model is the largest of a few sizes that the text can teach and the device trains in the time that one
+//! waits for a first run. What a run chooses itself (recomputation, the chunk of the loss) is left to it. The
+//! file is planned before it is written, so it is one that `xtrain plan` takes.
+
+mod found;
+mod size;
+mod text;
+
+use crate::choose;
+use crate::engine::Processor;
+use crate::error::{LearnError, RunError};
+use crate::estimate::{Device, RunTime};
+use crate::programs;
+use crate::spec::{Planned, plan_on};
+use found::Found;
+use size::{SIZES, Size};
+use std::fmt;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use xtrain_config::Config;
+use xtrain_report::metrics::format;
+
+/// A run file that is not written yet.
+pub struct Draft {
+    /// Its text.
+    pub text: String,
+    parameters: u64,
+    run_tokens: u64,
+    time: RunTime,
+    owner: String,
+    fits: bool,
+    /// Tokens of the text.
+    tokens: Option<u64>,
+}
+
+/// The longest time of a first run, where a smaller model makes it shorter.
+const CPU_SECONDS: f64 = 3_600.0;
+const GPU_SECONDS: f64 = 4.0 * 3_600.0;
+
+impl Draft {
+    /// A run file for `sources`, texts, folders of token shards and at most one model folder, on `processor`
+    /// with this number of CPU threads. Without sources it is a template. `file` is its name.
+    pub fn new(
+        sources: &[PathBuf],
+        file: &Path,
+        processor: &Processor,
+        threads: usize,
+    ) -> Result<Draft, RunError> {
+        let found = Found::new(sources)?;
+        let draft =
+            |size, longest: Option<f64>| Draft::of_size(&found, size, longest, file, processor, threads);
+        if found.model.is_some() {
+            return draft(None, None);
+        }
+        let longest = if matches!(processor, Processor::Cpu) { CPU_SECONDS } else { GPU_SECONDS };
+        let is_taught =
+            |size: &&Size| found.tokens.is_none_or(|tokens| size.block_parameters() <= tokens / 2);
+        for size in SIZES.iter().rev().filter(is_taught) {
+            let draft = draft(Some(size), None)?;
+            if draft.time.seconds.is_some_and(|seconds| seconds <= longest) && draft.fits {
+                return Ok(draft);
+            }
+        }
+        let [smallest, ..] = &SIZES;
+        draft(Some(smallest), Some(longest))
+    }
+
+    /// The draft with this model, or with that of the folder in `found`; a shorter run if it takes `longest`
+    /// seconds otherwise.
+    fn of_size(
+        found: &Found,
+        size: Option<&Size>,
+        longest: Option<f64>,
+        file: &Path,
+        processor: &Processor,
+        threads: usize,
+    ) -> Result<Draft, RunError> {
+        let text = |tokens| text::run_file(found, size, file, tokens, processor);
+        let planned = |tokens| -> Result<Planned, RunError> {
+            plan_on(&Config::parse::<&str>(file, text(tokens).as_bytes(), &[])?, processor.target())
+        };
+        // The length of the run depends on the number of parameters, which the first plan has.
+        let first = planned(size::run_tokens(found, None))?;
+        let parameters = first.spec.model.parameter_count() as u64;
+        let device = Device::of(processor, first.spec.recipe, threads);
+        let timed = |tokens| -> Result<(Planned, RunTime), RunError> {
+            let (planned, _) = choose::decide(planned(tokens)?, &device)?;
+            let program = programs::training(&planned.spec).map_err(LearnError::from)?;
+            let time = RunTime::of(&planned, &program, &device, 0)?;
+            Ok((planned, time))
+        };
+        let mut run_tokens = size::run_tokens(found, Some(parameters));
+        let (mut planned, mut time) = timed(run_tokens)?;
+        if let (Some(seconds), Some(longest)) = (time.seconds, longest)
+            && seconds > longest
+        {
+            run_tokens = size::shorter(run_tokens, longest / seconds);
+            (planned, time) = timed(run_tokens)?;
+        }
+        let fits = !planned.lacks_memory;
+        let (text, tokens) = (text(run_tokens), found.tokens);
+        Ok(Draft { text, parameters, run_tokens, time, owner: device.name, fits, tokens })
+    }
+
+    /// Writes it to `file`, which must not exist.
+    pub fn write(&self, file: &Path) -> Result<(), RunError> {
+        let folder = file.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        let write = || {
+            let mut temporary = tempfile::Builder::new().prefix(".xtrain-init").tempfile_in(folder)?;
+            temporary.write_all(self.text.as_bytes())?;
+            temporary.as_file().sync_all()?;
+            temporary.persist_noclobber(file).map_err(|error| error.error)
+        };
+        match write() {
+            Ok(_) => Ok(()),
+            Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => Err(exists(file)),
+            Err(error) => Err(RunError::io(file, "write")(error)),
+        }
+    }
+}
+
+/// The refusal of a run file that exists.
+pub fn exists(file: &Path) -> RunError {
+    RunError::Refused(format!("{} exists and stays as it is; name another file with --out", file.display()))
+}
+
+impl fmt::Display for Draft {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let count = |n: u64| format::count(n as f64);
+        write!(f, "{} parameters, {} tokens of training", count(self.parameters), count(self.run_tokens))?;
+        if let Some(tokens) = self.tokens {
+            write!(f, " on a text of about {}", count(tokens))?;
+        }
+        if let Some(seconds) = self.time.seconds {
+            write!(f, ": about {} on {}", format::duration(seconds), self.owner)?;
+        }
+        Ok(())
+    }
+}

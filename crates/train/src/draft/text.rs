@@ -1,0 +1,229 @@
+//! The text of a run file, with comments on the keys that users change.
+
+use super::found::Found;
+use super::size::{Size, interval, shortened};
+use crate::engine::Processor;
+use std::path::Path;
+use xtrain_config::Count;
+use xtrain_report::metrics::format;
+
+/// Path of a template, to be replaced.
+const NO_TEXT: &str = "data/corpus.txt";
+
+/// Batch and learning rate of a model that is trained further.
+const FURTHER_BATCH_SIZE: u64 = 8;
+const FURTHER_LR: f64 = 2e-5;
+
+/// Longest sequence of a model that is trained further: more costs time that a first run does not need.
+const FURTHER_SEQ_LEN: (u64, u64) = (512, 2048);
+
+/// The run file `file`, for a model of this size or for that of the folder in `found`.
+pub(super) fn run_file(
+    found: &Found,
+    size: Option<&Size>,
+    file: &Path,
+    run_tokens: u64,
+    processor: &Processor,
+) -> String {
+    let is_cpu = matches!(processor, Processor::Cpu);
+    let (seq_len, batch_size, lr) = match size {
+        Some(size) => (size.seq_len(found), size.batch_size, size.lr),
+        None => {
+            let most = if is_cpu { FURTHER_SEQ_LEN.0 } else { FURTHER_SEQ_LEN.1 };
+            let allowed =
+                found.model.as_ref().map_or(most, |(_, hf)| hf.model.max_position_embeddings as u64);
+            (shortened(most.min(allowed), found), FURTHER_BATCH_SIZE, FURTHER_LR)
+        }
+    };
+    let steps = run_tokens.div_ceil(seq_len * batch_size);
+    let every = interval(steps / 10);
+    let held_out = held_out(found);
+    let mut text = header(file);
+    for section in [
+        model(found, size),
+        data(found, held_out, seq_len),
+        optimizer(lr, found.model.is_some()),
+        train(found, run_tokens, batch_size, steps),
+        checked(every, held_out > 0.0),
+        precision(is_cpu),
+    ] {
+        text.push('\n');
+        text.push_str(&section);
+    }
+    text
+}
+
+fn header(file: &Path) -> String {
+    let name = file.display().to_string().replace(char::is_control, "?");
+    let run =
+        file.file_stem().map_or("run".into(), |stem| stem.to_string_lossy().replace(char::is_control, "?"));
+    format!(
+        "# A run file of xtrain. Keys that are not here keep their defaults: docs/configuration.md lists them all.\n\
+         #\n\
+         #     xtrain plan {name}              memory and time, before anything runs\n\
+         #     xtrain train {name}             trains into runs/{run}; --resume continues\n\
+         #     xtrain generate runs/{run} --prompt \"Once upon a time\"\n\
+         #\n\
+         # Any key can be changed for one run: xtrain train {name} --set optimizer.lr=1e-3 --out runs/other\n"
+    )
+}
+
+fn model(found: &Found, size: Option<&Size>) -> String {
+    let line = Line::under("[model]");
+    match (&found.model, size) {
+        (Some((folder, hf)), _) => {
+            line.key("init_from", quoted(folder), "its weights, sizes and tokenizer")
+                .comment(&format!(
+                    "{}.",
+                    hf.model.architecture().map_or(String::new(), |model| model.to_string())
+                ))
+                .0
+        }
+        (None, Some(size)) => {
+            line.key("dim", size.dim, "width; with layers and heads it makes the size of the model")
+                .key("layers", size.layers, "depth; more of either learns more and takes longer")
+                .key("heads", size.heads, "query heads, which divide dim")
+                .key("kv_heads", size.kv_heads, "key and value heads, which divide heads")
+                .key(
+                    "tie_embeddings",
+                    true,
+                    "one table for input and output saves parameters in a small model",
+                )
+                .0
+        }
+        (None, None) => line.0,
+    }
+}
+
+fn data(found: &Found, held_out: f64, seq_len: u64) -> String {
+    let train = match found.data.as_slice() {
+        [] => quoted(NO_TEXT),
+        [one] => quoted(one),
+        several => format!("[{}]", several.iter().map(|path| quoted(path)).collect::<Vec<_>>().join(", ")),
+    };
+    let what = match (found.data.is_empty(), found.has_shards) {
+        (true, _) => {
+            "put your text here: .txt, .jsonl or .parquet, a folder, a pattern (\"data/**/*.txt\") or a list"
+        }
+        (_, true) => "token shards; a list may mix several, with weights",
+        _ => "also a folder, a pattern (\"data/**/*.txt\") or a list, with weights",
+    };
+    let mut line = Line::under("[data]").key("train", train, what);
+    if !found.has_shards {
+        line = line.off(
+            "separator",
+            "\"<|endoftext|>\"",
+            "where one document ends and the next begins in a .txt file",
+        );
+    }
+    line = match held_out > 0.0 {
+        true => line.key(
+            "held_out",
+            held_out,
+            "the share that the validation loss is measured on, not trained on",
+        ),
+        false => line.key("held_out", "0.0", "the text is too short to validate on a part of it"),
+    };
+    if found.model.is_none() && !found.has_shards {
+        line = line
+            .key(
+                "tokenizer",
+                "\"bpe\"",
+                "learned from the text; or \"bytes\", \"chars\", a tokenizer.json or its folder",
+            )
+            .key("bpe_vocab_size", found.bpe_vocab_size, "tokens of that vocabulary");
+    }
+    line.key("seq_len", seq_len, "tokens that the model sees at once").0
+}
+
+fn optimizer(lr: f64, is_further: bool) -> String {
+    let why = match is_further {
+        true => "small, so that the model forgets little; 1e-5 to 1e-4 are usual",
+        false => "learning rate; the first thing to vary, by factors of two",
+    };
+    Line::under("[optimizer]").key("lr", format!("{lr:e}"), why).0
+}
+
+fn train(found: &Found, run_tokens: u64, batch_size: u64, steps: u64) -> String {
+    let passes = found.tokens.filter(|tokens| *tokens > 0).map(|tokens| run_tokens as f64 / tokens as f64);
+    let passes = match passes {
+        Some(passes) if passes >= 0.95 => format!(", about {} of the text", times(passes)),
+        Some(passes) => format!(", about {} of the text", format::percent(passes, 0)),
+        None => String::new(),
+    };
+    let length = format!("length of the run: {} steps{passes}; or steps, or epochs", format::grouped(steps));
+    Line::under("[train]")
+        .key("tokens", quoted(&Count(run_tokens).to_string()), &length)
+        .key("batch_size", batch_size, "sequences of a step")
+        .key("micro_batch_size", "\"auto\"", "how many of them at once: as fits the memory")
+        .0
+}
+
+/// `1 pass`, `10 passes`.
+fn times(passes: f64) -> String {
+    let passes = passes.round();
+    format!("{passes} {}", if passes == 1.0 { "pass" } else { "passes" })
+}
+
+/// Evaluations and checkpoints.
+fn checked(every: u64, validates: bool) -> String {
+    let mut line = Line::under("[eval]");
+    if validates {
+        line = line.key("every", every, "steps between measurements of the validation loss");
+    }
+    line = line.off("prompts", "[\"Once upon a time\"]", "texts that the model continues at the end");
+    let saved = Line::under("[checkpoint]").key(
+        "every",
+        every,
+        "steps between checkpoints, from which --resume continues",
+    );
+    format!("{}\n{}", line.0, saved.0)
+}
+
+fn precision(is_cpu: bool) -> String {
+    let (recipe, why) = match is_cpu {
+        true => ("\"fp32\"", "what a CPU computes in; \"bf16\" and FP8 are for GPUs"),
+        false => ("\"bf16\"", "the default on a GPU; \"fp8-block\" is faster for large models (docs/fp8.md)"),
+    };
+    Line::under("[precision]").off("recipe", recipe, why).0
+}
+
+/// The share of the data that is held out.
+fn held_out(found: &Found) -> f64 {
+    match found.tokens {
+        None => 0.005,
+        Some(tokens) if tokens >= 2_000_000 => 0.005,
+        Some(tokens) if tokens >= 200_000 => 0.02,
+        Some(tokens) if tokens >= 2_000 => 0.05,
+        Some(_) => 0.0,
+    }
+}
+
+fn quoted(text: &str) -> String {
+    serde_json::json!(text).to_string().replace('\u{7f}', "\\u007f")
+}
+
+/// The lines of a section.
+struct Line(String);
+
+impl Line {
+    fn under(section: &str) -> Line {
+        Line(format!("{section}\n"))
+    }
+
+    fn key(mut self, key: &str, value: impl ToString, comment: &str) -> Line {
+        let value = format!("{key} = {}", value.to_string());
+        self.0.push_str(&format!("{value:<33}  # {comment}\n"));
+        self
+    }
+
+    /// A key that is commented out.
+    fn off(self, key: &str, value: &str, comment: &str) -> Line {
+        let value = format!("# {key} = {value}");
+        Line(format!("{}{value:<33}  # {comment}\n", self.0))
+    }
+
+    fn comment(self, comment: &str) -> Line {
+        Line(format!("{}# {comment}\n", self.0))
+    }
+}

@@ -1,0 +1,90 @@
+//! Run files by their paths; a path that names something else is refused with its use.
+
+use crate::error::RunError;
+use crate::folder::RunFolder;
+use crate::source::CONFIG_FILE;
+use std::path::Path;
+use xtrain_config::{Config, Override, Parsed, listing, nearest};
+use xtrain_data::list_inputs;
+
+/// Reads the run file at `path` and lays `overrides` over it.
+///
+/// # Errors
+/// As [`Config::load`]; of a run folder, a model or a text, what it can be used for.
+pub fn load<O: Clone + Into<Override>>(path: &Path, overrides: &[O]) -> Result<Parsed, RunError> {
+    if let Some(advice) = instead(path) {
+        return Err(RunError::Refused(format!("{} {advice}", path.display())));
+    }
+    Ok(Config::load(path, overrides)?)
+}
+
+/// The nature of `path` if it is no run file, and what to do with it.
+fn instead(path: &Path) -> Option<String> {
+    let shown = path.display();
+    if path.is_dir() {
+        let run = RunFolder::at(path);
+        let run = RunFolder::of_checkpoint(path).map(|(run, _)| run).or(run.is_begun().then_some(run));
+        if let Some(run) = run {
+            let (config, folder) = (run.config(), run.path().display());
+            let config = config.display();
+            return Some(format!(
+                "is no run file but a run; continue it with: xtrain train {config} --out {folder} --resume; start another \
+                 with its settings: xtrain train {config} --out FOLDER"
+            ));
+        }
+        if path.join(CONFIG_FILE).is_file() {
+            return Some(format!(
+                "is no run file but a model; write a run file that trains it further: xtrain init {shown} TEXT"
+            ));
+        }
+        let files = run_files_in(path);
+        return Some(match files.as_slice() {
+            [] if list_inputs(&[path]).is_ok() => {
+                format!(
+                    "is no run file but a folder of texts; write a run file for them: xtrain init {shown}"
+                )
+            }
+            [] => "is a folder; name a run file (TOML)".into(),
+            files => {
+                format!(
+                    "is a folder; name a run file in it: {}",
+                    listing(files.iter().map(String::as_str), "", "or")
+                )
+            }
+        });
+    }
+    let extension = path.extension().and_then(|extension| extension.to_str());
+    if path.is_file() && extension != Some("toml") {
+        if list_inputs(&[path]).is_ok() {
+            return Some(format!("is no run file but a text; write a run file for it: xtrain init {shown}"));
+        }
+        return match extension {
+            Some("json" | "yaml" | "yml" | "py") => {
+                Some("is no run file: these are TOML; xtrain init writes one to begin with".into())
+            }
+            _ => None,
+        };
+    }
+    if path.exists() {
+        return None;
+    }
+    let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let name = path.file_name()?.to_str()?;
+    let files = run_files_in(parent);
+    let with_extension = format!("{name}.toml");
+    let near = files.iter().find(|file| **file == with_extension).map(String::as_str);
+    let near = near.or_else(|| nearest(name, files.iter().map(String::as_str)))?;
+    Some(format!("does not exist; did you mean {}?", path.with_file_name(near).display()))
+}
+
+/// The run files in `folder`, sorted, as far as their names tell.
+fn run_files_in(folder: &Path) -> Vec<String> {
+    const MOST: usize = 100;
+    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    let names = entries.filter_map(|entry| entry.file_name().into_string().ok());
+    let is_run_file =
+        |name: &String| name.ends_with(".toml") && name != "Cargo.toml" && name != "pyproject.toml";
+    let mut names: Vec<String> = names.filter(is_run_file).take(MOST).collect();
+    names.sort();
+    names
+}

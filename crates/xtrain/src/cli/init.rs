@@ -1,0 +1,22 @@
+//! The options of `xtrain init`.
+
+use clap::Args;
+use std::path::PathBuf;
+
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  xtrain init books.txt
+  xtrain init data/crawl --out crawl.toml
+  xtrain init models/Qwen3-0.6B my-text.jsonl
+  xtrain init
+Then: xtrain plan run.toml, and xtrain train run.toml.")]
+pub(crate) struct InitArgs {
+    /// Text to train on (.txt, .jsonl, .parquet; also .gz and .zst), folders of it or patterns in quotes, or
+    /// a folder of token shards; and a Hugging Face folder, if its model is to be trained further. Without
+    /// any, a template is written
+    #[arg(value_name = "TEXT|MODEL")]
+    pub(crate) sources: Vec<PathBuf>,
+    /// The run file to write; an existing one stays as it is
+    #[arg(long, short, value_name = "FILE", default_value = "run.toml")]
+    pub(crate) out: PathBuf,
+}

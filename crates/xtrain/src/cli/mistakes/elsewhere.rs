@@ -1,0 +1,250 @@
+//! Commands and options by their names in other programs, with their counterparts here.
+//!
+//! Names are compared without case, dashes and underscores. A key of the run file needs no row: it has its
+//! names in other programs itself.
+
+/// Names that other programs have for something.
+pub(super) struct Row {
+    /// The names, without the dashes of an option.
+    pub(super) names: &'static [&'static str],
+    /// Its counterparts here. Of an option, the first that the command has counts; of a command, all of them.
+    pub(super) here: &'static [Here],
+}
+
+/// A counterpart here.
+#[derive(Clone, Copy)]
+pub(super) enum Here {
+    /// A command, without `xtrain`. Words in capitals stand for what a user has.
+    Command(&'static str),
+    /// An option of the command, with its value if that is always the same.
+    Option(&'static str),
+    /// An argument without an option.
+    Argument(&'static str),
+    /// A key of the run file, with its value if that is always the same.
+    Key(&'static str),
+    /// Nothing, for this reason.
+    Nothing(&'static str),
+}
+
+use Here::{Argument, Command, Key, Nothing, Option};
+
+const fn row(names: &'static [&'static str], here: &'static [Here]) -> Row {
+    Row { names, here }
+}
+
+/// Commands.
+pub(super) const COMMANDS: &[Row] = &[
+    row(
+        &["finetune", "ft", "sft", "tune", "continue", "cpt", "midtrain"],
+        &[Command("init MODEL TEXT"), Command("train run.toml")],
+    ),
+    row(&["pretrain", "fit", "run", "start", "launch", "trainer"], &[Command("train run.toml")]),
+    row(&["resume", "restart", "recover"], &[Command("train run.toml --resume")]),
+    row(
+        &["sample", "infer", "inference", "complete", "predict", "prompt", "chat", "ask", "decode", "demo"],
+        &[Command("generate MODEL --prompt TEXT")],
+    ),
+    row(
+        &["test", "validate", "validation", "val", "score", "perplexity", "ppl", "lmeval", "evals"],
+        &[Command("eval MODEL")],
+    ),
+    row(
+        &["convert", "save", "tohf", "merge", "converttohf", "saveweights"],
+        &[Command("export RUN --out FOLDER")],
+    ),
+    row(&["quantize", "quantise", "quant"], &[Command("export RUN --dtype fp8 --out FOLDER")]),
+    row(
+        &["serve", "server", "api", "deploy", "vllm"],
+        &[
+            Nothing("xtrain does not serve models, inference engines serve its exports"),
+            Command("export RUN --out FOLDER"),
+        ],
+    ),
+    row(
+        &[
+            "prepare",
+            "preprocess",
+            "preparedata",
+            "data",
+            "encode",
+            "traintokenizer",
+            "tokenizer",
+            "bpe",
+            "shard",
+        ],
+        &[Command("tokenize TEXT --bpe-vocab-size 4096 --out FOLDER")],
+    ),
+    row(
+        &["estimate", "memory", "dryrun", "params", "flops", "check", "size", "summary"],
+        &[Command("plan run.toml")],
+    ),
+    row(
+        &["new", "create", "template", "config", "configure", "setup", "quickstart"],
+        &[Command("init TEXT")],
+    ),
+    row(&["plot", "dashboard", "tensorboard", "show", "view", "visualize", "ui"], &[Command("report RUN")]),
+    row(&["diff"], &[Command("compare RUN RUN")]),
+    row(&["env", "devices", "gpus", "diagnose", "info", "system", "status"], &[Command("doctor")]),
+    row(&["benchmark", "speed", "throughput", "benchstep"], &[Command("bench step run.toml")]),
+    row(&["profile", "trace"], &[Command("train run.toml --profile")]),
+    row(&["completion", "autocomplete", "shellcompletions"], &[Command("completions bash")]),
+    row(&["version"], &[Command("--version")]),
+    row(
+        &["download", "pull", "fetch", "get"],
+        &[Nothing(
+            "xtrain downloads nothing: hf download OWNER/NAME --local-dir FOLDER does, of Hugging Face's client",
+        )],
+    ),
+    row(
+        &["push", "upload", "publish"],
+        &[
+            Nothing("xtrain uploads nothing: hf upload OWNER/NAME FOLDER does, of Hugging Face's client"),
+            Command("export RUN --out FOLDER"),
+        ],
+    ),
+    row(
+        &["dpo", "rlhf", "ppo", "grpo", "reward", "lora", "qlora", "distill"],
+        &[Nothing("xtrain trains all weights of a model on text, and nothing else yet")],
+    ),
+    row(
+        &["torchrun", "distributed", "multigpu"],
+        &[Nothing("a run computes on one device; several GPUs are not supported yet")],
+    ),
+];
+
+/// Options.
+pub(super) const OPTIONS: &[Row] = &[
+    row(&["temp"], &[Option("--temperature"), Key("eval.temperature")]),
+    row(&["greedy", "nosample"], &[Option("--temperature 0")]),
+    row(&["dosample"], &[Option("--temperature 1")]),
+    row(
+        &[
+            "maxnewtokens",
+            "numtokens",
+            "ntokens",
+            "npredict",
+            "maxlength",
+            "maxlen",
+            "length",
+            "max",
+            "tokenlimit",
+        ],
+        &[Option("--max-tokens")],
+    ),
+    row(
+        &["text", "question", "message", "input", "start"],
+        &[Option("--prompt"), Option("--data"), Argument("INPUTS")],
+    ),
+    row(&["inputids", "promptids", "ids"], &[Option("--tokens")]),
+    row(
+        &["config", "c", "cfg", "conf", "runfile", "file", "f", "yaml", "toml"],
+        &[Argument("FILE"), Nothing("run files are for train, plan and bench")],
+    ),
+    row(
+        &["model", "m", "modelpath", "modelnameorpath", "run", "ckptdir", "hfmodel", "pretrained"],
+        &[Argument("MODEL"), Argument("RUN"), Argument("RUNS"), Key("model.init_from")],
+    ),
+    row(&["checkpoint", "ckpt", "iter", "iteration", "checkpointstep"], &[Option("--step")]),
+    row(
+        &[
+            "o",
+            "output",
+            "outputdir",
+            "outdir",
+            "savedir",
+            "savepath",
+            "dest",
+            "destination",
+            "name",
+            "runname",
+            "experiment",
+            "expname",
+            "project",
+            "html",
+        ],
+        &[Option("--out"), Key("train.out")],
+    ),
+    row(
+        &[
+            "resumefrom",
+            "resumefromcheckpoint",
+            "restart",
+            "continue",
+            "load",
+            "loadcheckpoint",
+            "autoresume",
+        ],
+        &[Option("--resume")],
+    ),
+    row(&["q", "silent", "noprogress", "noverbose"], &[Option("--quiet")]),
+    row(&["v", "debug", "loglevel"], &[Option("--verbose"), Option("--all")]),
+    row(
+        &["cpu", "nocuda", "nogpu", "cpuonly", "forcecpu"],
+        &[Option("--device cpu"), Key("train.device=cpu")],
+    ),
+    row(&["gpu", "cuda", "usegpu"], &[Option("--device cuda"), Key("train.device=cuda")]),
+    row(&["g", "gpuid", "deviceid", "visibledevices"], &[Nothing("CUDA_VISIBLE_DEVICES chooses the GPU")]),
+    row(
+        &["bf16", "bfloat16", "fp16", "half", "amp", "mixedprecision"],
+        &[Option("--precision bf16"), Option("--dtype bf16"), Key("precision.recipe=bf16")],
+    ),
+    row(
+        &["fp32", "float32", "full"],
+        &[Option("--precision fp32"), Option("--dtype fp32"), Key("precision.recipe=fp32")],
+    ),
+    row(
+        &["fp8", "float8", "loadin8bit", "8bit", "int8"],
+        &[Option("--precision fp8-block"), Option("--dtype fp8"), Key("precision.recipe=fp8-block")],
+    ),
+    row(
+        &["dtype", "recipe", "weightdtype"],
+        &[Option("--precision"), Option("--casts"), Key("precision.recipe")],
+    ),
+    row(
+        &["precision", "outtype", "outputdtype", "torchdtype"],
+        &[Option("--dtype"), Option("--casts"), Key("precision.recipe")],
+    ),
+    row(&["j", "jobs", "workers", "numworkers", "numthreads", "nthreads", "numproc"], &[Option("--threads")]),
+    row(&["timelimit", "timeout", "walltime", "maxhours", "maxminutes"], &[Option("--max-time")]),
+    row(&["dryrun", "check", "validateonly"], &[Command("plan FILE")]),
+    row(&["evalonly", "testonly"], &[Command("eval RUN")]),
+    row(&["force", "replace", "overwriteoutputdir", "y", "yes"], &[Option("--overwrite")]),
+    row(
+        &["dataset", "corpus", "textfile", "files", "inputfile", "datapath", "valdata"],
+        &[Option("--data"), Argument("INPUTS"), Key("data.train")],
+    ),
+    row(
+        &["contextlength", "ctx", "nctx", "blocksize", "maxseqlen", "sequencelength"],
+        &[Option("--seq-len"), Key("data.seq_len")],
+    ),
+    row(
+        &["b", "bs", "batch", "batchsize"],
+        &[Option("--batch-size"), Option("--batch"), Key("train.batch_size")],
+    ),
+    row(&["vocabsize", "vocab", "nvocab"], &[Option("--bpe-vocab-size"), Key("data.bpe_vocab_size")]),
+    row(
+        &["column", "textcolumn", "field", "key", "jsonkey", "jsonkeys"],
+        &[Option("--text-field"), Key("data.text_field")],
+    ),
+    row(&["bpe", "trainbpe"], &[Option("--bpe-vocab-size 4096"), Key("data.tokenizer=bpe")]),
+    row(
+        &["eos", "eostoken", "appendeod", "eod"],
+        &[Option("--end-of-document"), Key("data.end_of_document")],
+    ),
+    row(&["bos", "addbos"], &[Option("--begin-of-document"), Key("data.begin_of_document")]),
+    row(&["shardsize", "chunksize"], &[Option("--shard-tokens"), Option("--max-shard-size")]),
+    row(&["vram", "mem", "ram", "gpumemory"], &[Option("--memory")]),
+    row(
+        &["wandb", "usewandb", "wandbproject", "reportto", "logger", "trackio", "mlflow"],
+        &[Nothing(
+            "[log] command names a program that receives the metrics; docs/watching.md shows W&B and trackio",
+        )],
+    ),
+    row(&["i", "interactive"], &[Nothing("a prompt is given with --prompt; - reads it from standard input")]),
+];
+
+/// The row of `table` with this name.
+pub(super) fn known(table: &'static [Row], name: &str) -> std::option::Option<&'static Row> {
+    let plain: String = name.chars().filter(|c| !"-_".contains(*c)).flat_map(char::to_lowercase).collect();
+    table.iter().find(|row| row.names.contains(&plain.as_str()))
+}

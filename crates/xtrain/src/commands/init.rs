@@ -1,0 +1,23 @@
+//! `xtrain init`.
+
+use crate::cli::InitArgs;
+use crate::failure::Failure;
+use crate::terminal;
+use xtrain_config::Device;
+use xtrain_train::draft::{self, Draft};
+use xtrain_train::engine::Processor;
+
+pub(crate) fn run(args: &InitArgs) -> Result<(), Failure> {
+    if args.out.exists() {
+        return Err(draft::exists(&args.out).into());
+    }
+    let threads = terminal::thread_count(0)?;
+    let processor = Processor::by_name(Device::Auto)?;
+    let draft = Draft::new(&args.sources, &args.out, &processor, threads)?;
+    draft.write(&args.out)?;
+    let file = args.out.display();
+    terminal::print(&format!(
+        "{file}: {draft}\nlook into it, then: xtrain plan {file}, and xtrain train {file}\n"
+    ))
+    .map(|_| ())
+}

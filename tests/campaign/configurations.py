@@ -9,7 +9,8 @@ from program import Failure
 SHORT = 40
 # Errors of a run that its plan cannot foresee, as it does not read the text.
 OF_THE_TEXT = re.compile(
-    r"held.out|too short|too few|not finite|needs at least|has only|infinite in bf16|vocabulary|validation data|special token|no token"
+    r"less than the tokenizer's (?!257 )|held.out|too short|too few|not finite|needs at least|has only|infinite in bf16|vocabulary|"
+    r"validation data|special token|no token"
 )
 
 
@@ -194,7 +195,8 @@ def trial(_, base, folder, program, dice, count):
         return "refused by the plan"
     if "\nfits                        no" in planned.out:
         return "do not fit"
-    trained = program.run(folder, "train run.toml --out run")
+    # A strange number of steps may be a large one.
+    trained = program.run(folder, "train run.toml --out run --max-time 30s")
     if not trained.judge():
         # Data and numbers are the run's to judge.
         if OF_THE_TEXT.search(trained.err):

@@ -78,10 +78,15 @@ pub fn plan_on(parsed: &Parsed, target: Target) -> Result<Planned, RunError> {
     corpus::check(config)?;
     let init = init(config)?;
     let shards = shards(config)?;
-    let vocabulary = match (&config.model, &shards, config.tokenizer()) {
+    let tokenizer = config.tokenizer();
+    if shards.is_none() && !matches!(tokenizer, TokenizerChoice::Path(_)) {
+        // Those that are created here have no token for it, like that of bytes.
+        Tokenizer::bytes().with_begin_of_document(config.data.begin_of_document)?;
+    }
+    let vocabulary = match (&config.model, &shards, tokenizer) {
+        (_, _, TokenizerChoice::Bytes) => VocabularySize::of(&Tokenizer::bytes()),
         // A plan reads no file that it does not need.
         (m, ..) if m.vocab_size.is_some() || m.init_from.is_some() => VocabularySize::default(),
-        (_, _, TokenizerChoice::Bytes) => VocabularySize::of(&Tokenizer::bytes()),
         (_, _, TokenizerChoice::Path(path)) => {
             let end = config.data.end_of_document.as_deref();
             VocabularySize::of(&load_tokenizer(&locate(config, &path), end, OWN_TOKENIZERS)?)

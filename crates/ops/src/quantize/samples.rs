@@ -61,8 +61,8 @@ impl Sampled for Quantize {
     /// vectors or are not; and numbers that scales treat specially.
     fn gpu_samples() -> Vec<Sample> {
         let mut all = fused_casts();
-        // Zeros, the smallest and largest numbers of f32, an infinity and NaNs, each in a tile of its own; and
-        // numbers whose scale, 2^127, is the largest power of two.
+        // Zeros, the smallest and largest numbers of f32, an infinity and NaNs, each in a tile of its own;
+        // and numbers whose scale, 2^127, is the largest power of two.
         let special = [0.0, 1e-44, 3e38, f64::INFINITY, f64::NAN, -0.0];
         let value = |i: usize| match i.is_multiple_of(5) {
             true if i / 128 == 13 => 2e-36,

@@ -3,12 +3,12 @@
 
 use xtrain_data::input::read_documents;
 use xtrain_data::{CutRule, InputOptions, list_inputs};
-use xtrain_fuzz::with_file;
+use xtrain_fuzz::{allow_caught_panics, with_file};
 
 const NAMES: [&str; 8] =
     ["a.txt", "a.jsonl", "a.parquet", "a.txt.gz", "a.jsonl.gz", "a.txt.zst", "a.jsonl.zst", "a.parquet"];
 
-libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
+libfuzzer_sys::fuzz_target!(init: allow_caught_panics(), |bytes: &[u8]| {
     let Some((first, rest)) = bytes.split_first() else { return };
     with_file(NAMES[usize::from(*first) % NAMES.len()], rest, |path| {
         let files = list_inputs(&[path]).expect("a file that exists, of a known kind");

@@ -3,6 +3,12 @@
 use std::fs;
 use std::path::Path;
 
+/// For targets whose code catches panics of libraries, which are then errors: only a panic that leaves the target
+/// is a finding. By default libFuzzer's hook aborts at any.
+pub fn allow_caught_panics() {
+    std::panic::set_hook(Box::new(|panic| eprintln!("{panic}")));
+}
+
 /// Calls `body` with the path of a file with this name and content, in a temporary folder.
 ///
 /// # Panics

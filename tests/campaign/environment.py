@@ -83,13 +83,8 @@ def again(folder, program, command):
         place.check_no_leftovers(folder)
     elif command.startswith("tokenize"):
         program.run(folder, command).succeeds()
-        # The index has the path of the text.
-        place.same(shards(folder / "peace-tokens"), shards(folder / "tokens"), "shards after a fault")
+        place.same(place.shards(folder / "peace-tokens"), place.shards(folder / "tokens"), "shards after a fault")
         place.check_no_leftovers(folder)
-
-
-def shards(folder):
-    return {name: content for name, content in place.files(folder).items() if name.endswith(".tokens")}
 
 
 def limited_memory(*arguments):

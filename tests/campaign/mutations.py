@@ -83,6 +83,8 @@ def result(folder, ended):
         return {"output": place.without_times(ended.out)}
     if verb == "train":
         return place.lasting(folder / ("new" if (folder / "new").exists() else "run"))
+    if verb == "tokenize":
+        return place.shards(folder / "new")
     return place.files(folder / "new")
 
 

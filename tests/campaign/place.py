@@ -83,6 +83,11 @@ def files(folder):
     return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
 
 
+def shards(folder):
+    """The shards of a data set, without its index, which has the path and time of the text."""
+    return {name: content for name, content in files(folder).items() if name.endswith(".tokens")}
+
+
 def recorded(run):
     """Records of steps and evaluations without times."""
     keys = ("kind", "step", "loss", "bf16_loss", "grad_norm", "lr", "tokens", "epoch", "skipped", "bits_per_byte")

@@ -7,6 +7,22 @@ use crate::refused;
 use std::alloc::{GlobalAlloc, Layout, System};
 use xtrain_tensor::is_refusable;
 
+/// Makes the system's allocator return large blocks to the system at once when they are freed. By default glibc
+/// treats blocks of up to 32 MiB as small ones once it has freed one, and keeps up to 64 MiB of them.
+pub(crate) fn return_large_blocks() {
+    #[cfg(all(target_os = "linux", target_env = "gnu"))]
+    {
+        /// Bytes of a large block.
+        const LARGE: i32 = 1 << 20;
+        const M_MMAP_THRESHOLD: i32 = -3;
+        unsafe extern "C" {
+            fn mallopt(parameter: i32, value: i32) -> i32;
+        }
+        // SAFETY: it sets a parameter of glibc's allocator and has no other conditions.
+        unsafe { mallopt(M_MMAP_THRESHOLD, LARGE) };
+    }
+}
+
 #[global_allocator]
 static ALLOCATOR: Allocator = Allocator;
 

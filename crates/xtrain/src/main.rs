@@ -15,6 +15,7 @@ use std::io::Write;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
+    allocator::return_large_blocks();
     signals::survive_file_size_limits();
     let done = without_panic(|| {
         let Some(cli) = cli::Cli::read()? else { return Ok(()) };

@@ -60,7 +60,7 @@ pub struct LossGap {
     /// True if the gap lies inside that spread.
     pub inside_spread: Option<bool>,
     /// True if the gap lies inside the bar of the recipe; a lower loss does. `None` if that is unclear: see
-    /// [`inside_bar`].
+    /// `inside_bar`.
     pub inside_bar: Option<bool>,
 }
 

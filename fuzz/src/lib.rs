@@ -3,8 +3,8 @@
 use std::fs;
 use std::path::Path;
 
-/// For targets whose code catches panics of libraries, which are then errors: only a panic that leaves the target
-/// is a finding. By default libFuzzer's hook aborts at any.
+/// For targets whose code catches panics of libraries, which are then errors: only a panic that leaves the
+/// target is a finding. By default libFuzzer's hook aborts at any.
 pub fn allow_caught_panics() {
     std::panic::set_hook(Box::new(|panic| eprintln!("{panic}")));
 }

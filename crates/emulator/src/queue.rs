@@ -68,8 +68,8 @@ impl Queue {
         self.items.contains_key(&id)
     }
 
-    /// Takes a random ready item, or the one that became ready last: turns of random length let one stream run
-    /// far ahead of the others. `None` if nothing is ready.
+    /// Takes a random ready item, or the one that became ready last: turns of random length let one stream
+    /// run far ahead of the others. `None` if nothing is ready.
     pub(crate) fn take(&mut self, random: &mut Random) -> Option<Taken> {
         let newest = self.ready.len().checked_sub(1)?;
         let at = match self.turn.checked_sub(1) {

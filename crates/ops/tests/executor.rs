@@ -1,5 +1,6 @@
 //! The executor on a GPU: more runs in flight than it has buffers, state that changes between them, programs
-//! that are loaded while others run, and programs of several lanes. Without a GPU every test is ignored, and the reason is printed.
+//! that are loaded while others run, and programs of several lanes. Without a GPU every test is ignored, and
+//! the reason is printed.
 
 mod common;
 

@@ -170,7 +170,7 @@ fn an_export_of_which_nothing_would_be_fp8_is_refused() {
         let folder = dir.path().join("model");
         let error = written(learner.weights(), &folder).expect_err("nothing in FP8");
         let text = error.to_string();
-        assert!(text.contains(why) && text.contains("take \"bf16\""), "{text}");
+        assert!(text.contains(why) && text.contains("use \"bf16\""), "{text}");
         assert!(!folder.exists());
     }
 }

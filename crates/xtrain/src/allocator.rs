@@ -7,8 +7,8 @@ use crate::refused;
 use std::alloc::{GlobalAlloc, Layout, System};
 use xtrain_tensor::is_refusable;
 
-/// Makes the system's allocator return large blocks to the system at once when they are freed. By default glibc
-/// treats blocks of up to 32 MiB as small ones once it has freed one, and keeps up to 64 MiB of them.
+/// Makes the system's allocator return large blocks to the system at once when they are freed. By default
+/// glibc treats blocks of up to 32 MiB as small ones once it has freed one, and keeps up to 64 MiB of them.
 pub(crate) fn return_large_blocks() {
     #[cfg(all(target_os = "linux", target_env = "gnu"))]
     {

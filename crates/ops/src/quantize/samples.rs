@@ -36,6 +36,14 @@ impl Sampled for Quantize {
                 cast(CastSource::Swiglu { restored: false }, Scaling::Tile),
                 [SampleInput::activation([7, 22])],
             ),
+            // GPUs before compute capability 8.9 widen FP8 by other instructions.
+            Sample::plain(
+                cast(CastSource::Swiglu { restored: true }, Scaling::Tile),
+                [
+                    SampleInput::activation([7, 256]).in_format(DType::E4M3),
+                    SampleInput::activation(Scaling::Tile.shape(7, 256)),
+                ],
+            ),
             Sample::plain(cast(CastSource::SwigluSaving, Scaling::Row), [SampleInput::activation([7, 22])]),
             Sample::plain(
                 cast(CastSource::SwigluGrad { restored: false }, Scaling::Row),
@@ -61,8 +69,8 @@ impl Sampled for Quantize {
     /// vectors or are not; and numbers that scales treat specially.
     fn gpu_samples() -> Vec<Sample> {
         let mut all = fused_casts();
-        // Zeros, the smallest and largest numbers of f32, an infinity and NaNs, each in a tile of its own; and
-        // numbers whose scale, 2^127, is the largest power of two.
+        // Zeros, the smallest and largest numbers of f32, an infinity and NaNs, each in a tile of its own;
+        // and numbers whose scale, 2^127, is the largest power of two.
         let special = [0.0, 1e-44, 3e38, f64::INFINITY, f64::NAN, -0.0];
         let value = |i: usize| match i.is_multiple_of(5) {
             true if i / 128 == 13 => 2e-36,

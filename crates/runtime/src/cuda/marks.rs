@@ -1,10 +1,9 @@
 //! Events around the ops of a part, from which the time of each op is read.
 
 use super::lanes::LaneEvents;
-use super::loaded::Loaded;
 use crate::part::Part;
 use xtrain_cuda::{Context, CudaError, Event, Stream};
-use xtrain_program::Lane;
+use xtrain_program::{Instance, Lane, Program};
 
 /// The events of a part whose ops are timed.
 pub(super) struct Marks {
@@ -29,15 +28,20 @@ pub(super) struct OpMarks {
 
 impl Marks {
     /// Events for the ops of `part`.
-    pub(super) fn new(loaded: &Loaded, part: Part, context: &Context) -> Result<Self, CudaError> {
-        let waits = |lanes: &LaneEvents, index| lanes.waits(&loaded.program, part, index).next().is_some();
-        let op = |index: usize| {
-            let is_late = loaded.lanes.as_ref().is_some_and(|lanes| waits(lanes, index));
+    pub(super) fn new(
+        program: &Program,
+        lanes: Option<&LaneEvents>,
+        part: Part,
+        context: &Context,
+    ) -> Result<Self, CudaError> {
+        let waits = |lanes: &LaneEvents, index| lanes.waits(program, part, index).next().is_some();
+        let op = |(index, instance): (usize, &Instance)| {
+            let is_late = lanes.is_some_and(|lanes| waits(lanes, index));
             let begin = is_late.then(|| Event::timed(context)).transpose()?;
-            let lane = loaded.program.instances[index].lane;
-            Ok(OpMarks { index, lane, begin, end: Event::timed(context)? })
+            Ok(OpMarks { index, lane: instance.lane, begin, end: Event::timed(context)? })
         };
-        let ops = loaded.indices(part).filter(|&index| part.runs(&loaded.program.instances[index])).map(op);
+        let instances = program.instances.iter().enumerate();
+        let ops = instances.filter(|(_, instance)| part.runs(instance)).map(op);
         Ok(Marks {
             begin: Event::timed(context)?,
             ops: ops.collect::<Result<_, CudaError>>()?,

@@ -181,7 +181,10 @@ impl CudaEngine {
     /// Runs `part` and times each op. Where the part may be captured by now, it runs as a graph with events
     /// in it, so that the host's speed does not count.
     fn run_ops(&mut self, id: ProgramId, part: Part, repeats: usize) -> Result<(), EngineError> {
-        let marks = || Marks::new(&self.programs[id.0], part, self.gpu.context());
+        let marks = || {
+            let Loaded { program, lanes, .. } = &self.programs[id.0];
+            Marks::new(program, lanes.as_ref(), part, self.gpu.context())
+        };
         if self.checks != Checks::default() || !self.programs[id.0].graphs.contains_key(&part) {
             let marks = marks()?;
             let mode = EnqueueMode { recording: false, repeats, marks: Some(&marks) };

@@ -71,8 +71,9 @@ impl Stopwatch {
         Ok(())
     }
 
-    /// Takes the times of `part` and of its ops, which ran after all earlier work. The streams have passed all
-    /// events. An op begins after it has waited for other lanes, or when the previous op of its lane ends.
+    /// Takes the times of `part` and of its ops, which ran after all earlier work. The streams have passed
+    /// all events. An op begins after it has waited for other lanes, or when the previous op of its lane
+    /// ends.
     pub(super) fn ops(&mut self, program: ProgramId, part: Part, marks: &Marks) -> Result<(), CudaError> {
         self.settle()?;
         let begin = self.instant(&marks.begin)?;

@@ -12,6 +12,7 @@ use crate::folder::RunFolder;
 use crate::paths::locate;
 use crate::position::{self, Position};
 use crate::{choose, slower, source};
+use xtrain_checkpoint::remove_leftovers;
 use xtrain_config::{Change, Config, MAX_FILE_BYTES, Parsed, TokenizerChoice, diff, files};
 use xtrain_data::Tokenizer;
 use xtrain_report::metrics::{Lost, Resumed, SinkStart};
@@ -102,7 +103,12 @@ fn choosing_again(error: RunError) -> RunError {
 fn finished(folder: &RunFolder, config: &Config, steps: u64) -> Result<Option<u64>, RunError> {
     let position = position::position(folder)?.filter(|at| at.step >= steps && at.evaluation.is_none());
     let Some(position) = position else { return Ok(None) };
-    Ok(folder.unwritten(position.step, config)?.is_nothing().then_some(position.step))
+    let is_finished = folder.unwritten(position.step, config)?.is_nothing();
+    if is_finished && let Err(error) = remove_leftovers(folder.path(), |_| true) {
+        // The folder may be read-only by now; what a killed process left there does no harm.
+        tracing::debug!("{}: leftovers stay: {error}", folder.path().display());
+    }
+    Ok(is_finished.then_some(position.step))
 }
 
 /// Refuses to resume with a tokenizer other than `kept`, with which the run in `folder` began: its weights

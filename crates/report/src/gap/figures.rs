@@ -59,8 +59,8 @@ pub struct LossGap {
     pub seed_spread_percent: Option<f64>,
     /// True if the gap lies inside that spread.
     pub inside_spread: Option<bool>,
-    /// True if the gap lies inside the bar of the recipe; a lower loss does. `None` if the runs are too few to
-    /// tell.
+    /// True if the gap lies inside the bar of the recipe; a lower loss does. `None` if the runs are too few
+    /// to tell.
     pub inside_bar: Option<bool>,
 }
 

@@ -35,7 +35,7 @@ RECIPES = {
 }
 # How often each command is tried.
 COMMANDS = {"train": 8, "tokenize": 3, "learn": 1, "export": 2, "eval": 2, "report": 1, "compare": 1}
-SHORT = 12
+SHORT = 4
 
 
 def sets(recipe):

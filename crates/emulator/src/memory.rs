@@ -154,17 +154,16 @@ impl Memory {
         self.extents.insert(index, Extent { start, bytes: physical.bytes, physical, is_accessible: false });
     }
 
-    /// Makes mapped memory accessible; false if a byte of the range is not mapped.
+    /// Makes mapped memory accessible; false, and nothing changes, unless the range is that of one or more
+    /// mappings.
     pub(crate) fn allow_access(&mut self, start: u64, bytes: u64) -> bool {
-        let end = start + bytes;
-        let mut at = start;
-        for extent in &mut self.extents {
-            if extent.start <= at && at < extent.start + extent.bytes && at < end {
-                extent.is_accessible = true;
-                at = extent.start + extent.bytes;
-            }
+        let is_inside = |of: &Extent| start <= of.start && of.start + of.bytes <= start + bytes;
+        let mapped: u64 = self.extents.iter().filter(|of| is_inside(of)).map(|of| of.bytes).sum();
+        let is_whole = mapped == bytes;
+        if is_whole {
+            self.extents.iter_mut().filter(|of| is_inside(of)).for_each(|of| of.is_accessible = true);
         }
-        at >= end
+        is_whole
     }
 
     /// True if nothing is mapped in this range.
@@ -290,4 +289,25 @@ impl Drop for Memory {
 /// The fault of an access out of bounds.
 pub(crate) fn outside<T>(lane: u32, does: &str, what: String) -> Outcome<T> {
     Err(Fault::new(lane, FaultKind::Address, format!("{does} out of bounds: {what}")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn access_is_allowed_to_whole_mappings() {
+        let mut memory = Memory::new(8 * PAGE);
+        let start = memory.reserve(4 * PAGE).unwrap();
+        for n in [0, 1] {
+            let physical = memory.create(2 * PAGE).unwrap();
+            memory.map(start + n * 2 * PAGE, physical);
+        }
+        for (from, pages) in [(0, 1), (0, 3), (1, 1), (1, 3), (0, 5), (4, 1)] {
+            assert!(!memory.allow_access(start + from * PAGE, pages * PAGE), "{pages} pages from {from} on");
+        }
+        assert_eq!(memory.write(start, &[1]), None);
+        assert!(memory.allow_access(start, 4 * PAGE));
+        assert_eq!(memory.write(start + 3 * PAGE, &[1]), Some(()));
+    }
 }

@@ -120,27 +120,33 @@ fn only_the_listed_modules_may_be_unsafe() {
     let read = |path: &Path| fs::read_to_string(path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
     assert!(read(&root().join("Cargo.toml")).contains(&format!("\n{LINT} = \"deny\"\n")), "the lint is off");
     let mut allowing = Vec::new();
-    let mut stack = vec![root().join("crates")];
-    while let Some(folder) = stack.pop() {
-        for entry in fs::read_dir(&folder).expect("a folder") {
-            let path = entry.expect("an entry").path();
-            if path.is_dir() {
-                stack.push(path);
-            } else if path.ends_with("Cargo.toml") {
-                assert!(
-                    read(&path).contains("[lints]\nworkspace = true"),
-                    "{}: not under the lints",
-                    path.display()
-                );
-            } else if path.extension().is_some_and(|e| e == "rs") && names_the_lint(&read(&path)) {
-                let inside = path.strip_prefix(root()).expect("a path in the workspace");
-                allowing.push(listed_as(inside));
-            }
+    for path in files_of_crates() {
+        if path.ends_with("Cargo.toml") {
+            assert!(
+                read(&path).contains("[lints]\nworkspace = true"),
+                "{}: not under the lints",
+                path.display()
+            );
+        } else if path.extension().is_some_and(|e| e == "rs") && names_the_lint(&read(&path)) {
+            let inside = path.strip_prefix(root()).expect("a path in the workspace");
+            allowing.push(listed_as(inside));
         }
     }
     allowing.sort();
     allowing.dedup();
     assert_eq!(allowing, UNSAFE, "list the module here and in ARCHITECTURE.md, or do without unsafe code");
+}
+
+/// All files below `crates/`.
+fn files_of_crates() -> Vec<PathBuf> {
+    let (mut found, mut folders) = (Vec::new(), vec![root().join("crates")]);
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(&folder).expect("a folder") {
+            let path = entry.expect("an entry").path();
+            if path.is_dir() { folders.push(path) } else { found.push(path) }
+        }
+    }
+    found
 }
 
 /// The entry of the list for a file: the GPU kernels of all ops are one entry.
@@ -204,4 +210,23 @@ fn the_tests_that_contributing_lists_are_those_that_there_are() {
         there.sort();
         assert_eq!(listed, there, "the list of {file} in CONTRIBUTING.md");
     }
+}
+
+#[test]
+fn the_tests_that_the_page_on_numerics_names_exist() {
+    let page = fs::read_to_string(root().join("docs/numerics.md")).expect("docs/numerics.md");
+    let (_, table) = page.split_once("## Tolerances\n").expect("a table of tolerances");
+    let is_rust = |path: &PathBuf| path.extension().is_some_and(|e| e == "rs");
+    let code: String = (files_of_crates().iter().filter(|path| is_rust(path)))
+        .map(|path| fs::read_to_string(path).expect("a source"))
+        .collect();
+    let is_name = |text: &&str| {
+        text.contains('_') && text.chars().all(|c| c == '_' || c.is_ascii_lowercase() || c.is_ascii_digit())
+    };
+    // The last cell of each row names the test.
+    let cells = table.lines().filter_map(|line| line.strip_suffix(" |")?.rsplit(" | ").next());
+    let named: Vec<&str> =
+        cells.flat_map(|cell| cell.split('`').skip(1).step_by(2)).filter(is_name).collect();
+    let missing: Vec<_> = named.iter().filter(|name| !code.contains(&format!("fn {name}("))).collect();
+    assert!(named.len() > 20 && missing.is_empty(), "{missing:?} of {} tests", named.len());
 }

@@ -59,7 +59,7 @@ OTHERS_SHARE = 0.03
 # Tests that always run on other architectures, too: FP8 casts and GEMMs, which these refuse or compute otherwise, and attention in f32, for
 # which a smaller shared memory selects other kernel variants.
 ALSO = {
-    "ops/card (quantize|scaled_matmul|scaled_linear_cross_entropy)_small_.*f32": OTHERS,
+    "ops/card (swiglu_quantize|quantize|scaled_matmul|scaled_linear_cross_entropy)_small_.*f32": OTHERS,
     "ops/card attention_(grad_)?card_.*f32": ["sm_89"],
 }
 # Seconds of a test of each suite, if no earlier run has recorded its own; 1 for others.

@@ -36,6 +36,14 @@ impl Sampled for Quantize {
                 cast(CastSource::Swiglu { restored: false }, Scaling::Tile),
                 [SampleInput::activation([7, 22])],
             ),
+            // GPUs before compute capability 8.9 widen FP8 by other instructions.
+            Sample::plain(
+                cast(CastSource::Swiglu { restored: true }, Scaling::Tile),
+                [
+                    SampleInput::activation([7, 256]).in_format(DType::E4M3),
+                    SampleInput::activation(Scaling::Tile.shape(7, 256)),
+                ],
+            ),
             Sample::plain(cast(CastSource::SwigluSaving, Scaling::Row), [SampleInput::activation([7, 22])]),
             Sample::plain(
                 cast(CastSource::SwigluGrad { restored: false }, Scaling::Row),

@@ -1,4 +1,4 @@
-//! The list of all ops: their kernels, their samples, and the ops that passes insert.
+//! The list of all ops with kernels: their kernels, their samples, and the ops that passes insert.
 
 use crate::on_gpu::OnGpu;
 use crate::quantize::{Dequantize, Quantize};
@@ -112,9 +112,11 @@ ops![
     crate::rms_norm::RmsNormGrad: gpu,
     crate::rms_quantize::RmsQuantize: gpu,
     crate::scaled_matmul::ScaledMatmul: gpu,
+    crate::sum_ranks::SumRanks: gpu,
     crate::swiglu::Swiglu: gpu,
     crate::swiglu::SwigluGrad: gpu,
     crate::swiglu_saving::SwigluSaving: gpu,
+    crate::transpose_bytes::TransposeBytes: gpu,
 ];
 
 /// The ops that passes insert.

@@ -22,7 +22,11 @@ pub(crate) fn workspace(op: &dyn Op, inputs: &[TensorType]) -> Option<TensorType
     let outputs = op.infer(inputs).ok()?;
     let (input, output) = (inputs[0].bytes(), outputs[0].bytes());
     let padded = padded_bytes(collective, group, input, output);
-    (padded > input.max(output)).then(|| TensorType::new(DType::U8, [padded]))
+    let of_all_ranks = match collective {
+        Collective::AllGather { .. } => output,
+        Collective::AllToAll { .. } => input,
+    };
+    (padded > of_all_ranks).then(|| TensorType::new(DType::U8, [padded]))
 }
 
 /// Fails if `program` has a collective of a group with another number of ranks than this run.

@@ -109,7 +109,8 @@ impl Builder {
             }
             2 => {
                 let target = is_state.then_some(states[which]);
-                let inputs = [self.pieces[self.draw(self.pieces.len())]];
+                let input = self.draw(self.pieces.len());
+                let inputs = [self.pieces[input]];
                 let op = AllGather { group, first, rows: ROWS };
                 let gathered = self.emit(op, &inputs, target, None, When::Always, WriteMode::Assign);
                 self.full.push(gathered);
@@ -117,7 +118,8 @@ impl Builder {
             _ => {
                 let when = if self.draw(3) == 0 { When::Last } else { When::Always };
                 let is_bf16 = self.draw(3) == 0;
-                let mut x = self.full[self.draw(self.full.len())];
+                let input = self.draw(self.full.len());
+                let mut x = self.full[input];
                 let assign = WriteMode::Assign;
                 if is_bf16 {
                     let lane = self.lane();

@@ -41,6 +41,7 @@ mod run_op;
 #[cfg(any(test, feature = "samples"))]
 pub mod samples;
 pub mod scaled_matmul;
+pub mod step_totals;
 pub mod sum_ranks;
 pub mod swiglu;
 pub mod swiglu_saving;

@@ -24,7 +24,8 @@ fn engine(communicator: Arc<dyn Communicator>) -> CpuEngine {
 #[test]
 fn values_are_those_of_one_process_in_any_order_on_each_rank() {
     let first = common::seed();
-    for (ranks, seed) in (1..=4).flat_map(|ranks| (0..PROGRAMS).map(move |n| (ranks, first.wrapping_add(n)))) {
+    for (ranks, seed) in (1..=4).flat_map(|ranks| (0..PROGRAMS).map(move |n| (ranks, first.wrapping_add(n))))
+    {
         let program = random_program(seed, ranks);
         let expected = expected(&program, ranks, 2);
         for order in 0..ORDERS {
@@ -105,7 +106,8 @@ fn ranks_with_different_programs_end_with_an_error() {
         engine.run(id, Part::Whole)
     });
     for error in errors {
-        let Some(EngineError::Collective { op: "all_to_all", part: "the only micro-step", error, .. }) = error
+        let Some(EngineError::Collective { op: "all_to_all", part: "the only micro-step", error, .. }) =
+            error
         else {
             panic!("{error:?}")
         };

@@ -30,7 +30,9 @@ impl Op for SumRanks {
         let ranks = inputs[0].shape.split_first().filter(|(n, _)| **n > 0);
         let is_summed = matches!(inputs[0].dtype, DType::F32 | DType::BF16);
         match ranks {
-            Some((_, piece)) if is_summed => Ok(vec![TensorType { dtype: DType::F32, shape: Shape::new(piece) }]),
+            Some((_, piece)) if is_summed => {
+                Ok(vec![TensorType { dtype: DType::F32, shape: Shape::new(piece) }])
+            }
             _ => Err(OpError(format!(
                 "sum_ranks takes the f32 or bf16 tensors of at least one rank, one after the other, not {}",
                 inputs[0]

@@ -42,5 +42,5 @@ extern "C" __global__ void step_totals(TotalsArguments args) {
     if (word == 1) *args.loss = (float)sum;
     if (word == 2) *args.objective = (float)sum;
     if (word == 3) *args.amax = sum > 0.0 ? INFINITY_F : 0.0f;
-    if (word == 4) *args.stop = (u32)sum;
+    if (word == 4) *args.stop = sum > 0.0;
 }

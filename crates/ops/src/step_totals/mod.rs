@@ -57,7 +57,7 @@ impl Op for RankWords {
 /// n ranks.
 ///
 /// Words are added in f64 in the order of ranks. The norm is the root of the sum of squared norms. The amax is
-/// infinite if that of any rank is not finite, and 0 otherwise. `stop` is the number of ranks that wish to stop.
+/// infinite if that of any rank is not finite, and 0 otherwise. `stop` is 1 if any rank wishes to stop.
 #[derive(Clone, Copy, Debug)]
 pub struct StepTotals;
 

@@ -50,7 +50,8 @@ pub(crate) fn output_places(program: &Program) -> Vec<(Arc<str>, Range<usize>)> 
 /// An engine: memory for state, which all its programs share by (kind, name), and the means to run them.
 ///
 /// Programs that use the same state must agree on its type. Scratch memory is shared, so nothing transient
-/// outlives a `run`.
+/// outlives a `run`. A run of a program with collectives waits for the other ranks, which must run the same
+/// parts of the same programs in the same order.
 pub trait Engine: Send {
     /// Plans a program and allocates its memory. New state starts as zeros.
     fn load(&mut self, program: Program) -> Result<ProgramId, EngineError>;

@@ -1,8 +1,8 @@
-//! What the update of a step reads of all ranks: the sums of a few numbers of each rank, in the order of ranks.
+//! The numbers of a step that every rank needs, as sums over ranks in their order.
 //!
-//! Each rank packs its numbers into 64-bit words ([`RankWords`]), one all-gather gives every rank all words, and
-//! each adds them in the same order ([`StepTotals`]). So all ranks clip by the same norm, skip the same steps,
-//! report the same loss and end after the same step, to the bit.
+//! Each rank packs its numbers into 64-bit words ([`RankWords`]), one all-gather gives every rank all words,
+//! and each adds them in the same order ([`StepTotals`]). So all ranks clip by the same norm, skip the same
+//! steps, report the same loss and end after the same step, to the bit.
 
 mod cpu;
 mod cuda;
@@ -53,11 +53,11 @@ impl Op for RankWords {
     }
 }
 
-/// `words f64[n, 5] -> (grad_norm f32[], loss f32[], objective f32[], amax f32[1], stop u32[])` from the words of
-/// n ranks.
+/// `words f64[n, 5] -> (grad_norm f32[], loss f32[], objective f32[], amax f32[1], stop u32[])` from the
+/// words of n ranks.
 ///
-/// Words are added in f64 in the order of ranks. The norm is the root of the sum of squared norms. The amax is
-/// infinite if that of any rank is not finite, and 0 otherwise. `stop` is 1 if any rank wishes to stop.
+/// Words are added in f64 in the order of ranks. The norm is the root of the sum of squared norms. The amax
+/// is infinite if that of any rank is not finite, and 0 otherwise. `stop` is 1 if any rank wishes to stop.
 #[derive(Clone, Copy, Debug)]
 pub struct StepTotals;
 

@@ -29,6 +29,8 @@ struct Builder {
     drawn: u64,
     tracer: Tracer,
     ranks: usize,
+    /// The number of write modes to draw from: the update has no first micro-step.
+    modes: usize,
     /// Values with all rows, and pieces.
     full: Vec<ValueId>,
     pieces: Vec<ValueId>,
@@ -43,6 +45,7 @@ pub(crate) fn random_program(seed: u64, ranks: usize) -> Program {
         drawn: 0,
         tracer: Tracer::default(),
         ranks,
+        modes: 3,
         full: Vec::new(),
         pieces: Vec::new(),
         placed: Vec::new(),
@@ -62,7 +65,7 @@ pub(crate) fn random_program(seed: u64, ranks: usize) -> Program {
     }
     // The update reads and writes states alone.
     builder.tracer = Tracer::new(std::mem::take(&mut builder.tracer).finish(), Stage::Update, Role::Update);
-    (builder.full, builder.pieces) = (states.to_vec(), pieces.to_vec());
+    (builder.full, builder.pieces, builder.modes) = (states.to_vec(), pieces.to_vec(), 2);
     for _ in 0..1 + builder.draw(6) {
         builder.step(states, pieces);
     }
@@ -130,7 +133,7 @@ impl Builder {
                 // A value that only the last micro-step writes is state.
                 let target = (is_state || when == When::Last).then_some(piece_states[which]);
                 let modes = [WriteMode::Assign, WriteMode::Add, WriteMode::AddAfterFirst];
-                let mode = if target.is_some() { modes[self.draw(3)] } else { assign };
+                let mode = if target.is_some() { modes[self.draw(self.modes)] } else { assign };
                 let lane = self.lane();
                 let sum = self.emit(SumRanks, &[pieces], target, Some(lane), when, mode);
                 self.pieces.push(sum);
@@ -230,7 +233,7 @@ pub(crate) fn results_of_ranks(
     })
 }
 
-/// What [`results`] must be on each rank.
+/// The expected [`results`] of each rank.
 pub(crate) fn expected(program: &Program, ranks: usize, times: usize) -> Vec<Vec<Vec<f32>>> {
     let mut values: Vec<Vec<Vec<f32>>> =
         program.values.iter().map(|value| vec![vec![0.0; value.ty.numel()]; ranks]).collect();

@@ -1,4 +1,4 @@
-//! The list of all ops: their kernels, their samples, and the ops that passes insert.
+//! The list of all ops with kernels: their kernels, their samples, and the ops that passes insert.
 
 use crate::on_gpu::OnGpu;
 use crate::quantize::{Dequantize, Quantize};
@@ -94,6 +94,7 @@ ops![
     crate::embedding::Embedding: gpu,
     crate::embedding::EmbeddingGrad: gpu,
     crate::grad_norm::GradNorm: gpu,
+    crate::grad_norm::SquaredNorm: gpu,
     crate::linear::Linear: gpu,
     crate::linear::LinearDgrad: gpu,
     crate::linear::LinearWgrad: gpu,
@@ -112,9 +113,13 @@ ops![
     crate::rms_norm::RmsNormGrad: gpu,
     crate::rms_quantize::RmsQuantize: gpu,
     crate::scaled_matmul::ScaledMatmul: gpu,
+    crate::step_totals::RankWords: gpu,
+    crate::step_totals::StepTotals: gpu,
+    crate::sum_ranks::SumRanks: gpu,
     crate::swiglu::Swiglu: gpu,
     crate::swiglu::SwigluGrad: gpu,
     crate::swiglu_saving::SwigluSaving: gpu,
+    crate::transpose_bytes::TransposeBytes: gpu,
 ];
 
 /// The ops that passes insert.

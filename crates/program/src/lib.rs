@@ -17,6 +17,7 @@
 
 pub mod backward;
 mod buffer;
+mod collective;
 mod cost;
 mod dispatch;
 mod dump;
@@ -40,6 +41,7 @@ mod value;
 
 pub use backward::Root;
 pub use buffer::WorkspaceOf;
+pub use collective::{Collective, Group};
 pub use cost::{Arithmetic, Cost, KernelCost};
 pub use dispatch::KernelTable;
 pub use fuse::{Edge, Link, Node, Pair, Place, Replacement, Rewrite};

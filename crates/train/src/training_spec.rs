@@ -32,6 +32,8 @@ pub struct TrainingSpec {
     pub max_grad_norm: f64,
     /// The optimizer.
     pub optimizer: Optimizer,
+    /// The number of ranks that train the model. Each runs the same program.
+    pub world_size: usize,
     /// True if the program of a bf16 step exists too, for reference segments.
     pub reference: bool,
 }

@@ -198,7 +198,8 @@ impl Learner {
         let number = |name: &str| -> Result<f64, EngineError> {
             Ok(bytemuck::pod_read_unaligned::<f32>(outputs.get(name)?).into())
         };
-        let (loss, grad_norm) = (number(io::LOSS)?, number(update_io::GRAD_NORM)?);
+        let loss = if self.spec.world_size > 1 { update_io::TOTAL_LOSS } else { io::LOSS };
+        let (loss, grad_norm) = (number(loss)?, number(update_io::GRAD_NORM)?);
         let skipped = outputs.get(update_io::SKIPPED)?.iter().any(|&b| b != 0);
         Ok(StepResult { loss, grad_norm, skipped })
     }

@@ -110,6 +110,7 @@ pub fn spec(model: Architecture, batch: Batch) -> TrainingSpec {
         dropout: 0.0,
         recompute: Recompute::None,
         recompute_blocks: None,
+        world_size: 1,
         max_grad_norm: 1.0,
         optimizer: Optimizer::AdamW(AdamWSpec {
             betas: [0.9, 0.95],

@@ -3,13 +3,21 @@
 //! A *rank* is one process with one device; ranks are numbered from 0, and their number is the *world size*.
 
 mod communicator;
+mod control;
 mod environment;
 mod error;
+mod net;
+mod tcp;
+#[cfg(test)]
+mod testing;
 mod threads;
 mod world;
 
 pub use communicator::Communicator;
+pub use control::{Control, StartOptions};
 pub use environment::{Environment, Launcher, Variables, nccl_variables};
-pub use error::CommError;
+pub use error::{CommError, Fault};
+pub use net::secret::{SECRET_VARIABLE, Secret};
+pub use tcp::TcpCommunicator;
 pub use threads::ThreadCommunicator;
 pub use world::{Mesh, World, WorldError};

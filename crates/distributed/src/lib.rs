@@ -6,6 +6,7 @@ mod communicator;
 mod control;
 mod environment;
 mod error;
+mod launch;
 mod net;
 mod tcp;
 #[cfg(test)]
@@ -17,6 +18,7 @@ pub use communicator::Communicator;
 pub use control::{Control, StartOptions};
 pub use environment::{Environment, Launcher, Variables, nccl_variables};
 pub use error::{CommError, Fault};
+pub use launch::{Launch, die_with_launcher};
 pub use net::secret::{SECRET_VARIABLE, Secret};
 pub use tcp::TcpCommunicator;
 pub use threads::ThreadCommunicator;

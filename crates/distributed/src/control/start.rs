@@ -70,7 +70,8 @@ pub(super) fn start(world: &World, secret: &Secret, options: StartOptions) -> Re
     let builder = thread::Builder::new().name("control".into());
     let thread = builder.spawn(move || background.run()).map_err(system)?;
     let state = shared.wait(None, |state| state.fault.is_some() || state.phase != Phase::Starts);
-    let fault = state.fault.clone();
+    // A fault after the start is for the calls that follow.
+    let fault = state.fault.clone().filter(|_| state.phase == Phase::Starts);
     drop(state);
     match fault {
         None => Ok(Started { shared, thread, key, own_address }),

@@ -28,7 +28,9 @@ pub(crate) fn resolve(address: &str, port: u16) -> io::Result<Vec<SocketAddr>> {
 /// The name is not known, or the port is in use.
 pub(crate) fn listen(world: &World) -> Result<Vec<TcpListener>, CommError> {
     let World { address, port, .. } = world;
-    let unknown = |e| CommError::Start(format!("the address of rank 0, {address}, is not known: {e}"));
+    let unknown = |e| {
+        CommError::Start(format!("the address of rank 0, {address}, is not known ({e}): set MASTER_ADDR"))
+    };
     let resolved = resolve(address, *port).map_err(unknown)?;
     let mut listeners = Vec::new();
     let mut refused = None;

@@ -56,7 +56,7 @@ UNITS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 def planned(text):
     """Bytes of all lines of a plan."""
     total = int(re.search(r"^total +([\d,]+)", text, re.MULTILINE).group(1).replace(",", ""))
-    lines = [r"CPU kernels work in up to", r"a save copies", r"xtrain itself takes up to"]
+    lines = [r"CPU kernels use up to", r"a save copies", r"the process itself uses up to"]
     more = [re.search(rf"^{line} ([\d.,]+) (\w+)", text, re.MULTILINE) for line in lines]
     return total + sum(float(found.group(1).replace(",", "")) * UNITS[found.group(2)] for found in more if found)
 

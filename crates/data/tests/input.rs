@@ -1,5 +1,6 @@
 //! Readers of input files return the documents as written, and errors give the position of the damage.
 
+use std::fs;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -10,7 +11,7 @@ use parquet::file::writer::SerializedFileWriter;
 use parquet::schema::parser::parse_message_type;
 use proptest::prelude::*;
 use xtrain_data::input::{Piece, read_documents};
-use xtrain_data::{CutRule, DataError, InputOptions, list_inputs};
+use xtrain_data::{CutRule, DataError, InputOptions, list_inputs, text_field};
 
 const RULES: [CutRule; 3] = [CutRule::Anywhere, CutRule::BetweenWords, CutRule::Never];
 
@@ -34,9 +35,14 @@ fn stored(extension: &str, bytes: &[u8]) -> [(String, Vec<u8>); 3] {
 }
 
 fn parquet_file(rows: &[Option<&str>]) -> Vec<u8> {
-    let schema = parse_message_type(
-        "message schema { required int64 id; optional binary text (UTF8); optional binary raw; }",
-    );
+    parquet_file_with("text", rows)
+}
+
+/// A parquet file with these rows in the column `name`.
+fn parquet_file_with(name: &str, rows: &[Option<&str>]) -> Vec<u8> {
+    let schema = parse_message_type(&format!(
+        "message schema {{ required int64 id; optional binary {name} (UTF8); optional binary raw; }}"
+    ));
     let properties = WriterProperties::builder()
         .set_compression(parquet::basic::Compression::ZSTD(Default::default()))
         .build();
@@ -420,4 +426,33 @@ fn blank_lines_are_read_step_by_step() {
         steps.push(piece.unwrap().text);
     }
     assert_eq!(steps, ["", "", "a"]);
+}
+
+#[test]
+fn the_field_with_the_longest_strings_probably_holds_the_text() {
+    let folder = tempfile::tempdir().unwrap();
+    let field = |name: &str, bytes: &[u8]| {
+        let path = folder.path().join(name);
+        fs::write(&path, bytes).unwrap();
+        text_field(&list_inputs(&[path]).unwrap()[0]).map_err(|error| error.to_string())
+    };
+    let named = |name: &str| Ok(Some(name.to_owned()));
+    let lines =
+        b"\n{\"id\": \"a1\", \"n\": 3, \"body\": \"to be or not\", \"url\": \"b\"}\n{\"body\": \"to be\"}\n";
+    for (name, bytes) in stored("jsonl", lines) {
+        assert_eq!(field(&format!("a.{name}"), &bytes), named("body"));
+    }
+    assert_eq!(field("b.jsonl", b"{\"body\": \"to be or not\", \"text\": \"a\"}"), named("text"));
+    assert_eq!(field("a.parquet", &parquet_file_with("content", &[Some("to be")])), named("content"));
+    assert_eq!(field("b.parquet", &parquet_file(&[Some("to be")])), named("text"));
+    assert_eq!(field("a.txt", b"to be"), Ok(None));
+    for (bytes, why) in [
+        (&b"{\"messages\": [{\"content\": \"hi\"}]}"[..], "chat data"),
+        (b"{\"id\": 3}", "there is no field \"text\"; the line has \"id\""),
+        (b"[1, 2]", "line 1"),
+    ] {
+        let error = field("wrong.jsonl", bytes).unwrap_err();
+        assert!(error.contains(why), "{error}");
+    }
+    assert_eq!(field("empty.jsonl", b""), named("text"));
 }

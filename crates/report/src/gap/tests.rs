@@ -323,7 +323,7 @@ fn runs_with_other_tokenizers_are_compared_in_bits_per_byte() {
     assert!(comparison.notes.iter().any(|note| note.contains("another tokenizer")), "{:?}", comparison.notes);
     let page = comparison.html();
     assert!(page.contains("Bits per byte") && !page.contains("Gap to the baseline"));
-    assert!(page.contains("nats per token do not compare"));
+    assert!(page.contains("nats per token are not comparable"));
     // Nor is there any gap where the text is another too.
     let elsewhere =
         RunData { config: other.config.as_ref().map(|config| config.replace("a.txt", "b.txt")), ..other };

@@ -92,7 +92,7 @@ fn runs_of_one_seed_are_unclear_and_other_tokenizers_are_compared_in_bits_per_by
     let row = &found["compared"][0];
     assert_eq!((&row["training"], &row["validation"]["unit"]), (&Value::Null, &"bits/byte".into()), "{row}");
     let ran = place.run("compare bf16 chars").succeeds();
-    for said in ["validation, bits/byte", "note: chars: another tokenizer than the baseline's"] {
+    for said in ["validation, bits/byte", "note: chars: the tokenizer differs from the baseline's"] {
         assert!(ran.stdout.contains(said), "{said}: {}", ran.stdout);
     }
     place.run("report bf16 chars --out both.html").succeeds();

@@ -131,7 +131,7 @@ fn a_mistake_is_answered_with_what_to_type() {
             &["generate", "out"],
             "needs --prompt PROMPT or --tokens ID,ID,..., as in: xtrain generate runs/quickstart",
         ),
-        (&["generate", "out", "--prompt", "-x"], "follows a =: --prompt=-x"),
+        (&["generate", "out", "--prompt", "-x"], "after =: --prompt=-x"),
         (&["eval", "out", "a.txt"], "--data a.txt"),
         (&["eval", "out", "--seq-len", "8"], "with these options needs --data DATA"),
         (&["finetune", "run.toml"], "use: xtrain init MODEL TEXT, then xtrain train run.toml"),

@@ -49,6 +49,8 @@ def is_bound(folder):
         return False
     except PermissionError:
         return True
+    finally:
+        probe.unlink()
 
 
 def trial(prepared, base, folder, program, dice, count):

@@ -30,7 +30,8 @@ kernel_struct! {
         objective: DevicePtr,
         amax: DevicePtr,
         stop: DevicePtr,
-        ranks: u64,
+        ranks: u32,
+        has_whole_gradients: u32,
     }
 }
 
@@ -63,7 +64,8 @@ impl CudaKernel for StepTotals {
             objective: output(2),
             amax: output(3),
             stop: output(4),
-            ranks: words.ty.shape[0] as u64,
+            ranks: words.ty.shape[0] as u32,
+            has_whole_gradients: self.has_whole_gradients.into(),
         };
         let function = gpu.function(&SOURCE, &[], "step_totals")?;
         // SAFETY: the kernel takes one `TotalsArguments`. There are `WORDS` words for each rank, and every output

@@ -59,7 +59,11 @@ impl Op for RankWords {
 /// Words are added in f64 in the order of ranks. The norm is the root of the sum of squared norms. The amax is
 /// infinite if that of any rank is not finite, and 0 otherwise. `stop` is the number of ranks that wish to stop.
 #[derive(Clone, Copy, Debug)]
-pub struct StepTotals;
+pub struct StepTotals {
+    /// True if each rank has all gradients instead of a part of them. All squared norms are then equal, and the
+    /// norm is the root of the first.
+    pub has_whole_gradients: bool,
+}
 
 impl Op for StepTotals {
     fn name(&self) -> &'static str {

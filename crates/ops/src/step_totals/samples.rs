@@ -37,15 +37,15 @@ impl Sampled for StepTotals {
     }
 
     fn samples() -> Vec<Sample> {
-        vec![words_of(1), words_of(3), words_of(37)]
+        vec![words_of(1, false), words_of(3, false), words_of(3, true), words_of(37, false)]
     }
 
     fn large() -> Sample {
-        words_of(1000)
+        words_of(1000, false)
     }
 }
 
-fn words_of(ranks: usize) -> Sample {
+fn words_of(ranks: usize, has_whole_gradients: bool) -> Sample {
     // Squared norms, amaxes and wishes to stop are not negative.
     let word = |i: usize| match (i / WORDS, i % WORDS) {
         (rank, 0) => 0.1 + rank as f64 * 1.7,
@@ -54,5 +54,6 @@ fn words_of(ranks: usize) -> Sample {
         (rank, n) => 1.1 * n as f64 - 0.3 * rank as f64,
     };
     let words = Fill::Values((0..ranks * WORDS).map(word).collect());
-    Sample::plain(StepTotals, [SampleInput::activation([ranks, WORDS]).in_format(DType::F64).fill(words)])
+    let op = StepTotals { has_whole_gradients };
+    Sample::plain(op, [SampleInput::activation([ranks, WORDS]).in_format(DType::F64).fill(words)])
 }

@@ -111,7 +111,7 @@ fn ranks_with_different_programs_end_with_an_error() {
         else {
             panic!("{error:?}")
         };
-        assert!(matches!(error, CommError::Mismatch(_) | CommError::Left { .. }), "{error}");
+        assert!(matches!(*error, CommError::Mismatch(_) | CommError::Left { .. }), "{error}");
     }
 }
 

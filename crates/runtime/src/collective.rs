@@ -58,7 +58,7 @@ pub(crate) fn failed(instance: &Instance, part: Part, error: CommError) -> Engin
             (Part::Whole, Phase::Micro) => "the only micro-step",
             (Part::Whole | Part::Update, _) => "the update",
         },
-        error,
+        error: Box::new(error),
     }
 }
 

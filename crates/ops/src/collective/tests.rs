@@ -57,7 +57,7 @@ fn collectives_are_traced_on_the_communication_lane() {
     let program = tracer.finish();
     assert_eq!(program.instances[0].lane, Lane::Communication);
     let dump = program.to_string();
-    let line = "AllToAll { group: World { size: 4 }, first: 1, piece_rows: 3 }(v0)  \
+    let line = "AllToAll { group: World { size: 4 }, first: 1, piece_rows: 3 }(%0)  \
                 # gradients fprop, communication lane";
     assert!(dump.contains(line), "{dump}");
 }

@@ -37,19 +37,30 @@ impl Sampled for StepTotals {
     }
 
     fn samples() -> Vec<Sample> {
-        vec![words_of(1, false), words_of(3, false), words_of(3, true), words_of(37, false)]
+        vec![
+            words_of(1, false, None),
+            words_of(3, false, None),
+            words_of(3, true, None),
+            words_of(37, false, None),
+        ]
     }
 
     fn large() -> Sample {
-        words_of(1000, false)
+        words_of(1000, false, None)
+    }
+
+    /// An amax that is not finite.
+    fn gpu_samples() -> Vec<Sample> {
+        vec![words_of(5, false, Some(2))]
     }
 }
 
-fn words_of(ranks: usize, has_whole_gradients: bool) -> Sample {
-    // Squared norms, amaxes and wishes to stop are not negative.
+/// Words of ranks, of which one may have an amax that is not finite.
+fn words_of(ranks: usize, has_whole_gradients: bool, bad_amax: Option<usize>) -> Sample {
+    // Squared norms and wishes to stop are not negative.
     let word = |i: usize| match (i / WORDS, i % WORDS) {
         (rank, 0) => 0.1 + rank as f64 * 1.7,
-        (rank, 3) => f64::from(u8::from(rank == 2)),
+        (rank, 3) => f64::from(u8::from(bad_amax == Some(rank))),
         (rank, 4) => f64::from(u8::from(rank % 3 == 1)),
         (rank, n) => 1.1 * n as f64 - 0.3 * rank as f64,
     };

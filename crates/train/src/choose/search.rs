@@ -61,8 +61,10 @@ pub(super) struct Search<'a> {
     /// Bytes that a step may use.
     usable_bytes: u64,
     pub(super) open: Open,
-    /// All estimates that fit.
-    fitting: Vec<Estimate>,
+    /// All estimates so far.
+    known: Vec<Estimate>,
+    /// Number of blocks of each policy with which it fitted last: it changes little from chunk to chunk.
+    fitted: Vec<(Recompute, usize)>,
     /// The step without recomputation, with the usual chunk and the largest micro-batch.
     everything: Option<Estimate>,
 }
@@ -92,7 +94,8 @@ impl<'a> Search<'a> {
             rates: device.choice_rates,
             usable_bytes: device.usable_bytes.unwrap_or(u64::MAX),
             open,
-            fitting: Vec::new(),
+            known: Vec::new(),
+            fitted: Vec::new(),
             everything: None,
         }
     }
@@ -137,7 +140,8 @@ impl<'a> Search<'a> {
             return Ok(best);
         };
         // Another chunk must beat the usual one by `GAIN`. Skip those that would not even without
-        // recomputation; a model of one layer shows the difference in time.
+        // recomputation, or, as larger chunks need more memory, with as much of it; a model of one layer
+        // shows the difference in time.
         let saving = self.saving_everything(sequences, chunks[0]);
         let everything = match self.everything {
             Some(everything) if everything.settings == saving => everything.seconds,
@@ -147,7 +151,8 @@ impl<'a> Search<'a> {
         let mut best = None;
         for &chunk in &chunks[1..] {
             let bound = best.map_or(usual.seconds * (1.0 - GAIN), |best: Estimate| best.seconds);
-            let least = everything + self.loss_seconds(Settings { loss_chunk: chunk, ..saving })? - of_loss;
+            let least = if chunk > chunks[0] { usual.seconds } else { everything };
+            let least = least + self.loss_seconds(Settings { loss_chunk: chunk, ..saving })? - of_loss;
             if least < bound {
                 best = faster(best, self.of_chunk(sequences, chunk)?.filter(|of| of.seconds < bound));
             }
@@ -179,18 +184,40 @@ impl<'a> Search<'a> {
         for &recompute in self.policies() {
             let at = |blocks| Settings { recompute, blocks, ..saving };
             let count = self.spec.model.layers.len();
-            let (over, usable) = (everything.bytes, self.usable_bytes);
-            let mut found = first_that_fits(count, over, usable, |n| {
-                let of = self.estimate(at(n + 1))?;
-                Ok::<_, LearnError>((of.bytes, of))
-            })?;
+            let mut found = self.as_before(at, recompute)?;
+            if found.is_none() {
+                let (over, usable) = (everything.bytes, self.usable_bytes);
+                found = first_that_fits(count, over, usable, |n| {
+                    let of = self.estimate(at(n + 1))?;
+                    Ok::<_, LearnError>((of.bytes, of))
+                })?;
+            }
             // The last block's activations are read at once, so recomputing them may even need more memory.
             if found.is_none() && count > 1 {
                 found = Some(self.estimate(at(count - 1))?).filter(|of| self.fits(of));
             }
+            if let Some(found) = &found {
+                self.fitted.retain(|(policy, _)| *policy != recompute);
+                self.fitted.push((recompute, found.settings.blocks));
+            }
             best = faster(best, found);
         }
         Ok(best)
+    }
+
+    /// The step with as many blocks as fitted last, if that is still the smallest number that fits.
+    fn as_before(
+        &mut self,
+        at: impl Fn(usize) -> Settings,
+        recompute: Recompute,
+    ) -> Result<Option<Estimate>, LearnError> {
+        let Some(&(_, blocks)) = self.fitted.iter().find(|(policy, _)| *policy == recompute) else {
+            return Ok(None);
+        };
+        let of = self.estimate(at(blocks))?;
+        let one_less = if blocks > 1 { Some(self.estimate(at(blocks - 1))?) } else { None };
+        let is_least = self.fits(&of) && one_less.is_none_or(|of| !self.fits(&of));
+        Ok(is_least.then_some(of))
     }
 
     /// The fastest settings that fit and differ from `chosen` in more than the number of blocks.
@@ -201,7 +228,8 @@ impl<'a> Search<'a> {
             is_other && of.seconds >= chosen.seconds
         };
         let found = |search: &Self| {
-            search.fitting.iter().copied().filter(differs).fold(None, |best, of| faster(best, Some(of)))
+            let fitting = search.known.iter().copied().filter(|of| search.fits(of));
+            fitting.filter(differs).fold(None, |best, of| faster(best, Some(of)))
         };
         if found(self).is_none() && self.open.recompute {
             let blocks = self.spec.model.layers.len();
@@ -241,14 +269,15 @@ impl<'a> Search<'a> {
 
     /// Memory and time of a step with these settings.
     pub(super) fn estimate(&mut self, settings: Settings) -> Result<Estimate, LearnError> {
+        if let Some(known) = self.known.iter().find(|known| known.settings == settings) {
+            return Ok(*known);
+        }
         let spec = self.spec_with(settings);
         let program = programs::training(&spec)?;
         let bytes = needed_bytes(&spec, &program, self.target, self.threads)?;
         let seconds = step_seconds(&program, &self.rates, self.batch_size / settings.micro_batch_size);
         let estimate = Estimate { settings, bytes, seconds };
-        if self.fits(&estimate) {
-            self.fitting.push(estimate);
-        }
+        self.known.push(estimate);
         Ok(estimate)
     }
 

@@ -65,7 +65,7 @@ impl Device {
     /// The device of `processor`, for a run on this number of CPU threads, with measured rates if they are
     /// cached.
     pub fn of(processor: &Processor, recipe: Recipe, threads: usize) -> Device {
-        let (device, recipe) = (Device::unmeasured(processor, threads), measured_recipe(processor, recipe));
+        let device = Device::unmeasured(processor, threads);
         match (processor, measure::cached(processor, recipe, threads)) {
             (Processor::Cpu, Some(measurement)) => device.measured_by(measurement),
             _ => device,
@@ -76,7 +76,6 @@ impl Device {
     /// not cached; a GPU's only with `tune`, which also chooses settings by them.
     pub fn measured(processor: &Processor, recipe: Recipe, tune: bool) -> Device {
         let device = Device::unmeasured(processor, rayon::current_num_threads());
-        let recipe = measured_recipe(processor, recipe);
         if device.target == Target::Cuda && !tune {
             return device;
         }
@@ -200,14 +199,6 @@ impl Device {
     /// Bytes of memory, if known.
     pub fn memory_bytes(&self) -> Option<u64> {
         Some(self.usable_bytes? + self.reserve_bytes)
-    }
-}
-
-/// The recipe whose ops are measured. A CPU emulates FP8, so bf16 is measured in its place.
-fn measured_recipe(processor: &Processor, recipe: Recipe) -> Recipe {
-    match processor {
-        Processor::Cpu if recipe.is_fp8() => Recipe::Bf16,
-        _ => recipe,
     }
 }
 

@@ -9,6 +9,7 @@ use crate::engine::{Processor, Target};
 use crate::error::{LearnError, RunError};
 use crate::learner::{Learner, Step};
 use crate::random_batch::random_batch;
+use crate::slower::median;
 use crate::spec::plan_on;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -20,8 +21,8 @@ use xtrain_model::Recipe;
 use xtrain_program::{Arithmetic, KernelCost, Program};
 use xtrain_runtime::{Checks, TimedWork, Timing};
 
-/// Maximum number of measured steps, and the time after which no further one begins. The shortest time of
-/// each op counts, because other programs can only make it longer.
+/// Maximum number of measured steps, and the time after which no further one begins. The median time of each
+/// op counts: the shortest would be that of no step.
 const STEPS: usize = 5;
 const PATIENCE: Duration = Duration::from_secs(1);
 
@@ -111,7 +112,7 @@ fn measure(processor: Processor, recipe: Recipe, rates: &Rates) -> Result<Factor
     let mut learner = Learner::new(engine, spec, 0)?;
     learner.weights().initialize(0, 0.02)?;
     let id = learner.program();
-    let mut measured: BTreeMap<usize, f64> = BTreeMap::new();
+    let mut times: BTreeMap<usize, Vec<f64>> = BTreeMap::new();
     let begun = Instant::now();
     // The first step also does one-time work, so it is not timed.
     for n in 0..=STEPS {
@@ -126,23 +127,23 @@ fn measure(processor: Processor, recipe: Recipe, rates: &Rates) -> Result<Factor
         learner.micro_step(&step, 0, &batch)?;
         for timed in learner.weights().engine().take_times().map_err(LearnError::from)? {
             if let TimedWork::Instance(index) = timed.work {
-                let shortest = measured.entry(index).or_insert(f64::INFINITY);
-                *shortest = shortest.min(timed.seconds());
+                times.entry(index).or_default().push(timed.seconds());
             }
         }
     }
     let program = learner.weights().engine().program(id);
-    Ok(factors(program, &measured, rates))
+    let medians = times.into_iter().map(|(index, times)| (index, median(&times))).collect();
+    Ok(factors(program, &medians, rates))
 }
 
 /// Measured time divided by the estimate at `rates`, for each kind of op.
 fn factors(program: &Program, measured: &BTreeMap<usize, f64>, rates: &Rates) -> Factors {
     let of = |rates: &Rates, is_kind: &dyn Fn(&[KernelCost]) -> bool| {
         let (mut seconds, mut estimate) = (0.0, 0.0);
-        for (&index, shortest) in measured {
+        for (&index, median) in measured {
             let instance = &program.instances[index];
             if is_kind(&kernels_of(program, instance)) {
-                seconds += shortest;
+                seconds += median;
                 estimate += instance_seconds(program, instance, rates, true);
             }
         }

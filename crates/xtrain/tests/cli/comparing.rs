@@ -85,7 +85,11 @@ fn runs_of_one_seed_are_unclear_and_other_tokenizers_are_compared_in_bits_per_by
     let gap = training["gap_percent"].as_f64().expect("a gap");
     assert_eq!(training["inside_bar"], if gap > 1.5 { false.into() } else { Value::Null }, "{training}");
     let ran = place.run("compare bf16 fp8").succeeds();
-    assert!(gap > 1.5 || ran.stdout.contains("unclear") && ran.stdout.contains("one seed"), "{}", ran.stdout);
+    assert!(
+        gap > 1.5 || ran.stdout.contains("unclear") && ran.stdout.contains("a single seed"),
+        "{}",
+        ran.stdout
+    );
 
     place.train("chars", &format!("{SHORT} --set data.tokenizer=chars"));
     let found = json(&place, "bf16 chars");

@@ -258,7 +258,8 @@ fn a_plan_shows_every_linear_layer_with_its_formats_and_why_some_are_bf16() {
     let is_left = |line: &&str| line.starts_with("blocks 0-29 mlp.down_proj") && line.ends_with(why);
     assert_eq!(left.lines().filter(is_left).count(), 1, "{left}");
     // Before a measurement, the plan says where it happens.
-    let note = "layers that FP8 makes slower stay in bf16; they are measured on the GPU when the run begins";
+    let note =
+        "layers that FP8 would make slower stay in bf16; they are measured on the GPU when the run begins";
     assert!(plan(&place, &format!("{file} {sets} --set train.device=cuda")).contains(note));
     assert!(
         !plan(&place, &format!("{file} {sets} --set train.device=cuda --set precision.skip_slower=[]"))
@@ -397,7 +398,7 @@ fn the_length_of_epochs_is_told_once_the_text_is_tokens() {
     let place = Place::new();
     let epochs = "run.toml --set train.steps= --set train.epochs=2";
     let before = plan(&place, epochs);
-    assert!(answer(&before, "run").contains("known when the text is tokenized"), "{before}");
+    assert!(answer(&before, "run").contains("unknown until the text is tokenized"), "{before}");
     assert!(!place.exists("cache"), "a plan wrote something");
     place.train("out", "--set train.steps=2");
     let after = plan(&place, epochs);

@@ -286,7 +286,7 @@ impl Connection {
         self.shared.change(|state| state.send(message));
     }
 
-    /// What `rank` sends in a call.
+    /// The bytes that `rank` sends in a call.
     fn receive(&self, rank: usize, call: Call, number: u64) -> Result<Vec<u8>, CommError> {
         let mut state = self.shared.wait(None, |state| {
             state.fault.is_some() || !state.inbox[rank].is_empty() || state.phase == Phase::Ended

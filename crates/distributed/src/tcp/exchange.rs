@@ -38,7 +38,7 @@ impl Collective {
     }
 }
 
-/// What must be equal on all ranks. It goes ahead of the bytes.
+/// The header of a message: values that must be equal on all ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Header {
     pub(super) number: u64,

@@ -1,4 +1,4 @@
-//! What the update of a step reads of all ranks: the sums of a few numbers of each rank, in the order of ranks.
+//! Sums over ranks of a few numbers of each, in the order of ranks: the update of a step decides by them.
 //!
 //! Each rank packs its numbers into 64-bit words ([`RankWords`]), one all-gather gives every rank all words, and
 //! each adds them in the same order ([`StepTotals`]). So all ranks clip by the same norm, skip the same steps,

@@ -230,7 +230,7 @@ pub(crate) fn results_of_ranks(
     })
 }
 
-/// What [`results`] must be on each rank.
+/// The expected [`results`] of each rank.
 pub(crate) fn expected(program: &Program, ranks: usize, times: usize) -> Vec<Vec<Vec<f32>>> {
     let mut values: Vec<Vec<Vec<f32>>> =
         program.values.iter().map(|value| vec![vec![0.0; value.ty.numel()]; ranks]).collect();

@@ -1,5 +1,5 @@
-//! Collectives on the CPU: values are those of a plain computation of all ranks, whatever the order of lanes on
-//! each rank, and a rank that fails ends the others.
+//! Collectives on the CPU: values are those of a plain computation of all ranks, whatever the order of lanes
+//! on each rank, and a rank that fails ends the others.
 
 mod common;
 

@@ -5,8 +5,8 @@ use std::ops::Range;
 
 /// The cut of a parameter by rows among the ranks of a group.
 ///
-/// A parameter is cut along its first dimension into as many pieces as there are ranks. All pieces have the same
-/// rows, so the last ones may end after the parameter, or lie after it: their rows there are padding.
+/// A parameter is cut along its first dimension into as many pieces as there are ranks. All pieces have the
+/// same rows, so the last ones may end after the parameter, or lie after it: their rows there are padding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RowShard {
     /// The ranks.

@@ -1,9 +1,9 @@
 //! The pass that spreads a training step over ranks.
 //!
 //! Parameters are cut by rows ([`RowShard`]). After the last writer of a parameter's gradient, in the last
-//! micro-step, each rank receives its piece of the gradients of all ranks and adds them in the order of ranks.
-//! Collectives and sums run on the communication lane, so that no kernel of the backward waits for another rank.
-//! The sums are gathered back: every rank then has the whole gradient, with equal bits.
+//! micro-step, each rank receives its piece of the gradients of all ranks and adds them in the order of
+//! ranks. Collectives and sums run on the communication lane, so that no kernel of the backward waits for
+//! another rank. The sums are gathered back: every rank then has the whole gradient, with equal bits.
 //!
 //! The caller passes in the ops. Model code contains nothing about ranks.
 

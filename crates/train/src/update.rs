@@ -30,7 +30,7 @@ pub mod update_io {
     pub const TOTAL_LOSS: &str = "total_loss";
     /// `u32[]`, an input with several ranks: not 0 if this rank wishes to end the run.
     pub const STOP: &str = "stop";
-    /// `u32[]`, with several ranks: the number of ranks that wish to end the run.
+    /// `u32[]`, with several ranks: 1 if any rank wishes to end the run.
     pub const STOPPING: &str = "stopping";
 }
 

@@ -1,5 +1,5 @@
-//! The background thread of a control connection. It alone touches the sockets, so that heartbeats and the end
-//! of a run need no one else: the other threads may compute or hang.
+//! The background thread of a control connection. It alone touches the sockets, so that heartbeats and the
+//! end of a run need no one else: the other threads may compute or hang.
 
 use super::StartOptions;
 use super::link::{Event, Link};
@@ -65,9 +65,9 @@ impl Background {
         self.shared.change(|state| state.phase = Phase::Ended);
     }
 
-    /// True once this rank has taken leave. A rank whose connection is dropped sends what it has to send. At the
-    /// orderly end, rank 0 waits until all have finished and until each, knowing that, has closed its connection:
-    /// if rank 0 closed first, that message could be lost.
+    /// True once this rank has taken leave. A rank whose connection is dropped sends what it has to send. At
+    /// the orderly end, rank 0 waits until all have finished and until each, knowing that, has closed its
+    /// connection: if rank 0 closed first, that message could be lost.
     fn is_over(&mut self) -> bool {
         let (closes, finishes, has_failed, has_outbox) = {
             let state = self.shared.lock();

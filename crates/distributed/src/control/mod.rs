@@ -1,11 +1,13 @@
 //! The control connection: a star of TCP connections around rank 0.
 //!
-//! It starts a run, compares what must be equal, carries decisions of rank 0 to the others, and ends all ranks
-//! when one fails. It is not for tensors: all bytes pass through rank 0.
+//! It starts a run, compares what must be equal, carries decisions of rank 0 to the others, and ends all
+//! ranks when one fails. It is not for tensors: all bytes pass through rank 0.
 //!
-//! * All ranks call `broadcast`, `gather`, `barrier`, `handshake` and `finish` in the same order. A rank may stay
+//! * All ranks call `broadcast`, `gather`, `barrier`, `handshake` and `finish` in the same order. A rank
+//!   may stay
 //!   away for hours (it exports a model, say): these calls have no deadline, but end with the run.
-//! * A background thread sends heartbeats and receives. A rank whose process ends is lost at once, a rank from
+//! * A background thread sends heartbeats and receives. A rank whose process ends is lost at once, a rank
+//!   from
 //!   which nothing comes for ten seconds is lost then, and the run ends on all ranks with the first cause.
 //! * Traffic is authenticated when a connection begins, and not encrypted.
 
@@ -82,12 +84,12 @@ struct Connection {
 }
 
 impl Control {
-    /// Connects the ranks. Returns when all are there. Rank 0 then closes its port, and removes the file of the
-    /// secret if there is one.
+    /// Connects the ranks. Returns when all are there. Rank 0 then closes its port, and removes the file of
+    /// the secret if there is one.
     ///
     /// # Errors
-    /// The port of rank 0 is in use; a rank does not come before the deadline; two processes are the same rank;
-    /// ranks have different world sizes.
+    /// The port of rank 0 is in use; a rank does not come before the deadline; two processes are the same
+    /// rank; ranks have different world sizes.
     pub fn start(world: &World, secret: &Secret, options: StartOptions) -> Result<Self, CommError> {
         let is_alone = world.world_size == 1;
         let started = if is_alone { Ok(None) } else { start::start(world, secret, options).map(Some) };
@@ -159,8 +161,8 @@ impl Control {
         self.broadcast(&[]).map(drop)
     }
 
-    /// Compares named values of all ranks with those of rank 0. A difference ends the run: each rank returns the
-    /// line that names rank, host, key and both values.
+    /// Compares named values of all ranks with those of rank 0. A difference ends the run: each rank returns
+    /// the line that names rank, host, key and both values.
     ///
     /// # Errors
     /// A value differs; the run has ended.
@@ -192,8 +194,8 @@ impl Control {
         shared.wait(Some(limit), |state| state.fault.is_some() || state.phase == Phase::Ended).fault.clone()
     }
 
-    /// Calls `end` on a thread of its own as soon as the run ends because of a fault, even if this rank is in a
-    /// computation then. It is not called if the run ends in order.
+    /// Calls `end` on a thread of its own as soon as the run ends because of a fault, even if this rank is in
+    /// a computation then. It is not called if the run ends in order.
     ///
     /// # Errors
     /// The system refuses a thread.
@@ -232,8 +234,8 @@ impl Control {
         shared.change(|state| state.fault.get_or_insert(own).clone())
     }
 
-    /// Ends the run in order. Returns when all ranks have called it, after which no rank takes a closed connection
-    /// for a fault.
+    /// Ends the run in order. Returns when all ranks have called it, after which no rank takes a closed
+    /// connection for a fault.
     ///
     /// # Errors
     /// The run has ended because of a fault.

@@ -52,8 +52,8 @@ pub struct Environment {
 
 impl Environment {
     /// Reads the variables of the launchers, in this order: torchrun, Open MPI, Slurm. Later ones can start
-    /// earlier ones: `torchrun` runs in a step of Slurm, and in a job of Slurm `mpirun` starts its daemons with
-    /// `srun`, whose ranks number nodes. `None` if no launcher started this process.
+    /// earlier ones: `torchrun` runs in a step of Slurm, and in a job of Slurm `mpirun` starts its daemons
+    /// with `srun`, whose ranks number nodes. `None` if no launcher started this process.
     ///
     /// # Errors
     /// A launcher's variables are incomplete, malformed, or do not agree.
@@ -72,8 +72,8 @@ impl Environment {
         Ok(None)
     }
 
-    /// The number of the GPU that this rank takes, among the `visible` ones: the local rank. Slurm can give each
-    /// task a GPU of its own (`--gpus-per-task=1`), which is then the only one that the task sees.
+    /// The number of the GPU that this rank takes, among the `visible` ones: the local rank. Slurm can give
+    /// each task a GPU of its own (`--gpus-per-task=1`), which is then the only one that the task sees.
     ///
     /// CUDA_VISIBLE_DEVICES stays as it is: numbers count the GPUs that it leaves visible.
     ///

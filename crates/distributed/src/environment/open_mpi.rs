@@ -47,8 +47,8 @@ fn address(variables: &Variables, world: &World) -> Result<String, WorldError> {
     }
 }
 
-/// A port that the ranks of one `mpirun` have in common, and that differs between runs. It depends on the name
-/// that PMIx gives to the run.
+/// A port that the ranks of one `mpirun` have in common, and that differs between runs. It depends on the
+/// name that PMIx gives to the run.
 fn port(variables: &Variables) -> Result<u16, WorldError> {
     if let Some(port) = own_port(variables)?.or(variables.number("MASTER_PORT")?) {
         return Ok(port);

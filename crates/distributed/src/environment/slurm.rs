@@ -1,7 +1,7 @@
 //! Slurm's variables, which `srun` sets for the tasks of a step.
 //!
-//! The shell of `salloc` and the script of `sbatch` have many of them too, even the number of tasks and rank 0,
-//! but are no tasks: only `srun` sets the variables of a step (`SLURM_STEP_...`).
+//! The shell of `salloc` and the script of `sbatch` have many of them too, even the number of tasks and rank
+//! 0, but are no tasks: only `srun` sets the variables of a step (`SLURM_STEP_...`).
 
 use super::{HIGH_PORTS, LOOPBACK, host_list, own_port, variables::Variables};
 use crate::world::{World, WorldError};

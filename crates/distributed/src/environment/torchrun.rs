@@ -10,8 +10,9 @@ const NEEDED: [&str; 6] =
 
 /// The place of this process, if torchrun's variables are set.
 ///
-/// MASTER_ADDR and MASTER_PORT alone are not torchrun's: scripts for Slurm and Open MPI set them too, and they
-/// then name the address of rank 0. So is WORLD_SIZE in a script for Slurm, if it is the number of tasks.
+/// MASTER_ADDR and MASTER_PORT alone are not torchrun's: scripts for Slurm and Open MPI set them too, and
+/// they then name the address of rank 0. So is WORLD_SIZE in a script for Slurm, if it is the number of
+/// tasks.
 pub(super) fn world(variables: &Variables) -> Result<Option<World>, WorldError> {
     let of_one_rank = variables.has("RANK") || variables.has("LOCAL_RANK");
     let is_other_launchers = ["SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE"]

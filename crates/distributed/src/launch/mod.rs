@@ -25,8 +25,8 @@ use std::time::{Duration, Instant};
 /// Longest wait for a signal, should that of a process that ended be lost.
 const TICK: Duration = Duration::from_secs(1);
 
-/// Time in which the other ranks end by themselves after one has failed: they learn the cause over the control
-/// connection, and report it.
+/// Time in which the other ranks end by themselves after one has failed: they learn the cause over the
+/// control connection, and report it.
 const PAUSE: Duration = Duration::from_secs(2);
 
 /// Variables of another launcher that would mislead the ranks.
@@ -56,18 +56,18 @@ impl Launch {
         Ok(Launch { ranks, program, args, grace: Duration::from_secs(10) })
     }
 
-    /// Starts the ranks, waits until all have ended, and returns the exit code of the run: that of the first rank
-    /// that failed, 128 + n for a rank that signal n ended, or 0.
+    /// Starts the ranks, waits until all have ended, and returns the exit code of the run: that of the first
+    /// rank that failed, 128 + n for a rank that signal n ended, or 0.
     ///
-    /// Rank 0 has the standard input and outputs of this process. The lines of the others' standard error output
-    /// are passed on with `[rank r] ` in front; their standard output only if they fail. SIGINT, SIGTERM and
-    /// SIGUSR1 are passed on to the ranks, and have no other effect on this process any more, also after the
-    /// return. When a rank fails, the others have two seconds to end by themselves; then they get SIGTERM, and
-    /// SIGKILL after [`Launch::grace`].
+    /// Rank 0 has the standard input and outputs of this process. The lines of the others' standard error
+    /// output are passed on with `[rank r] ` in front; their standard output only if they fail. SIGINT,
+    /// SIGTERM and SIGUSR1 are passed on to the ranks, and have no other effect on this process any more,
+    /// also after the return. When a rank fails, the others have two seconds to end by themselves; then they
+    /// get SIGTERM, and SIGKILL after [`Launch::grace`].
     ///
-    /// The calling thread must live as long as the ranks, as it does while it waits here. Linux ties the signal
-    /// that [`die_with_launcher`] asks for to the thread that started a process, not to the process of that
-    /// thread. So a thread that calls `run` must not be ended from outside.
+    /// The calling thread must live as long as the ranks, as it does while it waits here. Linux ties the
+    /// signal that [`die_with_launcher`] asks for to the thread that started a process, not to the process of
+    /// that thread. So a thread that calls `run` must not be ended from outside.
     ///
     /// # Errors
     /// A process cannot be started. No other one stays then.
@@ -192,8 +192,8 @@ impl Ranks {
         self.0.iter().any(|rank| rank.status.is_none())
     }
 
-    /// Sends a signal to all that run. Their numbers are theirs until they are waited for, which only happens on
-    /// this thread.
+    /// Sends a signal to all that run. Their numbers are theirs until they are waited for, which only happens
+    /// on this thread.
     fn signal(&self, signal: Signal) {
         for rank in self.0.iter().filter(|rank| rank.status.is_none()) {
             if let Some(pid) = Pid::from_raw(rank.child.id() as i32) {

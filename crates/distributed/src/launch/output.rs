@@ -11,8 +11,8 @@ const LINE: u64 = 16 << 10;
 /// Bytes of a rank's standard output that are held in case it fails. Earlier ones are dropped.
 const HELD: usize = 64 << 10;
 
-/// Time to read the rest of the output after a rank has ended. A process that the rank started may hold it open
-/// for longer.
+/// Time to read the rest of the output after a rank has ended. A process that the rank started may hold it
+/// open for longer.
 const REST: Duration = Duration::from_secs(1);
 
 /// The output of one rank.

@@ -77,8 +77,8 @@ fn in_use(at: SocketAddr) -> CommError {
     ))
 }
 
-/// An address at which other ranks reach this one: that of its connection to rank 0, unless other nodes cannot
-/// reach this one.
+/// An address at which other ranks reach this one: that of its connection to rank 0, unless other nodes
+/// cannot reach this one.
 pub(crate) fn reachable(own: IpAddr, world: &World) -> IpAddr {
     if own.is_loopback() && world.spans_nodes() { default_address().unwrap_or(own) } else { own }
 }

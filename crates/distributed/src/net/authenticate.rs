@@ -8,8 +8,8 @@
 //! ```
 //!
 //! The client answers first: a stranger who connects gets nothing that depends on the secret. All lengths are
-//! constant, so nothing is allocated for a stranger. What follows is neither encrypted nor authenticated, as is
-//! NCCL's traffic.
+//! constant, so nothing is allocated for a stranger. What follows is neither encrypted nor authenticated, as
+//! is NCCL's traffic.
 
 use super::secret::{Key, random};
 use hmac::{Hmac, KeyInit, Mac};
@@ -121,7 +121,8 @@ impl Arrival {
     /// Reads what has come, and answers.
     pub(crate) fn advance(&mut self, key: &Key) -> Progress {
         loop {
-            // The greeting is answered before more is read, so that a client cannot answer a challenge in advance.
+            // The greeting is answered before more is read, so that a client cannot answer a challenge in
+            // advance.
             let end = if self.filled < GREETING { GREETING } else { GREETING + ANSWER };
             match (&self.socket).read(&mut self.received[self.filled..end]) {
                 Ok(0) => return Progress::Refused,

@@ -1,4 +1,5 @@
-//! The place where ranks come in: listeners, and connections that have not yet shown that they know the secret.
+//! The place where ranks come in: listeners, and connections that have not yet shown that they know the
+//! secret.
 //!
 //! Strangers cost a bounded number of sockets for a bounded time, and no thread.
 

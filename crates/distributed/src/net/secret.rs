@@ -1,8 +1,8 @@
 //! The secret of a run: those who know it are ranks.
 //!
-//! It is a value that the launcher gives to all ranks, or a file that rank 0 writes and that only the user can
-//! read. The file of an earlier run that was killed may still be there when a rank looks for it, so ranks read
-//! it again whenever they are refused.
+//! It is a value that the launcher gives to all ranks, or a file that rank 0 writes and that only the user
+//! can read. The file of an earlier run that was killed may still be there when a rank looks for it, so ranks
+//! read it again whenever they are refused.
 
 use crate::error::CommError;
 use std::fmt;

@@ -237,7 +237,8 @@ fn tell(lanes: &mut [Lane<'_>], encoded: &[u8; HEADER]) {
     }
 }
 
-/// The reason for which `rank` has gone: the cause that ended the run, which comes over the control connection.
+/// The reason for which `rank` has gone: the cause that ended the run, which comes over the control
+/// connection.
 fn reason(rank: usize, control: &Control) -> CommError {
     control.wait_for_fault(REASON).map_or(CommError::Left { rank }, CommError::Aborted)
 }

@@ -1,7 +1,7 @@
 //! Collectives over direct TCP connections between all ranks.
 //!
-//! For CPUs, and for tests of what runs on GPUs. Each collective is an exchange between every two ranks, which
-//! sends and receives at the same time. It cannot deadlock, whatever the sizes are.
+//! For CPUs, and for tests of what runs on GPUs. Each collective is an exchange between every two ranks,
+//! which sends and receives at the same time. It cannot deadlock, whatever the sizes are.
 
 mod connect;
 mod exchange;

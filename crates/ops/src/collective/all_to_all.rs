@@ -8,8 +8,8 @@ use xtrain_tensor::{Shape, TensorType};
 /// `piece_rows` rows, with zeros after its last row, and each is sent to its rank, the first one to the rank
 /// `first`. y[r] is the piece that rank r sent.
 ///
-/// With [`SumRanks`](crate::sum_ranks::SumRanks) after it, it is a reduce-scatter whose sums have a fixed order
-/// and are f32 whatever is sent.
+/// With [`SumRanks`](crate::sum_ranks::SumRanks) after it, it is a reduce-scatter whose sums have a fixed
+/// order and are f32 whatever is sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AllToAll {
     /// The ranks that take part.

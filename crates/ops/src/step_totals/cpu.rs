@@ -31,6 +31,6 @@ impl CpuKernel for StepTotals {
         let amax = if bad_amaxes > 0.0 { f32::INFINITY } else { 0.0 };
         let numbers = [squared_norm.sqrt() as f32, loss as f32, objective as f32, amax];
         outputs.iter_mut().zip(numbers).for_each(|(output, number)| output.write::<f32>(&[number]));
-        outputs[4].counters()[0] = stops as u32;
+        outputs[4].counters()[0] = u32::from(stops > 0.0);
     }
 }

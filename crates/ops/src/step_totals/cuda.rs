@@ -47,8 +47,8 @@ impl CudaKernel for RankWords {
             words: operands.outputs[0].place,
         };
         let function = gpu.function(&SOURCE, &[], "rank_words")?;
-        // SAFETY: the kernel takes one `WordsArguments` and runs in one thread. Every input is one number of the
-        // type that `infer` checks, and there are `WORDS` words.
+        // SAFETY: the kernel takes one `WordsArguments` and runs in one thread. Every input is one number of
+        // the type that `infer` checks, and there are `WORDS` words.
         Ok(unsafe { Work::launch(function, Launch::row(1, 1), arguments) })
     }
 }
@@ -68,8 +68,8 @@ impl CudaKernel for StepTotals {
             has_whole_gradients: self.has_whole_gradients.into(),
         };
         let function = gpu.function(&SOURCE, &[], "step_totals")?;
-        // SAFETY: the kernel takes one `TotalsArguments`. There are `WORDS` words for each rank, and every output
-        // is one number of the type that `infer` returns.
+        // SAFETY: the kernel takes one `TotalsArguments`. There are `WORDS` words for each rank, and every
+        // output is one number of the type that `infer` returns.
         Ok(unsafe { Work::launch(function, Launch::row(1, 32), arguments) })
     }
 }

@@ -1,7 +1,7 @@
 // The words of a rank, and the sums of the words of all ranks, in their order.
 //
-// Bound by latency. Packing takes one thread; a sum takes one thread for each word of a rank, so that the order
-// of additions is that of ranks.
+// Bound by latency. Packing takes one thread; a sum takes one thread for each word of a rank, so that the
+// order of additions is that of ranks.
 
 struct WordsArguments {
     const double* squared_norm;
@@ -43,5 +43,5 @@ extern "C" __global__ void step_totals(TotalsArguments args) {
     if (word == 1) *args.loss = (float)sum;
     if (word == 2) *args.objective = (float)sum;
     if (word == 3) *args.amax = sum > 0.0 ? INFINITY_F : 0.0f;
-    if (word == 4) *args.stop = (u32)sum;
+    if (word == 4) *args.stop = sum > 0.0;
 }

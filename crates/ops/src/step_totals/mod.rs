@@ -1,8 +1,8 @@
 //! Sums over ranks of a few numbers of each, in the order of ranks: the update of a step decides by them.
 //!
-//! Each rank packs its numbers into 64-bit words ([`RankWords`]), one all-gather gives every rank all words, and
-//! each adds them in the same order ([`StepTotals`]). So all ranks clip by the same norm, skip the same steps,
-//! report the same loss and end after the same step, to the bit.
+//! Each rank packs its numbers into 64-bit words ([`RankWords`]), one all-gather gives every rank all words,
+//! and each adds them in the same order ([`StepTotals`]). So all ranks clip by the same norm, skip the same
+//! steps, report the same loss and end after the same step, to the bit.
 
 mod cpu;
 mod cuda;
@@ -53,15 +53,15 @@ impl Op for RankWords {
     }
 }
 
-/// `words f64[n, 5] -> (grad_norm f32[], loss f32[], objective f32[], amax f32[1], stop u32[])` from the words of
-/// n ranks.
+/// `words f64[n, 5] -> (grad_norm f32[], loss f32[], objective f32[], amax f32[1], stop u32[])` from the
+/// words of n ranks.
 ///
-/// Words are added in f64 in the order of ranks. The norm is the root of the sum of squared norms. The amax is
-/// infinite if that of any rank is not finite, and 0 otherwise. `stop` is the number of ranks that wish to stop.
+/// Words are added in f64 in the order of ranks. The norm is the root of the sum of squared norms. The amax
+/// is infinite if that of any rank is not finite, and 0 otherwise. `stop` is 1 if any rank wishes to stop.
 #[derive(Clone, Copy, Debug)]
 pub struct StepTotals {
-    /// True if each rank has all gradients instead of a part of them. All squared norms are then equal, and the
-    /// norm is the root of the first.
+    /// True if each rank has all gradients instead of a part of them. All squared norms are then equal, and
+    /// the norm is the root of the first.
     pub has_whole_gradients: bool,
 }
 

@@ -468,8 +468,8 @@ fn the_field_with_the_longest_strings_probably_holds_the_text() {
         assert_eq!(field(&format!("a.{name}"), &bytes), named("body"));
     }
     assert_eq!(field("b.jsonl", b"{\"body\": \"to be or not\", \"text\": \"a\"}"), named("text"));
-    assert_eq!(field("a.parquet", &parquet_file_with("content", &[Some("to be")])), named("content"));
-    assert_eq!(field("b.parquet", &parquet_file(&[Some("to be")])), named("text"));
+    assert_eq!(field("a.parquet", &parquet_file_with("content", &[Some("to be")], None)), named("content"));
+    assert_eq!(field("b.parquet", &parquet_file(&[Some("to be")], None)), named("text"));
     assert_eq!(field("a.txt", b"to be"), Ok(None));
     for (bytes, why) in [
         (&b"{\"messages\": [{\"content\": \"hi\"}]}"[..], "chat data"),

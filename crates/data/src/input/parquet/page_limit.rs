@@ -190,7 +190,7 @@ mod tests {
         let values = 5 * size_of::<ByteArray>() as u64;
         assert_eq!(page_bytes(&mut &*dictionary).unwrap(), 300 + values);
         // The last field of several is read, a statistic of 3 bytes (8 in 5) is skipped.
-        let data: &[u8] = &[0x15, 0, 0x15, 2, 0x15, 20, 0x2C, 0x15, 10, 0x3C, 0x18, 3, 1, 2, 3, 0, 0, 0];
+        let data: &[u8] = &[0x15, 0, 0x15, 2, 0x15, 20, 0x2C, 0x15, 10, 0x4C, 0x18, 3, 1, 2, 3, 0, 0, 0];
         assert_eq!(page_bytes(&mut &*data).unwrap(), 10);
         for end in 0..data.len() {
             assert!(page_bytes(&mut &data[..end]).is_err(), "{end}");

@@ -58,6 +58,5 @@ fn measure(world: &World, variables: &Variables) -> Result<(), CommError> {
             println!("all_to_all, {n} ranks, {mib} MiB a rank: {ms:.2} ms, {gb:.2} GB/s sent by each rank");
         }
     }
-    drop(communicator);
-    Arc::into_inner(control).map_or(Ok(()), Control::finish)
+    control.finish()
 }

@@ -59,10 +59,6 @@ impl Background {
                 self.shared.note_sent();
             }
         }
-        // Sockets close before anyone learns of the end.
-        self.links.clear();
-        self.gate = None;
-        self.shared.change(|state| state.phase = Phase::Ended);
     }
 
     /// True once this rank has taken leave. A rank whose connection is dropped sends what it has to send. At
@@ -289,6 +285,19 @@ impl Background {
                 deadline.as_secs_f32()
             ));
         }
+    }
+}
+
+/// The end of the thread, whatever its reason, ends the waits of the others.
+impl Drop for Background {
+    fn drop(&mut self) {
+        // Sockets close before anyone learns of the end.
+        self.links.clear();
+        self.gate = None;
+        if std::thread::panicking() {
+            self.fail("the thread of the control connection panicked");
+        }
+        self.shared.change(|state| state.phase = Phase::Ended);
     }
 }
 

@@ -63,9 +63,13 @@ impl Link {
     /// Receives and sends what the socket has and takes.
     pub(super) fn advance(&mut self) -> Vec<Event> {
         let mut events = Vec::new();
-        // Receiving comes first: the reason for a closed connection may be among the last messages.
+        // The reason for a closed connection may be among the last messages, so an error comes after them.
         let before = self.incoming.received;
-        let received = self.incoming.receive(&self.socket);
+        let mut received = self.incoming.receive(&self.socket);
+        if let (Ok(false), Err(e)) = (&received, self.outgoing.send(&self.socket)) {
+            received =
+                self.incoming.receive(&self.socket).and_then(|is_closed| is_closed.then_some(true).ok_or(e));
+        }
         if self.incoming.received > before {
             self.heard = Instant::now();
         }
@@ -82,9 +86,7 @@ impl Link {
                 }
             }
         }
-        match received.and_then(|is_closed| {
-            if is_closed { Ok(true) } else { self.outgoing.send(&self.socket).map(|()| false) }
-        }) {
+        match received {
             Ok(false) => {}
             Ok(true) => events.push(Event::Lost("the process has gone: its connection was closed".into())),
             Err(e) => events.push(Event::Lost(format!("the process has gone: {}", reason(&e)))),

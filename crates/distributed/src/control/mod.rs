@@ -3,12 +3,11 @@
 //! It starts a run, compares what must be equal, carries decisions of rank 0 to the others, and ends all
 //! ranks when one fails. It is not for tensors: all bytes pass through rank 0.
 //!
-//! * All ranks call `broadcast`, `gather`, `barrier`, `handshake` and `finish` in the same order. A rank
-//!   may stay
-//!   away for hours (it exports a model, say): these calls have no deadline, but end with the run.
+//! * All ranks call `broadcast`, `gather`, `barrier`, `handshake` and `finish` in the same order. A rank may
+//!   stay away for hours (it exports a model, say): these calls have no deadline, but end with the run.
 //! * A background thread sends heartbeats and receives. A rank whose process ends is lost at once, a rank
-//!   from
-//!   which nothing comes for ten seconds is lost then, and the run ends on all ranks with the first cause.
+//!   from which nothing comes for ten seconds is lost then, and the run ends on all ranks with the first
+//!   cause.
 //! * Traffic is authenticated when a connection begins, and not encrypted.
 
 mod background;
@@ -239,8 +238,8 @@ impl Control {
     ///
     /// # Errors
     /// The run has ended because of a fault.
-    pub fn finish(mut self) -> Result<(), CommError> {
-        let Some(connection) = &mut self.connection else { return Ok(()) };
+    pub fn finish(&self) -> Result<(), CommError> {
+        let Some(connection) = &self.connection else { return Ok(()) };
         let rank = self.world.rank;
         connection.shared.change(|state| {
             state.finishes = true;
@@ -288,7 +287,7 @@ impl Connection {
         self.shared.change(|state| state.send(message));
     }
 
-    /// The bytes that `rank` sends in a call.
+    /// Receives the bytes that `rank` sends in a call.
     fn receive(&self, rank: usize, call: Call, number: u64) -> Result<Vec<u8>, CommError> {
         let mut state = self.shared.wait(None, |state| {
             state.fault.is_some() || !state.inbox[rank].is_empty() || state.phase == Phase::Ended

@@ -26,7 +26,7 @@ pub(super) struct State {
     outbox: Vec<Arc<[u8]>>,
     /// True if nothing waits to be sent.
     is_sent: bool,
-    /// Messages of each rank that have arrived.
+    /// Bytes that each rank has sent and no call has taken yet.
     pub(super) inbox: Vec<VecDeque<Data>>,
     /// The host of each rank, once the run has started.
     pub(super) hosts: Vec<String>,

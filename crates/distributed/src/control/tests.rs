@@ -86,7 +86,7 @@ fn ranks_wait_for_rank_0_and_report_that_they_wait() {
             thread::sleep(Duration::from_millis(500));
         }
         let options = StartOptions { report, report_every, ..options() };
-        Control::start(world, &secret(), options).and_then(Control::finish)
+        Control::start(world, &secret(), options).and_then(|control| control.finish())
     });
     assert_eq!(results, [Ok(()), Ok(())]);
     let line = reports.try_recv().expect("a report");
@@ -145,7 +145,7 @@ fn a_file_of_an_earlier_run_is_read_again_until_it_is_right() {
         } else {
             Secret::file(&path)
         };
-        Control::start(world, &secret, options()).and_then(Control::finish)
+        Control::start(world, &secret, options()).and_then(|control| control.finish())
     });
     assert_eq!(results, [Ok(()), Ok(()), Ok(())]);
     assert!(!path.exists(), "the secret stays after the start");

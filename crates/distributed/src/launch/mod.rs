@@ -146,24 +146,28 @@ struct Rank {
 impl Ranks {
     /// Waits until all have ended. Returns the exit code of the run.
     fn wait(mut self, signals: &Receiver<i32>, grace: Duration) -> i32 {
-        let mut first_failure = None;
+        let mut first_failure: Option<(usize, ExitStatus)> = None;
+        let mut has_signalled = false;
         // The next signal for ranks that still run, and its time.
         let mut end = None;
         while self.is_running() {
-            for rank in self.0.iter_mut().filter(|rank| rank.status.is_none()) {
-                // A process that cannot be waited for is none of ours any more.
-                rank.status = rank.child.try_wait().unwrap_or(Some(ExitStatus::from_raw(1 << 8)));
-                let Some(status) = rank.status.filter(|status| !status.success()) else { continue };
-                if first_failure.is_none() {
-                    first_failure = Some((rank.rank, code(status)));
-                    report(rank.rank, status);
-                }
+            self.look();
+            // A killed rank closes its connections before it can be waited for, so that ranks that fail
+            // because of it may be seen first.
+            let is_sought =
+                first_failure.is_none_or(|(_, status)| status.signal().is_none() && !has_signalled);
+            let is_killed = |(_, status): &(usize, ExitStatus)| status.signal().is_some();
+            if let Some((rank, status)) = self.failures().find(is_killed).filter(|_| is_sought) {
+                report(rank, status);
+                first_failure = Some((rank, status));
             }
+            first_failure = first_failure.or_else(|| self.failures().next());
             let now = Instant::now();
             end = match end {
                 None => first_failure.map(|_| (now + PAUSE, Signal::TERM)),
                 Some((at, signal)) if at <= now => {
                     self.signal(signal);
+                    has_signalled = true;
                     Some((now + grace, Signal::KILL))
                 }
                 waits => waits,
@@ -185,7 +189,21 @@ impl Ranks {
             let has_failed = is_first || rank.status.and_then(|s| s.code()).is_some_and(|code| code != 0);
             rank.output.iter().for_each(|output| output.end(has_failed));
         }
-        first_failure.map_or(0, |(_, code)| code)
+        first_failure.map_or(0, |(_, status)| code(status))
+    }
+
+    /// Notes which ranks have ended.
+    fn look(&mut self) {
+        for rank in self.0.iter_mut().filter(|rank| rank.status.is_none()) {
+            // A process that cannot be waited for is none of ours any more.
+            rank.status = rank.child.try_wait().unwrap_or(Some(ExitStatus::from_raw(1 << 8)));
+        }
+    }
+
+    /// The ranks that have failed.
+    fn failures(&self) -> impl Iterator<Item = (usize, ExitStatus)> {
+        let ended = self.0.iter().filter_map(|rank| Some((rank.rank, rank.status?)));
+        ended.filter(|(_, status)| !status.success())
     }
 
     fn is_running(&self) -> bool {

@@ -38,7 +38,7 @@ impl Collective {
     }
 }
 
-/// The header of a message: values that must be equal on all ranks.
+/// Description of a call, which must be equal on all ranks. It goes ahead of the bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Header {
     pub(super) number: u64,

@@ -4,10 +4,24 @@
 
 mod alone;
 mod communicator;
+mod control;
+mod environment;
 mod error;
+mod launch;
+mod net;
+mod tcp;
+#[cfg(test)]
+mod testing;
 mod threads;
+mod world;
 
 pub use alone::Alone;
 pub use communicator::Communicator;
-pub use error::CommError;
+pub use control::{Control, StartOptions};
+pub use environment::{Environment, Launcher, Variables, nccl_variables};
+pub use error::{CommError, Fault};
+pub use launch::{Launch, die_with_launcher};
+pub use net::secret::{SECRET_VARIABLE, Secret};
+pub use tcp::TcpCommunicator;
 pub use threads::ThreadCommunicator;
+pub use world::{Mesh, World, WorldError};

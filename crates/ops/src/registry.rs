@@ -8,7 +8,8 @@ use std::sync::Arc;
 use xtrain_cuda::{CudaKernel, KernelSource};
 use xtrain_program::measure_casts::MeasureOps;
 use xtrain_program::quantize::QuantizeOps;
-use xtrain_program::{KernelTable, Op, PassOps, Quantization};
+use xtrain_program::shard::ShardOps;
+use xtrain_program::{KernelTable, Op, PassOps, Quantization, RowShard};
 use xtrain_tensor::{CpuKernel, DType, Scaling};
 
 /// CPU kernels by op.
@@ -143,6 +144,20 @@ impl QuantizeOps for PassSet {
 
     fn dequantize(&self, out: DType) -> Arc<dyn Op> {
         Arc::new(Dequantize { out, scaling: Scaling::Tile })
+    }
+}
+
+impl ShardOps for PassSet {
+    fn all_gather(&self, RowShard { group, first, rows, .. }: RowShard) -> Arc<dyn Op> {
+        Arc::new(crate::collective::AllGather { group, first, rows })
+    }
+
+    fn all_to_all(&self, RowShard { group, first, piece_rows, .. }: RowShard) -> Arc<dyn Op> {
+        Arc::new(crate::collective::AllToAll { group, first, piece_rows })
+    }
+
+    fn sum_ranks(&self) -> Arc<dyn Op> {
+        Arc::new(crate::sum_ranks::SumRanks)
     }
 }
 

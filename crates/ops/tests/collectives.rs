@@ -1,5 +1,5 @@
-//! Collectives on the CPU: values are those of a plain computation of all ranks, whatever the order of lanes on
-//! each rank, and a rank that fails ends the others.
+//! Collectives on the CPU: values are those of a plain computation of all ranks, whatever the order of lanes
+//! on each rank, and a rank that fails ends the others.
 
 mod common;
 
@@ -111,7 +111,7 @@ fn ranks_with_different_programs_end_with_an_error() {
         else {
             panic!("{error:?}")
         };
-        assert!(matches!(error, CommError::Mismatch(_) | CommError::Left { .. }), "{error}");
+        assert!(matches!(*error, CommError::Mismatch(_) | CommError::Left { .. }), "{error}");
     }
 }
 

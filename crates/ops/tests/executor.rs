@@ -226,8 +226,8 @@ fn two_lanes_wait_for_each_other() -> Result<(), Failed> {
     Ok(())
 }
 
-/// Ranks as threads, each with an engine, exchange through the host and have the values of a plain computation.
-/// Parts without collectives are recorded while another rank waits in one.
+/// Ranks as threads, each with an engine, exchange through the host and have the values of a plain
+/// computation. Parts without collectives are recorded while another rank waits in one.
 fn ranks_exchange_through_the_host() -> Result<(), Failed> {
     for (ranks, seed) in [(2, 0), (2, 1), (3, 2)].map(|(ranks, n)| (ranks, common::seed().wrapping_add(n))) {
         let program = collectives::random_program(seed, ranks);

@@ -6,8 +6,8 @@
 
 /// A movement of data between the ranks of a [`Group`], from the only input of an op to its only output.
 ///
-/// The tensor of all ranks is cut by rows into as many pieces as there are ranks. All pieces have the bytes of
-/// the tensor of one rank; the last pieces may end after the tensor of all ranks, and the rows there are
+/// The tensor of all ranks is cut by rows into as many pieces as there are ranks. All pieces have the bytes
+/// of the tensor of one rank; the last pieces may end after the tensor of all ranks, and the rows there are
 /// padding. Piece `p` belongs to the rank `(first + p) % size`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Collective {

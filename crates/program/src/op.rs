@@ -43,8 +43,8 @@ pub trait Op: Any + Debug + Send + Sync {
         false
     }
 
-    /// The collective that the op is, and the ranks that take part. Such an op has one input, one output and no
-    /// kernel: engines move the data, and its instances run on the communication lane.
+    /// The collective that the op is, and the ranks that take part. Such an op has one input, one output and
+    /// no kernel: engines move the data, and its instances run on the communication lane.
     fn collective(&self) -> Option<(Collective, Group)> {
         None
     }

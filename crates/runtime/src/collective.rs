@@ -15,8 +15,8 @@ pub(crate) fn padded_bytes(collective: Collective, group: Group, input: usize, o
     collective.piece_bytes(group, input, output) * group.size()
 }
 
-/// The buffer for the padded tensor that a collective needs on the host; none if no piece has padding, and for
-/// other ops.
+/// The buffer for the padded tensor that a collective needs on the host; none if no piece has padding, and
+/// for other ops.
 pub(crate) fn workspace(op: &dyn Op, inputs: &[TensorType]) -> Option<TensorType> {
     let (collective, group) = op.collective()?;
     let outputs = op.infer(inputs).ok()?;
@@ -58,7 +58,7 @@ pub(crate) fn failed(instance: &Instance, part: Part, error: CommError) -> Engin
             (Part::Whole, Phase::Micro) => "the only micro-step",
             (Part::Whole | Part::Update, _) => "the update",
         },
-        error,
+        error: Box::new(error),
     }
 }
 

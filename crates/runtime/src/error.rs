@@ -115,7 +115,7 @@ pub enum EngineError {
         /// The part of the step, in words.
         part: &'static str,
         /// The communicator's error.
-        error: CommError,
+        error: Box<CommError>,
     },
     /// A failure of the GPU, its driver or a library.
     #[error(transparent)]

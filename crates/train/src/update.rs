@@ -11,7 +11,9 @@ use xtrain_ops::delayed_scaling::{DelayedScaling, DelayedTensor};
 use xtrain_ops::grad_norm::{GradNorm, SquaredNorm};
 use xtrain_ops::step_totals::{RankWords, StepTotals};
 use xtrain_program::quantize;
-use xtrain_program::{Delayed, Group, Program, Role, Stage, StateKind, TraceError, Tracer, ValueId};
+use xtrain_program::{
+    Delayed, Parallel, Program, Role, Shard, Stage, StateKind, TraceError, Tracer, ValueId,
+};
 use xtrain_tensor::{DType, TensorType};
 
 /// Names of the inputs and outputs that the update adds to [`xtrain_model::decoder::io`].
@@ -62,21 +64,21 @@ fn decisive(
     t: &mut Tracer,
     gradients: &[ValueId],
     amax: Option<ValueId>,
-    world_size: usize,
+    parallel: &Parallel,
 ) -> Result<Decisive, TraceError> {
     let [loss, objective] = [io::LOSS, io::OBJECTIVE].map(|name| t.program().output(name));
     t.site("grad_norm");
-    let (Some(loss), Some(objective), 2..) = (loss, objective, world_size) else {
+    let (Some(loss), Some(objective), 2..) = (loss, objective, parallel.world_size) else {
         return Ok(Decisive { norm: t.emit(GradNorm, gradients)?[0], objective, amax });
     };
-    // The gradients are this rank's rows, and the losses those of its part of the batch.
+    // The losses are those of this rank's part of the batch.
     let squared_norm = t.emit(SquaredNorm, gradients)?[0];
     let stop = t.input(update_io::STOP, TensorType::new(DType::U32, []));
     let inputs: Vec<ValueId> = [squared_norm, loss, objective, stop].into_iter().chain(amax).collect();
     let words = t.emit(RankWords, &inputs)?[0];
-    let gather = AllGather { group: Group::World { size: world_size }, first: 0, rows: world_size };
+    let gather = AllGather { group: parallel.world(), first: 0, rows: parallel.world_size };
     let words = t.emit(gather, &[words])?[0];
-    let totals = t.emit(StepTotals, &[words])?;
+    let totals = t.emit(StepTotals { has_whole_gradients: parallel.shard == Shard::None }, &[words])?;
     t.output(update_io::TOTAL_LOSS, totals[1]);
     t.output(update_io::STOPPING, totals[4]);
     Ok(Decisive { norm: totals[0], objective: Some(totals[2]), amax: Some(totals[3]) })
@@ -95,7 +97,7 @@ pub(crate) fn append(program: Program, spec: &TrainingSpec) -> Result<Program, T
     }
     let lr = t.input(update_io::LR, TensorType::new(DType::F32, []));
     let gradients: Vec<_> = parameters.iter().filter_map(|p| p.gradient).collect();
-    let Decisive { norm, objective, amax } = decisive(&mut t, &gradients, amax, spec.world_size)?;
+    let Decisive { norm, objective, amax } = decisive(&mut t, &gradients, amax, &spec.parallel)?;
     let applied = t.state(StateKind::Counter, update_io::APPLIED, TensorType::new(DType::U32, [1]));
     let clip = Clip { max_norm: spec.max_grad_norm };
     let mut inputs = vec![norm];

@@ -1,5 +1,4 @@
-//! Training steps of several ranks: threads that each run the program of the step on their part of the batch.
-//! Their gradients are separate, as if each rank held other rows of all gradients.
+//! Training steps of several ranks: threads that each run the program of the step on their micro-batches.
 
 mod common;
 
@@ -11,7 +10,7 @@ use xtrain_distributed::{Communicator, ThreadCommunicator};
 use xtrain_model::Recipe;
 use xtrain_model::decoder::Batch;
 use xtrain_ops::registry::cpu_kernels;
-use xtrain_program::StateKind;
+use xtrain_program::{Parallel, StateKind};
 use xtrain_runtime::{CpuEngine, Engine};
 use xtrain_train::learner::{Learner, Step, StepResult};
 use xtrain_train::training_spec::TrainingSpec;
@@ -19,47 +18,55 @@ use xtrain_train::training_spec::TrainingSpec;
 const BATCH: Batch = Batch { sequences: 2, seq_len: 13 };
 const RANKS: usize = 3;
 
-/// The result of a rank's step, and its count of applied updates.
-type Result = (StepResult, u32);
+/// The result of a rank's step, its count of applied updates, and the bytes of its masters.
+type Result = (StepResult, u32, Vec<Vec<u8>>);
 
-/// The first step of a rank on its batch, from weights that all ranks share. `damage` may change the masters
-/// before it.
+/// The first step of a rank on its micro-batches, from weights that all ranks share. `damage` may change the
+/// masters before it.
 fn step(
     engine: impl Engine + 'static,
     spec: TrainingSpec,
     batches: &[TokenBatch],
-    rank: usize,
     damage: impl Fn(usize, &mut Learner),
 ) -> Result {
+    let Parallel { rank, world_size, .. } = spec.parallel;
+    let names: Vec<String> = spec.model.parameters().into_iter().map(|p| p.name).collect();
     let mut learner = Learner::new(Box::new(engine), spec, 3).expect("a learner");
     learner.weights().initialize(5, 0.1).expect("weights");
     damage(rank, &mut learner);
     let valid_targets = batches.iter().map(|batch| batch.valid_targets).sum();
-    let step = Step { number: 0, lr: 1e-3, valid_targets, micro_steps: 1 };
-    learner.micro_step(&step, 0, &batches[rank]).expect("a step");
+    let micro_steps = batches.len() / world_size;
+    let step = Step { number: 0, lr: 1e-3, valid_targets, micro_steps };
+    for n in 0..micro_steps {
+        learner.micro_step(&step, n, &batches[n * world_size + rank]).expect("a step");
+    }
     let ticket = learner.fetch().expect("outputs");
     let result = learner.collect(ticket).expect("outputs");
     let applied = learner.read_state(StateKind::Counter, "applied").expect("a counter");
-    (result, u32::from_le_bytes(applied.try_into().expect("four bytes")))
+    let mut master = |name: &String| learner.read_state(StateKind::Master, name).expect("a master");
+    let masters = names.iter().map(&mut master).collect();
+    (result, u32::from_le_bytes(applied.try_into().expect("four bytes")), masters)
 }
 
 fn batches() -> Vec<TokenBatch> {
-    (0..RANKS as u64).map(|seed| random_batch(BATCH, small_model().vocab_size, seed)).collect()
+    (0..2 * RANKS as u64).map(|seed| random_batch(BATCH, small_model().vocab_size, seed)).collect()
 }
 
 /// The step of each of several ranks in this recipe.
 fn steps(recipe: Recipe, damage: impl Fn(usize, &mut Learner) + Sync) -> Vec<Result> {
     let batches = batches();
-    let spec = TrainingSpec { recipe, world_size: RANKS, ..spec(small_model(), BATCH) };
+    let spec = TrainingSpec { recipe, ..spec(small_model(), BATCH) };
     thread::scope(|scope| {
         let spawn = |communicator: ThreadCommunicator| {
-            let (spec, batches, damage) = (spec.clone(), &batches, &damage);
+            let (batches, damage) = (&batches, &damage);
+            let parallel = Parallel { world_size: RANKS, rank: communicator.rank(), ..Parallel::ALONE };
+            let spec = TrainingSpec { parallel, ..spec.clone() };
             scope.spawn(move || {
-                let rank = communicator.rank();
+                let seed = communicator.rank() as u64;
                 let mut engine =
                     CpuEngine::new(Arc::new(cpu_kernels())).with_communicator(Arc::new(communicator));
-                engine.set_random_order(rank as u64);
-                step(engine, spec, batches, rank, damage)
+                engine.set_random_order(seed);
+                step(engine, spec, batches, damage)
             })
         };
         let handles: Vec<_> = ThreadCommunicator::world(RANKS).into_iter().map(spawn).collect();
@@ -68,21 +75,19 @@ fn steps(recipe: Recipe, damage: impl Fn(usize, &mut Learner) + Sync) -> Vec<Res
 }
 
 #[test]
-fn ranks_report_the_norm_and_the_loss_of_all() {
+fn ranks_have_equal_bits_and_are_near_one_process() {
     for recipe in [Recipe::Fp32, Recipe::Bf16] {
         let found = steps(recipe, |_, _| {});
         let spec = TrainingSpec { recipe, ..spec(small_model(), BATCH) };
-        let alone =
-            |rank| step(CpuEngine::new(Arc::new(cpu_kernels())), spec.clone(), &batches(), rank, |_, _| {}).0;
-        let alone: Vec<StepResult> = (0..RANKS).map(alone).collect();
-        let norm = alone.iter().map(|rank| rank.grad_norm.powi(2)).sum::<f64>().sqrt();
-        let loss = alone.iter().map(|rank| rank.loss).sum::<f64>();
-        for (rank, (result, applied)) in found.iter().enumerate() {
-            assert_eq!((result, applied), (&found[0].0, &1), "rank {rank} has other bits than rank 0");
+        let alone = step(CpuEngine::new(Arc::new(cpu_kernels())), spec, &batches(), |_, _| {}).0;
+        for (rank, result) in found.iter().enumerate() {
+            assert!(*result == found[0], "rank {rank} has other bits than rank 0");
         }
-        let StepResult { loss: found_loss, grad_norm, skipped } = found[0].0;
-        assert!(!skipped && (grad_norm / norm - 1.0).abs() < 1e-6, "norm {grad_norm} instead of {norm}");
-        assert!((found_loss / loss - 1.0).abs() < 1e-6, "loss {found_loss} instead of {loss}");
+        let StepResult { loss, grad_norm, skipped } = found[0].0;
+        let tolerance = if recipe == Recipe::Fp32 { 1e-6 } else { 1e-2 };
+        let is_near = |x: f64, expected: f64| (x / expected - 1.0).abs() < tolerance;
+        assert!(!skipped && is_near(grad_norm, alone.grad_norm), "{recipe:?}: norm {grad_norm}, {alone:?}");
+        assert!(is_near(loss, alone.loss), "{recipe:?}: loss {loss}, {alone:?}");
     }
 }
 
@@ -97,7 +102,7 @@ fn a_step_that_is_not_finite_on_one_rank_is_skipped_on_all() {
             learner.weights().refresh().expect("copies of masters");
         }
     };
-    for (rank, (result, applied)) in steps(Recipe::Fp32, damage).into_iter().enumerate() {
+    for (rank, (result, applied, _)) in steps(Recipe::Fp32, damage).into_iter().enumerate() {
         assert!(result.skipped && applied == 0, "rank {rank} updates: {result:?}");
     }
 }

@@ -6,10 +6,10 @@ use xtrain_tensor::{Shape, TensorType};
 
 /// `x [rows, ...] -> y [n, piece_rows, ...]` of one type, any, for n ranks: x is cut into n pieces of
 /// `piece_rows` rows, with zeros after its last row, and each is sent to its rank, the first one to the rank
-/// `first`. y[r] is the piece that rank r sent.
+/// `first`. `y[r]` is the piece that rank r sent.
 ///
-/// With [`SumRanks`](crate::sum_ranks::SumRanks) after it, it is a reduce-scatter whose sums have a fixed order
-/// and are f32 whatever is sent.
+/// With [`SumRanks`](crate::sum_ranks::SumRanks) after it, it is a reduce-scatter whose sums have a fixed
+/// order and are f32 whatever is sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AllToAll {
     /// The ranks that take part.

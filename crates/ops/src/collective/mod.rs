@@ -1,10 +1,10 @@
 //! Collectives: all-gather and all-to-all of tensors that are cut by rows among the ranks of a group.
 //!
-//! They have no kernels; engines move the data ([`xtrain_program::Collective`]). A piece has a fixed number of
-//! rows, because the program is the same on every rank. If the pieces have more rows than the tensor, the rows
-//! after the last are padding: zeros where they are received, and dropped where the tensor is gathered. An op
-//! names no rank. `first`, the rank of the first piece, differs by tensor, so that the pieces of tensors with
-//! few rows spread over all ranks.
+//! They have no kernels; engines move the data ([`xtrain_program::Collective`]). A piece has a fixed number
+//! of rows, because the program is the same on every rank. If the pieces have more rows than the tensor, the
+//! rows after the last are padding: zeros where they are received, and dropped where the tensor is gathered.
+//! An op names no rank. `first`, the rank of the first piece, differs by tensor, so that the pieces of
+//! tensors with few rows spread over all ranks.
 
 mod all_gather;
 mod all_to_all;

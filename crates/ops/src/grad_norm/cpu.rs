@@ -1,5 +1,5 @@
-//! CPU kernels of [`GradNorm`] and [`SquaredNorm`]: blocks of fixed size are summed in parallel, and their sums
-//! in order.
+//! CPU kernels of [`GradNorm`] and [`SquaredNorm`]: blocks of fixed size are summed in parallel, and their
+//! sums in order.
 
 use super::{GradNorm, SquaredNorm};
 use crate::host::math::vectorized;

@@ -1,6 +1,6 @@
 // Global L2 norm of all gradients, in two launches. The first one sums the squares of each chunk, the second
-// one sums the chunks and takes the root; for the squared norm, it does not. Both sum in a fixed order, so the
-// norm is deterministic.
+// one sums the chunks and takes the root; for the squared norm, it does not. Both sum in a fixed order, so
+// the norm is deterministic.
 //
 // Bound by memory: each element is read once. All tensors are cut into chunks of one size, one block each, so
 // that a few huge tensors and many tiny ones occupy the GPU equally; a table, written once by the host, lists

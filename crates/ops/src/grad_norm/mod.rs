@@ -1,6 +1,6 @@
 //! The global L2 norm of the gradients. Clipping scales by it, every step logs it, and a norm that is not
-//! finite skips the step. If the gradients are cut among ranks, each rank computes the sum of its squares, and
-//! [`StepTotals`](crate::step_totals::StepTotals) adds the sums.
+//! finite skips the step. If the gradients are cut among ranks, each rank computes the sum of its squares,
+//! and [`StepTotals`](crate::step_totals::StepTotals) adds the sums.
 
 mod cpu;
 mod cuda;

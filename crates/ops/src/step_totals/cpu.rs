@@ -26,7 +26,8 @@ impl CpuKernel for StepTotals {
         for of_rank in words.as_chunks::<WORDS>().0 {
             sums.iter_mut().zip(of_rank).for_each(|(sum, word)| *sum += word);
         }
-        let [squared_norm, loss, objective, bad_amaxes, stops] = sums;
+        let [sum_of_squares, loss, objective, bad_amaxes, stops] = sums;
+        let squared_norm = if self.has_whole_gradients { words[0] } else { sum_of_squares };
         let amax = if bad_amaxes > 0.0 { f32::INFINITY } else { 0.0 };
         let numbers = [squared_norm.sqrt() as f32, loss as f32, objective as f32, amax];
         outputs.iter_mut().zip(numbers).for_each(|(output, number)| output.write::<f32>(&[number]));

@@ -30,7 +30,8 @@ kernel_struct! {
         objective: DevicePtr,
         amax: DevicePtr,
         stop: DevicePtr,
-        ranks: u64,
+        ranks: u32,
+        has_whole_gradients: u32,
     }
 }
 
@@ -46,8 +47,8 @@ impl CudaKernel for RankWords {
             words: operands.outputs[0].place,
         };
         let function = gpu.function(&SOURCE, &[], "rank_words")?;
-        // SAFETY: the kernel takes one `WordsArguments` and runs in one thread. Every input is one number of the
-        // type that `infer` checks, and there are `WORDS` words.
+        // SAFETY: the kernel takes one `WordsArguments` and runs in one thread. Every input is one number of
+        // the type that `infer` checks, and there are `WORDS` words.
         Ok(unsafe { Work::launch(function, Launch::row(1, 1), arguments) })
     }
 }
@@ -63,11 +64,12 @@ impl CudaKernel for StepTotals {
             objective: output(2),
             amax: output(3),
             stop: output(4),
-            ranks: words.ty.shape[0] as u64,
+            ranks: words.ty.shape[0] as u32,
+            has_whole_gradients: self.has_whole_gradients.into(),
         };
         let function = gpu.function(&SOURCE, &[], "step_totals")?;
-        // SAFETY: the kernel takes one `TotalsArguments`. There are `WORDS` words for each rank, and every output
-        // is one number of the type that `infer` returns.
+        // SAFETY: the kernel takes one `TotalsArguments`. There are `WORDS` words for each rank, and every
+        // output is one number of the type that `infer` returns.
         Ok(unsafe { Work::launch(function, Launch::row(1, 32), arguments) })
     }
 }

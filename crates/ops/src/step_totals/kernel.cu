@@ -1,7 +1,7 @@
 // The words of a rank, and the sums of the words of all ranks, in their order.
 //
-// Bound by latency. Packing takes one thread; a sum takes one thread for each word of a rank, so that the order
-// of additions is that of ranks.
+// Bound by latency. Packing takes one thread; a sum takes one thread for each word of a rank, so that the
+// order of additions is that of ranks.
 
 struct WordsArguments {
     const double* squared_norm;
@@ -20,7 +20,8 @@ struct TotalsArguments {
     float* objective;
     float* amax;
     u32* stop;
-    u64 ranks;
+    u32 ranks;
+    u32 has_whole_gradients;
 };
 
 extern "C" __global__ void rank_words(WordsArguments args) {
@@ -37,8 +38,8 @@ extern "C" __global__ void step_totals(TotalsArguments args) {
     if (word >= WORDS) return;
     double sum = 0.0;
 #pragma unroll 8
-    for (u64 rank = 0; rank < args.ranks; rank++) sum += args.words[rank * WORDS + word];
-    if (word == 0) *args.grad_norm = (float)sqrt(sum);
+    for (u32 rank = 0; rank < args.ranks; rank++) sum += args.words[rank * WORDS + word];
+    if (word == 0) *args.grad_norm = (float)sqrt(args.has_whole_gradients ? args.words[0] : sum);
     if (word == 1) *args.loss = (float)sum;
     if (word == 2) *args.objective = (float)sum;
     if (word == 3) *args.amax = sum > 0.0 ? INFINITY_F : 0.0f;

@@ -1,4 +1,4 @@
-//! The numbers of a step that every rank needs, as sums over ranks in their order.
+//! Sums over ranks of a few numbers of each, in the order of ranks: the update of a step decides by them.
 //!
 //! Each rank packs its numbers into 64-bit words ([`RankWords`]), one all-gather gives every rank all words,
 //! and each adds them in the same order ([`StepTotals`]). So all ranks clip by the same norm, skip the same
@@ -59,7 +59,11 @@ impl Op for RankWords {
 /// Words are added in f64 in the order of ranks. The norm is the root of the sum of squared norms. The amax
 /// is infinite if that of any rank is not finite, and 0 otherwise. `stop` is 1 if any rank wishes to stop.
 #[derive(Clone, Copy, Debug)]
-pub struct StepTotals;
+pub struct StepTotals {
+    /// True if each rank has all gradients instead of a part of them. All squared norms are then equal, and
+    /// the norm is the root of the first.
+    pub has_whole_gradients: bool,
+}
 
 impl Op for StepTotals {
     fn name(&self) -> &'static str {

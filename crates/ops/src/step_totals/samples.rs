@@ -37,21 +37,26 @@ impl Sampled for StepTotals {
     }
 
     fn samples() -> Vec<Sample> {
-        vec![words_of(1, None), words_of(3, None), words_of(37, None)]
+        vec![
+            words_of(1, false, None),
+            words_of(3, false, None),
+            words_of(3, true, None),
+            words_of(37, false, None),
+        ]
     }
 
     fn large() -> Sample {
-        words_of(1000, None)
+        words_of(1000, false, None)
     }
 
     /// An amax that is not finite.
     fn gpu_samples() -> Vec<Sample> {
-        vec![words_of(5, Some(2))]
+        vec![words_of(5, false, Some(2))]
     }
 }
 
 /// Words of ranks, of which one may have an amax that is not finite.
-fn words_of(ranks: usize, bad_amax: Option<usize>) -> Sample {
+fn words_of(ranks: usize, has_whole_gradients: bool, bad_amax: Option<usize>) -> Sample {
     // Squared norms and wishes to stop are not negative.
     let word = |i: usize| match (i / WORDS, i % WORDS) {
         (rank, 0) => 0.1 + rank as f64 * 1.7,
@@ -60,5 +65,6 @@ fn words_of(ranks: usize, bad_amax: Option<usize>) -> Sample {
         (rank, n) => 1.1 * n as f64 - 0.3 * rank as f64,
     };
     let words = Fill::Values((0..ranks * WORDS).map(word).collect());
-    Sample::plain(StepTotals, [SampleInput::activation([ranks, WORDS]).in_format(DType::F64).fill(words)])
+    let op = StepTotals { has_whole_gradients };
+    Sample::plain(op, [SampleInput::activation([ranks, WORDS]).in_format(DType::F64).fill(words)])
 }

@@ -20,10 +20,10 @@ fn words([squared_norm, loss, objective]: [f64; 3], stop: f64, amax: Option<f64>
     run(&RankWords, &inputs.iter().collect::<Vec<_>>())[0].to_f64()
 }
 
-/// Norm, loss, objective, amax and the wish to stop of all ranks.
+/// Norm, loss, objective, amax and the wish to stop of all ranks, each with a part of the gradients.
 fn totals(ranks: &[Vec<f64>]) -> Vec<f64> {
     let all = tensor(DType::F64, &[ranks.len(), WORDS], &ranks.concat());
-    run(&StepTotals, &[&all]).iter().map(|output| output.to_f64()[0]).collect()
+    run(&StepTotals { has_whole_gradients: false }, &[&all]).iter().map(|output| output.to_f64()[0]).collect()
 }
 
 #[test]
@@ -44,6 +44,14 @@ fn a_number_of_one_rank_that_is_not_finite_shows_on_all() {
         let amax = totals(&[good(), words([1.0, 0.5, 0.5], 0.0, Some(bad)), good()])[3];
         assert_eq!(amax, f64::INFINITY, "amax {bad}");
     }
+}
+
+#[test]
+fn the_norm_of_whole_gradients_is_not_added() {
+    let words = [9.0, 0.5, 0.75, 0.0, 0.0];
+    let all = tensor(DType::F64, &[2, WORDS], &[words, words].concat());
+    let totals = run(&StepTotals { has_whole_gradients: true }, &[&all]);
+    assert_eq!([totals[0].to_f64()[0], totals[1].to_f64()[0]], [3.0, 1.0]);
 }
 
 #[test]

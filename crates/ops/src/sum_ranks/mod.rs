@@ -13,9 +13,10 @@ use xtrain_cuda::KernelSource;
 use xtrain_program::{Op, OpError, Operand};
 use xtrain_tensor::{DType, Shape, TensorType};
 
-/// `x [n, ...] -> sum f32 [...]`, f32 or bf16: ((x[0] + x[1]) + x[2]) + ..., in the order of ranks and in f32.
+/// `x [n, ...] -> sum f32 [...]`, f32 or bf16: ((x_0 + x_1) + x_2) + ..., in the order of ranks and in
+/// f32.
 ///
-/// An accumulating output is added to this sum, not to x[0]. So every device, and every rank that receives
+/// An accumulating output is added to this sum, not to x_0. So every device, and every rank that receives
 /// equal pieces, computes equal bits.
 #[derive(Clone, Copy, Debug)]
 pub struct SumRanks;

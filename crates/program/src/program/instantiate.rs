@@ -20,8 +20,8 @@ pub struct TraceError {
 
 xtrain_tensor::debug_as_display!(TraceError);
 
-/// Builds an instance, on the lane of its op. Output `k` is written to the value `targets[k]`, or to a new transient value if that
-/// is `None` or absent.
+/// Builds an instance, on the lane of its op. Output `k` is written to the value `targets[k]`, or to a new
+/// transient value if that is `None` or absent.
 pub(crate) fn instantiate(
     program: &mut Program,
     code: Code,

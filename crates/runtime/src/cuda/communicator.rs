@@ -10,14 +10,14 @@ use xtrain_program::{Collective, Group, Program};
 /// An engine calls it where it would launch a kernel: with the stream of the communication lane, which has
 /// waited for the writers of the input, and whose later work is waited for by the readers of the output. The
 /// calls of a program come in its list order, on every rank. Tensors contain no padding
-/// ([`Collective`]): a short input is read as if zeros followed it, and a short output is not written past its
-/// end.
+/// ([`Collective`]): a short input is read as if zeros followed it, and a short output is not written past
+/// its end.
 pub(super) trait DeviceCommunicator: Send + Sync {
     /// The number of ranks of the run.
     fn world_size(&self) -> usize;
 
-    /// True if a call does nothing but enqueue work on the stream. Then a graph can contain the work. Parts of
-    /// a program whose collectives are not recordable always run op by op.
+    /// True if a call does nothing but enqueue work on the stream. Then a graph can contain the work. Parts
+    /// of a program whose collectives are not recordable always run op by op.
     fn is_recordable(&self) -> bool;
 
     /// Allocates what the collectives of `program` need in addition to their operands. No earlier work is in

@@ -77,7 +77,8 @@ impl DeviceCommunicator for HostStaged {
         {
             let _no_capture = exclude_capture();
             input.read_into(sent, 0, stream)?;
-            // The copy of the previous output from its buffer, which was enqueued before, has also ended then.
+            // The copy of the previous output from its buffer, which was enqueued before, has also ended
+            // then.
             stream.synchronize()?;
         }
         sent[input.bytes()..sent_bytes].fill(0);

@@ -21,8 +21,8 @@ pub(super) struct Loaded {
     pub(super) spans: Vec<Option<Span>>,
     /// The workspace of each instance.
     pub(super) workspaces: Vec<Vec<(TensorType, Span)>>,
-    /// The work of each instance; none for collectives. A micro-step's instance has one for the first micro-step and one for the
-    /// others, if they differ.
+    /// The work of each instance; none for collectives. A micro-step's instance has one for the first
+    /// micro-step and one for the others, if they differ.
     pub(super) works: Vec<[Option<Work>; 2]>,
     pub(super) graphs: HashMap<Part, Recording>,
     /// Graphs with events around each op, by part and by the repeats of each op.

@@ -11,16 +11,30 @@ impl CpuKernel for SumRanks {
         let (ranks, elements) = (inputs[0].ty.shape[0], sum.ty.numel());
         for_row_blocks(elements, [sum], |block, [mut sum]| {
             let of_rank = |r: usize| inputs[0].slice(r * elements + block.start..r * elements + block.end);
-            let mut total = Pooled::take(block.len());
-            of_rank(0).widen_into::<f32>(&mut total);
-            for r in 1..ranks {
-                let x = of_rank(r).reals::<f32>();
-                vectorized(
-                    #[inline(always)]
-                    || add_into(&mut total, &x),
-                );
-            }
-            sum.store::<f32>(&total);
+            sum.store::<f32>(&tree(&of_rank, 0, ranks, block.len()));
         });
     }
+}
+
+/// The sum of `count` ranks from `first` on: that of the largest power of two before the last rank, and that
+/// of the others, each a tree again.
+fn tree<'a>(
+    of_rank: &impl Fn(usize) -> View<'a>,
+    first: usize,
+    count: usize,
+    elements: usize,
+) -> Pooled<f32> {
+    if count == 1 {
+        let mut x = Pooled::take(elements);
+        of_rank(first).widen_into::<f32>(&mut x);
+        return x;
+    }
+    let half = count.next_power_of_two() / 2;
+    let mut sum = tree(of_rank, first, half, elements);
+    let right = tree(of_rank, first + half, count - half, elements);
+    vectorized(
+        #[inline(always)]
+        || add_into(&mut sum, &right),
+    );
+    sum
 }

@@ -1,20 +1,24 @@
 //! Launch of the GPU kernel of [`SumRanks`].
 #![allow(unsafe_code, reason = "it launches kernels")]
 
-use super::SumRanks;
+use super::{MAX_RANKS, SumRanks};
 use crate::device::{ELEMENTWISE_THREADS, suffix};
 use xtrain_cuda::{
     CudaError, CudaKernel, DevicePtr, Gpu, KernelSource, Launch, Operands, Work, kernel_struct,
 };
 
 pub(super) const SOURCE: KernelSource = KernelSource {
-    constants: &[&[("PER_THREAD", PER_THREAD as i64)]],
+    constants: &[&[("PER_THREAD", PER_THREAD as i64), ("GROUP_LEVELS", GROUP_LEVELS as i64)]],
     structs: &[Arguments::LAYOUT],
     ..KernelSource::new("sum_ranks/kernel.cu", include_str!("kernel.cu"))
 };
 
 /// Elements per thread.
 const PER_THREAD: u64 = 8;
+/// Ranks whose sum is one tree in registers.
+const TREE: usize = 8;
+/// Levels of the counter that adds the sums of groups of as many ranks.
+const GROUP_LEVELS: u32 = (MAX_RANKS / TREE).ilog2();
 
 kernel_struct! {
     struct Arguments {
@@ -30,7 +34,8 @@ kernel_struct! {
 impl CudaKernel for SumRanks {
     fn prepare(&self, gpu: &Gpu, operands: &Operands<'_>) -> Result<Work, CudaError> {
         let (x, sum) = (operands.inputs[0], operands.outputs[0]);
-        let function = gpu.function(&SOURCE, &[], &format!("sum_ranks_{}", suffix(x.ty)))?;
+        let name = if x.ty.shape[0] > TREE { "sum_many_ranks" } else { "sum_ranks" };
+        let function = gpu.function(&SOURCE, &[], &format!("{name}_{}", suffix(x.ty)))?;
         let elements = sum.ty.numel() as u64;
         let arguments = Arguments {
             x: x.place,

@@ -13,11 +13,14 @@ use xtrain_cuda::KernelSource;
 use xtrain_program::{Op, OpError, Operand};
 use xtrain_tensor::{DType, Shape, TensorType};
 
-/// `x [n, ...] -> sum f32 [...]`, f32 or bf16: ((x_0 + x_1) + x_2) + ..., in the order of ranks and in
-/// f32.
+/// The largest number of ranks: that of the GPU kernel's counter.
+const MAX_RANKS: usize = 1 << 13;
+
+/// `x [n, ...] -> sum f32 [...]`, f32 or bf16: the sum over the ranks in f32, as a binary tree.
 ///
-/// An accumulating output is added to this sum, not to x_0. So every device, and every rank that receives
-/// equal pieces, computes equal bits.
+/// The left half of a tree of n ranks is the largest power of two of ranks before the last: (x_0 + x_1) + x_2
+/// for three, (x_0 + x_1) + (x_2 + x_3) for four. An accumulating output is added to this sum. So every
+/// device, and every rank that receives equal pieces, computes equal bits.
 #[derive(Clone, Copy, Debug)]
 pub struct SumRanks;
 
@@ -28,14 +31,14 @@ impl Op for SumRanks {
 
     fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>, OpError> {
         OpError::arity("sum_ranks", inputs, 1)?;
-        let ranks = inputs[0].shape.split_first().filter(|(n, _)| **n > 0);
+        let ranks = inputs[0].shape.split_first().filter(|(n, _)| (1..=MAX_RANKS).contains(*n));
         let is_summed = matches!(inputs[0].dtype, DType::F32 | DType::BF16);
         match ranks {
             Some((_, piece)) if is_summed => {
                 Ok(vec![TensorType { dtype: DType::F32, shape: Shape::new(piece) }])
             }
             _ => Err(OpError(format!(
-                "sum_ranks takes the f32 or bf16 tensors of at least one rank, one after the other, not {}",
+                "sum_ranks takes the f32 or bf16 tensors of 1 to {MAX_RANKS} ranks, one after the other, not {}",
                 inputs[0]
             ))),
         }

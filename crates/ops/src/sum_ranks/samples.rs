@@ -24,7 +24,11 @@ impl Sampled for SumRanks {
 
     /// Pieces that start at 16 bytes for both types, for f32 alone, and for neither.
     fn gpu_samples() -> Vec<Sample> {
-        let sample = |elements| Sample::plain(SumRanks, [SampleInput::activation([5, elements]).computed()]);
-        [8, 4100, 4099, 1 << 16].map(sample).into()
+        let sample = |ranks: usize, elements| {
+            Sample::plain(SumRanks, [SampleInput::activation([ranks, elements]).computed()])
+        };
+        let sizes = [8, 4100, 4099, 1 << 16].map(|elements| sample(5, elements));
+        let ranks = [9, 16, 23, 41].map(|ranks| sample(ranks, 2050));
+        sizes.into_iter().chain(ranks).collect()
     }
 }

@@ -283,7 +283,9 @@ fn compute(op: &dyn Op, inputs: &[Vec<Vec<f32>>], ty: TensorType) -> Vec<Vec<f32
     if op.is::<SumRanks>() {
         let sum = |x: &Vec<f32>| {
             let pieces: Vec<&[f32]> = x.chunks(ty.numel()).collect();
-            (0..ty.numel()).map(|i| pieces.iter().skip(1).fold(pieces[0][i], |sum, p| sum + p[i])).collect()
+            // Up to four ranks.
+            let pairs = |i: usize| pieces.chunks(2).map(move |pair| pair.iter().map(|p| p[i]).sum::<f32>());
+            (0..ty.numel()).map(|i| pairs(i).sum()).collect()
         };
         return inputs[0].iter().map(sum).collect();
     }

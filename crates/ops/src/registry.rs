@@ -104,16 +104,21 @@ ops![
     crate::linear_cross_entropy::LinearCrossEntropyGrad: gpu,
     crate::linear_cross_entropy::ScaledLinearCrossEntropy: gpu,
     crate::normal::Normal: gpu,
+    crate::pairwise_sum::PairwiseAdd: gpu,
+    crate::pairwise_sum::PairwiseTotal: gpu,
     crate::qk_norm_rope::QkNormRope: gpu,
     crate::qk_norm_rope::QkNormRopeGrad: gpu,
     crate::quantize::Dequantize: gpu,
     crate::quantize::Quantize: gpu,
+    crate::rank_amaxes::RankAmaxes: gpu,
+    crate::rank_amaxes::MaxAmaxes: gpu,
     crate::rms_norm::RmsNorm: gpu,
     crate::rms_norm::AddRmsNorm: gpu,
     crate::rms_norm::Rms: gpu,
     crate::rms_norm::RmsNormGrad: gpu,
     crate::rms_quantize::RmsQuantize: gpu,
     crate::scaled_matmul::ScaledMatmul: gpu,
+    crate::step_losses::RecordLosses: gpu,
     crate::step_totals::RankWords: gpu,
     crate::step_totals::StepTotals: gpu,
     crate::sum_ranks::SumRanks: gpu,
@@ -121,6 +126,8 @@ ops![
     crate::swiglu::SwigluGrad: gpu,
     crate::swiglu_saving::SwigluSaving: gpu,
     crate::transpose_bytes::TransposeBytes: gpu,
+    crate::unit_norm::UnitSquares: gpu,
+    crate::unit_norm::UnitSquaredNorm: gpu,
 ];
 
 /// The ops that passes insert.
@@ -158,6 +165,14 @@ impl ShardOps for PassSet {
 
     fn sum_ranks(&self) -> Arc<dyn Op> {
         Arc::new(crate::sum_ranks::SumRanks)
+    }
+
+    fn pairwise_add(&self) -> Arc<dyn Op> {
+        Arc::new(crate::pairwise_sum::PairwiseAdd)
+    }
+
+    fn pairwise_total(&self) -> Arc<dyn Op> {
+        Arc::new(crate::pairwise_sum::PairwiseTotal)
     }
 }
 

@@ -10,7 +10,7 @@ use xtrain_tensor::{CpuKernel, Real, View, ViewMut, with_real};
 pub(super) const BLOCK: usize = 64 * 1024;
 
 /// Elements that a task widens at a time, so that widened bf16 stays in the L1 cache.
-const PIECE: usize = 4 * 1024;
+pub(crate) const PIECE: usize = 4 * 1024;
 
 impl CpuKernel for GradNorm {
     fn run(&self, inputs: &[View<'_>], outputs: &mut [ViewMut<'_>]) {

@@ -4,21 +4,25 @@
 use super::{GradNorm, SquaredNorm};
 use crate::device::{Floats, suffix, table};
 use xtrain_cuda::{
-    CudaError, CudaKernel, CudaTensor, DeviceMemory, DevicePtr, Gpu, KernelSource, Launch, Operands, Work,
-    kernel_struct,
+    CudaError, CudaKernel, CudaTensor, DeviceMemory, DevicePtr, Gpu, Header, KernelSource, Launch, Operands,
+    Work, kernel_struct,
 };
 use xtrain_tensor::{DType, TensorType};
 
+/// Sums of squares, and the sum over a block.
+pub(crate) const SQUARES: Header = Header::new("grad_norm/squares.cuh", include_str!("squares.cuh"));
+
 pub(super) const SOURCE: KernelSource = KernelSource {
+    headers: &[SQUARES],
     constants: &[&[("THREADS", THREADS as i64), ("SUM_THREADS", SUM_THREADS as i64)]],
     structs: &[Arguments::LAYOUT, Chunk::LAYOUT, TotalArguments::LAYOUT],
     ..KernelSource::new("grad_norm/kernel.cu", include_str!("kernel.cu"))
 };
 
 /// Elements of a chunk, which one block sums.
-const CHUNK: usize = 32 * 1024;
+pub(crate) const CHUNK: usize = 32 * 1024;
 /// Threads per block of the first launch, and of the second.
-const THREADS: u32 = 256;
+pub(crate) const THREADS: u32 = 256;
 const SUM_THREADS: u32 = 1024;
 
 kernel_struct! {

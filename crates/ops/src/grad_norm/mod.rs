@@ -2,8 +2,8 @@
 //! finite skips the step. If the gradients are cut among ranks, each rank computes the sum of its squares,
 //! and [`StepTotals`](crate::step_totals::StepTotals) adds the sums.
 
-mod cpu;
-mod cuda;
+pub(crate) mod cpu;
+pub(crate) mod cuda;
 #[cfg(any(test, feature = "samples"))]
 mod samples;
 #[cfg(test)]
@@ -60,7 +60,7 @@ impl Op for SquaredNorm {
 ///
 /// # Errors
 /// There is none, or they have different ones.
-fn compute_type(op: &str, gradients: &[TensorType]) -> Result<DType, OpError> {
+pub(crate) fn compute_type(op: &str, gradients: &[TensorType]) -> Result<DType, OpError> {
     let Some(first) = gradients.first() else {
         return Err(OpError(format!("{op} takes at least one gradient")));
     };

@@ -1,6 +1,6 @@
 //! Samples of [`RankWords`] and [`StepTotals`].
 
-use super::{RankWords, StepTotals, WORDS};
+use super::{FLAGS, PieceUnits, RankWords, Squares, StepTotals};
 use crate::samples::{Fill, GpuTolerance, Sample, SampleInput, Sampled};
 use xtrain_tensor::{DType, TensorType};
 
@@ -23,12 +23,21 @@ impl Sampled for RankWords {
             with_amax(3.0),
             with_amax(f64::INFINITY),
             with_amax(f64::NAN),
+            of_units(3, 2),
         ]
     }
 
     fn large() -> Sample {
-        RankWords::samples().swap_remove(1)
+        of_units(700, 300)
     }
+}
+
+/// The words of so many units and micro-batches.
+fn of_units(units: usize, micro_batches: usize) -> Sample {
+    let squares = SampleInput::activation([units]).in_format(DType::F64);
+    let losses = SampleInput::activation([micro_batches, 2]).in_format(DType::F32);
+    let amax = SampleInput::activation([1]).fill(Fill::Values(vec![3.0]));
+    Sample::plain(RankWords, [squares, losses, SampleInput::flag(1), amax])
 }
 
 impl Sampled for StepTotals {
@@ -37,34 +46,40 @@ impl Sampled for StepTotals {
     }
 
     fn samples() -> Vec<Sample> {
+        let pieces = |pieces: &[(usize, usize)]| {
+            Squares::Pieces(pieces.iter().map(|&(first, units)| PieceUnits { first, units }).collect())
+        };
         vec![
-            words_of(1, false, None),
-            words_of(3, false, None),
-            words_of(3, true, None),
-            words_of(37, false, None),
+            words_of(1, Squares::Whole, 1, None),
+            words_of(3, pieces(&[(0, 1)]), 1, None),
+            words_of(3, Squares::Whole, 4, None),
+            words_of(4, pieces(&[(0, 3), (2, 1), (3, 5)]), 2, None),
+            words_of(37, pieces(&[(0, 1)]), 1, None),
         ]
     }
 
     fn large() -> Sample {
-        words_of(1000, false, None)
+        let pieces = (0..400).map(|n| PieceUnits { first: n % 8, units: 1 + n % 3 }).collect();
+        words_of(8, Squares::Pieces(pieces), 5, None)
     }
 
     /// An amax that is not finite.
     fn gpu_samples() -> Vec<Sample> {
-        vec![words_of(5, false, Some(2))]
+        vec![words_of(5, Squares::Whole, 1, Some(2))]
     }
 }
 
 /// Words of ranks, of which one may have an amax that is not finite.
-fn words_of(ranks: usize, has_whole_gradients: bool, bad_amax: Option<usize>) -> Sample {
-    // Squared norms and wishes to stop are not negative.
-    let word = |i: usize| match (i / WORDS, i % WORDS) {
-        (rank, 0) => 0.1 + rank as f64 * 1.7,
-        (rank, 3) => f64::from(u8::from(bad_amax == Some(rank))),
-        (rank, 4) => f64::from(u8::from(rank % 3 == 1)),
-        (rank, n) => 1.1 * n as f64 - 0.3 * rank as f64,
+fn words_of(ranks: usize, squares: Squares, micro_batches: usize, bad_amax: Option<usize>) -> Sample {
+    let op = StepTotals { squares, micro_batches };
+    let (words, flags) = (op.words(), op.words() - FLAGS);
+    // Squares and wishes to stop are not negative.
+    let word = |i: usize| match (i / words, i % words) {
+        (rank, n) if n == flags => f64::from(u8::from(bad_amax == Some(rank))),
+        (rank, n) if n > flags => f64::from(u8::from(rank % 3 == 1)),
+        (rank, n) if n >= op.square_words() => 1.1 * n as f64 - 0.3 * rank as f64,
+        (rank, n) => 0.1 + rank as f64 * 1.7 + n as f64 / 7.0,
     };
-    let words = Fill::Values((0..ranks * WORDS).map(word).collect());
-    let op = StepTotals { has_whole_gradients };
-    Sample::plain(op, [SampleInput::activation([ranks, WORDS]).in_format(DType::F64).fill(words)])
+    let all = Fill::Values((0..ranks * words).map(word).collect());
+    Sample::plain(op, [SampleInput::activation([ranks, words]).in_format(DType::F64).fill(all)])
 }

@@ -56,8 +56,8 @@ pub use parallel::{Parallel, Reduce, Shard};
 pub use plan::{Location, Plan, Region};
 pub use precision::Precision;
 pub use program::{
-    Backward, Code, Delayed, Differentiable, Instance, MeasuredCast, Output, Parameter, Program, Quantized,
-    TraceError, WriteMode,
+    Backward, Code, Delayed, Differentiable, Gathered, Instance, MeasuredCast, Output, Parameter, Program,
+    Quantized, TraceError, WriteMode,
 };
 pub use recompute::Recompute;
 pub use row_shard::{RowShard, Rows, cut};

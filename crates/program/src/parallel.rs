@@ -36,8 +36,11 @@ pub enum Reduce {
     #[default]
     SameWorld,
     /// The gradients of all micro-batches of a step are the leaves of one binary tree. Runs of any number of
-    /// ranks have equal bits.
-    AnyWorld,
+    /// ranks that is a power of two have equal bits.
+    AnyWorld {
+        /// Micro-batches of each rank in a step.
+        micro_steps: usize,
+    },
 }
 
 impl Parallel {

@@ -2,6 +2,7 @@
 
 use crate::Group;
 use std::ops::Range;
+use xtrain_tensor::{Shape, TensorType};
 
 /// The cut of a parameter by rows among the ranks of a group.
 ///
@@ -27,6 +28,21 @@ impl RowShard {
         let end = begin + self.piece_rows;
         begin.min(self.rows)..end.min(self.rows)
     }
+
+    /// The type of a piece of a tensor.
+    pub fn piece(&self, whole: TensorType) -> TensorType {
+        with_rows(whole, self.piece_rows)
+    }
+
+    /// The type of the tensor of a piece.
+    pub fn whole(&self, piece: TensorType) -> TensorType {
+        with_rows(piece, self.rows)
+    }
+}
+
+/// `ty` with another number of rows.
+fn with_rows(ty: TensorType, rows: usize) -> TensorType {
+    TensorType { shape: Shape::new(&[&[rows], &ty.shape[1..]].concat()), ..ty }
 }
 
 /// A parameter to cut.
@@ -38,6 +54,13 @@ pub struct Rows {
     pub row_elements: usize,
     /// Rows that one piece holds together.
     pub unit: usize,
+}
+
+impl Rows {
+    /// The number of units, of which the last may have fewer rows.
+    pub const fn units(&self) -> usize {
+        self.rows.div_ceil(self.unit)
+    }
 }
 
 /// The cuts of these parameters among the ranks of `group`.
@@ -52,7 +75,7 @@ pub fn cut(parameters: &[Rows], group: Group) -> Vec<RowShard> {
     let mut elements_of = vec![0usize; n];
     for p in order {
         let Rows { rows, row_elements, unit } = parameters[p];
-        let piece_rows = rows.div_ceil(unit).div_ceil(n) * unit;
+        let piece_rows = parameters[p].units().div_ceil(n) * unit;
         let starting_at = |first| RowShard { group, first, piece_rows, rows };
         let held = |shard: &RowShard, rank| shard.rows_of(rank).len() * row_elements;
         // With the least sum of products, the squares of the sums add up to the least.
@@ -68,4 +91,51 @@ pub fn cut(parameters: &[Rows], group: Group) -> Vec<RowShard> {
         }
     }
     cuts
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn parameters() -> impl Strategy<Value = Vec<Rows>> {
+        let unit = prop_oneof![Just(1usize), Just(4), Just(128)];
+        let parameter = (1usize..1000, 1usize..50, unit).prop_map(|(rows, row_elements, unit)| Rows {
+            rows,
+            row_elements,
+            unit,
+        });
+        prop::collection::vec(parameter, 1..20)
+    }
+
+    proptest! {
+        #[test]
+        fn ranks_have_all_rows_once_in_whole_units(parameters in parameters(), n in 1usize..9) {
+            let cuts = cut(&parameters, Group::World { size: n });
+            for (cut, parameter) in cuts.iter().zip(&parameters) {
+                prop_assert!(cut.first < n && cut.piece_rows.is_multiple_of(parameter.unit));
+                prop_assert!(n * cut.piece_rows >= parameter.rows);
+                // No rank could do with a unit less.
+                prop_assert!(n * (cut.piece_rows - parameter.unit) < parameter.rows);
+                let mut end = 0;
+                for piece in 0..n {
+                    let rows = cut.rows_of((cut.first + piece) % n);
+                    prop_assert!(rows.start == end && rows.len() <= cut.piece_rows);
+                    prop_assert!(rows.start.is_multiple_of(parameter.unit) || rows.is_empty());
+                    end = rows.end;
+                }
+                prop_assert_eq!(end, parameter.rows);
+            }
+        }
+
+        #[test]
+        fn parameters_of_one_unit_are_spread_evenly(n in 2usize..9, each in 1usize..5) {
+            let one = Rows { rows: 100, row_elements: 3, unit: 128 };
+            let cuts = cut(&vec![one; n * each], Group::World { size: n });
+            for rank in 0..n {
+                let held = cuts.iter().filter(|cut| !cut.rows_of(rank).is_empty()).count();
+                prop_assert_eq!(held, each);
+            }
+        }
+    }
 }

@@ -1,78 +1,54 @@
-//! The pass that spreads a training step over ranks.
+//! The pass that spreads a step over ranks. It inserts ops that the caller passes in; model code and recipes
+//! contain nothing about ranks.
 //!
-//! Parameters are cut by rows ([`RowShard`]). After the last writer of a parameter's gradient, in the last
-//! micro-step, each rank receives its piece of the gradients of all ranks and adds them in the order of
-//! ranks. Collectives and sums run on the communication lane, so that no kernel of the backward waits for
-//! another rank. The sums are gathered back: every rank then has the whole gradient, with equal bits.
+//! * Gradients ([`reduce`]): each rank receives its piece of the gradients of all ranks and adds them in a
+//!   fixed order.
+//! * State ([`pieces`]): with [`Shard::Optimizer`], a rank has its rows of masters, moments and reduced
+//!   gradients alone. What the forward and the backward read is gathered from all ranks after the update
+//!   ([`crate::refresh`]).
 //!
-//! The caller passes in the ops. Model code contains nothing about ranks.
+//! With one process and sums of the same world the pass changes nothing.
 
-use crate::program::instantiate;
-use crate::{
-    Code, Group, Instance, Lane, Op, Origin, Parallel, Program, Role, RowShard, Stage, TraceError, ValueId,
-    When,
-};
+mod pieces;
+mod reduce;
+
+use crate::{Op, Parallel, PassOps, Program, RowShard, Shard, TraceError};
 use std::collections::HashMap;
 use std::sync::Arc;
 
+/// The name of the input `u32[]` with the number of the micro-step, which sums for any world read.
+pub const MICRO_STEP: &str = "micro_step";
+
 /// The ops that the pass inserts.
-pub trait ShardOps {
-    /// The op that gathers pieces.
-    fn all_gather(&self, shard: RowShard) -> Arc<dyn Op>;
-    /// The op that sends each piece of a tensor to its rank.
-    fn all_to_all(&self, shard: RowShard) -> Arc<dyn Op>;
-    /// The op that adds the tensors of all ranks, in their order.
+pub trait ShardOps: PassOps {
+    /// The op that gathers the pieces of a parameter.
+    fn all_gather(&self, cut: RowShard) -> Arc<dyn Op>;
+    /// The op that sends each piece of a parameter to its rank.
+    fn all_to_all(&self, cut: RowShard) -> Arc<dyn Op>;
+    /// The op that adds the pieces of all ranks, in f32, as the leaves of a binary tree.
     fn sum_ranks(&self) -> Arc<dyn Op>;
+    /// The op that adds the gradient of a micro-step to the partial sums of a binary tree. Its inputs are the
+    /// gradient, the number of the micro-step and the partial sums, which it updates in place.
+    fn pairwise_add(&self) -> Arc<dyn Op>;
+    /// The op that adds the gradient of the last micro-step and all partial sums. Its inputs are those of
+    /// [`ShardOps::pairwise_add`].
+    fn pairwise_total(&self) -> Arc<dyn Op>;
 }
 
-/// Spreads the step over the ranks of `parallel`, given the cut of each parameter by its name.
+/// Spreads a program over the ranks of `parallel`, given the cut of each parameter by its name. `updates` is
+/// true for a step that ends with an update, which needs the gradients of all ranks.
 pub fn apply(
     mut program: Program,
     parallel: &Parallel,
     cuts: &HashMap<String, RowShard>,
+    updates: bool,
     ops: &dyn ShardOps,
 ) -> Result<Program, TraceError> {
-    let Group::World { size: 2.. } = parallel.world() else { return Ok(program) };
-    for parameter in &mut program.parameters {
-        parameter.shard = cuts.get(&*parameter.name).copied();
+    if parallel.shard == Shard::Optimizer && parallel.world_size > 1 {
+        pieces::cut_state(&mut program, cuts);
     }
-    let reductions = reductions(&program);
-    let instances = std::mem::take(&mut program.instances);
-    for (instance, reduced) in instances.into_iter().zip(reductions) {
-        program.instances.push(instance);
-        for parameter in reduced {
-            reduce(&mut program, parameter, ops)?;
-        }
+    if updates {
+        program = reduce::reduce(program, parallel, cuts, ops)?;
     }
     Ok(program)
-}
-
-/// For each instance, the parameters whose gradients are complete after it.
-fn reductions(program: &Program) -> Vec<Vec<usize>> {
-    let mut after = vec![Vec::new(); program.instances.len()];
-    for (p, parameter) in program.parameters.iter().enumerate() {
-        let writes = |i: &Instance| i.outputs.iter().any(|o| Some(o.value) == parameter.gradient);
-        if let Some(last) = program.instances.iter().rposition(writes) {
-            after[last].push(p);
-        }
-    }
-    after
-}
-
-/// Appends the reduction of a parameter's gradient.
-fn reduce(program: &mut Program, parameter: usize, ops: &dyn ShardOps) -> Result<(), TraceError> {
-    let parameter = &program.parameters[parameter];
-    let (Some(gradient), Some(shard)) = (parameter.gradient, parameter.shard) else { return Ok(()) };
-    let site = parameter.name.clone();
-    let origin = Origin { block: None, site, role: Role::Reduce, stage: Stage::Backward };
-    let mut emit = |op, input, target| -> Result<ValueId, TraceError> {
-        let instance = instantiate(program, Code::Plain(op), &[input], &[target], origin.clone())?;
-        let output = instance.outputs[0].value;
-        program.instances.push(Instance { lane: Lane::Communication, when: When::Last, ..instance });
-        Ok(output)
-    };
-    let pieces = emit(ops.all_to_all(shard), gradient, None)?;
-    let sum = emit(ops.sum_ranks(), pieces, None)?;
-    emit(ops.all_gather(shard), sum, Some(gradient))?;
-    Ok(())
 }

@@ -96,6 +96,7 @@ impl Tracer {
                 quantized: Vec::new(),
                 gradient: None,
                 shard: None,
+                gathered: Vec::new(),
             });
         }
         master

@@ -319,10 +319,10 @@ impl Engine for CpuEngine {
 
     fn copy_state(&mut self, entries: &[StateEntry], targets: &mut [&mut [u8]]) -> Result<(), EngineError> {
         for (entry, target) in entries.iter().zip(targets) {
-            let (ty, span) = self.state.get(entry.kind, &entry.name)?;
-            ensure_length(&entry.name, ty, target)?;
+            let span = self.state.span_of_rows(entry)?;
+            ensure_length(&entry.name, entry.ty, target)?;
             // In pieces: one thread cannot saturate the memory.
-            let pieces = self.memory.get(span).par_chunks(COPY_BYTES);
+            let pieces = self.memory.get(span)[..target.len()].par_chunks(COPY_BYTES);
             target.par_chunks_mut(COPY_BYTES).zip(pieces).for_each(|(to, from)| to.copy_from_slice(from));
         }
         Ok(())

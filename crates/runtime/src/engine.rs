@@ -83,10 +83,11 @@ pub trait Engine: Send {
     /// The bytes of a state value.
     fn read_state(&mut self, kind: StateKind, name: &str) -> Result<Vec<u8>, EngineError>;
 
-    /// Reads many state values, each into its slice, at the speed of memory. Checkpoints use it.
+    /// Reads many state values, each into its slice, at the speed of memory. Checkpoints use it. An entry
+    /// with fewer rows than its value reads the first rows.
     ///
     /// # Errors
-    /// [`EngineError::Length`] if a slice and its value differ in length.
+    /// [`EngineError::Length`] if a slice and its entry differ in length.
     fn copy_state(&mut self, entries: &[StateEntry], targets: &mut [&mut [u8]]) -> Result<(), EngineError>;
 
     /// Overwrites a state value.

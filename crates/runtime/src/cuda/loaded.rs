@@ -50,12 +50,12 @@ pub(super) enum Recording {
 }
 
 impl Loaded {
-    /// The part to run for `part`: without instances that run in the last micro-step alone, the last is like
-    /// the others before it, and shares their graph.
+    /// The part to run for `part`: if no instance depends on it, the last micro-step is like the others
+    /// before it, and shares their graph.
     pub(super) fn distinct(&self, part: Part) -> Part {
-        let is_alone = |instance: &Instance| instance.when == When::Last;
+        let depends = |instance: &Instance| instance.when != When::Always;
         match part {
-            Part::Last if !self.program.instances.iter().any(is_alone) => Part::Next,
+            Part::Last if !self.program.instances.iter().any(depends) => Part::Next,
             part => part,
         }
     }

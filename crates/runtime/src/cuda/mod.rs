@@ -454,8 +454,8 @@ impl Engine for CudaEngine {
     fn copy_state(&mut self, entries: &[StateEntry], targets: &mut [&mut [u8]]) -> Result<(), EngineError> {
         let mut copies = Vec::with_capacity(entries.len());
         for (entry, target) in entries.iter().zip(targets) {
-            let (ty, span) = self.arena.state().get(entry.kind, &entry.name)?;
-            ensure_length(&entry.name, ty, target)?;
+            let span = self.arena.state().span_of_rows(entry)?;
+            ensure_length(&entry.name, entry.ty, target)?;
             copies.push((span, &mut **target));
         }
         Ok(self.staging.read(&self.arena, copies, self.streams.compute())?)

@@ -8,6 +8,7 @@ use xtrain_train::engine::Target;
 use xtrain_train::error::RunError;
 use xtrain_train::estimate::RunTime;
 use xtrain_train::fit::{Fit, Verdict};
+use xtrain_train::layout::{Evenness, Layout};
 use xtrain_train::linear_gemms::{LinearGemms, fp8_share, linear_gemms};
 use xtrain_train::spec::Planned;
 use xtrain_train::{programs, slower};
@@ -47,7 +48,39 @@ pub(crate) fn text(planned: &Planned, answer: &Answer, tables: &Tables<'_>) -> S
     out.push_str(&arithmetic(planned, tables));
     out.push('\n');
     out.push_str(&memory(tables));
+    out.push_str(&ranks(planned, tables.program));
     out
+}
+
+/// The lines on what ranks send to each other and how evenly they share the state; none with one process.
+fn ranks(planned: &Planned, program: &Program) -> String {
+    let (spec, train) = (&planned.spec, &planned.resolved.config.train);
+    let ranks = spec.parallel.world_size;
+    if ranks == 1 {
+        return String::new();
+    }
+    let micro_steps = train.batch_size / train.micro_batch_size() / ranks;
+    let sent = format::bytes(program.sent_bytes(micro_steps) as u64);
+    let mut out = format!("each of {ranks} ranks sends {sent} a step\n");
+    let evenness = Layout::of(spec).ok().and_then(|layout| layout.evenness(&spec.model));
+    if let Some(Evenness { fullest, emptiest }) = evenness {
+        let per_element = parameter_bytes(program);
+        let bytes = |elements: usize| format::bytes((elements * per_element) as u64);
+        out.push_str(&format!(
+            "of masters and optimizer state, the fullest rank has {} and the emptiest {}\n",
+            bytes(fullest),
+            bytes(emptiest)
+        ));
+    }
+    out
+}
+
+/// Bytes of the master and the optimizer's state of an element of a parameter.
+fn parameter_bytes(program: &Program) -> usize {
+    let Some(parameter) = program.parameters.first() else { return 0 };
+    let kinds = [StateKind::Master, StateKind::Moment1, StateKind::Moment2];
+    let held = kinds.into_iter().filter_map(|kind| program.state(kind, &parameter.name));
+    held.map(|state| program.ty(state).dtype.bytes(1)).sum()
 }
 
 fn line(name: &str, value: &str) -> String {
@@ -288,6 +321,10 @@ fn name(what: &Purpose, alike: usize, bytes: usize) -> String {
         Purpose::State(StateKind::Master) => "masters".into(),
         Purpose::State(StateKind::Compute) => "compute weights".into(),
         Purpose::State(StateKind::Gradient) => "gradients".into(),
+        Purpose::State(StateKind::ReducedGradient) => "summed gradients".into(),
+        Purpose::State(StateKind::PartialSums) => "partial sums of gradients".into(),
+        Purpose::State(StateKind::Gathered) => "gathered masters".into(),
+        Purpose::State(StateKind::Losses) => "losses of micro-batches".into(),
         Purpose::State(StateKind::Moment1) => "first moments".into(),
         Purpose::State(StateKind::Moment2) => "second moments".into(),
         Purpose::State(StateKind::Counter) => "counters".into(),

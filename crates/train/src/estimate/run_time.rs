@@ -2,6 +2,7 @@
 
 use super::{Device, Source, step_seconds};
 use crate::error::{LearnError, RunError};
+use crate::layout::Layout;
 use crate::programs;
 use crate::spec::Planned;
 use std::fmt;
@@ -68,7 +69,8 @@ impl RunTime {
 fn evaluation_seconds(planned: &Planned, device: &Device) -> Result<f64, RunError> {
     let (spec, config) = (&planned.spec, &planned.resolved.config);
     let (mask, chunk) = (config.data.document_mask, spec.loss.chunk_tokens);
-    let program = programs::evaluation(&spec.model, &spec.numerics(), spec.batch, mask, chunk);
+    let layout = Layout::of(spec).map_err(LearnError::from)?;
+    let program = programs::evaluation(&spec.model, &spec.numerics(), &layout, spec.batch, mask, chunk);
     let program = program.map_err(LearnError::from)?;
     let sequences = config.eval.sequences(config.data.seq_len).div_ceil(spec.batch.sequences as u64);
     Ok(sequences as f64 * step_seconds(&program, &device.rates, 1))

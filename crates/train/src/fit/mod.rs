@@ -160,7 +160,7 @@ pub(crate) fn needed_bytes(
     target: Target,
     threads: usize,
 ) -> Result<u64, LearnError> {
-    let reference = spec.in_reference().map(|bf16| programs::training(&bf16)).transpose()?;
+    let reference = programs::reference(spec)?;
     let loaded: Vec<_> = std::iter::once(program).chain(&reference).collect();
     let (plan, work) = (target.plan_bytes(&loaded), target.work_bytes(&loaded, threads));
     // A reference segment copies the state to host memory, which is the CPU's.

@@ -67,10 +67,10 @@ __device__ __forceinline__ void pair(u32 a, u32 b, double std, float* to) {
 }
 
 extern "C" __global__ void normal_f32(Arguments args) {
-    // The elements of a block of words, of which the first thread's may begin before y.
-    u64 index = (u64)blockIdx.x * blockDim.x + threadIdx.x, before = args.first % PER_THREAD;
-    i64 first = (i64)(index * PER_THREAD - before), elements = (i64)args.elements;
-    if (first >= elements) return;
+    // Counted from the block of words in which y begins.
+    u64 index = (u64)blockIdx.x * blockDim.x + threadIdx.x, first = index * PER_THREAD;
+    u64 begin = args.first % PER_THREAD, end = begin + args.elements, drawn_end = begin + args.drawn;
+    if (first >= end) return;
     Philox rng = {args.seed_low, args.seed_high, args.step, args.site};
     u32 words[4];
     rng.block(args.first / PER_THREAD + index, words);
@@ -78,13 +78,13 @@ extern "C" __global__ void normal_f32(Arguments args) {
     pair(words[0], words[1], args.std, drawn);
     pair(words[2], words[3], args.std, drawn + 2);
 #pragma unroll
-    for (int i = 0; i < PER_THREAD; i++) drawn[i] = first + i < (i64)args.drawn ? drawn[i] : 0.0f;
-    if (before == 0 && first + PER_THREAD <= elements) {
+    for (int i = 0; i < PER_THREAD; i++) drawn[i] = first + i < drawn_end ? drawn[i] : 0.0f;
+    if (begin == 0 && first + PER_THREAD <= end) {
         store<PER_THREAD>(args.y + first, drawn);
         return;
     }
 #pragma unroll
     for (int i = 0; i < PER_THREAD; i++) {
-        if (first + i >= 0 && first + i < elements) args.y[first + i] = drawn[i];
+        if (first + i >= begin && first + i < end) args.y[first + i - begin] = drawn[i];
     }
 }

@@ -140,8 +140,8 @@ fn a_mistake_is_answered_with_what_to_type() {
         (&["gen", "out", "-p", "the sea"], "did you mean: xtrain generate out -p 'the sea'"),
         (&["bench", "stp", "run.toml"], "did you mean: xtrain bench step run.toml"),
         (&["bench", "everything"], "the commands are step, op, gemm, fp8 and attention"),
-        (&["run.toml"], "to train as a run file says: xtrain train run.toml"),
-        (&["-q", "train", "run.toml"], "options come after it: xtrain train run.toml -q"),
+        (&["run.toml"], "to train from a run file: xtrain train run.toml"),
+        (&["-q", "train", "run.toml"], "put options after it: xtrain train run.toml -q"),
         (&["tokenize", "a", "--out", "t", "--bytes", "--chars"], "--bytes excludes --chars"),
         (&["tokenize", "a", "--out", "t", "--out", "u"], "--out is given twice"),
         (

@@ -385,3 +385,23 @@ fn checkpoints_of_both_versions_are_found_kept_and_replaced_alike() {
     store.retain(2, 0, &[]).unwrap();
     assert_eq!(store.steps().unwrap(), [2, 3]);
 }
+
+#[test]
+fn a_folder_that_was_not_renamed_is_a_leftover_and_a_lock_file_in_a_step_does_no_harm() {
+    let dir = tempfile::tempdir().unwrap();
+    let specs = large_and_small();
+    save(dir.path(), 1, &specs, &shares(&specs, 2, &[9]));
+    save(dir.path(), 2, &specs, &shares(&specs, 2, &[9]));
+    // The states after a kill just before the rename, and just after it.
+    fs::rename(dir.path().join("step-2"), dir.path().join("step-2.tmp-1")).unwrap();
+    for step in ["step-2.tmp-1", "step-1"] {
+        fs::write(dir.path().join(step).join(".lock"), "").unwrap();
+    }
+    let store = CheckpointStore::open(dir.path()).unwrap();
+    let latest = store.latest().unwrap().unwrap();
+    latest.verify().unwrap();
+    assert_eq!((latest.step(), fs::read_dir(dir.path()).unwrap().count()), (1, 1));
+    save(dir.path(), 2, &specs, &shares(&specs, 1, &[9]));
+    store.retain(1, 0, &[]).unwrap();
+    assert_eq!((store.steps().unwrap(), fs::read_dir(dir.path()).unwrap().count()), (vec![2], 1));
+}

@@ -241,11 +241,8 @@ mod tests {
             change(&mut manifest.pieces[1]);
             parse(&manifest.to_bytes().unwrap()).unwrap_err().to_string()
         };
-        for (change, problem) in [
-            (
-                &(|p| drop(p.remove(1))) as &dyn Fn(&mut Vec<Piece>),
-                "are not covered once: 7 to 9 follow row 2",
-            ),
+        let changes: [(&dyn Fn(&mut Vec<Piece>), &str); 9] = [
+            (&|p| drop(p.remove(1)), "are not covered once: 7 to 9 follow row 2"),
             (&|p| p.insert(1, p[0].clone()), "are not covered once: 0 to 2 follow row 2"),
             (&|p| p.swap(0, 1), "are not covered once: 2 to 7 follow row 0"),
             (&|p| p[1].rows = 2..2, "are not covered once: 2 to 2 follow row 2"),
@@ -254,7 +251,8 @@ mod tests {
             (&|p| p.clear(), "tensor 'c' has 9 rows, but its pieces have 0"),
             (&|p| p[2].file = 3, "the entry of tensor 'c' is invalid"),
             (&|p| (p[0].file, p[2].file) = (1, 1), "the entry of tensor 'c' is invalid"),
-        ] {
+        ];
+        for (change, problem) in changes {
             let error = refused(change);
             assert!(error.contains(problem), "{error}");
         }

@@ -165,7 +165,7 @@ fn tensors() -> impl Strategy<Value = Vec<TensorSpec>> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(48))]
+    #![proptest_config(ProptestConfig::with_cases(32))]
     #[test]
     fn any_world_reads_what_any_world_wrote(
         specs in tensors(),

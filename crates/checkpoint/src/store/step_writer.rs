@@ -71,8 +71,7 @@ pub(super) fn begin(
             Err(error) => tracing::warn!("replacing the damaged step {step}: {error}"),
         }
     }
-    let temporary = Temporary::folder(target)?;
-    let lock = WritersLock::create(temporary.path())?;
+    let (temporary, lock) = create_folder(target)?;
     Ok(Begun::Writing(Box::new(StepWriter {
         writer: RankWriter::new(temporary.path(), max_file_bytes, lock),
         temporary,
@@ -82,6 +81,20 @@ pub(super) fn begin(
         documents: documents.to_vec(),
         is_intact,
     })))
+}
+
+/// Creates the temporary folder and its lock. A sweep on another host, which does not see the lock of the
+/// folder itself, may remove it in between.
+fn create_folder(target: &Path) -> Result<(Temporary, WritersLock)> {
+    let mut tries = 3;
+    loop {
+        let temporary = Temporary::folder(target)?;
+        match WritersLock::create(temporary.path()) {
+            Ok(lock) => return Ok((temporary, lock)),
+            Err(error) if tries == 0 => return Err(error),
+            Err(_) => tries -= 1,
+        }
+    }
 }
 
 impl StepWriter {

@@ -20,6 +20,7 @@ pub mod cast_statistics;
 #[cfg(test)]
 mod check;
 pub mod clip;
+pub mod collective;
 pub mod delayed_scaling;
 mod device;
 pub mod dropout;
@@ -40,8 +41,11 @@ mod run_op;
 #[cfg(any(test, feature = "samples"))]
 pub mod samples;
 pub mod scaled_matmul;
+pub mod step_totals;
+pub mod sum_ranks;
 pub mod swiglu;
 pub mod swiglu_saving;
+pub mod transpose_bytes;
 
 pub use registry::{CpuKernels, CudaKernels, PassSet};
 

@@ -63,6 +63,8 @@ pub enum Role {
     Recompute,
     /// A cast that a pass inserted.
     Precision,
+    /// The reduction of a gradient over ranks.
+    Reduce,
     /// The gradient norm, clipping, and the optimizer.
     Update,
 }
@@ -77,6 +79,7 @@ impl Role {
             Role::Wgrad => "wgrad",
             Role::Recompute => "recompute",
             Role::Precision => "precision",
+            Role::Reduce => "reduce",
             Role::Update => "update",
         }
     }

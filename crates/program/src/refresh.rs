@@ -46,7 +46,14 @@ pub fn program(program: &Program, ops: &dyn PassOps) -> Result<Program, TraceErr
             });
             quantized.push(Quantized { values, delayed, ..copies.clone() });
         }
-        out.parameters.push(Parameter { name: p.name.clone(), master, compute, quantized, gradient: None });
+        out.parameters.push(Parameter {
+            name: p.name.clone(),
+            master,
+            compute,
+            quantized,
+            gradient: None,
+            shard: p.shard,
+        });
     }
     apply(out, Stage::Forward)
 }

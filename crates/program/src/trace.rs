@@ -95,6 +95,7 @@ impl Tracer {
                 compute: None,
                 quantized: Vec::new(),
                 gradient: None,
+                shard: None,
             });
         }
         master

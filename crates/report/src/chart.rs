@@ -25,7 +25,7 @@ pub(super) struct Chart {
     /// Quantity on the x axis: `step` or `tokens`.
     pub(super) x_name: &'static str,
     pub(super) x: Axis,
-    /// Tokens of a step, where the axis counts steps and may be read in tokens too.
+    /// Tokens per step, if the x axis counts steps and can be switched to tokens.
     pub(super) step_tokens: Option<f64>,
     pub(super) y: Axis,
     pub(super) series: Vec<Series>,
@@ -96,7 +96,7 @@ impl Style {
 pub(super) const COLORS: usize = 8;
 /// Shades of each colour: further ones start over.
 const TONES: usize = 4;
-/// Horizontal lines nearer to each other than this share of the height have one label: their own would
+/// Share of the height below which neighbouring horizontal lines share a label, so that labels do not
 /// overlap.
 const LABEL_HEIGHT: f64 = 0.09;
 

@@ -18,8 +18,8 @@ const TEXT_BYTES: usize = 64 << 10;
 const ROWS: usize = 400;
 
 /// Meaning of the line in the chart of the loss.
-const UNIGRAM_ENTROPY: &str = "<p class=\"note\">The unigram entropy is the loss of a model that knows how frequent each token is and ignores its \
-                               context: below it, the model makes use of the context.</p>\n";
+const UNIGRAM_ENTROPY: &str = "<p class=\"note\">The unigram entropy is the loss of a model that knows the frequency of each token and ignores \
+                               context. A loss below it means that the model uses the context.</p>\n";
 
 /// First bytes of every report, and of no other page.
 pub(super) const HEAD: &str = "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
@@ -163,8 +163,8 @@ fn sources(out: &mut String, view: &View<'_>) {
     }
     let _ = write!(
         body,
-        "</tbody>\n</table></div>\n<p class=\"note\">After step {}. Tokens taken are those of training; the loss, in nats per token, is that of \
-         the source's own part of the validation text.</p>\n",
+        "</tbody>\n</table></div>\n<p class=\"note\">After step {}. Tokens taken: in training. Validation loss: in nats per token, on the \
+         source's own part of the validation text.</p>\n",
         format::grouped(step)
     );
     section(out, "Sources", &body);
@@ -224,7 +224,7 @@ pub(super) fn note(out: &mut String, text: &str) {
     let _ = writeln!(out, "<p class=\"note\">{}</p>", escape(text));
 }
 
-/// The choice of steps or tokens for the x axes of all charts that follow, made without a script.
+/// Selects steps or tokens for the x axes of all following charts, without a script.
 pub(super) fn axis_choice(out: &mut String) {
     out.push_str(
         "<input type=\"radio\" name=\"axis\" id=\"axis-step\" class=\"axis\" checked><label class=\"axis\" for=\"axis-step\">Steps</label>\

@@ -201,7 +201,7 @@ fn why_bf16(layers: &[&NameEntry]) -> String {
         let (name, rows, columns) = (&part.hf_name, part.rows, entry.shape.get(1).copied().unwrap_or(1));
         let others = match entry.parts.len() {
             1 => "",
-            _ => "; layers that are computed as one have one type",
+            _ => "; parts of one fused layer share one type",
         };
         reasons.push(format!(
             "{} with sizes that are not multiples of {TILE} ({name} is {rows} x {columns}{others})",

@@ -4,6 +4,7 @@
 //! work in a program returns it unchanged. [`crate::programs`] traces the programs.
 
 use crate::error::ProgramError;
+use crate::layout;
 use crate::training_spec::TrainingSpec;
 use crate::update;
 use xtrain_model::Numerics;
@@ -12,7 +13,7 @@ use xtrain_ops::{PassSet, rewrites};
 use xtrain_program::backward::backward as differentiate;
 use xtrain_program::{
     Program, Root, Stage, fuse as rewriting, measure_casts, narrow as narrowing, precision, quantize,
-    recompute, refresh, save_fp8,
+    recompute, refresh, save_fp8, shard,
 };
 
 /// A pass of the [`PIPELINE`].
@@ -95,8 +96,21 @@ pub const PIPELINE: &[Pass] = &[
         run: |program, _| Ok(narrowing::apply(program)),
     },
     Pass {
-        name: "update",
+        name: "shard",
         needs: &["narrow"],
+        guarantees: "with several ranks: gradients are summed over ranks in the last micro-step",
+        calls: &["infer"],
+        run: |program, setting| match setting.update() {
+            Some(spec) => {
+                let cuts = layout::cuts(&spec.model, &spec.parallel);
+                Ok(shard::apply(program, &spec.parallel, &cuts, &PassSet)?)
+            }
+            None => Ok(program),
+        },
+    },
+    Pass {
+        name: "update",
+        needs: &["shard"],
         guarantees: "after the last micro-step: next scales, gradient norm, clipping, the optimizer",
         calls: &["infer", "accumulates"],
         run: |program, setting| match setting.update() {

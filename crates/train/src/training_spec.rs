@@ -3,7 +3,7 @@
 use xtrain_model::decoder::{Batch, Loss};
 use xtrain_model::optimizer::Optimizer;
 use xtrain_model::{Architecture, Fp8Overrides, Numerics, Recipe};
-use xtrain_program::Recompute;
+use xtrain_program::{Parallel, Recompute};
 
 /// The description of a training program.
 #[derive(Clone, Debug, PartialEq)]
@@ -32,6 +32,8 @@ pub struct TrainingSpec {
     pub max_grad_norm: f64,
     /// The optimizer.
     pub optimizer: Optimizer,
+    /// The ranks that train the model, and how they share the work.
+    pub parallel: Parallel,
     /// True if the program of a bf16 step exists too, for reference segments.
     pub reference: bool,
 }

@@ -6,10 +6,14 @@ use xtrain_model::decoder::io;
 use xtrain_model::optimizer::{Controls, Updated};
 use xtrain_model::{DelayedScales, ParameterSpec};
 use xtrain_ops::clip::Clip;
+use xtrain_ops::collective::AllGather;
 use xtrain_ops::delayed_scaling::{DelayedScaling, DelayedTensor};
-use xtrain_ops::grad_norm::GradNorm;
+use xtrain_ops::grad_norm::{GradNorm, SquaredNorm};
+use xtrain_ops::step_totals::{RankWords, StepTotals};
 use xtrain_program::quantize;
-use xtrain_program::{Delayed, Program, Role, Stage, StateKind, TraceError, Tracer, ValueId};
+use xtrain_program::{
+    Delayed, Parallel, Program, Role, Shard, Stage, StateKind, TraceError, Tracer, ValueId,
+};
 use xtrain_tensor::{DType, TensorType};
 
 /// Names of the inputs and outputs that the update adds to [`xtrain_model::decoder::io`].
@@ -22,6 +26,12 @@ pub mod update_io {
     pub const SKIPPED: &str = "skipped";
     /// The counter of applied updates.
     pub const APPLIED: &str = "applied";
+    /// `f32[]`, with several ranks: the sum over ranks of [`xtrain_model::decoder::io::LOSS`].
+    pub const TOTAL_LOSS: &str = "total_loss";
+    /// `u32[]`, an input with several ranks: not 0 if this rank wishes to end the run.
+    pub const STOP: &str = "stop";
+    /// `u32[]`, with several ranks: 1 if any rank wishes to end the run.
+    pub const STOPPING: &str = "stopping";
 }
 
 /// Appends the op that computes the next step's scales from this step's amaxes; returns the largest amax.
@@ -39,12 +49,46 @@ fn next_scales(t: &mut Tracer, delayed: &[Delayed], how: &DelayedScales) -> Resu
     Ok(t.site("scales").emit_into(op, &inputs, &targets)?[0])
 }
 
+/// The numbers of a step by which clipping decides.
+struct Decisive {
+    /// `f32[]`: the global gradient norm.
+    norm: ValueId,
+    /// `f32[]`: the objective.
+    objective: Option<ValueId>,
+    /// `f32[1]`: not finite if a value that was cast to FP8 is not.
+    amax: Option<ValueId>,
+}
+
+/// The numbers of the step, from the gradients and those of this rank.
+fn decisive(
+    t: &mut Tracer,
+    gradients: &[ValueId],
+    amax: Option<ValueId>,
+    parallel: &Parallel,
+) -> Result<Decisive, TraceError> {
+    let [loss, objective] = [io::LOSS, io::OBJECTIVE].map(|name| t.program().output(name));
+    t.site("grad_norm");
+    let (Some(loss), Some(objective), 2..) = (loss, objective, parallel.world_size) else {
+        return Ok(Decisive { norm: t.emit(GradNorm, gradients)?[0], objective, amax });
+    };
+    // The losses are those of this rank's part of the batch.
+    let squared_norm = t.emit(SquaredNorm, gradients)?[0];
+    let stop = t.input(update_io::STOP, TensorType::new(DType::U32, []));
+    let inputs: Vec<ValueId> = [squared_norm, loss, objective, stop].into_iter().chain(amax).collect();
+    let words = t.emit(RankWords, &inputs)?[0];
+    let gather = AllGather { group: parallel.world(), first: 0, rows: parallel.world_size };
+    let words = t.emit(gather, &[words])?[0];
+    let totals = t.emit(StepTotals { has_whole_gradients: parallel.shard == Shard::None }, &[words])?;
+    t.output(update_io::TOTAL_LOSS, totals[1]);
+    t.output(update_io::STOPPING, totals[4]);
+    Ok(Decisive { norm: totals[0], objective: Some(totals[2]), amax: Some(totals[3]) })
+}
+
 /// Appends the scales of the next step, gradient norm, clip and the optimizer's update.
 pub(crate) fn append(program: Program, spec: &TrainingSpec) -> Result<Program, TraceError> {
     let specs = spec.model.parameters();
     let specs: HashMap<&str, &ParameterSpec> = specs.iter().map(|p| (p.name.as_str(), p)).collect();
     let parameters = program.parameters.clone();
-    let objective = program.output(io::OBJECTIVE);
     let mut amax = program.state(StateKind::Amax, quantize::AMAX);
     let delayed = program.delayed.clone();
     let mut t = Tracer::new(program, Stage::Update, Role::Update);
@@ -53,7 +97,7 @@ pub(crate) fn append(program: Program, spec: &TrainingSpec) -> Result<Program, T
     }
     let lr = t.input(update_io::LR, TensorType::new(DType::F32, []));
     let gradients: Vec<_> = parameters.iter().filter_map(|p| p.gradient).collect();
-    let norm = t.site("grad_norm").emit(GradNorm, &gradients)?[0];
+    let Decisive { norm, objective, amax } = decisive(&mut t, &gradients, amax, &spec.parallel)?;
     let applied = t.state(StateKind::Counter, update_io::APPLIED, TensorType::new(DType::U32, [1]));
     let clip = Clip { max_norm: spec.max_grad_norm };
     let mut inputs = vec![norm];

@@ -1,5 +1,5 @@
-//! The global allocator: the system's. Memory that it refuses ends the process with one line and exit code 2,
-//! unless the caller handles that ([`xtrain_tensor::refusable`]).
+//! The global allocator, which wraps the system's. If the system refuses memory, the process ends with one
+//! line and exit code 2, unless the caller handles that ([`xtrain_tensor::refusable`]).
 
 #![allow(unsafe_code, reason = "an allocator is an unsafe trait")]
 
@@ -28,7 +28,7 @@ static ALLOCATOR: Allocator = Allocator;
 
 struct Allocator;
 
-/// `memory` of so many bytes; null only if the caller handles that.
+/// Returns `memory`, which has this many bytes; null only if the caller handles that.
 #[inline]
 fn granted(memory: *mut u8, bytes: usize) -> *mut u8 {
     if memory.is_null() && !is_refusable() {

@@ -14,13 +14,13 @@ use xtrain_train::{exchange, programs, slower};
 
 /// The answers of a plan, which come before its tables.
 pub(crate) struct Answer {
-    /// The reason why the device cannot compute it, if so.
+    /// The reason why the device cannot run it, if any.
     pub(crate) refusal: Option<RunError>,
-    /// The check that it fits, and the owner of the memory, where there is a device.
+    /// The check that it fits, and the owner of the memory, if there is a device.
     pub(crate) fit: Option<(Fit, String)>,
-    /// The settings that were chosen, if any were.
+    /// The chosen settings, if any.
     pub(crate) choice: Option<Choice>,
-    /// The time of the run, where there is a device.
+    /// The time of the run, if there is a device.
     pub(crate) time: Option<RunTime>,
     /// False for a model that is planned without a run file.
     pub(crate) is_of_a_file: bool,
@@ -69,14 +69,14 @@ fn answers(planned: &Planned, answer: &Answer) -> String {
     }
     let time = match &answer.time {
         Some(time) => time.to_string(),
-        None => "not known without a GPU; --device-model h200 plans for one".to_owned(),
+        None => "unknown without a GPU; --device-model h200 plans for one".to_owned(),
     };
     out.push_str(&line("time", &time));
     let (parameters, embedding) = (m.parameter_count() as u64, (m.vocab_size * m.dim) as u64);
     let parameters = format::grouped(parameters);
     out.push_str(&line(
         "parameters",
-        &format!("{parameters} ({} of them in the embedding)", format::grouped(embedding)),
+        &format!("{parameters} ({} in the embedding)", format::grouped(embedding)),
     ));
     if let Some(why) = &planned.vocabulary_bound {
         let size = format::grouped(m.vocab_size as u64);
@@ -104,10 +104,7 @@ fn run(planned: &Planned, is_of_a_file: bool) -> String {
                 }
             )
         }
-        None => {
-            "as many steps as the epochs have, which are known when the text is tokenized (xtrain tokenize)"
-                .into()
-        }
+        None => "unknown until the text is tokenized (train.epochs; see xtrain tokenize)".into(),
     }
 }
 
@@ -128,7 +125,7 @@ fn arithmetic(planned: &Planned, tables: &Tables<'_>) -> String {
         false => spec.recipe.name().into(),
     };
     let batch = format!(
-        "{} sequences of {} tokens a step, {} at a time",
+        "{} sequences of {} tokens per step, {} at a time",
         config.train.batch_size, spec.batch.seq_len, spec.batch.sequences
     );
     let flops = format!(
@@ -140,7 +137,7 @@ fn arithmetic(planned: &Planned, tables: &Tables<'_>) -> String {
             false => String::new(),
         }
     );
-    let mut out = line("precision", &precision) + &line("batch", &batch) + &line("FLOPs a token", &flops);
+    let mut out = line("precision", &precision) + &line("batch", &batch) + &line("FLOPs per token", &flops);
     if tables.reference.is_some() {
         let (every, steps) = (config.precision.reference_every, config.precision.reference_steps);
         let (every, steps) = (format::grouped(every), format::grouped(steps));
@@ -150,8 +147,8 @@ fn arithmetic(planned: &Planned, tables: &Tables<'_>) -> String {
         out.push_str(&linears(&layers));
         if slower::is_undecided(planned) && tables.target == Target::Cuda {
             out.push_str(
-                "layers that FP8 makes slower stay in bf16; they are measured on the GPU when the run begins, or by xtrain bench fp8 \
-                     with this file\n",
+                "layers that FP8 would make slower stay in bf16; they are measured on the GPU when the run begins, or by \
+                     xtrain bench fp8 with this file\n",
             );
         }
     }
@@ -240,9 +237,9 @@ fn memory(planned: &Planned, tables: &Tables<'_>) -> String {
     }
     line("total", total);
     for (what, bytes) in [
-        ("CPU kernels work in", work_bytes),
-        ("libraries take", target.library_bytes()),
-        ("xtrain itself takes", target.process_bytes()),
+        ("CPU kernels use", work_bytes),
+        ("libraries use", target.library_bytes()),
+        ("the process itself uses", target.process_bytes()),
     ] {
         if bytes > 0 {
             out.push_str(&format!("{what} up to {} more\n", format::bytes(bytes)));
@@ -266,7 +263,7 @@ fn memory(planned: &Planned, tables: &Tables<'_>) -> String {
     out
 }
 
-/// The workspaces that the peak does not show.
+/// Workspaces that are not in use at the peak.
 fn elsewhere(table: &MemoryTable) -> String {
     let line = |name: &str, bytes: usize, note: &str| {
         let gib = bytes as f64 / (1u64 << 30) as f64;

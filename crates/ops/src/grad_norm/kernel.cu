@@ -1,5 +1,6 @@
 // Global L2 norm of all gradients, in two launches. The first one sums the squares of each chunk, the second
-// one sums the chunks and takes the root. Both sum in a fixed order, so the norm is deterministic.
+// one sums the chunks and takes the root; for the squared norm, it does not. Both sum in a fixed order, so
+// the norm is deterministic.
 //
 // Bound by memory: each element is read once. All tensors are cut into chunks of one size, one block each, so
 // that a few huge tensors and many tiny ones occupy the GPU equally; a table, written once by the host, lists
@@ -18,6 +19,12 @@ struct Arguments {
     double* sums;
     Floats norm;
     u32 count;
+};
+
+struct TotalArguments {
+    const double* sums;
+    double* total;
+    u64 count;
 };
 
 constexpr int VECTOR = 8;
@@ -73,12 +80,22 @@ extern "C" __global__ void __launch_bounds__(THREADS) grad_norm_chunks(Arguments
     if (threadIdx.x == 0) args.sums[blockIdx.x] = sum;
 }
 
-extern "C" __global__ void __launch_bounds__(SUM_THREADS) grad_norm_sum(Arguments args) {
+// The sum of the sums of all chunks, in thread 0.
+__device__ __forceinline__ double sum_of_chunks(const double* sums, u32 count) {
     double sum = 0.0;
 #pragma unroll 8
-    for (u32 i = threadIdx.x; i < args.count; i += SUM_THREADS) sum += args.sums[i];
-    sum = sum_of_block<SUM_THREADS>(sum);
+    for (u32 i = threadIdx.x; i < count; i += SUM_THREADS) sum += sums[i];
+    return sum_of_block<SUM_THREADS>(sum);
+}
+
+extern "C" __global__ void __launch_bounds__(SUM_THREADS) grad_norm_sum(Arguments args) {
+    double sum = sum_of_chunks(args.sums, args.count);
     if (threadIdx.x != 0) return;
     float norm = (float)sqrt(sum);
     store<1>(args.norm, 0, &norm);
+}
+
+extern "C" __global__ void __launch_bounds__(SUM_THREADS) squared_norm_total(TotalArguments args) {
+    double sum = sum_of_chunks(args.sums, args.count);
+    if (threadIdx.x == 0) *args.total = sum;
 }

@@ -12,7 +12,7 @@ pub use differentiate::{Backward, Differentiable};
 pub use instantiate::TraceError;
 pub(crate) use instantiate::instantiate;
 
-use crate::{Lane, Op, Origin, Phase, StateKind, Storage, Value, ValueId, When};
+use crate::{Lane, Op, Origin, Phase, RowShard, StateKind, Storage, Value, ValueId, When};
 use std::collections::HashMap;
 use std::sync::Arc;
 use xtrain_tensor::TensorType;
@@ -45,6 +45,8 @@ pub struct Parameter {
     pub quantized: Vec<Quantized>,
     /// Its gradient, after the backward pass.
     pub gradient: Option<ValueId>,
+    /// Its cut among the ranks, if there are several.
+    pub shard: Option<RowShard>,
 }
 
 /// One application of an op.

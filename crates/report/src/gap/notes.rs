@@ -48,17 +48,17 @@ impl Notes {
         }
     }
 
-    /// Of the steps that are averaged: losses that are not finite, none at all, another learning rate.
+    /// Notes on the averaged steps: no losses, losses that are not finite, different learning rates.
     pub(super) fn of_ends(&mut self, views: &Views<'_>, group: &Group, baseline: &Group, ends: &Ends<'_>) {
         let runs = || group.runs.iter().chain(&baseline.runs).map(|&n| &views.views[n]);
         for (view, points) in runs().zip(ends.own.iter().chain(&ends.base)) {
             let (name, counted_in) = (&view.run.name, views.x_name.trim_end_matches('s'));
             let broken = points.iter().filter(|p| !p.1.is_finite()).count();
             match (points.len(), broken) {
-                (0, _) => self.add(format!("{name} reports no loss of the {counted_in}s that are compared")),
+                (0, _) => self.add(format!("{name} has no loss in the compared {counted_in}s")),
                 (_, 0) => {}
                 (all, broken) => self.add(format!(
-                    "{name}: {broken} of the {all} losses to be averaged are not finite, so there is no gap to tell"
+                    "{name}: {broken} of the {all} losses to be averaged are not finite, so the gap is unknown"
                 )),
             }
         }
@@ -71,52 +71,52 @@ impl Notes {
             rates.iter().fold((f64::INFINITY, 0.0), |(l, m): (f64, f64), &r| (l.min(r), m.max(r)));
         if most > least * 1.01 {
             self.add(format!(
-                "where {} is compared, learning rates go from {least:.2e} to {most:.2e}: the gap is partly due to the schedules",
+                "where {} is compared, learning rates range from {least:.2e} to {most:.2e}: the gap is partly due to the schedules",
                 views.views[group.runs[0]].run.name
             ));
         }
     }
 
-    /// Figures that are left out because they do not compare.
+    /// Notes the figures that are left out because they are not comparable.
     pub(super) fn of_what_differs(&mut self, names: &[String], same: Comparable) {
         let names = names.join(", ");
         match same {
             Comparable { tokenizer: true, text: true } => {}
             Comparable { tokenizer: false, text: true } => self.add(format!(
-                "{names}: another tokenizer than the baseline's, so losses in nats per token do not compare: there is no gap of the training \
-                 loss, and the validation loss is compared in bits per byte"
+                "{names}: the tokenizer differs from the baseline's, so losses in nats per token are not comparable: there is no gap of the \
+                 training loss, and validation losses are compared in bits per byte"
             )),
             Comparable { tokenizer: true, text: false } => self.add(format!(
-                "{names}: evaluated on another text than the baseline, so there is no gap of the validation loss; give both the same data.valid, \
-                 or evaluate both on one file with xtrain eval RUN --data FILE"
+                "{names}: the validation text differs from the baseline's, so there is no gap of the validation loss; give both the same \
+                 data.valid, or evaluate both on one file with xtrain eval RUN --data FILE"
             )),
             Comparable { tokenizer: false, text: false } => self.add(format!(
-                "{names}: another tokenizer than the baseline's, and evaluated on another text, so no loss compares; xtrain eval RUN --data FILE \
-                 gives both in bits per byte on one file"
+                "{names}: tokenizer and validation text differ from the baseline's, so no losses are comparable; compare bits per byte on one \
+                 file with xtrain eval RUN --data FILE"
             )),
         }
     }
 
-    /// Reasons why a gap is neither inside the bar nor outside.
+    /// Notes why a gap is neither inside nor outside the bar.
     pub(super) fn of_verdict(&mut self, gap: &Gap) {
         let Some(bar) = gap.bar_percent else { return };
         let unclear = |figure: &&LossGap| figure.inside_bar.is_none();
         let Some(figure) = gap.training.iter().chain(&gap.validation).find(unclear) else { return };
         let names = gap.runs.join(", ");
-        let remedy = "train more seeds of both (--set train.seed=1, ...), or longer, and name all runs";
+        let remedy = "train both with more seeds (--set train.seed=1, ...), or longer, and name all runs";
         self.add(match (figure.seed_spread_percent, figure.gap_interval_percent) {
             (Some(spread), _) if spread > FAR * bar => format!(
                 "{names}: unclear, because seeds of the baseline spread by ±{spread:.2}%, far over the bar of {bar}%; {remedy}"
             ),
             (_, Some(interval)) => format!(
-                "{names}: unclear, because the gap is known to ±{interval:.2}% only, with a bar of {bar}%; {remedy}"
+                "{names}: unclear, because the gap is only known to ±{interval:.2}%, and the bar is {bar}%; {remedy}"
             ),
             (Some(_), None) => {
                 format!("{names}: unclear, because the gap is over the bar of {bar}% but within the spread of seeds; {remedy}")
             }
             (None, None) => format!(
-                "{names}: unclear, because one seed does not show what chance does: only a gap over {:.2}%, three times the bar, would be clear; \
-                 {remedy}",
+                "{names}: unclear, because a single seed does not show the effect of chance; only a gap over {:.2}%, three times the bar, would \
+                 be clear; {remedy}",
                 FAR * bar
             ),
         });
@@ -144,7 +144,7 @@ impl Notes {
         let keys = baseline.differs_in(first);
         if !keys.is_empty() {
             self.add(format!(
-                "the baseline's runs differ in {}: their spread is not one of seeds alone",
+                "the baseline's runs differ in {}, so their spread is not only due to seeds",
                 keys.join(", ")
             ));
         }
@@ -152,7 +152,8 @@ impl Notes {
         seeds.sort_unstable();
         if seeds.windows(2).any(|pair| pair[0] == pair[1]) {
             self.add(
-                "runs of the baseline have the same seed: their spread is smaller than that of seeds".into(),
+                "runs of the baseline have the same seed, so their spread is smaller than that between seeds"
+                    .into(),
             );
         }
     }

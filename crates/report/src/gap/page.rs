@@ -99,9 +99,9 @@ fn table(comparison: &Comparison) -> String {
     let _ = writeln!(
         out,
         "<p class=\"note\">Training: the mean over the last {} steps that both sides have made; validation: the last evaluation that all have \
-         made. Gap: how much higher the loss is, each run compared with the baseline's run of the same seed, if there is one; ± is the 95% interval \
-         over its seeds. Seeds: how far as many more runs of the baseline's own kind would lie from it, with 95% confidence (Student's t). \
-         Bar: of the recipe; unclear if chance alone could move the gap across it, which a single seed never excludes below three times the bar.</p>",
+         made. Gap: the relative difference of the loss, each run compared with the baseline's run of the same seed, if there is one; ± is the 95% \
+         interval over its seeds. Seeds: the distance from the baseline within which other seeds of its configuration would lie, with 95% confidence \
+         (Student's t). Bar: the recipe's tolerance; unclear if chance alone could move the gap across it, as with a single seed below three times the bar.</p>",
         format::grouped(comparison.last)
     );
     out

@@ -12,7 +12,7 @@ use crate::update::update_io;
 use crate::weights::Weights;
 use xtrain_data::Batch as TokenBatch;
 use xtrain_model::decoder::io;
-use xtrain_program::StateKind;
+use xtrain_program::{Parallel, StateKind};
 use xtrain_runtime::{Engine, EngineError, Part, ProgramId, StateEntry, Ticket};
 
 /// Steps that may be in flight while the next one is prepared, so that a device is never idle.
@@ -38,7 +38,7 @@ pub struct Step {
     pub lr: f64,
     /// Targets of the whole global batch that are not ignored.
     pub valid_targets: usize,
-    /// Micro-batches that its batch is cut into.
+    /// Micro-batches of each rank.
     pub micro_steps: usize,
 }
 
@@ -150,14 +150,16 @@ impl Learner {
         self.collect(ticket)
     }
 
-    /// Launches the `n`-th micro-batch of `step`, and after the last one the update.
+    /// Launches the `n`-th of this rank's micro-batches of `step`, and after the last one the update. It is
+    /// micro-batch `n * world_size + rank` of the step.
     pub fn micro_step(&mut self, step: &Step, n: usize, batch: &TokenBatch) -> Result<(), LearnError> {
         let _micro_step = span("micro-step");
         let (engine, train) = (self.weights.engine(), self.current);
         let inputs = span("write inputs");
         feed(engine, train, batch, self.spec.document_mask, step.valid_targets)?;
         if self.spec.dropout > 0.0 {
-            let draws = draws(&self.spec, self.seed, step.number, n);
+            let Parallel { world_size, rank, .. } = self.spec.parallel;
+            let draws = draws(&self.spec, self.seed, step.number, n * world_size + rank);
             engine.write_input(train, io::RNG, bytemuck::cast_slice(&draws))?;
         }
         let last = n + 1 == step.micro_steps;
@@ -198,7 +200,8 @@ impl Learner {
         let number = |name: &str| -> Result<f64, EngineError> {
             Ok(bytemuck::pod_read_unaligned::<f32>(outputs.get(name)?).into())
         };
-        let (loss, grad_norm) = (number(io::LOSS)?, number(update_io::GRAD_NORM)?);
+        let loss = if self.spec.parallel.world_size > 1 { update_io::TOTAL_LOSS } else { io::LOSS };
+        let (loss, grad_norm) = (number(loss)?, number(update_io::GRAD_NORM)?);
         let skipped = outputs.get(update_io::SKIPPED)?.iter().any(|&b| b != 0);
         Ok(StepResult { loss, grad_norm, skipped })
     }

@@ -110,7 +110,7 @@ struct Run {
     evaluator: Option<Evaluator>,
     checkpoints: CheckpointWriter,
     sink: MetricsSink,
-    /// The report while the run goes, if it has one.
+    /// The report that is renewed while the run goes, if enabled.
     live: Option<LiveReport>,
     divergence: Divergence,
     hardware: Hardware,

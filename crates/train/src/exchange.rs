@@ -86,6 +86,11 @@ pub fn export(
     Ok(hf::export(folder, &names, &mut source, &files, options)?)
 }
 
+/// Bytes of host memory that an export of `model` holds at its peak: those of one tensor.
+pub fn export_bytes(model: &Architecture) -> usize {
+    hf::peak_bytes(&name_map(model))
+}
+
 /// Logs the files of the Hugging Face folder `folder` that an export does not contain: model cards, licences,
 /// weights in other formats.
 pub fn warn_of_unexported_files(folder: &Path, tokenizer: &Tokenizer) {

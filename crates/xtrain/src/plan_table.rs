@@ -11,7 +11,7 @@ use xtrain_train::fit::{Fit, Verdict};
 use xtrain_train::layout::{Evenness, Layout};
 use xtrain_train::linear_gemms::{LinearGemms, fp8_share, linear_gemms};
 use xtrain_train::spec::Planned;
-use xtrain_train::{programs, slower};
+use xtrain_train::{exchange, programs, slower};
 
 /// The answers of a plan, which come before its tables.
 pub(crate) struct Answer {
@@ -47,7 +47,7 @@ pub(crate) fn text(planned: &Planned, answer: &Answer, tables: &Tables<'_>) -> S
     out.push('\n');
     out.push_str(&arithmetic(planned, tables));
     out.push('\n');
-    out.push_str(&memory(tables));
+    out.push_str(&memory(planned, tables));
     out.push_str(&ranks(planned, tables.program));
     out
 }
@@ -238,7 +238,7 @@ fn fit(fit: &Fit, owner: &str) -> String {
     out
 }
 
-fn memory(tables: &Tables<'_>) -> String {
+fn memory(planned: &Planned, tables: &Tables<'_>) -> String {
     let Tables { program, reference, target, threads, all } = *tables;
     let table = &target.plan(program).memory;
     let loaded: Vec<&Program> = std::iter::once(program).chain(reference).collect();
@@ -280,6 +280,12 @@ fn memory(tables: &Tables<'_>) -> String {
     }
     let saved = format::bytes(programs::saved_bytes(program) as u64);
     out.push_str(&format!("a save copies {saved} of it to host memory\n"));
+    if planned.resolved.config.checkpoint.export_hf {
+        let largest = format::bytes(exchange::export_bytes(&planned.spec.model) as u64);
+        out.push_str(&format!(
+            "the export at the end holds one tensor at a time in host memory, up to {largest}\n"
+        ));
+    }
     if reference.is_some() {
         out.push_str(&format!("a reference segment copies {saved} of it to host memory\n"));
     }

@@ -375,8 +375,8 @@ fn a_parquet_page_is_refused_before_it_fills_the_memory() {
 #[test]
 fn a_parquet_page_header_with_another_type_for_a_field_is_refused() {
     let mut file = one_page("text", &["one", "two"]);
-    // Field 5, the header of a data page, as a byte. Taken for a structure, it begins with a byte, then a list
-    // of 2^31 - 1 numbers, of which the parquet crate would look for each.
+    // Field 5, the header of a data page, as a byte. Taken for a structure, it begins with a byte, then a
+    // list of 2^31 - 1 numbers, of which the parquet crate would look for each.
     let header = [0x53, 0xF3, 0x15, 0xF9, 0xF7, 0xFF, 0xFF, 0xFF, 0xFF, 7, 0];
     file.splice(4..4 + header.len(), header);
     let message = message("parquet", &file, &InputOptions::default());

@@ -51,8 +51,8 @@ fn write(path: &Path, values: Vec<Vec<u8>>, encoding: Option<Encoding>) {
 /// Names the file that this process, started by [`read`], is to read.
 const FILE: &str = "XTRAIN_TEST_FILE";
 
-/// What reading a file comes to, the number of documents or the error, and the memory that it takes, in MiB. It
-/// happens in a process of its own, whose memory holds nothing of the writing.
+/// The number of documents in a file, or the error, and the memory that reading takes, in MiB. A process of
+/// its own reads it, whose memory holds nothing of the writing.
 fn read(path: &Path) -> (String, usize) {
     let test = "memory_is_that_of_a_page_and_a_value_in_each_encoding";
     let mut process = Command::new(std::env::current_exe().unwrap());

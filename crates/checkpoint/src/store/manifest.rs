@@ -242,11 +242,11 @@ mod tests {
             parse(&manifest.to_bytes().unwrap()).unwrap_err().to_string()
         };
         let changes: [(&dyn Fn(&mut Vec<Piece>), &str); 9] = [
-            (&|p| drop(p.remove(1)), "are not covered once: 7 to 9 follow row 2"),
+            (&|p| _ = p.remove(1), "are not covered once: 7 to 9 follow row 2"),
             (&|p| p.insert(1, p[0].clone()), "are not covered once: 0 to 2 follow row 2"),
             (&|p| p.swap(0, 1), "are not covered once: 2 to 7 follow row 0"),
             (&|p| p[1].rows = 2..2, "are not covered once: 2 to 2 follow row 2"),
-            (&|p| drop(p.pop()), "tensor 'c' has 9 rows, but its pieces have 7"),
+            (&|p| _ = p.pop(), "tensor 'c' has 9 rows, but its pieces have 7"),
             (&|p| p[2].rows.end = 10, "tensor 'c' has 9 rows, but its pieces have 10"),
             (&|p| p.clear(), "tensor 'c' has 9 rows, but its pieces have 0"),
             (&|p| p[2].file = 3, "the entry of tensor 'c' is invalid"),

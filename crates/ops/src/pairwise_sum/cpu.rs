@@ -42,7 +42,7 @@ fn sum(x: &[f32], levels: &[f32], set: &[usize], to: &mut [f32]) {
             let level = &levels[level * x.len()..][range.clone()];
             vectorized(
                 #[inline(always)]
-                || to.iter_mut().zip(level).for_each(|(sum, partial)| *sum = *partial + *sum),
+                || to.iter_mut().zip(level).for_each(|(sum, partial)| *sum += *partial),
             );
         }
     });

@@ -62,8 +62,7 @@ fn several(folder: &Path) -> Done {
     let mut many = Vec::new();
     for (n, recipe) in Recipe::ALL.into_iter().cycle().take(14).enumerate() {
         let seed = n as u64;
-        let run =
-            Made { recipe, seed, loss: 2.0 + 0.05 * n as f64, train: "long", ..Made::default() };
+        let run = Made { recipe, seed, loss: 2.0 + 0.05 * n as f64, train: "long", ..Made::default() };
         let name = format!("qwen3-0.6b-continued-pretraining-on-a-mixture-with-{}-seed{n}", recipe.name());
         many.push(run.write(folder, &name)?);
     }
@@ -229,7 +228,7 @@ impl Made {
         fs::write(folder.join(CONFIG_FILE), self.config())?;
         let has_steps = self.steps > 0 || self.evals > 0;
         if has_steps {
-            summary().write(&folder)?;
+            RunSummary { total_steps: Some(self.steps), ..summary() }.write(&folder)?;
         }
         Ok(folder)
     }
@@ -239,7 +238,10 @@ impl Made {
             "long" => format!(
                 "[{}]",
                 (0..6)
-                    .map(|n| format!("\"/data/corpora/a-long-folder-name/common-crawl-{n}-filtered-{}/*.jsonl.zst\"", self.seed))
+                    .map(|n| format!(
+                        "\"/data/corpora/a-long-folder-name/common-crawl-{n}-filtered-{}/*.jsonl.zst\"",
+                        self.seed
+                    ))
                     .collect::<Vec<_>>()
                     .join(", ")
             ),
@@ -330,7 +332,8 @@ impl Made {
         for n in 0..self.sources {
             let name = match n {
                 0 => "data/books.jsonl.zst".to_owned(),
-                1 => "/data/corpora/a-very-long-folder-name/common-crawl-2024-10-filtered/part-*.parquet".to_owned(),
+                1 => "/data/corpora/a-very-long-folder-name/common-crawl-2024-10-filtered/part-*.parquet"
+                    .to_owned(),
                 n => format!("shards/source-{n}"),
             };
             let source = SourceMetrics {
@@ -338,7 +341,8 @@ impl Made {
                 name,
                 tokens: Some(step * self.batch_tokens * (n + 1) / 15),
                 epoch: Some(step as f64 / 700.0 / (n + 1) as f64),
-                loss: Some(loss + 0.3 * (n as f64 - 1.5)),
+                train_loss: (step > 0).then(|| loss + 0.3 * (n as f64 - 1.5) - 0.12),
+                loss: (n != 3).then(|| loss + 0.3 * (n as f64 - 1.5)),
             };
             events.push(source.into());
         }

@@ -83,7 +83,10 @@ pub struct SourceMetrics {
     pub tokens: Option<u64>,
     /// Passes over the source so far; likewise.
     pub epoch: Option<f64>,
-    /// Mean cross-entropy of its own evaluated targets, in nats a token; absent where none was evaluated.
+    /// Mean cross-entropy of the targets of it that were trained on since the previous report of sources, in
+    /// nats a token; absent if there was none.
+    pub train_loss: Option<f64>,
+    /// Mean cross-entropy of its own evaluated targets, in nats a token; absent if none was evaluated.
     pub loss: Option<f64>,
 }
 

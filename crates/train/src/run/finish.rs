@@ -143,7 +143,7 @@ impl Run {
                 Some(Outcome::Stopped) => "stopped on request".into(),
                 Some(Outcome::TimeLimit) => "stopped at the time limit".into(),
                 Some(Outcome::StoppedEarly) => "stopped before its first step".into(),
-                None => format!("running, step {} of {}", self.position.step, self.steps),
+                None => RunSummary::running(self.position.step, self.steps),
             }),
         }
     }

@@ -97,6 +97,8 @@ impl Style {
 pub(super) const COLORS: usize = 8;
 /// Shades of each colour: further ones start over.
 const TONES: usize = 4;
+/// Curves of a chart with a legend that fits beside other charts.
+const NARROW_CURVES: usize = 8;
 /// Part of the height by which a curve may leave the axis before it is cut off.
 const MARGIN: f64 = 0.05;
 
@@ -109,6 +111,11 @@ pub(super) fn color_class(color: usize, tone: usize) -> String {
 }
 
 impl Chart {
+    /// True if its legend needs the width of the page.
+    pub(super) fn is_wide(&self) -> bool {
+        self.series.len() > NARROW_CURVES
+    }
+
     /// The chart as a `figure`.
     pub(super) fn html(&self) -> String {
         let mut out = format!(

@@ -5,7 +5,7 @@ use std::fmt::Write;
 use super::RunData;
 use super::chart::color_class;
 use super::config_text::flatten;
-use super::curves::View;
+use super::curves::{View, Views};
 use super::figures::{final_training_loss, median, train_seconds};
 use super::frame::{TABLE_END, columns, table_begun};
 use super::html::{escape, shortened};
@@ -81,7 +81,8 @@ const COLUMNS: [&str; 12] = [
 ];
 
 /// A table with one row for each run.
-pub(super) fn figures_table(views: &[View<'_>]) -> String {
+pub(super) fn figures_table(all: &Views<'_>) -> String {
+    let views = &all.views[..];
     let by = BestBy::of(views);
     let figure = |view: &View<'_>| view.history.best_eval().and_then(|eval| by.figure(&eval));
     let best_of_all = views.iter().filter_map(figure).min_by(f64::total_cmp);
@@ -120,7 +121,7 @@ pub(super) fn figures_table(views: &[View<'_>]) -> String {
             out,
             "<tr><th scope=\"row\"><i class=\"key line {}\"></i>{}</th>",
             color_class(view.color, view.tone),
-            escape(&view.run.name)
+            escape(&view.label)
         );
         for &n in &shown {
             let _ = write!(out, "<td>{}</td>", cells[n].as_deref().unwrap_or("–"));
@@ -128,8 +129,21 @@ pub(super) fn figures_table(views: &[View<'_>]) -> String {
         out.push_str("</tr>\n");
     }
     out.push_str(TABLE_END);
+    out.push_str(&left_out(&all.left_out));
     out.push_str(by.note());
     out
+}
+
+/// What the labels leave out of the names of the runs.
+fn left_out([before, after]: &[String; 2]) -> String {
+    let parts = [("begin with", before), ("end with", after)];
+    let parts: Vec<String> = (parts.iter().filter(|(_, part)| !part.is_empty()))
+        .map(|(how, part)| format!("{how} <code>{}</code>", escape(part)))
+        .collect();
+    match parts.is_empty() {
+        true => String::new(),
+        false => format!("<p class=\"note\">The names of all runs {}.</p>\n", parts.join(" and ")),
+    }
 }
 
 /// A table of the keys whose values differ, or a sentence if none does.

@@ -6,7 +6,7 @@ use super::data::RunData;
 use super::history::History;
 use super::identity::same_tokenizer;
 use super::marks::Mark;
-use super::names;
+use super::names::{self, Labels};
 use super::range::{axis_from_zero, axis_of, outside};
 use super::thin::{self, Point};
 use crate::metrics::{EvalMetrics, SourceMetrics, StepMetrics, format};
@@ -32,12 +32,15 @@ pub(super) struct View<'a> {
 pub(super) struct Views<'a> {
     pub(super) views: Vec<View<'a>>,
     pub(super) x_name: &'static str,
+    /// What the labels of the runs leave out of their names.
+    pub(super) left_out: [String; 2],
 }
 
 impl<'a> Views<'a> {
     /// Runs are compared by step if a step has the same number of tokens in all of them, else by tokens.
     pub(super) fn new(runs: &'a [RunData]) -> Self {
-        let labels = names::for_legend(&runs.iter().map(|run| run.name.as_str()).collect::<Vec<_>>());
+        let Labels { labels, left_out } =
+            names::for_legend(&runs.iter().map(|run| run.name.as_str()).collect::<Vec<_>>());
         let view = |(n, (run, label)): (usize, (&'a RunData, String))| View {
             run,
             history: run.history(),
@@ -51,12 +54,12 @@ impl<'a> Views<'a> {
             views.iter().filter_map(|view| tokens_per_step(&view.history)).collect();
         let same = tokens_per_step.windows(2).all(|pair| (pair[0] / pair[1] - 1.0).abs() < 0.01);
         if same || tokens_per_step.len() < views.len() {
-            return Self { views, x_name: "step" };
+            return Self { views, x_name: "step", left_out };
         }
         for (view, tokens) in views.iter_mut().zip(tokens_per_step) {
             view.x_per_step = tokens;
         }
-        Self { views, x_name: "tokens" }
+        Self { views, x_name: "tokens", left_out }
     }
 
     /// The loss over the whole run, and enlarged if its first fall would flatten the rest.
@@ -267,7 +270,7 @@ impl<'a> Views<'a> {
                 names.push(&source.name);
             }
         }
-        let labels = names::for_legend(&names);
+        let Labels { labels, .. } = names::for_legend(&names);
         let mut series = Vec::new();
         for (n, (&name, label)) in names.iter().zip(labels).enumerate() {
             let points = |loss: fn(&SourceMetrics) -> Option<f64>| -> Vec<Point> {

@@ -8,9 +8,6 @@ use super::html::escape;
 const STYLE: &str = include_str!("style.css");
 const SCRIPT: &str = include_str!("hover.js");
 
-/// Curves of a chart from which on its legend needs the width of the page.
-const LEGEND_OF_WIDE: usize = 8;
-
 /// First bytes of every page, and of no other file.
 pub(super) const HEAD: &str = "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
                                <meta name=\"generator\" content=\"xtrain report\">\n";
@@ -86,9 +83,9 @@ pub(super) fn axis_choice(out: &mut String) {
     );
 }
 
-/// A chart in a box; one with a long legend takes a row of its own.
+/// A chart in a box.
 pub(super) fn card(out: &mut String, chart: &Chart) {
-    let wide = if chart.series.len() > LEGEND_OF_WIDE { " wide" } else { "" };
+    let wide = if chart.is_wide() { " wide" } else { "" };
     let _ = write!(out, "<section class=\"card{wide}\">\n{}</section>\n", chart.html());
 }
 

@@ -7,48 +7,73 @@ const TITLE: usize = 70;
 /// Characters after which, or before which, a name may be cut.
 const SEPARATORS: [char; 6] = ['-', '_', '/', '.', '=', ' '];
 
+/// Names for a legend.
+pub(super) struct Labels {
+    pub(super) labels: Vec<String>,
+    /// What is left out of all of them, before and after what is left.
+    pub(super) left_out: [String; 2],
+}
+
 /// The names for a legend: long ones without the beginning and the end that all of them share.
-pub(super) fn for_legend(names: &[&str]) -> Vec<String> {
-    let whole = || names.iter().map(|name| (*name).to_owned()).collect();
+pub(super) fn for_legend(names: &[&str]) -> Labels {
     let is_short = |name: &&str| name.chars().count() <= LEGEND;
-    let [first, others @ ..] = names else { return whole() };
-    if others.is_empty() || names.iter().all(is_short) {
-        return whole();
-    }
-    let alike = |shared: usize, pairs: &mut dyn Iterator<Item = (char, char)>| {
-        pairs.take(shared).take_while(|(a, b)| a == b).count()
-    };
-    let count = first.chars().count();
-    let before = others.iter().fold(count, |n, name| alike(n, &mut first.chars().zip(name.chars())));
-    let after =
-        others.iter().fold(count, |n, name| alike(n, &mut first.chars().rev().zip(name.chars().rev())));
-    // Only whole words are cut off.
-    let word = |chars: Vec<char>| chars.iter().rposition(|c| SEPARATORS.contains(c)).map_or(0, |at| at + 1);
-    let before = word(first.chars().take(before).collect());
-    let after = word(first.chars().rev().take(after).collect());
-    let cut = |name: &&str| {
-        let length = name.chars().count();
-        // Something of each name has to stay.
-        let (from, to) = (before.min(length), length.saturating_sub(after));
-        let kept: String = name.chars().skip(from).take(to.saturating_sub(from)).collect();
-        match kept.is_empty() {
-            true => None,
-            false => Some(format!(
-                "{}{kept}{}",
-                if from > 0 { "…" } else { "" },
-                if to < length { "…" } else { "" }
-            )),
+    let all: Vec<Vec<char>> = names.iter().map(|name| name.chars().collect()).collect();
+    let [mut before, mut after] = match &all[..] {
+        [_, _, ..] if !names.iter().all(is_short) => {
+            [shared(&all, |n, name| name.get(n)), shared(&all, from_end)]
         }
+        _ => [0, 0],
     };
-    names.iter().map(cut).collect::<Option<_>>().unwrap_or_else(whole)
+    // Something of each name has to stay.
+    if all.iter().any(|name| name.len() <= before + after) {
+        [before, after] = [0, 0];
+    }
+    let label = |name: &Vec<char>| {
+        let kept: String = name[before..name.len() - after].iter().collect();
+        format!("{}{kept}{}", if before > 0 { "…" } else { "" }, if after > 0 { "…" } else { "" })
+    };
+    let left_out = all.first().map_or_else(Default::default, |name| {
+        [&name[..before], &name[name.len() - after..]].map(|part| part.iter().collect())
+    });
+    Labels { labels: all.iter().map(label).collect(), left_out }
+}
+
+/// Number of characters that all names share from the first on, up to the last separator among them; `at`
+/// gives the n-th character.
+fn shared(names: &[Vec<char>], at: fn(usize, &[char]) -> Option<&char>) -> usize {
+    let is_shared = |&n: &usize| {
+        let first = at(n, &names[0]);
+        first.is_some() && names[1..].iter().all(|name| at(n, name) == first)
+    };
+    let count = (0..).take_while(is_shared).count();
+    let is_separator = |&n: &usize| at(n, &names[0]).is_some_and(|c| SEPARATORS.contains(c));
+    (0..count).rev().find(is_separator).map_or(0, |n| n + 1)
+}
+
+fn from_end(n: usize, name: &[char]) -> Option<&char> {
+    name.get(name.len().checked_sub(n + 1)?)
 }
 
 /// A title for these runs: their names, or if that is too long, their number.
 pub(super) fn title(names: &[&str]) -> String {
-    let all = names.join(" · ");
-    match names {
-        [] | [_] => all,
-        _ if all.chars().count() <= TITLE => all,
-        many => format!("{} runs", many.len()),
+    shortest(names.join(" · "), names.len())
+}
+
+/// A title for these groups of runs: their names, or if that is too long, the number of runs.
+pub(super) fn of_groups(groups: &[&[String]]) -> String {
+    let names: Vec<String> = groups.iter().map(|runs| of_group(runs)).collect();
+    shortest(names.join(", "), groups.iter().map(|runs| runs.len()).sum())
+}
+
+/// Name of a group of runs: that of the first.
+pub(super) fn of_group(runs: &[String]) -> String {
+    match runs {
+        [] => String::new(),
+        [one] => one.clone(),
+        [first, others @ ..] => format!("{first} and {} more", others.len()),
     }
+}
+
+fn shortest(names: String, count: usize) -> String {
+    if count < 2 || names.chars().count() <= TITLE { names } else { format!("{count} runs") }
 }

@@ -2,6 +2,7 @@
 
 use std::fmt::Write;
 
+use super::chart::Chart;
 use super::curves::{View, Views};
 use super::figures::{Figure, figures};
 use super::frame::{axis_choice, begun, card, ended, note, notice, section, views};
@@ -28,7 +29,7 @@ pub(super) fn render(runs: &[RunData]) -> String {
     match views {
         [] => out.push_str("<p class=\"empty\">No runs were named.</p>\n"),
         [view] => key_figures(&mut out, &figures(view)),
-        several => section(&mut out, "Runs", &compare::figures_table(several)),
+        _ => section(&mut out, "Runs", &compare::figures_table(&all)),
     }
     charts(&mut out, &all);
     if views.len() > 1 {
@@ -137,6 +138,8 @@ fn charts(out: &mut String, all: &Views<'_>) {
         out.push_str("</section>\n");
     }
     out.push_str("<div class=\"small\">\n");
-    others.iter().for_each(|chart| card(out, chart));
+    // Charts of a row of their own would leave gaps between the others.
+    let (wide, narrow): (Vec<&Chart>, Vec<&Chart>) = others.iter().partition(|chart| chart.is_wide());
+    narrow.into_iter().chain(wide).for_each(|chart| card(out, chart));
     out.push_str("</div>\n");
 }

@@ -27,9 +27,9 @@ pub(super) fn render(comparison: &Comparison) -> String {
             (all.views[n].color, all.views[n].tone) = (color, tone + color / COLORS);
         }
     }
-    let names: Vec<String> = comparison.compared.iter().map(|gap| called(&gap.runs)).collect();
-    let names = names::title(&names.iter().map(String::as_str).collect::<Vec<_>>());
-    let title = format!("{names} against {}", called(&comparison.baseline.runs));
+    let groups: Vec<&[String]> = comparison.compared.iter().map(|gap| &gap.runs[..]).collect();
+    let title =
+        format!("{} against {}", names::of_groups(&groups), names::of_group(&comparison.baseline.runs));
     let mut out = begun(&title, "xtrain compare");
     let _ = write!(
         out,
@@ -54,24 +54,15 @@ pub(super) fn render(comparison: &Comparison) -> String {
     if let Some(chart) = all.bits_chart().filter(|_| all.tokenizers_differ()) {
         card(&mut out, &chart);
     }
-    section(&mut out, "Runs", &compare::figures_table(&all.views));
+    section(&mut out, "Runs", &compare::figures_table(&all));
     section(&mut out, "What differs", &compare::differences(&all.views));
     glossary(&mut out, &all, &OF_COMPARISONS);
     ended(out, "the metrics of these runs")
 }
 
-/// Title of several runs: the first of their names.
-fn called(runs: &[String]) -> String {
-    match runs {
-        [] => String::new(),
-        [one] => one.clone(),
-        [first, others @ ..] => format!("{first} and {} more", others.len()),
-    }
-}
-
 /// Name of a group in the legend.
 fn label(group: &Group, views: &Views<'_>) -> String {
-    called(&group.runs.iter().map(|&n| views.views[n].label.clone()).collect::<Vec<_>>())
+    names::of_group(&group.runs.iter().map(|&n| views.views[n].label.clone()).collect::<Vec<_>>())
 }
 
 /// A band from middles and half widths. The half widths are root mean squares over an eighth of the run,

@@ -45,17 +45,18 @@ pub(crate) fn render(inspection: &Inspection) -> String {
     let _ = write!(
         out,
         "<header>\n<p class=\"kind\">FP8 casts of one training step</p>\n<h1>{}</h1>\n<ul class=\"chips\"><li>checkpoint of step {}</li>\
-         <li>computed in {}</li><li>casts of {}</li><li>loss {loss:.4}</li></ul>\n</header>\n",
+         <li>computed in {}</li><li>casts of {}</li><li>loss {loss:.4}</li></ul>\n",
         escape(name),
         format::grouped(*step),
         escape(recipe),
         escape(casts)
     );
+    note(&mut out, CELLS);
+    out.push_str("</header>\n");
     if tensors.is_empty() {
         out.push_str("<p class=\"empty\">The step has no casts to FP8.</p>\n");
         return ended(out, SOURCE);
     }
-    note(&mut out, CELLS);
     let grid = Grid::of(tensors);
     let [clean, noisy] = DECIBELS;
     let signal_ends = [format!("{clean:.0} dB or more"), format!("{noisy:.0} dB or less")];

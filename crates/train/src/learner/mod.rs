@@ -19,7 +19,7 @@ use xtrain_runtime::{Engine, EngineError, Part, ProgramId, StateEntry, Ticket};
 pub const IN_FLIGHT: usize = 2;
 
 /// Result of a step.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct StepResult {
     /// The mean cross-entropy of the step's targets, in nats.
     pub loss: f64,
@@ -27,6 +27,9 @@ pub struct StepResult {
     pub grad_norm: f64,
     /// True if a non-finite value turned the update into a no-op.
     pub skipped: bool,
+    /// The sum of the cross-entropies of each source's targets, in nats; empty if the spec does not tell
+    /// sources apart.
+    pub source_losses: Vec<f64>,
 }
 
 /// An optimizer step to launch.
@@ -150,6 +153,18 @@ impl Learner {
         self.collect(ticket)
     }
 
+    /// Names the source of each sequence of the micro-batch that is launched next. Does nothing if the spec
+    /// does not tell sources apart.
+    pub fn name_sources(&mut self, sources: &[usize]) -> Result<(), LearnError> {
+        if self.spec.loss.sources == 0 {
+            return Ok(());
+        }
+        let of_tokens = |&source: &usize| std::iter::repeat_n(source as i32, self.spec.batch.seq_len);
+        let tokens: Vec<i32> = sources.iter().flat_map(of_tokens).collect();
+        let train = self.current;
+        Ok(self.weights.engine().write_input(train, io::SOURCES, bytemuck::cast_slice(&tokens))?)
+    }
+
     /// Launches the `n`-th micro-batch of `step`, and after the last one the update.
     pub fn micro_step(&mut self, step: &Step, n: usize, batch: &TokenBatch) -> Result<(), LearnError> {
         let _micro_step = span("micro-step");
@@ -200,6 +215,12 @@ impl Learner {
         };
         let (loss, grad_norm) = (number(io::LOSS)?, number(update_io::GRAD_NORM)?);
         let skipped = outputs.get(update_io::SKIPPED)?.iter().any(|&b| b != 0);
-        Ok(StepResult { loss, grad_norm, skipped })
+        let mut source_losses = Vec::new();
+        if self.spec.loss.sources > 0 {
+            // The second of each pair is the cross-entropy.
+            let sums: Vec<[f32; 2]> = bytemuck::pod_collect_to_vec(outputs.get(io::SOURCE_LOSSES)?);
+            source_losses.extend(sums.into_iter().map(|[_, sum]| f64::from(sum)));
+        }
+        Ok(StepResult { loss, grad_norm, skipped, source_losses })
     }
 }

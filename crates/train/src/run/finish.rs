@@ -54,9 +54,12 @@ impl Run {
     fn report_end(&mut self, outcome: Outcome, observer: &mut dyn Observer) -> Result<(), RunError> {
         if let Some((step, loss)) = self.position.best {
             let path = self.folder.checkpoints().join(format!("step-{step}"));
-            let worse = match self.divergence.is_above(loss) {
+            let worse = match self.position.divergence.is_above(loss) {
                 true => {
-                    format!(" (worse than guessing, {:.4}: the run diverged)", self.divergence.guessing())
+                    format!(
+                        " (worse than guessing, {:.4}: the run diverged)",
+                        self.position.divergence.guessing()
+                    )
                 }
                 false => String::new(),
             };

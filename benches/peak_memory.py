@@ -1,6 +1,6 @@
 """Peak memory of training on the CPU beside what `xtrain plan` says, as lines of benches/results.
 
-    python3 benches/peak_memory.py --xtrain target/release/xtrain >> benches/results/DATE-cpu-memory.jsonl
+    python3 benches/peak_memory.py --xtrain target/release/xtrain >> benches/results/DATE-cpu-resident.jsonl
 
 Each run makes some steps, a save, an evaluation and the export at the end. The plan's lines count all that: memory of the step, of kernels
 and of the copy that a save makes, and the process itself.
@@ -56,7 +56,7 @@ UNITS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 def planned(text):
     """Bytes of all lines of a plan."""
     total = int(re.search(r"^total +([\d,]+)", text, re.MULTILINE).group(1).replace(",", ""))
-    lines = [r"CPU kernels work in up to", r"a save copies", r"xtrain itself takes up to"]
+    lines = [r"CPU kernels use up to", r"a save copies", r"the process itself uses up to"]
     more = [re.search(rf"^{line} ([\d.,]+) (\w+)", text, re.MULTILINE) for line in lines]
     return total + sum(float(found.group(1).replace(",", "")) * UNITS[found.group(2)] for found in more if found)
 
@@ -81,7 +81,7 @@ def main():
             run.returncode = os.waitstatus_to_exitcode(status)
             assert run.returncode == 0, f"{work}: exit code {run.returncode}"
         value, peer = usage.ru_maxrss / 1024, planned(plan) / (1 << 20)
-        line = {"work": f"{work}, resident", "metric": "MiB", "value": round(value, 1), "peer": "xtrain plan, all lines"}
+        line = {"work": work, "metric": "MiB", "value": round(value, 1), "peer": "xtrain plan, all lines"}
         line |= {"peer_value": round(peer, 1), "ratio": round(value / peer, 3), "card": arguments.card, "driver": "none"}
         line |= {"command": "python3 benches/peak_memory.py --xtrain XTRAIN", "commit": commit, "date": str(datetime.date.today())}
         print(json.dumps(line), flush=True)

@@ -10,7 +10,7 @@ SHORT = 40
 # Errors of a run that its plan cannot foresee, as it does not read the text.
 OF_THE_TEXT = re.compile(
     r"less than the tokenizer's (?!257 )|held.out|too short|too few|not finite|needs at least|has only|infinite in bf16|vocabulary|"
-    r"validation data|special token|no token"
+    r"validation data|special token|no token|cannot open the input|holds what is in"
 )
 
 

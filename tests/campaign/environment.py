@@ -49,6 +49,8 @@ def is_bound(folder):
         return False
     except PermissionError:
         return True
+    finally:
+        probe.unlink()
 
 
 def trial(prepared, base, folder, program, dice, count):
@@ -106,7 +108,7 @@ def full_disk(prepared, folder, program, dice):
     sets = "--out disk/run --resume --set data.cache_dir=disk/cache"
     run = f"{program.path} train run.toml {sets} >out 2>err"
     size = int(4 * 150 ** dice.random())
-    larger = "mount -o remount,size=64m disk"
+    larger = "mount -t tmpfs -o remount,size=64m none disk"
     again = f"cp err first; {larger} && {run} && cp -r disk/run run"
     script = f"mount -t tmpfs -o size={size}k none disk && {run}; code=$?; {again}; exit $code"
     done = subprocess.run(unshare(script), cwd=folder, capture_output=True, text=True, timeout=300, stdin=subprocess.DEVNULL)

@@ -45,7 +45,7 @@ CHECKED = {
     "run/checkpoints/step-3/position.json": [RESUME],
     "run/checkpoints/step-3/loader.json": [RESUME],
     "run/checkpoints/step-3/config.json": [RESUME],
-    "run/checkpoints/step-3/state-00001.safetensors": [RESUME, EXPORT],
+    "run/checkpoints/step-3/rank-00000-00001.safetensors": [RESUME, EXPORT],
     "b.txt.gz": [TOKENIZE.format("b.txt.gz")],
     "b.jsonl.gz": [TOKENIZE.format("b.jsonl.gz")],
 }

@@ -35,17 +35,24 @@ class Campaign:
     def run(self):
         base = self.work / "base"
         prepared = self.module.prepare(base, self.program)
-        tries = [self.arguments.trial] if self.arguments.trial is not None else range(self.arguments.tries or self.module.SHORT)
-        begun = time.monotonic()
+        first, tries = self.arguments.first, self.arguments.tries or self.module.SHORT
+        numbers = [self.arguments.trial] if self.arguments.trial is not None else range(first, first + tries)
+        begun, done = time.monotonic(), 0
         with concurrent.futures.ThreadPoolExecutor(self.arguments.jobs) as pool:
-            for done, _ in enumerate(pool.map(lambda n: self.one(n, prepared, base), tries), 1):
-                if done % 500 == 0:
+            for was_tried in pool.map(lambda n: self.is_in_time() and self.one(n, prepared, base), numbers):
+                done += was_tried
+                if was_tried and done % 500 == 0:
                     print(f"{self.name}: {done} tries after {time.monotonic() - begun:.0f} s, {self.failures} failed", flush=True)
         shutil.rmtree(base)
         counts = ", ".join(f"{count} {what}" for what, count in sorted(self.count.items()))
-        print(f"{self.name}: {len(tries)} tries in {time.monotonic() - begun:.0f} s, {self.failures} failed: {counts}", flush=True)
+        ended = "" if done == len(numbers) else f", the time is over: go on with --from {numbers[done]}"
+        print(f"{self.name}: {done} tries in {time.monotonic() - begun:.0f} s, {self.failures} failed: {counts}{ended}", flush=True)
+
+    def is_in_time(self):
+        return self.arguments.seconds is None or time.monotonic() < self.arguments.begun + self.arguments.seconds
 
     def one(self, number, prepared, base):
+        """Makes one try, counts how it ended, and returns True."""
         folder = self.work / str(number)
         folder.mkdir()
         dice = random.Random(f"{self.arguments.seed} {self.name} {number}")
@@ -58,14 +65,17 @@ class Campaign:
             kept = f"; its folder is kept: {folder}" if self.arguments.work else ""
             print(f"FAILED {self.name} {number}: {text}\n  to try it again: {again}{kept}", flush=True)
             if self.arguments.work:
-                return
+                return True
         shutil.rmtree(folder, ignore_errors=True)
+        return True
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seed", type=int, default=None, help="the random numbers; by default others each time")
     parser.add_argument("--tries", type=int, help="the number of tries of each campaign; by default a minute's")
+    parser.add_argument("--from", type=int, default=0, dest="first", metavar="N", help="the number of the first try, to go on with a seed")
+    parser.add_argument("--seconds", type=float, help="begin no try after so long")
     parser.add_argument("--only", choices=CAMPAIGNS, help="run this campaign only")
     parser.add_argument("--trial", type=int, help="run this try only")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="tries at a time")
@@ -73,6 +83,7 @@ def main():
     built = pathlib.Path(os.environ.get("CARGO_TARGET_DIR", "target")) / "debug/xtrain"
     parser.add_argument("--xtrain", type=pathlib.Path, default=os.environ.get("XTRAIN", built), help="the binary")
     arguments = parser.parse_args()
+    arguments.begun = time.monotonic()
     if arguments.seed is None:
         arguments.seed = random.SystemRandom().randrange(1 << 32)
     if not pathlib.Path(arguments.xtrain).exists():

@@ -17,9 +17,12 @@ mod replace_file;
 mod store;
 mod temporary;
 pub mod tensor_file;
+mod writers_lock;
 
 pub use error::{BoxError, CheckpointError, advice};
 pub use replace_file::replace_file;
-pub use store::{Checkpoint, CheckpointStore, RunLock, TensorSpec};
+pub use store::{
+    Begun, Checkpoint, CheckpointStore, Others, RankWriter, RunLock, StepWriter, TensorSpec, max_report_bytes,
+};
 pub use temporary::{Temporary, remove_leftovers, temporary_target};
 pub use xtrain_tensor::debug_as_display;

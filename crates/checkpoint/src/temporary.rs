@@ -17,6 +17,7 @@ use rustix::io::Errno;
 
 use crate::error::{CheckpointError, Result};
 use crate::files::sync_folder;
+use crate::writers_lock::Removal;
 
 /// Paths that this process is writing. Where the file system has no locks, they tell its temporaries from
 /// leftovers.
@@ -242,9 +243,9 @@ fn split_temporary_name(name: &str) -> Option<(&str, u32)> {
 
 /// Ownership of an existing temporary.
 enum Claim {
-    /// Its writer has ended. Holds the lock, if the file system has locks.
-    Ours(Option<File>),
-    /// Its writer is alive, or may be.
+    /// Its writers have ended. Holds the locks, if the file system has locks.
+    Ours([Option<File>; 2]),
+    /// A writer is alive, or may be.
     Busy,
     /// It no longer exists.
     Gone,
@@ -257,11 +258,14 @@ fn claim(path: &Path) -> Claim {
         Err(e) if e.kind() == io::ErrorKind::NotFound => return Claim::Gone,
         Err(_) => return Claim::Busy,
     };
-    match handle.try_lock() {
-        Ok(()) => Claim::Ours(Some(handle)),
-        Err(TryLockError::WouldBlock) => Claim::Busy,
-        Err(TryLockError::Error(_)) if is_dead(path) => Claim::Ours(None),
-        Err(TryLockError::Error(_)) => Claim::Busy,
+    let lock = match handle.try_lock() {
+        Ok(()) => Some(handle),
+        Err(TryLockError::Error(_)) if is_dead(path) => None,
+        Err(TryLockError::WouldBlock | TryLockError::Error(_)) => return Claim::Busy,
+    };
+    match Removal::of(path) {
+        Removal::Allowed(writers) => Claim::Ours([lock, writers]),
+        Removal::Refused => Claim::Busy,
     }
 }
 

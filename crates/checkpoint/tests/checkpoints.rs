@@ -83,7 +83,7 @@ fn saved_tensors_load_to_the_bit_in_any_order() {
     reversed.reverse();
     load(&store.checkpoint(9).unwrap(), &reversed).unwrap();
     assert_eq!(latest.document("trainer").unwrap(), json!({ "step": 10, "best": 10.1 }));
-    assert_eq!(names_in(latest.path()), ["manifest.json", "state-00001.safetensors", "trainer.json"]);
+    assert_eq!(names_in(latest.path()), ["manifest.json", "rank-00000-00001.safetensors", "trainer.json"]);
 }
 
 proptest! {
@@ -113,7 +113,7 @@ proptest! {
         let store = CheckpointStore::open(dir.path()).unwrap();
         save(&store, 4);
         save(&store, 5);
-        let file = ["manifest.json", "state-00001.safetensors", "trainer.json"][file];
+        let file = ["manifest.json", "rank-00000-00001.safetensors", "trainer.json"][file];
         let path = dir.path().join("step-5").join(file);
         let mut bytes = fs::read(&path)?;
         let at = at.index(bytes.len());
@@ -138,7 +138,7 @@ proptest! {
                 for error in errors.into_iter().flatten() {
                     let text = error.to_string();
                     prop_assert!(text.contains("step-4 instead"), "{}", text);
-                    prop_assert!(text.contains("state-00001.safetensors") || text.contains("trainer.json"));
+                    prop_assert!(text.contains("rank-00000-00001.safetensors") || text.contains("trainer.json"));
                 }
             }
         }
@@ -152,10 +152,13 @@ fn a_flipped_bit_in_a_tensor_is_named_with_its_file_and_the_checkpoint_to_use() 
     save(&store, 3);
     save(&store, 7);
     // The widest elements come first, so the last byte belongs to the last one-byte tensor.
-    flip_last_bit(&dir.path().join("step-7/state-00001.safetensors"));
+    flip_last_bit(&dir.path().join("step-7/rank-00000-00001.safetensors"));
     let error = load(&store.latest().unwrap().unwrap(), &specs()).unwrap_err().to_string();
     assert!(error.contains("tensor 'bytes': does not match its checksum"), "{error}");
-    assert!(error.contains("step-7/state-00001.safetensors") && error.contains("step-3 instead"), "{error}");
+    assert!(
+        error.contains("step-7/rank-00000-00001.safetensors") && error.contains("step-3 instead"),
+        "{error}"
+    );
 }
 
 #[test]
@@ -165,14 +168,14 @@ fn an_error_recommends_only_a_verified_checkpoint() {
     for step in 1..=4 {
         save(&store, step);
     }
-    flip_last_bit(&dir.path().join("step-4/state-00001.safetensors"));
-    flip_last_bit(&dir.path().join("step-3/state-00001.safetensors"));
+    flip_last_bit(&dir.path().join("step-4/rank-00000-00001.safetensors"));
+    flip_last_bit(&dir.path().join("step-3/rank-00000-00001.safetensors"));
     flip_last_bit(&dir.path().join("step-2/trainer.json"));
     let latest = store.latest().unwrap().unwrap();
     let error = load(&latest, &specs()).unwrap_err().to_string();
     assert!(latest.step() == 4 && error.contains("step-1 instead, which is verified"), "{error}");
     assert_eq!(store.newest_intact_before(4).unwrap().unwrap().step(), 1);
-    flip_last_bit(&dir.path().join("step-1/state-00001.safetensors"));
+    flip_last_bit(&dir.path().join("step-1/rank-00000-00001.safetensors"));
     assert!(store.newest_intact_before(4).unwrap().is_none());
     let error = load(&latest, &specs()).unwrap_err().to_string();
     assert!(error.contains("no older checkpoint is intact: restore this one"), "{error}");
@@ -186,10 +189,10 @@ fn verify_names_the_first_damage_and_recommends_no_unverified_checkpoint() {
     save(&store, 2);
     let checkpoint = store.checkpoint(2).unwrap();
     checkpoint.verify().unwrap();
-    flip_last_bit(&dir.path().join("step-2/state-00001.safetensors"));
+    flip_last_bit(&dir.path().join("step-2/rank-00000-00001.safetensors"));
     let error = checkpoint.verify().unwrap_err().to_string();
     assert!(
-        error.contains("state-00001.safetensors, tensor 'bytes': does not match its checksum"),
+        error.contains("rank-00000-00001.safetensors, tensor 'bytes': does not match its checksum"),
         "{error}"
     );
     assert!(!error.contains("step-1"), "{error}");
@@ -204,7 +207,7 @@ fn a_file_truncated_during_a_load_gives_true_bytes_or_an_error() {
     let store = CheckpointStore::open(dir.path()).unwrap();
     let specs: Vec<TensorSpec> = (0..3).map(|i| spec(&format!("t{i}"), DType::F32, &[300_000 + i])).collect();
     store.save(1, &specs, &mut |i| Ok(content(&specs[i], 1)), &[]).unwrap();
-    let path = dir.path().join("step-1/state-00001.safetensors");
+    let path = dir.path().join("step-1/rank-00000-00001.safetensors");
     let mut seen = 0;
     let result = store.checkpoint(1).unwrap().load(&specs, &mut |i, bytes| {
         // Copying over a file truncates it first. The bytes passed to the sink must not change.
@@ -247,7 +250,7 @@ fn an_intact_step_stays_and_a_damaged_one_is_replaced() {
         .save::<Vec<u8>>(2, &specs(), &mut |_| panic!("tensors must not be read"), &documents(2))
         .unwrap();
     assert_eq!(again, dir.path().join("step-2"));
-    let state = again.join("state-00001.safetensors");
+    let state = again.join("rank-00000-00001.safetensors");
     let damages: [&dyn Fn(); 5] = [
         &|| fs::remove_file(again.join("manifest.json")).unwrap(),
         &|| fs::remove_file(&state).unwrap(),
@@ -300,14 +303,14 @@ fn a_folder_of_damaged_steps_is_not_taken_for_an_empty_one() {
         save(&store, step);
     }
     fs::remove_file(dir.path().join("step-3/manifest.json")).unwrap();
-    fs::write(dir.path().join("step-2/state-00001.safetensors"), "").unwrap();
+    fs::write(dir.path().join("step-2/rank-00000-00001.safetensors"), "").unwrap();
     assert_eq!(store.latest().unwrap().unwrap().step(), 1, "an older complete one is used");
     fs::write(dir.path().join("step-1/manifest.json"), "{}").unwrap();
     let error = store.latest().unwrap_err();
     let text = error.to_string();
     assert!(error.is_users() && text.starts_with(&format!("{}: ", dir.path().display())), "{text}");
     assert!(text.contains("step-3 (manifest.json: cannot open: No such file"), "{text}");
-    assert!(text.contains("step-2 (state-00001.safetensors, length: has 0 bytes"), "{text}");
+    assert!(text.contains("step-2 (rank-00000-00001.safetensors, length: has 0 bytes"), "{text}");
     assert!(text.contains("step-1 (manifest.json, manifest: is not as expected"), "{text}");
     assert!(text.contains("remove them to start from the beginning"), "{text}");
 }

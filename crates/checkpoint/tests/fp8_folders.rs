@@ -339,3 +339,38 @@ fn refusal(tensors: &[RawTensor], case: &str) -> String {
     assert!(error.is_users() && !text.contains('\n') && text.contains("; "), "{case}: {text}");
     text
 }
+
+#[test]
+fn a_matrix_larger_than_a_chunk_has_the_bytes_and_scales_of_its_blocks() {
+    let cols = 5000;
+    let matrix = |rows: usize| NameEntry {
+        name: "w".to_owned(),
+        shape: vec![rows, cols],
+        parts: vec![NamePart { hf_name: "w".to_owned(), rows }],
+        fp8: Some(Fp8Scales::PowersOfTwo),
+    };
+    let value = |row: usize, col: usize| ((row * 31 + col * 7) % 97) as f32 * 2f32.powi((row / 100) as i32);
+    let dir = tempfile::tempdir().unwrap();
+    // Each block row in an export of its own, and all in one.
+    let exported = |name: &str, rows: std::ops::Range<usize>| {
+        let values: Vec<f32> = rows.clone().flat_map(|r| (0..cols).map(move |c| value(r, c))).collect();
+        let names = NameMap { entries: vec![matrix(rows.len())], ..NameMap::default() };
+        let folder = dir.path().join(name);
+        export(&folder, &names, &mut |_| Ok(values.clone()), &[], &options(ExportDtype::Fp8, u64::MAX))
+            .unwrap();
+        let file = TensorFile::open(&folder.join("model.safetensors")).unwrap();
+        ["w", "w_scale_inv"].map(|name| {
+            let tensor = file.tensor(name).unwrap();
+            let mut bytes = vec![0; tensor.range.len()];
+            file.read_bytes(tensor, &mut bytes).unwrap();
+            bytes
+        })
+    };
+    let whole = exported("whole", 0..400);
+    let mut parts = [Vec::new(), Vec::new()];
+    for start in [0, 128, 256, 384] {
+        let part = exported(&format!("part-{start}"), start..400.min(start + 128));
+        parts.iter_mut().zip(part).for_each(|(all, part)| all.extend(part));
+    }
+    assert!(whole == parts);
+}

@@ -469,3 +469,25 @@ fn an_inconsistent_map_or_invalid_file_name_is_an_internal_error() {
         assert!(!result.unwrap_err().is_users());
     }
 }
+
+#[test]
+fn a_tensor_larger_than_a_chunk_is_exported_whole_and_its_elements_are_counted_from_its_start() {
+    let dir = tempfile::tempdir().unwrap();
+    let (rows, columns) = (1100, 1000);
+    let part = NamePart { hf_name: "w".to_string(), rows };
+    let entry = NameEntry { name: "w".to_string(), shape: vec![rows, columns], parts: vec![part], fp8: None };
+    let names = NameMap { entries: vec![entry], ..NameMap::default() };
+    let mut values: Vec<f32> = (0..rows * columns).map(|i| (i % 251) as f32).collect();
+    let folder = dir.path().join("bf16");
+    let options = options(ExportDtype::Bf16, u64::MAX);
+    export(&folder, &names, &mut |_| Ok(values.clone()), &[], &options).unwrap();
+    import(&folder, &names, &mut |_, found| {
+        assert!(found == values);
+        Ok(())
+    })
+    .unwrap();
+    values[1_099_999] = f32::MAX;
+    let error =
+        export(&dir.path().join("x"), &names, &mut |_| Ok(values.clone()), &[], &options).unwrap_err();
+    assert!(error.to_string().contains("element 1099999 of [1100, 1000] is 3.4028235e38"), "{error}");
+}

@@ -80,7 +80,7 @@ fn save_step(store: &CheckpointStore, step: u64) {
 /// Damages step 2 and saves it again, in a loop.
 fn repair_for_ever(folder: &Path) {
     let store = CheckpointStore::open(folder).unwrap();
-    let path = folder.join("step-2/state-00001.safetensors");
+    let path = folder.join("step-2/rank-00000-00001.safetensors");
     println!("started");
     loop {
         save_step(&store, 2);
@@ -102,7 +102,7 @@ fn fill_the_disk(folder: &Path) {
     let specs = specs();
     let error = store.save(2, &specs, &mut |i| Ok(content(&specs[i], 2)), &[]).unwrap_err();
     assert!(
-        error.to_string().contains("step-2.tmp-") && error.to_string().contains("state-00001"),
+        error.to_string().contains("step-2.tmp-") && error.to_string().contains("rank-00000-00001"),
         "{error}"
     );
     assert!(error.to_string().contains("cannot write") && error.is_users(), "{error}");

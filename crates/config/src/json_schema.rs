@@ -20,7 +20,7 @@ pub fn run_file_schema() -> String {
     let schema = json!({
         "$schema": "http://json-schema.org/draft-07/schema#",
         "title": "xtrain run file",
-        "description": "Generated from the types in crates/config/src; docs/configuration.md says the same in words.",
+        "description": "Generated from the types in crates/config/src; docs/configuration.md is the same for people.",
         "type": "object",
         "additionalProperties": false,
         "properties": sections,

@@ -84,8 +84,8 @@ pub struct Config {
         { "names": ["sliding_window"], "why": "attention reads the whole context; sliding windows are not supported" },
     ]))]
     pub model: ModelConfig,
-    /// Texts, tokenizer and sequence length. Paths are relative to the folder in which the command runs, or
-    /// to `train.started_in`; those of `--set` always to the former.
+    /// Texts, tokenizer and sequence length. Relative paths start at `train.started_in`, by default the
+    /// current folder; those of `--set` always start at the current folder.
     #[schemars(extend("x-aliases" = ["dataset", "dataloader", "tokenizer"]))]
     #[schemars(extend("x-absent" = [
         {
@@ -154,8 +154,8 @@ pub struct Parsed {
 }
 
 impl Parsed {
-    /// The run file, if this key (`log.command`) was written there; `None` if it was given on the command
-    /// line, or not at all.
+    /// The run file, if it sets this key (`log.command`); `None` if the command line sets it, or nothing
+    /// does.
     pub fn file_with(&self, key: &str) -> Option<&Path> {
         matches!(self.origins.get(key), Some(Origin::Line { .. })).then_some(&*self.file)
     }
@@ -199,7 +199,7 @@ impl Parsed {
 }
 
 impl Config {
-    /// Reads the run file at `path` and lays `overrides` over it, the last one winning. A string is what
+    /// Reads the run file at `path` and applies `overrides`; the last one of a key wins. A string is what
     /// `--set` takes, `section.key=value`.
     ///
     /// # Errors

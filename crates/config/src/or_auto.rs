@@ -1,4 +1,4 @@
-//! A number that a run chooses itself where it is `"auto"`.
+//! A number, or `"auto"` if the run chooses it.
 
 use schemars::{Schema, json_schema};
 use serde::{Deserialize, Serialize};
@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 pub enum OrAuto {
     /// Chosen when the run begins; its configuration then holds the number.
     Auto,
-    /// Given, or chosen before.
+    /// Set by the user, or chosen.
     Is(usize),
 }
 

@@ -32,13 +32,14 @@ Without a value, `--set section.key=` removes the key, so that its default appli
 A number of tokens may be a string with a unit: `tokens = \"10B\"`, `seq_len = \"8Ki\"`. K, M, G (or B) and T are
 powers of 1000, and Ki, Mi, Gi and Ti powers of 1024. `--set train.tokens=10B` needs no quotes.
 
-The configuration with every default filled in is printed at the start and saved in the run folder; it is a
-run file itself. Unknown keys, wrong types and contradictions are errors that name the line.
+A run saves its configuration, with every default filled in, as `config.toml` in the run folder; it is a run
+file itself. At the start, `train` prints the keys that differ from their defaults, and with `--verbose` all of
+them. Unknown keys, wrong types and contradictions are errors that name the line.
 
 `xtrain init` writes a commented run file for a text, for token shards or for a Hugging Face folder.
-[run-file.schema.json](run-file.schema.json) describes this page to editors: with a first line
-`#:schema path/to/docs/run-file.schema.json`, those that use [taplo](https://taplo.tamasfe.dev) (Even Better TOML in
-VS Code; Zed, Helix and Neovim through its language server) complete keys, show their meaning and mark mistakes.
+[run-file.schema.json](run-file.schema.json) is a JSON schema of this page for editors. If the first line of a run
+file is `#:schema path/to/docs/run-file.schema.json`, editors that use [taplo](https://taplo.tamasfe.dev) (Even Better
+TOML in VS Code; Zed, Helix and Neovim through its language server) complete keys, explain them and mark mistakes.
 ";
 
 /// The reference of all sections and keys in Markdown.

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use toml::de::{DeTable, DeValue};
 
 use super::error::{ConfigError, ConfigErrors, Origin, Origins, one_line};
+use super::print::quoted;
 use super::schema::sections;
 
 /// Maximum number of reported TOML syntax errors; later ones tend to follow from the first.
@@ -188,8 +189,13 @@ fn is_key(path: &[&str]) -> bool {
 fn set_value(text: &str, origin: &Origin) -> Result<Value, String> {
     match DeValue::parse(text) {
         Ok(parsed) => Ok(value(parsed.get_ref(), &|_| origin.clone())),
+        // An unquoted word inside brackets is a list without quotes, or a string that begins with a bracket.
+        Err(error) if text.starts_with('[') && error.message().starts_with("string values must be quoted") => {
+            let whole = quoted(text);
+            Err(format!("quote each string of a list, as in '[\"a.txt\", \"b.txt\"]', or a single string as a whole: '{whole}'"))
+        }
         Err(error) if text.starts_with(['"', '\'', '[', '{']) => {
-            Err(format!("the value is no TOML: {}", one_line(error.message())))
+            Err(format!("the value is not valid TOML: {}", one_line(error.message())))
         }
         Err(_) if ["\\n", "\\t", "\\r", "\\f", "\\0"].iter().any(|escape| text.contains(escape)) => {
             Err(r#"a backslash means itself where no quotes are; write the value as TOML, '"\n"', or as the shell does, $'\n'"#.to_owned())

@@ -83,17 +83,23 @@ impl GrowingMemory {
         self.context.check_allocation("cuMemCreate", status, more)?;
         let at = self.pointer + self.bytes as u64;
         // SAFETY: the addresses are reserved above and not backed yet; the memory is as long.
-        let mapped = self.context.check("cuMemMap", unsafe { (driver.cuMemMap)(at, more, 0, handle, 0) });
-        if let Err(error) = mapped {
+        let status = unsafe { (driver.cuMemMap)(at, more, 0, handle, 0) };
+        if let Err(error) = self.context.check_allocation("cuMemMap", status, more) {
             // SAFETY: created above, and nothing uses it.
             self.context.release("cuMemRelease", unsafe { (driver.cuMemRelease)(handle) });
             return Err(error);
         }
-        self.pieces.push((handle, more));
         let access = CuMemAccessDesc { location: prop.location, flags: CU_MEM_ACCESS_FLAGS_PROT_READWRITE };
         // SAFETY: these addresses are backed now; `access` lives here.
         let status = unsafe { (driver.cuMemSetAccess)(at, more, &access, 1) };
-        self.context.check("cuMemSetAccess", status)?;
+        if let Err(error) = self.context.check_allocation("cuMemSetAccess", status, more) {
+            // SAFETY: mapped above, and nothing can have used it.
+            self.context.release("cuMemUnmap", unsafe { (driver.cuMemUnmap)(at, more) });
+            // SAFETY: created above, and no longer mapped.
+            self.context.release("cuMemRelease", unsafe { (driver.cuMemRelease)(handle) });
+            return Err(error);
+        }
+        self.pieces.push((handle, more));
         self.bytes += more;
         Ok(())
     }

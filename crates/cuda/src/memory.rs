@@ -77,6 +77,19 @@ pub struct DeviceSpan<'a> {
 }
 
 impl<'a> DeviceSpan<'a> {
+    /// The length in bytes.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// The bytes `range` of the span.
+    ///
+    /// # Panics
+    /// If the range ends after the span.
+    pub fn part(&self, range: Range<usize>) -> DeviceSpan<'a> {
+        DeviceSpan::new(self.context, self.pointer, self.bytes, range)
+    }
+
     /// The bytes `range` of an allocation that begins at `pointer` and has `held` bytes.
     pub(crate) fn new(
         context: &'a Context,

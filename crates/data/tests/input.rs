@@ -1,16 +1,18 @@
 //! Readers of input files return the documents as written, and errors give the position of the damage.
 
+use std::fs;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use parquet::basic::Encoding;
 use parquet::data_type::{ByteArray, ByteArrayType};
 use parquet::file::properties::WriterProperties;
 use parquet::file::writer::SerializedFileWriter;
 use parquet::schema::parser::parse_message_type;
 use proptest::prelude::*;
 use xtrain_data::input::{Piece, read_documents};
-use xtrain_data::{CutRule, DataError, InputOptions, list_inputs};
+use xtrain_data::{CutRule, DataError, InputOptions, list_inputs, text_field};
 
 const RULES: [CutRule; 3] = [CutRule::Anywhere, CutRule::BetweenWords, CutRule::Never];
 
@@ -33,15 +35,27 @@ fn stored(extension: &str, bytes: &[u8]) -> [(String, Vec<u8>); 3] {
     ]
 }
 
-fn parquet_file(rows: &[Option<&str>]) -> Vec<u8> {
-    let schema = parse_message_type(
-        "message schema { required int64 id; optional binary text (UTF8); optional binary raw; }",
-    );
-    let properties = WriterProperties::builder()
+/// Encodings of strings, None being that of a dictionary.
+const ENCODINGS: [Option<Encoding>; 4] =
+    [None, Some(Encoding::PLAIN), Some(Encoding::DELTA_LENGTH_BYTE_ARRAY), Some(Encoding::DELTA_BYTE_ARRAY)];
+
+fn parquet_file(rows: &[Option<&str>], encoding: Option<Encoding>) -> Vec<u8> {
+    parquet_file_with("text", rows, encoding)
+}
+
+/// A parquet file with these rows in the column `name`.
+fn parquet_file_with(name: &str, rows: &[Option<&str>], encoding: Option<Encoding>) -> Vec<u8> {
+    let schema = parse_message_type(&format!(
+        "message schema {{ required int64 id; optional binary {name} (UTF8); optional binary raw; }}"
+    ));
+    let mut properties = WriterProperties::builder()
         .set_compression(parquet::basic::Compression::ZSTD(Default::default()))
-        .build();
-    let mut writer =
-        SerializedFileWriter::new(Vec::new(), Arc::new(schema.unwrap()), Arc::new(properties)).unwrap();
+        .set_dictionary_enabled(encoding.is_none());
+    if let Some(encoding) = encoding {
+        properties = properties.set_column_encoding(name.into(), encoding);
+    }
+    let properties = Arc::new(properties.build());
+    let mut writer = SerializedFileWriter::new(Vec::new(), Arc::new(schema.unwrap()), properties).unwrap();
     for group in rows.chunks(100) {
         let mut row_group = writer.next_row_group().unwrap();
         let ids: Vec<i64> = (0..group.len() as i64).collect();
@@ -142,9 +156,12 @@ proptest! {
     }
 
     #[test]
-    fn parquet_rows_return_their_column(texts in prop::collection::vec(any::<String>(), 0..250)) {
+    fn parquet_rows_return_their_column(
+        texts in prop::collection::vec(any::<String>(), 0..250), encoding in prop::sample::select(&ENCODINGS[..]),
+    ) {
         let rows: Vec<Option<&str>> = texts.iter().map(|text| Some(text.as_str())).collect();
-        prop_assert_eq!(read_back("parquet", &parquet_file(&rows), &InputOptions::default()).unwrap(), texts);
+        let file = parquet_file(&rows, encoding);
+        prop_assert_eq!(read_back("parquet", &file, &InputOptions::default()).unwrap(), texts);
     }
 
     #[test]
@@ -157,7 +174,7 @@ proptest! {
 
     #[test]
     fn a_truncated_parquet_file_is_an_error_wherever_it_ends(cut: prop::sample::Index) {
-        let file = parquet_file(&[Some("one"), Some("two")]);
+        let file = parquet_file(&[Some("one"), Some("two")], None);
         let cut = cut.index(file.len());
         prop_assert!(read_back("parquet", &file[..cut], &InputOptions::default()).is_err());
     }
@@ -188,7 +205,7 @@ proptest! {
         ]),
     ) {
         let good = match extension {
-            "parquet" => parquet_file(&[Some("text")]),
+            "parquet" => parquet_file(&[Some("text")], None),
             name if name.ends_with("gz") => gzip(b"{\"text\": \"a\"}\n"),
             name if name.ends_with("zst") => zstd_frame(b"{\"text\": \"a\"}\n"),
             _ => b"{\"text\": \"a\"}\n".to_vec(),
@@ -198,8 +215,10 @@ proptest! {
     }
 
     #[test]
-    fn a_flipped_byte_in_parquet_is_documents_or_an_error(at: prop::sample::Index, flip in 1_u8..) {
-        let mut file = parquet_file(&[Some("one"), Some("two"), None]);
+    fn a_flipped_byte_in_parquet_is_documents_or_an_error(
+        at: prop::sample::Index, flip in 1_u8.., encoding in prop::sample::select(&ENCODINGS[..]),
+    ) {
+        let mut file = parquet_file(&[Some("one"), Some("once"), None], encoding);
         let at = at.index(file.len());
         file[at] ^= flip;
         let _ = read_back("parquet", &file, &InputOptions::default());
@@ -288,7 +307,7 @@ fn errors_give_problem_and_location() {
     let nulls: Vec<Option<&str>> = (0..150).map(|row| (row != 130).then_some("x")).collect();
     let message = |field: &str| {
         let options = InputOptions { field: field.to_owned(), ..InputOptions::default() };
-        message("parquet", &parquet_file(&nulls), &options)
+        message("parquet", &parquet_file(&nulls, None), &options)
     };
     assert!(message("text").contains("row 131: column \"text\" has no value"), "{}", message("text"));
     assert!(
@@ -359,6 +378,18 @@ fn a_parquet_page_is_refused_before_it_fills_the_memory() {
     assert!(message.contains("more than 512 MiB; split long documents"), "{message}");
 }
 
+#[test]
+fn a_parquet_page_header_with_another_type_for_a_field_is_refused() {
+    let mut file = one_page("text", &["one", "two"]);
+    // Field 5, the header of a data page, as a byte. Taken for a structure, it begins with a byte, then a
+    // list of 2^31 - 1 numbers, of which the parquet crate would look for each.
+    let header = [0x53, 0xF3, 0x15, 0xF9, 0xF7, 0xFF, 0xFF, 0xFF, 0xFF, 7, 0];
+    file.splice(4..4 + header.len(), header);
+    let message = message("parquet", &file, &InputOptions::default());
+    assert!(message.contains("row 1: the parquet data is damaged"), "{message}");
+    assert!(message.contains("a page header has a field 5 of type 3"), "{message}");
+}
+
 /// A file that pyarrow 26 wrote with `write_page_checksum=True`: the column "text" with "one" and "two".
 const WITH_CHECKSUM: &str = "\
     504152311500151c151c15c2fbfdef0b1c15041500150615061c000000030000006f6e650300000074776f1504192c350018\
@@ -420,4 +451,33 @@ fn blank_lines_are_read_step_by_step() {
         steps.push(piece.unwrap().text);
     }
     assert_eq!(steps, ["", "", "a"]);
+}
+
+#[test]
+fn the_field_with_the_longest_strings_probably_holds_the_text() {
+    let folder = tempfile::tempdir().unwrap();
+    let field = |name: &str, bytes: &[u8]| {
+        let path = folder.path().join(name);
+        fs::write(&path, bytes).unwrap();
+        text_field(&list_inputs(&[path]).unwrap()[0]).map_err(|error| error.to_string())
+    };
+    let named = |name: &str| Ok(Some(name.to_owned()));
+    let lines =
+        b"\n{\"id\": \"a1\", \"n\": 3, \"body\": \"to be or not\", \"url\": \"b\"}\n{\"body\": \"to be\"}\n";
+    for (name, bytes) in stored("jsonl", lines) {
+        assert_eq!(field(&format!("a.{name}"), &bytes), named("body"));
+    }
+    assert_eq!(field("b.jsonl", b"{\"body\": \"to be or not\", \"text\": \"a\"}"), named("text"));
+    assert_eq!(field("a.parquet", &parquet_file_with("content", &[Some("to be")], None)), named("content"));
+    assert_eq!(field("b.parquet", &parquet_file(&[Some("to be")], None)), named("text"));
+    assert_eq!(field("a.txt", b"to be"), Ok(None));
+    for (bytes, why) in [
+        (&b"{\"messages\": [{\"content\": \"hi\"}]}"[..], "chat data"),
+        (b"{\"id\": 3}", "there is no field \"text\"; the line has \"id\""),
+        (b"[1, 2]", "line 1"),
+    ] {
+        let error = field("wrong.jsonl", bytes).unwrap_err();
+        assert!(error.contains(why), "{error}");
+    }
+    assert_eq!(field("empty.jsonl", b""), named("text"));
 }

@@ -4,9 +4,9 @@ use crate::error::CommError;
 
 /// The collectives of a group of ranks, on host memory.
 ///
-/// All ranks of the group call the same collectives in the same order; a call returns when the caller's output
-/// is complete. Buffers are bytes: a collective moves data and computes nothing, so sums have an order that
-/// only the caller decides.
+/// All ranks of the group call the same collectives in the same order; a call returns when the caller's
+/// output is complete. Buffers are bytes: a collective moves data and computes nothing, so sums have an order
+/// that only the caller decides.
 ///
 /// A buffer of all ranks consists of `world_size` pieces of equal length. Piece `p` belongs to the rank
 /// `(first + p) % world_size`; `first` differs by tensor, so that tensors with fewer rows than ranks spread

@@ -2,10 +2,26 @@
 //!
 //! A *rank* is one process with one device; ranks are numbered from 0, and their number is the *world size*.
 
+mod alone;
 mod communicator;
+mod control;
+mod environment;
 mod error;
+mod launch;
+mod net;
+mod tcp;
+#[cfg(test)]
+mod testing;
 mod threads;
+mod world;
 
+pub use alone::Alone;
 pub use communicator::Communicator;
-pub use error::CommError;
+pub use control::{Control, StartOptions};
+pub use environment::{Environment, Launcher, Variables, nccl_variables};
+pub use error::{CommError, Fault};
+pub use launch::{Launch, die_with_launcher};
+pub use net::secret::{SECRET_VARIABLE, Secret};
+pub use tcp::TcpCommunicator;
 pub use threads::ThreadCommunicator;
+pub use world::{Mesh, World, WorldError};

@@ -55,7 +55,7 @@ pub struct Blame {
     pub casts: String,
     /// Number of steps whose batches were used.
     pub batches: u64,
-    /// The mean loss in bf16, in nats a token.
+    /// The mean loss in bf16, in nats per token.
     pub bf16_loss: f64,
     /// Distance with all GEMMs of the recipe in FP8.
     pub all: Distance,

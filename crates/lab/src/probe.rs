@@ -15,6 +15,7 @@ use xtrain_train::corpus::{Corpus, Notice};
 use xtrain_train::engine::Processor;
 use xtrain_train::error::{LearnError, RunError};
 use xtrain_train::folder::RunFolder;
+use xtrain_train::layout::Layout;
 use xtrain_train::learner::{draws, feed};
 use xtrain_train::opened::{Which, checkpoint, load_masters};
 use xtrain_train::programs;
@@ -57,7 +58,7 @@ impl Probe {
         parsed.config.precision = position::precision_of(&checkpoint)?;
         let planned = spec::planned(parsed.resolve(&Default::default())?)?;
         let (mut spec, config) = (planned.spec, planned.resolved.config);
-        // A probe does not tell them apart.
+        // Probes do not sum losses by source.
         spec.loss.sources = 0;
         let casts = formats(&spec, casts)?;
         let processor =
@@ -88,7 +89,8 @@ impl Probe {
         let refresh = programs::refresh(&program).map_err(LearnError::from)?;
         let engine = processor.engine(Checks::default()).map_err(LearnError::from)?;
         let (model, numerics) = (self.spec.model.clone(), self.spec.numerics());
-        let mut weights = Weights::with_refresh(refresh, engine, model, numerics).map_err(advise)?;
+        let mut weights =
+            Weights::with_refresh(refresh, engine, model, numerics, Layout::alone()).map_err(advise)?;
         let id = weights.load(program).map_err(advise)?;
         load_masters(&mut weights, &self.checkpoint, &self.run)?;
         Ok((weights, id))

@@ -60,7 +60,7 @@ pub struct Loss {
     pub chunk_tokens: usize,
     /// Weight of the squared log-sum-exp (PaLM, arXiv 2204.02311, section 5).
     pub z_loss: f32,
-    /// Number of sources of the text whose losses are summed apart; 0 if they are not.
+    /// Number of sources of the training text whose losses are summed separately; 0 sums all together.
     pub sources: usize,
 }
 
@@ -86,7 +86,7 @@ pub mod io {
     pub const OBJECTIVE: &str = "objective";
     /// The mean cross-entropy in nats.
     pub const LOSS: &str = "loss";
-    /// `f32[n, 2]`: for each source, the sums over its targets of what they add to the objective and to the
+    /// `f32[n, 2]`: for each source, the sums over its targets of their terms in the objective and in the
     /// cross-entropy, in nats; not divided by the number of targets.
     pub const SOURCE_LOSSES: &str = "source_losses";
     /// `[n, v]`: the logits of these rows.
@@ -94,8 +94,8 @@ pub mod io {
 }
 
 /// Traces the model up to its loss; returns the objective, the value to differentiate. The outputs are
-/// [`io::OBJECTIVE`] and [`io::LOSS`], and with sources [`io::SOURCE_LOSSES`]. `dropout` is the share of activations dropped after the embedding and
-/// after each half-block.
+/// [`io::OBJECTIVE`] and [`io::LOSS`], and with sources [`io::SOURCE_LOSSES`]. `dropout` is the share of
+/// activations dropped after the embedding and after each half-block.
 pub fn trace_loss(
     t: &mut Tracer,
     model: &Architecture,
@@ -116,7 +116,7 @@ pub fn trace_loss(
     t.output(io::LOSS, outputs[1]);
     if sources > 0 {
         let source_t = t.input(io::SOURCES, TensorType::new(DType::I32, [batch.tokens()]));
-        // The sums are those of a lookup's gradient: each token adds its row to that of its source.
+        // A sum by source is the gradient of a lookup by source: each token adds its row to its source's.
         let sum = EmbeddingGrad { vocab_size: sources, out: DType::F32 };
         let sums = t.site("loss_by_source").emit(sum, &[source_t, outputs[2]])?[0];
         t.output(io::SOURCE_LOSSES, sums);

@@ -20,6 +20,7 @@ pub mod cast_statistics;
 #[cfg(test)]
 mod check;
 pub mod clip;
+pub mod collective;
 pub mod delayed_scaling;
 mod device;
 pub mod dropout;
@@ -29,8 +30,10 @@ pub mod linear;
 pub mod linear_cross_entropy;
 pub mod normal;
 mod on_gpu;
+pub mod pairwise_sum;
 pub mod qk_norm_rope;
 pub mod quantize;
+pub mod rank_amaxes;
 pub mod registry;
 pub mod rewrites;
 pub mod rms_norm;
@@ -40,8 +43,13 @@ mod run_op;
 #[cfg(any(test, feature = "samples"))]
 pub mod samples;
 pub mod scaled_matmul;
+pub mod step_losses;
+pub mod step_totals;
+pub mod sum_ranks;
 pub mod swiglu;
 pub mod swiglu_saving;
+pub mod transpose_bytes;
+pub mod unit_norm;
 
 pub use registry::{CpuKernels, CudaKernels, PassSet};
 

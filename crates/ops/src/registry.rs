@@ -1,4 +1,4 @@
-//! The list of all ops: their kernels, their samples, and the ops that passes insert.
+//! The list of all ops with kernels: their kernels, their samples, and the ops that passes insert.
 
 use crate::on_gpu::OnGpu;
 use crate::quantize::{Dequantize, Quantize};
@@ -8,7 +8,8 @@ use std::sync::Arc;
 use xtrain_cuda::{CudaKernel, KernelSource};
 use xtrain_program::measure_casts::MeasureOps;
 use xtrain_program::quantize::QuantizeOps;
-use xtrain_program::{KernelTable, Op, PassOps, Quantization};
+use xtrain_program::shard::ShardOps;
+use xtrain_program::{KernelTable, Op, PassOps, Quantization, RowShard};
 use xtrain_tensor::{CpuKernel, DType, Scaling};
 
 /// CPU kernels by op.
@@ -94,6 +95,7 @@ ops![
     crate::embedding::Embedding: gpu,
     crate::embedding::EmbeddingGrad: gpu,
     crate::grad_norm::GradNorm: gpu,
+    crate::grad_norm::SquaredNorm: gpu,
     crate::linear::Linear: gpu,
     crate::linear::LinearDgrad: gpu,
     crate::linear::LinearWgrad: gpu,
@@ -102,19 +104,30 @@ ops![
     crate::linear_cross_entropy::LinearCrossEntropyGrad: gpu,
     crate::linear_cross_entropy::ScaledLinearCrossEntropy: gpu,
     crate::normal::Normal: gpu,
+    crate::pairwise_sum::PairwiseAdd: gpu,
+    crate::pairwise_sum::PairwiseTotal: gpu,
     crate::qk_norm_rope::QkNormRope: gpu,
     crate::qk_norm_rope::QkNormRopeGrad: gpu,
     crate::quantize::Dequantize: gpu,
     crate::quantize::Quantize: gpu,
+    crate::rank_amaxes::RankAmaxes: gpu,
+    crate::rank_amaxes::MaxAmaxes: gpu,
     crate::rms_norm::RmsNorm: gpu,
     crate::rms_norm::AddRmsNorm: gpu,
     crate::rms_norm::Rms: gpu,
     crate::rms_norm::RmsNormGrad: gpu,
     crate::rms_quantize::RmsQuantize: gpu,
     crate::scaled_matmul::ScaledMatmul: gpu,
+    crate::step_losses::RecordLosses: gpu,
+    crate::step_totals::RankWords: gpu,
+    crate::step_totals::StepTotals: gpu,
+    crate::sum_ranks::SumRanks: gpu,
     crate::swiglu::Swiglu: gpu,
     crate::swiglu::SwigluGrad: gpu,
     crate::swiglu_saving::SwigluSaving: gpu,
+    crate::transpose_bytes::TransposeBytes: gpu,
+    crate::unit_norm::UnitSquares: gpu,
+    crate::unit_norm::UnitSquaredNorm: gpu,
 ];
 
 /// The ops that passes insert.
@@ -138,6 +151,28 @@ impl QuantizeOps for PassSet {
 
     fn dequantize(&self, out: DType) -> Arc<dyn Op> {
         Arc::new(Dequantize { out, scaling: Scaling::Tile })
+    }
+}
+
+impl ShardOps for PassSet {
+    fn all_gather(&self, RowShard { group, first, rows, .. }: RowShard) -> Arc<dyn Op> {
+        Arc::new(crate::collective::AllGather { group, first, rows })
+    }
+
+    fn all_to_all(&self, RowShard { group, first, piece_rows, .. }: RowShard) -> Arc<dyn Op> {
+        Arc::new(crate::collective::AllToAll { group, first, piece_rows })
+    }
+
+    fn sum_ranks(&self) -> Arc<dyn Op> {
+        Arc::new(crate::sum_ranks::SumRanks)
+    }
+
+    fn pairwise_add(&self) -> Arc<dyn Op> {
+        Arc::new(crate::pairwise_sum::PairwiseAdd)
+    }
+
+    fn pairwise_total(&self) -> Arc<dyn Op> {
+        Arc::new(crate::pairwise_sum::PairwiseTotal)
     }
 }
 

@@ -25,8 +25,8 @@ pub struct Sample {
 /// Allowed difference between an op's results on a GPU and on the CPU (docs/numerics.md).
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum GpuTolerance {
-    /// A relative error for outputs in f32. Outputs in bf16 may differ by their rounding; all others must be
-    /// equal to the bit.
+    /// A relative error for outputs in f32, and for sums in f64. Outputs in bf16 may differ by their
+    /// rounding; all others must be equal to the bit.
     Rounding {
         /// The relative error.
         f32: f64,

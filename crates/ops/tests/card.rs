@@ -138,6 +138,7 @@ fn compare(
             }
             GpuTolerance::RoundedOperands if dtype == DType::F32 && ty.dtype == DType::F32 => Some(4e-3),
             GpuTolerance::Rounding { f32 } if dtype == DType::F32 && ty.dtype == DType::F32 => Some(f32),
+            GpuTolerance::Rounding { f32 } if ty.dtype == DType::F64 => Some(f32),
             GpuTolerance::FusedCast { .. } if dtype == DType::F32 && ty.dtype == DType::F32 => Some(1e-5),
             _ => None,
         };

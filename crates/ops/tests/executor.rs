@@ -1,9 +1,10 @@
 //! The executor on a GPU: more runs in flight than it has buffers, state that changes between them, programs
-//! that are loaded while others run, and programs of several lanes. Without a GPU every test is ignored, and
-//! the reason is printed.
+//! that are loaded while others run, programs of several lanes, and collectives. Without a GPU every test is
+//! ignored, and the reason is printed.
 
 mod common;
 
+use common::collectives;
 use common::lanes::{random_program, results};
 use libtest_mimic::{Arguments, Failed, Trial};
 use std::sync::Arc;
@@ -225,17 +226,53 @@ fn two_lanes_wait_for_each_other() -> Result<(), Failed> {
     Ok(())
 }
 
+/// Ranks as threads, each with an engine, exchange through the host and have the values of a plain
+/// computation. Parts without collectives are recorded while another rank waits in one.
+fn ranks_exchange_through_the_host() -> Result<(), Failed> {
+    for (ranks, seed) in [(2, 0), (2, 1), (3, 2)].map(|(ranks, n)| (ranks, common::seed().wrapping_add(n))) {
+        let program = collectives::random_program(seed, ranks);
+        let found = collectives::results_of_ranks(&program, ranks, 3, |_, communicator| {
+            let engine = CudaEngine::new(Arc::new(cuda_kernels()), Gpu::open(0)?)?;
+            Ok(Box::new(engine.with_communicator(communicator)))
+        });
+        let expected = collectives::expected(&program, ranks, 3);
+        for (rank, (found, expected)) in found.into_iter().zip(&expected).enumerate() {
+            assert!(
+                found? == *expected,
+                "rank {rank} of {ranks} of the program XTRAIN_TEST_SEED={seed}: a collective at random has other values"
+            );
+        }
+    }
+    Ok(())
+}
+
+/// In a run of one process, collectives are copies, which are recorded with the ops around them.
+fn collectives_of_one_process_are_recorded() -> Result<(), Failed> {
+    for seed in (0..LANE_PROGRAMS).map(|n| common::seed().wrapping_add(n)) {
+        let program = collectives::random_program(seed, 1);
+        let found = collectives::results(&mut engine()?, program.clone(), 0, 3)?;
+        let expected = collectives::expected(&program, 1, 3).remove(0);
+        assert!(
+            found == expected,
+            "program XTRAIN_TEST_SEED={seed}: a collective at random has other values than a copy"
+        );
+    }
+    Ok(())
+}
+
 type Test = fn() -> Result<(), Failed>;
 
 fn main() {
     let arguments = Arguments::from_args();
     let gpu = common::gpu();
-    let all: [(&str, Test); 5] = [
+    let all: [(&str, Test); 7] = [
         ("runs_in_flight_keep_their_inputs_and_outputs", runs_in_flight_keep_their_inputs_and_outputs),
         ("state_changes_between_runs_in_flight", state_changes_between_runs_in_flight),
         ("programs_are_loaded_beside_runs_in_flight", programs_are_loaded_beside_runs_in_flight),
         ("lanes_wait_for_each_other", lanes_wait_for_each_other),
         ("two_lanes_wait_for_each_other", two_lanes_wait_for_each_other),
+        ("ranks_exchange_through_the_host", ranks_exchange_through_the_host),
+        ("collectives_of_one_process_are_recorded", collectives_of_one_process_are_recorded),
     ];
     let test = |(name, test): (&str, Test)| Trial::test(name, test).with_ignored_flag(gpu.is_none());
     let conclusion = libtest_mimic::run(&arguments, all.into_iter().map(test).collect());

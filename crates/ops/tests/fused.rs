@@ -77,7 +77,7 @@ fn producers() -> Vec<Producer> {
     let (grad, eps) = (SwigluGrad { rematerialise: false }, 1e-5);
     let gate_up: Inputs = |t, d, ty| vec![normal(ty, &[t, 2 * d])];
     let both: Inputs = |t, d, ty| vec![normal(ty, &[t, d]), normal(ty, &[t, 2 * d])];
-    let parameter = AdamWParameter { weight_decay: 0.1, compute: None };
+    let parameter = AdamWParameter { weight_decay: 0.1, compute: None, first_element: 0 };
     let adamw = AdamW::new(vec![parameter; 2], [0.9, 0.95], 1e-8, 7);
     let with_amax =
         |op: Arc<dyn Op>, inputs, output| Producer { fuses_amax: true, ..producer(op, inputs, output) };

@@ -1,5 +1,6 @@
 //! The work of an op, kernel by kernel: enough to estimate its time on a device without knowing the op.
 
+use crate::Group;
 use xtrain_tensor::{DType, Scaling, TensorType};
 
 /// The work of one run of an op.
@@ -7,6 +8,8 @@ use xtrain_tensor::{DType, Scaling, TensorType};
 pub struct Cost {
     /// Its kernels.
     pub kernels: Vec<KernelCost>,
+    /// Bytes that a rank sends to others: the work of a collective.
+    pub sent_bytes: f64,
 }
 
 /// The work of a kernel.
@@ -83,12 +86,19 @@ impl Cost {
     /// One kernel that reads each input and writes each output once.
     pub fn of_operands(arithmetic: Arithmetic, inputs: &[TensorType], outputs: &[TensorType]) -> Cost {
         let bytes = inputs.iter().chain(outputs).map(|ty| ty.bytes() as f64).sum();
-        Cost { kernels: vec![KernelCost { times: 1, arithmetic, bytes, added_bytes: 0.0 }] }
+        let kernels = vec![KernelCost { times: 1, arithmetic, bytes, added_bytes: 0.0 }];
+        Cost { kernels, sent_bytes: 0.0 }
     }
 
     /// One kernel that does nothing but read and write so many bytes.
     pub fn of_bytes(bytes: f64) -> Cost {
-        Cost { kernels: vec![KernelCost::of_bytes(bytes)] }
+        Cost { kernels: vec![KernelCost::of_bytes(bytes)], sent_bytes: 0.0 }
+    }
+
+    /// The cost of a collective: a rank sends its piece, or one like it, to each other rank of the group. The
+    /// traffic in the memory of devices is not counted.
+    pub fn of_collective(group: Group, piece_bytes: usize) -> Cost {
+        Cost { kernels: Vec::new(), sent_bytes: piece_bytes as f64 * (group.size() - 1) as f64 }
     }
 
     /// Floating-point operations of all kernels.

@@ -37,8 +37,10 @@ impl fmt::Display for Program {
             if instance.lane != Lane::Compute {
                 write!(f, ", {} lane", instance.lane.name())?;
             }
-            if instance.when == When::Last {
-                write!(f, ", last micro-step")?;
+            match instance.when {
+                When::Always => {}
+                When::Last => write!(f, ", last micro-step")?,
+                When::BeforeLast => write!(f, ", not in the last micro-step")?,
             }
             writeln!(f)?;
         }

@@ -4,7 +4,7 @@
 //! A training step has static shapes, so it is described once and run many times: model code traces ops
 //! ([`Tracer`]) → [`Program`] → passes → [`Plan`] → an executor. The passes of this crate, in the order in
 //! which they run: [`precision`], [`backward`], [`measure_casts`], [`save_fp8`], [`quantize`], [`recompute`],
-//! [`narrow`], [`refresh`], [`fuse`].
+//! [`narrow`], [`shard`], [`refresh`], [`fuse`].
 //!
 //! Invariants:
 //! - This crate names no op and no device. The caller passes in the ops that a pass inserts ([`PassOps`]) and
@@ -17,6 +17,7 @@
 
 pub mod backward;
 mod buffer;
+mod collective;
 mod cost;
 mod dispatch;
 mod dump;
@@ -28,18 +29,22 @@ pub mod narrow;
 mod op;
 pub mod order;
 mod origin;
+mod parallel;
 mod plan;
 pub mod precision;
 mod program;
 pub mod quantize;
 pub mod recompute;
 pub mod refresh;
+mod row_shard;
 pub mod save_fp8;
+pub mod shard;
 mod trace;
 mod value;
 
 pub use backward::Root;
 pub use buffer::WorkspaceOf;
+pub use collective::{Collective, Group};
 pub use cost::{Arithmetic, Cost, KernelCost};
 pub use dispatch::KernelTable;
 pub use fuse::{Edge, Link, Node, Pair, Place, Replacement, Rewrite};
@@ -47,12 +52,14 @@ pub use gemm::{LinearGemm, LinearOperand, Quantization, ScaledGemm};
 pub use memory::{MemoryRow, MemoryTable, Purpose};
 pub use op::{Fp8Twin, Gemms, Op, OpError, OpGemm, Operand, OperandSource, PassOps, Rebuild, Source};
 pub use origin::{Lane, Origin, Phase, Role, Stage, When};
+pub use parallel::{Parallel, Reduce, Shard};
 pub use plan::{Location, Plan, Region};
 pub use precision::Precision;
 pub use program::{
-    Backward, Code, Delayed, Differentiable, Instance, MeasuredCast, Output, Parameter, Program, Quantized,
-    TraceError, WriteMode,
+    Backward, Code, Delayed, Differentiable, Gathered, Instance, MeasuredCast, Output, Parameter, Program,
+    Quantized, TraceError, WriteMode,
 };
 pub use recompute::Recompute;
+pub use row_shard::{RowShard, Rows, cut};
 pub use trace::Tracer;
 pub use value::{StateKind, Storage, Value, ValueId};

@@ -1,5 +1,6 @@
 //! The `Op` trait, and the types in which ops answer passes, engines and reports.
 
+use crate::collective::{Collective, Group};
 use crate::cost::{Arithmetic, Cost};
 use crate::{LinearGemm, ScaledGemm};
 use std::any::Any;
@@ -14,7 +15,7 @@ use xtrain_tensor::{DType, TensorType};
 /// Kernels are not part of this trait: an executor looks them up by the implementing type in a
 /// [`crate::KernelTable`]. Fusions are not either: they are a table of rewrites ([`crate::fuse`]). The list
 /// of passes (`PIPELINE` of xtrain-train) says which pass calls which method. The plan and the engines call
-/// [`Op::in_place`]; reports and estimates of time call [`Op::cost`].
+/// [`Op::in_place`] and [`Op::collective`]; reports and estimates of time call [`Op::cost`].
 pub trait Op: Any + Debug + Send + Sync {
     /// The name in dumps, traces and errors, for example `rms_norm`.
     fn name(&self) -> &'static str;
@@ -40,6 +41,12 @@ pub trait Op: Any + Debug + Send + Sync {
     /// True if the kernel can add to this output instead of overwriting it, as gradients of parameters need.
     fn accumulates(&self, _output: usize) -> bool {
         false
+    }
+
+    /// The collective that the op is, and the ranks that take part. Such an op has one input, one output and
+    /// no kernel: engines move the data, and its instances run on the communication lane.
+    fn collective(&self) -> Option<(Collective, Group)> {
+        None
     }
 
     /// The work of one run, from which its time is estimated. By default, each input is read and each output

@@ -63,6 +63,10 @@ pub enum Role {
     Recompute,
     /// A cast that a pass inserted.
     Precision,
+    /// The sum of gradients over ranks.
+    Reduce,
+    /// Copies of parameters that are gathered from all ranks.
+    Gather,
     /// The gradient norm, clipping, and the optimizer.
     Update,
 }
@@ -77,6 +81,8 @@ impl Role {
             Role::Wgrad => "wgrad",
             Role::Recompute => "recompute",
             Role::Precision => "precision",
+            Role::Reduce => "reduce",
+            Role::Gather => "gather",
             Role::Update => "update",
         }
     }
@@ -118,6 +124,8 @@ pub enum When {
     Always,
     /// The last micro-step alone: reductions of gradients that are complete only then.
     Last,
+    /// Every micro-step but the last: partial sums that the last one completes.
+    BeforeLast,
 }
 
 /// A part of an optimizer step that an engine runs as a unit.

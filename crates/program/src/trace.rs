@@ -95,6 +95,8 @@ impl Tracer {
                 compute: None,
                 quantized: Vec::new(),
                 gradient: None,
+                shard: None,
+                gathered: Vec::new(),
             });
         }
         master

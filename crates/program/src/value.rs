@@ -68,6 +68,14 @@ pub enum StateKind {
     Compute,
     /// A parameter's gradient, accumulated over micro-steps.
     Gradient,
+    /// This rank's rows of a parameter's gradient, summed over ranks.
+    ReducedGradient,
+    /// Partial sums of a parameter's gradient over the micro-steps of a step.
+    PartialSums,
+    /// A whole master, gathered from the ranks that have its rows.
+    Gathered,
+    /// The losses of the micro-steps of a step.
+    Losses,
     /// The first moment of AdamW.
     Moment1,
     /// The second moment of AdamW.
@@ -91,6 +99,10 @@ impl StateKind {
             StateKind::Master => "master",
             StateKind::Compute => "compute",
             StateKind::Gradient => "gradient",
+            StateKind::ReducedGradient => "reduced_gradient",
+            StateKind::PartialSums => "partial_sums",
+            StateKind::Gathered => "gathered",
+            StateKind::Losses => "losses",
             StateKind::Moment1 => "moment1",
             StateKind::Moment2 => "moment2",
             StateKind::Counter => "counter",

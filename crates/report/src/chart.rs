@@ -21,7 +21,7 @@ const DOTS: usize = 80;
 /// A chart, ready to be drawn.
 pub(super) struct Chart {
     pub(super) title: &'static str,
-    /// What the title leaves open, in a few words.
+    /// A few words that complete the title.
     pub(super) subtitle: &'static str,
     /// Quantity and unit of the y axis.
     pub(super) y_name: &'static str,
@@ -30,7 +30,7 @@ pub(super) struct Chart {
     /// Quantity on the x axis: `step` or `tokens`.
     pub(super) x_name: &'static str,
     pub(super) x: Axis,
-    /// Tokens of a step, where the axis counts steps and may be read in tokens too.
+    /// Tokens per step, if the x axis counts steps and can be switched to tokens.
     pub(super) step_tokens: Option<f64>,
     pub(super) y: Axis,
     pub(super) series: Vec<Series>,

@@ -17,14 +17,14 @@ const VALUE_BYTES: usize = 200;
 /// Runs up to this number have a column each in the table of what differs.
 const MANY: usize = 4;
 
-/// The figure by which the best of several runs is found.
+/// The figure that determines the best of several runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum BestBy {
     /// One text and one tokenizer.
     Loss,
     /// One text, several tokenizers.
     Bits,
-    /// Several texts: no figure compares.
+    /// Several texts: no figure is comparable.
     Nothing,
 }
 
@@ -48,17 +48,17 @@ impl BestBy {
         }
     }
 
-    /// Explains the mark, where the figures do not do so themselves.
+    /// Explains which run is marked as the best, if that is not obvious.
     fn note(self) -> &'static str {
         match self {
             BestBy::Loss => "",
             BestBy::Bits => {
-                "<p class=\"note\">The tokenizers differ: losses in nats per token do not compare, and the best run is that with the fewest \
-                 bits per byte.</p>\n"
+                "<p class=\"note\">The tokenizers differ, so losses in nats per token are not comparable: the best run has the fewest bits \
+                 per byte.</p>\n"
             }
             BestBy::Nothing => {
-                "<p class=\"note\">The runs were evaluated on different texts: their validation losses do not compare, and none is marked as \
-                 the best.</p>\n"
+                "<p class=\"note\">The runs were evaluated on different texts, so their validation losses are not comparable, and no run is \
+                 marked as the best.</p>\n"
             }
         }
     }
@@ -134,7 +134,7 @@ pub(super) fn figures_table(all: &Views<'_>) -> String {
     out
 }
 
-/// What the labels leave out of the names of the runs.
+/// A note on the beginning and the end of the runs' names that the labels omit.
 fn left_out([before, after]: &[String; 2]) -> String {
     let parts = [("begin with", before), ("end with", after)];
     let parts: Vec<String> = (parts.iter().filter(|(_, part)| !part.is_empty()))

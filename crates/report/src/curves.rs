@@ -32,7 +32,7 @@ pub(super) struct View<'a> {
 pub(super) struct Views<'a> {
     pub(super) views: Vec<View<'a>>,
     pub(super) x_name: &'static str,
-    /// What the labels of the runs leave out of their names.
+    /// Common beginning and end of the runs' names, which their labels omit.
     pub(super) left_out: [String; 2],
 }
 
@@ -93,13 +93,13 @@ impl<'a> Views<'a> {
         ))
     }
 
-    /// True if the losses in nats a token are those of different tokens.
+    /// True if the tokenizers differ, so that losses in nats per token are not comparable.
     pub(super) fn tokenizers_differ(&self) -> bool {
         let of_one = |pair: &[View<'_>]| same_tokenizer(pair[0].run, pair[1].run);
         !self.views.windows(2).all(of_one)
     }
 
-    /// True if some training curve is smoothed, and true if all are.
+    /// Two flags: some training curves are smoothed, and all are.
     pub(super) fn smoothing(&self) -> [bool; 2] {
         let is_smoothed = |view: &View<'_>| view.history.steps.len() >= SMOOTHED_FROM;
         [self.views.iter().any(is_smoothed), self.views.iter().all(is_smoothed)]
@@ -109,13 +109,13 @@ impl<'a> Views<'a> {
     pub(super) fn note(&self) -> String {
         let smoothed = match self.smoothing() {
             [_, true] => ", smoothed",
-            [true, false] => ", smoothed where a run has enough reports",
+            [true, false] => ", smoothed if a run has enough reports",
             [false, false] => "",
         };
         let has_evals = self.views.iter().any(|view| !view.history.evals.is_empty());
         let dashed = if has_evals { " Dashed: validation loss." } else { "" };
         let tokenizers = match self.tokenizers_differ() {
-            true => " The tokenizers differ, so nats per token do not compare: see bits per byte.",
+            true => " The tokenizers differ, so nats per token are not comparable: see bits per byte.",
             false => "",
         };
         format!("Solid: training loss{smoothed}.{dashed}{tokenizers}")
@@ -191,7 +191,7 @@ impl<'a> Views<'a> {
         }
     }
 
-    /// What happened to a run. One chart could not distinguish the events of several runs.
+    /// Events of a run. One chart could not distinguish the events of several runs.
     fn marks(&self) -> Vec<Mark> {
         let [view] = &self.views[..] else { return Vec::new() };
         let History { skipped, resumed, warnings, .. } = &view.history;
@@ -260,8 +260,8 @@ impl<'a> Views<'a> {
         series
     }
 
-    /// Losses of each source of a run's mixture, in training and in validation; of several runs too many to be
-    /// told apart.
+    /// Losses of each source of a run's mixture, in training and in validation. A page of several runs omits
+    /// these curves: too many.
     fn sources(&self) -> Vec<Series> {
         let [view] = &self.views[..] else { return Vec::new() };
         let mut names: Vec<&str> = Vec::new();

@@ -8,7 +8,7 @@ use xtrain_config::files::advice;
 #[derive(thiserror::Error)]
 pub enum ReportError {
     /// The folder has no metrics.
-    #[error("{}: no metrics.jsonl in this folder: name a run folder, whose run had `jsonl = true` in [log]", folder.display())]
+    #[error("{}: no metrics.jsonl in this folder; name the folder of a run with `jsonl = true` in [log]", folder.display())]
     NotARun {
         /// The folder.
         folder: PathBuf,
@@ -22,7 +22,7 @@ pub enum ReportError {
         source: io::Error,
     },
     /// The name of the page is taken by another file.
-    #[error("{}: exists and is not a report of xtrain's; name another file, or replace it with --overwrite", path.display())]
+    #[error("{}: exists and was not written by xtrain; name another file, or replace it with --overwrite", path.display())]
     Taken {
         /// The file.
         path: PathBuf,

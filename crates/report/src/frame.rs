@@ -74,7 +74,7 @@ pub(super) fn columns<T: AsRef<str>>(names: &[T]) -> String {
 
 pub(super) const TABLE_END: &str = "</tbody>\n</table></div>\n";
 
-/// The choice of steps or tokens for the x axes of all charts that follow. It works without a script.
+/// Selects steps or tokens for the x axes of all following charts, without a script.
 pub(super) fn axis_choice(out: &mut String) {
     out.push_str(
         "<span class=\"axis\">Horizontal axis:</span> \

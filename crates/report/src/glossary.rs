@@ -50,8 +50,8 @@ impl Term {
         match self {
             Term::Loss => [
                 "Loss",
-                "Mean cross-entropy of the predicted tokens, in nats per token. Validation loss is that of text which the run does not \
-                 train on. Losses of models with different tokenizers do not compare.",
+                "Mean cross-entropy of the predicted tokens, in nats per token. Validation loss is measured on text that is not \
+                 trained on. Losses of models with different tokenizers are not comparable.",
             ],
             Term::Smoothed => [
                 "Smoothed",
@@ -59,18 +59,18 @@ impl Term {
             ],
             Term::BitsPerByte => [
                 "Bits per byte",
-                "The validation loss per byte of text instead of per token. It compares models with different tokenizers on one text.",
+                "The validation loss per byte of text instead of per token. It is comparable between tokenizers, on the same text.",
             ],
             Term::Perplexity => ["Perplexity", "e to the power of the validation loss."],
             Term::UnigramEntropy => [
                 "Unigram entropy",
-                "The loss of a model that knows how frequent each token is, but ignores the context. A loss below it means that the model \
-                 uses the context.",
+                "The loss of a model that knows the frequency of each token and ignores context. A loss below it means that the model uses \
+                 the context.",
             ],
             Term::BySource => [
                 "Loss by source",
-                "The losses on each source of the training mixture: of training, the mean since the previous evaluation; of validation, on \
-                 the source's own part of the validation text.",
+                "The losses of each source of the training mixture. Training: the mean since the previous evaluation. Validation: on the \
+                 source's own part of the validation text.",
             ],
             Term::LearningRate => {
                 ["Learning rate", "The learning rate that the optimizer used at each step."]
@@ -91,8 +91,8 @@ impl Term {
             ],
             Term::Reference => [
                 "Gap to bf16",
-                "How much higher the loss is than in bf16, over short segments of steps that are also run in bf16 from the same weights and \
-                 on the same batches.",
+                "The relative difference of the loss to that in bf16, over short segments of steps that also run in bf16, from the same \
+                 weights and on the same batches.",
             ],
             Term::Skipped => [
                 "Skipped step",

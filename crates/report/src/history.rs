@@ -5,10 +5,10 @@ use crate::metrics::{
     StepMetrics, Warning,
 };
 
-/// Reports of steps that a history of a run under way keeps at least; at twice as many it is thinned.
+/// Minimum number of step reports in the history of a run under way. At twice this number it is thinned.
 const KEPT_STEPS: usize = 12_288;
-/// Reports of steps of which thinning keeps at most half: those with the extremes of loss and gradient norm,
-/// and the last.
+/// Size of the groups that thinning halves. It keeps the extremes of loss and gradient norm, and the last
+/// report, of each group.
 const THINNED: usize = 8;
 
 /// Events of a run, each list in the order of its steps.
@@ -18,7 +18,7 @@ const THINNED: usize = 8;
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct History {
     pub(super) steps: Vec<StepMetrics>,
-    /// Reports of steps, of which `steps` are all or, after thinning, those that show their extremes.
+    /// Number of step reports; after thinning, `steps` holds only some of them.
     reports: u64,
     pub(super) evals: Vec<EvalMetrics>,
     pub(super) skipped: Vec<SkippedStep>,
@@ -57,7 +57,7 @@ impl History {
         self.add(&record.event);
     }
 
-    /// Halves the number of steps. Repeated, it keeps the highest and the lowest of each stretch.
+    /// Halves the number of steps. Extremes survive repeated thinning.
     fn thin(&mut self) {
         let mut kept = Vec::with_capacity(self.steps.len() / 2 + THINNED);
         for group in self.steps.chunks(THINNED) {
@@ -75,7 +75,7 @@ impl History {
         self.steps = kept;
     }
 
-    /// Reports that as many of `steps` stand for.
+    /// Number of reports that this many of `steps` represent.
     pub(super) fn reports_in(&self, steps: usize) -> u64 {
         (steps as f64 * self.reports as f64 / self.steps.len().max(1) as f64).round() as u64
     }

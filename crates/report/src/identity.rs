@@ -1,18 +1,18 @@
-//! Runs whose losses may be compared: by their tokenizers, and by the text that they are validated on.
+//! Decides which losses of two runs are comparable.
 //!
-//! A loss in nats a token means something only among runs with one tokenizer, one in bits per byte among
-//! runs that were evaluated on one text.
+//! Losses in nats per token are comparable if the tokenizers are equal, losses in bits per byte if the runs
+//! were evaluated on the same text.
 
 use super::config_text::flatten;
 use super::data::RunData;
 use super::history::History;
 
-/// Keys that decide which tokenizer a run has, where its folder holds none.
+/// Keys that determine the tokenizer of a run whose folder has none.
 const OF_TOKENIZER: [&str; 3] = ["data.tokenizer", "data.bpe_vocab_size", "model.init_from"];
-/// Keys that decide how documents are read from a text.
+/// Keys that determine how documents are read from a text.
 const OF_READING: [&str; 2] = ["data.text_field", "data.separator"];
 
-/// True if both runs have one tokenizer, as far as can be told.
+/// True if both runs have the same tokenizer, as far as their files show.
 pub(super) fn same_tokenizer(a: &RunData, b: &RunData) -> bool {
     match (a.tokenizer, b.tokenizer) {
         (Some(a), Some(b)) => a == b,
@@ -20,9 +20,9 @@ pub(super) fn same_tokenizer(a: &RunData, b: &RunData) -> bool {
     }
 }
 
-/// True if both runs were evaluated on one text, as far as can be told.
+/// True if both runs were evaluated on the same text, as far as their files show.
 pub(super) fn same_text(a: &RunData, b: &RunData) -> bool {
-    // Of runs without `data.valid`, a part of the training text is held out.
+    // Without `data.valid`, a part of the training text is held out.
     let is_explicit = |run: &RunData| {
         let config = run.config.as_deref().and_then(flatten).unwrap_or_default();
         config.iter().any(|(key, _)| key == "data.valid")
@@ -32,23 +32,23 @@ pub(super) fn same_text(a: &RunData, b: &RunData) -> bool {
     equal(a, b, keys) && equal(a, b, &OF_READING) && !differ_in_length(a, b)
 }
 
-/// True if one tokenizer has turned the two texts into tokens of different lengths: files of one name are
-/// then not one text.
+/// True if the same tokenizer yields different bytes per token on the two texts: files of the same name then
+/// have different content.
 fn differ_in_length(a: &RunData, b: &RunData) -> bool {
     let length = |run: &RunData| bytes_per_token(&run.history());
     let lengths = length(a).zip(length(b)).filter(|_| same_tokenizer(a, b));
     lengths.is_some_and(|(a, b)| (a / b - 1.0).abs() > 0.01)
 }
 
-/// Bytes of text that a token of the validation text stands for.
+/// Mean bytes per token of the validation text.
 fn bytes_per_token(history: &History) -> Option<f64> {
     let last = history.evals.iter().rev().find(|m| m.loss.is_finite() && m.loss > 0.0)?;
     let bits = last.bits_per_byte.filter(|&bits| bits.is_finite() && bits > 0.0)?;
     Some(last.loss / std::f64::consts::LN_2 / bits)
 }
 
-/// True if the keys have the same values in both configurations; also if one of them cannot be read, which
-/// other notes say.
+/// True if the keys have equal values in both configurations, or if one configuration cannot be read, which
+/// other notes report.
 fn equal(a: &RunData, b: &RunData, keys: &[&str]) -> bool {
     let configs = |run: &RunData| flatten(run.config.as_deref()?);
     let (Some(a), Some(b)) = (configs(a), configs(b)) else { return true };

@@ -1,17 +1,17 @@
 //! A run as one HTML page: its figures, curves, samples and configuration.
 //!
 //! ```text
-//! run folder -> RunData (what is in the files) -> History (one line of time) -> charts, figures -> page
+//! run folder -> RunData (contents of the files) -> History (records in order) -> charts, figures -> page
 //! ```
 //!
-//! The page needs nothing but itself: styles, curves (SVG) and a small script for reading values under the
-//! pointer are inside; without the script nothing else is missing. It follows the reader's light or dark
-//! setting, fits a phone, and prints. Several runs share one page: their curves lie over each other, and the
-//! keys in which their configurations differ are listed.
+//! The page is self-contained: it includes its styles, its curves (SVG), and a small script that shows values
+//! under the pointer, without which everything else works. It follows the reader's light or dark setting,
+//! fits a phone, and prints. A page of several runs overlays their curves and lists the keys in which their
+//! configurations differ.
 //!
-//! Invariants: whatever the files hold is escaped, so no run can put markup or script into the page; the
-//! page's size does not grow with the number of steps, and thinning a curve keeps its extremes; numbers that
-//! are not finite break a curve and are counted, never drawn.
+//! Invariants: all content of files is escaped, so no run can put markup or script into the page; the page's
+//! size does not grow with the number of steps, and thinning a curve keeps its extremes; numbers that are not
+//! finite break a curve and are counted, never drawn.
 
 mod axis;
 mod chart;

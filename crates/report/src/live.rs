@@ -1,7 +1,7 @@
 //! The report of a run under way, renewed while it goes.
 //!
-//! The page is drawn from a history in memory, whose size is bounded, so the time that one takes does not
-//! grow with the run. A thread draws and writes it; the run waits for neither.
+//! The page is drawn from a history of bounded size in memory, so its cost does not grow with the run. A
+//! thread draws and writes it, and training does not wait.
 
 use std::path::{Path, PathBuf};
 use std::thread::{Builder, JoinHandle};
@@ -12,9 +12,9 @@ use super::history::History;
 use super::metrics::{Record, jsonl};
 use super::{REPORT_FILE, ReportError, RunData, RunSummary, render, write_whole};
 
-/// Shortest time from one page to the next.
+/// Minimum time between pages.
 const LEAST: Duration = Duration::from_secs(5);
-/// A page is drawn for at most this part of the time.
+/// Drawing takes at most one in this many parts of the time.
 const SHARE: u32 = 50;
 
 /// The report of a run under way.
@@ -23,9 +23,9 @@ pub struct LiveReport {
     name: String,
     config: String,
     history: History,
-    /// The page under way.
+    /// The thread that draws a page, if any.
     drawing: Option<JoinHandle<Drawn>>,
-    /// No page is begun before.
+    /// Earliest time of the next page.
     due: Option<Instant>,
     has_warned: bool,
 }
@@ -63,8 +63,8 @@ impl LiveReport {
         self.history.record_thinned(record);
     }
 
-    /// Begins to draw the page, if that is due and there are steps to show. A page that cannot be written is
-    /// warned of once, and does not end the run.
+    /// Starts drawing the page if it is due and there are steps to show. A failed write causes one warning
+    /// and does not end the run.
     pub fn renew(&mut self, summary: impl FnOnce() -> RunSummary) {
         if self.drawing.as_ref().is_some_and(|thread| !thread.is_finished()) {
             return;
@@ -85,7 +85,7 @@ impl LiveReport {
         self.drawing = Builder::new().name("report".to_owned()).spawn(draw).ok();
     }
 
-    /// Waits for the page under way.
+    /// Waits for the page that is being drawn.
     pub fn wait(&mut self) {
         let Some(thread) = self.drawing.take() else { return };
         let Ok(Drawn { written, took, ended }) = thread.join() else { return };
@@ -93,11 +93,11 @@ impl LiveReport {
         if let Err(error) = written
             && !std::mem::replace(&mut self.has_warned, true)
         {
-            tracing::warn!("the report of the run under way: {error}");
+            tracing::warn!("cannot renew the report: {error}");
         }
     }
 
-    /// Draws the page a last time, with this end.
+    /// Draws the last page, with the outcome in `summary`.
     pub fn end(mut self, summary: RunSummary) {
         self.due = None;
         self.wait();

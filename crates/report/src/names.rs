@@ -10,11 +10,11 @@ const SEPARATORS: [char; 6] = ['-', '_', '/', '.', '=', ' '];
 /// Names for a legend.
 pub(super) struct Labels {
     pub(super) labels: Vec<String>,
-    /// What is left out of all of them, before and after what is left.
+    /// Common beginning and end of the names, which the labels omit.
     pub(super) left_out: [String; 2],
 }
 
-/// The names for a legend: long ones without the beginning and the end that all of them share.
+/// Names for a legend. Long ones lose the beginning and the end that all of them share.
 pub(super) fn for_legend(names: &[&str]) -> Labels {
     let is_short = |name: &&str| name.chars().count() <= LEGEND;
     let all: Vec<Vec<char>> = names.iter().map(|name| name.chars().collect()).collect();

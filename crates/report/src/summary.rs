@@ -37,7 +37,7 @@ pub struct RunSummary {
     /// The step of the checkpoint with the lowest validation loss.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub best_step: Option<u64>,
-    /// Loss of the best checkpoint, in nats a token.
+    /// Loss of the best checkpoint, in nats per token.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub best_loss: Option<f64>,
     /// End of the run, such as `finished` or `stopped at the time limit`.

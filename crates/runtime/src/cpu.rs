@@ -1,7 +1,9 @@
-//! The CPU engine: interprets a program with the CPU kernels on planned memory.
+//! The CPU engine: interprets a program with the CPU kernels on planned memory. A collective runs when its
+//! turn comes, and waits there for the other ranks.
 
 use crate::available::available_bytes;
 use crate::checks::{Checks, check_finite, is_overwritten};
+use crate::collective;
 use crate::engine::{Engine, Outputs, Promise, Ticket, output_places};
 use crate::error::{EngineError, ensure_length};
 use crate::lane_order::random_order;
@@ -15,6 +17,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 use xtrain_cuda::nvtx;
+use xtrain_distributed::{Alone, Communicator};
 use xtrain_program::{KernelTable, Location, Op, Plan, Program, Region, StateKind, ValueId, WriteMode};
 use xtrain_tensor::{CpuKernel, Philox, TensorType, View, ViewMut};
 
@@ -27,6 +30,7 @@ const COPY_BYTES: usize = 1 << 20;
 /// The CPU engine.
 pub struct CpuEngine {
     kernels: Arc<KernelTable<dyn CpuKernel>>,
+    communicator: Arc<dyn Communicator>,
     memory: Memory,
     state: StateTable<Span>,
     programs: Vec<Loaded>,
@@ -51,11 +55,14 @@ struct Loaded {
     outputs: Arc<Vec<(Arc<str>, Range<usize>)>>,
 }
 
-/// The workspace of each op's CPU kernel, for planning a program.
+/// The workspace of each op's CPU kernel and of collectives, for planning a program.
 pub fn cpu_workspace(
     kernels: &KernelTable<dyn CpuKernel>,
 ) -> impl Fn(&dyn Op, &[TensorType]) -> Vec<TensorType> {
-    |op, inputs| kernels.find(op).map(|kernel| kernel.workspace(inputs)).unwrap_or_default()
+    |op, inputs| match kernels.find(op) {
+        Some(kernel) => kernel.workspace(inputs),
+        None => collective::workspace(op, inputs).into_iter().collect(),
+    }
 }
 
 /// An upper bound of the kernels' memory beyond the plans of `programs`, in bytes, on this number of threads.
@@ -87,10 +94,11 @@ fn sum(work: &HashMap<&'static str, usize>) -> usize {
 }
 
 impl CpuEngine {
-    /// An engine with these kernels.
+    /// An engine with these kernels, in a run of one process.
     pub fn new(kernels: Arc<KernelTable<dyn CpuKernel>>) -> Self {
         CpuEngine {
             kernels,
+            communicator: Arc::new(Alone),
             memory: Memory::new(),
             state: StateTable::new(),
             programs: Vec::new(),
@@ -101,6 +109,11 @@ impl CpuEngine {
             timing: Timing::Off,
             timed: Vec::new(),
         }
+    }
+
+    /// The engine of one rank of a run: collectives use this communicator.
+    pub fn with_communicator(self, communicator: Arc<dyn Communicator>) -> Self {
+        CpuEngine { communicator, ..self }
     }
 
     /// Sets the checks of the runs that follow.
@@ -153,12 +166,12 @@ impl CpuEngine {
         Ok(io)
     }
 
-    fn run_instance(&mut self, id: ProgramId, index: usize, first: bool) -> Result<(), EngineError> {
+    fn run_instance(&mut self, id: ProgramId, index: usize, part: Part) -> Result<(), EngineError> {
+        let first = part.is_first();
         let Loaded { program, spans, workspaces, .. } = &self.programs[id.0];
         let instance = &program.instances[index];
         let op = instance.code.op();
         let span = |v: ValueId| spans[v.0 as usize].expect("every operand is planned");
-        let kernel = self.kernels.find(op).ok_or_else(|| EngineError::no_kernel(instance, DEVICE))?;
 
         let outputs = instance.outputs.iter().map(|o| (program.ty(o.value), o.mode, span(o.value)));
         let workspace = workspaces[index].iter().map(|&(ty, span)| (ty, WriteMode::Assign, span));
@@ -182,17 +195,25 @@ impl CpuEngine {
         let none = Span { chunk: SCRATCH, offset: 0, bytes: 0 };
         let reads: Vec<Span> =
             instance.inputs.iter().zip(&over).map(|(&v, &over)| if over { none } else { span(v) }).collect();
-        let (read, lent) = self.memory.lend(&reads, &writes);
-        let inputs: Vec<View<'_>> = (instance.inputs.iter().zip(&over).zip(read))
-            .map(|((&v, &over), bytes)| match over {
-                true => View::in_output(program.ty(v)),
-                false => View::new(program.ty(v), bytes),
-            })
-            .collect();
-        let mut outputs: Vec<ViewMut<'_>> = (written.iter().zip(lent))
-            .map(|(&(ty, mode, _), bytes)| ViewMut::new(ty, bytes, mode.accumulates(first)))
-            .collect();
-        kernel.run(&inputs, &mut outputs);
+        let (read, mut lent) = self.memory.lend(&reads, &writes);
+        if let Some((collective, _)) = op.collective() {
+            let (output, padded) = lent.split_first_mut().expect("a collective has one output");
+            let padded = padded.first_mut().map_or(&mut [][..], |padded| padded);
+            collective::run(&*self.communicator, collective, read[0], output, padded)
+                .map_err(|error| collective::failed(instance, part, error))?;
+        } else {
+            let kernel = self.kernels.find(op).ok_or_else(|| EngineError::no_kernel(instance, DEVICE))?;
+            let inputs: Vec<View<'_>> = (instance.inputs.iter().zip(&over).zip(read))
+                .map(|((&v, &over), bytes)| match over {
+                    true => View::in_output(program.ty(v)),
+                    false => View::new(program.ty(v), bytes),
+                })
+                .collect();
+            let mut outputs: Vec<ViewMut<'_>> = (written.iter().zip(lent))
+                .map(|(&(ty, mode, _), bytes)| ViewMut::new(ty, bytes, mode.accumulates(first)))
+                .collect();
+            kernel.run(&inputs, &mut outputs);
+        }
 
         if self.checks.numerics {
             check_finite(program, instance, |k| Ok(self.memory.get(writes[k])))?;
@@ -203,7 +224,9 @@ impl CpuEngine {
 
 impl Engine for CpuEngine {
     fn load(&mut self, program: Program) -> Result<ProgramId, EngineError> {
-        if let Some(instance) = program.instances.iter().find(|i| self.kernels.find(i.code.op()).is_none()) {
+        collective::check_groups(&program, self.communicator.world_size())?;
+        let is_unknown = |op: &dyn Op| op.collective().is_none() && self.kernels.find(op).is_none();
+        if let Some(instance) = program.instances.iter().find(|i| is_unknown(i.code.op())) {
             return Err(EngineError::no_kernel(instance, DEVICE));
         }
         add_work(&mut self.work_bytes, &self.kernels, &program, rayon::current_num_threads());
@@ -249,7 +272,7 @@ impl Engine for CpuEngine {
             let instance = &self.programs[program.0].program.instances[index];
             let _range = nvtx::range(format_args!("{} {}", instance.code.op().name(), instance.origin));
             let begin = Instant::now();
-            (0..repeats).try_for_each(|_| self.run_instance(program, index, part.is_first()))?;
+            (0..repeats).try_for_each(|_| self.run_instance(program, index, part))?;
             if by_op {
                 let work = TimedWork::Instance(index);
                 self.timed.push(Timed { program, work, begin, end: Instant::now() });
@@ -296,10 +319,10 @@ impl Engine for CpuEngine {
 
     fn copy_state(&mut self, entries: &[StateEntry], targets: &mut [&mut [u8]]) -> Result<(), EngineError> {
         for (entry, target) in entries.iter().zip(targets) {
-            let (ty, span) = self.state.get(entry.kind, &entry.name)?;
-            ensure_length(&entry.name, ty, target)?;
+            let span = self.state.span_of_rows(entry)?;
+            ensure_length(&entry.name, entry.ty, target)?;
             // In pieces: one thread cannot saturate the memory.
-            let pieces = self.memory.get(span).par_chunks(COPY_BYTES);
+            let pieces = self.memory.get(span)[..target.len()].par_chunks(COPY_BYTES);
             target.par_chunks_mut(COPY_BYTES).zip(pieces).for_each(|(to, from)| to.copy_from_slice(from));
         }
         Ok(())

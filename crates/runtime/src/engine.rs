@@ -50,7 +50,8 @@ pub(crate) fn output_places(program: &Program) -> Vec<(Arc<str>, Range<usize>)> 
 /// An engine: memory for state, which all its programs share by (kind, name), and the means to run them.
 ///
 /// Programs that use the same state must agree on its type. Scratch memory is shared, so nothing transient
-/// outlives a `run`.
+/// outlives a `run`. A run of a program with collectives waits for the other ranks, which must run the same
+/// parts of the same programs in the same order.
 pub trait Engine: Send {
     /// Plans a program and allocates its memory. New state starts as zeros.
     fn load(&mut self, program: Program) -> Result<ProgramId, EngineError>;
@@ -82,10 +83,11 @@ pub trait Engine: Send {
     /// The bytes of a state value.
     fn read_state(&mut self, kind: StateKind, name: &str) -> Result<Vec<u8>, EngineError>;
 
-    /// Reads many state values, each into its slice, at the speed of memory. Checkpoints use it.
+    /// Reads many state values, each into its slice, at the speed of memory. Checkpoints use it. An entry
+    /// with fewer rows than its value reads the first rows.
     ///
     /// # Errors
-    /// [`EngineError::Length`] if a slice and its value differ in length.
+    /// [`EngineError::Length`] if a slice and its entry differ in length.
     fn copy_state(&mut self, entries: &[StateEntry], targets: &mut [&mut [u8]]) -> Result<(), EngineError>;
 
     /// Overwrites a state value.

@@ -2,6 +2,7 @@
 
 use thiserror::Error;
 use xtrain_cuda::CudaError;
+use xtrain_distributed::CommError;
 use xtrain_program::Instance;
 use xtrain_tensor::TensorType;
 
@@ -89,6 +90,32 @@ pub enum EngineError {
         output: usize,
         /// The output's type.
         ty: Box<TensorType>,
+    },
+    /// A collective of a group that this run does not have.
+    #[error("{op} at {site} is a collective of {needed} ranks, but this run has {world_size}")]
+    Ranks {
+        /// The op's name.
+        op: &'static str,
+        /// Block and site.
+        site: String,
+        /// The number of ranks of its group.
+        needed: usize,
+        /// The number of ranks of the run.
+        world_size: usize,
+    },
+    /// A collective that failed, because a rank has left or the ranks' calls do not match.
+    #[error("{op} at {site} ({role}) failed in {part}: {error}")]
+    Collective {
+        /// The op's name, that of the collective.
+        op: &'static str,
+        /// Block and site.
+        site: String,
+        /// fprop, dgrad, ...
+        role: &'static str,
+        /// The part of the step, in words.
+        part: &'static str,
+        /// The communicator's error.
+        error: Box<CommError>,
     },
     /// A failure of the GPU, its driver or a library.
     #[error(transparent)]

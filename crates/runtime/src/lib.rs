@@ -6,6 +6,7 @@
 
 mod available;
 mod checks;
+mod collective;
 mod cpu;
 mod cuda;
 mod engine;

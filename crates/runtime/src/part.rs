@@ -35,7 +35,12 @@ impl Part {
     /// order of the lanes.
     pub fn runs(self, instance: &Instance) -> bool {
         let is_last = matches!(self, Part::Whole | Part::Last | Part::Update);
-        self.includes(instance.phase()) && (is_last || instance.when == When::Always)
+        let is_its_turn = match instance.when {
+            When::Always => true,
+            When::Last => is_last,
+            When::BeforeLast => !is_last,
+        };
+        self.includes(instance.phase()) && is_its_turn
     }
 
     /// True if values that accumulate over micro-steps are overwritten instead of added to.

@@ -118,6 +118,22 @@ impl<S: Copy> StateTable<S> {
         }
     }
 
+    /// The span of the value of `entry`, of which the entry may have only the first rows.
+    pub(crate) fn span_of_rows(&self, entry: &StateEntry) -> Result<S, EngineError> {
+        let (held, span) = self.get(entry.kind, &entry.name)?;
+        let are_first_rows = match (held.shape.split_first(), entry.ty.shape.split_first()) {
+            (Some((rows, row)), Some((wanted, same))) => {
+                wanted <= rows && row == same && held.dtype == entry.ty.dtype
+            }
+            _ => false,
+        };
+        if !are_first_rows {
+            let key = StateKey::State(entry.kind, entry.name.as_str().into());
+            key.ensure_type(held, entry.ty)?;
+        }
+        Ok(span)
+    }
+
     /// All state values, without constants, in the order in which they were added.
     pub(crate) fn entries(&self) -> Vec<StateEntry> {
         let entry = |(key, ty, _): &(StateKey, TensorType, S)| match key {

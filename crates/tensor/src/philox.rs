@@ -65,11 +65,26 @@ impl Philox {
     /// Fills `out` with normal numbers of mean 0 and standard deviation `std`. Each pair of neighbours comes
     /// from a pair of words. Every processor computes the same bits.
     pub fn fill_normal(&self, std: f32, out: &mut [f32]) {
-        out.par_chunks_mut(4 * TASK_BLOCKS).enumerate().for_each(|(task, out)| {
-            let first = (task * TASK_BLOCKS) as u64;
+        self.fill_normal_from(0, std, out);
+    }
+
+    /// Fills `out` with the normal numbers of the elements from `first` on.
+    pub fn fill_normal_from(&self, first: u64, std: f32, out: &mut [f32]) {
+        let std = f64::from(std);
+        // Elements before the first whole block of words.
+        let before = (first.next_multiple_of(4) - first) as usize;
+        let (head, blocks) = out.split_at_mut(before.min(out.len()));
+        if !head.is_empty() {
+            let mut block = [0.0; 4];
+            self.normals(first / 4, std, &mut block);
+            head.copy_from_slice(&block[4 - before..][..head.len()]);
+        }
+        let first = first.div_ceil(4);
+        blocks.par_chunks_mut(4 * TASK_BLOCKS).enumerate().for_each(|(task, out)| {
+            let first = first + (task * TASK_BLOCKS) as u64;
             vectorized(
                 #[inline(always)]
-                || self.normals(first, f64::from(std), out),
+                || self.normals(first, std, out),
             );
         });
     }
@@ -155,6 +170,13 @@ mod tests {
         let mut some = vec![0.0f32; 4 * TASK_BLOCKS + 2];
         rng.fill_normal(0.02, &mut some);
         assert_eq!(some, all[..some.len()]);
+        for first in 1..10 {
+            for len in [1, 2, 3, 4, 5, 4 * TASK_BLOCKS + 3] {
+                let mut part = vec![0.0f32; len];
+                rng.fill_normal_from(first as u64, 0.02, &mut part);
+                assert_eq!(part, all[first..first + len], "{len} from element {first}");
+            }
+        }
     }
 
     #[test]

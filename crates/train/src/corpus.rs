@@ -70,7 +70,7 @@ impl Corpus {
         }
     }
 
-    /// The data of a `run` that is examined; a verb that does so takes other text with `--data`.
+    /// The data of a `run` for a verb that examines it and takes other text with `--data`.
     pub fn of_run(
         config: &Config,
         run: &RunFolder,
@@ -90,7 +90,7 @@ impl Corpus {
     ) -> Result<Self, RunError> {
         let text = |path: &Path| match path.to_str() {
             Some(path) => Ok(path.to_owned()),
-            None => Err(RunError::Refused(format!("{} is no valid UTF-8; rename it", path.display()))),
+            None => Err(RunError::Refused(format!("{} is not valid UTF-8; rename it", path.display()))),
         };
         let sources = texts.iter().map(|path| Ok(DataSource::new(text(path)?)));
         let mut config = config.clone();
@@ -126,7 +126,7 @@ struct Opening<'a> {
     recorded: Vec<RecordedText>,
     cache: PathBuf,
     missing: Missing<'a>,
-    /// True if the run is examined, not trained.
+    /// True for a verb that examines the run.
     examines: bool,
     /// The texts that were opened.
     texts: Vec<RecordedText>,
@@ -233,7 +233,7 @@ struct Input {
 enum InputData {
     Shards(Dataset),
     Text(TextFiles, RecordedText),
-    /// A text that is gone, and its tokens in the cache.
+    /// Cached tokens of a text that no longer exists.
     Cached(Dataset, RecordedText),
 }
 
@@ -273,7 +273,7 @@ impl Opening<'_> {
             .collect()
     }
 
-    /// The text of `sources`, or its tokens in the cache if it is gone.
+    /// The text of `sources`, or its cached tokens if it no longer exists.
     fn text(
         &self,
         key: &str,
@@ -289,15 +289,18 @@ impl Opening<'_> {
         };
         match self.recorded.iter().find(|recorded| recorded.is_of(&record)) {
             Some(recorded) if let Some(dataset) = recorded.tokens(&self.cache) => {
-                tracing::info!("{name} is not there; its tokens in {} are used", dataset.folder().display());
+                tracing::info!(
+                    "{name} does not exist; using its cached tokens in {}",
+                    dataset.folder().display()
+                );
                 Ok(InputData::Cached(dataset.with_name(name), recorded.clone()))
             }
             _ => Err(self.not_there(key, error)),
         }
     }
 
-    /// The error for a text of `key` that cannot be listed: where a path that is not there was looked for,
-    /// and the option that names another text.
+    /// The error for a text of `key` that cannot be listed. It names the places where a missing path was
+    /// looked for, and the option for another text.
     fn not_there(&self, key: &str, error: DataError) -> RunError {
         let other = match self.examines {
             true => "--data FILE takes another text".to_owned(),

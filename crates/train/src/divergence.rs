@@ -1,26 +1,26 @@
-//! Signs that a run diverges although its numbers are finite, with their likely cause.
+//! Detects that a run diverges although its numbers are finite, and names the likely cause.
 //!
-//! Guessing all tokens alike has a loss of ln V. A run that begins there, or above because its weights come
-//! from elsewhere, and stays above has learned nothing but to be wrong. A gradient norm of many times its
-//! running median, step after step, usually comes before.
+//! Guessing all tokens with equal probability has a loss of ln V. A loss that stays above both ln V and the
+//! run's first loss means that the run diverges. A gradient norm that stays at many times its running median
+//! usually precedes that.
 
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 
-/// A loss is above guessing from this factor on.
+/// Factor from which a loss counts as above guessing.
 const ABOVE: f64 = 1.1;
-/// Steps in a row with such a loss.
+/// Consecutive steps with such a loss that cause a warning.
 const STEPS_ABOVE: u64 = 8;
-/// Norms that the median is taken of, and the least number of them.
+/// Number of norms in the running median, and the minimum number of them.
 const NORMS: usize = 128;
 const NORMS_LEAST: usize = 32;
-/// A norm is high from this multiple of the median on.
+/// Multiple of the median above which a norm is high.
 const HIGH: f64 = 10.0;
-/// Steps in a row with such a norm.
+/// Consecutive steps with a high norm that cause a warning.
 const STEPS_HIGH: u64 = 4;
 
-/// Watches the steps of a run. A checkpoint holds it, so that a resumed run knows what it was about to warn
-/// of; each process warns once of each sign.
+/// Watches the steps of a run. Checkpoints contain it, so a resumed run keeps the median and the counts; each
+/// process warns at most once of the loss and once of the norm.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Divergence {
@@ -46,17 +46,17 @@ impl Divergence {
         self.guessing = (vocab_size as f64).ln();
     }
 
-    /// The loss of guessing, in nats a token.
+    /// The loss of guessing, in nats per token.
     pub(crate) fn guessing(&self) -> f64 {
         self.guessing
     }
 
-    /// True if a loss is above that of guessing, and above where the run began.
+    /// True if a loss is above that of guessing and above the run's first loss.
     pub(crate) fn is_above(&self, loss: f64) -> bool {
         loss > ABOVE * self.guessing.max(self.start)
     }
 
-    /// Takes a finite step; returns what to warn of, once of each sign.
+    /// Records a finite step. Returns a warning, at most one for the loss and one for the norm.
     pub(crate) fn stepped(&mut self, step: u64, loss: f64, grad_norm: f64, lr: f64) -> Option<String> {
         if step == 1 {
             self.start = loss;
@@ -77,15 +77,15 @@ impl Divergence {
         let median = median.filter(|_| self.high >= STEPS_HIGH)?;
         (!std::mem::replace(&mut self.has_warned_of_norm, true)).then(|| {
             format!(
-                "the gradient norm, {grad_norm:.3}, is {:.0} times its running median of {median:.3}, for {STEPS_HIGH} steps: the run may \
-                 diverge; the usual cause is a learning rate that is too high (now {lr:.2e}): lower optimizer.lr or lengthen \
-                 schedule.warmup_steps; else look at the data of these steps",
+                "the gradient norm, {grad_norm:.3}, is {:.0} times its running median of {median:.3}, after {STEPS_HIGH} high steps in a \
+                 row: the run may diverge; the usual cause is a learning rate that is too high (now {lr:.2e}): lower optimizer.lr or \
+                 lengthen schedule.warmup_steps; otherwise check the data of these steps",
                 grad_norm / median
             )
         })
     }
 
-    /// Takes the loss of an evaluation; returns what to warn of.
+    /// Records the loss of an evaluation. Returns a warning.
     pub(crate) fn evaluated(&mut self, loss: f64, step: u64) -> Option<String> {
         let is_sign = step > 0 && self.is_above(loss) && !self.has_warned_of_loss;
         self.has_warned_of_loss |= is_sign;
@@ -94,8 +94,8 @@ impl Divergence {
 
     fn of_loss(&self, loss: f64) -> String {
         format!(
-            "the loss, {loss:.4}, is above {:.4}, that of guessing (the logarithm of the vocabulary's size): the run diverges; the usual \
-             cause is a learning rate that is too high (now {:.2e}): lower optimizer.lr or lengthen schedule.warmup_steps, and begin again",
+            "the loss, {loss:.4}, is above {:.4}, the loss of guessing (the logarithm of the vocabulary size): the run diverges; the usual \
+             cause is a learning rate that is too high (now {:.2e}): lower optimizer.lr or lengthen schedule.warmup_steps",
             self.guessing, self.lr
         )
     }

@@ -6,6 +6,7 @@ use xtrain_checkpoint::CheckpointError;
 use xtrain_config::ConfigErrors;
 use xtrain_config::files::advice;
 use xtrain_data::DataError;
+use xtrain_distributed::CommError;
 use xtrain_model::ModelError;
 use xtrain_program::TraceError;
 use xtrain_program::backward::BackwardError;
@@ -22,6 +23,9 @@ pub enum ProgramError {
     /// The backward pass could not be built.
     #[error(transparent)]
     Backward(#[from] BackwardError),
+    /// The ranks of the run cannot share the model as asked: the problem and the remedy.
+    #[error("{0}")]
+    Refused(String),
 }
 
 xtrain_tensor::debug_as_display!(ProgramError);
@@ -102,6 +106,9 @@ pub enum LearnError {
     /// An error of the engine.
     #[error(transparent)]
     Engine(#[from] EngineError),
+    /// A collective outside of a program failed.
+    #[error(transparent)]
+    Collective(#[from] CommError),
     /// Too little memory, with advice.
     #[error("{error}; {advice}")]
     Memory {
@@ -134,7 +141,8 @@ impl LearnError {
             LearnError::Logits(_) | LearnError::Memory { .. } => true,
             LearnError::Engine(EngineError::Cuda(e)) => e.is_about_the_machine(),
             LearnError::Engine(e) => matches!(e, EngineError::Memory { .. } | EngineError::NonFinite { .. }),
-            LearnError::Program(_) => false,
+            LearnError::Collective(_) => false,
+            LearnError::Program(e) => matches!(e, ProgramError::Refused(_)),
         }
     }
 }

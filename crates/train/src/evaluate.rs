@@ -27,8 +27,8 @@ impl Evaluator {
         document_mask: bool,
         chunk_tokens: usize,
     ) -> Result<Self, LearnError> {
-        let program =
-            programs::evaluation(weights.model(), weights.numerics(), batch, document_mask, chunk_tokens)?;
+        let (model, numerics, layout) = (weights.model(), weights.numerics(), weights.layout());
+        let program = programs::evaluation(model, numerics, layout, batch, document_mask, chunk_tokens)?;
         Ok(Evaluator { id: weights.load(program)?, batch, document_mask })
     }
 

@@ -86,6 +86,11 @@ pub fn export(
     Ok(hf::export(folder, &names, &mut source, &files, options)?)
 }
 
+/// Bytes of host memory that an export of `model` holds at its peak: those of one tensor.
+pub fn export_bytes(model: &Architecture) -> usize {
+    hf::peak_bytes(&name_map(model))
+}
+
 /// Logs the files of the Hugging Face folder `folder` that an export does not contain: model cards, licences,
 /// weights in other formats.
 pub fn warn_of_unexported_files(folder: &Path, tokenizer: &Tokenizer) {
@@ -196,7 +201,7 @@ fn why_bf16(layers: &[&NameEntry]) -> String {
         let (name, rows, columns) = (&part.hf_name, part.rows, entry.shape.get(1).copied().unwrap_or(1));
         let others = match entry.parts.len() {
             1 => "",
-            _ => "; layers that are computed as one have one type",
+            _ => "; parts of one fused layer share one type",
         };
         reasons.push(format!(
             "{} with sizes that are not multiples of {TILE} ({name} is {rows} x {columns}{others})",

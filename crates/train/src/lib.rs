@@ -24,6 +24,7 @@ pub mod fit;
 pub mod folder;
 pub mod generate;
 pub mod held_out;
+pub mod layout;
 pub mod learner;
 pub mod linear_gemms;
 pub mod opened;

@@ -2,11 +2,12 @@
 //! shows them.
 
 use crate::training_spec::TrainingSpec;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 use xtrain_model::{Architecture, Bf16Reason, LinearSpec, Numerics, in_block};
 use xtrain_program::quantize::Candidate;
 use xtrain_program::{LinearGemm, Origin, Role, ScaledGemm, Stage};
+use xtrain_tensor::{Scaling, TILE};
 
 /// A linear layer that is equal in several neighbouring blocks.
 #[derive(Clone, Debug, PartialEq)]
@@ -85,6 +86,24 @@ pub(crate) fn fprops(
         (format!("{}.weight", in_block(block, linear.site)), gemm)
     };
     m.linears().map(of).collect()
+}
+
+/// The names of the weights that a GEMM scales by blocks.
+pub(crate) fn is_scaled_by_blocks(m: &Architecture, numerics: &Numerics) -> HashSet<String> {
+    let head = if m.tie_embeddings { "embed.weight" } else { "lm_head.weight" };
+    let linears = m
+        .linears()
+        .map(|(block, linear)| (Some(block), format!("{}.weight", in_block(block, linear.site)), linear));
+    let scales_by_blocks = |block: Option<usize>, linear: &LinearSpec| {
+        // Fprop and dgrad read the weight as their second operand. The number of tokens is one that each
+        // accepts.
+        [LinearGemm::Fprop, LinearGemm::Dgrad].into_iter().any(|gemm| {
+            let format = scaled_gemm(block, linear, gemm, TILE, m, numerics);
+            format.is_ok_and(|format| format.operands[1].scaling == Scaling::Block)
+        })
+    };
+    let all = linears.chain([(None, head.to_owned(), m.head())]);
+    all.filter(|(block, _, linear)| scales_by_blocks(*block, linear)).map(|(_, name, _)| name).collect()
 }
 
 /// FP8 formats of one of a linear layer's GEMMs, or the reason why it is in bf16.

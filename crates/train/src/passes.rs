@@ -4,6 +4,7 @@
 //! work in a program returns it unchanged. [`crate::programs`] traces the programs.
 
 use crate::error::ProgramError;
+use crate::layout::Layout;
 use crate::training_spec::TrainingSpec;
 use crate::update;
 use xtrain_model::Numerics;
@@ -12,7 +13,7 @@ use xtrain_ops::{PassSet, rewrites};
 use xtrain_program::backward::backward as differentiate;
 use xtrain_program::{
     Program, Root, Stage, fuse as rewriting, measure_casts, narrow as narrowing, precision, quantize,
-    recompute, refresh, save_fp8,
+    recompute, refresh, save_fp8, shard,
 };
 
 /// A pass of the [`PIPELINE`].
@@ -95,22 +96,32 @@ pub const PIPELINE: &[Pass] = &[
         run: |program, _| Ok(narrowing::apply(program)),
     },
     Pass {
-        name: "update",
+        name: "shard",
         needs: &["narrow"],
+        guarantees: "with several ranks: gradients are summed over ranks, and a rank has its rows of cut state",
+        calls: &["infer"],
+        run: |program, setting| {
+            let (layout, updates) = (setting.layout, setting.update().is_some());
+            Ok(shard::apply(program, layout.parallel(), layout.cuts(), updates, &PassSet)?)
+        },
+    },
+    Pass {
+        name: "update",
+        needs: &["shard"],
         guarantees: "after the last micro-step: next scales, gradient norm, clipping, the optimizer",
         calls: &["infer", "accumulates"],
         run: |program, setting| match setting.update() {
-            Some(spec) => Ok(update::append(program, spec)?),
+            Some(spec) => Ok(update::append(program, spec, setting.layout)?),
             None => Ok(program),
         },
     },
     Pass {
         name: "refresh",
         needs: &["update"],
-        guarantees: "FP8 copies of parameters are cast from the new masters",
+        guarantees: "copies of parameters are gathered, and cast to FP8 from the new masters",
         calls: &["infer"],
         run: |program, setting| match setting.update() {
-            Some(_) => Ok(refresh::apply(program, Stage::Update)?),
+            Some(_) => Ok(refresh::apply(program, Stage::Update, &PassSet)?),
             None => Ok(program),
         },
     },
@@ -131,6 +142,7 @@ pub struct Setting<'a> {
     numerics: &'a Numerics,
     /// Blocks of the model.
     layers: usize,
+    layout: &'a Layout,
     step: Option<Step<'a>>,
 }
 
@@ -146,24 +158,25 @@ struct Step<'a> {
 
 impl<'a> Setting<'a> {
     /// Evaluation and generation: a forward alone.
-    pub fn forward(numerics: &'a Numerics, layers: usize) -> Self {
-        Setting { numerics, layers, step: None }
+    pub fn forward(numerics: &'a Numerics, layers: usize, layout: &'a Layout) -> Self {
+        Setting { numerics, layers, layout, step: None }
     }
 
     /// A training step in the formats `numerics` of its own.
-    pub(crate) fn training(spec: &'a TrainingSpec, numerics: &'a Numerics) -> Self {
+    pub(crate) fn training(spec: &'a TrainingSpec, numerics: &'a Numerics, layout: &'a Layout) -> Self {
         let step = Some(Step { spec, measured: None, updates: true });
-        Setting { numerics, layers: spec.model.layers.len(), step }
+        Setting { numerics, layers: spec.model.layers.len(), layout, step }
     }
 
     /// Forward and backward of a training step, with casts measured if `measured` is given.
     pub(crate) fn differentiation(
         spec: &'a TrainingSpec,
         numerics: &'a Numerics,
+        layout: &'a Layout,
         measured: Option<&'a Numerics>,
     ) -> Self {
         let step = Some(Step { spec, measured, updates: false });
-        Setting { numerics, layers: spec.model.layers.len(), step }
+        Setting { numerics, layers: spec.model.layers.len(), layout, step }
     }
 
     fn measured(&self) -> Option<&'a Numerics> {

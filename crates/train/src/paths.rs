@@ -1,13 +1,13 @@
 //! Files and folders that the paths of a configuration name.
 //!
-//! A relative path starts at `train.started_in` if it leads to something there, else at the current folder.
+//! A relative path starts at `train.started_in` if it exists there, otherwise at the current folder.
 
 use std::path::{Path, PathBuf};
 use xtrain_config::Config;
 use xtrain_data::list_inputs;
 
-/// The file, folder or pattern that `path`, a value of `config`, names. If nothing is there it starts at the
-/// current folder.
+/// The file, folder or pattern that `path`, a value of `config`, names. A path that exists nowhere starts at
+/// the current folder.
 pub(crate) fn locate(config: &Config, path: &str) -> PathBuf {
     match start(config).map(|start| start.join(path)) {
         Some(path) if leads_somewhere(&path) => path,
@@ -25,7 +25,7 @@ pub(crate) fn cache_dir(config: &Config) -> PathBuf {
     }
 }
 
-/// The places in which a missing relative path was looked for, for a message.
+/// Where a missing relative path was looked for, for a message.
 pub(crate) fn places(config: &Config) -> String {
     match start(config) {
         Some(start) => format!("looked for in {}, where the run was started, and in", start.display()),

@@ -2,13 +2,14 @@
 //! passes.
 
 use crate::error::ProgramError;
+use crate::layout::Layout;
 use crate::passes::{self, Setting};
 use crate::training_spec::TrainingSpec;
 use xtrain_model::decoder::{Batch, Context, Loss, trace_logits, trace_loss};
 use xtrain_model::{Architecture, Init, Numerics};
 use xtrain_ops::PassSet;
 use xtrain_ops::normal::Normal;
-use xtrain_program::{Program, Storage, Tracer, refresh};
+use xtrain_program::{Program, StateKind, Storage, Tracer, refresh};
 use xtrain_tensor::{DType, Shape, TensorType};
 
 /// Bytes of a program's state that checkpoints contain.
@@ -19,24 +20,35 @@ pub fn saved_bytes(program: &Program) -> usize {
 
 /// The training step: forward and backward of a micro-batch, then the update.
 pub fn training(spec: &TrainingSpec) -> Result<Program, ProgramError> {
-    passes::run(traced(spec)?, &Setting::training(spec, &spec.numerics()))
+    training_in(spec, &Layout::of(spec)?)
+}
+
+/// The step of the reference segments of `spec`, if it has any.
+pub fn reference(spec: &TrainingSpec) -> Result<Option<Program>, ProgramError> {
+    let layout = Layout::of(spec)?;
+    spec.in_reference().map(|bf16| training_in(&bf16, &layout)).transpose()
+}
+
+fn training_in(spec: &TrainingSpec, layout: &Layout) -> Result<Program, ProgramError> {
+    passes::run(traced(spec)?, &Setting::training(spec, &spec.numerics(), layout))
 }
 
 /// The training step after the pass of this name ([`passes::PIPELINE`]).
 pub fn training_after(spec: &TrainingSpec, pass: &str) -> Result<Program, ProgramError> {
-    passes::run_to(traced(spec)?, &Setting::training(spec, &spec.numerics()), pass)
+    passes::run_to(traced(spec)?, &Setting::training(spec, &spec.numerics(), &Layout::of(spec)?), pass)
 }
 
 /// Forward and backward of a micro-batch of the training step.
 pub fn differentiation(spec: &TrainingSpec) -> Result<Program, ProgramError> {
-    passes::run(traced(spec)?, &Setting::differentiation(spec, &spec.numerics(), None))
+    passes::run(traced(spec)?, &Setting::differentiation(spec, &spec.numerics(), &Layout::of(spec)?, None))
 }
 
 /// Forward and backward of a micro-batch of the training step, in which the casts of `casts` are measured on
 /// the operands of linear layers ([`Program::measured`]). The formats of the computation stay those of
 /// `spec`.
 pub fn inspection(spec: &TrainingSpec, casts: &Numerics) -> Result<Program, ProgramError> {
-    passes::run(traced(spec)?, &Setting::differentiation(spec, &spec.numerics(), Some(casts)))
+    let (numerics, layout) = (spec.numerics(), Layout::of(spec)?);
+    passes::run(traced(spec)?, &Setting::differentiation(spec, &numerics, &layout, Some(casts)))
 }
 
 /// The forward of a micro-batch, up to the loss.
@@ -52,6 +64,7 @@ fn traced(spec: &TrainingSpec) -> Result<Program, ProgramError> {
 pub fn evaluation(
     model: &Architecture,
     numerics: &Numerics,
+    layout: &Layout,
     batch: Batch,
     document_mask: bool,
     chunk_tokens: usize,
@@ -60,32 +73,39 @@ pub fn evaluation(
     let loss = Loss { chunk_tokens, z_loss: 0.0, sources: 0 };
     let context = Context::Sequence { document_mask, deterministic: true };
     trace_loss(&mut tracer, model, batch, context, loss, 0.0)?;
-    forward(tracer, model, numerics)
+    forward(tracer, model, numerics, layout)
 }
 
 /// The logits of some tokens of a batch.
 pub fn logits(
     model: &Architecture,
     numerics: &Numerics,
+    layout: &Layout,
     batch: Batch,
     context: Context,
     rows: usize,
 ) -> Result<Program, ProgramError> {
     let mut tracer = Tracer::default();
     trace_logits(&mut tracer, model, batch, context, rows)?;
-    forward(tracer, model, numerics)
+    forward(tracer, model, numerics, layout)
 }
 
 /// The traced forward in these formats.
-fn forward(tracer: Tracer, model: &Architecture, numerics: &Numerics) -> Result<Program, ProgramError> {
-    passes::run(tracer.finish(), &Setting::forward(numerics, model.layers.len()))
+fn forward(
+    tracer: Tracer,
+    model: &Architecture,
+    numerics: &Numerics,
+    layout: &Layout,
+) -> Result<Program, ProgramError> {
+    passes::run(tracer.finish(), &Setting::forward(numerics, model.layers.len(), layout))
 }
 
-/// The program that holds the model's parameters and refreshes compute copies after the masters change.
+/// The program that holds the parameters of a model in one process and refreshes compute copies after the
+/// masters change.
 pub fn weights(model: &Architecture, numerics: &Numerics) -> Result<Program, ProgramError> {
     let batch = Batch { sequences: 1, seq_len: 1 };
     let context = Context::Sequence { document_mask: false, deterministic: true };
-    refresh(&logits(model, numerics, batch, context, 1)?)
+    refresh(&logits(model, numerics, &Layout::alone(), batch, context, 1)?)
 }
 
 /// The program that refreshes the copies of masters in other types that `program` reads.
@@ -96,15 +116,27 @@ pub fn refresh(program: &Program) -> Result<Program, ProgramError> {
 /// The Philox stream of initialisation; steps use their own numbers.
 const INIT_STREAM: u32 = u32::MAX;
 
-/// Draws the masters that start from normal numbers. The standard deviation is `std` times the factor of each
-/// parameter.
-pub fn initial(model: &Architecture, seed: u64, std: f64) -> Result<Program, ProgramError> {
+/// Draws the masters that start from normal numbers, or this rank's rows of them. The standard deviation is
+/// `std` times the factor of each parameter.
+pub fn initial(model: &Architecture, layout: &Layout, seed: u64, std: f64) -> Result<Program, ProgramError> {
     let mut t = Tracer::default();
     for (site, p) in model.parameters().iter().enumerate() {
         let Init::Normal(scale) = p.init else { continue };
-        let shape = Shape::new(&p.shape);
-        let master = t.parameter(&p.name, TensorType { dtype: DType::F32, shape });
-        let normal = Normal { shape, std: std as f32 * scale, seed, step: INIT_STREAM, site: site as u32 };
+        let whole = TensorType { dtype: DType::F32, shape: Shape::new(&p.shape) };
+        let cut = layout.cut_of(StateKind::Master, &p.name);
+        let rows = cut.map_or(0..p.shape[0], |cut| cut.rows_of(layout.parallel().rank));
+        let ty = cut.map_or(whole, |cut| cut.piece(whole));
+        let master = t.parameter(&p.name, ty);
+        let row = p.shape[1..].iter().product::<usize>();
+        let normal = Normal {
+            shape: ty.shape,
+            std: std as f32 * scale,
+            seed,
+            step: INIT_STREAM,
+            site: site as u32,
+            first_element: (rows.start * row) as u64,
+            elements: rows.len() * row,
+        };
         t.site(&p.name).emit_into(normal, &[], &[Some(master)])?;
     }
     Ok(t.finish())

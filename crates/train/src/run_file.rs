@@ -1,4 +1,4 @@
-//! Run files by their paths; a path that names something else is refused with its use.
+//! Loads run files. A path to something else is refused, with what it can be used for.
 
 use crate::error::RunError;
 use crate::folder::RunFolder;
@@ -7,10 +7,10 @@ use std::path::Path;
 use xtrain_config::{Config, Override, Parsed, listing, nearest};
 use xtrain_data::list_inputs;
 
-/// Reads the run file at `path` and lays `overrides` over it.
+/// Reads the run file at `path` and applies `overrides`.
 ///
 /// # Errors
-/// As [`Config::load`]; of a run folder, a model or a text, what it can be used for.
+/// As [`Config::load`]. For a run folder, a model or a text, the error says what it can be used for.
 pub fn load<O: Clone + Into<Override>>(path: &Path, overrides: &[O]) -> Result<Parsed, RunError> {
     if let Some(advice) = instead(path) {
         return Err(RunError::Refused(format!("{} {advice}", path.display())));
@@ -18,7 +18,7 @@ pub fn load<O: Clone + Into<Override>>(path: &Path, overrides: &[O]) -> Result<P
     Ok(Config::load(path, overrides)?)
 }
 
-/// The nature of `path` if it is no run file, and what to do with it.
+/// Says what `path` is, if it is no run file, and how to use it.
 fn instead(path: &Path) -> Option<String> {
     let shown = path.display();
     if path.is_dir() {
@@ -28,20 +28,20 @@ fn instead(path: &Path) -> Option<String> {
             let (config, folder) = (run.config(), run.path().display());
             let config = config.display();
             return Some(format!(
-                "is no run file but a run; continue it with: xtrain train {config} --out {folder} --resume; start another \
+                "is a run, not a run file; continue it with: xtrain train {config} --out {folder} --resume; start another one \
                  with its settings: xtrain train {config} --out FOLDER"
             ));
         }
         if path.join(CONFIG_FILE).is_file() {
             return Some(format!(
-                "is no run file but a model; write a run file that trains it further: xtrain init {shown} TEXT"
+                "is a model, not a run file; write a run file that trains it further: xtrain init {shown} TEXT"
             ));
         }
         let files = run_files_in(path);
         return Some(match files.as_slice() {
             [] if list_inputs(&[path]).is_ok() => {
                 format!(
-                    "is no run file but a folder of texts; write a run file for them: xtrain init {shown}"
+                    "is a folder of texts, not a run file; write a run file for them: xtrain init {shown}"
                 )
             }
             [] => "is a folder; name a run file (TOML)".into(),
@@ -56,11 +56,11 @@ fn instead(path: &Path) -> Option<String> {
     let extension = path.extension().and_then(|extension| extension.to_str());
     if path.is_file() && extension != Some("toml") {
         if list_inputs(&[path]).is_ok() {
-            return Some(format!("is no run file but a text; write a run file for it: xtrain init {shown}"));
+            return Some(format!("is a text, not a run file; write a run file for it: xtrain init {shown}"));
         }
         return match extension {
             Some("json" | "yaml" | "yml" | "py") => {
-                Some("is no run file: these are TOML; xtrain init writes one to begin with".into())
+                Some("is not a run file: run files are TOML; xtrain init writes one to start with".into())
             }
             _ => None,
         };
@@ -77,7 +77,7 @@ fn instead(path: &Path) -> Option<String> {
     Some(format!("does not exist; did you mean {}?", path.with_file_name(near).display()))
 }
 
-/// The run files in `folder`, sorted, as far as their names tell.
+/// The run files in `folder`, by their names, sorted.
 fn run_files_in(folder: &Path) -> Vec<String> {
     const MOST: usize = 100;
     let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();

@@ -178,6 +178,7 @@ pub fn planned(resolved: Resolved) -> Result<Planned, RunError> {
         recompute_blocks: c.train.recompute_blocks.and_then(OrAuto::number),
         max_grad_norm: c.optimizer.grad_clip,
         optimizer: c.optimizer.optimizer(c.train.seed),
+        parallel: program::Parallel::ALONE,
         reference: c.precision.reference_every > 0,
         model,
     };

@@ -3,7 +3,7 @@
 use xtrain_model::decoder::{Batch, Loss};
 use xtrain_model::optimizer::Optimizer;
 use xtrain_model::{Architecture, Fp8Overrides, Numerics, Recipe};
-use xtrain_program::Recompute;
+use xtrain_program::{Parallel, Recompute, Reduce};
 
 /// The description of a training program.
 #[derive(Clone, Debug, PartialEq)]
@@ -32,6 +32,8 @@ pub struct TrainingSpec {
     pub max_grad_norm: f64,
     /// The optimizer.
     pub optimizer: Optimizer,
+    /// The ranks that train the model, and how they share the work.
+    pub parallel: Parallel,
     /// True if the program of a bf16 step exists too, for reference segments.
     pub reference: bool,
 }
@@ -42,14 +44,20 @@ impl TrainingSpec {
         Numerics { recipe: self.recipe, fp8: self.fp8.clone() }
     }
 
+    /// True if norm and losses of a step are totals of several ranks, or added so that any number of ranks
+    /// has them.
+    pub fn has_totals(&self) -> bool {
+        self.parallel.world_size > 1 || self.parallel.reduce != Reduce::SameWorld
+    }
+
     /// This step in other formats.
     pub fn computed_in(&self, numerics: impl Into<Numerics>) -> TrainingSpec {
         let Numerics { recipe, fp8 } = numerics.into();
         TrainingSpec { recipe, fp8, ..self.clone() }
     }
 
-    /// The step of reference segments, if any: this step in bf16.
-    pub fn in_reference(&self) -> Option<TrainingSpec> {
+    /// The step of reference segments, if any: this step in bf16, in the layout of this step.
+    pub(crate) fn in_reference(&self) -> Option<TrainingSpec> {
         let bf16 = || TrainingSpec { reference: false, ..self.computed_in(Recipe::Bf16) };
         self.reference.then(bf16)
     }

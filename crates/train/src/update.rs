@@ -1,15 +1,25 @@
 //! The update at the end of a training step: next scales, gradient norm, clipping, the optimizer.
 
+use crate::layout::Layout;
 use crate::training_spec::TrainingSpec;
 use std::collections::HashMap;
+use std::sync::Arc;
 use xtrain_model::decoder::io;
 use xtrain_model::optimizer::{Controls, Updated};
 use xtrain_model::{DelayedScales, ParameterSpec};
 use xtrain_ops::clip::Clip;
+use xtrain_ops::collective::AllGather;
 use xtrain_ops::delayed_scaling::{DelayedScaling, DelayedTensor};
-use xtrain_ops::grad_norm::GradNorm;
+use xtrain_ops::grad_norm::{GradNorm, SquaredNorm};
+use xtrain_ops::rank_amaxes::{MaxAmaxes, RankAmaxes};
+use xtrain_ops::step_losses::RecordLosses;
+use xtrain_ops::step_totals::{PieceUnits, RankWords, Squares, StepTotals};
+use xtrain_ops::unit_norm::{UnitSquaredNorm, UnitSquares};
 use xtrain_program::quantize;
-use xtrain_program::{Delayed, Program, Role, Stage, StateKind, TraceError, Tracer, ValueId};
+use xtrain_program::shard::MICRO_STEP;
+use xtrain_program::{
+    Delayed, Parallel, Program, Reduce, Role, Stage, StateKind, TraceError, Tracer, ValueId, WriteMode,
+};
 use xtrain_tensor::{DType, TensorType};
 
 /// Names of the inputs and outputs that the update adds to [`xtrain_model::decoder::io`].
@@ -22,6 +32,13 @@ pub mod update_io {
     pub const SKIPPED: &str = "skipped";
     /// The counter of applied updates.
     pub const APPLIED: &str = "applied";
+    /// `f32[]`, with several ranks or sums for any world: the sum over ranks of
+    /// [`xtrain_model::decoder::io::LOSS`].
+    pub const TOTAL_LOSS: &str = "total_loss";
+    /// `u32[]`, an input, likewise: not 0 if this rank wishes to end the run.
+    pub const STOP: &str = "stop";
+    /// `u32[]`, likewise: 1 if any rank wishes to end the run.
+    pub const STOPPING: &str = "stopping";
 }
 
 /// Appends the op that computes the next step's scales from this step's amaxes; returns the largest amax.
@@ -39,21 +56,152 @@ fn next_scales(t: &mut Tracer, delayed: &[Delayed], how: &DelayedScales) -> Resu
     Ok(t.site("scales").emit_into(op, &inputs, &targets)?[0])
 }
 
+/// Appends the ops that replace the amaxes of this step with their maxima over ranks, by one gather.
+fn amaxes_of_all(t: &mut Tracer, delayed: &[Delayed], parallel: &Parallel) -> Result<(), TraceError> {
+    let amaxes: Vec<ValueId> = delayed.iter().map(|tensor| tensor.amax).collect();
+    let row = t.site("scales").emit(RankAmaxes, &amaxes)?[0];
+    let rows = t.emit(gather_of_rows(parallel), &[row])?[0];
+    let targets: Vec<_> = amaxes.into_iter().map(Some).collect();
+    t.emit_into(MaxAmaxes, &[rows], &targets)?;
+    Ok(())
+}
+
+/// Gathers one row of each rank, in their order.
+fn gather_of_rows(parallel: &Parallel) -> AllGather {
+    AllGather { group: parallel.world(), first: 0, rows: parallel.world_size }
+}
+
+/// Keeps the losses of each micro-step, so that they are added in the same order in any world.
+fn record_losses(
+    mut program: Program,
+    losses: [ValueId; 2],
+    micro_steps: usize,
+) -> Result<(Program, ValueId), TraceError> {
+    for output in program.instances.iter_mut().flat_map(|i| &mut i.outputs) {
+        if losses.contains(&output.value) {
+            output.mode = WriteMode::Assign;
+        }
+    }
+    let mut t = Tracer::new(program, Stage::Backward, Role::Reduce);
+    let micro_step = t.input(MICRO_STEP, TensorType::new(DType::U32, []));
+    let kept = t.state(StateKind::Losses, io::LOSS, TensorType::new(DType::F32, [micro_steps, 2]));
+    let [loss, objective] = losses;
+    t.site("losses").emit_into(RecordLosses, &[loss, objective, micro_step, kept], &[Some(kept)])?;
+    Ok((t.finish(), kept))
+}
+
+/// The numbers of a step by which clipping decides.
+struct Decisive {
+    /// `f32[]`: the global gradient norm.
+    norm: ValueId,
+    /// `f32[]`: the objective.
+    objective: Option<ValueId>,
+    /// `f32[1]`: not finite if a value that was cast to FP8 is not.
+    amax: Option<ValueId>,
+}
+
+/// A gradient, and the parameter's name.
+type Gradient = (Arc<str>, ValueId);
+
+/// The numbers of the step, from the gradients and those of this rank: `losses` are its loss and objective,
+/// or those of each of its micro-batches.
+fn decisive(
+    t: &mut Tracer,
+    gradients: &[Gradient],
+    losses: &[ValueId],
+    amax: Option<ValueId>,
+    layout: &Layout,
+) -> Result<Decisive, TraceError> {
+    let parallel = layout.parallel();
+    t.site("grad_norm");
+    let values: Vec<ValueId> = gradients.iter().map(|(_, gradient)| *gradient).collect();
+    let (squares, squares_of) = squares(t, gradients, &values, layout)?;
+    let stop = t.input(update_io::STOP, TensorType::new(DType::U32, []));
+    let inputs: Vec<ValueId> =
+        [squares].into_iter().chain(losses.iter().copied()).chain([stop]).chain(amax).collect();
+    let mut words = t.emit(RankWords, &inputs)?[0];
+    if parallel.world_size > 1 {
+        words = t.emit(gather_of_rows(parallel), &[words])?[0];
+    }
+    let micro_batches = match parallel.reduce {
+        Reduce::SameWorld => 1,
+        Reduce::AnyWorld { micro_steps } => micro_steps,
+    };
+    let totals = t.emit(StepTotals { squares: squares_of, micro_batches }, &[words])?;
+    t.output(update_io::TOTAL_LOSS, totals[1]);
+    t.output(update_io::STOPPING, totals[4]);
+    Ok(Decisive { norm: totals[0], objective: Some(totals[2]), amax: Some(totals[3]) })
+}
+
+/// The squares of the gradients that this rank has, and the order in which those of all ranks are added.
+fn squares(
+    t: &mut Tracer,
+    gradients: &[Gradient],
+    values: &[ValueId],
+    layout: &Layout,
+) -> Result<(ValueId, Squares), TraceError> {
+    let elements = |t: &Tracer, (name, gradient): &Gradient| {
+        layout.unit_rows(name) * t.ty(*gradient).shape[1..].iter().product::<usize>()
+    };
+    let unit_elements = || gradients.iter().map(|gradient| elements(t, gradient)).collect();
+    let is_any_world = layout.parallel().reduce != Reduce::SameWorld;
+    Ok(match (is_any_world, layout.cuts_state()) {
+        (false, false) => (t.emit(SquaredNorm, values)?[0], Squares::Whole),
+        (false, true) => {
+            let one = PieceUnits { first: 0, units: 1 };
+            (t.emit(SquaredNorm, values)?[0], Squares::Pieces(vec![one]))
+        }
+        (true, false) => {
+            let norm = UnitSquaredNorm { unit_elements: unit_elements() };
+            (t.emit(norm, values)?[0], Squares::Whole)
+        }
+        (true, true) => {
+            let pieces = gradients.iter().map(|(name, _)| {
+                let cut = layout.cuts()[&**name];
+                PieceUnits { first: cut.first, units: cut.piece_rows / layout.unit_rows(name) }
+            });
+            let squares = UnitSquares { unit_elements: unit_elements() };
+            let pieces = Squares::Pieces(pieces.collect());
+            (t.emit(squares, values)?[0], pieces)
+        }
+    })
+}
+
 /// Appends the scales of the next step, gradient norm, clip and the optimizer's update.
-pub(crate) fn append(program: Program, spec: &TrainingSpec) -> Result<Program, TraceError> {
+pub(crate) fn append(
+    mut program: Program,
+    spec: &TrainingSpec,
+    layout: &Layout,
+) -> Result<Program, TraceError> {
     let specs = spec.model.parameters();
     let specs: HashMap<&str, &ParameterSpec> = specs.iter().map(|p| (p.name.as_str(), p)).collect();
     let parameters = program.parameters.clone();
-    let objective = program.output(io::OBJECTIVE);
+    let parallel = layout.parallel();
+    let [loss, objective] = [io::LOSS, io::OBJECTIVE].map(|name| program.output(name));
+    let mut losses: Vec<ValueId> = loss.into_iter().chain(objective).collect();
+    if let (Reduce::AnyWorld { micro_steps }, [loss, objective]) = (parallel.reduce, &losses[..]) {
+        let kept;
+        (program, kept) = record_losses(program, [*loss, *objective], micro_steps)?;
+        losses = vec![kept];
+    }
     let mut amax = program.state(StateKind::Amax, quantize::AMAX);
     let delayed = program.delayed.clone();
     let mut t = Tracer::new(program, Stage::Update, Role::Update);
     if !delayed.is_empty() {
+        if parallel.world_size > 1 {
+            amaxes_of_all(&mut t, &delayed, parallel)?;
+        }
         amax = Some(next_scales(&mut t, &delayed, &spec.fp8.delayed)?);
     }
     let lr = t.input(update_io::LR, TensorType::new(DType::F32, []));
-    let gradients: Vec<_> = parameters.iter().filter_map(|p| p.gradient).collect();
-    let norm = t.site("grad_norm").emit(GradNorm, &gradients)?[0];
+    let gradients: Vec<Gradient> =
+        parameters.iter().filter_map(|p| Some((p.name.clone(), p.gradient?))).collect();
+    let Decisive { norm, objective, amax } = if spec.has_totals() {
+        decisive(&mut t, &gradients, &losses, amax, layout)?
+    } else {
+        let gradients: Vec<ValueId> = gradients.into_iter().map(|(_, gradient)| gradient).collect();
+        Decisive { norm: t.site("grad_norm").emit(GradNorm, &gradients)?[0], objective, amax }
+    };
     let applied = t.state(StateKind::Counter, update_io::APPLIED, TensorType::new(DType::U32, [1]));
     let clip = Clip { max_norm: spec.max_grad_norm };
     let mut inputs = vec![norm];
@@ -64,8 +212,15 @@ pub(crate) fn append(program: Program, spec: &TrainingSpec) -> Result<Program, T
     let (coefficient, skip) = (decided[1], decided[2]);
 
     // Every traced parameter is in the list, because tracing declares parameters from it.
-    let updated: Vec<_> =
-        parameters.iter().map(|p| Updated { parameter: p, spec: specs[&*p.name] }).collect();
+    let updated: Vec<_> = parameters
+        .iter()
+        .map(|parameter| {
+            let spec = specs[&*parameter.name];
+            let first_row = parameter.shard.map_or(0, |cut| cut.rows_of(parallel.rank).start);
+            let row: usize = spec.shape[1..].iter().product();
+            Updated { parameter, spec, first_element: (first_row * row) as u64 }
+        })
+        .collect();
     spec.optimizer.trace(&mut t, &updated, Controls { lr, coefficient, applied, skip })?;
     t.output(update_io::GRAD_NORM, norm);
     t.output(update_io::SKIPPED, skip);

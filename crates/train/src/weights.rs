@@ -1,8 +1,10 @@
 //! A model's weights on an engine, shared by training, evaluation and generation.
 
 use crate::error::LearnError;
+use crate::layout::{HeldRows, Layout};
 use crate::programs;
 use std::time::Instant;
+use xtrain_distributed::Communicator;
 use xtrain_model::{Architecture, Init, Numerics};
 use xtrain_program::{Program, StateKind};
 use xtrain_runtime::{Engine, EngineError, Part, ProgramId, StateEntry};
@@ -12,6 +14,7 @@ pub struct Weights {
     engine: Box<dyn Engine>,
     model: Architecture,
     numerics: Numerics,
+    layout: Layout,
     refresh: ProgramId,
 }
 
@@ -24,18 +27,20 @@ impl Weights {
     ) -> Result<Self, LearnError> {
         let numerics = numerics.into();
         let refresh = programs::weights(&model, &numerics)?;
-        Weights::with_refresh(refresh, engine, model, numerics)
+        Weights::with_refresh(refresh, engine, model, numerics, Layout::alone())
     }
 
-    /// As [`Weights::new`], with a refresh program that derives more from the masters than a forward reads.
+    /// As [`Weights::new`], with a refresh program that derives more from the masters than a forward reads. A
+    /// rank has the rows of its layout.
     pub fn with_refresh(
         refresh: Program,
         mut engine: Box<dyn Engine>,
         model: Architecture,
         numerics: Numerics,
+        layout: Layout,
     ) -> Result<Self, LearnError> {
         let refresh = engine.load(refresh)?;
-        Ok(Weights { engine, model, numerics, refresh })
+        Ok(Weights { engine, model, numerics, layout, refresh })
     }
 
     /// The model.
@@ -46,6 +51,11 @@ impl Weights {
     /// The formats of the computation.
     pub fn numerics(&self) -> &Numerics {
         &self.numerics
+    }
+
+    /// The layout of the model over ranks.
+    pub fn layout(&self) -> &Layout {
+        &self.layout
     }
 
     /// The engine.
@@ -69,7 +79,7 @@ impl Weights {
     pub fn initialize(&mut self, seed: u64, std: f64) -> Result<(), LearnError> {
         let begun = Instant::now();
         // Drawn on the device, because a copy from the host would take longer than the rest of the start.
-        let normal = self.engine.load(programs::initial(&self.model, seed, std)?)?;
+        let normal = self.engine.load(programs::initial(&self.model, &self.layout, seed, std)?)?;
         self.engine.run(normal, Part::Whole)?;
         for p in self.model.parameters() {
             let value = match p.init {
@@ -84,27 +94,69 @@ impl Weights {
         Ok(())
     }
 
-    /// The masters that the engine holds: one for each parameter.
+    /// The masters that the engine holds: one for each parameter, or this rank's rows with their padding.
     pub fn masters(&mut self) -> Vec<StateEntry> {
         let mut entries = self.engine.state_entries();
         entries.retain(|entry| entry.kind == StateKind::Master);
         entries
     }
 
-    /// A parameter's master copy.
+    /// A parameter's master copy, or this rank's rows of it.
     pub fn read_master(&mut self, name: &str) -> Result<Vec<f32>, LearnError> {
         let is_it = |entry: &StateEntry| entry.kind == StateKind::Master && entry.name == name;
         let unknown = || EngineError::Unknown { what: StateKind::Master.name(), name: name.into() };
         let entry = self.engine.state_entries().into_iter().find(is_it).ok_or_else(unknown)?;
+        let ty = self.layout.held_type(entry.kind, name, entry.ty);
         // Into the result at once: these are the largest tensors of a model.
-        let mut values = vec![0.0; entry.ty.numel()];
-        self.engine.copy_state(&[entry], &mut [bytemuck::cast_slice_mut(&mut values)])?;
+        let mut values = vec![0.0; ty.numel()];
+        let held = StateEntry { ty, ..entry };
+        self.engine.copy_state(&[held], &mut [bytemuck::cast_slice_mut(&mut values)])?;
         Ok(values)
     }
 
-    /// Overwrites a parameter's master copy; call [`Weights::refresh`] after the last one.
+    /// A parameter's master copy, gathered from all ranks. All of them call it for the same parameters in the
+    /// same order, through the communicator of their engines.
+    pub fn gather_master(
+        &mut self,
+        name: &str,
+        communicator: &dyn Communicator,
+    ) -> Result<Vec<f32>, LearnError> {
+        let Some(cut) = self.layout.cut_of(StateKind::Master, name) else { return self.read_master(name) };
+        let piece = self.engine.read_state(StateKind::Master, name)?;
+        let row = piece.len() / cut.piece_rows / size_of::<f32>();
+        let mut values = vec![0.0f32; cut.piece_rows * row * communicator.world_size()];
+        communicator.all_gather(cut.first, &piece, bytemuck::cast_slice_mut(&mut values))?;
+        values.truncate(cut.rows * row);
+        Ok(values)
+    }
+
+    /// Overwrites a parameter's master copy, or this rank's rows of it, from all rows; call
+    /// [`Weights::refresh`] after the last one.
     pub fn write_master(&mut self, name: &str, values: &[f32]) -> Result<(), LearnError> {
-        Ok(self.engine.write_state(StateKind::Master, name, bytemuck::cast_slice(values))?)
+        let rows = self.layout.held(StateKind::Master, name);
+        let values = rows.map_or(values, |HeldRows { of, rows }| {
+            let row = values.len() / of;
+            &values[rows.start * row..rows.end * row]
+        });
+        self.write_rows(StateKind::Master, name, bytemuck::cast_slice(values))
+    }
+
+    /// Overwrites a state value, or this rank's rows of it, from those rows.
+    pub fn write_rows(&mut self, kind: StateKind, name: &str, bytes: &[u8]) -> Result<(), LearnError> {
+        let padded = self.layout.cut_of(kind, name).map(|cut| {
+            let rows = cut.rows_of(self.layout.parallel().rank).len();
+            (bytes.len() / rows.max(1) * cut.piece_rows, rows)
+        });
+        match padded {
+            // Rows are padded with zeros. Without a row there is nothing to overwrite.
+            Some((_, 0)) => Ok(()),
+            Some((padded, _)) if padded > bytes.len() => {
+                let mut piece = bytes.to_vec();
+                piece.resize(padded, 0);
+                Ok(self.engine.write_state(kind, name, &piece)?)
+            }
+            _ => Ok(self.engine.write_state(kind, name, bytes)?),
+        }
     }
 
     /// Refreshes the copies of masters that GEMMs read.

@@ -282,7 +282,7 @@ fn a_resumed_run_is_the_uninterrupted_one() -> Result<(), Failed> {
         assert_eq!(whole, parts, "{recipe}");
         let state = |out| -> Result<Vec<u8>, Failed> {
             let mut files = last_files(folder.path(), out)?;
-            files.remove(Path::new("state-00001.safetensors")).ok_or_else(|| "no state".into())
+            files.remove(Path::new("rank-00000-00001.safetensors")).ok_or_else(|| "no state".into())
         };
         assert!(state("whole")? == state("parts")?, "{recipe}: the state differs");
     }
@@ -308,7 +308,9 @@ fn reference_segments_change_no_bit() -> Result<(), Failed> {
         assert_eq!(outcome, Outcome::Finished);
         assert_eq!(segments, if out == "plain" { 0 } else { 3 }, "{out}");
         states.push(
-            last_files(folder.path(), out)?.remove(Path::new("state-00001.safetensors")).ok_or("no state")?,
+            last_files(folder.path(), out)?
+                .remove(Path::new("rank-00000-00001.safetensors"))
+                .ok_or("no state")?,
         );
     }
     assert!(states[0] == states[1], "the state differs");
@@ -330,7 +332,7 @@ fn what_a_run_left_in_bf16_it_leaves_where_it_goes_on() -> Result<(), Failed> {
     assert_eq!(precision("parts")?.skip_slower, Some(left));
     let state = |out| -> Result<Vec<u8>, Failed> {
         let mut files = last_files(folder.path(), out)?;
-        files.remove(Path::new("state-00001.safetensors")).ok_or_else(|| "no state".into())
+        files.remove(Path::new("rank-00000-00001.safetensors")).ok_or_else(|| "no state".into())
     };
     assert!(state("whole")? == state("parts")?, "the state differs");
     // Another run that is given the decision of this one need not measure.

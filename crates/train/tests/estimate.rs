@@ -252,5 +252,5 @@ fn devices_are_found_by_parts_of_their_names() {
         assert_eq!(name(asked), Ok(found.to_owned()));
     }
     let error = name("h900").expect_err("there is none");
-    assert!(error.contains("known are H200, H100, A100, L40S, RTX 4090, RTX 5090"), "{error}");
+    assert!(error.contains("known GPUs are H200, H100, A100, L40S, RTX 4090, RTX 5090"), "{error}");
 }

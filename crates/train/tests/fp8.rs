@@ -15,6 +15,7 @@ use xtrain_ops::quantize::{Given, Quantize};
 use xtrain_program::{Instance, Recompute, Stage, StateKind, Storage};
 use xtrain_tensor::DType;
 use xtrain_train::engine::Target;
+use xtrain_train::layout::Layout;
 use xtrain_train::linear_gemms::{LinearGemms, linear_gemms};
 use xtrain_train::programs;
 use xtrain_train::training_spec::TrainingSpec;
@@ -401,7 +402,8 @@ fn what_is_kept_in_12_bits_need_be_a_factor_of_no_fp8_product() {
 fn evaluation_in_a_run_casts_by_its_scales_and_leaves_them() {
     let spec = fp8(Recipe::Fp8Delayed);
     let program =
-        programs::evaluation(&spec.model, &spec.numerics(), spec.batch, false, 16).expect("a program");
+        programs::evaluation(&spec.model, &spec.numerics(), &Layout::alone(), spec.batch, false, 16)
+            .expect("a program");
     let scales = |program: &xtrain_program::Program| -> Vec<String> {
         let name = |id| match &program.value(id).storage {
             Storage::State { kind: StateKind::Scale, name } => Some(name.to_string()),

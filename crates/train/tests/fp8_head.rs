@@ -6,6 +6,7 @@ use common::{Step, drawn, random_batch, relative, slice, spec, step_from, wide_m
 use xtrain_model::decoder::{Batch, Context};
 use xtrain_model::{Bf16Reason, Fp8Overrides, GemmPattern, Recipe};
 use xtrain_program::{Program, Recompute, Stage, StateKind, Storage};
+use xtrain_train::layout::Layout;
 use xtrain_train::linear_gemms::linear_gemms;
 use xtrain_train::programs;
 use xtrain_train::training_spec::TrainingSpec;
@@ -146,9 +147,15 @@ fn scales_of_the_head_are_of_earlier_steps_under_delayed_scaling() {
     assert_eq!([amax(&[0, 1, 2, 3]), amax(&[3, 2, 1, 0])], [largest; 2], "{alone:?}");
     // Evaluation casts by the scales and leaves them.
     let numerics = spec.numerics();
-    let evaluation =
-        programs::evaluation(&spec.model, &numerics, Batch { sequences: 1, seq_len: 21 }, false, 16)
-            .expect("a program");
+    let evaluation = programs::evaluation(
+        &spec.model,
+        &numerics,
+        &Layout::alone(),
+        Batch { sequences: 1, seq_len: 21 },
+        false,
+        16,
+    )
+    .expect("a program");
     let mut read = states(&evaluation, StateKind::Scale);
     read.sort();
     assert_eq!(read, [of_head[0], of_head[2]]);
@@ -161,7 +168,8 @@ fn generation_reads_the_head_in_fp8_too() {
         let spec = with_head(recipe, true);
         let context = Context::Sequence { document_mask: false, deterministic: true };
         let batch = Batch { sequences: 1, seq_len: 5 };
-        let program = programs::logits(&spec.model, &spec.numerics(), batch, context, 1).expect("a program");
+        let program = programs::logits(&spec.model, &spec.numerics(), &Layout::alone(), batch, context, 1)
+            .expect("a program");
         let head = program.instances.last().expect("an instance");
         assert_eq!((head.code.op().name(), &*head.origin.site), ("scaled_matmul", "lm_head"), "{recipe:?}");
     }

@@ -16,6 +16,7 @@ use xtrain_program::StateKind;
 use xtrain_runtime::Part;
 use xtrain_train::exchange::import;
 use xtrain_train::generate::{Generator, Sampling};
+use xtrain_train::layout::Layout;
 use xtrain_train::learner::Learner;
 use xtrain_train::programs;
 use xtrain_train::training_spec::TrainingSpec;
@@ -154,8 +155,15 @@ fn logits_agree_with_pytorch() {
         let tokens = g.ints("input_ids");
         let rows: Vec<i32> = (0..tokens.len() as i32).collect();
         let context = Context::Sequence { document_mask: false, deterministic: true };
-        let program = programs::logits(&g.model(), &Recipe::Fp32.into(), g.batch, context, rows.len())
-            .expect("a program");
+        let program = programs::logits(
+            &g.model(),
+            &Recipe::Fp32.into(),
+            &Layout::alone(),
+            g.batch,
+            context,
+            rows.len(),
+        )
+        .expect("a program");
         let id = weights.load(program).expect("loads");
         let batch = g.batch_of(&tokens, &tokens);
         let engine = weights.engine();

@@ -228,6 +228,12 @@ fn passes_call_the_methods_that_the_pipeline_lists() {
             std::fs::read_to_string(&path).expect("a file for every pass")
         };
         let mut source = read(pass.name);
+        // The files of its folder, if it has one.
+        let folder = format!("{}/../program/src/{}", env!("CARGO_MANIFEST_DIR"), pass.name);
+        for file in std::fs::read_dir(folder).into_iter().flatten() {
+            let file = file.expect("a file").path();
+            source.push_str(&std::fs::read_to_string(file).expect("a file"));
+        }
         if pass.name == "backward" {
             // Ops emit their backward through this interface.
             source.push_str(&read("program/differentiate"));

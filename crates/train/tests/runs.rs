@@ -139,7 +139,7 @@ fn a_run_that_is_asked_to_stop_in_a_reference_segment_goes_on_to_the_same_end() 
         gaps
     };
     let state = |out: &str, step: u64| {
-        let file = format!("{out}/checkpoints/step-{step}/state-00001.safetensors");
+        let file = format!("{out}/checkpoints/step-{step}/rank-00000-00001.safetensors");
         std::fs::read(folder.path().join(file)).expect("a state")
     };
     let whole = gaps("whole", Start::New, false);

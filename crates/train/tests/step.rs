@@ -13,6 +13,7 @@ use xtrain_program::{Recompute, StateKind};
 use xtrain_runtime::Part;
 use xtrain_tensor::{DType, Philox};
 use xtrain_train::engine::Target;
+use xtrain_train::layout::Layout;
 use xtrain_train::programs;
 use xtrain_train::training_spec::TrainingSpec;
 use xtrain_train::weights::Weights;
@@ -196,7 +197,8 @@ fn logits(batch: &TokenBatch, document_mask: bool) -> Vec<f32> {
     let rows: Vec<i32> = (0..batch.tokens.len() as i32).collect();
     let context = Context::Sequence { document_mask, deterministic: true };
     let program =
-        programs::logits(&model, &Recipe::Fp32.into(), shape, context, rows.len()).expect("a program");
+        programs::logits(&model, &Recipe::Fp32.into(), &Layout::alone(), shape, context, rows.len())
+            .expect("a program");
     let id = weights.load(program).expect("loads");
     let engine = weights.engine();
     let mut inputs = vec![(io::TOKENS, &batch.tokens), (io::POSITIONS, &batch.positions), (io::ROWS, &rows)];

@@ -1,5 +1,5 @@
-//! The global allocator: the system's. Memory that it refuses ends the process with one line and exit code 2,
-//! unless the caller handles that ([`xtrain_tensor::refusable`]).
+//! The global allocator, which wraps the system's. If the system refuses memory, the process ends with one
+//! line and exit code 2, unless the caller handles that ([`xtrain_tensor::refusable`]).
 
 #![allow(unsafe_code, reason = "an allocator is an unsafe trait")]
 
@@ -9,17 +9,23 @@ use xtrain_tensor::is_refusable;
 
 /// Makes the system's allocator return large blocks to the system at once when they are freed. By default
 /// glibc treats blocks of up to 32 MiB as small ones once it has freed one, and keeps up to 64 MiB of them.
+///
+/// Blocks of a few MiB stay: CPU kernels allocate them in every step, and new pages would take a tenth of its
+/// time.
 pub(crate) fn return_large_blocks() {
     #[cfg(all(target_os = "linux", target_env = "gnu"))]
     {
-        /// Bytes of a large block.
-        const LARGE: i32 = 1 << 20;
+        /// Bytes of a large block, and of free memory that is kept.
+        const LARGE: i32 = 4 << 20;
+        const M_TRIM_THRESHOLD: i32 = -1;
         const M_MMAP_THRESHOLD: i32 = -3;
         unsafe extern "C" {
             fn mallopt(parameter: i32, value: i32) -> i32;
         }
-        // SAFETY: it sets a parameter of glibc's allocator and has no other conditions.
-        unsafe { mallopt(M_MMAP_THRESHOLD, LARGE) };
+        for parameter in [M_MMAP_THRESHOLD, M_TRIM_THRESHOLD] {
+            // SAFETY: it sets a parameter of glibc's allocator and has no other conditions.
+            unsafe { mallopt(parameter, LARGE) };
+        }
     }
 }
 
@@ -28,7 +34,7 @@ static ALLOCATOR: Allocator = Allocator;
 
 struct Allocator;
 
-/// `memory` of so many bytes; null only if the caller handles that.
+/// Returns `memory`, which has this many bytes; null only if the caller handles that.
 #[inline]
 fn granted(memory: *mut u8, bytes: usize) -> *mut u8 {
     if memory.is_null() && !is_refusable() {

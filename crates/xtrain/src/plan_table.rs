@@ -8,19 +8,20 @@ use xtrain_train::engine::Target;
 use xtrain_train::error::RunError;
 use xtrain_train::estimate::RunTime;
 use xtrain_train::fit::{Fit, Verdict};
+use xtrain_train::layout::{Evenness, Layout};
 use xtrain_train::linear_gemms::{LinearGemms, fp8_share, linear_gemms};
 use xtrain_train::spec::Planned;
-use xtrain_train::{programs, slower};
+use xtrain_train::{exchange, programs, slower};
 
 /// The answers of a plan, which come before its tables.
 pub(crate) struct Answer {
-    /// The reason why the device cannot compute it, if so.
+    /// The reason why the device cannot run it, if any.
     pub(crate) refusal: Option<RunError>,
-    /// The check that it fits, and the owner of the memory, where there is a device.
+    /// The check that it fits, and the owner of the memory, if there is a device.
     pub(crate) fit: Option<(Fit, String)>,
-    /// The settings that were chosen, if any were.
+    /// The chosen settings, if any.
     pub(crate) choice: Option<Choice>,
-    /// The time of the run, where there is a device.
+    /// The time of the run, if there is a device.
     pub(crate) time: Option<RunTime>,
     /// False for a model that is planned without a run file.
     pub(crate) is_of_a_file: bool,
@@ -46,8 +47,40 @@ pub(crate) fn text(planned: &Planned, answer: &Answer, tables: &Tables<'_>) -> S
     out.push('\n');
     out.push_str(&arithmetic(planned, tables));
     out.push('\n');
-    out.push_str(&memory(tables));
+    out.push_str(&memory(planned, tables));
+    out.push_str(&ranks(planned, tables.program));
     out
+}
+
+/// The lines on what ranks send to each other and how evenly they share the state; none with one process.
+fn ranks(planned: &Planned, program: &Program) -> String {
+    let (spec, train) = (&planned.spec, &planned.resolved.config.train);
+    let ranks = spec.parallel.world_size;
+    if ranks == 1 {
+        return String::new();
+    }
+    let micro_steps = train.batch_size / train.micro_batch_size() / ranks;
+    let sent = format::bytes(program.sent_bytes(micro_steps) as u64);
+    let mut out = format!("each of {ranks} ranks sends {sent} a step\n");
+    let evenness = Layout::of(spec).ok().and_then(|layout| layout.evenness(&spec.model));
+    if let Some(Evenness { fullest, emptiest }) = evenness {
+        let per_element = parameter_bytes(program);
+        let bytes = |elements: usize| format::bytes((elements * per_element) as u64);
+        out.push_str(&format!(
+            "of masters and optimizer state, the fullest rank has {} and the emptiest {}\n",
+            bytes(fullest),
+            bytes(emptiest)
+        ));
+    }
+    out
+}
+
+/// Bytes of the master and the optimizer's state of an element of a parameter.
+fn parameter_bytes(program: &Program) -> usize {
+    let Some(parameter) = program.parameters.first() else { return 0 };
+    let kinds = [StateKind::Master, StateKind::Moment1, StateKind::Moment2];
+    let held = kinds.into_iter().filter_map(|kind| program.state(kind, &parameter.name));
+    held.map(|state| program.ty(state).dtype.bytes(1)).sum()
 }
 
 fn line(name: &str, value: &str) -> String {
@@ -69,14 +102,14 @@ fn answers(planned: &Planned, answer: &Answer) -> String {
     }
     let time = match &answer.time {
         Some(time) => time.to_string(),
-        None => "not known without a GPU; --device-model h200 plans for one".to_owned(),
+        None => "unknown without a GPU; --device-model h200 plans for one".to_owned(),
     };
     out.push_str(&line("time", &time));
     let (parameters, embedding) = (m.parameter_count() as u64, (m.vocab_size * m.dim) as u64);
     let parameters = format::grouped(parameters);
     out.push_str(&line(
         "parameters",
-        &format!("{parameters} ({} of them in the embedding)", format::grouped(embedding)),
+        &format!("{parameters} ({} in the embedding)", format::grouped(embedding)),
     ));
     if let Some(why) = &planned.vocabulary_bound {
         let size = format::grouped(m.vocab_size as u64);
@@ -104,10 +137,7 @@ fn run(planned: &Planned, is_of_a_file: bool) -> String {
                 }
             )
         }
-        None => {
-            "as many steps as the epochs have, which are known when the text is tokenized (xtrain tokenize)"
-                .into()
-        }
+        None => "unknown until the text is tokenized (train.epochs; see xtrain tokenize)".into(),
     }
 }
 
@@ -128,7 +158,7 @@ fn arithmetic(planned: &Planned, tables: &Tables<'_>) -> String {
         false => spec.recipe.name().into(),
     };
     let batch = format!(
-        "{} sequences of {} tokens a step, {} at a time",
+        "{} sequences of {} tokens per step, {} at a time",
         config.train.batch_size, spec.batch.seq_len, spec.batch.sequences
     );
     let flops = format!(
@@ -140,7 +170,7 @@ fn arithmetic(planned: &Planned, tables: &Tables<'_>) -> String {
             false => String::new(),
         }
     );
-    let mut out = line("precision", &precision) + &line("batch", &batch) + &line("FLOPs a token", &flops);
+    let mut out = line("precision", &precision) + &line("batch", &batch) + &line("FLOPs per token", &flops);
     if tables.reference.is_some() {
         let (every, steps) = (config.precision.reference_every, config.precision.reference_steps);
         let (every, steps) = (format::grouped(every), format::grouped(steps));
@@ -150,8 +180,8 @@ fn arithmetic(planned: &Planned, tables: &Tables<'_>) -> String {
         out.push_str(&linears(&layers));
         if slower::is_undecided(planned) && tables.target == Target::Cuda {
             out.push_str(
-                "layers that FP8 makes slower stay in bf16; they are measured on the GPU when the run begins, or by xtrain bench fp8 \
-                     with this file\n",
+                "layers that FP8 would make slower stay in bf16; they are measured on the GPU when the run begins, or by \
+                     xtrain bench fp8 with this file\n",
             );
         }
     }
@@ -208,7 +238,7 @@ fn fit(fit: &Fit, owner: &str) -> String {
     out
 }
 
-fn memory(tables: &Tables<'_>) -> String {
+fn memory(planned: &Planned, tables: &Tables<'_>) -> String {
     let Tables { program, reference, target, threads, all } = *tables;
     let table = &target.plan(program).memory;
     let loaded: Vec<&Program> = std::iter::once(program).chain(reference).collect();
@@ -240,9 +270,9 @@ fn memory(tables: &Tables<'_>) -> String {
     }
     line("total", total);
     for (what, bytes) in [
-        ("CPU kernels work in", work_bytes),
-        ("libraries take", target.library_bytes()),
-        ("xtrain itself takes", target.process_bytes()),
+        ("CPU kernels use", work_bytes),
+        ("libraries use", target.library_bytes()),
+        ("the process itself uses", target.process_bytes()),
     ] {
         if bytes > 0 {
             out.push_str(&format!("{what} up to {} more\n", format::bytes(bytes)));
@@ -250,6 +280,12 @@ fn memory(tables: &Tables<'_>) -> String {
     }
     let saved = format::bytes(programs::saved_bytes(program) as u64);
     out.push_str(&format!("a save copies {saved} of it to host memory\n"));
+    if planned.resolved.config.checkpoint.export_hf {
+        let largest = format::bytes(exchange::export_bytes(&planned.spec.model) as u64);
+        out.push_str(&format!(
+            "the export at the end holds one tensor at a time in host memory, up to {largest}\n"
+        ));
+    }
     if reference.is_some() {
         out.push_str(&format!("a reference segment copies {saved} of it to host memory\n"));
     }
@@ -260,7 +296,7 @@ fn memory(tables: &Tables<'_>) -> String {
     out
 }
 
-/// The workspaces that the peak does not show.
+/// Workspaces that are not in use at the peak.
 fn elsewhere(table: &MemoryTable) -> String {
     let line = |name: &str, bytes: usize, note: &str| {
         let gib = bytes as f64 / (1u64 << 30) as f64;
@@ -291,6 +327,10 @@ fn name(what: &Purpose, alike: usize, bytes: usize) -> String {
         Purpose::State(StateKind::Master) => "masters".into(),
         Purpose::State(StateKind::Compute) => "compute weights".into(),
         Purpose::State(StateKind::Gradient) => "gradients".into(),
+        Purpose::State(StateKind::ReducedGradient) => "summed gradients".into(),
+        Purpose::State(StateKind::PartialSums) => "partial sums of gradients".into(),
+        Purpose::State(StateKind::Gathered) => "gathered masters".into(),
+        Purpose::State(StateKind::Losses) => "losses of micro-batches".into(),
         Purpose::State(StateKind::Moment1) => "first moments".into(),
         Purpose::State(StateKind::Moment2) => "second moments".into(),
         Purpose::State(StateKind::Counter) => "counters".into(),

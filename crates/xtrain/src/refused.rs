@@ -1,7 +1,7 @@
-//! The end of a process to which the system refuses memory or a thread.
+//! Ends the process, with one line, if the system refuses memory or a thread.
 //!
-//! Nothing here allocates, and the process ends without destructors and handlers of its exit, like one that
-//! is killed: the next command removes temporary files, and no file is damaged.
+//! Nothing here allocates. The process ends without destructors and exit handlers, like a killed one: the
+//! next command removes temporary files, and no file is damaged.
 
 use std::fmt;
 use std::io::{Cursor, Write};
@@ -12,10 +12,10 @@ use std::time::Duration;
 /// The exit code of errors that the user can fix.
 const USERS: i32 = 2;
 
-/// True once a thread ends the process.
+/// True once a thread has begun to end the process.
 static IS_ENDING: AtomicBool = AtomicBool::new(false);
 
-/// Ends the process with a line that says what was refused. Only the first thread writes it.
+/// Ends the process with a line that names what was refused. Only the first thread writes it.
 #[cold]
 pub(crate) fn end(refused: fmt::Arguments<'_>) -> ! {
     if IS_ENDING.swap(true, Ordering::Relaxed) {

@@ -15,8 +15,8 @@ use xtrain_report::metrics::{self, Event};
 use xtrain_train::corpus::Notice;
 use xtrain_train::run::Observer;
 
-/// Sends warnings and what `RUST_LOG` asks for to standard error, and what else is worth to know unless it is
-/// to be quiet.
+/// Sends warnings and whatever `RUST_LOG` enables to standard error, and also informative messages unless
+/// `--quiet` is given.
 pub(crate) fn log(is_quiet: bool) {
     let usual = match is_quiet {
         true => "warn",
@@ -97,12 +97,12 @@ fn log_line(line: &str) {
     let _ = writeln!(std::io::stdout(), "{line}");
 }
 
-/// How much of a run is shown.
+/// Verbosity of a run's output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Detail {
     /// Warnings.
     Quiet,
-    /// Events, and the keys that are given.
+    /// Events, and the keys that differ from their defaults.
     Given,
     /// Events, and the whole configuration.
     Whole,
@@ -119,7 +119,7 @@ pub(crate) struct TrainingView {
 }
 
 impl TrainingView {
-    /// A view of the run of `config`, as its file and the command line describe it.
+    /// A view of the run described by `config`.
     pub(crate) fn new(stop: Arc<AtomicBool>, detail: Detail, config: &Config) -> Self {
         let given = xtrain_config::diff(&Config::default(), config).into_iter();
         let given: Vec<String> =
@@ -160,7 +160,7 @@ impl Observer for TrainingView {
         self.texts.finish();
         let what = format!("{model}; {device}");
         if first_step == steps {
-            return log_line(&format!("{what}; all {steps} steps are done; writing what is missing"));
+            return log_line(&format!("{what}; all {steps} steps are done; writing the missing files"));
         }
         match self.detail {
             Detail::Whole => log_line(&config.to_toml()),
@@ -274,7 +274,7 @@ impl TextBar {
                 VocabularyKind::Bpe { size } => {
                     format!("learning a vocabulary of {size} tokens from the text")
                 }
-                VocabularyKind::Chars => "making a vocabulary of the characters of the text".to_owned(),
+                VocabularyKind::Chars => "collecting the characters of the text as vocabulary".to_owned(),
             });
         }
         self.bar.show(doing, done, total);

@@ -9,6 +9,7 @@ use rayon::prelude::*;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
+use xtrain_tensor::TILE;
 use xtrain_tensor::formats::narrow_bf16;
 
 use super::{
@@ -46,6 +47,9 @@ impl ExportDtype {
     }
 }
 
+/// Elements that are cast at a time, so that an export needs little memory besides the values.
+const CHUNK_ELEMENTS: usize = 1 << 20;
+
 /// Options of an export.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ExportOptions {
@@ -64,7 +68,8 @@ impl Default for ExportOptions {
 }
 
 /// Writes a Hugging Face folder: the weights, and `files` (name and content: `config.json`, the tokenizer).
-/// Calls `source` for the values (row-major) of each entry of `names`, once and in order.
+/// Calls `source` for the values (row-major) of each entry of `names`, once and in order. Holds the values of
+/// one entry at a time ([`peak_bytes`]), so `source` may read or gather them one by one.
 ///
 /// The folder is complete or absent. An old folder is replaced atomically, if the file system can exchange
 /// names; otherwise it is complete under `<name>.old-<pid>` for a moment.
@@ -96,6 +101,11 @@ pub fn export(
         write_new(&temporary.path().join(name), bytes)?;
     }
     replace_folder::publish(temporary, &target)
+}
+
+/// Bytes of host memory that an export holds at its peak: the values of the largest entry, besides a few MiB.
+pub fn peak_bytes(names: &NameMap) -> usize {
+    names.entries.iter().map(|entry| entry.numel() * size_of::<f32>()).max().unwrap_or(0)
 }
 
 /// A tensor of the exported files.
@@ -195,6 +205,8 @@ fn write_weights(
             }
             if current != Some(out.entry) {
                 let entry = &names.entries[out.entry];
+                // Freed before the next ones are read.
+                drop(std::mem::take(&mut values));
                 values = source(&entry.name).map_err(CheckpointError::Caller)?;
                 if values.len() != entry.numel() {
                     let (name, shape, found) = (&entry.name, &entry.shape, values.len());
@@ -215,19 +227,28 @@ fn write_weights(
             }
             match (out.encoding, &out.stored.shape[..]) {
                 (Encoding::Fp8(kind), &[_, cols]) => {
-                    let numbers;
-                    (numbers, scales) = fp8::quantize(part, cols, kind);
-                    writer.write(&numbers)?;
+                    scales.clear();
+                    // Whole rows of blocks.
+                    let band = (CHUNK_ELEMENTS / (TILE * cols).max(1)).max(1) * TILE * cols;
+                    writer.write_in_parts(|append| {
+                        part.chunks(band.max(1)).try_for_each(|chunk| {
+                            let (numbers, inverse) = fp8::quantize(chunk, cols, kind);
+                            scales.extend(inverse);
+                            append(&numbers)
+                        })
+                    })?;
                 }
                 _ if out.stored.dtype == StoredDtype::F32 => writer.write(bytemuck::cast_slice(part))?,
-                _ => {
-                    let rounded = to_bf16(part);
-                    if let Some(at) = first_position(&rounded, |x| !x.is_finite()) {
-                        let problem = format!("is {:e}, which is infinite in bf16", part[at]);
-                        return Err(refused(at, problem, "export as fp32"));
-                    }
-                    writer.write(bytemuck::cast_slice(&rounded))?;
-                }
+                _ => writer.write_in_parts(|append| {
+                    part.chunks(CHUNK_ELEMENTS).enumerate().try_for_each(|(index, chunk)| {
+                        let rounded = to_bf16(chunk);
+                        if let Some(at) = first_position(&rounded, |x| !x.is_finite()) {
+                            let problem = format!("is {:e}, which is infinite in bf16", chunk[at]);
+                            return Err(refused(index * CHUNK_ELEMENTS + at, problem, "export as fp32"));
+                        }
+                        append(bytemuck::cast_slice(&rounded))
+                    })
+                })?,
             }
         }
         writer.finish()?;

@@ -14,7 +14,7 @@ mod import;
 mod nearest_name;
 mod replace_folder;
 
-pub use export::{ExportDtype, ExportOptions, export};
+pub use export::{ExportDtype, ExportOptions, export, peak_bytes};
 pub use import::{import, lossless_dtype};
 pub use xtrain_tensor::NamePart;
 

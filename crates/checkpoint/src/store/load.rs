@@ -3,25 +3,31 @@
 //! A tensor is read into a buffer, hashed there and passed on from there, so a change of the file cannot come
 //! between verification and use.
 
+use std::cmp::Reverse;
 use std::collections::HashMap;
 use std::fs;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use serde_json::Value;
-use xxhash_rust::xxh3::{Xxh3, xxh3_64};
+use xxhash_rust::xxh3::xxh3_64;
 
-use super::manifest::{ADVICE, DocumentEntry, MANIFEST_FILE, Manifest, document_file, stored};
+use super::manifest::{ADVICE, DocumentEntry, MANIFEST_FILE, Manifest, document_file};
+use super::open_files::OpenFiles;
+use super::pieces::check_rows;
 use super::{TensorSpec, newest_intact};
 use crate::error::{BoxError, CheckpointError, Result, comma_separated};
 use crate::files;
 use crate::temporary::parent;
-use crate::tensor_file::{TensorFile, TensorInfo};
 
 /// A complete checkpoint: its manifest is valid, and its files exist with the lengths in the manifest.
 #[derive(Debug)]
 pub struct Checkpoint {
     path: PathBuf,
     pub(super) manifest: Manifest,
+    /// Index of each tensor in the manifest, by name.
+    by_name: HashMap<String, usize>,
+    pub(super) files: OpenFiles,
 }
 
 impl Checkpoint {
@@ -36,8 +42,8 @@ impl Checkpoint {
             return Err(CheckpointError::damaged(&manifest_path, "manifest", problem, advice));
         }
         let documents = manifest.documents.iter().map(|d| (document_file(&d.name), d.bytes));
-        let shards = manifest.shards.iter().map(|shard| (shard.file.clone(), shard.bytes));
-        for (file, bytes) in shards.chain(documents) {
+        let files = manifest.files.iter().map(|file| (file.file.clone(), file.bytes));
+        for (file, bytes) in files.chain(documents) {
             let file = path.join(file);
             let found = fs::metadata(&file).map_err(CheckpointError::io(&file, "open"))?;
             if !found.is_file() || found.len() != bytes {
@@ -46,7 +52,8 @@ impl Checkpoint {
                 return Err(CheckpointError::damaged(&file, "length", problem, advice));
             }
         }
-        Ok(Self { path: path.to_path_buf(), manifest })
+        let by_name = manifest.specs.iter().enumerate().map(|(i, spec)| (spec.name.clone(), i)).collect();
+        Ok(Self { path: path.to_path_buf(), manifest, by_name, files: OpenFiles::default() })
     }
 
     /// The step after which it was saved.
@@ -64,23 +71,13 @@ impl Checkpoint {
         &self.manifest.specs
     }
 
-    /// Reads all files and compares all checksums, with a few MiB of memory.
-    ///
-    /// # Errors
-    /// [`CheckpointError::Damaged`], with the first document or tensor that differs and its file.
-    pub fn verify(&self) -> Result<()> {
-        for entry in &self.manifest.documents {
-            self.document_bytes(entry)?;
-        }
-        for shard in 0..self.manifest.shards.len() {
-            let (file, members) = self.open_shard(shard)?;
-            for (at, tensor) in members {
-                let mut hash = Xxh3::new();
-                file.for_each_piece(&tensor, |piece| hash.update(piece))?;
-                self.check_hash(&file, at, hash.digest())?;
-            }
-        }
-        Ok(())
+    pub(super) fn index_of(&self, name: &str) -> Option<usize> {
+        self.by_name.get(name).copied()
+    }
+
+    /// Path of a file of the manifest.
+    pub(super) fn file_path(&self, index: usize) -> PathBuf {
+        self.path.join(&self.manifest.files[index].file)
     }
 
     /// The document `name`, verified against its checksum.
@@ -106,21 +103,20 @@ impl Checkpoint {
     }
 
     /// Calls `sink(i, bytes)` once per tensor of `expected`, in the order of the files. The bytes match their
-    /// checksum and are aligned to the element size. `expected` must list exactly the saved tensors, in any
+    /// checksums and are aligned to the element size. `expected` must list exactly the saved tensors, in any
     /// order. One tensor is in memory at a time.
     ///
     /// # Errors
     /// Before the first call: [`CheckpointError::Tensors`], with the tensors that are missing, unexpected, or
-    /// of another type or shape. During the calls: [`CheckpointError::Damaged`], with the tensor, the file
-    /// and a verified checkpoint to use instead (tensors already passed to `sink` are good, but incomplete),
-    /// and errors of `sink`.
+    /// of another type or shape. During the calls: [`CheckpointError::Damaged`], with the tensor, the rows of
+    /// the damaged piece, the file and a verified checkpoint to use instead (tensors already passed to `sink`
+    /// are good, but incomplete), and errors of `sink`.
     pub fn load(
         &self,
         expected: &[TensorSpec],
         sink: &mut dyn FnMut(usize, &[u8]) -> std::result::Result<(), BoxError>,
     ) -> Result<()> {
-        check_specs(self, expected, Unexpected::Refuse)?;
-        self.read(expected, sink)
+        self.load_rows(expected, &all_rows(expected), Others::Refuse, sink)
     }
 
     /// [`Checkpoint::load`] of a subset of the tensors; the others are not read.
@@ -132,71 +128,48 @@ impl Checkpoint {
         wanted: &[TensorSpec],
         sink: &mut dyn FnMut(usize, &[u8]) -> std::result::Result<(), BoxError>,
     ) -> Result<()> {
-        check_specs(self, wanted, Unexpected::Ignore)?;
-        self.read(wanted, sink)
+        self.load_rows(wanted, &all_rows(wanted), Others::Ignore, sink)
     }
 
-    fn read(
+    /// [`Checkpoint::load`] of the rows `rows[i]` of each tensor `expected[i]`, which has its full shape: the
+    /// rows that a rank holds, whatever the ranks that saved them. Reads and verifies only the pieces that
+    /// overlap these rows. Calls `sink` also for a tensor without rows.
+    ///
+    /// # Errors
+    /// Those of [`Checkpoint::load`], and [`CheckpointError::Internal`] for rows that a tensor does not have.
+    pub fn load_rows(
         &self,
         expected: &[TensorSpec],
+        rows: &[Range<usize>],
+        others: Others,
         sink: &mut dyn FnMut(usize, &[u8]) -> std::result::Result<(), BoxError>,
     ) -> Result<()> {
-        let index: HashMap<&str, usize> =
-            expected.iter().enumerate().map(|(i, spec)| (spec.name.as_str(), i)).collect();
-        let largest = expected.iter().filter_map(TensorSpec::bytes).max().unwrap_or(0);
+        check_rows(expected, rows)?;
+        check_specs(self, expected, others)?;
+        let mut order = Vec::with_capacity(expected.len());
+        let mut largest = 0;
+        for (i, (spec, rows)) in expected.iter().zip(rows).enumerate() {
+            let Some(tensor) = self.index_of(&spec.name) else { unreachable!("it was checked") };
+            largest = largest.max(rows.len() * spec.row_bytes());
+            let first = self.manifest.pieces[tensor].iter().find(|piece| piece.rows.end > rows.start);
+            // In a file, the widest elements come first, then those in the order of the manifest.
+            let place = (first.map(|piece| piece.file), Reverse(spec.stored(0).0.bitsize()), tensor);
+            order.push((place, i));
+        }
+        order.sort_unstable();
         // Eight-byte words align the buffer to every element size.
         let mut words = vec![0u64; largest.div_ceil(8)];
         let buffer: &mut [u8] = bytemuck::cast_slice_mut(&mut words);
-        for shard in 0..self.manifest.shards.len() {
-            let (file, members) = self.open_shard(shard).map_err(|error| self.with_advice(error))?;
-            for (at, tensor) in members {
-                let Some(&i) = index.get(tensor.name.as_str()) else { continue };
-                let bytes = &mut buffer[..tensor.range.len()];
-                file.read_bytes(&tensor, bytes)?;
-                self.check_hash(&file, at, xxh3_64(bytes)).map_err(|error| self.with_advice(error))?;
-                sink(i, bytes).map_err(CheckpointError::Caller)?;
-            }
+        for ((.., tensor), i) in order {
+            let bytes = &mut buffer[..rows[i].len() * expected[i].row_bytes()];
+            self.read_into(tensor, &rows[i], bytes).map_err(|error| self.with_advice(error))?;
+            sink(i, bytes).map_err(CheckpointError::Caller)?;
         }
         Ok(())
     }
 
-    /// Opens a shard: its file, and its tensors by offset, each with its index in the manifest.
-    fn open_shard(&self, shard: usize) -> Result<(TensorFile, Vec<(usize, TensorInfo)>)> {
-        let file = TensorFile::open(&self.path.join(&self.manifest.shards[shard].file))?;
-        let mut members = Vec::new();
-        for (at, spec) in self.manifest.specs.iter().enumerate() {
-            if self.manifest.locations[at].shard != shard {
-                continue;
-            }
-            let found = file.tensor(&spec.name);
-            let Some(tensor) = found.filter(|found| (found.dtype, found.shape.clone()) == stored(spec))
-            else {
-                let (location, problem) =
-                    (format!("tensor '{}'", spec.name), "is not there as the manifest says");
-                return Err(CheckpointError::damaged(
-                    file.path(),
-                    location,
-                    format!("{spec} {problem}"),
-                    ADVICE,
-                ));
-            };
-            members.push((at, tensor.clone()));
-        }
-        members.sort_by_key(|(_, tensor)| tensor.range.start);
-        Ok((file, members))
-    }
-
-    /// Compares the hash of tensor `at` with the manifest.
-    fn check_hash(&self, file: &TensorFile, at: usize, found: u64) -> Result<()> {
-        if found == self.manifest.locations[at].xxh3 {
-            return Ok(());
-        }
-        let location = format!("tensor '{}'", self.manifest.specs[at].name);
-        Err(CheckpointError::damaged(file.path(), location, "does not match its checksum", ADVICE))
-    }
-
     /// The bytes of a document, verified against its checksum.
-    fn document_bytes(&self, entry: &DocumentEntry) -> Result<Vec<u8>> {
+    pub(super) fn document_bytes(&self, entry: &DocumentEntry) -> Result<Vec<u8>> {
         let path = self.path.join(document_file(&entry.name));
         let bytes = files::read(&path)?;
         if xxh3_64(&bytes) == entry.xxh3 {
@@ -206,7 +179,7 @@ impl Checkpoint {
     }
 
     /// Adds advice to an error of damage: the newest older checkpoint that is intact, which this verifies.
-    fn with_advice(&self, error: CheckpointError) -> CheckpointError {
+    pub(super) fn with_advice(&self, error: CheckpointError) -> CheckpointError {
         let CheckpointError::Damaged { path, location, problem, advice } = error else { return error };
         let advice = match newest_intact(parent(&self.path), self.step()) {
             Ok(Some(older)) => format!(
@@ -224,21 +197,21 @@ impl Checkpoint {
     }
 }
 
-/// Treatment of tensors that the caller did not list.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Unexpected {
+/// Treatment of tensors of a checkpoint that the caller did not list.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Others {
+    /// They are an error.
     Refuse,
+    /// They are not read.
     Ignore,
 }
 
+fn all_rows(specs: &[TensorSpec]) -> Vec<Range<usize>> {
+    specs.iter().map(|spec| 0..spec.rows()).collect()
+}
+
 /// Compares the tensors of a checkpoint with the expected ones; the error names every difference.
-pub(super) fn check_specs(
-    checkpoint: &Checkpoint,
-    expected: &[TensorSpec],
-    policy: Unexpected,
-) -> Result<()> {
-    let saved: HashMap<&str, &TensorSpec> =
-        checkpoint.tensors().iter().map(|spec| (spec.name.as_str(), spec)).collect();
+pub(super) fn check_specs(checkpoint: &Checkpoint, expected: &[TensorSpec], others: Others) -> Result<()> {
     let mut wanted = HashMap::new();
     let (mut missing, mut differing) = (Vec::new(), Vec::new());
     for spec in expected {
@@ -246,14 +219,13 @@ pub(super) fn check_specs(
         if wanted.insert(name.as_str(), spec).is_some() {
             return Err(CheckpointError::Internal(format!("tensor '{name}' is expected twice")));
         }
-        match saved.get(name.as_str()) {
+        match checkpoint.index_of(name).map(|index| &checkpoint.manifest.specs[index]) {
             None => missing.push(format!("'{name}'")),
-            Some(found) if *found != spec => differing.push(format!("'{name}' is {found}, not {spec}")),
+            Some(found) if found != spec => differing.push(format!("'{name}' is {found}, not {spec}")),
             Some(_) => {}
         }
     }
-    let is_other =
-        |spec: &&TensorSpec| policy == Unexpected::Refuse && !wanted.contains_key(spec.name.as_str());
+    let is_other = |spec: &&TensorSpec| others == Others::Refuse && !wanted.contains_key(spec.name.as_str());
     let unexpected = checkpoint.tensors().iter().filter(is_other);
     let unexpected: Vec<String> = unexpected.map(|spec| format!("'{}'", spec.name)).collect();
     let kinds = [("missing", missing), ("not in this run", unexpected), ("different", differing)];

@@ -1,17 +1,27 @@
 //! The checkpoint store: a folder of `step-<N>/` folders, each complete or absent.
 //!
-//! A step is written to `step-<N>.tmp-<pid>/` (tensors, documents, and the manifest last), synced and
-//! renamed. Its content decides whether it is complete: a step without a manifest, or with missing or shorter
+//! A step is written to `step-<N>.tmp-<pid>/` (tensors, by one or more processes; then documents, and the
+//! manifest last), synced and renamed. Its content decides whether it is complete: a step without a manifest, or with missing or shorter
 //! files, is skipped. A folder in which all steps are incomplete is an error, so that a resume never restarts
 //! from zero by mistake.
 
+mod hex;
 mod load;
 mod lock;
 mod manifest;
-mod save;
+mod manifest_json;
+mod open_files;
+mod pieces;
+mod rank_report;
+mod rank_writer;
+mod read_rows;
+mod step_writer;
 
-pub use load::Checkpoint;
+pub use load::{Checkpoint, Others};
 pub use lock::RunLock;
+pub use rank_report::max_report_bytes;
+pub use rank_writer::RankWriter;
+pub use step_writer::{Begun, StepWriter};
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -22,9 +32,8 @@ use xtrain_tensor::DType;
 use crate::error::{BoxError, CheckpointError, Result, comma_separated};
 use crate::files;
 use crate::temporary;
-
-/// Maximum size of a shard with more than one tensor.
-const MAX_SHARD_BYTES: usize = 4 << 30;
+use crate::writers_lock::WritersLock;
+use rank_writer::MAX_FILE_BYTES;
 
 /// Name, element type and shape of a tensor of the training state.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -35,15 +44,6 @@ pub struct TensorSpec {
     pub dtype: DType,
     /// Its shape; empty for a scalar.
     pub shape: Vec<usize>,
-}
-
-impl TensorSpec {
-    /// Size of the tensor in bytes; `None` if it overflows.
-    pub(crate) fn bytes(&self) -> Option<usize> {
-        let numel = self.shape.iter().try_fold(1usize, |n, &dim| n.checked_mul(dim))?;
-        numel.checked_mul(self.dtype.bits())?;
-        Some(self.dtype.bytes(numel))
-    }
 }
 
 impl std::fmt::Display for TensorSpec {
@@ -66,23 +66,20 @@ impl CheckpointStore {
     /// [`CheckpointError::Io`] if the folder cannot be created or listed.
     pub fn open(folder: &Path) -> Result<Self> {
         files::create_folders(folder)?;
-        temporary::remove_leftovers(folder, |target| step_of(target).is_some())?;
-        Ok(Self { folder: folder.to_path_buf() })
+        let store = Self { folder: folder.to_path_buf() };
+        store.remove_leftovers()?;
+        Ok(store)
     }
 
-    /// Writes the checkpoint of `step` and returns its folder. An existing checkpoint of that step stays if
-    /// it matches its checksums and has equal documents; otherwise it is replaced. An intact one is replaced
-    /// atomically, or kept if the file system cannot exchange names.
+    /// Writes the checkpoint of `step`, alone, and returns its folder. An existing checkpoint of that step
+    /// stays if it matches its checksums and has equal documents; otherwise it is replaced. An intact one is
+    /// replaced atomically, or kept if the file system cannot exchange names.
     ///
-    /// `read(i)` returns the bytes (little-endian, row-major; packed formats in their packed form) of
-    /// `tensors[i]`. It is called once per tensor, in the order of the files; one tensor is in memory at a
-    /// time. `documents` are named JSON values; they must not contain values that JSON cannot hold (NaN,
-    /// infinities).
+    /// `read(i)` returns the bytes of `tensors[i]`, as in [`RankWriter::write`]. `documents` are named JSON
+    /// values; they must not contain values that JSON cannot hold (NaN, infinities).
     ///
     /// # Errors
-    /// [`CheckpointError::Io`] if the disk fails (no temporary remains), [`CheckpointError::Tensors`] if the
-    /// step is complete with other tensors, [`CheckpointError::Locked`] if another process is writing it, the
-    /// error of `read`, and [`CheckpointError::Internal`] for repeated names or a wrong number of bytes.
+    /// Those of [`CheckpointStore::begin`], [`RankWriter::write`] and [`StepWriter::finish`].
     pub fn save<B: AsRef<[u8]>>(
         &self,
         step: u64,
@@ -90,7 +87,48 @@ impl CheckpointStore {
         read: &mut dyn FnMut(usize) -> std::result::Result<B, BoxError>,
         documents: &[(String, Value)],
     ) -> Result<PathBuf> {
-        save::save(&self.step_folder(step), MAX_SHARD_BYTES, step, tensors, read, documents)
+        match self.begin(step, tensors, documents)? {
+            Begun::Exists(folder) => Ok(folder),
+            Begun::Writing(step) => {
+                let rows: Vec<_> = tensors.iter().map(|spec| 0..spec.rows()).collect();
+                let report = step.writer().write(0, tensors, &rows, read)?;
+                step.finish(&[report])
+            }
+        }
+    }
+
+    /// Begins to write the checkpoint of `step`, on rank 0: see [`CheckpointStore::save`], which is this with
+    /// one writer. `tensors` have their full shapes. Also removes leftovers of processes that have ended since
+    /// the folder was opened.
+    ///
+    /// # Errors
+    /// [`CheckpointError::Io`] if the disk fails, [`CheckpointError::Tensors`] if the step is complete with
+    /// other tensors, [`CheckpointError::Locked`] if another process is writing it, and
+    /// [`CheckpointError::Internal`] for repeated names.
+    pub fn begin(&self, step: u64, tensors: &[TensorSpec], documents: &[(String, Value)]) -> Result<Begun> {
+        self.remove_leftovers()?;
+        step_writer::begin(&self.step_folder(step), MAX_FILE_BYTES, step, tensors, documents)
+    }
+
+    /// Joins the writers of a step that rank 0 has begun, by the name of its temporary folder
+    /// ([`StepWriter::name`]).
+    ///
+    /// # Errors
+    /// [`CheckpointError::Folder`] if there is no such folder here; [`CheckpointError::Locked`] if a process
+    /// is removing it; [`CheckpointError::Internal`] if `name` is none of a step.
+    pub fn join(&self, name: &str) -> Result<RankWriter> {
+        if temporary::temporary_target(name).and_then(step_of).is_none() || name.ends_with(".old") {
+            return Err(CheckpointError::Internal(format!(
+                "'{name}' is not the name of a step being written"
+            )));
+        }
+        let folder = self.folder.join(name);
+        let Some(lock) = WritersLock::join(&folder)? else {
+            let problem = "rank 0 writes here, but this rank does not see the folder";
+            let advice = "put train.out on a file system that all ranks share";
+            return Err(CheckpointError::folder(&folder, problem, advice));
+        };
+        Ok(RankWriter::new(&folder, MAX_FILE_BYTES, lock))
     }
 
     /// The newest complete checkpoint; `None` if the folder has no steps. Skips incomplete newer ones, with a
@@ -173,6 +211,10 @@ impl CheckpointStore {
             }
         }
         Ok(())
+    }
+
+    fn remove_leftovers(&self) -> Result<()> {
+        temporary::remove_leftovers(&self.folder, |target| step_of(target).is_some())
     }
 
     fn step_folder(&self, step: u64) -> PathBuf {

@@ -11,6 +11,7 @@ mod shards;
 mod write;
 
 pub use header::{Header, TensorInfo};
+pub(crate) use read::Contents;
 pub use read::TensorFile;
 pub(crate) use shards::split_into_shards;
 pub use write::{StoredTensor, TensorFileWriter};

@@ -2,7 +2,9 @@
 //! buffers.
 
 use std::collections::HashMap;
+use std::ops::Range;
 use std::path::Path;
+use std::sync::Arc;
 
 use rayon::prelude::*;
 
@@ -16,6 +18,12 @@ use crate::files::{OpenFile, PIECE_BYTES};
 #[derive(Debug)]
 pub struct TensorFile {
     file: OpenFile,
+    contents: Arc<Contents>,
+}
+
+/// A header, and the index of each of its tensors.
+#[derive(Debug)]
+pub(crate) struct Contents {
     header: Header,
     by_name: HashMap<String, usize>,
 }
@@ -35,7 +43,16 @@ impl TensorFile {
         file.read_at(0, &mut start)?;
         let header = Header::parse(path, &start, file.len())?;
         let by_name = header.tensors.iter().enumerate().map(|(i, t)| (t.name.clone(), i)).collect();
-        Ok(Self { file, header, by_name })
+        Ok(Self { file, contents: Arc::new(Contents { header, by_name }) })
+    }
+
+    /// Opens a file again whose header is known.
+    pub(crate) fn with_contents(path: &Path, contents: Arc<Contents>) -> Result<Self> {
+        Ok(Self { file: OpenFile::open(path)?, contents })
+    }
+
+    pub(crate) fn contents(&self) -> &Arc<Contents> {
+        &self.contents
     }
 
     /// The file's path.
@@ -45,12 +62,12 @@ impl TensorFile {
 
     /// The validated header.
     pub fn header(&self) -> &Header {
-        &self.header
+        &self.contents.header
     }
 
     /// The tensor of that name.
     pub fn tensor(&self, name: &str) -> Option<&TensorInfo> {
-        self.by_name.get(name).map(|&index| &self.header.tensors[index])
+        self.contents.by_name.get(name).map(|&index| &self.contents.header.tensors[index])
     }
 
     /// Reads a tensor's bytes, unconverted: little-endian, row-major.
@@ -63,13 +80,18 @@ impl TensorFile {
         self.file.read_large_at(tensor.range.start, out)
     }
 
-    /// Calls `each` with the tensor's bytes, in order, in pieces of up to [`PIECE_BYTES`].
-    pub(crate) fn for_each_piece(&self, tensor: &TensorInfo, mut each: impl FnMut(&[u8])) -> Result<()> {
-        let mut buffer = vec![0; tensor.range.len().min(PIECE_BYTES)];
-        for start in tensor.range.clone().step_by(PIECE_BYTES) {
-            let piece = &mut buffer[..PIECE_BYTES.min(tensor.range.end - start)];
-            self.file.read_at(start, piece)?;
-            each(piece);
+    /// Reads `out.len()` bytes from byte `start` of the file on, on all cores.
+    pub(crate) fn read_at(&self, start: usize, out: &mut [u8]) -> Result<()> {
+        self.file.read_large_at(start, out)
+    }
+
+    /// Calls `each` with the bytes of this range of the file, in order, in chunks of up to [`PIECE_BYTES`].
+    pub(crate) fn for_each_chunk(&self, range: Range<usize>, mut each: impl FnMut(&[u8])) -> Result<()> {
+        let mut buffer = vec![0; range.len().min(PIECE_BYTES)];
+        for start in range.clone().step_by(PIECE_BYTES) {
+            let chunk = &mut buffer[..PIECE_BYTES.min(range.end - start)];
+            self.file.read_at(start, chunk)?;
+            each(chunk);
         }
         Ok(())
     }

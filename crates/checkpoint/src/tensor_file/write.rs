@@ -76,17 +76,29 @@ impl TensorFileWriter {
     /// [`CheckpointError::Io`] if the disk fails (is full, for example); [`CheckpointError::Internal`] if the
     /// number of bytes does not match dtype and shape.
     pub fn write(&mut self, bytes: &[u8]) -> Result<()> {
+        self.write_in_parts(|append| append(bytes))
+    }
+
+    /// [`TensorFileWriter::write`] in parts: `each` appends them in order.
+    pub(crate) fn write_in_parts(
+        &mut self,
+        each: impl FnOnce(&mut dyn FnMut(&[u8]) -> Result<()>) -> Result<()>,
+    ) -> Result<()> {
         let Some((name, size)) = self.expected.get(self.next) else {
             let (path, count) = (self.path.display(), self.expected.len());
             return Err(CheckpointError::Internal(format!("{path}: more than {count} tensors were written")));
         };
-        if bytes.len() != *size {
-            let (path, found) = (self.path.display(), bytes.len());
+        let mut found = 0;
+        each(&mut |bytes| {
+            found += bytes.len();
+            self.out.write_all(bytes).map_err(CheckpointError::io(&self.path, "write"))
+        })?;
+        if found != *size {
+            let path = self.path.display();
             return Err(CheckpointError::Internal(format!(
                 "{path}: tensor '{name}' takes {size} bytes, but got {found}"
             )));
         }
-        self.out.write_all(bytes).map_err(CheckpointError::io(&self.path, "write"))?;
         self.next += 1;
         Ok(())
     }

@@ -54,8 +54,8 @@ section! {
         #[schemars(with = "WrittenBegin")]
         #[schemars(extend("x-aliases" = ["add_bos", "add_bos_token", "bos", "prepend_bos"]))]
         pub begin_of_document: BeginOfDocument = BeginOfDocument::Auto,
-        /// Ends each document with this token of the tokenizer, by its name. Token shards must have been
-        /// written with the same one.
+        /// Token that ends each document, as the tokenizer spells it (`"<|endoftext|>"`). Token shards must
+        /// have been written with the same one.
         #[schemars(length(min = 1))]
         #[schemars(extend("x-default" = "the one that the tokenizer's files name"))]
         #[schemars(extend("x-example" = "<|endoftext|>"))]

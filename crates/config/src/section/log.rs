@@ -16,10 +16,10 @@ section! {
         /// Writes metrics.jsonl, one JSON object per line, into the run folder. The report reads it.
         #[schemars(extend("x-aliases" = ["json", "metrics", "metrics_file"]))]
         pub jsonl: bool = true,
-        /// Starts this program, with these arguments and without a shell, and writes each line of
-        /// metrics.jsonl to its standard input. The run never waits for it: lines that it reads too slowly
-        /// are lost. Only a run file or `--set` starts a program, never the config.toml of a run folder,
-        /// which does not record it. docs/watching.md has examples.
+        /// Program and arguments, started without a shell, that receives each line of metrics.jsonl on its
+        /// standard input. The run never waits for it; a program that reads too slowly misses lines. Only a
+        /// run file or `--set` starts a program: the config.toml of a run folder does not record it.
+        /// docs/watching.md has examples.
         #[schemars(extend("x-example" = ["python", "to_wandb.py"]))]
         #[schemars(extend("x-aliases" = ["hook", "callback", "callbacks", "report_to", "wandb_project", "enable_wandb"]))]
         pub command: Vec<String> = Vec::new(),

@@ -22,10 +22,11 @@ section! {
         #[schemars(extend("x-example" = ["*.o_proj:wgrad"]))]
         #[schemars(extend("x-aliases" = ["filter_fqns", "skip_modules", "exclude", "ignored_layers"]))]
         pub skip: Vec<String> = Vec::new(),
-        /// Linear layers that an FP8 recipe leaves in bf16 in all blocks because FP8 would make them slower,
-        /// each with its speed in FP8 as a share of that in bf16. Without the key they are measured on the
-        /// GPU when the run begins (docs/fp8.md), and recorded in the run's configuration; `[]` leaves none.
-        #[schemars(extend("x-default" = "those that are slower by 2% on a GPU; none on the CPU"))]
+        /// Linear layers that an FP8 recipe leaves in bf16, in all blocks, because FP8 would make them
+        /// slower. Without this key, a run that begins on a GPU measures all layers (docs/fp8.md), and its
+        /// configuration records those that it leaves in bf16; a resumed run keeps them. With `[]` nothing is
+        /// measured and all layers are in FP8.
+        #[schemars(extend("x-default" = "on a GPU, layers whose speed in FP8 is measured to be below 0.98 of that in bf16; `[]` on the CPU"))]
         #[schemars(extend("x-example" = [{ "layer": "attn.o_proj", "speed": 0.93, "tokens": 4096 }]))]
         pub skip_slower: Option<Vec<Slower>> = None,
         /// The first blocks, which an FP8 recipe leaves in bf16.

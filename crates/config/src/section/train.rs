@@ -31,8 +31,8 @@ section! {
         #[schemars(extend("x-aliases" = ["global_batch_size", "bs", "batch"]))]
         pub batch_size: usize = 8,
         /// Sequences that go through the model at once; gradients of `batch_size / micro_batch_size` passes
-        /// are summed. Must divide `batch_size`. Less takes less memory and changes the result only by
-        /// rounding. `"auto"` takes the fastest number that fits.
+        /// are summed. Must divide `batch_size`. A smaller number needs less memory and changes the result
+        /// only by rounding. `"auto"` chooses the fastest number that fits.
         #[schemars(schema_with = "sequences_or_auto")]
         #[schemars(extend("x-unit" = "sequences", "x-default" = "`batch_size`"))]
         #[schemars(extend("x-aliases" = [
@@ -64,8 +64,8 @@ section! {
         #[schemars(extend("x-unit" = "tokens"))]
         #[schemars(extend("x-aliases" = ["loss_chunk_size", "logits_chunk", "ce_chunk", "chunk_size"]))]
         pub loss_chunk: OrAuto = OrAuto::Auto,
-        /// Chooses what is `"auto"` by rates that are measured on the device when the run begins, instead of
-        /// those of the table of devices. A plan made elsewhere may then choose otherwise.
+        /// Chooses `"auto"` settings by the speed measured on this GPU when the run begins, instead of the
+        /// built-in device table. A plan made on another machine may then choose differently.
         pub tune: bool = false,
         /// Device to compute on.
         #[schemars(extend("x-aliases" = ["backend", "accelerator"]))]
@@ -80,8 +80,8 @@ section! {
         #[schemars(extend("x-aliases" = ["num_threads", "num_workers", "n_threads"]))]
         pub threads: usize = 0,
         /// Saves a checkpoint and ends the run, successfully, after this wall-clock time: "2h30m", "170m",
-        /// "45s", "1d". `--resume` continues the run. The evaluation after the last step and the export are
-        /// not cut.
+        /// "45s", "1d". `--resume` continues the run. After the last step, evaluation and export are
+        /// completed in any case; samples are cut, and `--resume` writes them.
         #[schemars(extend("x-example" = "2h30m"))]
         #[schemars(extend("x-aliases" = ["time_limit", "max_hours", "max_train_time", "timeout"]))]
         pub max_time: Option<TimeLimit> = None,
@@ -92,9 +92,9 @@ section! {
         #[schemars(extend("x-example" = "runs/first"))]
         #[schemars(extend("x-aliases" = ["out_dir", "output_dir", "dump_folder", "save_dir", "run_dir"]))]
         pub out: Option<String> = None,
-        /// Folder at which the relative paths of this file start; one that leads to nothing there starts at
-        /// the folder in which the command runs. A run folder's `config.toml` names the folder in which the
-        /// run was started, so that it works from everywhere.
+        /// Folder from which relative paths in this file are resolved; a path that does not exist there is
+        /// resolved from the current folder. The `config.toml` of a run folder names the folder in which the
+        /// run was started, so that it works from any folder.
         #[schemars(length(min = 1), extend("format" = "path"))]
         #[schemars(extend("x-default" = "the folder in which the command runs"))]
         #[schemars(extend("x-example" = "/home/me/project"))]
@@ -105,8 +105,8 @@ section! {
         #[schemars(extend("x-unit" = "steps"))]
         #[schemars(extend("x-aliases" = ["max_nan_steps", "nan_limit"]))]
         pub max_nonfinite_steps: u64 = 10,
-        /// Ends the run with an error where it would warn that it diverges: the loss stays above that of
-        /// guessing, or the gradient norm stays at many times its running median.
+        /// Ends the run with an error, instead of a warning, when it diverges: the loss stays above that of
+        /// guessing, or the gradient norm stays at many times its running median (docs/watching.md).
         #[schemars(extend("x-aliases" = ["stop_on_nan", "early_stopping", "early_stop", "divergence"]))]
         pub stop_on_divergence: bool = false,
         /// Checks the result of every operation for NaN and infinity and names the first bad one. Slow.
@@ -116,8 +116,8 @@ section! {
 }
 
 impl TrainConfig {
-    /// Gradients are summed over this many sequences at a time: `micro_batch_size`, or the whole batch. Also
-    /// the whole batch until it is chosen.
+    /// Sequences that go through the model at once: `micro_batch_size`, or the whole batch if that is not set
+    /// or not chosen yet.
     pub fn micro_batch_size(&self) -> usize {
         self.micro_batch_size.and_then(OrAuto::number).unwrap_or(self.batch_size)
     }
@@ -162,7 +162,8 @@ fn tokens_or_auto(_: &mut SchemaGenerator) -> Schema {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Recompute {
-    /// The fastest of the others that fits into the device's memory (docs/decisions/chosen-settings.md).
+    /// The fastest of the other values that fits into the device's memory
+    /// (docs/decisions/chosen-settings.md).
     Auto,
     /// Nothing: every activation is saved.
     None,

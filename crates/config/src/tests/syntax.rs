@@ -144,8 +144,14 @@ fn errors_of_set_name_the_argument() {
     );
     assert_eq!(
         message("data.train=[\"a\""),
-        "--set data.train=[\"a\": the value is no TOML: unclosed array, expected `]`"
+        "--set data.train=[\"a\": the value is not valid TOML: unclosed array, expected `]`"
     );
+    for bare in ["data.end_of_document=[EOS]", "data.train=[a.txt, b.txt]"] {
+        let (_, value) = bare.split_once('=').expect("a value");
+        let quote =
+            "quote each string of a list, as in '[\"a.txt\", \"b.txt\"]', or a single string as a whole";
+        assert_eq!(message(bare), format!("--set {bare}: {quote}: '\"{value}\"'"));
+    }
     assert_eq!(
         message("model.dim.x=3"),
         "--set model.dim.x=3: `dim` is not a table, so nothing can be set inside it"

@@ -113,9 +113,14 @@ impl JsonLines {
         Ok(Some(piece))
     }
 
+    /// The fields of the line; none if it is not an object.
+    fn fields(&self) -> Map<String, Value> {
+        serde_json::from_slice(&self.line).unwrap_or_default()
+    }
+
     /// The error for a line whose text is not where the field says.
     fn wrong_field(&self, problem: String) -> DataError {
-        let fields: Map<String, Value> = serde_json::from_slice(&self.line).unwrap_or_default();
+        let fields = self.fields();
         if fields.iter().any(|(name, value)| value.is_array() && is_chat(name)) {
             return self.error(problem, CHAT_ADVICE);
         }
@@ -130,6 +135,14 @@ impl JsonLines {
     fn error(&self, problem: impl Into<String>, advice: &str) -> DataError {
         DataError::input(self.stream.path(), format!("line {}", self.line_number), problem, advice)
     }
+}
+
+/// Names of the fields of the first line that hold strings.
+pub(super) fn string_fields(stream: InputStream) -> Result<Vec<String>> {
+    let mut lines = JsonLines::new(stream, String::new(), CutRule::Anywhere);
+    while let Line::Blank = lines.read_line()? {}
+    let fields = lines.fields().into_iter();
+    Ok(fields.filter(|(_, value)| value.is_string()).map(|(name, _)| name).collect())
 }
 
 impl Iterator for JsonLines {

@@ -5,6 +5,7 @@
 //! where the tokenizer's [`CutRule`] allows. A file always gives the same pieces. Errors name the file and
 //! the line, row or byte.
 
+mod fields;
 mod files;
 mod glob;
 mod gzip;
@@ -17,6 +18,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+pub use fields::text_field;
 pub use files::{Compression, Format, InputFile, list_inputs};
 
 use crate::error::{DataError, Result};

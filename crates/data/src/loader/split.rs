@@ -28,7 +28,7 @@ pub(super) fn split(fraction: f64, tokens: u64, seq_len: usize, name: &str) -> R
     let held = (tokens as f64 * fraction).round() as u64;
     if held < 2 || held >= tokens {
         return Err(DataError::invalid(
-            format!("{name} has {tokens} tokens, too few to hold out {fraction} of them"),
+            format!("{name} has {tokens} tokens, too few to hold out a fraction of {fraction}"),
             "use more text, a larger data.held_out, or data.held_out = 0",
         ));
     }

@@ -17,6 +17,7 @@ use xtrain_tensor::{DType, TensorType};
 use xtrain_train::engine::{Processor, Target};
 use xtrain_train::error::ProgramError;
 use xtrain_train::error::{LearnError, RunError};
+use xtrain_train::layout::Layout;
 use xtrain_train::passes::{self, Setting};
 use xtrain_train::programs;
 use xtrain_train::slower::median;
@@ -256,8 +257,12 @@ fn program(LinearShape { m, k, n }: LinearShape, recipe: Recipe) -> Result<Progr
     let of_y = t.ty(y);
     let dy = t.state(StateKind::Cache, "dy", of_y);
     let (program, _) = backward(t.finish(), &[Root { value: y, grad: Some(dy) }], &[x], &PassSet)?;
-    let program = passes::run_after(program, &Setting::forward(&Numerics::from(recipe), 1), "backward")?;
-    Ok(refresh::apply(program, Stage::Update)?)
+    let program = passes::run_after(
+        program,
+        &Setting::forward(&Numerics::from(recipe), 1, &Layout::alone()),
+        "backward",
+    )?;
+    Ok(refresh::apply(program, Stage::Update, &PassSet)?)
 }
 
 /// Smallest number of tokens from which each recipe is no slower than bf16, for each size of weights in the

@@ -48,7 +48,7 @@ impl AdamWSpec {
         let mut inputs = vec![controls.lr, controls.coefficient, controls.applied, controls.skip];
         let mut targets = Vec::new();
         let mut options = Vec::new();
-        for Updated { parameter, spec } in parameters {
+        for Updated { parameter, spec, first_element } in parameters {
             let ty = t.ty(parameter.master).with_dtype(self.moments);
             let [m, v] = Self::STATE.map(|kind| t.state(kind, &parameter.name, ty));
             inputs.extend([parameter.master, m, v]);
@@ -58,6 +58,7 @@ impl AdamWSpec {
             options.push(AdamWParameter {
                 weight_decay: self.decay(spec.group),
                 compute: parameter.compute.map(|copy| t.ty(copy).dtype),
+                first_element: *first_element,
             });
         }
         let op = AdamW::new(options, self.betas, self.eps, self.seed);

@@ -4,7 +4,7 @@
 //!
 //! Bound by memory: with f32 operands and a bf16 copy, an element reads 16 bytes and writes 14.
 
-use super::{AdamW, CONTROLS, OPERANDS, SITES};
+use super::{AdamW, AdamWParameter, CONTROLS, OPERANDS, SITES};
 use crate::host::amax::tensor_amax;
 use crate::host::math::vectorized;
 use rayon::prelude::*;
@@ -34,7 +34,7 @@ struct Rest<'a> {
     /// The random numbers of stochastic rounding.
     rng: Philox,
     /// The index of the block's first element in the parameter.
-    first: usize,
+    first: u64,
 }
 
 /// The scalars of one update.
@@ -107,7 +107,8 @@ impl AdamW {
         for (p, parameter) in self.parameters.iter().enumerate() {
             let grad = inputs[CONTROLS + OPERANDS * p + 3];
             let rng = Philox::new(self.seed, applied, SITES + p as u32);
-            let rest = Rest { grad, weight_decay: parameter.weight_decay, rng, first: 0 };
+            let AdamWParameter { weight_decay, first_element, .. } = *parameter;
+            let rest = Rest { grad, weight_decay, rng, first: first_element };
             let states = [next(), next(), next()];
             let compute = parameter.compute.map(|_| next());
             blocks.extend(cut(states, compute, rest, BLOCK));
@@ -127,7 +128,7 @@ fn cut<'a>(
     let states = master.chunks(elements).zip(m.chunks(elements)).zip(v.chunks(elements));
     states.zip(rest.grad.chunks(elements)).enumerate().map(move |(n, (((master, m), v), grad))| {
         let compute = compute.as_mut().and_then(Iterator::next);
-        let rest = Rest { grad, first: rest.first + n * elements, ..rest };
+        let rest = Rest { grad, first: rest.first + (n * elements) as u64, ..rest };
         Block { master, m, v, compute, rest }
     })
 }
@@ -166,15 +167,19 @@ impl Update {
 impl Rest<'_> {
     /// Rounds a moment to bf16 by the bits of each element's random word from `bit` on.
     fn round<T: Real>(&self, moment: &mut [T], bit: u32) {
-        let first = self.first as u64 / 4;
+        let round = |(x, word): (&mut T, u32)| {
+            *x = T::of(f64::from(round_bf16_stochastic(x.f64() as f32, word >> bit)));
+        };
+        // Elements before the first whole block of words.
+        let before = (self.first.next_multiple_of(4) - self.first) as usize;
+        let (head, blocks) = moment.split_at_mut(before.min(moment.len()));
+        head.iter_mut().zip(self.first..).for_each(|(x, index)| round((x, self.rng.word(index))));
+        let first = self.first.div_ceil(4);
         vectorized(
             #[inline(always)]
             || {
-                for (n, x) in moment.chunks_mut(4).enumerate() {
-                    let words = self.rng.block(first + n as u64);
-                    x.iter_mut().zip(words).for_each(|(x, word)| {
-                        *x = T::of(f64::from(round_bf16_stochastic(x.f64() as f32, word >> bit)));
-                    });
+                for (n, x) in blocks.chunks_mut(4).enumerate() {
+                    x.iter_mut().zip(self.rng.block(first + n as u64)).for_each(round);
                 }
             },
         );

@@ -71,6 +71,7 @@ kernel_struct! {
         compute: DevicePtr,
         amax: DevicePtr,
         elements: u64,
+        first_element: u64,
         are_bf16: u32,
         weight_decay: f32,
     }
@@ -127,6 +128,7 @@ impl CudaKernel for AdamW {
                 compute,
                 amax: amax.map_or(DevicePtr(0), |n| outputs[self.first_amax() + n].place),
                 elements: elements as u64,
+                first_element: parameter.first_element,
                 are_bf16: tensors
                     .iter()
                     .enumerate()

@@ -54,8 +54,8 @@ pub const SITES: u32 = 1 << 31;
 /// compute copies are written from the unchanged masters.
 ///
 /// Moments in bf16 are rounded by the stream (t, [`SITES`] + p) of the seed, with p the index of the
-/// parameter among `parameters`: element i by its word i, m by the lower half and v by the upper
-/// ([`round_bf16_stochastic`](xtrain_tensor::formats::round_bf16_stochastic)).
+/// parameter among `parameters`: element i of the parameter by its word i, m by the lower half and v by the
+/// upper ([`round_bf16_stochastic`](xtrain_tensor::formats::round_bf16_stochastic)).
 #[derive(Clone, Debug)]
 pub struct AdamW {
     parameters: Vec<AdamWParameter>,
@@ -77,6 +77,8 @@ pub struct AdamWParameter {
     pub weight_decay: f64,
     /// The element type of the copy that GEMMs read, if it differs from the master's.
     pub compute: Option<DType>,
+    /// The index of the first element of the operands in the parameter: not 0 if a rank has later rows of it.
+    pub first_element: u64,
 }
 
 impl AdamW {

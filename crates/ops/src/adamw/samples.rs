@@ -44,8 +44,10 @@ impl Sampled for AdamW {
                     _ => operands([lengths[n % lengths.len()]]),
                 };
                 inputs.extend([master, m.in_format(moments[0]), v.in_format(moments[1]), grad]);
-                parameters
-                    .push(AdamWParameter { weight_decay: 0.1 * (n % 2) as f64, compute: copies[n % 3] });
+                // Rows of a rank begin anywhere in the parameter.
+                let first_element = [0, 8, 1, 4_294_967_298, 3][n % 5];
+                let weight_decay = 0.1 * (n % 2) as f64;
+                parameters.push(AdamWParameter { weight_decay, compute: copies[n % 3], first_element });
             }
             let op = AdamW::new(parameters, [0.9, 0.95], 1e-8, 0xFEDC_BA98_7654_3210);
             Sample::plain(AdamW { measured: (0..lengths.len()).step_by(2).collect(), ..op }, inputs)
@@ -76,8 +78,8 @@ fn sample(matrix: [usize; 2], applied: u32, skip: u32) -> Sample {
     inputs.extend(operands(matrix));
     inputs.extend(operands([13]));
     let parameters = vec![
-        AdamWParameter { weight_decay: 0.1, compute: Some(DType::BF16) },
-        AdamWParameter { weight_decay: 0.0, compute: None },
+        AdamWParameter { weight_decay: 0.1, compute: Some(DType::BF16), first_element: 0 },
+        AdamWParameter { weight_decay: 0.0, compute: None, first_element: 0 },
     ];
     let measured = vec![1, 0];
     let op = AdamW { measured, ..AdamW::new(parameters, [0.9, 0.95], 1e-8, 7) };
@@ -139,8 +141,9 @@ fn casting(skip: u32, moments: [DType; 2]) -> Sample {
     );
     // A tied embedding has both a copy and casts.
     let copy = |n: usize| (n.is_multiple_of(2)).then_some(DType::BF16);
-    let parameters =
-        (0..all_casts.len()).map(|n| AdamWParameter { weight_decay: 0.1, compute: copy(n) }).collect();
+    let parameters = (0..all_casts.len())
+        .map(|n| AdamWParameter { weight_decay: 0.1, compute: copy(n), first_element: 0 })
+        .collect();
     let casts = all_casts.iter().enumerate().map(|(n, (_, cast))| (n, *cast)).collect();
     Sample::plain(AdamW { casts, ..AdamW::new(parameters, [0.9, 0.95], 1e-8, 3) }, inputs)
 }

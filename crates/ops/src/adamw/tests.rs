@@ -26,7 +26,7 @@ const F32: Kind = Kind {
     master: DType::F32,
     moments: DType::F32,
     grad: DType::F32,
-    parameter: AdamWParameter { weight_decay: 0.1, compute: None },
+    parameter: AdamWParameter { weight_decay: 0.1, compute: None, first_element: 0 },
 };
 
 fn with_copy(kind: Kind, compute: DType) -> Kind {
@@ -211,6 +211,35 @@ fn moments_in_bf16_are_rounded_by_the_stream_that_is_documented() {
                 let expected = round_bf16_stochastic(*x as f32, rng.word(i as u64) >> shift);
                 assert_eq!(*found, f64::from(expected), "element {i} of moment {k} of parameter {p}");
             }
+        }
+    }
+}
+
+#[test]
+fn rows_of_a_parameter_are_updated_as_in_the_whole() {
+    let whole = [(); 4].map(|()| random(DType::F32, 60));
+    // From the first of a block of random words, and from within one.
+    for (first, elements) in [(8, 20), (5, 31), (3, 1), (57, 3)] {
+        let updated = |parts: &[HostTensor; 4], first_element| {
+            let parameter = AdamWParameter { first_element, ..F32.parameter };
+            let op = AdamW::new(vec![parameter], [BETA1, BETA2], EPS, 5);
+            let [master, m, v, grad] = parts;
+            let [m, v] = [m, v].map(|moment| {
+                let positive: Vec<f64> = moment.to_f64().into_iter().map(f64::abs).collect();
+                HostTensor::from_f64(moment.ty().with_dtype(DType::BF16), &positive)
+            });
+            let [lr, one] = [scalar(DType::F32, 0.1), scalar(DType::F32, 1.0)];
+            let applied = HostTensor::from_f64(TensorType::new(DType::U32, [1]), &[3.0]);
+            let inputs = [&lr, &one, &applied, &scalar(DType::U32, 0.0), master, &m, &v, grad];
+            run(&op, &inputs).iter().map(HostTensor::to_f64).collect::<Vec<_>>()
+        };
+        let part = |x: &HostTensor| {
+            let ty = TensorType::new(DType::F32, [elements]);
+            HostTensor::from_f64(ty, &x.to_f64()[first..first + elements])
+        };
+        let expected = updated(&whole, 0);
+        for (found, expected) in updated(&whole.each_ref().map(part), first as u64).iter().zip(expected) {
+            assert_eq!(*found, expected[first..first + elements], "{elements} from {first}");
         }
     }
 }

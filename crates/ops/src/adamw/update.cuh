@@ -11,6 +11,8 @@ struct Parameter {
     // The bits of the amax of the new master, or null.
     u32* amax;
     u64 elements;
+    // The index of the first element in the whole parameter, which numbers the random words.
+    u64 first_element;
     // Bit n is 1 if the n-th of the pointers above points to bf16.
     u32 are_bf16;
     float weight_decay;
@@ -39,6 +41,7 @@ struct Update {
     Floats master, m, v, grad, compute;
     float lr, coefficient, beta1, rest1, correction1, beta2, rest2, correction2, eps, weight_decay;
     bool skip;
+    u64 first_element;
     Philox rng;
 };
 
@@ -58,17 +61,22 @@ __device__ __forceinline__ float round_stochastic(float x, u32 random) {
     return __uint_as_float((bits + (random & 0xffffu)) & 0xffff0000u);
 }
 
-// The random words of N elements; `first` is a multiple of N.
+// The random word of an element.
+__device__ __forceinline__ u32 draw(const Philox& rng, u64 index) {
+    u32 block[4];
+    rng.block(index / 4, block);
+    u32 low = index % 2 == 0 ? block[0] : block[1], high = index % 2 == 0 ? block[2] : block[3];
+    return index % 4 < 2 ? low : high;
+}
+
+// The random words of N elements from `first` on.
 template <int N> __device__ __forceinline__ void draw(const Philox& rng, u64 first, u32* words) {
-    if constexpr (N % 4 == 0) {
+    if (N % 4 == 0 && first % 4 == 0) {
 #pragma unroll
         for (int i = 0; i < N; i += 4) rng.block((first + i) / 4, words + i);
     } else {
-        static_assert(N == 1, "whole blocks, or an element");
-        u32 block[4];
-        rng.block(first / 4, block);
-        u32 low = first % 2 == 0 ? block[0] : block[1], high = first % 2 == 0 ? block[2] : block[3];
-        words[0] = first % 4 < 2 ? low : high;
+#pragma unroll
+        for (int i = 0; i < N; i++) words[i] = draw(rng, first + i);
     }
 }
 
@@ -98,7 +106,7 @@ template <int N, bool ROUNDS> __device__ __forceinline__ void update(const Updat
         }
         if (ROUNDS) {
             u32 words[N];
-            draw<N>(u.rng, first, words);
+            draw<N>(u.rng, u.first_element + first, words);
 #pragma unroll
             for (int i = 0; i < N; i++) {
                 if (u.m.is_bf16) m[i] = round_stochastic(m[i], words[i]);
@@ -140,6 +148,7 @@ __device__ __forceinline__ Update update_of(const UpdateArguments& args, u32 par
         args.eps,
         p.weight_decay,
         *args.skip != 0,
+        p.first_element,
         {args.seed_low, args.seed_high, *args.applied, args.sites + parameter},
     };
 }

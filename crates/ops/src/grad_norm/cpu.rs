@@ -1,6 +1,7 @@
-//! CPU kernel of [`GradNorm`]: blocks of fixed size are summed in parallel, and their sums in order.
+//! CPU kernels of [`GradNorm`] and [`SquaredNorm`]: blocks of fixed size are summed in parallel, and their
+//! sums in order.
 
-use super::GradNorm;
+use super::{GradNorm, SquaredNorm};
 use crate::host::math::vectorized;
 use rayon::prelude::*;
 use xtrain_tensor::{CpuKernel, Real, View, ViewMut, with_real};
@@ -9,18 +10,29 @@ use xtrain_tensor::{CpuKernel, Real, View, ViewMut, with_real};
 pub(super) const BLOCK: usize = 64 * 1024;
 
 /// Elements that a task widens at a time, so that widened bf16 stays in the L1 cache.
-const PIECE: usize = 4 * 1024;
+pub(crate) const PIECE: usize = 4 * 1024;
 
 impl CpuKernel for GradNorm {
     fn run(&self, inputs: &[View<'_>], outputs: &mut [ViewMut<'_>]) {
-        let blocks: Vec<View<'_>> = inputs.iter().flat_map(|grad| grad.chunks(BLOCK)).collect();
-        let sums: Vec<f64> = blocks
-            .par_iter()
-            .map(|block| with_real!(block.ty.dtype, T => block.chunks(PIECE).map(|x| sum_of_squares(&x.reals::<T>())).sum()))
-            .collect();
-        let norm = sums.iter().sum::<f64>().sqrt();
+        let norm = squared_norm(inputs).sqrt();
         with_real!(outputs[0].ty.dtype, T => outputs[0].reals::<T>()[0] = T::of(norm));
     }
+}
+
+impl CpuKernel for SquaredNorm {
+    fn run(&self, inputs: &[View<'_>], outputs: &mut [ViewMut<'_>]) {
+        outputs[0].write::<f64>(&[squared_norm(inputs)]);
+    }
+}
+
+/// The sum of squares of all elements.
+fn squared_norm(gradients: &[View<'_>]) -> f64 {
+    let blocks: Vec<View<'_>> = gradients.iter().flat_map(|grad| grad.chunks(BLOCK)).collect();
+    let sums: Vec<f64> = blocks
+        .par_iter()
+        .map(|block| with_real!(block.ty.dtype, T => block.chunks(PIECE).map(|x| sum_of_squares(&x.reals::<T>())).sum()))
+        .collect();
+    sums.iter().sum()
 }
 
 /// The sum of squares of `x`, in 32 interleaved partial sums, so that it vectorises and its order is fixed.

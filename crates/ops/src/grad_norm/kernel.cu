@@ -1,5 +1,6 @@
 // Global L2 norm of all gradients, in two launches. The first one sums the squares of each chunk, the second
-// one sums the chunks and takes the root. Both sum in a fixed order, so the norm is deterministic.
+// one sums the chunks and takes the root; for the squared norm, it does not. Both sum in a fixed order, so
+// the norm is deterministic.
 //
 // Bound by memory: each element is read once. All tensors are cut into chunks of one size, one block each, so
 // that a few huge tensors and many tiny ones occupy the GPU equally; a table, written once by the host, lists
@@ -20,36 +21,11 @@ struct Arguments {
     u32 count;
 };
 
-constexpr int VECTOR = 8;
-
-// The sum of the squares of 8 elements.
-__device__ __forceinline__ double squares(const float* x) {
-    float amax = 0.0f, sum = 0.0f;
-    bool all_numbers = true;
-#pragma unroll
-    for (int i = 0; i < VECTOR; i++) {
-        amax = fmaxf(amax, fabsf(x[i]));
-        all_numbers &= x[i] == x[i];
-        sum += x[i] * x[i];
-    }
-    if (all_numbers && amax < 1e18f && (amax > 1e-14f || amax == 0.0f)) return sum;
-    double exact = 0.0;
-#pragma unroll
-    for (int i = 0; i < VECTOR; i++) exact += (double)x[i] * (double)x[i];
-    return exact;
-}
-
-// The sum over a block of N threads by a tree in shared memory. The result is valid in thread 0.
-template <int N> __device__ __forceinline__ double sum_of_block(double x) {
-    __shared__ double sums[N];
-    sums[threadIdx.x] = x;
-#pragma unroll
-    for (int half = N / 2; half > 0; half /= 2) {
-        __syncthreads();
-        if (threadIdx.x < half) sums[threadIdx.x] += sums[threadIdx.x + half];
-    }
-    return sums[0];
-}
+struct TotalArguments {
+    const double* sums;
+    double* total;
+    u64 count;
+};
 
 extern "C" __global__ void __launch_bounds__(THREADS) grad_norm_chunks(Arguments args) {
     Chunk chunk = args.chunks[blockIdx.x];
@@ -73,12 +49,22 @@ extern "C" __global__ void __launch_bounds__(THREADS) grad_norm_chunks(Arguments
     if (threadIdx.x == 0) args.sums[blockIdx.x] = sum;
 }
 
-extern "C" __global__ void __launch_bounds__(SUM_THREADS) grad_norm_sum(Arguments args) {
+// The sum of the sums of all chunks, in thread 0.
+__device__ __forceinline__ double sum_of_chunks(const double* sums, u32 count) {
     double sum = 0.0;
 #pragma unroll 8
-    for (u32 i = threadIdx.x; i < args.count; i += SUM_THREADS) sum += args.sums[i];
-    sum = sum_of_block<SUM_THREADS>(sum);
+    for (u32 i = threadIdx.x; i < count; i += SUM_THREADS) sum += sums[i];
+    return sum_of_block<SUM_THREADS>(sum);
+}
+
+extern "C" __global__ void __launch_bounds__(SUM_THREADS) grad_norm_sum(Arguments args) {
+    double sum = sum_of_chunks(args.sums, args.count);
     if (threadIdx.x != 0) return;
     float norm = (float)sqrt(sum);
     store<1>(args.norm, 0, &norm);
+}
+
+extern "C" __global__ void __launch_bounds__(SUM_THREADS) squared_norm_total(TotalArguments args) {
+    double sum = sum_of_chunks(args.sums, args.count);
+    if (threadIdx.x == 0) *args.total = sum;
 }

@@ -1,6 +1,6 @@
-//! Samples of [`GradNorm`].
+//! Samples of [`GradNorm`] and [`SquaredNorm`].
 
-use super::GradNorm;
+use super::{GradNorm, SquaredNorm};
 use crate::samples::{Fill, MULTIPROCESSORS, Sample, SampleInput, Sampled};
 
 impl Sampled for GradNorm {
@@ -41,5 +41,17 @@ impl Sampled for GradNorm {
         let lengths = [1, 2, 7, 8, 9, 63, 500, 32_767, 32_768, 32_769, 100_000, long];
         let grads: Vec<_> = (0..50).map(|n| SampleInput::activation([lengths[n % lengths.len()]])).collect();
         vec![Sample::plain(GradNorm, grads)]
+    }
+}
+
+impl Sampled for SquaredNorm {
+    fn samples() -> Vec<Sample> {
+        let gradients = [SampleInput::activation([33, 3]), SampleInput::activation([2, 3, 5])];
+        let large = SampleInput::activation([35]).fill(Fill::Normal(0.0, 1e30));
+        vec![Sample::plain(SquaredNorm, gradients), Sample::plain(SquaredNorm, [large])]
+    }
+
+    fn large() -> Sample {
+        Sample::plain(SquaredNorm, [SampleInput::activation([300, 500]), SampleInput::activation([700, 300])])
     }
 }

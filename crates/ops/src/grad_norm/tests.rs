@@ -1,6 +1,6 @@
 //! Tests of the norm against a plain sum over several blocks, and with elements that are not finite.
 
-use super::{GradNorm, cpu::BLOCK};
+use super::{GradNorm, SquaredNorm, cpu::BLOCK};
 use crate::check::{on_threads, seed};
 use crate::run_op::{normal, run};
 use xtrain_program::Op;
@@ -61,4 +61,12 @@ fn gradients_of_mixed_precision_are_refused_by_index() {
     let error = GradNorm.infer(&[ty(DType::F32), ty(DType::BF16), ty(DType::F64)]).unwrap_err();
     assert!(error.0.contains("gradient 2 is f64[3]"), "{error}");
     assert!(GradNorm.infer(&[]).is_err());
+}
+
+#[test]
+fn the_norm_is_the_rounded_root_of_the_squared_norm() {
+    let grads: Vec<HostTensor> = [1, BLOCK + 1].map(|size| normal(DType::F32, [size], 1.0, seed())).into();
+    let squared = run(&SquaredNorm, &grads.iter().collect::<Vec<_>>()).remove(0);
+    assert_eq!(squared.ty(), TensorType::new(DType::F64, []));
+    assert_eq!(norm(&grads), f64::from(squared.to_f64()[0].sqrt() as f32));
 }

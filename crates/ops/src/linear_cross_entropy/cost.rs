@@ -32,7 +32,7 @@ impl Loss {
             self.chunks(tokens, count, is_first, casts(tokens), &mut kernels);
             is_first = false;
         }
-        Cost { kernels }
+        Cost { kernels, sent_bytes: 0.0 }
     }
 
     /// The kernels of `count` chunks; the first chunk of all writes dw, the others add to it.

@@ -36,7 +36,7 @@ impl CpuKernel for LinearCrossEntropyGrad {
     }
 }
 
-/// What a kernel writes: its outputs, then its workspace.
+/// Memory that a kernel writes: its outputs, then its workspace.
 pub(super) struct Written<'a, 'm> {
     pub(super) scalars: &'a mut [ViewMut<'m>],
     /// An output or workspace.

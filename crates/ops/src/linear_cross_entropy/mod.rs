@@ -31,8 +31,8 @@ use xtrain_tensor::{DType, TensorType};
 /// Target of a token without one.
 pub const IGNORED: i32 = -100;
 
-/// `(x_td, w_vd, targets_t, inv_targets) -> (objective, cross_entropy[, terms])`. With logits = x w^T and lse =
-/// ln(sum_v e^logit), over the tokens whose target is not [`IGNORED`]:
+/// `(x_td, w_vd, targets_t, inv_targets) -> (objective, cross_entropy[, terms])`. With logits = x w^T and
+/// lse = ln(sum_v e^logit), over the tokens whose target is not [`IGNORED`]:
 /// `cross_entropy = inv_targets * sum(lse - logit[target])` and
 /// `objective = cross_entropy + inv_targets * z_loss * sum(lse^2)`.
 ///
@@ -41,8 +41,8 @@ pub const IGNORED: i32 = -100;
 /// are means over the batch in the end. Outputs are scalars of x's compute type; both are 0 if all targets
 /// are ignored. The z-loss is PaLM's (arXiv 2204.02311, section 5).
 ///
-/// terms are `[t, 2]` in the type of the scalars: what each token adds to the two sums, 0 for an ignored target. They do not
-/// accumulate.
+/// terms are `[t, 2]` in the type of the scalars: the terms of each token in the two sums, 0 if its target is
+/// ignored. They do not accumulate.
 #[derive(Clone, Copy, Debug)]
 pub struct LinearCrossEntropy {
     /// Maximum number of tokens in a chunk, at least 1. Chunks have equal lengths, up to one token.

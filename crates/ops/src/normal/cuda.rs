@@ -20,6 +20,8 @@ kernel_struct! {
     struct Arguments {
         y: DevicePtr,
         elements: u64,
+        drawn: u64,
+        first: u64,
         seed_low: u32,
         seed_high: u32,
         step: u32,
@@ -36,13 +38,17 @@ impl CudaKernel for Normal {
         let arguments = Arguments {
             y: y.place,
             elements,
+            drawn: self.elements as u64,
+            first: self.first_element,
             seed_low: self.seed as u32,
             seed_high: (self.seed >> 32) as u32,
             step: self.step,
             site: self.site,
             std: f64::from(self.std),
         };
-        let blocks = elements.div_ceil(u64::from(ELEMENTWISE_THREADS) * PER_THREAD).max(1) as u32;
+        // The first block of random words may begin before the first element.
+        let numbers = elements + self.first_element % PER_THREAD;
+        let blocks = numbers.div_ceil(u64::from(ELEMENTWISE_THREADS) * PER_THREAD).max(1) as u32;
         // SAFETY: the kernel takes one `Arguments`; y has `elements` f32 elements.
         Ok(unsafe { Work::launch(function, Launch::row(blocks, ELEMENTWISE_THREADS), arguments) })
     }

@@ -5,11 +5,15 @@
 // keep the compiler from contracting a multiplication and an addition into an FMA. Each thread draws one
 // Philox block of four words and writes four f32, 16 bytes. Bound by f64 arithmetic, about a hundred
 // operations for two numbers, which is still much faster than copying from the host, even on GPUs with few
-// f64 units. Grid: ceil(elements / (4 * blockDim.x)).
+// f64 units. y may begin within a block of words. Grid: ceil((elements + first % 4) / (4 * blockDim.x)).
 
 struct Arguments {
     float* y;
     u64 elements;
+    // Elements after these are 0.
+    u64 drawn;
+    // The index of the first element in the stream.
+    u64 first;
     u32 seed_low, seed_high, step, site;
     double std;
 };
@@ -63,17 +67,24 @@ __device__ __forceinline__ void pair(u32 a, u32 b, double std, float* to) {
 }
 
 extern "C" __global__ void normal_f32(Arguments args) {
+    // Counted from the block of words in which y begins.
     u64 index = (u64)blockIdx.x * blockDim.x + threadIdx.x, first = index * PER_THREAD;
-    if (first >= args.elements) return;
+    u64 begin = args.first % PER_THREAD, end = begin + args.elements, drawn_end = begin + args.drawn;
+    if (first >= end) return;
     Philox rng = {args.seed_low, args.seed_high, args.step, args.site};
     u32 words[4];
-    rng.block(index, words);
+    rng.block(args.first / PER_THREAD + index, words);
     float drawn[PER_THREAD];
     pair(words[0], words[1], args.std, drawn);
     pair(words[2], words[3], args.std, drawn + 2);
-    if (first + PER_THREAD <= args.elements) {
+#pragma unroll
+    for (int i = 0; i < PER_THREAD; i++) drawn[i] = first + i < drawn_end ? drawn[i] : 0.0f;
+    if (begin == 0 && first + PER_THREAD <= end) {
         store<PER_THREAD>(args.y + first, drawn);
-    } else {
-        for (int i = 0; first + i < args.elements; i++) args.y[first + i] = drawn[i];
+        return;
+    }
+#pragma unroll
+    for (int i = 0; i < PER_THREAD; i++) {
+        if (first + i >= begin && first + i < end) args.y[first + i - begin] = drawn[i];
     }
 }

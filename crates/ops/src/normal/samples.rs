@@ -10,7 +10,9 @@ impl Sampled for Normal {
     }
 
     fn samples() -> Vec<Sample> {
-        vec![sample(&[3, 11]), sample(&[1]), sample(&[64])]
+        let parts = [(&[3, 11][..], 5, 33), (&[2, 3], 1, 1), (&[7], 2, 5), (&[64], 8, 0), (&[12], 4, 9)];
+        let parts = parts.map(|(shape, first, elements)| part(shape, first, elements));
+        [sample(&[3, 11]), sample(&[1]), sample(&[64])].into_iter().chain(parts).collect()
     }
 
     fn large() -> Sample {
@@ -24,7 +26,12 @@ impl Sampled for Normal {
 }
 
 fn sample(shape: &[usize]) -> Sample {
-    let op =
-        Normal { shape: Shape::new(shape), std: 0.02, seed: 0xFEDC_BA98_7654_3210, step: u32::MAX, site: 7 };
+    part(shape, 0, shape.iter().product())
+}
+
+/// Elements from `first_element` on, and zeros after them.
+fn part(shape: &[usize], first_element: u64, elements: usize) -> Sample {
+    let (shape, seed) = (Shape::new(shape), 0xFEDC_BA98_7654_3210);
+    let op = Normal { shape, std: 0.02, seed, step: u32::MAX, site: 7, first_element, elements };
     Sample::plain(op, [])
 }

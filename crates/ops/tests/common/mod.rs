@@ -1,6 +1,7 @@
 //! Helpers of the GPU tests.
 #![allow(dead_code, reason = "each test binary uses a part")]
 
+pub(crate) mod collectives;
 pub(crate) mod fp8;
 pub(crate) mod lanes;
 

@@ -20,8 +20,8 @@ pub struct TraceError {
 
 xtrain_tensor::debug_as_display!(TraceError);
 
-/// Builds an instance. Output `k` is written to the value `targets[k]`, or to a new transient value if that
-/// is `None` or absent.
+/// Builds an instance, on the lane of its op. Output `k` is written to the value `targets[k]`, or to a new
+/// transient value if that is `None` or absent.
 pub(crate) fn instantiate(
     program: &mut Program,
     code: Code,
@@ -51,5 +51,6 @@ pub(crate) fn instantiate(
         };
         outputs.push(Output { value, mode: WriteMode::Assign });
     }
-    Ok(Instance { code, inputs: inputs.to_vec(), outputs, origin, lane: Lane::Compute, when: When::Always })
+    let lane = code.op().collective().map_or(Lane::Compute, |_| Lane::Communication);
+    Ok(Instance { code, inputs: inputs.to_vec(), outputs, origin, lane, when: When::Always })
 }

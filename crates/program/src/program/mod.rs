@@ -12,7 +12,7 @@ pub use differentiate::{Backward, Differentiable};
 pub use instantiate::TraceError;
 pub(crate) use instantiate::instantiate;
 
-use crate::{Lane, Op, Origin, Phase, StateKind, Storage, Value, ValueId, When};
+use crate::{Lane, Op, Origin, Phase, RowShard, StateKind, Storage, Value, ValueId, When};
 use std::collections::HashMap;
 use std::sync::Arc;
 use xtrain_tensor::TensorType;
@@ -45,6 +45,19 @@ pub struct Parameter {
     pub quantized: Vec<Quantized>,
     /// Its gradient, after the backward pass.
     pub gradient: Option<ValueId>,
+    /// Its cut, if it is cut among ranks: master, compute copy and gradient are then the rows of this rank.
+    pub shard: Option<RowShard>,
+    /// The whole tensors that are gathered from all ranks after masters change.
+    pub gathered: Vec<Gathered>,
+}
+
+/// A whole tensor, and the rows of it that this rank contributes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Gathered {
+    /// The rows of this rank.
+    pub piece: ValueId,
+    /// All rows.
+    pub whole: ValueId,
 }
 
 /// One application of an op.
@@ -141,8 +154,8 @@ impl Program {
         self.add_value(ty, Storage::State { kind, name: name.clone() })
     }
 
-    /// Adds the state value `id` of another program.
-    pub(crate) fn copy_state(&mut self, other: &Program, id: ValueId) -> ValueId {
+    /// Adds the value `id` of another program.
+    pub(crate) fn copy_value(&mut self, other: &Program, id: ValueId) -> ValueId {
         let value = other.value(id);
         self.add_value(value.ty, value.storage.clone())
     }
@@ -191,7 +204,13 @@ impl Program {
 
     /// The number of elements of all parameters.
     pub fn parameter_count(&self) -> usize {
-        self.parameters.iter().map(|p| self.ty(p.master).numel()).sum()
+        self.parameters.iter().map(|p| self.whole_type(p).numel()).sum()
+    }
+
+    /// The type of a parameter, all rows included if it is cut.
+    pub fn whole_type(&self, parameter: &Parameter) -> TensorType {
+        let held = self.ty(parameter.master);
+        parameter.shard.map_or(held, |cut| cut.whole(held))
     }
 
     /// The types of an instance's inputs.
@@ -202,6 +221,19 @@ impl Program {
     /// The types of an instance's outputs.
     pub fn output_types(&self, instance: &Instance) -> Vec<TensorType> {
         instance.outputs.iter().map(|o| self.ty(o.value)).collect()
+    }
+
+    /// Bytes that a rank sends to others in a step of so many micro-steps, by its collectives.
+    pub fn sent_bytes(&self, micro_steps: usize) -> f64 {
+        let runs = |i: &Instance| match (i.phase(), i.when) {
+            (Phase::Micro, When::Always) => micro_steps,
+            (Phase::Micro, When::BeforeLast) => micro_steps - 1,
+            (Phase::Micro, When::Last) | (Phase::Update, _) => 1,
+        };
+        let sent = |i: &Instance| {
+            runs(i) as f64 * i.code.op().cost(&self.input_types(i), &self.output_types(i)).sent_bytes
+        };
+        self.instances.iter().map(sent).sum()
     }
 
     /// Floating-point operations of the instances for which `include` returns true.

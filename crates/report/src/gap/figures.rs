@@ -38,7 +38,7 @@ pub struct LossGap {
     pub from: u64,
     /// Last position whose loss is included.
     pub to: u64,
-    /// Unit of the losses: `nats/token`, or `bits/byte` where tokenizers differ.
+    /// Unit of the losses: `nats/token`, or `bits/byte` if tokenizers differ.
     pub unit: &'static str,
     /// Mean cross-entropy over these steps and over the runs.
     pub loss: f64,
@@ -59,20 +59,20 @@ pub struct LossGap {
     pub seed_spread_percent: Option<f64>,
     /// True if the gap lies inside that spread.
     pub inside_spread: Option<bool>,
-    /// True if the gap lies inside the bar of the recipe; a lower loss does. `None` if the runs are too few
-    /// to tell.
+    /// True if the gap lies inside the recipe's bar, as every lower loss does; `None` if that is unclear.
     pub inside_bar: Option<bool>,
 }
 
-/// A gap, or a spread of seeds, over so many bars is far over the bar.
+/// Multiple of the bar above which a gap or a spread of seeds is far over the bar.
 pub(super) const FAR: f64 = 3.0;
 
-/// True if a gap lies inside the bar, false if outside; `None` if that is unclear, all in percent.
+/// True if a gap lies inside the bar, false if outside, `None` if that is unclear. All arguments are in
+/// percent.
 ///
-/// With several runs the interval of their gap decides, and beside runs of other seeds the spread of the
-/// baseline too. A single run without seeds to set it against is only ever clear far outside of the bar: by
-/// how much chance moves it is not known. Where the seeds of the baseline lie far over the bar apart, no gap
-/// within their spread says anything.
+/// For several runs the interval of their gap decides, and also the baseline's spread unless every run has a
+/// baseline run of its seed. A single run without other seeds is clear only far outside the bar, because the
+/// effect of chance is unknown. If the baseline's seeds spread far over the bar, no gap within their spread
+/// is clear.
 fn inside_bar(
     gap: f64,
     bar: f64,

@@ -1,18 +1,18 @@
-//! The gap between runs: how much higher the loss of a recipe is than that of a baseline, set against what
-//! another seed would do.
+//! The gap between runs: the difference of a recipe's loss to that of a baseline, next to the spread between
+//! seeds.
 //!
 //! ```text
-//! run folders -> groups (runs that differ in their seed alone) -> Gap (figures) -> table, JSON
-//!                                                              -> curves (the same all along the run) -> page
+//! run folders -> groups (runs that differ only in their seed) -> Gap (figures) -> table, JSON
+//!                                                             -> curves (the gap over the run) -> page
 //! ```
 //!
 //! A run is compared with the baseline's run of the same seed, if there is one, because both saw the same
-//! batches and their noise cancels; else against the mean of the baseline's runs. Runs of unequal length are
-//! compared up to where the shortest of the two groups ends, runs whose steps have different numbers of
-//! tokens by tokens.
+//! batches and their noise cancels; otherwise with the mean of the baseline's runs. Runs of unequal length
+//! are compared up to the end of the shorter group. Runs whose steps have different numbers of tokens are
+//! compared by tokens.
 //!
-//! Whether a gap lies inside the recipe's bar, of docs/numerics.md, and inside the spread of seeds, is said
-//! where it can be told; which of them matters is the reader's.
+//! The result says if a gap lies inside the recipe's bar (docs/numerics.md) and inside the spread of seeds,
+//! or that this is unclear.
 
 mod figures;
 mod groups;

@@ -74,7 +74,7 @@ impl Notes {
         }
     }
 
-    /// Of the steps that are averaged: losses that are not finite, none at all, another learning rate.
+    /// Notes on the averaged steps: no losses, losses that are not finite, different learning rates.
     pub(super) fn of_ends(&mut self, views: &Views<'_>, group: &Group, baseline: &Group, ends: &Ends<'_>) {
         let runs = || group.runs.iter().chain(&baseline.runs).map(|&n| &views.views[n]);
         for (view, points) in runs().zip(ends.own.iter().chain(&ends.base)) {
@@ -82,11 +82,13 @@ impl Notes {
             let counted_in = views.x_name.trim_end_matches('s');
             let broken = points.iter().filter(|p| !p.1.is_finite()).count();
             match (points.len(), broken) {
-                (0, _) => self.add_of(name, format!("no loss is reported for the compared {counted_in}s")),
+                (0, _) => self.add_of(name, format!("no loss in the compared {counted_in}s")),
                 (_, 0) => {}
                 (all, broken) => self.add_of(
                     name,
-                    format!("{broken} of the {all} losses to be averaged are not finite, so there is no gap"),
+                    format!(
+                        "{broken} of the {all} losses to be averaged are not finite, so the gap is unknown"
+                    ),
                 ),
             }
         }
@@ -113,40 +115,40 @@ impl Notes {
         }
     }
 
-    /// Figures that are left out because they do not compare.
+    /// Notes the figures that are left out because they are not comparable.
     pub(super) fn of_what_differs(&mut self, names: &[String], same: Comparable) {
         let text = match same {
             Comparable { tokenizer: true, text: true } => return,
             Comparable { tokenizer: false, text: true } => {
-                "another tokenizer than the baseline's, so losses in nats per token do not compare: there is no gap of the training loss, and the \
-                 validation loss is compared in bits per byte"
+                "the tokenizer differs from the baseline's, so losses in nats per token are not comparable: there is no gap of the training \
+                 loss, and validation losses are compared in bits per byte"
             }
             Comparable { tokenizer: true, text: false } => {
-                "evaluated on another text than the baseline, so there is no gap of the validation loss; give both the same data.valid, or \
+                "the validation text differs from the baseline's, so there is no gap of the validation loss; give both the same data.valid, or \
                  evaluate both on one file with xtrain eval RUN --data FILE"
             }
             Comparable { tokenizer: false, text: false } => {
-                "another tokenizer than the baseline's, and evaluated on another text, so no loss compares; xtrain eval RUN --data FILE gives \
-                 both in bits per byte on one file"
+                "tokenizer and validation text differ from the baseline's, so no losses are comparable; compare bits per byte on one file with \
+                 xtrain eval RUN --data FILE"
             }
         };
         self.add_of(names, text.into());
     }
 
-    /// Reasons why a gap is neither inside the bar nor outside.
+    /// Notes why a gap is neither inside nor outside the bar.
     pub(super) fn of_verdict(&mut self, gap: &Gap) {
         let Some(bar) = gap.bar_percent else { return };
         let unclear = |figure: &&LossGap| figure.inside_bar.is_none();
         let Some(figure) = gap.training.iter().chain(&gap.validation).find(unclear) else { return };
-        let remedy = "train more seeds of both (--set train.seed=1, ...), or longer, and name all runs";
+        let remedy = "train both with more seeds (--set train.seed=1, ...), or longer, and name all runs";
         let reason = match (figure.seed_spread_percent, figure.gap_interval_percent) {
             (Some(spread), _) if spread > FAR * bar => {
                 format!("seeds of the baseline spread by ±{spread:.2}%, far over the bar of {bar}%")
             }
-            (_, Some(interval)) => format!("the gap is known to ±{interval:.2}% only, with a bar of {bar}%"),
+            (_, Some(interval)) => format!("the gap is only known to ±{interval:.2}%, and the bar is {bar}%"),
             (Some(_), None) => format!("the gap is over the bar of {bar}% but within the spread of seeds"),
             (None, None) => format!(
-                "one seed does not show what chance does: only a gap over {:.2}%, three times the bar, would be clear",
+                "a single seed does not show the effect of chance; only a gap over {:.2}%, three times the bar, would be clear",
                 FAR * bar
             ),
         };
@@ -174,7 +176,7 @@ impl Notes {
         let keys = baseline.differs_in(first);
         if !keys.is_empty() {
             self.add(format!(
-                "the baseline's runs differ in {}: their spread is not one of seeds alone",
+                "the baseline's runs differ in {}, so their spread is not only due to seeds",
                 keys.join(", ")
             ));
         }
@@ -182,7 +184,8 @@ impl Notes {
         seeds.sort_unstable();
         if seeds.windows(2).any(|pair| pair[0] == pair[1]) {
             self.add(
-                "runs of the baseline have the same seed: their spread is smaller than that of seeds".into(),
+                "runs of the baseline have the same seed, so their spread is smaller than that between seeds"
+                    .into(),
             );
         }
     }

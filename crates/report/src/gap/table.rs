@@ -17,19 +17,19 @@ const FIGURES: [[&str; 2]; 8] = [
     ["Baseline", "The loss of the baseline's runs that these are compared with."],
     [
         "Gap",
-        "How much higher the loss is than the baseline's. Each run is compared with the baseline's run of the same seed, if there is one. ± is \
-         the 95% confidence interval over the seeds.",
+        "The relative difference of the loss to the baseline's. Each run is compared with the baseline's run of the same seed, if there is \
+         one. ± is the 95% confidence interval over the seeds.",
     ],
     [
         "Spread of seeds",
-        "Distance from the baseline within which as many further runs of the baseline, with other seeds, would lie with 95% confidence \
-         (Student's t). In the baseline's own row, s.d. is the standard deviation over its seeds.",
+        "Distance from the baseline within which the mean of as many runs of its configuration with other seeds would lie, with 95% \
+         confidence (Student's t). In the baseline's own row, s.d. is the standard deviation over its seeds.",
     ],
     [
         "Within spread",
         "Yes: another seed of the baseline could have the same gap. No: the gap is more than chance.",
     ],
-    ["Bar", "The largest gap that is accepted of the recipe (docs/numerics.md)."],
+    ["Bar", "The recipe's tolerance: the largest gap that is accepted (docs/numerics.md)."],
     [
         "Within bar",
         "Unclear: chance alone could move the gap across the bar. With a single seed, only a gap above three times the bar is clear.",

@@ -52,7 +52,7 @@ fn runs_of_one_seed_show_their_gap_without_the_noise_of_batches() {
     let validation = comparison.compared[0].validation.as_ref().expect("both were evaluated");
     assert!((validation.gap_percent - 0.2).abs() < 1e-9 && validation.to == 200, "{validation:?}");
     assert_eq!(comparison.notes.len(), 1, "{:?}", comparison.notes);
-    assert!(comparison.notes[0].starts_with("fp8: unclear, because one seed"), "{:?}", comparison.notes);
+    assert!(comparison.notes[0].starts_with("fp8: unclear, because a single seed"), "{:?}", comparison.notes);
     assert!(comparison.notes[0].contains("--set train.seed=1"), "{:?}", comparison.notes);
 }
 
@@ -320,16 +320,24 @@ fn runs_with_other_tokenizers_are_compared_in_bits_per_byte() {
     let validation = gap.validation.as_ref().expect("in bits");
     assert_eq!(validation.unit, "bits/byte");
     assert!((validation.gap_percent - 1.0).abs() < 1e-9, "{validation:?}");
-    assert!(comparison.notes.iter().any(|note| note.contains("another tokenizer")), "{:?}", comparison.notes);
+    assert!(
+        comparison.notes.iter().any(|note| note.contains("the tokenizer differs from the baseline's")),
+        "{:?}",
+        comparison.notes
+    );
     let page = comparison.html();
     assert!(page.contains("Bits per byte") && !page.contains("Gap to the baseline"));
-    assert!(page.contains("nats per token do not compare"));
+    assert!(page.contains("nats per token are not comparable"));
     // Nor is there any gap where the text is another too.
     let elsewhere =
         RunData { config: other.config.as_ref().map(|config| config.replace("a.txt", "b.txt")), ..other };
     let comparison = compare(&[base, elsewhere], 1);
     assert!(comparison.compared[0].validation.is_none());
-    assert!(comparison.notes.iter().any(|note| note.contains("no loss compares")), "{:?}", comparison.notes);
+    assert!(
+        comparison.notes.iter().any(|note| note.contains("no losses are comparable")),
+        "{:?}",
+        comparison.notes
+    );
 }
 
 #[test]

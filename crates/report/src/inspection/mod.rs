@@ -18,7 +18,7 @@ pub struct Inspection {
     pub recipe: String,
     /// The recipe whose casts were measured.
     pub casts: String,
-    /// The loss of the batch, in nats a token.
+    /// The loss of the batch, in nats per token.
     pub loss: f64,
     /// The casts, in the order of the step.
     pub tensors: Vec<TensorCast>,

@@ -1,7 +1,7 @@
-//! A program of the user's that receives each line of metrics on its standard input.
+//! `log.command`: a user's program that receives each line of metrics on its standard input.
 //!
-//! A thread writes the lines, so a run never waits for the program: where it reads too slowly, the lines that
-//! find no place in the queue are lost, and where it ended, all further ones. Either is warned of once.
+//! A thread writes the lines, so training never waits for the program. If the queue is full, lines are lost;
+//! if the program has ended, all further lines are lost. Each case causes one warning.
 
 use std::fs::OpenOptions;
 use std::io::{self, Write};
@@ -15,21 +15,21 @@ use std::time::{Duration, Instant};
 
 use super::{MetricsError, Record, jsonl};
 
-/// Lines that wait for the program to read.
+/// Maximum number of lines that wait for the program.
 const QUEUE: usize = 4096;
-/// Time that the lines still in the queue have at the end of a run.
+/// Time limit for writing the remaining lines at the end of a run.
 const AT_THE_END: Duration = Duration::from_secs(1);
 /// File of the run folder that receives the output of the program.
 pub const COMMAND_LOG: &str = "command.log";
-/// Environment variable in which the program finds the run folder.
+/// Environment variable that names the run folder for the program.
 const RUN_FOLDER: &str = "XTRAIN_RUN";
 
-/// A program that was started, and the queue of the lines to it. Dropping it closes the program's standard
-/// input, after one second at most, and does not wait for its end.
+/// A started program, and its queue of lines. Dropping this closes the program's standard input after at most
+/// one second, and does not wait for the program to end.
 pub struct Command {
     name: String,
     lines: Option<SyncSender<String>>,
-    /// Set by the thread when it has written all lines, or can write no more.
+    /// Set by the thread when all lines are written, or no more can be.
     is_done: Arc<AtomicBool>,
     has_warned: bool,
 }
@@ -41,9 +41,9 @@ impl std::fmt::Debug for Command {
 }
 
 impl Command {
-    /// Starts `command`, a program and its arguments, without a shell. It runs in a process group of its own,
-    /// so that Ctrl-C ends the run first. The variable `XTRAIN_RUN` in its environment names `folder`, where
-    /// its output goes to a file: it holds nothing of the run's open that others wait for.
+    /// Starts `command`, a program and its arguments, without a shell, in its own process group, so that
+    /// Ctrl-C does not reach it. Its output goes to a file in `folder`, so it holds none of the run's own
+    /// streams open. Its environment names `folder` in `XTRAIN_RUN`.
     ///
     /// # Errors
     ///
@@ -73,7 +73,7 @@ impl Command {
         Ok(Some(Command { name: program.clone(), lines: Some(lines), is_done, has_warned: false }))
     }
 
-    /// Hands over the line of `record`, or loses it.
+    /// Queues the line of `record`, or drops it if the queue is full.
     pub fn record(&mut self, record: &Record) {
         let Some(lines) = &self.lines else { return };
         match lines.try_send(jsonl::encode(record) + "\n") {
@@ -83,7 +83,7 @@ impl Command {
             Err(TrySendError::Full(_)) => {
                 if !std::mem::replace(&mut self.has_warned, true) {
                     tracing::warn!(
-                        "log.command: {} reads too slowly, so it misses lines of metrics; metrics.jsonl has them all",
+                        "log.command: {} reads too slowly and misses lines of metrics; metrics.jsonl has all of them",
                         self.name
                     );
                 }
@@ -102,7 +102,7 @@ impl Drop for Command {
     }
 }
 
-/// Writes lines until there are no more, or the program takes none.
+/// Writes lines until the queue closes or the program stops reading.
 fn write_all(name: &str, log: &Path, mut child: Child, lines: &Receiver<String>) {
     let Some(mut input) = child.stdin.take() else { unreachable!("it is piped") };
     for line in lines {
@@ -110,10 +110,10 @@ fn write_all(name: &str, log: &Path, mut child: Child, lines: &Receiver<String>)
         let Err(error) = input.write_all(line.as_bytes()) else { continue };
         let how = match child.try_wait() {
             Ok(Some(status)) => format!("ended ({status})"),
-            _ => format!("takes no more lines ({error})"),
+            _ => format!("has stopped reading ({error})"),
         };
         return tracing::warn!(
-            "log.command: {name} {how}; the run goes on without it, and metrics.jsonl has all lines; its output is in {}",
+            "log.command: {name} {how}; the run continues without it, and metrics.jsonl has all lines; its output is in {}",
             log.display()
         );
     }

@@ -18,7 +18,7 @@ pub enum MetricsError {
     Replace(#[from] xtrain_checkpoint::CheckpointError),
     /// The program of `log.command` cannot be started.
     #[error(
-        "[log] `command`: cannot start {program}: {source}; check the name of the program, or take the key out with --set log.command="
+        "[log] `command`: cannot start {program}: {source}; check the program's name, or remove the key with --set log.command="
     )]
     Command {
         /// The program.

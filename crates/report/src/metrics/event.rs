@@ -79,21 +79,21 @@ pub struct SourceMetrics {
     pub step: u64,
     /// The source's name: its path in the run file.
     pub name: String,
-    /// Tokens of it that were trained on since the start of the run; absent for a source of `data.valid`.
+    /// Tokens of this source trained on since the start of the run; absent for a source of `data.valid`.
     pub tokens: Option<u64>,
-    /// Passes over the source so far; likewise.
+    /// Passes over the source so far; absent for a source of `data.valid`.
     pub epoch: Option<f64>,
-    /// Mean cross-entropy of the targets of it that were trained on since the previous report of sources, in
-    /// nats a token; absent if there was none.
+    /// Mean cross-entropy of the source's targets trained on since the previous report of sources, in nats
+    /// per token; absent if there were none.
     pub train_loss: Option<f64>,
-    /// Mean cross-entropy of its own evaluated targets, in nats a token; absent if none was evaluated.
+    /// Mean cross-entropy of the source's evaluated targets, in nats per token; absent if there were none.
     pub loss: Option<f64>,
 }
 
-/// Advice about a run that goes on.
+/// A warning about a run that continues.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Warning {
-    /// The step that it is about.
+    /// The step that it concerns.
     pub step: u64,
     /// The warning: what is wrong, and what to do.
     pub text: String,

@@ -12,12 +12,16 @@ pub fn bytes(value: u64) -> String {
     scaled(value as f64, 1024.0, &[" B", " KiB", " MiB", " GiB", " TiB", " PiB"])
 }
 
-/// A size in GiB with two decimals, so that columns align: `0.42 GiB`.
+/// A size in GiB with two decimals, so that columns align: `0.42 GiB`. Less than 0.1 GiB is in smaller units:
+/// `61.4 MiB`.
 pub fn gib(value: u64) -> String {
-    format!("{:.2} GiB", value as f64 / f64::from(1 << 30))
+    match value as f64 / f64::from(1 << 30) {
+        less if less < 0.1 => bytes(value),
+        size => format!("{size:.2} GiB"),
+    }
 }
 
-/// A duration in its two largest units: `312ms`, `4.2s`, `41s`, `2m41s`, `1h02m`, `3d04h`.
+/// A duration in its two largest units: `312ms`, `4.2s`, `41s`, `2m41s`, `1h02m`, `3d04h`, `2y041d`.
 ///
 /// A negative or non-finite number of seconds is `?`.
 pub fn duration(seconds: f64) -> String {
@@ -32,11 +36,13 @@ pub fn duration(seconds: f64) -> String {
     }
     let whole = seconds.round() as u64;
     let (minutes, hours, days) = (whole / 60, whole / 3600, whole / 86_400);
+    let years = days / 365;
     match whole {
         0..60 => format!("{whole}s"),
         60..3600 => format!("{minutes}m{:02}s", whole % 60),
         3600..86_400 => format!("{hours}h{:02}m", minutes % 60),
-        _ => format!("{days}d{:02}h", hours % 24),
+        86_400..31_536_000 => format!("{days}d{:02}h", hours % 24),
+        _ => format!("{years}y{:03}d", days % 365),
     }
 }
 

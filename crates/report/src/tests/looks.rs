@@ -1,4 +1,4 @@
-//! What keeps pages readable: labels that do not overlap, lines that have names, colours that stand out.
+//! Readability of pages: labels do not overlap, lines have names, colours have contrast.
 
 use proptest::prelude::*;
 

@@ -169,7 +169,7 @@ fn a_run_shows_bits_per_byte_tokens_and_what_it_began_with() {
     for expected in [
         "8.0200 before training",
         "Bits per byteof the validation text",
-        "how frequent each token is",
+        "knows the frequency of each token",
         "StepsTokens",
         "nats below the unigram entropy",
     ] {

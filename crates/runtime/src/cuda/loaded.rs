@@ -21,8 +21,8 @@ pub(super) struct Loaded {
     pub(super) spans: Vec<Option<Span>>,
     /// The workspace of each instance.
     pub(super) workspaces: Vec<Vec<(TensorType, Span)>>,
-    /// The work of each instance. A micro-step's instance has one for the first micro-step and one for the
-    /// others, if they differ.
+    /// The work of each instance; none for collectives. A micro-step's instance has one for the first
+    /// micro-step and one for the others, if they differ.
     pub(super) works: Vec<[Option<Work>; 2]>,
     pub(super) graphs: HashMap<Part, Recording>,
     /// Graphs with events around each op, by part and by the repeats of each op.
@@ -50,12 +50,12 @@ pub(super) enum Recording {
 }
 
 impl Loaded {
-    /// The part to run for `part`: without instances that run in the last micro-step alone, the last is like
-    /// the others before it, and shares their graph.
+    /// The part to run for `part`: if no instance depends on it, the last micro-step is like the others
+    /// before it, and shares their graph.
     pub(super) fn distinct(&self, part: Part) -> Part {
-        let is_alone = |instance: &Instance| instance.when == When::Last;
+        let depends = |instance: &Instance| instance.when != When::Always;
         match part {
-            Part::Last if !self.program.instances.iter().any(is_alone) => Part::Next,
+            Part::Last if !self.program.instances.iter().any(depends) => Part::Next,
             part => part,
         }
     }
@@ -64,6 +64,12 @@ impl Loaded {
     pub(super) fn indices(&self, part: Part) -> impl Iterator<Item = usize> {
         let instances = self.program.instances.iter().enumerate();
         instances.filter(move |(_, instance)| part.includes(instance.phase())).map(|(index, _)| index)
+    }
+
+    /// True if `part` runs a collective.
+    pub(super) fn has_collective(&self, part: Part) -> bool {
+        let is_collective = |i: &Instance| part.runs(i) && i.code.op().collective().is_some();
+        self.program.instances.iter().any(is_collective)
     }
 
     pub(super) fn span(&self, value: ValueId) -> Span {

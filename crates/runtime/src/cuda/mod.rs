@@ -3,9 +3,12 @@
 //! A part runs op by op the first time, which triggers lazy loading in libraries. The second time it is
 //! captured as a graph, and from then on one call replays it. Addresses never change: state is allocated
 //! once, and scratch grows in place. Inputs travel through a ring of pinned memory, so the host prepares a
-//! step while others run. Each lane of a program is a stream ([`lanes`]).
+//! step while others run. Each lane of a program is a stream ([`lanes`]). Collectives have no kernel: a
+//! [`DeviceCommunicator`] puts them into the stream of the communication lane.
 
 mod arena;
+mod communicator;
+mod host_staged;
 mod lanes;
 mod loaded;
 mod marks;
@@ -15,12 +18,15 @@ mod stopwatch;
 mod thread_pool;
 
 use crate::checks::{Checks, check_finite, is_overwritten};
+use crate::collective;
 use crate::engine::{Engine, Outputs, Promise, Ticket};
 use crate::error::{EngineError, ensure_length};
 use crate::part::{Part, ProgramId};
 use crate::state::StateEntry;
 use crate::timing::{Timed, TimedWork, Timing};
 use arena::{Arena, Span};
+use communicator::{Copies, DeviceCommError, DeviceCommunicator};
+use host_staged::HostStaged;
 use lanes::{LaneEvents, Streams};
 use loaded::{Loaded, Recording, find, prepare};
 use marks::Marks;
@@ -32,6 +38,7 @@ use std::time::Instant;
 use stopwatch::Stopwatch;
 use thread_pool::map_parallel;
 use xtrain_cuda::{CudaKernel, Event, Gpu, Graph, Stream, exclude_capture, nvtx};
+use xtrain_distributed::Communicator;
 use xtrain_program::{Instance, KernelTable, Location, Op, Plan, Program, Region, StateKind, ValueId};
 use xtrain_tensor::TensorType;
 
@@ -42,6 +49,7 @@ const POISON: u8 = 0xFF;
 pub struct CudaEngine {
     kernels: Arc<KernelTable<dyn CudaKernel>>,
     gpu: Gpu,
+    communicator: Box<dyn DeviceCommunicator>,
     streams: Streams,
     arena: Arena,
     staging: Staging,
@@ -67,13 +75,14 @@ pub fn cuda_workspace(
 }
 
 impl CudaEngine {
-    /// An engine with these kernels on `gpu`.
+    /// An engine with these kernels on `gpu`, in a run of one process.
     pub fn new(kernels: Arc<KernelTable<dyn CudaKernel>>, gpu: Gpu) -> Result<Self, EngineError> {
         let streams = Streams::new(gpu.context())?;
         let arena = Arena::new(gpu.context())?;
         Ok(CudaEngine {
             kernels,
             gpu,
+            communicator: Box::new(Copies),
             streams,
             arena,
             staging: Staging::default(),
@@ -81,6 +90,12 @@ impl CudaEngine {
             checks: Checks::default(),
             watch: Stopwatch::default(),
         })
+    }
+
+    /// The engine of one rank of a run: collectives use this communicator, through host memory.
+    pub fn with_communicator(mut self, communicator: Arc<dyn Communicator>) -> Self {
+        self.communicator = Box::new(HostStaged::new(communicator));
+        self
     }
 
     /// Sets the checks of the runs that follow. With any check, ops run one by one instead of as a graph.
@@ -96,7 +111,8 @@ impl CudaEngine {
         let (mut kinds, mut leading, mut following) = (HashSet::new(), Vec::new(), Vec::new());
         for (index, instance) in loaded.program.instances.iter().enumerate() {
             let is_ready = loaded.works[index][loaded.variant(index, first)].is_some();
-            if !part.includes(instance.phase()) || is_ready {
+            let is_collective = instance.code.op().collective().is_some();
+            if !part.includes(instance.phase()) || is_ready || is_collective {
                 continue;
             }
             let kind = (instance.code.op().name(), &instance.origin.site, instance.origin.role.name());
@@ -158,6 +174,17 @@ impl CudaEngine {
         if self.checks.poison {
             self.poison(loaded, index, first)?;
         }
+        if let Some(call) = instance.code.op().collective() {
+            let span = |value| self.arena.memory(loaded.span(value));
+            let (input, output) = (span(instance.inputs[0]), span(instance.outputs[0].value));
+            return (0..mode.repeats)
+                .try_for_each(|_| self.communicator.enqueue(call, input, output, stream))
+                .map_err(|error| match error {
+                    DeviceCommError::Cuda(error) => error.into(),
+                    DeviceCommError::Communicator(error) => collective::failed(instance, part, error),
+                });
+        }
+        let _no_capture = (!mode.recording).then(exclude_capture);
         loaded.copy_in_place_inputs(index, &self.arena, stream)?;
         let work = loaded.works[index][loaded.variant(index, first)].as_ref().expect("prepared before");
         Ok((0..mode.repeats).try_for_each(|_| work.enqueue(stream))?)
@@ -165,6 +192,10 @@ impl CudaEngine {
 
     /// Makes the checks that follow an instance.
     fn check_outputs(&self, loaded: &Loaded, instance: &Instance) -> Result<(), EngineError> {
+        if self.checks == Checks::default() {
+            return Ok(());
+        }
+        let _no_capture = exclude_capture();
         if self.checks.poison {
             self.check_padding(loaded, instance)?;
         }
@@ -178,6 +209,12 @@ impl CudaEngine {
         Ok(())
     }
 
+    /// True if `part` is recorded as a graph. Otherwise it always runs op by op.
+    fn records(&self, id: ProgramId, part: Part) -> bool {
+        self.checks == Checks::default()
+            && (self.communicator.is_recordable() || !self.programs[id.0].has_collective(part))
+    }
+
     /// Runs `part` and times each op. Where the part may be captured by now, it runs as a graph with events
     /// in it, so that the host's speed does not count.
     fn run_ops(&mut self, id: ProgramId, part: Part, repeats: usize) -> Result<(), EngineError> {
@@ -185,10 +222,9 @@ impl CudaEngine {
             let Loaded { program, lanes, .. } = &self.programs[id.0];
             Marks::new(program, lanes.as_ref(), part, self.gpu.context())
         };
-        if self.checks != Checks::default() || !self.programs[id.0].graphs.contains_key(&part) {
+        if !self.records(id, part) || !self.programs[id.0].graphs.contains_key(&part) {
             let marks = marks()?;
             let mode = EnqueueMode { recording: false, repeats, marks: Some(&marks) };
-            let _no_capture = exclude_capture();
             self.enqueue_part(id, part, &mode)?;
             self.programs[id.0].graphs.entry(part).or_insert(Recording::RanOnce);
             self.streams.compute().synchronize()?;
@@ -265,7 +301,8 @@ impl EnqueueMode<'_> {
 
 impl Engine for CudaEngine {
     fn load(&mut self, program: Program) -> Result<ProgramId, EngineError> {
-        for instance in &program.instances {
+        collective::check_groups(&program, self.communicator.world_size())?;
+        for instance in program.instances.iter().filter(|i| i.code.op().collective().is_none()) {
             find(&self.kernels, instance, &self.gpu)?;
         }
         let started = Instant::now();
@@ -273,6 +310,7 @@ impl Engine for CudaEngine {
         self.streams.add_for(&program)?;
         // Work in progress may use the memory that is written below.
         self.streams.compute().synchronize()?;
+        self.communicator.reserve(&program, self.gpu.context())?;
         let planned = started.elapsed();
         let io = self.arena.allocate_for(&program, &plan, self.streams.compute())?;
         // Kernels are timed on streams of their own, which do not wait for this one.
@@ -354,18 +392,17 @@ impl Engine for CudaEngine {
             return self.run_ops(id, part, repeats);
         }
         let begin = self.watch.begin(self.streams.compute())?;
-        let plain = self.checks != Checks::default();
-        if !plain && matches!(self.programs[id.0].graphs.get(&part), Some(Recording::RanOnce)) {
+        let records = self.records(id, part);
+        if records && matches!(self.programs[id.0].graphs.get(&part), Some(Recording::RanOnce)) {
             let graph = Graph::record(self.streams.compute(), || {
                 self.enqueue_part(id, part, &EnqueueMode::plain(true))
             })?;
             self.programs[id.0].graphs.insert(part, Recording::Recorded(graph.instantiate()?));
         }
         match self.programs[id.0].graphs.get_mut(&part) {
-            Some(Recording::Recorded(graph)) if !plain => graph.launch(self.streams.compute())?,
+            Some(Recording::Recorded(graph)) if records => graph.launch(self.streams.compute())?,
             _ => {
                 let started = Instant::now();
-                let _no_capture = exclude_capture();
                 self.enqueue_part(id, part, &EnqueueMode::plain(false))?;
                 tracing::debug!("{part:?} enqueued op by op in {:.3} s", started.elapsed().as_secs_f64());
                 self.programs[id.0].graphs.entry(part).or_insert(Recording::RanOnce);
@@ -417,8 +454,8 @@ impl Engine for CudaEngine {
     fn copy_state(&mut self, entries: &[StateEntry], targets: &mut [&mut [u8]]) -> Result<(), EngineError> {
         let mut copies = Vec::with_capacity(entries.len());
         for (entry, target) in entries.iter().zip(targets) {
-            let (ty, span) = self.arena.state().get(entry.kind, &entry.name)?;
-            ensure_length(&entry.name, ty, target)?;
+            let span = self.arena.state().span_of_rows(entry)?;
+            ensure_length(&entry.name, entry.ty, target)?;
             copies.push((span, &mut **target));
         }
         Ok(self.staging.read(&self.arena, copies, self.streams.compute())?)

@@ -1,10 +1,11 @@
-//! Settings that a run file leaves open, chosen by the plan's bytes and the estimate of its time: which
-//! activations to recompute and in how many blocks, the chunk of the loss, and the micro-batch if asked for.
+//! Chooses the settings that a run file leaves open: recomputation and its number of blocks, the loss chunk,
+//! and, if it is `"auto"`, the micro-batch size. The fastest combination that fits wins, by planned bytes and
+//! estimated time.
 //!
-//! The choice depends on the run file and the model of the device alone, never on what happens to be free or
-//! on a clock, so `xtrain plan` and the run agree, on this machine and on another. Recomputation changes no
-//! bit. The other two change rounding: the chunk leaves its usual size only where it must or where it pays,
-//! and the micro-batch is the user's unless it is `"auto"`.
+//! The choice depends only on the run file and the device model, not on the memory that happens to be free
+//! and not on a clock, so `xtrain plan` and the run agree on every machine. Recomputation changes no bit. The
+//! loss chunk and the micro-batch size change rounding, so the chunk leaves its usual size only if the run
+//! would not fit or gains enough speed.
 
 mod search;
 
@@ -29,26 +30,25 @@ const MICRO_BATCH_SIZE: &str = "train.micro_batch_size";
 /// The comment on a chosen value in the configuration of a run, which a resumed run repeats.
 const COMMENT: &str = "chosen when the run began";
 
-/// A choice, with what is reported of it.
+/// Chosen settings, and the alternatives that they are reported against.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Choice {
-    /// The device that it is for.
+    /// The device that the settings are chosen for.
     device: Device,
     /// The chosen settings.
     pub chosen: Estimate,
-    /// False if nothing fits: then it is what needs the least.
+    /// False if nothing fits; `chosen` then needs the least memory.
     pub fits: bool,
-    /// The fastest of the others that fit.
+    /// The fastest alternative that fits.
     pub next: Option<Estimate>,
-    /// Saving everything, if that does not fit.
+    /// The step without recomputation, if it does not fit.
     pub everything: Option<Estimate>,
     blocks: usize,
-    /// True if the micro-batch is chosen too.
+    /// True if the micro-batch size is chosen too.
     micro_batch: bool,
 }
 
-/// The plan with all that its file leaves open chosen for `device`, and the choice. Without an open setting
-/// there is none.
+/// The plan with its open settings chosen for `device`, and the choice; `None` if no setting is open.
 pub fn decide(planned: Planned, device: &Device) -> Result<(Planned, Option<Choice>), RunError> {
     let config = &planned.resolved.config;
     let Some(open) = Open::of(&config.train) else { return Ok((planned, None)) };
@@ -75,8 +75,8 @@ pub fn decide(planned: Planned, device: &Device) -> Result<(Planned, Option<Choi
     Ok((planned, Some(choice)))
 }
 
-/// The plan of a resumed run: what its file leaves open stays as it was chosen when the run began, on this
-/// device or on another, unless `asked` says of a key that the command line asks for a new choice.
+/// The plan of a resumed run. Open settings keep the values chosen when the run began, also on another
+/// device, except keys for which `asked` is true: the command line requests a new choice for these.
 pub(crate) fn decide_for_resumed(
     planned: Planned,
     began: &TrainConfig,
@@ -125,7 +125,7 @@ pub fn is_undecided(config: &Config) -> bool {
     Open::of(&config.train).is_some()
 }
 
-/// The plan with `settings` for what is `open`.
+/// The plan with its `open` settings set to `settings`.
 fn apply(planned: Planned, open: Open, settings: Settings) -> Result<Planned, RunError> {
     let Settings { recompute, blocks, loss_chunk, micro_batch_size } = settings;
     let all = planned.spec.model.layers.len();
@@ -158,7 +158,7 @@ fn apply(planned: Planned, open: Open, settings: Settings) -> Result<Planned, Ru
     Ok(planned)
 }
 
-/// Settings in words: of a model of `all` blocks, with the micro-batch if it is chosen.
+/// Settings as text, for a model of `all` blocks; the micro-batch size only if it is chosen.
 fn words(settings: Settings, all: usize, with_micro_batch: bool) -> String {
     let Settings { recompute, blocks, loss_chunk, micro_batch_size } = settings;
     let part = if blocks == all { String::new() } else { format!(" in {blocks} of {all} blocks") };
@@ -175,7 +175,7 @@ fn words(settings: Settings, all: usize, with_micro_batch: bool) -> String {
 }
 
 impl Choice {
-    /// True if it is what runs on the CPU have always had: nothing worth a word.
+    /// True for the usual settings on a CPU, which are not worth reporting.
     pub fn is_usual(&self) -> bool {
         let Settings { recompute, loss_chunk, .. } = self.chosen.settings;
         let is_usual = (recompute, loss_chunk) == (program::Recompute::None, USUAL_CHUNK);
@@ -195,7 +195,7 @@ impl fmt::Display for Choice {
             }
         }
         if !fits {
-            return f.write_str("; nothing needs less, but it does not fit");
+            return f.write_str("; no other choice needs less memory, but it does not fit");
         }
         let percent = |share: f64| format::percent(share, 1);
         if let Some(everything) = everything {

@@ -1,7 +1,7 @@
 //! The search for the fastest settings that fit.
 //!
-//! Bytes fall and time grows evenly with the number of blocks that recompute, so the smallest number that
-//! fits is the fastest of a policy, and two or three plans find it.
+//! Memory falls and time rises linearly with the number of blocks that recompute, so the smallest number that
+//! fits is the fastest for its policy, and two or three plans find it.
 
 use crate::engine::Target;
 use crate::error::LearnError;
@@ -18,22 +18,22 @@ use xtrain_program::Recompute;
 pub struct Settings {
     /// The policy.
     pub recompute: Recompute,
-    /// In how many blocks, from the first on.
+    /// Number of blocks, from the first one, in which the policy applies.
     pub blocks: usize,
     /// Tokens whose logits exist at a time.
     pub loss_chunk: usize,
-    /// Sequences at a time.
+    /// Sequences of a micro-batch.
     pub micro_batch_size: usize,
 }
 
-/// A step with some settings.
+/// The estimated cost of a step with these settings.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Estimate {
     /// The settings.
     pub settings: Settings,
-    /// Bytes that it needs.
+    /// Memory in bytes.
     pub bytes: u64,
-    /// Seconds that it takes.
+    /// Time in seconds.
     pub seconds: f64,
 }
 
@@ -46,10 +46,10 @@ pub(super) struct Open {
     pub(super) micro_batch_size: bool,
 }
 
-/// Another chunk than the usual one changes rounding: it must save this share of the time.
+/// Minimum share of the time that another loss chunk must save, because it changes rounding.
 pub(super) const GAIN: f64 = 0.005;
 
-/// The smallest and the largest chunk that are tried. Smaller GEMMs are slow; larger ones gain nothing.
+/// Smallest and largest loss chunk to try. Smaller GEMMs are slow; larger ones gain nothing.
 const CHUNKS: (usize, usize) = (256, 1 << 16);
 
 pub(super) struct Search<'a> {
@@ -58,17 +58,19 @@ pub(super) struct Search<'a> {
     target: Target,
     threads: usize,
     rates: Rates,
-    /// Bytes that a step may take.
+    /// Bytes that a step may use.
     usable_bytes: u64,
     pub(super) open: Open,
-    /// All that were found to fit.
-    fitting: Vec<Estimate>,
-    /// Saving everything, with the usual chunk and the largest micro-batch.
+    /// All estimates so far.
+    known: Vec<Estimate>,
+    /// Number of blocks of each policy with which it fitted last: it changes little from chunk to chunk.
+    fitted: Vec<(Recompute, usize)>,
+    /// The step without recomputation, with the usual chunk and the largest micro-batch.
     everything: Option<Estimate>,
 }
 
 impl Open {
-    /// The settings that `train` leaves open; None if there are none.
+    /// The settings that `train` leaves open; `None` if there are none.
     pub(super) fn of(train: &TrainConfig) -> Option<Open> {
         let recompute = train.recompute == config::Recompute::Auto;
         let is_policy = train.recompute != config::Recompute::None;
@@ -92,12 +94,13 @@ impl<'a> Search<'a> {
             rates: device.choice_rates,
             usable_bytes: device.usable_bytes.unwrap_or(u64::MAX),
             open,
-            fitting: Vec::new(),
+            known: Vec::new(),
+            fitted: Vec::new(),
             everything: None,
         }
     }
 
-    /// The fastest settings that fit. A CPU saves everything, in chunks of the usual size, where that fits.
+    /// The fastest settings that fit. A CPU recomputes nothing and uses the usual chunk if that fits.
     pub(super) fn fastest(&mut self) -> Result<Option<Estimate>, LearnError> {
         if self.target == Target::Cpu {
             let sequences = self.micro_batches()[0];
@@ -108,7 +111,7 @@ impl<'a> Search<'a> {
         }
         let mut best: Option<Estimate> = None;
         for sequences in self.micro_batches() {
-            // A micro-batch that is slower even where it recomputes nothing is not the fastest.
+            // Skip a micro-batch that is too slow even without recomputation.
             if let Some(best) = &best {
                 let saving = self.saving_everything(sequences, self.chunks(sequences)[0]);
                 if self.seconds(&self.spec_with(saving))? >= best.seconds {
@@ -120,12 +123,12 @@ impl<'a> Search<'a> {
         Ok(best)
     }
 
-    /// The fastest that fits of those with `sequences` at a time.
+    /// The fastest settings that fit, for micro-batches of `sequences`.
     fn of_micro_batch(&mut self, sequences: usize) -> Result<Option<Estimate>, LearnError> {
         let chunks = self.chunks(sequences);
         let usual = self.of_chunk(sequences, chunks[0])?;
         let Some(usual) = usual else {
-            // First whether anything fits.
+            // Check first if anything fits.
             let least = self.least_of(sequences)?;
             if !self.fits(&least) {
                 return Ok(None);
@@ -136,8 +139,9 @@ impl<'a> Search<'a> {
             }
             return Ok(best);
         };
-        // The others must beat this by the gain, which those cannot that are too slow where nothing is
-        // recomputed. Of these a model of one layer is enough to see how much slower or faster they are.
+        // Another chunk must beat the usual one by `GAIN`. Skip those that would not even without
+        // recomputation, or, as larger chunks need more memory, with as much of it; a model of one layer
+        // shows the difference in time.
         let saving = self.saving_everything(sequences, chunks[0]);
         let everything = match self.everything {
             Some(everything) if everything.settings == saving => everything.seconds,
@@ -147,7 +151,8 @@ impl<'a> Search<'a> {
         let mut best = None;
         for &chunk in &chunks[1..] {
             let bound = best.map_or(usual.seconds * (1.0 - GAIN), |best: Estimate| best.seconds);
-            let least = everything + self.loss_seconds(Settings { loss_chunk: chunk, ..saving })? - of_loss;
+            let least = if chunk > chunks[0] { usual.seconds } else { everything };
+            let least = least + self.loss_seconds(Settings { loss_chunk: chunk, ..saving })? - of_loss;
             if least < bound {
                 best = faster(best, self.of_chunk(sequences, chunk)?.filter(|of| of.seconds < bound));
             }
@@ -155,15 +160,15 @@ impl<'a> Search<'a> {
         Ok(best.or(Some(usual)))
     }
 
-    /// Seconds of a step of the model's first layer, which differ from chunk to chunk as those of the whole
-    /// model do.
+    /// Seconds of a step of the model's first layer alone. Differences between chunks are those of the whole
+    /// model.
     fn loss_seconds(&self, settings: Settings) -> Result<f64, LearnError> {
         let mut spec = self.spec_with(settings);
         spec.model = spec.model.truncated(1);
         self.seconds(&spec)
     }
 
-    /// The fastest that fits of those with this chunk.
+    /// The fastest settings that fit, for this chunk.
     fn of_chunk(&mut self, sequences: usize, chunk: usize) -> Result<Option<Estimate>, LearnError> {
         let saving = self.saving_everything(sequences, chunk);
         if !self.open.blocks {
@@ -179,29 +184,52 @@ impl<'a> Search<'a> {
         for &recompute in self.policies() {
             let at = |blocks| Settings { recompute, blocks, ..saving };
             let count = self.spec.model.layers.len();
-            let (over, usable) = (everything.bytes, self.usable_bytes);
-            let mut found = first_that_fits(count, over, usable, |n| {
-                let of = self.estimate(at(n + 1))?;
-                Ok::<_, LearnError>((of.bytes, of))
-            })?;
-            // The last block's activations are read at once: to recompute them may even take a little more.
+            let mut found = self.as_before(at, recompute)?;
+            if found.is_none() {
+                let (over, usable) = (everything.bytes, self.usable_bytes);
+                found = first_that_fits(count, over, usable, |n| {
+                    let of = self.estimate(at(n + 1))?;
+                    Ok::<_, LearnError>((of.bytes, of))
+                })?;
+            }
+            // The last block's activations are read at once, so recomputing them may even need more memory.
             if found.is_none() && count > 1 {
                 found = Some(self.estimate(at(count - 1))?).filter(|of| self.fits(of));
+            }
+            if let Some(found) = &found {
+                self.fitted.retain(|(policy, _)| *policy != recompute);
+                self.fitted.push((recompute, found.settings.blocks));
             }
             best = faster(best, found);
         }
         Ok(best)
     }
 
-    /// The fastest that fits of those that differ from `chosen` in more than a number of blocks.
+    /// The step with as many blocks as fitted last, if that is still the smallest number that fits.
+    fn as_before(
+        &mut self,
+        at: impl Fn(usize) -> Settings,
+        recompute: Recompute,
+    ) -> Result<Option<Estimate>, LearnError> {
+        let Some(&(_, blocks)) = self.fitted.iter().find(|(policy, _)| *policy == recompute) else {
+            return Ok(None);
+        };
+        let of = self.estimate(at(blocks))?;
+        let one_less = if blocks > 1 { Some(self.estimate(at(blocks - 1))?) } else { None };
+        let is_least = self.fits(&of) && one_less.is_none_or(|of| !self.fits(&of));
+        Ok(is_least.then_some(of))
+    }
+
+    /// The fastest settings that fit and differ from `chosen` in more than the number of blocks.
     pub(super) fn next_best(&mut self, chosen: &Estimate) -> Result<Option<Estimate>, LearnError> {
         let differs = |of: &Estimate| {
             let is_other = Settings { blocks: chosen.settings.blocks, ..of.settings } != chosen.settings;
-            // What is faster was not chosen, because the gain is not worth other rounding.
+            // Faster settings were rejected because the gain does not justify other rounding.
             is_other && of.seconds >= chosen.seconds
         };
         let found = |search: &Self| {
-            search.fitting.iter().copied().filter(differs).fold(None, |best, of| faster(best, Some(of)))
+            let fitting = search.known.iter().copied().filter(|of| search.fits(of));
+            fitting.filter(differs).fold(None, |best, of| faster(best, Some(of)))
         };
         if found(self).is_none() && self.open.recompute {
             let blocks = self.spec.model.layers.len();
@@ -210,13 +238,13 @@ impl<'a> Search<'a> {
         Ok(found(self))
     }
 
-    /// Of all settings those that need the least.
+    /// The settings that need the least memory.
     pub(super) fn least(&mut self) -> Result<Estimate, LearnError> {
         let sequences = self.micro_batches().pop().unwrap_or(1);
         self.least_of(sequences)
     }
 
-    /// Of the settings with `sequences` at a time those that need the least.
+    /// The settings that need the least memory, for micro-batches of `sequences`.
     fn least_of(&mut self, sequences: usize) -> Result<Estimate, LearnError> {
         let chunk = self.chunks(sequences).into_iter().min().unwrap_or(config::LOSS_CHUNK);
         let saving = self.saving_everything(sequences, chunk);
@@ -230,7 +258,7 @@ impl<'a> Search<'a> {
         Ok(if but_one.bytes < all.bytes { but_one } else { all })
     }
 
-    /// Saving everything.
+    /// The step without recomputation.
     pub(super) fn everything(&self) -> Option<Estimate> {
         self.everything
     }
@@ -239,16 +267,17 @@ impl<'a> Search<'a> {
         of.bytes <= self.usable_bytes
     }
 
-    /// Bytes and time of a step with these settings.
+    /// Memory and time of a step with these settings.
     pub(super) fn estimate(&mut self, settings: Settings) -> Result<Estimate, LearnError> {
+        if let Some(known) = self.known.iter().find(|known| known.settings == settings) {
+            return Ok(*known);
+        }
         let spec = self.spec_with(settings);
         let program = programs::training(&spec)?;
         let bytes = needed_bytes(&spec, &program, self.target, self.threads)?;
         let seconds = step_seconds(&program, &self.rates, self.batch_size / settings.micro_batch_size);
         let estimate = Estimate { settings, bytes, seconds };
-        if self.fits(&estimate) {
-            self.fitting.push(estimate);
-        }
+        self.known.push(estimate);
         Ok(estimate)
     }
 
@@ -286,7 +315,7 @@ impl<'a> Search<'a> {
         }
     }
 
-    /// Sequences at a time, the most first.
+    /// Micro-batch sizes to try, largest first.
     pub(super) fn micro_batches(&self) -> Vec<usize> {
         match self.open.micro_batch_size {
             true => (1..=self.batch_size).rev().filter(|n| self.batch_size.is_multiple_of(*n)).collect(),
@@ -294,8 +323,8 @@ impl<'a> Search<'a> {
         }
     }
 
-    /// Chunks of the loss, the usual one first. Of those that cut the tokens into equally many only the
-    /// smallest is one of them.
+    /// Loss chunks to try, the usual one first. Of sizes that give equally many chunks, only the smallest is
+    /// tried.
     pub(super) fn chunks(&self, sequences: usize) -> Vec<usize> {
         if !self.open.loss_chunk {
             return vec![self.spec.loss.chunk_tokens];

@@ -4,17 +4,26 @@ use crate::error::RunError;
 use crate::folder::RunFolder;
 use crate::source::{self, CONFIG_FILE};
 use std::path::{Path, PathBuf};
-use xtrain_data::{Dataset, TokenStream, list_inputs};
+use xtrain_data::{Dataset, InputFile, TokenStream, list_inputs, text_field};
 use xtrain_model::hf::HfConfig;
 
-/// The sources that were named.
+/// A named text or folder of token shards.
+#[derive(Clone, Debug)]
+pub(super) struct FoundData {
+    /// Path, as given.
+    pub(super) path: String,
+    /// Field that holds the text in its `.jsonl` and `.parquet` files, if it has any.
+    pub(super) text_field: Option<String>,
+}
+
+/// The named sources.
 #[derive(Clone, Debug)]
 pub(super) struct Found {
-    /// Paths of texts and shards, as they were given; none for a template.
-    pub(super) data: Vec<String>,
-    /// True if there are token shards, which bring their tokenizer.
+    /// Texts and shards; none for a template.
+    pub(super) data: Vec<FoundData>,
+    /// True if there are token shards, which determine the tokenizer.
     pub(super) has_shards: bool,
-    /// Tokens of one pass, about; nothing without data.
+    /// Approximate number of tokens; `None` without data.
     pub(super) tokens: Option<u64>,
     /// Size of the vocabulary to learn.
     pub(super) bpe_vocab_size: usize,
@@ -22,8 +31,7 @@ pub(super) struct Found {
     pub(super) model: Option<(String, Box<HfConfig>)>,
 }
 
-/// Sizes of a vocabulary that is learned, each with the bytes of text from which on it is taken, and with the
-/// bytes of English that a token then has.
+/// Vocabulary sizes to learn: minimum bytes of text, size, and mean bytes per token of English.
 const VOCABULARIES: [(u64, usize, f64); 6] = [
     (5 << 30, 32_768, 4.3),
     (500 << 20, 16_384, 4.0),
@@ -33,7 +41,7 @@ const VOCABULARIES: [(u64, usize, f64); 6] = [
     (0, 1_024, 2.5),
 ];
 
-/// Bytes of English that a token of a model's own vocabulary has.
+/// Mean bytes per token of English with a pre-trained model's vocabulary.
 const BYTES_A_TOKEN: f64 = 4.4;
 
 impl Found {
@@ -46,7 +54,7 @@ impl Found {
             if let Some(folder) = model_folder(path)? {
                 if let Some((other, _)) = &found.model {
                     return Err(RunError::Refused(format!(
-                        "{other} and {} are both models; a run starts from one",
+                        "{other} and {} are both models; name only one",
                         folder.display()
                     )));
                 }
@@ -55,13 +63,19 @@ impl Found {
                 found.model = Some((name, Box::new(config)));
                 continue;
             }
+            let mut field = None;
             if source::is_dataset(path) {
                 found.has_shards = true;
                 shard_tokens += Dataset::open(path)?.token_count();
             } else {
-                bytes += text_bytes(path)?;
+                for file in inputs(path)? {
+                    bytes += file.estimated_text_bytes();
+                    if field.is_none() {
+                        field = text_field(&file)?;
+                    }
+                }
             }
-            found.data.push(name);
+            found.data.push(FoundData { path: name, text_field: field });
         }
         let learned = VOCABULARIES.iter().find(|(from, ..)| bytes >= *from);
         let (size, learned_bytes) = learned.map_or((4096, 3.2), |(_, size, bytes)| (*size, *bytes));
@@ -76,20 +90,20 @@ impl Found {
 
 fn not_utf8(path: &Path) -> RunError {
     RunError::Refused(format!(
-        "{:?} is not UTF-8, but run files are, so the paths in them must be; rename it",
+        "{:?} is not UTF-8, and a run file can only hold UTF-8; rename it",
         path.to_string_lossy()
     ))
 }
 
-/// The Hugging Face folder that `path` names, if it names one: itself, or the export of a run.
+/// The Hugging Face folder that `path` means, if any: itself, or the export in a run folder.
 fn model_folder(path: &Path) -> Result<Option<PathBuf>, RunError> {
     let refused = |what: String| Err(RunError::Refused(format!("{}: {what}", path.display())));
     if !path.is_dir() {
         return match path.extension().and_then(|extension| extension.to_str()) {
-            Some("toml") => refused("that is a run file already; name a text or a model".into()),
-            Some("safetensors" | "bin" | "pt" | "gguf") => refused("name the folder of the model".into()),
+            Some("toml") => refused("this is already a run file; name a text or a model".into()),
+            Some("safetensors" | "bin" | "pt" | "gguf") => refused("name the model's folder".into()),
             _ if path.file_name().is_some_and(|name| name == CONFIG_FILE) => {
-                refused("name the folder of the model".into())
+                refused("name the model's folder".into())
             }
             _ => Ok(None),
         };
@@ -101,17 +115,17 @@ fn model_folder(path: &Path) -> Result<Option<PathBuf>, RunError> {
     match run.is_begun() {
         true if run.hf().join(CONFIG_FILE).is_file() => Ok(Some(run.hf())),
         true => refused(format!(
-            "that is a run folder, and a run starts from an export of it: xtrain export {} --out FOLDER",
+            "this is a run folder without an export; export it first: xtrain export {} --out FOLDER",
             path.display()
         )),
         false => Ok(None),
     }
 }
 
-/// Bytes of the text at `path`, about.
-fn text_bytes(path: &Path) -> Result<u64, RunError> {
+/// The files of the text at `path`.
+fn inputs(path: &Path) -> Result<Vec<InputFile>, RunError> {
     if !path.exists() && source::looks_like_a_hub_id(&path.to_string_lossy()) {
         return Err(source::no_such_folder(path));
     }
-    Ok(list_inputs(&[path])?.iter().map(|file| file.estimated_text_bytes()).sum())
+    Ok(list_inputs(&[path])?)
 }

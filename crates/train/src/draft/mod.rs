@@ -1,8 +1,8 @@
 //! A first run file, written for a text, for token shards or for a model: `xtrain init`.
 //!
-//! The model is the largest of a few sizes that the text can teach and the device trains in the time that one
-//! waits for a first run. What a run chooses itself (recomputation, the chunk of the loss) is left to it. The
-//! file is planned before it is written, so it is one that `xtrain plan` takes.
+//! The model is the largest of a few sizes for which the text is long enough, and which the device trains in
+//! an acceptable time for a first run. Settings that a run chooses itself (recomputation, the loss chunk) are
+//! left out. The file is planned before it is written, so it is always valid.
 
 mod found;
 mod size;
@@ -24,7 +24,7 @@ use xtrain_report::metrics::format;
 
 /// A run file that is not written yet.
 pub struct Draft {
-    /// Its text.
+    /// The TOML text.
     pub text: String,
     parameters: u64,
     run_tokens: u64,
@@ -35,13 +35,13 @@ pub struct Draft {
     tokens: Option<u64>,
 }
 
-/// The longest time of a first run, where a smaller model makes it shorter.
+/// Time limit of a first run, in seconds; a smaller model is chosen to meet it.
 const CPU_SECONDS: f64 = 3_600.0;
 const GPU_SECONDS: f64 = 4.0 * 3_600.0;
 
 impl Draft {
-    /// A run file for `sources`, texts, folders of token shards and at most one model folder, on `processor`
-    /// with this number of CPU threads. Without sources it is a template. `file` is its name.
+    /// A run file named `file` for `sources` (texts, folders of token shards, at most one model folder), on
+    /// `processor` with this number of CPU threads. Without sources it is a template.
     pub fn new(
         sources: &[PathBuf],
         file: &Path,
@@ -67,8 +67,8 @@ impl Draft {
         draft(Some(smallest), Some(longest))
     }
 
-    /// The draft with this model, or with that of the folder in `found`; a shorter run if it takes `longest`
-    /// seconds otherwise.
+    /// The draft with a model of this size, or with the model in `found`. The run is shortened to `longest`
+    /// seconds if that is given.
     fn of_size(
         found: &Found,
         size: Option<&Size>,
@@ -81,7 +81,7 @@ impl Draft {
         let planned = |tokens| -> Result<Planned, RunError> {
             plan_on(&Config::parse::<&str>(file, text(tokens).as_bytes(), &[])?, processor.target())
         };
-        // The length of the run depends on the number of parameters, which the first plan has.
+        // The length of the run depends on the number of parameters, which a first plan provides.
         let first = planned(size::run_tokens(found, None))?;
         let parameters = first.spec.model.parameter_count() as u64;
         let device = Device::of(processor, first.spec.recipe, threads);
@@ -104,7 +104,7 @@ impl Draft {
         Ok(Draft { text, parameters, run_tokens, time, owner: device.name, fits, tokens })
     }
 
-    /// Writes it to `file`, which must not exist.
+    /// Writes the draft to `file`, which must not exist.
     pub fn write(&self, file: &Path) -> Result<(), RunError> {
         let folder = file.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
         let write = || {
@@ -123,15 +123,18 @@ impl Draft {
 
 /// The refusal of a run file that exists.
 pub fn exists(file: &Path) -> RunError {
-    RunError::Refused(format!("{} exists and stays as it is; name another file with --out", file.display()))
+    RunError::Refused(format!(
+        "{} already exists and is not replaced; name another file with --out",
+        file.display()
+    ))
 }
 
 impl fmt::Display for Draft {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let count = |n: u64| format::count(n as f64);
-        write!(f, "{} parameters, {} tokens of training", count(self.parameters), count(self.run_tokens))?;
+        write!(f, "{} parameters, trained on {} tokens", count(self.parameters), count(self.run_tokens))?;
         if let Some(tokens) = self.tokens {
-            write!(f, " on a text of about {}", count(tokens))?;
+            write!(f, " of a text of about {}", count(tokens))?;
         }
         if let Some(seconds) = self.time.seconds {
             write!(f, ": about {} on {}", format::duration(seconds), self.owner)?;

@@ -14,8 +14,7 @@ pub(super) struct Size {
     pub(super) lr: f64,
 }
 
-/// The sizes, from the smallest on: learning rates fall and batches grow with the model, as in published
-/// runs.
+/// The sizes, smallest first. Learning rates fall and batches grow with the model, as in published runs.
 pub(super) const SIZES: [Size; 8] = [
     size([128, 4, 4, 2], [128, 16], 3e-3),
     size([192, 4, 6, 2], [256, 16], 2e-3),
@@ -31,39 +30,39 @@ const fn size([dim, layers, heads, kv_heads]: [u64; 4], [seq_len, batch_size]: [
     Size { dim, layers, heads, kv_heads, seq_len, batch_size, lr }
 }
 
-/// Tokens of training for a parameter: "Training Compute-Optimal Large Language Models" (arXiv 2203.15556).
+/// Training tokens per parameter ("Training Compute-Optimal Large Language Models", arXiv 2203.15556).
 const TOKENS_A_PARAMETER: u64 = 20;
 
-/// Passes over a short text at most; more of them teach little ("Scaling Data-Constrained Language Models",
-/// arXiv 2305.16264).
+/// Maximum number of passes over a short text; further ones teach little ("Scaling Data-Constrained Language
+/// Models", arXiv 2305.16264).
 const PASSES: u64 = 10;
 
-/// The shortest run.
+/// Training tokens of the shortest run.
 const LEAST_TOKENS: u64 = 200_000;
 
-/// Tokens of training where nothing says how many there are.
+/// Training tokens if the size of the data is unknown.
 const UNKNOWN: u64 = 10_000_000;
 
 impl Size {
-    /// Parameters of its blocks, about, without embedding.
+    /// Approximate number of parameters in the blocks, without the embedding.
     pub(super) fn block_parameters(&self) -> u64 {
         12 * self.layers * self.dim * self.dim
     }
 
-    /// Length of a sequence: shorter than usual for a text that is hardly longer.
+    /// Sequence length; less than usual for a very short text.
     pub(super) fn seq_len(&self, found: &Found) -> u64 {
         shortened(self.seq_len, found)
     }
 }
 
-/// `seq_len`, or the power of two that a short text has some sequences of.
+/// `seq_len`, or for a short text the largest power of two of which it has several sequences.
 pub(super) fn shortened(seq_len: u64, found: &Found) -> u64 {
     let most = found.tokens.map_or(seq_len, |tokens| (tokens / 8).max(8));
     if most >= seq_len { seq_len } else { 1 << most.ilog2() }
 }
 
-/// Tokens of training, rounded to two digits: what a model of so many parameters learns from, as far as the
-/// text has it. A model that is trained further sees its text once.
+/// Training tokens, rounded to two digits: as many as suit this number of parameters, limited by the text. A
+/// model that is trained further sees its text once.
 pub(super) fn run_tokens(found: &Found, parameters: Option<u64>) -> u64 {
     let wanted = parameters.map_or(UNKNOWN, |parameters| TOKENS_A_PARAMETER * parameters);
     let tokens = match (&found.model, found.tokens) {
@@ -74,18 +73,18 @@ pub(super) fn run_tokens(found: &Found, parameters: Option<u64>) -> u64 {
     rounded(tokens.max(1))
 }
 
-/// A share of a run's tokens, rounded, of which a run has some in any case.
+/// A share of a run's tokens, rounded, but not below the shortest run.
 pub(super) fn shorter(run_tokens: u64, share: f64) -> u64 {
     rounded(((run_tokens as f64 * share) as u64).max(LEAST_TOKENS.min(run_tokens)))
 }
 
-/// The next number of 1, 2, 5, 10, 20 and so on.
+/// The smallest of 1, 2, 5, 10, 20, ... that is at least `number`.
 pub(super) fn interval(number: u64) -> u64 {
     let unit = 10_u64.pow(number.max(1).ilog10());
     [1, 2, 5].map(|digit| digit * unit).into_iter().find(|next| *next >= number).unwrap_or(10 * unit)
 }
 
-/// The first two digits of a number, the others 0.
+/// `number` rounded down to two significant digits.
 fn rounded(number: u64) -> u64 {
     let unit = 10_u64.pow(number.max(1).ilog10().saturating_sub(1));
     number / unit * unit

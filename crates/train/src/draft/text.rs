@@ -1,23 +1,28 @@
 //! The text of a run file, with comments on the keys that users change.
 
-use super::found::Found;
+use super::found::{Found, FoundData};
 use super::size::{Size, interval, shortened};
 use crate::engine::Processor;
+use std::collections::BTreeSet;
 use std::path::Path;
 use xtrain_config::Count;
 use xtrain_report::metrics::format;
 
-/// Path of a template, to be replaced.
+/// Placeholder path of a template.
 const NO_TEXT: &str = "data/corpus.txt";
+
+/// Field of `.jsonl` and `.parquet` files that needs no key.
+const DEFAULT_FIELD: &str = "text";
 
 /// Batch and learning rate of a model that is trained further.
 const FURTHER_BATCH_SIZE: u64 = 8;
 const FURTHER_LR: f64 = 2e-5;
 
-/// Longest sequence of a model that is trained further: more costs time that a first run does not need.
+/// Maximum sequence length of a model that is trained further, on a CPU and on a GPU, so that a first run is
+/// short.
 const FURTHER_SEQ_LEN: (u64, u64) = (512, 2048);
 
-/// The run file `file`, for a model of this size or for that of the folder in `found`.
+/// The text of the run file `file`, for a model of this size or for the model in `found`.
 pub(super) fn run_file(
     found: &Found,
     size: Option<&Size>,
@@ -45,7 +50,7 @@ pub(super) fn run_file(
         optimizer(lr, found.model.is_some()),
         train(found, run_tokens, batch_size, steps),
         checked(every, held_out > 0.0),
-        precision(is_cpu),
+        precision(),
     ] {
         text.push('\n');
         text.push_str(&section);
@@ -58,7 +63,7 @@ fn header(file: &Path) -> String {
     let run =
         file.file_stem().map_or("run".into(), |stem| stem.to_string_lossy().replace(char::is_control, "?"));
     format!(
-        "# A run file of xtrain. Keys that are not here keep their defaults: docs/configuration.md lists them all.\n\
+        "# A run file for xtrain. Other keys have their defaults; docs/configuration.md lists all keys.\n\
          #\n\
          #     xtrain plan {name}              memory and time, before anything runs\n\
          #     xtrain train {name}             trains into runs/{run}; --resume continues\n\
@@ -80,14 +85,14 @@ fn model(found: &Found, size: Option<&Size>) -> String {
                 .0
         }
         (None, Some(size)) => {
-            line.key("dim", size.dim, "width; with layers and heads it makes the size of the model")
-                .key("layers", size.layers, "depth; more of either learns more and takes longer")
-                .key("heads", size.heads, "query heads, which divide dim")
-                .key("kv_heads", size.kv_heads, "key and value heads, which divide heads")
+            line.key("dim", size.dim, "width; with layers, it determines the size of the model")
+                .key("layers", size.layers, "depth; a larger model learns more and takes longer")
+                .key("heads", size.heads, "query heads; must divide dim")
+                .key("kv_heads", size.kv_heads, "key and value heads; must divide heads")
                 .key(
                     "tie_embeddings",
                     true,
-                    "one table for input and output saves parameters in a small model",
+                    "shares the embedding with the output head, which saves parameters in a small model",
                 )
                 .0
         }
@@ -96,10 +101,20 @@ fn model(found: &Found, size: Option<&Size>) -> String {
 }
 
 fn data(found: &Found, held_out: f64, seq_len: u64) -> String {
+    let fields: BTreeSet<&str> =
+        found.data.iter().filter_map(|source| source.text_field.as_deref()).collect();
+    // A field of all sources is a key of the section, different ones are keys of the sources.
+    let common = (fields.len() == 1).then(|| fields.first().copied()).flatten();
+    let entry = |source: &FoundData| match &source.text_field {
+        Some(field) if common.is_none() && field != DEFAULT_FIELD => {
+            format!("{{ path = {}, text_field = {} }}", quoted(&source.path), quoted(field))
+        }
+        _ => quoted(&source.path),
+    };
     let train = match found.data.as_slice() {
         [] => quoted(NO_TEXT),
-        [one] => quoted(one),
-        several => format!("[{}]", several.iter().map(|path| quoted(path)).collect::<Vec<_>>().join(", ")),
+        [one] => entry(one),
+        several => format!("[{}]", several.iter().map(entry).collect::<Vec<_>>().join(", ")),
     };
     let what = match (found.data.is_empty(), found.has_shards) {
         (true, _) => {
@@ -109,20 +124,15 @@ fn data(found: &Found, held_out: f64, seq_len: u64) -> String {
         _ => "also a folder, a pattern (\"data/**/*.txt\") or a list, with weights",
     };
     let mut line = Line::under("[data]").key("train", train, what);
+    if let Some(field) = common.filter(|field| *field != DEFAULT_FIELD) {
+        line = line.key("text_field", quoted(field), "field or column that holds the text");
+    }
     if !found.has_shards {
-        line = line.off(
-            "separator",
-            "\"<|endoftext|>\"",
-            "where one document ends and the next begins in a .txt file",
-        );
+        line = line.off("separator", "\"<|endoftext|>\"", "separates documents in a .txt file");
     }
     line = match held_out > 0.0 {
-        true => line.key(
-            "held_out",
-            held_out,
-            "the share that the validation loss is measured on, not trained on",
-        ),
-        false => line.key("held_out", "0.0", "the text is too short to validate on a part of it"),
+        true => line.key("held_out", held_out, "fraction of the text that is held out for validation"),
+        false => line.key("held_out", "0.0", "the text is too short to hold out a part for validation"),
     };
     if found.model.is_none() && !found.has_shards {
         line = line
@@ -131,15 +141,15 @@ fn data(found: &Found, held_out: f64, seq_len: u64) -> String {
                 "\"bpe\"",
                 "learned from the text; or \"bytes\", \"chars\", a tokenizer.json or its folder",
             )
-            .key("bpe_vocab_size", found.bpe_vocab_size, "tokens of that vocabulary");
+            .key("bpe_vocab_size", found.bpe_vocab_size, "size of the learned vocabulary");
     }
-    line.key("seq_len", seq_len, "tokens that the model sees at once").0
+    line.key("seq_len", seq_len, "context length in tokens").0
 }
 
 fn optimizer(lr: f64, is_further: bool) -> String {
     let why = match is_further {
-        true => "small, so that the model forgets little; 1e-5 to 1e-4 are usual",
-        false => "learning rate; the first thing to vary, by factors of two",
+        true => "low, so that the model forgets little; 1e-5 to 1e-4 are usual",
+        false => "peak learning rate; tune this first, by factors of two",
     };
     Line::under("[optimizer]").key("lr", format!("{lr:e}"), why).0
 }
@@ -151,11 +161,12 @@ fn train(found: &Found, run_tokens: u64, batch_size: u64, steps: u64) -> String 
         Some(passes) => format!(", about {} of the text", format::percent(passes, 0)),
         None => String::new(),
     };
-    let length = format!("length of the run: {} steps{passes}; or steps, or epochs", format::grouped(steps));
+    let length =
+        format!("length of the run: {} steps{passes}; or set steps or epochs", format::grouped(steps));
     Line::under("[train]")
         .key("tokens", quoted(&Count(run_tokens).to_string()), &length)
-        .key("batch_size", batch_size, "sequences of a step")
-        .key("micro_batch_size", "\"auto\"", "how many of them at once: as fits the memory")
+        .key("batch_size", batch_size, "sequences per step")
+        .key("micro_batch_size", "\"auto\"", "sequences at a time, as memory allows")
         .0
 }
 
@@ -169,26 +180,24 @@ fn times(passes: f64) -> String {
 fn checked(every: u64, validates: bool) -> String {
     let mut line = Line::under("[eval]");
     if validates {
-        line = line.key("every", every, "steps between measurements of the validation loss");
+        line = line.key("every", every, "steps between evaluations");
     }
-    line = line.off("prompts", "[\"Once upon a time\"]", "texts that the model continues at the end");
+    line = line.off("prompts", "[\"Once upon a time\"]", "prompts that the model continues at the end");
     let saved = Line::under("[checkpoint]").key(
         "every",
         every,
-        "steps between checkpoints, from which --resume continues",
+        "steps between checkpoints; --resume continues from the latest",
     );
     format!("{}\n{}", line.0, saved.0)
 }
 
-fn precision(is_cpu: bool) -> String {
-    let (recipe, why) = match is_cpu {
-        true => ("\"fp32\"", "what a CPU computes in; \"bf16\" and FP8 are for GPUs"),
-        false => ("\"bf16\"", "the default on a GPU; \"fp8-block\" is faster for large models (docs/fp8.md)"),
-    };
-    Line::under("[precision]").off("recipe", recipe, why).0
+/// The recipe is left out, so that the file suits every device.
+fn precision() -> String {
+    let why = "default: \"bf16\" on a GPU, \"fp32\" on a CPU; FP8 is faster for large models (docs/fp8.md)";
+    Line::under("[precision]").off("recipe", "\"fp8-block\"", why).0
 }
 
-/// The share of the data that is held out.
+/// Fraction of the data that is held out.
 fn held_out(found: &Found) -> f64 {
     match found.tokens {
         None => 0.005,

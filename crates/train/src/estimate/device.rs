@@ -1,7 +1,7 @@
-//! The device that a run is estimated for, and that its settings are chosen for. It need not be present.
+//! The device for which time is estimated and settings are chosen. It need not be present.
 
 use super::devices::{DEVICES, DeviceModel, EDITION, unmeasured_cpu};
-use super::measure;
+use super::measure::{self, Measurement};
 use super::rates::Rates;
 use crate::engine::{Processor, Target};
 use crate::error::RunError;
@@ -12,80 +12,82 @@ use xtrain_model::Recipe;
 /// A device, as far as estimates need it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Device {
-    /// Its name, for people.
+    /// Name for messages.
     pub name: String,
-    /// The kind of processor that it is.
+    /// Kind of processor.
     pub target: Target,
     /// CPU threads of the run.
     pub threads: usize,
-    /// The rates by which times are estimated.
+    /// Rates for time estimates.
     pub rates: Rates,
-    /// The rates by which settings are chosen: where they are not measured, equal on equal devices.
+    /// Rates for choosing settings. Unless `train.tune` measures them, they are equal on equal devices.
     pub choice_rates: Rates,
-    /// Where `rates` come from.
+    /// Origin of `rates`.
     pub source: Source,
-    /// Bytes of memory that a run may take if nothing else runs: all but [`Device::reserve_bytes`]. None if
-    /// they are not known.
+    /// Bytes of memory that a run may use if nothing else runs: all but [`Device::reserve_bytes`]; `None` if
+    /// unknown.
     pub usable_bytes: Option<u64>,
-    /// Bytes kept free for the driver, for other programs and for what a plan cannot know.
+    /// Bytes kept free for the driver, other programs, and allocations outside the plan.
     pub reserve_bytes: u64,
-    /// Peak bf16 operations a second, which MFU is relative to, where it is known.
+    /// Peak bf16 operations per second, the base of MFU, if known.
     pub peak_flops: Option<f64>,
 }
 
-/// Where rates come from.
+/// Origin of rates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Source {
-    /// The table has the device.
+    /// The device's row of the table.
     Table,
-    /// The table's nearest device.
+    /// The nearest device of the table.
     Nearest(&'static str),
     /// A measurement on this machine.
     Measured,
-    /// A CPU that was not measured.
+    /// A measurement on this machine while other programs used the CPU.
+    MeasuredWhileBusy,
+    /// Defaults for a CPU that was not measured.
     Unmeasured,
 }
 
 /// Share of a device's memory that is kept free, besides [`RESERVE_BYTES`].
 const RESERVE_SHARE: f64 = 0.03;
 
-/// Bytes that are kept free: the context of a GPU, the system of a CPU.
+/// Bytes kept free: for a GPU's context, or for the system on a CPU.
 const RESERVE_BYTES: u64 = 1 << 30;
 
-/// A GPU whose memory is so near that of the table's is taken to have the table's, so that a choice agrees
-/// with one made without the device.
+/// Relative difference up to which a GPU's memory counts as that of the table, so that choices agree with
+/// those made without the device.
 const SAME_MEMORY: f64 = 0.02;
 
-/// Bandwidths of a device and of the table's that differ by more are those of different devices.
+/// Relative difference of bandwidth above which a device is not the one of the table with its name.
 const SAME_BANDWIDTH: f64 = 0.15;
 
 impl Device {
-    /// The processor's, for a run on this number of CPU threads, by measured rates if they are cached.
+    /// The device of `processor`, for a run on this number of CPU threads, with measured rates if they are
+    /// cached.
     pub fn of(processor: &Processor, recipe: Recipe, threads: usize) -> Device {
-        let (device, recipe) = (Device::unmeasured(processor, threads), measured_recipe(processor, recipe));
+        let device = Device::unmeasured(processor, threads);
         match (processor, measure::cached(processor, recipe, threads)) {
-            (Processor::Cpu, Some(factors)) => device.measured_by(factors),
+            (Processor::Cpu, Some(measurement)) => device.measured_by(measurement),
             _ => device,
         }
     }
 
     /// As [`Device::of`], for a run on the threads of this process. A CPU's rates are measured if they are
-    /// not cached; a GPU's only with `tune`, and settings are then chosen by them.
+    /// not cached; a GPU's only with `tune`, which also chooses settings by them.
     pub fn measured(processor: &Processor, recipe: Recipe, tune: bool) -> Device {
         let device = Device::unmeasured(processor, rayon::current_num_threads());
-        let recipe = measured_recipe(processor, recipe);
         if device.target == Target::Cuda && !tune {
             return device;
         }
         match measure::measured(processor, recipe, &device.rates) {
-            Ok(factors) => {
-                let measured = device.measured_by(factors);
+            Ok(measurement) => {
+                let measured = device.measured_by(measurement);
                 let choice_rates = if tune { measured.rates } else { measured.choice_rates };
                 Device { choice_rates, ..measured }
             }
             Err(error) => {
                 tracing::warn!(
-                    "the rates of {} could not be measured, and are estimated: {error}",
+                    "cannot measure the speed of {}, so times are estimated by defaults: {error}",
                     device.name
                 );
                 device
@@ -93,8 +95,9 @@ impl Device {
         }
     }
 
-    fn measured_by(self, factors: super::rates::Factors) -> Device {
-        Device { rates: self.rates.scaled(factors), source: Source::Measured, ..self }
+    fn measured_by(self, Measurement { factors, while_busy }: Measurement) -> Device {
+        let source = if while_busy { Source::MeasuredWhileBusy } else { Source::Measured };
+        Device { rates: self.rates.scaled(factors), source, ..self }
     }
 
     fn unmeasured(processor: &Processor, threads: usize) -> Device {
@@ -140,7 +143,7 @@ impl Device {
         Device::modelled(info.name.clone(), model, source, memory_bytes, info.peak_bf16_flops())
     }
 
-    /// The table's device of this name, which need not be spelled out: `h200`, `4090`.
+    /// The device of the table with this name, which may be abbreviated: `h200`, `4090`.
     pub fn model(name: &str) -> Result<Device, RunError> {
         let plain = |text: &str| text.to_lowercase().replace([' ', '-', '_'], "").replace("nvidia", "");
         let wanted = plain(name);
@@ -148,7 +151,7 @@ impl Device {
         let Some(model) = DEVICES.iter().find(is_meant) else {
             let known: Vec<&str> = DEVICES.iter().map(|model| model.name).collect();
             return Err(RunError::Refused(format!(
-                "--device-model {name:?}: its rates are not known; known are {}. `--memory SIZE` checks that a step fits",
+                "--device-model {name:?} is unknown; the known GPUs are {}. For another GPU, `--memory SIZE` checks whether a step fits",
                 known.join(", ")
             )));
         };
@@ -157,7 +160,7 @@ impl Device {
         Ok(Device::modelled(name, model, Source::Table, model.memory_bytes, peak))
     }
 
-    /// A GPU of this memory whose model is not known, with the rates of the table's nearest.
+    /// A GPU with this much memory and of unknown model, with the rates of the nearest device of the table.
     pub fn of_memory(bytes: u64) -> Device {
         let far = |model: &DeviceModel| model.memory_bytes.abs_diff(bytes);
         let [first, others @ ..] = &DEVICES;
@@ -188,22 +191,14 @@ impl Device {
         }
     }
 
-    /// This device with other memory, none of which is kept free.
+    /// This device with this much memory, none of it kept free.
     pub fn with_memory(self, bytes: u64) -> Device {
         Device { usable_bytes: Some(bytes), reserve_bytes: 0, ..self }
     }
 
-    /// Bytes of its memory, where they are known.
+    /// Bytes of memory, if known.
     pub fn memory_bytes(&self) -> Option<u64> {
         Some(self.usable_bytes? + self.reserve_bytes)
-    }
-}
-
-/// The recipe whose ops are measured: a CPU emulates FP8, slowly, in relation to its rates in bf16.
-fn measured_recipe(processor: &Processor, recipe: Recipe) -> Recipe {
-    match processor {
-        Processor::Cpu if recipe.is_fp8() => Recipe::Bf16,
-        _ => recipe,
     }
 }
 
@@ -211,7 +206,7 @@ fn reserve_bytes(memory_bytes: u64) -> u64 {
     RESERVE_BYTES + (memory_bytes as f64 * RESERVE_SHARE) as u64
 }
 
-/// The device of the table with the nearest bandwidth and number of multiprocessors.
+/// The device of the table that is nearest in bandwidth and number of multiprocessors.
 fn nearest(info: &DeviceInfo) -> &'static DeviceModel {
     let far = |a: f64, b: f64| if a > 0.0 { (a / b).ln().abs() } else { 0.0 };
     let distance = |model: &DeviceModel| {
@@ -226,12 +221,13 @@ fn nearest(info: &DeviceInfo) -> &'static DeviceModel {
 impl fmt::Display for Source {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Source::Table => write!(f, "by edition {EDITION} of the table of devices"),
-            Source::Nearest(name) => write!(f, "by the rates of the {name}, the nearest device of the table"),
-            Source::Measured => f.write_str("by rates measured on this machine"),
-            Source::Unmeasured => {
-                f.write_str("by rates of an ordinary CPU; the first run measures those of this one")
+            Source::Table => write!(f, "from the device table, edition {EDITION}"),
+            Source::Nearest(name) => write!(f, "from the {name}, the nearest device of the table"),
+            Source::Measured => f.write_str("measured on this machine"),
+            Source::MeasuredWhileBusy => {
+                f.write_str("measured on this machine while other programs used the CPU")
             }
+            Source::Unmeasured => f.write_str("defaults of an ordinary CPU; the first run measures this one"),
         }
     }
 }

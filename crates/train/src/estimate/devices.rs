@@ -1,25 +1,24 @@
 //! The table of devices.
 //!
 //! The H200's figures are measured: `xtrain bench op` on the configurations of `benches/configs`, 2026-11-24
-//! (docs/decisions/chosen-settings.md). The others follow from NVIDIA's data sheets with the shares of the
-//! peak that the H200 sustains, unless a comment says otherwise. Sizes of memory are those that PyTorch
-//! prints for the devices.
+//! (docs/decisions/chosen-settings.md). The others follow from NVIDIA's data sheets and the fraction of the
+//! peak that the H200 sustains, unless a comment says otherwise. Memory sizes are those that PyTorch prints.
 
 use super::rates::{AttentionRates, GemmRates, Rates, ScoreSeconds};
 
-/// Number of the table's edition: it changes with every figure, because chosen settings may.
+/// Edition of the table. It increases with every change, because chosen settings may change with it.
 pub(super) const EDITION: u32 = 1;
 
 /// A device of the table.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct DeviceModel {
-    /// Its name, which the driver's name contains.
+    /// Name; the driver's name of the device contains it.
     pub name: &'static str,
-    /// Bytes of memory that its driver reports.
+    /// Bytes of memory that the driver reports.
     pub memory_bytes: u64,
-    /// Peak bytes a second of its memory.
+    /// Peak memory bandwidth in bytes per second.
     pub peak_bandwidth: f64,
-    /// Its rates.
+    /// Sustained rates.
     pub rates: Rates,
 }
 
@@ -38,7 +37,7 @@ pub const DEVICES: [DeviceModel; 6] = [
             several: 1.0,
         },
     },
-    // The H200's multiprocessors and power limit; the bandwidth is measured.
+    // Multiprocessors and power limit of the H200; the bandwidth is measured.
     DeviceModel {
         name: "H100",
         memory_bytes: gib(79.11),
@@ -52,28 +51,28 @@ pub const DEVICES: [DeviceModel; 6] = [
             several: 1.0,
         },
     },
-    // 312 TFLOP/s, of which 250 are sustained: cuBLAS's share on Ampere, 0.8, is higher than on Hopper.
+    // 250 of 312 TFLOP/s: cuBLAS sustains a larger share (0.8) on Ampere than on Hopper.
     DeviceModel {
         name: "A100",
         memory_bytes: gib(79.15),
         peak_bandwidth: 2.039e12,
         rates: without_fp8(250e12, 17e12, 1.74e12, 108, 0.315),
     },
-    // 362 TFLOP/s at 350 W, of which about 0.6 are sustained.
+    // 362 TFLOP/s at 350 W, about 0.6 of it sustained.
     DeviceModel {
         name: "L40S",
         memory_bytes: gib(44.40),
         peak_bandwidth: 0.864e12,
         rates: with_ada_fp8(without_fp8(220e12, 55e12, 0.73e12, 142, 0.27)),
     },
-    // 165.2 TFLOP/s with sums in f32, of which most are sustained at 450 W.
+    // 165.2 TFLOP/s with f32 accumulation, most of it sustained at 450 W.
     DeviceModel {
         name: "RTX 4090",
         memory_bytes: gib(23.65),
         peak_bandwidth: 1.008e12,
         rates: with_ada_fp8(without_fp8(155e12, 55e12, 0.9e12, 128, 0.2)),
     },
-    // 209.5 TFLOP/s with sums in f32.
+    // 209.5 TFLOP/s with f32 accumulation.
     DeviceModel {
         name: "RTX 5090",
         memory_bytes: gib(31.36),
@@ -82,10 +81,10 @@ pub const DEVICES: [DeviceModel; 6] = [
     },
 ];
 
-/// Seconds of a launch inside a graph, with the time until a kernel's first and after its last bytes.
+/// Seconds of a launch inside a graph, including the time before a kernel's first and after its last bytes.
 const LAUNCH: f64 = 3.5e-6;
 
-/// GEMMs on Hopper, by cuBLASLt and by our kernels.
+/// GEMMs on Hopper, with cuBLASLt and our kernels.
 const HOPPER_GEMM: GemmRates = GemmRates {
     bf16: 745e12,
     f32: 49e12,
@@ -95,7 +94,7 @@ const HOPPER_GEMM: GemmRates = GemmRates {
     fp8_tile: 930e12,
 };
 
-/// Attention on Hopper, by cuDNN and by our kernels.
+/// Attention on Hopper, with cuDNN and our kernels.
 const HOPPER_ATTENTION: AttentionRates = AttentionRates {
     forward: ScoreSeconds { softmax: 4.0e-13, column: 4.0e-15, diagonal: 390.0 },
     backward: ScoreSeconds { softmax: 8.0e-13, column: 1.5e-14, diagonal: 860.0 },
@@ -103,8 +102,8 @@ const HOPPER_ATTENTION: AttentionRates = AttentionRates {
     f32: 7.0,
 };
 
-/// Rates of a device whose FP8 operands, if it has any, are multiplied in bf16. Its attention has this share
-/// of Hopper's speed, which is that of the peaks in bf16.
+/// Rates of a device without FP8 GEMMs. `attention` is its attention speed relative to Hopper's: the ratio of
+/// their bf16 peaks.
 const fn without_fp8(bf16: f64, f32: f64, memory: f64, multiprocessors: usize, attention: f64) -> Rates {
     let AttentionRates { forward, backward, in_order, f32: f32_factor } = HOPPER_ATTENTION;
     Rates {
@@ -126,7 +125,7 @@ const fn slower(of: ScoreSeconds, share: f64) -> ScoreSeconds {
     ScoreSeconds { softmax: of.softmax / share, column: of.column / share, diagonal: of.diagonal }
 }
 
-/// FP8 GEMMs with scales of tensors at 1.8 times the rate of bf16; the recipes with finer scales need Hopper.
+/// Adds FP8 GEMMs with per-tensor scales at 1.8 times the bf16 rate; recipes with finer scales need Hopper.
 const fn with_ada_fp8(rates: Rates) -> Rates {
     let mut rates = rates;
     rates.gemm.fp8_tensor = 1.8 * rates.gemm.bf16;
@@ -137,7 +136,7 @@ const fn gib(size: f64) -> u64 {
     (size * (1u64 << 30) as f64) as u64
 }
 
-/// Rates of a CPU that was not measured, on so many threads: AVX2 at 3 GHz, and two channels of memory.
+/// Default rates of a CPU with this number of threads: AVX2 at 3 GHz, two memory channels.
 pub(super) fn unmeasured_cpu(threads: usize) -> Rates {
     let threads = threads as f64;
     let score = |softmax: f64, column: f64| ScoreSeconds {

@@ -1,13 +1,17 @@
-//! Rates measured on this machine: the step of a small model, op by op, in relation to rates that are known
-//! or supposed. The result is cached with the compiled kernels.
+//! Measures the rates of this machine: each op of a small model's training step is timed and compared with
+//! its estimate. The result is cached with the compiled kernels. A CPU that was measured while other programs
+//! used it is measured again by the first run that finds it free.
 
+use super::busy::is_busy;
 use super::rates::{Factors, Rates};
 use super::{instance_seconds, kernels_of};
 use crate::engine::{Processor, Target};
 use crate::error::{LearnError, RunError};
 use crate::learner::{Learner, Step};
 use crate::random_batch::random_batch;
+use crate::slower::median;
 use crate::spec::plan_on;
+use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -17,10 +21,21 @@ use xtrain_model::Recipe;
 use xtrain_program::{Arithmetic, KernelCost, Program};
 use xtrain_runtime::{Checks, TimedWork, Timing};
 
-/// Steps that are measured at most, and the time in which they begin. The shortest time of each op counts:
-/// what else runs only makes it longer.
+/// Maximum number of measured steps, and the time after which no further one begins. The median time of each
+/// op counts: the shortest would be that of no step.
 const STEPS: usize = 5;
 const PATIENCE: Duration = Duration::from_secs(1);
+
+/// A measurement, as cached.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub(super) struct Measurement {
+    /// The factors relative to the rates of an unmeasured device.
+    #[serde(flatten)]
+    pub(super) factors: Factors,
+    /// True if other programs used the CPU meanwhile.
+    #[serde(default)]
+    pub(super) while_busy: bool,
+}
 
 /// The measured model, large enough for its GEMMs to reach the rates of large ones.
 fn run_file(target: Target) -> &'static str {
@@ -38,8 +53,8 @@ fn run_file(target: Target) -> &'static str {
     }
 }
 
-/// Times on `processor` in relation to those by `rates`, as cached.
-pub(super) fn cached(processor: &Processor, recipe: Recipe, threads: usize) -> Option<Factors> {
+/// The cached measurement of `processor`, if there is one.
+pub(super) fn cached(processor: &Processor, recipe: Recipe, threads: usize) -> Option<Measurement> {
     let line = match processor {
         Processor::Cpu => KernelCache::for_user().measurement(&cpu_key(recipe, threads)),
         Processor::Cuda(gpu) => gpu.cached_measurement(&subject(recipe)),
@@ -47,30 +62,38 @@ pub(super) fn cached(processor: &Processor, recipe: Recipe, threads: usize) -> O
     serde_json::from_str(&line?).ok()
 }
 
-/// As [`cached`], measured if there is nothing cached.
-pub(super) fn measured(processor: &Processor, recipe: Recipe, rates: &Rates) -> Result<Factors, RunError> {
+/// The measurement of `processor` relative to `rates`: cached, else made now.
+pub(super) fn measured(
+    processor: &Processor,
+    recipe: Recipe,
+    rates: &Rates,
+) -> Result<Measurement, RunError> {
     let threads = rayon::current_num_threads();
-    if let Some(factors) = cached(processor, recipe, threads) {
-        return Ok(factors);
+    let is_busy = || matches!(processor, Processor::Cpu) && is_busy(threads);
+    match cached(processor, recipe, threads) {
+        Some(known) if !known.while_busy || is_busy() => return Ok(known),
+        _ => {}
     }
+    let was_busy = is_busy();
     let other = match processor {
         Processor::Cpu => Processor::Cpu,
         Processor::Cuda(_) => Processor::by_name(xtrain_config::Device::Cuda)?,
     };
     let factors = measure(other, recipe, rates)?;
-    let line = serde_json::to_string(&factors).unwrap_or_default();
+    let measurement = Measurement { factors, while_busy: was_busy || is_busy() };
+    let line = serde_json::to_string(&measurement).unwrap_or_default();
     match processor {
         Processor::Cpu => KernelCache::for_user().replace_measurement(&cpu_key(recipe, threads), &line),
         Processor::Cuda(gpu) => gpu.replace_measurement(&subject(recipe), &line),
     }
-    Ok(factors)
+    Ok(measurement)
 }
 
 fn subject(recipe: Recipe) -> String {
     format!("rates of a step in {}", recipe.name())
 }
 
-/// The key of a CPU's rates.
+/// Cache key of a CPU's rates.
 fn cpu_key(recipe: Recipe, threads: usize) -> String {
     let file = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let model = file.lines().find(|line| line.starts_with("model name"));
@@ -89,9 +112,9 @@ fn measure(processor: Processor, recipe: Recipe, rates: &Rates) -> Result<Factor
     let mut learner = Learner::new(engine, spec, 0)?;
     learner.weights().initialize(0, 0.02)?;
     let id = learner.program();
-    let mut measured: BTreeMap<usize, f64> = BTreeMap::new();
+    let mut times: BTreeMap<usize, Vec<f64>> = BTreeMap::new();
     let begun = Instant::now();
-    // The first for what is done once.
+    // The first step also does one-time work, so it is not timed.
     for n in 0..=STEPS {
         if n > 1 && begun.elapsed() > PATIENCE {
             break;
@@ -104,29 +127,29 @@ fn measure(processor: Processor, recipe: Recipe, rates: &Rates) -> Result<Factor
         learner.micro_step(&step, 0, &batch)?;
         for timed in learner.weights().engine().take_times().map_err(LearnError::from)? {
             if let TimedWork::Instance(index) = timed.work {
-                let shortest = measured.entry(index).or_insert(f64::INFINITY);
-                *shortest = shortest.min(timed.seconds());
+                times.entry(index).or_default().push(timed.seconds());
             }
         }
     }
     let program = learner.weights().engine().program(id);
-    Ok(factors(program, &measured, rates))
+    let medians = times.into_iter().map(|(index, times)| (index, median(&times))).collect();
+    Ok(factors(program, &medians, rates))
 }
 
-/// The measured times of each kind of op in relation to those by `rates`.
+/// Measured time divided by the estimate at `rates`, for each kind of op.
 fn factors(program: &Program, measured: &BTreeMap<usize, f64>, rates: &Rates) -> Factors {
     let of = |rates: &Rates, is_kind: &dyn Fn(&[KernelCost]) -> bool| {
         let (mut seconds, mut estimate) = (0.0, 0.0);
-        for (&index, shortest) in measured {
+        for (&index, median) in measured {
             let instance = &program.instances[index];
             if is_kind(&kernels_of(program, instance)) {
-                seconds += shortest;
+                seconds += median;
                 estimate += instance_seconds(program, instance, rates, true);
             }
         }
         if seconds > 0.0 && estimate > 0.0 { seconds / estimate } else { 1.0 }
     };
-    // What an op of several kernels takes is that of no kind.
+    // Ops of several kernels are of no single kind.
     let of_one = |is_kind: &dyn Fn(&Arithmetic) -> bool| {
         of(rates, &|kernels| matches!(kernels, [kernel] if is_kind(&kernel.arithmetic)))
     };
@@ -139,4 +162,19 @@ fn factors(program: &Program, measured: &BTreeMap<usize, f64>, rates: &Rates) ->
         several: 1.0,
     };
     Factors { several: of(&rates.scaled(factors), &|kernels| kernels.len() > 1), ..factors }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cached_measurement_says_if_the_cpu_was_busy() {
+        let factors = Factors { gemm: 1.5, memory: 2.0, forward: 0.5, backward: 1.0, several: 1.25 };
+        for while_busy in [false, true] {
+            let line = serde_json::to_string(&Measurement { factors, while_busy }).expect("JSON");
+            let read: Measurement = serde_json::from_str(&line).expect("a measurement");
+            assert_eq!(read, Measurement { factors, while_busy });
+        }
+    }
 }

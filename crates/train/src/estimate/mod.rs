@@ -1,9 +1,10 @@
 //! Estimates of the time of a training step, without running it.
 //!
-//! Every op says which kernels it runs, what they compute and how many bytes they move
-//! ([`xtrain_program::Cost`]); a device has rates. A kernel takes its launch and the longer of its arithmetic
-//! and its bytes. No op, model or recipe is named here, and no factor is fitted to one.
+//! Every op states its kernels, their arithmetic and the bytes that they move ([`xtrain_program::Cost`]); a
+//! device has rates. A kernel takes its launch time plus the longer of arithmetic and memory traffic. Nothing
+//! here names an op, a model or a recipe, and no factor is fitted to one.
 
+mod busy;
 mod device;
 mod devices;
 mod measure;
@@ -17,7 +18,7 @@ pub use run_time::RunTime;
 
 use xtrain_program::{Instance, KernelCost, Phase, Program};
 
-/// Seconds of an optimizer step of `program` with `micro_steps` micro-batches, at these `rates`.
+/// Seconds of an optimizer step of `program`, with `micro_steps` micro-batches, at these `rates`.
 pub fn step_seconds(program: &Program, rates: &Rates, micro_steps: usize) -> f64 {
     let (mut first, mut next, mut update) = (0.0, 0.0, 0.0);
     for instance in &program.instances {
@@ -32,7 +33,7 @@ pub fn step_seconds(program: &Program, rates: &Rates, micro_steps: usize) -> f64
     first + next * micro_steps.saturating_sub(1) as f64 + update
 }
 
-/// Seconds of an instance in the first micro-step of a step, or in a later one, which adds to more.
+/// Seconds of an instance in the first micro-step, or in a later one, where more outputs accumulate.
 fn instance_seconds(program: &Program, instance: &Instance, rates: &Rates, is_first: bool) -> f64 {
     let added = instance.outputs.iter().filter(|output| output.mode.accumulates(is_first));
     let added_bytes = added.map(|output| program.ty(output.value).bytes() as f64).sum::<f64>();

@@ -1,91 +1,92 @@
-//! The rates of a device, and the time of a kernel by them.
+//! The rates of a device, and the time that a kernel takes at these rates.
 
 use serde::{Deserialize, Serialize};
 use xtrain_program::{Arithmetic, KernelCost};
 use xtrain_tensor::{DType, Scaling};
 
-/// Sustained rates of a device: those of long runs, under its power limit.
+/// Sustained rates of a device in long runs, under its power limit.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Rates {
-    /// Seconds that a kernel takes besides its work.
+    /// Seconds of a kernel launch, in addition to its work.
     pub launch: f64,
-    /// Bytes a second that a kernel reads and writes together.
+    /// Memory bandwidth in bytes per second, reads and writes together.
     pub memory: f64,
-    /// GEMMs.
+    /// Rates of GEMMs.
     pub gemm: GemmRates,
-    /// Units that compute a tile of a GEMM each. None on a CPU, whose GEMMs are split as evenly as needed.
+    /// Multiprocessors, each of which computes a tile of a GEMM at a time. `None` on a CPU, whose GEMMs are
+    /// split evenly.
     pub multiprocessors: Option<usize>,
-    /// Attention.
+    /// Rates of attention.
     pub attention: AttentionRates,
-    /// Factor of ops of several kernels, for what these rates do not say of them.
+    /// Factor on the time of ops of several kernels, for costs that the other rates miss.
     pub several: f64,
 }
 
-/// Floating-point operations a second of large GEMMs.
+/// Floating-point operations per second of large GEMMs, by operands.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct GemmRates {
-    /// Of operands in bf16.
+    /// bf16.
     pub bf16: f64,
-    /// Of operands in f32, without TF32.
+    /// f32, without TF32.
     pub f32: f64,
-    /// Of FP8 operands that have one scale each.
+    /// FP8 with one scale per tensor.
     pub fp8_tensor: f64,
-    /// Of FP8 operands with a scale for each row.
+    /// FP8 with a scale for each row.
     pub fp8_row: f64,
-    /// Of FP8 operands with scales for tiles and for blocks.
+    /// FP8, one operand with scales for tiles and the other with scales for blocks.
     pub fp8_block: f64,
-    /// Of FP8 operands that both have scales for tiles.
+    /// FP8, both operands with scales for tiles.
     pub fp8_tile: f64,
 }
 
-/// Seconds of attention, for each score of a query and a key that is not masked.
+/// Seconds of attention for each score (query and key) that is not masked.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct AttentionRates {
-    /// The forward.
+    /// Forward.
     pub forward: ScoreSeconds,
-    /// The backward.
+    /// Backward.
     pub backward: ScoreSeconds,
-    /// Factor of a backward that adds in a fixed order.
+    /// Factor of a deterministic backward.
     pub in_order: f64,
-    /// Factor of operands in f32.
+    /// Factor of f32 operands.
     pub f32: f64,
 }
 
 /// Seconds of a score.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ScoreSeconds {
-    /// Its softmax.
+    /// Of the softmax.
     pub softmax: f64,
-    /// Its GEMMs, for each column of a head.
+    /// Of the GEMMs, for each column of a head.
     pub column: f64,
-    /// Keys of each query that cost twice, at most all of a sequence: tiles on the diagonal are computed
+    /// Keys per query that cost twice, at most the whole sequence, because tiles on the diagonal are computed
     /// whole.
     pub diagonal: f64,
 }
 
-/// Measured times in relation to those by some rates.
+/// Measured times relative to estimates.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Factors {
-    /// Of GEMMs.
+    /// GEMMs.
     pub gemm: f64,
-    /// Of kernels that only move bytes.
+    /// Kernels that only move bytes.
     pub memory: f64,
-    /// Of attention's forward.
+    /// Attention's forward.
     pub forward: f64,
-    /// Of attention's backward.
+    /// Attention's backward.
     pub backward: f64,
-    /// Of ops of several kernels, in relation to the other factors.
+    /// Ops of several kernels, in addition to the other factors.
     pub several: f64,
 }
 
-/// Tiles of results that GEMM kernels compute at a time, with their share of the best rate.
+/// Output tiles of GEMM kernels (rows, columns), each with its fraction of the best rate.
 const TILES: [(usize, usize, f64); 4] = [(128, 256, 1.0), (128, 128, 0.88), (64, 128, 0.66), (64, 64, 0.45)];
 
-/// Parts that the sums of a GEMM are split into where its result has few tiles.
+/// Numbers of parts into which a GEMM with few output tiles splits its sums (split-K).
 const SPLITS: [usize; 5] = [1, 2, 4, 8, 16];
 
-/// Time of adding to an output, in relation to that of reading it. A GEMM reads and writes it when its sums
-/// are done, and nothing is left to multiply meanwhile.
+/// Time of accumulating into an output, relative to reading it. A GEMM reads and writes the output after its
+/// sums, so no arithmetic hides this time.
 const ADDING: f64 = 1.5;
 
 impl Rates {
@@ -98,7 +99,7 @@ impl Rates {
         *times as f64 * once
     }
 
-    /// These rates with measured times that are `factors` of those by them.
+    /// These rates, changed so that times are multiplied by `factors`.
     pub fn scaled(&self, factors: Factors) -> Rates {
         let mut rates = *self;
         let GemmRates { bf16, f32, fp8_tensor, fp8_row, fp8_block, fp8_tile } = &mut rates.gemm;
@@ -133,8 +134,8 @@ impl Rates {
         }
     }
 
-    /// Seconds of a GEMM whose rate is `rate` if it is large: its tiles run in waves of one for each
-    /// multiprocessor, and the last wave takes as long as the others.
+    /// Seconds of a GEMM; `rate` is that of large ones. Tiles run in waves, one tile per multiprocessor, and
+    /// a last wave that is not full takes as long as the others.
     fn gemm(&self, [m, n, k]: [usize; 3], rate: f64) -> f64 {
         let flops = 2.0 * m as f64 * n as f64 * k as f64;
         let Some(multiprocessors) = self.multiprocessors else { return flops / rate };
@@ -145,7 +146,7 @@ impl Rates {
                     let waves = (tiles * splits).div_ceil(multiprocessors) as f64;
                     let tile = 2.0 * (high * wide) as f64 * k.div_ceil(splits) as f64;
                     let seconds = waves * tile * multiprocessors as f64 / (rate * share);
-                    // Each part is written in f32 and read again.
+                    // Split-K writes each part in f32 and reads it again.
                     let parts = (8 * splits * m * n) as f64 / self.memory + self.launch;
                     best = best.min(if splits == 1 { seconds } else { seconds + parts });
                 }

@@ -2,6 +2,7 @@
 
 use super::{Device, Source, step_seconds};
 use crate::error::{LearnError, RunError};
+use crate::layout::Layout;
 use crate::programs;
 use crate::spec::Planned;
 use std::fmt;
@@ -13,22 +14,22 @@ use xtrain_report::metrics::format;
 pub struct RunTime {
     /// Seconds of a step.
     pub step_seconds: f64,
-    /// Tokens a second, evaluations apart.
+    /// Tokens per second in training steps.
     pub tokens_per_second: f64,
-    /// Floating-point operations a second by PaLM's count.
+    /// Model FLOPs per second (PaLM's count).
     pub flops: f64,
-    /// Their share of the device's peak, where that is known.
+    /// MFU: `flops` as a fraction of the device's peak, if that is known.
     pub mfu: Option<f64>,
-    /// Seconds of the steps and evaluations from a step on to the end, where the run's length is known.
+    /// Seconds of the remaining steps and evaluations, if the run's length is known.
     pub seconds: Option<f64>,
     source: Source,
 }
 
-/// A run that takes longer deserves a warning.
+/// Time above which a run gets a warning.
 const LONG_SECONDS: f64 = 86_400.0;
 
 impl RunTime {
-    /// The time that the run of `planned`, whose step is `program`, takes on `device` after `done` steps.
+    /// The remaining time of the run `planned`, whose step is `program`, on `device` after `done` steps.
     pub fn of(planned: &Planned, program: &Program, device: &Device, done: u64) -> Result<RunTime, RunError> {
         let (spec, config) = (&planned.spec, &planned.resolved.config);
         let micro_steps = config.train.batch_size / spec.batch.sequences;
@@ -40,7 +41,7 @@ impl RunTime {
                 let left = steps.saturating_sub(done);
                 let every = config.eval.every.unwrap_or(0);
                 let at_end = u64::from(config.eval.at_end);
-                // An evaluation of all validation data is as long as these are, which only they tell.
+                // With `eval.tokens = 0`, only the validation data tells how long an evaluation is.
                 let is_known = every > 0 && config.eval.tokens.unwrap_or(0) > 0;
                 let evaluations = if is_known { (left / every).max(at_end) } else { 0 };
                 let each = if evaluations > 0 { evaluation_seconds(planned, device)? } else { 0.0 };
@@ -68,7 +69,8 @@ impl RunTime {
 fn evaluation_seconds(planned: &Planned, device: &Device) -> Result<f64, RunError> {
     let (spec, config) = (&planned.spec, &planned.resolved.config);
     let (mask, chunk) = (config.data.document_mask, spec.loss.chunk_tokens);
-    let program = programs::evaluation(&spec.model, &spec.numerics(), spec.batch, mask, chunk);
+    let layout = Layout::of(spec).map_err(LearnError::from)?;
+    let program = programs::evaluation(&spec.model, &spec.numerics(), &layout, spec.batch, mask, chunk);
     let program = program.map_err(LearnError::from)?;
     let sequences = config.eval.sequences(config.data.seq_len).div_ceil(spec.batch.sequences as u64);
     Ok(sequences as f64 * step_seconds(&program, &device.rates, 1))

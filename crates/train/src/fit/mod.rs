@@ -1,5 +1,5 @@
-//! Check that a training step fits into memory, and settings with which it would, before anything is
-//! allocated.
+//! Checks, before anything is allocated, that a training step fits into memory; finds settings with which it
+//! would.
 
 mod search;
 #[cfg(test)]
@@ -43,21 +43,22 @@ pub enum Verdict {
         state_bytes: u64,
         /// True if it would fit if other programs released their memory.
         is_held: bool,
-        /// Other models and machines with which it would fit.
+        /// Other models and numbers of GPUs with which it would fit.
         instead: Instead,
     },
 }
 
-/// Models and machines with which a run would fit where no setting is enough.
+/// Models and numbers of GPUs with which a run would fit if no setting is enough.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Instead {
     /// Layers of the model.
     pub layers: usize,
-    /// The most layers with which it would fit, if any.
+    /// Largest number of layers that would fit, if any.
     pub fewer_layers: Option<usize>,
-    /// The longest sequence with which it would fit, of halves of the run's.
+    /// Longest sequence that would fit, found by halving the run's, if any.
     pub seq_len: Option<usize>,
-    /// GPUs of this size among which weights, gradients and moments would have to be divided; none on a CPU.
+    /// Number of GPUs of this size that could hold it, with weights, gradients and moments divided among
+    /// them; `None` on a CPU.
     pub gpus: Option<u64>,
 }
 
@@ -109,8 +110,8 @@ impl Fit {
         Ok(Fit { needed_bytes, room, verdict })
     }
 
-    /// As [`Fit::new`], for the step of `planned`. Where its settings were chosen and other programs hold
-    /// memory, they are part of each alternative, so that they are not chosen again.
+    /// As [`Fit::new`], for the step of `planned`. If it would fit without the memory that other programs
+    /// hold, each alternative includes the chosen settings, so that `--set` does not choose them again.
     pub fn of(planned: &Planned, target: Target, threads: usize, room: Room) -> Result<Fit, RunError> {
         let mut fit =
             Fit::new(&planned.spec, target, threads, planned.resolved.config.train.batch_size, room)?;
@@ -131,7 +132,7 @@ impl Fit {
             return Ok(());
         }
         Err(RunError::Refused(format!(
-            "the run needs {} of memory, but {}; {}. `xtrain plan` shows what it is for",
+            "the run needs {} of memory, but {}; {}. `xtrain plan` lists what needs it",
             format::gib(self.needed_bytes),
             self.available(owner),
             self.verdict
@@ -159,7 +160,7 @@ pub(crate) fn needed_bytes(
     target: Target,
     threads: usize,
 ) -> Result<u64, LearnError> {
-    let reference = spec.in_reference().map(|bf16| programs::training(&bf16)).transpose()?;
+    let reference = programs::reference(spec)?;
     let loaded: Vec<_> = std::iter::once(program).chain(&reference).collect();
     let (plan, work) = (target.plan_bytes(&loaded), target.work_bytes(&loaded, threads));
     // A reference segment copies the state to host memory, which is the CPU's.

@@ -101,8 +101,8 @@ impl Search<'_> {
         Ok(Verdict::WouldFit(alternatives))
     }
 
-    /// Models and machines with which the run would fit where not even `least` does, of whose `bytes` the
-    /// state takes `state_bytes`.
+    /// Models and numbers of GPUs with which the run would fit, given that even `least` does not. It needs
+    /// `bytes`, of which the state is `state_bytes`.
     fn instead(&self, least: &TrainingSpec, bytes: u64, state_bytes: u64) -> Result<Instead, RunError> {
         let (layers, available) = (least.model.layers.len(), self.room.available_bytes);
         let fewer_layers = first_that_fits(layers - 1, bytes, available, |n| {
@@ -118,7 +118,7 @@ impl Search<'_> {
             spec.loss.chunk_tokens = spec.loss.chunk_tokens.min(lengths[n]);
             Ok::<_, RunError>((self.bytes(&spec)?, lengths[n]))
         })?;
-        // Each has its share of the state, and all of the rest.
+        // Each GPU holds its share of the state, and everything else in full.
         let rest = bytes.saturating_sub(state_bytes);
         let is_gpu = self.target == Target::Cuda && available > rest;
         let gpus = is_gpu.then(|| state_bytes.div_ceil(available - rest));
@@ -205,9 +205,9 @@ impl Search<'_> {
     }
 }
 
-/// The first of `count`, each of which takes fewer bytes than the one before, that takes no more than
-/// `available`; what comes before the first takes `over`, more than that. `try_at` returns the bytes of one
-/// and what is to be known of it.
+/// Binary search for the first of `count` candidates that needs at most `available` bytes. Each needs fewer
+/// bytes than the one before; the one before the first needs `over`, which is too much. `try_at` returns the
+/// bytes of a candidate and its result.
 pub(crate) fn first_that_fits<T, E>(
     count: usize,
     mut over: u64,
@@ -219,7 +219,7 @@ pub(crate) fn first_that_fits<T, E>(
     if bytes > available {
         return Ok(None);
     }
-    // Those before `begin` do not fit, the last of them takes `over`; the one at `end` takes `bytes`.
+    // Candidates before `begin` do not fit, the last of them needs `over`; the one at `end` needs `bytes`.
     let (mut begin, mut end) = (0, last);
     let mut by_share = true;
     while begin < end {

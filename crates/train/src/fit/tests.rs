@@ -144,7 +144,7 @@ fn memory_that_others_hold_is_told() {
         fit.check("the GPU").expect_err("too little").to_string()
     };
     let needed = needed(&[], Target::Cuda);
-    let rest = "available, as other programs hold the rest of its 80.00 GiB; ";
+    let rest = "available, because other programs hold the rest of its 80.00 GiB; ";
     assert!(said(needed - 1, 80 << 30).contains(&format!("{rest}what would fit: ")));
     let nothing = said(1 << 20, 80 << 30);
     assert!(nothing.contains(&format!("{rest}nothing fits: ")), "{nothing}");
@@ -182,6 +182,6 @@ fn llama_3_8b_does_not_fit_into_a_small_card() {
     // Masters and gradients in fp32, two moments, and the bf16 copies for GEMMs.
     assert!(message.contains("104.71 GiB of it for weights, gradients and moments"), "{message}");
     let instead = "; choose a smaller model: 3 of its 32 layers would fit; 6 GPUs of this size could hold it with weights, \
-                   gradients and moments divided among them, but xtrain trains on one. `xtrain plan` shows what it is for";
+                   gradients and moments divided among them, but xtrain trains on one. `xtrain plan` lists what needs it";
     assert!(message.ends_with(instead), "{message}");
 }

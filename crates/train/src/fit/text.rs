@@ -16,7 +16,7 @@ impl Fit {
             Verdict::Nothing { is_held, .. } => *is_held,
         };
         let rest = match is_held {
-            true => format!(", as other programs hold the rest of its {}", format::gib(alone_bytes)),
+            true => format!(", because other programs hold the rest of its {}", format::gib(alone_bytes)),
             false => String::new(),
         };
         format!("{owner} has {} available{rest}", format::gib(available_bytes))
@@ -33,9 +33,9 @@ impl fmt::Display for Verdict {
             }
             Verdict::Nothing { least, state_bytes, is_held, instead } => write!(
                 f,
-                "nothing fits: {}, {} of it for weights, gradients and moments, which no setting makes less; {}choose a smaller model{instead}",
+                "nothing fits: {}, {} of it for weights, gradients and moments, which no setting reduces, not even FP8; {}choose a smaller model{instead}",
                 match least.settings.is_empty() {
-                    true => "no setting makes it less".to_owned(),
+                    true => "no setting reduces it".to_owned(),
                     false => format!("even {least} is too much"),
                 },
                 format::gib(*state_bytes),

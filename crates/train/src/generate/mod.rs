@@ -84,7 +84,8 @@ impl Generator {
         let context = Context::Cache { capacity: capacity + prefill_tokens };
         let mut load = |seq_len| {
             let batch = Batch { sequences: 1, seq_len };
-            let program = programs::logits(weights.model(), weights.numerics(), batch, context, 1)?;
+            let program =
+                programs::logits(weights.model(), weights.numerics(), weights.layout(), batch, context, 1)?;
             weights.load(program).map_err(|e| e.advising("ask for fewer tokens, or use a smaller model"))
         };
         let (prefill, decode) = (load(prefill_tokens)?, load(1)?);

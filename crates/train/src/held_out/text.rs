@@ -37,7 +37,7 @@ impl Default for TextOptions {
 /// Result of an evaluation.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct TextLoss {
-    /// Mean cross-entropy of the targets, in nats a token.
+    /// Mean cross-entropy of the targets, in nats per token.
     pub loss: f64,
     /// Number of targets: all tokens but the first of each part of the data.
     pub tokens: usize,

@@ -23,7 +23,7 @@ pub fn feed(
     engine.write_input(id, io::INV_TARGETS, bytemuck::bytes_of(&inverse))
 }
 
-/// The Philox key of dropout in the `n`-th micro-batch of a step.
+/// The Philox key of dropout in the `n`-th micro-batch of a step, those of all ranks counted.
 pub fn draws(spec: &TrainingSpec, seed: u64, step: u64, n: usize) -> [u32; 4] {
     let first_token = n * spec.batch.sequences * spec.batch.seq_len;
     [seed as u32, (seed >> 32) as u32, step as u32, first_token as u32]

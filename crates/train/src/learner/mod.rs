@@ -5,6 +5,7 @@ mod feed;
 pub use feed::{draws, feed};
 
 use crate::error::LearnError;
+use crate::layout::Layout;
 use crate::programs;
 use crate::spans::span;
 use crate::training_spec::TrainingSpec;
@@ -12,7 +13,8 @@ use crate::update::update_io;
 use crate::weights::Weights;
 use xtrain_data::Batch as TokenBatch;
 use xtrain_model::decoder::io;
-use xtrain_program::StateKind;
+use xtrain_program::shard::MICRO_STEP;
+use xtrain_program::{Parallel, Reduce, StateKind};
 use xtrain_runtime::{Engine, EngineError, Part, ProgramId, StateEntry, Ticket};
 
 /// Steps that may be in flight while the next one is prepared, so that a device is never idle.
@@ -27,8 +29,8 @@ pub struct StepResult {
     pub grad_norm: f64,
     /// True if a non-finite value turned the update into a no-op.
     pub skipped: bool,
-    /// The sum of the cross-entropies of each source's targets, in nats; empty if the spec does not tell
-    /// sources apart.
+    /// The sum of the cross-entropies of each source's targets, in nats; empty if the spec does not sum
+    /// losses by source.
     pub source_losses: Vec<f64>,
 }
 
@@ -41,7 +43,7 @@ pub struct Step {
     pub lr: f64,
     /// Targets of the whole global batch that are not ignored.
     pub valid_targets: usize,
-    /// Micro-batches that its batch is cut into.
+    /// Micro-batches of each rank.
     pub micro_steps: usize,
 }
 
@@ -68,14 +70,14 @@ impl Learner {
     /// Loads the training program of `spec` into `engine`. All state is zero until the weights are
     /// initialised or read. `seed` is the seed of dropout.
     pub fn new(engine: Box<dyn Engine>, spec: TrainingSpec, seed: u64) -> Result<Self, LearnError> {
-        let program = programs::training(&spec)?;
+        let (program, layout) = (programs::training(&spec)?, Layout::of(&spec)?);
         let refresh = programs::refresh(&program)?;
-        let mut weights = Weights::with_refresh(refresh, engine, spec.model.clone(), spec.numerics())?;
+        let mut weights =
+            Weights::with_refresh(refresh, engine, spec.model.clone(), spec.numerics(), layout)?;
         let train = weights.load(program)?;
-        let reference = match spec.in_reference() {
+        let reference = match programs::reference(&spec)? {
             None => None,
-            Some(bf16) => {
-                let program = programs::training(&bf16)?;
+            Some(program) => {
                 let refresh = weights.load(programs::refresh(&program)?)?;
                 Some(ReferencePrograms { train: weights.load(program)?, refresh })
             }
@@ -118,17 +120,32 @@ impl Learner {
     }
 
     /// The state in a checkpoint: masters, moments, counters. Gradients and compute copies are derived from
-    /// it.
+    /// it. Of a value that ranks share, an entry has the rows of this rank, without padding; [`Layout::held`]
+    /// says which they are.
     pub fn saved_state(&mut self) -> Vec<StateEntry> {
-        self.weights.engine().state_entries().into_iter().filter(|entry| entry.kind.is_saved()).collect()
+        let entries = self.weights.engine().state_entries().into_iter().filter(|entry| entry.kind.is_saved());
+        let layout = self.weights.layout();
+        entries
+            .map(|entry| StateEntry { ty: layout.held_type(entry.kind, &entry.name, entry.ty), ..entry })
+            .collect()
     }
 
-    /// The bytes of a state value.
+    /// The layout of the model over ranks.
+    pub fn layout(&self) -> &Layout {
+        self.weights.layout()
+    }
+
+    /// The bytes of a state value, or of the rows of this rank.
     pub fn read_state(&mut self, kind: StateKind, name: &str) -> Result<Vec<u8>, LearnError> {
-        Ok(self.weights.engine().read_state(kind, name)?)
+        let mut bytes = self.weights.engine().read_state(kind, name)?;
+        if let Some(cut) = self.layout().cut_of(kind, name) {
+            let rows = cut.rows_of(self.layout().parallel().rank).len();
+            bytes.truncate(bytes.len() / cut.piece_rows * rows);
+        }
+        Ok(bytes)
     }
 
-    /// Copies state values, each into the slice of the same index.
+    /// Copies state values, or their first rows, each into the slice of the same index.
     pub fn copy_state(
         &mut self,
         entries: &[StateEntry],
@@ -137,9 +154,9 @@ impl Learner {
         Ok(self.weights.engine().copy_state(entries, targets)?)
     }
 
-    /// Overwrites a state value. Refresh the weights after writing masters.
+    /// Overwrites a state value, or the rows of this rank. Refresh the weights after writing masters.
     pub fn write_state(&mut self, kind: StateKind, name: &str, bytes: &[u8]) -> Result<(), LearnError> {
-        Ok(self.weights.engine().write_state(kind, name, bytes)?)
+        self.weights.write_rows(kind, name, bytes)
     }
 
     /// Runs a whole step of these micro-batches and waits for its result.
@@ -153,8 +170,8 @@ impl Learner {
         self.collect(ticket)
     }
 
-    /// Names the source of each sequence of the micro-batch that is launched next. Does nothing if the spec
-    /// does not tell sources apart.
+    /// Sets the source of each sequence of the micro-batch that is launched next. Does nothing if the spec
+    /// does not sum losses by source.
     pub fn name_sources(&mut self, sources: &[usize]) -> Result<(), LearnError> {
         if self.spec.loss.sources == 0 {
             return Ok(());
@@ -165,15 +182,21 @@ impl Learner {
         Ok(self.weights.engine().write_input(train, io::SOURCES, bytemuck::cast_slice(&tokens))?)
     }
 
-    /// Launches the `n`-th micro-batch of `step`, and after the last one the update.
+    /// Launches the `n`-th of this rank's micro-batches of `step`, and after the last one the update. It is
+    /// micro-batch `n * world_size + rank` of the step.
     pub fn micro_step(&mut self, step: &Step, n: usize, batch: &TokenBatch) -> Result<(), LearnError> {
         let _micro_step = span("micro-step");
         let (engine, train) = (self.weights.engine(), self.current);
         let inputs = span("write inputs");
         feed(engine, train, batch, self.spec.document_mask, step.valid_targets)?;
         if self.spec.dropout > 0.0 {
-            let draws = draws(&self.spec, self.seed, step.number, n);
+            let Parallel { world_size, rank, .. } = self.spec.parallel;
+            let draws = draws(&self.spec, self.seed, step.number, n * world_size + rank);
             engine.write_input(train, io::RNG, bytemuck::cast_slice(&draws))?;
+        }
+        if let Reduce::AnyWorld { micro_steps } = self.spec.parallel.reduce {
+            assert_eq!(step.micro_steps, micro_steps, "the program adds the micro-steps that its spec says");
+            engine.write_input(train, MICRO_STEP, bytemuck::bytes_of(&(n as u32)))?;
         }
         let last = n + 1 == step.micro_steps;
         if last {
@@ -213,7 +236,8 @@ impl Learner {
         let number = |name: &str| -> Result<f64, EngineError> {
             Ok(bytemuck::pod_read_unaligned::<f32>(outputs.get(name)?).into())
         };
-        let (loss, grad_norm) = (number(io::LOSS)?, number(update_io::GRAD_NORM)?);
+        let loss = if self.spec.has_totals() { update_io::TOTAL_LOSS } else { io::LOSS };
+        let (loss, grad_norm) = (number(loss)?, number(update_io::GRAD_NORM)?);
         let skipped = outputs.get(update_io::SKIPPED)?.iter().any(|&b| b != 0);
         let mut source_losses = Vec::new();
         if self.spec.loss.sources > 0 {

@@ -279,7 +279,7 @@ struct OpLabel {
 impl OpLabel {
     fn of(program: &Program, instance: &Instance) -> Self {
         let (op, origin, work) = (instance.code.op().name(), &instance.origin, Work::of(program, instance));
-        let args = json!({
+        let mut args = json!({
             "op": op,
             "block": origin.block,
             "site": &*origin.site,
@@ -287,6 +287,10 @@ impl OpLabel {
             "bytes": work.bytes,
             "FLOPs": work.flops,
         });
+        let cost = instance.code.op().cost(&program.input_types(instance), &program.output_types(instance));
+        if cost.sent_bytes > 0.0 {
+            args["sent bytes"] = json!(cost.sent_bytes);
+        }
         OpLabel {
             track: track(instance.lane),
             name: format!("{op} {}", origin.site),

@@ -46,8 +46,8 @@ pub(super) struct Prepared {
     pub(super) prompts: Vec<Vec<u32>>,
     pub(super) planned: Planned,
     pub(super) steps: u64,
-    /// `log.command`, which the configuration does not hold any more: what the run folder records of it must
-    /// start no program.
+    /// `log.command`. It is removed from the configuration, because a recorded configuration must not start
+    /// programs.
     pub(super) command: Vec<String>,
 }
 
@@ -83,12 +83,12 @@ pub(super) fn prepare(
         config.train.started_in = current.and_then(|current| current.into_os_string().into_string().ok());
     }
     let steps = planned.resolved.steps;
-    let steps = steps.ok_or_else(|| RunError::Refused("the length of the run is not known".into()))?;
+    let steps = steps.ok_or_else(|| RunError::Refused("the length of the run is unknown".into()))?;
     Ok(Prepared { corpus, prompts, planned, steps, command: command(parsed) })
 }
 
-/// The program to start. One that stands in the `config.toml` of a run folder is none of the user's: the
-/// folder may come from anywhere.
+/// The program to start. One in the `config.toml` of a run folder is ignored, because the folder may come
+/// from anywhere.
 fn command(parsed: &Parsed) -> Vec<String> {
     let command = &parsed.config.log.command;
     let is_of_a_run = |file: &Path| RunFolder::of_config(file).is_some();
@@ -96,7 +96,7 @@ fn command(parsed: &Parsed) -> Vec<String> {
         None => command.clone(),
         Some(file) => {
             tracing::warn!(
-                "{}: log.command is not started from the configuration of a run folder; give it in a run file, or with --set",
+                "{}: log.command is ignored in the configuration of a run folder; set it in a run file or with --set",
                 file.display()
             );
             Vec::new()
@@ -133,7 +133,7 @@ pub(super) fn check_export(parsed: &Parsed, folder: &RunFolder) -> Result<(), Ru
         return Ok(());
     }
     Err(RunError::Refused(format!(
-        "{} is what model.init_from begins with, and the export of this run would replace it; choose another folder with \
+        "{} is the folder of model.init_from, and the export of this run would replace it; choose another folder with \
          --out FOLDER, or set checkpoint.export_hf = false",
         folder.hf().display()
     )))
@@ -146,20 +146,20 @@ pub(super) fn check_fits(planned: &Planned, processor: &Processor) -> Result<(),
     fit::check(planned, processor)
 }
 
-/// The device that a run is estimated and its settings are chosen for, by measured rates where it is a CPU or
-/// `train.tune` asks for them.
+/// The device for which time is estimated and settings are chosen, with measured rates on a CPU or if
+/// `train.tune` is set.
 pub(super) fn measured_device(config: &Config, processor: &Processor) -> Device {
     let recipe = config.precision.recipe.unwrap_or(processor.target().recipe());
     Device::measured(processor, recipe, config.train.tune)
 }
 
-/// The time that the run of `planned` takes after `done` steps.
+/// The remaining time of the run `planned` after `done` steps.
 pub(super) fn run_time(planned: &Planned, device: &Device, done: u64) -> Result<RunTime, RunError> {
     let program = programs::training(&planned.spec).map_err(LearnError::from)?;
     RunTime::of(planned, &program, device, done)
 }
 
-/// Lines about the choice and about the time of the run after `done` steps.
+/// Lines that report the choice and the remaining time after `done` steps.
 pub(super) fn told(
     planned: &Planned,
     choice: Option<Choice>,

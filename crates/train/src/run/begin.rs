@@ -86,20 +86,23 @@ fn check_free(folder: &RunFolder) -> Result<(), RunError> {
     }
 }
 
-/// Refuses a run that the processor cannot compute or that does not fit, before its text is tokenized, which
-/// may take long, and warns of one that takes days. Checks nothing if only the text determines the size of
-/// the vocabulary.
+/// Refuses a run that the processor cannot compute or that does not fit, and warns of one that takes days,
+/// before its text is tokenized, which may take long. A vocabulary that is still to be learned counts at its
+/// upper bound, with which a run is not refused. Checks nothing if the text must be read to count its
+/// characters.
 fn check_before_text(parsed: &Parsed, processor: &Processor, device: &Device) -> Result<(), RunError> {
     let config = &parsed.config;
     let is_given = config.model.vocab_size.is_some() || config.model.init_from.is_some();
-    let is_in_a_file = matches!(config.tokenizer(), TokenizerChoice::Bytes | TokenizerChoice::Path(_));
-    if !(is_given || is_in_a_file || source::shards(config)?.is_some()) {
+    let is_counted = matches!(config.tokenizer(), TokenizerChoice::Chars);
+    if is_counted && !is_given && source::shards(config)?.is_none() {
         return Ok(());
     }
     let planned = spec::plan_on(parsed, processor.target())?;
     processor.check(planned.spec.recipe)?;
     let (planned, _) = choose::decide(planned, device)?;
-    fit::check(&planned, processor)?;
+    if planned.vocabulary_bound.is_none() {
+        fit::check(&planned, processor)?;
+    }
     let time = run_time(&planned, device, 0)?;
     if time.is_long() {
         tracing::warn!("the run takes {time}; a smaller model, fewer steps or a faster device take less");

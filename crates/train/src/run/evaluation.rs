@@ -89,8 +89,8 @@ impl Run {
         Ok(None)
     }
 
-    /// Evaluates the weights that training starts from, if it continues from others'. Returns how the run
-    /// ends if it is stopped meanwhile.
+    /// Evaluates the initial weights of a run with `model.init_from`. Returns the outcome if the run is
+    /// stopped meanwhile.
     pub(super) fn evaluate_before_training(
         &mut self,
         watch: &mut Watch<'_>,
@@ -105,8 +105,8 @@ impl Run {
         self.evaluate(watch, observer)
     }
 
-    /// Reports the sources of a mixture: the tokens that were taken of each, its loss in training since the
-    /// last report, and its part of the evaluation.
+    /// Reports the sources of a mixture: tokens taken from each, its training loss since the previous report,
+    /// and its part of the evaluation.
     fn record_sources(
         &mut self,
         tally: &Tally,

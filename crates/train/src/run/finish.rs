@@ -65,7 +65,7 @@ impl Run {
             };
             observer.wrote(&format!("best checkpoint, validation loss {loss:.4}{worse}"), &path);
         }
-        // A page under way would replace the last one.
+        // A page that is still being drawn would replace the last one.
         self.live = None;
         self.summary(Some(outcome)).write(self.folder.path())?;
         if self.config.log.jsonl {
@@ -122,14 +122,14 @@ impl Run {
         Ok(ended.unwrap_or(Outcome::Finished))
     }
 
-    /// Shows in the report of a run that an error ended it.
+    /// Records in the report that an error ended the run.
     pub(super) fn report_error(&mut self, error: &RunError) {
         let Some(live) = self.live.take() else { return };
         let outcome = Some(format!("ended by an error: {error}"));
         live.end(RunSummary { outcome, ..self.summary(None) });
     }
 
-    /// The facts of the run; without an outcome, it goes on.
+    /// The facts of the run; without an outcome, it is still running.
     pub(super) fn summary(&self, outcome: Option<Outcome>) -> RunSummary {
         RunSummary {
             model: Some(describe(self.learner.spec())),

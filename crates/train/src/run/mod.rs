@@ -108,7 +108,7 @@ struct Run {
     evaluator: Option<Evaluator>,
     checkpoints: CheckpointWriter,
     sink: MetricsSink,
-    /// The report while the run goes, if it has one.
+    /// The report that is renewed while the run goes, if enabled.
     live: Option<LiveReport>,
     hardware: Hardware,
     /// Metadata of the exported Hugging Face folder.

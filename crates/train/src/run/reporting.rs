@@ -88,7 +88,7 @@ impl Run {
         Ok(self.sink.write(&record)?)
     }
 
-    /// Reports a sign that the run diverges, and ends it if it is to end then.
+    /// Warns that the run diverges, and ends it with `train.stop_on_divergence`.
     pub(super) fn warn_of_divergence(
         &mut self,
         step: u64,
@@ -101,7 +101,7 @@ impl Run {
         }
         Err(RunError::Diverged(format!(
             "step {step}: {text} (train.stop_on_divergence = true); {}",
-            self.how_to_go_on()
+            self.how_to_continue()
         )))
     }
 
@@ -158,21 +158,21 @@ impl Run {
         if limit == 0 || in_a_row < limit {
             return Ok(());
         }
-        let how = self.how_to_go_on();
+        let how = self.how_to_continue();
         Err(RunError::Diverged(format!(
             "step {step}: the loss or the gradient norm was not finite in {in_a_row} steps in a row; lower optimizer.lr and {how}, or find the \
              operation with train.check_numerics = true"
         )))
     }
 
-    /// How to go on after a divergence.
-    fn how_to_go_on(&self) -> String {
+    /// Advice on how to continue after a divergence.
+    fn how_to_continue(&self) -> String {
         match self.checkpoints.has_any() {
             true => format!(
-                "go on with --resume from the latest checkpoint in {} (delete it to go on from the one before)",
+                "continue with --resume from the latest checkpoint in {} (delete it to continue from the one before)",
                 self.folder.checkpoints().display()
             ),
-            false => "begin again with --resume, as nothing was saved yet".to_owned(),
+            false => "start again with --resume, because nothing was saved yet".to_owned(),
         }
     }
 }

@@ -64,7 +64,7 @@ pub(super) fn resume(
     let switched = recipes.filter(|[before, now]| position.step > 0 && before != now);
     let lost = Lost {
         after: position.step,
-        // Before the first checkpoint, weights from elsewhere are evaluated anew.
+        // Before the first checkpoint, the initial weights are evaluated again.
         evaluation: position.evaluation.is_some() || position.step == 0,
         samples: is_at_its_end && folder.unwritten(position.step, &config)?.samples,
         switched,
@@ -88,7 +88,7 @@ pub(super) fn resume(
     Ok(Opened::Run(Box::new(assemble(parts, observer)?)))
 }
 
-/// The error of a run that does not fit with the settings that were chosen when it began.
+/// Advice for a run that does not fit with the settings chosen when it began.
 fn choosing_again(error: RunError) -> RunError {
     match error {
         RunError::Refused(why) => RunError::Refused(format!(
@@ -105,8 +105,8 @@ fn finished(folder: &RunFolder, config: &Config, steps: u64) -> Result<Option<u6
     let Some(position) = position else { return Ok(None) };
     let is_finished = folder.unwritten(position.step, config)?.is_nothing();
     if is_finished && let Err(error) = remove_leftovers(folder.path(), |_| true) {
-        // The folder may be read-only by now; what a killed process left there does no harm.
-        tracing::debug!("{}: leftovers stay: {error}", folder.path().display());
+        // The folder may be read-only by now, and leftovers of a killed process do no harm.
+        tracing::debug!("{}: cannot remove leftovers: {error}", folder.path().display());
     }
     Ok(is_finished.then_some(position.step))
 }

@@ -114,7 +114,7 @@ fn steps_are_made_while_a_checkpoint_is_written() {
     for step in [4, 8, 12, 16] {
         assert_eq!(at(&waiting, Seen::Saved(step)), at(&waiting, Seen::Step(step)) + 1, "{waiting:?}");
         let state = |out: &str| {
-            let file = format!("{out}/checkpoints/step-{step}/state-00001.safetensors");
+            let file = format!("{out}/checkpoints/step-{step}/rank-00000-00001.safetensors");
             std::fs::read(folder.path().join(file)).expect("a state")
         };
         assert!(state("out") == state("waiting"), "step {step}");

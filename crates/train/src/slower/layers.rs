@@ -7,6 +7,7 @@
 
 use crate::engine::Processor;
 use crate::error::{LearnError, RunError};
+use crate::layout::Layout;
 use crate::learner::{draws, feed};
 use crate::programs;
 use crate::random_batch::random_batch;
@@ -21,7 +22,7 @@ use std::time::Instant;
 use xtrain_model::decoder::{Loss, io};
 use xtrain_model::{Architecture, Fp8Overrides, GemmPattern};
 use xtrain_ops::registry::kernel_sources;
-use xtrain_program::{Instance, Recompute};
+use xtrain_program::{Instance, Parallel, Recompute};
 use xtrain_runtime::{Checks, Engine, Part, ProgramId, TimedWork, Timing};
 
 /// A linear layer of a run in bf16 and in the run's FP8 recipe.
@@ -87,8 +88,15 @@ impl Blocks {
             ..Fp8Overrides::default()
         };
         let loss = Loss { chunk_tokens: 1024, z_loss: 0.0, sources: 0 };
-        let spec =
-            TrainingSpec { model, fp8, loss, reference: false, recompute_blocks: None, ..spec.clone() };
+        let spec = TrainingSpec {
+            model,
+            fp8,
+            loss,
+            reference: false,
+            recompute_blocks: None,
+            parallel: Parallel::ALONE,
+            ..spec.clone()
+        };
         Blocks { spec, micro_steps }
     }
 
@@ -132,8 +140,13 @@ impl Blocks {
     fn measured(&self, processor: Processor) -> Result<Vec<LayerSpeed>, LearnError> {
         let engine = processor.engine(Checks::default())?;
         let refresh = programs::refresh(&programs::training(&self.spec)?)?;
-        let mut weights =
-            Weights::with_refresh(refresh, engine, self.spec.model.clone(), self.spec.numerics())?;
+        let mut weights = Weights::with_refresh(
+            refresh,
+            engine,
+            self.spec.model.clone(),
+            self.spec.numerics(),
+            Layout::alone(),
+        )?;
         // All programs share the masters.
         let mut ids = vec![weights.load(programs::training(&self.spec)?)?];
         let mut refreshes = Vec::new();

@@ -7,7 +7,7 @@ use xtrain_data::Batch as TokenBatch;
 use xtrain_model::decoder::{Batch, Loss};
 use xtrain_model::optimizer::{AdamWSpec, Optimizer};
 use xtrain_model::{Architecture, Description, Family, Fp8Overrides, Recipe, RopeScaling};
-use xtrain_program::{Recompute, StateKind};
+use xtrain_program::{Parallel, Recompute, StateKind};
 use xtrain_runtime::{Checks, Engine};
 use xtrain_tensor::{DType, Philox};
 use xtrain_train::engine::Processor;
@@ -110,6 +110,7 @@ pub fn spec(model: Architecture, batch: Batch) -> TrainingSpec {
         dropout: 0.0,
         recompute: Recompute::None,
         recompute_blocks: None,
+        parallel: Parallel::ALONE,
         max_grad_norm: 1.0,
         optimizer: Optimizer::AdamW(AdamWSpec {
             betas: [0.9, 0.95],

@@ -10,16 +10,16 @@ use xtrain_model::Recipe;
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum BenchCommand {
-    /// Measure the training step of a run file, on its token shards or, without these, on random tokens
+    /// Time the training step of a run file, on its token shards if it names any, else on random tokens
     Step(BenchStepArgs),
-    /// Measure every op of the training step of a run file
+    /// Time every op of a run file's training step
     Op(BenchOpArgs),
-    /// Measure GEMMs: those of a run file's linear layers, one of the given size, or common ones
+    /// Time GEMMs: of a run file's linear layers, of one given size, or of common sizes
     Gemm(BenchGemmArgs),
-    /// Measure linear layers in FP8 and in bf16, casts included: those of a run file, some of the given
-    /// sizes, or common ones
+    /// Time linear layers in FP8 and in bf16, casts included: of a run file, of given sizes, or of common
+    /// sizes
     Fp8(BenchFp8Args),
-    /// Measure attention, forward and backward: that of a run file, one of the given sizes, or a common one
+    /// Time attention, forward and backward: of a run file, of given sizes, or of a common model
     Attention(BenchAttentionArgs),
 }
 
@@ -27,7 +27,7 @@ pub(crate) enum BenchCommand {
 pub(crate) struct BenchOpArgs {
     #[command(flatten)]
     pub(crate) run: RunFile,
-    /// Steps that are timed op by op; the median of each op counts
+    /// Number of steps to time op by op; the median time of each op is reported
     #[arg(long, default_value_t = 10, value_parser = bounded(1..=10_000))]
     pub(crate) repeats: usize,
     /// Print one line of JSON per row
@@ -38,7 +38,7 @@ pub(crate) struct BenchOpArgs {
 /// Sizes, device and repetitions of a benchmark of single ops.
 #[derive(Debug, Args)]
 pub(crate) struct OpBenchArgs {
-    /// A run file (TOML) that gives sizes, precision and device
+    /// A run file (TOML) to take sizes, precision and device from
     pub(crate) file: Option<PathBuf>,
     /// Override a key of the run file, e.g. --set train.micro_batch_size=4; may be repeated
     #[arg(long = "set", value_name = "SECTION.KEY=VALUE", requires = "file")]
@@ -52,10 +52,10 @@ pub(crate) struct OpBenchArgs {
     pub(crate) precision: Option<Recipe>,
     #[command(flatten)]
     pub(crate) cpu: Threads,
-    /// Measurements; the median counts
+    /// Number of measurements; the median is reported
     #[arg(long, default_value_t = 5, value_parser = bounded(1..=10_000))]
     pub(crate) repeats: usize,
-    /// Runs per measurement, one after the other
+    /// Runs per measurement, back to back
     #[arg(long, default_value_t = 10, value_parser = bounded(1..=10_000))]
     pub(crate) runs: usize,
     /// Print one line of JSON
@@ -71,7 +71,7 @@ pub(crate) struct OpBenchArgs {
 pub(crate) struct BenchGemmArgs {
     #[command(flatten)]
     pub(crate) bench: OpBenchArgs,
-    /// Tokens
+    /// Tokens (rows of input and output)
     #[arg(long, conflicts_with = "file", requires_all = ["n", "k"], value_parser = tokens(1..=1 << 22))]
     pub(crate) m: Option<usize>,
     /// Columns of the output
@@ -90,7 +90,7 @@ pub(crate) struct BenchGemmArgs {
 pub(crate) struct BenchAttentionArgs {
     #[command(flatten)]
     pub(crate) bench: OpBenchArgs,
-    /// Sequences; sizes that are not given are those of a common model
+    /// Number of sequences; other sizes default to those of a common model
     #[arg(long, conflicts_with = "file", value_parser = bounded(1..=1 << 20))]
     pub(crate) batch: Option<usize>,
     /// Tokens per sequence
@@ -99,13 +99,13 @@ pub(crate) struct BenchAttentionArgs {
     /// Query heads
     #[arg(long, conflicts_with = "file", value_parser = bounded(1..=1 << 12))]
     pub(crate) heads: Option<usize>,
-    /// Key and value heads, by default as many as query heads if these are given
+    /// Key and value heads; default: as many as --heads, if that is given
     #[arg(long, conflicts_with = "file", value_parser = bounded(1..=1 << 12))]
     pub(crate) kv_heads: Option<usize>,
     /// Width of a head
     #[arg(long, conflicts_with = "file", value_parser = bounded(1..=1 << 12))]
     pub(crate) head_dim: Option<usize>,
-    /// Mean tokens per document when attention within documents is measured
+    /// Mean tokens per document, for attention that stays within documents
     #[arg(long, value_name = "TOKENS", default_value_t = 512, value_parser = tokens(1..=1 << 22))]
     pub(crate) document_tokens: usize,
 }
@@ -117,10 +117,10 @@ pub(crate) struct BenchAttentionArgs {
 pub(crate) struct BenchStepArgs {
     #[command(flatten)]
     pub(crate) run: RunFile,
-    /// Steps before the measurement
+    /// Steps to run before measuring
     #[arg(long, default_value_t = 5, value_parser = bounded(0..=1_000_000))]
     pub(crate) warmup: usize,
-    /// Measurements; the median counts
+    /// Number of measurements; the median is reported
     #[arg(long, default_value_t = 5, value_parser = bounded(1..=10_000))]
     pub(crate) repeats: usize,
     /// Steps per measurement
@@ -137,17 +137,18 @@ pub(crate) struct BenchStepArgs {
   xtrain bench fp8 run.toml --json
   xtrain bench fp8 --shape 8192,4096,4096 --shape 8192,4096,14336 --recipe fp8-delayed --recipe fp8-block")]
 pub(crate) struct BenchFp8Args {
-    /// A run file (TOML) whose linear layers are measured inside its blocks. On a GPU the result is cached,
-    /// and runs leave in bf16 the layers that are slower in FP8
+    /// A run file (TOML) whose linear layers are timed inside its blocks. On a GPU the result is cached, and
+    /// runs use it to leave layers that FP8 would make slower in bf16
     pub(crate) file: Option<PathBuf>,
     /// Override a key of the run file, e.g. --set train.micro_batch_size=4; may be repeated
     #[arg(long = "set", value_name = "SECTION.KEY=VALUE", requires = "file")]
     pub(crate) set: Vec<String>,
-    /// A linear layer alone: tokens, columns of its input and of its output, multiples of 16; may be repeated
+    /// Size of a linear layer to time by itself: tokens, input columns, output columns, all multiples of 16;
+    /// may be repeated
     #[arg(long, value_name = "M,K,N", conflicts_with = "file", value_parser = shape)]
     pub(crate) shape: Vec<LinearShape>,
-    /// An FP8 recipe to measure; may be repeated. By default that of the run file, else all recipes that the
-    /// device supports
+    /// FP8 recipe to time; may be repeated. Default: the run file's, else all recipes that the device
+    /// supports
     #[arg(long, value_parser = named(&Recipe::FP8, Recipe::name))]
     pub(crate) recipe: Vec<Recipe>,
     /// Compute here: auto (a GPU if one is present), cpu (which emulates FP8) or cuda
@@ -156,10 +157,10 @@ pub(crate) struct BenchFp8Args {
     pub(crate) device: Device,
     #[command(flatten)]
     pub(crate) cpu: Threads,
-    /// Measurements; the median counts
+    /// Number of measurements; the median is reported
     #[arg(long, default_value_t = 5, conflicts_with = "file", value_parser = bounded(1..=10_000))]
     pub(crate) repeats: usize,
-    /// Runs per measurement, one after the other
+    /// Runs per measurement, back to back
     #[arg(long, default_value_t = 10, conflicts_with = "file", value_parser = bounded(1..=10_000))]
     pub(crate) runs: usize,
     /// Print one line of JSON
@@ -174,9 +175,6 @@ fn shape(text: &str) -> Result<LinearShape, String> {
     let is_size = |size: &usize| (16..=1 << 22).contains(size) && size.is_multiple_of(16);
     match sizes.as_deref() {
         Some(&[m, k, n]) if [m, k, n].iter().all(is_size) => Ok(LinearShape { m, k, n }),
-        _ => Err(
-            "write three multiples of 16, up to 4194304: tokens, columns of the input, columns of the output"
-                .into(),
-        ),
+        _ => Err("write three multiples of 16, up to 4194304: tokens, input columns, output columns".into()),
     }
 }

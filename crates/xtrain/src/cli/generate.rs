@@ -43,7 +43,7 @@ pub(crate) struct GenerateArgs {
 #[derive(Debug, Args)]
 #[group(required = true, multiple = false)]
 pub(crate) struct PromptArgs {
-    /// The text to continue; - reads it from standard input
+    /// The text to continue; - reads it from standard input. It is not printed again
     #[arg(long, short)]
     pub(crate) prompt: Option<String>,
     /// Token ids to continue, unchanged: no begin token is added. A folder without tokenizer.json then prints

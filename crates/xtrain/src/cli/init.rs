@@ -12,11 +12,11 @@ use std::path::PathBuf;
 Then: xtrain plan run.toml, and xtrain train run.toml.")]
 pub(crate) struct InitArgs {
     /// Text to train on (.txt, .jsonl, .parquet; also .gz and .zst), folders of it or patterns in quotes, or
-    /// a folder of token shards; and a Hugging Face folder, if its model is to be trained further. Without
-    /// any, a template is written
+    /// a folder of token shards; and a Hugging Face folder to train its model further. Without any, write a
+    /// template
     #[arg(value_name = "TEXT|MODEL")]
     pub(crate) sources: Vec<PathBuf>,
-    /// The run file to write; an existing one stays as it is
+    /// The run file to write; an existing one is never replaced
     #[arg(long, short, value_name = "FILE", default_value = "run.toml")]
     pub(crate) out: PathBuf,
 }

@@ -90,11 +90,11 @@ pub(crate) enum Command {
     Init(InitArgs),
     /// Train the model that a run file describes
     Train(TrainArgs),
-    /// Show parameters, FLOPs and memory of a run without running it
+    /// Show if a run fits, how long it takes, and what needs its memory, without running it
     Plan(PlanArgs),
     /// Turn text into token shards
     Tokenize(TokenizeArgs),
-    /// Continue a text with a model
+    /// Continue a text with a model; prints only the continuation
     Generate(GenerateArgs),
     /// Measure the loss of a model on text
     Eval(EvalArgs),
@@ -106,13 +106,13 @@ pub(crate) enum Command {
     Compare(CompareArgs),
     /// Show the error of FP8 casts in a step: underflow, saturation, signal to noise
     Inspect(InspectArgs),
-    /// Find the GEMMs that lose the most in FP8: return one after another to bf16, on a checkpoint
+    /// Find the GEMMs that cause the error of FP8 in a checkpoint, by returning one after another to bf16
     Blame(BlameArgs),
-    /// Report this machine's devices and libraries, test them, and say how to get what is missing
+    /// Check what this machine can train with: devices and libraries, tested, and how to get missing ones
     Doctor(DoctorArgs),
-    /// Measure speed and memory
+    /// Measure the speed of training steps, ops, GEMMs and attention
     #[command(subcommand)]
     Bench(BenchCommand),
-    /// Print a script with which a shell completes commands and options
+    /// Print a shell's completion script for commands and options
     Completions(CompletionsArgs),
 }

@@ -15,8 +15,8 @@ use xtrain_data::{BeginOfDocument, PrepareOptions};
 A run file then names the folder: [data] train = \"shards/books\". Run the same command again to continue after a stop.")]
 pub(crate) struct TokenizeArgs {
     /// Text files (.txt, .jsonl, .parquet; also .gz and .zst), folders of them, or patterns in quotes: * and
-    /// ? match within a name, ** any number of folders. With --verify and without --out, folders of token
-    /// shards
+    /// ? match within a name, ** matches any number of folders. With --verify and without --out: folders of
+    /// token shards to verify
     #[arg(required = true)]
     pub(crate) inputs: Vec<PathBuf>,
     /// The folder for the shards
@@ -30,19 +30,19 @@ pub(crate) struct TokenizeArgs {
     /// Split .txt files into documents at this string; without it each file is one document
     #[arg(long)]
     pub(crate) separator: Option<String>,
-    /// End each document with this token of the tokenizer, by its name; by default the one that its files
-    /// name
+    /// End each document with this token of the tokenizer, e.g. '<|endoftext|>'; by default the end token
+    /// that the tokenizer's files name
     #[arg(long, value_name = "TOKEN")]
     pub(crate) end_of_document: Option<String>,
-    /// Put the tokenizer's begin token before each document: auto (as the template of its file does), true or
-    /// false
+    /// Put the tokenizer's begin token before each document: auto (if the tokenizer's own template does),
+    /// true or false
     #[arg(long, value_name = "CHOICE", default_value = "auto")]
     pub(crate) begin_of_document: BeginOfDocument,
-    /// Tokens of a shard: a number, with or without a unit (K, M, G or B, T; Ki, Mi, Gi, Ti)
+    /// Maximum number of tokens in a shard, with or without a unit (K, M, G or B, T; Ki, Mi, Gi, Ti)
     #[arg(long, value_name = "TOKENS", default_value_t = Count(PrepareOptions::default().shard_tokens))]
     pub(crate) shard_tokens: Count,
-    /// Read the finished shards once more and compare their checksums; without --out, those of the folders
-    /// that are named
+    /// Read the finished shards again and compare their checksums. Without --out: verify the given folders of
+    /// token shards
     #[arg(long)]
     pub(crate) verify: bool,
     #[command(flatten)]
@@ -52,16 +52,16 @@ pub(crate) struct TokenizeArgs {
 #[derive(Debug, Args)]
 #[group(multiple = false)]
 pub(crate) struct TokenizerArgs {
-    /// A tokenizer.json, or a folder that holds one
+    /// Use this tokenizer.json, or the one in this folder
     #[arg(long, value_name = "PATH")]
     pub(crate) tokenizer: Option<PathBuf>,
-    /// Learn a byte-level BPE vocabulary of at most this size from the text
+    /// Learn a byte-level BPE vocabulary of at most this many tokens from the text
     #[arg(long, value_name = "TOKENS", value_parser = tokens(1..=1 << 24))]
     pub(crate) bpe_vocab_size: Option<usize>,
-    /// Plain bytes
+    /// Use plain bytes as tokens
     #[arg(long)]
     pub(crate) bytes: bool,
-    /// The characters that occur in the text
+    /// Use the characters that occur in the text as tokens
     #[arg(long)]
     pub(crate) chars: bool,
 }

@@ -87,37 +87,37 @@ fn text(found: &Blame) -> String {
     lines(&found.groups);
     lines(&found.blocks);
     out.push_str(
-        "\nblame: the share of the squared error of all gradients that disappears in bf16; operations: the share of those of the \
-         blocks' linear layers, and of the head if it is in FP8, that leaves FP8\n",
+        "\nblame: the share of the gradients' squared error that disappears with this group in bf16; operations: its share of the \
+         operations of the blocks' linear layers (and of the head, if that is in FP8)\n",
     );
     if !found.all.gradient_error.is_finite() {
         out.push_str(
-            "the loss or gradients of this checkpoint are not finite, so nothing can be measured: take an earlier one with --step\n",
+            "the loss or gradients of this checkpoint are not finite, so nothing can be measured; use an earlier one with --step\n",
         );
         return out;
     }
     if !(0.9..=1.1).contains(&found.total()) || found.groups.iter().any(|group| group.blame < 0.0) {
         out.push_str(&format!(
-            "the shares add up to {}, not to 100%: the errors of two GEMMs partly add up or cancel, so returning one changes what the others \
-             do; a negative share means that the error grew without it. Both are noise, which --batches {} averages\n",
+            "the shares add up to {}, not to 100%, because errors of different GEMMs partly add up or cancel; a negative share means that the \
+             error grew when the group was returned. Both are noise, which --batches {} averages\n",
             format::percent(found.total(), 0),
             4 * found.batches
         ));
     }
     match found.proposed() {
         Some(worst) => out.push_str(&format!(
-            "the first does {} of the operations and is to blame for {} of the error: return it to bf16 with {}\n",
+            "the first group does {} of the operations and causes {} of the error: return it to bf16 with {}\n",
             format::percent(worst.operations, 1),
             format::percent(worst.blame, 1),
             set(found, &worst.pattern)
         )),
         None if found.is_small() => out.push_str(&format!(
-            "nothing is wrong: a gradient error of {} is the normal cost of FP8, and small beside the differences between batches\n",
+            "nothing is wrong: a gradient error of {} is normal for FP8, and smaller than the difference between two batches\n",
             format::percent(found.all.gradient_error, 1)
         )),
         None => out.push_str(
-            "no GEMM stands out: the error is large but spread over them as their operations are. Take more batches (--batches), an earlier \
-             checkpoint (--step), or measure what it costs with reference segments (precision.reference_every)\n",
+            "no GEMM stands out: the error is large, but spread over all of them. Use more batches (--batches) or an earlier checkpoint \
+             (--step), or measure the effect on the loss with reference segments (precision.reference_every)\n",
         ),
     }
     out

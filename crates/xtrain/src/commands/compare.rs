@@ -84,9 +84,9 @@ fn text(comparison: &Comparison) -> String {
     }
     let mut out = columns(&rows);
     out.push_str(&format!(
-        "training: mean over the last {} steps of both; gap: how much higher the loss is (± its 95% interval over seeds); seeds: how far\n\
-         other seeds of the baseline would lie from it (95%); bar: of the recipe, docs/numerics.md; unclear: chance alone could move the gap\n\
-         across the bar, which a single seed never excludes below three times the bar\n",
+        "training: mean over the last {} steps of both; gap: relative difference of the loss (± its 95% interval over seeds); seeds: distance\n\
+         from the baseline within which its other seeds would lie (95%); bar: the recipe's tolerance (docs/numerics.md); unclear: chance alone\n\
+         could move the gap across the bar, as always with a single seed below three times the bar\n",
         format::grouped(*last)
     ));
     for note in notes {

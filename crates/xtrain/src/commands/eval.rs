@@ -91,7 +91,7 @@ fn json(found: &Evaluated, all: &[Evaluated]) -> Value {
 fn alone(found: &TextLoss) -> String {
     let (loss, perplexity, bits_per_byte) = (found.loss, found.loss.exp(), found.bits_per_byte());
     format!(
-        "loss           {loss:.4} nats a token\nperplexity     {perplexity:.3}\nbits per byte  {bits_per_byte:.4}\n{}",
+        "loss           {loss:.4} nats per token\nperplexity     {perplexity:.3}\nbits per byte  {bits_per_byte:.4}\n{}",
         of_tokens(found)
     )
 }

@@ -17,7 +17,7 @@ pub(crate) fn run(args: &InitArgs) -> Result<(), Failure> {
     draft.write(&args.out)?;
     let file = args.out.display();
     terminal::print(&format!(
-        "{file}: {draft}\nlook into it, then: xtrain plan {file}, and xtrain train {file}\n"
+        "{file}: {draft}\nread it, then run: xtrain plan {file}, and xtrain train {file}\n"
     ))
     .map(|_| ())
 }

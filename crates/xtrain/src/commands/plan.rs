@@ -50,8 +50,7 @@ pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
     if args.dump {
         return terminal::print(&program.to_string()).map(|_| ());
     }
-    let reference = planned.spec.in_reference().map(|bf16| programs::training(&bf16)).transpose();
-    let reference = reference.map_err(LearnError::from)?;
+    let reference = programs::reference(&planned.spec).map_err(LearnError::from)?;
     let has = processor.as_ref().and_then(|processor| Some((processor.room()?, processor.owner())));
     let modelled = || Some((Room::of(device.as_ref()?.usable_bytes?), device.as_ref()?.name.clone()));
     let room = args

@@ -60,7 +60,7 @@ fn verify_folders(folders: &[PathBuf], stop: &Stop) -> Result<(), Failure> {
         let shown = folder.display().to_string();
         if !folder.is_dir() {
             return Err(Failure::user(format!(
-                "{shown} is no folder of token shards; name one to verify, or a folder for the shards with --out"
+                "{shown} is not a folder of token shards; name one to verify, or a folder for new shards with --out"
             )));
         }
         let dataset = Dataset::open(folder)?;
@@ -117,9 +117,7 @@ fn tokenizer(
         (_, _, true, _) => Some(VocabularyKind::Chars),
         (_, _, _, true) => None,
         _ => {
-            return Err(RunError::Refused(format!(
-                "it is not said which tokenizer; give --tokenizer PATH, {OWN}"
-            )));
+            return Err(RunError::Refused(format!("no tokenizer is given; use --tokenizer PATH, {OWN}")));
         }
     };
     let texts = std::slice::from_ref(texts);

@@ -118,7 +118,7 @@ fn truncated_and_flipped_shards_are_refused() {
             "restore the file, or delete its folder and tokenize again",
         ]);
     }
-    place.run("tokenize --verify a.txt").refuses(&["a.txt is no folder of token shards", "--out"]);
+    place.run("tokenize --verify a.txt").refuses(&["a.txt is not a folder of token shards", "--out"]);
     place.run("tokenize --verify model").refuses(&["model", "no dataset.json"]);
     std::fs::remove_file(place.path("shards/shard-00000.tokens")).expect("removes");
     refused(&place, "shards", &["shard-00000.tokens", "No such file"]);

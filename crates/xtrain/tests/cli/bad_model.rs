@@ -12,7 +12,7 @@ fn trained() -> Place {
 /// Training that begins with that export.
 const CONTINUED: &str = "train continued.toml --out again --set model.init_from=out/hf";
 
-const STATE: &str = "out/checkpoints/step-6/state-00001.safetensors";
+const STATE: &str = "out/checkpoints/step-6/rank-00000-00001.safetensors";
 
 #[test]
 fn damaged_checkpoints_are_passed_over_or_named() {

@@ -115,7 +115,7 @@ fn a_bf16_run_is_searched_under_any_recipe_and_told_in_a_table() {
         "*.attn.qkv_proj:wgrad",
         // A healthy run: its error is spread over all.
         "nothing is wrong",
-        "normal cost of FP8",
+        "is normal for FP8",
     ] {
         assert!(ran.stdout.contains(said), "{said}: {}", ran.stdout);
     }

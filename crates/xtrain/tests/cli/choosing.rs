@@ -49,7 +49,10 @@ fn a_micro_batch_is_chosen_if_it_is_asked_for() {
 fn a_run_of_days_is_told_before_its_text_is_read() {
     let place = Place::new();
     let long = "--set train.steps=2000000000 --set model.dim=64 --set data.train=nowhere.txt";
-    let said = place.run(&format!("train run.toml --out out {long}")).stderr;
-    let warned = said.find("the run takes about ").unwrap_or_else(|| panic!("no warning: {said}"));
-    assert!(said.find("nowhere.txt").is_some_and(|at| at > warned), "{said}");
+    // Also with a vocabulary that is learned from the text.
+    for tokenizer in ["", "--set data.tokenizer=bpe"] {
+        let said = place.run(&format!("train run.toml --out out {long} {tokenizer}")).stderr;
+        let warned = said.find("the run takes about ").unwrap_or_else(|| panic!("no warning: {said}"));
+        assert!(said.find("nowhere.txt").is_some_and(|at| at > warned), "{said}");
+    }
 }

@@ -85,14 +85,18 @@ fn runs_of_one_seed_are_unclear_and_other_tokenizers_are_compared_in_bits_per_by
     let gap = training["gap_percent"].as_f64().expect("a gap");
     assert_eq!(training["inside_bar"], if gap > 1.5 { false.into() } else { Value::Null }, "{training}");
     let ran = place.run("compare bf16 fp8").succeeds();
-    assert!(gap > 1.5 || ran.stdout.contains("unclear") && ran.stdout.contains("one seed"), "{}", ran.stdout);
+    assert!(
+        gap > 1.5 || ran.stdout.contains("unclear") && ran.stdout.contains("a single seed"),
+        "{}",
+        ran.stdout
+    );
 
     place.train("chars", &format!("{SHORT} --set data.tokenizer=chars"));
     let found = json(&place, "bf16 chars");
     let row = &found["compared"][0];
     assert_eq!((&row["training"], &row["validation"]["unit"]), (&Value::Null, &"bits/byte".into()), "{row}");
     let ran = place.run("compare bf16 chars").succeeds();
-    for said in ["validation, bits/byte", "note: chars: another tokenizer than the baseline's"] {
+    for said in ["validation, bits/byte", "note: chars: the tokenizer differs from the baseline's"] {
         assert!(ran.stdout.contains(said), "{said}: {}", ran.stdout);
     }
     place.run("report bf16 chars --out both.html").succeeds();

@@ -13,7 +13,7 @@ fn a_run_that_explodes_ends_after_the_limit_and_can_go_on_from_its_good_checkpoi
     place.train("peace", steady);
     // Ten good steps, the last of them saved, then an absurd rate.
     place.train("out", &format!("{steady} --set train.steps=10 --set eval.at_end=false"));
-    let state = place.read("out/checkpoints/step-10/state-00001.safetensors");
+    let state = place.read("out/checkpoints/step-10/rank-00000-00001.safetensors");
     let kept = place.names("out/checkpoints");
     let ran = place.run(&format!("train run.toml --out out --resume {EXPLODE} --set checkpoint.every=5 --set train.max_nonfinite_steps=4"));
     ran.refuses(&[
@@ -28,7 +28,7 @@ fn a_run_that_explodes_ends_after_the_limit_and_can_go_on_from_its_good_checkpoi
     assert_eq!(metrics.lines().filter(|l| l.contains("\"kind\":\"skipped\"")).count(), 4);
     // Nothing was saved since, and what was saved before is whole.
     assert_eq!(place.names("out/checkpoints"), kept);
-    assert_eq!(place.read("out/checkpoints/step-10/state-00001.safetensors"), state);
+    assert_eq!(place.read("out/checkpoints/step-10/rank-00000-00001.safetensors"), state);
     place.train("out", &format!("--resume {steady}"));
     assert_same_end(&place, "peace", "out");
 }

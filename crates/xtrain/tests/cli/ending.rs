@@ -144,7 +144,11 @@ fn a_report_replaces_reports_and_nothing_else() {
         [("notes.txt", &b"mine"[..]), ("page.html", b"<!DOCTYPE html>\n<html lang=\"en\">\n")]
     {
         place.write(name, bytes);
-        place.run(&format!("report out --out {name}")).refuses(&[name, "not a report", "--overwrite"]);
+        place.run(&format!("report out --out {name}")).refuses(&[
+            name,
+            "was not written by xtrain",
+            "--overwrite",
+        ]);
         assert_eq!(place.read(name), bytes);
     }
     place.write("empty.html", b"");

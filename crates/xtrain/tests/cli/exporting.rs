@@ -134,7 +134,7 @@ fn an_fp8_export_names_the_layer_that_keeps_others_from_fp8_and_its_size() {
     place.train("out", narrow);
     let said = place.run("export out --out fp8 --dtype fp8").succeeds().stderr;
     let named = "2 of 8 linear layers are exported as bf16: 2 with sizes that are not multiples of 128 \
-                 (model.layers.0.self_attn.k_proj.weight is 64 x 128; layers that are computed as one have one type)";
+                 (model.layers.0.self_attn.k_proj.weight is 64 x 128; parts of one fused layer share one type)";
     assert!(said.contains(named), "{said}");
 }
 

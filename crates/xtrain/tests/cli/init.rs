@@ -60,6 +60,38 @@ fn a_text_gets_a_model_of_its_size() {
 }
 
 #[test]
+fn the_field_that_holds_the_text_is_found() {
+    let place = Place::new();
+    let lines =
+        |field: &str| format!("{{\"id\": \"7\", \"{field}\": \"the river ran to the sea\"}}\n").repeat(40);
+    place.write("body.jsonl", lines("body").as_bytes());
+    place.write("more/body.jsonl", lines("body").as_bytes());
+    place.write("text.jsonl", lines("text").as_bytes());
+    place.write("chat.jsonl", b"{\"messages\": [{\"role\": \"user\", \"content\": \"hi\"}]}\n");
+    for (at, (sources, written)) in [
+        ("body.jsonl", "train = \"body.jsonl\" |text_field = \"body\" "),
+        ("text.jsonl", "train = \"text.jsonl\" "),
+        ("more a.txt", "train = [\"more\", \"a.txt\"] |text_field = \"body\" "),
+        (
+            "text.jsonl body.jsonl",
+            "train = [\"text.jsonl\", { path = \"body.jsonl\", text_field = \"body\" }] ",
+        ),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let (file, out) = (format!("field{at}.toml"), format!("field{at}"));
+        place.run(&format!("init {sources} --out {file}")).succeeds();
+        let text = works(&place, &file, &out);
+        for part in written.split('|') {
+            assert!(text.contains(&format!("\n{part}")), "{sources}: {text}");
+        }
+        assert_eq!(text.contains("\ntext_field"), written.contains('|'), "{text}");
+    }
+    place.run("init chat.jsonl --out chat.toml").refuses(&["chat.jsonl", "chat data"]);
+}
+
+#[test]
 fn the_shortest_texts_get_a_file_that_trains() {
     let place = Place::new();
     for lines in [1, 4, 20] {
@@ -119,8 +151,8 @@ fn without_anything_it_is_a_template() {
 fn an_existing_file_is_never_replaced() {
     let place = Place::new();
     let before = place.contents(".");
-    place.run("init a.txt").refuses(&["run.toml exists and stays as it is", "--out"]);
-    place.run("init a.txt --out b.txt").refuses(&["b.txt exists"]);
+    place.run("init a.txt").refuses(&["run.toml already exists and is not replaced", "--out"]);
+    place.run("init a.txt --out b.txt").refuses(&["b.txt already exists"]);
     place.run("init a.txt --out nowhere/run.toml").refuses(&["nowhere/run.toml", "check the path"]);
     assert_eq!(place.contents("."), before);
 }
@@ -133,12 +165,12 @@ fn what_it_cannot_start_from_is_refused_in_a_line() {
     place.write("model/model.safetensors", b"");
     place.write("table.csv", b"a,b");
     for (sources, words) in [
-        ("run.toml", &["that is a run file already"][..]),
+        ("run.toml", &["this is already a run file"][..]),
         ("nowhere.txt", &["nowhere.txt", "check the path"]),
         ("Qwen/Qwen3-0.6B", &["hf download Qwen/Qwen3-0.6B"]),
         ("runs/bare", &["is a run folder", ": xtrain export runs/bare --out FOLDER"]),
         ("runs/mix runs/mix/hf", &["both models"]),
-        ("model/model.safetensors", &["name the folder of the model"]),
+        ("model/model.safetensors", &["name the model's folder"]),
         ("model", &["contains or matches no input file"]),
         ("table.csv", &["cannot be read", "name .txt"]),
     ] {

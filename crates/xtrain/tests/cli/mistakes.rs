@@ -172,12 +172,12 @@ fn what_is_no_run_file_is_named_with_what_it_is_for() {
     for (path, words) in [
         (
             "runs/mix",
-            &["is no run file but a run", "train runs/mix/config.toml --out runs/mix --resume;"][..],
+            &["is a run, not a run file", "train runs/mix/config.toml --out runs/mix --resume;"][..],
         ),
-        ("runs/mix/checkpoints/step-4", &["is no run file but a run", "runs/mix/config.toml --out FOLDER"]),
-        ("runs/mix/hf", &["but a model", ": xtrain init runs/mix/hf TEXT"]),
-        ("texts", &["but a folder of texts", ": xtrain init texts"]),
-        ("a.txt", &["but a text", ": xtrain init a.txt"]),
+        ("runs/mix/checkpoints/step-4", &["is a run, not a run file", "runs/mix/config.toml --out FOLDER"]),
+        ("runs/mix/hf", &["is a model, not a run file", ": xtrain init runs/mix/hf TEXT"]),
+        ("texts", &["is a folder of texts, not a run file", ": xtrain init texts"]),
+        ("a.txt", &["is a text, not a run file", ": xtrain init a.txt"]),
         ("configs", &["name a run file in it: one.toml"]),
         ("settings.yaml", &["TOML", "xtrain init"]),
         ("empty", &["is a folder; name a run file"]),

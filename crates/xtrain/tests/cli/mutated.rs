@@ -63,7 +63,9 @@ fn mutated_run_files_and_run_folders_are_answered() {
     survives(&place, &mut dice, "out/tokenizer/tokenizer.json", "generate out --prompt the -n 2", ROUNDS);
     survives(&place, &mut dice, "out/metrics.jsonl", "report out", ROUNDS);
     survives(&place, &mut dice, "out/summary.json", "report out", ROUNDS);
-    for file in ["manifest.json", "position.json", "loader.json", "config.json", "state-00001.safetensors"] {
+    for file in
+        ["manifest.json", "position.json", "loader.json", "config.json", "rank-00000-00001.safetensors"]
+    {
         let path = format!("out/checkpoints/step-3/{file}");
         survives(
             &place,

@@ -65,7 +65,7 @@ fn what_cpu_kernels_work_in_is_told_under_the_total() {
         let text = plan(&place, &format!("run.toml --set data.seq_len=2048 --set train.threads=1 {change}"));
         let mut lines = text.lines().skip_while(|line| !line.starts_with("total")).skip(1);
         let line = lines.next().expect("a line under the total").to_owned();
-        assert!(line.starts_with("CPU kernels work in up to ") && line.ends_with(" more"), "{text}");
+        assert!(line.starts_with("CPU kernels use up to ") && line.ends_with(" more"), "{text}");
         line
     };
     let one = more("");
@@ -82,7 +82,7 @@ fn a_plan_says_whether_it_fits_and_what_would() {
     // On a GPU, libraries need memory besides the plan.
     let enough = total + (256 << 20);
     let text = asked(&format!("--set train.device=cuda --memory {enough}"));
-    assert!(text.contains("\nlibraries take up to 256 MiB more\n"), "{text}");
+    assert!(text.contains("\nlibraries use up to 256 MiB more\n"), "{text}");
     assert!(text.contains("\nfits                        yes: it needs "), "{text}");
     let text = asked(&format!("--set train.device=cuda --memory {}", enough - 1));
     assert!(text.contains("\nfits                        no: it needs "), "{text}");
@@ -258,7 +258,8 @@ fn a_plan_shows_every_linear_layer_with_its_formats_and_why_some_are_bf16() {
     let is_left = |line: &&str| line.starts_with("blocks 0-29 mlp.down_proj") && line.ends_with(why);
     assert_eq!(left.lines().filter(is_left).count(), 1, "{left}");
     // Before a measurement, the plan says where it happens.
-    let note = "layers that FP8 makes slower stay in bf16; they are measured on the GPU when the run begins";
+    let note =
+        "layers that FP8 would make slower stay in bf16; they are measured on the GPU when the run begins";
     assert!(plan(&place, &format!("{file} {sets} --set train.device=cuda")).contains(note));
     assert!(
         !plan(&place, &format!("{file} {sets} --set train.device=cuda --set precision.skip_slower=[]"))
@@ -350,11 +351,11 @@ fn the_answers_come_first_and_are_those_of_the_device() {
     assert!(chosen.contains(" GiB of 139.80 GiB, 5.19 GiB of which stay free; "), "{text}");
     let time = answer(&text, "time");
     assert!(
-        time.starts_with("about ") && time.ends_with(" MFU (by edition 1 of the table of devices)"),
+        time.starts_with("about ") && time.ends_with(" MFU (from the device table, edition 1)"),
         "{text}"
     );
     assert!(!text.contains("not at the peak") && !text.contains("workspace of other ops"), "{text}");
-    place.run("plan run.toml --device-model h900").refuses(&["h900", "known are H200, H100, A100"]);
+    place.run("plan run.toml --device-model h900").refuses(&["h900", "known GPUs are H200, H100, A100"]);
     // Without a GPU there is no time of one.
     let text = plan(&place, "run.toml --set train.recompute=none --set train.device=cpu");
     assert!(answer(&text, "time").contains(" tokens/s, "), "{text}");
@@ -397,7 +398,7 @@ fn the_length_of_epochs_is_told_once_the_text_is_tokens() {
     let place = Place::new();
     let epochs = "run.toml --set train.steps= --set train.epochs=2";
     let before = plan(&place, epochs);
-    assert!(answer(&before, "run").contains("known when the text is tokenized"), "{before}");
+    assert!(answer(&before, "run").contains("unknown until the text is tokenized"), "{before}");
     assert!(!place.exists("cache"), "a plan wrote something");
     place.train("out", "--set train.steps=2");
     let after = plan(&place, epochs);

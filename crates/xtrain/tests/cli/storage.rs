@@ -80,19 +80,19 @@ fn a_full_disk_ends_a_run_with_its_last_checkpoint_whole() {
     let keep_all = "--set checkpoint.keep_last=20 --set schedule.kind=constant";
     place.train("peace", keep_all);
     place.train("out", &format!("{keep_all} --set train.steps=3"));
-    let state = place.read("out/checkpoints/step-3/state-00001.safetensors");
+    let state = place.read("out/checkpoints/step-3/rank-00000-00001.safetensors");
     // The metrics still fit, a checkpoint does not.
     let small = state.len() / 512 - 1;
     let ran = on_a_small_disk(&place, small, "train run.toml --out out --resume");
     ran.refuses(&["out/checkpoints/step-6", "write", "File too large", "ulimit"]);
     assert_eq!(place.names("out/checkpoints"), ["step-3"]);
-    assert_eq!(place.read("out/checkpoints/step-3/state-00001.safetensors"), state);
+    assert_eq!(place.read("out/checkpoints/step-3/rank-00000-00001.safetensors"), state);
     // Nothing at all fits.
     on_a_small_disk(&place, 0, "train run.toml --out out --resume").refuses(&["out"]);
     assert_eq!(place.names("out/checkpoints"), ["step-3"]);
     // With room again, the run resumes and ends as if nothing had happened.
     place.train("out", &format!("--resume {keep_all}"));
-    let last = "checkpoints/step-40/state-00001.safetensors";
+    let last = "checkpoints/step-40/rank-00000-00001.safetensors";
     assert!(place.read(&format!("out/{last}")) == place.read(&format!("peace/{last}")));
 }
 

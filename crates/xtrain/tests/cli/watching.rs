@@ -199,7 +199,7 @@ fn a_run_folder_starts_no_program() {
     assert_ne!(planted, config);
     place.write("out/config.toml", planted.as_bytes());
     let ran = place.run("train out/config.toml --out out --resume --set train.steps=14").succeeds();
-    assert!(ran.stderr.contains("log.command is not started from"), "{}", ran.stderr);
+    assert!(ran.stderr.contains("log.command is ignored in"), "{}", ran.stderr);
     place.write("out/config.toml", planted.as_bytes());
     place.run("train out/config.toml --out other").succeeds();
     for verb in ["eval out", "report out", "generate out --prompt a --max-tokens 1"] {

@@ -56,9 +56,7 @@ impl ParquetColumn {
         bytes_read: Arc<AtomicU64>,
     ) -> Result<Self> {
         let path = &input.path;
-        let opened = File::open(path).map_err(DataError::io(path, "open the input"))?;
-        let metadata = catch_panic(|| ParquetMetaDataReader::new().parse_and_finish(&opened))
-            .map_err(|e| damaged(path, "footer", &e))?;
+        let (opened, metadata) = open_file(path)?;
         let columns = metadata.file_metadata().schema_descr().columns();
         let mut named = (0..columns.len()).filter(|&index| columns[index].path().string() == column);
         let first = named.next();
@@ -234,6 +232,20 @@ impl Iterator for ParquetColumn {
     fn next(&mut self) -> Option<Result<Piece>> {
         self.next_piece().transpose()
     }
+}
+
+/// Names of the columns that hold strings.
+pub(super) fn string_columns(input: &InputFile) -> Result<Vec<String>> {
+    let (_, metadata) = open_file(&input.path)?;
+    let columns = metadata.file_metadata().schema_descr().columns().iter();
+    Ok(columns.filter(|column| holds_strings(column)).map(|column| column.path().string()).collect())
+}
+
+fn open_file(path: &Path) -> Result<(File, ParquetMetaData)> {
+    let opened = File::open(path).map_err(DataError::io(path, "open the input"))?;
+    let metadata = catch_panic(|| ParquetMetaDataReader::new().parse_and_finish(&opened))
+        .map_err(|e| damaged(path, "footer", &e))?;
+    Ok((opened, metadata))
 }
 
 /// True for a column with one value of bytes in each row.

@@ -1,7 +1,9 @@
 //! A limit on the size of parquet pages, checked before a page is read and decompressed.
 //!
 //! A page is in memory as a whole, and a few kilobytes may declare gigabytes. The parquet crate reads each
-//! page header at the start of a reader that it asks for, so this file parses the header there first.
+//! page header at the start of a reader that it asks for, so this file parses the header there first. That
+//! crate takes the types of known fields for granted, so a header in which one has another type is refused
+//! here: both then read the same, and no lists, whose elements that crate skips by the billion.
 
 use std::fs::File;
 use std::io::{self, BufReader, ErrorKind, Read};
@@ -96,7 +98,17 @@ fn read_fields(input: &mut impl Read, on_number: &mut dyn FnMut(&[i64], i64)) ->
             delta => inner.last_field.saturating_add(delta.into()),
         };
         let (id, structure) = (inner.last_field, inner.id);
-        match byte & 15 {
+        let kind = byte & 15;
+        let is_right = match open.len() {
+            1 => has_its_type(&[id], kind),
+            2 => has_its_type(&[structure, id], kind),
+            _ => true,
+        };
+        if !is_right || !(1..=i16::MAX.into()).contains(&id) {
+            let problem = format!("a page header has a field {id} of type {kind}");
+            return Err(io::Error::new(ErrorKind::InvalidData, problem));
+        }
+        match kind {
             // True and false are in the type.
             1 | 2 => {}
             3 => drop(read_byte(input)?),
@@ -122,6 +134,17 @@ fn read_fields(input: &mut impl Read, on_number: &mut dyn FnMut(&[i64], i64)) ->
         }
     }
     Ok(())
+}
+
+/// False if the format gives the field of a page header, named by ids as in [`read_fields`], another type.
+fn has_its_type(path: &[i64], kind: u8) -> bool {
+    match path {
+        // Sizes and counts; whole numbers of all widths are written alike.
+        [1..=4] | [5, 1..=4] | [7, 1..=2] | [8, 1..=6] => matches!(kind, 4..=6),
+        [7, 3] | [8, 7] => matches!(kind, 1 | 2),
+        [5..=8] => kind == 12,
+        _ => true,
+    }
 }
 
 fn read_byte(input: &mut impl Read) -> io::Result<u8> {
@@ -167,12 +190,16 @@ mod tests {
         let values = 5 * size_of::<ByteArray>() as u64;
         assert_eq!(page_bytes(&mut &*dictionary).unwrap(), 300 + values);
         // The last field of several is read, a statistic of 3 bytes (8 in 5) is skipped.
-        let data: &[u8] = &[0x15, 0, 0x15, 2, 0x15, 20, 0x2C, 0x15, 10, 0x3C, 0x18, 3, 1, 2, 3, 0, 0, 0];
+        let data: &[u8] = &[0x15, 0, 0x15, 2, 0x15, 20, 0x2C, 0x15, 10, 0x4C, 0x18, 3, 1, 2, 3, 0, 0, 0];
         assert_eq!(page_bytes(&mut &*data).unwrap(), 10);
         for end in 0..data.len() {
             assert!(page_bytes(&mut &data[..end]).is_err(), "{end}");
         }
         assert!(page_bytes(&mut &[0x1C; 100][..]).is_err(), "too deep");
         assert!(page_bytes(&mut &[0x19, 0][..]).is_err(), "a list");
+        assert!(page_bytes(&mut &[0x13, 0, 0][..]).is_err(), "a byte where the page's type is due");
+        assert!(page_bytes(&mut &[0x5C, 0x23, 0, 0, 0][..]).is_err(), "a byte where an encoding is due");
+        // The field -2, and from there on to those that the format knows.
+        assert!(page_bytes(&mut &[0x04, 3, 6, 0x33, 0, 0][..]).is_err(), "a field below 1");
     }
 }

@@ -103,6 +103,7 @@ fn sizes_have_binary_units() {
         assert_eq!(bytes(value), text);
     }
     assert_eq!(gib(450_971_566), "0.42 GiB");
+    assert_eq!(gib(64_400_000), "61.4 MiB");
 }
 
 #[test]
@@ -118,7 +119,8 @@ fn durations_have_two_units() {
         (3599.6, "1h00m"),
         (3725.0, "1h02m"),
         (86_400.0 * 3.0 + 3600.0 * 4.0, "3d04h"),
-        (f64::MAX, "213503982334601d07h"),
+        (86_400.0 * (2.0 * 365.0 + 41.0), "2y041d"),
+        (f64::MAX, "584942417355y026d"),
         (f64::NAN, "?"),
         (f64::INFINITY, "?"),
         (-1.0, "?"),

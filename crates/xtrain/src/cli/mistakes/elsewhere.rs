@@ -1,28 +1,28 @@
-//! Commands and options by their names in other programs, with their counterparts here.
+//! Names of commands and options in other programs, and their counterparts in xtrain.
 //!
-//! Names are compared without case, dashes and underscores. A key of the run file needs no row: it has its
-//! names in other programs itself.
+//! Names are compared without case, dashes and underscores. Keys of the run file need no row, because their
+//! schema lists their names in other programs.
 
-/// Names that other programs have for something.
+/// Names in other programs, and what they correspond to.
 pub(super) struct Row {
     /// The names, without the dashes of an option.
     pub(super) names: &'static [&'static str],
-    /// Its counterparts here. Of an option, the first that the command has counts; of a command, all of them.
+    /// Counterparts in xtrain: for an option, the first that the command has; for a command, all of them.
     pub(super) here: &'static [Here],
 }
 
-/// A counterpart here.
+/// A counterpart in xtrain.
 #[derive(Clone, Copy)]
 pub(super) enum Here {
-    /// A command, without `xtrain`. Words in capitals stand for what a user has.
+    /// A command, without `xtrain`. Words in capitals are placeholders.
     Command(&'static str),
-    /// An option of the command, with its value if that is always the same.
+    /// An option of the command, with its value if that is fixed.
     Option(&'static str),
-    /// An argument without an option.
+    /// A positional argument.
     Argument(&'static str),
-    /// A key of the run file, with its value if that is always the same.
+    /// A key of the run file, with its value if that is fixed.
     Key(&'static str),
-    /// Nothing, for this reason.
+    /// No counterpart, for this reason.
     Nothing(&'static str),
 }
 
@@ -56,7 +56,7 @@ pub(super) const COMMANDS: &[Row] = &[
     row(
         &["serve", "server", "api", "deploy", "vllm"],
         &[
-            Nothing("xtrain does not serve models, inference engines serve its exports"),
+            Nothing("xtrain does not serve models; inference engines serve its exports"),
             Command("export RUN --out FOLDER"),
         ],
     ),
@@ -92,23 +92,23 @@ pub(super) const COMMANDS: &[Row] = &[
     row(
         &["download", "pull", "fetch", "get"],
         &[Nothing(
-            "xtrain downloads nothing: hf download OWNER/NAME --local-dir FOLDER does, of Hugging Face's client",
+            "xtrain downloads nothing; use Hugging Face's client: hf download OWNER/NAME --local-dir FOLDER",
         )],
     ),
     row(
         &["push", "upload", "publish"],
         &[
-            Nothing("xtrain uploads nothing: hf upload OWNER/NAME FOLDER does, of Hugging Face's client"),
+            Nothing("xtrain uploads nothing; use Hugging Face's client: hf upload OWNER/NAME FOLDER"),
             Command("export RUN --out FOLDER"),
         ],
     ),
     row(
         &["dpo", "rlhf", "ppo", "grpo", "reward", "lora", "qlora", "distill"],
-        &[Nothing("xtrain trains all weights of a model on text, and nothing else yet")],
+        &[Nothing("xtrain only trains all weights of a model on text so far")],
     ),
     row(
         &["torchrun", "distributed", "multigpu"],
-        &[Nothing("a run computes on one device; several GPUs are not supported yet")],
+        &[Nothing("a run uses one device; several GPUs are not supported yet")],
     ),
 ];
 
@@ -237,10 +237,10 @@ pub(super) const OPTIONS: &[Row] = &[
     row(
         &["wandb", "usewandb", "wandbproject", "reportto", "logger", "trackio", "mlflow"],
         &[Nothing(
-            "[log] command names a program that receives the metrics; docs/watching.md shows W&B and trackio",
+            "set log.command to a program that receives the metrics; docs/watching.md shows W&B and trackio",
         )],
     ),
-    row(&["i", "interactive"], &[Nothing("a prompt is given with --prompt; - reads it from standard input")]),
+    row(&["i", "interactive"], &[Nothing("give a prompt with --prompt; - reads it from standard input")]),
 ];
 
 /// The row of `table` with this name.

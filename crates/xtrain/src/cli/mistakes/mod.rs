@@ -1,7 +1,7 @@
-//! Mistakes of a command line, in a line each: what is wrong, and what to type instead.
+//! Messages for mistakes on the command line: one line with what is wrong and what to type instead.
 //!
-//! Clap finds the mistake, this says it. Names of other programs are in `elsewhere`; keys of the run file
-//! that are tried as options come from the run file's own schema.
+//! Clap detects the mistake. Names from other programs are in `elsewhere`; keys of the run file that are used
+//! as options are found in its schema.
 
 mod elsewhere;
 mod option;
@@ -14,8 +14,7 @@ use clap::error::{ContextKind, ContextValue, ErrorKind};
 use std::ffi::OsString;
 use xtrain_config::listing;
 
-/// The line for `error`, which `command` found in the arguments `args` of this process, the program's name
-/// left out.
+/// The message for `error`, which `command` reported for the arguments `args` (without the program's name).
 pub(super) fn line(error: &clap::Error, command: &Command, args: &[OsString]) -> String {
     if error.kind() == ErrorKind::InvalidUtf8 {
         return not_utf8(args);
@@ -33,7 +32,7 @@ pub(super) fn line(error: &clap::Error, command: &Command, args: &[OsString]) ->
     said.unwrap_or_else(|| mistake.in_claps_words())
 }
 
-/// A mistake, and where it was made.
+/// A mistake and its context.
 struct Mistake<'a> {
     error: &'a clap::Error,
     /// The whole command line.
@@ -50,13 +49,14 @@ impl<'a> Mistake<'a> {
         let (mut called, mut path) = (root, root.get_name().to_owned());
         for arg in args {
             let Some(below) = called.find_subcommand(arg) else { break };
-            called = below;
+            // `help` takes the commands of the one that it belongs to.
+            called = if arg == "help" { called } else { below };
             path = format!("{path} {arg}");
         }
         Mistake { error, root, called, path, args }
     }
 
-    /// A text that clap's error carries.
+    /// A string in the context of clap's error.
     fn text(&self, kind: ContextKind) -> Option<&'a str> {
         match self.error.get(kind)? {
             ContextValue::String(text) => Some(text),
@@ -64,7 +64,7 @@ impl<'a> Mistake<'a> {
         }
     }
 
-    /// Texts that clap's error carries.
+    /// Strings in the context of clap's error.
     fn texts(&self, kind: ContextKind) -> Vec<&'a str> {
         match self.error.get(kind) {
             Some(ContextValue::String(text)) => vec![text],
@@ -193,5 +193,5 @@ fn not_utf8(args: &[OsString]) -> String {
     let option =
         broken.and_then(|at| args.get(at.checked_sub(1)?)?.to_str()).filter(|before| before.starts_with('-'));
     let option = option.map_or(String::new(), |option| format!("{option}: "));
-    format!("{option}{shown} is not UTF-8, but run files are, so the paths in them must be; use another name")
+    format!("{option}{shown} is not UTF-8, and a run's configuration can only hold UTF-8; use another name")
 }

@@ -1,4 +1,4 @@
-//! An option that does not exist, or an argument too many.
+//! Unknown options and unexpected arguments.
 
 use super::elsewhere::{Here, OPTIONS, known};
 use super::verb::{instead, near};
@@ -95,13 +95,13 @@ impl Mistake<'_> {
                     self.args.split_at(self.args.iter().position(|arg| arg == name).unwrap_or(0));
                 let moved: Vec<String> = after.iter().chain(before).map(|arg| quoted(arg)).collect();
                 format!(
-                    "{} stands before the command; options come after it: xtrain {}",
+                    "{} comes before the command; put options after it: xtrain {}",
                     given.option,
                     moved.join(" ")
                 )
             }
             None => format!(
-                "{} is no command; one comes first: {}",
+                "{} is not a command; a command comes first: {}",
                 given.option,
                 listing(verbs().map(Command::get_name), "", "or")
             ),
@@ -201,17 +201,17 @@ impl Mistake<'_> {
     }
 }
 
-/// An option that somebody wrote.
+/// An option as the user wrote it.
 struct Given<'a> {
-    /// With its dashes.
+    /// Name, with its dashes.
     option: String,
-    /// Its value, as far as can be told.
+    /// Value, if it can be determined.
     value: Option<&'a str>,
 }
 
 /// How an option gets a value that begins with a dash.
 pub(super) fn with_dash(option: &str, value: &str) -> String {
-    format!("one that begins with a dash follows a =: {option}={}", quoted(value))
+    format!("write a value that begins with a dash after =: {option}={}", quoted(value))
 }
 
 /// True for options whose value may be a run file.

@@ -1,4 +1,4 @@
-//! A command that does not exist.
+//! Unknown commands.
 
 use super::elsewhere::{COMMANDS, Here, known};
 use super::{Mistake, quoted};
@@ -17,20 +17,23 @@ impl Mistake<'_> {
         if let Some(row) = known(COMMANDS, name).filter(|_| is_root) {
             return Some(format!("{unknown}; {}", instead(row.here)));
         }
+        if name.split_once(' ').is_some_and(|(first, _)| ours.contains(&first)) {
+            return Some(format!("{unknown}; leave out the quotes: {} {name}", self.path));
+        }
         if let Some(near) = near(name, &ours) {
             return Some(format!("{unknown}; did you mean: {}", self.with_verb(name, near)));
         }
         let path = Path::new(name);
         if is_root && path.extension().is_some_and(|extension| extension == "toml") {
             return Some(format!(
-                "{unknown}; to train as a run file says: {}",
-                self.with_verb(name, &format!("train {name}"))
+                "{unknown}; to train from a run file: {}",
+                self.with_verb(name, &format!("train {}", quoted(name)))
             ));
         }
         if is_root && path.is_dir() {
             return Some(format!("{unknown}; with a model: xtrain generate {} --prompt TEXT", quoted(name)));
         }
-        // Clap's own suggestions are bolder.
+        // Clap's own suggestions accept less similar names.
         if let [similar] = self.texts(ContextKind::SuggestedSubcommand).as_slice() {
             return Some(format!("{unknown}; did you mean: {}", self.with_verb(name, similar)));
         }
@@ -45,7 +48,7 @@ impl Mistake<'_> {
     }
 }
 
-/// The name of `ours` that `name` probably means: one that it begins, or one that is near.
+/// The name in `ours` that `name` probably means: one that starts with it, or a similar one.
 pub(super) fn near<'a>(name: &str, ours: &[&'a str]) -> Option<&'a str> {
     let begun: Vec<&str> =
         ours.iter().filter(|own| name.len() >= 3 && own.starts_with(name)).copied().collect();
@@ -55,7 +58,7 @@ pub(super) fn near<'a>(name: &str, ours: &[&'a str]) -> Option<&'a str> {
     }
 }
 
-/// Counterparts of a command, for a sentence.
+/// Counterparts of a command, as text.
 pub(super) fn instead(here: &[Here]) -> String {
     let why = here.iter().filter_map(|here| match here {
         Here::Nothing(why) => Some((*why).to_owned()),

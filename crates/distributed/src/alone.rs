@@ -1,0 +1,28 @@
+//! A run of one process.
+
+use crate::communicator::Communicator;
+use crate::error::CommError;
+
+/// The communicator of a run of one process: its collectives are copies.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Alone;
+
+impl Communicator for Alone {
+    fn rank(&self) -> usize {
+        0
+    }
+
+    fn world_size(&self) -> usize {
+        1
+    }
+
+    fn all_gather(&self, _: usize, input: &[u8], output: &mut [u8]) -> Result<(), CommError> {
+        output.copy_from_slice(input);
+        Ok(())
+    }
+
+    fn all_to_all(&self, _: usize, input: &[u8], output: &mut [u8]) -> Result<(), CommError> {
+        output.copy_from_slice(input);
+        Ok(())
+    }
+}

@@ -1,0 +1,131 @@
+//! The start of a control connection: rank 0 listens, and the others connect to it.
+
+use super::StartOptions;
+use super::background::Background;
+use super::link::Link;
+use super::message::Message;
+use super::shared::{Phase, Shared};
+use crate::error::CommError;
+use crate::net::address::{self, host_name};
+use crate::net::authenticate::Caller;
+use crate::net::dial::dial;
+use crate::net::gate::Gate;
+use crate::net::secret::{Key, Secret};
+use crate::world::World;
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, TcpStream};
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+/// Pauses between two tries to connect: the first, and the longest.
+const PAUSES: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(1));
+
+/// A started connection.
+pub(super) struct Started {
+    pub(super) shared: Arc<Shared>,
+    pub(super) thread: JoinHandle<()>,
+    pub(super) key: Key,
+    /// The address of this rank's interface to the others.
+    pub(super) own_address: IpAddr,
+}
+
+/// Starts, and returns when all ranks are there.
+pub(super) fn start(world: &World, secret: &Secret, options: StartOptions) -> Result<Started, CommError> {
+    let since = Instant::now();
+    let (links, gate, key, own_address) = if world.rank == 0 {
+        let key = secret.key()?;
+        let listeners = address::listen(world)?;
+        let addresses = listeners.iter().filter_map(|l| l.local_addr().ok()).map(|at| at.ip());
+        let own = addresses.min_by_key(IpAddr::is_loopback).unwrap_or(Ipv4Addr::LOCALHOST.into());
+        let gate = Gate::new(listeners, key.clone(), options.answer).map_err(system)?;
+        (vec![], Some(gate), key, own)
+    } else {
+        let (socket, key) = connect(world, secret, &options)?;
+        let own = address::reachable(socket.local_addr().map_err(system)?.ip(), world);
+        let mut link = Link::new(0, socket);
+        let (world_size, process) = (world.world_size as u32, std::process::id());
+        link.send(Message::Hello { world_size, process, host: host_name() }.encode());
+        (vec![link], None, key, own)
+    };
+    let (wakes, wake) = UnixStream::pair().map_err(system)?;
+    for end in [&wakes, &wake] {
+        end.set_nonblocking(true).map_err(system)?;
+    }
+    let shared = Arc::new(Shared::new(world.world_size, wakes));
+    let background = Background {
+        shared: shared.clone(),
+        wake,
+        world: world.clone(),
+        host: host_name(),
+        options,
+        links,
+        gate,
+        since,
+        reports: 0,
+        beaten: Instant::now(),
+        parting: None,
+    };
+    let builder = thread::Builder::new().name("control".into());
+    let thread = builder.spawn(move || background.run()).map_err(system)?;
+    let state = shared.wait(None, |state| state.fault.is_some() || state.phase != Phase::Starts);
+    // A fault after the start is for the calls that follow.
+    let fault = state.fault.clone().filter(|_| state.phase == Phase::Starts);
+    drop(state);
+    match fault {
+        None => Ok(Started { shared, thread, key, own_address }),
+        Some(fault) => {
+            shared.change(|state| state.closes = true);
+            // It ends by itself, and a panic in it has been printed.
+            let _ = thread.join();
+            Err(CommError::Aborted(fault))
+        }
+    }
+}
+
+/// Connects to rank 0, which may not listen yet.
+fn connect(world: &World, secret: &Secret, options: &StartOptions) -> Result<(TcpStream, Key), CommError> {
+    let (since, mut pause, mut reports) = (Instant::now(), PAUSES.0, 0);
+    let World { address, port, rank, .. } = world;
+    loop {
+        let error = match try_to_connect(world, secret, options) {
+            Ok(connected) => return Ok(connected),
+            Err(error) => error,
+        };
+        let waited = since.elapsed();
+        if waited >= options.deadline {
+            return Err(CommError::Start(format!(
+                "rank {rank} did not reach rank 0 at {address}:{port} within {} s: {error}",
+                options.deadline.as_secs_f32()
+            )));
+        }
+        if waited >= options.report_every * (reports + 1) {
+            reports += 1;
+            (options.report)(&format!(
+                "rank {rank} waits for rank 0 at {address}:{port} ({:.0} of {:.0} s): {error}",
+                waited.as_secs_f32(),
+                options.deadline.as_secs_f32()
+            ));
+        }
+        thread::sleep(pause.min(options.deadline.saturating_sub(waited)));
+        pause = (pause * 2).min(PAUSES.1);
+    }
+}
+
+fn try_to_connect(
+    world: &World,
+    secret: &Secret,
+    options: &StartOptions,
+) -> Result<(TcpStream, Key), String> {
+    // The file of the secret can be that of an earlier run until rank 0 replaces it.
+    let key = secret.key().map_err(|e| e.to_string())?;
+    let addresses = address::resolve(&world.address, world.port).map_err(|e| e.to_string())?;
+    let caller = Caller { purpose: 0, rank: world.rank as u32 };
+    let socket = dial(&addresses, &key, caller, options.answer).map_err(|e| e.to_string())?;
+    Ok((socket, key))
+}
+
+pub(super) fn system(error: io::Error) -> CommError {
+    CommError::System(format!("the control connection: {error}"))
+}

@@ -1,0 +1,115 @@
+//! Environment variables as a value, so that a launcher's variables are read by pure functions.
+
+use crate::world::WorldError;
+use std::collections::BTreeMap;
+use std::fmt::Display;
+use std::str::FromStr;
+
+/// The variables of a process by name. A variable with an empty value counts as not set.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Variables(BTreeMap<String, String>);
+
+impl Variables {
+    /// The variables of this process. Those that are not UTF-8 are left out; no launcher sets any.
+    pub fn of_process() -> Self {
+        let text =
+            std::env::vars_os().filter_map(|(n, v)| Some((n.into_string().ok()?, v.into_string().ok()?)));
+        Variables(text.collect())
+    }
+
+    /// The value of a variable, without spaces around it.
+    pub fn get(&self, name: &str) -> Option<&str> {
+        self.0.get(name).map(|value| value.trim()).filter(|value| !value.is_empty())
+    }
+
+    /// True if the variable has a value.
+    pub fn has(&self, name: &str) -> bool {
+        self.get(name).is_some()
+    }
+
+    /// The variables whose name begins with `prefix`, in the order of names.
+    pub fn with_prefix<'a>(&'a self, prefix: &'a str) -> impl Iterator<Item = (&'a str, &'a str)> {
+        self.0
+            .iter()
+            .map(|(name, value)| (&**name, &**value))
+            .filter(move |(name, _)| name.starts_with(prefix))
+    }
+
+    /// The value of a variable as a number, if it is set.
+    ///
+    /// # Errors
+    /// The value is not a number of this type.
+    pub(super) fn number<T: FromStr + Bounds>(&self, name: &str) -> Result<Option<T>, WorldError> {
+        let Some(value) = self.get(name) else { return Ok(None) };
+        let number = value.parse().ok().filter(|number| T::is_valid(number));
+        let error =
+            || WorldError(format!("{name}={value} is wrong: it must be a number from {}", T::range()));
+        number.ok_or_else(error).map(Some)
+    }
+
+    /// The value of a variable that the launcher must set, as a number.
+    ///
+    /// # Errors
+    /// The variable is not set, or not a number of this type.
+    pub(super) fn needed<T: FromStr + Bounds>(&self, launcher: &str, name: &str) -> Result<T, WorldError> {
+        self.number(name)?.ok_or_else(|| missing(launcher, &[name]))
+    }
+
+    /// # Errors
+    /// Some of `names` are not set.
+    pub(super) fn need_all(&self, launcher: &str, names: &[&str]) -> Result<(), WorldError> {
+        let absent: Vec<&str> = names.iter().copied().filter(|name| !self.has(name)).collect();
+        if absent.is_empty() { Ok(()) } else { Err(missing(launcher, &absent)) }
+    }
+}
+
+fn missing(launcher: &str, names: &[&str]) -> WorldError {
+    let verb = if names.len() == 1 { "is" } else { "are" };
+    WorldError(format!("the environment of {launcher} is incomplete: {} {verb} not set", names.join(", ")))
+}
+
+impl<N: Into<String>, V: Into<String>> FromIterator<(N, V)> for Variables {
+    fn from_iter<I: IntoIterator<Item = (N, V)>>(variables: I) -> Self {
+        Variables(variables.into_iter().map(|(name, value)| (name.into(), value.into())).collect())
+    }
+}
+
+/// Numbers that a variable may hold.
+pub(super) trait Bounds: Sized {
+    fn is_valid(&self) -> bool;
+    fn range() -> impl Display;
+}
+
+/// Ranks and their number.
+impl Bounds for usize {
+    fn is_valid(&self) -> bool {
+        // Ranks have four bytes on the wire.
+        *self <= u32::MAX as usize
+    }
+
+    fn range() -> impl Display {
+        "0 on"
+    }
+}
+
+/// Numbers of jobs.
+impl Bounds for u64 {
+    fn is_valid(&self) -> bool {
+        true
+    }
+
+    fn range() -> impl Display {
+        "0 on"
+    }
+}
+
+/// Ports.
+impl Bounds for u16 {
+    fn is_valid(&self) -> bool {
+        *self > 0
+    }
+
+    fn range() -> impl Display {
+        "1 to 65535"
+    }
+}

@@ -1,0 +1,190 @@
+//! The secret of a run: those who know it are ranks.
+//!
+//! It is a value that the launcher gives to all ranks, or a file that rank 0 writes and that only the user
+//! can read. The file of an earlier run that was killed may still be there when a rank looks for it, so ranks
+//! read it again whenever they are refused.
+
+use crate::error::CommError;
+use std::fmt;
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+/// Variable that holds the secret.
+pub const SECRET_VARIABLE: &str = "XTRAIN_SECRET";
+
+/// Minimum length of a secret, in bytes: a short one can be guessed from one answer to a challenge.
+const MIN_BYTES: usize = 16;
+
+/// Maximum length of a secret, in bytes.
+const MAX_BYTES: u64 = 4096;
+
+/// The source of the secret.
+#[derive(Clone)]
+pub struct Secret(Source);
+
+#[derive(Clone)]
+enum Source {
+    Value(Vec<u8>),
+    File(PathBuf),
+}
+
+/// The secret itself, as the key of message authentication codes.
+#[derive(Clone)]
+pub(crate) struct Key(pub(crate) Vec<u8>);
+
+impl Secret {
+    /// A secret with this value, as from `XTRAIN_SECRET`.
+    ///
+    /// # Errors
+    /// It has less than 16 bytes.
+    pub fn value(text: &str) -> Result<Self, CommError> {
+        let bytes = text.trim().as_bytes().to_vec();
+        if bytes.len() < MIN_BYTES {
+            return Err(CommError::Start(format!(
+                "{SECRET_VARIABLE} has {} bytes, but a secret needs {MIN_BYTES}: `openssl rand -hex 32` prints one",
+                bytes.len()
+            )));
+        }
+        Ok(Secret(Source::Value(bytes)))
+    }
+
+    /// The secret in a file that rank 0 writes. The other ranks wait for the file while they start.
+    pub fn file(path: impl Into<PathBuf>) -> Self {
+        Secret(Source::File(path.into()))
+    }
+
+    /// Writes a random secret to a file of mode 600, for rank 0. A file of an earlier run is replaced.
+    ///
+    /// # Errors
+    /// The file cannot be written.
+    pub fn create(path: impl Into<PathBuf>) -> Result<Self, CommError> {
+        let path = path.into();
+        let secret = random_text().map_err(system)?;
+        let refused = |e: io::Error| {
+            CommError::Start(format!("cannot write the secret of the run to {}: {e}", path.display()))
+        };
+        let temporary = path.with_added_extension(format!("{}.tmp", std::process::id()));
+        let written = write_private(&temporary, &secret).and_then(|()| fs::rename(&temporary, &path));
+        if let Err(e) = written {
+            // The folder may be gone; the error is reported already.
+            let _ = fs::remove_file(&temporary);
+            return Err(refused(e));
+        }
+        Ok(Secret(Source::File(path)))
+    }
+
+    /// Removes the file, if the secret is in one.
+    pub(crate) fn remove(&self) {
+        if let Source::File(path) = &self.0 {
+            // A file that stays is harmless: the next run replaces it.
+            let _ = fs::remove_file(path);
+        }
+    }
+
+    pub(crate) fn key(&self) -> Result<Key, CommError> {
+        match &self.0 {
+            Source::Value(bytes) => Ok(Key(bytes.clone())),
+            Source::File(path) => read_private(path),
+        }
+    }
+}
+
+/// It does not show the secret.
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.0 {
+            Source::Value(_) => f.write_str("Secret(value)"),
+            Source::File(path) => write!(f, "Secret({})", path.display()),
+        }
+    }
+}
+
+/// A random secret in 64 hexadecimal digits.
+pub(crate) fn random_text() -> io::Result<String> {
+    Ok(random()?.iter().map(|byte| format!("{byte:02x}")).collect())
+}
+
+/// 32 random bytes of the kernel.
+pub(crate) fn random() -> io::Result<[u8; 32]> {
+    let mut bytes = [0; 32];
+    // Up to 256 bytes, the kernel gives all or fails.
+    rustix::rand::getrandom(&mut bytes[..], rustix::rand::GetRandomFlags::empty())?;
+    Ok(bytes)
+}
+
+fn write_private(path: &Path, text: &str) -> io::Result<()> {
+    let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;
+    file.write_all(text.as_bytes())?;
+    file.sync_all()
+}
+
+fn read_private(path: &Path) -> Result<Key, CommError> {
+    let refuse =
+        |what: String| CommError::Start(format!("the secret of the run, {}: {what}", path.display()));
+    let unreadable = |e: io::Error| refuse(e.to_string());
+    let file = File::open(path).map_err(unreadable)?;
+    let metadata = file.metadata().map_err(unreadable)?;
+    let user = rustix::process::geteuid();
+    // A network file system may show another owner to root.
+    if !user.is_root() && metadata.uid() != user.as_raw() {
+        return Err(refuse("it belongs to another user; remove it".into()));
+    }
+    if metadata.mode() & 0o077 != 0 {
+        return Err(refuse("other users can read it (its mode must be 600); remove it".into()));
+    }
+    let mut bytes = Vec::new();
+    file.take(MAX_BYTES).read_to_end(&mut bytes).map_err(unreadable)?;
+    if bytes.len() < MIN_BYTES {
+        return Err(refuse("it is too short; remove it".into()));
+    }
+    Ok(Key(bytes))
+}
+
+fn system(error: io::Error) -> CommError {
+    CommError::System(format!("the kernel gave no random numbers: {error}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::PermissionsExt;
+
+    #[test]
+    fn a_file_holds_another_secret_for_each_run_and_only_the_user_reads_it() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("run.secret");
+        let first = Secret::create(&path).expect("a secret").key().expect("a key");
+        assert_eq!(fs::metadata(&path).expect("a file").mode() & 0o777, 0o600);
+        assert_eq!(Secret::file(&path).key().expect("a key").0, first.0);
+        let second = Secret::create(&path).expect("another secret");
+        assert_ne!(second.key().expect("a key").0, first.0);
+        second.remove();
+        assert_eq!(fs::read_dir(folder.path()).expect("a folder").count(), 0);
+    }
+
+    #[test]
+    fn a_file_that_others_can_read_is_refused() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("run.secret");
+        let secret = Secret::create(&path).expect("a secret");
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o640)).expect("our file");
+        let error = secret.key().err().expect("a refusal").to_string();
+        assert!(error.contains("run.secret") && error.contains("600"), "{error}");
+    }
+
+    #[test]
+    fn short_secrets_are_refused_and_none_is_shown() {
+        assert!(Secret::value("hunter2").is_err());
+        let secret = Secret::value("0123456789abcdef\n").expect("16 bytes");
+        assert_eq!(secret.key().expect("a key").0.len(), 16);
+        assert_eq!(format!("{secret:?}"), "Secret(value)");
+    }
+
+    #[test]
+    fn a_folder_that_does_not_exist_is_an_error_with_its_path() {
+        let error = Secret::create("/nonexistent/run.secret").expect_err("no folder").to_string();
+        assert!(error.contains("/nonexistent/run.secret"), "{error}");
+    }
+}

@@ -1,0 +1,132 @@
+//! Collectives over direct TCP connections between all ranks.
+//!
+//! For CPUs, and for tests of what runs on GPUs. Each collective is an exchange between every two ranks,
+//! which sends and receives at the same time. It cannot deadlock, whatever the sizes are.
+
+mod connect;
+mod exchange;
+
+use crate::communicator::Communicator;
+use crate::control::Control;
+use crate::error::CommError;
+use exchange::{Collective, Header, Peer, exchange};
+use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+/// A communicator over TCP.
+///
+/// A collective fails if nothing comes for `timeout`, if a rank has left, or if the run was aborted: then
+/// within a second, with the cause. Every later call fails with the same error.
+pub struct TcpCommunicator {
+    control: Arc<Control>,
+    timeout: Duration,
+    state: Mutex<State>,
+    sent_bytes: AtomicU64,
+}
+
+struct State {
+    /// The other ranks, in order.
+    peers: Vec<Peer>,
+    /// The number of the next collective.
+    number: u64,
+    error: Option<CommError>,
+}
+
+impl TcpCommunicator {
+    /// Connects all ranks with each other. All ranks call it.
+    ///
+    /// # Errors
+    /// The run has ended; a rank does not come within `timeout`.
+    pub fn connect(control: &Arc<Control>, timeout: Duration) -> Result<Self, CommError> {
+        let peers = connect::connect(control, timeout)?;
+        let state = Mutex::new(State { peers, number: 0, error: None });
+        Ok(TcpCommunicator { control: control.clone(), timeout, state, sent_bytes: AtomicU64::new(0) })
+    }
+
+    /// The number of bytes that this rank's collectives have sent to other ranks.
+    pub fn sent_bytes(&self) -> u64 {
+        self.sent_bytes.load(Ordering::Relaxed)
+    }
+
+    /// Sends `sends[r]` to rank `r`, and receives into `receives[r]` from it. Those of this rank are ignored.
+    fn run(
+        &self,
+        collective: Collective,
+        first: usize,
+        sends: &[&[u8]],
+        receives: Vec<&mut [u8]>,
+    ) -> Result<(), CommError> {
+        let rank = self.rank();
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(error) = &state.error {
+            return Err(error.clone());
+        }
+        let bytes = receives[rank].len() as u64;
+        let header = Header { number: state.number, collective, first: first as u64, bytes };
+        state.number += 1;
+        let result = exchange(&state.peers, rank, header, sends, receives, &self.control, self.timeout);
+        match &result {
+            Ok(()) => {
+                let sent = bytes * state.peers.len() as u64;
+                self.sent_bytes.fetch_add(sent, Ordering::Relaxed);
+            }
+            Err(error) => state.error = Some(error.clone()),
+        }
+        result
+    }
+}
+
+impl Communicator for TcpCommunicator {
+    fn rank(&self) -> usize {
+        self.control.world().rank
+    }
+
+    fn world_size(&self) -> usize {
+        self.control.world().world_size
+    }
+
+    fn all_gather(&self, first: usize, input: &[u8], output: &mut [u8]) -> Result<(), CommError> {
+        let (n, bytes) = (self.world_size(), input.len());
+        assert_eq!(output.len(), n * bytes, "the output of all_gather has a piece for each rank");
+        let mut receives = pieces(output, n);
+        // Piece p is of rank (first + p) % n.
+        receives.rotate_right(first % n);
+        receives[self.rank()].copy_from_slice(input);
+        self.run(Collective::AllGather, first, &vec![input; n], receives)
+    }
+
+    fn all_to_all(&self, first: usize, input: &[u8], output: &mut [u8]) -> Result<(), CommError> {
+        let n = self.world_size();
+        assert_eq!(input.len(), output.len(), "all_to_all sends as much as it receives");
+        assert!(input.len().is_multiple_of(n), "all_to_all has a piece of equal length for each rank");
+        let bytes = input.len() / n;
+        let mut sends: Vec<&[u8]> = (0..n).map(|piece| &input[piece * bytes..][..bytes]).collect();
+        sends.rotate_right(first % n);
+        let mut receives = pieces(output, n);
+        receives[self.rank()].copy_from_slice(sends[self.rank()]);
+        self.run(Collective::AllToAll, first, &sends, receives)
+    }
+}
+
+/// `n` pieces of equal length, which may be 0.
+fn pieces(mut bytes: &mut [u8], n: usize) -> Vec<&mut [u8]> {
+    let length = bytes.len() / n;
+    let mut pieces = Vec::with_capacity(n);
+    for _ in 0..n {
+        let (piece, rest) = bytes.split_at_mut(length);
+        pieces.push(piece);
+        bytes = rest;
+    }
+    pieces
+}
+
+impl fmt::Debug for TcpCommunicator {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("TcpCommunicator").field("control", &self.control).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,218 @@
+//! Collectives between threads over real sockets, compared with a plain loop.
+
+use super::*;
+use crate::net::address::host_name;
+use crate::testing::{LONG, fault, on_ranks};
+use std::thread;
+use std::time::Instant;
+
+/// Runs `rank` on all ranks of a run with a communicator, which ends in order.
+fn on_communicators<T: Send>(
+    n: usize,
+    timeout: Duration,
+    rank: impl Fn(&TcpCommunicator) -> T + Sync,
+) -> Vec<T> {
+    on_ranks(n, |control| {
+        let control = Arc::new(control);
+        let communicator = TcpCommunicator::connect(&control, timeout).expect("connections");
+        let result = rank(&communicator);
+        if control.fault().is_none() {
+            // It fails if another rank has met an error.
+            let _ = control.finish();
+        }
+        result
+    })
+}
+
+/// The input of a rank: bytes that tell rank and place.
+fn input(rank: usize, length: usize) -> Vec<u8> {
+    (0..length).map(|i| (rank * 101 + i * 7 + i / 251) as u8).collect()
+}
+
+/// The definition of both collectives: the output of `rank` for the inputs of all.
+fn expected(collective: Collective, first: usize, inputs: &[Vec<u8>], rank: usize) -> Vec<u8> {
+    let n = inputs.len();
+    match collective {
+        Collective::AllGather => (0..n).flat_map(|p| inputs[(first + p) % n].clone()).collect(),
+        Collective::AllToAll => {
+            let bytes = inputs[0].len() / n;
+            let piece = (0..n).find(|p| (first + p) % n == rank).expect("a piece for each rank");
+            inputs.iter().flat_map(|input| input[piece * bytes..][..bytes].to_vec()).collect()
+        }
+    }
+}
+
+fn run(
+    communicator: &TcpCommunicator,
+    collective: Collective,
+    first: usize,
+    input: &[u8],
+) -> Result<Vec<u8>, CommError> {
+    let n = communicator.world_size();
+    let mut output = vec![0; if collective == Collective::AllGather { n * input.len() } else { input.len() }];
+    match collective {
+        Collective::AllGather => communicator.all_gather(first, input, &mut output)?,
+        Collective::AllToAll => communicator.all_to_all(first, input, &mut output)?,
+    }
+    Ok(output)
+}
+
+const BOTH: [Collective; 2] = [Collective::AllGather, Collective::AllToAll];
+
+#[test]
+fn collectives_equal_a_plain_loop_for_all_sizes() {
+    for n in 1..=5 {
+        let outputs = on_communicators(n, LONG, |communicator| {
+            let rank = communicator.rank();
+            let mut results = Vec::new();
+            for collective in BOTH {
+                for pieces in [0, 1, 3, 32, 1001, 70_000] {
+                    for first in [0, 1, n - 1, n + 3] {
+                        let length = if collective == Collective::AllGather { pieces } else { pieces * n };
+                        let output =
+                            run(communicator, collective, first, &input(rank, length)).expect("a collective");
+                        let inputs: Vec<_> = (0..n).map(|r| input(r, length)).collect();
+                        results.push(output == expected(collective, first, &inputs, rank));
+                    }
+                }
+            }
+            results
+        });
+        assert!(outputs.iter().flatten().all(|is_equal| *is_equal), "{n} ranks: {outputs:?}");
+    }
+}
+
+#[test]
+fn sizes_beyond_all_buffers_do_not_deadlock() {
+    let sums = on_communicators(3, LONG, |communicator| {
+        let own = input(communicator.rank(), 3 * 20_000_000);
+        let output = run(communicator, Collective::AllToAll, 1, &own).expect("a collective");
+        output.len()
+    });
+    assert_eq!(sums, [60_000_000; 3]);
+}
+
+#[test]
+fn sent_bytes_are_counted() {
+    let counts = on_communicators(3, LONG, |communicator| {
+        run(communicator, Collective::AllGather, 0, &[0; 10]).expect("a collective");
+        run(communicator, Collective::AllToAll, 0, &[0; 12]).expect("a collective");
+        communicator.sent_bytes()
+    });
+    // 10 to each of two ranks, then a piece of 4 to each.
+    assert_eq!(counts, [28; 3]);
+}
+
+#[test]
+fn a_slow_rank_is_waited_for() {
+    let results = on_communicators(3, LONG, |communicator| {
+        if communicator.rank() == 1 {
+            thread::sleep(Duration::from_millis(400));
+        }
+        run(communicator, Collective::AllGather, 0, &[communicator.rank() as u8])
+    });
+    assert_eq!(results, vec![Ok(vec![0, 1, 2]); 3]);
+}
+
+#[test]
+fn a_rank_that_does_not_come_is_named_after_the_timeout() {
+    let timeout = Duration::from_millis(700);
+    let results = on_communicators(2, timeout, |communicator| {
+        run(communicator, Collective::AllGather, 0, &[1]).expect("a collective");
+        if communicator.rank() == 0 {
+            let error = run(communicator, Collective::AllToAll, 0, &[1, 2]).expect_err("a timeout");
+            let again = run(communicator, Collective::AllToAll, 0, &[1, 2]);
+            assert_eq!(again, Err(error.clone()));
+            communicator.control.abort(&error.to_string());
+            return error.to_string();
+        }
+        communicator.control.wait_for_fault(LONG).expect("the abort of rank 0").message
+    });
+    let line = "all_to_all number 1 waits for rank 1, from which nothing came for 0.7 s";
+    assert_eq!(results, [line, line]);
+}
+
+#[test]
+fn different_calls_are_a_mismatch_on_each_rank_that_sees_them() {
+    type Change = fn(&TcpCommunicator) -> Result<Vec<u8>, CommError>;
+    let changes: [Change; 3] = [
+        |c| run(c, Collective::AllToAll, 0, &[0; 3]),
+        |c| run(c, Collective::AllGather, 1, &[0; 3]),
+        |c| run(c, Collective::AllGather, 0, &[0; 4]),
+    ];
+    for change in changes {
+        let results = on_communicators(3, LONG, |communicator| {
+            run(communicator, Collective::AllGather, 0, &[5; 3]).expect("a collective");
+            let result = match communicator.rank() {
+                1 => change(communicator),
+                _ => run(communicator, Collective::AllGather, 0, &[0; 3]),
+            };
+            if let Err(error) = &result {
+                communicator.control.abort(&error.to_string());
+            }
+            result
+        });
+        let is_seen = |result: &Result<Vec<u8>, CommError>| match result {
+            Err(CommError::Mismatch(line)) => line.contains("number 1"),
+            Err(CommError::Aborted(fault)) => fault.message.contains("different collectives"),
+            _ => false,
+        };
+        assert!(results.iter().all(is_seen), "{results:?}");
+        assert!(results.iter().any(|r| matches!(r, Err(CommError::Mismatch(_)))), "{results:?}");
+    }
+}
+
+#[test]
+fn a_rank_that_leaves_ends_each_collective_of_the_others() {
+    for collective in BOTH {
+        for culprit in [0, 2] {
+            let lines = on_ranks(3, |control| {
+                let control = Arc::new(control);
+                let communicator = TcpCommunicator::connect(&control, LONG).expect("connections");
+                run(&communicator, collective, 0, &[0; 6]).expect("a collective");
+                if control.world().rank == culprit {
+                    return String::new();
+                }
+                let since = Instant::now();
+                let line = fault(run(&communicator, collective, 0, &[0; 600_000]));
+                assert!(since.elapsed() < LONG / 2);
+                line
+            });
+            let expected = format!("rank {culprit} ({}): it left the run before its end", host_name());
+            let lines: Vec<_> = lines.into_iter().filter(|line| !line.is_empty()).collect();
+            assert_eq!(lines, [expected.clone(), expected]);
+        }
+    }
+}
+
+#[test]
+fn an_abort_wakes_a_blocked_collective_within_a_second() {
+    let aborted = Mutex::new(None);
+    let times = on_communicators(3, LONG, |communicator| {
+        if communicator.rank() == 2 {
+            thread::sleep(Duration::from_millis(300));
+            aborted.lock().expect("no panic").replace(Instant::now());
+            communicator.control.abort("disk full");
+            return Duration::ZERO;
+        }
+        let blocked = run(communicator, Collective::AllGather, 0, &[0; 4_000_000]);
+        assert_eq!(fault(blocked), format!("rank 2 ({}): disk full", host_name()));
+        aborted.lock().expect("no panic").expect("it has aborted").elapsed()
+    });
+    // A second, and what a loaded machine adds.
+    assert!(times.iter().all(|time| *time < Duration::from_secs(6)), "{times:?}");
+}
+
+#[test]
+fn several_communicators_do_not_mix() {
+    let results = on_ranks(3, |control| {
+        let control = Arc::new(control);
+        let [a, b] = [(); 2].map(|()| TcpCommunicator::connect(&control, LONG).expect("connections"));
+        let rank = control.world().rank as u8;
+        let first = run(&b, Collective::AllGather, 0, &[rank + 10]).expect("a collective");
+        let second = run(&a, Collective::AllGather, 0, &[rank]).expect("a collective");
+        control.finish().expect("an orderly end");
+        [first, second].concat()
+    });
+    assert_eq!(results, vec![vec![10, 11, 12, 0, 1, 2]; 3]);
+}

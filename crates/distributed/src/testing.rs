@@ -1,0 +1,66 @@
+//! For tests: the ranks of a run as threads with real sockets.
+
+use crate::control::{Control, StartOptions};
+use crate::error::CommError;
+use crate::net::secret::Secret;
+use crate::world::World;
+use std::net::TcpListener;
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// More than a loaded machine needs for anything.
+pub(crate) const LONG: Duration = Duration::from_secs(30);
+
+pub(crate) fn secret() -> Secret {
+    Secret::value("0123456789abcdef0123456789abcdef").expect("a long secret")
+}
+
+/// The places of the ranks of a run on this machine, with a port that was free a moment ago.
+pub(crate) fn worlds(world_size: usize) -> Vec<World> {
+    let free = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let port = free.local_addr().expect("an address").port();
+    let world = |rank| World {
+        rank,
+        world_size,
+        local_rank: rank,
+        local_world_size: world_size,
+        address: "127.0.0.1".into(),
+        port,
+    };
+    (0..world_size).map(world).collect()
+}
+
+pub(crate) fn options() -> StartOptions {
+    StartOptions { deadline: LONG, ..StartOptions::default() }
+}
+
+/// Runs `rank` on a thread for each place. Returns the results in the order of ranks.
+pub(crate) fn on_threads<T: Send>(worlds: &[World], rank: impl Fn(&World) -> T + Sync) -> Vec<T> {
+    thread::scope(|scope| {
+        let handles: Vec<_> = worlds.iter().map(|world| scope.spawn(|| rank(world))).collect();
+        handles.into_iter().map(|handle| handle.join().expect("a rank")).collect()
+    })
+}
+
+/// Runs `rank` on all ranks of a started run.
+pub(crate) fn on_ranks<T: Send>(world_size: usize, rank: impl Fn(Control) -> T + Sync) -> Vec<T> {
+    on_threads(&worlds(world_size), |world| rank(Control::start(world, &secret(), options()).expect("a run")))
+}
+
+/// The line of the fault that ended a call.
+pub(crate) fn fault<T>(result: Result<T, CommError>) -> String {
+    match result {
+        Err(CommError::Aborted(fault)) => fault.to_string(),
+        Err(other) => panic!("no fault of a rank, but: {other}"),
+        Ok(_) => panic!("no fault"),
+    }
+}
+
+/// Waits until `is_true`.
+pub(crate) fn until(is_true: impl Fn() -> bool) {
+    let since = Instant::now();
+    while !is_true() {
+        assert!(since.elapsed() < LONG, "it does not come true");
+        thread::sleep(Duration::from_millis(5));
+    }
+}

@@ -1,0 +1,63 @@
+//! Tests of the shapes of collectives, and of the programs that contain them.
+
+use super::{AllGather, AllToAll};
+use xtrain_program::{Group, Lane, Op, Tracer};
+use xtrain_tensor::{DType, TensorType};
+
+const GROUP: Group = Group::World { size: 4 };
+
+fn gather(first: usize, rows: usize) -> AllGather {
+    AllGather { group: GROUP, first, rows }
+}
+
+fn exchange(first: usize, piece_rows: usize) -> AllToAll {
+    AllToAll { group: GROUP, first, piece_rows }
+}
+
+fn refusal(op: &dyn Op, ty: TensorType) -> String {
+    op.infer(&[ty]).expect_err("it is refused").to_string()
+}
+
+#[test]
+fn pieces_are_rows_of_the_tensor_of_all_ranks() {
+    let matrix = |rows| TensorType::new(DType::BF16, [rows, 6]);
+    assert_eq!(gather(3, 10).infer(&[matrix(3)]), Ok(vec![matrix(10)]));
+    let pieces = TensorType::new(DType::BF16, [4, 3, 6]);
+    assert_eq!(exchange(3, 3).infer(&[matrix(10)]), Ok(vec![pieces]));
+    let words = |shape: &[usize]| TensorType { dtype: DType::F64, shape: xtrain_tensor::Shape::new(shape) };
+    assert_eq!(gather(0, 4).infer(&[words(&[1])]), Ok(vec![words(&[4])]));
+    assert_eq!(exchange(0, 1).infer(&[words(&[2])]), Ok(vec![words(&[4, 1])]));
+}
+
+#[test]
+fn tensors_that_cannot_be_cut_are_refused() {
+    let f32_of = |shape: &[usize]| TensorType { dtype: DType::F32, shape: xtrain_tensor::Shape::new(shape) };
+    assert!(refusal(&gather(4, 10), f32_of(&[3, 6])).contains("the first piece belongs to rank 4 of 4"));
+    assert!(refusal(&gather(0, 13), f32_of(&[3, 6])).contains("4 pieces of 3 rows cannot hold 13 rows"));
+    assert!(refusal(&exchange(0, 2), f32_of(&[9, 6])).contains("4 pieces of 2 rows cannot hold 9 rows"));
+    assert!(refusal(&gather(0, 1), f32_of(&[])).contains("f32[] has none"));
+    assert!(refusal(&exchange(0, 1), f32_of(&[2, 2, 2, 2])).contains("no further extent"));
+    let packed = TensorType::new(DType::E5M6, [3, 5]);
+    assert!(refusal(&gather(0, 10), packed).contains("a row of e5m6[3, 5] ends within one"));
+}
+
+#[test]
+fn every_other_rank_is_sent_a_piece() {
+    let sent = |op: &dyn Op, ty: TensorType| op.cost(&[ty], &op.infer(&[ty]).expect("it fits")).sent_bytes;
+    assert_eq!(sent(&gather(0, 10), TensorType::new(DType::BF16, [3, 6])), 3.0 * 36.0);
+    assert_eq!(sent(&exchange(1, 3), TensorType::new(DType::BF16, [10, 6])), 3.0 * 36.0);
+}
+
+#[test]
+fn collectives_are_traced_on_the_communication_lane() {
+    let mut tracer = Tracer::default();
+    let x = tracer.input("x", TensorType::new(DType::F32, [10, 6]));
+    let pieces = tracer.site("gradients").emit(exchange(1, 3), &[x]).expect("it fits")[0];
+    tracer.output("pieces", pieces);
+    let program = tracer.finish();
+    assert_eq!(program.instances[0].lane, Lane::Communication);
+    let dump = program.to_string();
+    let line = "AllToAll { group: World { size: 4 }, first: 1, piece_rows: 3 }(%0)  \
+                # gradients fprop, communication lane";
+    assert!(dump.contains(line), "{dump}");
+}

@@ -1,0 +1,53 @@
+//! CPU kernels of [`RankWords`] and [`StepTotals`].
+
+use super::{PieceUnits, RankWords, Squares, StepTotals};
+use xtrain_tensor::{CpuKernel, TensorType, View, ViewMut};
+
+impl CpuKernel for RankWords {
+    fn run(&self, inputs: &[View<'_>], outputs: &mut [ViewMut<'_>]) {
+        let types: Vec<TensorType> = inputs.iter().map(|input| input.ty).collect();
+        let (micro_batches, stop) = RankWords::losses(&types);
+        let mut words = inputs[0].reals::<f64>().to_vec();
+        let losses: Vec<f64> =
+            inputs[1..stop].iter().flat_map(|losses| losses.reals::<f32>().to_vec()).map(f64::from).collect();
+        for of_kind in 0..2 {
+            words.extend((0..micro_batches).map(|n| losses[2 * n + of_kind]));
+        }
+        let has_bad_amax = inputs.get(stop + 1).is_some_and(|amax| !amax.scalar::<f32>().is_finite());
+        let wishes_to_stop = inputs[stop].counters()[0] != 0;
+        words.extend([has_bad_amax, wishes_to_stop].map(|is_set| f64::from(u8::from(is_set))));
+        outputs[0].write::<f64>(&words);
+    }
+}
+
+impl CpuKernel for StepTotals {
+    fn run(&self, inputs: &[View<'_>], outputs: &mut [ViewMut<'_>]) {
+        let words = inputs[0].reals::<f64>();
+        let ranks: Vec<&[f64]> = words.chunks(self.words()).collect();
+        let squared_norm = match &self.squares {
+            Squares::Whole => ranks[0][0],
+            Squares::Pieces(pieces) => {
+                let mut before = 0;
+                let of_gradient = |&PieceUnits { first, units }: &PieceUnits| {
+                    let place = before..before + units;
+                    before = place.end;
+                    let pieces = (0..ranks.len()).map(|piece| ranks[(first + piece) % ranks.len()]);
+                    pieces.flat_map(|rank| rank[place.clone()].iter()).sum::<f64>()
+                };
+                pieces.iter().map(of_gradient).sum()
+            }
+        };
+        let losses = self.square_words();
+        // Of a word of each rank, and so many after it: the first of all ranks, then the second of all.
+        let total = |first: usize, count: usize| -> f64 {
+            (first..first + count).flat_map(|word| ranks.iter().map(move |rank| rank[word])).sum()
+        };
+        let (loss, objective) =
+            (total(losses, self.micro_batches), total(losses + self.micro_batches, self.micro_batches));
+        let flags = losses + 2 * self.micro_batches;
+        let amax = if total(flags, 1) > 0.0 { f32::INFINITY } else { 0.0 };
+        let numbers = [squared_norm.sqrt() as f32, loss as f32, objective as f32, amax];
+        outputs.iter_mut().zip(numbers).for_each(|(output, number)| output.write::<f32>(&[number]));
+        outputs[4].counters()[0] = u32::from(total(flags + 1, 1) > 0.0);
+    }
+}

@@ -1,0 +1,138 @@
+//! Launches of the GPU kernels of [`RankWords`] and [`StepTotals`].
+#![allow(unsafe_code, reason = "it launches kernels")]
+
+use super::{RankWords, Squares, StepTotals};
+use crate::device::table;
+use xtrain_cuda::{
+    CudaError, CudaKernel, DevicePtr, Gpu, KernelSource, Launch, Operands, Work, kernel_struct,
+};
+use xtrain_tensor::{DType, TensorType};
+
+pub(super) const SOURCE: KernelSource = KernelSource {
+    constants: &[&[("THREADS", THREADS as i64)]],
+    structs: &[WordsArguments::LAYOUT, Gradient::LAYOUT, TotalsArguments::LAYOUT],
+    ..KernelSource::new("step_totals/kernel.cu", include_str!("kernel.cu"))
+};
+
+/// Threads of the only block of each kernel.
+const THREADS: u32 = 256;
+
+kernel_struct! {
+    struct WordsArguments {
+        squares: DevicePtr,
+        losses: DevicePtr,
+        objectives: DevicePtr,
+        stop: DevicePtr,
+        /// Null if the op has no amax.
+        amax: DevicePtr,
+        words: DevicePtr,
+        square_words: u32,
+        micro_batches: u32,
+        /// Numbers from the loss of a micro-batch to that of the next.
+        stride: u32,
+        padding: u32,
+    }
+
+    struct Gradient {
+        first: u32,
+        units: u32,
+        before: u32,
+    }
+
+    struct TotalsArguments {
+        words: DevicePtr,
+        /// Null if the squares are one word.
+        gradients: DevicePtr,
+        sums: DevicePtr,
+        grad_norm: DevicePtr,
+        loss: DevicePtr,
+        objective: DevicePtr,
+        amax: DevicePtr,
+        stop: DevicePtr,
+        ranks: u32,
+        rank_words: u32,
+        square_words: u32,
+        micro_batches: u32,
+        count: u32,
+        padding: u32,
+    }
+}
+
+impl CudaKernel for RankWords {
+    fn prepare(&self, gpu: &Gpu, operands: &Operands<'_>) -> Result<Work, CudaError> {
+        let types: Vec<TensorType> = operands.inputs.iter().map(|input| input.ty).collect();
+        let (micro_batches, stop) = RankWords::losses(&types);
+        let input = |n: usize| operands.inputs.get(n).map_or(DevicePtr(0), |input| input.place);
+        let is_table = stop == 2;
+        let arguments = WordsArguments {
+            squares: input(0),
+            losses: input(1),
+            objectives: if is_table { input(1).offset(DType::F32.bytes(1)) } else { input(2) },
+            stop: input(stop),
+            amax: input(stop + 1),
+            words: operands.outputs[0].place,
+            square_words: types[0].numel() as u32,
+            micro_batches: micro_batches as u32,
+            stride: if is_table { 2 } else { 1 },
+            padding: 0,
+        };
+        let function = gpu.function(&SOURCE, &[], "rank_words")?;
+        // SAFETY: the kernel takes one `WordsArguments` and runs in one block. The inputs have the sizes and
+        // types that `infer` checks, and there are as many words as it returns.
+        Ok(unsafe { Work::launch(function, Launch::row(1, THREADS), arguments) })
+    }
+}
+
+impl CudaKernel for StepTotals {
+    /// One sum for each gradient.
+    fn workspace(&self, _: &[TensorType]) -> Vec<TensorType> {
+        match &self.squares {
+            Squares::Whole => Vec::new(),
+            Squares::Pieces(pieces) => vec![TensorType::new(DType::F64, [pieces.len()])],
+        }
+    }
+
+    fn prepare(&self, gpu: &Gpu, operands: &Operands<'_>) -> Result<Work, CudaError> {
+        let output = |n: usize| operands.outputs[n].place;
+        let words = operands.inputs[0];
+        let mut before = 0;
+        let gradients: Vec<Gradient> = match &self.squares {
+            Squares::Whole => Vec::new(),
+            Squares::Pieces(pieces) => {
+                let gradient = |piece: &super::PieceUnits| {
+                    let units = piece.units as u32;
+                    before += units;
+                    Gradient { first: piece.first as u32, units, before: before - units }
+                };
+                pieces.iter().map(gradient).collect()
+            }
+        };
+        let count = gradients.len() as u32;
+        let gradients = table(gpu, &gradients)?;
+        let arguments = TotalsArguments {
+            words: words.place,
+            gradients: if count > 0 { gradients.pointer() } else { DevicePtr(0) },
+            sums: operands.workspace.first().map_or(DevicePtr(0), |sums| sums.place),
+            grad_norm: output(0),
+            loss: output(1),
+            objective: output(2),
+            amax: output(3),
+            stop: output(4),
+            ranks: words.ty.shape[0] as u32,
+            rank_words: words.ty.shape[1] as u32,
+            square_words: self.square_words() as u32,
+            micro_batches: self.micro_batches as u32,
+            count,
+            padding: 0,
+        };
+        let function = gpu.function(&SOURCE, &[], "step_totals")?;
+        Ok(Work::new(move |stream| {
+            // Keeps the table's memory allocated as long as this work.
+            let _table = &gradients;
+            // SAFETY: the kernel takes one `TotalsArguments` and runs in one block. There are `rank_words`
+            // words for each rank, a `Gradient` and a sum for each of `count` gradients, whose units are
+            // among the words, and every output is one number of the type that `infer` returns.
+            unsafe { function.launch(Launch::row(1, THREADS), &arguments, stream) }
+        }))
+    }
+}

@@ -1,0 +1,85 @@
+//! Samples of [`RankWords`] and [`StepTotals`].
+
+use super::{FLAGS, PieceUnits, RankWords, Squares, StepTotals};
+use crate::samples::{Fill, GpuTolerance, Sample, SampleInput, Sampled};
+use xtrain_tensor::{DType, TensorType};
+
+impl Sampled for RankWords {
+    fn tolerance(&self, _: &[TensorType]) -> GpuTolerance {
+        GpuTolerance::Exact
+    }
+
+    fn samples() -> Vec<Sample> {
+        let number = |x: f64| SampleInput::activation([]).fill(Fill::Values(vec![x]));
+        let words = |stop| {
+            vec![number(9.5).in_format(DType::F64), number(2.5), number(2.75), SampleInput::flag(stop)]
+        };
+        let with_amax = |amax: f64| {
+            let amax = SampleInput::activation([1]).fill(Fill::Values(vec![amax]));
+            Sample::plain(RankWords, [words(7), vec![amax]].concat())
+        };
+        vec![
+            Sample::plain(RankWords, words(0)),
+            with_amax(3.0),
+            with_amax(f64::INFINITY),
+            with_amax(f64::NAN),
+            of_units(3, 2),
+        ]
+    }
+
+    fn large() -> Sample {
+        of_units(700, 300)
+    }
+}
+
+/// The words of so many units and micro-batches.
+fn of_units(units: usize, micro_batches: usize) -> Sample {
+    let squares = SampleInput::activation([units]).in_format(DType::F64);
+    let losses = SampleInput::activation([micro_batches, 2]).in_format(DType::F32);
+    let amax = SampleInput::activation([1]).fill(Fill::Values(vec![3.0]));
+    Sample::plain(RankWords, [squares, losses, SampleInput::flag(1), amax])
+}
+
+impl Sampled for StepTotals {
+    fn tolerance(&self, _: &[TensorType]) -> GpuTolerance {
+        GpuTolerance::Exact
+    }
+
+    fn samples() -> Vec<Sample> {
+        let pieces = |pieces: &[(usize, usize)]| {
+            Squares::Pieces(pieces.iter().map(|&(first, units)| PieceUnits { first, units }).collect())
+        };
+        vec![
+            words_of(1, Squares::Whole, 1, None),
+            words_of(3, pieces(&[(0, 1)]), 1, None),
+            words_of(3, Squares::Whole, 4, None),
+            words_of(4, pieces(&[(0, 3), (2, 1), (3, 5)]), 2, None),
+            words_of(37, pieces(&[(0, 1)]), 1, None),
+        ]
+    }
+
+    fn large() -> Sample {
+        let pieces = (0..400).map(|n| PieceUnits { first: n % 8, units: 1 + n % 3 }).collect();
+        words_of(8, Squares::Pieces(pieces), 5, None)
+    }
+
+    /// An amax that is not finite.
+    fn gpu_samples() -> Vec<Sample> {
+        vec![words_of(5, Squares::Whole, 1, Some(2))]
+    }
+}
+
+/// Words of ranks, of which one may have an amax that is not finite.
+fn words_of(ranks: usize, squares: Squares, micro_batches: usize, bad_amax: Option<usize>) -> Sample {
+    let op = StepTotals { squares, micro_batches };
+    let (words, flags) = (op.words(), op.words() - FLAGS);
+    // Squares and wishes to stop are not negative.
+    let word = |i: usize| match (i / words, i % words) {
+        (rank, n) if n == flags => f64::from(u8::from(bad_amax == Some(rank))),
+        (rank, n) if n > flags => f64::from(u8::from(rank % 3 == 1)),
+        (rank, n) if n >= op.square_words() => 1.1 * n as f64 - 0.3 * rank as f64,
+        (rank, n) => 0.1 + rank as f64 * 1.7 + n as f64 / 7.0,
+    };
+    let all = Fill::Values((0..ranks * words).map(word).collect());
+    Sample::plain(op, [SampleInput::activation([ranks, words]).in_format(DType::F64).fill(all)])
+}

@@ -1,0 +1,104 @@
+//! Tests of the words of ranks and of their sums.
+
+use super::{PieceUnits, RankWords, Squares, StepTotals};
+use crate::run_op::run;
+use xtrain_tensor::{DType, HostTensor, TensorType};
+
+fn tensor(dtype: DType, shape: &[usize], values: &[f64]) -> HostTensor {
+    HostTensor::from_f64(TensorType { dtype, shape: xtrain_tensor::Shape::new(shape) }, values)
+}
+
+/// The words of a rank with these numbers.
+fn words([squared_norm, loss, objective]: [f64; 3], stop: f64, amax: Option<f64>) -> Vec<f64> {
+    let mut inputs = vec![
+        tensor(DType::F64, &[], &[squared_norm]),
+        tensor(DType::F32, &[], &[loss]),
+        tensor(DType::F32, &[], &[objective]),
+        tensor(DType::U32, &[], &[stop]),
+    ];
+    inputs.extend(amax.map(|amax| tensor(DType::F32, &[1], &[amax])));
+    run(&RankWords, &inputs.iter().collect::<Vec<_>>())[0].to_f64()
+}
+
+/// Norm, loss, objective, amax and the wish to stop of all ranks.
+fn totals_of(op: &StepTotals, ranks: &[Vec<f64>]) -> Vec<f64> {
+    let all = tensor(DType::F64, &[ranks.len(), ranks[0].len()], &ranks.concat());
+    run(op, &[&all]).iter().map(|output| output.to_f64()[0]).collect()
+}
+
+/// The totals of ranks with a part of all gradients each.
+fn totals(ranks: &[Vec<f64>]) -> Vec<f64> {
+    let squares = Squares::Pieces(vec![PieceUnits { first: 0, units: 1 }]);
+    totals_of(&StepTotals { squares, micro_batches: 1 }, ranks)
+}
+
+#[test]
+fn all_ranks_have_the_norm_and_the_losses_of_the_step() {
+    let first = words([9.0, 0.5, 0.75], 0.0, Some(3.0));
+    let second = words([16.0, 0.25, 0.5], 4.0, Some(2.0));
+    assert_eq!(totals(&[first, second]), [5.0, 0.75, 1.25, 0.0, 1.0]);
+    assert_eq!(totals(&[words([4.0, 1.0, 1.0], 0.0, None)]), [2.0, 1.0, 1.0, 0.0, 0.0]);
+}
+
+#[test]
+fn a_number_of_one_rank_that_is_not_finite_shows_on_all() {
+    let good = || words([9.0, 0.5, 0.75], 0.0, Some(3.0));
+    for bad in [f64::NAN, f64::INFINITY] {
+        assert!(!totals(&[good(), words([bad, 0.5, 0.5], 0.0, None)])[0].is_finite(), "norm {bad}");
+        assert!(!totals(&[words([1.0, bad, 0.5], 0.0, None), good()])[1].is_finite(), "loss {bad}");
+        assert!(!totals(&[words([1.0, 0.5, bad], 0.0, None), good()])[2].is_finite(), "objective {bad}");
+        let amax = totals(&[good(), words([1.0, 0.5, 0.5], 0.0, Some(bad)), good()])[3];
+        assert_eq!(amax, f64::INFINITY, "amax {bad}");
+    }
+}
+
+#[test]
+fn the_norm_of_whole_gradients_is_not_added() {
+    let op = StepTotals { squares: Squares::Whole, micro_batches: 1 };
+    let rank = || words([9.0, 0.5, 0.75], 0.0, None);
+    assert_eq!(totals_of(&op, &[rank(), rank()])[..2], [3.0, 1.0]);
+}
+
+#[test]
+fn words_are_added_in_the_order_of_ranks() {
+    let of_losses = |losses: [f64; 3]| totals(&losses.map(|loss| words([0.0, loss, 0.0], 0.0, None)))[1];
+    assert_eq!(of_losses([1e30, -1e30, 1.0]), 1.0);
+    assert_eq!(of_losses([1.0, 1e30, -1e30]), 0.0);
+}
+
+#[test]
+fn micro_batches_are_added_in_the_order_in_which_one_process_runs_them() {
+    let losses = [1e30, -1e30, 3.0, 1e-9, 7.0, 1e25, -1e25, 2.0f64].map(|x| f64::from(x as f32));
+    let op = |micro_batches| StepTotals { squares: Squares::Whole, micro_batches };
+    let of_ranks = |ranks: usize| {
+        let of_rank = |rank: usize| {
+            let losses: Vec<f64> =
+                losses.iter().skip(rank).step_by(ranks).flat_map(|&x| [x, 2.0 * x]).collect();
+            let inputs = [
+                tensor(DType::F64, &[], &[4.0]),
+                tensor(DType::F32, &[losses.len() / 2, 2], &losses),
+                tensor(DType::U32, &[], &[0.0]),
+            ];
+            run(&RankWords, &inputs.each_ref())[0].to_f64()
+        };
+        totals_of(&op(losses.len() / ranks), &(0..ranks).map(of_rank).collect::<Vec<_>>())
+    };
+    let alone = of_ranks(1);
+    assert_eq!(alone[1], f64::from(losses.iter().sum::<f64>() as f32));
+    assert_eq!((of_ranks(2), of_ranks(4)), (alone.clone(), alone));
+}
+
+#[test]
+fn units_are_added_in_the_order_of_their_gradients() {
+    // Two gradients of 4 and of 3 units; the pieces of the second begin at rank 1.
+    let (first, second) = ([1e30, 1.0, -1e30, 4.0], [0.5, 1e-20, 3.0]);
+    let flags = [0.0, 0.0, 0.0, 0.0];
+    let ranks = [
+        [&first[..2], &[second[2], 0.0], &flags[..]].concat(),
+        [&first[2..], &second[..2], &flags[..]].concat(),
+    ];
+    let pieces = vec![PieceUnits { first: 0, units: 2 }, PieceUnits { first: 1, units: 2 }];
+    let op = StepTotals { squares: Squares::Pieces(pieces), micro_batches: 1 };
+    let expected = (first.iter().sum::<f64>() + second.iter().sum::<f64>()).sqrt() as f32;
+    assert_eq!(totals_of(&op, &ranks)[0], f64::from(expected));
+}

@@ -1,0 +1,34 @@
+//! Samples of [`SumRanks`].
+
+use super::SumRanks;
+use crate::samples::{GpuTolerance, Sample, SampleInput, Sampled};
+use xtrain_tensor::{DType, TensorType};
+
+impl Sampled for SumRanks {
+    fn tolerance(&self, _: &[TensorType]) -> GpuTolerance {
+        GpuTolerance::Exact
+    }
+
+    fn samples() -> Vec<Sample> {
+        vec![
+            Sample::plain(SumRanks, [SampleInput::activation([3, 5, 7])]),
+            Sample::plain(SumRanks, [SampleInput::activation([4, 33]).in_format(DType::BF16)]),
+            Sample::plain(SumRanks, [SampleInput::activation([1, 12])]),
+            Sample::plain(SumRanks, [SampleInput::activation([8])]),
+        ]
+    }
+
+    fn large() -> Sample {
+        Sample::plain(SumRanks, [SampleInput::activation([4, 300, 161])])
+    }
+
+    /// Pieces that start at 16 bytes for both types, for f32 alone, and for neither.
+    fn gpu_samples() -> Vec<Sample> {
+        let sample = |ranks: usize, elements| {
+            Sample::plain(SumRanks, [SampleInput::activation([ranks, elements]).computed()])
+        };
+        let sizes = [8, 4100, 4099, 1 << 16].map(|elements| sample(5, elements));
+        let ranks = [9, 16, 23, 41].map(|ranks| sample(ranks, 2050));
+        sizes.into_iter().chain(ranks).collect()
+    }
+}

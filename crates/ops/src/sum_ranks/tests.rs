@@ -1,0 +1,31 @@
+//! Tests of the order of the sum.
+
+use super::SumRanks;
+use crate::run_op::run;
+use xtrain_program::Op;
+use xtrain_tensor::{DType, HostTensor, TensorType};
+
+#[test]
+fn ranks_are_added_as_a_tree_and_in_f32() {
+    // In f32, 2^24 + 1 is 2^24, and 2^24 + 2 is a number of its own.
+    let large = 16_777_216.0;
+    let sum_of = |dtype, ranks: usize, x: &[f64]| {
+        let x = HostTensor::from_f64(TensorType::new(dtype, [ranks, x.len() / ranks]), x);
+        run(&SumRanks, &[&x]).remove(0)
+    };
+    for dtype in [DType::F32, DType::BF16] {
+        let sum = sum_of(dtype, 3, &[large, 1.0, 1.0, 1.0, 1.0, large]);
+        assert_eq!(sum.ty(), TensorType::new(DType::F32, [2]));
+        assert_eq!(sum.to_f64(), [large, large + 2.0], "{dtype}");
+        // (large + 1) + (1 + 1), and ((large + 1) + (1 + 1)) + (1 + 1).
+        assert_eq!(sum_of(dtype, 4, &[large, 1.0, 1.0, 1.0]).to_f64(), [large + 2.0], "{dtype}");
+        assert_eq!(sum_of(dtype, 6, &[large, 1.0, 1.0, 1.0, 1.0, 1.0]).to_f64(), [large + 4.0], "{dtype}");
+    }
+}
+
+#[test]
+fn other_tensors_are_refused() {
+    let refused = |ty: TensorType| SumRanks.infer(&[ty]).is_err();
+    assert!(refused(TensorType::new(DType::F32, [])) && refused(TensorType::new(DType::F32, [0, 3])));
+    assert!(refused(TensorType::new(DType::E4M3, [2, 3])));
+}

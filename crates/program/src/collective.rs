@@ -1,0 +1,54 @@
+//! Collectives: instances that move data between the ranks of a run.
+//!
+//! A collective computes nothing, so it has no kernel: engines run it by its kind, through a communicator. It
+//! runs on the communication lane. All ranks run one program, whose list order is thus the order of
+//! collectives on every rank; no program depends on the rank that runs it.
+
+/// A movement of data between the ranks of a [`Group`], from the only input of an op to its only output.
+///
+/// The tensor of all ranks is cut by rows into as many pieces as there are ranks. All pieces have the bytes
+/// of the tensor of one rank; the last pieces may end after the tensor of all ranks, and the rows there are
+/// padding. Piece `p` belongs to the rank `(first + p) % size`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Collective {
+    /// Gathers every rank's input, a piece, into an output of all ranks. Padding is dropped.
+    AllGather {
+        /// The rank of the first piece.
+        first: usize,
+    },
+    /// Sends each piece of the input to the rank to which it belongs. The output consists of the pieces that
+    /// the ranks sent to this rank, in the order of ranks, whatever `first` is. Padding is zeros.
+    AllToAll {
+        /// The rank of the first piece.
+        first: usize,
+    },
+}
+
+impl Collective {
+    /// Bytes of a piece, for an input and an output of these bytes.
+    pub const fn piece_bytes(self, group: Group, input_bytes: usize, output_bytes: usize) -> usize {
+        match self {
+            Collective::AllGather { .. } => input_bytes,
+            Collective::AllToAll { .. } => output_bytes / group.size(),
+        }
+    }
+}
+
+/// The ranks among which a collective moves data.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Group {
+    /// All ranks of the run.
+    World {
+        /// Their number.
+        size: usize,
+    },
+}
+
+impl Group {
+    /// The number of ranks.
+    pub const fn size(self) -> usize {
+        match self {
+            Group::World { size } => size,
+        }
+    }
+}

@@ -1,0 +1,66 @@
+//! The ranks of a run, and how they share its work.
+
+use crate::Group;
+use xtrain_tensor::DType;
+
+/// The ranks of a run, and how they share its work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Parallel {
+    /// The number of ranks.
+    pub world_size: usize,
+    /// This rank, from 0.
+    pub rank: usize,
+    /// The state that is cut among the ranks.
+    pub shard: Shard,
+    /// The order in which gradients are added.
+    pub reduce: Reduce,
+    /// The type in which ranks send gradients to each other: F32, or BF16. They are added in f32.
+    pub reduce_dtype: DType,
+}
+
+/// The state that is cut among the ranks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Shard {
+    /// None: every rank holds all state (DDP).
+    #[default]
+    None,
+    /// Masters and the optimizer's state (ZeRO-1; Rajbhandari et al., arXiv 1910.02054, section 5.1).
+    Optimizer,
+}
+
+/// The order in which the gradients of micro-batches are added.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Reduce {
+    /// Each rank accumulates the gradients of its micro-batches, and the sums of the ranks are added. Runs of
+    /// one number of ranks have equal bits.
+    #[default]
+    SameWorld,
+    /// The gradients of all micro-batches of a step are the leaves of one binary tree. Runs of any number of
+    /// ranks that is a power of two have equal bits.
+    AnyWorld {
+        /// Micro-batches of each rank in a step.
+        micro_steps: usize,
+    },
+}
+
+impl Parallel {
+    /// One process.
+    pub const ALONE: Parallel = Parallel {
+        world_size: 1,
+        rank: 0,
+        shard: Shard::None,
+        reduce: Reduce::SameWorld,
+        reduce_dtype: DType::F32,
+    };
+
+    /// All ranks.
+    pub const fn world(&self) -> Group {
+        Group::World { size: self.world_size }
+    }
+}
+
+impl Default for Parallel {
+    fn default() -> Self {
+        Parallel::ALONE
+    }
+}

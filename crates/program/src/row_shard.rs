@@ -1,0 +1,141 @@
+//! The cut of a parameter by rows among ranks.
+
+use crate::Group;
+use std::ops::Range;
+use xtrain_tensor::{Shape, TensorType};
+
+/// The cut of a parameter by rows among the ranks of a group.
+///
+/// A parameter is cut along its first dimension into as many pieces as there are ranks. All pieces have the
+/// same rows, so the last ones may end after the parameter, or lie after it: their rows there are padding.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RowShard {
+    /// The ranks.
+    pub group: Group,
+    /// The rank of the first piece. Piece i belongs to the rank `(first + i) % n` of n.
+    pub first: usize,
+    /// Rows of a piece, padding included.
+    pub piece_rows: usize,
+    /// Rows of the parameter.
+    pub rows: usize,
+}
+
+impl RowShard {
+    /// The rows of the parameter that `rank` holds; empty if its piece is all padding.
+    pub fn rows_of(&self, rank: usize) -> Range<usize> {
+        let n = self.group.size();
+        let begin = (rank + n - self.first) % n * self.piece_rows;
+        let end = begin + self.piece_rows;
+        begin.min(self.rows)..end.min(self.rows)
+    }
+
+    /// The type of a piece of a tensor.
+    pub fn piece(&self, whole: TensorType) -> TensorType {
+        with_rows(whole, self.piece_rows)
+    }
+
+    /// The type of the tensor of a piece.
+    pub fn whole(&self, piece: TensorType) -> TensorType {
+        with_rows(piece, self.rows)
+    }
+}
+
+/// `ty` with another number of rows.
+fn with_rows(ty: TensorType, rows: usize) -> TensorType {
+    TensorType { shape: Shape::new(&[&[rows], &ty.shape[1..]].concat()), ..ty }
+}
+
+/// A parameter to cut.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Rows {
+    /// Its rows: its first extent.
+    pub rows: usize,
+    /// Elements of a row.
+    pub row_elements: usize,
+    /// Rows that one piece holds together.
+    pub unit: usize,
+}
+
+impl Rows {
+    /// The number of units, of which the last may have fewer rows.
+    pub const fn units(&self) -> usize {
+        self.rows.div_ceil(self.unit)
+    }
+}
+
+/// The cuts of these parameters among the ranks of `group`.
+///
+/// Every piece has `ceil(units / n)` units. Parameters whose units the ranks cannot share equally start at
+/// different ranks: each, from the largest on, where the ranks of its pieces hold least so far.
+pub fn cut(parameters: &[Rows], group: Group) -> Vec<RowShard> {
+    let n = group.size();
+    let mut order: Vec<usize> = (0..parameters.len()).collect();
+    order.sort_by_key(|&p| std::cmp::Reverse(parameters[p].rows * parameters[p].row_elements));
+    let mut cuts = vec![RowShard { group, first: 0, piece_rows: 0, rows: 0 }; parameters.len()];
+    let mut elements_of = vec![0usize; n];
+    for p in order {
+        let Rows { rows, row_elements, unit } = parameters[p];
+        let piece_rows = parameters[p].units().div_ceil(n) * unit;
+        let starting_at = |first| RowShard { group, first, piece_rows, rows };
+        let held = |shard: &RowShard, rank| shard.rows_of(rank).len() * row_elements;
+        // With the least sum of products, the squares of the sums add up to the least.
+        let load = |first: &usize| -> u128 {
+            let shard = starting_at(*first);
+            (0..n).map(|rank| held(&shard, rank) as u128 * elements_of[rank] as u128).sum()
+        };
+        let is_even = rows == n * piece_rows;
+        let first = if is_even { 0 } else { (0..n).min_by_key(load).unwrap_or(0) };
+        cuts[p] = starting_at(first);
+        for (rank, elements) in elements_of.iter_mut().enumerate() {
+            *elements += held(&cuts[p], rank);
+        }
+    }
+    cuts
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn parameters() -> impl Strategy<Value = Vec<Rows>> {
+        let unit = prop_oneof![Just(1usize), Just(4), Just(128)];
+        let parameter = (1usize..1000, 1usize..50, unit).prop_map(|(rows, row_elements, unit)| Rows {
+            rows,
+            row_elements,
+            unit,
+        });
+        prop::collection::vec(parameter, 1..20)
+    }
+
+    proptest! {
+        #[test]
+        fn ranks_have_all_rows_once_in_whole_units(parameters in parameters(), n in 1usize..9) {
+            let cuts = cut(&parameters, Group::World { size: n });
+            for (cut, parameter) in cuts.iter().zip(&parameters) {
+                prop_assert!(cut.first < n && cut.piece_rows.is_multiple_of(parameter.unit));
+                prop_assert!(n * cut.piece_rows >= parameter.rows);
+                // No rank could do with a unit less.
+                prop_assert!(n * (cut.piece_rows - parameter.unit) < parameter.rows);
+                let mut end = 0;
+                for piece in 0..n {
+                    let rows = cut.rows_of((cut.first + piece) % n);
+                    prop_assert!(rows.start == end && rows.len() <= cut.piece_rows);
+                    prop_assert!(rows.start.is_multiple_of(parameter.unit) || rows.is_empty());
+                    end = rows.end;
+                }
+                prop_assert_eq!(end, parameter.rows);
+            }
+        }
+
+        #[test]
+        fn parameters_of_one_unit_are_spread_evenly(n in 2usize..9, each in 1usize..5) {
+            let one = Rows { rows: 100, row_elements: 3, unit: 128 };
+            let cuts = cut(&vec![one; n * each], Group::World { size: n });
+            for rank in 0..n {
+                let held = cuts.iter().filter(|cut| !cut.rows_of(rank).is_empty()).count();
+                prop_assert_eq!(held, each);
+            }
+        }
+    }
+}

@@ -1,0 +1,54 @@
+//! The pass that spreads a step over ranks. It inserts ops that the caller passes in; model code and recipes
+//! contain nothing about ranks.
+//!
+//! * Gradients ([`reduce`]): each rank receives its piece of the gradients of all ranks and adds them in a
+//!   fixed order.
+//! * State ([`pieces`]): with [`Shard::Optimizer`], a rank has its rows of masters, moments and reduced
+//!   gradients alone. What the forward and the backward read is gathered from all ranks after the update
+//!   ([`crate::refresh`]).
+//!
+//! With one process and sums of the same world the pass changes nothing.
+
+mod pieces;
+mod reduce;
+
+use crate::{Op, Parallel, PassOps, Program, RowShard, Shard, TraceError};
+use std::collections::HashMap;
+use std::sync::Arc;
+
+/// The name of the input `u32[]` with the number of the micro-step, which sums for any world read.
+pub const MICRO_STEP: &str = "micro_step";
+
+/// The ops that the pass inserts.
+pub trait ShardOps: PassOps {
+    /// The op that gathers the pieces of a parameter.
+    fn all_gather(&self, cut: RowShard) -> Arc<dyn Op>;
+    /// The op that sends each piece of a parameter to its rank.
+    fn all_to_all(&self, cut: RowShard) -> Arc<dyn Op>;
+    /// The op that adds the pieces of all ranks, in f32, as the leaves of a binary tree.
+    fn sum_ranks(&self) -> Arc<dyn Op>;
+    /// The op that adds the gradient of a micro-step to the partial sums of a binary tree. Its inputs are the
+    /// gradient, the number of the micro-step and the partial sums, which it updates in place.
+    fn pairwise_add(&self) -> Arc<dyn Op>;
+    /// The op that adds the gradient of the last micro-step and all partial sums. Its inputs are those of
+    /// [`ShardOps::pairwise_add`].
+    fn pairwise_total(&self) -> Arc<dyn Op>;
+}
+
+/// Spreads a program over the ranks of `parallel`, given the cut of each parameter by its name. `updates` is
+/// true for a step that ends with an update, which needs the gradients of all ranks.
+pub fn apply(
+    mut program: Program,
+    parallel: &Parallel,
+    cuts: &HashMap<String, RowShard>,
+    updates: bool,
+    ops: &dyn ShardOps,
+) -> Result<Program, TraceError> {
+    if parallel.shard == Shard::Optimizer && parallel.world_size > 1 {
+        pieces::cut_state(&mut program, cuts);
+    }
+    if updates {
+        program = reduce::reduce(program, parallel, cuts, ops)?;
+    }
+    Ok(program)
+}

@@ -1,0 +1,79 @@
+//! The interface of collectives on GPU memory, and that of a run of one process.
+
+use thiserror::Error;
+use xtrain_cuda::{Context, CudaError, DeviceSpan, Stream};
+use xtrain_distributed::CommError;
+use xtrain_program::{Collective, Group, Program};
+
+/// The collectives of a rank, on GPU memory.
+///
+/// An engine calls it where it would launch a kernel: with the stream of the communication lane, which has
+/// waited for the writers of the input, and whose later work is waited for by the readers of the output. The
+/// calls of a program come in its list order, on every rank. Tensors contain no padding
+/// ([`Collective`]): a short input is read as if zeros followed it, and a short output is not written past
+/// its end.
+pub(super) trait DeviceCommunicator: Send + Sync {
+    /// The number of ranks of the run.
+    fn world_size(&self) -> usize;
+
+    /// True if a call does nothing but enqueue work on the stream. Then a graph can contain the work. Parts
+    /// of a program whose collectives are not recordable always run op by op.
+    fn is_recordable(&self) -> bool;
+
+    /// Allocates what the collectives of `program` need in addition to their operands. No earlier work is in
+    /// progress.
+    fn reserve(&mut self, program: &Program, context: &Context) -> Result<(), CudaError>;
+
+    /// Enqueues a collective on `stream`. The call may wait for other ranks.
+    fn enqueue(
+        &self,
+        call: (Collective, Group),
+        input: DeviceSpan<'_>,
+        output: DeviceSpan<'_>,
+        stream: &Stream,
+    ) -> Result<(), DeviceCommError>;
+}
+
+/// The error of a collective on GPU memory.
+#[derive(Debug, Error)]
+pub(super) enum DeviceCommError {
+    /// A failure of the GPU.
+    #[error(transparent)]
+    Cuda(#[from] CudaError),
+    /// A failure of the communication.
+    #[error(transparent)]
+    Communicator(#[from] CommError),
+}
+
+/// The communicator of a run of one process: its collectives are copies.
+pub(super) struct Copies;
+
+impl DeviceCommunicator for Copies {
+    fn world_size(&self) -> usize {
+        1
+    }
+
+    fn is_recordable(&self) -> bool {
+        true
+    }
+
+    fn reserve(&mut self, _: &Program, _: &Context) -> Result<(), CudaError> {
+        Ok(())
+    }
+
+    fn enqueue(
+        &self,
+        _: (Collective, Group),
+        input: DeviceSpan<'_>,
+        output: DeviceSpan<'_>,
+        stream: &Stream,
+    ) -> Result<(), DeviceCommError> {
+        let bytes = input.bytes().min(output.bytes());
+        output.part(0..bytes).copy_from(input.part(0..bytes), stream)?;
+        let padding = output.part(bytes..output.bytes());
+        if padding.bytes() > 0 {
+            padding.fill(0, stream)?;
+        }
+        Ok(())
+    }
+}

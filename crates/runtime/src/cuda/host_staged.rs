@@ -1,0 +1,91 @@
+//! Collectives on GPU memory through host memory: correct with any [`Communicator`], and slow.
+
+use super::communicator::{DeviceCommError, DeviceCommunicator};
+use crate::collective::{padded_bytes, run_padded};
+use std::sync::{Arc, Mutex, PoisonError};
+use xtrain_cuda::{Context, CudaError, DeviceSpan, PinnedMemory, Stream, exclude_capture};
+use xtrain_distributed::Communicator;
+use xtrain_program::{Collective, Group, Program};
+
+/// A communicator that copies an input to the host, waits there for the other ranks, and copies the output
+/// back. Since the host takes part, its collectives are not recorded in graphs.
+pub(super) struct HostStaged {
+    communicator: Arc<dyn Communicator>,
+    buffers: Mutex<Option<Buffers>>,
+}
+
+/// Pinned memory for the largest input and the largest output, with their padding.
+struct Buffers {
+    input: PinnedMemory,
+    output: PinnedMemory,
+}
+
+impl HostStaged {
+    pub(super) fn new(communicator: Arc<dyn Communicator>) -> Self {
+        HostStaged { communicator, buffers: Mutex::new(None) }
+    }
+}
+
+/// Bytes of the input and the output of a collective with their padding, given those without.
+fn padded_operands((collective, group): (Collective, Group), input: usize, output: usize) -> [usize; 2] {
+    let padded = padded_bytes(collective, group, input, output);
+    match collective {
+        Collective::AllGather { .. } => [input, padded],
+        Collective::AllToAll { .. } => [padded, padded],
+    }
+}
+
+impl DeviceCommunicator for HostStaged {
+    fn world_size(&self) -> usize {
+        self.communicator.world_size()
+    }
+
+    fn is_recordable(&self) -> bool {
+        false
+    }
+
+    fn reserve(&mut self, program: &Program, context: &Context) -> Result<(), CudaError> {
+        let buffers = self.buffers.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let held = buffers.as_ref().map_or([0, 0], |held| [held.input.len(), held.output.len()]);
+        let operands = program.instances.iter().filter_map(|instance| {
+            let call = instance.code.op().collective()?;
+            let bytes = |id| program.ty(id).bytes();
+            Some(padded_operands(call, bytes(instance.inputs[0]), bytes(instance.outputs[0].value)))
+        });
+        let needed = operands.fold(held, |most, next| [most[0].max(next[0]), most[1].max(next[1])]);
+        if needed != held {
+            let [input, output] = needed;
+            // Frees the old ones first, so that both never exist together.
+            *buffers = None;
+            let input = PinnedMemory::new(context, input)?;
+            *buffers = Some(Buffers { input, output: PinnedMemory::new(context, output)? });
+        }
+        Ok(())
+    }
+
+    fn enqueue(
+        &self,
+        call: (Collective, Group),
+        input: DeviceSpan<'_>,
+        output: DeviceSpan<'_>,
+        stream: &Stream,
+    ) -> Result<(), DeviceCommError> {
+        let mut buffers = self.buffers.lock().unwrap_or_else(PoisonError::into_inner);
+        let Buffers { input: sent, output: received } =
+            buffers.as_mut().expect("they were reserved when the program was loaded");
+        let [sent_bytes, received_bytes] = padded_operands(call, input.bytes(), output.bytes());
+        {
+            let _no_capture = exclude_capture();
+            input.read_into(sent, 0, stream)?;
+            // The copy of the previous output from its buffer, which was enqueued before, has also ended
+            // then.
+            stream.synchronize()?;
+        }
+        sent[input.bytes()..sent_bytes].fill(0);
+        // Without the capture lock: another rank may be a thread of this process that waits for it.
+        run_padded(&*self.communicator, call.0, &sent[..sent_bytes], &mut received[..received_bytes])?;
+        let _no_capture = exclude_capture();
+        output.write(&received[..output.bytes()], stream)?;
+        Ok(())
+    }
+}

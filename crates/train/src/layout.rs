@@ -1,0 +1,266 @@
+//! The layout of a model over the ranks of a run: which rows of each parameter a rank has. All programs of a
+//! run use one layout, whatever they compute in.
+
+use crate::error::ProgramError;
+use crate::linear_gemms::is_scaled_by_blocks;
+use crate::training_spec::TrainingSpec;
+use std::collections::HashMap;
+use std::ops::Range;
+use xtrain_model::{Architecture, Numerics};
+use xtrain_program::{Parallel, Reduce, RowShard, Rows, Shard, StateKind, cut};
+use xtrain_tensor::{DType, Shape, TILE, TensorType};
+
+/// Units of a parameter of which sums for any world consist, at most.
+const ANY_WORLD_UNITS: usize = 256;
+
+/// The ranks of a run and the cut of each parameter.
+#[derive(Clone, Debug)]
+pub struct Layout {
+    parallel: Parallel,
+    /// By name; empty if a single process sums as one.
+    cuts: HashMap<String, RowShard>,
+    /// Rows of a unit of each parameter, by name.
+    units: HashMap<String, usize>,
+}
+
+/// The rows of a parameter, or of the optimizer's state for it, that a rank has.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HeldRows {
+    /// Rows of the parameter.
+    pub of: usize,
+    /// The rows that this rank has.
+    pub rows: Range<usize>,
+}
+
+/// The bytes of masters and of the optimizer's state by rank.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Evenness {
+    /// Elements of parameters of the rank with the most.
+    pub fullest: usize,
+    /// Elements of parameters of the rank with the fewest.
+    pub emptiest: usize,
+}
+
+impl Layout {
+    /// The layout of one process.
+    pub fn alone() -> Layout {
+        Layout { parallel: Parallel::ALONE, cuts: HashMap::new(), units: HashMap::new() }
+    }
+
+    /// The layout of a step's model.
+    pub fn of(spec: &TrainingSpec) -> Result<Layout, ProgramError> {
+        Layout::new(&spec.model, &spec.numerics(), spec.parallel)
+    }
+
+    /// The layout of a model that trains in these formats.
+    ///
+    /// # Errors
+    /// More ranks than the largest parameter has units, or sums for any world that depend on it.
+    pub fn new(
+        model: &Architecture,
+        numerics: &Numerics,
+        parallel: Parallel,
+    ) -> Result<Layout, ProgramError> {
+        check(&parallel)?;
+        if parallel == Parallel::ALONE {
+            return Ok(Layout::alone());
+        }
+        let by_blocks = is_scaled_by_blocks(model, numerics);
+        let parameters = model.parameters();
+        let rows = parameters.iter().map(|p| {
+            let unit = if by_blocks.contains(&p.name) { TILE } else { 1 };
+            let rows = p.shape[0];
+            let unit = match parallel.reduce {
+                Reduce::SameWorld => unit,
+                Reduce::AnyWorld { .. } => rows.div_ceil(ANY_WORLD_UNITS).next_multiple_of(unit),
+            };
+            Rows { rows, row_elements: p.shape[1..].iter().product(), unit }
+        });
+        let rows: Vec<Rows> = rows.collect();
+        let most = rows.iter().zip(&parameters).max_by_key(|(rows, _)| rows.units());
+        if let Some((rows, largest)) = most.filter(|(rows, _)| rows.units() < parallel.world_size) {
+            return Err(ProgramError::Refused(format!(
+                "{} ranks cannot share this model: its parameters are cut by rows, and the longest, {}, consists of {} units of {} \
+                 rows; use at most {} ranks, or a larger model",
+                parallel.world_size,
+                largest.name,
+                rows.units(),
+                rows.unit,
+                rows.units()
+            )));
+        }
+        let names = || parameters.iter().map(|p| p.name.clone());
+        let units = names().zip(rows.iter().map(|rows| rows.unit)).collect();
+        Ok(Layout { parallel, cuts: names().zip(cut(&rows, parallel.world())).collect(), units })
+    }
+
+    /// The ranks.
+    pub fn parallel(&self) -> &Parallel {
+        &self.parallel
+    }
+
+    /// The cut of each parameter, by name.
+    pub(crate) fn cuts(&self) -> &HashMap<String, RowShard> {
+        &self.cuts
+    }
+
+    /// Rows of a unit of a parameter.
+    pub(crate) fn unit_rows(&self, parameter: &str) -> usize {
+        self.units.get(parameter).copied().unwrap_or(1)
+    }
+
+    /// True if a rank has its rows of masters and of the optimizer's state alone.
+    pub fn cuts_state(&self) -> bool {
+        self.parallel.shard == Shard::Optimizer && self.parallel.world_size > 1
+    }
+
+    /// The cut of a state value, if this rank has rows of it alone.
+    pub(crate) fn cut_of(&self, kind: StateKind, name: &str) -> Option<RowShard> {
+        let is_of_parameter = matches!(kind, StateKind::Master | StateKind::Moment1 | StateKind::Moment2);
+        self.cuts.get(name).copied().filter(|_| is_of_parameter && self.cuts_state())
+    }
+
+    /// The rows of a state value that this rank has, if it has a part of it alone.
+    pub fn held(&self, kind: StateKind, name: &str) -> Option<HeldRows> {
+        let cut = self.cut_of(kind, name)?;
+        Some(HeldRows { of: cut.rows, rows: cut.rows_of(self.parallel.rank) })
+    }
+
+    /// The type of the rows of a state value that this rank has, given the type with their padding.
+    pub(crate) fn held_type(&self, kind: StateKind, name: &str, ty: TensorType) -> TensorType {
+        let rows = |held: HeldRows| Shape::new(&[&[held.rows.len()], &ty.shape[1..]].concat());
+        self.held(kind, name).map_or(ty, |held| TensorType { shape: rows(held), ..ty })
+    }
+
+    /// How evenly the ranks share the parameters of `model`, if they share them.
+    pub fn evenness(&self, model: &Architecture) -> Option<Evenness> {
+        let of_rank = |rank: usize| -> usize {
+            let parameters = model.parameters();
+            let elements = parameters.iter().map(|p| {
+                let row: usize = p.shape[1..].iter().product();
+                self.cuts[&p.name].rows_of(rank).len() * row
+            });
+            elements.sum()
+        };
+        let held: Vec<usize> =
+            (0..self.parallel.world_size).filter(|_| self.cuts_state()).map(of_rank).collect();
+        Some(Evenness { fullest: *held.iter().max()?, emptiest: *held.iter().min()? })
+    }
+}
+
+/// Refuses settings that contradict each other.
+fn check(parallel: &Parallel) -> Result<(), ProgramError> {
+    if parallel.reduce == Reduce::SameWorld {
+        return Ok(());
+    }
+    if !parallel.world_size.is_power_of_two() {
+        return Err(ProgramError::Refused(format!(
+            "parallel.reduce = \"any-world\" adds gradients as a binary tree over ranks, whose number must be a power of two, not {}; use \
+             another number of ranks, or leave the key out",
+            parallel.world_size
+        )));
+    }
+    if parallel.reduce_dtype != DType::F32 {
+        return Err(ProgramError::Refused(
+            "parallel.reduce = \"any-world\" needs parallel.reduce_dtype = \"fp32\": one process sends no gradients and rounds \
+             none; leave one of the two keys out"
+                .into(),
+        ));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use xtrain_model::{Description, Family, Recipe, RopeScaling};
+
+    fn model() -> Architecture {
+        let description = Description {
+            family: Family::QWEN3,
+            dim: 128,
+            layers: 2,
+            heads: 4,
+            kv_heads: 2,
+            head_dim: 32,
+            ffn_dim: 384,
+            vocab_size: 1000,
+            max_position_embeddings: 64,
+            attention_scale: None,
+            rope_theta: 1e4,
+            rope_scaling: RopeScaling::None,
+            norm_eps: 1e-6,
+            tie_embeddings: true,
+            qkv_bias: true,
+            qk_norm: true,
+        };
+        description.architecture().expect("a model")
+    }
+
+    fn of(world_size: usize, recipe: Recipe, reduce: Reduce) -> Result<Layout, ProgramError> {
+        let parallel = Parallel { world_size, shard: Shard::Optimizer, reduce, ..Parallel::ALONE };
+        Layout::new(&model(), &recipe.into(), parallel)
+    }
+
+    const ANY: Reduce = Reduce::AnyWorld { micro_steps: 4 };
+
+    #[test]
+    fn weights_that_are_scaled_by_blocks_are_cut_by_blocks() {
+        let units = |recipe| of(4, recipe, Reduce::SameWorld).expect("a layout").units;
+        let block = units(Recipe::Fp8Block);
+        assert_eq!(block["blocks.1.mlp.gate_up_proj.weight"], TILE);
+        assert_eq!([block["embed.weight"], block["norm.weight"]], [1, 1]);
+        assert!(units(Recipe::Fp8Row).values().all(|&unit| unit == 1));
+    }
+
+    #[test]
+    fn sums_for_any_world_have_the_same_few_units_in_every_world() {
+        let of_world = |n, recipe| of(n, recipe, ANY).expect("a layout");
+        for recipe in [Recipe::Fp32, Recipe::Fp8Block] {
+            let units = of_world(1, recipe).units;
+            for p in model().parameters() {
+                assert!(p.shape[0].div_ceil(units[&p.name]) <= ANY_WORLD_UNITS, "{}", p.name);
+            }
+            for n in [2, 8] {
+                let layout = of_world(n, recipe);
+                assert_eq!(layout.units, units);
+                assert!(layout.cuts.iter().all(|(name, cut)| cut.piece_rows.is_multiple_of(units[name])));
+            }
+        }
+    }
+
+    #[test]
+    fn worlds_that_do_not_fit_are_refused_with_those_that_would() {
+        let message = |layout: Result<Layout, ProgramError>| layout.err().map(|e| e.to_string());
+        assert_eq!(of(1000, Recipe::Fp32, Reduce::SameWorld).map(|_| ()).ok(), Some(()));
+        let refused = message(of(1001, Recipe::Fp32, Reduce::SameWorld)).expect("too many ranks");
+        assert!(refused.contains("embed.weight, consists of 1000 units of 1 rows"), "{refused}");
+        let refused = message(of(3, Recipe::Fp32, ANY)).expect("three ranks");
+        assert!(refused.contains("a power of two, not 3"), "{refused}");
+        let parallel = Parallel { reduce: ANY, reduce_dtype: DType::BF16, ..Parallel::ALONE };
+        let refused =
+            message(Layout::new(&model(), &Recipe::Fp32.into(), parallel)).expect("bf16 on the wire");
+        assert!(refused.contains("reduce_dtype"), "{refused}");
+    }
+
+    #[test]
+    fn every_row_is_held_by_one_rank_and_ranks_share_evenly() {
+        let layouts: Vec<Layout> = (0..3)
+            .map(|rank| {
+                let parallel = Parallel { world_size: 3, rank, shard: Shard::Optimizer, ..Parallel::ALONE };
+                Layout::new(&model(), &Recipe::Fp8Block.into(), parallel).expect("a layout")
+            })
+            .collect();
+        for p in model().parameters() {
+            let mut rows: Vec<usize> = layouts
+                .iter()
+                .flat_map(|layout| layout.held(StateKind::Moment1, &p.name).expect("rows").rows)
+                .collect();
+            rows.sort_unstable();
+            assert_eq!(rows, (0..p.shape[0]).collect::<Vec<_>>(), "{}", p.name);
+        }
+        assert_eq!(layouts[0].held(StateKind::Counter, "applied"), None);
+        let Evenness { fullest, emptiest } = layouts[0].evenness(&model()).expect("several ranks");
+        assert!(emptiest as f64 > 0.75 * fullest as f64, "{emptiest} and {fullest} elements");
+    }
+}

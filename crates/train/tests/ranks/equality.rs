@@ -1,0 +1,163 @@
+//! Equal bits on all ranks and in all worlds, and results near those of one process.
+
+use crate::common::relative;
+use crate::world::{RankRun, World, whole, whole_gradients};
+use std::collections::BTreeMap;
+use xtrain_model::Recipe;
+use xtrain_program::{Shard, StateKind};
+use xtrain_tensor::{DType, Philox};
+use xtrain_train::learner::Learner;
+
+/// Cases of a sample.
+const SAMPLE: usize = 10;
+
+/// All cases with XTRAIN_TEST_ALL=1, else a sample by a seed that a failure prints.
+fn drawn<T>(mut all: Vec<T>) -> Vec<T> {
+    if std::env::var("XTRAIN_TEST_ALL").is_ok_and(|value| value == "1") {
+        return all;
+    }
+    let seed = match std::env::var("XTRAIN_TEST_SEED") {
+        Ok(seed) => seed.parse().expect("XTRAIN_TEST_SEED is a number"),
+        Err(_) => std::time::UNIX_EPOCH.elapsed().map_or(0, |time| time.as_nanos() as u64),
+    };
+    println!("a sample of {SAMPLE} of {} cases with XTRAIN_TEST_SEED={seed}", all.len());
+    let rng = Philox::new(seed, 0, 0);
+    let mut n = 0;
+    while all.len() > SAMPLE {
+        n += 1;
+        all.remove(rng.word(n) as usize % all.len());
+    }
+    all
+}
+
+/// The worlds of these numbers of ranks: every recipe, tied or not, with accumulation or not, cut or not.
+fn worlds(ranks: &[usize], any_world: bool) -> Vec<World> {
+    let mut all = Vec::new();
+    for recipe in Recipe::ALL {
+        for case in 0..8 * ranks.len() {
+            let (tied, micro_steps) = (case & 1 == 1, if case & 2 == 0 { 1 } else { 4 });
+            let shard = if case & 4 == 0 { Shard::None } else { Shard::Optimizer };
+            let ranks = ranks[case / 8];
+            all.push(World { ranks, shard, any_world, ..World::alone(recipe, tied, micro_steps) });
+        }
+    }
+    all
+}
+
+/// Fails if ranks differ in what they share, hold other memory than planned, or send other bytes.
+fn assert_alike(world: &World, ranks: &[RankRun]) {
+    for (n, rank) in ranks.iter().enumerate() {
+        assert_eq!(rank.results, ranks[0].results, "{world:?}: rank {n} reports other numbers");
+        for (key, bytes) in &rank.shared {
+            assert!(bytes == &ranks[0].shared[key], "{world:?}: rank {n} has other bits in {key:?}");
+        }
+        assert_eq!(rank.memory[0], rank.memory[1], "{world:?}: memory of rank {n}, and its plan");
+        assert_eq!(rank.sent[0], rank.sent[1], "{world:?}: bytes that rank {n} sends, and its program");
+        assert!(rank.results.iter().all(|step| !step.skipped), "{world:?}");
+    }
+}
+
+#[test]
+fn ranks_have_equal_bits_and_are_near_one_process() {
+    for world in drawn(worlds(&[2, 3, 4], false)) {
+        let ranks = world.run();
+        assert_alike(&world, &ranks);
+        if world.recipe == Recipe::Fp32 {
+            assert_near_one_process(&world, &ranks);
+        }
+    }
+}
+
+#[test]
+fn gradients_of_the_first_step_and_five_steps_are_near_one_process() {
+    for (ranks, shard) in [(3, Shard::None), (3, Shard::Optimizer), (4, Shard::Optimizer)] {
+        let world = World { ranks, shard, ..World::alone(Recipe::Fp32, ranks == 4, 2) };
+        assert_near_one_process(&world, &world.run());
+    }
+}
+
+fn assert_near_one_process(world: &World, ranks: &[RankRun]) {
+    let alone = World::alone(world.recipe, world.tied, world.ranks * world.micro_steps).run();
+    let expected = whole_gradients(&alone);
+    for (name, gradient) in whole_gradients(ranks) {
+        let error = relative(&gradient, &expected[&name]);
+        assert!(error < 1e-6, "{world:?}: {name} differs by {error:e}");
+    }
+    for (step, (found, expected)) in ranks[0].results.iter().zip(&alone[0].results).enumerate() {
+        let is_near = |x: f64, expected: f64| (x / expected - 1.0).abs() < 1e-5;
+        assert!(
+            is_near(found.loss, expected.loss) && is_near(found.grad_norm, expected.grad_norm),
+            "{world:?}: step {step} has {found:?} instead of {expected:?}"
+        );
+    }
+}
+
+#[test]
+fn sums_for_any_world_have_the_bits_of_one_process() {
+    let mut alone: BTreeMap<String, Vec<RankRun>> = BTreeMap::new();
+    for world in drawn(worlds(&[2, 4], true)) {
+        let one =
+            World { ranks: 1, micro_steps: world.ranks * world.micro_steps, shard: Shard::None, ..world };
+        let one = alone.entry(format!("{one:?}")).or_insert_with(|| one.run());
+        let ranks = world.run();
+        assert_alike(&world, &ranks);
+        assert_eq!(ranks[0].results, one[0].results, "{world:?}");
+        let (found, expected) = (whole(&ranks), whole(one));
+        assert_eq!(found.len(), expected.len());
+        for (key, bytes) in found {
+            assert!(bytes == expected[&key], "{world:?}: {key:?} has other bits than in one process");
+        }
+    }
+}
+
+#[test]
+fn gradients_that_are_sent_in_bf16_are_near_and_equal_on_all_ranks() {
+    let exact = World { ranks: 3, shard: Shard::Optimizer, ..World::alone(Recipe::Fp32, false, 2) };
+    let world = World { reduce_dtype: DType::BF16, ..exact };
+    let (ranks, exact) = (world.run(), exact.run());
+    assert_alike(&world, &ranks);
+    assert!(ranks[0].sent[0] < exact[0].sent[0]);
+    let expected = whole_gradients(&exact);
+    for (name, gradient) in whole_gradients(&ranks) {
+        let error = relative(&gradient, &expected[&name]);
+        assert!(error > 1e-6 && error < 4e-3, "{name} differs by {error:e}");
+    }
+}
+
+#[test]
+fn runs_repeat_to_the_bit() {
+    let world = World { ranks: 3, shard: Shard::Optimizer, ..World::alone(Recipe::Bf16, true, 2) };
+    let (first, second) = (world.run(), world.run());
+    assert_eq!(first[0].results, second[0].results);
+    assert!(whole(&first) == whole(&second));
+}
+
+#[test]
+fn a_step_that_is_not_finite_on_one_rank_is_skipped_on_all() {
+    let damage = |rank: usize, learner: &mut Learner| {
+        if rank == 1 {
+            // A copy that rank 1 reads, of a weight whose other copies are good.
+            let kind = [StateKind::Gathered, StateKind::Compute, StateKind::Master];
+            let entries = learner.weights().engine().state_entries();
+            let of = |kind| entries.iter().find(|entry| entry.kind == kind && entry.name == "embed.weight");
+            let entry = kind.into_iter().find_map(of).expect("a copy that the forward reads");
+            // Bytes of NaNs.
+            let engine = learner.weights().engine();
+            engine.write_state(entry.kind, &entry.name, &vec![0xFF; entry.ty.bytes()]).expect("a copy");
+        }
+    };
+    for recipe in [Recipe::Fp32, Recipe::Bf16, Recipe::Fp8Delayed, Recipe::Fp8Block] {
+        for (shard, any_world, ranks) in
+            [(Shard::None, false, 3), (Shard::Optimizer, false, 3), (Shard::Optimizer, true, 2)]
+        {
+            let world = World { ranks, shard, any_world, ..World::alone(recipe, false, 2) };
+            for (n, rank) in world.run_with(&damage).iter().enumerate() {
+                assert!(rank.results[0].skipped, "{world:?}: rank {n} updates");
+                // The gathers after the first update replace the damaged copy, if masters are cut.
+                let good = rank.results.iter().filter(|step| !step.skipped).count();
+                assert_eq!(rank.applied as usize, good, "{world:?}: rank {n}");
+                assert_eq!(good > 0, shard == Shard::Optimizer || recipe != Recipe::Fp32, "{world:?}");
+            }
+        }
+    }
+}

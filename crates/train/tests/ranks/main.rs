@@ -1,0 +1,8 @@
+//! Training steps of several ranks: threads that each run the program of the step on their micro-batches,
+//! with the lanes of each rank in another random order.
+
+#[path = "../common/mod.rs"]
+mod common;
+mod equality;
+mod programs;
+mod world;

@@ -1,0 +1,118 @@
+//! The programs of ranks, checked without running them.
+
+use crate::world::World;
+use xtrain_model::Recipe;
+use xtrain_program::order::Order;
+use xtrain_program::{Lane, Program, Role, Shard, StateKind, Storage, ValueId};
+use xtrain_train::programs;
+use xtrain_train::training_spec::TrainingSpec;
+
+fn training(world: &World, rank: usize) -> Program {
+    programs::training(&world.spec(rank)).expect("a program")
+}
+
+#[test]
+fn what_is_gathered_is_read_before_it_is_gathered_again() {
+    for recipe in [Recipe::Fp8Current, Recipe::Fp8Delayed, Recipe::Fp8Row, Recipe::Fp8Block] {
+        let world = World { ranks: 3, shard: Shard::Optimizer, ..World::alone(recipe, false, 2) };
+        let training = training(&world, 0);
+        for program in [programs::refresh(&training).expect("a program"), training] {
+            let order = Order::new(&program);
+            let gathers: Vec<usize> = (0..program.instances.len())
+                .filter(|&i| program.instances[i].origin.role == Role::Gather)
+                .collect();
+            assert!(!gathers.is_empty());
+            for &gather in &gathers {
+                let slot = program.instances[gather].outputs[0].value;
+                let next = gathers.iter().copied().find(|&g| g > gather && writes(&program, g, slot));
+                let end = next.unwrap_or(program.instances.len());
+                for reader in (gather + 1..end).filter(|&i| program.instances[i].inputs.contains(&slot)) {
+                    assert!(order.before(gather, reader), "{recipe:?}");
+                    assert!(next.is_none_or(|next| order.before(reader, next)), "{recipe:?}");
+                }
+            }
+            // Two masters of each type at most exist in whole.
+            let is_slot = |v: &ValueId| matches!(program.value(*v).storage, Storage::Transient);
+            let mut slots: Vec<ValueId> =
+                gathers.iter().map(|&g| program.instances[g].outputs[0].value).filter(is_slot).collect();
+            assert!(slots.len() > 4);
+            slots.sort();
+            slots.dedup();
+            let mut types: Vec<String> = slots.iter().map(|&v| program.ty(v).to_string()).collect();
+            types.sort();
+            types.dedup();
+            assert_eq!(slots.len(), 2 * types.len(), "{recipe:?}");
+        }
+    }
+}
+
+fn writes(program: &Program, instance: usize, value: ValueId) -> bool {
+    program.instances[instance].outputs.iter().any(|o| o.value == value)
+}
+
+#[test]
+fn no_kernel_of_the_compute_lane_waits_for_a_sum_of_gradients() {
+    for (shard, any_world) in [(Shard::None, false), (Shard::Optimizer, false), (Shard::Optimizer, true)] {
+        let world = World { ranks: 2, shard, any_world, ..World::alone(Recipe::Bf16, true, 4) };
+        let program = training(&world, 0);
+        let order = Order::new(&program);
+        let is_of_update = |i: usize| program.instances[i].origin.stage == xtrain_program::Stage::Update;
+        for (i, instance) in program.instances.iter().enumerate() {
+            let is_reduction = instance.origin.role == Role::Reduce && &*instance.origin.site != "losses";
+            assert!(!is_reduction || instance.lane == Lane::Communication, "{}", instance.code.op().name());
+            if instance.lane == Lane::Compute && !is_of_update(i) {
+                let waits = order.waits(i);
+                assert!(waits.is_empty(), "{} at {} waits", instance.code.op().name(), instance.origin);
+            }
+        }
+    }
+}
+
+#[test]
+fn ranks_run_one_program_but_for_the_places_of_their_rows() {
+    let world = World { ranks: 3, shard: Shard::Optimizer, ..World::alone(Recipe::Bf16, true, 2) };
+    let [first, last] = [0, 2].map(|rank| training(&world, rank));
+    let shape = |program: &Program| -> Vec<(&'static str, Vec<String>)> {
+        let types = |i| program.input_types(i).iter().map(ToString::to_string).collect();
+        program.instances.iter().map(|i| (i.code.op().name(), types(i))).collect()
+    };
+    assert_eq!(shape(&first), shape(&last));
+    // Attributes differ in the optimizer alone: the first elements of its rows.
+    let lines = |program: &Program| program.to_string().lines().map(String::from).collect::<Vec<_>>();
+    let (first, last) = (lines(&first), lines(&last));
+    let differing: Vec<&String> = first.iter().zip(&last).filter(|(a, b)| a != b).map(|(a, _)| a).collect();
+    assert!(matches!(&differing[..], [line] if line.contains("AdamW")), "{differing:?}");
+}
+
+#[test]
+fn a_rank_has_its_rows_of_masters_and_moments_alone() {
+    let world = World { ranks: 4, shard: Shard::Optimizer, ..World::alone(Recipe::Bf16, false, 1) };
+    let alone = training(&World::alone(Recipe::Bf16, false, 4), 0);
+    let of_rank = training(&world, 1);
+    let bytes = |program: &Program, kind: StateKind| -> usize {
+        let is_kind =
+            |v: &&xtrain_program::Value| matches!(v.storage, Storage::State { kind: k, .. } if k == kind);
+        program.values.iter().filter(is_kind).map(|v| v.ty.bytes()).sum()
+    };
+    for kind in [StateKind::Master, StateKind::Moment1, StateKind::Moment2] {
+        let (held, whole) = (bytes(&of_rank, kind), bytes(&alone, kind));
+        // Padding is at most a row of each parameter.
+        assert!(held < whole / 4 + whole / 20, "{kind:?}: {held} of {whole}");
+    }
+    assert_eq!(bytes(&of_rank, StateKind::Compute), bytes(&alone, StateKind::Compute));
+    assert_eq!(of_rank.parameter_count(), alone.parameter_count());
+}
+
+#[test]
+fn with_one_process_nothing_of_ranks_is_in_the_program() {
+    for recipe in Recipe::ALL {
+        let world = World { shard: Shard::Optimizer, ..World::alone(recipe, true, 2) };
+        let program = training(&world, 0);
+        let alone =
+            programs::training(&TrainingSpec { parallel: xtrain_program::Parallel::ALONE, ..world.spec(0) });
+        assert_eq!(program.to_string(), alone.expect("a program").to_string());
+        assert!(program.instances.iter().all(|i| i.lane == Lane::Compute));
+        let is_of_ranks = |i: &xtrain_program::Instance| matches!(i.origin.role, Role::Gather | Role::Reduce);
+        assert!(!program.instances.iter().any(is_of_ranks));
+    }
+}

@@ -1,0 +1,294 @@
+//! Runs of a few steps on several ranks, and what they leave.
+
+use crate::common::{built, random_batch, spec, wide};
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread;
+use xtrain_data::Batch as TokenBatch;
+use xtrain_distributed::{CommError, Communicator, ThreadCommunicator};
+use xtrain_model::decoder::Batch;
+use xtrain_model::{Architecture, Description, Recipe};
+use xtrain_ops::registry::cpu_kernels;
+use xtrain_program::{Parallel, Reduce, Shard, StateKind};
+use xtrain_runtime::{Checks, CpuEngine};
+use xtrain_tensor::DType;
+use xtrain_train::engine::Target;
+use xtrain_train::layout::HeldRows;
+use xtrain_train::learner::{Learner, Step, StepResult};
+use xtrain_train::training_spec::TrainingSpec;
+use xtrain_train::{programs, training_spec};
+
+/// Steps of a run.
+pub(crate) const STEPS: usize = 5;
+
+const BATCH: Batch = Batch { sequences: 2, seq_len: 16 };
+
+/// A model of sizes that FP8 takes. Weights of the feed-forward consist of several blocks of 128 rows.
+fn model(tied: bool) -> Architecture {
+    let description = Description {
+        dim: 48,
+        layers: 2,
+        heads: 2,
+        kv_heads: 1,
+        head_dim: 16,
+        ffn_dim: 208,
+        tie_embeddings: tied,
+        qkv_bias: true,
+        ..wide()
+    };
+    built(description)
+}
+
+/// A run of several ranks.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct World {
+    pub(crate) recipe: Recipe,
+    pub(crate) tied: bool,
+    pub(crate) ranks: usize,
+    /// Micro-batches of a rank in a step.
+    pub(crate) micro_steps: usize,
+    pub(crate) shard: Shard,
+    pub(crate) any_world: bool,
+    pub(crate) reduce_dtype: DType,
+}
+
+/// A tensor of the state by kind and name.
+pub(crate) type State = BTreeMap<(StateKind, String), Vec<u8>>;
+
+/// The run as a rank sees it.
+#[derive(Clone, Debug)]
+pub(crate) struct RankRun {
+    pub(crate) results: Vec<StepResult>,
+    /// Updates that were applied.
+    pub(crate) applied: u32,
+    /// The sums of gradients of the first step: all rows, or those of this rank.
+    pub(crate) first_gradients: BTreeMap<String, Vec<f32>>,
+    /// State that all ranks have in the same bits at the end.
+    pub(crate) shared: State,
+    /// State of checkpoints at the end: all rows, or those of this rank.
+    pub(crate) saved: State,
+    /// Bytes of a row, and the rows of this rank, of each state value of which it has a part.
+    pub(crate) rows: BTreeMap<(StateKind, String), HeldRows>,
+    /// Bytes that the engine holds before the first step, and that the plan predicts.
+    pub(crate) memory: [usize; 2],
+    /// Bytes that were sent in all steps, and that the program predicts.
+    pub(crate) sent: [usize; 2],
+}
+
+/// A change of the state of a rank before the first step.
+pub(crate) type Damage<'a> = &'a (dyn Fn(usize, &mut Learner) + Sync);
+
+impl World {
+    /// The default of one process.
+    pub(crate) fn alone(recipe: Recipe, tied: bool, micro_steps: usize) -> World {
+        World {
+            recipe,
+            tied,
+            ranks: 1,
+            micro_steps,
+            shard: Shard::None,
+            any_world: false,
+            reduce_dtype: DType::F32,
+        }
+    }
+
+    /// The specification of the step on a rank.
+    pub(crate) fn spec(&self, rank: usize) -> TrainingSpec {
+        let reduce = match self.any_world {
+            true => Reduce::AnyWorld { micro_steps: self.micro_steps },
+            false => Reduce::SameWorld,
+        };
+        let parallel = Parallel {
+            world_size: self.ranks,
+            rank,
+            shard: self.shard,
+            reduce,
+            reduce_dtype: self.reduce_dtype,
+        };
+        let spec = training_spec::TrainingSpec { parallel, ..spec(model(self.tied), BATCH) };
+        // Masks of dropout and stochastic rounding depend on the place in the whole batch and parameter.
+        let mut spec = TrainingSpec { recipe: self.recipe, dropout: 0.1, ..spec };
+        crate::common::adamw(&mut spec).moments = if self.tied { DType::BF16 } else { DType::F32 };
+        spec
+    }
+
+    /// Runs all ranks.
+    pub(crate) fn run(&self) -> Vec<RankRun> {
+        self.run_with(&|_, _| {})
+    }
+
+    /// Runs all ranks after this change.
+    pub(crate) fn run_with(&self, damage: Damage<'_>) -> Vec<RankRun> {
+        thread::scope(|scope| {
+            let spawn = |communicator: ThreadCommunicator| {
+                scope.spawn(move || self.run_rank(Counting::new(communicator), damage))
+            };
+            let handles: Vec<_> = ThreadCommunicator::world(self.ranks).into_iter().map(spawn).collect();
+            handles.into_iter().map(|handle| handle.join().expect("a rank")).collect()
+        })
+    }
+
+    fn run_rank(&self, communicator: Counting, damage: Damage<'_>) -> RankRun {
+        let (rank, communicator) = (communicator.rank(), Arc::new(communicator));
+        let spec = self.spec(rank);
+        let [training, refresh] = {
+            let training = programs::training(&spec).expect("a program");
+            let refresh = programs::refresh(&training).expect("a program");
+            [training, refresh]
+        };
+        let planned_bytes = Target::Cpu.plan_bytes(&[&refresh, &training]);
+        let mut engine = CpuEngine::new(Arc::new(cpu_kernels())).with_communicator(communicator.clone());
+        engine.set_checks(Checks { poison: true, numerics: false });
+        engine.set_random_order(rank as u64);
+        let vocabulary = spec.model.vocab_size;
+        let mut learner = Learner::new(Box::new(engine), spec, 3).expect("a learner");
+        let memory = [learner.memory_bytes(), planned_bytes];
+        learner.weights().initialize(5, 0.1).expect("weights");
+        damage(rank, &mut learner);
+        communicator.sent.store(0, Ordering::Relaxed);
+        let (mut results, mut first_gradients) = (Vec::new(), BTreeMap::new());
+        for number in 0..STEPS {
+            let count = self.ranks * self.micro_steps;
+            let seeds = (number * count..).take(count);
+            let batches: Vec<TokenBatch> =
+                seeds.map(|seed| random_batch(BATCH, vocabulary, seed as u64)).collect();
+            results.push(self.step(&mut learner, number as u64, rank, &batches));
+            if number == 0 {
+                first_gradients = gradients(&mut learner);
+            }
+        }
+        let sent = [
+            communicator.sent.load(Ordering::Relaxed),
+            STEPS * training.sent_bytes(self.micro_steps) as usize,
+        ];
+        let applied = learner.read_state(StateKind::Counter, "applied").expect("a counter");
+        let applied = u32::from_le_bytes(applied.try_into().expect("four bytes"));
+        let (shared, saved, rows) = state(&mut learner);
+        RankRun { results, applied, first_gradients, shared, saved, rows, memory, sent }
+    }
+
+    fn step(&self, learner: &mut Learner, number: u64, rank: usize, batches: &[TokenBatch]) -> StepResult {
+        let valid_targets = batches.iter().map(|batch| batch.valid_targets).sum();
+        let step = Step { number, lr: 1e-3, valid_targets, micro_steps: self.micro_steps };
+        for n in 0..self.micro_steps {
+            learner.micro_step(&step, n, &batches[n * self.ranks + rank]).expect("a micro-step");
+        }
+        let ticket = learner.fetch().expect("outputs");
+        learner.collect(ticket).expect("outputs")
+    }
+}
+
+/// The sum of the gradients of the last step, by parameter.
+fn gradients(learner: &mut Learner) -> BTreeMap<String, Vec<f32>> {
+    let names: Vec<String> = learner.spec().model.parameters().into_iter().map(|p| p.name).collect();
+    let is_cut = learner.layout().cuts_state();
+    let kind = if is_cut { StateKind::ReducedGradient } else { StateKind::Gradient };
+    let mut gradient = |name: String| {
+        let mut bytes = learner.read_state(kind, &name).expect("a gradient");
+        // The rows of the gradient are those of the master.
+        let master = learner.read_state(StateKind::Master, &name).expect("a master");
+        bytes.truncate(master.len());
+        (name, bytemuck::pod_collect_to_vec(&bytes))
+    };
+    names.into_iter().map(&mut gradient).collect()
+}
+
+/// The state that ranks share, what checkpoints contain, and the rows of the latter that this rank has.
+fn state(learner: &mut Learner) -> (State, State, BTreeMap<(StateKind, String), HeldRows>) {
+    let (mut shared, mut saved, mut rows) = (State::new(), State::new(), BTreeMap::new());
+    let entries = learner.weights().engine().state_entries();
+    for entry in entries {
+        let bytes = learner.read_state(entry.kind, &entry.name).expect("state");
+        let key = (entry.kind, entry.name.clone());
+        let held = learner.layout().held(entry.kind, &entry.name);
+        let is_shared = matches!(
+            entry.kind,
+            StateKind::Master
+                | StateKind::Compute
+                | StateKind::Gathered
+                | StateKind::Moment1
+                | StateKind::Moment2
+                | StateKind::Counter
+                | StateKind::Scale
+                | StateKind::AmaxHistory
+        );
+        if is_shared && held.is_none() {
+            shared.insert(key.clone(), bytes.clone());
+        }
+        if entry.kind.is_saved() {
+            saved.insert(key.clone(), bytes);
+        }
+        rows.extend(held.map(|held| (key, held)));
+    }
+    (shared, saved, rows)
+}
+
+/// The whole tensors of which each rank has all rows or its own.
+pub(crate) fn whole(ranks: &[RankRun]) -> State {
+    let assemble = |key: &(StateKind, String)| match ranks[0].rows.get(key) {
+        None => ranks[0].saved[key].clone(),
+        Some(_) => {
+            let mut pieces: Vec<_> = ranks.iter().map(|rank| (&rank.rows[key], &rank.saved[key])).collect();
+            pieces.sort_by_key(|(held, _)| (held.rows.start, held.rows.end));
+            let covered: usize = pieces.iter().map(|(held, _)| held.rows.len()).sum();
+            assert_eq!(covered, pieces[0].0.of, "the rows of {key:?}");
+            pieces.into_iter().flat_map(|(_, bytes)| bytes.clone()).collect()
+        }
+    };
+    ranks[0].saved.keys().map(|key| (key.clone(), assemble(key))).collect()
+}
+
+/// The whole gradients of the first step.
+pub(crate) fn whole_gradients(ranks: &[RankRun]) -> BTreeMap<String, Vec<f32>> {
+    let assemble = |name: &String| {
+        let key = (StateKind::Master, name.clone());
+        if !ranks[0].rows.contains_key(&key) {
+            return ranks[0].first_gradients[name].clone();
+        }
+        let mut pieces: Vec<_> =
+            ranks.iter().map(|rank| (&rank.rows[&key], &rank.first_gradients[name])).collect();
+        pieces.sort_by_key(|(held, _)| (held.rows.start, held.rows.end));
+        pieces.into_iter().flat_map(|(_, values)| values.clone()).collect()
+    };
+    ranks[0].first_gradients.keys().map(|name| (name.clone(), assemble(name))).collect()
+}
+
+/// A communicator that counts the bytes that its rank sends to others.
+struct Counting {
+    inner: Mutex<ThreadCommunicator>,
+    rank: usize,
+    world_size: usize,
+    sent: AtomicUsize,
+}
+
+impl Counting {
+    fn new(inner: ThreadCommunicator) -> Self {
+        let (rank, world_size) = (inner.rank(), inner.world_size());
+        Counting { inner: Mutex::new(inner), rank, world_size, sent: AtomicUsize::new(0) }
+    }
+
+    fn count(&self, piece_bytes: usize) {
+        self.sent.fetch_add(piece_bytes * (self.world_size - 1), Ordering::Relaxed);
+    }
+}
+
+impl Communicator for Counting {
+    fn rank(&self) -> usize {
+        self.rank
+    }
+
+    fn world_size(&self) -> usize {
+        self.world_size
+    }
+
+    fn all_gather(&self, first: usize, input: &[u8], output: &mut [u8]) -> Result<(), CommError> {
+        self.count(input.len());
+        self.inner.lock().expect("a communicator").all_gather(first, input, output)
+    }
+
+    fn all_to_all(&self, first: usize, input: &[u8], output: &mut [u8]) -> Result<(), CommError> {
+        self.count(input.len() / self.world_size);
+        self.inner.lock().expect("a communicator").all_to_all(first, input, output)
+    }
+}

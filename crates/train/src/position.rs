@@ -153,3 +153,17 @@ pub(crate) fn document<T: serde::de::DeserializeOwned>(
         ))
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_checkpoint_from_before_signs_of_divergence_were_saved_loads_without_them() {
+        let saved = serde_json::json!({ "step": 7, "skipped": 1, "train_seconds": 2.5, "best": [5, 3.25] });
+        let position: Position = serde_json::from_value(saved).expect("a position");
+        let expected =
+            Position { step: 7, skipped: 1, train_seconds: 2.5, best: Some((5, 3.25)), ..Position::default() };
+        assert_eq!(position, expected);
+    }
+}

@@ -236,13 +236,16 @@ impl Learner {
         let number = |name: &str| -> Result<f64, EngineError> {
             Ok(bytemuck::pod_read_unaligned::<f32>(outputs.get(name)?).into())
         };
-        let loss = if self.spec.has_totals() { update_io::TOTAL_LOSS } else { io::LOSS };
+        let (loss, of_sources) = match self.spec.has_totals() {
+            true => (update_io::TOTAL_LOSS, update_io::TOTAL_SOURCE_LOSSES),
+            false => (io::LOSS, io::SOURCE_LOSSES),
+        };
         let (loss, grad_norm) = (number(loss)?, number(update_io::GRAD_NORM)?);
         let skipped = outputs.get(update_io::SKIPPED)?.iter().any(|&b| b != 0);
         let mut source_losses = Vec::new();
         if self.spec.loss.sources > 0 {
             // The second of each pair is the cross-entropy.
-            let sums: Vec<[f32; 2]> = bytemuck::pod_collect_to_vec(outputs.get(io::SOURCE_LOSSES)?);
+            let sums: Vec<[f32; 2]> = bytemuck::pod_collect_to_vec(outputs.get(of_sources)?);
             source_losses.extend(sums.into_iter().map(|[_, sum]| f64::from(sum)));
         }
         Ok(StepResult { loss, grad_norm, skipped, source_losses })

@@ -24,9 +24,13 @@ pub(super) fn for_legend(names: &[&str]) -> Labels {
         }
         _ => [0, 0],
     };
-    // Something of each name has to stay.
-    if all.iter().any(|name| name.len() <= before + after) {
-        [before, after] = [0, 0];
+    // A part of each name has to stay.
+    let shortest = all.iter().map(Vec::len).min().unwrap_or(0);
+    if shortest <= before + after {
+        after = 0;
+    }
+    if shortest <= before {
+        before = 0;
     }
     let label = |name: &Vec<char>| {
         let kept: String = name[before..name.len() - after].iter().collect();

@@ -162,8 +162,13 @@ mod tests {
     fn a_checkpoint_from_before_signs_of_divergence_were_saved_loads_without_them() {
         let saved = serde_json::json!({ "step": 7, "skipped": 1, "train_seconds": 2.5, "best": [5, 3.25] });
         let position: Position = serde_json::from_value(saved).expect("a position");
-        let expected =
-            Position { step: 7, skipped: 1, train_seconds: 2.5, best: Some((5, 3.25)), ..Position::default() };
+        let expected = Position {
+            step: 7,
+            skipped: 1,
+            train_seconds: 2.5,
+            best: Some((5, 3.25)),
+            ..Position::default()
+        };
         assert_eq!(position, expected);
     }
 }

@@ -410,7 +410,8 @@ fn in_bf16_the_gradient_of_the_weight_is_f32() {
     let kernels = cpu_kernels();
     let kernel = kernels.find(instance.code.op()).expect("a kernel");
     let workspace = kernel.workspace(&program.input_types(instance));
-    assert_eq!(workspace[0].to_string(), "bf16[2, 5]", "the logits of a chunk");
+    let workspace: Vec<String> = workspace.iter().map(ToString::to_string).collect();
+    assert_eq!(workspace, ["f32[4, 2]", "bf16[2, 5]"], "the terms of the tokens, the logits of a chunk");
 }
 
 #[test]

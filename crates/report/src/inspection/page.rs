@@ -64,7 +64,7 @@ pub(crate) fn render(inspection: &Inspection) -> String {
         grid.map("Signal to noise", "SQNR of each cast, in dB", signal_ends, Ramp::Concern, &|t| Shown {
             heat: heat(t.sqnr_db, DECIBELS),
             short: decibels(t.sqnr_db),
-            whole: format!("{} dB", decibels(t.sqnr_db)),
+            whole: format!("{}{}", decibels(t.sqnr_db), if t.sqnr_db.is_finite() { " dB" } else { "" }),
         });
     let [few, many] = SHARES;
     let share_ends =

@@ -2,6 +2,7 @@
 //! and the rows.
 
 use super::super::cpu::{Rows, Written, check_targets};
+use super::super::terms;
 use super::{ChunkCast, ScaledLinearCrossEntropy, SplitInputs};
 use crate::host::matmul::{Addend, MatmulOperand, matmul};
 use xtrain_program::LinearGemm;
@@ -81,12 +82,12 @@ impl CpuKernel for ScaledLinearCrossEntropy {
         rows.sum(&terms.view(), targets, scalars);
     }
 
-    /// The logits of the longest chunk, and the terms `[t, 2]` of each token in the two outputs.
+    /// The terms unless they are an output, and the logits of the longest chunk.
     fn workspace(&self, inputs: &[TensorType]) -> Vec<TensorType> {
         let (tokens, vocab) = self.extents(inputs);
         let longest = self.longest(tokens);
         let logits = TensorType::new(inputs[0].dtype, [longest, vocab]);
-        vec![logits, TensorType::new(inputs[0].dtype.compute(), [tokens, 2])]
+        (!self.grad.loss.terms).then(|| terms(inputs[0])).into_iter().chain([logits]).collect()
     }
 
     /// The casts of a chunk, and the dequantized operands of the GEMMs.

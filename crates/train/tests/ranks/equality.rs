@@ -38,7 +38,8 @@ fn worlds(ranks: &[usize], any_world: bool) -> Vec<World> {
             let (tied, micro_steps) = (case & 1 == 1, if case & 2 == 0 { 1 } else { 4 });
             let shard = if case & 4 == 0 { Shard::None } else { Shard::Optimizer };
             let ranks = ranks[case / 8];
-            all.push(World { ranks, shard, any_world, ..World::alone(recipe, tied, micro_steps) });
+            let sources = if tied { 3 } else { 0 };
+            all.push(World { ranks, shard, any_world, sources, ..World::alone(recipe, tied, micro_steps) });
         }
     }
     all
@@ -71,13 +72,14 @@ fn ranks_have_equal_bits_and_are_near_one_process() {
 #[test]
 fn gradients_of_the_first_step_and_five_steps_are_near_one_process() {
     for (ranks, shard) in [(3, Shard::None), (3, Shard::Optimizer), (4, Shard::Optimizer)] {
-        let world = World { ranks, shard, ..World::alone(Recipe::Fp32, ranks == 4, 2) };
+        let world = World { ranks, shard, sources: 3, ..World::alone(Recipe::Fp32, ranks == 4, 2) };
         assert_near_one_process(&world, &world.run());
     }
 }
 
 fn assert_near_one_process(world: &World, ranks: &[RankRun]) {
-    let alone = World::alone(world.recipe, world.tied, world.ranks * world.micro_steps).run();
+    let alone = World::alone(world.recipe, world.tied, world.ranks * world.micro_steps);
+    let alone = World { sources: world.sources, ..alone }.run();
     let expected = whole_gradients(&alone);
     for (name, gradient) in whole_gradients(ranks) {
         let error = relative(&gradient, &expected[&name]);
@@ -87,6 +89,13 @@ fn assert_near_one_process(world: &World, ranks: &[RankRun]) {
         let is_near = |x: f64, expected: f64| (x / expected - 1.0).abs() < 1e-5;
         assert!(
             is_near(found.loss, expected.loss) && is_near(found.grad_norm, expected.grad_norm),
+            "{world:?}: step {step} has {found:?} instead of {expected:?}"
+        );
+        // With several ranks, those of all ranks.
+        assert_eq!(found.source_losses.len(), world.sources);
+        let mut sources = found.source_losses.iter().zip(&expected.source_losses);
+        assert!(
+            sources.all(|(&found, &expected)| is_near(found, expected)),
             "{world:?}: step {step} has {found:?} instead of {expected:?}"
         );
     }

@@ -51,6 +51,8 @@ pub(crate) struct World {
     pub(crate) shard: Shard,
     pub(crate) any_world: bool,
     pub(crate) reduce_dtype: DType,
+    /// Sources whose losses are summed separately, 0 for none.
+    pub(crate) sources: usize,
 }
 
 /// A tensor of the state by kind and name.
@@ -90,6 +92,7 @@ impl World {
             shard: Shard::None,
             any_world: false,
             reduce_dtype: DType::F32,
+            sources: 0,
         }
     }
 
@@ -109,6 +112,7 @@ impl World {
         let spec = training_spec::TrainingSpec { parallel, ..spec(model(self.tied), BATCH) };
         // Masks of dropout and stochastic rounding depend on the place in the whole batch and parameter.
         let mut spec = TrainingSpec { recipe: self.recipe, dropout: 0.1, ..spec };
+        spec.loss.sources = self.sources;
         crate::common::adamw(&mut spec).moments = if self.tied { DType::BF16 } else { DType::F32 };
         spec
     }
@@ -172,7 +176,13 @@ impl World {
         let valid_targets = batches.iter().map(|batch| batch.valid_targets).sum();
         let step = Step { number, lr: 1e-3, valid_targets, micro_steps: self.micro_steps };
         for n in 0..self.micro_steps {
-            learner.micro_step(&step, n, &batches[n * self.ranks + rank]).expect("a micro-step");
+            let place = n * self.ranks + rank;
+            // Sequences of the global batch take turns.
+            let first = place * BATCH.sequences;
+            let sources: Vec<usize> =
+                (first..first + BATCH.sequences).map(|sequence| sequence % self.sources.max(1)).collect();
+            learner.name_sources(&sources).expect("sources");
+            learner.micro_step(&step, n, &batches[place]).expect("a micro-step");
         }
         let ticket = learner.fetch().expect("outputs");
         learner.collect(ticket).expect("outputs")

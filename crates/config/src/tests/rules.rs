@@ -218,11 +218,11 @@ fn keys_of_another_schedule_are_refused() {
 fn kept_checkpoints_are_ones_that_are_saved() {
     assert_eq!(
         message("checkpoint", "every = 100\nkeep_every = 250"),
-        "`keep_every` = 250 is no multiple of `every` = 100, so no such step is saved; make it one"
+        "`keep_every` = 250 is not a multiple of `every` = 100, so no such step is saved; make it one"
     );
     assert_eq!(
         message("checkpoint", "every = 0\nkeep_every = 250"),
-        "`keep_every` = 250 is no multiple of `every` = 0, so no such step is saved; make it one"
+        "`keep_every` = 250 is not a multiple of `every` = 0, so no such step is saved; make it one"
     );
 }
 

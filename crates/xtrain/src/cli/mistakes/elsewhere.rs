@@ -246,7 +246,9 @@ pub(super) const OPTIONS: &[Row] = &[
     ),
     row(
         &["format", "gguf", "outformat"],
-        &[Nothing("exports are Hugging Face folders; llama.cpp's convert_hf_to_gguf.py turns them into GGUF")],
+        &[Nothing(
+            "exports are Hugging Face folders; llama.cpp's convert_hf_to_gguf.py turns them into GGUF",
+        )],
     ),
     row(
         &["lora", "uselora", "lorar", "lorarank", "peft", "qlora", "loadin4bit"],

@@ -25,16 +25,16 @@ train = \"data/corpus.txt\"
 steps = 1000
 ```
 
-`--set section.key=value` overrides a key for one run, as often as needed: `--set optimizer.lr=1e-3
---set data.train='[\"a.txt\", \"b.jsonl\"]'`. The value is TOML; a value that is not valid TOML is a string.
-Without a value, `--set section.key=` removes the key, so that its default applies.
+`--set section.key=value` overrides a key and may be repeated: `--set optimizer.lr=1e-3
+--set data.train='[\"a.txt\", \"b.jsonl\"]'`. The value is TOML, or else a string. `--set section.key=` removes the
+key, so that its default applies.
 
 A number of tokens may be a string with a unit: `tokens = \"10B\"`, `seq_len = \"8Ki\"`. K, M, G (or B) and T are
 powers of 1000, and Ki, Mi, Gi and Ti powers of 1024. `--set train.tokens=10B` needs no quotes.
 
-A run saves its configuration, with every default filled in, as `config.toml` in the run folder; it is a run
-file itself. At the start, `train` prints the keys that differ from their defaults, and with `--verbose` all of
-them. Unknown keys, wrong types and contradictions are errors that name the line.
+A run saves its configuration, with every default filled in, as `config.toml` in the run folder. This file is a
+run file too. At the start, `train` prints the keys that differ from their defaults; `--verbose` prints all keys.
+Unknown keys, wrong types and contradictions are errors that name the line.
 
 `xtrain init` writes a commented run file for a text, for token shards or for a Hugging Face folder.
 [run-file.schema.json](run-file.schema.json) is a JSON schema of this page for editors. If the first line of a run

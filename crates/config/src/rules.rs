@@ -310,7 +310,7 @@ fn saving_and_evaluation(config: &Config, report: &mut Report) {
         report.about(
             &["checkpoint.keep_every", "checkpoint.every"],
             format!(
-                "`keep_every` = {} is no multiple of `every` = {}, so no such step is saved; make it one",
+                "`keep_every` = {} is not a multiple of `every` = {}, so no such step is saved; make it one",
                 checkpoint.keep_every, checkpoint.every
             ),
         );

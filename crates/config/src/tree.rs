@@ -165,11 +165,14 @@ impl Tree {
         Ok(())
     }
 
-    /// Place of each section and of each key directly inside one.
+    /// Place of each section that the file has, and of each key directly inside a section.
     pub(super) fn origins(&self) -> Origins {
         let mut origins = Origins::new();
         for (section, node) in &self.root {
-            origins.insert(section.clone(), node.origin.clone());
+            // A section that exists only by an argument is not where a key is missing.
+            if !matches!(node.origin, Origin::Argument { .. }) {
+                origins.insert(section.clone(), node.origin.clone());
+            }
             if let Value::Table(keys) = &node.value {
                 origins
                     .extend(keys.iter().map(|(key, node)| (format!("{section}.{key}"), node.origin.clone())));

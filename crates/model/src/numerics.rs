@@ -179,7 +179,7 @@ impl fmt::Display for Bf16Reason {
             Bf16Reason::Head => f.write_str("precision.head = \"bf16\""),
             Bf16Reason::Layer => f.write_str("one of the first or last layers"),
             Bf16Reason::Pattern(pattern) => write!(f, "skipped by {pattern:?}"),
-            Bf16Reason::Size(size) => write!(f, "{size} is no multiple of {}", Bf16Reason::MULTIPLE),
+            Bf16Reason::Size(size) => write!(f, "{size} is not a multiple of {}", Bf16Reason::MULTIPLE),
             Bf16Reason::Slower(speed) => write!(f, "FP8 is slower: {speed}"),
         }
     }

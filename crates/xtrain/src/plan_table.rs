@@ -233,7 +233,11 @@ fn fit(fit: &Fit, owner: &str) -> String {
                 out.push_str(&line(name, &way.to_string()));
             }
         }
-        nothing => out.push_str(&line("", &nothing.to_string())),
+        nothing => {
+            for part in nothing.to_string().split("; ") {
+                out.push_str(&line("", part));
+            }
+        }
     }
     out
 }

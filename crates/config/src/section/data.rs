@@ -14,11 +14,11 @@ const BPE_VOCAB_SIZE: usize = 4096;
 section! {
     /// The keys of `[data]`. What the section is for stands at [`Config::data`](crate::Config).
     pub struct DataConfig {
-        /// Training data: a file or folder of text (.txt, .jsonl, .parquet) or of token shards; or a list of
-        /// such paths, mixed by size; or a list of tables `{ path, weight, text_field, separator }`. A path
-        /// to text may be a pattern: `*` and `?` match within a name, `**` any number of folders
-        /// (`data/**/*.jsonl.zst`). Neighbouring texts without a weight are one text, like the files of a
-        /// folder.
+        /// Training data: a text file (.txt, .jsonl, .parquet), a folder of them, or a folder of token
+        /// shards; a list of such paths, mixed by size; or a list of tables `{ path, weight, text_field,
+        /// separator }`. A path to text may be a pattern: `*` and `?` match within a name, `**` any number of
+        /// folders (`data/**/*.jsonl.zst`). Consecutive texts without a weight form one source, like the
+        /// files of a folder.
         #[schemars(length(min = 1))]
         #[schemars(extend("x-default" = "required", "x-example" = "data/corpus.txt"))]
         #[schemars(extend("x-aliases" = [
@@ -31,16 +31,16 @@ section! {
         #[schemars(extend("x-example" = "data/valid.txt"))]
         #[schemars(extend("x-aliases" = ["val", "validation", "valid_data", "val_path", "test"]))]
         pub valid: Option<DataSources> = None,
-        /// Fraction of each source of `train` that is held out of training for validation: the ends of 16
-        /// equal parts of the source, of fewer if it is short. 0 trains on everything. Cannot be given with
-        /// `valid`.
+        /// Fraction of each source of `train` that is held out for validation. It is taken from the ends of 16
+        /// equal parts of the source, or of fewer if the source is short. 0 trains on everything. Cannot be
+        /// given with `valid`.
         #[schemars(range(max = 0.9), extend("minimum" = 0.0))]
         #[schemars(extend("x-default" = format!("{HELD_OUT} without `valid`")))]
         #[schemars(extend("x-aliases" = ["val_fraction", "valid_fraction", "test_size", "val_split"]))]
         pub held_out: Option<f64> = None,
-        /// Tokenizer: a tokenizer.json, a Hugging Face folder, or a word. `"bpe"` learns a byte-level
-        /// vocabulary from the training text, `"bytes"` uses bytes, `"chars"` uses the characters that occur
-        /// in the training text. Token shards must have been written with the same tokenizer.
+        /// Tokenizer: a tokenizer.json, a Hugging Face folder, or one of three words. `"bpe"` learns a
+        /// byte-level BPE vocabulary from the training text, `"bytes"` uses bytes, and `"chars"` uses the
+        /// characters of the training text. Token shards must have been written with the same tokenizer.
         #[schemars(extend("x-default" = "`model.init_from`'s if set, else \"bpe\""))]
         #[schemars(extend("x-aliases" = ["tokenizer_path", "tokenizer_name", "encoding"]))]
         pub tokenizer: Option<TokenizerChoice> = None,
@@ -69,22 +69,22 @@ section! {
             "seq_length"
         ]))]
         pub seq_len: usize = 1024,
-        /// Keeps attention inside a document and restarts positions at its start. Off, a sequence attends
-        /// over the documents packed into it, the end-of-document tokens between them.
+        /// Keeps attention within a document and restarts positions at its start. If false, tokens also
+        /// attend to earlier documents packed into their sequence.
         #[schemars(extend("x-aliases" = ["packing_mask", "reset_attention_mask", "intra_document_mask"]))]
         pub document_mask: bool = false,
         /// Splits a .txt file into documents at this string. Without it, each file is one document. Sources
         /// may have their own.
         #[schemars(length(min = 1))]
-        #[schemars(extend("x-default" = "none: one document a file", "x-example" = "<|endoftext|>"))]
+        #[schemars(extend("x-default" = "none: one document per file", "x-example" = "<|endoftext|>"))]
         #[schemars(extend("x-aliases" = ["document_separator", "delimiter"]))]
         pub separator: Option<String> = None,
         /// Name of the field that holds the text in .jsonl and .parquet files. Sources may have their own.
         #[schemars(length(min = 1))]
         #[schemars(extend("x-aliases" = ["text_column", "text_key", "content_field"]))]
         pub text_field: String = "text".to_owned(),
-        /// Folder that keeps the tokens of texts named here, and vocabularies learned from them, so that the
-        /// next run starts at once. It may be deleted at any time.
+        /// Folder that caches the tokens of texts and the vocabularies learned from them, so that the next
+        /// run starts at once. It may be deleted at any time.
         #[schemars(extend("format" = "path"))]
         #[schemars(extend("x-aliases" = ["cache", "dataset_cache", "preprocessing_cache"]))]
         pub cache_dir: String = "runs/.cache".to_owned(),

@@ -23,24 +23,24 @@ section! {
         #[schemars(extend("x-aliases" = ["filter_fqns", "skip_modules", "exclude", "ignored_layers"]))]
         pub skip: Vec<String> = Vec::new(),
         /// Linear layers that an FP8 recipe leaves in bf16, in all blocks, because FP8 would make them
-        /// slower. Without this key, a run that begins on a GPU measures all layers (docs/fp8.md), and its
-        /// configuration records those that it leaves in bf16; a resumed run keeps them. With `[]` nothing is
-        /// measured and all layers are in FP8.
-        #[schemars(extend("x-default" = "on a GPU, layers whose speed in FP8 is measured to be below 0.98 of that in bf16; `[]` on the CPU"))]
+        /// slower. A list, even an empty one, turns the measurement off. Without the key, a run that begins
+        /// on a GPU measures all layers once and records the slower ones here, in its `config.toml`; a
+        /// resumed run keeps them (docs/fp8.md).
+        #[schemars(extend("x-default" = "on a GPU, the layers that run in FP8 at less than 0.98 of their bf16 speed; `[]` on the CPU"))]
         #[schemars(extend("x-example" = [{ "layer": "attn.o_proj", "speed": 0.93, "tokens": 4096 }]))]
         pub skip_slower: Option<Vec<Slower>> = None,
-        /// The first blocks, which an FP8 recipe leaves in bf16.
+        /// Number of first blocks that an FP8 recipe leaves in bf16.
         #[schemars(range(min = 0, max = 1_000_000))]
         #[schemars(extend("x-unit" = "blocks"))]
         #[schemars(extend("x-aliases" = ["num_layers_at_start_in_bf16", "first_last_layers_bf16"]))]
         pub bf16_first_layers: usize = 0,
-        /// The last blocks, which an FP8 recipe leaves in bf16.
+        /// Number of last blocks that an FP8 recipe leaves in bf16.
         #[schemars(range(min = 0, max = 1_000_000))]
         #[schemars(extend("x-unit" = "blocks"))]
         #[schemars(extend("x-aliases" = ["num_layers_at_end_in_bf16"]))]
         pub bf16_last_layers: usize = 0,
-        /// Type of the head's GEMMs: `fp8` computes them as the recipe computes those of the blocks
-        /// (docs/fp8.md gives the effect on the loss and on the step time).
+        /// Number format of the head's GEMMs: `fp8` uses the recipe's format, as in the blocks. docs/fp8.md
+        /// gives the effect on loss and step time.
         #[schemars(extend("x-aliases" = ["lm_head", "fp8_head", "fp8_lm_head"]))]
         pub head: HeadFormat = HeadFormat::Bf16,
         /// GEMMs that may accumulate in the tensor cores, which keep 14 bits of a sum (DeepSeek-V3, arXiv
@@ -48,39 +48,37 @@ section! {
         #[schemars(extend("x-example" = ["fprop"]))]
         #[schemars(extend("x-aliases" = ["use_fast_accum", "fp8_fast_accum"]))]
         pub fast_accumulation: Vec<Gemm> = Vec::new(),
-        /// Rounds the scales of an FP8 recipe down to powers of two, so that scaling itself rounds nothing.
-        #[schemars(extend("x-default" = "as the recipe has it"))]
+        /// Rounds scales down to powers of two, so that scaling itself causes no rounding.
+        #[schemars(extend("x-default" = "true for `fp8-row` and `fp8-block`, else false"))]
         #[schemars(extend("x-aliases" = ["round_scales_to_power_of_2", "force_pow_2_scales"]))]
         pub pow2_scales: Option<bool> = None,
         /// Format in which SwiGLU's input, the largest tensor of a block, is saved for the backward: `fp8` is
         /// E4M3 in tiles of 128 numbers; the backward then recomputes SwiGLU's output from it.
         #[schemars(extend("x-default" = "`\"fp8\"` under `fp8-block`, else `\"bf16\"`"))]
         pub swiglu_input: Option<SavedFormat> = None,
-        /// Format in which attention's output, the input of the linear layer after it, is saved for the
-        /// backward: `e5m6` has 12 bits, in tiles of 128 numbers. Attention's gradient is computed from it
-        /// too.
+        /// Format in which attention's output is saved for the backward: `e5m6` has 12 bits, in tiles of 128
+        /// numbers. Both the next linear layer's weight gradient and attention's gradient are computed from it.
         #[schemars(extend("x-default" = "`\"e5m6\"` under `fp8-block`, else `\"bf16\"`"))]
         pub attention_output: Option<AttentionFormat> = None,
-        /// Number of steps whose amaxes determine a scale of `fp8-delayed`.
+        /// Number of past steps whose amax determines a scale of `fp8-delayed`.
         #[schemars(range(min = 1, max = 65_536))]
         #[schemars(extend("x-unit" = "steps"))]
         #[schemars(extend("x-aliases" = ["amax_history_length", "fp8_amax_history_len"]))]
         pub amax_history_len: usize = 1024,
-        /// Amax that determines the scale: the largest in the history, or that of the step before.
+        /// Amax that determines the scale: the largest in the history, or that of the previous step.
         #[schemars(extend("x-aliases" = ["amax_compute_algo", "fp8_amax_compute_algo"]))]
         pub amax_compute: AmaxCompute = AmaxCompute::Max,
-        /// Halvings between the format's largest number and the number that the scales of `fp8-delayed` map
-        /// the amax to: room for growth.
+        /// Headroom of `fp8-delayed`: its scales map the amax to the format's largest number divided by
+        /// `2^margin`.
         #[schemars(range(min = 0, max = 16))]
         #[schemars(extend("x-aliases" = ["fp8_margin"]))]
         pub margin: u32 = 0,
-        /// Steps from one reference segment of an FP8 run to the next; 0 runs none. A segment first runs the
-        /// steps that follow in bf16 on a copy of the state, and reports how much higher the losses of the
-        /// run then are (docs/fp8.md).
+        /// Interval of reference segments in an FP8 run; 0 runs none. A segment runs the next steps in bf16
+        /// on a copy of the state, then in FP8, and reports the difference of the losses (docs/fp8.md).
         #[schemars(range(min = 0, max = 1_000_000_000))]
         #[schemars(extend("x-unit" = "steps"))]
         pub reference_every: u64 = 0,
-        /// Steps of a segment.
+        /// Length of a reference segment.
         #[schemars(range(min = 1, max = 1_000_000))]
         #[schemars(extend("x-unit" = "steps"))]
         pub reference_steps: u64 = 10,
@@ -91,13 +89,13 @@ section! {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Slower {
-    /// Place of the layer in a block.
+    /// Name of the layer within a block.
     #[schemars(length(min = 1), extend("x-example" = "attn.o_proj"))]
     pub layer: String,
-    /// Speed of the layer in FP8 as a share of that in bf16, casts included.
+    /// Speed in FP8, casts included, as a fraction of the speed in bf16.
     #[schemars(extend("exclusiveMinimum" = 0.0, "x-example" = 0.93))]
     pub speed: f64,
-    /// Tokens of a micro-batch in the measurement.
+    /// Tokens in a micro-batch of the measurement.
     #[schemars(range(min = 1), extend("x-unit" = "tokens", "x-example" = 4096))]
     pub tokens: usize,
 }

@@ -74,7 +74,7 @@ section! {
         /// same bits; the fastest backward may not. The CPU always does.
         #[schemars(extend("x-aliases" = ["deterministic", "deterministic_attention", "use_deterministic_algorithms"]))]
         pub attention_deterministic: bool = false,
-        /// CPU threads. 0 takes all.
+        /// CPU threads. 0 uses all cores.
         #[schemars(range(min = 0, max = 1024))]
         #[schemars(extend("x-unit" = "threads"))]
         #[schemars(extend("x-aliases" = ["num_threads", "num_workers", "n_threads"]))]

@@ -36,6 +36,16 @@ fn a_missing_key_is_reported_at_its_section() {
 }
 
 #[test]
+fn a_missing_key_is_reported_at_the_file_if_only_an_argument_made_its_section() {
+    let without = MINIMAL.split("[train]").next().expect("a section");
+    let errors = parse(without, &["train.seed=1"]).expect_err("the length is missing");
+    assert!(
+        errors.to_string().starts_with("runs/x.toml: [train] the length of the run is missing"),
+        "{errors}"
+    );
+}
+
+#[test]
 fn a_misspelt_or_broken_key_is_not_also_missing() {
     for wrong in ["n_layer = 2", "layers = \"2\"", "layes = 2"] {
         let errors = parse(&MINIMAL.replace("layers = 2", wrong), &[]).unwrap_err();
@@ -218,11 +228,11 @@ fn keys_of_another_schedule_are_refused() {
 fn kept_checkpoints_are_ones_that_are_saved() {
     assert_eq!(
         message("checkpoint", "every = 100\nkeep_every = 250"),
-        "`keep_every` = 250 is no multiple of `every` = 100, so no such step is saved; make it one"
+        "`keep_every` = 250 is not a multiple of `every` = 100, so no such step is saved; make it one"
     );
     assert_eq!(
         message("checkpoint", "every = 0\nkeep_every = 250"),
-        "`keep_every` = 250 is no multiple of `every` = 0, so no such step is saved; make it one"
+        "`keep_every` = 250 is not a multiple of `every` = 0, so no such step is saved; make it one"
     );
 }
 

@@ -134,7 +134,7 @@ pub(super) fn from_parts(
     }
     if vocab_size > 2 * vocab.len() {
         tracing::warn!(
-            "{location}: the token id {} is far beyond the {} tokens that there are, and a model has weights for \
+            "{location}: the token id {} is far beyond the {} tokens of the tokenizer, and a model has weights for \
              every id up to it; check the file, or give that token the next free id",
             vocab_size - 1,
             vocab.len()

@@ -21,7 +21,7 @@ impl Tokens {
     pub(super) fn open(config: &Config, vocab_size: usize) -> Result<Tokens, RunError> {
         let sources = &config.data.train.0;
         if let Some(other) = sources.iter().find(|source| !are_shards(config, source)) {
-            tracing::info!("random tokens: {} is no folder of token shards", other.path);
+            tracing::info!("random tokens: {} is not a folder of token shards", other.path);
             return Ok(Tokens::Random);
         }
         // Nothing is validated, and text would have to be turned into tokens for it.

@@ -21,7 +21,7 @@ pub fn gib(value: u64) -> String {
     }
 }
 
-/// A duration in its two largest units: `312ms`, `4.2s`, `41s`, `2m41s`, `1h02m`, `3d04h`, `2y041d`.
+/// A duration in its two largest units: `312ms`, `4.2s`, `41s`, `2m41s`, `1h02m`, `3d04h`, `2y41d`.
 ///
 /// A negative or non-finite number of seconds is `?`.
 pub fn duration(seconds: f64) -> String {
@@ -42,7 +42,7 @@ pub fn duration(seconds: f64) -> String {
         60..3600 => format!("{minutes}m{:02}s", whole % 60),
         3600..86_400 => format!("{hours}h{:02}m", minutes % 60),
         86_400..31_536_000 => format!("{days}d{:02}h", hours % 24),
-        _ => format!("{years}y{:03}d", days % 365),
+        _ => format!("{years}y{}d", days % 365),
     }
 }
 

@@ -44,21 +44,23 @@ pub struct Choice {
     /// The step without recomputation, if it does not fit.
     pub everything: Option<Estimate>,
     blocks: usize,
-    /// True if the micro-batch size is chosen too.
-    micro_batch: bool,
+    /// The settings that were chosen.
+    open: Open,
+    /// The micro-batch size of a run file that names none.
+    batch_size: usize,
 }
 
 /// The plan with its open settings chosen for `device`, and the choice; `None` if no setting is open.
 pub fn decide(planned: Planned, device: &Device) -> Result<(Planned, Option<Choice>), RunError> {
     let config = &planned.resolved.config;
     let Some(open) = Open::of(&config.train) else { return Ok((planned, None)) };
-    let (blocks, micro_batch) = (planned.spec.model.layers.len(), open.micro_batch_size);
-    let mut search = Search::new(&planned.spec, config.train.batch_size, device, open);
+    let (blocks, batch_size) = (planned.spec.model.layers.len(), config.train.batch_size);
+    let mut search = Search::new(&planned.spec, batch_size, device, open);
     let choice = match search.fastest()? {
         Some(chosen) => {
             let next = search.next_best(&chosen)?;
             let everything = search.everything().filter(|of| !search.fits(of));
-            Choice { device: device.clone(), chosen, fits: true, next, everything, blocks, micro_batch }
+            Choice { device: device.clone(), chosen, fits: true, next, everything, blocks, open, batch_size }
         }
         None => Choice {
             device: device.clone(),
@@ -67,7 +69,8 @@ pub fn decide(planned: Planned, device: &Device) -> Result<(Planned, Option<Choi
             next: None,
             everything: None,
             blocks,
-            micro_batch,
+            open,
+            batch_size,
         },
     };
     let mut planned = apply(planned, open, choice.chosen.settings)?;
@@ -185,28 +188,41 @@ impl Choice {
 
 impl fmt::Display for Choice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Choice { device, chosen, fits, next, everything, blocks, micro_batch } = self;
-        let words = |of: &Estimate| words(of.settings, *blocks, *micro_batch);
-        write!(f, "{} for {}: it needs {}", words(chosen), device.name, format::gib(chosen.bytes))?;
+        let Choice { device, chosen, fits, next, everything, blocks, open, batch_size } = self;
+        let words = |of: &Estimate| words(of.settings, *blocks, open.micro_batch_size);
+        write!(f, "{} for {}: ", words(chosen), device.name)?;
+        if !fits {
+            return write!(
+                f,
+                "of all choices it needs the least memory, {}, but it does not fit",
+                format::gib(chosen.bytes)
+            );
+        }
+        write!(f, "it needs {}", format::gib(chosen.bytes))?;
         if let Some(memory) = device.memory_bytes() {
             write!(f, " of {}", format::gib(memory))?;
             if device.reserve_bytes > 0 {
-                write!(f, ", {} of which stay free", format::gib(device.reserve_bytes))?;
+                write!(f, " less a reserve of {}", format::gib(device.reserve_bytes))?;
             }
-        }
-        if !fits {
-            return f.write_str("; no other choice needs less memory, but it does not fit");
         }
         let percent = |share: f64| format::percent(share, 1);
         if let Some(everything) = everything {
             let slower = percent((chosen.seconds / everything.seconds - 1.0).max(0.0));
             let needed = format::gib(everything.bytes);
-            write!(f, "; {slower} slower than {} would be with {needed}", words(everything))?;
+            write!(f, "; {slower} slower than {}, which needs {needed}", words(everything))?;
         }
         if let Some(next) = next {
             let faster = percent(next.seconds / chosen.seconds - 1.0);
-            write!(f, "; {faster} faster than {} with {}", words(next), format::gib(next.bytes))?;
+            write!(f, "; {faster} faster than {}, which needs {}", words(next), format::gib(next.bytes))?;
         }
-        Ok(())
+        let Settings { loss_chunk, micro_batch_size, .. } = chosen.settings;
+        let is_chunk = open.loss_chunk && loss_chunk != USUAL_CHUNK;
+        let is_micro_batch = open.micro_batch_size && micro_batch_size != *batch_size;
+        match (is_chunk, is_micro_batch) {
+            (true, true) => f.write_str("; loss_chunk and micro_batch_size change rounding"),
+            (true, false) => f.write_str("; loss_chunk changes rounding"),
+            (false, true) => f.write_str("; micro_batch_size changes rounding"),
+            (false, false) => Ok(()),
+        }
     }
 }

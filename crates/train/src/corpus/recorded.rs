@@ -62,7 +62,7 @@ impl RecordedText {
         };
         Ok(serde_json::from_slice(&bytes).unwrap_or_else(|error| {
             tracing::warn!(
-                "{}: it is damaged ({error}); texts that are gone are not found in the cache",
+                "{}: damaged ({error}), so texts that no longer exist are not found in the cache",
                 path.display()
             );
             Vec::new()

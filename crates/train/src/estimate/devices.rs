@@ -35,6 +35,7 @@ pub const DEVICES: [DeviceModel; 6] = [
             multiprocessors: Some(132),
             attention: HOPPER_ATTENTION,
             several: 1.0,
+            casts: 1.0,
         },
     },
     // Multiprocessors and power limit of the H200; the bandwidth is measured.
@@ -49,6 +50,7 @@ pub const DEVICES: [DeviceModel; 6] = [
             multiprocessors: Some(132),
             attention: HOPPER_ATTENTION,
             several: 1.0,
+            casts: 1.0,
         },
     },
     // 250 of 312 TFLOP/s: cuBLAS sustains a larger share (0.8) on Ampere than on Hopper.
@@ -118,6 +120,7 @@ const fn without_fp8(bf16: f64, f32: f64, memory: f64, multiprocessors: usize, a
             f32: f32_factor,
         },
         several: 1.0,
+        casts: 1.0,
     }
 }
 
@@ -163,5 +166,7 @@ pub(super) fn unmeasured_cpu(threads: usize) -> Rates {
             f32: 1.0,
         },
         several: 1.0,
+        // The casts emulate FP8: measured at a thirtieth of the rate of other kernels that move bytes.
+        casts: 30.0,
     }
 }

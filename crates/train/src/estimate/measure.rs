@@ -4,7 +4,7 @@
 
 use super::busy::is_busy;
 use super::rates::{Factors, Rates};
-use super::{instance_seconds, kernels_of};
+use super::{instance_seconds, is_cast, kernels_of};
 use crate::engine::{Processor, Target};
 use crate::error::{LearnError, RunError};
 use crate::learner::{Learner, Step};
@@ -138,20 +138,22 @@ fn measure(processor: Processor, recipe: Recipe, rates: &Rates) -> Result<Factor
 
 /// Measured time divided by the estimate at `rates`, for each kind of op.
 fn factors(program: &Program, measured: &BTreeMap<usize, f64>, rates: &Rates) -> Factors {
-    let of = |rates: &Rates, is_kind: &dyn Fn(&[KernelCost]) -> bool| {
+    let of = |rates: &Rates, is_kind: &dyn Fn(bool, &[KernelCost]) -> bool| {
         let (mut seconds, mut estimate) = (0.0, 0.0);
         for (&index, median) in measured {
             let instance = &program.instances[index];
-            if is_kind(&kernels_of(program, instance)) {
+            if is_kind(is_cast(program, instance), &kernels_of(program, instance)) {
                 seconds += median;
                 estimate += instance_seconds(program, instance, rates, true);
             }
         }
         if seconds > 0.0 && estimate > 0.0 { seconds / estimate } else { 1.0 }
     };
-    // Ops of several kernels are of no single kind.
+    // Casts and ops of several kernels are of no single kind.
     let of_one = |is_kind: &dyn Fn(&Arithmetic) -> bool| {
-        of(rates, &|kernels| matches!(kernels, [kernel] if is_kind(&kernel.arithmetic)))
+        of(rates, &|is_cast, kernels| {
+            !is_cast && matches!(kernels, [kernel] if is_kind(&kernel.arithmetic))
+        })
     };
     let is_attention = |arithmetic: &Arithmetic| matches!(arithmetic, Arithmetic::Attention { .. });
     let factors = Factors {
@@ -160,8 +162,14 @@ fn factors(program: &Program, measured: &BTreeMap<usize, f64>, rates: &Rates) ->
         forward: of_one(&|arithmetic| is_attention(arithmetic) && !arithmetic.is_attention_backward()),
         backward: of_one(&|arithmetic| arithmetic.is_attention_backward()),
         several: 1.0,
+        casts: 1.0,
     };
-    Factors { several: of(&rates.scaled(factors), &|kernels| kernels.len() > 1), ..factors }
+    let scaled = rates.scaled(factors);
+    Factors {
+        several: of(&scaled, &|is_cast, kernels| !is_cast && kernels.len() > 1),
+        casts: of(&scaled, &|is_cast, _| is_cast),
+        ..factors
+    }
 }
 
 #[cfg(test)]
@@ -169,8 +177,32 @@ mod tests {
     use super::*;
 
     #[test]
+    fn casts_have_a_factor_of_their_own() {
+        let config = run_file(Target::Cpu);
+        let set = ["precision.recipe=fp8-block"];
+        let parsed = Config::parse(Path::new("run.toml"), config.as_bytes(), &set).expect("a run file");
+        let spec = plan_on(&parsed, Target::Cpu).expect("a plan").spec;
+        let program = crate::programs::training(&spec).expect("a program");
+        let rates = super::super::Device::model("h100").expect("it is in the table").rates;
+        let rates = Rates { launch: 0.0, ..rates };
+        let time = |(index, instance)| {
+            let slower = if is_cast(&program, instance) { 60.0 } else { 2.0 };
+            (index, slower * instance_seconds(&program, instance, &rates, true))
+        };
+        let measured: BTreeMap<usize, f64> = program.instances.iter().enumerate().map(time).collect();
+        let Factors { gemm, memory, casts, .. } = factors(&program, &measured, &rates);
+        for (factor, expected) in [(gemm, 2.0), (memory, 2.0), (casts, 30.0)] {
+            assert!((factor / expected - 1.0).abs() < 0.05, "{factor} for {expected}");
+        }
+        let scaled = rates.scaled(factors(&program, &measured, &rates));
+        let (step, all) = (super::super::step_seconds(&program, &scaled, 1), measured.values().sum::<f64>());
+        assert!((step / all - 1.0).abs() < 0.05, "{step} s for {all} s");
+    }
+
+    #[test]
     fn a_cached_measurement_says_if_the_cpu_was_busy() {
-        let factors = Factors { gemm: 1.5, memory: 2.0, forward: 0.5, backward: 1.0, several: 1.25 };
+        let factors =
+            Factors { gemm: 1.5, memory: 2.0, forward: 0.5, backward: 1.0, several: 1.25, casts: 3.0 };
         for while_busy in [false, true] {
             let line = serde_json::to_string(&Measurement { factors, while_busy }).expect("JSON");
             let read: Measurement = serde_json::from_str(&line).expect("a measurement");

@@ -41,8 +41,17 @@ fn instance_seconds(program: &Program, instance: &Instance, rates: &Rates, is_fi
     if let Some(last) = kernels.last_mut() {
         last.added_bytes += added_bytes;
     }
-    let factor = if kernels.len() > 1 { rates.several } else { 1.0 };
+    let factor = match kernels.len() {
+        _ if is_cast(program, instance) => rates.casts,
+        0 | 1 => 1.0,
+        _ => rates.several,
+    };
     factor * kernels.iter().map(|kernel| rates.seconds(kernel)).sum::<f64>()
+}
+
+/// True for an op that casts to FP8 or E5M6.
+fn is_cast(program: &Program, instance: &Instance) -> bool {
+    program.output_types(instance).iter().any(|ty| ty.dtype.is_float() && ty.dtype.bits() < 16)
 }
 
 fn kernels_of(program: &Program, instance: &Instance) -> Vec<KernelCost> {

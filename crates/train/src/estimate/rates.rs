@@ -20,6 +20,9 @@ pub struct Rates {
     pub attention: AttentionRates,
     /// Factor on the time of ops of several kernels, for costs that the other rates miss.
     pub several: f64,
+    /// Factor on the time of ops that cast to FP8 or E5M6. A CPU emulates these casts, so they take longer
+    /// than their bytes.
+    pub casts: f64,
 }
 
 /// Floating-point operations per second of large GEMMs, by operands.
@@ -77,6 +80,8 @@ pub struct Factors {
     pub backward: f64,
     /// Ops of several kernels, in addition to the other factors.
     pub several: f64,
+    /// Ops that cast to FP8 or E5M6, in addition to the factors of kernels.
+    pub casts: f64,
 }
 
 /// Output tiles of GEMM kernels (rows, columns), each with its fraction of the best rate.
@@ -113,6 +118,7 @@ impl Rates {
             of.column *= factor;
         }
         rates.several *= factors.several;
+        rates.casts *= factors.casts;
         rates
     }
 

@@ -105,7 +105,9 @@ fn check_before_text(parsed: &Parsed, processor: &Processor, device: &Device) ->
     }
     let time = run_time(&planned, device, 0)?;
     if time.is_long() {
-        tracing::warn!("the run takes {time}; a smaller model, fewer steps or a faster device take less");
+        tracing::warn!(
+            "the run takes {time}; a smaller model, fewer steps or a faster device would shorten it"
+        );
     }
     Ok(())
 }

@@ -35,8 +35,7 @@ impl CheckpointWriter {
             && before.config.precision.recipe != Some(recipe)
         {
             tracing::info!(
-                "from step {} on the run computes in {}: masters, moments and counters are those of the checkpoint, and the copies that \
-                 GEMMs read are derived from them",
+                "from step {} on the run computes in {}; masters, moments and counters are those of the checkpoint",
                 position.step + 1,
                 recipe.name()
             );
@@ -82,7 +81,7 @@ impl CheckpointWriter {
             wanted.iter().zip(&entries).find(|(spec, entry)| spec.dtype != entry.ty.dtype)
         {
             tracing::info!(
-                "from step {} on {} are stored in {}; those of the checkpoint are in {}, and {}",
+                "from step {} on {} are stored in {}; those of the checkpoint are in {} and {}",
                 position.step + 1,
                 optimizer.state_name(),
                 entry.ty.dtype,
@@ -90,7 +89,7 @@ impl CheckpointWriter {
                 if entry.ty.dtype == DType::BF16 {
                     "are rounded to the nearest"
                 } else {
-                    "stay the numbers that they are"
+                    "keep their values"
                 }
             );
         }

@@ -328,7 +328,7 @@ mod tests {
             assert_eq!(sizes, expected);
             for speed in &speeds {
                 assert!(speed.bf16_seconds > 0.0 && speed.fp8_seconds > 0.0, "{speed:?}");
-                // 40 is no multiple of 16: both steps are equal, and their times cancel.
+                // 40 is not a multiple of 16: both steps are equal, and their times cancel.
                 assert_eq!(speed.bf16_seconds == speed.fp8_seconds, speed.inputs == 40, "{speed:?}");
             }
         }

@@ -74,7 +74,7 @@ pub fn decide(planned: Planned, processor: &Processor) -> Result<Planned, RunErr
                 }
                 Err(error) => {
                     tracing::warn!(
-                        "whether FP8 makes linear layers slower could not be measured, and all are in FP8: {error}"
+                        "all linear layers are in FP8, because their speed could not be measured: {error}"
                     );
                     return Ok(planned);
                 }
@@ -84,8 +84,8 @@ pub fn decide(planned: Planned, processor: &Processor) -> Result<Planned, RunErr
     let left = slower_layers(&speeds);
     for Slower { layer, speed, tokens } in &left {
         tracing::info!(
-            "{layer} stays in bf16: in FP8 it has {speed:.2} of that speed here, at {tokens} tokens; --set 'precision.skip_slower=[]' \
-             has it in FP8"
+            "{layer} stays in bf16, because FP8 reaches only {speed:.2} of that speed here, at {tokens} tokens; \
+             --set 'precision.skip_slower=[]' uses FP8 anyway"
         );
     }
     planned.with_slower(left)

@@ -10,7 +10,7 @@ use xtrain_model::Recipe;
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum BenchCommand {
-    /// Time the training step of a run file, on its token shards if it names any, else on random tokens
+    /// Time a run file's training step, on its token shards if it names any, else on random tokens
     Step(BenchStepArgs),
     /// Time every op of a run file's training step
     Op(BenchOpArgs),
@@ -24,10 +24,13 @@ pub(crate) enum BenchCommand {
 }
 
 #[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  xtrain bench op run.toml
+  xtrain bench op run.toml --set train.micro_batch_size=4 --json")]
 pub(crate) struct BenchOpArgs {
     #[command(flatten)]
     pub(crate) run: RunFile,
-    /// Number of steps to time op by op; the median time of each op is reported
+    /// Steps to time op by op; the median time of each op is reported
     #[arg(long, default_value_t = 10, value_parser = bounded(1..=10_000))]
     pub(crate) repeats: usize,
     /// Print one line of JSON per row
@@ -38,12 +41,12 @@ pub(crate) struct BenchOpArgs {
 /// Sizes, device and repetitions of a benchmark of single ops.
 #[derive(Debug, Args)]
 pub(crate) struct OpBenchArgs {
-    /// A run file (TOML) to take sizes, precision and device from
+    /// Run file (TOML) that gives sizes, precision and device
     pub(crate) file: Option<PathBuf>,
-    /// Override a key of the run file, e.g. --set train.micro_batch_size=4; may be repeated
+    /// Override a key of the run file, e.g. --set train.micro_batch_size=4. May be repeated
     #[arg(long = "set", value_name = "SECTION.KEY=VALUE", requires = "file")]
     pub(crate) set: Vec<String>,
-    /// Compute here: auto (a GPU if one is present), cpu or cuda
+    /// Device to compute on: auto (a GPU if there is one), cpu or cuda
     #[arg(long, value_name = "DEVICE", default_value = "auto", conflicts_with = "file",
         value_parser = device())]
     pub(crate) device: Device,
@@ -90,7 +93,7 @@ pub(crate) struct BenchGemmArgs {
 pub(crate) struct BenchAttentionArgs {
     #[command(flatten)]
     pub(crate) bench: OpBenchArgs,
-    /// Number of sequences; other sizes default to those of a common model
+    /// Sequences; sizes that are not given are those of a common model
     #[arg(long, conflicts_with = "file", value_parser = bounded(1..=1 << 20))]
     pub(crate) batch: Option<usize>,
     /// Tokens per sequence
@@ -99,7 +102,7 @@ pub(crate) struct BenchAttentionArgs {
     /// Query heads
     #[arg(long, conflicts_with = "file", value_parser = bounded(1..=1 << 12))]
     pub(crate) heads: Option<usize>,
-    /// Key and value heads; default: as many as --heads, if that is given
+    /// Key and value heads; by default as many as --heads, if that is given
     #[arg(long, conflicts_with = "file", value_parser = bounded(1..=1 << 12))]
     pub(crate) kv_heads: Option<usize>,
     /// Width of a head
@@ -137,21 +140,21 @@ pub(crate) struct BenchStepArgs {
   xtrain bench fp8 run.toml --json
   xtrain bench fp8 --shape 8192,4096,4096 --shape 8192,4096,14336 --recipe fp8-delayed --recipe fp8-block")]
 pub(crate) struct BenchFp8Args {
-    /// A run file (TOML) whose linear layers are timed inside its blocks. On a GPU the result is cached, and
-    /// runs use it to leave layers that FP8 would make slower in bf16
+    /// Run file (TOML) whose linear layers are timed inside the model's blocks. On a GPU the result is cached;
+    /// runs then leave in bf16 the layers that FP8 would make slower
     pub(crate) file: Option<PathBuf>,
-    /// Override a key of the run file, e.g. --set train.micro_batch_size=4; may be repeated
+    /// Override a key of the run file, e.g. --set train.micro_batch_size=4. May be repeated
     #[arg(long = "set", value_name = "SECTION.KEY=VALUE", requires = "file")]
     pub(crate) set: Vec<String>,
-    /// Size of a linear layer to time by itself: tokens, input columns, output columns, all multiples of 16;
-    /// may be repeated
+    /// Size of a linear layer to time by itself: tokens, input columns, output columns, all multiples of 16.
+    /// May be repeated
     #[arg(long, value_name = "M,K,N", conflicts_with = "file", value_parser = shape)]
     pub(crate) shape: Vec<LinearShape>,
-    /// FP8 recipe to time; may be repeated. Default: the run file's, else all recipes that the device
-    /// supports
+    /// FP8 recipe to time; by default the run file's, else all recipes that the device supports. May be
+    /// repeated
     #[arg(long, value_parser = named(&Recipe::FP8, Recipe::name))]
     pub(crate) recipe: Vec<Recipe>,
-    /// Compute here: auto (a GPU if one is present), cpu (which emulates FP8) or cuda
+    /// Device to compute on: auto (a GPU if there is one), cpu (which emulates FP8) or cuda
     #[arg(long, value_name = "DEVICE", default_value = "auto", conflicts_with = "file",
         value_parser = device())]
     pub(crate) device: Device,

@@ -9,14 +9,14 @@ use std::path::PathBuf;
 #[command(after_help = "Examples:
   xtrain compare runs/bf16 runs/fp8-block
   xtrain compare runs/fp8-* --baseline runs/bf16-*
-Runs whose configurations differ only in the seed are one row: list all of them.")]
-#[command(mut_arg("out", |out| out.help("The page to write; by default compare.html in the folder of the first run that is compared")))]
+Runs that differ only in their seed become one row, so list all of them.")]
+#[command(mut_arg("out", |out| out.help("The page to write; by default compare.html in the folder of the first compared run")))]
 pub(crate) struct CompareArgs {
-    /// Run folders; without --baseline the first is the baseline, with those that differ from it only in
-    /// their seed
+    /// Run folders. Without --baseline, the first is the baseline, together with those that differ from it
+    /// only in their seed
     #[arg(required = true)]
     pub(crate) runs: Vec<PathBuf>,
-    /// The runs to compare with: one, or several that differ only in their seeds, whose spread is then
+    /// The runs to compare with: one, or several that differ only in their seed, whose spread is then
     /// reported
     #[arg(long, value_name = "RUN", num_args = 1..)]
     pub(crate) baseline: Vec<PathBuf>,

@@ -9,6 +9,6 @@ use clap_complete::Shell;
   xtrain completions zsh > ~/.zfunc/_xtrain      (with fpath+=~/.zfunc before compinit in ~/.zshrc)
   xtrain completions fish > ~/.config/fish/completions/xtrain.fish")]
 pub(crate) struct CompletionsArgs {
-    /// The shell
+    /// The shell to write for
     pub(crate) shell: Shell,
 }

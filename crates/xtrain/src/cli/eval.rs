@@ -16,7 +16,7 @@ pub(crate) struct EvalArgs {
     pub(crate) model: ModelArgs,
     #[command(flatten)]
     pub(crate) on: OnDevice,
-    /// Compute in this precision instead of the run's own, or fp32 for a Hugging Face folder. May be
+    /// Compute in this precision; by default the run's own, and fp32 for a Hugging Face folder. May be
     /// repeated; each loss is then compared with the first
     #[arg(long, value_parser = named(&Recipe::ALL, Recipe::name))]
     pub(crate) precision: Vec<Recipe>,
@@ -28,7 +28,7 @@ pub(crate) struct EvalArgs {
     /// limit if that is less
     #[arg(long, requires = "data", value_parser = tokens(1..=1 << 24))]
     pub(crate) seq_len: Option<usize>,
-    /// Keep attention inside documents; by default as the run did, and false for a Hugging Face folder
+    /// Keep attention within documents; by default as in the run, and false for a Hugging Face folder
     #[arg(long, requires = "data", value_name = "true|false")]
     pub(crate) document_mask: Option<bool>,
     /// Sequences evaluated at once
@@ -40,7 +40,7 @@ pub(crate) struct EvalArgs {
     /// Split .txt files into documents at this string
     #[arg(long, requires = "data")]
     pub(crate) separator: Option<String>,
-    /// Keep the tokens of the text in this folder for the next time; by default they are temporary
+    /// Keep the tokens of the text in this folder for the next time; by default they are deleted
     #[arg(long, requires = "data", value_name = "FOLDER")]
     pub(crate) cache_dir: Option<PathBuf>,
     /// Print a JSON object for each precision instead of text

@@ -17,12 +17,12 @@ pub(crate) struct ExportArgs {
     /// The folder to write
     #[arg(long, short, value_name = "FOLDER")]
     pub(crate) out: PathBuf,
-    /// The element type of the weights; by default as in the run's own export, or the smallest that holds a
-    /// Hugging Face folder exactly. fp8 is E4M3 with scales for blocks of 128 x 128, as DeepSeek-V3 is
-    /// published: the linear layers of the blocks, if their sizes are multiples of 128; the rest is bf16
+    /// Element type of the weights; by default as in the run's own export, or the smallest that holds a
+    /// Hugging Face folder's weights exactly. fp8 is E4M3 with a scale for each block of 128 x 128, like
+    /// DeepSeek-V3, for linear layers of the blocks whose sizes are multiples of 128; other weights are bf16
     #[arg(long, value_parser = named(&ExportDtype::ALL, ExportDtype::name))]
     pub(crate) dtype: Option<ExportDtype>,
-    /// Maximum size of a file: a number with a unit (500MB, 4GiB), or of bytes
+    /// Maximum size of a weight file, in bytes or with a unit (500MB, 4GiB)
     #[arg(long, value_name = "SIZE", default_value_t = Size(ExportOptions::default().max_shard_bytes))]
     pub(crate) max_shard_size: Size,
     /// Replace an existing folder

@@ -16,10 +16,11 @@ pub(crate) struct GenerateArgs {
     pub(crate) compute: ComputeArgs,
     #[command(flatten)]
     pub(crate) prompt: PromptArgs,
-    /// Maximum number of tokens to generate; whenever the model's context is full, its older half is dropped
+    /// Maximum number of tokens to generate. When the context is full, its older half is dropped
     #[arg(long, short = 'n', default_value_t = 128, value_parser = tokens(0..=1 << 30))]
     pub(crate) max_tokens: usize,
-    /// 0 always takes the most likely token (greedy); 1 samples from the model's own distribution
+    /// Sampling temperature: 0 always takes the most likely token (greedy), 1 samples from the model's own
+    /// distribution
     #[arg(long, short, default_value_t = 0.8, value_parser = number)]
     pub(crate) temperature: f64,
     /// Sample from the k most likely tokens only; 0 means all
@@ -28,7 +29,7 @@ pub(crate) struct GenerateArgs {
     /// Sample from the smallest set of most likely tokens whose probabilities add up to this
     #[arg(long, default_value_t = 1.0, value_parser = number)]
     pub(crate) top_p: f64,
-    /// Seed of the sampling
+    /// Seed for sampling
     #[arg(long, default_value_t = 0, value_parser = whole::<u64>(0..=u64::MAX))]
     pub(crate) seed: u64,
     /// Print one JSON object at the end instead of the text: prompt_tokens, tokens, text, finish_reason
@@ -43,11 +44,10 @@ pub(crate) struct GenerateArgs {
 #[derive(Debug, Args)]
 #[group(required = true, multiple = false)]
 pub(crate) struct PromptArgs {
-    /// The text to continue; - reads it from standard input. It is not printed again
+    /// Text to continue, which is not printed again; - reads it from standard input
     #[arg(long, short)]
     pub(crate) prompt: Option<String>,
-    /// Token ids to continue, unchanged: no begin token is added. A folder without tokenizer.json then prints
-    /// ids
+    /// Token ids to continue; no begin token is added. Without a tokenizer.json, ids are printed too
     #[arg(long, value_name = "ID,ID,...", value_delimiter = ',', value_parser = whole::<u32>(0..=u32::MAX.into()))]
     pub(crate) tokens: Option<Vec<u32>>,
 }

@@ -9,11 +9,11 @@ use std::path::PathBuf;
   xtrain init data/crawl --out crawl.toml
   xtrain init models/Qwen3-0.6B my-text.jsonl
   xtrain init
-Then: xtrain plan run.toml, and xtrain train run.toml.")]
+Next: xtrain plan run.toml, then xtrain train run.toml.")]
 pub(crate) struct InitArgs {
-    /// Text to train on (.txt, .jsonl, .parquet; also .gz and .zst), folders of it or patterns in quotes, or
-    /// a folder of token shards; and a Hugging Face folder to train its model further. Without any, write a
-    /// template
+    /// Text to train on (.txt, .jsonl, .parquet; also .gz and .zst), folders of text, patterns in quotes, or
+    /// a folder of token shards. A Hugging Face folder is a model to train further. Without arguments, write
+    /// a template
     #[arg(value_name = "TEXT|MODEL")]
     pub(crate) sources: Vec<PathBuf>,
     /// The run file to write; an existing one is never replaced

@@ -7,7 +7,7 @@ use clap::Args;
 #[command(after_help = "Examples:
   xtrain inspect runs/fp8
   xtrain inspect runs/bf16 --step 2000 --casts fp8-current --all
-Names are patterns of [precision] skip, which returns a GEMM to bf16 if the casts of its operands are poor.")]
+To return a GEMM to bf16, add its printed name to skip in [precision].")]
 #[command(mut_arg("out", |out| out.help("The page to write; by default inspect.html in the run's folder")))]
 pub(crate) struct InspectArgs {
     #[command(flatten)]

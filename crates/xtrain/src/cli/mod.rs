@@ -90,9 +90,9 @@ pub(crate) enum Command {
     Init(InitArgs),
     /// Train the model that a run file describes
     Train(TrainArgs),
-    /// Show if a run fits, how long it takes, and what needs its memory, without running it
+    /// Show whether a run fits, how long it takes and how it uses memory, without running it
     Plan(PlanArgs),
-    /// Turn text into token shards
+    /// Tokenize text into token shards, or verify the checksums of shards
     Tokenize(TokenizeArgs),
     /// Continue a text with a model; prints only the continuation
     Generate(GenerateArgs),
@@ -100,19 +100,19 @@ pub(crate) enum Command {
     Eval(EvalArgs),
     /// Write a model as a Hugging Face folder
     Export(ExportArgs),
-    /// Write the report of a run, or one page for several
+    /// Write the report of a run, or one page that compares several
     Report(ReportArgs),
-    /// Compare the losses of runs with those of a baseline: the gap, and the spread of seeds
+    /// Compare the losses of runs with a baseline: the gap, and the spread between seeds
     Compare(CompareArgs),
-    /// Show the error of FP8 casts in a step: underflow, saturation, signal to noise
+    /// Show the error of each FP8 cast in a step: underflow, saturation, signal to noise
     Inspect(InspectArgs),
-    /// Find the GEMMs that cause the error of FP8 in a checkpoint, by returning one after another to bf16
+    /// Find the GEMMs that cause a checkpoint's FP8 error, by returning one after another to bf16
     Blame(BlameArgs),
-    /// Check what this machine can train with: devices and libraries, tested, and how to get missing ones
+    /// Test this machine's devices and libraries, and say how to get what is missing
     Doctor(DoctorArgs),
     /// Measure the speed of training steps, ops, GEMMs and attention
     #[command(subcommand)]
     Bench(BenchCommand),
-    /// Print a shell's completion script for commands and options
+    /// Print the script that completes commands and options in a shell
     Completions(CompletionsArgs),
 }

@@ -10,8 +10,8 @@ use xtrain_model::Recipe;
 pub(crate) struct RunFile {
     /// The run file (TOML); docs/configuration.md lists its keys
     pub(crate) file: PathBuf,
-    /// Override a key of the run file, e.g. --set optimizer.lr=1e-3; --set section.key= removes it; may be
-    /// repeated
+    /// Override a key of the run file, e.g. --set optimizer.lr=1e-3. --set section.key= removes the key. May
+    /// be repeated
     #[arg(long = "set", value_name = "SECTION.KEY=VALUE")]
     pub(crate) set: Vec<String>,
 }
@@ -19,7 +19,7 @@ pub(crate) struct RunFile {
 /// `--threads`.
 #[derive(Debug, Args)]
 pub(crate) struct Threads {
-    /// CPU threads; 0 takes all
+    /// CPU threads; 0 uses all cores
     #[arg(long, default_value_t = 0, value_parser = bounded(0..=1024))]
     pub(crate) threads: usize,
 }
@@ -27,7 +27,7 @@ pub(crate) struct Threads {
 /// `--device`.
 #[derive(Debug, Args)]
 pub(crate) struct OnDevice {
-    /// Compute here: auto (a GPU if one is present), cpu or cuda
+    /// Device to compute on: auto (a GPU if there is one), cpu or cuda
     #[arg(long, value_name = "DEVICE", default_value = "auto", value_parser = device())]
     pub(crate) device: Device,
 }
@@ -52,7 +52,7 @@ pub(crate) struct ModelArgs {
 pub(crate) struct ComputeArgs {
     #[command(flatten)]
     pub(crate) on: OnDevice,
-    /// Compute in this precision instead of the run's own, or fp32 for a Hugging Face folder
+    /// Compute in this precision; by default the run's own, and fp32 for a Hugging Face folder
     #[arg(long, value_parser = named(&Recipe::ALL, Recipe::name))]
     pub(crate) precision: Option<Recipe>,
 }
@@ -71,8 +71,8 @@ pub(crate) struct ProbeArgs {
     /// Examine the casts of this recipe instead of the run's own; by default fp8-block if the run has no FP8
     #[arg(long, value_name = "RECIPE", value_parser = named(&Recipe::FP8, Recipe::name))]
     pub(crate) casts: Option<Recipe>,
-    /// Take the batches from this text (.txt, .jsonl, .parquet, .gz, .zst; a folder or a pattern) or from
-    /// these token shards, read as the run reads its own; by default the next ones of the run
+    /// Take batches from this text (.txt, .jsonl, .parquet, .gz, .zst; a folder or a pattern) or from these
+    /// token shards, prepared like the run's own data; by default the run's next batches
     #[arg(long, value_name = "FILE")]
     pub(crate) data: Vec<PathBuf>,
     #[command(flatten)]

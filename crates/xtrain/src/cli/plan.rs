@@ -13,18 +13,18 @@ use xtrain_train::passes::PIPELINE;
   xtrain plan models/Llama-3-8B --device-model h100
   xtrain plan run.toml --set train.device=cuda --memory 80GiB
   xtrain plan run.toml --set train.recompute=block --dump")]
+#[command(mut_arg("file", |file| file.help("A run file (TOML; docs/configuration.md lists its keys), a Hugging Face folder or a config.json")))]
 pub(crate) struct PlanArgs {
     #[command(flatten)]
     pub(crate) run: RunFile,
-    /// Check that a step fits into this much memory, and list settings with which it would: a number with a
-    /// unit (500MB, 24GiB), or of bytes; by default the memory available on the device of the run, if it is
-    /// present
+    /// Memory that a step must fit into, in bytes or with a unit (500MB, 24GiB). By default, the memory of the
+    /// run's device, if the machine has it
     #[arg(long, value_name = "SIZE")]
     pub(crate) memory: Option<Size>,
-    /// Plan for a GPU of this model, present or not: h200, h100, a100, l40s, 4090 or 5090
+    /// Plan for this GPU model, which need not be present: h200, h100, a100, l40s, 4090 or 5090
     #[arg(long, value_name = "NAME")]
     pub(crate) device_model: Option<String>,
-    /// Print workspaces that are not at the peak of memory, too
+    /// Also print workspaces that do not add to the peak of memory
     #[arg(long)]
     pub(crate) all: bool,
     /// Print the step program, one line for each op

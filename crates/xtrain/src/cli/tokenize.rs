@@ -12,14 +12,16 @@ use xtrain_data::{BeginOfDocument, PrepareOptions};
   xtrain tokenize books/*.txt --tokenizer models/Qwen3-0.6B --out shards/books
   xtrain tokenize crawl.jsonl.zst --text-field content --bpe-vocab-size 32Ki --out shards/crawl
   xtrain tokenize --verify shards/crawl
-A run file then names the folder: [data] train = \"shards/books\". Run the same command again to continue after a stop.")]
+Give one of --tokenizer, --bpe-vocab-size, --bytes and --chars, except to verify existing shards.
+After a stop, run the same command again to continue. A run file names the folder:
+[data] train = \"shards/books\".")]
 pub(crate) struct TokenizeArgs {
     /// Text files (.txt, .jsonl, .parquet; also .gz and .zst), folders of them, or patterns in quotes: * and
-    /// ? match within a name, ** matches any number of folders. With --verify and without --out: folders of
-    /// token shards to verify
+    /// ? match within a name, ** matches any number of folders. With --verify and no --out: folders of token
+    /// shards to verify
     #[arg(required = true)]
     pub(crate) inputs: Vec<PathBuf>,
-    /// The folder for the shards
+    /// Folder for the shards
     #[arg(long, short, value_name = "FOLDER", required_unless_present = "verify")]
     pub(crate) out: Option<PathBuf>,
     #[command(flatten)]
@@ -27,7 +29,7 @@ pub(crate) struct TokenizeArgs {
     /// The field of .jsonl lines and the column of .parquet files that holds the text
     #[arg(long, default_value = "text")]
     pub(crate) text_field: String,
-    /// Split .txt files into documents at this string; without it each file is one document
+    /// Split .txt files into documents at this string; by default each file is one document
     #[arg(long)]
     pub(crate) separator: Option<String>,
     /// End each document with this token of the tokenizer, e.g. '<|endoftext|>'; by default the end token
@@ -38,10 +40,10 @@ pub(crate) struct TokenizeArgs {
     /// true or false
     #[arg(long, value_name = "CHOICE", default_value = "auto")]
     pub(crate) begin_of_document: BeginOfDocument,
-    /// Maximum number of tokens in a shard, with or without a unit (K, M, G or B, T; Ki, Mi, Gi, Ti)
+    /// Maximum number of tokens in a shard; may have a unit (K, M, G or B, T; Ki, Mi, Gi, Ti)
     #[arg(long, value_name = "TOKENS", default_value_t = Count(PrepareOptions::default().shard_tokens))]
     pub(crate) shard_tokens: Count,
-    /// Read the finished shards again and compare their checksums. Without --out: verify the given folders of
+    /// Read the finished shards again and check their checksums. Without --out, check the given folders of
     /// token shards
     #[arg(long)]
     pub(crate) verify: bool,

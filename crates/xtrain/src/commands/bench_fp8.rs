@@ -115,7 +115,7 @@ fn shapes_table(speeds: &Fp8Speeds) -> String {
         out.push('\n');
     }
     out.push_str(&format!(
-        "\nbreak-even: number of tokens from which FP8 is no slower\n{:>8}{:>8}{:>8}{:>10}",
+        "\nbreak-even: number of tokens from which FP8 is not slower\n{:>8}{:>8}{:>8}{:>10}",
         "", "k", "n", ""
     ));
     heads(&mut out);

@@ -26,8 +26,8 @@ fn text(comparison: &Comparison) -> String {
     let Comparison { baseline, compared, notes, counted_in, last, .. } = comparison;
     let mut rows = vec![
         [
-            "runs", "recipe", "loss of", counted_in, "loss", "baseline", "gap", "seeds", "of seeds", "bar",
-            "of bar",
+            "runs", "recipe", "loss of", counted_in, "loss", "baseline", "gap", "seeds", "within seeds", "bar",
+            "within bar",
         ]
         .map(String::from),
     ];
@@ -84,9 +84,11 @@ fn text(comparison: &Comparison) -> String {
     }
     let mut out = columns(&rows);
     out.push_str(&format!(
-        "training: mean over the last {} steps of both; gap: relative difference of the loss (± its 95% interval over seeds); seeds: distance\n\
-         from the baseline within which its other seeds would lie (95%); bar: the recipe's tolerance (docs/numerics.md); unclear: chance alone\n\
-         could move the gap across the bar, as always with a single seed below three times the bar\n",
+        "training: mean over the last {} steps of both\n\
+         gap: relative difference of the loss, ± its 95% interval over seeds\n\
+         seeds: distance from the baseline within which its other seeds would lie (95%)\n\
+         bar: the recipe's tolerance (docs/numerics.md)\n\
+         unclear: chance alone could move the gap across the bar; with a single seed, this holds below three times the bar\n",
         format::grouped(*last)
     ));
     for note in notes {

@@ -128,6 +128,6 @@ fn what_has_nothing_in_fp8_is_refused_in_a_line() {
     let place = Place::new();
     // Sizes that FP8 does not take.
     place.train("out", "--set train.steps=2 --set model.dim=24 --set model.ffn_dim=24");
-    place.run("blame out").refuses(&["fp8-block leaves all GEMMs", "24 is no multiple of 16"]);
+    place.run("blame out").refuses(&["fp8-block leaves all GEMMs", "24 is not a multiple of 16"]);
     place.run("blame nowhere").refuses(&["no folder nowhere"]);
 }

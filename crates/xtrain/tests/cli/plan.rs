@@ -304,13 +304,13 @@ fn a_head_in_fp8_is_shown_and_one_that_cannot_be_is_told() {
     assert!(
         line("--set model.vocab_size=288 --set precision.skip=[\"lm_head:wgrad\"]").contains("skipped by")
     );
-    assert!(line("--set model.vocab_size=290").contains("290 is no multiple of 16"));
+    assert!(line("--set model.vocab_size=290").contains("290 is not a multiple of 16"));
     assert!(line("--set precision.head=bf16").contains("precision.head = \"bf16\""));
     let ran =
         place.run(&format!("train run.toml --out out {set} --set model.vocab_size=290 --set train.steps=3"));
     let said = ran.succeeds().stderr;
     for product in ["fprop", "dgrad", "wgrad"] {
-        assert!(said.contains(&format!("{product} (290 is no multiple of 16: the vocabulary")), "{said}");
+        assert!(said.contains(&format!("{product} (290 is not a multiple of 16: the vocabulary")), "{said}");
     }
     place
         .run(&format!("plan run.toml {set} --set model.vocab_size=288 --set precision.skip=[\"lm_head.x\"]"))
@@ -348,7 +348,7 @@ fn the_answers_come_first_and_are_those_of_the_device() {
     assert!(answer(&text, "fits").ends_with("and NVIDIA H200 has 134.61 GiB available"), "{text}");
     let chosen = answer(&text, "chosen");
     assert!(chosen.starts_with("recompute=none, loss_chunk=4096 for NVIDIA H200: it needs 0."), "{text}");
-    assert!(chosen.contains(" GiB of 139.80 GiB, 5.19 GiB of which stay free; "), "{text}");
+    assert!(chosen.contains(" GiB of 139.80 GiB less a reserve of 5.19 GiB; "), "{text}");
     let time = answer(&text, "time");
     assert!(
         time.starts_with("about ") && time.ends_with(" MFU (from the device table, edition 1)"),
@@ -367,12 +367,34 @@ fn a_large_model_gets_what_fits_and_where_nothing_does_what_would() {
     let file = examples("llama3_8b.toml");
     let small = plan(&place, &format!("{file} --set optimizer.moments=bf16 --device-model h200"));
     assert!(answer(&small, "fits").starts_with("yes: "), "{small}");
-    let slower = " slower than recompute=none, loss_chunk=4096 would be with 140.19 GiB; ";
+    let slower = " slower than recompute=none, loss_chunk=4096, which needs 140.19 GiB; ";
     assert!(answer(&small, "chosen").contains(slower), "{small}");
     let none = plan(&place, &format!("{file} --device-model h100"));
     assert!(answer(&none, "fits").starts_with("no: "), "{none}");
+    let least = ": of all choices it needs the least memory, 147.15 GiB, but it does not fit";
+    assert!(answer(&none, "chosen").ends_with(least), "{none}");
     for part in ["nothing fits: even ", " of its 32 layers would fit", "2 GPUs of this size could hold it"] {
         assert!(none.contains(part), "{part}: {none}");
+    }
+}
+
+#[test]
+fn a_choice_says_if_it_changes_rounding() {
+    let place = Place::new();
+    let eight = format!("{} --set optimizer.moments=bf16", examples("llama3_8b.toml"));
+    let micro = format!("{eight} --set train.micro_batch_size=auto --set train.batch_size=64");
+    let chunk = format!("{} --set train.loss_chunk=auto", examples("../benches/configs/t10.toml"));
+    for (run, says) in [
+        (eight, None),
+        (micro, Some("; micro_batch_size changes rounding")),
+        (chunk, Some("; loss_chunk changes rounding")),
+    ] {
+        let text = plan(&place, &format!("{run} --device-model h200"));
+        let chosen = answer(&text, "chosen");
+        match says {
+            Some(says) => assert!(chosen.ends_with(says), "{chosen}"),
+            None => assert!(!chosen.contains("rounding"), "{chosen}"),
+        }
     }
 }
 

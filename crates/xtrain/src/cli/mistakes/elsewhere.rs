@@ -240,6 +240,20 @@ pub(super) const OPTIONS: &[Row] = &[
             "set log.command to a program that receives the metrics; docs/watching.md shows W&B and trackio",
         )],
     ),
+    row(
+        &["tasks", "task", "numfewshot", "limit"],
+        &[Nothing("xtrain measures the loss on text; for tasks, give an exported folder to lm-eval")],
+    ),
+    row(
+        &["format", "gguf", "outformat"],
+        &[Nothing(
+            "exports are Hugging Face folders; llama.cpp's convert_hf_to_gguf.py turns them into GGUF",
+        )],
+    ),
+    row(
+        &["lora", "uselora", "lorar", "lorarank", "peft", "qlora", "loadin4bit"],
+        &[Nothing("xtrain trains all weights of a model, without adapters")],
+    ),
     row(&["i", "interactive"], &[Nothing("give a prompt with --prompt; - reads it from standard input")]),
 ];
 

@@ -52,7 +52,11 @@ fn assert_alike(world: &World, ranks: &[RankRun]) {
             assert!(bytes == &ranks[0].shared[key], "{world:?}: rank {n} has other bits in {key:?}");
         }
         assert_eq!(rank.memory[0], rank.memory[1], "{world:?}: memory of rank {n}, and its plan");
-        assert_eq!(rank.sent[0], rank.sent[1], "{world:?}: bytes that rank {n} sends, and its program");
+        let (sent, planned) = &rank.sent;
+        assert!(
+            sent.iter().all(|step| step == planned),
+            "{world:?}: rank {n} sends {sent:?}, not {planned:?}"
+        );
         assert!(rank.results.iter().all(|step| !step.skipped), "{world:?}");
     }
 }
@@ -116,7 +120,9 @@ fn gradients_that_are_sent_in_bf16_are_near_and_equal_on_all_ranks() {
     let world = World { reduce_dtype: DType::BF16, ..exact };
     let (ranks, exact) = (world.run(), exact.run());
     assert_alike(&world, &ranks);
-    assert!(ranks[0].sent[0] < exact[0].sent[0]);
+    // Gradients are sent in half as many bytes.
+    let exchanged = |ranks: &[RankRun]| ranks[0].sent.1["all_to_all"];
+    assert_eq!(2 * exchanged(&ranks), exchanged(&exact));
     let expected = whole_gradients(&exact);
     for (name, gradient) in whole_gradients(&ranks) {
         let error = relative(&gradient, &expected[&name]);

@@ -1,12 +1,12 @@
 //! Runs of a few steps on several ranks, and what they leave.
 
 use crate::common::{built, random_batch, spec, wide};
+use crate::counting::{Counting, Sent};
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::thread;
 use xtrain_data::Batch as TokenBatch;
-use xtrain_distributed::{CommError, Communicator, ThreadCommunicator};
+use xtrain_distributed::{Communicator, ThreadCommunicator};
 use xtrain_model::decoder::Batch;
 use xtrain_model::{Architecture, Description, Recipe};
 use xtrain_ops::registry::cpu_kernels;
@@ -72,8 +72,8 @@ pub(crate) struct RankRun {
     pub(crate) rows: BTreeMap<(StateKind, String), HeldRows>,
     /// Bytes that the engine holds before the first step, and that the plan predicts.
     pub(crate) memory: [usize; 2],
-    /// Bytes that were sent in all steps, and that the program predicts.
-    pub(crate) sent: [usize; 2],
+    /// Bytes that were sent in each step, and those that the program predicts for a step.
+    pub(crate) sent: (Vec<Sent>, Sent),
 }
 
 /// A change of the state of a rank before the first step.
@@ -146,22 +146,20 @@ impl World {
         let memory = [learner.memory_bytes(), planned_bytes];
         learner.weights().initialize(5, 0.1).expect("weights");
         damage(rank, &mut learner);
-        communicator.sent.store(0, Ordering::Relaxed);
-        let (mut results, mut first_gradients) = (Vec::new(), BTreeMap::new());
+        communicator.take();
+        let (mut results, mut first_gradients, mut sent) = (Vec::new(), BTreeMap::new(), Vec::new());
         for number in 0..STEPS {
             let count = self.ranks * self.micro_steps;
             let seeds = (number * count..).take(count);
             let batches: Vec<TokenBatch> =
                 seeds.map(|seed| random_batch(BATCH, vocabulary, seed as u64)).collect();
             results.push(self.step(&mut learner, number as u64, rank, &batches));
+            sent.push(communicator.take());
             if number == 0 {
                 first_gradients = gradients(&mut learner);
             }
         }
-        let sent = [
-            communicator.sent.load(Ordering::Relaxed),
-            STEPS * training.sent_bytes(self.micro_steps) as usize,
-        ];
+        let sent = (sent, training.sent_bytes(self.micro_steps));
         let applied = learner.read_state(StateKind::Counter, "applied").expect("a counter");
         let applied = u32::from_le_bytes(applied.try_into().expect("four bytes"));
         let (shared, saved, rows) = state(&mut learner);
@@ -252,43 +250,4 @@ pub(crate) fn whole_gradients(ranks: &[RankRun]) -> BTreeMap<String, Vec<f32>> {
         pieces.into_iter().flat_map(|(_, values)| values.clone()).collect()
     };
     ranks[0].first_gradients.keys().map(|name| (name.clone(), assemble(name))).collect()
-}
-
-/// A communicator that counts the bytes that its rank sends to others.
-struct Counting {
-    inner: Mutex<ThreadCommunicator>,
-    rank: usize,
-    world_size: usize,
-    sent: AtomicUsize,
-}
-
-impl Counting {
-    fn new(inner: ThreadCommunicator) -> Self {
-        let (rank, world_size) = (inner.rank(), inner.world_size());
-        Counting { inner: Mutex::new(inner), rank, world_size, sent: AtomicUsize::new(0) }
-    }
-
-    fn count(&self, piece_bytes: usize) {
-        self.sent.fetch_add(piece_bytes * (self.world_size - 1), Ordering::Relaxed);
-    }
-}
-
-impl Communicator for Counting {
-    fn rank(&self) -> usize {
-        self.rank
-    }
-
-    fn world_size(&self) -> usize {
-        self.world_size
-    }
-
-    fn all_gather(&self, first: usize, input: &[u8], output: &mut [u8]) -> Result<(), CommError> {
-        self.count(input.len());
-        self.inner.lock().expect("a communicator").all_gather(first, input, output)
-    }
-
-    fn all_to_all(&self, first: usize, input: &[u8], output: &mut [u8]) -> Result<(), CommError> {
-        self.count(input.len() / self.world_size);
-        self.inner.lock().expect("a communicator").all_to_all(first, input, output)
-    }
 }

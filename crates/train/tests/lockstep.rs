@@ -224,8 +224,8 @@ struct Steps {
 }
 
 impl Steps {
-    /// Runs four steps, in threads of this process if there are several ranks. Collectives connect the CPUs of
-    /// all ranks, and their GPUs.
+    /// Runs four steps. Several ranks are threads, whose CPU engines exchange data with each other, and so do
+    /// their GPU engines.
     fn run(&self) -> Result<(), Failed> {
         let ranks = self.spec.parallel.world_size;
         let [cpus, gpus] = [(); 2].map(|()| ThreadCommunicator::world(ranks));

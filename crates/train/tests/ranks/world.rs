@@ -3,7 +3,7 @@
 use crate::common::{built, random_batch, spec, wide};
 use crate::counting::{Counting, Sent};
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 use std::thread;
 use xtrain_data::Batch as TokenBatch;
 use xtrain_distributed::{Communicator, ThreadCommunicator};
@@ -12,7 +12,7 @@ use xtrain_model::{Architecture, Description, Recipe};
 use xtrain_ops::registry::cpu_kernels;
 use xtrain_program::{Parallel, Reduce, Shard, StateKind};
 use xtrain_runtime::{Checks, CpuEngine};
-use xtrain_tensor::DType;
+use xtrain_tensor::{DType, Philox};
 use xtrain_train::engine::Target;
 use xtrain_train::layout::HeldRows;
 use xtrain_train::learner::{Learner, Step, StepResult};
@@ -40,6 +40,16 @@ fn model(tied: bool) -> Architecture {
     built(description)
 }
 
+/// The seed of samples and of the orders of lanes: XTRAIN_TEST_SEED, or else the time. A failure prints it.
+pub(crate) fn seed() -> u64 {
+    static SEED: LazyLock<u64> = LazyLock::new(|| match std::env::var("XTRAIN_TEST_SEED") {
+        Ok(seed) => seed.parse().expect("XTRAIN_TEST_SEED is a number"),
+        Err(_) => std::time::UNIX_EPOCH.elapsed().map_or(0, |time| time.as_nanos() as u64),
+    });
+    println!("XTRAIN_TEST_SEED={}", *SEED);
+    *SEED
+}
+
 /// A run of several ranks.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct World {
@@ -51,6 +61,8 @@ pub(crate) struct World {
     pub(crate) shard: Shard,
     pub(crate) any_world: bool,
     pub(crate) reduce_dtype: DType,
+    /// Selects the orders of lanes, with the seed.
+    pub(crate) orders: u32,
 }
 
 /// A tensor of the state by kind and name.
@@ -90,6 +102,7 @@ impl World {
             shard: Shard::None,
             any_world: false,
             reduce_dtype: DType::F32,
+            orders: 0,
         }
     }
 
@@ -120,16 +133,20 @@ impl World {
 
     /// Runs all ranks after this change.
     pub(crate) fn run_with(&self, damage: Damage<'_>) -> Vec<RankRun> {
+        let order = Philox::new(seed(), self.orders, 1);
         thread::scope(|scope| {
+            let order = &order;
             let spawn = |communicator: ThreadCommunicator| {
-                scope.spawn(move || self.run_rank(Counting::new(communicator), damage))
+                let order = order.word(communicator.rank() as u64).into();
+                scope.spawn(move || self.run_rank(Counting::new(communicator), order, damage))
             };
             let handles: Vec<_> = ThreadCommunicator::world(self.ranks).into_iter().map(spawn).collect();
             handles.into_iter().map(|handle| handle.join().expect("a rank")).collect()
         })
     }
 
-    fn run_rank(&self, communicator: Counting, damage: Damage<'_>) -> RankRun {
+    /// The run of a rank, whose lanes run in an order by this seed.
+    fn run_rank(&self, communicator: Counting, order: u64, damage: Damage<'_>) -> RankRun {
         let (rank, communicator) = (communicator.rank(), Arc::new(communicator));
         let spec = self.spec(rank);
         let [training, refresh] = {
@@ -140,7 +157,7 @@ impl World {
         let planned_bytes = Target::Cpu.plan_bytes(&[&refresh, &training]);
         let mut engine = CpuEngine::new(Arc::new(cpu_kernels())).with_communicator(communicator.clone());
         engine.set_checks(Checks { poison: true, numerics: false });
-        engine.set_random_order(rank as u64);
+        engine.set_random_order(order);
         let vocabulary = spec.model.vocab_size;
         let mut learner = Learner::new(Box::new(engine), spec, 3).expect("a learner");
         let memory = [learner.memory_bytes(), planned_bytes];

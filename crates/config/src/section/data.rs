@@ -31,9 +31,9 @@ section! {
         #[schemars(extend("x-example" = "data/valid.txt"))]
         #[schemars(extend("x-aliases" = ["val", "validation", "valid_data", "val_path", "test"]))]
         pub valid: Option<DataSources> = None,
-        /// Fraction of each source of `train` that is held out for validation. It is taken from the ends of 16
-        /// equal parts of the source, or of fewer if the source is short. 0 trains on everything. Cannot be
-        /// given with `valid`.
+        /// Fraction of each source of `train` that is held out for validation. It is taken from the ends of
+        /// 16 equal parts of the source, or of fewer if the source is short. 0 trains on everything. Cannot
+        /// be given with `valid`.
         #[schemars(range(max = 0.9), extend("minimum" = 0.0))]
         #[schemars(extend("x-default" = format!("{HELD_OUT} without `valid`")))]
         #[schemars(extend("x-aliases" = ["val_fraction", "valid_fraction", "test_size", "val_split"]))]

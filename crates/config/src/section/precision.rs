@@ -57,7 +57,8 @@ section! {
         #[schemars(extend("x-default" = "`\"fp8\"` under `fp8-block`, else `\"bf16\"`"))]
         pub swiglu_input: Option<SavedFormat> = None,
         /// Format in which attention's output is saved for the backward: `e5m6` has 12 bits, in tiles of 128
-        /// numbers. Both the next linear layer's weight gradient and attention's gradient are computed from it.
+        /// numbers. Both the next linear layer's weight gradient and attention's gradient are computed from
+        /// it.
         #[schemars(extend("x-default" = "`\"e5m6\"` under `fp8-block`, else `\"bf16\"`"))]
         pub attention_output: Option<AttentionFormat> = None,
         /// Number of past steps whose amax determines a scale of `fp8-delayed`.

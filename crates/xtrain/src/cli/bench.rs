@@ -140,8 +140,8 @@ pub(crate) struct BenchStepArgs {
   xtrain bench fp8 run.toml --json
   xtrain bench fp8 --shape 8192,4096,4096 --shape 8192,4096,14336 --recipe fp8-delayed --recipe fp8-block")]
 pub(crate) struct BenchFp8Args {
-    /// Run file (TOML) whose linear layers are timed inside the model's blocks. On a GPU the result is cached;
-    /// runs then leave in bf16 the layers that FP8 would make slower
+    /// Run file (TOML) whose linear layers are timed inside the model's blocks. On a GPU the result is
+    /// cached; runs then leave in bf16 the layers that FP8 would make slower
     pub(crate) file: Option<PathBuf>,
     /// Override a key of the run file, e.g. --set train.micro_batch_size=4. May be repeated
     #[arg(long = "set", value_name = "SECTION.KEY=VALUE", requires = "file")]

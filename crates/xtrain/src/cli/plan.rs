@@ -17,8 +17,8 @@ use xtrain_train::passes::PIPELINE;
 pub(crate) struct PlanArgs {
     #[command(flatten)]
     pub(crate) run: RunFile,
-    /// Memory that a step must fit into, in bytes or with a unit (500MB, 24GiB). By default, the memory of the
-    /// run's device, if the machine has it
+    /// Memory that a step must fit into, in bytes or with a unit (500MB, 24GiB). By default, the memory of
+    /// the run's device, if the machine has it
     #[arg(long, value_name = "SIZE")]
     pub(crate) memory: Option<Size>,
     /// Plan for this GPU model, which need not be present: h200, h100, a100, l40s, 4090 or 5090

@@ -57,7 +57,9 @@ impl Probe {
         let mut parsed = Config::load::<&str>(&run.config(), &[])?;
         parsed.config.precision = position::precision_of(&checkpoint)?;
         let planned = spec::planned(parsed.resolve(&Default::default())?)?;
-        let (spec, config) = (planned.spec, planned.resolved.config);
+        let (mut spec, config) = (planned.spec, planned.resolved.config);
+        // Probes do not sum losses by source.
+        spec.loss.sources = 0;
         let casts = formats(&spec, casts)?;
         let processor =
             Processor::choose(device).map_err(|e| RunError::Refused(format!("no model on a GPU: {e}")))?;

@@ -11,7 +11,7 @@ use crate::{Architecture, FeedForward, LinearSpec, Mixer, Mlp, Rotary, SelfAtten
 use xtrain_ops::attention::Attention;
 use xtrain_ops::cached_attention::CachedAttention;
 use xtrain_ops::dropout::Dropout;
-use xtrain_ops::embedding::Embedding;
+use xtrain_ops::embedding::{Embedding, EmbeddingGrad};
 use xtrain_ops::linear::Linear;
 use xtrain_ops::linear_cross_entropy::LinearCrossEntropy;
 use xtrain_ops::qk_norm_rope::{QkNormRope, RopeScaling, rotation_table};
@@ -60,6 +60,8 @@ pub struct Loss {
     pub chunk_tokens: usize,
     /// Weight of the squared log-sum-exp (PaLM, arXiv 2204.02311, section 5).
     pub z_loss: f32,
+    /// Number of sources of the training text whose losses are summed separately; 0 sums all together.
+    pub sources: usize,
 }
 
 /// Names of the inputs and outputs of the programs traced here.
@@ -74,6 +76,8 @@ pub mod io {
     pub const TARGETS: &str = "targets";
     /// `f32[]`: one over the number of targets in the whole global batch.
     pub const INV_TARGETS: &str = "inv_targets";
+    /// `i32[t]`: the source of each token, if losses are summed by source.
+    pub const SOURCES: &str = "sources";
     /// `u32[4]`: seed (low, high), step, index of the first token within the global batch.
     pub const RNG: &str = "rng";
     /// `i32[n]`: the tokens whose logits are computed.
@@ -82,13 +86,16 @@ pub mod io {
     pub const OBJECTIVE: &str = "objective";
     /// The mean cross-entropy in nats.
     pub const LOSS: &str = "loss";
+    /// `f32[n, 2]`: for each source, the sums over its targets of their terms in the objective and in the
+    /// cross-entropy, in nats; not divided by the number of targets.
+    pub const SOURCE_LOSSES: &str = "source_losses";
     /// `[n, v]`: the logits of these rows.
     pub const LOGITS: &str = "logits";
 }
 
 /// Traces the model up to its loss; returns the objective, the value to differentiate. The outputs are
-/// [`io::OBJECTIVE`] and [`io::LOSS`]. `dropout` is the share of activations dropped after the embedding and
-/// after each half-block.
+/// [`io::OBJECTIVE`] and [`io::LOSS`], and with sources [`io::SOURCE_LOSSES`]. `dropout` is the share of
+/// activations dropped after the embedding and after each half-block.
 pub fn trace_loss(
     t: &mut Tracer,
     model: &Architecture,
@@ -102,10 +109,18 @@ pub fn trace_loss(
     let head_vd = trace.head(t);
     let targets = t.input(io::TARGETS, TensorType::new(DType::I32, [batch.tokens()]));
     let inv_targets = t.input(io::INV_TARGETS, TensorType::new(DType::F32, []));
-    let op = LinearCrossEntropy { chunk_tokens: loss.chunk_tokens, z_loss: loss.z_loss };
+    let Loss { chunk_tokens, z_loss, sources } = loss;
+    let op = LinearCrossEntropy { chunk_tokens, z_loss, terms: sources > 0 };
     let outputs = t.site(HEAD).apply(op, &[hidden_td, head_vd, targets, inv_targets])?;
     t.output(io::OBJECTIVE, outputs[0]);
     t.output(io::LOSS, outputs[1]);
+    if sources > 0 {
+        let source_t = t.input(io::SOURCES, TensorType::new(DType::I32, [batch.tokens()]));
+        // A sum by source is the gradient of a lookup by source: each token adds its row to its source's.
+        let sum = EmbeddingGrad { vocab_size: sources, out: DType::F32 };
+        let sums = t.site("loss_by_source").emit(sum, &[source_t, outputs[2]])?[0];
+        t.output(io::SOURCE_LOSSES, sums);
+    }
     Ok(outputs[0])
 }
 

@@ -7,6 +7,7 @@ use std::fmt::Write;
 
 use super::axis::Axis;
 use super::html::escape;
+use super::marks::{Mark, labels};
 use super::thin::{self, Point};
 use crate::metrics::format;
 
@@ -20,8 +21,12 @@ const DOTS: usize = 80;
 /// A chart, ready to be drawn.
 pub(super) struct Chart {
     pub(super) title: &'static str,
-    /// Unit of the y axis.
-    pub(super) unit: &'static str,
+    /// A few words that complete the title.
+    pub(super) subtitle: &'static str,
+    /// Quantity and unit of the y axis.
+    pub(super) y_name: &'static str,
+    /// Unit after each value.
+    pub(super) suffix: &'static str,
     /// Quantity on the x axis: `step` or `tokens`.
     pub(super) x_name: &'static str,
     pub(super) x: Axis,
@@ -29,20 +34,16 @@ pub(super) struct Chart {
     pub(super) step_tokens: Option<f64>,
     pub(super) y: Axis,
     pub(super) series: Vec<Series>,
-    /// x of steps without an update.
-    pub(super) skipped: Vec<f64>,
-    /// x of resumes.
-    pub(super) resumed: Vec<f64>,
-    /// True if the legend explains the vertical lines.
-    pub(super) explains_marks: bool,
+    /// Vertical lines.
+    pub(super) marks: Vec<Mark>,
     /// True if the legend omits dashed curves, because each belongs to a line of its colour.
     pub(super) pairs: bool,
     /// Horizontal lines and what they mean.
     pub(super) references: Vec<(f64, String)>,
     /// Areas behind the curves.
     pub(super) bands: Vec<Band>,
-    /// A point to put a ring on.
-    pub(super) ring: Option<Point>,
+    /// A point to put a ring on, and its meaning.
+    pub(super) ring: Option<(Point, &'static str)>,
     /// Sentences under the chart.
     pub(super) notes: Vec<String>,
 }
@@ -96,9 +97,10 @@ impl Style {
 pub(super) const COLORS: usize = 8;
 /// Shades of each colour: further ones start over.
 const TONES: usize = 4;
-/// Share of the height below which neighbouring horizontal lines share a label, so that labels do not
-/// overlap.
-const LABEL_HEIGHT: f64 = 0.09;
+/// Curves of a chart with a legend that fits beside other charts.
+const NARROW_CURVES: usize = 8;
+/// Part of the height by which a curve may leave the axis before it is cut off.
+const MARGIN: f64 = 0.05;
 
 /// The classes of a colour in one of its shades.
 pub(super) fn color_class(color: usize, tone: usize) -> String {
@@ -109,23 +111,33 @@ pub(super) fn color_class(color: usize, tone: usize) -> String {
 }
 
 impl Chart {
+    /// True if its legend needs the width of the page.
+    pub(super) fn is_wide(&self) -> bool {
+        self.series.len() > NARROW_CURVES
+    }
+
     /// The chart as a `figure`.
     pub(super) fn html(&self) -> String {
         let mut out = format!(
-            "<figure class=\"chart\" data-x0=\"{}\" data-x1=\"{}\" data-xname=\"{}\"{}>\n",
+            "<figure class=\"chart\" data-x0=\"{}\" data-x1=\"{}\" data-xname=\"{}\" data-suffix=\"{}\"{}>\n",
             self.x.low,
             self.x.high,
             self.x_name,
+            self.suffix,
             self.step_tokens.map(|tokens| format!(" data-tokens=\"{tokens}\"")).unwrap_or_default()
         );
         let _ = writeln!(
             out,
             "<figcaption><h3>{}</h3><span class=\"unit\">{}</span></figcaption>",
             escape(self.title),
-            escape(self.unit)
+            escape(self.subtitle)
         );
         self.legend(&mut out);
-        out.push_str("<div class=\"plot\">\n<div class=\"y\" aria-hidden=\"true\">");
+        let _ = write!(
+            out,
+            "<div class=\"plot\">\n<div class=\"yname\" aria-hidden=\"true\">{}</div>\n<div class=\"y\" aria-hidden=\"true\">",
+            escape(self.y_name)
+        );
         for (value, label) in &self.y.ticks {
             let _ = write!(out, "<span style=\"bottom:{:.2}%\">{label}</span>", self.y.place(*value) * 100.0);
         }
@@ -147,7 +159,8 @@ impl Chart {
     }
 
     fn legend(&self, out: &mut String) {
-        if self.series.len() == 1 && self.bands.is_empty() {
+        let ring = self.ring.filter(|ring| self.has_place(ring.0));
+        if self.series.len() == 1 && self.bands.is_empty() && self.marks.is_empty() && ring.is_none() {
             return;
         }
         out.push_str("<ul class=\"legend\">");
@@ -155,7 +168,7 @@ impl Chart {
             let last = series.points.iter().rev().map(|point| point.1).find(|value| value.is_finite());
             let last = last
                 .filter(|_| series.style != Style::Raw)
-                .map(|value| format!(" <b>{}</b>", four_digits(value)))
+                .map(|value| format!(" <b>{}{}</b>", four_digits(value), self.suffix))
                 .unwrap_or_default();
             let (class, name) = (series.style.class(), escape(&series.name));
             let color = color_class(series.color, series.tone);
@@ -165,11 +178,11 @@ impl Chart {
             let (color, name) = (band.color % COLORS, escape(&band.name));
             let _ = write!(out, "<li><i class=\"key band c{color}\"></i>{name}</li>");
         }
-        if self.explains_marks && !self.skipped.is_empty() {
-            let _ = write!(out, "<li><i class=\"key skip\"></i>skipped step</li>");
+        if let Some((_, name)) = ring {
+            let _ = write!(out, "<li><i class=\"key circle\"></i>{name}</li>");
         }
-        if self.explains_marks && !self.resumed.is_empty() {
-            let _ = write!(out, "<li><i class=\"key resume\"></i>resumed</li>");
+        for Mark { name, class, .. } in &self.marks {
+            let _ = write!(out, "<li><i class=\"key {class}\"></i>{name}</li>");
         }
         out.push_str("</ul>\n");
     }
@@ -185,8 +198,9 @@ impl Chart {
             let _ = write!(grid, "M0 {:.1}H{SIZE}", self.down(*value));
         }
         let _ = writeln!(out, "<path class=\"grid\" d=\"{grid}\"/>");
-        self.verticals(out, "skip", &self.skipped);
-        self.verticals(out, "resume", &self.resumed);
+        for mark in &self.marks {
+            self.verticals(out, mark);
+        }
         for band in &self.bands {
             self.band(out, band);
         }
@@ -255,8 +269,8 @@ impl Chart {
     }
 
     /// Draws vertical lines, no two closer than a pixel of a wide screen.
-    fn verticals(&self, out: &mut String, class: &str, xs: &[f64]) {
-        let mut places: Vec<i64> = xs.iter().map(|&x| self.across(x).round() as i64).collect();
+    fn verticals(&self, out: &mut String, Mark { class, at, .. }: &Mark) {
+        let mut places: Vec<i64> = at.iter().map(|&x| self.across(x).round() as i64).collect();
         places.dedup();
         if places.is_empty() {
             return;
@@ -266,7 +280,8 @@ impl Chart {
     }
 
     fn overlays(&self, out: &mut String) {
-        for (place, label) in self.labels() {
+        let lines = self.references.iter().map(|(value, label)| (self.y.place(*value), label.clone()));
+        for (place, label) in labels(lines) {
             let _ = writeln!(
                 out,
                 "<span class=\"reflabel\" style=\"bottom:{:.2}%\">{}</span>",
@@ -274,33 +289,20 @@ impl Chart {
                 escape(&label)
             );
         }
-        if let Some((x, y)) = self.ring.filter(|ring| (0.0..=1.0).contains(&self.y.place(ring.1))) {
+        if let Some(((x, y), _)) = self.ring.filter(|ring| self.has_place(ring.0)) {
             let (left, bottom) = (self.x.place(x) * 100.0, self.y.place(y) * 100.0);
             let _ =
                 writeln!(out, "<span class=\"ring\" style=\"left:{left:.2}%;bottom:{bottom:.2}%\"></span>");
         }
     }
 
-    /// Labels of the horizontal lines and their places; lines close to each other share one, at the upper.
-    fn labels(&self) -> Vec<(f64, String)> {
-        let placed = self.references.iter().map(|(value, label)| (self.y.place(*value), label));
-        let mut placed: Vec<(f64, &String)> = placed.filter(|(place, _)| place.is_finite()).collect();
-        placed.sort_by(|a, b| b.0.total_cmp(&a.0));
-        let mut labels: Vec<(f64, String)> = Vec::new();
-        let mut lowest = f64::INFINITY;
-        for (place, label) in placed {
-            match labels.last_mut().filter(|_| lowest - place < LABEL_HEIGHT) {
-                Some((_, shared)) => *shared += &format!(", {label}"),
-                None => labels.push((place, label.clone())),
-            }
-            lowest = place;
-        }
-        labels
+    fn has_place(&self, (_, y): Point) -> bool {
+        (0.0..=1.0).contains(&self.y.place(y))
     }
 
     /// Description of the chart for screen readers.
     fn spoken(&self) -> String {
-        let mut text = format!("{}, {}.", self.title, self.unit);
+        let mut text = format!("{}, {}, in {}.", self.title, self.subtitle, self.y_name);
         for series in self.series.iter().filter(|series| series.style != Style::Raw) {
             let mut finite = series.points.iter().map(|point| point.1).filter(|value| value.is_finite());
             if let Some(first) = finite.next() {
@@ -316,9 +318,9 @@ impl Chart {
         self.x.place(x).clamp(0.0, 1.0) * SIZE
     }
 
-    /// A value outside of the axis is drawn just beyond the edge, where it is cut off.
+    /// A value outside of the axis is drawn beyond the edge, where it is cut off.
     fn down(&self, y: f64) -> f64 {
-        (1.0 - self.y.place(y).clamp(-0.02, 1.02)) * SIZE
+        (1.0 - self.y.place(y).clamp(-MARGIN, 1.0 + MARGIN)) * SIZE
     }
 }
 
@@ -331,7 +333,8 @@ fn ticks(out: &mut String, class: &str, name: &str, axis: &Axis) {
     let _ = write!(out, "</div>\n<div class=\"xname {class}\" aria-hidden=\"true\">{name}</div>\n");
 }
 
-/// A value as the legend and the pointer show it: four or five significant digits.
+/// A value as the legend and the pointer show it: four or five significant digits. Powers of ten have no
+/// zeros at the end.
 pub(super) fn four_digits(value: f64) -> String {
     match value.abs() {
         0.0 => "0".to_owned(),
@@ -339,6 +342,11 @@ pub(super) fn four_digits(value: f64) -> String {
             format!("{value:.*}", (3 - size.log10().floor() as i32).max(0) as usize)
         }
         size if (10_000.0..1e15).contains(&size) => format::count(value),
-        _ => format!("{value:.3e}"),
+        _ => match format!("{value:.3e}").split_once('e') {
+            Some((digits, power)) => {
+                format!("{}e{power}", digits.trim_end_matches('0').trim_end_matches('.'))
+            }
+            None => value.to_string(),
+        },
     }
 }

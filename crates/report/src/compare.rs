@@ -5,14 +5,17 @@ use std::fmt::Write;
 use super::RunData;
 use super::chart::color_class;
 use super::config_text::flatten;
-use super::curves::View;
+use super::curves::{View, Views};
 use super::figures::{final_training_loss, median, train_seconds};
+use super::frame::{TABLE_END, columns, table_begun};
 use super::html::{escape, shortened};
 use super::identity::{same_text, same_tokenizer};
 use crate::metrics::{EvalMetrics, format};
 
 /// Longest value of a key that is shown, in bytes.
 const VALUE_BYTES: usize = 200;
+/// Runs up to this number have a column each in the table of what differs.
+const MANY: usize = 4;
 
 /// The figure that determines the best of several runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -61,15 +64,29 @@ impl BestBy {
     }
 }
 
-/// A table with one row a run.
-pub(super) fn figures_table(views: &[View<'_>]) -> String {
+/// Names of the columns of [`figures_table`] after that of the run.
+const COLUMNS: [&str; 12] = [
+    "Lowest validation loss",
+    "Bits per byte",
+    "At step",
+    "Perplexity",
+    "Last validation loss",
+    "Training loss",
+    "Steps",
+    "Tokens",
+    "Time",
+    "Tokens per second",
+    "MFU",
+    "Parameters",
+];
+
+/// A table with one row for each run.
+pub(super) fn figures_table(all: &Views<'_>) -> String {
+    let views = &all.views[..];
     let by = BestBy::of(views);
     let figure = |view: &View<'_>| view.history.best_eval().and_then(|eval| by.figure(&eval));
     let best_of_all = views.iter().filter_map(figure).min_by(f64::total_cmp);
-    let mut out = String::from(
-        "<div class=\"scroll\"><table>\n<thead><tr><th>Run</th><th>Best val. loss</th><th>Bits/byte</th><th>at step</th><th>Perplexity</th>\
-         <th>Last val. loss</th><th>Train. loss</th><th>Steps</th><th>Tokens</th><th>Time</th><th>Tokens/s</th><th>MFU</th><th>Parameters</th></tr></thead>\n<tbody>\n",
-    );
+    let mut rows: Vec<[Option<String>; COLUMNS.len()]> = Vec::new();
     for view in views {
         let history = &view.history;
         let best = history.best_eval();
@@ -92,20 +109,41 @@ pub(super) fn figures_table(views: &[View<'_>]) -> String {
             median(view, |m| m.mfu.unwrap_or(f64::NAN)).map(|mfu| format::percent(mfu, 1)),
             view.run.summary.parameters.map(|parameters| format::count(parameters as f64)),
         ];
+        rows.push(cells);
+    }
+    // A figure that no run has needs no column.
+    let shown: Vec<usize> =
+        (0..COLUMNS.len()).filter(|&n| rows.iter().any(|cells| cells[n].is_some())).collect();
+    let names: Vec<&str> = ["Run"].into_iter().chain(shown.iter().map(|&n| COLUMNS[n])).collect();
+    let mut out = table_begun("Figures of the runs", "") + &columns(&names);
+    for (view, cells) in views.iter().zip(rows) {
         let _ = write!(
             out,
-            "<tr><th><i class=\"key line {}\"></i>{}</th>",
+            "<tr><th scope=\"row\"><i class=\"key line {}\"></i>{}</th>",
             color_class(view.color, view.tone),
-            escape(&view.run.name)
+            escape(&view.label)
         );
-        for cell in cells {
-            let _ = write!(out, "<td>{}</td>", cell.as_deref().unwrap_or("–"));
+        for &n in &shown {
+            let _ = write!(out, "<td>{}</td>", cells[n].as_deref().unwrap_or("–"));
         }
         out.push_str("</tr>\n");
     }
-    out.push_str("</tbody>\n</table></div>\n");
+    out.push_str(TABLE_END);
+    out.push_str(&left_out(&all.left_out));
     out.push_str(by.note());
     out
+}
+
+/// A note on the beginning and the end of the runs' names that the labels omit.
+fn left_out([before, after]: &[String; 2]) -> String {
+    let parts = [("begin with", before), ("end with", after)];
+    let parts: Vec<String> = (parts.iter().filter(|(_, part)| !part.is_empty()))
+        .map(|(how, part)| format!("{how} <code>{}</code>", escape(part)))
+        .collect();
+    match parts.is_empty() {
+        true => String::new(),
+        false => format!("<p class=\"note\">The names of all runs {}.</p>\n", parts.join(" and ")),
+    }
 }
 
 /// A table of the keys whose values differ, or a sentence if none does.
@@ -131,19 +169,32 @@ pub(super) fn differences(views: &[View<'_>]) -> String {
     if rows.is_empty() {
         return "<p>Nothing: the configurations are equal.</p>\n".to_owned();
     }
-    let mut out = String::from("<div class=\"scroll\"><table class=\"diff\">\n<thead><tr><th>Key</th>");
-    for view in views {
-        let _ = write!(out, "<th>{}</th>", escape(&view.run.name));
-    }
-    out.push_str("</tr></thead>\n<tbody>\n");
-    for (key, values) in rows {
-        let _ = write!(out, "<tr><th><code>{}</code></th>", escape(key));
-        for value in values {
-            let value = value.map_or("–".to_owned(), |value| shortened(&value, VALUE_BYTES));
-            let _ = write!(out, "<td><code>{}</code></td>", escape(&value));
+    let labels: Vec<&str> = views.iter().map(|view| view.label.as_str()).collect();
+    let names: Vec<&str> = rows.iter().map(|(key, _)| **key).collect();
+    let (of_keys, of_runs) = (names.len(), labels.len());
+    // The longer side goes down the page.
+    let mut out = table_begun("Settings that differ", "diff");
+    if of_runs > of_keys.max(MANY) {
+        out += &columns(&[&["Run"][..], &names].concat());
+        for (n, label) in labels.iter().enumerate() {
+            let _ = write!(out, "<tr><th scope=\"row\">{}</th>", escape(label));
+            rows.iter().for_each(|(_, values)| out += &value_cell(values[n].as_deref()));
+            out.push_str("</tr>\n");
         }
-        out.push_str("</tr>\n");
+    } else {
+        out += &columns(&[&["Key"][..], &labels].concat());
+        for (key, values) in &rows {
+            let _ = write!(out, "<tr><th scope=\"row\"><code>{}</code></th>", escape(key));
+            values.iter().for_each(|value| out += &value_cell(value.as_deref()));
+            out.push_str("</tr>\n");
+        }
     }
-    out.push_str("</tbody>\n</table></div>\n");
-    out
+    out + TABLE_END
+}
+
+fn value_cell(value: Option<&str>) -> String {
+    match value {
+        Some(value) => format!("<td><code>{}</code></td>", escape(&shortened(value, VALUE_BYTES))),
+        None => "<td>–</td>".to_owned(),
+    }
 }

@@ -5,9 +5,11 @@ use super::chart::{COLORS, Chart, Series, Style};
 use super::data::RunData;
 use super::history::History;
 use super::identity::same_tokenizer;
+use super::marks::Mark;
+use super::names::{self, Labels};
 use super::range::{axis_from_zero, axis_of, outside};
 use super::thin::{self, Point};
-use crate::metrics::{EvalMetrics, StepMetrics, format};
+use crate::metrics::{EvalMetrics, SourceMetrics, StepMetrics, format};
 
 /// Minimum number of reports of a curve that is smoothed.
 const SMOOTHED_FROM: usize = 40;
@@ -16,6 +18,8 @@ const SMOOTHED_FROM: usize = 40;
 pub(super) struct View<'a> {
     pub(super) run: &'a RunData,
     pub(super) history: History,
+    /// Its name in legends.
+    pub(super) label: String,
     /// Length of a step on the x axis: 1, or its tokens.
     pub(super) x_per_step: f64,
     /// Index of its colour among several runs.
@@ -28,29 +32,34 @@ pub(super) struct View<'a> {
 pub(super) struct Views<'a> {
     pub(super) views: Vec<View<'a>>,
     pub(super) x_name: &'static str,
+    /// Common beginning and end of the runs' names, which their labels omit.
+    pub(super) left_out: [String; 2],
 }
 
 impl<'a> Views<'a> {
     /// Runs are compared by step if a step has the same number of tokens in all of them, else by tokens.
     pub(super) fn new(runs: &'a [RunData]) -> Self {
-        let view = |(color, run): (usize, &'a RunData)| View {
+        let Labels { labels, left_out } =
+            names::for_legend(&runs.iter().map(|run| run.name.as_str()).collect::<Vec<_>>());
+        let view = |(n, (run, label)): (usize, (&'a RunData, String))| View {
             run,
             history: run.history(),
+            label,
             x_per_step: 1.0,
-            color,
-            tone: 0,
+            color: n,
+            tone: n / COLORS,
         };
-        let mut views: Vec<View<'a>> = runs.iter().enumerate().map(view).collect();
+        let mut views: Vec<View<'a>> = runs.iter().zip(labels).enumerate().map(view).collect();
         let tokens_per_step: Vec<f64> =
             views.iter().filter_map(|view| tokens_per_step(&view.history)).collect();
         let same = tokens_per_step.windows(2).all(|pair| (pair[0] / pair[1] - 1.0).abs() < 0.01);
         if same || tokens_per_step.len() < views.len() {
-            return Self { views, x_name: "step" };
+            return Self { views, x_name: "step", left_out };
         }
         for (view, tokens) in views.iter_mut().zip(tokens_per_step) {
             view.x_per_step = tokens;
         }
-        Self { views, x_name: "tokens" }
+        Self { views, x_name: "tokens", left_out }
     }
 
     /// The loss over the whole run, and enlarged if its first fall would flatten the rest.
@@ -66,11 +75,12 @@ impl<'a> Views<'a> {
         let closer = axis_of(&late, 1000.0).filter(|closer| {
             closer.scale == whole.scale && closer.high - closer.low < 0.5 * (whole.high - whole.low)
         });
-        let chart = |y| self.chart("Loss", "cross-entropy, nats per token", y, self.loss_series());
+        let chart = |y| self.chart("Loss", "mean cross-entropy", "nats per token", y, self.loss_series());
         let decorate = |mut chart: Chart| {
-            chart.explains_marks = true;
             if let [view] = &self.views[..] {
-                chart.ring = view.history.best_eval().map(|m| (m.step as f64 * view.x_per_step, m.loss));
+                let best = view.history.best_eval().filter(|_| view.history.evals.len() > 1);
+                let point = best.map(|m| (m.step as f64 * view.x_per_step, m.loss));
+                chart.ring = point.map(|point| (point, "lowest validation loss"));
                 let entropy = view.run.summary.unigram_entropy;
                 let entropy = entropy.filter(|entropy| (chart.y.low..=chart.y.high).contains(entropy));
                 chart.references.extend(entropy.map(|entropy| (entropy, "unigram entropy".to_owned())));
@@ -103,12 +113,12 @@ impl<'a> Views<'a> {
             [false, false] => "",
         };
         let has_evals = self.views.iter().any(|view| !view.history.evals.is_empty());
-        let dashed = if has_evals { " Dashed: validation." } else { "" };
+        let dashed = if has_evals { " Dashed: validation loss." } else { "" };
         let tokenizers = match self.tokenizers_differ() {
             true => " The tokenizers differ, so nats per token are not comparable: see bits per byte.",
             false => "",
         };
-        format!("Solid: training{smoothed}.{dashed}{tokenizers}")
+        format!("Solid: training loss{smoothed}.{dashed}{tokenizers}")
     }
 
     /// Bits per byte, learning rate, gradient norm, throughput, the gap of reference segments and the losses
@@ -116,7 +126,7 @@ impl<'a> Views<'a> {
     pub(super) fn others(&self) -> Vec<Chart> {
         let lr = self.each("learning rate", |m| m.lr);
         let norms = self.smoothed("norm", |m| m.grad_norm);
-        let rates = self.smoothed("rate", |m| m.tokens_per_second);
+        let rates = self.smoothed("throughput", |m| m.tokens_per_second);
         let lr_axis = axis_from_zero(&points_of(&lr));
         let norm_axis = axis_of(&points_of(&norms), 8.0);
         let rate_axis = axis_from_zero(&points_of(&rates));
@@ -127,13 +137,22 @@ impl<'a> Views<'a> {
         let charts = [
             self.bits_chart(),
             sources_axis.map(|y| {
-                let chart = self.chart("Loss by source", "validation, nats per token", y, sources);
-                Chart { pairs: false, ..chart }
+                let dashed = sources.iter().any(|series| series.style == Style::Dashed);
+                let mut chart = self.chart("Loss by source", "of the mixture", "nats per token", y, sources);
+                chart.pairs = true;
+                if dashed {
+                    chart.notes.push("Solid: training. Dashed: validation.".into());
+                }
+                chart
             }),
-            lr_axis.map(|y| self.chart("Learning rate", "of each step", y, lr)),
-            norm_axis.map(|y| self.chart("Gradient norm", "global L2, before clipping", y, norms)),
-            rate_axis.map(|y| self.chart("Throughput", "tokens per second", y, rates)),
-            gap_axis.map(|y| self.chart("Gap to bf16", "of the loss, %, over reference segments", y, gaps)),
+            lr_axis.map(|y| self.chart("Learning rate", "at each step", "learning rate", y, lr)),
+            norm_axis.map(|y| self.chart("Gradient norm", "before clipping", "L2 norm", y, norms)),
+            rate_axis.map(|y| self.chart("Throughput", "", "tokens per second", y, rates)),
+            gap_axis.map(|y| {
+                let chart =
+                    self.chart("Gap to bf16", "over reference segments", "percent of the loss", y, gaps);
+                Chart { suffix: "%", ..chart }
+            }),
         ];
         charts.into_iter().flatten().collect()
     }
@@ -142,35 +161,52 @@ impl<'a> Views<'a> {
     pub(super) fn bits_chart(&self) -> Option<Chart> {
         let bits = self.bits();
         let y = axis_of(&points_of(&bits), 1000.0)?;
-        Some(self.chart("Bits per byte", "of validation text", y, bits))
+        Some(self.chart("Bits per byte", "of the validation text", "bits per byte", y, bits))
     }
 
-    fn chart(&self, title: &'static str, unit: &'static str, y: Axis, series: Vec<Series>) -> Chart {
-        let notes = if self.views.len() == 1 { notes(&series, &y) } else { Vec::new() };
-        // One chart could not distinguish the events of several runs.
-        let (mut skipped, mut resumed) = (Vec::new(), Vec::new());
-        if let [view] = &self.views[..] {
-            skipped.extend(view.history.skipped.iter().map(|s| s.step as f64 * view.x_per_step));
-            resumed.extend(view.history.resumed.iter().map(|r| r.step as f64 * view.x_per_step));
-        }
-        let x = self.x_axis();
+    fn chart(
+        &self,
+        title: &'static str,
+        subtitle: &'static str,
+        y_name: &'static str,
+        y: Axis,
+        series: Vec<Series>,
+    ) -> Chart {
         Chart {
+            notes: if self.views.len() == 1 { notes(&series, &y) } else { Vec::new() },
             title,
-            unit,
+            subtitle,
+            y_name,
+            suffix: "",
             x_name: self.x_name,
-            x,
+            x: self.x_axis(),
             step_tokens: self.step_tokens(),
             y,
             series,
-            skipped,
-            resumed,
-            explains_marks: false,
+            marks: self.marks(),
             pairs: self.views.len() > 1,
             references: Vec::new(),
             bands: Vec::new(),
             ring: None,
-            notes,
         }
+    }
+
+    /// Events of a run. One chart could not distinguish the events of several runs.
+    fn marks(&self) -> Vec<Mark> {
+        let [view] = &self.views[..] else { return Vec::new() };
+        let History { skipped, resumed, warnings, .. } = &view.history;
+        let mark = |name, class, steps: Vec<u64>| Mark {
+            name,
+            class,
+            at: steps.into_iter().map(|step| step as f64 * view.x_per_step).collect(),
+        };
+        let mut marks = vec![
+            mark("skipped step", "skip", skipped.iter().map(|s| s.step).collect()),
+            mark("resumed", "resume", resumed.iter().map(|r| r.step).collect()),
+            mark("warning", "warn", warnings.iter().map(|w| w.step).collect()),
+        ];
+        marks.retain(|mark| !mark.at.is_empty());
+        marks
     }
 
     /// Tokens of a step, where the x axis counts steps and all runs have as many.
@@ -198,7 +234,7 @@ impl<'a> Views<'a> {
             }
             let (name, color) = match self.views.len() {
                 1 => ("validation".to_owned(), 1),
-                _ => (format!("{}, validation", view.run.name), view.color),
+                _ => (format!("{}, validation", view.label), view.color),
             };
             series.push(Series { name, style: Style::Dashed, color, tone: view.tone, points });
         }
@@ -216,7 +252,7 @@ impl<'a> Views<'a> {
             }
             let (name, color) = match self.views.len() {
                 1 => ("validation".to_owned(), 1),
-                _ => (view.run.name.clone(), view.color),
+                _ => (view.label.clone(), view.color),
             };
             // Alone, so that the legend shows it.
             series.push(Series { name, style: Style::Dotted, color, tone: view.tone, points });
@@ -224,23 +260,36 @@ impl<'a> Views<'a> {
         series
     }
 
-    /// Validation loss of each source of a run's mixture. A page of several runs omits these curves: too
-    /// many.
+    /// Losses of each source of a run's mixture, in training and in validation. A page of several runs omits
+    /// these curves: too many.
     fn sources(&self) -> Vec<Series> {
         let [view] = &self.views[..] else { return Vec::new() };
-        let mut series: Vec<Series> = Vec::new();
+        let mut names: Vec<&str> = Vec::new();
         for source in &view.history.sources {
-            let Some(loss) = source.loss else { continue };
-            let point = (source.step as f64 * view.x_per_step, loss);
-            match series.iter_mut().find(|series| series.name == source.name) {
-                Some(series) => series.points.push(point),
-                None => series.push(Series {
-                    name: source.name.clone(),
-                    style: Style::Dotted,
-                    color: series.len(),
-                    tone: series.len() / COLORS,
-                    points: vec![point],
-                }),
+            if !names.contains(&source.name.as_str()) {
+                names.push(&source.name);
+            }
+        }
+        let Labels { labels, .. } = names::for_legend(&names);
+        let mut series = Vec::new();
+        for (n, (&name, label)) in names.iter().zip(labels).enumerate() {
+            let points = |loss: fn(&SourceMetrics) -> Option<f64>| -> Vec<Point> {
+                let of_source = view.history.sources.iter().filter(|source| source.name == name);
+                of_source.filter_map(|m| Some((m.step as f64 * view.x_per_step, loss(m)?))).collect()
+            };
+            let [training, validation] = [points(|m| m.train_loss), points(|m| m.loss)];
+            let mut add = |name: String, style, points: Vec<Point>| {
+                if !points.is_empty() {
+                    series.push(Series { name, style, color: n, tone: n / COLORS, points });
+                }
+            };
+            // A dashed curve has the legend of the solid one of its colour, if there is one.
+            match training.is_empty() {
+                true => add(label, Style::Dotted, validation),
+                false => {
+                    add(label.clone(), Style::Dotted, training);
+                    add(format!("{label}, validation"), Style::Dashed, validation);
+                }
             }
         }
         series
@@ -251,7 +300,7 @@ impl<'a> Views<'a> {
         let several = self.views.len() > 1;
         let with_segments = self.views.iter().filter(|view| !view.history.references.is_empty());
         let series = with_segments.map(|view| Series {
-            name: if several { view.run.name.clone() } else { "gap".to_owned() },
+            name: if several { view.label.clone() } else { "gap".to_owned() },
             style: Style::Line,
             color: view.color,
             tone: view.tone,
@@ -277,9 +326,10 @@ impl<'a> Views<'a> {
                 series.push(Series { points, ..raw });
             } else {
                 let reports = self.views[0].history.reports_in(reports);
-                let name = format!("smoothed over {} reports", format::grouped(reports));
+                let name = format!("{name}, smoothed over {} reports", format::grouped(reports));
                 let smooth = Series { name, style: Style::Line, color: raw.color, tone: raw.tone, points };
-                series.extend([Series { style: Style::Raw, ..raw }, smooth]);
+                let each = format!("{}, each report", raw.name);
+                series.extend([Series { name: each, style: Style::Raw, ..raw }, smooth]);
             }
         }
         series
@@ -290,7 +340,7 @@ impl<'a> Views<'a> {
         let several = self.views.len() > 1;
         let with_steps = self.views.iter().filter(|view| !view.history.steps.is_empty());
         let series = with_steps.map(|view| Series {
-            name: if several { view.run.name.clone() } else { name.to_owned() },
+            name: if several { view.label.clone() } else { name.to_owned() },
             style: Style::Line,
             color: view.color,
             tone: view.tone,

@@ -89,6 +89,11 @@ impl RunData {
         Ok(())
     }
 
+    /// True if this is the page of a run under way.
+    pub(super) fn is_running(&self) -> bool {
+        self.under_way.is_some() && self.summary.is_running()
+    }
+
     pub(super) fn history(&self) -> History {
         self.under_way.clone().unwrap_or_else(|| History::new(&self.records))
     }

@@ -31,19 +31,20 @@ fn validation(view: &View<'_>) -> Option<Figure> {
     let last = view.history.evals.last()?;
     let mut notes = Vec::new();
     if let Some(best) = view.history.best_eval() {
-        notes.push(match best.step == last.step {
-            true => "the lowest of the run".to_owned(),
-            false => format!("best {:.4} at step {}", best.loss, format::grouped(best.step)),
-        });
+        if best.step != last.step {
+            notes.push(format!("lowest: {:.4} at step {}", best.loss, format::grouped(best.step)));
+        } else if view.history.evals.len() > 1 {
+            notes.push("the lowest of the run".to_owned());
+        }
         if let Some(first) = view.history.evals.first().filter(|first| first.step == 0 && last.step > 0) {
             notes.push(format!("{:.4} before training", first.loss));
         }
         if let Some(entropy) = view.run.summary.unigram_entropy {
-            let (under, is) = match entropy - best.loss {
-                under if under < 0.0 => (-under, "above"),
-                under => (under, "under"),
+            let (distance, is) = match entropy - last.loss {
+                below if below < 0.0 => (-below, "above"),
+                below => (below, "below"),
             };
-            notes.push(format!("{under:.2} nats {is} the unigram entropy"));
+            notes.push(format!("{distance:.2} nats {is} the unigram entropy"));
         }
     }
     Some(Figure { label: "Validation loss", value: format!("{:.4}", last.loss), notes })
@@ -69,7 +70,7 @@ fn training_loss(view: &View<'_>) -> Option<Figure> {
         (1, _) | (_, None) => vec!["last report".to_owned()],
         (_, Some(last)) => {
             let reports = format::grouped(view.history.reports_in(reports));
-            vec![format!("smoothed over {reports} reports"), format!("{:.4} in the last", last.loss)]
+            vec![format!("smoothed over {reports} reports"), format!("{:.4} in the last one", last.loss)]
         }
     };
     Some(Figure { label: "Training loss", value: format!("{loss:.4}"), notes })
@@ -91,7 +92,7 @@ pub(super) fn train_seconds(view: &View<'_>) -> Option<f64> {
 fn time(view: &View<'_>) -> Option<Figure> {
     let seconds = train_seconds(view)?;
     let step_ms = median(view, |m| m.step_ms);
-    let notes = step_ms.map(|ms| format!("{} a step", format::duration(ms / 1e3))).into_iter().collect();
+    let notes = step_ms.map(|ms| format!("{} per step", format::duration(ms / 1e3))).into_iter().collect();
     Some(Figure { label: "Training time", value: format::duration(seconds), notes })
 }
 
@@ -110,7 +111,7 @@ fn throughput(view: &View<'_>) -> Option<Figure> {
         notes.push(format!("{} TFLOP/s", format::significant(tflops)));
     }
     if let Some(mfu) = median(view, |m| m.mfu.unwrap_or(f64::NAN)) {
-        notes.push(format!("MFU {}", format::percent(mfu, 1)));
+        notes.push(format!("{} MFU", format::percent(mfu, 1)));
     }
     Some(Figure { label: "Tokens per second", value: format::count(rate), notes })
 }

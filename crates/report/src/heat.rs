@@ -7,15 +7,19 @@ use super::html::escape;
 /// A heat map, ready to be drawn.
 pub(super) struct HeatMap {
     pub(super) title: &'static str,
-    /// Unit of the values and meaning of the colours.
+    /// Quantity and unit of the values.
     pub(super) unit: &'static str,
+    /// Name of the rows.
+    pub(super) row_name: &'static str,
+    /// Values at the two ends of the colours.
+    pub(super) ends: [String; 2],
     /// Group and name of each column. The columns of a group are adjacent.
     pub(super) columns: Vec<(String, String)>,
     pub(super) rows: Vec<String>,
     /// Cells by row and column; `None` without a value.
     pub(super) cells: Vec<Vec<Option<Cell>>>,
     pub(super) ramp: Ramp,
-    /// A sentence under the map.
+    /// Sentences under the map.
     pub(super) note: &'static str,
 }
 
@@ -48,19 +52,34 @@ const TOP: usize = 78;
 const RIGHT: usize = 44;
 /// Space between groups of columns.
 const GAP: usize = 10;
+/// Width of a character of a group's name, at least.
+const CHARACTER: usize = 7;
 
 impl HeatMap {
     /// The map as a `figure`.
     pub(super) fn html(&self) -> String {
-        let lefts = self.lefts();
-        let width = lefts.last().map_or(LEFT, |left| left + WIDE) + RIGHT;
+        let (lefts, width) = self.lefts();
         let height = TOP + HIGH * self.rows.len() + 4;
+        let colors: Vec<String> = self.ramp.stops().iter().map(|&stop| hex(stop.map(|c| c as u8))).collect();
         let mut out = format!(
-            "<figure>\n<figcaption><h3>{}</h3><span class=\"unit\">{}</span></figcaption>\n<div class=\"scroll\">\n\
+            "<figure>\n<figcaption><h3>{}</h3><span class=\"unit\">{}</span></figcaption>\n\
+             <p class=\"ramp\">{} <i style=\"background:linear-gradient(90deg,{})\"></i> {}</p>\n\
+             <div class=\"scroll\" tabindex=\"0\" role=\"region\" aria-label=\"{}\">\n\
              <svg class=\"heat\" width=\"{width}\" height=\"{height}\" viewBox=\"0 0 {width} {height}\" role=\"img\" aria-label=\"{}\">\n",
             escape(self.title),
             escape(self.unit),
-            escape(&format!("{}, {}", self.title, self.unit))
+            escape(&self.ends[0]),
+            colors.join(","),
+            escape(&self.ends[1]),
+            escape(self.title),
+            escape(&format!("{}, {}; the table has all values", self.title, self.unit))
+        );
+        let _ = writeln!(
+            out,
+            "<text x=\"{}\" y=\"{}\" class=\"row\">{}</text>",
+            LEFT - 8,
+            TOP - 6,
+            escape(self.row_name)
         );
         let mut group = None;
         for ((of, name), left) in self.columns.iter().zip(&lefts) {
@@ -76,7 +95,7 @@ impl HeatMap {
             let top = TOP + HIGH * n;
             let _ = writeln!(
                 out,
-                "<text x=\"{}\" y=\"{}\" text-anchor=\"end\">{}</text>",
+                "<text x=\"{}\" y=\"{}\" class=\"row\">{}</text>",
                 LEFT - 8,
                 top + 13,
                 escape(row)
@@ -96,44 +115,56 @@ impl HeatMap {
     }
 
     fn cell(&self, out: &mut String, cell: &Cell, left: usize, top: usize) {
-        let [r, g, b] = self.ramp.color(cell.heat);
-        let light = 0.299 * f64::from(r) + 0.587 * f64::from(g) + 0.114 * f64::from(b);
-        let ink = if light > 140.0 { "#111" } else { "#fff" };
+        let color = self.ramp.color(cell.heat);
+        let [r, g, b] = color.map(f64::from);
+        let ink = if 0.299 * r + 0.587 * g + 0.114 * b > 140.0 { "dark" } else { "light" };
         let (wide, high) = (WIDE - 2, HIGH - 2);
         let _ = writeln!(
             out,
-            "<g><title>{}</title><rect x=\"{left}\" y=\"{top}\" width=\"{wide}\" height=\"{high}\" fill=\"#{r:02x}{g:02x}{b:02x}\"/>\
-             <text x=\"{}\" y=\"{}\" text-anchor=\"middle\" style=\"fill:{ink}\">{}</text></g>",
+            "<g><title>{}</title><rect x=\"{left}\" y=\"{top}\" width=\"{wide}\" height=\"{high}\" fill=\"{}\"/>\
+             <text x=\"{}\" y=\"{}\" class=\"{ink}\">{}</text></g>",
             escape(&cell.said),
+            hex(color),
             left + wide / 2,
             top + 12,
             escape(&cell.text)
         );
     }
 
-    /// The left edge of each column.
-    fn lefts(&self) -> Vec<usize> {
-        let mut left = LEFT;
-        let mut group = self.columns.first().map(|(group, _)| group);
+    /// The left edge of each column, and the width of the map. A group is as wide as its name.
+    fn lefts(&self) -> (Vec<usize>, usize) {
         let mut lefts = Vec::new();
+        let (mut left, mut name_end) = (LEFT, LEFT);
+        let mut group = None;
         for (of, _) in &self.columns {
             if group != Some(of) {
-                left += GAP;
+                if group.is_some() {
+                    left = (left + GAP).max(name_end);
+                }
+                name_end = left + CHARACTER * of.chars().count() + GAP;
                 group = Some(of);
             }
             lefts.push(left);
             left += WIDE;
         }
-        lefts
+        (lefts, (left + RIGHT).max(name_end))
     }
 }
 
+fn hex([r, g, b]: [u8; 3]) -> String {
+    format!("#{r:02x}{g:02x}{b:02x}")
+}
+
 impl Ramp {
-    fn color(self, heat: f64) -> [u8; 3] {
-        let stops: &[[f64; 3]] = match self {
+    fn stops(self) -> &'static [[f64; 3]] {
+        match self {
             Ramp::Concern => &[[58.0, 118.0, 175.0], [250.0, 240.0, 180.0], [202.0, 40.0, 40.0]],
             Ramp::Amount => &[[242.0, 240.0, 247.0], [84.0, 39.0, 143.0]],
-        };
+        }
+    }
+
+    fn color(self, heat: f64) -> [u8; 3] {
+        let stops = self.stops();
         let heat = if heat.is_nan() { 1.0 } else { heat.clamp(0.0, 1.0) };
         let at = heat * (stops.len() - 1) as f64;
         let first = (at as usize).min(stops.len() - 2);

@@ -21,16 +21,21 @@ mod curves;
 mod data;
 mod error;
 mod figures;
+mod frame;
 pub mod gap;
+mod glossary;
 mod heat;
 mod history;
 mod html;
 mod identity;
 pub mod inspection;
 mod live;
+mod marks;
 pub mod metrics;
+mod names;
 mod page;
 mod range;
+mod sections;
 mod summary;
 mod thin;
 
@@ -110,8 +115,8 @@ fn may_be_replaced(path: &Path) -> Result<bool, ReportError> {
     }
     let mut head = Vec::new();
     let file = File::open(path).map_err(cannot_read)?;
-    file.take(page::HEAD.len() as u64).read_to_end(&mut head).map_err(cannot_read)?;
-    Ok(head.is_empty() || head == page::HEAD.as_bytes())
+    file.take(frame::HEAD.len() as u64).read_to_end(&mut head).map_err(cannot_read)?;
+    Ok(head.is_empty() || head == frame::HEAD.as_bytes())
 }
 
 /// Writes the file atomically.

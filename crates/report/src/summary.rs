@@ -5,6 +5,7 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 
 use super::{ReportError, SUMMARY_FILE, write_whole};
+use crate::metrics::format;
 
 /// Facts about a run, each of them optional. Unknown fields are ignored, so that reports of older and newer
 /// runs work.
@@ -44,7 +45,20 @@ pub struct RunSummary {
     pub outcome: Option<String>,
 }
 
+/// Beginning of the outcome of a run under way.
+const RUNNING: &str = "running, ";
+
 impl RunSummary {
+    /// The outcome of a run that goes on after `step` of `total_steps`.
+    pub fn running(step: u64, total_steps: u64) -> String {
+        format!("{RUNNING}step {} of {}", format::grouped(step), format::grouped(total_steps))
+    }
+
+    /// True if the run was under way.
+    pub(super) fn is_running(&self) -> bool {
+        self.outcome.as_ref().is_some_and(|outcome| outcome.starts_with(RUNNING))
+    }
+
     /// Writes the summary to `summary.json` in `run_folder`, in place of an older one.
     pub fn write(&self, run_folder: &Path) -> Result<(), ReportError> {
         let text = serde_json::to_string_pretty(self).expect("strings and numbers are always JSON");

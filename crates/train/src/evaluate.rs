@@ -197,7 +197,7 @@ pub struct Tally {
     pub sources: Vec<SourceTally>,
 }
 
-/// The part of one source in an evaluation.
+/// The part of one source in an evaluation, or in steps of training.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SourceTally {
@@ -208,7 +208,7 @@ pub struct SourceTally {
 }
 
 impl SourceTally {
-    fn add(&mut self, sum: f64, targets: usize) {
+    pub(crate) fn add(&mut self, sum: f64, targets: usize) {
         self.loss_sum += sum;
         self.targets += targets;
     }

@@ -13,6 +13,7 @@
 
 pub mod choose;
 pub mod corpus;
+mod divergence;
 pub mod draft;
 pub mod engine;
 pub mod error;

@@ -1,7 +1,8 @@
 //! The position of a run, and everything else in a checkpoint besides the state.
 
+use crate::divergence::Divergence;
 use crate::error::RunError;
-use crate::evaluate::Tally;
+use crate::evaluate::{SourceTally, Tally};
 use crate::folder::RunFolder;
 use serde::{Deserialize, Serialize};
 use xtrain_checkpoint::{Checkpoint, CheckpointStore, TensorSpec};
@@ -32,6 +33,12 @@ pub(crate) struct Position {
     /// Unigram entropy of the evaluated targets in nats, once there was an evaluation.
     #[serde(default)]
     pub unigram_entropy: Option<f64>,
+    /// Signs that the run diverges.
+    #[serde(default)]
+    pub divergence: Divergence,
+    /// Losses of each source of a mixture in the steps since they were reported.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub trained: Vec<SourceTally>,
 }
 
 /// A reference segment whose bf16 steps are done, while the run's own steps are not.
@@ -145,4 +152,23 @@ pub(crate) fn document<T: serde::de::DeserializeOwned>(
             checkpoint.path().display()
         ))
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_checkpoint_from_before_signs_of_divergence_were_saved_loads_without_them() {
+        let saved = serde_json::json!({ "step": 7, "skipped": 1, "train_seconds": 2.5, "best": [5, 3.25] });
+        let position: Position = serde_json::from_value(saved).expect("a position");
+        let expected = Position {
+            step: 7,
+            skipped: 1,
+            train_seconds: 2.5,
+            best: Some((5, 3.25)),
+            ..Position::default()
+        };
+        assert_eq!(position, expected);
+    }
 }

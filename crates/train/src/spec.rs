@@ -162,7 +162,12 @@ pub fn planned(resolved: Resolved) -> Result<Planned, RunError> {
         batch: Batch { sequences: c.train.micro_batch_size(), seq_len: c.data.seq_len },
         document_mask: c.data.document_mask,
         attention_deterministic: c.train.attention_deterministic,
-        loss: Loss { chunk_tokens: c.train.loss_chunk(), z_loss: c.model.z_loss as f32 },
+        loss: Loss {
+            chunk_tokens: c.train.loss_chunk(),
+            z_loss: c.model.z_loss as f32,
+            // Sources that are read as one have one index, so there may be fewer.
+            sources: if c.data.train.0.len() > 1 { c.data.train.0.len() } else { 0 },
+        },
         dropout: c.model.dropout as f32,
         recompute: match c.train.recompute {
             // Until it is chosen.

@@ -35,6 +35,9 @@ pub mod update_io {
     /// `f32[]`, with several ranks or sums for any world: the sum over ranks of
     /// [`xtrain_model::decoder::io::LOSS`].
     pub const TOTAL_LOSS: &str = "total_loss";
+    /// `f32[n, 2]`, likewise, if losses are summed by source: the sum over ranks of
+    /// [`xtrain_model::decoder::io::SOURCE_LOSSES`].
+    pub const TOTAL_SOURCE_LOSSES: &str = "total_source_losses";
     /// `u32[]`, an input, likewise: not 0 if this rank wishes to end the run.
     pub const STOP: &str = "stop";
     /// `u32[]`, likewise: 1 if any rank wishes to end the run.
@@ -74,7 +77,7 @@ fn gather_of_rows(parallel: &Parallel) -> AllGather {
 /// Keeps the losses of each micro-step, so that they are added in the same order in any world.
 fn record_losses(
     mut program: Program,
-    losses: [ValueId; 2],
+    losses: &[ValueId],
     micro_steps: usize,
 ) -> Result<(Program, ValueId), TraceError> {
     for output in program.instances.iter_mut().flat_map(|i| &mut i.outputs) {
@@ -84,9 +87,12 @@ fn record_losses(
     }
     let mut t = Tracer::new(program, Stage::Backward, Role::Reduce);
     let micro_step = t.input(MICRO_STEP, TensorType::new(DType::U32, []));
-    let kept = t.state(StateKind::Losses, io::LOSS, TensorType::new(DType::F32, [micro_steps, 2]));
-    let [loss, objective] = losses;
-    t.site("losses").emit_into(RecordLosses, &[loss, objective, micro_step, kept], &[Some(kept)])?;
+    let columns = losses.iter().map(|&loss| t.ty(loss).numel()).sum();
+    let kept = t.state(StateKind::Losses, io::LOSS, TensorType::new(DType::F32, [micro_steps, columns]));
+    // The loss and the objective, then those of sources, if any.
+    let (numbers, sources) = losses.split_at(2);
+    let inputs = [numbers, &[micro_step, kept], sources].concat();
+    t.site("losses").emit_into(RecordLosses, &inputs, &[Some(kept)])?;
     Ok((t.finish(), kept))
 }
 
@@ -103,12 +109,13 @@ struct Decisive {
 /// A gradient, and the parameter's name.
 type Gradient = (Arc<str>, ValueId);
 
-/// The numbers of the step, from the gradients and those of this rank: `losses` are its loss and objective,
-/// or those of each of its micro-batches.
+/// The numbers of the step, from the gradients and those of this rank: `losses` are its loss, its objective
+/// and the losses of its `sources`, or those of each of its micro-batches.
 fn decisive(
     t: &mut Tracer,
     gradients: &[Gradient],
     losses: &[ValueId],
+    sources: usize,
     amax: Option<ValueId>,
     layout: &Layout,
 ) -> Result<Decisive, TraceError> {
@@ -127,9 +134,12 @@ fn decisive(
         Reduce::SameWorld => 1,
         Reduce::AnyWorld { micro_steps } => micro_steps,
     };
-    let totals = t.emit(StepTotals { squares: squares_of, micro_batches }, &[words])?;
+    let totals = t.emit(StepTotals { squares: squares_of, micro_batches, sources }, &[words])?;
     t.output(update_io::TOTAL_LOSS, totals[1]);
     t.output(update_io::STOPPING, totals[4]);
+    if let Some(&of_sources) = totals.get(5) {
+        t.output(update_io::TOTAL_SOURCE_LOSSES, of_sources);
+    }
     Ok(Decisive { norm: totals[0], objective: Some(totals[2]), amax: Some(totals[3]) })
 }
 
@@ -177,11 +187,12 @@ pub(crate) fn append(
     let specs: HashMap<&str, &ParameterSpec> = specs.iter().map(|p| (p.name.as_str(), p)).collect();
     let parameters = program.parameters.clone();
     let parallel = layout.parallel();
-    let [loss, objective] = [io::LOSS, io::OBJECTIVE].map(|name| program.output(name));
-    let mut losses: Vec<ValueId> = loss.into_iter().chain(objective).collect();
-    if let (Reduce::AnyWorld { micro_steps }, [loss, objective]) = (parallel.reduce, &losses[..]) {
+    let objective = program.output(io::OBJECTIVE);
+    let outputs = [io::LOSS, io::OBJECTIVE, io::SOURCE_LOSSES];
+    let mut losses: Vec<ValueId> = outputs.iter().filter_map(|name| program.output(name)).collect();
+    if let (Reduce::AnyWorld { micro_steps }, [_, _, ..]) = (parallel.reduce, &losses[..]) {
         let kept;
-        (program, kept) = record_losses(program, [*loss, *objective], micro_steps)?;
+        (program, kept) = record_losses(program, &losses, micro_steps)?;
         losses = vec![kept];
     }
     let mut amax = program.state(StateKind::Amax, quantize::AMAX);
@@ -197,7 +208,7 @@ pub(crate) fn append(
     let gradients: Vec<Gradient> =
         parameters.iter().filter_map(|p| Some((p.name.clone(), p.gradient?))).collect();
     let Decisive { norm, objective, amax } = if spec.has_totals() {
-        decisive(&mut t, &gradients, &losses, amax, layout)?
+        decisive(&mut t, &gradients, &losses, spec.loss.sources, amax, layout)?
     } else {
         let gradients: Vec<ValueId> = gradients.into_iter().map(|(_, gradient)| gradient).collect();
         Decisive { norm: t.site("grad_norm").emit(GradNorm, &gradients)?[0], objective, amax }

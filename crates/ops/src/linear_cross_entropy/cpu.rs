@@ -12,9 +12,9 @@ use xtrain_tensor::{CpuKernel, Pooled, Real, TensorType, View, ViewMut, with_rea
 
 impl CpuKernel for LinearCrossEntropy {
     fn run(&self, inputs: &[View<'_>], outputs: &mut [ViewMut<'_>]) {
-        let (scalars, workspace) = outputs.split_at_mut(2);
+        let written = Written::of(self, outputs);
         let grads = Grads { dx: None, dw: None };
-        with_real!(inputs[0].ty.dtype, T => chunks::<T>(self, inputs, scalars, grads, workspace));
+        with_real!(inputs[0].ty.dtype, T => chunks::<T>(self, inputs, written, grads));
     }
 
     fn workspace(&self, inputs: &[TensorType]) -> Vec<TensorType> {
@@ -24,16 +24,37 @@ impl CpuKernel for LinearCrossEntropy {
 
 impl CpuKernel for LinearCrossEntropyGrad {
     fn run(&self, inputs: &[View<'_>], outputs: &mut [ViewMut<'_>]) {
-        let (scalars, rest) = outputs.split_at_mut(2);
-        let (grads, workspace) = rest.split_at_mut(rest.len() - 2);
-        let mut grads = grads.iter_mut();
+        let mut written = Written::of(&self.loss, outputs);
+        let mut grads = std::mem::take(&mut written.grads).iter_mut();
         let dx = if self.dx { grads.next() } else { None };
         let grads = Grads { dx, dw: grads.next() };
-        with_real!(inputs[0].ty.dtype, T => chunks::<T>(&self.loss, inputs, scalars, grads, workspace));
+        with_real!(inputs[0].ty.dtype, T => chunks::<T>(&self.loss, inputs, written, grads));
     }
 
     fn workspace(&self, inputs: &[TensorType]) -> Vec<TensorType> {
         self.loss.workspace(inputs)
+    }
+}
+
+/// Memory that a kernel writes: its outputs, then its workspace.
+pub(super) struct Written<'a, 'm> {
+    pub(super) scalars: &'a mut [ViewMut<'m>],
+    /// An output or workspace.
+    pub(super) terms: &'a mut ViewMut<'m>,
+    /// The outputs after the scalars and the terms.
+    pub(super) grads: &'a mut [ViewMut<'m>],
+    pub(super) logits: &'a mut ViewMut<'m>,
+}
+
+impl<'a, 'm> Written<'a, 'm> {
+    pub(super) fn of(loss: &LinearCrossEntropy, outputs: &'a mut [ViewMut<'m>]) -> Self {
+        let (scalars, rest) = outputs.split_at_mut(2);
+        let (output, rest) = rest.split_at_mut(usize::from(loss.terms));
+        let (grads, workspace) = rest.split_at_mut(rest.len() - 1 - usize::from(!loss.terms));
+        match (output, workspace) {
+            ([terms], [logits]) | ([], [terms, logits]) => Written { scalars, terms, grads, logits },
+            _ => unreachable!("the terms are an output or workspace"),
+        }
     }
 }
 
@@ -47,12 +68,10 @@ struct Grads<'a, 'm> {
 fn chunks<T: Real>(
     loss: &LinearCrossEntropy,
     inputs: &[View<'_>],
-    scalars: &mut [ViewMut<'_>],
+    Written { scalars, terms, logits, .. }: Written<'_, '_>,
     grads: Grads<'_, '_>,
-    workspace: &mut [ViewMut<'_>],
 ) {
     let [x, w, targets, inv_targets] = inputs else { unreachable!("four inputs") };
-    let [logits, terms] = workspace else { unreachable!("two tensors of workspace") };
     let ((t, d), (v, _)) = (x.ty.shape.rows_cols(), w.ty.shape.rows_cols());
     let targets = targets.ints();
     check_targets(targets, v);

@@ -8,7 +8,7 @@
 //! then get GEMMs of their own.
 #![allow(unsafe_code, reason = "it launches kernels")]
 
-use super::{IGNORED, LinearCrossEntropy, LinearCrossEntropyGrad};
+use super::{IGNORED, LinearCrossEntropy, LinearCrossEntropyGrad, terms};
 use crate::device::suffix;
 use std::ops::Range;
 use xtrain_cuda::{
@@ -77,19 +77,33 @@ impl CudaKernel for LinearCrossEntropyGrad {
     }
 
     fn prepare(&self, gpu: &Gpu, operands: &Operands<'_>) -> Result<Work, CudaError> {
-        let mut gradients = operands.outputs[2..].iter().copied();
+        let mut gradients = operands.outputs[self.loss.outputs()..].iter().copied();
         let dx = if self.dx { gradients.next() } else { None };
         prepare(&self.loss, gpu, operands, [dx, gradients.next()])
     }
 }
 
-/// Workspace: the logits of the longest chunk, the terms `[t, 2]` of each token in the two outputs, and the
-/// workspace of the GEMMs.
+/// Workspace: the terms unless they are an output, the logits of the longest chunk, and the workspace of the
+/// GEMMs.
 fn workspace(loss: &LinearCrossEntropy, inputs: &[TensorType]) -> Vec<TensorType> {
     let ((tokens, _), (vocab, _)) = (inputs[0].shape.rows_cols(), inputs[1].shape.rows_cols());
     let longest = loss.chunks(tokens).map(|chunk| chunk.len()).max().unwrap_or(0);
     let logits = TensorType::new(inputs[0].dtype, [longest, vocab.next_multiple_of(STRIDE_ELEMENTS)]);
-    vec![logits, TensorType::new(DType::F32, [tokens, 2]), Gemm::workspace()]
+    let terms = (!loss.terms).then(|| terms(inputs[0]));
+    terms.into_iter().chain([logits, Gemm::workspace()]).collect()
+}
+
+/// The terms, an output or the first tensor of the workspace, and the rest of the workspace.
+pub(super) fn terms_of<'a>(
+    loss: &LinearCrossEntropy,
+    operands: &Operands<'a>,
+) -> (CudaTensor, &'a [CudaTensor]) {
+    if loss.terms {
+        let CudaOutput { ty, place, .. } = operands.outputs[2];
+        return (CudaTensor { ty, place }, operands.workspace);
+    }
+    let [terms, rest @ ..] = operands.workspace else { unreachable!("the terms come first") };
+    (*terms, rest)
 }
 
 /// Rows of the weight for each GEMM: all of them if their number suits cuBLASLt, else as many as do, then the
@@ -111,9 +125,8 @@ fn prepare(
     [dx_td, dw_vd]: [Option<CudaOutput>; 2],
 ) -> Result<Work, CudaError> {
     let [x_td, w_vd, targets_t, inv_targets] = operands.inputs else { unreachable!("four inputs") };
-    let [logits, terms, gemm_workspace] = operands.workspace else {
-        unreachable!("three tensors of workspace")
-    };
+    let (terms, workspace) = terms_of(loss, operands);
+    let [logits, gemm_workspace] = workspace else { unreachable!("logits and the GEMMs' workspace") };
     let ((t, d), (v, _)) = (x_td.ty.shape.rows_cols(), w_vd.ty.shape.rows_cols());
     let chunks = Chunks {
         gpu,
@@ -123,7 +136,7 @@ fn prepare(
         targets_t: *targets_t,
         inv_targets: *inv_targets,
         logits: *logits,
-        terms: *terms,
+        terms,
         gemm_workspace: gemm_workspace.place,
         v,
         d,

@@ -31,8 +31,8 @@ use xtrain_tensor::{DType, TensorType};
 /// Target of a token without one.
 pub const IGNORED: i32 = -100;
 
-/// `(x_td, w_vd, targets_t, inv_targets) -> (objective, cross_entropy)`. With logits = x w^T and lse =
-/// ln(sum_v e^logit), over the tokens whose target is not [`IGNORED`]:
+/// `(x_td, w_vd, targets_t, inv_targets) -> (objective, cross_entropy[, terms])`. With logits = x w^T and
+/// lse = ln(sum_v e^logit), over the tokens whose target is not [`IGNORED`]:
 /// `cross_entropy = inv_targets * sum(lse - logit[target])` and
 /// `objective = cross_entropy + inv_targets * z_loss * sum(lse^2)`.
 ///
@@ -40,16 +40,21 @@ pub const IGNORED: i32 = -100;
 /// over the number of targets in the global batch, so that the outputs, which accumulate over micro-steps,
 /// are means over the batch in the end. Outputs are scalars of x's compute type; both are 0 if all targets
 /// are ignored. The z-loss is PaLM's (arXiv 2204.02311, section 5).
+///
+/// terms are `[t, 2]` in the type of the scalars: the terms of each token in the two sums, 0 if its target is
+/// ignored. They do not accumulate.
 #[derive(Clone, Copy, Debug)]
 pub struct LinearCrossEntropy {
     /// Maximum number of tokens in a chunk, at least 1. Chunks have equal lengths, up to one token.
     pub chunk_tokens: usize,
     /// Weight of lse^2; 0 turns the z-loss off.
     pub z_loss: f32,
+    /// True if terms are an output.
+    pub terms: bool,
 }
 
-/// `(x_td, w_vd, targets_t, inv_targets) -> (objective, cross_entropy[, dx_td][, dw_vd])`: the loss with its
-/// gradients.
+/// `(x_td, w_vd, targets_t, inv_targets) -> (objective, cross_entropy[, terms][, dx_td][, dw_vd])`: the loss
+/// with its gradients.
 ///
 /// With p the softmax of a token's logits, dlogits = inv_targets * (p - onehot(target) + 2 z_loss lse p), or
 /// 0 if the target is ignored; in bf16 programs it is rounded to bf16. dx = dlogits w is assigned. dw =
@@ -90,12 +95,17 @@ impl LinearCrossEntropy {
         Ok((tokens, vocab))
     }
 
-    /// Workspace: the logits of the longest chunk, and the terms `[t, 2]` of each token in the two outputs.
+    /// Workspace: the terms unless they are an output, and the logits of the longest chunk.
     fn workspace(&self, inputs: &[TensorType]) -> Vec<TensorType> {
         let ((tokens, _), (vocab, _)) = (inputs[0].shape.rows_cols(), inputs[1].shape.rows_cols());
         let longest = self.chunks(tokens).map(|chunk| chunk.len()).max().unwrap_or(0);
         let logits = TensorType::new(inputs[0].dtype, [longest, vocab]);
-        vec![logits, TensorType::new(inputs[0].dtype.compute(), [tokens, 2])]
+        (!self.terms).then(|| terms(inputs[0])).into_iter().chain([logits]).collect()
+    }
+
+    /// Number of outputs before the gradients.
+    fn outputs(&self) -> usize {
+        2 + usize::from(self.terms)
     }
 
     /// The ranges of tokens of the chunks: as few as possible, with lengths that differ by one at most.
@@ -112,6 +122,11 @@ impl LinearCrossEntropy {
     }
 }
 
+/// Type of the terms of the tokens `x`.
+fn terms(x: TensorType) -> TensorType {
+    TensorType::new(x.dtype.compute(), [x.shape[0], 2])
+}
+
 impl Op for LinearCrossEntropy {
     fn name(&self) -> &'static str {
         "linear_cross_entropy"
@@ -122,15 +137,15 @@ impl Op for LinearCrossEntropy {
         self.check()?;
         self.extents(inputs)?;
         let scalar = TensorType::new(inputs[0].dtype.compute(), []);
-        Ok(vec![scalar, scalar])
+        Ok([scalar, scalar].into_iter().chain(self.terms.then(|| terms(inputs[0]))).collect())
     }
 
     fn operand(&self, input: usize) -> Operand {
         if input < 2 { Operand::Compute } else { Operand::Full }
     }
 
-    fn accumulates(&self, _: usize) -> bool {
-        true
+    fn accumulates(&self, output: usize) -> bool {
+        output < 2
     }
 
     /// Never: the outputs accumulate.
@@ -188,7 +203,7 @@ impl Op for LinearCrossEntropyGrad {
     }
 
     fn accumulates(&self, output: usize) -> bool {
-        !(self.dx && output == 2)
+        output < 2 || output >= self.loss.outputs() + usize::from(self.dx)
     }
 
     fn rebuild(&self, _: &[bool]) -> Rebuild {

@@ -7,38 +7,45 @@ use xtrain_tensor::DType;
 impl Sampled for LinearCrossEntropy {
     fn samples() -> Vec<Sample> {
         let sample = |chunk_tokens, z_loss, inputs: [SampleInput; 4]| {
-            Sample::forward(LinearCrossEntropy { chunk_tokens, z_loss }, inputs).loss()
+            Sample::forward(LinearCrossEntropy { chunk_tokens, z_loss, terms: false }, inputs).loss()
         };
         vec![
             sample(100, 0.0, sample_inputs(5, 11, &[0, 10, 3, 3, 7])),
             sample(4, 0.1, sample_inputs(9, 17, &[16, IGNORED, 0, 5, 5, IGNORED, IGNORED, 2, 8, 1, 11])),
             sample(1, 1e-4, sample_inputs(3, 5, &[4, 0, IGNORED])),
             sample(2, 0.1, sample_inputs(3, 5, &[IGNORED; 3])),
+            Sample::forward(
+                LinearCrossEntropy { chunk_tokens: 3, z_loss: 0.1, terms: true },
+                sample_inputs(9, 17, &[16, IGNORED, 0, 5, 2]),
+            )
+            .loss(),
         ]
     }
 
     fn large() -> Sample {
-        Sample::forward(LinearCrossEntropy { chunk_tokens: 64, z_loss: 1e-2 }, large_inputs()).loss()
+        Sample::forward(LinearCrossEntropy { chunk_tokens: 64, z_loss: 1e-2, terms: false }, large_inputs())
+            .loss()
     }
 
     /// More tokens than the launch that sums them has threads; the last token of each thread is ignored.
     fn gpu_samples() -> Vec<Sample> {
         let targets: Vec<i32> = (0..3000).map(|t| if t < 1924 { t % 5 } else { IGNORED }).collect();
-        let op = LinearCrossEntropy { chunk_tokens: 1024, z_loss: 0.1 };
+        let op = LinearCrossEntropy { chunk_tokens: 1024, z_loss: 0.1, terms: false };
         vec![Sample::forward(op, sample_inputs(3, 5, &targets)).loss()]
     }
 }
 
 impl Sampled for LinearCrossEntropyGrad {
     fn samples() -> Vec<Sample> {
-        let loss = LinearCrossEntropy { chunk_tokens: 4, z_loss: 1e-2 };
-        let sample = |dx, dw| {
+        let sample_with = |terms, dx, dw| {
+            let loss = LinearCrossEntropy { chunk_tokens: 4, z_loss: 1e-2, terms };
             let inputs = sample_inputs(9, 17, &[16, IGNORED, 0, 5, 5, IGNORED, 2, 8, 1]);
             Sample::plain(LinearCrossEntropyGrad { loss, dx, dw }, inputs)
         };
+        let sample = |dx, dw| sample_with(false, dx, dw);
         // Rows so wide that the GPU kernel loops over them several times, the last time not fully.
         let wide = LinearCrossEntropyGrad {
-            loss: LinearCrossEntropy { chunk_tokens: 2, z_loss: 1e-3 },
+            loss: LinearCrossEntropy { chunk_tokens: 2, z_loss: 1e-3, terms: false },
             dx: true,
             dw: Some(DType::F32),
         };
@@ -49,12 +56,14 @@ impl Sampled for LinearCrossEntropyGrad {
             sample(true, Some(DType::F32)),
             sample(true, None),
             sample(false, Some(DType::F32)),
+            sample_with(true, true, Some(DType::F32)),
+            sample_with(true, false, Some(DType::F32)),
             Sample::plain(wide, wide_inputs),
         ]
     }
 
     fn large() -> Sample {
-        let loss = LinearCrossEntropy { chunk_tokens: 64, z_loss: 1e-2 };
+        let loss = LinearCrossEntropy { chunk_tokens: 64, z_loss: 1e-2, terms: false };
         Sample::plain(LinearCrossEntropyGrad { loss, dx: true, dw: Some(DType::F32) }, large_inputs())
     }
 }

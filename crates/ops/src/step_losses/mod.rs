@@ -10,8 +10,9 @@ use xtrain_cuda::KernelSource;
 use xtrain_program::{Op, OpError, Operand};
 use xtrain_tensor::{DType, TensorType};
 
-/// `(loss f32[], objective f32[], micro_step u32[], losses f32[k, 2]) -> losses'`, in place: row `micro_step`
-/// of the losses becomes (loss, objective). Nothing is stored if there is no such row.
+/// `(loss f32[], objective f32[], micro_step u32[], losses f32[k, 2 + 2S] (, sources f32[S, 2])) -> losses'`,
+/// in place: row `micro_step` of the losses becomes (loss, objective, sources). Nothing is stored if there is
+/// no such row. `sources` are the sums of losses of S sources, if any.
 #[derive(Clone, Copy, Debug)]
 pub struct RecordLosses;
 
@@ -21,14 +22,22 @@ impl Op for RecordLosses {
     }
 
     fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>, OpError> {
-        OpError::arity("record_losses", inputs, 4)?;
-        let (number, losses) = (TensorType::new(DType::F32, []), inputs[3]);
-        let are_numbers = inputs[..3] == [number, number, TensorType::new(DType::U32, [])];
-        let is_table = losses.dtype == DType::F32 && matches!(*losses.shape, [_, 2]);
-        OpError::ensure(are_numbers && is_table, || {
-            format!(
-                "record_losses takes loss and objective f32[], a number u32[] and f32[k, 2], not {inputs:?}"
-            )
+        let number = TensorType::new(DType::F32, []);
+        let is_valid = || -> Option<TensorType> {
+            let (numbers, rest) = inputs.split_at_checked(3)?;
+            let (&losses, sources) = rest.split_first()?;
+            let sums: usize = sources.iter().map(TensorType::numel).sum();
+            let are_sources = sources.is_empty() || sources == [TensorType::new(DType::F32, [sums / 2, 2])];
+            let are_numbers = numbers == [number, number, TensorType::new(DType::U32, [])];
+            let is_table =
+                losses.dtype == DType::F32 && matches!(*losses.shape, [_, columns] if columns == 2 + sums);
+            (are_numbers && are_sources && is_table).then_some(losses)
+        };
+        let losses = is_valid().ok_or_else(|| {
+            OpError(format!(
+                "record_losses takes loss and objective f32[], a number u32[], f32[k, 2 + 2S] and, with S sources, f32[S, 2], not \
+                 {inputs:?}"
+            ))
         })?;
         Ok(vec![losses])
     }

@@ -1,17 +1,17 @@
 //! CPU kernels of [`RankWords`] and [`StepTotals`].
 
-use super::{PieceUnits, RankWords, Squares, StepTotals};
+use super::{FLAGS, Losses, PieceUnits, RankWords, Squares, StepTotals};
 use xtrain_tensor::{CpuKernel, TensorType, View, ViewMut};
 
 impl CpuKernel for RankWords {
     fn run(&self, inputs: &[View<'_>], outputs: &mut [ViewMut<'_>]) {
         let types: Vec<TensorType> = inputs.iter().map(|input| input.ty).collect();
-        let (micro_batches, stop) = RankWords::losses(&types);
+        let Losses { micro_batches, columns, stop } = RankWords::losses(&types);
         let mut words = inputs[0].reals::<f64>().to_vec();
         let losses: Vec<f64> =
             inputs[1..stop].iter().flat_map(|losses| losses.reals::<f32>().to_vec()).map(f64::from).collect();
-        for of_kind in 0..2 {
-            words.extend((0..micro_batches).map(|n| losses[2 * n + of_kind]));
+        for column in 0..columns {
+            words.extend((0..micro_batches).map(|n| losses[columns * n + column]));
         }
         let has_bad_amax = inputs.get(stop + 1).is_some_and(|amax| !amax.scalar::<f32>().is_finite());
         let wishes_to_stop = inputs[stop].counters()[0] != 0;
@@ -37,17 +37,20 @@ impl CpuKernel for StepTotals {
                 pieces.iter().map(of_gradient).sum()
             }
         };
-        let losses = self.square_words();
         // Of a word of each rank, and so many after it: the first of all ranks, then the second of all.
         let total = |first: usize, count: usize| -> f64 {
             (first..first + count).flat_map(|word| ranks.iter().map(move |rank| rank[word])).sum()
         };
-        let (loss, objective) =
-            (total(losses, self.micro_batches), total(losses + self.micro_batches, self.micro_batches));
-        let flags = losses + 2 * self.micro_batches;
+        let losses: Vec<f64> = (0..self.columns())
+            .map(|column| total(self.square_words() + column * self.micro_batches, self.micro_batches))
+            .collect();
+        let flags = self.words() - FLAGS;
         let amax = if total(flags, 1) > 0.0 { f32::INFINITY } else { 0.0 };
-        let numbers = [squared_norm.sqrt() as f32, loss as f32, objective as f32, amax];
+        let numbers = [squared_norm.sqrt() as f32, losses[0] as f32, losses[1] as f32, amax];
         outputs.iter_mut().zip(numbers).for_each(|(output, number)| output.write::<f32>(&[number]));
         outputs[4].counters()[0] = u32::from(total(flags + 1, 1) > 0.0);
+        if let Some(sources) = outputs.get_mut(5) {
+            sources.write::<f32>(&losses[2..].iter().map(|&sum| sum as f32).collect::<Vec<_>>());
+        }
     }
 }

@@ -1,7 +1,7 @@
 //! Launches of the GPU kernels of [`RankWords`] and [`StepTotals`].
 #![allow(unsafe_code, reason = "it launches kernels")]
 
-use super::{RankWords, Squares, StepTotals};
+use super::{Losses, RankWords, Squares, StepTotals};
 use crate::device::table;
 use xtrain_cuda::{
     CudaError, CudaKernel, DevicePtr, Gpu, KernelSource, Launch, Operands, Work, kernel_struct,
@@ -22,14 +22,16 @@ kernel_struct! {
         squares: DevicePtr,
         losses: DevicePtr,
         objectives: DevicePtr,
+        /// Not read if there are two columns.
+        sources: DevicePtr,
         stop: DevicePtr,
         /// Null if the op has no amax.
         amax: DevicePtr,
         words: DevicePtr,
         square_words: u32,
         micro_batches: u32,
-        /// Numbers from the loss of a micro-batch to that of the next.
-        stride: u32,
+        /// Numbers of a micro-batch.
+        columns: u32,
         padding: u32,
     }
 
@@ -49,31 +51,35 @@ kernel_struct! {
         objective: DevicePtr,
         amax: DevicePtr,
         stop: DevicePtr,
+        /// Null without sources.
+        sources: DevicePtr,
         ranks: u32,
         rank_words: u32,
         square_words: u32,
         micro_batches: u32,
+        columns: u32,
         count: u32,
-        padding: u32,
     }
 }
 
 impl CudaKernel for RankWords {
     fn prepare(&self, gpu: &Gpu, operands: &Operands<'_>) -> Result<Work, CudaError> {
         let types: Vec<TensorType> = operands.inputs.iter().map(|input| input.ty).collect();
-        let (micro_batches, stop) = RankWords::losses(&types);
+        let Losses { micro_batches, columns, stop } = RankWords::losses(&types);
         let input = |n: usize| operands.inputs.get(n).map_or(DevicePtr(0), |input| input.place);
-        let is_table = stop == 2;
+        // The losses of micro-batches are one input, a row each.
+        let column = |n: usize| if stop == 2 { input(1).offset(DType::F32.bytes(n)) } else { input(1 + n) };
         let arguments = WordsArguments {
             squares: input(0),
-            losses: input(1),
-            objectives: if is_table { input(1).offset(DType::F32.bytes(1)) } else { input(2) },
+            losses: column(0),
+            objectives: column(1),
+            sources: column(2),
             stop: input(stop),
             amax: input(stop + 1),
             words: operands.outputs[0].place,
             square_words: types[0].numel() as u32,
             micro_batches: micro_batches as u32,
-            stride: if is_table { 2 } else { 1 },
+            columns: columns as u32,
             padding: 0,
         };
         let function = gpu.function(&SOURCE, &[], "rank_words")?;
@@ -118,12 +124,13 @@ impl CudaKernel for StepTotals {
             objective: output(2),
             amax: output(3),
             stop: output(4),
+            sources: operands.outputs.get(5).map_or(DevicePtr(0), |sources| sources.place),
             ranks: words.ty.shape[0] as u32,
             rank_words: words.ty.shape[1] as u32,
             square_words: self.square_words() as u32,
             micro_batches: self.micro_batches as u32,
+            columns: self.columns() as u32,
             count,
-            padding: 0,
         };
         let function = gpu.function(&SOURCE, &[], "step_totals")?;
         Ok(Work::new(move |stream| {
@@ -131,7 +138,7 @@ impl CudaKernel for StepTotals {
             let _table = &gradients;
             // SAFETY: the kernel takes one `TotalsArguments` and runs in one block. There are `rank_words`
             // words for each rank, a `Gradient` and a sum for each of `count` gradients, whose units are
-            // among the words, and every output is one number of the type that `infer` returns.
+            // among the words, and the outputs have the types that `infer` returns.
             unsafe { function.launch(Launch::row(1, THREADS), &arguments, stream) }
         }))
     }

@@ -1,19 +1,22 @@
 // The words of a rank, and the sums of the words of all ranks in a fixed order (step_totals/mod.rs).
 //
-// Bound by latency. One block each. A thread adds the units of a gradient, and a warp each the gradients, the
-// losses, the objectives and the flags, all in order.
+// Bound by latency. One block each. A thread adds the units of a gradient or a number of a source, and a warp
+// each the gradients, the losses, the objectives and the flags, all in order.
 
 struct WordsArguments {
     const double* squares;
     const float* losses;
     const float* objectives;
+    // Not read if there are two columns.
+    const float* sources;
     const u32* stop;
     // Null if nothing was cast to FP8.
     const float* amax;
     double* words;
     u32 square_words;
     u32 micro_batches;
-    u32 stride;
+    // Numbers of a micro-batch.
+    u32 columns;
     u32 padding;
 };
 
@@ -33,25 +36,29 @@ struct TotalsArguments {
     float* objective;
     float* amax;
     u32* stop;
+    // Null without sources.
+    float* sources;
     u32 ranks;
     u32 rank_words;
     u32 square_words;
     u32 micro_batches;
+    u32 columns;
     u32 count;
-    u32 padding;
 };
 
 extern "C" __global__ void __launch_bounds__(THREADS) rank_words(WordsArguments args) {
     double* losses = args.words + args.square_words;
     for (u32 n = threadIdx.x; n < args.square_words; n += THREADS) args.words[n] = args.squares[n];
-    for (u32 n = threadIdx.x; n < args.micro_batches; n += THREADS) {
-        losses[n] = (double)args.losses[n * args.stride];
-        losses[args.micro_batches + n] = (double)args.objectives[n * args.stride];
+    u32 count = args.columns * args.micro_batches;
+    for (u32 n = threadIdx.x; n < count; n += THREADS) {
+        u32 column = n / args.micro_batches;
+        const float* first = column == 0 ? args.losses : column == 1 ? args.objectives : args.sources + column - 2;
+        losses[n] = (double)first[n % args.micro_batches * args.columns];
     }
     if (threadIdx.x != 0) return;
     bool bad_amax = args.amax && !(fabsf(*args.amax) < INFINITY_F);
-    losses[2 * args.micro_batches] = bad_amax ? 1.0 : 0.0;
-    losses[2 * args.micro_batches + 1] = *args.stop != 0 ? 1.0 : 0.0;
+    losses[count] = bad_amax ? 1.0 : 0.0;
+    losses[count + 1] = *args.stop != 0 ? 1.0 : 0.0;
 }
 
 // The sum of the word `first` of each rank, then that of the next, and so on.
@@ -76,7 +83,10 @@ extern "C" __global__ void __launch_bounds__(THREADS) step_totals(TotalsArgument
         args.sums[n] = sum;
     }
     __syncthreads();
-    u32 losses = args.square_words, flags = losses + 2 * args.micro_batches;
+    u32 losses = args.square_words, flags = losses + args.columns * args.micro_batches;
+    for (u32 column = 2 + threadIdx.x; column < args.columns; column += THREADS) {
+        args.sources[column - 2] = (float)total(args, losses + column * args.micro_batches, args.micro_batches);
+    }
     if (threadIdx.x == 0) {
         double sum = 0.0;
 #pragma unroll 8

@@ -22,21 +22,32 @@ use xtrain_tensor::{DType, TensorType};
 /// Words after those of squares and losses: 1 if an amax is not finite, 1 if the rank wishes to stop.
 const FLAGS: usize = 2;
 
-/// `(squares f64[] or f64[U], losses, stop u32[] (, amax f32[1])) -> words f64[1, U + 2k + 2]`.
+/// `(squares f64[] or f64[U], losses, stop u32[] (, amax f32[1])) -> words f64[1, U + ck + 2]`.
 ///
-/// `losses` are `loss f32[], objective f32[]`, the rank's terms of those of the step, with k = 1; or one
-/// input f32[k, 2], both terms of each of its k micro-batches. `amax` is that of the values cast to FP8, if
-/// any; `stop` is not 0 if the rank wishes to end the run. The words are the squares, k losses, k objectives
-/// and two flags.
+/// `losses` are `loss f32[], objective f32[] (, sources f32[S, 2])`, the rank's terms of those of the step,
+/// with k = 1 and c = 2 + 2S; or one input f32[k, c], the same terms of each of its k micro-batches.
+/// `sources` are the sums of losses of S sources, if any. `amax` is that of the values cast to FP8, if any;
+/// `stop` is not 0 if the rank wishes to end the run. The words are the squares, k losses, k objectives, k of
+/// each number of the sources, and two flags.
 #[derive(Clone, Copy, Debug)]
 pub struct RankWords;
 
+/// The losses among the inputs of [`RankWords`].
+#[derive(Clone, Copy)]
+struct Losses {
+    micro_batches: usize,
+    /// Numbers of a micro-batch.
+    columns: usize,
+    /// Index of `stop`, the input after them.
+    stop: usize,
+}
+
 impl RankWords {
-    /// The number of micro-batches whose losses are given, and the index of `stop` among the inputs.
-    fn losses(inputs: &[TensorType]) -> (usize, usize) {
-        match *inputs[1].shape {
-            [micro_batches, 2] => (micro_batches, 2),
-            _ => (1, 3),
+    fn losses(inputs: &[TensorType]) -> Losses {
+        match (&*inputs[1].shape, inputs.get(3).map(|input| &*input.shape)) {
+            (&[micro_batches, columns], _) => Losses { micro_batches, columns, stop: 2 },
+            (_, Some(&[sources, 2])) => Losses { micro_batches: 1, columns: 2 + 2 * sources, stop: 4 },
+            _ => Losses { micro_batches: 1, columns: 2, stop: 3 },
         }
     }
 }
@@ -52,17 +63,23 @@ impl Op for RankWords {
         let is_valid = || -> Option<usize> {
             let (squares, rest) = inputs.split_first()?;
             let is_vector = squares.dtype == DType::F64 && squares.shape.len() <= 1;
-            let (losses, stop) = Self::losses(inputs.get(..2)?);
+            inputs.get(1)?;
+            let Losses { micro_batches, columns, stop } = Self::losses(inputs);
             let (of_losses, rest) = rest.split_at_checked(stop - 1)?;
-            let are_losses =
-                of_losses == [number; 2] || of_losses == [TensorType::new(DType::F32, [losses, 2])];
+            let are_losses = match of_losses {
+                [table] => table.dtype == DType::F32 && columns >= 2 && columns.is_multiple_of(2),
+                [loss, objective, sources @ ..] => {
+                    [*loss, *objective] == [number; 2] && sources.iter().all(|s| s.dtype == DType::F32)
+                }
+                [] => false,
+            };
             let is_rest = !rest.is_empty() && after_losses.starts_with(rest);
-            (is_vector && are_losses && is_rest).then_some(squares.numel() + 2 * losses + FLAGS)
+            (is_vector && are_losses && is_rest).then_some(squares.numel() + columns * micro_batches + FLAGS)
         };
         let words = is_valid().ok_or_else(|| {
             OpError(format!(
-                "rank_words takes squares f64[] or f64[U], loss and objective f32[] or both of micro-batches f32[k, 2], a flag u32[] \
-                 and, if wanted, an amax f32[1], not {inputs:?}"
+                "rank_words takes squares f64[] or f64[U], loss and objective f32[] and, with S sources, their sums f32[S, 2], or all \
+                 of these of micro-batches f32[k, 2 + 2S], a flag u32[] and, if wanted, an amax f32[1], not {inputs:?}"
             ))
         })?;
         Ok(vec![TensorType::new(DType::F64, [1, words])])
@@ -91,8 +108,8 @@ pub struct PieceUnits {
     pub units: usize,
 }
 
-/// `words f64[n, U + 2k + 2] -> (grad_norm f32[], loss f32[], objective f32[], amax f32[1], stop u32[])` from
-/// the words of n ranks ([`RankWords`]).
+/// `words f64[n, U + ck + 2] -> (grad_norm f32[], loss f32[], objective f32[], amax f32[1], stop u32[]
+/// (, sources f32[S, 2]))` from the words of n ranks ([`RankWords`]).
 ///
 /// The norm is the root of the sum of squares. They are added in f64: the units of a gradient in the order of
 /// pieces and within them, then the gradients. The losses are those of micro-batches, which are added in f64:
@@ -104,6 +121,8 @@ pub struct StepTotals {
     pub squares: Squares,
     /// Micro-batches of a rank, each with a loss.
     pub micro_batches: usize,
+    /// Number of sources whose losses are summed separately.
+    pub sources: usize,
 }
 
 impl StepTotals {
@@ -115,9 +134,14 @@ impl StepTotals {
         }
     }
 
+    /// Numbers of the losses of a micro-batch.
+    fn columns(&self) -> usize {
+        2 + 2 * self.sources
+    }
+
     /// Words of a rank.
     fn words(&self) -> usize {
-        self.square_words() + 2 * self.micro_batches + FLAGS
+        self.square_words() + self.columns() * self.micro_batches + FLAGS
     }
 }
 
@@ -134,7 +158,10 @@ impl Op for StepTotals {
             format!("step_totals takes f64[ranks, {}], not {}", self.words(), inputs[0])
         })?;
         let number = TensorType::new(DType::F32, []);
-        Ok(vec![number, number, number, TensorType::new(DType::F32, [1]), TensorType::new(DType::U32, [])])
+        let amax = TensorType::new(DType::F32, [1]);
+        let sources = (self.sources > 0).then(|| TensorType::new(DType::F32, [self.sources, 2]));
+        let totals = [number, number, number, amax, TensorType::new(DType::U32, [])];
+        Ok(totals.into_iter().chain(sources).collect())
     }
 
     fn operand(&self, _: usize) -> Operand {

@@ -18,24 +18,31 @@ impl Sampled for RankWords {
             let amax = SampleInput::activation([1]).fill(Fill::Values(vec![amax]));
             Sample::plain(RankWords, [words(7), vec![amax]].concat())
         };
+        let of_sources = || {
+            let mut inputs = words(1);
+            inputs.insert(3, SampleInput::activation([3, 2]).in_format(DType::F32));
+            Sample::plain(RankWords, inputs)
+        };
         vec![
             Sample::plain(RankWords, words(0)),
+            of_sources(),
             with_amax(3.0),
             with_amax(f64::INFINITY),
             with_amax(f64::NAN),
-            of_units(3, 2),
+            of_units(3, 2, 0),
+            of_units(3, 4, 2),
         ]
     }
 
     fn large() -> Sample {
-        of_units(700, 300)
+        of_units(700, 300, 5)
     }
 }
 
-/// The words of so many units and micro-batches.
-fn of_units(units: usize, micro_batches: usize) -> Sample {
+/// The words of so many units, micro-batches and sources.
+fn of_units(units: usize, micro_batches: usize, sources: usize) -> Sample {
     let squares = SampleInput::activation([units]).in_format(DType::F64);
-    let losses = SampleInput::activation([micro_batches, 2]).in_format(DType::F32);
+    let losses = SampleInput::activation([micro_batches, 2 + 2 * sources]).in_format(DType::F32);
     let amax = SampleInput::activation([1]).fill(Fill::Values(vec![3.0]));
     Sample::plain(RankWords, [squares, losses, SampleInput::flag(1), amax])
 }
@@ -50,28 +57,33 @@ impl Sampled for StepTotals {
             Squares::Pieces(pieces.iter().map(|&(first, units)| PieceUnits { first, units }).collect())
         };
         vec![
-            words_of(1, Squares::Whole, 1, None),
-            words_of(3, pieces(&[(0, 1)]), 1, None),
-            words_of(3, Squares::Whole, 4, None),
-            words_of(4, pieces(&[(0, 3), (2, 1), (3, 5)]), 2, None),
-            words_of(37, pieces(&[(0, 1)]), 1, None),
+            words_of(1, Squares::Whole, [1, 0], None),
+            words_of(3, pieces(&[(0, 1)]), [1, 3], None),
+            words_of(3, Squares::Whole, [4, 0], None),
+            words_of(4, pieces(&[(0, 3), (2, 1), (3, 5)]), [2, 2], None),
+            words_of(37, pieces(&[(0, 1)]), [1, 0], None),
         ]
     }
 
     fn large() -> Sample {
         let pieces = (0..400).map(|n| PieceUnits { first: n % 8, units: 1 + n % 3 }).collect();
-        words_of(8, Squares::Pieces(pieces), 5, None)
+        words_of(8, Squares::Pieces(pieces), [5, 150], None)
     }
 
     /// An amax that is not finite.
     fn gpu_samples() -> Vec<Sample> {
-        vec![words_of(5, Squares::Whole, 1, Some(2))]
+        vec![words_of(5, Squares::Whole, [1, 0], Some(2))]
     }
 }
 
-/// Words of ranks, of which one may have an amax that is not finite.
-fn words_of(ranks: usize, squares: Squares, micro_batches: usize, bad_amax: Option<usize>) -> Sample {
-    let op = StepTotals { squares, micro_batches };
+/// Words of ranks with so many micro-batches and sources, of which one may have an amax that is not finite.
+fn words_of(
+    ranks: usize,
+    squares: Squares,
+    [micro_batches, sources]: [usize; 2],
+    bad_amax: Option<usize>,
+) -> Sample {
+    let op = StepTotals { squares, micro_batches, sources };
     let (words, flags) = (op.words(), op.words() - FLAGS);
     // Squares and wishes to stop are not negative.
     let word = |i: usize| match (i / words, i % words) {

@@ -29,7 +29,7 @@ fn totals_of(op: &StepTotals, ranks: &[Vec<f64>]) -> Vec<f64> {
 /// The totals of ranks with a part of all gradients each.
 fn totals(ranks: &[Vec<f64>]) -> Vec<f64> {
     let squares = Squares::Pieces(vec![PieceUnits { first: 0, units: 1 }]);
-    totals_of(&StepTotals { squares, micro_batches: 1 }, ranks)
+    totals_of(&StepTotals { squares, micro_batches: 1, sources: 0 }, ranks)
 }
 
 #[test]
@@ -54,7 +54,7 @@ fn a_number_of_one_rank_that_is_not_finite_shows_on_all() {
 
 #[test]
 fn the_norm_of_whole_gradients_is_not_added() {
-    let op = StepTotals { squares: Squares::Whole, micro_batches: 1 };
+    let op = StepTotals { squares: Squares::Whole, micro_batches: 1, sources: 0 };
     let rank = || words([9.0, 0.5, 0.75], 0.0, None);
     assert_eq!(totals_of(&op, &[rank(), rank()])[..2], [3.0, 1.0]);
 }
@@ -69,7 +69,7 @@ fn words_are_added_in_the_order_of_ranks() {
 #[test]
 fn micro_batches_are_added_in_the_order_in_which_one_process_runs_them() {
     let losses = [1e30, -1e30, 3.0, 1e-9, 7.0, 1e25, -1e25, 2.0f64].map(|x| f64::from(x as f32));
-    let op = |micro_batches| StepTotals { squares: Squares::Whole, micro_batches };
+    let op = |micro_batches| StepTotals { squares: Squares::Whole, micro_batches, sources: 0 };
     let of_ranks = |ranks: usize| {
         let of_rank = |rank: usize| {
             let losses: Vec<f64> =
@@ -89,6 +89,28 @@ fn micro_batches_are_added_in_the_order_in_which_one_process_runs_them() {
 }
 
 #[test]
+fn losses_of_sources_are_added_over_ranks_and_micro_batches() {
+    let flag = || tensor(DType::U32, &[], &[0.0]);
+    let words = |inputs: &[HostTensor]| run(&RankWords, &inputs.iter().collect::<Vec<_>>())[0].to_f64();
+    let totals = |micro_batches, ranks: &[Vec<f64>]| {
+        let op = StepTotals { squares: Squares::Whole, micro_batches, sources: 2 };
+        let all = tensor(DType::F64, &[ranks.len(), ranks[0].len()], &ranks.concat());
+        run(&op, &[&all]).iter().flat_map(HostTensor::to_f64).collect::<Vec<_>>()
+    };
+    let expected = [2.0, 7.0, 8.0, 0.0, 0.0, 11.0, 22.0, 33.0, 44.0];
+    let squares = || tensor(DType::F64, &[], &[4.0]);
+    let rank = |[loss, objective]: [f64; 2], sources: [f64; 4]| {
+        let [loss, objective] = [loss, objective].map(|number| tensor(DType::F32, &[], &[number]));
+        words(&[squares(), loss, objective, tensor(DType::F32, &[2, 2], &sources), flag()])
+    };
+    let ranks = [rank([3.0, 5.0], [1.0, 2.0, 3.0, 4.0]), rank([4.0, 3.0], [10.0, 20.0, 30.0, 40.0])];
+    assert_eq!(totals(1, &ranks), expected);
+    let rows = [3.0, 5.0, 1.0, 2.0, 3.0, 4.0, 4.0, 3.0, 10.0, 20.0, 30.0, 40.0];
+    let alone = words(&[squares(), tensor(DType::F32, &[2, 6], &rows), flag()]);
+    assert_eq!(totals(2, &[alone]), expected);
+}
+
+#[test]
 fn units_are_added_in_the_order_of_their_gradients() {
     // Two gradients of 4 and of 3 units; the pieces of the second begin at rank 1.
     let (first, second) = ([1e30, 1.0, -1e30, 4.0], [0.5, 1e-20, 3.0]);
@@ -98,7 +120,7 @@ fn units_are_added_in_the_order_of_their_gradients() {
         [&first[2..], &second[..2], &flags[..]].concat(),
     ];
     let pieces = vec![PieceUnits { first: 0, units: 2 }, PieceUnits { first: 1, units: 2 }];
-    let op = StepTotals { squares: Squares::Pieces(pieces), micro_batches: 1 };
+    let op = StepTotals { squares: Squares::Pieces(pieces), micro_batches: 1, sources: 0 };
     let expected = (first.iter().sum::<f64>() + second.iter().sum::<f64>()).sqrt() as f32;
     assert_eq!(totals_of(&op, &ranks)[0], f64::from(expected));
 }

@@ -19,6 +19,7 @@ mod groups;
 mod notes;
 mod page;
 mod spread;
+mod table;
 
 use super::{RunData, may_be_replaced, write_whole};
 use crate::ReportError;
@@ -159,10 +160,8 @@ fn compare(runs: Vec<RunData>, groups: Vec<Group>, last: u64) -> Comparison {
         };
         notes.of_verdict(&gap);
         if gap.validation.is_none() && same.text && has_evals(group) && has_evals(base) {
-            notes.add(format!(
-                "{}: no evaluation at a step at which the baseline has one too, so there is no gap of the validation loss",
-                gap.runs.join(", ")
-            ));
+            let text = "no evaluation at a step at which the baseline has one too, so there is no gap of the validation loss";
+            notes.add_of(&gap.runs, text.into());
         }
         compared.push(gap);
     }
@@ -174,7 +173,16 @@ fn compare(runs: Vec<RunData>, groups: Vec<Group>, last: u64) -> Comparison {
         validation: at_evaluation(&losses, base, base, None, of_base),
     };
     let counted_in = views.x_name;
-    Comparison { counted_in, last, baseline, compared, notes: notes.all, folders: Vec::new(), runs, groups }
+    Comparison {
+        counted_in,
+        last,
+        baseline,
+        compared,
+        notes: notes.said(),
+        folders: Vec::new(),
+        runs,
+        groups,
+    }
 }
 
 #[cfg(test)]

@@ -5,46 +5,72 @@ use super::groups::Group;
 use crate::curves::{View, Views};
 use crate::metrics::{StepMetrics, format};
 
-/// Notes for readers of the figures, each listed once.
+/// Runs up to this number are named by a note that is about several.
+const NAMED: usize = 5;
+
+/// Notes for readers of the figures. Notes of several runs that say the same are one.
 #[derive(Default)]
 pub(super) struct Notes {
-    pub(super) all: Vec<String>,
+    /// The runs, if a note is about some, and what it says.
+    all: Vec<(Vec<String>, String)>,
 }
 
 impl Notes {
-    pub(super) fn add(&mut self, note: String) {
-        if !self.all.contains(&note) {
-            self.all.push(note);
+    /// Adds a note about all runs.
+    fn add(&mut self, text: String) {
+        if !self.all.iter().any(|(names, known)| names.is_empty() && *known == text) {
+            self.all.push((Vec::new(), text));
         }
+    }
+
+    /// Adds a note about these runs.
+    pub(super) fn add_of(&mut self, names: &[String], text: String) {
+        match self.all.iter_mut().find(|(known, said)| !known.is_empty() && *said == text) {
+            Some((known, _)) => {
+                let new: Vec<&String> = names.iter().filter(|name| !known.contains(name)).collect();
+                let new: Vec<String> = new.into_iter().cloned().collect();
+                known.extend(new);
+            }
+            None => self.all.push((names.to_vec(), text)),
+        }
+    }
+
+    /// The notes as sentences.
+    pub(super) fn said(self) -> Vec<String> {
+        let sentence = |(names, text): (Vec<String>, String)| match &names[..] {
+            [] => text,
+            names if names.len() <= NAMED + 1 => format!("{}: {text}", names.join(", ")),
+            names => format!("{} and {} more: {text}", names[..NAMED].join(", "), names.len() - NAMED),
+        };
+        self.all.into_iter().map(sentence).collect()
     }
 
     /// Notes on one run: unreadable parts, skipped steps, an early end.
     pub(super) fn of_run(&mut self, view: &View<'_>) {
-        let (name, history) = (&view.run.name, &view.history);
+        let (name, history) = (std::slice::from_ref(&view.run.name), &view.history);
         for problem in &view.run.problems {
-            self.add(format!("{name}: {problem}"));
+            self.add_of(name, problem.clone());
         }
         let last = history.last_step();
         if history.steps.is_empty() {
-            self.add(format!("{name} has reported no step yet"));
+            self.add_of(name, "no step has been reported yet".into());
         } else if let Some(total) = view.run.summary.total_steps.filter(|&total| total > last) {
             let (last, total) = (format::grouped(last), format::grouped(total));
-            self.add(format!("{name} is at step {last} of {total}"));
+            self.add_of(name, format!("at step {last} of {total}"));
         }
         for resumed in &history.resumed {
             if let Some([before, now]) = resumed.switched {
                 let step = format::grouped(resumed.step);
-                self.add(format!(
-                    "{name} went from {} to {} after step {step}: its gap is that of both",
-                    before.name(),
-                    now.name()
-                ));
+                let (before, now) = (before.name(), now.name());
+                let text =
+                    format!("went from {before} to {now} after step {step}, so the gap is that of both");
+                self.add_of(name, text);
             }
         }
         match history.skipped.len() {
             0 => {}
-            1 => self.add(format!("{name} skipped a step that was not finite")),
-            n => self.add(format!("{name} skipped {n} steps that were not finite")),
+            1 => self.add_of(name, "skipped one step that was not finite".into()),
+            n => self.add_of(name, format!("skipped {n} steps that were not finite")),
         }
     }
 
@@ -52,15 +78,25 @@ impl Notes {
     pub(super) fn of_ends(&mut self, views: &Views<'_>, group: &Group, baseline: &Group, ends: &Ends<'_>) {
         let runs = || group.runs.iter().chain(&baseline.runs).map(|&n| &views.views[n]);
         for (view, points) in runs().zip(ends.own.iter().chain(&ends.base)) {
-            let (name, counted_in) = (&view.run.name, views.x_name.trim_end_matches('s'));
+            let name = std::slice::from_ref(&view.run.name);
+            let counted_in = views.x_name.trim_end_matches('s');
             let broken = points.iter().filter(|p| !p.1.is_finite()).count();
             match (points.len(), broken) {
-                (0, _) => self.add(format!("{name} has no loss in the compared {counted_in}s")),
+                (0, _) => self.add_of(name, format!("no loss in the compared {counted_in}s")),
                 (_, 0) => {}
-                (all, broken) => self.add(format!(
-                    "{name}: {broken} of the {all} losses to be averaged are not finite, so the gap is unknown"
-                )),
+                (all, broken) => self.add_of(
+                    name,
+                    format!(
+                        "{broken} of the {all} losses to be averaged are not finite, so the gap is unknown"
+                    ),
+                ),
             }
+        }
+        // Where the run file sets other rates, a note says so.
+        let sets_rates = |key: &String| key.starts_with("optimizer.lr") || key.starts_with("schedule.");
+        let config = group.configs[0].as_ref();
+        if config.is_some_and(|config| baseline.differs_in(config).iter().any(sets_rates)) {
+            return;
         }
         let rate = |view: &&View<'_>| {
             let before = |m: &&StepMetrics| m.step as f64 * view.x_per_step <= ends.end * (1.0 + 1e-9);
@@ -70,31 +106,33 @@ impl Notes {
         let (least, most) =
             rates.iter().fold((f64::INFINITY, 0.0), |(l, m): (f64, f64), &r| (l.min(r), m.max(r)));
         if most > least * 1.01 {
-            self.add(format!(
-                "where {} is compared, learning rates range from {least:.2e} to {most:.2e}: the gap is partly due to the schedules",
-                views.views[group.runs[0]].run.name
-            ));
+            let names: Vec<String> = group.runs.iter().map(|&n| views.views[n].run.name.clone()).collect();
+            let text = format!(
+                "at the compared {}s, learning rates range from {least:.2e} to {most:.2e}, so the gap is partly due to the schedules",
+                views.x_name.trim_end_matches('s')
+            );
+            self.add_of(&names, text);
         }
     }
 
     /// Notes the figures that are left out because they are not comparable.
     pub(super) fn of_what_differs(&mut self, names: &[String], same: Comparable) {
-        let names = names.join(", ");
-        match same {
-            Comparable { tokenizer: true, text: true } => {}
-            Comparable { tokenizer: false, text: true } => self.add(format!(
-                "{names}: the tokenizer differs from the baseline's, so losses in nats per token are not comparable: there is no gap of the \
-                 training loss, and validation losses are compared in bits per byte"
-            )),
-            Comparable { tokenizer: true, text: false } => self.add(format!(
-                "{names}: the validation text differs from the baseline's, so there is no gap of the validation loss; give both the same \
-                 data.valid, or evaluate both on one file with xtrain eval RUN --data FILE"
-            )),
-            Comparable { tokenizer: false, text: false } => self.add(format!(
-                "{names}: tokenizer and validation text differ from the baseline's, so no losses are comparable; compare bits per byte on one \
-                 file with xtrain eval RUN --data FILE"
-            )),
-        }
+        let text = match same {
+            Comparable { tokenizer: true, text: true } => return,
+            Comparable { tokenizer: false, text: true } => {
+                "the tokenizer differs from the baseline's, so losses in nats per token are not comparable: there is no gap of the training \
+                 loss, and validation losses are compared in bits per byte"
+            }
+            Comparable { tokenizer: true, text: false } => {
+                "the validation text differs from the baseline's, so there is no gap of the validation loss; give both the same data.valid, or \
+                 evaluate both on one file with xtrain eval RUN --data FILE"
+            }
+            Comparable { tokenizer: false, text: false } => {
+                "tokenizer and validation text differ from the baseline's, so no losses are comparable; compare bits per byte on one file with \
+                 xtrain eval RUN --data FILE"
+            }
+        };
+        self.add_of(names, text.into());
     }
 
     /// Notes why a gap is neither inside nor outside the bar.
@@ -102,36 +140,30 @@ impl Notes {
         let Some(bar) = gap.bar_percent else { return };
         let unclear = |figure: &&LossGap| figure.inside_bar.is_none();
         let Some(figure) = gap.training.iter().chain(&gap.validation).find(unclear) else { return };
-        let names = gap.runs.join(", ");
         let remedy = "train both with more seeds (--set train.seed=1, ...), or longer, and name all runs";
-        self.add(match (figure.seed_spread_percent, figure.gap_interval_percent) {
-            (Some(spread), _) if spread > FAR * bar => format!(
-                "{names}: unclear, because seeds of the baseline spread by ±{spread:.2}%, far over the bar of {bar}%; {remedy}"
-            ),
-            (_, Some(interval)) => format!(
-                "{names}: unclear, because the gap is only known to ±{interval:.2}%, and the bar is {bar}%; {remedy}"
-            ),
-            (Some(_), None) => {
-                format!("{names}: unclear, because the gap is over the bar of {bar}% but within the spread of seeds; {remedy}")
+        let reason = match (figure.seed_spread_percent, figure.gap_interval_percent) {
+            (Some(spread), _) if spread > FAR * bar => {
+                format!("seeds of the baseline spread by ±{spread:.2}%, far over the bar of {bar}%")
             }
+            (_, Some(interval)) => format!("the gap is only known to ±{interval:.2}%, and the bar is {bar}%"),
+            (Some(_), None) => format!("the gap is over the bar of {bar}% but within the spread of seeds"),
             (None, None) => format!(
-                "{names}: unclear, because a single seed does not show the effect of chance; only a gap over {:.2}%, three times the bar, would \
-                 be clear; {remedy}",
+                "a single seed does not show the effect of chance; only a gap over {:.2}%, three times the bar, would be clear",
                 FAR * bar
             ),
-        });
+        };
+        self.add_of(&gap.runs, format!("unclear, because {reason}; {remedy}"));
     }
 
     /// Notes the settings in which a group of runs differs from the baseline.
     pub(super) fn of_kind(&mut self, names: &[String], group: &Group, baseline: &Group) {
-        let names = names.join(", ");
         let Some(config) = &group.configs[0] else {
-            return self
-                .add(format!("{names}: the configuration cannot be read, so seed and recipe are not known"));
+            let text = "the configuration cannot be read, so seed and recipe are not known";
+            return self.add_of(names, text.into());
         };
         let keys = baseline.differs_in(config);
         if keys.iter().any(|key| !key.starts_with("precision.")) {
-            self.add(format!("{names}: differs from the baseline in {}", keys.join(", ")));
+            self.add_of(names, format!("differs from the baseline in {}", keys.join(", ")));
         }
     }
 

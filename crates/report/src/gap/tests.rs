@@ -139,8 +139,7 @@ fn a_shorter_run_is_compared_where_it_ends_and_that_is_said() {
     assert!(figure.gap_percent.abs() < 1e-9, "{figure:?}");
     assert_eq!(comparison.compared[0].validation.as_ref().map(|f| f.to), Some(100));
     let notes = comparison.notes.join("\n");
-    for said in ["short is at step 120 of 200", "learning rates range from 1.00e-3 to 2.00e-3", "train.steps"]
-    {
+    for said in ["short: at step 120 of 200", "learning rates range from 1.00e-3 to 2.00e-3", "train.steps"] {
         assert!(notes.contains(said), "{said} in {notes}");
     }
 }
@@ -196,7 +195,7 @@ fn a_run_that_changed_its_recipe_is_told() {
     let switched = Some([Recipe::Bf16, Recipe::Fp8Block]);
     fp8.records.insert(150, Record { time: 0.0, event: Resumed { step: 150, switched }.into() });
     let comparison = compare(&[run("bf16", "bf16", 1, 200, 0.0), fp8], 1);
-    let note = "fp8 went from bf16 to fp8-block after step 150: its gap is that of both";
+    let note = "fp8: went from bf16 to fp8-block after step 150, so the gap is that of both";
     assert!(comparison.notes.iter().any(|told| told == note), "{:?}", comparison.notes);
 }
 
@@ -227,8 +226,8 @@ fn what_cannot_be_told_is_not_and_the_notes_say_why() {
     for said in [
         "diverged: 10 of the 100 losses to be averaged are not finite",
         "unknown: metrics.jsonl line 3: what?",
-        "unknown: the configuration cannot be read",
-        "empty has reported no step yet",
+        "unknown, empty: the configuration cannot be read",
+        "empty: no step has been reported yet",
     ] {
         assert!(notes.contains(said), "{said} in {notes}");
     }
@@ -342,19 +341,46 @@ fn runs_with_other_tokenizers_are_compared_in_bits_per_byte() {
 }
 
 #[test]
-fn labels_that_would_overlap_are_one_and_seeds_have_shades_of_their_own() {
+fn each_line_has_its_label_and_seeds_have_shades_of_their_own() {
     let runs = [
         run("bf16-1", "bf16", 1, 300, 0.0),
         run("bf16-2", "bf16", 2, 300, 0.06),
         run("fp8", "fp8-block", 1, 300, 0.05),
     ];
     let page = compare(&runs, 2).html();
-    assert!(page.contains(">bar 0.25%, baseline</span>"), "two labels at one place");
-    for part in ["class=\"line c0\"", "class=\"line c0 t1\"", "<th>Within seeds</th>", "<th>Within bar</th>"]
-    {
+    let labels = page.split("class=\"reflabel\" style=\"bottom:").skip(1).filter_map(|rest| {
+        let (bottom, rest) = rest.split_once("%\">")?;
+        Some((bottom.parse::<f64>().ok()?, rest.split('<').next()?))
+    });
+    let labels: Vec<(f64, &str)> = labels.collect();
+    assert_eq!(labels.iter().map(|label| label.1).collect::<Vec<_>>(), ["baseline", "bar 0.25%"]);
+    assert!(labels[1].0 - labels[0].0 > 6.9, "the lines are closer than that: {labels:?}");
+    for part in ["class=\"line c0\"", "class=\"line c0 t1\"", ">Within spread</th>", ">Within bar</th>"] {
         assert!(page.contains(part), "{part}");
     }
-    assert!(page.contains("Solid: training, smoothed."));
+    assert!(page.contains("Solid: training loss, smoothed."));
     let few = compare(&[run("a", "bf16", 1, 11, 0.0), run("b", "bf16", 1, 11, 0.1)], 1).html();
-    assert!(few.contains("Solid: training.") && !few.contains("training, smoothed"), "eleven points");
+    assert!(few.contains("Solid: training loss."), "eleven points are not smoothed");
+    // Columns without a value are left out: one seed has no spread, and bf16 no bar.
+    assert!(!few.contains("Within spread") && !few.contains("Within bar"));
+}
+
+#[test]
+fn notes_of_several_runs_that_say_the_same_are_one() {
+    let mut runs: Vec<RunData> =
+        (0..9).map(|n| run(&format!("lr-{n}"), "bf16", 1, 100, 0.01 * n as f64)).collect();
+    for (n, run) in runs.iter_mut().enumerate().skip(1) {
+        let config = run.config.as_mut().expect("a configuration");
+        config.push_str(&format!("[optimizer]\nlr = {n}e-3\n"));
+        steps_of(run).for_each(|m| m.lr = n as f64 * 1e-3);
+        run.summary.total_steps = Some(200);
+    }
+    let notes = compare(&runs, 1).notes;
+    assert_eq!(
+        notes,
+        [
+            "lr-1, lr-2, lr-3, lr-4, lr-5 and 3 more: at step 100 of 200",
+            "lr-1, lr-2, lr-3, lr-4, lr-5 and 3 more: differs from the baseline in optimizer.lr",
+        ]
+    );
 }

@@ -5,10 +5,10 @@ use std::path::Path;
 
 use super::{Inspection, TensorCast};
 use crate::data::name_of;
+use crate::frame::{TABLE_END, begun, columns, ended, note, section, table_begun};
 use crate::heat::{Cell, HeatMap, Ramp};
 use crate::html::escape;
 use crate::metrics::format;
-use crate::page::{begun, ended, section};
 use crate::{ReportError, may_be_replaced, write_whole};
 
 /// The page's name inside a run folder.
@@ -18,8 +18,12 @@ pub const INSPECT_FILE: &str = "inspect.html";
 /// E4M3 and 25.5 dB with E5M2.
 const DECIBELS: [f64; 2] = [32.0, 14.0];
 /// Meaning of these figures.
-const ROUNDING_ALONE: &str = "Rounding alone leaves about 31.5 dB in E4M3 and 25.5 dB in E5M2: such a cast loses nothing but bits of the \
-                              mantissa, and nothing is wrong. Much less means that the tensor's range does not fit its scale.";
+const ROUNDING_ALONE: &str = "SQNR, the signal-to-quantization-noise ratio, is the power of a tensor over the power of its rounding errors. \
+                              Rounding alone leaves about 31.5 dB in E4M3 and 25.5 dB in E5M2, and nothing is wrong. Much less means that \
+                              the range of the tensor does not fit its scale. A question mark: not finite.";
+/// Meaning of the rows and columns.
+const CELLS: &str = "A cell is the cast of one operand of a GEMM. Of a layer y = x w^T, fprop computes y, dgrad the gradient of x, and wgrad \
+                     the gradient of w; dy is the gradient of y.";
 /// Shares at the two ends of the colours, on a logarithmic scale.
 const SHARES: [f64; 2] = [1e-5, 1e-1];
 
@@ -40,40 +44,73 @@ pub(crate) fn render(inspection: &Inspection) -> String {
     let mut out = begun(&title, "xtrain inspect");
     let _ = write!(
         out,
-        "<header>\n<p class=\"kind\">What casts to FP8 do to a step</p>\n<h1>{}</h1>\n<ul class=\"chips\"><li>checkpoint of step {}</li>\
-         <li>computed in {}</li><li>casts of {}</li><li>loss {loss:.4}</li></ul>\n</header>\n",
+        "<header>\n<p class=\"kind\">FP8 casts of one training step</p>\n<h1>{}</h1>\n<ul class=\"chips\"><li>checkpoint of step {}</li>\
+         <li>computed in {}</li><li>casts of {}</li><li>loss {loss:.4}</li></ul>\n",
         escape(name),
         format::grouped(*step),
         escape(recipe),
         escape(casts)
     );
+    note(&mut out, CELLS);
+    out.push_str("</header>\n");
+    if tensors.is_empty() {
+        out.push_str("<p class=\"empty\">The step has no casts to FP8.</p>\n");
+        return ended(out, SOURCE);
+    }
     let grid = Grid::of(tensors);
-    let signal = grid.map("Signal to noise", "dB, of the cast; red is noise", Ramp::Concern, &|t| {
-        (heat(t.sqnr_db, DECIBELS), decibels(t.sqnr_db))
-    });
+    let [clean, noisy] = DECIBELS;
+    let signal_ends = [format!("{clean:.0} dB or more"), format!("{noisy:.0} dB or less")];
+    let signal =
+        grid.map("Signal to noise", "SQNR of each cast, in dB", signal_ends, Ramp::Concern, &|t| Shown {
+            heat: heat(t.sqnr_db, DECIBELS),
+            short: decibels(t.sqnr_db),
+            whole: format!("{}{}", decibels(t.sqnr_db), if t.sqnr_db.is_finite() { " dB" } else { "" }),
+        });
+    let [few, many] = SHARES;
+    let share_ends =
+        || [format!("{} or less", format::percent(few, 3)), format!("{} or more", format::percent(many, 0))];
     let mut maps = vec![
         HeatMap { note: ROUNDING_ALONE, ..signal },
         grid.map(
             "Underflow",
             "share of the non-zero elements that become zero",
+            share_ends(),
             Ramp::Concern,
             &share_of(|t| t.underflow),
         ),
     ];
     if tensors.iter().any(|t| t.saturation > 0.0) {
-        let unit = "share of the non-zero elements beyond the format's largest";
-        maps.push(grid.map("Saturation", unit, Ramp::Concern, &share_of(|t| t.saturation)));
+        let unit = "share of the non-zero elements beyond the format's largest number";
+        maps.push(grid.map("Saturation", unit, share_ends(), Ramp::Concern, &share_of(|t| t.saturation)));
     }
     let amaxes = || tensors.iter().map(|t| t.amax).filter(|&amax| amax > 0.0);
-    let ends = [amaxes().fold(f64::INFINITY, f64::min).ln(), amaxes().fold(0.0, f64::max).ln()];
-    maps.push(grid.map("Amax", "largest absolute value, coloured by its logarithm", Ramp::Amount, &|t| {
-        (if t.amax > 0.0 { heat(t.amax.ln(), ends) } else { 0.0 }, short(t.amax))
-    }));
+    let ends = [amaxes().fold(f64::INFINITY, f64::min), amaxes().fold(0.0, f64::max)];
+    let logarithms = ends.map(f64::ln);
+    if amaxes().next().is_some() {
+        let names = ends.map(format::significant);
+        maps.push(grid.map("Amax", "largest absolute value", names, Ramp::Amount, &|t| Shown {
+            heat: if t.amax > 0.0 { heat(t.amax.ln(), logarithms) } else { 0.0 },
+            short: short(t.amax),
+            whole: format::significant(t.amax),
+        }));
+    }
     for map in maps {
         let _ = write!(out, "<section class=\"card\">\n{}</section>\n", map.html());
     }
-    section(&mut out, "Tensors", &table(tensors));
-    ended(out, "a checkpoint and the batch that its run would have seen next")
+    section(&mut out, "All casts", &table(tensors));
+    ended(out, SOURCE)
+}
+
+const SOURCE: &str = "a checkpoint and the next batch of its run";
+
+/// A figure of a tensor as a cell shows it.
+struct Shown {
+    /// Place between the ends of the colours.
+    heat: f64,
+    /// Its text in the cell.
+    short: String,
+    /// Its text for the pointer.
+    whole: String,
 }
 
 /// Position of each tensor in the maps.
@@ -107,20 +144,24 @@ impl<'a> Grid<'a> {
         &self,
         title: &'static str,
         unit: &'static str,
+        ends: [String; 2],
         ramp: Ramp,
-        of: &dyn Fn(&TensorCast) -> (f64, String),
+        of: &dyn Fn(&TensorCast) -> Shown,
     ) -> HeatMap {
         let mut cells = vec![vec![None; self.columns.len()]; self.blocks.len()];
         for tensor in self.tensors {
             let row = self.blocks.iter().position(|&block| block == tensor.block);
             let at = self.columns.iter().position(|name| *name == column(tensor));
             if let (Some(row), Some(at)) = (row, at) {
-                let (heat, text) = of(tensor);
-                cells[row][at] = Some(Cell { heat, text, said: said(tensor) });
+                let Shown { heat, short, whole } = of(tensor);
+                let kept = if tensor.bf16_reason.is_some() { ", but runs in bf16" } else { "" };
+                let said = format!("{}, {}: {whole}{kept}", tensor.name, tensor.operand);
+                cells[row][at] = Some(Cell { heat, text: short, said });
             }
         }
         let rows = self.blocks.iter().map(|block| format!("{block}")).collect();
-        HeatMap { title, unit, columns: self.columns.clone(), rows, cells, ramp, note: "" }
+        let columns = self.columns.clone();
+        HeatMap { title, unit, row_name: "block", ends, columns, rows, cells, ramp, note: "" }
     }
 }
 
@@ -134,19 +175,26 @@ fn heat(value: f64, [none, full]: [f64; 2]) -> f64 {
     (value - none) / (full - none)
 }
 
-fn share_of(of: impl Fn(&TensorCast) -> f64) -> impl Fn(&TensorCast) -> (f64, String) {
-    move |tensor| match of(tensor) {
-        0.0 => (0.0, "0".to_owned()),
-        share => (heat(share.ln(), SHARES.map(f64::ln)), percent(share)),
+fn share_of(of: impl Fn(&TensorCast) -> f64) -> impl Fn(&TensorCast) -> Shown {
+    move |tensor| {
+        let share = of(tensor);
+        Shown {
+            heat: if share == 0.0 { 0.0 } else { heat(share.ln(), SHARES.map(f64::ln)) },
+            short: percent(share),
+            whole: format::percent(share, 4),
+        }
     }
 }
 
 /// A percentage that fits into a cell.
 fn percent(share: f64) -> String {
     match 100.0 * share {
+        0.0 => "0".to_owned(),
         percent if percent >= 9.95 => format!("{percent:.0}%"),
-        percent if percent >= 0.1 => format!("{percent:.1}%"),
-        percent => format!("{percent:.0e}"),
+        percent if percent >= 0.095 => format!("{percent:.1}%"),
+        percent if percent >= 0.0095 => format!("{percent:.2}%"),
+        percent if percent > 0.0 => "<.01%".to_owned(),
+        _ => "?".to_owned(),
     }
 }
 
@@ -166,31 +214,25 @@ fn decibels(value: f64) -> String {
     }
 }
 
-fn said(tensor: &TensorCast) -> String {
-    let kept = tensor.bf16_reason.as_ref().map(|why| format!("; in bf16: {why}")).unwrap_or_default();
-    format!(
-        "{}, {}: {} dB, underflow {}, saturation {}, amax {} ({} by {}{kept})",
-        tensor.name,
-        tensor.operand,
-        decibels(tensor.sqnr_db),
-        format::percent(tensor.underflow, 3),
-        format::percent(tensor.saturation, 3),
-        format::significant(tensor.amax),
-        tensor.format,
-        tensor.scaling
-    )
-}
-
 fn table(tensors: &[TensorCast]) -> String {
-    let mut out = format!(
-        "<details>\n<summary>{} casts</summary>\n<div class=\"scroll\"><table>\n<thead><tr><th>GEMM</th><th>Operand</th><th>Cast</th><th>SQNR, dB</th>\
-         <th>Underflow</th><th>Saturation</th><th>amax</th><th>Zeros</th><th>Not finite</th><th>In bf16</th></tr></thead>\n<tbody>\n",
-        tensors.len()
-    );
+    let mut out = format!("<details>\n<summary>{} casts</summary>\n", tensors.len());
+    out += &table_begun("All casts", "");
+    out += &columns(&[
+        "GEMM",
+        "Operand",
+        "Format and scale",
+        "SQNR, dB",
+        "Underflow",
+        "Saturation",
+        "Amax",
+        "Zeros",
+        "Not finite",
+        "Runs in bf16 because",
+    ]);
     for t in tensors {
         let _ = writeln!(
             out,
-            "<tr><th><code>{}</code></th><td>{}</td><td>{} by {}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td></tr>",
+            "<tr><th scope=\"row\"><code>{}</code></th><td>{}</td><td>{} per {}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td></tr>",
             escape(&t.name),
             t.operand,
             escape(&t.format),
@@ -204,6 +246,5 @@ fn table(tensors: &[TensorCast]) -> String {
             escape(t.bf16_reason.as_deref().unwrap_or("–"))
         );
     }
-    out.push_str("</tbody>\n</table></div>\n</details>\n");
-    out
+    out + TABLE_END + "</details>\n"
 }

@@ -83,6 +83,9 @@ pub struct SourceMetrics {
     pub tokens: Option<u64>,
     /// Passes over the source so far; absent for a source of `data.valid`.
     pub epoch: Option<f64>,
+    /// Mean cross-entropy of the source's targets trained on since the previous report of sources, in nats
+    /// per token; absent if there were none.
+    pub train_loss: Option<f64>,
     /// Mean cross-entropy of the source's evaluated targets, in nats per token; absent if there were none.
     pub loss: Option<f64>,
 }

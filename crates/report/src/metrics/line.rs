@@ -44,7 +44,10 @@ pub fn line(event: &Event, total_steps: Option<u64>) -> String {
             format!("resumed after step {}{}", resumed.step, switched.unwrap_or_default())
         }
         Event::Source(source) => {
-            let loss = source.loss.map(|loss| format!("  loss {loss:7.4}")).unwrap_or_default();
+            let loss = |name: &str, loss: Option<f64>| {
+                loss.map(|loss| format!("  {name} {loss:7.4}")).unwrap_or_default()
+            };
+            let losses = loss("train_loss", source.train_loss) + &loss("loss", source.loss);
             let tokens = source
                 .tokens
                 .map(|tokens| format!("  {} tokens", format::count(tokens as f64)))
@@ -53,7 +56,7 @@ pub fn line(event: &Event, total_steps: Option<u64>) -> String {
                 .epoch
                 .map(|epoch| format!(", {} epochs", format::significant(epoch)))
                 .unwrap_or_default();
-            format!("source {}{loss}{tokens}{epochs}  {}", at(source.step), printable(&source.name))
+            format!("source {}{losses}{tokens}{epochs}  {}", at(source.step), printable(&source.name))
         }
         Event::Warning(warning) => format!("warning {}  {}", at(warning.step), printable(&warning.text)),
         Event::Sample(sample) => {

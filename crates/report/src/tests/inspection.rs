@@ -43,10 +43,14 @@ fn a_page_of_casts_has_a_cell_for_each_and_their_names() {
         "1.5%",
         "wgrad dy",
         "Rounding alone leaves about 31.5 dB",
+        "32 dB or more",
+        "dy is the gradient of y",
     ] {
         assert!(page.text.contains(said), "{said} in {}", page.text);
     }
-    assert!(page.text.contains("blocks.0.mlp.down_proj:wgrad") && page.text.contains("<one of the last>"));
+    assert!(page.text.contains("blocks.0.mlp.down_proj:wgrad, output gradient: 12.0 dB"));
+    assert!(page.text.contains("blocks.1.mlp.down_proj:fprop, input: exact, but runs in bf16"));
+    assert!(page.text.contains("<one of the last>"));
     let cells = |page: &markup::Document| page.tags.iter().filter(|(name, _)| name == "rect").count();
     // Signal to noise, underflow and amax; there is no saturation to show.
     assert_eq!(cells(&page), 3 * 3);
@@ -57,8 +61,34 @@ fn a_page_of_casts_has_a_cell_for_each_and_their_names() {
 }
 
 #[test]
+fn names_of_groups_do_not_overlap_however_few_columns_they_have() {
+    let sites = ["attn.qkv_proj", "mlp.gate_up_proj", "mlp.down_proj"];
+    let tensors = sites.map(|site| TensorCast { site: site.into(), ..cast(0, "fprop", "input", 31.0) });
+    let html = render(&inspection(tensors.into()));
+    let names = html.split("class=\"group\" x=\"").skip(1).map(|rest| {
+        let (x, rest) = rest.split_once('"').unwrap();
+        let name = rest.split('>').nth(1).unwrap().split('<').next().unwrap();
+        (x.parse::<f64>().unwrap(), name.len() as f64)
+    });
+    let names: Vec<(f64, f64)> = names.collect();
+    assert_eq!(names.len() % 3, 0);
+    // A bold character of 10.5 pixels is about 6.6 wide.
+    let pairs = names.chunks(3).flat_map(|map| map.windows(2));
+    assert!(pairs.into_iter().all(|pair| pair[0].0 + 6.6 * pair[0].1 < pair[1].0), "{names:?}");
+}
+
+#[test]
+fn a_share_in_a_cell_is_a_percentage() {
+    let of = |underflow| TensorCast { underflow, ..cast(0, "fprop", "input", 31.0) };
+    for (share, shown) in [(0.25, ">25%<"), (0.015, ">1.5%<"), (0.0004, ">0.04%<"), (3e-6, ">&lt;.01%<")] {
+        assert!(render(&inspection(vec![of(share)])).contains(shown), "{shown}");
+    }
+}
+
+#[test]
 fn a_page_of_no_casts_and_of_numbers_that_are_none_is_sound() {
-    markup::read(&render(&inspection(Vec::new()))).unwrap();
+    let none = markup::read(&render(&inspection(Vec::new()))).unwrap();
+    assert!(none.text.contains("The step has no casts to FP8."));
     let odd =
         TensorCast { amax: 0.0, underflow: f64::NAN, not_finite: 7, ..cast(0, "dgrad", "weight", f64::NAN) };
     markup::read(&render(&inspection(vec![odd]))).unwrap();

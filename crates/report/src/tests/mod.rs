@@ -5,7 +5,9 @@ mod curve;
 mod files;
 mod inspection;
 mod live;
+mod looks;
 mod markup;
+mod names;
 mod page;
 
 use super::*;

@@ -24,11 +24,11 @@ fn a_run_has_its_figures_curves_and_configuration() {
         "first",
         "Validation loss2.1254the lowest of the run",
         "Perplexity8.381.500 bits per byte",
-        "Training loss2.0004smoothed over 5 reports2.0004 in the last",
+        "Training loss2.0004smoothed over 5 reports2.0004 in the last one",
         // The same number where the curve ends.
-        "smoothed over 5 reports 2.000validation",
+        "training, smoothed over 5 reports 2.000validation",
         "Tokens200k",
-        "Training time4.0s20ms a step",
+        "Training time4.0s20ms per step",
         "Tokens per second50.0k",
         "Memory256 MiB",
         "Steps200",
@@ -37,10 +37,10 @@ fn a_run_has_its_figures_curves_and_configuration() {
         assert!(page.text.contains(expected), "{expected} in {}", page.text);
     }
     let curves = attributes(&page, "path", "data-name");
-    assert_eq!(curves[..3], ["training", "smoothed over 5 reports", "validation"]);
+    assert_eq!(curves[..3], ["training, each report", "training, smoothed over 5 reports", "validation"]);
     let spoken = attributes(&page, "svg", "aria-label");
     assert!(
-        spoken.iter().any(|label| label.starts_with("Loss, cross-entropy, nats per token. smoothed")),
+        spoken.iter().any(|label| label.starts_with("Loss, mean cross-entropy, in nats per token. training")),
         "{spoken:?}"
     );
     for chart in ["Loss", "Learning rate", "Gradient norm", "Throughput"] {
@@ -63,7 +63,7 @@ fn the_summary_completes_the_figures() {
         "1.35M256 MiB of memory",
         "200of 500",
         "2m41s",
-        "1.17 nats under the unigram entropy",
+        "1.17 nats below the unigram entropy",
         "stopped at the time limit",
     ] {
         assert!(page.text.contains(expected), "{expected} in {}", page.text);
@@ -168,10 +168,10 @@ fn a_run_shows_bits_per_byte_tokens_and_what_it_began_with() {
     let page = document(&[run]);
     for expected in [
         "8.0200 before training",
-        "Bits per byteof validation text",
+        "Bits per byteof the validation text",
         "knows the frequency of each token",
         "StepsTokens",
-        "nats under the unigram entropy",
+        "nats below the unigram entropy",
     ] {
         assert!(page.text.contains(expected), "{expected} in {}", page.text);
     }
@@ -188,15 +188,28 @@ fn the_sources_of_a_mixture_have_their_tokens_and_losses() {
     for step in [50, 100] {
         for (name, tokens, loss) in [("books", 3 * step, 2.5), ("<web>", step, 3.5)] {
             let (tokens, epoch, loss) = (Some(tokens * 1000), Some(0.5), Some(loss));
-            run.records.push(record(SourceMetrics { step, name: name.into(), tokens, epoch, loss }));
+            let train_loss = (name == "books").then_some(2.25);
+            run.records.push(record(SourceMetrics {
+                step,
+                name: name.into(),
+                tokens,
+                epoch,
+                train_loss,
+                loss,
+            }));
         }
     }
     let page = document(&[run]);
-    for expected in ["Sources", "books300k75.0%0.502.5000", "<web>100k25.0%0.503.5000", "Loss by source"] {
+    for expected in
+        ["Sources", "books300k75.0%0.502.25002.5000", "<web>100k25.0%0.50–3.5000", "Loss by source"]
+    {
         assert!(page.text.contains(expected), "{expected} in {}", page.text);
     }
     let curves = attributes(&page, "path", "data-name");
-    assert!(curves.contains(&"books") && curves.contains(&"<web>"), "{curves:?}");
+    // Without a training loss, the validation loss stands for its source.
+    for name in ["books", "books, validation", "<web>"] {
+        assert!(curves.contains(&name), "{name} in {curves:?}");
+    }
 }
 
 #[test]
@@ -204,7 +217,7 @@ fn warnings_stand_at_the_top_and_among_the_events() {
     let mut run = run("r", 50);
     run.records.push(record(Warning { step: 40, text: "the loss is above <guessing>".into() }));
     let page = document(&[run]);
-    assert!(page.text.contains("Warnings of r:\nstep 40: the loss is above <guessing>"), "{}", page.text);
+    assert!(page.text.contains("Warning\nstep 40: the loss is above <guessing>"), "{}", page.text);
     assert!(page.text.contains("warning     40  the loss is above"), "{}", page.text);
 }
 

@@ -21,7 +21,7 @@ use xtrain_runtime::{Engine, EngineError, Part, ProgramId, StateEntry, Ticket};
 pub const IN_FLIGHT: usize = 2;
 
 /// Result of a step.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct StepResult {
     /// The mean cross-entropy of the step's targets, in nats.
     pub loss: f64,
@@ -29,6 +29,9 @@ pub struct StepResult {
     pub grad_norm: f64,
     /// True if a non-finite value turned the update into a no-op.
     pub skipped: bool,
+    /// The sum of the cross-entropies of each source's targets, in nats; empty if the spec does not sum
+    /// losses by source.
+    pub source_losses: Vec<f64>,
 }
 
 /// An optimizer step to launch.
@@ -167,6 +170,18 @@ impl Learner {
         self.collect(ticket)
     }
 
+    /// Sets the source of each sequence of the micro-batch that is launched next. Does nothing if the spec
+    /// does not sum losses by source.
+    pub fn name_sources(&mut self, sources: &[usize]) -> Result<(), LearnError> {
+        if self.spec.loss.sources == 0 {
+            return Ok(());
+        }
+        let of_tokens = |&source: &usize| std::iter::repeat_n(source as i32, self.spec.batch.seq_len);
+        let tokens: Vec<i32> = sources.iter().flat_map(of_tokens).collect();
+        let train = self.current;
+        Ok(self.weights.engine().write_input(train, io::SOURCES, bytemuck::cast_slice(&tokens))?)
+    }
+
     /// Launches the `n`-th of this rank's micro-batches of `step`, and after the last one the update. It is
     /// micro-batch `n * world_size + rank` of the step.
     pub fn micro_step(&mut self, step: &Step, n: usize, batch: &TokenBatch) -> Result<(), LearnError> {
@@ -221,9 +236,18 @@ impl Learner {
         let number = |name: &str| -> Result<f64, EngineError> {
             Ok(bytemuck::pod_read_unaligned::<f32>(outputs.get(name)?).into())
         };
-        let loss = if self.spec.has_totals() { update_io::TOTAL_LOSS } else { io::LOSS };
+        let (loss, of_sources) = match self.spec.has_totals() {
+            true => (update_io::TOTAL_LOSS, update_io::TOTAL_SOURCE_LOSSES),
+            false => (io::LOSS, io::SOURCE_LOSSES),
+        };
         let (loss, grad_norm) = (number(loss)?, number(update_io::GRAD_NORM)?);
         let skipped = outputs.get(update_io::SKIPPED)?.iter().any(|&b| b != 0);
-        Ok(StepResult { loss, grad_norm, skipped })
+        let mut source_losses = Vec::new();
+        if self.spec.loss.sources > 0 {
+            // The second of each pair is the cross-entropy.
+            let sums: Vec<[f32; 2]> = bytemuck::pod_collect_to_vec(outputs.get(of_sources)?);
+            source_losses.extend(sums.into_iter().map(|[_, sum]| f64::from(sum)));
+        }
+        Ok(StepResult { loss, grad_norm, skipped, source_losses })
     }
 }

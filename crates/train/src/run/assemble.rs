@@ -1,7 +1,6 @@
 //! Assembles a [`Run`] from the parts that beginning and resuming have in common.
 
 use super::describe::{describe, warn_of_no_fp8};
-use super::divergence::Divergence;
 use super::observer::Observer;
 use super::reference::StateCopy;
 use super::snapshot::CheckpointWriter;
@@ -246,8 +245,8 @@ pub(super) fn commented(config: &Config, chosen: &[Chosen]) -> String {
 
 /// Opens the metrics files, loads the evaluation, and reports the start to `observer`.
 pub(super) fn assemble(parts: Parts, observer: &mut dyn Observer) -> Result<Run, RunError> {
-    let Parts { config, chosen, steps, folder, corpus, prompts, hf, loaded, checkpoints, position, .. } =
-        parts;
+    let Parts { config, chosen, steps, folder, corpus, prompts, hf, loaded, checkpoints, .. } = parts;
+    let mut position = parts.position;
     let Loaded { mut learner, state_copy, hardware } = loaded;
     // Before anything says that a run has begun here.
     let command = Command::start(&parts.command, folder.path())?;
@@ -264,7 +263,7 @@ pub(super) fn assemble(parts: Parts, observer: &mut dyn Observer) -> Result<Run,
         false => None,
     };
     let schedule = Schedule::of(&config, steps);
-    let divergence = Divergence::new(learner.spec().model.vocab_size);
+    position.divergence.begin(learner.spec().model.vocab_size);
     let identity = exchange::Identity::new(hf, &learner.spec().model, &corpus.tokenizer)?;
     let evaluator = match &corpus.validation {
         Some(_) => {
@@ -295,7 +294,6 @@ pub(super) fn assemble(parts: Parts, observer: &mut dyn Observer) -> Result<Run,
         checkpoints,
         sink,
         live,
-        divergence,
         hardware,
         identity,
         prompts,

@@ -4,7 +4,7 @@ use super::observer::{Observer, Outcome};
 use super::watch::Watch;
 use super::{Run, is_due};
 use crate::error::RunError;
-use crate::evaluate::Tally;
+use crate::evaluate::{SourceTally, Tally};
 use crate::spans::step_span;
 use std::ops::ControlFlow;
 use std::time::Instant;
@@ -79,7 +79,7 @@ impl Run {
         let bits_per_byte = validation.text_bytes()?.map(|bytes| bits / bytes);
         self.record(EvalMetrics { step: self.position.step, loss, bits_per_byte }, observer)?;
         self.record_sources(&tally, &validation, observer)?;
-        if let Some(text) = self.divergence.evaluated(loss, self.position.step) {
+        if let Some(text) = self.position.divergence.evaluated(loss, self.position.step) {
             self.warn_of_divergence(self.position.step, text, observer)?;
         }
         if self.is_best(loss) {
@@ -105,7 +105,8 @@ impl Run {
         self.evaluate(watch, observer)
     }
 
-    /// Reports the sources of a mixture: tokens taken from each, and its part of the evaluation.
+    /// Reports the sources of a mixture: tokens taken from each, its training loss since the previous report,
+    /// and its part of the evaluation.
     fn record_sources(
         &mut self,
         tally: &Tally,
@@ -116,14 +117,19 @@ impl Run {
         let names = loader.source_names();
         let samples = step * self.config.train.batch_size as u64;
         let mut sources: Vec<SourceMetrics> = Vec::new();
+        // Of the steps since the last report.
+        let trained = std::mem::take(&mut self.position.trained);
         if names.len() > 1 {
             let taken = loader.tokens_taken(samples).into_iter().zip(loader.epochs(samples));
-            sources.extend(names.iter().zip(taken).map(|(name, (tokens, epoch))| SourceMetrics {
-                step,
-                name: (*name).to_owned(),
-                tokens: Some(tokens),
-                epoch: Some(epoch),
-                loss: None,
+            sources.extend(names.iter().zip(taken).enumerate().map(|(n, (name, (tokens, epoch)))| {
+                SourceMetrics {
+                    step,
+                    name: (*name).to_owned(),
+                    tokens: Some(tokens),
+                    epoch: Some(epoch),
+                    train_loss: trained.get(n).and_then(SourceTally::mean),
+                    loss: None,
+                }
             }));
         }
         for (name, source) in validation.source_names().into_iter().zip(&tally.sources) {

@@ -54,9 +54,12 @@ impl Run {
     fn report_end(&mut self, outcome: Outcome, observer: &mut dyn Observer) -> Result<(), RunError> {
         if let Some((step, loss)) = self.position.best {
             let path = self.folder.checkpoints().join(format!("step-{step}"));
-            let worse = match self.divergence.is_above(loss) {
+            let worse = match self.position.divergence.is_above(loss) {
                 true => {
-                    format!(" (worse than guessing, {:.4}: the run diverged)", self.divergence.guessing())
+                    format!(
+                        " (worse than guessing, {:.4}: the run diverged)",
+                        self.position.divergence.guessing()
+                    )
                 }
                 false => String::new(),
             };
@@ -143,7 +146,7 @@ impl Run {
                 Some(Outcome::Stopped) => "stopped on request".into(),
                 Some(Outcome::TimeLimit) => "stopped at the time limit".into(),
                 Some(Outcome::StoppedEarly) => "stopped before its first step".into(),
-                None => format!("running, step {} of {}", self.position.step, self.steps),
+                None => RunSummary::running(self.position.step, self.steps),
             }),
         }
     }

@@ -22,7 +22,6 @@ mod background_save;
 mod begin;
 mod choices;
 mod describe;
-mod divergence;
 mod evaluation;
 mod finish;
 mod observer;
@@ -52,7 +51,6 @@ use crate::profile::{ProfileOptions, Profiler};
 use crate::schedule::Schedule;
 use crate::spec::Chosen;
 use assemble::Opened;
-use divergence::Divergence;
 use reference::StateCopy;
 use snapshot::CheckpointWriter;
 use std::sync::atomic::AtomicBool;
@@ -112,7 +110,6 @@ struct Run {
     sink: MetricsSink,
     /// The report that is renewed while the run goes, if enabled.
     live: Option<LiveReport>,
-    divergence: Divergence,
     hardware: Hardware,
     /// Metadata of the exported Hugging Face folder.
     identity: exchange::Identity,

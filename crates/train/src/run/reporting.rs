@@ -3,6 +3,7 @@
 use super::Run;
 use super::observer::Observer;
 use crate::error::RunError;
+use crate::evaluate::SourceTally;
 use crate::learner::StepResult;
 use crate::spans::step_span;
 use std::time::Duration;
@@ -19,7 +20,6 @@ pub(super) struct Progress {
 }
 
 /// A step and its result.
-#[derive(Clone, Copy)]
 pub(super) struct FinishedStep {
     /// Its number, from 1.
     pub(super) step: u64,
@@ -38,24 +38,24 @@ impl Run {
     ) -> Result<(), RunError> {
         progress.steps += 1;
         progress.took += took;
-        let FinishedStep { step, result, .. } = finished;
+        let FinishedStep { step, lr, ref result } = finished;
         let _metrics = step_span("metrics", step);
         observer.stepped(step, self.steps);
         if result.skipped {
             self.position.skipped += 1;
             progress.nonfinite_in_a_row += 1;
-            let StepResult { loss, grad_norm, .. } = result;
+            let StepResult { loss, grad_norm, .. } = *result;
             self.record(SkippedStep { step, loss, grad_norm, skipped: self.position.skipped }, observer)?;
             self.stop_if_diverged(step, progress.nonfinite_in_a_row)?;
         } else {
             progress.nonfinite_in_a_row = 0;
+            self.add_sources(step, result);
         }
-        let FinishedStep { lr, .. } = finished;
         let sign = (!result.skipped)
-            .then(|| self.divergence.stepped(step, result.loss, result.grad_norm, lr))
+            .then(|| self.position.divergence.stepped(step, result.loss, result.grad_norm, lr))
             .flatten();
         if step.is_multiple_of(self.config.log.every) || step == self.steps || step == 1 {
-            let metrics = self.metrics(finished, progress);
+            let metrics = self.metrics(&finished, progress);
             self.record(metrics, observer)?;
             (progress.steps, progress.took) = (0, Duration::ZERO);
         }
@@ -105,8 +105,30 @@ impl Run {
         )))
     }
 
-    fn metrics(&mut self, finished: FinishedStep, progress: &Progress) -> StepMetrics {
-        let FinishedStep { step, lr, result } = finished;
+    /// Adds the losses of a step to those of each source of a mixture.
+    fn add_sources(&mut self, step: u64, result: &StepResult) {
+        let batch_size = self.config.train.batch_size as u64;
+        let loader = &self.corpus.loader;
+        let count = loader.source_names().len();
+        if result.source_losses.is_empty() || count < 2 {
+            return;
+        }
+        self.position.trained.resize(count, SourceTally::default());
+        let mut sequences = vec![0; count];
+        let samples = (step - 1) * batch_size..step * batch_size;
+        loader.sources(samples).into_iter().for_each(|source| sequences[source] += 1);
+        // Training sequences are full.
+        let targets = sequences.into_iter().map(|sequences| sequences * self.config.data.seq_len);
+        let sums = result.source_losses.iter().zip(targets);
+        self.position
+            .trained
+            .iter_mut()
+            .zip(sums)
+            .for_each(|(tally, (&sum, targets))| tally.add(sum, targets));
+    }
+
+    fn metrics(&mut self, finished: &FinishedStep, progress: &Progress) -> StepMetrics {
+        let FinishedStep { step, lr, ref result } = *finished;
         let step_tokens = self.config.step_tokens();
         let seconds = progress.took.as_secs_f64().max(1e-9) / progress.steps as f64;
         let tokens_per_second = step_tokens as f64 / seconds;

@@ -118,9 +118,12 @@ impl Run {
         let _step = step_span("step", step.number + 1);
         for n in 0..step.micro_steps {
             let prepare = span("prepare");
-            let batch = self.corpus.loader.batch(first + (n * micro) as u64, micro)?;
+            let first = first + (n * micro) as u64;
+            let batch = self.corpus.loader.batch(first, micro)?;
+            let sources = self.corpus.loader.sources(first..first + micro as u64);
             drop(prepare);
-            let done = self.learner.micro_step(&step, n, &batch);
+            let named = self.learner.name_sources(&sources);
+            let done = named.and_then(|()| self.learner.micro_step(&step, n, &batch));
             done.map_err(|e| step_error(number + 1, e))?;
         }
         self.learner.fetch().map_err(|e| step_error(number + 1, e))

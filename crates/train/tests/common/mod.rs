@@ -106,7 +106,7 @@ pub fn spec(model: Architecture, batch: Batch) -> TrainingSpec {
         batch,
         document_mask: false,
         attention_deterministic: true,
-        loss: Loss { chunk_tokens: 16, z_loss: 0.0 },
+        loss: Loss { chunk_tokens: 16, z_loss: 0.0, sources: 0 },
         dropout: 0.0,
         recompute: Recompute::None,
         recompute_blocks: None,

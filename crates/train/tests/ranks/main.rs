@@ -3,6 +3,7 @@
 
 #[path = "../common/mod.rs"]
 mod common;
+mod counting;
 mod equality;
 mod programs;
 mod world;

@@ -137,13 +137,28 @@ fn each_source_of_a_mixture_has_its_tokens_and_its_loss() {
     place.write("digits.txt", "0123456789 9876543210\n".repeat(300).as_bytes());
     let mixture = "train = [{ path = \"a.txt\", weight = 3.0 }, { path = \"digits.txt\", weight = 1.0 }]";
     place.write("mixed.toml", RUN.replace("train = \"a.txt\"", mixture).as_bytes());
-    let ran = place.run("train mixed.toml --out out --set eval.tokens=0").succeeds();
+    let all = "--set eval.tokens=0 --set log.every=1 --set train.micro_batch_size=2";
+    let ran = place.run(&format!("train mixed.toml --out out {all}")).succeeds();
     assert!(ran.stdout.contains("source "), "{}", ran.stdout);
     let lines = metrics(&place, "out");
     let (evals, sources) = (of_kind(&lines, "eval"), of_kind(&lines, "source"));
     assert_eq!(sources.len(), 2 * evals.len());
+    let number = |of: &Value, key: &str| of[key].as_f64().unwrap_or_else(|| panic!("no {key}: {of}"));
+    let steps = of_kind(&lines, "step");
+    let (mut before, mut taken) = (0.0, [0.0; 2]);
     for (eval, sources) in evals.iter().zip(sources.chunks(2)) {
-        let number = |of: &Value, key: &str| of[key].as_f64().unwrap_or_else(|| panic!("no {key}: {of}"));
+        // The training losses since the last evaluation have the mean of these steps.
+        let after = number(eval, "step");
+        let those: Vec<f64> =
+            (steps.iter().filter(|step| (before + 1.0..=after).contains(&number(step, "step"))))
+                .map(|step| number(step, "loss"))
+                .collect();
+        let now = [0, 1].map(|n| number(sources[n], "tokens"));
+        let sum: f64 = (0..2).map(|n| number(sources[n], "train_loss") * (now[n] - taken[n])).sum();
+        let mean = sum / (now[0] + now[1] - taken[0] - taken[1]);
+        let expected = those.iter().sum::<f64>() / those.len() as f64;
+        assert!(those.len() > 1 && (mean / expected - 1.0).abs() < 1e-5, "{mean}, not {expected}");
+        (before, taken) = (after, now);
         assert_eq!([&sources[0]["source"], &sources[1]["source"]], ["a.txt", "digits.txt"]);
         let tokens: f64 = sources.iter().map(|source| number(source, "tokens")).sum();
         assert_eq!(tokens, number(eval, "step") * 4.0 * 16.0);

@@ -1,7 +1,8 @@
 //! CPU kernel of [`ScaledLinearCrossEntropy`]: for each chunk it runs the CPU kernels of the casts, the GEMMs
 //! and the rows.
 
-use super::super::cpu::{Rows, check_targets};
+use super::super::cpu::{Rows, Written, check_targets};
+use super::super::terms;
 use super::{ChunkCast, ScaledLinearCrossEntropy, SplitInputs};
 use crate::host::matmul::{Addend, MatmulOperand, matmul};
 use xtrain_program::LinearGemm;
@@ -17,11 +18,9 @@ impl CpuKernel for ScaledLinearCrossEntropy {
         let targets = targets.ints();
         check_targets(targets, v);
 
-        let (scalars, rest) = outputs.split_at_mut(2);
-        let (dx, rest) = rest.split_at_mut(usize::from(self.grad.dx));
-        let (dw, rest) = rest.split_at_mut(usize::from(self.grad.dw.is_some()));
-        let (amaxes, workspace) = rest.split_at_mut(rest.len() - 2);
-        let [logits, terms] = workspace else { unreachable!("two tensors of workspace") };
+        let Written { scalars, terms, grads, logits } = Written::of(&self.grad.loss, outputs);
+        let (dx, rest) = grads.split_at_mut(usize::from(self.grad.dx));
+        let (dw, amaxes) = rest.split_at_mut(usize::from(self.grad.dw.is_some()));
         let types: Vec<TensorType> = inputs.iter().map(|input| input.ty).collect();
         let amax_index = self.amaxes();
         let rows = Rows::<f32> {
@@ -83,12 +82,12 @@ impl CpuKernel for ScaledLinearCrossEntropy {
         rows.sum(&terms.view(), targets, scalars);
     }
 
-    /// The logits of the longest chunk, and the terms `[t, 2]` of each token in the two outputs.
+    /// The terms unless they are an output, and the logits of the longest chunk.
     fn workspace(&self, inputs: &[TensorType]) -> Vec<TensorType> {
         let (tokens, vocab) = self.extents(inputs);
         let longest = self.longest(tokens);
         let logits = TensorType::new(inputs[0].dtype, [longest, vocab]);
-        vec![logits, TensorType::new(inputs[0].dtype.compute(), [tokens, 2])]
+        (!self.grad.loss.terms).then(|| terms(inputs[0])).into_iter().chain([logits]).collect()
     }
 
     /// The casts of a chunk, and the dequantized operands of the GEMMs.

@@ -1,12 +1,13 @@
 //! [`ScaledLinearCrossEntropy`] on a GPU: for each chunk it launches the kernels of the casts, the GEMMs and
 //! the rows.
 
-use super::super::cuda::Chunks;
+use super::super::cuda::{Chunks, terms_of};
+use super::super::terms;
 use super::{ChunkCast, ScaledLinearCrossEntropy, SplitInputs};
 use std::ops::Range;
 use xtrain_cuda::{CudaError, CudaKernel, CudaOutput, CudaTensor, Gemm, Gpu, Operands, Work};
 use xtrain_program::LinearGemm;
-use xtrain_tensor::{DType, TensorType};
+use xtrain_tensor::TensorType;
 
 impl ChunkCast {
     fn workspace(&self) -> Vec<TensorType> {
@@ -26,13 +27,14 @@ impl ScaledLinearCrossEntropy {
 }
 
 impl CudaKernel for ScaledLinearCrossEntropy {
-    /// The logits of the longest chunk, the terms `[t, 2]` of each token in the two outputs, the outputs and
-    /// the workspace of the longest chunk's casts, and the workspace of the GEMMs.
+    /// The terms unless they are an output, the logits of the longest chunk, the outputs and the workspace of
+    /// the longest chunk's casts, and the workspace of the GEMMs.
     fn workspace(&self, inputs: &[TensorType]) -> Vec<TensorType> {
         let (t, v) = self.extents(inputs);
         let longest = self.longest(t);
-        let mut all =
-            vec![TensorType::new(inputs[0].dtype, [longest, v]), TensorType::new(DType::F32, [t, 2])];
+        let terms = (!self.grad.loss.terms).then(|| terms(inputs[0]));
+        let logits = TensorType::new(inputs[0].dtype, [longest, v]);
+        let mut all: Vec<TensorType> = terms.into_iter().chain([logits]).collect();
         for cast in self.chunk_casts(inputs, longest).into_iter().flatten() {
             let workspace = cast.workspace();
             all.extend(cast.outputs);
@@ -52,13 +54,14 @@ impl CudaKernel for ScaledLinearCrossEntropy {
         let SplitInputs { weights: [w_logits, w_dx], scales } = self.split(operands.inputs);
         let ((t, v), d) = (self.extents(&types), x_td.ty.shape[1]);
         let dtype = x_td.ty.dtype;
-        let mut rest = operands.outputs[2..].iter().copied();
+        let mut rest = operands.outputs[self.grad.loss.outputs()..].iter().copied();
         let dx_td = if self.grad.dx { rest.next() } else { None };
         let mut dw_vd = if self.grad.dw.is_some() { rest.next() } else { None };
         let mut amaxes: Vec<CudaOutput> = rest.collect();
         let amax_index = self.amaxes();
 
-        let (own, workspace) = operands.workspace.split_at(2);
+        let (terms, workspace) = terms_of(&self.grad.loss, operands);
+        let [logits_cv, workspace @ ..] = workspace else { unreachable!("the logits come next") };
         let longest = self.chunk_casts(&types, self.longest(t));
         let counts = longest.map(|cast| cast.map_or(0, |cast| cast.outputs.len() + cast.workspace().len()));
         let (x_workspace, workspace) = workspace.split_at(counts[0]);
@@ -70,8 +73,8 @@ impl CudaKernel for ScaledLinearCrossEntropy {
             x_td: *x_td,
             targets_t: *targets_t,
             inv_targets: *inv_targets,
-            logits: own[0],
-            terms: own[1],
+            logits: *logits_cv,
+            terms,
             gemm_workspace: gemm_workspace[0].place,
             v,
             d,
@@ -88,7 +91,7 @@ impl CudaKernel for ScaledLinearCrossEntropy {
             let c = tokens.len();
             let [x_cast, dlogits_cast] = self.chunk_casts(&types, c);
             let x_cd = rows_of(*x_td, &tokens);
-            let logits = CudaTensor { ty: TensorType::new(dtype, [c, v]), place: own[0].place };
+            let logits = CudaTensor { ty: TensorType::new(dtype, [c, v]), place: logits_cv.place };
             let x_casts = prepare_cast(
                 gpu,
                 x_cast,

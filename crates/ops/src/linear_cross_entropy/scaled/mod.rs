@@ -12,8 +12,8 @@ mod samples;
 #[cfg(test)]
 mod tests;
 
-use super::LinearCrossEntropyGrad;
 use super::cost::Loss;
+use super::{LinearCrossEntropyGrad, terms};
 use crate::on_gpu::OnGpu;
 use crate::quantize::Quantize;
 use crate::scaled_matmul::{MULTIPLE, ScaledMatmul};
@@ -24,7 +24,7 @@ use xtrain_program::{Cost, LinearGemm, Op, OpError, Operand, Quantization, Rebui
 use xtrain_tensor::{DType, TILE, TensorType};
 
 /// `(x_td, targets_t, inv_targets, w for logits[, w for dx][, scale of x][, scale of dlogits]) -> (objective,
-/// cross_entropy[, dx_td] [, dw_vd], amaxes)`: [`LinearCrossEntropyGrad`], or without gradients
+/// cross_entropy[, terms][, dx_td][, dw_vd], amaxes)`: [`LinearCrossEntropyGrad`], or without gradients
 /// [`LinearCrossEntropy`](super::LinearCrossEntropy), with some of its GEMMs on FP8 operands.
 ///
 /// w is `w_vd` in x's type for a GEMM of plain operands. For FP8 operands it is two inputs, elements and
@@ -237,6 +237,7 @@ impl Op for ScaledLinearCrossEntropy {
         }
         let scalar = TensorType::new(x.dtype.compute(), []);
         let mut outputs = vec![scalar, scalar];
+        outputs.extend(grad.loss.terms.then(|| terms(x)));
         outputs.extend(grad.dx.then_some(x));
         outputs.extend(grad.dw.map(|dtype| w.with_dtype(dtype)));
         let casts = [x_cast, dlogits_cast].into_iter().zip(self.amaxes());
@@ -250,7 +251,7 @@ impl Op for ScaledLinearCrossEntropy {
     }
 
     fn accumulates(&self, output: usize) -> bool {
-        !(self.grad.dx && output == 2)
+        self.grad.accumulates(output)
     }
 
     fn rebuild(&self, _: &[bool]) -> Rebuild {

@@ -77,7 +77,7 @@ fn op(
     chunk_tokens: usize,
     in_fp8: [bool; 3],
 ) -> ScaledLinearCrossEntropy {
-    let loss = LinearCrossEntropy { chunk_tokens, z_loss: 1e-3 };
+    let loss = LinearCrossEntropy { chunk_tokens, z_loss: 1e-3, terms: false };
     let grad = LinearCrossEntropyGrad { loss, dx: true, dw: Some(DType::F32) };
     let operands = [[x, w], [dlogits, w], [dlogits, x]];
     let gemm = |n: usize| ScaledGemm { operands: operands[n], fast_accumulation: false };

@@ -70,6 +70,7 @@ pub fn encode(record: &Record) -> String {
             line.source = Some(s.name.clone());
             line.tokens = s.tokens;
             line.epoch = s.epoch.map(Num);
+            line.train_loss = s.train_loss.map(Num);
             line.loss = s.loss.map(Num);
         }
         Event::Warning(w) => {
@@ -136,6 +137,7 @@ pub fn decode(line: &[u8]) -> Result<Record, String> {
             name: required("source", line.source.take())?,
             tokens: line.tokens,
             epoch: line.optional_number("epoch", line.epoch)?,
+            train_loss: line.optional_number("train_loss", line.train_loss)?,
             loss: line.optional_number("loss", line.loss)?,
         }),
         "warning" => Event::Warning(Warning { step, text: required("text", line.text.take())? }),
@@ -171,7 +173,7 @@ macro_rules! line {
 }
 
 line! {
-    time: Num, loss: Num, bf16_loss: Num, gap: Num, steps: u64, perplexity: Num, bits_per_byte: Num, grad_norm: Num, lr: Num,
+    time: Num, loss: Num, train_loss: Num, bf16_loss: Num, gap: Num, steps: u64, perplexity: Num, bits_per_byte: Num, grad_norm: Num, lr: Num,
     memory_bytes: u64, memory_total_bytes: u64, tokens_per_second: Num, tflops: Num, mfu: Num,
     tokens: u64, epoch: Num, step_ms: Num, skipped: u64, seconds_left: Num,
     before: Recipe, now: Recipe,
@@ -184,6 +186,7 @@ impl Line {
         let numbers = [
             ("time", self.time),
             ("loss", self.loss),
+            ("train_loss", self.train_loss),
             ("bf16_loss", self.bf16_loss),
             ("gap", self.gap),
             ("perplexity", self.perplexity),

@@ -71,6 +71,7 @@ impl Writer {
                 let figures = [
                     ("tokens", source.tokens.map(|n| n as f64)),
                     ("epoch", source.epoch),
+                    ("train_loss", source.train_loss),
                     ("loss", source.loss),
                 ];
                 let scalars: Vec<(String, f64)> = figures

@@ -46,6 +46,7 @@ fn records() -> Vec<Record> {
             name: "data/ä.jsonl".into(),
             tokens: Some(819_200),
             epoch: Some(0.31),
+            train_loss: Some(2.75),
             loss: Some(2.9),
         }
         .into(),

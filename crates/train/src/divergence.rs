@@ -4,6 +4,7 @@
 //! run's first loss means that the run diverges. A gradient norm that stays at many times its running median
 //! usually precedes that.
 
+use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 
 /// Factor from which a loss counts as above guessing.
@@ -18,50 +19,47 @@ const HIGH: f64 = 10.0;
 /// Consecutive steps with a high norm that cause a warning.
 const STEPS_HIGH: u64 = 4;
 
-/// Watches the steps of a process. Its state is not in checkpoints.
-pub(super) struct Divergence {
-    /// ln V.
+/// Watches the steps of a run. Checkpoints contain it, so a resumed run keeps the median and the counts; each
+/// process warns at most once of the loss and once of the norm.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Divergence {
+    /// ln V; 0 before [`Divergence::begin`].
+    #[serde(skip)]
     guessing: f64,
-    /// The highest of `guessing` and the loss of the run's first step, once that is known.
+    /// The loss of the run's first step; 0 before it.
     start: f64,
     /// The learning rate of the last step.
     lr: f64,
     above: u64,
     high: u64,
     norms: VecDeque<f64>,
+    #[serde(skip)]
     has_warned_of_loss: bool,
+    #[serde(skip)]
     has_warned_of_norm: bool,
 }
 
 impl Divergence {
-    pub(super) fn new(vocab_size: usize) -> Self {
-        let guessing = (vocab_size as f64).ln();
-        Divergence {
-            guessing,
-            start: guessing,
-            lr: 0.0,
-            above: 0,
-            high: 0,
-            norms: VecDeque::new(),
-            has_warned_of_loss: false,
-            has_warned_of_norm: false,
-        }
+    /// Begins or goes on to watch a model with this vocabulary.
+    pub(crate) fn begin(&mut self, vocab_size: usize) {
+        self.guessing = (vocab_size as f64).ln();
     }
 
     /// The loss of guessing, in nats per token.
-    pub(super) fn guessing(&self) -> f64 {
+    pub(crate) fn guessing(&self) -> f64 {
         self.guessing
     }
 
     /// True if a loss is above that of guessing and above the run's first loss.
-    pub(super) fn is_above(&self, loss: f64) -> bool {
-        loss > ABOVE * self.start
+    pub(crate) fn is_above(&self, loss: f64) -> bool {
+        loss > ABOVE * self.guessing.max(self.start)
     }
 
     /// Records a finite step. Returns a warning, at most one for the loss and one for the norm.
-    pub(super) fn stepped(&mut self, step: u64, loss: f64, grad_norm: f64, lr: f64) -> Option<String> {
+    pub(crate) fn stepped(&mut self, step: u64, loss: f64, grad_norm: f64, lr: f64) -> Option<String> {
         if step == 1 {
-            self.start = self.guessing.max(loss);
+            self.start = loss;
         }
         self.lr = lr;
         self.above = if self.is_above(loss) { self.above + 1 } else { 0 };
@@ -88,7 +86,7 @@ impl Divergence {
     }
 
     /// Records the loss of an evaluation. Returns a warning.
-    pub(super) fn evaluated(&mut self, loss: f64, step: u64) -> Option<String> {
+    pub(crate) fn evaluated(&mut self, loss: f64, step: u64) -> Option<String> {
         let is_sign = step > 0 && self.is_above(loss) && !self.has_warned_of_loss;
         self.has_warned_of_loss |= is_sign;
         is_sign.then(|| self.of_loss(loss))
@@ -114,8 +112,14 @@ impl Divergence {
 mod tests {
     use super::*;
 
+    fn watching(vocab_size: usize) -> Divergence {
+        let mut watch = Divergence::default();
+        watch.begin(vocab_size);
+        watch
+    }
+
     fn warnings(losses: impl IntoIterator<Item = (f64, f64)>) -> Vec<(u64, String)> {
-        let mut watch = Divergence::new(4096);
+        let mut watch = watching(4096);
         let steps = (1..).zip(losses);
         steps
             .filter_map(|(step, (loss, norm))| Some((step, watch.stepped(step, loss, norm, 10.0)?)))
@@ -150,9 +154,39 @@ mod tests {
 
     #[test]
     fn an_evaluation_above_guessing_is_warned_of_but_not_that_before_training() {
-        let mut watch = Divergence::new(4096);
+        let mut watch = watching(4096);
         assert_eq!(watch.evaluated(564.7, 0), None);
         assert!(watch.evaluated(564.7, 50).is_some_and(|text| text.contains("564.7")));
         assert_eq!(watch.evaluated(564.7, 100), None);
+    }
+
+    /// The watch after it was saved and read, by another process.
+    fn resumed(watch: &Divergence) -> Divergence {
+        let saved = serde_json::to_string(watch).expect("finite numbers");
+        let mut read: Divergence = serde_json::from_str(&saved).expect("what was written");
+        read.begin(4096);
+        read
+    }
+
+    #[test]
+    fn a_resumed_run_knows_that_it_was_diverging() {
+        let mut watch = watching(4096);
+        watch.stepped(1, 8.3, 1.0, 1e-3);
+        (2..=8).for_each(|step| assert_eq!(watch.stepped(step, 100.0, 1.0, 1e-3), None));
+        let mut resumed = resumed(&watch);
+        assert!(resumed.stepped(9, 100.0, 1.0, 1e-3).is_some_and(|text| text.contains("above 8.3178")));
+        assert_eq!(resumed.stepped(10, 100.0, 1.0, 1e-3), None, "once");
+    }
+
+    #[test]
+    fn a_resumed_run_keeps_the_median_of_its_gradient_norms_and_its_first_loss() {
+        let mut watch = watching(4096);
+        for step in 1..=60 {
+            watch.stepped(step, 14.0, 1.0, 1e-3);
+        }
+        let mut resumed = resumed(&watch);
+        let found: Vec<bool> =
+            (61..=64).map(|step| resumed.stepped(step, 14.0, 40.0, 1e-3).is_some()).collect();
+        assert_eq!(found, [false, false, false, true], "and the loss is no sign, as the run began there");
     }
 }

@@ -1,0 +1,143 @@
+//! Meaning of the quantities on a page, each explained once.
+
+use std::fmt::Write;
+
+use super::curves::{View, Views};
+use super::frame::section;
+use super::html::escape;
+
+/// A quantity on a page.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Term {
+    Loss,
+    Smoothed,
+    BitsPerByte,
+    Perplexity,
+    UnigramEntropy,
+    BySource,
+    LearningRate,
+    GradNorm,
+    Throughput,
+    Mfu,
+    Epoch,
+    Reference,
+    Skipped,
+}
+
+/// Quantities of reports.
+pub(super) const OF_REPORTS: [Term; 13] = [
+    Term::Loss,
+    Term::Smoothed,
+    Term::BitsPerByte,
+    Term::Perplexity,
+    Term::UnigramEntropy,
+    Term::BySource,
+    Term::LearningRate,
+    Term::GradNorm,
+    Term::Throughput,
+    Term::Mfu,
+    Term::Epoch,
+    Term::Reference,
+    Term::Skipped,
+];
+/// Quantities of comparisons, without those that the table of losses explains.
+pub(super) const OF_COMPARISONS: [Term; 5] =
+    [Term::Smoothed, Term::BitsPerByte, Term::Perplexity, Term::Throughput, Term::Mfu];
+
+impl Term {
+    /// Its name, and what it means.
+    fn said(self) -> [&'static str; 2] {
+        match self {
+            Term::Loss => [
+                "Loss",
+                "Mean cross-entropy of the predicted tokens, in nats per token. Validation loss is measured on text that is not \
+                 trained on. Losses of models with different tokenizers are not comparable.",
+            ],
+            Term::Smoothed => [
+                "Smoothed",
+                "A running median and mean over the given number of reports. The faint line shows each report.",
+            ],
+            Term::BitsPerByte => [
+                "Bits per byte",
+                "The validation loss per byte of text instead of per token. It is comparable between tokenizers, on the same text.",
+            ],
+            Term::Perplexity => ["Perplexity", "e to the power of the validation loss."],
+            Term::UnigramEntropy => [
+                "Unigram entropy",
+                "The loss of a model that knows the frequency of each token and ignores context. A loss below it means that the model uses \
+                 the context.",
+            ],
+            Term::BySource => [
+                "Loss by source",
+                "The losses of each source of the training mixture. Training: the mean since the previous evaluation. Validation: on the \
+                 source's own part of the validation text.",
+            ],
+            Term::LearningRate => {
+                ["Learning rate", "The learning rate that the optimizer used at each step."]
+            }
+            Term::GradNorm => ["Gradient norm", "L2 norm of all gradients together, before clipping."],
+            Term::Throughput => [
+                "Tokens per second",
+                "Tokens trained on per second of wall time, without the time of evaluations and checkpoints. TFLOP/s counts the FLOPs \
+                 that the model needs, without recomputation.",
+            ],
+            Term::Mfu => [
+                "MFU",
+                "Model FLOPs utilization: the model's FLOPs per second as a share of the peak bf16 rate of the GPU.",
+            ],
+            Term::Epoch => [
+                "Epochs",
+                "Passes over the training text; of a mixture, over the source that was repeated most.",
+            ],
+            Term::Reference => [
+                "Gap to bf16",
+                "The relative difference of the loss to that in bf16, over short segments of steps that also run in bf16, from the same \
+                 weights and on the same batches.",
+            ],
+            Term::Skipped => [
+                "Skipped step",
+                "A step without an update of the weights, because its loss or its gradient was not finite.",
+            ],
+        }
+    }
+
+    /// True if a page of these runs shows it.
+    fn is_shown(self, views: &Views<'_>) -> bool {
+        let any = |of: fn(&View<'_>) -> bool| views.views.iter().any(of);
+        let alone = |of: fn(&View<'_>) -> bool| views.views.len() == 1 && any(of);
+        match self {
+            Term::Loss => any(|view| view.history.last_step() > 0 || !view.history.evals.is_empty()),
+            Term::Smoothed => views.smoothing()[0],
+            Term::BitsPerByte => any(|view| view.history.evals.iter().any(|m| m.bits_per_byte.is_some())),
+            Term::Perplexity => any(|view| !view.history.evals.is_empty()),
+            Term::UnigramEntropy => alone(|view| view.run.summary.unigram_entropy.is_some()),
+            Term::BySource => alone(|view| !view.history.sources.is_empty()),
+            Term::LearningRate | Term::GradNorm | Term::Throughput => {
+                any(|view| !view.history.steps.is_empty())
+            }
+            Term::Mfu => any(|view| view.history.steps.iter().any(|m| m.mfu.is_some())),
+            Term::Epoch => alone(|view| view.history.steps.iter().any(|m| m.epoch > 0.0)),
+            Term::Reference => any(|view| !view.history.references.is_empty()),
+            Term::Skipped => alone(|view| !view.history.skipped.is_empty()),
+        }
+    }
+}
+
+/// The section that explains those of `terms` that a page of these runs shows.
+pub(super) fn glossary(out: &mut String, views: &Views<'_>, terms: &[Term]) {
+    let shown = terms.iter().filter(|term| term.is_shown(views));
+    let meanings: Vec<[&str; 2]> = shown.map(|term| term.said()).collect();
+    if !meanings.is_empty() {
+        section(out, "What the figures mean", &definitions(&meanings));
+    }
+}
+
+/// Terms with their explanations.
+pub(super) fn definitions(terms: &[[&str; 2]]) -> String {
+    let mut out = String::from("<dl class=\"terms\">\n");
+    for [term, meaning] in terms {
+        let _ = writeln!(out, "<div><dt>{}</dt><dd>{}</dd></div>", escape(term), escape(meaning));
+    }
+    out.push_str("</dl>\n");
+    out
+}

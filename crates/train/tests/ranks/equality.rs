@@ -12,7 +12,7 @@ use xtrain_train::learner::Learner;
 const SAMPLE: usize = 10;
 
 /// All cases with XTRAIN_TEST_ALL=1, else a sample by a seed that a failure prints.
-fn drawn<T>(mut all: Vec<T>) -> Vec<T> {
+pub(crate) fn drawn<T>(mut all: Vec<T>) -> Vec<T> {
     if std::env::var("XTRAIN_TEST_ALL").is_ok_and(|value| value == "1") {
         return all;
     }

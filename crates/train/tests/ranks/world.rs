@@ -138,22 +138,14 @@ impl World {
             [training, refresh]
         };
         let planned_bytes = Target::Cpu.plan_bytes(&[&refresh, &training]);
-        let mut engine = CpuEngine::new(Arc::new(cpu_kernels())).with_communicator(communicator.clone());
-        engine.set_checks(Checks { poison: true, numerics: false });
-        engine.set_random_order(rank as u64);
-        let vocabulary = spec.model.vocab_size;
-        let mut learner = Learner::new(Box::new(engine), spec, 3).expect("a learner");
+        let mut learner = self.learner(communicator.clone());
         let memory = [learner.memory_bytes(), planned_bytes];
         learner.weights().initialize(5, 0.1).expect("weights");
         damage(rank, &mut learner);
         communicator.sent.store(0, Ordering::Relaxed);
         let (mut results, mut first_gradients) = (Vec::new(), BTreeMap::new());
         for number in 0..STEPS {
-            let count = self.ranks * self.micro_steps;
-            let seeds = (number * count..).take(count);
-            let batches: Vec<TokenBatch> =
-                seeds.map(|seed| random_batch(BATCH, vocabulary, seed as u64)).collect();
-            results.push(self.step(&mut learner, number as u64, rank, &batches));
+            results.push(self.step(&mut learner, number));
             if number == 0 {
                 first_gradients = gradients(&mut learner);
             }
@@ -168,15 +160,34 @@ impl World {
         RankRun { results, applied, first_gradients, shared, saved, rows, memory, sent }
     }
 
-    fn step(&self, learner: &mut Learner, number: u64, rank: usize, batches: &[TokenBatch]) -> StepResult {
+    /// The learner of a rank, whose weights are zeros.
+    pub(crate) fn learner(&self, communicator: Arc<dyn Communicator>) -> Learner {
+        learner(self.spec(communicator.rank()), communicator)
+    }
+
+    /// Runs step `number` on a rank. A step has the same micro-batches in all worlds of as many.
+    pub(crate) fn step(&self, learner: &mut Learner, number: usize) -> StepResult {
+        let (rank, vocabulary) = (learner.spec().parallel.rank, learner.spec().model.vocab_size);
+        let count = self.ranks * self.micro_steps;
+        let seeds = (number * count..).take(count);
+        let batches: Vec<TokenBatch> =
+            seeds.map(|seed| random_batch(BATCH, vocabulary, seed as u64)).collect();
         let valid_targets = batches.iter().map(|batch| batch.valid_targets).sum();
-        let step = Step { number, lr: 1e-3, valid_targets, micro_steps: self.micro_steps };
+        let step = Step { number: number as u64, lr: 1e-3, valid_targets, micro_steps: self.micro_steps };
         for n in 0..self.micro_steps {
             learner.micro_step(&step, n, &batches[n * self.ranks + rank]).expect("a micro-step");
         }
         let ticket = learner.fetch().expect("outputs");
         learner.collect(ticket).expect("outputs")
     }
+}
+
+/// The learner of a rank, whose weights are zeros.
+pub(crate) fn learner(spec: TrainingSpec, communicator: Arc<dyn Communicator>) -> Learner {
+    let mut engine = CpuEngine::new(Arc::new(cpu_kernels())).with_communicator(communicator);
+    engine.set_checks(Checks { poison: true, numerics: false });
+    engine.set_random_order(spec.parallel.rank as u64);
+    Learner::new(Box::new(engine), spec, 3).expect("a learner")
 }
 
 /// The sum of the gradients of the last step, by parameter.

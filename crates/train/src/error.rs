@@ -59,6 +59,9 @@ pub enum RunError {
     /// A program or an engine.
     #[error(transparent)]
     Learn(#[from] LearnError),
+    /// A message to or from other ranks.
+    #[error(transparent)]
+    Ranks(#[from] CommError),
     /// A file of the run folder.
     #[error("{}: cannot {action}: {source}{}", path.display(), advice(source))]
     Io {
@@ -86,6 +89,7 @@ impl RunError {
             RunError::Data(e) => e.is_users(),
             RunError::Learn(e) => e.is_users(),
             RunError::Checkpoint(e) => e.is_users(),
+            RunError::Ranks(_) => false,
             _ => true,
         }
     }

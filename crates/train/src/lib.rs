@@ -36,6 +36,7 @@ pub mod programs;
 pub mod random_batch;
 pub mod run;
 pub mod run_file;
+pub mod saved;
 pub mod schedule;
 pub mod slower;
 pub mod source;

@@ -27,7 +27,9 @@ pub(super) enum Message {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Data {
     pub(super) call: Call,
-    /// The number of the call, from 0.
+    /// The number of the channel.
+    pub(super) channel: u32,
+    /// The number of the call on its channel, from 0.
     pub(super) number: u64,
     pub(super) bytes: Vec<u8>,
 }
@@ -72,7 +74,9 @@ impl Message {
                 hosts.iter().for_each(|host| put_text(&mut to, host));
             }
             Message::Heartbeat => to.push(HEARTBEAT),
-            Message::Data(Data { call, number, bytes }) => return encode_data(*call, *number, bytes),
+            Message::Data(Data { call, channel, number, bytes }) => {
+                return encode_data(*call, *channel, *number, bytes);
+            }
             Message::Abort(Fault { rank, host, message }) => {
                 to.push(ABORT);
                 to.extend((*rank as u32).to_le_bytes());
@@ -101,9 +105,11 @@ impl Message {
             HEARTBEAT => Message::Heartbeat,
             BROADCAST | GATHER => {
                 let call = if *kind == BROADCAST { Call::Broadcast } else { Call::Gather };
+                let channel = number(&mut rest)?;
                 let (number, bytes) = rest.split_first_chunk()?;
                 rest = &[];
-                Message::Data(Data { call, number: u64::from_le_bytes(*number), bytes: bytes.to_vec() })
+                let number = u64::from_le_bytes(*number);
+                Message::Data(Data { call, channel, number, bytes: bytes.to_vec() })
             }
             ABORT => {
                 let rank = number(&mut rest)? as usize;
@@ -117,14 +123,18 @@ impl Message {
     }
 }
 
+/// Bytes of [`Message::Data`] before those that it sends: kind, channel and number.
+const DATA_HEAD: usize = 13;
+
 /// The bytes of [`Message::Data`], without a copy of what it sends.
-pub(super) fn encode_data(call: Call, number: u64, bytes: &[u8]) -> Arc<[u8]> {
+pub(super) fn encode_data(call: Call, channel: u32, number: u64, bytes: &[u8]) -> Arc<[u8]> {
     let kind = match call {
         Call::Broadcast => BROADCAST,
         Call::Gather => GATHER,
     };
-    let mut to = Vec::with_capacity(9 + bytes.len());
+    let mut to = Vec::with_capacity(DATA_HEAD + bytes.len());
     to.push(kind);
+    to.extend(channel.to_le_bytes());
     to.extend(number.to_le_bytes());
     to.extend(bytes);
     to.into()
@@ -133,7 +143,7 @@ pub(super) fn encode_data(call: Call, number: u64, bytes: &[u8]) -> Arc<[u8]> {
 /// # Errors
 /// So many bytes do not fit in a message.
 pub(super) fn check_size(call: Call, bytes: usize) -> Result<(), CommError> {
-    const ROOM: usize = MAX_BYTES - 9;
+    const ROOM: usize = MAX_BYTES - DATA_HEAD;
     if bytes <= ROOM {
         return Ok(());
     }
@@ -182,7 +192,8 @@ mod tests {
     use proptest::prelude::*;
 
     fn messages() -> Vec<Message> {
-        let data = |call, bytes: &[u8]| Message::Data(Data { call, number: 9, bytes: bytes.to_vec() });
+        let data =
+            |call, bytes: &[u8]| Message::Data(Data { call, channel: 2, number: 9, bytes: bytes.to_vec() });
         vec![
             Message::Hello { world_size: 4, process: 77, host: "node-b".into() },
             Message::Started { hosts: vec!["node-a".into(), String::new()] },

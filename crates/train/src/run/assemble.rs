@@ -21,8 +21,10 @@ use crate::{exchange, fit, programs, source, spec};
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 use std::path::Path;
+use std::sync::Arc;
 use xtrain_config::{Config, Facts, Parsed};
 use xtrain_data::{DataError, TokenStream, Tokenizer};
+use xtrain_distributed::Alone;
 use xtrain_model::Recipe;
 use xtrain_model::hf::HfConfig;
 use xtrain_report::LiveReport;
@@ -205,7 +207,7 @@ pub(super) fn initial_weights(learner: &mut Learner, config: &Config) -> Result<
 
 /// Locks `folder`. Fails if the run in it has meanwhile begun, or not, contrary to `is_begun`.
 pub(super) fn lock(folder: &RunFolder, is_begun: bool) -> Result<CheckpointWriter, RunError> {
-    let checkpoints = CheckpointWriter::open(folder)?;
+    let checkpoints = CheckpointWriter::open(folder, Arc::new(Alone))?;
     if folder.is_begun() == is_begun {
         return Ok(checkpoints);
     }

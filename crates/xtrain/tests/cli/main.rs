@@ -31,6 +31,7 @@ mod profiling;
 mod reference;
 mod resume;
 mod run_folder;
+mod saved_by_ranks;
 mod stopping;
 mod storage;
 mod switching;

@@ -10,6 +10,7 @@ use xtrain_train::engine::Target;
 use xtrain_train::error::RunError;
 use xtrain_train::estimate::RunTime;
 use xtrain_train::fit::{Fit, Verdict};
+use xtrain_train::layout::Layout;
 use xtrain_train::linear_gemms::{LinearGemms, fp8_share, linear_gemms};
 use xtrain_train::spec::Planned;
 use xtrain_train::{exchange, programs, saved, slower};

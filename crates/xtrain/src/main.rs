@@ -15,16 +15,19 @@ use failure::{Failure, without_panic};
 use ranks::Place;
 use std::process::ExitCode;
 use std::sync::OnceLock;
-use xtrain_distributed::{Variables, die_with_launcher};
+use xtrain_distributed::{Variables, become_bound, die_with_launcher};
 
 fn main() -> ExitCode {
     let variables = Variables::of_process();
     let launched = die_with_launcher(&variables);
+    let bound = become_bound(std::env::args_os().skip(1));
     allocator::return_large_blocks();
     signals::survive_file_size_limits();
     let place: OnceLock<Place> = OnceLock::new();
     let done = without_panic(|| {
-        launched.map_err(|error| Failure::user(error.to_string()))?;
+        if let Some(error) = launched.err().or(bound) {
+            return Err(Failure::user(error.to_string()));
+        }
         let Some(cli) = cli::Cli::read()? else { return Ok(ExitCode::SUCCESS) };
         let found = Place::of(&cli.command, variables)?;
         let place = place.get_or_init(|| found);

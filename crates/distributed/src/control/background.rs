@@ -264,7 +264,12 @@ impl Background {
         let is_silent = |link: &Link| now - link.heard > silence && !link.is_finished;
         while let Some(at) = self.links.iter().position(is_silent) {
             self.lose(at, &format!("nothing came from it for {} s", silence.as_secs_f32()));
-            self.links.remove(at);
+            let mut link = self.links.remove(at);
+            if let Some(fault) = self.shared.lock().fault.clone() {
+                // A stopped process that goes on learns why it must end.
+                link.send(Message::Abort(fault).encode());
+                link.advance();
+            }
         }
         let Some(gate) = self.gate.as_ref().filter(|_| self.shared.lock().fault.is_none()) else { return };
         let (waited, deadline) = (now - self.since, self.options.deadline);

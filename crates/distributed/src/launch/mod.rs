@@ -3,7 +3,7 @@
 mod output;
 mod parent;
 
-pub use parent::die_with_launcher;
+pub use parent::{become_bound, bound, die_with_launcher};
 
 use crate::environment::Variables;
 use crate::error::CommError;

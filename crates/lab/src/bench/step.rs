@@ -88,7 +88,7 @@ impl StepBench {
         }
         let planned = slower::decide(planned, &processor)?;
         let free_before = processor.available_bytes();
-        fit::check(&planned, &processor)?;
+        fit::check(&planned, &processor, 1)?;
         let (device, target, peak_flops) = (processor.describe(), processor.target(), processor.peak_flops());
         let config: Config = planned.resolved.config;
         let tokens = Tokens::open(&config, planned.spec.model.vocab_size)?;

@@ -25,6 +25,9 @@ use xtrain_runtime::EngineError;
 /// Time-out of collectives until the first step of a process is done, in which it compiles kernels.
 const FIRST_STEP: Duration = Duration::from_secs(600);
 
+/// Time in which rank 0 reports an error that all ranks have.
+const VERDICT: Duration = Duration::from_secs(2);
+
 /// The processes that train one run, as one of them sees them.
 #[derive(Clone, Debug, Default)]
 pub struct Crew {
@@ -88,6 +91,11 @@ impl Crew {
     /// True for a process that trains alone.
     pub fn is_alone(&self) -> bool {
         self.ranks.is_none()
+    }
+
+    /// The number of processes of the run on this node.
+    pub(crate) fn processes_here(&self) -> usize {
+        self.ranks.as_ref().map_or(1, |ranks| ranks.environment.world.local_world_size)
     }
 
     /// The index of the GPU of this process among the `visible` ones.
@@ -220,6 +228,10 @@ impl Crew {
     /// error, or that of the rank that failed first.
     pub(crate) fn fail(&self, error: RunError) -> RunError {
         let Some(ranks) = &self.ranks else { return error };
+        if matches!(error, RunError::Diverged(_)) && !self.is_first() {
+            // All ranks see the same losses, and rank 0 reports them.
+            let _ = ranks.control.wait_for_fault(VERDICT);
+        }
         if let Some(fault) = fault_of(&error) {
             return RunError::Ranks(CommError::Aborted(fault.clone()));
         }

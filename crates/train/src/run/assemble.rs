@@ -154,7 +154,7 @@ pub(super) fn check_fits(planned: &Planned, processor: &Processor, crew: &Crew) 
     if crew.is_first() {
         warn_of_no_fp8(&planned.spec);
     }
-    fit::check(planned, processor)
+    fit::check(planned, processor, crew.processes_here())
 }
 
 /// The processor of this rank.
@@ -293,7 +293,11 @@ pub(super) fn assemble(parts: Parts, observer: &mut dyn Observer) -> Result<Run,
     let (sink, live) = match crew.is_first() {
         true => {
             // Before anything says that a run has begun here.
-            let command = Command::start(&parts.command, folder.path())?;
+            let command = match crew.is_alone() {
+                true => Command::start(&parts.command, folder.path())?,
+                // Nothing stays if a rank is killed.
+                false => Command::start_with(&parts.command, folder.path(), xtrain_distributed::bound)?,
+            };
             // A run that has made steps writes the file with its next checkpoint, so that it always matches
             // the latest one.
             if position.step == 0 {

@@ -122,7 +122,7 @@ fn check_before_text(
     processor.check(planned.spec.recipe)?;
     let (planned, _) = choose::decide(planned, device)?;
     if planned.vocabulary_bound.is_none() {
-        fit::check(&planned, processor)?;
+        fit::check(&planned, processor, crew.processes_here())?;
     }
     let time = run_time(&planned, device, 0)?;
     if time.is_long() {

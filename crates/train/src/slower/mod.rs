@@ -63,7 +63,7 @@ pub fn decide(planned: Planned, processor: &Processor) -> Result<Planned, RunErr
         Some(speeds) => speeds,
         None => {
             // Do not time a run that does not fit.
-            fit::check(&planned, processor)?;
+            fit::check(&planned, processor, 1)?;
             tracing::info!(
                 "timing the linear layers in FP8 and in bf16 on this GPU, once; the result is cached"
             );

@@ -24,6 +24,43 @@ fn ranks_train_the_model_of_one_process() {
 }
 
 #[test]
+fn what_ranks_leave_is_read_by_every_command_in_one_process() {
+    let place = Place::new();
+    let fp8 = "--set precision.recipe=fp8-row --set precision.skip_slower=[] --set data.seq_len=32 --set model.ffn_dim=32 --set \
+               precision.reference_every=4 --set precision.reference_steps=2 --set train.check_numerics=true";
+    let both: Vec<String> = ["none", "optimizer"]
+        .map(|shard| {
+            let out = format!("out-{shard}");
+            place.train(&out, &format!("{SHARED} {fp8} --ranks 3 --profile --set parallel.shard={shard}"));
+            assert!(place.exists(&format!("{out}/trace.json")));
+            assert_eq!(records(&place, &out, "reference").len(), 2);
+            out
+        })
+        .into();
+    // Not a bit depends on where the state is.
+    let [a, b] = ["none", "optimizer"].map(|shard| place.path(&format!("out-{shard}/hf/model.safetensors")));
+    assert_same_file(&a, &b);
+    let out = &both[1];
+    for command in [
+        format!("eval {out} --json"),
+        format!("generate {out} --prompt the --max-tokens 4"),
+        format!("export {out} --out exported"),
+        format!("report {out}"),
+        format!("inspect {out} --out inspected.html"),
+        format!("blame {out} --out blamed.html"),
+        format!("compare {} {out} --out compared.html", both[0]),
+        format!("plan {out}/config.toml"),
+    ] {
+        place.run(&command).succeeds();
+    }
+    // In the type of the run's own export.
+    assert!(place.exists("exported/model.safetensors"));
+    let evaluated = |out: &str| place.run(&format!("eval {out} --json")).succeeds().stdout;
+    let loss = |text: String| serde_json::from_str::<serde_json::Value>(text.trim()).expect("JSON")["loss"].clone();
+    assert_eq!(loss(evaluated(&both[0])), loss(evaluated(out)));
+}
+
+#[test]
 fn a_run_repeats_to_the_bit() {
     let place = Place::new();
     for out in ["one", "two"] {
@@ -55,7 +92,7 @@ fn an_evaluation_has_the_same_bits_on_any_number_of_ranks() {
     let place = Place::new();
     place.train("start", SHARED);
     // The weights that training continues are evaluated first, 50 sequences in batches of 1.
-    let continued = format!("train continued.toml --set model.init_from=start/hf {SHARED} --set eval.tokens=800");
+    let continued = format!("train continued.toml --set model.init_from=start/hf {SHARED} --set eval.tokens=800 --set schedule.warmup_steps=0");
     let losses: Vec<f64> = (1..=4)
         .map(|ranks| {
             let out = format!("ranks-{ranks}");
@@ -73,7 +110,7 @@ fn each_source_of_a_mixture_has_its_loss_on_any_number_of_ranks() {
     let place = Place::new();
     place.train("start", SHARED);
     let continued = format!(
-        "train continued.toml --set model.init_from=start/hf {SHARED} --set eval.tokens=1600 --set train.steps=1 --set \
+        "train continued.toml --set model.init_from=start/hf {SHARED} --set eval.tokens=1600 --set train.steps=1 --set schedule.warmup_steps=0 --set \
          data.train=[{{path=\"a.txt\",weight=2}},{{path=\"b.txt\",weight=1}}] --set train.micro_batch_size=2"
     );
     let by_source = |ranks: usize| -> Vec<(String, f64)> {

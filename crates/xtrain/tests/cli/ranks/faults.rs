@@ -106,6 +106,45 @@ fn a_rank_that_fails_is_the_cause_on_all() {
 }
 
 #[test]
+fn a_step_that_hangs_is_named_with_its_part_and_collective() {
+    let place = Place::new();
+    // Nobody reads what rank 0 prints, so that it hangs when the pipe is full.
+    let command = format!("{ENDLESS} --ranks 2 --set log.every=1 --set parallel.timeout=2s");
+    let mut launcher =
+        place.command(&command).stdout(Stdio::piped()).stderr(place.sink("stderr")).spawn().expect("starts");
+    let code = wait(&mut launcher, "a run that hangs").code();
+    let said = String::from_utf8(place.read("stderr")).expect("text");
+    let lines: Vec<&str> = said.lines().filter(|line| line.contains("error: ")).collect();
+    assert_eq!((code, lines.len()), (Some(1), 2), "{said}");
+    for line in lines {
+        for word in ["step ", "all_", " failed in the ", "waits for rank 0, from which nothing came for 2 s"] {
+            assert!(line.contains(word), "{word}: {line}");
+        }
+    }
+}
+
+#[test]
+fn the_program_that_receives_the_metrics_ends_with_a_killed_rank() {
+    let place = Place::new();
+    // One that neither reads its input nor minds a signal.
+    place.write("stubborn.sh", b"trap '' TERM HUP INT\necho $$ > started\nwhile true; do sleep 0.1; done\n");
+    let command = format!("{ENDLESS} --ranks 2 --set log.command=[\"sh\",\"stubborn.sh\"]");
+    let mut launcher =
+        place.command(&command).stdout(Stdio::null()).stderr(place.sink("stderr")).spawn().expect("starts");
+    let started = || std::fs::read_to_string(place.path("started")).ok()?.trim().parse::<u32>().ok();
+    wait_until("the program starts", || started().is_some() && children(launcher.id()).len() == 2);
+    let program = started().expect("its number");
+    assert!(!is_gone(program));
+    signal(children(launcher.id())[0], "KILL");
+    assert_eq!(wait(&mut launcher, "a run whose rank 0 was killed").code(), Some(137));
+    wait_until("the program ends", || is_gone(program));
+    let missing = "--set log.command=[\"no-such-program\"] --set train.steps=3";
+    let ran = place.run(&format!("train run.toml --out other --ranks 2 {missing}"));
+    assert_eq!(ran.code(), Some(2), "{}", ran.stderr);
+    assert!(ran.stderr.contains("no-such-program"), "{}", ran.stderr);
+}
+
+#[test]
 fn numbers_that_are_not_finite_on_one_rank_skip_the_step_on_all() {
     let place = Place::new();
     let diverging = "train run.toml --out out --set train.batch_size=12 --set train.micro_batch_size=1 --set optimizer.lr=1e30 \

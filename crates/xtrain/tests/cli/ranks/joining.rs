@@ -16,7 +16,7 @@ fn said(ran: &Ran) -> String {
 fn ranks_of_torchrun_are_one_run() {
     let place = Place::new();
     let arguments = format!("train run.toml --out out {SHARED}");
-    let ranks = as_ranks(&place, &[&arguments; 3]);
+    let ranks = as_ranks(&place, &vec![arguments; 3]);
     for ran in ranks {
         let ran = ran.succeeds();
         assert_eq!(ran.stderr.matches("[rank").count(), 0, "{}", ran.stderr);
@@ -32,7 +32,7 @@ fn a_rank_with_other_settings_ends_all_with_the_key_and_both_values() {
     let place = Place::new();
     let same = format!("train run.toml --out out {SHARED}");
     let other = format!("{same} --set optimizer.lr=1e-4");
-    let ranks = as_ranks(&place, &[&same, &same, &other]);
+    let ranks = as_ranks(&place, &[same.clone(), same, other]);
     for ran in &ranks {
         let line = said(ran);
         for word in ["rank 2 (", "optimizer.lr", "0.0001", "0.003", "rank 0"] {
@@ -53,7 +53,7 @@ fn a_rank_with_another_text_ends_all() {
         let folder = place.path(folder).display().to_string();
         format!("{same}{folder}/cache --set train.started_in={folder}")
     };
-    let ranks = as_ranks(&place, &[&at("."), &at("other")]);
+    let ranks = as_ranks(&place, &[at("."), at("other")]);
     for ran in &ranks {
         let line = said(ran);
         assert!(line.contains("rank 1 (") && line.contains("training data differs"), "{line}");

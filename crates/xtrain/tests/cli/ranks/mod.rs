@@ -33,10 +33,10 @@ fn free_port() -> u16 {
 }
 
 /// Runs the ranks of a run as torchrun would, each with its own arguments. Returns how they ended, by rank.
-fn as_ranks(place: &Place, arguments: &[&str]) -> Vec<Ran> {
+fn as_ranks(place: &Place, arguments: &[String]) -> Vec<Ran> {
     let (port, ranks) = (free_port(), arguments.len());
     std::thread::scope(|scope| {
-        let start = |(rank, arguments): (usize, &&str)| {
+        let start = |(rank, arguments): (usize, &String)| {
             let (what, mut command) = (format!("rank {rank}: {arguments}"), place.command(arguments));
             environment(&mut command, rank, ranks, port);
             scope.spawn(move || crate::place::finish(command, &what))

@@ -51,7 +51,7 @@ pub(crate) fn text(planned: &Planned, answer: &Answer, tables: &Tables<'_>) -> S
     out.push('\n');
     out.push_str(&memory(planned, tables));
     let train = &planned.resolved.config.train;
-    let micro_steps = train.batch_size / train.micro_batch_size() / planned.spec.parallel.world_size;
+    let micro_steps = planned.spec.micro_steps(train.batch_size);
     out.push_str(&ranks::text(&planned.spec, tables.program, micro_steps));
     out
 }

@@ -50,10 +50,11 @@ impl Place {
             }
             return Ok(Place { variables, environment: None, is_ours });
         };
-        let environment = detected.map_err(|error| {
-            Failure::user(format!("{error}; unset the rest to train in one process"))
-        })?;
-        if let (Some(environment), Some((option, count)), false) = (&environment, args.processes.given(), is_ours) {
+        let environment = detected
+            .map_err(|error| Failure::user(format!("{error}; unset the rest to train in one process")))?;
+        if let (Some(environment), Some((option, count)), false) =
+            (&environment, args.processes.given(), is_ours)
+        {
             return Err(Failure::user(format!(
                 "{option} {count} starts processes on this machine, but {} has started this one as rank {} of {}; leave out {option}",
                 environment.launcher, environment.world.rank, environment.world.world_size

@@ -18,7 +18,8 @@ use serde::de::DeserializeOwned;
 use std::sync::Arc;
 use std::time::Duration;
 use xtrain_distributed::{
-    Alone, Channel, CommError, Communicator, Control, Environment, Fault, Secret, StartOptions, TcpCommunicator,
+    Alone, Channel, CommError, Communicator, Control, Environment, Fault, Secret, StartOptions,
+    TcpCommunicator,
 };
 use xtrain_runtime::EngineError;
 

@@ -110,9 +110,18 @@ impl CheckpointWriter {
             )));
         }
         crew.check_shared(folder)?;
+        CheckpointWriter::new(folder, crew.channel(), lock)
+    }
+
+    /// A writer of checkpoints of `folder` by the ranks that `channel` connects.
+    pub(super) fn new(
+        folder: &RunFolder,
+        channel: Arc<dyn Channel>,
+        lock: Option<RunLock>,
+    ) -> Result<Self, RunError> {
         Ok(CheckpointWriter {
             store: Arc::new(CheckpointStore::open(&folder.checkpoints())?),
-            channel: crew.channel(),
+            channel,
             folder: folder.checkpoints(),
             last: None,
             writing: None,

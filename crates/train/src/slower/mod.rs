@@ -156,6 +156,7 @@ mod tests {
     use crate::linear_gemms::{fp8_share, linear_gemms};
     use crate::spec::plan_on;
     use std::path::Path;
+    use xtrain_config::Config;
 
     /// Speeds of the layers of a block, in their order.
     fn table(speeds: [f64; 4]) -> Vec<LayerSpeed> {

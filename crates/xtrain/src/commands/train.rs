@@ -5,9 +5,9 @@ use crate::failure::Failure;
 use crate::ranks::{self, Place};
 use crate::signals::Stop;
 use crate::terminal::{self, Detail, Silent, TrainingView};
+use std::process::ExitCode;
 use xtrain_config::Override;
 use xtrain_train::profile::ProfileOptions;
-use std::process::ExitCode;
 use xtrain_train::run::{Observer, Outcome, Start, train_in};
 use xtrain_train::run_file;
 

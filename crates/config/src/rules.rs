@@ -63,7 +63,10 @@ pub(super) fn shared_batch(config: &Config, ranks: usize, report: &mut Report) {
             near.iter().filter(|size| **size > 0).map(|size| format!("`batch_size = {size}`")).collect();
         report.about(
             &["train.batch_size"],
-            format!("`batch_size` = {batch} cannot be shared evenly by {ranks} ranks; try {}", tries.join(" or ")),
+            format!(
+                "`batch_size` = {batch} cannot be shared evenly by {ranks} ranks; try {}",
+                tries.join(" or ")
+            ),
         );
     } else if let Some(OrAuto::Is(micro)) = micro
         && !(batch / micro).is_multiple_of(ranks)

@@ -238,10 +238,8 @@ impl Sums {
 
     /// The wish of a rank, and the sums of its batch.
     fn of_words(words: &[u64]) -> (bool, Sums) {
-        let sum = |pair: &[u64; 2]| SourceTally {
-            targets: pair[0] as usize,
-            loss_sum: f64::from_bits(pair[1]),
-        };
+        let sum =
+            |pair: &[u64; 2]| SourceTally { targets: pair[0] as usize, loss_sum: f64::from_bits(pair[1]) };
         let [flags, sums @ ..] = words.as_chunks().0 else { return (false, Sums::default()) };
         let mut sums = sums.iter().map(sum);
         let all = sums.next().unwrap_or_default();

@@ -282,7 +282,11 @@ fn a_batch_that_ranks_cannot_share_evenly_is_refused_with_sizes_that_would_do() 
         (&["train.batch_size=6"][..], 4, "try `batch_size = 4` or `batch_size = 8`"),
         (&["train.batch_size=2"], 3, "by 3 ranks; try `batch_size = 3`"),
         (&["train.batch_size=8", "train.micro_batch_size=8"], 2, "evenly; try `micro_batch_size = 4`"),
-        (&["train.batch_size=12", "train.micro_batch_size=4"], 2, "`micro_batch_size = 3` or `micro_batch_size = 6`"),
+        (
+            &["train.batch_size=12", "train.micro_batch_size=4"],
+            2,
+            "`micro_batch_size = 3` or `micro_batch_size = 6`",
+        ),
     ] {
         let said = refused(sets, ranks).expect_err("an uneven batch");
         assert!(said.contains(advice), "{said}");

@@ -84,7 +84,8 @@ impl Crew {
         let all = ranks.control.gather(own.as_bytes())?;
         let mut users: HashMap<(&str, &[u8]), usize> = HashMap::new();
         let hosts = ranks.control.hosts();
-        for (rank, (gpu, host)) in all.iter().zip(&hosts).enumerate().filter(|(_, (gpu, _))| !gpu.is_empty()) {
+        for (rank, (gpu, host)) in all.iter().zip(&hosts).enumerate().filter(|(_, (gpu, _))| !gpu.is_empty())
+        {
             if let Some(other) = users.insert((host, gpu), rank) {
                 return Err(RunError::Refused(format!(
                     "ranks {other} and {rank} on {host} use the same GPU ({}); give each a GPU of its own, and check \

@@ -18,7 +18,8 @@ use serde::de::DeserializeOwned;
 use std::sync::Arc;
 use std::time::Duration;
 use xtrain_distributed::{
-    Alone, Channel, CommError, Communicator, Control, Environment, Fault, Secret, StartOptions, TcpCommunicator,
+    Alone, Channel, CommError, Communicator, Control, Environment, Fault, Secret, StartOptions,
+    TcpCommunicator,
 };
 use xtrain_runtime::EngineError;
 
@@ -277,3 +278,6 @@ fn decoded<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, RunError> {
 fn malformed(error: serde_json::Error) -> RunError {
     CommError::System(format!("a decision of rank 0 cannot be sent: {error}")).into()
 }
+
+#[cfg(test)]
+mod tests;

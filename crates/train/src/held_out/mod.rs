@@ -9,8 +9,8 @@ mod text;
 pub use text::{EvalProgress, TextLoss, TextOptions, text};
 
 use crate::corpus::{Corpus, Notice, validation_of_run};
-use crate::error::RunError;
 use crate::crew::Crew;
+use crate::error::RunError;
 use crate::evaluate::{Evaluator, Tally};
 use crate::opened::{OpenedModel, RunOrigin};
 use std::ops::ControlFlow;

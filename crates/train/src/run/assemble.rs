@@ -287,8 +287,9 @@ pub(super) fn commented(config: &Config, chosen: &[Chosen]) -> String {
 
 /// Opens the metrics files, loads the evaluation, and reports the start to `observer`.
 pub(super) fn assemble(parts: Parts, observer: &mut dyn Observer) -> Result<Run, RunError> {
-    let Parts { crew, config, chosen, steps, folder, corpus, prompts, hf, loaded, checkpoints, position, .. } =
-        parts;
+    let Parts {
+        crew, config, chosen, steps, folder, corpus, prompts, hf, loaded, checkpoints, position, ..
+    } = parts;
     let Loaded { mut learner, evaluator, state_copy, hardware, recorded } = loaded;
     let (sink, live) = match crew.is_first() {
         true => {

@@ -5,9 +5,9 @@ use crate::failure::Failure;
 use crate::ranks::{self, Place};
 use crate::signals::Stop;
 use crate::terminal::{self, Detail, Silent, TrainingView};
+use std::process::ExitCode;
 use xtrain_config::Override;
 use xtrain_train::profile::ProfileOptions;
-use std::process::ExitCode;
 use xtrain_train::run::{Observer, Outcome, Start, train_in};
 use xtrain_train::run_file;
 
@@ -25,7 +25,7 @@ pub(crate) fn run(args: &TrainArgs, place: &Place) -> Result<ExitCode, Failure> 
     }
     if let Some(count) = place.launches(args) {
         parsed.check_shared(count)?;
-        return ranks::launch(count);
+        return ranks::launch(count, &parsed);
     }
     terminal::use_share_of_threads(parsed.config.train.threads, place.local_world_size())?;
     let crew = place.join(&parsed)?;

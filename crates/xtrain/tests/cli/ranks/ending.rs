@@ -32,7 +32,9 @@ pub(super) fn children(launcher: u32) -> Vec<u32> {
     let rank = |process: &u32| {
         let variables = std::fs::read(format!("/proc/{process}/environ")).unwrap_or_default();
         let variables = String::from_utf8_lossy(&variables).into_owned();
-        variables.split('\0').find_map(|v| v.strip_prefix("RANK=").and_then(|rank| rank.parse::<usize>().ok()))
+        variables
+            .split('\0')
+            .find_map(|v| v.strip_prefix("RANK=").and_then(|rank| rank.parse::<usize>().ok()))
     };
     children.sort_by_key(rank);
     children
@@ -66,7 +68,11 @@ fn the_time_limit_saves_and_ends_all() {
     let mut reached = 0;
     for _ in 0..2 {
         let ran = place.run(&format!("{ENDLESS} --ranks 2 --max-time 2s")).succeeds();
-        assert!(ran.stdout.ends_with("time is up; the state is saved, continue with --resume\n"), "{}", ran.stdout);
+        assert!(
+            ran.stdout.ends_with("time is up; the state is saved, continue with --resume\n"),
+            "{}",
+            ran.stdout
+        );
         let now = steps(&place).len();
         assert!(now > reached, "{now} steps after {reached}");
         assert!(place.exists(&format!("out/checkpoints/step-{now}")));

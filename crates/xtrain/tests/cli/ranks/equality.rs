@@ -11,7 +11,9 @@ fn ranks_train_the_model_of_one_process() {
         let out = format!("ranks-{ranks}");
         let ran = place.train(&out, &format!("{SHARED} --ranks {ranks}"));
         assert!(ran.stdout.contains(&format!("; {ranks} x CPU")), "{}", ran.stdout);
-        for (key, share) in [("loss", 1e-5), ("grad_norm", 1e-5), ("tokens", 0.0), ("lr", 0.0), ("epoch", 0.0)] {
+        for (key, share) in
+            [("loss", 1e-5), ("grad_norm", 1e-5), ("tokens", 0.0), ("lr", 0.0), ("epoch", 0.0)]
+        {
             let [ours, alone] = [&*out, "one"].map(|out| numbers(&place, out, "step", key));
             assert_eq!(alone.len(), 10);
             assert_near(&ours, &alone, share);
@@ -56,7 +58,8 @@ fn what_ranks_leave_is_read_by_every_command_in_one_process() {
     // In the type of the run's own export.
     assert!(place.exists("exported/model.safetensors"));
     let evaluated = |out: &str| place.run(&format!("eval {out} --json")).succeeds().stdout;
-    let loss = |text: String| serde_json::from_str::<serde_json::Value>(text.trim()).expect("JSON")["loss"].clone();
+    let loss =
+        |text: String| serde_json::from_str::<serde_json::Value>(text.trim()).expect("JSON")["loss"].clone();
     assert_eq!(loss(evaluated(&both[0])), loss(evaluated(out)));
 }
 
@@ -92,7 +95,9 @@ fn an_evaluation_has_the_same_bits_on_any_number_of_ranks() {
     let place = Place::new();
     place.train("start", SHARED);
     // The weights that training continues are evaluated first, 50 sequences in batches of 1.
-    let continued = format!("train continued.toml --set model.init_from=start/hf {SHARED} --set eval.tokens=800 --set schedule.warmup_steps=0");
+    let continued = format!(
+        "train continued.toml --set model.init_from=start/hf {SHARED} --set eval.tokens=800 --set schedule.warmup_steps=0"
+    );
     let losses: Vec<f64> = (1..=4)
         .map(|ranks| {
             let out = format!("ranks-{ranks}");
@@ -117,9 +122,7 @@ fn each_source_of_a_mixture_has_its_loss_on_any_number_of_ranks() {
         let out = format!("ranks-{ranks}");
         place.run(&format!("{continued} --out {out} --ranks {ranks}")).succeeds();
         let first = records(&place, &out, "source").into_iter().filter(|record| record["step"] == 0);
-        first
-            .map(|record| (record["name"].to_string(), record["loss"].as_f64().expect("a number")))
-            .collect()
+        first.map(|record| (record["name"].to_string(), record["loss"].as_f64().expect("a number"))).collect()
     };
     let alone = by_source(1);
     assert_eq!(alone.len(), 2, "{alone:?}");

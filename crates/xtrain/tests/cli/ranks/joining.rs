@@ -69,7 +69,8 @@ fn a_run_folder_that_ranks_do_not_share_is_refused() {
     for file in ["run.toml", "a.txt"] {
         fs::copy(place.path(file), place.path("node-b").join(file)).expect("a copy");
     }
-    let arguments = format!("train run.toml --out out {SHARED} --set data.cache_dir={}", place.path("cache").display());
+    let arguments =
+        format!("train run.toml --out out {SHARED} --set data.cache_dir={}", place.path("cache").display());
     let ran: Vec<Ran> = std::thread::scope(|scope| {
         let started: Vec<_> = [".", "node-b"]
             .into_iter()
@@ -77,7 +78,9 @@ fn a_run_folder_that_ranks_do_not_share_is_refused() {
             .map(|(rank, folder)| {
                 let mut command = place.command(&arguments);
                 super::environment(&mut command, rank, 2, port);
-                command.current_dir(place.path(folder)).env("XTRAIN_SECRET", "0123456789abcdef0123456789abcdef");
+                command
+                    .current_dir(place.path(folder))
+                    .env("XTRAIN_SECRET", "0123456789abcdef0123456789abcdef");
                 let what = arguments.clone();
                 scope.spawn(move || crate::place::finish(command, &what))
             })

@@ -53,9 +53,11 @@ fn more_gpus_than_the_machine_has_are_refused() {
 #[test]
 fn a_batch_that_the_ranks_cannot_share_is_refused_with_sizes_that_would_do() {
     let place = Place::new();
-    place
-        .run("train run.toml --out out --ranks 3")
-        .refuses(&["`batch_size` = 4", "3 ranks", "`batch_size = 3` or `batch_size = 6`"]);
+    place.run("train run.toml --out out --ranks 3").refuses(&[
+        "`batch_size` = 4",
+        "3 ranks",
+        "`batch_size = 3` or `batch_size = 6`",
+    ]);
     place
         .run("train run.toml --out out --ranks 2 --set train.micro_batch_size=4")
         .refuses(&["`micro_batch_size` = 4", "try `micro_batch_size = 2`"]);

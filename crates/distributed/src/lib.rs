@@ -22,7 +22,7 @@ pub use communicator::Communicator;
 pub use control::{Control, ControlChannel, StartOptions};
 pub use environment::{Environment, Launcher, Variables, nccl_variables};
 pub use error::{CommError, Fault};
-pub use launch::{Launch, die_with_launcher};
+pub use launch::{Launch, become_bound, bound, die_with_launcher};
 pub use net::secret::{SECRET_VARIABLE, Secret};
 pub use tcp::TcpCommunicator;
 pub use threads::{ThreadChannel, ThreadCommunicator};

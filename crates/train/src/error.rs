@@ -59,9 +59,6 @@ pub enum RunError {
     /// A program or an engine.
     #[error(transparent)]
     Learn(#[from] LearnError),
-    /// A message to or from other ranks.
-    #[error(transparent)]
-    Ranks(#[from] CommError),
     /// A file of the run folder.
     #[error("{}: cannot {action}: {source}{}", path.display(), advice(source))]
     Io {
@@ -72,6 +69,9 @@ pub enum RunError {
         /// The system's error.
         source: std::io::Error,
     },
+    /// Another process of the run failed, or could not be reached.
+    #[error(transparent)]
+    Ranks(#[from] CommError),
     /// Anything else that the user can fix: the problem and the remedy.
     #[error("{0}")]
     Refused(String),
@@ -89,6 +89,8 @@ impl RunError {
             RunError::Data(e) => e.is_users(),
             RunError::Learn(e) => e.is_users(),
             RunError::Checkpoint(e) => e.is_users(),
+            RunError::Ranks(CommError::Start(_)) => true,
+            RunError::Ranks(CommError::Aborted(fault)) => fault.is_users,
             RunError::Ranks(_) => false,
             _ => true,
         }

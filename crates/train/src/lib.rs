@@ -13,6 +13,7 @@
 
 pub mod choose;
 pub mod corpus;
+pub mod crew;
 pub mod draft;
 pub mod engine;
 pub mod error;
@@ -26,6 +27,7 @@ pub mod held_out;
 pub mod layout;
 pub mod learner;
 pub mod linear_gemms;
+pub mod member;
 pub mod opened;
 pub mod passes;
 mod paths;

@@ -9,7 +9,7 @@ use crate::{position, saved, source, spec};
 use std::path::Path;
 use xtrain_checkpoint::hf::{self, ExportDtype};
 use xtrain_checkpoint::{BoxError, Checkpoint, CheckpointStore, TensorSpec};
-use xtrain_config::{Config, Device};
+use xtrain_config::{Config, Device, ParallelConfig};
 use xtrain_data::{LoaderState, Tokenizer};
 use xtrain_model::hf::HfConfig;
 use xtrain_model::{Architecture, Numerics, Recipe};
@@ -144,6 +144,8 @@ fn open_run(
     let mut parsed = Config::load::<&str>(&run.config(), &[])?;
     let checkpoint = checkpoint(run, which)?;
     parsed.config.precision = position::precision_of(&checkpoint)?;
+    // A single process reads what any number of them wrote.
+    parsed.config.parallel = ParallelConfig::default();
     let planned = spec::planned(parsed.resolve(&Default::default())?)?;
     let trained = planned.spec.numerics();
     let numerics = Numerics { recipe: recipe.unwrap_or(trained.recipe), ..trained };

@@ -59,7 +59,7 @@ fn ranks(planned: &Planned, program: &Program) -> String {
     if ranks == 1 {
         return String::new();
     }
-    let micro_steps = train.batch_size / train.micro_batch_size() / ranks;
+    let micro_steps = spec.micro_steps(train.batch_size);
     let sent = format::bytes(program.sent_bytes(micro_steps) as u64);
     let mut out = format!("each of {ranks} ranks sends {sent} a step\n");
     let evenness = Layout::of(spec).ok().and_then(|layout| layout.evenness(&spec.model));

@@ -77,8 +77,9 @@ impl Message {
             Message::Data(Data { call, channel, number, bytes }) => {
                 return encode_data(*call, *channel, *number, bytes);
             }
-            Message::Abort(Fault { rank, host, message }) => {
+            Message::Abort(Fault { rank, host, message, is_users }) => {
                 to.push(ABORT);
+                to.push(u8::from(*is_users));
                 to.extend((*rank as u32).to_le_bytes());
                 put_text(&mut to, host);
                 put_text(&mut to, message);
@@ -112,8 +113,11 @@ impl Message {
                 Message::Data(Data { call, channel, number, bytes: bytes.to_vec() })
             }
             ABORT => {
+                let (is_users, after) = rest.split_first()?;
+                rest = after;
                 let rank = number(&mut rest)? as usize;
-                Message::Abort(Fault::new(rank, &text(&mut rest)?, &text(&mut rest)?))
+                let fault = Fault::new(rank, &text(&mut rest)?, &text(&mut rest)?);
+                Message::Abort(if *is_users == 0 { fault } else { fault.of_user() })
             }
             FINISH => Message::Finish,
             FINISHED => Message::Finished,
@@ -200,7 +204,8 @@ mod tests {
             Message::Heartbeat,
             data(Call::Broadcast, b"bytes"),
             data(Call::Gather, b""),
-            Message::Abort(Fault::new(3, "node-b", "disk full")),
+            Message::Abort(Fault::new(3, "node-b", "it panicked")),
+            Message::Abort(Fault::new(3, "node-b", "disk full").of_user()),
             Message::Finish,
             Message::Finished,
         ]

@@ -176,7 +176,7 @@ impl Control {
             if let (Some((rank, line)), Some(connection)) =
                 (handshake::first_difference(&ranks, &hosts), &self.connection)
             {
-                let fault = Fault::new(rank, &hosts[rank], &line);
+                let fault = Fault::new(rank, &hosts[rank], &line).of_user();
                 connection.shared.change(|state| state.fail(fault));
                 connection.shared.flush();
                 return Err(connection.fault().map_or(CommError::Left { rank }, CommError::Aborted));
@@ -219,7 +219,15 @@ impl Control {
     /// Ends the run on all ranks. Returns the first cause, which is an earlier one if another rank has failed
     /// before. Takes a second at most.
     pub fn abort(&self, message: &str) -> Fault {
-        let own = Fault::new(self.world.rank, &self.host, message);
+        self.end_with(Fault::new(self.world.rank, &self.host, message))
+    }
+
+    /// As [`Control::abort`], because of something that the user can correct.
+    pub fn refuse(&self, message: &str) -> Fault {
+        self.end_with(Fault::new(self.world.rank, &self.host, message).of_user())
+    }
+
+    fn end_with(&self, own: Fault) -> Fault {
         let Some(connection) = &self.connection else { return own };
         let shared = &connection.shared;
         if self.world.rank == 0 {

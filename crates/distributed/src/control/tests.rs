@@ -294,6 +294,18 @@ fn a_fault_reaches_a_rank_that_computes() {
 }
 
 #[test]
+fn all_ranks_know_that_the_user_can_correct_a_fault() {
+    let seen = on_ranks(3, |control| {
+        let fault = match control.world().rank {
+            2 => control.refuse("disk full"),
+            _ => control.wait_for_fault(LONG).expect("a fault"),
+        };
+        (fault.rank, fault.is_users)
+    });
+    assert_eq!(seen, [(2, true); 3]);
+}
+
+#[test]
 fn an_orderly_end_is_no_fault_however_late_the_last_rank() {
     let results = on_ranks(4, |control| {
         let (to, from) = mpsc::channel::<Fault>();

@@ -29,6 +29,8 @@ pub struct StepResult {
     pub grad_norm: f64,
     /// True if a non-finite value turned the update into a no-op.
     pub skipped: bool,
+    /// True if a rank has asked all to stop ([`Learner::ask_to_stop`]).
+    pub stopping: bool,
 }
 
 /// An optimizer step to launch.
@@ -53,6 +55,8 @@ pub struct Learner {
     /// The program that steps run at present.
     current: ProgramId,
     seed: u64,
+    /// True if this rank asks all to stop.
+    asks_to_stop: bool,
 }
 
 /// The step in bf16 over the same state.
@@ -79,7 +83,13 @@ impl Learner {
                 Some(ReferencePrograms { train: weights.load(program)?, refresh })
             }
         };
-        Ok(Learner { weights, spec, train, reference, current: train, seed })
+        Ok(Learner { weights, spec, train, reference, current: train, seed, asks_to_stop: false })
+    }
+
+    /// Asks all ranks to stop: results of the steps that are launched from now on say so on every rank. A
+    /// process that trains alone needs to ask no one, and its results do not say it.
+    pub(crate) fn ask_to_stop(&mut self) {
+        self.asks_to_stop = true;
     }
 
     /// Runs the following steps in bf16, from the current masters. Does nothing if the spec has no reference.
@@ -186,6 +196,10 @@ impl Learner {
         let last = n + 1 == step.micro_steps;
         if last {
             engine.write_input(train, update_io::LR, bytemuck::bytes_of(&(step.lr as f32)))?;
+            if self.spec.has_totals() {
+                let asks = u32::from(self.asks_to_stop);
+                engine.write_input(train, update_io::STOP, bytemuck::bytes_of(&asks))?;
+            }
         }
         drop(inputs);
         let launch = span("launch");
@@ -223,7 +237,10 @@ impl Learner {
         };
         let loss = if self.spec.has_totals() { update_io::TOTAL_LOSS } else { io::LOSS };
         let (loss, grad_norm) = (number(loss)?, number(update_io::GRAD_NORM)?);
-        let skipped = outputs.get(update_io::SKIPPED)?.iter().any(|&b| b != 0);
-        Ok(StepResult { loss, grad_norm, skipped })
+        let flag =
+            |name: &str| -> Result<bool, EngineError> { Ok(outputs.get(name)?.iter().any(|&b| b != 0)) };
+        let skipped = flag(update_io::SKIPPED)?;
+        let stopping = self.spec.has_totals() && flag(update_io::STOPPING)?;
+        Ok(StepResult { loss, grad_norm, skipped, stopping })
     }
 }

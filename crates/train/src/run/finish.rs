@@ -23,6 +23,10 @@ impl Run {
         watch: &Watch<'_>,
         observer: &mut dyn Observer,
     ) -> Result<Outcome, RunError> {
+        if !self.crew.is_first() {
+            // Rank 0 writes the end; the others wait for it at the end of the crew.
+            return Ok(outcome);
+        }
         if self.position.step < self.steps {
             self.report_end(outcome, observer)?;
             return Ok(outcome);

@@ -15,7 +15,7 @@ use xtrain_program::StateKind;
 use xtrain_tensor::DType;
 
 impl CheckpointWriter {
-    /// Restores the latest complete checkpoint, if any. All ranks call it.
+    /// Restores the latest complete checkpoint of rank 0, if any. All ranks call it.
     pub(super) fn restore(
         &mut self,
         learner: &mut Learner,

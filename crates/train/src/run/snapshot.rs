@@ -8,6 +8,7 @@
 //! at the same time, nor all of them from a copy.
 
 use super::background_save::{BackgroundSave, WrittenCheckpoint};
+use crate::crew::Crew;
 use crate::error::RunError;
 use crate::folder::RunFolder;
 use crate::learner::Learner;
@@ -44,7 +45,7 @@ pub(super) struct CheckpointWriter {
     /// Bytes of available memory, if the system reports them. A copy uses at most half of them.
     pub(super) available_bytes: fn() -> Option<u64>,
     pub(super) write: Write,
-    /// Dropped after the writing thread has ended.
+    /// Dropped after the writing thread has ended. Only rank 0 has it.
     _lock: Option<RunLock>,
 }
 
@@ -98,10 +99,25 @@ impl Retention {
 
 impl CheckpointWriter {
     /// Opens the checkpoints of `folder`, and creates the folder if needed. It is an error if another run
-    /// writes there.
-    pub(super) fn open(folder: &RunFolder, channel: Arc<dyn Channel>) -> Result<Self, RunError> {
-        let is_first = channel.rank() == 0;
-        let lock = is_first.then(|| RunLock::acquire(folder.path())).transpose()?;
+    /// writes there, if the run in it has meanwhile begun, or not, contrary to `is_begun`, and if ranks see
+    /// different folders. All ranks call it.
+    pub(super) fn open(folder: &RunFolder, is_begun: bool, crew: &Crew) -> Result<Self, RunError> {
+        let lock = crew.is_first().then(|| RunLock::acquire(folder.path())).transpose()?;
+        if lock.is_some() && folder.is_begun() != is_begun {
+            return Err(RunError::Refused(format!(
+                "another process began a run in {} meanwhile; start this one again, with --resume to continue that run",
+                folder.path().display()
+            )));
+        }
+        crew.check_shared(folder)?;
+        CheckpointWriter::new(folder, crew.channel(), lock)
+    }
+
+    pub(super) fn new(
+        folder: &RunFolder,
+        channel: Arc<dyn Channel>,
+        lock: Option<RunLock>,
+    ) -> Result<Self, RunError> {
         Ok(CheckpointWriter {
             store: Arc::new(CheckpointStore::open(&folder.checkpoints())?),
             channel,

@@ -28,6 +28,7 @@ mod mutated;
 mod place;
 mod plan;
 mod profiling;
+mod ranks;
 mod reference;
 mod resume;
 mod run_folder;

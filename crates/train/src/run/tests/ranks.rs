@@ -2,6 +2,7 @@
 
 use super::super::snapshot::{CheckpointWriter, Snapshot, places};
 use super::{PATIENCE, Recorder, run_file};
+use crate::crew::Crew;
 use crate::error::RunError;
 use crate::folder::RunFolder;
 use crate::learner::Learner;
@@ -46,7 +47,7 @@ fn on_ranks<T: Send>(
                 let engine =
                     CpuEngine::new(Arc::new(cpu_kernels())).with_communicator(Arc::new(communicator));
                 let learner = Learner::new(Box::new(engine), spec, 1).expect("a learner");
-                job(learner, CheckpointWriter::open(folder, Arc::new(channel)).expect("a folder"))
+                job(learner, CheckpointWriter::new(folder, Arc::new(channel), None).expect("a folder"))
             })
         };
         let handles: Vec<_> = places.map(start).collect();
@@ -80,7 +81,8 @@ fn ranks_save_their_rows_while_training_continues_and_other_ranks_restore_them()
     static DONE: AtomicU64 = AtomicU64::new(0);
     let folder = tempfile::tempdir().expect("a folder");
     let mut recorder = Recorder { seen: Vec::new(), done: &DONE };
-    let Ok(Opened::Run(run)) = open(&run_file(folder.path(), "out"), Start::New, &mut recorder, &|| false)
+    let Ok(Opened::Run(run)) =
+        open(&run_file(folder.path(), "out"), Start::New, &Crew::alone(), &mut recorder, &|| false)
     else {
         panic!("it does not open")
     };

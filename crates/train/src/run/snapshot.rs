@@ -110,9 +110,17 @@ impl CheckpointWriter {
             )));
         }
         crew.check_shared(folder)?;
+        CheckpointWriter::new(folder, crew.channel(), lock)
+    }
+
+    pub(super) fn new(
+        folder: &RunFolder,
+        channel: Arc<dyn Channel>,
+        lock: Option<RunLock>,
+    ) -> Result<Self, RunError> {
         Ok(CheckpointWriter {
             store: Arc::new(CheckpointStore::open(&folder.checkpoints())?),
-            channel: crew.channel(),
+            channel,
             folder: folder.checkpoints(),
             last: None,
             writing: None,

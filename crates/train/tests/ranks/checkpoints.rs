@@ -4,16 +4,14 @@ use crate::equality::drawn;
 use crate::world::World;
 use std::collections::BTreeMap;
 use std::ops::Range;
-use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::thread;
 use xtrain_checkpoint::hf::{ExportDtype, ExportOptions};
 use xtrain_checkpoint::{Checkpoint, CheckpointStore, Others};
 use xtrain_data::Tokenizer;
-use xtrain_distributed::{Alone, Channel, CommError, Communicator, ThreadChannel, ThreadCommunicator};
+use xtrain_distributed::{Alone, Channel, Communicator, ThreadChannel, ThreadCommunicator};
 use xtrain_model::{Description, Recipe};
 use xtrain_program::{Shard, StateKind};
 use xtrain_train::error::RunError;
@@ -26,7 +24,7 @@ use xtrain_train::training_spec::TrainingSpec;
 type Tensors = BTreeMap<String, Vec<u8>>;
 
 /// Runs `job` on all ranks, as threads.
-fn on_ranks<T: Send>(
+pub(crate) fn on_ranks<T: Send>(
     ranks: usize,
     job: impl Fn(Arc<ThreadCommunicator>, ThreadChannel) -> T + Sync,
 ) -> Vec<T> {
@@ -61,7 +59,7 @@ fn load(learner: &mut Learner, checkpoint: &Checkpoint) {
     learner.weights().refresh().expect("weights");
 }
 
-fn save(
+pub(crate) fn save(
     learner: &mut Learner,
     store: &CheckpointStore,
     channel: &dyn Channel,
@@ -73,7 +71,7 @@ fn save(
 }
 
 /// The whole tensors of a checkpoint.
-fn tensors(folder: &Path, number: u64) -> Tensors {
+pub(crate) fn tensors(folder: &Path, number: u64) -> Tensors {
     let checkpoint =
         CheckpointStore::open(folder).expect("a folder").checkpoint(number).expect("a checkpoint");
     let mut tensors = Tensors::new();
@@ -87,7 +85,7 @@ fn tensors(folder: &Path, number: u64) -> Tensors {
 }
 
 /// Fails if two checkpoints differ in a bit.
-fn assert_equal(found: &Tensors, expected: &Tensors, what: &str) {
+pub(crate) fn assert_equal(found: &Tensors, expected: &Tensors, what: &str) {
     assert!(found.keys().eq(expected.keys()), "{what}: other tensors");
     for (name, bytes) in found {
         assert!(*bytes == expected[name], "{what}: {name} differs");
@@ -108,7 +106,7 @@ fn a_run_in_any_world_that_goes_on_with_other_ranks_has_the_bits_of_one_that_was
             all.push((World { any_world: true, ..World::alone(recipe, case & 2 == 0, 4) }, shards));
         }
     }
-    for (world, shards) in drawn(all).into_iter().take(if is_all() { usize::MAX } else { 4 }) {
+    for (world, shards) in drawn(all) {
         let whole = tempfile::tempdir().expect("a folder");
         let expected = run_part(&world, whole.path(), 0..8, 8);
         let parts = tempfile::tempdir().expect("a folder");
@@ -121,10 +119,6 @@ fn a_run_in_any_world_that_goes_on_with_other_ranks_has_the_bits_of_one_that_was
         let what = format!("{world:?} in parts");
         assert_equal(&tensors(parts.path(), 8), &tensors(whole.path(), 8), &what);
     }
-}
-
-fn is_all() -> bool {
-    std::env::var("XTRAIN_TEST_ALL").is_ok_and(|value| value == "1")
 }
 
 #[test]
@@ -237,148 +231,21 @@ fn an_export_of_a_checkpoint_is_that_of_one_process_and_ranks_import_their_rows_
     });
 }
 
-/// A channel of which a rank fails at one of its calls, before it or after it.
-struct Failing {
-    channel: ThreadChannel,
-    /// The calls that are still made.
-    calls: AtomicUsize,
-    after: bool,
-    fails: fn() -> CommError,
-}
-
-impl Failing {
-    fn call<T>(&self, call: impl FnOnce(&ThreadChannel) -> Result<T, CommError>) -> Result<T, CommError> {
-        let left = self.calls.fetch_sub(1, Ordering::SeqCst);
-        if left == 0 && !self.after {
-            return Err((self.fails)());
-        }
-        let result = call(&self.channel)?;
-        if left == 0 { Err((self.fails)()) } else { Ok(result) }
-    }
-}
-
-impl Channel for Failing {
-    fn rank(&self) -> usize {
-        self.channel.rank()
-    }
-
-    fn broadcast(&self, bytes: &[u8]) -> Result<Vec<u8>, CommError> {
-        self.call(|channel| channel.broadcast(bytes))
-    }
-
-    fn gather(&self, bytes: &[u8]) -> Result<Vec<Vec<u8>>, CommError> {
-        self.call(|channel| channel.gather(bytes))
-    }
-}
-
-/// The calls of a save: rank 0 names the folder, gathers the reports, and says that it is complete.
-const CALLS: usize = 3;
-
-/// Every rank, call of a save, and side of the call.
-fn points(ranks: usize) -> Vec<(usize, usize, bool)> {
-    let of_rank = |rank| (0..2 * CALLS).map(move |n| (rank, n / 2, n % 2 == 1));
-    (0..ranks).flat_map(of_rank).collect()
-}
-
-/// True if a save is complete although a rank failed at this point: rank 0 had gathered the reports, and did
-/// not fail before the manifest.
-fn is_complete((rank, call, after): (usize, usize, bool)) -> bool {
-    match rank {
-        0 => call == 2,
-        _ => call == 2 || (call == 1 && after),
-    }
-}
-
-/// Saves one step after another, from step 1 on, in each of which a rank fails at the next of `points`.
-fn fail_at(world: &World, folder: &Path, points: &[(usize, usize, bool)], fails: fn() -> CommError) {
-    let channels: Vec<_> = points.iter().map(|_| ThreadChannel::world(world.ranks)).collect();
-    let mut by_rank: Vec<Vec<ThreadChannel>> = (0..world.ranks).map(|_| Vec::new()).collect();
-    for channels in channels {
-        channels.into_iter().zip(&mut by_rank).for_each(|(channel, of_rank)| of_rank.push(channel));
-    }
-    let by_rank = Mutex::new(by_rank);
-    on_ranks(world.ranks, |communicator, start| {
-        let rank = start.rank();
-        let channels = std::mem::take(&mut by_rank.lock().expect("channels")[rank]);
-        let mut learner = world.learner(communicator);
-        learner.weights().initialize(5, 0.1).expect("weights");
-        let store = CheckpointStore::open(folder).expect("a folder");
-        save(&mut learner, &store, &start, 0).expect("the first checkpoint");
-        for (n, (channel, &(failing, call, after))) in channels.into_iter().zip(points).enumerate() {
-            let calls = if failing == rank { call } else { usize::MAX };
-            let channel = Failing { channel, calls: calls.into(), after, fails };
-            let saved = save(&mut learner, &store, &channel, n as u64 + 1);
-            assert!(failing != rank || saved.is_err(), "rank {rank} does not fail at {call}");
-        }
-    });
-}
-
-#[test]
-fn a_rank_that_fails_at_any_call_of_a_save_leaves_the_old_checkpoint_or_the_new_one() {
-    let world = small_world();
-    let folder = tempfile::tempdir().expect("a folder");
-    let points = points(world.ranks);
-    fail_at(&world, folder.path(), &points, || CommError::System("the disk is full".into()));
-    let complete = points.iter().enumerate().filter(|(_, point)| is_complete(**point));
-    let expected: Vec<u64> = std::iter::once(0).chain(complete.map(|(n, _)| n as u64 + 1)).collect();
-    let store = CheckpointStore::open(folder.path()).expect("a folder");
-    assert_eq!(store.steps().expect("steps"), expected);
-    let first = tensors(folder.path(), 0);
-    for step in expected {
-        assert_equal(&tensors(folder.path(), step), &first, &format!("step {step}"));
-    }
-    assert_eq!(temporary(folder.path()), Vec::<String>::new());
-}
-
 const FOLDER: &str = "XTRAIN_RANKS_TEST_FOLDER";
-const POINT: &str = "XTRAIN_RANKS_TEST_POINT";
+const NUMBER: &str = "XTRAIN_RANKS_TEST_NUMBER";
 
-fn small_world() -> World {
-    World { ranks: 3, shard: Shard::Optimizer, ..World::alone(Recipe::Fp32, false, 1) }
-}
-
-/// Runs the ignored test `name` in a process of its own.
-fn run_child(name: &str, folder: &Path, point: usize) -> Output {
+/// Runs the ignored test `name`, given a folder and a number, in a process of its own.
+pub(crate) fn run_child(name: &str, folder: &Path, number: usize) -> Output {
     let mut command = Command::new(std::env::current_exe().expect("this test"));
-    command.args(["--exact", &format!("checkpoints::{name}"), "--ignored", "--nocapture"]);
-    command.env(FOLDER, folder).env(POINT, point.to_string());
+    command.args(["--exact", name, "--ignored", "--nocapture"]);
+    command.env(FOLDER, folder).env(NUMBER, number.to_string());
     command.output().expect("a process")
 }
 
-/// The folder and the point of a child process.
-fn of_child() -> Option<(PathBuf, usize)> {
-    let point = std::env::var(POINT).ok()?.parse().ok()?;
-    Some((std::env::var(FOLDER).ok()?.into(), point))
-}
-
-#[test]
-#[ignore = "the next test runs it in a process of its own"]
-fn killed_child() {
-    let Some((folder, point)) = of_child() else { return };
-    let world = small_world();
-    let point = points(world.ranks)[point];
-    fail_at(&world, &folder, &[point], || std::process::abort());
-}
-
-#[test]
-fn ranks_that_are_killed_at_any_call_of_a_save_leave_the_old_checkpoint_or_the_new_one() {
-    let points = points(small_world().ranks);
-    let mut expected = None;
-    for (n, point) in points.iter().enumerate().filter(|(n, _)| is_all() || n % 5 == 0) {
-        let folder = tempfile::tempdir().expect("a folder");
-        let output = run_child("killed_child", folder.path(), n);
-        assert!(output.status.signal().is_some(), "{point:?} was not reached: {output:?}");
-        let store = CheckpointStore::open(folder.path()).expect("a folder");
-        let steps = store.steps().expect("steps");
-        // Rank 0 may still be at the manifest when another rank is killed.
-        assert!(steps == [0] || (steps == [0, 1] && is_complete(*point)), "{point:?}: {steps:?}");
-        for step in steps {
-            let found = tensors(folder.path(), step);
-            assert_equal(&found, expected.get_or_insert_with(|| found.clone()), &format!("{point:?}"));
-        }
-        // Opening it removed what the killed ranks had begun.
-        assert_eq!(temporary(folder.path()), Vec::<String>::new(), "{point:?}");
-    }
+/// What a child process is given.
+pub(crate) fn of_child() -> Option<(PathBuf, usize)> {
+    let number = std::env::var(NUMBER).ok()?.parse().ok()?;
+    Some((std::env::var(FOLDER).ok()?.into(), number))
 }
 
 #[test]
@@ -415,7 +282,7 @@ fn a_rank_reads_little_more_than_its_rows() {
         let store = CheckpointStore::open(folder.path()).expect("a folder");
         save(&mut learner, &store, &channel, 1).expect("a checkpoint");
     });
-    let output = run_child("reading_child", folder.path(), 3);
+    let output = run_child("checkpoints::reading_child", folder.path(), 3);
     let output = String::from_utf8(output.stdout).expect("text");
     let lines: Vec<&str> = output.lines().filter_map(|line| line.strip_prefix("rank ")).collect();
     assert_eq!(lines.len(), 3, "{output}");
@@ -435,11 +302,4 @@ fn bytes_read() -> usize {
     let io = std::fs::read_to_string("/proc/self/io").expect("figures of this process");
     let line = io.lines().find_map(|line| line.strip_prefix("rchar: ")).expect("bytes read");
     line.parse().expect("a number")
-}
-
-/// Names in a folder of checkpoints that are not those of steps.
-fn temporary(folder: &Path) -> Vec<String> {
-    let names = std::fs::read_dir(folder).expect("a folder");
-    let names = names.map(|entry| entry.expect("an entry").file_name().to_string_lossy().into_owned());
-    names.filter(|name| name.contains(".tmp")).collect()
 }

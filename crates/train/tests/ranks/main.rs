@@ -5,5 +5,6 @@ mod checkpoints;
 #[path = "../common/mod.rs"]
 mod common;
 mod equality;
+mod failing_saves;
 mod programs;
 mod world;

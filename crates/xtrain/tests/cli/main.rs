@@ -32,6 +32,7 @@ mod ranks;
 mod reference;
 mod resume;
 mod run_folder;
+mod saved_by_ranks;
 mod stopping;
 mod storage;
 mod switching;

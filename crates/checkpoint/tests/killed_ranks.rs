@@ -81,7 +81,7 @@ fn lead(store: &CheckpointStore) {
     }
 }
 
-/// Writes its rows of every step that it is told of.
+/// Writes its rows of every step that standard input names.
 fn follow(store: &CheckpointStore, rank: usize) {
     for line in std::io::stdin().lines() {
         let line = line.unwrap();

@@ -65,8 +65,8 @@ impl Rows {
 
 /// The cuts of these parameters among the ranks of `group`.
 ///
-/// Every piece has `ceil(units / n)` units. Parameters whose units the ranks cannot share equally start at
-/// different ranks: each, from the largest on, where the ranks of its pieces hold least so far.
+/// Every piece has `ceil(units / n)` units. A parameter that divides equally starts at rank 0. The others
+/// start at different ranks: each, from the largest on, where the ranks of its pieces hold least so far.
 pub fn cut(parameters: &[Rows], group: Group) -> Vec<RowShard> {
     let n = group.size();
     let mut order: Vec<usize> = (0..parameters.len()).collect();
@@ -126,6 +126,28 @@ mod tests {
                 }
                 prop_assert_eq!(end, parameter.rows);
             }
+        }
+
+        #[test]
+        fn ranks_hold_almost_equally_much(parameters in parameters(), n in 1usize..9) {
+            let cuts = cut(&parameters, Group::World { size: n });
+            let held = |rank: usize| -> usize {
+                let of = |(cut, parameter): (&RowShard, &Rows)| cut.rows_of(rank).len() * parameter.row_elements;
+                cuts.iter().zip(&parameters).map(of).sum()
+            };
+            let held: Vec<usize> = (0..n).map(held).collect();
+            let (most, fewest) = (held.iter().max().copied(), held.iter().min().copied());
+            let pieces = cuts.iter().zip(&parameters).map(|(cut, p)| cut.piece_rows * p.row_elements);
+            let largest = pieces.max().unwrap_or(0);
+            prop_assert!(most <= fewest.map(|fewest| fewest + 2 * largest), "{held:?}, pieces up to {largest}");
+        }
+
+        #[test]
+        fn a_parameter_that_divides_equally_starts_at_the_first_rank(n in 1usize..9, each in 1usize..5) {
+            let even = Rows { rows: n * each * 4, row_elements: 3, unit: 4 };
+            let uneven = Rows { rows: 5, row_elements: 1000, unit: 4 };
+            let cuts = cut(&[even, uneven, even], Group::World { size: n });
+            prop_assert_eq!([cuts[0].first, cuts[2].first], [0, 0]);
         }
 
         #[test]

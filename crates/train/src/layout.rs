@@ -2,7 +2,7 @@
 //! run use one layout, whatever they compute in.
 
 use crate::error::ProgramError;
-use crate::linear_gemms::is_scaled_by_blocks;
+use crate::linear_gemms::weights_scaled_by_blocks;
 use crate::training_spec::TrainingSpec;
 use std::collections::HashMap;
 use std::ops::Range;
@@ -10,7 +10,7 @@ use xtrain_model::{Architecture, Numerics};
 use xtrain_program::{Parallel, Reduce, RowShard, Rows, Shard, StateKind, cut};
 use xtrain_tensor::{DType, Shape, TILE, TensorType};
 
-/// Units of a parameter of which sums for any world consist, at most.
+/// The most units of a parameter under sums for any world: squares of each unit are sent in every step.
 const ANY_WORLD_UNITS: usize = 256;
 
 /// The ranks of a run and the cut of each parameter.
@@ -32,12 +32,12 @@ pub struct HeldRows {
     pub rows: Range<usize>,
 }
 
-/// The bytes of masters and of the optimizer's state by rank.
+/// How evenly ranks share the parameters, and thereby masters and the optimizer's state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Evenness {
-    /// Elements of parameters of the rank with the most.
+    /// Elements of the rank with the most.
     pub fullest: usize,
-    /// Elements of parameters of the rank with the fewest.
+    /// Elements of the rank with the fewest.
     pub emptiest: usize,
 }
 
@@ -65,7 +65,7 @@ impl Layout {
         if parallel == Parallel::ALONE {
             return Ok(Layout::alone());
         }
-        let by_blocks = is_scaled_by_blocks(model, numerics);
+        let by_blocks = weights_scaled_by_blocks(model, numerics);
         let parameters = model.parameters();
         let rows = parameters.iter().map(|p| {
             let unit = if by_blocks.contains(&p.name) { TILE } else { 1 };
@@ -79,14 +79,11 @@ impl Layout {
         let rows: Vec<Rows> = rows.collect();
         let most = rows.iter().zip(&parameters).max_by_key(|(rows, _)| rows.units());
         if let Some((rows, largest)) = most.filter(|(rows, _)| rows.units() < parallel.world_size) {
+            let (units, each) = (rows.units(), if rows.unit == 1 { "row" } else { "rows" });
             return Err(ProgramError::Refused(format!(
-                "{} ranks cannot share this model: its parameters are cut by rows, and the longest, {}, consists of {} units of {} \
-                 rows; use at most {} ranks, or a larger model",
-                parallel.world_size,
-                largest.name,
-                rows.units(),
-                rows.unit,
-                rows.units()
+                "{} ranks cannot share this model: its parameters are cut by rows in units, of which {} has the most, {units} of {} {each}; \
+                 use at most {units} ranks, or a larger model",
+                parallel.world_size, largest.name, rows.unit
             )));
         }
         let names = || parameters.iter().map(|p| p.name.clone());
@@ -132,7 +129,7 @@ impl Layout {
         self.held(kind, name).map_or(ty, |held| TensorType { shape: rows(held), ..ty })
     }
 
-    /// How evenly the ranks share the parameters of `model`, if they share them.
+    /// How evenly the ranks share the parameters of `model`, if each has its rows alone.
     pub fn evenness(&self, model: &Architecture) -> Option<Evenness> {
         let of_rank = |rank: usize| -> usize {
             let parameters = model.parameters();
@@ -234,7 +231,15 @@ mod tests {
         let message = |layout: Result<Layout, ProgramError>| layout.err().map(|e| e.to_string());
         assert_eq!(of(1000, Recipe::Fp32, Reduce::SameWorld).map(|_| ()).ok(), Some(()));
         let refused = message(of(1001, Recipe::Fp32, Reduce::SameWorld)).expect("too many ranks");
-        assert!(refused.contains("embed.weight, consists of 1000 units of 1 rows"), "{refused}");
+        assert!(
+            refused.contains("embed.weight has the most, 1000 of 1 row; use at most 1000 ranks"),
+            "{refused}"
+        );
+        let refused = message(of(512, Recipe::Fp32, ANY)).expect("too many ranks");
+        assert!(
+            refused.contains("gate_up_proj.weight has the most, 256 of 3 rows; use at most 256"),
+            "{refused}"
+        );
         let refused = message(of(3, Recipe::Fp32, ANY)).expect("three ranks");
         assert!(refused.contains("a power of two, not 3"), "{refused}");
         let parallel = Parallel { reduce: ANY, reduce_dtype: DType::BF16, ..Parallel::ALONE };
@@ -245,22 +250,31 @@ mod tests {
 
     #[test]
     fn every_row_is_held_by_one_rank_and_ranks_share_evenly() {
-        let layouts: Vec<Layout> = (0..3)
-            .map(|rank| {
-                let parallel = Parallel { world_size: 3, rank, shard: Shard::Optimizer, ..Parallel::ALONE };
-                Layout::new(&model(), &Recipe::Fp8Block.into(), parallel).expect("a layout")
-            })
-            .collect();
-        for p in model().parameters() {
-            let mut rows: Vec<usize> = layouts
-                .iter()
-                .flat_map(|layout| layout.held(StateKind::Moment1, &p.name).expect("rows").rows)
-                .collect();
-            rows.sort_unstable();
-            assert_eq!(rows, (0..p.shape[0]).collect::<Vec<_>>(), "{}", p.name);
+        for (n, recipe, reduce) in [
+            (2, Recipe::Fp32, Reduce::SameWorld),
+            (3, Recipe::Fp8Block, Reduce::SameWorld),
+            (8, Recipe::Fp8Row, Reduce::SameWorld),
+            (4, Recipe::Fp8Block, ANY),
+        ] {
+            let of_rank = |rank| {
+                let parallel =
+                    Parallel { world_size: n, rank, shard: Shard::Optimizer, reduce, ..Parallel::ALONE };
+                Layout::new(&model(), &recipe.into(), parallel).expect("a layout")
+            };
+            let layouts: Vec<Layout> = (0..n).map(of_rank).collect();
+            let mut held = vec![0; n];
+            for p in model().parameters() {
+                let rows = |layout: &Layout| layout.held(StateKind::Moment1, &p.name).expect("rows").rows;
+                let mut all: Vec<usize> = layouts.iter().flat_map(rows).collect();
+                all.sort_unstable();
+                assert_eq!(all, (0..p.shape[0]).collect::<Vec<_>>(), "{}", p.name);
+                let row: usize = p.shape[1..].iter().product();
+                layouts.iter().zip(&mut held).for_each(|(layout, held)| *held += row * rows(layout).len());
+            }
+            assert_eq!(layouts[0].held(StateKind::Counter, "applied"), None);
+            let Evenness { fullest, emptiest } = layouts[0].evenness(&model()).expect("several ranks");
+            assert_eq!((Some(&fullest), Some(&emptiest)), (held.iter().max(), held.iter().min()));
+            assert!(emptiest as f64 > 0.75 * fullest as f64, "{n} ranks: {held:?} elements");
         }
-        assert_eq!(layouts[0].held(StateKind::Counter, "applied"), None);
-        let Evenness { fullest, emptiest } = layouts[0].evenness(&model()).expect("several ranks");
-        assert!(emptiest as f64 > 0.75 * fullest as f64, "{emptiest} and {fullest} elements");
     }
 }

@@ -89,7 +89,7 @@ pub(crate) fn fprops(
 }
 
 /// The names of the weights that a GEMM scales by blocks.
-pub(crate) fn is_scaled_by_blocks(m: &Architecture, numerics: &Numerics) -> HashSet<String> {
+pub(crate) fn weights_scaled_by_blocks(m: &Architecture, numerics: &Numerics) -> HashSet<String> {
     let head = if m.tie_embeddings { "embed.weight" } else { "lm_head.weight" };
     let linears = m
         .linears()

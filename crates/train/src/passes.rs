@@ -98,7 +98,7 @@ pub const PIPELINE: &[Pass] = &[
     Pass {
         name: "shard",
         needs: &["narrow"],
-        guarantees: "with several ranks: gradients are summed over ranks, and a rank has its rows of cut state",
+        guarantees: "gradients are summed over ranks, and a rank has its rows of cut state",
         calls: &["infer"],
         run: |program, setting| {
             let (layout, updates) = (setting.layout, setting.update().is_some());

@@ -1,5 +1,5 @@
-//! Training steps on a GPU and on the CPU in lockstep. A failure names the step, the op and the output that
-//! differs. Without a GPU every test is ignored, and the reason is printed.
+//! Training steps on a GPU and on the CPU in lockstep, of one process and of two ranks. A failure names the
+//! step, the op and the output that differs. Without a GPU every test is ignored, and the reason is printed.
 
 mod common;
 
@@ -8,17 +8,19 @@ use libtest_mimic::{Arguments, Failed, Trial};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use xtrain_config::Device;
+use std::thread;
 use xtrain_cuda::{Arch, CudaError, Gpu};
+use xtrain_distributed::{Communicator, ThreadCommunicator};
 use xtrain_model::Recipe;
 use xtrain_model::decoder::Batch;
-use xtrain_program::{Instance, Program, StateKind, Storage, ValueId};
+use xtrain_ops::registry::{cpu_kernels, cuda_kernels};
+use xtrain_program::{Instance, Parallel, Program, Reduce, Shard, StateKind, Storage, ValueId};
 use xtrain_runtime::{
-    Checks, Engine, EngineError, Outputs, Part, ProgramId, StateEntry, Ticket, Timed, Timing,
+    Checks, CpuEngine, CudaEngine, Engine, EngineError, Outputs, Part, ProgramId, StateEntry, Ticket, Timed,
+    Timing,
 };
 use xtrain_tensor::{DType, TensorType};
-use xtrain_train::engine::Processor;
-use xtrain_train::learner::Learner;
+use xtrain_train::learner::{Learner, Step};
 use xtrain_train::training_spec::TrainingSpec;
 
 const BATCH: Batch = Batch { sequences: 2, seq_len: 48 };
@@ -210,29 +212,97 @@ impl Engine for Lockstep {
     }
 }
 
-/// Runs four steps of two micro-batches. If outputs and state are compared, the GPU runs each part op by op,
-/// then records it as a graph, and then replays the graph; if every op is compared, it runs op by op.
-fn run_steps(spec: &TrainingSpec, compared: Compared, tolerance: f64) -> Result<(), Failed> {
-    let engine = |device, poison| -> Result<Box<dyn Engine>, Failed> {
-        Ok(Processor::choose(device)?.engine(Checks { poison, numerics: false })?)
-    };
-    let step = Arc::new(AtomicU64::new(0));
-    // Poisoned outputs and workspaces turn reads of unwritten memory into NaNs. Graphs are recorded without
-    // poison only.
-    let cpu = engine(Device::Cpu, false)?;
-    let gpu = engine(Device::Cuda, compared == Compared::EveryOp)?;
-    let engine = Lockstep { cpu, gpu, compared, tolerance, step: step.clone() };
-    let mut learner = Learner::new(Box::new(engine), spec.clone(), 11)?;
-    learner.weights().initialize(5, 0.1)?;
-    for number in 0..4 {
-        step.store(number, Ordering::Relaxed);
-        let all = Batch { sequences: 2 * BATCH.sequences, ..BATCH };
-        let batch = random_batch(all, spec.model.vocab_size, number);
-        let batch = if spec.document_mask { in_documents(batch) } else { batch };
-        let micro = [0, BATCH.sequences].map(|first| slice(&batch, first, BATCH.sequences));
-        learner.step(number, 1e-2, &micro)?;
+/// Micro-batches of a rank in a step.
+const MICRO_STEPS: usize = 2;
+
+/// Training steps to compare.
+#[derive(Clone)]
+struct Steps {
+    spec: TrainingSpec,
+    compared: Compared,
+    tolerance: f64,
+}
+
+impl Steps {
+    /// Runs four steps. Several ranks are threads, whose CPU engines exchange data with each other, and so do
+    /// their GPU engines.
+    fn run(&self) -> Result<(), Failed> {
+        let ranks = self.spec.parallel.world_size;
+        let [cpus, gpus] = [(); 2].map(|()| ThreadCommunicator::world(ranks));
+        thread::scope(|scope| {
+            let spawn = |communicators: (ThreadCommunicator, ThreadCommunicator)| {
+                scope.spawn(move || self.run_rank(communicators))
+            };
+            let handles: Vec<_> = cpus.into_iter().zip(gpus).map(spawn).collect();
+            // Joins all before it returns an error: that of a rank may follow from that of another.
+            let results: Vec<_> =
+                handles.into_iter().map(|handle| handle.join().expect("a rank that compares")).collect();
+            results.into_iter().collect()
+        })
     }
-    Ok(())
+
+    /// Runs the steps of a rank. If outputs and state are compared, the GPU runs each part op by op, then
+    /// records it as a graph, and then replays the graph; if every op is compared, and if there are several
+    /// ranks, it runs op by op.
+    fn run_rank(&self, (cpus, gpus): (ThreadCommunicator, ThreadCommunicator)) -> Result<(), Failed> {
+        let (ranks, rank) = (cpus.world_size(), cpus.rank());
+        let parallel = Parallel { rank, ..self.spec.parallel };
+        let spec = TrainingSpec { parallel, ..self.spec.clone() };
+        let Steps { compared, tolerance, .. } = *self;
+        let mut cpu = CpuEngine::new(Arc::new(cpu_kernels()));
+        let mut gpu = CudaEngine::new(Arc::new(cuda_kernels()), Gpu::open(0)?)?;
+        // Poisoned outputs and workspaces turn reads of unwritten memory into NaNs. Graphs are recorded
+        // without poison only.
+        gpu.set_checks(Checks { poison: compared == Compared::EveryOp, numerics: false });
+        if ranks > 1 {
+            (cpu, gpu) = (cpu.with_communicator(Arc::new(cpus)), gpu.with_communicator(Arc::new(gpus)));
+        }
+        let step = Arc::new(AtomicU64::new(0));
+        let (cpu, gpu) = (Box::new(cpu), Box::new(gpu));
+        let engine = Lockstep { cpu, gpu, compared, tolerance, step: step.clone() };
+        let mut learner = Learner::new(Box::new(engine), spec.clone(), 11)?;
+        learner.weights().initialize(5, 0.1)?;
+        for number in 0..4 {
+            step.store(number, Ordering::Relaxed);
+            let all = Batch { sequences: ranks * MICRO_STEPS * BATCH.sequences, ..BATCH };
+            let batch = random_batch(all, spec.model.vocab_size, number);
+            let batch = if spec.document_mask { in_documents(batch) } else { batch };
+            let valid_targets = batch.valid_targets;
+            let step = Step { number, lr: 1e-2, valid_targets, micro_steps: MICRO_STEPS };
+            for n in 0..MICRO_STEPS {
+                let first = (n * ranks + rank) * BATCH.sequences;
+                learner.micro_step(&step, n, &slice(&batch, first, BATCH.sequences))?;
+            }
+            let ticket = learner.fetch()?;
+            learner.collect(ticket)?;
+        }
+        Ok(())
+    }
+}
+
+/// Steps of one process: every op of them, or their outputs and state.
+fn alone(recipe: Recipe, compared: Compared, tolerance: f64) -> Vec<Steps> {
+    let models = [(small_model(), true), (wide_model(), false), (wide_model(), true)];
+    let steps = |(model, document_mask)| {
+        let spec = TrainingSpec { recipe, document_mask, ..spec(model, BATCH) };
+        Steps { spec, compared, tolerance }
+    };
+    models.into_iter().map(steps).collect()
+}
+
+/// Steps of two ranks, with state cut or not and in each order of sums.
+fn of_ranks(recipe: Recipe, tolerance: f64) -> Vec<Steps> {
+    let mut all = Vec::new();
+    for shard in [Shard::None, Shard::Optimizer] {
+        for reduce in [Reduce::SameWorld, Reduce::AnyWorld { micro_steps: MICRO_STEPS }] {
+            for compared in [Compared::EveryOp, Compared::OutputsAndState] {
+                let parallel = Parallel { world_size: 2, shard, reduce, ..Parallel::ALONE };
+                let spec = TrainingSpec { recipe, parallel, ..spec(wide_model(), BATCH) };
+                all.push(Steps { spec, compared, tolerance });
+            }
+        }
+    }
+    all
 }
 
 fn main() {
@@ -254,19 +324,16 @@ fn main() {
             Recipe::Fp8Delayed | Recipe::Fp8Current => (Arch::SM89, 0.3),
             Recipe::Fp8Row | Recipe::Fp8Block => (Arch::SM90, 0.3),
         };
-        for (what, compared) in
-            [("every_op_matches", Compared::EveryOp), ("outputs_and_state_match", Compared::OutputsAndState)]
-        {
-            let test = move || -> Result<(), Failed> {
-                let models = [(small_model(), true), (wide_model(), false), (wide_model(), true)];
-                for (model, document_mask) in drawn(models, 1) {
-                    let spec = TrainingSpec { recipe, document_mask, ..spec(model, BATCH) };
-                    run_steps(&spec, compared, tolerance)?;
-                }
-                Ok(())
-            };
+        let mut add = |what: &str, all: Vec<Steps>| {
             let name = format!("{what}_the_cpu_in_{}", recipe.name().replace('-', "_"));
+            let test = move || drawn(all.clone(), 1).iter().try_for_each(Steps::run);
             tests.push(Trial::test(name, test).with_ignored_flag(arch.is_none_or(|arch| arch < needed)));
+        };
+        add("every_op_matches", alone(recipe, Compared::EveryOp, tolerance));
+        add("outputs_and_state_match", alone(recipe, Compared::OutputsAndState, tolerance));
+        // A recipe without FP8, one whose amaxes are maxima over ranks, and one that cuts weights by blocks.
+        if matches!(recipe, Recipe::Bf16 | Recipe::Fp8Delayed | Recipe::Fp8Block) {
+            add("two_ranks_match", of_ranks(recipe, tolerance));
         }
     }
     libtest_mimic::run(&arguments, tests).exit();

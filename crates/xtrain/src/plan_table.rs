@@ -1,5 +1,7 @@
 //! The tables of `xtrain plan`.
 
+mod ranks;
+
 use xtrain_model::Bf16Reason;
 use xtrain_program::{MemoryRow, MemoryTable, Program, Purpose, Role, Stage, StateKind};
 use xtrain_report::metrics::format;
@@ -8,7 +10,6 @@ use xtrain_train::engine::Target;
 use xtrain_train::error::RunError;
 use xtrain_train::estimate::RunTime;
 use xtrain_train::fit::{Fit, Verdict};
-use xtrain_train::layout::{Evenness, Layout};
 use xtrain_train::linear_gemms::{LinearGemms, fp8_share, linear_gemms};
 use xtrain_train::spec::Planned;
 use xtrain_train::{exchange, programs, saved, slower};
@@ -48,39 +49,10 @@ pub(crate) fn text(planned: &Planned, answer: &Answer, tables: &Tables<'_>) -> S
     out.push_str(&arithmetic(planned, tables));
     out.push('\n');
     out.push_str(&memory(planned, tables));
-    out.push_str(&ranks(planned, tables.program));
+    let train = &planned.resolved.config.train;
+    let micro_steps = planned.spec.micro_steps(train.batch_size);
+    out.push_str(&ranks::text(&planned.spec, tables.program, micro_steps));
     out
-}
-
-/// The lines on what ranks send to each other and how evenly they share the state; none with one process.
-fn ranks(planned: &Planned, program: &Program) -> String {
-    let (spec, train) = (&planned.spec, &planned.resolved.config.train);
-    let ranks = spec.parallel.world_size;
-    if ranks == 1 {
-        return String::new();
-    }
-    let micro_steps = spec.micro_steps(train.batch_size);
-    let sent = format::bytes(program.sent_bytes(micro_steps) as u64);
-    let mut out = format!("each of {ranks} ranks sends {sent} a step\n");
-    let evenness = Layout::of(spec).ok().and_then(|layout| layout.evenness(&spec.model));
-    if let Some(Evenness { fullest, emptiest }) = evenness {
-        let per_element = parameter_bytes(program);
-        let bytes = |elements: usize| format::bytes((elements * per_element) as u64);
-        out.push_str(&format!(
-            "of masters and optimizer state, the fullest rank has {} and the emptiest {}\n",
-            bytes(fullest),
-            bytes(emptiest)
-        ));
-    }
-    out
-}
-
-/// Bytes of the master and the optimizer's state of an element of a parameter.
-fn parameter_bytes(program: &Program) -> usize {
-    let Some(parameter) = program.parameters.first() else { return 0 };
-    let kinds = [StateKind::Master, StateKind::Moment1, StateKind::Moment2];
-    let held = kinds.into_iter().filter_map(|kind| program.state(kind, &parameter.name));
-    held.map(|state| program.ty(state).dtype.bytes(1)).sum()
 }
 
 fn line(name: &str, value: &str) -> String {

@@ -120,8 +120,8 @@ impl Manifest {
     }
 }
 
-/// Checks that pieces cover all rows of a tensor once, in order, and that those in one file follow each other.
-/// `last_in` holds the last tensor with a piece in each file.
+/// Checks that pieces cover all rows of a tensor once, in order, and that those in one file follow each
+/// other. `last_in` holds the last tensor with a piece in each file.
 fn check_cover(
     spec: &TensorSpec,
     pieces: &[Piece],

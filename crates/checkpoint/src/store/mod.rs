@@ -1,9 +1,9 @@
 //! The checkpoint store: a folder of `step-<N>/` folders, each complete or absent.
 //!
 //! A step is written to `step-<N>.tmp-<pid>/` (tensors, by one or more processes; then documents, and the
-//! manifest last), synced and renamed. Its content decides whether it is complete: a step without a manifest, or with missing or shorter
-//! files, is skipped. A folder in which all steps are incomplete is an error, so that a resume never restarts
-//! from zero by mistake.
+//! manifest last), synced and renamed. Its content decides whether it is complete: a step without a manifest,
+//! or with missing or shorter files, is skipped. A folder in which all steps are incomplete is an error, so
+//! that a resume never restarts from zero by mistake.
 
 mod hex;
 mod load;
@@ -98,8 +98,8 @@ impl CheckpointStore {
     }
 
     /// Begins to write the checkpoint of `step`, on rank 0: see [`CheckpointStore::save`], which is this with
-    /// one writer. `tensors` have their full shapes. Also removes leftovers of processes that have ended since
-    /// the folder was opened.
+    /// one writer. `tensors` have their full shapes. Also removes leftovers of processes that have ended
+    /// since the folder was opened.
     ///
     /// # Errors
     /// [`CheckpointError::Io`] if the disk fails, [`CheckpointError::Tensors`] if the step is complete with

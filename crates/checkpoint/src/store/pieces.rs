@@ -56,8 +56,8 @@ impl TensorSpec {
         !self.shape.is_empty() && self.dtype.bits().is_multiple_of(8)
     }
 
-    /// The pieces of `rows`, in order, of which none is empty. Their sizes depend on the tensor alone, so that
-    /// all writers cut it alike.
+    /// The pieces of `rows`, in order, of which none is empty. Their sizes depend on the tensor alone, so
+    /// that all writers cut it alike.
     pub(super) fn pieces(&self, rows: Range<usize>) -> impl Iterator<Item = Range<usize>> + Clone {
         let piece_bytes = (self.bytes().unwrap_or(0) / PIECES).clamp(MIN_PIECE_BYTES, MAX_PIECE_BYTES);
         let piece_rows = match self.row_bytes() {

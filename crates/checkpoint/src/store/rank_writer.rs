@@ -1,4 +1,4 @@
-//! What one rank writes of a step: its rows of each tensor, in files of its own.
+//! A writer of the rows of each tensor that one rank has, in files of its own.
 
 use std::ops::Range;
 use std::path::{Path, PathBuf};

@@ -13,14 +13,15 @@ use crate::error::{CheckpointError, Result};
 use crate::tensor_file::TensorFile;
 
 impl Checkpoint {
-    /// Reads rows of the tensor `name` into `out`: see [`TensorSpec::rows`]. Reads and verifies the pieces that
-    /// overlap them, and nothing else of the files but their headers. May be called from several threads.
+    /// Reads rows of the tensor `name` into `out`: see [`TensorSpec::rows`]. Reads and verifies the pieces
+    /// that overlap them, and nothing else of the files but their headers. May be called from several
+    /// threads.
     ///
     /// # Errors
-    /// [`CheckpointError::Damaged`], with the tensor, the rows of the piece, the file and a verified checkpoint
-    /// to use instead, if a piece does not match its checksum: `out` is then not valid.
-    /// [`CheckpointError::Internal`] if there is no such tensor, if it has no such rows, or if `out` has another
-    /// length.
+    /// [`CheckpointError::Damaged`], with the tensor, the rows of the piece, the file and a verified
+    /// checkpoint to use instead, if a piece does not match its checksum: `out` is then not valid.
+    /// [`CheckpointError::Internal`] if there is no such tensor, if it has no such rows, or if `out` has
+    /// another length.
     pub fn read_rows(&self, name: &str, rows: Range<usize>, out: &mut [u8]) -> Result<()> {
         let Some(tensor) = self.index_of(name) else {
             return Err(CheckpointError::Internal(format!(

@@ -4,6 +4,7 @@
 mod checkpoints;
 #[path = "../common/mod.rs"]
 mod common;
+mod counting;
 mod equality;
 mod failing_saves;
 mod programs;

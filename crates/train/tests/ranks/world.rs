@@ -1,18 +1,18 @@
 //! Runs of a few steps on several ranks, and what they leave.
 
 use crate::common::{built, random_batch, spec, wide};
+use crate::counting::{Counting, Sent};
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, LazyLock};
 use std::thread;
 use xtrain_data::Batch as TokenBatch;
-use xtrain_distributed::{CommError, Communicator, ThreadCommunicator};
+use xtrain_distributed::{Communicator, ThreadCommunicator};
 use xtrain_model::decoder::Batch;
 use xtrain_model::{Architecture, Description, Recipe};
 use xtrain_ops::registry::cpu_kernels;
 use xtrain_program::{Parallel, Reduce, Shard, StateKind};
 use xtrain_runtime::{Checks, CpuEngine};
-use xtrain_tensor::DType;
+use xtrain_tensor::{DType, Philox};
 use xtrain_train::engine::Target;
 use xtrain_train::layout::HeldRows;
 use xtrain_train::learner::{Learner, Step, StepResult};
@@ -40,6 +40,16 @@ fn model(tied: bool) -> Architecture {
     built(description)
 }
 
+/// The seed of samples and of the orders of lanes: XTRAIN_TEST_SEED, or else the time. A failure prints it.
+pub(crate) fn seed() -> u64 {
+    static SEED: LazyLock<u64> = LazyLock::new(|| match std::env::var("XTRAIN_TEST_SEED") {
+        Ok(seed) => seed.parse().expect("XTRAIN_TEST_SEED is a number"),
+        Err(_) => std::time::UNIX_EPOCH.elapsed().map_or(0, |time| time.as_nanos() as u64),
+    });
+    println!("XTRAIN_TEST_SEED={}", *SEED);
+    *SEED
+}
+
 /// A run of several ranks.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct World {
@@ -51,6 +61,8 @@ pub(crate) struct World {
     pub(crate) shard: Shard,
     pub(crate) any_world: bool,
     pub(crate) reduce_dtype: DType,
+    /// Selects the orders of lanes, with the seed.
+    pub(crate) orders: u32,
 }
 
 /// A tensor of the state by kind and name.
@@ -72,8 +84,8 @@ pub(crate) struct RankRun {
     pub(crate) rows: BTreeMap<(StateKind, String), HeldRows>,
     /// Bytes that the engine holds before the first step, and that the plan predicts.
     pub(crate) memory: [usize; 2],
-    /// Bytes that were sent in all steps, and that the program predicts.
-    pub(crate) sent: [usize; 2],
+    /// Bytes that were sent in each step, and those that the program predicts for a step.
+    pub(crate) sent: (Vec<Sent>, Sent),
 }
 
 /// A change of the state of a rank before the first step.
@@ -90,6 +102,7 @@ impl World {
             shard: Shard::None,
             any_world: false,
             reduce_dtype: DType::F32,
+            orders: 0,
         }
     }
 
@@ -120,16 +133,20 @@ impl World {
 
     /// Runs all ranks after this change.
     pub(crate) fn run_with(&self, damage: Damage<'_>) -> Vec<RankRun> {
+        let order = Philox::new(seed(), self.orders, 1);
         thread::scope(|scope| {
+            let order = &order;
             let spawn = |communicator: ThreadCommunicator| {
-                scope.spawn(move || self.run_rank(Counting::new(communicator), damage))
+                let order = order.word(communicator.rank() as u64).into();
+                scope.spawn(move || self.run_rank(Counting::new(communicator), order, damage))
             };
             let handles: Vec<_> = ThreadCommunicator::world(self.ranks).into_iter().map(spawn).collect();
             handles.into_iter().map(|handle| handle.join().expect("a rank")).collect()
         })
     }
 
-    fn run_rank(&self, communicator: Counting, damage: Damage<'_>) -> RankRun {
+    /// The run of a rank, whose lanes run in an order by this seed.
+    fn run_rank(&self, communicator: Counting, order: u64, damage: Damage<'_>) -> RankRun {
         let (rank, communicator) = (communicator.rank(), Arc::new(communicator));
         let spec = self.spec(rank);
         let [training, refresh] = {
@@ -138,22 +155,20 @@ impl World {
             [training, refresh]
         };
         let planned_bytes = Target::Cpu.plan_bytes(&[&refresh, &training]);
-        let mut learner = self.learner(communicator.clone());
+        let mut learner = learner_in_order(spec, communicator.clone(), order);
         let memory = [learner.memory_bytes(), planned_bytes];
         learner.weights().initialize(5, 0.1).expect("weights");
         damage(rank, &mut learner);
-        communicator.sent.store(0, Ordering::Relaxed);
-        let (mut results, mut first_gradients) = (Vec::new(), BTreeMap::new());
+        communicator.take();
+        let (mut results, mut first_gradients, mut sent) = (Vec::new(), BTreeMap::new(), Vec::new());
         for number in 0..STEPS {
             results.push(self.step(&mut learner, number));
+            sent.push(communicator.take());
             if number == 0 {
                 first_gradients = gradients(&mut learner);
             }
         }
-        let sent = [
-            communicator.sent.load(Ordering::Relaxed),
-            STEPS * training.sent_bytes(self.micro_steps) as usize,
-        ];
+        let sent = (sent, training.sent_bytes(self.micro_steps));
         let applied = learner.read_state(StateKind::Counter, "applied").expect("a counter");
         let applied = u32::from_le_bytes(applied.try_into().expect("four bytes"));
         let (shared, saved, rows) = state(&mut learner);
@@ -184,9 +199,15 @@ impl World {
 
 /// The learner of a rank, whose weights are zeros.
 pub(crate) fn learner(spec: TrainingSpec, communicator: Arc<dyn Communicator>) -> Learner {
+    let order = spec.parallel.rank as u64;
+    learner_in_order(spec, communicator, order)
+}
+
+/// As [`learner`], with lanes in the order that this number draws.
+fn learner_in_order(spec: TrainingSpec, communicator: Arc<dyn Communicator>, order: u64) -> Learner {
     let mut engine = CpuEngine::new(Arc::new(cpu_kernels())).with_communicator(communicator);
     engine.set_checks(Checks { poison: true, numerics: false });
-    engine.set_random_order(spec.parallel.rank as u64);
+    engine.set_random_order(order);
     Learner::new(Box::new(engine), spec, 3).expect("a learner")
 }
 
@@ -263,43 +284,4 @@ pub(crate) fn whole_gradients(ranks: &[RankRun]) -> BTreeMap<String, Vec<f32>> {
         pieces.into_iter().flat_map(|(_, values)| values.clone()).collect()
     };
     ranks[0].first_gradients.keys().map(|name| (name.clone(), assemble(name))).collect()
-}
-
-/// A communicator that counts the bytes that its rank sends to others.
-struct Counting {
-    inner: Mutex<ThreadCommunicator>,
-    rank: usize,
-    world_size: usize,
-    sent: AtomicUsize,
-}
-
-impl Counting {
-    fn new(inner: ThreadCommunicator) -> Self {
-        let (rank, world_size) = (inner.rank(), inner.world_size());
-        Counting { inner: Mutex::new(inner), rank, world_size, sent: AtomicUsize::new(0) }
-    }
-
-    fn count(&self, piece_bytes: usize) {
-        self.sent.fetch_add(piece_bytes * (self.world_size - 1), Ordering::Relaxed);
-    }
-}
-
-impl Communicator for Counting {
-    fn rank(&self) -> usize {
-        self.rank
-    }
-
-    fn world_size(&self) -> usize {
-        self.world_size
-    }
-
-    fn all_gather(&self, first: usize, input: &[u8], output: &mut [u8]) -> Result<(), CommError> {
-        self.count(input.len());
-        self.inner.lock().expect("a communicator").all_gather(first, input, output)
-    }
-
-    fn all_to_all(&self, first: usize, input: &[u8], output: &mut [u8]) -> Result<(), CommError> {
-        self.count(input.len() / self.world_size);
-        self.inner.lock().expect("a communicator").all_to_all(first, input, output)
-    }
 }

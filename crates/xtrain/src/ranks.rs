@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
+use xtrain_checkpoint::remove_leftovers;
 use xtrain_config::Parsed;
 use xtrain_distributed::{
     Environment, Fault, Launch, SECRET_VARIABLE, Secret, StartOptions, Variables, nccl_variables,
@@ -165,11 +166,18 @@ fn take_last_word() -> bool {
 }
 
 /// Starts the processes of a run on this machine, and waits for their end. All get the command line of this
-/// one.
-pub(crate) fn launch(count: usize) -> Result<ExitCode, Failure> {
+/// one. What a killed rank was writing is removed.
+pub(crate) fn launch(count: usize, parsed: &Parsed) -> Result<ExitCode, Failure> {
     let failed = |error: xtrain_distributed::CommError| Failure::user(error.to_string());
     let launch = Launch::copies(count, std::env::args_os().skip(1).collect()).map_err(failed)?;
     let code = Launch { grace: LAST_GRACE, ..launch }.run().map_err(failed)?;
+    let folder = run_file::folder(parsed);
+    for folder in [folder.path(), &folder.checkpoints()].into_iter().filter(|_| code != 0) {
+        if let Err(error) = remove_leftovers(folder, |_| true) {
+            // The folder may not exist yet; the next run removes what stays.
+            tracing::debug!("{error}");
+        }
+    }
     Ok(ExitCode::from(u8::try_from(code).unwrap_or(1)))
 }
 

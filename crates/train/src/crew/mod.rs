@@ -278,3 +278,6 @@ fn decoded<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, RunError> {
 fn malformed(error: serde_json::Error) -> RunError {
     CommError::System(format!("a decision of rank 0 cannot be sent: {error}")).into()
 }
+
+#[cfg(test)]
+mod tests;

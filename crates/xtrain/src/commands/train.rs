@@ -25,7 +25,7 @@ pub(crate) fn run(args: &TrainArgs, place: &Place) -> Result<ExitCode, Failure> 
     }
     if let Some(count) = place.launches(args) {
         parsed.check_shared(count)?;
-        return ranks::launch(count);
+        return ranks::launch(count, &parsed);
     }
     terminal::use_share_of_threads(parsed.config.train.threads, place.local_world_size())?;
     let crew = place.join(&parsed)?;

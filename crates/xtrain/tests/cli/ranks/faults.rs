@@ -84,9 +84,7 @@ fn a_killed_rank_ends_all_with_one_line_each() {
                 "{line}"
             );
         }
-        if culprit > 0 {
-            goes_on(&place);
-        }
+        goes_on(&place);
     }
 }
 

@@ -5,6 +5,7 @@ mod equality;
 mod faults;
 mod joining;
 mod launching;
+mod resuming;
 
 use crate::place::{Place, Ran};
 use serde_json::Value;

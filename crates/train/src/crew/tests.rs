@@ -25,6 +25,7 @@ fn on_ranks<T: Send>(n: usize, rank: impl Fn(&Crew) -> T + Sync) -> Vec<T> {
         let secret = Secret::value("0123456789abcdef").expect("a secret");
         Crew::join(environment, &secret, StartOptions::default(), Duration::from_secs(30), |_| ())
     };
+    let (join, rank) = (&join, &rank);
     thread::scope(|scope| {
         let run = |number| scope.spawn(move || join(number).map(|crew| rank(&crew)));
         let ranks: Vec<_> = (0..n).map(run).collect();

@@ -1,4 +1,5 @@
-//! A rank that imports its rows of a Hugging Face folder gets the values that an import of the whole has there.
+//! A rank that imports its rows of a Hugging Face folder gets the values that an import of the whole has
+//! there.
 
 use std::collections::HashMap;
 use std::fs;

@@ -81,8 +81,8 @@ impl SavedState {
         write(store, channel, step, &self.tensors(), &self.written(), read)
     }
 
-    /// Reads this rank's rows of each value and writes them to `learner`, in the element types of the learner.
-    /// Refresh the weights afterwards.
+    /// Reads this rank's rows of each value and writes them to `learner`, in the element types of the
+    /// learner. Refresh the weights afterwards.
     ///
     /// # Errors
     /// Those of [`Checkpoint::load_rows`] and of the learner.
@@ -156,8 +156,8 @@ fn text(bytes: Vec<u8>) -> Result<String, CommError> {
     String::from_utf8(bytes).map_err(|_| CommError::Mismatch("rank 0 sent no text".into()))
 }
 
-/// The checkpoint of which rank 0 knows that it is the latest complete one; `None` if there is none. All ranks
-/// call it.
+/// The checkpoint of which rank 0 knows that it is the latest complete one; `None` if there is none. All
+/// ranks call it.
 ///
 /// # Errors
 /// Those of [`CheckpointStore::latest`], and a rank that does not see the folder of rank 0.

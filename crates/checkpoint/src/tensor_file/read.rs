@@ -113,7 +113,8 @@ impl TensorFile {
         self.convert(tensor, start, out)
     }
 
-    /// Reads `out.len()` E4M3 elements of a tensor, from element `start` on, as `f32`, without applying scales.
+    /// Reads `out.len()` E4M3 elements of a tensor, from element `start` on, as `f32`, without applying
+    /// scales.
     pub(crate) fn read_e4m3_part(&self, tensor: &TensorInfo, start: usize, out: &mut [f32]) -> Result<()> {
         if tensor.dtype != StoredDtype::F8_E4M3 {
             return Err(CheckpointError::Internal(format!("'{}' is {}", tensor.name, tensor.dtype)));

@@ -1,6 +1,7 @@
 //! Rules between keys, each message in full.
 
 use super::{MINIMAL, errors, errors_with, minimal, parse};
+use crate::Facts;
 
 fn message(section: &str, lines: &str) -> String {
     let errors = errors_with(section, lines);

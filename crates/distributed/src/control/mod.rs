@@ -155,8 +155,8 @@ impl Control {
         self.broadcast(&[]).map(drop)
     }
 
-    /// Opens a channel for calls that do not wait for those of other threads. All ranks open their channels in
-    /// the same order.
+    /// Opens a channel for calls that do not wait for those of other threads. All ranks open their channels
+    /// in the same order.
     pub fn channel(&self) -> ControlChannel {
         // The first one is that of this connection.
         let number = self.channels.fetch_add(1, Ordering::Relaxed) + 1;

@@ -38,8 +38,8 @@ pub fn die_with_launcher(variables: &Variables) -> Result<(), CommError> {
 const BOUND: &str = "--end-with-parent";
 
 /// A command that starts another program, which then ends with this process, even if this one is killed. It
-/// starts this program, whose `main` must call [`die_with_launcher`] and [`become_bound`] first: no other safe
-/// way leads to a signal for a child.
+/// starts this program, whose `main` must call [`die_with_launcher`] and [`become_bound`] first: no other
+/// safe way leads to a signal for a child.
 ///
 /// # Errors
 /// There is no such program, or the path of this one is not known.

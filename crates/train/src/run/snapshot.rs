@@ -4,8 +4,8 @@
 //! copy while training continues. Two saves never overlap, and older checkpoints are deleted when the new one
 //! is complete.
 //!
-//! Each rank of a run copies and writes what it has, and rank 0 completes the checkpoint. Ranks need not do so
-//! at the same time, nor all of them from a copy.
+//! Each rank of a run copies and writes what it has, and rank 0 completes the checkpoint. Ranks need not do
+//! so at the same time, nor all of them from a copy.
 
 use super::background_save::{BackgroundSave, WrittenCheckpoint};
 use crate::crew::Crew;

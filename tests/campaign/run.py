@@ -20,9 +20,10 @@ import configurations
 import environment
 import kills
 import mutations
+import ranks
 from program import Failure, Program
 
-CAMPAIGNS = {"kills": kills, "mutations": mutations, "configurations": configurations, "environment": environment}
+CAMPAIGNS = {"kills": kills, "mutations": mutations, "configurations": configurations, "environment": environment, "ranks": ranks}
 
 
 class Campaign:

@@ -121,11 +121,18 @@ pub struct Config {
         {
             "names": [
                 "gpus", "num_gpus", "n_gpus", "ngpu", "ngpus", "devices", "num_devices", "nproc_per_node", "nproc",
-                "world_size", "nnodes", "num_nodes", "parallelism", "parallel", "distributed", "strategy", "fsdp", "ddp",
-                "deepspeed", "zero_stage", "tp", "dp", "pp", "tensor_parallel_size", "tensor_parallel_degree",
-                "data_parallel_degree", "data_parallel_shard_degree", "pipeline_parallel_degree"
+                "world_size", "nnodes", "num_nodes", "parallel", "dp", "data_parallel_degree"
             ],
-            "why": "a run computes on one device; several GPUs are not supported yet (CUDA_VISIBLE_DEVICES chooses one)"
+            "why": "the number of processes is given to the command, `xtrain train run.toml --gpus 8`, or by a launcher such as torchrun; \
+                    [parallel] says how they share the work"
+        },
+        {
+            "names": [
+                "tp", "pp", "cp", "ep", "tensor_parallel_size", "tensor_parallel_degree", "pipeline_parallel_degree",
+                "pipeline_parallel_size", "context_parallel_degree", "expert_parallel_degree"
+            ],
+            "why": "processes share data and the optimizer's state ([parallel]); tensor, pipeline and other parallelism is not \
+                    supported yet"
         },
         {
             "names": ["compile", "torch_compile", "jit", "cuda_graphs", "flash_attention", "attn_implementation"],
@@ -133,6 +140,10 @@ pub struct Config {
         },
     ]))]
     pub train: TrainConfig,
+    /// How the processes of a run share its work, one process for each GPU. With one process, only `reduce`
+    /// means something. docs/parallel.md says how to start several.
+    #[schemars(extend("x-aliases" = ["parallelism", "distributed", "ddp", "fsdp", "deepspeed", "fsdp_config", "comm"]))]
+    pub parallel: ParallelConfig,
     /// When to save and what to keep. The last step is always saved.
     #[schemars(extend("x-aliases" = ["checkpointing", "save", "export"]))]
     pub checkpoint: CheckpointConfig,
@@ -190,6 +201,16 @@ impl Parsed {
         if let (true, Some(folder)) = (given("model.init_from"), &mut model.init_from) {
             anchor(folder);
         }
+    }
+
+    /// Checks that so many ranks can share the batch evenly.
+    ///
+    /// # Errors
+    /// They cannot, with sizes that would do.
+    pub fn check_shared(&self, ranks: usize) -> Result<(), ConfigErrors> {
+        let mut report = Report::new(self.file.clone(), self.origins.clone(), Vec::new());
+        rules::shared_batch(&self.config, ranks, &mut report);
+        report.finish()
     }
 
     /// True if the value of a key (`train.recompute`) is given on the command line, not in the file.

@@ -25,6 +25,14 @@ pub struct Facts {
     /// The recipe if the run file names none: the one that the run began with, or the best one of its
     /// processor. Without it, fp32.
     pub recipe: Option<Recipe>,
+    /// The number of processes that share the run; one if absent.
+    pub world_size: Option<usize>,
+}
+
+impl Facts {
+    fn world_size(&self) -> usize {
+        self.world_size.unwrap_or(1).max(1)
+    }
 }
 
 /// A configuration with every default filled in.
@@ -62,7 +70,7 @@ impl Parsed {
     ///
     /// Errors that only `facts` can show: architecture keys that differ from the folder's, a vocabulary
     /// smaller than the tokenizer's or unknown, sequences longer than the folder's model allows, a warmup
-    /// longer than a run given in epochs.
+    /// longer than a run given in epochs, a batch that the processes cannot share evenly.
     pub fn resolve(&self, facts: &Facts) -> Result<Resolved, ConfigErrors> {
         let mut report = Report::new(self.file.clone(), self.origins.clone(), Vec::new());
         let mut config = self.config.clone();
@@ -82,6 +90,7 @@ impl Parsed {
         }
         config.schedule.fill(steps);
         self.fill_run(&mut config, facts);
+        rules::shared_batch(&config, facts.world_size(), &mut report);
         report.finish()?;
         let architecture =
             architecture.and_then(Result::ok).expect("an unknown architecture has been reported");
@@ -98,7 +107,8 @@ impl Parsed {
 
     fn fill_run(&self, config: &mut Config, facts: &Facts) {
         let recipe = *config.precision.recipe.get_or_insert(facts.recipe.unwrap_or(Recipe::Fp32));
-        config.train.micro_batch_size.get_or_insert(OrAuto::Is(config.train.batch_size));
+        let of_a_rank = (config.train.batch_size / facts.world_size()).max(1);
+        config.train.micro_batch_size.get_or_insert(OrAuto::Is(of_a_rank));
         config.train.out = Some(self.out());
         let eval_every = config.eval.every(config.data.has_validation_data());
         config.eval.every = Some(eval_every);

@@ -54,6 +54,35 @@ pub(super) fn schedule_fits(config: &Config, steps: u64, report: &mut Report) {
     }
 }
 
+/// Checks that each of the ranks gets as many micro-batches of a step as the others.
+pub(super) fn shared_batch(config: &Config, ranks: usize, report: &mut Report) {
+    let (batch, micro) = (config.train.batch_size, config.train.micro_batch_size);
+    if !batch.is_multiple_of(ranks) {
+        let near = [batch / ranks * ranks, batch.next_multiple_of(ranks)];
+        let tries: Vec<String> =
+            near.iter().filter(|size| **size > 0).map(|size| format!("`batch_size = {size}`")).collect();
+        report.about(
+            &["train.batch_size"],
+            format!(
+                "`batch_size` = {batch} cannot be shared evenly by {ranks} ranks; try {}",
+                tries.join(" or ")
+            ),
+        );
+    } else if let Some(OrAuto::Is(micro)) = micro
+        && !(batch / micro).is_multiple_of(ranks)
+    {
+        report.about(
+            &["train.micro_batch_size", "train.batch_size"],
+            format!(
+                "`micro_batch_size` = {micro} makes {} micro-batches of `batch_size` = {batch}, which {ranks} ranks cannot share \
+                 evenly; {}",
+                batch / micro,
+                nearest_divisors("micro_batch_size", batch / ranks, micro)
+            ),
+        );
+    }
+}
+
 /// Checks the longest position against the sequence length, also if a folder gives the longest position.
 pub(super) fn positions(config: &Config, report: &mut Report) {
     if let Some(positions) = config.model.max_position_embeddings

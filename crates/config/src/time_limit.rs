@@ -36,6 +36,11 @@ const UNITS: [(char, u64); 4] = [('d', 86_400), ('h', 3_600), ('m', 60), ('s', 1
 const MAX_SECONDS: u64 = 3_650 * 86_400;
 
 impl TimeLimit {
+    /// A limit of some minutes, as a default.
+    pub(crate) const fn minutes(minutes: u64) -> Self {
+        TimeLimit(Duration::from_secs(60 * minutes))
+    }
+
     /// The limit as a duration.
     pub fn duration(self) -> Duration {
         self.0

@@ -1,9 +1,10 @@
 //! A run of one process.
 
+use crate::channel::Channel;
 use crate::communicator::Communicator;
 use crate::error::CommError;
 
-/// The communicator of a run of one process: its collectives are copies.
+/// The communicator and channel of a run of one process: its collectives are copies.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Alone;
 
@@ -24,5 +25,19 @@ impl Communicator for Alone {
     fn all_to_all(&self, _: usize, input: &[u8], output: &mut [u8]) -> Result<(), CommError> {
         output.copy_from_slice(input);
         Ok(())
+    }
+}
+
+impl Channel for Alone {
+    fn rank(&self) -> usize {
+        0
+    }
+
+    fn broadcast(&self, bytes: &[u8]) -> Result<Vec<u8>, CommError> {
+        Ok(bytes.to_vec())
+    }
+
+    fn gather(&self, bytes: &[u8]) -> Result<Vec<Vec<u8>>, CommError> {
+        Ok(vec![bytes.to_vec()])
     }
 }

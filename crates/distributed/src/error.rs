@@ -52,13 +52,20 @@ pub struct Fault {
     pub host: String,
     /// The cause, in one line.
     pub message: String,
+    /// True if the user can correct it: a wrong input, a full disk.
+    pub is_users: bool,
 }
 
 impl Fault {
     /// A fault with its message in one line: texts of other processes have no control characters and are cut
     /// after 1,000 bytes.
     pub fn new(rank: usize, host: &str, message: &str) -> Self {
-        Fault { rank, host: line(host), message: line(message) }
+        Fault { rank, host: line(host), message: line(message), is_users: false }
+    }
+
+    /// This fault, if the user can correct it.
+    pub fn of_user(self) -> Self {
+        Fault { is_users: true, ..self }
     }
 }
 

@@ -3,6 +3,7 @@
 //! A *rank* is one process with one device; ranks are numbered from 0, and their number is the *world size*.
 
 mod alone;
+mod channel;
 mod communicator;
 mod control;
 mod environment;
@@ -16,12 +17,13 @@ mod threads;
 mod world;
 
 pub use alone::Alone;
+pub use channel::Channel;
 pub use communicator::Communicator;
-pub use control::{Control, StartOptions};
+pub use control::{Control, ControlChannel, StartOptions};
 pub use environment::{Environment, Launcher, Variables, nccl_variables};
 pub use error::{CommError, Fault};
-pub use launch::{Launch, die_with_launcher};
+pub use launch::{Launch, become_bound, bound, die_with_launcher};
 pub use net::secret::{SECRET_VARIABLE, Secret};
 pub use tcp::TcpCommunicator;
-pub use threads::ThreadCommunicator;
+pub use threads::{ThreadChannel, ThreadCommunicator};
 pub use world::{Mesh, World, WorldError};

@@ -1,5 +1,6 @@
 //! Ranks as threads of one process, for tests.
 
+use crate::channel::Channel;
 use crate::communicator::Communicator;
 use crate::error::CommError;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -127,6 +128,40 @@ impl Drop for ThreadCommunicator {
     }
 }
 
+/// A channel whose ranks are threads of one process. A rank that drops it has left: the calls of the others
+/// then fail.
+pub struct ThreadChannel(ThreadCommunicator);
+
+impl ThreadChannel {
+    /// One channel for each of `world_size` ranks.
+    pub fn world(world_size: usize) -> Vec<ThreadChannel> {
+        ThreadCommunicator::world(world_size).into_iter().map(ThreadChannel).collect()
+    }
+}
+
+impl Channel for ThreadChannel {
+    fn rank(&self) -> usize {
+        self.0.rank
+    }
+
+    fn broadcast(&self, bytes: &[u8]) -> Result<Vec<u8>, CommError> {
+        let mut of_root = Vec::new();
+        let call = Call { name: "broadcast", first: 0, bytes: 0 };
+        self.0.meet(call, bytes, |all| of_root = all[0].to_vec())?;
+        Ok(of_root)
+    }
+
+    fn gather(&self, bytes: &[u8]) -> Result<Vec<Vec<u8>>, CommError> {
+        let mut gathered = Vec::new();
+        self.0.meet(Call { name: "gather", first: 0, bytes: 0 }, bytes, |all| {
+            if self.0.rank == 0 {
+                gathered = all.iter().map(|bytes| bytes.to_vec()).collect();
+            }
+        })?;
+        Ok(gathered)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -166,6 +201,22 @@ mod tests {
             _ => ranks.all_gather(0, &[1], &mut [0; 2]),
         });
         assert_eq!(results, [Ok(()), Err(CommError::Left { rank: 0 })]);
+    }
+
+    #[test]
+    fn a_channel_carries_bytes_of_any_length_to_and_from_rank_0() {
+        let said = thread::scope(|scope| {
+            let spawn = |channel: ThreadChannel| {
+                scope.spawn(move || {
+                    let own = vec![7; channel.rank()];
+                    (channel.gather(&own), channel.broadcast(&[channel.rank() as u8; 2]))
+                })
+            };
+            let handles: Vec<_> = ThreadChannel::world(3).into_iter().map(spawn).collect();
+            handles.into_iter().map(|handle| handle.join().expect("a rank")).collect::<Vec<_>>()
+        });
+        assert_eq!(said[0], (Ok(vec![vec![], vec![7], vec![7, 7]]), Ok(vec![0, 0])));
+        assert_eq!(said[2], (Ok(vec![]), Ok(vec![0, 0])));
     }
 
     #[test]

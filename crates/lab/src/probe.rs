@@ -5,7 +5,7 @@ use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use tempfile::TempDir;
 use xtrain_checkpoint::Checkpoint;
-use xtrain_config::{Config, Device};
+use xtrain_config::{Config, Device, ParallelConfig};
 use xtrain_data::DataError;
 use xtrain_model::decoder::io;
 use xtrain_model::{Fp8Overrides, Numerics, Recipe};
@@ -56,6 +56,8 @@ impl Probe {
         let checkpoint = checkpoint(&run, which)?;
         let mut parsed = Config::load::<&str>(&run.config(), &[])?;
         parsed.config.precision = position::precision_of(&checkpoint)?;
+        // A single process computes the step of all ranks.
+        parsed.config.parallel = ParallelConfig::default();
         let planned = spec::planned(parsed.resolve(&Default::default())?)?;
         let (mut spec, config) = (planned.spec, planned.resolved.config);
         // Probes do not sum losses by source.

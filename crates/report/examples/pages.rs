@@ -341,8 +341,8 @@ impl Made {
                 name,
                 tokens: Some(step * self.batch_tokens * (n + 1) / 15),
                 epoch: Some(step as f64 / 700.0 / (n + 1) as f64),
-                train_loss: (step > 0).then(|| loss + 0.3 * (n as f64 - 1.5) - 0.12),
-                loss: (n != 3).then(|| loss + 0.3 * (n as f64 - 1.5)),
+                train_loss: (step > 0).then_some(loss + 0.3 * (n as f64 - 1.5) - 0.12),
+                loss: (n != 3).then_some(loss + 0.3 * (n as f64 - 1.5)),
             };
             events.push(source.into());
         }

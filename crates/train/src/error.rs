@@ -69,6 +69,9 @@ pub enum RunError {
         /// The system's error.
         source: std::io::Error,
     },
+    /// Another process of the run failed, or could not be reached.
+    #[error(transparent)]
+    Ranks(#[from] CommError),
     /// Anything else that the user can fix: the problem and the remedy.
     #[error("{0}")]
     Refused(String),
@@ -86,6 +89,9 @@ impl RunError {
             RunError::Data(e) => e.is_users(),
             RunError::Learn(e) => e.is_users(),
             RunError::Checkpoint(e) => e.is_users(),
+            RunError::Ranks(CommError::Start(_)) => true,
+            RunError::Ranks(CommError::Aborted(fault)) => fault.is_users,
+            RunError::Ranks(_) => false,
             _ => true,
         }
     }

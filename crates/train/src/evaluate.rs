@@ -1,7 +1,9 @@
 //! The loss of held-out text.
 
+use crate::crew::Crew;
 use crate::error::{LearnError, RunError};
 use crate::learner::{IN_FLIGHT, feed};
+use crate::member::Member;
 use crate::programs;
 use crate::weights::Weights;
 use serde::{Deserialize, Serialize};
@@ -29,6 +31,8 @@ impl Evaluator {
     ) -> Result<Self, LearnError> {
         let (model, numerics, layout) = (weights.model(), weights.numerics(), weights.layout());
         let program = programs::evaluation(model, numerics, layout, batch, document_mask, chunk_tokens)?;
+        // Ranks run it equally often only up to a batch.
+        debug_assert!(program.instances.iter().all(|i| i.code.op().collective().is_none()));
         Ok(Evaluator { id: weights.load(program)?, batch, document_mask })
     }
 
@@ -73,36 +77,82 @@ impl Evaluator {
         Ok(BySource::Several(sums))
     }
 
-    /// Waits for a batch and adds it.
-    fn land(
+    /// Launches the batch of this rank in a round, if it has one. `flying` are the rounds before.
+    fn launch(
         &self,
         weights: &mut Weights,
-        batch: InFlight,
-        all: u64,
-        tally: &mut Tally,
-    ) -> Result<(), LearnError> {
-        let InFlight { ticket, targets, apart } = batch;
-        let sum = self.collect(weights, ticket)?;
-        tally.loss_sum += sum;
-        tally.targets += targets;
-        tally.sequences = all.min(tally.sequences + self.batch.sequences as u64);
+        validation: &Validation,
+        first: u64,
+        sources: usize,
+        flying: &mut VecDeque<Round>,
+    ) -> Result<OwnBatch, RunError> {
+        if first >= validation.window_count() {
+            return Ok(OwnBatch::Done(Sums::default()));
+        }
+        let batch = validation.batch(first, self.batch.sequences)?;
+        let of = match sources {
+            0 => Vec::new(),
+            _ => validation.sources(first..first + self.batch.sequences as u64)?,
+        };
+        let of = sources_of(of);
+        if of.len() > 1 {
+            // No result is waited for out of turn.
+            flying.iter_mut().try_for_each(|round| self.land(weights, &mut round.own, sources))?;
+        }
+        let apart = self.by_source(weights, &batch, of)?;
+        let ticket = self.put(weights, &batch)?;
+        Ok(OwnBatch::Launched(ticket, batch.valid_targets, apart))
+    }
+
+    /// Waits for the sums of a batch.
+    fn land(&self, weights: &mut Weights, own: &mut OwnBatch, sources: usize) -> Result<(), LearnError> {
+        let OwnBatch::Launched(ticket, targets, apart) = std::mem::take(own) else { return Ok(()) };
+        let loss_sum = self.collect(weights, ticket)?;
+        let all = SourceTally { targets, loss_sum };
+        let mut sums = Sums { is_of_a_batch: true, all, sources: vec![SourceTally::default(); sources] };
         match apart {
             BySource::Unknown => {}
-            BySource::One(source) => tally.sources[source].add(sum, targets),
-            BySource::Several(sums) => {
-                sums.into_iter().for_each(|(source, sum, targets)| tally.sources[source].add(sum, targets));
+            BySource::One(source) => sums.sources[source] = all,
+            BySource::Several(of) => {
+                of.into_iter().for_each(|(source, sum, targets)| sums.sources[source].add(sum, targets));
             }
         }
+        *own = OwnBatch::Done(sums);
         Ok(())
     }
 
-    /// Adds the sequences of `validation` that `tally` does not contain yet. `go_on` is called before each
-    /// batch; [`ControlFlow::Break`] leaves the rest for a later call, and the final sum has the same bits.
+    /// Waits for a round and adds the batches of all ranks in order. Returns true if a rank asks to stop.
+    fn add_round(
+        &self,
+        weights: &mut Weights,
+        mut round: Round,
+        tally: &mut Tally,
+        crew: &Crew,
+    ) -> Result<bool, RunError> {
+        let sources = tally.sources.len();
+        self.land(weights, &mut round.own, sources)?;
+        let OwnBatch::Done(own) = round.own else { unreachable!("its result has been collected") };
+        let mut stops = false;
+        for words in crew.gather(&own.words(round.wish, sources))? {
+            let (wish, sums) = Sums::of_words(&words);
+            stops |= wish;
+            if sums.is_of_a_batch {
+                tally.add(&sums, self.batch.sequences as u64);
+            }
+        }
+        Ok(stops)
+    }
+
+    /// Adds the sequences of `validation` that `tally` does not contain yet. Of the batches, rank r of n
+    /// computes r, r + n, ...; their sums are added in order, so the sum has the same bits for any number of
+    /// ranks. `go_on` is called before each batch; [`ControlFlow::Break`] on a rank makes all leave the rest
+    /// for a later call, and the final sum has the same bits.
     pub fn add(
         &self,
         weights: &mut Weights,
         validation: &Validation,
         tally: &mut Tally,
+        crew: &Crew,
         go_on: &mut dyn FnMut() -> ControlFlow<()>,
     ) -> Result<ControlFlow<()>, RunError> {
         let (all, sources) = (validation.window_count(), validation.source_names().len());
@@ -113,36 +163,32 @@ impl Evaluator {
         if sources > 1 && tally.sequences == 0 {
             tally.sources = vec![SourceTally::default(); sources];
         }
+        let Member { rank, world_size } = crew.member();
+        let sequences = self.batch.sequences as u64;
         let (mut next, mut ended) = (tally.sequences, ControlFlow::Continue(()));
         let mut flying = VecDeque::new();
         loop {
+            let mut wish = false;
             if next < all && ended.is_continue() {
-                ended = go_on();
+                wish = go_on().is_break();
+                if wish && crew.is_alone() {
+                    ended = ControlFlow::Break(());
+                }
             }
             let is_more = next < all && ended.is_continue();
             if is_more {
-                let batch = validation.batch(next, self.batch.sequences)?;
-                let of = match tally.sources.is_empty() {
-                    true => Vec::new(),
-                    false => validation.sources(next..next + self.batch.sequences as u64)?,
-                };
-                let of = sources_of(of);
-                if of.len() > 1 {
-                    // No result is waited for out of turn.
-                    while let Some(oldest) = flying.pop_front() {
-                        self.land(weights, oldest, all, tally)?;
-                    }
-                }
-                let apart = self.by_source(weights, &batch, of)?;
-                let ticket = self.put(weights, &batch)?;
-                flying.push_back(InFlight { ticket, targets: batch.valid_targets, apart });
-                next = all.min(next + self.batch.sequences as u64);
+                let first = next + rank as u64 * sequences;
+                let own = self.launch(weights, validation, first, tally.sources.len(), &mut flying)?;
+                flying.push_back(Round { own, wish });
+                next = all.min(next + world_size as u64 * sequences);
             }
-            // Collect the oldest batch: of more than may be in flight, or of the remaining ones.
+            // Collect the oldest round: of more than may be in flight, or of the remaining ones. All ranks
+            // do it after the same launches, so they learn of a wish to stop at the same time.
             if flying.len() > if is_more { IN_FLIGHT } else { 0 }
                 && let Some(oldest) = flying.pop_front()
+                && self.add_round(weights, oldest, tally, crew)?
             {
-                self.land(weights, oldest, all, tally)?;
+                ended = ControlFlow::Break(());
             }
             if !is_more && flying.is_empty() {
                 return Ok(ended);
@@ -151,11 +197,54 @@ impl Evaluator {
     }
 }
 
-/// A batch whose result is still to come.
-struct InFlight {
-    ticket: Ticket,
-    targets: usize,
-    apart: BySource,
+/// A batch of each rank.
+struct Round {
+    own: OwnBatch,
+    /// True if this rank asks to stop.
+    wish: bool,
+}
+
+/// The batch of this rank in a round.
+enum OwnBatch {
+    /// Its result is still to come.
+    Launched(Ticket, usize, BySource),
+    Done(Sums),
+}
+
+impl Default for OwnBatch {
+    fn default() -> Self {
+        OwnBatch::Done(Sums::default())
+    }
+}
+
+/// The sums of a batch.
+#[derive(Clone, Debug, Default, PartialEq)]
+struct Sums {
+    /// False on a rank without a batch.
+    is_of_a_batch: bool,
+    all: SourceTally,
+    sources: Vec<SourceTally>,
+}
+
+impl Sums {
+    /// As words for other ranks, with room for `sources`.
+    fn words(&self, wish: bool, sources: usize) -> Vec<u64> {
+        let empty = SourceTally::default();
+        let padding = std::iter::repeat_n(&empty, sources - self.sources.len());
+        let sums = std::iter::once(&self.all).chain(&self.sources).chain(padding);
+        let sums = sums.flat_map(|sum| [sum.targets as u64, sum.loss_sum.to_bits()]);
+        [u64::from(wish), u64::from(self.is_of_a_batch)].into_iter().chain(sums).collect()
+    }
+
+    /// The wish of a rank, and the sums of its batch.
+    fn of_words(words: &[u64]) -> (bool, Sums) {
+        let sum =
+            |pair: &[u64; 2]| SourceTally { targets: pair[0] as usize, loss_sum: f64::from_bits(pair[1]) };
+        let [flags, sums @ ..] = words.as_chunks().0 else { return (false, Sums::default()) };
+        let mut sums = sums.iter().map(sum);
+        let all = sums.next().unwrap_or_default();
+        (flags[0] != 0, Sums { is_of_a_batch: flags[1] != 0, all, sources: sums.collect() })
+    }
 }
 
 /// Neighbouring rows of a batch that are from one source, as that and their range; rows that pad are none's.
@@ -220,6 +309,16 @@ impl SourceTally {
 }
 
 impl Tally {
+    /// Adds a batch of so many sequences.
+    fn add(&mut self, sums: &Sums, sequences: u64) {
+        self.loss_sum += sums.all.loss_sum;
+        self.targets += sums.all.targets;
+        self.sequences = self.of.min(self.sequences + sequences);
+        for (own, sum) in self.sources.iter_mut().zip(&sums.sources).filter(|(_, sum)| sum.targets > 0) {
+            own.add(sum.loss_sum, sum.targets);
+        }
+    }
+
     /// True if JSON can hold its sums.
     pub(crate) fn is_finite(&self) -> bool {
         self.loss_sum.is_finite() && self.sources.iter().all(|source| source.loss_sum.is_finite())

@@ -2,18 +2,20 @@
 
 use crate::error::RunError;
 use crate::linear_gemms::fprops;
+use crate::saved;
 use crate::source::{CONFIG_FILE, GENERATION_FILE};
 use crate::weights::Weights;
+use std::collections::HashMap;
 use std::path::Path;
-use xtrain_checkpoint::BoxError;
 use xtrain_checkpoint::hf::{
     self, ExportDtype, ExportOptions, Fp8Scales, NameEntry, NameMap, NamePart, TiedName,
 };
+use xtrain_checkpoint::{BoxError, Checkpoint};
 use xtrain_config::Config;
 use xtrain_data::Tokenizer;
 use xtrain_model::hf::{HfConfig, IGNORABLE_SUFFIXES};
 use xtrain_model::{Architecture, Bf16Reason, Numerics};
-use xtrain_program::Quantization;
+use xtrain_program::{Quantization, StateKind};
 use xtrain_tensor::{Scaling, TILE};
 
 /// Metadata of a Hugging Face folder: everything but the weights.
@@ -54,11 +56,17 @@ impl Identity {
     }
 }
 
-/// Reads the weights of the Hugging Face folder `folder`.
+/// Reads the weights of the Hugging Face folder `folder`: all of them, or the rows of this rank.
 pub fn import(weights: &mut Weights, folder: &Path) -> Result<(), RunError> {
     let names = name_map(weights.model());
-    hf::import(folder, &names, &mut |name, values| {
-        weights.write_master(name, values).map_err(BoxError::from)
+    let rows = |entry: &NameEntry| {
+        let held = weights.layout().held(StateKind::Master, &entry.name);
+        held.map_or(0..entry.rows(), |held| held.rows)
+    };
+    let rows: Vec<_> = names.entries.iter().map(rows).collect();
+    hf::import_rows(folder, &names, &rows, &mut |name, values| {
+        let rows = weights.write_rows(StateKind::Master, name, bytemuck::cast_slice(values));
+        rows.map_err(BoxError::from)
     })?;
     Ok(weights.refresh()?)
 }
@@ -71,19 +79,56 @@ pub fn export(
     folder: &Path,
     options: &ExportOptions,
 ) -> Result<(), RunError> {
+    let (model, numerics) = (weights.model().clone(), weights.numerics().clone());
+    let mut master = |name: &str| weights.read_master(name).map_err(BoxError::from);
+    write(&model, &numerics, &mut master, identity, tokenizer, folder, options)
+}
+
+/// As [`export`], with the masters of a checkpoint of this model.
+pub fn export_checkpoint(
+    checkpoint: &Checkpoint,
+    (model, numerics): (&Architecture, &Numerics),
+    identity: &Identity,
+    tokenizer: &Tokenizer,
+    folder: &Path,
+    options: &ExportOptions,
+) -> Result<(), RunError> {
+    let shapes: HashMap<String, Vec<usize>> =
+        model.parameters().into_iter().map(|p| (p.name, p.shape)).collect();
+    let mut master = |name: &str| -> Result<Vec<f32>, BoxError> {
+        let shape = &shapes[name];
+        let mut values = vec![0.0; shape.iter().product()];
+        let tensor = saved::prefix(StateKind::Master) + name;
+        checkpoint.read_rows(&tensor, 0..shape[0], bytemuck::cast_slice_mut(&mut values))?;
+        Ok(values)
+    };
+    write(model, numerics, &mut master, identity, tokenizer, folder, options)
+}
+
+/// The masters by name.
+type Masters<'a> = dyn FnMut(&str) -> Result<Vec<f32>, BoxError> + 'a;
+
+fn write(
+    model: &Architecture,
+    numerics: &Numerics,
+    master: &mut Masters<'_>,
+    identity: &Identity,
+    tokenizer: &Tokenizer,
+    folder: &Path,
+    options: &ExportOptions,
+) -> Result<(), RunError> {
     let names = match options.dtype {
         ExportDtype::Fp8 => {
-            let names = fp8_names(weights.model(), weights.numerics());
+            let names = fp8_names(model, numerics);
             check_fp8(&names)?;
             warn_of_bf16(&names);
             names
         }
-        ExportDtype::Fp32 | ExportDtype::Bf16 => name_map(weights.model()),
+        ExportDtype::Fp32 | ExportDtype::Bf16 => name_map(model),
     };
     let mut files = identity.files(options.dtype, &names);
     files.extend(tokenizer.files().map(|(name, bytes)| (name.to_owned(), bytes.to_vec())));
-    let mut source = |name: &str| weights.read_master(name).map_err(BoxError::from);
-    Ok(hf::export(folder, &names, &mut source, &files, options)?)
+    Ok(hf::export(folder, &names, master, &files, options)?)
 }
 
 /// Bytes of host memory that an export of `model` holds at its peak: those of one tensor.

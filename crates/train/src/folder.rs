@@ -14,6 +14,8 @@ use xtrain_report::{REPORT_FILE, SAMPLE_FILE, SUMMARY_FILE};
 const LOCK: &str = ".lock";
 /// File that marks `hf/` as the run's own.
 const EXPORTED: &str = ".exported";
+/// File by which the ranks of a run see that they share the folder. Only its temporary ever exists.
+pub(crate) const SHARED: &str = ".shared";
 /// File with the step after which the run's end was written completely.
 const FINISHED: &str = ".finished";
 
@@ -115,7 +117,7 @@ impl RunFolder {
             let of_a_beginning = match name.as_str() {
                 LOCK | COMMAND_LOG | "tokenizer" | "source" => true,
                 "checkpoints" => names_in(&self.checkpoints())?.is_empty(),
-                name => name.starts_with("config.toml.tmp-"),
+                name => ["config.toml", SHARED].iter().any(|file| name.starts_with(&format!("{file}.tmp-"))),
             };
             if !(ours && of_a_beginning) {
                 names.push(name);
@@ -219,6 +221,7 @@ mod tests {
                 "source/config.json",
                 "command.log",
                 "config.toml.tmp-7",
+                ".shared.tmp-7",
             ],
         ];
         for names in free {

@@ -13,6 +13,7 @@
 
 pub mod choose;
 pub mod corpus;
+pub mod crew;
 mod divergence;
 pub mod draft;
 pub mod engine;
@@ -27,6 +28,7 @@ pub mod held_out;
 pub mod layout;
 pub mod learner;
 pub mod linear_gemms;
+pub mod member;
 pub mod opened;
 pub mod passes;
 mod paths;
@@ -36,6 +38,7 @@ pub mod programs;
 pub mod random_batch;
 pub mod run;
 pub mod run_file;
+pub mod saved;
 pub mod schedule;
 pub mod slower;
 pub mod source;

@@ -5,11 +5,11 @@ use crate::error::{LearnError, RunError};
 use crate::exchange::{self, Identity};
 use crate::folder::RunFolder;
 use crate::weights::Weights;
-use crate::{position, source, spec};
+use crate::{position, saved, source, spec};
 use std::path::Path;
 use xtrain_checkpoint::hf::{self, ExportDtype};
-use xtrain_checkpoint::{BoxError, Checkpoint, CheckpointStore};
-use xtrain_config::{Config, Device};
+use xtrain_checkpoint::{BoxError, Checkpoint, CheckpointStore, TensorSpec};
+use xtrain_config::{Config, Device, ParallelConfig};
 use xtrain_data::{LoaderState, Tokenizer};
 use xtrain_model::hf::HfConfig;
 use xtrain_model::{Architecture, Numerics, Recipe};
@@ -144,6 +144,8 @@ fn open_run(
     let mut parsed = Config::load::<&str>(&run.config(), &[])?;
     let checkpoint = checkpoint(run, which)?;
     parsed.config.precision = position::precision_of(&checkpoint)?;
+    // A single process reads what any number of them wrote.
+    parsed.config.parallel = ParallelConfig::default();
     let planned = spec::planned(parsed.resolve(&Default::default())?)?;
     let trained = planned.spec.numerics();
     let numerics = Numerics { recipe: recipe.unwrap_or(trained.recipe), ..trained };
@@ -193,8 +195,8 @@ pub fn checkpoint(run: &RunFolder, which: Which) -> Result<Checkpoint, RunError>
 /// Reads the masters of a checkpoint of `run`, and refreshes the copies that GEMMs read.
 pub fn load_masters(weights: &mut Weights, checkpoint: &Checkpoint, run: &RunFolder) -> Result<(), RunError> {
     let masters = weights.masters();
-    let specs = position::specs(&masters);
-    let is_master = |name: &str| name.starts_with(&position::prefix(StateKind::Master));
+    let specs: Vec<TensorSpec> = masters.iter().map(saved::tensor).collect();
+    let is_master = |name: &str| name.starts_with(&saved::prefix(StateKind::Master));
     let unknown = |name: &str| is_master(name) && !specs.iter().any(|spec| spec.name == name);
     if let Some(other) = checkpoint.tensors().iter().find(|tensor| unknown(&tensor.name)) {
         return Err(RunError::Refused(format!(

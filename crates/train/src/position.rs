@@ -5,12 +5,10 @@ use crate::error::RunError;
 use crate::evaluate::{SourceTally, Tally};
 use crate::folder::RunFolder;
 use serde::{Deserialize, Serialize};
-use xtrain_checkpoint::{Checkpoint, CheckpointStore, TensorSpec};
+use xtrain_checkpoint::{Checkpoint, CheckpointStore};
 use xtrain_config::{Config, PrecisionConfig};
 use xtrain_data::{Loader, LoaderState};
-use xtrain_program::StateKind;
 use xtrain_report::metrics::ReferenceGap;
-use xtrain_runtime::StateEntry;
 
 /// Progress of a run.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -123,23 +121,6 @@ pub fn next_sample(checkpoint: &Checkpoint, loader: &Loader) -> Result<u64, RunE
 /// run.
 pub(crate) fn best(checkpoint: &Checkpoint) -> Result<Option<(u64, f64)>, RunError> {
     Ok(document::<Position>(checkpoint, POSITION)?.best)
-}
-
-/// Tensors are named by kind and name: `moment1/blocks.0.attn_norm.weight`.
-pub(crate) fn specs(entries: &[StateEntry]) -> Vec<TensorSpec> {
-    let spec =
-        |e: &StateEntry| TensorSpec { name: tensor_name(e), dtype: e.ty.dtype, shape: e.ty.shape.to_vec() };
-    entries.iter().map(spec).collect()
-}
-
-/// A state value's name in a checkpoint.
-pub(crate) fn tensor_name(entry: &StateEntry) -> String {
-    prefix(entry.kind) + &entry.name
-}
-
-/// Prefix of the names of all state of a kind.
-pub(crate) fn prefix(kind: StateKind) -> String {
-    format!("{}/", kind.name())
 }
 
 pub(crate) fn document<T: serde::de::DeserializeOwned>(

@@ -18,6 +18,15 @@ pub fn load<O: Clone + Into<Override>>(path: &Path, overrides: &[O]) -> Result<P
     Ok(Config::load(path, overrides)?)
 }
 
+/// The folder of the run that `parsed` describes, begun or not.
+pub fn folder(parsed: &Parsed) -> RunFolder {
+    match RunFolder::of_config(parsed.file()).filter(|_| !parsed.is_argument("train.out")) {
+        // A run folder may have been moved since its configuration was written.
+        Some(of_config) => of_config,
+        None => RunFolder::at(parsed.out()),
+    }
+}
+
 /// Says what `path` is, if it is no run file, and how to use it.
 fn instead(path: &Path) -> Option<String> {
     let shown = path.display();

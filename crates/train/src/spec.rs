@@ -4,6 +4,7 @@ use crate::corpus::{self, Corpus};
 use crate::engine::Target;
 use crate::error::RunError;
 use crate::exchange;
+use crate::member::Member;
 use crate::paths::locate;
 use crate::source::{OWN_TOKENIZERS, init, load_tokenizer, shards};
 use crate::training_spec::TrainingSpec;
@@ -23,6 +24,8 @@ pub struct Planned {
     pub resolved: Resolved,
     /// The specification of the training step.
     pub spec: TrainingSpec,
+    /// The process that the plan is for.
+    pub member: Member,
     /// Reason why the vocabulary may turn out smaller than planned, if it may.
     pub vocabulary_bound: Option<String>,
     /// The settings that its file leaves open and that were chosen.
@@ -48,9 +51,9 @@ impl Planned {
 
     /// This plan with another configuration.
     pub(crate) fn changed(self, change: impl FnOnce(&mut Config)) -> Result<Planned, RunError> {
-        let Planned { mut resolved, vocabulary_bound, chosen, lacks_memory, .. } = self;
+        let Planned { mut resolved, member, vocabulary_bound, chosen, lacks_memory, .. } = self;
         change(&mut resolved.config);
-        Ok(Planned { vocabulary_bound, chosen, lacks_memory, ..planned(resolved)? })
+        Ok(Planned { vocabulary_bound, chosen, lacks_memory, ..planned_for(resolved, member)? })
     }
 
     /// The settings that were chosen, as `--set` takes them.
@@ -74,6 +77,11 @@ pub fn plan(parsed: &Parsed) -> Result<Planned, RunError> {
 
 /// As [`plan`], for this target.
 pub fn plan_on(parsed: &Parsed, target: Target) -> Result<Planned, RunError> {
+    plan_for(parsed, target, Member::ALONE)
+}
+
+/// As [`plan_on`], for one of the processes that share the run.
+pub fn plan_for(parsed: &Parsed, target: Target, member: Member) -> Result<Planned, RunError> {
     let config = &parsed.config;
     corpus::check(config)?;
     let init = init(config)?;
@@ -103,8 +111,9 @@ pub fn plan_on(parsed: &Parsed, target: Target) -> Result<Planned, RunError> {
         shards: shards.map(|dataset| dataset.name().to_owned()),
         recipe: Some(target.recipe()),
         epoch_tokens: config.train.epochs.and_then(|_| known_epoch_tokens(config)),
+        world_size: Some(member.world_size),
     };
-    let planned = planned(parsed.resolve(&facts)?)?;
+    let planned = planned_for(parsed.resolve(&facts)?, member)?;
     Ok(Planned { vocabulary_bound: vocabulary.bound, ..planned })
 }
 
@@ -150,9 +159,16 @@ fn characters(config: &Config) -> Result<VocabularySize, RunError> {
 /// Code points that are characters: all but the surrogates.
 const UNICODE_CHARACTERS: usize = 0x11_0000 - 0x800;
 
-/// The plan of a resolved configuration.
+/// The plan of a resolved configuration, for one process.
 pub fn planned(resolved: Resolved) -> Result<Planned, RunError> {
+    planned_for(resolved, Member::ALONE)
+}
+
+/// The plan of a resolved configuration, for one of the processes that share the run.
+pub fn planned_for(resolved: Resolved, member: Member) -> Result<Planned, RunError> {
     let c = &resolved.config;
+    let Member { rank, world_size } = member;
+    let micro_steps = c.train.batch_size / c.train.micro_batch_size() / world_size;
     let model = resolved.architecture.clone();
     model.validate().map_err(|error| RunError::Model { place: "[model]".into(), error })?;
     let spec = TrainingSpec {
@@ -178,7 +194,7 @@ pub fn planned(resolved: Resolved) -> Result<Planned, RunError> {
         recompute_blocks: c.train.recompute_blocks.and_then(OrAuto::number),
         max_grad_norm: c.optimizer.grad_clip,
         optimizer: c.optimizer.optimizer(c.train.seed),
-        parallel: program::Parallel::ALONE,
+        parallel: c.parallel.parallel(rank, world_size, micro_steps.max(1)),
         reference: c.precision.reference_every > 0,
         model,
     };
@@ -186,7 +202,8 @@ pub fn planned(resolved: Resolved) -> Result<Planned, RunError> {
     if c.checkpoint.export_hf && c.checkpoint.export_dtype == Some(ExportDtype::Fp8) {
         exchange::check_fp8(&exchange::fp8_names(&spec.model, &spec.numerics()))?;
     }
-    Ok(Planned { resolved, spec, vocabulary_bound: None, chosen: Vec::new(), lacks_memory: false })
+    let (chosen, lacks_memory) = (Vec::new(), false);
+    Ok(Planned { resolved, spec, member, vocabulary_bound: None, chosen, lacks_memory })
 }
 
 /// Refuses batches whose bytes overflow, or whose tokens exceed the index of dropout.

@@ -50,6 +50,21 @@ impl TrainingSpec {
         self.parallel.world_size > 1 || self.parallel.reduce != Reduce::SameWorld
     }
 
+    /// Micro-batches of a rank in a step of `batch_size` sequences.
+    pub fn micro_steps(&self, batch_size: usize) -> usize {
+        batch_size / self.batch.sequences / self.parallel.world_size
+    }
+
+    /// This step with micro-batches of other sizes.
+    pub(crate) fn with_micro_batches(&self, sequences: usize, batch_size: usize) -> TrainingSpec {
+        let mut spec = self.clone();
+        spec.batch.sequences = sequences;
+        if let Reduce::AnyWorld { .. } = spec.parallel.reduce {
+            spec.parallel.reduce = Reduce::AnyWorld { micro_steps: spec.micro_steps(batch_size).max(1) };
+        }
+        spec
+    }
+
     /// This step in other formats.
     pub fn computed_in(&self, numerics: impl Into<Numerics>) -> TrainingSpec {
         let Numerics { recipe, fp8 } = numerics.into();

@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use xtrain_checkpoint::CheckpointError;
 use xtrain_config::ConfigErrors;
 use xtrain_data::DataError;
+use xtrain_distributed::{CommError, Fault};
 use xtrain_report::ReportError;
 use xtrain_train::error::{LearnError, RunError};
 
@@ -16,29 +17,53 @@ use xtrain_train::error::{LearnError, RunError};
 #[derive(Debug)]
 pub(crate) struct Failure {
     message: String,
-    is_users: bool,
+    blame: Blame,
+    /// The end of another rank, if that is the cause.
+    fault: Option<Fault>,
+}
+
+/// The cause of a failure.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Blame {
+    /// The user can correct it.
+    User,
+    /// A bug of xtrain.
+    Us,
+    /// Another process of the run, which was killed or cannot be reached.
+    OtherRank,
+}
+
+impl Blame {
+    fn of(is_users: bool) -> Blame {
+        if is_users { Blame::User } else { Blame::Us }
+    }
 }
 
 impl Failure {
     /// An error that the user can fix: the problem and the remedy.
     pub(crate) fn user(message: impl Into<String>) -> Self {
-        Failure { message: one_line(&message.into()), is_users: true }
+        Failure { message: one_line(&message.into()), blame: Blame::User, fault: None }
     }
 
     /// A failure of xtrain itself.
     fn ours(message: impl Into<String>) -> Self {
-        Failure { message: message.into(), is_users: false }
+        Failure { message: message.into(), blame: Blame::Us, fault: None }
     }
 
     pub(crate) fn exit_code(&self) -> ExitCode {
-        ExitCode::from(if self.is_users { 2 } else { 1 })
+        ExitCode::from(if self.blame == Blame::User { 2 } else { 1 })
+    }
+
+    /// The end of another rank, if that is the cause.
+    pub(crate) fn fault(&self) -> Option<&Fault> {
+        self.fault.as_ref()
     }
 }
 
 /// Runs `work`. A panic that leaves it, which is always a bug of ours, becomes an error with its place. A
 /// panic that is caught inside, such as those of libraries that read files, is not reported. A library's
 /// panic over a thread that the system refuses ends the process with a line.
-pub(crate) fn without_panic(work: impl FnOnce() -> Result<(), Failure>) -> Result<(), Failure> {
+pub(crate) fn without_panic<T>(work: impl FnOnce() -> Result<T, Failure>) -> Result<T, Failure> {
     let place = Arc::new(Mutex::new(None));
     let seen = place.clone();
     panic::set_hook(Box::new(move |info| {
@@ -66,7 +91,7 @@ pub(crate) fn without_panic(work: impl FnOnce() -> Result<(), Failure>) -> Resul
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.message)?;
-        if !self.is_users {
+        if self.blame == Blame::Us {
             f.write_str("\nThis is a fault of xtrain, not of your input. Please report it with the command that caused it.")?;
         }
         Ok(())
@@ -78,7 +103,8 @@ macro_rules! from {
         impl From<$error> for Failure {
             fn from(error: $error) -> Self {
                 let is_users: fn(&$error) -> bool = $is_users;
-                Failure { is_users: is_users(&error), message: one_line(&error.to_string()) }
+                let blame = Blame::of(is_users(&error));
+                Failure { blame, message: one_line(&error.to_string()), fault: None }
             }
         }
     )*};
@@ -93,9 +119,15 @@ from! {
 
 impl From<RunError> for Failure {
     fn from(error: RunError) -> Self {
+        let message = one_line(&error.to_string());
         match error {
             RunError::Config(errors) => errors.into(),
-            error => Failure { is_users: error.is_users(), message: one_line(&error.to_string()) },
+            RunError::Ranks(ref cause) => {
+                let blame = if error.is_users() { Blame::User } else { Blame::OtherRank };
+                let fault = if let CommError::Aborted(fault) = cause { Some(fault.clone()) } else { None };
+                Failure { blame, message, fault }
+            }
+            error => Failure { blame: Blame::of(error.is_users()), message, fault: None },
         }
     }
 }
@@ -103,7 +135,7 @@ impl From<RunError> for Failure {
 impl From<ConfigErrors> for Failure {
     fn from(errors: ConfigErrors) -> Self {
         let lines: Vec<String> = errors.errors().iter().map(|error| one_line(&error.to_string())).collect();
-        Failure { is_users: true, message: lines.join("\n") }
+        Failure { blame: Blame::User, message: lines.join("\n"), fault: None }
     }
 }
 
@@ -133,7 +165,7 @@ mod tests {
 
     #[test]
     fn a_panic_is_an_error_of_ours_that_says_where() {
-        let failure = without_panic(|| panic!("weight {} of {}", 3, 2)).expect_err("it panicked");
+        let failure = without_panic::<()>(|| panic!("weight {} of {}", 3, 2)).expect_err("it panicked");
         let said = failure.to_string();
         assert!(said.contains("failure.rs") && said.contains(": weight 3 of 2\n"), "{said}");
         assert!(said.contains("Please report it"), "{said}");

@@ -6,37 +6,55 @@ mod cli;
 mod commands;
 mod failure;
 mod plan_table;
+mod ranks;
 mod refused;
 mod signals;
 mod terminal;
 
 use failure::{Failure, without_panic};
-use std::io::Write;
+use ranks::Place;
 use std::process::ExitCode;
+use std::sync::OnceLock;
+use xtrain_distributed::{Variables, become_bound, die_with_launcher};
 
 fn main() -> ExitCode {
+    let variables = Variables::of_process();
+    let launched = die_with_launcher(&variables);
+    let bound = become_bound(std::env::args_os().skip(1));
     allocator::return_large_blocks();
     signals::survive_file_size_limits();
+    let place: OnceLock<Place> = OnceLock::new();
     let done = without_panic(|| {
-        let Some(cli) = cli::Cli::read()? else { return Ok(()) };
-        terminal::log(matches!(&cli.command, cli::Command::Train(args) if args.quiet));
-        run(cli.command)
+        if let Some(error) = launched.err().or(bound) {
+            return Err(Failure::user(error.to_string()));
+        }
+        let Some(cli) = cli::Cli::read()? else { return Ok(ExitCode::SUCCESS) };
+        let found = Place::of(&cli.command, variables)?;
+        let place = place.get_or_init(|| found);
+        terminal::log(matches!(&cli.command, cli::Command::Train(args) if args.quiet), place);
+        run(cli.command, place)
     });
-    match done {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(failure) => {
-            // stderr may be closed; the exit code still reports the failure.
-            let _ = writeln!(std::io::stderr(), "error: {failure}");
+    match (done, place.get()) {
+        (Ok(code), _) => code,
+        (Err(failure), Some(place)) => {
+            place.report(&failure);
+            failure.exit_code()
+        }
+        (Err(failure), None) => {
+            ranks::report(&failure, "");
             failure.exit_code()
         }
     }
 }
 
-fn run(command: cli::Command) -> Result<(), Failure> {
+fn run(command: cli::Command, place: &Place) -> Result<ExitCode, Failure> {
+    if let cli::Command::Train(args) = &command {
+        return commands::train::run(args, place);
+    }
     match command {
         cli::Command::Init(args) => commands::init::run(&args),
         cli::Command::Completions(args) => commands::completions::run(&args),
-        cli::Command::Train(args) => commands::train::run(&args),
+        cli::Command::Train(_) => unreachable!("it has run"),
         cli::Command::Plan(args) => commands::plan::run(&args),
         cli::Command::Tokenize(args) => commands::tokenize::run(&args),
         cli::Command::Generate(args) => commands::generate::run(&args),
@@ -53,4 +71,5 @@ fn run(command: cli::Command) -> Result<(), Failure> {
         cli::Command::Bench(cli::BenchCommand::Fp8(args)) => commands::bench_fp8::fp8(&args),
         cli::Command::Bench(cli::BenchCommand::Attention(args)) => commands::bench_ops::attention(&args),
     }
+    .map(|()| ExitCode::SUCCESS)
 }

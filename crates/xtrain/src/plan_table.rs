@@ -10,9 +10,10 @@ use xtrain_train::engine::Target;
 use xtrain_train::error::RunError;
 use xtrain_train::estimate::RunTime;
 use xtrain_train::fit::{Fit, Verdict};
+use xtrain_train::layout::Layout;
 use xtrain_train::linear_gemms::{LinearGemms, fp8_share, linear_gemms};
 use xtrain_train::spec::Planned;
-use xtrain_train::{exchange, programs, slower};
+use xtrain_train::{exchange, programs, saved, slower};
 
 /// The answers of a plan, which come before its tables.
 pub(crate) struct Answer {
@@ -50,7 +51,7 @@ pub(crate) fn text(planned: &Planned, answer: &Answer, tables: &Tables<'_>) -> S
     out.push('\n');
     out.push_str(&memory(planned, tables));
     let train = &planned.resolved.config.train;
-    let micro_steps = train.batch_size / train.micro_batch_size() / planned.spec.parallel.world_size;
+    let micro_steps = planned.spec.micro_steps(train.batch_size);
     out.push_str(&ranks::text(&planned.spec, tables.program, micro_steps));
     out
 }
@@ -254,8 +255,9 @@ fn memory(planned: &Planned, tables: &Tables<'_>) -> String {
             out.push_str(&format!("{what} up to {} more\n", format::bytes(bytes)));
         }
     }
-    let saved = format::bytes(programs::saved_bytes(program) as u64);
-    out.push_str(&format!("a save copies {saved} of it to host memory\n"));
+    let held = programs::saved_bytes(program);
+    let copied = Layout::of(&planned.spec).map_or(held, |layout| saved::copied_bytes(program, &layout));
+    out.push_str(&format!("a save copies {} of it to host memory\n", format::bytes(copied as u64)));
     if planned.resolved.config.checkpoint.export_hf {
         let largest = format::bytes(exchange::export_bytes(&planned.spec.model) as u64);
         out.push_str(&format!(
@@ -263,7 +265,8 @@ fn memory(planned: &Planned, tables: &Tables<'_>) -> String {
         ));
     }
     if reference.is_some() {
-        out.push_str(&format!("a reference segment copies {saved} of it to host memory\n"));
+        let held = format::bytes(held as u64);
+        out.push_str(&format!("a reference segment copies {held} of it to host memory\n"));
     }
     out.push_str(&format!("activations peak at {}\n", table.peak_at));
     if all {

@@ -1,6 +1,7 @@
 //! The signals that ask a command to stop.
 
 use crate::failure::Failure;
+use crate::ranks::Place;
 use signal_hook::consts::{SIGINT, SIGTERM, SIGXFSZ};
 use signal_hook::flag;
 use signal_hook::iterator::Signals;
@@ -39,6 +40,15 @@ impl Stop {
     /// Installs the handlers. The first SIGTERM or Ctrl-C asks the command to stop; another one a second
     /// later or more ends it at once.
     pub(crate) fn on_signals() -> Result<Self, Failure> {
+        Stop::on_signals_of(say)
+    }
+
+    /// As [`Stop::on_signals`], in one of the processes of a run: rank 0 alone says what a signal does.
+    pub(crate) fn on_signals_in(place: &Place) -> Result<Self, Failure> {
+        Stop::on_signals_of(if place.is_first() { say } else { |_| () })
+    }
+
+    fn on_signals_of(say: fn(&str)) -> Result<Self, Failure> {
         let refused = |e| Failure::user(format!("cannot watch for signals: {e}{}", advice(&e)));
         let mut signals = Signals::new([SIGTERM, SIGINT]).map_err(refused)?;
         let stop = Arc::new(AtomicBool::new(false));

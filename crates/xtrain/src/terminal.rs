@@ -1,6 +1,7 @@
 //! Output for people: a progress bar on a terminal, plain lines in a log.
 
 use crate::failure::Failure;
+use crate::ranks::Place;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::io::{ErrorKind, IsTerminal, Write};
 use std::ops::ControlFlow;
@@ -8,6 +9,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use tracing_subscriber::EnvFilter;
+use tracing_subscriber::fmt::MakeWriter;
 use xtrain_config::Config;
 use xtrain_data::{LearnProgress, Progress, VocabularyKind};
 use xtrain_report::REPORT_FILE;
@@ -16,16 +18,16 @@ use xtrain_train::corpus::Notice;
 use xtrain_train::run::Observer;
 
 /// Sends warnings and whatever `RUST_LOG` enables to standard error, and also informative messages unless
-/// `--quiet` is given.
-pub(crate) fn log(is_quiet: bool) {
-    let usual = match is_quiet {
+/// `--quiet` is given or this process is a rank other than 0.
+pub(crate) fn log(is_quiet: bool, place: &Place) {
+    let usual = match is_quiet || !place.is_first() {
         true => "warn",
         false => "warn,xtrain::commands=info,xtrain_train=info,xtrain_lab=info",
     };
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(usual));
     tracing_subscriber::fmt()
         .with_env_filter(filter)
-        .with_writer(std::io::stderr)
+        .with_writer(Prefixed(place.prefix()))
         .with_ansi(std::io::stderr().is_terminal())
         .without_time()
         .with_target(false)
@@ -34,9 +36,45 @@ pub(crate) fn log(is_quiet: bool) {
         .init();
 }
 
+/// Standard error, with a text before each line.
+#[derive(Clone)]
+struct Prefixed(String);
+
+impl<'a> MakeWriter<'a> for Prefixed {
+    type Writer = Prefixed;
+
+    fn make_writer(&'a self) -> Prefixed {
+        self.clone()
+    }
+}
+
+impl Write for Prefixed {
+    /// Writes a line, which comes in one piece, with one call, so that lines of several ranks do not mix.
+    fn write(&mut self, line: &[u8]) -> std::io::Result<usize> {
+        match self.0.is_empty() {
+            true => std::io::stderr().write_all(line)?,
+            false => std::io::stderr().write_all(&[self.0.as_bytes(), line].concat())?,
+        }
+        Ok(line.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        std::io::stderr().flush()
+    }
+}
+
 /// Sets the number of compute threads; 0 takes all. Each command calls it once, before any computation.
 pub(crate) fn use_threads(threads: usize) -> Result<(), Failure> {
-    let built = rayon::ThreadPoolBuilder::new().num_threads(thread_count(threads)?).build_global();
+    use_share_of_threads(threads, 1)
+}
+
+/// As [`use_threads`], in one of `processes` that share the machine: 0 takes this process's share of all.
+pub(crate) fn use_share_of_threads(threads: usize, processes: usize) -> Result<(), Failure> {
+    let count = match threads {
+        0 => thread_count(0)?.div_ceil(processes),
+        given => given,
+    };
+    let built = rayon::ThreadPoolBuilder::new().num_threads(thread_count(count)?).build_global();
     built.map_err(|e| {
         Failure::user(format!(
             "cannot start the compute threads ({e}); use fewer with --threads or train.threads, or raise the limits on memory and \
@@ -106,6 +144,15 @@ pub(crate) enum Detail {
     Given,
     /// Events, and the whole configuration.
     Whole,
+}
+
+/// Watches a run on a rank that shows nothing.
+pub(crate) struct Silent(pub(crate) Arc<AtomicBool>);
+
+impl Observer for Silent {
+    fn notice(&mut self, _: Notice) -> ControlFlow<()> {
+        if self.0.load(Ordering::Relaxed) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    }
 }
 
 /// Shows a training run.

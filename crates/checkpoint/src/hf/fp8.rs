@@ -124,21 +124,26 @@ pub(super) fn check_type(source: &HfFolder, file: &TensorFile, tensor: &TensorIn
     }
 }
 
-/// Reads and dequantizes an FP8 matrix that [`check_type`] accepted: each value times its scale, rounded once
-/// to f32.
+/// Reads and dequantizes whole rows, from row `first` on, of an FP8 matrix that [`check_type`] accepted: each
+/// value times its scale, rounded once to f32.
 pub(super) fn read_dequantized(
     source: &HfFolder,
     file: &TensorFile,
     tensor: &TensorInfo,
+    first: usize,
     out: &mut [f32],
 ) -> Result<()> {
     let (inverse, &[_, cols]) = (read_scales(source, tensor)?, &tensor.shape[..]) else {
         return Err(CheckpointError::Internal(format!("'{}' is no matrix", tensor.name)));
     };
-    file.read_e4m3(tensor, out)?;
+    file.read_e4m3_part(tensor, first * cols, out)?;
     let across = cols.div_ceil(TILE);
-    let bands = out.par_chunks_mut((TILE * cols).max(1)).zip(inverse.par_chunks(across.max(1)));
-    bands.for_each(|(values, inverse)| {
+    // The first row may be inside of a block.
+    let inverse = inverse.get(first / TILE * across..).unwrap_or_default();
+    let in_first_block = (TILE - first % TILE) * cols;
+    let (head, tail) = out.split_at_mut(in_first_block.min(out.len()));
+    let bands = rayon::iter::once(head).chain(tail.par_chunks_mut((TILE * cols).max(1)));
+    bands.zip(inverse.par_chunks(across.max(1))).for_each(|(values, inverse)| {
         vectorized(
             #[inline(always)]
             || multiply_blocks(values, cols, inverse),

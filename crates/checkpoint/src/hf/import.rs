@@ -1,11 +1,12 @@
 //! Import of a Hugging Face folder. All names, shapes and types are checked before the first value is read.
 
 use std::collections::HashSet;
+use std::ops::Range;
 use std::path::Path;
 
 use super::folder::HfFolder;
 use super::nearest_name::nearest_name;
-use super::{ExportDtype, NameMap, TiedName, first_position, fp8};
+use super::{ExportDtype, NameEntry, NameMap, NamePart, TiedName, first_position, fp8};
 use crate::error::{BoxError, CheckpointError, Result, comma_separated};
 use crate::tensor_file::{StoredDtype, TensorFile, TensorInfo};
 
@@ -14,39 +15,61 @@ use crate::tensor_file::{StoredDtype, TensorFile, TensorInfo};
 ///
 /// # Errors
 /// Before the first call: a folder without safetensors; damaged files; tensors that are missing, unknown, of
-/// other shapes, quantised in another format than [`ExportDtype::Fp8`], or tied but not equal. During the
-/// calls: a value that is not finite or too large for `f32` ([`CheckpointError::Unsupported`], with the
+/// other shapes, quantised in another format than [`super::ExportDtype::Fp8`], or tied but not equal. During
+/// the calls: a value that is not finite or too large for `f32` ([`CheckpointError::Unsupported`], with the
 /// tensor and element), a file that shrinks, and errors of `sink`.
 pub fn import(
     folder: &Path,
     names: &NameMap,
     sink: &mut dyn FnMut(&str, &[f32]) -> std::result::Result<(), BoxError>,
 ) -> Result<()> {
+    let rows: Vec<_> = names.entries.iter().map(|entry| 0..entry.rows()).collect();
+    import_rows(folder, names, &rows, sink)
+}
+
+/// [`import`] of the rows `rows[i]` (slices along dimension 0) of each entry `names.entries[i]`. Values of
+/// other rows are neither read nor checked. Calls `sink` also for an entry without rows.
+///
+/// # Errors
+/// Those of [`import`], and [`CheckpointError::Internal`] for rows that an entry does not have.
+pub fn import_rows(
+    folder: &Path,
+    names: &NameMap,
+    rows: &[Range<usize>],
+    sink: &mut dyn FnMut(&str, &[f32]) -> std::result::Result<(), BoxError>,
+) -> Result<()> {
     names.check()?;
+    check_rows(names, rows)?;
     let source = HfFolder::open(folder)?;
     let aliases = Aliases { source: &source, tied: &names.tied };
     check_tensors(&source, names, &aliases)?;
-    for tied in &names.tied {
-        check_tied(&source, tied)?;
+    for (entry, rows) in names.entries.iter().zip(rows) {
+        for (part, rows) in parts_of(entry, rows) {
+            for tied in names.tied.iter().filter(|tied| tied.same_as == part.hf_name) {
+                check_tied(&source, tied, &rows)?;
+            }
+        }
     }
     let mut values = Vec::new();
-    for entry in &names.entries {
-        values.resize(entry.numel(), 0.0);
+    for (entry, rows) in names.entries.iter().zip(rows) {
+        let row = entry.numel() / entry.rows().max(1);
+        values.resize(rows.len() * row, 0.0);
         let mut rest = values.as_mut_slice();
-        for part in &entry.parts {
+        for (part, rows) in parts_of(entry, rows) {
             let Some((file, tensor)) = aliases.get(&part.hf_name) else {
                 return Err(CheckpointError::Internal(format!(
                     "'{}' passed the check and is now missing",
                     part.hf_name
                 )));
             };
-            let (values, later) = rest.split_at_mut(tensor.shape.iter().product());
+            let (values, later) = rest.split_at_mut(rows.len() * row);
             match fp8::is_e4m3(tensor) {
-                true => fp8::read_dequantized(&source, file, tensor, values)?,
-                false => file.read_f32(tensor, values)?,
+                true => fp8::read_dequantized(&source, file, tensor, rows.start, values)?,
+                false => file.read_f32_part(tensor, rows.start * row, values)?,
             }
             if let Some(at) = first_position(values, |x| !x.is_finite()) {
-                let problem = format!("element {at} of {:?} is {}", tensor.shape, values[at]);
+                let (place, value) = (rows.start * row + at, values[at]);
+                let problem = format!("element {place} of {:?} is {value}", tensor.shape);
                 let advice = "a model with such weights is useless: download the file again";
                 return Err(CheckpointError::unsupported(file.path(), &tensor.name, problem, advice));
             }
@@ -55,6 +78,33 @@ pub fn import(
         sink(&entry.name, &values).map_err(CheckpointError::Caller)?;
     }
     Ok(())
+}
+
+/// Checks that entries have these rows; otherwise it is a bug of the caller.
+fn check_rows(names: &NameMap, rows: &[Range<usize>]) -> Result<()> {
+    let mut pairs = names.entries.iter().zip(rows);
+    match pairs.find(|(entry, rows)| rows.start > rows.end || rows.end > entry.rows()) {
+        None if names.entries.len() == rows.len() => Ok(()),
+        None => Err(CheckpointError::Internal(format!("rows of {} entries", rows.len()))),
+        Some((entry, rows)) => {
+            Err(CheckpointError::Internal(format!("'{}' has no rows {rows:?}", entry.name)))
+        }
+    }
+}
+
+/// The parts of an entry that have some of its `rows`, and their own numbers of these rows.
+fn parts_of<'a>(
+    entry: &'a NameEntry,
+    rows: &Range<usize>,
+) -> impl Iterator<Item = (&'a NamePart, Range<usize>)> {
+    let (mut end, rows) = (0, rows.clone());
+    let of_part = move |part: &'a NamePart| {
+        let start = end;
+        end += part.rows;
+        let own = rows.start.clamp(start, end) - start..rows.end.clamp(start, end) - start;
+        (part, own)
+    };
+    entry.parts.iter().map(of_part).filter(|(_, rows)| !rows.is_empty())
 }
 
 /// The smallest element type in which an export by `names` loses nothing of the weights in `folder`. It is
@@ -178,8 +228,8 @@ fn check_tensors(source: &HfFolder, names: &NameMap, aliases: &Aliases<'_>) -> R
     Ok(())
 }
 
-/// Checks that a tied tensor, if present, is bit-identical to the one that it repeats.
-fn check_tied(source: &HfFolder, tied: &TiedName) -> Result<()> {
+/// Checks that these rows of a tied tensor, if present, are bit-identical to those that it repeats.
+fn check_tied(source: &HfFolder, tied: &TiedName, rows: &Range<usize>) -> Result<()> {
     let (Some((file, tensor)), Some((other_file, other))) =
         (source.get(&tied.hf_name), source.get(&tied.same_as))
     else {
@@ -189,11 +239,13 @@ fn check_tied(source: &HfFolder, tied: &TiedName) -> Result<()> {
     let same = tensor.shape == other.shape && {
         /// Elements compared at a time: these are the largest tensors of a model.
         const PIECE: usize = 1 << 20;
-        let numel: usize = tensor.shape.iter().product();
-        let (mut values, mut others) = (vec![0.0f32; numel.min(PIECE)], vec![0.0f32; numel.min(PIECE)]);
+        let row = tensor.shape.iter().skip(1).product::<usize>();
+        let elements = rows.start * row..rows.end * row;
+        let piece = elements.len().min(PIECE);
+        let (mut values, mut others) = (vec![0.0f32; piece], vec![0.0f32; piece]);
         let mut same = true;
-        for start in (0..numel).step_by(PIECE) {
-            let len = PIECE.min(numel - start);
+        for start in elements.clone().step_by(PIECE) {
+            let len = PIECE.min(elements.end - start);
             file.read_f32_part(tensor, start, &mut values[..len])?;
             other_file.read_f32_part(other, start, &mut others[..len])?;
             let mut pairs = values[..len].iter().zip(&others[..len]);

@@ -15,7 +15,7 @@ mod nearest_name;
 mod replace_folder;
 
 pub use export::{ExportDtype, ExportOptions, export, peak_bytes};
-pub use import::{import, lossless_dtype};
+pub use import::{import, import_rows, lossless_dtype};
 pub use xtrain_tensor::NamePart;
 
 use std::collections::HashSet;
@@ -85,7 +85,7 @@ impl NameMap {
         for entry in &self.entries {
             let NameEntry { name, shape, parts, fp8 } = entry;
             let rows: usize = parts.iter().map(|part| part.rows).sum();
-            if parts.is_empty() || rows != shape.first().copied().unwrap_or(1) {
+            if parts.is_empty() || rows != entry.rows() {
                 return Err(internal(format!("'{name}' {shape:?} has parts with {rows} rows in total")));
             }
             if shape.is_empty() && parts.len() != 1 {
@@ -118,6 +118,11 @@ impl NameEntry {
             *rows = part.rows;
         }
         shape
+    }
+
+    /// Number of rows: the size of dimension 0, or 1 for a scalar.
+    pub fn rows(&self) -> usize {
+        self.shape.first().copied().unwrap_or(1)
     }
 
     pub(crate) fn numel(&self) -> usize {

@@ -217,7 +217,8 @@ impl CheckpointStore {
         temporary::remove_leftovers(&self.folder, |target| step_of(target).is_some())
     }
 
-    fn step_folder(&self, step: u64) -> PathBuf {
+    /// The folder of `step`, which need not exist.
+    pub fn step_folder(&self, step: u64) -> PathBuf {
         self.folder.join(format!("step-{step}"))
     }
 }

@@ -113,13 +113,12 @@ impl TensorFile {
         self.convert(tensor, start, out)
     }
 
-    /// Reads a tensor of E4M3 elements as `f32`, without applying scales.
-    pub(crate) fn read_e4m3(&self, tensor: &TensorInfo, out: &mut [f32]) -> Result<()> {
-        check_room(tensor, "elements", tensor.shape.iter().product(), out.len())?;
+    /// Reads `out.len()` E4M3 elements of a tensor, from element `start` on, as `f32`, without applying scales.
+    pub(crate) fn read_e4m3_part(&self, tensor: &TensorInfo, start: usize, out: &mut [f32]) -> Result<()> {
         if tensor.dtype != StoredDtype::F8_E4M3 {
             return Err(CheckpointError::Internal(format!("'{}' is {}", tensor.name, tensor.dtype)));
         }
-        self.convert(tensor, 0, out)
+        self.convert(tensor, start, out)
     }
 
     /// Reads and converts `out.len()` elements from `start` on. The caller has checked the element type.

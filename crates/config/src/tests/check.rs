@@ -60,17 +60,35 @@ fn names_of_other_programs_are_recognised() {
 fn keys_that_other_programs_have_and_xtrain_lacks_are_explained() {
     let only = "unknown key `name`; AdamW is the only optimizer; the keys of [optimizer] are `lr`";
     assert!(message("optimizer", "name = \"muon\"").starts_with(only));
-    let one = "; a run computes on one device; several GPUs are not supported yet";
-    for (section, key) in [("train", "gpus"), ("train", "world_size"), ("model", "tensor_parallel_size")] {
+    for (section, key) in [("train", "gpus"), ("train", "world_size"), ("parallel", "nproc_per_node")] {
         let said = message(section, &format!("{key} = 2"));
-        assert!(said.starts_with(&format!("unknown key `{key}`{one}")), "{said}");
+        let expected = format!("unknown key `{key}`; the number of processes is given to the command, ");
+        assert!(said.starts_with(&expected), "{said}");
     }
+    let said = message("model", "tensor_parallel_size = 2");
+    assert!(said.contains("tensor, pipeline and other parallelism is not supported yet"), "{said}");
     assert!(message("train", "lora_r = 8").contains("adapters such as LoRA are not supported yet"));
     // A name that may be any section's is looked for in its own alone.
     let said = message("data", "name = \"x\"");
     assert!(said.starts_with("unknown key `name`; the keys of [data] are "), "{said}");
     let said = errors(&format!("{MINIMAL}[parallelism]\ntp = 8\n"));
-    assert!(said.contains("unknown section [parallelism]; a run computes on one device; "), "{said}");
+    assert!(said.ends_with("unknown section [parallelism]; did you mean [parallel]?"), "{said}");
+}
+
+#[test]
+fn names_of_other_programs_for_ways_to_share_are_answered_with_ours() {
+    for (key, name, ours) in [
+        ("shard", "ddp", "none"),
+        ("shard", "zero1", "optimizer"),
+        ("shard", "zero", "optimizer"),
+        ("shard", "fsdp", "optimizer"),
+        ("reduce", "default", "same-world"),
+        ("reduce", "deterministic", "any-world"),
+        ("reduce_dtype", "bfloat16", "bf16"),
+    ] {
+        let said = message("parallel", &format!("{key} = \"{name}\""));
+        assert!(said.ends_with(&format!("; did you mean \"{ours}\"?")), "{said}");
+    }
 }
 
 #[test]

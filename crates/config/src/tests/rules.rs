@@ -273,3 +273,39 @@ fn numbers_that_f32_does_not_hold_are_refused() {
     parse(MINIMAL, &["optimizer.weight_decay=0", "optimizer.grad_clip=0", "optimizer.eps=1e-40"])
         .expect("zero is meant, and small numbers are held");
 }
+
+#[test]
+fn a_batch_that_ranks_cannot_share_evenly_is_refused_with_sizes_that_would_do() {
+    let refused = |sets: &[&str], ranks: usize| {
+        let facts = Facts { world_size: Some(ranks), tokenizer_vocab_size: Some(300), ..Facts::default() };
+        minimal(sets).resolve(&facts).map(|_| ()).map_err(|errors| errors.to_string())
+    };
+    for (sets, ranks) in [
+        (&["train.batch_size=8"][..], 4),
+        (&["train.batch_size=8", "train.micro_batch_size=2"], 2),
+        (&["train.batch_size=6", "train.micro_batch_size=\"auto\""], 3),
+        (&["train.batch_size=6"], 1),
+    ] {
+        assert_eq!(refused(sets, ranks), Ok(()), "{sets:?} {ranks}");
+    }
+    for (sets, ranks, advice) in [
+        (&["train.batch_size=6"][..], 4, "try `batch_size = 4` or `batch_size = 8`"),
+        (&["train.batch_size=2"], 3, "by 3 ranks; try `batch_size = 3`"),
+        (&["train.batch_size=8", "train.micro_batch_size=8"], 2, "evenly; try `micro_batch_size = 4`"),
+        (
+            &["train.batch_size=12", "train.micro_batch_size=4"],
+            2,
+            "`micro_batch_size = 3` or `micro_batch_size = 6`",
+        ),
+    ] {
+        let said = refused(sets, ranks).expect_err("an uneven batch");
+        assert!(said.contains(advice), "{said}");
+    }
+}
+
+#[test]
+fn each_rank_has_one_micro_batch_unless_the_file_says_otherwise() {
+    let facts = Facts { world_size: Some(4), tokenizer_vocab_size: Some(300), ..Facts::default() };
+    let config = minimal(&["train.batch_size=8"]).resolve(&facts).expect("a configuration").config;
+    assert_eq!(config.train.micro_batch_size(), 2);
+}

@@ -64,6 +64,11 @@ impl Validation {
         self.used
     }
 
+    /// The fingerprints of the sources' tokens, in their order.
+    pub fn fingerprints(&self) -> Vec<u64> {
+        self.parts.iter().map(|(stream, _)| stream.fingerprint()).collect()
+    }
+
     /// Names of the sources, in their order.
     pub fn source_names(&self) -> Vec<&str> {
         self.parts.iter().map(|(stream, _)| stream.name()).collect()

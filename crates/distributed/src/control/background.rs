@@ -196,7 +196,7 @@ impl Background {
             self.links.push(link);
         } else if caller.purpose == 0 {
             let size = self.world.world_size;
-            self.fail(&format!("a process says that it is rank {rank}, but the world has {size} ranks"));
+            self.refuse(&format!("a process says that it is rank {rank}, but the world has {size} ranks"));
         }
     }
 
@@ -206,13 +206,13 @@ impl Background {
         if world_size != own_size {
             let (rank, host) = (new.rank, &new.host);
             let wrong = format!("its world size is {world_size}, but rank 0 has {own_size}");
-            let fault = Fault::new(rank, host, &wrong);
+            let fault = Fault::new(rank, host, &wrong).of_user();
             return self.shared.change(|state| state.fail(fault));
         }
         let mut earlier = self.links.iter().enumerate();
         let same = earlier.find(|(i, link)| *i != at && link.is_known && link.rank == new.rank);
         if let Some((_, other)) = same {
-            self.fail(&format!(
+            self.refuse(&format!(
                 "two processes are rank {}: {} on {} and {} on {}",
                 new.rank, other.process, other.host, new.process, new.host
             ));
@@ -221,6 +221,12 @@ impl Background {
 
     fn fail(&self, message: &str) {
         let fault = Fault::new(self.world.rank, &self.host, message);
+        self.shared.change(|state| state.fail(fault));
+    }
+
+    /// Ends the run because of something that the user can correct.
+    fn refuse(&self, message: &str) {
+        let fault = Fault::new(self.world.rank, &self.host, message).of_user();
         self.shared.change(|state| state.fail(fault));
     }
 
@@ -258,13 +264,18 @@ impl Background {
         let is_silent = |link: &Link| now - link.heard > silence && !link.is_finished;
         while let Some(at) = self.links.iter().position(is_silent) {
             self.lose(at, &format!("nothing came from it for {} s", silence.as_secs_f32()));
-            self.links.remove(at);
+            let mut link = self.links.remove(at);
+            if let Some(fault) = self.shared.lock().fault.clone() {
+                // A stopped process that goes on learns why it must end.
+                link.send(Message::Abort(fault).encode());
+                link.advance();
+            }
         }
         let Some(gate) = self.gate.as_ref().filter(|_| self.shared.lock().fault.is_none()) else { return };
         let (waited, deadline) = (now - self.since, self.options.deadline);
         if waited >= deadline {
             let ranks = ranges(&self.missing());
-            self.fail(&format!(
+            self.refuse(&format!(
                 "rank {ranks} did not come within {} s: check that all ranks are started, reach {}:{} and have \
                  the same secret",
                 deadline.as_secs_f32(),

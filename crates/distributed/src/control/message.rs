@@ -27,7 +27,9 @@ pub(super) enum Message {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Data {
     pub(super) call: Call,
-    /// The number of the call, from 0.
+    /// The number of the channel.
+    pub(super) channel: u32,
+    /// The number of the call on its channel, from 0.
     pub(super) number: u64,
     pub(super) bytes: Vec<u8>,
 }
@@ -72,9 +74,12 @@ impl Message {
                 hosts.iter().for_each(|host| put_text(&mut to, host));
             }
             Message::Heartbeat => to.push(HEARTBEAT),
-            Message::Data(Data { call, number, bytes }) => return encode_data(*call, *number, bytes),
-            Message::Abort(Fault { rank, host, message }) => {
+            Message::Data(Data { call, channel, number, bytes }) => {
+                return encode_data(*call, *channel, *number, bytes);
+            }
+            Message::Abort(Fault { rank, host, message, is_users }) => {
                 to.push(ABORT);
+                to.push(u8::from(*is_users));
                 to.extend((*rank as u32).to_le_bytes());
                 put_text(&mut to, host);
                 put_text(&mut to, message);
@@ -101,13 +106,18 @@ impl Message {
             HEARTBEAT => Message::Heartbeat,
             BROADCAST | GATHER => {
                 let call = if *kind == BROADCAST { Call::Broadcast } else { Call::Gather };
+                let channel = number(&mut rest)?;
                 let (number, bytes) = rest.split_first_chunk()?;
                 rest = &[];
-                Message::Data(Data { call, number: u64::from_le_bytes(*number), bytes: bytes.to_vec() })
+                let number = u64::from_le_bytes(*number);
+                Message::Data(Data { call, channel, number, bytes: bytes.to_vec() })
             }
             ABORT => {
+                let (is_users, after) = rest.split_first()?;
+                rest = after;
                 let rank = number(&mut rest)? as usize;
-                Message::Abort(Fault::new(rank, &text(&mut rest)?, &text(&mut rest)?))
+                let fault = Fault::new(rank, &text(&mut rest)?, &text(&mut rest)?);
+                Message::Abort(if *is_users == 0 { fault } else { fault.of_user() })
             }
             FINISH => Message::Finish,
             FINISHED => Message::Finished,
@@ -117,14 +127,18 @@ impl Message {
     }
 }
 
+/// Bytes of [`Message::Data`] before those that it sends: kind, channel and number.
+const DATA_HEAD: usize = 13;
+
 /// The bytes of [`Message::Data`], without a copy of what it sends.
-pub(super) fn encode_data(call: Call, number: u64, bytes: &[u8]) -> Arc<[u8]> {
+pub(super) fn encode_data(call: Call, channel: u32, number: u64, bytes: &[u8]) -> Arc<[u8]> {
     let kind = match call {
         Call::Broadcast => BROADCAST,
         Call::Gather => GATHER,
     };
-    let mut to = Vec::with_capacity(9 + bytes.len());
+    let mut to = Vec::with_capacity(DATA_HEAD + bytes.len());
     to.push(kind);
+    to.extend(channel.to_le_bytes());
     to.extend(number.to_le_bytes());
     to.extend(bytes);
     to.into()
@@ -133,7 +147,7 @@ pub(super) fn encode_data(call: Call, number: u64, bytes: &[u8]) -> Arc<[u8]> {
 /// # Errors
 /// So many bytes do not fit in a message.
 pub(super) fn check_size(call: Call, bytes: usize) -> Result<(), CommError> {
-    const ROOM: usize = MAX_BYTES - 9;
+    const ROOM: usize = MAX_BYTES - DATA_HEAD;
     if bytes <= ROOM {
         return Ok(());
     }
@@ -182,14 +196,16 @@ mod tests {
     use proptest::prelude::*;
 
     fn messages() -> Vec<Message> {
-        let data = |call, bytes: &[u8]| Message::Data(Data { call, number: 9, bytes: bytes.to_vec() });
+        let data =
+            |call, bytes: &[u8]| Message::Data(Data { call, channel: 2, number: 9, bytes: bytes.to_vec() });
         vec![
             Message::Hello { world_size: 4, process: 77, host: "node-b".into() },
             Message::Started { hosts: vec!["node-a".into(), String::new()] },
             Message::Heartbeat,
             data(Call::Broadcast, b"bytes"),
             data(Call::Gather, b""),
-            Message::Abort(Fault::new(3, "node-b", "disk full")),
+            Message::Abort(Fault::new(3, "node-b", "it panicked")),
+            Message::Abort(Fault::new(3, "node-b", "disk full").of_user()),
             Message::Finish,
             Message::Finished,
         ]

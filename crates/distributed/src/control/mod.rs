@@ -3,30 +3,33 @@
 //! It starts a run, compares what must be equal, carries decisions of rank 0 to the others, and ends all
 //! ranks when one fails. It is not for tensors: all bytes pass through rank 0.
 //!
-//! * All ranks call `broadcast`, `gather`, `barrier`, `handshake` and `finish` in the same order. A rank may
-//!   stay away for hours (it exports a model, say): these calls have no deadline, but end with the run.
+//! * All ranks call `broadcast`, `gather`, `barrier`, `handshake` and `finish` in the same order, on each
+//!   channel. A rank may stay away for hours (it exports a model, say): these calls have no deadline, but end with the run.
 //! * A background thread sends heartbeats and receives. A rank whose process ends is lost at once, a rank
 //!   from which nothing comes for ten seconds is lost then, and the run ends on all ranks with the first
 //!   cause.
 //! * Traffic is authenticated when a connection begins, and not encrypted.
 
 mod background;
+mod channel;
 mod handshake;
 mod link;
 mod message;
 mod shared;
 mod start;
 
+use crate::channel::Channel;
 use crate::error::{CommError, Fault};
 use crate::net::address::host_name;
 use crate::net::secret::{Key, Secret};
 use crate::world::World;
-use message::{Call, Data, Message, check_size, encode_data};
+pub use channel::ControlChannel;
+use message::Message;
 use shared::{Phase, Shared};
 use std::fmt;
 use std::net::IpAddr;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
@@ -69,8 +72,10 @@ pub struct Control {
     host: String,
     /// Absent in a world of one rank, which has no connections.
     connection: Option<Connection>,
-    /// The number of the next call. It is locked for the whole call.
-    calls: Mutex<u64>,
+    /// The calls of the thread that runs the steps.
+    main: ControlChannel,
+    /// The number of other channels.
+    channels: AtomicU32,
     /// The number of communicators that were connected through it.
     communicators: AtomicU32,
 }
@@ -101,8 +106,15 @@ impl Control {
             key: started.key,
             own_address: started.own_address,
         });
-        let (calls, communicators) = (Mutex::new(0), AtomicU32::new(0));
-        Ok(Control { world: world.clone(), host: host_name(), connection, calls, communicators })
+        let shared = connection.as_ref().map(|connection: &Connection| connection.shared.clone());
+        Ok(Control {
+            world: world.clone(),
+            host: host_name(),
+            main: ControlChannel::new(0, world, shared),
+            connection,
+            channels: AtomicU32::new(0),
+            communicators: AtomicU32::new(0),
+        })
     }
 
     /// The place of this process.
@@ -118,37 +130,20 @@ impl Control {
         }
     }
 
-    /// Sends the bytes of rank 0 to all ranks, and returns them. `bytes` is ignored on other ranks.
+    /// [`ControlChannel::broadcast`] of the thread that runs the steps.
     ///
     /// # Errors
-    /// The run has ended; the ranks made different calls; there are more than 256 MiB.
+    /// See there.
     pub fn broadcast(&self, bytes: &[u8]) -> Result<Vec<u8>, CommError> {
-        let mut calls = self.calls.lock().unwrap_or_else(PoisonError::into_inner);
-        let Some(connection) = &self.connection else { return Ok(bytes.to_vec()) };
-        let sent = if self.world.rank == 0 { bytes.len() } else { 0 };
-        let number = connection.begin(Call::Broadcast, sent, &mut calls)?;
-        if self.world.rank > 0 {
-            return connection.receive(0, Call::Broadcast, number);
-        }
-        connection.send(encode_data(Call::Broadcast, number, bytes));
-        Ok(bytes.to_vec())
+        self.main.broadcast(bytes)
     }
 
-    /// Sends each rank's bytes to rank 0, where they are returned in the order of ranks. Other ranks get an
-    /// empty list, and do not wait.
+    /// [`ControlChannel::gather`] of the thread that runs the steps.
     ///
     /// # Errors
-    /// The run has ended; the ranks made different calls; there are more than 256 MiB on a rank.
+    /// See there.
     pub fn gather(&self, bytes: &[u8]) -> Result<Vec<Vec<u8>>, CommError> {
-        let mut calls = self.calls.lock().unwrap_or_else(PoisonError::into_inner);
-        let Some(connection) = &self.connection else { return Ok(vec![bytes.to_vec()]) };
-        let number = connection.begin(Call::Gather, bytes.len(), &mut calls)?;
-        if self.world.rank > 0 {
-            connection.send(encode_data(Call::Gather, number, bytes));
-            return Ok(Vec::new());
-        }
-        let others = (1..self.world.world_size).map(|rank| connection.receive(rank, Call::Gather, number));
-        std::iter::once(Ok(bytes.to_vec())).chain(others).collect()
+        self.main.gather(bytes)
     }
 
     /// Waits until all ranks are here.
@@ -158,6 +153,15 @@ impl Control {
     pub fn barrier(&self) -> Result<(), CommError> {
         self.gather(&[])?;
         self.broadcast(&[]).map(drop)
+    }
+
+    /// Opens a channel for calls that do not wait for those of other threads. All ranks open their channels in
+    /// the same order.
+    pub fn channel(&self) -> ControlChannel {
+        // The first one is that of this connection.
+        let number = self.channels.fetch_add(1, Ordering::Relaxed) + 1;
+        let shared = self.connection.as_ref().map(|connection| connection.shared.clone());
+        ControlChannel::new(number, &self.world, shared)
     }
 
     /// Compares named values of all ranks with those of rank 0. A difference ends the run: each rank returns
@@ -172,7 +176,7 @@ impl Control {
             if let (Some((rank, line)), Some(connection)) =
                 (handshake::first_difference(&ranks, &hosts), &self.connection)
             {
-                let fault = Fault::new(rank, &hosts[rank], &line);
+                let fault = Fault::new(rank, &hosts[rank], &line).of_user();
                 connection.shared.change(|state| state.fail(fault));
                 connection.shared.flush();
                 return Err(connection.fault().map_or(CommError::Left { rank }, CommError::Aborted));
@@ -215,7 +219,15 @@ impl Control {
     /// Ends the run on all ranks. Returns the first cause, which is an earlier one if another rank has failed
     /// before. Takes a second at most.
     pub fn abort(&self, message: &str) -> Fault {
-        let own = Fault::new(self.world.rank, &self.host, message);
+        self.end_with(Fault::new(self.world.rank, &self.host, message))
+    }
+
+    /// As [`Control::abort`], because of something that the user can correct.
+    pub fn refuse(&self, message: &str) -> Fault {
+        self.end_with(Fault::new(self.world.rank, &self.host, message).of_user())
+    }
+
+    fn end_with(&self, own: Fault) -> Fault {
         let Some(connection) = &self.connection else { return own };
         let shared = &connection.shared;
         if self.world.rank == 0 {
@@ -269,40 +281,8 @@ impl Control {
 }
 
 impl Connection {
-    /// The number of a call that this rank begins.
-    fn begin(&self, call: Call, bytes: usize, calls: &mut u64) -> Result<u64, CommError> {
-        check_size(call, bytes)?;
-        if let Some(fault) = self.fault() {
-            return Err(CommError::Aborted(fault));
-        }
-        *calls += 1;
-        Ok(*calls - 1)
-    }
-
     fn fault(&self) -> Option<Fault> {
         self.shared.lock().fault.clone()
-    }
-
-    fn send(&self, message: Arc<[u8]>) {
-        self.shared.change(|state| state.send(message));
-    }
-
-    /// Receives the bytes that `rank` sends in a call.
-    fn receive(&self, rank: usize, call: Call, number: u64) -> Result<Vec<u8>, CommError> {
-        let mut state = self.shared.wait(None, |state| {
-            state.fault.is_some() || !state.inbox[rank].is_empty() || state.phase == Phase::Ended
-        });
-        // What came before the end of the run counts.
-        let Some(data) = state.inbox[rank].pop_front() else {
-            return Err(state.fault.clone().map_or(CommError::Left { rank }, CommError::Aborted));
-        };
-        if (data.call, data.number) == (call, number) {
-            return Ok(data.bytes);
-        }
-        let Data { call: other, number: others, .. } = data;
-        Err(CommError::Mismatch(format!(
-            "{call}, number {number} of the control connection, but rank {rank} called {other}, number {others}"
-        )))
     }
 }
 

@@ -1,13 +1,15 @@
 //! Ranks as threads of this process, and strangers at the port of rank 0.
 
+use super::message::{Call, check_size};
 use super::*;
+use crate::channel::Channel;
 use crate::net::authenticate::Caller;
 use crate::net::dial::dial;
 use crate::net::frame::Outgoing;
 use crate::testing::{LONG, fault, on_ranks, on_threads, options, secret, until, worlds};
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
-use std::sync::mpsc;
+use std::sync::{Mutex, mpsc};
 use std::time::Instant;
 
 /// A deadline that passes.
@@ -59,6 +61,24 @@ fn calls_carry_bytes_between_one_to_five_ranks() {
             assert_eq!(broadcast, b"decision");
         }
     }
+}
+
+#[test]
+fn calls_on_two_channels_do_not_wait_for_each_other() {
+    let results = on_ranks(3, |control| {
+        let (rank, channel) = (control.world().rank, control.channel());
+        let aside = || channel.gather(&[rank as u8]).expect("a gather");
+        // Rank 1 makes its calls in another order than the others.
+        let early = (rank == 1).then(aside);
+        let gathered = control.gather(&[rank as u8 + 10]).expect("a gather");
+        control.barrier().expect("a barrier");
+        let late = early.unwrap_or_else(aside);
+        let told = channel.broadcast(&[7]).expect("a broadcast");
+        control.finish().expect("an orderly end");
+        (gathered, late, told)
+    });
+    assert_eq!(results[0], (vec![vec![10], vec![11], vec![12]], vec![vec![0], vec![1], vec![2]], vec![7]));
+    assert_eq!(results[2], (vec![], vec![], vec![7]));
 }
 
 #[test]
@@ -274,6 +294,18 @@ fn a_fault_reaches_a_rank_that_computes() {
 }
 
 #[test]
+fn all_ranks_know_that_the_user_can_correct_a_fault() {
+    let seen = on_ranks(3, |control| {
+        let fault = match control.world().rank {
+            2 => control.refuse("disk full"),
+            _ => control.wait_for_fault(LONG).expect("a fault"),
+        };
+        (fault.rank, fault.is_users)
+    });
+    assert_eq!(seen, [(2, true); 3]);
+}
+
+#[test]
 fn an_orderly_end_is_no_fault_however_late_the_last_rank() {
     let results = on_ranks(4, |control| {
         let (to, from) = mpsc::channel::<Fault>();
@@ -332,7 +364,10 @@ fn different_calls_are_a_mismatch() {
         }
     });
     let Err(CommError::Mismatch(line)) = &results[0] else { panic!("{results:?}") };
-    assert_eq!(line, "gather, number 1 of the control connection, but rank 1 called gather, number 0");
+    assert_eq!(
+        line,
+        "gather, number 1 of channel 0 of the control connection, but rank 1 called gather, number 0"
+    );
 }
 
 #[test]

@@ -3,8 +3,9 @@
 mod output;
 mod parent;
 
-pub use parent::die_with_launcher;
+pub use parent::{become_bound, bound, die_with_launcher};
 
+use crate::environment::Variables;
 use crate::error::CommError;
 use crate::net::secret::{SECRET_VARIABLE, random_text};
 use output::Output;
@@ -54,6 +55,11 @@ impl Launch {
         let unknown = |e| CommError::System(format!("the path of this program is not known: {e}"));
         let program = std::env::current_exe().map_err(unknown)?;
         Ok(Launch { ranks, program, args, grace: Duration::from_secs(10) })
+    }
+
+    /// True if a launch of this program started the process with these variables.
+    pub fn is_parent(variables: &Variables) -> bool {
+        variables.has(LAUNCHER_VARIABLE)
     }
 
     /// Starts the ranks, waits until all have ended, and returns the exit code of the run: that of the first
@@ -167,6 +173,8 @@ impl Ranks {
                 None => first_failure.map(|_| (now + PAUSE, Signal::TERM)),
                 Some((at, signal)) if at <= now => {
                     self.signal(signal);
+                    // A stopped process ends only when it goes on.
+                    self.signal(Signal::CONT);
                     has_signalled = true;
                     Some((now + grace, Signal::KILL))
                 }

@@ -123,7 +123,15 @@ fn write_private(path: &Path, text: &str) -> io::Result<()> {
 fn read_private(path: &Path) -> Result<Key, CommError> {
     let refuse =
         |what: String| CommError::Start(format!("the secret of the run, {}: {what}", path.display()));
-    let unreadable = |e: io::Error| refuse(e.to_string());
+    let unreadable = |e: io::Error| {
+        match e.kind() {
+        io::ErrorKind::NotFound => refuse(
+            "it does not exist; rank 0 writes it, so all nodes must share its folder, or set XTRAIN_SECRET on all ranks"
+                .into(),
+        ),
+        _ => refuse(e.to_string()),
+    }
+    };
     let file = File::open(path).map_err(unreadable)?;
     let metadata = file.metadata().map_err(unreadable)?;
     let user = rustix::process::geteuid();

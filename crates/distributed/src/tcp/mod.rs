@@ -17,11 +17,12 @@ use std::time::Duration;
 
 /// A communicator over TCP.
 ///
-/// A collective fails if nothing comes for `timeout`, if a rank has left, or if the run was aborted: then
+/// A collective fails if nothing comes for the time-out, if a rank has left, or if the run was aborted: then
 /// within a second, with the cause. Every later call fails with the same error.
 pub struct TcpCommunicator {
     control: Arc<Control>,
-    timeout: Duration,
+    /// In milliseconds.
+    timeout: AtomicU64,
     state: Mutex<State>,
     sent_bytes: AtomicU64,
 }
@@ -42,7 +43,15 @@ impl TcpCommunicator {
     pub fn connect(control: &Arc<Control>, timeout: Duration) -> Result<Self, CommError> {
         let peers = connect::connect(control, timeout)?;
         let state = Mutex::new(State { peers, number: 0, error: None });
-        Ok(TcpCommunicator { control: control.clone(), timeout, state, sent_bytes: AtomicU64::new(0) })
+        let (control, sent_bytes) = (control.clone(), AtomicU64::new(0));
+        let communicator = TcpCommunicator { control, timeout: AtomicU64::new(0), state, sent_bytes };
+        communicator.set_timeout(timeout);
+        Ok(communicator)
+    }
+
+    /// The time without a byte after which collectives fail from now on.
+    pub fn set_timeout(&self, timeout: Duration) {
+        self.timeout.store(timeout.as_millis() as u64, Ordering::Relaxed);
     }
 
     /// The number of bytes that this rank's collectives have sent to other ranks.
@@ -66,7 +75,8 @@ impl TcpCommunicator {
         let bytes = receives[rank].len() as u64;
         let header = Header { number: state.number, collective, first: first as u64, bytes };
         state.number += 1;
-        let result = exchange(&state.peers, rank, header, sends, receives, &self.control, self.timeout);
+        let timeout = Duration::from_millis(self.timeout.load(Ordering::Relaxed));
+        let result = exchange(&state.peers, rank, header, sends, receives, &self.control, timeout);
         match &result {
             Ok(()) => {
                 let sent = bytes * state.peers.len() as u64;

@@ -204,6 +204,25 @@ fn an_abort_wakes_a_blocked_collective_within_a_second() {
 }
 
 #[test]
+fn a_shorter_time_holds_for_later_collectives() {
+    let results = on_communicators(2, LONG, |communicator| {
+        run(communicator, Collective::AllGather, 0, &[1]).expect("a collective");
+        communicator.set_timeout(Duration::from_millis(300));
+        match communicator.rank() {
+            0 => run(communicator, Collective::AllGather, 0, &[1]).map(drop),
+            _ => {
+                // It comes late.
+                thread::sleep(Duration::from_millis(900));
+                Ok(())
+            }
+        }
+    });
+    let waited = Duration::from_millis(300);
+    let expected = CommError::Timeout { call: "all_gather", number: 1, rank: 1, waited };
+    assert_eq!(results, [Err(expected), Ok(())]);
+}
+
+#[test]
 fn several_communicators_do_not_mix() {
     let results = on_ranks(3, |control| {
         let control = Arc::new(control);

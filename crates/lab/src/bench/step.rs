@@ -5,7 +5,7 @@ use super::tokens::Tokens;
 use serde::Serialize;
 use std::collections::VecDeque;
 use std::time::Instant;
-use xtrain_config::{Config, Parsed};
+use xtrain_config::{Config, ParallelConfig, Parsed};
 use xtrain_runtime::Checks;
 use xtrain_train::engine::{Processor, Target};
 use xtrain_train::error::{LearnError, RunError};
@@ -77,7 +77,10 @@ pub(super) struct StepBench {
 impl StepBench {
     pub(super) fn new(parsed: &Parsed) -> Result<StepBench, RunError> {
         let processor = Processor::for_config(&parsed.config)?;
-        let planned = plan_on(parsed, processor.target())?;
+        let mut parsed = parsed.clone();
+        // The step of one process, which measures the device.
+        parsed.config.parallel = ParallelConfig::default();
+        let planned = plan_on(&parsed, processor.target())?;
         let device = Device::of(&processor, planned.spec.recipe, rayon::current_num_threads());
         let (planned, choice) = choose::decide(planned, &device)?;
         if let Some(choice) = choice.filter(|choice| !choice.is_usual()) {
@@ -85,7 +88,7 @@ impl StepBench {
         }
         let planned = slower::decide(planned, &processor)?;
         let free_before = processor.available_bytes();
-        fit::check(&planned, &processor)?;
+        fit::check(&planned, &processor, 1)?;
         let (device, target, peak_flops) = (processor.describe(), processor.target(), processor.peak_flops());
         let config: Config = planned.resolved.config;
         let tokens = Tokens::open(&config, planned.spec.model.vocab_size)?;

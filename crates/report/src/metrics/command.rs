@@ -49,9 +49,26 @@ impl Command {
     ///
     /// The program cannot be started.
     pub fn start(command: &[String], folder: &Path) -> Result<Option<Self>, MetricsError> {
+        Command::start_with(command, folder, |program, arguments| {
+            let mut start = std::process::Command::new(program);
+            start.args(arguments);
+            Ok(start)
+        })
+    }
+
+    /// As [`Command::start`], as the process that `process` makes of program and arguments.
+    ///
+    /// # Errors
+    /// As [`Command::start`], and those of `process`.
+    pub fn start_with(
+        command: &[String],
+        folder: &Path,
+        process: impl FnOnce(&str, &[String]) -> io::Result<std::process::Command>,
+    ) -> Result<Option<Self>, MetricsError> {
         let [program, arguments @ ..] = command else { return Ok(None) };
-        let mut start = std::process::Command::new(program);
-        start.args(arguments).stdin(Stdio::piped());
+        let cannot = |source: io::Error| MetricsError::Command { program: program.clone(), source };
+        let mut start = process(program, arguments).map_err(cannot)?;
+        start.stdin(Stdio::piped());
         start.env(RUN_FOLDER, std::path::absolute(folder).unwrap_or_else(|_| folder.to_owned()));
         let log = folder.join(COMMAND_LOG);
         let output = OpenOptions::new().create(true).append(true).open(&log);
@@ -60,7 +77,6 @@ impl Command {
         start.stdout(output);
         #[cfg(unix)]
         std::os::unix::process::CommandExt::process_group(&mut start, 0);
-        let cannot = |source: io::Error| MetricsError::Command { program: program.clone(), source };
         let child = start.spawn().map_err(cannot)?;
         let (lines, waiting) = sync_channel(QUEUE);
         let is_done = Arc::new(AtomicBool::new(false));

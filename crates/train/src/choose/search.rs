@@ -275,7 +275,7 @@ impl<'a> Search<'a> {
         let spec = self.spec_with(settings);
         let program = programs::training(&spec)?;
         let bytes = needed_bytes(&spec, &program, self.target, self.threads)?;
-        let seconds = step_seconds(&program, &self.rates, self.batch_size / settings.micro_batch_size);
+        let seconds = step_seconds(&program, &self.rates, spec.micro_steps(self.batch_size));
         let estimate = Estimate { settings, bytes, seconds };
         self.known.push(estimate);
         Ok(estimate)
@@ -283,16 +283,15 @@ impl<'a> Search<'a> {
 
     fn seconds(&self, spec: &TrainingSpec) -> Result<f64, LearnError> {
         let program = programs::training(spec)?;
-        Ok(step_seconds(&program, &self.rates, self.batch_size / spec.batch.sequences))
+        Ok(step_seconds(&program, &self.rates, spec.micro_steps(self.batch_size)))
     }
 
     fn spec_with(&self, settings: Settings) -> TrainingSpec {
         let Settings { recompute, blocks, loss_chunk, micro_batch_size } = settings;
-        let mut spec = self.spec.clone();
+        let mut spec = self.spec.with_micro_batches(micro_batch_size, self.batch_size);
         spec.recompute = recompute;
         spec.recompute_blocks = (blocks < spec.model.layers.len()).then_some(blocks);
         spec.loss.chunk_tokens = loss_chunk;
-        spec.batch.sequences = micro_batch_size;
         spec
     }
 
@@ -318,7 +317,10 @@ impl<'a> Search<'a> {
     /// Micro-batch sizes to try, largest first.
     pub(super) fn micro_batches(&self) -> Vec<usize> {
         match self.open.micro_batch_size {
-            true => (1..=self.batch_size).rev().filter(|n| self.batch_size.is_multiple_of(*n)).collect(),
+            true => {
+                let of_a_rank = self.batch_size / self.spec.parallel.world_size;
+                (1..=of_a_rank).rev().filter(|n| of_a_rank.is_multiple_of(*n)).collect()
+            }
             false => vec![self.spec.batch.sequences],
         }
     }

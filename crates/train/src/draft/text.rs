@@ -66,7 +66,7 @@ fn header(file: &Path) -> String {
         "# A run file for xtrain. Other keys have their defaults; docs/configuration.md lists all keys.\n\
          #\n\
          #     xtrain plan {name}              memory and time, before anything runs\n\
-         #     xtrain train {name}             trains into runs/{run}; --resume continues\n\
+         #     xtrain train {name}             trains into runs/{run}; --resume continues; --gpus 8 takes 8 GPUs\n\
          #     xtrain generate runs/{run} --prompt \"Once upon a time\"\n\
          #\n\
          # Any key can be changed for one run: xtrain train {name} --set optimizer.lr=1e-3 --out runs/other\n"

@@ -8,7 +8,8 @@ use crate::error::RunError;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use xtrain_config::{Config, Device};
-use xtrain_cuda::{Arch, CudaError, Gemm, Gpu};
+use xtrain_cuda::{Arch, CudaError, Gemm, Gpu, Installed, Library};
+use xtrain_distributed::{Alone, Communicator};
 use xtrain_model::Recipe;
 use xtrain_ops::{attention, registry};
 use xtrain_runtime::{Checks, CpuEngine, CudaEngine, Engine, EngineError};
@@ -60,10 +61,15 @@ impl Processor {
     /// A GPU that was requested and cannot be used. With [`Device::Auto`] that is a warning, and the CPU is
     /// used.
     pub fn choose(device: Device) -> Result<Processor, CudaError> {
+        Processor::choose_at(device, 0)
+    }
+
+    /// As [`Processor::choose`], with the GPU of this index among those of the process.
+    pub fn choose_at(device: Device, gpu: usize) -> Result<Processor, CudaError> {
         if device == Device::Cpu {
             return Ok(Processor::Cpu);
         }
-        match Gpu::open(0) {
+        match Gpu::open(gpu) {
             Ok(gpu) => Ok(Processor::Cuda(Box::new(gpu))),
             Err(error) if device == Device::Cuda => Err(error),
             Err(error) => {
@@ -75,6 +81,11 @@ impl Processor {
         }
     }
 
+    /// The number of GPUs that this process sees.
+    pub fn visible_gpus() -> usize {
+        xtrain_cuda::Device::all().map_or(0, |gpus| gpus.len())
+    }
+
     /// The processor that was requested by name.
     pub fn by_name(device: Device) -> Result<Processor, RunError> {
         Processor::choose(device).map_err(|error| RunError::Refused(format!("{}: {error}", device.name())))
@@ -82,7 +93,12 @@ impl Processor {
 
     /// The processor that a run file requests.
     pub fn for_config(config: &Config) -> Result<Processor, RunError> {
-        Processor::choose(config.train.device)
+        Processor::for_config_at(config, 0)
+    }
+
+    /// As [`Processor::for_config`], with the GPU of this index among those of the process.
+    pub fn for_config_at(config: &Config, gpu: usize) -> Result<Processor, RunError> {
+        Processor::choose_at(config.train.device, gpu)
             .map_err(|error| RunError::Refused(format!("[train] device = \"cuda\": {error}")))
     }
 
@@ -123,6 +139,28 @@ impl Processor {
             Processor::Cpu => format!("CPU, {} threads", rayon::current_num_threads()),
             Processor::Cuda(gpu) => gpu.info().name.clone(),
         }
+    }
+
+    /// The device and the versions of the libraries that compute, by name. Results depend on them.
+    pub(crate) fn identity(&self) -> Vec<(&'static str, String)> {
+        let Processor::Cuda(gpu) = self else { return vec![("processor", vector_unit())] };
+        let version = |library| match Installed::open(library) {
+            Ok(Some(installed)) => installed.version,
+            Ok(None) | Err(_) => "missing".to_owned(),
+        };
+        vec![
+            ("GPU", gpu.info().name.clone()),
+            ("driver", version(Library::Driver)),
+            ("version of NVRTC", version(Library::Nvrtc)),
+            ("version of cuBLASLt", version(Library::CublasLt)),
+            ("version of cuDNN", version(Library::Cudnn)),
+        ]
+    }
+
+    /// The identity of the GPU itself, which two ranks must not have in common.
+    pub(crate) fn serial_number(&self) -> Option<String> {
+        let Processor::Cuda(gpu) = self else { return None };
+        Some(gpu.info().uuid.iter().map(|byte| format!("{byte:02x}")).collect())
     }
 
     /// Owner of its memory, for messages.
@@ -173,9 +211,19 @@ impl Processor {
 
     /// An empty engine on this processor that performs `checks`.
     pub fn engine(self, checks: Checks) -> Result<Box<dyn Engine>, EngineError> {
+        self.engine_of_rank(checks, Arc::new(Alone))
+    }
+
+    /// As [`Processor::engine`], for a rank whose collectives use `communicator`.
+    pub fn engine_of_rank(
+        self,
+        checks: Checks,
+        communicator: Arc<dyn Communicator>,
+    ) -> Result<Box<dyn Engine>, EngineError> {
         match self {
             Processor::Cpu => {
-                let mut engine = CpuEngine::new(Arc::new(registry::cpu_kernels()));
+                let engine = CpuEngine::new(Arc::new(registry::cpu_kernels()));
+                let mut engine = engine.with_communicator(communicator);
                 engine.set_checks(checks);
                 Ok(Box::new(engine))
             }
@@ -184,11 +232,27 @@ impl Processor {
                     tracing::warn!("{unknown}");
                 }
                 let mut engine = CudaEngine::new(Arc::new(registry::cuda_kernels()), *gpu)?;
+                if communicator.world_size() > 1 {
+                    engine = engine.with_communicator(communicator);
+                }
                 engine.set_checks(checks);
                 Ok(Box::new(engine))
             }
         }
     }
+}
+
+/// The instructions by which CPU kernels compute; those without fused multiply-add round differently.
+fn vector_unit() -> String {
+    #[cfg(target_arch = "x86_64")]
+    let unit = match (is_x86_feature_detected!("avx512f"), is_x86_feature_detected!("fma")) {
+        (true, _) => " with AVX-512",
+        (false, true) => " with AVX2 and FMA",
+        (false, false) => "",
+    };
+    #[cfg(not(target_arch = "x86_64"))]
+    let unit = "";
+    format!("{}{unit}", std::env::consts::ARCH)
 }
 
 /// A warning for each of the `preferred` algorithms that does not exist.

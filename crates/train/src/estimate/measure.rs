@@ -151,9 +151,7 @@ fn factors(program: &Program, measured: &BTreeMap<usize, f64>, rates: &Rates) ->
     };
     // Casts and ops of several kernels are of no single kind.
     let of_one = |is_kind: &dyn Fn(&Arithmetic) -> bool| {
-        of(rates, &|is_cast, kernels| {
-            !is_cast && matches!(kernels, [kernel] if is_kind(&kernel.arithmetic))
-        })
+        of(rates, &|is_cast, kernels| !is_cast && matches!(kernels, [kernel] if is_kind(&kernel.arithmetic)))
     };
     let is_attention = |arithmetic: &Arithmetic| matches!(arithmetic, Arithmetic::Attention { .. });
     let factors = Factors {

@@ -32,7 +32,7 @@ impl RunTime {
     /// The remaining time of the run `planned`, whose step is `program`, on `device` after `done` steps.
     pub fn of(planned: &Planned, program: &Program, device: &Device, done: u64) -> Result<RunTime, RunError> {
         let (spec, config) = (&planned.spec, &planned.resolved.config);
-        let micro_steps = config.train.batch_size / spec.batch.sequences;
+        let micro_steps = spec.micro_steps(config.train.batch_size);
         let step_seconds = step_seconds(program, &device.rates, micro_steps);
         let tokens = config.step_tokens() as f64;
         let flops = spec.model.flops_per_token(spec.batch.seq_len) * tokens / step_seconds;
@@ -53,7 +53,7 @@ impl RunTime {
             step_seconds,
             tokens_per_second: tokens / step_seconds,
             flops,
-            mfu: device.peak_flops.map(|peak| flops / peak),
+            mfu: device.peak_flops.map(|peak| flops / (peak * spec.parallel.world_size as f64)),
             seconds,
             source: device.source,
         })
@@ -73,7 +73,8 @@ fn evaluation_seconds(planned: &Planned, device: &Device) -> Result<f64, RunErro
     let program = programs::evaluation(&spec.model, &spec.numerics(), &layout, spec.batch, mask, chunk);
     let program = program.map_err(LearnError::from)?;
     let sequences = config.eval.sequences(config.data.seq_len).div_ceil(spec.batch.sequences as u64);
-    Ok(sequences as f64 * step_seconds(&program, &device.rates, 1))
+    let of_a_rank = sequences.div_ceil(spec.parallel.world_size as u64);
+    Ok(of_a_rank as f64 * step_seconds(&program, &device.rates, 1))
 }
 
 impl fmt::Display for RunTime {

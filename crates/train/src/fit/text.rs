@@ -60,7 +60,7 @@ impl fmt::Display for Instead {
             Some(gpus) => write!(
                 f,
                 "; {gpus} GPUs of this size could hold it with weights, gradients and moments divided among them, \
-                 but xtrain trains on one"
+                 but xtrain divides no gradients yet (parallel.shard)"
             ),
             None => Ok(()),
         }

@@ -9,6 +9,7 @@ mod text;
 pub use text::{EvalProgress, TextLoss, TextOptions, text};
 
 use crate::corpus::{Corpus, Notice, validation_of_run};
+use crate::crew::Crew;
 use crate::error::RunError;
 use crate::evaluate::{Evaluator, Tally};
 use crate::opened::{OpenedModel, RunOrigin};
@@ -156,7 +157,7 @@ impl HeldOut {
             begun += sequences as u64;
             go_on(EvalProgress::Evaluating(done, all))
         };
-        if evaluator.add(&mut opened.weights, validation, &mut tally, &mut next)?.is_break() {
+        if evaluator.add(&mut opened.weights, validation, &mut tally, &Crew::alone(), &mut next)?.is_break() {
             return Ok(None);
         }
         let (tokens, text_bytes) = (tally.targets, *text_bytes);

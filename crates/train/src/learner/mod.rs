@@ -32,6 +32,8 @@ pub struct StepResult {
     /// The sum of the cross-entropies of each source's targets, in nats; empty if the spec does not sum
     /// losses by source.
     pub source_losses: Vec<f64>,
+    /// True if a rank has asked all to stop ([`Learner::ask_to_stop`]).
+    pub stopping: bool,
 }
 
 /// An optimizer step to launch.
@@ -56,6 +58,8 @@ pub struct Learner {
     /// The program that steps run at present.
     current: ProgramId,
     seed: u64,
+    /// True if this rank asks all to stop.
+    asks_to_stop: bool,
 }
 
 /// The step in bf16 over the same state.
@@ -82,7 +86,13 @@ impl Learner {
                 Some(ReferencePrograms { train: weights.load(program)?, refresh })
             }
         };
-        Ok(Learner { weights, spec, train, reference, current: train, seed })
+        Ok(Learner { weights, spec, train, reference, current: train, seed, asks_to_stop: false })
+    }
+
+    /// Asks all ranks to stop: results of the steps that are launched from now on say so on every rank. A
+    /// process that trains alone needs to ask no one, and its results do not say it.
+    pub(crate) fn ask_to_stop(&mut self) {
+        self.asks_to_stop = true;
     }
 
     /// Runs the following steps in bf16, from the current masters. Does nothing if the spec has no reference.
@@ -201,6 +211,10 @@ impl Learner {
         let last = n + 1 == step.micro_steps;
         if last {
             engine.write_input(train, update_io::LR, bytemuck::bytes_of(&(step.lr as f32)))?;
+            if self.spec.has_totals() {
+                let asks = u32::from(self.asks_to_stop);
+                engine.write_input(train, update_io::STOP, bytemuck::bytes_of(&asks))?;
+            }
         }
         drop(inputs);
         let launch = span("launch");
@@ -241,13 +255,16 @@ impl Learner {
             false => (io::LOSS, io::SOURCE_LOSSES),
         };
         let (loss, grad_norm) = (number(loss)?, number(update_io::GRAD_NORM)?);
-        let skipped = outputs.get(update_io::SKIPPED)?.iter().any(|&b| b != 0);
+        let flag =
+            |name: &str| -> Result<bool, EngineError> { Ok(outputs.get(name)?.iter().any(|&b| b != 0)) };
+        let skipped = flag(update_io::SKIPPED)?;
+        let stopping = self.spec.has_totals() && flag(update_io::STOPPING)?;
         let mut source_losses = Vec::new();
         if self.spec.loss.sources > 0 {
             // The second of each pair is the cross-entropy.
             let sums: Vec<[f32; 2]> = bytemuck::pod_collect_to_vec(outputs.get(of_sources)?);
             source_losses.extend(sums.into_iter().map(|[_, sum]| f64::from(sum)));
         }
-        Ok(StepResult { loss, grad_norm, skipped, source_losses })
+        Ok(StepResult { loss, grad_norm, skipped, stopping, source_losses })
     }
 }

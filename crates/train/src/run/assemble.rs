@@ -4,9 +4,11 @@ use super::describe::{describe, warn_of_no_fp8};
 use super::observer::Observer;
 use super::reference::StateCopy;
 use super::snapshot::CheckpointWriter;
+use super::together::Together;
 use super::{Hardware, Run, choices};
 use crate::choose::Choice;
 use crate::corpus::{Corpus, RecordedText};
+use crate::crew::Crew;
 use crate::engine::Processor;
 use crate::error::{LearnError, RunError};
 use crate::estimate::{Device, RunTime};
@@ -21,7 +23,7 @@ use crate::{exchange, fit, programs, source, spec};
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 use std::path::Path;
-use xtrain_config::{Config, Facts, Parsed};
+use xtrain_config::{Config, Device as DeviceChoice, Facts, Parsed};
 use xtrain_data::{DataError, TokenStream, Tokenizer};
 use xtrain_model::Recipe;
 use xtrain_model::hf::HfConfig;
@@ -58,14 +60,19 @@ pub(super) fn prepare(
     folder: &RunFolder,
     hf: Option<&HfConfig>,
     recipe: Option<Recipe>,
+    crew: &Crew,
     observer: &mut dyn Observer,
     time_is_up: &dyn Fn() -> bool,
 ) -> Result<Prepared, RunError> {
-    let run = folder.is_begun().then_some(folder);
-    let corpus = Corpus::open(&parsed.config, run, &mut |notice| match time_is_up() {
-        true => ControlFlow::Break(()),
-        false => observer.notice(notice),
-    })?;
+    let run = crew.decide(|| Ok(folder.is_begun()))?.then_some(folder);
+    let mut opened = || {
+        Corpus::open(&parsed.config, run, &mut |notice| match time_is_up() {
+            true => ControlFlow::Break(()),
+            false => observer.notice(notice),
+        })
+    };
+    let is_interrupted = |error: &RunError| matches!(error, RunError::Data(DataError::Interrupted));
+    let corpus = crew.after_first_of_node(&mut opened, is_interrupted)?.ok_or(DataError::Interrupted)?;
     let prompts = prompts(&parsed.config, &corpus.tokenizer)?;
     let facts = Facts {
         init: hf.map(|hf| hf.model),
@@ -73,8 +80,9 @@ pub(super) fn prepare(
         shards: source::shards(&parsed.config)?.map(|dataset| dataset.name().to_owned()),
         epoch_tokens: Some(corpus.loader.epoch_tokens()),
         recipe,
+        world_size: Some(crew.member().world_size),
     };
-    let mut planned = spec::planned(parsed.resolve(&facts)?)?;
+    let mut planned = spec::planned_for(parsed.resolve(&facts)?, crew.member())?;
     let config = &mut planned.resolved.config;
     config.log.command = Vec::new();
     config.train.out = Some(folder.path().display().to_string());
@@ -141,9 +149,18 @@ pub(super) fn check_export(parsed: &Parsed, folder: &RunFolder) -> Result<(), Ru
 
 /// Refuses a run that does not fit into the memory of `processor`; warns of a recipe that leaves everything
 /// in bf16.
-pub(super) fn check_fits(planned: &Planned, processor: &Processor) -> Result<(), RunError> {
-    warn_of_no_fp8(&planned.spec);
-    fit::check(planned, processor)
+pub(super) fn check_fits(planned: &Planned, processor: &Processor, crew: &Crew) -> Result<(), RunError> {
+    if crew.is_first() {
+        warn_of_no_fp8(&planned.spec);
+    }
+    fit::check(planned, processor, crew.processes_here())
+}
+
+/// The processor of this rank.
+pub(super) fn processor(config: &Config, crew: &Crew) -> Result<Processor, RunError> {
+    let visible = if config.train.device == DeviceChoice::Cpu { 0 } else { Processor::visible_gpus() };
+    let gpu = if visible == 0 { 0 } else { crew.gpu(visible)? };
+    Processor::for_config_at(config, gpu)
 }
 
 /// The device for which time is estimated and settings are chosen, with measured rates on a CPU or if
@@ -177,22 +194,57 @@ pub(super) fn told(
 /// A learner whose state is still zero, and its processor.
 pub(super) struct Loaded {
     pub(super) learner: Learner,
+    /// For validation data, if there are any.
+    evaluator: Option<Evaluator>,
     state_copy: Option<StateCopy>,
     hardware: Hardware,
+    /// The algorithms recorded so far.
+    recorded: BTreeMap<String, String>,
 }
 
-/// Loads the programs of `spec` on `processor`.
-pub(super) fn load(spec: TrainingSpec, config: &Config, processor: Processor) -> Result<Loaded, RunError> {
+/// Loads the programs of `spec` on `processor`. Rank 0 uses the algorithms that are `recorded` and chooses
+/// the others, and the other ranks use those of rank 0.
+pub(super) fn load(
+    spec: TrainingSpec,
+    config: &Config,
+    processor: Processor,
+    corpus: &Corpus,
+    crew: &Crew,
+    recorded: BTreeMap<String, String>,
+) -> Result<Loaded, RunError> {
+    let world_size = crew.member().world_size;
+    let described = match world_size {
+        1 => processor.describe(),
+        n => format!("{n} x {}", processor.describe()),
+    };
     let hardware = Hardware {
-        device: processor.describe(),
+        device: described,
         memory_total: processor.total_bytes(),
-        peak_flops: processor.peak_flops(),
+        peak_flops: processor.peak_flops().map(|peak| peak * world_size as f64),
     };
     let checks = Checks { numerics: config.train.check_numerics, poison: false };
-    let engine = processor.engine(checks).map_err(LearnError::from)?;
-    let mut learner = Learner::new(engine, spec, config.train.seed).map_err(|e| e.advising(LESS))?;
-    let state_copy = if learner.spec().reference { Some(StateCopy::new(&mut learner)?) } else { None };
-    Ok(Loaded { learner, state_copy, hardware })
+    let work = |of_rank_0: Option<BTreeMap<String, String>>| {
+        let recorded = of_rank_0.unwrap_or(recorded);
+        processor.adopt(&recorded);
+        let engine = processor.engine_of_rank(checks, crew.communicator()).map_err(LearnError::from)?;
+        let mut learner = Learner::new(engine, spec, config.train.seed).map_err(|e| e.advising(LESS))?;
+        let state_copy = if learner.spec().reference { Some(StateCopy::new(&mut learner)?) } else { None };
+        let evaluator = match &corpus.validation {
+            Some(_) => {
+                let (batch, mask, chunk) =
+                    (learner.spec().batch, config.data.document_mask, config.train.loss_chunk());
+                let evaluator = Evaluator::new(learner.weights(), batch, mask, chunk);
+                Some(evaluator.map_err(|e| e.advising(LESS))?)
+            }
+            None => None,
+        };
+        Ok(Loaded { learner, evaluator, state_copy, hardware, recorded })
+    };
+    crew.after_first(work, |loaded: &mut Loaded| {
+        let mut choices = loaded.recorded.clone();
+        choices.extend(loaded.learner.weights().engine().choices());
+        choices
+    })
 }
 
 /// Sets the initial weights: random ones, or those of `model.init_from`.
@@ -203,20 +255,9 @@ pub(super) fn initial_weights(learner: &mut Learner, config: &Config) -> Result<
     }
 }
 
-/// Locks `folder`. Fails if the run in it has meanwhile begun, or not, contrary to `is_begun`.
-pub(super) fn lock(folder: &RunFolder, is_begun: bool) -> Result<CheckpointWriter, RunError> {
-    let checkpoints = CheckpointWriter::open(folder)?;
-    if folder.is_begun() == is_begun {
-        return Ok(checkpoints);
-    }
-    Err(RunError::Refused(format!(
-        "another process began a run in {} meanwhile; start this one again, with --resume to continue that run",
-        folder.path().display()
-    )))
-}
-
 /// Everything that a [`Run`] is assembled from.
 pub(super) struct Parts {
+    pub(super) crew: Crew,
     pub(super) config: Config,
     /// The settings that were chosen.
     pub(super) chosen: Vec<Chosen>,
@@ -233,8 +274,8 @@ pub(super) struct Parts {
     pub(super) command: Vec<String>,
     /// The event of a resumed run.
     pub(super) resumed: Option<Resumed>,
-    /// The algorithms recorded so far, to which those of this process are added; `None` records none.
-    pub(super) choices: Option<BTreeMap<String, String>>,
+    /// True if the algorithms of this process are added to those that the run folder records.
+    pub(super) records_choices: bool,
 }
 
 /// The configuration as the run folder keeps it: with comments on what was chosen.
@@ -245,43 +286,48 @@ pub(super) fn commented(config: &Config, chosen: &[Chosen]) -> String {
 
 /// Opens the metrics files, loads the evaluation, and reports the start to `observer`.
 pub(super) fn assemble(parts: Parts, observer: &mut dyn Observer) -> Result<Run, RunError> {
-    let Parts { config, chosen, steps, folder, corpus, prompts, hf, loaded, checkpoints, .. } = parts;
+    let Parts { crew, config, chosen, steps, folder, corpus, prompts, hf, loaded, checkpoints, .. } = parts;
     let mut position = parts.position;
-    let Loaded { mut learner, state_copy, hardware } = loaded;
-    // Before anything says that a run has begun here.
-    let command = Command::start(&parts.command, folder.path())?;
-    // A run that has made steps writes the file with its next checkpoint, so that it always matches the
-    // latest one.
-    if position.step == 0 {
-        folder.write("config.toml", &commented(&config, &chosen))?;
-    }
-    RecordedText::save(&corpus.texts, &folder)?;
-    let outputs = Outputs { jsonl: config.log.jsonl, tensorboard: config.log.tensorboard };
-    let sink = MetricsSink::open(folder.path(), outputs, parts.sink, &config.to_toml(), command)?;
-    let live = match config.log.jsonl {
-        true => Some(LiveReport::open(folder.path(), config.to_toml())?),
-        false => None,
+    let Loaded { mut learner, evaluator, state_copy, hardware, recorded } = loaded;
+    let (sink, live) = match crew.is_first() {
+        true => {
+            // Before anything says that a run has begun here.
+            let command = match crew.is_alone() {
+                true => Command::start(&parts.command, folder.path())?,
+                // Nothing stays if a rank is killed.
+                false => Command::start_with(&parts.command, folder.path(), xtrain_distributed::bound)?,
+            };
+            // A run that has made steps writes the file with its next checkpoint, so that it always matches
+            // the latest one.
+            if position.step == 0 {
+                folder.write("config.toml", &commented(&config, &chosen))?;
+            }
+            RecordedText::save(&corpus.texts, &folder)?;
+            let outputs = Outputs { jsonl: config.log.jsonl, tensorboard: config.log.tensorboard };
+            let sink = MetricsSink::open(folder.path(), outputs, parts.sink, &config.to_toml(), command)?;
+            let is_live = config.log.jsonl;
+            let live = is_live.then(|| LiveReport::open(folder.path(), config.to_toml())).transpose()?;
+            (sink, live)
+        }
+        false => {
+            let none = Outputs { jsonl: false, tensorboard: false };
+            (MetricsSink::open(folder.path(), none, SinkStart::Fresh, "", None)?, None)
+        }
     };
     let schedule = Schedule::of(&config, steps);
     position.divergence.begin(learner.spec().model.vocab_size);
     let identity = exchange::Identity::new(hf, &learner.spec().model, &corpus.tokenizer)?;
-    let evaluator = match &corpus.validation {
-        Some(_) => {
-            let (batch, mask, chunk) =
-                (learner.spec().batch, config.data.document_mask, config.train.loss_chunk());
-            let evaluator = Evaluator::new(learner.weights(), batch, mask, chunk);
-            Some(evaluator.map_err(|e| e.advising(LESS))?)
-        }
-        None => None,
-    };
-    if let Some(recorded) = parts.choices {
+    if parts.records_choices && crew.is_first() {
         choices::record(&folder, recorded, learner.weights().engine());
     }
-    observer.started(&config, &describe(learner.spec()), &hardware.device, position.step, steps);
-    if let Some(resumed) = parts.resumed {
-        observer.event(&Event::Resumed(resumed), steps);
+    if crew.is_first() {
+        observer.started(&config, &describe(learner.spec()), &hardware.device, position.step, steps);
+        if let Some(resumed) = parts.resumed {
+            observer.event(&Event::Resumed(resumed), steps);
+        }
     }
     Ok(Run {
+        crew,
         config,
         chosen,
         steps,
@@ -300,5 +346,6 @@ pub(super) fn assemble(parts: Parts, observer: &mut dyn Observer) -> Result<Run,
         entropy_is_known: false,
         state_copy,
         profiler: None,
+        together: Together::default(),
     })
 }

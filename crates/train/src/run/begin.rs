@@ -2,10 +2,13 @@
 
 use super::Run;
 use super::assemble::{
-    Loaded, Parts, Prepared, assemble, check_export, check_fits, initial_weights, load, lock,
-    measured_device, prepare, run_time, told,
+    Parts, Prepared, assemble, check_export, check_fits, initial_weights, load, measured_device, prepare,
+    processor, run_time, told,
 };
 use super::observer::Observer;
+use super::settings::{Settings, agree};
+use super::snapshot::CheckpointWriter;
+use crate::crew::{Crew, Facts};
 use crate::engine::Processor;
 use crate::error::RunError;
 use crate::estimate::Device;
@@ -20,37 +23,50 @@ use xtrain_report::metrics::SinkStart;
 pub(super) fn begin(
     parsed: &Parsed,
     folder: RunFolder,
+    crew: &Crew,
     observer: &mut dyn Observer,
     time_is_up: &dyn Fn() -> bool,
 ) -> Result<Run, RunError> {
-    check_free(&folder)?;
-    check_export(parsed, &folder)?;
+    if crew.is_first() {
+        check_free(&folder)?;
+        check_export(parsed, &folder)?;
+    }
     let hf = source::init(&parsed.config)?;
-    let processor = Processor::for_config(&parsed.config)?;
-    let device = measured_device(&parsed.config, &processor);
-    check_before_text(parsed, &processor, &device)?;
+    let processor = processor(&parsed.config, crew)?;
+    // Only the rank that decides needs to know how fast it is.
+    let device = crew.is_first().then(|| measured_device(&parsed.config, &processor));
+    if let Some(device) = &device {
+        check_before_text(parsed, &processor, device, crew)?;
+    }
     let recipe = Some(processor.target().recipe());
     let Prepared { corpus, prompts, planned, steps, command } =
-        prepare(parsed, &folder, hf.as_ref(), recipe, observer, time_is_up)?;
+        prepare(parsed, &folder, hf.as_ref(), recipe, crew, observer, time_is_up)?;
     processor.check(planned.spec.recipe)?;
-    let (planned, choice) = choose::decide(planned, &device)?;
-    let planned = slower::decide(planned, &processor)?;
-    check_fits(&planned, &processor)?;
-    let told = told(&planned, choice, &device, 0)?;
+    let Settings { planned, told } = agree(planned, device.as_ref(), crew, |planned, device| {
+        let (planned, choice) = choose::decide(planned, device)?;
+        let planned = slower::decide(planned, &processor)?;
+        let told = told(&planned, choice, device, 0)?;
+        Ok(Settings { planned, told })
+    })?;
+    check_fits(&planned, &processor, crew)?;
     let (config, chosen) = (planned.resolved.config, planned.chosen);
-    let mut loaded: Loaded = load(planned.spec, &config, processor)?;
+    crew.compare(&Facts::of(&config, &planned.spec, &corpus, &processor)?, &processor)?;
+    let mut loaded = load(planned.spec, &config, processor, &corpus, crew, BTreeMap::new())?;
     // Before the folder is created, so that a refusal leaves none.
     initial_weights(&mut loaded.learner, &config)?;
-    let checkpoints = lock(&folder, false)?;
-    // Check again, now that no other process can write here.
-    check_free(&folder)?;
-    told.iter().for_each(|line| tracing::info!("{line}"));
-    corpus.tokenizer.save(&folder.tokenizer())?;
-    source::save_init(&parsed.config, &folder)?;
-    if let Some(from) = source::init_folder(&parsed.config) {
-        exchange::warn_of_unexported_files(&from, &corpus.tokenizer);
+    let checkpoints = CheckpointWriter::open(&folder, false, crew)?;
+    if crew.is_first() {
+        // Check again, now that no other process can write here.
+        check_free(&folder)?;
+        told.iter().for_each(|line| tracing::info!("{line}"));
+        corpus.tokenizer.save(&folder.tokenizer())?;
+        source::save_init(&parsed.config, &folder)?;
+        if let Some(from) = source::init_folder(&parsed.config) {
+            exchange::warn_of_unexported_files(&from, &corpus.tokenizer);
+        }
     }
     let parts = Parts {
+        crew: crew.clone(),
         config,
         chosen,
         steps,
@@ -64,7 +80,7 @@ pub(super) fn begin(
         position: Position::default(),
         sink: SinkStart::Fresh,
         resumed: None,
-        choices: Some(BTreeMap::new()),
+        records_choices: true,
     };
     assemble(parts, observer)
 }
@@ -90,18 +106,23 @@ fn check_free(folder: &RunFolder) -> Result<(), RunError> {
 /// before its text is tokenized, which may take long. A vocabulary that is still to be learned counts at its
 /// upper bound, with which a run is not refused. Checks nothing if the text must be read to count its
 /// characters.
-fn check_before_text(parsed: &Parsed, processor: &Processor, device: &Device) -> Result<(), RunError> {
+fn check_before_text(
+    parsed: &Parsed,
+    processor: &Processor,
+    device: &Device,
+    crew: &Crew,
+) -> Result<(), RunError> {
     let config = &parsed.config;
     let is_given = config.model.vocab_size.is_some() || config.model.init_from.is_some();
     let is_counted = matches!(config.tokenizer(), TokenizerChoice::Chars);
     if is_counted && !is_given && source::shards(config)?.is_none() {
         return Ok(());
     }
-    let planned = spec::plan_on(parsed, processor.target())?;
+    let planned = spec::plan_for(parsed, processor.target(), crew.member())?;
     processor.check(planned.spec.recipe)?;
     let (planned, _) = choose::decide(planned, device)?;
     if planned.vocabulary_bound.is_none() {
-        fit::check(&planned, processor)?;
+        fit::check(&planned, processor, crew.processes_here())?;
     }
     let time = run_time(&planned, device, 0)?;
     if time.is_long() {

@@ -1,7 +1,6 @@
 //! Algorithms that a run chose by timing. They are recorded with the run, so that a resumed run uses them
 //! again and computes the same bits even if the tuning cache of the machine is lost.
 
-use crate::engine::Processor;
 use crate::error::RunError;
 use crate::folder::RunFolder;
 use std::collections::BTreeMap;
@@ -11,14 +10,6 @@ use xtrain_runtime::Engine;
 
 const FILE: &str = "choices.json";
 const MOST_BYTES: u64 = 16 << 20;
-
-/// Makes `processor` use the algorithms recorded in `folder`. A damaged or unreadable file causes a warning,
-/// and algorithms are chosen again.
-pub(super) fn adopt(folder: &RunFolder, processor: &Processor) -> BTreeMap<String, String> {
-    let recorded = recorded(folder);
-    processor.adopt(&recorded);
-    recorded
-}
 
 /// Adds the algorithms that `engine` chose to those `recorded`, and writes the file. A run on the CPU chooses
 /// none and leaves the file unchanged. A failed write is a warning only, because just a resumed run needs the
@@ -38,7 +29,9 @@ fn write(folder: &RunFolder, choices: &BTreeMap<String, String>) {
     }
 }
 
-fn recorded(folder: &RunFolder) -> BTreeMap<String, String> {
+/// The algorithms recorded in `folder`. A damaged or unreadable file causes a warning, and algorithms are
+/// chosen again.
+pub(super) fn recorded(folder: &RunFolder) -> BTreeMap<String, String> {
     let path = folder.path().join(FILE);
     let without = |why: String| {
         tracing::warn!(
@@ -57,6 +50,7 @@ fn recorded(folder: &RunFolder) -> BTreeMap<String, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::engine::Processor;
 
     #[test]
     fn what_is_recorded_is_read_and_what_is_damaged_is_nothing() {

@@ -52,17 +52,21 @@ impl Run {
             profiler.before_evaluation(&mut self.learner)?;
         }
         let sequences = self.config.eval.sequences(self.config.data.seq_len);
-        let (mut ended, mut batch_begun, saving) = (None, None, self.saving(watch));
+        let (mut wish, mut batch_begun, saving) = (None, None, self.saving(watch));
         let mut go_on = || {
             if let Some(begun) = batch_begun.replace(Instant::now()) {
                 watch.batch = watch.batch.max(begun.elapsed());
             }
-            ended = watch.ended(watch.batch + saving);
-            if ended.is_some() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+            wish = wish.or_else(|| watch.ended(watch.batch + saving));
+            if wish.is_some() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
         };
         let validation = validation.at_most(sequences);
-        let _ = evaluator.add(self.learner.weights(), &validation, &mut tally, &mut go_on)?;
-        if ended.is_some() {
+        let weights = self.learner.weights();
+        let ended = evaluator.add(weights, &validation, &mut tally, &self.crew, &mut go_on)?;
+        if ended.is_break() {
+            // One of the other ranks may have asked for it.
+            let is_stopped = self.crew.any(wish.is_some_and(|wish| wish != Outcome::TimeLimit))?;
+            let ended = Some(if is_stopped { Outcome::Stopped } else { Outcome::TimeLimit });
             // JSON has no infinities: such a sum is computed again.
             self.position.evaluation = Some(if tally.is_finite() { tally } else { Tally::default() });
             self.checkpoints.outdate();

@@ -23,6 +23,10 @@ impl Run {
         watch: &Watch<'_>,
         observer: &mut dyn Observer,
     ) -> Result<Outcome, RunError> {
+        if !self.crew.is_first() {
+            // Rank 0 writes the end; the others wait for it at the end of the crew.
+            return Ok(outcome);
+        }
         if self.position.step < self.steps {
             self.report_end(outcome, observer)?;
             return Ok(outcome);
@@ -45,8 +49,17 @@ impl Run {
 
     fn export(&mut self, observer: &mut dyn Observer) -> Result<(), RunError> {
         let (path, options) = (self.folder.hf(), exchange::export_options(&self.config));
+        let (identity, tokenizer) = (&self.identity, &self.corpus.tokenizer);
         self.folder.claim_hf()?;
-        exchange::export(self.learner.weights(), &self.identity, &self.corpus.tokenizer, &path, &options)?;
+        if self.learner.layout().cuts_state() {
+            // No rank has all rows, but all have written theirs.
+            let checkpoint = self.checkpoints.store.checkpoint(self.position.step)?;
+            let numerics = self.learner.spec().numerics();
+            let model = (&self.learner.spec().model, &numerics);
+            exchange::export_checkpoint(&checkpoint, model, identity, tokenizer, &path, &options)?;
+        } else {
+            exchange::export(self.learner.weights(), identity, tokenizer, &path, &options)?;
+        }
         observer.wrote("Hugging Face folder", &path);
         Ok(())
     }

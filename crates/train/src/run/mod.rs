@@ -31,16 +31,19 @@ mod reporting;
 mod restore;
 mod resume;
 mod saving;
+mod settings;
 mod snapshot;
 mod steps;
 #[cfg(test)]
 mod tests;
+mod together;
 mod watch;
 
 pub use crate::spec::plan;
 pub use observer::{Observer, Outcome, Start};
 
 use crate::corpus::Corpus;
+use crate::crew::Crew;
 use crate::error::RunError;
 use crate::evaluate::Evaluator;
 use crate::exchange;
@@ -55,6 +58,7 @@ use reference::StateCopy;
 use snapshot::CheckpointWriter;
 use std::sync::atomic::AtomicBool;
 use std::time::Instant;
+use together::Together;
 use watch::Watch;
 use xtrain_config::{Config, Parsed};
 use xtrain_data::DataError;
@@ -68,11 +72,27 @@ pub fn train(
     stop: &AtomicBool,
     observer: &mut dyn Observer,
 ) -> Result<Outcome, RunError> {
-    train_profiled(parsed, start, None, stop, observer)
+    train_in(&Crew::alone(), parsed, start, None, stop, observer)
 }
 
-/// As [`train`], with a trace of some steps in `trace.json` of the run folder.
-pub fn train_profiled(
+/// As [`train`], as one of several processes, and with a trace of some steps in `trace.json` of the run
+/// folder if `profile` is given. Rank 0 alone writes files and calls `observer`, but for
+/// [`Observer::notice`].
+pub fn train_in(
+    crew: &Crew,
+    parsed: &Parsed,
+    start: Start,
+    profile: Option<ProfileOptions>,
+    stop: &AtomicBool,
+    observer: &mut dyn Observer,
+) -> Result<Outcome, RunError> {
+    let ended = train_to_the_end(crew, parsed, start, profile, stop, observer);
+    let ended = ended.and_then(|outcome| crew.finish().map(|()| outcome));
+    ended.map_err(|error| crew.fail(error))
+}
+
+fn train_to_the_end(
+    crew: &Crew,
     parsed: &Parsed,
     start: Start,
     profile: Option<ProfileOptions>,
@@ -82,19 +102,21 @@ pub fn train_profiled(
     let begun = Instant::now();
     let limit = parsed.config.train.max_time.map(|t| t.duration());
     let time_is_up = || limit.is_some_and(|limit| begun.elapsed() >= limit);
-    let mut run = match open::open(parsed, start, observer, &time_is_up) {
+    let mut run = match open::open(parsed, start, crew, observer, &time_is_up) {
         Err(RunError::Data(DataError::Interrupted)) => return Ok(Outcome::StoppedEarly),
         opened => match opened? {
             Opened::Run(run) => run,
             Opened::Finished { done, steps } => return Ok(Outcome::FinishedBefore { done, steps }),
         },
     };
+    let profile = profile.filter(|_| crew.is_first());
     run.profiler = profile.map(|options| Profiler::new(options, run.position.step, run.steps));
     run.go(Watch::new(stop, begun, limit), observer)
 }
 
 /// An open run: `begin` or `resume` opens it, `steps` trains, `finish` ends it.
 struct Run {
+    crew: Crew,
     config: Config,
     /// The settings that were chosen.
     chosen: Vec<Chosen>,
@@ -120,6 +142,7 @@ struct Run {
     /// Holds the state during reference segments, if the run has any.
     state_copy: Option<StateCopy>,
     profiler: Option<Profiler>,
+    together: Together,
 }
 
 /// The processor of a run, as reports show it.
@@ -144,6 +167,7 @@ impl Run {
         let outcome = match ended.and_then(|outcome| saved.map(|()| outcome)) {
             Ok(outcome) => outcome,
             Err(error) => {
+                let error = self.crew.fail(error);
                 self.report_error(&error);
                 return Err(error);
             }

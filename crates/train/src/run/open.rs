@@ -4,8 +4,9 @@ use super::assemble::Opened;
 use super::begin::begin;
 use super::observer::{Observer, Start};
 use super::resume::resume;
+use crate::crew::Crew;
 use crate::error::RunError;
-use crate::folder::RunFolder;
+use crate::run_file;
 use xtrain_config::Parsed;
 
 /// Opens the run of `parsed`. A refusal writes nothing, and a finished run is not changed. `time_is_up` is
@@ -13,16 +14,14 @@ use xtrain_config::Parsed;
 pub(super) fn open(
     parsed: &Parsed,
     start: Start,
+    crew: &Crew,
     observer: &mut dyn Observer,
     time_is_up: &dyn Fn() -> bool,
 ) -> Result<Opened, RunError> {
-    let folder = match RunFolder::of_config(parsed.file()).filter(|_| !parsed.is_argument("train.out")) {
-        // A run folder may have been moved since its configuration was written.
-        Some(of_config) => of_config,
-        None => RunFolder::at(parsed.out()),
-    };
-    match start == Start::Resume && folder.is_begun() {
-        true => resume(parsed, folder, observer, time_is_up),
-        false => Ok(Opened::Run(Box::new(begin(parsed, folder, observer, time_is_up)?))),
+    crew.compare_files(&parsed.config)?;
+    let folder = run_file::folder(parsed);
+    match crew.decide(|| Ok(start == Start::Resume && folder.is_begun()))? {
+        true => resume(parsed, folder, crew, observer, time_is_up),
+        false => Ok(Opened::Run(Box::new(begin(parsed, folder, crew, observer, time_is_up)?))),
     }
 }

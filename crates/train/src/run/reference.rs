@@ -114,7 +114,7 @@ impl Run {
         while !flying.is_empty() || (next < after + steps && ended.is_none()) {
             let begun = Instant::now();
             if next < after + steps && ended.is_none() {
-                ended = watch.ended(watch.step + self.saving(watch));
+                ended = self.wish(watch, watch.step + self.saving(watch));
             }
             let is_more = next < after + steps && ended.is_none();
             if is_more {
@@ -126,6 +126,8 @@ impl Run {
             {
                 let result = self.learner.collect(ticket).map_err(|e| step_error(step, e))?;
                 segment.bf16_sum = added(segment.bf16_sum, result.loss);
+                // Results are collected after the same launches on all ranks.
+                ended = ended.or(result.stopping.then_some(Outcome::Stopped));
             }
             watch.step = watch.step.max(begun.elapsed());
         }

@@ -40,7 +40,9 @@ impl Run {
         progress.took += took;
         let FinishedStep { step, lr, ref result } = finished;
         let _metrics = step_span("metrics", step);
-        observer.stepped(step, self.steps);
+        if self.crew.is_first() {
+            observer.stepped(step, self.steps);
+        }
         if result.skipped {
             self.position.skipped += 1;
             progress.nonfinite_in_a_row += 1;
@@ -70,12 +72,15 @@ impl Run {
         Ok(())
     }
 
-    /// Shows an event and writes it to the metrics files.
+    /// Shows an event and writes it to the metrics files, on rank 0.
     pub(super) fn record(
         &mut self,
         event: impl Into<Event>,
         observer: &mut dyn Observer,
     ) -> Result<(), RunError> {
+        if !self.crew.is_first() {
+            return Ok(());
+        }
         let record = Record::now(event);
         observer.event(&record.event, self.steps);
         if let Some(mut live) = self.live.take() {

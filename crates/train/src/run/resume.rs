@@ -1,17 +1,20 @@
 //! Resumes a run from its latest checkpoint.
 
 use super::assemble::{
-    Opened, Parts, Prepared, assemble, check_export, check_fits, initial_weights, load, lock,
-    measured_device, prepare, told,
+    Opened, Parts, Prepared, assemble, check_export, check_fits, initial_weights, load, measured_device,
+    prepare, processor, told,
 };
 use super::choices;
 use super::observer::Observer;
-use crate::engine::Processor;
+use super::settings::{Settings, agree};
+use super::snapshot::CheckpointWriter;
+use crate::crew::{Crew, Facts};
 use crate::error::RunError;
 use crate::folder::RunFolder;
 use crate::paths::locate;
 use crate::position::{self, Position};
 use crate::{choose, slower, source};
+use std::collections::BTreeMap;
 use xtrain_checkpoint::remove_leftovers;
 use xtrain_config::{Change, Config, MAX_FILE_BYTES, Parsed, TokenizerChoice, diff, files};
 use xtrain_data::Tokenizer;
@@ -21,34 +24,46 @@ use xtrain_report::metrics::{Lost, Resumed, SinkStart};
 pub(super) fn resume(
     parsed: &Parsed,
     folder: RunFolder,
+    crew: &Crew,
     observer: &mut dyn Observer,
     time_is_up: &dyn Fn() -> bool,
 ) -> Result<Opened, RunError> {
-    check_export(parsed, &folder)?;
+    crew.check_shared(&folder)?;
+    if crew.is_first() {
+        check_export(parsed, &folder)?;
+    }
     let hf = source::saved_init(&parsed.config, &folder)?;
-    let processor = Processor::for_config(&parsed.config)?;
+    let processor = processor(&parsed.config, crew)?;
     let before = position::config(&folder)?;
     // A run keeps its precision on every device.
     let Prepared { corpus, prompts, planned, steps, command } =
-        prepare(parsed, &folder, hf.as_ref(), before.precision.recipe, observer, time_is_up)?;
+        prepare(parsed, &folder, hf.as_ref(), before.precision.recipe, crew, observer, time_is_up)?;
     check_tokenizer(&folder, &planned.resolved.config, &corpus.tokenizer)?;
-    if let Some(done) = finished(&folder, &planned.resolved.config, steps)? {
+    if let Some(done) = crew.decide(|| finished(&folder, &planned.resolved.config, steps))? {
         return Ok(Opened::Finished { done, steps });
     }
     processor.check(planned.spec.recipe)?;
-    let device = measured_device(&planned.resolved.config, &processor);
-    let (planned, choice) =
-        choose::decide_for_resumed(planned, &before.train, |key| parsed.is_argument(key), &device)?;
-    let is_kept = choice.is_none() && !planned.chosen.is_empty();
+    let device = crew.is_first().then(|| measured_device(&planned.resolved.config, &processor));
+    let Settings { planned, told } = agree(planned, device.as_ref(), crew, |planned, device| {
+        let is_asked = |key: &str| parsed.is_argument(key);
+        let (planned, choice) = choose::decide_for_resumed(planned, &before.train, is_asked, device)?;
+        let is_kept = choice.is_none() && !planned.chosen.is_empty();
+        let planned = slower::decide_for_resumed(planned, &before.precision, &processor)?;
+        let fits = check_fits(&planned, &processor, crew);
+        fits.map_err(|error| if is_kept { choosing_again(error) } else { error })?;
+        let done = position::position(&folder)?.map_or(0, |at| at.step);
+        let told = told(&planned, choice, device, done)?;
+        Ok(Settings { planned, told })
+    })?;
+    if !crew.is_first() {
+        check_fits(&planned, &processor, crew)?;
+    }
     let before = before.precision;
-    let planned = slower::decide_for_resumed(planned, &before, &processor)?;
-    check_fits(&planned, &processor).map_err(|error| if is_kept { choosing_again(error) } else { error })?;
-    let done = position::position(&folder)?.map_or(0, |at| at.step);
-    let told = told(&planned, choice, &device, done)?;
-    let recorded = choices::adopt(&folder, &processor);
     let (config, chosen) = (planned.resolved.config, planned.chosen);
-    let mut loaded = load(planned.spec, &config, processor)?;
-    let mut checkpoints = lock(&folder, true)?;
+    crew.compare(&Facts::of(&config, &planned.spec, &corpus, &processor)?, &processor)?;
+    let recorded = if crew.is_first() { choices::recorded(&folder) } else { BTreeMap::new() };
+    let mut loaded = load(planned.spec, &config, processor, &corpus, crew, recorded)?;
+    let mut checkpoints = CheckpointWriter::open(&folder, true, crew)?;
     told.iter().for_each(|line| tracing::info!("{line}"));
     let position = match checkpoints.restore(&mut loaded.learner, &corpus.loader, &config)? {
         Some(position) => position,
@@ -70,9 +85,10 @@ pub(super) fn resume(
         switched,
     };
     let parts = Parts {
+        crew: crew.clone(),
         resumed: Some(Resumed { step: position.step, switched }),
         sink: SinkStart::Resumed(lost),
-        choices: (!is_at_its_end).then_some(recorded),
+        records_choices: !is_at_its_end,
         config,
         chosen,
         steps,

@@ -11,7 +11,8 @@ use std::time::Duration;
 use xtrain_report::metrics::CheckpointSaved;
 
 impl Run {
-    /// Begins to save the state, unless this step is saved already. Waits for the save in progress first.
+    /// Begins to save the state, unless this step is saved already. Waits for the save in progress first. All
+    /// ranks call it.
     pub(super) fn save(
         &mut self,
         watch: &mut Watch<'_>,
@@ -25,7 +26,9 @@ impl Run {
         let metrics = self.sink.unsynced()?;
         let (loader, config, position) = (&self.corpus.loader, &self.config, &self.position);
         let written = self.checkpoints.begin(&mut self.learner, loader, config, position, metrics)?;
-        self.report_saved(written, watch, observer)
+        self.report_saved(written, watch, observer)?;
+        // Ranks without memory for a copy have written, which may take longer than a step.
+        self.crew.barrier()
     }
 
     /// Waits for the save in progress, if any.
@@ -45,7 +48,9 @@ impl Run {
         observer: &mut dyn Observer,
     ) -> Result<(), RunError> {
         let Some(WrittenCheckpoint { step, path, took }) = written else { return Ok(()) };
-        self.folder.write("config.toml", &commented(&self.config, &self.chosen))?;
+        if self.crew.is_first() {
+            self.folder.write("config.toml", &commented(&self.config, &self.chosen))?;
+        }
         watch.save = watch.save.max(took);
         self.record(CheckpointSaved { step, path }, observer)
     }

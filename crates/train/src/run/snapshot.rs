@@ -3,27 +3,35 @@
 //! A save stops training while the state is copied to host memory. A thread then writes the files from that
 //! copy while training continues. Two saves never overlap, and older checkpoints are deleted when the new one
 //! is complete.
+//!
+//! Each rank of a run copies and writes what it has, and rank 0 completes the checkpoint. Ranks need not do so
+//! at the same time, nor all of them from a copy.
 
 use super::background_save::{BackgroundSave, WrittenCheckpoint};
+use crate::crew::Crew;
 use crate::error::RunError;
 use crate::folder::RunFolder;
 use crate::learner::Learner;
-use crate::position::{CONFIG, LOADER, POSITION, Position, specs};
+use crate::position::{CONFIG, LOADER, POSITION, Position};
+use crate::saved::{self, SavedState, Step};
 use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::Instant;
-use xtrain_checkpoint::{BoxError, CheckpointError, CheckpointStore, RunLock, TensorSpec};
+use xtrain_checkpoint::{CheckpointError, CheckpointStore, RunLock, TensorSpec};
 use xtrain_config::Config;
 use xtrain_data::Loader;
+use xtrain_distributed::Channel;
 use xtrain_report::metrics::jsonl::Unsynced;
 use xtrain_runtime::StateEntry;
 use xtrain_tensor::host::{ALIGN_BYTES, AlignedBytes};
 
-/// The checkpoints of a run folder. The folder is locked while this exists.
+/// The checkpoints of a run folder. Rank 0 locks the folder while this exists.
 pub(super) struct CheckpointWriter {
     pub(super) store: Arc<CheckpointStore>,
+    /// Connects the ranks of the run. No other calls are made on it, because a thread makes these.
+    pub(super) channel: Arc<dyn Channel>,
     folder: PathBuf,
     /// The step that was saved last, or is being saved.
     pub(super) last: Option<u64>,
@@ -37,27 +45,32 @@ pub(super) struct CheckpointWriter {
     /// Bytes of available memory, if the system reports them. A copy uses at most half of them.
     pub(super) available_bytes: fn() -> Option<u64>,
     pub(super) write: Write,
-    /// Dropped after the writing thread has ended.
-    _lock: RunLock,
+    /// Dropped after the writing thread has ended. Only rank 0 has it.
+    _lock: Option<RunLock>,
 }
 
 /// Function that writes the files of a checkpoint.
-pub(super) type Write = fn(&CheckpointStore, &Snapshot) -> Result<PathBuf, CheckpointError>;
+pub(super) type Write = fn(&CheckpointStore, &Snapshot) -> Result<PathBuf, RunError>;
 
-/// The state of a run after a step.
+/// What a rank writes of the state of a run after a step.
 pub(super) struct Snapshot {
     pub(super) step: u64,
+    channel: Arc<dyn Channel>,
     tensors: Vec<TensorSpec>,
-    /// Byte range of each tensor in the memory.
+    /// The rows of each tensor that this rank writes.
+    rows: Vec<Range<usize>>,
+    /// Byte range of these rows in the memory.
     places: Vec<Range<usize>>,
     memory: Arc<AlignedBytes>,
     documents: Vec<(String, serde_json::Value)>,
 }
 
 impl Snapshot {
-    pub(super) fn write(store: &CheckpointStore, of: &Snapshot) -> Result<PathBuf, CheckpointError> {
+    pub(super) fn write(store: &CheckpointStore, of: &Snapshot) -> Result<PathBuf, RunError> {
         let bytes = of.memory.as_slice();
-        store.save(of.step, &of.tensors, &mut |n| Ok(&bytes[of.places[n].clone()]), &of.documents)
+        let step = Step { number: of.step, documents: &of.documents };
+        let read = &mut |n: usize| Ok(&bytes[of.places[n].clone()]);
+        saved::write(store, of.channel.as_ref(), &step, &of.tensors, &of.rows, read)
     }
 }
 
@@ -85,12 +98,30 @@ impl Retention {
 }
 
 impl CheckpointWriter {
-    /// Opens the checkpoints of `folder`, and creates the folder if needed. It is an error if another process
-    /// writes there.
-    pub(super) fn open(folder: &RunFolder) -> Result<Self, RunError> {
-        let lock = RunLock::acquire(folder.path())?;
+    /// Opens the checkpoints of `folder`, and creates the folder if needed. It is an error if another run
+    /// writes there, if the run in it has meanwhile begun, or not, contrary to `is_begun`, and if ranks see
+    /// different folders. All ranks call it.
+    pub(super) fn open(folder: &RunFolder, is_begun: bool, crew: &Crew) -> Result<Self, RunError> {
+        let lock = crew.is_first().then(|| RunLock::acquire(folder.path())).transpose()?;
+        if lock.is_some() && folder.is_begun() != is_begun {
+            return Err(RunError::Refused(format!(
+                "another process began a run in {} meanwhile; start this one again, with --resume to continue that run",
+                folder.path().display()
+            )));
+        }
+        crew.check_shared(folder)?;
+        CheckpointWriter::new(folder, crew.channel(), lock)
+    }
+
+    /// A writer of checkpoints of `folder` by the ranks that `channel` connects.
+    pub(super) fn new(
+        folder: &RunFolder,
+        channel: Arc<dyn Channel>,
+        lock: Option<RunLock>,
+    ) -> Result<Self, RunError> {
         Ok(CheckpointWriter {
             store: Arc::new(CheckpointStore::open(&folder.checkpoints())?),
+            channel,
             folder: folder.checkpoints(),
             last: None,
             writing: None,
@@ -142,7 +173,7 @@ impl CheckpointWriter {
 
     /// Copies the state, then begins to write it and to delete checkpoints that the configuration does not
     /// keep. The checkpoint becomes complete only after `metrics` are on disk. Without memory for the copy,
-    /// it is complete when this returns.
+    /// it is complete when this returns. All ranks call it after the same steps.
     pub(super) fn begin(
         &mut self,
         learner: &mut Learner,
@@ -153,37 +184,52 @@ impl CheckpointWriter {
     ) -> Result<Option<WrittenCheckpoint>, RunError> {
         debug_assert!(self.writing.is_none(), "two saves never overlap");
         let begun = Instant::now();
-        let (step, entries) = (at.step, learner.saved_state());
+        let (step, state) = (at.step, SavedState::of(learner));
         let documents = vec![
             (POSITION.to_owned(), serde_json::json!(at)),
             (LOADER.to_owned(), serde_json::json!(loader.state(step * config.train.batch_size as u64))),
             (CONFIG.to_owned(), serde_json::json!(config.to_toml())),
         ];
-        let (tensors, retention) = (specs(&entries), Retention::new(config, at));
+        let retention = (self.channel.rank() == 0).then(|| Retention::new(config, at));
+        let retain = move |store: &CheckpointStore| retention.map_or(Ok(()), |rule| rule.apply(store));
         let sync = move || metrics.map_or(Ok(()), |metrics| metrics.sync());
-        let Some(places) = self.make_room(&entries) else {
+        let copied = state.copied();
+        let Some(parts_of_memory) = self.make_room(&copied) else {
             if !std::mem::replace(&mut self.has_warned, true) {
                 tracing::warn!(
                     "there is too little memory for a copy of the state: training waits for each save"
                 );
             }
             sync()?;
-            let mut read =
-                |n: usize| learner.read_state(entries[n].kind, &entries[n].name).map_err(BoxError::from);
-            let path = self.store.save(step, &tensors, &mut read, &documents)?;
+            let content = Step { number: step, documents: &documents };
+            let path = state.save(learner, &self.store, self.channel.as_ref(), &content)?;
             self.last = Some(step);
-            retention.apply(&self.store)?;
+            retain(&self.store)?;
             return Ok(Some(WrittenCheckpoint { step, path, took: begun.elapsed() }));
         };
         // The thread of the last save has released it.
         let Some(memory) = Arc::get_mut(&mut self.memory) else { unreachable!("two saves never overlap") };
-        learner.copy_state(&entries, &mut parts(memory.as_mut_slice(), &places))?;
-        let snapshot = Snapshot { step, tensors, places, memory: self.memory.clone(), documents };
+        learner.copy_state(&copied, &mut parts(memory.as_mut_slice(), &parts_of_memory))?;
+        let rows = state.written();
+        let mut parts_of_memory = parts_of_memory.into_iter();
+        let place = |rows: &Range<usize>| match rows.is_empty() {
+            true => 0..0,
+            false => parts_of_memory.next().unwrap_or(0..0),
+        };
+        let snapshot = Snapshot {
+            step,
+            channel: self.channel.clone(),
+            tensors: state.tensors(),
+            places: rows.iter().map(place).collect(),
+            rows,
+            memory: self.memory.clone(),
+            documents,
+        };
         let (store, write) = (self.store.clone(), self.write);
         let save = move || {
             sync()?;
             let path = write(&store, &snapshot)?;
-            retention.apply(&store)?;
+            retain(&store)?;
             Ok(path)
         };
         self.writing = Some(BackgroundSave::start(step, begun, &self.folder, save)?);
@@ -194,7 +240,7 @@ impl CheckpointWriter {
     /// Begins to allocate the memory for copies during the first steps, so that the first save stops training
     /// for no longer than the others.
     pub(super) fn prepare(&mut self, learner: &mut Learner) {
-        let (_, bytes) = places(&learner.saved_state());
+        let (_, bytes) = places(&SavedState::of(learner).copied());
         if let Some(mut memory) = self.allocate(bytes) {
             // Without a thread the first copy touches the pages.
             let take = move || {

@@ -7,9 +7,11 @@ use super::{Run, is_due};
 use crate::error::{LearnError, RunError};
 use crate::evaluate::Tally;
 use crate::learner::{IN_FLIGHT, Step};
+use crate::member::Member;
 use crate::spans::{span, step_span};
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
+use xtrain_distributed::CommError;
 use xtrain_runtime::{EngineError, Ticket};
 
 /// Steps whose results have not arrived, and the clock of the loop.
@@ -66,6 +68,7 @@ impl Run {
             self.launch_next(&mut flight)?;
             let due = self.due(watch);
             let finished = self.collect(&mut flight, watch, &due)?;
+            self.compare_states()?;
             for (step, took) in finished {
                 self.report_step(step, took, &mut progress, observer)?;
             }
@@ -109,16 +112,18 @@ impl Run {
         Ok(())
     }
 
-    /// Launches the optimizer step that follows `number` others: all its micro-batches, then the update.
+    /// Launches the optimizer step that follows `number` others: all micro-batches of this rank, then the
+    /// update. Rank r of n takes micro-batches r, r + n, ...
     pub(super) fn launch(&mut self, number: u64, lr: f64) -> Result<Ticket, RunError> {
         let (batch_size, micro) = (self.config.train.batch_size, self.config.train.micro_batch_size());
+        let Member { rank, world_size } = self.crew.member();
         let first = number * batch_size as u64;
         let valid_targets = self.corpus.loader.valid_targets(first..first + batch_size as u64) as usize;
-        let step = Step { number, lr, valid_targets, micro_steps: batch_size / micro };
+        let step = Step { number, lr, valid_targets, micro_steps: batch_size / micro / world_size };
         let _step = step_span("step", step.number + 1);
         for n in 0..step.micro_steps {
             let prepare = span("prepare");
-            let first = first + (n * micro) as u64;
+            let first = first + ((n * world_size + rank) * micro) as u64;
             let batch = self.corpus.loader.batch(first, micro)?;
             let sources = self.corpus.loader.sources(first..first + micro as u64);
             drop(prepare);
@@ -129,15 +134,20 @@ impl Run {
         self.learner.fetch().map_err(|e| step_error(number + 1, e))
     }
 
-    /// Determines the work that follows the step that was launched last.
-    fn due(&self, watch: &Watch<'_>) -> Due {
+    /// Determines the work that follows the step that was launched last. It is the same on all ranks: a rank
+    /// that is asked to end the run asks all, and all end after the same step.
+    fn due(&mut self, watch: &Watch<'_>) -> Due {
         let step = self.position.step;
         let last = step == self.steps;
         let evaluate = match last {
             true => self.config.eval.at_end,
             false => is_due(step, self.config.eval.every.unwrap_or(0)),
         };
-        let ended = watch.ended(watch.step + self.saving(watch)).filter(|_| !last);
+        let ended = match self.crew.is_alone() {
+            true => watch.ended(watch.step + self.saving(watch)),
+            false => self.agreed_end(watch),
+        };
+        let ended = ended.filter(|_| !last);
         let traced = self.profiler.as_ref().is_some_and(|profiler| profiler.acts(step));
         let all_results = last
             || evaluate
@@ -179,6 +189,8 @@ impl Run {
             }
             let Some(StepInFlight { step, lr, ticket }) = steps.pop_front() else { break };
             let result = self.learner.collect(ticket).map_err(|e| step_error(step, e))?;
+            self.crew.first_step_is_done();
+            self.note_wish(step, &result);
             finished.push(FinishedStep { step, lr, result });
         }
         Ok(finished)
@@ -207,7 +219,9 @@ impl Run {
             if cut.is_some() {
                 return Ok(cut);
             }
-            ended = ended.or_else(|| watch.ended(watch.step + self.saving(watch))).filter(|_| !last);
+            if self.crew.is_alone() {
+                ended = ended.or_else(|| watch.ended(watch.step + self.saving(watch))).filter(|_| !last);
+            }
             flight.begun = Instant::now();
         }
         // The state after skipped steps needs no checkpoint, and must not replace good ones.
@@ -227,6 +241,12 @@ pub(super) fn step_error(step: u64, error: LearnError) -> RunError {
         LearnError::Engine(EngineError::NonFinite { .. }) => RunError::Diverged(format!(
             "step {step}: {error}; try a lower optimizer.lr, or other data or initial weights"
         )),
+        LearnError::Engine(EngineError::Collective { error: ref cause, .. }) => {
+            RunError::Ranks(match &**cause {
+                CommError::Aborted(_) => CommError::clone(cause),
+                _ => CommError::System(format!("step {step}: {error}")),
+            })
+        }
         other => other.into(),
     }
 }

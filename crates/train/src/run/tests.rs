@@ -1,12 +1,15 @@
 //! Saves in progress while training continues. The function that writes files is replaced, so that no test
 //! depends on their duration.
 
+mod ranks;
+
 use super::assemble::Opened;
 use super::open::open;
 use super::snapshot::{CheckpointWriter, Snapshot};
 use super::watch::Watch;
 use super::{Observer, Outcome, Start};
 use crate::corpus::Notice;
+use crate::crew::Crew;
 use crate::error::RunError;
 use crate::folder::RunFolder;
 use crate::position::position;
@@ -74,7 +77,7 @@ fn run(
     prepare: impl FnOnce(&mut CheckpointWriter),
 ) -> (Result<Outcome, RunError>, Vec<Seen>) {
     let mut recorder = Recorder { seen: Vec::new(), done };
-    let Ok(Opened::Run(mut run)) = open(parsed, Start::New, &mut recorder, &|| false) else {
+    let Ok(Opened::Run(mut run)) = open(parsed, Start::New, &Crew::alone(), &mut recorder, &|| false) else {
         panic!("it does not open")
     };
     prepare(&mut run.checkpoints);
@@ -90,7 +93,7 @@ fn at(seen: &[Seen], what: Seen) -> usize {
 fn steps_are_made_while_a_checkpoint_is_written() {
     static DONE: AtomicU64 = AtomicU64::new(0);
     /// Ends only when three more steps are done, or all.
-    fn write(store: &CheckpointStore, of: &Snapshot) -> Result<PathBuf, CheckpointError> {
+    fn write(store: &CheckpointStore, of: &Snapshot) -> Result<PathBuf, RunError> {
         let begun = Instant::now();
         while DONE.load(Ordering::SeqCst) < (of.step + 3).min(16) {
             assert!(begun.elapsed() < PATIENCE, "no step is made while step {} is written", of.step);
@@ -124,12 +127,12 @@ fn steps_are_made_while_a_checkpoint_is_written() {
 #[test]
 fn a_save_that_fails_while_steps_are_made_ends_the_run_and_leaves_the_one_before() {
     static DONE: AtomicU64 = AtomicU64::new(0);
-    fn write(store: &CheckpointStore, of: &Snapshot) -> Result<PathBuf, CheckpointError> {
+    fn write(store: &CheckpointStore, of: &Snapshot) -> Result<PathBuf, RunError> {
         if of.step < 8 {
             return Snapshot::write(store, of);
         }
         let source = Error::from(ErrorKind::StorageFull);
-        Err(CheckpointError::Io { path: PathBuf::from("step-8"), action: "write", source })
+        Err(CheckpointError::Io { path: PathBuf::from("step-8"), action: "write", source }.into())
     }
     let folder = tempfile::tempdir().expect("a folder");
     let (ended, seen) = run(&run_file(folder.path(), "out"), &DONE, |saved| saved.write = write);
@@ -147,7 +150,7 @@ fn a_save_that_is_under_way_when_the_steps_end_badly_is_completed() {
     let folder = tempfile::tempdir().expect("a folder");
     let mut recorder = Recorder { seen: Vec::new(), done: &DONE };
     let parsed = run_file(folder.path(), "out");
-    let Ok(Opened::Run(mut run)) = open(&parsed, Start::New, &mut recorder, &|| false) else {
+    let Ok(Opened::Run(mut run)) = open(&parsed, Start::New, &Crew::alone(), &mut recorder, &|| false) else {
         panic!("it does not open")
     };
     let metrics = run.sink.unsynced().expect("metrics");

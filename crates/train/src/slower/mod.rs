@@ -15,7 +15,7 @@ use crate::fit;
 use crate::spec::Planned;
 use layers::Blocks;
 use serde::Serialize;
-use xtrain_config::{Config, Device, PrecisionConfig, Slower};
+use xtrain_config::{Device, PrecisionConfig, Slower};
 use xtrain_model::{Numerics, Recipe};
 
 /// Speed in FP8 relative to bf16 below which a layer stays in bf16, if noise does not explain it. A smaller
@@ -43,7 +43,7 @@ pub fn measure(planned: &Planned, recipes: &[Recipe], device: Device) -> Result<
     for &recipe in recipes {
         let own = planned.spec.numerics();
         let numerics = if recipe == own.recipe { own } else { Numerics::from(recipe) };
-        let blocks = Blocks::new(&planned.spec.computed_in(numerics), micro_steps(&planned.resolved.config));
+        let blocks = Blocks::new(&planned.spec.computed_in(numerics), micro_steps(planned));
         let layers = blocks.measure(Processor::by_name(device)?)?;
         if let Processor::Cuda(gpu) = Processor::by_name(device)? {
             gpu.replace_measurement(&blocks.name(), &line(&layers));
@@ -63,7 +63,7 @@ pub fn decide(planned: Planned, processor: &Processor) -> Result<Planned, RunErr
         Some(speeds) => speeds,
         None => {
             // Do not time a run that does not fit.
-            fit::check(&planned, processor)?;
+            fit::check(&planned, processor, 1)?;
             tracing::info!(
                 "timing the linear layers in FP8 and in bf16 on this GPU, once; the result is cached"
             );
@@ -133,11 +133,11 @@ fn slower_layers(speeds: &[LayerSpeed]) -> Vec<Slower> {
 }
 
 fn blocks(planned: &Planned) -> Blocks {
-    Blocks::new(&planned.spec, micro_steps(&planned.resolved.config))
+    Blocks::new(&planned.spec, micro_steps(planned))
 }
 
-fn micro_steps(config: &Config) -> usize {
-    config.train.batch_size / config.train.micro_batch_size()
+fn micro_steps(planned: &Planned) -> usize {
+    planned.spec.micro_steps(planned.resolved.config.train.batch_size)
 }
 
 /// The cached text: JSON in one line.
@@ -156,6 +156,7 @@ mod tests {
     use crate::linear_gemms::{fp8_share, linear_gemms};
     use crate::spec::plan_on;
     use std::path::Path;
+    use xtrain_config::Config;
 
     /// Speeds of the layers of a block, in their order.
     fn table(speeds: [f64; 4]) -> Vec<LayerSpeed> {

@@ -11,8 +11,8 @@ use xtrain_train::learner::Learner;
 /// Cases of a sample.
 const SAMPLE: usize = 24;
 
-/// All cases with XTRAIN_TEST_ALL=1, else a sample by the seed.
-fn drawn<T>(mut all: Vec<T>) -> Vec<T> {
+/// All cases with XTRAIN_TEST_ALL=1, else a sample by a seed that a failure prints.
+pub(crate) fn drawn<T>(mut all: Vec<T>) -> Vec<T> {
     if std::env::var("XTRAIN_TEST_ALL").is_ok_and(|value| value == "1") {
         return all;
     }

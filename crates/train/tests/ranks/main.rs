@@ -1,9 +1,11 @@
 //! Training steps of several ranks: threads that each run the program of the step on their micro-batches,
 //! with the lanes of each rank in another random order.
 
+mod checkpoints;
 #[path = "../common/mod.rs"]
 mod common;
 mod counting;
 mod equality;
+mod failing_saves;
 mod programs;
 mod world;

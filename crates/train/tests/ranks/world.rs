@@ -137,20 +137,17 @@ impl World {
 
     /// Runs all ranks after this change.
     pub(crate) fn run_with(&self, damage: Damage<'_>) -> Vec<RankRun> {
-        let order = Philox::new(seed(), self.orders, 1);
         thread::scope(|scope| {
-            let order = &order;
             let spawn = |communicator: ThreadCommunicator| {
-                let order = order.word(communicator.rank() as u64).into();
-                scope.spawn(move || self.run_rank(Counting::new(communicator), order, damage))
+                scope.spawn(move || self.run_rank(Counting::new(communicator), damage))
             };
             let handles: Vec<_> = ThreadCommunicator::world(self.ranks).into_iter().map(spawn).collect();
             handles.into_iter().map(|handle| handle.join().expect("a rank")).collect()
         })
     }
 
-    /// The run of a rank, whose lanes run in an order by this seed.
-    fn run_rank(&self, communicator: Counting, order: u64, damage: Damage<'_>) -> RankRun {
+    /// The run of a rank.
+    fn run_rank(&self, communicator: Counting, damage: Damage<'_>) -> RankRun {
         let (rank, communicator) = (communicator.rank(), Arc::new(communicator));
         let spec = self.spec(rank);
         let [training, refresh] = {
@@ -159,22 +156,14 @@ impl World {
             [training, refresh]
         };
         let planned_bytes = Target::Cpu.plan_bytes(&[&refresh, &training]);
-        let mut engine = CpuEngine::new(Arc::new(cpu_kernels())).with_communicator(communicator.clone());
-        engine.set_checks(Checks { poison: true, numerics: false });
-        engine.set_random_order(order);
-        let vocabulary = spec.model.vocab_size;
-        let mut learner = Learner::new(Box::new(engine), spec, 3).expect("a learner");
+        let mut learner = self.learner(communicator.clone());
         let memory = [learner.memory_bytes(), planned_bytes];
         learner.weights().initialize(5, 0.1).expect("weights");
         damage(rank, &mut learner);
         communicator.take();
         let (mut results, mut first_gradients, mut sent) = (Vec::new(), BTreeMap::new(), Vec::new());
         for number in 0..STEPS {
-            let count = self.ranks * self.micro_steps;
-            let seeds = (number * count..).take(count);
-            let batches: Vec<TokenBatch> =
-                seeds.map(|seed| random_batch(BATCH, vocabulary, seed as u64)).collect();
-            results.push(self.step(&mut learner, number as u64, rank, &batches));
+            results.push(self.step(&mut learner, number));
             sent.push(communicator.take());
             if number == 0 {
                 first_gradients = gradients(&mut learner);
@@ -187,9 +176,22 @@ impl World {
         RankRun { results, applied, first_gradients, shared, saved, rows, memory, sent }
     }
 
-    fn step(&self, learner: &mut Learner, number: u64, rank: usize, batches: &[TokenBatch]) -> StepResult {
+    /// The learner of a rank, whose weights are zeros and whose lanes run in an order by the seed.
+    pub(crate) fn learner(&self, communicator: Arc<dyn Communicator>) -> Learner {
+        let rank = communicator.rank();
+        let order = Philox::new(seed(), self.orders, 1).word(rank as u64);
+        learner(self.spec(rank), communicator, order.into())
+    }
+
+    /// Runs step `number` on a rank. A step has the same micro-batches in all worlds of as many.
+    pub(crate) fn step(&self, learner: &mut Learner, number: usize) -> StepResult {
+        let (rank, vocabulary) = (learner.spec().parallel.rank, learner.spec().model.vocab_size);
+        let count = self.ranks * self.micro_steps;
+        let seeds = (number * count..).take(count);
+        let batches: Vec<TokenBatch> =
+            seeds.map(|seed| random_batch(BATCH, vocabulary, seed as u64)).collect();
         let valid_targets = batches.iter().map(|batch| batch.valid_targets).sum();
-        let step = Step { number, lr: 1e-3, valid_targets, micro_steps: self.micro_steps };
+        let step = Step { number: number as u64, lr: 1e-3, valid_targets, micro_steps: self.micro_steps };
         for n in 0..self.micro_steps {
             let place = n * self.ranks + rank;
             // Sequences of the global batch take turns.
@@ -202,6 +204,14 @@ impl World {
         let ticket = learner.fetch().expect("outputs");
         learner.collect(ticket).expect("outputs")
     }
+}
+
+/// The learner of a rank, whose weights are zeros and whose lanes run in an order by this seed.
+pub(crate) fn learner(spec: TrainingSpec, communicator: Arc<dyn Communicator>, order: u64) -> Learner {
+    let mut engine = CpuEngine::new(Arc::new(cpu_kernels())).with_communicator(communicator);
+    engine.set_checks(Checks { poison: true, numerics: false });
+    engine.set_random_order(order);
+    Learner::new(Box::new(engine), spec, 3).expect("a learner")
 }
 
 /// The sum of the gradients of the last step, by parameter.

@@ -3,7 +3,7 @@
 use super::values::{bounded, device, named, whole};
 use clap::Args;
 use std::path::PathBuf;
-use xtrain_config::Device;
+use xtrain_config::{Device, Override};
 use xtrain_model::Recipe;
 
 #[derive(Debug, Args)]
@@ -14,6 +14,32 @@ pub(crate) struct RunFile {
     /// be repeated
     #[arg(long = "set", value_name = "SECTION.KEY=VALUE")]
     pub(crate) set: Vec<String>,
+}
+
+/// The number of processes that share a run.
+#[derive(Debug, Args)]
+pub(crate) struct Processes {
+    /// Train on this many GPUs of one machine, with a process for each; docs/parallel.md says more
+    #[arg(long, value_name = "N", conflicts_with = "ranks", value_parser = bounded(1..=1024))]
+    pub(crate) gpus: Option<usize>,
+    /// Train in this many processes on the CPU
+    #[arg(long, value_name = "N", value_parser = bounded(1..=1024))]
+    pub(crate) ranks: Option<usize>,
+}
+
+impl Processes {
+    /// The number that an option gives, with the option.
+    pub(crate) fn given(&self) -> Option<(&'static str, usize)> {
+        let gpus = self.gpus.map(|count| ("--gpus", count));
+        gpus.or_else(|| self.ranks.map(|count| ("--ranks", count)))
+    }
+
+    /// The device that the options imply.
+    pub(crate) fn device(&self) -> Option<Override> {
+        let (option, _) = self.given()?;
+        let device = if self.gpus.is_some() { Device::Cuda } else { Device::Cpu };
+        Some(Override::Text { option, key: "train.device", text: device.name().to_owned() })
+    }
 }
 
 /// `--threads`.

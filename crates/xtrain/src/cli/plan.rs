@@ -1,6 +1,6 @@
 //! The options of `xtrain plan`.
 
-use super::options::RunFile;
+use super::options::{Processes, RunFile};
 use clap::Args;
 use clap::builder::PossibleValuesParser;
 use xtrain_config::Size;
@@ -12,6 +12,7 @@ use xtrain_train::passes::PIPELINE;
   xtrain plan run.toml --device-model h200
   xtrain plan models/Llama-3-8B --device-model h100
   xtrain plan run.toml --set train.device=cuda --memory 80GiB
+  xtrain plan run.toml --gpus 8 --device-model h100 --set parallel.shard=optimizer
   xtrain plan run.toml --set train.recompute=block --dump")]
 #[command(mut_arg("file", |file| file.help("A run file (TOML; docs/configuration.md lists its keys), a Hugging Face folder or a config.json")))]
 pub(crate) struct PlanArgs {
@@ -24,6 +25,8 @@ pub(crate) struct PlanArgs {
     /// Plan for this GPU model, which need not be present: h200, h100, a100, l40s, 4090 or 5090
     #[arg(long, value_name = "NAME")]
     pub(crate) device_model: Option<String>,
+    #[command(flatten)]
+    pub(crate) processes: Processes,
     /// Also print workspaces that do not add to the peak of memory
     #[arg(long)]
     pub(crate) all: bool,

@@ -1,6 +1,6 @@
 //! The options of `xtrain train`.
 
-use super::options::RunFile;
+use super::options::{Processes, RunFile};
 use super::values::{bounded, whole};
 use clap::Args;
 
@@ -8,6 +8,7 @@ use clap::Args;
 #[command(after_help = "Examples:
   xtrain train examples/quickstart.toml
   xtrain train run.toml --resume --max-time 3h50m
+  xtrain train run.toml --gpus 8
   xtrain train run.toml --profile --set train.steps=20")]
 pub(crate) struct TrainArgs {
     #[command(flatten)]
@@ -24,6 +25,8 @@ pub(crate) struct TrainArgs {
     /// CPU threads, 0 uses all cores; the same as --set train.threads=...
     #[arg(long, value_parser = bounded(0..=1024))]
     pub(crate) threads: Option<usize>,
+    #[command(flatten)]
+    pub(crate) processes: Processes,
     /// Print warnings and errors only
     #[arg(long, short, conflicts_with = "verbose")]
     pub(crate) quiet: bool,

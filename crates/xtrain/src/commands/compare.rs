@@ -26,7 +26,16 @@ fn text(comparison: &Comparison) -> String {
     let Comparison { baseline, compared, notes, counted_in, last, .. } = comparison;
     let mut rows = vec![
         [
-            "runs", "recipe", "loss of", counted_in, "loss", "baseline", "gap", "seeds", "within seeds", "bar",
+            "runs",
+            "recipe",
+            "loss of",
+            counted_in,
+            "loss",
+            "baseline",
+            "gap",
+            "seeds",
+            "within seeds",
+            "bar",
             "within bar",
         ]
         .map(String::from),

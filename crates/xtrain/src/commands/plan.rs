@@ -5,16 +5,20 @@ use crate::failure::Failure;
 use crate::plan_table::{self, Answer, Tables};
 use crate::terminal;
 use std::path::Path;
-use xtrain_config::{Config, ConfigErrors, Parsed};
+use xtrain_config::{Config, ConfigErrors, Override, Parsed};
 use xtrain_train::engine::{Processor, Room, Target};
 use xtrain_train::error::LearnError;
 use xtrain_train::estimate::{Device, RunTime};
 use xtrain_train::fit::Fit;
-use xtrain_train::spec::plan_on;
+use xtrain_train::member::Member;
+use xtrain_train::spec::plan_for;
 use xtrain_train::{choose, programs, run_file, slower, source};
 
 pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
-    let parsed = load(&args.run.file, &args.run.set)?;
+    let sets = args.run.set.iter().cloned().map(Override::Set);
+    let sets: Vec<Override> = sets.chain(args.processes.device()).collect();
+    let parsed = load(&args.run.file, &sets)?;
+    let ranks = args.processes.given().map_or(1, |(_, count)| count);
     // The workspace of kernels grows with the threads of the run; none is started here.
     let threads = terminal::thread_count(parsed.config.train.threads)?;
     // A GPU that is asked for need not be present.
@@ -23,7 +27,7 @@ pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
         None => Processor::choose(parsed.config.train.device).ok(),
     };
     let target = processor.as_ref().map_or(Target::Cuda, Processor::target);
-    let planned = plan_on(&parsed, target)?;
+    let planned = plan_for(&parsed, target, Member::first_of(ranks))?;
     let recipe = planned.spec.recipe;
     let device = match (&args.device_model, &processor, args.memory) {
         (Some(model), ..) => Some(Device::model(model)?),
@@ -76,7 +80,7 @@ fn is_a_model(path: &Path) -> bool {
 
 /// The run file at `path`, or one for the model there: sequences as long as it was made for, up to 4096
 /// tokens, and a billion tokens of training.
-fn load(path: &Path, sets: &[String]) -> Result<Parsed, Failure> {
+fn load(path: &Path, sets: &[Override]) -> Result<Parsed, Failure> {
     if !is_a_model(path) {
         return Ok(run_file::load(path, sets)?);
     }

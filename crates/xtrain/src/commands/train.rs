@@ -2,34 +2,48 @@
 
 use crate::cli::TrainArgs;
 use crate::failure::Failure;
+use crate::ranks::{self, Place};
 use crate::signals::Stop;
-use crate::terminal::{self, Detail, TrainingView};
+use crate::terminal::{self, Detail, Silent, TrainingView};
+use std::process::ExitCode;
 use xtrain_config::Override;
 use xtrain_train::profile::ProfileOptions;
-use xtrain_train::run::{Outcome, Start, train_profiled};
+use xtrain_train::run::{Observer, Outcome, Start, train_in};
 use xtrain_train::run_file;
 
-pub(crate) fn run(args: &TrainArgs) -> Result<(), Failure> {
+pub(crate) fn run(args: &TrainArgs, place: &Place) -> Result<ExitCode, Failure> {
     let mut overrides: Vec<Override> = args.run.set.iter().map(|set| Override::Set(set.clone())).collect();
     let options = [("--max-time", "train.max_time", &args.max_time), ("--out", "train.out", &args.out)];
     for (option, key, given) in options {
         overrides.extend(given.iter().map(|text| Override::Text { option, key, text: text.clone() }));
     }
     overrides.extend(args.threads.map(|threads| Override::Set(format!("train.threads={threads}"))));
+    overrides.extend(args.processes.device());
     let parsed = run_file::load(&args.run.file, &overrides)?;
-    terminal::use_threads(parsed.config.train.threads)?;
-    let Stop(stop) = Stop::on_signals()?;
+    if let Some(count) = args.processes.gpus.filter(|_| place.is_first()) {
+        ranks::check_gpus(count)?;
+    }
+    if let Some(count) = place.launches(args) {
+        parsed.check_shared(count)?;
+        return ranks::launch(count, &parsed);
+    }
+    terminal::use_share_of_threads(parsed.config.train.threads, place.local_world_size())?;
+    let crew = place.join(&parsed)?;
+    let Stop(stop) = Stop::on_signals_in(place)?;
     let start = if args.resume { Start::Resume } else { Start::New };
     let detail = match (args.quiet, args.verbose) {
         (true, _) => Detail::Quiet,
         (_, true) => Detail::Whole,
         _ => Detail::Given,
     };
-    let mut view = TrainingView::new(stop.clone(), detail, &parsed.config);
+    let mut view: Box<dyn Observer> = match place.is_first() {
+        true => Box::new(TrainingView::new(stop.clone(), detail, &parsed.config)),
+        false => Box::new(Silent(stop.clone())),
+    };
     let profile =
         args.profile.then_some(ProfileOptions { steps: args.profile_steps, from: args.profile_from });
-    let said = match train_profiled(&parsed, start, profile, &stop, &mut view)? {
-        Outcome::Finished => return Ok(()),
+    let said = match train_in(&crew, &parsed, start, profile, &stop, view.as_mut())? {
+        Outcome::Finished => return Ok(ExitCode::SUCCESS),
         Outcome::FinishedBefore { done, steps } => {
             let length = &parsed.config.train;
             let key = match (length.tokens, length.epochs) {
@@ -46,8 +60,8 @@ pub(crate) fn run(args: &TrainArgs) -> Result<(), Failure> {
             "stopped before the first step of this run; the tokens prepared so far are cached, run the same command again".to_owned()
         }
     };
-    if args.quiet {
-        return Ok(());
+    if !args.quiet && place.is_first() {
+        let _ = terminal::print(&format!("{said}\n"))?;
     }
-    terminal::print(&format!("{said}\n")).map(|_| ())
+    Ok(ExitCode::SUCCESS)
 }

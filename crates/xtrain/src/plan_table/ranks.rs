@@ -53,7 +53,8 @@ mod tests {
                        [train]\nsteps = 1\nbatch_size = 12\nmicro_batch_size = 1\n[precision]\nrecipe = \"fp32\"\n";
 
     fn of_world(world_size: usize, shard: Shard) -> (TrainingSpec, Program) {
-        let parsed = Config::parse(Path::new("run.toml"), RUN.as_bytes(), &[]).expect("a run file");
+        let parsed =
+            Config::parse(Path::new("run.toml"), RUN.as_bytes(), &[] as &[&str]).expect("a run file");
         let spec = spec::plan(&parsed).expect("a plan").spec;
         let spec = TrainingSpec { parallel: Parallel { world_size, shard, ..Parallel::ALONE }, ..spec };
         let program = programs::training(&spec).expect("a program");

@@ -46,7 +46,7 @@ fn a_run_of_any_recipe_goes_on_in_any_other_as_if_it_were_its_own() {
             let more = format!("{RUN} --resume --set train.steps=12 --set precision.recipe={to}");
             let ran = place.train(&out, &more);
             let is_told =
-                ran.stderr.contains(&format!("from step 7 on the run computes in {to}: masters, moments"));
+                ran.stderr.contains(&format!("from step 7 on the run computes in {to}; masters, moments"));
             assert_eq!(is_told, from != to, "{out}: {}", ran.stderr);
             let changed = format!("changed since the checkpoint: precision.recipe: \"{from}\" -> \"{to}\"");
             assert_eq!(ran.stderr.contains(&changed), from != to, "{out}: {}", ran.stderr);

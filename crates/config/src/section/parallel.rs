@@ -1,0 +1,102 @@
+//! `[parallel]`: how the processes of a run share its work.
+//!
+//! Their number is no key: the command line (`--gpus`, `--ranks`) or a launcher gives it, and a run may go on
+//! with another one.
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use xtrain_program as program;
+use xtrain_tensor::DType;
+
+use crate::TimeLimit;
+
+section! {
+    /// The keys of `[parallel]`. What the section is for stands at
+    /// [`Config::parallel`](crate::Config).
+    pub struct ParallelConfig {
+        /// State that the ranks share among them instead of each holding all of it. Changes no bit.
+        #[schemars(extend("x-aliases" = [
+            "strategy", "mode", "sharding", "sharding_strategy", "zero_stage", "stage", "fsdp", "ddp", "zero", "deepspeed",
+            "data_parallel_shard_degree"
+        ]))]
+        pub shard: Shard = Shard::None,
+        /// Order in which the gradients of micro-batches are added.
+        #[schemars(extend("x-aliases" = ["reduction", "gradient_reduction", "deterministic_reduce"]))]
+        pub reduce: ReduceOrder = ReduceOrder::SameWorld,
+        /// Type in which ranks send gradients to each other. They are always added in fp32. `"bf16"` sends
+        /// half the bytes and rounds each rank's sum. Not with `reduce = "any-world"`.
+        #[schemars(extend("x-aliases" = ["grad_reduce_dtype", "mixed_precision_reduce", "communication_dtype"]))]
+        pub reduce_dtype: ReduceDtype = ReduceDtype::Fp32,
+        /// Time in which all ranks must have started.
+        #[schemars(extend("x-aliases" = ["init_timeout", "init_timeout_seconds", "rdzv_timeout"]))]
+        pub start_timeout: TimeLimit = TimeLimit::minutes(5),
+        /// Time without progress after which a step counts as hung and ends the run. Ten minutes hold for the
+        /// first step of a process, in which kernels are compiled.
+        #[schemars(extend("x-aliases" = ["train_timeout_seconds", "nccl_timeout", "ddp_timeout", "comm_timeout"]))]
+        pub timeout: TimeLimit = TimeLimit::minutes(1),
+    }
+}
+
+impl ParallelConfig {
+    /// The ranks as programs know them: this one of `world_size`, each with `micro_steps` micro-batches of a
+    /// step.
+    pub fn parallel(&self, rank: usize, world_size: usize, micro_steps: usize) -> program::Parallel {
+        program::Parallel {
+            world_size,
+            rank,
+            shard: match self.shard {
+                Shard::None => program::Shard::None,
+                Shard::Optimizer => program::Shard::Optimizer,
+            },
+            reduce: match self.reduce {
+                ReduceOrder::SameWorld => program::Reduce::SameWorld,
+                ReduceOrder::AnyWorld => program::Reduce::AnyWorld { micro_steps },
+            },
+            reduce_dtype: match self.reduce_dtype {
+                ReduceDtype::Fp32 => DType::F32,
+                ReduceDtype::Bf16 => DType::BF16,
+            },
+        }
+    }
+}
+
+/// State that the ranks share.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum Shard {
+    /// None: every rank holds all state. Known as DDP.
+    #[schemars(extend("x-aliases" = ["ddp", "dp", "data_parallel", "replicate", "no_shard", "NO_SHARD", "zero0", "off"]))]
+    None,
+    /// Master weights and the optimizer's state. Known as ZeRO-1.
+    #[schemars(extend("x-aliases" = [
+        "zero", "zero1", "zero-1", "zero_1", "zero2", "zero3", "fsdp", "fsdp2", "full_shard", "FULL_SHARD", "SHARD_GRAD_OP",
+        "distributed_optimizer", "optim", "gradients", "weights"
+    ]))]
+    Optimizer,
+}
+
+/// Order in which the gradients of a step are added.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum ReduceOrder {
+    /// Each rank adds those of its micro-batches, and the sums of the ranks are added. Runs with the same
+    /// number of ranks have equal bits.
+    #[schemars(extend("x-aliases" = ["default", "rank", "ranks", "sum", "fast"]))]
+    SameWorld,
+    /// As one tree over all micro-batches. Runs with any number of ranks that is a power of two have equal
+    /// bits, and take more memory and time (docs/parallel.md).
+    #[schemars(extend("x-aliases" = ["deterministic", "reproducible", "exact", "tree", "any"]))]
+    AnyWorld,
+}
+
+/// Type of gradients between ranks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum ReduceDtype {
+    /// 32 bits.
+    #[schemars(extend("x-aliases" = ["f32", "float32", "float"]))]
+    Fp32,
+    /// 16 bits, rounded.
+    #[schemars(extend("x-aliases" = ["bfloat16", "half"]))]
+    Bf16,
+}

@@ -1,0 +1,283 @@
+//! The processes that train one run.
+//!
+//! Rank 0 decides, reports and writes. The other ranks follow its decisions and compute. All ranks call the
+//! methods of a crew in the same order, because each is an exchange between all of them. In a crew of one
+//! process, each does what a program without ranks would do.
+//!
+//! Nothing that only one rank sees decides anything: no clock, no signal, and not how far results have come.
+
+mod facts;
+mod folder;
+
+pub(crate) use facts::Facts;
+
+use crate::error::{LearnError, RunError};
+use crate::member::Member;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use std::sync::Arc;
+use std::time::Duration;
+use xtrain_distributed::{
+    Alone, Channel, CommError, Communicator, Control, Environment, Fault, Secret, StartOptions,
+    TcpCommunicator,
+};
+use xtrain_runtime::EngineError;
+
+/// Time-out of collectives until the first step of a process is done, in which it compiles kernels.
+const FIRST_STEP: Duration = Duration::from_secs(600);
+
+/// Time in which rank 0 reports an error that all ranks have.
+const VERDICT: Duration = Duration::from_secs(2);
+
+/// The processes that train one run, as one of them sees them.
+#[derive(Clone, Debug, Default)]
+pub struct Crew {
+    ranks: Option<Arc<Ranks>>,
+}
+
+#[derive(Debug)]
+struct Ranks {
+    environment: Environment,
+    control: Arc<Control>,
+    /// For the collectives of programs.
+    programs: Arc<TcpCommunicator>,
+    /// For the words that ranks exchange between steps.
+    words: TcpCommunicator,
+    /// Time-out of a step.
+    timeout: Duration,
+}
+
+impl Crew {
+    /// A process that trains alone.
+    pub fn alone() -> Crew {
+        Crew::default()
+    }
+
+    /// Joins the other processes of `environment`, and returns when all are there. A step of theirs may take
+    /// `timeout` without progress. `ended` is called on a thread of its own if another rank ends the run.
+    ///
+    /// # Errors
+    /// A rank does not come in time, has another version of this program, or cannot be reached.
+    pub fn join(
+        environment: Environment,
+        secret: &Secret,
+        start: StartOptions,
+        timeout: Duration,
+        ended: impl FnOnce(Fault) + Send + 'static,
+    ) -> Result<Crew, RunError> {
+        if environment.world.world_size == 1 {
+            return Ok(Crew::alone());
+        }
+        let control = Arc::new(Control::start(&environment.world, secret, start)?);
+        control.watch(ended)?;
+        control.handshake(&facts::version())?;
+        let programs = Arc::new(TcpCommunicator::connect(&control, FIRST_STEP)?);
+        let words = TcpCommunicator::connect(&control, FIRST_STEP)?;
+        Ok(Crew { ranks: Some(Arc::new(Ranks { environment, control, programs, words, timeout })) })
+    }
+
+    /// The place of this process.
+    pub fn member(&self) -> Member {
+        self.ranks.as_ref().map_or(Member::ALONE, |ranks| {
+            let world = &ranks.environment.world;
+            Member { rank: world.rank, world_size: world.world_size }
+        })
+    }
+
+    /// True for rank 0, which decides, reports and writes.
+    pub fn is_first(&self) -> bool {
+        self.member().rank == 0
+    }
+
+    /// True for a process that trains alone.
+    pub fn is_alone(&self) -> bool {
+        self.ranks.is_none()
+    }
+
+    /// The number of processes of the run on this node.
+    pub(crate) fn processes_here(&self) -> usize {
+        self.ranks.as_ref().map_or(1, |ranks| ranks.environment.world.local_world_size)
+    }
+
+    /// The index of the GPU of this process among the `visible` ones.
+    ///
+    /// # Errors
+    /// There are fewer GPUs than ranks of this node.
+    pub(crate) fn gpu(&self, visible: usize) -> Result<usize, RunError> {
+        let index = self.ranks.as_ref().map_or(Ok(0), |ranks| ranks.environment.gpu(visible));
+        index.map_err(|error| RunError::Refused(error.to_string()))
+    }
+
+    /// The communicator for the collectives of programs.
+    pub(crate) fn communicator(&self) -> Arc<dyn Communicator> {
+        match &self.ranks {
+            None => Arc::new(Alone),
+            Some(ranks) => ranks.programs.clone(),
+        }
+    }
+
+    /// A channel for calls of another thread. All ranks open their channels in the same order.
+    pub(crate) fn channel(&self) -> Arc<dyn Channel> {
+        match &self.ranks {
+            None => Arc::new(Alone),
+            Some(ranks) => Arc::new(ranks.control.channel()),
+        }
+    }
+
+    /// The result of `decide` on rank 0, on all ranks. Others wait for it, however long it takes.
+    ///
+    /// # Errors
+    /// `decide` failed, or the run has ended.
+    pub(crate) fn decide<T: Serialize + DeserializeOwned>(
+        &self,
+        decide: impl FnOnce() -> Result<T, RunError>,
+    ) -> Result<T, RunError> {
+        let Some(ranks) = &self.ranks else { return decide() };
+        if self.is_first() {
+            let decided = decide()?;
+            ranks.control.broadcast(&encoded(&decided)?)?;
+            return Ok(decided);
+        }
+        decoded(&ranks.control.broadcast(&[])?)
+    }
+
+    /// Runs `work` on rank 0, then on the others, which receive `told` of rank 0's result.
+    ///
+    /// # Errors
+    /// `work` failed, or the run has ended.
+    pub(crate) fn after_first<T, N: Serialize + DeserializeOwned>(
+        &self,
+        work: impl FnOnce(Option<N>) -> Result<T, RunError>,
+        told: impl FnOnce(&mut T) -> N,
+    ) -> Result<T, RunError> {
+        let Some(ranks) = &self.ranks else { return work(None) };
+        if !self.is_first() {
+            return work(Some(decoded(&ranks.control.broadcast(&[])?)?));
+        }
+        let mut done = work(None)?;
+        ranks.control.broadcast(&encoded(&told(&mut done))?)?;
+        Ok(done)
+    }
+
+    /// Runs `work` on one rank of each node, then on the others: what the first has written into the node's
+    /// cache, the others find there. The inner result of the first is that of all, if it is an error.
+    ///
+    /// # Errors
+    /// `work` failed with an error that `is_shared` does not accept, or the run has ended.
+    pub(crate) fn after_first_of_node<T>(
+        &self,
+        mut work: impl FnMut() -> Result<T, RunError>,
+        is_shared: impl Fn(&RunError) -> bool,
+    ) -> Result<Option<T>, RunError> {
+        let is_waiting = self.ranks.as_ref().is_some_and(|ranks| ranks.environment.world.local_rank > 0);
+        let first = match if is_waiting { None } else { Some(work()) } {
+            Some(Err(error)) if !is_shared(&error) => return Err(error),
+            first => first,
+        };
+        let is_cut = matches!(first, Some(Err(_)));
+        if self.any(is_cut)? {
+            return Ok(None);
+        }
+        match first {
+            Some(done) => done.map(Some),
+            None => work().map(Some),
+        }
+    }
+
+    /// True if `own` is true on any rank. Waits for all, however long they take.
+    ///
+    /// # Errors
+    /// The run has ended.
+    pub(crate) fn any(&self, own: bool) -> Result<bool, RunError> {
+        let Some(ranks) = &self.ranks else { return Ok(own) };
+        let all = ranks.control.gather(&[u8::from(own)])?;
+        let any = u8::from(all.concat().contains(&1));
+        Ok(ranks.control.broadcast(&[any])? == [1])
+    }
+
+    /// Waits for all ranks, however long they take.
+    ///
+    /// # Errors
+    /// The run has ended.
+    pub(crate) fn barrier(&self) -> Result<(), RunError> {
+        let Some(ranks) = &self.ranks else { return Ok(()) };
+        Ok(ranks.control.barrier()?)
+    }
+
+    /// The words of all ranks, in their order. All have equally many.
+    ///
+    /// # Errors
+    /// The run has ended; a rank does not come within the time of a step.
+    pub(crate) fn gather(&self, own: &[u64]) -> Result<Vec<Vec<u64>>, RunError> {
+        let Some(ranks) = &self.ranks else { return Ok(vec![own.to_vec()]) };
+        let bytes: Vec<u8> = own.iter().flat_map(|word| word.to_le_bytes()).collect();
+        let mut all = vec![0; bytes.len() * self.member().world_size];
+        ranks.words.all_gather(0, &bytes, &mut all)?;
+        let words: Vec<u64> = all.as_chunks().0.iter().map(|word| u64::from_le_bytes(*word)).collect();
+        Ok(words.chunks(own.len()).map(<[u64]>::to_vec).collect())
+    }
+
+    /// From now on, a step may take only the time that the run file allows.
+    pub(crate) fn first_step_is_done(&self) {
+        if let Some(ranks) = &self.ranks {
+            ranks.programs.set_timeout(ranks.timeout);
+            ranks.words.set_timeout(ranks.timeout);
+        }
+    }
+
+    /// Tells the other ranks of the error that ends this one, and returns the first cause of the end: this
+    /// error, or that of the rank that failed first.
+    pub(crate) fn fail(&self, error: RunError) -> RunError {
+        let Some(ranks) = &self.ranks else { return error };
+        if matches!(error, RunError::Diverged(_)) && !self.is_first() {
+            // All ranks see the same losses, and rank 0 reports them.
+            let _ = ranks.control.wait_for_fault(VERDICT);
+        }
+        if let Some(fault) = fault_of(&error) {
+            return RunError::Ranks(CommError::Aborted(fault.clone()));
+        }
+        let (message, own) = (error.to_string(), self.member().rank);
+        let fault = match error.is_users() {
+            true => ranks.control.refuse(&message),
+            false => ranks.control.abort(&message),
+        };
+        if fault.rank != own { RunError::Ranks(CommError::Aborted(fault)) } else { error }
+    }
+
+    /// Ends the run in order, when all ranks have finished.
+    ///
+    /// # Errors
+    /// A rank has failed.
+    pub(crate) fn finish(&self) -> Result<(), RunError> {
+        let Some(ranks) = &self.ranks else { return Ok(()) };
+        Ok(ranks.control.finish()?)
+    }
+}
+
+/// The fault that ended the run, if this error is its consequence.
+fn fault_of(error: &RunError) -> Option<&Fault> {
+    let communication = match error {
+        RunError::Ranks(error) | RunError::Learn(LearnError::Collective(error)) => error,
+        RunError::Learn(LearnError::Engine(EngineError::Collective { error, .. })) => error,
+        _ => return None,
+    };
+    match communication {
+        CommError::Aborted(fault) => Some(fault),
+        _ => None,
+    }
+}
+
+fn encoded(value: &impl Serialize) -> Result<Vec<u8>, RunError> {
+    serde_json::to_vec(value).map_err(malformed)
+}
+
+fn decoded<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, RunError> {
+    serde_json::from_slice(bytes).map_err(malformed)
+}
+
+fn malformed(error: serde_json::Error) -> RunError {
+    CommError::System(format!("a decision of rank 0 cannot be sent: {error}")).into()
+}
+
+#[cfg(test)]
+mod tests;

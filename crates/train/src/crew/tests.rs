@@ -1,0 +1,142 @@
+//! Crews of threads, each with real connections.
+
+use super::*;
+use crate::folder::RunFolder;
+use std::net::TcpListener;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
+use xtrain_data::DataError;
+use xtrain_distributed::{Launcher, World};
+
+/// Runs `rank` on each of `n` ranks, two of them on each node. Returns the results in their order.
+fn on_ranks<T: Send>(n: usize, rank: impl Fn(&Crew) -> T + Sync) -> Vec<T> {
+    let free = TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr());
+    let port = free.expect("a port").port();
+    let join = |number: usize| {
+        let world = World {
+            rank: number,
+            world_size: n,
+            local_rank: number % 2,
+            local_world_size: 2.min(n),
+            address: "127.0.0.1".into(),
+            port,
+        };
+        let environment = Environment { launcher: Launcher::Torchrun, world };
+        let secret = Secret::value("0123456789abcdef").expect("a secret");
+        Crew::join(environment, &secret, StartOptions::default(), Duration::from_secs(30), |_| ())
+    };
+    let (join, rank) = (&join, &rank);
+    thread::scope(|scope| {
+        let run = |number| scope.spawn(move || join(number).map(|crew| rank(&crew)));
+        let ranks: Vec<_> = (0..n).map(run).collect();
+        ranks.into_iter().map(|ended| ended.join().expect("a rank").expect("it joins")).collect()
+    })
+}
+
+#[test]
+fn rank_0_decides_for_all() {
+    let decided = on_ranks(3, |crew| {
+        let rank = crew.member().rank;
+        let first = crew.decide(|| Ok(format!("of rank {rank}"))).expect("a decision");
+        let second = crew.after_first(|told: Option<usize>| Ok(told.unwrap_or(40) + 2), |made| *made);
+        crew.finish().expect("an orderly end");
+        (first, second.expect("work"))
+    });
+    assert_eq!(decided.iter().map(|(text, _)| text.as_str()).collect::<Vec<_>>(), ["of rank 0"; 3]);
+    assert_eq!(decided.iter().map(|(_, made)| *made).collect::<Vec<_>>(), [42, 44, 44]);
+}
+
+#[test]
+fn one_rank_of_each_node_works_before_the_others() {
+    let first = AtomicUsize::new(0);
+    let seen = on_ranks(4, |crew| {
+        let is_second = crew.member().rank % 2 == 1;
+        let work = || {
+            if !is_second {
+                first.fetch_add(1, Ordering::SeqCst);
+            }
+            Ok(first.load(Ordering::SeqCst))
+        };
+        let seen = crew.after_first_of_node(work, |_| false).expect("work").expect("it was not cut");
+        crew.finish().expect("an orderly end");
+        is_second.then_some(seen)
+    });
+    assert_eq!(seen.into_iter().flatten().collect::<Vec<_>>(), [2, 2]);
+}
+
+#[test]
+fn work_that_is_cut_on_one_node_is_cut_on_all() {
+    let ended = on_ranks(4, |crew| {
+        let work = || match crew.member().rank {
+            2 => Err(DataError::Interrupted.into()),
+            _ => Ok(()),
+        };
+        let is_cut = |error: &RunError| matches!(error, RunError::Data(DataError::Interrupted));
+        let done = crew.after_first_of_node(work, is_cut).expect("no failure");
+        crew.finish().expect("an orderly end");
+        done
+    });
+    assert_eq!(ended, [None; 4]);
+}
+
+#[test]
+fn words_and_wishes_reach_all() {
+    let seen = on_ranks(3, |crew| {
+        let rank = crew.member().rank as u64;
+        let words = crew.gather(&[rank, 10 * rank]).expect("words");
+        let wishes = [rank == 2, false].map(|wish| crew.any(wish).expect("a wish"));
+        crew.barrier().expect("all");
+        crew.finish().expect("an orderly end");
+        (words, wishes)
+    });
+    assert_eq!(seen, vec![(vec![vec![0, 0], vec![1, 10], vec![2, 20]], [true, false]); 3]);
+}
+
+#[test]
+fn the_error_of_a_rank_is_that_of_all() {
+    let said = on_ranks(3, |crew| {
+        let error = match crew.member().rank {
+            1 => RunError::Refused("the disk is full".into()),
+            _ => crew.barrier().expect_err("a rank has failed"),
+        };
+        let error = crew.fail(error);
+        (error.to_string(), error.is_users())
+    });
+    assert_eq!(said[1], ("the disk is full".into(), true));
+    for (text, is_users) in [&said[0], &said[2]] {
+        assert!(text.starts_with("rank 1 (") && text.ends_with("): the disk is full") && *is_users, "{text}");
+    }
+}
+
+#[test]
+fn folders_that_are_not_one_are_refused() {
+    let folders: Vec<_> = (0..2).map(|_| tempfile::tempdir().expect("a folder")).collect();
+    let shares = |folder: &(dyn Fn(usize) -> usize + Sync)| {
+        on_ranks(2, |crew| {
+            let folder = RunFolder::at(folders[folder(crew.member().rank)].path());
+            let checked = crew.check_shared(&folder).map_err(|error| crew.fail(error).to_string());
+            if checked.is_ok() {
+                crew.finish().expect("an orderly end");
+            }
+            checked
+        })
+    };
+    assert_eq!(shares(&|_| 0), [Ok(()), Ok(())]);
+    for refused in shares(&|rank| rank) {
+        let text = refused.expect_err("two folders");
+        assert!(text.contains("is not the run folder of rank 0"), "{text}");
+    }
+    for folder in &folders {
+        assert_eq!(std::fs::read_dir(folder.path()).expect("a folder").count(), 0);
+    }
+}
+
+#[test]
+fn a_process_alone_does_what_it_is_told() {
+    let crew = Crew::alone();
+    assert_eq!(crew.member(), Member::ALONE);
+    assert_eq!(crew.decide(|| Ok(5)).expect("a decision"), 5);
+    assert_eq!(crew.gather(&[1, 2]).expect("words"), [[1, 2]]);
+    assert!(crew.any(true).expect("a wish") && !crew.any(false).expect("a wish"));
+    assert_eq!(crew.after_first_of_node(|| Ok(7), |_| false).expect("work"), Some(7));
+}

@@ -1,0 +1,107 @@
+//! What the ranks of a run do together: they end after the same step, and compare their state.
+
+use super::observer::Outcome;
+use super::watch::Watch;
+use super::{Run, is_due};
+use crate::error::RunError;
+use crate::learner::{IN_FLIGHT, StepResult};
+use std::time::Duration;
+use xtrain_program::StateKind;
+use xtrain_runtime::StateEntry;
+use xxhash_rust::xxh3::Xxh3;
+
+/// Bytes of state that one comparison reads. State that is larger is compared part by part, because reading
+/// all of it would stop a GPU for longer than a step.
+const COMPARED_BYTES: usize = 64 << 20;
+
+/// What a rank remembers of the others between steps.
+#[derive(Default)]
+pub(super) struct Together {
+    /// The reason for which this rank asked all to end the run, if it has.
+    own_wish: Option<Outcome>,
+    /// The step after which all end the run, once a rank has asked for it.
+    last: Option<u64>,
+    /// State values that comparisons have passed.
+    compared: usize,
+}
+
+impl Run {
+    /// The end of the run, if this process trains alone and must end it now to have `next` left. A rank asks
+    /// all others to end instead.
+    pub(super) fn wish(&mut self, watch: &Watch<'_>, next: Duration) -> Option<Outcome> {
+        let wish = watch.ended(next)?;
+        if self.crew.is_alone() {
+            return Some(wish);
+        }
+        self.together.own_wish.get_or_insert(wish);
+        self.learner.ask_to_stop();
+        None
+    }
+
+    /// The end of the run, if a rank has asked for it and this is the step after which all end.
+    pub(super) fn agreed_end(&mut self, watch: &Watch<'_>) -> Option<Outcome> {
+        // The steps until all have learned of the wish, and the one that ends the run.
+        let steps = IN_FLIGHT as u32 + 2;
+        let _ = self.wish(watch, steps * watch.step + self.saving(watch));
+        let is_last = self.together.last.is_some_and(|last| self.position.step >= last);
+        is_last.then_some(self.together.own_wish.unwrap_or(Outcome::Stopped))
+    }
+
+    /// Notes that a rank asked to end the run when `step` was launched. A rank learns it when it has launched
+    /// at most [`IN_FLIGHT`] steps more, so no rank has launched the step after those.
+    pub(super) fn note_wish(&mut self, step: u64, result: &StepResult) {
+        if result.stopping {
+            self.together.last.get_or_insert(step + IN_FLIGHT as u64 + 1);
+        }
+    }
+
+    /// Compares the state that all ranks hold alike, after each step of which the run reports.
+    ///
+    /// # Errors
+    /// The state of a rank differs from that of rank 0.
+    pub(super) fn compare_states(&mut self) -> Result<(), RunError> {
+        if self.crew.is_alone() || !is_due(self.position.step, self.config.log.every) {
+            return Ok(());
+        }
+        let checksum = self.checksum()?;
+        let all = self.crew.gather(&[checksum])?;
+        match all.iter().position(|other| *other != all[0]) {
+            None => Ok(()),
+            Some(rank) => Err(RunError::Diverged(format!(
+                "after step {} the weights of rank {rank} differ from those of rank 0, which must be equal: a device or its memory \
+                 may be faulty; continue with --resume, which gives all ranks the state of the latest checkpoint",
+                self.position.step
+            ))),
+        }
+    }
+
+    /// A checksum of the next part of the shared state: masters, or the copies of them that all ranks hold.
+    fn checksum(&mut self) -> Result<u64, RunError> {
+        let is_cut = self.learner.layout().cuts_state();
+        let is_shared = |entry: &StateEntry| match entry.kind {
+            StateKind::Master => !is_cut,
+            StateKind::Compute | StateKind::Gathered => is_cut,
+            _ => false,
+        };
+        let mut entries = self.learner.weights().engine().state_entries();
+        entries.retain(is_shared);
+        let (mut hash, mut bytes) = (Xxh3::new(), 0);
+        for _ in 0..entries.len() {
+            let entry = &entries[self.together.compared % entries.len()];
+            hash.update(
+                &self
+                    .learner
+                    .weights()
+                    .engine()
+                    .read_state(entry.kind, &entry.name)
+                    .map_err(crate::error::LearnError::from)?,
+            );
+            self.together.compared += 1;
+            bytes += entry.ty.bytes();
+            if bytes >= COMPARED_BYTES {
+                break;
+            }
+        }
+        Ok(hash.digest())
+    }
+}

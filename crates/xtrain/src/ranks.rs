@@ -1,0 +1,211 @@
+//! The processes of a run: how the command line starts them, and how this one joins the others.
+
+use crate::cli::{Command, TrainArgs};
+use crate::failure::Failure;
+use std::fs;
+use std::io::Write;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::Duration;
+use xtrain_checkpoint::remove_leftovers;
+use xtrain_config::Parsed;
+use xtrain_distributed::{
+    Environment, Fault, Launch, SECRET_VARIABLE, Secret, StartOptions, Variables, nccl_variables,
+};
+use xtrain_train::crew::Crew;
+use xtrain_train::run_file;
+
+/// Time in which this rank ends by itself after another one has ended the run: it writes its report, and
+/// completes a save that is nearly written.
+const GRACE: Duration = Duration::from_secs(3);
+
+/// Time between SIGTERM and SIGKILL for ranks that this process started.
+const LAST_GRACE: Duration = Duration::from_secs(2);
+
+/// True once this process has reported the error that ends it.
+static HAS_REPORTED: AtomicBool = AtomicBool::new(false);
+
+/// The place of this process among those of a run.
+pub(crate) struct Place {
+    variables: Variables,
+    /// Where several processes share the run.
+    environment: Option<Environment>,
+    /// True if `xtrain train --gpus` or `--ranks` started this process.
+    is_ours: bool,
+}
+
+impl Place {
+    /// The place of the process that runs `command`.
+    ///
+    /// # Errors
+    /// Variables of a launcher are incomplete, or do not fit the options; a command that several processes
+    /// cannot share.
+    pub(crate) fn of(command: &Command, variables: Variables) -> Result<Place, Failure> {
+        let is_ours = Launch::is_parent(&variables);
+        let detected = Environment::detect(&variables);
+        let Command::Train(args) = command else {
+            if let Ok(Some(environment)) = &detected {
+                refuse_several(command, environment)?;
+            }
+            return Ok(Place { variables, environment: None, is_ours });
+        };
+        let environment = detected
+            .map_err(|error| Failure::user(format!("{error}; unset the rest to train in one process")))?;
+        if let (Some(environment), Some((option, count)), false) =
+            (&environment, args.processes.given(), is_ours)
+        {
+            return Err(Failure::user(format!(
+                "{option} {count} starts processes on this machine, but {} has started this one as rank {} of {}; leave out {option}",
+                environment.launcher, environment.world.rank, environment.world.world_size
+            )));
+        }
+        let environment = environment.filter(|environment| environment.world.world_size > 1);
+        Ok(Place { variables, environment, is_ours })
+    }
+
+    /// The text before each line that this process writes to standard error, unless its launcher writes it.
+    pub(crate) fn prefix(&self) -> String {
+        match &self.environment {
+            Some(environment) if environment.world.rank > 0 && !self.is_ours => {
+                format!("[rank {}] ", environment.world.rank)
+            }
+            _ => String::new(),
+        }
+    }
+
+    /// True for rank 0, and for a process that trains alone.
+    pub(crate) fn is_first(&self) -> bool {
+        self.environment.as_ref().is_none_or(|environment| environment.world.rank == 0)
+    }
+
+    /// The number of processes that this one starts, if it is no rank but starts them.
+    pub(crate) fn launches(&self, args: &TrainArgs) -> Option<usize> {
+        let (_, count) = args.processes.given()?;
+        (!self.is_ours && count > 1).then_some(count)
+    }
+
+    /// Processes of the run on this node.
+    pub(crate) fn local_world_size(&self) -> usize {
+        self.environment.as_ref().map_or(1, |environment| environment.world.local_world_size)
+    }
+
+    /// Joins the other processes of the run, if it has any.
+    pub(crate) fn join(&self, parsed: &Parsed) -> Result<Crew, Failure> {
+        let Some(environment) = &self.environment else { return Ok(Crew::alone()) };
+        let parallel = &parsed.config.parallel;
+        let secret = self.secret(environment, parsed)?;
+        let start = StartOptions {
+            deadline: parallel.start_timeout.duration(),
+            report: Arc::new(|line: &str| tracing::warn!("{line}")),
+            ..StartOptions::default()
+        };
+        if self.is_first() {
+            for (name, value) in nccl_variables(&self.variables) {
+                tracing::info!("{name}={value}");
+            }
+        }
+        let is_heard = self.is_heard();
+        let prefix = self.prefix();
+        let ended = move |fault: Fault| {
+            thread::sleep(GRACE);
+            if take_last_word() && is_heard(&fault) {
+                let _ = writeln!(std::io::stderr(), "{prefix}error: {fault}");
+            }
+            std::process::exit(if fault.is_users { 2 } else { 1 });
+        };
+        Ok(Crew::join(environment.clone(), &secret, start, parallel.timeout.duration(), ended)?)
+    }
+
+    /// The secret of the run: a variable, or a file beside the run folder, which rank 0 writes.
+    fn secret(&self, environment: &Environment, parsed: &Parsed) -> Result<Secret, Failure> {
+        let refused = |error: xtrain_distributed::CommError| Failure::user(error.to_string());
+        if let Some(value) = self.variables.get(SECRET_VARIABLE) {
+            return Secret::value(value).map_err(refused);
+        }
+        let folder = run_file::folder(parsed);
+        let folder = std::path::absolute(folder.path()).unwrap_or_else(|_| folder.path().to_owned());
+        let name = folder.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        let file = folder.with_file_name(format!(".{name}.secret"));
+        if environment.world.rank > 0 {
+            return Ok(Secret::file(file));
+        }
+        if let Some(parent) = file.parent() {
+            fs::create_dir_all(parent)
+                .map_err(|e| Failure::user(format!("{}: cannot create: {e}", parent.display())))?;
+        }
+        Secret::create(file).map_err(refused)
+    }
+
+    /// Decides if this rank reports a fault. The launcher shows what rank 0 says, so a wrong input that rank
+    /// 0 reports is not repeated.
+    fn is_heard(&self) -> impl Fn(&Fault) -> bool + Send + 'static {
+        let repeats = self.is_ours && !self.is_first();
+        move |fault| !(repeats && fault.is_users && fault.rank == 0)
+    }
+
+    /// Reports the failure that ends this process, unless that is done.
+    pub(crate) fn report(&self, failure: &Failure) {
+        let is_heard = failure.fault().is_none_or(self.is_heard());
+        if take_last_word() && is_heard {
+            report(failure, &self.prefix());
+        }
+    }
+}
+
+/// Reports a failure on standard error.
+pub(crate) fn report(failure: &Failure, prefix: &str) {
+    // It may be closed; the exit code still reports the failure.
+    let _ = std::io::stderr().write_all(format!("{prefix}error: {failure}\n").as_bytes());
+}
+
+/// True for the first caller, which reports the error that ends this process.
+fn take_last_word() -> bool {
+    !HAS_REPORTED.swap(true, Ordering::SeqCst)
+}
+
+/// Starts the processes of a run on this machine, and waits for their end. All get the command line of this
+/// one. What a killed rank was writing is removed.
+pub(crate) fn launch(count: usize, parsed: &Parsed) -> Result<ExitCode, Failure> {
+    let failed = |error: xtrain_distributed::CommError| Failure::user(error.to_string());
+    let launch = Launch::copies(count, std::env::args_os().skip(1).collect()).map_err(failed)?;
+    let code = Launch { grace: LAST_GRACE, ..launch }.run().map_err(failed)?;
+    let folder = run_file::folder(parsed);
+    for folder in [folder.path(), &folder.checkpoints()].into_iter().filter(|_| code != 0) {
+        if let Err(error) = remove_leftovers(folder, |_| true) {
+            // The folder may not exist yet; the next run removes what stays.
+            tracing::debug!("{error}");
+        }
+    }
+    Ok(ExitCode::from(u8::try_from(code).unwrap_or(1)))
+}
+
+/// Refuses a verb that one process does. Those that only print are allowed.
+fn refuse_several(command: &Command, environment: &Environment) -> Result<(), Failure> {
+    let world = &environment.world;
+    let is_for_each = matches!(command, Command::Doctor(_) | Command::Completions(_) | Command::Plan(_));
+    if world.world_size == 1 || is_for_each {
+        return Ok(());
+    }
+    Err(Failure::user(format!(
+        "only `xtrain train` runs in several processes, and {} has started {}; start this command once, without {}",
+        environment.launcher, world.world_size, environment.launcher
+    )))
+}
+
+/// Refuses more GPUs than the machine has.
+pub(crate) fn check_gpus(count: usize) -> Result<(), Failure> {
+    let visible = xtrain_train::engine::Processor::visible_gpus();
+    if count <= visible {
+        return Ok(());
+    }
+    let has = match visible {
+        0 => "no GPU (`xtrain doctor` says why)".to_owned(),
+        1 => "1 GPU".to_owned(),
+        n => format!("{n} GPUs"),
+    };
+    Err(Failure::user(format!(
+        "--gpus {count}: this machine has {has}, as far as CUDA_VISIBLE_DEVICES shows them"
+    )))
+}

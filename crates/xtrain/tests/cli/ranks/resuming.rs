@@ -1,0 +1,53 @@
+//! Runs that go on with another number of ranks.
+
+use super::{SHARED, assert_near, numbers};
+use crate::place::{Place, assert_same_file};
+use crate::resume::recorded;
+
+/// Trains `out` to step 8 in parts of two steps, each on another number of ranks.
+fn train_in_parts(place: &Place, out: &str, ranks: [usize; 4], sets: &str) {
+    for (n, ranks) in ranks.into_iter().enumerate() {
+        let (steps, resume) = (2 * n + 2, if n == 0 { "" } else { "--resume" });
+        place.train(out, &format!("{sets} --set train.steps={steps} --ranks {ranks} {resume}"));
+    }
+}
+
+#[test]
+fn in_any_world_not_a_bit_depends_on_the_ranks_that_go_on() {
+    let place = Place::new();
+    // A constant rate, because the length of the run changes.
+    let sets = "--set train.batch_size=8 --set train.micro_batch_size=1 --set parallel.reduce=any-world --set parallel.shard=optimizer --set \
+                schedule.kind=constant --set eval.at_end=false --set checkpoint.keep_last=1 --set checkpoint.keep_best=false";
+    place.train("whole", &format!("{sets} --set train.steps=8"));
+    train_in_parts(&place, "parts", [4, 1, 2, 4], sets);
+    assert_same_file(&place.path("whole/hf/model.safetensors"), &place.path("parts/hf/model.safetensors"));
+    assert_eq!(recorded(&place, "parts"), recorded(&place, "whole"));
+    let files = place.names("parts/checkpoints/step-8");
+    assert_eq!(files.iter().filter(|name| name.starts_with("rank-")).count(), 4, "{files:?}");
+    // One process goes on with the moments too.
+    for out in ["whole", "parts"] {
+        place.train(out, &format!("{sets} --set train.steps=9 --resume"));
+    }
+    let [a, b] = ["whole", "parts"]
+        .map(|out| place.path(&format!("{out}/checkpoints/step-9/rank-00000-00001.safetensors")));
+    assert_same_file(&a, &b);
+}
+
+#[test]
+fn other_ranks_go_on_with_the_same_tokens_and_losses() {
+    let place = Place::new();
+    let sets = format!(
+        "{SHARED} --set parallel.shard=optimizer --set schedule.kind=constant --set eval.at_end=false"
+    );
+    place.train("whole", &format!("{sets} --set train.steps=8"));
+    train_in_parts(&place, "parts", [4, 1, 3, 2], &sets);
+    for (key, share) in [("loss", 1e-5), ("grad_norm", 1e-5), ("tokens", 0.0), ("epoch", 0.0)] {
+        let [parts, whole] = ["parts", "whole"].map(|out| numbers(&place, out, "step", key));
+        assert_eq!(whole.len(), 8);
+        assert_near(&parts, &whole, share);
+    }
+    assert_same_file(
+        &place.path("whole/checkpoints/step-8/loader.json"),
+        &place.path("parts/checkpoints/step-8/loader.json"),
+    );
+}

@@ -1,0 +1,125 @@
+"""A run on several processes, of which random ones are killed or stopped at random moments, again and again until it ends.
+
+The result has the bits of one process that was never killed, no process is left after a kill, and the number of processes changes.
+"""
+
+import os
+import pathlib
+import signal
+import subprocess
+import time
+
+import place
+from program import Failure
+
+# Settings of the runs. Their sums are those of any number of ranks.
+SHARED = ["parallel.reduce=any-world", "train.batch_size=8", "train.micro_batch_size=1", "train.steps=30", "checkpoint.every=2"]
+RECIPES = {
+    "fp32": [],
+    "optimizer": ["parallel.shard=optimizer"],
+    "bf16": ["precision.recipe=bf16", "parallel.shard=optimizer", "model.dropout=0.1", "optimizer.moments=bf16"],
+    "fp8-delayed": ["precision.recipe=fp8-delayed", "precision.skip_slower=[]", "precision.amax_history_len=3", "data.seq_len=32", "model.ffn_dim=32"],
+}
+SHORT = 2
+# Seconds after which all processes are gone.
+BAR = 15
+
+
+def command(recipe, out, ranks):
+    sets = [word for setting in [*SHARED, *RECIPES[recipe]] for word in ("--set", setting)]
+    processes = ["--ranks", str(ranks)] if ranks > 1 else []
+    return ["train", "run.toml", "--out", out, "--resume", "--threads", "1", *sets, *processes]
+
+
+def prepare(folder, program):
+    """A run of each recipe in one process, in peace, and its time."""
+    place.texts(folder)
+    return {recipe: program.run(folder, command(recipe, recipe, 1)).succeeds().seconds for recipe in RECIPES}
+
+
+def trial(prepared, base, folder, program, dice, count):
+    place.texts(folder)
+    recipe = dice.choice(list(RECIPES))
+    kills = 0
+    while True:
+        ranks = dice.choice([1, 2, 2, 4])
+        # Short lives, so that they are many; longer ones as they fail to bring it to its end.
+        patience = dice.uniform(0, (prepared[recipe] + 0.3) * (10 + 4 * kills) / 40)
+        code, said = attacked(folder, program, command(recipe, "run", ranks), patience, dice, count)
+        place.check_whole(folder)
+        if code == 0:
+            break
+        kills += 1
+        count["kills"] += 1
+        if kills > 200:
+            raise Failure(f"never ends: {said}")
+    place.same(lasting(base / recipe), lasting(folder / "run"), f"a killed run of {recipe} on several processes")
+    place.check_no_leftovers(folder)
+    return recipe
+
+
+def lasting(run):
+    """What runs of the same bits on different numbers of processes have in common."""
+    found = place.lasting(run)
+    return {name: content for name, content in found.items() if "rank-" not in name}
+
+
+def attacked(folder, program, words, patience, dice, count):
+    """Runs a command, and kills or stops one of its processes after `patience` seconds. Returns how it ended."""
+    process = subprocess.Popen(
+        [program.path, *words],
+        cwd=folder,
+        env={"PATH": os.environ["PATH"], "XTRAIN_CACHE": str(folder / "kernels")},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=(folder / "said").open("w"),
+    )
+    try:
+        process.wait(patience)
+        return judged(process, folder)
+    except subprocess.TimeoutExpired:
+        pass
+    ranks = children(process.pid)
+    target = dice.choice([process.pid, *ranks])
+    how = signal.SIGSTOP if target != process.pid and dice.random() < 0.05 else signal.SIGKILL
+    begun = time.monotonic()
+    try:
+        os.kill(target, how)
+    except ProcessLookupError:
+        pass
+    count["stops" if how == signal.SIGSTOP else "kills of ranks" if target in ranks else "kills of launchers"] += 1
+    try:
+        process.wait(BAR)
+        while (left := [rank for rank in ranks if runs(rank)]) and time.monotonic() - begun < BAR:
+            time.sleep(0.02)
+    except subprocess.TimeoutExpired:
+        left = [process.pid]
+    if left:
+        raise Failure(f"{left} still run {BAR} s after signal {how} to {target} of {ranks}: {said(folder)}")
+    return judged(process, folder)
+
+
+def judged(process, folder):
+    """The exit code of a run, which must be one that it may have."""
+    text = said(folder)
+    if "panicked" in text or "fault of xtrain" in text or process.returncode not in (0, 1, -signal.SIGKILL, 128 + signal.SIGKILL):
+        raise Failure(f"ends badly: exit code {process.returncode}: {text[-2000:]}")
+    return process.returncode, text
+
+
+def said(folder):
+    return (folder / "said").read_text(errors="replace")
+
+
+def children(pid):
+    try:
+        return [int(child) for child in pathlib.Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except OSError:
+        return []
+
+
+def runs(pid):
+    try:
+        return pathlib.Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] not in ("Z", "X")
+    except OSError:
+        return False

@@ -65,7 +65,7 @@ fn every_mistake_is_a_line_and_what_it_says_to_type_works() {
         "train run.toml --learning-rate=1e-3",
         "train run.toml --gradient-checkpointing",
         "train run.toml --batch-size 4",
-        "train run.toml --gpus 2",
+        "train run.toml --num-gpus 2",
         "train run.toml --nproc-per-node=8",
         "train run.toml --lora-r 8",
         "train run.toml --compile",
@@ -151,7 +151,9 @@ fn wrong_keys_and_names_get_no_advice_that_fails() {
     let line =
         place.run("train run.toml --set optimizer.name=muon").refuses(&["AdamW is the only optimizer"]);
     assert!(!line.contains("family"), "{line}");
-    place.run("train run.toml --set train.gpus=2").refuses(&["several GPUs are not supported yet"]);
+    place
+        .run("train run.toml --set train.gpus=2")
+        .refuses(&["the number of processes is given to the command"]);
     for command in ["generate runs/nothing --prompt the", "eval runs/nothing", "export runs/nothing --out hf"]
     {
         let line = place.run(command).refuses(&["no folder runs/nothing; check the path; runs has mix"]);

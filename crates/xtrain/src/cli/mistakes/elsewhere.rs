@@ -106,10 +106,7 @@ pub(super) const COMMANDS: &[Row] = &[
         &["dpo", "rlhf", "ppo", "grpo", "reward", "lora", "qlora", "distill"],
         &[Nothing("xtrain only trains all weights of a model on text so far")],
     ),
-    row(
-        &["torchrun", "distributed", "multigpu"],
-        &[Nothing("a run uses one device; several GPUs are not supported yet")],
-    ),
+    row(&["torchrun", "distributed", "multigpu"], &[Command("train run.toml --gpus 8")]),
 ];
 
 /// Options.
@@ -183,6 +180,20 @@ pub(super) const OPTIONS: &[Row] = &[
         &[Option("--device cpu"), Key("train.device=cpu")],
     ),
     row(&["gpu", "cuda", "usegpu"], &[Option("--device cuda"), Key("train.device=cuda")]),
+    row(
+        &[
+            "numgpus",
+            "ngpus",
+            "ngpu",
+            "devices",
+            "numdevices",
+            "nprocpernode",
+            "nproc",
+            "numprocesses",
+            "worldsize",
+        ],
+        &[Option("--gpus")],
+    ),
     row(&["g", "gpuid", "deviceid", "visibledevices"], &[Nothing("CUDA_VISIBLE_DEVICES chooses the GPU")]),
     row(
         &["bf16", "bfloat16", "fp16", "half", "amp", "mixedprecision"],

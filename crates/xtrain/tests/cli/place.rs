@@ -62,6 +62,20 @@ pub(crate) struct Place {
     folder: TempDir,
 }
 
+impl Drop for Place {
+    /// Kills what a failed test has left running here, which would slow all other tests.
+    fn drop(&mut self) {
+        let Ok(processes) = fs::read_dir("/proc") else { return };
+        let is_here = |process: &fs::DirEntry| {
+            fs::read_link(process.path().join("cwd"))
+                .is_ok_and(|folder| folder.starts_with(self.folder.path()))
+        };
+        for process in processes.flatten().filter(|_| std::thread::panicking()).filter(is_here) {
+            let _ = Command::new("kill").arg("-KILL").arg(process.file_name()).status();
+        }
+    }
+}
+
 impl Place {
     /// A folder with two texts, and [`RUN`] as run.toml.
     pub(crate) fn new() -> Self {

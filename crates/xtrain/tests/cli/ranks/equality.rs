@@ -49,7 +49,7 @@ fn what_ranks_leave_is_read_by_every_command_in_one_process() {
         format!("export {out} --out exported"),
         format!("report {out}"),
         format!("inspect {out} --out inspected.html"),
-        format!("blame {out} --out blamed.html"),
+        format!("blame {out}"),
         format!("compare {} {out} --out compared.html", both[0]),
         format!("plan {out}/config.toml"),
     ] {

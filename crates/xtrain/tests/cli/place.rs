@@ -268,7 +268,8 @@ impl Ran {
         let is_log =
             |line: &&str| line.trim_start().starts_with("WARN ") || line.trim_start().starts_with("INFO ");
         let lines: Vec<String> = self.stderr.lines().filter(|line| !is_log(line)).map(String::from).collect();
-        assert!(lines.first().is_some_and(|l| l.starts_with("error: ")), "`{}`: {}", self.what, self.stderr);
+        let is_error = |line: &String| line.starts_with("error: ") || line.contains("] error: ");
+        assert!(lines.first().is_some_and(is_error), "`{}`: {}", self.what, self.stderr);
         lines
     }
 

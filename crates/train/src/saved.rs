@@ -190,7 +190,7 @@ pub fn copied_bytes(program: &Program, layout: &Layout) -> usize {
     program.values.iter().map(bytes).sum()
 }
 
-/// What all ranks have is written by rank 0 alone.
+/// State that all ranks have is written by rank 0 alone.
 fn is_written(is_cut: bool, rank: usize) -> bool {
     is_cut || rank == 0
 }

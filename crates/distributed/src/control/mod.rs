@@ -4,7 +4,8 @@
 //! ranks when one fails. It is not for tensors: all bytes pass through rank 0.
 //!
 //! * All ranks call `broadcast`, `gather`, `barrier`, `handshake` and `finish` in the same order, on each
-//!   channel. A rank may stay away for hours (it exports a model, say): these calls have no deadline, but end with the run.
+//!   channel. A rank may stay away for hours (it exports a model, say): these calls have no deadline, but end
+//!   with the run.
 //! * A background thread sends heartbeats and receives. A rank whose process ends is lost at once, a rank
 //!   from which nothing comes for ten seconds is lost then, and the run ends on all ranks with the first
 //!   cause.

@@ -1,4 +1,4 @@
-//! What must be equal on all ranks.
+//! Facts that must be equal on all ranks.
 
 use super::Crew;
 use crate::corpus::Corpus;

@@ -141,7 +141,7 @@ impl Crew {
         decoded(&ranks.control.broadcast(&[])?)
     }
 
-    /// Runs `work` on rank 0, then on the others, which receive `told` of rank 0's result.
+    /// Runs `work` on rank 0, then on the others, which receive `told`, made from rank 0's result.
     ///
     /// # Errors
     /// `work` failed, or the run has ended.

@@ -52,7 +52,7 @@ pub(super) struct CheckpointWriter {
 /// Function that writes the files of a checkpoint.
 pub(super) type Write = fn(&CheckpointStore, &Snapshot) -> Result<PathBuf, RunError>;
 
-/// What a rank writes of the state of a run after a step.
+/// The part of a run's state after a step that one rank writes.
 pub(super) struct Snapshot {
     pub(super) step: u64,
     channel: Arc<dyn Channel>,

@@ -1,4 +1,4 @@
-//! What the ranks of a run do together: they end after the same step, and compare their state.
+//! Decisions and checks of all ranks: they end after the same step, and compare their state.
 
 use super::observer::Outcome;
 use super::watch::Watch;
@@ -14,7 +14,7 @@ use xxhash_rust::xxh3::Xxh3;
 /// all of it would stop a GPU for longer than a step.
 const COMPARED_BYTES: usize = 64 << 20;
 
-/// What a rank remembers of the others between steps.
+/// The state of a rank's checks between steps.
 #[derive(Default)]
 pub(super) struct Together {
     /// The reason for which this rank asked all to end the run, if it has.

@@ -242,7 +242,7 @@ pub(crate) fn run_child(name: &str, folder: &Path, number: usize) -> Output {
     command.output().expect("a process")
 }
 
-/// What a child process is given.
+/// The argument of a child process.
 pub(crate) fn of_child() -> Option<(PathBuf, usize)> {
     let number = std::env::var(NUMBER).ok()?.parse().ok()?;
     Some((std::env::var(FOLDER).ok()?.into(), number))

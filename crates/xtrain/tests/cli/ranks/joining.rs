@@ -1,4 +1,4 @@
-//! What must be equal on all ranks.
+//! Differences between ranks, which end the run before its first step.
 
 use super::{SHARED, as_ranks};
 use crate::place::{Place, Ran};

@@ -15,7 +15,7 @@ use std::process::Command;
 /// Losses of micro-batches of one sequence, so that 1 to 4 ranks share a batch of 12.
 const SHARED: &str = "--set train.batch_size=12 --set train.micro_batch_size=1 --set train.steps=10";
 
-/// What a rank of torchrun's environment gets, on this machine.
+/// The variables that torchrun sets for a rank, on this machine.
 fn environment(command: &mut Command, rank: usize, ranks: usize, port: u16) {
     let numbers = [
         ("RANK", rank),

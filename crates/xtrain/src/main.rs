@@ -31,7 +31,8 @@ fn main() -> ExitCode {
         let Some(cli) = cli::Cli::read()? else { return Ok(ExitCode::SUCCESS) };
         let found = Place::of(&cli.command, variables)?;
         let place = place.get_or_init(|| found);
-        terminal::log(matches!(&cli.command, cli::Command::Train(args) if args.quiet), place);
+        let is_quiet = matches!(&cli.command, cli::Command::Train(args) if args.quiet);
+        terminal::log(is_quiet || !place.is_first(), place.prefix());
         run(cli.command, place)
     });
     match (done, place.get()) {

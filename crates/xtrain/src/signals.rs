@@ -1,7 +1,6 @@
 //! The signals that ask a command to stop.
 
 use crate::failure::Failure;
-use crate::ranks::Place;
 use signal_hook::consts::{SIGINT, SIGTERM, SIGXFSZ};
 use signal_hook::flag;
 use signal_hook::iterator::Signals;
@@ -43,9 +42,9 @@ impl Stop {
         Stop::on_signals_of(say)
     }
 
-    /// As [`Stop::on_signals`], in one of the processes of a run: rank 0 alone says what a signal does.
-    pub(crate) fn on_signals_in(place: &Place) -> Result<Self, Failure> {
-        Stop::on_signals_of(if place.is_first() { say } else { |_| () })
+    /// As [`Stop::on_signals`], for a process that does not say what a signal does, because another one does.
+    pub(crate) fn on_signals_silently() -> Result<Self, Failure> {
+        Stop::on_signals_of(|_| ())
     }
 
     fn on_signals_of(say: fn(&str)) -> Result<Self, Failure> {

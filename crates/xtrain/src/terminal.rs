@@ -1,7 +1,6 @@
 //! Output for people: a progress bar on a terminal, plain lines in a log.
 
 use crate::failure::Failure;
-use crate::ranks::Place;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::io::{ErrorKind, IsTerminal, Write};
 use std::ops::ControlFlow;
@@ -17,17 +16,17 @@ use xtrain_report::metrics::{self, Event};
 use xtrain_train::corpus::Notice;
 use xtrain_train::run::Observer;
 
-/// Sends warnings and whatever `RUST_LOG` enables to standard error, and also informative messages unless
-/// `--quiet` is given or this process is a rank other than 0.
-pub(crate) fn log(is_quiet: bool, place: &Place) {
-    let usual = match is_quiet || !place.is_first() {
+/// Sends warnings and whatever `RUST_LOG` enables to standard error, each line with `prefix` in front, and
+/// also informative messages unless it `is_quiet`.
+pub(crate) fn log(is_quiet: bool, prefix: String) {
+    let usual = match is_quiet {
         true => "warn",
         false => "warn,xtrain::commands=info,xtrain_train=info,xtrain_lab=info",
     };
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(usual));
     tracing_subscriber::fmt()
         .with_env_filter(filter)
-        .with_writer(Prefixed(place.prefix()))
+        .with_writer(Prefixed(prefix))
         .with_ansi(std::io::stderr().is_terminal())
         .without_time()
         .with_target(false)

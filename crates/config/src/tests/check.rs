@@ -134,7 +134,7 @@ fn unknown_sections_get_the_nearest_one_or_the_list() {
     assert_eq!(
         message("weather", "tp = 2"),
         "unknown section [weather]; the sections are [model], [data], [precision], [optimizer], [schedule], [train], \
-         [checkpoint], [log] and [eval]"
+         [parallel], [checkpoint], [log] and [eval]"
     );
 }
 

@@ -94,6 +94,13 @@ max_nonfinite_steps = 10
 stop_on_divergence = false
 check_numerics = false
 
+[parallel]
+shard = \"none\"
+reduce = \"same-world\"
+reduce_dtype = \"fp32\"
+start_timeout = \"5m\"
+timeout = \"1m\"
+
 [checkpoint]
 every = 1000
 keep_last = 2

@@ -280,4 +280,4 @@ fn malformed(error: serde_json::Error) -> RunError {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -9,7 +9,7 @@ use xtrain_data::DataError;
 use xtrain_distributed::{Launcher, World};
 
 /// Runs `rank` on each of `n` ranks, two of them on each node. Returns the results in their order.
-fn on_ranks<T: Send>(n: usize, rank: impl Fn(&Crew) -> T + Sync) -> Vec<T> {
+pub(crate) fn on_ranks<T: Send>(n: usize, rank: impl Fn(&Crew) -> T + Sync) -> Vec<T> {
     let free = TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr());
     let port = free.expect("a port").port();
     let join = |number: usize| {

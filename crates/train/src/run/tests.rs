@@ -2,6 +2,7 @@
 //! depends on their duration.
 
 mod ranks;
+mod together;
 
 use super::assemble::Opened;
 use super::open::open;

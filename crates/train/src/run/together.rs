@@ -75,12 +75,14 @@ impl Run {
         }
     }
 
-    /// A checksum of the next part of the shared state: masters, or the copies of them that all ranks hold.
+    /// A checksum of the next part of the shared state: masters, or the copies of them that all ranks hold,
+    /// scales and counters.
     fn checksum(&mut self) -> Result<u64, RunError> {
         let is_cut = self.learner.layout().cuts_state();
         let is_shared = |entry: &StateEntry| match entry.kind {
             StateKind::Master => !is_cut,
             StateKind::Compute | StateKind::Gathered => is_cut,
+            StateKind::Counter | StateKind::Scale => true,
             _ => false,
         };
         let mut entries = self.learner.weights().engine().state_entries();

@@ -29,7 +29,8 @@ pub(crate) fn run(args: &TrainArgs, place: &Place) -> Result<ExitCode, Failure> 
     }
     terminal::use_share_of_threads(parsed.config.train.threads, place.local_world_size())?;
     let crew = place.join(&parsed)?;
-    let Stop(stop) = Stop::on_signals_in(place)?;
+    let stop = if place.is_first() { Stop::on_signals() } else { Stop::on_signals_silently() };
+    let Stop(stop) = stop?;
     let start = if args.resume { Start::Resume } else { Start::New };
     let detail = match (args.quiet, args.verbose) {
         (true, _) => Detail::Quiet,

@@ -219,10 +219,10 @@ fn a_program_that_reads_nothing_or_ends_costs_the_run_nothing_but_a_warning() {
     assert_eq!(ran.stderr.matches("log.command: sh").count(), 1, "{}", ran.stderr);
     assert_eq!(place.read("ends/command.log"), b"no way\n");
     assert!(place.exists("ends/hf/model.safetensors"));
-    with_log(&place, r#"command = ["sh", "-c", "exec sleep 30"]"#);
+    with_log(&place, r#"command = ["sh", "-c", "exec sleep 300"]"#);
     let begun = Instant::now();
     place.run("train hooked.toml --out sleeps").succeeds();
-    assert!(begun.elapsed() < Duration::from_secs(25), "the run waited");
+    assert!(begun.elapsed() < Duration::from_secs(250), "the run waited");
     with_log(&place, r#"command = ["no-such-program-here", "x"]"#);
     place.run("train hooked.toml --out none").refuses(&["cannot start no-such-program-here", "log.command"]);
     // Nothing has begun there.

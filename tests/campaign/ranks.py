@@ -90,7 +90,7 @@ def attacked(folder, program, words, patience, dice, count):
     count["stops" if how == signal.SIGSTOP else "kills of ranks" if target in ranks else "kills of launchers"] += 1
     try:
         process.wait(BAR)
-        while (left := [rank for rank in ranks if runs(rank)]) and time.monotonic() - begun < BAR:
+        while (left := running(folder)) and time.monotonic() - begun < BAR:
             time.sleep(0.02)
     except subprocess.TimeoutExpired:
         left = [process.pid]
@@ -118,8 +118,14 @@ def children(pid):
         return []
 
 
-def runs(pid):
-    try:
-        return pathlib.Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] not in ("Z", "X")
-    except OSError:
-        return False
+def running(folder):
+    """The processes that run in `folder`, among them a rank that started while another process was chosen and killed."""
+    found = []
+    for process in pathlib.Path("/proc").glob("[0-9]*"):
+        try:
+            state = (process / "stat").read_text().rsplit(")", 1)[1].split()[0]
+            if state not in ("Z", "X") and os.path.samefile(process / "cwd", folder):
+                found.append(int(process.name))
+        except OSError:
+            pass
+    return found

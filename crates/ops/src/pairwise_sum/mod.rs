@@ -21,8 +21,8 @@ use xtrain_tensor::{DType, Shape, TensorType};
 
 /// `(x f32 [...], micro_step u32[], levels f32 [L, ...]) -> levels'`, in place.
 ///
-/// With bits b of the number of the micro-step: `v = x`; for l = 0, 1, ... while bit l is set, `v = levels[l]
-/// + v`; then `levels[l] = v`. Nothing is stored if l is L.
+/// `v = x`; for l = 0, 1, ... while bit l of the micro-step's number is set,
+/// `v = levels[l] + v`; then `levels[l] = v`. Nothing is stored if l is L.
 #[derive(Clone, Copy, Debug)]
 pub struct PairwiseAdd;
 

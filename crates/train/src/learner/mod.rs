@@ -32,7 +32,7 @@ pub struct StepResult {
     /// The sum of the cross-entropies of each source's targets, in nats; empty if the spec does not sum
     /// losses by source.
     pub source_losses: Vec<f64>,
-    /// True if a rank has asked all to stop ([`Learner::ask_to_stop`]).
+    /// True if a rank has asked all to stop.
     pub stopping: bool,
 }
 

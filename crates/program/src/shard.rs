@@ -1,9 +1,9 @@
 //! The pass that spreads a step over ranks. It inserts ops that the caller passes in; model code and recipes
 //! contain nothing about ranks.
 //!
-//! * Gradients ([`reduce`]): each rank receives its piece of the gradients of all ranks and adds them in a
+//! * Gradients (`reduce.rs`): each rank receives its piece of the gradients of all ranks and adds them in a
 //!   fixed order.
-//! * State ([`pieces`]): with [`Shard::Optimizer`], a rank has its rows of masters, moments and reduced
+//! * State (`pieces.rs`): with [`Shard::Optimizer`], a rank has its rows of masters, moments and reduced
 //!   gradients alone. What the forward and the backward read is gathered from all ranks after the update
 //!   ([`crate::refresh`]).
 //!

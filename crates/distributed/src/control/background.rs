@@ -36,6 +36,8 @@ pub(super) struct Background {
     pub(super) since: Instant,
     pub(super) reports: u32,
     pub(super) beaten: Instant,
+    /// The time at which this thread last looked at the clock.
+    pub(super) looked: Instant,
     /// The time since when this rank waits for the others to take its last messages.
     pub(super) parting: Option<Instant>,
 }
@@ -256,6 +258,11 @@ impl Background {
 
     fn keep_time(&mut self) {
         let now = Instant::now();
+        let own_pause = now - std::mem::replace(&mut self.looked, now);
+        if own_pause > TICK + self.options.heartbeat {
+            // This process was stopped, or got no processor: the silence of the others was its own.
+            self.links.iter_mut().for_each(|link| link.heard += own_pause);
+        }
         if now - self.beaten >= self.options.heartbeat {
             self.beaten = now;
             self.links.iter_mut().for_each(Link::beat);

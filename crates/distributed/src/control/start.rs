@@ -65,6 +65,7 @@ pub(super) fn start(world: &World, secret: &Secret, options: StartOptions) -> Re
         since,
         reports: 0,
         beaten: Instant::now(),
+        looked: Instant::now(),
         parting: None,
     };
     let builder = thread::Builder::new().name("control".into());

@@ -1,6 +1,7 @@
 //! Evaluation during a run, and saving of the best state.
 
 use super::observer::{Observer, Outcome};
+use super::steps::exchange_error;
 use super::watch::Watch;
 use super::{Run, is_due};
 use crate::error::RunError;
@@ -62,7 +63,8 @@ impl Run {
         };
         let validation = validation.at_most(sequences);
         let weights = self.learner.weights();
-        let ended = evaluator.add(weights, &validation, &mut tally, &self.crew, &mut go_on)?;
+        let ended = evaluator.add(weights, &validation, &mut tally, &self.crew, &mut go_on);
+        let ended = ended.map_err(|error| exchange_error(self.position.step, "evaluation", error))?;
         if ended.is_break() {
             // One of the other ranks may have asked for it.
             let is_stopped = self.crew.any(wish.is_some_and(|wish| wish != Outcome::TimeLimit))?;

@@ -130,7 +130,7 @@ struct Run {
     evaluator: Option<Evaluator>,
     checkpoints: CheckpointWriter,
     sink: MetricsSink,
-    /// The report that is renewed while the run goes, if enabled.
+    /// The report that is updated during the run, if enabled.
     live: Option<LiveReport>,
     hardware: Hardware,
     /// Metadata of the exported Hugging Face folder.

@@ -4,6 +4,7 @@ use super::Run;
 use super::assemble::commented;
 use super::background_save::WrittenCheckpoint;
 use super::observer::Observer;
+use super::steps::exchange_error;
 use super::watch::Watch;
 use crate::error::RunError;
 use crate::spans::step_span;
@@ -23,12 +24,15 @@ impl Run {
         }
         let _save = step_span("save", self.position.step);
         self.settle(watch, observer)?;
+        let copies = self.checkpoints.can_copy(&mut self.learner);
+        // Training waits for all ranks, or for none: a write may take longer than `parallel.timeout`.
+        let all = self.crew.gather(&[u64::from(copies)]);
+        let all = all.map_err(|error| exchange_error(self.position.step, "save", error))?;
+        let copies = all.iter().all(|copies| copies[0] == 1);
         let metrics = self.sink.unsynced()?;
         let (loader, config, position) = (&self.corpus.loader, &self.config, &self.position);
-        let written = self.checkpoints.begin(&mut self.learner, loader, config, position, metrics)?;
-        self.report_saved(written, watch, observer)?;
-        // Ranks without memory for a copy have written, which may take longer than a step.
-        self.crew.barrier()
+        let written = self.checkpoints.begin(&mut self.learner, loader, config, position, metrics, copies)?;
+        self.report_saved(written, watch, observer)
     }
 
     /// Waits for the save in progress, if any.

@@ -4,8 +4,8 @@
 //! copy while training continues. Two saves never overlap, and older checkpoints are deleted when the new one
 //! is complete.
 //!
-//! Each rank of a run copies and writes what it has, and rank 0 completes the checkpoint. Ranks need not do
-//! so at the same time, nor all of them from a copy.
+//! Each rank of a run copies and writes its rows, and rank 0 completes the checkpoint. If one rank has too
+//! little memory for the copy, all ranks write directly from their state while training waits.
 
 use super::background_save::{BackgroundSave, WrittenCheckpoint};
 use crate::crew::Crew;
@@ -171,9 +171,10 @@ impl CheckpointWriter {
         self.writing.take().map(BackgroundSave::finish).transpose()
     }
 
-    /// Copies the state, then begins to write it and to delete checkpoints that the configuration does not
-    /// keep. The checkpoint becomes complete only after `metrics` are on disk. Without memory for the copy,
-    /// it is complete when this returns. All ranks call it after the same steps.
+    /// Saves the state, then deletes checkpoints that the configuration does not keep. If `copies` is true,
+    /// which [`CheckpointWriter::can_copy`] must have allowed, this copies the state and returns `None` while
+    /// a thread writes; else the checkpoint is complete when this returns. It becomes complete only after
+    /// `metrics` are on disk. All ranks call it after the same steps, with the same `copies`.
     pub(super) fn begin(
         &mut self,
         learner: &mut Learner,
@@ -181,6 +182,7 @@ impl CheckpointWriter {
         config: &Config,
         at: &Position,
         metrics: Option<Unsynced>,
+        copies: bool,
     ) -> Result<Option<WrittenCheckpoint>, RunError> {
         debug_assert!(self.writing.is_none(), "two saves never overlap");
         let begun = Instant::now();
@@ -193,8 +195,7 @@ impl CheckpointWriter {
         let retention = (self.channel.rank() == 0).then(|| Retention::new(config, at));
         let retain = move |store: &CheckpointStore| retention.map_or(Ok(()), |rule| rule.apply(store));
         let sync = move || metrics.map_or(Ok(()), |metrics| metrics.sync());
-        let copied = state.copied();
-        let Some(parts_of_memory) = self.make_room(&copied) else {
+        if !copies {
             if !std::mem::replace(&mut self.has_warned, true) {
                 tracing::warn!(
                     "there is too little memory for a copy of the state: training waits for each save"
@@ -206,7 +207,9 @@ impl CheckpointWriter {
             self.last = Some(step);
             retain(&self.store)?;
             return Ok(Some(WrittenCheckpoint { step, path, took: begun.elapsed() }));
-        };
+        }
+        let copied = state.copied();
+        let (parts_of_memory, _) = places(&copied);
         // The thread of the last save has released it.
         let Some(memory) = Arc::get_mut(&mut self.memory) else { unreachable!("two saves never overlap") };
         learner.copy_state(&copied, &mut parts(memory.as_mut_slice(), &parts_of_memory))?;
@@ -251,16 +254,17 @@ impl CheckpointWriter {
         }
     }
 
-    /// Range of each value in the memory of the copy; `None` if there is too little memory.
-    fn make_room(&mut self, entries: &[StateEntry]) -> Option<Vec<Range<usize>>> {
+    /// Allocates the memory for a copy of the state, unless an earlier save has. False if there is too little.
+    pub(super) fn can_copy(&mut self, learner: &mut Learner) -> bool {
         if let Some(Ok(memory)) = self.next_memory.take().map(JoinHandle::join) {
             self.memory = Arc::new(memory);
         }
-        let (places, bytes) = places(entries);
+        let (_, bytes) = places(&SavedState::of(learner).copied());
         if self.memory.as_slice().len() < bytes {
-            self.memory = Arc::new(self.allocate(bytes)?);
+            let Some(memory) = self.allocate(bytes) else { return false };
+            self.memory = Arc::new(memory);
         }
-        Some(places)
+        true
     }
 
     /// Allocates `bytes` if at least as many stay free for others.

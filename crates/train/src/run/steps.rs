@@ -235,6 +235,16 @@ impl Run {
     }
 }
 
+/// The error of a run in which ranks exchanged words after `step`, in the `part` of the run.
+pub(super) fn exchange_error(step: u64, part: &str, error: RunError) -> RunError {
+    match error {
+        RunError::Ranks(cause @ (CommError::Timeout { .. } | CommError::Left { .. })) => RunError::Ranks(
+            CommError::System(format!("step {step}: all_gather failed in the {part}: {cause}")),
+        ),
+        other => other,
+    }
+}
+
 /// The error of a run whose step failed.
 pub(super) fn step_error(step: u64, error: LearnError) -> RunError {
     match error {

@@ -156,8 +156,15 @@ fn a_save_that_is_under_way_when_the_steps_end_badly_is_completed() {
     };
     let metrics = run.sink.unsynced().expect("metrics");
     run.position.step = 3;
-    let begun =
-        run.checkpoints.begin(&mut run.learner, &run.corpus.loader, &run.config, &run.position, metrics);
+    assert!(run.checkpoints.can_copy(&mut run.learner));
+    let begun = run.checkpoints.begin(
+        &mut run.learner,
+        &run.corpus.loader,
+        &run.config,
+        &run.position,
+        metrics,
+        true,
+    );
     assert!(begun.expect("a save").is_none(), "it is under way");
     drop(run);
     let kept = position(&RunFolder::at(folder.path().join("out"))).expect("checkpoints").expect("one");

@@ -1,6 +1,7 @@
 //! Decisions and checks of all ranks: they end after the same step, and compare their state.
 
 use super::observer::Outcome;
+use super::steps::exchange_error;
 use super::watch::Watch;
 use super::{Run, is_due};
 use crate::error::RunError;
@@ -64,7 +65,8 @@ impl Run {
             return Ok(());
         }
         let checksum = self.checksum()?;
-        let all = self.crew.gather(&[checksum])?;
+        let all = self.crew.gather(&[checksum]);
+        let all = all.map_err(|error| exchange_error(self.position.step, "comparison of states", error))?;
         match all.iter().position(|other| *other != all[0]) {
             None => Ok(()),
             Some(rank) => Err(RunError::Diverged(format!(

@@ -94,7 +94,8 @@ fn ranks_save_their_rows_while_training_continues_and_other_ranks_restore_them()
         checkpoints.prepare(&mut learner);
         let expected = rows(&mut learner);
         let at = Position { step: 3, ..Position::default() };
-        let begun = checkpoints.begin(&mut learner, loader, config, &at, None).expect("a save");
+        assert!(checkpoints.can_copy(&mut learner));
+        let begun = checkpoints.begin(&mut learner, loader, config, &at, None, true).expect("a save");
         assert!(begun.is_none(), "it is under way");
         for value in SavedState::of(&mut learner).values {
             let bytes = vec![7; value.entry.ty.bytes()];

@@ -4,7 +4,7 @@ use serde_json::Value as Json;
 
 use super::error::Report;
 use super::print::toml_value;
-use super::section::TokenizerChoice;
+use super::section::{BPE_LEAST_TOKENS, TokenizerChoice};
 use super::{Config, ConfigErrors, OrAuto, Parsed, rules};
 use xtrain_checkpoint::hf::ExportDtype;
 use xtrain_model::{Architecture, Description, Recipe};
@@ -182,7 +182,10 @@ fn model(config: &Config, facts: &Facts, report: &mut Report) -> Option<Descript
             }
         },
     };
-    if let Some(tokens) = facts.tokenizer_vocab_size
+    // A vocabulary that is yet to be learned has at least these tokens.
+    let is_learned = config.data.tokenizer == Some(TokenizerChoice::Bpe);
+    let least = facts.tokenizer_vocab_size.or(is_learned.then_some(BPE_LEAST_TOKENS));
+    if let Some(tokens) = least
         && model.vocab_size < tokens
     {
         let rows = model.vocab_size;

@@ -1,4 +1,4 @@
-//! The report of a run under way, renewed while it goes.
+//! The report of a run under way, updated while it goes.
 //!
 //! The page is drawn from a history of bounded size in memory, so its cost does not grow with the run. A
 //! thread draws and writes it, and training does not wait.

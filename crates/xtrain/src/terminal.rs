@@ -213,7 +213,7 @@ impl Observer for TrainingView {
             _ => log_line(&self.given),
         }
         if let (true, Some(out)) = (config.log.jsonl, &config.train.out) {
-            self.say(format!("report: {out}/{REPORT_FILE}, renewed while the run goes"));
+            self.say(format!("report: {out}/{REPORT_FILE}, updated during the run"));
         }
         self.say(format!("{what}; steps {first_step} to {steps}"));
         let bar = ProgressBar::with_draw_target(Some(steps), ProgressDrawTarget::stderr());

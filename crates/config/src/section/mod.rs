@@ -49,6 +49,7 @@ mod schedule;
 mod train;
 
 pub use checkpoint::CheckpointConfig;
+pub(crate) use data::BPE_LEAST_TOKENS;
 pub use data::{DataConfig, DataSource, DataSources, TokenizerChoice};
 pub use eval::EvalConfig;
 pub use log::LogConfig;

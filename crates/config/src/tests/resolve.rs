@@ -140,6 +140,9 @@ fn the_vocabulary_covers_the_tokenizer() {
         "--set model.vocab_size=4999: [model] `vocab_size` = 4999 is less than the tokenizer's 5000 tokens; leave it out to use the \
          tokenizer's"
     );
+    // The text's own vocabulary has every byte and the end of a document.
+    let learned = minimal(&["model.vocab_size=256"]).resolve(&Facts::default()).unwrap_err().to_string();
+    assert!(learned.contains("`vocab_size` = 256 is less than the tokenizer's 257 tokens"), "{learned}");
     let other = Facts { init: Some(folder()), tokenizer_vocab_size: Some(200_000), ..Facts::default() };
     assert_eq!(
         parse(CONTINUED, &["data.tokenizer=other/tokenizer.json"])

@@ -5,6 +5,7 @@ use crate::failure::Failure;
 use crate::plan_table::{self, Answer, Tables};
 use crate::terminal;
 use std::path::Path;
+use xtrain_config::Device::Auto;
 use xtrain_config::{Config, ConfigErrors, Override, Parsed};
 use xtrain_train::engine::{Processor, Room, Target};
 use xtrain_train::error::LearnError;
@@ -26,6 +27,14 @@ pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
         Some(_) => None,
         None => Processor::choose(parsed.config.train.device).ok(),
     };
+    if args.memory.is_some()
+        && parsed.config.train.device == Auto
+        && matches!(processor, Some(Processor::Cpu))
+    {
+        tracing::warn!(
+            "this machine has no usable GPU, so this is the plan of a run on its CPU; `--set train.device=cuda` plans one on a GPU"
+        );
+    }
     let target = processor.as_ref().map_or(Target::Cuda, Processor::target);
     let planned = plan_for(&parsed, target, Member::first_of(ranks))?;
     let recipe = planned.spec.recipe;

@@ -92,6 +92,10 @@ fn a_plan_says_whether_it_fits_and_what_would() {
         ),
         "{text}"
     );
+    let mut without_gpu = place.command(&format!("plan run.toml --memory {enough}"));
+    without_gpu.env("CUDA_VISIBLE_DEVICES", "");
+    let of_a_cpu = crate::place::finish(without_gpu, "plan").succeeds();
+    assert!(of_a_cpu.stderr.contains("`--set train.device=cuda` plans one on a GPU"), "{}", of_a_cpu.stderr);
     assert!(asked("--memory 1MiB").contains("nothing fits: even --set "), "{text}");
     // Without a size it is the machine's own, which has room for this one.
     assert!(asked("--set train.device=cpu").contains(", and this machine has "), "{text}");

@@ -45,7 +45,7 @@ fn the_keys_that_are_given_are_shown_and_all_or_nothing_if_that_is_asked_for() {
     let place = Place::new();
     let usual = place.train("usual", SHORT).stdout;
     assert!(usual.contains("\noptimizer.lr = 0.003\n") && usual.contains("train.steps = 12"), "{usual}");
-    assert!(usual.contains("report: usual/report.html, renewed while the run goes"), "{usual}");
+    assert!(usual.contains("report: usual/report.html, updated during the run"), "{usual}");
     assert!(!usual.contains("weight_decay"), "{usual}");
     let whole = place.train("whole", &format!("{SHORT} --verbose")).stdout;
     assert!(whole.contains("\nweight_decay = 0.1\n"), "{whole}");

@@ -16,6 +16,9 @@ pub struct Parallel {
     pub reduce: Reduce,
     /// The type in which ranks send gradients to each other: F32, or BF16. They are added in f32.
     pub reduce_dtype: DType,
+    /// With [`Shard::Gradients`] and [`Shard::Weights`]: the number of blocks whose weights are gathered, and
+    /// whose gradients are reduced, while another block computes.
+    pub prefetch_blocks: usize,
 }
 
 /// The state that is cut among the ranks.
@@ -26,6 +29,11 @@ pub enum Shard {
     None,
     /// Masters and the optimizer's state (ZeRO-1; Rajbhandari et al., arXiv 1910.02054, section 5.1).
     Optimizer,
+    /// Gradients too (ZeRO-2, section 5.2 there): each micro-step adds its gradients to the sums of a rank's
+    /// rows.
+    Gradients,
+    /// Weights too (ZeRO-3, section 5.3 there): a block's weights are gathered before it reads them.
+    Weights,
 }
 
 /// The order in which the gradients of micro-batches are added.
@@ -51,11 +59,27 @@ impl Parallel {
         shard: Shard::None,
         reduce: Reduce::SameWorld,
         reduce_dtype: DType::F32,
+        prefetch_blocks: 1,
     };
 
     /// All ranks.
     pub const fn world(&self) -> Group {
         Group::World { size: self.world_size }
+    }
+
+    /// True if a rank has its rows of masters and of the optimizer's state alone.
+    pub const fn cuts_state(&self) -> bool {
+        !matches!(self.shard, Shard::None) && self.world_size > 1
+    }
+
+    /// True if a rank has its rows of gradients alone, so that every micro-step reduces them.
+    pub const fn cuts_gradients(&self) -> bool {
+        matches!(self.shard, Shard::Gradients | Shard::Weights) && self.world_size > 1
+    }
+
+    /// True if a rank has its rows of what GEMMs read alone.
+    pub const fn cuts_weights(&self) -> bool {
+        matches!(self.shard, Shard::Weights) && self.world_size > 1
     }
 }
 

@@ -3,16 +3,19 @@
 //!
 //! * Gradients (`reduce.rs`): each rank receives its piece of the gradients of all ranks and adds them in a
 //!   fixed order.
-//! * State (`pieces.rs`): with [`Shard::Optimizer`], a rank has its rows of masters, moments and reduced
-//!   gradients alone. What the forward and the backward read is gathered from all ranks after the update
-//!   ([`crate::refresh`]).
+//! * State (`pieces.rs`): with [`Shard::Optimizer`] and [`Shard::Gradients`], a rank has its rows of masters,
+//!   moments and reduced gradients alone. What the forward and the backward read is gathered from all ranks
+//!   after the update ([`crate::refresh`]).
+//! * Weights (`weights.rs`): with [`Shard::Weights`], they are gathered for each block instead.
 //!
 //! With one process and sums of the same world the pass changes nothing.
 
 mod pieces;
 mod reduce;
+mod slots;
+mod weights;
 
-use crate::{Op, Parallel, PassOps, Program, RowShard, Shard, TraceError};
+use crate::{Op, Parallel, PassOps, Program, RowShard, TraceError};
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -44,7 +47,9 @@ pub fn apply(
     updates: bool,
     ops: &dyn ShardOps,
 ) -> Result<Program, TraceError> {
-    if parallel.shard == Shard::Optimizer && parallel.world_size > 1 {
+    if parallel.cuts_weights() {
+        program = weights::gather(program, parallel.prefetch_blocks, cuts, ops)?;
+    } else if parallel.cuts_state() {
         pieces::cut_state(&mut program, cuts);
     }
     if updates {

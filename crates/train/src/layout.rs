@@ -7,7 +7,7 @@ use crate::training_spec::TrainingSpec;
 use std::collections::HashMap;
 use std::ops::Range;
 use xtrain_model::{Architecture, Numerics};
-use xtrain_program::{Parallel, Reduce, RowShard, Rows, Shard, StateKind, cut};
+use xtrain_program::{Parallel, Reduce, RowShard, Rows, StateKind, cut};
 use xtrain_tensor::{DType, Shape, TILE, TensorType};
 
 /// The most units of a parameter under sums for any world: squares of each unit are sent in every step.
@@ -108,13 +108,17 @@ impl Layout {
 
     /// True if a rank has its rows of masters and of the optimizer's state alone.
     pub fn cuts_state(&self) -> bool {
-        self.parallel.shard == Shard::Optimizer && self.parallel.world_size > 1
+        self.parallel.cuts_state()
     }
 
     /// The cut of a state value, if this rank has rows of it alone.
     pub(crate) fn cut_of(&self, kind: StateKind, name: &str) -> Option<RowShard> {
-        let is_of_parameter = matches!(kind, StateKind::Master | StateKind::Moment1 | StateKind::Moment2);
-        self.cuts.get(name).copied().filter(|_| is_of_parameter && self.cuts_state())
+        let is_cut = match kind {
+            StateKind::Master | StateKind::Moment1 | StateKind::Moment2 => self.parallel.cuts_state(),
+            StateKind::Compute => self.parallel.cuts_weights(),
+            _ => false,
+        };
+        self.cuts.get(name).copied().filter(|_| is_cut)
     }
 
     /// The rows of a state value that this rank has, if it has a part of it alone.
@@ -171,6 +175,7 @@ fn check(parallel: &Parallel) -> Result<(), ProgramError> {
 mod tests {
     use super::*;
     use xtrain_model::{Description, Family, Recipe, RopeScaling};
+    use xtrain_program::Shard;
 
     fn model() -> Architecture {
         let description = Description {

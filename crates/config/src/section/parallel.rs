@@ -27,6 +27,12 @@ section! {
         /// half the bytes and rounds each rank's sum. Not with `reduce = "any-world"`.
         #[schemars(extend("x-aliases" = ["grad_reduce_dtype", "mixed_precision_reduce", "communication_dtype"]))]
         pub reduce_dtype: ReduceDtype = ReduceDtype::Fp32,
+        /// With `shard = "gradients"` and `"weights"`: blocks whose weights are gathered, and whose gradients
+        /// are reduced, while another block computes. Each takes the memory of a block's weights and
+        /// gradients. Changes no bit.
+        #[schemars(range(max = 16), extend("x-unit" = "blocks"))]
+        #[schemars(extend("x-aliases" = ["prefetch", "forward_prefetch", "backward_prefetch", "prefetch_count"]))]
+        pub prefetch_blocks: usize = 1,
         /// Time in which all ranks must have started.
         #[schemars(extend("x-aliases" = ["init_timeout", "init_timeout_seconds", "rdzv_timeout"]))]
         pub start_timeout: TimeLimit = TimeLimit::minutes(5),
@@ -47,6 +53,8 @@ impl ParallelConfig {
             shard: match self.shard {
                 Shard::None => program::Shard::None,
                 Shard::Optimizer => program::Shard::Optimizer,
+                Shard::Gradients => program::Shard::Gradients,
+                Shard::Weights => program::Shard::Weights,
             },
             reduce: match self.reduce {
                 ReduceOrder::SameWorld => program::Reduce::SameWorld,
@@ -56,6 +64,7 @@ impl ParallelConfig {
                 ReduceDtype::Fp32 => DType::F32,
                 ReduceDtype::Bf16 => DType::BF16,
             },
+            prefetch_blocks: self.prefetch_blocks,
         }
     }
 }
@@ -69,10 +78,17 @@ pub enum Shard {
     None,
     /// Master weights and the optimizer's state. Known as ZeRO-1.
     #[schemars(extend("x-aliases" = [
-        "zero", "zero1", "zero-1", "zero_1", "zero2", "zero3", "fsdp", "fsdp2", "full_shard", "FULL_SHARD", "SHARD_GRAD_OP",
-        "distributed_optimizer", "optim", "gradients", "weights"
+        "zero", "zero1", "zero-1", "zero_1", "distributed_optimizer", "optim"
     ]))]
     Optimizer,
+    /// Gradients too. Known as ZeRO-2.
+    #[schemars(extend("x-aliases" = ["zero2", "zero-2", "zero_2", "SHARD_GRAD_OP", "shard_grad_op", "grad", "gradient"]))]
+    Gradients,
+    /// Weights too: each block's are gathered before it reads them. Known as ZeRO-3 and FSDP.
+    #[schemars(extend("x-aliases" = [
+        "zero3", "zero-3", "zero_3", "fsdp", "fsdp1", "fsdp2", "full_shard", "FULL_SHARD", "full", "weight", "parameters"
+    ]))]
+    Weights,
 }
 
 /// Order in which the gradients of a step are added.

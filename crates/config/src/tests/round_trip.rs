@@ -98,6 +98,7 @@ check_numerics = false
 shard = \"none\"
 reduce = \"same-world\"
 reduce_dtype = \"fp32\"
+prefetch_blocks = 1
 start_timeout = \"5m\"
 timeout = \"1m\"
 

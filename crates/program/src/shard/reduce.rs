@@ -3,12 +3,17 @@
 //!
 //! A reduction follows the last writer of the gradient. It runs on the communication lane, its sums included,
 //! so that no kernel of the backward waits for another rank, and the buffers of reductions share memory.
+//! Where weights are gathered at the same place, a reduction follows the gather, for which kernels wait.
+//!
+//! If a rank has its rows of gradients alone, whole gradients are in slots, and every micro-step adds its
+//! sum over ranks to the rows.
 
+use super::slots::Slots;
 use super::{MICRO_STEP, ShardOps};
 use crate::program::instantiate;
 use crate::{
-    Code, Instance, Lane, Op, Origin, Output, Parallel, Program, Reduce, Role, RowShard, Shard, Stage,
-    StateKind, Storage, TraceError, ValueId, When, WriteMode,
+    Code, Instance, Lane, Op, Origin, Output, Parallel, Program, Reduce, Role, RowShard, Stage, StateKind,
+    Storage, TraceError, ValueId, When, WriteMode,
 };
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -28,19 +33,24 @@ pub(super) fn reduce(
         // The partial sums that exist before the last micro-step.
         Reduce::AnyWorld { micro_steps } => Some(micro_steps.next_power_of_two().ilog2() as usize),
     };
-    if levels.is_some() {
+    if levels.is_some() || parallel.cuts_gradients() {
         write_afresh(&mut program);
     }
     let reductions = reductions(&program);
+    if parallel.cuts_gradients() {
+        put_in_slots(&mut program, parallel.prefetch_blocks);
+    }
     let instances = std::mem::take(&mut program.instances);
     let mut pass = Pass { out: program, parallel, levels, ops, micro_step: None };
-    for (instance, complete) in instances.into_iter().zip(reductions) {
-        pass.out.instances.push(instance);
-        for parameter in complete {
-            let cut = cuts[&*pass.out.parameters[parameter].name];
-            pass.reduce_parameter(parameter, cut)?;
+    let mut complete = Vec::new();
+    for (instance, completed) in instances.into_iter().zip(reductions) {
+        if instance.origin.role != Role::Gather {
+            pass.reduce_all(&mut complete, cuts)?;
         }
+        pass.out.instances.push(instance);
+        complete.extend(completed);
     }
+    pass.reduce_all(&mut complete, cuts)?;
     Ok(pass.out)
 }
 
@@ -65,6 +75,31 @@ fn write_afresh(program: &mut Program) {
     }
 }
 
+/// Puts the gradients of blocks in slots.
+fn put_in_slots(program: &mut Program, prefetch_blocks: usize) {
+    let mut blocks: HashMap<ValueId, Option<u32>> = HashMap::new();
+    for instance in &program.instances {
+        for output in &instance.outputs {
+            let block = blocks.entry(output.value).or_insert(instance.origin.block);
+            *block = block.filter(|block| Some(*block) == instance.origin.block);
+        }
+    }
+    let (mut slots, mut slot_of) = (Slots::new(prefetch_blocks), HashMap::new());
+    for p in 0..program.parameters.len() {
+        let Some(gradient) = program.parameters[p].gradient else { continue };
+        let block = blocks.get(&gradient).copied().flatten();
+        let slot = slots.take(program, block, program.ty(gradient));
+        slot_of.insert(gradient, slot);
+        program.parameters[p].gradient = Some(slot);
+    }
+    for instance in &mut program.instances {
+        let outputs = instance.outputs.iter_mut().map(|o| &mut o.value);
+        for value in instance.inputs.iter_mut().chain(outputs) {
+            *value = slot_of.get(value).copied().unwrap_or(*value);
+        }
+    }
+}
+
 struct Pass<'a> {
     out: Program,
     parallel: &'a Parallel,
@@ -76,18 +111,32 @@ struct Pass<'a> {
 }
 
 impl Pass<'_> {
+    /// Appends the reductions of these parameters.
+    fn reduce_all(
+        &mut self,
+        parameters: &mut Vec<usize>,
+        cuts: &HashMap<String, RowShard>,
+    ) -> Result<(), TraceError> {
+        for parameter in parameters.drain(..) {
+            let cut = cuts[&*self.out.parameters[parameter].name];
+            self.reduce_parameter(parameter, cut)?;
+        }
+        Ok(())
+    }
+
     fn reduce_parameter(&mut self, parameter: usize, cut: RowShard) -> Result<(), TraceError> {
         let Some(gradient) = self.out.parameters[parameter].gradient else { return Ok(()) };
         let name = self.out.parameters[parameter].name.clone();
         let origin = Origin { block: None, site: name.clone(), role: Role::Reduce, stage: Stage::Backward };
         let whole = self.out.ty(gradient);
         let several = self.parallel.world_size > 1;
-        let cuts_state = several && self.parallel.shard == Shard::Optimizer;
+        let cuts_state = self.parallel.cuts_state();
+        let in_each_micro_step = self.levels.is_some() || self.parallel.cuts_gradients();
         let levels = self.levels.unwrap_or(0);
         if !several && levels == 0 {
             return Ok(());
         }
-        if self.levels.is_some() {
+        if in_each_micro_step {
             self.out.values[gradient.0 as usize].storage = Storage::Transient;
         }
         let total = match (cuts_state, self.levels) {
@@ -98,7 +147,7 @@ impl Pass<'_> {
         // Each rank then gathers the whole sum.
         let gathers = several && !cuts_state;
         let target = (!gathers).then_some(total);
-        let when = if self.levels.is_some() { When::Always } else { When::Last };
+        let when = if in_each_micro_step { When::Always } else { When::Last };
         let mut sum = gradient;
         if several {
             if self.parallel.reduce_dtype != whole.dtype {
@@ -108,6 +157,9 @@ impl Pass<'_> {
             sum = self.emit(self.ops.all_to_all(cut), &[sum], None, when, &origin)?;
             let target = target.filter(|_| levels == 0);
             sum = self.emit(self.ops.sum_ranks(), &[sum], target, when, &origin)?;
+            if self.levels.is_none() && self.parallel.cuts_gradients() {
+                self.accumulate();
+            }
         }
         if levels > 0 {
             let of_levels = Shape::new(&[&[levels], &*self.out.ty(sum).shape].concat());
@@ -122,6 +174,14 @@ impl Pass<'_> {
         }
         self.out.parameters[parameter].gradient = Some(total);
         Ok(())
+    }
+
+    /// Makes the last instance add to its output from the second micro-step on.
+    fn accumulate(&mut self) {
+        let outputs = self.out.instances.last_mut().map(|last| &mut last.outputs);
+        for output in outputs.into_iter().flatten() {
+            output.mode = WriteMode::AddAfterFirst;
+        }
     }
 
     fn micro_step(&mut self) -> ValueId {

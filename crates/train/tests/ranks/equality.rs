@@ -30,12 +30,14 @@ pub(crate) fn drawn<T>(mut all: Vec<T>) -> Vec<T> {
 fn worlds(ranks: &[usize], any_world: bool) -> Vec<World> {
     let mut all = Vec::new();
     for recipe in Recipe::ALL {
-        for case in 0..8 * ranks.len() {
+        for case in 0..16 * ranks.len() {
             let (tied, micro_steps) = (case & 1 == 1, if case & 2 == 0 { 1 } else { 4 });
-            let shard = if case & 4 == 0 { Shard::None } else { Shard::Optimizer };
-            let ranks = ranks[case / 8];
+            let shard = [Shard::None, Shard::Optimizer, Shard::Gradients, Shard::Weights][case >> 2 & 3];
+            let ranks = ranks[case >> 4];
             let sources = if tied { 3 } else { 0 };
-            all.push(World { ranks, shard, any_world, sources, ..World::alone(recipe, tied, micro_steps) });
+            let (prefetch_blocks, layers) = (case % 3, 2 + case % 3);
+            let alone = World { sources, prefetch_blocks, layers, ..World::alone(recipe, tied, micro_steps) };
+            all.push(World { ranks, shard, any_world, ..alone });
         }
     }
     all
@@ -79,7 +81,7 @@ fn gradients_of_the_first_step_and_five_steps_are_near_one_process() {
 
 fn assert_near_one_process(world: &World, ranks: &[RankRun]) {
     let alone = World::alone(world.recipe, world.tied, world.ranks * world.micro_steps);
-    let alone = World { sources: world.sources, ..alone }.run();
+    let alone = World { sources: world.sources, layers: world.layers, ..alone }.run();
     let expected = whole_gradients(&alone);
     for (name, gradient) in whole_gradients(ranks) {
         let error = relative(&gradient, &expected[&name]);

@@ -1,9 +1,10 @@
 //! The programs of ranks, checked without running them.
 
 use crate::world::World;
+use std::collections::HashMap;
 use xtrain_model::Recipe;
 use xtrain_program::order::Order;
-use xtrain_program::{Lane, Program, Role, Shard, StateKind, Storage, ValueId};
+use xtrain_program::{Lane, Phase, Program, Role, Shard, StateKind, Storage, ValueId};
 use xtrain_train::programs;
 use xtrain_train::training_spec::TrainingSpec;
 
@@ -43,6 +44,43 @@ fn what_is_gathered_is_read_before_it_is_gathered_again() {
             types.dedup();
             assert_eq!(slots.len(), 2 * types.len(), "{recipe:?}");
         }
+    }
+}
+
+/// For each number of prefetched blocks, and tied or not.
+#[test]
+fn a_gathered_weight_stays_until_its_last_reader_and_is_gathered_a_block_ahead() {
+    for (prefetch_blocks, tied) in [(0, false), (1, true), (1, false), (2, false), (5, true)] {
+        let alone = World { layers: 4, prefetch_blocks, ..World::alone(Recipe::Bf16, tied, 2) };
+        let world = World { ranks: 2, shard: Shard::Weights, ..alone };
+        let program = training(&world, 0);
+        let order = Order::new(&program);
+        let mut holds: HashMap<ValueId, (usize, Vec<usize>)> = HashMap::new();
+        let mut gathers = 0;
+        for (i, instance) in program.instances.iter().enumerate() {
+            for v in &instance.inputs {
+                if let Some((gather, readers)) = holds.get_mut(v) {
+                    assert!(order.before(*gather, i), "{} reads what is not gathered", instance.origin);
+                    readers.push(i);
+                }
+            }
+            let is_of_weights = instance.origin.role == Role::Gather && instance.phase() == Phase::Micro;
+            if is_of_weights && let [output] = instance.outputs[..] {
+                gathers += 1;
+                let earlier = holds.insert(output.value, (i, Vec::new()));
+                for reader in earlier.into_iter().flat_map(|(_, readers)| readers) {
+                    assert!(order.before(reader, i), "{} is gathered too early", instance.origin);
+                }
+            }
+        }
+        let of_blocks = program.parameters.iter().filter(|p| p.name.starts_with("blocks.")).count();
+        let (of_a_block, others) = (of_blocks / world.layers, program.parameters.len() - of_blocks);
+        let slots = world.layers.min(prefetch_blocks + 1);
+        assert_eq!(holds.len(), others + slots * of_a_block, "{prefetch_blocks}");
+        // The last blocks are still there when their backward starts, and no backward reads biases.
+        let biases = program.parameters.iter().filter(|p| p.name.ends_with(".bias")).count() / world.layers;
+        let again = (world.layers - slots) * (of_a_block - biases);
+        assert_eq!(gathers, others + world.layers * of_a_block + again, "{prefetch_blocks}");
     }
 }
 

@@ -25,10 +25,10 @@ pub(crate) const STEPS: usize = 5;
 const BATCH: Batch = Batch { sequences: 2, seq_len: 16 };
 
 /// A model of sizes that FP8 takes. Weights of the feed-forward consist of several blocks of 128 rows.
-fn model(tied: bool) -> Architecture {
+fn model(tied: bool, layers: usize) -> Architecture {
     let description = Description {
         dim: 48,
-        layers: 2,
+        layers,
         heads: 2,
         kv_heads: 1,
         head_dim: 16,
@@ -61,6 +61,8 @@ pub(crate) struct World {
     pub(crate) shard: Shard,
     pub(crate) any_world: bool,
     pub(crate) reduce_dtype: DType,
+    pub(crate) prefetch_blocks: usize,
+    pub(crate) layers: usize,
     /// Sources whose losses are summed separately, 0 for none.
     pub(crate) sources: usize,
     /// Selects the orders of lanes, with the seed.
@@ -104,6 +106,8 @@ impl World {
             shard: Shard::None,
             any_world: false,
             reduce_dtype: DType::F32,
+            prefetch_blocks: 1,
+            layers: 2,
             sources: 0,
             orders: 0,
         }
@@ -121,8 +125,9 @@ impl World {
             shard: self.shard,
             reduce,
             reduce_dtype: self.reduce_dtype,
+            prefetch_blocks: self.prefetch_blocks,
         };
-        let spec = training_spec::TrainingSpec { parallel, ..spec(model(self.tied), BATCH) };
+        let spec = training_spec::TrainingSpec { parallel, ..spec(model(self.tied, self.layers), BATCH) };
         // Masks of dropout and stochastic rounding depend on the place in the whole batch and parameter.
         let mut spec = TrainingSpec { recipe: self.recipe, dropout: 0.1, ..spec };
         spec.loss.sources = self.sources;

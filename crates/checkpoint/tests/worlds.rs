@@ -3,6 +3,7 @@
 use std::fs;
 use std::ops::Range;
 use std::path::Path;
+use std::process::Command;
 use std::thread;
 
 use proptest::prelude::*;
@@ -215,6 +216,33 @@ fn a_reader_reads_only_the_pieces_that_it_overlaps() {
     let mut row = vec![0; 20_000];
     let error = checkpoint.read_rows("large", 208..209, &mut row).unwrap_err().to_string();
     assert!(error.contains("tensor 'large', rows 0 to 208: does not match its checksum"), "{error}");
+}
+
+/// Folder of the checkpoint that a child process with few open files reads.
+const FOLDER: &str = "XTRAIN_CHECKPOINT_TEST_FOLDER";
+
+#[test]
+fn a_process_that_may_open_fewer_files_than_there_are_ranks_reads_whole_tensors() {
+    const RANKS: usize = 150;
+    let specs = [spec("matrix", DType::F32, &[RANKS, 3])];
+    if let Some(folder) = std::env::var_os(FOLDER) {
+        let checkpoint = CheckpointStore::open(Path::new(&folder)).unwrap().latest().unwrap().unwrap();
+        return assert_loads(&checkpoint, &specs, &whole(&specs));
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let writer = begin(&CheckpointStore::open(dir.path()).unwrap(), 1, &specs);
+    let write = |rank: usize| {
+        let rows = rank..rank + 1;
+        let read = &mut |_| Ok(part(&specs[0], &rows));
+        writer.writer().write(rank, &specs, std::slice::from_ref(&rows), read).unwrap()
+    };
+    let reports: Vec<_> = (0..RANKS).map(write).collect();
+    writer.finish(&reports).unwrap();
+    let mut child = Command::new("sh");
+    child.args(["-c", "ulimit -n 100; exec \"$0\" \"$@\""]).arg(std::env::current_exe().unwrap());
+    child.args(["--exact", "a_process_that_may_open_fewer_files_than_there_are_ranks_reads_whole_tensors"]);
+    let output = child.env(FOLDER, dir.path()).env("RAYON_NUM_THREADS", "8").output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
 }
 
 #[test]

@@ -10,7 +10,7 @@ use proptest::prelude::*;
 use serde_json::{Value, json};
 use xtrain_checkpoint::tensor_file::{StoredDtype, StoredTensor, TensorFileWriter};
 use xtrain_checkpoint::{
-    Begun, Checkpoint, CheckpointError, CheckpointStore, Others, StepWriter, TensorSpec, max_report_bytes,
+    Begun, Checkpoint, CheckpointError, CheckpointStore, Others, StepWriter, TensorSpec,
 };
 use xtrain_tensor::DType;
 use xxhash_rust::xxh3::xxh3_64;
@@ -76,7 +76,6 @@ fn save(folder: &Path, step: u64, specs: &[TensorSpec], shares: &[Vec<Range<usiz
     let store = CheckpointStore::open(folder).unwrap();
     let writer = begin(&store, step, specs);
     let reports = reports(folder, &writer.name(), specs, shares);
-    assert!(reports.iter().all(|report| report.len() <= max_report_bytes(specs)));
     writer.finish(&reports).unwrap();
 }
 

@@ -19,7 +19,6 @@ mod step_writer;
 
 pub use load::{Checkpoint, Others};
 pub use lock::RunLock;
-pub use rank_report::max_report_bytes;
 pub use rank_writer::RankWriter;
 pub use step_writer::{Begun, StepWriter};
 

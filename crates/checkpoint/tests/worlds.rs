@@ -1,5 +1,7 @@
 //! Checkpoints that several ranks write and any number of ranks reads, including those of version 1.
 
+mod common;
+
 use std::fs;
 use std::ops::Range;
 use std::path::Path;
@@ -15,15 +17,11 @@ use xtrain_checkpoint::{
 use xtrain_tensor::DType;
 use xxhash_rust::xxh3::xxh3_64;
 
-fn spec(name: &str, dtype: DType, shape: &[usize]) -> TensorSpec {
-    TensorSpec { name: name.to_string(), dtype, shape: shape.to_vec() }
-}
+use common::{flip_last_bit, spec};
 
-/// Bytes of all rows of a tensor.
+/// Bytes of all rows of a tensor, which differ by its name.
 fn content(spec: &TensorSpec) -> Vec<u8> {
-    let len = spec.rows() * spec.row_bytes();
-    let seed = xxh3_64(spec.name.as_bytes());
-    (0..len as u64).map(|i| (seed.wrapping_mul(0x9E37_79B9_7F4A_7C15 ^ (i << 7)) >> 33) as u8).collect()
+    common::content(spec, xxh3_64(spec.name.as_bytes()))
 }
 
 /// Bytes of some rows of a tensor.
@@ -253,11 +251,6 @@ fn damage_is_named_with_tensor_rows_file_and_the_step_to_use() {
         save(dir.path(), step, &specs, &shares);
     }
     let store = CheckpointStore::open(dir.path()).unwrap();
-    let flip_last_bit = |path: &Path| {
-        let mut bytes = fs::read(path).unwrap();
-        *bytes.last_mut().unwrap() ^= 1;
-        fs::write(path, bytes).unwrap();
-    };
     let file = |step: u64| dir.path().join(format!("step-{step}/rank-00002-00001.safetensors"));
     let names = |step: u64| store.checkpoint(step).unwrap().verify().unwrap_err().to_string();
     flip_last_bit(&file(3));
@@ -401,10 +394,7 @@ fn checkpoints_of_both_versions_are_found_kept_and_replaced_alike() {
     };
     // Intact, so nothing is written, also over an earlier version.
     (1..=3).for_each(|step| drop(saved(step).unwrap()));
-    let path = dir.path().join("step-2/state-00001.safetensors");
-    let mut bytes = fs::read(&path).unwrap();
-    *bytes.last_mut().unwrap() ^= 1;
-    fs::write(&path, bytes).unwrap();
+    flip_last_bit(&dir.path().join("step-2/state-00001.safetensors"));
     assert!(saved(2).is_err());
     assert_eq!(store.newest_intact_before(3).unwrap().unwrap().step(), 1);
     save(dir.path(), 2, &specs, &shares(&specs, 2, &[9]));

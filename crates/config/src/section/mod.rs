@@ -49,7 +49,6 @@ mod schedule;
 mod train;
 
 pub use checkpoint::CheckpointConfig;
-pub(crate) use data::BPE_LEAST_TOKENS;
 pub use data::{DataConfig, DataSource, DataSources, TokenizerChoice};
 pub use eval::EvalConfig;
 pub use log::LogConfig;

@@ -114,7 +114,7 @@ impl CheckpointStore {
     ///
     /// # Errors
     /// [`CheckpointError::Folder`] if there is no such folder here; [`CheckpointError::Locked`] if a process
-    /// is removing it; [`CheckpointError::Internal`] if `name` is none of a step.
+    /// is removing it; [`CheckpointError::Internal`] if `name` is not the temporary name of a step.
     pub fn join(&self, name: &str) -> Result<RankWriter> {
         if temporary::temporary_target(name).and_then(step_of).is_none() || name.ends_with(".old") {
             return Err(CheckpointError::Internal(format!(

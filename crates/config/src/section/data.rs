@@ -13,7 +13,7 @@ const HELD_OUT: f64 = 0.005;
 const BPE_VOCAB_SIZE: usize = 4096;
 
 section! {
-    /// The keys of `[data]`. What the section is for stands at [`Config::data`](crate::Config).
+    /// The keys of `[data]`. The section is described at [`Config::data`](crate::Config).
     pub struct DataConfig {
         /// Training data: a text file (.txt, .jsonl, .parquet), a folder of them, or a folder of token
         /// shards; a list of such paths, mixed by size; or a list of tables `{ path, weight, text_field,

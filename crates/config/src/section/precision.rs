@@ -7,7 +7,7 @@ use xtrain_model::{Architecture, DelayedScales, Fp8Overrides, GemmPattern, Recip
 use xtrain_program::LinearGemm;
 
 section! {
-    /// The keys of `[precision]`. What the section is for stands at
+    /// The keys of `[precision]`. The section is described at
     /// [`Config::precision`](crate::Config).
     pub struct PrecisionConfig {
         /// Name of the recipe. A resumed run keeps its own unless the file or `--set` names one. FP8 on a GPU

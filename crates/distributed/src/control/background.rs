@@ -260,8 +260,9 @@ impl Background {
         let now = Instant::now();
         let own_pause = now - std::mem::replace(&mut self.looked, now);
         if own_pause > TICK + self.options.heartbeat {
-            // This process was stopped, or got no processor: the silence of the others was its own.
-            self.links.iter_mut().for_each(|link| link.heard += own_pause);
+            // This process was stopped, or got no processor: the silence of the others was its own. What has
+            // arrived since may be newer than the end of the pause.
+            self.links.iter_mut().for_each(|link| link.heard = now.min(link.heard + own_pause));
         }
         if now - self.beaten >= self.options.heartbeat {
             self.beaten = now;
@@ -332,6 +333,34 @@ fn ranges(ranks: &[usize]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::net::TcpListener;
+
+    #[test]
+    fn a_pause_of_this_process_excuses_no_silence_after_it() {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let socket = TcpStream::connect(listener.local_addr().expect("an address")).expect("a listener");
+        let (wakes, wake) = UnixStream::pair().expect("a pair of sockets");
+        let now = Instant::now();
+        let mut background = Background {
+            shared: Arc::new(Shared::new(2, wakes)),
+            wake,
+            world: World { world_size: 2, ..World::single() },
+            host: "node-a".into(),
+            options: StartOptions { heartbeat: Duration::from_millis(10), ..StartOptions::default() },
+            links: vec![Link::new(1, socket)],
+            gate: None,
+            since: now,
+            reports: 0,
+            beaten: now,
+            looked: now,
+            parting: None,
+        };
+        std::thread::sleep(2 * TICK);
+        // A message of rank 1 was waiting at the end of the pause.
+        background.links[0].heard = Instant::now();
+        background.keep_time();
+        assert!(background.links[0].heard <= Instant::now());
+    }
 
     #[test]
     fn ranks_are_listed_in_short() {

@@ -123,14 +123,12 @@ fn write_private(path: &Path, text: &str) -> io::Result<()> {
 fn read_private(path: &Path) -> Result<Key, CommError> {
     let refuse =
         |what: String| CommError::Start(format!("the secret of the run, {}: {what}", path.display()));
-    let unreadable = |e: io::Error| {
-        match e.kind() {
-        io::ErrorKind::NotFound => refuse(
-            "it does not exist; rank 0 writes it, so all nodes must share its folder, or set XTRAIN_SECRET on all ranks"
-                .into(),
-        ),
+    let unreadable = |e: io::Error| match e.kind() {
+        io::ErrorKind::NotFound => refuse(format!(
+            "it does not exist; rank 0 writes it, so all nodes must share its folder, or set {SECRET_VARIABLE} on \
+             all ranks"
+        )),
         _ => refuse(e.to_string()),
-    }
     };
     let file = File::open(path).map_err(unreadable)?;
     let metadata = file.metadata().map_err(unreadable)?;

@@ -79,7 +79,8 @@ pub fn decide(planned: Planned, device: &Device) -> Result<(Planned, Option<Choi
 }
 
 /// The plan of a resumed run. Open settings keep the values chosen when the run began, also on another
-/// device, except keys for which `asked` is true: the command line requests a new choice for these.
+/// device, except keys for which `asked` is true: the command line requests a new choice for these. A
+/// micro-batch size that the ranks cannot share evenly is chosen again.
 pub(crate) fn decide_for_resumed(
     planned: Planned,
     began: &TrainConfig,
@@ -99,10 +100,12 @@ pub(crate) fn decide_for_resumed(
     let blocks = train.recompute_blocks == Some(OrAuto::Auto) && train.recompute == began.recompute;
     let blocks = keep(RECOMPUTE_BLOCKS, recompute || blocks, began.recompute_blocks != Some(OrAuto::Auto));
     let chunk = keep(LOSS_CHUNK, train.loss_chunk == OrAuto::Auto, began.loss_chunk != OrAuto::Auto);
+    let of_a_rank = train.batch_size / planned.spec.parallel.world_size;
+    let began_with = began.micro_batch_size.and_then(OrAuto::number);
     let micro = keep(
         MICRO_BATCH_SIZE,
         train.micro_batch_size == Some(OrAuto::Auto) && train.batch_size == began.batch_size,
-        began.micro_batch_size != Some(OrAuto::Auto),
+        began_with.is_some_and(|micro| of_a_rank.is_multiple_of(micro)),
     );
     let mut planned = planned.changed(|config| {
         let train = &mut config.train;

@@ -388,10 +388,12 @@ fn a_choice_says_if_it_changes_rounding() {
     let eight = format!("{} --set optimizer.moments=bf16", examples("llama3_8b.toml"));
     let micro = format!("{eight} --set train.micro_batch_size=auto --set train.batch_size=64");
     let chunk = format!("{} --set train.loss_chunk=auto", examples("../benches/configs/t10.toml"));
+    let all_of_a_rank = "run.toml --set train.micro_batch_size=auto --gpus 2".to_owned();
     for (run, says) in [
         (eight, None),
         (micro, Some("; micro_batch_size changes rounding")),
         (chunk, Some("; loss_chunk changes rounding")),
+        (all_of_a_rank, None),
     ] {
         let text = plan(&place, &format!("{run} --device-model h200"));
         let chosen = answer(&text, "chosen");

@@ -95,10 +95,12 @@ fn words_and_wishes_reach_all() {
 #[test]
 fn the_error_of_a_rank_is_that_of_all() {
     let said = on_ranks(3, |crew| {
-        let error = match crew.member().rank {
-            1 => RunError::Refused("the disk is full".into()),
-            _ => crew.barrier().expect_err("a rank has failed"),
+        let is_cause = crew.member().rank == 1;
+        let error = match is_cause {
+            true => RunError::Refused("the disk is full".into()),
+            false => crew.barrier().expect_err("a rank has failed"),
         };
+        assert_eq!(fault_of(&error).is_none(), is_cause);
         let error = crew.fail(error);
         (error.to_string(), error.is_users())
     });

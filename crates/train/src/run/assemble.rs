@@ -165,9 +165,9 @@ pub(super) fn processor(config: &Config, crew: &Crew) -> Result<Processor, RunEr
 
 /// The device for which time is estimated and settings are chosen, with measured rates on a CPU or if
 /// `train.tune` is set.
-pub(super) fn measured_device(config: &Config, processor: &Processor) -> Device {
+pub(super) fn measured_device(config: &Config, processor: &Processor, crew: &Crew) -> Device {
     let recipe = config.precision.recipe.unwrap_or(processor.target().recipe());
-    Device::measured(processor, recipe, config.train.tune)
+    Device::measured(processor, recipe, config.train.tune).shared_by(crew.processes_here())
 }
 
 /// The remaining time of the run `planned` after `done` steps.

@@ -383,6 +383,22 @@ fn a_large_model_gets_what_fits_and_where_nothing_does_what_would() {
 }
 
 #[test]
+fn processes_on_a_cpu_share_its_memory() {
+    let place = Place::new();
+    let available = |options: &str| -> f64 {
+        let text = plan(&place, &format!("run.toml --set train.threads=0 --set train.device=cpu {options}"));
+        let fits = answer(&text, "fits");
+        let (owner, size) = fits.rsplit_once(" has ").expect("a size");
+        assert_eq!(owner.ends_with("each of 4 processes on this machine"), !options.is_empty(), "{fits}");
+        let size = size.strip_suffix(" GiB available").expect("GiB");
+        size.parse().expect("a number")
+    };
+    let (all, share) = (available(""), available("--ranks 4"));
+    // Other programs hold more or less from one moment to the next.
+    assert!(share < all / 2.0, "{share} of {all} GiB");
+}
+
+#[test]
 fn a_choice_says_if_it_changes_rounding() {
     let place = Place::new();
     let eight = format!("{} --set optimizer.moments=bf16", examples("llama3_8b.toml"));

@@ -174,9 +174,7 @@ const EVALUATION: u64 = 3 * 4 * 16 * 4 + 3 * 256;
 
 /// Bytes that a run reported to hold.
 fn held(place: &Place, out: &str) -> u64 {
-    let text = String::from_utf8(place.read(&format!("{out}/metrics.jsonl"))).expect("text");
-    let first: Value = serde_json::from_str(text.lines().next().expect("a line")).expect("JSON");
-    first["memory_bytes"].as_u64().expect("memory_bytes")
+    place.metrics(out)[0]["memory_bytes"].as_u64().expect("memory_bytes")
 }
 
 #[test]

@@ -43,7 +43,7 @@ pub use crate::spec::plan;
 pub use observer::{Observer, Outcome, Start};
 
 use crate::corpus::Corpus;
-use crate::crew::Crew;
+use crate::crew::{Crew, fault_of};
 use crate::error::RunError;
 use crate::evaluate::Evaluator;
 use crate::exchange;
@@ -161,7 +161,9 @@ impl Run {
         let ended = self.steps(&mut watch, observer);
         // A save in progress is completed, however the steps ended.
         let saved = self.settle(&mut watch, observer);
-        if let (Err(_), Err(error)) = (&ended, &saved) {
+        if let (Err(_), Err(error)) = (&ended, &saved)
+            && fault_of(error).is_none()
+        {
             tracing::error!("{error}");
         }
         let outcome = match ended.and_then(|outcome| saved.map(|()| outcome)) {

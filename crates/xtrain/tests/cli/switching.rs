@@ -18,9 +18,7 @@ fn copy(place: &Place, from: &str, to: &str) {
 }
 
 fn losses(place: &Place, out: &str) -> BTreeMap<u64, f64> {
-    let text = String::from_utf8(place.read(&format!("{out}/metrics.jsonl"))).expect("text");
-    let lines = text.lines().map(|line| serde_json::from_str::<Value>(line).expect("a line of JSON"));
-    let steps = lines.filter(|line| line["kind"] == "step");
+    let steps = place.records(out, "step").into_iter();
     steps.filter_map(|line| Some((line["step"].as_u64()?, line["loss"].as_f64()?))).collect()
 }
 

@@ -1,7 +1,7 @@
 //! Ranks that are killed, that stop, and that fail: all end, with the cause on each.
 
 use super::ending::children;
-use crate::place::{Place, wait, wait_until};
+use crate::place::{Place, signal, wait, wait_until};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -25,11 +25,6 @@ fn started(place: &Place) -> Started {
     let ranks = children(launcher.id());
     assert_eq!(ranks.len(), 3);
     Started { launcher, ranks }
-}
-
-fn signal(process: u32, signal: &str) {
-    let sent = Command::new("sh").args(["-c", &format!("kill -{signal} {process}")]).status();
-    assert!(sent.expect("a shell").success());
 }
 
 fn is_gone(process: u32) -> bool {

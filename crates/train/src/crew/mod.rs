@@ -71,8 +71,9 @@ impl Crew {
         let control = Arc::new(Control::start(&environment.world, secret, start)?);
         control.watch(ended)?;
         control.handshake(&facts::version())?;
-        let programs = Arc::new(TcpCommunicator::connect(&control, FIRST_STEP)?);
-        let words = TcpCommunicator::connect(&control, FIRST_STEP)?;
+        let first_step = FIRST_STEP.max(timeout);
+        let programs = Arc::new(TcpCommunicator::connect(&control, first_step)?);
+        let words = TcpCommunicator::connect(&control, first_step)?;
         Ok(Crew { ranks: Some(Arc::new(Ranks { environment, control, programs, words, timeout })) })
     }
 

@@ -199,6 +199,15 @@ impl Background {
         } else if caller.purpose == 0 {
             let size = self.world.world_size;
             self.refuse(&format!("a process says that it is rank {rank}, but the world has {size} ranks"));
+            self.send_fault(&mut Link::new(rank, socket));
+        }
+    }
+
+    /// Sends the cause of the end of the run to a process whose link is not kept.
+    fn send_fault(&self, link: &mut Link) {
+        if let Some(fault) = self.shared.lock().fault.clone() {
+            link.send(Message::Abort(fault).encode());
+            link.advance();
         }
     }
 
@@ -273,11 +282,8 @@ impl Background {
         while let Some(at) = self.links.iter().position(is_silent) {
             self.lose(at, &format!("nothing came from it for {} s", silence.as_secs_f32()));
             let mut link = self.links.remove(at);
-            if let Some(fault) = self.shared.lock().fault.clone() {
-                // A stopped process that goes on learns why it must end.
-                link.send(Message::Abort(fault).encode());
-                link.advance();
-            }
+            // A stopped process that goes on learns why it must end.
+            self.send_fault(&mut link);
         }
         let Some(gate) = self.gate.as_ref().filter(|_| self.shared.lock().fault.is_none()) else { return };
         let (waited, deadline) = (now - self.since, self.options.deadline);

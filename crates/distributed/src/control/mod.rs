@@ -98,9 +98,6 @@ impl Control {
     pub fn start(world: &World, secret: &Secret, options: StartOptions) -> Result<Self, CommError> {
         let is_alone = world.world_size == 1;
         let started = if is_alone { Ok(None) } else { start::start(world, secret, options).map(Some) };
-        if world.rank == 0 {
-            secret.remove();
-        }
         let connection = started?.map(|started| Connection {
             shared: started.shared,
             thread: Some(started.thread),

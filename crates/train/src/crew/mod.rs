@@ -260,7 +260,7 @@ impl Crew {
 }
 
 /// The fault that ended the run, if this error is its consequence.
-pub(crate) fn fault_of(error: &RunError) -> Option<&Fault> {
+fn fault_of(error: &RunError) -> Option<&Fault> {
     let communication = match error {
         RunError::Ranks(error) | RunError::Learn(LearnError::Collective(error)) => error,
         RunError::Learn(LearnError::Engine(EngineError::Collective { error, .. })) => error,

@@ -112,6 +112,24 @@ fn a_rank_that_fails_is_the_cause_on_all() {
 }
 
 #[test]
+fn a_save_that_fails_on_rank_0_is_the_cause_on_all() {
+    let place = Place::new();
+    let sets = "--ranks 3 --set parallel.shard=optimizer --set eval.every=0 --set checkpoint.every=1";
+    place.train("first", "--set train.steps=1 --set schedule.warmup_steps=0");
+    // The tokens are there, so the files of the state are the first that are too large.
+    let command = format!("ulimit -f 24; exec {} {ENDLESS} {sets}", env!("CARGO_BIN_EXE_xtrain"));
+    let mut shell = Command::new("sh");
+    shell.args(["-c", &command]);
+    let ran = crate::place::finish(place.settle(shell), "a limit on file sizes");
+    assert_eq!(ran.code(), Some(2), "{}", ran.stderr);
+    assert!(!ran.stderr.contains("does not see the folder"), "{}", ran.stderr);
+    let cause = |line: &str| {
+        line.contains("checkpoints/step-1.tmp-") && line.contains("File too large (os error 27)")
+    };
+    assert!(ran.stderr.lines().any(cause), "{}", ran.stderr);
+}
+
+#[test]
 fn a_step_that_hangs_is_named_with_its_part_and_collective() {
     let place = Place::new();
     // Nobody reads what rank 0 prints, so that it hangs when the pipe is full.

@@ -3,9 +3,10 @@
 
     benches/settings.py XTRAIN OUT.jsonl [--seconds 540] [--rows "T12 bf16,LLAMA1B bf16"]
 
-For each row: one short measurement of `xtrain bench step` with each combination below, then the three fastest
-and the chosen settings in turns, there and back. OUT gets a line for each measurement of the turns; the table
-at the end shows the means and the ratio of the chosen settings to the best.
+For each row: one short measurement of `xtrain bench step` with each combination below, then the chosen settings
+and the three fastest in turns, in this order and in reverse. OUT gets a line for each measurement of the turns;
+the table at the end shows the means and the ratio of the chosen settings to the best. A row is left out if less
+time is left than the longest row took.
 """
 import argparse
 import json
@@ -54,11 +55,12 @@ def main():
     parser.add_argument("--rows", default=",".join(f"{name} {recipe}" for name in CONFIGS for recipe in RECIPES))
     args = parser.parse_args()
     end = time.monotonic() + args.seconds
+    longest = 0
     table = []
     with open(args.out, "a") as out:
         for work in args.rows.split(","):
             begun = time.monotonic()
-            if table and begun + longest > end:
+            if begun + longest > end:
                 print(f"left out: {work}")
                 continue
             speeds = []
@@ -67,6 +69,8 @@ def main():
                 if result:
                     speeds.append((result["tokens_per_second"], settings))
                     print(f"{work}: {' '.join(settings)}: {result['tokens_per_second']:.0f}", flush=True)
+            if not speeds:
+                sys.exit(f"{work}: no settings of the sweep run")
             best = [settings for _, settings in sorted(speeds, reverse=True)[:3]]
             turns = [CHOSEN, *best]
             sums = {}
@@ -82,7 +86,7 @@ def main():
             fastest = max(means, key=means.get)
             table.append(f"{work:24} chosen {chosen:10.0f}  best {means[fastest]:10.0f} {fastest}  ratio {chosen / means[fastest]:.4f}")
             print(table[-1], flush=True)
-            longest = time.monotonic() - begun
+            longest = max(longest, time.monotonic() - begun)
     print("\n".join(table))
 
 

@@ -21,8 +21,6 @@ mod writers_lock;
 
 pub use error::{BoxError, CheckpointError, advice};
 pub use replace_file::replace_file;
-pub use store::{
-    Begun, Checkpoint, CheckpointStore, Others, RankWriter, RunLock, StepWriter, TensorSpec, max_report_bytes,
-};
+pub use store::{Begun, Checkpoint, CheckpointStore, Others, RankWriter, RunLock, StepWriter, TensorSpec};
 pub use temporary::{Temporary, remove_leftovers, temporary_target};
 pub use xtrain_tensor::debug_as_display;

@@ -1,8 +1,8 @@
 //! The lock of a temporary folder that several processes write.
 //!
 //! Each writer holds a shared lock (`flock`) on the file `.lock` in the folder, so the folder is a leftover
-//! only when the last of them has ended. A file, because network file systems lock files for all hosts, but
-//! folders for one.
+//! only when the last of them has ended. The lock is on a file because network file systems lock files for
+//! all hosts, but folders for one.
 
 use std::fs::{self, File, TryLockError};
 use std::io;
@@ -27,7 +27,8 @@ impl WritersLock {
         Self::share(file, &path)
     }
 
-    /// Takes a share of the lock of a folder that another process has created. `None` without such a folder.
+    /// Takes a share of the lock of a folder that another process has created. `None` if there is no
+    /// such folder.
     pub(crate) fn join(folder: &Path) -> Result<Option<Self>> {
         let path = folder.join(FILE);
         match File::open(&path) {
@@ -68,7 +69,7 @@ pub(crate) enum Removal {
 }
 
 impl Removal {
-    /// Takes the whole lock of `folder`.
+    /// Takes the exclusive lock of `folder`.
     pub(crate) fn of(folder: &Path) -> Removal {
         let path: PathBuf = folder.join(FILE);
         let file = match File::options().read(true).write(true).open(&path) {

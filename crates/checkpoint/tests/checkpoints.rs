@@ -1,5 +1,7 @@
 //! Checkpoints load bit-identically, are complete or absent, and report damage.
 
+mod common;
+
 use std::fs;
 use std::path::Path;
 
@@ -8,9 +10,7 @@ use serde_json::{Value, json};
 use xtrain_checkpoint::{Checkpoint, CheckpointError, CheckpointStore, RunLock, TensorSpec};
 use xtrain_tensor::DType;
 
-fn spec(name: &str, dtype: DType, shape: &[usize]) -> TensorSpec {
-    TensorSpec { name: name.to_string(), dtype, shape: shape.to_vec() }
-}
+use common::{content, flip_last_bit, spec};
 
 /// Tensors of every element type, with odd shapes, a scalar and an empty tensor.
 fn specs() -> Vec<TensorSpec> {
@@ -26,11 +26,6 @@ fn specs() -> Vec<TensorSpec> {
         spec("bytes", DType::U8, &[3]),
         spec("labels", DType::I32, &[2, 2]),
     ]
-}
-
-fn content(spec: &TensorSpec, seed: u64) -> Vec<u8> {
-    let len = spec.dtype.bytes(spec.shape.iter().product());
-    (0..len as u64).map(|i| ((seed + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15 ^ (i << 7)) >> 33) as u8).collect()
 }
 
 fn documents(step: u64) -> [(String, serde_json::Value); 1] {
@@ -51,13 +46,6 @@ fn load(checkpoint: &Checkpoint, expected: &[TensorSpec]) -> Result<(), Checkpoi
     })?;
     assert!(seen.iter().all(|seen| *seen));
     Ok(())
-}
-
-/// Flips a bit in the last byte of a file and keeps its length.
-fn flip_last_bit(path: &Path) {
-    let mut bytes = fs::read(path).unwrap();
-    *bytes.last_mut().unwrap() ^= 1;
-    fs::write(path, bytes).unwrap();
 }
 
 fn names_in(folder: &Path) -> Vec<String> {

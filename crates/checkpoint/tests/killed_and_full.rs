@@ -3,38 +3,23 @@
 //! The tests run this test binary again as a child process that runs only `child`; environment variables
 //! select its job.
 
+mod common;
+
 use std::fs;
 use std::io::{BufRead, BufReader};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
 use serde_json::json;
 use xtrain_checkpoint::hf::{ExportDtype, ExportOptions, NameEntry, NameMap, NamePart, export, import};
-use xtrain_checkpoint::{Checkpoint, CheckpointStore, TensorSpec};
-use xtrain_tensor::DType;
+use xtrain_checkpoint::{Checkpoint, CheckpointStore};
+
+use common::{content, random, small_state};
 
 const JOB: &str = "XTRAIN_CHECKPOINT_TEST_JOB";
 const FOLDER: &str = "XTRAIN_CHECKPOINT_TEST_FOLDER";
-
-fn specs() -> Vec<TensorSpec> {
-    let spec = |name: &str, dtype, shape: &[usize]| TensorSpec {
-        name: name.to_string(),
-        dtype,
-        shape: shape.to_vec(),
-    };
-    vec![
-        spec("large", DType::F32, &[64, 1024]),
-        spec("small", DType::BF16, &[33]),
-        spec("count", DType::U32, &[]),
-    ]
-}
-
-fn content(spec: &TensorSpec, step: u64) -> Vec<u8> {
-    let len = spec.dtype.bytes(spec.shape.iter().product());
-    (0..len as u64).map(|i| ((step + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15 ^ (i << 7)) >> 33) as u8).collect()
-}
 
 fn names() -> NameMap {
     let part = NamePart { hf_name: "w".to_string(), rows: 50 };
@@ -72,7 +57,7 @@ fn save_for_ever(folder: &Path) {
 }
 
 fn save_step(store: &CheckpointStore, step: u64) {
-    let specs = specs();
+    let specs = small_state();
     let documents = [("trainer".to_string(), json!({ "step": step }))];
     store.save(step, &specs, &mut |i| Ok(content(&specs[i], step)), &documents).unwrap();
 }
@@ -99,7 +84,7 @@ fn export_for_ever(folder: &Path) {
 /// Runs both writers under a limit of some KiB on file sizes.
 fn fill_the_disk(folder: &Path) {
     let store = CheckpointStore::open(folder).unwrap();
-    let specs = specs();
+    let specs = small_state();
     let error = store.save(2, &specs, &mut |i| Ok(content(&specs[i], 2)), &[]).unwrap_err();
     assert!(
         error.to_string().contains("step-2.tmp-") && error.to_string().contains("rank-00000-00001"),
@@ -135,15 +120,12 @@ fn kill_soon(job: &str, folder: &Path, moment: Duration) {
 
 /// Random delays of up to `most`, different in every run of the test.
 fn moments(most: Duration) -> impl Iterator<Item = Duration> {
-    let mut state = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_nanos() as u64 | 1;
-    std::iter::repeat_with(move || {
-        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        most.mul_f64((state >> 40) as f64 / (1u64 << 24) as f64)
-    })
+    let mut random = random();
+    std::iter::repeat_with(move || Duration::from_micros(random(most.as_micros() as u64)))
 }
 
 fn assert_loads(checkpoint: &Checkpoint) {
-    let specs = specs();
+    let specs = small_state();
     let mut loaded = 0;
     let step = checkpoint.step();
     checkpoint
@@ -238,7 +220,7 @@ fn a_killed_export_loses_neither_the_old_folder_nor_the_new_one() {
 fn a_full_disk_is_an_error_that_names_the_file_and_leaves_the_older_checkpoint() {
     let dir = tempfile::tempdir().unwrap();
     let store = CheckpointStore::open(dir.path()).unwrap();
-    let specs = specs();
+    let specs = small_state();
     let documents = [("trainer".to_string(), json!({ "step": 1 }))];
     store.save(1, &specs, &mut |i| Ok(content(&specs[i], 1)), &documents).unwrap();
     // A limit on file sizes simulates the full disk without privileges. Ignoring its signal turns it into an

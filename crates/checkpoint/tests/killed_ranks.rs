@@ -3,16 +3,19 @@
 //! The tests run this test binary again as a child process for each rank, which runs only `rank`. Ranks talk
 //! to this process by lines of text, as they do to rank 0 over a connection.
 
+mod common;
+
 use std::fs;
 use std::io::{BufRead, BufReader, Lines, Write};
 use std::ops::Range;
 use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
 use serde_json::json;
-use xtrain_checkpoint::{Begun, Checkpoint, CheckpointStore, TensorSpec};
-use xtrain_tensor::DType;
+use xtrain_checkpoint::{Begun, Checkpoint, CheckpointStore};
+
+use common::{content, random, small_state};
 
 const FOLDER: &str = "XTRAIN_CHECKPOINT_TEST_FOLDER";
 const RANK: &str = "XTRAIN_CHECKPOINT_TEST_RANK";
@@ -21,28 +24,10 @@ const STOP: &str = "XTRAIN_CHECKPOINT_TEST_STOP";
 
 const WORLD: usize = 3;
 
-fn specs() -> Vec<TensorSpec> {
-    let spec = |name: &str, dtype, shape: &[usize]| TensorSpec {
-        name: name.to_string(),
-        dtype,
-        shape: shape.to_vec(),
-    };
-    vec![
-        spec("large", DType::F32, &[64, 1024]),
-        spec("small", DType::BF16, &[33]),
-        spec("count", DType::U32, &[]),
-    ]
-}
-
 /// Rank 2 has no row of the last tensors.
 fn shares(rank: usize) -> Vec<Range<usize>> {
     let large = [0..20, 20..21, 21..64][rank].clone();
     vec![large, [0..30, 30..33, 0..0][rank].clone(), [0..0, 0..1, 0..0][rank].clone()]
-}
-
-fn content(spec: &TensorSpec, step: u64) -> Vec<u8> {
-    let len = spec.rows() * spec.row_bytes();
-    (0..len as u64).map(|i| ((step + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15 ^ (i << 7)) >> 33) as u8).collect()
 }
 
 /// The job of a child process; not a test.
@@ -64,7 +49,7 @@ fn lead(store: &CheckpointStore) {
     let mut lines = std::io::stdin().lines();
     for step in store.latest().unwrap().map_or(0, |latest| latest.step() + 1).. {
         let documents = [("trainer".to_string(), json!({ "step": step }))];
-        let Begun::Writing(writer) = store.begin(step, &specs(), &documents).unwrap() else {
+        let Begun::Writing(writer) = store.begin(step, &small_state(), &documents).unwrap() else {
             panic!("step {step} exists")
         };
         stop_at("begun");
@@ -94,7 +79,7 @@ fn follow(store: &CheckpointStore, rank: usize) {
 }
 
 fn write(writer: &xtrain_checkpoint::RankWriter, rank: usize, step: u64) -> Vec<u8> {
-    let (specs, rows) = (specs(), shares(rank));
+    let (specs, rows) = (small_state(), shares(rank));
     let mut read = |i: usize| {
         if i > 0 || rank == 2 {
             stop_at("half");
@@ -189,7 +174,7 @@ fn relay(ranks: &mut [Rank]) -> Option<()> {
 }
 
 fn assert_loads(checkpoint: &Checkpoint) {
-    let (specs, step) = (specs(), checkpoint.step());
+    let (specs, step) = (small_state(), checkpoint.step());
     let sink = &mut |i: usize, bytes: &[u8]| {
         assert!(bytes == content(&specs[i], step), "{} of step {step}", specs[i].name);
         Ok(())
@@ -260,11 +245,7 @@ fn a_folder_whose_first_writer_was_killed_stays_while_another_writes_into_it() {
 fn ranks_killed_at_random_moments_leave_a_complete_checkpoint_whose_step_never_goes_back() {
     let dir = tempfile::tempdir().unwrap();
     let begun = Instant::now();
-    let mut state = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_nanos() as u64 | 1;
-    let mut random = move |below: u64| {
-        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (state >> 33) % below
-    };
+    let mut random = random();
     let (mut newest, mut kills, mut leftovers) = (None, 0, 0);
     while kills < 30 && begun.elapsed() < Duration::from_secs(30) {
         let mut ranks = start(dir.path(), WORLD, None);

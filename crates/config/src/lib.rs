@@ -141,7 +141,7 @@ pub struct Config {
     ]))]
     pub train: TrainConfig,
     /// How the processes of a run share its work, one process for each GPU. With one process, only `reduce`
-    /// means something. docs/parallel.md says how to start several.
+    /// has an effect. docs/parallel.md says how to start several.
     #[schemars(extend("x-aliases" = ["parallelism", "distributed", "ddp", "fsdp", "deepspeed", "fsdp_config", "comm"]))]
     pub parallel: ParallelConfig,
     /// When to save and what to keep. The last step is always saved.

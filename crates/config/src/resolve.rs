@@ -4,9 +4,10 @@ use serde_json::Value as Json;
 
 use super::error::Report;
 use super::print::toml_value;
-use super::section::{BPE_LEAST_TOKENS, TokenizerChoice};
+use super::section::TokenizerChoice;
 use super::{Config, ConfigErrors, OrAuto, Parsed, rules};
 use xtrain_checkpoint::hf::ExportDtype;
+use xtrain_data::tokenizer::MIN_BPE_TOKENS;
 use xtrain_model::{Architecture, Description, Recipe};
 
 /// Facts that are not in the run file. The default has none, which suffices for a configuration that was
@@ -184,7 +185,7 @@ fn model(config: &Config, facts: &Facts, report: &mut Report) -> Option<Descript
     };
     // A vocabulary that is yet to be learned has at least these tokens.
     let is_learned = config.data.tokenizer == Some(TokenizerChoice::Bpe);
-    let least = facts.tokenizer_vocab_size.or(is_learned.then_some(BPE_LEAST_TOKENS));
+    let least = facts.tokenizer_vocab_size.or(is_learned.then_some(MIN_BPE_TOKENS));
     if let Some(tokens) = least
         && model.vocab_size < tokens
     {

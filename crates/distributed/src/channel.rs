@@ -1,8 +1,8 @@
-//! The interface of messages between ranks that are no collectives of programs.
+//! The interface of messages between ranks outside a program's collectives.
 
 use crate::error::CommError;
 
-/// A sequence of calls of all ranks of a run, for decisions and reports, not for tensors.
+/// A sequence of calls that all ranks of a run make, for decisions and reports, not for tensors.
 ///
 /// All ranks make the same calls in the same order. Threads of a rank that do not wait for each other use
 /// different channels.

@@ -63,7 +63,7 @@ impl Fault {
         Fault { rank, host: line(host), message: line(message), is_users: false }
     }
 
-    /// This fault, if the user can correct it.
+    /// This fault, marked as one that the user can correct.
     pub fn of_user(self) -> Self {
         Fault { is_users: true, ..self }
     }

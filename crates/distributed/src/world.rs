@@ -7,6 +7,9 @@ use thiserror::Error;
 #[error("{0}")]
 pub struct WorldError(pub String);
 
+/// Maximum number of ranks. A wrong number in a variable is refused before memory is allocated for ranks.
+const MAX_RANKS: usize = 65_536;
+
 /// The place of this process among the processes of a run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct World {
@@ -39,11 +42,14 @@ impl World {
     /// Returns the world if its numbers agree.
     ///
     /// # Errors
-    /// A rank is not below the number of ranks, there are more ranks on this node than in the run, or the
-    /// address is empty.
+    /// A rank is not below the number of ranks, there are more ranks on this node than in the run or more
+    /// than 65,536 in the run, or the address is empty.
     pub fn checked(self) -> Result<Self, WorldError> {
         let World { rank, world_size, local_rank, local_world_size, .. } = self;
         let refuse = |message: String| Err(WorldError(message));
+        if world_size > MAX_RANKS {
+            return refuse(format!("a world of {world_size} ranks is too large: the limit is {MAX_RANKS}"));
+        }
         if rank >= world_size {
             return refuse(format!(
                 "rank {rank} does not exist in a world of {world_size}: ranks count from 0"
@@ -155,6 +161,7 @@ mod tests {
             World { local_rank: 2, ..world.clone() },
             World { local_world_size: 5, ..world.clone() },
             World { world_size: 0, ..world.clone() },
+            World { world_size: MAX_RANKS + 1, ..world.clone() },
             World { address: " ".into(), ..world },
         ] {
             assert!(wrong.clone().checked().is_err(), "{wrong:?}");

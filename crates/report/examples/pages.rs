@@ -21,14 +21,15 @@ type Done = Result<(), Box<dyn Error>>;
 fn main() -> Done {
     let folder = PathBuf::from(env::args().nth(1).ok_or("usage: pages FOLDER")?);
     fs::create_dir_all(&folder)?;
-    reports(&folder)?;
-    several(&folder)?;
-    comparisons(&folder)?;
+    let runs = tempfile::tempdir()?;
+    reports(runs.path(), &folder)?;
+    several(runs.path(), &folder)?;
+    comparisons(runs.path(), &folder)?;
     inspections(&folder)
 }
 
 /// Reports of one run.
-fn reports(folder: &Path) -> Done {
+fn reports(runs: &Path, folder: &Path) -> Done {
     let short = Made { steps: 30, ..Made::default() };
     for (name, run) in [
         ("one-step", Made { steps: 1, evals: 0, ..Made::default() }),
@@ -41,22 +42,22 @@ fn reports(folder: &Path) -> Done {
         ("many-sources", Made { steps: 600, sources: 20, ..Made::default() }),
         ("long", Made { steps: 100_000, sources: 3, eventful: true, every: 1, ..Made::default() }),
     ] {
-        let run_folder = run.write(folder, name)?;
-        fs::rename(write(&run_folder)?, folder.join(format!("report-{name}.html")))?;
+        let run_folder = run.write(runs, name)?;
+        fs::copy(write(&run_folder)?, folder.join(format!("report-{name}.html")))?;
     }
-    let run_folder = Made::default().write(folder, "running")?;
+    let run_folder = Made::default().write(runs, "running")?;
     let mut live = LiveReport::open(&run_folder, Made::default().config())?;
-    live.renew(|| RunSummary { outcome: Some("running, step 400 of 20,000".into()), ..summary() });
+    live.renew(|| RunSummary { outcome: Some(RunSummary::running(400, 20_000)), ..summary() });
     live.wait();
-    fs::rename(run_folder.join(REPORT_FILE), folder.join("report-running.html"))?;
+    fs::copy(run_folder.join(REPORT_FILE), folder.join("report-running.html"))?;
     Ok(())
 }
 
 /// Reports of several runs.
-fn several(folder: &Path) -> Done {
+fn several(runs: &Path, folder: &Path) -> Done {
     let two = [
-        Made::default().write(folder, "baseline")?,
-        Made { seed: 2, lr: 3e-3, ..Made::default() }.write(folder, "lr-3e-3")?,
+        Made::default().write(runs, "baseline")?,
+        Made { seed: 2, lr: 3e-3, ..Made::default() }.write(runs, "lr-3e-3")?,
     ];
     write_comparison(&two, &folder.join("several-two.html"), true)?;
     let mut many = Vec::new();
@@ -64,34 +65,34 @@ fn several(folder: &Path) -> Done {
         let seed = n as u64;
         let run = Made { recipe, seed, loss: 2.0 + 0.05 * n as f64, train: "long", ..Made::default() };
         let name = format!("qwen3-0.6b-continued-pretraining-on-a-mixture-with-{}-seed{n}", recipe.name());
-        many.push(run.write(folder, &name)?);
+        many.push(run.write(runs, &name)?);
     }
     write_comparison(&many, &folder.join("several-many.html"), true)?;
     let mut others = Vec::new();
     for tokenizer in ["bytes", "models/a-long-name-of-a-folder/with/a/tokenizer", "bpe"] {
         let run = Made { tokenizer, batch_tokens: 4096 * (1 + others.len() as u64), ..Made::default() };
-        others.push(run.write(folder, &format!("tokenizer-{}", others.len()))?);
+        others.push(run.write(runs, &format!("tokenizer-{}", others.len()))?);
     }
     write_comparison(&others, &folder.join("several-tokenizers.html"), true)?;
     Ok(())
 }
 
 /// Pages of `xtrain compare`.
-fn comparisons(folder: &Path) -> Done {
-    let runs = |recipe: Recipe, over: f64, seeds: u64| -> Result<Vec<PathBuf>, Box<dyn Error>> {
+fn comparisons(runs: &Path, folder: &Path) -> Done {
+    let seeds_of = |recipe: Recipe, over: f64, seeds: u64| -> Result<Vec<PathBuf>, Box<dyn Error>> {
         let of = |seed| {
             let run = Made { recipe, seed, loss: 2.0 * (1.0 + over), ..Made::default() };
-            run.write(folder, &format!("{}-{}", recipe.name(), seed))
+            run.write(runs, &format!("{}-{}", recipe.name(), seed))
         };
         (1..=seeds).map(of).collect()
     };
     let page = |name: &str, baseline: &[PathBuf], others: &[PathBuf]| -> Done {
         Ok(Comparison::load(baseline, others, 100)?.write(&folder.join(name), true)?)
     };
-    let bf16 = runs(Recipe::Bf16, 0.0, 5)?;
-    let block = runs(Recipe::Fp8Block, 0.0008, 5)?;
-    let current = runs(Recipe::Fp8Current, 0.03, 3)?;
-    let row = runs(Recipe::Fp8Row, 0.004, 2)?;
+    let bf16 = seeds_of(Recipe::Bf16, 0.0, 5)?;
+    let block = seeds_of(Recipe::Fp8Block, 0.0008, 5)?;
+    let current = seeds_of(Recipe::Fp8Current, 0.03, 3)?;
+    let row = seeds_of(Recipe::Fp8Row, 0.004, 2)?;
     page("compare-one-seed.html", &bf16[..1], &block[..1])?;
     page("compare-unclear.html", &bf16[..2], &[&block[..1], &current[..1]].concat())?;
     page("compare-seeds.html", &bf16, &[block, current, row].concat())?;
@@ -99,10 +100,10 @@ fn comparisons(folder: &Path) -> Done {
     for n in 0..12u64 {
         let lr = 1e-3 * (1.0 + n as f64);
         let run = Made { lr, loss: 2.0 + 0.01 * n as f64, train: "long", ..Made::default() };
-        many.push(run.write(folder, &format!("a-sweep-over-learning-rates-with-long-names-lr={lr:.4}"))?);
+        many.push(run.write(runs, &format!("a-sweep-over-learning-rates-with-long-names-lr={lr:.4}"))?);
     }
     page("compare-many.html", &bf16[..1], &many)?;
-    let bytes = Made { tokenizer: "bytes", ..Made::default() }.write(folder, "bytes")?;
+    let bytes = Made { tokenizer: "bytes", ..Made::default() }.write(runs, "bytes")?;
     page("compare-tokenizers.html", &bf16[..1], &[bytes])
 }
 
@@ -218,7 +219,7 @@ impl Default for Made {
 impl Made {
     /// Writes the run's folder, and returns its path.
     fn write(&self, parent: &Path, name: &str) -> Result<PathBuf, Box<dyn Error>> {
-        let folder = parent.join("runs").join(name);
+        let folder = parent.join(name);
         fs::create_dir_all(&folder)?;
         let outputs = Outputs { jsonl: true, tensorboard: false };
         let mut sink = MetricsSink::open(&folder, outputs, SinkStart::Fresh, "", None)?;

@@ -333,20 +333,15 @@ fn ticks(out: &mut String, class: &str, name: &str, axis: &Axis) {
     let _ = write!(out, "</div>\n<div class=\"xname {class}\" aria-hidden=\"true\">{name}</div>\n");
 }
 
-/// A value as the legend and the pointer show it: four or five significant digits. Powers of ten have no
-/// zeros at the end.
+/// A value as the legend and the pointer show it: four significant digits. Powers of ten have no zeros at the
+/// end.
 pub(super) fn four_digits(value: f64) -> String {
-    match value.abs() {
-        0.0 => "0".to_owned(),
-        size if (0.01..10_000.0).contains(&size) => {
-            format!("{value:.*}", (3 - size.log10().floor() as i32).max(0) as usize)
-        }
-        size if (10_000.0..1e15).contains(&size) => format::count(value),
-        _ => match format!("{value:.3e}").split_once('e') {
-            Some((digits, power)) => {
-                format!("{}e{power}", digits.trim_end_matches('0').trim_end_matches('.'))
-            }
-            None => value.to_string(),
-        },
+    let rounded = format!("{value:.3e}");
+    let Some((digits, power)) = rounded.split_once('e') else { return value.to_string() };
+    match power.parse::<i32>() {
+        _ if value == 0.0 => "0".to_owned(),
+        Ok(power @ -2..4) => format!("{value:.*}", (3 - power) as usize),
+        Ok(4..15) => format::count(value),
+        _ => format!("{}e{power}", digits.trim_end_matches('0').trim_end_matches('.')),
     }
 }

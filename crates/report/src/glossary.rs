@@ -83,7 +83,7 @@ impl Term {
             ],
             Term::Mfu => [
                 "MFU",
-                "Model FLOPs utilization: the model's FLOPs per second as a share of the peak bf16 rate of the GPU.",
+                "Model FLOPs utilisation: the model's FLOPs per second as a share of the peak bf16 rate of the GPU.",
             ],
             Term::Epoch => [
                 "Epochs",

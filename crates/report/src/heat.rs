@@ -116,17 +116,16 @@ impl HeatMap {
 
     fn cell(&self, out: &mut String, cell: &Cell, left: usize, top: usize) {
         let color = self.ramp.color(cell.heat);
-        let [r, g, b] = color.map(f64::from);
-        let ink = if 0.299 * r + 0.587 * g + 0.114 * b > 140.0 { "dark" } else { "light" };
         let (wide, high) = (WIDE - 2, HIGH - 2);
         let _ = writeln!(
             out,
             "<g><title>{}</title><rect x=\"{left}\" y=\"{top}\" width=\"{wide}\" height=\"{high}\" fill=\"{}\"/>\
-             <text x=\"{}\" y=\"{}\" class=\"{ink}\">{}</text></g>",
+             <text x=\"{}\" y=\"{}\" class=\"{}\">{}</text></g>",
             escape(&cell.said),
             hex(color),
             left + wide / 2,
             top + 12,
+            ink(color),
             escape(&cell.text)
         );
     }
@@ -151,7 +150,18 @@ impl HeatMap {
     }
 }
 
-fn hex([r, g, b]: [u8; 3]) -> String {
+/// Class of a text on this colour: black or white, whichever has the greater contrast (WCAG 2.1).
+pub(super) fn ink(color: [u8; 3]) -> &'static str {
+    let linear = |channel: u8| match f64::from(channel) / 255.0 {
+        value if value <= 0.03928 => value / 12.92,
+        value => ((value + 0.055) / 1.055).powf(2.4),
+    };
+    let [r, g, b] = color.map(linear);
+    let luminance = 0.2126 * r + 0.7152 * g + 0.0722 * b;
+    if (luminance + 0.05).powi(2) > 1.05 * 0.05 { "dark" } else { "light" }
+}
+
+pub(super) fn hex([r, g, b]: [u8; 3]) -> String {
     format!("#{r:02x}{g:02x}{b:02x}")
 }
 
@@ -163,7 +173,7 @@ impl Ramp {
         }
     }
 
-    fn color(self, heat: f64) -> [u8; 3] {
+    pub(super) fn color(self, heat: f64) -> [u8; 3] {
         let stops = self.stops();
         let heat = if heat.is_nan() { 1.0 } else { heat.clamp(0.0, 1.0) };
         let at = heat * (stops.len() - 1) as f64;

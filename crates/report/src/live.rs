@@ -93,7 +93,7 @@ impl LiveReport {
         if let Err(error) = written
             && !std::mem::replace(&mut self.has_warned, true)
         {
-            tracing::warn!("cannot renew the report: {error}");
+            tracing::warn!("cannot update the report: {error}");
         }
     }
 

@@ -126,6 +126,9 @@ fn charts(out: &mut String, all: &Views<'_>) {
         out.push_str("<p class=\"empty\">No steps have been reported yet.</p>\n");
         return;
     }
+    if loss.is_none() && !all.views.is_empty() {
+        out.push_str("<p class=\"empty\">No loss is finite, so none is drawn.</p>\n");
+    }
     if all.step_tokens().is_some() {
         axis_choice(out);
     }

@@ -29,7 +29,8 @@ pub(super) fn axis_of(curves: &[&[Point]], log_above: f64) -> Option<Axis> {
 pub(super) fn axis_from_zero(curves: &[&[Point]]) -> Option<Axis> {
     let range = Range::of(curves)?;
     let (low, high) = (range.low.min(0.0), range.without_spikes().max(0.0));
-    Some(Axis::linear(low, high + (high - low) * 0.06, 4))
+    let pad = (high - low) * 0.06;
+    Some(Axis::linear(if low < 0.0 { low - pad } else { low }, high + pad, 4))
 }
 
 /// Finite values of `curves` that lie outside of `axis`.

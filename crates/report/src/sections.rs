@@ -66,13 +66,11 @@ fn sample_html(sample: &Sample) -> String {
 pub(super) fn sources(out: &mut String, view: &View<'_>) {
     let sources = view.history.last_sources();
     let Some(step) = sources.first().map(|source| source.step) else { return };
-    let all: u64 = sources.iter().filter_map(|source| source.tokens).sum();
+    let all: f64 = sources.iter().filter_map(|source| source.tokens).map(|tokens| tokens as f64).sum();
     let loss = |loss: Option<f64>| loss.map(|loss| format!("{loss:.4}"));
     let figures: [(&str, &dyn Fn(&SourceMetrics) -> Option<String>); 5] = [
         ("Tokens taken", &|source| source.tokens.map(|tokens| format::count(tokens as f64))),
-        ("Share", &|source| {
-            source.tokens.map(|tokens| format::percent(tokens as f64 / all.max(1) as f64, 1))
-        }),
+        ("Share", &|source| source.tokens.map(|tokens| format::percent(tokens as f64 / all.max(1.0), 1))),
         ("Epochs", &|source| source.epoch.map(format::significant)),
         ("Training loss", &|source| loss(source.train_loss)),
         ("Validation loss", &|source| loss(source.loss)),
@@ -101,7 +99,7 @@ pub(super) fn evaluations(out: &mut String, view: &View<'_>) {
     if evals.is_empty() {
         return;
     }
-    let best = view.history.best_eval().map(|best| best.step);
+    let best = view.history.best_eval().filter(|_| evals.len() > 1).map(|best| best.step);
     let mut body = format!(
         "<details{}>\n<summary>{}</summary>\n",
         opened(evals.len()),
@@ -122,7 +120,7 @@ pub(super) fn evaluations(out: &mut String, view: &View<'_>) {
         );
     }
     body += TABLE_END;
-    if evals.len() > 1 && best.is_some() {
+    if best.is_some() {
         body.push_str("<p class=\"note\">In bold: the lowest loss.</p>\n");
     }
     body += &left_out_note(left_out);

@@ -32,7 +32,8 @@ pub struct HeldRows {
     pub rows: Range<usize>,
 }
 
-/// How evenly ranks share the parameters, and thereby masters and the optimizer's state.
+/// The largest and the smallest part that a rank has of the parameters, and thereby of masters and the
+/// optimizer's state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Evenness {
     /// Elements of the rank with the most.
@@ -133,7 +134,8 @@ impl Layout {
         self.held(kind, name).map_or(ty, |held| TensorType { shape: rows(held), ..ty })
     }
 
-    /// How evenly the ranks share the parameters of `model`, if each has its rows alone.
+    /// The largest and the smallest part that a rank has of the parameters of `model`, if each has its rows
+    /// alone.
     pub fn evenness(&self, model: &Architecture) -> Option<Evenness> {
         let of_rank = |rank: usize| -> usize {
             let parameters = model.parameters();

@@ -143,8 +143,11 @@ pub fn write<B: AsRef<[u8]>>(
         }
         Begun::Writing(writer) => {
             channel.broadcast(writer.name().as_bytes())?;
-            let report = writer.writer().write(0, tensors, rows, read)?;
-            let reports = channel.gather(&report)?;
+            let report = writer.writer().write(0, tensors, rows, read);
+            // An error of this rank removes the folder, so it waits for the ranks that still write there.
+            // They would report the missing folder as the first cause.
+            let reports = channel.gather(report.as_deref().unwrap_or_default())?;
+            report?;
             writer.finish(&reports)?
         }
     };

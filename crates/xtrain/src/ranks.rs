@@ -128,14 +128,11 @@ impl Place {
         let folder = std::path::absolute(folder.path()).unwrap_or_else(|_| folder.path().to_owned());
         let name = folder.file_name().unwrap_or_default().to_string_lossy().into_owned();
         let file = folder.with_file_name(format!(".{name}.secret"));
-        if environment.world.rank > 0 {
-            return Ok(Secret::file(file));
-        }
-        if let Some(parent) = file.parent() {
+        if let Some(parent) = file.parent().filter(|_| environment.world.rank == 0) {
             fs::create_dir_all(parent)
                 .map_err(|e| Failure::user(format!("{}: cannot create: {e}", parent.display())))?;
         }
-        Secret::create(file).map_err(refused)
+        Ok(Secret::file(file))
     }
 
     /// Decides if this rank reports a fault. The launcher shows what rank 0 says, so a wrong input that rank

@@ -69,11 +69,8 @@ pub(crate) fn use_threads(threads: usize) -> Result<(), Failure> {
 
 /// As [`use_threads`], in one of `processes` that share the machine: 0 takes this process's share of all.
 pub(crate) fn use_share_of_threads(threads: usize, processes: usize) -> Result<(), Failure> {
-    let count = match threads {
-        0 => thread_count(0)?.div_ceil(processes),
-        given => given,
-    };
-    let built = rayon::ThreadPoolBuilder::new().num_threads(thread_count(count)?).build_global();
+    let count = share_of_threads(threads, processes)?;
+    let built = rayon::ThreadPoolBuilder::new().num_threads(count).build_global();
     built.map_err(|e| {
         Failure::user(format!(
             "cannot start the compute threads ({e}); use fewer with --threads or train.threads, or raise the limits on memory and \
@@ -84,6 +81,14 @@ pub(crate) fn use_share_of_threads(threads: usize, processes: usize) -> Result<(
 
 /// The largest number of threads, as for --threads and train.threads.
 const MAX_THREADS: usize = 1024;
+
+/// Number of threads that compute in one of `processes` that share the machine; 0 takes its share of all.
+pub(crate) fn share_of_threads(threads: usize, processes: usize) -> Result<usize, Failure> {
+    match threads {
+        0 => Ok(thread_count(0)?.div_ceil(processes)),
+        given => Ok(given),
+    }
+}
 
 /// Number of threads that compute; 0 takes those of `RAYON_NUM_THREADS`, or all.
 pub(crate) fn thread_count(threads: usize) -> Result<usize, Failure> {

@@ -188,68 +188,14 @@ fn write_weights(
         0 | 1 => SINGLE_FILE.to_string(),
         n => format!("model-{:05}-of-{n:05}.safetensors", shard + 1),
     };
-    // The values of the current entry, whose parts may be in different shards.
-    let mut current: Option<usize> = None;
-    let mut values = Vec::new();
-    let mut offset = 0;
-    // The scales of the last FP8 matrix, which may be in the next shard.
-    let mut scales = Vec::new();
+    let mut values =
+        Values { target, names, source, entry: None, of_entry: Vec::new(), offset: 0, scales: Vec::new() };
     for (index, shard) in shards.iter().enumerate() {
         let stored: Vec<StoredTensor> = shard.iter().map(|out| out.stored.clone()).collect();
         let path = folder.join(shard_name(index));
         let mut writer = TensorFileWriter::create_in_place(&path, &stored, &[("format", "pt")])?;
         for out in *shard {
-            if let Encoding::Scales = out.encoding {
-                writer.write(bytemuck::cast_slice(&scales))?;
-                continue;
-            }
-            if current != Some(out.entry) {
-                let entry = &names.entries[out.entry];
-                // Freed before the next ones are read.
-                drop(std::mem::take(&mut values));
-                values = source(&entry.name).map_err(CheckpointError::Caller)?;
-                if values.len() != entry.numel() {
-                    let (name, shape, found) = (&entry.name, &entry.shape, values.len());
-                    let problem = format!("'{name}' is {shape:?}, but the source returned {found} values");
-                    return Err(CheckpointError::Internal(problem));
-                }
-                (current, offset) = (Some(out.entry), 0);
-            }
-            let part = &values[offset..offset + out.numel];
-            offset += out.numel;
-            let refused = |at: usize, problem: String, advice: &str| {
-                let problem = format!("element {at} of {:?} {problem}", out.stored.shape);
-                CheckpointError::unsupported(target, &out.stored.name, problem, advice)
-            };
-            if let Some(at) = first_position(part, |x| !x.is_finite()) {
-                let advice = "a model with such weights is useless: export an earlier checkpoint";
-                return Err(refused(at, format!("is {}", part[at]), advice));
-            }
-            match (out.encoding, &out.stored.shape[..]) {
-                (Encoding::Fp8(kind), &[_, cols]) => {
-                    scales.clear();
-                    // Whole rows of blocks.
-                    let band = (CHUNK_ELEMENTS / (TILE * cols).max(1)).max(1) * TILE * cols;
-                    writer.write_in_parts(|append| {
-                        part.chunks(band.max(1)).try_for_each(|chunk| {
-                            let (numbers, inverse) = fp8::quantize(chunk, cols, kind);
-                            scales.extend(inverse);
-                            append(&numbers)
-                        })
-                    })?;
-                }
-                _ if out.stored.dtype == StoredDtype::F32 => writer.write(bytemuck::cast_slice(part))?,
-                _ => writer.write_in_parts(|append| {
-                    part.chunks(CHUNK_ELEMENTS).enumerate().try_for_each(|(index, chunk)| {
-                        let rounded = to_bf16(chunk);
-                        if let Some(at) = first_position(&rounded, |x| !x.is_finite()) {
-                            let problem = format!("is {:e}, which is infinite in bf16", chunk[at]);
-                            return Err(refused(index * CHUNK_ELEMENTS + at, problem, "export as fp32"));
-                        }
-                        append(bytemuck::cast_slice(&rounded))
-                    })
-                })?,
-            }
+            values.write(out, &mut writer)?;
         }
         writer.finish()?;
     }
@@ -265,6 +211,84 @@ fn write_weights(
         write_new(&folder.join(INDEX_FILE), format!("{index:#}\n").as_bytes())?;
     }
     Ok(())
+}
+
+/// The values of one entry at a time, whose tensors may be in different shards.
+struct Values<'a> {
+    /// The exported folder, for errors.
+    target: &'a Path,
+    names: &'a NameMap,
+    source: &'a mut dyn FnMut(&str) -> std::result::Result<Vec<f32>, BoxError>,
+    /// The entry whose values these are.
+    entry: Option<usize>,
+    of_entry: Vec<f32>,
+    /// The first value that is not written yet.
+    offset: usize,
+    /// The scales of the last FP8 matrix.
+    scales: Vec<f32>,
+}
+
+impl Values<'_> {
+    /// Writes a tensor in its encoding. Tensors come in the order of the entries and their parts.
+    fn write(&mut self, out: &ExportedTensor, writer: &mut TensorFileWriter) -> Result<()> {
+        if let Encoding::Scales = out.encoding {
+            return writer.write(bytemuck::cast_slice(&self.scales));
+        }
+        self.read(out.entry)?;
+        let part = &self.of_entry[self.offset..self.offset + out.numel];
+        self.offset += out.numel;
+        let refused = |at: usize, problem: String, advice: &str| {
+            let problem = format!("element {at} of {:?} {problem}", out.stored.shape);
+            CheckpointError::unsupported(self.target, &out.stored.name, problem, advice)
+        };
+        if let Some(at) = first_position(part, |x| !x.is_finite()) {
+            let advice = "a model with such weights is useless: export an earlier checkpoint";
+            return Err(refused(at, format!("is {}", part[at]), advice));
+        }
+        match (out.encoding, &out.stored.shape[..]) {
+            (Encoding::Fp8(kind), &[_, cols]) => {
+                self.scales.clear();
+                // Whole rows of blocks.
+                let band = (CHUNK_ELEMENTS / (TILE * cols).max(1)).max(1) * TILE * cols;
+                writer.write_in_parts(|append| {
+                    part.chunks(band.max(1)).try_for_each(|chunk| {
+                        let (numbers, inverse) = fp8::quantize(chunk, cols, kind);
+                        self.scales.extend(inverse);
+                        append(&numbers)
+                    })
+                })
+            }
+            _ if out.stored.dtype == StoredDtype::F32 => writer.write(bytemuck::cast_slice(part)),
+            _ => writer.write_in_parts(|append| {
+                part.chunks(CHUNK_ELEMENTS).enumerate().try_for_each(|(index, chunk)| {
+                    let rounded = to_bf16(chunk);
+                    if let Some(at) = first_position(&rounded, |x| !x.is_finite()) {
+                        let problem = format!("is {:e}, which is infinite in bf16", chunk[at]);
+                        return Err(refused(index * CHUNK_ELEMENTS + at, problem, "export as fp32"));
+                    }
+                    append(bytemuck::cast_slice(&rounded))
+                })
+            }),
+        }
+    }
+
+    /// Reads the values of an entry, unless they are those of the last call.
+    fn read(&mut self, entry: usize) -> Result<()> {
+        if self.entry == Some(entry) {
+            return Ok(());
+        }
+        let NameEntry { name, shape, .. } = &self.names.entries[entry];
+        // Freed before the next ones are read.
+        drop(std::mem::take(&mut self.of_entry));
+        self.of_entry = (self.source)(name).map_err(CheckpointError::Caller)?;
+        let found = self.of_entry.len();
+        if found != self.names.entries[entry].numel() {
+            let problem = format!("'{name}' is {shape:?}, but the source returned {found} values");
+            return Err(CheckpointError::Internal(problem));
+        }
+        (self.entry, self.offset) = (Some(entry), 0);
+        Ok(())
+    }
 }
 
 fn to_bf16(values: &[f32]) -> Vec<bf16> {

@@ -92,7 +92,7 @@ fn check_rows(names: &NameMap, rows: &[Range<usize>]) -> Result<()> {
     }
 }
 
-/// The parts of an entry that have some of its `rows`, and their own numbers of these rows.
+/// The parts of an entry that overlap `rows`, and these rows as numbered within each part.
 fn parts_of<'a>(
     entry: &'a NameEntry,
     rows: &Range<usize>,

@@ -48,8 +48,8 @@ impl Manifest {
     pub(super) fn parse(path: &Path, bytes: &[u8]) -> Result<Self> {
         let bad = |problem: String| CheckpointError::damaged(path, "manifest", problem, ADVICE);
         let manifest = match json::parse(bytes).map_err(bad)? {
-            Parsed::One(content) => {
-                check_files(&content.shards, |index, name| name == first_version_file(index)).map_err(bad)?;
+            Parsed::V1(content) => {
+                check_files(&content.shards, |index, name| name == file_v1(index)).map_err(bad)?;
                 let mut tensors = Vec::with_capacity(content.tensors.len());
                 for entry in content.tensors {
                     let spec = spec(entry.name, &entry.dtype, entry.shape).map_err(bad)?;
@@ -59,7 +59,7 @@ impl Manifest {
                 }
                 Self::new(content.step, content.shards, tensors, content.documents)
             }
-            Parsed::Two(content) => {
+            Parsed::V2(content) => {
                 let mut last = None;
                 let is_next = |_: usize, name: &str| {
                     let before = std::mem::replace(&mut last, rank_and_number(name));
@@ -184,7 +184,7 @@ fn rank_and_number(name: &str) -> Option<(usize, usize)> {
 }
 
 /// File `index` of a checkpoint of version 1, counted from 0.
-fn first_version_file(index: usize) -> String {
+fn file_v1(index: usize) -> String {
     format!("state-{:05}.safetensors", index + 1)
 }
 

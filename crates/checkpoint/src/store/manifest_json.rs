@@ -58,19 +58,19 @@ pub(super) struct Content<'a> {
 /// Content of version 1, with one writer and one piece for each tensor.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct FirstContent {
+pub(super) struct ContentV1 {
     format: String,
     version: u32,
     pub(super) step: u64,
     pub(super) shards: Vec<FileEntry>,
-    pub(super) tensors: Vec<FirstTensorEntry>,
+    pub(super) tensors: Vec<TensorEntryV1>,
     pub(super) documents: Vec<DocumentEntry>,
 }
 
 /// A tensor of version 1.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct FirstTensorEntry {
+pub(super) struct TensorEntryV1 {
     pub(super) name: String,
     pub(super) dtype: String,
     pub(super) shape: Vec<usize>,
@@ -99,11 +99,9 @@ struct Head {
 
 /// A manifest that matches its checksum.
 pub(super) enum Parsed {
-    /// Of version 1.
-    One(FirstContent),
-    /// Of version 2.
-    Two(Content<'static>),
-    /// Of another version.
+    V1(ContentV1),
+    V2(Content<'static>),
+    /// The version, which is neither.
     Other(Value),
 }
 
@@ -113,8 +111,8 @@ pub(super) fn parse(bytes: &[u8]) -> Result<Parsed, String> {
     let head: Checksummed<Head> = typed(bytes)?;
     let Head { format, version } = head.content;
     match version.as_u64().filter(|_| format == FORMAT) {
-        Some(1) => Ok(Parsed::One(checked(bytes)?)),
-        Some(2) => Ok(Parsed::Two(checked(bytes)?)),
+        Some(1) => Ok(Parsed::V1(checked(bytes)?)),
+        Some(2) => Ok(Parsed::V2(checked(bytes)?)),
         _ => checked::<Value>(bytes).map(|_| Parsed::Other(version)),
     }
 }

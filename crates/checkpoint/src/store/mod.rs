@@ -19,7 +19,6 @@ mod step_writer;
 
 pub use load::{Checkpoint, Others};
 pub use lock::RunLock;
-pub use rank_report::max_report_bytes;
 pub use rank_writer::RankWriter;
 pub use step_writer::{Begun, StepWriter};
 
@@ -115,7 +114,7 @@ impl CheckpointStore {
     ///
     /// # Errors
     /// [`CheckpointError::Folder`] if there is no such folder here; [`CheckpointError::Locked`] if a process
-    /// is removing it; [`CheckpointError::Internal`] if `name` is none of a step.
+    /// is removing it; [`CheckpointError::Internal`] if `name` is not the temporary name of a step.
     pub fn join(&self, name: &str) -> Result<RankWriter> {
         if temporary::temporary_target(name).and_then(step_of).is_none() || name.ends_with(".old") {
             return Err(CheckpointError::Internal(format!(

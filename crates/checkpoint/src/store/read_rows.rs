@@ -44,22 +44,22 @@ impl Checkpoint {
         let mut rest = out;
         let mut tasks = Vec::new();
         for run in runs(&self.manifest.pieces[tensor]) {
-            if overlap(&run_rows(run), rows).is_empty() {
-                continue;
-            }
-            let file = self.files.get(run[0].file, &self.file_path(run[0].file))?;
-            let start = start_of_run(&file, spec, run)?;
             for piece in run {
                 let wanted = overlap(&piece.rows, rows);
                 if !wanted.is_empty() {
                     let out = rest.split_off_mut(..wanted.len() * spec.row_bytes());
                     let out =
                         out.ok_or_else(|| CheckpointError::Internal("a buffer is too short".to_string()))?;
-                    tasks.push((file.clone(), PieceInFile::new(spec, piece, run, start), wanted, out));
+                    tasks.push((run, piece, wanted, out));
                 }
             }
         }
-        let read = tasks.into_par_iter().map(|(file, piece, wanted, out)| piece.read(&file, &wanted, out));
+        let read = tasks.into_par_iter().map(|(run, piece, wanted, out)| {
+            // Opened by the task: the rows of many ranks are in more files than a process may have open.
+            let file = self.files.get(run[0].file, &self.file_path(run[0].file))?;
+            let start = start_of_run(&file, spec, run)?;
+            PieceInFile::new(spec, piece, run, start).read(&file, &wanted, out)
+        });
         // The first error in the order of the rows, independent of the number of threads.
         read.find_map_first(Result::err).map_or(Ok(()), Err)
     }

@@ -3,6 +3,7 @@
 
 use std::collections::HashSet;
 use std::fs;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use serde_json::Value;
@@ -159,15 +160,15 @@ impl StepWriter {
                 files.push(self.file(rank, number, bytes)?);
             }
             for WrittenRows { tensor, file, rows, hashes } in report.rows {
-                let pieces = self.tensors[tensor].pieces(rows).zip(hashes);
+                let pieces = self.tensors[tensor].pieces(rows.clone()).zip(hashes);
                 let pieces = pieces.map(|(rows, xxh3)| Piece { file: first + file, rows, xxh3 });
-                written[tensor].push((rank, pieces.collect::<Vec<_>>()));
+                written[tensor].push(Part { rank, rows, pieces: pieces.collect() });
             }
         }
         let pieces = self.tensors.iter().zip(written).map(|(spec, mut parts)| {
-            parts.sort_unstable_by_key(|(_, pieces)| pieces.first().map(|piece| piece.rows.start));
-            check_rows(spec, &parts)?;
-            Ok(parts.into_iter().flat_map(|(_, pieces)| pieces).collect())
+            parts.sort_unstable_by_key(|part: &Part| part.rows.start);
+            check_cover(spec, &parts)?;
+            Ok(parts.into_iter().flat_map(|part| part.pieces).collect())
         });
         Ok(Manifest {
             step: self.step,
@@ -192,27 +193,29 @@ impl StepWriter {
     }
 }
 
-/// Checks that parts, each of a rank and sorted by their first row, are all rows once.
-fn check_rows(spec: &TensorSpec, parts: &[(usize, Vec<Piece>)]) -> Result<()> {
-    let (mut next, mut before) = (0, None);
+/// The rows of a tensor that one rank has written.
+#[derive(Clone)]
+struct Part {
+    rank: usize,
+    rows: Range<usize>,
+    pieces: Vec<Piece>,
+}
+
+/// Checks that parts, sorted by their first row, cover all rows once.
+fn check_cover(spec: &TensorSpec, parts: &[Part]) -> Result<()> {
+    let (mut next, mut before) = (0, 0);
     let wrong = |start: usize, end: usize, problem: String| {
         let place = spec.place(&(start..end));
         Err(CheckpointError::Internal(format!("{place} ({spec}): {problem}")))
     };
-    for (rank, pieces) in parts {
-        let (start, end) =
-            (pieces.first().map_or(next, |p| p.rows.start), pieces.last().map_or(next, |p| p.rows.end));
-        if start > next {
-            return wrong(next, start, "written by no rank".to_string());
+    for Part { rank, rows, .. } in parts {
+        if rows.start > next {
+            return wrong(next, rows.start, "written by no rank".to_string());
         }
-        if start < next {
-            return wrong(
-                start,
-                next.min(end),
-                format!("written by ranks {} and {rank}", before.unwrap_or(0)),
-            );
+        if rows.start < next {
+            return wrong(rows.start, next.min(rows.end), format!("written by ranks {before} and {rank}"));
         }
-        (next, before) = (end, Some(*rank));
+        (next, before) = (rows.end, *rank);
     }
     if next < spec.rows() {
         return wrong(next, spec.rows(), "written by no rank".to_string());

@@ -108,7 +108,7 @@ pub(crate) fn stored_bytes(dtype: StoredDtype, shape: &[usize]) -> Option<usize>
     (bits % 8 == 0).then_some(bits / 8)
 }
 
-/// Checks each tensor's byte range against its shape, its neighbours and the file, and sorts the tensors by
+/// Checks each tensor's byte range against its shape, its neighbours and the file. Returns the tensors by
 /// offset.
 fn locate_tensors(
     path: &Path,
@@ -149,8 +149,15 @@ fn locate_tensors(
         tensors.push(TensorInfo { name: name.clone(), dtype, shape: shape.clone(), range });
     }
     tensors.sort_by_key(|tensor| (tensor.range.start, tensor.range.end));
+    check_contiguous(path, &tensors, data_start, file_bytes)?;
+    Ok(tensors)
+}
+
+/// Checks that the tensors, sorted by offset, cover the data without gaps and overlaps, to the end of the
+/// file.
+fn check_contiguous(path: &Path, tensors: &[TensorInfo], data_start: usize, file_bytes: usize) -> Result<()> {
     let mut next = data_start;
-    for tensor in &tensors {
+    for tensor in tensors {
         let start = tensor.range.start;
         if start != next {
             let problem =
@@ -172,7 +179,7 @@ fn locate_tensors(
             ADVICE,
         ));
     }
-    Ok(tensors)
+    Ok(())
 }
 
 /// The header as in the JSON, including repeated names.

@@ -3,7 +3,7 @@
 use xtrain_checkpoint::hf::ExportDtype;
 
 section! {
-    /// The keys of `[checkpoint]`. What the section is for stands at
+    /// The keys of `[checkpoint]`. The section is described at
     /// [`Config::checkpoint`](crate::Config).
     pub struct CheckpointConfig {
         /// Interval of saves. 0 saves only at the end, on SIGTERM and at `train.max_time`. `keep_best` adds

@@ -7,15 +7,13 @@ use std::fmt;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use xtrain_data::BeginOfDocument;
+use xtrain_data::tokenizer::MIN_BPE_TOKENS;
 
 const HELD_OUT: f64 = 0.005;
 const BPE_VOCAB_SIZE: usize = 4096;
 
-/// Least number of tokens of a learned BPE vocabulary: the bytes, and the end of a document.
-pub(crate) const BPE_LEAST_TOKENS: usize = 257;
-
 section! {
-    /// The keys of `[data]`. What the section is for stands at [`Config::data`](crate::Config).
+    /// The keys of `[data]`. The section is described at [`Config::data`](crate::Config).
     pub struct DataConfig {
         /// Training data: a text file (.txt, .jsonl, .parquet), a folder of them, or a folder of token
         /// shards; a list of such paths, mixed by size; or a list of tables `{ path, weight, text_field,
@@ -48,7 +46,7 @@ section! {
         #[schemars(extend("x-aliases" = ["tokenizer_path", "tokenizer_name", "encoding"]))]
         pub tokenizer: Option<TokenizerChoice> = None,
         /// Size of the vocabulary that `tokenizer = "bpe"` learns; a short text may yield fewer.
-        #[schemars(range(min = BPE_LEAST_TOKENS, max = 16_777_216))]
+        #[schemars(range(min = MIN_BPE_TOKENS, max = 16_777_216))]
         #[schemars(extend("x-unit" = "tokens", "x-default" = format!("{BPE_VOCAB_SIZE} for \"bpe\"")))]
         pub bpe_vocab_size: Option<usize> = None,
         /// Puts the tokenizer's begin token before each document and each prompt. `"auto"` follows the

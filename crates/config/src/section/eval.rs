@@ -4,7 +4,7 @@ const EVERY: u64 = 250;
 const STEPS_WORTH: u64 = 16;
 
 section! {
-    /// The keys of `[eval]`. What the section is for stands at [`Config::eval`](crate::Config).
+    /// The keys of `[eval]`. The section is described at [`Config::eval`](crate::Config).
     pub struct EvalConfig {
         /// Measures the validation loss every this many steps. 0 leaves it to `at_end`.
         #[schemars(extend("x-unit" = "steps"))]

@@ -1,7 +1,7 @@
 //! `[log]`: interval of reports, and the files that they are written to.
 
 section! {
-    /// The keys of `[log]`. What the section is for stands at [`Config::log`](crate::Config).
+    /// The keys of `[log]`. The section is described at [`Config::log`](crate::Config).
     pub struct LogConfig {
         /// Reports every this many steps.
         #[schemars(range(min = 1))]

@@ -1,8 +1,8 @@
-//! One file a section of the run file; one struct field a key.
+//! One file per section of the run file; one struct field per key.
 //!
 //! A field is the only place that knows its key: its doc comment is the text of the reference, its
 //! attributes carry unit, range, example and the names that other programs use for it, and the default
-//! stands behind its `=`. The parser, the error messages and docs/configuration.md are all derived from
+//! follows its `=`. The parser, the error messages and docs/configuration.md are all derived from
 //! these structs, so a new key is one new field.
 //!
 //! Invariant: a key whose default depends on other keys, or that excludes another key, is an `Option`;
@@ -49,7 +49,6 @@ mod schedule;
 mod train;
 
 pub use checkpoint::CheckpointConfig;
-pub(crate) use data::BPE_LEAST_TOKENS;
 pub use data::{DataConfig, DataSource, DataSources, TokenizerChoice};
 pub use eval::EvalConfig;
 pub use log::LogConfig;

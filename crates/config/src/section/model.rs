@@ -12,7 +12,7 @@ const ROPE_THETA: f64 = 10_000.0;
 const NORM_EPS: f64 = 1e-6;
 
 section! {
-    /// The keys of `[model]`. What the section is for stands at [`Config::model`](crate::Config).
+    /// The keys of `[model]`. The section is described at [`Config::model`](crate::Config).
     pub struct ModelConfig {
         /// Hugging Face folder (config.json, safetensors, tokenizer) to continue from. The architecture keys
         /// may then be left out; those that are given must agree with the folder, except

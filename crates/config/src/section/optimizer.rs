@@ -6,7 +6,7 @@ use xtrain_model::optimizer::{AdamWSpec, Optimizer};
 use xtrain_tensor::DType;
 
 section! {
-    /// The keys of `[optimizer]`. What the section is for stands at
+    /// The keys of `[optimizer]`. The section is described at
     /// [`Config::optimizer`](crate::Config).
     pub struct OptimizerConfig {
         /// Peak learning rate.

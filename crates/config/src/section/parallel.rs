@@ -1,7 +1,7 @@
 //! `[parallel]`: how the processes of a run share its work.
 //!
-//! Their number is no key: the command line (`--gpus`, `--ranks`) or a launcher gives it, and a run may go on
-//! with another one.
+//! The number of processes is not a key: the command line (`--gpus`, `--ranks`) or a launcher gives it, and a
+//! run may be resumed with another number.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -11,10 +11,11 @@ use xtrain_tensor::DType;
 use crate::TimeLimit;
 
 section! {
-    /// The keys of `[parallel]`. What the section is for stands at
+    /// The keys of `[parallel]`. The section is described at
     /// [`Config::parallel`](crate::Config).
     pub struct ParallelConfig {
-        /// State that the ranks share among them instead of each holding all of it. Changes no bit.
+        /// State that is divided among the ranks instead of replicated on each. It changes no bit of the
+        /// result.
         #[schemars(extend("x-aliases" = [
             "strategy", "mode", "sharding", "sharding_strategy", "zero_stage", "stage", "fsdp", "ddp", "zero", "deepspeed",
             "data_parallel_shard_degree"
@@ -24,7 +25,7 @@ section! {
         #[schemars(extend("x-aliases" = ["reduction", "gradient_reduction", "deterministic_reduce"]))]
         pub reduce: ReduceOrder = ReduceOrder::SameWorld,
         /// Type in which ranks send gradients to each other. They are always added in fp32. `"bf16"` sends
-        /// half the bytes and rounds each rank's sum. Not with `reduce = "any-world"`.
+        /// half the bytes and rounds each rank's sum. It cannot be combined with `reduce = "any-world"`.
         #[schemars(extend("x-aliases" = ["grad_reduce_dtype", "mixed_precision_reduce", "communication_dtype"]))]
         pub reduce_dtype: ReduceDtype = ReduceDtype::Fp32,
         /// With `shard = "gradients"` and `"weights"`: blocks whose weights are gathered, and whose gradients
@@ -36,16 +37,16 @@ section! {
         /// Time in which all ranks must have started.
         #[schemars(extend("x-aliases" = ["init_timeout", "init_timeout_seconds", "rdzv_timeout"]))]
         pub start_timeout: TimeLimit = TimeLimit::minutes(5),
-        /// Time without progress after which a step counts as hung and ends the run. Ten minutes hold for the
-        /// first step of a process, in which kernels are compiled.
+        /// Time without progress after which a step counts as hung and ends the run. The limit of the first
+        /// step of a process, which compiles kernels, is ten minutes.
         #[schemars(extend("x-aliases" = ["train_timeout_seconds", "nccl_timeout", "ddp_timeout", "comm_timeout"]))]
         pub timeout: TimeLimit = TimeLimit::minutes(1),
     }
 }
 
 impl ParallelConfig {
-    /// The ranks as programs know them: this one of `world_size`, each with `micro_steps` micro-batches of a
-    /// step.
+    /// The settings in a program's terms: `rank` of `world_size` ranks, each with `micro_steps` micro-batches
+    /// per step.
     pub fn parallel(&self, rank: usize, world_size: usize, micro_steps: usize) -> program::Parallel {
         program::Parallel {
             world_size,
@@ -69,11 +70,11 @@ impl ParallelConfig {
     }
 }
 
-/// State that the ranks share.
+/// State that is divided among the ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Shard {
-    /// None: every rank holds all state. Known as DDP.
+    /// None; every rank holds all state. Known as DDP.
     #[schemars(extend("x-aliases" = ["ddp", "dp", "data_parallel", "replicate", "no_shard", "NO_SHARD", "zero0", "off"]))]
     None,
     /// Master weights and the optimizer's state. Known as ZeRO-1.
@@ -95,11 +96,11 @@ pub enum Shard {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum ReduceOrder {
-    /// Each rank adds those of its micro-batches, and the sums of the ranks are added. Runs with the same
-    /// number of ranks have equal bits.
+    /// Each rank adds the gradients of its micro-batches, and then the sums of the ranks are added. Runs with
+    /// the same number of ranks have equal bits.
     #[schemars(extend("x-aliases" = ["default", "rank", "ranks", "sum", "fast"]))]
     SameWorld,
-    /// As one tree over all micro-batches. Runs with any number of ranks that is a power of two have equal
+    /// One binary tree adds the gradients of all micro-batches. Runs with 1, 2, 4, 8, ... ranks have equal
     /// bits, and take more memory and time (docs/parallel.md).
     #[schemars(extend("x-aliases" = ["deterministic", "reproducible", "exact", "tree", "any"]))]
     AnyWorld,

@@ -7,7 +7,7 @@ use xtrain_model::{Architecture, DelayedScales, Fp8Overrides, GemmPattern, Recip
 use xtrain_program::LinearGemm;
 
 section! {
-    /// The keys of `[precision]`. What the section is for stands at
+    /// The keys of `[precision]`. The section is described at
     /// [`Config::precision`](crate::Config).
     pub struct PrecisionConfig {
         /// Name of the recipe. A resumed run keeps its own unless the file or `--set` names one. FP8 on a GPU
@@ -191,13 +191,18 @@ impl PrecisionConfig {
             swiglu_input: self.swiglu_input.map(|format| format == SavedFormat::Fp8),
             attention_output: self.attention_output.map(|format| format == AttentionFormat::E5m6),
         };
+        self.check(&overrides)?;
+        Ok(overrides)
+    }
+
+    /// Checks that no key is given without an effect under the recipe.
+    fn check(&self, overrides: &Fp8Overrides) -> Result<(), String> {
         let recipe = self.recipe.unwrap_or(Recipe::Fp32);
-        let own = overrides.delayed.clone();
-        let of_delayed = DelayedScales::default();
+        let (own, default) = (&overrides.delayed, DelayedScales::default());
         let delayed = [
-            (own.history != of_delayed.history, "amax_history_len", "1024"),
-            (own.latest != of_delayed.latest, "amax_compute", "max"),
-            (own.margin != of_delayed.margin, "margin", "0"),
+            (own.history != default.history, "amax_history_len", "1024"),
+            (own.latest != default.latest, "amax_compute", "max"),
+            (own.margin != default.margin, "margin", "0"),
         ];
         if !recipe.is_fp8() {
             let all = [
@@ -205,7 +210,7 @@ impl PrecisionConfig {
                 (self.skip_slower.as_ref().is_some_and(|slower| !slower.is_empty()), "skip_slower", ""),
                 (self.bf16_first_layers > 0, "bf16_first_layers", "0"),
                 (self.bf16_last_layers > 0, "bf16_last_layers", "0"),
-                (has_head, "head", "bf16"),
+                (overrides.head, "head", "bf16"),
                 (!self.fast_accumulation.is_empty(), "fast_accumulation", "[]"),
                 (self.pow2_scales.is_some(), "pow2_scales", ""),
                 (self.swiglu_input.is_some(), "swiglu_input", ""),
@@ -214,7 +219,7 @@ impl PrecisionConfig {
             ];
             refuse(recipe, "has no FP8", "an FP8 recipe", all.into_iter().chain(delayed))?;
         } else if recipe != Recipe::Fp8Delayed {
-            refuse(recipe, "makes its scales of what it casts", "fp8-delayed", delayed.into_iter())?;
+            refuse(recipe, "has no delayed scales", "fp8-delayed", delayed.into_iter())?;
         }
         if recipe == Recipe::Fp8Block && !overrides.fast_accumulation.is_empty() {
             return Err("[precision] fast_accumulation: under fp8-block sums leave the tensor cores every 128 multiply-adds; leave it out, or take it back \
@@ -228,7 +233,7 @@ impl PrecisionConfig {
                 self.reference_steps, self.reference_every
             ));
         }
-        Ok(overrides)
+        Ok(())
     }
 }
 

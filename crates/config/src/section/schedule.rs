@@ -10,7 +10,7 @@ const MIN_LR_RATIO: f64 = 0.1;
 const DECAY_FRACTION: f64 = 0.1;
 
 section! {
-    /// The keys of `[schedule]`. What the section is for stands at
+    /// The keys of `[schedule]`. The section is described at
     /// [`Config::schedule`](crate::Config).
     pub struct ScheduleConfig {
         /// Learning rate after the warmup.

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use crate::{OrAuto, TimeLimit};
 
 section! {
-    /// The keys of `[train]`. What the section is for stands at [`Config::train`](crate::Config).
+    /// The keys of `[train]`. The section is described at [`Config::train`](crate::Config).
     pub struct TrainConfig {
         /// Length of the run in optimizer steps.
         #[schemars(range(min = 1))]

@@ -118,30 +118,9 @@ pub(super) fn from_parts(
     };
     let parsed: Value = serde_json::from_slice(&json).map_err(|e| broken(format!("is not JSON: {e}")))?;
     check_charsmaps(parsed.get("normalizer").unwrap_or(&Value::Null)).map_err(broken)?;
-    let mut hf = catch_panic(|| tokenizers::Tokenizer::from_bytes(&json))
-        .map_err(|e| broken(format!("is not a tokenizer that this version reads: {e}")))?;
-    // Padding and truncation are settings of the file's last user, not of the vocabulary.
-    hf.with_padding(None);
-    hf.with_truncation(None).map_err(|e| broken(e.to_string()))?;
-    switch_dropout_off(&mut hf);
-    let vocab = hf.get_vocab(true);
-    let vocab_size = vocab.values().max().map_or(0, |&id| id as usize + 1);
-    if vocab_size == 0 {
-        return Err(broken("has no tokens".to_owned()));
-    }
-    if vocab_size > MAX_VOCAB_SIZE {
-        return Err(broken(format!("has a token with the id {}, which is too large", vocab_size - 1)));
-    }
-    if vocab_size > 2 * vocab.len() {
-        tracing::warn!(
-            "{location}: the token id {} is far beyond the {} tokens of the tokenizer, and a model has weights for \
-             every id up to it; check the file, or give that token the next free id",
-            vocab_size - 1,
-            vocab.len()
-        );
-    }
+    let hf = tokenizer_of(&json).map_err(broken)?;
+    let vocab_size = vocab_size(location, &hf).map_err(broken)?;
     let added: Vec<(u32, AddedToken)> = hf.get_added_tokens_decoder().into_iter().collect();
-    let is_special = |id: u32| added.iter().any(|(at, token)| *at == id && token.special);
 
     let mut configs = Vec::new();
     for name in ["tokenizer_config.json", "special_tokens_map.json"] {
@@ -153,8 +132,6 @@ pub(super) fn from_parts(
     }
     let by_key = |key: &str| configs.iter().find_map(|config| hf.token_to_id(token_name(config.get(key)?)?));
     let own_end = by_key("eos_token");
-    let known =
-        |names: &[&str]| names.iter().filter_map(|name| hf.token_to_id(name)).find(|&id| is_special(id));
     let (mut listed, strange): (Vec<u32>, Vec<u32>) =
         config_tokens.ends.iter().partition(|&&id| hf.id_to_token(id).is_some());
     if !strange.is_empty() {
@@ -162,16 +139,7 @@ pub(super) fn from_parts(
             "{location} has no token for the end ids {strange:?} of the model's config; they are ignored"
         );
     }
-    let special: Vec<&str> =
-        added.iter().filter(|(_, token)| token.special).map(|(_, token)| token.content.as_str()).collect();
-    let end_of_document = match source.end_of_document {
-        Some(name) => hf.token_to_id(name).ok_or_else(|| no_such_end(location, name, &special))?,
-        None => known(&DOCUMENT_ENDS)
-            .or(own_end)
-            .or(listed.first().copied())
-            .or_else(|| known(&TEXT_ENDS))
-            .ok_or_else(|| no_end(source, &special))?,
-    };
+    let end_of_document = choose_end(source, &hf, &added, own_end.or(listed.first().copied()))?;
     // The saved files name it too, so that they can be loaded as they are.
     if source.end_of_document.is_some() && !listed.contains(&end_of_document) {
         listed.push(end_of_document);
@@ -211,6 +179,60 @@ pub(super) fn from_parts(
         template_begin,
         config_tokens,
     })
+}
+
+/// The tokenizer of the `tokenizers` crate, without the settings of the file's last user. The error is the
+/// problem, for a message.
+fn tokenizer_of(json: &[u8]) -> std::result::Result<tokenizers::Tokenizer, String> {
+    let mut hf = catch_panic(|| tokenizers::Tokenizer::from_bytes(json))
+        .map_err(|e| format!("is not a tokenizer that this version reads: {e}"))?;
+    hf.with_padding(None);
+    hf.with_truncation(None).map_err(|e| e.to_string())?;
+    switch_dropout_off(&mut hf);
+    Ok(hf)
+}
+
+/// The largest id + 1. The error is the problem, for a message.
+fn vocab_size(location: &str, hf: &tokenizers::Tokenizer) -> std::result::Result<usize, String> {
+    let vocab = hf.get_vocab(true);
+    let vocab_size = vocab.values().max().map_or(0, |&id| id as usize + 1);
+    if vocab_size == 0 {
+        return Err("has no tokens".to_owned());
+    }
+    if vocab_size > MAX_VOCAB_SIZE {
+        return Err(format!("has a token with the id {}, which is too large", vocab_size - 1));
+    }
+    if vocab_size > 2 * vocab.len() {
+        tracing::warn!(
+            "{location}: the token id {} is far beyond the {} tokens of the tokenizer, and a model has weights for \
+             every id up to it; check the file, or give that token the next free id",
+            vocab_size - 1,
+            vocab.len()
+        );
+    }
+    Ok(vocab_size)
+}
+
+/// The token that ends documents: the one that the user names; or else a well-known one, `named` by the
+/// tokenizer's files, or a well-known end of a text.
+fn choose_end(
+    source: &Source<'_>,
+    hf: &tokenizers::Tokenizer,
+    added: &[(u32, AddedToken)],
+    named: Option<u32>,
+) -> Result<u32> {
+    let is_special = |id: u32| added.iter().any(|(at, token)| *at == id && token.special);
+    let known =
+        |names: &[&str]| names.iter().filter_map(|name| hf.token_to_id(name)).find(|&id| is_special(id));
+    let special: Vec<&str> =
+        added.iter().filter(|(_, token)| token.special).map(|(_, token)| token.content.as_str()).collect();
+    match source.end_of_document {
+        Some(name) => hf.token_to_id(name).ok_or_else(|| no_such_end(source.location, name, &special)),
+        None => known(&DOCUMENT_ENDS)
+            .or(named)
+            .or_else(|| known(&TEXT_ENDS))
+            .ok_or_else(|| no_end(source, &special)),
+    }
 }
 
 /// The error for a tokenizer without an end token.

@@ -42,6 +42,9 @@ use encoder::Encoder;
 use space_bpe::Prefix;
 use train_bpe::WordCounts;
 
+/// Minimum size of a byte-level BPE vocabulary: 256 bytes and the end-of-document token.
+pub const MIN_BPE_TOKENS: usize = 257;
+
 /// A tokenizer: encodes documents and prompts, decodes, and is saved with datasets and models.
 #[derive(Debug)]
 pub struct Tokenizer {
@@ -134,17 +137,17 @@ impl Tokenizer {
     /// maximum before each merge; [`ControlFlow::Break`] stops the training.
     ///
     /// # Errors
-    /// A `vocab_size` below 257; texts without characters; the first error of `texts`;
+    /// A `vocab_size` below [`MIN_BPE_TOKENS`]; texts without characters; the first error of `texts`;
     /// [`DataError::Interrupted`].
     pub fn train_bpe(
         texts: impl IntoIterator<Item = Result<String>>,
         vocab_size: usize,
         on_merge: &mut dyn FnMut(usize, usize) -> ControlFlow<()>,
     ) -> Result<Tokenizer> {
-        let Some(max_merges) = vocab_size.checked_sub(257) else {
+        let Some(max_merges) = vocab_size.checked_sub(MIN_BPE_TOKENS) else {
             return Err(DataError::invalid(
                 format!("a byte-level vocabulary of {vocab_size} tokens is too small"),
-                "use at least 257 (256 bytes and the end-of-document token)",
+                format!("use at least {MIN_BPE_TOKENS} (256 bytes and the end-of-document token)"),
             ));
         };
         let mut counts = WordCounts::default();
@@ -170,7 +173,7 @@ impl Tokenizer {
         if merges.len() < max_merges {
             tracing::warn!(
                 "the text has too few repeated pairs for {vocab_size} tokens; the vocabulary has {}",
-                257 + merges.len()
+                MIN_BPE_TOKENS + merges.len()
             );
         }
         Tokenizer::from_generated_json(&tokenizer_json::byte_level_bpe(&merges))

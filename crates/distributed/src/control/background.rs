@@ -199,6 +199,15 @@ impl Background {
         } else if caller.purpose == 0 {
             let size = self.world.world_size;
             self.refuse(&format!("a process says that it is rank {rank}, but the world has {size} ranks"));
+            self.send_fault(&mut Link::new(rank, socket));
+        }
+    }
+
+    /// Sends the cause of the end of the run to a process whose link is not kept.
+    fn send_fault(&self, link: &mut Link) {
+        if let Some(fault) = self.shared.lock().fault.clone() {
+            link.send(Message::Abort(fault).encode());
+            link.advance();
         }
     }
 
@@ -260,8 +269,9 @@ impl Background {
         let now = Instant::now();
         let own_pause = now - std::mem::replace(&mut self.looked, now);
         if own_pause > TICK + self.options.heartbeat {
-            // This process was stopped, or got no processor: the silence of the others was its own.
-            self.links.iter_mut().for_each(|link| link.heard += own_pause);
+            // This process was stopped, or got no processor: the silence of the others was its own. What has
+            // arrived since may be newer than the end of the pause.
+            self.links.iter_mut().for_each(|link| link.heard = now.min(link.heard + own_pause));
         }
         if now - self.beaten >= self.options.heartbeat {
             self.beaten = now;
@@ -272,11 +282,8 @@ impl Background {
         while let Some(at) = self.links.iter().position(is_silent) {
             self.lose(at, &format!("nothing came from it for {} s", silence.as_secs_f32()));
             let mut link = self.links.remove(at);
-            if let Some(fault) = self.shared.lock().fault.clone() {
-                // A stopped process that goes on learns why it must end.
-                link.send(Message::Abort(fault).encode());
-                link.advance();
-            }
+            // A stopped process that goes on learns why it must end.
+            self.send_fault(&mut link);
         }
         let Some(gate) = self.gate.as_ref().filter(|_| self.shared.lock().fault.is_none()) else { return };
         let (waited, deadline) = (now - self.since, self.options.deadline);
@@ -332,6 +339,34 @@ fn ranges(ranks: &[usize]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::net::TcpListener;
+
+    #[test]
+    fn a_pause_of_this_process_excuses_no_silence_after_it() {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let socket = TcpStream::connect(listener.local_addr().expect("an address")).expect("a listener");
+        let (wakes, wake) = UnixStream::pair().expect("a pair of sockets");
+        let now = Instant::now();
+        let mut background = Background {
+            shared: Arc::new(Shared::new(2, wakes)),
+            wake,
+            world: World { world_size: 2, ..World::single() },
+            host: "node-a".into(),
+            options: StartOptions { heartbeat: Duration::from_millis(10), ..StartOptions::default() },
+            links: vec![Link::new(1, socket)],
+            gate: None,
+            since: now,
+            reports: 0,
+            beaten: now,
+            looked: now,
+            parting: None,
+        };
+        std::thread::sleep(2 * TICK);
+        // A message of rank 1 was waiting at the end of the pause.
+        background.links[0].heard = Instant::now();
+        background.keep_time();
+        assert!(background.links[0].heard <= Instant::now());
+    }
 
     #[test]
     fn ranks_are_listed_in_short() {

@@ -98,9 +98,6 @@ impl Control {
     pub fn start(world: &World, secret: &Secret, options: StartOptions) -> Result<Self, CommError> {
         let is_alone = world.world_size == 1;
         let started = if is_alone { Ok(None) } else { start::start(world, secret, options).map(Some) };
-        if world.rank == 0 {
-            secret.remove();
-        }
         let connection = started?.map(|started| Connection {
             shared: started.shared,
             thread: Some(started.thread),
@@ -191,15 +188,15 @@ impl Control {
         self.connection.as_ref()?.fault()
     }
 
-    /// Waits for the first cause of the end of the run, for `limit` at most. A rank that sees another one go
-    /// learns the reason so.
+    /// Waits for the first cause of the end of the run, for `limit` at most: a rank that loses the connection
+    /// with another one learns the reason this way.
     pub fn wait_for_fault(&self, limit: Duration) -> Option<Fault> {
         let shared = &self.connection.as_ref()?.shared;
         shared.wait(Some(limit), |state| state.fault.is_some() || state.phase == Phase::Ended).fault.clone()
     }
 
-    /// Calls `end` on a thread of its own as soon as the run ends because of a fault, even if this rank is in
-    /// a computation then. It is not called if the run ends in order.
+    /// Calls `end` on a thread of its own as soon as the run ends because of a fault, even while this rank
+    /// computes. `end` is not called if all ranks finish.
     ///
     /// # Errors
     /// The system refuses a thread.
@@ -223,7 +220,7 @@ impl Control {
         self.end_with(Fault::new(self.world.rank, &self.host, message))
     }
 
-    /// As [`Control::abort`], because of something that the user can correct.
+    /// [`Control::abort`] because of something that the user can correct.
     pub fn refuse(&self, message: &str) -> Fault {
         self.end_with(Fault::new(self.world.rank, &self.host, message).of_user())
     }

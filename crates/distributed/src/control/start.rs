@@ -13,7 +13,7 @@ use crate::net::gate::Gate;
 use crate::net::secret::{Key, Secret};
 use crate::world::World;
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, TcpStream};
+use std::net::{IpAddr, Ipv4Addr, TcpListener, TcpStream};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
@@ -33,10 +33,26 @@ pub(super) struct Started {
 
 /// Starts, and returns when all ranks are there.
 pub(super) fn start(world: &World, secret: &Secret, options: StartOptions) -> Result<Started, CommError> {
+    if world.rank > 0 {
+        return start_at(world, secret, options, vec![]);
+    }
+    // The port comes first: it is in use if another process is rank 0, whose secret must stay.
+    let listeners = address::listen(world)?;
+    let started = start_at(world, secret, options, listeners);
+    secret.remove();
+    started
+}
+
+/// Rank 0 starts at its `listeners`.
+fn start_at(
+    world: &World,
+    secret: &Secret,
+    options: StartOptions,
+    listeners: Vec<TcpListener>,
+) -> Result<Started, CommError> {
     let since = Instant::now();
     let (links, gate, key, own_address) = if world.rank == 0 {
-        let key = secret.key()?;
-        let listeners = address::listen(world)?;
+        let key = secret.create()?;
         let addresses = listeners.iter().filter_map(|l| l.local_addr().ok()).map(|at| at.ip());
         let own = addresses.min_by_key(IpAddr::is_loopback).unwrap_or(Ipv4Addr::LOCALHOST.into());
         let gate = Gate::new(listeners, key.clone(), options.answer).map_err(system)?;

@@ -157,18 +157,32 @@ fn a_rank_with_another_secret_does_not_come_in() {
 fn a_file_of_an_earlier_run_is_read_again_until_it_is_right() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("run.secret");
-    Secret::create(&path).expect("the secret of an earlier run");
+    let secret = Secret::file(&path);
+    secret.create().expect("the secret of an earlier run");
     let results = on_threads(&worlds(3), |world| {
-        let secret = if world.rank == 0 {
+        if world.rank == 0 {
             thread::sleep(Duration::from_millis(300));
-            Secret::create(&path).expect("a secret")
-        } else {
-            Secret::file(&path)
-        };
+        }
         Control::start(world, &secret, options()).and_then(|control| control.finish())
     });
     assert_eq!(results, [Ok(()), Ok(()), Ok(())]);
     assert!(!path.exists(), "the secret stays after the start");
+}
+
+#[test]
+fn a_second_rank_0_leaves_the_secret_of_the_first() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let secret = Secret::file(folder.path().join("run.secret"));
+    let worlds = worlds(2);
+    let results = on_threads(&worlds, |world| {
+        if world.rank == 1 {
+            until(|| secret.key().is_ok());
+            let second = Control::start(&worlds[0], &secret, options()).map(drop);
+            assert!(matches!(&second, Err(CommError::Start(line)) if line.contains("in use")), "{second:?}");
+        }
+        Control::start(world, &secret, options()).and_then(|control| control.finish())
+    });
+    assert_eq!(results, [Ok(()), Ok(())]);
 }
 
 #[test]
@@ -196,13 +210,8 @@ fn a_rank_with_another_world_size_is_named() {
 fn a_rank_beyond_the_world_ends_the_start() {
     let mut worlds = worlds(2);
     worlds[1].rank = 7;
-    let lines = on_threads(&worlds[..1], |world| {
-        thread::scope(|scope| {
-            let _other = scope.spawn(|| impostor(world, 7));
-            fault(start(world))
-        })
-    });
-    assert!(lines[0].contains("says that it is rank 7"), "{lines:?}");
+    let lines = on_threads(&worlds, |world| fault(start(world)));
+    assert!(lines.iter().all(|line| line.contains("says that it is rank 7")), "{lines:?}");
 }
 
 #[test]

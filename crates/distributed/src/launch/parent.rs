@@ -37,9 +37,10 @@ pub fn die_with_launcher(variables: &Variables) -> Result<(), CommError> {
 /// First argument of a process that [`bound`] starts.
 const BOUND: &str = "--end-with-parent";
 
-/// A command that starts another program, which then ends with this process, even if this one is killed. It
-/// starts this program, whose `main` must call [`die_with_launcher`] and [`become_bound`] first: no other
-/// safe way leads to a signal for a child.
+/// A command that starts another program, which then ends with this process, even if this one is killed.
+///
+/// The command starts this program again, whose `main` must call [`die_with_launcher`] and [`become_bound`]
+/// first: only a process itself can ask for the signal, unless `unsafe` code runs between fork and exec.
 ///
 /// # Errors
 /// There is no such program, or the path of this one is not known.
@@ -59,7 +60,7 @@ pub fn become_bound(mut args: impl Iterator<Item = OsString>) -> Option<CommErro
     }
     let program = args.next().unwrap_or_default();
     let mut command = Command::new(&program);
-    // What concerns the ranks alone.
+    // The program is not a rank.
     command.args(args).env_remove(LAUNCHER_VARIABLE).env_remove(SECRET_VARIABLE);
     let error = command.exec();
     Some(CommError::Start(format!("cannot start {}: {error}", program.to_string_lossy())))

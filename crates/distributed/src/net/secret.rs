@@ -50,29 +50,34 @@ impl Secret {
         Ok(Secret(Source::Value(bytes)))
     }
 
-    /// The secret in a file that rank 0 writes. The other ranks wait for the file while they start.
+    /// The secret in a file, which rank 0 writes once it listens. The other ranks wait for it while they
+    /// start.
     pub fn file(path: impl Into<PathBuf>) -> Self {
         Secret(Source::File(path.into()))
     }
 
-    /// Writes a random secret to a file of mode 600, for rank 0. A file of an earlier run is replaced.
+    /// The secret for rank 0. If it is in a file, writes a random one to it, with mode 600. A file of an
+    /// earlier run is replaced.
     ///
     /// # Errors
     /// The file cannot be written.
-    pub fn create(path: impl Into<PathBuf>) -> Result<Self, CommError> {
-        let path = path.into();
+    pub(crate) fn create(&self) -> Result<Key, CommError> {
+        let path = match &self.0 {
+            Source::Value(bytes) => return Ok(Key(bytes.clone())),
+            Source::File(path) => path,
+        };
         let secret = random_text().map_err(system)?;
         let refused = |e: io::Error| {
             CommError::Start(format!("cannot write the secret of the run to {}: {e}", path.display()))
         };
         let temporary = path.with_added_extension(format!("{}.tmp", std::process::id()));
-        let written = write_private(&temporary, &secret).and_then(|()| fs::rename(&temporary, &path));
+        let written = write_private(&temporary, &secret).and_then(|()| fs::rename(&temporary, path));
         if let Err(e) = written {
             // The folder may be gone; the error is reported already.
             let _ = fs::remove_file(&temporary);
             return Err(refused(e));
         }
-        Ok(Secret(Source::File(path)))
+        Ok(Key(secret.into_bytes()))
     }
 
     /// Removes the file, if the secret is in one.
@@ -123,14 +128,12 @@ fn write_private(path: &Path, text: &str) -> io::Result<()> {
 fn read_private(path: &Path) -> Result<Key, CommError> {
     let refuse =
         |what: String| CommError::Start(format!("the secret of the run, {}: {what}", path.display()));
-    let unreadable = |e: io::Error| {
-        match e.kind() {
-        io::ErrorKind::NotFound => refuse(
-            "it does not exist; rank 0 writes it, so all nodes must share its folder, or set XTRAIN_SECRET on all ranks"
-                .into(),
-        ),
+    let unreadable = |e: io::Error| match e.kind() {
+        io::ErrorKind::NotFound => refuse(format!(
+            "it does not exist; rank 0 writes it, so all nodes must share its folder, or set {SECRET_VARIABLE} on \
+             all ranks"
+        )),
         _ => refuse(e.to_string()),
-    }
     };
     let file = File::open(path).map_err(unreadable)?;
     let metadata = file.metadata().map_err(unreadable)?;
@@ -163,12 +166,12 @@ mod tests {
     fn a_file_holds_another_secret_for_each_run_and_only_the_user_reads_it() {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("run.secret");
-        let first = Secret::create(&path).expect("a secret").key().expect("a key");
+        let secret = Secret::file(&path);
+        let first = secret.create().expect("a secret");
         assert_eq!(fs::metadata(&path).expect("a file").mode() & 0o777, 0o600);
-        assert_eq!(Secret::file(&path).key().expect("a key").0, first.0);
-        let second = Secret::create(&path).expect("another secret");
-        assert_ne!(second.key().expect("a key").0, first.0);
-        second.remove();
+        assert_eq!(secret.key().expect("a key").0, first.0);
+        assert_ne!(secret.create().expect("another secret").0, first.0);
+        secret.remove();
         assert_eq!(fs::read_dir(folder.path()).expect("a folder").count(), 0);
     }
 
@@ -176,7 +179,8 @@ mod tests {
     fn a_file_that_others_can_read_is_refused() {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("run.secret");
-        let secret = Secret::create(&path).expect("a secret");
+        let secret = Secret::file(&path);
+        secret.create().expect("a secret");
         fs::set_permissions(&path, fs::Permissions::from_mode(0o640)).expect("our file");
         let error = secret.key().err().expect("a refusal").to_string();
         assert!(error.contains("run.secret") && error.contains("600"), "{error}");
@@ -192,7 +196,7 @@ mod tests {
 
     #[test]
     fn a_folder_that_does_not_exist_is_an_error_with_its_path() {
-        let error = Secret::create("/nonexistent/run.secret").expect_err("no folder").to_string();
+        let error = Secret::file("/nonexistent/run.secret").create().err().expect("no folder").to_string();
         assert!(error.contains("/nonexistent/run.secret"), "{error}");
     }
 }

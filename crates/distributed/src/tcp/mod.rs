@@ -17,8 +17,8 @@ use std::time::Duration;
 
 /// A communicator over TCP.
 ///
-/// A collective fails if nothing comes for the time-out, if a rank has left, or if the run was aborted: then
-/// within a second, with the cause. Every later call fails with the same error.
+/// A collective fails if no byte arrives within the timeout, if a rank has left, or if the run was aborted:
+/// then within a second, with the cause. Every later call fails with the same error.
 pub struct TcpCommunicator {
     control: Arc<Control>,
     /// In milliseconds.

@@ -65,7 +65,7 @@ pub struct StepSpeed {
 pub(super) struct StepBench {
     pub(super) learner: Learner,
     config: Config,
-    pub(super) tokens: Tokens,
+    tokens: Tokens,
     device: String,
     target: Target,
     /// Operations a second that the processor can do at most, where that is known.
@@ -97,58 +97,65 @@ impl StepBench {
         learner.weights().initialize(config.train.seed, config.model.init_std)?;
         Ok(StepBench { learner, config, tokens, device, target, peak_flops, free_before })
     }
+
+    /// Launches the `n`-th micro-step of `step`. It is the `launched`-th of all.
+    pub(super) fn micro_step(&mut self, step: &Step, n: usize, launched: usize) -> Result<(), RunError> {
+        let StepBench { learner, tokens, .. } = self;
+        let batch = tokens.batch(learner.spec(), launched)?;
+        learner.name_sources(&tokens.sources(learner.spec(), launched))?;
+        Ok(learner.micro_step(step, n, &batch)?)
+    }
 }
 
 /// Measures the step of a run file as a run makes it: inputs are written for each step, and results are
 /// fetched and read late.
 pub fn step(parsed: &Parsed, options: BenchOptions) -> Result<StepSpeed, RunError> {
     let begun = Instant::now();
-    let StepBench { mut learner, config, tokens, device, target, peak_flops, free_before } =
-        StepBench::new(parsed)?;
-    let spec = learner.spec().clone();
-    let micro_steps = config.train.batch_size / config.train.micro_batch_size();
-    let valid_targets = config.step_tokens() as usize;
+    let mut bench = StepBench::new(parsed)?;
+    let train = &bench.config.train;
+    let micro_steps = train.batch_size / train.micro_batch_size();
+    let step_tokens = bench.config.step_tokens();
 
     let (mut number, mut loss) = (0, f64::NAN);
-    let mut run = |learner: &mut Learner, steps: usize| -> Result<f64, RunError> {
+    let mut run = |bench: &mut StepBench, steps: usize| -> Result<f64, RunError> {
         let begun = Instant::now();
         let mut flying = VecDeque::new();
         for _ in 0..steps {
-            let step = Step { number, lr: LR, valid_targets, micro_steps };
+            let step = Step { number, lr: LR, valid_targets: step_tokens as usize, micro_steps };
             for n in 0..micro_steps {
-                let batch = tokens.batch(&spec, number as usize * micro_steps + n)?;
-                learner.micro_step(&step, n, &batch)?;
+                bench.micro_step(&step, n, number as usize * micro_steps + n)?;
             }
-            flying.push_back(learner.fetch()?);
+            flying.push_back(bench.learner.fetch()?);
             number += 1;
             if flying.len() > IN_FLIGHT
                 && let Some(oldest) = flying.pop_front()
             {
-                loss = learner.collect(oldest)?.loss;
+                loss = bench.learner.collect(oldest)?.loss;
             }
         }
         for ticket in flying {
-            loss = learner.collect(ticket)?.loss;
+            loss = bench.learner.collect(ticket)?.loss;
         }
         Ok(begun.elapsed().as_secs_f64() / steps as f64)
     };
-    run(&mut learner, 1)?;
+    run(&mut bench, 1)?;
     let first_step_seconds = begun.elapsed().as_secs_f64();
-    run(&mut learner, options.warmup.max(2))?;
+    run(&mut bench, options.warmup.max(2))?;
     let mut measured = Vec::new();
     for _ in 0..options.repeats.max(1) {
-        measured.push(run(&mut learner, options.steps.max(1))?);
+        measured.push(run(&mut bench, options.steps.max(1))?);
     }
+    let StepBench { mut learner, config, tokens, device, target, peak_flops, free_before } = bench;
     let taken = |free: u64| Some(free_before?.saturating_sub(free));
     let card_bytes = match target {
         Target::Cpu => None,
         Target::Cuda => learner.weights().engine().free_bytes().and_then(taken),
     };
     let planned_bytes = learner.memory_bytes() as u64;
+    let spec = learner.spec().clone();
     drop(learner);
     let ceiling = ceiling(&config)?;
     let seconds = median(&measured);
-    let step_tokens = config.step_tokens();
     let flops = spec.model.flops_per_token(config.data.seq_len) * step_tokens as f64 / seconds;
     Ok(StepSpeed {
         device,
@@ -177,3 +184,34 @@ pub(super) fn ceiling(config: &Config) -> Result<Ceiling, RunError> {
 
 /// The learning rate of steps that are measured.
 pub(super) const LR: f64 = 1e-4;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::path::Path;
+
+    #[test]
+    fn losses_of_a_mixture_are_summed_by_source() {
+        let run = r#"
+            [model]
+            dim = 16
+            layers = 1
+            heads = 2
+            [data]
+            train = [{ path = "a.txt", weight = 1.0 }, { path = "b.txt", weight = 1.0 }]
+            tokenizer = "bytes"
+            seq_len = 8
+            [train]
+            steps = 1
+            batch_size = 2
+            device = "cpu"
+        "#;
+        let parsed = Config::parse(Path::new("run.toml"), run.as_bytes(), &[""; 0]).expect("it is valid");
+        let mut bench = StepBench::new(&parsed).expect("it fits");
+        let step = Step { number: 0, lr: LR, valid_targets: 16, micro_steps: 1 };
+        bench.micro_step(&step, 0, 0).expect("a micro-step");
+        let ticket = bench.learner.fetch().expect("a result");
+        let losses = bench.learner.collect(ticket).expect("a result").source_losses;
+        assert!(losses.len() == 2 && losses.iter().all(|&loss| loss > 0.0), "{losses:?}");
+    }
+}

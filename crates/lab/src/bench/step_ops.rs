@@ -34,25 +34,25 @@ pub struct OpSpeed {
 /// they are no longer finite.
 pub fn ops(parsed: &Parsed, repeats: usize) -> Result<Vec<OpSpeed>, RunError> {
     let ceiling = ceiling(&parsed.config)?;
-    let StepBench { mut learner, tokens, .. } = StepBench::new(parsed)?;
-    let id = learner.program();
+    let mut bench = StepBench::new(parsed)?;
+    let id = bench.learner.program();
+    let valid_targets = bench.learner.spec().batch.tokens();
     let mut measured: BTreeMap<usize, Vec<f64>> = BTreeMap::new();
     // The first for what is done once, the second for warmth.
     for n in 0..repeats.max(1) + 2 {
         if n == 1 {
-            learner.weights().engine().set_timing(Timing::Ops { repeats: 1 }).map_err(LearnError::from)?;
+            let engine = bench.learner.weights().engine();
+            engine.set_timing(Timing::Ops { repeats: 1 }).map_err(LearnError::from)?;
         }
-        let batch = tokens.batch(learner.spec(), n)?;
-        let step = Step { number: n as u64, lr: LR, valid_targets: batch.valid_targets, micro_steps: 1 };
-        learner.micro_step(&step, 0, &batch)?;
-        let times = learner.weights().engine().take_times().map_err(LearnError::from)?;
+        bench.micro_step(&Step { number: n as u64, lr: LR, valid_targets, micro_steps: 1 }, 0, n)?;
+        let times = bench.learner.weights().engine().take_times().map_err(LearnError::from)?;
         for timed in times {
             if let (TimedWork::Instance(index), true) = (timed.work, n > 1) {
                 measured.entry(index).or_default().push(timed.seconds());
             }
         }
     }
-    let program = learner.weights().engine().program(id);
+    let program = bench.learner.weights().engine().program(id);
     let mut rows: BTreeMap<(&str, &str, &str), (usize, f64, Work)> = BTreeMap::new();
     for (index, times) in measured {
         let instance = &program.instances[index];

@@ -45,6 +45,16 @@ impl Tokens {
         }
     }
 
+    /// The source of each sequence of the `n`-th micro-batch.
+    pub(super) fn sources(&self, spec: &TrainingSpec, n: usize) -> Vec<usize> {
+        let first = n * spec.batch.sequences;
+        let sequences = first..first + spec.batch.sequences;
+        match self {
+            Tokens::Shards(loader) => loader.sources(sequences.start as u64..sequences.end as u64),
+            Tokens::Random => sequences.map(|sequence| sequence % spec.loss.sources.max(1)).collect(),
+        }
+    }
+
     /// The `n`-th micro-batch.
     pub(super) fn batch(&self, spec: &TrainingSpec, n: usize) -> Result<Batch, RunError> {
         match self {

@@ -3,7 +3,7 @@
 
 use super::{AdamW, CONTROLS, OPERANDS, SITES};
 use crate::device::{Floats, suffix, table};
-use crate::quantize::cuda::{AREA, PIECE, QuantizeArguments};
+use crate::quantize::cuda::{AREA, FusedCast, PIECE, QuantizeArguments};
 use crate::quantize::variants::{ANY, NONE, Table, fused_variants};
 use crate::quantize::{CastSource, Quantize};
 use xtrain_cuda::{
@@ -90,56 +90,16 @@ impl CudaKernel for AdamW {
     }
 
     fn prepare(&self, gpu: &Gpu, operands: &Operands<'_>) -> Result<Work, CudaError> {
-        let Operands { inputs, outputs, .. } = operands;
-        // Casts whose rows are no multiples of 8 cannot be fused and run after all updates.
-        let (mut fused_casts, mut later_casts) = (Vec::new(), Vec::new());
-        let masters: Vec<usize> = self.masters().collect();
-        let mut workspaces = operands.workspace;
-        for ((&(p, cast), first), scale) in self.casts.iter().zip(self.cast_outputs()).zip(self.scales()) {
-            let master = outputs[masters[p]];
-            let workspace;
-            (workspace, workspaces) = workspaces.split_at(cast.workspace(&[master.ty]).len());
-            let master = CudaTensor { ty: master.ty, place: master.place };
-            let inputs: Vec<_> = [master].into_iter().chain(scale.map(|scale| inputs[scale])).collect();
-            let outputs = &outputs[first..first + cast.outputs()];
-            let cast_operands = Operands { inputs: &inputs, outputs, workspace };
-            match cast.fused(gpu, &cast_operands)? {
-                Some(fused) => fused_casts.push((p, fused)),
-                None => later_casts.push(cast.prepare(gpu, &cast_operands)?),
-            }
-        }
+        let inputs = operands.inputs;
+        let Casts { fused: fused_casts, later: later_casts } = self.prepare_casts(gpu, operands)?;
         let (mut parameters, mut chunks) = (Vec::new(), Vec::new());
-        for ((p, parameter), &first) in self.parameters.iter().enumerate().zip(&masters) {
-            let [master, m, v] = [0, 1, 2].map(|k| (outputs[first + k].ty, outputs[first + k].place));
-            let grad = inputs[CONTROLS + OPERANDS * p + 3];
-            let elements = grad.ty.numel();
-            let compute = parameter.compute.map(|_| (outputs[first + 3].ty, outputs[first + 3].place));
-            let tensors = [Some(master), Some(m), Some(v), Some((grad.ty, grad.place)), compute];
-            let is_bf16 =
-                |tensor: Option<(TensorType, _)>| tensor.is_some_and(|(ty, _)| suffix(ty) == "bf16");
-            let [master, m, v, grad, compute] =
-                tensors.map(|tensor| tensor.map_or(DevicePtr(0), |(_, place)| place));
-            let amax = self.measured.iter().position(|&measured| measured == p);
-            parameters.push(Parameter {
-                master,
-                m,
-                v,
-                grad,
-                compute,
-                amax: amax.map_or(DevicePtr(0), |n| outputs[self.first_amax() + n].place),
-                elements: elements as u64,
-                first_element: parameter.first_element,
-                are_bf16: tensors
-                    .iter()
-                    .enumerate()
-                    .map(|(n, &tensor)| u32::from(is_bf16(tensor)) << n)
-                    .sum(),
-                weight_decay: parameter.weight_decay as f32,
-            });
+        for (p, first) in self.masters().enumerate() {
+            let parameter = self.parameter(p, first, operands);
+            parameters.push(parameter);
             if fused_casts.iter().any(|(fused, _)| *fused == p) {
                 continue;
             }
-            let numbers = 0..elements.div_ceil(CHUNK) as u32;
+            let numbers = 0..parameter.elements.div_ceil(CHUNK as u64) as u32;
             chunks.extend(numbers.map(|number| Chunk { number, parameter: p as u32 }));
         }
         if parameters.is_empty() {
@@ -198,5 +158,60 @@ impl CudaKernel for AdamW {
         }));
         works.extend(later_casts);
         Ok(Work::sequence(works))
+    }
+}
+
+/// The casts of the updated masters.
+struct Casts {
+    /// Casts that the update of their parameter computes, with its index.
+    fused: Vec<(usize, FusedCast)>,
+    /// Casts that cannot be fused, because their rows are not multiples of 8. They run after all updates.
+    later: Vec<Work>,
+}
+
+impl AdamW {
+    fn prepare_casts(&self, gpu: &Gpu, operands: &Operands<'_>) -> Result<Casts, CudaError> {
+        let Operands { inputs, outputs, workspace: mut workspaces } = *operands;
+        let (mut fused, mut later) = (Vec::new(), Vec::new());
+        let masters: Vec<usize> = self.masters().collect();
+        for ((&(p, cast), first), scale) in self.casts.iter().zip(self.cast_outputs()).zip(self.scales()) {
+            let master = outputs[masters[p]];
+            let workspace;
+            (workspace, workspaces) = workspaces.split_at(cast.workspace(&[master.ty]).len());
+            let master = CudaTensor { ty: master.ty, place: master.place };
+            let inputs: Vec<_> = [master].into_iter().chain(scale.map(|scale| inputs[scale])).collect();
+            let outputs = &outputs[first..first + cast.outputs()];
+            let cast_operands = Operands { inputs: &inputs, outputs, workspace };
+            match cast.fused(gpu, &cast_operands)? {
+                Some(cast) => fused.push((p, cast)),
+                None => later.push(cast.prepare(gpu, &cast_operands)?),
+            }
+        }
+        Ok(Casts { fused, later })
+    }
+
+    /// The `p`-th parameter, whose master is output `first`.
+    fn parameter(&self, p: usize, first: usize, operands: &Operands<'_>) -> Parameter {
+        let Operands { inputs, outputs, .. } = operands;
+        let parameter = &self.parameters[p];
+        let [master, m, v] = [0, 1, 2].map(|k| (outputs[first + k].ty, outputs[first + k].place));
+        let grad = inputs[CONTROLS + OPERANDS * p + 3];
+        let compute = parameter.compute.map(|_| (outputs[first + 3].ty, outputs[first + 3].place));
+        let tensors = [Some(master), Some(m), Some(v), Some((grad.ty, grad.place)), compute];
+        let is_bf16 = |tensor: Option<(TensorType, _)>| tensor.is_some_and(|(ty, _)| suffix(ty) == "bf16");
+        let places = tensors.map(|tensor| tensor.map_or(DevicePtr(0), |(_, place)| place));
+        let amax = self.measured.iter().position(|&measured| measured == p);
+        Parameter {
+            master: places[0],
+            m: places[1],
+            v: places[2],
+            grad: places[3],
+            compute: places[4],
+            amax: amax.map_or(DevicePtr(0), |n| outputs[self.first_amax() + n].place),
+            elements: grad.ty.numel() as u64,
+            first_element: parameter.first_element,
+            are_bf16: tensors.iter().enumerate().map(|(n, &tensor)| u32::from(is_bf16(tensor)) << n).sum(),
+            weight_decay: parameter.weight_decay as f32,
+        }
     }
 }

@@ -8,7 +8,7 @@
 //! then get GEMMs of their own.
 #![allow(unsafe_code, reason = "it launches kernels")]
 
-use super::{IGNORED, LinearCrossEntropy, LinearCrossEntropyGrad, terms};
+use super::{IGNORED, LinearCrossEntropy, LinearCrossEntropyGrad};
 use crate::device::suffix;
 use std::ops::Range;
 use xtrain_cuda::{
@@ -89,8 +89,7 @@ fn workspace(loss: &LinearCrossEntropy, inputs: &[TensorType]) -> Vec<TensorType
     let ((tokens, _), (vocab, _)) = (inputs[0].shape.rows_cols(), inputs[1].shape.rows_cols());
     let longest = loss.chunks(tokens).map(|chunk| chunk.len()).max().unwrap_or(0);
     let logits = TensorType::new(inputs[0].dtype, [longest, vocab.next_multiple_of(STRIDE_ELEMENTS)]);
-    let terms = (!loss.terms).then(|| terms(inputs[0]));
-    terms.into_iter().chain([logits, Gemm::workspace()]).collect()
+    loss.terms_workspace(inputs[0]).into_iter().chain([logits, Gemm::workspace()]).collect()
 }
 
 /// The terms, an output or the first tensor of the workspace, and the rest of the workspace.

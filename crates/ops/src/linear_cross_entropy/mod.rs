@@ -100,7 +100,12 @@ impl LinearCrossEntropy {
         let ((tokens, _), (vocab, _)) = (inputs[0].shape.rows_cols(), inputs[1].shape.rows_cols());
         let longest = self.chunks(tokens).map(|chunk| chunk.len()).max().unwrap_or(0);
         let logits = TensorType::new(inputs[0].dtype, [longest, vocab]);
-        (!self.terms).then(|| terms(inputs[0])).into_iter().chain([logits]).collect()
+        self.terms_workspace(inputs[0]).into_iter().chain([logits]).collect()
+    }
+
+    /// The terms, unless they are an output.
+    fn terms_workspace(&self, x: TensorType) -> Option<TensorType> {
+        (!self.terms).then(|| terms(x))
     }
 
     /// Number of outputs before the gradients.

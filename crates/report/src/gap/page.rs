@@ -76,19 +76,22 @@ fn band(points: &[(f64, f64, f64)]) -> Vec<(f64, f64, f64)> {
     points.iter().enumerate().map(eased).collect()
 }
 
-/// The gap of every group over the runs, the spread of the baseline's seeds around 0, and the tolerances.
-fn gap_chart(comparison: &Comparison, views: &Views<'_>) -> Option<Chart> {
-    let losses = Losses::of(views);
-    let baseline = &comparison.groups[0];
-    let base = curves(&losses.training, baseline);
-    let mut bands = Vec::new();
-    let mut series = Vec::new();
-    let (mut low, mut high) = (0.0f64, 0.0f64);
-    for (color, group) in comparison.groups.iter().enumerate().skip(1) {
-        if !Comparable::of(&comparison.runs, group, baseline).tokenizer {
-            continue;
-        }
-        let own = curves(&losses.training, group);
+/// The gap of a group to the baseline over the runs, in percent.
+#[derive(Default)]
+struct GapCurve {
+    gaps: Vec<Point>,
+    /// Gaps and the half widths of their 95% intervals over the group's seeds.
+    intervals: Vec<(f64, f64, f64)>,
+    /// Zeros and the spread of the baseline's seeds around them.
+    spreads: Vec<(f64, f64, f64)>,
+    /// The values that the axis has to show.
+    low: f64,
+    high: f64,
+}
+
+impl GapCurve {
+    fn of(training: &[Vec<Point>], group: &Group, baseline: &Group) -> Self {
+        let (own, base) = (curves(training, group), curves(training, baseline));
         let all = || own.iter().chain(&base);
         let first = all().filter_map(|points| points.first()).map(|p| p.0).fold(0.0, f64::max);
         let end = common_end(all().copied());
@@ -96,7 +99,7 @@ fn gap_chart(comparison: &Comparison, views: &Views<'_>) -> Option<Chart> {
         let reports = within(&all().copied().collect::<Vec<_>>(), &(first..=end));
         let spacing = |points: &&[Point]| (end - first) / points.len().saturating_sub(1).max(1) as f64;
         let least = 0.51 * reports.iter().map(spacing).fold(0.0, f64::max);
-        let (mut gaps, mut intervals, mut spreads) = (Vec::new(), Vec::new(), Vec::new());
+        let mut curve = GapCurve::default();
         for n in 0..PLACES {
             let x = first + (end - first) * n as f64 / (PLACES - 1) as f64;
             // Towards the start the window shrinks on both sides alike, because the loss falls steeply there.
@@ -105,32 +108,50 @@ fn gap_chart(comparison: &Comparison, views: &Views<'_>) -> Option<Chart> {
             let Some(found) = measured(group, &within(&own, &range), baseline, &within(&base, &range)) else {
                 continue;
             };
-            let (gap, interval) =
-                (100.0 * found.gap.mean, found.gap.of_mean().map(|interval| 100.0 * interval));
-            gaps.push((x, gap));
-            intervals.extend(interval.map(|interval| (x, gap, interval)));
-            spreads.extend(found.spread.map(|spread| (x, 0.0, 100.0 * spread)));
+            let gap = 100.0 * found.gap.mean;
+            let interval = found.gap.of_mean().map(|interval| 100.0 * interval);
+            curve.gaps.push((x, gap));
+            curve.intervals.extend(interval.map(|interval| (x, gap, interval)));
+            curve.spreads.extend(found.spread.map(|spread| (x, 0.0, 100.0 * spread)));
             // The first steps, where the gap is noise, do not determine the axis.
             if x > first + 0.2 * (end - first) {
                 let reach = interval.unwrap_or(0.0).min(3.0 * gap.abs());
-                low = low.min(gap - reach);
-                high = high.max(gap + reach);
+                curve.low = curve.low.min(gap - reach);
+                curve.high = curve.high.max(gap + reach);
             }
         }
+        curve
+    }
+}
+
+/// The gap of every group over the runs, the spread of the baseline's seeds around 0, and the tolerances.
+fn gap_chart(comparison: &Comparison, views: &Views<'_>) -> Option<Chart> {
+    let losses = Losses::of(views);
+    let baseline = &comparison.groups[0];
+    let mut bands = Vec::new();
+    let mut series = Vec::new();
+    let (mut low, mut high) = (0.0f64, 0.0f64);
+    for (color, group) in comparison.groups.iter().enumerate().skip(1) {
+        if !Comparable::of(&comparison.runs, group, baseline).tokenizer {
+            continue;
+        }
+        let curve = GapCurve::of(&losses.training, group, baseline);
+        (low, high) = (low.min(curve.low), high.max(curve.high));
         let name = label(group, views);
-        if color == 1 && !spreads.is_empty() {
+        // The spread is drawn once, for the first group that has a curve.
+        if series.is_empty() && !curve.spreads.is_empty() {
             bands.push(Band {
                 name: "spread of the baseline's seeds (95%)".into(),
                 color: 0,
-                points: band(&spreads),
+                points: band(&curve.spreads),
             });
         }
-        if !intervals.is_empty() {
+        if !curve.intervals.is_empty() {
             let name = format!("{name}, 95% interval over its seeds");
-            bands.push(Band { name, color, points: band(&intervals) });
+            bands.push(Band { name, color, points: band(&curve.intervals) });
         }
-        if !gaps.is_empty() {
-            series.push(Series { name, style: Style::Line, color, tone: color / COLORS, points: gaps });
+        if !curve.gaps.is_empty() {
+            series.push(Series { name, style: Style::Line, color, tone: color / COLORS, points: curve.gaps });
         }
     }
     if series.is_empty() {

@@ -260,6 +260,18 @@ fn the_page_shows_the_gap_with_the_spread_of_seeds_and_the_bar() {
 }
 
 #[test]
+fn the_spread_of_seeds_is_drawn_although_the_first_run_is_not_comparable() {
+    let runs = [
+        with_tokenizer(run("bf16-1", "bf16", 1, 300, 0.0), 1, 1.0),
+        with_tokenizer(run("bf16-2", "bf16", 2, 300, 0.0005), 1, 1.0),
+        with_tokenizer(run("other", "fp8-row", 1, 300, 0.0), 2, 1.7),
+        with_tokenizer(run("fp8", "fp8-block", 1, 300, 0.001), 1, 1.0),
+    ];
+    let page = compare(&runs, 2).html();
+    assert_eq!(page.matches("spread of the baseline&#39;s seeds (95%)").count(), 1);
+}
+
+#[test]
 fn what_is_set_against_a_run_of_its_seed_is_shown_beside_that_run() {
     let runs = [
         run("low", "bf16", 1, 100, 0.0),

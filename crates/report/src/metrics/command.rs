@@ -56,10 +56,11 @@ impl Command {
         })
     }
 
-    /// As [`Command::start`], as the process that `process` makes of program and arguments.
+    /// As [`Command::start`]; `process` returns the process to start for the program and its arguments.
     ///
     /// # Errors
-    /// As [`Command::start`], and those of `process`.
+    ///
+    /// Those of `process`, or the program cannot be started.
     pub fn start_with(
         command: &[String],
         folder: &Path,

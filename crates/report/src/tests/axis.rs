@@ -1,6 +1,7 @@
 use proptest::prelude::*;
 
 use crate::axis::{Axis, Scale};
+use crate::chart::four_digits;
 use crate::range::{axis_from_zero, axis_of, outside};
 
 fn labels(axis: &Axis) -> Vec<&str> {
@@ -60,6 +61,31 @@ fn wide_positive_values_get_a_logarithmic_axis() {
     assert_eq!(axis_of(&[&wide], 1000.0).unwrap().scale, Scale::Linear);
     let negative = [(0.0, -0.01), (1.0, 1.0), (2.0, 50.0)];
     assert_eq!(axis_of(&[&negative], 10.0).unwrap().scale, Scale::Linear);
+}
+
+#[test]
+fn an_axis_from_zero_leaves_room_on_both_sides_of_the_values() {
+    let positive = axis_from_zero(&[&[(0.0, 1.0), (1.0, 3.0)]]).unwrap();
+    assert!(positive.low == 0.0 && positive.high > 3.0, "{positive:?}");
+    let both = axis_from_zero(&[&[(0.0, -1.0), (1.0, 3.0)]]).unwrap();
+    assert!(both.low < -1.0 && both.high > 3.0, "{both:?}");
+}
+
+#[test]
+fn legends_show_four_digits() {
+    for (value, expected) in [
+        (0.99999, "1.000"),
+        (0.09588, "0.09588"),
+        (2.0025, "2.002"),
+        (-3.0, "-3.000"),
+        (9999.7, "10.0k"),
+        (53_240.0, "53.2k"),
+        (1e-4, "1e-4"),
+        (0.0, "0"),
+        (f64::INFINITY, "inf"),
+    ] {
+        assert_eq!(four_digits(value), expected);
+    }
 }
 
 #[test]

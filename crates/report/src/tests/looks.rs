@@ -5,6 +5,7 @@ use proptest::prelude::*;
 use super::markup::{self, Document};
 use super::*;
 use crate::gap::Comparison;
+use crate::heat::{Ramp, hex, ink};
 use crate::marks::{LABEL_HEIGHT, labels};
 
 /// Pages of every kind, with a warning, a resume and sources.
@@ -148,6 +149,22 @@ fn text_and_lines_stand_out_in_light_and_dark() {
         }
     }
     assert_eq!(themes, 2);
+}
+
+#[test]
+fn values_stand_out_on_every_colour_of_a_heat_map() {
+    let style = include_str!("../style.css");
+    for (class, color) in [("dark", "#000"), ("light", "#fff")] {
+        let rule = style.lines().find(|line| line.starts_with(&format!(".heat .{class}"))).unwrap();
+        assert!(rule.contains(&format!("fill: {color};")), "{rule}");
+    }
+    for ramp in [Ramp::Concern, Ramp::Amount] {
+        for color in (0..=100).map(|heat| ramp.color(f64::from(heat) / 100.0)) {
+            let text = if ink(color) == "dark" { "#000" } else { "#fff" };
+            let found = contrast(text, &hex(color));
+            assert!(found >= 4.5, "{text} on {}: {found:.2}", hex(color));
+        }
+    }
 }
 
 #[test]

@@ -12,8 +12,8 @@ mod page;
 
 use super::*;
 use crate::metrics::{
-    CheckpointSaved, EvalMetrics, Event, Record, Resumed, Sample, SkippedStep, SourceMetrics, StepMetrics,
-    Warning,
+    CheckpointSaved, EvalMetrics, Event, Record, ReferenceGap, Resumed, Sample, SkippedStep, SourceMetrics,
+    StepMetrics, Warning,
 };
 
 /// A run of `steps` steps whose loss falls from 10, evaluated every tenth step.

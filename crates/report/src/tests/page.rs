@@ -86,6 +86,12 @@ fn a_run_without_steps_says_so() {
 }
 
 #[test]
+fn a_single_evaluation_is_not_marked_as_the_lowest() {
+    let marked = |steps| attributes(&document(&[run("r", steps)]), "tr", "class").contains(&"best");
+    assert_eq!([marked(10), marked(20)], [false, true]);
+}
+
+#[test]
 fn a_run_of_one_step_is_a_page() {
     assert!(document(&[run("one", 1)]).text.contains("Steps1"));
 }
@@ -98,8 +104,10 @@ fn a_run_that_was_never_finite_is_a_page() {
             (metrics.loss, metrics.grad_norm) = (f64::NAN, f64::INFINITY);
         }
     }
-    let page = document(&[run]);
+    let page = document(&[run.clone()]);
     assert!(page.text.contains("60 values are not finite and leave gaps."), "{}", page.text);
+    run.records.retain(|record| matches!(record.event, Event::Step(_)));
+    assert!(document(&[run]).text.contains("No loss is finite"));
 }
 
 #[test]
@@ -289,7 +297,7 @@ fn number() -> impl Strategy<Value = f64> {
 
 fn event() -> impl Strategy<Value = Event> {
     let step = prop_oneof![0u64..100, any::<u64>()];
-    (step, number(), number(), number(), any::<u64>(), ".{0,20}", 0u8..6).prop_map(
+    (step, number(), number(), number(), any::<u64>(), ".{0,20}", 0u8..9).prop_map(
         |(step, a, b, c, n, text, kind)| match kind {
             0 => StepMetrics {
                 step,
@@ -310,6 +318,12 @@ fn event() -> impl Strategy<Value = Event> {
             2 => SkippedStep { step, loss: a, grad_norm: b, skipped: n }.into(),
             3 => Resumed::after(step).into(),
             4 => Sample { step, prompt: text.clone(), text }.into(),
+            5 => Warning { step, text }.into(),
+            6 => ReferenceGap { step, steps: n, loss: a, bf16_loss: b }.into(),
+            7 => {
+                let (tokens, epoch, train_loss, loss) = (Some(n), Some(a), Some(b), Some(c));
+                SourceMetrics { step, name: text, tokens, epoch, train_loss, loss }.into()
+            }
             _ => CheckpointSaved { step, path: text.into() }.into(),
         },
     )

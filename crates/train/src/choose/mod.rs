@@ -46,8 +46,8 @@ pub struct Choice {
     blocks: usize,
     /// The settings that were chosen.
     open: Open,
-    /// The micro-batch size of a run file that names none.
-    batch_size: usize,
+    /// The micro-batch size of a run file that names none: the whole batch of a rank.
+    usual_micro_batch: usize,
 }
 
 /// The plan with its open settings chosen for `device`, and the choice; `None` if no setting is open.
@@ -55,12 +55,14 @@ pub fn decide(planned: Planned, device: &Device) -> Result<(Planned, Option<Choi
     let config = &planned.resolved.config;
     let Some(open) = Open::of(&config.train) else { return Ok((planned, None)) };
     let (blocks, batch_size) = (planned.spec.model.layers.len(), config.train.batch_size);
+    let usual_micro_batch = batch_size / planned.spec.parallel.world_size;
     let mut search = Search::new(&planned.spec, batch_size, device, open);
     let choice = match search.fastest()? {
         Some(chosen) => {
             let next = search.next_best(&chosen)?;
             let everything = search.everything().filter(|of| !search.fits(of));
-            Choice { device: device.clone(), chosen, fits: true, next, everything, blocks, open, batch_size }
+            let device = device.clone();
+            Choice { device, chosen, fits: true, next, everything, blocks, open, usual_micro_batch }
         }
         None => Choice {
             device: device.clone(),
@@ -70,7 +72,7 @@ pub fn decide(planned: Planned, device: &Device) -> Result<(Planned, Option<Choi
             everything: None,
             blocks,
             open,
-            batch_size,
+            usual_micro_batch,
         },
     };
     let mut planned = apply(planned, open, choice.chosen.settings)?;
@@ -79,7 +81,8 @@ pub fn decide(planned: Planned, device: &Device) -> Result<(Planned, Option<Choi
 }
 
 /// The plan of a resumed run. Open settings keep the values chosen when the run began, also on another
-/// device, except keys for which `asked` is true: the command line requests a new choice for these.
+/// device, except keys for which `asked` is true: the command line requests a new choice for these. A
+/// micro-batch size that the ranks cannot share evenly is chosen again.
 pub(crate) fn decide_for_resumed(
     planned: Planned,
     began: &TrainConfig,
@@ -99,10 +102,12 @@ pub(crate) fn decide_for_resumed(
     let blocks = train.recompute_blocks == Some(OrAuto::Auto) && train.recompute == began.recompute;
     let blocks = keep(RECOMPUTE_BLOCKS, recompute || blocks, began.recompute_blocks != Some(OrAuto::Auto));
     let chunk = keep(LOSS_CHUNK, train.loss_chunk == OrAuto::Auto, began.loss_chunk != OrAuto::Auto);
+    let of_a_rank = train.batch_size / planned.spec.parallel.world_size;
+    let began_with = began.micro_batch_size.and_then(OrAuto::number);
     let micro = keep(
         MICRO_BATCH_SIZE,
         train.micro_batch_size == Some(OrAuto::Auto) && train.batch_size == began.batch_size,
-        began.micro_batch_size != Some(OrAuto::Auto),
+        began_with.is_some_and(|micro| of_a_rank.is_multiple_of(micro)),
     );
     let mut planned = planned.changed(|config| {
         let train = &mut config.train;
@@ -188,7 +193,7 @@ impl Choice {
 
 impl fmt::Display for Choice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Choice { device, chosen, fits, next, everything, blocks, open, batch_size } = self;
+        let Choice { device, chosen, fits, next, everything, blocks, open, usual_micro_batch } = self;
         let words = |of: &Estimate| words(of.settings, *blocks, open.micro_batch_size);
         write!(f, "{} for {}: ", words(chosen), device.name)?;
         if !fits {
@@ -217,7 +222,7 @@ impl fmt::Display for Choice {
         }
         let Settings { loss_chunk, micro_batch_size, .. } = chosen.settings;
         let is_chunk = open.loss_chunk && loss_chunk != USUAL_CHUNK;
-        let is_micro_batch = open.micro_batch_size && micro_batch_size != *batch_size;
+        let is_micro_batch = open.micro_batch_size && micro_batch_size != *usual_micro_batch;
         match (is_chunk, is_micro_batch) {
             (true, true) => f.write_str("; loss_chunk and micro_batch_size change rounding"),
             (true, false) => f.write_str("; loss_chunk changes rounding"),

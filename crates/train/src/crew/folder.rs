@@ -51,7 +51,9 @@ impl Crew {
 fn write(folder: &RunFolder, text: &str) -> Result<Temporary, RunError> {
     remove_leftovers(folder.path(), |target| target == SHARED)?;
     let file = Temporary::file(&folder.path().join(SHARED))?;
-    file.handle().write_all(text.as_bytes()).map_err(RunError::io(file.path(), "write"))?;
+    let written = file.handle().write_all(text.as_bytes());
+    // The file stays open, and a network file system may show its content to other nodes only after a sync.
+    written.and_then(|()| file.handle().sync_all()).map_err(RunError::io(file.path(), "write"))?;
     Ok(file)
 }
 

@@ -71,8 +71,9 @@ impl Crew {
         let control = Arc::new(Control::start(&environment.world, secret, start)?);
         control.watch(ended)?;
         control.handshake(&facts::version())?;
-        let programs = Arc::new(TcpCommunicator::connect(&control, FIRST_STEP)?);
-        let words = TcpCommunicator::connect(&control, FIRST_STEP)?;
+        let first_step = FIRST_STEP.max(timeout);
+        let programs = Arc::new(TcpCommunicator::connect(&control, first_step)?);
+        let words = TcpCommunicator::connect(&control, first_step)?;
         Ok(Crew { ranks: Some(Arc::new(Ranks { environment, control, programs, words, timeout })) })
     }
 
@@ -160,28 +161,32 @@ impl Crew {
     }
 
     /// Runs `work` on one rank of each node, then on the others: what the first has written into the node's
-    /// cache, the others find there. The inner result of the first is that of all, if it is an error.
+    /// cache, the others find there. `None` on all ranks if it fails on any with an error that `is_shared`
+    /// accepts.
     ///
     /// # Errors
-    /// `work` failed with an error that `is_shared` does not accept, or the run has ended.
+    /// `work` failed with another error, or the run has ended.
     pub(crate) fn after_first_of_node<T>(
         &self,
         mut work: impl FnMut() -> Result<T, RunError>,
         is_shared: impl Fn(&RunError) -> bool,
     ) -> Result<Option<T>, RunError> {
-        let is_waiting = self.ranks.as_ref().is_some_and(|ranks| ranks.environment.world.local_rank > 0);
-        let first = match if is_waiting { None } else { Some(work()) } {
-            Some(Err(error)) if !is_shared(&error) => return Err(error),
-            first => first,
-        };
-        let is_cut = matches!(first, Some(Err(_)));
-        if self.any(is_cut)? {
-            return Ok(None);
+        let is_first = self.ranks.as_ref().is_none_or(|ranks| ranks.environment.world.local_rank == 0);
+        let mut done = None;
+        for is_turn_of_first in [true, false] {
+            if is_first == is_turn_of_first {
+                done = match work() {
+                    Err(error) if is_shared(&error) => None,
+                    worked => Some(worked?),
+                };
+            }
+            // The others have nothing to show in the turn of the first.
+            let is_cut = done.is_none() && (is_first || !is_turn_of_first);
+            if self.any(is_cut)? {
+                return Ok(None);
+            }
         }
-        match first {
-            Some(done) => done.map(Some),
-            None => work().map(Some),
-        }
+        Ok(done)
     }
 
     /// True if `own` is true on any rank. Waits for all, however long they take.

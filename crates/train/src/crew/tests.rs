@@ -65,18 +65,21 @@ fn one_rank_of_each_node_works_before_the_others() {
 }
 
 #[test]
-fn work_that_is_cut_on_one_node_is_cut_on_all() {
-    let ended = on_ranks(4, |crew| {
-        let work = || match crew.member().rank {
-            2 => Err(DataError::Interrupted.into()),
-            _ => Ok(()),
-        };
-        let is_cut = |error: &RunError| matches!(error, RunError::Data(DataError::Interrupted));
-        let done = crew.after_first_of_node(work, is_cut).expect("no failure");
-        crew.finish().expect("an orderly end");
-        done
-    });
-    assert_eq!(ended, [None; 4]);
+fn work_that_is_cut_on_one_rank_is_cut_on_all() {
+    // Rank 2 is the first of its node, rank 3 the second.
+    for cut in [2, 3] {
+        let ended = on_ranks(4, |crew| {
+            let work = || match crew.member().rank == cut {
+                true => Err(DataError::Interrupted.into()),
+                false => Ok(()),
+            };
+            let is_cut = |error: &RunError| matches!(error, RunError::Data(DataError::Interrupted));
+            let done = crew.after_first_of_node(work, is_cut).expect("no failure");
+            crew.finish().expect("an orderly end");
+            done
+        });
+        assert_eq!(ended, [None; 4], "{cut}");
+    }
 }
 
 #[test]
@@ -95,10 +98,12 @@ fn words_and_wishes_reach_all() {
 #[test]
 fn the_error_of_a_rank_is_that_of_all() {
     let said = on_ranks(3, |crew| {
-        let error = match crew.member().rank {
-            1 => RunError::Refused("the disk is full".into()),
-            _ => crew.barrier().expect_err("a rank has failed"),
+        let is_cause = crew.member().rank == 1;
+        let error = match is_cause {
+            true => RunError::Refused("the disk is full".into()),
+            false => crew.barrier().expect_err("a rank has failed"),
         };
+        assert_eq!(fault_of(&error).is_none(), is_cause);
         let error = crew.fail(error);
         (error.to_string(), error.is_users())
     });

@@ -163,9 +163,10 @@ impl Processor {
         Some(gpu.info().uuid.iter().map(|byte| format!("{byte:02x}")).collect())
     }
 
-    /// Owner of its memory, for messages.
-    pub fn owner(&self) -> String {
+    /// Owner of the memory that each of `processes` has on this machine, for messages.
+    pub fn owner(&self, processes: usize) -> String {
         match self {
+            Processor::Cpu if processes > 1 => format!("each of {processes} processes on this machine"),
             Processor::Cpu => "this machine".into(),
             Processor::Cuda(gpu) => gpu.info().name.clone(),
         }
@@ -200,6 +201,20 @@ impl Processor {
         let available_bytes = self.available_bytes()?;
         let alone_bytes = self.total_bytes().map_or(0, |bytes| bytes.saturating_sub(RESERVED_BYTES));
         Some(Room { available_bytes, alone_bytes: alone_bytes.max(available_bytes) })
+    }
+
+    /// As [`Processor::room`], for each of `processes` of a run on this machine. They share the memory of a
+    /// CPU, and each has a GPU of its own.
+    pub fn room_of_each(&self, processes: usize) -> Option<Room> {
+        let room = self.room()?;
+        match self {
+            Processor::Cpu => {
+                let share = |bytes: u64| bytes / processes as u64;
+                let Room { available_bytes, alone_bytes } = room;
+                Some(Room { available_bytes: share(available_bytes), alone_bytes: share(alone_bytes) })
+            }
+            Processor::Cuda(_) => Some(room),
+        }
     }
 
     /// Makes the processor use recorded algorithms. The CPU has nothing to choose.

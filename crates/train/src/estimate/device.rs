@@ -95,6 +95,17 @@ impl Device {
         }
     }
 
+    /// The share of this device that each of `processes` of a run on one machine has. They share the memory
+    /// of a CPU, and each has a GPU of its own.
+    pub fn shared_by(self, processes: usize) -> Device {
+        if self.target != Target::Cpu {
+            return self;
+        }
+        let share = |bytes: u64| bytes / processes as u64;
+        let usable_bytes = self.usable_bytes.map(share);
+        Device { usable_bytes, reserve_bytes: share(self.reserve_bytes), ..self }
+    }
+
     fn measured_by(self, Measurement { factors, while_busy }: Measurement) -> Device {
         let source = if while_busy { Source::MeasuredWhileBusy } else { Source::Measured };
         Device { rates: self.rates.scaled(factors), source, ..self }

@@ -141,17 +141,12 @@ impl Fit {
 }
 
 /// An error if the step of `planned` does not fit into the memory that `processor` has available, as far as
-/// the system tells. On a CPU, `processes` of the run share it.
+/// the system tells. `processes` of the run are on this machine.
 pub fn check(planned: &Planned, processor: &Processor, processes: usize) -> Result<(), RunError> {
-    let share = match processor {
-        Processor::Cpu => processes as u64,
-        Processor::Cuda(_) => 1,
-    };
-    match processor.room() {
-        Some(Room { available_bytes, alone_bytes }) => {
-            let room = Room { available_bytes: available_bytes / share, alone_bytes: alone_bytes / share };
+    match processor.room_of_each(processes) {
+        Some(room) => {
             let threads = rayon::current_num_threads();
-            Fit::of(planned, processor.target(), threads, room)?.check(&processor.owner())
+            Fit::of(planned, processor.target(), threads, room)?.check(&processor.owner(processes))
         }
         None => Ok(()),
     }

@@ -165,9 +165,9 @@ pub(super) fn processor(config: &Config, crew: &Crew) -> Result<Processor, RunEr
 
 /// The device for which time is estimated and settings are chosen, with measured rates on a CPU or if
 /// `train.tune` is set.
-pub(super) fn measured_device(config: &Config, processor: &Processor) -> Device {
+pub(super) fn measured_device(config: &Config, processor: &Processor, crew: &Crew) -> Device {
     let recipe = config.precision.recipe.unwrap_or(processor.target().recipe());
-    Device::measured(processor, recipe, config.train.tune)
+    Device::measured(processor, recipe, config.train.tune).shared_by(crew.processes_here())
 }
 
 /// The remaining time of the run `planned` after `done` steps.
@@ -284,36 +284,38 @@ pub(super) fn commented(config: &Config, chosen: &[Chosen]) -> String {
     config.to_toml_with(&comments)
 }
 
-/// Opens the metrics files, loads the evaluation, and reports the start to `observer`.
+/// The metrics files and the report of the run. Only rank 0 writes any; it also starts `log.command` and
+/// writes the files that a run folder has from its beginning.
+fn outputs(parts: &Parts) -> Result<(MetricsSink, Option<LiveReport>), RunError> {
+    let Parts { crew, config, folder, .. } = parts;
+    if !crew.is_first() {
+        let none = Outputs { jsonl: false, tensorboard: false };
+        return Ok((MetricsSink::open(folder.path(), none, SinkStart::Fresh, "", None)?, None));
+    }
+    // Before anything says that a run has begun here.
+    let command = match crew.is_alone() {
+        true => Command::start(&parts.command, folder.path())?,
+        // Nothing stays if a rank is killed.
+        false => Command::start_with(&parts.command, folder.path(), xtrain_distributed::bound)?,
+    };
+    // A run that has made steps writes the file with its next checkpoint, so that it always matches the
+    // latest one.
+    if parts.position.step == 0 {
+        folder.write("config.toml", &commented(config, &parts.chosen))?;
+    }
+    RecordedText::save(&parts.corpus.texts, folder)?;
+    let outputs = Outputs { jsonl: config.log.jsonl, tensorboard: config.log.tensorboard };
+    let sink = MetricsSink::open(folder.path(), outputs, parts.sink, &config.to_toml(), command)?;
+    let live = config.log.jsonl.then(|| LiveReport::open(folder.path(), config.to_toml())).transpose()?;
+    Ok((sink, live))
+}
+
+/// Opens the outputs of the run and reports its start to `observer`.
 pub(super) fn assemble(parts: Parts, observer: &mut dyn Observer) -> Result<Run, RunError> {
+    let (sink, live) = outputs(&parts)?;
     let Parts { crew, config, chosen, steps, folder, corpus, prompts, hf, loaded, checkpoints, .. } = parts;
     let mut position = parts.position;
     let Loaded { mut learner, evaluator, state_copy, hardware, recorded } = loaded;
-    let (sink, live) = match crew.is_first() {
-        true => {
-            // Before anything says that a run has begun here.
-            let command = match crew.is_alone() {
-                true => Command::start(&parts.command, folder.path())?,
-                // Nothing stays if a rank is killed.
-                false => Command::start_with(&parts.command, folder.path(), xtrain_distributed::bound)?,
-            };
-            // A run that has made steps writes the file with its next checkpoint, so that it always matches
-            // the latest one.
-            if position.step == 0 {
-                folder.write("config.toml", &commented(&config, &chosen))?;
-            }
-            RecordedText::save(&corpus.texts, &folder)?;
-            let outputs = Outputs { jsonl: config.log.jsonl, tensorboard: config.log.tensorboard };
-            let sink = MetricsSink::open(folder.path(), outputs, parts.sink, &config.to_toml(), command)?;
-            let is_live = config.log.jsonl;
-            let live = is_live.then(|| LiveReport::open(folder.path(), config.to_toml())).transpose()?;
-            (sink, live)
-        }
-        false => {
-            let none = Outputs { jsonl: false, tensorboard: false };
-            (MetricsSink::open(folder.path(), none, SinkStart::Fresh, "", None)?, None)
-        }
-    };
     let schedule = Schedule::of(&config, steps);
     position.divergence.begin(learner.spec().model.vocab_size);
     let identity = exchange::Identity::new(hf, &learner.spec().model, &corpus.tokenizer)?;

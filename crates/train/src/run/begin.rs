@@ -34,7 +34,7 @@ pub(super) fn begin(
     let hf = source::init(&parsed.config)?;
     let processor = processor(&parsed.config, crew)?;
     // Only the rank that decides needs to know how fast it is.
-    let device = crew.is_first().then(|| measured_device(&parsed.config, &processor));
+    let device = crew.is_first().then(|| measured_device(&parsed.config, &processor, crew));
     if let Some(device) = &device {
         check_before_text(parsed, &processor, device, crew)?;
     }

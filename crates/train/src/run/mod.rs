@@ -161,21 +161,27 @@ impl Run {
         let ended = self.steps(&mut watch, observer);
         // A save in progress is completed, however the steps ended.
         let saved = self.settle(&mut watch, observer);
-        if let (Err(_), Err(error)) = (&ended, &saved) {
-            tracing::error!("{error}");
-        }
-        let outcome = match ended.and_then(|outcome| saved.map(|()| outcome)) {
-            Ok(outcome) => outcome,
-            Err(error) => {
-                let error = self.crew.fail(error);
-                self.report_error(&error);
-                return Err(error);
-            }
+        let outcome = match (ended, saved) {
+            (Ok(outcome), Ok(())) => outcome,
+            (Err(error), saved) => return Err(self.failed(error, saved.err())),
+            (Ok(_), Err(error)) => return Err(self.failed(error, None)),
         };
         if let Some(profiler) = &mut self.profiler {
             profiler.finish(&mut self.learner, &self.folder, &self.hardware.device)?;
         }
         self.finish(outcome, &watch, observer)
+    }
+
+    /// Ends the run on all ranks, and returns the first cause. `of_save` is the error of the save in
+    /// progress.
+    fn failed(&mut self, error: RunError, of_save: Option<RunError>) -> RunError {
+        let error = self.crew.fail(error);
+        // A rank whose run was ended by another one has no save to complete.
+        if let Some(of_save) = of_save.filter(|_| !matches!(error, RunError::Ranks(_))) {
+            tracing::error!("{of_save}");
+        }
+        self.report_error(&error);
+        error
     }
 }
 

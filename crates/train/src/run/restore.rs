@@ -4,12 +4,12 @@ use super::snapshot::{CheckpointWriter, Retention};
 use crate::error::RunError;
 use crate::evaluate::Tally;
 use crate::learner::Learner;
-use crate::position::{CONFIG, LOADER, POSITION, Position, document};
+use crate::position::{CONFIG, POSITION, Position, document, next_sample};
 use crate::saved::{self, SavedState, SavedValue, prefix};
 use std::collections::{HashMap, HashSet};
 use xtrain_checkpoint::{Checkpoint, Others};
 use xtrain_config::{self as config, Config};
-use xtrain_data::{Loader, LoaderState};
+use xtrain_data::Loader;
 use xtrain_model::optimizer::Optimizer;
 use xtrain_program::StateKind;
 use xtrain_tensor::DType;
@@ -23,82 +23,19 @@ impl CheckpointWriter {
         config: &Config,
     ) -> Result<Option<Position>, RunError> {
         let Some(checkpoint) = saved::latest(&self.store, self.channel.as_ref())? else { return Ok(None) };
-        let text = document::<String>(&checkpoint, CONFIG)?;
-        let before = Config::parse::<&str>(&checkpoint.path().join("config.toml"), text.as_bytes(), &[]).ok();
-        if let Some(before) = &before {
-            for change in config::diff(&before.config, config) {
-                tracing::info!("changed since the checkpoint: {change}");
-            }
-        }
         let mut position: Position = document(&checkpoint, POSITION)?;
-        if let (Some(before), Some(recipe)) = (&before, config.precision.recipe)
-            && before.config.precision.recipe != Some(recipe)
-        {
-            tracing::info!(
-                "from step {} on the run computes in {}; masters, moments and counters are those of the checkpoint",
-                position.step + 1,
-                recipe.name()
-            );
-        }
-        let is_as_before = before.is_some_and(|before| before.config.precision == config.precision);
+        let text = document::<String>(&checkpoint, CONFIG)?;
+        let before = Config::parse::<&str>(&checkpoint.path().join("config.json"), text.as_bytes(), &[]).ok();
+        let before = before.map(|parsed| parsed.config);
+        report_changes(before.as_ref(), config, position.step);
+        let is_as_before = before.is_some_and(|before| before.precision == config.precision);
         if !is_as_before {
             // An evaluation or a segment that began in other formats is restarted or dropped.
             position.evaluation = position.evaluation.map(|_| Tally::default());
             position.reference = None;
         }
-        let state: LoaderState = document(&checkpoint, LOADER)?;
-        let samples = loader.resume(&state)?;
-        let expected = position.step * config.train.batch_size as u64;
-        if samples != expected {
-            return Err(RunError::Refused(format!(
-                "the checkpoint is at sample {samples} of its data, but {} steps of train.batch_size = {} are {expected}; resume with the batch \
-                 size that the run began with",
-                position.step, config.train.batch_size
-            )));
-        }
-        // A recipe with delayed scales begins without scales if the checkpoint is of another recipe.
-        let of_casts = [StateKind::Scale, StateKind::AmaxHistory];
-        let held: HashMap<&str, &[usize]> = checkpoint
-            .tensors()
-            .iter()
-            .map(|tensor| (tensor.name.as_str(), tensor.shape.as_slice()))
-            .collect();
-        let mut state = SavedState::of(learner);
-        if !is_as_before {
-            // A history of another length cannot be continued: scales stay, and the history begins again.
-            let goes_on = |SavedValue { entry, tensor, .. }: &SavedValue| {
-                let shape = held.get(tensor.name.as_str());
-                shape.is_some_and(|shape| entry.kind != StateKind::AmaxHistory || **shape == tensor.shape[..])
-            };
-            state.values.retain(|value| !of_casts.contains(&value.entry.kind) || goes_on(value));
-        }
-        let optimizer = learner.spec().optimizer;
-        for value in &mut state.values {
-            value.tensor.dtype = saved_type(&checkpoint, value, optimizer);
-        }
-        let is_other = |value: &&SavedValue| value.tensor.dtype != value.entry.ty.dtype;
-        if let Some(SavedValue { entry, tensor, .. }) = state.values.iter().find(is_other) {
-            tracing::info!(
-                "from step {} on {} are stored in {}; those of the checkpoint are in {} and {}",
-                position.step + 1,
-                optimizer.state_name(),
-                entry.ty.dtype,
-                tensor.dtype,
-                if entry.ty.dtype == DType::BF16 {
-                    "are rounded to the nearest"
-                } else {
-                    "keep their values"
-                }
-            );
-        }
-        let named: HashSet<&str> = state.values.iter().map(|value| value.tensor.name.as_str()).collect();
-        let is_of_casts = |name: &str| of_casts.iter().any(|kind| name.starts_with(&prefix(*kind)));
-        let others = match held.keys().filter(|name| !named.contains(*name)).all(|name| is_of_casts(name)) {
-            true => Others::Ignore,
-            false => Others::Refuse,
-        };
-        state.load(&checkpoint, others, learner)?;
-        learner.weights().refresh()?;
+        check_samples(&checkpoint, loader, config, position.step)?;
+        load_state(&checkpoint, learner, is_as_before, position.step)?;
         self.last = Some(checkpoint.step());
         if self.channel.rank() == 0 {
             // A process that was killed right after a save did not delete the checkpoints that the save
@@ -107,6 +44,88 @@ impl CheckpointWriter {
         }
         Ok(Some(position))
     }
+}
+
+/// Logs the keys that have changed since the checkpoint after `step`, whose configuration was `before`.
+fn report_changes(before: Option<&Config>, config: &Config, step: u64) {
+    let Some(before) = before else { return };
+    for change in config::diff(before, config) {
+        tracing::info!("changed since the checkpoint: {change}");
+    }
+    if let Some(recipe) = config.precision.recipe
+        && before.precision.recipe != Some(recipe)
+    {
+        tracing::info!(
+            "from step {} on the run computes in {}; masters, moments and counters are those of the checkpoint",
+            step + 1,
+            recipe.name()
+        );
+    }
+}
+
+/// Refuses a checkpoint after `step` whose data is at another sample than steps of this batch size reach.
+fn check_samples(
+    checkpoint: &Checkpoint,
+    loader: &Loader,
+    config: &Config,
+    step: u64,
+) -> Result<(), RunError> {
+    let samples = next_sample(checkpoint, loader)?;
+    let expected = step * config.train.batch_size as u64;
+    if samples == expected {
+        return Ok(());
+    }
+    Err(RunError::Refused(format!(
+        "the checkpoint is at sample {samples} of its data, but {step} steps of train.batch_size = {} are {expected}; resume with the batch \
+         size that the run began with",
+        config.train.batch_size
+    )))
+}
+
+/// Loads the state after `step`. If its number formats are not `as_before`, the scales of casts that the
+/// checkpoint lacks begin anew, and those that the run no longer has are ignored.
+fn load_state(
+    checkpoint: &Checkpoint,
+    learner: &mut Learner,
+    as_before: bool,
+    step: u64,
+) -> Result<(), RunError> {
+    // A recipe with delayed scales begins without scales if the checkpoint is of another recipe.
+    let of_casts = [StateKind::Scale, StateKind::AmaxHistory];
+    let held: HashMap<&str, &[usize]> =
+        checkpoint.tensors().iter().map(|tensor| (tensor.name.as_str(), tensor.shape.as_slice())).collect();
+    let mut state = SavedState::of(learner);
+    if !as_before {
+        // A history of another length cannot be continued: scales stay, and the history begins again.
+        let goes_on = |SavedValue { entry, tensor, .. }: &SavedValue| {
+            let shape = held.get(tensor.name.as_str());
+            shape.is_some_and(|shape| entry.kind != StateKind::AmaxHistory || **shape == tensor.shape[..])
+        };
+        state.values.retain(|value| !of_casts.contains(&value.entry.kind) || goes_on(value));
+    }
+    let optimizer = learner.spec().optimizer;
+    for value in &mut state.values {
+        value.tensor.dtype = saved_type(checkpoint, value, optimizer);
+    }
+    let is_other = |value: &&SavedValue| value.tensor.dtype != value.entry.ty.dtype;
+    if let Some(SavedValue { entry, tensor, .. }) = state.values.iter().find(is_other) {
+        tracing::info!(
+            "from step {} on {} are stored in {}; those of the checkpoint are in {} and {}",
+            step + 1,
+            optimizer.state_name(),
+            entry.ty.dtype,
+            tensor.dtype,
+            if entry.ty.dtype == DType::BF16 { "are rounded to the nearest" } else { "keep their values" }
+        );
+    }
+    let named: HashSet<&str> = state.values.iter().map(|value| value.tensor.name.as_str()).collect();
+    let is_of_casts = |name: &str| of_casts.iter().any(|kind| name.starts_with(&prefix(*kind)));
+    let others = match held.keys().filter(|name| !named.contains(*name)).all(|name| is_of_casts(name)) {
+        true => Others::Ignore,
+        false => Others::Refuse,
+    };
+    state.load(checkpoint, others, learner)?;
+    Ok(learner.weights().refresh()?)
 }
 
 /// The element type of a value in the checkpoint. The optimizer's state may be saved in another type than the

@@ -43,7 +43,8 @@ pub(super) fn resume(
         return Ok(Opened::Finished { done, steps });
     }
     processor.check(planned.spec.recipe)?;
-    let device = crew.is_first().then(|| measured_device(&planned.resolved.config, &processor));
+    let config = &planned.resolved.config;
+    let device = crew.is_first().then(|| measured_device(config, &processor, crew));
     let Settings { planned, told } = agree(planned, device.as_ref(), crew, |planned, device| {
         let is_asked = |key: &str| parsed.is_argument(key);
         let (planned, choice) = choose::decide_for_resumed(planned, &before.train, is_asked, device)?;

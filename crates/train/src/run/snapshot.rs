@@ -195,19 +195,40 @@ impl CheckpointWriter {
         let retention = (self.channel.rank() == 0).then(|| Retention::new(config, at));
         let retain = move |store: &CheckpointStore| retention.map_or(Ok(()), |rule| rule.apply(store));
         let sync = move || metrics.map_or(Ok(()), |metrics| metrics.sync());
-        if !copies {
-            if !std::mem::replace(&mut self.has_warned, true) {
-                tracing::warn!(
-                    "there is too little memory for a copy of the state: training waits for each save"
-                );
-            }
-            sync()?;
-            let content = Step { number: step, documents: &documents };
-            let path = state.save(learner, &self.store, self.channel.as_ref(), &content)?;
+        if copies {
+            let snapshot = self.copy(learner, &state, step, documents)?;
+            let (store, write) = (self.store.clone(), self.write);
+            let save = move || {
+                sync()?;
+                let path = write(&store, &snapshot)?;
+                retain(&store)?;
+                Ok(path)
+            };
+            self.writing = Some(BackgroundSave::start(step, begun, &self.folder, save)?);
             self.last = Some(step);
-            retain(&self.store)?;
-            return Ok(Some(WrittenCheckpoint { step, path, took: begun.elapsed() }));
+            return Ok(None);
         }
+        if !std::mem::replace(&mut self.has_warned, true) {
+            tracing::warn!(
+                "there is too little memory for a copy of the state: training waits for each save"
+            );
+        }
+        sync()?;
+        let content = Step { number: step, documents: &documents };
+        let path = state.save(learner, &self.store, self.channel.as_ref(), &content)?;
+        self.last = Some(step);
+        retain(&self.store)?;
+        Ok(Some(WrittenCheckpoint { step, path, took: begun.elapsed() }))
+    }
+
+    /// Copies the rows of `state` that this rank writes.
+    fn copy(
+        &mut self,
+        learner: &mut Learner,
+        state: &SavedState,
+        step: u64,
+        documents: Vec<(String, serde_json::Value)>,
+    ) -> Result<Snapshot, RunError> {
         let copied = state.copied();
         let (parts_of_memory, _) = places(&copied);
         // The thread of the last save has released it.
@@ -219,7 +240,7 @@ impl CheckpointWriter {
             true => 0..0,
             false => parts_of_memory.next().unwrap_or(0..0),
         };
-        let snapshot = Snapshot {
+        Ok(Snapshot {
             step,
             channel: self.channel.clone(),
             tensors: state.tensors(),
@@ -227,17 +248,7 @@ impl CheckpointWriter {
             rows,
             memory: self.memory.clone(),
             documents,
-        };
-        let (store, write) = (self.store.clone(), self.write);
-        let save = move || {
-            sync()?;
-            let path = write(&store, &snapshot)?;
-            retain(&store)?;
-            Ok(path)
-        };
-        self.writing = Some(BackgroundSave::start(step, begun, &self.folder, save)?);
-        self.last = Some(step);
-        Ok(None)
+        })
     }
 
     /// Begins to allocate the memory for copies during the first steps, so that the first save stops training
@@ -254,7 +265,8 @@ impl CheckpointWriter {
         }
     }
 
-    /// Allocates the memory for a copy of the state, unless an earlier save has. False if there is too little.
+    /// Allocates the memory for a copy of the state, unless an earlier save has. Returns false if there is
+    /// too little.
     pub(super) fn can_copy(&mut self, learner: &mut Learner) -> bool {
         if let Some(Ok(memory)) = self.next_memory.take().map(JoinHandle::join) {
             self.memory = Arc::new(memory);

@@ -119,7 +119,9 @@ impl Run {
         let Member { rank, world_size } = self.crew.member();
         let first = number * batch_size as u64;
         let valid_targets = self.corpus.loader.valid_targets(first..first + batch_size as u64) as usize;
-        let step = Step { number, lr, valid_targets, micro_steps: batch_size / micro / world_size };
+        let micro_steps = self.learner.spec().micro_steps(batch_size);
+        assert!(micro_steps > 0, "a rank has no micro-batch of a step");
+        let step = Step { number, lr, valid_targets, micro_steps };
         let _step = step_span("step", step.number + 1);
         for n in 0..step.micro_steps {
             let prepare = span("prepare");

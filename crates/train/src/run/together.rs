@@ -92,14 +92,7 @@ impl Run {
         let (mut hash, mut bytes) = (Xxh3::new(), 0);
         for _ in 0..entries.len() {
             let entry = &entries[self.together.compared % entries.len()];
-            hash.update(
-                &self
-                    .learner
-                    .weights()
-                    .engine()
-                    .read_state(entry.kind, &entry.name)
-                    .map_err(crate::error::LearnError::from)?,
-            );
+            hash.update(&self.learner.read_state(entry.kind, &entry.name)?);
             self.together.compared += 1;
             bytes += entry.ty.bytes();
             if bytes >= COMPARED_BYTES {

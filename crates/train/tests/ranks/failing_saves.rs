@@ -4,12 +4,16 @@ use crate::checkpoints::{assert_equal, of_child, on_ranks, run_child, save, tens
 use crate::world::World;
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
+use std::slice;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use xtrain_checkpoint::CheckpointStore;
+use xtrain_checkpoint::{CheckpointStore, TensorSpec};
 use xtrain_distributed::{Channel, CommError, ThreadChannel};
 use xtrain_model::Recipe;
 use xtrain_program::Shard;
+use xtrain_tensor::DType;
+use xtrain_train::error::RunError;
+use xtrain_train::saved::{Step, write};
 
 fn small_world() -> World {
     World { ranks: 3, shard: Shard::Optimizer, ..World::alone(Recipe::Fp32, false, 1) }
@@ -105,6 +109,48 @@ fn a_rank_that_fails_at_any_call_of_a_save_leaves_the_old_checkpoint_or_the_new_
     for step in expected {
         assert_equal(&tensors(folder.path(), step), &first, &format!("step {step}"));
     }
+    assert_eq!(temporary(folder.path()), Vec::<String>::new());
+}
+
+/// A channel of a rank that comes late to the folder of a step.
+struct Late(ThreadChannel);
+
+impl Channel for Late {
+    fn rank(&self) -> usize {
+        self.0.rank()
+    }
+
+    fn broadcast(&self, bytes: &[u8]) -> Result<Vec<u8>, CommError> {
+        let received = self.0.broadcast(bytes);
+        std::thread::sleep(std::time::Duration::from_millis(200));
+        received
+    }
+
+    fn gather(&self, bytes: &[u8]) -> Result<Vec<Vec<u8>>, CommError> {
+        self.0.gather(bytes)
+    }
+}
+
+#[test]
+fn ranks_that_still_write_when_rank_0_fails_do_not_report_a_missing_folder() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let tensors = [TensorSpec { name: "t".into(), dtype: DType::F32, shape: vec![3, 1] }];
+    let errors: Vec<RunError> = std::thread::scope(|scope| {
+        let rank = |channel: ThreadChannel| {
+            let (rank, store) = (channel.rank(), CheckpointStore::open(folder.path()).expect("a folder"));
+            let read = &mut |_| if rank == 0 { Err("the disk is full".into()) } else { Ok([0; 4]) };
+            let (step, rows) = (Step { number: 1, documents: &[] }, rank..rank + 1);
+            let channel: Box<dyn Channel> =
+                if rank == 0 { Box::new(channel) } else { Box::new(Late(channel)) };
+            write(&store, channel.as_ref(), &step, &tensors, slice::from_ref(&rows), read)
+                .expect_err("rank 0 fails")
+        };
+        let ranks: Vec<_> =
+            ThreadChannel::world(3).into_iter().map(|channel| scope.spawn(move || rank(channel))).collect();
+        ranks.into_iter().map(|rank| rank.join().expect("a rank")).collect()
+    });
+    assert!(errors[0].to_string().contains("the disk is full"), "{errors:?}");
+    assert!(errors[1..].iter().all(|error| matches!(error, RunError::Ranks(_))), "{errors:?}");
     assert_eq!(temporary(folder.path()), Vec::<String>::new());
 }
 

@@ -21,75 +21,32 @@ pub(crate) fn run(args: &CompareArgs) -> Result<(), Failure> {
     terminal::print(&format!("{}page: {}\n", text(&comparison), path.display())).map(|_| ())
 }
 
+/// Cells of a row of the table.
+type Row = [String; 11];
+
 /// The figures in columns, followed by the notes.
 fn text(comparison: &Comparison) -> String {
     let Comparison { baseline, compared, notes, counted_in, last, .. } = comparison;
-    let mut rows = vec![
-        [
-            "runs",
-            "recipe",
-            "loss of",
-            counted_in,
-            "loss",
-            "baseline",
-            "gap",
-            "seeds",
-            "within seeds",
-            "bar",
-            "within bar",
-        ]
-        .map(String::from),
-    ];
-    let mut add = |runs: &[String], recipe: &Option<String>, bar: Option<f64>, all: [&Option<LossGap>; 2]| {
-        let is_baseline = rows.len() == 1;
-        for (what, figure) in ["training", "validation"].into_iter().zip(all) {
-            let is_first = what == "training";
-            if figure.is_none() && !is_first {
-                continue;
-            }
-            let of = |of: &dyn Fn(&LossGap) -> Option<String>| {
-                figure.as_ref().and_then(of).unwrap_or_else(|| "-".into())
-            };
-            let inside =
-                |inside: Option<bool>| inside.map(|inside| if inside { "inside" } else { "OUTSIDE" });
-            let row = [
-                if is_first { named(runs) } else { String::new() },
-                if is_first { recipe.clone().unwrap_or_else(|| "?".into()) } else { String::new() },
-                match figure.as_ref().filter(|f| f.unit != "nats/token") {
-                    Some(f) => format!("{what}, {}", f.unit),
-                    None => what.into(),
-                },
-                of(&|f| Some(place(f))),
-                of(&|f| Some(format!("{:.4}", f.loss))),
-                of(&|f| (!is_baseline).then(|| format!("{:.4}", f.baseline_loss))),
-                match is_baseline {
-                    true => "baseline".into(),
-                    false => of(&|f| Some(gap(f))),
-                },
-                match is_baseline {
-                    true => {
-                        of(&|f| f.seed_deviation_percent.map(|deviation| format!("s.d. {deviation:.3}%")))
-                    }
-                    false => of(&|f| f.seed_spread_percent.map(|spread| format!("±{spread:.3}%"))),
-                },
-                figure
-                    .as_ref()
-                    .and_then(|f| inside(f.inside_spread))
-                    .filter(|_| !is_baseline)
-                    .unwrap_or("")
-                    .into(),
-                bar.map_or("-".into(), |bar| format!("{bar}%")),
-                match figure {
-                    Some(f) if bar.is_some() => inside(f.inside_bar).unwrap_or("unclear").into(),
-                    _ => String::new(),
-                },
-            ];
-            rows.push(row);
-        }
-    };
-    add(&baseline.runs, &baseline.recipe, None, [&baseline.training, &baseline.validation]);
+    let head: Row = [
+        "runs",
+        "recipe",
+        "loss of",
+        counted_in,
+        "loss",
+        "baseline",
+        "gap",
+        "seeds",
+        "within seeds",
+        "bar",
+        "within bar",
+    ]
+    .map(String::from);
+    let mut rows = vec![head];
+    let of_baseline = [&baseline.training, &baseline.validation];
+    rows.extend(rows_of(&baseline.runs, &baseline.recipe, of_baseline, true, None));
     for gap in compared {
-        add(&gap.runs, &gap.recipe, gap.bar_percent, [&gap.training, &gap.validation]);
+        let of_gap = [&gap.training, &gap.validation];
+        rows.extend(rows_of(&gap.runs, &gap.recipe, of_gap, false, gap.bar_percent));
     }
     let mut out = columns(&rows);
     out.push_str(&format!(
@@ -104,6 +61,56 @@ fn text(comparison: &Comparison) -> String {
         out.push_str(&format!("note: {}\n", one_line(note)));
     }
     out
+}
+
+/// The rows of runs: one for their training loss, and one for their validation loss if they have any. `bar`
+/// is the tolerance of their recipe.
+fn rows_of(
+    runs: &[String],
+    recipe: &Option<String>,
+    [training, validation]: [&Option<LossGap>; 2],
+    is_baseline: bool,
+    bar: Option<f64>,
+) -> Vec<Row> {
+    let first = row("training", training, is_baseline, bar);
+    let second = validation.as_ref().map(|_| row("validation", validation, is_baseline, bar));
+    let mut rows: Vec<Row> = std::iter::once(first).chain(second).collect();
+    rows[0][0] = named(runs);
+    rows[0][1] = recipe.clone().unwrap_or_else(|| "?".into());
+    rows
+}
+
+/// The row of a loss, without the names of its runs and of their recipe.
+fn row(of_what: &str, figure: &Option<LossGap>, is_baseline: bool, bar: Option<f64>) -> Row {
+    let of =
+        |of: &dyn Fn(&LossGap) -> Option<String>| figure.as_ref().and_then(of).unwrap_or_else(|| "-".into());
+    let inside = |inside: bool| if inside { "inside" } else { "OUTSIDE" };
+    let inside_spread = figure.as_ref().and_then(|f| f.inside_spread).filter(|_| !is_baseline);
+    [
+        String::new(),
+        String::new(),
+        match figure.as_ref().filter(|f| f.unit != "nats/token") {
+            Some(f) => format!("{of_what}, {}", f.unit),
+            None => of_what.into(),
+        },
+        of(&|f| Some(place(f))),
+        of(&|f| Some(format!("{:.4}", f.loss))),
+        of(&|f| (!is_baseline).then(|| format!("{:.4}", f.baseline_loss))),
+        match is_baseline {
+            true => "baseline".into(),
+            false => of(&|f| Some(gap(f))),
+        },
+        match is_baseline {
+            true => of(&|f| f.seed_deviation_percent.map(|deviation| format!("s.d. {deviation:.3}%"))),
+            false => of(&|f| f.seed_spread_percent.map(|spread| format!("±{spread:.3}%"))),
+        },
+        inside_spread.map_or("", inside).into(),
+        bar.map_or("-".into(), |bar| format!("{bar}%")),
+        match figure {
+            Some(f) if bar.is_some() => f.inside_bar.map_or("unclear", inside).into(),
+            _ => String::new(),
+        },
+    ]
 }
 
 /// Names of runs: the first, and the number of the others if there are many.
@@ -127,11 +134,12 @@ fn gap(figure: &LossGap) -> String {
     format!("{:+.3}%{}", figure.gap_percent, interval.unwrap_or_default())
 }
 
-/// Rows of cells, each column as wide as its widest cell; the first three columns are left-aligned, the
-/// others right-aligned.
-fn columns<const N: usize>(rows: &[[String; N]]) -> String {
-    let widths: Vec<usize> =
-        (0..N).map(|n| rows.iter().map(|row| row[n].chars().count()).max().unwrap_or(0)).collect();
+/// Rows of cells, each column as wide as its widest cell. Columns of words are left-aligned, and those of
+/// numbers right-aligned.
+fn columns(rows: &[Row]) -> String {
+    let widths: Vec<usize> = (0..rows[0].len())
+        .map(|n| rows.iter().map(|row| row[n].chars().count()).max().unwrap_or(0))
+        .collect();
     let mut out = String::new();
     for row in rows {
         let mut line = String::new();

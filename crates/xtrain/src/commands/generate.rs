@@ -10,6 +10,7 @@ use serde_json::{Value, json};
 use std::io::Read;
 use std::ops::ControlFlow;
 use xtrain_data::{SpecialTokens, Tokenizer};
+use xtrain_model::Architecture;
 use xtrain_report::metrics::format;
 use xtrain_train::generate::{GeneratedToken, Generator, Pace, Sampling};
 use xtrain_train::opened::open_without_tokenizer;
@@ -24,29 +25,7 @@ pub(crate) fn run(args: &GenerateArgs) -> Result<(), Failure> {
     }
     let Model { mut weights, tokenizer, stop } = open(args)?;
     let tokens = prompt_tokens(&args.prompt, tokenizer.as_ref())?;
-    let vocab_size = weights.model().vocab_size;
-    if let Some(bad) = tokens.iter().find(|&&t| t as usize >= vocab_size) {
-        let cause = if args.prompt.tokens.is_some() {
-            format!("--tokens takes ids from 0 to {}", vocab_size - 1)
-        } else {
-            "the tokenizer is another model's".to_owned()
-        };
-        return Err(Failure::user(format!(
-            "the prompt has token {bad}, but the model's vocabulary has {vocab_size}: {cause}"
-        )));
-    }
-    let limit = weights.model().max_position_embeddings;
-    if tokens.len() > limit {
-        return Err(Failure::user(format!(
-            "the prompt has {} tokens, but the model's context has {limit}; give a shorter prompt",
-            tokens.len()
-        )));
-    }
-    if tokens.len() + args.max_tokens > limit {
-        tracing::info!(
-            "prompt and --max-tokens exceed the model's context of {limit} tokens: whenever it is full, the older half is dropped"
-        );
-    }
+    check_prompt(args, &tokens, weights.model())?;
     let sampling =
         Sampling { temperature: args.temperature, top_k: args.top_k, top_p: args.top_p, seed: args.seed };
     let mut generator = Generator::new(&mut weights, tokens.len() + args.max_tokens)?;
@@ -96,6 +75,34 @@ pub(crate) fn run(args: &GenerateArgs) -> Result<(), Failure> {
     let _ = terminal::print(&format!("{text}\n"))?;
     if let Some(line) = speed.line() {
         tracing::info!("{line}");
+    }
+    Ok(())
+}
+
+/// Refuses a prompt that the model cannot take, and notes if its context will be full.
+fn check_prompt(args: &GenerateArgs, tokens: &[u32], model: &Architecture) -> Result<(), Failure> {
+    let vocab_size = model.vocab_size;
+    if let Some(bad) = tokens.iter().find(|&&t| t as usize >= vocab_size) {
+        let cause = if args.prompt.tokens.is_some() {
+            format!("--tokens takes ids from 0 to {}", vocab_size - 1)
+        } else {
+            "the tokenizer is another model's".to_owned()
+        };
+        return Err(Failure::user(format!(
+            "the prompt has token {bad}, but the model's vocabulary has {vocab_size}: {cause}"
+        )));
+    }
+    let limit = model.max_position_embeddings;
+    if tokens.len() > limit {
+        return Err(Failure::user(format!(
+            "the prompt has {} tokens, but the model's context has {limit}; give a shorter prompt",
+            tokens.len()
+        )));
+    }
+    if tokens.len() + args.max_tokens > limit {
+        tracing::info!(
+            "prompt and --max-tokens exceed the model's context of {limit} tokens: whenever it is full, the older half is dropped"
+        );
     }
     Ok(())
 }

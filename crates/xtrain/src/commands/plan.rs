@@ -20,8 +20,8 @@ pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
     let sets: Vec<Override> = sets.chain(args.processes.device()).collect();
     let parsed = load(&args.run.file, &sets)?;
     let ranks = args.processes.given().map_or(1, |(_, count)| count);
-    // The workspace of kernels grows with the threads of the run; none is started here.
-    let threads = terminal::thread_count(parsed.config.train.threads)?;
+    // The workspace of kernels grows with the threads of a rank; none is started here.
+    let threads = terminal::share_of_threads(parsed.config.train.threads, ranks)?;
     // A GPU that is asked for need not be present.
     let processor = match args.device_model {
         Some(_) => None,
@@ -40,7 +40,7 @@ pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
     let recipe = planned.spec.recipe;
     let device = match (&args.device_model, &processor, args.memory) {
         (Some(model), ..) => Some(Device::model(model)?),
-        (None, Some(processor), _) => Some(Device::of(processor, recipe, threads)),
+        (None, Some(processor), _) => Some(Device::of(processor, recipe, threads).shared_by(ranks)),
         (None, None, memory) => memory.map(|size| Device::of_memory(size.0)),
     };
     let device = device.map(|device| match args.memory {
@@ -64,7 +64,7 @@ pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
         return terminal::print(&program.to_string()).map(|_| ());
     }
     let reference = programs::reference(&planned.spec).map_err(LearnError::from)?;
-    let has = processor.as_ref().and_then(|processor| Some((processor.room()?, processor.owner())));
+    let has = processor.as_ref().and_then(|own| Some((own.room_of_each(ranks)?, own.owner(ranks))));
     let modelled = || Some((Room::of(device.as_ref()?.usable_bytes?), device.as_ref()?.name.clone()));
     let room = args
         .memory

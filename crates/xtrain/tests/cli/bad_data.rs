@@ -1,6 +1,6 @@
 //! Texts, shards and tokenizers that are missing, empty, damaged or another's.
 
-use crate::place::{Place, wait, wait_until};
+use crate::place::{Place, signal, wait, wait_until};
 use std::process::Command;
 
 fn refused(place: &Place, data: &str, words: &[&str]) {
@@ -319,8 +319,7 @@ fn tokenizing_that_is_stopped_ends_well_and_says_how_to_go_on() {
         let before = files();
         let mut child = place.command(command).stdout(place.sink("said")).spawn().expect("starts");
         wait_until(made, || files() > before);
-        let sent = Command::new("sh").args(["-c", &format!("kill -TERM {}", child.id())]).status();
-        assert!(sent.expect("a shell").success());
+        signal(child.id(), "TERM");
         assert_eq!(wait(&mut child, "stopped tokenizing").code(), Some(0), "{made}");
         let said = String::from_utf8(place.read("said")).expect("text");
         assert!(said.ends_with("run the same command again to continue\n"), "{said}");

@@ -1,10 +1,10 @@
 //! Evaluations, in a run and by `xtrain eval`.
 
-use crate::place::{Place, finish, wait, wait_until};
+use crate::place::{Place, finish, signal, wait, wait_until};
 use crate::resume::{assert_same_end, recorded};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 
 /// Seven quick steps and two evaluations that take far longer.
 const LONG_EVALUATIONS: &str = "train run.toml --resume --set train.steps=7 --set data.valid=long.txt --set eval.every=5 --set eval.tokens=0 \
@@ -35,8 +35,7 @@ fn a_stop_in_an_evaluation_saves_at_once_and_the_next_process_makes_the_rest_of_
     let stopped = format!("{LONG_EVALUATIONS} --out stopped");
     let mut child = place.command(&stopped).stdout(Stdio::null()).spawn().expect("starts");
     wait_until("the fifth step", || count(&metrics(&place, "stopped"), "step") == 5);
-    let sent = Command::new("sh").args(["-c", &format!("kill -TERM {}", child.id())]).status();
-    assert!(sent.expect("a shell").success());
+    signal(child.id(), "TERM");
     assert_eq!(wait(&mut child, "a run stopped in its evaluation").code(), Some(0));
     assert_eq!(count(&metrics(&place, "stopped"), "eval"), 0, "it waited for the evaluation");
     assert!(place.exists("stopped/checkpoints/step-5"));
@@ -98,8 +97,7 @@ fn a_run_that_is_stopped_in_its_last_evaluation_exports_its_last_state() {
     let mut child =
         place.command(&format!("{at_end} --out stopped")).stdout(Stdio::null()).spawn().expect("starts");
     wait_until("the last step", || count(&metrics(&place, "stopped"), "step") == 7);
-    let sent = Command::new("sh").args(["-c", &format!("kill -TERM {}", child.id())]).status();
-    assert!(sent.expect("a shell").success());
+    signal(child.id(), "TERM");
     assert_eq!(wait(&mut child, "a run stopped in its last evaluation").code(), Some(0));
     assert_eq!(count(&metrics(&place, "stopped"), "eval"), 0, "it waited for the evaluation");
     assert!(place.read("stopped/hf/model.safetensors").len() == peace.len());
@@ -203,8 +201,7 @@ fn an_evaluation_that_is_stopped_ends_well_and_leaves_nothing_behind() {
             let entries = inside(&place.path("tmp")).into_iter().flat_map(|folder| inside(&folder));
             entries.into_iter().any(|entry| entry.join(wanted).exists())
         });
-        let sent = Command::new("sh").args(["-c", &format!("kill -{signal} {}", child.id())]).status();
-        assert!(sent.expect("a shell").success());
+        crate::place::signal(child.id(), signal);
         assert_eq!(wait(&mut child, "a stopped evaluation").code(), Some(0));
         assert_eq!(place.names("tmp"), [""; 0], "{signal} left something");
         assert!(place.read("said").is_empty(), "a stopped evaluation has no result");

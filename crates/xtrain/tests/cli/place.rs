@@ -1,5 +1,6 @@
 //! A folder for one test, with texts and a run file in it, and the binary run there.
 
+use serde_json::Value;
 use std::collections::BTreeMap;
 use std::fs;
 use std::io::Read;
@@ -139,6 +140,17 @@ impl Place {
         found
     }
 
+    /// The records of a run's metrics.
+    pub(crate) fn metrics(&self, run: &str) -> Vec<Value> {
+        let text = String::from_utf8(self.read(&format!("{run}/metrics.jsonl"))).expect("text");
+        text.lines().map(|line| serde_json::from_str(line).expect("a line of JSON")).collect()
+    }
+
+    /// The records of a kind in a run's metrics.
+    pub(crate) fn records(&self, run: &str, kind: &str) -> Vec<Value> {
+        self.metrics(run).into_iter().filter(|record| record["kind"] == kind).collect()
+    }
+
     /// `xtrain` with these arguments, separated by spaces.
     pub(crate) fn command(&self, arguments: &str) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_xtrain"));
@@ -220,6 +232,12 @@ pub(crate) fn wait(child: &mut Child, what: &str) -> ExitStatus {
         }
         std::thread::sleep(Duration::from_millis(2));
     }
+}
+
+/// Sends a signal, such as `TERM`, to a process.
+pub(crate) fn signal(process: u32, signal: &str) {
+    let sent = Command::new("sh").args(["-c", &format!("kill -{signal} {process}")]).status();
+    assert!(sent.expect("a shell").success());
 }
 
 /// CPU time of a process so far, to a hundredth of a second.

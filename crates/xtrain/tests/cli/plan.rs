@@ -174,9 +174,7 @@ const EVALUATION: u64 = 3 * 4 * 16 * 4 + 3 * 256;
 
 /// Bytes that a run reported to hold.
 fn held(place: &Place, out: &str) -> u64 {
-    let text = String::from_utf8(place.read(&format!("{out}/metrics.jsonl"))).expect("text");
-    let first: Value = serde_json::from_str(text.lines().next().expect("a line")).expect("JSON");
-    first["memory_bytes"].as_u64().expect("memory_bytes")
+    place.metrics(out)[0]["memory_bytes"].as_u64().expect("memory_bytes")
 }
 
 #[test]
@@ -383,15 +381,33 @@ fn a_large_model_gets_what_fits_and_where_nothing_does_what_would() {
 }
 
 #[test]
+fn processes_on_a_cpu_share_its_memory() {
+    let place = Place::new();
+    let available = |options: &str| -> f64 {
+        let text = plan(&place, &format!("run.toml --set train.threads=0 --set train.device=cpu {options}"));
+        let fits = answer(&text, "fits");
+        let (owner, size) = fits.rsplit_once(" has ").expect("a size");
+        assert_eq!(owner.ends_with("each of 4 processes on this machine"), !options.is_empty(), "{fits}");
+        let size = size.strip_suffix(" GiB available").expect("GiB");
+        size.parse().expect("a number")
+    };
+    let (all, share) = (available(""), available("--ranks 4"));
+    // Other programs hold more or less from one moment to the next.
+    assert!(share < all / 2.0, "{share} of {all} GiB");
+}
+
+#[test]
 fn a_choice_says_if_it_changes_rounding() {
     let place = Place::new();
     let eight = format!("{} --set optimizer.moments=bf16", examples("llama3_8b.toml"));
     let micro = format!("{eight} --set train.micro_batch_size=auto --set train.batch_size=64");
     let chunk = format!("{} --set train.loss_chunk=auto", examples("../benches/configs/t10.toml"));
+    let all_of_a_rank = "run.toml --set train.micro_batch_size=auto --gpus 2".to_owned();
     for (run, says) in [
         (eight, None),
         (micro, Some("; micro_batch_size changes rounding")),
         (chunk, Some("; loss_chunk changes rounding")),
+        (all_of_a_rank, None),
     ] {
         let text = plan(&place, &format!("{run} --device-model h200"));
         let chosen = answer(&text, "chosen");

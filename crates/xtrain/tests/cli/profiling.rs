@@ -82,9 +82,7 @@ fn names(track: &[Slice]) -> BTreeSet<&str> {
 
 /// Loss and gradient norm of every step, as they stand in metrics.jsonl.
 fn numbers(place: &Place, run: &str) -> Vec<(Value, Value, Value)> {
-    let text = String::from_utf8(place.read(&format!("{run}/metrics.jsonl"))).expect("text");
-    let lines = text.lines().map(|line| serde_json::from_str::<Value>(line).expect("JSON"));
-    let steps = lines.filter(|line| !line["grad_norm"].is_null());
+    let steps = place.metrics(run).into_iter().filter(|line| !line["grad_norm"].is_null());
     steps.map(|line| (line["step"].clone(), line["loss"].clone(), line["grad_norm"].clone())).collect()
 }
 

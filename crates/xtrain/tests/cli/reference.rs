@@ -10,12 +10,6 @@ const FP8: &str = "--set precision.recipe=fp8-current --set precision.skip_slowe
                    --set train.attention_deterministic=true";
 const SEGMENTS: &str = "--set precision.reference_every=10 --set precision.reference_steps=4";
 
-fn lines(place: &Place, out: &str, kind: &str) -> Vec<Value> {
-    let text = String::from_utf8(place.read(&format!("{out}/metrics.jsonl"))).expect("text");
-    let lines = text.lines().map(|line| serde_json::from_str::<Value>(line).expect("a line of JSON"));
-    lines.filter(|line| line["kind"] == kind).collect()
-}
-
 fn number(of: &Value, key: &str) -> f64 {
     of[key].as_f64().unwrap_or_else(|| panic!("no {key}: {of}"))
 }
@@ -31,9 +25,9 @@ fn a_run_with_segments_ends_as_one_without_and_they_are_what_bf16_would_have_mad
     let place = Place::new();
     place.train("plain", FP8);
     let ran = place.train("out", &format!("{FP8} {SEGMENTS}"));
-    let told = lines(&place, "out", "reference");
+    let told = place.records("out", "reference");
     assert_eq!(told.iter().map(|line| line["step"].clone()).collect::<Vec<_>>(), [14, 24, 34]);
-    let own = lines(&place, "out", "step");
+    let own = place.records("out", "step");
     for segment in &told {
         let after = segment["step"].as_u64().expect("a number") - 4;
         assert_eq!(segment["steps"], 4, "{segment}");
@@ -47,7 +41,7 @@ fn a_run_with_segments_ends_as_one_without_and_they_are_what_bf16_would_have_mad
             std::fs::remove_dir_all(place.path(&format!("{name}/checkpoints/step-{step}"))).expect("removed");
         }
         place.train(&name, &format!("{FP8} --resume --set precision.recipe=bf16"));
-        let bf16 = lines(&place, &name, "step");
+        let bf16 = place.records(&name, "step");
         assert_eq!(number(segment, "bf16_loss"), mean(&bf16, after, 4), "{segment}");
     }
     assert!(ran.stdout.contains("\nreference 14/40  loss "), "{}", ran.stdout);
@@ -65,7 +59,7 @@ fn a_run_with_segments_ends_as_one_without_and_they_are_what_bf16_would_have_mad
 fn a_segment_ends_with_the_run() {
     let place = Place::new();
     place.train("out", &format!("{FP8} {SEGMENTS} --set train.steps=22"));
-    let told = lines(&place, "out", "reference");
+    let told = place.records("out", "reference");
     let shown: Vec<_> = told.iter().map(|line| (line["step"].clone(), line["steps"].clone())).collect();
     assert_eq!(shown, [(14.into(), 4.into()), (22.into(), 2.into())]);
 }

@@ -8,9 +8,7 @@ use std::time::{Duration, Instant};
 
 /// Records of a step or an evaluation that do not depend on the clock.
 pub(crate) fn recorded(place: &Place, out: &str) -> Vec<Value> {
-    let text = String::from_utf8(place.read(&format!("{out}/metrics.jsonl"))).expect("text");
-    let lines = text.lines().map(|line| serde_json::from_str::<Value>(line).expect("a line of JSON"));
-    let lasting = lines.filter(|line| {
+    let lasting = place.metrics(out).into_iter().filter(|line| {
         ["step", "eval", "skipped", "reference"].contains(&line["kind"].as_str().unwrap_or(""))
     });
     let keys = [

@@ -1,6 +1,6 @@
 //! Signals, time limits, and two processes that want one folder.
 
-use crate::place::{Place, wait, wait_until};
+use crate::place::{Place, signal, wait, wait_until};
 use crate::resume::assert_same_end;
 use serde_json::Value;
 use std::process::{Child, Command, Stdio};
@@ -9,7 +9,8 @@ use std::process::{Child, Command, Stdio};
 const ENDLESS: &str = "train run.toml --out out --resume --set train.steps=10000000 --set schedule.kind=constant \
                        --set checkpoint.every=0 --set eval.every=0";
 
-fn steps(place: &Place) -> Vec<u64> {
+/// The steps that a run in `out` has reported so far.
+pub(crate) fn steps(place: &Place) -> Vec<u64> {
     let text = std::fs::read_to_string(place.path("out/metrics.jsonl")).unwrap_or_default();
     let lines = text.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
     lines.filter(|line| line["kind"] == "step").filter_map(|line| line["step"].as_u64()).collect()
@@ -19,11 +20,6 @@ fn start(place: &Place) -> Child {
     place.command(ENDLESS).stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("starts")
 }
 
-fn signal(child: &Child, signal: &str) {
-    let sent = Command::new("sh").args(["-c", &format!("kill -{signal} {}", child.id())]).status();
-    assert!(sent.expect("a shell").success());
-}
-
 #[test]
 fn sigterm_saves_and_ends_well_and_the_same_command_goes_on() {
     let place = Place::new();
@@ -31,7 +27,7 @@ fn sigterm_saves_and_ends_well_and_the_same_command_goes_on() {
         let before = steps(&place).len();
         let mut child = start(&place);
         wait_until("a step", || steps(&place).len() > before + 5);
-        signal(&child, if round == 1 { "INT" } else { "TERM" });
+        signal(child.id(), if round == 1 { "INT" } else { "TERM" });
         if round == 2 {
             // As `timeout` does, which signals a process and then its group. It may have ended by now.
             let _ =
@@ -77,7 +73,7 @@ fn a_run_that_is_stopped_while_it_writes_a_sample_ends_well_with_what_it_has() {
                    --set eval.max_tokens=1000000000 --set eval.temperature=0";
     let mut child = place.command(command).stdout(Stdio::null()).spawn().expect("starts");
     wait_until("the model is exported", || place.exists("out/hf"));
-    signal(&child, "TERM");
+    signal(child.id(), "TERM");
     assert_eq!(wait(&mut child, "a run stopped while it writes a sample").code(), Some(0));
     let outcome = || {
         let summary: Value = serde_json::from_slice(&place.read("out/summary.json")).expect("JSON");
@@ -103,7 +99,7 @@ fn a_second_process_on_a_folder_is_refused_and_disturbs_nothing() {
     wait_until("more steps", || steps(&place).len() > before + 3);
     // Reading is no writing: the latest checkpoint can be used meanwhile, or none exists so far.
     place.run("generate out --prompt the -n 2").refuses(&["no complete checkpoint yet"]);
-    signal(&first, "TERM");
+    signal(first.id(), "TERM");
     assert_eq!(wait(&mut first, "the first run").code(), Some(0));
     place.run("generate out --prompt the -n 2").succeeds();
     // A lock does not outlive its process.
@@ -198,7 +194,7 @@ fn a_run_that_is_stopped_while_it_makes_tokens_ends_well_and_goes_on() {
     let command = "train run.toml --out out --resume --set data.train=big.txt --set train.steps=3";
     let mut child = place.command(command).stdout(Stdio::null()).spawn().expect("starts");
     wait_until("tokens are made", || place.exists("cache"));
-    signal(&child, "TERM");
+    signal(child.id(), "TERM");
     assert_eq!(wait(&mut child, "a run stopped while it makes tokens").code(), Some(0));
     assert!(!place.exists("out/hf"), "it went on");
     place.run(command).succeeds();

@@ -1,14 +1,11 @@
 //! Texts that a run names: which are trained on, which are validated on, and how they are counted.
 
-use crate::place::{Place, RUN, wait, wait_until};
+use crate::place::{Place, RUN, signal, wait, wait_until};
 use serde_json::Value;
-use std::process::Command;
 
 /// The last line of a kind in a run's metrics.
 fn last(place: &Place, run: &str, kind: &str) -> Value {
-    let text = String::from_utf8(place.read(&format!("{run}/metrics.jsonl"))).expect("UTF-8");
-    let mut lines = text.lines().map(|line| serde_json::from_str::<Value>(line).expect("JSON"));
-    lines.rfind(|line| line["kind"] == kind).expect("a line of that kind")
+    place.records(run, kind).pop().expect("a line of that kind")
 }
 
 #[test]
@@ -163,8 +160,7 @@ fn a_run_that_is_stopped_while_it_learns_a_vocabulary_ends_well_and_says_what_is
     let said = |name: &str| String::from_utf8(place.read(name)).expect("UTF-8");
     let mut child = place.command(command).stdout(place.sink("said")).spawn().expect("starts");
     wait_until("it learns", || said("said").contains("learning a vocabulary of 300 tokens"));
-    let stop = Command::new("sh").args(["-c", &format!("kill -TERM {}", child.id())]).status();
-    assert!(stop.expect("a shell").success());
+    signal(child.id(), "TERM");
     assert_eq!(wait(&mut child, "a run stopped while it learns").code(), Some(0));
     let end = said("said").lines().last().expect("a line").to_owned();
     assert!(end.starts_with("stopped before the first step") && !end.contains("the state is saved"), "{end}");

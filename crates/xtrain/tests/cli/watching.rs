@@ -10,11 +10,6 @@ const SHORT: &str = "--set train.steps=12 --set log.every=1";
 /// A rate at which a run diverges with finite numbers.
 const TOO_HIGH: &str = "--set optimizer.lr=10 --set schedule.warmup_steps=0 --set schedule.kind=constant --set optimizer.grad_clip=0";
 
-fn metrics(place: &Place, run: &str) -> Vec<Value> {
-    let text = String::from_utf8(place.read(&format!("{run}/metrics.jsonl"))).expect("text");
-    text.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect()
-}
-
 fn of_kind<'a>(lines: &'a [Value], kind: &str) -> Vec<&'a Value> {
     lines.iter().filter(|line| line["kind"] == kind).collect()
 }
@@ -94,13 +89,13 @@ fn a_run_that_diverges_is_warned_of_with_its_cause_and_may_end_there() {
         assert!(ran.stdout.contains(said), "{said}: {}", ran.stdout);
     }
     assert_eq!(ran.stdout.matches("warning ").count(), 1, "{}", ran.stdout);
-    assert_eq!(of_kind(&metrics(&place, "out"), "warning").len(), 1);
+    assert_eq!(of_kind(&place.metrics("out"), "warning").len(), 1);
     let page = String::from_utf8(place.read("out/report.html")).expect("text");
     assert!(page.contains("<h2>Warning</h2>"));
     let ran =
         place.run(&format!("train run.toml --out stopped {TOO_HIGH} --set train.stop_on_divergence=true"));
     ran.refuses(&["guessing", "lower optimizer.lr", "train.stop_on_divergence", "--resume"]);
-    let steps = of_kind(&metrics(&place, "stopped"), "step").len();
+    let steps = of_kind(&place.metrics("stopped"), "step").len();
     assert!(steps < 30, "{steps}");
     let page = String::from_utf8(place.read("stopped/report.html")).expect("text");
     assert!(page.contains("ended by an error"), "the page says that it runs");
@@ -114,21 +109,21 @@ fn weights_that_training_continues_are_evaluated_first() {
     place.train("out", "");
     let go_on = "train continued.toml --set model.init_from=out/hf --out again --set train.steps=9";
     place.run(go_on).succeeds();
-    let lines = metrics(&place, "again");
+    let lines = place.metrics("again");
     let evals = of_kind(&lines, "eval");
     assert_eq!(evals[0]["step"], 0, "{evals:?}");
     assert_eq!(lines[0]["kind"], "eval", "before the first step");
     let before =
-        of_kind(&metrics(&place, "out"), "eval").last().expect("one")["loss"].as_f64().expect("a loss");
+        of_kind(&place.metrics("out"), "eval").last().expect("one")["loss"].as_f64().expect("a loss");
     let first = evals[0]["loss"].as_f64().expect("a loss");
     assert!((first / before - 1.0).abs() < 1e-5, "{first} {before}");
     assert!(place.names("again/checkpoints").iter().all(|name| name != "step-0"));
     // A run of fresh weights has nothing to compare with.
-    assert_ne!(of_kind(&metrics(&place, "out"), "eval")[0]["step"], 0);
+    assert_ne!(of_kind(&place.metrics("out"), "eval")[0]["step"], 0);
     place.run(&go_on.replace("again", "none")).succeeds();
     let without = go_on.replace("again", "never") + " --set eval.every=0 --set eval.at_end=false";
     place.run(&without).succeeds();
-    assert!(of_kind(&metrics(&place, "never"), "eval").is_empty());
+    assert!(of_kind(&place.metrics("never"), "eval").is_empty());
 }
 
 #[test]
@@ -140,7 +135,7 @@ fn each_source_of_a_mixture_has_its_tokens_and_its_loss() {
     let all = "--set eval.tokens=0 --set log.every=1 --set train.micro_batch_size=2";
     let ran = place.run(&format!("train mixed.toml --out out {all}")).succeeds();
     assert!(ran.stdout.contains("source "), "{}", ran.stdout);
-    let lines = metrics(&place, "out");
+    let lines = place.metrics("out");
     let (evals, sources) = (of_kind(&lines, "eval"), of_kind(&lines, "source"));
     assert_eq!(sources.len(), 2 * evals.len());
     let number = |of: &Value, key: &str| of[key].as_f64().unwrap_or_else(|| panic!("no {key}: {of}"));
@@ -172,7 +167,7 @@ fn each_source_of_a_mixture_has_its_tokens_and_its_loss() {
     assert!(page.contains("<h2>Sources</h2>") && page.contains("digits.txt"));
     // A single source is none of a mixture.
     place.train("one", SHORT);
-    assert!(of_kind(&metrics(&place, "one"), "source").is_empty());
+    assert!(of_kind(&place.metrics("one"), "source").is_empty());
 }
 
 #[test]

@@ -166,38 +166,13 @@ fn run(
         "cas" => threads.iter_mut().for_each(|(at, operands, _)| operands[0] = initial[*at]),
         _ => {}
     }
-    let class = if bytes == 8 { "b64" } else { "b32" };
-    let target = if is_atom { "%d, " } else { "" };
     let literal = match operation.ty {
         "f32" => format!("0f{constant:08X}"),
         "f64" => format!("0d{constant:016X}"),
         _ => constant.to_string(),
     };
     let source = if is_immediate { literal.as_str() } else { "%v" };
-    let last = if operation.name == "cas" { ", %n" } else { "" };
-    let (fill, dump, base) = match in_shared {
-        true => (
-            format!("ld.global.{class} %d, [%p];\nst.shared.{class} [%s], %d;\nbar.sync 0;\n"),
-            format!("bar.sync 0;\nld.shared.{class} %d, [%s];\nst.global.{class} [%p], %d;\n"),
-            if is_generic { "mov.u64 %p, area;\ncvta.shared.u64 %p, %p;\n" } else { "mov.u64 %p, area;\n" },
-        ),
-        false => (String::new(), String::new(), "mov.u64 %p, %memory;\n"),
-    };
-    let own = format!(
-        "mul.wide.u32 %o, %t, {bytes};\nadd.s64 %p, %memory, %o;\nmov.u64 %s, area;\nadd.s64 %s, %s, %o;\n"
-    );
-    let text = format!(
-        ".visible .entry atomics(.param .u64 memory, .param .u64 rows, .param .u64 to)\n{{\n.reg .pred %g;\n\
-         .reg .b32 %t, %w;\n.reg .b64 %memory, %rows, %to, %p, %s, %o;\n.reg .{class} %v, %n, %d;\n\
-         .shared .align 8 .b8 area[{}];\nld.param.u64 %memory, [memory];\nld.param.u64 %rows, [rows];\n\
-         ld.param.u64 %to, [to];\nmov.u32 %t, %tid.x;\n{own}{fill}mul.wide.u32 %o, %t, 32;\n\
-         add.s64 %rows, %rows, %o;\nmul.wide.u32 %o, %t, 8;\nadd.s64 %to, %to, %o;\n\
-         ld.global.u32 %w, [%rows];\nmul.wide.u32 %o, %w, {bytes};\n{base}add.s64 %p, %p, %o;\n\
-         ld.global.{class} %v, [%rows+8];\nld.global.{class} %n, [%rows+16];\nld.global.u32 %w, [%rows+24];\n\
-         setp.ne.s32 %g, %w, 0;\nmov.{class} %d, 0;\n@%g {opcode} {target}[%p], {source}{last};\n\
-         st.global.{class} [%to], %d;\n{own}{dump}ret;\n}}\n",
-        8 * THREADS
-    );
+    let text = kernel(opcode, operation, in_shared, is_generic, source);
     let mut device = Device::new();
     let words: Vec<u64> = threads
         .iter()
@@ -220,19 +195,7 @@ fn run(
                 pending.push((operands, olds[thread]));
             }
         }
-        let mut value = initial[at];
-        while !pending.is_empty() {
-            // Some thread found this value; if several did, one of them leaves it first.
-            let found = |&(_, old): &([u64; 2], u64)| !is_atom || old == value;
-            let keeps = |all: &([u64; 2], u64)| found(all) && update(value, all.0) == value;
-            let next = pending.iter().position(keeps).or(pending.iter().position(found));
-            let next = next.ok_or_else(|| format!("no thread found {value:#x}, but {pending:x?}"))?;
-            let (operands, _) = pending.swap_remove(next);
-            value = update(value, operands);
-        }
-        if value != left {
-            return Err(format!("{left:#x} is left of {:#x}, and not {value:#x}", initial[at]));
-        }
+        check_order(update, initial[at], left, pending, is_atom)?;
     }
     for (thread, (.., takes_part)) in threads.iter().enumerate() {
         if !takes_part && olds[thread] != 0 {
@@ -240,6 +203,60 @@ fn run(
         }
     }
     Ok(())
+}
+
+/// A kernel in which each thread that takes part runs one instruction with `source`, at the address of its
+/// row. In shared memory, it starts with the words of global memory and copies them back.
+fn kernel(opcode: &str, operation: &Operation, in_shared: bool, is_generic: bool, source: &str) -> String {
+    let bytes = if operation.ty.ends_with("64") { 8 } else { 4 };
+    let class = if bytes == 8 { "b64" } else { "b32" };
+    let target = if opcode.starts_with("atom") { "%d, " } else { "" };
+    let last = if operation.name == "cas" { ", %n" } else { "" };
+    let (fill, dump, base) = match in_shared {
+        true => (
+            format!("ld.global.{class} %d, [%p];\nst.shared.{class} [%s], %d;\nbar.sync 0;\n"),
+            format!("bar.sync 0;\nld.shared.{class} %d, [%s];\nst.global.{class} [%p], %d;\n"),
+            if is_generic { "mov.u64 %p, area;\ncvta.shared.u64 %p, %p;\n" } else { "mov.u64 %p, area;\n" },
+        ),
+        false => (String::new(), String::new(), "mov.u64 %p, %memory;\n"),
+    };
+    let own = format!(
+        "mul.wide.u32 %o, %t, {bytes};\nadd.s64 %p, %memory, %o;\nmov.u64 %s, area;\nadd.s64 %s, %s, %o;\n"
+    );
+    format!(
+        ".visible .entry atomics(.param .u64 memory, .param .u64 rows, .param .u64 to)\n{{\n.reg .pred %g;\n\
+         .reg .b32 %t, %w;\n.reg .b64 %memory, %rows, %to, %p, %s, %o;\n.reg .{class} %v, %n, %d;\n\
+         .shared .align 8 .b8 area[{}];\nld.param.u64 %memory, [memory];\nld.param.u64 %rows, [rows];\n\
+         ld.param.u64 %to, [to];\nmov.u32 %t, %tid.x;\n{own}{fill}mul.wide.u32 %o, %t, 32;\n\
+         add.s64 %rows, %rows, %o;\nmul.wide.u32 %o, %t, 8;\nadd.s64 %to, %to, %o;\n\
+         ld.global.u32 %w, [%rows];\nmul.wide.u32 %o, %w, {bytes};\n{base}add.s64 %p, %p, %o;\n\
+         ld.global.{class} %v, [%rows+8];\nld.global.{class} %n, [%rows+16];\nld.global.u32 %w, [%rows+24];\n\
+         setp.ne.s32 %g, %w, 0;\nmov.{class} %d, 0;\n@%g {opcode} {target}[%p], {source}{last};\n\
+         st.global.{class} [%to], %d;\n{own}{dump}ret;\n}}\n",
+        8 * THREADS
+    )
+}
+
+/// Checks that in some order the updates lead from `initial` to `left`, and that each thread found the value
+/// before it. `pending` are operands and the value that their thread found, if the instruction returns one.
+fn check_order(
+    update: Update,
+    initial: u64,
+    left: u64,
+    mut pending: Vec<([u64; 2], u64)>,
+    is_atom: bool,
+) -> Result<(), String> {
+    let mut value = initial;
+    while !pending.is_empty() {
+        // Some thread found this value; if several did, one of them leaves it first.
+        let found = |&(_, old): &([u64; 2], u64)| !is_atom || old == value;
+        let keeps = |all: &([u64; 2], u64)| found(all) && update(value, all.0) == value;
+        let next = pending.iter().position(keeps).or(pending.iter().position(found));
+        let next = next.ok_or_else(|| format!("no thread found {value:#x}, but {pending:x?}"))?;
+        let (operands, _) = pending.swap_remove(next);
+        value = update(value, operands);
+    }
+    if value == left { Ok(()) } else { Err(format!("{left:#x} is left of {initial:#x}, and not {value:#x}")) }
 }
 
 /// Four sums of f32 at each address: special values at addresses of their own, and whole numbers where

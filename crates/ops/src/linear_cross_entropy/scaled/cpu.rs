@@ -2,7 +2,6 @@
 //! and the rows.
 
 use super::super::cpu::{Rows, Written, check_targets};
-use super::super::terms;
 use super::{ChunkCast, ScaledLinearCrossEntropy, SplitInputs};
 use crate::host::matmul::{Addend, MatmulOperand, matmul};
 use xtrain_program::LinearGemm;
@@ -87,7 +86,7 @@ impl CpuKernel for ScaledLinearCrossEntropy {
         let (tokens, vocab) = self.extents(inputs);
         let longest = self.longest(tokens);
         let logits = TensorType::new(inputs[0].dtype, [longest, vocab]);
-        (!self.grad.loss.terms).then(|| terms(inputs[0])).into_iter().chain([logits]).collect()
+        self.grad.loss.terms_workspace(inputs[0]).into_iter().chain([logits]).collect()
     }
 
     /// The casts of a chunk, and the dequantized operands of the GEMMs.

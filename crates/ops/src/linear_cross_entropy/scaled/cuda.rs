@@ -2,7 +2,6 @@
 //! the rows.
 
 use super::super::cuda::{Chunks, terms_of};
-use super::super::terms;
 use super::{ChunkCast, ScaledLinearCrossEntropy, SplitInputs};
 use std::ops::Range;
 use xtrain_cuda::{CudaError, CudaKernel, CudaOutput, CudaTensor, Gemm, Gpu, Operands, Work};
@@ -32,7 +31,7 @@ impl CudaKernel for ScaledLinearCrossEntropy {
     fn workspace(&self, inputs: &[TensorType]) -> Vec<TensorType> {
         let (t, v) = self.extents(inputs);
         let longest = self.longest(t);
-        let terms = (!self.grad.loss.terms).then(|| terms(inputs[0]));
+        let terms = self.grad.loss.terms_workspace(inputs[0]);
         let logits = TensorType::new(inputs[0].dtype, [longest, v]);
         let mut all: Vec<TensorType> = terms.into_iter().chain([logits]).collect();
         for cast in self.chunk_casts(inputs, longest).into_iter().flatten() {

@@ -1,27 +1,16 @@
 //! Runs that are asked to stop, that reach their time, and that go on with another number of processes.
 
-use super::{SHARED, assert_near, numbers, records};
-use crate::place::{Place, wait, wait_until};
-use std::process::{Child, Command, Stdio};
+use super::{SHARED, assert_near, numbers};
+use crate::place::{Place, signal, wait, wait_until};
+use crate::stopping::steps;
+use std::process::{Child, Stdio};
 
 const ENDLESS: &str = "train run.toml --out out --resume --set train.batch_size=12 --set train.micro_batch_size=1 \
                        --set train.steps=10000000 --set schedule.kind=constant --set checkpoint.every=0 --set eval.every=0";
 
-fn signal(process: u32, signal: &str) {
-    let sent = Command::new("sh").args(["-c", &format!("kill -{signal} {process}")]).status();
-    assert!(sent.expect("a shell").success());
-}
-
 fn start(place: &Place, ranks: usize) -> Child {
     let command = format!("{ENDLESS} --ranks {ranks}");
     place.command(&command).stdout(Stdio::null()).stderr(place.sink("stderr")).spawn().expect("starts")
-}
-
-fn steps(place: &Place) -> Vec<u64> {
-    match place.exists("out/metrics.jsonl") {
-        true => records(place, "out", "step").iter().filter_map(|record| record["step"].as_u64()).collect(),
-        false => Vec::new(),
-    }
 }
 
 /// The processes that a launcher started, in the order of ranks.

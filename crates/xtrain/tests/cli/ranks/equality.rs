@@ -1,6 +1,6 @@
 //! Several processes against one.
 
-use super::{SHARED, assert_near, numbers, records};
+use super::{SHARED, assert_near, numbers};
 use crate::place::{Place, assert_same_file};
 
 #[test]
@@ -35,7 +35,7 @@ fn what_ranks_leave_is_read_by_every_command_in_one_process() {
             let out = format!("out-{shard}");
             place.train(&out, &format!("{SHARED} {fp8} --ranks 3 --profile --set parallel.shard={shard}"));
             assert!(place.exists(&format!("{out}/trace.json")));
-            assert_eq!(records(&place, &out, "reference").len(), 2);
+            assert_eq!(place.records(&out, "reference").len(), 2);
             out
         })
         .into();
@@ -102,7 +102,7 @@ fn an_evaluation_has_the_same_bits_on_any_number_of_ranks() {
         .map(|ranks| {
             let out = format!("ranks-{ranks}");
             place.run(&format!("{continued} --out {out} --ranks {ranks} --set train.steps=1")).succeeds();
-            let first = &records(&place, &out, "eval")[0];
+            let first = &place.records(&out, "eval")[0];
             assert_eq!(first["step"], 0);
             first["loss"].as_f64().expect("a number")
         })
@@ -121,7 +121,7 @@ fn each_source_of_a_mixture_has_its_loss_on_any_number_of_ranks() {
     let by_source = |ranks: usize| -> Vec<(String, f64)> {
         let out = format!("ranks-{ranks}");
         place.run(&format!("{continued} --out {out} --ranks {ranks}")).succeeds();
-        let first = records(&place, &out, "source").into_iter().filter(|record| record["step"] == 0);
+        let first = place.records(&out, "source").into_iter().filter(|record| record["step"] == 0);
         first.map(|record| (record["name"].to_string(), record["loss"].as_f64().expect("a number"))).collect()
     };
     let alone = by_source(1);

@@ -1,7 +1,7 @@
 //! Ranks that are killed, that stop, and that fail: all end, with the cause on each.
 
 use super::ending::children;
-use crate::place::{Place, wait, wait_until};
+use crate::place::{Place, signal, wait, wait_until};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -25,11 +25,6 @@ fn started(place: &Place) -> Started {
     let ranks = children(launcher.id());
     assert_eq!(ranks.len(), 3);
     Started { launcher, ranks }
-}
-
-fn signal(process: u32, signal: &str) {
-    let sent = Command::new("sh").args(["-c", &format!("kill -{signal} {process}")]).status();
-    assert!(sent.expect("a shell").success());
 }
 
 fn is_gone(process: u32) -> bool {
@@ -114,6 +109,24 @@ fn a_rank_that_fails_is_the_cause_on_all() {
     assert_eq!(ran.code(), Some(2), "{}", ran.stderr);
     let lines: Vec<&str> = ran.stderr.lines().filter(|line| line.contains("error: ")).collect();
     assert!(!lines.is_empty() && lines.iter().all(|line| line.contains("File too large")), "{}", ran.stderr);
+}
+
+#[test]
+fn a_save_that_fails_on_rank_0_is_the_cause_on_all() {
+    let place = Place::new();
+    let sets = "--ranks 3 --set parallel.shard=optimizer --set eval.every=0 --set checkpoint.every=1";
+    place.train("first", "--set train.steps=1 --set schedule.warmup_steps=0");
+    // The tokens are there, so the files of the state are the first that are too large.
+    let command = format!("ulimit -f 24; exec {} {ENDLESS} {sets}", env!("CARGO_BIN_EXE_xtrain"));
+    let mut shell = Command::new("sh");
+    shell.args(["-c", &command]);
+    let ran = crate::place::finish(place.settle(shell), "a limit on file sizes");
+    assert_eq!(ran.code(), Some(2), "{}", ran.stderr);
+    assert!(!ran.stderr.contains("does not see the folder"), "{}", ran.stderr);
+    let cause = |line: &str| {
+        line.contains("checkpoints/step-1.tmp-") && line.contains("File too large (os error 27)")
+    };
+    assert!(ran.stderr.lines().any(cause), "{}", ran.stderr);
 }
 
 #[test]

@@ -8,7 +8,6 @@ mod launching;
 mod resuming;
 
 use crate::place::{Place, Ran};
-use serde_json::Value;
 use std::net::TcpListener;
 use std::process::Command;
 
@@ -47,16 +46,9 @@ fn as_ranks(place: &Place, arguments: &[String]) -> Vec<Ran> {
     })
 }
 
-/// Records of a kind in the metrics of a run.
-fn records(place: &Place, out: &str, kind: &str) -> Vec<Value> {
-    let text = String::from_utf8(place.read(&format!("{out}/metrics.jsonl"))).expect("text");
-    let lines = text.lines().map(|line| serde_json::from_str::<Value>(line).expect("a line of JSON"));
-    lines.filter(|line| line["kind"] == kind).collect()
-}
-
 /// A number of each record of a kind.
 fn numbers(place: &Place, out: &str, kind: &str, key: &str) -> Vec<f64> {
-    records(place, out, kind).iter().map(|record| record[key].as_f64().expect("a number")).collect()
+    place.records(out, kind).iter().map(|record| record[key].as_f64().expect("a number")).collect()
 }
 
 /// Asserts that numbers differ by at most this share.

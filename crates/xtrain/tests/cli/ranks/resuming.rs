@@ -51,3 +51,13 @@ fn other_ranks_go_on_with_the_same_tokens_and_losses() {
         &place.path("parts/checkpoints/step-8/loader.json"),
     );
 }
+
+#[test]
+fn a_chosen_micro_batch_size_that_more_ranks_cannot_share_is_chosen_again() {
+    let place = Place::new();
+    let sets = "--set train.batch_size=12 --set train.micro_batch_size=auto --set schedule.kind=constant --set eval.at_end=false";
+    place.train("whole", &format!("{sets} --set train.steps=8"));
+    train_in_parts(&place, "parts", [1, 3, 1, 2], sets);
+    let [parts, whole] = ["parts", "whole"].map(|out| numbers(&place, out, "step", "loss"));
+    assert_near(&parts, &whole, 1e-5);
+}

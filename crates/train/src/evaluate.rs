@@ -8,9 +8,9 @@ use crate::programs;
 use crate::weights::Weights;
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
-use std::ops::{ControlFlow, Range};
-use xtrain_data::{Batch as TokenBatch, IGNORED_TARGET, Validation};
-use xtrain_model::decoder::{Batch, io};
+use std::ops::ControlFlow;
+use xtrain_data::{IGNORED_TARGET, Validation};
+use xtrain_model::decoder::{Batch, Loss, io};
 use xtrain_runtime::{Part, ProgramId, Ticket};
 
 /// The forward program of one batch shape.
@@ -19,121 +19,93 @@ pub struct Evaluator {
     id: ProgramId,
     batch: Batch,
     document_mask: bool,
+    /// Sources whose losses are summed separately; 0 sums all together.
+    sources: usize,
+    /// True if ranks exchange weights in it, so that all run it equally often.
+    is_collective: bool,
 }
 
 impl Evaluator {
-    /// Loads the program; the logits of `chunk_tokens` tokens exist at one time.
+    /// Loads the program; the logits of `chunk_tokens` tokens exist at one time. `sources` is the number of
+    /// sources of the text.
     pub fn new(
         weights: &mut Weights,
         batch: Batch,
         document_mask: bool,
         chunk_tokens: usize,
+        sources: usize,
     ) -> Result<Self, LearnError> {
+        let sources = if sources > 1 { sources } else { 0 };
         let (model, numerics, layout) = (weights.model(), weights.numerics(), weights.layout());
-        let program = programs::evaluation(model, numerics, layout, batch, document_mask, chunk_tokens)?;
-        // Ranks run it equally often only up to a batch.
-        debug_assert!(program.instances.iter().all(|i| i.code.op().collective().is_none()));
-        Ok(Evaluator { id: weights.load(program)?, batch, document_mask })
+        let loss = Loss { chunk_tokens, z_loss: 0.0, sources };
+        let program = programs::evaluation(model, numerics, layout, batch, document_mask, loss)?;
+        let is_collective = program.instances.iter().any(|i| i.code.op().collective().is_some());
+        Ok(Evaluator { id: weights.load(program)?, batch, document_mask, sources, is_collective })
     }
 
-    /// Launches a batch.
-    fn put(&self, weights: &mut Weights, batch: &TokenBatch) -> Result<Ticket, LearnError> {
-        let engine = weights.engine();
-        feed(engine, self.id, batch, self.document_mask, 1)?;
-        engine.run(self.id, Part::Whole)?;
-        Ok(engine.fetch(self.id)?)
-    }
-
-    /// Waits for the sum of the cross-entropies of the batch's targets, in nats.
-    fn collect(&self, weights: &mut Weights, ticket: Ticket) -> Result<f64, LearnError> {
-        let outputs = weights.engine().collect(ticket)?;
-        Ok(bytemuck::pod_read_unaligned::<f32>(outputs.get(io::LOSS)?).into())
-    }
-
-    /// The sums of a batch by source, where its rows are from several. They come from runs with the targets
-    /// of the others left out, so that the loss of the batch itself keeps its bits; such batches are as few
-    /// as the places where one source follows another.
-    fn by_source(
-        &self,
-        weights: &mut Weights,
-        batch: &TokenBatch,
-        of: Vec<(usize, Range<usize>)>,
-    ) -> Result<BySource, LearnError> {
-        match &of[..] {
-            [] => return Ok(BySource::Unknown),
-            [(one, _)] => return Ok(BySource::One(*one)),
-            _ => {}
-        }
-        let mut sums = Vec::new();
-        for (source, rows) in of {
-            let mut alone = batch.clone();
-            let targets = rows.start * batch.seq_len..rows.end * batch.seq_len;
-            alone.targets[..targets.start].fill(IGNORED_TARGET);
-            alone.targets[targets.end..].fill(IGNORED_TARGET);
-            alone.valid_targets = alone.targets.iter().filter(|&&target| target != IGNORED_TARGET).count();
-            let ticket = self.put(weights, &alone)?;
-            sums.push((source, self.collect(weights, ticket)?, alone.valid_targets));
-        }
-        Ok(BySource::Several(sums))
-    }
-
-    /// Launches the batch of this rank in a round, if it has one. `flying` are the rounds before.
+    /// Launches the batch of this rank in a round, which starts at sequence `first`, if it has one.
     fn launch(
         &self,
         weights: &mut Weights,
         validation: &Validation,
         first: u64,
-        sources: usize,
-        flying: &mut VecDeque<Round>,
-    ) -> Result<OwnBatch, RunError> {
-        if first >= validation.window_count() {
-            return Ok(OwnBatch::Done(Sums::default()));
+    ) -> Result<OwnBatch, LearnError> {
+        let has_batch = first < validation.window_count();
+        if !has_batch && !self.is_collective {
+            return Ok(OwnBatch::None);
         }
-        let batch = validation.batch(first, self.batch.sequences)?;
-        let of = match sources {
-            0 => Vec::new(),
-            _ => validation.sources(first..first + self.batch.sequences as u64)?,
-        };
-        let of = sources_of(of);
-        if of.len() > 1 {
-            // No result is waited for out of turn.
-            flying.iter_mut().try_for_each(|round| self.land(weights, &mut round.own, sources))?;
+        let sequences = self.batch.sequences;
+        let batch = validation.batch(first, sequences)?;
+        let engine = weights.engine();
+        feed(engine, self.id, &batch, self.document_mask, 1)?;
+        let mut targets = vec![0; self.sources];
+        if self.sources > 0 {
+            let sources = validation.sources(first..first + sequences as u64)?;
+            let mut of_tokens = Vec::with_capacity(self.batch.tokens());
+            for (row, source) in batch.targets.chunks(self.batch.seq_len).zip(sources) {
+                // Rows that pad the batch have no targets.
+                let source = source.unwrap_or(0);
+                targets[source] += row.iter().filter(|&&target| target != IGNORED_TARGET).count();
+                of_tokens.extend(std::iter::repeat_n(source as i32, row.len()));
+            }
+            engine.write_input(self.id, io::SOURCES, bytemuck::cast_slice(&of_tokens))?;
         }
-        let apart = self.by_source(weights, &batch, of)?;
-        let ticket = self.put(weights, &batch)?;
-        Ok(OwnBatch::Launched(ticket, batch.valid_targets, apart))
+        engine.run(self.id, Part::Whole)?;
+        let ticket = engine.fetch(self.id)?;
+        Ok(OwnBatch::Launched { ticket, has_batch, targets: batch.valid_targets, of_sources: targets })
     }
 
-    /// Waits for the sums of a batch.
-    fn land(&self, weights: &mut Weights, own: &mut OwnBatch, sources: usize) -> Result<(), LearnError> {
-        let OwnBatch::Launched(ticket, targets, apart) = std::mem::take(own) else { return Ok(()) };
-        let loss_sum = self.collect(weights, ticket)?;
-        let all = SourceTally { targets, loss_sum };
-        let mut sums = Sums { is_of_a_batch: true, all, sources: vec![SourceTally::default(); sources] };
-        match apart {
-            BySource::Unknown => {}
-            BySource::One(source) => sums.sources[source] = all,
-            BySource::Several(of) => {
-                of.into_iter().for_each(|(source, sum, targets)| sums.sources[source].add(sum, targets));
-            }
+    /// Waits for the sums of a batch, in nats.
+    fn land(&self, weights: &mut Weights, own: OwnBatch) -> Result<Sums, LearnError> {
+        let empty = Sums { sources: vec![SourceTally::default(); self.sources], ..Sums::default() };
+        let OwnBatch::Launched { ticket, has_batch, targets, of_sources } = own else { return Ok(empty) };
+        let outputs = weights.engine().collect(ticket)?;
+        if !has_batch {
+            return Ok(empty);
         }
-        *own = OwnBatch::Done(sums);
-        Ok(())
+        let loss_sum = bytemuck::pod_read_unaligned::<f32>(outputs.get(io::LOSS)?).into();
+        let mut sources = Vec::new();
+        if self.sources > 0 {
+            // The second of each pair is the cross-entropy.
+            let sums: Vec<[f32; 2]> = bytemuck::pod_collect_to_vec(outputs.get(io::SOURCE_LOSSES)?);
+            let of_source =
+                |(targets, [_, sum]): (usize, [f32; 2])| SourceTally { targets, loss_sum: sum.into() };
+            sources.extend(of_sources.into_iter().zip(sums).map(of_source));
+        }
+        Ok(Sums { is_of_a_batch: true, all: SourceTally { targets, loss_sum }, sources })
     }
 
     /// Waits for a round and adds the batches of all ranks in order. Returns true if a rank asks to stop.
     fn add_round(
         &self,
         weights: &mut Weights,
-        mut round: Round,
+        round: Round,
         tally: &mut Tally,
         crew: &Crew,
     ) -> Result<bool, RunError> {
-        let sources = tally.sources.len();
-        self.land(weights, &mut round.own, sources)?;
-        let OwnBatch::Done(own) = round.own else { unreachable!("its result has been collected") };
+        let own = self.land(weights, round.own)?;
         let mut stops = false;
-        for words in crew.gather(&own.words(round.wish, sources))? {
+        for words in crew.gather(&own.words(round.wish))? {
             let (wish, sums) = Sums::of_words(&words);
             stops |= wish;
             if sums.is_of_a_batch {
@@ -155,13 +127,10 @@ impl Evaluator {
         crew: &Crew,
         go_on: &mut dyn FnMut() -> ControlFlow<()>,
     ) -> Result<ControlFlow<()>, RunError> {
-        let (all, sources) = (validation.window_count(), validation.source_names().len());
-        let is_of_others = !tally.sources.is_empty() && tally.sources.len() != sources;
-        if tally.of != all || is_of_others {
-            *tally = Tally { of: all, ..Tally::default() };
-        }
-        if sources > 1 && tally.sequences == 0 {
-            tally.sources = vec![SourceTally::default(); sources];
+        let all = validation.window_count();
+        if tally.of != all || tally.sources.len() != self.sources {
+            let sources = vec![SourceTally::default(); self.sources];
+            *tally = Tally { of: all, sources, ..Tally::default() };
         }
         let Member { rank, world_size } = crew.member();
         let sequences = self.batch.sequences as u64;
@@ -178,7 +147,7 @@ impl Evaluator {
             let is_more = next < all && ended.is_continue();
             if is_more {
                 let first = next + rank as u64 * sequences;
-                let own = self.launch(weights, validation, first, tally.sources.len(), &mut flying)?;
+                let own = self.launch(weights, validation, first)?;
                 flying.push_back(Round { own, wish });
                 next = all.min(next + world_size as u64 * sequences);
             }
@@ -206,15 +175,16 @@ struct Round {
 
 /// The batch of this rank in a round.
 enum OwnBatch {
+    None,
     /// Its result is still to come.
-    Launched(Ticket, usize, BySource),
-    Done(Sums),
-}
-
-impl Default for OwnBatch {
-    fn default() -> Self {
-        OwnBatch::Done(Sums::default())
-    }
+    Launched {
+        ticket: Ticket,
+        /// False if it has no targets, because this rank only takes part in the others' batches.
+        has_batch: bool,
+        targets: usize,
+        /// The targets of each source.
+        of_sources: Vec<usize>,
+    },
 }
 
 /// The sums of a batch.
@@ -227,11 +197,9 @@ struct Sums {
 }
 
 impl Sums {
-    /// As words for other ranks, with room for `sources`.
-    fn words(&self, wish: bool, sources: usize) -> Vec<u64> {
-        let empty = SourceTally::default();
-        let padding = std::iter::repeat_n(&empty, sources - self.sources.len());
-        let sums = std::iter::once(&self.all).chain(&self.sources).chain(padding);
+    /// As words for other ranks.
+    fn words(&self, wish: bool) -> Vec<u64> {
+        let sums = std::iter::once(&self.all).chain(&self.sources);
         let sums = sums.flat_map(|sum| [sum.targets as u64, sum.loss_sum.to_bits()]);
         [u64::from(wish), u64::from(self.is_of_a_batch)].into_iter().chain(sums).collect()
     }
@@ -245,28 +213,6 @@ impl Sums {
         let all = sums.next().unwrap_or_default();
         (flags[0] != 0, Sums { is_of_a_batch: flags[1] != 0, all, sources: sums.collect() })
     }
-}
-
-/// Neighbouring rows of a batch that are from one source, as that and their range; rows that pad are none's.
-fn sources_of(rows: Vec<Option<usize>>) -> Vec<(usize, Range<usize>)> {
-    let mut of: Vec<(usize, Range<usize>)> = Vec::new();
-    for (row, source) in rows.into_iter().enumerate() {
-        match (source, of.last_mut()) {
-            (Some(source), Some((last, rows))) if *last == source => rows.end = row + 1,
-            (Some(source), _) => of.push((source, row..row + 1)),
-            (None, _) => {}
-        }
-    }
-    of
-}
-
-/// The sources of a batch.
-enum BySource {
-    /// They are not told apart.
-    Unknown,
-    One(usize),
-    /// Each with the sum of its losses and the number of its targets.
-    Several(Vec<(usize, f64, usize)>),
 }
 
 /// State of an evaluation, small enough for a checkpoint in the middle of one.

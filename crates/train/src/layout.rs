@@ -112,6 +112,11 @@ impl Layout {
         self.parallel.cuts_state()
     }
 
+    /// True if a rank has its rows of what GEMMs read alone, so that each forward gathers weights.
+    pub fn cuts_weights(&self) -> bool {
+        self.parallel.cuts_weights()
+    }
+
     /// The cut of a state value, if this rank has rows of it alone.
     pub(crate) fn cut_of(&self, kind: StateKind, name: &str) -> Option<RowShard> {
         let is_cut = match kind {

@@ -67,10 +67,9 @@ pub fn evaluation(
     layout: &Layout,
     batch: Batch,
     document_mask: bool,
-    chunk_tokens: usize,
+    loss: Loss,
 ) -> Result<Program, ProgramError> {
     let mut tracer = Tracer::default();
-    let loss = Loss { chunk_tokens, z_loss: 0.0, sources: 0 };
     let context = Context::Sequence { document_mask, deterministic: true };
     trace_loss(&mut tracer, model, batch, context, loss, 0.0)?;
     forward(tracer, model, numerics, layout)

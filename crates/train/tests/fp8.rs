@@ -401,9 +401,9 @@ fn what_is_kept_in_12_bits_need_be_a_factor_of_no_fp8_product() {
 #[test]
 fn evaluation_in_a_run_casts_by_its_scales_and_leaves_them() {
     let spec = fp8(Recipe::Fp8Delayed);
-    let program =
-        programs::evaluation(&spec.model, &spec.numerics(), &Layout::alone(), spec.batch, false, 16)
-            .expect("a program");
+    let (numerics, layout) = (spec.numerics(), Layout::alone());
+    let program = programs::evaluation(&spec.model, &numerics, &layout, spec.batch, false, spec.loss)
+        .expect("a program");
     let scales = |program: &xtrain_program::Program| -> Vec<String> {
         let name = |id| match &program.value(id).storage {
             Storage::State { kind: StateKind::Scale, name } => Some(name.to_string()),

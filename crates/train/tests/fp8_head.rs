@@ -153,7 +153,7 @@ fn scales_of_the_head_are_of_earlier_steps_under_delayed_scaling() {
         &Layout::alone(),
         Batch { sequences: 1, seq_len: 21 },
         false,
-        16,
+        spec.loss,
     )
     .expect("a program");
     let mut read = states(&evaluation, StateKind::Scale);

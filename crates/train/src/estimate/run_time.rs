@@ -6,6 +6,7 @@ use crate::layout::Layout;
 use crate::programs;
 use crate::spec::Planned;
 use std::fmt;
+use xtrain_model::decoder::Loss;
 use xtrain_program::Program;
 use xtrain_report::metrics::format;
 
@@ -68,9 +69,10 @@ impl RunTime {
 /// Seconds of an evaluation.
 fn evaluation_seconds(planned: &Planned, device: &Device) -> Result<f64, RunError> {
     let (spec, config) = (&planned.spec, &planned.resolved.config);
-    let (mask, chunk) = (config.data.document_mask, spec.loss.chunk_tokens);
+    let mask = config.data.document_mask;
+    let loss = Loss { z_loss: 0.0, sources: 0, ..spec.loss };
     let layout = Layout::of(spec).map_err(LearnError::from)?;
-    let program = programs::evaluation(&spec.model, &spec.numerics(), &layout, spec.batch, mask, chunk);
+    let program = programs::evaluation(&spec.model, &spec.numerics(), &layout, spec.batch, mask, loss);
     let program = program.map_err(LearnError::from)?;
     let sequences = config.eval.sequences(config.data.seq_len).div_ceil(spec.batch.sequences as u64);
     let of_a_rank = sequences.div_ceil(spec.parallel.world_size as u64);

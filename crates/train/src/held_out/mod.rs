@@ -149,7 +149,7 @@ impl HeldOut {
         let all = validation.window_count();
         let sequences = all.min(batch_size.max(1) as u64) as usize;
         let shape = Batch { sequences, seq_len };
-        let evaluator = Evaluator::new(&mut opened.weights, shape, document_mask, LOSS_CHUNK)
+        let evaluator = Evaluator::new(&mut opened.weights, shape, document_mask, LOSS_CHUNK, 0)
             .map_err(|e| e.advising("take shorter sequences, or fewer of them at once"))?;
         let (mut tally, mut begun) = (Tally::default(), 0);
         let mut next = || {

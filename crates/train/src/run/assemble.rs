@@ -230,10 +230,11 @@ pub(super) fn load(
         let mut learner = Learner::new(engine, spec, config.train.seed).map_err(|e| e.advising(LESS))?;
         let state_copy = if learner.spec().reference { Some(StateCopy::new(&mut learner)?) } else { None };
         let evaluator = match &corpus.validation {
-            Some(_) => {
+            Some(validation) => {
                 let (batch, mask, chunk) =
                     (learner.spec().batch, config.data.document_mask, config.train.loss_chunk());
-                let evaluator = Evaluator::new(learner.weights(), batch, mask, chunk);
+                let sources = validation.source_names().len();
+                let evaluator = Evaluator::new(learner.weights(), batch, mask, chunk, sources);
                 Some(evaluator.map_err(|e| e.advising(LESS))?)
             }
             None => None,

@@ -4,6 +4,7 @@ use super::Run;
 use super::describe::describe;
 use super::observer::{Observer, Outcome};
 use super::watch::Watch;
+use crate::crew::Crew;
 use crate::error::RunError;
 use crate::exchange;
 use crate::generate::{GeneratedToken, Generator, Sampling};
@@ -25,6 +26,9 @@ impl Run {
     ) -> Result<Outcome, RunError> {
         if !self.crew.is_first() {
             // Rank 0 writes the end; the others wait for it at the end of the crew.
+            if self.position.step == self.steps && self.sample_together(false)? {
+                self.sample(watch, observer)?;
+            }
             return Ok(outcome);
         }
         if self.position.step < self.steps {
@@ -38,6 +42,7 @@ impl Run {
         // Try all parts and report the first error.
         let exported = if unwritten.export { self.export(observer) } else { Ok(()) };
         let samples = unwritten.samples && outcome == Outcome::Finished;
+        let samples = samples | self.sample_together(samples)?;
         let sampled = if samples { self.sample(watch, observer) } else { Ok(outcome) };
         let reported = self.report_end(*sampled.as_ref().unwrap_or(&outcome), observer);
         let ended = exported.and(sampled).and_then(|ended| reported.map(|()| ended))?;
@@ -45,6 +50,12 @@ impl Run {
             self.folder.finished(self.position.step)?;
         }
         Ok(ended)
+    }
+
+    /// True if this rank and all others generate samples, because each has a part of the weights alone. Rank
+    /// 0 decides it.
+    fn sample_together(&self, samples: bool) -> Result<bool, RunError> {
+        Ok(self.learner.layout().cuts_weights() && self.crew.decide(|| Ok(samples))?)
     }
 
     fn export(&mut self, observer: &mut dyn Observer) -> Result<(), RunError> {
@@ -95,10 +106,11 @@ impl Run {
         // One cache serves all prompts.
         let mut generator = Generator::new(self.learner.weights(), longest + eval.max_tokens)?;
         let stop = self.corpus.tokenizer.stop_tokens().to_vec();
-        let mut ended = None;
+        let crew = if self.learner.layout().cuts_weights() { self.crew.clone() } else { Crew::alone() };
+        let (mut ended, mut failed) = (None, None);
         let mut text = String::new();
         for (number, (prompt, tokens)) in eval.prompts.iter().zip(self.prompts.clone()).enumerate() {
-            ended = ended.or_else(|| watch.ended(Duration::ZERO));
+            ended = first_wish(&crew, ended.or_else(|| watch.ended(Duration::ZERO)))?;
             if ended.is_some() {
                 break;
             }
@@ -116,12 +128,21 @@ impl Run {
             let mut on_token = |_: GeneratedToken<'_>| {
                 slowest = slowest.max(begun.elapsed());
                 begun = Instant::now();
-                ended = watch.ended(slowest);
-                if ended.is_some() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+                match first_wish(&crew, watch.ended(slowest)) {
+                    Ok(wish) => ended = wish,
+                    Err(error) => failed = Some(error),
+                }
+                match ended.is_some() || failed.is_some() {
+                    true => ControlFlow::Break(()),
+                    false => ControlFlow::Continue(()),
+                }
             };
             let weights = self.learner.weights();
             let made =
                 generator.generate(weights, &tokens, eval.max_tokens, sampling, &stop, &mut on_token)?;
+            if let Some(error) = failed {
+                return Err(error);
+            }
             let written = self.corpus.tokenizer.decode(&made, SpecialTokens::Hide)?;
             text.push_str(&format!("{prompt}{written}\n\n"));
             self.record(
@@ -129,7 +150,7 @@ impl Run {
                 observer,
             )?;
         }
-        if !text.is_empty() || ended.is_none() {
+        if self.crew.is_first() && (!text.is_empty() || ended.is_none()) {
             self.folder.write("sample.txt", &text)?;
         }
         Ok(ended.unwrap_or(Outcome::Finished))
@@ -163,4 +184,22 @@ impl Run {
             }),
         }
     }
+}
+
+/// The wish of any rank to end, that of the time limit last.
+fn first_wish(crew: &Crew, own: Option<Outcome>) -> Result<Option<Outcome>, RunError> {
+    if crew.is_alone() {
+        return Ok(own);
+    }
+    let wish = match own {
+        None => 0,
+        Some(Outcome::TimeLimit) => 1,
+        Some(_) => 2,
+    };
+    let most = crew.gather(&[wish])?.concat().into_iter().max();
+    Ok(match most {
+        None | Some(0) => None,
+        Some(1) => Some(Outcome::TimeLimit),
+        Some(_) => Some(Outcome::Stopped),
+    })
 }

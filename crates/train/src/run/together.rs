@@ -80,10 +80,11 @@ impl Run {
     /// A checksum of the next part of the shared state: masters, or the copies of them that all ranks hold,
     /// scales and counters.
     fn checksum(&mut self) -> Result<u64, RunError> {
-        let is_cut = self.learner.layout().cuts_state();
+        let layout = self.learner.layout();
+        let (cuts_state, cuts_weights) = (layout.cuts_state(), layout.cuts_weights());
         let is_shared = |entry: &StateEntry| match entry.kind {
-            StateKind::Master => !is_cut,
-            StateKind::Compute | StateKind::Gathered => is_cut,
+            StateKind::Master => !cuts_state,
+            StateKind::Compute | StateKind::Gathered => cuts_state && !cuts_weights,
             StateKind::Counter | StateKind::Scale => true,
             _ => false,
         };

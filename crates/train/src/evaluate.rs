@@ -9,7 +9,7 @@ use crate::weights::Weights;
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 use std::ops::ControlFlow;
-use xtrain_data::{IGNORED_TARGET, Validation};
+use xtrain_data::{Batch as TokenBatch, IGNORED_TARGET, Validation};
 use xtrain_model::decoder::{Batch, Loss, io};
 use xtrain_runtime::{Part, ProgramId, Ticket};
 
@@ -49,30 +49,41 @@ impl Evaluator {
         weights: &mut Weights,
         validation: &Validation,
         first: u64,
-    ) -> Result<OwnBatch, LearnError> {
+    ) -> Result<OwnBatch, RunError> {
         let has_batch = first < validation.window_count();
         if !has_batch && !self.is_collective {
             return Ok(OwnBatch::None);
         }
         let sequences = self.batch.sequences;
         let batch = validation.batch(first, sequences)?;
-        let engine = weights.engine();
-        feed(engine, self.id, &batch, self.document_mask, 1)?;
-        let mut targets = vec![0; self.sources];
+        let (mut of_sources, mut source_of) = (vec![0; self.sources], Vec::new());
         if self.sources > 0 {
             let sources = validation.sources(first..first + sequences as u64)?;
-            let mut of_tokens = Vec::with_capacity(self.batch.tokens());
             for (row, source) in batch.targets.chunks(self.batch.seq_len).zip(sources) {
                 // Rows that pad the batch have no targets.
                 let source = source.unwrap_or(0);
-                targets[source] += row.iter().filter(|&&target| target != IGNORED_TARGET).count();
-                of_tokens.extend(std::iter::repeat_n(source as i32, row.len()));
+                of_sources[source] += row.iter().filter(|&&target| target != IGNORED_TARGET).count();
+                source_of.extend(std::iter::repeat_n(source as i32, row.len()));
             }
-            engine.write_input(self.id, io::SOURCES, bytemuck::cast_slice(&of_tokens))?;
+        }
+        let ticket = self.put(weights, &batch, &source_of)?;
+        Ok(OwnBatch::Launched { ticket, has_batch, targets: batch.valid_targets, of_sources })
+    }
+
+    /// Launches a batch, with the source of each token if losses are summed by source.
+    fn put(
+        &self,
+        weights: &mut Weights,
+        batch: &TokenBatch,
+        source_of: &[i32],
+    ) -> Result<Ticket, LearnError> {
+        let engine = weights.engine();
+        feed(engine, self.id, batch, self.document_mask, 1)?;
+        if self.sources > 0 {
+            engine.write_input(self.id, io::SOURCES, bytemuck::cast_slice(source_of))?;
         }
         engine.run(self.id, Part::Whole)?;
-        let ticket = engine.fetch(self.id)?;
-        Ok(OwnBatch::Launched { ticket, has_batch, targets: batch.valid_targets, of_sources: targets })
+        Ok(engine.fetch(self.id)?)
     }
 
     /// Waits for the sums of a batch, in nats.

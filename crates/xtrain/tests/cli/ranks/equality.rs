@@ -30,19 +30,27 @@ fn what_ranks_leave_is_read_by_every_command_in_one_process() {
     let place = Place::new();
     let fp8 = "--set precision.recipe=fp8-row --set precision.skip_slower=[] --set data.seq_len=32 --set model.ffn_dim=32 --set \
                precision.reference_every=4 --set precision.reference_steps=2 --set train.check_numerics=true";
-    let both: Vec<String> = ["none", "optimizer"]
-        .map(|shard| {
-            let out = format!("out-{shard}");
-            place.train(&out, &format!("{SHARED} {fp8} --ranks 3 --profile --set parallel.shard={shard}"));
-            assert!(place.exists(&format!("{out}/trace.json")));
-            assert_eq!(place.records(&out, "reference").len(), 2);
-            out
-        })
-        .into();
-    // Not a bit depends on where the state is.
-    let [a, b] = ["none", "optimizer"].map(|shard| place.path(&format!("out-{shard}/hf/model.safetensors")));
-    assert_same_file(&a, &b);
-    let out = &both[1];
+    let all = ["none", "optimizer", "gradients", "weights"].map(|shard| {
+        let out = format!("out-{shard}");
+        place.train(
+            &out,
+            &format!("{SHARED} {fp8} --ranks 3 --profile --set parallel.shard={shard} --set eval.prompts=[\"the\",\"a\"]"),
+        );
+        assert!(place.exists(&format!("{out}/trace.json")));
+        assert_eq!(place.records(&out, "reference").len(), 2);
+        assert_eq!(place.records(&out, "sample").len(), 2);
+        out
+    });
+    // Where the state is changes no bit; the first two add gradients in another order than the last two.
+    for pair in all.chunks(2) {
+        for file in ["hf/model.safetensors", "sample.txt"] {
+            assert_same_file(
+                &place.path(&format!("{}/{file}", pair[0])),
+                &place.path(&format!("{}/{file}", pair[1])),
+            );
+        }
+    }
+    let out = &all[3];
     for command in [
         format!("eval {out} --json"),
         format!("generate {out} --prompt the --max-tokens 4"),
@@ -50,7 +58,7 @@ fn what_ranks_leave_is_read_by_every_command_in_one_process() {
         format!("report {out}"),
         format!("inspect {out} --out inspected.html"),
         format!("blame {out}"),
-        format!("compare {} {out} --out compared.html", both[0]),
+        format!("compare {} {out} --out compared.html", all[0]),
         format!("plan {out}/config.toml"),
     ] {
         place.run(&command).succeeds();
@@ -60,7 +68,7 @@ fn what_ranks_leave_is_read_by_every_command_in_one_process() {
     let evaluated = |out: &str| place.run(&format!("eval {out} --json")).succeeds().stdout;
     let loss =
         |text: String| serde_json::from_str::<serde_json::Value>(text.trim()).expect("JSON")["loss"].clone();
-    assert_eq!(loss(evaluated(&both[0])), loss(evaluated(out)));
+    assert_eq!(loss(evaluated(&all[2])), loss(evaluated(out)));
 }
 
 #[test]
@@ -101,7 +109,9 @@ fn an_evaluation_has_the_same_bits_on_any_number_of_ranks() {
     let losses: Vec<f64> = (1..=4)
         .map(|ranks| {
             let out = format!("ranks-{ranks}");
-            place.run(&format!("{continued} --out {out} --ranks {ranks} --set train.steps=1")).succeeds();
+            let shard = if ranks > 2 { "weights" } else { "none" };
+            let sets = format!("--set train.steps=1 --set parallel.shard={shard}");
+            place.run(&format!("{continued} --out {out} --ranks {ranks} {sets}")).succeeds();
             let first = &place.records(&out, "eval")[0];
             assert_eq!(first["step"], 0);
             first["loss"].as_f64().expect("a number")
@@ -120,7 +130,10 @@ fn each_source_of_a_mixture_has_its_loss_on_any_number_of_ranks() {
     );
     let by_source = |ranks: usize| -> Vec<(String, f64)> {
         let out = format!("ranks-{ranks}");
-        place.run(&format!("{continued} --out {out} --ranks {ranks}")).succeeds();
+        let shard = if ranks > 2 { "weights" } else { "optimizer" };
+        place
+            .run(&format!("{continued} --out {out} --ranks {ranks} --set parallel.shard={shard}"))
+            .succeeds();
         let first = place.records(&out, "source").into_iter().filter(|record| record["step"] == 0);
         first.map(|record| (record["name"].to_string(), record["loss"].as_f64().expect("a number"))).collect()
     };

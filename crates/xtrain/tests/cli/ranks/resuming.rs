@@ -4,11 +4,17 @@ use super::{SHARED, assert_near, numbers};
 use crate::place::{Place, assert_same_file};
 use crate::resume::recorded;
 
-/// Trains `out` to step 8 in parts of two steps, each on another number of ranks.
+/// Trains `out` to step 8 in parts of two steps, each on another number of ranks, which share other state.
 fn train_in_parts(place: &Place, out: &str, ranks: [usize; 4], sets: &str) {
-    for (n, ranks) in ranks.into_iter().enumerate() {
+    let shards = ["none", "weights", "gradients", "optimizer"];
+    for (n, (ranks, shard)) in ranks.into_iter().zip(shards).enumerate() {
         let (steps, resume) = (2 * n + 2, if n == 0 { "" } else { "--resume" });
-        place.train(out, &format!("{sets} --set train.steps={steps} --ranks {ranks} {resume}"));
+        place.train(
+            out,
+            &format!(
+                "{sets} --set train.steps={steps} --ranks {ranks} --set parallel.shard={shard} {resume}"
+            ),
+        );
     }
 }
 
@@ -16,7 +22,7 @@ fn train_in_parts(place: &Place, out: &str, ranks: [usize; 4], sets: &str) {
 fn in_any_world_not_a_bit_depends_on_the_ranks_that_go_on() {
     let place = Place::new();
     // A constant rate, because the length of the run changes.
-    let sets = "--set train.batch_size=8 --set train.micro_batch_size=1 --set parallel.reduce=any-world --set parallel.shard=optimizer --set \
+    let sets = "--set train.batch_size=8 --set train.micro_batch_size=1 --set parallel.reduce=any-world --set \
                 schedule.kind=constant --set eval.at_end=false --set checkpoint.keep_last=1 --set checkpoint.keep_best=false";
     place.train("whole", &format!("{sets} --set train.steps=8"));
     train_in_parts(&place, "parts", [4, 1, 2, 4], sets);
@@ -36,9 +42,7 @@ fn in_any_world_not_a_bit_depends_on_the_ranks_that_go_on() {
 #[test]
 fn other_ranks_go_on_with_the_same_tokens_and_losses() {
     let place = Place::new();
-    let sets = format!(
-        "{SHARED} --set parallel.shard=optimizer --set schedule.kind=constant --set eval.at_end=false"
-    );
+    let sets = format!("{SHARED} --set schedule.kind=constant --set eval.at_end=false");
     place.train("whole", &format!("{sets} --set train.steps=8"));
     train_in_parts(&place, "parts", [4, 1, 3, 2], &sets);
     for (key, share) in [("loss", 1e-5), ("grad_norm", 1e-5), ("tokens", 0.0), ("epoch", 0.0)] {

@@ -47,8 +47,8 @@ mod tests {
     use xtrain_program::{Parallel, Shard};
     use xtrain_train::{programs, spec};
 
-    /// A model whose matrices have 64 and 100 rows, and 64 elements a row.
-    const RUN: &str = "[model]\nfamily = \"llama\"\ndim = 64\nlayers = 1\nheads = 4\nffn_dim = 32\nvocab_size = 100\n\
+    /// A model whose matrices have 64 and 400 rows, and 64 elements a row.
+    const RUN: &str = "[model]\nfamily = \"llama\"\ndim = 64\nlayers = 1\nheads = 4\nffn_dim = 32\nvocab_size = 400\n\
                        tie_embeddings = true\n[data]\ntrain = \"text\"\nseq_len = 32\n\
                        [train]\nsteps = 1\nbatch_size = 12\nmicro_batch_size = 1\n[precision]\nrecipe = \"fp32\"\n";
 

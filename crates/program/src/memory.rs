@@ -1,7 +1,7 @@
 //! The memory table: the bytes of a plan by purpose.
 
 use crate::buffer::{Buffer, Holds};
-use crate::{Instance, Program, Stage, StateKind, Storage};
+use crate::{Instance, Lane, Program, Role, Stage, StateKind, Storage};
 use std::collections::BTreeMap;
 
 /// The memory of a plan by purpose. The rows add up to the plan, to the byte; of scratch they count the
@@ -37,6 +37,10 @@ pub enum Purpose {
     HostExchange,
     /// Activations of a block (`None`: outside of the blocks) that are saved from forward to backward.
     Saved(Option<u32>),
+    /// Weights that are gathered from all ranks while a block reads them.
+    GatheredWeights,
+    /// Gradients before they are summed over ranks, and what ranks send each other of them.
+    ExchangedGradients,
     /// Activations and gradients that the same stage reads.
     Passing,
     /// Workspace of the op of this name and site.
@@ -69,16 +73,10 @@ impl MemoryTable {
             peak_at = format!("{origin} ({})", origin.role.name());
             for b in buffers.iter().filter(|b| live(b).contains(&peak)) {
                 let producer = &program.instances[b.first];
-                let stage = |i: usize| program.instances[i].origin.stage;
-                let is_read_in_backward = b.users.iter().any(|&u| stage(u) == Stage::Backward);
-                let purpose = if matches!(b.holds, Holds::Workspace(_)) {
+                if matches!(b.holds, Holds::Workspace(_)) {
                     elsewhere.remove(&workspace_of(producer));
-                    workspace_of(producer)
-                } else if stage(b.first) == Stage::Forward && is_read_in_backward {
-                    Purpose::Saved(producer.origin.block)
-                } else {
-                    Purpose::Passing
-                };
+                }
+                let purpose = purpose(program, b);
                 *rows.entry(purpose).or_default() += b.bytes;
             }
         }
@@ -91,6 +89,26 @@ impl MemoryTable {
             .collect();
         let elsewhere = elsewhere.into_iter().map(|(purpose, bytes)| MemoryRow { purpose, bytes }).collect();
         MemoryTable { rows, peak_at, elsewhere }
+    }
+}
+
+/// The purpose of a scratch buffer.
+fn purpose(program: &Program, b: &Buffer) -> Purpose {
+    let producer = &program.instances[b.first];
+    let users = || b.users.iter().map(|&user| &program.instances[user]);
+    let is_reduction = |i: &Instance| i.lane == Lane::Communication && i.origin.role == Role::Reduce;
+    if matches!(b.holds, Holds::Workspace(_)) {
+        workspace_of(producer)
+    } else if producer.origin.role == Role::Gather {
+        Purpose::GatheredWeights
+    } else if users().any(is_reduction) {
+        Purpose::ExchangedGradients
+    } else if producer.origin.stage == Stage::Forward
+        && users().any(|user| user.origin.stage == Stage::Backward)
+    {
+        Purpose::Saved(producer.origin.block)
+    } else {
+        Purpose::Passing
     }
 }
 

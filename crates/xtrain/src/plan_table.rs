@@ -317,6 +317,8 @@ fn name(what: &Purpose, alike: usize, bytes: usize) -> String {
         Purpose::State(StateKind::Amax) => "amaxes of casts".into(),
         Purpose::State(StateKind::AmaxHistory) => "amax histories".into(),
         Purpose::State(StateKind::Scale) => "scales of casts".into(),
+        Purpose::GatheredWeights => "gathered weights of blocks".into(),
+        Purpose::ExchangedGradients => "gradients between ranks".into(),
         Purpose::Constants => "rotation tables".into(),
         Purpose::HostExchange => "tokens and metrics".into(),
         Purpose::Saved(None) => "saved outside the blocks".into(),

@@ -90,6 +90,8 @@ fn put_in_slots(program: &mut Program, prefetch_blocks: usize) {
         let block = blocks.get(&gradient).copied().flatten();
         let slot = slots.take(program, block, program.ty(gradient));
         slot_of.insert(gradient, slot);
+        // No one uses the whole gradient any more.
+        program.values[gradient.0 as usize].storage = Storage::Transient;
         program.parameters[p].gradient = Some(slot);
     }
     for instance in &mut program.instances {

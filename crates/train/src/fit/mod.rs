@@ -57,9 +57,9 @@ pub struct Instead {
     pub fewer_layers: Option<usize>,
     /// Longest sequence that would fit, found by halving the run's, if any.
     pub seq_len: Option<usize>,
-    /// Number of GPUs of this size that could hold it, with weights, gradients and moments divided among
-    /// them; `None` on a CPU.
-    pub gpus: Option<u64>,
+    /// The least number of GPUs of this size that would fit, with weights, gradients and moments divided
+    /// among them (`parallel.shard = "weights"`), and the bytes that each needs.
+    pub gpus: Option<(usize, u64)>,
 }
 
 /// Settings that need less memory, and how much they need.

@@ -5,13 +5,16 @@ use crate::engine::{Room, Target};
 use crate::error::{LearnError, RunError};
 use crate::programs;
 use crate::training_spec::TrainingSpec;
-use xtrain_program::{Recompute, Region};
+use xtrain_program::{Parallel, Recompute, Reduce, Region, Shard};
 
 /// Smallest chunk of the loss that is suggested, in tokens: below it GEMMs are too small.
 const SMALLEST_CHUNK: usize = 256;
 
 /// The shortest sequence that is suggested, in tokens.
 const SHORTEST: usize = 128;
+
+/// The most GPUs that are suggested.
+const MOST_GPUS: usize = 1024;
 
 /// Largest number of combinations in a message, if no single setting is enough.
 const MOST_COMBINED: usize = 2;
@@ -68,7 +71,7 @@ impl Search<'_> {
             let program = programs::training(&spec).map_err(LearnError::from)?;
             let state_bytes = self.target.plan(&program).region_bytes[Region::State as usize] as u64;
             let is_held = bytes <= self.room.alone_bytes;
-            let instead = self.instead(&spec, bytes, state_bytes)?;
+            let instead = self.instead(&spec, bytes)?;
             let least = Alternative { settings, bytes };
             return Ok(Verdict::Nothing { least, state_bytes, is_held, instead });
         }
@@ -102,8 +105,8 @@ impl Search<'_> {
     }
 
     /// Models and numbers of GPUs with which the run would fit, given that even `least` does not. It needs
-    /// `bytes`, of which the state is `state_bytes`.
-    fn instead(&self, least: &TrainingSpec, bytes: u64, state_bytes: u64) -> Result<Instead, RunError> {
+    /// `bytes`.
+    fn instead(&self, least: &TrainingSpec, bytes: u64) -> Result<Instead, RunError> {
         let (layers, available) = (least.model.layers.len(), self.room.available_bytes);
         let fewer_layers = first_that_fits(layers - 1, bytes, available, |n| {
             let left = layers - 1 - n;
@@ -118,11 +121,26 @@ impl Search<'_> {
             spec.loss.chunk_tokens = spec.loss.chunk_tokens.min(lengths[n]);
             Ok::<_, RunError>((self.bytes(&spec)?, lengths[n]))
         })?;
-        // Each GPU holds its share of the state, and everything else in full.
-        let rest = bytes.saturating_sub(state_bytes);
-        let is_gpu = self.target == Target::Cuda && available > rest;
-        let gpus = is_gpu.then(|| state_bytes.div_ceil(available - rest));
+        let gpus = self.gpus(least, bytes)?;
         Ok(Instead { layers, fewer_layers, seq_len, gpus })
+    }
+
+    /// The least number of GPUs that is a power of two, can share the batch, and has room for a rank of
+    /// `least` with weights, gradients and optimizer state divided among all; with the bytes of a rank.
+    fn gpus(&self, least: &TrainingSpec, bytes: u64) -> Result<Option<(usize, u64)>, RunError> {
+        if self.target == Target::Cpu || least.parallel.reduce != Reduce::SameWorld {
+            return Ok(None);
+        }
+        let micro_batches = self.batch_size / least.batch.sequences;
+        let more = |world_size: &usize| {
+            micro_batches.is_multiple_of(*world_size) && *world_size > least.parallel.world_size
+        };
+        let worlds: Vec<usize> = (1..=MOST_GPUS.ilog2()).map(|n| 1 << n).filter(more).collect();
+        first_that_fits(worlds.len(), bytes, self.room.available_bytes, |n| {
+            let parallel = Parallel { world_size: worlds[n], shard: Shard::Weights, ..least.parallel };
+            let bytes = self.bytes(&TrainingSpec { parallel, ..least.clone() })?;
+            Ok::<_, RunError>((bytes, (worlds[n], bytes)))
+        })
     }
 
     /// Alternatives of one setting, or of `norms` and a smaller micro-batch if that is larger than the one

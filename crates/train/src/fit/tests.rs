@@ -181,7 +181,7 @@ fn llama_3_8b_does_not_fit_into_a_small_card() {
     let message = message.expect_err("too little").to_string();
     // Masters and gradients in fp32, two moments, and the bf16 copies for GEMMs.
     assert!(message.contains("104.71 GiB of it for weights, gradients and moments"), "{message}");
-    let instead = "; choose a smaller model: 3 of its 32 layers would fit; 6 GPUs of this size could hold it with weights, \
-                   gradients and moments divided among them, but xtrain divides no gradients yet (parallel.shard). `xtrain plan` lists what needs it";
+    let instead = "; choose a smaller model: 3 of its 32 layers would fit; or several GPUs: with \
+                   `--gpus 16 --set parallel.shard=weights` each needs 0.00 GiB. `xtrain plan` lists what needs it";
     assert!(message.ends_with(instead), "{message}");
 }

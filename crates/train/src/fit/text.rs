@@ -57,10 +57,10 @@ impl fmt::Display for Instead {
             write!(f, ", or a shorter context: data.seq_len={seq_len} would fit")?;
         }
         match self.gpus {
-            Some(gpus) => write!(
+            Some((gpus, bytes)) => write!(
                 f,
-                "; {gpus} GPUs of this size could hold it with weights, gradients and moments divided among them, \
-                 but xtrain divides no gradients yet (parallel.shard)"
+                "; or several GPUs: with `--gpus {gpus} --set parallel.shard=weights` each needs {}",
+                format::gib(bytes)
             ),
             None => Ok(()),
         }

@@ -13,7 +13,7 @@ use crate::spec::Planned;
 use crate::training_spec::TrainingSpec;
 use search::Search;
 pub(crate) use search::first_that_fits;
-use xtrain_program::Program;
+use xtrain_program::{Program, Shard};
 use xtrain_report::metrics::format;
 
 /// Memory that a step needs, and memory that is available.
@@ -92,6 +92,12 @@ impl Fit {
                 let Fit { needed_bytes, verdict, .. } =
                     Fit::new(&without, target, threads, batch_size, room)?;
                 verdict.with_setting("precision.reference_every=0", needed_bytes)
+            }
+            false if spec.parallel.world_size > 1 && spec.parallel.shard == Shard::None => {
+                let mut with = spec.clone();
+                with.parallel.shard = Shard::Optimizer;
+                let Fit { needed_bytes, verdict, .. } = Fit::new(&with, target, threads, batch_size, room)?;
+                verdict.with_setting("parallel.shard=optimizer", needed_bytes)
             }
             false => match search.verdict()? {
                 nothing @ Verdict::Nothing { .. } => match spec.optimizer.smaller() {
@@ -172,8 +178,9 @@ pub(crate) fn needed_bytes(
 }
 
 /// Keys of settings in the order in which alternatives name them.
-const ORDER: [&str; 6] = [
+const ORDER: [&str; 7] = [
     "precision.reference_every",
+    "parallel.shard",
     "optimizer.moments",
     "train.recompute",
     "train.recompute_blocks",

@@ -198,11 +198,9 @@ pub(crate) fn check_gpus(count: usize) -> Result<(), Failure> {
         return Ok(());
     }
     let has = match visible {
-        0 => "no GPU (`xtrain doctor` says why)".to_owned(),
-        1 => "1 GPU".to_owned(),
-        n => format!("{n} GPUs"),
+        0 => format!("no GPU (`xtrain doctor` says why); --ranks {count} trains on the CPU"),
+        1 => "1 GPU, as far as CUDA_VISIBLE_DEVICES shows it".to_owned(),
+        n => format!("{n} GPUs, as far as CUDA_VISIBLE_DEVICES shows them"),
     };
-    Err(Failure::user(format!(
-        "--gpus {count}: this machine has {has}, as far as CUDA_VISIBLE_DEVICES shows them"
-    )))
+    Err(Failure::user(format!("--gpus {count}: this machine has {has}")))
 }

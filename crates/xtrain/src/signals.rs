@@ -1,7 +1,7 @@
 //! The signals that ask a command to stop.
 
 use crate::failure::Failure;
-use signal_hook::consts::{SIGINT, SIGTERM, SIGXFSZ};
+use signal_hook::consts::{SIGINT, SIGTERM, SIGUSR1, SIGXFSZ};
 use signal_hook::flag;
 use signal_hook::iterator::Signals;
 use std::io::Write;
@@ -36,8 +36,10 @@ pub(crate) fn survive_file_size_limits() {
 pub(crate) struct Stop(pub(crate) Arc<AtomicBool>);
 
 impl Stop {
-    /// Installs the handlers. The first SIGTERM or Ctrl-C asks the command to stop; another one a second
-    /// later or more ends it at once.
+    /// Installs the handlers. The first SIGTERM, SIGUSR1 or Ctrl-C asks the command to stop; another one a
+    /// second later or more ends it at once.
+    ///
+    /// Open MPI's `mpirun` kills its ranks one second after a SIGTERM, but forwards SIGUSR1 and nothing more.
     pub(crate) fn on_signals() -> Result<Self, Failure> {
         Stop::on_signals_of(say)
     }
@@ -49,7 +51,7 @@ impl Stop {
 
     fn on_signals_of(say: fn(&str)) -> Result<Self, Failure> {
         let refused = |e| Failure::user(format!("cannot watch for signals: {e}{}", advice(&e)));
-        let mut signals = Signals::new([SIGTERM, SIGINT]).map_err(refused)?;
+        let mut signals = Signals::new([SIGTERM, SIGINT, SIGUSR1]).map_err(refused)?;
         let stop = Arc::new(AtomicBool::new(false));
         let asked = stop.clone();
         let watch = move || {

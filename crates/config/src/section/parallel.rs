@@ -38,7 +38,7 @@ section! {
         #[schemars(extend("x-aliases" = ["init_timeout", "init_timeout_seconds", "rdzv_timeout"]))]
         pub start_timeout: TimeLimit = TimeLimit::minutes(5),
         /// Time without progress after which a step counts as hung and ends the run. The limit of the first
-        /// step of a process, which compiles kernels, is ten minutes.
+        /// step of a process, which compiles kernels, is at least ten minutes.
         #[schemars(extend("x-aliases" = ["train_timeout_seconds", "nccl_timeout", "ddp_timeout", "comm_timeout"]))]
         pub timeout: TimeLimit = TimeLimit::minutes(1),
     }
@@ -100,8 +100,8 @@ pub enum ReduceOrder {
     /// the same number of ranks have equal bits.
     #[schemars(extend("x-aliases" = ["default", "rank", "ranks", "sum", "fast"]))]
     SameWorld,
-    /// One binary tree adds the gradients of all micro-batches. Runs with 1, 2, 4, 8, ... ranks have equal
-    /// bits, and take more memory and time (docs/parallel.md).
+    /// One binary tree adds the gradients of all micro-batches. Runs with 1, 2, 4, 8, ... ranks and the same
+    /// `train.micro_batch_size` have equal bits, and take more memory and time (docs/parallel.md).
     #[schemars(extend("x-aliases" = ["deterministic", "reproducible", "exact", "tree", "any"]))]
     AnyWorld,
 }

@@ -44,6 +44,11 @@ fn torchrun_gives_rank_address_and_port() {
 fn the_port_of_torchruns_agent_is_left_to_it() {
     assert_eq!(detected(&recorded("torchrun-static")).world.port, 29512);
     assert_eq!(detected(&changed("torchrun-static", &[("XTRAIN_PORT", "4000")])).world.port, 4000);
+    // In torch 1.13 the agent of `--standalone` left it free; in 2.15 it holds it.
+    assert_eq!(
+        detected(&recorded("torchrun-2.15-standalone")).world,
+        world([1, 2, 1, 2], "localhost", 33306)
+    );
     assert!(refused(&changed("torchrun-static", &[("MASTER_PORT", "65535")])).contains("XTRAIN_PORT"));
 }
 

@@ -136,7 +136,10 @@ impl Processor {
     /// Its name for people: `NVIDIA H200`, or `CPU, 2 threads`.
     pub fn describe(&self) -> String {
         match self {
-            Processor::Cpu => format!("CPU, {} threads", rayon::current_num_threads()),
+            Processor::Cpu => match rayon::current_num_threads() {
+                1 => "CPU, 1 thread".to_owned(),
+                threads => format!("CPU, {threads} threads"),
+            },
             Processor::Cuda(gpu) => gpu.info().name.clone(),
         }
     }

@@ -24,6 +24,8 @@ pub struct RunTime {
     /// Seconds of the remaining steps and evaluations, if the run's length is known.
     pub seconds: Option<f64>,
     source: Source,
+    /// True if several ranks share the step. The time of their collectives is not part of the estimate.
+    is_shared: bool,
 }
 
 /// Time above which a run gets a warning.
@@ -57,6 +59,7 @@ impl RunTime {
             mfu: device.peak_flops.map(|peak| flops / (peak * spec.parallel.world_size as f64)),
             seconds,
             source: device.source,
+            is_shared: spec.parallel.world_size > 1,
         })
     }
 
@@ -93,6 +96,7 @@ impl fmt::Display for RunTime {
         if let Some(mfu) = self.mfu {
             write!(f, ", {} MFU", format::percent(mfu, 1))?;
         }
-        write!(f, " ({})", self.source)
+        let rest = if self.is_shared { "; without the time of collectives" } else { "" };
+        write!(f, " ({}{rest})", self.source)
     }
 }

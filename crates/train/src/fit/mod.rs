@@ -13,7 +13,7 @@ use crate::spec::Planned;
 use crate::training_spec::TrainingSpec;
 use search::Search;
 pub(crate) use search::first_that_fits;
-use xtrain_program::Program;
+use xtrain_program::{Parallel, Program, Shard};
 use xtrain_report::metrics::format;
 
 /// Memory that a step needs, and memory that is available.
@@ -92,6 +92,22 @@ impl Fit {
                 let Fit { needed_bytes, verdict, .. } =
                     Fit::new(&without, target, threads, batch_size, room)?;
                 verdict.with_setting("precision.reference_every=0", needed_bytes)
+            }
+            false if spec.parallel.world_size > 1 && spec.parallel.shard != Shard::Weights => {
+                let with = |shard| {
+                    let parallel = Parallel { shard, ..spec.parallel };
+                    TrainingSpec { parallel, ..spec.clone() }
+                };
+                // The first sends no more bytes than without it.
+                let optimizer = with(Shard::Optimizer);
+                let is_enough =
+                    spec.parallel.shard == Shard::None && search.bytes(&optimizer)? <= room.available_bytes;
+                let (with, setting) = match is_enough {
+                    true => (optimizer, "parallel.shard=optimizer"),
+                    false => (with(Shard::Weights), "parallel.shard=weights"),
+                };
+                let Fit { needed_bytes, verdict, .. } = Fit::new(&with, target, threads, batch_size, room)?;
+                verdict.with_setting(setting, needed_bytes)
             }
             false => match search.verdict()? {
                 nothing @ Verdict::Nothing { .. } => match spec.optimizer.smaller() {
@@ -172,8 +188,9 @@ pub(crate) fn needed_bytes(
 }
 
 /// Keys of settings in the order in which alternatives name them.
-const ORDER: [&str; 6] = [
+const ORDER: [&str; 7] = [
     "precision.reference_every",
+    "parallel.shard",
     "optimizer.moments",
     "train.recompute",
     "train.recompute_blocks",

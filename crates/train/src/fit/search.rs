@@ -210,12 +210,14 @@ impl Search<'_> {
         all
     }
 
-    /// Smaller micro-batches, and more of them.
+    /// Smaller micro-batches, and more of them, as many on each rank.
     fn micro_batches(&self, from: &Changed) -> Vec<Changed> {
-        let fewer = (1..from.spec.batch.sequences).rev().filter(|n| self.batch_size.is_multiple_of(*n));
+        let ranks = from.spec.parallel.world_size;
+        let fewer = (1..from.spec.batch.sequences).rev();
+        let fewer = fewer.filter(|n| self.batch_size.is_multiple_of(n * ranks));
         let change = |n: usize| {
             let mut changed = from.clone();
-            changed.spec.batch.sequences = n;
+            changed.spec = from.spec.with_micro_batches(n, self.batch_size);
             changed.settings.push(format!("train.micro_batch_size={n}"));
             changed
         };

@@ -153,6 +153,36 @@ fn memory_that_others_hold_is_told() {
     assert!(!said(1 << 20, 2 << 20).contains("other programs"));
 }
 
+/// As [`fit`], for a step of two ranks with micro-batches of `sequences`. Each rank has `available` bytes.
+fn fit_of_two(sequences: usize, shard: Shard, available: u64) -> Fit {
+    let set = format!("train.micro_batch_size={sequences}");
+    let (mut spec, batch_size) = planned(RUN, &[&set], Target::Cuda);
+    (spec.parallel.world_size, spec.parallel.shard) = (2, shard);
+    Fit::new(&spec, Target::Cuda, THREADS, batch_size, Room::of(available)).expect("a plan")
+}
+
+#[test]
+fn ranks_divide_the_optimizers_state_before_anything_gets_slower() {
+    let needed = fit_of_two(6, Shard::None, u64::MAX).needed_bytes;
+    let Verdict::WouldFit(found) = fit_of_two(6, Shard::None, needed - 1).verdict else { panic!("it fits") };
+    assert_eq!(found.len(), 1);
+    assert_eq!(found[0].settings, ["parallel.shard=optimizer"]);
+    let needed = fit_of_two(6, Shard::Optimizer, u64::MAX).needed_bytes;
+    for shard in [Shard::None, Shard::Optimizer] {
+        let Verdict::WouldFit(found) = fit_of_two(6, shard, needed - 1).verdict else { panic!("it fits") };
+        assert_eq!(found[0].settings, ["parallel.shard=weights"], "{shard:?}");
+    }
+}
+
+#[test]
+fn ranks_can_share_the_micro_batches_that_are_suggested() {
+    // Three micro-batches of four sequences would fit, but two ranks cannot share them.
+    let needed = fit_of_two(4, Shard::Optimizer, u64::MAX).needed_bytes;
+    let Verdict::WouldFit(found) = fit_of_two(6, Shard::Optimizer, needed).verdict else { panic!("it fits") };
+    let settings: Vec<_> = found.iter().flat_map(|alternative| &alternative.settings).collect();
+    assert!(settings.iter().any(|setting| *setting == "train.micro_batch_size=3"), "{settings:?}");
+}
+
 #[test]
 fn the_micro_batch_is_the_largest_that_divides_the_batch_and_fits() {
     let target = Target::Cuda;
@@ -182,6 +212,6 @@ fn llama_3_8b_does_not_fit_into_a_small_card() {
     // Masters and gradients in fp32, two moments, and the bf16 copies for GEMMs.
     assert!(message.contains("104.71 GiB of it for weights, gradients and moments"), "{message}");
     let instead = "; choose a smaller model: 3 of its 32 layers would fit; or several GPUs: with \
-                   `--gpus 16 --set parallel.shard=weights` each needs 0.00 GiB. `xtrain plan` lists what needs it";
+                   `--gpus 8 --set parallel.shard=weights` each needs 22.35 GiB. `xtrain plan` lists what needs it";
     assert!(message.ends_with(instead), "{message}");
 }

@@ -378,6 +378,9 @@ fn a_large_model_gets_what_fits_and_where_nothing_does_what_would() {
     for part in ["nothing fits: even ", " of its 32 layers would fit", "2 GPUs of this size could hold it"] {
         assert!(none.contains(part), "{part}: {none}");
     }
+    let eight = plan(&place, &format!("{file} --device-model h100 --gpus 8"));
+    assert!(answer(&eight, "what would fit").starts_with("--set parallel.shard=optimizer ("), "{eight}");
+    assert!(answer(&eight, "time").ends_with("; without the time of collectives)"), "{eight}");
 }
 
 #[test]

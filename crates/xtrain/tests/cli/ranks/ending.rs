@@ -39,7 +39,7 @@ fn a_signal_to_any_rank_saves_and_ends_all_after_the_same_step() {
         match target {
             // The launcher passes it on to all.
             None => signal(child.id(), "TERM"),
-            Some(rank) => signal(children(child.id())[rank], if rank == 1 { "INT" } else { "TERM" }),
+            Some(rank) => signal(children(child.id())[rank], ["TERM", "INT", "USR1"][rank]),
         }
         let ended = wait(&mut child, "a stopped run");
         let said = String::from_utf8(place.read("stderr")).expect("text");

@@ -16,7 +16,8 @@ from program import Failure
 SHARED = ["parallel.reduce=any-world", "train.batch_size=8", "train.micro_batch_size=1", "train.steps=30", "checkpoint.every=2"]
 RECIPES = {
     "fp32": [],
-    "optimizer": ["parallel.shard=optimizer"],
+    "gradients": ["parallel.shard=gradients"],
+    "weights": ["precision.recipe=bf16", "parallel.shard=weights", "model.layers=3"],
     "bf16": ["precision.recipe=bf16", "parallel.shard=optimizer", "model.dropout=0.1", "optimizer.moments=bf16"],
     "fp8-delayed": ["precision.recipe=fp8-delayed", "precision.skip_slower=[]", "precision.amax_history_len=3", "data.seq_len=32", "model.ffn_dim=32"],
 }

@@ -290,13 +290,15 @@ fn alone(recipe: Recipe, compared: Compared, tolerance: f64) -> Vec<Steps> {
     models.into_iter().map(steps).collect()
 }
 
-/// Steps of two ranks, with state cut or not and in each order of sums.
+/// Steps of two ranks, in each way to cut state and in each order of sums.
 fn of_ranks(recipe: Recipe, tolerance: f64) -> Vec<Steps> {
     let mut all = Vec::new();
-    for shard in [Shard::None, Shard::Optimizer] {
+    let shards = [Shard::None, Shard::Optimizer, Shard::Gradients, Shard::Weights];
+    // Without prefetching, all blocks use one slot.
+    for (shard, prefetch_blocks) in shards.map(|shard| (shard, 1)).into_iter().chain([(Shard::Weights, 0)]) {
         for reduce in [Reduce::SameWorld, Reduce::AnyWorld { micro_steps: MICRO_STEPS }] {
             for compared in [Compared::EveryOp, Compared::OutputsAndState] {
-                let parallel = Parallel { world_size: 2, shard, reduce, ..Parallel::ALONE };
+                let parallel = Parallel { world_size: 2, shard, reduce, prefetch_blocks, ..Parallel::ALONE };
                 let spec = TrainingSpec { recipe, parallel, ..spec(wide_model(), BATCH) };
                 all.push(Steps { spec, compared, tolerance });
             }

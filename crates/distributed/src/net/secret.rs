@@ -130,8 +130,8 @@ fn read_private(path: &Path) -> Result<Key, CommError> {
         |what: String| CommError::Start(format!("the secret of the run, {}: {what}", path.display()));
     let unreadable = |e: io::Error| match e.kind() {
         io::ErrorKind::NotFound => refuse(format!(
-            "it does not exist; rank 0 writes it, so all nodes must share its folder, or set {SECRET_VARIABLE} on \
-             all ranks"
+            "it does not exist: rank 0, which writes it, has not started or has failed (see its output), or this node \
+             does not share its folder; with {SECRET_VARIABLE} on all ranks no file is needed"
         )),
         _ => refuse(e.to_string()),
     };

@@ -95,7 +95,7 @@ fn windows(program: &Program) -> Vec<Window> {
     windows
 }
 
-/// The whole copies that instances read after this pass, and what makes them.
+/// The whole copies that instances read after this pass, and the steps that write them.
 struct Copies {
     /// Slots of what is gathered.
     gathered: Slots,

@@ -11,6 +11,8 @@ use std::fs::{self, File, TryLockError};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
+use std::thread;
+use std::time::Duration;
 
 use rustix::fs::{CWD, RenameFlags, renameat_with};
 use rustix::io::Errno;
@@ -18,6 +20,12 @@ use rustix::io::Errno;
 use crate::error::{CheckpointError, Result};
 use crate::files::sync_folder;
 use crate::writers_lock::Removal;
+
+/// Attempts to create a temporary.
+const ATTEMPTS: usize = 100;
+
+/// Time between two attempts while another process holds the lock.
+const PAUSE: Duration = Duration::from_millis(5);
 
 /// Paths that this process is writing. Where the file system has no locks, they tell its temporaries from
 /// leftovers.
@@ -106,8 +114,20 @@ impl Temporary {
 
     fn create(target: &Path, kind: Kind) -> Result<Self> {
         let path = temporary_path(target);
-        // A sweep of another process may remove the new temporary before it is locked: try again.
-        for _ in 0..100 {
+        let is_in_use = || {
+            let holder = "another process, which is writing it".to_string();
+            Err(CheckpointError::Locked { path: target.to_path_buf(), holder })
+        };
+        if open_temporaries().contains(&path) {
+            return is_in_use();
+        }
+        // A process that removes leftovers may lock the new temporary first, and remove it: try again. It holds
+        // the lock for a moment only, a writer for longer.
+        let mut is_busy = false;
+        for _ in 0..ATTEMPTS {
+            if std::mem::take(&mut is_busy) {
+                thread::sleep(PAUSE);
+            }
             let created = match kind {
                 Kind::Folder => fs::create_dir(&path),
                 Kind::File => File::create_new(&path).map(drop),
@@ -121,8 +141,8 @@ impl Temporary {
                         continue;
                     }
                     Claim::Busy => {
-                        let holder = "another process, which is writing it".to_string();
-                        return Err(CheckpointError::Locked { path: target.to_path_buf(), holder });
+                        is_busy = true;
+                        continue;
                     }
                     Claim::Gone => continue,
                 },
@@ -138,7 +158,10 @@ impl Temporary {
                 Err(e) => return Err(CheckpointError::io(&path, "open")(e)),
             };
             match handle.try_lock() {
-                Err(TryLockError::WouldBlock) => continue,
+                Err(TryLockError::WouldBlock) => {
+                    is_busy = true;
+                    continue;
+                }
                 // On a file system without locks, the process id identifies leftovers.
                 Ok(()) | Err(TryLockError::Error(_)) => {}
             }
@@ -146,6 +169,9 @@ impl Temporary {
                 open_temporaries().push(path.clone());
                 return Ok(Self { path, kind, handle, remove_on_drop: true });
             }
+        }
+        if is_busy {
+            return is_in_use();
         }
         Err(CheckpointError::folder(&path, "keeps being removed by another process", "stop that process"))
     }
@@ -287,6 +313,7 @@ fn open_temporaries() -> std::sync::MutexGuard<'static, Vec<PathBuf>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::sync::atomic::{AtomicBool, Ordering};
 
     #[test]
     fn a_dropped_temporary_leaves_nothing_and_a_published_one_leaves_the_target() {
@@ -297,6 +324,25 @@ mod tests {
         Temporary::folder(&target).unwrap().publish(&target).unwrap();
         assert!(target.is_dir());
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn removing_leftovers_disturbs_no_one_who_begins_to_write() {
+        let dir = tempfile::tempdir().unwrap();
+        let target = dir.path().join("step-1");
+        let is_done = AtomicBool::new(false);
+        thread::scope(|scope| {
+            for _ in 0..2 {
+                scope.spawn(|| {
+                    while !is_done.load(Ordering::Relaxed) {
+                        remove_leftovers(dir.path(), |_| true).unwrap();
+                    }
+                });
+            }
+            let failed = (0..500).find_map(|_| Temporary::folder(&target).err());
+            is_done.store(true, Ordering::Relaxed);
+            assert!(failed.is_none(), "{failed:?}");
+        });
     }
 
     #[test]

@@ -121,8 +121,8 @@ impl Temporary {
         if open_temporaries().contains(&path) {
             return is_in_use();
         }
-        // A process that removes leftovers may lock the new temporary first, and remove it: try again. It holds
-        // the lock for a moment only, a writer for longer.
+        // A process that removes leftovers may lock the new temporary first, and remove it: try again. It
+        // holds the lock for a moment, a writer for longer.
         let mut is_busy = false;
         for _ in 0..ATTEMPTS {
             if std::mem::take(&mut is_busy) {

@@ -1,5 +1,5 @@
 //! Throughput of the collectives between processes of this machine:
-//! `cargo run --release -p xtrain-distributed --example throughput -- RANKS`.
+//! `cargo run --release -p xtrain-distributed --example tcp_throughput -- RANKS`.
 //!
 //! A line has the time of one collective and the bytes that a rank sends to the others in a second.
 

@@ -3,10 +3,9 @@
 //!
 //! * Gradients (`reduce.rs`): each rank receives its piece of the gradients of all ranks and adds them in a
 //!   fixed order.
-//! * State (`pieces.rs`): with [`Shard::Optimizer`] and [`Shard::Gradients`], a rank has its rows of masters,
-//!   moments and reduced gradients alone. What the forward and the backward read is gathered from all ranks
-//!   after the update ([`crate::refresh`]).
-//! * Weights (`weights.rs`): with [`Shard::Weights`], they are gathered for each block instead.
+//! * State (`pieces.rs`): a rank has its rows of masters, moments and reduced gradients alone. What the
+//!   forward and the backward read is gathered from all ranks after the update ([`crate::refresh`]).
+//! * Weights (`weights.rs`), with [`crate::Shard::Weights`]: they are gathered for each block instead.
 //!
 //! With one process and sums of the same world the pass changes nothing.
 

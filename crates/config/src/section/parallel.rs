@@ -14,8 +14,9 @@ section! {
     /// The keys of `[parallel]`. The section is described at
     /// [`Config::parallel`](crate::Config).
     pub struct ParallelConfig {
-        /// State that is divided among the ranks instead of replicated on each. It changes no bit of the
-        /// result.
+        /// State that is divided among the ranks instead of replicated on each. With `reduce = "any-world"`
+        /// it changes no bit of the result; else `"gradients"` and `"weights"` add gradients in another
+        /// order.
         #[schemars(extend("x-aliases" = [
             "strategy", "mode", "sharding", "sharding_strategy", "zero_stage", "stage", "fsdp", "ddp", "zero", "deepspeed",
             "data_parallel_shard_degree"
@@ -96,8 +97,9 @@ pub enum Shard {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum ReduceOrder {
-    /// Each rank adds the gradients of its micro-batches, and then the sums of the ranks are added. Runs with
-    /// the same number of ranks have equal bits.
+    /// By rank: each adds the gradients of its micro-batches, and then the sums of the ranks are added; with
+    /// `shard = "gradients"` and `"weights"` the other way round. Runs with the same number of ranks have
+    /// equal bits.
     #[schemars(extend("x-aliases" = ["default", "rank", "ranks", "sum", "fast"]))]
     SameWorld,
     /// One binary tree adds the gradients of all micro-batches. Runs with 1, 2, 4, 8, ... ranks and the same

@@ -2,8 +2,9 @@
 //! over micro-steps.
 //!
 //! A reduction follows the last writer of the gradient. It runs on the communication lane, its sums included,
-//! so that no kernel of the backward waits for another rank, and the buffers of reductions share memory.
-//! Where weights are gathered at the same place, a reduction follows the gather, for which kernels wait.
+//! so that no kernel of the backward waits for another rank, but to write a slot (below), and the buffers of
+//! reductions share memory. Where weights are gathered at the same place, a reduction follows the gather, for
+//! which kernels wait.
 //!
 //! If a rank has its rows of gradients alone, whole gradients are in slots, and every micro-step adds its
 //! sum over ranks to the rows.

@@ -98,7 +98,7 @@ impl Fit {
                     let parallel = Parallel { shard, ..spec.parallel };
                     TrainingSpec { parallel, ..spec.clone() }
                 };
-                // The first sends no more bytes than without it.
+                // `optimizer` sends no more bytes than `none`, and `weights` gathers in every micro-step.
                 let optimizer = with(Shard::Optimizer);
                 let is_enough =
                     spec.parallel.shard == Shard::None && search.bytes(&optimizer)? <= room.available_bytes;

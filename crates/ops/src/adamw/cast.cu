@@ -15,7 +15,8 @@ template <bool WHOLE, bool ROUNDS> __device__ __forceinline__ void update_area(c
     for (int k = 0; k < HEIGHT; k++) {
         if (!WHOLE && (column >= cast.cols || row + k >= cast.rows)) continue;
         float master[WIDTH];
-        update<WIDTH, ROUNDS>(u, (u64)(row + k) * cast.cols + column, master);
+        // A row has whole vectors, and a rank has whole rows.
+        update<WIDTH, ROUNDS, true>(u, (u64)(row + k) * cast.cols + column, master);
         piece[k].pack_from(master);
     }
     cast_area<float, true, WHOLE, true>(cast, piece, blockIdx.y, blockIdx.x);

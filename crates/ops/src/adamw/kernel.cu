@@ -22,14 +22,14 @@ template <bool ROUNDS> __device__ __forceinline__ u32 update_chunk(const Update&
     u64 i = first + threadIdx.x * ELEMENTS;
     for (; i + ELEMENTS <= end; i += THREADS * ELEMENTS) {
         float master[ELEMENTS];
-        update<ELEMENTS, ROUNDS>(u, i, master);
+        update<ELEMENTS, ROUNDS, false>(u, i, master);
 #pragma unroll
         for (int k = 0; k < ELEMENTS; k++) update_amax<float>(largest, __float_as_uint(master[k]));
     }
     // One thread updates the elements after the last whole vector.
     for (; i < end; i++) {
         float master[1];
-        update<1, ROUNDS>(u, i, master);
+        update<1, ROUNDS, false>(u, i, master);
         update_amax<float>(largest, __float_as_uint(master[0]));
     }
     return largest;

@@ -78,6 +78,7 @@ pub struct AdamWParameter {
     /// The element type of the copy that GEMMs read, if it differs from the master's.
     pub compute: Option<DType>,
     /// The index of the first element of the operands in the parameter: not 0 if a rank has later rows of it.
+    /// A parameter that is cast begins with a whole row.
     pub first_element: u64,
 }
 
@@ -182,8 +183,13 @@ impl Op for AdamW {
         outputs.extend(self.measured.iter().map(|_| TensorType::new(DType::F32, [1])));
         for (&(p, cast), scale) in self.casts.iter().zip(self.scales()) {
             let scale = scale.map(|scale| inputs[scale]);
-            let cast_inputs: Vec<_> = [inputs[CONTROLS + OPERANDS * p]].into_iter().chain(scale).collect();
-            outputs.extend(cast.infer(&cast_inputs)?);
+            let master = inputs[CONTROLS + OPERANDS * p];
+            outputs.extend(cast.infer(&[master].into_iter().chain(scale).collect::<Vec<_>>())?);
+            let (first, row) =
+                (self.parameters[p].first_element, master.shape.last().map_or(1, |&n| n as u64));
+            OpError::ensure(first.is_multiple_of(row), || {
+                format!("parameter {p}, which is cast, begins with element {first}, inside a row of {row}")
+            })?;
         }
         Ok(outputs)
     }

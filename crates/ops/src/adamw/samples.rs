@@ -104,7 +104,7 @@ fn at_the_limit(length: usize) -> [SampleInput; OPERANDS] {
 }
 
 /// Casts of masters: whole blocks, rows that are no multiples of 8, blocks at the edge, and delayed scales,
-/// set and not set. Some elements are NaN or infinite.
+/// set and not set. Some elements are NaN or infinite. Some matrices are later rows of a parameter.
 fn casting(skip: u32, moments: [DType; 2]) -> Sample {
     let by_blocks = |layouts| Quantize::new(DType::E4M3, Scaling::Block, true, layouts);
     let with_scale = |format, layouts| {
@@ -141,9 +141,12 @@ fn casting(skip: u32, moments: [DType; 2]) -> Sample {
     );
     // A tied embedding has both a copy and casts.
     let copy = |n: usize| (n.is_multiple_of(2)).then_some(DType::BF16);
-    let parameters = (0..all_casts.len())
-        .map(|n| AdamWParameter { weight_decay: 0.1, compute: copy(n), first_element: 0 })
-        .collect();
+    let first_rows = [0, 3, 200_000_001];
+    let parameter = |(n, ([_, cols], _)): (usize, &([usize; 2], _))| {
+        let first_element = first_rows[n % first_rows.len()] * *cols as u64;
+        AdamWParameter { weight_decay: 0.1, compute: copy(n), first_element }
+    };
+    let parameters = all_casts.iter().enumerate().map(parameter).collect();
     let casts = all_casts.iter().enumerate().map(|(n, (_, cast))| (n, *cast)).collect();
     Sample::plain(AdamW { casts, ..AdamW::new(parameters, [0.9, 0.95], 1e-8, 3) }, inputs)
 }

@@ -69,9 +69,9 @@ __device__ __forceinline__ u32 draw(const Philox& rng, u64 index) {
     return index % 4 < 2 ? low : high;
 }
 
-// The random words of N elements from `first` on.
-template <int N> __device__ __forceinline__ void draw(const Philox& rng, u64 first, u32* words) {
-    if (N % 4 == 0 && first % 4 == 0) {
+// The random words of N elements from `first` on, which is a multiple of 4 if ALIGNED.
+template <int N, bool ALIGNED> __device__ __forceinline__ void draw(const Philox& rng, u64 first, u32* words) {
+    if (N % 4 == 0 && (ALIGNED || first % 4 == 0)) {
 #pragma unroll
         for (int i = 0; i < N; i += 4) rng.block((first + i) / 4, words + i);
     } else {
@@ -82,8 +82,8 @@ template <int N> __device__ __forceinline__ void draw(const Philox& rng, u64 fir
 
 // Updates N elements from `first` on and returns the new masters as they are stored. With ROUNDS, moments are
 // rounded to bf16 stochastically. Each of their operations then rounds as on the host, so that the result has
-// the same bits.
-template <int N, bool ROUNDS> __device__ __forceinline__ void update(const Update& u, u64 first, float (&master)[N]) {
+// the same bits. ALIGNED says that the index of the first element in the whole parameter is a multiple of 4.
+template <int N, bool ROUNDS, bool ALIGNED> __device__ __forceinline__ void update(const Update& u, u64 first, float (&master)[N]) {
     float m[N], v[N], grad[N];
     load<N>(u.master, first, master);
     if (!u.skip) {
@@ -106,7 +106,7 @@ template <int N, bool ROUNDS> __device__ __forceinline__ void update(const Updat
         }
         if (ROUNDS) {
             u32 words[N];
-            draw<N>(u.rng, u.first_element + first, words);
+            draw<N, ALIGNED>(u.rng, u.first_element + first, words);
 #pragma unroll
             for (int i = 0; i < N; i++) {
                 if (u.m.is_bf16) m[i] = round_stochastic(m[i], words[i]);

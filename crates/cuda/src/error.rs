@@ -21,6 +21,20 @@ pub enum CudaError {
         /// The way to get a newer one.
         remedy: &'static str,
     },
+    /// A release of a library older than those that xtrain is written for.
+    #[error("{} is {library} {found}; xtrain needs {needed} or newer: {remedy}", path.display())]
+    TooOldRelease {
+        /// The library.
+        library: Library,
+        /// Its file.
+        path: PathBuf,
+        /// Its version.
+        found: String,
+        /// The oldest version that works.
+        needed: String,
+        /// The way to get a newer one.
+        remedy: &'static str,
+    },
     /// A driver older than the libraries that xtrain is written for.
     #[error("NVIDIA's driver supports CUDA {}.{}; xtrain needs CUDA 13.0: install driver 580 or newer", version / 1000, version % 1000 / 10)]
     TooOldDriver {
@@ -98,6 +112,7 @@ impl CudaError {
             self,
             CudaError::Missing(_)
                 | CudaError::TooOld { .. }
+                | CudaError::TooOldRelease { .. }
                 | CudaError::TooOldDriver { .. }
                 | CudaError::TooOldDevice { .. }
                 | CudaError::NoDevice

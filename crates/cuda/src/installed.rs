@@ -3,7 +3,7 @@
 use crate::compiler::Compiler;
 use crate::device::Device;
 use crate::error::CudaError;
-use crate::ffi::open::{cublaslt, cudnn, driver_library};
+use crate::ffi::open::{cublaslt, cudnn, dotted, driver_library, nccl};
 use crate::library::Library;
 use std::path::{Path, PathBuf};
 
@@ -17,11 +17,11 @@ pub struct Installed {
 }
 
 impl Installed {
-    /// Opens `library`, which needs no GPU. None for NCCL, which xtrain does not use yet.
+    /// Opens `library`, which needs no GPU.
     ///
     /// # Errors
     /// If the library is missing, cannot be opened, or is too old.
-    pub fn open(library: Library) -> Result<Option<Installed>, CudaError> {
+    pub fn open(library: Library) -> Result<Installed, CudaError> {
         let (path, version) = match library {
             Library::Driver => {
                 let path = &driver_library()?.path;
@@ -47,9 +47,12 @@ impl Installed {
                 let text = format!("{}, built for CUDA {}", dotted(version), cuda(toolkit));
                 (opened.path.as_path(), text)
             }
-            Library::Nccl => return Ok(None),
+            Library::Nccl => {
+                let opened = nccl()?;
+                (opened.path.as_path(), dotted(opened.table.version() as usize))
+            }
         };
-        Ok(Some(Installed { path: path.to_owned(), version }))
+        Ok(Installed { path: path.to_owned(), version })
     }
 }
 
@@ -64,11 +67,6 @@ fn driver(version: u32, path: &Path) -> String {
 /// 13020 is 13.2.
 fn cuda(version: usize) -> String {
     format!("{}.{}", version / 1000, version % 1000 / 10)
-}
-
-/// 130102 is 13.1.2.
-fn dotted(version: usize) -> String {
-    format!("{}.{}.{}", version / 10_000, version % 10_000 / 100, version % 100)
 }
 
 #[cfg(test)]

@@ -81,7 +81,7 @@ impl Library {
             Library::Nvrtc => "no kernel can be compiled, so no GPU is used",
             Library::CublasLt => "GEMMs cannot run on a GPU, so no GPU is used",
             Library::Cudnn => "attention runs by xtrain's own kernels alone, which may be slower",
-            Library::Nccl => "nothing yet: xtrain uses one GPU",
+            Library::Nccl => "collectives between GPUs pass through host memory, which is slow",
         }
     }
 

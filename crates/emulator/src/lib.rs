@@ -23,6 +23,7 @@ mod instructions;
 mod kernel;
 mod machine;
 mod memory;
+mod nccl;
 mod numbers;
 mod poison;
 mod ptx;

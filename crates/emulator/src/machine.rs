@@ -1,20 +1,25 @@
 //! The emulated machine: devices, streams, events and graphs.
 
 mod capture;
+mod collective;
 mod module;
 
 use crate::gemm;
 use crate::memory::{Memory, Physical};
+use crate::nccl::Group;
 use crate::queue::{ItemId, Queue};
 use crate::random::Random;
 use crate::settings::{Ordering, SETTINGS, Settings};
 use crate::status::{self, Status};
 use crate::work::{Failure, Work};
 use capture::{Capture, Graph, Node};
+pub(crate) use collective::Communicator;
+use collective::Waiting;
 use module::{Function, LoadedModule};
-use std::collections::{BTreeMap, HashMap};
-use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::thread::ThreadId;
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::{self, ThreadId};
+use std::time::Duration;
 
 /// The state behind the exported functions.
 pub(crate) struct Machine {
@@ -27,6 +32,13 @@ pub(crate) struct Machine {
     pub(crate) graphs: HashMap<usize, Graph>,
     pub(crate) captures: HashMap<usize, Capture>,
     pub(crate) blas: gemm::Objects,
+    pub(crate) communicators: HashMap<usize, Communicator>,
+    /// Communicators that were aborted.
+    aborted: HashSet<usize>,
+    /// Groups of NCCL calls that wait for other ranks.
+    waiting: Vec<Waiting>,
+    /// The group that `swap` holds back, with its stream.
+    held_back: Option<(usize, Arc<Group>)>,
     /// Pinned host memory: lengths by address.
     pub(crate) pinned: BTreeMap<usize, usize>,
     /// Warp instructions executed so far.
@@ -34,8 +46,10 @@ pub(crate) struct Machine {
     queue: Queue,
     random: Random,
     next_handle: usize,
-    /// Count of waits, events, copies and edges so far, for `omit`.
-    orderings: [usize; 4],
+    /// Count of waits, events, copies, edges and collectives so far, for `omit`.
+    orderings: [usize; 5],
+    /// Count of collectives of the rank of `swap`.
+    swappable: usize,
 }
 
 /// A device.
@@ -84,6 +98,36 @@ pub(crate) fn lock() -> MutexGuard<'static, Option<Machine>> {
     machine
 }
 
+/// Pause after which work that waits for other ranks is looked at again.
+const PAUSE: Duration = Duration::from_micros(100);
+
+/// Runs work until this item has run.
+pub(crate) fn finish(item: Option<ItemId>) {
+    finish_while(|machine| item.is_some_and(|item| machine.queue.is_pending(item)));
+}
+
+/// Runs all work of a device.
+pub(crate) fn finish_device(device: usize) {
+    finish_while(|machine| machine.queue.has_work_of(device));
+}
+
+/// Runs work while this is true. Other threads may use the machine between two items, so that ranks that are
+/// threads of one process do not wait for each other.
+fn finish_while(is_pending: impl Fn(&Machine) -> bool) {
+    loop {
+        let mut guard = lock();
+        let Some(machine) = guard.as_mut().filter(|machine| is_pending(machine)) else { return };
+        if machine.run_one() {
+            continue;
+        }
+        if machine.waiting.is_empty() {
+            return;
+        }
+        drop(guard);
+        thread::sleep(PAUSE);
+    }
+}
+
 impl Machine {
     fn new(settings: Settings) -> Machine {
         let device = || Device {
@@ -104,11 +148,16 @@ impl Machine {
             graphs: HashMap::new(),
             captures: HashMap::new(),
             blas: gemm::Objects::default(),
+            communicators: HashMap::new(),
+            aborted: HashSet::new(),
+            waiting: Vec::new(),
+            held_back: None,
             pinned: BTreeMap::new(),
             queue: Queue::default(),
             steps: 0,
             next_handle: 1,
-            orderings: [0; 4],
+            orderings: [0; 5],
+            swappable: 0,
         }
     }
 
@@ -146,8 +195,9 @@ impl Machine {
             tail.push(node);
             return Ok(());
         }
-        let after: Vec<ItemId> = of.tail.into_iter().collect();
-        of.tail = Some(self.queue.add(of.device, work, &after, of.ends));
+        let (device, tail, ends) = (of.device, of.tail, of.ends);
+        let item = self.add(device, work, tail.into_iter().collect(), ends)?;
+        self.streams.get_mut(&stream).ok_or(status::INVALID_HANDLE)?.tail = Some(item);
         Ok(())
     }
 
@@ -237,7 +287,7 @@ impl Machine {
             if node.after.is_empty() {
                 after.extend(&before);
             }
-            let item = self.queue.add(device, node.work.clone(), &after, ends);
+            let item = self.add(device, node.work.clone(), after, ends)?;
             if let Work::Record(event) = node.work
                 && let Some(event) = self.events.get_mut(&event)
             {
@@ -252,18 +302,57 @@ impl Machine {
         Ok(())
     }
 
+    /// Adds work to the queue. Groups of one communicator run in the order in which they are added.
+    fn add(
+        &mut self,
+        device: usize,
+        work: Work,
+        mut after: Vec<ItemId>,
+        begins: f64,
+    ) -> Result<ItemId, Status> {
+        let Work::Collective(group) = &work else { return Ok(self.queue.add(device, work, &after, begins)) };
+        let handle = group.communicator;
+        if self.aborted.contains(&handle) {
+            return Ok(self.queue.add(device, Work::Nothing, &after, begins));
+        }
+        let Some(communicator) = self.communicators.get_mut(&handle) else {
+            let text = "NCCL: a graph with collectives of a communicator that was destroyed is launched";
+            return Err(self.fail(device, Failure { status: status::LAUNCH_FAILED, text: text.into() }));
+        };
+        after.extend(communicator.tail);
+        let item = self.queue.add(device, work, &after, begins);
+        communicator.tail = Some(item);
+        communicator.issued += 1;
+        Ok(item)
+    }
+
     /// Runs one item; false if none is ready.
     fn run_one(&mut self) -> bool {
+        self.admit();
         let Some(taken) = self.queue.take(&mut self.random) else { return false };
         let device = &mut self.devices[taken.device];
-        if device.failure.is_none()
-            && let Err(failure) = taken.work.run(&device.memory, &mut self.random, &mut self.steps)
-        {
+        let mut ran = Ok(());
+        if device.failure.is_none() {
+            if let Work::Collective(group) = &taken.work {
+                let group = group.clone();
+                match self.run_collective(&group, &taken) {
+                    Ok(true) => {}
+                    Ok(false) => {
+                        self.queue.put_back(taken);
+                        return true;
+                    }
+                    Err(failure) => ran = Err(failure),
+                }
+            } else {
+                ran = taken.work.run(&device.memory, &mut self.random, &mut self.steps);
+            }
+        }
+        if let Err(failure) = ran {
             eprintln!("emulated GPU: {}", failure.text);
-            device.failure = Some(failure);
+            self.devices[taken.device].failure = Some(failure);
         }
         if self.devices[taken.device].failure.is_some() {
-            self.queue.clear(taken.device);
+            self.clear(taken.device);
             return true;
         }
         self.queue.finish(&taken);
@@ -279,28 +368,13 @@ impl Machine {
         true
     }
 
-    /// Runs work until this item has run.
-    fn finish(&mut self, item: Option<ItemId>) {
-        while item.is_some_and(|item| self.queue.is_pending(item)) && self.run_one() {}
-    }
-
-    /// Runs work until a stream is empty.
-    pub(crate) fn finish_stream(&mut self, stream: usize) -> Result<(), Status> {
-        let of = self.streams.get(&stream).ok_or(status::INVALID_HANDLE)?;
-        let (tail, device) = (of.tail, of.device);
-        self.finish(tail);
-        self.check(device)
-    }
-
-    /// Runs work until an event has completed.
-    pub(crate) fn finish_event(&mut self, event: usize) -> Result<(), Status> {
-        let recorded = self.completable(event)?;
-        self.finish(recorded);
-        Ok(())
+    /// The last item of a stream, if it has any.
+    pub(crate) fn tail_of(&self, stream: usize) -> Result<Option<ItemId>, Status> {
+        Ok(self.streams.get(&stream).ok_or(status::INVALID_HANDLE)?.tail)
     }
 
     /// The item that recorded an event; an error if a capture recorded it.
-    fn completable(&self, event: usize) -> Result<Option<ItemId>, Status> {
+    pub(crate) fn completable(&self, event: usize) -> Result<Option<ItemId>, Status> {
         let event = self.events.get(&event).ok_or(status::INVALID_HANDLE)?;
         let is_captured = event.was_captured || event.captured.is_some();
         if is_captured { Err(status::CAPTURED_EVENT) } else { Ok(event.recorded) }
@@ -311,11 +385,6 @@ impl Machine {
         let recorded = self.completable(event)?;
         self.run_one();
         Ok(recorded.is_none_or(|item| !self.queue.is_pending(item)))
-    }
-
-    /// Runs all work.
-    pub(crate) fn finish_all(&mut self) {
-        while self.run_one() {}
     }
 
     /// The status of a device whose work has failed.
@@ -333,7 +402,7 @@ impl Machine {
         eprintln!("emulated GPU: {}", failure.text);
         let status = failure.status;
         self.devices[device].failure.get_or_insert(failure);
-        self.queue.clear(device);
+        self.clear(device);
         status
     }
 

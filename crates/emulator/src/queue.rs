@@ -88,6 +88,22 @@ impl Queue {
         Some(Taken { id, device, work, ends, next })
     }
 
+    /// Puts taken work back, which waits for something outside of the queue until [`Queue::make_ready`].
+    pub(crate) fn put_back(&mut self, taken: Taken) {
+        let Taken { id, device, work, ends, next } = taken;
+        self.items.insert(id, Item { device, work, missing: 0, next, begins: ends });
+    }
+
+    /// Makes work ready that was put back.
+    pub(crate) fn make_ready(&mut self, id: ItemId) {
+        self.ready.push(id);
+    }
+
+    /// True if work of a device has not run yet.
+    pub(crate) fn has_work_of(&self, device: usize) -> bool {
+        self.items.values().any(|item| item.device == device)
+    }
+
     /// Releases the dependents of finished work.
     pub(crate) fn finish(&mut self, taken: &Taken) {
         self.release(&taken.next, taken.ends);

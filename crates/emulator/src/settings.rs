@@ -28,8 +28,12 @@ pub(crate) struct Settings {
     /// `log=FILE`: a file to which loaded kernels with their instruction forms and launched kernels are
     /// appended, one per line.
     pub(crate) log: Option<String>,
+    /// `nccl=22707`: the version that NCCL reports.
+    pub(crate) nccl: i32,
     /// `omit=wait:3`: a wait to leave out, to check that tests fail.
     pub(crate) omit: Option<Omission>,
+    /// `swap=1:3`: a rank, and the first of two groups of NCCL calls that it exchanges.
+    pub(crate) swap: Option<(usize, usize)>,
     /// `patch=FILE`: a fault to put into a kernel's source, to check that tests fail.
     pub(crate) patch: Option<Patch>,
 }
@@ -65,6 +69,8 @@ pub(crate) enum Ordering {
     Copy,
     /// An edge between two nodes of a graph.
     Edge,
+    /// A group of calls of NCCL, on rank 1.
+    Collective,
 }
 
 /// A source patch, applied before a kernel is compiled.
@@ -87,7 +93,9 @@ impl Settings {
             memory_bytes: 4 << 30,
             seed: 0,
             log: None,
+            nccl: 22_707,
             omit: None,
+            swap: None,
             patch: None,
         };
         let separator = if text.contains('\n') { '\n' } else { ' ' };
@@ -106,14 +114,21 @@ impl Settings {
                 "memory" => settings.memory_bytes = number()? << 20,
                 "seed" => settings.seed = number()?,
                 "log" => settings.log = Some(value.to_owned()),
+                "nccl" => settings.nccl = number()? as i32,
                 "omit" => settings.omit = Some(Omission::parse(value)?),
+                "swap" => {
+                    let numbers = value
+                        .split_once(':')
+                        .and_then(|(rank, group)| Some((rank.parse().ok()?, group.parse().ok()?)));
+                    settings.swap = Some(numbers.ok_or("`swap` needs a rank and a number: `1:3`")?);
+                }
                 "patch" => {
                     let text = std::fs::read_to_string(value).map_err(|error| format!("{value}: {error}"))?;
                     settings.patch = Some(Patch::parse(&text)?);
                 }
                 _ => {
                     return Err(format!(
-                        "unknown setting `{key}`; known are arch, devices, memory, seed, log, omit, patch"
+                        "unknown setting `{key}`; known are arch, devices, memory, seed, log, nccl, omit, swap, patch"
                     ));
                 }
             }
@@ -130,7 +145,8 @@ impl Omission {
             "event" => Ordering::Event,
             "copy" => Ordering::Copy,
             "edge" => Ordering::Edge,
-            _ => return Err(format!("`{what}` is none of wait, event, copy and edge")),
+            "collective" => Ordering::Collective,
+            _ => return Err(format!("`{what}` is none of wait, event, copy, edge and collective")),
         };
         Ok(Omission { what, number: number.parse().map_err(|_| format!("`{number}` is not a number"))? })
     }
@@ -181,7 +197,7 @@ mod tests {
         assert_eq!(Settings::parse("").unwrap().arch.to_string(), "sm_90a");
         let lines = Settings::parse("seed=7\nlog=/a folder/log\n").unwrap();
         assert_eq!((lines.seed, lines.log.as_deref()), (7, Some("/a folder/log")));
-        for wrong in ["arch", "arch=x", "omit=wait", "omit=hope:1", "speed=9"] {
+        for wrong in ["arch", "arch=x", "omit=wait", "omit=hope:1", "swap=1", "speed=9"] {
             assert!(Settings::parse(wrong).is_err(), "{wrong}");
         }
     }

@@ -6,6 +6,7 @@ use crate::grid;
 use crate::kernel::Code;
 use crate::kernel::context::Launch;
 use crate::memory::{Local, Memory};
+use crate::nccl::Group;
 use crate::random::Random;
 use crate::status::Status;
 use std::sync::Arc;
@@ -45,6 +46,8 @@ pub(crate) enum Work {
         bytes: u64,
     },
     Gemm(Arc<GemmWork>),
+    /// Calls of NCCL, which the machine runs together with other ranks.
+    Collective(Arc<Group>),
     /// The recording of an event, by its handle.
     Record(usize),
     /// The end of a graph, or a wait for an event.
@@ -118,6 +121,7 @@ impl Work {
             | Work::Copy { bytes: length, .. }
             | Work::Fill { bytes: length, .. } => bytes(*length),
             Work::Gemm(gemm) => LEAST_SECONDS + gemm.seconds,
+            Work::Collective(group) => bytes(group.bytes()),
             Work::Record(_) => RECORD_SECONDS,
             Work::Nothing => 0.0,
         }
@@ -146,6 +150,7 @@ impl Work {
             }
             Work::Fill { target, bytes, .. } => (overlaps(*target, *bytes), "a fill".into()),
             Work::Gemm(gemm) => (gemm.operands.iter().any(|&address| is_within(address)), "a GEMM".into()),
+            Work::Collective(group) => (group.uses(start, bytes), "a collective".into()),
             Work::Record(_) | Work::Nothing => (false, String::new()),
         };
         uses.then_some(name)
@@ -221,7 +226,7 @@ impl Work {
                 (gemm.run)(memory)
                     .map_err(|text| Failure { status: crate::status::ILLEGAL_ADDRESS, text })?;
             }
-            Work::Record(_) | Work::Nothing => {}
+            Work::Collective(_) | Work::Record(_) | Work::Nothing => {}
         }
         Ok(())
     }

@@ -137,7 +137,7 @@ pub struct CpuFound {
 pub fn examine() -> Examination {
     // Before the self-tests, which use this memory.
     let (kernel_cache, cpu) = (cache(), cpu());
-    let libraries = [Library::Driver, Library::Nvrtc, Library::CublasLt, Library::Cudnn].map(library);
+    let libraries = Library::ALL.map(library);
     let gpus = CudaDevice::all().unwrap_or_default();
     let gpus = gpus.into_iter().filter_map(|device| gpu(device).ok()).collect();
     let mut self_tests = Vec::new();
@@ -183,9 +183,8 @@ pub fn examine() -> Examination {
 fn library(library: Library) -> LibraryFound {
     let (name, file) = (library.to_string(), library.file_name());
     match Installed::open(library) {
-        Ok(found) => {
-            let (path, version) = found.map(|found| (found.path, found.version)).unzip();
-            LibraryFound { name, file, path, version, missing: None }
+        Ok(Installed { path, version }) => {
+            LibraryFound { name, file, path: Some(path), version: Some(version), missing: None }
         }
         Err(error) => {
             let problem = match error {

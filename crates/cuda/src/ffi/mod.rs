@@ -3,6 +3,7 @@
 pub(crate) mod cublaslt;
 pub(crate) mod cudnn;
 pub(crate) mod driver;
+pub(crate) mod nccl;
 pub(crate) mod nvrtc;
 pub(crate) mod open;
 

@@ -3,6 +3,7 @@
 use super::cublaslt::CublasLt;
 use super::cudnn::Cudnn;
 use super::driver::{CUDA_SUCCESS, Driver};
+use super::nccl::Nccl;
 use super::nvrtc::Nvrtc;
 use crate::error::CudaError;
 use crate::library::Library;
@@ -54,6 +55,30 @@ pub(crate) fn cublaslt() -> Result<&'static Opened<CublasLt>, CudaError> {
 pub(crate) fn cudnn() -> Result<&'static Opened<Cudnn>, CudaError> {
     static CUDNN: OnceLock<Result<Opened<Cudnn>, CudaError>> = OnceLock::new();
     CUDNN.get_or_init(|| open(Library::Cudnn, Cudnn::load)).as_ref().map_err(Clone::clone)
+}
+
+/// The oldest release of NCCL that xtrain is written for: 2.27.0.
+const OLDEST_NCCL: c_int = 22_700;
+
+/// NCCL, in a release that is new enough.
+pub(crate) fn nccl() -> Result<&'static Opened<Nccl>, CudaError> {
+    static NCCL: OnceLock<Result<Opened<Nccl>, CudaError>> = OnceLock::new();
+    let open_checked = || {
+        let opened = open(Library::Nccl, Nccl::load)?;
+        let version = opened.table.version();
+        if version < OLDEST_NCCL {
+            let (found, needed) = (dotted(version as usize), dotted(OLDEST_NCCL as usize));
+            let (path, remedy) = (opened.path, Library::Nccl.remedy());
+            return Err(CudaError::TooOldRelease { library: Library::Nccl, path, found, needed, remedy });
+        }
+        Ok(opened)
+    };
+    NCCL.get_or_init(open_checked).as_ref().map_err(Clone::clone)
+}
+
+/// 130102 is 13.1.2.
+pub(crate) fn dotted(version: usize) -> String {
+    format!("{}.{}.{}", version / 10_000, version % 10_000 / 100, version % 100)
 }
 
 fn open<T>(

@@ -3,6 +3,7 @@
 
 mod cublaslt;
 mod driver;
+mod nccl;
 mod nvrtc;
 
 use crate::status::{self, Status};

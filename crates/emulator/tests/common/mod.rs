@@ -7,7 +7,7 @@ use libtest_mimic::{Arguments, Failed, Trial};
 use std::error::Error;
 use std::os::unix::fs::symlink;
 use std::path::PathBuf;
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 use xtrain_cuda::{Context, CudaError, DevicePtr, Launch, Module, Stream, kernel_struct};
 
 /// The shared library, which cargo builds beside the tests.
@@ -21,13 +21,11 @@ pub fn library() -> Result<PathBuf, Box<dyn Error>> {
 /// Makes this process load the emulator instead of NVIDIA's libraries. Call it before any of them is loaded.
 pub fn emulated() -> Result<tempfile::TempDir, Box<dyn Error>> {
     let folder = tempfile::tempdir()?;
-    for name in ["libcuda.so.1", "libcublasLt.so.13", "libnvrtc.so.13"] {
+    for name in ["libcuda.so.1", "libcublasLt.so.13", "libnvrtc.so.13", "libnccl.so.2"] {
         symlink(library()?, folder.path().join(name))?;
     }
-    // Empty files fail to load, so that no real library is found elsewhere.
-    for name in ["libcudnn.so.9", "libnccl.so.2"] {
-        std::fs::write(folder.path().join(name), [])?;
-    }
+    // An empty file fails to load, so that no real library is found elsewhere.
+    std::fs::write(folder.path().join("libcudnn.so.9"), [])?;
     // SAFETY: called before there are other threads.
     unsafe { std::env::set_var("XTRAIN_CUDA_LIBRARIES", folder.path()) };
     // SAFETY: as above.
@@ -67,7 +65,14 @@ const CHILD: &str = "XTRAIN_TEST_CHILD";
 
 /// Runs a case of this test binary in a child process.
 pub fn child(name: &str, settings: &str) -> std::io::Result<Output> {
-    Command::new(std::env::current_exe()?).env("XTRAIN_EMULATOR", settings).env(CHILD, name).output()
+    child_command(name, settings)?.output()
+}
+
+/// The command that runs a case of this test binary, with its output in pipes.
+pub fn child_command(name: &str, settings: &str) -> std::io::Result<Command> {
+    let mut command = Command::new(std::env::current_exe()?);
+    command.env("XTRAIN_EMULATOR", settings).env(CHILD, name).stdout(Stdio::piped()).stderr(Stdio::piped());
+    Ok(command)
 }
 
 /// Runs the case of a child process and exits. Returns at once in the parent.

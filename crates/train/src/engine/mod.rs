@@ -148,8 +148,8 @@ impl Processor {
     pub(crate) fn identity(&self) -> Vec<(&'static str, String)> {
         let Processor::Cuda(gpu) = self else { return vec![("processor", vector_unit())] };
         let version = |library| match Installed::open(library) {
-            Ok(Some(installed)) => installed.version,
-            Ok(None) | Err(_) => "missing".to_owned(),
+            Ok(installed) => installed.version,
+            Err(_) => "missing".to_owned(),
         };
         vec![
             ("GPU", gpu.info().name.clone()),

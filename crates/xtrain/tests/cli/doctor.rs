@@ -4,7 +4,8 @@
 use crate::place::{Place, Ran, finish};
 use serde_json::Value;
 
-const FILES: [&str; 4] = ["libcuda.so.1", "libnvrtc.so.13", "libcublasLt.so.13", "libcudnn.so.9"];
+const FILES: [&str; 5] =
+    ["libcuda.so.1", "libnvrtc.so.13", "libcublasLt.so.13", "libcudnn.so.9", "libnccl.so.2"];
 
 /// A place with a folder of files that have the names of NVIDIA's libraries but are not libraries, and one
 /// cached kernel.
@@ -37,11 +38,13 @@ fn a_machine_whose_libraries_are_broken_trains_on_its_cpu_and_is_told_why() {
     // Places are listed once: the driver's, which only the loader knows, and those of all others.
     let lines: Vec<&str> = text.lines().filter(|line| line.trim_start().starts_with("looked in")).collect();
     let same = lines.iter().filter(|line| line.contains("the same places as for")).count();
-    assert_eq!((lines.len(), same), (4, 2), "{text}");
+    assert_eq!((lines.len(), same), (5, 3), "{text}");
     for said in [
         "to get it    install NVIDIA's driver, 580 or newer\n",
         "to get it    `pip install nvidia-cudnn-cu13`\n",
+        "to get it    `pip install nvidia-nccl-cu13`\n",
         "without it   attention runs by xtrain's own kernels alone, which may be slower\n",
+        "without it   collectives between GPUs pass through host memory, which is slow\n",
         "GPUs\n  none found\n",
         "kernels: 1 file, 5 B\n",
         "\nTraining works, on the CPU alone (CPU, ",

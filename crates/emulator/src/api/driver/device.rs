@@ -83,17 +83,25 @@ export! {
     }
 
     fn cuDevicePrimaryCtxRelease_v2(device: c_int) {
-        call(|machine| {
+        let mut is_last = false;
+        let released = call(|machine| {
             machine.may_synchronize(std::thread::current().id())?;
             let of = machine.devices.get_mut(device as usize).ok_or(status::INVALID_DEVICE)?;
             of.holders = of.holders.checked_sub(1).ok_or(status::INVALID_CONTEXT)?;
-            if of.holders == 0 {
-                machine.finish_all();
+            is_last = of.holders == 0;
+            Ok(())
+        });
+        if is_last {
+            machine::finish_device(device as usize);
+        }
+        call(|machine| {
+            if is_last {
                 // A new context starts without the failure.
                 machine.devices[device as usize].failure = None;
             }
             Ok(())
-        })
+        });
+        released
     }
 
     fn cuCtxSetCurrent(context: Handle) {

@@ -1,7 +1,7 @@
 //! Memory of devices and pinned memory of the host: allocations, mappings and copies.
 
-use super::{Handle, Out, export, number, on_device, synchronizing};
-use crate::machine::Machine;
+use super::{Handle, Out, call, export, number, on_device, synchronizing, waiting};
+use crate::machine::{self, Machine};
 use crate::memory::PAGE;
 use crate::poison::POISON;
 use crate::status;
@@ -148,10 +148,18 @@ export! {
     }
 
     fn cuMemFreeHost(pointer: *mut c_void) {
-        synchronizing(|machine, _| {
+        let mut of = None;
+        let checked = synchronizing(|machine, device| {
+            of = Some(device);
+            machine.pinned.get(&(pointer as usize)).map(|_| ()).ok_or(status::INVALID_VALUE)
+        });
+        if checked != status::SUCCESS.0 {
+            return checked;
+        }
+        // The driver waits for copies that use it.
+        of.into_iter().for_each(machine::finish_device);
+        call(|machine| {
             let bytes = machine.pinned.remove(&(pointer as usize)).ok_or(status::INVALID_VALUE)?;
-            // The driver waits for copies that use it.
-            machine.finish_all();
             let memory = std::ptr::slice_from_raw_parts_mut(pointer.cast::<u8>(), bytes);
             // SAFETY: it came from a box of this many bytes in `cuMemHostAlloc`, and is taken back once.
             drop(unsafe { Box::from_raw(memory) });
@@ -175,14 +183,14 @@ export! {
     }
 
     fn cuMemcpyDtoHAsync_v2(to: *mut c_void, from: u64, bytes: usize, stream: Handle) {
-        on_device(|machine, _| {
+        waiting(|machine| {
             let is_pinned = is_pinned(machine, to as usize, bytes);
             if !is_pinned && machine.streams.get(&stream).is_some_and(|stream| stream.captured.is_some()) {
                 return Err(status::NOT_SUPPORTED);
             }
             machine.put(stream, Work::Download { target: HostAddress(to as usize), source: from, bytes: bytes as u64 })?;
             // A copy to pageable memory has ended when the call returns.
-            if is_pinned { Ok(()) } else { machine.finish_stream(stream) }
+            if is_pinned { Ok(None) } else { machine.tail_of(stream) }
         })
     }
 

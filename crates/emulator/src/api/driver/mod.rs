@@ -7,6 +7,7 @@ mod stream;
 
 use super::{Handle, Out, export};
 use crate::machine::{self, Machine};
+use crate::queue::ItemId;
 use crate::status::{self, Status};
 use std::cell::Cell;
 use std::ffi::c_int;
@@ -38,6 +39,20 @@ fn on_device(body: impl FnOnce(&mut Machine, usize) -> Result<(), Status>) -> c_
         machine.check(device)?;
         body(machine, device)
     })
+}
+
+/// Runs a call of [`on_device`], and then the queue until the item that it returns has run.
+fn waiting(body: impl FnOnce(&mut Machine) -> Result<Option<ItemId>, Status>) -> c_int {
+    let mut item = None;
+    let begun = on_device(|machine, _| {
+        item = body(machine)?;
+        Ok(())
+    });
+    if begun != status::SUCCESS.0 {
+        return begun;
+    }
+    machine::finish(item);
+    on_device(|_, _| Ok(()))
 }
 
 /// Runs a call of [`on_device`] that may wait for all work of the device.

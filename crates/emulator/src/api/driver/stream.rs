@@ -1,6 +1,6 @@
 //! Streams, events, captures and graphs.
 
-use super::{Handle, Out, call, export, on_device, synchronizing};
+use super::{Handle, Out, call, export, on_device, synchronizing, waiting};
 use crate::machine::Event;
 use crate::status;
 use std::ffi::{c_int, c_uint, c_ulonglong};
@@ -21,11 +21,11 @@ export! {
     }
 
     fn cuStreamSynchronize(stream: Handle) {
-        on_device(|machine, _| {
+        waiting(|machine| {
             if let Some((capture, _)) = machine.streams.get(&stream).and_then(|stream| stream.captured.clone()) {
                 return Err(machine.invalidate_capture(capture, status::CAPTURE_UNSUPPORTED));
             }
-            machine.finish_stream(stream)
+            machine.tail_of(stream)
         })
     }
 
@@ -76,12 +76,11 @@ export! {
     }
 
     fn cuEventSynchronize(event: Handle) {
-        on_device(|machine, device| {
+        waiting(|machine| {
             if let Some((capture, _)) = machine.events.get(&event).and_then(|event| event.captured.clone()) {
                 return Err(machine.invalidate_capture(capture, status::CAPTURED_EVENT));
             }
-            machine.finish_event(event)?;
-            machine.check(device)
+            machine.completable(event)
         })
     }
 

@@ -1,0 +1,148 @@
+//! The emulated NCCL: communicators whose ranks are processes, or threads of one.
+//!
+//! A group of calls is queued like other work. When it runs, its rank posts the calls and the bytes that it
+//! sends to all ranks ([`link`]); it completes when all ranks have posted theirs. The calls are compared
+//! then, and a difference is a failure that names it. NCCL itself would hang, or mix up data.
+//!
+//! Stricter than NCCL: every rank takes part in every group of its communicator, and the buffers of a group
+//! are at the same place of equally long allocations on all ranks, as symmetric windows need it. So ranks
+//! that exchange two groups of equal kinds and sizes are found too.
+//!
+//! Deliberately absent: blocking communicators, reductions, splitting and shrinking.
+
+mod frame;
+mod hub;
+pub(crate) mod link;
+mod post;
+
+pub(crate) use frame::Name;
+pub(crate) use hub::open;
+pub(crate) use post::{Kind, Place, Post, PostedCall};
+
+use crate::memory::Memory;
+use post::difference;
+use std::sync::Arc;
+
+/// An `ncclResult_t` other than success and progress.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Refusal {
+    System = 2,
+    Internal = 3,
+    InvalidArgument = 4,
+    InvalidUsage = 5,
+    Remote = 6,
+}
+
+/// A call of a group.
+#[derive(Clone, Debug)]
+pub(crate) struct Call {
+    pub(crate) kind: Kind,
+    /// An `ncclDataType_t`.
+    pub(crate) element: i32,
+    pub(crate) count: u64,
+    /// The bytes that this rank sends, if it does: their address and number.
+    pub(crate) source: Option<(u64, u64)>,
+    /// The bytes that this rank receives, if it does.
+    pub(crate) target: Option<(u64, u64)>,
+}
+
+/// The calls of a group on one communicator.
+#[derive(Debug)]
+pub(crate) struct Group {
+    pub(crate) communicator: usize,
+    pub(crate) calls: Vec<Call>,
+}
+
+impl Group {
+    /// True if a call reads or writes these bytes of device memory.
+    pub(crate) fn uses(&self, start: u64, bytes: u64) -> bool {
+        let overlaps = |(address, length): (u64, u64)| address < start + bytes && start < address + length;
+        self.calls.iter().any(|call| call.source.is_some_and(overlaps) || call.target.is_some_and(overlaps))
+    }
+
+    /// Bytes that this rank sends and receives.
+    pub(crate) fn bytes(&self) -> u64 {
+        let bytes = |range: Option<(u64, u64)>| range.map_or(0, |(_, bytes)| bytes);
+        self.calls.iter().map(|call| bytes(call.source) + bytes(call.target)).sum()
+    }
+
+    /// The calls, with the bytes that this rank sends.
+    ///
+    /// # Errors
+    /// A call reads bytes that were never written or are not allocated.
+    pub(crate) fn post(&self, number: u64, memory: &Memory) -> Result<Post, String> {
+        let place = |range: Option<(u64, u64)>| {
+            let (start, bytes) = memory.allocation(range?.0)?;
+            Some(Place { offset: range?.0 - start, of: bytes })
+        };
+        let posted = |call: &Call| {
+            let mut bytes = Vec::new();
+            if let Some((address, length)) = call.source {
+                bytes.resize(length as usize, 0);
+                memory.read(address, &mut bytes).map_err(|_| {
+                    let what = memory.describe(address, length);
+                    format!("{} reads bytes that nothing wrote: {what}", call.kind)
+                })?;
+            }
+            let (source, target) = (place(call.source), place(call.target));
+            Ok(PostedCall {
+                kind: call.kind,
+                element: call.element,
+                count: call.count,
+                source,
+                target,
+                bytes,
+            })
+        };
+        Ok(Post { number, calls: self.calls.iter().map(posted).collect::<Result<_, String>>()? })
+    }
+
+    /// Writes what the ranks have posted to this rank.
+    ///
+    /// # Errors
+    /// The ranks disagree; a call writes outside of an allocation.
+    pub(crate) fn complete(&self, rank: usize, posts: &[Arc<Post>], memory: &Memory) -> Result<(), String> {
+        if let Some(difference) = difference(posts) {
+            return Err(difference);
+        }
+        let write = |address: u64, bytes: &[u8]| {
+            let outside = || {
+                format!("a collective writes out of bounds: {}", memory.describe(address, bytes.len() as u64))
+            };
+            memory.write(address, bytes).ok_or_else(outside)
+        };
+        let mut received = vec![0; posts.len()];
+        for (n, call) in self.calls.iter().enumerate() {
+            let Some((target, _)) = call.target else { continue };
+            match call.kind {
+                Kind::AllGather => {
+                    for (other, post) in posts.iter().enumerate() {
+                        let bytes = &post.calls[n].bytes;
+                        write(target + (other * bytes.len()) as u64, bytes)?;
+                    }
+                }
+                Kind::Broadcast { root } => write(target, &posts[root].calls[n].bytes)?,
+                Kind::Receive { from } => {
+                    let mut sends =
+                        posts[from].calls.iter().filter(|call| call.kind == Kind::Send { to: rank });
+                    let sent = sends.nth(received[from]);
+                    received[from] += 1;
+                    write(target, &sent.ok_or("a send is missing")?.bytes)?;
+                }
+                Kind::Send { .. } => {}
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Bytes of an element.
+pub(crate) fn element_bytes(element: i32) -> Option<u64> {
+    Some(match element {
+        0 | 1 | 10 | 11 => 1,
+        6 | 9 => 2,
+        2 | 3 | 7 => 4,
+        4 | 5 | 8 => 8,
+        _ => return None,
+    })
+}

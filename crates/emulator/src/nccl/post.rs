@@ -1,0 +1,281 @@
+//! Posts: the calls of a group on one rank, as bytes, and the comparison of those of all ranks.
+
+use std::fmt;
+use std::sync::Arc;
+
+/// The kind of a call. Ranks are those of the communicator.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    AllGather,
+    Broadcast { root: usize },
+    Send { to: usize },
+    Receive { from: usize },
+}
+
+/// A place in device memory: an offset in an allocation of this many bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Place {
+    pub(crate) offset: u64,
+    pub(crate) of: u64,
+}
+
+/// A call, with the bytes that the rank sends.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct PostedCall {
+    pub(crate) kind: Kind,
+    pub(crate) element: i32,
+    pub(crate) count: u64,
+    pub(crate) source: Option<Place>,
+    pub(crate) target: Option<Place>,
+    pub(crate) bytes: Vec<u8>,
+}
+
+/// The calls of a rank's group.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Post {
+    /// The number of the group, from 0.
+    pub(crate) number: u64,
+    pub(crate) calls: Vec<PostedCall>,
+}
+
+impl fmt::Display for Kind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Kind::AllGather => f.write_str("an all-gather"),
+            Kind::Broadcast { root } => write!(f, "a broadcast from rank {root}"),
+            Kind::Send { to } => write!(f, "a send to rank {to}"),
+            Kind::Receive { from } => write!(f, "a receive from rank {from}"),
+        }
+    }
+}
+
+impl fmt::Display for PostedCall {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} of {} {}", self.kind, self.count, element_name(self.element))
+    }
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "byte {} of an allocation of {}", self.offset, self.of)
+    }
+}
+
+/// The name of an `ncclDataType_t`.
+fn element_name(element: i32) -> &'static str {
+    let names =
+        ["int8", "uint8", "int32", "uint32", "int64", "uint64", "float16", "float32", "float64", "bfloat16"];
+    let fp8 = ["float8e4m3", "float8e5m2"];
+    names.iter().chain(&fp8).nth(element as usize).copied().unwrap_or("elements of an unknown type")
+}
+
+/// The first difference between the posts of all ranks, in words.
+pub(super) fn difference(posts: &[Arc<Post>]) -> Option<String> {
+    let number = posts[0].number;
+    let disagree = |ranks: [usize; 2], words: [String; 2]| {
+        Some(format!(
+            "the ranks disagree on group {number} of their communicator: \
+             rank {} calls {}, but rank {} calls {}",
+            ranks[0], words[0], ranks[1], words[1]
+        ))
+    };
+    // Collectives of the whole communicator are the same calls on all ranks.
+    let is_collective = |call: &&PostedCall| !matches!(call.kind, Kind::Send { .. } | Kind::Receive { .. });
+    let collectives = |rank: usize| posts[rank].calls.iter().filter(is_collective);
+    let same = |a: &PostedCall, b: &PostedCall| (a.kind, a.element, a.count) == (b.kind, b.element, b.count);
+    for rank in 1..posts.len() {
+        let (mut first, mut other) = (collectives(0), collectives(rank));
+        loop {
+            match (first.next(), other.next()) {
+                (None, None) => break,
+                (Some(a), Some(b)) if same(a, b) => {}
+                (a, b) => return disagree([0, rank], [words(a, &posts[0]), words(b, &posts[rank])]),
+            }
+        }
+    }
+    // What a rank sends to another is what that one receives.
+    for (from, to) in (0..posts.len()).flat_map(|from| (0..posts.len()).map(move |to| (from, to))) {
+        let mut sends = posts[from].calls.iter().filter(|call| call.kind == Kind::Send { to });
+        let mut receives = posts[to].calls.iter().filter(|call| call.kind == Kind::Receive { from });
+        loop {
+            match (sends.next(), receives.next()) {
+                (None, None) => break,
+                (Some(a), Some(b)) if (a.element, a.count) == (b.element, b.count) => {}
+                (a, b) => return disagree([from, to], [words(a, &posts[from]), words(b, &posts[to])]),
+            }
+        }
+    }
+    // The first bytes that each rank sends and receives are at the same place on all that do.
+    type Of = fn(&PostedCall) -> Option<Place>;
+    for (does, of) in [("sends from", (|call| call.source) as Of), ("receives into", |call| call.target)] {
+        let first_place = |rank: usize| Some((rank, posts[rank].calls.iter().filter_map(of).min()?));
+        // The root of a broadcast is the only one that sends.
+        let mut places = (0..posts.len()).filter_map(first_place);
+        let Some((first, place)) = places.next() else { continue };
+        let is_broadcast =
+            |rank: usize| posts[rank].calls.iter().any(|c| matches!(c.kind, Kind::Broadcast { .. }));
+        if does == "sends from" && is_broadcast(first) {
+            continue;
+        }
+        if let Some((rank, other)) = places.find(|(_, other)| *other != place) {
+            return Some(format!(
+                "the ranks disagree on group {number} of their communicator, {} on all of them: \
+                 rank {first} {does} {place}, but rank {rank} {does} {other}",
+                words(posts[0].calls.first(), &posts[0])
+            ));
+        }
+    }
+    None
+}
+
+/// A call of a group in words; those of the whole group where it has none to compare.
+fn words(call: Option<&PostedCall>, post: &Post) -> String {
+    match (call, post.calls.as_slice()) {
+        (Some(call), _) => call.to_string(),
+        (None, []) => "nothing".to_owned(),
+        (None, [first]) => first.to_string(),
+        (None, [first, ..]) => format!("{first} and {} other calls", post.calls.len() - 1),
+    }
+}
+
+const NO_PLACE: u64 = u64::MAX;
+
+impl Post {
+    pub(crate) fn encode(&self) -> Vec<u8> {
+        let mut to = Vec::new();
+        let mut put = |word: u64| to.extend(word.to_le_bytes());
+        put(self.number);
+        put(self.calls.len() as u64);
+        for call in &self.calls {
+            let (kind, rank) = match call.kind {
+                Kind::AllGather => (0, 0),
+                Kind::Broadcast { root } => (1, root),
+                Kind::Send { to } => (2, to),
+                Kind::Receive { from } => (3, from),
+            };
+            [kind, rank as u64, call.element as u64, call.count].into_iter().for_each(&mut put);
+            for place in [call.source, call.target] {
+                let place = place.unwrap_or(Place { offset: NO_PLACE, of: 0 });
+                [place.offset, place.of].into_iter().for_each(&mut put);
+            }
+            put(call.bytes.len() as u64);
+        }
+        for call in &self.calls {
+            to.extend(&call.bytes);
+        }
+        to
+    }
+
+    /// The post of these bytes; `None` if they are none.
+    pub(crate) fn decode(bytes: &[u8]) -> Option<Post> {
+        let mut rest = bytes;
+        let mut word = || {
+            let (word, others) = rest.split_first_chunk()?;
+            rest = others;
+            Some(u64::from_le_bytes(*word))
+        };
+        let (number, count) = (word()?, word()?);
+        let mut calls = Vec::new();
+        for _ in 0..count {
+            let (kind, rank) = (word()?, word()? as usize);
+            let kind = match kind {
+                0 => Kind::AllGather,
+                1 => Kind::Broadcast { root: rank },
+                2 => Kind::Send { to: rank },
+                3 => Kind::Receive { from: rank },
+                _ => return None,
+            };
+            let (element, count) = (word()? as i32, word()?);
+            let mut place = || {
+                let place = Place { offset: word()?, of: word()? };
+                Some((place.offset != NO_PLACE).then_some(place))
+            };
+            let (source, target) = (place()?, place()?);
+            let bytes = vec![0; word()? as usize];
+            calls.push(PostedCall { kind, element, count, source, target, bytes });
+        }
+        for call in &mut calls {
+            let (bytes, others) = rest.split_at_checked(call.bytes.len())?;
+            call.bytes.copy_from_slice(bytes);
+            rest = others;
+        }
+        Some(Post { number, calls })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn call(kind: Kind, count: u64) -> PostedCall {
+        let place = Some(Place { offset: 256, of: 4096 });
+        let (source, target) = match kind {
+            Kind::AllGather => (place, place),
+            Kind::Broadcast { .. } | Kind::Receive { .. } => (None, place),
+            Kind::Send { .. } => (place, None),
+        };
+        PostedCall { kind, element: 1, count, source, target, bytes: vec![3; count as usize] }
+    }
+
+    fn said(calls: Vec<Vec<PostedCall>>) -> String {
+        let posts: Vec<_> = calls.into_iter().map(|calls| Arc::new(Post { number: 4, calls })).collect();
+        difference(&posts).unwrap_or_default()
+    }
+
+    #[test]
+    fn a_post_is_read_as_it_was_written() {
+        let post = Post {
+            number: 7,
+            calls: vec![call(Kind::Send { to: 2 }, 5), call(Kind::Receive { from: 0 }, 3)],
+        };
+        assert_eq!(Post::decode(&post.encode()), Some(post.clone()));
+        assert_eq!(Post::decode(&post.encode()[..60]), None);
+    }
+
+    #[test]
+    fn calls_that_agree_differ_in_nothing() {
+        assert_eq!(said(vec![vec![call(Kind::AllGather, 8)]; 3]), "");
+        let exchange = || {
+            let both = |other| [call(Kind::Send { to: other }, 4), call(Kind::Receive { from: other }, 4)];
+            (0..2).flat_map(both).collect()
+        };
+        assert_eq!(said(vec![exchange(), exchange()]), "");
+        assert_eq!(said(vec![vec![call(Kind::Broadcast { root: 1 }, 8)]; 2]), "");
+    }
+
+    #[test]
+    fn a_difference_names_the_ranks_and_both_calls() {
+        let gather = call(Kind::AllGather, 8);
+        for (other, words) in [
+            (vec![call(Kind::AllGather, 9)], "but rank 1 calls an all-gather of 9 uint8"),
+            (
+                vec![PostedCall { element: 7, ..gather.clone() }],
+                "but rank 1 calls an all-gather of 8 float32",
+            ),
+            (
+                vec![call(Kind::Broadcast { root: 1 }, 8)],
+                "but rank 1 calls a broadcast from rank 1 of 8 uint8",
+            ),
+            (vec![call(Kind::Send { to: 0 }, 8)], "but rank 1 calls a send to rank 0 of 8 uint8"),
+            (vec![gather.clone(), gather.clone()], "but rank 1 calls an all-gather of 8 uint8"),
+        ] {
+            let text = said(vec![vec![gather.clone()], other]);
+            let begin = "the ranks disagree on group 4 of their communicator: rank 0 calls an all-gather of 8 uint8, ";
+            assert_eq!(text, format!("{begin}{words}"));
+        }
+        let text = said(vec![vec![call(Kind::Send { to: 1 }, 8)], vec![call(Kind::Receive { from: 0 }, 6)]]);
+        assert!(text.ends_with(
+            "rank 0 calls a send to rank 1 of 8 uint8, but rank 1 calls a receive from rank 0 of 6 uint8"
+        ));
+    }
+
+    #[test]
+    fn equal_calls_on_other_buffers_are_another_order() {
+        let gather = call(Kind::AllGather, 8);
+        let other = PostedCall { target: Some(Place { offset: 512, of: 4096 }), ..gather.clone() };
+        let text = said(vec![vec![gather], vec![other]]);
+        assert!(text.contains(
+            "rank 0 receives into byte 256 of an allocation of 4096, but rank 1 receives into byte 512"
+        ));
+    }
+}

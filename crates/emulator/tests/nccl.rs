@@ -1,0 +1,410 @@
+//! Tests of the emulated NCCL: ranks as processes and as threads, collectives in streams and graphs, and the
+//! faults that it names.
+
+mod common;
+
+use common::{Body, Outcome};
+use libtest_mimic::{Arguments, Failed, Trial};
+use std::error::Error;
+use std::path::PathBuf;
+use std::process::Output;
+use std::time::{Duration, Instant};
+use std::{fs, thread};
+use xtrain_cuda::{
+    Context, CudaError, Device, DeviceMemory, Event, Graph, Installed, Library, NcclCall, NcclCommunicator,
+    NcclId, Stream,
+};
+
+/// Variables of a rank's process.
+const RANK: &str = "XTRAIN_TEST_RANK";
+const RANKS: &str = "XTRAIN_TEST_RANKS";
+const FOLDER: &str = "XTRAIN_TEST_FOLDER";
+
+/// Bytes of a piece.
+const PIECE: usize = 96;
+
+type Boxed<T> = Result<T, Box<dyn Error>>;
+
+/// A rank of a test.
+struct Rank {
+    rank: usize,
+    ranks: usize,
+    context: Context,
+    stream: Stream,
+    nccl: NcclCommunicator,
+}
+
+fn number(variable: &str) -> Boxed<usize> {
+    Ok(std::env::var(variable)?.parse()?)
+}
+
+/// The id, which rank 0 makes and writes into the folder of the test.
+fn shared_id(rank: usize) -> Boxed<NcclId> {
+    let file = PathBuf::from(std::env::var(FOLDER)?).join("id");
+    if rank == 0 {
+        let id = NcclId::new()?;
+        fs::write(file.with_extension("part"), id.bytes())?;
+        fs::rename(file.with_extension("part"), file)?;
+        return Ok(id);
+    }
+    let begun = Instant::now();
+    loop {
+        match fs::read(&file) {
+            Ok(bytes) => return Ok(NcclId::from(<[u8; 128]>::try_from(bytes).map_err(|_| "no id")?)),
+            Err(_) if begun.elapsed() < Duration::from_secs(20) => thread::sleep(Duration::from_millis(2)),
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
+
+fn go_on() -> Result<(), CudaError> {
+    Ok(())
+}
+
+impl Rank {
+    /// This process as a rank, on a GPU of its own.
+    fn of_process() -> Boxed<Rank> {
+        let (rank, ranks) = (number(RANK)?, number(RANKS)?);
+        Rank::join(rank, ranks, &shared_id(rank)?)
+    }
+
+    fn join(rank: usize, ranks: usize, id: &NcclId) -> Boxed<Rank> {
+        let context = Context::new(Device::at(rank)?)?;
+        let stream = Stream::new(&context)?;
+        let nccl = NcclCommunicator::join(&context, id, rank, ranks, &go_on)?;
+        Ok(Rank { rank, ranks, context, stream, nccl })
+    }
+
+    fn memory(&self, pieces: usize) -> Boxed<DeviceMemory> {
+        Ok(DeviceMemory::new(&self.context, pieces * PIECE)?)
+    }
+
+    /// Memory in which each byte of piece `p` is `10 * of + p`.
+    fn pieces(&self, pieces: usize, of: usize) -> Boxed<DeviceMemory> {
+        let memory = self.memory(pieces)?;
+        memory.all().write(&filled(pieces, |p| 10 * of + p), &self.stream)?;
+        Ok(memory)
+    }
+
+    fn run(&self, calls: &[NcclCall<'_>]) -> Result<(), CudaError> {
+        self.nccl.enqueue(calls, &self.stream, &go_on)
+    }
+
+    /// The calls of an all-to-all.
+    fn exchange<'a>(&self, from: &'a DeviceMemory, to: &'a DeviceMemory) -> Vec<NcclCall<'a>> {
+        let piece = |memory: &'a DeviceMemory, p: usize| memory.span(p * PIECE..(p + 1) * PIECE);
+        let both = |other| {
+            let send = NcclCall::Send { to: other, input: piece(from, other) };
+            [send, NcclCall::Receive { from: other, output: piece(to, other) }]
+        };
+        (0..self.ranks).flat_map(both).collect()
+    }
+}
+
+fn filled(pieces: usize, byte: impl Fn(usize) -> usize) -> Vec<u8> {
+    (0..pieces).flat_map(|p| [byte(p) as u8; PIECE]).collect()
+}
+
+/// Moves data by each call, directly and in a graph beside other work.
+fn move_bytes(rank: &Rank) -> Outcome {
+    let n = rank.ranks;
+    let (own, all, from, to) =
+        (rank.pieces(1, rank.rank)?, rank.memory(n)?, rank.pieces(n, rank.rank)?, rank.memory(n)?);
+    let (sent, copied) = (rank.pieces(1, rank.rank + 5)?, rank.memory(1)?);
+    let side = Stream::new(&rank.context)?;
+    let events = [Event::new(&rank.context)?, Event::new(&rank.context)?];
+    let body = || -> Result<(), CudaError> {
+        rank.run(&[NcclCall::AllGather { input: own.all(), output: all.all() }])?;
+        // The next input is what was gathered last.
+        events[0].record(&rank.stream)?;
+        side.wait(&events[0])?;
+        own.all().copy_from(all.span((n - 1) * PIECE..n * PIECE), &side)?;
+        rank.run(&rank.exchange(&from, &to))?;
+        rank.run(&[NcclCall::Broadcast { root: n - 1, input: sent.all(), output: copied.all() }])?;
+        events[1].record(&side)?;
+        rank.stream.wait(&events[1])
+    };
+    let check = |gathered: &dyn Fn(usize) -> usize| -> Outcome {
+        assert_eq!(all.all().read(&rank.stream)?, filled(n, gathered));
+        assert_eq!(to.all().read(&rank.stream)?, filled(n, |from| 10 * from + rank.rank));
+        assert_eq!(copied.all().read(&rank.stream)?, filled(1, |_| 10 * (n + 4)));
+        Ok(())
+    };
+    body()?;
+    check(&|p| 10 * p)?;
+    let mut graph = Graph::record(&rank.stream, body)?.instantiate()?;
+    for _ in 0..3 {
+        all.all().fill(7, &rank.stream)?;
+        to.all().fill(7, &rank.stream)?;
+        copied.all().fill(7, &rank.stream)?;
+        graph.launch(&rank.stream)?;
+        check(&|_| 10 * (n - 1))?;
+    }
+    Ok(())
+}
+
+fn bytes_arrive() -> Outcome {
+    move_bytes(&Rank::of_process()?)
+}
+
+/// Ranks as threads of one process, which take turns on the machine.
+fn threads_exchange() -> Outcome {
+    let id = NcclId::new()?;
+    thread::scope(|scope| {
+        let ranks: Vec<_> = (0..3)
+            .map(|rank| {
+                scope.spawn(move || {
+                    let run = || move_bytes(&Rank::join(rank, 3, &id)?);
+                    run().map_err(|error| error.to_string())
+                })
+            })
+            .collect();
+        ranks.into_iter().try_for_each(|rank| rank.join().map_err(|_| "a panic")?)
+    })?;
+    Ok(())
+}
+
+/// Runs `calls`, on which the ranks disagree, and prints the error.
+fn disagree(calls: impl Fn(&Rank, &DeviceMemory, &DeviceMemory) -> Result<(), CudaError>) -> Outcome {
+    let rank = Rank::of_process()?;
+    let (from, to) = (rank.pieces(2 * rank.ranks, 1)?, rank.memory(2 * rank.ranks)?);
+    let ran = calls(&rank, &from, &to).and_then(|()| rank.stream.synchronize());
+    let error = ran.err().ok_or("no difference was found")?;
+    assert!(error.to_string().contains("disagree"), "{error}");
+    let of_nccl = rank.nccl.check().err().ok_or("NCCL has no error")?;
+    assert!(of_nccl.to_string().contains("disagree"), "{of_nccl}");
+    Ok(())
+}
+
+fn gather<'a>(from: &'a DeviceMemory, to: &'a DeviceMemory, at: usize, ranks: usize) -> NcclCall<'a> {
+    NcclCall::AllGather {
+        input: from.span(at * PIECE..(at + 1) * PIECE),
+        output: to.span(at * PIECE..(at + ranks) * PIECE),
+    }
+}
+
+fn kinds_differ() -> Outcome {
+    disagree(|rank, from, to| match rank.rank {
+        0 => rank.run(&[gather(from, to, 0, rank.ranks)]),
+        _ => rank.run(&rank.exchange(from, to)),
+    })
+}
+
+fn sizes_differ() -> Outcome {
+    disagree(|rank, from, to| {
+        let bytes = if rank.rank == 0 { 16 } else { 32 };
+        let (input, output) = (from.span(0..bytes), to.span(0..rank.ranks * bytes));
+        rank.run(&[NcclCall::AllGather { input, output }])
+    })
+}
+
+fn orders_differ() -> Outcome {
+    disagree(|rank, from, to| {
+        let order = if rank.rank == 0 { [0, 1] } else { [1, 0] };
+        order.iter().try_for_each(|&at| rank.run(&[gather(from, to, at, rank.ranks)]))
+    })
+}
+
+/// As [`orders_differ`], by the emulator's own setting.
+fn a_rank_swaps_two_groups() -> Outcome {
+    disagree(|rank, from, to| (0..2).try_for_each(|at| rank.run(&[gather(from, to, at, rank.ranks)])))
+}
+
+fn orders_differ_in_a_graph() -> Outcome {
+    disagree(|rank, from, to| {
+        let order = if rank.rank == 0 { [0, 1] } else { [1, 0] };
+        let body = || order.iter().try_for_each(|&at| rank.run(&[gather(from, to, at, rank.ranks)]));
+        Graph::record(&rank.stream, body)?.instantiate()?.launch(&rank.stream)?;
+        rank.stream.synchronize()
+    })
+}
+
+fn numbers_of_groups_differ() -> Outcome {
+    if number(RANK)? == 1 {
+        let rank = Rank::of_process()?;
+        let (from, to) = (rank.pieces(4, 1)?, rank.memory(4)?);
+        rank.run(&[gather(&from, &to, 0, rank.ranks)])?;
+        return Ok(rank.stream.synchronize()?);
+    }
+    disagree(|rank, from, to| (0..2).try_for_each(|at| rank.run(&[gather(from, to, at, rank.ranks)])))
+}
+
+/// A rank that never comes is found by the caller's deadline.
+fn a_rank_is_missing() -> Outcome {
+    let context = Context::new(Device::at(0)?)?;
+    let begun = Instant::now();
+    let in_time = || -> Result<(), CudaError> {
+        let is_late = begun.elapsed() > Duration::from_millis(200);
+        if is_late { Err(CudaError::NoDevice) } else { Ok(()) }
+    };
+    let joined = NcclCommunicator::join(&context, &NcclId::new()?, 0, 2, &in_time);
+    assert!(matches!(joined, Err(CudaError::NoDevice)));
+    assert!(begun.elapsed() < Duration::from_secs(5));
+    Ok(())
+}
+
+fn two_ranks_have_one_gpu() -> Outcome {
+    let rank = number(RANK)?;
+    let context = Context::new(Device::at(0)?)?;
+    let joined = NcclCommunicator::join(&context, &shared_id(rank)?, rank, 2, &go_on);
+    let error = joined.err().ok_or("they join")?.to_string();
+    assert!(error.contains("invalid usage") && error.contains("Duplicate GPU detected"), "{error}");
+    Ok(())
+}
+
+/// A rank that leaves is an asynchronous error, and an abort frees who waits for it.
+fn a_rank_leaves() -> Outcome {
+    let rank = Rank::of_process()?;
+    if rank.rank == 1 {
+        std::process::exit(0);
+    }
+    let (from, to) = (rank.pieces(1, 1)?, rank.memory(2)?);
+    to.all().fill(3, &rank.stream)?;
+    // It may be too late for the call itself.
+    let ran = rank.run(&[gather(&from, &to, 0, 2)]);
+    thread::scope(|scope| {
+        let waiting = scope.spawn(|| rank.stream.synchronize());
+        let begun = Instant::now();
+        while rank.nccl.check().is_ok() {
+            assert!(begun.elapsed() < Duration::from_secs(20), "no error");
+            thread::sleep(Duration::from_millis(2));
+        }
+        let error = rank.nccl.check().err().map(|error| error.to_string()).unwrap_or_default();
+        assert!(error.contains("remote process exited") && error.contains("rank 1 has left"), "{error}");
+        if ran.is_ok() {
+            assert!(!waiting.is_finished(), "the stream does not wait");
+        }
+        rank.nccl.abort();
+        waiting.join().expect("a thread that waits")
+    })?;
+    assert_eq!(to.all().read(&rank.stream)?, [3; 2 * PIECE]);
+    assert!(rank.run(&[gather(&from, &to, 0, 2)]).is_err_and(|error| error.to_string().contains("aborted")));
+    Ok(())
+}
+
+/// A graph that outlives its communicator keeps it from closing. It is aborted after a while, and the graph
+/// then moves nothing.
+fn a_graph_outlives_its_communicator() -> Outcome {
+    let Rank { ranks, context, stream, nccl, .. } = Rank::of_process()?;
+    let (from, to) = (DeviceMemory::new(&context, PIECE)?, DeviceMemory::new(&context, ranks * PIECE)?);
+    from.all().fill(1, &stream)?;
+    let body = || nccl.enqueue(&[gather(&from, &to, 0, ranks)], &stream, &go_on);
+    let mut graph = Graph::record(&stream, body)?.instantiate()?;
+    let begun = Instant::now();
+    drop(nccl);
+    assert!(begun.elapsed() > Duration::from_secs(4), "it was closed");
+    to.all().fill(2, &stream)?;
+    graph.launch(&stream)?;
+    assert_eq!(to.all().read(&stream)?, vec![2; ranks * PIECE]);
+    Ok(())
+}
+
+fn an_old_nccl_is_refused() -> Outcome {
+    let error = Installed::open(Library::Nccl).err().ok_or("it is used")?.to_string();
+    let end = "libnccl.so.2 is NCCL 2.26.5; xtrain needs 2.27.0 or newer: `pip install nvidia-nccl-cu13`";
+    assert!(error.ends_with(end), "{error}");
+    Ok(())
+}
+
+/// A test of several processes.
+#[derive(Clone, Copy)]
+struct Case {
+    name: &'static str,
+    ranks: usize,
+    /// Settings beside the number of devices.
+    settings: &'static str,
+    /// Text that must appear on the standard error of rank 0; without it, nothing that begins like a report.
+    says: &'static str,
+    body: Body,
+}
+
+const fn case(
+    name: &'static str,
+    ranks: usize,
+    settings: &'static str,
+    says: &'static str,
+    body: Body,
+) -> Case {
+    Case { name, ranks, settings, says, body }
+}
+
+const DISAGREE: &str = "emulated GPU: NCCL: the ranks disagree on group 0 of their communicator";
+
+const CASES: [Case; 15] = [
+    case("two_processes_exchange", 2, "seed=1", "", bytes_arrive),
+    case("three_processes_exchange", 3, "seed=2", "", bytes_arrive),
+    case("three_processes_exchange_in_another_order", 3, "seed=3", "", bytes_arrive),
+    case("threads_exchange", 1, "devices=3 seed=4", "", threads_exchange),
+    case(
+        "kinds_differ",
+        2,
+        "",
+        "rank 0 calls an all-gather of 96 uint8, but rank 1 calls a send to rank 0 of 96 uint8 and 3 other calls",
+        kinds_differ,
+    ),
+    case(
+        "sizes_differ",
+        3,
+        "",
+        "rank 0 calls an all-gather of 16 uint8, but rank 1 calls an all-gather of 32 uint8",
+        sizes_differ,
+    ),
+    case(
+        "orders_differ",
+        2,
+        "",
+        "rank 0 sends from byte 0 of an allocation of 384, but rank 1 sends from byte 96",
+        orders_differ,
+    ),
+    case("a_rank_swaps_two_groups", 2, "swap=1:0", DISAGREE, a_rank_swaps_two_groups),
+    case("orders_differ_in_a_graph", 2, "", DISAGREE, orders_differ_in_a_graph),
+    case(
+        "numbers_of_groups_differ",
+        2,
+        "",
+        "rank 0 calls an all-gather as number 1, but rank 1 has finished after 1",
+        numbers_of_groups_differ,
+    ),
+    case("a_rank_is_missing", 1, "", "", a_rank_is_missing),
+    case("two_ranks_have_one_gpu", 2, "", "", two_ranks_have_one_gpu),
+    case("a_rank_leaves", 2, "", "", a_rank_leaves),
+    case("a_graph_outlives_its_communicator", 2, "", "", a_graph_outlives_its_communicator),
+    case("an_old_nccl_is_refused", 1, "nccl=22605", "", an_old_nccl_is_refused),
+];
+
+/// Runs a case with a process for each rank.
+fn run(case: Case) -> Result<(), Failed> {
+    let folder = tempfile::tempdir()?;
+    let start = |rank: usize| {
+        let settings = format!("devices={} {}", case.ranks, case.settings);
+        let variables = [(RANK, rank.to_string()), (RANKS, case.ranks.to_string())];
+        let mut command = common::child_command(case.name, &settings)?;
+        command.envs(variables).env(FOLDER, folder.path());
+        command.spawn()
+    };
+    let started = (0..case.ranks).map(start).collect::<std::io::Result<Vec<_>>>()?;
+    let outputs = started.into_iter().map(|child| child.wait_with_output());
+    let outputs: Vec<Output> = outputs.collect::<std::io::Result<_>>()?;
+    for (rank, output) in outputs.iter().enumerate() {
+        let said = String::from_utf8_lossy(&output.stderr);
+        let is_right = match (rank, case.says) {
+            (0, "") => !said.contains("emulated GPU: "),
+            (0, says) => said.contains(says),
+            _ => true,
+        };
+        if !output.status.success() || !is_right {
+            return Err(format!(
+                "rank {rank}: {}, `{}` is expected in its output:\n{said}",
+                output.status, case.says
+            )
+            .into());
+        }
+    }
+    Ok(())
+}
+
+fn main() -> Outcome {
+    common::run_as_child(&CASES.map(|case| (case.name, case.body)))?;
+    let tests = CASES.map(|case| Trial::test(case.name, move || run(case)));
+    libtest_mimic::run(&Arguments::from_args(), tests.into()).exit()
+}

@@ -48,6 +48,8 @@ NEEDS = {
     "train/card reference_segments_change_no_bit": [MAIN, "sm_89"],
     "train/card what_a_run_left_in_bf16_it_leaves_where_it_goes_on": [MAIN, "sm_89"],
 }
+# Emulated GPUs of tests that need several; 1 for others.
+DEVICES = {"ops/executor .*by_nccl": 3, "train/lockstep .*by_nccl": 2}
 # The share of tests in a sample: on the main architecture, and on each other one.
 SHARES = {
     "cuda/card gemms_equal_": 0.25,
@@ -147,7 +149,8 @@ def choose(seed, only, arch, is_all):
 
 def run(test, seed, out, settings=(), cache=None):
     """Runs one test. Returns whether it passed, its duration in seconds and its output."""
-    settings = [f"arch={test.arch}", f"seed={seed}", f"log={test.log(out)}", *settings]
+    devices = first(DEVICES, f"{test.suite} {test.test}") or 1
+    settings = [f"arch={test.arch}", f"devices={devices}", f"seed={seed}", f"log={test.log(out)}", *settings]
     environment = {"XTRAIN_TEST_SAMPLE": "1"} | os.environ | {
         "XTRAIN_EMULATOR": "\n".join(settings),
         "XTRAIN_TEST_DEVICE": "cuda",

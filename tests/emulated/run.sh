@@ -7,14 +7,13 @@ target=$(realpath -m "${CARGO_TARGET_DIR:-target}")
 . tests/nvrtc.sh
 # Cargo builds the emulator's library with its tests. `--workspace` keeps the features of dependencies, so that nothing is compiled again.
 cargo test --workspace --no-run --test forms
-# Links NVIDIA's library names to the emulator. The last two files are empty and fail to load, so that no real library is found elsewhere.
+# Links NVIDIA's library names to the emulator. The last file is empty and fails to load, so that no real library is found elsewhere.
 folder=$target/emulated/lib
 mkdir -p "$folder"
-for name in libcuda.so.1 libcublasLt.so.13 libnvrtc.so.13; do
+for name in libcuda.so.1 libcublasLt.so.13 libnvrtc.so.13 libnccl.so.2; do
     ln -sf "$target/debug/deps/libxtrain_emulator.so" "$folder/$name"
 done
 : >"$folder/libcudnn.so.9"
-: >"$folder/libnccl.so.2"
 export XTRAIN_CUDA_LIBRARIES=$folder XTRAIN_CACHE=$target/emulated/cache
 # Excludes the GEMM kernel that needs Hopper's own instructions, which are not emulated.
 export XTRAIN_PREFER=cublaslt

@@ -1,6 +1,7 @@
 //! The interface of collectives on host memory.
 
-use crate::error::CommError;
+use crate::error::{CommError, Fault};
+use std::time::Duration;
 
 /// The collectives of a group of ranks, on host memory.
 ///
@@ -31,4 +32,20 @@ pub trait Communicator: Send + Sync {
     /// # Errors
     /// A rank has left, or the calls of the ranks do not match.
     fn all_to_all(&self, first: usize, input: &[u8], output: &mut [u8]) -> Result<(), CommError>;
+
+    /// The first cause of the end of the run, if it has ended because of a fault.
+    fn fault(&self) -> Option<Fault> {
+        None
+    }
+
+    /// The time without progress after which collectives fail; `None` if they wait for ever.
+    fn timeout(&self) -> Option<Duration> {
+        None
+    }
+
+    /// Ends the run on all ranks, where they can hear it. Returns the first cause, which is an earlier one if
+    /// another rank has failed before.
+    fn abort(&self, message: &str) -> Fault {
+        Fault::new(self.rank(), "", message)
+    }
 }

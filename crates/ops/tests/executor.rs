@@ -7,12 +7,16 @@ mod common;
 use common::collectives;
 use common::lanes::{random_program, results};
 use libtest_mimic::{Arguments, Failed, Trial};
-use std::sync::Arc;
-use xtrain_cuda::Gpu;
+use std::sync::{Arc, Barrier};
+use std::thread;
+use std::time::Duration;
+use xtrain_cuda::{CudaError, Device, Gpu, Installed, Library, NcclCommunicator, NcclId};
+use xtrain_distributed::{CommError, Communicator, ThreadCommunicator};
 use xtrain_ops::add::Add;
+use xtrain_ops::collective::AllGather;
 use xtrain_ops::grad_norm::GradNorm;
 use xtrain_ops::registry::{cpu_kernels, cuda_kernels};
-use xtrain_program::{Lane, Program, StateKind, Tracer, ValueId};
+use xtrain_program::{Group, Lane, Program, StateKind, Tracer, ValueId};
 use xtrain_runtime::{CpuEngine, CudaEngine, Engine, EngineError, Part, ProgramId};
 use xtrain_tensor::{DType, TensorType};
 
@@ -246,6 +250,105 @@ fn ranks_exchange_through_the_host() -> Result<(), Failed> {
     Ok(())
 }
 
+/// Ranks of the tests of NCCL, each on a GPU of its own.
+const NCCL_RANKS: usize = 3;
+
+/// The engine of a rank whose collectives go through NCCL.
+fn engine_with_nccl(
+    id: &NcclId,
+    rank: usize,
+    ranks: usize,
+    communicator: Arc<dyn Communicator>,
+) -> Result<CudaEngine, EngineError> {
+    let gpu = Gpu::open(rank)?;
+    let nccl = NcclCommunicator::join(gpu.context(), id, rank, ranks, &|| Ok::<_, CudaError>(()))?;
+    CudaEngine::new(Arc::new(cuda_kernels()), gpu)?.with_nccl(nccl, communicator)
+}
+
+/// Ranks as threads exchange through NCCL, op by op and in graphs, and have the values of a plain
+/// computation, which are those of an exchange through the host.
+fn ranks_exchange_by_nccl() -> Result<(), Failed> {
+    for (ranks, n) in [(2, 0), (NCCL_RANKS, 1), (NCCL_RANKS, 2)] {
+        let seed = common::seed().wrapping_add(n);
+        let program = collectives::random_program(seed, ranks);
+        let id = NcclId::new()?;
+        let found = collectives::results_of_ranks(&program, ranks, 3, |rank, communicator| {
+            Ok(Box::new(engine_with_nccl(&id, rank, ranks, communicator)?))
+        });
+        let expected = collectives::expected(&program, ranks, 3);
+        for (rank, (found, expected)) in found.into_iter().zip(&expected).enumerate() {
+            assert!(
+                found? == *expected,
+                "rank {rank} of {ranks} of the program XTRAIN_TEST_SEED={seed}: a collective of NCCL at random has other values"
+            );
+        }
+    }
+    Ok(())
+}
+
+/// Ranks that give the GPU a second.
+struct Impatient(ThreadCommunicator);
+
+impl Communicator for Impatient {
+    fn rank(&self) -> usize {
+        self.0.rank()
+    }
+
+    fn world_size(&self) -> usize {
+        self.0.world_size()
+    }
+
+    fn all_gather(&self, first: usize, input: &[u8], output: &mut [u8]) -> Result<(), CommError> {
+        self.0.all_gather(first, input, output)
+    }
+
+    fn all_to_all(&self, first: usize, input: &[u8], output: &mut [u8]) -> Result<(), CommError> {
+        self.0.all_to_all(first, input, output)
+    }
+
+    fn timeout(&self) -> Option<Duration> {
+        Some(Duration::from_secs(1))
+    }
+}
+
+/// A rank whose collective waits for one that never takes part ends with an error that says so, and its
+/// engine can be dropped.
+fn a_rank_that_waits_in_vain_is_freed() -> Result<(), Failed> {
+    let program = || {
+        let mut tracer = Tracer::default();
+        let input = tracer.input("in", vector(SMALL));
+        let op = AllGather { group: Group::World { size: 2 }, first: 1, rows: 2 * SMALL };
+        let all = tracer.site("gather").emit(op, &[input]).expect("a vector")[0];
+        tracer.output("out", all);
+        tracer.finish()
+    };
+    let (id, end) = (NcclId::new()?, Barrier::new(2));
+    let run = |communicator: ThreadCommunicator| -> Result<String, Failed> {
+        let rank = communicator.rank();
+        let mut engine = engine_with_nccl(&id, rank, 2, Arc::new(Impatient(communicator)))?;
+        let id = engine.load(program())?;
+        let mut said = String::new();
+        if rank == 0 {
+            engine.write_input(id, "in", &filled(1.0, SMALL))?;
+            let ran = engine.run(id, Part::Whole).and_then(|()| engine.outputs(id).map(drop));
+            said = ran.err().ok_or("the collective completes")?.to_string();
+            drop(engine);
+        }
+        end.wait();
+        Ok(said)
+    };
+    thread::scope(|scope| {
+        let ranks: Vec<_> =
+            ThreadCommunicator::world(2).into_iter().map(|c| scope.spawn(|| run(c))).collect();
+        let said: Vec<_> = ranks.into_iter().map(|rank| rank.join().expect("a rank")).collect();
+        let said = said.into_iter().collect::<Result<Vec<_>, Failed>>()?;
+        let expected =
+            "has not completed a step of one micro-step, or an evaluation for 1 s: another rank does not";
+        assert!(said[0].contains(expected), "{}", said[0]);
+        Ok(())
+    })
+}
+
 /// In a run of one process, collectives are copies, which are recorded with the ops around them.
 fn collectives_of_one_process_are_recorded() -> Result<(), Failed> {
     for seed in (0..LANE_PROGRAMS).map(|n| common::seed().wrapping_add(n)) {
@@ -265,7 +368,10 @@ type Test = fn() -> Result<(), Failed>;
 fn main() {
     let arguments = Arguments::from_args();
     let gpu = common::gpu();
-    let all: [(&str, Test); 7] = [
+    let has_nccl = gpu.is_some()
+        && Device::all().is_ok_and(|gpus| gpus.len() >= NCCL_RANKS)
+        && Installed::open(Library::Nccl).is_ok();
+    let all: [(&str, Test); 9] = [
         ("runs_in_flight_keep_their_inputs_and_outputs", runs_in_flight_keep_their_inputs_and_outputs),
         ("state_changes_between_runs_in_flight", state_changes_between_runs_in_flight),
         ("programs_are_loaded_beside_runs_in_flight", programs_are_loaded_beside_runs_in_flight),
@@ -273,8 +379,13 @@ fn main() {
         ("two_lanes_wait_for_each_other", two_lanes_wait_for_each_other),
         ("ranks_exchange_through_the_host", ranks_exchange_through_the_host),
         ("collectives_of_one_process_are_recorded", collectives_of_one_process_are_recorded),
+        ("ranks_exchange_by_nccl", ranks_exchange_by_nccl),
+        ("a_rank_that_waits_in_vain_is_freed_by_nccl", a_rank_that_waits_in_vain_is_freed),
     ];
-    let test = |(name, test): (&str, Test)| Trial::test(name, test).with_ignored_flag(gpu.is_none());
+    let test = |(name, test): (&str, Test)| {
+        let runs = if name.ends_with("by_nccl") { has_nccl } else { gpu.is_some() };
+        Trial::test(name, test).with_ignored_flag(!runs)
+    };
     let conclusion = libtest_mimic::run(&arguments, all.into_iter().map(test).collect());
     drop(gpu);
     conclusion.exit();

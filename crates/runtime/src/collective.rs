@@ -52,11 +52,9 @@ pub(crate) fn failed(instance: &Instance, part: Part, error: CommError) -> Engin
         site: instance.origin.to_string(),
         role: instance.origin.role.name(),
         part: match (part, instance.phase()) {
-            (Part::First, _) => "the first micro-step",
-            (Part::Next, _) => "a micro-step after the first",
-            (Part::Last, _) => "the last micro-step",
             (Part::Whole, Phase::Micro) => "the only micro-step",
-            (Part::Whole | Part::Update, _) => "the update",
+            (Part::Whole, Phase::Update) => Part::Update.words(),
+            (part, _) => part.words(),
         },
         error: Box::new(error),
     }

@@ -117,12 +117,21 @@ pub enum EngineError {
         /// The communicator's error.
         error: Box<CommError>,
     },
+    /// The run has ended on another rank, or GPUs do not complete a collective.
+    #[error(transparent)]
+    Communication(Box<CommError>),
     /// A failure of the GPU, its driver or a library.
     #[error(transparent)]
     Cuda(#[from] CudaError),
 }
 
 xtrain_tensor::debug_as_display!(EngineError);
+
+impl From<CommError> for EngineError {
+    fn from(error: CommError) -> EngineError {
+        EngineError::Communication(Box::new(error))
+    }
+}
 
 impl EngineError {
     /// The error for an instance whose op has no kernel on `device`.

@@ -43,6 +43,17 @@ impl Part {
         self.includes(instance.phase()) && is_its_turn
     }
 
+    /// The part of a step in words.
+    pub(crate) fn words(self) -> &'static str {
+        match self {
+            Part::Whole => "a step of one micro-step, or an evaluation",
+            Part::First => "the first micro-step",
+            Part::Next => "a micro-step after the first",
+            Part::Last => "the last micro-step",
+            Part::Update => "the update",
+        }
+    }
+
     /// True if values that accumulate over micro-steps are overwritten instead of added to.
     pub fn is_first(self) -> bool {
         matches!(self, Part::Whole | Part::First)

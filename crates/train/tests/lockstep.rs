@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
-use xtrain_cuda::{Arch, CudaError, Gpu};
+use xtrain_cuda::{Arch, CudaError, Device, Gpu, Installed, Library, NcclCommunicator, NcclId};
 use xtrain_distributed::{Communicator, ThreadCommunicator};
 use xtrain_model::Recipe;
 use xtrain_model::decoder::Batch;
@@ -221,6 +221,8 @@ struct Steps {
     spec: TrainingSpec,
     compared: Compared,
     tolerance: f64,
+    /// True if the ranks exchange by NCCL, each on a GPU of its own.
+    by_nccl: bool,
 }
 
 impl Steps {
@@ -229,9 +231,10 @@ impl Steps {
     fn run(&self) -> Result<(), Failed> {
         let ranks = self.spec.parallel.world_size;
         let [cpus, gpus] = [(); 2].map(|()| ThreadCommunicator::world(ranks));
+        let id = if self.by_nccl { Some(NcclId::new()?) } else { None };
         thread::scope(|scope| {
             let spawn = |communicators: (ThreadCommunicator, ThreadCommunicator)| {
-                scope.spawn(move || self.run_rank(communicators))
+                scope.spawn(move || self.run_rank(communicators, id.as_ref()))
             };
             let handles: Vec<_> = cpus.into_iter().zip(gpus).map(spawn).collect();
             // Joins all before it returns an error: that of a rank may follow from that of another.
@@ -242,20 +245,32 @@ impl Steps {
     }
 
     /// Runs the steps of a rank. If outputs and state are compared, the GPU runs each part op by op, then
-    /// records it as a graph, and then replays the graph; if every op is compared, and if there are several
-    /// ranks, it runs op by op.
-    fn run_rank(&self, (cpus, gpus): (ThreadCommunicator, ThreadCommunicator)) -> Result<(), Failed> {
+    /// records it as a graph, and then replays the graph; if every op is compared, and if several ranks
+    /// exchange through the host, it runs op by op.
+    fn run_rank(
+        &self,
+        (cpus, gpus): (ThreadCommunicator, ThreadCommunicator),
+        nccl: Option<&NcclId>,
+    ) -> Result<(), Failed> {
         let (ranks, rank) = (cpus.world_size(), cpus.rank());
         let parallel = Parallel { rank, ..self.spec.parallel };
         let spec = TrainingSpec { parallel, ..self.spec.clone() };
         let Steps { compared, tolerance, .. } = *self;
         let mut cpu = CpuEngine::new(Arc::new(cpu_kernels()));
-        let mut gpu = CudaEngine::new(Arc::new(cuda_kernels()), Gpu::open(0)?)?;
+        let device = Gpu::open(if nccl.is_some() { rank } else { 0 })?;
+        let join = |id| NcclCommunicator::join(device.context(), id, rank, ranks, &|| Ok::<_, CudaError>(()));
+        let nccl = nccl.map(join).transpose()?;
+        let mut gpu = CudaEngine::new(Arc::new(cuda_kernels()), device)?;
         // Poisoned outputs and workspaces turn reads of unwritten memory into NaNs. Graphs are recorded
         // without poison only.
         gpu.set_checks(Checks { poison: compared == Compared::EveryOp, numerics: false });
         if ranks > 1 {
-            (cpu, gpu) = (cpu.with_communicator(Arc::new(cpus)), gpu.with_communicator(Arc::new(gpus)));
+            let gpus = Arc::new(gpus);
+            cpu = cpu.with_communicator(Arc::new(cpus));
+            gpu = match nccl {
+                Some(nccl) => gpu.with_nccl(nccl, gpus)?,
+                None => gpu.with_communicator(gpus),
+            };
         }
         let step = Arc::new(AtomicU64::new(0));
         let (cpu, gpu) = (Box::new(cpu), Box::new(gpu));
@@ -285,7 +300,7 @@ fn alone(recipe: Recipe, compared: Compared, tolerance: f64) -> Vec<Steps> {
     let models = [(small_model(), true), (wide_model(), false), (wide_model(), true)];
     let steps = |(model, document_mask)| {
         let spec = TrainingSpec { recipe, document_mask, ..spec(model, BATCH) };
-        Steps { spec, compared, tolerance }
+        Steps { spec, compared, tolerance, by_nccl: false }
     };
     models.into_iter().map(steps).collect()
 }
@@ -300,7 +315,7 @@ fn of_ranks(recipe: Recipe, tolerance: f64) -> Vec<Steps> {
             for compared in [Compared::EveryOp, Compared::OutputsAndState] {
                 let parallel = Parallel { world_size: 2, shard, reduce, prefetch_blocks, ..Parallel::ALONE };
                 let spec = TrainingSpec { recipe, parallel, ..spec(wide_model(), BATCH) };
-                all.push(Steps { spec, compared, tolerance });
+                all.push(Steps { spec, compared, tolerance, by_nccl: false });
             }
         }
     }
@@ -317,6 +332,7 @@ fn main() {
         }
         Err(error) => panic!("{error}"),
     };
+    let has_nccl = Device::all().is_ok_and(|gpus| gpus.len() > 1) && Installed::open(Library::Nccl).is_ok();
     let mut tests = Vec::new();
     for recipe in Recipe::ALL {
         // Rounding differences accumulate over the ops of a step.
@@ -336,6 +352,13 @@ fn main() {
         // A recipe without FP8, one whose amaxes are maxima over ranks, and one that cuts weights by blocks.
         if matches!(recipe, Recipe::Bf16 | Recipe::Fp8Delayed | Recipe::Fp8Block) {
             add("two_ranks_match", of_ranks(recipe, tolerance));
+            if has_nccl {
+                let by_nccl = |steps| Steps { by_nccl: true, ..steps };
+                add(
+                    "two_ranks_by_nccl_match",
+                    of_ranks(recipe, tolerance).into_iter().map(by_nccl).collect(),
+                );
+            }
         }
     }
     libtest_mimic::run(&arguments, tests).exit();

@@ -1,5 +1,5 @@
-//! Refusals by the binary on emulated GPUs that are too old or too small for a run. The tests count as
-//! ignored unless `tests/emulated/run.sh` starts them.
+//! The binary on emulated GPUs: refusals of those that are too old or too small for a run, and training on
+//! two. The tests count as ignored unless `tests/emulated/run.sh` starts them.
 
 use libtest_mimic::{Arguments, Failed, Trial};
 use std::process::Command;
@@ -96,12 +96,93 @@ fn train_refuses_a_gpu_with_too_little_memory() -> Result<(), Failed> {
     Ok(())
 }
 
+/// The run of two GPUs: a step of four micro-batches, the second of which runs as graphs.
+const OF_TWO: [&str; 4] =
+    ["model.dim=128", "train.batch_size=8", "train.micro_batch_size=2", "train.attention_deterministic=true"];
+
+/// The output of a run on two GPUs, and its losses and gradient norms by step.
+fn train_on_two(set: &[&str], gpu: &str) -> Result<(Option<i32>, String, Vec<String>), Failed> {
+    let folder = tempfile::tempdir()?;
+    std::fs::write(folder.path().join("run.toml"), RUN)?;
+    std::fs::write(folder.path().join("text.txt"), "a text of some words\n".repeat(1000))?;
+    let settings = std::env::var(SETTINGS)?;
+    let given: Vec<&str> = settings.lines().chain(["devices=2"]).chain(gpu.split(' ')).collect();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_xtrain"));
+    command.current_dir(&folder).env(SETTINGS, given.join("\n"));
+    command.args(["train", "run.toml", "--gpus", "2"]);
+    for set in OF_TWO.iter().chain(set) {
+        command.args(["--set", set]);
+    }
+    let output = command.output()?;
+    let text =
+        [output.stdout, output.stderr].map(|text| String::from_utf8_lossy(&text).into_owned()).concat();
+    let metrics = std::fs::read_to_string(folder.path().join("out/metrics.jsonl")).unwrap_or_default();
+    let mut steps = Vec::new();
+    for line in metrics.lines() {
+        let line: serde_json::Value = serde_json::from_str(line)?;
+        if let (Some(loss), Some(norm)) = (line.get("loss"), line.get("grad_norm")) {
+            steps.push(format!("loss {loss}, norm {norm}"));
+        }
+    }
+    Ok((output.status.code(), text, steps))
+}
+
+/// A mode of sharding and an order of sums, by the seed.
+fn drawn_mode() -> [String; 2] {
+    let seed: usize = std::env::var("XTRAIN_TEST_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(0);
+    let shard = ["none", "optimizer", "gradients", "weights"][seed % 4];
+    let reduce = ["same-world", "any-world"][seed / 4 % 2];
+    println!("shard {shard}, reduce {reduce}");
+    [format!("parallel.shard={shard}"), format!("parallel.reduce={reduce}")]
+}
+
+fn two_gpus_train_the_same_by_nccl_and_through_the_host() -> Result<(), Failed> {
+    let [shard, reduce] = drawn_mode();
+    let run =
+        |transport: &str| train_on_two(&[&shard, &reduce, &format!("parallel.transport={transport}")], "");
+    let (code, text, by_nccl) = run("nccl")?;
+    assert_eq!((code, by_nccl.len()), (Some(0), 2), "{text}");
+    let (code, text, by_host) = run("host")?;
+    assert_eq!(code, Some(0), "{text}");
+    assert_eq!(by_nccl, by_host);
+    Ok(())
+}
+
+/// A rank that exchanges or leaves out a collective ends the run on all ranks, and the difference is named.
+fn ranks_that_disagree_on_a_collective_are_named() -> Result<(), Failed> {
+    let [shard, reduce] = drawn_mode();
+    for fault in ["swap=1:3", "omit=collective:2"] {
+        let (code, text, _) = train_on_two(&[&shard, &reduce, "parallel.timeout=20s"], fault)?;
+        assert_eq!(code, Some(1), "{fault}: {text}");
+        assert!(text.contains("the ranks disagree on group "), "{fault}: {text}");
+    }
+    Ok(())
+}
+
+fn an_old_nccl_is_named_and_not_used() -> Result<(), Failed> {
+    let old = "libnccl.so.2 is NCCL 2.26.5; xtrain needs 2.27.0 or newer: `pip install nvidia-nccl-cu13`";
+    let (code, text, steps) = train_on_two(&["train.steps=1"], "nccl=22605")?;
+    assert_eq!((code, steps.len()), (Some(0), 1), "{text}");
+    let warned = "collectives between GPUs pass through host memory, which is slow: rank 0 (";
+    assert!(text.contains(warned) && text.contains(old), "{text}");
+    let (code, text, _) = train_on_two(&["parallel.transport=nccl"], "nccl=22605")?;
+    assert_eq!(code, Some(2), "{text}");
+    assert!(text.contains("[parallel] transport = \"nccl\": rank 0 (") && text.contains(old), "{text}");
+    Ok(())
+}
+
 fn main() {
     let is_emulated = std::env::var_os(SETTINGS).is_some();
-    let tests: [(&str, fn() -> Result<(), Failed>); 3] = [
+    let tests: [(&str, fn() -> Result<(), Failed>); 6] = [
         ("train_refuses_a_recipe_that_the_gpu_lacks", train_refuses_a_recipe_that_the_gpu_lacks),
         ("plan_reports_a_recipe_that_the_gpu_lacks", plan_reports_a_recipe_that_the_gpu_lacks),
         ("train_refuses_a_gpu_with_too_little_memory", train_refuses_a_gpu_with_too_little_memory),
+        (
+            "two_gpus_train_the_same_by_nccl_and_through_the_host",
+            two_gpus_train_the_same_by_nccl_and_through_the_host,
+        ),
+        ("ranks_that_disagree_on_a_collective_are_named", ranks_that_disagree_on_a_collective_are_named),
+        ("an_old_nccl_is_named_and_not_used", an_old_nccl_is_named_and_not_used),
     ];
     let tests = tests.map(|(name, test)| Trial::test(name, test).with_ignored_flag(!is_emulated));
     libtest_mimic::run(&Arguments::from_args(), tests.into()).exit()

@@ -35,6 +35,9 @@ section! {
         #[schemars(range(max = 16), extend("x-unit" = "blocks"))]
         #[schemars(extend("x-aliases" = ["prefetch", "forward_prefetch", "backward_prefetch", "prefetch_count"]))]
         pub prefetch_blocks: usize = 1,
+        /// Path of the data that GPUs exchange. Changes no bit.
+        #[schemars(extend("x-aliases" = ["backend", "comm_backend", "dist_backend", "distributed_backend", "init_backend"]))]
+        pub transport: Transport = Transport::Auto,
         /// Time in which all ranks must have started.
         #[schemars(extend("x-aliases" = ["init_timeout", "init_timeout_seconds", "rdzv_timeout"]))]
         pub start_timeout: TimeLimit = TimeLimit::minutes(5),
@@ -106,6 +109,21 @@ pub enum ReduceOrder {
     /// `train.micro_batch_size` have equal bits, and take more memory and time (docs/parallel.md).
     #[schemars(extend("x-aliases" = ["deterministic", "reproducible", "exact", "tree", "any"]))]
     AnyWorld,
+}
+
+/// Path of the data that GPUs exchange.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum Transport {
+    /// NCCL if every rank has it, else host memory, with a warning that says why.
+    #[schemars(extend("x-aliases" = ["default", "cpu:gloo,cuda:nccl"]))]
+    Auto,
+    /// NCCL 2.27 or newer. GPUs exchange data directly, and collectives are parts of CUDA graphs.
+    #[schemars(extend("x-aliases" = ["NCCL", "gpu", "cuda"]))]
+    Nccl,
+    /// Host memory, and TCP between ranks: slow, for tests and comparisons.
+    #[schemars(extend("x-aliases" = ["gloo", "tcp", "cpu", "mpi"]))]
+    Host,
 }
 
 /// Type of gradients between ranks.

@@ -8,7 +8,7 @@ mod exchange;
 
 use crate::communicator::Communicator;
 use crate::control::Control;
-use crate::error::CommError;
+use crate::error::{CommError, Fault};
 use exchange::{Collective, Header, Peer, exchange};
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -117,6 +117,18 @@ impl Communicator for TcpCommunicator {
         let mut receives = pieces(output, n);
         receives[self.rank()].copy_from_slice(sends[self.rank()]);
         self.run(Collective::AllToAll, first, &sends, receives)
+    }
+
+    fn fault(&self) -> Option<Fault> {
+        self.control.fault()
+    }
+
+    fn timeout(&self) -> Option<Duration> {
+        Some(Duration::from_millis(self.timeout.load(Ordering::Relaxed)))
+    }
+
+    fn abort(&self, message: &str) -> Fault {
+        self.control.abort(message)
     }
 }
 

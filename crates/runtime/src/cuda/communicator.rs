@@ -1,5 +1,6 @@
 //! The interface of collectives on GPU memory, and that of a run of one process.
 
+use crate::part::Part;
 use thiserror::Error;
 use xtrain_cuda::{Context, CudaError, DeviceSpan, Stream};
 use xtrain_distributed::CommError;
@@ -32,6 +33,19 @@ pub(super) trait DeviceCommunicator: Send + Sync {
         output: DeviceSpan<'_>,
         stream: &Stream,
     ) -> Result<(), DeviceCommError>;
+
+    /// Notes that `stream` ends with `part`, which has been enqueued.
+    fn enqueued(&self, _part: Part, _stream: &Stream) -> Result<(), CudaError> {
+        Ok(())
+    }
+
+    /// Tells that the host begins or ends to wait for work on the GPU, which may wait for other ranks.
+    ///
+    /// # Errors
+    /// Collectives were aborted, so results are not complete.
+    fn set_waits(&self, _waits: bool) -> Result<(), CommError> {
+        Ok(())
+    }
 }
 
 /// The error of a collective on GPU memory.

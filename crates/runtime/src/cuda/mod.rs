@@ -12,10 +12,12 @@ mod host_staged;
 mod lanes;
 mod loaded;
 mod marks;
+mod nccl;
 mod ring;
 mod staging;
 mod stopwatch;
 mod thread_pool;
+mod watchdog;
 
 use crate::checks::{Checks, check_finite, is_overwritten};
 use crate::collective;
@@ -30,6 +32,7 @@ use host_staged::HostStaged;
 use lanes::{LaneEvents, Streams};
 use loaded::{Loaded, Recording, find, prepare};
 use marks::Marks;
+use nccl::Nccl;
 use ring::{Inputs, Outputs as OutputRing};
 use staging::Staging;
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -37,7 +40,7 @@ use std::sync::Arc;
 use std::time::Instant;
 use stopwatch::Stopwatch;
 use thread_pool::map_parallel;
-use xtrain_cuda::{CudaKernel, Event, Gpu, Graph, Stream, exclude_capture, nvtx};
+use xtrain_cuda::{CudaKernel, Event, Gpu, Graph, NcclCommunicator, Stream, exclude_capture, nvtx};
 use xtrain_distributed::Communicator;
 use xtrain_program::{Instance, KernelTable, Location, Op, Plan, Program, Region, StateKind, ValueId};
 use xtrain_tensor::TensorType;
@@ -49,11 +52,12 @@ const POISON: u8 = 0xFF;
 pub struct CudaEngine {
     kernels: Arc<KernelTable<dyn CudaKernel>>,
     gpu: Gpu,
+    // Their graphs are dropped before the communicator, which would wait for them.
+    programs: Vec<Loaded>,
     communicator: Box<dyn DeviceCommunicator>,
     streams: Streams,
     arena: Arena,
     staging: Staging,
-    programs: Vec<Loaded>,
     checks: Checks,
     watch: Stopwatch,
 }
@@ -61,9 +65,12 @@ pub struct CudaEngine {
 impl Drop for CudaEngine {
     /// Waits for enqueued steps: their memory is freed with the engine.
     fn drop(&mut self) {
+        // Also where collectives were aborted.
+        let _ = self.communicator.set_waits(true);
         if let Err(error) = self.streams.synchronize() {
             tracing::debug!("the last steps on the GPU failed: {error}");
         }
+        let _ = self.communicator.set_waits(false);
     }
 }
 
@@ -96,6 +103,63 @@ impl CudaEngine {
     pub fn with_communicator(mut self, communicator: Arc<dyn Communicator>) -> Self {
         self.communicator = Box::new(HostStaged::new(communicator));
         self
+    }
+
+    /// The engine of one rank of a run: collectives use NCCL, and are parts of graphs. `host` knows how long
+    /// the GPU may take, and whether the run has ended on another rank.
+    ///
+    /// # Errors
+    /// The system refuses a thread.
+    pub fn with_nccl(
+        mut self,
+        nccl: NcclCommunicator,
+        host: Arc<dyn Communicator>,
+    ) -> Result<Self, EngineError> {
+        self.communicator = Box::new(Nccl::new(nccl, host, self.gpu.context())?);
+        Ok(self)
+    }
+
+    /// Runs what may wait for the GPU, and so for other ranks.
+    fn waiting<T>(
+        &mut self,
+        wait: impl FnOnce(&mut Self) -> Result<T, EngineError>,
+    ) -> Result<T, EngineError> {
+        self.communicator.set_waits(true)?;
+        let waited = wait(self);
+        // The reason, where collectives were aborted.
+        self.communicator.set_waits(false)?;
+        waited
+    }
+
+    /// Enqueues a part, or waits for it if its ops are timed.
+    fn run_part(&mut self, id: ProgramId, part: Part) -> Result<(), EngineError> {
+        let part = self.programs[id.0].distinct(part);
+        let begin = self.watch.begin(self.streams.compute())?;
+        let loaded = &mut self.programs[id.0];
+        loaded.inputs.send(self.arena.memory(loaded.input_span), self.streams.compute())?;
+        self.watch.end(begin, id, TimedWork::Inputs, self.streams.compute())?;
+        if let Timing::Ops { repeats } = self.watch.timing() {
+            return self.run_ops(id, part, repeats);
+        }
+        let begin = self.watch.begin(self.streams.compute())?;
+        let records = self.records(id, part);
+        if records && matches!(self.programs[id.0].graphs.get(&part), Some(Recording::RanOnce)) {
+            let graph = Graph::record(self.streams.compute(), || {
+                self.enqueue_part(id, part, &EnqueueMode::plain(true))
+            })?;
+            self.programs[id.0].graphs.insert(part, Recording::Recorded(graph.instantiate()?));
+        }
+        match self.programs[id.0].graphs.get_mut(&part) {
+            Some(Recording::Recorded(graph)) if records => graph.launch(self.streams.compute())?,
+            _ => {
+                let started = Instant::now();
+                self.enqueue_part(id, part, &EnqueueMode::plain(false))?;
+                tracing::debug!("{part:?} enqueued op by op in {:.3} s", started.elapsed().as_secs_f64());
+                self.programs[id.0].graphs.entry(part).or_insert(Recording::RanOnce);
+            }
+        }
+        self.communicator.enqueued(part, self.streams.compute())?;
+        Ok(self.watch.end(begin, id, TimedWork::Part(part), self.streams.compute())?)
     }
 
     /// Sets the checks of the runs that follow. With any check, ops run one by one instead of as a graph.
@@ -383,32 +447,7 @@ impl Engine for CudaEngine {
     }
 
     fn run(&mut self, id: ProgramId, part: Part) -> Result<(), EngineError> {
-        let part = self.programs[id.0].distinct(part);
-        let begin = self.watch.begin(self.streams.compute())?;
-        let loaded = &mut self.programs[id.0];
-        loaded.inputs.send(self.arena.memory(loaded.input_span), self.streams.compute())?;
-        self.watch.end(begin, id, TimedWork::Inputs, self.streams.compute())?;
-        if let Timing::Ops { repeats } = self.watch.timing() {
-            return self.run_ops(id, part, repeats);
-        }
-        let begin = self.watch.begin(self.streams.compute())?;
-        let records = self.records(id, part);
-        if records && matches!(self.programs[id.0].graphs.get(&part), Some(Recording::RanOnce)) {
-            let graph = Graph::record(self.streams.compute(), || {
-                self.enqueue_part(id, part, &EnqueueMode::plain(true))
-            })?;
-            self.programs[id.0].graphs.insert(part, Recording::Recorded(graph.instantiate()?));
-        }
-        match self.programs[id.0].graphs.get_mut(&part) {
-            Some(Recording::Recorded(graph)) if records => graph.launch(self.streams.compute())?,
-            _ => {
-                let started = Instant::now();
-                self.enqueue_part(id, part, &EnqueueMode::plain(false))?;
-                tracing::debug!("{part:?} enqueued op by op in {:.3} s", started.elapsed().as_secs_f64());
-                self.programs[id.0].graphs.entry(part).or_insert(Recording::RanOnce);
-            }
-        }
-        Ok(self.watch.end(begin, id, TimedWork::Part(part), self.streams.compute())?)
+        self.waiting(|engine| engine.run_part(id, part))
     }
 
     fn fetch(&mut self, program: ProgramId) -> Result<Ticket, EngineError> {
@@ -431,12 +470,12 @@ impl Engine for CudaEngine {
     fn collect(&mut self, ticket: Ticket) -> Result<Outputs, EngineError> {
         match ticket.0 {
             Promise::Arrived(outputs) => Ok(outputs),
-            Promise::Copying { program, fetch } => {
-                let loaded = &mut self.programs[program.0];
+            Promise::Copying { program, fetch } => self.waiting(|engine| {
+                let loaded = &mut engine.programs[program.0];
                 let unknown = || EngineError::Unknown { what: "ticket", name: fetch.to_string() };
                 let bytes = loaded.outputs.take(fetch)?.ok_or_else(unknown)?;
                 Ok(Outputs { bytes, places: loaded.output_places.clone() })
-            }
+            }),
         }
     }
 
@@ -447,7 +486,10 @@ impl Engine for CudaEngine {
     fn read_state(&mut self, kind: StateKind, name: &str) -> Result<Vec<u8>, EngineError> {
         let (ty, span) = self.arena.state().get(kind, name)?;
         let mut bytes = vec![0u8; ty.bytes()];
-        self.staging.read(&self.arena, vec![(span, &mut bytes)], self.streams.compute())?;
+        self.waiting(|engine| {
+            let copies = vec![(span, &mut bytes[..])];
+            Ok(engine.staging.read(&engine.arena, copies, engine.streams.compute())?)
+        })?;
         Ok(bytes)
     }
 
@@ -458,13 +500,15 @@ impl Engine for CudaEngine {
             ensure_length(&entry.name, entry.ty, target)?;
             copies.push((span, &mut **target));
         }
-        Ok(self.staging.read(&self.arena, copies, self.streams.compute())?)
+        self.waiting(|engine| Ok(engine.staging.read(&engine.arena, copies, engine.streams.compute())?))
     }
 
     fn write_state(&mut self, kind: StateKind, name: &str, bytes: &[u8]) -> Result<(), EngineError> {
         let (ty, span) = self.arena.state().get(kind, name)?;
         ensure_length(name, ty, bytes)?;
-        Ok(self.staging.write(&self.arena, span, bytes, self.streams.compute())?)
+        self.waiting(|engine| {
+            Ok(engine.staging.write(&engine.arena, span, bytes, engine.streams.compute())?)
+        })
     }
 
     fn memory_bytes(&self) -> usize {

@@ -8,6 +8,7 @@
 
 mod facts;
 mod folder;
+mod transport;
 
 pub(crate) use facts::Facts;
 
@@ -263,7 +264,9 @@ impl Crew {
 fn fault_of(error: &RunError) -> Option<&Fault> {
     let communication = match error {
         RunError::Ranks(error) | RunError::Learn(LearnError::Collective(error)) => error,
-        RunError::Learn(LearnError::Engine(EngineError::Collective { error, .. })) => error,
+        RunError::Learn(LearnError::Engine(
+            EngineError::Collective { error, .. } | EngineError::Communication(error),
+        )) => error,
         _ => return None,
     };
     match communication {

@@ -8,7 +8,7 @@ use crate::error::RunError;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use xtrain_config::{Config, Device};
-use xtrain_cuda::{Arch, CudaError, Gemm, Gpu, Installed, Library};
+use xtrain_cuda::{Arch, CudaError, Gemm, Gpu, Installed, Library, NcclCommunicator};
 use xtrain_distributed::{Alone, Communicator};
 use xtrain_model::Recipe;
 use xtrain_ops::{attention, registry};
@@ -229,14 +229,16 @@ impl Processor {
 
     /// An empty engine on this processor that performs `checks`.
     pub fn engine(self, checks: Checks) -> Result<Box<dyn Engine>, EngineError> {
-        self.engine_of_rank(checks, Arc::new(Alone))
+        self.engine_of_rank(checks, Arc::new(Alone), None)
     }
 
-    /// As [`Processor::engine`], for a rank whose collectives use `communicator`.
+    /// As [`Processor::engine`], for a rank whose collectives use `communicator`, or on a GPU `nccl`, if
+    /// there is one.
     pub fn engine_of_rank(
         self,
         checks: Checks,
         communicator: Arc<dyn Communicator>,
+        nccl: Option<NcclCommunicator>,
     ) -> Result<Box<dyn Engine>, EngineError> {
         match self {
             Processor::Cpu => {
@@ -250,7 +252,9 @@ impl Processor {
                     tracing::warn!("{unknown}");
                 }
                 let mut engine = CudaEngine::new(Arc::new(registry::cuda_kernels()), *gpu)?;
-                if communicator.world_size() > 1 {
+                if let Some(nccl) = nccl {
+                    engine = engine.with_nccl(nccl, communicator)?;
+                } else if communicator.world_size() > 1 {
                     engine = engine.with_communicator(communicator);
                 }
                 engine.set_checks(checks);

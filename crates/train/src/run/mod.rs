@@ -111,7 +111,12 @@ fn train_to_the_end(
     };
     let profile = profile.filter(|_| crew.is_first());
     run.profiler = profile.map(|options| Profiler::new(options, run.position.step, run.steps));
-    run.go(Watch::new(stop, begun, limit), observer)
+    match run.go(Watch::new(stop, begun, limit), observer) {
+        // GPUs close their connection together, when the engines are dropped.
+        Ok(outcome) => crew.barrier().map(|()| outcome),
+        // The others hear of the cause before that connection breaks.
+        Err(error) => Err(crew.fail(error)),
+    }
 }
 
 /// An open run: `begin` or `resume` opens it, `steps` trains, `finish` ends it.

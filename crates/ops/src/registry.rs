@@ -108,6 +108,7 @@ ops![
     crate::pairwise_sum::PairwiseTotal: gpu,
     crate::qk_norm_rope::QkNormRope: gpu,
     crate::qk_norm_rope::QkNormRopeGrad: gpu,
+    crate::quantize::Amaxes: gpu,
     crate::quantize::Dequantize: gpu,
     crate::quantize::Quantize: gpu,
     crate::rank_amaxes::RankAmaxes: gpu,
@@ -126,6 +127,7 @@ ops![
     crate::swiglu::SwigluGrad: gpu,
     crate::swiglu_saving::SwigluSaving: gpu,
     crate::transpose_bytes::TransposeBytes: gpu,
+    crate::transpose_bytes::TransposeBlockScales: gpu,
     crate::unit_norm::UnitSquares: gpu,
     crate::unit_norm::UnitSquaredNorm: gpu,
 ];

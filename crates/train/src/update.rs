@@ -65,7 +65,7 @@ fn amaxes_of_all(t: &mut Tracer, delayed: &[Delayed], parallel: &Parallel) -> Re
     let row = t.site("scales").emit(RankAmaxes, &amaxes)?[0];
     let rows = t.emit(gather_of_rows(parallel), &[row])?[0];
     let targets: Vec<_> = amaxes.into_iter().map(Some).collect();
-    t.emit_into(MaxAmaxes, &[rows], &targets)?;
+    t.emit_into(MaxAmaxes { lengths: vec![1; delayed.len()] }, &[rows], &targets)?;
     Ok(())
 }
 

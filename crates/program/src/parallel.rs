@@ -19,6 +19,21 @@ pub struct Parallel {
     /// With [`Shard::Gradients`] and [`Shard::Weights`]: the number of blocks whose weights are gathered, and
     /// whose gradients are reduced, while another block computes.
     pub prefetch_blocks: usize,
+    /// The form in which ranks gather what GEMMs read in FP8.
+    pub gather: Gather,
+}
+
+/// The form in which ranks gather the weights that GEMMs read in FP8. Other weights are gathered as they are
+/// read.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Gather {
+    /// FP8 numbers and their scales: each rank casts its rows, with the scales of the whole.
+    #[default]
+    Auto,
+    /// The masters in f32, of which each rank casts the whole. The bits are those of [`Gather::Auto`].
+    F32,
+    /// Copies in bf16, of which each rank casts the whole, as PyTorch's FSDP2 does. Weights are rounded twice.
+    Bf16,
 }
 
 /// The state that is cut among the ranks.
@@ -60,6 +75,7 @@ impl Parallel {
         reduce: Reduce::SameWorld,
         reduce_dtype: DType::F32,
         prefetch_blocks: 1,
+        gather: Gather::Auto,
     };
 
     /// All ranks.

@@ -35,6 +35,12 @@ section! {
         #[schemars(range(max = 16), extend("x-unit" = "blocks"))]
         #[schemars(extend("x-aliases" = ["prefetch", "forward_prefetch", "backward_prefetch", "prefetch_count"]))]
         pub prefetch_blocks: usize = 1,
+        /// Form in which ranks gather the weights that GEMMs read in FP8, if the optimizer's state is
+        /// divided. Other weights are gathered in the type in which they are read.
+        #[schemars(extend("x-aliases" = [
+            "enable_fsdp_float8_all_gather", "fp8_param_gather", "fp8_param", "gather_dtype", "all_gather", "param_dtype"
+        ]))]
+        pub gather: Gather = Gather::Auto,
         /// Time in which all ranks must have started.
         #[schemars(extend("x-aliases" = ["init_timeout", "init_timeout_seconds", "rdzv_timeout"]))]
         pub start_timeout: TimeLimit = TimeLimit::minutes(5),
@@ -67,6 +73,11 @@ impl ParallelConfig {
                 ReduceDtype::Bf16 => DType::BF16,
             },
             prefetch_blocks: self.prefetch_blocks,
+            gather: match self.gather {
+                Gather::Auto => program::Gather::Auto,
+                Gather::Fp32 => program::Gather::F32,
+                Gather::Bf16 => program::Gather::Bf16,
+            },
         }
     }
 }
@@ -117,5 +128,22 @@ pub enum ReduceDtype {
     Fp32,
     /// 16 bits, rounded.
     #[schemars(extend("x-aliases" = ["bfloat16", "half"]))]
+    Bf16,
+}
+
+/// Form in which ranks gather the weights that GEMMs read in FP8.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum Gather {
+    /// FP8 numbers and their scales: each rank casts its rows, with the scales of the whole weight.
+    #[schemars(extend("x-aliases" = ["fp8", "float8", "8bit", "true"]))]
+    Auto,
+    /// The fp32 masters, from which each rank casts the whole weight. The bits are those of `"auto"`, for four
+    /// times its bytes.
+    #[schemars(extend("x-aliases" = ["f32", "float32", "master"]))]
+    Fp32,
+    /// Copies in bf16, from which each rank casts the whole weight: twice the bytes of `"auto"`, and weights
+    /// are rounded twice. For comparisons with trainers that do so.
+    #[schemars(extend("x-aliases" = ["bfloat16", "false"]))]
     Bf16,
 }

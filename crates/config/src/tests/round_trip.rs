@@ -99,6 +99,7 @@ shard = \"none\"
 reduce = \"same-world\"
 reduce_dtype = \"fp32\"
 prefetch_blocks = 1
+gather = \"auto\"
 start_timeout = \"5m\"
 timeout = \"1m\"
 

@@ -4,7 +4,7 @@ use crate::common::relative;
 use crate::world::{RankRun, World, seed, whole, whole_gradients};
 use std::collections::BTreeMap;
 use xtrain_model::Recipe;
-use xtrain_program::{Shard, StateKind};
+use xtrain_program::{Gather, Shard, StateKind};
 use xtrain_tensor::{DType, Philox};
 use xtrain_train::learner::Learner;
 
@@ -117,6 +117,48 @@ fn sums_for_any_world_have_the_bits_of_one_process() {
         assert_eq!(found.len(), expected.len());
         for (key, bytes) in found {
             assert!(bytes == expected[&key], "{world:?}: {key:?} has other bits than in one process");
+        }
+    }
+}
+
+const FP8: [Recipe; 4] = [Recipe::Fp8Current, Recipe::Fp8Delayed, Recipe::Fp8Row, Recipe::Fp8Block];
+
+/// Each rank casts its rows in one run, and the whole of the gathered masters in the other.
+#[test]
+fn weights_that_are_gathered_in_8_bits_have_the_bits_of_gathered_masters() {
+    let mut all = Vec::new();
+    for recipe in FP8 {
+        for (case, shard) in [Shard::Optimizer, Shard::Gradients, Shard::Weights].into_iter().enumerate() {
+            for ranks in [2, 3, 4] {
+                let tied = (case + ranks) % 2 == 0;
+                let alone = World { layers: 2 + ranks % 2, ..World::alone(recipe, tied, 1 + case) };
+                all.push(World { ranks, shard, prefetch_blocks: case, ..alone });
+            }
+        }
+    }
+    for world in drawn(all) {
+        let (ranks, expected) = (world.run(), World { gather: Gather::F32, ..world }.run());
+        assert_alike(&world, &ranks);
+        assert_alike(&World { gather: Gather::F32, ..world }, &expected);
+        assert_eq!(ranks[0].results, expected[0].results, "{world:?}");
+        assert!(whole(&ranks) == whole(&expected), "{world:?}: other bits than with gathered masters");
+        let gathered = |ranks: &[RankRun]| ranks[0].sent.1["all_gather"];
+        assert!(gathered(&ranks) < gathered(&expected), "{world:?}");
+    }
+}
+
+#[test]
+fn weights_that_are_gathered_in_bf16_are_rounded_twice_and_train_alike() {
+    for (recipe, shard) in
+        FP8.into_iter().zip([Shard::Weights, Shard::Optimizer, Shard::Weights, Shard::Gradients])
+    {
+        let eight = World { ranks: 2, shard, ..World::alone(recipe, false, 2) };
+        let world = World { gather: Gather::Bf16, ..eight };
+        let (ranks, eight) = (world.run(), eight.run());
+        assert_alike(&world, &ranks);
+        assert_ne!(ranks[0].results, eight[0].results, "{world:?}");
+        for (found, expected) in ranks[0].results.iter().zip(&eight[0].results) {
+            assert!((found.loss / expected.loss - 1.0).abs() < 5e-3, "{world:?}: {found:?}, {expected:?}");
         }
     }
 }

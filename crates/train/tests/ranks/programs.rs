@@ -4,7 +4,8 @@ use crate::world::World;
 use std::collections::HashMap;
 use xtrain_model::Recipe;
 use xtrain_program::order::Order;
-use xtrain_program::{Lane, Phase, Program, Role, Shard, StateKind, Storage, ValueId};
+use xtrain_program::{Gather, Lane, Phase, Program, Role, Shard, StateKind, Storage, ValueId};
+use xtrain_tensor::DType;
 use xtrain_train::programs;
 use xtrain_train::training_spec::TrainingSpec;
 
@@ -15,7 +16,8 @@ fn training(world: &World, rank: usize) -> Program {
 #[test]
 fn what_is_gathered_is_read_before_it_is_gathered_again() {
     for recipe in [Recipe::Fp8Current, Recipe::Fp8Delayed, Recipe::Fp8Row, Recipe::Fp8Block] {
-        let world = World { ranks: 3, shard: Shard::Optimizer, ..World::alone(recipe, false, 2) };
+        let alone = World { gather: Gather::F32, ..World::alone(recipe, false, 2) };
+        let world = World { ranks: 3, shard: Shard::Optimizer, ..alone };
         let training = training(&world, 0);
         for program in [programs::refresh(&training).expect("a program"), training] {
             let order = Order::new(&program);
@@ -81,6 +83,25 @@ fn a_gathered_weight_stays_until_its_last_reader_and_is_gathered_a_block_ahead()
         let biases = program.parameters.iter().filter(|p| p.name.ends_with(".bias")).count() / world.layers;
         let again = (world.layers - slots) * (of_a_block - biases);
         assert_eq!(gathers, others + world.layers * of_a_block + again, "{prefetch_blocks}");
+    }
+}
+
+#[test]
+fn numbers_in_8_bits_are_gathered_where_bf16_would_be_in_half_the_bytes() {
+    for recipe in [Recipe::Fp8Current, Recipe::Fp8Delayed, Recipe::Fp8Block] {
+        for shard in [Shard::Optimizer, Shard::Weights] {
+            let world = |gather| World { ranks: 2, shard, gather, ..World::alone(recipe, false, 2) };
+            let gathered = |gather, dtype: DType| -> usize {
+                let program = training(&world(gather), 0);
+                let gathers = program.instances.iter().filter(|i| i.origin.role == Role::Gather);
+                let types = gathers.flat_map(|i| program.output_types(i));
+                types.filter(|ty| ty.dtype == dtype).map(|ty| ty.bytes()).sum()
+            };
+            let [eight, fewer] = [DType::E4M3, DType::BF16].map(|dtype| gathered(Gather::Auto, dtype));
+            let bf16 = gathered(Gather::Bf16, DType::BF16);
+            assert!(eight > 0 && gathered(Gather::Bf16, DType::E4M3) == 0, "{recipe:?} {shard:?}");
+            assert_eq!(2 * eight, bf16 - fewer, "{recipe:?} {shard:?}");
+        }
     }
 }
 

@@ -10,7 +10,7 @@ use xtrain_distributed::{Communicator, ThreadCommunicator};
 use xtrain_model::decoder::Batch;
 use xtrain_model::{Architecture, Description, Recipe};
 use xtrain_ops::registry::cpu_kernels;
-use xtrain_program::{Parallel, Reduce, Shard, StateKind};
+use xtrain_program::{Gather, Parallel, Reduce, Shard, StateKind};
 use xtrain_runtime::{Checks, CpuEngine};
 use xtrain_tensor::{DType, Philox};
 use xtrain_train::engine::Target;
@@ -62,6 +62,8 @@ pub(crate) struct World {
     pub(crate) any_world: bool,
     pub(crate) reduce_dtype: DType,
     pub(crate) prefetch_blocks: usize,
+    /// How weights in FP8 are gathered.
+    pub(crate) gather: Gather,
     pub(crate) layers: usize,
     /// Sources whose losses are summed separately, 0 for none.
     pub(crate) sources: usize,
@@ -107,6 +109,7 @@ impl World {
             any_world: false,
             reduce_dtype: DType::F32,
             prefetch_blocks: 1,
+            gather: Gather::Auto,
             layers: 2,
             sources: 0,
             orders: 0,
@@ -126,6 +129,7 @@ impl World {
             reduce,
             reduce_dtype: self.reduce_dtype,
             prefetch_blocks: self.prefetch_blocks,
+            gather: self.gather,
         };
         let spec = training_spec::TrainingSpec { parallel, ..spec(model(self.tied, self.layers), BATCH) };
         // Masks of dropout and stochastic rounding depend on the place in the whole batch and parameter.
@@ -253,6 +257,8 @@ fn state(learner: &mut Learner) -> (State, State, BTreeMap<(StateKind, String), 
                 | StateKind::Scale
                 | StateKind::AmaxHistory
         );
+        // With cut weights, copies are rows too.
+        let is_shared = is_shared && (entry.kind != StateKind::Compute || !learner.layout().cuts_weights());
         if is_shared && held.is_none() {
             shared.insert(key.clone(), bytes.clone());
         }

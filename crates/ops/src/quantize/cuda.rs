@@ -244,18 +244,13 @@ impl CudaKernel for Amaxes {
         };
         let function = |name: &str| gpu.function(&SOURCE, &cast.defines(Phase::Measure), name);
         let (path, launch) = cast.launch(Phase::Measure, [rows, cols]);
-        let clear = function("quantize_clear")?;
         let measure = function(&format!("quantize_{path}_{}", suffix(x.ty)))?;
+        let steps = [(function("quantize_clear")?, arguments.clear_launch()), (measure, launch)];
         // SAFETY: the kernels take one `QuantizeArguments`. x is [rows, cols] of the type in the kernel's
         // name, and there is a word for each amax. The areas, or the blocks that reduce the amax, cover the
         // matrix, and a thread clears each amax.
-        let launches = unsafe {
-            [
-                Work::launch(clear, arguments.clear_launch(), arguments),
-                Work::launch(measure, launch, arguments),
-            ]
-        };
-        Ok(Work::sequence(launches.into()))
+        let work = |(function, launch)| unsafe { Work::launch(function, launch, arguments) };
+        Ok(Work::sequence(steps.into_iter().map(work).collect()))
     }
 }
 

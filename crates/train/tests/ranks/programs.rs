@@ -105,6 +105,18 @@ fn numbers_in_8_bits_are_gathered_where_bf16_would_be_in_half_the_bytes() {
     }
 }
 
+#[test]
+fn the_update_measures_the_masters_whose_scales_depend_on_all_ranks() {
+    for shard in [Shard::Optimizer, Shard::Weights] {
+        let world = World { ranks: 2, shard, ..World::alone(Recipe::Fp8Current, true, 2) };
+        let program = training(&world, 0);
+        let count = |name: &str| program.instances.iter().filter(|i| i.code.op().name() == name).count();
+        assert_eq!((count("amaxes"), count("adamw")), (0, 1), "{shard:?}");
+        // One gather of the amaxes of all weights.
+        assert_eq!((count("rank_amaxes"), count("max_amaxes")), (1, 1), "{shard:?}");
+    }
+}
+
 fn writes(program: &Program, instance: usize, value: ValueId) -> bool {
     program.instances[instance].outputs.iter().any(|o| o.value == value)
 }

@@ -142,10 +142,6 @@ fn of_rows(layouts: Layouts, [rows, cols]: [usize; 2]) -> Sample {
 }
 
 impl Sampled for Amaxes {
-    fn tolerance(&self, _: &[TensorType]) -> GpuTolerance {
-        GpuTolerance::Exact
-    }
-
     fn samples() -> Vec<Sample> {
         vec![amaxes_of(false, [13, 7]), amaxes_of(true, [13, 7]), amaxes_of(true, [1, 300])]
     }

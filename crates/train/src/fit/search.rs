@@ -133,7 +133,9 @@ impl Search<'_> {
         }
         let micro_batches = self.batch_size / least.batch.sequences;
         let more = |world_size: &usize| {
-            micro_batches.is_multiple_of(*world_size) && *world_size > least.parallel.world_size
+            micro_batches.is_multiple_of(*world_size)
+                && world_size.is_multiple_of(least.parallel.replicas)
+                && *world_size > least.parallel.world_size
         };
         let worlds: Vec<usize> = (1..=MOST_GPUS.ilog2()).map(|n| 1 << n).filter(more).collect();
         first_that_fits(worlds.len(), bytes, self.room.available_bytes, |n| {

@@ -136,26 +136,32 @@ fn sums_for_any_world_have_the_bits_of_one_process() {
 
 #[test]
 fn gradients_that_are_sent_in_bf16_are_near_and_equal_on_all_ranks() {
-    let exact = World { ranks: 3, shard: Shard::Optimizer, ..World::alone(Recipe::Fp32, false, 2) };
-    let world = World { reduce_dtype: DType::BF16, ..exact };
-    let (ranks, exact) = (world.run(), exact.run());
-    assert_alike(&world, &ranks);
-    // Gradients are sent in half as many bytes.
-    let exchanged = |ranks: &[RankRun]| ranks[0].sent.1["all_to_all"];
-    assert_eq!(2 * exchanged(&ranks), exchanged(&exact));
-    let expected = whole_gradients(&exact);
-    for (name, gradient) in whole_gradients(&ranks) {
-        let error = relative(&gradient, &expected[&name]);
-        assert!(error > 1e-6 && error < 4e-3, "{name} differs by {error:e}");
+    for (ranks, replicas) in [(3, 1), (4, 2)] {
+        let alone = World::alone(Recipe::Fp32, false, 2);
+        let exact = World { ranks, replicas, shard: Shard::Optimizer, ..alone };
+        let world = World { reduce_dtype: DType::BF16, ..exact };
+        let (ranks, exact) = (world.run(), exact.run());
+        assert_alike(&world, &ranks);
+        // Gradients are sent in half as many bytes.
+        let exchanged = |ranks: &[RankRun]| ranks[0].sent.1["all_to_all"];
+        assert_eq!(2 * exchanged(&ranks), exchanged(&exact));
+        let expected = whole_gradients(world.first_replica(&exact));
+        for (name, gradient) in whole_gradients(world.first_replica(&ranks)) {
+            let error = relative(&gradient, &expected[&name]);
+            assert!(error > 1e-6 && error < 4e-3, "{world:?}: {name} differs by {error:e}");
+        }
     }
 }
 
 #[test]
 fn runs_repeat_to_the_bit_in_other_orders_of_lanes() {
-    let world = World { ranks: 3, shard: Shard::Optimizer, ..World::alone(Recipe::Bf16, true, 2) };
-    let (first, second) = (world.run(), World { orders: 1, ..world }.run());
-    assert_eq!(first[0].results, second[0].results);
-    assert!(whole(&first) == whole(&second));
+    let three = World { ranks: 3, shard: Shard::Optimizer, ..World::alone(Recipe::Bf16, true, 2) };
+    for world in [three, World { ranks: 4, replicas: 2, shard: Shard::Weights, ..three }] {
+        let (first, second) = (world.run(), World { orders: 1, ..world }.run());
+        assert_eq!(first[0].results, second[0].results);
+        let whole = |ranks| whole(world.first_replica(ranks));
+        assert!(whole(&first) == whole(&second), "{world:?}");
+    }
 }
 
 #[test]
@@ -173,10 +179,13 @@ fn a_step_that_is_not_finite_on_one_rank_is_skipped_on_all() {
         }
     };
     for recipe in [Recipe::Fp32, Recipe::Bf16, Recipe::Fp8Delayed, Recipe::Fp8Block] {
-        for (shard, any_world, ranks) in
-            [(Shard::None, false, 3), (Shard::Optimizer, false, 3), (Shard::Optimizer, true, 2)]
-        {
-            let world = World { ranks, shard, any_world, ..World::alone(recipe, false, 2) };
+        for (shard, any_world, ranks, replicas) in [
+            (Shard::None, false, 3, 1),
+            (Shard::Optimizer, false, 3, 1),
+            (Shard::Optimizer, true, 2, 1),
+            (Shard::Optimizer, false, 4, 2),
+        ] {
+            let world = World { ranks, replicas, shard, any_world, ..World::alone(recipe, false, 2) };
             for (n, rank) in world.run_with(&damage).iter().enumerate() {
                 assert!(rank.results[0].skipped, "{world:?}: rank {n} updates");
                 // The gathers after the first update replace the damaged copy, if masters are cut.

@@ -5,6 +5,7 @@
 //!   fixed order.
 //! * State (`pieces.rs`): a rank has its rows of masters, moments and reduced gradients alone. What the
 //!   forward and the backward read is gathered from all ranks after the update ([`crate::refresh`]).
+//! * Replicas (`reduce.rs`): state is cut among the ranks of each replica, and gradients are summed over all.
 //! * Weights (`weights.rs`), with [`crate::Shard::Weights`]: they are gathered for each block instead.
 //!
 //! With one process and sums of the same world the pass changes nothing.

@@ -164,11 +164,12 @@ fn squares(
     };
     let unit_elements = || gradients.iter().map(|gradient| elements(t, gradient)).collect();
     let is_any_world = layout.parallel().reduce != Reduce::SameWorld;
+    let ranks = layout.parallel().shards();
     Ok(match (is_any_world, layout.cuts_state()) {
         (false, false) => (t.emit(SquaredNorm, values)?[0], Squares::Whole),
         (false, true) => {
-            let one = PieceUnits { first: 0, units: 1 };
-            (t.emit(SquaredNorm, values)?[0], Squares::Pieces(vec![one]))
+            let pieces = vec![PieceUnits { first: 0, units: 1 }];
+            (t.emit(SquaredNorm, values)?[0], Squares::Pieces { ranks, pieces })
         }
         (true, false) => {
             let norm = UnitSquaredNorm { unit_elements: unit_elements() };
@@ -180,7 +181,7 @@ fn squares(
                 PieceUnits { first: cut.first, units: cut.piece_rows / layout.unit_rows(name) }
             });
             let squares = UnitSquares { unit_elements: unit_elements() };
-            let pieces = Squares::Pieces(pieces.collect());
+            let pieces = Squares::Pieces { ranks, pieces: pieces.collect() };
             (t.emit(squares, values)?[0], pieces)
         }
     })

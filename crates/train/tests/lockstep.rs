@@ -292,15 +292,18 @@ fn alone(recipe: Recipe, compared: Compared, tolerance: f64) -> Vec<Steps> {
     models.into_iter().map(steps).collect()
 }
 
-/// Steps of two ranks, in each way to cut state and in each order of sums.
+/// Steps of two ranks, in each way to cut state and in each order of sums, and of four as two replicas.
 fn of_ranks(recipe: Recipe, tolerance: f64) -> Vec<Steps> {
     let mut all = Vec::new();
     let shards = [Shard::None, Shard::Optimizer, Shard::Gradients, Shard::Weights];
     // Without prefetching, all blocks use one slot.
-    for (shard, prefetch_blocks) in shards.map(|shard| (shard, 1)).into_iter().chain([(Shard::Weights, 0)]) {
+    let of_two = shards.map(|shard| (2, 1, shard, 1)).into_iter().chain([(2, 1, Shard::Weights, 0)]);
+    let replicas = [(2, 2, Shard::None, 1), (4, 2, Shard::Weights, 1)];
+    for (world_size, replicas, shard, prefetch_blocks) in of_two.chain(replicas) {
         for reduce in [Reduce::SameWorld, Reduce::AnyWorld { micro_steps: MICRO_STEPS }] {
             for compared in [Compared::EveryOp, Compared::OutputsAndState] {
-                let parallel = Parallel { world_size: 2, shard, reduce, prefetch_blocks, ..Parallel::ALONE };
+                let parallel =
+                    Parallel { world_size, replicas, shard, reduce, prefetch_blocks, ..Parallel::ALONE };
                 let spec = TrainingSpec { recipe, parallel, ..spec(wide_model(), BATCH) };
                 all.push(Steps { spec, compared, tolerance });
             }
@@ -337,7 +340,7 @@ fn main() {
         add("outputs_and_state_match", alone(recipe, Compared::OutputsAndState, tolerance));
         // Each recipe of FP8 casts and gathers weights in a way of its own.
         if recipe != Recipe::Fp32 {
-            add("two_ranks_match", of_ranks(recipe, tolerance));
+            add("several_ranks_match", of_ranks(recipe, tolerance));
         }
     }
     libtest_mimic::run(&arguments, tests).exit();

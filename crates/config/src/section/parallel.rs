@@ -22,6 +22,15 @@ section! {
             "data_parallel_shard_degree"
         ]))]
         pub shard: Shard = Shard::None,
+        /// Groups of equally many ranks, each of which holds all state, divided among its ranks as `shard`
+        /// says (HSDP). The ranks of a group have consecutive numbers, so a group for each node keeps gathers
+        /// within nodes. Must divide the number of ranks; with one process it has no effect.
+        #[schemars(range(min = 1), extend("x-unit" = "groups"))]
+        #[schemars(extend("x-aliases" = [
+            "replicate", "hsdp", "num_replicas", "dp_replicate", "data_parallel_replicate_degree",
+            "num_distributed_optimizer_instances", "replicate_degree"
+        ]))]
+        pub replicas: usize = 1,
         /// Order in which the gradients of micro-batches are added.
         #[schemars(extend("x-aliases" = ["reduction", "gradient_reduction", "deterministic_reduce"]))]
         pub reduce: ReduceOrder = ReduceOrder::SameWorld,
@@ -58,6 +67,8 @@ impl ParallelConfig {
         program::Parallel {
             world_size,
             rank,
+            // One process has no other to hold a replica.
+            replicas: if world_size == 1 { 1 } else { self.replicas },
             shard: match self.shard {
                 Shard::None => program::Shard::None,
                 Shard::Optimizer => program::Shard::Optimizer,
@@ -109,8 +120,8 @@ pub enum Shard {
 #[serde(rename_all = "kebab-case")]
 pub enum ReduceOrder {
     /// By rank: each adds the gradients of its micro-batches, and then the sums of the ranks are added; with
-    /// `shard = "gradients"` and `"weights"` the other way round. Runs with the same number of ranks have
-    /// equal bits.
+    /// `shard = "gradients"` and `"weights"` the other way round. Runs with the same number of ranks, and of
+    /// replicas, have equal bits.
     #[schemars(extend("x-aliases" = ["default", "rank", "ranks", "sum", "fast"]))]
     SameWorld,
     /// One binary tree adds the gradients of all micro-batches. Runs with 1, 2, 4, 8, ... ranks and the same

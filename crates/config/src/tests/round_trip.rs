@@ -96,6 +96,7 @@ check_numerics = false
 
 [parallel]
 shard = \"none\"
+replicas = 1
 reduce = \"same-world\"
 reduce_dtype = \"fp32\"
 prefetch_blocks = 1

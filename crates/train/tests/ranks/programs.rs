@@ -4,8 +4,9 @@ use crate::world::World;
 use std::collections::HashMap;
 use xtrain_model::Recipe;
 use xtrain_program::order::Order;
-use xtrain_program::{Gather, Lane, Phase, Program, Role, Shard, StateKind, Storage, ValueId};
+use xtrain_program::{Gather, Group, Lane, Phase, Program, Role, Shard, StateKind, Storage, ValueId, When};
 use xtrain_tensor::DType;
+use xtrain_train::layout::Layout;
 use xtrain_train::programs;
 use xtrain_train::training_spec::TrainingSpec;
 
@@ -185,5 +186,46 @@ fn with_one_process_nothing_of_ranks_is_in_the_program() {
         assert!(program.instances.iter().all(|i| i.lane == Lane::Compute));
         let is_of_ranks = |i: &xtrain_program::Instance| matches!(i.origin.role, Role::Gather | Role::Reduce);
         assert!(!program.instances.iter().any(is_of_ranks));
+    }
+}
+
+#[test]
+fn replicas_add_their_rows_once_in_a_step_of_the_same_world() {
+    for shard in [Shard::None, Shard::Optimizer, Shard::Gradients, Shard::Weights] {
+        let world = World { ranks: 4, replicas: 2, shard, ..World::alone(Recipe::Bf16, true, 4) };
+        let program = training(&world, 0);
+        let whole: usize = program.parameters.iter().map(|p| 4 * program.whole_type(p).numel()).sum();
+        let among_replicas = |instance: &&xtrain_program::Instance| {
+            matches!(instance.code.op().collective(), Some((_, Group::Replicas { size: 2 })))
+        };
+        let mut bytes = 0;
+        for instance in program.instances.iter().filter(among_replicas) {
+            assert_eq!(instance.when, When::Last, "{shard:?}");
+            bytes += program.input_types(instance)[0].bytes();
+        }
+        // A rank's rows, which are half of all, and half of those again; paddings are small.
+        let expected = whole / 2 + whole / 4;
+        assert!(bytes >= expected && bytes < expected + expected / 10, "{shard:?}: {bytes} of {expected}");
+        let of_world = program
+            .instances
+            .iter()
+            .filter(|instance| matches!(instance.code.op().collective(), Some((_, Group::World { .. }))));
+        // The words of the step.
+        assert_eq!(of_world.count(), 1, "{shard:?}");
+    }
+}
+
+#[test]
+fn some_ranks_have_nothing_of_some_matrices() {
+    let world =
+        World { ranks: 4, replicas: 2, shard: Shard::Weights, ..World::alone(Recipe::Fp8Block, false, 1) };
+    for world in [world, World { replicas: 1, ..world }] {
+        let nothing = |rank| {
+            let layout = Layout::of(&world.spec(rank)).expect("a layout");
+            let names = world.spec(rank).model.parameters().into_iter().map(|p| p.name);
+            let held = |name: &String| layout.held(StateKind::Master, name).expect("a cut").rows;
+            names.filter(|name| name.contains("proj.weight") && held(name).is_empty()).count()
+        };
+        assert!((0..world.ranks).any(|rank| nothing(rank) > 0), "{world:?}");
     }
 }

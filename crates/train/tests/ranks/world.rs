@@ -58,6 +58,8 @@ pub(crate) struct World {
     pub(crate) ranks: usize,
     /// Micro-batches of a rank in a step.
     pub(crate) micro_steps: usize,
+    /// Groups of ranks that each have all state.
+    pub(crate) replicas: usize,
     pub(crate) shard: Shard,
     pub(crate) any_world: bool,
     pub(crate) reduce_dtype: DType,
@@ -105,6 +107,7 @@ impl World {
             tied,
             ranks: 1,
             micro_steps,
+            replicas: 1,
             shard: Shard::None,
             any_world: false,
             reduce_dtype: DType::F32,
@@ -125,6 +128,7 @@ impl World {
         let parallel = Parallel {
             world_size: self.ranks,
             rank,
+            replicas: self.replicas,
             shard: self.shard,
             reduce,
             reduce_dtype: self.reduce_dtype,
@@ -137,6 +141,11 @@ impl World {
         spec.loss.sources = self.sources;
         crate::common::adamw(&mut spec).moments = if self.tied { DType::BF16 } else { DType::F32 };
         spec
+    }
+
+    /// The ranks of the first replica, which have all rows.
+    pub(crate) fn first_replica<'a>(&self, ranks: &'a [RankRun]) -> &'a [RankRun] {
+        &ranks[..self.ranks / self.replicas]
     }
 
     /// Runs all ranks.

@@ -26,4 +26,4 @@ pub use launch::{Launch, become_bound, bound, die_with_launcher};
 pub use net::secret::{SECRET_VARIABLE, Secret};
 pub use tcp::TcpCommunicator;
 pub use threads::{ThreadChannel, ThreadCommunicator};
-pub use world::{Mesh, World, WorldError};
+pub use world::{Groups, World, WorldError};

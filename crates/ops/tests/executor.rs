@@ -10,14 +10,16 @@ use libtest_mimic::{Arguments, Failed, Trial};
 use std::sync::{Arc, Barrier};
 use std::thread;
 use std::time::Duration;
-use xtrain_cuda::{CudaError, Device, Gpu, Installed, Library, NcclCommunicator, NcclId};
-use xtrain_distributed::{CommError, Communicator, ThreadCommunicator};
+use xtrain_cuda::{CudaError, Device, Gpu, Installed, Library, NcclId};
+use xtrain_distributed::{CommError, Communicator, Groups, ThreadCommunicator};
 use xtrain_ops::add::Add;
 use xtrain_ops::collective::AllGather;
 use xtrain_ops::grad_norm::GradNorm;
 use xtrain_ops::registry::{cpu_kernels, cuda_kernels};
 use xtrain_program::{Group, Lane, Program, StateKind, Tracer, ValueId};
-use xtrain_runtime::{CpuEngine, CudaEngine, Engine, EngineError, Part, ProgramId};
+use xtrain_runtime::{
+    CpuEngine, CudaEngine, Engine, EngineError, NcclGroups, Part, ProgramId, groups_of_run,
+};
 use xtrain_tensor::{DType, TensorType};
 
 /// Elements of small tensors.
@@ -233,7 +235,8 @@ fn two_lanes_wait_for_each_other() -> Result<(), Failed> {
 /// Ranks as threads, each with an engine, exchange through the host and have the values of a plain
 /// computation. Parts without collectives are recorded while another rank waits in one.
 fn ranks_exchange_through_the_host() -> Result<(), Failed> {
-    for (ranks, seed) in [(2, 0), (2, 1), (3, 2)].map(|(ranks, n)| (ranks, common::seed().wrapping_add(n))) {
+    for (ranks, n) in [(2, 0), (2, 1), (3, 2), (4, 3), (4, 4)] {
+        let seed = common::seed().wrapping_add(n);
         let program = collectives::random_program(seed, ranks);
         let found = collectives::results_of_ranks(&program, ranks, 3, |_, communicator| {
             let engine = CudaEngine::new(Arc::new(cuda_kernels()), Gpu::open(0)?)?;
@@ -251,29 +254,44 @@ fn ranks_exchange_through_the_host() -> Result<(), Failed> {
 }
 
 /// Ranks of the tests of NCCL, each on a GPU of its own.
-const NCCL_RANKS: usize = 3;
+const NCCL_RANKS: usize = 4;
+
+/// The kinds of groups of a run, and an id by rank for each.
+type NcclIds = Vec<(Groups, Vec<NcclId>)>;
+
+/// The ids of a run, of which groups use those of their first ranks.
+fn nccl_ids(ranks: usize) -> Result<NcclIds, CudaError> {
+    let replicas = if ranks == NCCL_RANKS { 2 } else { 1 };
+    let ids = |groups| Ok((groups, (0..ranks).map(|_| NcclId::new()).collect::<Result<_, CudaError>>()?));
+    groups_of_run(ranks, replicas).into_iter().map(ids).collect()
+}
 
 /// The engine of a rank whose collectives go through NCCL.
 fn engine_with_nccl(
-    id: &NcclId,
+    ids: &NcclIds,
     rank: usize,
-    ranks: usize,
     communicator: Arc<dyn Communicator>,
 ) -> Result<CudaEngine, EngineError> {
     let gpu = Gpu::open(rank)?;
-    let nccl = NcclCommunicator::join(gpu.context(), id, rank, ranks, &|| Ok::<_, CudaError>(()))?;
+    let of_first = |(groups, ids): &(Groups, Vec<NcclId>)| {
+        let first = groups.ranks(rank).next().expect("a group has ranks");
+        (*groups, ids[first])
+    };
+    let (kinds, ids): (Vec<_>, Vec<_>) = ids.iter().map(of_first).unzip();
+    let nccl = NcclGroups::join(gpu.context(), rank, &kinds, &ids, &|| Ok::<_, CudaError>(()))?;
     CudaEngine::new(Arc::new(cuda_kernels()), gpu)?.with_nccl(nccl, communicator)
 }
 
 /// Ranks as threads exchange through NCCL, op by op and in graphs, and have the values of a plain
 /// computation, which are those of an exchange through the host.
 fn ranks_exchange_by_nccl() -> Result<(), Failed> {
-    for (ranks, n) in [(2, 0), (NCCL_RANKS, 1), (NCCL_RANKS, 2)] {
+    // Programs of four ranks have collectives of groups for every other seed.
+    for (ranks, n) in [(2, 0), (3, 1), (NCCL_RANKS, 2), (NCCL_RANKS, 3)] {
         let seed = common::seed().wrapping_add(n);
         let program = collectives::random_program(seed, ranks);
-        let id = NcclId::new()?;
+        let ids = nccl_ids(ranks)?;
         let found = collectives::results_of_ranks(&program, ranks, 3, |rank, communicator| {
-            Ok(Box::new(engine_with_nccl(&id, rank, ranks, communicator)?))
+            Ok(Box::new(engine_with_nccl(&ids, rank, communicator)?))
         });
         let expected = collectives::expected(&program, ranks, 3);
         for (rank, (found, expected)) in found.into_iter().zip(&expected).enumerate() {
@@ -298,12 +316,24 @@ impl Communicator for Impatient {
         self.0.world_size()
     }
 
-    fn all_gather(&self, first: usize, input: &[u8], output: &mut [u8]) -> Result<(), CommError> {
-        self.0.all_gather(first, input, output)
+    fn all_gather(
+        &self,
+        groups: Groups,
+        first: usize,
+        input: &[u8],
+        output: &mut [u8],
+    ) -> Result<(), CommError> {
+        self.0.all_gather(groups, first, input, output)
     }
 
-    fn all_to_all(&self, first: usize, input: &[u8], output: &mut [u8]) -> Result<(), CommError> {
-        self.0.all_to_all(first, input, output)
+    fn all_to_all(
+        &self,
+        groups: Groups,
+        first: usize,
+        input: &[u8],
+        output: &mut [u8],
+    ) -> Result<(), CommError> {
+        self.0.all_to_all(groups, first, input, output)
     }
 
     fn timeout(&self) -> Option<Duration> {
@@ -322,10 +352,10 @@ fn a_rank_that_waits_in_vain_is_freed() -> Result<(), Failed> {
         tracer.output("out", all);
         tracer.finish()
     };
-    let (id, end) = (NcclId::new()?, Barrier::new(2));
+    let (ids, end) = (nccl_ids(2)?, Barrier::new(2));
     let run = |communicator: ThreadCommunicator| -> Result<String, Failed> {
         let rank = communicator.rank();
-        let mut engine = engine_with_nccl(&id, rank, 2, Arc::new(Impatient(communicator)))?;
+        let mut engine = engine_with_nccl(&ids, rank, Arc::new(Impatient(communicator)))?;
         let id = engine.load(program())?;
         let mut said = String::new();
         if rank == 0 {

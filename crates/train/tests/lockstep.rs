@@ -9,15 +9,15 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
-use xtrain_cuda::{Arch, CudaError, Device, Gpu, Installed, Library, NcclCommunicator, NcclId};
-use xtrain_distributed::{Communicator, ThreadCommunicator};
+use xtrain_cuda::{Arch, CudaError, Device, Gpu, Installed, Library, NcclId};
+use xtrain_distributed::{Communicator, Groups, ThreadCommunicator};
 use xtrain_model::Recipe;
 use xtrain_model::decoder::Batch;
 use xtrain_ops::registry::{cpu_kernels, cuda_kernels};
 use xtrain_program::{Instance, Parallel, Program, Reduce, Shard, StateKind, Storage, ValueId};
 use xtrain_runtime::{
-    Checks, CpuEngine, CudaEngine, Engine, EngineError, Outputs, Part, ProgramId, StateEntry, Ticket, Timed,
-    Timing,
+    Checks, CpuEngine, CudaEngine, Engine, EngineError, NcclGroups, Outputs, Part, ProgramId, StateEntry,
+    Ticket, Timed, Timing, groups_of_run,
 };
 use xtrain_tensor::{DType, TensorType};
 use xtrain_train::learner::{Learner, Step};
@@ -102,7 +102,7 @@ impl Lockstep {
 }
 
 /// The norm of the difference relative to the norm of `expected`. Quantised values are compared without their
-/// scales, which may differ by a power of two if an amax is rounded differently.
+/// scales, which may differ by a power of two if an amax is rounded differently; so may scales.
 fn difference(ty: TensorType, found: &[u8], expected: &[u8]) -> f64 {
     if found == expected {
         return 0.0;
@@ -114,8 +114,10 @@ fn difference(ty: TensorType, found: &[u8], expected: &[u8]) -> f64 {
         aligned.copy_from_slice(bytes);
         xtrain_tensor::host::decode(ty, aligned)
     });
+    let is_power_of_two = |x: &f64| x.to_bits().trailing_zeros() >= 52;
     let scales: &[f64] = match ty.dtype {
         DType::E4M3 | DType::E5M2 | DType::E5M6 => &[0.5, 1.0, 2.0],
+        DType::F32 if expected.iter().all(is_power_of_two) => &[0.5, 1.0, 2.0],
         _ => &[1.0],
     };
     let distance =
@@ -231,10 +233,14 @@ impl Steps {
     fn run(&self) -> Result<(), Failed> {
         let ranks = self.spec.parallel.world_size;
         let [cpus, gpus] = [(); 2].map(|()| ThreadCommunicator::world(ranks));
-        let id = if self.by_nccl { Some(NcclId::new()?) } else { None };
+        let kinds = groups_of_run(ranks, self.spec.parallel.replicas);
+        // An id by rank for each kind of groups, which use those of their first ranks.
+        let ids = |_: &Groups| (0..ranks).map(|_| NcclId::new()).collect::<Result<Vec<_>, CudaError>>();
+        let ids: Vec<_> = kinds.iter().filter(|_| self.by_nccl).map(ids).collect::<Result<_, _>>()?;
+        let nccl = self.by_nccl.then_some((kinds.as_slice(), ids.as_slice()));
         thread::scope(|scope| {
             let spawn = |communicators: (ThreadCommunicator, ThreadCommunicator)| {
-                scope.spawn(move || self.run_rank(communicators, id.as_ref()))
+                scope.spawn(move || self.run_rank(communicators, nccl))
             };
             let handles: Vec<_> = cpus.into_iter().zip(gpus).map(spawn).collect();
             // Joins all before it returns an error: that of a rank may follow from that of another.
@@ -250,7 +256,7 @@ impl Steps {
     fn run_rank(
         &self,
         (cpus, gpus): (ThreadCommunicator, ThreadCommunicator),
-        nccl: Option<&NcclId>,
+        nccl: Option<(&[Groups], &[Vec<NcclId>])>,
     ) -> Result<(), Failed> {
         let (ranks, rank) = (cpus.world_size(), cpus.rank());
         let parallel = Parallel { rank, ..self.spec.parallel };
@@ -258,7 +264,11 @@ impl Steps {
         let Steps { compared, tolerance, .. } = *self;
         let mut cpu = CpuEngine::new(Arc::new(cpu_kernels()));
         let device = Gpu::open(if nccl.is_some() { rank } else { 0 })?;
-        let join = |id| NcclCommunicator::join(device.context(), id, rank, ranks, &|| Ok::<_, CudaError>(()));
+        let join = |(kinds, ids): (&[Groups], &[Vec<NcclId>])| {
+            let first = |groups: &Groups| groups.ranks(rank).next().expect("a group has ranks");
+            let ids: Vec<NcclId> = kinds.iter().zip(ids).map(|(groups, ids)| ids[first(groups)]).collect();
+            NcclGroups::join(device.context(), rank, kinds, &ids, &|| Ok::<_, CudaError>(()))
+        };
         let nccl = nccl.map(join).transpose()?;
         let mut gpu = CudaEngine::new(Arc::new(cuda_kernels()), device)?;
         // Poisoned outputs and workspaces turn reads of unwritten memory into NaNs. Graphs are recorded
@@ -305,15 +315,18 @@ fn alone(recipe: Recipe, compared: Compared, tolerance: f64) -> Vec<Steps> {
     models.into_iter().map(steps).collect()
 }
 
-/// Steps of two ranks, in each way to cut state and in each order of sums.
+/// Steps of two ranks, in each way to cut state and in each order of sums, and of four as two replicas.
 fn of_ranks(recipe: Recipe, tolerance: f64) -> Vec<Steps> {
     let mut all = Vec::new();
     let shards = [Shard::None, Shard::Optimizer, Shard::Gradients, Shard::Weights];
     // Without prefetching, all blocks use one slot.
-    for (shard, prefetch_blocks) in shards.map(|shard| (shard, 1)).into_iter().chain([(Shard::Weights, 0)]) {
+    let of_two = shards.map(|shard| (2, 1, shard, 1)).into_iter().chain([(2, 1, Shard::Weights, 0)]);
+    let replicas = [(2, 2, Shard::None, 1), (4, 2, Shard::Weights, 1)];
+    for (world_size, replicas, shard, prefetch_blocks) in of_two.chain(replicas) {
         for reduce in [Reduce::SameWorld, Reduce::AnyWorld { micro_steps: MICRO_STEPS }] {
             for compared in [Compared::EveryOp, Compared::OutputsAndState] {
-                let parallel = Parallel { world_size: 2, shard, reduce, prefetch_blocks, ..Parallel::ALONE };
+                let parallel =
+                    Parallel { world_size, replicas, shard, reduce, prefetch_blocks, ..Parallel::ALONE };
                 let spec = TrainingSpec { recipe, parallel, ..spec(wide_model(), BATCH) };
                 all.push(Steps { spec, compared, tolerance, by_nccl: false });
             }
@@ -332,7 +345,7 @@ fn main() {
         }
         Err(error) => panic!("{error}"),
     };
-    let has_nccl = Device::all().is_ok_and(|gpus| gpus.len() > 1) && Installed::open(Library::Nccl).is_ok();
+    let has_nccl = Device::all().is_ok_and(|gpus| gpus.len() >= 4) && Installed::open(Library::Nccl).is_ok();
     let mut tests = Vec::new();
     for recipe in Recipe::ALL {
         // Rounding differences accumulate over the ops of a step.
@@ -349,15 +362,13 @@ fn main() {
         };
         add("every_op_matches", alone(recipe, Compared::EveryOp, tolerance));
         add("outputs_and_state_match", alone(recipe, Compared::OutputsAndState, tolerance));
-        // A recipe without FP8, one whose amaxes are maxima over ranks, and one that cuts weights by blocks.
-        if matches!(recipe, Recipe::Bf16 | Recipe::Fp8Delayed | Recipe::Fp8Block) {
-            add("two_ranks_match", of_ranks(recipe, tolerance));
+        // Each recipe of FP8 casts and gathers weights in a way of its own.
+        if recipe != Recipe::Fp32 {
+            add("several_ranks_match", of_ranks(recipe, tolerance));
             if has_nccl {
                 let by_nccl = |steps| Steps { by_nccl: true, ..steps };
-                add(
-                    "two_ranks_by_nccl_match",
-                    of_ranks(recipe, tolerance).into_iter().map(by_nccl).collect(),
-                );
+                let all = of_ranks(recipe, tolerance).into_iter().map(by_nccl).collect();
+                add("several_ranks_by_nccl_match", all);
             }
         }
     }

@@ -33,6 +33,7 @@ use lanes::{LaneEvents, Streams};
 use loaded::{Loaded, Recording, find, prepare};
 use marks::Marks;
 use nccl::Nccl;
+pub use nccl::{NcclGroups, groups_of_run};
 use ring::{Inputs, Outputs as OutputRing};
 use staging::Staging;
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -40,7 +41,7 @@ use std::sync::Arc;
 use std::time::Instant;
 use stopwatch::Stopwatch;
 use thread_pool::map_parallel;
-use xtrain_cuda::{CudaKernel, Event, Gpu, Graph, NcclCommunicator, Stream, exclude_capture, nvtx};
+use xtrain_cuda::{CudaKernel, Event, Gpu, Graph, Stream, exclude_capture, nvtx};
 use xtrain_distributed::Communicator;
 use xtrain_program::{Instance, KernelTable, Location, Op, Plan, Program, Region, StateKind, ValueId};
 use xtrain_tensor::TensorType;
@@ -110,11 +111,7 @@ impl CudaEngine {
     ///
     /// # Errors
     /// The system refuses a thread.
-    pub fn with_nccl(
-        mut self,
-        nccl: NcclCommunicator,
-        host: Arc<dyn Communicator>,
-    ) -> Result<Self, EngineError> {
+    pub fn with_nccl(mut self, nccl: NcclGroups, host: Arc<dyn Communicator>) -> Result<Self, EngineError> {
         self.communicator = Box::new(Nccl::new(nccl, host, self.gpu.context())?);
         Ok(self)
     }

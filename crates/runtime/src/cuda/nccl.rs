@@ -1,41 +1,80 @@
-//! Collectives on GPU memory by NCCL, which graphs contain.
+//! Collectives on GPU memory by NCCL, which graphs contain. Each kind of groups has a communicator.
 
-use super::communicator::{DeviceCommError, DeviceCommunicator};
+use super::communicator::{Copies, DeviceCommError, DeviceCommunicator};
 use super::watchdog::Watchdog;
+use crate::collective::groups;
 use crate::part::Part;
 use std::sync::Arc;
-use xtrain_cuda::{Context, CudaError, DeviceSpan, NcclCall, NcclCommunicator, Stream};
-use xtrain_distributed::{CommError, Communicator};
+use xtrain_cuda::{Context, CudaError, DeviceSpan, NcclCall, NcclCommunicator, NcclId, Stream};
+use xtrain_distributed::{CommError, Communicator, Groups};
 use xtrain_program::{Collective, Group, Program};
+
+/// The kinds of groups, of several ranks each, among which a run moves data: all ranks, those that divide the
+/// state, and replicas.
+pub fn groups_of_run(world_size: usize, replicas: usize) -> Vec<Groups> {
+    let shards = world_size / replicas;
+    let all = [
+        Groups::world(world_size),
+        Groups { size: shards, stride: 1 },
+        Groups { size: replicas, stride: shards },
+    ];
+    let mut kinds: Vec<Groups> = Vec::new();
+    for groups in all {
+        if groups.size > 1 && !kinds.contains(&groups) {
+            kinds.push(groups);
+        }
+    }
+    kinds
+}
+
+/// A rank's communicator of each kind of groups.
+pub struct NcclGroups(Vec<(Groups, Arc<NcclCommunicator>)>);
+
+impl NcclGroups {
+    /// Joins the other ranks of each group of `rank`, one kind after the other. `ids` has the id of each of
+    /// these groups. `go_on` is asked every now and then meanwhile.
+    ///
+    /// # Errors
+    /// Those of [`NcclCommunicator::join`].
+    pub fn join<E: From<CudaError>>(
+        context: &Context,
+        rank: usize,
+        kinds: &[Groups],
+        ids: &[NcclId],
+        go_on: &dyn Fn() -> Result<(), E>,
+    ) -> Result<NcclGroups, E> {
+        let join = |(groups, id): (&Groups, &NcclId)| {
+            let communicator = NcclCommunicator::join(context, id, groups.place(rank), groups.size, go_on)?;
+            Ok((*groups, Arc::new(communicator)))
+        };
+        Ok(NcclGroups(kinds.iter().zip(ids).map(join).collect::<Result<_, E>>()?))
+    }
+}
 
 /// NCCL's communicators of a rank, and the thread that watches them.
 pub(super) struct Nccl {
-    // It ends before the communicator, which it uses.
+    // It ends before the communicators, which it uses.
     watchdog: Watchdog,
-    world: Arc<NcclCommunicator>,
+    groups: NcclGroups,
+    world_size: usize,
 }
 
 impl Nccl {
-    /// Collectives by `world`, of a run whose ranks `host` connects.
+    /// Collectives by `groups`, of a run whose ranks `host` connects.
     pub(super) fn new(
-        world: NcclCommunicator,
+        groups: NcclGroups,
         host: Arc<dyn Communicator>,
         context: &Context,
     ) -> Result<Self, CommError> {
-        let world = Arc::new(world);
-        Ok(Nccl { watchdog: Watchdog::start(world.clone(), host, context)?, world })
-    }
-
-    fn of(&self, group: Group) -> &NcclCommunicator {
-        match group {
-            Group::World { .. } => &self.world,
-        }
+        let all = groups.0.iter().map(|(_, communicator)| communicator.clone()).collect();
+        let world_size = host.world_size();
+        Ok(Nccl { watchdog: Watchdog::start(all, host, context)?, groups, world_size })
     }
 }
 
 impl DeviceCommunicator for Nccl {
     fn world_size(&self) -> usize {
-        self.world.world_size()
+        self.world_size
     }
 
     fn is_recordable(&self) -> bool {
@@ -53,7 +92,12 @@ impl DeviceCommunicator for Nccl {
         output: DeviceSpan<'_>,
         stream: &Stream,
     ) -> Result<(), DeviceCommError> {
-        let communicator = self.of(group);
+        if group.size() == 1 {
+            return Copies.enqueue((collective, group), input, output, stream);
+        }
+        let kind = groups(group, self.world_size);
+        let found = self.groups.0.iter().find(|(groups, _)| *groups == kind);
+        let (_, communicator) = found.expect("the groups of the run have communicators");
         let (rank, ranks) = (communicator.rank(), communicator.world_size());
         let piece = collective.piece_bytes(group, input.bytes(), output.bytes());
         let calls = match collective {

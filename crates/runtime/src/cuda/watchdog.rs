@@ -2,8 +2,8 @@
 //! which never takes part waits for ever, and so does the host.
 //!
 //! It looks at NCCL's errors, at the end of the run on another rank, and at how long this rank has waited for
-//! the GPU. The first of these that it meets ends the run, and aborts the communicator. A wait for the GPU then
-//! ends, with the error instead of incomplete results.
+//! the GPU. The first of these that it meets ends the run, and aborts the communicators. A wait for the GPU
+//! then ends, with the error instead of incomplete results.
 
 use crate::part::Part;
 use std::collections::VecDeque;
@@ -27,7 +27,7 @@ pub(super) struct Watchdog {
 }
 
 struct Shared {
-    nccl: Arc<NcclCommunicator>,
+    nccl: Vec<Arc<NcclCommunicator>>,
     host: Arc<dyn Communicator>,
     state: Mutex<State>,
     changed: Condvar,
@@ -51,7 +51,7 @@ impl Watchdog {
     /// # Errors
     /// The system refuses a thread.
     pub(super) fn start(
-        nccl: Arc<NcclCommunicator>,
+        nccl: Vec<Arc<NcclCommunicator>>,
         host: Arc<dyn Communicator>,
         context: &Context,
     ) -> Result<Watchdog, CommError> {
@@ -63,7 +63,7 @@ impl Watchdog {
         Ok(Watchdog { shared, context: context.clone(), thread: Some(thread) })
     }
 
-    /// The error that ended the communicator, if any.
+    /// The error that ended the communicators, if any.
     pub(super) fn check(&self) -> Result<(), CommError> {
         self.shared.lock().failed.clone().map_or(Ok(()), Err)
     }
@@ -122,7 +122,7 @@ impl Shared {
                 own => self.host.abort(&own.to_string()),
             };
             self.lock().failed = Some(CommError::Aborted(fault));
-            self.nccl.abort();
+            self.nccl.iter().for_each(|nccl| nccl.abort());
             return;
         }
     }
@@ -132,7 +132,7 @@ impl Shared {
         if let Some(fault) = self.host.fault() {
             return Some(CommError::Aborted(fault));
         }
-        if let Err(error) = self.nccl.check() {
+        if let Err(error) = self.nccl.iter().try_for_each(|nccl| nccl.check()) {
             return Some(CommError::System(error.to_string()));
         }
         let (since, timeout) = (state.waits_since?, self.host.timeout()?);

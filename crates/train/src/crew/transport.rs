@@ -5,11 +5,12 @@ use crate::engine::Processor;
 use crate::error::RunError;
 use std::time::Instant;
 use xtrain_config::{ParallelConfig, Transport};
-use xtrain_cuda::{CudaError, Installed, Library, NcclCommunicator, NcclId};
-use xtrain_distributed::CommError;
+use xtrain_cuda::{CudaError, Installed, Library, NcclId};
+use xtrain_distributed::{CommError, Groups};
+use xtrain_runtime::{NcclGroups, groups_of_run};
 
 impl Crew {
-    /// NCCL's communicator between the GPUs of all ranks; `None` if collectives pass through host memory.
+    /// NCCL's communicators between the GPUs of all ranks; `None` if collectives pass through host memory.
     /// All ranks agree, and rank 0 warns of the reason.
     ///
     /// # Errors
@@ -19,7 +20,7 @@ impl Crew {
         &self,
         processor: &Processor,
         parallel: &ParallelConfig,
-    ) -> Result<Option<NcclCommunicator>, RunError> {
+    ) -> Result<Option<NcclGroups>, RunError> {
         let Some(ranks) = &self.ranks else { return Ok(None) };
         let gpu = match processor {
             Processor::Cuda(gpu) if parallel.transport != Transport::Host => gpu,
@@ -30,18 +31,23 @@ impl Crew {
         };
         let found = Installed::open(Library::Nccl).map(|found| found.version).map_err(missing);
         let all = ranks.control.gather(&encoded(&found)?)?;
-        let id: Option<Vec<u8>> = self.decide(|| {
+        let is_used = self.decide(|| {
             let all = all.iter().map(|found| decoded(found)).collect::<Result<Vec<_>, RunError>>()?;
             match (self.obstacle(&all)?, parallel.transport) {
-                (None, _) => Ok(Some(NcclId::new().map_err(refused)?.bytes().to_vec())),
+                (None, _) => Ok(true),
                 (Some(why), Transport::Nccl) => Err(requested(&why)),
                 (Some(why), _) => {
                     tracing::warn!("collectives between GPUs pass through host memory, which is slow: {why}");
-                    Ok(None)
+                    Ok(false)
                 }
             }
         })?;
-        let Some(id) = id.and_then(|id| <[u8; 128]>::try_from(id).ok()) else { return Ok(None) };
+        if !is_used {
+            return Ok(None);
+        }
+        let member = self.member();
+        let kinds = groups_of_run(member.world_size, parallel.replicas);
+        let ids = self.nccl_ids(&kinds)?;
         let (began, limit) = (Instant::now(), parallel.start_timeout.duration());
         let go_on = || match ranks.control.fault() {
             Some(fault) => Err(Ended::Ranks(CommError::Aborted(fault))),
@@ -52,14 +58,31 @@ impl Crew {
                 limit.as_secs_f32()
             )))),
         };
-        let member = self.member();
-        let joined =
-            NcclCommunicator::join(gpu.context(), &NcclId::from(id), member.rank, member.world_size, &go_on);
-        match joined {
-            Ok(communicator) => Ok(Some(communicator)),
+        match NcclGroups::join(gpu.context(), member.rank, &kinds, &ids, &go_on) {
+            Ok(groups) => Ok(Some(groups)),
             Err(Ended::Ranks(error)) => Err(error.into()),
             Err(Ended::Cuda(error)) => Err(refused(error)),
         }
+    }
+
+    /// The id of this rank's group of each kind, which the first rank of the group makes.
+    fn nccl_ids(&self, kinds: &[Groups]) -> Result<Vec<NcclId>, RunError> {
+        let Some(ranks) = &self.ranks else { return Ok(Vec::new()) };
+        let rank = self.member().rank;
+        let make = |groups: &Groups| match groups.place(rank) {
+            0 => Ok(NcclId::new().map_err(refused)?.bytes().to_vec()),
+            _ => Ok(Vec::new()),
+        };
+        let own = kinds.iter().map(make).collect::<Result<Vec<Vec<u8>>, RunError>>()?;
+        let gathered = ranks.control.gather(&encoded(&own)?)?;
+        let all: Vec<Vec<Vec<u8>>> = self.decide(|| gathered.iter().map(|ids| decoded(ids)).collect())?;
+        let of = |(kind, groups): (usize, &Groups)| {
+            let first = groups.ranks(rank).next().unwrap_or(rank);
+            let id = <[u8; 128]>::try_from(all[first][kind].as_slice());
+            let malformed = |_| CommError::System(format!("rank {first} sent no id for NCCL"));
+            Ok(NcclId::from(id.map_err(malformed)?))
+        };
+        kinds.iter().enumerate().map(of).collect()
     }
 
     /// The reason for which a rank cannot use NCCL, from what each has found.

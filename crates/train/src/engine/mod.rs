@@ -8,11 +8,11 @@ use crate::error::RunError;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use xtrain_config::{Config, Device};
-use xtrain_cuda::{Arch, CudaError, Gemm, Gpu, Installed, Library, NcclCommunicator};
+use xtrain_cuda::{Arch, CudaError, Gemm, Gpu, Installed, Library};
 use xtrain_distributed::{Alone, Communicator};
 use xtrain_model::Recipe;
 use xtrain_ops::{attention, registry};
-use xtrain_runtime::{Checks, CpuEngine, CudaEngine, Engine, EngineError};
+use xtrain_runtime::{Checks, CpuEngine, CudaEngine, Engine, EngineError, NcclGroups};
 
 /// A processor that programs can run on.
 pub enum Processor {
@@ -238,7 +238,7 @@ impl Processor {
         self,
         checks: Checks,
         communicator: Arc<dyn Communicator>,
-        nccl: Option<NcclCommunicator>,
+        nccl: Option<NcclGroups>,
     ) -> Result<Box<dyn Engine>, EngineError> {
         match self {
             Processor::Cpu => {

@@ -101,6 +101,7 @@ reduce = \"same-world\"
 reduce_dtype = \"fp32\"
 prefetch_blocks = 1
 gather = \"auto\"
+transport = \"auto\"
 start_timeout = \"5m\"
 timeout = \"1m\"
 

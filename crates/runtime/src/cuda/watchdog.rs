@@ -11,10 +11,13 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 use xtrain_cuda::{Context, CudaError, Event, NcclCommunicator, Stream};
-use xtrain_distributed::{CommError, Communicator};
+use xtrain_distributed::{CommError, Communicator, Fault};
 
 /// Time between two looks.
 const TICK: Duration = Duration::from_millis(100);
+
+/// Time in which the control connection may learn why NCCL failed, such as the end of another process.
+const REASON: Duration = Duration::from_secs(1);
 
 /// Parts in flight after which completed ones are forgotten.
 const MANY_PARTS: usize = 16;
@@ -119,12 +122,24 @@ impl Shared {
             let fault = match error {
                 CommError::Aborted(fault) => fault,
                 // Also where the abort below never returns, the run ends.
-                own => self.host.abort(&own.to_string()),
+                own => self.reason().unwrap_or_else(|| self.host.abort(&own.to_string())),
             };
             self.lock().failed = Some(CommError::Aborted(fault));
             self.nccl.iter().for_each(|nccl| nccl.abort());
             return;
         }
+    }
+
+    /// The first cause of the end of the run, if it comes soon.
+    fn reason(&self) -> Option<Fault> {
+        let since = Instant::now();
+        while since.elapsed() < REASON {
+            if let Some(fault) = self.host.fault() {
+                return Some(fault);
+            }
+            thread::sleep(TICK);
+        }
+        None
     }
 
     /// The reason to end the run, if there is one.

@@ -18,6 +18,9 @@ pub trait Communicator: Send + Sync {
     /// The number of ranks.
     fn world_size(&self) -> usize;
 
+    /// Bytes that the collectives of this rank have sent to other ranks.
+    fn sent_bytes(&self) -> u64;
+
     /// Gathers one piece from each rank: `output` is every rank's `input`, each as the piece that belongs to
     /// its rank.
     ///

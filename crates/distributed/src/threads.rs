@@ -3,6 +3,7 @@
 use crate::channel::Channel;
 use crate::communicator::Communicator;
 use crate::error::CommError;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 /// A communicator whose ranks are threads of one process.
@@ -11,6 +12,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 pub struct ThreadCommunicator {
     rank: usize,
     meeting: Arc<Meeting>,
+    sent_bytes: AtomicU64,
 }
 
 struct Meeting {
@@ -40,7 +42,9 @@ impl ThreadCommunicator {
     pub fn world(world_size: usize) -> Vec<ThreadCommunicator> {
         let state = State { arrived: vec![None; world_size], read: 0, left: None };
         let meeting = Arc::new(Meeting { world_size, state: Mutex::new(state), changed: Condvar::new() });
-        (0..world_size).map(|rank| ThreadCommunicator { rank, meeting: meeting.clone() }).collect()
+        let of_rank =
+            |rank| ThreadCommunicator { rank, meeting: meeting.clone(), sent_bytes: AtomicU64::new(0) };
+        (0..world_size).map(of_rank).collect()
     }
 
     /// Waits until all ranks have arrived with equal calls, lets `read` see their inputs, and waits until all
@@ -60,6 +64,7 @@ impl ThreadCommunicator {
             inputs.push(bytes.as_slice());
         }
         read(&inputs);
+        self.sent_bytes.fetch_add((call.bytes * (n - 1)) as u64, Ordering::Relaxed);
         state.read += 1;
         if state.read == n {
             state.read = 0;
@@ -95,6 +100,10 @@ impl Communicator for ThreadCommunicator {
 
     fn world_size(&self) -> usize {
         self.meeting.world_size
+    }
+
+    fn sent_bytes(&self) -> u64 {
+        self.sent_bytes.load(Ordering::Relaxed)
     }
 
     fn all_gather(&self, first: usize, input: &[u8], output: &mut [u8]) -> Result<(), CommError> {

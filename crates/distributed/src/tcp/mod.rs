@@ -54,11 +54,6 @@ impl TcpCommunicator {
         self.timeout.store(timeout.as_millis() as u64, Ordering::Relaxed);
     }
 
-    /// The number of bytes that this rank's collectives have sent to other ranks.
-    pub fn sent_bytes(&self) -> u64 {
-        self.sent_bytes.load(Ordering::Relaxed)
-    }
-
     /// Sends `sends[r]` to rank `r`, and receives into `receives[r]` from it. Those of this rank are ignored.
     fn run(
         &self,
@@ -95,6 +90,10 @@ impl Communicator for TcpCommunicator {
 
     fn world_size(&self) -> usize {
         self.control.world().world_size
+    }
+
+    fn sent_bytes(&self) -> u64 {
+        self.sent_bytes.load(Ordering::Relaxed)
     }
 
     fn all_gather(&self, first: usize, input: &[u8], output: &mut [u8]) -> Result<(), CommError> {

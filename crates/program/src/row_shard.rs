@@ -78,10 +78,18 @@ pub fn cut(parameters: &[Rows], group: Group) -> Vec<RowShard> {
         let piece_rows = parameters[p].units().div_ceil(n) * unit;
         let starting_at = |first| RowShard { group, first, piece_rows, rows };
         let held = |shard: &RowShard, rank| shard.rows_of(rank).len() * row_elements;
+        // Pieces without padding, and the elements of the piece after them.
+        let (full, rest) = (rows / piece_rows.max(1), rows % piece_rows.max(1) * row_elements);
+        let sums: Vec<u128> = std::iter::once(0)
+            .chain(elements_of.iter().chain(&elements_of).scan(0, |sum, &elements| {
+                *sum += elements as u128;
+                Some(*sum)
+            }))
+            .collect();
         // With the least sum of products, the squares of the sums add up to the least.
         let load = |first: &usize| -> u128 {
-            let shard = starting_at(*first);
-            (0..n).map(|rank| held(&shard, rank) as u128 * elements_of[rank] as u128).sum()
+            let of_full = (piece_rows * row_elements) as u128 * (sums[first + full] - sums[*first]);
+            of_full + rest as u128 * elements_of[(first + full) % n] as u128
         };
         let is_even = rows == n * piece_rows;
         let first = if is_even { 0 } else { (0..n).min_by_key(load).unwrap_or(0) };

@@ -24,6 +24,8 @@ pub struct CommOptions {
     pub device: Device,
     /// Bytes of the tensor of all ranks.
     pub sizes: Vec<u64>,
+    /// Extent of the square matrices of the GEMM that runs beside; that of the best rate if absent.
+    pub gemm: Option<usize>,
     /// Measurements, of which the median counts.
     pub repeats: usize,
     /// Runs of a measurement, one after the other.
@@ -74,7 +76,7 @@ fn measure(crew: &Crew, options: &CommOptions) -> Result<CommSpeeds, RunError> {
     let processor =
         Processor::choose_at(options.device, gpu).map_err(|error| RunError::Refused(error.to_string()))?;
     let (device, target) = (processor.describe(), processor.target());
-    let gemm = if target == Target::Cpu { 512 } else { 8192 };
+    let gemm = options.gemm.unwrap_or(if target == Target::Cpu { 512 } else { 8192 });
     let mut engine =
         processor.engine_of_rank(Checks::default(), crew.communicator()).map_err(LearnError::from)?;
     let ranks = crew.member().world_size;
@@ -182,7 +184,8 @@ mod tests {
 
     #[test]
     fn a_process_alone_is_measured_and_sends_nothing() {
-        let options = CommOptions { device: Device::Cpu, sizes: vec![4096, 100], repeats: 2, runs: 2 };
+        let options =
+            CommOptions { device: Device::Cpu, sizes: vec![4096, 100], gemm: Some(64), repeats: 2, runs: 2 };
         let speeds = comm(&Crew::alone(), &options).expect("speeds");
         assert_eq!((speeds.ranks, speeds.rows.len()), (1, 6));
         assert!(speeds.gemm_seconds > 0.0);

@@ -158,6 +158,9 @@ pub(crate) struct BenchCommArgs {
     /// Bytes of the tensor of all ranks; by default 1, 16 and 64 MiB. May be repeated
     #[arg(long, value_name = "SIZE")]
     pub(crate) size: Vec<Size>,
+    /// Rows and columns of the matrices of the GEMM beside; by default 512 on the CPU and 8192 on a GPU
+    #[arg(long, value_name = "N", value_parser = bounded(16..=1 << 16))]
+    pub(crate) gemm: Option<usize>,
     /// Device of a rank: auto (a GPU if there is one), cpu or cuda
     #[arg(long, value_name = "DEVICE", default_value = "auto", conflicts_with_all = ["gpus", "ranks"],
         value_parser = device())]

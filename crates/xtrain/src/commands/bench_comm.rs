@@ -34,7 +34,7 @@ pub(crate) fn run(args: &BenchCommArgs, place: &Place) -> Result<ExitCode, Failu
         true => SIZES.to_vec(),
         false => args.size.iter().map(|size| size.0).collect(),
     };
-    let options = CommOptions { device, sizes, repeats: args.repeats, runs: args.runs };
+    let options = CommOptions { device, sizes, gemm: args.gemm, repeats: args.repeats, runs: args.runs };
     let speeds = bench::comm(&crew, &options)?;
     if place.is_first() {
         let text = match args.json {

@@ -31,7 +31,7 @@ const NCCL_LATENCY: f64 = 43e-6;
 const TCP_LATENCY: f64 = 60e-6;
 
 /// Bytes per second that a process sends to others of its machine over TCP (the same command).
-const TCP_BANDWIDTH: f64 = 1.5e9;
+const TCP_BANDWIDTH: f64 = 0.7e9;
 
 impl Network {
     /// GPUs whose collectives reach this bandwidth within a node.

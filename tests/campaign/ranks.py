@@ -18,6 +18,7 @@ RECIPES = {
     "fp32": [],
     "gradients": ["parallel.shard=gradients"],
     "weights": ["precision.recipe=bf16", "parallel.shard=weights", "model.layers=3"],
+    "replicas": ["parallel.shard=weights", "parallel.replicas=2"],
     "bf16": ["precision.recipe=bf16", "parallel.shard=optimizer", "model.dropout=0.1", "optimizer.moments=bf16"],
     "fp8-delayed": ["precision.recipe=fp8-delayed", "precision.skip_slower=[]", "precision.amax_history_len=3", "data.seq_len=32", "model.ffn_dim=32"],
 }

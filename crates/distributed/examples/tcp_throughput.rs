@@ -48,7 +48,7 @@ fn measure(world: &World, variables: &Variables) -> Result<(), CommError> {
         for _ in 0..10 {
             control.barrier()?;
             let since = Instant::now();
-            communicator.all_to_all(0, &input, &mut output)?;
+            communicator.all_to_all(communicator.world(), 0, &input, &mut output)?;
             control.barrier()?;
             best = best.min(since.elapsed());
         }

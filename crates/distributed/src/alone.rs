@@ -3,6 +3,7 @@
 use crate::channel::Channel;
 use crate::communicator::Communicator;
 use crate::error::CommError;
+use crate::world::Groups;
 
 /// The communicator and channel of a run of one process: its collectives are copies.
 #[derive(Clone, Copy, Debug, Default)]
@@ -21,12 +22,12 @@ impl Communicator for Alone {
         0
     }
 
-    fn all_gather(&self, _: usize, input: &[u8], output: &mut [u8]) -> Result<(), CommError> {
+    fn all_gather(&self, _: Groups, _: usize, input: &[u8], output: &mut [u8]) -> Result<(), CommError> {
         output.copy_from_slice(input);
         Ok(())
     }
 
-    fn all_to_all(&self, _: usize, input: &[u8], output: &mut [u8]) -> Result<(), CommError> {
+    fn all_to_all(&self, _: Groups, _: usize, input: &[u8], output: &mut [u8]) -> Result<(), CommError> {
         output.copy_from_slice(input);
         Ok(())
     }

@@ -1,37 +1,56 @@
 //! The interface of collectives on host memory.
 
 use crate::error::CommError;
+use crate::world::Groups;
 
-/// The collectives of a group of ranks, on host memory.
+/// The collectives of the ranks of a run, on host memory.
 ///
-/// All ranks of the group call the same collectives in the same order; a call returns when the caller's
-/// output is complete. Buffers are bytes: a collective moves data and computes nothing, so sums have an order
+/// A collective moves data among the ranks of each group. All ranks of the run call the same collectives with
+/// the same groups in the same order; a call returns when the caller's output is complete, without waiting
+/// for other groups. Buffers are bytes: a collective moves data and computes nothing, so sums have an order
 /// that only the caller decides.
 ///
-/// A buffer of all ranks consists of `world_size` pieces of equal length. Piece `p` belongs to the rank
-/// `(first + p) % world_size`; `first` differs by tensor, so that tensors with fewer rows than ranks spread
-/// over all ranks.
+/// A buffer of all ranks of a group consists of a piece of equal length for each. Piece `p` belongs to the
+/// rank at the place `(first + p) % size`; `first` differs by tensor, so that tensors with fewer rows than
+/// ranks spread over all ranks.
 pub trait Communicator: Send + Sync {
     /// The number of this rank, from 0.
     fn rank(&self) -> usize;
 
-    /// The number of ranks.
+    /// The number of ranks of the run.
     fn world_size(&self) -> usize;
 
     /// Bytes that the collectives of this rank have sent to other ranks.
     fn sent_bytes(&self) -> u64;
 
-    /// Gathers one piece from each rank: `output` is every rank's `input`, each as the piece that belongs to
-    /// its rank.
-    ///
-    /// # Errors
-    /// A rank has left, or the calls of the ranks do not match.
-    fn all_gather(&self, first: usize, input: &[u8], output: &mut [u8]) -> Result<(), CommError>;
+    /// One group of all ranks.
+    fn world(&self) -> Groups {
+        Groups::world(self.world_size())
+    }
 
-    /// Sends each piece of `input` to the rank to which it belongs. Piece `r` of `output` is what rank `r`
-    /// sent to this rank, whatever `first` is.
+    /// Gathers one piece from each rank of a group: `output` is every rank's `input`, each as the piece that
+    /// belongs to its rank.
     ///
     /// # Errors
     /// A rank has left, or the calls of the ranks do not match.
-    fn all_to_all(&self, first: usize, input: &[u8], output: &mut [u8]) -> Result<(), CommError>;
+    fn all_gather(
+        &self,
+        groups: Groups,
+        first: usize,
+        input: &[u8],
+        output: &mut [u8],
+    ) -> Result<(), CommError>;
+
+    /// Sends each piece of `input` to the rank of the group to which it belongs. Piece `r` of `output` is
+    /// what the rank at the place `r` sent to this rank, whatever `first` is.
+    ///
+    /// # Errors
+    /// A rank has left, or the calls of the ranks do not match.
+    fn all_to_all(
+        &self,
+        groups: Groups,
+        first: usize,
+        input: &[u8],
+        output: &mut [u8],
+    ) -> Result<(), CommError>;
 }

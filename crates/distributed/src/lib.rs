@@ -28,4 +28,4 @@ pub use net::secret::{SECRET_VARIABLE, Secret};
 pub use one_of::{OneOf, Pace};
 pub use tcp::TcpCommunicator;
 pub use threads::{ThreadChannel, ThreadCommunicator};
-pub use world::{Mesh, World, WorldError};
+pub use world::{Groups, World, WorldError};

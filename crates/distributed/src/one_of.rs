@@ -2,6 +2,7 @@
 
 use crate::communicator::Communicator;
 use crate::error::CommError;
+use crate::world::Groups;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -31,10 +32,10 @@ impl OneOf {
     }
 
     /// Runs `copy` in place of a collective of pieces of so many bytes.
-    fn run(&self, piece_bytes: usize, copy: impl FnOnce()) -> Result<(), CommError> {
+    fn run(&self, groups: Groups, piece_bytes: usize, copy: impl FnOnce()) -> Result<(), CommError> {
         let begun = Instant::now();
         copy();
-        let sent = (piece_bytes * (self.world_size - 1)) as u64;
+        let sent = (piece_bytes * (groups.size - 1)) as u64;
         self.sent_bytes.fetch_add(sent, Ordering::Relaxed);
         if let Some(Pace { latency, bandwidth }) = self.pace {
             let least = latency + Duration::from_secs_f64(sent as f64 / bandwidth);
@@ -57,19 +58,25 @@ impl Communicator for OneOf {
         self.sent_bytes.load(Ordering::Relaxed)
     }
 
-    fn all_gather(&self, _: usize, input: &[u8], output: &mut [u8]) -> Result<(), CommError> {
-        assert_eq!(output.len(), self.world_size * input.len(), "the output has a piece for each rank");
-        self.run(input.len(), || {
+    fn all_gather(&self, groups: Groups, _: usize, input: &[u8], output: &mut [u8]) -> Result<(), CommError> {
+        assert_eq!(output.len(), groups.size * input.len(), "the output has a piece for each rank");
+        self.run(groups, input.len(), || {
             output.chunks_exact_mut(input.len().max(1)).for_each(|piece| piece.copy_from_slice(input));
         })
     }
 
-    fn all_to_all(&self, first: usize, input: &[u8], output: &mut [u8]) -> Result<(), CommError> {
+    fn all_to_all(
+        &self,
+        groups: Groups,
+        first: usize,
+        input: &[u8],
+        output: &mut [u8],
+    ) -> Result<(), CommError> {
         assert_eq!(input.len(), output.len(), "all_to_all sends as much as it receives");
-        let n = self.world_size;
+        let n = groups.size;
         let (bytes, own) = (input.len() / n, (n - first % n) % n);
         let piece = &input[own * bytes..][..bytes];
-        self.run(bytes, || {
+        self.run(groups, bytes, || {
             output.chunks_exact_mut(bytes.max(1)).for_each(|received| received.copy_from_slice(piece));
         })
     }
@@ -83,19 +90,20 @@ mod tests {
     fn others_appear_to_send_what_this_rank_does() {
         let ranks = OneOf::new(3, None);
         let mut output = [0; 6];
-        assert_eq!(ranks.all_gather(2, &[1, 2], &mut output), Ok(()));
+        assert_eq!(ranks.all_gather(ranks.world(), 2, &[1, 2], &mut output), Ok(()));
         assert_eq!((output, ranks.sent_bytes()), ([1, 2, 1, 2, 1, 2], 4));
         // The second piece belongs to rank 0 if the first belongs to rank 2.
-        assert_eq!(ranks.all_to_all(2, &[1, 2, 3, 4, 5, 6], &mut output), Ok(()));
+        assert_eq!(ranks.all_to_all(ranks.world(), 2, &[1, 2, 3, 4, 5, 6], &mut output), Ok(()));
         assert_eq!((output, ranks.sent_bytes()), ([3, 4, 3, 4, 3, 4], 8));
-        assert_eq!(ranks.all_gather(0, &[], &mut []), Ok(()));
+        assert_eq!(ranks.all_gather(ranks.world(), 0, &[], &mut []), Ok(()));
     }
 
     #[test]
     fn a_pace_is_kept() {
         let pace = Pace { latency: Duration::from_millis(5), bandwidth: 100.0 };
         let begun = Instant::now();
-        assert_eq!(OneOf::new(2, Some(pace)).all_gather(0, &[7], &mut [0; 2]), Ok(()));
+        let ranks = OneOf::new(2, Some(pace));
+        assert_eq!(ranks.all_gather(ranks.world(), 0, &[7], &mut [0; 2]), Ok(()));
         assert!(begun.elapsed() >= Duration::from_millis(15));
     }
 }

@@ -1,9 +1,10 @@
-//! For tests: the ranks of a run as threads with real sockets.
+//! For tests: the ranks of a run as threads with real sockets, and the definition of collectives.
 
+use crate::communicator::Communicator;
 use crate::control::{Control, StartOptions};
 use crate::error::CommError;
 use crate::net::secret::Secret;
-use crate::world::World;
+use crate::world::{Groups, World};
 use std::net::TcpListener;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -63,4 +64,34 @@ pub(crate) fn until(is_true: impl Fn() -> bool) {
         assert!(since.elapsed() < LONG, "it does not come true");
         thread::sleep(Duration::from_millis(5));
     }
+}
+
+/// Runs a collective of pieces of `bytes` bytes, and compares its output with a plain loop.
+pub(crate) fn check(
+    communicator: &dyn Communicator,
+    groups: Groups,
+    is_gather: bool,
+    first: usize,
+    bytes: usize,
+) -> Result<(), CommError> {
+    let (rank, n) = (communicator.rank(), groups.size);
+    let length = if is_gather { bytes } else { n * bytes };
+    // Bytes that tell rank and place.
+    let input =
+        |rank: usize| -> Vec<u8> { (0..length).map(|i| (rank * 101 + i * 7 + i / 251) as u8).collect() };
+    let ranks: Vec<usize> = groups.ranks(rank).collect();
+    let expected: Vec<u8> = match is_gather {
+        true => (0..n).flat_map(|p| input(ranks[(first + p) % n])).collect(),
+        false => {
+            let piece = (0..n).find(|p| ranks[(first + p) % n] == rank).expect("a piece for each rank");
+            ranks.iter().flat_map(|&rank| input(rank)[piece * bytes..][..bytes].to_vec()).collect()
+        }
+    };
+    let mut output = vec![0; n * bytes];
+    match is_gather {
+        true => communicator.all_gather(groups, first, &input(rank), &mut output)?,
+        false => communicator.all_to_all(groups, first, &input(rank), &mut output)?,
+    }
+    assert!(output == expected, "{groups:?}, first {first}, {bytes} bytes on rank {rank}");
+    Ok(())
 }

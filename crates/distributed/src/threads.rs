@@ -3,14 +3,18 @@
 use crate::channel::Channel;
 use crate::communicator::Communicator;
 use crate::error::CommError;
+use crate::world::Groups;
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 /// A communicator whose ranks are threads of one process.
 ///
-/// A rank that drops its communicator has left: the collectives of the others then fail.
+/// A rank that drops its communicator has left: the collectives of the others with it then fail.
 pub struct ThreadCommunicator {
     rank: usize,
+    /// Its calls.
+    calls: AtomicU64,
     meeting: Arc<Meeting>,
     sent_bytes: AtomicU64,
 }
@@ -21,18 +25,25 @@ struct Meeting {
     changed: Condvar,
 }
 
-/// The collective that is under way.
+#[derive(Default)]
 struct State {
+    /// The collectives of which not all ranks have read the inputs, by their number.
+    underway: BTreeMap<u64, Underway>,
+    /// The ranks that have left.
+    left: Vec<usize>,
+}
+
+struct Underway {
     /// The call and the input of each rank that has arrived.
     arrived: Vec<Option<(Call, Vec<u8>)>>,
-    /// The ranks that have read the inputs and have still to be waited for by the next collective.
+    /// The ranks that have read.
     read: usize,
-    left: Option<usize>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Call {
     name: &'static str,
+    groups: Groups,
     first: usize,
     bytes: usize,
 }
@@ -40,23 +51,38 @@ struct Call {
 impl ThreadCommunicator {
     /// One communicator for each of `world_size` ranks.
     pub fn world(world_size: usize) -> Vec<ThreadCommunicator> {
-        let state = State { arrived: vec![None; world_size], read: 0, left: None };
-        let meeting = Arc::new(Meeting { world_size, state: Mutex::new(state), changed: Condvar::new() });
-        let of_rank =
-            |rank| ThreadCommunicator { rank, meeting: meeting.clone(), sent_bytes: AtomicU64::new(0) };
-        (0..world_size).map(of_rank).collect()
+        let meeting = Meeting { world_size, state: Mutex::default(), changed: Condvar::new() };
+        let meeting = Arc::new(meeting);
+        let rank = |rank| ThreadCommunicator {
+            rank,
+            calls: AtomicU64::new(0),
+            sent_bytes: AtomicU64::new(0),
+            meeting: meeting.clone(),
+        };
+        (0..world_size).map(rank).collect()
     }
 
-    /// Waits until all ranks have arrived with equal calls, lets `read` see their inputs, and waits until all
-    /// have read.
+    /// Waits until all ranks of the group have arrived with equal calls, and lets `read` see their inputs.
     fn meet(&self, call: Call, input: &[u8], read: impl FnOnce(&[&[u8]])) -> Result<(), CommError> {
-        let n = self.world_size();
-        let mut state = self.wait(self.lock(), |state| state.arrived[self.rank].is_none())?;
-        state.arrived[self.rank] = Some((call, input.to_vec()));
-        self.meeting.changed.notify_all();
-        let mut state = self.wait(state, |state| state.arrived.iter().all(Option::is_some))?;
-        let mut inputs = Vec::with_capacity(n);
-        for (rank, (other, bytes)) in state.arrived.iter().flatten().enumerate() {
+        let Meeting { world_size, changed, .. } = &*self.meeting;
+        let number = self.calls.fetch_add(1, Ordering::Relaxed);
+        let new = || Underway { arrived: vec![None; *world_size], read: 0 };
+        let mut state = self.lock();
+        state.underway.entry(number).or_insert_with(new).arrived[self.rank] = Some((call, input.to_vec()));
+        changed.notify_all();
+        let ranks = call.groups.ranks(self.rank);
+        loop {
+            let arrived = &state.underway[&number].arrived;
+            let Some(missing) = ranks.clone().find(|&rank| arrived[rank].is_none()) else { break };
+            if state.left.contains(&missing) {
+                return Err(CommError::Left { rank: missing });
+            }
+            state = changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+        let mut inputs = Vec::with_capacity(ranks.len());
+        let Some(underway) = state.underway.get_mut(&number) else { unreachable!("not all have read") };
+        for rank in ranks {
+            let Some((other, bytes)) = &underway.arrived[rank] else { unreachable!("all have arrived") };
             if *other != call {
                 let message = format!("rank {} {call:?}, rank {rank} {other:?}", self.rank);
                 return Err(CommError::Mismatch(message));
@@ -64,32 +90,17 @@ impl ThreadCommunicator {
             inputs.push(bytes.as_slice());
         }
         read(&inputs);
-        self.sent_bytes.fetch_add((call.bytes * (n - 1)) as u64, Ordering::Relaxed);
-        state.read += 1;
-        if state.read == n {
-            state.read = 0;
-            state.arrived.fill(None);
-            self.meeting.changed.notify_all();
+        let sent = (call.bytes * (call.groups.size - 1)) as u64;
+        self.sent_bytes.fetch_add(sent, Ordering::Relaxed);
+        underway.read += 1;
+        if underway.read == *world_size {
+            state.underway.remove(&number);
         }
         Ok(())
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
         self.meeting.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn wait<'a>(
-        &self,
-        mut state: MutexGuard<'a, State>,
-        until: impl Fn(&State) -> bool,
-    ) -> Result<MutexGuard<'a, State>, CommError> {
-        while !until(&state) {
-            if let Some(rank) = state.left {
-                return Err(CommError::Left { rank });
-            }
-            state = self.meeting.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
-        }
-        Ok(state)
     }
 }
 
@@ -106,23 +117,35 @@ impl Communicator for ThreadCommunicator {
         self.sent_bytes.load(Ordering::Relaxed)
     }
 
-    fn all_gather(&self, first: usize, input: &[u8], output: &mut [u8]) -> Result<(), CommError> {
-        let (n, bytes) = (self.world_size(), input.len());
+    fn all_gather(
+        &self,
+        groups: Groups,
+        first: usize,
+        input: &[u8],
+        output: &mut [u8],
+    ) -> Result<(), CommError> {
+        let (n, bytes) = (groups.size, input.len());
         assert_eq!(output.len(), n * bytes, "the output of all_gather has a piece for each rank");
-        self.meet(Call { name: "all_gather", first, bytes }, input, |inputs| {
+        self.meet(Call { name: "all_gather", groups, first, bytes }, input, |inputs| {
             for p in 0..n {
                 output[p * bytes..][..bytes].copy_from_slice(inputs[(first + p) % n]);
             }
         })
     }
 
-    fn all_to_all(&self, first: usize, input: &[u8], output: &mut [u8]) -> Result<(), CommError> {
-        let n = self.world_size();
+    fn all_to_all(
+        &self,
+        groups: Groups,
+        first: usize,
+        input: &[u8],
+        output: &mut [u8],
+    ) -> Result<(), CommError> {
+        let n = groups.size;
         assert_eq!(input.len(), output.len(), "all_to_all sends as much as it receives");
         assert!(input.len().is_multiple_of(n), "all_to_all has a piece of equal length for each rank");
         let bytes = input.len() / n;
-        let piece = (self.rank + n - first % n) % n;
-        self.meet(Call { name: "all_to_all", first, bytes }, input, |inputs| {
+        let piece = (groups.place(self.rank) + n - first % n) % n;
+        self.meet(Call { name: "all_to_all", groups, first, bytes }, input, |inputs| {
             for r in 0..n {
                 output[r * bytes..][..bytes].copy_from_slice(&inputs[r][piece * bytes..][..bytes]);
             }
@@ -132,7 +155,7 @@ impl Communicator for ThreadCommunicator {
 
 impl Drop for ThreadCommunicator {
     fn drop(&mut self) {
-        self.lock().left.get_or_insert(self.rank);
+        self.lock().left.push(self.rank);
         self.meeting.changed.notify_all();
     }
 }
@@ -155,14 +178,15 @@ impl Channel for ThreadChannel {
 
     fn broadcast(&self, bytes: &[u8]) -> Result<Vec<u8>, CommError> {
         let mut of_root = Vec::new();
-        let call = Call { name: "broadcast", first: 0, bytes: 0 };
+        let call = Call { name: "broadcast", groups: self.0.world(), first: 0, bytes: 0 };
         self.0.meet(call, bytes, |all| of_root = all[0].to_vec())?;
         Ok(of_root)
     }
 
     fn gather(&self, bytes: &[u8]) -> Result<Vec<Vec<u8>>, CommError> {
         let mut gathered = Vec::new();
-        self.0.meet(Call { name: "gather", first: 0, bytes: 0 }, bytes, |all| {
+        let call = Call { name: "gather", groups: self.0.world(), first: 0, bytes: 0 };
+        self.0.meet(call, bytes, |all| {
             if self.0.rank == 0 {
                 gathered = all.iter().map(|bytes| bytes.to_vec()).collect();
             }
@@ -174,7 +198,10 @@ impl Channel for ThreadChannel {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::testing;
+    use proptest::prelude::*;
     use std::thread;
+    use std::time::Duration;
 
     fn on_ranks<T: Send>(n: usize, f: impl Fn(ThreadCommunicator) -> T + Sync) -> Vec<T> {
         thread::scope(|scope| {
@@ -188,7 +215,7 @@ mod tests {
     fn gathered_pieces_are_placed_from_the_first_rank_on() {
         let gathered = on_ranks(3, |ranks| {
             let mut output = [0; 3];
-            ranks.all_gather(2, &[ranks.rank() as u8], &mut output).map(|()| output)
+            ranks.all_gather(ranks.world(), 2, &[ranks.rank() as u8], &mut output).map(|()| output)
         });
         assert_eq!(gathered, vec![Ok([2, 0, 1]); 3]);
     }
@@ -198,7 +225,7 @@ mod tests {
         let received = on_ranks(3, |ranks| {
             let r = ranks.rank() as u8 * 10;
             let mut output = [0; 3];
-            ranks.all_to_all(2, &[r, r + 1, r + 2], &mut output).map(|()| output)
+            ranks.all_to_all(ranks.world(), 2, &[r, r + 1, r + 2], &mut output).map(|()| output)
         });
         assert_eq!(received, [Ok([1, 11, 21]), Ok([2, 12, 22]), Ok([0, 10, 20])]);
     }
@@ -207,7 +234,7 @@ mod tests {
     fn a_rank_that_leaves_ends_the_collectives_of_the_others() {
         let results = on_ranks(2, |ranks| match ranks.rank() {
             0 => Ok(()),
-            _ => ranks.all_gather(0, &[1], &mut [0; 2]),
+            _ => ranks.all_gather(ranks.world(), 0, &[1], &mut [0; 2]),
         });
         assert_eq!(results, [Ok(()), Err(CommError::Left { rank: 0 })]);
     }
@@ -231,9 +258,39 @@ mod tests {
     #[test]
     fn different_collectives_are_refused() {
         let results = on_ranks(2, |ranks| {
-            let result = ranks.all_gather(ranks.rank(), &[1], &mut [0; 2]);
+            let result = ranks.all_gather(ranks.world(), ranks.rank(), &[1], &mut [0; 2]);
             matches!(result, Err(CommError::Mismatch(_)) | Err(CommError::Left { .. }))
         });
         assert_eq!(results, [true, true]);
+    }
+
+    proptest! {
+        /// Each rank waits at random, so that some groups are several collectives ahead of others.
+        #[test]
+        fn collectives_of_groups_equal_a_plain_loop(
+            [size, stride, blocks] in [1usize..4, 1usize..4, 1usize..3],
+            calls in prop::collection::vec((any::<[bool; 2]>(), 0usize..4, 0usize..5), 1..8),
+            seed in any::<u64>(),
+        ) {
+            let world_size = size * stride * blocks;
+            on_ranks(world_size, |ranks| {
+                for (n, &([is_gather, of_world], first, bytes)) in calls.iter().enumerate() {
+                    if (seed >> ((n * world_size + ranks.rank()) % 64)) & 1 == 1 {
+                        thread::sleep(Duration::from_millis(1));
+                    }
+                    let groups = if of_world { ranks.world() } else { Groups { size, stride } };
+                    testing::check(&ranks, groups, is_gather, first % groups.size, bytes).expect("a collective");
+                }
+            });
+        }
+    }
+
+    #[test]
+    fn a_rank_that_leaves_ends_nothing_of_other_groups() {
+        let results = on_ranks(4, |ranks| match ranks.rank() {
+            0 => Ok(()),
+            _ => ranks.all_gather(Groups { size: 2, stride: 1 }, 0, &[1], &mut [0; 2]),
+        });
+        assert_eq!(results, [Ok(()), Err(CommError::Left { rank: 0 }), Ok(()), Ok(())]);
     }
 }

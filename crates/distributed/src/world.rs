@@ -1,4 +1,4 @@
-//! The place of a process in a run, and how the ranks of a run are arranged.
+//! The place of a process in a run, and groups of its ranks.
 
 use thiserror::Error;
 
@@ -72,84 +72,64 @@ impl World {
     }
 }
 
-/// Arrangement of the ranks as `replicate` groups of `shard` ranks each. Parameters are cut over the ranks of
-/// a group, and every group holds all of them. Rank `r` is member `r % shard` of group `r / shard`, so the
-/// ranks of a group are neighbours and share a node where they can.
+/// A partition of the ranks of a run into groups of equal size, whose ranks move data among themselves.
+///
+/// The ranks of a group are at a distance of `stride`: with `size` 2 and `stride` 3, they are 0 and 3, 1 and
+/// 4, 2 and 5, 6 and 9, and so on. A rank's *place* is its number within its group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Mesh {
-    replicate: usize,
-    shard: usize,
+pub struct Groups {
+    /// Ranks of a group.
+    pub size: usize,
+    /// Distance between neighbours of a group.
+    pub stride: usize,
 }
 
-impl Mesh {
-    /// A mesh for `world_size` ranks.
-    ///
-    /// # Errors
-    /// The product of the sizes is not the world size.
-    pub fn new(world_size: usize, replicate: usize, shard: usize) -> Result<Self, WorldError> {
-        if replicate.checked_mul(shard) == Some(world_size) && world_size > 0 {
-            return Ok(Mesh { replicate, shard });
-        }
-        let divisors = (1..=world_size).filter(|d| world_size.is_multiple_of(*d));
-        let divisors: Vec<String> = divisors.map(|d| d.to_string()).collect();
-        Err(WorldError(format!(
-            "{replicate} replicas of {shard} ranks do not make a world of {world_size}; the number of replicas \
-             can be {}",
-            divisors.join(", ")
-        )))
+impl Groups {
+    /// One group of all ranks.
+    pub const fn world(world_size: usize) -> Groups {
+        Groups { size: world_size, stride: 1 }
     }
 
-    /// The number of groups.
-    pub fn replicate(&self) -> usize {
-        self.replicate
+    /// The place of `rank` within its group.
+    pub const fn place(self, rank: usize) -> usize {
+        rank / self.stride % self.size
     }
 
-    /// The number of ranks in a group.
-    pub fn shard(&self) -> usize {
-        self.shard
-    }
-
-    /// The number of ranks.
-    pub fn world_size(&self) -> usize {
-        self.replicate * self.shard
-    }
-
-    /// Group and member number of a rank.
-    pub fn place(&self, rank: usize) -> (usize, usize) {
-        (rank / self.shard, rank % self.shard)
-    }
-
-    /// The ranks of the group of `rank`, over which parameters are cut.
-    pub fn shard_group(&self, rank: usize) -> Vec<usize> {
-        let (group, _) = self.place(rank);
-        (group * self.shard..(group + 1) * self.shard).collect()
-    }
-
-    /// The ranks that hold the same part of the parameters as `rank`, one of each group.
-    pub fn replicate_group(&self, rank: usize) -> Vec<usize> {
-        let (_, member) = self.place(rank);
-        (member..self.world_size()).step_by(self.shard).collect()
+    /// The ranks of the group of `rank`, in the order of their places.
+    pub fn ranks(self, rank: usize) -> impl ExactSizeIterator<Item = usize> + Clone {
+        let first = rank - self.place(rank) * self.stride;
+        (0..self.size).map(move |place| first + place * self.stride)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use proptest::prelude::*;
 
-    #[test]
-    fn groups_of_a_mesh_cross_in_one_rank() {
-        let mesh = Mesh::new(6, 2, 3).expect("2 x 3");
-        assert_eq!(mesh.shard_group(4), [3, 4, 5]);
-        assert_eq!(mesh.replicate_group(4), [1, 4]);
-        assert_eq!(mesh.place(4), (1, 1));
-    }
+    proptest! {
+        #[test]
+        fn groups_divide_the_ranks_of_a_run(size in 1usize..5, stride in 1usize..5, blocks in 1usize..4) {
+            let (groups, world_size) = (Groups { size, stride }, size * stride * blocks);
+            for rank in 0..world_size {
+                let ranks: Vec<usize> = groups.ranks(rank).collect();
+                prop_assert_eq!(ranks[groups.place(rank)], rank);
+                prop_assert_eq!(ranks.len(), size);
+                prop_assert!(ranks.iter().all(|&other| other < world_size && groups.ranks(other).eq(groups.ranks(rank))));
+                prop_assert!(ranks.is_sorted_by(|a, b| a + stride == *b));
+            }
+        }
 
-    #[test]
-    fn a_mesh_of_another_size_than_the_world_is_refused() {
-        let error = Mesh::new(6, 4, 2).expect_err("8 ranks").to_string();
-        assert!(error.contains("world of 6") && error.ends_with("can be 1, 2, 3, 6"), "{error}");
-        assert!(Mesh::new(0, 0, 5).is_err());
-        assert!(Mesh::new(4, usize::MAX, 5).is_err());
+        #[test]
+        fn shards_and_replicas_cross_in_one_rank(shards in 1usize..6, replicas in 1usize..6) {
+            let of_shards = Groups { size: shards, stride: 1 };
+            let of_replicas = Groups { size: replicas, stride: shards };
+            for rank in 0..shards * replicas {
+                prop_assert!(of_shards.ranks(rank).eq(rank / shards * shards..(rank / shards + 1) * shards));
+                let common = of_replicas.ranks(rank).filter(|other| of_shards.ranks(rank).any(|r| r == *other));
+                prop_assert_eq!(common.collect::<Vec<_>>(), [rank]);
+            }
+        }
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! The list of all ops with kernels: their kernels, their samples, and the ops that passes insert.
 
 use crate::on_gpu::OnGpu;
-use crate::quantize::{Dequantize, Quantize};
+use crate::quantize::{Amaxes, Dequantize, Given, Quantize};
 #[cfg(any(test, feature = "samples"))]
 use crate::samples::{Sample, Sampled};
 use std::sync::Arc;
@@ -108,6 +108,7 @@ ops![
     crate::pairwise_sum::PairwiseTotal: gpu,
     crate::qk_norm_rope::QkNormRope: gpu,
     crate::qk_norm_rope::QkNormRopeGrad: gpu,
+    crate::quantize::Amaxes: gpu,
     crate::quantize::Dequantize: gpu,
     crate::quantize::Quantize: gpu,
     crate::rank_amaxes::RankAmaxes: gpu,
@@ -126,6 +127,7 @@ ops![
     crate::swiglu::SwigluGrad: gpu,
     crate::swiglu_saving::SwigluSaving: gpu,
     crate::transpose_bytes::TransposeBytes: gpu,
+    crate::transpose_bytes::TransposeBlockScales: gpu,
     crate::unit_norm::UnitSquares: gpu,
     crate::unit_norm::UnitSquaredNorm: gpu,
 ];
@@ -173,6 +175,36 @@ impl ShardOps for PassSet {
 
     fn pairwise_total(&self) -> Arc<dyn Op> {
         Arc::new(crate::pairwise_sum::PairwiseTotal)
+    }
+
+    fn amaxes(&self, by_column: bool) -> Arc<dyn Op> {
+        Arc::new(Amaxes { by_column })
+    }
+
+    fn rank_amaxes(&self) -> Arc<dyn Op> {
+        Arc::new(crate::rank_amaxes::RankAmaxes)
+    }
+
+    fn max_amaxes(&self, lengths: Vec<usize>) -> Arc<dyn Op> {
+        Arc::new(crate::rank_amaxes::MaxAmaxes { lengths })
+    }
+
+    fn quantize_rows(&self, quantization: Quantization, by_column: bool, amaxes: bool) -> Arc<dyn Op> {
+        let cast = Quantize::of_operand(quantization, [!by_column, by_column]);
+        let given = match (quantization.delayed, amaxes) {
+            (_, false) => cast.given,
+            (false, true) => Given::Amax,
+            (true, true) => Given::ScaleOrAmax,
+        };
+        Arc::new(Quantize { given, ..cast })
+    }
+
+    fn transpose_bytes(&self) -> Arc<dyn Op> {
+        Arc::new(crate::transpose_bytes::TransposeBytes)
+    }
+
+    fn transpose_block_scales(&self, cols: usize) -> Arc<dyn Op> {
+        Arc::new(crate::transpose_bytes::TransposeBlockScales { cols })
     }
 }
 

@@ -47,7 +47,12 @@ fn values_are_those_of_one_process_in_any_order_on_each_rank() {
 
 /// A program in which the last micro-step exchanges gradients and the update gathers words.
 fn step(ranks: usize, first: usize) -> Program {
-    let group = Group::World { size: ranks };
+    step_of(Group::World { size: ranks }, first)
+}
+
+/// [`step`] in a group.
+fn step_of(group: Group, first: usize) -> Program {
+    let ranks = group.size();
     let mut tracer = Tracer::default();
     let gradient = tracer.input("gradient", TensorType::new(DType::F32, [4, 2]));
     let op = AllToAll { group, first, piece_rows: 4usize.div_ceil(ranks) };
@@ -125,6 +130,11 @@ fn a_program_of_other_ranks_is_refused_by_name() {
     );
     let mut two = engine(Arc::new(ThreadCommunicator::world(2).remove(0)));
     assert!(refused(&mut two, 3).is_some_and(|message| message.contains("of 3 ranks, but this run has 2")));
+    for group in [Group::Shard { size: 2 }, Group::Replicas { size: 2 }] {
+        let mut three = engine(Arc::new(ThreadCommunicator::world(3).remove(0)));
+        let message = three.load(step_of(group, 0)).expect_err("one is left").to_string();
+        assert!(message.contains("of 2 ranks, but this run has 3"), "{message}");
+    }
 }
 
 #[test]

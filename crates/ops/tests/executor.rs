@@ -229,7 +229,8 @@ fn two_lanes_wait_for_each_other() -> Result<(), Failed> {
 /// Ranks as threads, each with an engine, exchange through the host and have the values of a plain
 /// computation. Parts without collectives are recorded while another rank waits in one.
 fn ranks_exchange_through_the_host() -> Result<(), Failed> {
-    for (ranks, seed) in [(2, 0), (2, 1), (3, 2)].map(|(ranks, n)| (ranks, common::seed().wrapping_add(n))) {
+    for (ranks, n) in [(2, 0), (2, 1), (3, 2), (4, 3), (4, 4)] {
+        let seed = common::seed().wrapping_add(n);
         let program = collectives::random_program(seed, ranks);
         let found = collectives::results_of_ranks(&program, ranks, 3, |_, communicator| {
             let engine = CudaEngine::new(Arc::new(cuda_kernels()), Gpu::open(0)?)?;

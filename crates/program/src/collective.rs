@@ -8,7 +8,7 @@
 ///
 /// The tensor of all ranks is cut by rows into as many pieces as there are ranks. All pieces have the bytes
 /// of the tensor of one rank; the last pieces may end after the tensor of all ranks, and the rows there are
-/// padding. Piece `p` belongs to the rank `(first + p) % size`.
+/// padding. Piece `p` belongs to the rank `(first + p) % size`, counted within the group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Collective {
     /// Gathers every rank's input, a piece, into an output of all ranks. Padding is dropped.
@@ -34,7 +34,7 @@ impl Collective {
     }
 }
 
-/// The ranks among which a collective moves data.
+/// The ranks among which a collective moves data. Each group of a kind moves data of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Group {
     /// All ranks of the run.
@@ -42,13 +42,23 @@ pub enum Group {
         /// Their number.
         size: usize,
     },
+    /// Ranks that have the rows of all state together: `size` neighbours, from a multiple of `size` on.
+    Shard {
+        /// Their number.
+        size: usize,
+    },
+    /// Ranks that have equal rows: those at one place of each group of shards.
+    Replicas {
+        /// Their number.
+        size: usize,
+    },
 }
 
 impl Group {
-    /// The number of ranks.
+    /// The number of ranks of a group.
     pub const fn size(self) -> usize {
         match self {
-            Group::World { size } => size,
+            Group::World { size } | Group::Shard { size } | Group::Replicas { size } => size,
         }
     }
 }

@@ -53,12 +53,12 @@ pub use gemm::{LinearGemm, LinearOperand, Quantization, ScaledGemm};
 pub use memory::{MemoryRow, MemoryTable, Purpose};
 pub use op::{Fp8Twin, Gemms, Op, OpError, OpGemm, Operand, OperandSource, PassOps, Rebuild, Source};
 pub use origin::{Lane, Origin, Phase, Role, Stage, When};
-pub use parallel::{Parallel, Reduce, Shard};
+pub use parallel::{Gather, Parallel, Reduce, Shard};
 pub use plan::{Location, Plan, Region};
 pub use precision::Precision;
 pub use program::{
     Backward, Code, Delayed, Differentiable, Gathered, Instance, MeasuredCast, Output, Parameter, Program,
-    Quantized, TraceError, WriteMode,
+    Quantized, QuantizedRows, TraceError, Transposed, WriteMode,
 };
 pub use recompute::Recompute;
 pub use row_shard::{RowShard, Rows, cut};

@@ -10,7 +10,10 @@ pub struct Parallel {
     pub world_size: usize,
     /// This rank, from 0.
     pub rank: usize,
-    /// The state that is cut among the ranks.
+    /// Groups of ranks that each hold all state together (hybrid sharding; Zhao et al., arXiv 2304.11277,
+    /// section 3.2.2). It divides the number of ranks. Rank r is of the replica r / n, for n ranks of each.
+    pub replicas: usize,
+    /// The state that is cut among the ranks of a replica.
     pub shard: Shard,
     /// The order in which gradients are added.
     pub reduce: Reduce,
@@ -19,9 +22,24 @@ pub struct Parallel {
     /// With [`Shard::Gradients`] and [`Shard::Weights`]: the number of blocks whose weights are gathered, and
     /// whose gradients are reduced, while another block computes.
     pub prefetch_blocks: usize,
+    /// The form in which ranks gather what GEMMs read in FP8.
+    pub gather: Gather,
 }
 
-/// The state that is cut among the ranks.
+/// The form in which ranks gather the weights that GEMMs read in FP8. Other weights are gathered as they are
+/// read.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Gather {
+    /// FP8 numbers and their scales: each rank casts its rows, with the scales of the whole.
+    #[default]
+    Auto,
+    /// The masters in f32, of which each rank casts the whole. The bits are those of [`Gather::Auto`].
+    F32,
+    /// Copies in bf16, of which each rank casts the whole, as PyTorch's FSDP2 does. Weights are rounded twice.
+    Bf16,
+}
+
+/// The state that is cut among the ranks of a replica.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Shard {
     /// None: every rank holds all state (DDP).
@@ -56,10 +74,12 @@ impl Parallel {
     pub const ALONE: Parallel = Parallel {
         world_size: 1,
         rank: 0,
+        replicas: 1,
         shard: Shard::None,
         reduce: Reduce::SameWorld,
         reduce_dtype: DType::F32,
         prefetch_blocks: 1,
+        gather: Gather::Auto,
     };
 
     /// All ranks.
@@ -67,19 +87,42 @@ impl Parallel {
         Group::World { size: self.world_size }
     }
 
+    /// The number of ranks of a replica, among which state is cut.
+    pub const fn shards(&self) -> usize {
+        self.world_size / self.replicas
+    }
+
+    /// The ranks of a replica.
+    pub const fn shard_group(&self) -> Group {
+        match self.replicas {
+            1 => self.world(),
+            _ => Group::Shard { size: self.shards() },
+        }
+    }
+
+    /// The ranks that have equal rows, one of each replica.
+    pub const fn replica_group(&self) -> Group {
+        Group::Replicas { size: self.replicas }
+    }
+
+    /// The replica of this rank.
+    pub const fn replica(&self) -> usize {
+        self.rank / self.shards()
+    }
+
     /// True if a rank has its rows of masters and of the optimizer's state alone.
     pub const fn cuts_state(&self) -> bool {
-        !matches!(self.shard, Shard::None) && self.world_size > 1
+        !matches!(self.shard, Shard::None) && self.shards() > 1
     }
 
     /// True if a rank has its rows of gradients alone, so that every micro-step reduces them.
     pub const fn cuts_gradients(&self) -> bool {
-        matches!(self.shard, Shard::Gradients | Shard::Weights) && self.world_size > 1
+        matches!(self.shard, Shard::Gradients | Shard::Weights) && self.shards() > 1
     }
 
     /// True if a rank has its rows of what GEMMs read alone.
     pub const fn cuts_weights(&self) -> bool {
-        matches!(self.shard, Shard::Weights) && self.world_size > 1
+        matches!(self.shard, Shard::Weights) && self.shards() > 1
     }
 }
 

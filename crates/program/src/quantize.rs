@@ -264,7 +264,7 @@ impl Pass<'_> {
         });
         let op = self.ops.quantize(quantization, layouts);
         let values = match parameter {
-            Some(parameter) => self.cast_parameter(parameter, key, layouts, op, origin)?,
+            Some(parameter) => self.cast_parameter(parameter, key, layouts, op.as_ref(), origin)?,
             None => self.cast_activation(key, op, operand, origin)?,
         };
         let mut pairs = values.as_chunks::<2>().0.iter().copied();
@@ -343,7 +343,7 @@ impl Pass<'_> {
         parameter: usize,
         key: (ValueId, Quantization),
         layouts: [bool; 2],
-        op: Arc<dyn Op>,
+        op: &dyn Op,
         origin: &Origin,
     ) -> Result<Vec<ValueId>, TraceError> {
         let (name, master) =
@@ -360,15 +360,15 @@ impl Pass<'_> {
         let Quantization { format, scaling, pow2_scales, .. } = key.1;
         let powers = if pow2_scales { ", powers of two" } else { "" };
         let [row_major, transposed] = layouts;
-        let layouts = [("row-major", row_major), ("transposed", transposed)];
-        let names = layouts.into_iter().filter(|(_, is_cast)| *is_cast).flat_map(|(layout, _)| {
+        let written = [("row-major", row_major), ("transposed", transposed)];
+        let names = written.into_iter().filter(|(_, is_cast)| *is_cast).flat_map(|(layout, _)| {
             ["", " scales"].map(|part| format!("{name} {format}{part} ({scaling:?}{powers}, {layout})"))
         });
         let values: Vec<ValueId> = (names.zip(&types))
             .map(|(name, &ty)| self.out.add_state(StateKind::Compute, &name.into(), ty))
             .collect();
         let origin = Origin { role: Role::Precision, ..origin.clone() };
-        let quantized = Quantized { op, origin, values: values.clone(), delayed };
+        let quantized = Quantized { quantization: key.1, layouts, origin, values: values.clone(), delayed };
         self.out.parameters[parameter].quantized.push(quantized);
         Ok(values)
     }

@@ -1,25 +1,37 @@
 //! The pass that refreshes the copies of parameters after the update, and the program that refreshes all
 //! copies after the masters change.
 //!
-//! If masters are cut among ranks, copies are gathered from the rows of all ranks. FP8 copies are cast from
-//! the whole master, as in one process, so they have the same bits. That master exists for a moment only: it
-//! is gathered to one of two slots, so a gather waits until the cast before the last has read its slot.
+//! If masters are cut among ranks, copies are gathered from the rows of all ranks. Of FP8 copies ranks gather
+//! the numbers that each has cast from its rows, with the scales of the whole: the amaxes on which these
+//! depend are gathered before, all at once. With another [`crate::Gather`] each rank casts the whole weight,
+//! which exists for a moment only: it is gathered to one of two slots, so a gather waits until the cast before
+//! the last has read its slot.
 
 use crate::program::instantiate;
 use crate::shard::ShardOps;
 use crate::{
-    Code, Delayed, Gathered, Op, Origin, Parameter, Program, Quantized, Role, Stage, Storage, TraceError,
-    ValueId,
+    Code, Delayed, Gathered, Op, Origin, Parameter, Program, Quantized, QuantizedRows, Role, RowShard, Stage,
+    Storage, TraceError, Transposed, ValueId,
 };
 use std::collections::HashMap;
 use std::sync::Arc;
 use xtrain_tensor::TensorType;
 
-/// Appends, in this stage and in the order of parameters, the gathers of all copies and the casts of all
-/// masters that have FP8 copies.
+/// Appends, in this stage and in the order of parameters, the casts and gathers of all copies.
 pub fn apply(program: Program, stage: Stage, ops: &dyn ShardOps) -> Result<Program, TraceError> {
+    refresh_all(program, stage, false, ops)
+}
+
+/// Refreshes all copies. `unset` says that delayed scales may not be set.
+fn refresh_all(
+    program: Program,
+    stage: Stage,
+    unset: bool,
+    ops: &dyn ShardOps,
+) -> Result<Program, TraceError> {
     let parameters = program.parameters.clone();
-    let mut pass = Pass { out: program, stage, ops, slots: HashMap::new() };
+    let mut pass = Pass { out: program, stage, ops, slots: HashMap::new(), amaxes: HashMap::new() };
+    pass.amaxes_of_all(&parameters, unset)?;
     for parameter in &parameters {
         pass.refresh(parameter)?;
     }
@@ -30,65 +42,123 @@ struct Pass<'a> {
     out: Program,
     stage: Stage,
     ops: &'a dyn ShardOps,
-    /// For each type, the slot of the next gathered master and the other one.
+    /// For each type, the slot of the next gathered weight and the other one.
     slots: HashMap<TensorType, [ValueId; 2]>,
+    /// The amaxes of the whole, by the numbers that are cast with them.
+    amaxes: HashMap<ValueId, ValueId>,
 }
 
 impl Pass<'_> {
+    /// Gathers the amaxes on which casts of rows depend.
+    fn amaxes_of_all(&mut self, parameters: &[Parameter], unset: bool) -> Result<(), TraceError> {
+        let stage = self.stage;
+        let origin = |site: &str| Origin { block: None, site: site.into(), role: Role::Gather, stage };
+        let (of_all, mut group) = (Origin { role: Role::Precision, ..origin("amaxes") }, None);
+        let (mut numbers, mut amaxes) = (Vec::new(), Vec::new());
+        for parameter in parameters {
+            let origin = Origin { role: Role::Precision, ..origin(&parameter.name) };
+            for rows in parameter.quantized_rows.iter().filter(|rows| rows.needs_amaxes_of_all(unset)) {
+                let op = self.ops.amaxes(rows.by_column);
+                amaxes.push(self.emit(op, &[parameter.master], &[], origin.clone())?[0]);
+                numbers.push(rows.numbers);
+            }
+            group = group.or(parameter.shard.map(|cut| cut.group));
+        }
+        let Some(group) = group.filter(|_| !amaxes.is_empty()) else { return Ok(()) };
+        let lengths = amaxes.iter().map(|&amaxes| self.out.ty(amaxes).numel()).collect();
+        let row = self.emit(self.ops.rank_amaxes(), &amaxes, &[], of_all.clone())?;
+        let cut = RowShard { group, first: 0, piece_rows: 1, rows: group.size() };
+        let rows = self.emit(self.ops.all_gather(cut), &row, &[], of_all.clone())?;
+        let most = self.emit(self.ops.max_amaxes(lengths), &rows, &[], of_all)?;
+        self.amaxes = numbers.into_iter().zip(most).collect();
+        Ok(())
+    }
+
     fn refresh(&mut self, parameter: &Parameter) -> Result<(), TraceError> {
-        for &Gathered { piece, whole } in &parameter.gathered {
-            self.gather(parameter, piece, whole)?;
+        for rows in &parameter.quantized_rows {
+            self.cast_rows(parameter.master, rows)?;
+        }
+        for &Gathered { piece, whole, cut } in &parameter.gathered {
+            self.gather(parameter, piece, whole, cut)?;
+        }
+        for Transposed { op, from, to } in &parameter.transposed {
+            let (site, role) = (parameter.name.clone(), Role::Precision);
+            let origin = Origin { block: None, site, role, stage: self.stage };
+            self.emit(op.clone(), &[*from], &[Some(*to)], origin)?;
         }
         if parameter.quantized.is_empty() {
             return Ok(());
         }
-        let master = self.whole_master(parameter)?;
-        for Quantized { op, origin, values, delayed } in &parameter.quantized {
+        let weight = self.whole_weight(parameter)?;
+        for Quantized { quantization, layouts, origin, values, delayed } in &parameter.quantized {
             let states = values.iter().copied().chain(delayed.as_ref().map(|d| d.amax));
             let targets: Vec<_> = states.map(Some).collect();
-            let inputs: Vec<_> = [master].into_iter().chain(delayed.as_ref().map(|d| d.scale)).collect();
-            self.emit(op.clone(), &inputs, &targets, origin.clone())?;
+            let inputs: Vec<_> = [weight].into_iter().chain(delayed.as_ref().map(|d| d.scale)).collect();
+            self.emit(self.ops.quantize(*quantization, *layouts), &inputs, &targets, origin.clone())?;
         }
         Ok(())
     }
 
-    /// All rows of the master, for its casts.
-    fn whole_master(&mut self, parameter: &Parameter) -> Result<ValueId, TraceError> {
-        let master = parameter.master;
-        if parameter.shard.is_none() {
-            return Ok(master);
+    /// Casts this rank's rows of a master.
+    fn cast_rows(&mut self, master: ValueId, rows: &QuantizedRows) -> Result<(), TraceError> {
+        let QuantizedRows { quantization, by_column, origin, numbers, scales, delayed } = rows;
+        let amaxes = self.amaxes.get(numbers).copied();
+        let op = self.ops.quantize_rows(*quantization, *by_column, amaxes.is_some());
+        let scale = delayed.as_ref().map(|delayed| delayed.scale);
+        let inputs: Vec<_> = [master].into_iter().chain(scale).chain(amaxes).collect();
+        let amax = delayed.as_ref().map(|delayed| delayed.amax);
+        // Scales by columns are those of the transpose's rows.
+        let written = Some(*numbers).filter(|_| !by_column);
+        let cast = self.emit(op, &inputs, &[written, Some(*scales), amax], origin.clone())?;
+        if *by_column {
+            self.emit(self.ops.transpose_bytes(), &cast[..1], &[Some(*numbers)], origin.clone())?;
         }
-        if let Some(held) = parameter.gathered.iter().find(|gathered| gathered.piece == master) {
+        Ok(())
+    }
+
+    /// All rows of the weight, for its casts.
+    fn whole_weight(&mut self, parameter: &Parameter) -> Result<ValueId, TraceError> {
+        let rows = parameter.cast_from.unwrap_or(parameter.master);
+        let Some(cut) = parameter.shard else { return Ok(rows) };
+        if let Some(held) = parameter.gathered.iter().find(|gathered| gathered.piece == rows) {
             return Ok(held.whole);
         }
-        let ty = self.out.whole_type(parameter);
+        let ty = cut.whole(self.out.ty(rows));
         let out = &mut self.out;
         let slots =
             self.slots.entry(ty).or_insert_with(|| [(); 2].map(|()| out.add_value(ty, Storage::Transient)));
         let [slot, other] = *slots;
         *slots = [other, slot];
-        self.gather(parameter, master, slot)?;
+        self.gather(parameter, rows, slot, cut)?;
         Ok(slot)
     }
 
-    fn gather(&mut self, parameter: &Parameter, piece: ValueId, whole: ValueId) -> Result<(), TraceError> {
-        let Some(cut) = parameter.shard else { return Ok(()) };
+    fn gather(
+        &mut self,
+        parameter: &Parameter,
+        piece: ValueId,
+        whole: ValueId,
+        cut: RowShard,
+    ) -> Result<(), TraceError> {
         let (site, role) = (parameter.name.clone(), Role::Gather);
         let origin = Origin { block: None, site, role, stage: self.stage };
-        self.emit(self.ops.all_gather(cut), &[piece], &[Some(whole)], origin)
+        self.emit(self.ops.all_gather(cut), &[piece], &[Some(whole)], origin)?;
+        Ok(())
     }
 
+    /// Appends an instance and returns its outputs.
     fn emit(
         &mut self,
         op: Arc<dyn Op>,
         inputs: &[ValueId],
         targets: &[Option<ValueId>],
         origin: Origin,
-    ) -> Result<(), TraceError> {
+    ) -> Result<Vec<ValueId>, TraceError> {
         let origin = Origin { stage: self.stage, ..origin };
         let instance = instantiate(&mut self.out, Code::Plain(op), inputs, targets, origin)?;
+        let outputs = instance.outputs.iter().map(|output| output.value).collect();
         self.out.instances.push(instance);
-        Ok(())
+        Ok(outputs)
     }
 }
 
@@ -96,33 +166,45 @@ impl Pass<'_> {
 /// masters are initialised or loaded. Without copies it has no instances.
 pub fn program(program: &Program, ops: &dyn ShardOps) -> Result<Program, TraceError> {
     let mut out = Program::default();
+    let mut copies = HashMap::new();
     for p in &program.parameters {
-        let master = out.copy_value(program, p.master);
-        let compute = p.compute.map(|c| out.copy_value(program, c));
-        if let Some(compute) = compute {
+        let mut copy = |v: ValueId| *copies.entry(v).or_insert_with(|| out.copy_value(program, v));
+        let mut copy_delayed = |delayed: &Option<Delayed>| {
+            let delayed = delayed.as_ref()?;
+            Some(Delayed { amax: copy(delayed.amax), scale: copy(delayed.scale), ..delayed.clone() })
+        };
+        let mut quantized = p.quantized.clone();
+        let mut quantized_rows = p.quantized_rows.clone();
+        quantized.iter_mut().for_each(|of| of.delayed = copy_delayed(&of.delayed));
+        quantized_rows.iter_mut().for_each(|of| of.delayed = copy_delayed(&of.delayed));
+        let values = quantized.iter_mut().flat_map(|of| &mut of.values);
+        let rows = quantized_rows.iter_mut().flat_map(|of| [&mut of.numbers, &mut of.scales]);
+        values.chain(rows).for_each(|v| *v = copy(*v));
+        let gathered = |of: &Gathered| Gathered { piece: copy(of.piece), whole: copy(of.whole), cut: of.cut };
+        let gathered = p.gathered.iter().map(gathered).collect();
+        let transposed =
+            |of: &Transposed| Transposed { op: of.op.clone(), from: copy(of.from), to: copy(of.to) };
+        let transposed = p.transposed.iter().map(transposed).collect();
+        let parameter = Parameter {
+            name: p.name.clone(),
+            master: copy(p.master),
+            compute: p.compute.map(&mut copy),
+            quantized,
+            quantized_rows,
+            gradient: None,
+            shard: p.shard,
+            cast_from: p.cast_from.map(&mut copy),
+            gathered,
+            transposed,
+        };
+        if let Some(compute) = parameter.compute {
             let code = Code::Plain(ops.cast(out.ty(compute).dtype));
             let (role, stage) = (Role::Precision, Stage::Forward);
             let origin = Origin { block: None, site: p.name.clone(), role, stage };
-            let instance = instantiate(&mut out, code, &[master], &[Some(compute)], origin)?;
+            let instance = instantiate(&mut out, code, &[parameter.master], &[Some(compute)], origin)?;
             out.instances.push(instance);
         }
-        let mut quantized = Vec::new();
-        for copies in &p.quantized {
-            let values = copies.values.iter().map(|&v| out.copy_value(program, v)).collect();
-            let delayed = copies.delayed.clone().map(|delayed| {
-                let [amax, scale] = [delayed.amax, delayed.scale].map(|v| out.copy_value(program, v));
-                Delayed { amax, scale, ..delayed }
-            });
-            quantized.push(Quantized { values, delayed, ..copies.clone() });
-        }
-        let copied = |piece| if piece == p.master { Some(master) } else { compute };
-        let mut gathered = Vec::new();
-        for of in &p.gathered {
-            let whole = out.copy_value(program, of.whole);
-            gathered.extend(copied(of.piece).map(|piece| Gathered { piece, whole }));
-        }
-        let parameter = Parameter { master, compute, quantized, gradient: None, gathered, ..p.clone() };
         out.parameters.push(parameter);
     }
-    apply(out, Stage::Forward, ops)
+    refresh_all(out, Stage::Forward, true, ops)
 }

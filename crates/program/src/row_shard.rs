@@ -12,7 +12,7 @@ use xtrain_tensor::{Shape, TensorType};
 pub struct RowShard {
     /// The ranks.
     pub group: Group,
-    /// The rank of the first piece. Piece i belongs to the rank `(first + i) % n` of n.
+    /// The rank of the first piece. Piece i belongs to the rank `(first + i) % n` of the n of a group.
     pub first: usize,
     /// Rows of a piece, padding included.
     pub piece_rows: usize,
@@ -21,7 +21,8 @@ pub struct RowShard {
 }
 
 impl RowShard {
-    /// The rows of the parameter that `rank` holds; empty if its piece is all padding.
+    /// The rows of the parameter that `rank` of the run, or of its group of neighbours, holds; empty if its
+    /// piece is all padding.
     pub fn rows_of(&self, rank: usize) -> Range<usize> {
         let n = self.group.size();
         let begin = (rank + n - self.first) % n * self.piece_rows;

@@ -5,16 +5,19 @@
 //!   fixed order.
 //! * State (`pieces.rs`): a rank has its rows of masters, moments and reduced gradients alone. What the
 //!   forward and the backward read is gathered from all ranks after the update ([`crate::refresh`]).
+//! * Replicas (`reduce.rs`): state is cut among the ranks of each replica, and gradients are summed over all.
 //! * Weights (`weights.rs`), with [`crate::Shard::Weights`]: they are gathered for each block instead.
 //!
 //! With one process and sums of the same world the pass changes nothing.
 
 mod pieces;
+mod quantized;
 mod reduce;
 mod slots;
 mod weights;
 
-use crate::{Op, Parallel, PassOps, Program, RowShard, TraceError};
+use crate::quantize::QuantizeOps;
+use crate::{Op, Parallel, PassOps, Program, Quantization, RowShard, TraceError};
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -22,7 +25,7 @@ use std::sync::Arc;
 pub const MICRO_STEP: &str = "micro_step";
 
 /// The ops that the pass inserts.
-pub trait ShardOps: PassOps {
+pub trait ShardOps: PassOps + QuantizeOps {
     /// The op that gathers the pieces of a parameter.
     fn all_gather(&self, cut: RowShard) -> Arc<dyn Op>;
     /// The op that sends each piece of a parameter to its rank.
@@ -35,6 +38,20 @@ pub trait ShardOps: PassOps {
     /// The op that adds the gradient of the last micro-step and all partial sums. Its inputs are those of
     /// [`ShardOps::pairwise_add`].
     fn pairwise_total(&self) -> Arc<dyn Op>;
+    /// The op that reduces the amax of a matrix, or of each of its columns.
+    fn amaxes(&self, by_column: bool) -> Arc<dyn Op>;
+    /// The op that packs amaxes of several tensors into a row, which ranks gather.
+    fn rank_amaxes(&self) -> Arc<dyn Op>;
+    /// The op that takes the maxima over the rows of all ranks, for so many amaxes of each tensor.
+    fn max_amaxes(&self, lengths: Vec<usize>) -> Arc<dyn Op>;
+    /// The op that casts some rows of a matrix, row-major, or `by_column` transposed with scales for columns.
+    /// Its further inputs are the delayed scale, if any, and with `amaxes` those of all rows; a delayed scale
+    /// that is not 0 takes precedence.
+    fn quantize_rows(&self, quantization: Quantization, by_column: bool, amaxes: bool) -> Arc<dyn Op>;
+    /// The op that transposes a matrix of FP8 numbers.
+    fn transpose_bytes(&self) -> Arc<dyn Op>;
+    /// The op that transposes the scales by blocks of a matrix of so many columns.
+    fn transpose_block_scales(&self, cols: usize) -> Arc<dyn Op>;
 }
 
 /// Spreads a program over the ranks of `parallel`, given the cut of each parameter by its name. `updates` is
@@ -47,9 +64,9 @@ pub fn apply(
     ops: &dyn ShardOps,
 ) -> Result<Program, TraceError> {
     if parallel.cuts_weights() {
-        program = weights::gather(program, parallel.prefetch_blocks, cuts, ops)?;
+        program = weights::gather(program, parallel, cuts, ops)?;
     } else if parallel.cuts_state() {
-        pieces::cut_state(&mut program, cuts);
+        pieces::cut_state(&mut program, parallel.gather, cuts, ops);
     }
     if updates {
         program = reduce::reduce(program, parallel, cuts, ops)?;

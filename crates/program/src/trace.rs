@@ -94,9 +94,12 @@ impl Tracer {
                 master,
                 compute: None,
                 quantized: Vec::new(),
+                quantized_rows: Vec::new(),
                 gradient: None,
                 shard: None,
+                cast_from: None,
                 gathered: Vec::new(),
+                transposed: Vec::new(),
             });
         }
         master

@@ -5,7 +5,7 @@
 
 use crate::error::EngineError;
 use crate::part::Part;
-use xtrain_distributed::{CommError, Communicator};
+use xtrain_distributed::{CommError, Communicator, Groups};
 use xtrain_program::{Collective, Group, Instance, Op, Phase, Program};
 use xtrain_tensor::{DType, TensorType};
 
@@ -29,11 +29,23 @@ pub(crate) fn workspace(op: &dyn Op, inputs: &[TensorType]) -> Option<TensorType
     (padded > of_all_ranks).then(|| TensorType::new(DType::U8, [padded]))
 }
 
-/// Fails if `program` has a collective of a group with another number of ranks than this run.
+/// The ranks of the groups of this kind in a run of `world_size` ranks.
+pub fn groups(group: Group, world_size: usize) -> Groups {
+    match group {
+        Group::World { size } | Group::Shard { size } => Groups { size, stride: 1 },
+        Group::Replicas { size } => Groups { size, stride: world_size / size },
+    }
+}
+
+/// Fails if `program` has a collective of a group into which the ranks of this run cannot be divided.
 pub(crate) fn check_groups(program: &Program, world_size: usize) -> Result<(), EngineError> {
     let other = program.instances.iter().find_map(|instance| {
         let (_, group) = instance.code.op().collective()?;
-        (group.size() != world_size).then_some((instance, group))
+        let fits = match group {
+            Group::World { size } => size == world_size,
+            Group::Shard { size } | Group::Replicas { size } => world_size.is_multiple_of(size),
+        };
+        (!fits).then_some((instance, group))
     });
     other.map_or(Ok(()), |(instance, group)| {
         Err(EngineError::Ranks {
@@ -65,17 +77,17 @@ pub(crate) fn failed(instance: &Instance, part: Part, error: CommError) -> Engin
 /// Runs a collective. `padded` is the buffer of [`workspace`], and empty if it needs none.
 pub(crate) fn run(
     communicator: &dyn Communicator,
-    collective: Collective,
+    call: (Collective, Group),
     input: &[u8],
     output: &mut [u8],
     padded: &mut [u8],
 ) -> Result<(), CommError> {
     if padded.is_empty() {
-        return run_padded(communicator, collective, input, output);
+        return run_padded(communicator, call, input, output);
     }
-    match collective {
+    match call.0 {
         Collective::AllGather { .. } => {
-            run_padded(communicator, collective, input, padded)?;
+            run_padded(communicator, call, input, padded)?;
             output.copy_from_slice(&padded[..output.len()]);
             Ok(())
         }
@@ -83,7 +95,7 @@ pub(crate) fn run(
             let (sent, padding) = padded.split_at_mut(input.len());
             sent.copy_from_slice(input);
             padding.fill(0);
-            run_padded(communicator, collective, padded, output)
+            run_padded(communicator, call, padded, output)
         }
     }
 }
@@ -91,12 +103,13 @@ pub(crate) fn run(
 /// Runs a collective whose operands contain their padding.
 pub(crate) fn run_padded(
     communicator: &dyn Communicator,
-    collective: Collective,
+    (collective, group): (Collective, Group),
     input: &[u8],
     output: &mut [u8],
 ) -> Result<(), CommError> {
+    let groups = groups(group, communicator.world_size());
     match collective {
-        Collective::AllGather { first } => communicator.all_gather(first, input, output),
-        Collective::AllToAll { first } => communicator.all_to_all(first, input, output),
+        Collective::AllGather { first } => communicator.all_gather(groups, first, input, output),
+        Collective::AllToAll { first } => communicator.all_to_all(groups, first, input, output),
     }
 }

@@ -196,10 +196,10 @@ impl CpuEngine {
         let reads: Vec<Span> =
             instance.inputs.iter().zip(&over).map(|(&v, &over)| if over { none } else { span(v) }).collect();
         let (read, mut lent) = self.memory.lend(&reads, &writes);
-        if let Some((collective, _)) = op.collective() {
+        if let Some(call) = op.collective() {
             let (output, padded) = lent.split_first_mut().expect("a collective has one output");
             let padded = padded.first_mut().map_or(&mut [][..], |padded| padded);
-            collective::run(&*self.communicator, collective, read[0], output, padded)
+            collective::run(&*self.communicator, call, read[0], output, padded)
                 .map_err(|error| collective::failed(instance, part, error))?;
         } else {
             let kernel = self.kernels.find(op).ok_or_else(|| EngineError::no_kernel(instance, DEVICE))?;

@@ -79,17 +79,21 @@ impl Layout {
         });
         let rows: Vec<Rows> = rows.collect();
         let most = rows.iter().zip(&parameters).max_by_key(|(rows, _)| rows.units());
-        if let Some((rows, largest)) = most.filter(|(rows, _)| rows.units() < parallel.world_size) {
+        if let Some((rows, largest)) = most.filter(|(rows, _)| rows.units() < parallel.shards()) {
             let (units, each) = (rows.units(), if rows.unit == 1 { "row" } else { "rows" });
+            let replicas = divisors(parallel.world_size).find(|n| parallel.world_size / n <= units);
             return Err(ProgramError::Refused(format!(
                 "{} ranks cannot share this model: its parameters are cut by rows in units, of which {} has the most, {units} of {} {each}; \
-                 use at most {units} ranks, or a larger model",
-                parallel.world_size, largest.name, rows.unit
+                 use at most {units} ranks, parallel.replicas = {}, or a larger model",
+                parallel.shards(),
+                largest.name,
+                rows.unit,
+                replicas.unwrap_or(parallel.world_size)
             )));
         }
         let names = || parameters.iter().map(|p| p.name.clone());
         let units = names().zip(rows.iter().map(|rows| rows.unit)).collect();
-        Ok(Layout { parallel, cuts: names().zip(cut(&rows, parallel.world())).collect(), units })
+        Ok(Layout { parallel, cuts: names().zip(cut(&rows, parallel.shard_group())).collect(), units })
     }
 
     /// The ranks.
@@ -161,8 +165,24 @@ impl Layout {
     }
 }
 
+/// The divisors of `n`, in order.
+fn divisors(n: usize) -> impl Iterator<Item = usize> {
+    (1..=n).filter(move |divisor| n.is_multiple_of(*divisor))
+}
+
 /// Refuses settings that contradict each other.
 fn check(parallel: &Parallel) -> Result<(), ProgramError> {
+    let Parallel { world_size, replicas, .. } = *parallel;
+    if replicas == 0 || !world_size.is_multiple_of(replicas) {
+        let below = divisors(world_size).filter(|n| *n < replicas).last();
+        let above = divisors(world_size).find(|n| *n > replicas);
+        let near: Vec<String> = below.into_iter().chain(above).map(|n| n.to_string()).collect();
+        return Err(ProgramError::Refused(format!(
+            "{world_size} ranks cannot be divided into parallel.replicas = {replicas} groups of equal size; use {}, or another \
+             number of ranks",
+            near.join(" or ")
+        )));
+    }
     if parallel.reduce == Reduce::SameWorld {
         return Ok(());
     }
@@ -263,6 +283,40 @@ mod tests {
         let refused =
             message(Layout::new(&model(), &Recipe::Fp32.into(), parallel)).expect("bf16 on the wire");
         assert!(refused.contains("reduce_dtype"), "{refused}");
+    }
+
+    #[test]
+    fn replicas_that_do_not_divide_the_ranks_are_refused_with_the_nearest_that_do() {
+        let of = |world_size, replicas| {
+            let parallel = Parallel { world_size, replicas, shard: Shard::Weights, ..Parallel::ALONE };
+            Layout::new(&model(), &Recipe::Fp32.into(), parallel).map(|_| ()).map_err(|e| e.to_string())
+        };
+        for replicas in [1, 2, 3, 6] {
+            assert_eq!(of(6, replicas), Ok(()));
+        }
+        for (replicas, near) in [(4, "use 3 or 6, or"), (7, "use 6, or"), (0, "use 1, or")] {
+            let refused = of(6, replicas).expect_err("they do not divide");
+            assert!(refused.contains("6 ranks cannot be divided") && refused.contains(near), "{refused}");
+        }
+        // 1001 ranks are too many for the units of the largest parameter, 143 are not.
+        let refused = of(1001, 1).expect_err("too many ranks");
+        assert!(refused.contains("parallel.replicas = 7"), "{refused}");
+        assert_eq!(of(1001, 7), Ok(()));
+    }
+
+    #[test]
+    fn replicas_hold_equal_rows() {
+        let of_rank = |rank| {
+            let parallel =
+                Parallel { world_size: 6, replicas: 2, rank, shard: Shard::Optimizer, ..Parallel::ALONE };
+            Layout::new(&model(), &Recipe::Fp8Block.into(), parallel).expect("a layout")
+        };
+        for p in model().parameters() {
+            let rows = |rank| of_rank(rank).held(StateKind::Master, &p.name).expect("rows").rows;
+            let held: usize = (0..3).map(|rank| rows(rank).len()).sum();
+            assert_eq!(held, p.shape[0], "{}", p.name);
+            assert!((0..3).all(|rank| rows(rank) == rows(rank + 3)), "{}", p.name);
+        }
     }
 
     #[test]

@@ -9,7 +9,7 @@ use std::ops::Range;
 use std::path::PathBuf;
 use xtrain_checkpoint::{Begun, BoxError, Checkpoint, CheckpointStore, Others, TensorSpec};
 use xtrain_distributed::{Channel, CommError};
-use xtrain_program::{Program, StateKind, Storage, Value};
+use xtrain_program::{Parallel, Program, StateKind, Storage, Value};
 use xtrain_runtime::StateEntry;
 use xtrain_tensor::{DType, HostTensor, TensorType, View, ViewMut};
 
@@ -30,7 +30,7 @@ pub struct SavedValue {
 /// The state of a learner in checkpoints.
 #[derive(Clone, Debug)]
 pub struct SavedState {
-    rank: usize,
+    parallel: Parallel,
     /// The values, which are the same on all ranks but for their rows.
     pub values: Vec<SavedValue>,
 }
@@ -41,7 +41,7 @@ impl SavedState {
         let entries = learner.saved_state();
         let layout = learner.layout();
         let values = entries.into_iter().map(|entry| value(layout, entry)).collect();
-        SavedState { rank: layout.parallel().rank, values }
+        SavedState { parallel: *layout.parallel(), values }
     }
 
     /// The tensors of the checkpoint.
@@ -49,10 +49,10 @@ impl SavedState {
         self.values.iter().map(|value| value.tensor.clone()).collect()
     }
 
-    /// The rows that this rank writes: those that only it has, and on rank 0 also what all ranks have.
+    /// The rows that this rank writes: on the first replica its own, and on rank 0 also what all ranks have.
     pub fn written(&self) -> Vec<Range<usize>> {
         let rows = |value: &SavedValue| {
-            if is_written(value.is_cut, self.rank) { value.rows.clone() } else { 0..0 }
+            if is_written(value.is_cut, &self.parallel) { value.rows.clone() } else { 0..0 }
         };
         self.values.iter().map(rows).collect()
     }
@@ -186,16 +186,16 @@ pub fn copied_bytes(program: &Program, layout: &Layout) -> usize {
         Storage::State { kind, name, .. } if kind.is_saved() => {
             let is_cut = layout.held(*kind, name).is_some();
             let ty = layout.held_type(*kind, name, value.ty);
-            if is_written(is_cut, layout.parallel().rank) { ty.bytes() } else { 0 }
+            if is_written(is_cut, layout.parallel()) { ty.bytes() } else { 0 }
         }
         _ => 0,
     };
     program.values.iter().map(bytes).sum()
 }
 
-/// State that all ranks have is written by rank 0 alone.
-fn is_written(is_cut: bool, rank: usize) -> bool {
-    is_cut || rank == 0
+/// State that all ranks have is written by rank 0 alone, and rows by the first replica.
+fn is_written(is_cut: bool, parallel: &Parallel) -> bool {
+    if is_cut { parallel.replica() == 0 } else { parallel.rank == 0 }
 }
 
 /// A state value, and its place in a checkpoint.

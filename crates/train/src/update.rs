@@ -2,7 +2,7 @@
 
 use crate::layout::Layout;
 use crate::training_spec::TrainingSpec;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use xtrain_model::decoder::io;
 use xtrain_model::optimizer::{Controls, Updated};
@@ -18,7 +18,8 @@ use xtrain_ops::unit_norm::{UnitSquaredNorm, UnitSquares};
 use xtrain_program::quantize;
 use xtrain_program::shard::MICRO_STEP;
 use xtrain_program::{
-    Delayed, Parallel, Program, Reduce, Role, Stage, StateKind, TraceError, Tracer, ValueId, WriteMode,
+    Delayed, Parallel, Parameter, Program, Reduce, Role, Stage, StateKind, TraceError, Tracer, ValueId,
+    WriteMode,
 };
 use xtrain_tensor::{DType, TensorType};
 
@@ -46,14 +47,22 @@ pub mod update_io {
 
 /// Appends the op that computes the next step's scales from this step's amaxes; returns the largest amax.
 /// Parameters that are cast after the update use the new scales.
-fn next_scales(t: &mut Tracer, delayed: &[Delayed], how: &DelayedScales) -> Result<ValueId, TraceError> {
+fn next_scales(
+    t: &mut Tracer,
+    delayed: &[Delayed],
+    parameters: &[Parameter],
+    how: &DelayedScales,
+) -> Result<ValueId, TraceError> {
+    let rows = || parameters.iter().flat_map(|parameter| &parameter.quantized_rows);
+    let in_pieces: HashSet<ValueId> = rows().filter_map(|rows| Some(rows.delayed.as_ref()?.scale)).collect();
     let (mut inputs, mut targets, mut tensors) = (Vec::new(), vec![None], Vec::new());
     for tensor in delayed {
         let ty = TensorType::new(DType::F32, [how.history]);
         let history = t.state(StateKind::AmaxHistory, &tensor.name, ty);
         inputs.extend([tensor.amax, history, tensor.scale]);
         targets.extend([Some(history), Some(tensor.scale)]);
-        tensors.push(DelayedTensor { format: tensor.format, pow2_scales: tensor.pow2_scales });
+        let in_pieces = in_pieces.contains(&tensor.scale);
+        tensors.push(DelayedTensor { format: tensor.format, pow2_scales: tensor.pow2_scales, in_pieces });
     }
     let op = DelayedScaling::new(tensors, how.margin, how.latest);
     Ok(t.site("scales").emit_into(op, &inputs, &targets)?[0])
@@ -65,7 +74,7 @@ fn amaxes_of_all(t: &mut Tracer, delayed: &[Delayed], parallel: &Parallel) -> Re
     let row = t.site("scales").emit(RankAmaxes, &amaxes)?[0];
     let rows = t.emit(gather_of_rows(parallel), &[row])?[0];
     let targets: Vec<_> = amaxes.into_iter().map(Some).collect();
-    t.emit_into(MaxAmaxes, &[rows], &targets)?;
+    t.emit_into(MaxAmaxes { lengths: vec![1; delayed.len()] }, &[rows], &targets)?;
     Ok(())
 }
 
@@ -155,11 +164,12 @@ fn squares(
     };
     let unit_elements = || gradients.iter().map(|gradient| elements(t, gradient)).collect();
     let is_any_world = layout.parallel().reduce != Reduce::SameWorld;
+    let ranks = layout.parallel().shards();
     Ok(match (is_any_world, layout.cuts_state()) {
         (false, false) => (t.emit(SquaredNorm, values)?[0], Squares::Whole),
         (false, true) => {
-            let one = PieceUnits { first: 0, units: 1 };
-            (t.emit(SquaredNorm, values)?[0], Squares::Pieces(vec![one]))
+            let pieces = vec![PieceUnits { first: 0, units: 1 }];
+            (t.emit(SquaredNorm, values)?[0], Squares::Pieces { ranks, pieces })
         }
         (true, false) => {
             let norm = UnitSquaredNorm { unit_elements: unit_elements() };
@@ -171,7 +181,7 @@ fn squares(
                 PieceUnits { first: cut.first, units: cut.piece_rows / layout.unit_rows(name) }
             });
             let squares = UnitSquares { unit_elements: unit_elements() };
-            let pieces = Squares::Pieces(pieces.collect());
+            let pieces = Squares::Pieces { ranks, pieces: pieces.collect() };
             (t.emit(squares, values)?[0], pieces)
         }
     })
@@ -202,7 +212,7 @@ pub(crate) fn append(
         if parallel.world_size > 1 {
             amaxes_of_all(&mut t, &delayed, parallel)?;
         }
-        amax = Some(next_scales(&mut t, &delayed, &spec.fp8.delayed)?);
+        amax = Some(next_scales(&mut t, &delayed, &parameters, &spec.fp8.delayed)?);
     }
     let lr = t.input(update_io::LR, TensorType::new(DType::F32, []));
     let gradients: Vec<Gradient> =

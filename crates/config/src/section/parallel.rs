@@ -22,6 +22,15 @@ section! {
             "data_parallel_shard_degree"
         ]))]
         pub shard: Shard = Shard::None,
+        /// Groups of equally many ranks, each of which holds all state, divided among its ranks as `shard`
+        /// says (HSDP). The ranks of a group have consecutive numbers, so a group for each node keeps gathers
+        /// within nodes. Must divide the number of ranks; with one process it has no effect.
+        #[schemars(range(min = 1), extend("x-unit" = "groups"))]
+        #[schemars(extend("x-aliases" = [
+            "replicate", "hsdp", "num_replicas", "dp_replicate", "data_parallel_replicate_degree",
+            "num_distributed_optimizer_instances", "replicate_degree"
+        ]))]
+        pub replicas: usize = 1,
         /// Order in which the gradients of micro-batches are added.
         #[schemars(extend("x-aliases" = ["reduction", "gradient_reduction", "deterministic_reduce"]))]
         pub reduce: ReduceOrder = ReduceOrder::SameWorld,
@@ -35,6 +44,12 @@ section! {
         #[schemars(range(max = 16), extend("x-unit" = "blocks"))]
         #[schemars(extend("x-aliases" = ["prefetch", "forward_prefetch", "backward_prefetch", "prefetch_count"]))]
         pub prefetch_blocks: usize = 1,
+        /// Form in which ranks gather the weights that GEMMs read in FP8, if the optimizer's state is
+        /// divided. Other weights are gathered in the type in which they are read.
+        #[schemars(extend("x-aliases" = [
+            "enable_fsdp_float8_all_gather", "fp8_param_gather", "fp8_param", "gather_dtype", "all_gather", "param_dtype"
+        ]))]
+        pub gather: Gather = Gather::Auto,
         /// Time in which all ranks must have started.
         #[schemars(extend("x-aliases" = ["init_timeout", "init_timeout_seconds", "rdzv_timeout"]))]
         pub start_timeout: TimeLimit = TimeLimit::minutes(5),
@@ -52,6 +67,8 @@ impl ParallelConfig {
         program::Parallel {
             world_size,
             rank,
+            // One process has no other to hold a replica.
+            replicas: if world_size == 1 { 1 } else { self.replicas },
             shard: match self.shard {
                 Shard::None => program::Shard::None,
                 Shard::Optimizer => program::Shard::Optimizer,
@@ -67,6 +84,11 @@ impl ParallelConfig {
                 ReduceDtype::Bf16 => DType::BF16,
             },
             prefetch_blocks: self.prefetch_blocks,
+            gather: match self.gather {
+                Gather::Auto => program::Gather::Auto,
+                Gather::Fp32 => program::Gather::F32,
+                Gather::Bf16 => program::Gather::Bf16,
+            },
         }
     }
 }
@@ -98,8 +120,8 @@ pub enum Shard {
 #[serde(rename_all = "kebab-case")]
 pub enum ReduceOrder {
     /// By rank: each adds the gradients of its micro-batches, and then the sums of the ranks are added; with
-    /// `shard = "gradients"` and `"weights"` the other way round. Runs with the same number of ranks have
-    /// equal bits.
+    /// `shard = "gradients"` and `"weights"` the other way round. Runs with the same number of ranks, and of
+    /// replicas, have equal bits.
     #[schemars(extend("x-aliases" = ["default", "rank", "ranks", "sum", "fast"]))]
     SameWorld,
     /// One binary tree adds the gradients of all micro-batches. Runs with 1, 2, 4, 8, ... ranks and the same
@@ -117,5 +139,22 @@ pub enum ReduceDtype {
     Fp32,
     /// 16 bits, rounded.
     #[schemars(extend("x-aliases" = ["bfloat16", "half"]))]
+    Bf16,
+}
+
+/// Form in which ranks gather the weights that GEMMs read in FP8.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum Gather {
+    /// FP8 numbers and their scales: each rank casts its rows, with the scales of the whole weight.
+    #[schemars(extend("x-aliases" = ["fp8", "float8", "8bit", "true"]))]
+    Auto,
+    /// The fp32 masters, from which each rank casts the whole weight. The bits are those of `"auto"`, for four
+    /// times its bytes.
+    #[schemars(extend("x-aliases" = ["f32", "float32", "master"]))]
+    Fp32,
+    /// Copies in bf16, from which each rank casts the whole weight: twice the bytes of `"auto"`, and weights
+    /// are rounded twice. For comparisons with trainers that do so.
+    #[schemars(extend("x-aliases" = ["bfloat16", "false"]))]
     Bf16,
 }

@@ -96,9 +96,11 @@ check_numerics = false
 
 [parallel]
 shard = \"none\"
+replicas = 1
 reduce = \"same-world\"
 reduce_dtype = \"fp32\"
 prefetch_blocks = 1
+gather = \"auto\"
 start_timeout = \"5m\"
 timeout = \"1m\"
 

@@ -1,8 +1,9 @@
-//! One exchange between every two ranks.
+//! One exchange between every two ranks of a group.
 
 use crate::control::Control;
 use crate::error::CommError;
 use crate::net::poll::{self, Interest};
+use crate::world::Groups;
 use std::fmt;
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::TcpStream;
@@ -15,7 +16,7 @@ const TICK: Duration = Duration::from_millis(100);
 /// Time in which the control connection learns why another rank's socket was closed.
 const REASON: Duration = Duration::from_secs(1);
 
-const HEADER: usize = 32;
+const HEADER: usize = 48;
 
 /// The connection with another rank.
 pub(super) struct Peer {
@@ -43,6 +44,7 @@ impl Collective {
 pub(super) struct Header {
     pub(super) number: u64,
     pub(super) collective: Collective,
+    pub(super) groups: Groups,
     pub(super) first: u64,
     /// Bytes that one rank sends to another.
     pub(super) bytes: u64,
@@ -51,7 +53,8 @@ pub(super) struct Header {
 impl Header {
     fn encode(self) -> [u8; HEADER] {
         let mut to = [0; HEADER];
-        let words = [self.number, self.collective as u64, self.first, self.bytes];
+        let [size, stride] = [self.groups.size, self.groups.stride].map(|x| x as u64);
+        let words = [self.number, self.collective as u64, size, stride, self.first, self.bytes];
         for (to, word) in to.as_chunks_mut::<8>().0.iter_mut().zip(words) {
             *to = word.to_le_bytes();
         }
@@ -62,14 +65,19 @@ impl Header {
         let word = |i: usize| u64::from_le_bytes(from.as_chunks::<8>().0[i]);
         let collective =
             [Collective::AllGather, Collective::AllToAll].into_iter().find(|c| *c as u64 == word(1))?;
-        Some(Header { number: word(0), collective, first: word(2), bytes: word(3) })
+        let groups = Groups { size: word(2) as usize, stride: word(3) as usize };
+        Some(Header { number: word(0), collective, groups, first: word(4), bytes: word(5) })
     }
 }
 
 impl fmt::Display for Header {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Header { number, collective, first, bytes } = self;
-        write!(f, "{} number {number} (first rank {first}, {bytes} bytes a rank)", collective.name())
+        let Header { number, collective, groups: Groups { size, stride }, first, bytes } = self;
+        write!(
+            f,
+            "{} number {number} ({size} ranks at a distance of {stride}, first {first}, {bytes} bytes a rank)",
+            collective.name()
+        )
     }
 }
 
@@ -133,30 +141,18 @@ impl Lane<'_> {
     }
 }
 
-/// Sends `sends[r]` to each rank `r`, and receives `receives[r]` from it, for all other ranks at once.
+/// Sends to each of the other ranks of a group, and receives from it, all at once.
 pub(super) fn exchange(
-    peers: &[Peer],
+    others: Vec<(&Peer, &[u8], &mut [u8])>,
     rank: usize,
     header: Header,
-    sends: &[&[u8]],
-    receives: Vec<&mut [u8]>,
     control: &Control,
     timeout: Duration,
 ) -> Result<(), CommError> {
     let encoded = header.encode();
-    let others = receives.into_iter().zip(sends).enumerate().filter(|(r, _)| *r != rank);
-    let mut lanes: Vec<Lane<'_>> = peers
-        .iter()
-        .zip(others)
-        .map(|(peer, (_, (receive, send)))| Lane {
-            peer,
-            send,
-            sent: 0,
-            header: [0; HEADER],
-            receive,
-            received: 0,
-        })
-        .collect();
+    let lane =
+        |(peer, send, receive)| Lane { peer, send, sent: 0, header: [0; HEADER], receive, received: 0 };
+    let mut lanes: Vec<Lane<'_>> = others.into_iter().map(lane).collect();
     if let Some(fault) = control.fault() {
         return Err(CommError::Aborted(fault));
     }

@@ -9,6 +9,7 @@ mod exchange;
 use crate::communicator::Communicator;
 use crate::control::Control;
 use crate::error::CommError;
+use crate::world::Groups;
 use exchange::{Collective, Header, Peer, exchange};
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -54,10 +55,12 @@ impl TcpCommunicator {
         self.timeout.store(timeout.as_millis() as u64, Ordering::Relaxed);
     }
 
-    /// Sends `sends[r]` to rank `r`, and receives into `receives[r]` from it. Those of this rank are ignored.
+    /// Sends `sends[r]` to the rank at the place `r` of a group, and receives into `receives[r]` from it.
+    /// Those of this rank are ignored.
     fn run(
         &self,
         collective: Collective,
+        groups: Groups,
         first: usize,
         sends: &[&[u8]],
         receives: Vec<&mut [u8]>,
@@ -67,14 +70,20 @@ impl TcpCommunicator {
         if let Some(error) = &state.error {
             return Err(error.clone());
         }
-        let bytes = receives[rank].len() as u64;
-        let header = Header { number: state.number, collective, first: first as u64, bytes };
+        let bytes = receives[groups.place(rank)].len() as u64;
+        let header = Header { number: state.number, collective, groups, first: first as u64, bytes };
         state.number += 1;
         let timeout = Duration::from_millis(self.timeout.load(Ordering::Relaxed));
-        let result = exchange(&state.peers, rank, header, sends, receives, &self.control, timeout);
+        let operands = groups.ranks(rank).zip(sends.iter().copied().zip(receives));
+        let others = operands.filter(|(other, _)| *other != rank).map(|(other, (send, receive))| {
+            // The list has no place for this rank.
+            let peer = &state.peers[if other < rank { other } else { other - 1 }];
+            (peer, send, receive)
+        });
+        let result = exchange(others.collect(), rank, header, &self.control, timeout);
         match &result {
             Ok(()) => {
-                let sent = bytes * state.peers.len() as u64;
+                let sent = bytes * (groups.size as u64 - 1);
                 self.sent_bytes.fetch_add(sent, Ordering::Relaxed);
             }
             Err(error) => state.error = Some(error.clone()),
@@ -96,26 +105,38 @@ impl Communicator for TcpCommunicator {
         self.sent_bytes.load(Ordering::Relaxed)
     }
 
-    fn all_gather(&self, first: usize, input: &[u8], output: &mut [u8]) -> Result<(), CommError> {
-        let (n, bytes) = (self.world_size(), input.len());
+    fn all_gather(
+        &self,
+        groups: Groups,
+        first: usize,
+        input: &[u8],
+        output: &mut [u8],
+    ) -> Result<(), CommError> {
+        let (n, bytes) = (groups.size, input.len());
         assert_eq!(output.len(), n * bytes, "the output of all_gather has a piece for each rank");
         let mut receives = pieces(output, n);
-        // Piece p is of rank (first + p) % n.
+        // Piece p is of the place (first + p) % n.
         receives.rotate_right(first % n);
-        receives[self.rank()].copy_from_slice(input);
-        self.run(Collective::AllGather, first, &vec![input; n], receives)
+        receives[groups.place(self.rank())].copy_from_slice(input);
+        self.run(Collective::AllGather, groups, first, &vec![input; n], receives)
     }
 
-    fn all_to_all(&self, first: usize, input: &[u8], output: &mut [u8]) -> Result<(), CommError> {
-        let n = self.world_size();
+    fn all_to_all(
+        &self,
+        groups: Groups,
+        first: usize,
+        input: &[u8],
+        output: &mut [u8],
+    ) -> Result<(), CommError> {
+        let (n, place) = (groups.size, groups.place(self.rank()));
         assert_eq!(input.len(), output.len(), "all_to_all sends as much as it receives");
         assert!(input.len().is_multiple_of(n), "all_to_all has a piece of equal length for each rank");
         let bytes = input.len() / n;
         let mut sends: Vec<&[u8]> = (0..n).map(|piece| &input[piece * bytes..][..bytes]).collect();
         sends.rotate_right(first % n);
         let mut receives = pieces(output, n);
-        receives[self.rank()].copy_from_slice(sends[self.rank()]);
-        self.run(Collective::AllToAll, first, &sends, receives)
+        receives[place].copy_from_slice(sends[place]);
+        self.run(Collective::AllToAll, groups, first, &sends, receives)
     }
 }
 

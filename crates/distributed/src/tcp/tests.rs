@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::net::address::host_name;
-use crate::testing::{LONG, fault, on_ranks};
+use crate::testing::{LONG, check, fault, on_ranks};
 use std::thread;
 use std::time::Instant;
 
@@ -24,24 +24,6 @@ fn on_communicators<T: Send>(
     })
 }
 
-/// The input of a rank: bytes that tell rank and place.
-fn input(rank: usize, length: usize) -> Vec<u8> {
-    (0..length).map(|i| (rank * 101 + i * 7 + i / 251) as u8).collect()
-}
-
-/// The definition of both collectives: the output of `rank` for the inputs of all.
-fn expected(collective: Collective, first: usize, inputs: &[Vec<u8>], rank: usize) -> Vec<u8> {
-    let n = inputs.len();
-    match collective {
-        Collective::AllGather => (0..n).flat_map(|p| inputs[(first + p) % n].clone()).collect(),
-        Collective::AllToAll => {
-            let bytes = inputs[0].len() / n;
-            let piece = (0..n).find(|p| (first + p) % n == rank).expect("a piece for each rank");
-            inputs.iter().flat_map(|input| input[piece * bytes..][..bytes].to_vec()).collect()
-        }
-    }
-}
-
 fn run(
     communicator: &TcpCommunicator,
     collective: Collective,
@@ -51,41 +33,59 @@ fn run(
     let n = communicator.world_size();
     let mut output = vec![0; if collective == Collective::AllGather { n * input.len() } else { input.len() }];
     match collective {
-        Collective::AllGather => communicator.all_gather(first, input, &mut output)?,
-        Collective::AllToAll => communicator.all_to_all(first, input, &mut output)?,
+        Collective::AllGather => communicator.all_gather(communicator.world(), first, input, &mut output)?,
+        Collective::AllToAll => communicator.all_to_all(communicator.world(), first, input, &mut output)?,
     }
     Ok(output)
 }
 
 const BOTH: [Collective; 2] = [Collective::AllGather, Collective::AllToAll];
 
+/// The groups of which there are some among `n` ranks: all ranks, each alone, and halves of both kinds.
+fn groups_of(n: usize) -> Vec<Groups> {
+    let of = |size| [Groups { size, stride: 1 }, Groups { size, stride: n / size }];
+    (1..=n).filter(|size| n.is_multiple_of(*size)).flat_map(of).collect()
+}
+
 #[test]
-fn collectives_equal_a_plain_loop_for_all_sizes() {
-    for n in 1..=5 {
-        let outputs = on_communicators(n, LONG, |communicator| {
-            let rank = communicator.rank();
-            let mut results = Vec::new();
-            for collective in BOTH {
-                for pieces in [0, 1, 3, 32, 1001, 70_000] {
-                    for first in [0, 1, n - 1, n + 3] {
-                        let length = if collective == Collective::AllGather { pieces } else { pieces * n };
-                        let output =
-                            run(communicator, collective, first, &input(rank, length)).expect("a collective");
-                        let inputs: Vec<_> = (0..n).map(|r| input(r, length)).collect();
-                        results.push(output == expected(collective, first, &inputs, rank));
+fn collectives_equal_a_plain_loop_for_all_sizes_and_groups() {
+    for n in 1..=6 {
+        on_communicators(n, LONG, |communicator| {
+            for is_gather in [true, false] {
+                for bytes in [0, 1, 3, 32, 1001, 70_000] {
+                    for groups in groups_of(n) {
+                        for first in [0, 1, groups.size - 1, groups.size + 3] {
+                            check(communicator, groups, is_gather, first, bytes).expect("a collective");
+                        }
                     }
                 }
             }
-            results
         });
-        assert!(outputs.iter().flatten().all(|is_equal| *is_equal), "{n} ranks: {outputs:?}");
     }
+}
+
+#[test]
+fn a_group_does_not_wait_for_another() {
+    let pairs = Groups { size: 2, stride: 1 };
+    let times = on_communicators(4, LONG, |communicator| {
+        check(communicator, communicator.world(), true, 0, 1).expect("a collective");
+        if communicator.rank() == 3 {
+            thread::sleep(Duration::from_millis(500));
+        }
+        let since = Instant::now();
+        check(communicator, pairs, false, 1, 100).expect("a collective");
+        let waited = since.elapsed();
+        check(communicator, communicator.world(), false, 1, 100).expect("a collective");
+        waited
+    });
+    assert!(times[0].max(times[1]) < Duration::from_millis(400), "{times:?}");
+    assert!(times[2] > Duration::from_millis(300), "{times:?}");
 }
 
 #[test]
 fn sizes_beyond_all_buffers_do_not_deadlock() {
     let sums = on_communicators(3, LONG, |communicator| {
-        let own = input(communicator.rank(), 3 * 20_000_000);
+        let own = vec![communicator.rank() as u8; 3 * 20_000_000];
         let output = run(communicator, Collective::AllToAll, 1, &own).expect("a collective");
         output.len()
     });
@@ -97,6 +97,8 @@ fn sent_bytes_are_counted() {
     let counts = on_communicators(3, LONG, |communicator| {
         run(communicator, Collective::AllGather, 0, &[0; 10]).expect("a collective");
         run(communicator, Collective::AllToAll, 0, &[0; 12]).expect("a collective");
+        let alone = Groups { size: 1, stride: 1 };
+        communicator.all_to_all(alone, 0, &[0; 9], &mut [0; 9]).expect("a collective");
         communicator.sent_bytes()
     });
     // 10 to each of two ranks, then a piece of 4 to each.

@@ -84,11 +84,11 @@ fn collectives(world: &World, variables: &Variables) -> Result<(), CommError> {
     let (n, rank) = (world.world_size, world.rank);
     for size in [0, 1, 999, 1_000_000] {
         let mut gathered = vec![0; n * size];
-        communicator.all_gather(1, &vec![rank as u8; size], &mut gathered)?;
+        communicator.all_gather(communicator.world(), 1, &vec![rank as u8; size], &mut gathered)?;
         let expected: Vec<u8> = (0..n).flat_map(|piece| vec![((1 + piece) % n) as u8; size]).collect();
         assert!(gathered == expected, "all_gather of {size} bytes");
         let mut received = vec![0; n * size];
-        communicator.all_to_all(0, &gathered, &mut received)?;
+        communicator.all_to_all(communicator.world(), 0, &gathered, &mut received)?;
         let expected = vec![((1 + rank) % n) as u8; n * size];
         assert!(received == expected, "all_to_all of {size} bytes");
     }
@@ -104,7 +104,7 @@ fn endless(world: &World, variables: &Variables) -> Result<(), CommError> {
     let input = vec![1; world.world_size * 10_000];
     let mut output = input.clone();
     loop {
-        if let Err(error) = communicator.all_to_all(0, &input, &mut output) {
+        if let Err(error) = communicator.all_to_all(communicator.world(), 0, &input, &mut output) {
             return Err(CommError::Aborted(control.abort(&error.to_string())));
         }
     }

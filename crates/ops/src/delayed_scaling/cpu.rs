@@ -16,10 +16,12 @@ impl CpuKernel for DelayedScaling {
             let amax = inputs[0].reals::<f32>()[0];
             // Magnitudes have the order of their bits, with NaNs above all.
             max_bits = max_bits.max(amax.to_bits() & 0x7FFF_FFFF);
+            let [history, scale] = outputs else { unreachable!("pairs") };
             if !(amax > 0.0 && amax.is_finite()) {
+                let scale = &mut scale.reals::<f32>()[0];
+                *scale = if tensor.in_pieces && *scale == 0.0 { 1.0 } else { *scale };
                 continue;
             }
-            let [history, scale] = outputs else { unreachable!("pairs") };
             let mut history = history.reals::<f32>();
             history.rotate_right(1);
             history[0] = amax;

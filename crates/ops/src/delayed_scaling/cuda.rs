@@ -31,7 +31,7 @@ kernel_struct! {
         length: u32,
         pow2: u32,
         target: f32,
-        padding: u32,
+        in_pieces: u32,
     }
 }
 
@@ -47,7 +47,7 @@ impl CudaKernel for DelayedScaling {
                 length: history.ty.numel() as u32,
                 pow2: u32::from(tensor.pow2_scales),
                 target: self.target(tensor),
-                padding: 0,
+                in_pieces: tensor.in_pieces.into(),
             }
         };
         let tensors: Vec<Tensor> = self.tensors.iter().enumerate().map(tensor).collect();

@@ -9,7 +9,8 @@ struct Tensor {
     u32 pow2;
     // The value to which the amax is scaled: the format's largest finite number times 2^-margin.
     float target;
-    u32 padding;
+    // 1 if a scale of 0 that no amax sets becomes 1.
+    u32 in_pieces;
 };
 
 struct Arguments {
@@ -27,7 +28,10 @@ extern "C" __global__ void __launch_bounds__(THREADS) delayed_scaling(Arguments 
     u32 bits = __float_as_uint(*tensor.amax) & 0x7fffffffu;
     // Magnitudes have the order of their bits, with NaNs above all.
     if (threadIdx.x == 0) atomicMax(args.max_amax, bits);
-    if (bits == 0 || bits >= 0x7f800000u) return;
+    if (bits == 0 || bits >= 0x7f800000u) {
+        if (threadIdx.x == 0 && tensor.in_pieces && *tensor.scale == 0.0f) *tensor.scale = 1.0f;
+        return;
+    }
     // Shifts from the end, THREADS elements at a time, so that each is read before it is overwritten.
     u32 max_bits = bits;
     for (u32 end = tensor.length; end > 0; end -= min(end, (u32)THREADS)) {

@@ -24,7 +24,8 @@ const OPERANDS: usize = 3;
 /// A positive, finite amax is shifted into the history as its first element, and the last one is dropped. The
 /// scale is then `max_finite(format) * 2^-margin / a`, at most the largest finite f32, where a is the maximum
 /// of the history or, with `latest`, its first element. For any other amax the history and the scale of the
-/// tensor stay: no pass wrote it, the tensor was all zeros, or it was not finite. `max_amax` is the maximum
+/// tensor stay: no pass wrote it, the tensor was all zeros, or it was not finite. Only
+/// [`DelayedTensor::in_pieces`] then sets a scale that is 0. `max_amax` is the maximum
 /// of all amaxes, or NaN if one is NaN; it tells whether the step was finite. Histories may differ in length.
 #[derive(Clone, Debug)]
 pub struct DelayedScaling {
@@ -41,6 +42,9 @@ pub struct DelayedTensor {
     pub format: DType,
     /// True if the scale is rounded down to a power of two.
     pub pow2_scales: bool,
+    /// True if ranks cast pieces of the tensor, for which "not set" would mean scales of their own: a scale
+    /// of 0 that no amax sets becomes 1.
+    pub in_pieces: bool,
 }
 
 impl DelayedScaling {
@@ -122,7 +126,11 @@ mod tests {
     }
 
     fn one(format: DType, margin: u32, latest: bool) -> DelayedScaling {
-        DelayedScaling::new(vec![DelayedTensor { format, pow2_scales: false }], margin, latest)
+        DelayedScaling::new(
+            vec![DelayedTensor { format, pow2_scales: false, in_pieces: false }],
+            margin,
+            latest,
+        )
     }
 
     #[test]
@@ -143,5 +151,14 @@ mod tests {
         assert_eq!(after(&op, &[2.0, 4.0, f64::INFINITY], 3), (before.0.clone(), before.1, f64::INFINITY));
         let (history, scale, max_amax) = after(&op, &[2.0, 4.0, f64::NAN], 3);
         assert!((history, scale) == (before.0, before.1) && max_amax.is_nan());
+    }
+
+    #[test]
+    fn a_scale_that_no_amax_sets_becomes_1_if_ranks_have_pieces() {
+        let mut op = one(DType::E4M3, 0, false);
+        assert_eq!(after(&op, &[0.0], 2).1, 0.0);
+        op.tensors[0].in_pieces = true;
+        assert_eq!(after(&op, &[0.0], 2), (vec![0.0, 0.0], 1.0, 0.0));
+        assert_eq!(after(&op, &[0.0, 2.0, 0.0], 2).1, 224.0);
     }
 }

@@ -28,8 +28,12 @@ impl Sampled for DelayedScaling {
 /// A sample with these tensors: amaxes and lengths of histories.
 fn sample(tensors: &[(f64, usize)], margin: u32, latest: bool) -> Sample {
     let tensor = |n: usize| match n % 2 {
-        0 => DelayedTensor { format: DType::E4M3, pow2_scales: n.is_multiple_of(3) },
-        _ => DelayedTensor { format: DType::E5M2, pow2_scales: false },
+        0 => DelayedTensor {
+            format: DType::E4M3,
+            pow2_scales: n.is_multiple_of(3),
+            in_pieces: n.is_multiple_of(4),
+        },
+        _ => DelayedTensor { format: DType::E5M2, pow2_scales: false, in_pieces: true },
     };
     let op = DelayedScaling::new((0..tensors.len()).map(tensor).collect(), margin, latest);
     let inputs = tensors.iter().enumerate().flat_map(|(n, &(amax, length))| {
@@ -44,7 +48,7 @@ fn sample(tensors: &[(f64, usize)], margin: u32, latest: bool) -> Sample {
         [
             SampleInput::activation([1]).fill(Fill::Values(vec![amax])).in_format(DType::F32),
             SampleInput::activation([length]).fill(Fill::Values(past.collect())),
-            SampleInput::activation([1, 1]).fill(Fill::Values(vec![3.5])),
+            SampleInput::activation([1, 1]).fill(Fill::Values(vec![if n % 3 == 1 { 0.0 } else { 3.5 }])),
         ]
     });
     Sample::plain(op, inputs.collect::<Vec<_>>())

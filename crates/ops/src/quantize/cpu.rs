@@ -17,14 +17,15 @@ fn even_rows_per_task(cols: usize) -> usize {
 impl CpuKernel for Quantize {
     fn run(&self, inputs: &[View<'_>], outputs: &mut [ViewMut<'_>]) {
         let (source_inputs, given) = inputs.split_at(self.source.inputs());
-        let given = given.first().map(View::scalar::<f32>);
         let computed = self.source.compute(source_inputs);
         let x = computed.as_ref().map_or(inputs[0], |value| View::new(value.ty(), value.bytes()));
-        let given_as = |kind| given.filter(|_| self.given == kind);
-        let given_amax = given_as(Given::Amax);
-        let scale_of_amax = |amax| cast_scale(self.format, f32::from_bits(magnitude(amax)), self.pow2_scales);
+        let given_scale = self.given.scale().map(|n| given[n].scalar::<f32>());
+        let given_amaxes = self.given.amax().map(|n| given[n].reals::<f32>().to_vec());
+        let scale_of_amax =
+            |amax: &f32| cast_scale(self.format, f32::from_bits(magnitude(*amax)), self.pow2_scales);
+        let given_scales = given_amaxes.as_ref().map(|amaxes| amaxes.iter().map(scale_of_amax).collect());
         // A scale of 0 means "not set".
-        let scale = given_as(Given::Scale).filter(|&scale| scale != 0.0).or(given_amax.map(scale_of_amax));
+        let scales = given_scale.filter(|&scale| scale != 0.0).map(|scale| vec![scale]).or(given_scales);
         let (outputs, copy) = outputs.split_at_mut(self.amax() + 1);
         if self.source == CastSource::SwigluSaving {
             save(inputs[0], copy);
@@ -35,9 +36,13 @@ impl CpuKernel for Quantize {
         let mut largest = 0;
         for (transposed, pair) in written.zip(casts.chunks_exact_mut(2)) {
             let [q, inv_scale] = pair else { unreachable!("pairs") };
-            largest = self.cast(Matrix { view: x, transposed }, scale, q, inv_scale);
+            largest = self.cast(Matrix { view: x, transposed }, scales.as_deref(), q, inv_scale);
         }
-        let largest = given_amax.map_or(largest, magnitude);
+        let largest = match (self.given, given_amaxes.as_deref()) {
+            (Given::Amax, Some(&[amax])) if self.scaling == Scaling::Tensor => magnitude(amax),
+            (Given::Amax, _) => 0,
+            _ => largest,
+        };
         let accumulates = amax.accumulate;
         let amax = &mut amax.reals::<f32>()[0];
         let before = if accumulates { magnitude(*amax) } else { 0 };
@@ -63,12 +68,12 @@ pub(crate) fn save(x: View<'_>, copy: &mut [ViewMut<'_>]) {
 }
 
 impl Quantize {
-    /// Writes the elements and scales of one layout, with this scale for the tensor if any; returns the bits
-    /// of the amax.
+    /// Writes the elements and scales of one layout, with these scales of its regions if they are given;
+    /// returns the bits of the amax.
     fn cast(
         &self,
         x: Matrix<'_>,
-        scale: Option<f32>,
+        scales: Option<&[f32]>,
         q: &mut ViewMut<'_>,
         inv_scale: &mut ViewMut<'_>,
     ) -> u32 {
@@ -76,8 +81,10 @@ impl Quantize {
         let regions = Regions::new(self.scaling, rows, cols);
         let amaxes = regions.amaxes(&x);
         let scale_of_amax = |&amax: &f32| cast_scale(self.format, amax, self.pow2_scales);
-        let scales: Vec<f32> =
-            amaxes.iter().map(|amax| scale.unwrap_or_else(|| scale_of_amax(amax))).collect();
+        let scales: Vec<f32> = match scales {
+            Some(scales) => scales.to_vec(),
+            None => amaxes.iter().map(scale_of_amax).collect(),
+        };
         regions.write_inverses(&scales, &mut inv_scale.reals::<f32>());
 
         let high = even_rows_per_task(cols);
@@ -141,14 +148,14 @@ pub(crate) fn dequantized(q: View<'_>, inv_scale: View<'_>, scaling: Scaling) ->
 
 /// The matrix to cast, or its transpose.
 #[derive(Clone, Copy)]
-struct Matrix<'a> {
-    view: View<'a>,
-    transposed: bool,
+pub(super) struct Matrix<'a> {
+    pub(super) view: View<'a>,
+    pub(super) transposed: bool,
 }
 
 impl Matrix<'_> {
     /// Rows and columns.
-    fn extents(&self) -> (usize, usize) {
+    pub(super) fn extents(&self) -> (usize, usize) {
         let (rows, cols) = self.view.ty.shape.rows_cols();
         if self.transposed { (cols, rows) } else { (rows, cols) }
     }
@@ -168,7 +175,7 @@ impl Matrix<'_> {
 }
 
 /// The regions of one matrix.
-struct Regions {
+pub(super) struct Regions {
     rows: usize,
     cols: usize,
     /// Rows and columns of a region.
@@ -181,7 +188,7 @@ struct Regions {
 }
 
 impl Regions {
-    fn new(scaling: Scaling, rows: usize, cols: usize) -> Self {
+    pub(super) fn new(scaling: Scaling, rows: usize, cols: usize) -> Self {
         let (high, wide) = scaling.region(rows, cols);
         Regions { rows, cols, high, wide, across: cols.div_ceil(wide), strides: scaling.steps(rows, cols) }
     }
@@ -203,7 +210,7 @@ impl Regions {
     }
 
     /// The amaxes of all regions.
-    fn amaxes(&self, x: &Matrix<'_>) -> Vec<f32> {
+    pub(super) fn amaxes(&self, x: &Matrix<'_>) -> Vec<f32> {
         // A task reduces a row of regions of at most a tile's height. Higher regions are reduced from such
         // rows.
         let high = self.high.min(TILE);

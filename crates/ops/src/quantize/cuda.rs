@@ -2,7 +2,7 @@
 #![allow(unsafe_code, reason = "it launches kernels")]
 
 use super::variants::{CONSTANTS, FORMAT_NUMBERS, Phase, WIDTH, format_number, own_variants};
-use super::{CastSource, Dequantize, Given, Quantize, SAVE};
+use super::{Amaxes, CastSource, Dequantize, Given, Quantize, SAVE};
 use crate::device::{ELEMENTWISE_THREADS, Floats, plane, suffix, warps_of};
 use xtrain_cuda::{
     CudaError, CudaKernel, CudaOutput, CudaTensor, Defines, DevicePtr, Gpu, Header, KernelSource, Launch,
@@ -92,6 +92,13 @@ impl QuantizeArguments {
         [self.row_major, self.transposed]
     }
 
+    /// The arguments of the kernel that clears scales and amaxes, if amaxes are given.
+    fn without_amaxes(self) -> Self {
+        let without = |layout| CastLayout { amaxes: DevicePtr(0), ..layout };
+        let [row_major, transposed] = self.layouts().map(without);
+        QuantizeArguments { row_major, transposed, ..self }
+    }
+
     /// A launch with a thread for every scale.
     fn clear_launch(&self) -> Launch {
         let scales = self.layouts().map(|layout| layout.scales as usize).into_iter().max();
@@ -128,26 +135,16 @@ impl CudaKernel for Quantize {
         let packed_pairs = self.format == DType::E5M6 && !cover.vector;
         let phases = self.phases(packed_pairs);
         let function = |phase, name: &str| gpu.function(&SOURCE, &self.defines(phase), name);
-        let step = |phase: Phase| {
-            let measures_tensor = self.scaling == Scaling::Tensor && phase.measures();
-            let path = if measures_tensor && cover.vector { "vector" } else { cover.path };
-            let function = function(phase, &format!("quantize_{path}_{dtype}"))?;
-            if !measures_tensor {
-                return Ok::<_, CudaError>((function, cover.launch(self.source_in(phase))));
-            }
-            let across = if cover.vector { cover.cols / WIDTH } else { cols };
-            let threads = warps_of(across, MEASURING_THREADS);
-            let most = if phase == Phase::MeasureUnset { FEW_BLOCKS } else { u16::MAX.into() };
-            let down = rows.div_ceil(MEASURING_ROWS).min(most);
-            Ok((function, plane([across.div_ceil(threads as usize), down], [threads, 1])))
-        };
         let mut steps = Vec::new();
         // No block raises a given amax.
-        if self.given != Given::Amax && (packed_pairs || !self.is_clear(&arguments)) {
-            steps.push((function(phases[0], "quantize_clear")?, arguments.clear_launch()));
-        }
+        let (needs_clear, cleared) = match (self.given, self.scaling) {
+            (Given::Amax, scaling) => (scaling == Scaling::Row, arguments.without_amaxes()),
+            _ => (packed_pairs || !self.is_clear(&arguments), arguments),
+        };
+        let clear = needs_clear.then(|| function(phases[0], "quantize_clear")).transpose()?;
         for &phase in phases {
-            steps.push(step(phase)?);
+            let (path, launch) = self.launch(phase, [rows, cols]);
+            steps.push((function(phase, &format!("quantize_{path}_{dtype}"))?, launch));
         }
         if packed_pairs {
             let phase = if self.is_given() { Phase::CastGiven } else { Phase::Measure };
@@ -162,7 +159,9 @@ impl CudaKernel for Quantize {
         // reduce the amax, which loop over further rows, and the other launches cover every scale or pair of
         // elements.
         let work = |(function, launch)| unsafe { Work::launch(function, launch, arguments) };
-        Ok(Work::sequence(steps.into_iter().map(work).collect()))
+        // SAFETY: likewise.
+        let clear = clear.map(|clear| unsafe { Work::launch(clear, arguments.clear_launch(), cleared) });
+        Ok(Work::sequence(clear.into_iter().chain(steps.into_iter().map(work)).collect()))
     }
 }
 
@@ -199,7 +198,76 @@ impl Cover {
     }
 }
 
+impl CudaKernel for Amaxes {
+    /// With an amax for each column, a word for that of the matrix, which the kernel reduces too.
+    fn workspace(&self, _: &[TensorType]) -> Vec<TensorType> {
+        if self.by_column { vec![TensorType::new(DType::U32, [1])] } else { Vec::new() }
+    }
+
+    fn prepare(&self, gpu: &Gpu, operands: &Operands<'_>) -> Result<Work, CudaError> {
+        let (x, amaxes, none) = (operands.inputs[0], operands.outputs[0], DevicePtr(0));
+        let (rows, cols) = x.ty.shape.rows_cols();
+        let cast = self.cast();
+        let cover = cast.cover([rows, cols]);
+        let (down, across) = cast.scaling.steps(cols, rows);
+        let transposed = CastLayout {
+            // It is cleared like the amaxes, and not written otherwise.
+            inv_scale: amaxes.place,
+            amaxes: amaxes.place,
+            rows: cols as u32,
+            cols: rows as u32,
+            down: down as u32,
+            across: across as u32,
+            scales: amaxes.ty.numel() as u32,
+            ..CastLayout::default()
+        };
+        let arguments = QuantizeArguments {
+            x: x.place,
+            gate_up: none,
+            gate_up_scale: none,
+            gate_up_rows: rows as u64,
+            saved: none,
+            saved_scale: none,
+            rstd: Floats::none(),
+            w: Floats::none(),
+            given_scale: none,
+            given_amax: none,
+            amax: operands.workspace.first().map_or(amaxes.place, |word| word.place),
+            row_major: CastLayout::default(),
+            transposed,
+            rows: rows as u32,
+            cols: cols as u32,
+            accumulate: 0,
+            max_finite: max_finite(cast.format),
+            areas_across: cover.across as u32,
+            areas_down: cover.down as u32,
+        };
+        let function = |name: &str| gpu.function(&SOURCE, &cast.defines(Phase::Measure), name);
+        let (path, launch) = cast.launch(Phase::Measure, [rows, cols]);
+        let measure = function(&format!("quantize_{path}_{}", suffix(x.ty)))?;
+        let steps = [(function("quantize_clear")?, arguments.clear_launch()), (measure, launch)];
+        // SAFETY: the kernels take one `QuantizeArguments`. x is [rows, cols] of the type in the kernel's
+        // name, and there is a word for each amax. The areas, or the blocks that reduce the amax, cover the
+        // matrix, and a thread clears each amax.
+        let work = |(function, launch)| unsafe { Work::launch(function, launch, arguments) };
+        Ok(Work::sequence(steps.into_iter().map(work).collect()))
+    }
+}
+
 impl Quantize {
+    /// The path in the kernel's name, and the grid, of a phase for a value of these extents.
+    fn launch(self, phase: Phase, [rows, cols]: [usize; 2]) -> (&'static str, Launch) {
+        let cover = self.cover([rows, cols]);
+        if self.scaling != Scaling::Tensor || !phase.measures() {
+            return (cover.path, cover.launch(self.source_in(phase)));
+        }
+        let (path, across) = if cover.vector { ("vector", cover.cols / WIDTH) } else { ("any", cols) };
+        let threads = warps_of(across, MEASURING_THREADS);
+        let most = if phase == Phase::MeasureUnset { FEW_BLOCKS } else { u16::MAX.into() };
+        let down = rows.div_ceil(MEASURING_ROWS).min(most);
+        (path, plane([across.div_ceil(threads as usize), down], [threads, 1]))
+    }
+
     fn cover(self, [rows, cols]: [usize; 2]) -> Cover {
         let is_halved = matches!(self.source, CastSource::SwigluGrad { .. });
         let half = if is_halved { cols / 2 } else { cols };
@@ -231,6 +299,8 @@ impl Quantize {
         let (inputs, given) = operands.inputs.split_at(self.source.inputs());
         let (rows, cols) = self.source.extents(&types);
         let cover = self.cover([rows, cols]);
+        let given_place = |n: Option<usize>| n.map_or(none, |n| given[n].place);
+        let of_rows = self.given == Given::Amax && self.scaling == Scaling::Row;
         let mut pairs = operands.outputs.chunks_exact(2).zip(operands.workspace);
         let [row_major, transposed] = self.layouts.written().map(|is_written| {
             let pair = if is_written { pairs.next() } else { None };
@@ -240,7 +310,7 @@ impl Quantize {
             CastLayout {
                 q: pair[0].place,
                 inv_scale: pair[1].place,
-                amaxes: amaxes.place,
+                amaxes: if of_rows { given_place(self.given.amax()) } else { amaxes.place },
                 rows: rows as u32,
                 cols: cols as u32,
                 down: down as u32,
@@ -259,8 +329,6 @@ impl Quantize {
             CastSource::Norm => [inputs[1].into(), inputs[2].into()],
             _ => [Floats::none(); 2],
         };
-        let given = given.first().map_or(none, |tensor| tensor.place);
-        let given_as = |kind| if self.given == kind { given } else { none };
         QuantizeArguments {
             x: inputs[0].place,
             gate_up,
@@ -270,8 +338,8 @@ impl Quantize {
             saved_scale: saved(2),
             rstd,
             w,
-            given_scale: given_as(Given::Scale),
-            given_amax: given_as(Given::Amax),
+            given_scale: given_place(self.given.scale()),
+            given_amax: given_place(self.given.amax().filter(|_| !of_rows)),
             amax: amax.place,
             row_major,
             transposed,

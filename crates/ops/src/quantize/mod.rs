@@ -15,6 +15,7 @@
 //!
 //! The GPU kernels are compiled for a source, a format, a scaling, a phase and the layouts (`variants`).
 
+mod amaxes;
 mod cpu;
 pub(crate) mod cuda;
 #[cfg(any(test, feature = "samples"))]
@@ -24,6 +25,7 @@ mod source;
 mod tests;
 pub(crate) mod variants;
 
+pub use amaxes::Amaxes;
 pub(crate) use cpu::{dequantized, save};
 pub(crate) use cuda::{DEQUANTIZE, saving, saving_workspace};
 pub use source::{CastSource, Given};
@@ -35,14 +37,15 @@ use xtrain_cuda::KernelSource;
 use xtrain_program::{Arithmetic, Cost, KernelCost, Op, OpError, Operand, Quantization, Rebuild, Source};
 use xtrain_tensor::{DType, Scaling, TensorType};
 
-/// `(x [R, C] (, scale f32[1, 1] or amax f32[1])) -> (q [R, C], inv_scale) row-major, (q [C, R], inv_scale)
-/// transposed, amax f32[1]`. [`Layouts`] says which of the pairs there are; scales are f32 of the shape
-/// [`Scaling::shape`].
+/// `(x [R, C] (, scale f32[1, 1]) (, amax f32[1] or f32[n])) -> (q [R, C], inv_scale) row-major, (q [C, R],
+/// inv_scale) transposed, amax f32[1]`. [`Layouts`] says which of the pairs there are, [`Given`] which of the
+/// further inputs; scales are f32 of the shape [`Scaling::shape`].
 ///
 /// q is x * scale in f32, rounded to nearest even and saturated to the largest finite value; NaN stays NaN.
 /// amax is the magnitude of x with the largest bits, a NaN if there is one; it accumulates as a maximum. A
 /// given scale applies to the whole tensor, whatever its amax; a scale of 0 means "not set", and the amax
-/// gives the scale. With another [`CastSource`] than `Input` the op casts a value that it computes itself:
+/// gives the scale. If the amax of the tensor is given alone, it is the output too; if those of rows are, the
+/// output is 0. With another [`CastSource`] than `Input` the op casts a value that it computes itself:
 /// that value's inputs take the place of x, and further outputs come after amax.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Quantize {
@@ -56,7 +59,7 @@ pub struct Quantize {
     pub pow2_scales: bool,
     /// The layouts of the result.
     pub layouts: Layouts,
-    /// The scale or amax of the whole tensor, if it is an input.
+    /// Scales or amaxes that are inputs.
     pub given: Given,
 }
 
@@ -119,6 +122,37 @@ pub(crate) fn saved_types(gate_up: TensorType) -> [TensorType; 2] {
     [gate_up.with_dtype(DType::E4M3), TensorType::new(DType::F32, Scaling::Tile.shape(rows, cols))]
 }
 
+impl Quantize {
+    /// Checks the inputs after those of the source.
+    fn check_given(&self, given: &[TensorType], [rows, cols]: [usize; 2]) -> Result<(), OpError> {
+        let of_rows = match (self.scaling, self.layouts) {
+            (Scaling::Row, Layouts::RowMajor) => Some(rows),
+            (Scaling::Row, Layouts::Transposed) => Some(cols),
+            _ => None,
+        };
+        let of_tensor = (self.scaling == Scaling::Tensor).then_some(1);
+        let amaxes = if self.given == Given::Amax { of_tensor.or(of_rows) } else { of_tensor };
+        let expected = [
+            self.given.scale().map(|n| (n, of_tensor.map(|n| TensorType::new(DType::F32, [n, n])))),
+            self.given.amax().map(|n| (n, amaxes.map(|n| TensorType::new(DType::F32, [n])))),
+        ];
+        for (n, expected) in expected.into_iter().flatten() {
+            OpError::ensure(Some(given[n]) == expected, || {
+                let (scaling, layouts) = (self.scaling, self.layouts);
+                match expected {
+                    Some(expected) => format!("the given scale or amax is {expected}, not {}", given[n]),
+                    None => format!("a cast with scaling {scaling:?} to {layouts:?} takes no scale or amax"),
+                }
+            })?;
+        }
+        let takes_amax =
+            matches!(self.source, CastSource::Input | CastSource::Norm) && self.format != DType::E5M6;
+        OpError::ensure(self.given.amax().is_none() || takes_amax, || {
+            format!("a cast of {:?} to {} takes no amax", self.source, self.format)
+        })
+    }
+}
+
 fn is_scaled(dtype: DType) -> bool {
     matches!(dtype, DType::E4M3 | DType::E5M2 | DType::E5M6)
 }
@@ -152,19 +186,7 @@ impl Op for Quantize {
         OpError::ensure(self.format != DType::E5M6 || self.layouts == Layouts::RowMajor, || {
             "e5m6 cannot be an operand of a GEMM: quantize writes it row-major only".into()
         })?;
-        if let (Some(&given), Some(expected)) = (inputs.get(own), self.given.ty()) {
-            OpError::ensure(given == expected && self.scaling == Scaling::Tensor, || {
-                let scaling = self.scaling;
-                format!(
-                    "the scale or amax of a whole tensor is {expected}, not {given} with scaling {scaling:?}"
-                )
-            })?;
-        }
-        let takes_amax =
-            matches!(self.source, CastSource::Input | CastSource::Norm) && self.format != DType::E5M6;
-        OpError::ensure(self.given != Given::Amax || takes_amax, || {
-            format!("a cast of {:?} to {} takes no amax", self.source, self.format)
-        })?;
+        self.check_given(&inputs[own..], [rows, cols])?;
         let mut outputs = Vec::new();
         for (is_written, [rows, cols]) in self.layouts.written().into_iter().zip([[rows, cols], [cols, rows]])
         {

@@ -1,6 +1,6 @@
-//! Samples of [`Quantize`] and [`Dequantize`].
+//! Samples of [`Quantize`], [`Amaxes`] and [`Dequantize`].
 
-use super::{CastSource, Dequantize, Given, Layouts, Quantize};
+use super::{Amaxes, CastSource, Dequantize, Given, Layouts, Quantize};
 use crate::samples::{Fill, GpuTolerance, Sample, SampleInput, Sampled};
 use xtrain_tensor::{DType, Scaling, TensorType};
 
@@ -32,6 +32,8 @@ impl Sampled for Quantize {
             sample(DType::E5M6, Scaling::Tile, true, Layouts::RowMajor, [3, 129]),
             Sample::plain(delayed, [SampleInput::activation([5, 140]), scale]),
             Sample::plain(measured, [SampleInput::activation([5, 140]), amax()]),
+            given_either(0.0, [5, 140]),
+            of_rows(Layouts::Transposed, [5, 140]),
             Sample::plain(
                 cast(CastSource::Swiglu { restored: false }, Scaling::Tile),
                 [SampleInput::activation([7, 22])],
@@ -69,6 +71,10 @@ impl Sampled for Quantize {
     /// vectors or are not; and numbers that scales treat specially.
     fn gpu_samples() -> Vec<Sample> {
         let mut all = fused_casts();
+        for shape in [[304, 264], [256, 384], [131, 277]] {
+            all.extend([0.0, 0.37].map(|scale| given_either(scale, shape)));
+            all.extend([Layouts::RowMajor, Layouts::Transposed].map(|layout| of_rows(layout, shape)));
+        }
         // Zeros, the smallest and largest numbers of f32, an infinity and NaNs, each in a tile of its own;
         // and numbers whose scale, 2^127, is the largest power of two.
         let special = [0.0, 1e-44, 3e38, f64::INFINITY, f64::NAN, -0.0];
@@ -112,6 +118,54 @@ impl Sampled for Quantize {
         }
         all
     }
+}
+
+/// A cast with a delayed scale and an amax that replaces one that is not set.
+fn given_either(scale: f64, shape: [usize; 2]) -> Sample {
+    let cast = Quantize::new(DType::E4M3, Scaling::Tensor, false, Layouts::RowMajor);
+    let scale = SampleInput::activation([1, 1]).fill(Fill::Values(vec![scale]));
+    let op = Quantize { given: Given::ScaleOrAmax, ..cast };
+    Sample::plain(op, [SampleInput::activation(shape).computed(), scale, amax()])
+}
+
+/// A cast by rows of one layout with given amaxes: zeros, usual ones and those that are not finite.
+fn of_rows(layouts: Layouts, [rows, cols]: [usize; 2]) -> Sample {
+    let cast = Quantize::new(DType::E4M3, Scaling::Row, true, layouts);
+    let lines = if layouts == Layouts::RowMajor { rows } else { cols };
+    let special = [0.0, 3.5, 1e-3, 7.0, f64::INFINITY, f64::NAN, 2e5];
+    let amaxes = (0..lines).map(|line| special[line % special.len()]).collect();
+    let amaxes = SampleInput::activation([lines]).in_format(DType::F32).fill(Fill::Values(amaxes));
+    Sample::plain(
+        Quantize { given: Given::Amax, ..cast },
+        [SampleInput::activation([rows, cols]).computed(), amaxes],
+    )
+}
+
+impl Sampled for Amaxes {
+    fn samples() -> Vec<Sample> {
+        vec![amaxes_of(false, [13, 7]), amaxes_of(true, [13, 7]), amaxes_of(true, [1, 300])]
+    }
+
+    fn large() -> Sample {
+        amaxes_of(true, [300, 160])
+    }
+
+    fn gpu_samples() -> Vec<Sample> {
+        let sizes = [[304, 264], [256, 384], [131, 277], [1, 1]];
+        sizes.into_iter().flat_map(|size| [false, true].map(|by_column| amaxes_of(by_column, size))).collect()
+    }
+}
+
+/// Numbers of which every 57th is zero, infinite or NaN.
+fn amaxes_of(by_column: bool, shape: [usize; 2]) -> Sample {
+    let special = [0.0, f64::INFINITY, f64::NAN];
+    let value =
+        |i: usize| if i % 57 == 50 { special[i / 57 % 3] } else { (i * 37 % 101) as f64 * 0.07 - 3.5 };
+    let values = (0..shape[0] * shape[1]).map(value).collect();
+    Sample::plain(
+        Amaxes { by_column },
+        [SampleInput::activation(shape).computed().fill(Fill::Values(values))],
+    )
 }
 
 impl Sampled for Dequantize {

@@ -126,24 +126,40 @@ impl CastSource {
     }
 }
 
-/// The input of [`Quantize`] with the scale or amax of the whole tensor, after those of its source.
+/// Further inputs of [`Quantize`], after those of its source: scales or amaxes that it does not compute.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Given {
     /// None.
     Nothing,
-    /// `f32[1]`: its amax, written by the op that computed the tensor.
+    /// The amax of the whole tensor, `f32[1]`, or those of the rows of the layout that is written, `f32[n]`.
     Amax,
-    /// `f32[1, 1]`: its delayed scale. 0 means "not set"; the tensor's own amax then gives the scale.
+    /// `f32[1, 1]`: the tensor's delayed scale. 0 means "not set"; the tensor's own amax then gives the scale.
     Scale,
+    /// The delayed scale, and the amax `f32[1]` that gives the scale if that is not set.
+    ScaleOrAmax,
 }
 
 impl Given {
-    /// The type of the input.
-    pub(super) fn ty(self) -> Option<TensorType> {
+    /// The index of the scale among these inputs.
+    pub(super) fn scale(self) -> Option<usize> {
+        matches!(self, Given::Scale | Given::ScaleOrAmax).then_some(0)
+    }
+
+    /// The index of the amax.
+    pub(super) fn amax(self) -> Option<usize> {
         match self {
-            Given::Nothing => None,
-            Given::Amax => Some(TensorType::new(DType::F32, [1])),
-            Given::Scale => Some(TensorType::new(DType::F32, [1, 1])),
+            Given::Nothing | Given::Scale => None,
+            Given::Amax => Some(0),
+            Given::ScaleOrAmax => Some(1),
+        }
+    }
+
+    /// The number of these inputs.
+    fn count(self) -> usize {
+        match self {
+            Given::Nothing => 0,
+            Given::Amax | Given::Scale => 1,
+            Given::ScaleOrAmax => 2,
         }
     }
 }
@@ -166,7 +182,7 @@ impl Quantize {
         self.format != DType::E5M6 && is_local
     }
 
-    /// True if a delayed scale is an input.
+    /// True if a delayed scale is an input, and the tensor's own amax replaces one that is not set.
     pub(crate) fn is_given(&self) -> bool {
         self.given == Given::Scale
     }
@@ -178,6 +194,6 @@ impl Quantize {
 
     /// The number of its inputs.
     pub(crate) fn inputs(self) -> usize {
-        self.source.inputs() + usize::from(self.given != Given::Nothing)
+        self.source.inputs() + self.given.count()
     }
 }

@@ -1,7 +1,7 @@
 //! Quantisation against its definition, one element at a time, and its guarantees: exact powers of two,
 //! bounded errors, numbers that are not finite.
 
-use super::{Dequantize, Given, Layouts, Quantize};
+use super::{Amaxes, Dequantize, Given, Layouts, Quantize};
 use crate::check::{on_threads, seed};
 use crate::run_op::{run, run_over};
 use xtrain_program::Op;
@@ -404,4 +404,63 @@ fn invalid_operands_are_refused() {
     let error = back.infer(&[ty(DType::E4M3, [300, 200]), ty(DType::F32, [3, 3])]).unwrap_err().0;
     assert!(error.contains("[2, 300]") && error.contains("f32[3, 3]"), "{error}");
     assert!(back.infer(&[ty(DType::F32, [2, 2]), ty(DType::F32, [1, 2])]).is_err());
+}
+
+/// Ranks that have rows of a matrix cast them so.
+#[test]
+fn rows_that_are_cast_with_the_amaxes_of_all_rows_are_those_of_the_whole_cast() {
+    let (rows, cols, cut) = (21, 35, 8);
+    let x = random([rows, cols]);
+    let whole = tensor(DType::F32, [rows, cols], &x);
+    let piece = tensor(DType::F32, [cut, cols], &x[..cut * cols]);
+    let amaxes = |by_column| run(&Amaxes { by_column }, &[&whole]).remove(0);
+    let one_row = |layouts| Quantize::new(DType::E4M3, Scaling::Row, true, layouts);
+    let tensor_cast = Quantize::new(DType::E4M3, Scaling::Tensor, false, Layouts::RowMajor);
+    let unset = tensor(DType::F32, [1, 1], &[0.0]);
+    for (cast, given, inputs) in [
+        (tensor_cast, Given::Amax, vec![amaxes(false)]),
+        (tensor_cast, Given::ScaleOrAmax, vec![unset, amaxes(false)]),
+        (one_row(Layouts::Transposed), Given::Amax, vec![amaxes(true)]),
+    ] {
+        let of_whole = quantize(cast, &whole);
+        let inputs: Vec<&HostTensor> = [&piece].into_iter().chain(&inputs).collect();
+        let of_piece = quantize_all(Quantize { given, ..cast }, &inputs).remove(0);
+        assert_eq!(of_piece.inv_scale.bytes(), of_whole.inv_scale.bytes(), "{cast:?}");
+        let expected: Vec<u8> = match cast.layouts {
+            Layouts::Transposed => {
+                of_whole.q.bytes().chunks(rows).flat_map(|row| &row[..cut]).copied().collect()
+            }
+            _ => of_whole.q.bytes()[..cut * cols].to_vec(),
+        };
+        assert_eq!(of_piece.q.bytes(), expected, "{cast:?} with {given:?}");
+    }
+}
+
+#[test]
+fn a_given_scale_is_used_whatever_the_given_amax() {
+    let x = tensor(DType::F32, [2, 3], &[1.0, -2.0, 3.0, 0.5, 0.0, 4.0]);
+    let cast = Quantize::new(DType::E4M3, Scaling::Tensor, false, Layouts::RowMajor);
+    let (scale, amax) =
+        (tensor(DType::F32, [1, 1], &[0.25]), HostTensor::from_f64(TensorType::new(DType::F32, [1]), &[9.0]));
+    let delayed = quantize_all(Quantize { given: Given::Scale, ..cast }, &[&x, &scale]).remove(0);
+    let either = quantize_all(Quantize { given: Given::ScaleOrAmax, ..cast }, &[&x, &scale, &amax]).remove(0);
+    assert_eq!((delayed.q.bytes(), delayed.amax), (either.q.bytes(), either.amax));
+}
+
+#[test]
+fn amaxes_are_given_to_casts_by_rows_of_one_layout_or_of_the_tensor() {
+    let x = TensorType::new(DType::F32, [4, 6]);
+    let amaxes = |n| TensorType::new(DType::F32, [n]);
+    let infer = |scaling, layouts, given, n| {
+        let cast = Quantize { given, ..Quantize::new(DType::E4M3, scaling, false, layouts) };
+        cast.infer(&[x, amaxes(n)]).map(|_| ()).map_err(|e| e.to_string())
+    };
+    assert!(infer(Scaling::Row, Layouts::RowMajor, Given::Amax, 4).is_ok());
+    assert!(infer(Scaling::Row, Layouts::Transposed, Given::Amax, 6).is_ok());
+    let message = infer(Scaling::Row, Layouts::Transposed, Given::Amax, 4).expect_err("amaxes of rows");
+    assert!(message.contains("f32[6], not f32[4]"), "{message}");
+    for (scaling, layouts) in [(Scaling::Row, Layouts::Both), (Scaling::Block, Layouts::RowMajor)] {
+        let message = infer(scaling, layouts, Given::Amax, 4).expect_err("no given amax");
+        assert!(message.contains("takes no scale or amax"), "{message}");
+    }
 }

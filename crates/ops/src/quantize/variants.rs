@@ -182,6 +182,7 @@ impl Quantize {
             _ if packed_pairs => &[Phase::Measure],
             (Given::Amax, _) => &[Phase::Cast],
             (Given::Scale, _) => &[Phase::MeasureUnset, Phase::CastGiven],
+            (Given::ScaleOrAmax, _) => &[Phase::CastGiven],
             (Given::Nothing, Scaling::Tensor | Scaling::Row) => &[Phase::Measure, Phase::Cast],
             (Given::Nothing, Scaling::Tile | Scaling::Block) => &[Phase::Fused],
         }

@@ -1,11 +1,12 @@
 //! CPU kernels of [`RankAmaxes`] and [`MaxAmaxes`].
 
 use super::{MaxAmaxes, RankAmaxes};
+use crate::host::amax::magnitude;
 use xtrain_tensor::{CpuKernel, View, ViewMut};
 
 impl CpuKernel for RankAmaxes {
     fn run(&self, inputs: &[View<'_>], outputs: &mut [ViewMut<'_>]) {
-        let amaxes: Vec<f32> = inputs.iter().map(View::scalar::<f32>).collect();
+        let amaxes: Vec<f32> = inputs.iter().flat_map(|amaxes| amaxes.reals::<f32>().to_vec()).collect();
         outputs[0].write::<f32>(&amaxes);
     }
 }
@@ -13,11 +14,16 @@ impl CpuKernel for RankAmaxes {
 impl CpuKernel for MaxAmaxes {
     fn run(&self, inputs: &[View<'_>], outputs: &mut [ViewMut<'_>]) {
         let amaxes = inputs[0].reals::<f32>();
-        let tensors = outputs.len();
-        for (n, output) in outputs.iter_mut().enumerate() {
-            // Magnitudes have the order of their bits, with NaNs above all.
-            let bits = amaxes.iter().skip(n).step_by(tensors).map(|amax| amax.to_bits() & 0x7FFF_FFFF);
-            output.write::<f32>(&[f32::from_bits(bits.fold(0, u32::max))]);
+        let all = inputs[0].ty.shape[1];
+        let most_of = |n: usize| {
+            let bits = amaxes.iter().skip(n).step_by(all).map(|&amax| magnitude(amax));
+            f32::from_bits(bits.fold(0, u32::max))
+        };
+        let mut first = 0;
+        for output in outputs {
+            let end = first + output.ty.numel();
+            output.write::<f32>(&(first..end).map(most_of).collect::<Vec<_>>());
+            first = end;
         }
     }
 }

@@ -2,13 +2,12 @@
 #![allow(unsafe_code, reason = "it launches kernels")]
 
 use super::{MaxAmaxes, RankAmaxes};
-use crate::device::table;
-use xtrain_cuda::{
-    CudaError, CudaKernel, DevicePtr, Gpu, KernelSource, Launch, Operands, Work, kernel_struct,
-};
+use crate::device::{plane, table};
+use xtrain_cuda::{CudaError, CudaKernel, DevicePtr, Gpu, KernelSource, Operands, Work, kernel_struct};
+use xtrain_tensor::TensorType;
 
 pub(super) const SOURCE: KernelSource = KernelSource {
-    structs: &[Arguments::LAYOUT],
+    structs: &[TensorAmaxes::LAYOUT, Arguments::LAYOUT],
     ..KernelSource::new("rank_amaxes/kernel.cu", include_str!("kernel.cu"))
 };
 
@@ -16,47 +15,69 @@ pub(super) const SOURCE: KernelSource = KernelSource {
 const THREADS: u32 = 256;
 
 kernel_struct! {
-    struct Arguments {
-        /// Pointers to the amaxes of tensors.
+    /// The amaxes of a tensor, and their place in a row.
+    struct TensorAmaxes {
         amaxes: DevicePtr,
+        first: u32,
+        count: u32,
+    }
+
+    struct Arguments {
+        /// A [`TensorAmaxes`] for each tensor.
+        tensors: DevicePtr,
         /// The rows of ranks.
         rows: DevicePtr,
-        tensors: u32,
+        /// Amaxes of a row.
+        all: u32,
         ranks: u32,
     }
 }
 
 impl CudaKernel for RankAmaxes {
     fn prepare(&self, gpu: &Gpu, operands: &Operands<'_>) -> Result<Work, CudaError> {
-        let amaxes: Vec<DevicePtr> = operands.inputs.iter().map(|amax| amax.place).collect();
-        launch(gpu, "rank_amaxes", &amaxes, operands.outputs[0].place, 1)
+        let tensors = operands.inputs.iter().map(|amaxes| (amaxes.ty, amaxes.place));
+        launch(gpu, "rank_amaxes", tensors, operands.outputs[0].place, 1)
     }
 }
 
 impl CudaKernel for MaxAmaxes {
     fn prepare(&self, gpu: &Gpu, operands: &Operands<'_>) -> Result<Work, CudaError> {
-        let amaxes: Vec<DevicePtr> = operands.outputs.iter().map(|amax| amax.place).collect();
+        let tensors = operands.outputs.iter().map(|amaxes| (amaxes.ty, amaxes.place));
         let rows = operands.inputs[0];
-        launch(gpu, "max_amaxes", &amaxes, rows.place, rows.ty.shape[0])
+        launch(gpu, "max_amaxes", tensors, rows.place, rows.ty.shape[0])
     }
 }
 
 fn launch(
     gpu: &Gpu,
     kernel: &str,
-    amaxes: &[DevicePtr],
+    tensors: impl Iterator<Item = (TensorType, DevicePtr)>,
     rows: DevicePtr,
     ranks: usize,
 ) -> Result<Work, CudaError> {
-    let tensors = amaxes.len() as u32;
-    let amaxes = table(gpu, amaxes)?;
-    let arguments = Arguments { amaxes: amaxes.pointer(), rows, tensors, ranks: ranks as u32 };
+    let mut all = 0;
+    let tensors: Vec<TensorAmaxes> = tensors
+        .map(|(ty, amaxes)| {
+            let (first, count) = (all, ty.numel() as u32);
+            all += count;
+            TensorAmaxes { amaxes, first, count }
+        })
+        .collect();
+    let most = tensors.iter().map(|tensor| tensor.count).max().unwrap_or(0);
+    let grid = plane([tensors.len(), most.div_ceil(THREADS) as usize], [THREADS, 1]);
+    let none = tensors.is_empty();
+    let tensors = table(gpu, &tensors)?;
+    let arguments = Arguments { tensors: tensors.pointer(), rows, all, ranks: ranks as u32 };
     let function = gpu.function(&SOURCE, &[], kernel)?;
     Ok(Work::new(move |stream| {
         // Keeps the table's memory allocated as long as this work.
-        let _table = &amaxes;
-        // SAFETY: the kernels take one `Arguments`. The table holds a pointer to one f32 for each of
-        // `tensors` tensors, and there are `ranks` rows of as many f32.
-        unsafe { function.launch(Launch::row(tensors.div_ceil(THREADS).max(1), THREADS), &arguments, stream) }
+        let _table = &tensors;
+        if none {
+            return Ok(());
+        }
+        // SAFETY: the kernels take one `Arguments`. The table has an entry for each block of the grid's first
+        // extent, with a pointer to `count` words; `first + count` is at most `all`, the words of each of
+        // `ranks` rows.
+        unsafe { function.launch(grid, &arguments, stream) }
     }))
 }

@@ -13,12 +13,7 @@ use xtrain_cuda::KernelSource;
 use xtrain_program::{Op, OpError, Operand};
 use xtrain_tensor::{DType, TensorType};
 
-/// The type of an amax.
-fn amax() -> TensorType {
-    TensorType::new(DType::F32, [1])
-}
-
-/// `(amax f32[1] of each of T tensors) -> amaxes f32[1, T]`.
+/// `(amaxes f32[k] of each of T tensors) -> amaxes f32[1, n]`, where n is the sum of all k.
 #[derive(Clone, Copy, Debug)]
 pub struct RankAmaxes;
 
@@ -28,10 +23,12 @@ impl Op for RankAmaxes {
     }
 
     fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>, OpError> {
-        match inputs.iter().find(|ty| **ty != amax()) {
-            None => Ok(vec![TensorType::new(DType::F32, [1, inputs.len()])]),
-            Some(other) => Err(OpError(format!("rank_amaxes takes amaxes f32[1], not {other}"))),
-        }
+        let length = |ty: &TensorType| match (ty.dtype, &*ty.shape) {
+            (DType::F32, &[length]) => Ok(length),
+            _ => Err(OpError(format!("rank_amaxes takes amaxes f32[k], not {ty}"))),
+        };
+        let all = inputs.iter().map(length).sum::<Result<_, _>>()?;
+        Ok(vec![TensorType::new(DType::F32, [1, all])])
     }
 
     fn operand(&self, _: usize) -> Operand {
@@ -39,10 +36,13 @@ impl Op for RankAmaxes {
     }
 }
 
-/// `amaxes f32[n, T] -> (amax f32[1] of each of T tensors)`: the maximum over n ranks, NaN if that of a rank
-/// is NaN.
-#[derive(Clone, Copy, Debug)]
-pub struct MaxAmaxes;
+/// `amaxes f32[ranks, n] -> (amaxes f32[k] of each of T tensors)`: the maxima over ranks, NaN where that of a
+/// rank is NaN.
+#[derive(Clone, Debug)]
+pub struct MaxAmaxes {
+    /// The number of amaxes of each tensor: k. n is their sum.
+    pub lengths: Vec<usize>,
+}
 
 impl Op for MaxAmaxes {
     fn name(&self) -> &'static str {
@@ -51,9 +51,12 @@ impl Op for MaxAmaxes {
 
     fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>, OpError> {
         OpError::arity("max_amaxes", inputs, 1)?;
+        let all: usize = self.lengths.iter().sum();
         match (inputs[0].dtype, &*inputs[0].shape) {
-            (DType::F32, &[ranks, tensors]) if ranks > 0 => Ok(vec![amax(); tensors]),
-            _ => Err(OpError(format!("max_amaxes takes f32[ranks, tensors], not {}", inputs[0]))),
+            (DType::F32, &[ranks, n]) if ranks > 0 && n == all => {
+                Ok(self.lengths.iter().map(|&length| TensorType::new(DType::F32, [length])).collect())
+            }
+            _ => Err(OpError(format!("max_amaxes takes f32[ranks, {all}], not {}", inputs[0]))),
         }
     }
 

@@ -4,7 +4,7 @@
 use super::{cast, edges, node};
 use crate::adamw::AdamW;
 use crate::qk_norm_rope::QkNormRopeGrad;
-use crate::quantize::{Given, Quantize};
+use crate::quantize::{Amaxes, Given, Quantize};
 use crate::rms_norm::{ExtraOutput, RmsNormGrad};
 use std::sync::Arc;
 use xtrain_program::{Edge, Link, Node, Op, Pair, Place, Replacement, Rewrite};
@@ -14,8 +14,18 @@ pub(super) const REWRITE: Rewrite = Rewrite { name: super::AMAX, link: Link::Out
 
 /// `P(..) -> (.., x, ..)`, `Quantize(x) -> casts` => `P(..) -> (.., x, .., amax)`, `Quantize(x, amax) ->
 /// casts`.
+///
+/// For AdamW also `AdamW(..) -> (.., master, ..)`, `Amaxes(master) -> amax` => `AdamW(..) -> (.., master, ..,
+/// amax)`: ranks gather the amaxes of their rows.
 fn apply(pair: &Pair<'_>) -> Option<Replacement> {
     let x = pair.reads(0)?;
+    if pair.consumer() == Some(&Amaxes { by_column: false }) {
+        let op = measuring(pair, x)?;
+        let inputs = edges(Edge::ProducerInput, 0..pair.producer_inputs()).collect();
+        let outputs = edges(Edge::ProducerOutput, 0..pair.producer_outputs());
+        let outputs = outputs.chain([Edge::ConsumerOutput(0)]).collect();
+        return Some(Replacement { producer: node(op, inputs, outputs), consumer: Place::Empty });
+    }
     let cast = cast(pair, x)?;
     if cast.scaling != Scaling::Tensor || cast.given != Given::Nothing {
         return None;
@@ -60,6 +70,12 @@ fn amax_source(pair: &Pair<'_>, x: usize) -> Option<AmaxSource> {
     let p = adamw.masters().position(|master| master == x)?;
     match adamw.amax(p) {
         Some(output) => Some(AmaxSource::Output(output)),
-        None => Some(AmaxSource::NewOp(Arc::new(adamw.measuring(p)?))),
+        None => Some(AmaxSource::NewOp(Arc::new(measuring(pair, x)?))),
     }
+}
+
+/// The update that also writes the amax of its output `x`, a new master, as its last output.
+fn measuring(pair: &Pair<'_>, x: usize) -> Option<AdamW> {
+    let adamw = pair.producer::<AdamW>()?;
+    adamw.measuring(adamw.masters().position(|master| master == x)?)
 }

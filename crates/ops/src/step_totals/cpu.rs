@@ -26,12 +26,12 @@ impl CpuKernel for StepTotals {
         let ranks: Vec<&[f64]> = words.chunks(self.words()).collect();
         let squared_norm = match &self.squares {
             Squares::Whole => ranks[0][0],
-            Squares::Pieces(pieces) => {
+            Squares::Pieces { ranks: count, pieces } => {
                 let mut before = 0;
                 let of_gradient = |&PieceUnits { first, units }: &PieceUnits| {
                     let place = before..before + units;
                     before = place.end;
-                    let pieces = (0..ranks.len()).map(|piece| ranks[(first + piece) % ranks.len()]);
+                    let pieces = (0..*count).map(|piece| ranks[(first + piece) % count]);
                     pieces.flat_map(|rank| rank[place.clone()].iter()).sum::<f64>()
                 };
                 pieces.iter().map(of_gradient).sum()

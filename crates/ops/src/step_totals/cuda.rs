@@ -59,6 +59,9 @@ kernel_struct! {
         micro_batches: u32,
         columns: u32,
         count: u32,
+        /// Ranks whose squares are added.
+        square_ranks: u32,
+        padding: u32,
     }
 }
 
@@ -94,17 +97,18 @@ impl CudaKernel for StepTotals {
     fn workspace(&self, _: &[TensorType]) -> Vec<TensorType> {
         match &self.squares {
             Squares::Whole => Vec::new(),
-            Squares::Pieces(pieces) => vec![TensorType::new(DType::F64, [pieces.len()])],
+            Squares::Pieces { pieces, .. } => vec![TensorType::new(DType::F64, [pieces.len()])],
         }
     }
 
     fn prepare(&self, gpu: &Gpu, operands: &Operands<'_>) -> Result<Work, CudaError> {
         let output = |n: usize| operands.outputs[n].place;
         let words = operands.inputs[0];
-        let mut before = 0;
+        let (mut before, mut square_ranks) = (0, 0);
         let gradients: Vec<Gradient> = match &self.squares {
             Squares::Whole => Vec::new(),
-            Squares::Pieces(pieces) => {
+            Squares::Pieces { ranks, pieces } => {
+                square_ranks = *ranks as u32;
                 let gradient = |piece: &super::PieceUnits| {
                     let units = piece.units as u32;
                     before += units;
@@ -131,6 +135,8 @@ impl CudaKernel for StepTotals {
             micro_batches: self.micro_batches as u32,
             columns: self.columns() as u32,
             count,
+            square_ranks,
+            padding: 0,
         };
         let function = gpu.function(&SOURCE, &[], "step_totals")?;
         Ok(Work::new(move |stream| {

@@ -44,6 +44,9 @@ struct TotalsArguments {
     u32 micro_batches;
     u32 columns;
     u32 count;
+    // Ranks whose squares are added.
+    u32 square_ranks;
+    u32 padding;
 };
 
 extern "C" __global__ void __launch_bounds__(THREADS) rank_words(WordsArguments args) {
@@ -75,8 +78,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) step_totals(TotalsArgument
     for (u32 n = threadIdx.x; n < args.count; n += THREADS) {
         Gradient gradient = args.gradients[n];
         double sum = 0.0;
-        for (u32 piece = 0; piece < args.ranks; piece++) {
-            const double* rank = args.words + (u64)((gradient.first + piece) % args.ranks) * args.rank_words;
+        for (u32 piece = 0; piece < args.square_ranks; piece++) {
+            const double* rank = args.words + (u64)((gradient.first + piece) % args.square_ranks) * args.rank_words;
 #pragma unroll 8
             for (u32 unit = 0; unit < gradient.units; unit++) sum += rank[gradient.before + unit];
         }

@@ -95,8 +95,14 @@ impl Op for RankWords {
 pub enum Squares {
     /// One word: the squared norm of all gradients, which every rank has.
     Whole,
-    /// The units of a piece of each gradient, or one unit of all gradients.
-    Pieces(Vec<PieceUnits>),
+    /// The units of a piece of each gradient, or one unit of all gradients, on the first `ranks` ranks. Those
+    /// of further ranks are not read: they are of the same pieces.
+    Pieces {
+        /// Ranks that have a piece of their own.
+        ranks: usize,
+        /// The pieces.
+        pieces: Vec<PieceUnits>,
+    },
 }
 
 /// The units of the pieces of a gradient.
@@ -130,7 +136,7 @@ impl StepTotals {
     fn square_words(&self) -> usize {
         match &self.squares {
             Squares::Whole => 1,
-            Squares::Pieces(pieces) => pieces.iter().map(|piece| piece.units).sum(),
+            Squares::Pieces { pieces, .. } => pieces.iter().map(|piece| piece.units).sum(),
         }
     }
 
@@ -152,10 +158,18 @@ impl Op for StepTotals {
 
     fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>, OpError> {
         OpError::arity("step_totals", inputs, 1)?;
+        let least = match self.squares {
+            Squares::Whole => 1,
+            Squares::Pieces { ranks, .. } => ranks.max(1),
+        };
         let is_words = inputs[0].dtype == DType::F64
-            && matches!(*inputs[0].shape, [ranks, words] if ranks > 0 && words == self.words());
+            && matches!(*inputs[0].shape, [ranks, words] if ranks >= least && words == self.words());
         OpError::ensure(is_words, || {
-            format!("step_totals takes f64[ranks, {}], not {}", self.words(), inputs[0])
+            format!(
+                "step_totals takes f64[ranks, {}] of at least {least} ranks, not {}",
+                self.words(),
+                inputs[0]
+            )
         })?;
         let number = TensorType::new(DType::F32, []);
         let amax = TensorType::new(DType::F32, [1]);

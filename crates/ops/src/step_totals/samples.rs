@@ -53,21 +53,23 @@ impl Sampled for StepTotals {
     }
 
     fn samples() -> Vec<Sample> {
-        let pieces = |pieces: &[(usize, usize)]| {
-            Squares::Pieces(pieces.iter().map(|&(first, units)| PieceUnits { first, units }).collect())
+        let pieces = |ranks, pieces: &[(usize, usize)]| {
+            let pieces = pieces.iter().map(|&(first, units)| PieceUnits { first, units }).collect();
+            Squares::Pieces { ranks, pieces }
         };
         vec![
             words_of(1, Squares::Whole, [1, 0], None),
-            words_of(3, pieces(&[(0, 1)]), [1, 3], None),
+            words_of(3, pieces(3, &[(0, 1)]), [1, 3], None),
             words_of(3, Squares::Whole, [4, 0], None),
-            words_of(4, pieces(&[(0, 3), (2, 1), (3, 5)]), [2, 2], None),
-            words_of(37, pieces(&[(0, 1)]), [1, 0], None),
+            words_of(4, pieces(4, &[(0, 3), (2, 1), (3, 5)]), [2, 2], None),
+            words_of(6, pieces(3, &[(0, 3), (2, 1), (1, 5)]), [2, 2], None),
+            words_of(37, pieces(37, &[(0, 1)]), [1, 0], None),
         ]
     }
 
     fn large() -> Sample {
         let pieces = (0..400).map(|n| PieceUnits { first: n % 8, units: 1 + n % 3 }).collect();
-        words_of(8, Squares::Pieces(pieces), [5, 150], None)
+        words_of(8, Squares::Pieces { ranks: 8, pieces }, [5, 150], None)
     }
 
     /// An amax that is not finite.

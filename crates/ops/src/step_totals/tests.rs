@@ -28,7 +28,7 @@ fn totals_of(op: &StepTotals, ranks: &[Vec<f64>]) -> Vec<f64> {
 
 /// The totals of ranks with a part of all gradients each.
 fn totals(ranks: &[Vec<f64>]) -> Vec<f64> {
-    let squares = Squares::Pieces(vec![PieceUnits { first: 0, units: 1 }]);
+    let squares = Squares::Pieces { ranks: ranks.len(), pieces: vec![PieceUnits { first: 0, units: 1 }] };
     totals_of(&StepTotals { squares, micro_batches: 1, sources: 0 }, ranks)
 }
 
@@ -120,7 +120,10 @@ fn units_are_added_in_the_order_of_their_gradients() {
         [&first[2..], &second[..2], &flags[..]].concat(),
     ];
     let pieces = vec![PieceUnits { first: 0, units: 2 }, PieceUnits { first: 1, units: 2 }];
-    let op = StepTotals { squares: Squares::Pieces(pieces), micro_batches: 1, sources: 0 };
+    let op = StepTotals { squares: Squares::Pieces { ranks: 2, pieces }, micro_batches: 1, sources: 0 };
     let expected = (first.iter().sum::<f64>() + second.iter().sum::<f64>()).sqrt() as f32;
     assert_eq!(totals_of(&op, &ranks)[0], f64::from(expected));
+    // Ranks of a second replica have the same squares, which do not count again.
+    let replicas: Vec<_> = ranks.iter().chain(&ranks).cloned().collect();
+    assert_eq!(totals_of(&op, &replicas)[0], f64::from(expected));
 }

@@ -1,6 +1,6 @@
-//! CPU kernel of [`TransposeBytes`].
+//! CPU kernels of [`TransposeBytes`] and [`TransposeBlockScales`].
 
-use super::TransposeBytes;
+use super::{TransposeBlockScales, TransposeBytes};
 use crate::host::rows::for_row_blocks;
 use xtrain_tensor::{CpuKernel, View, ViewMut};
 
@@ -22,5 +22,18 @@ impl CpuKernel for TransposeBytes {
                 }
             }
         });
+    }
+}
+
+impl CpuKernel for TransposeBlockScales {
+    fn run(&self, inputs: &[View<'_>], outputs: &mut [ViewMut<'_>]) {
+        let [down, stride] = [inputs[0].ty.shape[0], inputs[0].ty.shape[1]];
+        let width = outputs[0].ty.shape[1];
+        let (from, mut to) = (inputs[0].reals::<f32>(), outputs[0].fresh::<f32>());
+        for (across, row) in to.chunks_exact_mut(width).enumerate() {
+            for (n, scale) in row.iter_mut().enumerate() {
+                *scale = if n < down { from[n * stride + across] } else { 0.0 };
+            }
+        }
     }
 }

@@ -1,8 +1,8 @@
-//! Samples of [`TransposeBytes`].
+//! Samples of [`TransposeBytes`] and [`TransposeBlockScales`].
 
-use super::TransposeBytes;
+use super::{TransposeBlockScales, TransposeBytes};
 use crate::samples::{GpuTolerance, Sample, SampleInput, Sampled};
-use xtrain_tensor::{DType, TensorType};
+use xtrain_tensor::{DType, Scaling, TensorType};
 
 impl Sampled for TransposeBytes {
     fn tolerance(&self, _: &[TensorType]) -> GpuTolerance {
@@ -26,4 +26,23 @@ impl Sampled for TransposeBytes {
 
 fn sample(dtype: DType, size: [usize; 2]) -> Sample {
     Sample::plain(TransposeBytes, [SampleInput::activation(size).in_format(dtype)])
+}
+
+impl Sampled for TransposeBlockScales {
+    fn tolerance(&self, _: &[TensorType]) -> GpuTolerance {
+        GpuTolerance::Exact
+    }
+
+    fn samples() -> Vec<Sample> {
+        [[1, 1], [130, 700], [1000, 129]].map(scales).into()
+    }
+
+    fn large() -> Sample {
+        scales([20_000, 9000])
+    }
+}
+
+fn scales([rows, cols]: [usize; 2]) -> Sample {
+    let shape = Scaling::Block.shape(rows, cols);
+    Sample::plain(TransposeBlockScales { cols }, [SampleInput::activation(shape).in_format(DType::F32)])
 }

@@ -11,7 +11,7 @@ use xtrain_ops::sum_ranks::SumRanks;
 use xtrain_program::{
     Group, Lane, Op, Program, Role, Stage, StateKind, Storage, Tracer, ValueId, When, WriteMode,
 };
-use xtrain_runtime::{Engine, EngineError, Part};
+use xtrain_runtime::{Engine, EngineError, Part, groups};
 use xtrain_tensor::{DType, HostTensor, Philox, TensorType};
 
 /// Rows and columns of a tensor of all ranks. Two, three and four ranks get pieces with and without padding.
@@ -28,7 +28,8 @@ struct Builder {
     rng: Philox,
     drawn: u64,
     tracer: Tracer,
-    ranks: usize,
+    /// Groups of equal size.
+    groups: Vec<Group>,
     /// The number of write modes to draw from: the update has no first micro-step.
     modes: usize,
     /// Values with all rows, and pieces.
@@ -38,13 +39,18 @@ struct Builder {
     placed: Vec<(Option<Lane>, When, WriteMode)>,
 }
 
-/// A random program of a step, by `seed`, for this number of ranks.
+/// A random program of a step, by `seed`, for this number of ranks: with collectives of all, or of four ranks
+/// by twos.
 pub(crate) fn random_program(seed: u64, ranks: usize) -> Program {
+    let groups = match (ranks, seed % 2) {
+        (4, 1) => vec![Group::Shard { size: 2 }, Group::Replicas { size: 2 }],
+        _ => vec![Group::World { size: ranks }],
+    };
     let mut builder = Builder {
         rng: Philox::new(seed, 0, 8),
         drawn: 0,
         tracer: Tracer::default(),
-        ranks,
+        groups,
         modes: 3,
         full: Vec::new(),
         pieces: Vec::new(),
@@ -84,7 +90,7 @@ impl Builder {
     }
 
     fn states(&mut self) -> [[ValueId; 2]; 2] {
-        let piece = piece(self.ranks);
+        let piece = piece(self.groups[0]);
         let tracer = &mut self.tracer;
         [
             FULL_STATES.map(|name| tracer.state(StateKind::Master, name, full())),
@@ -95,8 +101,9 @@ impl Builder {
     /// Adds a sum of two values, a reduce-scatter or an all-gather.
     fn step(&mut self, states: [ValueId; 2], piece_states: [ValueId; 2]) {
         let (is_state, which) = (self.draw(3) == 0, self.draw(2));
-        let group = Group::World { size: self.ranks };
-        let first = self.draw(self.ranks);
+        let drawn = self.draw(self.groups.len());
+        let group = self.groups[drawn];
+        let first = self.draw(group.size());
         match self.draw(4) {
             0 => {
                 let target = is_state.then_some(states[which]);
@@ -128,7 +135,7 @@ impl Builder {
                     let lane = self.lane();
                     x = self.emit(Cast { to: DType::BF16 }, &[x], None, Some(lane), when, assign);
                 }
-                let op = AllToAll { group, first, piece_rows: piece(self.ranks).shape[0] };
+                let op = AllToAll { group, first, piece_rows: piece(group).shape[0] };
                 let pieces = self.emit(op, &[x], None, None, when, assign);
                 // A value that only the last micro-step writes is state.
                 let target = (is_state || when == When::Last).then_some(piece_states[which]);
@@ -177,8 +184,8 @@ fn full() -> TensorType {
     TensorType::new(DType::F32, [ROWS, COLS])
 }
 
-fn piece(ranks: usize) -> TensorType {
-    TensorType::new(DType::F32, [ROWS.div_ceil(ranks), COLS])
+fn piece(group: Group) -> TensorType {
+    TensorType::new(DType::F32, [ROWS.div_ceil(group.size()), COLS])
 }
 
 /// The contents of the input and the states of a rank.
@@ -289,18 +296,25 @@ fn compute(op: &dyn Op, inputs: &[Vec<Vec<f32>>], ty: TensorType) -> Vec<Vec<f32
         };
         return inputs[0].iter().map(sum).collect();
     }
-    if let Some(AllGather { first, .. }) = op.downcast_ref() {
-        let gathered = (0..ranks).flat_map(|p| inputs[0][(first + p) % ranks].clone());
-        return vec![gathered.take(ty.numel()).collect(); ranks];
+    let of_group = |group, rank| -> Vec<usize> { groups(group, ranks).ranks(rank).collect() };
+    if let Some(&AllGather { first, group, .. }) = op.downcast_ref() {
+        let gathered = |rank| {
+            let ranks = of_group(group, rank);
+            let pieces = (0..ranks.len()).flat_map(|p| inputs[0][ranks[(first + p) % ranks.len()]].clone());
+            pieces.take(ty.numel()).collect()
+        };
+        return (0..ranks).map(gathered).collect();
     }
-    let Some(AllToAll { first, .. }) = op.downcast_ref() else { panic!("an op of another kind") };
-    let elements = ty.numel() / ranks;
-    let sent = |from: usize, to: usize| {
-        let piece = (to + ranks - first) % ranks;
-        let element = move |i: usize| inputs[0][from].get(piece * elements + i).copied().unwrap_or(0.0);
-        (0..elements).map(element)
+    let Some(&AllToAll { first, group, .. }) = op.downcast_ref() else { panic!("an op of another kind") };
+    let n = group.size();
+    let elements = ty.numel() / n;
+    let received = |rank| {
+        let piece = (groups(group, ranks).place(rank) + n - first) % n;
+        let element = |from: usize, i| inputs[0][from].get(piece * elements + i).copied().unwrap_or(0.0);
+        let of = |from| (0..elements).map(move |i| element(from, i));
+        of_group(group, rank).into_iter().flat_map(of).collect()
     };
-    (0..ranks).map(|to| (0..ranks).flat_map(|from| sent(from, to)).collect()).collect()
+    (0..ranks).map(received).collect()
 }
 
 fn states(program: &Program) -> Vec<(StateKind, Arc<str>, TensorType)> {

@@ -1,20 +1,47 @@
 //! The casts that a program lists: FP8 copies of parameters, tensors with delayed scales, and measured casts.
 
-use crate::{LinearGemm, LinearOperand, Op, Origin, Quantization, ValueId};
+use crate::{LinearGemm, LinearOperand, Origin, Quantization, ValueId};
 use std::sync::Arc;
-use xtrain_tensor::DType;
+use xtrain_tensor::{DType, Scaling};
 
 /// The FP8 copies of a parameter that one cast of its master writes.
 #[derive(Clone)]
 pub struct Quantized {
-    /// The cast.
-    pub op: Arc<dyn Op>,
+    /// The formats of the cast.
+    pub quantization: Quantization,
+    /// The layouts that it writes: row-major, transposed.
+    pub layouts: [bool; 2],
     /// The layer that reads them first, and the role of the cast.
     pub origin: Origin,
     /// The copies, which are state: numbers and scales of each layout.
     pub values: Vec<ValueId>,
     /// The delayed scale, if the recipe uses one.
     pub delayed: Option<Delayed>,
+}
+
+/// The FP8 numbers of this rank's rows of a parameter, of which ranks gather the whole.
+#[derive(Clone)]
+pub struct QuantizedRows {
+    /// The formats of the cast.
+    pub quantization: Quantization,
+    /// True if scales belong to columns of the parameter, so that they depend on the rows of all ranks.
+    pub by_column: bool,
+    /// The layer that reads the copies first, and the role of the cast.
+    pub origin: Origin,
+    /// The numbers, in the layout of the parameter.
+    pub numbers: ValueId,
+    /// Their scales.
+    pub scales: ValueId,
+    /// The delayed scale, if the recipe uses one.
+    pub delayed: Option<Delayed>,
+}
+
+impl QuantizedRows {
+    /// True if its scales depend on the rows of all ranks. `unset` says that delayed scales may not be set.
+    pub(crate) fn needs_amaxes_of_all(&self, unset: bool) -> bool {
+        let of_tensor = self.quantization.scaling == Scaling::Tensor && (unset || self.delayed.is_none());
+        self.by_column || of_tensor
+    }
 }
 
 /// A tensor with a delayed scale. Its amax and its scale are state, found by `name`.

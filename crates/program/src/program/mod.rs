@@ -7,7 +7,7 @@ mod casts;
 mod differentiate;
 mod instantiate;
 
-pub use casts::{Delayed, MeasuredCast, Quantized};
+pub use casts::{Delayed, MeasuredCast, Quantized, QuantizedRows};
 pub use differentiate::{Backward, Differentiable};
 pub use instantiate::TraceError;
 pub(crate) use instantiate::instantiate;
@@ -41,14 +41,20 @@ pub struct Parameter {
     pub master: ValueId,
     /// The copy that GEMMs read, if the compute type differs from the master's type.
     pub compute: Option<ValueId>,
-    /// Its copies in FP8.
+    /// Its copies in FP8 that are cast from the whole parameter.
     pub quantized: Vec<Quantized>,
+    /// The rows of this rank in FP8, if ranks gather FP8 numbers.
+    pub quantized_rows: Vec<QuantizedRows>,
     /// Its gradient, after the backward pass.
     pub gradient: Option<ValueId>,
     /// Its cut, if it is cut among ranks: master, compute copy and gradient are then the rows of this rank.
     pub shard: Option<RowShard>,
+    /// The rows of this rank that ranks gather to cast the whole to FP8, if these are not the master's.
+    pub cast_from: Option<ValueId>,
     /// The whole tensors that are gathered from all ranks after masters change.
     pub gathered: Vec<Gathered>,
+    /// What is computed from these.
+    pub transposed: Vec<Transposed>,
 }
 
 /// A whole tensor, and the rows of it that this rank contributes.
@@ -58,6 +64,19 @@ pub struct Gathered {
     pub piece: ValueId,
     /// All rows.
     pub whole: ValueId,
+    /// The cut of the whole.
+    pub cut: RowShard,
+}
+
+/// The transpose of a whole tensor.
+#[derive(Clone)]
+pub struct Transposed {
+    /// The op that transposes.
+    pub op: Arc<dyn Op>,
+    /// The whole tensor.
+    pub from: ValueId,
+    /// Its transpose.
+    pub to: ValueId,
 }
 
 /// One application of an op.

@@ -1,16 +1,24 @@
 //! The state of which a rank has its rows alone.
 
-use crate::{Gathered, Program, RowShard, StateKind, Storage};
+use super::ShardOps;
+use super::quantized::{self, Rows, Source};
+use crate::{Gather, Gathered, Program, RowShard, StateKind, Storage, Transposed, ValueId};
 use std::collections::HashMap;
+use xtrain_tensor::DType;
 
 /// Cuts the masters. The copies that GEMMs read stay whole; the optimizer writes this rank's rows of them. A
 /// master that instances read is replaced by a whole copy.
-pub(super) fn cut_state(program: &mut Program, cuts: &HashMap<String, RowShard>) {
+pub(super) fn cut_state(
+    program: &mut Program,
+    gather: Gather,
+    cuts: &HashMap<String, RowShard>,
+    ops: &dyn ShardOps,
+) {
     let mut is_read = vec![false; program.values.len()];
     for v in program.instances.iter().flat_map(|i| &i.inputs) {
         is_read[v.0 as usize] = true;
     }
-    let mut whole_of = HashMap::new();
+    let mut instead_of = HashMap::new();
     for p in 0..program.parameters.len() {
         let parameter = &program.parameters[p];
         let Some(&cut) = cuts.get(&*parameter.name) else { continue };
@@ -19,19 +27,72 @@ pub(super) fn cut_state(program: &mut Program, cuts: &HashMap<String, RowShard>)
         let mut gathered = Vec::new();
         if is_read[master.0 as usize] {
             let whole = program.add_state(StateKind::Gathered, &name, whole);
-            gathered.push(Gathered { piece: master, whole });
-            whole_of.insert(master, whole);
+            gathered.push(Gathered { piece: master, whole, cut });
+            instead_of.insert(master, whole);
         }
         program.values[master.0 as usize].ty = cut.piece(whole);
-        let compute = compute.map(|whole| {
+        let mut compute = compute.map(|whole| {
             let piece = program.add_value(cut.piece(program.ty(whole)), Storage::Transient);
-            gathered.push(Gathered { piece, whole });
+            gathered.push(Gathered { piece, whole, cut });
             piece
         });
         let parameter = &mut program.parameters[p];
-        (parameter.compute, parameter.gathered, parameter.shard) = (compute, gathered, Some(cut));
+        (parameter.gathered, parameter.shard) = (gathered, Some(cut));
+        match gather {
+            Gather::Auto => instead_of.extend(gather_numbers(program, p, cut, ops)),
+            Gather::F32 => {}
+            Gather::Bf16 if parameter.quantized.is_empty() => {}
+            Gather::Bf16 => {
+                let ty = cut.piece(whole).with_dtype(DType::BF16);
+                let piece = *compute.get_or_insert_with(|| program.add_value(ty, Storage::Transient));
+                program.parameters[p].cast_from = Some(piece);
+            }
+        }
+        program.parameters[p].compute = compute;
     }
     for v in program.instances.iter_mut().flat_map(|i| &mut i.inputs) {
-        *v = whole_of.get(v).copied().unwrap_or(*v);
+        *v = instead_of.get(v).copied().unwrap_or(*v);
     }
+}
+
+/// Lets the ranks gather the FP8 numbers of a parameter. Returns the values that instances read instead of
+/// others.
+fn gather_numbers(
+    program: &mut Program,
+    p: usize,
+    cut: RowShard,
+    ops: &dyn ShardOps,
+) -> HashMap<ValueId, ValueId> {
+    let mut instead_of = HashMap::new();
+    let (cast, whole): (Vec<_>, Vec<_>) =
+        std::mem::take(&mut program.parameters[p].quantized).into_iter().partition(quantized::is_possible);
+    program.parameters[p].quantized = whole;
+    for copies in cast {
+        let new = |program: &mut Program, _, ty| program.add_value(ty, Storage::Transient);
+        let quantized::Cut { rows, sources } = quantized::cut(program, &copies, cut, ops, new);
+        let mut gathered: HashMap<ValueId, ValueId> = HashMap::new();
+        for (value, source) in sources {
+            match source {
+                Source::Held(held) if held == value => {}
+                Source::Held(held) => {
+                    instead_of.insert(value, held);
+                    program.values[value.0 as usize].storage = Storage::Transient;
+                }
+                Source::Gathered(Rows { piece, cut, .. }) => {
+                    program.parameters[p].gathered.push(Gathered { piece, whole: value, cut });
+                    gathered.insert(piece, value);
+                }
+                Source::Transposed(Rows { piece, cut, whole }, op) => {
+                    let from = *gathered.entry(piece).or_insert_with(|| {
+                        let whole = program.add_value(whole, Storage::Transient);
+                        program.parameters[p].gathered.push(Gathered { piece, whole, cut });
+                        whole
+                    });
+                    program.parameters[p].transposed.push(Transposed { op, from, to: value });
+                }
+            }
+        }
+        program.parameters[p].quantized_rows.extend(rows);
+    }
+    instead_of
 }

@@ -8,6 +8,11 @@
 //!
 //! If a rank has its rows of gradients alone, whole gradients are in slots, and every micro-step adds its
 //! sum over ranks to the rows.
+//!
+//! With several replicas, the ranks of each first exchange and add their gradients. Then the ranks that have
+//! equal rows exchange and add those: after the last micro-step or, for sums that do not depend on the number
+//! of ranks, after each, because replicas are the levels of the tree between ranks and micro-steps. Each adds
+//! a part of the rows, and they gather the sums.
 
 use super::slots::Slots;
 use super::{MICRO_STEP, ShardOps};
@@ -131,12 +136,12 @@ impl Pass<'_> {
         let Some(gradient) = self.out.parameters[parameter].gradient else { return Ok(()) };
         let name = self.out.parameters[parameter].name.clone();
         let origin = Origin { block: None, site: name.clone(), role: Role::Reduce, stage: Stage::Backward };
-        let whole = self.out.ty(gradient);
-        let several = self.parallel.world_size > 1;
-        let cuts_state = self.parallel.cuts_state();
-        let in_each_micro_step = self.levels.is_some() || self.parallel.cuts_gradients();
+        let (whole, parallel) = (self.out.ty(gradient), self.parallel);
+        let (shards, replicas) = (parallel.shards() > 1, parallel.replicas > 1);
+        let cuts_state = parallel.cuts_state();
+        let in_each_micro_step = self.levels.is_some() || parallel.cuts_gradients();
         let levels = self.levels.unwrap_or(0);
-        if !several && levels == 0 {
+        if parallel.world_size == 1 && levels == 0 {
             return Ok(());
         }
         if in_each_micro_step {
@@ -148,21 +153,28 @@ impl Pass<'_> {
             (false, None) => gradient,
         };
         // Each rank then gathers the whole sum.
-        let gathers = several && !cuts_state;
-        let target = (!gathers).then_some(total);
-        let when = if in_each_micro_step { When::Always } else { When::Last };
+        let gathers = shards && !cuts_state;
         let mut sum = gradient;
-        if several {
-            if self.parallel.reduce_dtype != whole.dtype {
-                let cast = self.ops.cast(self.parallel.reduce_dtype);
-                sum = self.emit(cast, &[sum], None, when, &origin)?;
-            }
-            sum = self.emit(self.ops.all_to_all(cut), &[sum], None, when, &origin)?;
-            let target = target.filter(|_| levels == 0);
-            sum = self.emit(self.ops.sum_ranks(), &[sum], target, when, &origin)?;
-            if self.levels.is_none() && self.parallel.cuts_gradients() {
+        if shards {
+            let accumulates = self.levels.is_none() && parallel.cuts_gradients();
+            let is_total = levels == 0 && !replicas && !gathers;
+            let target = (is_total || accumulates).then_some(total);
+            let when = if in_each_micro_step { When::Always } else { When::Last };
+            sum = self.sum_over_ranks(sum, cut, target, when, &origin)?;
+            if accumulates {
                 self.accumulate();
             }
+        }
+        let rows = self.out.ty(sum).shape[0];
+        let of_replica = RowShard {
+            group: parallel.replica_group(),
+            first: 0,
+            piece_rows: rows.div_ceil(parallel.replicas),
+            rows,
+        };
+        if replicas {
+            let when = if self.levels.is_some() { When::Always } else { When::Last };
+            sum = self.sum_over_ranks(sum, of_replica, None, when, &origin)?;
         }
         if levels > 0 {
             let of_levels = Shape::new(&[&[levels], &*self.out.ty(sum).shape].concat());
@@ -170,13 +182,34 @@ impl Pass<'_> {
             let partial = self.out.add_state(StateKind::PartialSums, &name, ty);
             let inputs = [sum, self.micro_step(), partial];
             self.emit(self.ops.pairwise_add(), &inputs, Some(partial), When::BeforeLast, &origin)?;
+            let target = (!replicas && !gathers).then_some(total);
             sum = self.emit(self.ops.pairwise_total(), &inputs, target, When::Last, &origin)?;
+        }
+        if replicas {
+            let target = (!gathers).then_some(total);
+            sum = self.emit(self.ops.all_gather(of_replica), &[sum], target, When::Last, &origin)?;
         }
         if gathers {
             self.emit(self.ops.all_gather(cut), &[sum], Some(total), When::Last, &origin)?;
         }
         self.out.parameters[parameter].gradient = Some(total);
         Ok(())
+    }
+
+    /// Exchanges pieces of `x` among the ranks of a group, and adds them.
+    fn sum_over_ranks(
+        &mut self,
+        mut x: ValueId,
+        cut: RowShard,
+        target: Option<ValueId>,
+        when: When,
+        origin: &Origin,
+    ) -> Result<ValueId, TraceError> {
+        if self.parallel.reduce_dtype != self.out.ty(x).dtype {
+            x = self.emit(self.ops.cast(self.parallel.reduce_dtype), &[x], None, when, origin)?;
+        }
+        let pieces = self.emit(self.ops.all_to_all(cut), &[x], None, when, origin)?;
+        self.emit(self.ops.sum_ranks(), &[pieces], target, when, origin)
     }
 
     /// Makes the last instance add to its output from the second micro-step on.

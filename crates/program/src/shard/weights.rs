@@ -4,28 +4,36 @@
 //! their slots. A gather is issued when the block `prefetch_blocks` before it starts, so it runs while that
 //! block computes. Weights outside of the blocks are gathered once in a micro-step.
 //!
-//! FP8 copies are cast from the gathered master, as in one process, so they have the same bits.
+//! Of weights that GEMMs read in FP8, ranks gather the numbers and scales (`quantized.rs`), and transpose
+//! them where the other layout is read. With another [`Gather`] they cast the gathered weight instead. Either
+//! happens directly before the copy is read.
 
 use super::ShardOps;
+use super::quantized::{self, Rows, Source};
 use super::slots::Slots;
 use crate::program::instantiate;
-use crate::{Code, Instance, Op, Origin, Program, Role, RowShard, Stage, TraceError, ValueId};
+use crate::{
+    Code, Gather, Instance, Op, Origin, Parallel, Program, Quantized, QuantizedRows, Role, RowShard, Stage,
+    StateKind, Storage, TraceError, ValueId,
+};
 use std::collections::HashMap;
 use std::sync::Arc;
+use xtrain_tensor::{DType, TensorType};
 
 /// Cuts masters and compute copies, and inserts the gathers of what the forward and the backward read.
 pub(super) fn gather(
     mut program: Program,
-    prefetch_blocks: usize,
+    parallel: &Parallel,
     cuts: &HashMap<String, RowShard>,
     ops: &dyn ShardOps,
 ) -> Result<Program, TraceError> {
     let windows = windows(&program);
+    let prefetch_blocks = parallel.prefetch_blocks;
     let mut copies = Copies::new(prefetch_blocks);
     for p in 0..program.parameters.len() {
         let Some(&cut) = cuts.get(&*program.parameters[p].name) else { continue };
         let owner = windows.iter().find(|window| window.reads(p)).map(|window| window.owner);
-        copies.cut(&mut program, p, owner, cut, ops);
+        copies.cut(&mut program, p, owner, cut, parallel.gather, ops);
     }
     let placed = copies.place(&windows, prefetch_blocks);
     copies.insert(program, placed)
@@ -99,11 +107,15 @@ fn windows(program: &Program) -> Vec<Window> {
 struct Copies {
     /// Slots of what is gathered.
     gathered: Slots,
-    /// Slots of what is cast from it, directly before it is read.
-    cast: Slots,
+    /// Slots of what is computed from it, directly before it is read.
+    computed: Slots,
     steps: Vec<Step>,
+    /// What is gathered, by this rank's rows of it.
+    pieces: HashMap<ValueId, Whole>,
     /// By the value that instances read before this pass.
     whole: HashMap<ValueId, Whole>,
+    /// Values that every rank has, by those that instances read before.
+    held: HashMap<ValueId, ValueId>,
 }
 
 /// The making of whole copies.
@@ -113,7 +125,7 @@ struct Step {
     outputs: Vec<ValueId>,
     /// Its place, but for the stage.
     origin: Origin,
-    /// The step that gathers its input, if it is a cast.
+    /// The step that gathers its first input, if it computes something from that.
     gather: Option<usize>,
 }
 
@@ -128,9 +140,11 @@ impl Copies {
     fn new(prefetch_blocks: usize) -> Self {
         Copies {
             gathered: Slots::new(prefetch_blocks),
-            cast: Slots::new(0),
+            computed: Slots::new(0),
             steps: Vec::new(),
+            pieces: HashMap::new(),
             whole: HashMap::new(),
+            held: HashMap::new(),
         }
     }
 
@@ -141,6 +155,7 @@ impl Copies {
         p: usize,
         owner: Option<Owner>,
         cut: RowShard,
+        gather: Gather,
         ops: &dyn ShardOps,
     ) {
         let parameter = &mut program.parameters[p];
@@ -151,37 +166,114 @@ impl Copies {
             Some(Owner::Block(block)) => Some(block),
             Some(Owner::Parameter(_)) | None => None,
         };
-        let origin = Origin { block, site: name, role: Role::Gather, stage: Stage::Forward };
-        let mut of_master = None;
+        let mut weights = Vec::new();
         for piece in [master].into_iter().chain(compute) {
             let whole = program.ty(piece);
             program.values[piece.0 as usize].ty = cut.piece(whole);
-            if owner.is_none() {
-                continue;
-            }
-            let slot = self.gathered.take(program, block, whole);
-            let step = self.steps.len();
-            let op = ops.all_gather(cut);
-            let (inputs, outputs) = (vec![piece], vec![slot]);
+            weights.push(Rows { piece, cut, whole });
+        }
+        if owner.is_none() {
+            return;
+        }
+        let gathers_numbers = |copies: &Quantized| gather == Gather::Auto && quantized::is_possible(copies);
+        let (of_rows, of_whole): (Vec<_>, Vec<_>) = quantized.into_iter().partition(gathers_numbers);
+        if gather == Gather::Bf16 && !of_whole.is_empty() && compute.is_none() {
+            let whole = weights[0].whole.with_dtype(DType::BF16);
+            let piece = program.add_state(StateKind::Compute, &name, cut.piece(whole));
+            program.parameters[p].compute = Some(piece);
+            weights.push(Rows { piece, cut, whole });
+        }
+        let origin = Origin { block, site: name, role: Role::Gather, stage: Stage::Forward };
+        for &rows in &weights {
+            let whole = self.gather(program, rows, &origin, ops);
+            self.whole.insert(rows.piece, whole);
+        }
+        let cast_from = weights.last().filter(|_| gather == Gather::Bf16).map_or(master, |rows| rows.piece);
+        for copies in of_whole {
+            self.cast(program, copies, cast_from, block, ops);
+        }
+        for copies in of_rows {
+            let of_rows = self.gather_numbers(program, &copies, cut, &origin, ops);
+            program.parameters[p].quantized_rows.extend(of_rows);
+        }
+    }
+
+    /// The whole of which ranks have rows. The first call adds the step that gathers it.
+    fn gather(&mut self, program: &mut Program, rows: Rows, origin: &Origin, ops: &dyn ShardOps) -> Whole {
+        let Rows { piece, cut, whole } = rows;
+        *self.pieces.entry(piece).or_insert_with(|| {
+            let slot = self.gathered.take(program, origin.block, whole);
+            let (op, inputs, outputs) = (ops.all_gather(cut), vec![piece], vec![slot]);
             self.steps.push(Step { op, inputs, outputs, origin: origin.clone(), gather: None });
-            self.whole.insert(piece, Whole { slot, step });
-            of_master = of_master.or(Some(Whole { slot, step }));
+            Whole { slot, step: self.steps.len() - 1 }
+        })
+    }
+
+    /// Casts a gathered weight to FP8.
+    fn cast(
+        &mut self,
+        program: &mut Program,
+        copies: Quantized,
+        cast_from: ValueId,
+        block: Option<u32>,
+        ops: &dyn ShardOps,
+    ) {
+        let Whole { slot, step: gather } = self.pieces[&cast_from];
+        let step = self.steps.len();
+        let op = ops.quantize(copies.quantization, copies.layouts);
+        let mut outputs = Vec::new();
+        for value in copies.values {
+            let slot = self.computed.take(program, block, program.ty(value));
+            self.whole.insert(value, Whole { slot, step });
+            outputs.push(slot);
         }
-        for copies in quantized {
-            let Some(Whole { slot: master, step: gather }) = of_master else { continue };
-            let step = self.steps.len();
-            let mut outputs = Vec::new();
-            for value in copies.values {
-                let slot = self.cast.take(program, block, program.ty(value));
-                self.whole.insert(value, Whole { slot, step });
-                outputs.push(slot);
+        let (amax, scale) = copies.delayed.map(|delayed| (delayed.amax, delayed.scale)).unzip();
+        outputs.extend(amax);
+        let inputs = [slot].into_iter().chain(scale).collect();
+        let origin = Origin { block, ..copies.origin };
+        self.steps.push(Step { op, inputs, outputs, origin, gather: Some(gather) });
+    }
+
+    /// Gathers the FP8 numbers of rows, and transposes them where that is read.
+    fn gather_numbers(
+        &mut self,
+        program: &mut Program,
+        copies: &Quantized,
+        cut: RowShard,
+        origin: &Origin,
+        ops: &dyn ShardOps,
+    ) -> Vec<QuantizedRows> {
+        let retype = |program: &mut Program, value: ValueId, ty| {
+            program.values[value.0 as usize].ty = ty;
+            value
+        };
+        let types: Vec<TensorType> = copies.values.iter().map(|&value| program.ty(value)).collect();
+        let quantized::Cut { rows, sources } = quantized::cut(program, copies, cut, ops, retype);
+        let mut is_kept: Vec<ValueId> = rows.iter().flat_map(|rows| [rows.numbers, rows.scales]).collect();
+        for ((value, source), ty) in sources.into_iter().zip(types) {
+            match source {
+                Source::Held(held) => {
+                    self.held.insert(value, held);
+                    is_kept.push(held);
+                }
+                Source::Gathered(rows) => {
+                    let whole = self.gather(program, rows, origin, ops);
+                    self.whole.insert(value, whole);
+                }
+                Source::Transposed(rows, op) => {
+                    let from = self.gather(program, rows, origin, ops);
+                    let slot = self.computed.take(program, origin.block, ty);
+                    let (inputs, outputs, gather) = (vec![from.slot], vec![slot], Some(from.step));
+                    let origin = Origin { block: origin.block, ..copies.origin.clone() };
+                    self.whole.insert(value, Whole { slot, step: self.steps.len() });
+                    self.steps.push(Step { op, inputs, outputs, origin, gather });
+                }
             }
-            let (amax, scale) = copies.delayed.map(|delayed| (delayed.amax, delayed.scale)).unzip();
-            outputs.extend(amax);
-            let inputs = [master].into_iter().chain(scale).collect();
-            let origin = Origin { block, ..copies.origin };
-            self.steps.push(Step { op: copies.op, inputs, outputs, origin, gather: Some(gather) });
         }
+        for &value in copies.values.iter().filter(|value| !is_kept.contains(value)) {
+            program.values[value.0 as usize].storage = Storage::Transient;
+        }
+        rows
     }
 
     /// The steps to insert: before which instance, in which stage, which.
@@ -195,7 +287,7 @@ impl Copies {
                 n => blocks.map(|block| block.first).nth(n - 1).unwrap_or(windows[0].first),
             };
             for (_, value) in &window.values {
-                let Whole { slot, step } = self.whole[value];
+                let Some(&Whole { slot, step }) = self.whole.get(value) else { continue };
                 if slots.holds(slot, step) {
                     slots.read(slot, window.last);
                     continue;
@@ -203,13 +295,12 @@ impl Copies {
                 let Step { gather, inputs, outputs, .. } = &self.steps[step];
                 let mut at = early;
                 if let Some(gather) = *gather {
-                    // The master is read by the cast alone, directly before the window.
-                    if !slots.holds(inputs[0], gather) {
-                        placed.push((
-                            slots.write(&inputs[..1], gather, early, window.first),
-                            window.stage,
-                            gather,
-                        ));
+                    // The step reads it directly before the window.
+                    if slots.holds(inputs[0], gather) {
+                        slots.read(inputs[0], window.first);
+                    } else {
+                        let at = slots.write(&inputs[..1], gather, early, window.first);
+                        placed.push((at, window.stage, gather));
                     }
                     at = window.first;
                 }
@@ -235,7 +326,8 @@ impl Copies {
                 program.instances.push(step);
             }
             for value in &mut instance.inputs {
-                *value = self.whole.get(value).map_or(*value, |whole| whole.slot);
+                let held = self.held.get(value).copied().unwrap_or(*value);
+                *value = self.whole.get(value).map_or(held, |whole| whole.slot);
             }
             program.instances.push(instance);
         }

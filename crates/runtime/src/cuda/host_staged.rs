@@ -83,7 +83,7 @@ impl DeviceCommunicator for HostStaged {
         }
         sent[input.bytes()..sent_bytes].fill(0);
         // Without the capture lock: another rank may be a thread of this process that waits for it.
-        run_padded(&*self.communicator, call.0, &sent[..sent_bytes], &mut received[..received_bytes])?;
+        run_padded(&*self.communicator, call, &sent[..sent_bytes], &mut received[..received_bytes])?;
         let _no_capture = exclude_capture();
         output.write(&received[..output.bytes()], stream)?;
         Ok(())

@@ -217,7 +217,7 @@ impl Crew {
         let Some(ranks) = &self.ranks else { return Ok(vec![own.to_vec()]) };
         let bytes: Vec<u8> = own.iter().flat_map(|word| word.to_le_bytes()).collect();
         let mut all = vec![0; bytes.len() * self.member().world_size];
-        ranks.words.all_gather(0, &bytes, &mut all)?;
+        ranks.words.all_gather(ranks.words.world(), 0, &bytes, &mut all)?;
         let words: Vec<u64> = all.as_chunks().0.iter().map(|word| u64::from_le_bytes(*word)).collect();
         Ok(words.chunks(own.len()).map(<[u64]>::to_vec).collect())
     }

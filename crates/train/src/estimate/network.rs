@@ -50,12 +50,17 @@ impl Network {
         Network { latency, within_node, between_nodes: within_node, ranks_per_node: usize::MAX }
     }
 
-    /// Seconds of a collective of `group` in which each rank sends this many bytes.
-    pub fn seconds(&self, group: Group, sent_bytes: f64) -> f64 {
+    /// Seconds of a collective of a group of `world_size` ranks in which each sends this many bytes.
+    pub fn seconds(&self, group: Group, world_size: usize, sent_bytes: f64) -> f64 {
         if group.size() == 1 {
             return 0.0;
         }
-        self.latency + sent_bytes / self.bandwidth(group.size())
+        let neighbours = match group {
+            Group::World { size } | Group::Shard { size } => size,
+            // One rank of each replica: the first and the last are far from each other.
+            Group::Replicas { .. } => world_size,
+        };
+        self.latency + sent_bytes / self.bandwidth(neighbours)
     }
 
     /// Bytes per second that each of so many neighbouring ranks sends to the others.
@@ -96,7 +101,7 @@ mod tests {
 
     /// Milliseconds of a collective of a tensor of these bytes on `n` GPUs.
     fn ms(network: Network, n: usize, bytes: f64) -> f64 {
-        1e3 * network.seconds(Group::World { size: n }, bytes * (n - 1) as f64 / n as f64)
+        1e3 * network.seconds(Group::World { size: n }, n, bytes * (n - 1) as f64 / n as f64)
     }
 
     #[test]
@@ -121,8 +126,11 @@ mod tests {
     #[test]
     fn the_slowest_connection_that_a_group_uses_decides() {
         let network = Network { latency: 0.0, within_node: 100.0, between_nodes: 10.0, ranks_per_node: 4 };
-        let seconds = |size| network.seconds(Group::World { size }, 1000.0);
+        let seconds = |size| network.seconds(Group::World { size }, size, 1000.0);
         assert_eq!([1, 2, 4, 5].map(seconds), [0.0, 10.0, 10.0, 100.0]);
+        // Two replicas of four ranks: a replica is a node.
+        let of = |group| network.seconds(group, 8, 1000.0);
+        assert_eq!([of(Group::Shard { size: 4 }), of(Group::Replicas { size: 2 })], [10.0, 100.0]);
         assert_eq!(network.describe(4), "1.0e-7 GB/s within a node");
     }
 }

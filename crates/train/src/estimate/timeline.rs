@@ -101,7 +101,8 @@ impl Timeline {
     /// The times of a step of `program` with `micro_steps` micro-batches on `device`.
     pub fn new(program: &Program, device: &Device, micro_steps: usize) -> Timeline {
         let order = Order::new(program);
-        let timed = |(part, times)| TimelinePart::new(program, &order, device, part, times);
+        let world_size = world_size(program);
+        let timed = |(part, times)| TimelinePart::new(program, &order, device, world_size, part, times);
         let parts: Vec<TimelinePart> = parts(program, micro_steps).into_iter().map(timed).collect();
         let mut exposed = BTreeMap::new();
         parts.iter().for_each(|part| part.expose(program, &mut exposed));
@@ -144,7 +145,14 @@ impl Timeline {
 type Sites = BTreeMap<(Place, Payload), BTreeMap<String, f64>>;
 
 impl TimelinePart {
-    fn new(program: &Program, order: &Order, device: &Device, part: Part, times: usize) -> TimelinePart {
+    fn new(
+        program: &Program,
+        order: &Order,
+        device: &Device,
+        world_size: usize,
+        part: Part,
+        times: usize,
+    ) -> TimelinePart {
         let mut ends = vec![0.0f64; program.instances.len()];
         let mut free = [0.0f64; Lane::COUNT];
         let mut spans = Vec::new();
@@ -157,7 +165,7 @@ impl TimelinePart {
             let waits = order.waits(index).iter().map(|&other| ends[other]);
             let begin = waits.fold(free[lane], f64::max);
             let end = match part.runs(instance) {
-                true => begin + seconds(program, instance, device, part.is_first()),
+                true => begin + seconds(program, instance, device, world_size, part.is_first()),
                 false => begin,
             };
             (ends[index], free[lane]) = (end, end);
@@ -204,12 +212,25 @@ impl TimelinePart {
     }
 }
 
+/// The number of ranks: a step with replicas has a collective of all, for its numbers.
+fn world_size(program: &Program) -> usize {
+    let group = |instance: &Instance| instance.code.op().collective().map(|(_, group)| group.size());
+    program.instances.iter().filter_map(group).max().unwrap_or(1)
+}
+
 /// Seconds of an instance.
-fn seconds(program: &Program, instance: &Instance, device: &Device, is_first: bool) -> f64 {
+fn seconds(
+    program: &Program,
+    instance: &Instance,
+    device: &Device,
+    world_size: usize,
+    is_first: bool,
+) -> f64 {
     match instance.code.op().collective() {
         Some((_, group)) => {
             let (inputs, outputs) = (program.input_types(instance), program.output_types(instance));
-            device.network.seconds(group, instance.code.op().cost(&inputs, &outputs).sent_bytes)
+            let sent_bytes = instance.code.op().cost(&inputs, &outputs).sent_bytes;
+            device.network.seconds(group, world_size, sent_bytes)
         }
         None => instance_seconds(program, instance, &device.rates, is_first),
     }

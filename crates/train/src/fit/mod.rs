@@ -109,18 +109,26 @@ impl Fit {
                 let Fit { needed_bytes, verdict, .. } = Fit::new(&with, target, threads, batch_size, room)?;
                 verdict.with_setting(setting, needed_bytes)
             }
-            false => match search.verdict()? {
-                nothing @ Verdict::Nothing { .. } => match spec.optimizer.smaller() {
-                    // The last setting changes how the model learns.
-                    Some((optimizer, setting)) => {
-                        let with = TrainingSpec { optimizer, ..spec.clone() };
-                        let Fit { needed_bytes, verdict, .. } =
-                            Fit::new(&with, target, threads, batch_size, room)?;
-                        verdict.with_setting(setting, needed_bytes)
-                    }
-                    None => nothing,
+            false => match search.fewer_replicas() {
+                Some(with) => {
+                    let setting = format!("parallel.replicas={}", with.parallel.replicas);
+                    let Fit { needed_bytes, verdict, .. } =
+                        Fit::new(&with, target, threads, batch_size, room)?;
+                    verdict.with_setting(&setting, needed_bytes)
+                }
+                None => match search.verdict()? {
+                    nothing @ Verdict::Nothing { .. } => match spec.optimizer.smaller() {
+                        // The last setting changes how the model learns.
+                        Some((optimizer, setting)) => {
+                            let with = TrainingSpec { optimizer, ..spec.clone() };
+                            let Fit { needed_bytes, verdict, .. } =
+                                Fit::new(&with, target, threads, batch_size, room)?;
+                            verdict.with_setting(setting, needed_bytes)
+                        }
+                        None => nothing,
+                    },
+                    verdict => verdict,
                 },
-                verdict => verdict,
             },
         };
         Ok(Fit { needed_bytes, room, verdict })
@@ -188,9 +196,10 @@ pub(crate) fn needed_bytes(
 }
 
 /// Keys of settings in the order in which alternatives name them.
-const ORDER: [&str; 7] = [
+const ORDER: [&str; 8] = [
     "precision.reference_every",
     "parallel.shard",
+    "parallel.replicas",
     "optimizer.moments",
     "train.recompute",
     "train.recompute_blocks",

@@ -42,6 +42,24 @@ impl Search<'_> {
         Ok(needed_bytes(spec, &program, self.target, self.threads)?)
     }
 
+    /// This step with the most replicas that let it fit, or else the fewest possible; `None` if there cannot
+    /// be fewer.
+    pub(super) fn fewer_replicas(&self) -> Option<TrainingSpec> {
+        let Parallel { world_size, replicas, .. } = self.spec.parallel;
+        let mut found = None;
+        for replicas in (1..replicas).rev().filter(|n| world_size.is_multiple_of(*n)) {
+            let with =
+                TrainingSpec { parallel: Parallel { replicas, ..self.spec.parallel }, ..self.spec.clone() };
+            // The model may have too few rows for larger groups.
+            let Ok(bytes) = self.bytes(&with) else { break };
+            found = Some(with);
+            if bytes <= self.room.available_bytes {
+                break;
+            }
+        }
+        found
+    }
+
     /// The first step of `from` that fits, and its bytes. Each needs less than the one before.
     fn first(&self, from: &[Changed]) -> Result<Option<(Changed, Alternative)>, RunError> {
         let available = self.room.available_bytes;
@@ -133,7 +151,9 @@ impl Search<'_> {
         }
         let micro_batches = self.batch_size / least.batch.sequences;
         let more = |world_size: &usize| {
-            micro_batches.is_multiple_of(*world_size) && *world_size > least.parallel.world_size
+            micro_batches.is_multiple_of(*world_size)
+                && world_size.is_multiple_of(least.parallel.replicas)
+                && *world_size > least.parallel.world_size
         };
         let worlds: Vec<usize> = (1..=MOST_GPUS.ilog2()).map(|n| 1 << n).filter(more).collect();
         first_that_fits(worlds.len(), bytes, self.room.available_bytes, |n| {

@@ -175,6 +175,24 @@ fn ranks_divide_the_optimizers_state_before_anything_gets_slower() {
 }
 
 #[test]
+fn fewer_replicas_divide_the_state_among_more_ranks() {
+    let fit_of_four = |replicas, available| {
+        let (mut spec, batch_size) = planned(RUN, &["train.micro_batch_size=3"], Target::Cuda);
+        spec.parallel = Parallel { world_size: 4, replicas, shard: Shard::Weights, ..Parallel::ALONE };
+        Fit::new(&spec, Target::Cuda, THREADS, batch_size, Room::of(available)).expect("a plan")
+    };
+    let [one, two] = [1, 2].map(|replicas| fit_of_four(replicas, u64::MAX).needed_bytes);
+    assert!(one < two);
+    for (available, setting) in [(two, "parallel.replicas=2"), (one, "parallel.replicas=1")] {
+        let Verdict::WouldFit(found) = fit_of_four(4, available).verdict else { panic!("it fits") };
+        assert_eq!((found.len(), &*found[0].settings), (1, &[setting.to_owned()][..]));
+    }
+    // Then the other settings, with groups as large as possible.
+    let Verdict::WouldFit(found) = fit_of_four(2, one - 1).verdict else { panic!("it fits") };
+    assert!(found.iter().all(|found| found.settings[0] == "parallel.replicas=1"), "{found:?}");
+}
+
+#[test]
 fn ranks_can_share_the_micro_batches_that_are_suggested() {
     // Three micro-batches of four sequences would fit, but two ranks cannot share them.
     let needed = fit_of_two(4, Shard::Optimizer, u64::MAX).needed_bytes;

@@ -69,10 +69,40 @@ fn gathers() -> String {
         let network = Network { within_node: bandwidth, between_nodes: bandwidth, ..device.network };
         let ms = |bytes: usize| {
             let sent = (bytes * weights) as f64 * 15.0 / 16.0;
-            1e3 * network.seconds(Group::World { size: 16 }, sent)
+            1e3 * network.seconds(Group::World { size: 16 }, 16, sent)
         };
         let row: Vec<String> = [4, 2, 1].map(|bytes| format!("{:.1} ms", ms(bytes))).to_vec();
         out.push_str(&format!("| {} | {} | {:.1} ms |\n", bandwidth / 1e9, row.join(" | "), 1e3 * forward));
+    }
+    out
+}
+
+/// Milliseconds of a step of Llama-3-8B in FP8 on two nodes, by what ranks gather.
+fn steps() -> String {
+    let mut out =
+        String::from("| `--link` | `\"fp32\"` | `\"bf16\"` | `\"auto\"`, 8 bits |\n|---|---:|---:|---:|\n");
+    for link in [100, 50, 25] {
+        out.push_str(&format!("| {link} GB/s |"));
+        for gather in ["fp32", "bf16", "auto"] {
+            let gather = format!("parallel.gather={gather}");
+            let fp8 = "precision.recipe=fp8-current";
+            let sets = [
+                "parallel.shard=weights",
+                "train.batch_size=16",
+                fp8,
+                &gather,
+                "train.recompute=none",
+                "train.loss_chunk=4096",
+            ];
+            let (_, program) = planned("llama3_8b.toml", 16, &sets);
+            let mut device = Device::model("h100").expect("it is in the table");
+            device.network.between_nodes = link as f64 * 1e9;
+            let timeline = Timeline::new(&program, &device, 1);
+            let [step, exposed] =
+                [timeline.seconds(), timeline.exposed_seconds()].map(|seconds| (1e3 * seconds).round());
+            out.push_str(&format!(" {step} ms, {exposed} exposed |"));
+        }
+        out.push('\n');
     }
     out
 }
@@ -104,7 +134,8 @@ fn the_page_of_parallel_runs_is_up_to_date() {
     ];
     let path = repository().join("docs/parallel.md");
     let found = fs::read_to_string(&path).expect("the page");
-    let page = with_part(&with_part(&found, "memory", &memory()), "gathers", &gathers());
+    let parts = [("memory", memory()), ("gathers", gathers()), ("steps", steps())];
+    let page = parts.iter().fold(found.clone(), |page, (name, text)| with_part(&page, name, text));
     if std::env::var_os("XTRAIN_UPDATE_DOCS").is_some() {
         fs::create_dir_all(repository().join("docs/parallel")).expect("a folder");
         fs::write(&path, &page).expect("written");

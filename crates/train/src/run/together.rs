@@ -56,43 +56,53 @@ impl Run {
         }
     }
 
-    /// Compares the state that all ranks hold alike, after each step of which the run reports.
+    /// Compares the state that several ranks hold alike, after each step of which the run reports.
     ///
     /// # Errors
-    /// The state of a rank differs from that of rank 0.
+    /// The state of a rank differs from that of rank 0, or its rows from those of the first replica.
     pub(super) fn compare_states(&mut self) -> Result<(), RunError> {
         if self.crew.is_alone() || !is_due(self.position.step, self.config.log.every) {
             return Ok(());
         }
-        let checksum = self.checksum()?;
-        let all = self.crew.gather(&[checksum]);
+        let checksums = self.checksums()?;
+        let all = self.crew.gather(&checksums);
         let all = all.map_err(|error| exchange_error(self.position.step, "comparison of states", error))?;
-        match all.iter().position(|other| *other != all[0]) {
+        let shards = self.learner.layout().parallel().shards();
+        // The rank at the same place of the first replica has the same rows, and rank 0 what all ranks hold.
+        // Copies that are gathered from wrong rows differ too, so rows come first.
+        let other_row = |(rank, row): (usize, &Vec<u64>)| row[1] != all[rank % shards][1];
+        let other_copy = |(_, row): (usize, &Vec<u64>)| row[0] != all[0][0];
+        let of_rows = all.iter().enumerate().position(other_row).map(|rank| (rank, rank % shards));
+        let of_copies = || all.iter().enumerate().position(other_copy).map(|rank| (rank, 0));
+        match of_rows.or_else(of_copies) {
             None => Ok(()),
-            Some(rank) => Err(RunError::Diverged(format!(
-                "after step {} the weights of rank {rank} differ from those of rank 0, which must be equal: a device or its memory \
-                 may be faulty; continue with --resume, which gives all ranks the state of the latest checkpoint",
+            Some((rank, other)) => Err(RunError::Diverged(format!(
+                "after step {} the weights of rank {rank} differ from those of rank {other}, which must be equal: a device or its \
+                 memory may be faulty; continue with --resume, which gives all ranks the state of the latest checkpoint",
                 self.position.step
             ))),
         }
     }
 
-    /// A checksum of the next part of the shared state: masters, or the copies of them that all ranks hold,
-    /// scales and counters.
-    fn checksum(&mut self) -> Result<u64, RunError> {
+    /// Checksums of the next part of the state that ranks hold alike: of what all hold, which are masters, or
+    /// the copies of them, scales and counters; and of the masters' rows, if other replicas have them.
+    fn checksums(&mut self) -> Result<[u64; 2], RunError> {
         let layout = self.learner.layout();
         let (cuts_state, cuts_weights) = (layout.cuts_state(), layout.cuts_weights());
-        let is_shared = |entry: &StateEntry| match entry.kind {
-            StateKind::Master => !cuts_state,
+        let has_replicas = layout.parallel().replicas > 1;
+        let is_of_rows = |entry: &StateEntry| cuts_state && entry.kind == StateKind::Master;
+        let is_compared = |entry: &StateEntry| match entry.kind {
+            StateKind::Master => !cuts_state || has_replicas,
             StateKind::Compute | StateKind::Gathered => cuts_state && !cuts_weights,
             StateKind::Counter | StateKind::Scale => true,
             _ => false,
         };
         let mut entries = self.learner.weights().engine().state_entries();
-        entries.retain(is_shared);
-        let (mut hash, mut bytes) = (Xxh3::new(), 0);
+        entries.retain(is_compared);
+        let (mut hashes, mut bytes) = ([Xxh3::new(), Xxh3::new()], 0);
         for _ in 0..entries.len() {
             let entry = &entries[self.together.compared % entries.len()];
+            let hash = &mut hashes[usize::from(is_of_rows(entry))];
             hash.update(&self.learner.read_state(entry.kind, &entry.name)?);
             self.together.compared += 1;
             bytes += entry.ty.bytes();
@@ -100,6 +110,6 @@ impl Run {
                 break;
             }
         }
-        Ok(hash.digest())
+        Ok(hashes.map(|hash| hash.digest()))
     }
 }

@@ -16,7 +16,9 @@ use xtrain_model::{Description, Recipe};
 use xtrain_program::{Shard, StateKind};
 use xtrain_train::error::RunError;
 use xtrain_train::exchange::{Identity, export, export_checkpoint, import};
+use xtrain_train::layout::Layout;
 use xtrain_train::learner::{Learner, StepResult};
+use xtrain_train::programs;
 use xtrain_train::saved::{self, SavedState, SavedValue, Step};
 use xtrain_train::training_spec::TrainingSpec;
 
@@ -94,7 +96,7 @@ pub(crate) fn assert_equal(found: &Tensors, expected: &Tensors, what: &str) {
 
 /// The world of `ranks` ranks with as many micro-batches in a step as `world`.
 fn resized(world: World, ranks: usize, shard: Shard) -> World {
-    World { ranks, shard, micro_steps: world.ranks * world.micro_steps / ranks, ..world }
+    World { ranks, replicas: 1, shard, micro_steps: world.ranks * world.micro_steps / ranks, ..world }
 }
 
 #[test]
@@ -102,7 +104,7 @@ fn a_run_in_any_world_that_goes_on_with_other_ranks_has_the_bits_of_one_that_was
     let mut all = Vec::new();
     for recipe in Recipe::ALL {
         for case in 0..4 {
-            let shards = if case & 1 == 0 { [Shard::Optimizer; 2] } else { [Shard::Optimizer, Shard::None] };
+            let shards = if case & 1 == 0 { [Shard::Optimizer; 2] } else { [Shard::Weights, Shard::None] };
             all.push((World { any_world: true, ..World::alone(recipe, case & 2 == 0, 4) }, shards));
         }
     }
@@ -111,8 +113,8 @@ fn a_run_in_any_world_that_goes_on_with_other_ranks_has_the_bits_of_one_that_was
         let expected = run_part(&world, whole.path(), 0..8, 8);
         let parts = tempfile::tempdir().expect("a folder");
         let mut results = Vec::new();
-        for (n, ranks) in [4, 1, 2, 4].into_iter().enumerate() {
-            let world = resized(world, ranks, shards[n % 2]);
+        for (n, (ranks, replicas)) in [(4, 2), (1, 1), (2, 1), (4, 1)].into_iter().enumerate() {
+            let world = World { replicas, ..resized(world, ranks, shards[n % 2]) };
             results.extend(run_part(&world, parts.path(), 2 * n..2 * n + 2, 2 * n as u64 + 2));
         }
         assert_eq!(results, expected, "{world:?}");
@@ -150,15 +152,20 @@ fn a_checkpoint_passes_through_every_kind_of_world_unchanged() {
         let first = tensors(folder.path(), 0);
         assert!(first.values().all(|bytes| bytes.iter().any(|&byte| byte != 0)), "{recipe:?}");
         let kinds = [
-            (4, Shard::Optimizer, false),
-            (1, Shard::None, true),
-            (3, Shard::Optimizer, false),
-            (2, Shard::Optimizer, true),
-            (2, Shard::None, false),
-            (4, Shard::None, true),
+            (4, 1, Shard::Optimizer, false),
+            (1, 1, Shard::None, true),
+            (3, 1, Shard::Optimizer, false),
+            (4, 1, Shard::None, true),
+            (4, 2, Shard::Weights, true),
+            (2, 1, Shard::Optimizer, true),
+            (6, 3, Shard::Gradients, false),
+            (4, 1, Shard::None, false),
+            (2, 2, Shard::Weights, false),
+            (4, 1, Shard::None, true),
         ];
-        for (n, (ranks, shard, any_world)) in kinds.into_iter().enumerate() {
-            let world = World { any_world, ..resized(base, ranks, shard) };
+        for (n, (ranks, replicas, shard, any_world)) in kinds.into_iter().enumerate() {
+            let micro_steps = (4 / ranks).max(1);
+            let world = World { any_world, replicas, micro_steps, ..resized(base, ranks, shard) };
             run_part(&world, folder.path(), 0..0, n as u64 + 1);
             assert_equal(&tensors(folder.path(), n as u64 + 1), &first, &format!("{world:?}"));
         }
@@ -179,6 +186,29 @@ fn a_rank_writes_its_rows_alone_and_rank_0_what_all_have() {
     assert!(largest < smallest + smallest / 3, "{smallest} to {largest}");
     // Scales and histories of amaxes.
     assert!(bytes(0) > largest);
+}
+
+#[test]
+fn the_first_replica_writes_the_rows() {
+    let alone = World { ranks: 4, shard: Shard::Weights, ..World::alone(Recipe::Bf16, false, 1) };
+    let world = World { replicas: 2, ..alone };
+    let folder = tempfile::tempdir().expect("a folder");
+    run_part(&world, folder.path(), 0..1, 1);
+    let files = std::fs::read_dir(folder.path().join("step-1")).expect("a folder");
+    let mut ranks: Vec<String> =
+        files.map(|file| file.expect("an entry").file_name().to_string_lossy().into_owned()).collect();
+    ranks.retain(|name| name.starts_with("rank-"));
+    ranks.sort();
+    assert_eq!(ranks, ["rank-00000-00001.safetensors", "rank-00001-00001.safetensors"]);
+    // Ranks of the second replica have nothing to copy for a save.
+    let copied = |rank| {
+        let spec = world.spec(rank);
+        saved::copied_bytes(
+            &programs::training(&spec).expect("a program"),
+            &Layout::of(&spec).expect("a layout"),
+        )
+    };
+    assert!(copied(0) > 0 && copied(1) > 0 && [copied(2), copied(3)] == [0, 0]);
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Mutex;
-use xtrain_distributed::{CommError, Communicator, ThreadCommunicator};
+use xtrain_distributed::{CommError, Communicator, Groups, ThreadCommunicator};
 
 /// Bytes by collective.
 pub(crate) type Sent = BTreeMap<&'static str, u64>;
@@ -26,8 +26,8 @@ impl Counting {
         std::mem::take(&mut self.sent.lock().expect("counts"))
     }
 
-    fn count(&self, collective: &'static str, piece_bytes: usize) {
-        let bytes = (piece_bytes * (self.world_size - 1)) as u64;
+    fn count(&self, collective: &'static str, groups: Groups, piece_bytes: usize) {
+        let bytes = (piece_bytes * (groups.size - 1)) as u64;
         *self.sent.lock().expect("counts").entry(collective).or_default() += bytes;
     }
 }
@@ -45,13 +45,25 @@ impl Communicator for Counting {
         self.inner.lock().expect("a communicator").sent_bytes()
     }
 
-    fn all_gather(&self, first: usize, input: &[u8], output: &mut [u8]) -> Result<(), CommError> {
-        self.count("all_gather", input.len());
-        self.inner.lock().expect("a communicator").all_gather(first, input, output)
+    fn all_gather(
+        &self,
+        groups: Groups,
+        first: usize,
+        input: &[u8],
+        output: &mut [u8],
+    ) -> Result<(), CommError> {
+        self.count("all_gather", groups, input.len());
+        self.inner.lock().expect("a communicator").all_gather(groups, first, input, output)
     }
 
-    fn all_to_all(&self, first: usize, input: &[u8], output: &mut [u8]) -> Result<(), CommError> {
-        self.count("all_to_all", input.len() / self.world_size);
-        self.inner.lock().expect("a communicator").all_to_all(first, input, output)
+    fn all_to_all(
+        &self,
+        groups: Groups,
+        first: usize,
+        input: &[u8],
+        output: &mut [u8],
+    ) -> Result<(), CommError> {
+        self.count("all_to_all", groups, input.len() / groups.size);
+        self.inner.lock().expect("a communicator").all_to_all(groups, first, input, output)
     }
 }

@@ -4,7 +4,7 @@ use crate::common::relative;
 use crate::world::{RankRun, World, seed, whole, whole_gradients};
 use std::collections::BTreeMap;
 use xtrain_model::Recipe;
-use xtrain_program::{Shard, StateKind};
+use xtrain_program::{Gather, Shard, StateKind};
 use xtrain_tensor::{DType, Philox};
 use xtrain_train::learner::Learner;
 
@@ -26,26 +26,34 @@ pub(crate) fn drawn<T>(mut all: Vec<T>) -> Vec<T> {
     all
 }
 
-/// The worlds of these numbers of ranks: every recipe, tied or not, with accumulation or not, cut or not.
-fn worlds(ranks: &[usize], any_world: bool) -> Vec<World> {
+/// The worlds of these numbers of ranks and replicas: every recipe, tied or not, with accumulation or not,
+/// cut or not.
+fn worlds(ranks: &[(usize, usize)], any_world: bool) -> Vec<World> {
     let mut all = Vec::new();
     for recipe in Recipe::ALL {
         for case in 0..16 * ranks.len() {
             let (tied, micro_steps) = (case & 1 == 1, if case & 2 == 0 { 1 } else { 4 });
             let shard = [Shard::None, Shard::Optimizer, Shard::Gradients, Shard::Weights][case >> 2 & 3];
-            let ranks = ranks[case >> 4];
+            let (ranks, replicas) = ranks[case >> 4];
             let sources = if tied { 3 } else { 0 };
             let (prefetch_blocks, layers) = (case % 3, 2 + case % 3);
             let alone = World { sources, prefetch_blocks, layers, ..World::alone(recipe, tied, micro_steps) };
-            all.push(World { ranks, shard, any_world, ..alone });
+            all.push(World { ranks, replicas, shard, any_world, ..alone });
         }
     }
     all
 }
 
-/// Fails if ranks differ in what they share, hold other memory than planned, or send other bytes.
+/// Fails if ranks differ in what they share, or replicas in their rows, or if ranks hold other memory than
+/// planned or send other bytes.
 fn assert_alike(world: &World, ranks: &[RankRun]) {
     for (n, rank) in ranks.iter().enumerate() {
+        let twin = &ranks[n % (world.ranks / world.replicas)];
+        assert!(rank.rows == twin.rows, "{world:?}: rank {n} has other rows than its replica");
+        for (key, bytes) in &rank.saved {
+            assert!(bytes == &twin.saved[key], "{world:?}: rank {n} has other bits in its rows of {key:?}");
+        }
+        assert_eq!(rank.first_gradients, twin.first_gradients, "{world:?}: rank {n}");
         assert_eq!(rank.results, ranks[0].results, "{world:?}: rank {n} reports other numbers");
         for (key, bytes) in &rank.shared {
             assert!(bytes == &ranks[0].shared[key], "{world:?}: rank {n} has other bits in {key:?}");
@@ -62,7 +70,7 @@ fn assert_alike(world: &World, ranks: &[RankRun]) {
 
 #[test]
 fn ranks_have_equal_bits_and_are_near_one_process() {
-    for world in drawn(worlds(&[2, 3, 4], false)) {
+    for world in drawn(worlds(&[(2, 1), (3, 1), (4, 1), (4, 2), (6, 2), (6, 3), (2, 2)], false)) {
         let ranks = world.run();
         assert_alike(&world, &ranks);
         if world.recipe == Recipe::Fp32 {
@@ -83,7 +91,7 @@ fn assert_near_one_process(world: &World, ranks: &[RankRun]) {
     let alone = World::alone(world.recipe, world.tied, world.ranks * world.micro_steps);
     let alone = World { sources: world.sources, layers: world.layers, ..alone }.run();
     let expected = whole_gradients(&alone);
-    for (name, gradient) in whole_gradients(ranks) {
+    for (name, gradient) in whole_gradients(world.first_replica(ranks)) {
         let error = relative(&gradient, &expected[&name]);
         assert!(error < 1e-6, "{world:?}: {name} differs by {error:e}");
     }
@@ -106,14 +114,19 @@ fn assert_near_one_process(world: &World, ranks: &[RankRun]) {
 #[test]
 fn sums_for_any_world_have_the_bits_of_one_process() {
     let mut alone: BTreeMap<String, Vec<RankRun>> = BTreeMap::new();
-    for world in drawn(worlds(&[2, 4], true)) {
-        let one =
-            World { ranks: 1, micro_steps: world.ranks * world.micro_steps, shard: Shard::None, ..world };
+    for world in drawn(worlds(&[(2, 1), (4, 1), (4, 2), (2, 2), (4, 4), (8, 2)], true)) {
+        let one = World {
+            ranks: 1,
+            replicas: 1,
+            micro_steps: world.ranks * world.micro_steps,
+            shard: Shard::None,
+            ..world
+        };
         let one = alone.entry(format!("{one:?}")).or_insert_with(|| one.run());
         let ranks = world.run();
         assert_alike(&world, &ranks);
         assert_eq!(ranks[0].results, one[0].results, "{world:?}");
-        let (found, expected) = (whole(&ranks), whole(one));
+        let (found, expected) = (whole(world.first_replica(&ranks)), whole(one));
         assert_eq!(found.len(), expected.len());
         for (key, bytes) in found {
             assert!(bytes == expected[&key], "{world:?}: {key:?} has other bits than in one process");
@@ -121,28 +134,76 @@ fn sums_for_any_world_have_the_bits_of_one_process() {
     }
 }
 
+const FP8: [Recipe; 4] = [Recipe::Fp8Current, Recipe::Fp8Delayed, Recipe::Fp8Row, Recipe::Fp8Block];
+
+/// Each rank casts its rows in one run, and the whole of the gathered masters in the other.
+#[test]
+fn weights_that_are_gathered_in_8_bits_have_the_bits_of_gathered_masters() {
+    let mut all = Vec::new();
+    for recipe in FP8 {
+        for (case, shard) in [Shard::Optimizer, Shard::Gradients, Shard::Weights].into_iter().enumerate() {
+            for ranks in [2, 3, 4] {
+                let tied = (case + ranks) % 2 == 0;
+                let alone = World { layers: 2 + ranks % 2, ..World::alone(recipe, tied, 1 + case) };
+                all.push(World { ranks, shard, prefetch_blocks: case, ..alone });
+            }
+        }
+    }
+    for world in drawn(all) {
+        let (ranks, expected) = (world.run(), World { gather: Gather::F32, ..world }.run());
+        assert_alike(&world, &ranks);
+        assert_alike(&World { gather: Gather::F32, ..world }, &expected);
+        assert_eq!(ranks[0].results, expected[0].results, "{world:?}");
+        assert!(whole(&ranks) == whole(&expected), "{world:?}: other bits than with gathered masters");
+        let gathered = |ranks: &[RankRun]| ranks[0].sent.1["all_gather"];
+        assert!(gathered(&ranks) < gathered(&expected), "{world:?}");
+    }
+}
+
+#[test]
+fn weights_that_are_gathered_in_bf16_are_rounded_twice_and_train_alike() {
+    for (recipe, shard) in
+        FP8.into_iter().zip([Shard::Weights, Shard::Optimizer, Shard::Weights, Shard::Gradients])
+    {
+        let eight = World { ranks: 2, shard, ..World::alone(recipe, false, 2) };
+        let world = World { gather: Gather::Bf16, ..eight };
+        let (ranks, eight) = (world.run(), eight.run());
+        assert_alike(&world, &ranks);
+        assert_ne!(ranks[0].results, eight[0].results, "{world:?}");
+        for (found, expected) in ranks[0].results.iter().zip(&eight[0].results) {
+            assert!((found.loss / expected.loss - 1.0).abs() < 5e-3, "{world:?}: {found:?}, {expected:?}");
+        }
+    }
+}
+
 #[test]
 fn gradients_that_are_sent_in_bf16_are_near_and_equal_on_all_ranks() {
-    let exact = World { ranks: 3, shard: Shard::Optimizer, ..World::alone(Recipe::Fp32, false, 2) };
-    let world = World { reduce_dtype: DType::BF16, ..exact };
-    let (ranks, exact) = (world.run(), exact.run());
-    assert_alike(&world, &ranks);
-    // Gradients are sent in half as many bytes.
-    let exchanged = |ranks: &[RankRun]| ranks[0].sent.1["all_to_all"];
-    assert_eq!(2 * exchanged(&ranks), exchanged(&exact));
-    let expected = whole_gradients(&exact);
-    for (name, gradient) in whole_gradients(&ranks) {
-        let error = relative(&gradient, &expected[&name]);
-        assert!(error > 1e-6 && error < 4e-3, "{name} differs by {error:e}");
+    for (ranks, replicas) in [(3, 1), (4, 2)] {
+        let alone = World::alone(Recipe::Fp32, false, 2);
+        let exact = World { ranks, replicas, shard: Shard::Optimizer, ..alone };
+        let world = World { reduce_dtype: DType::BF16, ..exact };
+        let (ranks, exact) = (world.run(), exact.run());
+        assert_alike(&world, &ranks);
+        // Gradients are sent in half as many bytes.
+        let exchanged = |ranks: &[RankRun]| ranks[0].sent.1["all_to_all"];
+        assert_eq!(2 * exchanged(&ranks), exchanged(&exact));
+        let expected = whole_gradients(world.first_replica(&exact));
+        for (name, gradient) in whole_gradients(world.first_replica(&ranks)) {
+            let error = relative(&gradient, &expected[&name]);
+            assert!(error > 1e-6 && error < 4e-3, "{world:?}: {name} differs by {error:e}");
+        }
     }
 }
 
 #[test]
 fn runs_repeat_to_the_bit_in_other_orders_of_lanes() {
-    let world = World { ranks: 3, shard: Shard::Optimizer, ..World::alone(Recipe::Bf16, true, 2) };
-    let (first, second) = (world.run(), World { orders: 1, ..world }.run());
-    assert_eq!(first[0].results, second[0].results);
-    assert!(whole(&first) == whole(&second));
+    let three = World { ranks: 3, shard: Shard::Optimizer, ..World::alone(Recipe::Bf16, true, 2) };
+    for world in [three, World { ranks: 4, replicas: 2, shard: Shard::Weights, ..three }] {
+        let (first, second) = (world.run(), World { orders: 1, ..world }.run());
+        assert_eq!(first[0].results, second[0].results);
+        let whole = |ranks| whole(world.first_replica(ranks));
+        assert!(whole(&first) == whole(&second), "{world:?}");
+    }
 }
 
 #[test]
@@ -160,10 +221,13 @@ fn a_step_that_is_not_finite_on_one_rank_is_skipped_on_all() {
         }
     };
     for recipe in [Recipe::Fp32, Recipe::Bf16, Recipe::Fp8Delayed, Recipe::Fp8Block] {
-        for (shard, any_world, ranks) in
-            [(Shard::None, false, 3), (Shard::Optimizer, false, 3), (Shard::Optimizer, true, 2)]
-        {
-            let world = World { ranks, shard, any_world, ..World::alone(recipe, false, 2) };
+        for (shard, any_world, ranks, replicas) in [
+            (Shard::None, false, 3, 1),
+            (Shard::Optimizer, false, 3, 1),
+            (Shard::Optimizer, true, 2, 1),
+            (Shard::Optimizer, false, 4, 2),
+        ] {
+            let world = World { ranks, replicas, shard, any_world, ..World::alone(recipe, false, 2) };
             for (n, rank) in world.run_with(&damage).iter().enumerate() {
                 assert!(rank.results[0].skipped, "{world:?}: rank {n} updates");
                 // The gathers after the first update replace the damaged copy, if masters are cut.

@@ -4,7 +4,9 @@ use crate::world::World;
 use std::collections::HashMap;
 use xtrain_model::Recipe;
 use xtrain_program::order::Order;
-use xtrain_program::{Lane, Phase, Program, Role, Shard, StateKind, Storage, ValueId};
+use xtrain_program::{Gather, Group, Lane, Phase, Program, Role, Shard, StateKind, Storage, ValueId, When};
+use xtrain_tensor::DType;
+use xtrain_train::layout::Layout;
 use xtrain_train::programs;
 use xtrain_train::training_spec::TrainingSpec;
 
@@ -15,7 +17,8 @@ fn training(world: &World, rank: usize) -> Program {
 #[test]
 fn what_is_gathered_is_read_before_it_is_gathered_again() {
     for recipe in [Recipe::Fp8Current, Recipe::Fp8Delayed, Recipe::Fp8Row, Recipe::Fp8Block] {
-        let world = World { ranks: 3, shard: Shard::Optimizer, ..World::alone(recipe, false, 2) };
+        let alone = World { gather: Gather::F32, ..World::alone(recipe, false, 2) };
+        let world = World { ranks: 3, shard: Shard::Optimizer, ..alone };
         let training = training(&world, 0);
         for program in [programs::refresh(&training).expect("a program"), training] {
             let order = Order::new(&program);
@@ -81,6 +84,37 @@ fn a_gathered_weight_stays_until_its_last_reader_and_is_gathered_a_block_ahead()
         let biases = program.parameters.iter().filter(|p| p.name.ends_with(".bias")).count() / world.layers;
         let again = (world.layers - slots) * (of_a_block - biases);
         assert_eq!(gathers, others + world.layers * of_a_block + again, "{prefetch_blocks}");
+    }
+}
+
+#[test]
+fn numbers_in_8_bits_are_gathered_where_bf16_would_be_in_half_the_bytes() {
+    for recipe in [Recipe::Fp8Current, Recipe::Fp8Delayed, Recipe::Fp8Block] {
+        for shard in [Shard::Optimizer, Shard::Weights] {
+            let world = |gather| World { ranks: 2, shard, gather, ..World::alone(recipe, false, 2) };
+            let gathered = |gather, dtype: DType| -> usize {
+                let program = training(&world(gather), 0);
+                let gathers = program.instances.iter().filter(|i| i.origin.role == Role::Gather);
+                let types = gathers.flat_map(|i| program.output_types(i));
+                types.filter(|ty| ty.dtype == dtype).map(|ty| ty.bytes()).sum()
+            };
+            let [eight, fewer] = [DType::E4M3, DType::BF16].map(|dtype| gathered(Gather::Auto, dtype));
+            let bf16 = gathered(Gather::Bf16, DType::BF16);
+            assert!(eight > 0 && gathered(Gather::Bf16, DType::E4M3) == 0, "{recipe:?} {shard:?}");
+            assert_eq!(2 * eight, bf16 - fewer, "{recipe:?} {shard:?}");
+        }
+    }
+}
+
+#[test]
+fn the_update_measures_the_masters_whose_scales_depend_on_all_ranks() {
+    for shard in [Shard::Optimizer, Shard::Weights] {
+        let world = World { ranks: 2, shard, ..World::alone(Recipe::Fp8Current, true, 2) };
+        let program = training(&world, 0);
+        let count = |name: &str| program.instances.iter().filter(|i| i.code.op().name() == name).count();
+        assert_eq!((count("amaxes"), count("adamw")), (0, 1), "{shard:?}");
+        // One gather of the amaxes of all weights.
+        assert_eq!((count("rank_amaxes"), count("max_amaxes")), (1, 1), "{shard:?}");
     }
 }
 
@@ -152,5 +186,46 @@ fn with_one_process_nothing_of_ranks_is_in_the_program() {
         assert!(program.instances.iter().all(|i| i.lane == Lane::Compute));
         let is_of_ranks = |i: &xtrain_program::Instance| matches!(i.origin.role, Role::Gather | Role::Reduce);
         assert!(!program.instances.iter().any(is_of_ranks));
+    }
+}
+
+#[test]
+fn replicas_add_their_rows_once_in_a_step_of_the_same_world() {
+    for shard in [Shard::None, Shard::Optimizer, Shard::Gradients, Shard::Weights] {
+        let world = World { ranks: 4, replicas: 2, shard, ..World::alone(Recipe::Bf16, true, 4) };
+        let program = training(&world, 0);
+        let whole: usize = program.parameters.iter().map(|p| 4 * program.whole_type(p).numel()).sum();
+        let among_replicas = |instance: &&xtrain_program::Instance| {
+            matches!(instance.code.op().collective(), Some((_, Group::Replicas { size: 2 })))
+        };
+        let mut bytes = 0;
+        for instance in program.instances.iter().filter(among_replicas) {
+            assert_eq!(instance.when, When::Last, "{shard:?}");
+            bytes += program.input_types(instance)[0].bytes();
+        }
+        // A rank's rows, which are half of all, and half of those again; paddings are small.
+        let expected = whole / 2 + whole / 4;
+        assert!(bytes >= expected && bytes < expected + expected / 10, "{shard:?}: {bytes} of {expected}");
+        let of_world = program
+            .instances
+            .iter()
+            .filter(|instance| matches!(instance.code.op().collective(), Some((_, Group::World { .. }))));
+        // The words of the step.
+        assert_eq!(of_world.count(), 1, "{shard:?}");
+    }
+}
+
+#[test]
+fn some_ranks_have_nothing_of_some_matrices() {
+    let world =
+        World { ranks: 4, replicas: 2, shard: Shard::Weights, ..World::alone(Recipe::Fp8Block, false, 1) };
+    for world in [world, World { replicas: 1, ..world }] {
+        let nothing = |rank| {
+            let layout = Layout::of(&world.spec(rank)).expect("a layout");
+            let names = world.spec(rank).model.parameters().into_iter().map(|p| p.name);
+            let held = |name: &String| layout.held(StateKind::Master, name).expect("a cut").rows;
+            names.filter(|name| name.contains("proj.weight") && held(name).is_empty()).count()
+        };
+        assert!((0..world.ranks).any(|rank| nothing(rank) > 0), "{world:?}");
     }
 }

@@ -10,7 +10,7 @@ use xtrain_distributed::{Communicator, ThreadCommunicator};
 use xtrain_model::decoder::Batch;
 use xtrain_model::{Architecture, Description, Recipe};
 use xtrain_ops::registry::cpu_kernels;
-use xtrain_program::{Parallel, Reduce, Shard, StateKind};
+use xtrain_program::{Gather, Parallel, Reduce, Shard, StateKind};
 use xtrain_runtime::{Checks, CpuEngine};
 use xtrain_tensor::{DType, Philox};
 use xtrain_train::engine::Target;
@@ -58,10 +58,14 @@ pub(crate) struct World {
     pub(crate) ranks: usize,
     /// Micro-batches of a rank in a step.
     pub(crate) micro_steps: usize,
+    /// Groups of ranks that each have all state.
+    pub(crate) replicas: usize,
     pub(crate) shard: Shard,
     pub(crate) any_world: bool,
     pub(crate) reduce_dtype: DType,
     pub(crate) prefetch_blocks: usize,
+    /// How weights in FP8 are gathered.
+    pub(crate) gather: Gather,
     pub(crate) layers: usize,
     /// Sources whose losses are summed separately, 0 for none.
     pub(crate) sources: usize,
@@ -103,10 +107,12 @@ impl World {
             tied,
             ranks: 1,
             micro_steps,
+            replicas: 1,
             shard: Shard::None,
             any_world: false,
             reduce_dtype: DType::F32,
             prefetch_blocks: 1,
+            gather: Gather::Auto,
             layers: 2,
             sources: 0,
             orders: 0,
@@ -122,10 +128,12 @@ impl World {
         let parallel = Parallel {
             world_size: self.ranks,
             rank,
+            replicas: self.replicas,
             shard: self.shard,
             reduce,
             reduce_dtype: self.reduce_dtype,
             prefetch_blocks: self.prefetch_blocks,
+            gather: self.gather,
         };
         let spec = training_spec::TrainingSpec { parallel, ..spec(model(self.tied, self.layers), BATCH) };
         // Masks of dropout and stochastic rounding depend on the place in the whole batch and parameter.
@@ -133,6 +141,11 @@ impl World {
         spec.loss.sources = self.sources;
         crate::common::adamw(&mut spec).moments = if self.tied { DType::BF16 } else { DType::F32 };
         spec
+    }
+
+    /// The ranks of the first replica, which have all rows.
+    pub(crate) fn first_replica<'a>(&self, ranks: &'a [RankRun]) -> &'a [RankRun] {
+        &ranks[..self.ranks / self.replicas]
     }
 
     /// Runs all ranks.
@@ -253,6 +266,8 @@ fn state(learner: &mut Learner) -> (State, State, BTreeMap<(StateKind, String), 
                 | StateKind::Scale
                 | StateKind::AmaxHistory
         );
+        // With cut weights, copies are rows too.
+        let is_shared = is_shared && (entry.kind != StateKind::Compute || !learner.layout().cuts_weights());
         if is_shared && held.is_none() {
             shared.insert(key.clone(), bytes.clone());
         }

@@ -7,7 +7,7 @@ use xtrain_report::metrics::format;
 use xtrain_train::estimate::{Network, Timeline};
 use xtrain_train::fit::Fit;
 use xtrain_train::layout::{Evenness, Layout};
-use xtrain_train::modes::{Mode, fastest};
+use xtrain_train::modes::{Mode, evening_replicas, fastest};
 use xtrain_train::training_spec::TrainingSpec;
 
 /// The estimates of a step of several ranks.
@@ -47,11 +47,13 @@ pub(super) fn text(
         out.push_str(&beside_each_other(modes, spec, micro_steps, fit.map(|fit| fit.room.available_bytes)));
     }
     let Ok(layout) = Layout::of(spec) else { return out };
+    let shards = spec.parallel.shards();
     if let Some((name, units)) = layout.fewest_units(&spec.model).filter(|_| layout.cuts_state())
-        && units < ranks
+        && let Some(replicas) = evening_replicas(ranks, units)
+        && units < shards
     {
         out.push_str(&format!(
-            "{name} is cut into {units} units, fewer than ranks, so some ranks hold nothing of it\n"
+            "{name} is cut into {units} units, so some of {shards} ranks hold nothing of it; with parallel.replicas={replicas} all do\n"
         ));
     }
     if let Some(Evenness { fullest, emptiest }) = layout.evenness(&spec.model) {

@@ -87,9 +87,12 @@ fn sums_for_any_world_have_the_bits_of_one_process() {
     let place = Place::new();
     let any = "--set train.batch_size=8 --set train.micro_batch_size=1 --set train.steps=6 --set parallel.reduce=any-world";
     place.train("one", any);
-    for ranks in [2, 4] {
-        let out = format!("ranks-{ranks}");
-        place.train(&out, &format!("{any} --ranks {ranks}"));
+    for (ranks, replicas) in [(2, 1), (4, 1), (4, 2)] {
+        let out = format!("ranks-{ranks}-{replicas}");
+        // A single replica holds all state on every rank, and two have their rows.
+        let shard = if replicas == 1 { "none" } else { "weights" };
+        let sets = format!("--set parallel.replicas={replicas} --set parallel.shard={shard}");
+        place.train(&out, &format!("{any} --ranks {ranks} {sets}"));
         let [a, b] = [&*out, "one"].map(|out| place.path(&format!("{out}/hf/model.safetensors")));
         assert_same_file(&a, &b);
         for (kind, key) in [("step", "loss"), ("step", "grad_norm"), ("eval", "loss")] {

@@ -75,6 +75,10 @@ fn ways_to_share_that_do_not_fit_the_ranks_are_refused() {
             "train run.toml --out out --ranks 2 {SHARED} --set parallel.reduce=any-world --set parallel.reduce_dtype=bf16"
         ))
         .refuses(&["any-world", "reduce_dtype"]);
+    place
+        .run(&format!("train run.toml --out out --ranks 3 {SHARED} --set parallel.replicas=2"))
+        .refuses(&["3 ranks cannot be divided into parallel.replicas = 2 groups", "use 1 or 3"]);
+    place.run("train run.toml --set parallel.hsdp=2").refuses(&["did you mean `replicas`?"]);
     place.run("train run.toml --set parallel.shard=zero1").refuses(&["did you mean \"optimizer\"?"]);
     assert!(!place.exists("out"));
 }

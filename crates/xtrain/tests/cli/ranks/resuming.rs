@@ -4,15 +4,16 @@ use super::{SHARED, assert_near, numbers};
 use crate::place::{Place, assert_same_file};
 use crate::resume::recorded;
 
-/// Trains `out` to step 8 in parts of two steps, each on another number of ranks, which share other state.
-fn train_in_parts(place: &Place, out: &str, ranks: [usize; 4], sets: &str) {
-    let shards = ["none", "weights", "gradients", "optimizer"];
-    for (n, (ranks, shard)) in ranks.into_iter().zip(shards).enumerate() {
+/// Trains `out` in parts of two steps, each on another number of ranks, which share other state, in so many
+/// replicas.
+fn train_in_parts(place: &Place, out: &str, parts: &[(usize, &str, usize)], sets: &str) {
+    for (n, (ranks, shard, replicas)) in parts.iter().enumerate() {
         let (steps, resume) = (2 * n + 2, if n == 0 { "" } else { "--resume" });
         place.train(
             out,
             &format!(
-                "{sets} --set train.steps={steps} --ranks {ranks} --set parallel.shard={shard} {resume}"
+                "{sets} --set train.steps={steps} --ranks {ranks} --set parallel.shard={shard} --set \
+                 parallel.replicas={replicas} {resume}"
             ),
         );
     }
@@ -24,18 +25,20 @@ fn in_any_world_not_a_bit_depends_on_the_ranks_that_go_on() {
     // A constant rate, because the length of the run changes.
     let sets = "--set train.batch_size=8 --set train.micro_batch_size=1 --set parallel.reduce=any-world --set \
                 schedule.kind=constant --set eval.at_end=false --set checkpoint.keep_last=1 --set checkpoint.keep_best=false";
-    place.train("whole", &format!("{sets} --set train.steps=8"));
-    train_in_parts(&place, "parts", [4, 1, 2, 4], sets);
+    place.train("whole", &format!("{sets} --set train.steps=10"));
+    // One process has no replicas, whatever the run file says.
+    let parts = [(4, "none", 1), (4, "weights", 2), (4, "none", 1), (1, "gradients", 2), (4, "optimizer", 1)];
+    train_in_parts(&place, "parts", &parts, sets);
     assert_same_file(&place.path("whole/hf/model.safetensors"), &place.path("parts/hf/model.safetensors"));
     assert_eq!(recorded(&place, "parts"), recorded(&place, "whole"));
-    let files = place.names("parts/checkpoints/step-8");
+    let files = place.names("parts/checkpoints/step-10");
     assert_eq!(files.iter().filter(|name| name.starts_with("rank-")).count(), 4, "{files:?}");
     // One process goes on with the moments too.
     for out in ["whole", "parts"] {
-        place.train(out, &format!("{sets} --set train.steps=9 --resume"));
+        place.train(out, &format!("{sets} --set train.steps=11 --resume"));
     }
     let [a, b] = ["whole", "parts"]
-        .map(|out| place.path(&format!("{out}/checkpoints/step-9/rank-00000-00001.safetensors")));
+        .map(|out| place.path(&format!("{out}/checkpoints/step-11/rank-00000-00001.safetensors")));
     assert_same_file(&a, &b);
 }
 
@@ -44,7 +47,8 @@ fn other_ranks_go_on_with_the_same_tokens_and_losses() {
     let place = Place::new();
     let sets = format!("{SHARED} --set schedule.kind=constant --set eval.at_end=false");
     place.train("whole", &format!("{sets} --set train.steps=8"));
-    train_in_parts(&place, "parts", [4, 1, 3, 2], &sets);
+    let parts = [(4, "none", 1), (1, "weights", 1), (3, "gradients", 1), (4, "weights", 2)];
+    train_in_parts(&place, "parts", &parts, &sets);
     for (key, share) in [("loss", 1e-5), ("grad_norm", 1e-5), ("tokens", 0.0), ("epoch", 0.0)] {
         let [parts, whole] = ["parts", "whole"].map(|out| numbers(&place, out, "step", key));
         assert_eq!(whole.len(), 8);
@@ -61,7 +65,8 @@ fn a_chosen_micro_batch_size_that_more_ranks_cannot_share_is_chosen_again() {
     let place = Place::new();
     let sets = "--set train.batch_size=12 --set train.micro_batch_size=auto --set schedule.kind=constant --set eval.at_end=false";
     place.train("whole", &format!("{sets} --set train.steps=8"));
-    train_in_parts(&place, "parts", [1, 3, 1, 2], sets);
+    let parts = [(1, "none", 1), (3, "weights", 1), (1, "gradients", 1), (2, "optimizer", 2)];
+    train_in_parts(&place, "parts", &parts, sets);
     let [parts, whole] = ["parts", "whole"].map(|out| numbers(&place, out, "step", "loss"));
     assert_near(&parts, &whole, 1e-5);
 }

@@ -53,7 +53,7 @@ impl Pass<'_> {
     fn amaxes_of_all(&mut self, parameters: &[Parameter], unset: bool) -> Result<(), TraceError> {
         let stage = self.stage;
         let origin = |site: &str| Origin { block: None, site: site.into(), role: Role::Gather, stage };
-        let (of_all, mut group) = (origin("amaxes"), None);
+        let (of_all, mut group) = (Origin { role: Role::Precision, ..origin("amaxes") }, None);
         let (mut numbers, mut amaxes) = (Vec::new(), Vec::new());
         for parameter in parameters {
             let origin = Origin { role: Role::Precision, ..origin(&parameter.name) };

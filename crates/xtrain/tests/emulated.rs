@@ -1,5 +1,5 @@
-//! Refusals by the binary on emulated GPUs that are too old or too small for a run. The tests count as
-//! ignored unless `tests/emulated/run.sh` starts them.
+//! The binary on emulated GPUs: refusals of those that are too old or too small for a run, and one of several
+//! ranks on one GPU. The tests count as ignored unless `tests/emulated/run.sh` starts them.
 
 use libtest_mimic::{Arguments, Failed, Trial};
 use std::process::Command;
@@ -33,9 +33,9 @@ fn xtrain(verb: &str, gpu: &str, set: &[&str]) -> Result<(Option<i32>, String, b
     std::fs::write(folder.path().join("run.toml"), RUN)?;
     std::fs::write(folder.path().join("text.txt"), "a text of some words\n".repeat(1000))?;
     let settings = std::env::var(SETTINGS)?;
-    let given: Vec<&str> = settings.lines().chain(gpu.split(' ')).collect();
+    let given: Vec<&str> = settings.lines().chain(gpu.split_whitespace()).collect();
     let mut command = Command::new(env!("CARGO_BIN_EXE_xtrain"));
-    command.current_dir(&folder).env(SETTINGS, given.join("\n")).args([verb, "run.toml"]);
+    command.current_dir(&folder).env(SETTINGS, given.join("\n")).args(verb.split(' ')).arg("run.toml");
     for set in set {
         command.args(["--set", set]);
     }
@@ -96,12 +96,24 @@ fn train_refuses_a_gpu_with_too_little_memory() -> Result<(), Failed> {
     Ok(())
 }
 
+fn one_of_several_ranks_runs_on_one_gpu() -> Result<(), Failed> {
+    let verb = "bench step --rank-of 2 --warmup 0 --repeats 1 --steps 1 --json";
+    let set = ["parallel.shard=weights", "precision.recipe=bf16", "data.seq_len=16", "train.batch_size=2"];
+    let (code, text, _) = xtrain(verb, "", &set)?;
+    let line = text.lines().find(|line| line.starts_with('{')).ok_or_else(|| text.clone())?;
+    let speed: serde_json::Value = serde_json::from_str(line)?;
+    assert_eq!((code, &speed["rank"]["plan_bytes"]), (Some(0), &speed["planned_bytes"]), "{text}");
+    assert!(speed["rank"]["plan_sent_bytes"].as_u64() > Some(0), "{text}");
+    Ok(())
+}
+
 fn main() {
     let is_emulated = std::env::var_os(SETTINGS).is_some();
-    let tests: [(&str, fn() -> Result<(), Failed>); 3] = [
+    let tests: [(&str, fn() -> Result<(), Failed>); 4] = [
         ("train_refuses_a_recipe_that_the_gpu_lacks", train_refuses_a_recipe_that_the_gpu_lacks),
         ("plan_reports_a_recipe_that_the_gpu_lacks", plan_reports_a_recipe_that_the_gpu_lacks),
         ("train_refuses_a_gpu_with_too_little_memory", train_refuses_a_gpu_with_too_little_memory),
+        ("one_of_several_ranks_runs_on_one_gpu", one_of_several_ranks_runs_on_one_gpu),
     ];
     let tests = tests.map(|(name, test)| Trial::test(name, test).with_ignored_flag(!is_emulated));
     libtest_mimic::run(&Arguments::from_args(), tests.into()).exit()

@@ -4,8 +4,8 @@
 //! If masters are cut among ranks, copies are gathered from the rows of all ranks. Of FP8 copies ranks gather
 //! the numbers that each has cast from its rows, with the scales of the whole: the amaxes on which these
 //! depend are gathered before, all at once. With another [`crate::Gather`] each rank casts the whole weight,
-//! which exists for a moment only: it is gathered to one of two slots, so a gather waits until the cast before
-//! the last has read its slot.
+//! which exists for a moment only: it is gathered to one of two slots, so a gather waits until the cast
+//! before the last has read its slot.
 
 use crate::program::instantiate;
 use crate::shard::ShardOps;

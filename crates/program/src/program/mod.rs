@@ -53,7 +53,7 @@ pub struct Parameter {
     pub cast_from: Option<ValueId>,
     /// The whole tensors that are gathered from all ranks after masters change.
     pub gathered: Vec<Gathered>,
-    /// What is computed from these.
+    /// The transposes of some of these.
     pub transposed: Vec<Transposed>,
 }
 

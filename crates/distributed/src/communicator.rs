@@ -21,6 +21,9 @@ pub trait Communicator: Send + Sync {
     /// The number of ranks of the run.
     fn world_size(&self) -> usize;
 
+    /// Bytes that the collectives of this rank have sent to other ranks.
+    fn sent_bytes(&self) -> u64;
+
     /// One group of all ranks.
     fn world(&self) -> Groups {
         Groups::world(self.world_size())

@@ -10,6 +10,7 @@ mod environment;
 mod error;
 mod launch;
 mod net;
+mod one_of;
 mod tcp;
 #[cfg(test)]
 mod testing;
@@ -24,6 +25,7 @@ pub use environment::{Environment, Launcher, Variables, nccl_variables};
 pub use error::{CommError, Fault};
 pub use launch::{Launch, become_bound, bound, die_with_launcher};
 pub use net::secret::{SECRET_VARIABLE, Secret};
+pub use one_of::{OneOf, Pace};
 pub use tcp::TcpCommunicator;
 pub use threads::{ThreadChannel, ThreadCommunicator};
 pub use world::{Groups, World, WorldError};

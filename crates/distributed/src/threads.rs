@@ -16,6 +16,7 @@ pub struct ThreadCommunicator {
     /// Its calls.
     calls: AtomicU64,
     meeting: Arc<Meeting>,
+    sent_bytes: AtomicU64,
 }
 
 struct Meeting {
@@ -52,7 +53,12 @@ impl ThreadCommunicator {
     pub fn world(world_size: usize) -> Vec<ThreadCommunicator> {
         let meeting = Meeting { world_size, state: Mutex::default(), changed: Condvar::new() };
         let meeting = Arc::new(meeting);
-        let rank = |rank| ThreadCommunicator { rank, calls: AtomicU64::new(0), meeting: meeting.clone() };
+        let rank = |rank| ThreadCommunicator {
+            rank,
+            calls: AtomicU64::new(0),
+            sent_bytes: AtomicU64::new(0),
+            meeting: meeting.clone(),
+        };
         (0..world_size).map(rank).collect()
     }
 
@@ -84,6 +90,8 @@ impl ThreadCommunicator {
             inputs.push(bytes.as_slice());
         }
         read(&inputs);
+        let sent = (call.bytes * (call.groups.size - 1)) as u64;
+        self.sent_bytes.fetch_add(sent, Ordering::Relaxed);
         underway.read += 1;
         if underway.read == *world_size {
             state.underway.remove(&number);
@@ -103,6 +111,10 @@ impl Communicator for ThreadCommunicator {
 
     fn world_size(&self) -> usize {
         self.meeting.world_size
+    }
+
+    fn sent_bytes(&self) -> u64 {
+        self.sent_bytes.load(Ordering::Relaxed)
     }
 
     fn all_gather(

@@ -336,6 +336,10 @@ impl Communicator for Impatient {
         self.0.all_to_all(groups, first, input, output)
     }
 
+    fn sent_bytes(&self) -> u64 {
+        self.0.sent_bytes()
+    }
+
     fn timeout(&self) -> Option<Duration> {
         Some(Duration::from_secs(1))
     }

@@ -40,6 +40,7 @@ mod row_shard;
 pub mod save_fp8;
 pub mod shard;
 mod trace;
+mod traffic;
 mod value;
 
 pub use backward::Root;
@@ -62,4 +63,5 @@ pub use program::{
 pub use recompute::Recompute;
 pub use row_shard::{RowShard, Rows, cut};
 pub use trace::Tracer;
+pub use traffic::{Payload, Sent};
 pub use value::{StateKind, Storage, Value, ValueId};

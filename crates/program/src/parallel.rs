@@ -35,7 +35,8 @@ pub enum Gather {
     Auto,
     /// The masters in f32, of which each rank casts the whole. The bits are those of [`Gather::Auto`].
     F32,
-    /// Copies in bf16, of which each rank casts the whole, as PyTorch's FSDP2 does. Weights are rounded twice.
+    /// Copies in bf16, of which each rank casts the whole, as PyTorch's FSDP2 does. Weights are rounded
+    /// twice.
     Bf16,
 }
 

@@ -4,8 +4,8 @@
 //! If masters are cut among ranks, copies are gathered from the rows of all ranks. Of FP8 copies ranks gather
 //! the numbers that each has cast from its rows, with the scales of the whole: the amaxes on which these
 //! depend are gathered before, all at once. With another [`crate::Gather`] each rank casts the whole weight,
-//! which exists for a moment only: it is gathered to one of two slots, so a gather waits until the cast before
-//! the last has read its slot.
+//! which exists for a moment only: it is gathered to one of two slots, so a gather waits until the cast
+//! before the last has read its slot.
 
 use crate::program::instantiate;
 use crate::shard::ShardOps;
@@ -53,7 +53,7 @@ impl Pass<'_> {
     fn amaxes_of_all(&mut self, parameters: &[Parameter], unset: bool) -> Result<(), TraceError> {
         let stage = self.stage;
         let origin = |site: &str| Origin { block: None, site: site.into(), role: Role::Gather, stage };
-        let (of_all, mut group) = (origin("amaxes"), None);
+        let (of_all, mut group) = (Origin { role: Role::Precision, ..origin("amaxes") }, None);
         let (mut numbers, mut amaxes) = (Vec::new(), Vec::new());
         for parameter in parameters {
             let origin = Origin { role: Role::Precision, ..origin(&parameter.name) };

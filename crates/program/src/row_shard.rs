@@ -77,18 +77,27 @@ pub fn cut(parameters: &[Rows], group: Group) -> Vec<RowShard> {
     for p in order {
         let Rows { rows, row_elements, unit } = parameters[p];
         let piece_rows = parameters[p].units().div_ceil(n) * unit;
-        let starting_at = |first| RowShard { group, first, piece_rows, rows };
-        let held = |shard: &RowShard, rank| shard.rows_of(rank).len() * row_elements;
+        cuts[p] = RowShard { group, first: 0, piece_rows, rows };
+        if rows == n * piece_rows {
+            // All ranks hold equally much of it, so it makes no difference to the others.
+            continue;
+        }
+        // Pieces without padding, and the elements of the piece after them.
+        let (full, rest) = (rows / piece_rows, rows % piece_rows * row_elements);
+        let twice = elements_of.iter().chain(&elements_of);
+        let sums = twice.scan(0, |sum, &elements| {
+            *sum += elements as u128;
+            Some(*sum)
+        });
+        let sums: Vec<u128> = std::iter::once(0).chain(sums).collect();
         // With the least sum of products, the squares of the sums add up to the least.
         let load = |first: &usize| -> u128 {
-            let shard = starting_at(*first);
-            (0..n).map(|rank| held(&shard, rank) as u128 * elements_of[rank] as u128).sum()
+            let of_full = (piece_rows * row_elements) as u128 * (sums[first + full] - sums[*first]);
+            of_full + rest as u128 * elements_of[(first + full) % n] as u128
         };
-        let is_even = rows == n * piece_rows;
-        let first = if is_even { 0 } else { (0..n).min_by_key(load).unwrap_or(0) };
-        cuts[p] = starting_at(first);
+        cuts[p].first = (0..n).min_by_key(load).unwrap_or(0);
         for (rank, elements) in elements_of.iter_mut().enumerate() {
-            *elements += held(&cuts[p], rank);
+            *elements += cuts[p].rows_of(rank).len() * row_elements;
         }
     }
     cuts
@@ -126,6 +135,24 @@ mod tests {
                     end = rows.end;
                 }
                 prop_assert_eq!(end, parameter.rows);
+            }
+        }
+
+        #[test]
+        fn a_parameter_starts_where_ranks_hold_least(parameters in parameters(), n in 1usize..9) {
+            let cuts = cut(&parameters, Group::World { size: n });
+            let mut order: Vec<usize> = (0..parameters.len()).collect();
+            order.sort_by_key(|&p| std::cmp::Reverse(parameters[p].rows * parameters[p].row_elements));
+            let mut held = vec![0; n];
+            for p in order {
+                let of = |first, rank| {
+                    RowShard { first, ..cuts[p] }.rows_of(rank).len() * parameters[p].row_elements
+                };
+                let load = |first: &usize| -> usize { (0..n).map(|rank| of(*first, rank) * held[rank]).sum() };
+                let is_even = cuts[p].rows == n * cuts[p].piece_rows;
+                let first = if is_even { Some(0) } else { (0..n).min_by_key(load) };
+                prop_assert_eq!(Some(cuts[p].first), first);
+                held = (0..n).map(|rank| held[rank] + of(cuts[p].first, rank)).collect();
             }
         }
 

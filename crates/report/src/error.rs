@@ -27,6 +27,12 @@ pub enum ReportError {
         /// The file.
         path: PathBuf,
     },
+    /// The name of the picture is taken by another file.
+    #[error("{}: exists and is no picture that xtrain wrote; name another file", path.display())]
+    NotAPicture {
+        /// The file.
+        path: PathBuf,
+    },
     /// All named runs belong to the baseline.
     #[error(
         "there is nothing to compare the baseline with: name another run, as in xtrain compare BASELINE OTHER, or xtrain compare OTHER --baseline RUN RUN"

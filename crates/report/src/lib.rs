@@ -29,6 +29,7 @@ mod history;
 mod html;
 mod identity;
 pub mod inspection;
+pub mod lanes;
 mod live;
 mod marks;
 pub mod metrics;
@@ -84,7 +85,7 @@ pub fn write_comparison(
     path: &Path,
     overwrite: bool,
 ) -> Result<(), ReportError> {
-    if !overwrite && !may_be_replaced(path)? {
+    if !overwrite && !may_be_replaced(path, frame::HEAD)? {
         return Err(ReportError::Taken { path: path.to_owned() });
     }
     write_whole(path, &render_all(&load_named(run_folders)?))
@@ -103,8 +104,8 @@ fn load_named(run_folders: &[impl AsRef<Path>]) -> Result<Vec<RunData>, ReportEr
     Ok(runs)
 }
 
-/// True if `path` does not exist, is empty, or is a report.
-fn may_be_replaced(path: &Path) -> Result<bool, ReportError> {
+/// True if `path` does not exist, is empty, or begins with `head`, as what would replace it.
+fn may_be_replaced(path: &Path, head: &str) -> Result<bool, ReportError> {
     let cannot_read = |source| ReportError::Read { path: path.to_owned(), source };
     match std::fs::metadata(path) {
         Err(missing) if missing.kind() == ErrorKind::NotFound => return Ok(!path.is_symlink()),
@@ -113,10 +114,10 @@ fn may_be_replaced(path: &Path) -> Result<bool, ReportError> {
         Ok(found) if !found.is_file() => return Ok(found.is_dir()),
         Ok(_) => {}
     }
-    let mut head = Vec::new();
+    let mut begun = Vec::new();
     let file = File::open(path).map_err(cannot_read)?;
-    file.take(frame::HEAD.len() as u64).read_to_end(&mut head).map_err(cannot_read)?;
-    Ok(head.is_empty() || head == frame::HEAD.as_bytes())
+    file.take(head.len() as u64).read_to_end(&mut begun).map_err(cannot_read)?;
+    Ok(begun.is_empty() || begun == head.as_bytes())
 }
 
 /// Writes the file atomically.

@@ -146,17 +146,22 @@ impl Layout {
     /// The largest and the smallest part that a rank has of the parameters of `model`, if each has its rows
     /// alone.
     pub fn evenness(&self, model: &Architecture) -> Option<Evenness> {
-        let of_rank = |rank: usize| -> usize {
-            let parameters = model.parameters();
-            let elements = parameters.iter().map(|p| {
-                let row: usize = p.shape[1..].iter().product();
-                self.cuts[&p.name].rows_of(rank).len() * row
-            });
-            elements.sum()
-        };
-        let held: Vec<usize> =
-            (0..self.parallel.world_size).filter(|_| self.cuts_state()).map(of_rank).collect();
+        if !self.cuts_state() {
+            return None;
+        }
+        let mut held = vec![0; self.parallel.world_size];
+        for p in model.parameters() {
+            let (cut, row) = (self.cuts[&p.name], p.shape[1..].iter().product::<usize>());
+            held.iter_mut().enumerate().for_each(|(rank, held)| *held += cut.rows_of(rank).len() * row);
+        }
         Some(Evenness { fullest: *held.iter().max()?, emptiest: *held.iter().min()? })
+    }
+
+    /// The matrix of `model` that is cut into the fewest units, and their number.
+    pub fn fewest_units(&self, model: &Architecture) -> Option<(String, usize)> {
+        let matrices = model.parameters().into_iter().filter(|p| p.shape.len() > 1);
+        let units = matrices.map(|p| (p.shape[0].div_ceil(self.unit_rows(&p.name)), p.name));
+        units.min_by_key(|(units, _)| *units).map(|(units, name)| (name, units))
     }
 }
 

@@ -29,6 +29,7 @@ pub mod layout;
 pub mod learner;
 pub mod linear_gemms;
 pub mod member;
+pub mod modes;
 pub mod opened;
 pub mod passes;
 mod paths;

@@ -49,13 +49,17 @@ fn main() -> ExitCode {
 }
 
 fn run(command: cli::Command, place: &Place) -> Result<ExitCode, Failure> {
-    if let cli::Command::Train(args) = &command {
-        return commands::train::run(args, place);
+    match &command {
+        cli::Command::Train(args) => return commands::train::run(args, place),
+        cli::Command::Bench(cli::BenchCommand::Comm(args)) => return commands::bench_comm::run(args, place),
+        _ => {}
     }
     match command {
         cli::Command::Init(args) => commands::init::run(&args),
         cli::Command::Completions(args) => commands::completions::run(&args),
-        cli::Command::Train(_) => unreachable!("it has run"),
+        cli::Command::Train(_) | cli::Command::Bench(cli::BenchCommand::Comm(_)) => {
+            unreachable!("it has run")
+        }
         cli::Command::Plan(args) => commands::plan::run(&args),
         cli::Command::Tokenize(args) => commands::tokenize::run(&args),
         cli::Command::Generate(args) => commands::generate::run(&args),

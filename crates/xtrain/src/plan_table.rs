@@ -2,6 +2,8 @@
 
 mod ranks;
 
+pub(crate) use ranks::Several;
+
 use xtrain_model::Bf16Reason;
 use xtrain_program::{MemoryRow, MemoryTable, Program, Purpose, Role, Stage, StateKind};
 use xtrain_report::metrics::format;
@@ -25,6 +27,8 @@ pub(crate) struct Answer {
     pub(crate) choice: Option<Choice>,
     /// The time of the run, if there is a device.
     pub(crate) time: Option<RunTime>,
+    /// The estimates of a step of several ranks, if there is a device.
+    pub(crate) several: Option<Several>,
     /// False for a model that is planned without a run file.
     pub(crate) is_of_a_file: bool,
 }
@@ -52,7 +56,8 @@ pub(crate) fn text(planned: &Planned, answer: &Answer, tables: &Tables<'_>) -> S
     out.push_str(&memory(planned, tables));
     let train = &planned.resolved.config.train;
     let micro_steps = planned.spec.micro_steps(train.batch_size);
-    out.push_str(&ranks::text(&planned.spec, tables.program, micro_steps));
+    let fit = answer.fit.as_ref().map(|(fit, _)| fit);
+    out.push_str(&ranks::text(&planned.spec, tables.program, micro_steps, answer.several.as_ref(), fit));
     out
 }
 

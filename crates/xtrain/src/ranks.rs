@@ -1,16 +1,17 @@
 //! The processes of a run: how the command line starts them, and how this one joins the others.
 
-use crate::cli::{Command, TrainArgs};
+use crate::cli::{Command, Processes};
 use crate::failure::Failure;
 use std::fs;
 use std::io::Write;
+use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 use xtrain_checkpoint::remove_leftovers;
-use xtrain_config::Parsed;
+use xtrain_config::{ParallelConfig, Parsed};
 use xtrain_distributed::{
     Environment, Fault, Launch, SECRET_VARIABLE, Secret, StartOptions, Variables, nccl_variables,
 };
@@ -45,16 +46,15 @@ impl Place {
     pub(crate) fn of(command: &Command, variables: Variables) -> Result<Place, Failure> {
         let is_ours = Launch::is_parent(&variables);
         let detected = Environment::detect(&variables);
-        let Command::Train(args) = command else {
+        let Some(processes) = command.processes() else {
             if let Ok(Some(environment)) = &detected {
                 refuse_several(command, environment)?;
             }
             return Ok(Place { variables, environment: None, is_ours });
         };
         let environment = detected
-            .map_err(|error| Failure::user(format!("{error}; unset the rest to train in one process")))?;
-        if let (Some(environment), Some((option, count)), false) =
-            (&environment, args.processes.given(), is_ours)
+            .map_err(|error| Failure::user(format!("{error}; unset the rest to run in one process")))?;
+        if let (Some(environment), Some((option, count)), false) = (&environment, processes.given(), is_ours)
         {
             return Err(Failure::user(format!(
                 "{option} {count} starts processes on this machine, but {} has started this one as rank {} of {}; leave out {option}",
@@ -81,8 +81,8 @@ impl Place {
     }
 
     /// The number of processes that this one starts, if it is no rank but starts them.
-    pub(crate) fn launches(&self, args: &TrainArgs) -> Option<usize> {
-        let (_, count) = args.processes.given()?;
+    pub(crate) fn launches(&self, processes: &Processes) -> Option<usize> {
+        let (_, count) = processes.given()?;
         (!self.is_ours && count > 1).then_some(count)
     }
 
@@ -91,11 +91,10 @@ impl Place {
         self.environment.as_ref().map_or(1, |environment| environment.world.local_world_size)
     }
 
-    /// Joins the other processes of the run, if it has any.
-    pub(crate) fn join(&self, parsed: &Parsed) -> Result<Crew, Failure> {
+    /// Joins the other processes of the run in `folder`, if it has any.
+    pub(crate) fn join(&self, parallel: &ParallelConfig, folder: &Path) -> Result<Crew, Failure> {
         let Some(environment) = &self.environment else { return Ok(Crew::alone()) };
-        let parallel = &parsed.config.parallel;
-        let secret = self.secret(environment, parsed)?;
+        let secret = self.secret(environment, folder)?;
         let start = StartOptions {
             deadline: parallel.start_timeout.duration(),
             report: Arc::new(|line: &str| tracing::warn!("{line}")),
@@ -119,13 +118,12 @@ impl Place {
     }
 
     /// The secret of the run: a variable, or a file beside the run folder, which rank 0 writes.
-    fn secret(&self, environment: &Environment, parsed: &Parsed) -> Result<Secret, Failure> {
+    fn secret(&self, environment: &Environment, folder: &Path) -> Result<Secret, Failure> {
         let refused = |error: xtrain_distributed::CommError| Failure::user(error.to_string());
         if let Some(value) = self.variables.get(SECRET_VARIABLE) {
             return Secret::value(value).map_err(refused);
         }
-        let folder = run_file::folder(parsed);
-        let folder = std::path::absolute(folder.path()).unwrap_or_else(|_| folder.path().to_owned());
+        let folder = std::path::absolute(folder).unwrap_or_else(|_| folder.to_owned());
         let name = folder.file_name().unwrap_or_default().to_string_lossy().into_owned();
         let file = folder.with_file_name(format!(".{name}.secret"));
         if let Some(parent) = file.parent().filter(|_| environment.world.rank == 0) {
@@ -163,11 +161,16 @@ fn take_last_word() -> bool {
 }
 
 /// Starts the processes of a run on this machine, and waits for their end. All get the command line of this
-/// one. What a killed rank was writing is removed.
-pub(crate) fn launch(count: usize, parsed: &Parsed) -> Result<ExitCode, Failure> {
+/// one. Returns their exit code.
+pub(crate) fn launch(count: usize) -> Result<i32, Failure> {
     let failed = |error: xtrain_distributed::CommError| Failure::user(error.to_string());
     let launch = Launch::copies(count, std::env::args_os().skip(1).collect()).map_err(failed)?;
-    let code = Launch { grace: LAST_GRACE, ..launch }.run().map_err(failed)?;
+    Launch { grace: LAST_GRACE, ..launch }.run().map_err(failed)
+}
+
+/// As [`launch`], of the run of `parsed`. What a killed rank was writing is removed.
+pub(crate) fn launch_run(count: usize, parsed: &Parsed) -> Result<ExitCode, Failure> {
+    let code = launch(count)?;
     let folder = run_file::folder(parsed);
     for folder in [folder.path(), &folder.checkpoints()].into_iter().filter(|_| code != 0) {
         if let Err(error) = remove_leftovers(folder, |_| true) {
@@ -175,7 +178,12 @@ pub(crate) fn launch(count: usize, parsed: &Parsed) -> Result<ExitCode, Failure>
             tracing::debug!("{error}");
         }
     }
-    Ok(ExitCode::from(u8::try_from(code).unwrap_or(1)))
+    Ok(exit_code(code))
+}
+
+/// The exit code of this process for that of the ranks which it started.
+pub(crate) fn exit_code(code: i32) -> ExitCode {
+    ExitCode::from(u8::try_from(code).unwrap_or(1))
 }
 
 /// Refuses a verb that one process does. Those that only print are allowed.
@@ -186,7 +194,7 @@ fn refuse_several(command: &Command, environment: &Environment) -> Result<(), Fa
         return Ok(());
     }
     Err(Failure::user(format!(
-        "only `xtrain train` runs in several processes, and {} has started {}; start this command once, without {}",
+        "only `xtrain train` and `xtrain bench comm` run in several processes, and {} has started {}; start this command once, without {}",
         environment.launcher, world.world_size, environment.launcher
     )))
 }

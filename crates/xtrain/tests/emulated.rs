@@ -1,5 +1,6 @@
-//! The binary on emulated GPUs: refusals of those that are too old or too small for a run, and training on
-//! two. The tests count as ignored unless `tests/emulated/run.sh` starts them.
+//! The binary on emulated GPUs: refusals of those that are too old or too small for a run, one of several
+//! ranks on one GPU, and training on two. The tests count as ignored unless `tests/emulated/run.sh` starts
+//! them.
 
 use libtest_mimic::{Arguments, Failed, Trial};
 use std::process::Command;
@@ -33,9 +34,9 @@ fn xtrain(verb: &str, gpu: &str, set: &[&str]) -> Result<(Option<i32>, String, b
     std::fs::write(folder.path().join("run.toml"), RUN)?;
     std::fs::write(folder.path().join("text.txt"), "a text of some words\n".repeat(1000))?;
     let settings = std::env::var(SETTINGS)?;
-    let given: Vec<&str> = settings.lines().chain(gpu.split(' ')).collect();
+    let given: Vec<&str> = settings.lines().chain(gpu.split_whitespace()).collect();
     let mut command = Command::new(env!("CARGO_BIN_EXE_xtrain"));
-    command.current_dir(&folder).env(SETTINGS, given.join("\n")).args([verb, "run.toml"]);
+    command.current_dir(&folder).env(SETTINGS, given.join("\n")).args(verb.split(' ')).arg("run.toml");
     for set in set {
         command.args(["--set", set]);
     }
@@ -93,6 +94,17 @@ fn train_refuses_a_gpu_with_too_little_memory() -> Result<(), Failed> {
     let refusal = text.lines().find(|line| line.contains("the run needs ")).ok_or_else(|| text.clone())?;
     let room = " GiB of memory, but Emulated GPU sm_80 has 0.50 GiB available; nothing fits: ";
     assert!(refusal.contains(room) && refusal.contains("choose a smaller model"), "{refusal}");
+    Ok(())
+}
+
+fn one_of_several_ranks_runs_on_one_gpu() -> Result<(), Failed> {
+    let verb = "bench step --rank-of 2 --warmup 0 --repeats 1 --steps 1 --json";
+    let set = ["parallel.shard=weights", "precision.recipe=bf16", "data.seq_len=16", "train.batch_size=2"];
+    let (code, text, _) = xtrain(verb, "", &set)?;
+    let line = text.lines().find(|line| line.starts_with('{')).ok_or_else(|| text.clone())?;
+    let speed: serde_json::Value = serde_json::from_str(line)?;
+    assert_eq!((code, &speed["rank"]["plan_bytes"]), (Some(0), &speed["planned_bytes"]), "{text}");
+    assert!(speed["rank"]["plan_sent_bytes"].as_u64() > Some(0), "{text}");
     Ok(())
 }
 
@@ -173,7 +185,7 @@ fn an_old_nccl_is_named_and_not_used() -> Result<(), Failed> {
 
 fn main() {
     let is_emulated = std::env::var_os(SETTINGS).is_some();
-    let tests: [(&str, fn() -> Result<(), Failed>); 6] = [
+    let tests: [(&str, fn() -> Result<(), Failed>); 7] = [
         ("train_refuses_a_recipe_that_the_gpu_lacks", train_refuses_a_recipe_that_the_gpu_lacks),
         ("plan_reports_a_recipe_that_the_gpu_lacks", plan_reports_a_recipe_that_the_gpu_lacks),
         ("train_refuses_a_gpu_with_too_little_memory", train_refuses_a_gpu_with_too_little_memory),
@@ -183,6 +195,7 @@ fn main() {
         ),
         ("ranks_that_disagree_on_a_collective_are_named", ranks_that_disagree_on_a_collective_are_named),
         ("an_old_nccl_is_named_and_not_used", an_old_nccl_is_named_and_not_used),
+        ("one_of_several_ranks_runs_on_one_gpu", one_of_several_ranks_runs_on_one_gpu),
     ];
     let tests = tests.map(|(name, test)| Trial::test(name, test).with_ignored_flag(!is_emulated));
     libtest_mimic::run(&Arguments::from_args(), tests.into()).exit()

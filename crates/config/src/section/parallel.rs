@@ -167,8 +167,8 @@ pub enum Gather {
     /// FP8 numbers and their scales: each rank casts its rows, with the scales of the whole weight.
     #[schemars(extend("x-aliases" = ["fp8", "float8", "8bit", "true"]))]
     Auto,
-    /// The fp32 masters, from which each rank casts the whole weight. The bits are those of `"auto"`, for four
-    /// times its bytes.
+    /// The fp32 masters, from which each rank casts the whole weight. The bits are those of `"auto"`, for
+    /// four times its bytes.
     #[schemars(extend("x-aliases" = ["f32", "float32", "master"]))]
     Fp32,
     /// Copies in bf16, from which each rank casts the whole weight: twice the bytes of `"auto"`, and weights

@@ -55,11 +55,6 @@ impl TcpCommunicator {
         self.timeout.store(timeout.as_millis() as u64, Ordering::Relaxed);
     }
 
-    /// The number of bytes that this rank's collectives have sent to other ranks.
-    pub fn sent_bytes(&self) -> u64 {
-        self.sent_bytes.load(Ordering::Relaxed)
-    }
-
     /// Sends `sends[r]` to the rank at the place `r` of a group, and receives into `receives[r]` from it.
     /// Those of this rank are ignored.
     fn run(
@@ -104,6 +99,10 @@ impl Communicator for TcpCommunicator {
 
     fn world_size(&self) -> usize {
         self.control.world().world_size
+    }
+
+    fn sent_bytes(&self) -> u64 {
+        self.sent_bytes.load(Ordering::Relaxed)
     }
 
     fn all_gather(

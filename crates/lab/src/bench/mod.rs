@@ -3,6 +3,7 @@
 //! A step is measured as a run makes it, on the run's data if that is token shards.
 
 mod attention;
+mod comm;
 mod copy_rate;
 mod fp8;
 mod gemm;
@@ -13,10 +14,11 @@ mod step_ops;
 mod tokens;
 
 pub use attention::{AttentionShape, AttentionSpeed, attention, attention_of, common_attention};
+pub use comm::{CommOptions, CommSpeed, CommSpeeds, comm};
 pub use fp8::{
     BreakEven, Fp8Speed, Fp8Speeds, LinearSeconds, LinearShape, RecipeSpeed, fp8, fp8_recipes, fp8_shapes,
 };
 pub use gemm::{GemmShape, GemmSpeed, common_gemms, gemms, gemms_of};
 pub use op_bench::{Ceiling, OpBenchOptions, OpSpeeds, Rates};
-pub use step::{BenchOptions, StepSpeed, step};
+pub use step::{BenchOptions, RankOf, RankSpeed, StepSpeed, step};
 pub use step_ops::{OpSpeed, ops};

@@ -4,16 +4,20 @@ use super::op_bench::{Ceiling, OpBench, OpBenchOptions};
 use super::tokens::Tokens;
 use serde::Serialize;
 use std::collections::VecDeque;
-use std::time::Instant;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 use xtrain_config::{Config, ParallelConfig, Parsed};
+use xtrain_distributed::{Communicator, OneOf, Pace};
+use xtrain_program::Sent;
 use xtrain_runtime::Checks;
 use xtrain_train::engine::{Processor, Target};
 use xtrain_train::error::{LearnError, RunError};
-use xtrain_train::estimate::Device;
+use xtrain_train::estimate::{Device, Network, Timeline};
 use xtrain_train::learner::{IN_FLIGHT, Learner, Step};
+use xtrain_train::member::Member;
 use xtrain_train::slower::{self, median};
-use xtrain_train::spec::plan_on;
-use xtrain_train::{choose, fit};
+use xtrain_train::spec::{Planned, plan_for};
+use xtrain_train::{choose, fit, programs};
 
 /// Length of the measurement.
 #[derive(Clone, Copy, Debug)]
@@ -24,6 +28,37 @@ pub struct BenchOptions {
     pub repeats: usize,
     /// Steps of a measurement.
     pub steps: usize,
+    /// The ranks of a run of which rank 0 is measured, if not of a run of one process.
+    pub rank_of: Option<RankOf>,
+}
+
+/// The ranks of a run of which one is measured on one device. Local copies replace collectives.
+#[derive(Clone, Copy, Debug)]
+pub struct RankOf {
+    /// The number of ranks.
+    pub ranks: usize,
+    /// True if a collective takes at least the time that the plan says. CPU only: nothing delays a stream of
+    /// a GPU.
+    pub stretch: bool,
+    /// Bytes per second that a rank sends to others, if other than those of the device's connections.
+    pub bandwidth: Option<f64>,
+}
+
+/// The plan of a step of one of several ranks, and the bytes that were counted.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct RankSpeed {
+    /// The number of ranks.
+    pub ranks: usize,
+    /// Bytes of memory that the plan predicts; [`StepSpeed::planned_bytes`] are allocated.
+    pub plan_bytes: u64,
+    /// Bytes that the rank sends in a step by the plan.
+    pub plan_sent_bytes: u64,
+    /// Bytes that it would have sent in a step, as counted; `None` on a GPU.
+    pub sent_bytes: Option<u64>,
+    /// Estimated seconds of a step whose collectives take as long as between real ranks.
+    pub plan_seconds: f64,
+    /// Seconds of them in which the rank waits for communication.
+    pub plan_exposed_seconds: f64,
 }
 
 /// Speed of a training step.
@@ -47,18 +82,21 @@ pub struct StepSpeed {
     pub tflops: f64,
     /// Their share of the GPU's dense bf16 peak, if that is known.
     pub mfu: Option<f64>,
-    /// Best rates of the processor, measured after the steps.
-    pub ceiling: Ceiling,
+    /// Best rates of the processor, measured after the steps; not after those of one of several ranks.
+    pub ceiling: Option<Ceiling>,
     /// The rate of operations as a share of the ceiling's GEMM.
-    pub of_product: f64,
+    pub of_product: Option<f64>,
     /// Bytes of the planned arena.
     pub planned_bytes: u64,
     /// Bytes of GPU memory besides the context: the arena, libraries, recorded graphs.
     pub card_bytes: Option<u64>,
     /// Seconds from opening the processor to the end of the first step.
     pub first_step_seconds: f64,
-    /// The loss of the last step: one that is not finite was not measured well.
+    /// The loss of the last step: one that is not finite was not measured well. That of one of several ranks
+    /// has no meaning.
     pub loss: f64,
+    /// The plan of one of several ranks, if one was measured.
+    pub rank: Option<RankSpeed>,
 }
 
 /// A learner of a run file with fresh weights, and what it runs on.
@@ -72,17 +110,22 @@ pub(super) struct StepBench {
     peak_flops: Option<f64>,
     /// Bytes that were available before, if the processor tells.
     free_before: Option<u64>,
+    /// The communicator and the plan, if one of several ranks is measured.
+    rank: Option<(Arc<OneOf>, RankSpeed)>,
 }
 
 impl StepBench {
-    pub(super) fn new(parsed: &Parsed) -> Result<StepBench, RunError> {
+    pub(super) fn new(parsed: &Parsed, rank_of: Option<RankOf>) -> Result<StepBench, RunError> {
         let processor = Processor::for_config(&parsed.config)?;
         let mut parsed = parsed.clone();
-        // The step of one process, which measures the device.
-        parsed.config.parallel = ParallelConfig::default();
-        let planned = plan_on(&parsed, processor.target())?;
-        let device = Device::of(&processor, planned.spec.recipe, rayon::current_num_threads());
-        let (planned, choice) = choose::decide(planned, &device)?;
+        if rank_of.is_none() {
+            // The step of one process, which measures the device.
+            parsed.config.parallel = ParallelConfig::default();
+        }
+        let member = Member::first_of(rank_of.map_or(1, |rank_of| rank_of.ranks));
+        let planned = plan_for(&parsed, processor.target(), member)?;
+        let measured = Device::of(&processor, planned.spec.recipe, rayon::current_num_threads());
+        let (planned, choice) = choose::decide(planned, &measured)?;
         if let Some(choice) = choice.filter(|choice| !choice.is_usual()) {
             tracing::info!("chosen: {choice}");
         }
@@ -90,12 +133,17 @@ impl StepBench {
         let free_before = processor.available_bytes();
         fit::check(&planned, &processor, 1)?;
         let (device, target, peak_flops) = (processor.describe(), processor.target(), processor.peak_flops());
+        let rank = rank_of.map(|rank_of| of_rank(&planned, &measured, rank_of)).transpose()?;
         let config: Config = planned.resolved.config;
         let tokens = Tokens::open(&config, planned.spec.model.vocab_size)?;
-        let engine = processor.engine(Checks::default()).map_err(LearnError::from)?;
+        let engine = match &rank {
+            Some((communicator, _)) => processor.engine_of_absent_ranks(communicator.clone()),
+            None => processor.engine(Checks::default()),
+        };
+        let engine = engine.map_err(LearnError::from)?;
         let mut learner = Learner::new(engine, planned.spec, config.train.seed)?;
         learner.weights().initialize(config.train.seed, config.model.init_std)?;
-        Ok(StepBench { learner, config, tokens, device, target, peak_flops, free_before })
+        Ok(StepBench { learner, config, tokens, device, target, peak_flops, free_before, rank })
     }
 
     /// Launches the `n`-th micro-step of `step`. It is the `launched`-th of all.
@@ -111,17 +159,18 @@ impl StepBench {
 /// fetched and read late.
 pub fn step(parsed: &Parsed, options: BenchOptions) -> Result<StepSpeed, RunError> {
     let begun = Instant::now();
-    let mut bench = StepBench::new(parsed)?;
-    let train = &bench.config.train;
-    let micro_steps = train.batch_size / train.micro_batch_size();
-    let step_tokens = bench.config.step_tokens();
+    let mut bench = StepBench::new(parsed, options.rank_of)?;
+    let ranks = bench.learner.spec().parallel.world_size;
+    let micro_steps = bench.learner.spec().micro_steps(bench.config.train.batch_size);
+    let all_tokens = bench.config.step_tokens();
+    let step_tokens = all_tokens / ranks as u64;
 
     let (mut number, mut loss) = (0, f64::NAN);
     let mut run = |bench: &mut StepBench, steps: usize| -> Result<f64, RunError> {
         let begun = Instant::now();
         let mut flying = VecDeque::new();
         for _ in 0..steps {
-            let step = Step { number, lr: LR, valid_targets: step_tokens as usize, micro_steps };
+            let step = Step { number, lr: LR, valid_targets: all_tokens as usize, micro_steps };
             for n in 0..micro_steps {
                 bench.micro_step(&step, n, number as usize * micro_steps + n)?;
             }
@@ -140,12 +189,13 @@ pub fn step(parsed: &Parsed, options: BenchOptions) -> Result<StepSpeed, RunErro
     };
     run(&mut bench, 1)?;
     let first_step_seconds = begun.elapsed().as_secs_f64();
+    let sent_bytes = sent_in_a_step(&mut bench, &mut run)?;
     run(&mut bench, options.warmup.max(2))?;
     let mut measured = Vec::new();
     for _ in 0..options.repeats.max(1) {
         measured.push(run(&mut bench, options.steps.max(1))?);
     }
-    let StepBench { mut learner, config, tokens, device, target, peak_flops, free_before } = bench;
+    let StepBench { mut learner, config, tokens, device, target, peak_flops, free_before, rank } = bench;
     let taken = |free: u64| Some(free_before?.saturating_sub(free));
     let card_bytes = match target {
         Target::Cpu => None,
@@ -154,7 +204,7 @@ pub fn step(parsed: &Parsed, options: BenchOptions) -> Result<StepSpeed, RunErro
     let planned_bytes = learner.memory_bytes() as u64;
     let spec = learner.spec().clone();
     drop(learner);
-    let ceiling = ceiling(&config)?;
+    let ceiling = if rank.is_none() { Some(ceiling(&config)?) } else { None };
     let seconds = median(&measured);
     let flops = spec.model.flops_per_token(config.data.seq_len) * step_tokens as f64 / seconds;
     Ok(StepSpeed {
@@ -168,12 +218,58 @@ pub fn step(parsed: &Parsed, options: BenchOptions) -> Result<StepSpeed, RunErro
         tflops: flops / 1e12,
         mfu: peak_flops.map(|peak| flops / peak),
         ceiling,
-        of_product: flops / 1e12 / ceiling.tflops,
+        of_product: ceiling.map(|ceiling| flops / 1e12 / ceiling.tflops),
         planned_bytes,
         card_bytes,
         first_step_seconds,
         loss,
+        rank: rank.map(|(_, rank)| RankSpeed { sent_bytes, ..rank }),
     })
+}
+
+/// Runs a step, and returns the bytes that one of several ranks would have sent; `None` if nothing counts
+/// them.
+fn sent_in_a_step(
+    bench: &mut StepBench,
+    run: &mut impl FnMut(&mut StepBench, usize) -> Result<f64, RunError>,
+) -> Result<Option<u64>, RunError> {
+    let communicator = bench.rank.as_ref().map(|(communicator, _)| communicator.clone());
+    let sent = || communicator.as_ref().map(|communicator| communicator.sent_bytes());
+    let before = sent();
+    run(bench, 1)?;
+    // Copies within a GPU are enqueued without the communicator.
+    Ok(sent().zip(before).map(|(after, before)| after - before).filter(|sent| *sent > 0))
+}
+
+/// The communicator and the plan of rank 0 of several.
+fn of_rank(
+    planned: &Planned,
+    device: &Device,
+    RankOf { ranks, stretch, bandwidth }: RankOf,
+) -> Result<(Arc<OneOf>, RankSpeed), RunError> {
+    if stretch && device.target == Target::Cuda {
+        return Err(RunError::Refused(
+            "--stretch works on the CPU only: nothing delays the collectives of a GPU; leave it out".into(),
+        ));
+    }
+    let network = device.network;
+    let bandwidth = bandwidth.unwrap_or(network.bandwidth(ranks));
+    let network = Network { within_node: bandwidth, ranks_per_node: ranks, ..network };
+    let device = Device { network, ..device.clone() };
+    let training = programs::training(&planned.spec).map_err(LearnError::from)?;
+    let refresh = programs::refresh(&training).map_err(LearnError::from)?;
+    let micro_steps = planned.spec.micro_steps(planned.resolved.config.train.batch_size);
+    let timeline = Timeline::new(&training, &device, micro_steps);
+    let pace = stretch.then(|| Pace { latency: Duration::from_secs_f64(network.latency), bandwidth });
+    let speed = RankSpeed {
+        ranks,
+        plan_bytes: device.target.plan_bytes(&[&refresh, &training]) as u64,
+        plan_sent_bytes: training.traffic(micro_steps).iter().map(Sent::step_bytes).sum(),
+        sent_bytes: None,
+        plan_seconds: timeline.seconds(),
+        plan_exposed_seconds: timeline.exposed_seconds(),
+    };
+    Ok((Arc::new(OneOf::new(ranks, pace)), speed))
 }
 
 /// Best rates of a run's processor, in the run's precision.
@@ -207,11 +303,31 @@ mod tests {
             device = "cpu"
         "#;
         let parsed = Config::parse(Path::new("run.toml"), run.as_bytes(), &[""; 0]).expect("it is valid");
-        let mut bench = StepBench::new(&parsed).expect("it fits");
+        let mut bench = StepBench::new(&parsed, None).expect("it fits");
         let step = Step { number: 0, lr: LR, valid_targets: 16, micro_steps: 1 };
         bench.micro_step(&step, 0, 0).expect("a micro-step");
         let ticket = bench.learner.fetch().expect("a result");
         let losses = bench.learner.collect(ticket).expect("a result").source_losses;
         assert!(losses.len() == 2 && losses.iter().all(|&loss| loss > 0.0), "{losses:?}");
+    }
+
+    #[test]
+    fn one_of_several_ranks_takes_the_memory_and_sends_the_bytes_of_the_plan() {
+        let run = "[model]\ndim = 32\nlayers = 2\nheads = 2\n[data]\ntrain = 'text'\ntokenizer = 'bytes'\nseq_len = 8\n\
+                   [train]\nsteps = 1\nbatch_size = 12\nmicro_batch_size = 1\ndevice = 'cpu'\n[precision]\nrecipe = 'bf16'\n";
+        for shard in ["none", "optimizer", "gradients", "weights"] {
+            let set = [format!("parallel.shard={shard}")];
+            let parsed = Config::parse(Path::new("run.toml"), run.as_bytes(), &set).expect("it is valid");
+            let rank_of = Some(RankOf { ranks: 3, stretch: true, bandwidth: Some(1e7) });
+            let options = BenchOptions { warmup: 0, repeats: 1, steps: 1, rank_of };
+            let speed = step(&parsed, options).expect("a speed");
+            let rank = speed.rank.expect("a rank");
+            assert_eq!(rank.plan_bytes, speed.planned_bytes, "{shard}");
+            assert_eq!(rank.sent_bytes, Some(rank.plan_sent_bytes), "{shard}");
+            assert!(rank.plan_sent_bytes > 0 && speed.tokens == 32, "{shard}");
+            // Over so slow a connection, collectives take most of the step.
+            let sending = rank.plan_sent_bytes as f64 / 1e7;
+            assert!(speed.seconds > sending && rank.plan_exposed_seconds > sending, "{shard}");
+        }
     }
 }

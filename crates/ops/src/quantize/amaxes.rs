@@ -2,10 +2,8 @@
 //! of all rows.
 
 use super::cpu::{Matrix, Regions};
-use super::{Layouts, Quantize, cuda, is_plain};
+use super::{Layouts, Quantize, is_plain};
 use crate::matrix;
-use crate::on_gpu::OnGpu;
-use xtrain_cuda::KernelSource;
 use xtrain_program::{Op, OpError, Operand};
 use xtrain_tensor::{CpuKernel, DType, Scaling, TensorType, View, ViewMut};
 
@@ -51,8 +49,4 @@ impl CpuKernel for Amaxes {
         let (rows, cols) = x.extents();
         outputs[0].write::<f32>(&Regions::new(self.cast().scaling, rows, cols).amaxes(&x));
     }
-}
-
-impl OnGpu for Amaxes {
-    const SOURCES: &'static [KernelSource] = &[cuda::SOURCE];
 }

@@ -268,3 +268,7 @@ impl OnGpu for Quantize {
 impl OnGpu for Dequantize {
     const SOURCES: &'static [KernelSource] = &[DEQUANTIZE];
 }
+
+impl OnGpu for Amaxes {
+    const SOURCES: &'static [KernelSource] = &[cuda::SOURCE];
+}

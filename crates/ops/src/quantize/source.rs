@@ -133,7 +133,8 @@ pub enum Given {
     Nothing,
     /// The amax of the whole tensor, `f32[1]`, or those of the rows of the layout that is written, `f32[n]`.
     Amax,
-    /// `f32[1, 1]`: the tensor's delayed scale. 0 means "not set"; the tensor's own amax then gives the scale.
+    /// `f32[1, 1]`: the tensor's delayed scale. 0 means "not set"; the tensor's own amax then gives the
+    /// scale.
     Scale,
     /// The delayed scale, and the amax `f32[1]` that gives the scale if that is not set.
     ScaleOrAmax,

@@ -13,7 +13,7 @@ pub use instantiate::TraceError;
 pub(crate) use instantiate::instantiate;
 
 use crate::{Lane, Op, Origin, Phase, RowShard, StateKind, Storage, Value, ValueId, When};
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 use std::sync::Arc;
 use xtrain_tensor::TensorType;
 
@@ -53,7 +53,7 @@ pub struct Parameter {
     pub cast_from: Option<ValueId>,
     /// The whole tensors that are gathered from all ranks after masters change.
     pub gathered: Vec<Gathered>,
-    /// What is computed from these.
+    /// The transposes of some of these.
     pub transposed: Vec<Transposed>,
 }
 
@@ -240,22 +240,6 @@ impl Program {
     /// The types of an instance's outputs.
     pub fn output_types(&self, instance: &Instance) -> Vec<TensorType> {
         instance.outputs.iter().map(|o| self.ty(o.value)).collect()
-    }
-
-    /// Bytes that a rank sends to others in a step of so many micro-steps, by collective.
-    pub fn sent_bytes(&self, micro_steps: usize) -> BTreeMap<&'static str, u64> {
-        let mut sent = BTreeMap::new();
-        for instance in self.instances.iter().filter(|i| i.code.op().collective().is_some()) {
-            let runs = match (instance.phase(), instance.when) {
-                (Phase::Micro, When::Always) => micro_steps,
-                (Phase::Micro, When::BeforeLast) => micro_steps - 1,
-                (Phase::Micro, When::Last) | (Phase::Update, _) => 1,
-            };
-            let op = instance.code.op();
-            let cost = op.cost(&self.input_types(instance), &self.output_types(instance));
-            *sent.entry(op.name()).or_default() += runs as u64 * cost.sent_bytes as u64;
-        }
-        sent
     }
 
     /// Floating-point operations of the instances for which `include` returns true.

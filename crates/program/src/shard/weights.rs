@@ -110,7 +110,7 @@ struct Copies {
     /// Slots of what is computed from it, directly before it is read.
     computed: Slots,
     steps: Vec<Step>,
-    /// What is gathered, by this rank's rows of it.
+    /// Gathered tensors, by this rank's rows of them.
     pieces: HashMap<ValueId, Whole>,
     /// By the value that instances read before this pass.
     whole: HashMap<ValueId, Whole>,

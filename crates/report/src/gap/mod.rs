@@ -125,7 +125,7 @@ impl Comparison {
     /// Writes the page to `path`. An existing file is replaced if xtrain wrote it as a page or `overwrite` is
     /// set.
     pub fn write(&self, path: &Path, overwrite: bool) -> Result<(), ReportError> {
-        if !overwrite && !may_be_replaced(path)? {
+        if !overwrite && !may_be_replaced(path, crate::frame::HEAD)? {
             return Err(ReportError::Taken { path: path.to_owned() });
         }
         write_whole(path, &self.html())

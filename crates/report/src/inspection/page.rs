@@ -5,7 +5,7 @@ use std::path::Path;
 
 use super::{Inspection, TensorCast};
 use crate::data::name_of;
-use crate::frame::{TABLE_END, begun, columns, ended, note, section, table_begun};
+use crate::frame::{HEAD, TABLE_END, begun, columns, ended, note, section, table_begun};
 use crate::heat::{Cell, HeatMap, Ramp};
 use crate::html::escape;
 use crate::metrics::format;
@@ -30,7 +30,7 @@ const SHARES: [f64; 2] = [1e-5, 1e-1];
 /// Writes the page of `inspection` to `path`. An existing file is replaced if xtrain wrote it as a page or
 /// `overwrite` is set.
 pub fn write_inspection(inspection: &Inspection, path: &Path, overwrite: bool) -> Result<(), ReportError> {
-    if !overwrite && !may_be_replaced(path)? {
+    if !overwrite && !may_be_replaced(path, HEAD)? {
         return Err(ReportError::Taken { path: path.to_owned() });
     }
     write_whole(path, &render(inspection))

@@ -59,12 +59,15 @@ pub(super) enum DeviceCommError {
     Communicator(#[from] CommError),
 }
 
-/// The communicator of a run of one process: its collectives are copies.
-pub(super) struct Copies;
+/// The communicator of rank 0 of a run whose other ranks do not exist: its collectives are copies of as many
+/// bytes, as if the others sent what this rank does. With one rank, of a run of one process.
+pub(super) struct Copies {
+    pub(super) world_size: usize,
+}
 
 impl DeviceCommunicator for Copies {
     fn world_size(&self) -> usize {
-        1
+        self.world_size
     }
 
     fn is_recordable(&self) -> bool {
@@ -77,16 +80,30 @@ impl DeviceCommunicator for Copies {
 
     fn enqueue(
         &self,
-        _: (Collective, Group),
+        (collective, group): (Collective, Group),
         input: DeviceSpan<'_>,
         output: DeviceSpan<'_>,
         stream: &Stream,
     ) -> Result<(), DeviceCommError> {
-        let bytes = input.bytes().min(output.bytes());
-        output.part(0..bytes).copy_from(input.part(0..bytes), stream)?;
-        let padding = output.part(bytes..output.bytes());
-        if padding.bytes() > 0 {
-            padding.fill(0, stream)?;
+        let n = group.size();
+        let piece = collective.piece_bytes(group, input.bytes(), output.bytes());
+        // What each rank sends to this one begins here in the input.
+        let own = match collective {
+            Collective::AllGather { .. } => 0,
+            Collective::AllToAll { first } => (n - first % n) % n * piece,
+        };
+        let sent = input.part(own.min(input.bytes())..(own + piece).min(input.bytes()));
+        for r in 0..n {
+            let begin = (r * piece).min(output.bytes());
+            let room = output.part(begin..(begin + piece).min(output.bytes()));
+            let bytes = sent.bytes().min(room.bytes());
+            if bytes > 0 {
+                room.part(0..bytes).copy_from(sent.part(0..bytes), stream)?;
+            }
+            let padding = room.part(bytes..room.bytes());
+            if padding.bytes() > 0 {
+                padding.fill(0, stream)?;
+            }
         }
         Ok(())
     }

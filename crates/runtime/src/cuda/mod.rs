@@ -90,7 +90,7 @@ impl CudaEngine {
         Ok(CudaEngine {
             kernels,
             gpu,
-            communicator: Box::new(Copies),
+            communicator: Box::new(Copies { world_size: 1 }),
             streams,
             arena,
             staging: Staging::default(),
@@ -103,6 +103,13 @@ impl CudaEngine {
     /// The engine of one rank of a run: collectives use this communicator, through host memory.
     pub fn with_communicator(mut self, communicator: Arc<dyn Communicator>) -> Self {
         self.communicator = Box::new(HostStaged::new(communicator));
+        self
+    }
+
+    /// The engine of rank 0 of `world_size` whose others do not exist, for measurements: copies within the
+    /// GPU replace collectives.
+    pub fn as_rank_of(mut self, world_size: usize) -> Self {
+        self.communicator = Box::new(Copies { world_size });
         self
     }
 

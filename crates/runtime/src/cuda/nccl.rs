@@ -93,7 +93,7 @@ impl DeviceCommunicator for Nccl {
         stream: &Stream,
     ) -> Result<(), DeviceCommError> {
         if group.size() == 1 {
-            return Copies.enqueue((collective, group), input, output, stream);
+            return Copies { world_size: 1 }.enqueue((collective, group), input, output, stream);
         }
         let kind = groups(group, self.world_size);
         let found = self.groups.0.iter().find(|(groups, _)| *groups == kind);

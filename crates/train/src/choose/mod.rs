@@ -183,6 +183,11 @@ fn words(settings: Settings, all: usize, with_micro_batch: bool) -> String {
 }
 
 impl Choice {
+    /// The chosen settings in words: `recompute=none, loss_chunk=4096`.
+    pub fn settings(&self) -> String {
+        words(self.chosen.settings, self.blocks, self.open.micro_batch_size)
+    }
+
     /// True for the usual settings on a CPU, which are not worth reporting.
     pub fn is_usual(&self) -> bool {
         let Settings { recompute, loss_chunk, .. } = self.chosen.settings;

@@ -105,13 +105,13 @@ impl Crew {
     ///
     /// # Errors
     /// There are fewer GPUs than ranks of this node.
-    pub(crate) fn gpu(&self, visible: usize) -> Result<usize, RunError> {
+    pub fn gpu(&self, visible: usize) -> Result<usize, RunError> {
         let index = self.ranks.as_ref().map_or(Ok(0), |ranks| ranks.environment.gpu(visible));
         index.map_err(|error| RunError::Refused(error.to_string()))
     }
 
     /// The communicator for the collectives of programs.
-    pub(crate) fn communicator(&self) -> Arc<dyn Communicator> {
+    pub fn communicator(&self) -> Arc<dyn Communicator> {
         match &self.ranks {
             None => Arc::new(Alone),
             Some(ranks) => ranks.programs.clone(),
@@ -205,7 +205,7 @@ impl Crew {
     ///
     /// # Errors
     /// The run has ended.
-    pub(crate) fn barrier(&self) -> Result<(), RunError> {
+    pub fn barrier(&self) -> Result<(), RunError> {
         let Some(ranks) = &self.ranks else { return Ok(()) };
         Ok(ranks.control.barrier()?)
     }
@@ -233,7 +233,7 @@ impl Crew {
 
     /// Tells the other ranks of the error that ends this one, and returns the first cause of the end: this
     /// error, or that of the rank that failed first.
-    pub(crate) fn fail(&self, error: RunError) -> RunError {
+    pub fn fail(&self, error: RunError) -> RunError {
         let Some(ranks) = &self.ranks else { return error };
         if matches!(error, RunError::Diverged(_)) && !self.is_first() {
             // All ranks see the same losses, and rank 0 reports them.
@@ -254,7 +254,7 @@ impl Crew {
     ///
     /// # Errors
     /// A rank has failed.
-    pub(crate) fn finish(&self) -> Result<(), RunError> {
+    pub fn finish(&self) -> Result<(), RunError> {
         let Some(ranks) = &self.ranks else { return Ok(()) };
         Ok(ranks.control.finish()?)
     }

@@ -16,7 +16,7 @@ impl Crew {
     /// # Errors
     /// NCCL is requested, and a rank cannot use it; ranks have different versions of it; the ranks are not
     /// connected within `parallel.start_timeout`.
-    pub(crate) fn nccl(
+    pub fn nccl(
         &self,
         processor: &Processor,
         parallel: &ParallelConfig,

@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use xtrain_config::{Config, Device};
 use xtrain_cuda::{Arch, CudaError, Gemm, Gpu, Installed, Library};
-use xtrain_distributed::{Alone, Communicator};
+use xtrain_distributed::{Alone, Communicator, OneOf};
 use xtrain_model::Recipe;
 use xtrain_ops::{attention, registry};
 use xtrain_runtime::{Checks, CpuEngine, CudaEngine, Engine, EngineError, NcclGroups};
@@ -259,6 +259,20 @@ impl Processor {
                 }
                 engine.set_checks(checks);
                 Ok(Box::new(engine))
+            }
+        }
+    }
+}
+
+impl Processor {
+    /// An empty engine of rank 0 of a run whose other ranks do not exist, for measurements: local copies
+    /// replace collectives. On a CPU they go through `communicator`.
+    pub fn engine_of_absent_ranks(self, communicator: Arc<OneOf>) -> Result<Box<dyn Engine>, EngineError> {
+        match self {
+            Processor::Cpu => self.engine_of_rank(Checks::default(), communicator, None),
+            Processor::Cuda(gpu) => {
+                let engine = CudaEngine::new(Arc::new(registry::cuda_kernels()), *gpu)?;
+                Ok(Box::new(engine.as_rank_of(communicator.world_size())))
             }
         }
     }

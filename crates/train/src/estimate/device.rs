@@ -2,6 +2,7 @@
 
 use super::devices::{DEVICES, DeviceModel, EDITION, unmeasured_cpu};
 use super::measure::{self, Measurement};
+use super::network::Network;
 use super::rates::Rates;
 use crate::engine::{Processor, Target};
 use crate::error::RunError;
@@ -31,6 +32,8 @@ pub struct Device {
     pub reserve_bytes: u64,
     /// Peak bf16 operations per second, the base of MFU, if known.
     pub peak_flops: Option<f64>,
+    /// Its connections to the devices of other ranks.
+    pub network: Network,
 }
 
 /// Origin of rates.
@@ -98,12 +101,13 @@ impl Device {
     /// The share of this device that each of `processes` of a run on one machine has. They share the memory
     /// of a CPU, and each has a GPU of its own.
     pub fn shared_by(self, processes: usize) -> Device {
+        let network = Network { ranks_per_node: processes, ..self.network };
         if self.target != Target::Cpu {
-            return self;
+            return Device { network, ..self };
         }
         let share = |bytes: u64| bytes / processes as u64;
         let usable_bytes = self.usable_bytes.map(share);
-        Device { usable_bytes, reserve_bytes: share(self.reserve_bytes), ..self }
+        Device { usable_bytes, reserve_bytes: share(self.reserve_bytes), network, ..self }
     }
 
     fn measured_by(self, Measurement { factors, while_busy }: Measurement) -> Device {
@@ -134,6 +138,7 @@ impl Device {
             usable_bytes: memory_bytes.map(|bytes| bytes.saturating_sub(reserve_bytes)),
             reserve_bytes,
             peak_flops: None,
+            network: Network::of_processes(),
         }
     }
 
@@ -199,6 +204,7 @@ impl Device {
             usable_bytes: Some(memory_bytes.saturating_sub(reserve_bytes)),
             reserve_bytes,
             peak_flops,
+            network: Network::of_gpus(model.peer_bandwidth),
         }
     }
 

@@ -18,6 +18,9 @@ pub struct DeviceModel {
     pub memory_bytes: u64,
     /// Peak memory bandwidth in bytes per second.
     pub peak_bandwidth: f64,
+    /// Bytes per second that a GPU sends to the others of its node in collectives: over NVLink, or over PCI
+    /// Express if it has none.
+    pub peer_bandwidth: f64,
     /// Sustained rates.
     pub rates: Rates,
 }
@@ -28,6 +31,7 @@ pub const DEVICES: [DeviceModel; 6] = [
         name: "H200",
         memory_bytes: gib(139.80),
         peak_bandwidth: 4.8e12,
+        peer_bandwidth: 330e9,
         rates: Rates {
             launch: LAUNCH,
             memory: 4.1e12,
@@ -43,6 +47,7 @@ pub const DEVICES: [DeviceModel; 6] = [
         name: "H100",
         memory_bytes: gib(79.11),
         peak_bandwidth: 3.35e12,
+        peer_bandwidth: 330e9,
         rates: Rates {
             launch: LAUNCH,
             memory: 2.95e12,
@@ -58,6 +63,7 @@ pub const DEVICES: [DeviceModel; 6] = [
         name: "A100",
         memory_bytes: gib(79.15),
         peak_bandwidth: 2.039e12,
+        peer_bandwidth: 220e9,
         rates: without_fp8(250e12, 17e12, 1.74e12, 108, 0.315),
     },
     // 362 TFLOP/s at 350 W, about 0.6 of it sustained.
@@ -65,6 +71,7 @@ pub const DEVICES: [DeviceModel; 6] = [
         name: "L40S",
         memory_bytes: gib(44.40),
         peak_bandwidth: 0.864e12,
+        peer_bandwidth: 20e9,
         rates: with_ada_fp8(without_fp8(220e12, 55e12, 0.73e12, 142, 0.27)),
     },
     // 165.2 TFLOP/s with f32 accumulation, most of it sustained at 450 W.
@@ -72,6 +79,7 @@ pub const DEVICES: [DeviceModel; 6] = [
         name: "RTX 4090",
         memory_bytes: gib(23.65),
         peak_bandwidth: 1.008e12,
+        peer_bandwidth: 10e9,
         rates: with_ada_fp8(without_fp8(155e12, 55e12, 0.9e12, 128, 0.2)),
     },
     // 209.5 TFLOP/s with f32 accumulation.
@@ -79,6 +87,7 @@ pub const DEVICES: [DeviceModel; 6] = [
         name: "RTX 5090",
         memory_bytes: gib(31.36),
         peak_bandwidth: 1.792e12,
+        peer_bandwidth: 20e9,
         rates: with_ada_fp8(without_fp8(195e12, 70e12, 1.55e12, 170, 0.25)),
     },
 ];

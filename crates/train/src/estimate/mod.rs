@@ -8,17 +8,23 @@ mod busy;
 mod device;
 mod devices;
 mod measure;
+mod network;
+mod picture;
 mod rates;
 mod run_time;
+mod timeline;
 
 pub use device::{Device, Source};
 pub use devices::{DEVICES, DeviceModel};
+pub use network::{BETWEEN_NODES, Network, RANKS_PER_NODE};
 pub use rates::{AttentionRates, Factors, GemmRates, Rates, ScoreSeconds};
 pub use run_time::RunTime;
+pub use timeline::{Exposed, Place, Span, Timeline, TimelinePart};
 
 use xtrain_program::{Instance, KernelCost, Phase, Program};
 
-/// Seconds of an optimizer step of `program`, with `micro_steps` micro-batches, at these `rates`.
+/// Seconds of an optimizer step of `program`, with `micro_steps` micro-batches, at these `rates`. Collectives
+/// take none ([`Timeline`]).
 pub fn step_seconds(program: &Program, rates: &Rates, micro_steps: usize) -> f64 {
     let (mut first, mut next, mut update) = (0.0, 0.0, 0.0);
     for instance in &program.instances {

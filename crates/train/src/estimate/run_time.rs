@@ -1,6 +1,6 @@
 //! The time that a whole run takes.
 
-use super::{Device, Source, step_seconds};
+use super::{Device, Source, Timeline};
 use crate::error::{LearnError, RunError};
 use crate::layout::Layout;
 use crate::programs;
@@ -24,8 +24,8 @@ pub struct RunTime {
     /// Seconds of the remaining steps and evaluations, if the run's length is known.
     pub seconds: Option<f64>,
     source: Source,
-    /// True if several ranks share the step. The time of their collectives is not part of the estimate.
-    is_shared: bool,
+    /// The bandwidths of collectives, if several ranks share the step.
+    network: Option<String>,
 }
 
 /// Time above which a run gets a warning.
@@ -35,8 +35,8 @@ impl RunTime {
     /// The remaining time of the run `planned`, whose step is `program`, on `device` after `done` steps.
     pub fn of(planned: &Planned, program: &Program, device: &Device, done: u64) -> Result<RunTime, RunError> {
         let (spec, config) = (&planned.spec, &planned.resolved.config);
-        let micro_steps = spec.micro_steps(config.train.batch_size);
-        let step_seconds = step_seconds(program, &device.rates, micro_steps);
+        let (ranks, micro_steps) = (spec.parallel.world_size, spec.micro_steps(config.train.batch_size));
+        let step_seconds = Timeline::new(program, device, micro_steps).seconds();
         let tokens = config.step_tokens() as f64;
         let flops = spec.model.flops_per_token(spec.batch.seq_len) * tokens / step_seconds;
         let seconds = match planned.resolved.steps {
@@ -56,10 +56,10 @@ impl RunTime {
             step_seconds,
             tokens_per_second: tokens / step_seconds,
             flops,
-            mfu: device.peak_flops.map(|peak| flops / (peak * spec.parallel.world_size as f64)),
+            mfu: device.peak_flops.map(|peak| flops / (peak * ranks as f64)),
             seconds,
             source: device.source,
-            is_shared: spec.parallel.world_size > 1,
+            network: (ranks > 1).then(|| device.network.describe(ranks)),
         })
     }
 
@@ -79,7 +79,7 @@ fn evaluation_seconds(planned: &Planned, device: &Device) -> Result<f64, RunErro
     let program = program.map_err(LearnError::from)?;
     let sequences = config.eval.sequences(config.data.seq_len).div_ceil(spec.batch.sequences as u64);
     let of_a_rank = sequences.div_ceil(spec.parallel.world_size as u64);
-    Ok(of_a_rank as f64 * step_seconds(&program, &device.rates, 1))
+    Ok(of_a_rank as f64 * Timeline::new(&program, device, 1).seconds())
 }
 
 impl fmt::Display for RunTime {
@@ -96,7 +96,9 @@ impl fmt::Display for RunTime {
         if let Some(mfu) = self.mfu {
             write!(f, ", {} MFU", format::percent(mfu, 1))?;
         }
-        let rest = if self.is_shared { "; without the time of collectives" } else { "" };
-        write!(f, " ({}{rest})", self.source)
+        match &self.network {
+            Some(network) => write!(f, " ({}; collectives at {network})", self.source),
+            None => write!(f, " ({})", self.source),
+        }
     }
 }

@@ -187,7 +187,7 @@ impl Run {
 }
 
 /// The wish of any rank to end, that of the time limit last.
-fn first_wish(crew: &Crew, own: Option<Outcome>) -> Result<Option<Outcome>, RunError> {
+pub(super) fn first_wish(crew: &Crew, own: Option<Outcome>) -> Result<Option<Outcome>, RunError> {
     if crew.is_alone() {
         return Ok(own);
     }

@@ -131,6 +131,10 @@ impl Run {
             }
             watch.step = watch.step.max(begun.elapsed());
         }
-        Ok(ended.map_or(ControlFlow::Continue(segment), ControlFlow::Break))
+        match ended {
+            Some(wish) if self.crew.is_alone() => Ok(ControlFlow::Break(wish)),
+            Some(_) => Ok(ControlFlow::Break(self.wish_of_any()?)),
+            None => Ok(ControlFlow::Continue(segment)),
+        }
     }
 }

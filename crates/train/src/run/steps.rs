@@ -66,7 +66,7 @@ impl Run {
                 return Ok(outcome);
             }
             self.launch_next(&mut flight)?;
-            let due = self.due(watch);
+            let due = self.due(watch)?;
             let finished = self.collect(&mut flight, watch, &due)?;
             self.compare_states()?;
             for (step, took) in finished {
@@ -138,7 +138,7 @@ impl Run {
 
     /// Determines the work that follows the step that was launched last. It is the same on all ranks: a rank
     /// that is asked to end the run asks all, and all end after the same step.
-    fn due(&mut self, watch: &Watch<'_>) -> Due {
+    fn due(&mut self, watch: &Watch<'_>) -> Result<Due, RunError> {
         let step = self.position.step;
         let last = step == self.steps;
         let evaluate = match last {
@@ -147,7 +147,7 @@ impl Run {
         };
         let ended = match self.crew.is_alone() {
             true => watch.ended(watch.step + self.saving(watch)),
-            false => self.agreed_end(watch),
+            false => self.agreed_end(watch)?,
         };
         let ended = ended.filter(|_| !last);
         let traced = self.profiler.as_ref().is_some_and(|profiler| profiler.acts(step));
@@ -157,7 +157,7 @@ impl Run {
             || ended.is_some()
             || self.is_reference_due(step)
             || is_due(step, self.config.checkpoint.every);
-        Due { last, evaluate, ended, all_results }
+        Ok(Due { last, evaluate, ended, all_results })
     }
 
     /// Collects the finished steps, oldest first. Each gets its share of the time since the last ones.

@@ -1,5 +1,6 @@
 //! Decisions and checks of all ranks: they end after the same step, and compare their state.
 
+use super::finish::first_wish;
 use super::observer::Outcome;
 use super::steps::exchange_error;
 use super::watch::Watch;
@@ -40,12 +41,19 @@ impl Run {
     }
 
     /// The end of the run, if a rank has asked for it and this is the step after which all end.
-    pub(super) fn agreed_end(&mut self, watch: &Watch<'_>) -> Option<Outcome> {
+    pub(super) fn agreed_end(&mut self, watch: &Watch<'_>) -> Result<Option<Outcome>, RunError> {
         // The steps until all have learned of the wish, and the one that ends the run.
         let steps = IN_FLIGHT as u32 + 2;
         let _ = self.wish(watch, steps * watch.step + self.saving(watch));
         let is_last = self.together.last.is_some_and(|last| self.position.step >= last);
-        is_last.then_some(self.together.own_wish.unwrap_or(Outcome::Stopped))
+        is_last.then(|| self.wish_of_any()).transpose()
+    }
+
+    /// The wish for which all ranks end. They all call it.
+    pub(super) fn wish_of_any(&self) -> Result<Outcome, RunError> {
+        let wish = first_wish(&self.crew, self.together.own_wish)
+            .map_err(|error| exchange_error(self.position.step, "end of the run", error))?;
+        Ok(wish.unwrap_or(Outcome::Stopped))
     }
 
     /// Notes that a rank asked to end the run when `step` was launched. A rank learns it when it has launched

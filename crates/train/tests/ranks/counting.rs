@@ -41,6 +41,10 @@ impl Communicator for Counting {
         self.world_size
     }
 
+    fn sent_bytes(&self) -> u64 {
+        self.inner.lock().expect("a communicator").sent_bytes()
+    }
+
     fn all_gather(
         &self,
         groups: Groups,

@@ -8,4 +8,5 @@ mod counting;
 mod equality;
 mod failing_saves;
 mod programs;
+mod traffic;
 mod world;

@@ -1,10 +1,10 @@
 //! The options of `xtrain bench`.
 
-use super::options::{RunFile, Threads};
-use super::values::{bounded, device, named, tokens};
+use super::options::{Processes, RunFile, Threads};
+use super::values::{bandwidth, bounded, device, named, tokens};
 use clap::{Args, Subcommand};
 use std::path::PathBuf;
-use xtrain_config::{Device, parse_count};
+use xtrain_config::{Device, Size, parse_count};
 use xtrain_lab::bench::LinearShape;
 use xtrain_model::Recipe;
 
@@ -21,6 +21,8 @@ pub(crate) enum BenchCommand {
     Fp8(BenchFp8Args),
     /// Time attention, forward and backward: of a run file, of given sizes, or of a common model
     Attention(BenchAttentionArgs),
+    /// Time collectives between the ranks of a run by size, alone and beside a GEMM
+    Comm(BenchCommArgs),
 }
 
 #[derive(Debug, Args)]
@@ -116,7 +118,8 @@ pub(crate) struct BenchAttentionArgs {
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   xtrain bench step run.toml
-  xtrain bench step run.toml --set train.recompute=norms --repeats 5 --json")]
+  xtrain bench step run.toml --set train.recompute=norms --repeats 5 --json
+  xtrain bench step run.toml --rank-of 8 --set parallel.shard=weights")]
 pub(crate) struct BenchStepArgs {
     #[command(flatten)]
     pub(crate) run: RunFile,
@@ -129,6 +132,47 @@ pub(crate) struct BenchStepArgs {
     /// Steps per measurement
     #[arg(long, default_value_t = 10, value_parser = bounded(1..=1_000_000))]
     pub(crate) steps: usize,
+    /// Measure rank 0 of this many on one device, with its part of the state. Copies within the device
+    /// replace collectives
+    #[arg(long, value_name = "N", value_parser = bounded(2..=1024))]
+    pub(crate) rank_of: Option<usize>,
+    /// Let each collective take at least the time that `xtrain plan` assumes (CPU only)
+    #[arg(long, requires = "rank_of")]
+    pub(crate) stretch: bool,
+    /// Bandwidth of a rank's collectives that `--stretch` and the estimate assume, such as 50GB/s
+    #[arg(long, value_name = "BANDWIDTH", requires = "rank_of", value_parser = bandwidth)]
+    pub(crate) link: Option<f64>,
+    /// Print one line of JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  xtrain bench comm --ranks 2
+  xtrain bench comm --gpus 8 --size 64MiB --size 1GiB
+  srun --nodes 2 --ntasks-per-node 8 --gpus-per-node 8 xtrain bench comm --json")]
+pub(crate) struct BenchCommArgs {
+    #[command(flatten)]
+    pub(crate) processes: Processes,
+    /// Bytes of the tensor of all ranks; by default 1, 16 and 64 MiB. May be repeated
+    #[arg(long, value_name = "SIZE")]
+    pub(crate) size: Vec<Size>,
+    /// Rows and columns of the matrices of the GEMM beside; by default 512 on the CPU and 8192 on a GPU
+    #[arg(long, value_name = "N", value_parser = bounded(16..=1 << 16))]
+    pub(crate) gemm: Option<usize>,
+    /// Device of a rank: auto (a GPU if there is one), cpu or cuda
+    #[arg(long, value_name = "DEVICE", default_value = "auto", conflicts_with_all = ["gpus", "ranks"],
+        value_parser = device())]
+    pub(crate) device: Device,
+    #[command(flatten)]
+    pub(crate) cpu: Threads,
+    /// Number of measurements; the median is reported
+    #[arg(long, default_value_t = 5, value_parser = bounded(1..=10_000))]
+    pub(crate) repeats: usize,
+    /// Runs per measurement, back to back
+    #[arg(long, default_value_t = 3, value_parser = bounded(1..=10_000))]
+    pub(crate) runs: usize,
     /// Print one line of JSON
     #[arg(long)]
     pub(crate) json: bool,

@@ -20,7 +20,8 @@ mod train;
 mod values;
 
 pub(crate) use bench::{
-    BenchAttentionArgs, BenchCommand, BenchFp8Args, BenchGemmArgs, BenchOpArgs, BenchStepArgs, OpBenchArgs,
+    BenchAttentionArgs, BenchCommArgs, BenchCommand, BenchFp8Args, BenchGemmArgs, BenchOpArgs, BenchStepArgs,
+    OpBenchArgs,
 };
 pub(crate) use blame::BlameArgs;
 pub(crate) use compare::CompareArgs;
@@ -31,7 +32,7 @@ pub(crate) use export::ExportArgs;
 pub(crate) use generate::{GenerateArgs, PromptArgs};
 pub(crate) use init::InitArgs;
 pub(crate) use inspect::InspectArgs;
-pub(crate) use options::ModelArgs;
+pub(crate) use options::{ModelArgs, Processes};
 pub(crate) use plan::PlanArgs;
 pub(crate) use report::ReportArgs;
 pub(crate) use tokenize::TokenizeArgs;
@@ -110,9 +111,20 @@ pub(crate) enum Command {
     Blame(BlameArgs),
     /// Test this machine's devices and libraries, and say how to get what is missing
     Doctor(DoctorArgs),
-    /// Measure the speed of training steps, ops, GEMMs and attention
+    /// Measure the speed of training steps, ops, GEMMs, attention and collectives
     #[command(subcommand)]
     Bench(BenchCommand),
     /// Print the script that completes commands and options in a shell
     Completions(CompletionsArgs),
+}
+
+impl Command {
+    /// The option for the number of processes, of a command that several can share.
+    pub(crate) fn processes(&self) -> Option<&Processes> {
+        match self {
+            Command::Train(args) => Some(&args.processes),
+            Command::Bench(BenchCommand::Comm(args)) => Some(&args.processes),
+            _ => None,
+        }
+    }
 }

@@ -1,9 +1,12 @@
 //! The options of `xtrain plan`.
 
 use super::options::{Processes, RunFile};
+use super::values::{bandwidth, bounded};
 use clap::Args;
 use clap::builder::PossibleValuesParser;
+use std::path::PathBuf;
 use xtrain_config::Size;
+use xtrain_train::estimate::RANKS_PER_NODE;
 use xtrain_train::passes::PIPELINE;
 
 #[derive(Debug, Args)]
@@ -13,6 +16,7 @@ use xtrain_train::passes::PIPELINE;
   xtrain plan models/Llama-3-8B --device-model h100
   xtrain plan run.toml --set train.device=cuda --memory 80GiB
   xtrain plan run.toml --gpus 8 --device-model h100 --set parallel.shard=optimizer
+  xtrain plan examples/llama3_70b.toml --gpus 64 --link 50GB/s --device-model h100 --svg lanes.svg
   xtrain plan run.toml --set train.recompute=block --dump")]
 #[command(mut_arg("file", |file| file.help("A run file (TOML; docs/configuration.md lists its keys), a Hugging Face folder or a config.json")))]
 pub(crate) struct PlanArgs {
@@ -27,6 +31,17 @@ pub(crate) struct PlanArgs {
     pub(crate) device_model: Option<String>,
     #[command(flatten)]
     pub(crate) processes: Processes,
+    /// Bandwidth of collectives between nodes for each GPU, as nccl-tests measures it (bus bandwidth); by
+    /// default 50GB/s, a network card of 400 Gbit/s for each
+    #[arg(long, value_name = "BANDWIDTH", requires = "gpus", value_parser = bandwidth)]
+    pub(crate) link: Option<f64>,
+    /// GPUs of a node
+    #[arg(long, value_name = "N", requires = "gpus", default_value_t = RANKS_PER_NODE,
+        value_parser = bounded(1..=1024))]
+    pub(crate) gpus_per_node: usize,
+    /// Also draw when kernels and collectives of a step run, to this file
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["dump", "dump_after"])]
+    pub(crate) svg: Option<PathBuf>,
     /// Also print workspaces that do not add to the peak of memory
     #[arg(long)]
     pub(crate) all: bool,

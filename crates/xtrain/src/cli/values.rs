@@ -2,7 +2,7 @@
 
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use std::ops::RangeInclusive;
-use xtrain_config::{COUNT_UNITS, Device, parse_count};
+use xtrain_config::{COUNT_UNITS, Device, Size, parse_count};
 
 /// One of `all`, by its name in run files.
 pub(super) fn named<T: Copy + Send + Sync>(
@@ -60,4 +60,12 @@ pub(super) fn whole<T: TryFrom<u64>>(
 /// A number, with or without point and exponent.
 pub(super) fn number(text: &str) -> Result<f64, String> {
     text.parse().map_err(|_| "write a number".to_owned())
+}
+
+/// Bytes per second: `50GB/s`.
+pub(super) fn bandwidth(text: &str) -> Result<f64, String> {
+    let bytes = text.strip_suffix("/s").and_then(|size| size.parse::<Size>().ok());
+    bytes
+        .map(|size| size.0 as f64)
+        .ok_or_else(|| "write bytes per second, such as 50GB/s or 500MB/s".to_owned())
 }

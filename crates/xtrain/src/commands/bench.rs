@@ -3,7 +3,7 @@
 use crate::cli::{BenchOpArgs, BenchStepArgs};
 use crate::failure::Failure;
 use crate::terminal;
-use xtrain_lab::bench::{self, BenchOptions, OpSpeed, StepSpeed};
+use xtrain_lab::bench::{self, BenchOptions, OpSpeed, RankOf, RankSpeed, StepSpeed};
 use xtrain_report::metrics::format;
 use xtrain_train::run_file;
 
@@ -11,7 +11,9 @@ use xtrain_train::run_file;
 pub(crate) fn step(args: &BenchStepArgs) -> Result<(), Failure> {
     let parsed = run_file::load(&args.run.file, &args.run.set)?;
     terminal::use_threads(parsed.config.train.threads)?;
-    let options = BenchOptions { warmup: args.warmup, repeats: args.repeats, steps: args.steps };
+    let BenchStepArgs { rank_of, stretch, link, warmup, repeats, steps, .. } = *args;
+    let rank_of = rank_of.map(|ranks| RankOf { ranks, stretch, bandwidth: link });
+    let options = BenchOptions { warmup, repeats, steps, rank_of };
     let speed = bench::step(&parsed, options)?;
     let text = match args.json {
         true => serde_json::to_string(&speed).unwrap_or_default() + "\n",
@@ -68,11 +70,25 @@ fn table(speed: &StepSpeed) -> String {
     line("step", format!("{:.3} ms", speed.seconds * 1e3));
     line("tokens a second", format::grouped(speed.tokens_per_second as u64));
     line("TFLOP/s", format::significant(speed.tflops));
-    line("of the best GEMM", format!("{:.1}%", 100.0 * speed.of_product));
+    if let Some(share) = speed.of_product {
+        line("of the best GEMM", format!("{:.1}%", 100.0 * share));
+    }
     if let Some(mfu) = speed.mfu {
         line("MFU", format!("{:.1}%", 100.0 * mfu));
     }
-    line("planned memory", format::gib(speed.planned_bytes));
+    if let Some(RankSpeed { ranks, plan_seconds, plan_exposed_seconds, .. }) = speed.rank {
+        let (step, exposed) = (1e3 * plan_seconds, 1e3 * plan_exposed_seconds);
+        line("rank", format!("0 of {ranks}, with copies in place of collectives"));
+        line("step by the plan", format!("{step:.3} ms, {exposed:.3} ms of it waiting for other ranks"));
+    }
+    line("planned memory", format::gib(speed.rank.map_or(speed.planned_bytes, |rank| rank.plan_bytes)));
+    if let Some(RankSpeed { plan_sent_bytes, sent_bytes, .. }) = speed.rank {
+        line("allocated memory", format::gib(speed.planned_bytes));
+        line("sent a step by the plan", format::grouped(plan_sent_bytes));
+        if let Some(bytes) = sent_bytes {
+            line("sent a step", format::grouped(bytes));
+        }
+    }
     if let Some(bytes) = speed.card_bytes {
         line("GPU memory used", format::gib(bytes));
     }

@@ -1,6 +1,7 @@
 //! The verbs, one file each; their options are in `cli`, in files of the same names.
 
 pub(crate) mod bench;
+pub(crate) mod bench_comm;
 pub(crate) mod bench_fp8;
 pub(crate) mod bench_ops;
 pub(crate) mod blame;

@@ -2,18 +2,19 @@
 
 use crate::cli::PlanArgs;
 use crate::failure::Failure;
-use crate::plan_table::{self, Answer, Tables};
+use crate::plan_table::{self, Answer, Several, Tables};
 use crate::terminal;
 use std::path::Path;
 use xtrain_config::Device::Auto;
 use xtrain_config::{Config, ConfigErrors, Override, Parsed};
+use xtrain_report::lanes::write_lanes;
 use xtrain_train::engine::{Processor, Room, Target};
 use xtrain_train::error::LearnError;
-use xtrain_train::estimate::{Device, RunTime};
+use xtrain_train::estimate::{Device, Network, RunTime, Timeline};
 use xtrain_train::fit::Fit;
 use xtrain_train::member::Member;
 use xtrain_train::spec::plan_for;
-use xtrain_train::{choose, programs, run_file, slower, source};
+use xtrain_train::{choose, modes, programs, run_file, slower, source};
 
 pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
     let sets = args.run.set.iter().cloned().map(Override::Set);
@@ -47,6 +48,8 @@ pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
         Some(size) => device.with_memory(size.0),
         None => device,
     });
+    let device = device.map(|device| connected(device, args));
+    let open = planned.resolved.clone();
     let (planned, choice) = match &device {
         Some(device) => choose::decide(planned, device)?,
         None => (planned, None),
@@ -77,9 +80,38 @@ pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
     };
     let time = device.as_ref().map(|device| RunTime::of(&planned, &program, device, 0)).transpose()?;
     let refusal = processor.as_ref().and_then(|processor| processor.check(planned.spec.recipe).err());
-    let answer = Answer { refusal, fit, choice, time, is_of_a_file: !is_a_model(&args.run.file) };
+    let micro_steps = planned.spec.micro_steps(planned.resolved.config.train.batch_size);
+    let timeline = device.as_ref().map(|device| Timeline::new(&program, device, micro_steps));
+    if let Some(path) = &args.svg {
+        let (Some(device), Some(timeline)) = (&device, &timeline) else {
+            return Err(Failure::user(
+                "--svg draws times, and there is no device to estimate them for; name one, as in --device-model h100",
+            ));
+        };
+        let title = format!("{}: a step on {ranks} x {}", planned.spec.model, device.name);
+        write_lanes(path, &timeline.picture(&title, &program))?;
+    }
+    let several = match (&device, timeline) {
+        (Some(device), Some(timeline)) if ranks > 1 => {
+            let modes = modes::modes(&open, planned.member, device)?;
+            Some(Several { timeline, network: device.network, modes })
+        }
+        _ => None,
+    };
+    let is_of_a_file = !is_a_model(&args.run.file);
+    let answer = Answer { refusal, fit, choice, time, several, is_of_a_file };
     let tables = Tables { program: &program, reference: reference.as_ref(), target, threads, all: args.all };
     terminal::print(&plan_table::text(&planned, &answer, &tables)).map(|_| ())
+}
+
+/// The device with the connections that the options name.
+fn connected(device: Device, args: &PlanArgs) -> Device {
+    if args.processes.gpus.is_none() {
+        return device;
+    }
+    let between_nodes = args.link.unwrap_or(device.network.between_nodes);
+    let network = Network { between_nodes, ranks_per_node: args.gpus_per_node, ..device.network };
+    Device { network, ..device }
 }
 
 /// True for a Hugging Face folder or a config.json, which is planned without a run file.

@@ -23,12 +23,12 @@ pub(crate) fn run(args: &TrainArgs, place: &Place) -> Result<ExitCode, Failure> 
     if let Some(count) = args.processes.gpus.filter(|_| place.is_first()) {
         ranks::check_gpus(count)?;
     }
-    if let Some(count) = place.launches(args) {
+    if let Some(count) = place.launches(&args.processes) {
         parsed.check_shared(count)?;
-        return ranks::launch(count, &parsed);
+        return ranks::launch_run(count, &parsed);
     }
     terminal::use_share_of_threads(parsed.config.train.threads, place.local_world_size())?;
-    let crew = place.join(&parsed)?;
+    let crew = place.join(&parsed.config.parallel, run_file::folder(&parsed).path())?;
     let stop = if place.is_first() { Stop::on_signals() } else { Stop::on_signals_silently() };
     let Stop(stop) = stop?;
     let start = if args.resume { Start::Resume } else { Start::New };

@@ -1,25 +1,62 @@
-//! The lines of a plan on what ranks send to each other, and on how evenly they share the state.
+//! The lines of a plan on the ranks of a run: what they send to each other, the time of a step's lanes, the
+//! modes of `parallel.shard` beside each other, and how evenly ranks share the state.
 
+use super::line;
 use xtrain_program::{Program, StateKind};
 use xtrain_report::metrics::format;
+use xtrain_train::estimate::{Network, Timeline};
+use xtrain_train::fit::Fit;
 use xtrain_train::layout::{Evenness, Layout};
+use xtrain_train::modes::{Mode, evening_replicas, fastest};
 use xtrain_train::training_spec::TrainingSpec;
 
+/// The estimates of a step of several ranks.
+pub(crate) struct Several {
+    /// The step over its lanes.
+    pub(crate) timeline: Timeline,
+    /// The connections of the ranks.
+    pub(crate) network: Network,
+    /// The step in each mode of `parallel.shard`.
+    pub(crate) modes: Vec<Mode>,
+}
+
+/// Places of exposed communication that are named.
+const MOST_PLACES: usize = 4;
+
 /// The lines of a step of so many micro-steps; none with one process.
-pub(super) fn text(spec: &TrainingSpec, program: &Program, micro_steps: usize) -> String {
+pub(super) fn text(
+    spec: &TrainingSpec,
+    program: &Program,
+    micro_steps: usize,
+    several: Option<&Several>,
+    fit: Option<&Fit>,
+) -> String {
     let ranks = spec.parallel.world_size;
     if ranks == 1 {
         return String::new();
     }
-    let sent = program.sent_bytes(micro_steps);
-    let mut out = format!("each of {ranks} ranks sends {} a step", format::bytes(sent.values().sum()));
-    for (n, (collective, bytes)) in sent.iter().enumerate() {
-        let separator = if n == 0 { ": " } else { ", " };
-        out.push_str(&format!("{separator}{collective} {}", format::bytes(*bytes)));
+    let mut out = String::from("\n");
+    if let Some(Several { timeline, network, .. }) = several {
+        out.push_str(&line("ranks", &format!("{ranks}; {}", network.describe(ranks))));
+        out.push_str(&lanes(timeline));
+        out.push('\n');
     }
-    out.push('\n');
-    let evenness = Layout::of(spec).ok().and_then(|layout| layout.evenness(&spec.model));
-    if let Some(Evenness { fullest, emptiest }) = evenness {
+    out.push_str(&sent(ranks, program, micro_steps));
+    if let Some(Several { modes, .. }) = several {
+        out.push('\n');
+        out.push_str(&beside_each_other(modes, spec, micro_steps, fit.map(|fit| fit.room.available_bytes)));
+    }
+    let Ok(layout) = Layout::of(spec) else { return out };
+    let shards = spec.parallel.shards();
+    if let Some((name, units)) = layout.fewest_units(&spec.model).filter(|_| layout.cuts_state())
+        && let Some(replicas) = evening_replicas(ranks, units)
+        && units < shards
+    {
+        out.push_str(&format!(
+            "{name} is cut into {units} units, so some of {shards} ranks hold nothing of it; with parallel.replicas={replicas} all do\n"
+        ));
+    }
+    if let Some(Evenness { fullest, emptiest }) = layout.evenness(&spec.model) {
         let per_element = parameter_bytes(program);
         let bytes = |elements: usize| format::bytes((elements * per_element) as u64);
         out.push_str(&format!(
@@ -29,6 +66,97 @@ pub(super) fn text(spec: &TrainingSpec, program: &Program, micro_steps: usize) -
         ));
     }
     out
+}
+
+/// The time of a step, and where it waits for communication.
+fn lanes(timeline: &Timeline) -> String {
+    let [whole, communication, exposed] =
+        [timeline.seconds(), timeline.communication_seconds(), timeline.exposed_seconds()];
+    let hidden = format::percent(timeline.overlap(), 0);
+    let mut out = line(
+        "step",
+        &format!(
+            "{}, with {} of communication: {} exposed, {hidden} hidden",
+            time(whole),
+            time(communication),
+            time(exposed)
+        ),
+    );
+    for (n, of) in timeline.exposed.iter().take(MOST_PLACES).enumerate() {
+        let name = if n == 0 { "exposed" } else { "" };
+        let (payload, place) = (of.payload, of.place.name());
+        out.push_str(&line(name, &format!("{} of {payload} {place}, most of {}", time(of.seconds), of.site)));
+    }
+    out
+}
+
+/// The bytes that a rank sends.
+fn sent(ranks: usize, program: &Program, micro_steps: usize) -> String {
+    let traffic = program.traffic(micro_steps);
+    let name = format!("each of {ranks} ranks sends");
+    let mut out = format!("{name:<44}{:>18}{:>14}\n", "bytes", "times a step");
+    for of in &traffic {
+        let name = format!("{}, {}", of.payload, of.collective);
+        out.push_str(&format!("{name:<44}{:>18}{:>14}\n", format::grouped(of.bytes), of.times));
+    }
+    let total: u64 = traffic.iter().map(|of| of.step_bytes()).sum();
+    let name = format!("a step ({})", format::bytes(total));
+    out + &format!("{name:<44}{:>18}\n", format::grouped(total))
+}
+
+/// The modes, and which to use if a rank has so many bytes `available`.
+fn beside_each_other(
+    modes: &[Mode],
+    spec: &TrainingSpec,
+    micro_steps: usize,
+    available: Option<u64>,
+) -> String {
+    let name = |mode: &Mode| mode.name();
+    let each = if micro_steps > 1 { "sent a micro-step" } else { "" };
+    let once = if micro_steps > 1 { "once a step" } else { "sent a step" };
+    let mut out = format!(
+        "{:<18}{:>12}{each:>20}{once:>14}{:>12}{:>12}\n",
+        "parallel.shard", "memory", "step", "exposed"
+    );
+    let available = available.unwrap_or(u64::MAX);
+    for mode in modes {
+        let each = if micro_steps > 1 { format::bytes(mode.micro_step_bytes) } else { String::new() };
+        let mut notes = Vec::new();
+        if mode.needed_bytes > available {
+            notes.push("does not fit".to_owned());
+        }
+        notes.extend(mode.chosen.clone());
+        out.push_str(&format!(
+            "{:<18}{:>12}{each:>20}{:>14}{:>12}{:>12}  {}\n",
+            name(mode),
+            format::gib(mode.needed_bytes),
+            format::bytes(mode.once_bytes),
+            time(mode.seconds),
+            time(mode.exposed_seconds),
+            notes.join("; ")
+        ));
+    }
+    let Some(best) = fastest(modes, available) else {
+        return out + "no mode fits\n";
+    };
+    let current = modes.iter().find(|mode| mode.is_of(spec.parallel.shard));
+    let than = match current.filter(|current| current.needed_bytes <= available) {
+        Some(current) if current.seconds > best.seconds => {
+            let faster = format::percent(current.seconds / best.seconds - 1.0, 1);
+            format!(", {faster} faster than {}", name(current))
+        }
+        _ => String::new(),
+    };
+    let fits = if available == u64::MAX { "" } else { " that fits" };
+    out + &format!("the fastest{fits} is parallel.shard = \"{}\"{than}\n", name(best))
+}
+
+/// Seconds for people.
+fn time(seconds: f64) -> String {
+    match seconds {
+        _ if seconds < 0.999_5 => format!("{} ms", format::significant(1e3 * seconds)),
+        _ => format!("{} s", format::significant(seconds)),
+    }
 }
 
 /// Bytes of the master and the optimizer's state of an element of a parameter.
@@ -70,13 +198,50 @@ mod tests {
         let sent = program.sent_bytes(6);
         assert_eq!(sent["all_to_all"], half as u64);
         assert_eq!(sent["all_gather"], (half + 5 * 8) as u64);
-        let found = text(&spec, &program, 6);
-        let [gather, exchange] = ["all_gather", "all_to_all"].map(|name| format::bytes(sent[name]));
-        let expected = format!(
-            "each of 2 ranks sends {} a step: all_gather {gather}, all_to_all {exchange}\n",
-            format::bytes(sent["all_gather"] + sent["all_to_all"])
+        let found = text(&spec, &program, 6, None, None);
+        let rows = [
+            ("gradients, all_gather", half as u64, "1"),
+            ("gradients, all_to_all", half as u64, "1"),
+            ("numbers, all_gather", 40, "1"),
+            (&format!("a step ({})", format::bytes(2 * half as u64 + 40)), 2 * half as u64 + 40, ""),
+        ];
+        for ((name, bytes, times), line) in rows.into_iter().zip(found.lines().skip(2)) {
+            let expected = format!("{name:<44}{:>18}{times:>14}", format::grouped(bytes));
+            assert_eq!(line.trim_end(), expected.trim_end(), "{found}");
+        }
+    }
+
+    #[test]
+    fn modes_are_told_with_the_fastest_that_fits() {
+        let (spec, _) = of_world(2, Shard::Weights);
+        let mode = |shard, needed_bytes, seconds| Mode {
+            shard,
+            needed_bytes,
+            micro_step_bytes: 1 << 20,
+            once_bytes: 1 << 30,
+            seconds,
+            exposed_seconds: 0.001,
+            chosen: Some("recompute=none".into()),
+        };
+        let modes = [
+            mode(xtrain_config::Shard::None, 3 << 30, 0.9),
+            mode(xtrain_config::Shard::Optimizer, 2 << 30, 1.0),
+            mode(xtrain_config::Shard::Weights, 1 << 30, 1.5),
+        ];
+        let found = beside_each_other(&modes, &spec, 4, Some(2 << 30));
+        let lines: Vec<&str> = found.lines().collect();
+        assert!(lines[0].contains("sent a micro-step   once a step"), "{found}");
+        assert!(lines[1].ends_with("  does not fit; recompute=none"), "{found}");
+        assert!(lines[2].contains("2.00 GiB") && lines[2].contains("1.00 MiB"), "{found}");
+        let best = "the fastest that fits is parallel.shard = \"optimizer\", 50.0% faster than weights";
+        assert_eq!(lines[4], best);
+        let found = beside_each_other(&modes, &spec, 1, None);
+        assert!(found.lines().next().is_some_and(|head| !head.contains("micro-step")), "{found}");
+        assert!(
+            found.ends_with("the fastest is parallel.shard = \"none\", 66.7% faster than weights\n"),
+            "{found}"
         );
-        assert_eq!(found, expected);
+        assert!(beside_each_other(&modes, &spec, 1, Some(1)).ends_with("no mode fits\n"));
     }
 
     #[test]
@@ -99,12 +264,14 @@ mod tests {
         let line = format!(
             "of masters and optimizer state, the fullest rank has {most} and the emptiest {fewest}\n"
         );
-        assert!(text(&spec, &program, 4).ends_with(&line), "{}", text(&spec, &program, 4));
+        let found = text(&spec, &program, 4, None, None);
+        assert!(found.ends_with(&line), "{found}");
     }
 
     #[test]
     fn one_process_sends_nothing() {
         let (spec, program) = of_world(1, Shard::Optimizer);
-        assert_eq!((text(&spec, &program, 12), program.sent_bytes(12).len()), (String::new(), 0));
+        let found = text(&spec, &program, 12, None, None);
+        assert_eq!((found, program.sent_bytes(12).len()), (String::new(), 0));
     }
 }

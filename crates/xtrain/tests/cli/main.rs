@@ -27,6 +27,7 @@ mod mistakes;
 mod mutated;
 mod place;
 mod plan;
+mod plan_of_ranks;
 mod profiling;
 mod ranks;
 mod reference;

@@ -139,7 +139,7 @@ fn a_mistake_is_answered_with_what_to_type() {
         (&["trane", "run.toml"], "did you mean: xtrain train run.toml"),
         (&["gen", "out", "-p", "the sea"], "did you mean: xtrain generate out -p 'the sea'"),
         (&["bench", "stp", "run.toml"], "did you mean: xtrain bench step run.toml"),
-        (&["bench", "everything"], "the commands are step, op, gemm, fp8 and attention"),
+        (&["bench", "everything"], "the commands are step, op, gemm, fp8, attention and comm"),
         (&["run.toml"], "to train from a run file: xtrain train run.toml"),
         (&["-q", "train", "run.toml"], "put options after it: xtrain train run.toml -q"),
         (&["tokenize", "a", "--out", "t", "--bytes", "--chars"], "--bytes excludes --chars"),

@@ -1,0 +1,109 @@
+//! One rank of many whose others do not exist, for measurements on one device.
+
+use crate::communicator::Communicator;
+use crate::error::CommError;
+use crate::world::Groups;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// The communicator of rank 0 of a run whose other ranks do not exist. In place of a collective it copies as
+/// many bytes within this process: all other ranks appear to send what this one does.
+#[derive(Debug)]
+pub struct OneOf {
+    world_size: usize,
+    pace: Option<Pace>,
+    sent_bytes: AtomicU64,
+}
+
+/// The least time of a collective.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Pace {
+    /// Time in addition to that of its bytes.
+    pub latency: Duration,
+    /// Bytes per second that a rank sends to others.
+    pub bandwidth: f64,
+}
+
+impl OneOf {
+    /// Rank 0 of `world_size`. With a `pace`, collectives take at least its time.
+    pub fn new(world_size: usize, pace: Option<Pace>) -> OneOf {
+        OneOf { world_size, pace, sent_bytes: AtomicU64::new(0) }
+    }
+
+    /// Runs `copy` in place of a collective of pieces of so many bytes.
+    fn run(&self, groups: Groups, piece_bytes: usize, copy: impl FnOnce()) -> Result<(), CommError> {
+        let begun = Instant::now();
+        copy();
+        let sent = (piece_bytes * (groups.size - 1)) as u64;
+        self.sent_bytes.fetch_add(sent, Ordering::Relaxed);
+        if let Some(Pace { latency, bandwidth }) = self.pace {
+            let least = latency + Duration::from_secs_f64(sent as f64 / bandwidth);
+            thread::sleep(least.saturating_sub(begun.elapsed()));
+        }
+        Ok(())
+    }
+}
+
+impl Communicator for OneOf {
+    fn rank(&self) -> usize {
+        0
+    }
+
+    fn world_size(&self) -> usize {
+        self.world_size
+    }
+
+    fn sent_bytes(&self) -> u64 {
+        self.sent_bytes.load(Ordering::Relaxed)
+    }
+
+    fn all_gather(&self, groups: Groups, _: usize, input: &[u8], output: &mut [u8]) -> Result<(), CommError> {
+        assert_eq!(output.len(), groups.size * input.len(), "the output has a piece for each rank");
+        self.run(groups, input.len(), || {
+            output.chunks_exact_mut(input.len().max(1)).for_each(|piece| piece.copy_from_slice(input));
+        })
+    }
+
+    fn all_to_all(
+        &self,
+        groups: Groups,
+        first: usize,
+        input: &[u8],
+        output: &mut [u8],
+    ) -> Result<(), CommError> {
+        assert_eq!(input.len(), output.len(), "all_to_all sends as much as it receives");
+        let n = groups.size;
+        let (bytes, own) = (input.len() / n, (n - first % n) % n);
+        let piece = &input[own * bytes..][..bytes];
+        self.run(groups, bytes, || {
+            output.chunks_exact_mut(bytes.max(1)).for_each(|received| received.copy_from_slice(piece));
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn others_appear_to_send_what_this_rank_does() {
+        let ranks = OneOf::new(3, None);
+        let mut output = [0; 6];
+        assert_eq!(ranks.all_gather(ranks.world(), 2, &[1, 2], &mut output), Ok(()));
+        assert_eq!((output, ranks.sent_bytes()), ([1, 2, 1, 2, 1, 2], 4));
+        // The second piece belongs to rank 0 if the first belongs to rank 2.
+        assert_eq!(ranks.all_to_all(ranks.world(), 2, &[1, 2, 3, 4, 5, 6], &mut output), Ok(()));
+        assert_eq!((output, ranks.sent_bytes()), ([3, 4, 3, 4, 3, 4], 8));
+        assert_eq!(ranks.all_gather(ranks.world(), 0, &[], &mut []), Ok(()));
+    }
+
+    #[test]
+    fn a_pace_is_kept() {
+        let pace = Pace { latency: Duration::from_millis(5), bandwidth: 100.0 };
+        let begun = Instant::now();
+        let ranks = OneOf::new(2, Some(pace));
+        assert_eq!(ranks.all_gather(ranks.world(), 0, &[7], &mut [0; 2]), Ok(()));
+        assert!(begun.elapsed() >= Duration::from_millis(15));
+    }
+}

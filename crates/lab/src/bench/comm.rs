@@ -1,0 +1,198 @@
+//! Speed of collectives between the ranks of a run, alone and beside a GEMM.
+//!
+//! Sizes and bus bandwidth are those of nccl-tests: the size is that of the tensor of all ranks, and the bus
+//! bandwidth counts the bytes that a rank sends.
+
+use super::operands::{filled, operand};
+use serde::Serialize;
+use xtrain_config::{Device, ParallelConfig};
+use xtrain_ops::collective::{AllGather, AllToAll};
+use xtrain_ops::linear::Linear;
+use xtrain_ops::sum_ranks::SumRanks;
+use xtrain_program::{Group, Lane, Program, Role, Stage, TraceError, Tracer};
+use xtrain_runtime::{Checks, Engine, EngineError, Part, TimedWork, Timing};
+use xtrain_tensor::DType;
+use xtrain_train::crew::Crew;
+use xtrain_train::engine::{Processor, Target};
+use xtrain_train::error::{LearnError, ProgramError, RunError};
+use xtrain_train::slower::median;
+
+/// Collectives to measure.
+#[derive(Clone, Debug)]
+pub struct CommOptions {
+    /// The processor of each rank.
+    pub device: Device,
+    /// Bytes of the tensor of all ranks.
+    pub sizes: Vec<u64>,
+    /// Extent of the square matrices of the GEMM that runs beside; that of the best rate if absent.
+    pub gemm: Option<usize>,
+    /// Measurements, of which the median counts.
+    pub repeats: usize,
+    /// Runs of a measurement, one after the other.
+    pub runs: usize,
+}
+
+/// Speeds of collectives.
+#[derive(Clone, Debug, Serialize)]
+pub struct CommSpeeds {
+    /// The device of this rank.
+    pub device: String,
+    /// The number of ranks.
+    pub ranks: usize,
+    /// Extent of the square matrices of the GEMM that runs beside.
+    pub gemm: usize,
+    /// Seconds of the GEMM alone.
+    pub gemm_seconds: f64,
+    /// A row for each collective and size.
+    pub rows: Vec<CommSpeed>,
+}
+
+/// Speed of a collective.
+#[derive(Clone, Debug, Serialize)]
+pub struct CommSpeed {
+    /// `all_gather`, `exchange + sum` (a reduce-scatter), or `all_reduce` (both).
+    pub collective: &'static str,
+    /// Bytes of the tensor of all ranks.
+    pub bytes: u64,
+    /// Seconds alone.
+    pub seconds: f64,
+    /// Bus bandwidth alone, in 10^9 bytes a second.
+    pub bus_gigabytes_per_second: f64,
+    /// Seconds until both are done if a GEMM begins at the same time.
+    pub beside_gemm_seconds: f64,
+}
+
+/// The collectives that are measured.
+const COLLECTIVES: [&str; 3] = ["all_gather", "exchange + sum", "all_reduce"];
+
+/// Measures collectives of f32 between the ranks of `crew`. All ranks call it.
+pub fn comm(crew: &Crew, options: &CommOptions) -> Result<CommSpeeds, RunError> {
+    measure(crew, options).map_err(|error| crew.fail(error))
+}
+
+fn measure(crew: &Crew, options: &CommOptions) -> Result<CommSpeeds, RunError> {
+    let visible = if options.device == Device::Cpu { 0 } else { Processor::visible_gpus() };
+    let gpu = if visible == 0 { 0 } else { crew.gpu(visible)? };
+    let processor =
+        Processor::choose_at(options.device, gpu).map_err(|error| RunError::Refused(error.to_string()))?;
+    let (device, target) = (processor.describe(), processor.target());
+    let gemm = options.gemm.unwrap_or(if target == Target::Cpu { 512 } else { 8192 });
+    let nccl = crew.nccl(&processor, &ParallelConfig::default())?;
+    let engine = processor.engine_of_rank(Checks::default(), crew.communicator(), nccl);
+    let mut engine = engine.map_err(LearnError::from)?;
+    let ranks = crew.member().world_size;
+    let mut seconds = |program| timed(engine.as_mut(), crew, program, options);
+    let gemm_seconds = seconds(traced(|t| multiply(t, gemm, target))?)?;
+    let mut rows = Vec::new();
+    for collective in COLLECTIVES {
+        for &bytes in &options.sizes {
+            let elements = (bytes as usize / 4).next_multiple_of(ranks).max(ranks);
+            let alone = seconds(traced(|t| collect(t, collective, ranks, elements))?)?;
+            let beside = seconds(traced(|t| {
+                collect(t, collective, ranks, elements)?;
+                multiply(t, gemm, target)
+            })?)?;
+            let bytes = 4 * elements as u64;
+            let times = if collective == "all_reduce" { 2.0 } else { 1.0 };
+            let sent = times * bytes as f64 * (ranks - 1) as f64 / ranks as f64;
+            rows.push(CommSpeed {
+                collective,
+                bytes,
+                seconds: alone,
+                bus_gigabytes_per_second: sent / alone / 1e9,
+                beside_gemm_seconds: beside,
+            });
+        }
+    }
+    crew.finish()?;
+    Ok(CommSpeeds { device, ranks, gemm, gemm_seconds, rows })
+}
+
+fn traced(trace: impl FnOnce(&mut Tracer) -> Result<(), TraceError>) -> Result<Program, RunError> {
+    let mut tracer = Tracer::new(Program::default(), Stage::Forward, Role::Gather);
+    trace(&mut tracer).map_err(|error| LearnError::from(ProgramError::from(error)))?;
+    let mut program = tracer.finish();
+    // As in a training step, sums run on the lane of their collectives.
+    for instance in program.instances.iter_mut().filter(|i| i.code.op().name() == "sum_ranks") {
+        instance.lane = Lane::Communication;
+    }
+    Ok(program)
+}
+
+/// Traces a collective of a tensor of so many elements.
+fn collect(t: &mut Tracer, collective: &str, ranks: usize, elements: usize) -> Result<(), TraceError> {
+    let (group, piece) = (Group::World { size: ranks }, elements / ranks);
+    let gather = AllGather { group, first: 0, rows: elements };
+    if collective == "all_gather" {
+        let x = operand(t, &format!("a piece of {elements}"), DType::F32, [piece]);
+        t.emit(gather, &[x])?;
+        return Ok(());
+    }
+    let x = operand(t, &format!("all of {elements}"), DType::F32, [elements]);
+    let pieces = t.emit(AllToAll { group, first: 0, piece_rows: piece }, &[x])?[0];
+    let sum = t.emit(SumRanks, &[pieces])?[0];
+    if collective == "all_reduce" {
+        t.emit(gather, &[sum])?;
+    }
+    Ok(())
+}
+
+/// Traces a GEMM of square matrices.
+fn multiply(t: &mut Tracer, extent: usize, target: Target) -> Result<(), TraceError> {
+    let dtype = if target == Target::Cpu { DType::F32 } else { DType::BF16 };
+    let [x, w] = ["x", "w"].map(|name| operand(t, name, dtype, [extent, extent]));
+    t.emit(Linear, &[x, w])?;
+    Ok(())
+}
+
+/// Seconds of a run of `program`, in which all ranks begin together.
+fn timed(
+    engine: &mut dyn Engine,
+    crew: &Crew,
+    program: Program,
+    options: &CommOptions,
+) -> Result<f64, RunError> {
+    let failed = |error: EngineError| RunError::from(LearnError::from(error).advising("take smaller sizes"));
+    let before = engine.state_entries().len();
+    let id = engine.load(program).map_err(failed)?;
+    for (site, entry) in engine.state_entries().into_iter().enumerate().skip(before) {
+        let values = filled(entry.ty, site as u32, 1.0);
+        engine.write_state(entry.kind, &entry.name, &values).map_err(failed)?;
+    }
+    engine.set_timing(Timing::Off).map_err(failed)?;
+    // The second run of a part on a GPU records its graph.
+    for _ in 0..2 {
+        engine.run(id, Part::Whole).map_err(failed)?;
+    }
+    engine.set_timing(Timing::Runs).map_err(failed)?;
+    let mut measured = Vec::new();
+    for _ in 0..options.repeats.max(1) {
+        crew.barrier()?;
+        for _ in 0..options.runs.max(1) {
+            engine.run(id, Part::Whole).map_err(failed)?;
+        }
+        let times = engine.take_times().map_err(failed)?;
+        let parts = times.iter().filter(|timed| matches!(timed.work, TimedWork::Part(_)));
+        let seconds: f64 = parts.map(|timed| timed.seconds()).sum();
+        measured.push(seconds / options.runs.max(1) as f64);
+    }
+    Ok(median(&measured))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_alone_is_measured_and_sends_nothing() {
+        let options =
+            CommOptions { device: Device::Cpu, sizes: vec![4096, 100], gemm: Some(64), repeats: 2, runs: 2 };
+        let speeds = comm(&Crew::alone(), &options).expect("speeds");
+        assert_eq!((speeds.ranks, speeds.rows.len()), (1, 6));
+        assert!(speeds.gemm_seconds > 0.0);
+        for row in speeds.rows {
+            assert!(row.seconds > 0.0 && row.beside_gemm_seconds > 0.0, "{row:?}");
+            assert_eq!(row.bus_gigabytes_per_second, 0.0);
+        }
+    }
+}

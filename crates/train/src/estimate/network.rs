@@ -1,0 +1,136 @@
+//! The connections between the ranks of a run, and the time that a collective takes over them.
+
+use std::fmt;
+use xtrain_program::Group;
+
+/// The connections between the ranks of a run. A collective takes its latency, and the time in which the
+/// slowest connection that it uses moves the bytes that a rank sends. So bandwidths are the bus bandwidth of
+/// nccl-tests and of `xtrain bench comm`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Network {
+    /// Seconds of a collective besides those of its bytes.
+    pub latency: f64,
+    /// Bytes per second that a rank sends to others of its node.
+    pub within_node: f64,
+    /// Bytes per second that a rank sends to other nodes.
+    pub between_nodes: f64,
+    /// Ranks of a node.
+    pub ranks_per_node: usize,
+}
+
+/// Ranks of a node, if nothing says otherwise: the GPUs of usual servers.
+pub const RANKS_PER_NODE: usize = 8;
+
+/// Bytes per second between nodes, if nothing says otherwise: a network card of 400 Gbit/s for each GPU.
+pub const BETWEEN_NODES: f64 = 50e9;
+
+/// Seconds of a small collective, with NCCL between 2 or 4 H200: fitted to times of 64 MiB and 1 GiB.
+const NCCL_LATENCY: f64 = 43e-6;
+
+/// Seconds of a small collective over TCP between the processes of a CPU (`xtrain bench comm --ranks 2`).
+const TCP_LATENCY: f64 = 60e-6;
+
+/// Bytes per second that a process sends to others of its machine over TCP (the same command).
+const TCP_BANDWIDTH: f64 = 0.7e9;
+
+impl Network {
+    /// GPUs whose collectives reach this bandwidth within a node.
+    pub(super) fn of_gpus(within_node: f64) -> Network {
+        Network {
+            latency: NCCL_LATENCY,
+            within_node,
+            between_nodes: BETWEEN_NODES,
+            ranks_per_node: RANKS_PER_NODE,
+        }
+    }
+
+    /// Processes on one CPU.
+    pub(super) fn of_processes() -> Network {
+        let (latency, within_node) = (TCP_LATENCY, TCP_BANDWIDTH);
+        Network { latency, within_node, between_nodes: within_node, ranks_per_node: usize::MAX }
+    }
+
+    /// Seconds of a collective of a group of `world_size` ranks in which each sends this many bytes.
+    pub fn seconds(&self, group: Group, world_size: usize, sent_bytes: f64) -> f64 {
+        if group.size() == 1 {
+            return 0.0;
+        }
+        let neighbours = match group {
+            Group::World { size } | Group::Shard { size } => size,
+            // One rank of each replica: the first and the last are far from each other.
+            Group::Replicas { .. } => world_size,
+        };
+        self.latency + sent_bytes / self.bandwidth(neighbours)
+    }
+
+    /// Bytes per second that each of so many neighbouring ranks sends to the others.
+    pub fn bandwidth(&self, ranks: usize) -> f64 {
+        match self.spans_nodes(ranks) {
+            true => self.within_node.min(self.between_nodes),
+            false => self.within_node,
+        }
+    }
+
+    /// True if so many neighbouring ranks are on several nodes.
+    pub fn spans_nodes(&self, ranks: usize) -> bool {
+        ranks > self.ranks_per_node
+    }
+
+    /// The bandwidths that `ranks` use, in words.
+    pub fn describe(&self, ranks: usize) -> String {
+        let within = format!("{} within a node", Rate(self.within_node));
+        match self.spans_nodes(ranks) {
+            true => format!("{within}, {} between nodes", Rate(self.between_nodes)),
+            false => within,
+        }
+    }
+}
+
+/// Bytes per second, for people.
+struct Rate(f64);
+
+impl fmt::Display for Rate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} GB/s", xtrain_report::metrics::format::significant(self.0 / 1e9))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Milliseconds of a collective of a tensor of these bytes on `n` GPUs.
+    fn ms(network: Network, n: usize, bytes: f64) -> f64 {
+        1e3 * network.seconds(Group::World { size: n }, n, bytes * (n - 1) as f64 / n as f64)
+    }
+
+    #[test]
+    fn collectives_of_a_block_take_as_long_as_on_h200s() {
+        // A block of Llama-3-8B has 218.1M weights. The times were fitted to those of NCCL, which reached
+        // 332 GB/s in all-gathers and 328 GB/s in reduce-scatters.
+        let network = Network::of_gpus(330e9);
+        let block = 218.1e6;
+        for (n, gather, reduce) in [(2, 0.70, 1.37), (4, 1.03, 2.04), (8, 1.19, 2.37)] {
+            let found = [ms(network, n, 2.0 * block), ms(network, n, 4.0 * block)];
+            for (found, expected) in found.into_iter().zip([gather, reduce]) {
+                assert!((found / expected - 1.0).abs() < 0.02, "{n} ranks: {found:.3} ms, not {expected} ms");
+            }
+        }
+        let between = Network { between_nodes: 45e9, ..network };
+        let found = [2.0, 1.0, 4.0].map(|bytes| ms(between, 16, bytes * block));
+        for (found, expected) in found.into_iter().zip([9.1, 4.5, 18.2]) {
+            assert!((found / expected - 1.0).abs() < 0.02, "{found:.3} ms, not {expected} ms");
+        }
+    }
+
+    #[test]
+    fn the_slowest_connection_that_a_group_uses_decides() {
+        let network = Network { latency: 0.0, within_node: 100.0, between_nodes: 10.0, ranks_per_node: 4 };
+        let seconds = |size| network.seconds(Group::World { size }, size, 1000.0);
+        assert_eq!([1, 2, 4, 5].map(seconds), [0.0, 10.0, 10.0, 100.0]);
+        // Two replicas of four ranks: a replica is a node.
+        let of = |group| network.seconds(group, 8, 1000.0);
+        assert_eq!([of(Group::Shard { size: 4 }), of(Group::Replicas { size: 2 })], [10.0, 100.0]);
+        assert_eq!(network.describe(4), "1.0e-7 GB/s within a node");
+    }
+}

@@ -1,0 +1,60 @@
+//! The picture of a step's lanes.
+
+use super::{Timeline, TimelinePart};
+use xtrain_program::{Instance, Lane, Payload, Program, Role, Stage};
+use xtrain_report::lanes::{Bar, LanePart, Work, lanes};
+use xtrain_runtime::Part;
+
+impl Timeline {
+    /// The lanes over time as SVG, of a step that is `program`.
+    pub fn picture(&self, title: &str, program: &Program) -> String {
+        let parts: Vec<LanePart> = self.parts.iter().map(|of| part(program, of)).collect();
+        lanes(title, &parts)
+    }
+}
+
+fn part(program: &Program, of: &TimelinePart) -> LanePart {
+    let name = match (of.part, of.times) {
+        (Part::Whole, _) => "step".to_owned(),
+        (Part::First, _) => "first micro-step".to_owned(),
+        (Part::Next, 1) => "second micro-step".to_owned(),
+        (Part::Next, times) => format!("{times} further micro-steps, each"),
+        (Part::Last, _) => "last micro-step".to_owned(),
+        (Part::Update, _) => "update".to_owned(),
+    };
+    let mut bars = Vec::new();
+    let mut free = 0.0;
+    for span in &of.spans {
+        let instance = &program.instances[span.instance];
+        if span.lane == Lane::Compute {
+            bars.extend(waiting(free, span.begin));
+            free = span.end;
+        }
+        let (kind, group) = (work(instance), instance.origin.block);
+        bars.push(Bar { kind, group, begin: span.begin, end: span.end });
+    }
+    bars.extend(waiting(free, of.seconds));
+    LanePart { name, seconds: of.seconds, bars }
+}
+
+/// The time in which the kernels wait.
+fn waiting(begin: f64, end: f64) -> Option<Bar> {
+    (end > begin).then_some(Bar { kind: Work::Exposed, group: None, begin, end })
+}
+
+fn work(instance: &Instance) -> Work {
+    if instance.lane == Lane::Communication {
+        return match Payload::of(instance) {
+            Payload::Weights => Work::Weights,
+            Payload::Gradients => Work::Gradients,
+            Payload::Copies => Work::Copies,
+            Payload::Numbers => Work::Numbers,
+        };
+    }
+    match (instance.origin.role, instance.origin.stage) {
+        (Role::Recompute, _) => Work::Recompute,
+        (_, Stage::Forward) => Work::Forward,
+        (_, Stage::Backward) => Work::Backward,
+        (_, Stage::Update) => Work::Update,
+    }
+}

@@ -1,0 +1,347 @@
+//! The estimated times of a step's instances over its lanes.
+//!
+//! As an engine runs it: each part of a step begins when the part before has ended; within a part the
+//! instances of a lane run one after the other, and wait for instances of other lanes as [`Order`] says. A
+//! collective takes as long as the [`Network`] needs. A CPU has a single queue for all lanes.
+//!
+//! Collectives and kernels that run at the same time do not slow each other down here.
+
+use super::{Device, instance_seconds};
+use crate::engine::Target;
+use std::collections::BTreeMap;
+use xtrain_program::order::Order;
+use xtrain_program::{Instance, Lane, Payload, Phase, Program, Stage};
+use xtrain_runtime::Part;
+
+/// The times of a step.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Timeline {
+    /// Its parts, in order.
+    pub parts: Vec<TimelinePart>,
+    /// Communication that nothing hides, the longest first.
+    pub exposed: Vec<Exposed>,
+}
+
+/// A part of a step.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TimelinePart {
+    /// The part.
+    pub part: Part,
+    /// The number of times that it runs, one after the other.
+    pub times: usize,
+    /// Seconds of one time.
+    pub seconds: f64,
+    /// Its instances, in list order.
+    pub spans: Vec<Span>,
+}
+
+/// The time of an instance.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Span {
+    /// The instance, by its index.
+    pub instance: usize,
+    /// Its lane.
+    pub lane: Lane,
+    /// Seconds after the beginning of the part.
+    pub begin: f64,
+    /// The end.
+    pub end: f64,
+}
+
+/// Communication for which the compute lane waits.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Exposed {
+    /// The place that waits.
+    pub place: Place,
+    /// The contents that are waited for.
+    pub payload: Payload,
+    /// The site that is waited for the longest.
+    pub site: String,
+    /// Seconds in a step.
+    pub seconds: f64,
+}
+
+/// A place in a step at which the compute lane waits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Place {
+    /// The forward.
+    Forward,
+    /// The backward.
+    Backward,
+    /// The end of a micro-step, after the backward.
+    AfterBackward,
+    /// The update.
+    Update,
+}
+
+impl Place {
+    /// The place in words: `in the forward`.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Place::Forward => "in the forward",
+            Place::Backward => "in the backward",
+            Place::AfterBackward => "after the backward",
+            Place::Update => "in the update",
+        }
+    }
+}
+
+/// The parts of a step of so many micro-steps, and how often each runs.
+fn parts(program: &Program, micro_steps: usize) -> Vec<(Part, usize)> {
+    let has_update = program.instances.iter().any(|instance| instance.phase() == Phase::Update);
+    let parts = match micro_steps {
+        0 | 1 => vec![(Part::Whole, 1)],
+        n => vec![(Part::First, 1), (Part::Next, n - 2), (Part::Last, 1), (Part::Update, 1)],
+    };
+    let is_there = |(part, times): &(Part, usize)| *times > 0 && (*part != Part::Update || has_update);
+    parts.into_iter().filter(is_there).collect()
+}
+
+impl Timeline {
+    /// The times of a step of `program` with `micro_steps` micro-batches on `device`.
+    pub fn new(program: &Program, device: &Device, micro_steps: usize) -> Timeline {
+        let order = Order::new(program);
+        let world_size = world_size(program);
+        let timed = |(part, times)| TimelinePart::new(program, &order, device, world_size, part, times);
+        let parts: Vec<TimelinePart> = parts(program, micro_steps).into_iter().map(timed).collect();
+        let mut exposed = BTreeMap::new();
+        parts.iter().for_each(|part| part.expose(program, &mut exposed));
+        let exposed = exposed.into_iter().map(|((place, payload), sites)| {
+            let seconds = sites.values().sum();
+            let longest = sites.into_iter().max_by(|a, b| a.1.total_cmp(&b.1));
+            Exposed { place, payload, site: longest.map_or(String::new(), |(site, _)| site), seconds }
+        });
+        let mut exposed: Vec<Exposed> = exposed.collect();
+        exposed.sort_by(|a, b| b.seconds.total_cmp(&a.seconds));
+        Timeline { parts, exposed }
+    }
+
+    /// Seconds of the step.
+    pub fn seconds(&self) -> f64 {
+        self.parts.iter().map(|part| part.times as f64 * part.seconds).sum()
+    }
+
+    /// Seconds in which the communication lane works.
+    pub fn communication_seconds(&self) -> f64 {
+        let of_part = |part: &TimelinePart| part.times as f64 * part.busy(Lane::Communication);
+        self.parts.iter().map(of_part).sum()
+    }
+
+    /// Seconds in which the compute lane waits for communication.
+    pub fn exposed_seconds(&self) -> f64 {
+        self.exposed.iter().map(|exposed| exposed.seconds).sum()
+    }
+
+    /// The share of communication that computation hides; 1 without communication.
+    pub fn overlap(&self) -> f64 {
+        match self.communication_seconds() {
+            0.0 => 1.0,
+            seconds => 1.0 - (self.exposed_seconds() / seconds).min(1.0),
+        }
+    }
+}
+
+/// By place and payload: the seconds of each site.
+type Sites = BTreeMap<(Place, Payload), BTreeMap<String, f64>>;
+
+impl TimelinePart {
+    fn new(
+        program: &Program,
+        order: &Order,
+        device: &Device,
+        world_size: usize,
+        part: Part,
+        times: usize,
+    ) -> TimelinePart {
+        let mut ends = vec![0.0f64; program.instances.len()];
+        let mut free = [0.0f64; Lane::COUNT];
+        let mut spans = Vec::new();
+        for (index, instance) in program.instances.iter().enumerate() {
+            if !part.includes(instance.phase()) {
+                continue;
+            }
+            // The engine of a CPU runs instances in list order.
+            let lane = if device.target == Target::Cpu { Lane::Compute } else { instance.lane } as usize;
+            let waits = order.waits(index).iter().map(|&other| ends[other]);
+            let begin = waits.fold(free[lane], f64::max);
+            let end = match part.runs(instance) {
+                true => begin + seconds(program, instance, device, world_size, part.is_first()),
+                false => begin,
+            };
+            (ends[index], free[lane]) = (end, end);
+            if part.runs(instance) {
+                spans.push(Span { instance: index, lane: instance.lane, begin, end });
+            }
+        }
+        TimelinePart { part, times, seconds: free.into_iter().fold(0.0, f64::max), spans }
+    }
+
+    /// Seconds in which a lane works.
+    fn busy(&self, lane: Lane) -> f64 {
+        self.spans.iter().filter(|span| span.lane == lane).map(|span| span.end - span.begin).sum()
+    }
+
+    /// Adds the time in which the compute lane waits and the communication lane works.
+    fn expose(&self, program: &Program, exposed: &mut Sites) {
+        let of = |lane| self.spans.iter().filter(move |span| span.lane == lane);
+        let communication: Vec<&Span> = of(Lane::Communication).collect();
+        let computing = of(Lane::Compute).map(|span| {
+            let stage = program.instances[span.instance].origin.stage;
+            (span.begin, span.end, Some(stage))
+        });
+        let (mut free, mut done) = (0.0, 0);
+        for (begin, end, waiting) in computing.chain([(self.seconds, self.seconds, None)]) {
+            for span in communication[done..].iter().take_while(|span| span.begin < begin) {
+                let seconds = span.end.min(begin) - span.begin.max(free);
+                if seconds <= 0.0 {
+                    continue;
+                }
+                let instance = &program.instances[span.instance];
+                let place = match (instance.origin.stage, waiting) {
+                    (Stage::Update, _) => Place::Update,
+                    (_, Some(Stage::Forward)) => Place::Forward,
+                    (_, Some(Stage::Backward)) => Place::Backward,
+                    (_, Some(Stage::Update) | None) => Place::AfterBackward,
+                };
+                let sites = exposed.entry((place, Payload::of(instance))).or_default();
+                *sites.entry(instance.origin.site.to_string()).or_default() += self.times as f64 * seconds;
+            }
+            done += communication[done..].iter().take_while(|span| span.end <= begin).count();
+            free = end;
+        }
+    }
+}
+
+/// The number of ranks: a step with replicas has a collective of all, for its numbers.
+fn world_size(program: &Program) -> usize {
+    let group = |instance: &Instance| instance.code.op().collective().map(|(_, group)| group.size());
+    program.instances.iter().filter_map(group).max().unwrap_or(1)
+}
+
+/// Seconds of an instance.
+fn seconds(
+    program: &Program,
+    instance: &Instance,
+    device: &Device,
+    world_size: usize,
+    is_first: bool,
+) -> f64 {
+    match instance.code.op().collective() {
+        Some((_, group)) => {
+            let (inputs, outputs) = (program.input_types(instance), program.output_types(instance));
+            let sent_bytes = instance.code.op().cost(&inputs, &outputs).sent_bytes;
+            device.network.seconds(group, world_size, sent_bytes)
+        }
+        None => instance_seconds(program, instance, &device.rates, is_first),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::estimate::step_seconds;
+    use crate::member::Member;
+    use crate::programs;
+    use crate::spec::plan_for;
+    use std::path::Path;
+    use xtrain_config::Config;
+
+    const RUN: &str = "[model]\ndim = 512\nlayers = 6\nheads = 8\nvocab_size = 8000\n\
+                       [data]\ntrain = 'text'\ntokenizer = 'bytes'\nseq_len = 1024\n\
+                       [train]\nsteps = 1\nbatch_size = 32\nmicro_batch_size = 1\nrecompute = 'none'\n\
+                       [precision]\nrecipe = 'bf16'\n";
+
+    fn program(ranks: usize, shard: &str) -> Program {
+        let set = format!("parallel.shard={shard}");
+        let parsed = Config::parse(Path::new("run.toml"), RUN.as_bytes(), &[set]).expect("a run file");
+        let planned = plan_for(&parsed, Target::Cuda, Member::first_of(ranks)).expect("a plan");
+        programs::training(&planned.spec).expect("a program")
+    }
+
+    fn h100() -> Device {
+        Device::model("h100").expect("it is in the table")
+    }
+
+    const MODES: [&str; 4] = ["none", "optimizer", "gradients", "weights"];
+
+    #[test]
+    fn one_rank_takes_the_sum_of_its_kernels() {
+        let (program, device) = (program(1, "none"), h100());
+        for micro_steps in [1, 2, 3, 8] {
+            let timeline = Timeline::new(&program, &device, micro_steps);
+            let expected = step_seconds(&program, &device.rates, micro_steps);
+            assert!((timeline.seconds() / expected - 1.0).abs() < 1e-9);
+            assert_eq!((timeline.communication_seconds(), timeline.exposed.len()), (0.0, 0));
+        }
+    }
+
+    #[test]
+    fn a_step_is_computing_and_waiting() {
+        for mode in MODES {
+            let (program, device) = (program(8, mode), h100());
+            for micro_steps in [1, 4] {
+                let timeline = Timeline::new(&program, &device, micro_steps);
+                let of = |lane| -> f64 {
+                    timeline.parts.iter().map(|part| part.times as f64 * part.busy(lane)).sum()
+                };
+                let (computing, waiting) = (of(Lane::Compute), timeline.exposed_seconds());
+                assert!((timeline.seconds() / (computing + waiting) - 1.0).abs() < 1e-9, "{mode}");
+                assert!(waiting <= timeline.communication_seconds() * (1.0 + 1e-9), "{mode}");
+            }
+        }
+    }
+
+    #[test]
+    fn nothing_is_hidden_on_a_cpu_and_nothing_takes_time_over_an_endless_network() {
+        for mode in MODES {
+            let program = program(4, mode);
+            let cpu = Device { target: Target::Cpu, ..h100() };
+            let timeline = Timeline::new(&program, &cpu, 3);
+            assert!((timeline.exposed_seconds() / timeline.communication_seconds() - 1.0).abs() < 1e-9);
+            let mut device = h100();
+            let slow = Timeline::new(&program, &device, 3).seconds();
+            (device.network.latency, device.network.within_node) = (0.0, f64::INFINITY);
+            let fast = Timeline::new(&program, &device, 3);
+            assert!(fast.seconds() < slow, "{mode}");
+            // The sums over ranks remain.
+            assert!(fast.communication_seconds() > 0.0);
+        }
+    }
+
+    #[test]
+    fn waits_are_named_by_place_and_payload() {
+        let mut device = h100();
+        // So slow that everything waits.
+        device.network.within_node = 1e8;
+        let waits = |mode, micro_steps| -> Vec<(Place, Payload)> {
+            let timeline = Timeline::new(&program(8, mode), &device, micro_steps);
+            let mut waits: Vec<_> = timeline.exposed.iter().map(|of| (of.place, of.payload)).collect();
+            waits.sort();
+            waits
+        };
+        for micro_steps in [1, 4] {
+            let none = waits("none", micro_steps);
+            assert_eq!(none, [(Place::AfterBackward, Payload::Gradients), (Place::Update, Payload::Numbers)]);
+            let optimizer = waits("optimizer", micro_steps);
+            assert!(optimizer.contains(&(Place::Update, Payload::Copies)), "{optimizer:?}");
+            let weights = waits("weights", micro_steps);
+            for place in [Place::Forward, Place::Backward] {
+                assert!(weights.contains(&(place, Payload::Weights)), "{weights:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn spans_of_a_lane_follow_each_other_and_what_they_wait_for() {
+        let (program, device) = (program(8, "weights"), h100());
+        let order = Order::new(&program);
+        let timeline = Timeline::new(&program, &device, 1);
+        let spans = &timeline.parts[0].spans;
+        assert_eq!(spans.len(), program.instances.len());
+        for a in spans {
+            for b in spans {
+                assert!(!order.before(a.instance, b.instance) || a.end <= b.begin, "{a:?} {b:?}");
+            }
+        }
+    }
+}

@@ -1,0 +1,159 @@
+//! The modes of `parallel.shard` for a run, beside each other: what a rank needs and sends, and the time of a
+//! step.
+
+#[cfg(test)]
+mod page;
+
+use crate::choose;
+use crate::error::{LearnError, RunError};
+use crate::estimate::{Device, Timeline};
+use crate::fit::needed_bytes;
+use crate::member::Member;
+use crate::programs;
+use crate::spec::planned_for;
+use std::thread;
+use xtrain_config::{ParallelConfig, Resolved, Shard};
+use xtrain_program as program;
+
+/// A step with one value of `parallel.shard`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Mode {
+    /// The value.
+    pub shard: Shard,
+    /// Bytes that a rank needs.
+    pub needed_bytes: u64,
+    /// Bytes that a rank sends in each of several micro-steps.
+    pub micro_step_bytes: u64,
+    /// Bytes that it sends once in a step, in addition.
+    pub once_bytes: u64,
+    /// Estimated seconds of a step.
+    pub seconds: f64,
+    /// Seconds of them in which the rank only waits for communication.
+    pub exposed_seconds: f64,
+    /// The settings that its file leaves open, chosen for this mode; `None` if it leaves none open.
+    pub chosen: Option<String>,
+}
+
+/// The values of `parallel.shard`, and their names in run files.
+pub const SHARDS: [(Shard, &str); 4] = [
+    (Shard::None, "none"),
+    (Shard::Optimizer, "optimizer"),
+    (Shard::Gradients, "gradients"),
+    (Shard::Weights, "weights"),
+];
+
+impl Mode {
+    /// The name of the value in run files.
+    pub fn name(&self) -> &'static str {
+        SHARDS.iter().find(|(shard, _)| *shard == self.shard).map_or("", |(_, name)| name)
+    }
+
+    /// True if a step of this mode cuts `shard`.
+    pub fn is_of(&self, shard: program::Shard) -> bool {
+        let config = ParallelConfig { shard: self.shard, ..ParallelConfig::default() };
+        config.parallel(0, 1, 1).shard == shard
+    }
+}
+
+/// All modes of the run `resolved` on `device`, in which open settings are chosen as the run would.
+pub fn modes(resolved: &Resolved, member: Member, device: &Device) -> Result<Vec<Mode>, RunError> {
+    // Choosing settings of a large model takes a while.
+    thread::scope(|scope| {
+        let of = |(shard, _)| scope.spawn(move || mode(resolved, member, device, shard));
+        let modes: Vec<_> = SHARDS.into_iter().map(of).collect();
+        modes
+            .into_iter()
+            .map(|mode| mode.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+            .collect()
+    })
+}
+
+fn mode(resolved: &Resolved, member: Member, device: &Device, shard: Shard) -> Result<Mode, RunError> {
+    let mut resolved = resolved.clone();
+    resolved.config.parallel.shard = shard;
+    let (planned, choice) = choose::decide(planned_for(resolved, member)?, device)?;
+    let program = programs::training(&planned.spec).map_err(LearnError::from)?;
+    let micro_steps = planned.spec.micro_steps(planned.resolved.config.train.batch_size);
+    let timeline = Timeline::new(&program, device, micro_steps);
+    let traffic = program.traffic(micro_steps);
+    let sent = |each: bool| traffic.iter().filter(|of| (of.times > 1) == each).map(|of| of.bytes).sum();
+    Ok(Mode {
+        shard,
+        needed_bytes: needed_bytes(&planned.spec, &program, device.target, device.threads)?,
+        micro_step_bytes: sent(true),
+        once_bytes: sent(false),
+        seconds: timeline.seconds(),
+        exposed_seconds: timeline.exposed_seconds(),
+        chosen: choice.map(|choice| choice.settings()),
+    })
+}
+
+/// The fastest of `modes` that needs at most `available` bytes; of equally fast ones the first.
+pub fn fastest(modes: &[Mode], available: u64) -> Option<&Mode> {
+    let fitting = modes.iter().filter(|mode| mode.needed_bytes <= available);
+    fitting.min_by(|a, b| a.seconds.total_cmp(&b.seconds))
+}
+
+/// The least number of replicas, each of `ranks` / replicas ranks, with which every rank holds units of every
+/// matrix, the one with the fewest of which has `fewest_units`. `None` if that is so without replicas.
+pub fn evening_replicas(ranks: usize, fewest_units: usize) -> Option<usize> {
+    let mut more = (2..=ranks).filter(|replicas| ranks.is_multiple_of(*replicas) && fewest_units < ranks);
+    more.find(|replicas| ranks / replicas <= fewest_units)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::Target;
+    use crate::spec::plan_for;
+    use std::path::Path;
+    use xtrain_config::Config;
+
+    const RUN: &str = "[model]\ndim = 256\nlayers = 4\nheads = 4\nvocab_size = 2000\n\
+                       [data]\ntrain = 'text'\ntokenizer = 'bytes'\nseq_len = 256\n\
+                       [train]\nsteps = 1\nbatch_size = 64\nmicro_batch_size = 1\nrecompute = 'none'\n\
+                       loss_chunk = 256\n[precision]\nrecipe = 'bf16'\n";
+
+    fn of(batch_size: usize, between_nodes: f64) -> Vec<Mode> {
+        let set = format!("train.batch_size={batch_size}");
+        let parsed = Config::parse(Path::new("run.toml"), RUN.as_bytes(), &[set]).expect("a run file");
+        let member = Member::first_of(16);
+        let planned = plan_for(&parsed, Target::Cuda, member).expect("a plan");
+        let mut device = Device::model("h100").expect("it is in the table");
+        device.network.between_nodes = between_nodes;
+        modes(&planned.resolved, member, &device).expect("plans")
+    }
+
+    #[test]
+    fn accumulation_is_cheap_where_gradients_are_sent_once() {
+        let accumulating = of(64, 1e9);
+        let [none, optimizer, gradients, weights] = &accumulating[..] else { panic!("{accumulating:?}") };
+        assert_eq!([none.micro_step_bytes, optimizer.micro_step_bytes], [0, 0]);
+        assert!(weights.micro_step_bytes > gradients.micro_step_bytes && gradients.micro_step_bytes > 0);
+        assert!(optimizer.once_bytes < none.once_bytes, "copies in bf16 instead of sums in f32");
+        assert!(none.needed_bytes > optimizer.needed_bytes && optimizer.needed_bytes > weights.needed_bytes);
+        assert_eq!(fastest(&accumulating, u64::MAX).map(Mode::name), Some("optimizer"));
+        // What fits decides.
+        assert_eq!(fastest(&accumulating, gradients.needed_bytes).map(Mode::name), Some("gradients"));
+        assert_eq!(fastest(&accumulating, 0), None);
+    }
+
+    #[test]
+    fn a_step_without_accumulation_sends_everything_once() {
+        assert!(of(16, 50e9).iter().all(|mode| mode.micro_step_bytes == 0 && mode.once_bytes > 0));
+    }
+
+    #[test]
+    fn replicas_even_matrices_of_few_units() {
+        let replicas = |ranks| evening_replicas(ranks, 80);
+        assert_eq!([8, 80, 81, 160, 1024].map(replicas), [None, None, Some(3), Some(2), Some(16)]);
+        // A prime number of ranks leaves each rank all of the model.
+        assert_eq!((evening_replicas(7, 3), evening_replicas(7, 0)), (Some(7), None));
+    }
+
+    #[test]
+    fn open_settings_are_chosen_for_each_mode() {
+        let open = of(64, 50e9);
+        assert!(open.iter().all(|mode| mode.chosen.is_none()), "{open:?}");
+    }
+}

@@ -1,0 +1,72 @@
+//! `xtrain bench comm`.
+
+use crate::cli::BenchCommArgs;
+use crate::failure::Failure;
+use crate::ranks::{self, Place};
+use crate::terminal;
+use std::path::Path;
+use std::process::ExitCode;
+use xtrain_config::{Device, ParallelConfig};
+use xtrain_lab::bench::{self, CommOptions, CommSpeeds};
+use xtrain_report::metrics::format;
+
+/// Sizes if none are given.
+const SIZES: [u64; 3] = [1 << 20, 16 << 20, 64 << 20];
+
+/// The folder beside which ranks of several machines find their secret.
+const FOLDER: &str = "bench-comm";
+
+pub(crate) fn run(args: &BenchCommArgs, place: &Place) -> Result<ExitCode, Failure> {
+    if let Some(count) = args.processes.gpus.filter(|_| place.is_first()) {
+        ranks::check_gpus(count)?;
+    }
+    if let Some(count) = place.launches(&args.processes) {
+        return Ok(ranks::exit_code(ranks::launch(count)?));
+    }
+    terminal::use_share_of_threads(args.cpu.threads, place.local_world_size())?;
+    let crew = place.join(&ParallelConfig::default(), Path::new(FOLDER))?;
+    let device = match (args.processes.gpus, args.processes.ranks) {
+        (Some(_), _) => Device::Cuda,
+        (_, Some(_)) => Device::Cpu,
+        _ => args.device,
+    };
+    let sizes = match args.size.is_empty() {
+        true => SIZES.to_vec(),
+        false => args.size.iter().map(|size| size.0).collect(),
+    };
+    let options = CommOptions { device, sizes, gemm: args.gemm, repeats: args.repeats, runs: args.runs };
+    let speeds = bench::comm(&crew, &options)?;
+    if place.is_first() {
+        let text = match args.json {
+            true => serde_json::to_string(&speeds).unwrap_or_default() + "\n",
+            false => table(&speeds),
+        };
+        let _ = terminal::print(&text)?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn table(speeds: &CommSpeeds) -> String {
+    let CommSpeeds { device, ranks, gemm, gemm_seconds, rows } = speeds;
+    let ms = |seconds: f64| format!("{:.3}", 1e3 * seconds);
+    let mut out = format!(
+        "{ranks} ranks, each on {device}; a GEMM of {gemm}^3 takes {} ms alone\n{:<16}{:>12}{:>12}{:>12}{:>24}\n",
+        ms(*gemm_seconds),
+        "collective",
+        "size",
+        "ms",
+        "bus GB/s",
+        "ms, with a GEMM beside"
+    );
+    for row in rows {
+        out.push_str(&format!(
+            "{:<16}{:>12}{:>12}{:>12}{:>24}\n",
+            row.collective,
+            format::bytes(row.bytes),
+            ms(row.seconds),
+            format::significant(row.bus_gigabytes_per_second),
+            ms(row.beside_gemm_seconds)
+        ));
+    }
+    out
+}

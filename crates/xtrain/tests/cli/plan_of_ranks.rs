@@ -1,0 +1,186 @@
+//! `xtrain plan` and `xtrain bench` of several ranks: memory by the arithmetic of parameters, bytes, times of
+//! lanes, and the modes of `parallel.shard` beside each other.
+
+use crate::place::Place;
+use serde_json::Value;
+use std::path::Path;
+
+fn example(file: &str) -> String {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples").join(file).display().to_string()
+}
+
+fn plan(place: &Place, arguments: &str) -> String {
+    place.run(&format!("plan {arguments}")).succeeds().stdout
+}
+
+/// The bytes in the row of a table that begins so; 0 without such a row.
+fn row(text: &str, name: &str) -> u64 {
+    let line = text.lines().find(|line| line.get(..44).is_some_and(|start| start.trim_end() == name));
+    let bytes = line.and_then(|line| line.get(44..62)?.trim().replace(',', "").parse().ok());
+    bytes.unwrap_or(0)
+}
+
+/// The row of a mode in the table of modes.
+fn mode<'a>(text: &'a str, shard: &str) -> &'a str {
+    let line = text.lines().find(|line| line.get(..18).is_some_and(|start| start.trim_end() == shard));
+    line.unwrap_or_else(|| panic!("no row of {shard}:\n{text}"))
+}
+
+#[test]
+fn the_memory_of_llama_3_70b_is_the_arithmetic_of_its_parameters() {
+    let place = Place::new();
+    let (parameters, norms) = (70_553_706_496u64, 161 * 8192);
+    // Embedding and head have 128,256 rows, which 64 ranks share evenly and 1,024 do not: 126 rows are a
+    // piece. All other matrices divide.
+    for (ranks, padded_rows) in [(64, 128_256), (1024, 126 * 1024)] {
+        let padding = 2 * (padded_rows - 128_256) * 8192;
+        let piece = (parameters + padding) / ranks;
+        let matrices = parameters - norms;
+        for shard in ["none", "optimizer", "gradients", "weights"] {
+            let text = plan(
+                &place,
+                &format!(
+                    "{} --gpus {ranks} --set train.batch_size=1024 --set parallel.shard={shard} --set train.device=cuda \
+                     --set train.recompute=block --set train.loss_chunk=4096",
+                    example("llama3_70b.toml")
+                ),
+            );
+            let held = if shard == "none" { parameters } else { piece };
+            for name in ["masters", "first moments", "second moments"] {
+                assert_eq!(row(&text, name), 4 * held, "{ranks} ranks, {shard}, {name}:\n{text}");
+            }
+            let is_summed = shard == "gradients" || shard == "weights";
+            let (gradients, summed) = match shard {
+                "none" => (4 * parameters, 0),
+                _ if is_summed => (0, 4 * piece),
+                _ => (4 * parameters, 4 * piece),
+            };
+            assert_eq!(row(&text, "gradients"), gradients, "{ranks} ranks, {shard}:\n{text}");
+            assert_eq!(row(&text, "summed gradients"), summed, "{ranks} ranks, {shard}:\n{text}");
+            let copies = if shard == "weights" { 2 * (piece - norms / ranks) } else { 2 * matrices };
+            assert_eq!(row(&text, "compute weights"), copies, "{ranks} ranks, {shard}:\n{text}");
+            // A micro-step sends a rank's rows of each tensor to every other rank: gradients in fp32, and
+            // bf16 matrices with fp32 norms for the forward and the backward of each block. The last two
+            // blocks are still there when their backward begins, and embedding and head are gathered once.
+            let others = ranks - 1;
+            assert_eq!(row(&text, "gradients, all_to_all"), 4 * piece * others, "{shard}:\n{text}");
+            let vocabulary = padded_rows * 8192 / ranks;
+            let block = (parameters - 2 * 128_256 * 8192 - norms) / 80 / ranks;
+            let (norm, gathers) = (4 * 8192 / ranks, 2 * 80 - 2);
+            let gathered = gathers * (2 * block + 2 * norm) + 2 * 2 * vocabulary + norm;
+            let sent = if shard == "weights" { gathered * others } else { 0 };
+            assert_eq!(row(&text, "weights, all_gather"), sent, "{ranks} ranks, {shard}:\n{text}");
+        }
+    }
+}
+
+#[test]
+fn a_plan_of_several_gpus_tells_times_bytes_and_modes() {
+    let place = Place::new();
+    let file = example("llama3_8b.toml");
+    let text = plan(&place, &format!("{file} --gpus 16 --device-model h100 --set parallel.shard=weights"));
+    assert!(
+        text.contains("\nranks                       16; 330 GB/s within a node, 50.0 GB/s between nodes\n")
+    );
+    assert!(text.contains(" of communication: ") && text.contains("% hidden\n"), "{text}");
+    assert!(text.contains(" of gradients after the backward, most of embed.weight\n"), "{text}");
+    assert!(text.contains("; collectives at 330 GB/s within a node, 50.0 GB/s between nodes)\n"), "{text}");
+    assert!(mode(&text, "none").contains("  does not fit; recompute="), "{text}");
+    assert!(mode(&text, "weights").contains("  recompute="), "{text}");
+    assert!(text.contains("\nthe fastest that fits is parallel.shard = \""), "{text}");
+    assert!(row(&text, "weights, all_gather") > 0 && row(&text, "numbers, all_gather") > 0, "{text}");
+    // A faster link, and more GPUs of a node.
+    let seconds = |options: &str| -> f64 {
+        let text = plan(&place, &format!("{file} --gpus 16 --device-model h100 {options}"));
+        let mode = mode(&text, "weights").split_whitespace();
+        // Memory has a unit, as have bytes of a micro-step and of a step.
+        mode.skip(7).take(1).collect::<String>().parse().expect("seconds")
+    };
+    let (slow, usual, node) = (seconds("--link 5GB/s"), seconds(""), seconds("--gpus-per-node 16"));
+    assert!(slow > usual && usual > node, "{slow} {usual} {node}");
+    for (options, says) in [
+        ("--gpus 8 --link 50", "write bytes per second, such as 50GB/s"),
+        ("--link 50GB/s", "--gpus"),
+        ("--gpus 8 --svg a.svg --dump", "--dump"),
+    ] {
+        place.run(&format!("plan {file} {options}")).refuses(&[says]);
+    }
+}
+
+#[test]
+fn a_picture_shows_the_lanes_of_a_step() {
+    let place = Place::new();
+    let file = example("llama3_8b.toml");
+    let draw = |options: &str| {
+        place.run(&format!("plan {file} --gpus 8 --set parallel.shard=weights --svg a.svg {options}"))
+    };
+    draw("--set train.device=cuda").refuses(&["--svg draws times", "--device-model"]);
+    for micro_steps in [1, 2, 64] {
+        let batch = 8 * micro_steps;
+        draw(&format!("--device-model h100 --set train.batch_size={batch}")).succeeds();
+        let svg = String::from_utf8(place.read("a.svg")).expect("text");
+        let parts = ["first micro-step", " further micro-steps, each", "last micro-step", ">update, "];
+        let expected = [micro_steps > 1, micro_steps > 2, micro_steps > 1, micro_steps > 1];
+        assert_eq!(parts.map(|part| svg.contains(part)), expected, "{micro_steps}");
+        for name in [">forward<", ">weights<", ">gradients<", ">exposed: kernels wait<", "8 x NVIDIA H100"] {
+            assert!(svg.contains(name), "{name}");
+        }
+        assert!(svg.len() < 64 << 10, "{} bytes", svg.len());
+    }
+    place.write("a.svg", b"<svg/> of someone else");
+    draw("--device-model h100").refuses(&["a.svg", "is no picture that xtrain wrote"]);
+    assert_eq!(place.read("a.svg"), b"<svg/> of someone else");
+}
+
+fn json(place: &Place, arguments: &str) -> Value {
+    let ran = place.run(&format!("bench {arguments} --json")).succeeds();
+    serde_json::from_str(&ran.stdout).expect("JSON")
+}
+
+#[test]
+fn one_of_several_ranks_is_measured_on_one_device() {
+    let place = Place::new();
+    let quick = "--warmup 0 --repeats 1 --steps 2 --set train.device=cpu --set train.micro_batch_size=1";
+    for shard in ["none", "weights"] {
+        let run = format!("step run.toml --rank-of 4 --set parallel.shard={shard} {quick}");
+        let speed = json(&place, &run);
+        let rank = &speed["rank"];
+        assert_eq!(rank["ranks"], 4);
+        assert_eq!(rank["plan_bytes"], speed["planned_bytes"], "{speed}");
+        assert_eq!(rank["sent_bytes"], rank["plan_sent_bytes"], "{speed}");
+        assert_eq!(speed["tokens"], 16);
+        let slow = json(&place, &format!("{run} --stretch --link 1MB/s"));
+        assert!(slow["seconds"].as_f64() > speed["seconds"].as_f64(), "{slow} {speed}");
+    }
+    let table = place.run(&format!("bench step run.toml --rank-of 4 {quick}")).succeeds().stdout;
+    for row in ["\nrank ", "\nstep by the plan ", "\nallocated memory ", "\nsent a step "] {
+        assert!(table.contains(row), "{table}");
+    }
+    place.run("bench step run.toml --stretch").refuses(&["--rank-of"]);
+}
+
+#[test]
+fn collectives_are_measured_between_processes() {
+    let place = Place::new();
+    let quick = "--size 64KiB --size 100KB --repeats 1 --runs 2";
+    let speeds = json(&place, &format!("comm --ranks 3 --threads 1 {quick}"));
+    assert_eq!(speeds["ranks"], 3);
+    let rows = speeds["rows"].as_array().expect("rows");
+    let names: Vec<&str> = rows.iter().filter_map(|row| row["collective"].as_str()).collect();
+    assert_eq!(
+        names,
+        ["all_gather", "all_gather", "exchange + sum", "exchange + sum", "all_reduce", "all_reduce"]
+    );
+    for row in rows {
+        let positive = |key: &str| row[key].as_f64().is_some_and(|value| value > 0.0);
+        assert!(positive("seconds") && positive("bus_gigabytes_per_second"), "{row}");
+        assert!(row["bytes"].as_u64().is_some_and(|bytes| bytes.is_multiple_of(12)), "{row}");
+    }
+    let table = place.run(&format!("bench comm --ranks 2 --threads 1 {quick}")).succeeds().stdout;
+    assert!(table.starts_with("2 ranks, each on CPU, 1 thread; a GEMM of 512^3 takes "), "{table}");
+    assert_eq!(place.names(""), ["a.txt", "b.txt", "continued.toml", "run.toml"]);
+    // A process alone sends nothing.
+    assert!(
+        place.run(&format!("bench comm --device cpu {quick}")).succeeds().stdout.starts_with("1 ranks, ")
+    );
+}

@@ -390,6 +390,63 @@ fn a_parquet_page_header_with_another_type_for_a_field_is_refused() {
     assert!(message.contains("a page header has a field 5 of type 3"), "{message}");
 }
 
+/// The file with bytes added to its footer, as last fields.
+fn with_footer_field(mut file: Vec<u8>, field: &[u8]) -> Vec<u8> {
+    let end = file.len() - 8;
+    let bytes = u32::from_le_bytes(file[end..end + 4].try_into().unwrap()) + field.len() as u32;
+    file[end..end + 4].copy_from_slice(&bytes.to_le_bytes());
+    // Before the byte that ends the footer.
+    file.splice(end - 1..end - 1, field.iter().copied());
+    file
+}
+
+#[test]
+fn a_parquet_footer_that_would_take_hours_to_read_is_refused() {
+    let file = || one_page("text", &["one", "two"]);
+    // Field 100, which the format does not have: a number, then a list and a map of 2^31 - 1 booleans, of
+    // which the parquet crate would look for each.
+    let number = with_footer_field(file(), &[0x05, 0xC8, 1, 0]);
+    assert_eq!(read_back("parquet", &number, &InputOptions::default()).unwrap(), ["one", "two"]);
+    for (field, expected) in [
+        (&[0x09, 0xC8, 1, 0xF1, 0xFF, 0xFF, 0xFF, 0xFF, 7][..], "a list of booleans"),
+        (&[0x0B, 0xC8, 1, 0xFF, 0xFF, 0xFF, 0xFF, 7, 0x11][..], "a value of type 11"),
+    ] {
+        let message = message("parquet", &with_footer_field(file(), field), &InputOptions::default());
+        assert!(message.contains("footer: the parquet data is damaged"), "{message}");
+        assert!(message.contains(expected), "{message}");
+    }
+}
+
+#[test]
+fn a_parquet_schema_that_nests_too_deeply_is_refused() {
+    let message_of = |groups: usize| {
+        let open = |level| format!("required group g{level} {{ ");
+        let schema: String = (1..groups).map(open).collect();
+        let schema = format!("message m {{ {schema} required binary x; {} }}", "} ".repeat(groups - 1));
+        let schema = Arc::new(parse_message_type(&schema).unwrap());
+        let writer = SerializedFileWriter::new(Vec::new(), schema, Arc::default()).unwrap();
+        message("parquet", &writer.into_inner().unwrap(), &InputOptions::default())
+    };
+    assert!(message_of(100).contains("there is no column \"text\""), "{}", message_of(100));
+    assert!(message_of(101).contains("its schema nests over 100 groups"), "{}", message_of(101));
+}
+
+#[test]
+fn parquet_columns_of_all_types_may_lie_beside_the_text() {
+    let schema = "message schema {
+        required binary text (UTF8); optional int32 small (INTEGER(8,true)); optional int32 date (DATE);
+        optional int64 time (TIME(MICROS,true)); optional int64 stamp (TIMESTAMP(NANOS,false));
+        optional int64 money (DECIMAL(9,2)); optional fixed_len_byte_array(16) id (UUID);
+        optional fixed_len_byte_array(2) half (FLOAT16); optional binary kind (ENUM); optional binary more (JSON);
+        optional group tags (LIST) { repeated group list { optional binary element (UTF8); } }
+        optional group map (MAP) { repeated group key_value { required binary key (UTF8); optional double value; } }
+    }";
+    let schema = Arc::new(parse_message_type(schema).unwrap());
+    let writer = SerializedFileWriter::new(Vec::new(), schema, Arc::default()).unwrap();
+    let file = writer.into_inner().unwrap();
+    assert!(read_back("parquet", &file, &InputOptions::default()).unwrap().is_empty());
+}
+
 /// A file that pyarrow 26 wrote with `write_page_checksum=True`: the column "text" with "one" and "two".
 const WITH_CHECKSUM: &str = "\
     504152311500151c151c15c2fbfdef0b1c15041500150615061c000000030000006f6e650300000074776f1504192c350018\

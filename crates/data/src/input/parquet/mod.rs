@@ -2,7 +2,9 @@
 //! is a page, which is decoded as a whole.
 
 mod checked_pages;
+mod footer;
 mod page_limit;
+mod thrift;
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -12,7 +14,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use parquet::basic::Type;
 use parquet::column::reader::ColumnReaderImpl;
 use parquet::data_type::{ByteArray, ByteArrayType};
-use parquet::file::metadata::{ParquetMetaData, ParquetMetaDataReader};
+use parquet::file::metadata::ParquetMetaData;
 use parquet::file::serialized_reader::SerializedPageReader;
 use parquet::schema::types::{ColumnDescPtr, ColumnDescriptor};
 
@@ -22,6 +24,7 @@ use crate::catch_panic::catch_panic;
 use crate::error::{DataError, Result};
 use crate::tokenizer::CutRule;
 use checked_pages::CheckedPages;
+use footer::read_footer;
 use page_limit::LimitedPages;
 
 /// Reads the documents in one column of a parquet file.
@@ -243,8 +246,7 @@ pub(super) fn string_columns(input: &InputFile) -> Result<Vec<String>> {
 
 fn open_file(path: &Path) -> Result<(File, ParquetMetaData)> {
     let opened = File::open(path).map_err(DataError::io(path, "open the input"))?;
-    let metadata = catch_panic(|| ParquetMetaDataReader::new().parse_and_finish(&opened))
-        .map_err(|e| damaged(path, "footer", &e))?;
+    let metadata = catch_panic(|| read_footer(&opened)).map_err(|e| damaged(path, "footer", &e))?;
     Ok((opened, metadata))
 }
 

@@ -6,13 +6,15 @@
 //! here: both then read the same, and no lists, whose elements that crate skips by the billion.
 
 use std::fs::File;
-use std::io::{self, BufReader, ErrorKind, Read};
+use std::io::{self, BufReader, Read};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use bytes::Bytes;
 use parquet::data_type::ByteArray;
 use parquet::errors::{ParquetError, Result};
 use parquet::file::reader::{ChunkReader, Length};
+
+use super::thrift;
 
 /// Maximum memory of a page: its bytes, compressed and decompressed, and the values of a dictionary.
 const MAX_PAGE_BYTES: u64 = 512 << 20;
@@ -64,7 +66,11 @@ impl ChunkReader for LimitedPages {
 /// sizes in the fields 2 and 3, and in 7 a structure whose field 1 counts the values of a dictionary.
 fn page_bytes(header: &mut impl Read) -> io::Result<u64> {
     let (mut page_bytes, mut dictionary_values) = (0, 0);
-    read_fields(header, &mut |path, number| {
+    thrift::read_fields(header, &mut |path, kind, number| {
+        if !has_its_type(path, kind) {
+            let id = path.last().unwrap_or(&0);
+            return Err(thrift::invalid(format!("a page header has a field {id} of type {kind}")));
+        }
         // A size below 0 is damage, which the parquet crate reports.
         let number = u64::try_from(number).unwrap_or(0);
         match path {
@@ -72,111 +78,20 @@ fn page_bytes(header: &mut impl Read) -> io::Result<u64> {
             [7, 1] => dictionary_values = number.max(dictionary_values),
             _ => {}
         }
+        Ok(())
     })?;
     Ok(dictionary_values.saturating_mul(size_of::<ByteArray>() as u64).saturating_add(page_bytes))
 }
 
-/// Nesting of a header that is accepted. The format needs less.
-const MAX_DEPTH: usize = 8;
-
-/// Reads the fields of a structure up to its end. `on_number` gets the whole numbers in it, each with the ids
-/// of the field and, before it, of the structure that holds it.
-fn read_fields(input: &mut impl Read, on_number: &mut dyn FnMut(&[i64], i64)) -> io::Result<()> {
-    struct Open {
-        id: i64,
-        last_field: i64,
-    }
-    let mut open = vec![Open { id: 0, last_field: 0 }];
-    while let Some(inner) = open.last_mut() {
-        let byte = read_byte(input)?;
-        if byte == 0 {
-            open.pop();
-            continue;
-        }
-        inner.last_field = match byte >> 4 {
-            0 => read_signed(input)?,
-            delta => inner.last_field.saturating_add(delta.into()),
-        };
-        let (id, structure) = (inner.last_field, inner.id);
-        let kind = byte & 15;
-        let is_right = match open.len() {
-            1 => has_its_type(&[id], kind),
-            2 => has_its_type(&[structure, id], kind),
-            _ => true,
-        };
-        if !is_right || !(1..=i16::MAX.into()).contains(&id) {
-            let problem = format!("a page header has a field {id} of type {kind}");
-            return Err(io::Error::new(ErrorKind::InvalidData, problem));
-        }
-        match kind {
-            // True and false are in the type.
-            1 | 2 => {}
-            3 => drop(read_byte(input)?),
-            4..=6 => {
-                let number = read_signed(input)?;
-                match open.len() {
-                    1 => on_number(&[id], number),
-                    2 => on_number(&[structure, id], number),
-                    _ => {}
-                }
-            }
-            7 => skip(input, 8)?,
-            8 => {
-                let len = read_unsigned(input)?;
-                skip(input, len)?;
-            }
-            12 if open.len() < MAX_DEPTH => open.push(Open { id, last_field: 0 }),
-            // A page header has no lists and maps.
-            other => {
-                let problem = format!("a page header has a field of type {other}");
-                return Err(io::Error::new(ErrorKind::InvalidData, problem));
-            }
-        }
-    }
-    Ok(())
-}
-
-/// False if the format gives the field of a page header, named by ids as in [`read_fields`], another type.
+/// False if the format gives the field of a page header, named by ids as in [`thrift::OnField`], another type.
 fn has_its_type(path: &[i64], kind: u8) -> bool {
     match path {
         // Sizes and counts; whole numbers of all widths are written alike.
-        [1..=4] | [5, 1..=4] | [7, 1..=2] | [8, 1..=6] => matches!(kind, 4..=6),
-        [7, 3] | [8, 7] => matches!(kind, 1 | 2),
-        [5..=8] => kind == 12,
-        _ => true,
+        [1..=4] | [5, 1..=4] | [7, 1..=2] | [8, 1..=6] => matches!(kind, thrift::I16..=thrift::I64),
+        [7, 3] | [8, 7] => matches!(kind, thrift::TRUE | thrift::FALSE),
+        [5..=8] => kind == thrift::STRUCT,
+        _ => !matches!(kind, thrift::LIST | thrift::SET),
     }
-}
-
-fn read_byte(input: &mut impl Read) -> io::Result<u8> {
-    let mut byte = [0];
-    input.read_exact(&mut byte)?;
-    Ok(byte[0])
-}
-
-fn skip(input: &mut impl Read, bytes: u64) -> io::Result<()> {
-    match io::copy(&mut input.take(bytes), &mut io::sink())? {
-        skipped if skipped == bytes => Ok(()),
-        _ => Err(ErrorKind::UnexpectedEof.into()),
-    }
-}
-
-/// A number of up to 64 bits, seven bits in a byte, the lowest first.
-fn read_unsigned(input: &mut impl Read) -> io::Result<u64> {
-    let mut number = 0;
-    for shift in (0..64).step_by(7) {
-        let byte = read_byte(input)?;
-        number |= u64::from(byte & 0x7F) << shift;
-        if byte & 0x80 == 0 {
-            return Ok(number);
-        }
-    }
-    Err(io::Error::new(ErrorKind::InvalidData, "a number in a page header has more than 64 bits"))
-}
-
-/// A number whose lowest bit is the sign.
-fn read_signed(input: &mut impl Read) -> io::Result<i64> {
-    let number = read_unsigned(input)?;
-    Ok((number >> 1) as i64 ^ -((number & 1) as i64))
 }
 
 #[cfg(test)]

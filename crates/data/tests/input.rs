@@ -437,9 +437,11 @@ fn parquet_columns_of_all_types_may_lie_beside_the_text() {
         required binary text (UTF8); optional int32 small (INTEGER(8,true)); optional int32 date (DATE);
         optional int64 time (TIME(MICROS,true)); optional int64 stamp (TIMESTAMP(NANOS,false));
         optional int64 money (DECIMAL(9,2)); optional fixed_len_byte_array(16) id (UUID);
-        optional fixed_len_byte_array(2) half (FLOAT16); optional binary kind (ENUM); optional binary more (JSON);
+        optional fixed_len_byte_array(2) half (FLOAT16); optional binary more (JSON);
         optional group tags (LIST) { repeated group list { optional binary element (UTF8); } }
-        optional group map (MAP) { repeated group key_value { required binary key (UTF8); optional double value; } }
+        optional group map (MAP) {
+            repeated group key_value { required binary key (UTF8); optional double value; }
+        }
     }";
     let schema = Arc::new(parse_message_type(schema).unwrap());
     let writer = SerializedFileWriter::new(Vec::new(), schema, Arc::default()).unwrap();

@@ -1,9 +1,9 @@
 //! Checks of a parquet footer before the parquet crate decodes it.
 //!
-//! A few bytes may keep that crate busy for hours, or make it end the program: it skips lists of booleans by the
-//! billion, it follows the nesting of the schema by recursion, and it copies the names of nested groups for
-//! each column in them. It takes the types of known fields for granted, so a footer in which one has another
-//! type is refused: both then read the same.
+//! A few bytes may keep that crate busy for hours, or make it end the program: it skips lists of booleans by
+//! the billion, it follows the nesting of the schema by recursion, and it copies the names of nested groups
+//! for each column in them. It takes the types of known fields for granted, so a footer in which one has
+//! another type is refused: both then read the same.
 
 use std::fs::File;
 use std::io::{self, BufReader};
@@ -169,7 +169,10 @@ mod tests {
             assert!(problem(check(&changed)).contains(&format!("its field {field} is of type")), "{at}");
         }
         assert!(problem(check(&[0x1B, 0, 0])).contains("a value of type 11"), "a map");
-        assert!(problem(check(&[[0xF9, 0x19].repeat(20), vec![0; 20]].concat())).contains("nesting"));
+        assert!(
+            problem(check(&[[0xF9, 0x19].repeat(20), vec![0; 20]].concat()))
+                .contains("values nest over 16 levels")
+        );
     }
 
     #[test]

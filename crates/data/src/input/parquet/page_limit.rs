@@ -83,7 +83,8 @@ fn page_bytes(header: &mut impl Read) -> io::Result<u64> {
     Ok(dictionary_values.saturating_mul(size_of::<ByteArray>() as u64).saturating_add(page_bytes))
 }
 
-/// False if the format gives the field of a page header, named by ids as in [`thrift::OnField`], another type.
+/// False if the format gives the field of a page header, named by ids as in [`thrift::OnField`], another
+/// type.
 fn has_its_type(path: &[i64], kind: u8) -> bool {
     match path {
         // Sizes and counts; whole numbers of all widths are written alike.

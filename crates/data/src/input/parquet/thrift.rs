@@ -20,7 +20,7 @@ pub(super) const STRUCT: u8 = 12;
 /// the length of bytes, or 0.
 pub(super) type OnField<'f> = dyn FnMut(&[i64], u8, i64) -> io::Result<()> + 'f;
 
-/// Nesting of lists and structures that is accepted. The format needs less.
+/// Nesting of values that is accepted. The format needs less.
 const MAX_DEPTH: usize = 16;
 
 /// Reads the fields of a structure up to its end. `on_field` gets each field once it is read, then the end of
@@ -37,6 +37,9 @@ fn read_value(
     path: &mut Vec<i64>,
     on_field: &mut OnField,
 ) -> io::Result<i64> {
+    let Some(depth) = depth.checked_sub(1) else {
+        return Err(invalid(format!("values nest over {MAX_DEPTH} levels")));
+    };
     match kind {
         // They are in the type.
         TRUE | FALSE => {}
@@ -48,7 +51,7 @@ fn read_value(
             skip(input, len)?;
             return Ok(len.try_into().unwrap_or(i64::MAX));
         }
-        LIST | SET if depth > 0 => {
+        LIST | SET => {
             let header = read_byte(input)?;
             let len = match header >> 4 {
                 15 => read_unsigned(input)?,
@@ -60,10 +63,10 @@ fn read_value(
                 return Err(invalid("a list of booleans, which the format does not have"));
             }
             for _ in 0..len {
-                read_value(input, element, depth - 1, path, on_field)?;
+                read_value(input, element, depth, path, on_field)?;
             }
         }
-        STRUCT if depth > 0 => {
+        STRUCT => {
             let mut id = 0_i64;
             loop {
                 let byte = read_byte(input)?;
@@ -77,7 +80,7 @@ fn read_value(
                 if byte == STOP {
                     on_field(path, kind, 0)?;
                 } else if (1..=i16::MAX.into()).contains(&id) {
-                    let number = read_value(input, kind, depth - 1, path, on_field)?;
+                    let number = read_value(input, kind, depth, path, on_field)?;
                     on_field(path, kind, number)?;
                 } else {
                     return Err(invalid(format!("a structure has a field {id} of type {kind}")));
@@ -88,7 +91,7 @@ fn read_value(
                 }
             }
         }
-        other => return Err(invalid(format!("a value of type {other}, or too much nesting"))),
+        other => return Err(invalid(format!("a value of type {other}, which the format does not have"))),
     }
     Ok(0)
 }

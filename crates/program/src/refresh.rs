@@ -49,14 +49,15 @@ struct Pass<'a> {
 }
 
 impl Pass<'_> {
-    /// Gathers the amaxes on which casts of rows depend.
+    /// Adds the maxima over ranks of the amaxes on which casts of rows depend. There may be as many as columns
+    /// of all weights, so ranks exchange them by pieces: each takes the maxima of one, and they gather these.
     fn amaxes_of_all(&mut self, parameters: &[Parameter], unset: bool) -> Result<(), TraceError> {
         let stage = self.stage;
-        let origin = |site: &str| Origin { block: None, site: site.into(), role: Role::Gather, stage };
-        let (of_all, mut group) = (Origin { role: Role::Precision, ..origin("amaxes") }, None);
+        let origin = |site: &str| Origin { block: None, site: site.into(), role: Role::Precision, stage };
+        let (of_all, mut group) = (origin("amaxes"), None);
         let (mut numbers, mut amaxes) = (Vec::new(), Vec::new());
         for parameter in parameters {
-            let origin = Origin { role: Role::Precision, ..origin(&parameter.name) };
+            let origin = origin(&parameter.name);
             for rows in parameter.quantized_rows.iter().filter(|rows| rows.needs_amaxes_of_all(unset)) {
                 let op = self.ops.amaxes(rows.by_column);
                 amaxes.push(self.emit(op, &[parameter.master], &[], origin.clone())?[0]);
@@ -66,10 +67,14 @@ impl Pass<'_> {
         }
         let Some(group) = group.filter(|_| !amaxes.is_empty()) else { return Ok(()) };
         let lengths = amaxes.iter().map(|&amaxes| self.out.ty(amaxes).numel()).collect();
-        let row = self.emit(self.ops.rank_amaxes(), &amaxes, &[], of_all.clone())?;
-        let cut = RowShard { group, first: 0, piece_rows: 1, rows: group.size() };
-        let rows = self.emit(self.ops.all_gather(cut), &row, &[], of_all.clone())?;
-        let most = self.emit(self.ops.max_amaxes(lengths), &rows, &[], of_all)?;
+        let mut values = self.emit(self.ops.rank_amaxes(), &amaxes, &[], of_all.clone())?;
+        let rows = self.out.ty(values[0]).numel();
+        let cut = RowShard { group, first: 0, piece_rows: rows.div_ceil(group.size()), rows };
+        let of_piece = self.ops.max_amaxes(vec![cut.piece_rows]);
+        for op in [self.ops.all_to_all(cut), of_piece, self.ops.all_gather(cut)] {
+            values = self.emit(op, &values, &[], of_all.clone())?;
+        }
+        let most = self.emit(self.ops.max_amaxes(lengths), &values, &[], of_all)?;
         self.amaxes = numbers.into_iter().zip(most).collect();
         Ok(())
     }
@@ -78,8 +83,8 @@ impl Pass<'_> {
         for rows in &parameter.quantized_rows {
             self.cast_rows(parameter.master, rows)?;
         }
-        for &Gathered { piece, whole, cut } in &parameter.gathered {
-            self.gather(parameter, piece, whole, cut)?;
+        for &gathered in &parameter.gathered {
+            self.gather(parameter, gathered)?;
         }
         for Transposed { op, from, to } in &parameter.transposed {
             let (site, role) = (parameter.name.clone(), Role::Precision);
@@ -129,17 +134,12 @@ impl Pass<'_> {
             self.slots.entry(ty).or_insert_with(|| [(); 2].map(|()| out.add_value(ty, Storage::Transient)));
         let [slot, other] = *slots;
         *slots = [other, slot];
-        self.gather(parameter, rows, slot, cut)?;
+        self.gather(parameter, Gathered { piece: rows, whole: slot, cut })?;
         Ok(slot)
     }
 
-    fn gather(
-        &mut self,
-        parameter: &Parameter,
-        piece: ValueId,
-        whole: ValueId,
-        cut: RowShard,
-    ) -> Result<(), TraceError> {
+    fn gather(&mut self, parameter: &Parameter, gathered: Gathered) -> Result<(), TraceError> {
+        let Gathered { piece, whole, cut } = gathered;
         let (site, role) = (parameter.name.clone(), Role::Gather);
         let origin = Origin { block: None, site, role, stage: self.stage };
         self.emit(self.ops.all_gather(cut), &[piece], &[Some(whole)], origin)?;

@@ -72,7 +72,8 @@ fn next_scales(
 fn amaxes_of_all(t: &mut Tracer, delayed: &[Delayed], parallel: &Parallel) -> Result<(), TraceError> {
     let amaxes: Vec<ValueId> = delayed.iter().map(|tensor| tensor.amax).collect();
     let row = t.site("scales").emit(RankAmaxes, &amaxes)?[0];
-    let rows = t.emit(gather_of_rows(parallel), &[row])?[0];
+    let gather = AllGather { rows: parallel.world_size * amaxes.len(), ..gather_of_rows(parallel) };
+    let rows = t.emit(gather, &[row])?[0];
     let targets: Vec<_> = amaxes.into_iter().map(Some).collect();
     t.emit_into(MaxAmaxes { lengths: vec![1; delayed.len()] }, &[rows], &targets)?;
     Ok(())

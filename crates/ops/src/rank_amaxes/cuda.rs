@@ -44,7 +44,8 @@ impl CudaKernel for MaxAmaxes {
     fn prepare(&self, gpu: &Gpu, operands: &Operands<'_>) -> Result<Work, CudaError> {
         let tensors = operands.outputs.iter().map(|amaxes| (amaxes.ty, amaxes.place));
         let rows = operands.inputs[0];
-        launch(gpu, "max_amaxes", tensors, rows.place, rows.ty.shape[0])
+        let ranks = rows.ty.numel() / self.lengths.iter().sum::<usize>();
+        launch(gpu, "max_amaxes", tensors, rows.place, ranks)
     }
 }
 

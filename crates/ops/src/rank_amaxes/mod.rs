@@ -1,5 +1,5 @@
-//! The amaxes of a step over all ranks. Each rank packs its amaxes into a row ([`RankAmaxes`]), one
-//! all-gather gives every rank all rows, and each takes the maxima ([`MaxAmaxes`]).
+//! The amaxes of a step over all ranks. Each rank packs its amaxes into a row ([`RankAmaxes`]). Ranks gather
+//! a few amaxes; many, they exchange by pieces, like gradients. [`MaxAmaxes`] takes the maxima.
 
 mod cpu;
 mod cuda;
@@ -13,7 +13,7 @@ use xtrain_cuda::KernelSource;
 use xtrain_program::{Op, OpError, Operand};
 use xtrain_tensor::{DType, TensorType};
 
-/// `(amaxes f32[k] of each of T tensors) -> amaxes f32[1, n]`, where n is the sum of all k.
+/// `(amaxes f32[k] of each of T tensors) -> amaxes f32[n]`, where n is the sum of all k.
 #[derive(Clone, Copy, Debug)]
 pub struct RankAmaxes;
 
@@ -28,7 +28,7 @@ impl Op for RankAmaxes {
             _ => Err(OpError(format!("rank_amaxes takes amaxes f32[k], not {ty}"))),
         };
         let all = inputs.iter().map(length).sum::<Result<_, _>>()?;
-        Ok(vec![TensorType::new(DType::F32, [1, all])])
+        Ok(vec![TensorType::new(DType::F32, [all])])
     }
 
     fn operand(&self, _: usize) -> Operand {
@@ -36,8 +36,8 @@ impl Op for RankAmaxes {
     }
 }
 
-/// `amaxes f32[ranks, n] -> (amaxes f32[k] of each of T tensors)`: the maxima over ranks, NaN where that of a
-/// rank is NaN.
+/// `amaxes f32[ranks * n] or f32[ranks, n] -> (amaxes f32[k] of each of T tensors)`: the maxima over the rows
+/// of ranks, NaN where that of a rank is NaN.
 #[derive(Clone, Debug)]
 pub struct MaxAmaxes {
     /// The number of amaxes of each tensor: k. n is their sum.
@@ -51,13 +51,10 @@ impl Op for MaxAmaxes {
 
     fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>, OpError> {
         OpError::arity("max_amaxes", inputs, 1)?;
-        let all: usize = self.lengths.iter().sum();
-        match (inputs[0].dtype, &*inputs[0].shape) {
-            (DType::F32, &[ranks, n]) if ranks > 0 && n == all => {
-                Ok(self.lengths.iter().map(|&length| TensorType::new(DType::F32, [length])).collect())
-            }
-            _ => Err(OpError(format!("max_amaxes takes f32[ranks, {all}], not {}", inputs[0]))),
-        }
+        let (all, numel) = (self.lengths.iter().sum::<usize>(), inputs[0].numel());
+        let is_rows = inputs[0].dtype == DType::F32 && numel > 0 && numel.is_multiple_of(all);
+        OpError::ensure(is_rows, || format!("max_amaxes takes rows of {all} f32, not {}", inputs[0]))?;
+        Ok(self.lengths.iter().map(|&length| TensorType::new(DType::F32, [length])).collect())
     }
 
     fn operand(&self, _: usize) -> Operand {

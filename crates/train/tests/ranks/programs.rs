@@ -4,7 +4,9 @@ use crate::world::World;
 use std::collections::HashMap;
 use xtrain_model::Recipe;
 use xtrain_program::order::Order;
-use xtrain_program::{Gather, Group, Lane, Phase, Program, Role, Shard, StateKind, Storage, ValueId, When};
+use xtrain_program::{
+    Gather, Group, Instance, Lane, Phase, Program, Role, Shard, StateKind, Storage, ValueId, When,
+};
 use xtrain_tensor::DType;
 use xtrain_train::layout::Layout;
 use xtrain_train::programs;
@@ -113,9 +115,20 @@ fn the_update_measures_the_masters_whose_scales_depend_on_all_ranks() {
         let program = training(&world, 0);
         let count = |name: &str| program.instances.iter().filter(|i| i.code.op().name() == name).count();
         assert_eq!((count("amaxes"), count("adamw")), (0, 1), "{shard:?}");
-        // One gather of the amaxes of all weights.
-        assert_eq!((count("rank_amaxes"), count("max_amaxes")), (1, 1), "{shard:?}");
+        // The amaxes of all weights travel together: the maxima of a piece, and those of all tensors.
+        assert_eq!((count("rank_amaxes"), count("max_amaxes")), (1, 2), "{shard:?}");
     }
+}
+
+/// With a row of each rank, the columns of a large model would take gigabytes on a thousand ranks.
+#[test]
+fn maxima_over_ranks_take_the_memory_of_the_amaxes_of_one_rank() {
+    let world = World { ranks: 4, shard: Shard::Weights, ..World::alone(Recipe::Fp8Row, false, 2) };
+    let program = training(&world, 0);
+    let of_amaxes = program.instances.iter().filter(|i| &*i.origin.site == "amaxes");
+    let numels = |i: &Instance| program.output_types(i).iter().map(|ty| ty.numel()).max().unwrap_or(0);
+    let numels: Vec<usize> = of_amaxes.map(numels).collect();
+    assert!(numels[0] > 100 && numels.iter().all(|&n| n < numels[0] + world.ranks), "{numels:?}");
 }
 
 fn writes(program: &Program, instance: usize, value: ValueId) -> bool {

@@ -255,11 +255,16 @@ impl NcclCommunicator {
         call: &'static str,
         go_on: &dyn Fn() -> Result<(), E>,
     ) -> Result<(), E> {
-        while !self.is_settled(call)? {
+        loop {
+            let settled = self.is_settled(call);
+            if let Ok(true) = settled {
+                return Ok(());
+            }
+            // It knows the reason of an abort.
             go_on()?;
+            settled?;
             thread::sleep(TICK);
         }
-        Ok(())
     }
 
     /// True if NCCL is done with the last call.

@@ -128,6 +128,13 @@ fn finish_while(is_pending: impl Fn(&Machine) -> bool) {
     }
 }
 
+/// Waits while this is true, without running work.
+pub(crate) fn wait_while(is_true: impl Fn(&Machine) -> bool) {
+    while lock().as_ref().is_some_and(&is_true) {
+        thread::sleep(PAUSE);
+    }
+}
+
 impl Machine {
     fn new(settings: Settings) -> Machine {
         let device = || Device {

@@ -282,20 +282,47 @@ fn a_rank_leaves() -> Outcome {
     Ok(())
 }
 
-/// A graph that outlives its communicator keeps it from closing. It is aborted after a while, and the graph
-/// then moves nothing.
+/// A graph that outlives its communicator keeps it from closing, and from the end of an abort, after which
+/// the graph moves nothing.
 fn a_graph_outlives_its_communicator() -> Outcome {
     let Rank { ranks, context, stream, nccl, .. } = Rank::of_process()?;
     let (from, to) = (DeviceMemory::new(&context, PIECE)?, DeviceMemory::new(&context, ranks * PIECE)?);
     from.all().fill(1, &stream)?;
     let body = || nccl.enqueue(&[gather(&from, &to, 0, ranks)], &stream, &go_on);
     let mut graph = Graph::record(&stream, body)?.instantiate()?;
+    thread::scope(|scope| {
+        let ended = scope.spawn(move || drop(nccl));
+        // It is closed for 5 seconds and then aborted.
+        thread::sleep(Duration::from_secs(6));
+        assert!(!ended.is_finished(), "the graph does not keep it");
+        to.all().fill(2, &stream)?;
+        graph.launch(&stream)?;
+        assert_eq!(to.all().read(&stream)?, vec![2; ranks * PIECE]);
+        drop(graph);
+        ended.join().map_err(|_| "a panic".into())
+    })
+}
+
+/// Ranks connect in their first group, which is in progress until all have called one.
+fn a_first_group_waits_for_all_ranks() -> Outcome {
+    let rank = Rank::of_process()?;
+    let (from, to) = (rank.pieces(1, rank.rank)?, rank.memory(rank.ranks)?);
+    rank.stream.synchronize()?;
     let begun = Instant::now();
-    drop(nccl);
-    assert!(begun.elapsed() > Duration::from_secs(4), "it was closed");
-    to.all().fill(2, &stream)?;
-    graph.launch(&stream)?;
-    assert_eq!(to.all().read(&stream)?, vec![2; ranks * PIECE]);
+    let in_time = || -> Result<(), CudaError> {
+        let is_late = begun.elapsed() > Duration::from_millis(300);
+        if is_late { Err(CudaError::NoDevice) } else { Ok(()) }
+    };
+    if rank.rank == 0 {
+        let called = rank.nccl.enqueue(&[gather(&from, &to, 0, rank.ranks)], &rank.stream, &in_time);
+        assert!(matches!(called, Err(CudaError::NoDevice)));
+        rank.nccl.abort();
+        return Ok(());
+    }
+    // Rank 0 leaves, which is an error also where it is waited for in this way.
+    thread::sleep(Duration::from_millis(600));
+    let error = rank.run(&[gather(&from, &to, 0, rank.ranks)]).err().ok_or("it is connected")?;
+    assert!(error.to_string().contains("rank 0 has left"), "{error}");
     Ok(())
 }
 
@@ -330,7 +357,7 @@ const fn case(
 
 const DISAGREE: &str = "emulated GPU: NCCL: the ranks disagree on group 0 of their communicator";
 
-const CASES: [Case; 15] = [
+const CASES: [Case; 16] = [
     case("two_processes_exchange", 2, "seed=1", "", bytes_arrive),
     case("three_processes_exchange", 3, "seed=2", "", bytes_arrive),
     case("three_processes_exchange_in_another_order", 3, "seed=3", "", bytes_arrive),
@@ -369,6 +396,7 @@ const CASES: [Case; 15] = [
     case("two_ranks_have_one_gpu", 2, "", "", two_ranks_have_one_gpu),
     case("a_rank_leaves", 2, "", "", a_rank_leaves),
     case("a_graph_outlives_its_communicator", 2, "", "", a_graph_outlives_its_communicator),
+    case("a_first_group_waits_for_all_ranks", 2, "", "", a_first_group_waits_for_all_ranks),
     case("an_old_nccl_is_refused", 1, "nccl=22605", "", an_old_nccl_is_refused),
 ];
 

@@ -253,7 +253,7 @@ fn ranks_exchange_through_the_host() -> Result<(), Failed> {
     Ok(())
 }
 
-/// Ranks of the tests of NCCL, each on a GPU of its own.
+/// The most ranks of a test of NCCL, each of which has a GPU of its own.
 const NCCL_RANKS: usize = 4;
 
 /// The kinds of groups of a run, and an id by rank for each.
@@ -285,8 +285,10 @@ fn engine_with_nccl(
 /// Ranks as threads exchange through NCCL, op by op and in graphs, and have the values of a plain
 /// computation, which are those of an exchange through the host.
 fn ranks_exchange_by_nccl() -> Result<(), Failed> {
+    let gpus = Device::all()?.len();
     // Programs of four ranks have collectives of groups for every other seed.
-    for (ranks, n) in [(2, 0), (3, 1), (NCCL_RANKS, 2), (NCCL_RANKS, 3)] {
+    let worlds = [(2, 0), (2, 1), (3, 2), (NCCL_RANKS, 3), (NCCL_RANKS, 4)];
+    for (ranks, n) in worlds.into_iter().filter(|(ranks, _)| *ranks <= gpus) {
         let seed = common::seed().wrapping_add(n);
         let program = collectives::random_program(seed, ranks);
         let ids = nccl_ids(ranks)?;
@@ -345,9 +347,23 @@ impl Communicator for Impatient {
     }
 }
 
-/// A rank whose collective waits for one that never takes part ends with an error that says so, and its
-/// engine can be dropped.
+/// A rank that waits for one which does not take part in a collective, or no longer does, ends with an error
+/// that says so, and its engine can be dropped.
 fn a_rank_that_waits_in_vain_is_freed() -> Result<(), Failed> {
+    // The first collective connects the ranks.
+    let connecting =
+        "NCCL has tried to connect the ranks of a collective for 1 s: another rank does not take";
+    let running =
+        "has not completed a step of one micro-step, or an evaluation for 1 s: another rank does not take";
+    for (runs_together, expected) in [(0, connecting), (1, running)] {
+        let said = wait_in_vain(runs_together)?;
+        assert!(said.contains(expected), "{said}");
+    }
+    Ok(())
+}
+
+/// The error of a rank that the other leaves after so many runs of a collective.
+fn wait_in_vain(runs_together: usize) -> Result<String, Failed> {
     let program = || {
         let mut tracer = Tracer::default();
         let input = tracer.input("in", vector(SMALL));
@@ -361,25 +377,25 @@ fn a_rank_that_waits_in_vain_is_freed() -> Result<(), Failed> {
         let rank = communicator.rank();
         let mut engine = engine_with_nccl(&ids, rank, Arc::new(Impatient(communicator)))?;
         let id = engine.load(program())?;
-        let mut said = String::new();
-        if rank == 0 {
+        let mut gather = || {
             engine.write_input(id, "in", &filled(1.0, SMALL))?;
-            let ran = engine.run(id, Part::Whole).and_then(|()| engine.outputs(id).map(drop));
-            said = ran.err().ok_or("the collective completes")?.to_string();
+            engine.run(id, Part::Whole).and_then(|()| engine.outputs(id).map(drop))
+        };
+        let together = (0..runs_together).try_for_each(|_| gather());
+        let said = (rank == 0 && together.is_ok()).then(|| gather().err().map(|error| error.to_string()));
+        if rank == 0 {
             drop(engine);
         }
         end.wait();
-        Ok(said)
+        together?;
+        Ok(said.map_or(Some(String::new()), |said| said).ok_or("the collective completes")?)
     };
     thread::scope(|scope| {
         let ranks: Vec<_> =
             ThreadCommunicator::world(2).into_iter().map(|c| scope.spawn(|| run(c))).collect();
         let said: Vec<_> = ranks.into_iter().map(|rank| rank.join().expect("a rank")).collect();
-        let said = said.into_iter().collect::<Result<Vec<_>, Failed>>()?;
-        let expected =
-            "has not completed a step of one micro-step, or an evaluation for 1 s: another rank does not";
-        assert!(said[0].contains(expected), "{}", said[0]);
-        Ok(())
+        let mut said = said.into_iter().collect::<Result<Vec<_>, Failed>>()?;
+        Ok(said.swap_remove(0))
     })
 }
 
@@ -403,7 +419,7 @@ fn main() {
     let arguments = Arguments::from_args();
     let gpu = common::gpu();
     let has_nccl = gpu.is_some()
-        && Device::all().is_ok_and(|gpus| gpus.len() >= NCCL_RANKS)
+        && Device::all().is_ok_and(|gpus| gpus.len() >= 2)
         && Installed::open(Library::Nccl).is_ok();
     let all: [(&str, Test); 9] = [
         ("runs_in_flight_keep_their_inputs_and_outputs", runs_in_flight_keep_their_inputs_and_outputs),

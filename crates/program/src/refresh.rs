@@ -49,8 +49,9 @@ struct Pass<'a> {
 }
 
 impl Pass<'_> {
-    /// Adds the maxima over ranks of the amaxes on which casts of rows depend. There may be as many as columns
-    /// of all weights, so ranks exchange them by pieces: each takes the maxima of one, and they gather these.
+    /// Adds the maxima over ranks of the amaxes on which casts of rows depend. There may be as many as there
+    /// are columns in all weights, so ranks exchange pieces: each takes the maxima of one, and all gather
+    /// these.
     fn amaxes_of_all(&mut self, parameters: &[Parameter], unset: bool) -> Result<(), TraceError> {
         let stage = self.stage;
         let origin = |site: &str| Origin { block: None, site: site.into(), role: Role::Precision, stage };

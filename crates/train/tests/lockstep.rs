@@ -347,7 +347,8 @@ fn main() {
         }
         Err(error) => panic!("{error}"),
     };
-    let has_nccl = Device::all().is_ok_and(|gpus| gpus.len() >= 4) && Installed::open(Library::Nccl).is_ok();
+    let gpus = Device::all().map_or(0, |gpus| gpus.len());
+    let has_nccl = gpus >= 2 && Installed::open(Library::Nccl).is_ok();
     let mut tests = Vec::new();
     for recipe in Recipe::ALL {
         // Rounding differences accumulate over the ops of a step.
@@ -368,8 +369,9 @@ fn main() {
         if recipe != Recipe::Fp32 {
             add("several_ranks_match", of_ranks(recipe, tolerance));
             if has_nccl {
-                let by_nccl = |steps| Steps { by_nccl: true, ..steps };
-                let all = of_ranks(recipe, tolerance).into_iter().map(by_nccl).collect();
+                let mut all = of_ranks(recipe, tolerance);
+                all.retain(|steps| steps.spec.parallel.world_size <= gpus);
+                all.iter_mut().for_each(|steps| steps.by_nccl = true);
                 add("several_ranks_by_nccl_match", all);
             }
         }

@@ -206,7 +206,7 @@ pub(crate) fn check_gpus(count: usize) -> Result<(), Failure> {
         return Ok(());
     }
     let has = match visible {
-        0 => format!("no GPU (`xtrain doctor` says why); --ranks {count} trains on the CPU"),
+        0 => format!("no GPU (`xtrain doctor` says why); --ranks {count} uses the CPU"),
         1 => "1 GPU, as far as CUDA_VISIBLE_DEVICES shows it".to_owned(),
         n => format!("{n} GPUs, as far as CUDA_VISIBLE_DEVICES shows them"),
     };

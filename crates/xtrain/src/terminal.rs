@@ -21,7 +21,7 @@ use xtrain_train::run::Observer;
 pub(crate) fn log(is_quiet: bool, prefix: String) {
     let usual = match is_quiet {
         true => "warn",
-        false => "warn,xtrain::commands=info,xtrain_train=info,xtrain_lab=info",
+        false => "warn,xtrain::commands=info,xtrain::ranks=info,xtrain_train=info,xtrain_lab=info",
     };
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(usual));
     tracing_subscriber::fmt()

@@ -164,15 +164,20 @@ fn progress(machine: &mut Machine, handle: Handle) -> Outcome {
         return finalize(machine, handle);
     }
     let gone = of.link.gone();
-    // Only work that waits for the rank notices.
-    if let Some(rank) = gone.filter(|_| machine.has_groups(handle)) {
-        return refused(Refusal::Remote, format!("rank {rank} has left"));
+    let launches = of.launching.is_some();
+    // Ranks connect in their first group.
+    let waits = launches && !of.link.call();
+    // Only who waits for the rank notices.
+    if let Some(rank) = gone.filter(|_| launches || machine.has_groups(handle)) {
+        let error = (Refusal::Remote, format!("rank {rank} has left"));
+        find(machine, handle)?.error = Some(error.clone());
+        return Err(error);
     }
     let of = find(machine, handle)?;
     match of.launching.take() {
         None => Ok(SUCCESS),
-        Some((group, stream, polls)) if polls > 0 => {
-            of.launching = Some((group, stream, polls - 1));
+        Some((group, stream, polls)) if polls > 0 || waits => {
+            of.launching = Some((group, stream, polls.saturating_sub(1)));
             Ok(IN_PROGRESS)
         }
         Some((group, stream, _)) => match machine.put_group(stream, group) {
@@ -317,11 +322,14 @@ export! {
     }
 
     fn ncclCommAbort(communicator: Handle) {
-        on_machine(|machine| {
+        let aborted = on_machine(|machine| {
             find(machine, communicator)?;
             machine.abort(communicator);
             Ok(SUCCESS)
-        })
+        });
+        // As NCCL does, after it has ended the work.
+        machine::wait_while(|machine| machine.graphs_with(communicator) > 0);
+        aborted
     }
 
     fn ncclGroupStart() {

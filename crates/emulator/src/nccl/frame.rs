@@ -37,6 +37,8 @@ pub(super) enum Tag {
     Ready,
     /// The reason why there is no communicator.
     Refused,
+    /// A rank has called its first group.
+    Called,
     /// A rank's part of a group.
     Post,
     /// A rank finalizes the communicator, after this number of groups.
@@ -60,7 +62,7 @@ pub(super) fn read_frame(socket: &mut UnixStream) -> Option<(Tag, usize, Vec<u8>
     let mut head = [[0; 8]; 3];
     socket.read_exact(head.as_flattened_mut()).ok()?;
     let [tag, rank, length] = head.map(u64::from_le_bytes);
-    let tags = [Tag::Hello, Tag::Ready, Tag::Refused, Tag::Post, Tag::Finished, Tag::Gone];
+    let tags = [Tag::Hello, Tag::Ready, Tag::Refused, Tag::Called, Tag::Post, Tag::Finished, Tag::Gone];
     let tag = tags.into_iter().find(|known| *known as u64 == tag)?;
     let mut bytes = vec![0; length as usize];
     socket.read_exact(&mut bytes).ok()?;

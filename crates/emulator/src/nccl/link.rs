@@ -18,6 +18,8 @@ pub(crate) struct Link {
 
 struct Inbox {
     state: State,
+    /// The ranks that have called their first group.
+    called: Vec<bool>,
     /// The posts of the groups that are not complete, by rank.
     posts: HashMap<u64, Vec<Option<Arc<Post>>>>,
     /// The number of groups after which each rank has finished.
@@ -36,8 +38,13 @@ pub(crate) enum State {
 impl Link {
     /// Connects `rank` of `size` with the others in a thread of its own.
     pub(crate) fn connect(name: Name, rank: usize, size: usize, gpu: [u8; 16]) -> Arc<Link> {
-        let inbox =
-            Inbox { state: State::Connecting, posts: HashMap::new(), finished: vec![None; size], gone: None };
+        let inbox = Inbox {
+            state: State::Connecting,
+            called: vec![false; size],
+            posts: HashMap::new(),
+            finished: vec![None; size],
+            gone: None,
+        };
         let link = Arc::new(Link { rank, inbox: Mutex::new(inbox), socket: Mutex::new(None) });
         let reader = link.clone();
         let hello = [&(size as u64).to_le_bytes()[..], &gpu].concat();
@@ -62,6 +69,7 @@ impl Link {
             match tag {
                 Tag::Ready => inbox.state = State::Ready,
                 Tag::Refused => inbox.state = State::Refused(String::from_utf8_lossy(&bytes).into_owned()),
+                Tag::Called => inbox.called[rank] = true,
                 Tag::Post => {
                     if let Some(post) = Post::decode(&bytes) {
                         inbox.put(rank, Arc::new(post));
@@ -89,6 +97,14 @@ impl Link {
     /// The first rank that left without finishing.
     pub(crate) fn gone(&self) -> Option<usize> {
         self.lock().gone
+    }
+
+    /// Tells the others that this rank has called a group. True once all have.
+    pub(crate) fn call(&self) -> bool {
+        if !std::mem::replace(&mut self.lock().called[self.rank], true) {
+            self.send(Tag::Called, &[]);
+        }
+        self.lock().called.iter().all(|called| *called)
     }
 
     /// Sends this rank's part of a group.

@@ -253,7 +253,7 @@ fn of_rank(
         ));
     }
     let network = device.network;
-    let bandwidth = bandwidth.unwrap_or(network.bandwidth(ranks));
+    let bandwidth = bandwidth.unwrap_or(network.bandwidth(network.spans_nodes(ranks)));
     let network = Network { within_node: bandwidth, ranks_per_node: ranks, ..network };
     let device = Device { network, ..device.clone() };
     let training = programs::training(&planned.spec).map_err(LearnError::from)?;

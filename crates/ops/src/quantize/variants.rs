@@ -114,7 +114,7 @@ pub(super) const TABLE: Table = {
     use DType::{E4M3, E5M2, E5M6};
     &[
         //                                      current     delayed     rows        tiles       blocks
-        (Input,                          E4M3, [NONE,       ANY,        ANY,        ANY,        ANY]),
+        (Input,                          E4M3, [ANY,        ANY,        ANY,        ANY,        ANY]),
         (Input,                          E5M2, [ANY,        NONE,       NONE,       NONE,       NONE]),
         (Input,                          E5M6, [NONE,       NONE,       NONE,       ROW_MAJOR,  NONE]),
         (Norm,                           E4M3, [ANY,        BOTH,       BOTH,       BOTH,       NONE]),

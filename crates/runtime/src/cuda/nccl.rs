@@ -104,7 +104,11 @@ impl DeviceCommunicator for Nccl {
             Collective::AllGather { first } => gather(first, ranks, input, output),
             Collective::AllToAll { first } => exchange(first, rank, ranks, piece, input, output, stream)?,
         };
-        communicator.enqueue(&calls, stream, &|| self.watchdog.check().map_err(DeviceCommError::from))
+        self.watchdog.set_connects(true);
+        let go_on = || self.watchdog.check().map_err(DeviceCommError::from);
+        let enqueued = communicator.enqueue(&calls, stream, &go_on);
+        self.watchdog.set_connects(false);
+        enqueued
     }
 
     fn enqueued(&self, part: Part, stream: &Stream) -> Result<(), CudaError> {

@@ -2,8 +2,8 @@
 //! which never takes part waits for ever, and so does the host.
 //!
 //! It looks at NCCL's errors, at the end of the run on another rank, and at how long this rank has waited for
-//! the GPU. The first of these that it meets ends the run, and aborts the communicators. A wait for the GPU
-//! then ends, with the error instead of incomplete results.
+//! the GPU, or for NCCL to connect the ranks of a collective. The first of these that it meets ends the run,
+//! and aborts the communicators. A wait then ends, with the error instead of incomplete results.
 
 use crate::part::Part;
 use std::collections::VecDeque;
@@ -38,8 +38,10 @@ struct Shared {
 
 #[derive(Default)]
 struct State {
-    /// The time since which the host has waited, or since which it has seen progress.
+    /// The time since which the host has waited for the GPU, or since which it has seen progress.
     waits_since: Option<Instant>,
+    /// The time since which NCCL has been enqueuing a collective. It connects the ranks of the first ones.
+    connects_since: Option<Instant>,
     /// Parts of programs that may not have completed, each with an event after it.
     parts: VecDeque<(Part, Event)>,
     /// Events of parts that have completed.
@@ -69,6 +71,11 @@ impl Watchdog {
     /// The error that ended the communicators, if any.
     pub(super) fn check(&self) -> Result<(), CommError> {
         self.shared.lock().failed.clone().map_or(Ok(()), Err)
+    }
+
+    /// Tells that NCCL begins or ends to enqueue a collective.
+    pub(super) fn set_connects(&self, connects: bool) {
+        self.shared.lock().connects_since = connects.then(Instant::now);
     }
 
     /// Notes that `stream` ends with `part`.
@@ -150,8 +157,16 @@ impl Shared {
         if let Err(error) = self.nccl.iter().try_for_each(|nccl| nccl.check()) {
             return Some(CommError::System(error.to_string()));
         }
-        let (since, timeout) = (state.waits_since?, self.host.timeout()?);
-        if since.elapsed() < timeout {
+        let timeout = self.host.timeout()?;
+        let is_late = |since: &Instant| since.elapsed() >= timeout;
+        if state.connects_since.as_ref().is_some_and(is_late) {
+            return Some(CommError::System(format!(
+                "NCCL has tried to connect the ranks of a collective for {} s: \
+                 another rank does not take part in it",
+                timeout.as_secs_f32()
+            )));
+        }
+        if !is_late(&state.waits_since?) {
             return None;
         }
         let before = state.parts.len();

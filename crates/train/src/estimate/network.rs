@@ -55,23 +55,26 @@ impl Network {
         if group.size() == 1 {
             return 0.0;
         }
-        let neighbours = match group {
-            Group::World { size } | Group::Shard { size } => size,
-            // One rank of each replica: the first and the last are far from each other.
-            Group::Replicas { .. } => world_size,
+        let spans_nodes = match group {
+            // Groups of 6 on nodes of 8: the second one has ranks of two nodes, and the others wait for it.
+            Group::Shard { size } => {
+                self.spans_nodes(world_size) && !self.ranks_per_node.is_multiple_of(size)
+            }
+            // The replicas have one rank each, and the first and the last are far from each other.
+            Group::World { .. } | Group::Replicas { .. } => self.spans_nodes(world_size),
         };
-        self.latency + sent_bytes / self.bandwidth(neighbours)
+        self.latency + sent_bytes / self.bandwidth(spans_nodes)
     }
 
-    /// Bytes per second that each of so many neighbouring ranks sends to the others.
-    pub fn bandwidth(&self, ranks: usize) -> f64 {
-        match self.spans_nodes(ranks) {
+    /// Bytes per second that each rank of a group sends to the others.
+    pub fn bandwidth(&self, spans_nodes: bool) -> f64 {
+        match spans_nodes {
             true => self.within_node.min(self.between_nodes),
             false => self.within_node,
         }
     }
 
-    /// True if so many neighbouring ranks are on several nodes.
+    /// True if a run of so many ranks is on several nodes.
     pub fn spans_nodes(&self, ranks: usize) -> bool {
         ranks > self.ranks_per_node
     }
@@ -128,6 +131,9 @@ mod tests {
         let network = Network { latency: 0.0, within_node: 100.0, between_nodes: 10.0, ranks_per_node: 4 };
         let seconds = |size| network.seconds(Group::World { size }, size, 1000.0);
         assert_eq!([1, 2, 4, 5].map(seconds), [0.0, 10.0, 10.0, 100.0]);
+        // Ranks 3, 4 and 5 are a group of two nodes.
+        let shard = |size, world_size| network.seconds(Group::Shard { size }, world_size, 1000.0);
+        assert_eq!([shard(2, 8), shard(3, 6), shard(3, 3), shard(8, 16)], [10.0, 100.0, 10.0, 100.0]);
         // Two replicas of four ranks: a replica is a node.
         let of = |group| network.seconds(group, 8, 1000.0);
         assert_eq!([of(Group::Shard { size: 4 }), of(Group::Replicas { size: 2 })], [10.0, 100.0]);

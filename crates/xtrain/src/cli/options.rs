@@ -19,10 +19,10 @@ pub(crate) struct RunFile {
 /// The number of processes that share a run.
 #[derive(Debug, Args)]
 pub(crate) struct Processes {
-    /// Train on this many GPUs of this machine, one process for each (docs/parallel.md)
+    /// Use this many GPUs of this machine, one process for each (docs/parallel.md)
     #[arg(long, value_name = "N", conflicts_with = "ranks", value_parser = bounded(1..=1024))]
     pub(crate) gpus: Option<usize>,
-    /// Train in this many processes on the CPU
+    /// Use this many processes on the CPU
     #[arg(long, value_name = "N", value_parser = bounded(1..=1024))]
     pub(crate) ranks: Option<usize>,
 }

@@ -19,6 +19,8 @@ use xtrain_train::passes::PIPELINE;
   xtrain plan examples/llama3_70b.toml --gpus 64 --link 50GB/s --device-model h100 --svg lanes.svg
   xtrain plan run.toml --set train.recompute=block --dump")]
 #[command(mut_arg("file", |file| file.help("A run file (TOML; docs/configuration.md lists its keys), a Hugging Face folder or a config.json")))]
+#[command(mut_arg("gpus", |gpus| gpus.help("Plan a rank of a run on this many GPUs, which need not be present (docs/parallel.md)")))]
+#[command(mut_arg("ranks", |ranks| ranks.help("Plan a rank of a run in this many processes on the CPU")))]
 pub(crate) struct PlanArgs {
     #[command(flatten)]
     pub(crate) run: RunFile,

@@ -128,15 +128,20 @@ impl<'a> Mistake<'a> {
         });
         let needs = if is_always_needed { "needs" } else { "with these options needs" };
         let names: Vec<String> = missing.into_iter().map(plain).collect();
+        let example = self.example(&names);
         let names = listing(names.iter().map(String::as_str), "", "and");
         let path = &self.path;
-        Some(format!("{path} {needs} {names}{}", self.example()))
+        Some(format!("{path} {needs} {names}{example}"))
     }
 
-    /// `, as in xtrain train examples/quickstart.toml`: the first example of the command's help.
-    fn example(&self) -> String {
+    /// `, as in xtrain train examples/quickstart.toml`: the first example of the command's help with the
+    /// options `names`, or else the first.
+    fn example(&self, names: &[String]) -> String {
         let help = self.called.get_after_help().map(ToString::to_string).unwrap_or_default();
-        help.lines().nth(1).map_or(String::new(), |example| format!(", as in: {}", example.trim()))
+        let has = |line: &str, name: &str| line.split(' ').any(|word| Some(word) == name.split(' ').next());
+        let has_all = |line: &&str| names.iter().all(|name| has(line, name));
+        let example = help.lines().skip(1).find(has_all).or(help.lines().nth(1));
+        example.map_or(String::new(), |example| format!(", as in: {}", example.trim()))
     }
 
     /// The first line of clap's own message.

@@ -133,7 +133,11 @@ fn a_mistake_is_answered_with_what_to_type() {
         ),
         (&["generate", "out", "--prompt", "-x"], "after =: --prompt=-x"),
         (&["eval", "out", "a.txt"], "--data a.txt"),
-        (&["eval", "out", "--seq-len", "8"], "with these options needs --data DATA"),
+        (
+            &["eval", "out", "--seq-len", "8"],
+            "with these options needs --data DATA, as in: xtrain eval models/Qwen3-0.6B --data wiki.jsonl",
+        ),
+        (&["plan", "run.toml", "--link", "5GB/s"], "needs --gpus N, as in: xtrain plan run.toml --gpus 8"),
         (&["finetune", "run.toml"], "use: xtrain init MODEL TEXT, then xtrain train run.toml"),
         (&["serve", "out"], "inference engines serve its exports; use: xtrain export RUN --out FOLDER"),
         (&["trane", "run.toml"], "did you mean: xtrain train run.toml"),

@@ -32,6 +32,15 @@ fn a_launcher_of_one_process_is_none() {
 }
 
 #[test]
+fn variables_of_nccl_are_reported_once() {
+    let place = Place::new();
+    let mut command = place.command("train run.toml --out out --ranks 2 --set train.steps=3");
+    command.env("NCCL_DEBUG", "WARN");
+    let ran = finish(command, "a variable of NCCL").succeeds();
+    assert_eq!(ran.stderr.matches("NCCL_DEBUG=WARN").count(), 1, "{}", ran.stderr);
+}
+
+#[test]
 fn options_and_launchers_are_not_both_given() {
     let place = Place::new();
     let mut command = place.command("train run.toml --out out --ranks 2");

@@ -4,7 +4,8 @@
 //! It holds two kinds of steps, one after the other. Steps of the first kind run as usual, on a GPU as one
 //! graph each that is launched while others run: they show whether the device waits for the host. Steps of
 //! the second kind are timed op by op, on a GPU by events between the ops, and the host waits for each.
-//! Tracing changes no result.
+//! Tracing changes no result. All ranks time the same steps, because NCCL needs collectives that are either in
+//! a graph on all ranks or on none; rank 0 writes the trace.
 
 mod chrome;
 
@@ -39,6 +40,8 @@ const AS_THEY_RUN: u64 = 6;
 
 /// Records the trace of a run.
 pub(crate) struct Profiler {
+    /// True on the rank that writes the trace.
+    writes: bool,
     window: Window,
     timing: Timing,
     begun: Instant,
@@ -90,13 +93,13 @@ impl Window {
 }
 
 impl Profiler {
-    /// A profiler of the steps from `first` to `steps`.
-    pub(crate) fn new(options: ProfileOptions, first: u64, steps: u64) -> Self {
+    /// A profiler of the steps from `first` to `steps`, on the rank that writes the trace or on another.
+    pub(crate) fn new(options: ProfileOptions, first: u64, steps: u64, writes: bool) -> Self {
         let window = Window::new(options, first, steps);
-        if let Some(moved) = window.moved(options, first, steps) {
+        if let Some(moved) = window.moved(options, first, steps).filter(|_| writes) {
             tracing::warn!("{moved}");
         }
-        Profiler { window, timing: Timing::Off, begun: Instant::now(), last: 0 }
+        Profiler { writes, window, timing: Timing::Off, begun: Instant::now(), last: 0 }
     }
 
     /// True if the profiler changes how the step after `done` others runs.
@@ -142,6 +145,9 @@ impl Profiler {
         let engine = learner.weights().engine();
         let times = engine.take_times().map_err(LearnError::from)?;
         self.set(Timing::Off, learner)?;
+        if !self.writes {
+            return Ok(());
+        }
         let idle = self.idle_share(&times, learner.program());
         let text = self.trace(&times, &spans::recorded(), learner, device, idle);
         // A failed trace does not end the run.

@@ -109,8 +109,8 @@ fn train_to_the_end(
             Opened::Finished { done, steps } => return Ok(Outcome::FinishedBefore { done, steps }),
         },
     };
-    let profile = profile.filter(|_| crew.is_first());
-    run.profiler = profile.map(|options| Profiler::new(options, run.position.step, run.steps));
+    run.profiler =
+        profile.map(|options| Profiler::new(options, run.position.step, run.steps, crew.is_first()));
     match run.go(Watch::new(stop, begun, limit), observer) {
         // GPUs close their connection together, when the engines are dropped.
         Ok(outcome) => crew.barrier().map(|()| outcome),

@@ -3,7 +3,9 @@
 use crate::capture_lock;
 use crate::context::Context;
 use crate::error::CudaError;
-use crate::ffi::driver::{CU_STREAM_CAPTURE_MODE_THREAD_LOCAL, CuGraph, CuGraphExec};
+use crate::ffi::driver::{
+    CU_GRAPH_INSTANTIATE_USE_NODE_PRIORITY, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL, CuGraph, CuGraphExec,
+};
 use crate::stream::Stream;
 
 /// Captured work.
@@ -54,14 +56,20 @@ impl Graph {
         Ok(count)
     }
 
-    /// Prepares the graph for launching.
+    /// Prepares the graph for launching. Each kernel has the priority of the stream from which it was captured.
     pub fn instantiate(&self) -> Result<GraphExec, CudaError> {
         let _no_capture = capture_lock::exclude_capture();
         self.context.enter()?;
         let mut handle = std::ptr::null_mut();
         let driver = self.context.driver();
         // SAFETY: writes one pointer; the graph lives here and need not outlive the executable graph.
-        let status = unsafe { (driver.cuGraphInstantiateWithFlags)(&mut handle, self.handle, 0) };
+        let status = unsafe {
+            (driver.cuGraphInstantiateWithFlags)(
+                &mut handle,
+                self.handle,
+                CU_GRAPH_INSTANTIATE_USE_NODE_PRIORITY,
+            )
+        };
         self.context.check("cuGraphInstantiate", status)?;
         Ok(GraphExec { context: self.context.clone(), handle })
     }

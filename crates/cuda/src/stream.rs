@@ -7,6 +7,7 @@ use crate::ffi::driver::{
     CU_EVENT_DISABLE_TIMING, CU_EVENT_RECORD_EXTERNAL, CU_STREAM_NON_BLOCKING, CUDA_ERROR_NOT_READY, CuEvent,
     CuStream,
 };
+use std::ffi::c_int;
 
 /// A queue of work on a GPU, which runs in order.
 pub struct Stream {
@@ -23,11 +24,23 @@ unsafe impl Sync for Stream {}
 impl Stream {
     /// A new stream, independent of the default stream.
     pub fn new(context: &Context) -> Result<Stream, CudaError> {
+        Stream::with_priority(context, 0)
+    }
+
+    /// A new stream whose kernels, also those of its graphs, take multiprocessors that become free before the
+    /// kernels of other streams do.
+    pub fn before_others(context: &Context) -> Result<Stream, CudaError> {
+        // The driver takes the greatest priority that there is; smaller numbers are greater priorities.
+        Stream::with_priority(context, c_int::MIN)
+    }
+
+    fn with_priority(context: &Context, priority: c_int) -> Result<Stream, CudaError> {
         context.enter()?;
-        let mut handle = std::ptr::null_mut();
+        let (mut handle, driver) = (std::ptr::null_mut(), context.driver());
         // SAFETY: writes one pointer.
-        let status = unsafe { (context.driver().cuStreamCreate)(&mut handle, CU_STREAM_NON_BLOCKING) };
-        context.check("cuStreamCreate", status)?;
+        let status =
+            unsafe { (driver.cuStreamCreateWithPriority)(&mut handle, CU_STREAM_NON_BLOCKING, priority) };
+        context.check("cuStreamCreateWithPriority", status)?;
         Ok(Stream { context: context.clone(), handle })
     }
 

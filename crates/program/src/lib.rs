@@ -45,7 +45,7 @@ mod value;
 
 pub use backward::Root;
 pub use buffer::WorkspaceOf;
-pub use collective::{Collective, Group};
+pub use collective::{Collective, Group, coalesced};
 pub use cost::{Arithmetic, Cost, KernelCost};
 pub use dispatch::KernelTable;
 pub use fuse::{Edge, Link, Node, Pair, Place, Replacement, Rewrite};

@@ -1,7 +1,7 @@
 //! The memory table: the bytes of a plan by purpose.
 
 use crate::buffer::{Buffer, Holds};
-use crate::{Instance, Lane, Program, Role, Stage, StateKind, Storage};
+use crate::{Instance, Program, Role, Stage, StateKind, Storage};
 use std::collections::BTreeMap;
 
 /// The memory of a plan by purpose. The rows add up to the plan, to the byte; of scratch they count the
@@ -96,7 +96,7 @@ impl MemoryTable {
 fn purpose(program: &Program, b: &Buffer) -> Purpose {
     let producer = &program.instances[b.first];
     let users = || b.users.iter().map(|&user| &program.instances[user]);
-    let is_reduction = |i: &Instance| i.lane == Lane::Communication && i.origin.role == Role::Reduce;
+    let is_reduction = |i: &Instance| i.origin.role == Role::Reduce;
     if matches!(b.holds, Holds::Workspace(_)) {
         workspace_of(producer)
     } else if producer.origin.role == Role::Gather {

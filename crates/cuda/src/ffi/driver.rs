@@ -27,6 +27,7 @@ pub(crate) const CU_STREAM_NON_BLOCKING: c_uint = 1;
 pub(crate) const CU_EVENT_DISABLE_TIMING: c_uint = 2;
 pub(crate) const CU_EVENT_RECORD_EXTERNAL: c_uint = 1;
 pub(crate) const CU_STREAM_CAPTURE_MODE_THREAD_LOCAL: c_int = 1;
+pub(crate) const CU_GRAPH_INSTANTIATE_USE_NODE_PRIORITY: c_ulonglong = 8;
 pub(crate) const CU_MEMHOSTALLOC_PORTABLE: c_uint = 1;
 
 pub(crate) const CU_MEM_ALLOCATION_TYPE_PINNED: c_int = 1;
@@ -173,7 +174,7 @@ functions! {
         fn cuMemcpyDtoDAsync_v2(to: CuDevicePtr, from: CuDevicePtr, bytes: usize, stream: CuStream) -> c_int;
         fn cuMemsetD8Async(to: CuDevicePtr, byte: u8, bytes: usize, stream: CuStream) -> c_int;
 
-        fn cuStreamCreate(stream: *mut CuStream, flags: c_uint) -> c_int;
+        fn cuStreamCreateWithPriority(stream: *mut CuStream, flags: c_uint, priority: c_int) -> c_int;
         fn cuStreamDestroy_v2(stream: CuStream) -> c_int;
         fn cuStreamSynchronize(stream: CuStream) -> c_int;
         fn cuStreamWaitEvent(stream: CuStream, event: CuEvent, flags: c_uint) -> c_int;

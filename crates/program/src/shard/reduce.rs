@@ -1,10 +1,10 @@
 //! The sum of a parameter's gradients over ranks and, for sums that do not depend on the number of ranks,
 //! over micro-steps.
 //!
-//! A reduction follows the last writer of the gradient. It runs on the communication lane, its sums included,
-//! so that no kernel of the backward waits for another rank, but to write a slot (below), and the buffers of
-//! reductions share memory. Where weights are gathered at the same place, a reduction follows the gather, for
-//! which kernels wait.
+//! A block's gradients are exchanged together, when the backward of the block is complete. The kernels that
+//! add what arrived run on the compute lane after the backward of `prefetch_blocks` more blocks, by when it has
+//! arrived. On the communication lane each would wait until a kernel of the backward leaves multiprocessors
+//! free. Where weights are gathered at the same place, exchanges follow the gathers, for which kernels wait.
 //!
 //! If a rank has its rows of gradients alone, whole gradients are in slots, and every micro-step adds its
 //! sum over ranks to the rows.
@@ -18,15 +18,15 @@ use super::slots::Slots;
 use super::{MICRO_STEP, ShardOps};
 use crate::program::instantiate;
 use crate::{
-    Code, Instance, Lane, Op, Origin, Output, Parallel, Program, Reduce, Role, RowShard, Stage, StateKind,
-    Storage, TraceError, ValueId, When, WriteMode,
+    Code, Instance, Op, Origin, Output, Parallel, Program, Reduce, Role, RowShard, Stage, StateKind, Storage,
+    TraceError, ValueId, When, WriteMode,
 };
-use std::collections::{HashMap, HashSet};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 use xtrain_tensor::{DType, Shape, TensorType};
 
-/// Appends its reduction to the last writer of each gradient. [`crate::Parameter::gradient`] is then the sum,
-/// of this rank's rows alone if the optimizer's state is cut.
+/// Inserts the reductions of all gradients. [`crate::Parameter::gradient`] is then the sum, of this rank's rows
+/// alone if the optimizer's state is cut.
 pub(super) fn reduce(
     mut program: Program,
     parallel: &Parallel,
@@ -47,16 +47,33 @@ pub(super) fn reduce(
         put_in_slots(&mut program, parallel.prefetch_blocks);
     }
     let instances = std::mem::take(&mut program.instances);
-    let mut pass = Pass { out: program, parallel, levels, ops, micro_step: None };
-    let mut complete = Vec::new();
+    let delay = if parallel.cuts_gradients() { parallel.prefetch_blocks } else { 1 };
+    let mut pass = Pass {
+        out: program,
+        parallel,
+        levels,
+        ops,
+        micro_step: None,
+        reduction: Vec::new(),
+        delay,
+        blocks_done: 0,
+        delayed: Vec::new(),
+    };
+    // Parameters whose gradients are complete, and the block of their last writers.
+    let (mut complete, mut block) = (Vec::new(), None);
     for (instance, completed) in instances.into_iter().zip(reductions) {
-        if instance.origin.role != Role::Gather {
-            pass.reduce_all(&mut complete, cuts)?;
+        let is_of_block = block.is_some() && instance.origin.block == block;
+        if !complete.is_empty() && !is_of_block && instance.origin.role != Role::Gather {
+            pass.reduce_together(&mut complete, block, cuts)?;
         }
-        pass.out.instances.push(instance);
+        if complete.is_empty() {
+            block = instance.origin.block;
+        }
         complete.extend(completed);
+        pass.out.instances.push(instance);
     }
-    pass.reduce_all(&mut complete, cuts)?;
+    pass.reduce_together(&mut complete, block, cuts)?;
+    pass.insert_all();
     Ok(pass.out)
 }
 
@@ -116,20 +133,60 @@ struct Pass<'a> {
     ops: &'a dyn ShardOps,
     /// The input [`MICRO_STEP`], once an op reads it.
     micro_step: Option<ValueId>,
+    /// The instances of the reduction that is being made.
+    reduction: Vec<Instance>,
+    /// Blocks whose backward runs between an exchange and the reader of its output.
+    delay: usize,
+    /// Blocks whose backward is complete.
+    blocks_done: usize,
+    delayed: Vec<Delayed>,
+}
+
+/// The rest of some parameters' reductions.
+struct Delayed {
+    /// The number of complete blocks after which the next segment is inserted.
+    after: usize,
+    /// Each ends with collectives, whose outputs the next one reads.
+    segments: VecDeque<Vec<Instance>>,
 }
 
 impl Pass<'_> {
-    /// Appends the reductions of these parameters.
-    fn reduce_all(
+    /// Begins the reductions of these parameters, whose last writers are in `block`, and goes on with earlier
+    /// ones.
+    fn reduce_together(
         &mut self,
         parameters: &mut Vec<usize>,
+        block: Option<u32>,
         cuts: &HashMap<String, RowShard>,
     ) -> Result<(), TraceError> {
+        let mut reductions = Vec::new();
         for parameter in parameters.drain(..) {
             let cut = cuts[&*self.out.parameters[parameter].name];
             self.reduce_parameter(parameter, cut)?;
+            reductions.push(std::mem::take(&mut self.reduction));
         }
+        self.blocks_done += usize::from(block.is_some());
+        self.delayed.push(Delayed { after: self.blocks_done, segments: segments(reductions) });
+        for delayed in &mut self.delayed {
+            while delayed.after <= self.blocks_done
+                && let Some(segment) = delayed.segments.pop_front()
+            {
+                self.out.instances.extend(segment);
+                delayed.after += self.delay;
+            }
+        }
+        self.delayed.retain(|delayed| !delayed.segments.is_empty());
         Ok(())
+    }
+
+    /// Inserts the rest of all reductions.
+    fn insert_all(&mut self) {
+        while !self.delayed.is_empty() {
+            for delayed in &mut self.delayed {
+                self.out.instances.extend(delayed.segments.pop_front().into_iter().flatten());
+            }
+            self.delayed.retain(|delayed| !delayed.segments.is_empty());
+        }
     }
 
     fn reduce_parameter(&mut self, parameter: usize, cut: RowShard) -> Result<(), TraceError> {
@@ -214,7 +271,7 @@ impl Pass<'_> {
 
     /// Makes the last instance add to its output from the second micro-step on.
     fn accumulate(&mut self) {
-        let outputs = self.out.instances.last_mut().map(|last| &mut last.outputs);
+        let outputs = self.reduction.last_mut().map(|last| &mut last.outputs);
         for output in outputs.into_iter().flatten() {
             output.mode = WriteMode::AddAfterFirst;
         }
@@ -236,7 +293,25 @@ impl Pass<'_> {
     ) -> Result<ValueId, TraceError> {
         let instance = instantiate(&mut self.out, Code::Plain(op), inputs, &[target], origin.clone())?;
         let output = instance.outputs[0].value;
-        self.out.instances.push(Instance { lane: Lane::Communication, when, ..instance });
+        self.reduction.push(Instance { when, ..instance });
         Ok(output)
     }
+}
+
+/// The instances of reductions that run together, one kind of instance of all of them after the other, cut
+/// after each kind of collective.
+fn segments(reductions: Vec<Vec<Instance>>) -> VecDeque<Vec<Instance>> {
+    let mut reductions: Vec<_> = reductions.into_iter().map(Vec::into_iter).collect();
+    let (mut segments, mut segment) = (VecDeque::new(), Vec::new());
+    loop {
+        let kind: Vec<Instance> = reductions.iter_mut().filter_map(Iterator::next).collect();
+        let Some(first) = kind.first() else { break };
+        let is_collective = first.code.op().collective().is_some();
+        segment.extend(kind);
+        if is_collective {
+            segments.push_back(std::mem::take(&mut segment));
+        }
+    }
+    segments.extend((!segment.is_empty()).then_some(segment));
+    segments
 }

@@ -25,14 +25,9 @@ pub(super) trait DeviceCommunicator: Send + Sync {
     /// progress.
     fn reserve(&mut self, program: &Program, context: &Context) -> Result<(), CudaError>;
 
-    /// Enqueues a collective on `stream`. The call may wait for other ranks.
-    fn enqueue(
-        &self,
-        call: (Collective, Group),
-        input: DeviceSpan<'_>,
-        output: DeviceSpan<'_>,
-        stream: &Stream,
-    ) -> Result<(), DeviceCommError>;
+    /// Enqueues collectives of one kind and one group of ranks on `stream`, of which none reads or writes what
+    /// another writes. The call may wait for other ranks.
+    fn enqueue(&self, calls: &[Call<'_>], stream: &Stream) -> Result<(), DeviceCommError>;
 
     /// Notes that `stream` ends with `part`, which has been enqueued.
     fn enqueued(&self, _part: Part, _stream: &Stream) -> Result<(), CudaError> {
@@ -46,6 +41,15 @@ pub(super) trait DeviceCommunicator: Send + Sync {
     fn set_waits(&self, _waits: bool) -> Result<(), CommError> {
         Ok(())
     }
+}
+
+/// A collective and its operands.
+#[derive(Clone, Copy)]
+pub(super) struct Call<'a> {
+    pub(super) collective: Collective,
+    pub(super) group: Group,
+    pub(super) input: DeviceSpan<'a>,
+    pub(super) output: DeviceSpan<'a>,
 }
 
 /// The error of a collective on GPU memory.
@@ -78,33 +82,31 @@ impl DeviceCommunicator for Copies {
         Ok(())
     }
 
-    fn enqueue(
-        &self,
-        (collective, group): (Collective, Group),
-        input: DeviceSpan<'_>,
-        output: DeviceSpan<'_>,
-        stream: &Stream,
-    ) -> Result<(), DeviceCommError> {
-        let n = group.size();
-        let piece = collective.piece_bytes(group, input.bytes(), output.bytes());
-        // What each rank sends to this one begins here in the input.
-        let own = match collective {
-            Collective::AllGather { .. } => 0,
-            Collective::AllToAll { first } => (n - first % n) % n * piece,
-        };
-        let sent = input.part(own.min(input.bytes())..(own + piece).min(input.bytes()));
-        for r in 0..n {
-            let begin = (r * piece).min(output.bytes());
-            let room = output.part(begin..(begin + piece).min(output.bytes()));
-            let bytes = sent.bytes().min(room.bytes());
-            if bytes > 0 {
-                room.part(0..bytes).copy_from(sent.part(0..bytes), stream)?;
-            }
-            let padding = room.part(bytes..room.bytes());
-            if padding.bytes() > 0 {
-                padding.fill(0, stream)?;
-            }
-        }
-        Ok(())
+    fn enqueue(&self, calls: &[Call<'_>], stream: &Stream) -> Result<(), DeviceCommError> {
+        calls.iter().try_for_each(|call| copy(*call, stream)).map_err(DeviceCommError::from)
     }
+}
+
+fn copy(Call { collective, group, input, output }: Call<'_>, stream: &Stream) -> Result<(), CudaError> {
+    let n = group.size();
+    let piece = collective.piece_bytes(group, input.bytes(), output.bytes());
+    // What each rank sends to this one begins here in the input.
+    let own = match collective {
+        Collective::AllGather { .. } => 0,
+        Collective::AllToAll { first } => (n - first % n) % n * piece,
+    };
+    let sent = input.part(own.min(input.bytes())..(own + piece).min(input.bytes()));
+    for r in 0..n {
+        let begin = (r * piece).min(output.bytes());
+        let room = output.part(begin..(begin + piece).min(output.bytes()));
+        let bytes = sent.bytes().min(room.bytes());
+        if bytes > 0 {
+            room.part(0..bytes).copy_from(sent.part(0..bytes), stream)?;
+        }
+        let padding = room.part(bytes..room.bytes());
+        if padding.bytes() > 0 {
+            padding.fill(0, stream)?;
+        }
+    }
+    Ok(())
 }

@@ -1,9 +1,9 @@
 //! Collectives on GPU memory through host memory: correct with any [`Communicator`], and slow.
 
-use super::communicator::{DeviceCommError, DeviceCommunicator};
+use super::communicator::{Call, DeviceCommError, DeviceCommunicator};
 use crate::collective::{padded_bytes, run_padded};
 use std::sync::{Arc, Mutex, PoisonError};
-use xtrain_cuda::{Context, CudaError, DeviceSpan, PinnedMemory, Stream, exclude_capture};
+use xtrain_cuda::{Context, CudaError, PinnedMemory, Stream, exclude_capture};
 use xtrain_distributed::Communicator;
 use xtrain_program::{Collective, Group, Program};
 
@@ -63,13 +63,18 @@ impl DeviceCommunicator for HostStaged {
         Ok(())
     }
 
-    fn enqueue(
+    fn enqueue(&self, calls: &[Call<'_>], stream: &Stream) -> Result<(), DeviceCommError> {
+        calls.iter().try_for_each(|call| self.exchange(*call, stream))
+    }
+}
+
+impl HostStaged {
+    fn exchange(
         &self,
-        call: (Collective, Group),
-        input: DeviceSpan<'_>,
-        output: DeviceSpan<'_>,
+        Call { collective, group, input, output }: Call<'_>,
         stream: &Stream,
     ) -> Result<(), DeviceCommError> {
+        let call = (collective, group);
         let mut buffers = self.buffers.lock().unwrap_or_else(PoisonError::into_inner);
         let Buffers { input: sent, output: received } =
             buffers.as_mut().expect("they were reserved when the program was loaded");

@@ -4,7 +4,8 @@
 //! A part begins and ends on the stream of the compute lane: the other streams wait for it at the beginning,
 //! and it waits for them at the end. So the copies of inputs, outputs and state, which are on that stream,
 //! need no further events, and a capture of that stream contains all lanes. A program with one lane has no
-//! event.
+//! event. The kernels of other lanes go first: kernels of the compute lane wait for them, and take all of the
+//! multiprocessors.
 
 use crate::part::Part;
 use xtrain_cuda::{Context, CudaError, Event, Stream};
@@ -29,7 +30,7 @@ impl Streams {
         for lane in other_lanes(program) {
             let stream = &mut self.others[lane as usize];
             if stream.is_none() {
-                *stream = Some(Stream::new(self.compute.context())?);
+                *stream = Some(Stream::before_others(self.compute.context())?);
             }
         }
         Ok(())

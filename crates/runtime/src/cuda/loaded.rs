@@ -17,6 +17,8 @@ use xtrain_tensor::TensorType;
 /// A program in the memory of the engine, with the work of its instances.
 pub(super) struct Loaded {
     pub(super) program: Program,
+    /// Collectives that are issued together, by the first of each run of them.
+    pub(super) coalesced: HashMap<usize, Range<usize>>,
     /// The spans of values, by id.
     pub(super) spans: Vec<Option<Span>>,
     /// The workspace of each instance.
@@ -60,10 +62,15 @@ impl Loaded {
         }
     }
 
-    /// The instances of a part's phases.
-    pub(super) fn indices(&self, part: Part) -> impl Iterator<Item = usize> {
-        let instances = self.program.instances.iter().enumerate();
-        instances.filter(move |(_, instance)| part.includes(instance.phase())).map(|(index, _)| index)
+    /// The instances of a part's phases, each with those that are issued together with it if `coalesces`.
+    pub(super) fn runs(&self, part: Part, coalesces: bool) -> impl Iterator<Item = Range<usize>> {
+        let mut next = 0;
+        let runs = std::iter::from_fn(move || {
+            let run = self.coalesced.get(&next).filter(|_| coalesces).cloned().unwrap_or(next..next + 1);
+            next = run.end;
+            (run.start < self.program.instances.len()).then_some(run)
+        });
+        runs.filter(move |run| part.includes(self.program.instances[run.start].phase()))
     }
 
     /// True if `part` runs a collective.

@@ -27,7 +27,7 @@ use crate::part::{Part, ProgramId};
 use crate::state::StateEntry;
 use crate::timing::{Timed, TimedWork, Timing};
 use arena::{Arena, Span};
-use communicator::{Copies, DeviceCommError, DeviceCommunicator};
+use communicator::{Call, Copies, DeviceCommError, DeviceCommunicator};
 use host_staged::HostStaged;
 use lanes::{LaneEvents, Streams};
 use loaded::{Loaded, Recording, find, prepare};
@@ -37,13 +37,16 @@ pub use nccl::{NcclGroups, groups_of_run};
 use ring::{Inputs, Outputs as OutputRing};
 use staging::Staging;
 use std::collections::{BTreeMap, HashMap, HashSet};
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 use stopwatch::Stopwatch;
 use thread_pool::map_parallel;
 use xtrain_cuda::{CudaKernel, Event, Gpu, Graph, Stream, exclude_capture, nvtx};
 use xtrain_distributed::Communicator;
-use xtrain_program::{Instance, KernelTable, Location, Op, Plan, Program, Region, StateKind, ValueId};
+use xtrain_program::{
+    Instance, KernelTable, Location, Op, Plan, Program, Region, StateKind, ValueId, coalesced,
+};
 use xtrain_tensor::TensorType;
 
 /// The byte that poisons memory. Floats of such bytes are NaN.
@@ -200,7 +203,8 @@ impl CudaEngine {
         Ok(())
     }
 
-    /// Enqueues the instances of `part`, one by one, each on the stream of its lane.
+    /// Enqueues the instances of `part`, each on the stream of its lane. Ops that are timed are enqueued one by
+    /// one, also those that are otherwise issued together.
     fn enqueue_part(&self, id: ProgramId, part: Part, mode: &EnqueueMode<'_>) -> Result<(), EngineError> {
         let loaded = &self.programs[id.0];
         let lanes = loaded.lanes.as_ref();
@@ -210,52 +214,64 @@ impl CudaEngine {
         let mut marks_of_ops = mode.marks.map(|marks| marks.ops.iter());
         mark(mode.marks.map(|marks| &marks.begin), self.streams.compute())?;
         lanes.map_or(Ok(()), |lanes| lanes.begin(&self.streams))?;
-        for index in loaded.indices(part) {
-            let instance = &loaded.program.instances[index];
-            let stream = self.streams.of(instance.lane);
-            lanes.map_or(Ok(()), |lanes| lanes.wait(&loaded.program, part, index, stream))?;
-            if part.runs(instance) {
+        let coalesces = mode.marks.is_none() && self.communicator.is_recordable();
+        for run in loaded.runs(part, coalesces) {
+            let instances = &loaded.program.instances[run.clone()];
+            let stream = self.streams.of(instances[0].lane);
+            for index in run.clone() {
+                lanes.map_or(Ok(()), |lanes| lanes.wait(&loaded.program, part, index, stream))?;
+            }
+            if part.runs(&instances[0]) {
                 let marks = marks_of_ops.as_mut().and_then(Iterator::next);
                 mark(marks.and_then(|marks| marks.begin.as_ref()), stream)?;
-                self.enqueue_instance(loaded, index, part, mode)?;
+                self.enqueue_run(loaded, run.clone(), part, mode)?;
                 mark(marks.map(|marks| &marks.end), stream)?;
-                self.check_outputs(loaded, instance)?;
+                instances.iter().try_for_each(|instance| self.check_outputs(loaded, instance))?;
             }
-            lanes.map_or(Ok(()), |lanes| lanes.done(index, stream))?;
+            for index in run {
+                lanes.map_or(Ok(()), |lanes| lanes.done(index, stream))?;
+            }
         }
         lanes.map_or(Ok(()), |lanes| lanes.end(&self.streams))?;
         Ok(mark(mode.marks.map(|marks| &marks.end), self.streams.compute())?)
     }
 
-    /// Enqueues an instance on the stream of its lane.
-    fn enqueue_instance(
+    /// Enqueues an instance, or several collectives together, on the stream of the lane.
+    fn enqueue_run(
         &self,
         loaded: &Loaded,
-        index: usize,
+        run: Range<usize>,
         part: Part,
         mode: &EnqueueMode<'_>,
     ) -> Result<(), EngineError> {
-        let instance = &loaded.program.instances[index];
+        let instances = &loaded.program.instances[run.clone()];
+        let (index, instance) = (run.start, &instances[0]);
         let (first, stream) = (part.is_first(), self.streams.of(instance.lane));
         let _range = (!mode.recording)
             .then(|| nvtx::range(format_args!("{} {}", instance.code.op().name(), instance.origin)));
         if self.checks.poison {
-            self.poison(loaded, index, first)?;
+            run.into_iter().try_for_each(|index| self.poison(loaded, index, first))?;
         }
-        if let Some(call) = instance.code.op().collective() {
-            let span = |value| self.arena.memory(loaded.span(value));
-            let (input, output) = (span(instance.inputs[0]), span(instance.outputs[0].value));
-            return (0..mode.repeats)
-                .try_for_each(|_| self.communicator.enqueue(call, input, output, stream))
-                .map_err(|error| match error {
-                    DeviceCommError::Cuda(error) => error.into(),
-                    DeviceCommError::Communicator(error) => collective::failed(instance, part, error),
-                });
+        let calls: Vec<Call<'_>> = instances.iter().filter_map(|i| self.call(loaded, i)).collect();
+        if !calls.is_empty() {
+            let enqueued = (0..mode.repeats).try_for_each(|_| self.communicator.enqueue(&calls, stream));
+            return enqueued.map_err(|error| match error {
+                DeviceCommError::Cuda(error) => error.into(),
+                DeviceCommError::Communicator(error) => collective::failed(instance, part, error),
+            });
         }
         let _no_capture = (!mode.recording).then(exclude_capture);
         loaded.copy_in_place_inputs(index, &self.arena, stream)?;
         let work = loaded.works[index][loaded.variant(index, first)].as_ref().expect("prepared before");
         Ok((0..mode.repeats).try_for_each(|_| work.enqueue(stream))?)
+    }
+
+    /// The collective of an instance, if it is one.
+    fn call(&self, loaded: &Loaded, instance: &Instance) -> Option<Call<'_>> {
+        let (collective, group) = instance.code.op().collective()?;
+        let span = |value| self.arena.memory(loaded.span(value));
+        let (input, output) = (span(instance.inputs[0]), span(instance.outputs[0].value));
+        Some(Call { collective, group, input, output })
     }
 
     /// Makes the checks that follow an instance.
@@ -420,6 +436,7 @@ impl Engine for CudaEngine {
             spans,
             workspaces,
             lanes: LaneEvents::new(&program, context)?,
+            coalesced: coalesced(&program).into_iter().map(|run| (run.start, run)).collect(),
             program,
         };
         self.programs.push(loaded);

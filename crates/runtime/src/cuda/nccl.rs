@@ -1,13 +1,13 @@
 //! Collectives on GPU memory by NCCL, which graphs contain. Each kind of groups has a communicator.
 
-use super::communicator::{Copies, DeviceCommError, DeviceCommunicator};
+use super::communicator::{Call, Copies, DeviceCommError, DeviceCommunicator};
 use super::watchdog::Watchdog;
 use crate::collective::groups;
 use crate::part::Part;
 use std::sync::Arc;
 use xtrain_cuda::{Context, CudaError, DeviceSpan, NcclCall, NcclCommunicator, NcclId, Stream};
 use xtrain_distributed::{CommError, Communicator, Groups};
-use xtrain_program::{Collective, Group, Program};
+use xtrain_program::{Collective, Program};
 
 /// The kinds of groups, of several ranks each, among which a run moves data: all ranks, those that divide the
 /// state, and replicas.
@@ -85,28 +85,27 @@ impl DeviceCommunicator for Nccl {
         Ok(())
     }
 
-    fn enqueue(
-        &self,
-        (collective, group): (Collective, Group),
-        input: DeviceSpan<'_>,
-        output: DeviceSpan<'_>,
-        stream: &Stream,
-    ) -> Result<(), DeviceCommError> {
+    /// All of `calls` are one group of NCCL's: it launches one kernel for them.
+    fn enqueue(&self, calls: &[Call<'_>], stream: &Stream) -> Result<(), DeviceCommError> {
+        let Some(&Call { group, .. }) = calls.first() else { return Ok(()) };
         if group.size() == 1 {
-            return Copies { world_size: 1 }.enqueue((collective, group), input, output, stream);
+            return Copies { world_size: 1 }.enqueue(calls, stream);
         }
         let kind = groups(group, self.world_size);
         let found = self.groups.0.iter().find(|(groups, _)| *groups == kind);
         let (_, communicator) = found.expect("the groups of the run have communicators");
         let (rank, ranks) = (communicator.rank(), communicator.world_size());
-        let piece = collective.piece_bytes(group, input.bytes(), output.bytes());
-        let calls = match collective {
-            Collective::AllGather { first } => gather(first, ranks, input, output),
-            Collective::AllToAll { first } => exchange(first, rank, ranks, piece, input, output, stream)?,
-        };
+        let mut together = Vec::new();
+        for &Call { collective, group, input, output } in calls {
+            let piece = collective.piece_bytes(group, input.bytes(), output.bytes());
+            together.extend(match collective {
+                Collective::AllGather { first } => gather(first, ranks, input, output),
+                Collective::AllToAll { first } => exchange(first, rank, ranks, piece, input, output, stream)?,
+            });
+        }
         self.watchdog.set_connects(true);
         let go_on = || self.watchdog.check().map_err(DeviceCommError::from);
-        let enqueued = communicator.enqueue(&calls, stream, &go_on);
+        let enqueued = communicator.enqueue(&together, stream, &go_on);
         self.watchdog.set_connects(false);
         enqueued
     }

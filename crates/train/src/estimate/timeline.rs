@@ -2,15 +2,17 @@
 //!
 //! As an engine runs it: each part of a step begins when the part before has ended; within a part the
 //! instances of a lane run one after the other, and wait for instances of other lanes as [`Order`] says. A
-//! collective takes as long as the [`Network`] needs. A CPU has a single queue for all lanes.
+//! collective takes as long as the [`Network`] needs; those that are issued together ([`coalesced`]) take its
+//! latency once, and end together. A CPU has a single queue for all lanes.
 //!
 //! Collectives and kernels that run at the same time do not slow each other down here.
 
 use super::{Device, instance_seconds};
 use crate::engine::Target;
 use std::collections::BTreeMap;
+use std::ops::Range;
 use xtrain_program::order::Order;
-use xtrain_program::{Instance, Lane, Payload, Phase, Program, Stage};
+use xtrain_program::{Instance, Lane, Payload, Phase, Program, Stage, coalesced};
 use xtrain_runtime::Part;
 
 /// The times of a step.
@@ -156,22 +158,33 @@ impl TimelinePart {
         let mut ends = vec![0.0f64; program.instances.len()];
         let mut free = [0.0f64; Lane::COUNT];
         let mut spans = Vec::new();
-        for (index, instance) in program.instances.iter().enumerate() {
+        let coalesced: BTreeMap<usize, Range<usize>> = match device.target {
+            Target::Cpu => BTreeMap::new(),
+            Target::Cuda => coalesced(program).into_iter().map(|run| (run.start, run)).collect(),
+        };
+        let mut next = 0;
+        while next < program.instances.len() {
+            let run = coalesced.get(&next).cloned().unwrap_or(next..next + 1);
+            next = run.end;
+            let instance = &program.instances[run.start];
             if !part.includes(instance.phase()) {
                 continue;
             }
             // The engine of a CPU runs instances in list order.
             let lane = if device.target == Target::Cpu { Lane::Compute } else { instance.lane } as usize;
-            let waits = order.waits(index).iter().map(|&other| ends[other]);
-            let begin = waits.fold(free[lane], f64::max);
-            let end = match part.runs(instance) {
-                true => begin + seconds(program, instance, device, world_size, part.is_first()),
-                false => begin,
-            };
-            (ends[index], free[lane]) = (end, end);
-            if part.runs(instance) {
+            let waits = run.clone().flat_map(|index| order.waits(index)).map(|&other| ends[other]);
+            let mut end = waits.fold(free[lane], f64::max);
+            for index in run.clone().filter(|_| part.runs(instance)) {
+                let begin = end;
+                let instance = &program.instances[index];
+                end += seconds(program, instance, device, world_size, part.is_first());
+                if index > run.start && end > begin {
+                    end -= device.network.latency;
+                }
                 spans.push(Span { instance: index, lane: instance.lane, begin, end });
             }
+            ends[run].fill(end);
+            free[lane] = end;
         }
         TimelinePart { part, times, seconds: free.into_iter().fold(0.0, f64::max), spans }
     }

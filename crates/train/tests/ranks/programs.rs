@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use xtrain_model::Recipe;
 use xtrain_program::order::Order;
 use xtrain_program::{
-    Gather, Group, Instance, Lane, Phase, Program, Role, Shard, StateKind, Storage, ValueId, When,
+    Gather, Group, Instance, Lane, Phase, Program, Role, Shard, StateKind, Storage, ValueId, When, coalesced,
 };
 use xtrain_tensor::DType;
 use xtrain_train::layout::Layout;
@@ -136,20 +136,41 @@ fn writes(program: &Program, instance: usize, value: ValueId) -> bool {
 }
 
 #[test]
-fn no_kernel_of_the_compute_lane_waits_for_a_sum_of_gradients() {
+fn gradients_are_added_a_block_after_they_are_exchanged() {
     for (shard, any_world) in [(Shard::None, false), (Shard::Optimizer, false), (Shard::Optimizer, true)] {
         let world = World { ranks: 2, shard, any_world, ..World::alone(Recipe::Bf16, true, 4) };
         let program = training(&world, 0);
         let order = Order::new(&program);
-        let is_of_update = |i: usize| program.instances[i].origin.stage == xtrain_program::Stage::Update;
-        for (i, instance) in program.instances.iter().enumerate() {
-            let is_reduction = instance.origin.role == Role::Reduce && &*instance.origin.site != "losses";
-            assert!(!is_reduction || instance.lane == Lane::Communication, "{}", instance.code.op().name());
-            if instance.lane == Lane::Compute && !is_of_update(i) {
-                let waits = order.waits(i);
-                assert!(waits.is_empty(), "{} at {} waits", instance.code.op().name(), instance.origin);
+        let is_of_block = |i: &Instance| i.lane == Lane::Compute && i.origin.block.is_some();
+        let end = program.instances.iter().rposition(is_of_block).expect("blocks");
+        let mut waits = 0;
+        for (i, instance) in program.instances[..end].iter().enumerate() {
+            for &exchange in order.waits(i).iter().filter(|_| instance.lane == Lane::Compute) {
+                waits += 1;
+                assert_eq!(instance.origin.role, Role::Reduce, "{} waits", instance.origin);
+                let between = program.instances[exchange..i].iter().filter(|i| is_of_block(i));
+                assert!(between.count() > 10, "{} waits for the exchange before it", instance.origin);
             }
         }
+        assert_eq!(waits, world.layers - 1, "{shard:?}");
+    }
+}
+
+#[test]
+fn the_collectives_of_a_block_are_issued_together() {
+    let world = World { ranks: 2, shard: Shard::Weights, ..World::alone(Recipe::Bf16, true, 2) };
+    let program = training(&world, 0);
+    let runs = coalesced(&program);
+    let of_block = |name: &str| program.parameters.iter().filter(|p| p.name.starts_with(name)).count();
+    for block in 0..world.layers {
+        let name = format!("blocks.{block}.");
+        let of = |role: Role| {
+            let is_it = |i: &Instance| i.origin.role == role && i.origin.site.starts_with(&*name);
+            let lengths = runs.iter().map(|run| &program.instances[run.clone()]);
+            lengths.filter(|run| run.iter().all(is_it)).map(<[Instance]>::len).max()
+        };
+        assert_eq!(of(Role::Reduce), Some(of_block(&name)), "{block}");
+        assert_eq!(of(Role::Gather), Some(of_block(&name)), "{block}");
     }
 }
 

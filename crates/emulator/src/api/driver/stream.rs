@@ -6,7 +6,7 @@ use crate::status;
 use std::ffi::{c_int, c_uint, c_ulonglong};
 
 export! {
-    fn cuStreamCreate(stream: Out<Handle>, _flags: c_uint) {
+    fn cuStreamCreateWithPriority(stream: Out<Handle>, _flags: c_uint, _priority: c_int) {
         on_device(|machine, device| {
             let handle = machine.new_stream(device);
             stream.set(handle)

@@ -262,11 +262,11 @@ impl Gpu {
         // SAFETY: the handle was just made.
         gpu.try_call("cuCtxSetCurrent", |f: unsafe extern "C" fn(usize) -> c_int| unsafe { f(context) })?;
         let mut stream = 0usize;
-        let create = |f: unsafe extern "C" fn(*mut usize, c_uint) -> c_int| {
+        let create = |f: unsafe extern "C" fn(*mut usize, c_uint, c_int) -> c_int| {
             // SAFETY: writes one handle.
-            unsafe { f(&mut stream, 0) }
+            unsafe { f(&mut stream, 0, 0) }
         };
-        gpu.try_call("cuStreamCreate", create)?;
+        gpu.try_call("cuStreamCreateWithPriority", create)?;
         gpu.stream = stream;
         Ok(gpu)
     }

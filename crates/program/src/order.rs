@@ -1,6 +1,7 @@
-//! The happens-before relation of instances: lane order, and data dependencies between lanes.
+//! The happens-before relation of instances: lane order, and data dependencies between lanes. Collectives that
+//! may be issued together ([`coalesced`]) are not ordered among themselves.
 
-use crate::{Lane, Program, ValueId};
+use crate::{Lane, Program, ValueId, coalesced};
 
 /// The happens-before relation of a program's instances, as vector clocks over the lanes.
 pub struct Order {
@@ -18,6 +19,10 @@ impl Order {
     /// inputs, and the earlier readers and writers of its outputs.
     pub fn new(program: &Program) -> Self {
         let n = program.instances.len();
+        let mut is_coalesced = vec![false; n];
+        for run in coalesced(program) {
+            is_coalesced[run.start + 1..run.end].fill(true);
+        }
         let mut order = Order {
             clocks: vec![[0; Lane::COUNT]; n],
             positions: vec![0; n],
@@ -39,7 +44,11 @@ impl Order {
                 dependencies.extend(writer[index(&o.value)]);
                 dependencies.extend(readers[index(&o.value)].iter().copied());
             }
-            let (waits, clock) = order.waits_and_clock(&dependencies, latest[lane]);
+            let before = latest[lane].map_or([0; Lane::COUNT], |latest| match is_coalesced[i] {
+                true => order.clocks[latest],
+                false => order.after(latest),
+            });
+            let (waits, clock) = order.waits_and_clock(&dependencies, before);
             order.clocks[i] = clock;
             order.waits[i] = waits;
             for v in &instance.inputs {
@@ -55,15 +64,14 @@ impl Order {
         order
     }
 
-    /// The instances that the instance after `latest` in its lane must wait for, given its `dependencies`,
-    /// and its clock afterwards. From each other lane that is the last dependency, unless another dependency
-    /// already waits for it.
+    /// The instances that an instance must wait for, given its `dependencies` and the `clock` that its lane's
+    /// order gives it, and its clock afterwards. From each other lane that is the last dependency, unless
+    /// another dependency already waits for it.
     fn waits_and_clock(
         &self,
         dependencies: &[usize],
-        latest: Option<usize>,
+        mut clock: [u32; Lane::COUNT],
     ) -> (Vec<usize>, [u32; Lane::COUNT]) {
-        let mut clock = latest.map_or([0; Lane::COUNT], |d| self.after(d));
         let mut last: [Option<usize>; Lane::COUNT] = [None; Lane::COUNT];
         for &d in dependencies {
             last[self.lanes[d]] = last[self.lanes[d]].max(Some(d));

@@ -66,11 +66,26 @@ impl Group {
         self.calls.iter().map(|call| bytes(call.source) + bytes(call.target)).sum()
     }
 
+    /// Two calls of which one writes what the other reads or writes: they run at the same time.
+    fn race(&self) -> Option<String> {
+        let overlap = |a: Option<(u64, u64)>, b: Option<(u64, u64)>| {
+            a.zip(b).is_some_and(|(a, b)| a.0 < b.0 + b.1 && b.0 < a.0 + a.1)
+        };
+        let races = |a: &Call, b: &Call| overlap(a.target, b.source) || overlap(a.target, b.target);
+        let pairs =
+            self.calls.iter().enumerate().flat_map(|(n, a)| self.calls[..n].iter().map(move |b| (a, b)));
+        let (a, b) = pairs.into_iter().find(|(a, b)| races(a, b) || races(b, a))?;
+        Some(format!("{} and {} of one group use the same bytes, which one of them writes", b.kind, a.kind))
+    }
+
     /// The calls, with the bytes that this rank sends.
     ///
     /// # Errors
-    /// A call reads bytes that were never written or are not allocated.
+    /// A call reads bytes that were never written or are not allocated, or that another one writes.
     pub(crate) fn post(&self, number: u64, memory: &Memory) -> Result<Post, String> {
+        if let Some(race) = self.race() {
+            return Err(race);
+        }
         let place = |range: Option<(u64, u64)>| {
             let (start, bytes) = memory.allocation(range?.0)?;
             Some(Place { offset: range?.0 - start, of: bytes })

@@ -98,13 +98,13 @@ impl Builder {
         ]
     }
 
-    /// Adds a sum of two values, a reduce-scatter or an all-gather.
+    /// Adds a sum of two values, an all-gather, or one reduce-scatter or several together.
     fn step(&mut self, states: [ValueId; 2], piece_states: [ValueId; 2]) {
         let (is_state, which) = (self.draw(3) == 0, self.draw(2));
         let drawn = self.draw(self.groups.len());
         let group = self.groups[drawn];
         let first = self.draw(group.size());
-        match self.draw(4) {
+        match self.draw(5) {
             0 => {
                 let target = is_state.then_some(states[which]);
                 let values = self.full.clone();
@@ -124,6 +124,20 @@ impl Builder {
                 let op = AllGather { group, first, rows: ROWS };
                 let gathered = self.emit(op, &inputs, target, None, When::Always, WriteMode::Assign);
                 self.full.push(gathered);
+            }
+            3 => {
+                let (count, values) = (2 + self.draw(3), self.full.clone());
+                // Only the exchanges read these.
+                let sums: Vec<ValueId> = (0..count).map(|_| self.sum(&values, None)).collect();
+                let op = || AllToAll { group, first, piece_rows: piece(group).shape[0] };
+                let exchange =
+                    |x: &ValueId| self.emit(op(), &[*x], None, None, When::Always, WriteMode::Assign);
+                let exchanged: Vec<ValueId> = sums.iter().map(exchange).collect();
+                for pieces in exchanged {
+                    let lane = Some(self.lane());
+                    let sum = self.emit(SumRanks, &[pieces], None, lane, When::Always, WriteMode::Assign);
+                    self.pieces.push(sum);
+                }
             }
             _ => {
                 let when = if self.draw(3) == 0 { When::Last } else { When::Always };

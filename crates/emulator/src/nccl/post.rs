@@ -105,27 +105,40 @@ pub(super) fn difference(posts: &[Arc<Post>]) -> Option<String> {
             }
         }
     }
-    // The first bytes that each rank sends and receives are at the same place on all that do.
-    type Of = fn(&PostedCall) -> Option<Place>;
-    for (does, of) in [("sends from", (|call| call.source) as Of), ("receives into", |call| call.target)] {
-        let first_place = |rank: usize| Some((rank, posts[rank].calls.iter().filter_map(of).min()?));
-        // The root of a broadcast is the only one that sends.
-        let mut places = (0..posts.len()).filter_map(first_place);
-        let Some((first, place)) = places.next() else { continue };
-        let is_broadcast =
-            |rank: usize| posts[rank].calls.iter().any(|c| matches!(c.kind, Kind::Broadcast { .. }));
-        if does == "sends from" && is_broadcast(first) {
-            continue;
-        }
-        if let Some((rank, other)) = places.find(|(_, other)| *other != place) {
-            return Some(format!(
-                "the ranks disagree on group {number} of their communicator, {} on all of them: \
-                 rank {first} {does} {place}, but rank {rank} {does} {other}",
-                words(posts[0].calls.first(), &posts[0])
-            ));
+    // Calls of one kind use the same places in the same order on all ranks. What a rank receives from another
+    // may be less than what a third one receives from that.
+    let kinds = posts.iter().flat_map(|post| &post.calls).map(|call| call.kind);
+    for kind in kinds {
+        let of_kind = |rank: usize| posts[rank].calls.iter().filter(move |call| call.kind == kind);
+        let sources = |rank| of_kind(rank).filter_map(|call| call.source).collect();
+        let targets = |rank| of_kind(rank).filter_map(|call| call.target).collect();
+        for (does, places) in [
+            ("sends from", (0..posts.len()).map(sources).collect::<Vec<Vec<Place>>>()),
+            ("receives into", (0..posts.len()).map(targets).collect()),
+        ] {
+            // The root of a broadcast is the only one that sends.
+            let Some(first) = places.iter().position(|places| !places.is_empty()) else { continue };
+            let ranks = (first + 1..posts.len()).filter(|&rank| !places[rank].is_empty());
+            if let Some((rank, a, b)) = ranks
+                .into_iter()
+                .find_map(|rank| other_place(&places[first], &places[rank]).map(|(a, b)| (rank, a, b)))
+            {
+                return Some(format!(
+                    "the ranks disagree on group {number} of their communicator, {} on all of them: \
+                     rank {first} {does} {a}, but rank {rank} {does} {b}",
+                    words(of_kind(first).next(), &posts[first])
+                ));
+            }
         }
     }
     None
+}
+
+/// The first places that differ between two ranks; of lists of different lengths, those that both have.
+fn other_place(a: &[Place], b: &[Place]) -> Option<(Place, Place)> {
+    let is_common = |place: &&Place| a.len() == b.len() || (a.contains(place) && b.contains(place));
+    let both = a.iter().filter(is_common).zip(b.iter().filter(is_common));
+    both.map(|(a, b)| (*a, *b)).find(|(a, b)| a != b)
 }
 
 /// A call of a group in words; those of the whole group where it has none to compare.
@@ -266,6 +279,26 @@ mod tests {
         let text = said(vec![vec![call(Kind::Send { to: 1 }, 8)], vec![call(Kind::Receive { from: 0 }, 6)]]);
         assert!(text.ends_with(
             "rank 0 calls a send to rank 1 of 8 uint8, but rank 1 calls a receive from rank 0 of 6 uint8"
+        ));
+    }
+
+    #[test]
+    fn a_rank_may_receive_less_than_another() {
+        let [a, b] = [256, 1024].map(|offset| Some(Place { offset, of: 4096 }));
+        let send = |to, source| PostedCall { source, ..call(Kind::Send { to }, 4) };
+        let receive = |from, target| PostedCall { target, ..call(Kind::Receive { from }, 4) };
+        let sends = [send(0, a), send(0, b), send(1, b)];
+        let of_0 = |[a, b]: [Option<Place>; 2]| {
+            let received = [0, 1].map(|from| [receive(from, a), receive(from, b)]);
+            [&sends[..], received.as_flattened()].concat()
+        };
+        let of_1 = |[a, b]: [Option<Place>; 2]| {
+            [&[send(0, a), send(0, b), send(1, b)][..], &[receive(0, b), receive(1, b)]].concat()
+        };
+        assert_eq!(said(vec![of_0([a, b]), of_1([a, b])]), "");
+        let text = said(vec![of_0([a, b]), of_1([b, a])]);
+        assert!(text.contains(
+            "rank 0 sends from byte 256 of an allocation of 4096, but rank 1 sends from byte 1024"
         ));
     }
 

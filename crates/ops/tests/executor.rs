@@ -7,7 +7,7 @@ mod common;
 use common::collectives;
 use common::lanes::{random_program, results};
 use libtest_mimic::{Arguments, Failed, Trial};
-use std::sync::{Arc, Barrier};
+use std::sync::{Arc, Barrier, RwLock};
 use std::thread;
 use std::time::Duration;
 use xtrain_cuda::{CudaError, Device, Gpu, Installed, Library, NcclId};
@@ -21,6 +21,10 @@ use xtrain_runtime::{
     CpuEngine, CudaEngine, Engine, EngineError, NcclGroups, Part, ProgramId, groups_of_run,
 };
 use xtrain_tensor::{DType, TensorType};
+
+/// Held exclusively by tests whose ranks are threads that wait for each other in NCCL: captures of other tests
+/// would wait for them, and they for these captures.
+static ALONE: RwLock<()> = RwLock::new(());
 
 /// Elements of small tensors.
 const SMALL: usize = 1000;
@@ -433,7 +437,13 @@ fn main() {
         ("a_rank_that_waits_in_vain_is_freed_by_nccl", a_rank_that_waits_in_vain_is_freed),
     ];
     let test = |(name, test): (&str, Test)| {
-        let runs = if name.ends_with("by_nccl") { has_nccl } else { gpu.is_some() };
+        let by_nccl = name.ends_with("by_nccl");
+        let runs = if by_nccl { has_nccl } else { gpu.is_some() };
+        let test = move || {
+            let _alone = by_nccl.then(|| ALONE.write());
+            let _beside_others = (!by_nccl).then(|| ALONE.read());
+            test()
+        };
         Trial::test(name, test).with_ignored_flag(!runs)
     };
     let conclusion = libtest_mimic::run(&arguments, all.into_iter().map(test).collect());

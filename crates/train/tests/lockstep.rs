@@ -6,8 +6,8 @@ mod common;
 use common::{drawn, in_documents, random_batch, slice, small_model, spec, wide_model};
 use libtest_mimic::{Arguments, Failed, Trial};
 use std::collections::BTreeMap;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, RwLock};
 use std::thread;
 use xtrain_cuda::{Arch, CudaError, Device, Gpu, Installed, Library, NcclId};
 use xtrain_distributed::{Communicator, Groups, ThreadCommunicator};
@@ -24,6 +24,10 @@ use xtrain_train::learner::{Learner, Step};
 use xtrain_train::training_spec::TrainingSpec;
 
 const BATCH: Batch = Batch { sequences: 2, seq_len: 48 };
+
+/// Held exclusively by tests whose ranks are threads that wait for each other in NCCL: captures of other tests
+/// would wait for them, and they for these captures.
+static ALONE: RwLock<()> = RwLock::new(());
 
 /// An engine that runs each part on the CPU and on the GPU, compares the values, and copies the CPU's state
 /// to the GPU.
@@ -361,7 +365,13 @@ fn main() {
         let has_kernels = arch.is_some_and(|arch| arch >= needed);
         let mut add = |what: &str, runs: bool, all: Vec<Steps>| {
             let name = format!("{what}_the_cpu_in_{}", recipe.name().replace('-', "_"));
-            let test = move || drawn(all.clone(), 1).iter().try_for_each(Steps::run);
+            let test = move || {
+                let steps = drawn(all.clone(), 1);
+                let is_alone = steps.iter().any(|steps| steps.by_nccl);
+                let _alone = is_alone.then(|| ALONE.write());
+                let _beside_others = (!is_alone).then(|| ALONE.read());
+                steps.iter().try_for_each(Steps::run)
+            };
             tests.push(Trial::test(name, test).with_ignored_flag(!runs));
         };
         add("every_op_matches", has_kernels, alone(recipe, Compared::EveryOp, tolerance));

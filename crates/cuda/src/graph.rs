@@ -56,7 +56,8 @@ impl Graph {
         Ok(count)
     }
 
-    /// Prepares the graph for launching. Each kernel has the priority of the stream from which it was captured.
+    /// Prepares the graph for launching. Each kernel has the priority of the stream from which it was
+    /// captured.
     pub fn instantiate(&self) -> Result<GraphExec, CudaError> {
         let _no_capture = capture_lock::exclude_capture();
         self.context.enter()?;

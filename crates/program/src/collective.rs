@@ -4,10 +4,6 @@
 //! runs on the communication lane. All ranks run one program, whose list order is thus the order of
 //! collectives on every rank; no program depends on the rank that runs it.
 
-use crate::{Instance, Program};
-use std::mem::discriminant;
-use std::ops::Range;
-
 /// A movement of data between the ranks of a [`Group`], from the only input of an op to its only output.
 ///
 /// The tensor of all ranks is cut by rows into as many pieces as there are ranks. All pieces have the bytes
@@ -65,35 +61,4 @@ impl Group {
             Group::World { size } | Group::Shard { size } | Group::Replicas { size } => size,
         }
     }
-}
-
-/// The runs of collectives that an engine may issue as one: several of a kind, a group and a block that follow
-/// each other in the list, none of which reads or writes what another writes. They begin when all of them can,
-/// and end together.
-pub fn coalesced(program: &Program) -> Vec<Range<usize>> {
-    let mut runs: Vec<Range<usize>> = Vec::new();
-    for (i, instance) in program.instances.iter().enumerate() {
-        if instance.code.op().collective().is_none() {
-            continue;
-        }
-        match runs.last_mut() {
-            Some(run) if run.end == i && joins(&program.instances[run.clone()], instance) => run.end += 1,
-            _ => runs.push(i..i + 1),
-        }
-    }
-    runs.retain(|run| run.len() > 1);
-    runs
-}
-
-/// True if a collective can be issued together with those before it.
-fn joins(run: &[Instance], instance: &Instance) -> bool {
-    let kind = |i: &Instance| {
-        let call = i.code.op().collective().map(|(collective, group)| (discriminant(&collective), group));
-        (call, i.lane, i.phase(), i.when, i.origin.block)
-    };
-    let is_independent = |other: &Instance| {
-        let (written, writes) = (other.outputs[0].value, instance.outputs[0].value);
-        written != writes && !instance.inputs.contains(&written) && !other.inputs.contains(&writes)
-    };
-    kind(&run[0]) == kind(instance) && run.iter().all(is_independent)
 }

@@ -3,8 +3,8 @@
 //!
 //! A training step has static shapes, so it is described once and run many times: model code traces ops
 //! ([`Tracer`]) → [`Program`] → passes → [`Plan`] → an executor. The passes of this crate, in the order in
-//! which they run: [`precision`], [`backward`], [`measure_casts`], [`save_fp8`], [`quantize`], [`recompute`],
-//! [`narrow`], [`shard`], [`refresh`], [`fuse`].
+//! which they run: [`precision`], [`backward`], [`measure_casts`], [`save_fp8`], [`quantize`],
+//! [`recompute`], [`narrow`], [`shard`], [`refresh`], [`fuse`].
 //!
 //! Invariants:
 //! - This crate names no op and no device. The caller passes in the ops that a pass inserts ([`PassOps`]) and
@@ -45,7 +45,7 @@ mod value;
 
 pub use backward::Root;
 pub use buffer::WorkspaceOf;
-pub use collective::{Collective, Group, coalesced};
+pub use collective::{Collective, Group};
 pub use cost::{Arithmetic, Cost, KernelCost};
 pub use dispatch::KernelTable;
 pub use fuse::{Edge, Link, Node, Pair, Place, Replacement, Rewrite};

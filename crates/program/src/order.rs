@@ -1,7 +1,9 @@
-//! The happens-before relation of instances: lane order, and data dependencies between lanes. Collectives that
-//! may be issued together ([`coalesced`]) are not ordered among themselves.
+//! The happens-before relation of instances: lane order, and data dependencies between lanes. Collectives
+//! that may be issued together ([`coalesced`]) are not ordered among themselves.
 
-use crate::{Lane, Program, ValueId, coalesced};
+use crate::{Instance, Lane, Program, ValueId};
+use std::mem::discriminant;
+use std::ops::Range;
 
 /// The happens-before relation of a program's instances, as vector clocks over the lanes.
 pub struct Order {
@@ -120,4 +122,35 @@ impl Order {
     pub(crate) fn clock(&self, i: usize) -> [u32; Lane::COUNT] {
         self.clocks[i]
     }
+}
+
+/// The runs of collectives that an engine may issue as one: several of a kind, a group and a block that
+/// follow each other in the list, none of which reads or writes what another writes. They begin when all of
+/// them can, and end together.
+pub fn coalesced(program: &Program) -> Vec<Range<usize>> {
+    let mut runs: Vec<Range<usize>> = Vec::new();
+    for (i, instance) in program.instances.iter().enumerate() {
+        if instance.code.op().collective().is_none() {
+            continue;
+        }
+        match runs.last_mut() {
+            Some(run) if run.end == i && joins(&program.instances[run.clone()], instance) => run.end += 1,
+            _ => runs.push(i..i + 1),
+        }
+    }
+    runs.retain(|run| run.len() > 1);
+    runs
+}
+
+/// True if a collective can be issued together with those before it.
+fn joins(run: &[Instance], instance: &Instance) -> bool {
+    let kind = |i: &Instance| {
+        let call = i.code.op().collective().map(|(collective, group)| (discriminant(&collective), group));
+        (call, i.lane, i.phase(), i.when, i.origin.block)
+    };
+    let is_independent = |other: &Instance| {
+        let (written, writes) = (other.outputs[0].value, instance.outputs[0].value);
+        written != writes && !instance.inputs.contains(&written) && !other.inputs.contains(&writes)
+    };
+    kind(&run[0]) == kind(instance) && run.iter().all(is_independent)
 }

@@ -3,14 +3,14 @@
 //!
 //! One thread runs the instances. An order of the instances is enough to find a missing dependency and a
 //! place in memory that is shared too early: the lane that runs ahead reads values before they are written,
-//! or overwrites them before they are read. Collectives that may be issued together run in the opposite of the
-//! list order.
+//! or overwrites them before they are read. Collectives that may be issued together run in the opposite of
+//! the list order.
 
 use crate::part::Part;
 use std::collections::HashMap;
 use std::ops::Range;
-use xtrain_program::order::Order;
-use xtrain_program::{Lane, Program, coalesced};
+use xtrain_program::order::{Order, coalesced};
+use xtrain_program::{Lane, Program};
 use xtrain_tensor::Philox;
 
 /// The instances of the phases of `part`, in a random order among those that the program allows.

@@ -25,8 +25,8 @@ use xtrain_train::training_spec::TrainingSpec;
 
 const BATCH: Batch = Batch { sequences: 2, seq_len: 48 };
 
-/// Held exclusively by tests whose ranks are threads that wait for each other in NCCL: captures of other tests
-/// would wait for them, and they for these captures.
+/// Held exclusively by tests whose ranks are threads that wait for each other in NCCL: captures of other
+/// tests would wait for them, and they for these captures.
 static ALONE: RwLock<()> = RwLock::new(());
 
 /// An engine that runs each part on the CPU and on the GPU, compares the values, and copies the CPU's state

@@ -85,6 +85,9 @@ impl Link {
         }
         let mut inbox = self.lock();
         // The process that passes on messages has ended.
+        if inbox.state == State::Connecting {
+            inbox.state = State::Refused("rank 0 has left".into());
+        }
         if inbox.finished.iter().any(Option::is_none) {
             inbox.gone = inbox.gone.or(Some(0));
         }

@@ -2,9 +2,10 @@
 //! over micro-steps.
 //!
 //! A block's gradients are exchanged together, when the backward of the block is complete. The kernels that
-//! add what arrived run on the compute lane after the backward of `prefetch_blocks` more blocks, by when it has
-//! arrived. On the communication lane each would wait until a kernel of the backward leaves multiprocessors
-//! free. Where weights are gathered at the same place, exchanges follow the gathers, for which kernels wait.
+//! add what arrived run on the compute lane after the backward of `prefetch_blocks` more blocks, by when it
+//! has arrived. On the communication lane each would wait until a kernel of the backward leaves
+//! multiprocessors free. Where weights are gathered at the same place, exchanges follow the gathers, for
+//! which kernels wait.
 //!
 //! If a rank has its rows of gradients alone, whole gradients are in slots, and every micro-step adds its
 //! sum over ranks to the rows.
@@ -25,8 +26,8 @@ use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 use xtrain_tensor::{DType, Shape, TensorType};
 
-/// Inserts the reductions of all gradients. [`crate::Parameter::gradient`] is then the sum, of this rank's rows
-/// alone if the optimizer's state is cut.
+/// Inserts the reductions of all gradients. [`crate::Parameter::gradient`] is then the sum, of this rank's
+/// rows alone if the optimizer's state is cut.
 pub(super) fn reduce(
     mut program: Program,
     parallel: &Parallel,

@@ -9,7 +9,8 @@ use super::format;
 /// seen; control characters in it, which could reprogram a terminal, are shown as U+FFFD.
 ///
 /// ```text
-/// step  120/2000  loss  3.4512  grad_norm  0.84  lr 9.98e-4  mem 0.42 GiB (2%)  61.2k tok/s  0.040 TFLOP/s  left 2m41s
+/// step  120/2000  loss  3.4512  grad_norm  0.84  lr 9.98e-4  mem 0.42 GiB (2%)  61.2k tok/s  0.040 TFLOP/s
+/// left 2m41s
 /// ```
 pub fn line(event: &Event, total_steps: Option<u64>) -> String {
     let at = |step: u64| step_of(step, total_steps);

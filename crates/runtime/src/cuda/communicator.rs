@@ -25,8 +25,8 @@ pub(super) trait DeviceCommunicator: Send + Sync {
     /// progress.
     fn reserve(&mut self, program: &Program, context: &Context) -> Result<(), CudaError>;
 
-    /// Enqueues collectives of one kind and one group of ranks on `stream`, of which none reads or writes what
-    /// another writes. The call may wait for other ranks.
+    /// Enqueues collectives of one kind and one group of ranks on `stream`, of which none reads or writes
+    /// what another writes. The call may wait for other ranks.
     fn enqueue(&self, calls: &[Call<'_>], stream: &Stream) -> Result<(), DeviceCommError>;
 
     /// Notes that `stream` ends with `part`, which has been enqueued.

@@ -44,9 +44,8 @@ use stopwatch::Stopwatch;
 use thread_pool::map_parallel;
 use xtrain_cuda::{CudaKernel, Event, Gpu, Graph, Stream, exclude_capture, nvtx};
 use xtrain_distributed::Communicator;
-use xtrain_program::{
-    Instance, KernelTable, Location, Op, Plan, Program, Region, StateKind, ValueId, coalesced,
-};
+use xtrain_program::order::coalesced;
+use xtrain_program::{Instance, KernelTable, Location, Op, Plan, Program, Region, StateKind, ValueId};
 use xtrain_tensor::TensorType;
 
 /// The byte that poisons memory. Floats of such bytes are NaN.
@@ -203,8 +202,8 @@ impl CudaEngine {
         Ok(())
     }
 
-    /// Enqueues the instances of `part`, each on the stream of its lane. Ops that are timed are enqueued one by
-    /// one, also those that are otherwise issued together.
+    /// Enqueues the instances of `part`, each on the stream of its lane. Ops that are timed are enqueued one
+    /// by one, also those that are otherwise issued together.
     fn enqueue_part(&self, id: ProgramId, part: Part, mode: &EnqueueMode<'_>) -> Result<(), EngineError> {
         let loaded = &self.programs[id.0];
         let lanes = loaded.lanes.as_ref();

@@ -4,8 +4,8 @@
 //! It holds two kinds of steps, one after the other. Steps of the first kind run as usual, on a GPU as one
 //! graph each that is launched while others run: they show whether the device waits for the host. Steps of
 //! the second kind are timed op by op, on a GPU by events between the ops, and the host waits for each.
-//! Tracing changes no result. All ranks time the same steps, because NCCL needs collectives that are either in
-//! a graph on all ranks or on none; rank 0 writes the trace.
+//! Tracing changes no result. All ranks time the same steps, because NCCL needs collectives that are either
+//! in a graph on all ranks or on none; rank 0 writes the trace.
 
 mod chrome;
 

@@ -3,9 +3,9 @@
 use crate::world::World;
 use std::collections::HashMap;
 use xtrain_model::Recipe;
-use xtrain_program::order::Order;
+use xtrain_program::order::{Order, coalesced};
 use xtrain_program::{
-    Gather, Group, Instance, Lane, Phase, Program, Role, Shard, StateKind, Storage, ValueId, When, coalesced,
+    Gather, Group, Instance, Lane, Phase, Program, Role, Shard, StateKind, Storage, ValueId, When,
 };
 use xtrain_tensor::DType;
 use xtrain_train::layout::Layout;

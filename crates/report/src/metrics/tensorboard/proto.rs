@@ -1,24 +1,25 @@
 //! The few protobuf messages that a TensorBoard event needs, encoded by hand.
 //!
 //! ```text
-//! Event       { double wall_time = 1; int64 step = 2; oneof { string file_version = 3; Summary summary = 5; SessionLog session_log = 7 } }
-//! SessionLog  { SessionStatus status = 1 }                                    START = 1
-//! Summary     { repeated Value value = 1 }
-//! Value       { string tag = 1; float simple_value = 2; TensorProto tensor = 8; SummaryMetadata metadata = 9 }
-//! SummaryMetadata { PluginData plugin_data = 1 }      PluginData { string plugin_name = 1 }
-//! TensorProto { DataType dtype = 1; TensorShapeProto tensor_shape = 2; repeated bytes string_val = 8 }     DT_STRING = 7
+//! Event       { double wall_time = 1; int64 step = 2; oneof { string file_version = 3; Summary summary = 5;
+//! SessionLog session_log = 7 } } SessionLog  { SessionStatus status = 1 }
+//! START = 1 Summary     { repeated Value value = 1 } Value       { string tag = 1; float simple_value = 2;
+//! TensorProto tensor = 8; SummaryMetadata metadata = 9 } SummaryMetadata { PluginData plugin_data = 1 }
+//! PluginData { string plugin_name = 1 } TensorProto { DataType dtype = 1; TensorShapeProto tensor_shape =
+//! 2; repeated bytes string_val = 8 }     DT_STRING = 7
 //! ```
 //!
 //! The plugin "hparams" reads its messages from the content of its plugin data:
 //!
 //! ```text
-//! PluginData        { string plugin_name = 1; bytes content = 2 }
-//! HParamsPluginData { int32 version = 1; oneof { Experiment experiment = 2; SessionStartInfo session_start_info = 3 } }
-//! Experiment        { repeated HParamInfo hparam_infos = 4; repeated MetricInfo metric_infos = 5 }
-//! HParamInfo        { string name = 1; DataType type = 4 }           DATA_TYPE_STRING = 1, _BOOL = 2, _FLOAT64 = 3
-//! MetricInfo        { MetricName name = 1 }                          MetricName { string group = 1; string tag = 2 }
-//! SessionStartInfo  { map<string, Value> hparams = 1; double start_time_secs = 5 }     an entry { key = 1; value = 2 }
-//! Value             { oneof { double number_value = 2; string string_value = 3; bool bool_value = 4 } }
+//! PluginData        { string plugin_name = 1; bytes content = 2 } HParamsPluginData { int32 version = 1;
+//! oneof { Experiment experiment = 2; SessionStartInfo session_start_info = 3 } } Experiment        {
+//! repeated HParamInfo hparam_infos = 4; repeated MetricInfo metric_infos = 5 } HParamInfo        { string
+//! name = 1; DataType type = 4 }           DATA_TYPE_STRING = 1, _BOOL = 2, _FLOAT64 = 3 MetricInfo        {
+//! MetricName name = 1 }                          MetricName { string group = 1; string tag = 2 }
+//! SessionStartInfo  { map<string, Value> hparams = 1; double start_time_secs = 5 }     an entry { key = 1;
+//! value = 2 } Value             { oneof { double number_value = 2; string string_value = 3; bool bool_value
+//! = 4 } }
 //! ```
 
 const EVENT_WALL_TIME: u32 = 1;

@@ -1,0 +1,178 @@
+#!/usr/bin/env python3
+"""Trains a small model on several GPUs in many settings, and compares each run with one on a single GPU, to the bit. See README.md."""
+
+import argparse
+import concurrent.futures
+import hashlib
+import itertools
+import json
+import os
+import pathlib
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+
+ROOT = pathlib.Path(__file__).parents[2]
+RECIPES = ["fp32", "bf16", "fp8-delayed", "fp8-current", "fp8-row", "fp8-block"]
+# Settings of several ranks under which a run has the bits of one GPU, with `parallel.reduce = "any-world"`.
+MODES = [
+    {"parallel.shard": "none"},
+    {"parallel.shard": "optimizer"},
+    {"parallel.shard": "gradients"},
+    {"parallel.shard": "weights"},
+    {"parallel.shard": "weights", "parallel.prefetch_blocks": "0"},
+    {"parallel.shard": "weights", "parallel.prefetch_blocks": "3"},
+    {"parallel.shard": "weights", "parallel.gather": "fp32"},
+    {"parallel.shard": "weights", "parallel.transport": "host"},
+    {"parallel.shard": "none", "parallel.replicas": "2"},
+]
+# Settings under which runs with as many ranks repeat to the bit, over NCCL and through the host.
+OF_THE_SAME_WORLD = [
+    {"parallel.shard": "none"},
+    {"parallel.shard": "weights"},
+    {"parallel.shard": "none", "parallel.reduce_dtype": "bf16"},
+    {"parallel.shard": "weights", "parallel.reduce_dtype": "bf16"},
+]
+# Seconds after a kill by which all processes must have ended.
+GONE = 15
+
+
+class Place:
+    """The runs of a check, in a folder."""
+
+    def __init__(self, options, folder):
+        self.options, self.folder, self.numbers = options, folder, itertools.count()
+        self.shards = folder / "shards"
+        self.xtrain("tokenize", ROOT / "examples/data/snapshot.txt.gz", "--bpe-vocab-size", 512, "--out", self.shards)
+
+    def xtrain(self, *arguments):
+        command = [self.options.xtrain, *map(str, arguments)]
+        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT)
+        if done.returncode != 0:
+            raise RuntimeError(f"{' '.join(command)}\nended with {done.returncode}:\n{done.stdout[-3000:]}")
+
+    def command(self, settings, gpus, out):
+        """A run on so many GPUs. Algorithms are chosen by the first run, and taken from the machine's cache by the others."""
+        every = {
+            "data.train": self.shards, "data.tokenizer": "", "data.bpe_vocab_size": "", "data.held_out": "0.0",
+            "train.steps": self.options.steps, "train.micro_batch_size": 2, "train.attention_deterministic": "true",
+            "precision.skip_slower": "[]", "eval.every": 0, "eval.at_end": "false", "eval.prompts": "[]",
+            "checkpoint.every": 0, "checkpoint.export_dtype": "fp32", "log.every": 1, "log.tensorboard": "false",
+        }
+        sets = [*(every | settings).items()] + [setting.split("=", 1) for setting in self.options.set]
+        sets = [part for key, value in sets for part in ("--set", f"{key}={value}")]
+        processes = ["--gpus", gpus] if gpus > 1 else []
+        return ["train", ROOT / "examples/quickstart.toml", "--out", out, *processes, *sets]
+
+    def train(self, settings, gpus, out=None, resume=False):
+        """Trains, and returns the last step, its loss and its gradient norm, and the hash of the master weights."""
+        out = out or self.folder / f"run-{next(self.numbers)}"
+        self.xtrain(*self.command(settings, gpus, out), *(["--resume"] if resume else []))
+        lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+        steps = [(line["step"], line["loss"], line["grad_norm"]) for line in lines if line["kind"] == "step"]
+        return steps[-1], hashlib.sha256((out / "hf/model.safetensors").read_bytes()).hexdigest()
+
+
+class Checks:
+    """The results, which are printed as they come."""
+
+    def __init__(self):
+        self.passed, self.failed = 0, 0
+
+    def that(self, what, is_true, otherwise=""):
+        self.passed += is_true
+        self.failed += not is_true
+        print(what if is_true else f"FAILED: {what} {otherwise}", flush=True)
+
+
+def named(settings):
+    return ", ".join(f"{key.split('.')[-1]} {value}" for key, value in settings.items())
+
+
+def check_recipe(place, checks, recipe):
+    """Every mode of a recipe has the bits of one GPU."""
+    gpus, base = place.options.gpus, {"precision.recipe": recipe}
+    any_world = base | {"parallel.reduce": "any-world"}
+    alone = place.train(any_world, 1)
+    for mode in MODES:
+        if gpus % int(mode.get("parallel.replicas", 1)) == 0:
+            found = place.train(any_world | mode, gpus)
+            checks.that(f"{recipe}: {named(mode)} on {gpus} GPUs equals one GPU", found == alone, f"{found} {alone}")
+
+
+def check_same_world(place, checks):
+    gpus = place.options.gpus
+    for mode in OF_THE_SAME_WORLD:
+        settings = {"precision.recipe": "bf16"} | mode
+        first, second = place.train(settings, gpus), place.train(settings, gpus)
+        checks.that(f"bf16: {named(mode)} on {gpus} GPUs repeats", first == second, f"{first} {second}")
+        host = place.train(settings | {"parallel.transport": "host"}, gpus)
+        checks.that(f"bf16: {named(mode)} on {gpus} GPUs: NCCL equals the host", first == host, f"{first} {host}")
+
+
+def check_resume(place, checks):
+    """A run that is continued on one GPU, and again on all, equals one that is not interrupted."""
+    gpus, steps, out = place.options.gpus, place.options.steps, place.folder / "resumed"
+    settings = {"precision.recipe": "fp8-current", "parallel.shard": "weights", "parallel.reduce": "any-world"}
+    whole = place.train(settings, gpus)
+    every = {"checkpoint.every": max(steps // 3, 1), "checkpoint.keep_last": 4}
+    found = place.train(settings | every, gpus, out)
+    for continued_on in (1, gpus):
+        newest = sorted((out / "checkpoints").iterdir(), key=lambda path: int(path.name.split("-")[1]))
+        for checkpoint in newest[-2:] if continued_on == 1 else newest[-1:]:
+            shutil.rmtree(checkpoint)
+        found = place.train(settings | every, continued_on, out, resume=True)
+    checks.that(f"fp8-current: {gpus} GPUs, then one, then {gpus}: equals one run", found == whole, f"{found} {whole}")
+
+
+def check_kill(place, checks, rank):
+    """After SIGKILL to one rank all processes end soon."""
+    out = place.folder / f"killed-{rank}"
+    settings = {"train.steps": 100000, "parallel.shard": "weights"}
+    command = [place.options.xtrain, *map(str, place.command(settings, place.options.gpus, out))]
+    run = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT)
+    metrics, begun = out / "metrics.jsonl", time.monotonic()
+    while not (metrics.exists() and metrics.read_text().count("\n") > 5):
+        if run.poll() is not None or time.monotonic() - begun > 300:
+            run.kill()
+            raise RuntimeError(f"no steps: {run.communicate()[0][-3000:]}")
+        time.sleep(0.1)
+    ranks = subprocess.run(["pgrep", "-P", str(run.pid)], stdout=subprocess.PIPE, text=True, check=True).stdout.split()
+    begun = time.monotonic()
+    os.kill(sorted(map(int, ranks))[rank], signal.SIGKILL)
+    try:
+        run.communicate(timeout=GONE)
+        seconds = time.monotonic() - begun
+        checks.that(f"rank {rank} is killed: all processes have ended after {seconds:.1f} s", run.returncode != 0)
+    except subprocess.TimeoutExpired:
+        run.kill()
+        checks.that(f"rank {rank} is killed", False, f"processes are left after {GONE} s")
+
+
+def main():
+    arguments = argparse.ArgumentParser(description=__doc__)
+    arguments.add_argument("--gpus", type=int, default=2)
+    arguments.add_argument("--steps", type=int, default=20)
+    arguments.add_argument("--recipes", default=",".join(RECIPES), help="separated by commas")
+    arguments.add_argument("--jobs", type=int, default=1, help="recipes at a time, on the same GPUs")
+    arguments.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a key of every run")
+    options = arguments.parse_args()
+    options.xtrain = os.environ.get("XTRAIN", str(ROOT / "target/release/xtrain"))
+    checks, begun = Checks(), time.monotonic()
+    with tempfile.TemporaryDirectory() as folder, concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
+        place = Place(options, pathlib.Path(folder))
+        recipes = [pool.submit(check_recipe, place, checks, recipe) for recipe in options.recipes.split(",")]
+        for recipe in recipes:
+            recipe.result()
+        check_same_world(place, checks)
+        check_resume(place, checks)
+        for rank in range(options.gpus):
+            check_kill(place, checks, rank)
+    print(f"{checks.passed} passed, {checks.failed} failed, in {time.monotonic() - begun:.0f} s")
+    raise SystemExit(checks.failed > 0)
+
+
+if __name__ == "__main__":
+    main()

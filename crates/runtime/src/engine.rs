@@ -83,6 +83,19 @@ pub trait Engine: Send {
     /// The bytes of a state value.
     fn read_state(&mut self, kind: StateKind, name: &str) -> Result<Vec<u8>, EngineError>;
 
+    /// A part of the bytes of a state value.
+    ///
+    /// # Panics
+    /// If the value has fewer bytes.
+    fn read_state_part(
+        &mut self,
+        kind: StateKind,
+        name: &str,
+        part: Range<usize>,
+    ) -> Result<Vec<u8>, EngineError> {
+        Ok(self.read_state(kind, name)?[part].to_vec())
+    }
+
     /// Reads many state values, each into its slice, at the speed of memory. Checkpoints use it. An entry
     /// with fewer rows than its value reads the first rows.
     ///

@@ -504,8 +504,19 @@ impl Engine for CudaEngine {
     }
 
     fn read_state(&mut self, kind: StateKind, name: &str) -> Result<Vec<u8>, EngineError> {
-        let (ty, span) = self.arena.state().get(kind, name)?;
-        let mut bytes = vec![0u8; ty.bytes()];
+        let (ty, _) = self.arena.state().get(kind, name)?;
+        self.read_state_part(kind, name, 0..ty.bytes())
+    }
+
+    fn read_state_part(
+        &mut self,
+        kind: StateKind,
+        name: &str,
+        part: Range<usize>,
+    ) -> Result<Vec<u8>, EngineError> {
+        let (_, span) = self.arena.state().get(kind, name)?;
+        let span = span.part(part.start, part.len());
+        let mut bytes = vec![0u8; part.len()];
         self.waiting(|engine| {
             let copies = vec![(span, &mut bytes[..])];
             Ok(engine.staging.read(&engine.arena, copies, engine.streams.compute())?)

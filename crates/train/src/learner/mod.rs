@@ -11,10 +11,11 @@ use crate::spans::span;
 use crate::training_spec::TrainingSpec;
 use crate::update::update_io;
 use crate::weights::Weights;
+use std::ops::Range;
 use xtrain_data::Batch as TokenBatch;
 use xtrain_model::decoder::io;
 use xtrain_program::shard::MICRO_STEP;
-use xtrain_program::{Parallel, Reduce, StateKind};
+use xtrain_program::{Parallel, Reduce, RowShard, StateKind};
 use xtrain_runtime::{Engine, EngineError, Part, ProgramId, StateEntry, Ticket};
 
 /// Steps that may be in flight while the next one is prepared, so that a device is never idle.
@@ -148,11 +149,26 @@ impl Learner {
     /// The bytes of a state value, or of the rows of this rank.
     pub fn read_state(&mut self, kind: StateKind, name: &str) -> Result<Vec<u8>, LearnError> {
         let mut bytes = self.weights.engine().read_state(kind, name)?;
-        if let Some(cut) = self.layout().cut_of(kind, name) {
-            let rows = cut.rows_of(self.layout().parallel().rank).len();
-            bytes.truncate(bytes.len() / cut.piece_rows * rows);
-        }
+        bytes.truncate(self.without_padding(kind, name, bytes.len()));
         Ok(bytes)
+    }
+
+    /// A part of the bytes of a state value, without padding.
+    pub(crate) fn read_state_part(
+        &mut self,
+        entry: &StateEntry,
+        part: Range<usize>,
+    ) -> Result<Vec<u8>, LearnError> {
+        let held = self.without_padding(entry.kind, &entry.name, entry.ty.bytes());
+        let part = part.start.min(held)..part.end.min(held);
+        Ok(self.weights.engine().read_state_part(entry.kind, &entry.name, part)?)
+    }
+
+    /// Bytes of a state value without the padding after this rank's rows, given those with it.
+    fn without_padding(&self, kind: StateKind, name: &str, bytes: usize) -> usize {
+        let layout = self.layout();
+        let rows = |cut: RowShard| cut.rows_of(layout.parallel().rank).len();
+        layout.cut_of(kind, name).map_or(bytes, |cut| bytes / cut.piece_rows * rows(cut))
     }
 
     /// Copies state values, or their first rows, each into the slice of the same index.

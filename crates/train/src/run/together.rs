@@ -7,14 +7,15 @@ use super::watch::Watch;
 use super::{Run, is_due};
 use crate::error::RunError;
 use crate::learner::{IN_FLIGHT, StepResult};
+use std::ops::Range;
 use std::time::Duration;
 use xtrain_program::StateKind;
 use xtrain_runtime::StateEntry;
 use xxhash_rust::xxh3::Xxh3;
 
-/// Bytes of state that one comparison reads. State that is larger is compared part by part, because reading
-/// all of it would stop a GPU for longer than a step.
-const COMPARED_BYTES: usize = 64 << 20;
+/// Bytes of state that one comparison reads, while the GPU waits. State that is larger is compared part by
+/// part.
+const COMPARED_BYTES: usize = 16 << 20;
 
 /// The state of a rank's checks between steps.
 #[derive(Default)]
@@ -23,8 +24,33 @@ pub(super) struct Together {
     own_wish: Option<Outcome>,
     /// The step after which all end the run, once a rank has asked for it.
     last: Option<u64>,
-    /// State values that comparisons have passed.
-    compared: usize,
+    /// The place up to which comparisons have come.
+    compared: Cursor,
+}
+
+/// A place in a list of values.
+#[derive(Default)]
+struct Cursor {
+    value: usize,
+    byte: usize,
+}
+
+impl Cursor {
+    /// The next parts of values of these sizes: `bytes` of them at most, and no byte twice. Each part has the
+    /// index of its value.
+    fn advance(&mut self, sizes: &[usize], bytes: usize) -> Vec<(usize, Range<usize>)> {
+        let (mut parts, mut left) = (Vec::new(), bytes.min(sizes.iter().sum()));
+        while left > 0 {
+            let (value, from) = (self.value % sizes.len(), self.byte);
+            let end = sizes[value].min(from + left);
+            left -= end - from;
+            if end > from {
+                parts.push((value, from..end));
+            }
+            (self.value, self.byte) = if end == sizes[value] { (value + 1, 0) } else { (value, end) };
+        }
+        parts
+    }
 }
 
 impl Run {
@@ -107,17 +133,36 @@ impl Run {
         };
         let mut entries = self.learner.weights().engine().state_entries();
         entries.retain(is_compared);
-        let (mut hashes, mut bytes) = ([Xxh3::new(), Xxh3::new()], 0);
-        for _ in 0..entries.len() {
-            let entry = &entries[self.together.compared % entries.len()];
+        let sizes: Vec<usize> = entries.iter().map(|entry| entry.ty.bytes()).collect();
+        let mut hashes = [Xxh3::new(), Xxh3::new()];
+        for (value, part) in self.together.compared.advance(&sizes, COMPARED_BYTES) {
+            let entry = &entries[value];
             let hash = &mut hashes[usize::from(is_of_rows(entry))];
-            hash.update(&self.learner.read_state(entry.kind, &entry.name)?);
-            self.together.compared += 1;
-            bytes += entry.ty.bytes();
-            if bytes >= COMPARED_BYTES {
-                break;
-            }
+            hash.update(&self.learner.read_state_part(entry, part)?);
         }
         Ok(hashes.map(|hash| hash.digest()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_byte_has_its_turn() {
+        for (sizes, bytes) in [(vec![5, 0, 30, 1], 7), (vec![3, 4], 100), (vec![8, 8], 8), (vec![0], 3)] {
+            let (total, mut cursor) = (sizes.iter().sum::<usize>(), Cursor::default());
+            let mut seen: Vec<Vec<u32>> = sizes.iter().map(|&size| vec![0; size]).collect();
+            let calls = if total == 0 { 1 } else { bytes * total };
+            for _ in 0..calls {
+                let parts = cursor.advance(&sizes, bytes);
+                assert_eq!(parts.iter().map(|(_, part)| part.len()).sum::<usize>(), bytes.min(total));
+                for (value, part) in parts {
+                    seen[value][part].iter_mut().for_each(|times| *times += 1);
+                }
+            }
+            let times = if total == 0 { 0 } else { calls * bytes.min(total) / total };
+            assert!(seen.iter().flatten().all(|&seen| seen as usize == times), "{sizes:?} {bytes}");
+        }
     }
 }

@@ -30,8 +30,8 @@ pub(crate) fn seed() -> u64 {
     }
 }
 
-/// True if tests run only a sample of their cases, for the slow emulated GPU: `XTRAIN_TEST_SAMPLE` is 1.
-fn is_sampled() -> bool {
+/// True if tests run only a sample of their cases, as on the slow emulated GPU: `XTRAIN_TEST_SAMPLE` is 1.
+pub(crate) fn is_sampled() -> bool {
     std::env::var("XTRAIN_TEST_SAMPLE").is_ok_and(|sample| sample == "1")
 }
 

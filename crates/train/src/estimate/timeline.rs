@@ -201,9 +201,8 @@ impl TimelinePart {
         let origin = |span: &Span| &program.instances[span.instance].origin;
         let is_backward = |span: &Span| origin(span).stage == Stage::Backward;
         // After it, sums of gradients are left.
-        let of_backward =
-            of(Lane::Compute).filter(|span| is_backward(span) && origin(span).role != Role::Reduce);
-        let last = of_backward.last().map(|span| span.instance);
+        let is_last = |span: &&Span| is_backward(span) && origin(span).role != Role::Reduce;
+        let last = of(Lane::Compute).rfind(is_last).map(|span| span.instance);
         let computing = of(Lane::Compute).map(|span| {
             let is_after = is_backward(span) && last.is_some_and(|last| span.instance > last);
             (span.begin, span.end, (!is_after).then_some(origin(span).stage))

@@ -161,7 +161,7 @@ mod tests {
                     seen[value][part].iter_mut().for_each(|times| *times += 1);
                 }
             }
-            let times = if total == 0 { 0 } else { calls * bytes.min(total) / total };
+            let times = (calls * bytes.min(total)).checked_div(total).unwrap_or(0);
             assert!(seen.iter().flatten().all(|&seen| seen as usize == times), "{sizes:?} {bytes}");
         }
     }

@@ -26,7 +26,8 @@ pub enum TimedWork {
     Inputs,
     /// A run of a part.
     Part(Part),
-    /// All repeats of an op, by its index among the program's instances.
+    /// All repeats of an op, by its index among the program's instances. Of collectives that run together,
+    /// the first has the time of all, and the others take no time at its end.
     Instance(usize),
     /// The copy of outputs to the host.
     Outputs,

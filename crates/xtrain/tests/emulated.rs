@@ -112,7 +112,7 @@ fn one_of_several_ranks_runs_on_one_gpu() -> Result<(), Failed> {
 const OF_TWO: [&str; 4] =
     ["model.dim=128", "train.batch_size=8", "train.micro_batch_size=2", "train.attention_deterministic=true"];
 
-/// The output of a run on two GPUs, and its losses and gradient norms by step.
+/// The output of a run on two GPUs, which is traced, and its losses and gradient norms by step.
 fn train_on_two(set: &[&str], gpu: &str) -> Result<(Option<i32>, String, Vec<String>), Failed> {
     let folder = tempfile::tempdir()?;
     std::fs::write(folder.path().join("run.toml"), RUN)?;
@@ -121,14 +121,16 @@ fn train_on_two(set: &[&str], gpu: &str) -> Result<(Option<i32>, String, Vec<Str
     let given: Vec<&str> = settings.lines().chain(["devices=2"]).chain(gpu.split(' ')).collect();
     let mut command = Command::new(env!("CARGO_BIN_EXE_xtrain"));
     command.current_dir(&folder).env(SETTINGS, given.join("\n"));
-    command.args(["train", "run.toml", "--gpus", "2"]);
+    command.args(["train", "run.toml", "--gpus", "2", "--profile"]);
     for set in OF_TWO.iter().chain(set) {
         command.args(["--set", set]);
     }
     let output = command.output()?;
     let text =
         [output.stdout, output.stderr].map(|text| String::from_utf8_lossy(&text).into_owned()).concat();
-    let metrics = std::fs::read_to_string(folder.path().join("out/metrics.jsonl")).unwrap_or_default();
+    let out = folder.path().join("out");
+    assert!(!output.status.success() || out.join("trace.json").exists(), "{text}");
+    let metrics = std::fs::read_to_string(out.join("metrics.jsonl")).unwrap_or_default();
     let mut steps = Vec::new();
     for line in metrics.lines() {
         let line: serde_json::Value = serde_json::from_str(line)?;

@@ -93,7 +93,8 @@ impl Machine {
     pub(crate) fn log(&self, line: &str) {
         let Some(path) = &self.settings.log else { return };
         let file = std::fs::OpenOptions::new().create(true).append(true).open(path);
-        if let Err(error) = file.and_then(|mut file| writeln!(file, "{line}")) {
+        // One write: other processes may append to the file at the same time.
+        if let Err(error) = file.and_then(|mut file| file.write_all(format!("{line}\n").as_bytes())) {
             eprintln!("emulated GPU: {path}: {error}");
         }
     }

@@ -2,8 +2,9 @@
 
 use super::lanes::LaneEvents;
 use crate::part::Part;
+use std::ops::Range;
 use xtrain_cuda::{Context, CudaError, Event, Stream};
-use xtrain_program::{Instance, Lane, Program};
+use xtrain_program::{Lane, Program};
 
 /// The events of a part whose ops are timed.
 pub(super) struct Marks {
@@ -15,10 +16,10 @@ pub(super) struct Marks {
     pub(super) end: Event,
 }
 
-/// The events of an op.
+/// The events of an op, or of collectives that run together.
 pub(super) struct OpMarks {
-    /// The index of its instance.
-    pub(super) index: usize,
+    /// The indices of the instances.
+    pub(super) run: Range<usize>,
     pub(super) lane: Lane,
     /// After the op has waited for other lanes, if it waits. Any other op begins when the previous one of its
     /// lane ends.
@@ -27,21 +28,22 @@ pub(super) struct OpMarks {
 }
 
 impl Marks {
-    /// Events for the ops of `part`.
+    /// Events for the ops of `part`, which has these runs of instances.
     pub(super) fn new(
         program: &Program,
         lanes: Option<&LaneEvents>,
         part: Part,
+        runs: impl Iterator<Item = Range<usize>>,
         context: &Context,
     ) -> Result<Self, CudaError> {
         let waits = |lanes: &LaneEvents, index| lanes.waits(program, part, index).next().is_some();
-        let op = |(index, instance): (usize, &Instance)| {
-            let is_late = lanes.is_some_and(|lanes| waits(lanes, index));
+        let op = |run: Range<usize>| {
+            let is_late = lanes.is_some_and(|lanes| run.clone().any(|index| waits(lanes, index)));
             let begin = is_late.then(|| Event::timed(context)).transpose()?;
-            Ok(OpMarks { index, lane: instance.lane, begin, end: Event::timed(context)? })
+            let lane = program.instances[run.start].lane;
+            Ok(OpMarks { run, lane, begin, end: Event::timed(context)? })
         };
-        let instances = program.instances.iter().enumerate();
-        let ops = instances.filter(|(_, instance)| part.runs(instance)).map(op);
+        let ops = runs.filter(|run| part.runs(&program.instances[run.start])).map(op);
         Ok(Marks {
             begin: Event::timed(context)?,
             ops: ops.collect::<Result<_, CudaError>>()?,

@@ -202,8 +202,7 @@ impl CudaEngine {
         Ok(())
     }
 
-    /// Enqueues the instances of `part`, each on the stream of its lane. Ops that are timed are enqueued one
-    /// by one, also those that are otherwise issued together.
+    /// Enqueues the instances of `part`, each on the stream of its lane.
     fn enqueue_part(&self, id: ProgramId, part: Part, mode: &EnqueueMode<'_>) -> Result<(), EngineError> {
         let loaded = &self.programs[id.0];
         let lanes = loaded.lanes.as_ref();
@@ -213,8 +212,7 @@ impl CudaEngine {
         let mut marks_of_ops = mode.marks.map(|marks| marks.ops.iter());
         mark(mode.marks.map(|marks| &marks.begin), self.streams.compute())?;
         lanes.map_or(Ok(()), |lanes| lanes.begin(&self.streams))?;
-        let coalesces = mode.marks.is_none() && self.communicator.is_recordable();
-        for run in loaded.runs(part, coalesces) {
+        for run in loaded.runs(part, self.communicator.is_recordable()) {
             let instances = &loaded.program.instances[run.clone()];
             let stream = self.streams.of(instances[0].lane);
             for index in run.clone() {
@@ -302,8 +300,9 @@ impl CudaEngine {
     /// in it, so that the host's speed does not count.
     fn run_ops(&mut self, id: ProgramId, part: Part, repeats: usize) -> Result<(), EngineError> {
         let marks = || {
-            let Loaded { program, lanes, .. } = &self.programs[id.0];
-            Marks::new(program, lanes.as_ref(), part, self.gpu.context())
+            let loaded = &self.programs[id.0];
+            let runs = loaded.runs(part, self.communicator.is_recordable());
+            Marks::new(&loaded.program, loaded.lanes.as_ref(), part, runs, self.gpu.context())
         };
         if !self.records(id, part) || !self.programs[id.0].graphs.contains_key(&part) {
             let marks = marks()?;

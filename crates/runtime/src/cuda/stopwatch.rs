@@ -87,7 +87,10 @@ impl Stopwatch {
                 None => *next,
             };
             let until = (begin + after(&op.end)?).clamp(from, end);
-            self.done.push(Timed { program, work: TimedWork::Instance(op.index), begin: from, end: until });
+            for (n, index) in op.run.clone().enumerate() {
+                let begin = if n == 0 { from } else { until };
+                self.done.push(Timed { program, work: TimedWork::Instance(index), begin, end: until });
+            }
             *next = until;
         }
         Ok(())

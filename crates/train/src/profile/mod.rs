@@ -222,7 +222,9 @@ impl Profiler {
         }
         let mut step = self.window.begin;
         let mut labels: HashMap<ProgramId, Vec<OpLabel>> = HashMap::new();
-        for timed in times {
+        let mut times = times;
+        while let [timed, others @ ..] = times {
+            times = others;
             let when = (since(timed.begin), since(timed.end));
             let of_step = timed.program == train;
             match timed.work {
@@ -243,7 +245,9 @@ impl Profiler {
                         let program = learner.weights().engine().program(timed.program);
                         program.instances.iter().map(|i| OpLabel::of(program, i)).collect()
                     });
-                    let label = &labels[index];
+                    let together = together(timed, others);
+                    times = &others[together..];
+                    let label = OpLabel::together(&labels[index..=index + together]);
                     trace.slice(label.track, &label.name, label.role, when, label.args(when.1 - when.0));
                 }
             }
@@ -267,12 +271,24 @@ fn track(lane: Lane) -> Track {
     Track { thread: DEVICE.thread + lane as u32, ..DEVICE }
 }
 
+/// The number of instances that ran together with the first, of those after it.
+fn together(first: &Timed, others: &[Timed]) -> usize {
+    let TimedWork::Instance(index) = first.work else { return 0 };
+    let follows = |(n, timed): &(usize, &Timed)| {
+        timed.program == first.program
+            && timed.work == TimedWork::Instance(index + n)
+            && [timed.begin, timed.end] == [first.end; 2]
+    };
+    (1..).zip(others).take_while(follows).count()
+}
+
 /// Explanation of op times, for readers of a trace.
 const OP_TIMES: &str = "On a GPU an op's time is that between two events, which are recorded in the step's graph before and after it: \
                         a microsecond or so of it is the event's, and ops that would overlap do not. So these steps take longer than the \
                         others. On the CPU it is the time between the op's call and its return.";
 
 /// Labels of an op in a trace.
+#[derive(Clone)]
 struct OpLabel {
     /// The track of its lane; the compute lane's is [`DEVICE`].
     track: Track,
@@ -304,6 +320,22 @@ impl OpLabel {
             work,
             args,
         }
+    }
+
+    /// The label of ops that run together.
+    fn together(labels: &[OpLabel]) -> OpLabel {
+        let (mut all, others) = (labels[0].clone(), &labels[1..]);
+        if others.is_empty() {
+            return all;
+        }
+        all.name = format!("{} and {} more", all.name, others.len());
+        all.work.flops += others.iter().map(|label| label.work.flops).sum::<f64>();
+        all.work.bytes += others.iter().map(|label| label.work.bytes).sum::<usize>();
+        (all.args["bytes"], all.args["FLOPs"]) = (json!(all.work.bytes), json!(all.work.flops));
+        let sent: f64 = labels.iter().filter_map(|label| label.args["sent bytes"].as_f64()).sum();
+        all.args["sent bytes"] = json!(sent);
+        all.args["site"] = labels.iter().map(|label| label.args["site"].clone()).collect();
+        all
     }
 
     fn args(&self, took: Duration) -> Value {

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Speed of training on several GPUs against one, with the same batch on each GPU. Prints a line for benches/results.
+"""Speed of training on several GPUs against one, with the same batch on each GPU. Prints both as a line of JSON.
 
-    XTRAIN=target/release/xtrain benches/weak_scaling.py benches/configs/llama1b.toml --gpus 2 --set parallel.shard=weights
+    XTRAIN=target/release/xtrain benches/weak_scaling.py benches/configs/llama1b.toml --gpus 2 --batch 8 --set parallel.shard=weights
 
 GPUs of one machine differ by some percent, and all ranks wait for the slowest. So the run on one GPU is made on every GPU at the same time, and the
 slowest of these counts. Rounds alternate between both. The runs are ended after the measured steps; their text is this project's own.
@@ -31,12 +31,13 @@ def steps(out):
     return [line for line in parsed if line["kind"] == "step"]
 
 
-def begin(options, out, batch, sets, gpus=1, visible=None):
+def begin(options, out, batch, gpus=1, visible=None):
+    """Starts a run with so many sequences in a step, on so many GPUs, or on the one that is `visible`."""
     every = {
         "data.train": options.shards, "data.tokenizer": "", "data.held_out": "0.0", "train.steps": 10**6, "train.batch_size": batch,
         "checkpoint.every": 0, "eval.every": 0, "eval.at_end": "false", "log.every": WINDOW, "log.tensorboard": "false",
     }
-    sets = [part for key, value in every.items() for part in ("--set", f"{key}={value}")] + [part for s in sets for part in ("--set", s)]
+    sets = [part for key, value in every.items() for part in ("--set", f"{key}={value}")] + [part for s in options.set for part in ("--set", s)]
     command = [options.xtrain, "train", options.run_file, "--out", out, *(["--gpus", gpus] if gpus > 1 else []), *sets]
     environment = dict(os.environ) if visible is None else dict(os.environ, CUDA_VISIBLE_DEVICES=str(visible))
     log = open(out.with_suffix(".log"), "w")
@@ -67,7 +68,7 @@ def main():
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("run_file")
     arguments.add_argument("--gpus", type=int, default=2)
-    arguments.add_argument("--batch", type=int, help="sequences of a step on each GPU; by default those of the run file")
+    arguments.add_argument("--batch", type=int, required=True, help="sequences of a step on each GPU")
     arguments.add_argument("--steps", type=int, default=16, help="measured steps of a round")
     arguments.add_argument("--rounds", type=int, default=3)
     arguments.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
@@ -78,18 +79,14 @@ def main():
         options.shards = folder / "shards"
         text = ROOT / "examples/data/snapshot.txt.gz"
         subprocess.run([options.xtrain, "tokenize", text, "--bpe-vocab-size", "2048", "--out", options.shards], check=True, stdout=sys.stderr)
-        batch = options.batch
-        if batch is None:
-            lines = [line for line in pathlib.Path(options.run_file).read_text().splitlines() if line.startswith("batch_size")]
-            batch = int(lines[0].split("=")[1].split("#")[0])
         alone, together = [], []
         for n in range(options.rounds):
             outs = [folder / f"one-{n}-{gpu}" for gpu in range(options.gpus)]
-            runs = [(begin(options, out, batch, options.set, visible=gpu), out) for gpu, out in enumerate(outs)]
+            runs = [(begin(options, out, options.batch, visible=gpu), out) for gpu, out in enumerate(outs)]
             seconds, _ = measure(options, runs)
             alone.append(max(seconds))
             out = folder / f"all-{n}"
-            seconds, line = measure(options, [(begin(options, out, batch * options.gpus, options.set, gpus=options.gpus), out)])
+            seconds, line = measure(options, [(begin(options, out, options.batch * options.gpus, gpus=options.gpus), out)])
             together += seconds
             print(f"round {n + 1}: one GPU {alone[-1] * 1e3:.1f} ms, {options.gpus} GPUs {together[-1] * 1e3:.1f} ms", file=sys.stderr)
     one, all_ = statistics.median(alone), statistics.median(together)

@@ -1,5 +1,5 @@
 //! The happens-before relation of instances: lane order, and data dependencies between lanes. Collectives
-//! that may be issued together ([`coalesced`]) are not ordered among themselves.
+//! that may be issued together ([`runs`]) are not ordered among themselves.
 
 use crate::{Instance, Lane, Program, ValueId};
 use std::mem::discriminant;
@@ -22,7 +22,7 @@ impl Order {
     pub fn new(program: &Program) -> Self {
         let n = program.instances.len();
         let mut is_coalesced = vec![false; n];
-        for run in coalesced(program) {
+        for run in runs(program) {
             is_coalesced[run.start + 1..run.end].fill(true);
         }
         let mut order = Order {
@@ -124,33 +124,29 @@ impl Order {
     }
 }
 
-/// The runs of collectives that an engine may issue as one: several of a kind, a group and a block that
-/// follow each other in the list, none of which reads or writes what another writes. They begin when all of
-/// them can, and end together.
-pub fn coalesced(program: &Program) -> Vec<Range<usize>> {
+/// The instances in runs that an engine issues one after the other. The instances of a run may be issued
+/// together, and then begin when all of them can, and end together: they are collectives of a kind, a group
+/// of ranks and a block, none of which reads or writes what another writes. Any other instance is alone.
+pub fn runs(program: &Program) -> Vec<Range<usize>> {
     let mut runs: Vec<Range<usize>> = Vec::new();
     for (i, instance) in program.instances.iter().enumerate() {
-        if instance.code.op().collective().is_none() {
-            continue;
-        }
         match runs.last_mut() {
-            Some(run) if run.end == i && joins(&program.instances[run.clone()], instance) => run.end += 1,
+            Some(run) if joins(&program.instances[run.clone()], instance) => run.end += 1,
             _ => runs.push(i..i + 1),
         }
     }
-    runs.retain(|run| run.len() > 1);
     runs
 }
 
-/// True if a collective can be issued together with those before it.
+/// True if `instance` is a collective that may be issued together with those of `run`.
 fn joins(run: &[Instance], instance: &Instance) -> bool {
     let kind = |i: &Instance| {
-        let call = i.code.op().collective().map(|(collective, group)| (discriminant(&collective), group));
-        (call, i.lane, i.phase(), i.when, i.origin.block)
+        let (collective, group) = i.code.op().collective()?;
+        Some((discriminant(&collective), group, i.lane, i.phase(), i.when, i.origin.block))
     };
     let is_independent = |other: &Instance| {
         let (written, writes) = (other.outputs[0].value, instance.outputs[0].value);
         written != writes && !instance.inputs.contains(&written) && !other.inputs.contains(&writes)
     };
-    kind(&run[0]) == kind(instance) && run.iter().all(is_independent)
+    kind(instance).is_some() && kind(&run[0]) == kind(instance) && run.iter().all(is_independent)
 }

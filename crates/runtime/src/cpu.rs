@@ -317,6 +317,16 @@ impl Engine for CpuEngine {
         Ok(self.memory.get(span).to_vec())
     }
 
+    fn read_state_part(
+        &mut self,
+        kind: StateKind,
+        name: &str,
+        part: Range<usize>,
+    ) -> Result<Vec<u8>, EngineError> {
+        let (_, span) = self.state.get(kind, name)?;
+        Ok(self.memory.get(span)[part].to_vec())
+    }
+
     fn copy_state(&mut self, entries: &[StateEntry], targets: &mut [&mut [u8]]) -> Result<(), EngineError> {
         for (entry, target) in entries.iter().zip(targets) {
             let span = self.state.span_of_rows(entry)?;

@@ -92,9 +92,7 @@ pub trait Engine: Send {
         kind: StateKind,
         name: &str,
         part: Range<usize>,
-    ) -> Result<Vec<u8>, EngineError> {
-        Ok(self.read_state(kind, name)?[part].to_vec())
-    }
+    ) -> Result<Vec<u8>, EngineError>;
 
     /// Reads many state values, each into its slice, at the speed of memory. Checkpoints use it. An entry
     /// with fewer rows than its value reads the first rows.

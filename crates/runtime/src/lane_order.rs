@@ -7,34 +7,31 @@
 //! the list order.
 
 use crate::part::Part;
-use std::collections::HashMap;
+use std::collections::VecDeque;
 use std::ops::Range;
-use xtrain_program::order::{Order, coalesced};
+use xtrain_program::order::{Order, runs};
 use xtrain_program::{Lane, Program};
 use xtrain_tensor::Philox;
 
 /// The instances of the phases of `part`, in a random order among those that the program allows.
 pub(crate) fn random_order(program: &Program, part: Part, rng: &Philox) -> Vec<usize> {
     let order = Order::new(program);
-    let together: HashMap<usize, Range<usize>> =
-        coalesced(program).into_iter().map(|run| (run.start, run)).collect();
-    let mut waiting: [Vec<usize>; Lane::COUNT] = Default::default();
+    let mut waiting: [VecDeque<Range<usize>>; Lane::COUNT] = Default::default();
     let mut is_done: Vec<bool> = program.instances.iter().map(|i| !part.includes(i.phase())).collect();
-    for (index, instance) in program.instances.iter().enumerate().rev().filter(|(index, _)| !is_done[*index])
-    {
-        waiting[instance.lane as usize].push(index);
+    for run in runs(program).into_iter().filter(|run| !is_done[run.start]) {
+        waiting[program.instances[run.start].lane as usize].push_back(run);
     }
     let mut ordered = Vec::new();
     loop {
-        let run = |i: usize| together.get(&i).cloned().unwrap_or(i..i + 1);
-        let can_run = |i: usize| run(i).flat_map(|i| order.waits(i)).all(|&w| is_done[w]);
-        let is_ready = |lane: &Vec<usize>| lane.last().is_some_and(|&i| can_run(i));
-        let ready: Vec<usize> = (0..Lane::COUNT).filter(|&lane| is_ready(&waiting[lane])).collect();
-        let draw = rng.word(ordered.len() as u64) as usize;
-        let lane = (!ready.is_empty()).then(|| &mut waiting[ready[draw % ready.len()]]);
-        let Some((lane, first)) = lane.and_then(|lane| lane.pop().map(|first| (lane, first))) else { break };
-        let run = run(first);
-        lane.truncate(lane.len() - (run.len() - 1));
+        let can_run = |run: &Range<usize>| run.clone().flat_map(|i| order.waits(i)).all(|&w| is_done[w]);
+        let is_ready = |&lane: &usize| waiting[lane].front().is_some_and(can_run);
+        let ready: Vec<usize> = (0..Lane::COUNT).filter(is_ready).collect();
+        let Some(run) = (!ready.is_empty())
+            .then(|| ready[rng.word(ordered.len() as u64) as usize % ready.len()])
+            .and_then(|lane| waiting[lane].pop_front())
+        else {
+            break;
+        };
         is_done[run.clone()].fill(true);
         // Orders differ between ranks, but not those of collectives.
         ordered.extend(run.rev());

@@ -6,6 +6,7 @@ mod common;
 use common::{drawn, in_documents, random_batch, slice, small_model, spec, wide_model};
 use libtest_mimic::{Arguments, Failed, Trial};
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, RwLock};
 use std::thread;
@@ -176,6 +177,15 @@ impl Engine for Lockstep {
 
     fn read_state(&mut self, kind: StateKind, name: &str) -> Result<Vec<u8>, EngineError> {
         self.gpu.read_state(kind, name)
+    }
+
+    fn read_state_part(
+        &mut self,
+        kind: StateKind,
+        name: &str,
+        part: Range<usize>,
+    ) -> Result<Vec<u8>, EngineError> {
+        self.gpu.read_state_part(kind, name, part)
     }
 
     fn copy_state(&mut self, entries: &[StateEntry], targets: &mut [&mut [u8]]) -> Result<(), EngineError> {

@@ -9,7 +9,7 @@ use xtrain_config::{Device, ParallelConfig};
 use xtrain_ops::collective::{AllGather, AllToAll};
 use xtrain_ops::linear::Linear;
 use xtrain_ops::sum_ranks::SumRanks;
-use xtrain_program::{Group, Lane, Program, Role, Stage, TraceError, Tracer};
+use xtrain_program::{Group, Program, Role, Stage, TraceError, Tracer};
 use xtrain_runtime::{Checks, Engine, EngineError, Part, TimedWork, Timing};
 use xtrain_tensor::DType;
 use xtrain_train::crew::Crew;
@@ -87,11 +87,9 @@ fn measure(crew: &Crew, options: &CommOptions) -> Result<CommSpeeds, RunError> {
     for collective in COLLECTIVES {
         for &bytes in &options.sizes {
             let elements = (bytes as usize / 4).next_multiple_of(ranks).max(ranks);
-            let alone = seconds(traced(|t| collect(t, collective, ranks, elements))?)?;
-            let beside = seconds(traced(|t| {
-                collect(t, collective, ranks, elements)?;
-                multiply(t, gemm, target)
-            })?)?;
+            let alone = seconds(traced(|t| collect(t, collective, ranks, elements, |_| Ok(())))?)?;
+            let beside =
+                seconds(traced(|t| collect(t, collective, ranks, elements, |t| multiply(t, gemm, target)))?)?;
             let bytes = 4 * elements as u64;
             let times = if collective == "all_reduce" { 2.0 } else { 1.0 };
             let sent = times * bytes as f64 * (ranks - 1) as f64 / ranks as f64;
@@ -111,25 +109,28 @@ fn measure(crew: &Crew, options: &CommOptions) -> Result<CommSpeeds, RunError> {
 fn traced(trace: impl FnOnce(&mut Tracer) -> Result<(), TraceError>) -> Result<Program, RunError> {
     let mut tracer = Tracer::new(Program::default(), Stage::Forward, Role::Gather);
     trace(&mut tracer).map_err(|error| LearnError::from(ProgramError::from(error)))?;
-    let mut program = tracer.finish();
-    // As in a training step, sums run on the lane of their collectives.
-    for instance in program.instances.iter_mut().filter(|i| i.code.op().name() == "sum_ranks") {
-        instance.lane = Lane::Communication;
-    }
-    Ok(program)
+    Ok(tracer.finish())
 }
 
-/// Traces a collective of a tensor of so many elements.
-fn collect(t: &mut Tracer, collective: &str, ranks: usize, elements: usize) -> Result<(), TraceError> {
+/// Traces a collective of a tensor of so many elements, and what runs beside its first exchange. As in a
+/// training step, the sum runs on the compute lane after that.
+fn collect(
+    t: &mut Tracer,
+    collective: &str,
+    ranks: usize,
+    elements: usize,
+    beside: impl FnOnce(&mut Tracer) -> Result<(), TraceError>,
+) -> Result<(), TraceError> {
     let (group, piece) = (Group::World { size: ranks }, elements / ranks);
     let gather = AllGather { group, first: 0, rows: elements };
     if collective == "all_gather" {
         let x = operand(t, &format!("a piece of {elements}"), DType::F32, [piece]);
         t.emit(gather, &[x])?;
-        return Ok(());
+        return beside(t);
     }
     let x = operand(t, &format!("all of {elements}"), DType::F32, [elements]);
     let pieces = t.emit(AllToAll { group, first: 0, piece_rows: piece }, &[x])?[0];
+    beside(t)?;
     let sum = t.emit(SumRanks, &[pieces])?[0];
     if collective == "all_reduce" {
         t.emit(gather, &[sum])?;

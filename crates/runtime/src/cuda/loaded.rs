@@ -17,8 +17,8 @@ use xtrain_tensor::TensorType;
 /// A program in the memory of the engine, with the work of its instances.
 pub(super) struct Loaded {
     pub(super) program: Program,
-    /// Collectives that are issued together, by the first of each run of them.
-    pub(super) coalesced: HashMap<usize, Range<usize>>,
+    /// Its instances in runs ([`runs`](xtrain_program::order::runs)).
+    pub(super) runs: Vec<Range<usize>>,
     /// The spans of values, by id.
     pub(super) spans: Vec<Option<Span>>,
     /// The workspace of each instance.
@@ -62,15 +62,14 @@ impl Loaded {
         }
     }
 
-    /// The instances of a part's phases, each with those that are issued together with it if `coalesces`.
-    pub(super) fn runs(&self, part: Part, coalesces: bool) -> impl Iterator<Item = Range<usize>> {
-        let mut next = 0;
-        let runs = std::iter::from_fn(move || {
-            let run = self.coalesced.get(&next).filter(|_| coalesces).cloned().unwrap_or(next..next + 1);
-            next = run.end;
-            (run.start < self.program.instances.len()).then_some(run)
-        });
-        runs.filter(move |run| part.includes(self.program.instances[run.start].phase()))
+    /// The runs of a part's phases. Unless collectives are issued together, each instance is a run.
+    pub(super) fn runs(&self, part: Part, together: bool) -> impl Iterator<Item = Range<usize>> {
+        let runs =
+            self.runs.iter().filter(move |run| part.includes(self.program.instances[run.start].phase()));
+        runs.flat_map(move |run| {
+            let step = if together { run.len() } else { 1 };
+            run.clone().step_by(step).map(move |first| first..first + step)
+        })
     }
 
     /// True if `part` runs a collective.

@@ -44,7 +44,7 @@ use stopwatch::Stopwatch;
 use thread_pool::map_parallel;
 use xtrain_cuda::{CudaKernel, Event, Gpu, Graph, Stream, exclude_capture, nvtx};
 use xtrain_distributed::Communicator;
-use xtrain_program::order::coalesced;
+use xtrain_program::order;
 use xtrain_program::{Instance, KernelTable, Location, Op, Plan, Program, Region, StateKind, ValueId};
 use xtrain_tensor::TensorType;
 
@@ -434,7 +434,7 @@ impl Engine for CudaEngine {
             spans,
             workspaces,
             lanes: LaneEvents::new(&program, context)?,
-            coalesced: coalesced(&program).into_iter().map(|run| (run.start, run)).collect(),
+            runs: order::runs(&program),
             program,
         };
         self.programs.push(loaded);

@@ -2,8 +2,8 @@
 //!
 //! As an engine runs it: each part of a step begins when the part before has ended; within a part the
 //! instances of a lane run one after the other, and wait for instances of other lanes as [`Order`] says. A
-//! collective takes as long as the [`Network`] needs; those that are issued together ([`coalesced`]) take its
-//! latency once, and end together. A CPU has a single queue for all lanes.
+//! collective takes as long as the [`Network`] needs; those that are issued together ([`order::runs`]) take
+//! its latency once, and end together. A CPU has a single queue for all lanes.
 //!
 //! Collectives and kernels that run at the same time do not slow each other down here.
 
@@ -11,7 +11,7 @@ use super::{Device, instance_seconds};
 use crate::engine::Target;
 use std::collections::BTreeMap;
 use std::ops::Range;
-use xtrain_program::order::{Order, coalesced};
+use xtrain_program::order::{self, Order};
 use xtrain_program::{Instance, Lane, Payload, Phase, Program, Role, Stage};
 use xtrain_runtime::Part;
 
@@ -158,14 +158,11 @@ impl TimelinePart {
         let mut ends = vec![0.0f64; program.instances.len()];
         let mut free = [0.0f64; Lane::COUNT];
         let mut spans = Vec::new();
-        let coalesced: BTreeMap<usize, Range<usize>> = match device.target {
-            Target::Cpu => BTreeMap::new(),
-            Target::Cuda => coalesced(program).into_iter().map(|run| (run.start, run)).collect(),
+        let runs: Vec<Range<usize>> = match device.target {
+            Target::Cpu => (0..program.instances.len()).map(|index| index..index + 1).collect(),
+            Target::Cuda => order::runs(program),
         };
-        let mut next = 0;
-        while next < program.instances.len() {
-            let run = coalesced.get(&next).cloned().unwrap_or(next..next + 1);
-            next = run.end;
+        for run in runs {
             let instance = &program.instances[run.start];
             if !part.includes(instance.phase()) {
                 continue;

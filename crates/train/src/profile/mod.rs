@@ -245,7 +245,7 @@ impl Profiler {
                         let program = learner.weights().engine().program(timed.program);
                         program.instances.iter().map(|i| OpLabel::of(program, i)).collect()
                     });
-                    let together = together(timed, others);
+                    let together = if labels[index].is_collective() { together(timed, others) } else { 0 };
                     times = &others[together..];
                     let label = OpLabel::together(&labels[index..=index + together]);
                     trace.slice(label.track, &label.name, label.role, when, label.args(when.1 - when.0));
@@ -271,7 +271,7 @@ fn track(lane: Lane) -> Track {
     Track { thread: DEVICE.thread + lane as u32, ..DEVICE }
 }
 
-/// The number of instances that ran together with the first, of those after it.
+/// The number of collectives that ran together with the first, of those after it.
 fn together(first: &Timed, others: &[Timed]) -> usize {
     let TimedWork::Instance(index) = first.work else { return 0 };
     let follows = |(n, timed): &(usize, &Timed)| {
@@ -320,6 +320,10 @@ impl OpLabel {
             work,
             args,
         }
+    }
+
+    fn is_collective(&self) -> bool {
+        self.args.get("sent bytes").is_some()
     }
 
     /// The label of ops that run together.

@@ -41,7 +41,8 @@ impl Cursor {
     fn advance(&mut self, sizes: &[usize], bytes: usize) -> Vec<(usize, Range<usize>)> {
         let (mut parts, mut left) = (Vec::new(), bytes.min(sizes.iter().sum()));
         while left > 0 {
-            let (value, from) = (self.value % sizes.len(), self.byte);
+            let value = self.value % sizes.len();
+            let from = self.byte.min(sizes[value]);
             let end = sizes[value].min(from + left);
             left -= end - from;
             if end > from {

@@ -3,7 +3,7 @@
 use crate::world::World;
 use std::collections::HashMap;
 use xtrain_model::Recipe;
-use xtrain_program::order::{Order, coalesced};
+use xtrain_program::order::{self, Order};
 use xtrain_program::{
     Gather, Group, Instance, Lane, Phase, Program, Role, Shard, StateKind, Storage, ValueId, When,
 };
@@ -160,7 +160,7 @@ fn gradients_are_added_a_block_after_they_are_exchanged() {
 fn the_collectives_of_a_block_are_issued_together() {
     let world = World { ranks: 2, shard: Shard::Weights, ..World::alone(Recipe::Bf16, true, 2) };
     let program = training(&world, 0);
-    let runs = coalesced(&program);
+    let runs = order::runs(&program);
     let of_block = |name: &str| program.parameters.iter().filter(|p| p.name.starts_with(name)).count();
     for block in 0..world.layers {
         let name = format!("blocks.{block}.");

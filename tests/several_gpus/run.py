@@ -35,6 +35,15 @@ OF_THE_SAME_WORLD = [
     {"parallel.shard": "none", "parallel.reduce_dtype": "bf16"},
     {"parallel.shard": "weights", "parallel.reduce_dtype": "bf16"},
 ]
+# Settings with `parallel.reduce = "fast"`: runs repeat to the bit, and their losses are near those of the default.
+FAST = [
+    {"parallel.shard": "none"},
+    {"parallel.shard": "optimizer"},
+    {"parallel.shard": "weights"},
+    {"parallel.shard": "weights", "parallel.replicas": "2"},
+]
+# The largest difference of the last loss from that of the default, as a part of it.
+FAST_LOSS = 5e-3
 # Seconds after a kill by which all processes must have ended.
 GONE = 15
 
@@ -112,6 +121,21 @@ def check_same_world(place, checks):
         checks.that(f"bf16: {named(mode)} on {gpus} GPUs: NCCL equals the host", first == host, f"{first} {host}")
 
 
+def check_fast(place, checks):
+    gpus = place.options.gpus
+    for mode in FAST:
+        if gpus % int(mode.get("parallel.replicas", 1)) != 0:
+            continue
+        settings = {"precision.recipe": "bf16"} | mode
+        default, fast = place.train(settings, gpus), settings | {"parallel.reduce": "fast"}
+        first, second = place.train(fast, gpus), place.train(fast, gpus)
+        checks.that(f"bf16: {named(mode)}, reduce fast on {gpus} GPUs repeats", first == second, f"{first} {second}")
+        near = abs(first[0][1] / default[0][1] - 1) < FAST_LOSS
+        checks.that(f"bf16: {named(mode)}, reduce fast on {gpus} GPUs is near the default", near, f"{first} {default}")
+        host = place.train(fast | {"parallel.transport": "host"}, gpus)
+        checks.that(f"bf16: {named(mode)}, reduce fast through the host equals the default", host == default, f"{host} {default}")
+
+
 def check_resume(place, checks):
     """A run that is continued on one GPU, and again on all, equals one that is not interrupted."""
     gpus, steps, out = place.options.gpus, place.options.steps, place.folder / "resumed"
@@ -167,6 +191,7 @@ def main():
         for recipe in recipes:
             recipe.result()
         check_same_world(place, checks)
+        check_fast(place, checks)
         check_resume(place, checks)
         for rank in range(options.gpus):
             check_kill(place, checks, rank)

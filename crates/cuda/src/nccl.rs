@@ -1,4 +1,4 @@
-//! NCCL: movement of data between the GPUs of several processes.
+//! NCCL: movement of data between the GPUs of several processes, and sums over them.
 //!
 //! A communicator never blocks the thread that calls it. NCCL may connect ranks in threads of its own, so a
 //! call waits until NCCL has enqueued the work, and asks its caller meanwhile whether to go on waiting.
@@ -11,8 +11,8 @@ use crate::capture_lock;
 use crate::context::Context;
 use crate::error::CudaError;
 use crate::ffi::nccl::{
-    NCCL_CONFIG_MAGIC, NCCL_IN_PROGRESS, NCCL_SUCCESS, NCCL_UINT8, NCCL_UNDEFINED, Nccl, NcclComm,
-    NcclConfig, NcclUniqueId,
+    NCCL_CONFIG_MAGIC, NCCL_FLOAT32, NCCL_IN_PROGRESS, NCCL_SUCCESS, NCCL_SUM, NCCL_UINT8, NCCL_UNDEFINED,
+    Nccl, NcclComm, NcclConfig, NcclUniqueId,
 };
 use crate::ffi::open::{c_string, nccl};
 use crate::memory::DeviceSpan;
@@ -75,6 +75,23 @@ pub enum NcclCall<'a> {
         /// The bytes of `root`; ignored on other ranks.
         input: DeviceSpan<'a>,
         /// As many bytes on every rank.
+        output: DeviceSpan<'a>,
+    },
+    /// Adds the inputs of all ranks, f32, and gives each rank a piece of the sum, in their order. NCCL
+    /// chooses the order of the sum.
+    ReduceScatter {
+        /// As many bytes on every rank, those of all pieces.
+        input: DeviceSpan<'a>,
+        /// The piece of this rank.
+        output: DeviceSpan<'a>,
+    },
+    /// Adds the inputs of all ranks, f32, on one of them. NCCL chooses the order of the sum.
+    Reduce {
+        /// The rank.
+        root: usize,
+        /// As many bytes on every rank.
+        input: DeviceSpan<'a>,
+        /// As many bytes; ignored on ranks other than `root`.
         output: DeviceSpan<'a>,
     },
     /// Sends bytes to a rank, which receives as many.
@@ -218,6 +235,26 @@ impl NcclCommunicator {
                 let call =
                     || unsafe { (self.table.ncclBroadcast)(from, to, bytes, NCCL_UINT8, root, comm, stream) };
                 ("ncclBroadcast", call())
+            }
+            NcclCall::ReduceScatter { input, output } => {
+                assert_eq!(input.bytes(), output.bytes() * self.world_size, "a piece of each rank");
+                let (from, to, count) = (from(input), to(output), output.bytes() / size_of::<f32>());
+                let (element, op) = (NCCL_FLOAT32, NCCL_SUM);
+                // SAFETY: as above.
+                let call =
+                    || unsafe { (self.table.ncclReduceScatter)(from, to, count, element, op, comm, stream) };
+                ("ncclReduceScatter", call())
+            }
+            NcclCall::Reduce { root, input, output } => {
+                let is_root = *root == self.rank;
+                assert!(!is_root || input.bytes() == output.bytes(), "the bytes of the sum");
+                let to = if is_root { to(output) } else { std::ptr::null_mut() };
+                let (from, count, root) = (from(input), input.bytes() / size_of::<f32>(), *root as c_int);
+                let (element, op) = (NCCL_FLOAT32, NCCL_SUM);
+                // SAFETY: as above; NCCL ignores the output of ranks other than the root.
+                let call =
+                    || unsafe { (self.table.ncclReduce)(from, to, count, element, op, root, comm, stream) };
+                ("ncclReduce", call())
             }
             NcclCall::Send { to, input } => {
                 let (from, bytes, peer) = (from(input), input.bytes(), *to as c_int);

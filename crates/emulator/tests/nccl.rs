@@ -143,6 +143,51 @@ fn move_bytes(rank: &Rank) -> Outcome {
     Ok(())
 }
 
+/// Adds by each call, directly and in a graph. Small numbers have exact sums in any order.
+fn add_numbers(rank: &Rank) -> Outcome {
+    let n = rank.ranks;
+    let numbers = |count: usize, number: &dyn Fn(usize) -> f32| -> Vec<u8> {
+        (0..count).flat_map(|i| number(i).to_le_bytes()).collect()
+    };
+    let each = PIECE / size_of::<f32>();
+    let (from, piece, whole) = (rank.memory(n)?, rank.memory(1)?, rank.memory(n)?);
+    from.all().write(&numbers(n * each, &|i| (i * (rank.rank + 1)) as f32), &rank.stream)?;
+    whole.all().fill(7, &rank.stream)?;
+    let body = || {
+        rank.run(&[NcclCall::ReduceScatter { input: from.all(), output: piece.all() }])?;
+        // To each rank, a piece of another length.
+        let reduce = |root: usize| {
+            let bytes = 0..(root + 1) * PIECE;
+            NcclCall::Reduce { root, input: from.span(bytes.clone()), output: whole.span(bytes) }
+        };
+        rank.run(&(0..n).map(reduce).collect::<Vec<_>>())
+    };
+    let sum = |i: usize| (i * n * (n + 1) / 2) as f32;
+    let check = || -> Outcome {
+        let expected = numbers(each, &|i| sum(rank.rank * each + i));
+        assert_eq!(piece.all().read(&rank.stream)?, expected);
+        let received = (rank.rank + 1) * PIECE;
+        let expected = numbers(received / size_of::<f32>(), &sum);
+        let (found, others) = (whole.all().read(&rank.stream)?, vec![7; n * PIECE - received]);
+        assert_eq!(found, [expected, others].concat());
+        Ok(())
+    };
+    body()?;
+    check()?;
+    let mut graph = Graph::record(&rank.stream, body)?.instantiate()?;
+    for _ in 0..2 {
+        piece.all().fill(7, &rank.stream)?;
+        whole.all().fill(7, &rank.stream)?;
+        graph.launch(&rank.stream)?;
+        check()?;
+    }
+    Ok(())
+}
+
+fn numbers_are_added() -> Outcome {
+    add_numbers(&Rank::of_process()?)
+}
+
 fn bytes_arrive() -> Outcome {
     move_bytes(&Rank::of_process()?)
 }
@@ -211,6 +256,43 @@ fn sizes_differ() -> Outcome {
         let (input, output) = (from.span(0..bytes), to.span(0..rank.ranks * bytes));
         rank.run(&[NcclCall::AllGather { input, output }])
     })
+}
+
+fn roots_of_sums_differ() -> Outcome {
+    disagree(|rank, from, to| {
+        let (input, output) = (from.span(0..PIECE), to.span(0..PIECE));
+        rank.run(&[NcclCall::Reduce { root: rank.rank.min(1), input, output }])
+    })
+}
+
+fn sizes_of_sums_differ() -> Outcome {
+    disagree(|rank, from, to| {
+        let bytes = if rank.rank == 0 { 16 } else { 32 };
+        let (input, output) = (from.span(0..rank.ranks * bytes), to.span(0..bytes));
+        rank.run(&[NcclCall::ReduceScatter { input, output }])
+    })
+}
+
+/// Sums of calls of other sizes have other orders, and equal calls have equal bits.
+fn the_order_of_a_sum_is_drawn() -> Outcome {
+    let rank = Rank::of_process()?;
+    let (from, to) = (rank.memory(1)?, rank.memory(1)?);
+    // 1e8 + 1 - 1e8 is 0 or 1 by the order.
+    let number = [1e8f32, 1.0, -1e8][rank.rank];
+    from.all().write(&number.to_le_bytes().repeat(PIECE / 4), &rank.stream)?;
+    let mut sums = Vec::new();
+    for elements in (1..PIECE / 4).chain(1..PIECE / 4) {
+        let (input, output) = (from.span(0..4 * elements), to.span(0..4 * elements));
+        rank.run(&[NcclCall::Reduce { root: 0, input, output }])?;
+        rank.stream.synchronize()?;
+        if rank.rank == 0 {
+            sums.push(to.span(0..4).read(&rank.stream)?);
+        }
+    }
+    let (first, again) = sums.split_at(sums.len() / 2);
+    assert_eq!(first, again);
+    assert!(rank.rank > 0 || first.iter().any(|sum| *sum != first[0]), "{first:?}");
+    Ok(())
 }
 
 fn orders_differ() -> Outcome {
@@ -373,7 +455,7 @@ const fn case(
 
 const DISAGREE: &str = "emulated GPU: NCCL: the ranks disagree on group 0 of their communicator";
 
-const CASES: [Case; 16] = [
+const CASES: [Case; 20] = [
     case("two_processes_exchange", 2, "seed=1", "", bytes_arrive),
     case("three_processes_exchange", 3, "seed=2", "", bytes_arrive),
     case("three_processes_exchange_in_another_order", 3, "seed=3", "", bytes_arrive),
@@ -392,6 +474,22 @@ const CASES: [Case; 16] = [
         "rank 0 calls an all-gather of 16 uint8, but rank 1 calls an all-gather of 32 uint8",
         sizes_differ,
     ),
+    case("numbers_are_added", 3, "seed=5", "", numbers_are_added),
+    case(
+        "roots_of_sums_differ",
+        3,
+        "",
+        "rank 0 calls a reduction to rank 0 of 24 float32, but rank 1 calls a reduction to rank 1 of 24 float32",
+        roots_of_sums_differ,
+    ),
+    case(
+        "sizes_of_sums_differ",
+        2,
+        "",
+        "rank 0 calls a reduce-scatter of 4 float32, but rank 1 calls a reduce-scatter of 8 float32",
+        sizes_of_sums_differ,
+    ),
+    case("the_order_of_a_sum_is_drawn", 3, "", "", the_order_of_a_sum_is_drawn),
     case(
         "orders_differ",
         2,

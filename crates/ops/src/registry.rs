@@ -165,6 +165,11 @@ impl ShardOps for PassSet {
         Arc::new(crate::collective::AllToAll { group, first, piece_rows })
     }
 
+    fn reduce_scatter(&self, cut: RowShard, as_summand: bool) -> Arc<dyn Op> {
+        let RowShard { group, first, piece_rows, .. } = cut;
+        Arc::new(crate::collective::ReduceScatter { group, first, piece_rows, as_summand })
+    }
+
     fn sum_ranks(&self) -> Arc<dyn Op> {
         Arc::new(crate::sum_ranks::SumRanks)
     }

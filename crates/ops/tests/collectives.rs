@@ -26,7 +26,7 @@ fn values_are_those_of_one_process_in_any_order_on_each_rank() {
     let first = common::seed();
     for (ranks, seed) in (1..=4).flat_map(|ranks| (0..PROGRAMS).map(move |n| (ranks, first.wrapping_add(n))))
     {
-        let program = random_program(seed, ranks);
+        let program = random_program(seed, ranks, ranks);
         let expected = expected(&program, ranks, 2);
         for order in 0..ORDERS {
             let found = results_of_ranks(&program, ranks, 2, |rank, communicator| {

@@ -13,7 +13,7 @@ use std::time::Duration;
 use xtrain_cuda::{CudaError, Device, Gpu, Installed, Library, NcclId};
 use xtrain_distributed::{CommError, Communicator, Groups, ThreadCommunicator};
 use xtrain_ops::add::Add;
-use xtrain_ops::collective::AllGather;
+use xtrain_ops::collective::{AllGather, ReduceScatter};
 use xtrain_ops::grad_norm::GradNorm;
 use xtrain_ops::registry::{cpu_kernels, cuda_kernels};
 use xtrain_program::{Group, Lane, Program, StateKind, Tracer, ValueId};
@@ -241,7 +241,7 @@ fn two_lanes_wait_for_each_other() -> Result<(), Failed> {
 fn ranks_exchange_through_the_host() -> Result<(), Failed> {
     for (ranks, n) in [(2, 0), (2, 1), (3, 2), (4, 3), (4, 4)] {
         let seed = common::seed().wrapping_add(n);
-        let program = collectives::random_program(seed, ranks);
+        let program = collectives::random_program(seed, ranks, ranks);
         let found = collectives::results_of_ranks(&program, ranks, 3, |_, communicator| {
             let engine = CudaEngine::new(Arc::new(cuda_kernels()), Gpu::open(0)?)?;
             Ok(Box::new(engine.with_communicator(communicator)))
@@ -294,7 +294,8 @@ fn ranks_exchange_by_nccl() -> Result<(), Failed> {
     let worlds = [(2, 0), (2, 1), (3, 2), (NCCL_RANKS, 3), (NCCL_RANKS, 4)];
     for (ranks, n) in worlds.into_iter().filter(|(ranks, _)| *ranks <= gpus) {
         let seed = common::seed().wrapping_add(n);
-        let program = collectives::random_program(seed, ranks);
+        // The sum of two is the same in any order.
+        let program = collectives::random_program(seed, ranks, 2);
         let ids = nccl_ids(ranks)?;
         let found = collectives::results_of_ranks(&program, ranks, 3, |rank, communicator| {
             Ok(Box::new(engine_with_nccl(&ids, rank, communicator)?))
@@ -306,6 +307,62 @@ fn ranks_exchange_by_nccl() -> Result<(), Failed> {
                 "rank {rank} of {ranks} of the program XTRAIN_TEST_SEED={seed}: a collective of NCCL at random has other values"
             );
         }
+    }
+    Ok(())
+}
+
+/// NCCL adds in an order of its own. Numbers of a few bits have exact sums; pieces have padding and begin at
+/// each rank, and whole pieces at the first.
+fn ranks_add_by_nccl() -> Result<(), Failed> {
+    let gpus = Device::all()?.len();
+    for ranks in (2..=NCCL_RANKS).filter(|ranks| *ranks <= gpus) {
+        let program = || {
+            let mut tracer = Tracer::default();
+            let group = Group::World { size: ranks };
+            for (name, rows) in [("short", 3 * ranks - 2), ("whole", 3 * ranks)] {
+                let input = tracer.input(name, TensorType::new(DType::F32, [rows, 7]));
+                for first in 0..ranks {
+                    let op = ReduceScatter { group, first, piece_rows: 3, as_summand: first % 2 == 1 };
+                    let sum = tracer.site(name).emit(op, &[input]).expect("it fits")[0];
+                    tracer.output(&format!("{name} {first}"), sum);
+                }
+            }
+            tracer.finish()
+        };
+        let ids = nccl_ids(ranks)?;
+        let run = |communicator: ThreadCommunicator| -> Result<(), Failed> {
+            let rank = communicator.rank();
+            let mut engine = engine_with_nccl(&ids, rank, Arc::new(communicator))?;
+            let id = engine.load(program())?;
+            let number = |i: usize, rank: usize| ((i * 5 + rank * 3) % 11) as f32;
+            for (name, rows) in [("short", 3 * ranks - 2), ("whole", 3 * ranks)] {
+                let numbers: Vec<u8> = (0..rows * 7).flat_map(|i| number(i, rank).to_le_bytes()).collect();
+                engine.write_input(id, name, &numbers)?;
+            }
+            // Op by op, while it is recorded, and as a graph.
+            for _ in 0..3 {
+                engine.run(id, Part::Whole)?;
+                let outputs = engine.outputs(id)?;
+                for (name, rows) in [("short", 3 * ranks - 2), ("whole", 3 * ranks)] {
+                    for first in 0..ranks {
+                        let begin = (rank + ranks - first) % ranks * 3 * 7;
+                        let sum = |i: usize| -> f32 { (0..ranks).map(|rank| number(i, rank)).sum() };
+                        let of = |i: usize| if i < rows * 7 { sum(i) } else { 0.0 };
+                        let expected: Vec<f32> = (begin..begin + 3 * 7).map(of).collect();
+                        let name = format!("{name} {first}");
+                        let found = floats(outputs.get(&name)?);
+                        assert_eq!(found, expected, "{name} of rank {rank} of {ranks}");
+                    }
+                }
+            }
+            Ok(())
+        };
+        thread::scope(|scope| {
+            let ranks = ThreadCommunicator::world(ranks).into_iter();
+            let ranks: Vec<_> = ranks.map(|communicator| scope.spawn(|| run(communicator))).collect();
+            let ran: Vec<_> = ranks.into_iter().map(|rank| rank.join().expect("a rank")).collect();
+            ran.into_iter().collect::<Result<(), Failed>>()
+        })?;
     }
     Ok(())
 }
@@ -406,7 +463,7 @@ fn wait_in_vain(runs_together: usize) -> Result<String, Failed> {
 /// In a run of one process, collectives are copies, which are recorded with the ops around them.
 fn collectives_of_one_process_are_recorded() -> Result<(), Failed> {
     for seed in (0..LANE_PROGRAMS).map(|n| common::seed().wrapping_add(n)) {
-        let program = collectives::random_program(seed, 1);
+        let program = collectives::random_program(seed, 1, 1);
         let found = collectives::results(&mut engine()?, program.clone(), 0, 3)?;
         let expected = collectives::expected(&program, 1, 3).remove(0);
         assert!(
@@ -425,7 +482,7 @@ fn main() {
     let has_nccl = gpu.is_some()
         && Device::all().is_ok_and(|gpus| gpus.len() >= 2)
         && Installed::open(Library::Nccl).is_ok();
-    let all: [(&str, Test); 9] = [
+    let all: [(&str, Test); 10] = [
         ("runs_in_flight_keep_their_inputs_and_outputs", runs_in_flight_keep_their_inputs_and_outputs),
         ("state_changes_between_runs_in_flight", state_changes_between_runs_in_flight),
         ("programs_are_loaded_beside_runs_in_flight", programs_are_loaded_beside_runs_in_flight),
@@ -434,6 +491,7 @@ fn main() {
         ("ranks_exchange_through_the_host", ranks_exchange_through_the_host),
         ("collectives_of_one_process_are_recorded", collectives_of_one_process_are_recorded),
         ("ranks_exchange_by_nccl", ranks_exchange_by_nccl),
+        ("ranks_add_by_nccl", ranks_add_by_nccl),
         ("a_rank_that_waits_in_vain_is_freed_by_nccl", a_rank_that_waits_in_vain_is_freed),
     ];
     let test = |(name, test): (&str, Test)| {

@@ -1,10 +1,11 @@
 //! Collectives: instances that move data between the ranks of a run.
 //!
-//! A collective computes nothing, so it has no kernel: engines run it by its kind, through a communicator. It
-//! runs on the communication lane. All ranks run one program, whose list order is thus the order of
-//! collectives on every rank; no program depends on the rank that runs it.
+//! A collective has no kernel: engines run it by its kind, through a communicator. It runs on the
+//! communication lane. All ranks run one program, whose list order is thus the order of collectives on every
+//! rank; no program depends on the rank that runs it.
 
-/// A movement of data between the ranks of a [`Group`], from the only input of an op to its only output.
+/// A movement of data between the ranks of a [`Group`], or a sum over them, from the only input of an op to
+/// its only output.
 ///
 /// The tensor of all ranks is cut by rows into as many pieces as there are ranks. All pieces have the bytes
 /// of the tensor of one rank; the last pieces may end after the tensor of all ranks, and the rows there are
@@ -22,6 +23,12 @@ pub enum Collective {
         /// The rank of the first piece.
         first: usize,
     },
+    /// Adds the inputs of all ranks, in f32. The output is the piece of the sum that belongs to this rank;
+    /// padding is zeros. The communicator chooses the order of the sum.
+    ReduceScatter {
+        /// The rank of the first piece.
+        first: usize,
+    },
 }
 
 impl Collective {
@@ -30,6 +37,7 @@ impl Collective {
         match self {
             Collective::AllGather { .. } => input_bytes,
             Collective::AllToAll { .. } => output_bytes / group.size(),
+            Collective::ReduceScatter { .. } => output_bytes,
         }
     }
 }

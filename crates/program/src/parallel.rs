@@ -68,6 +68,17 @@ pub enum Reduce {
         /// Micro-batches of each rank in a step.
         micro_steps: usize,
     },
+    /// As [`Reduce::SameWorld`], but the communicator adds while it sends
+    /// ([`crate::Collective::ReduceScatter`]). NCCL chooses the order in which the gradients of the ranks are
+    /// added.
+    Fast,
+}
+
+impl Reduce {
+    /// True if gradients are added in one tree, whatever the number of ranks.
+    pub const fn is_any_world(self) -> bool {
+        matches!(self, Reduce::AnyWorld { .. })
+    }
 }
 
 impl Parallel {

@@ -2,7 +2,7 @@
 //! contain nothing about ranks.
 //!
 //! * Gradients (`reduce.rs`): each rank receives its piece of the gradients of all ranks and adds them in a
-//!   fixed order.
+//!   fixed order; with [`crate::Reduce::Fast`] it receives its piece of their sum.
 //! * State (`pieces.rs`): a rank has its rows of masters, moments and reduced gradients alone. What the
 //!   forward and the backward read is gathered from all ranks after the update ([`crate::refresh`]).
 //! * Replicas (`reduce.rs`): state is cut among the ranks of each replica, and gradients are summed over all.
@@ -30,6 +30,9 @@ pub trait ShardOps: PassOps + QuantizeOps {
     fn all_gather(&self, cut: RowShard) -> Arc<dyn Op>;
     /// The op that sends each piece of a parameter to its rank.
     fn all_to_all(&self, cut: RowShard) -> Arc<dyn Op>;
+    /// The op that adds the f32 tensors of all ranks and leaves each rank its piece of the sum, with an
+    /// extent of 1 before it `as_summand` of [`ShardOps::sum_ranks`].
+    fn reduce_scatter(&self, cut: RowShard, as_summand: bool) -> Arc<dyn Op>;
     /// The op that adds the pieces of all ranks, in f32, as the leaves of a binary tree.
     fn sum_ranks(&self) -> Arc<dyn Op>;
     /// The op that adds the gradient of a micro-step to the partial sums of a binary tree. Its inputs are the

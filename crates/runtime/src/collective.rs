@@ -2,6 +2,9 @@
 //!
 //! A communicator moves pieces of equal length. An input or an output that ends within the last pieces is
 //! copied to or from a buffer with room for all of them.
+//!
+//! A communicator computes nothing, so a reduce-scatter is an all-to-all and the sum of what arrives. Its
+//! order is that of the op `sum_ranks`, so the bits are those of both ops.
 
 use crate::error::EngineError;
 use crate::part::Part;
@@ -15,18 +18,20 @@ pub(crate) fn padded_bytes(collective: Collective, group: Group, input: usize, o
     collective.piece_bytes(group, input, output) * group.size()
 }
 
-/// The buffer for the padded tensor that a collective needs on the host; none if no piece has padding, and
-/// for other ops.
+/// The buffer that a collective needs on the host: for the padded tensor if a piece has padding, and for the
+/// pieces that a reduce-scatter adds. None for other ops.
 pub(crate) fn workspace(op: &dyn Op, inputs: &[TensorType]) -> Option<TensorType> {
     let (collective, group) = op.collective()?;
     let outputs = op.infer(inputs).ok()?;
     let (input, output) = (inputs[0].bytes(), outputs[0].bytes());
     let padded = padded_bytes(collective, group, input, output);
-    let of_all_ranks = match collective {
-        Collective::AllGather { .. } => output,
-        Collective::AllToAll { .. } => input,
+    let if_padded = |of_all_ranks: usize| if padded > of_all_ranks { padded } else { 0 };
+    let bytes = match collective {
+        Collective::AllGather { .. } => if_padded(output),
+        Collective::AllToAll { .. } => if_padded(input),
+        Collective::ReduceScatter { .. } => padded + if_padded(input),
     };
-    (padded > of_all_ranks).then(|| TensorType::new(DType::U8, [padded]))
+    (bytes > 0).then(|| TensorType::new(DType::U8, [bytes]))
 }
 
 /// The ranks of the groups of this kind in a run of `world_size` ranks.
@@ -72,33 +77,44 @@ pub(crate) fn failed(instance: &Instance, part: Part, error: CommError) -> Engin
     }
 }
 
-/// Runs a collective. `padded` is the buffer of [`workspace`], and empty if it needs none.
+/// Runs a collective. `buffer` is that of [`workspace`], and empty if it needs none.
 pub(crate) fn run(
     communicator: &dyn Communicator,
     call: (Collective, Group),
     input: &[u8],
     output: &mut [u8],
-    padded: &mut [u8],
+    buffer: &mut [u8],
 ) -> Result<(), CommError> {
-    if padded.is_empty() {
+    if buffer.is_empty() {
         return run_padded(communicator, call, input, output);
     }
     match call.0 {
         Collective::AllGather { .. } => {
-            run_padded(communicator, call, input, padded)?;
-            output.copy_from_slice(&padded[..output.len()]);
+            run_padded(communicator, call, input, buffer)?;
+            output.copy_from_slice(&buffer[..output.len()]);
             Ok(())
         }
-        Collective::AllToAll { .. } => {
-            let (sent, padding) = padded.split_at_mut(input.len());
-            sent.copy_from_slice(input);
-            padding.fill(0);
-            run_padded(communicator, call, padded, output)
+        Collective::AllToAll { .. } => run_padded(communicator, call, pad(input, buffer), output),
+        Collective::ReduceScatter { .. } => {
+            let (pieces, buffer) = buffer.split_at_mut(output.len() * call.1.size());
+            let input = if buffer.is_empty() { input } else { pad(input, buffer) };
+            run_padded(communicator, call, input, pieces)?;
+            output.copy_from_slice(&pieces[..output.len()]);
+            Ok(())
         }
     }
 }
 
-/// Runs a collective whose operands contain their padding.
+/// Copies `input` to `buffer`, with zeros after it.
+fn pad<'a>(input: &[u8], buffer: &'a mut [u8]) -> &'a [u8] {
+    let (sent, padding) = buffer.split_at_mut(input.len());
+    sent.copy_from_slice(input);
+    padding.fill(0);
+    buffer
+}
+
+/// Runs a collective whose operands contain their padding. The output of a reduce-scatter has room for as
+/// many pieces as there are ranks; the first is the sum.
 pub(crate) fn run_padded(
     communicator: &dyn Communicator,
     (collective, group): (Collective, Group),
@@ -109,5 +125,30 @@ pub(crate) fn run_padded(
     match collective {
         Collective::AllGather { first } => communicator.all_gather(groups, first, input, output),
         Collective::AllToAll { first } => communicator.all_to_all(groups, first, input, output),
+        Collective::ReduceScatter { first } => {
+            communicator.all_to_all(groups, first, input, output)?;
+            add_pieces(output, groups.size);
+            Ok(())
+        }
     }
+}
+
+/// Adds `n` pieces of f32, into the first.
+fn add_pieces(pieces: &mut [u8], n: usize) {
+    let pieces = pieces.as_chunks_mut::<4>().0;
+    let elements = pieces.len() / n;
+    for i in 0..elements {
+        let sum = tree(&|piece| f32::from_le_bytes(pieces[piece * elements + i]), 0, n);
+        pieces[i] = sum.to_le_bytes();
+    }
+}
+
+/// The sum of `count` numbers from `first` on, as the op `sum_ranks` adds them: that of the largest power of
+/// two before the last number, and that of the others, each a tree again.
+fn tree(x: &impl Fn(usize) -> f32, first: usize, count: usize) -> f32 {
+    if count == 1 {
+        return x(first);
+    }
+    let half = count.next_power_of_two() / 2;
+    tree(x, first, half) + tree(x, first + half, count - half)
 }

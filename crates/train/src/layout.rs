@@ -72,7 +72,7 @@ impl Layout {
             let unit = if by_blocks.contains(&p.name) { TILE } else { 1 };
             let rows = p.shape[0];
             let unit = match parallel.reduce {
-                Reduce::SameWorld => unit,
+                Reduce::SameWorld | Reduce::Fast => unit,
                 Reduce::AnyWorld { .. } => rows.div_ceil(ANY_WORLD_UNITS).next_multiple_of(unit),
             };
             Rows { rows, row_elements: p.shape[1..].iter().product(), unit }
@@ -183,7 +183,14 @@ fn check(parallel: &Parallel) -> Result<(), ProgramError> {
             near.join(" or ")
         )));
     }
-    if parallel.reduce == Reduce::SameWorld {
+    if parallel.reduce == Reduce::Fast && parallel.reduce_dtype != DType::F32 {
+        return Err(ProgramError::Refused(
+            "parallel.reduce = \"fast\" needs parallel.reduce_dtype = \"fp32\": NCCL adds gradients in the type in which ranks \
+             send them, and sums in bf16 lose gradients; leave one of the two keys out"
+                .into(),
+        ));
+    }
+    if !parallel.reduce.is_any_world() {
         return Ok(());
     }
     if !parallel.world_size.is_power_of_two() {
@@ -282,6 +289,9 @@ mod tests {
         let parallel = Parallel { reduce: ANY, reduce_dtype: DType::BF16, ..Parallel::ALONE };
         let refused =
             message(Layout::new(&model(), &Recipe::Fp32.into(), parallel)).expect("bf16 on the wire");
+        assert!(refused.contains("reduce_dtype"), "{refused}");
+        let parallel = Parallel { reduce: Reduce::Fast, ..parallel };
+        let refused = message(Layout::new(&model(), &Recipe::Fp32.into(), parallel)).expect("sums in bf16");
         assert!(refused.contains("reduce_dtype"), "{refused}");
     }
 

@@ -47,7 +47,7 @@ impl TrainingSpec {
     /// True if norm and losses of a step are totals of several ranks, or added so that any number of ranks
     /// has them.
     pub fn has_totals(&self) -> bool {
-        self.parallel.world_size > 1 || self.parallel.reduce != Reduce::SameWorld
+        self.parallel.world_size > 1 || self.parallel.reduce.is_any_world()
     }
 
     /// Micro-batches of a rank in a step of `batch_size` sequences.

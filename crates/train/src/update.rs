@@ -141,7 +141,7 @@ fn decisive(
         words = t.emit(gather_of_rows(parallel), &[words])?[0];
     }
     let micro_batches = match parallel.reduce {
-        Reduce::SameWorld => 1,
+        Reduce::SameWorld | Reduce::Fast => 1,
         Reduce::AnyWorld { micro_steps } => micro_steps,
     };
     let totals = t.emit(StepTotals { squares: squares_of, micro_batches, sources }, &[words])?;
@@ -164,7 +164,7 @@ fn squares(
         layout.unit_rows(name) * t.ty(*gradient).shape[1..].iter().product::<usize>()
     };
     let unit_elements = || gradients.iter().map(|gradient| elements(t, gradient)).collect();
-    let is_any_world = layout.parallel().reduce != Reduce::SameWorld;
+    let is_any_world = layout.parallel().reduce.is_any_world();
     let ranks = layout.parallel().shards();
     Ok(match (is_any_world, layout.cuts_state()) {
         (false, false) => (t.emit(SquaredNorm, values)?[0], Squares::Whole),

@@ -339,7 +339,7 @@ fn of_ranks(recipe: Recipe, tolerance: f64) -> Vec<Steps> {
     let of_two = shards.map(|shard| (2, 1, shard, 1)).into_iter().chain([(2, 1, Shard::Weights, 0)]);
     let replicas = [(2, 2, Shard::None, 1), (4, 2, Shard::Weights, 1)];
     for (world_size, replicas, shard, prefetch_blocks) in of_two.chain(replicas) {
-        for reduce in [Reduce::SameWorld, Reduce::AnyWorld { micro_steps: MICRO_STEPS }] {
+        for reduce in [Reduce::SameWorld, Reduce::AnyWorld { micro_steps: MICRO_STEPS }, Reduce::Fast] {
             for compared in [Compared::EveryOp, Compared::OutputsAndState] {
                 let parallel =
                     Parallel { world_size, replicas, shard, reduce, prefetch_blocks, ..Parallel::ALONE };

@@ -35,7 +35,8 @@ section! {
         #[schemars(extend("x-aliases" = ["reduction", "gradient_reduction", "deterministic_reduce"]))]
         pub reduce: ReduceOrder = ReduceOrder::SameWorld,
         /// Type in which ranks send gradients to each other. They are always added in fp32. `"bf16"` sends
-        /// half the bytes and rounds each rank's sum. It cannot be combined with `reduce = "any-world"`.
+        /// half the bytes and rounds each rank's sum. It cannot be combined with `reduce = "any-world"` and
+        /// `"fast"`.
         #[schemars(extend("x-aliases" = ["grad_reduce_dtype", "mixed_precision_reduce", "communication_dtype"]))]
         pub reduce_dtype: ReduceDtype = ReduceDtype::Fp32,
         /// With `shard = "gradients"` and `"weights"`: blocks whose weights are gathered, and whose gradients
@@ -81,6 +82,7 @@ impl ParallelConfig {
             reduce: match self.reduce {
                 ReduceOrder::SameWorld => program::Reduce::SameWorld,
                 ReduceOrder::AnyWorld => program::Reduce::AnyWorld { micro_steps },
+                ReduceOrder::Fast => program::Reduce::Fast,
             },
             reduce_dtype: match self.reduce_dtype {
                 ReduceDtype::Fp32 => DType::F32,
@@ -125,12 +127,17 @@ pub enum ReduceOrder {
     /// By rank: each adds the gradients of its micro-batches, and then the sums of the ranks are added; with
     /// `shard = "gradients"` and `"weights"` the other way round. Runs with the same number of ranks, and of
     /// replicas, have equal bits.
-    #[schemars(extend("x-aliases" = ["default", "rank", "ranks", "sum", "fast"]))]
+    #[schemars(extend("x-aliases" = ["default", "rank", "ranks", "sum"]))]
     SameWorld,
     /// One binary tree adds the gradients of all micro-batches. Runs with 1, 2, 4, 8, ... ranks and the same
     /// `train.micro_batch_size` have equal bits, and take more memory and time (docs/parallel.md).
     #[schemars(extend("x-aliases" = ["deterministic", "reproducible", "exact", "tree", "any"]))]
     AnyWorld,
+    /// As `"same-world"`, but NCCL adds while it sends, in an order of its own: less memory, and no kernels
+    /// for sums. Bits repeat only if NCCL chooses the same algorithm again. Without NCCL the bits are those
+    /// of `"same-world"`.
+    #[schemars(extend("x-aliases" = ["nccl", "reduce-scatter", "reduce_scatter", "nondeterministic"]))]
+    Fast,
 }
 
 /// Path of the data that GPUs exchange.

@@ -85,6 +85,7 @@ fn names_of_other_programs_for_ways_to_share_are_answered_with_ours() {
         ("shard", "fsdp", "weights"),
         ("reduce", "default", "same-world"),
         ("reduce", "deterministic", "any-world"),
+        ("reduce", "nccl", "fast"),
         ("reduce_dtype", "bfloat16", "bf16"),
     ] {
         let said = message("parallel", &format!("{key} = \"{name}\""));

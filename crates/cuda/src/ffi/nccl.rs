@@ -20,6 +20,10 @@ pub(crate) const NCCL_IN_PROGRESS: c_int = 7;
 
 /// `ncclDataType_t`.
 pub(crate) const NCCL_UINT8: c_int = 1;
+pub(crate) const NCCL_FLOAT32: c_int = 7;
+
+/// `ncclRedOp_t`.
+pub(crate) const NCCL_SUM: c_int = 0;
 
 /// The values of a config that make the library accept it, and choose what is left open.
 pub(crate) const NCCL_CONFIG_MAGIC: c_uint = 0xcafe_beef;
@@ -79,6 +83,25 @@ functions! {
             to: *mut c_void,
             count: usize,
             element: c_int,
+            root: c_int,
+            comm: NcclComm,
+            stream: CuStream,
+        ) -> c_int;
+        fn ncclReduceScatter(
+            from: *const c_void,
+            to: *mut c_void,
+            count: usize,
+            element: c_int,
+            op: c_int,
+            comm: NcclComm,
+            stream: CuStream,
+        ) -> c_int;
+        fn ncclReduce(
+            from: *const c_void,
+            to: *mut c_void,
+            count: usize,
+            element: c_int,
+            op: c_int,
             root: c_int,
             comm: NcclComm,
             stream: CuStream,

@@ -1,4 +1,4 @@
-//! `libnccl.so.2`: communicators that do not block, all-gathers, broadcasts, sends and receives.
+//! `libnccl.so.2`: communicators that do not block, all-gathers, broadcasts, sums of f32, sends and receives.
 
 use super::driver::current;
 use super::{Handle, In, Out, export};
@@ -14,6 +14,10 @@ use std::sync::Arc;
 
 const SUCCESS: c_int = 0;
 const IN_PROGRESS: c_int = 7;
+
+/// `ncclDataType_t` and `ncclRedOp_t` of sums.
+const FLOAT32: c_int = 7;
+const SUM: c_int = 0;
 
 /// The most answers "in progress" after a call.
 const MOST_POLLS: usize = 3;
@@ -100,12 +104,17 @@ fn call(handle: Handle, stream: Handle, kind: Kind, places: [u64; 2], count: usi
         let (source, target) = match kind {
             Kind::AllGather => (Some((from, bytes)), Some((to, bytes * size))),
             Kind::Broadcast { root } => ((root == rank).then_some((from, bytes)), Some((to, bytes))),
+            Kind::ReduceScatter => (Some((from, bytes * size)), Some((to, bytes))),
+            Kind::Reduce { root } => (Some((from, bytes)), (root == rank).then_some((to, bytes))),
             Kind::Send { .. } => (Some((from, bytes)), None),
             Kind::Receive { .. } => (None, Some((to, bytes))),
         };
         let peer = match kind {
-            Kind::AllGather => rank,
-            Kind::Broadcast { root: peer } | Kind::Send { to: peer } | Kind::Receive { from: peer } => peer,
+            Kind::AllGather | Kind::ReduceScatter => rank,
+            Kind::Broadcast { root: peer }
+            | Kind::Reduce { root: peer }
+            | Kind::Send { to: peer }
+            | Kind::Receive { from: peer } => peer,
         };
         if peer as u64 >= size {
             return refused(Refusal::InvalidArgument, format!("{kind}: there are {size} ranks"));
@@ -116,6 +125,24 @@ fn call(handle: Handle, stream: Handle, kind: Kind, places: [u64; 2], count: usi
         Ok(SUCCESS)
     });
     if begun != SUCCESS || DEPTH.get() > 0 { begun } else { end_group() }
+}
+
+/// Adds a call that adds f32, as [`call`] does.
+fn sum(
+    handle: Handle,
+    stream: Handle,
+    kind: Kind,
+    places: [u64; 2],
+    count: usize,
+    [element, op]: [c_int; 2],
+) -> c_int {
+    if [element, op] != [FLOAT32, SUM] {
+        let text = format!(
+            "{kind} of other types than float32, or with other operations than sums, is not emulated"
+        );
+        return number(refused(Refusal::InvalidUsage, text));
+    }
+    call(handle, stream, kind, places, count, element)
 }
 
 /// Hands the calls of the thread's group to their communicators, which queue them later.
@@ -369,6 +396,33 @@ export! {
     ) {
         let kind = Kind::Broadcast { root: root as usize };
         call(communicator, stream, kind, [from as u64, to as u64], count, element)
+    }
+
+    fn ncclReduceScatter(
+        from: *const c_void,
+        to: *mut c_void,
+        count: usize,
+        element: c_int,
+        op: c_int,
+        communicator: Handle,
+        stream: Handle,
+    ) {
+        let places = [from as u64, to as u64];
+        sum(communicator, stream, Kind::ReduceScatter, places, count, [element, op])
+    }
+
+    fn ncclReduce(
+        from: *const c_void,
+        to: *mut c_void,
+        count: usize,
+        element: c_int,
+        op: c_int,
+        root: c_int,
+        communicator: Handle,
+        stream: Handle,
+    ) {
+        let (kind, places) = (Kind::Reduce { root: root as usize }, [from as u64, to as u64]);
+        sum(communicator, stream, kind, places, count, [element, op])
     }
 
     fn ncclSend(

@@ -101,7 +101,7 @@ impl Machine {
                 of.rank,
                 group.calls.first().map_or_else(String::new, |call| call.kind.to_string())
             )),
-            None => group.complete(of.rank, &posts, memory),
+            None => group.complete(of.rank, &posts, memory, self.settings.seed),
         };
         if let Err(text) = &completed {
             of.error = Some((Refusal::InvalidUsage, text.clone()));

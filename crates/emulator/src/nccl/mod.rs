@@ -8,7 +8,10 @@
 //! are at the same place of equally long allocations on all ranks, as symmetric windows need it. So ranks
 //! that exchange two groups of equal kinds and sizes are found too.
 //!
-//! Deliberately absent: blocking communicators, reductions, splitting and shrinking.
+//! Sums are of f32. NCCL promises no order of their ranks; here it is drawn by the seed and the size of the
+//! call, so that equal calls have equal bits, as NCCL's have on one machine.
+//!
+//! Deliberately absent: blocking communicators, all-reduce, other reductions, splitting and shrinking.
 
 mod frame;
 mod hub;
@@ -20,6 +23,7 @@ pub(crate) use hub::open;
 pub(crate) use post::{Kind, Place, Post, PostedCall};
 
 use crate::memory::Memory;
+use crate::random::Random;
 use post::difference;
 use std::sync::Arc;
 
@@ -112,11 +116,17 @@ impl Group {
         Ok(Post { number, calls: self.calls.iter().map(posted).collect::<Result<_, String>>()? })
     }
 
-    /// Writes what the ranks have posted to this rank.
+    /// Writes what the ranks have posted to this rank. Sums have an order by `seed`.
     ///
     /// # Errors
     /// The ranks disagree; a call writes outside of an allocation.
-    pub(crate) fn complete(&self, rank: usize, posts: &[Arc<Post>], memory: &Memory) -> Result<(), String> {
+    pub(crate) fn complete(
+        &self,
+        rank: usize,
+        posts: &[Arc<Post>],
+        memory: &Memory,
+        seed: u64,
+    ) -> Result<(), String> {
         if let Some(difference) = difference(posts) {
             return Err(difference);
         }
@@ -137,6 +147,15 @@ impl Group {
                     }
                 }
                 Kind::Broadcast { root } => write(target, &posts[root].calls[n].bytes)?,
+                Kind::ReduceScatter => {
+                    let bytes = call.source.map_or(0, |(_, bytes)| bytes as usize) / posts.len();
+                    let piece: Vec<&[u8]> =
+                        posts.iter().map(|post| &post.calls[n].bytes[rank * bytes..][..bytes]).collect();
+                    write(target, &sum(piece, seed))?;
+                }
+                Kind::Reduce { .. } => {
+                    write(target, &sum(posts.iter().map(|post| &post.calls[n].bytes[..]).collect(), seed))?;
+                }
                 Kind::Receive { from } => {
                     let mut sends =
                         posts[from].calls.iter().filter(|call| call.kind == Kind::Send { to: rank });
@@ -149,6 +168,22 @@ impl Group {
         }
         Ok(())
     }
+}
+
+/// The sum of the f32 that ranks send, in an order of the ranks by `seed` and the number of bytes.
+fn sum(mut inputs: Vec<&[u8]>, seed: u64) -> Vec<u8> {
+    let mut random = Random::new(seed ^ inputs[0].len() as u64);
+    for rank in (1..inputs.len()).rev() {
+        inputs.swap(rank, random.below(rank + 1));
+    }
+    let floats = |bytes: &[u8]| -> Vec<f32> {
+        bytes.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect()
+    };
+    let mut sum = floats(inputs[0]);
+    for input in &inputs[1..] {
+        sum.iter_mut().zip(floats(input)).for_each(|(sum, x)| *sum += x);
+    }
+    sum.into_iter().flat_map(f32::to_le_bytes).collect()
 }
 
 /// Bytes of an element.

@@ -8,6 +8,8 @@ use std::sync::Arc;
 pub(crate) enum Kind {
     AllGather,
     Broadcast { root: usize },
+    ReduceScatter,
+    Reduce { root: usize },
     Send { to: usize },
     Receive { from: usize },
 }
@@ -43,6 +45,8 @@ impl fmt::Display for Kind {
         match self {
             Kind::AllGather => f.write_str("an all-gather"),
             Kind::Broadcast { root } => write!(f, "a broadcast from rank {root}"),
+            Kind::ReduceScatter => f.write_str("a reduce-scatter"),
+            Kind::Reduce { root } => write!(f, "a reduction to rank {root}"),
             Kind::Send { to } => write!(f, "a send to rank {to}"),
             Kind::Receive { from } => write!(f, "a receive from rank {from}"),
         }
@@ -116,7 +120,8 @@ pub(super) fn difference(posts: &[Arc<Post>]) -> Option<String> {
             ("sends from", (0..posts.len()).map(sources).collect::<Vec<Vec<Place>>>()),
             ("receives into", (0..posts.len()).map(targets).collect()),
         ] {
-            // The root of a broadcast is the only one that sends.
+            // The root of a broadcast is the only one that sends, that of a reduction the only one that
+            // receives.
             let Some(first) = places.iter().position(|places| !places.is_empty()) else { continue };
             let ranks = (first + 1..posts.len()).filter(|&rank| !places[rank].is_empty());
             if let Some((rank, a, b)) = ranks
@@ -165,6 +170,8 @@ impl Post {
                 Kind::Broadcast { root } => (1, root),
                 Kind::Send { to } => (2, to),
                 Kind::Receive { from } => (3, from),
+                Kind::ReduceScatter => (4, 0),
+                Kind::Reduce { root } => (5, root),
             };
             [kind, rank as u64, call.element as u64, call.count].into_iter().for_each(&mut put);
             for place in [call.source, call.target] {
@@ -196,6 +203,8 @@ impl Post {
                 1 => Kind::Broadcast { root: rank },
                 2 => Kind::Send { to: rank },
                 3 => Kind::Receive { from: rank },
+                4 => Kind::ReduceScatter,
+                5 => Kind::Reduce { root: rank },
                 _ => return None,
             };
             let (element, count) = (word()? as i32, word()?);
@@ -223,7 +232,8 @@ mod tests {
     fn call(kind: Kind, count: u64) -> PostedCall {
         let place = Some(Place { offset: 256, of: 4096 });
         let (source, target) = match kind {
-            Kind::AllGather => (place, place),
+            Kind::AllGather | Kind::ReduceScatter => (place, place),
+            Kind::Reduce { root } => (place, (root == 0).then_some(place).flatten()),
             Kind::Broadcast { .. } | Kind::Receive { .. } => (None, place),
             Kind::Send { .. } => (place, None),
         };
@@ -239,7 +249,12 @@ mod tests {
     fn a_post_is_read_as_it_was_written() {
         let post = Post {
             number: 7,
-            calls: vec![call(Kind::Send { to: 2 }, 5), call(Kind::Receive { from: 0 }, 3)],
+            calls: vec![
+                call(Kind::Send { to: 2 }, 5),
+                call(Kind::Receive { from: 0 }, 3),
+                call(Kind::ReduceScatter, 4),
+                call(Kind::Reduce { root: 1 }, 2),
+            ],
         };
         assert_eq!(Post::decode(&post.encode()), Some(post.clone()));
         assert_eq!(Post::decode(&post.encode()[..60]), None);
@@ -254,6 +269,8 @@ mod tests {
         };
         assert_eq!(said(vec![exchange(), exchange()]), "");
         assert_eq!(said(vec![vec![call(Kind::Broadcast { root: 1 }, 8)]; 2]), "");
+        let receives_nothing = PostedCall { target: None, ..call(Kind::Reduce { root: 0 }, 8) };
+        assert_eq!(said(vec![vec![call(Kind::Reduce { root: 0 }, 8)], vec![receives_nothing]]), "");
     }
 
     #[test]
@@ -270,6 +287,8 @@ mod tests {
                 "but rank 1 calls a broadcast from rank 1 of 8 uint8",
             ),
             (vec![call(Kind::Send { to: 0 }, 8)], "but rank 1 calls a send to rank 0 of 8 uint8"),
+            (vec![call(Kind::ReduceScatter, 8)], "but rank 1 calls a reduce-scatter of 8 uint8"),
+            (vec![call(Kind::Reduce { root: 1 }, 8)], "but rank 1 calls a reduction to rank 1 of 8 uint8"),
             (vec![gather.clone(), gather.clone()], "but rank 1 calls an all-gather of 8 uint8"),
         ] {
             let text = said(vec![vec![gather.clone()], other]);

@@ -1,4 +1,5 @@
-//! Collectives: all-gather and all-to-all of tensors that are cut by rows among the ranks of a group.
+//! Collectives: all-gather, all-to-all and reduce-scatter of tensors that are cut by rows among the ranks of
+//! a group.
 //!
 //! They have no kernels; engines move the data ([`xtrain_program::Collective`]). A piece has a fixed number
 //! of rows, because the program is the same on every rank. If the pieces have more rows than the tensor, the
@@ -8,11 +9,13 @@
 
 mod all_gather;
 mod all_to_all;
+mod reduce_scatter;
 #[cfg(test)]
 mod tests;
 
 pub use all_gather::AllGather;
 pub use all_to_all::AllToAll;
+pub use reduce_scatter::ReduceScatter;
 
 use xtrain_program::{Group, OpError};
 use xtrain_tensor::{Shape, TensorType};

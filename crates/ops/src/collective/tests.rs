@@ -1,6 +1,6 @@
 //! Tests of the shapes of collectives, and of the programs that contain them.
 
-use super::{AllGather, AllToAll};
+use super::{AllGather, AllToAll, ReduceScatter};
 use xtrain_program::{Group, Lane, Op, Tracer};
 use xtrain_tensor::{DType, TensorType};
 
@@ -14,6 +14,10 @@ fn exchange(first: usize, piece_rows: usize) -> AllToAll {
     AllToAll { group: GROUP, first, piece_rows }
 }
 
+fn reduction(first: usize, piece_rows: usize, as_summand: bool) -> ReduceScatter {
+    ReduceScatter { group: GROUP, first, piece_rows, as_summand }
+}
+
 fn refusal(op: &dyn Op, ty: TensorType) -> String {
     op.infer(&[ty]).expect_err("it is refused").to_string()
 }
@@ -24,6 +28,10 @@ fn pieces_are_rows_of_the_tensor_of_all_ranks() {
     assert_eq!(gather(3, 10).infer(&[matrix(3)]), Ok(vec![matrix(10)]));
     let pieces = TensorType::new(DType::BF16, [4, 3, 6]);
     assert_eq!(exchange(3, 3).infer(&[matrix(10)]), Ok(vec![pieces]));
+    let gradient =
+        |shape: &[usize]| TensorType { dtype: DType::F32, shape: xtrain_tensor::Shape::new(shape) };
+    assert_eq!(reduction(3, 3, false).infer(&[gradient(&[10, 6])]), Ok(vec![gradient(&[3, 6])]));
+    assert_eq!(reduction(3, 3, true).infer(&[gradient(&[10, 6])]), Ok(vec![gradient(&[1, 3, 6])]));
     let words = |shape: &[usize]| TensorType { dtype: DType::F64, shape: xtrain_tensor::Shape::new(shape) };
     assert_eq!(gather(0, 4).infer(&[words(&[1])]), Ok(vec![words(&[4])]));
     assert_eq!(exchange(0, 1).infer(&[words(&[2])]), Ok(vec![words(&[4, 1])]));
@@ -37,6 +45,10 @@ fn tensors_that_cannot_be_cut_are_refused() {
     assert!(refusal(&exchange(0, 2), f32_of(&[9, 6])).contains("4 pieces of 2 rows cannot hold 9 rows"));
     assert!(refusal(&gather(0, 1), f32_of(&[])).contains("f32[] has none"));
     assert!(refusal(&exchange(0, 1), f32_of(&[2, 2, 2, 2])).contains("no further extent"));
+    assert!(refusal(&reduction(0, 2, false), f32_of(&[9, 6])).contains("4 pieces of 2 rows cannot hold"));
+    assert!(refusal(&reduction(0, 1, true), f32_of(&[2, 2, 2, 2])).contains("no further extent"));
+    let half = TensorType::new(DType::BF16, [4, 6]);
+    assert!(refusal(&reduction(0, 1, false), half).contains("adds tensors of f32, not bf16[4, 6]"));
     let packed = TensorType::new(DType::E5M6, [3, 5]);
     assert!(refusal(&gather(0, 10), packed).contains("a row of e5m6[3, 5] ends within one"));
 }
@@ -46,6 +58,7 @@ fn every_other_rank_is_sent_a_piece() {
     let sent = |op: &dyn Op, ty: TensorType| op.cost(&[ty], &op.infer(&[ty]).expect("it fits")).sent_bytes;
     assert_eq!(sent(&gather(0, 10), TensorType::new(DType::BF16, [3, 6])), 3.0 * 36.0);
     assert_eq!(sent(&exchange(1, 3), TensorType::new(DType::BF16, [10, 6])), 3.0 * 36.0);
+    assert_eq!(sent(&reduction(1, 3, false), TensorType::new(DType::F32, [10, 6])), 3.0 * 72.0);
 }
 
 #[test]

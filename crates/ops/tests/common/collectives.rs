@@ -6,7 +6,7 @@ use std::thread;
 use xtrain_distributed::{Communicator, ThreadCommunicator};
 use xtrain_ops::add::Add;
 use xtrain_ops::cast::Cast;
-use xtrain_ops::collective::{AllGather, AllToAll};
+use xtrain_ops::collective::{AllGather, AllToAll, ReduceScatter};
 use xtrain_ops::sum_ranks::SumRanks;
 use xtrain_program::{
     Group, Lane, Op, Program, Role, Stage, StateKind, Storage, Tracer, ValueId, When, WriteMode,
@@ -30,6 +30,8 @@ struct Builder {
     tracer: Tracer,
     /// Groups of equal size.
     groups: Vec<Group>,
+    /// True if reduce-scatters are drawn.
+    adds_over_ranks: bool,
     /// The number of write modes to draw from: the update has no first micro-step.
     modes: usize,
     /// Values with all rows, and pieces.
@@ -40,17 +42,19 @@ struct Builder {
 }
 
 /// A random program of a step, by `seed`, for this number of ranks: with collectives of all, or of four ranks
-/// by twos.
-pub(crate) fn random_program(seed: u64, ranks: usize) -> Program {
+/// by twos. It has reduce-scatters among as many ranks as `most_added` at most.
+pub(crate) fn random_program(seed: u64, ranks: usize, most_added: usize) -> Program {
     let groups = match (ranks, seed % 2) {
         (4, 1) => vec![Group::Shard { size: 2 }, Group::Replicas { size: 2 }],
         _ => vec![Group::World { size: ranks }],
     };
+    let adds_over_ranks = groups[0].size() <= most_added;
     let mut builder = Builder {
         rng: Philox::new(seed, 0, 8),
         drawn: 0,
         tracer: Tracer::default(),
         groups,
+        adds_over_ranks,
         modes: 3,
         full: Vec::new(),
         pieces: Vec::new(),
@@ -104,7 +108,7 @@ impl Builder {
         let drawn = self.draw(self.groups.len());
         let group = self.groups[drawn];
         let first = self.draw(group.size());
-        match self.draw(5) {
+        match self.draw(if self.adds_over_ranks { 6 } else { 5 }) {
             0 => {
                 let target = is_state.then_some(states[which]);
                 let values = self.full.clone();
@@ -139,7 +143,7 @@ impl Builder {
                     self.pieces.push(sum);
                 }
             }
-            _ => {
+            4 => {
                 let when = if self.draw(3) == 0 { When::Last } else { When::Always };
                 let is_bf16 = self.draw(3) == 0;
                 let input = self.draw(self.full.len());
@@ -157,6 +161,22 @@ impl Builder {
                 let mode = if target.is_some() { modes[self.draw(self.modes)] } else { assign };
                 let lane = self.lane();
                 let sum = self.emit(SumRanks, &[pieces], target, Some(lane), when, mode);
+                self.pieces.push(sum);
+            }
+            _ => {
+                let (as_summand, input) = (self.draw(2) == 0, self.draw(self.full.len()));
+                let (x, target) = ([self.full[input]], is_state.then_some(piece_states[which]));
+                let op = ReduceScatter { group, first, piece_rows: piece(group).shape[0], as_summand };
+                let (always, assign) = (When::Always, WriteMode::Assign);
+                let sum = match as_summand {
+                    false => self.emit(op, &x, target, None, always, assign),
+                    true => {
+                        let summand = self.emit(op, &x, None, None, always, assign);
+                        let (lane, add) = (Some(self.lane()), WriteMode::Add);
+                        let mode = if target.is_some() { add } else { assign };
+                        self.emit(SumRanks, &[summand], target, lane, always, mode)
+                    }
+                };
                 self.pieces.push(sum);
             }
         }
@@ -301,13 +321,13 @@ fn compute(op: &dyn Op, inputs: &[Vec<Vec<f32>>], ty: TensorType) -> Vec<Vec<f32
         };
         return inputs[0].iter().map(round).collect();
     }
+    let sum = |x: &Vec<f32>| {
+        let pieces: Vec<&[f32]> = x.chunks(ty.numel()).collect();
+        // Up to four ranks.
+        let pairs = |i: usize| pieces.chunks(2).map(move |pair| pair.iter().map(|p| p[i]).sum::<f32>());
+        (0..ty.numel()).map(|i| pairs(i).sum()).collect()
+    };
     if op.is::<SumRanks>() {
-        let sum = |x: &Vec<f32>| {
-            let pieces: Vec<&[f32]> = x.chunks(ty.numel()).collect();
-            // Up to four ranks.
-            let pairs = |i: usize| pieces.chunks(2).map(move |pair| pair.iter().map(|p| p[i]).sum::<f32>());
-            (0..ty.numel()).map(|i| pairs(i).sum()).collect()
-        };
         return inputs[0].iter().map(sum).collect();
     }
     let of_group = |group, rank| -> Vec<usize> { groups(group, ranks).ranks(rank).collect() };
@@ -319,16 +339,18 @@ fn compute(op: &dyn Op, inputs: &[Vec<Vec<f32>>], ty: TensorType) -> Vec<Vec<f32
         };
         return (0..ranks).map(gathered).collect();
     }
-    let Some(&AllToAll { first, group, .. }) = op.downcast_ref() else { panic!("an op of another kind") };
-    let n = group.size();
-    let elements = ty.numel() / n;
-    let received = |rank| {
+    let received = |group: Group, first, elements, rank| -> Vec<f32> {
+        let n = group.size();
         let piece = (groups(group, ranks).place(rank) + n - first) % n;
         let element = |from: usize, i| inputs[0][from].get(piece * elements + i).copied().unwrap_or(0.0);
         let of = |from| (0..elements).map(move |i| element(from, i));
         of_group(group, rank).into_iter().flat_map(of).collect()
     };
-    (0..ranks).map(received).collect()
+    if let Some(&ReduceScatter { first, group, .. }) = op.downcast_ref() {
+        return (0..ranks).map(|rank| sum(&received(group, first, ty.numel(), rank))).collect();
+    }
+    let Some(&AllToAll { first, group, .. }) = op.downcast_ref() else { panic!("an op of another kind") };
+    (0..ranks).map(|rank| received(group, first, ty.numel() / group.size(), rank)).collect()
 }
 
 fn states(program: &Program) -> Vec<(StateKind, Arc<str>, TensorType)> {

@@ -35,8 +35,8 @@ pub(super) fn reduce(
     ops: &dyn ShardOps,
 ) -> Result<Program, TraceError> {
     let levels = match parallel.reduce {
-        Reduce::SameWorld if parallel.world_size == 1 => return Ok(program),
-        Reduce::SameWorld => None,
+        Reduce::SameWorld | Reduce::Fast if parallel.world_size == 1 => return Ok(program),
+        Reduce::SameWorld | Reduce::Fast => None,
         // The partial sums that exist before the last micro-step.
         Reduce::AnyWorld { micro_steps } => Some(micro_steps.next_power_of_two().ilog2() as usize),
     };
@@ -216,12 +216,12 @@ impl Pass<'_> {
         if shards {
             let accumulates = self.levels.is_none() && parallel.cuts_gradients();
             let is_total = levels == 0 && !replicas && !gathers;
-            let target = (is_total || accumulates).then_some(total);
+            let target = is_total.then_some(total);
             let when = if in_each_micro_step { When::Always } else { When::Last };
-            sum = self.sum_over_ranks(sum, cut, target, when, &origin)?;
-            if accumulates {
-                self.accumulate();
-            }
+            sum = match accumulates {
+                true => self.add_sum_over_ranks(sum, cut, total, &origin)?,
+                false => self.sum_over_ranks(sum, cut, target, when, &origin)?,
+            };
         }
         let rows = self.out.ty(sum).shape[0];
         let of_replica = RowShard {
@@ -254,27 +254,52 @@ impl Pass<'_> {
         Ok(())
     }
 
-    /// Exchanges pieces of `x` among the ranks of a group, and adds them.
+    /// Adds `x` over the ranks of a group. The result is this rank's piece.
     fn sum_over_ranks(
         &mut self,
-        mut x: ValueId,
+        x: ValueId,
         cut: RowShard,
         target: Option<ValueId>,
         when: When,
         origin: &Origin,
     ) -> Result<ValueId, TraceError> {
-        if self.parallel.reduce_dtype != self.out.ty(x).dtype {
-            x = self.emit(self.ops.cast(self.parallel.reduce_dtype), &[x], None, when, origin)?;
+        let x = self.cast_to_send(x, when, origin)?;
+        if self.parallel.reduce == Reduce::Fast {
+            return self.emit(self.ops.reduce_scatter(cut, false), &[x], target, when, origin);
         }
         let pieces = self.emit(self.ops.all_to_all(cut), &[x], None, when, origin)?;
         self.emit(self.ops.sum_ranks(), &[pieces], target, when, origin)
     }
 
-    /// Makes the last instance add to its output from the second micro-step on.
-    fn accumulate(&mut self) {
+    /// Adds `x` over the ranks of a group, and this rank's piece to `total`, which the first micro-step
+    /// overwrites.
+    fn add_sum_over_ranks(
+        &mut self,
+        x: ValueId,
+        cut: RowShard,
+        total: ValueId,
+        origin: &Origin,
+    ) -> Result<ValueId, TraceError> {
+        let when = When::Always;
+        let x = self.cast_to_send(x, when, origin)?;
+        let collective = match self.parallel.reduce {
+            Reduce::Fast => self.ops.reduce_scatter(cut, true),
+            Reduce::SameWorld | Reduce::AnyWorld { .. } => self.ops.all_to_all(cut),
+        };
+        let summands = self.emit(collective, &[x], None, when, origin)?;
+        let sum = self.emit(self.ops.sum_ranks(), &[summands], Some(total), when, origin)?;
         let outputs = self.reduction.last_mut().map(|last| &mut last.outputs);
         for output in outputs.into_iter().flatten() {
             output.mode = WriteMode::AddAfterFirst;
+        }
+        Ok(sum)
+    }
+
+    /// Casts `x` to the type in which ranks send gradients, if it has another.
+    fn cast_to_send(&mut self, x: ValueId, when: When, origin: &Origin) -> Result<ValueId, TraceError> {
+        match self.parallel.reduce_dtype {
+            dtype if dtype == self.out.ty(x).dtype => Ok(x),
+            dtype => self.emit(self.ops.cast(dtype), &[x], None, when, origin),
         }
     }
 

@@ -63,8 +63,8 @@ pub(super) enum DeviceCommError {
     Communicator(#[from] CommError),
 }
 
-/// The communicator of rank 0 of a run whose other ranks do not exist: its collectives are copies of as many
-/// bytes, as if the others sent what this rank does. With one rank, of a run of one process.
+/// The communicator of rank 0 of a run whose other ranks do not exist: its collectives are copies, as if the
+/// others sent what this rank does, and zeros to a sum. With one rank, of a run of one process.
 pub(super) struct Copies {
     pub(super) world_size: usize,
 }
@@ -93,10 +93,10 @@ fn copy(Call { collective, group, input, output }: Call<'_>, stream: &Stream) ->
     // What each rank sends to this one begins here in the input.
     let own = match collective {
         Collective::AllGather { .. } => 0,
-        Collective::AllToAll { first } => (n - first % n) % n * piece,
+        Collective::AllToAll { first } | Collective::ReduceScatter { first } => (n - first % n) % n * piece,
     };
     let sent = input.part(own.min(input.bytes())..(own + piece).min(input.bytes()));
-    for r in 0..n {
+    for r in 0..output.bytes().div_ceil(piece.max(1)) {
         let begin = (r * piece).min(output.bytes());
         let room = output.part(begin..(begin + piece).min(output.bytes()));
         let bytes = sent.bytes().min(room.bytes());

@@ -31,7 +31,7 @@ fn padded_operands((collective, group): (Collective, Group), input: usize, outpu
     let padded = padded_bytes(collective, group, input, output);
     match collective {
         Collective::AllGather { .. } => [input, padded],
-        Collective::AllToAll { .. } => [padded, padded],
+        Collective::AllToAll { .. } | Collective::ReduceScatter { .. } => [padded, padded],
     }
 }
 

@@ -101,6 +101,7 @@ impl DeviceCommunicator for Nccl {
             together.extend(match collective {
                 Collective::AllGather { first } => gather(first, ranks, input, output),
                 Collective::AllToAll { first } => exchange(first, rank, ranks, piece, input, output, stream)?,
+                Collective::ReduceScatter { first } => reduce(first, rank, ranks, input, output, stream)?,
             });
         }
         self.watchdog.set_connects(true);
@@ -170,4 +171,29 @@ fn exchange<'a>(
         }
     }
     Ok(calls)
+}
+
+/// A reduce-scatter of f32. NCCL's own places the pieces in the order of ranks, from 0 on, and none is short.
+/// Where that does not fit, each piece is reduced to its rank.
+fn reduce<'a>(
+    first: usize,
+    rank: usize,
+    ranks: usize,
+    input: DeviceSpan<'a>,
+    output: DeviceSpan<'a>,
+    stream: &Stream,
+) -> Result<Vec<NcclCall<'a>>, CudaError> {
+    if first == 0 && input.bytes() == ranks * output.bytes() {
+        return Ok(vec![NcclCall::ReduceScatter { input, output }]);
+    }
+    let received = piece_of(input, (rank + ranks - first) % ranks, output.bytes()).bytes();
+    if received < output.bytes() {
+        output.part(received..output.bytes()).fill(0, stream)?;
+    }
+    let reduce = |p: usize| {
+        let input = piece_of(input, p, output.bytes());
+        let output = output.part(0..received);
+        (input.bytes() > 0).then_some(NcclCall::Reduce { root: (first + p) % ranks, input, output })
+    };
+    Ok((0..ranks).filter_map(reduce).collect())
 }

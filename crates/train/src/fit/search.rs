@@ -5,7 +5,7 @@ use crate::engine::{Room, Target};
 use crate::error::{LearnError, RunError};
 use crate::programs;
 use crate::training_spec::TrainingSpec;
-use xtrain_program::{Parallel, Recompute, Reduce, Region, Shard};
+use xtrain_program::{Parallel, Recompute, Region, Shard};
 
 /// Smallest chunk of the loss that is suggested, in tokens: below it GEMMs are too small.
 const SMALLEST_CHUNK: usize = 256;
@@ -146,7 +146,7 @@ impl Search<'_> {
     /// The least number of GPUs that is a power of two, can share the batch, and has room for a rank of
     /// `least` with weights, gradients and optimizer state divided among all; with the bytes of a rank.
     fn gpus(&self, least: &TrainingSpec, bytes: u64) -> Result<Option<(usize, u64)>, RunError> {
-        if self.target == Target::Cpu || least.parallel.reduce != Reduce::SameWorld {
+        if self.target == Target::Cpu || least.parallel.reduce.is_any_world() {
             return Ok(None);
         }
         let micro_batches = self.batch_size / least.batch.sequences;

@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::thread;
 use xtrain_checkpoint::hf::{ExportDtype, ExportOptions};
 use xtrain_checkpoint::{Checkpoint, CheckpointStore, Others};
+use xtrain_config::ReduceOrder;
 use xtrain_data::Tokenizer;
 use xtrain_distributed::{Alone, Channel, Communicator, ThreadChannel, ThreadCommunicator};
 use xtrain_model::{Description, Recipe};
@@ -105,7 +106,10 @@ fn a_run_in_any_world_that_goes_on_with_other_ranks_has_the_bits_of_one_that_was
     for recipe in Recipe::ALL {
         for case in 0..4 {
             let shards = if case & 1 == 0 { [Shard::Optimizer; 2] } else { [Shard::Weights, Shard::None] };
-            all.push((World { any_world: true, ..World::alone(recipe, case & 2 == 0, 4) }, shards));
+            all.push((
+                World { reduce: ReduceOrder::AnyWorld, ..World::alone(recipe, case & 2 == 0, 4) },
+                shards,
+            ));
         }
     }
     for (world, shards) in drawn(all) {
@@ -151,21 +155,22 @@ fn a_checkpoint_passes_through_every_kind_of_world_unchanged() {
         run_part(&base, folder.path(), 0..2, 0);
         let first = tensors(folder.path(), 0);
         assert!(first.values().all(|bytes| bytes.iter().any(|&byte| byte != 0)), "{recipe:?}");
+        let (same, any) = (ReduceOrder::SameWorld, ReduceOrder::AnyWorld);
         let kinds = [
-            (4, 1, Shard::Optimizer, false),
-            (1, 1, Shard::None, true),
-            (3, 1, Shard::Optimizer, false),
-            (4, 1, Shard::None, true),
-            (4, 2, Shard::Weights, true),
-            (2, 1, Shard::Optimizer, true),
-            (6, 3, Shard::Gradients, false),
-            (4, 1, Shard::None, false),
-            (2, 2, Shard::Weights, false),
-            (4, 1, Shard::None, true),
+            (4, 1, Shard::Optimizer, same),
+            (1, 1, Shard::None, any),
+            (3, 1, Shard::Optimizer, same),
+            (4, 1, Shard::None, any),
+            (4, 2, Shard::Weights, any),
+            (2, 1, Shard::Optimizer, any),
+            (6, 3, Shard::Gradients, ReduceOrder::Fast),
+            (4, 1, Shard::None, same),
+            (2, 2, Shard::Weights, same),
+            (4, 1, Shard::None, any),
         ];
-        for (n, (ranks, replicas, shard, any_world)) in kinds.into_iter().enumerate() {
+        for (n, (ranks, replicas, shard, reduce)) in kinds.into_iter().enumerate() {
             let micro_steps = (4 / ranks).max(1);
-            let world = World { any_world, replicas, micro_steps, ..resized(base, ranks, shard) };
+            let world = World { reduce, replicas, micro_steps, ..resized(base, ranks, shard) };
             run_part(&world, folder.path(), 0..0, n as u64 + 1);
             assert_equal(&tensors(folder.path(), n as u64 + 1), &first, &format!("{world:?}"));
         }

@@ -3,6 +3,7 @@
 use crate::common::relative;
 use crate::world::{RankRun, World, seed, whole, whole_gradients};
 use std::collections::BTreeMap;
+use xtrain_config::ReduceOrder;
 use xtrain_model::Recipe;
 use xtrain_program::{Gather, Shard, StateKind};
 use xtrain_tensor::{DType, Philox};
@@ -28,7 +29,7 @@ pub(crate) fn drawn<T>(mut all: Vec<T>) -> Vec<T> {
 
 /// The worlds of these numbers of ranks and replicas: every recipe, tied or not, with accumulation or not,
 /// cut or not.
-fn worlds(ranks: &[(usize, usize)], any_world: bool) -> Vec<World> {
+fn worlds(ranks: &[(usize, usize)], reduce: ReduceOrder) -> Vec<World> {
     let mut all = Vec::new();
     for recipe in Recipe::ALL {
         for case in 0..16 * ranks.len() {
@@ -38,7 +39,7 @@ fn worlds(ranks: &[(usize, usize)], any_world: bool) -> Vec<World> {
             let sources = if tied { 3 } else { 0 };
             let (prefetch_blocks, layers) = (case % 3, 2 + case % 3);
             let alone = World { sources, prefetch_blocks, layers, ..World::alone(recipe, tied, micro_steps) };
-            all.push(World { ranks, replicas, shard, any_world, ..alone });
+            all.push(World { ranks, replicas, shard, reduce, ..alone });
         }
     }
     all
@@ -70,7 +71,9 @@ fn assert_alike(world: &World, ranks: &[RankRun]) {
 
 #[test]
 fn ranks_have_equal_bits_and_are_near_one_process() {
-    for world in drawn(worlds(&[(2, 1), (3, 1), (4, 1), (4, 2), (6, 2), (6, 3), (2, 2)], false)) {
+    for world in
+        drawn(worlds(&[(2, 1), (3, 1), (4, 1), (4, 2), (6, 2), (6, 3), (2, 2)], ReduceOrder::SameWorld))
+    {
         let ranks = world.run();
         assert_alike(&world, &ranks);
         if world.recipe == Recipe::Fp32 {
@@ -114,7 +117,7 @@ fn assert_near_one_process(world: &World, ranks: &[RankRun]) {
 #[test]
 fn sums_for_any_world_have_the_bits_of_one_process() {
     let mut alone: BTreeMap<String, Vec<RankRun>> = BTreeMap::new();
-    for world in drawn(worlds(&[(2, 1), (4, 1), (4, 2), (2, 2), (4, 4), (8, 2)], true)) {
+    for world in drawn(worlds(&[(2, 1), (4, 1), (4, 2), (2, 2), (4, 4), (8, 2)], ReduceOrder::AnyWorld)) {
         let one = World {
             ranks: 1,
             replicas: 1,
@@ -131,6 +134,23 @@ fn sums_for_any_world_have_the_bits_of_one_process() {
         for (key, bytes) in found {
             assert!(bytes == expected[&key], "{world:?}: {key:?} has other bits than in one process");
         }
+    }
+}
+
+/// Where NCCL does not add, the sums are those of `sum_ranks`.
+#[test]
+fn sums_of_the_communicator_have_the_bits_of_the_default() {
+    for world in drawn(worlds(&[(2, 1), (3, 1), (4, 1), (4, 2), (6, 3), (2, 2)], ReduceOrder::Fast)) {
+        let same_world = World { reduce: ReduceOrder::SameWorld, ..world };
+        let (ranks, expected) = (world.run(), same_world.run());
+        assert_alike(&world, &ranks);
+        assert_eq!(ranks[0].results, expected[0].results, "{world:?}");
+        let whole = |ranks| whole(world.first_replica(ranks));
+        assert!(
+            whole(&ranks) == whole(&expected),
+            "{world:?}: other bits than with parallel.reduce = same-world"
+        );
+        assert_eq!(ranks[0].sent.1, expected[0].sent.1, "{world:?}: other bytes are sent");
     }
 }
 
@@ -221,13 +241,13 @@ fn a_step_that_is_not_finite_on_one_rank_is_skipped_on_all() {
         }
     };
     for recipe in [Recipe::Fp32, Recipe::Bf16, Recipe::Fp8Delayed, Recipe::Fp8Block] {
-        for (shard, any_world, ranks, replicas) in [
-            (Shard::None, false, 3, 1),
-            (Shard::Optimizer, false, 3, 1),
-            (Shard::Optimizer, true, 2, 1),
-            (Shard::Optimizer, false, 4, 2),
+        for (shard, reduce, ranks, replicas) in [
+            (Shard::None, ReduceOrder::SameWorld, 3, 1),
+            (Shard::Optimizer, ReduceOrder::Fast, 3, 1),
+            (Shard::Optimizer, ReduceOrder::AnyWorld, 2, 1),
+            (Shard::Optimizer, ReduceOrder::SameWorld, 4, 2),
         ] {
-            let world = World { ranks, replicas, shard, any_world, ..World::alone(recipe, false, 2) };
+            let world = World { ranks, replicas, shard, reduce, ..World::alone(recipe, false, 2) };
             for (n, rank) in world.run_with(&damage).iter().enumerate() {
                 assert!(rank.results[0].skipped, "{world:?}: rank {n} updates");
                 // The gathers after the first update replace the damaged copy, if masters are cut.

@@ -2,12 +2,14 @@
 
 use crate::world::World;
 use std::collections::HashMap;
+use xtrain_config::ReduceOrder;
 use xtrain_model::Recipe;
 use xtrain_program::order::{self, Order};
 use xtrain_program::{
     Gather, Group, Instance, Lane, Phase, Program, Role, Shard, StateKind, Storage, ValueId, When,
 };
 use xtrain_tensor::DType;
+use xtrain_train::engine::Target;
 use xtrain_train::layout::Layout;
 use xtrain_train::programs;
 use xtrain_train::training_spec::TrainingSpec;
@@ -137,8 +139,12 @@ fn writes(program: &Program, instance: usize, value: ValueId) -> bool {
 
 #[test]
 fn gradients_are_added_a_block_after_they_are_exchanged() {
-    for (shard, any_world) in [(Shard::None, false), (Shard::Optimizer, false), (Shard::Optimizer, true)] {
-        let world = World { ranks: 2, shard, any_world, ..World::alone(Recipe::Bf16, true, 4) };
+    for (shard, reduce) in [
+        (Shard::None, ReduceOrder::SameWorld),
+        (Shard::Optimizer, ReduceOrder::SameWorld),
+        (Shard::Optimizer, ReduceOrder::AnyWorld),
+    ] {
+        let world = World { ranks: 2, shard, reduce, ..World::alone(Recipe::Bf16, true, 4) };
         let program = training(&world, 0);
         let order = Order::new(&program);
         let is_of_block = |i: &Instance| i.lane == Lane::Compute && i.origin.block.is_some();
@@ -158,8 +164,14 @@ fn gradients_are_added_a_block_after_they_are_exchanged() {
 
 #[test]
 fn the_collectives_of_a_block_are_issued_together() {
-    let world = World { ranks: 2, shard: Shard::Weights, ..World::alone(Recipe::Bf16, true, 2) };
-    let program = training(&world, 0);
+    for reduce in [ReduceOrder::SameWorld, ReduceOrder::Fast] {
+        let alone = World::alone(Recipe::Bf16, true, 2);
+        issues_blocks_together(&World { ranks: 2, shard: Shard::Weights, reduce, ..alone });
+    }
+}
+
+fn issues_blocks_together(world: &World) {
+    let program = training(world, 0);
     let runs = order::runs(&program);
     let of_block = |name: &str| program.parameters.iter().filter(|p| p.name.starts_with(name)).count();
     for block in 0..world.layers {
@@ -171,6 +183,25 @@ fn the_collectives_of_a_block_are_issued_together() {
         };
         assert_eq!(of(Role::Reduce), Some(of_block(&name)), "{block}");
         assert_eq!(of(Role::Gather), Some(of_block(&name)), "{block}");
+    }
+}
+
+#[test]
+fn a_communicator_that_adds_needs_no_room_for_the_gradients_of_all_ranks() {
+    for shard in [Shard::None, Shard::Optimizer, Shard::Gradients, Shard::Weights] {
+        let alone = World { layers: 3, ..World::alone(Recipe::Bf16, false, 2) };
+        let same_world = World { ranks: 4, shard, ..alone };
+        let worlds = [same_world, World { reduce: ReduceOrder::Fast, ..same_world }];
+        let [exchanges, adds] = worlds.map(|world| training(&world, 0));
+        let count = |name: &str| adds.instances.iter().filter(|i| i.code.op().name() == name).count();
+        let parameters = adds.parameters.len();
+        let accumulated = if matches!(shard, Shard::None | Shard::Optimizer) { 0 } else { parameters };
+        let counts = ["reduce_scatter", "all_to_all", "sum_ranks"].map(count);
+        assert_eq!(counts, [parameters, 0, accumulated], "{shard:?}");
+        let [before, after] = [&exchanges, &adds].map(|program| Target::Cuda.plan_bytes(&[program]));
+        assert!(after < before, "{shard:?}: {after} and {before} bytes");
+        let bytes = |program: &Program| -> u64 { program.traffic(2).iter().map(|of| of.step_bytes()).sum() };
+        assert_eq!(bytes(&exchanges), bytes(&adds), "{shard:?}");
     }
 }
 

@@ -5,6 +5,7 @@ use std::net::TcpListener;
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
+use xtrain_config::ReduceOrder;
 use xtrain_distributed::{
     Communicator, Control, Secret, StartOptions, TcpCommunicator, ThreadCommunicator, World as Place,
 };
@@ -17,10 +18,13 @@ use xtrain_train::programs;
 fn worlds(ranks: usize) -> impl Iterator<Item = World> {
     let modes = [Shard::None, Shard::Optimizer, Shard::Gradients, Shard::Weights];
     modes.into_iter().flat_map(move |shard| {
-        [(Recipe::Bf16, 1), (Recipe::Fp8Delayed, 3)].map(|(recipe, micro_steps)| {
+        let of = |recipe, micro_steps| {
             let alone = World::alone(recipe, micro_steps == 3, micro_steps);
-            World { ranks, shard, reduce_dtype: DType::BF16, ..alone }
-        })
+            World { ranks, shard, ..alone }
+        };
+        let in_bf16 = [of(Recipe::Bf16, 1), of(Recipe::Fp8Delayed, 3)];
+        let in_bf16 = in_bf16.map(|world| World { reduce_dtype: DType::BF16, ..world });
+        in_bf16.into_iter().chain([World { reduce: ReduceOrder::Fast, ..of(Recipe::Bf16, 3) }])
     })
 }
 

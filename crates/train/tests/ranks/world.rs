@@ -5,6 +5,7 @@ use crate::counting::{Counting, Sent};
 use std::collections::BTreeMap;
 use std::sync::{Arc, LazyLock};
 use std::thread;
+use xtrain_config::ReduceOrder;
 use xtrain_data::Batch as TokenBatch;
 use xtrain_distributed::{Communicator, ThreadCommunicator};
 use xtrain_model::decoder::Batch;
@@ -61,7 +62,7 @@ pub(crate) struct World {
     /// Groups of ranks that each have all state.
     pub(crate) replicas: usize,
     pub(crate) shard: Shard,
-    pub(crate) any_world: bool,
+    pub(crate) reduce: ReduceOrder,
     pub(crate) reduce_dtype: DType,
     pub(crate) prefetch_blocks: usize,
     /// How weights in FP8 are gathered.
@@ -109,7 +110,7 @@ impl World {
             micro_steps,
             replicas: 1,
             shard: Shard::None,
-            any_world: false,
+            reduce: ReduceOrder::SameWorld,
             reduce_dtype: DType::F32,
             prefetch_blocks: 1,
             gather: Gather::Auto,
@@ -121,9 +122,10 @@ impl World {
 
     /// The specification of the step on a rank.
     pub(crate) fn spec(&self, rank: usize) -> TrainingSpec {
-        let reduce = match self.any_world {
-            true => Reduce::AnyWorld { micro_steps: self.micro_steps },
-            false => Reduce::SameWorld,
+        let reduce = match self.reduce {
+            ReduceOrder::SameWorld => Reduce::SameWorld,
+            ReduceOrder::AnyWorld => Reduce::AnyWorld { micro_steps: self.micro_steps },
+            ReduceOrder::Fast => Reduce::Fast,
         };
         let parallel = Parallel {
             world_size: self.ranks,
@@ -187,7 +189,12 @@ impl World {
                 first_gradients = gradients(&mut learner);
             }
         }
-        let sent = (sent, training.sent_bytes(self.micro_steps));
+        let mut planned_sent = training.sent_bytes(self.micro_steps);
+        // Ranks on CPUs exchange what they add.
+        if let Some(bytes) = planned_sent.remove("reduce_scatter") {
+            *planned_sent.entry("all_to_all").or_default() += bytes;
+        }
+        let sent = (sent, planned_sent);
         let applied = learner.read_state(StateKind::Counter, "applied").expect("a counter");
         let applied = u32::from_le_bytes(applied.try_into().expect("four bytes"));
         let (shared, saved, rows) = state(&mut learner);

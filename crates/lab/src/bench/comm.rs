@@ -6,7 +6,7 @@
 use super::operands::{filled, operand};
 use serde::Serialize;
 use xtrain_config::{Device, ParallelConfig};
-use xtrain_ops::collective::{AllGather, AllToAll};
+use xtrain_ops::collective::{AllGather, AllToAll, ReduceScatter};
 use xtrain_ops::linear::Linear;
 use xtrain_ops::sum_ranks::SumRanks;
 use xtrain_program::{Group, Program, Role, Stage, TraceError, Tracer};
@@ -50,7 +50,8 @@ pub struct CommSpeeds {
 /// Speed of a collective.
 #[derive(Clone, Debug, Serialize)]
 pub struct CommSpeed {
-    /// `all_gather`, `exchange + sum` (a reduce-scatter), or `all_reduce` (both).
+    /// `all_gather`; `exchange + sum`, the reduce-scatter of a run by default; `reduce_scatter`, NCCL's own,
+    /// that of `parallel.reduce = "fast"`; or `all_reduce`, the first two.
     pub collective: &'static str,
     /// Bytes of the tensor of all ranks.
     pub bytes: u64,
@@ -63,7 +64,7 @@ pub struct CommSpeed {
 }
 
 /// The collectives that are measured.
-const COLLECTIVES: [&str; 3] = ["all_gather", "exchange + sum", "all_reduce"];
+const COLLECTIVES: [&str; 4] = ["all_gather", "exchange + sum", "reduce_scatter", "all_reduce"];
 
 /// Measures collectives of f32 between the ranks of `crew`. All ranks call it.
 pub fn comm(crew: &Crew, options: &CommOptions) -> Result<CommSpeeds, RunError> {
@@ -129,6 +130,10 @@ fn collect(
         return beside(t);
     }
     let x = operand(t, &format!("all of {elements}"), DType::F32, [elements]);
+    if collective == "reduce_scatter" {
+        t.emit(ReduceScatter { group, first: 0, piece_rows: piece, as_summand: false }, &[x])?;
+        return beside(t);
+    }
     let pieces = t.emit(AllToAll { group, first: 0, piece_rows: piece }, &[x])?[0];
     beside(t)?;
     let sum = t.emit(SumRanks, &[pieces])?[0];
@@ -189,7 +194,7 @@ mod tests {
         let options =
             CommOptions { device: Device::Cpu, sizes: vec![4096, 100], gemm: Some(64), repeats: 2, runs: 2 };
         let speeds = comm(&Crew::alone(), &options).expect("speeds");
-        assert_eq!((speeds.ranks, speeds.rows.len()), (1, 6));
+        assert_eq!((speeds.ranks, speeds.rows.len()), (1, 8));
         assert!(speeds.gemm_seconds > 0.0);
         for row in speeds.rows {
             assert!(row.seconds > 0.0 && row.beside_gemm_seconds > 0.0, "{row:?}");

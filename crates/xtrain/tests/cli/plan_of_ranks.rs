@@ -169,7 +169,16 @@ fn collectives_are_measured_between_processes() {
     let names: Vec<&str> = rows.iter().filter_map(|row| row["collective"].as_str()).collect();
     assert_eq!(
         names,
-        ["all_gather", "all_gather", "exchange + sum", "exchange + sum", "all_reduce", "all_reduce"]
+        [
+            "all_gather",
+            "all_gather",
+            "exchange + sum",
+            "exchange + sum",
+            "reduce_scatter",
+            "reduce_scatter",
+            "all_reduce",
+            "all_reduce"
+        ]
     );
     for row in rows {
         let positive = |key: &str| row[key].as_f64().is_some_and(|value| value > 0.0);

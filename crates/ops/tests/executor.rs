@@ -275,6 +275,7 @@ fn engine_with_nccl(
     ids: &NcclIds,
     rank: usize,
     communicator: Arc<dyn Communicator>,
+    names: bool,
 ) -> Result<CudaEngine, EngineError> {
     let gpu = Gpu::open(rank)?;
     let of_first = |(groups, ids): &(Groups, Vec<NcclId>)| {
@@ -283,7 +284,7 @@ fn engine_with_nccl(
     };
     let (kinds, ids): (Vec<_>, Vec<_>) = ids.iter().map(of_first).unzip();
     let nccl = NcclGroups::join(gpu.context(), rank, &kinds, &ids, &|| Ok::<_, CudaError>(()))?;
-    CudaEngine::new(Arc::new(cuda_kernels()), gpu)?.with_nccl(nccl, communicator)
+    CudaEngine::new(Arc::new(cuda_kernels()), gpu)?.with_nccl(nccl.naming(names), communicator)
 }
 
 /// Ranks as threads exchange through NCCL, op by op and in graphs, and have the values of a plain
@@ -298,7 +299,7 @@ fn ranks_exchange_by_nccl() -> Result<(), Failed> {
         let program = collectives::random_program(seed, ranks, 2);
         let ids = nccl_ids(ranks)?;
         let found = collectives::results_of_ranks(&program, ranks, 3, |rank, communicator| {
-            Ok(Box::new(engine_with_nccl(&ids, rank, communicator)?))
+            Ok(Box::new(engine_with_nccl(&ids, rank, communicator, rank == 0)?))
         });
         let expected = collectives::expected(&program, ranks, 3);
         for (rank, (found, expected)) in found.into_iter().zip(&expected).enumerate() {
@@ -332,7 +333,7 @@ fn ranks_add_by_nccl() -> Result<(), Failed> {
         let ids = nccl_ids(ranks)?;
         let run = |communicator: ThreadCommunicator| -> Result<(), Failed> {
             let rank = communicator.rank();
-            let mut engine = engine_with_nccl(&ids, rank, Arc::new(communicator))?;
+            let mut engine = engine_with_nccl(&ids, rank, Arc::new(communicator), false)?;
             let id = engine.load(program())?;
             let number = |i: usize, rank: usize| ((i * 5 + rank * 3) % 11) as f32;
             for (name, rows) in [("short", 3 * ranks - 2), ("whole", 3 * ranks)] {
@@ -409,22 +410,30 @@ impl Communicator for Impatient {
 }
 
 /// A rank that waits for one which does not take part in a collective, or no longer does, ends with an error
-/// that says so, and its engine can be dropped.
+/// that names the collective, and its engine can be dropped.
 fn a_rank_that_waits_in_vain_is_freed() -> Result<(), Failed> {
+    let collective = "all_gather at gather (fprop), which sends 4000 bytes from each of all 2 ranks";
     // The first collective connects the ranks.
-    let connecting =
-        "NCCL has tried to connect the ranks of a collective for 1 s: another rank does not take";
-    let running =
-        "has not completed a step of one micro-step, or an evaluation for 1 s: another rank does not take";
-    for (runs_together, expected) in [(0, connecting), (1, running)] {
-        let said = wait_in_vain(runs_together)?;
+    let connecting = format!(
+        "NCCL has tried to connect the ranks of a collective for 1 s: another rank does not take part in {collective}"
+    );
+    let running = "has not completed a step of one micro-step, or an evaluation for 1 s: another rank does not take part";
+    let named = format!("{running} in one of its collectives; it waits in {collective}");
+    let in_a_graph = format!(
+        "{running} in one of its collectives; parallel.name_collectives = true names the collective in which it waits"
+    );
+    // The second run records a graph, which names nothing unless it is asked to.
+    for (runs_together, names, expected) in
+        [(0, false, &connecting), (1, false, &in_a_graph), (1, true, &named), (3, true, &named)]
+    {
+        let said = wait_in_vain(runs_together, names)?;
         assert!(said.contains(expected), "{said}");
     }
     Ok(())
 }
 
-/// The error of a rank that the other leaves after so many runs of a collective.
-fn wait_in_vain(runs_together: usize) -> Result<String, Failed> {
+/// The error of a rank that the other leaves after so many runs of a collective. Graphs name it if `names`.
+fn wait_in_vain(runs_together: usize, names: bool) -> Result<String, Failed> {
     let program = || {
         let mut tracer = Tracer::default();
         let input = tracer.input("in", vector(SMALL));
@@ -436,7 +445,7 @@ fn wait_in_vain(runs_together: usize) -> Result<String, Failed> {
     let (ids, end) = (nccl_ids(2)?, Barrier::new(2));
     let run = |communicator: ThreadCommunicator| -> Result<String, Failed> {
         let rank = communicator.rank();
-        let mut engine = engine_with_nccl(&ids, rank, Arc::new(Impatient(communicator)))?;
+        let mut engine = engine_with_nccl(&ids, rank, Arc::new(Impatient(communicator)), names)?;
         let id = engine.load(program())?;
         let mut gather = || {
             engine.write_input(id, "in", &filled(1.0, SMALL))?;

@@ -104,6 +104,7 @@ gather = \"auto\"
 transport = \"auto\"
 start_timeout = \"5m\"
 timeout = \"1m\"
+name_collectives = false
 
 [checkpoint]
 every = 1000

@@ -1,8 +1,8 @@
 //! The interface of collectives on GPU memory, and that of a run of one process.
 
-use crate::part::Part;
+use crate::part::{Part, ProgramId};
 use thiserror::Error;
-use xtrain_cuda::{Context, CudaError, DeviceSpan, Stream};
+use xtrain_cuda::{CudaError, DeviceSpan, Stream};
 use xtrain_distributed::CommError;
 use xtrain_program::{Collective, Group, Program};
 
@@ -21,16 +21,35 @@ pub(super) trait DeviceCommunicator: Send + Sync {
     /// of a program whose collectives are not recordable always run op by op.
     fn is_recordable(&self) -> bool;
 
-    /// Allocates what the collectives of `program` need in addition to their operands. No earlier work is in
-    /// progress.
-    fn reserve(&mut self, program: &Program, context: &Context) -> Result<(), CudaError>;
+    /// Allocates what the collectives of `program`, which becomes `id`, need in addition to their operands.
+    /// No earlier work is in progress, and `stream` has none.
+    fn reserve(&mut self, id: ProgramId, program: &Program, stream: &Stream) -> Result<(), CudaError>;
+
+    /// Tells that `stream` comes to the collectives of a program that begin with the instance `first`, or
+    /// leaves them; the graph that it captures, if it does.
+    fn passes(
+        &self,
+        _id: ProgramId,
+        _first: usize,
+        _passage: Passage,
+        _stream: &Stream,
+        _is_captured: bool,
+    ) -> Result<(), CudaError> {
+        Ok(())
+    }
 
     /// Enqueues collectives of one kind and one group of ranks on `stream`, of which none reads or writes
     /// what another writes. The call may wait for other ranks.
     fn enqueue(&self, calls: &[Call<'_>], stream: &Stream) -> Result<(), DeviceCommError>;
 
-    /// Notes that `stream` ends with `part`, which has been enqueued.
-    fn enqueued(&self, _part: Part, _stream: &Stream) -> Result<(), CudaError> {
+    /// Notes that `stream` ends with `part` of a program, which has been enqueued, op by op or as a graph.
+    fn enqueued(
+        &self,
+        _id: ProgramId,
+        _part: Part,
+        _is_graph: bool,
+        _stream: &Stream,
+    ) -> Result<(), CudaError> {
         Ok(())
     }
 
@@ -41,6 +60,13 @@ pub(super) trait DeviceCommunicator: Send + Sync {
     fn set_waits(&self, _waits: bool) -> Result<(), CommError> {
         Ok(())
     }
+}
+
+/// The side of collectives at which a stream is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Passage {
+    Before,
+    After,
 }
 
 /// A collective and its operands.
@@ -78,7 +104,7 @@ impl DeviceCommunicator for Copies {
         true
     }
 
-    fn reserve(&mut self, _: &Program, _: &Context) -> Result<(), CudaError> {
+    fn reserve(&mut self, _: ProgramId, _: &Program, _: &Stream) -> Result<(), CudaError> {
         Ok(())
     }
 

@@ -2,8 +2,9 @@
 
 use super::communicator::{Call, DeviceCommError, DeviceCommunicator};
 use crate::collective::{padded_bytes, run_padded};
+use crate::part::ProgramId;
 use std::sync::{Arc, Mutex, PoisonError};
-use xtrain_cuda::{Context, CudaError, PinnedMemory, Stream, exclude_capture};
+use xtrain_cuda::{CudaError, PinnedMemory, Stream, exclude_capture};
 use xtrain_distributed::Communicator;
 use xtrain_program::{Collective, Group, Program};
 
@@ -44,7 +45,8 @@ impl DeviceCommunicator for HostStaged {
         false
     }
 
-    fn reserve(&mut self, program: &Program, context: &Context) -> Result<(), CudaError> {
+    fn reserve(&mut self, _: ProgramId, program: &Program, stream: &Stream) -> Result<(), CudaError> {
+        let context = stream.context();
         let buffers = self.buffers.get_mut().unwrap_or_else(PoisonError::into_inner);
         let held = buffers.as_ref().map_or([0, 0], |held| [held.input.len(), held.output.len()]);
         let operands = program.instances.iter().filter_map(|instance| {

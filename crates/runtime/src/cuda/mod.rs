@@ -13,6 +13,7 @@ mod lanes;
 mod loaded;
 mod marks;
 mod nccl;
+mod positions;
 mod ring;
 mod staging;
 mod stopwatch;
@@ -27,7 +28,7 @@ use crate::part::{Part, ProgramId};
 use crate::state::StateEntry;
 use crate::timing::{Timed, TimedWork, Timing};
 use arena::{Arena, Span};
-use communicator::{Call, Copies, DeviceCommError, DeviceCommunicator};
+use communicator::{Call, Copies, DeviceCommError, DeviceCommunicator, Passage};
 use host_staged::HostStaged;
 use lanes::{LaneEvents, Streams};
 use loaded::{Loaded, Recording, find, prepare};
@@ -155,16 +156,20 @@ impl CudaEngine {
             })?;
             self.programs[id.0].graphs.insert(part, Recording::Recorded(graph.instantiate()?));
         }
-        match self.programs[id.0].graphs.get_mut(&part) {
-            Some(Recording::Recorded(graph)) if records => graph.launch(self.streams.compute())?,
+        let is_graph = match self.programs[id.0].graphs.get_mut(&part) {
+            Some(Recording::Recorded(graph)) if records => {
+                graph.launch(self.streams.compute())?;
+                true
+            }
             _ => {
                 let started = Instant::now();
                 self.enqueue_part(id, part, &EnqueueMode::plain(false))?;
                 tracing::debug!("{part:?} enqueued op by op in {:.3} s", started.elapsed().as_secs_f64());
                 self.programs[id.0].graphs.entry(part).or_insert(Recording::RanOnce);
+                false
             }
-        }
-        self.communicator.enqueued(part, self.streams.compute())?;
+        };
+        self.communicator.enqueued(id, part, is_graph, self.streams.compute())?;
         Ok(self.watch.end(begin, id, TimedWork::Part(part), self.streams.compute())?)
     }
 
@@ -221,7 +226,7 @@ impl CudaEngine {
             if part.runs(&instances[0]) {
                 let marks = marks_of_ops.as_mut().and_then(Iterator::next);
                 mark(marks.and_then(|marks| marks.begin.as_ref()), stream)?;
-                self.enqueue_run(loaded, run.clone(), part, mode)?;
+                self.enqueue_run(id, run.clone(), part, mode)?;
                 mark(marks.map(|marks| &marks.end), stream)?;
                 instances.iter().try_for_each(|instance| self.check_outputs(loaded, instance))?;
             }
@@ -236,11 +241,12 @@ impl CudaEngine {
     /// Enqueues an instance, or several collectives together, on the stream of the lane.
     fn enqueue_run(
         &self,
-        loaded: &Loaded,
+        id: ProgramId,
         run: Range<usize>,
         part: Part,
         mode: &EnqueueMode<'_>,
     ) -> Result<(), EngineError> {
+        let loaded = &self.programs[id.0];
         let instances = &loaded.program.instances[run.clone()];
         let (index, instance) = (run.start, &instances[0]);
         let (first, stream) = (part.is_first(), self.streams.of(instance.lane));
@@ -251,11 +257,14 @@ impl CudaEngine {
         }
         let calls: Vec<Call<'_>> = instances.iter().filter_map(|i| self.call(loaded, i)).collect();
         if !calls.is_empty() {
+            let passes = |passage| self.communicator.passes(id, index, passage, stream, mode.recording);
+            passes(Passage::Before)?;
             let enqueued = (0..mode.repeats).try_for_each(|_| self.communicator.enqueue(&calls, stream));
-            return enqueued.map_err(|error| match error {
-                DeviceCommError::Cuda(error) => error.into(),
+            enqueued.map_err(|error| match error {
+                DeviceCommError::Cuda(error) => EngineError::from(error),
                 DeviceCommError::Communicator(error) => collective::failed(instance, part, error),
-            });
+            })?;
+            return Ok(passes(Passage::After)?);
         }
         let _no_capture = (!mode.recording).then(exclude_capture);
         loaded.copy_in_place_inputs(index, &self.arena, stream)?;
@@ -392,7 +401,8 @@ impl Engine for CudaEngine {
         self.streams.add_for(&program)?;
         // Work in progress may use the memory that is written below.
         self.streams.compute().synchronize()?;
-        self.communicator.reserve(&program, self.gpu.context())?;
+        let id = ProgramId(self.programs.len());
+        self.communicator.reserve(id, &program, self.streams.compute())?;
         let planned = started.elapsed();
         let io = self.arena.allocate_for(&program, &plan, self.streams.compute())?;
         // Kernels are timed on streams of their own, which do not wait for this one.
@@ -438,7 +448,6 @@ impl Engine for CudaEngine {
             program,
         };
         self.programs.push(loaded);
-        let id = ProgramId(self.programs.len() - 1);
         // Prepares all parts now: timing algorithms overwrites values that later parts read.
         let prepared = self.prepare_part(id, Part::Whole).and_then(|()| self.prepare_part(id, Part::Next));
         if prepared.is_err() {

@@ -1,9 +1,10 @@
 //! Collectives on GPU memory by NCCL, which graphs contain. Each kind of groups has a communicator.
 
-use super::communicator::{Call, Copies, DeviceCommError, DeviceCommunicator};
+use super::communicator::{Call, Copies, DeviceCommError, DeviceCommunicator, Passage};
+use super::positions::Positions;
 use super::watchdog::Watchdog;
 use crate::collective::groups;
-use crate::part::Part;
+use crate::part::{Part, ProgramId};
 use std::sync::Arc;
 use xtrain_cuda::{Context, CudaError, DeviceSpan, NcclCall, NcclCommunicator, NcclId, Stream};
 use xtrain_distributed::{CommError, Communicator, Groups};
@@ -28,7 +29,10 @@ pub fn groups_of_run(world_size: usize, replicas: usize) -> Vec<Groups> {
 }
 
 /// A rank's communicator of each kind of groups.
-pub struct NcclGroups(Vec<(Groups, Arc<NcclCommunicator>)>);
+pub struct NcclGroups {
+    communicators: Vec<(Groups, Arc<NcclCommunicator>)>,
+    names_in_graphs: bool,
+}
 
 impl NcclGroups {
     /// Joins the other ranks of each group of `rank`, one kind after the other. `ids` has the id of each of
@@ -47,7 +51,14 @@ impl NcclGroups {
             let communicator = NcclCommunicator::join(context, id, groups.place(rank), groups.size, go_on)?;
             Ok((*groups, Arc::new(communicator)))
         };
-        Ok(NcclGroups(kinds.iter().zip(ids).map(join).collect::<Result<_, E>>()?))
+        let communicators = kinds.iter().zip(ids).map(join).collect::<Result<_, E>>()?;
+        Ok(NcclGroups { communicators, names_in_graphs: false })
+    }
+
+    /// Lets graphs tell which collectives they have come to, if `names`, so that an error can name those that
+    /// do not complete. It adds two copies of four bytes for each launch of collectives.
+    pub fn naming(self, names: bool) -> NcclGroups {
+        NcclGroups { names_in_graphs: names, ..self }
     }
 }
 
@@ -66,7 +77,7 @@ impl Nccl {
         host: Arc<dyn Communicator>,
         context: &Context,
     ) -> Result<Self, CommError> {
-        let all = groups.0.iter().map(|(_, communicator)| communicator.clone()).collect();
+        let all = groups.communicators.iter().map(|(_, communicator)| communicator.clone()).collect();
         let world_size = host.world_size();
         Ok(Nccl { watchdog: Watchdog::start(all, host, context)?, groups, world_size })
     }
@@ -81,8 +92,28 @@ impl DeviceCommunicator for Nccl {
         true
     }
 
-    fn reserve(&mut self, _: &Program, _: &Context) -> Result<(), CudaError> {
+    fn reserve(&mut self, id: ProgramId, program: &Program, stream: &Stream) -> Result<(), CudaError> {
+        let positions = Positions::new(program, stream)?;
+        self.watchdog.set_positions(id, Arc::new(positions));
         Ok(())
+    }
+
+    fn passes(
+        &self,
+        id: ProgramId,
+        first: usize,
+        passage: Passage,
+        stream: &Stream,
+        is_captured: bool,
+    ) -> Result<(), CudaError> {
+        let positions = self.watchdog.positions(id);
+        if passage == Passage::Before {
+            self.watchdog.enqueues(positions.words(first));
+        }
+        match is_captured && !self.groups.names_in_graphs {
+            true => Ok(()),
+            false => positions.pass(first, passage, stream),
+        }
     }
 
     /// All of `calls` are one group of NCCL's: it launches one kernel for them.
@@ -92,7 +123,7 @@ impl DeviceCommunicator for Nccl {
             return Copies { world_size: 1 }.enqueue(calls, stream);
         }
         let kind = groups(group, self.world_size);
-        let found = self.groups.0.iter().find(|(groups, _)| *groups == kind);
+        let found = self.groups.communicators.iter().find(|(groups, _)| *groups == kind);
         let (_, communicator) = found.expect("the groups of the run have communicators");
         let (rank, ranks) = (communicator.rank(), communicator.world_size());
         let mut together = Vec::new();
@@ -111,8 +142,9 @@ impl DeviceCommunicator for Nccl {
         enqueued
     }
 
-    fn enqueued(&self, part: Part, stream: &Stream) -> Result<(), CudaError> {
-        self.watchdog.enqueued(part, stream)
+    fn enqueued(&self, id: ProgramId, part: Part, is_graph: bool, stream: &Stream) -> Result<(), CudaError> {
+        let is_named = !is_graph || self.groups.names_in_graphs;
+        self.watchdog.enqueued(part, is_named.then(|| self.watchdog.positions(id)), stream)
     }
 
     fn set_waits(&self, waits: bool) -> Result<(), CommError> {

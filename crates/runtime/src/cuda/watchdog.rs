@@ -5,7 +5,8 @@
 //! the GPU, or for NCCL to connect the ranks of a collective. The first of these that it meets ends the run,
 //! and aborts the communicators. A wait then ends, with the error instead of incomplete results.
 
-use crate::part::Part;
+use super::positions::Positions;
+use crate::part::{Part, ProgramId};
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
@@ -18,6 +19,9 @@ const TICK: Duration = Duration::from_millis(100);
 
 /// Time in which the control connection may learn why NCCL failed, such as the end of another process.
 const REASON: Duration = Duration::from_secs(1);
+
+/// The end of the message of a time-out, by which other ranks know that they may be the cause.
+const IN_VAIN: &str = "another rank does not take part";
 
 /// Parts in flight after which completed ones are forgotten.
 const MANY_PARTS: usize = 16;
@@ -42,12 +46,33 @@ struct State {
     waits_since: Option<Instant>,
     /// The time since which NCCL has been enqueuing a collective. It connects the ranks of the first ones.
     connects_since: Option<Instant>,
-    /// Parts of programs that may not have completed, each with an event after it.
-    parts: VecDeque<(Part, Event)>,
+    /// The collectives that the host enqueues, or has enqueued last, in words.
+    enqueues: String,
+    /// The positions among the collectives of each program.
+    positions: Vec<Arc<Positions>>,
+    /// Parts of programs that may not have completed.
+    parts: VecDeque<Enqueued>,
     /// Events of parts that have completed.
     free: Vec<Event>,
     failed: Option<CommError>,
     ends: bool,
+}
+
+/// A part of a program, with an event after it and, if the GPU notes them, its positions.
+struct Enqueued {
+    part: Part,
+    event: Event,
+    positions: Option<Arc<Positions>>,
+}
+
+impl Enqueued {
+    /// The position of the GPU in words.
+    fn describe(&self) -> String {
+        match &self.positions {
+            Some(positions) => format!("it {}", positions.describe()),
+            None => "parallel.name_collectives = true names the collective in which it waits".to_owned(),
+        }
+    }
 }
 
 impl Watchdog {
@@ -78,15 +103,38 @@ impl Watchdog {
         self.shared.lock().connects_since = connects.then(Instant::now);
     }
 
-    /// Notes that `stream` ends with `part`.
-    pub(super) fn enqueued(&self, part: Part, stream: &Stream) -> Result<(), CudaError> {
+    /// Keeps the positions among the collectives of a program.
+    pub(super) fn set_positions(&self, id: ProgramId, positions: Arc<Positions>) {
+        let mut state = self.shared.lock();
+        // A program that could not be loaded has left its place to another.
+        state.positions.truncate(id.0);
+        state.positions.push(positions);
+    }
+
+    /// The positions among the collectives of a program.
+    pub(super) fn positions(&self, id: ProgramId) -> Arc<Positions> {
+        self.shared.lock().positions[id.0].clone()
+    }
+
+    /// Tells which collectives the host enqueues next, in words.
+    pub(super) fn enqueues(&self, words: &str) {
+        words.clone_into(&mut self.shared.lock().enqueues);
+    }
+
+    /// Notes that `stream` ends with `part`, with the positions that the GPU notes in it, if it does.
+    pub(super) fn enqueued(
+        &self,
+        part: Part,
+        positions: Option<Arc<Positions>>,
+        stream: &Stream,
+    ) -> Result<(), CudaError> {
         let mut state = self.shared.lock();
         if state.parts.len() >= MANY_PARTS {
             state.drop_completed()?;
         }
         let event = state.free.pop().map_or_else(|| Event::new(&self.context), Ok)?;
         event.record(stream)?;
-        state.parts.push_back((part, event));
+        state.parts.push_back(Enqueued { part, event, positions });
         Ok(())
     }
 
@@ -127,13 +175,34 @@ impl Shared {
             let Some(error) = self.fault(&mut state) else { continue };
             drop(state);
             let fault = match error {
-                CommError::Aborted(fault) => fault,
+                CommError::Aborted(fault) => {
+                    if fault.message.contains(IN_VAIN) {
+                        self.log_position();
+                    }
+                    fault
+                }
                 // Also where the abort below never returns, the run ends.
                 own => self.reason().unwrap_or_else(|| self.host.abort(&own.to_string())),
             };
             self.lock().failed = Some(CommError::Aborted(fault));
             self.nccl.iter().for_each(|nccl| nccl.abort());
             return;
+        }
+    }
+
+    /// Logs where this rank is when another one has waited in vain.
+    fn log_position(&self) {
+        let state = self.lock();
+        match (state.connects_since, state.waits_since, state.parts.front()) {
+            (Some(_), ..) => tracing::warn!("this rank waits for other ranks before {}", state.enqueues),
+            (None, Some(_), Some(first)) => {
+                tracing::warn!(
+                    "this rank's GPU has not completed {}: {}",
+                    first.part.words(),
+                    first.describe()
+                );
+            }
+            _ => tracing::warn!("this rank does not wait for its GPU; the others wait for it"),
         }
     }
 
@@ -161,9 +230,9 @@ impl Shared {
         let is_late = |since: &Instant| since.elapsed() >= timeout;
         if state.connects_since.as_ref().is_some_and(is_late) {
             return Some(CommError::System(format!(
-                "NCCL has tried to connect the ranks of a collective for {} s: \
-                 another rank does not take part in it",
-                timeout.as_secs_f32()
+                "NCCL has tried to connect the ranks of a collective for {} s: {IN_VAIN} in {}",
+                timeout.as_secs_f32(),
+                state.enqueues
             )));
         }
         if !is_late(&state.waits_since?) {
@@ -173,16 +242,16 @@ impl Shared {
         if let Err(error) = state.drop_completed() {
             return Some(CommError::System(error.to_string()));
         }
-        let (part, _) = state.parts.front()?;
+        let first = state.parts.front()?;
         if state.parts.len() < before {
             state.waits_since = Some(Instant::now());
             return None;
         }
         Some(CommError::System(format!(
-            "the GPU has not completed {} for {} s: \
-             another rank does not take part in one of its collectives",
-            part.words(),
-            timeout.as_secs_f32()
+            "the GPU has not completed {} for {} s: {IN_VAIN} in one of its collectives; {}",
+            first.part.words(),
+            timeout.as_secs_f32(),
+            first.describe()
         )))
     }
 }
@@ -190,12 +259,12 @@ impl Shared {
 impl State {
     /// Forgets the first parts as far as they have completed.
     fn drop_completed(&mut self) -> Result<(), CudaError> {
-        while let Some((part, event)) = self.parts.pop_front() {
-            if !event.is_done()? {
-                self.parts.push_front((part, event));
+        while let Some(first) = self.parts.pop_front() {
+            if !first.event.is_done()? {
+                self.parts.push_front(first);
                 break;
             }
-            self.free.push(event);
+            self.free.push(first.event);
         }
         Ok(())
     }

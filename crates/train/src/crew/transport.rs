@@ -59,7 +59,7 @@ impl Crew {
             )))),
         };
         match NcclGroups::join(gpu.context(), member.rank, &kinds, &ids, &go_on) {
-            Ok(groups) => Ok(Some(groups)),
+            Ok(groups) => Ok(Some(groups.naming(parallel.name_collectives))),
             Err(Ended::Ranks(error)) => Err(error.into()),
             Err(Ended::Cuda(error)) => Err(refused(error)),
         }

@@ -16,7 +16,7 @@ pub struct OneOf {
     sent_bytes: AtomicU64,
 }
 
-/// The least time of a collective.
+/// The least time of a collective, or of several that are issued together.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Pace {
     /// Time in addition to that of its bytes.
@@ -25,10 +25,22 @@ pub struct Pace {
     pub bandwidth: f64,
 }
 
+impl Pace {
+    /// The least time of collectives in which a rank sends so many bytes.
+    pub fn least(&self, sent_bytes: u64) -> Duration {
+        self.latency + Duration::from_secs_f64(sent_bytes as f64 / self.bandwidth)
+    }
+}
+
 impl OneOf {
     /// Rank 0 of `world_size`. With a `pace`, collectives take at least its time.
     pub fn new(world_size: usize, pace: Option<Pace>) -> OneOf {
         OneOf { world_size, pace, sent_bytes: AtomicU64::new(0) }
+    }
+
+    /// The least time of collectives, if they have one.
+    pub fn pace(&self) -> Option<Pace> {
+        self.pace
     }
 
     /// Runs `copy` in place of a collective of pieces of so many bytes.
@@ -37,9 +49,8 @@ impl OneOf {
         copy();
         let sent = (piece_bytes * (groups.size - 1)) as u64;
         self.sent_bytes.fetch_add(sent, Ordering::Relaxed);
-        if let Some(Pace { latency, bandwidth }) = self.pace {
-            let least = latency + Duration::from_secs_f64(sent as f64 / bandwidth);
-            thread::sleep(least.saturating_sub(begun.elapsed()));
+        if let Some(pace) = self.pace {
+            thread::sleep(pace.least(sent).saturating_sub(begun.elapsed()));
         }
         Ok(())
     }

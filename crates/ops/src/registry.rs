@@ -46,6 +46,8 @@ macro_rules! ops {
                 }
             };
             $($(on!($gpu, add(<$op as OnGpu>::SOURCES));)?)*
+            // That of measurements is no op's.
+            add(&[xtrain_cuda::Delay::SOURCE]);
             all
         }
 

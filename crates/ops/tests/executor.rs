@@ -9,9 +9,9 @@ use common::lanes::{random_program, results};
 use libtest_mimic::{Arguments, Failed, Trial};
 use std::sync::{Arc, Barrier, RwLock};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use xtrain_cuda::{CudaError, Device, Gpu, Installed, Library, NcclId};
-use xtrain_distributed::{CommError, Communicator, Groups, ThreadCommunicator};
+use xtrain_distributed::{CommError, Communicator, Groups, Pace, ThreadCommunicator};
 use xtrain_ops::add::Add;
 use xtrain_ops::collective::{AllGather, ReduceScatter};
 use xtrain_ops::grad_norm::GradNorm;
@@ -483,6 +483,34 @@ fn collectives_of_one_process_are_recorded() -> Result<(), Failed> {
     Ok(())
 }
 
+/// Op by op and in a graph, collectives that are issued together take the latency once.
+fn collectives_with_absent_ranks_take_their_time() -> Result<(), Failed> {
+    let mut tracer = Tracer::default();
+    for name in ["a", "b"] {
+        let input = tracer.input(name, vector(SMALL));
+        let op = AllGather { group: Group::World { size: 3 }, first: 0, rows: 3 * SMALL };
+        let all = tracer.site(name).emit(op, &[input])?[0];
+        tracer.output(&format!("all {name}"), all);
+    }
+    let pace = Pace { latency: Duration::from_millis(30), bandwidth: 1e6 };
+    let gpu = Gpu::open(0)?;
+    let mut engine = CudaEngine::new(Arc::new(cuda_kernels()), gpu)?.as_rank_of(3, Some(pace))?;
+    let id = engine.load(tracer.finish())?;
+    for name in ["a", "b"] {
+        engine.write_input(id, name, &filled(2.0, SMALL))?;
+    }
+    for _ in 0..3 {
+        let begun = Instant::now();
+        engine.run(id, Part::Whole)?;
+        let all = floats(engine.outputs(id)?.get("all b")?);
+        let milliseconds = begun.elapsed().as_secs_f64() * 1e3;
+        assert_eq!(all, vec![2.0; 3 * SMALL]);
+        // Two other ranks are sent 4,000 bytes each, twice.
+        assert!(milliseconds >= 46.0, "{milliseconds} ms");
+    }
+    Ok(())
+}
+
 type Test = fn() -> Result<(), Failed>;
 
 fn main() {
@@ -491,7 +519,7 @@ fn main() {
     let has_nccl = gpu.is_some()
         && Device::all().is_ok_and(|gpus| gpus.len() >= 2)
         && Installed::open(Library::Nccl).is_ok();
-    let all: [(&str, Test); 10] = [
+    let all: [(&str, Test); 11] = [
         ("runs_in_flight_keep_their_inputs_and_outputs", runs_in_flight_keep_their_inputs_and_outputs),
         ("state_changes_between_runs_in_flight", state_changes_between_runs_in_flight),
         ("programs_are_loaded_beside_runs_in_flight", programs_are_loaded_beside_runs_in_flight),
@@ -499,6 +527,7 @@ fn main() {
         ("two_lanes_wait_for_each_other", two_lanes_wait_for_each_other),
         ("ranks_exchange_through_the_host", ranks_exchange_through_the_host),
         ("collectives_of_one_process_are_recorded", collectives_of_one_process_are_recorded),
+        ("collectives_with_absent_ranks_take_their_time", collectives_with_absent_ranks_take_their_time),
         ("ranks_exchange_by_nccl", ranks_exchange_by_nccl),
         ("ranks_add_by_nccl", ranks_add_by_nccl),
         ("a_rank_that_waits_in_vain_is_freed_by_nccl", a_rank_that_waits_in_vain_is_freed),

@@ -6,6 +6,8 @@ use crate::kernel::Execute;
 use crate::kernel::context::{Condition, Context, Source, map1};
 use crate::ptx::{Instruction, Operand, Space};
 use crate::registers::{LANES, Lane, Marks};
+use std::sync::LazyLock;
+use std::time::Instant;
 
 pub(super) fn decode(d: &Decoder<'_>, instruction: &Instruction, parts: &[&str]) -> Decoded {
     match (instruction.parts()[0], parts, &instruction.operands[..]) {
@@ -128,6 +130,9 @@ fn pack(d: &Decoder<'_>, target: &Operand, sources: &[Operand]) -> Decoded<Execu
     }))
 }
 
+/// The time at which the clock of GPUs begins.
+static STARTED: LazyLock<Instant> = LazyLock::new(Instant::now);
+
 /// A predefined register as a function of the lane.
 pub(super) fn special(name: &str) -> Decoded<fn(&Context<'_>, usize) -> u32> {
     Ok(match name {
@@ -148,6 +153,7 @@ pub(super) fn special(name: &str) -> Decoded<fn(&Context<'_>, usize) -> u32> {
             (z * cx.launch.cluster[1] + y) * cx.launch.cluster[0] + x
         },
         "%laneid" => |_, lane| lane as u32,
+        "%globaltimer_lo" => |_, _| STARTED.elapsed().as_nanos() as u32,
         _ => return Err(format!("the register {name} is not emulated")),
     })
 }

@@ -37,8 +37,7 @@ pub struct BenchOptions {
 pub struct RankOf {
     /// The number of ranks.
     pub ranks: usize,
-    /// True if a collective takes at least the time that the plan says. CPU only: nothing delays a stream of
-    /// a GPU.
+    /// True if a collective takes at least the time that the plan says. On a GPU a kernel delays its stream.
     pub stretch: bool,
     /// Bytes per second that a rank sends to others, if other than those of the device's connections.
     pub bandwidth: Option<f64>,
@@ -247,11 +246,6 @@ fn of_rank(
     device: &Device,
     RankOf { ranks, stretch, bandwidth }: RankOf,
 ) -> Result<(Arc<OneOf>, RankSpeed), RunError> {
-    if stretch && device.target == Target::Cuda {
-        return Err(RunError::Refused(
-            "--stretch works on the CPU only: nothing delays the collectives of a GPU; leave it out".into(),
-        ));
-    }
     let network = device.network;
     let bandwidth = bandwidth.unwrap_or(network.bandwidth(network.spans_nodes(ranks)));
     let network = Network { within_node: bandwidth, ranks_per_node: ranks, ..network };

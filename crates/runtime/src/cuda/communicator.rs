@@ -2,8 +2,8 @@
 
 use crate::part::{Part, ProgramId};
 use thiserror::Error;
-use xtrain_cuda::{CudaError, DeviceSpan, Stream};
-use xtrain_distributed::CommError;
+use xtrain_cuda::{CudaError, Delay, DeviceSpan, Stream};
+use xtrain_distributed::{CommError, Pace};
 use xtrain_program::{Collective, Group, Program};
 
 /// The collectives of a rank, on GPU memory.
@@ -93,6 +93,15 @@ pub(super) enum DeviceCommError {
 /// others sent what this rank does, and zeros to a sum. With one rank, of a run of one process.
 pub(super) struct Copies {
     pub(super) world_size: usize,
+    /// The least time of collectives that are issued together.
+    pub(super) pace: Option<(Pace, Delay)>,
+}
+
+impl Copies {
+    /// Copies that take as long as they do.
+    pub(super) fn unpaced(world_size: usize) -> Self {
+        Copies { world_size, pace: None }
+    }
 }
 
 impl DeviceCommunicator for Copies {
@@ -109,8 +118,20 @@ impl DeviceCommunicator for Copies {
     }
 
     fn enqueue(&self, calls: &[Call<'_>], stream: &Stream) -> Result<(), DeviceCommError> {
-        calls.iter().try_for_each(|call| copy(*call, stream)).map_err(DeviceCommError::from)
+        let begin = |(_, delay): &(Pace, Delay)| delay.begin(stream);
+        self.pace.as_ref().map_or(Ok(()), begin)?;
+        calls.iter().try_for_each(|call| copy(*call, stream))?;
+        let end = |(pace, delay): &(Pace, Delay)| delay.end(pace.least(sent_bytes(calls)), stream);
+        Ok(self.pace.as_ref().map_or(Ok(()), end)?)
     }
+}
+
+/// Bytes that a rank sends to others in these collectives.
+fn sent_bytes(calls: &[Call<'_>]) -> u64 {
+    let of = |Call { collective, group, input, output }: &Call<'_>| {
+        collective.piece_bytes(*group, input.bytes(), output.bytes()) * (group.size() - 1)
+    };
+    calls.iter().map(of).sum::<usize>() as u64
 }
 
 fn copy(Call { collective, group, input, output }: Call<'_>, stream: &Stream) -> Result<(), CudaError> {

@@ -43,8 +43,8 @@ use std::sync::Arc;
 use std::time::Instant;
 use stopwatch::Stopwatch;
 use thread_pool::map_parallel;
-use xtrain_cuda::{CudaKernel, Event, Gpu, Graph, Stream, exclude_capture, nvtx};
-use xtrain_distributed::Communicator;
+use xtrain_cuda::{CudaError, CudaKernel, Delay, Event, Gpu, Graph, Stream, exclude_capture, nvtx};
+use xtrain_distributed::{Communicator, Pace};
 use xtrain_program::order;
 use xtrain_program::{Instance, KernelTable, Location, Op, Plan, Program, Region, StateKind, ValueId};
 use xtrain_tensor::TensorType;
@@ -93,7 +93,7 @@ impl CudaEngine {
         Ok(CudaEngine {
             kernels,
             gpu,
-            communicator: Box::new(Copies { world_size: 1 }),
+            communicator: Box::new(Copies::unpaced(1)),
             streams,
             arena,
             staging: Staging::default(),
@@ -110,10 +110,15 @@ impl CudaEngine {
     }
 
     /// The engine of rank 0 of `world_size` whose others do not exist, for measurements: copies within the
-    /// GPU replace collectives.
-    pub fn as_rank_of(mut self, world_size: usize) -> Self {
-        self.communicator = Box::new(Copies { world_size });
-        self
+    /// GPU replace collectives. With a `pace`, those that are issued together take its time at least.
+    ///
+    /// # Errors
+    /// The kernel that delays a stream cannot be compiled.
+    pub fn as_rank_of(mut self, world_size: usize, pace: Option<Pace>) -> Result<Self, EngineError> {
+        let with_delay = |pace| Ok::<_, CudaError>((pace, Delay::new(&self.gpu)?));
+        let pace = pace.map(with_delay).transpose()?;
+        self.communicator = Box::new(Copies { world_size, pace });
+        Ok(self)
     }
 
     /// The engine of one rank of a run: collectives use NCCL, and are parts of graphs. `host` knows how long

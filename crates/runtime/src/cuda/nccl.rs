@@ -120,7 +120,7 @@ impl DeviceCommunicator for Nccl {
     fn enqueue(&self, calls: &[Call<'_>], stream: &Stream) -> Result<(), DeviceCommError> {
         let Some(&Call { group, .. }) = calls.first() else { return Ok(()) };
         if group.size() == 1 {
-            return Copies { world_size: 1 }.enqueue(calls, stream);
+            return Copies::unpaced(1).enqueue(calls, stream);
         }
         let kind = groups(group, self.world_size);
         let found = self.groups.communicators.iter().find(|(groups, _)| *groups == kind);

@@ -266,13 +266,13 @@ impl Processor {
 
 impl Processor {
     /// An empty engine of rank 0 of a run whose other ranks do not exist, for measurements: local copies
-    /// replace collectives. On a CPU they go through `communicator`.
+    /// replace collectives, at the pace of `communicator`. On a CPU they go through it.
     pub fn engine_of_absent_ranks(self, communicator: Arc<OneOf>) -> Result<Box<dyn Engine>, EngineError> {
         match self {
             Processor::Cpu => self.engine_of_rank(Checks::default(), communicator, None),
             Processor::Cuda(gpu) => {
                 let engine = CudaEngine::new(Arc::new(registry::cuda_kernels()), *gpu)?;
-                Ok(Box::new(engine.as_rank_of(communicator.world_size())))
+                Ok(Box::new(engine.as_rank_of(communicator.world_size(), communicator.pace())?))
             }
         }
     }

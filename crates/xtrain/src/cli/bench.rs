@@ -136,7 +136,7 @@ pub(crate) struct BenchStepArgs {
     /// replace collectives
     #[arg(long, value_name = "N", value_parser = bounded(2..=1024))]
     pub(crate) rank_of: Option<usize>,
-    /// Let each collective take at least the time that `xtrain plan` assumes (CPU only)
+    /// Let each collective take at least the time that `xtrain plan` assumes
     #[arg(long, requires = "rank_of")]
     pub(crate) stretch: bool,
     /// Bandwidth of a rank's collectives that `--stretch` and the estimate assume, such as 50GB/s

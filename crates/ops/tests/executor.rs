@@ -287,6 +287,24 @@ fn engine_with_nccl(
     CudaEngine::new(Arc::new(cuda_kernels()), gpu)?.with_nccl(nccl.naming(names), communicator)
 }
 
+/// Connects the ranks of all groups. A rank waits for the others in its first collective of a group, and no
+/// thread of the process records a graph meanwhile, which ranks of other groups would wait for.
+fn connect(engine: &mut CudaEngine, ranks: usize) -> Result<(), EngineError> {
+    let mut tracer = Tracer::default();
+    let input = tracer.input("in", vector(1));
+    let halves = [Group::Shard { size: 2 }, Group::Replicas { size: 2 }];
+    let groups = halves.into_iter().filter(|_| ranks == NCCL_RANKS).chain([Group::World { size: ranks }]);
+    for (n, group) in groups.enumerate() {
+        let op = AllGather { group, first: 0, rows: group.size() };
+        let all = tracer.site("connect").emit(op, &[input]).expect("a vector")[0];
+        tracer.output(&format!("all {n}"), all);
+    }
+    let id = engine.load(tracer.finish())?;
+    engine.write_input(id, "in", &filled(1.0, 1))?;
+    engine.run(id, Part::Whole)?;
+    engine.outputs(id).map(drop)
+}
+
 /// Ranks as threads exchange through NCCL, op by op and in graphs, and have the values of a plain
 /// computation, which are those of an exchange through the host.
 fn ranks_exchange_by_nccl() -> Result<(), Failed> {
@@ -299,7 +317,9 @@ fn ranks_exchange_by_nccl() -> Result<(), Failed> {
         let program = collectives::random_program(seed, ranks, 2);
         let ids = nccl_ids(ranks)?;
         let found = collectives::results_of_ranks(&program, ranks, 3, |rank, communicator| {
-            Ok(Box::new(engine_with_nccl(&ids, rank, communicator, rank == 0)?))
+            let mut engine = engine_with_nccl(&ids, rank, communicator, rank == 0)?;
+            connect(&mut engine, ranks)?;
+            Ok(Box::new(engine))
         });
         let expected = collectives::expected(&program, ranks, 3);
         for (rank, (found, expected)) in found.into_iter().zip(&expected).enumerate() {

@@ -25,10 +25,11 @@ MODES = [
     {"parallel.shard": "weights", "parallel.prefetch_blocks": "0"},
     {"parallel.shard": "weights", "parallel.prefetch_blocks": "3"},
     {"parallel.shard": "weights", "parallel.gather": "fp32"},
+    {"parallel.shard": "weights", "parallel.transport": "nccl"},
     {"parallel.shard": "weights", "parallel.transport": "host"},
     {"parallel.shard": "none", "parallel.replicas": "2"},
 ]
-# Settings under which runs with as many ranks repeat to the bit, over NCCL and through the host.
+# Settings under which runs with as many ranks repeat to the bit, on each path between GPUs.
 OF_THE_SAME_WORLD = [
     {"parallel.shard": "none"},
     {"parallel.shard": "weights"},
@@ -117,8 +118,9 @@ def check_same_world(place, checks):
         settings = {"precision.recipe": "bf16"} | mode
         first, second = place.train(settings, gpus), place.train(settings, gpus)
         checks.that(f"bf16: {named(mode)} on {gpus} GPUs repeats", first == second, f"{first} {second}")
-        host = place.train(settings | {"parallel.transport": "host"}, gpus)
-        checks.that(f"bf16: {named(mode)} on {gpus} GPUs: NCCL equals the host", first == host, f"{first} {host}")
+        for transport in ("copy", "nccl", "host"):
+            found = place.train(settings | {"parallel.transport": transport}, gpus)
+            checks.that(f"bf16: {named(mode)} on {gpus} GPUs: {transport} has equal bits", found == first, f"{found} {first}")
 
 
 def check_fast(place, checks):
@@ -151,10 +153,10 @@ def check_resume(place, checks):
     checks.that(f"fp8-current: {gpus} GPUs, then one, then {gpus}: equals one run", found == whole, f"{found} {whole}")
 
 
-def check_kill(place, checks, rank):
+def check_kill(place, checks, rank, transport):
     """After SIGKILL to one rank all processes end soon."""
-    out = place.folder / f"killed-{rank}"
-    settings = {"train.steps": 100000, "parallel.shard": "weights"}
+    out = place.folder / f"killed-{rank}-{transport}"
+    settings = {"train.steps": 100000, "parallel.shard": "weights", "parallel.transport": transport}
     command = [place.options.xtrain, *map(str, place.command(settings, place.options.gpus, out))]
     run = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT)
     metrics, begun = out / "metrics.jsonl", time.monotonic()
@@ -169,10 +171,10 @@ def check_kill(place, checks, rank):
     try:
         run.communicate(timeout=GONE)
         seconds = time.monotonic() - begun
-        checks.that(f"rank {rank} is killed: all processes have ended after {seconds:.1f} s", run.returncode != 0)
+        checks.that(f"rank {rank} is killed, {transport}: all processes have ended after {seconds:.1f} s", run.returncode != 0)
     except subprocess.TimeoutExpired:
         run.kill()
-        checks.that(f"rank {rank} is killed", False, f"processes are left after {GONE} s")
+        checks.that(f"rank {rank} is killed, {transport}", False, f"processes are left after {GONE} s")
 
 
 def main():
@@ -193,8 +195,8 @@ def main():
         check_same_world(place, checks)
         check_fast(place, checks)
         check_resume(place, checks)
-        for rank in range(options.gpus):
-            check_kill(place, checks, rank)
+        for rank, transport in itertools.product(range(options.gpus), ("auto", "nccl")):
+            check_kill(place, checks, rank, transport)
     print(f"{checks.passed} passed, {checks.failed} failed, in {time.monotonic() - begun:.0f} s")
     raise SystemExit(checks.failed > 0)
 

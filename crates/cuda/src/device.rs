@@ -103,6 +103,28 @@ impl Device {
         self.ordinal
     }
 
+    /// True if other processes can map this GPU's memory.
+    pub fn shares_memory(self) -> Result<bool, CudaError> {
+        let driver = &driver()?.table;
+        let (mut shares, attribute) = (0, ffi::HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED);
+        // SAFETY: writes one integer.
+        let status = unsafe { (driver.cuDeviceGetAttribute)(&mut shares, attribute, self.handle) };
+        check(driver, "cuDeviceGetAttribute", status)?;
+        Ok(shares != 0)
+    }
+
+    /// True if NVLink connects both GPUs, directly or through a switch. Atomic operations on each other's
+    /// memory, which PCIe lacks, tell it.
+    pub fn is_linked_to(self, peer: Device) -> Result<bool, CudaError> {
+        let driver = &driver()?.table;
+        let (mut linked, attribute) = (0, ffi::P2P_NATIVE_ATOMIC_SUPPORTED);
+        // SAFETY: writes one integer.
+        let status =
+            unsafe { (driver.cuDeviceGetP2PAttribute)(&mut linked, attribute, self.handle, peer.handle) };
+        check(driver, "cuDeviceGetP2PAttribute", status)?;
+        Ok(linked != 0)
+    }
+
     /// The properties.
     pub fn info(self) -> Result<DeviceInfo, CudaError> {
         let driver = &driver()?.table;

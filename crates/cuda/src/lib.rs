@@ -66,5 +66,5 @@ pub use nccl::{NcclCall, NcclCommunicator, NcclId};
 pub use progress::Progress;
 pub use sdpa::Sdpa;
 pub use source::{Constants, Defines, Header, KernelSource, TENSOR_CORES};
-pub use stream::{Event, Stream};
+pub use stream::{Event, Signal, Stream};
 pub use tuning_cache::ChoiceKey;

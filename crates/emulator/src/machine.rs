@@ -37,6 +37,8 @@ pub(crate) struct Machine {
     aborted: HashSet<usize>,
     /// Groups of NCCL calls that wait for other ranks.
     waiting: Vec<Waiting>,
+    /// Waits for words of device memory, each with its device, address and least value.
+    blocked: Vec<(ItemId, usize, u64, u32)>,
     /// The group that `swap` holds back, with its stream.
     held_back: Option<(usize, Arc<Group>)>,
     /// Pinned host memory: lengths by address.
@@ -120,7 +122,7 @@ fn finish_while(is_pending: impl Fn(&Machine) -> bool) {
         if machine.run_one() {
             continue;
         }
-        if machine.waiting.is_empty() {
+        if machine.waiting.is_empty() && machine.blocked.is_empty() {
             return;
         }
         drop(guard);
@@ -133,6 +135,11 @@ pub(crate) fn wait_while(is_true: impl Fn(&Machine) -> bool) {
     while lock().as_ref().is_some_and(&is_true) {
         thread::sleep(PAUSE);
     }
+}
+
+/// True if a word that grows has grown to this value, or beyond it and around.
+fn is_reached(value: u32, least: u32) -> bool {
+    value.wrapping_sub(least) as i32 >= 0
 }
 
 impl Machine {
@@ -158,6 +165,7 @@ impl Machine {
             communicators: HashMap::new(),
             aborted: HashSet::new(),
             waiting: Vec::new(),
+            blocked: Vec::new(),
             held_back: None,
             pinned: BTreeMap::new(),
             queue: Queue::default(),
@@ -336,11 +344,26 @@ impl Machine {
     /// Runs one item; false if none is ready.
     fn run_one(&mut self) -> bool {
         self.admit();
+        self.look_at_words();
         let Some(taken) = self.queue.take(&mut self.random) else { return false };
         let device = &mut self.devices[taken.device];
         let mut ran = Ok(());
         if device.failure.is_none() {
-            if let Work::Collective(group) = &taken.work {
+            if let Work::Await { source, least } = taken.work {
+                match device.memory.signal(source) {
+                    Some(value) if is_reached(value, least) => {}
+                    Some(_) => {
+                        self.blocked.push((taken.id, taken.device, source, least));
+                        self.queue.put_back(taken);
+                        return true;
+                    }
+                    None => {
+                        let what = device.memory.describe(source, 4);
+                        let text = format!("a wait for a word out of bounds: {what}");
+                        ran = Err(Failure { status: status::ILLEGAL_ADDRESS, text });
+                    }
+                }
+            } else if let Work::Collective(group) = &taken.work {
                 let group = group.clone();
                 match self.run_collective(&group, &taken) {
                     Ok(true) => {}
@@ -373,6 +396,19 @@ impl Machine {
             event.time = Some(taken.ends);
         }
         true
+    }
+
+    /// Makes waits ready whose words have been written.
+    fn look_at_words(&mut self) {
+        let Machine { blocked, devices, queue, .. } = self;
+        blocked.retain(|&(item, device, source, least)| {
+            let value = devices[device].memory.signal(source);
+            let is_ready = value.is_none_or(|value| is_reached(value, least));
+            if is_ready {
+                queue.make_ready(item);
+            }
+            !is_ready
+        });
     }
 
     /// The last item of a stream, if it has any.

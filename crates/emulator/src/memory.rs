@@ -12,11 +12,12 @@ mod bytes;
 pub(crate) use bytes::{Bytes, Local};
 
 use crate::fault::{Fault, FaultKind, Outcome};
-use rustix::fd::OwnedFd;
-use rustix::fs::{FallocateFlags, MemfdFlags};
+use rustix::fd::{AsRawFd, BorrowedFd, OwnedFd};
+use rustix::fs::{FallocateFlags, MemfdFlags, Mode, OFlags};
 use rustix::mm::{MapFlags, ProtFlags};
 use std::cell::Cell;
 use std::ffi::c_void;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 /// Size of a device's address range, and the distance from a byte to its mark, in memory and in the file.
 const SPAN: u64 = 1 << 42;
@@ -34,9 +35,11 @@ struct Extent {
     is_accessible: bool,
 }
 
-/// A range of the file.
+/// A range of the device's file, or of that of another process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Physical {
+    /// The place in the list of other processes' files.
+    foreign: Option<usize>,
     offset: u64,
     pub(crate) bytes: u64,
 }
@@ -45,6 +48,8 @@ pub(crate) struct Physical {
 pub(crate) struct Memory {
     base: *mut u8,
     file: OwnedFd,
+    /// Files of other processes, from which memory was imported.
+    foreign: Vec<OwnedFd>,
     /// The first address and the first byte of the file that were never used.
     next_address: u64,
     next_offset: u64,
@@ -86,6 +91,7 @@ impl Memory {
         Memory {
             base,
             file,
+            foreign: Vec::new(),
             next_address: base as u64 + PAGE,
             next_offset: 0,
             extents: Vec::new(),
@@ -115,7 +121,7 @@ impl Memory {
     pub(crate) fn create(&mut self, bytes: u64) -> Result<Physical, OutOfMemory> {
         let left = self.capacity - self.used;
         let taken = bytes.checked_next_multiple_of(PAGE).filter(|taken| *taken <= left).ok_or(OutOfMemory)?;
-        let physical = Physical { offset: self.next_offset, bytes };
+        let physical = Physical { foreign: None, offset: self.next_offset, bytes };
         self.used += taken;
         self.next_offset += taken;
         Ok(physical)
@@ -130,8 +136,33 @@ impl Memory {
         Ok(start)
     }
 
+    /// A file that names physical memory to other processes, as long as this process lives.
+    pub(crate) fn export(&self, physical: Physical) -> OwnedFd {
+        let name = [rustix::process::getpid().as_raw_nonzero().get() as u64, self.file.as_raw_fd() as u64];
+        let words = [name[0], name[1], physical.offset, physical.bytes];
+        let file =
+            rustix::fs::memfd_create("emulated memory", MemfdFlags::CLOEXEC).expect("a file in memory");
+        let bytes = words.map(u64::to_le_bytes).concat();
+        rustix::io::pwrite(&file, &bytes, 0).expect("a file in memory can be written");
+        file
+    }
+
+    /// Physical memory of another process that named it by [`Memory::export`].
+    pub(crate) fn import(&mut self, file: BorrowedFd<'_>) -> Option<Physical> {
+        let mut bytes = [0; 32];
+        rustix::io::pread(file, &mut bytes, 0).ok().filter(|read| *read == bytes.len())?;
+        let word = |n: usize| bytes[8 * n..8 * n + 8].try_into().map_or(0, u64::from_le_bytes);
+        let path = format!("/proc/{}/fd/{}", word(0), word(1));
+        let opened = rustix::fs::open(path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()).ok()?;
+        self.foreign.push(opened);
+        Some(Physical { foreign: Some(self.foreign.len() - 1), offset: word(2), bytes: word(3) })
+    }
+
     /// Frees physical memory.
     pub(crate) fn release(&mut self, physical: Physical) {
+        if physical.foreign.is_some() {
+            return;
+        }
         let taken = physical.bytes.next_multiple_of(PAGE);
         self.used -= taken;
         let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
@@ -146,8 +177,9 @@ impl Memory {
         for distance in [0, SPAN] {
             let (at, offset) = ((start + distance) as *mut c_void, physical.offset + distance);
             let (access, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED | MapFlags::FIXED);
+            let file = physical.foreign.map_or(&self.file, |foreign| &self.foreign[foreign]);
             // SAFETY: the addresses lie in the reservation of `new`, which this value owns.
-            let placed = unsafe { rustix::mm::mmap(at, length, access, flags, &self.file, offset) };
+            let placed = unsafe { rustix::mm::mmap(at, length, access, flags, file, offset) };
             placed.expect("a page of a file in memory can be mapped");
         }
         let index = self.extents.partition_point(|extent| extent.start < start);
@@ -248,6 +280,25 @@ impl Memory {
             source = rest;
         }
         Some(())
+    }
+
+    /// A word that other processes may write meanwhile; what they wrote before it is there.
+    pub(crate) fn signal(&self, address: u64) -> Option<u32> {
+        self.signal_at(address).map(|signal| signal.load(Ordering::Acquire))
+    }
+
+    /// Writes a word after all that was written before.
+    pub(crate) fn set_signal(&self, address: u64, value: u32) -> Option<()> {
+        let bytes = self.bytes(address, 4)?;
+        self.signal_at(address)?.store(value, Ordering::Release);
+        bytes.mark();
+        Some(())
+    }
+
+    fn signal_at(&self, address: u64) -> Option<&AtomicU32> {
+        self.find(address, 4).filter(|extent| extent.is_accessible && address.is_multiple_of(4))?;
+        // SAFETY: the word is mapped while `self` is borrowed and aligned; others access it by atomics too.
+        Some(unsafe { AtomicU32::from_ptr(address as *mut u32) })
     }
 
     /// Start and length of the allocation that contains an address.

@@ -30,6 +30,8 @@ pub(crate) struct Settings {
     pub(crate) log: Option<String>,
     /// `nccl=22707`: the version that NCCL reports.
     pub(crate) nccl: i32,
+    /// `nvlink=0`: no link between devices.
+    pub(crate) has_nvlink: bool,
     /// `omit=wait:3`: a wait to leave out, to check that tests fail.
     pub(crate) omit: Option<Omission>,
     /// `swap=1:3`: a rank, and the first of two groups of NCCL calls that it exchanges.
@@ -94,6 +96,7 @@ impl Settings {
             seed: 0,
             log: None,
             nccl: 22_707,
+            has_nvlink: true,
             omit: None,
             swap: None,
             patch: None,
@@ -115,6 +118,7 @@ impl Settings {
                 "seed" => settings.seed = number()?,
                 "log" => settings.log = Some(value.to_owned()),
                 "nccl" => settings.nccl = number()? as i32,
+                "nvlink" => settings.has_nvlink = number()? != 0,
                 "omit" => settings.omit = Some(Omission::parse(value)?),
                 "swap" => {
                     let numbers = value
@@ -128,7 +132,7 @@ impl Settings {
                 }
                 _ => {
                     return Err(format!(
-                        "unknown setting `{key}`; known are arch, devices, memory, seed, log, nccl, omit, swap, patch"
+                        "unknown setting `{key}`; known are arch, devices, memory, seed, log, nccl, nvlink, omit, swap, patch"
                     ));
                 }
             }

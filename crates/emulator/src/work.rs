@@ -46,6 +46,16 @@ pub(crate) enum Work {
         bytes: u64,
     },
     Gemm(Arc<GemmWork>),
+    /// A word that is written after all earlier work.
+    Signal {
+        target: u64,
+        value: u32,
+    },
+    /// A wait until a word is at least this value.
+    Await {
+        source: u64,
+        least: u32,
+    },
     /// Calls of NCCL, which the machine runs together with other ranks.
     Collective(Arc<Group>),
     /// The recording of an event, by its handle.
@@ -122,7 +132,7 @@ impl Work {
             | Work::Fill { bytes: length, .. } => bytes(*length),
             Work::Gemm(gemm) => LEAST_SECONDS + gemm.seconds,
             Work::Collective(group) => bytes(group.bytes()),
-            Work::Record(_) => RECORD_SECONDS,
+            Work::Record(_) | Work::Signal { .. } | Work::Await { .. } => RECORD_SECONDS,
             Work::Nothing => 0.0,
         }
     }
@@ -150,6 +160,8 @@ impl Work {
             }
             Work::Fill { target, bytes, .. } => (overlaps(*target, *bytes), "a fill".into()),
             Work::Gemm(gemm) => (gemm.operands.iter().any(|&address| is_within(address)), "a GEMM".into()),
+            Work::Signal { target, .. } => (overlaps(*target, 4), "a write of a word".into()),
+            Work::Await { source, .. } => (overlaps(*source, 4), "a wait for a word".into()),
             Work::Collective(group) => (group.uses(start, bytes), "a collective".into()),
             Work::Record(_) | Work::Nothing => (false, String::new()),
         };
@@ -226,7 +238,12 @@ impl Work {
                 (gemm.run)(memory)
                     .map_err(|text| Failure { status: crate::status::ILLEGAL_ADDRESS, text })?;
             }
-            Work::Collective(_) | Work::Record(_) | Work::Nothing => {}
+            Work::Signal { target, value } => {
+                memory.set_signal(*target, *value).ok_or_else(|| outside("a word is", *target, 4))?;
+            }
+            // The machine runs these two.
+            Work::Await { .. } | Work::Collective(_) => {}
+            Work::Record(_) | Work::Nothing => {}
         }
         Ok(())
     }

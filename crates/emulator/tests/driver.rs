@@ -39,7 +39,7 @@ fn memory_ends() -> Outcome {
     let error = DeviceMemory::new(&context, 48 * MIB).err().ok_or("there is more memory than 64 MiB")?;
     assert!(error.is_out_of_memory(), "{error}");
     assert!(DeviceMemory::new(&context, usize::MAX / 2).is_err_and(|error| error.is_out_of_memory()));
-    let mut growing = GrowingMemory::new(&context)?;
+    let mut growing = GrowingMemory::new(&context, false)?;
     assert!(growing.grow(32 * MIB).is_err_and(|error| error.is_out_of_memory()));
     drop(first);
     growing.grow(32 * MIB)?;
@@ -73,7 +73,7 @@ fn memory_that_queued_work_uses_is_not_freed() -> Outcome {
 fn memory_that_queued_work_uses_is_not_unmapped() -> Outcome {
     let context = context()?;
     let stream = Stream::new(&context)?;
-    let mut memory = GrowingMemory::new(&context)?;
+    let mut memory = GrowingMemory::new(&context, false)?;
     memory.grow(MIB)?;
     memory.span(0..MIB).fill(1, &stream)?;
     drop(memory);
@@ -84,7 +84,7 @@ fn memory_that_queued_work_uses_is_not_unmapped() -> Outcome {
 fn memory_grows_in_place() -> Outcome {
     let context = context()?;
     let stream = Stream::new(&context)?;
-    let mut memory = GrowingMemory::new(&context)?;
+    let mut memory = GrowingMemory::new(&context, false)?;
     memory.grow(128)?;
     let held = memory.bytes();
     memory.span(0..128).fill(1, &stream)?;
@@ -296,7 +296,7 @@ fn main() -> Outcome {
         case(
             "unknown_settings_are_reported",
             "arch=sm_80 speed=9",
-            "emulated GPU: XTRAIN_EMULATOR: unknown setting `speed`; known are arch, devices, memory, seed, log, nccl, omit, swap, patch\n",
+            "emulated GPU: XTRAIN_EMULATOR: unknown setting `speed`; known are arch, devices, memory, seed, log, nccl, nvlink, omit, swap, patch\n",
             unknown_settings_are_reported,
         ),
         case("an_old_gpu_is_refused", "arch=sm_75", "", an_old_gpu_is_refused),

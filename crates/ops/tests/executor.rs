@@ -22,8 +22,8 @@ use xtrain_runtime::{
 };
 use xtrain_tensor::{DType, TensorType};
 
-/// Held exclusively by tests whose ranks are threads that wait for each other in NCCL: captures of other
-/// tests would wait for them, and they for these captures.
+/// Held exclusively by tests whose ranks are threads that wait for each other on GPUs: captures of other tests
+/// would wait for them, and they for these captures.
 static ALONE: RwLock<()> = RwLock::new(());
 
 /// Elements of small tensors.
@@ -305,19 +305,42 @@ fn connect(engine: &mut CudaEngine, ranks: usize) -> Result<(), EngineError> {
     engine.outputs(id).map(drop)
 }
 
+/// The engine of a rank that copies to the memory of the others' GPUs.
+fn engine_with_copies(
+    rank: usize,
+    host: Arc<dyn Communicator>,
+    names: bool,
+) -> Result<CudaEngine, EngineError> {
+    CudaEngine::new(Arc::new(cuda_kernels()), Gpu::open(rank)?)?.with_peer_copies(host, names)
+}
+
 /// Ranks as threads exchange through NCCL, op by op and in graphs, and have the values of a plain
 /// computation, which are those of an exchange through the host.
 fn ranks_exchange_by_nccl() -> Result<(), Failed> {
+    // The sum of two is the same in any order.
+    ranks_exchange("NCCL", 2, nccl_ids, |ids, rank, host| engine_with_nccl(ids, rank, host, rank == 0))
+}
+
+/// As [`ranks_exchange_by_nccl`], by copies to each other's memory.
+fn ranks_exchange_by_copies() -> Result<(), Failed> {
+    ranks_exchange("copies", 1, |_| Ok(()), |(), rank, host| engine_with_copies(rank, host, false))
+}
+
+fn ranks_exchange<T: Sync>(
+    path: &str,
+    most_added: usize,
+    meet: impl Fn(usize) -> Result<T, CudaError>,
+    engine: impl Fn(&T, usize, Arc<dyn Communicator>) -> Result<CudaEngine, EngineError> + Sync,
+) -> Result<(), Failed> {
     let gpus = Device::all()?.len();
     // Programs of four ranks have collectives of groups for every other seed.
     let worlds = [(2, 0), (2, 1), (3, 2), (NCCL_RANKS, 3), (NCCL_RANKS, 4)];
     for (ranks, n) in worlds.into_iter().filter(|(ranks, _)| *ranks <= gpus) {
         let seed = common::seed().wrapping_add(n);
-        // The sum of two is the same in any order.
-        let program = collectives::random_program(seed, ranks, 2);
-        let ids = nccl_ids(ranks)?;
+        let program = collectives::random_program(seed, ranks, most_added);
+        let met = meet(ranks)?;
         let found = collectives::results_of_ranks(&program, ranks, 3, |rank, communicator| {
-            let mut engine = engine_with_nccl(&ids, rank, communicator, rank == 0)?;
+            let mut engine = engine(&met, rank, communicator)?;
             connect(&mut engine, ranks)?;
             Ok(Box::new(engine))
         });
@@ -325,7 +348,7 @@ fn ranks_exchange_by_nccl() -> Result<(), Failed> {
         for (rank, (found, expected)) in found.into_iter().zip(&expected).enumerate() {
             assert!(
                 found? == *expected,
-                "rank {rank} of {ranks} of the program XTRAIN_TEST_SEED={seed}: a collective of NCCL at random has other values"
+                "rank {rank} of {ranks} of the program XTRAIN_TEST_SEED={seed}: a collective by {path} at random has other values"
             );
         }
     }
@@ -431,7 +454,7 @@ impl Communicator for Impatient {
 
 /// A rank that waits for one which does not take part in a collective, or no longer does, ends with an error
 /// that names the collective, and its engine can be dropped.
-fn a_rank_that_waits_in_vain_is_freed() -> Result<(), Failed> {
+fn a_rank_that_waits_in_vain_is_freed_by_nccl() -> Result<(), Failed> {
     let collective = "all_gather at gather (fprop), which sends 4000 bytes from each of all 2 ranks";
     // The first collective connects the ranks.
     let connecting = format!(
@@ -446,14 +469,37 @@ fn a_rank_that_waits_in_vain_is_freed() -> Result<(), Failed> {
     for (runs_together, names, expected) in
         [(0, false, &connecting), (1, false, &in_a_graph), (1, true, &named), (3, true, &named)]
     {
-        let said = wait_in_vain(runs_together, names)?;
+        let ids = nccl_ids(2)?;
+        let engine = |rank, communicator| engine_with_nccl(&ids, rank, communicator, names);
+        let said = wait_in_vain(runs_together, engine)?;
         assert!(said.contains(expected), "{said}");
     }
     Ok(())
 }
 
-/// The error of a rank that the other leaves after so many runs of a collective. Graphs name it if `names`.
-fn wait_in_vain(runs_together: usize, names: bool) -> Result<String, Failed> {
+/// As [`a_rank_that_waits_in_vain_is_freed_by_nccl`], where ranks copy to each other's memory.
+fn a_rank_that_waits_in_vain_is_freed_by_copies() -> Result<(), Failed> {
+    let named = "it waits in all_gather at gather (fprop), which sends 4000 bytes from each of all 2 ranks";
+    for (runs_together, names, expected) in [
+        (0, false, named),
+        (1, false, "parallel.name_collectives = true names"),
+        (1, true, named),
+        (3, true, named),
+    ] {
+        let said = wait_in_vain(runs_together, |rank, host| engine_with_copies(rank, host, names))?;
+        assert!(
+            said.contains("evaluation for 1 s: another rank does not take") && said.contains(expected),
+            "{said}"
+        );
+    }
+    Ok(())
+}
+
+/// The error of a rank that the other leaves after so many runs of a collective.
+fn wait_in_vain(
+    runs_together: usize,
+    engine: impl Fn(usize, Arc<dyn Communicator>) -> Result<CudaEngine, EngineError> + Sync,
+) -> Result<String, Failed> {
     let program = || {
         let mut tracer = Tracer::default();
         let input = tracer.input("in", vector(SMALL));
@@ -462,10 +508,10 @@ fn wait_in_vain(runs_together: usize, names: bool) -> Result<String, Failed> {
         tracer.output("out", all);
         tracer.finish()
     };
-    let (ids, end) = (nccl_ids(2)?, Barrier::new(2));
+    let end = Barrier::new(2);
     let run = |communicator: ThreadCommunicator| -> Result<String, Failed> {
         let rank = communicator.rank();
-        let mut engine = engine_with_nccl(&ids, rank, Arc::new(Impatient(communicator)), names)?;
+        let mut engine = engine(rank, Arc::new(Impatient(communicator)))?;
         let id = engine.load(program())?;
         let mut gather = || {
             engine.write_input(id, "in", &filled(1.0, SMALL))?;
@@ -536,10 +582,9 @@ type Test = fn() -> Result<(), Failed>;
 fn main() {
     let arguments = Arguments::from_args();
     let gpu = common::gpu();
-    let has_nccl = gpu.is_some()
-        && Device::all().is_ok_and(|gpus| gpus.len() >= 2)
-        && Installed::open(Library::Nccl).is_ok();
-    let all: [(&str, Test); 11] = [
+    let has_gpus = gpu.is_some() && Device::all().is_ok_and(|gpus| gpus.len() >= 2);
+    let has_nccl = has_gpus && Installed::open(Library::Nccl).is_ok();
+    let all: [(&str, Test); 13] = [
         ("runs_in_flight_keep_their_inputs_and_outputs", runs_in_flight_keep_their_inputs_and_outputs),
         ("state_changes_between_runs_in_flight", state_changes_between_runs_in_flight),
         ("programs_are_loaded_beside_runs_in_flight", programs_are_loaded_beside_runs_in_flight),
@@ -550,14 +595,23 @@ fn main() {
         ("collectives_with_absent_ranks_take_their_time", collectives_with_absent_ranks_take_their_time),
         ("ranks_exchange_by_nccl", ranks_exchange_by_nccl),
         ("ranks_add_by_nccl", ranks_add_by_nccl),
-        ("a_rank_that_waits_in_vain_is_freed_by_nccl", a_rank_that_waits_in_vain_is_freed),
+        ("a_rank_that_waits_in_vain_is_freed_by_nccl", a_rank_that_waits_in_vain_is_freed_by_nccl),
+        ("ranks_exchange_by_copies", ranks_exchange_by_copies),
+        ("a_rank_that_waits_in_vain_is_freed_by_copies", a_rank_that_waits_in_vain_is_freed_by_copies),
     ];
     let test = |(name, test): (&str, Test)| {
-        let by_nccl = name.ends_with("by_nccl");
-        let runs = if by_nccl { has_nccl } else { gpu.is_some() };
+        let (by_nccl, by_copies) = (name.ends_with("by_nccl"), name.ends_with("by_copies"));
+        let runs = if by_nccl {
+            has_nccl
+        } else if by_copies {
+            has_gpus
+        } else {
+            gpu.is_some()
+        };
+        let is_alone = by_nccl || by_copies;
         let test = move || {
-            let _alone = by_nccl.then(|| ALONE.write());
-            let _beside_others = (!by_nccl).then(|| ALONE.read());
+            let _alone = is_alone.then(|| ALONE.write());
+            let _beside_others = (!is_alone).then(|| ALONE.read());
             test()
         };
         Trial::test(name, test).with_ignored_flag(!runs)

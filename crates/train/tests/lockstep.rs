@@ -239,8 +239,18 @@ struct Steps {
     spec: TrainingSpec,
     compared: Compared,
     tolerance: f64,
-    /// True if the ranks exchange by NCCL, each on a GPU of its own.
-    by_nccl: bool,
+    path: Path,
+}
+
+/// The path on which the GPUs of ranks exchange data.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Path {
+    /// The host. All ranks use one GPU.
+    Host,
+    /// NCCL; each rank has a GPU of its own, as for copies.
+    Nccl,
+    /// Copies to each other's memory.
+    Copies,
 }
 
 impl Steps {
@@ -252,8 +262,9 @@ impl Steps {
         let kinds = groups_of_run(ranks, self.spec.parallel.replicas);
         // An id by rank for each kind of groups, which use those of their first ranks.
         let ids = |_: &Groups| (0..ranks).map(|_| NcclId::new()).collect::<Result<Vec<_>, CudaError>>();
-        let ids: Vec<_> = kinds.iter().filter(|_| self.by_nccl).map(ids).collect::<Result<_, _>>()?;
-        let nccl = self.by_nccl.then_some((kinds.as_slice(), ids.as_slice()));
+        let ids: Vec<_> =
+            kinds.iter().filter(|_| self.path == Path::Nccl).map(ids).collect::<Result<_, _>>()?;
+        let nccl = (self.path == Path::Nccl).then_some((kinds.as_slice(), ids.as_slice()));
         thread::scope(|scope| {
             let spawn = |communicators: (ThreadCommunicator, ThreadCommunicator)| {
                 scope.spawn(move || self.run_rank(communicators, nccl))
@@ -279,7 +290,7 @@ impl Steps {
         let spec = TrainingSpec { parallel, ..self.spec.clone() };
         let Steps { compared, tolerance, .. } = *self;
         let mut cpu = CpuEngine::new(Arc::new(cpu_kernels()));
-        let device = Gpu::open(if nccl.is_some() { rank } else { 0 })?;
+        let device = Gpu::open(if self.path == Path::Host { 0 } else { rank })?;
         let join = |(kinds, ids): (&[Groups], &[Vec<NcclId>])| {
             let first = |groups: &Groups| groups.ranks(rank).next().expect("a group has ranks");
             let ids: Vec<NcclId> = kinds.iter().zip(ids).map(|(groups, ids)| ids[first(groups)]).collect();
@@ -295,6 +306,7 @@ impl Steps {
             cpu = cpu.with_communicator(Arc::new(cpus));
             gpu = match nccl {
                 Some(nccl) => gpu.with_nccl(nccl, gpus)?,
+                None if self.path == Path::Copies => gpu.with_peer_copies(gpus, false)?,
                 None => gpu.with_communicator(gpus),
             };
         }
@@ -326,7 +338,7 @@ fn alone(recipe: Recipe, compared: Compared, tolerance: f64) -> Vec<Steps> {
     let models = [(small_model(), true), (wide_model(), false), (wide_model(), true)];
     let steps = |(model, document_mask)| {
         let spec = TrainingSpec { recipe, document_mask, ..spec(model, BATCH) };
-        Steps { spec, compared, tolerance, by_nccl: false }
+        Steps { spec, compared, tolerance, path: Path::Host }
     };
     models.into_iter().map(steps).collect()
 }
@@ -344,7 +356,7 @@ fn of_ranks(recipe: Recipe, tolerance: f64) -> Vec<Steps> {
                 let parallel =
                     Parallel { world_size, replicas, shard, reduce, prefetch_blocks, ..Parallel::ALONE };
                 let spec = TrainingSpec { recipe, parallel, ..spec(wide_model(), BATCH) };
-                all.push(Steps { spec, compared, tolerance, by_nccl: false });
+                all.push(Steps { spec, compared, tolerance, path: Path::Host });
             }
         }
     }
@@ -377,7 +389,7 @@ fn main() {
             let name = format!("{what}_the_cpu_in_{}", recipe.name().replace('-', "_"));
             let test = move || {
                 let steps = drawn(all.clone(), 1);
-                let is_alone = steps.iter().any(|steps| steps.by_nccl);
+                let is_alone = steps.iter().any(|steps| steps.path != Path::Host);
                 let _alone = is_alone.then(|| ALONE.write());
                 let _beside_others = (!is_alone).then(|| ALONE.read());
                 steps.iter().try_for_each(Steps::run)
@@ -389,11 +401,17 @@ fn main() {
         // Each recipe of FP8 casts and gathers weights in a way of its own.
         if recipe != Recipe::Fp32 {
             let of_ranks = of_ranks(recipe, tolerance);
-            let mut by_nccl = of_ranks.clone();
-            by_nccl.retain(|steps| steps.spec.parallel.world_size <= gpus);
-            by_nccl.iter_mut().for_each(|steps| steps.by_nccl = true);
+            let on_path = |path: Path| {
+                let of_ranks = of_ranks.iter().filter(|steps| steps.spec.parallel.world_size <= gpus);
+                // Copies add nothing.
+                let has_sums =
+                    |steps: &&Steps| path == Path::Nccl || steps.spec.parallel.reduce != Reduce::Fast;
+                of_ranks.filter(has_sums).map(|steps| Steps { path, ..steps.clone() }).collect::<Vec<_>>()
+            };
+            let (by_nccl, by_copies) = (on_path(Path::Nccl), on_path(Path::Copies));
             add("several_ranks_match", has_kernels, of_ranks);
             add("several_ranks_by_nccl_match", has_kernels && has_nccl, by_nccl);
+            add("several_ranks_by_copies_match", has_kernels && gpus >= 2, by_copies);
         }
     }
     libtest_mimic::run(&arguments, tests).exit();

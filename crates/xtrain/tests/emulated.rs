@@ -151,15 +151,16 @@ fn drawn_mode() -> [String; 2] {
     [format!("parallel.shard={shard}"), format!("parallel.reduce={reduce}")]
 }
 
-fn two_gpus_train_the_same_by_nccl_and_through_the_host() -> Result<(), Failed> {
+fn two_gpus_train_the_same_on_each_path() -> Result<(), Failed> {
     let [shard, reduce] = drawn_mode();
     let run =
         |transport: &str| train_on_two(&[&shard, &reduce, &format!("parallel.transport={transport}")], "");
-    let (code, text, by_nccl) = run("nccl")?;
-    assert_eq!((code, by_nccl.len()), (Some(0), 2), "{text}");
     let (code, text, by_host) = run("host")?;
-    assert_eq!(code, Some(0), "{text}");
-    assert_eq!(by_nccl, by_host);
+    assert_eq!((code, by_host.len()), (Some(0), 2), "{text}");
+    for transport in ["copy", "nccl"] {
+        let (code, text, steps) = run(transport)?;
+        assert_eq!((code, &steps), (Some(0), &by_host), "{transport}: {text}");
+    }
     Ok(())
 }
 
@@ -167,16 +168,27 @@ fn two_gpus_train_the_same_by_nccl_and_through_the_host() -> Result<(), Failed> 
 fn ranks_that_disagree_on_a_collective_are_named() -> Result<(), Failed> {
     let [shard, reduce] = drawn_mode();
     for fault in ["swap=1:3", "omit=collective:2"] {
-        let (code, text, _) = train_on_two(&[&shard, &reduce, "parallel.timeout=20s"], fault)?;
+        let set = [&*shard, &*reduce, "parallel.timeout=20s", "parallel.transport=nccl"];
+        let (code, text, _) = train_on_two(&set, fault)?;
         assert_eq!(code, Some(1), "{fault}: {text}");
         assert!(text.contains("the ranks disagree on group "), "{fault}: {text}");
     }
     Ok(())
 }
 
+fn gpus_without_nvlink_are_named() -> Result<(), Failed> {
+    let (code, text, _) = train_on_two(&["parallel.transport=copy"], "nvlink=0")?;
+    assert_eq!(code, Some(2), "{text}");
+    assert!(
+        text.contains("[parallel] transport = \"copy\": rank 0 (") && text.contains("no NVLink"),
+        "{text}"
+    );
+    Ok(())
+}
+
 fn an_old_nccl_is_named_and_not_used() -> Result<(), Failed> {
     let old = "libnccl.so.2 is NCCL 2.26.5; xtrain needs 2.27.0 or newer: `pip install nvidia-nccl-cu13`";
-    let (code, text, steps) = train_on_two(&["train.steps=1"], "nccl=22605")?;
+    let (code, text, steps) = train_on_two(&["train.steps=1"], "nccl=22605 nvlink=0")?;
     assert_eq!((code, steps.len()), (Some(0), 1), "{text}");
     let warned = "collectives between GPUs pass through host memory, which is slow: rank 0 (";
     assert!(text.contains(warned) && text.contains(old), "{text}");
@@ -188,14 +200,12 @@ fn an_old_nccl_is_named_and_not_used() -> Result<(), Failed> {
 
 fn main() {
     let is_emulated = std::env::var_os(SETTINGS).is_some();
-    let tests: [(&str, fn() -> Result<(), Failed>); 7] = [
+    let tests: [(&str, fn() -> Result<(), Failed>); 8] = [
         ("train_refuses_a_recipe_that_the_gpu_lacks", train_refuses_a_recipe_that_the_gpu_lacks),
         ("plan_reports_a_recipe_that_the_gpu_lacks", plan_reports_a_recipe_that_the_gpu_lacks),
         ("train_refuses_a_gpu_with_too_little_memory", train_refuses_a_gpu_with_too_little_memory),
-        (
-            "two_gpus_train_the_same_by_nccl_and_through_the_host",
-            two_gpus_train_the_same_by_nccl_and_through_the_host,
-        ),
+        ("two_gpus_train_the_same_on_each_path", two_gpus_train_the_same_on_each_path),
+        ("gpus_without_nvlink_are_named", gpus_without_nvlink_are_named),
         ("ranks_that_disagree_on_a_collective_are_named", ranks_that_disagree_on_a_collective_are_named),
         ("an_old_nccl_is_named_and_not_used", an_old_nccl_is_named_and_not_used),
         ("one_of_several_ranks_runs_on_one_gpu", one_of_several_ranks_runs_on_one_gpu),

@@ -149,15 +149,35 @@ pub enum ReduceOrder {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Transport {
-    /// NCCL if every rank has it, else host memory, with a warning that says why.
+    /// Copies between GPUs if NVLink connects those of all ranks on one host; else NCCL if every rank has it;
+    /// else host memory, with a warning that says why.
     #[schemars(extend("x-aliases" = ["default", "cpu:gloo,cuda:nccl"]))]
     Auto,
+    /// Each GPU's copy engines copy to the memory of the others, on one host with NVLink. They take no
+    /// multiprocessor from kernels, and are parts of CUDA graphs.
+    #[schemars(extend("x-aliases" = ["p2p", "peer", "nvlink", "symm_mem", "symmetric_memory", "copy_engine"]))]
+    Copy,
     /// NCCL 2.27 or newer. GPUs exchange data directly, and collectives are parts of CUDA graphs.
     #[schemars(extend("x-aliases" = ["NCCL", "gpu", "cuda"]))]
     Nccl,
     /// Host memory, and TCP between ranks: slow, for tests and comparisons.
     #[schemars(extend("x-aliases" = ["gloo", "tcp", "cpu", "mpi"]))]
     Host,
+}
+
+impl Transport {
+    /// All paths.
+    pub const ALL: [Transport; 4] = [Transport::Auto, Transport::Copy, Transport::Nccl, Transport::Host];
+
+    /// The name in run files.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Transport::Auto => "auto",
+            Transport::Copy => "copy",
+            Transport::Nccl => "nccl",
+            Transport::Host => "host",
+        }
+    }
 }
 
 /// Type of gradients between ranks.

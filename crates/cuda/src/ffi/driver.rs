@@ -34,6 +34,12 @@ pub(crate) const CU_MEM_ALLOCATION_TYPE_PINNED: c_int = 1;
 pub(crate) const CU_MEM_LOCATION_TYPE_DEVICE: c_int = 1;
 pub(crate) const CU_MEM_ACCESS_FLAGS_PROT_READWRITE: c_int = 3;
 pub(crate) const CU_MEM_ALLOC_GRANULARITY_RECOMMENDED: c_int = 1;
+pub(crate) const CU_MEM_HANDLE_TYPE_NONE: c_int = 0;
+pub(crate) const CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR: c_int = 1;
+
+/// `CUstreamBatchMemOpType`.
+pub(crate) const CU_STREAM_MEM_OP_WAIT_VALUE_32: c_uint = 1;
+pub(crate) const CU_STREAM_MEM_OP_WRITE_VALUE_32: c_uint = 2;
 
 /// `CUdevice_attribute`.
 pub(crate) const MAX_THREADS_PER_BLOCK: c_int = 1;
@@ -45,6 +51,10 @@ pub(crate) const L2_CACHE_BYTES: c_int = 38;
 pub(crate) const COMPUTE_CAPABILITY_MAJOR: c_int = 75;
 pub(crate) const COMPUTE_CAPABILITY_MINOR: c_int = 76;
 pub(crate) const MAX_SHARED_MEMORY_PER_BLOCK_OPTIN: c_int = 97;
+pub(crate) const HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED: c_int = 103;
+
+/// `CUdevice_P2PAttribute`.
+pub(crate) const P2P_NATIVE_ATOMIC_SUPPORTED: c_int = 3;
 
 /// `CUfunction_attribute`.
 pub(crate) const FUNC_SHARED_BYTES: c_int = 1;
@@ -80,6 +90,18 @@ pub(crate) struct CuMemAllocationProp {
 pub(crate) struct CuMemAccessDesc {
     pub(crate) location: CuMemLocation,
     pub(crate) flags: c_int,
+}
+
+/// `CUstreamBatchMemOpParams`, of a write or a wait.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(crate) struct CuStreamMemOp {
+    pub(crate) operation: c_uint,
+    pub(crate) address: CuDevicePtr,
+    pub(crate) value: u64,
+    pub(crate) flags: c_uint,
+    /// The driver's own.
+    pub(crate) alias: [u64; 2],
 }
 
 /// `CUlaunchConfig`.
@@ -129,6 +151,7 @@ functions! {
         fn cuDeviceGetName(name: *mut c_char, len: c_int, device: CuDevice) -> c_int;
         fn cuDeviceGetUuid_v2(uuid: *mut [u8; 16], device: CuDevice) -> c_int;
         fn cuDeviceGetAttribute(value: *mut c_int, attribute: c_int, device: CuDevice) -> c_int;
+        fn cuDeviceGetP2PAttribute(value: *mut c_int, attribute: c_int, device: CuDevice, peer: CuDevice) -> c_int;
         fn cuDeviceTotalMem_v2(bytes: *mut usize, device: CuDevice) -> c_int;
         fn cuDevicePrimaryCtxRetain(context: *mut CuContext, device: CuDevice) -> c_int;
         fn cuDevicePrimaryCtxRelease_v2(device: CuDevice) -> c_int;
@@ -152,6 +175,13 @@ functions! {
             prop: *const CuMemAllocationProp,
             flags: c_ulonglong,
         ) -> c_int;
+        fn cuMemExportToShareableHandle(
+            shared: *mut c_void,
+            handle: CuMemHandle,
+            kind: c_int,
+            flags: c_ulonglong,
+        ) -> c_int;
+        fn cuMemImportFromShareableHandle(handle: *mut CuMemHandle, shared: *mut c_void, kind: c_int) -> c_int;
         fn cuMemRelease(handle: CuMemHandle) -> c_int;
         fn cuMemMap(
             pointer: CuDevicePtr,
@@ -178,6 +208,12 @@ functions! {
         fn cuStreamDestroy_v2(stream: CuStream) -> c_int;
         fn cuStreamSynchronize(stream: CuStream) -> c_int;
         fn cuStreamWaitEvent(stream: CuStream, event: CuEvent, flags: c_uint) -> c_int;
+        fn cuStreamBatchMemOp_v2(
+            stream: CuStream,
+            count: c_uint,
+            operations: *mut CuStreamMemOp,
+            flags: c_uint,
+        ) -> c_int;
         fn cuStreamBeginCapture_v2(stream: CuStream, mode: c_int) -> c_int;
         fn cuStreamEndCapture(stream: CuStream, graph: *mut CuGraph) -> c_int;
         fn cuEventCreate(event: *mut CuEvent, flags: c_uint) -> c_int;

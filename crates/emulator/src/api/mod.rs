@@ -35,6 +35,11 @@ impl<T> Out<T> {
 struct In<T>(*const T);
 
 impl<T: Copy> In<T> {
+    /// The n-th of the values from here on.
+    fn at(self, n: usize) -> In<T> {
+        In(self.0.wrapping_add(n))
+    }
+
     fn get(self) -> Result<T, Status> {
         if self.0.is_null() {
             return Err(status::INVALID_VALUE);

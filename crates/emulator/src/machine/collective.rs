@@ -114,6 +114,7 @@ impl Machine {
         self.queue.clear(device);
         let queue = &self.queue;
         self.waiting.retain(|waiting| queue.is_pending(waiting.item));
+        self.blocked.retain(|(item, ..)| queue.is_pending(*item));
     }
 
     /// Ends the work of a communicator without effect: what is queued, and what graphs contain.

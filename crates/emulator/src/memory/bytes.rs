@@ -160,6 +160,12 @@ impl<'m> Bytes<'m> {
         marks.iter().fold(1, |all, mark| all & mark) == 1
     }
 
+    /// Marks all bytes as written.
+    pub(crate) fn mark(self) {
+        // SAFETY: as in `write_marked`.
+        unsafe { self.marks.write_bytes(1, self.length) };
+    }
+
     /// Marks all bytes as never written.
     pub(crate) fn forget(self) {
         // SAFETY: as in `write_marked`.

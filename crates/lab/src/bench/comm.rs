@@ -5,7 +5,7 @@
 
 use super::operands::{filled, operand};
 use serde::Serialize;
-use xtrain_config::{Device, ParallelConfig};
+use xtrain_config::{Device, ParallelConfig, Transport};
 use xtrain_ops::collective::{AllGather, AllToAll, ReduceScatter};
 use xtrain_ops::linear::Linear;
 use xtrain_ops::sum_ranks::SumRanks;
@@ -13,7 +13,7 @@ use xtrain_program::{Group, Program, Role, Stage, TraceError, Tracer};
 use xtrain_runtime::{Checks, Engine, EngineError, Part, TimedWork, Timing};
 use xtrain_tensor::DType;
 use xtrain_train::crew::Crew;
-use xtrain_train::engine::{Processor, Target};
+use xtrain_train::engine::{DataPath, Processor, Target};
 use xtrain_train::error::{LearnError, ProgramError, RunError};
 use xtrain_train::slower::median;
 
@@ -22,6 +22,8 @@ use xtrain_train::slower::median;
 pub struct CommOptions {
     /// The processor of each rank.
     pub device: Device,
+    /// The path between GPUs.
+    pub transport: Transport,
     /// Bytes of the tensor of all ranks.
     pub sizes: Vec<u64>,
     /// Extent of the square matrices of the GEMM that runs beside; that of the best rate if absent.
@@ -37,6 +39,8 @@ pub struct CommOptions {
 pub struct CommSpeeds {
     /// The device of this rank.
     pub device: String,
+    /// The path between ranks: `copy`, `nccl` or `host`.
+    pub transport: &'static str,
     /// The number of ranks.
     pub ranks: usize,
     /// Extent of the square matrices of the GEMM that runs beside.
@@ -78,14 +82,24 @@ fn measure(crew: &Crew, options: &CommOptions) -> Result<CommSpeeds, RunError> {
         Processor::choose_at(options.device, gpu).map_err(|error| RunError::Refused(error.to_string()))?;
     let (device, target) = (processor.describe(), processor.target());
     let gemm = options.gemm.unwrap_or(if target == Target::Cpu { 512 } else { 8192 });
-    let nccl = crew.nccl(&processor, &ParallelConfig::default())?;
-    let engine = processor.engine_of_rank(Checks::default(), crew.communicator(), nccl);
+    let parallel = ParallelConfig { transport: options.transport, ..ParallelConfig::default() };
+    let path = crew.data_path(&processor, &parallel)?;
+    let transport = match path {
+        DataPath::Host => "host",
+        DataPath::Copies { .. } => "copy",
+        DataPath::Nccl(_) => "nccl",
+    };
+    let engine = processor.engine_of_rank(Checks::default(), crew.communicator(), path);
     let mut engine = engine.map_err(LearnError::from)?;
     let ranks = crew.member().world_size;
     let mut seconds = |program| timed(engine.as_mut(), crew, program, options);
     let gemm_seconds = seconds(traced(|t| multiply(t, gemm, target))?)?;
     let mut rows = Vec::new();
     for collective in COLLECTIVES {
+        // Copies add nothing.
+        if (collective, transport) == ("reduce_scatter", "copy") {
+            continue;
+        }
         for &bytes in &options.sizes {
             let elements = (bytes as usize / 4).next_multiple_of(ranks).max(ranks);
             let alone = seconds(traced(|t| collect(t, collective, ranks, elements, |_| Ok(())))?)?;
@@ -104,7 +118,7 @@ fn measure(crew: &Crew, options: &CommOptions) -> Result<CommSpeeds, RunError> {
         }
     }
     crew.finish()?;
-    Ok(CommSpeeds { device, ranks, gemm, gemm_seconds, rows })
+    Ok(CommSpeeds { device, transport, ranks, gemm, gemm_seconds, rows })
 }
 
 fn traced(trace: impl FnOnce(&mut Tracer) -> Result<(), TraceError>) -> Result<Program, RunError> {
@@ -191,8 +205,14 @@ mod tests {
 
     #[test]
     fn a_process_alone_is_measured_and_sends_nothing() {
-        let options =
-            CommOptions { device: Device::Cpu, sizes: vec![4096, 100], gemm: Some(64), repeats: 2, runs: 2 };
+        let options = CommOptions {
+            device: Device::Cpu,
+            transport: Transport::Auto,
+            sizes: vec![4096, 100],
+            gemm: Some(64),
+            repeats: 2,
+            runs: 2,
+        };
         let speeds = comm(&Crew::alone(), &options).expect("speeds");
         assert_eq!((speeds.ranks, speeds.rows.len()), (1, 8));
         assert!(speeds.gemm_seconds > 0.0);

@@ -3,19 +3,19 @@
 
 use crate::error::EngineError;
 use crate::state::StateTable;
-use xtrain_cuda::{Context, CudaError, DeviceMemory, DeviceSpan, GrowingMemory, Stream};
+use xtrain_cuda::{Context, CudaError, DeviceSpan, GrowingMemory, Stream};
 use xtrain_program::{Plan, Program, Region};
 use xtrain_tensor::host::ALIGN_BYTES;
 
 /// A span of the engine's memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Span {
     chunk: Chunk,
     offset: usize,
     pub(super) bytes: usize,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Chunk {
     Scratch,
     Persistent(usize),
@@ -45,17 +45,21 @@ pub(super) struct Arena {
     scratch: GrowingMemory,
     /// The planned bytes; slightly more are backed.
     scratch_bytes: usize,
-    persistent: Vec<DeviceMemory>,
+    /// Chunks, each with its planned bytes.
+    persistent: Vec<(GrowingMemory, usize)>,
+    is_shared: bool,
     state: StateTable<Span>,
 }
 
 impl Arena {
-    pub(super) fn new(context: &Context) -> Result<Self, CudaError> {
+    /// Empty memory. If `is_shared`, other ranks can map it.
+    pub(super) fn new(context: &Context, is_shared: bool) -> Result<Self, CudaError> {
         Ok(Arena {
             context: context.clone(),
-            scratch: GrowingMemory::new(context)?,
+            scratch: GrowingMemory::new(context, is_shared)?,
             scratch_bytes: 0,
             persistent: Vec::new(),
+            is_shared,
             state: StateTable::new(),
         })
     }
@@ -93,14 +97,14 @@ impl Arena {
             // Kernels are timed before there is data: on zeros, not on leftovers of another process.
             self.scratch.span(backed..self.scratch.bytes()).fill(0, stream)?;
         }
-        let memory = DeviceMemory::new(&self.context, bytes).map_err(refusal)?;
+        let memory = GrowingMemory::of(&self.context, bytes, self.is_shared).map_err(refusal)?;
         if bytes > 0 {
-            memory.all().fill(0, stream)?;
+            memory.span(0..bytes).fill(0, stream)?;
         }
-        self.persistent.push(memory);
+        self.persistent.push((memory, bytes));
         let chunk = Chunk::Persistent(self.persistent.len() - 1);
         let place = |offset, bytes| Span { chunk, offset: io + offset, bytes };
-        let memory = &self.persistent[self.persistent.len() - 1];
+        let (memory, _) = &self.persistent[self.persistent.len() - 1];
         self.state.add(missing, place, |span, bytes| {
             memory.span(span.offset..span.offset + span.bytes).write(bytes, stream)
         })?;
@@ -112,8 +116,18 @@ impl Arena {
         let range = span.offset..span.offset + span.bytes;
         match span.chunk {
             Chunk::Scratch => self.scratch.span(range),
-            Chunk::Persistent(n) => self.persistent[n].span(range),
+            Chunk::Persistent(n) => self.persistent[n].0.span(range),
         }
+    }
+
+    /// The context of the GPU.
+    pub(super) fn context(&self) -> &Context {
+        &self.context
+    }
+
+    /// All memory: scratch, then the chunks in the order in which they were allocated.
+    pub(super) fn chunks(&self) -> impl Iterator<Item = &GrowingMemory> {
+        std::iter::once(&self.scratch).chain(self.persistent.iter().map(|(memory, _)| memory))
     }
 
     /// The state values and constants.
@@ -123,6 +137,6 @@ impl Arena {
 
     /// All planned bytes.
     pub(super) fn planned_bytes(&self) -> usize {
-        self.scratch_bytes + self.persistent.iter().map(DeviceMemory::bytes).sum::<usize>()
+        self.scratch_bytes + self.persistent.iter().map(|(_, bytes)| bytes).sum::<usize>()
     }
 }

@@ -1,5 +1,8 @@
 //! The interface of collectives on GPU memory, and that of a run of one process.
 
+use super::arena::{Arena, Span};
+use super::watchdog::Watchdog;
+use crate::error::EngineError;
 use crate::part::{Part, ProgramId};
 use thiserror::Error;
 use xtrain_cuda::{CudaError, Delay, DeviceSpan, Stream};
@@ -25,16 +28,28 @@ pub(super) trait DeviceCommunicator: Send + Sync {
     /// No earlier work is in progress, and `stream` has none.
     fn reserve(&mut self, id: ProgramId, program: &Program, stream: &Stream) -> Result<(), CudaError>;
 
+    /// The thread that ends collectives which cannot complete, if other GPUs take part in them.
+    fn watchdog(&self) -> Option<&Watchdog> {
+        None
+    }
+
     /// Tells that `stream` comes to the collectives of a program that begin with the instance `first`, or
     /// leaves them; the graph that it captures, if it does.
     fn passes(
         &self,
-        _id: ProgramId,
-        _first: usize,
-        _passage: Passage,
-        _stream: &Stream,
-        _is_captured: bool,
+        id: ProgramId,
+        first: usize,
+        passage: Passage,
+        stream: &Stream,
+        is_captured: bool,
     ) -> Result<(), CudaError> {
+        let Some(watchdog) = self.watchdog() else { return Ok(()) };
+        watchdog.passes(id, first, passage, stream, is_captured)
+    }
+
+    /// Prepares the collectives of a program before its first run, which all ranks begin. The call may wait for
+    /// other ranks. `places` has the places of the program's values in `arena`.
+    fn connect(&mut self, _: &Program, _places: &[Option<Span>], _: &Arena) -> Result<(), DeviceCommError> {
         Ok(())
     }
 
@@ -43,22 +58,16 @@ pub(super) trait DeviceCommunicator: Send + Sync {
     fn enqueue(&self, calls: &[Call<'_>], stream: &Stream) -> Result<(), DeviceCommError>;
 
     /// Notes that `stream` ends with `part` of a program, which has been enqueued, op by op or as a graph.
-    fn enqueued(
-        &self,
-        _id: ProgramId,
-        _part: Part,
-        _is_graph: bool,
-        _stream: &Stream,
-    ) -> Result<(), CudaError> {
-        Ok(())
+    fn enqueued(&self, id: ProgramId, part: Part, is_graph: bool, stream: &Stream) -> Result<(), CudaError> {
+        self.watchdog().map_or(Ok(()), |watchdog| watchdog.enqueued(id, part, is_graph, stream))
     }
 
     /// Tells that the host begins or ends to wait for work on the GPU, which may wait for other ranks.
     ///
     /// # Errors
     /// Collectives were aborted, so results are not complete.
-    fn set_waits(&self, _waits: bool) -> Result<(), CommError> {
-        Ok(())
+    fn set_waits(&self, waits: bool) -> Result<(), CommError> {
+        self.watchdog().map_or(Ok(()), |watchdog| watchdog.set_waits(waits))
     }
 }
 
@@ -87,6 +96,15 @@ pub(super) enum DeviceCommError {
     /// A failure of the communication.
     #[error(transparent)]
     Communicator(#[from] CommError),
+}
+
+impl From<DeviceCommError> for EngineError {
+    fn from(error: DeviceCommError) -> Self {
+        match error {
+            DeviceCommError::Cuda(error) => error.into(),
+            DeviceCommError::Communicator(error) => error.into(),
+        }
+    }
 }
 
 /// The communicator of rank 0 of a run whose other ranks do not exist: its collectives are copies, as if the

@@ -21,6 +21,8 @@ pub(super) struct Loaded {
     pub(super) runs: Vec<Range<usize>>,
     /// The spans of values, by id.
     pub(super) spans: Vec<Option<Span>>,
+    /// True once the collectives are prepared.
+    pub(super) is_connected: bool,
     /// The workspace of each instance.
     pub(super) workspaces: Vec<Vec<(TensorType, Span)>>,
     /// The work of each instance; none for collectives. A micro-step's instance has one for the first

@@ -13,6 +13,7 @@ mod lanes;
 mod loaded;
 mod marks;
 mod nccl;
+mod peer_copies;
 mod positions;
 mod ring;
 mod staging;
@@ -35,6 +36,7 @@ use loaded::{Loaded, Recording, find, prepare};
 use marks::Marks;
 use nccl::Nccl;
 pub use nccl::{NcclGroups, groups_of_run};
+use peer_copies::PeerCopies;
 use ring::{Inputs, Outputs as OutputRing};
 use staging::Staging;
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -89,7 +91,7 @@ impl CudaEngine {
     /// An engine with these kernels on `gpu`, in a run of one process.
     pub fn new(kernels: Arc<KernelTable<dyn CudaKernel>>, gpu: Gpu) -> Result<Self, EngineError> {
         let streams = Streams::new(gpu.context())?;
-        let arena = Arena::new(gpu.context())?;
+        let arena = Arena::new(gpu.context(), false)?;
         Ok(CudaEngine {
             kernels,
             gpu,
@@ -131,6 +133,18 @@ impl CudaEngine {
         Ok(self)
     }
 
+    /// The engine of one rank of a run on one host: each GPU copies to the memory of the others, as a part of
+    /// graphs. `host` connects the ranks. If `names`, graphs tell which collectives they have come to, so that
+    /// an error can name those that do not complete.
+    ///
+    /// # Errors
+    /// The GPU has too little memory; the system refuses a thread.
+    pub fn with_peer_copies(mut self, host: Arc<dyn Communicator>, names: bool) -> Result<Self, EngineError> {
+        self.arena = Arena::new(self.gpu.context(), true)?;
+        self.communicator = Box::new(PeerCopies::new(host, self.gpu.context(), names)?);
+        Ok(self)
+    }
+
     /// Runs what may wait for the GPU, and so for other ranks.
     fn waiting<T>(
         &mut self,
@@ -146,6 +160,11 @@ impl CudaEngine {
     /// Enqueues a part, or waits for it if its ops are timed.
     fn run_part(&mut self, id: ProgramId, part: Part) -> Result<(), EngineError> {
         let part = self.programs[id.0].distinct(part);
+        let loaded = &mut self.programs[id.0];
+        if !loaded.is_connected {
+            self.communicator.connect(&loaded.program, &loaded.spans, &self.arena)?;
+            loaded.is_connected = true;
+        }
         let begin = self.watch.begin(self.streams.compute())?;
         let loaded = &mut self.programs[id.0];
         loaded.inputs.send(self.arena.memory(loaded.input_span), self.streams.compute())?;
@@ -447,6 +466,7 @@ impl Engine for CudaEngine {
             graphs: HashMap::new(),
             timed: HashMap::new(),
             spans,
+            is_connected: false,
             workspaces,
             lanes: LaneEvents::new(&program, context)?,
             runs: order::runs(&program),

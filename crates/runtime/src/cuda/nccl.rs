@@ -1,10 +1,9 @@
 //! Collectives on GPU memory by NCCL, which graphs contain. Each kind of groups has a communicator.
 
-use super::communicator::{Call, Copies, DeviceCommError, DeviceCommunicator, Passage};
-use super::positions::Positions;
-use super::watchdog::Watchdog;
+use super::communicator::{Call, Copies, DeviceCommError, DeviceCommunicator};
+use super::watchdog::{Link, Watchdog};
 use crate::collective::groups;
-use crate::part::{Part, ProgramId};
+use crate::part::ProgramId;
 use std::sync::Arc;
 use xtrain_cuda::{Context, CudaError, DeviceSpan, NcclCall, NcclCommunicator, NcclId, Stream};
 use xtrain_distributed::{CommError, Communicator, Groups};
@@ -77,9 +76,20 @@ impl Nccl {
         host: Arc<dyn Communicator>,
         context: &Context,
     ) -> Result<Self, CommError> {
-        let all = groups.communicators.iter().map(|(_, communicator)| communicator.clone()).collect();
+        let all = groups.communicators.iter().map(|(_, communicator)| communicator.clone() as Arc<dyn Link>);
+        let names = groups.names_in_graphs;
         let world_size = host.world_size();
-        Ok(Nccl { watchdog: Watchdog::start(all, host, context)?, groups, world_size })
+        Ok(Nccl { watchdog: Watchdog::start(all.collect(), host, context, names)?, groups, world_size })
+    }
+}
+
+impl Link for NcclCommunicator {
+    fn check(&self) -> Result<(), CudaError> {
+        NcclCommunicator::check(self)
+    }
+
+    fn abort(&self) {
+        NcclCommunicator::abort(self);
     }
 }
 
@@ -93,27 +103,11 @@ impl DeviceCommunicator for Nccl {
     }
 
     fn reserve(&mut self, id: ProgramId, program: &Program, stream: &Stream) -> Result<(), CudaError> {
-        let positions = Positions::new(program, stream)?;
-        self.watchdog.set_positions(id, Arc::new(positions));
-        Ok(())
+        self.watchdog.reserve(id, program, stream)
     }
 
-    fn passes(
-        &self,
-        id: ProgramId,
-        first: usize,
-        passage: Passage,
-        stream: &Stream,
-        is_captured: bool,
-    ) -> Result<(), CudaError> {
-        let positions = self.watchdog.positions(id);
-        if passage == Passage::Before {
-            self.watchdog.enqueues(positions.words(first));
-        }
-        match is_captured && !self.groups.names_in_graphs {
-            true => Ok(()),
-            false => positions.pass(first, passage, stream),
-        }
+    fn watchdog(&self) -> Option<&Watchdog> {
+        Some(&self.watchdog)
     }
 
     /// All of `calls` are one group of NCCL's: it launches one kernel for them.
@@ -140,15 +134,6 @@ impl DeviceCommunicator for Nccl {
         let enqueued = communicator.enqueue(&together, stream, &go_on);
         self.watchdog.set_connects(false);
         enqueued
-    }
-
-    fn enqueued(&self, id: ProgramId, part: Part, is_graph: bool, stream: &Stream) -> Result<(), CudaError> {
-        let is_named = !is_graph || self.groups.names_in_graphs;
-        self.watchdog.enqueued(part, is_named.then(|| self.watchdog.positions(id)), stream)
-    }
-
-    fn set_waits(&self, waits: bool) -> Result<(), CommError> {
-        self.watchdog.set_waits(waits)
     }
 }
 

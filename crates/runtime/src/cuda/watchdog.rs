@@ -1,23 +1,28 @@
-//! The thread that ends NCCL's collectives where they cannot complete: a collective that waits for a rank
-//! which never takes part waits for ever, and so does the host.
+//! The thread that ends collectives between GPUs where they cannot complete: a collective that waits for a
+//! rank which never takes part waits for ever, and so does the host.
 //!
-//! It looks at NCCL's errors, at the end of the run on another rank, and at how long this rank has waited for
-//! the GPU, or for NCCL to connect the ranks of a collective. The first of these that it meets ends the run,
-//! and aborts the communicators. A wait then ends, with the error instead of incomplete results.
+//! It looks at the errors of the links between GPUs, at the end of the run on another rank, and at how long
+//! this rank has waited for the GPU, or for NCCL to connect the ranks of a collective. The first of these that
+//! it meets ends the run, and aborts the links. A wait then ends, with the error instead of incomplete results.
 
+use super::communicator::Passage;
 use super::positions::Positions;
 use crate::part::{Part, ProgramId};
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
-use xtrain_cuda::{Context, CudaError, Event, NcclCommunicator, Stream};
+use xtrain_cuda::{Context, CudaError, Event, Stream};
 use xtrain_distributed::{CommError, Communicator, Fault};
+use xtrain_program::Program;
 
 /// Time between two looks.
 const TICK: Duration = Duration::from_millis(100);
 
-/// Time in which the control connection may learn why NCCL failed, such as the end of another process.
+/// Time between two aborts: each lets waits go on that have begun by then.
+const ABORT_TICK: Duration = Duration::from_millis(2);
+
+/// Time in which the control connection may learn why a link failed, such as the end of another process.
 const REASON: Duration = Duration::from_secs(1);
 
 /// The end of the message of a time-out, by which other ranks know that they may be the cause.
@@ -26,15 +31,26 @@ const IN_VAIN: &str = "another rank does not take part";
 /// Parts in flight after which completed ones are forgotten.
 const MANY_PARTS: usize = 16;
 
+/// What connects this rank's GPU with others.
+pub(super) trait Link: Send + Sync {
+    /// The error that it has met by itself, if any.
+    fn check(&self) -> Result<(), CudaError>;
+
+    /// Lets enqueued work that waits for other ranks go on, with outputs that are not complete. It is called
+    /// again and again until no work is left.
+    fn abort(&self);
+}
+
 /// The thread, and what it watches.
 pub(super) struct Watchdog {
     shared: Arc<Shared>,
     context: Context,
+    names_in_graphs: bool,
     thread: Option<JoinHandle<()>>,
 }
 
 struct Shared {
-    nccl: Vec<Arc<NcclCommunicator>>,
+    links: Vec<Arc<dyn Link>>,
     host: Arc<dyn Communicator>,
     state: Mutex<State>,
     changed: Condvar,
@@ -76,24 +92,26 @@ impl Enqueued {
 }
 
 impl Watchdog {
-    /// Starts the thread.
+    /// Starts the thread. If `names_in_graphs`, graphs tell which collectives they have come to.
     ///
     /// # Errors
     /// The system refuses a thread.
     pub(super) fn start(
-        nccl: Vec<Arc<NcclCommunicator>>,
+        links: Vec<Arc<dyn Link>>,
         host: Arc<dyn Communicator>,
         context: &Context,
+        names_in_graphs: bool,
     ) -> Result<Watchdog, CommError> {
         let (state, changed) = (Mutex::default(), Condvar::new());
-        let shared = Arc::new(Shared { nccl, host, state, changed });
+        let shared = Arc::new(Shared { links, host, state, changed });
         let watched = shared.clone();
-        let thread = thread::Builder::new().name("NCCL watchdog".into()).spawn(move || watched.watch());
-        let thread = thread.map_err(|error| CommError::System(format!("a thread for NCCL: {error}")))?;
-        Ok(Watchdog { shared, context: context.clone(), thread: Some(thread) })
+        let thread = thread::Builder::new().name("watchdog".into()).spawn(move || watched.watch());
+        let thread = thread
+            .map_err(|error| CommError::System(format!("a thread that watches collectives: {error}")))?;
+        Ok(Watchdog { shared, context: context.clone(), names_in_graphs, thread: Some(thread) })
     }
 
-    /// The error that ended the communicators, if any.
+    /// The error that ended the links, if any.
     pub(super) fn check(&self) -> Result<(), CommError> {
         self.shared.lock().failed.clone().map_or(Ok(()), Err)
     }
@@ -103,31 +121,49 @@ impl Watchdog {
         self.shared.lock().connects_since = connects.then(Instant::now);
     }
 
-    /// Keeps the positions among the collectives of a program.
-    pub(super) fn set_positions(&self, id: ProgramId, positions: Arc<Positions>) {
+    /// Keeps the positions among the collectives of `program`, which becomes `id`.
+    pub(super) fn reserve(&self, id: ProgramId, program: &Program, stream: &Stream) -> Result<(), CudaError> {
+        let positions = Arc::new(Positions::new(program, stream)?);
         let mut state = self.shared.lock();
         // A program that could not be loaded has left its place to another.
         state.positions.truncate(id.0);
         state.positions.push(positions);
+        Ok(())
     }
 
     /// The positions among the collectives of a program.
-    pub(super) fn positions(&self, id: ProgramId) -> Arc<Positions> {
+    fn positions(&self, id: ProgramId) -> Arc<Positions> {
         self.shared.lock().positions[id.0].clone()
     }
 
-    /// Tells which collectives the host enqueues next, in words.
-    pub(super) fn enqueues(&self, words: &str) {
-        words.clone_into(&mut self.shared.lock().enqueues);
+    /// As [`DeviceCommunicator::passes`](super::communicator::DeviceCommunicator::passes).
+    pub(super) fn passes(
+        &self,
+        id: ProgramId,
+        first: usize,
+        passage: Passage,
+        stream: &Stream,
+        is_captured: bool,
+    ) -> Result<(), CudaError> {
+        let positions = self.positions(id);
+        if passage == Passage::Before {
+            positions.words(first).clone_into(&mut self.shared.lock().enqueues);
+        }
+        match is_captured && !self.names_in_graphs {
+            true => Ok(()),
+            false => positions.pass(first, passage, stream),
+        }
     }
 
-    /// Notes that `stream` ends with `part`, with the positions that the GPU notes in it, if it does.
+    /// Notes that `stream` ends with `part` of a program, which was enqueued op by op or as a graph.
     pub(super) fn enqueued(
         &self,
+        id: ProgramId,
         part: Part,
-        positions: Option<Arc<Positions>>,
+        is_graph: bool,
         stream: &Stream,
     ) -> Result<(), CudaError> {
+        let positions = (!is_graph || self.names_in_graphs).then(|| self.positions(id));
         let mut state = self.shared.lock();
         if state.parts.len() >= MANY_PARTS {
             state.drop_completed()?;
@@ -185,8 +221,18 @@ impl Shared {
                 own => self.reason().unwrap_or_else(|| self.host.abort(&own.to_string())),
             };
             self.lock().failed = Some(CommError::Aborted(fault));
-            self.nccl.iter().for_each(|nccl| nccl.abort());
-            return;
+            return self.abort();
+        }
+    }
+
+    /// Aborts the links until the engine, which waits for the GPU, has ended.
+    fn abort(&self) {
+        let mut state = self.lock();
+        while !state.ends {
+            drop(state);
+            self.links.iter().for_each(|link| link.abort());
+            let waited = self.changed.wait_timeout_while(self.lock(), ABORT_TICK, |state| !state.ends);
+            (state, _) = waited.unwrap_or_else(PoisonError::into_inner);
         }
     }
 
@@ -223,7 +269,7 @@ impl Shared {
         if let Some(fault) = self.host.fault() {
             return Some(CommError::Aborted(fault));
         }
-        if let Err(error) = self.nccl.iter().try_for_each(|nccl| nccl.check()) {
+        if let Err(error) = self.links.iter().try_for_each(|link| link.check()) {
             return Some(CommError::System(error.to_string()));
         }
         let timeout = self.host.timeout()?;

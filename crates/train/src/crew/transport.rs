@@ -1,50 +1,124 @@
-//! The path on which GPUs exchange data: NCCL where all ranks have it, else host memory.
+//! The path on which GPUs exchange data: copies to each other's memory where NVLink connects all, else NCCL
+//! where all ranks have it, else host memory.
 
 use super::{Crew, decoded, encoded};
-use crate::engine::Processor;
+use crate::engine::{DataPath, Processor};
 use crate::error::RunError;
+use serde::{Deserialize, Serialize};
 use std::time::Instant;
-use xtrain_config::{ParallelConfig, Transport};
-use xtrain_cuda::{CudaError, Installed, Library, NcclId};
+use xtrain_config::{ParallelConfig, ReduceOrder, Transport};
+use xtrain_cuda::{CudaError, Device, Gpu, Installed, Library, NcclId};
 use xtrain_distributed::{CommError, Groups};
 use xtrain_runtime::{NcclGroups, groups_of_run};
 
+/// The paths, before ranks are connected.
+#[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+enum Choice {
+    Host,
+    Copies,
+    Nccl,
+}
+
+/// What a rank finds out about its GPU. An error is the reason for which a path cannot be used.
+#[derive(Serialize, Deserialize)]
+struct Found {
+    /// Copies.
+    copies: Result<(), String>,
+    /// NCCL, with its version.
+    nccl: Result<String, String>,
+}
+
 impl Crew {
-    /// NCCL's communicators between the GPUs of all ranks; `None` if collectives pass through host memory.
-    /// All ranks agree, and rank 0 warns of the reason.
+    /// The path between the GPUs of all ranks. All ranks agree, and rank 0 warns of the reason if data pass
+    /// through host memory.
     ///
     /// # Errors
-    /// NCCL is requested, and a rank cannot use it; ranks have different versions of it; the ranks are not
+    /// A path is requested that a rank cannot use; ranks have different versions of NCCL; the ranks are not
     /// connected within `parallel.start_timeout`.
-    pub fn nccl(
-        &self,
-        processor: &Processor,
-        parallel: &ParallelConfig,
-    ) -> Result<Option<NcclGroups>, RunError> {
-        let Some(ranks) = &self.ranks else { return Ok(None) };
-        let gpu = match processor {
-            Processor::Cuda(gpu) if parallel.transport != Transport::Host => gpu,
-            Processor::Cpu if parallel.transport == Transport::Nccl => {
-                return Err(requested("ranks on the CPU have no GPU; leave it out, or train on GPUs"));
+    pub fn data_path(&self, processor: &Processor, parallel: &ParallelConfig) -> Result<DataPath, RunError> {
+        let Some(ranks) = &self.ranks else { return Ok(DataPath::Host) };
+        let gpu = match (processor, parallel.transport) {
+            (Processor::Cpu, Transport::Nccl | Transport::Copy) => {
+                let why = "ranks on the CPU have no GPU; leave it out, or train on GPUs";
+                return Err(requested(parallel.transport, why));
             }
-            Processor::Cuda(_) | Processor::Cpu => return Ok(None),
+            (Processor::Cpu, _) | (_, Transport::Host) => return Ok(DataPath::Host),
+            (Processor::Cuda(gpu), _) => gpu,
         };
-        let found = Installed::open(Library::Nccl).map(|found| found.version).map_err(missing);
+        let nccl = Installed::open(Library::Nccl).map(|found| found.version).map_err(missing);
+        let found = Found { copies: self.copies(gpu)?, nccl };
         let all = ranks.control.gather(&encoded(&found)?)?;
-        let is_used = self.decide(|| {
-            let all = all.iter().map(|found| decoded(found)).collect::<Result<Vec<_>, RunError>>()?;
-            match (self.obstacle(&all)?, parallel.transport) {
-                (None, _) => Ok(true),
-                (Some(why), Transport::Nccl) => Err(requested(&why)),
-                (Some(why), _) => {
-                    tracing::warn!("collectives between GPUs pass through host memory, which is slow: {why}");
-                    Ok(false)
+        let choice = self.decide(|| {
+            let all = all.iter().map(|found| decoded(found)).collect::<Result<Vec<Found>, RunError>>()?;
+            self.choose(&all, parallel)
+        })?;
+        match choice {
+            Choice::Host => Ok(DataPath::Host),
+            Choice::Copies => Ok(DataPath::Copies { names: parallel.name_collectives }),
+            Choice::Nccl => Ok(DataPath::Nccl(self.nccl(gpu, parallel)?)),
+        }
+    }
+
+    /// The path, from what each rank has found.
+    fn choose(&self, all: &[Found], parallel: &ParallelConfig) -> Result<Choice, RunError> {
+        let hosts = self.ranks.as_ref().map(|ranks| ranks.control.hosts()).unwrap_or_default();
+        let of_rank = |(rank, why): (usize, &String)| format!("rank {rank} ({}): {why}", hosts[rank]);
+        let by_nccl = (parallel.reduce == ReduceOrder::Fast).then(|| {
+            "it does not add gradients, and parallel.reduce = \"fast\" asks for NCCL's sums".to_owned()
+        });
+        let mut errors =
+            all.iter().enumerate().filter_map(|(n, found)| Some((n, found.copies.as_ref().err()?)));
+        let no_copies = by_nccl.or_else(|| errors.next().map(of_rank));
+        match (no_copies, parallel.transport) {
+            (None, Transport::Auto | Transport::Copy) => return Ok(Choice::Copies),
+            (Some(why), Transport::Copy) => return Err(requested(Transport::Copy, &why)),
+            (Some(why), _) => tracing::debug!("GPUs do not copy to each other's memory: {why}"),
+            (None, _) => {}
+        }
+        match (self.obstacle(all)?, parallel.transport) {
+            (None, _) => Ok(Choice::Nccl),
+            (Some(why), Transport::Nccl) => Err(requested(Transport::Nccl, &why)),
+            (Some(why), _) => {
+                tracing::warn!("collectives between GPUs pass through host memory, which is slow: {why}");
+                Ok(Choice::Host)
+            }
+        }
+    }
+
+    /// Whether this rank's GPU can copy to the memory of all others; if not, the reason.
+    fn copies(&self, gpu: &Gpu) -> Result<Result<(), String>, RunError> {
+        let Some(ranks) = &self.ranks else { return Ok(Ok(())) };
+        let uuids = ranks.control.gather(&encoded(&gpu.info().uuid)?)?;
+        let uuids: Vec<[u8; 16]> =
+            self.decide(|| uuids.iter().map(|uuid| decoded(uuid)).collect::<Result<_, RunError>>())?;
+        if ranks.control.world().spans_nodes() {
+            return Ok(Err("the run has ranks on other hosts".to_owned()));
+        }
+        let find = || -> Result<Result<(), String>, CudaError> {
+            let own = gpu.context().device();
+            if !own.shares_memory()? {
+                return Ok(Err("the driver does not share the GPU's memory between processes".to_owned()));
+            }
+            let visible = Device::all()?;
+            for (rank, uuid) in uuids.iter().enumerate().filter(|(_, uuid)| **uuid != gpu.info().uuid) {
+                let is_this = |device: &&Device| device.info().is_ok_and(|info| info.uuid == *uuid);
+                match visible.iter().find(is_this) {
+                    None => return Ok(Err(format!("the GPU of rank {rank} is not visible to it"))),
+                    Some(peer) if own.is_linked_to(*peer)? => {}
+                    Some(_) => {
+                        return Ok(Err(format!("no NVLink connects its GPU with that of rank {rank}")));
+                    }
                 }
             }
-        })?;
-        if !is_used {
-            return Ok(None);
-        }
+            let sharing = uuids.iter().filter(|uuid| **uuid == gpu.info().uuid).count();
+            Ok(if sharing > 1 { Err("ranks share a GPU".to_owned()) } else { Ok(()) })
+        };
+        Ok(find().unwrap_or_else(|error| Err(error.to_string())))
+    }
+
+    /// NCCL's communicators between the GPUs of all ranks.
+    fn nccl(&self, gpu: &Gpu, parallel: &ParallelConfig) -> Result<NcclGroups, RunError> {
+        let Some(ranks) = &self.ranks else { unreachable!("ranks have chosen NCCL") };
         let member = self.member();
         let kinds = groups_of_run(member.world_size, parallel.replicas);
         let ids = self.nccl_ids(&kinds)?;
@@ -59,7 +133,7 @@ impl Crew {
             )))),
         };
         match NcclGroups::join(gpu.context(), member.rank, &kinds, &ids, &go_on) {
-            Ok(groups) => Ok(Some(groups.naming(parallel.name_collectives))),
+            Ok(groups) => Ok(groups.naming(parallel.name_collectives)),
             Err(Ended::Ranks(error)) => Err(error.into()),
             Err(Ended::Cuda(error)) => Err(refused(error)),
         }
@@ -86,7 +160,8 @@ impl Crew {
     }
 
     /// The reason for which a rank cannot use NCCL, from what each has found.
-    fn obstacle(&self, all: &[Result<String, String>]) -> Result<Option<String>, RunError> {
+    fn obstacle(&self, all: &[Found]) -> Result<Option<String>, RunError> {
+        let all: Vec<_> = all.iter().map(|found| &found.nccl).collect();
         let hosts = self.ranks.as_ref().map(|ranks| ranks.control.hosts()).unwrap_or_default();
         let place = |rank: usize| format!("rank {rank} ({})", hosts[rank]);
         if let Some((rank, why)) =
@@ -132,8 +207,8 @@ fn missing(error: CudaError) -> String {
     format!("{error}{places}")
 }
 
-fn requested(why: &str) -> RunError {
-    RunError::Refused(format!("[parallel] transport = \"nccl\": {why}"))
+fn requested(transport: Transport, why: &str) -> RunError {
+    RunError::Refused(format!("[parallel] transport = {:?}: {why}", transport.name()))
 }
 
 fn refused(error: CudaError) -> RunError {

@@ -22,6 +22,19 @@ pub enum Processor {
     Cuda(Box<Gpu>),
 }
 
+/// A path on which GPUs exchange data.
+pub enum DataPath {
+    /// Host memory, and sockets between ranks.
+    Host,
+    /// Copies to the memory of the other ranks' GPUs.
+    Copies {
+        /// Whether graphs tell which collectives they have come to.
+        names: bool,
+    },
+    /// NCCL, by these communicators.
+    Nccl(NcclGroups),
+}
+
 /// Bytes of a processor's memory that no program can use: memory of the system or the driver, and the context
 /// of a GPU. An upper bound.
 const RESERVED_BYTES: u64 = 1 << 30;
@@ -229,16 +242,16 @@ impl Processor {
 
     /// An empty engine on this processor that performs `checks`.
     pub fn engine(self, checks: Checks) -> Result<Box<dyn Engine>, EngineError> {
-        self.engine_of_rank(checks, Arc::new(Alone), None)
+        self.engine_of_rank(checks, Arc::new(Alone), DataPath::Host)
     }
 
-    /// As [`Processor::engine`], for a rank whose collectives use `communicator`, or on a GPU `nccl`, if
-    /// there is one.
+    /// As [`Processor::engine`], for a rank whose collectives use `communicator`, or another `path` between
+    /// GPUs.
     pub fn engine_of_rank(
         self,
         checks: Checks,
         communicator: Arc<dyn Communicator>,
-        nccl: Option<NcclGroups>,
+        path: DataPath,
     ) -> Result<Box<dyn Engine>, EngineError> {
         match self {
             Processor::Cpu => {
@@ -251,12 +264,13 @@ impl Processor {
                 for unknown in unknown_algorithms(&xtrain_cuda::preferred_algorithms()) {
                     tracing::warn!("{unknown}");
                 }
-                let mut engine = CudaEngine::new(Arc::new(registry::cuda_kernels()), *gpu)?;
-                if let Some(nccl) = nccl {
-                    engine = engine.with_nccl(nccl, communicator)?;
-                } else if communicator.world_size() > 1 {
-                    engine = engine.with_communicator(communicator);
-                }
+                let engine = CudaEngine::new(Arc::new(registry::cuda_kernels()), *gpu)?;
+                let mut engine = match path {
+                    DataPath::Nccl(nccl) => engine.with_nccl(nccl, communicator)?,
+                    DataPath::Copies { names } => engine.with_peer_copies(communicator, names)?,
+                    DataPath::Host if communicator.world_size() > 1 => engine.with_communicator(communicator),
+                    DataPath::Host => engine,
+                };
                 engine.set_checks(checks);
                 Ok(Box::new(engine))
             }
@@ -269,7 +283,7 @@ impl Processor {
     /// replace collectives, at the pace of `communicator`. On a CPU they go through it.
     pub fn engine_of_absent_ranks(self, communicator: Arc<OneOf>) -> Result<Box<dyn Engine>, EngineError> {
         match self {
-            Processor::Cpu => self.engine_of_rank(Checks::default(), communicator, None),
+            Processor::Cpu => self.engine_of_rank(Checks::default(), communicator, DataPath::Host),
             Processor::Cuda(gpu) => {
                 let engine = CudaEngine::new(Arc::new(registry::cuda_kernels()), *gpu)?;
                 Ok(Box::new(engine.as_rank_of(communicator.world_size(), communicator.pace())?))

@@ -224,11 +224,11 @@ pub(super) fn load(
     };
     let checks = Checks { numerics: config.train.check_numerics, poison: false };
     // All ranks connect at once, before rank 0 prepares programs alone.
-    let nccl = crew.nccl(&processor, &config.parallel)?;
+    let path = crew.data_path(&processor, &config.parallel)?;
     let work = |of_rank_0: Option<BTreeMap<String, String>>| {
         let recorded = of_rank_0.unwrap_or(recorded);
         processor.adopt(&recorded);
-        let engine = processor.engine_of_rank(checks, crew.communicator(), nccl).map_err(LearnError::from)?;
+        let engine = processor.engine_of_rank(checks, crew.communicator(), path).map_err(LearnError::from)?;
         let mut learner = Learner::new(engine, spec, config.train.seed).map_err(|e| e.advising(LESS))?;
         let state_copy = if learner.spec().reference { Some(StateCopy::new(&mut learner)?) } else { None };
         let evaluator = match &corpus.validation {

@@ -4,7 +4,7 @@ use super::options::{Processes, RunFile, Threads};
 use super::values::{bandwidth, bounded, device, named, tokens};
 use clap::{Args, Subcommand};
 use std::path::PathBuf;
-use xtrain_config::{Device, Size, parse_count};
+use xtrain_config::{Device, Size, Transport, parse_count};
 use xtrain_lab::bench::LinearShape;
 use xtrain_model::Recipe;
 
@@ -165,6 +165,9 @@ pub(crate) struct BenchCommArgs {
     #[arg(long, value_name = "DEVICE", default_value = "auto", conflicts_with_all = ["gpus", "ranks"],
         value_parser = device())]
     pub(crate) device: Device,
+    /// Path between GPUs, as parallel.transport: auto, copy, nccl or host
+    #[arg(long, value_name = "PATH", default_value = "auto", value_parser = named(&Transport::ALL, Transport::name))]
+    pub(crate) transport: Transport,
     #[command(flatten)]
     pub(crate) cpu: Threads,
     /// Number of measurements; the median is reported

@@ -34,7 +34,8 @@ pub(crate) fn run(args: &BenchCommArgs, place: &Place) -> Result<ExitCode, Failu
         true => SIZES.to_vec(),
         false => args.size.iter().map(|size| size.0).collect(),
     };
-    let options = CommOptions { device, sizes, gemm: args.gemm, repeats: args.repeats, runs: args.runs };
+    let BenchCommArgs { transport, gemm, repeats, runs, .. } = *args;
+    let options = CommOptions { device, transport, sizes, gemm, repeats, runs };
     let speeds = bench::comm(&crew, &options)?;
     if place.is_first() {
         let text = match args.json {
@@ -47,10 +48,10 @@ pub(crate) fn run(args: &BenchCommArgs, place: &Place) -> Result<ExitCode, Failu
 }
 
 fn table(speeds: &CommSpeeds) -> String {
-    let CommSpeeds { device, ranks, gemm, gemm_seconds, rows } = speeds;
+    let CommSpeeds { device, transport, ranks, gemm, gemm_seconds, rows } = speeds;
     let ms = |seconds: f64| format!("{:.3}", 1e3 * seconds);
     let mut out = format!(
-        "{ranks} ranks, each on {device}; a GEMM of {gemm}^3 takes {} ms alone\n{:<16}{:>12}{:>12}{:>12}{:>24}\n",
+        "{ranks} ranks, each on {device}, path {transport}; a GEMM of {gemm}^3 takes {} ms alone\n{:<16}{:>12}{:>12}{:>12}{:>24}\n",
         ms(*gemm_seconds),
         "collective",
         "size",

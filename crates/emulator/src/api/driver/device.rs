@@ -68,6 +68,17 @@ export! {
         call(|machine| value.set(attribute_of(machine.settings.arch, attribute).ok_or(status::INVALID_VALUE)?))
     }
 
+    fn cuDeviceGetP2PAttribute(value: Out<c_int>, _attribute: c_int, device: c_int, peer: c_int) {
+        call(|machine| {
+            let is_known = |of: c_int| usize::try_from(of).is_ok_and(|of| of < machine.devices.len());
+            if is_known(device) && is_known(peer) && device != peer {
+                value.set(c_int::from(machine.settings.has_nvlink))
+            } else {
+                Err(status::INVALID_DEVICE)
+            }
+        })
+    }
+
     fn cuDeviceTotalMem_v2(bytes: Out<usize>, device: c_int) {
         call(|machine| {
             let device = machine.devices.get(device as usize).ok_or(status::INVALID_DEVICE)?;
@@ -149,6 +160,8 @@ fn attribute_of(arch: Arch, attribute: c_int) -> Option<c_int> {
         // COMPUTE_CAPABILITY_MAJOR and _MINOR
         75 => arch.major as c_int,
         76 => arch.minor as c_int,
+        // HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED
+        103 => 1,
         // MAX_SHARED_MEMORY_PER_BLOCK_OPTIN
         97 => shared_per_block(arch) as c_int,
         _ => return None,

@@ -7,6 +7,10 @@ use crate::poison::POISON;
 use crate::status;
 use crate::work::{Failure, HostAddress, HostSource, Work};
 use std::ffi::{c_int, c_uint, c_ulonglong, c_void};
+use std::os::fd::{BorrowedFd, IntoRawFd};
+
+/// `CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR`.
+const POSIX_FILE: c_int = 1;
 
 export! {
     fn cuMemGetInfo_v2(free: Out<usize>, total: Out<usize>) {
@@ -88,6 +92,32 @@ export! {
             }
             of.memory.release(physical);
             Ok(())
+        })
+    }
+
+    fn cuMemExportToShareableHandle(file: Out<c_int>, handle: c_ulonglong, kind: c_int, _flags: c_ulonglong) {
+        on_device(|machine, device| {
+            let of = &machine.devices[device];
+            let (physical, _) = of.physical.get(&handle).ok_or(status::INVALID_VALUE)?;
+            if kind != POSIX_FILE {
+                return Err(status::NOT_SUPPORTED);
+            }
+            file.set(of.memory.export(*physical).into_raw_fd())
+        })
+    }
+
+    fn cuMemImportFromShareableHandle(handle: Out<c_ulonglong>, file: usize, kind: c_int) {
+        on_device(|machine, device| {
+            if kind != POSIX_FILE {
+                return Err(status::NOT_SUPPORTED);
+            }
+            let number = machine.handle() as u64;
+            let of = &mut machine.devices[device];
+            // SAFETY: the caller's file, which stays open during the call.
+            let file = unsafe { BorrowedFd::borrow_raw(file as c_int) };
+            let physical = of.memory.import(file).ok_or(status::INVALID_VALUE)?;
+            of.physical.insert(number, (physical, 0));
+            handle.set(number)
         })
     }
 

@@ -5,7 +5,7 @@ mod memory;
 mod module;
 mod stream;
 
-use super::{Handle, Out, export};
+use super::{Handle, In, Out, export};
 use crate::machine::{self, Machine};
 use crate::queue::ItemId;
 use crate::status::{self, Status};

@@ -1,8 +1,9 @@
 //! Streams, events, captures and graphs.
 
-use super::{Handle, Out, call, export, on_device, synchronizing, waiting};
+use super::{Handle, In, Out, call, export, on_device, synchronizing, waiting};
 use crate::machine::Event;
 use crate::status;
+use crate::work::Work;
 use std::ffi::{c_int, c_uint, c_ulonglong};
 
 export! {
@@ -31,6 +32,27 @@ export! {
 
     fn cuStreamWaitEvent(stream: Handle, event: Handle, _flags: c_uint) {
         on_device(|machine, _| machine.wait(stream, event))
+    }
+
+    fn cuStreamBatchMemOp_v2(stream: Handle, count: c_uint, operations: In<[u64; 6]>, flags: c_uint) {
+        on_device(|machine, _| {
+            if flags != 0 || count > 256 {
+                return Err(status::INVALID_VALUE);
+            }
+            for n in 0..count as usize {
+                // `CUstreamBatchMemOpParams`: kind, address, value, flags.
+                let [kind, address, value, flags, ..] = operations.at(n).get()?;
+                let (kind, value) = (kind as u32, value as u32);
+                machine.put(stream, match (kind, flags as u32) {
+                    // CU_STREAM_MEM_OP_WAIT_VALUE_32 with CU_STREAM_WAIT_VALUE_GEQ
+                    (1, 0) => Work::Await { source: address, least: value },
+                    // CU_STREAM_MEM_OP_WRITE_VALUE_32, after a fence
+                    (2, 0) => Work::Signal { target: address, value },
+                    _ => return Err(status::NOT_SUPPORTED),
+                })?;
+            }
+            Ok(())
+        })
     }
 
     fn cuStreamBeginCapture_v2(stream: Handle, mode: c_int) {

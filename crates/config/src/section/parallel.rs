@@ -61,7 +61,7 @@ section! {
         /// step of a process, which compiles kernels, is at least ten minutes.
         #[schemars(extend("x-aliases" = ["train_timeout_seconds", "nccl_timeout", "ddp_timeout", "comm_timeout"]))]
         pub timeout: TimeLimit = TimeLimit::minutes(1),
-        /// Error of a time-out that names the collective of NCCL in which each rank waits, also after the
+        /// Error of a time-out that names the collective in which each rank waits, also after the
         /// first step. It adds two small copies to a step's graph for each launch of collectives. Changes no
         /// bit.
         #[schemars(extend("x-aliases" = ["flight_recorder", "trace_buf_size", "nccl_debug", "desync_debug"]))]

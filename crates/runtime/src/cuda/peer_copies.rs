@@ -22,7 +22,7 @@ use crate::part::ProgramId;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::os::fd::AsFd;
 use std::sync::Arc;
-use xtrain_cuda::{Context, CudaError, DevicePtr, DeviceSpan, GrowingMemory, Signal, Stream};
+use xtrain_cuda::{Context, CudaError, DevicePtr, DeviceSpan, Event, GrowingMemory, Signal, Stream};
 use xtrain_distributed::{CommError, Communicator, exchange_files};
 use xtrain_program::{Collective, Program};
 
@@ -37,6 +37,15 @@ pub(super) struct PeerCopies {
     words: Arc<Words>,
     /// The words, then the chunks of the arena.
     chunks: Vec<Chunk>,
+    local: Local,
+}
+
+/// The stream of copies within this GPU, which run beside those to others, and the events at their begin and
+/// end.
+struct Local {
+    stream: Stream,
+    begin: Event,
+    end: Event,
 }
 
 /// The words that other ranks write.
@@ -69,7 +78,9 @@ impl PeerCopies {
         stream.synchronize()?;
         let words = Arc::new(Words { memory, stream });
         let watchdog = Watchdog::start(vec![words.clone()], host.clone(), context, names_in_graphs)?;
-        Ok(PeerCopies { watchdog, host, words, chunks: Vec::new() })
+        let [begin, end] = [Event::new(context)?, Event::new(context)?];
+        let local = Local { stream: Stream::before_others(context)?, begin, end };
+        Ok(PeerCopies { watchdog, host, words, chunks: Vec::new(), local })
     }
 
     /// The place in `rank`'s memory that `span` has in the memory of this rank.
@@ -213,15 +224,19 @@ impl DeviceCommunicator for PeerCopies {
         let others: Vec<usize> = (1..ranks.len()).map(|n| (place + n) % ranks.len()).collect();
         let global: Vec<usize> = others.iter().map(|&other| ranks[other]).collect();
         self.tell(Kind::Ready, &global, stream)?;
+        let Local { stream: beside, begin, end } = &self.local;
+        begin.record(stream)?;
+        beside.wait(begin)?;
         for call in calls {
             let Piece { sent, to } = piece(call, place, place, ranks.len());
-            if sent.bytes() > 0 && sent.pointer() != to.pointer() {
-                to.copy_from(sent, stream)?;
+            if sent.bytes() > 0 {
+                to.copy_from(sent, beside)?;
             }
             for padding in padding(call, place, ranks.len()) {
-                padding.fill(0, stream)?;
+                padding.fill(0, beside)?;
             }
         }
+        end.record(beside)?;
         self.hear(Kind::Ready, &global, stream)?;
         for &other in &others {
             for call in calls {
@@ -232,7 +247,8 @@ impl DeviceCommunicator for PeerCopies {
             }
         }
         self.tell(Kind::Done, &global, stream)?;
-        Ok(self.hear(Kind::Done, &global, stream)?)
+        self.hear(Kind::Done, &global, stream)?;
+        Ok(stream.wait(end)?)
     }
 }
 

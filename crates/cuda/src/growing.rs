@@ -1,5 +1,5 @@
-//! GPU memory that grows without moving, so that addresses in a captured graph stay valid. Other processes can
-//! map it, and write to it directly.
+//! GPU memory that grows without moving, so that addresses in a captured graph stay valid. Other processes
+//! can map it, and write to it directly.
 
 use crate::capture_lock;
 use crate::context::Context;

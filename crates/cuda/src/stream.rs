@@ -4,12 +4,10 @@ use crate::capture_lock;
 use crate::context::Context;
 use crate::error::CudaError;
 use crate::ffi::driver::{
-    CU_EVENT_DISABLE_TIMING, CU_EVENT_RECORD_EXTERNAL, CU_STREAM_MEM_OP_WAIT_VALUE_32,
-    CU_STREAM_MEM_OP_WRITE_VALUE_32, CU_STREAM_NON_BLOCKING, CUDA_ERROR_NOT_READY, CuEvent, CuStream,
-    CuStreamMemOp,
+    CU_EVENT_DISABLE_TIMING, CU_EVENT_RECORD_EXTERNAL, CU_STREAM_NON_BLOCKING, CUDA_ERROR_NOT_READY, CuEvent,
+    CuStream,
 };
-use crate::memory::DevicePtr;
-use std::ffi::{c_int, c_uint};
+use std::ffi::c_int;
 
 /// A queue of work on a GPU, which runs in order.
 pub struct Stream {
@@ -67,21 +65,6 @@ impl Stream {
         self.context.check("cuStreamSynchronize", status)
     }
 
-    /// Enqueues writes of words, and waits for them. They take no multiprocessor, and can be captured.
-    pub fn signal(&self, signals: &[Signal]) -> Result<(), CudaError> {
-        self.context.enter()?;
-        for signals in signals.chunks(MANY_SIGNALS) {
-            let mut operations: Vec<CuStreamMemOp> =
-                signals.iter().map(|signal| signal.operation()).collect();
-            let (first, count) = (operations.as_mut_ptr(), operations.len() as c_uint);
-            // SAFETY: as many operations as `count`; the words are GPU memory, as their creator promised.
-            let status =
-                unsafe { (self.context.driver().cuStreamBatchMemOp_v2)(self.handle, count, first, 0) };
-            self.context.check("cuStreamBatchMemOp", status)?;
-        }
-        Ok(())
-    }
-
     /// Makes work that is enqueued from now on wait for `event`.
     pub fn wait(&self, event: &Event) -> Result<(), CudaError> {
         self.context.enter()?;
@@ -99,28 +82,6 @@ impl Drop for Stream {
             let status = unsafe { (self.context.driver().cuStreamDestroy_v2)(self.handle) };
             self.context.release("cuStreamDestroy", status);
         }
-    }
-}
-
-/// The most signals in a call of the driver.
-const MANY_SIGNALS: usize = 256;
-
-/// A write of a word of GPU memory, also of another GPU's, or a wait for it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Signal {
-    /// Writes a value, after all that the stream has written before, also to other GPUs.
-    Write(DevicePtr, u32),
-    /// Waits until the word is at least this value.
-    Wait(DevicePtr, u32),
-}
-
-impl Signal {
-    fn operation(self) -> CuStreamMemOp {
-        let (operation, DevicePtr(address), value) = match self {
-            Signal::Write(place, value) => (CU_STREAM_MEM_OP_WRITE_VALUE_32, place, value),
-            Signal::Wait(place, least) => (CU_STREAM_MEM_OP_WAIT_VALUE_32, place, least),
-        };
-        CuStreamMemOp { operation, address, value: u64::from(value), flags: 0, alias: [0; 2] }
     }
 }
 

@@ -22,8 +22,8 @@ use xtrain_runtime::{
 };
 use xtrain_tensor::{DType, TensorType};
 
-/// Held exclusively by tests whose ranks are threads that wait for each other on GPUs: captures of other tests
-/// would wait for them, and they for these captures.
+/// Held exclusively by tests whose ranks are threads that wait for each other on GPUs: captures of other
+/// tests would wait for them, and they for these captures.
 static ALONE: RwLock<()> = RwLock::new(());
 
 /// Elements of small tensors.

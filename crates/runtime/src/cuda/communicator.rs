@@ -1,6 +1,7 @@
 //! The interface of collectives on GPU memory, and that of a run of one process.
 
 use super::arena::{Arena, Span};
+use super::positions::Passage;
 use super::watchdog::Watchdog;
 use crate::error::EngineError;
 use crate::part::{Part, ProgramId};
@@ -47,8 +48,8 @@ pub(super) trait DeviceCommunicator: Send + Sync {
         watchdog.passes(id, first, passage, stream, is_captured)
     }
 
-    /// Prepares the collectives of a program before its first run, which all ranks begin. The call may wait for
-    /// other ranks. `places` has the places of the program's values in `arena`.
+    /// Prepares the collectives of a program before its first run, which all ranks begin. The call may wait
+    /// for other ranks. `places` has the places of the program's values in `arena`.
     fn connect(&mut self, _: &Program, _places: &[Option<Span>], _: &Arena) -> Result<(), DeviceCommError> {
         Ok(())
     }
@@ -69,13 +70,6 @@ pub(super) trait DeviceCommunicator: Send + Sync {
     fn set_waits(&self, waits: bool) -> Result<(), CommError> {
         self.watchdog().map_or(Ok(()), |watchdog| watchdog.set_waits(waits))
     }
-}
-
-/// The side of collectives at which a stream is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Passage {
-    Before,
-    After,
 }
 
 /// A collective and its operands.

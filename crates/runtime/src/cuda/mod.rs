@@ -29,7 +29,7 @@ use crate::part::{Part, ProgramId};
 use crate::state::StateEntry;
 use crate::timing::{Timed, TimedWork, Timing};
 use arena::{Arena, Span};
-use communicator::{Call, Copies, DeviceCommError, DeviceCommunicator, Passage};
+use communicator::{Call, Copies, DeviceCommError, DeviceCommunicator};
 use host_staged::HostStaged;
 use lanes::{LaneEvents, Streams};
 use loaded::{Loaded, Recording, find, prepare};
@@ -37,6 +37,7 @@ use marks::Marks;
 use nccl::Nccl;
 pub use nccl::{NcclGroups, groups_of_run};
 use peer_copies::PeerCopies;
+use positions::Passage;
 use ring::{Inputs, Outputs as OutputRing};
 use staging::Staging;
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -133,9 +134,9 @@ impl CudaEngine {
         Ok(self)
     }
 
-    /// The engine of one rank of a run on one host: each GPU copies to the memory of the others, as a part of
-    /// graphs. `host` connects the ranks. If `names`, graphs tell which collectives they have come to, so that
-    /// an error can name those that do not complete.
+    /// The engine of one rank of a run on one host: each GPU copies to the memory of the others, as a part
+    /// of graphs. `host` connects the ranks. If `names`, graphs tell which collectives they have come to, so
+    /// that an error can name those that do not complete.
     ///
     /// # Errors
     /// The GPU has too little memory; the system refuses a thread.

@@ -1,5 +1,5 @@
-//! Collectives between the GPUs of one host by their copy engines: each rank copies its pieces into the memory
-//! of the others. Multiprocessors have no part in it, so kernels beside it lose little.
+//! Collectives between the GPUs of one host by their copy engines: each rank copies its pieces into the
+//! memory of the others. Multiprocessors have no part in it, so kernels beside it lose little.
 //!
 //! All ranks have the same plan, so a value has the same place in the memory of each. Every rank maps the
 //! memory of the others. Two words for each pair of ranks order their copies; a rank's words are in its own
@@ -99,18 +99,19 @@ impl PeerCopies {
         if rank == self.host.rank() { own.pointer() } else { self.of_rank(rank, own).pointer() }
     }
 
-    /// Tells `others` that this rank has reached a point, and waits until they have.
+    /// Tells `others` that this rank has reached a point.
     fn tell(&self, kind: Kind, others: &[usize], stream: &Stream) -> Result<(), CudaError> {
         let rank = self.host.rank();
         let told = others.iter().map(|&other| Signal::Write(self.word(kind, other, rank), 1));
-        stream.signal(&told.collect::<Vec<_>>())
+        Signal::enqueue(&told.collect::<Vec<_>>(), stream)
     }
 
     /// Waits until `others` have reached a point.
     fn hear(&self, kind: Kind, others: &[usize], stream: &Stream) -> Result<(), CudaError> {
         let words = others.iter().map(|&other| self.word(kind, self.host.rank(), other));
         let heard = words.clone().map(|word| Signal::Wait(word, 1));
-        stream.signal(&heard.chain(words.map(|word| Signal::Write(word, 0))).collect::<Vec<_>>())
+        let reset = words.map(|word| Signal::Write(word, 0));
+        Signal::enqueue(&heard.chain(reset).collect::<Vec<_>>(), stream)
     }
 
     /// Fails unless all ranks have the same description of their memory.
@@ -252,7 +253,7 @@ impl DeviceCommunicator for PeerCopies {
     }
 }
 
-/// What a rank sends to one of its group, itself included.
+/// The bytes that a rank sends to one of its group, itself included.
 struct Piece<'a> {
     /// In the sender's memory.
     sent: DeviceSpan<'a>,
@@ -260,7 +261,7 @@ struct Piece<'a> {
     to: DeviceSpan<'a>,
 }
 
-/// What the rank at the place `from` of a group of `n` sends to that at the place `to`.
+/// The bytes that the rank at the place `from` of a group of `n` sends to that at the place `to`.
 fn piece<'a>(call: &Call<'a>, from: usize, to: usize, n: usize) -> Piece<'a> {
     let bytes = call.collective.piece_bytes(call.group, call.input.bytes(), call.output.bytes());
     match call.collective {

@@ -1,11 +1,17 @@
 //! The positions of a stream among the collectives of a program, for errors: which of them the GPU has come
 //! to.
 
-use super::communicator::Passage;
 use std::fmt::Write;
 use std::ops::Range;
 use xtrain_cuda::{CudaError, Progress, Stream};
 use xtrain_program::{Group, Instance, Program, order};
+
+/// The side of collectives at which a stream is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Passage {
+    Before,
+    After,
+}
 
 /// The collectives of a program that are issued together, in list order, and how far the GPU has come.
 pub(super) struct Positions {

@@ -2,11 +2,11 @@
 //! rank which never takes part waits for ever, and so does the host.
 //!
 //! It looks at the errors of the links between GPUs, at the end of the run on another rank, and at how long
-//! this rank has waited for the GPU, or for NCCL to connect the ranks of a collective. The first of these that
-//! it meets ends the run, and aborts the links. A wait then ends, with the error instead of incomplete results.
+//! this rank has waited for the GPU, or for NCCL to connect the ranks of a collective. The first of these
+//! that it meets ends the run, and aborts the links. A wait then ends, with the error instead of incomplete
+//! results.
 
-use super::communicator::Passage;
-use super::positions::Positions;
+use super::positions::{Passage, Positions};
 use crate::part::{Part, ProgramId};
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -31,7 +31,7 @@ const IN_VAIN: &str = "another rank does not take part";
 /// Parts in flight after which completed ones are forgotten.
 const MANY_PARTS: usize = 16;
 
-/// What connects this rank's GPU with others.
+/// A connection of this rank's GPU with others.
 pub(super) trait Link: Send + Sync {
     /// The error that it has met by itself, if any.
     fn check(&self) -> Result<(), CudaError>;

@@ -19,7 +19,7 @@ enum Choice {
     Nccl,
 }
 
-/// What a rank finds out about its GPU. An error is the reason for which a path cannot be used.
+/// The paths that a rank can use. An error is the reason for which a path cannot be used.
 #[derive(Serialize, Deserialize)]
 struct Found {
     /// Copies.
@@ -85,7 +85,7 @@ impl Crew {
         }
     }
 
-    /// Whether this rank's GPU can copy to the memory of all others; if not, the reason.
+    /// An error with the reason if this rank's GPU cannot copy to the memory of all others.
     fn copies(&self, gpu: &Gpu) -> Result<Result<(), String>, RunError> {
         let Some(ranks) = &self.ranks else { return Ok(Ok(())) };
         let uuids = ranks.control.gather(&encoded(&gpu.info().uuid)?)?;

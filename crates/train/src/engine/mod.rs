@@ -28,7 +28,7 @@ pub enum DataPath {
     Host,
     /// Copies to the memory of the other ranks' GPUs.
     Copies {
-        /// Whether graphs tell which collectives they have come to.
+        /// True if graphs tell which collectives they have come to.
         names: bool,
     },
     /// NCCL, by these communicators.

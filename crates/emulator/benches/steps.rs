@@ -1,5 +1,5 @@
-//! Warp instructions per second of elementwise kernels, with every access checked, and seconds per training
-//! step of a small model: `cargo test -p xtrain-emulator --bench steps`.
+//! Warp instructions per second of elementwise kernels, with every access checked, seconds of an FP8 GEMM by
+//! `wgmma`, and seconds per training step of a small model: `cargo test -p xtrain-emulator --bench steps`.
 //!
 //! Kernels are compiled by the NVRTC that `XTRAIN_EMULATOR_NVRTC` names.
 #![allow(unsafe_code, reason = "it launches kernels")]
@@ -12,9 +12,11 @@ use std::path::Path;
 use std::time::Instant;
 use xtrain_config::Config;
 use xtrain_cuda::{
-    Compiler, Context, Device, DeviceMemory, DevicePtr, Launch, Module, Stream, kernel_struct,
+    Compiler, Context, Device, DeviceMemory, DevicePtr, Gemm, GemmOperands, Gpu, Launch, Module, Stream,
+    kernel_struct,
 };
 use xtrain_runtime::Checks;
+use xtrain_tensor::{DType, Scaling};
 use xtrain_train::engine::{Processor, Target};
 use xtrain_train::learner::Learner;
 use xtrain_train::random_batch::random_batch;
@@ -79,6 +81,7 @@ const RUN: &str = "
 fn main() -> Result<(), Box<dyn Error>> {
     let _folder = common::emulated()?;
     elementwise()?;
+    gemm()?;
     training()
 }
 
@@ -107,6 +110,38 @@ fn elementwise() -> Result<(), Box<dyn Error>> {
         let (steps, seconds) = (common::steps()? - before, begun.elapsed().as_secs_f64());
         println!("{name}: {:.1} million warp instructions a second", steps as f64 / seconds * 1e-6);
     }
+    Ok(())
+}
+
+/// A GEMM of 1024 x 1024 x 1024 with scaled FP8 operands, by the kernel for Hopper.
+fn gemm() -> Result<(), Box<dyn Error>> {
+    const N: usize = 1024;
+    let gpu = Gpu::open(0)?;
+    let stream = Stream::new(gpu.context())?;
+    let filled = |bytes: &[u8]| -> Result<DeviceMemory, Box<dyn Error>> {
+        let memory = DeviceMemory::new(gpu.context(), bytes.len())?;
+        memory.all().write(bytes, &stream)?;
+        Ok(memory)
+    };
+    let numbers: Vec<u8> = (0..N * N).map(|n| (n * 7 % 120) as u8).collect();
+    let scales = 0.5f32.to_le_bytes().repeat(N * N / 128);
+    let [a, b, d] = [filled(&numbers)?, filled(&numbers)?, DeviceMemory::new(gpu.context(), 4 * N * N)?];
+    let scales = [filled(&scales)?, filled(&scales)?];
+    let operand = (DType::E4M3, Scaling::Tile);
+    let operands = GemmOperands {
+        a: a.pointer(),
+        b: b.pointer(),
+        d: d.pointer(),
+        bias: None,
+        scales: Some(scales.each_ref().map(DeviceMemory::pointer)),
+        workspace: d.pointer(),
+    };
+    let plan = Gemm::scaled([N; 3], [operand; 2], DType::F32, false).block_scaled(&gpu, &operands)?;
+    let plan = plan.ok_or("the kernel does not support the GEMM")?;
+    let begun = Instant::now();
+    plan.work.enqueue(&stream)?;
+    stream.synchronize()?;
+    println!("FP8 GEMM of {N} x {N} x {N}: {:.1} s", begun.elapsed().as_secs_f64());
     Ok(())
 }
 

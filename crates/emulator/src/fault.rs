@@ -9,6 +9,8 @@ pub(crate) struct Fault {
     pub(crate) lane: u32,
     pub(crate) kind: FaultKind,
     pub(crate) problem: String,
+    /// The source line, if it is another one than that of the step.
+    pub(crate) location: Option<u32>,
 }
 
 /// The kind of a fault, which decides the driver's status.
@@ -29,7 +31,13 @@ pub(crate) type Outcome<T = ()> = Result<T, Box<Fault>>;
 
 impl Fault {
     pub(crate) fn new(lane: u32, kind: FaultKind, problem: impl Into<String>) -> Box<Fault> {
-        Box::new(Fault { lane, kind, problem: problem.into() })
+        Box::new(Fault { lane, kind, problem: problem.into(), location: None })
+    }
+
+    /// The fault of asynchronous work that a step at this source line began.
+    pub(crate) fn of_work<T>(problem: impl Into<String>, location: u32) -> Outcome<T> {
+        let fault = Fault::new(0, FaultKind::Synchronisation, problem);
+        Err(Box::new(Fault { location: Some(location), ..*fault }))
     }
 }
 

@@ -11,12 +11,14 @@ mod group;
 mod warp;
 
 use crate::fault::{Fault, FaultKind, Report};
+use crate::kernel::cluster::{Awaited, Cluster};
 use crate::kernel::context::Launch;
 use crate::memory::Local;
 use crate::random::Random;
 use crate::registers::LANES;
 use barrier::Barriers;
 use group::{Group, Waits};
+use std::collections::BTreeMap;
 use warp::{Failure, Turn, Warp};
 
 /// Multiprocessors of an emulated device.
@@ -35,28 +37,38 @@ const IDLE_STEPS: u64 = 100_000;
 /// Steps without a change of memory that count as an endless loop.
 const ENDLESS_STEPS: u64 = 200_000_000;
 
-/// A resident block.
+/// Warps that execute `wgmma` together.
+const WARPS_OF_A_GROUP: usize = 4;
+/// Times that all waits for mbarriers time out without effect before they count as endless.
+const FRUITLESS_WAITS: u32 = 3;
+
+/// A resident cluster; a block alone is a cluster of one. Blocks are in the order of their ranks.
 struct Resident {
-    number: [u32; 3],
-    shared: Local,
+    cluster: Cluster,
+    numbers: Vec<[u32; 3]>,
+    shared: Vec<Local>,
+    barriers: Vec<Barriers>,
+    /// The warps of all blocks.
     warps: Vec<Warp>,
-    barriers: Barriers,
 }
 
 /// Runs a launch to its end; returns the number of warp instructions.
 pub(crate) fn run(launch: &Launch<'_>, random: &mut Random) -> Result<u64, Report> {
     let threads = launch.block.iter().product::<u32>() as usize;
-    let at_once = MULTIPROCESSORS * (THREADS / threads.max(1)).clamp(1, BLOCKS);
+    let blocks = launch.cluster.iter().product::<u32>() as usize;
+    let at_once = (MULTIPROCESSORS * (THREADS / threads.max(1)).clamp(1, BLOCKS)).div_ceil(blocks);
     let mut grid = Grid {
         launch,
         resident: (0..at_once).map(|_| None).collect(),
         runnable: Vec::new(),
         spare: Vec::new(),
-        next_block: 0,
+        next_cluster: 0,
         steps: 0,
         idle_steps: 0,
+        woken: 0,
+        fruitless_waits: 0,
     };
-    (0..at_once).for_each(|r| grid.start_block(r));
+    (0..at_once).for_each(|r| grid.start_cluster(r));
     while grid.resident.iter().any(Option::is_some) {
         grid.turn(random)?;
     }
@@ -65,46 +77,59 @@ pub(crate) fn run(launch: &Launch<'_>, random: &mut Random) -> Result<u64, Repor
 
 struct Grid<'a> {
     launch: &'a Launch<'a>,
-    /// The resident blocks.
+    /// The resident clusters.
     resident: Vec<Option<Resident>>,
-    /// Warps that can run, by block and index; each knows that it is listed.
+    /// Warps that can run, by cluster and index; each knows that it is listed.
     runnable: Vec<(usize, usize)>,
     /// Warps of finished blocks, reused by later blocks.
     spare: Vec<Warp>,
-    next_block: u64,
+    next_cluster: u64,
     steps: u64,
     /// Steps since memory last changed.
     idle_steps: u64,
+    /// Number of warps at the end of `runnable` that something has woken since the last turn.
+    woken: usize,
+    /// Times that all waits have timed out since memory last changed.
+    fruitless_waits: u32,
 }
 
 impl Grid<'_> {
-    /// Starts the next block, if any, in slot `r`.
-    fn start_block(&mut self, r: usize) {
-        let Launch { code, grid, block, shared_bytes, .. } = *self.launch;
-        let n = self.next_block;
-        let [x, y, z] = grid.map(u64::from);
+    /// Starts the next cluster, if any, in slot `r`.
+    fn start_cluster(&mut self, r: usize) {
+        let Launch { code, grid, block, cluster, shared_bytes, .. } = *self.launch;
+        let n = self.next_cluster;
+        let [x, y, z] = std::array::from_fn(|d| u64::from(grid[d] / cluster[d]));
         if n == x * y * z {
             return;
         }
-        self.next_block += 1;
-        let threads = block.iter().product::<u32>();
-        let warps = (0..threads).step_by(LANES).map(|first_thread| {
+        self.next_cluster += 1;
+        let (threads, blocks) = (block.iter().product::<u32>(), cluster.iter().product::<u32>());
+        let number = |rank: u32| {
+            let within = [rank % cluster[0], rank / cluster[0] % cluster[1], rank / cluster[0] / cluster[1]];
+            let of_cluster = [n % x, n / x % y, n / x / y];
+            std::array::from_fn(|d| of_cluster[d] as u32 * cluster[d] + within[d])
+        };
+        let mut warps = Vec::new();
+        for (rank, first_thread) in
+            (0..blocks).flat_map(|rank| (0..threads).step_by(LANES).map(move |t| (rank, t)))
+        {
             let count = (threads - first_thread).min(LANES as u32);
             let mut warp = self.spare.pop().unwrap_or_else(|| Warp::new(code));
-            warp.first_thread = first_thread;
+            (warp.rank, warp.first_thread) = (rank, first_thread);
             warp.groups.push(Group { place: (0, 0), lanes: u32::MAX >> (32 - count), waits: Waits::Nothing });
-            warp
-        });
+            warps.push(warp);
+        }
         self.resident[r] = Some(Resident {
-            warps: warps.collect(),
-            number: [(n % x) as u32, (n / x % y) as u32, (n / x / y) as u32],
-            shared: Local::new(shared_bytes as usize),
-            barriers: Barriers::default(),
+            cluster: Cluster::new(blocks as usize, blocks * threads),
+            numbers: (0..blocks).map(number).collect(),
+            shared: (0..blocks).map(|_| Local::new(shared_bytes as usize)).collect(),
+            barriers: (0..blocks).map(|_| Barriers::default()).collect(),
+            warps,
         });
         self.list(r);
     }
 
-    /// Lists the warps of a block that can run.
+    /// Lists the warps of a cluster that can run.
     fn list(&mut self, r: usize) {
         let Some(resident) = &mut self.resident[r] else { return };
         for (w, warp) in resident.warps.iter_mut().enumerate() {
@@ -115,28 +140,35 @@ impl Grid<'_> {
         }
     }
 
-    /// Runs a random warp for a random number of steps.
+    /// Runs a random warp for a random number of steps, and some of the copies that are under way.
     fn turn(&mut self, random: &mut Random) -> Result<(), Report> {
         if self.runnable.is_empty() {
-            return Err(self.stuck());
+            return self.wait(random);
         }
-        let chosen = random.below(self.runnable.len());
+        // Warps that wait no longer often go first.
+        let chosen = match self.woken {
+            1.. if random.below(2) == 0 => self.runnable.len() - 1 - random.below(self.woken),
+            _ => random.below(self.runnable.len()),
+        };
+        self.woken = 0;
         let (r, w) = self.runnable[chosen];
         let budget = 1u64 << random.below(LONGEST_TURN + 1);
+        let ahead = u64::from(random.below(TURNS_OF_LANES_AHEAD) == 0);
         let Some(resident) = &mut self.resident[r] else { unreachable!("listed warps are resident") };
+        let rank = resident.warps[w].rank as usize;
         let mut turn = Turn {
             launch: self.launch,
-            block: resident.number,
+            block: resident.numbers[rank],
             shared: &resident.shared,
-            barriers: &mut resident.barriers,
+            barriers: &mut resident.barriers[rank],
             changed: false,
             changed_local: false,
+            has_signalled: false,
             steps: 0,
         };
-        let ahead = random.below(TURNS_OF_LANES_AHEAD) == 0;
-        let result = turn.run(&mut resident.warps[w], budget, ahead);
+        let result = turn.run(&mut resident.warps[w], &mut resident.cluster, random, [budget, ahead]);
         let Turn { changed, changed_local, steps, .. } = turn;
-        let complete = std::mem::take(&mut resident.barriers.complete);
+        let complete = std::mem::take(&mut resident.barriers[rank].complete);
         result.map_err(|failure| report(self.launch, resident, w, failure))?;
         self.steps += steps;
         self.idle_steps += steps;
@@ -145,49 +177,155 @@ impl Grid<'_> {
         }
         let Some(resident) = &mut self.resident[r] else { unreachable!("its warp just ran") };
         for &barrier in &complete {
-            let warps = resident.warps.iter_mut().map(|warp| (&mut warp.registers, &mut warp.groups));
-            resident.barriers.release(self.launch.code, warps, barrier);
+            let of_block = resident.warps.iter_mut().filter(|warp| warp.rank as usize == rank);
+            let warps = of_block.map(|warp| (&mut warp.registers, &mut warp.groups));
+            resident.barriers[rank].release(self.launch.code, warps, barrier);
         }
         let warp = &mut resident.warps[w];
         warp.spins = self.idle_steps > IDLE_STEPS && !changed && !changed_local && warp.has_been_here();
+        let has_exited = warp.groups.is_empty();
         if warp.spins || !warp.can_run() {
             warp.is_listed = false;
             self.runnable.swap_remove(chosen);
         }
-        let has_ended = resident.warps.iter().all(|warp| warp.groups.is_empty());
+        if has_exited {
+            self.check_exit(r, rank)?;
+        }
+        while self.has_copies(r) && random.below(2) == 0 {
+            self.run_copy(r, random)?;
+        }
         if !complete.is_empty() {
             self.list(r);
         }
+        self.wake(r);
         if changed || !complete.is_empty() {
-            if self.idle_steps > IDLE_STEPS {
-                for warp in self.resident.iter_mut().flatten().flat_map(|resident| &mut resident.warps) {
-                    warp.states.clear();
-                    warp.spins = false;
-                }
-                (0..self.resident.len()).for_each(|r| self.list(r));
-            }
-            self.idle_steps = 0;
+            self.note_change();
         }
-        if has_ended {
+        let Some(resident) = &self.resident[r] else { unreachable!("its warp just ran") };
+        if resident.warps.iter().all(|warp| warp.groups.is_empty()) {
+            while self.has_copies(r) {
+                self.run_copy(r, random)?;
+            }
             let ended = self.resident[r].take().map_or(Vec::new(), |resident| resident.warps);
             self.spare.extend(ended.into_iter().map(Warp::emptied));
-            self.start_block(r);
+            self.start_cluster(r);
         }
         Ok(())
+    }
+
+    /// Notes that memory has changed, so warps that spin may go on.
+    fn note_change(&mut self) {
+        if self.idle_steps > IDLE_STEPS {
+            for warp in self.resident.iter_mut().flatten().flat_map(|resident| &mut resident.warps) {
+                warp.states.clear();
+                warp.spins = false;
+            }
+            (0..self.resident.len()).for_each(|r| self.list(r));
+        }
+        (self.idle_steps, self.fruitless_waits) = (0, 0);
+    }
+
+    /// True if copies of a cluster are under way.
+    fn has_copies(&self, r: usize) -> bool {
+        self.resident[r].as_ref().is_some_and(|resident| !resident.cluster.copies.is_empty())
+    }
+
+    /// Runs a random copy of a cluster.
+    fn run_copy(&mut self, r: usize, random: &mut Random) -> Result<(), Report> {
+        let Some(Resident { cluster, shared, .. }) = &mut self.resident[r] else { return Ok(()) };
+        let index = random.below(cluster.copies.len());
+        let ((rank, thread), location) = (cluster.copies[index].thread, cluster.copies[index].location);
+        let result = cluster.run_copy(self.launch.memory, shared, index);
+        if let Err(problem) = result {
+            return Err(self.report_of(r, (rank, thread), &problem, location));
+        }
+        self.note_change();
+        Ok(())
+    }
+
+    /// Wakes the warps that wait for what has come in a cluster.
+    fn wake(&mut self, r: usize) {
+        let Some(resident) = &mut self.resident[r] else { return };
+        let before = self.runnable.len();
+        for event in std::mem::take(&mut resident.cluster.events) {
+            resident.warps.iter_mut().for_each(|warp| warp.wake(self.launch.code, event));
+        }
+        self.list(r);
+        self.woken += self.runnable.len() - before;
+    }
+
+    /// Lets time pass while no warp can run: a copy ends, or else waits time out.
+    fn wait(&mut self, random: &mut Random) -> Result<(), Report> {
+        let (count, first) = (self.resident.len(), random.below(self.resident.len()));
+        for r in (0..count).map(|n| (first + n) % count) {
+            if self.has_copies(r) {
+                self.run_copy(r, random)?;
+                self.wake(r);
+                return Ok(());
+            }
+        }
+        self.fruitless_waits += 1;
+        if self.fruitless_waits > FRUITLESS_WAITS {
+            return Err(self.stuck());
+        }
+        let mut some = false;
+        for warp in self.resident.iter_mut().flatten().flat_map(|resident| &mut resident.warps) {
+            some |= warp.give_up(self.launch.code);
+        }
+        (0..self.resident.len()).for_each(|r| self.list(r));
+        if some { Ok(()) } else { Err(self.stuck()) }
+    }
+
+    /// Notes that a warp has exited. A fault if its block has exited and asynchronous work still uses its
+    /// shared memory.
+    fn check_exit(&mut self, r: usize, rank: usize) -> Result<(), Report> {
+        let Some(Resident { cluster, warps, .. }) = &mut self.resident[r] else { return Ok(()) };
+        if warps.iter().any(|warp| warp.rank as usize == rank && !warp.groups.is_empty()) {
+            return Ok(());
+        }
+        cluster.blocks[rank].has_exited = true;
+        let of_block: Vec<&Warp> = warps.iter().filter(|warp| warp.rank as usize == rank).collect();
+        for group in of_block.chunks(WARPS_OF_A_GROUP) {
+            let executed = group.iter().map(|warp| warp.asynchronous.executed);
+            let Some((hash, location)) = executed.clone().find(|(_, location)| *location != 0) else {
+                continue;
+            };
+            if group.len() < WARPS_OF_A_GROUP || executed.clone().any(|(other, _)| other != hash) {
+                let problem = "the four warps of a group execute different `wgmma`";
+                let thread = (rank as u32, group[0].first_thread);
+                return Err(self.report_of(r, thread, problem, location));
+            }
+        }
+        let uses = cluster.copies.iter().find(|copy| copy.rank as usize == rank && copy.taken.is_none());
+        let Some(copy) = uses else { return Ok(()) };
+        let (thread, location) = (copy.thread, copy.location);
+        Err(self.report_of(r, thread, "a copy still uses the shared memory of a block that exits", location))
+    }
+
+    /// A fault of asynchronous work that a thread of a block of a cluster began.
+    fn report_of(&self, r: usize, (rank, thread): (u32, u32), problem: &str, location: u32) -> Report {
+        let resident = self.resident[r].as_ref().expect("the cluster of the work");
+        let first_thread = thread / LANES as u32 * LANES as u32;
+        let of = |warp: &Warp| warp.rank == rank && warp.first_thread == first_thread;
+        let w = resident.warps.iter().position(of).expect("the thread's warp");
+        let fault = Fault::new(thread % LANES as u32, FaultKind::Synchronisation, problem);
+        report(self.launch, resident, w, Failure { fault, location })
     }
 
     /// The fault of a launch in which no warp can run.
     fn stuck(&self) -> Report {
         let waiting = self.resident.iter().flatten().flat_map(|resident| {
             let warps = resident.warps.iter().enumerate();
-            warps.filter_map(move |(w, warp)| Some((resident, w, *warp.groups.first()?)))
+            warps.flat_map(move |(w, warp)| warp.groups.iter().map(move |group| (resident, w, *group)))
         });
         // Threads at a barrier may wait for lanes that wait within their warp, so the latter are reported
-        // first.
+        // first; what waits for bytes is nearer to the cause than what waits for arrivals.
         let order = |waits| match waits {
             Waits::Warp(_) => 0,
-            Waits::Barrier(_) => 1,
-            Waits::Nothing => 2,
+            Waits::Event(Awaited::Mbarrier(..)) => 1,
+            Waits::Barrier(_) => 2,
+            Waits::Event(_) => 3,
+            Waits::Nothing => 4,
         };
         let (resident, w, group) = waiting
             .min_by_key(|(_, _, group)| order(group.waits))
@@ -196,12 +334,23 @@ impl Grid<'_> {
             Waits::Warp(_) => "waits for lanes of its warp that never execute this instruction".to_owned(),
             Waits::Barrier(n) => {
                 let of = self.launch.block.iter().product::<u32>();
-                let live: u32 = resident.warps.iter().map(|warp| warp.live().count_ones()).sum();
-                let arrived = resident.barriers.arrived(n);
+                let rank = resident.warps[w].rank;
+                let of_block = resident.warps.iter().filter(|warp| warp.rank == rank);
+                let live: u32 = of_block.map(|warp| warp.live().count_ones()).sum();
+                let arrived = resident.barriers[rank as usize].arrived(n);
                 let gone = of - live;
                 format!(
                     "waits at a barrier that some threads never reach ({arrived} of {of} have, {gone} have exited)"
                 )
+            }
+            Waits::Event(Awaited::Mbarrier(..)) => format!("deadlock: {}", resident.waits()),
+            Waits::Event(Awaited::Cluster) => format!(
+                "waits at the cluster's barrier that some threads never reach ({} of {} have)",
+                resident.cluster.arrived_threads, resident.cluster.live_threads
+            ),
+            Waits::Event(Awaited::Registers) => {
+                let free = resident.cluster.blocks[resident.warps[w].rank as usize].free_registers;
+                format!("waits for registers, of which other warps of its block leave {free}")
             }
             Waits::Nothing => "deadlock: polls memory that no other thread will change".to_owned(),
         };
@@ -233,6 +382,35 @@ impl Grid<'_> {
     }
 }
 
+impl Resident {
+    /// Who waits for which phase of which mbarrier.
+    fn waits(&self) -> String {
+        let mut warps: BTreeMap<_, Vec<String>> = BTreeMap::new();
+        for warp in &self.warps {
+            for group in &warp.groups {
+                if let Waits::Event(Awaited::Mbarrier(at, phase)) = group.waits {
+                    let name = format!("{}:{}", warp.rank, warp.first_thread / LANES as u32);
+                    warps.entry((at, phase)).or_default().push(name);
+                }
+            }
+        }
+        let all = warps.into_iter().map(|((at, phase), warps)| {
+            let who = match &warps[..] {
+                [first, .., last] => {
+                    format!("{} warps from {first} to {last} (block of the cluster:warp) wait", warps.len())
+                }
+                _ => format!("warp {} (block of the cluster:warp) waits", warps[0]),
+            };
+            let lacks = self.cluster.lacks(at);
+            format!(
+                "{who} for phase {phase} of the mbarrier at {} of block {}, whose {lacks}",
+                at.offset, at.rank
+            )
+        });
+        all.collect::<Vec<_>>().join("; ")
+    }
+}
+
 fn report(launch: &Launch<'_>, resident: &Resident, warp: usize, failure: Failure) -> Report {
     let [x, y, _] = launch.block;
     let number = resident.warps[warp].first_thread + failure.fault.lane;
@@ -240,7 +418,7 @@ fn report(launch: &Launch<'_>, resident: &Resident, warp: usize, failure: Failur
         kind: failure.fault.kind,
         kernel: launch.code.name.clone(),
         location: launch.code.describe(failure.location),
-        block: resident.number,
+        block: resident.numbers[resident.warps[warp].rank as usize],
         thread: [number % x, number / x % y, number / x / y],
         problem: failure.fault.problem,
     }

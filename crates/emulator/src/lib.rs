@@ -32,4 +32,6 @@ mod random;
 mod registers;
 mod settings;
 mod status;
+mod tensor_map;
+mod trace;
 mod work;

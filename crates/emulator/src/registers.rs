@@ -2,7 +2,8 @@
 //!
 //! Bytes of a register that no instruction wrote are *unset*. Arithmetic with them is allowed, because lanes
 //! whose results are never used often do it, and its result is unset. Bytes loaded from uninitialised memory
-//! are marked too, but arithmetic with them is a fault.
+//! are marked too. Arithmetic with those of global memory is a fault; those of shared memory are like unset
+//! ones, because kernels compute with the unused end of a tile.
 
 use crate::fault::{Fault, FaultKind, Outcome};
 use crate::poison::POISON;
@@ -30,10 +31,15 @@ pub(crate) struct Marks {
     pub(crate) unwritten: Lanes<u8>,
     /// The lanes whose bytes came from memory.
     pub(crate) from_memory: u32,
+    /// The lanes whose bytes came from global memory or from asynchronous work under way, so that arithmetic
+    /// with them is a fault.
+    pub(crate) strict: u32,
 }
 
 impl Marks {
-    pub(crate) const NONE: Marks = Marks { unwritten: [0; LANES], from_memory: 0 };
+    pub(crate) const NONE: Marks = Marks { unwritten: [0; LANES], from_memory: 0, strict: 0 };
+    /// Marks of a register that asynchronous work will write. To store them is a fault too.
+    const RESERVED: Marks = Marks { unwritten: [15; LANES], from_memory: 0, strict: u32::MAX };
 }
 
 /// Registers of one class with their marks.
@@ -46,7 +52,8 @@ pub(crate) struct File<T> {
 }
 
 impl<T: Copy> File<T> {
-    const UNSET: Marks = Marks { unwritten: [((1u32 << size_of::<T>()) - 1) as u8; LANES], from_memory: 0 };
+    const UNSET: Marks =
+        Marks { unwritten: [((1u32 << size_of::<T>()) - 1) as u8; LANES], from_memory: 0, strict: 0 };
 
     fn new(slots: usize, poison: T) -> Self {
         File {
@@ -69,6 +76,7 @@ impl<T: Copy> File<T> {
             self.marked[slot] = self.marked[slot] & !bit | if marks.unwritten[lane] != 0 { bit } else { 0 };
         }
         of_slot.from_memory = of_slot.from_memory & !active | marks.from_memory & active;
+        of_slot.strict = of_slot.strict & !active | marks.strict & active;
     }
 }
 
@@ -205,11 +213,12 @@ impl Registers {
     /// The marks of all lanes.
     pub(crate) fn marks<T: Lane>(&self, slot: Slot) -> Marks {
         let (file, slot) = (T::file(self), usize::from(slot.0));
-        let Marks { unwritten, from_memory } = file.marks[slot];
+        let Marks { unwritten, from_memory, strict } = file.marks[slot];
         let is_marked = |lane: usize| file.marked[slot] >> lane & 1 != 0;
         Marks {
             unwritten: std::array::from_fn(|lane| if is_marked(lane) { unwritten[lane] } else { 0 }),
             from_memory: from_memory & file.marked[slot],
+            strict: strict & file.marked[slot],
         }
     }
 
@@ -221,6 +230,28 @@ impl Registers {
     /// Marks lanes as unset, after a result of unset operands was written.
     pub(crate) fn unset<T: Lane>(&mut self, slot: Slot, lanes: u32) {
         T::file_mut(self).mark(usize::from(slot.0), &File::<T::Bits>::UNSET, lanes);
+    }
+
+    /// Marks all lanes of a register that asynchronous work will write.
+    pub(crate) fn reserve(&mut self, Slot(slot): Slot) {
+        let file = &mut self.b32;
+        (file.marked[usize::from(slot)], file.marks[usize::from(slot)]) = (u32::MAX, Marks::RESERVED);
+    }
+
+    /// True if no instruction has written the register since it was reserved.
+    pub(crate) fn is_reserved(&self, Slot(slot): Slot) -> bool {
+        let file = &self.b32;
+        file.marked[usize::from(slot)] == u32::MAX && file.marks[usize::from(slot)] == Marks::RESERVED
+    }
+
+    /// Writes all lanes of a reserved register, which stays so.
+    pub(crate) fn write_reserved(&mut self, Slot(slot): Slot, values: &Lanes<f32>) {
+        self.b32.rows[usize::from(slot)].0 = *f32::bits(values);
+    }
+
+    /// Undoes [`Registers::reserve`].
+    pub(crate) fn unreserve(&mut self, Slot(slot): Slot) {
+        self.b32.marked[usize::from(slot)] = 0;
     }
 
     /// A predicate and its unset lanes, as masks.

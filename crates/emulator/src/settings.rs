@@ -38,6 +38,31 @@ pub(crate) struct Settings {
     pub(crate) swap: Option<(usize, usize)>,
     /// `patch=FILE`: a fault to put into a kernel's source, to check that tests fail.
     pub(crate) patch: Option<Patch>,
+    /// `trace=gemm/block_scaled.cu:217`: a source line whose instructions are printed.
+    pub(crate) trace: Option<Trace>,
+}
+
+/// A source line to trace.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Trace {
+    pub(crate) file: String,
+    pub(crate) line: u32,
+    /// `tile=0:8x32:e4m3:128`: a tile of shared memory to print with each instruction.
+    pub(crate) tile: Option<Tile>,
+    /// `stop=5`: the number of instructions after which the launch ends.
+    pub(crate) stop: u64,
+}
+
+/// A matrix in shared memory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Tile {
+    pub(crate) offset: usize,
+    pub(crate) rows: usize,
+    pub(crate) columns: usize,
+    /// `f32`, `u32`, `bf16`, `e4m3`, `e5m2` or `u8`.
+    pub(crate) element: String,
+    /// log2 of the 16-byte chunks that a swizzle permutes.
+    pub(crate) swizzle_bits: u32,
 }
 
 /// A compute capability.
@@ -100,7 +125,9 @@ impl Settings {
             omit: None,
             swap: None,
             patch: None,
+            trace: None,
         };
+        let (mut tile, mut stop) = (None, u64::MAX);
         let separator = if text.contains('\n') { '\n' } else { ' ' };
         for setting in text.split(separator).map(str::trim).filter(|setting| !setting.is_empty()) {
             let (key, value) =
@@ -130,14 +157,54 @@ impl Settings {
                     let text = std::fs::read_to_string(value).map_err(|error| format!("{value}: {error}"))?;
                     settings.patch = Some(Patch::parse(&text)?);
                 }
+                "trace" => {
+                    let place =
+                        value.rsplit_once(':').and_then(|(file, line)| Some((file, line.parse().ok()?)));
+                    let (file, line) = place.ok_or("`trace` needs a file and a line: `add/kernel.cu:12`")?;
+                    settings.trace = Some(Trace { file: file.to_owned(), line, tile: None, stop });
+                }
+                "tile" => {
+                    tile = Some(
+                        Tile::parse(value).ok_or("`tile` needs a place, a size and a type: `0:8x32:bf16`")?,
+                    )
+                }
+                "stop" => stop = number()?,
                 _ => {
                     return Err(format!(
-                        "unknown setting `{key}`; known are arch, devices, memory, seed, log, nccl, nvlink, omit, swap, patch"
+                        "unknown setting `{key}`; known are arch, devices, memory, seed, log, nccl, nvlink, omit, swap, \
+                         patch, trace, tile, stop"
                     ));
                 }
             }
         }
+        if let Some(trace) = &mut settings.trace {
+            (trace.tile, trace.stop) = (tile, stop);
+        }
         Ok(settings)
+    }
+}
+
+impl Tile {
+    fn parse(text: &str) -> Option<Tile> {
+        let parts: Vec<&str> = text.split(':').collect();
+        let (&[offset, size, element], swizzle) = parts.split_first_chunk::<3>()?;
+        let (rows, columns) = size.split_once('x')?;
+        let swizzle_bits = match swizzle {
+            [] => 0,
+            ["32"] => 1,
+            ["64"] => 2,
+            ["128"] => 3,
+            _ => return None,
+        };
+        let is_known = ["f32", "u32", "bf16", "e4m3", "e5m2", "u8"].contains(&element);
+        let tile = Tile {
+            offset: offset.parse().ok()?,
+            rows: rows.parse().ok()?,
+            columns: columns.parse().ok()?,
+            element: element.to_owned(),
+            swizzle_bits,
+        };
+        is_known.then_some(tile)
     }
 }
 
@@ -201,7 +268,23 @@ mod tests {
         assert_eq!(Settings::parse("").unwrap().arch.to_string(), "sm_90a");
         let lines = Settings::parse("seed=7\nlog=/a folder/log\n").unwrap();
         assert_eq!((lines.seed, lines.log.as_deref()), (7, Some("/a folder/log")));
-        for wrong in ["arch", "arch=x", "omit=wait", "omit=hope:1", "swap=1", "speed=9"] {
+        let trace = Settings::parse("tile=1024:8x32:e4m3:128 trace=a/b.cu:7 stop=2").unwrap().trace.unwrap();
+        assert_eq!((trace.file.as_str(), trace.line, trace.stop), ("a/b.cu", 7, 2));
+        assert_eq!(
+            trace.tile.map(|tile| (tile.offset, tile.columns, tile.swizzle_bits)),
+            Some((1024, 32, 3))
+        );
+        for wrong in [
+            "trace=a.cu",
+            "trace=a.cu:7 tile=0:8x",
+            "tile=0:8x8:f64",
+            "arch",
+            "arch=x",
+            "omit=wait",
+            "omit=hope:1",
+            "swap=1",
+            "speed=9",
+        ] {
             assert!(Settings::parse(wrong).is_err(), "{wrong}");
         }
     }

@@ -9,12 +9,16 @@ use xtrain_cuda::{Context, Device, DeviceMemory, Launch, Module, Stream};
 /// Launches a kernel with two blocks of 64 threads. `from` is initialised and `to` is not; each holds one u32
 /// a thread.
 fn run(body: &str) -> Outcome {
+    run_as(Launch::row(2, 64), body)
+}
+
+fn run_as(launch: Launch, body: &str) -> Outcome {
     let context = Context::new(Device::at(0)?)?;
     let stream = Stream::new(&context)?;
     let [from, to] = [DeviceMemory::new(&context, 256)?, DeviceMemory::new(&context, 256)?];
     from.all().write(&[1; 256], &stream)?;
     let module = Module::load(&context, &module("sm_90a", body))?;
-    common::launch(&module, Launch::row(2, 64), from.pointer(), to.pointer(), &stream)?;
+    common::launch(&module, launch, from.pointer(), to.pointer(), &stream)?;
     stream.synchronize()?;
     Ok(())
 }
@@ -23,6 +27,121 @@ fn run(body: &str) -> Outcome {
 fn fails(body: &str) -> Outcome {
     if run(body).is_ok() { Err("no fault was reported".into()) } else { Ok(()) }
 }
+
+/// Launches a kernel with a cluster of two blocks of 128 threads each, and checks that it fails. `area` is 4
+/// KiB of zeros in shared memory, `%d` a descriptor of matrices in it, `%r8` the address of `bar`, an
+/// mbarrier of two arrivals.
+fn fails_in_a_cluster(body: &str) -> Outcome {
+    let head = ".shared .align 1024 .b8 area[4096]; .shared .align 8 .b8 bar[8]; .reg .f32 %f<5>; .reg .b64 %d;
+        mov.u32 %r2, area; mad.lo.u32 %r2, %r1, 32, %r2; mov.u32 %r3, 0;
+        st.shared.v4.u32 [%r2], {%r3, %r3, %r3, %r3}; st.shared.v4.u32 [%r2+16], {%r3, %r3, %r3, %r3};
+        mov.f32 %f1, 0f00000000; mov.f32 %f2, %f1; mov.f32 %f3, %f1; mov.f32 %f4, %f1; setp.lt.u32 %p1, %r1, 1000;
+        mov.u32 %r4, area; shr.u32 %r4, %r4, 4; cvt.u64.u32 %d, %r4; add.s64 %d, %d, 0x800400000;
+        mov.u32 %r8, bar; setp.eq.u32 %p2, %r1, 0; @%p2 mbarrier.init.shared.b64 [%r8], 2;
+        fence.proxy.async; barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;\n";
+    let launch = Launch { cluster: [2, 1, 1], ..Launch::row(2, 128) };
+    if run_as(launch, &format!("{head}{body}")).is_ok() {
+        Err("no fault was reported".into())
+    } else {
+        Ok(())
+    }
+}
+
+/// A `wgmma` with its fence and its group.
+const MULTIPLY: &str = "wgmma.fence.sync.aligned;
+    wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 {%f1, %f2, %f3, %f4}, %d, %d, %p1, 1, 1, 0, 0;
+    wgmma.commit_group.sync.aligned;";
+const WAIT: &str = "wgmma.wait_group.sync.aligned 0;";
+
+/// Names, reports and kernels of faults in a cluster.
+const IN_A_CLUSTER: [(&str, &str, fn() -> Outcome); 18] = [
+    ("a_sum_that_is_read_before_its_wait", "the warp has not waited for its `wgmma` of step.cu:7", || {
+        fails_in_a_cluster(&format!("{MULTIPLY} add.f32 %f1, %f1, %f1; {WAIT} st.global.f32 [%rd4], %f1;"))
+    }),
+    ("a_sum_that_is_stored_before_its_wait", "the warp has not waited for its `wgmma` of step.cu:7", || {
+        fails_in_a_cluster(&format!("{MULTIPLY} st.global.f32 [%rd4], %f1; {WAIT}"))
+    }),
+    ("a_sum_that_is_overwritten", "a sum is overwritten before the wait for its `wgmma`", || {
+        fails_in_a_cluster(&format!("{MULTIPLY} mov.f32 %f2, 0f00000000; {WAIT}"))
+    }),
+    (
+        "a_register_of_an_operand_that_is_overwritten",
+        "a register of A is overwritten before the wait",
+        || {
+            let multiply =
+                MULTIPLY.replace("%d, %d, %p1, 1, 1, 0, 0", "{%r3, %r3, %r3, %r3}, %d, %p1, 1, 1, 0");
+            fails_in_a_cluster(&format!("{multiply} add.s32 %r3, %r3, 1; {WAIT}"))
+        },
+    ),
+    ("an_operand_that_is_overwritten", "which the asynchronous work of step.cu:7 still reads", || {
+        fails_in_a_cluster(&format!("{MULTIPLY} st.shared.u32 [area], %r1; {WAIT}"))
+    }),
+    ("a_product_without_a_fence", "`wgmma` without a `wgmma.fence` before it", || {
+        fails_in_a_cluster(&MULTIPLY.replace("wgmma.fence.sync.aligned;", ""))
+    }),
+    ("a_product_of_three_warps", "the four warps of a group execute different `wgmma`", || {
+        fails_in_a_cluster(&format!("setp.lt.u32 %p2, %r1, 32; @%p2 bra OUT; {MULTIPLY} {WAIT} OUT:"))
+    }),
+    ("a_descriptor_beyond_shared_memory", "reaches beyond the", || {
+        fails_in_a_cluster(&format!("add.s64 %d, %d, 256; {MULTIPLY}"))
+    }),
+    (
+        "a_phase_that_nobody_ends",
+        "wait for phase 0 of the mbarrier at 4096 of block 0, whose phase 0 lacks 1 of 2",
+        || {
+            fails_in_a_cluster(
+                "@%p2 mbarrier.arrive.shared.b64 _, [%r8];
+             SPIN: mbarrier.try_wait.parity.shared.b64 %p1, [%r8], 0; @!%p1 bra SPIN;",
+            )
+        },
+    ),
+    ("an_arrival_too_many", "lacks 0 of 2 arrivals", || {
+        fails_in_a_cluster("@%p2 mbarrier.expect_tx.relaxed.cta.shared.b64 [%r8], 16; @%p2 mbarrier.arrive.shared.b64 _, [%r8], 2;
+            @%p2 mbarrier.arrive.shared.b64 _, [%r8];")
+    }),
+    ("an_mbarrier_that_is_overwritten", "which was overwritten", || {
+        fails_in_a_cluster("st.shared.u32 [%r8], %r1; mbarrier.arrive.shared.b64 _, [%r8];")
+    }),
+    (
+        "registers_that_nobody_gives_back",
+        "waits for registers, of which other warps of its block leave 0",
+        || fails_in_a_cluster("setmaxnreg.inc.sync.aligned.u32 240;"),
+    ),
+    (
+        "a_second_arrival_at_a_cluster",
+        "arrives at the cluster's barrier a second time without waiting",
+        || fails_in_a_cluster("barrier.cluster.arrive.aligned; barrier.cluster.arrive.aligned;"),
+    ),
+    ("a_block_that_a_cluster_lacks", "maps to block 2 of a cluster of 2", || {
+        fails_in_a_cluster(
+            "mapa.shared::cluster.u32 %r4, %r8, 2; mbarrier.arrive.shared::cluster.b64 _, [%r4];",
+        )
+    }),
+    ("a_copy_of_an_odd_size", "a bulk copy of 20 bytes, which is no multiple of 16", || {
+        fails_in_a_cluster(
+            "mov.u32 %r4, area; cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%r4], [%rd1], 20, [%r8];",
+        )
+    }),
+    ("a_copy_that_is_read_before_it_has_ended", "which the copy of step.cu:7 has not written yet", || {
+        fails_in_a_cluster(
+            "mov.u32 %r4, area;
+             @%p2 cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%r4], [%rd1], 256, [%r8];
+             @%p2 ld.shared.u32 %r4, [%r4]; @%p2 st.global.u32 [%rd1], %r4;",
+        )
+    }),
+    ("a_tensor_map_that_is_none", "as a map of a tensor with 2 dimensions, which it is not", || {
+        fails_in_a_cluster(
+            "mov.u32 %r4, area; cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes
+             [%r4], [%rd1, {%r3, %r3}], [%r8];",
+        )
+    }),
+    ("a_source_that_is_overwritten", "which the asynchronous work of step.cu:7 still reads", || {
+        fails_in_a_cluster(
+            "mov.u32 %r4, area; @%p2 cp.async.bulk.global.shared::cta.bulk_group [%rd1], [%r4], 256;
+             @%p2 cp.async.bulk.commit_group; @%p2 st.shared.u32 [%r4], %r1; @%p2 cp.async.bulk.wait_group.read 0;",
+        )
+    }),
+];
 
 fn memory_that_was_freed() -> Outcome {
     let context = Context::new(Device::at(0)?)?;
@@ -67,7 +186,8 @@ fn what_is_right_passes() -> Outcome {
 
 fn main() -> Outcome {
     let case = |name, says, body| Case { name, settings: "", says, body };
-    common::main(&[
+    let in_a_cluster = IN_A_CLUSTER.map(|(name, says, body)| case(name, says, body));
+    let cases = [
         case("what_is_right_passes", "", what_is_right_passes),
         case(
             "an_address_outside_of_memory",
@@ -148,5 +268,6 @@ fn main() -> Outcome {
         case("a_shuffle_whose_mask_lacks_the_lane", "does not contain the lane itself", || {
             fails("shfl.sync.bfly.b32 %r2|%p1, %r1, 1, 31, 1; st.global.u32 [%rd4], %r2;")
         }),
-    ])
+    ];
+    common::main(&[&cases[..], &in_a_cluster].concat())
 }

@@ -83,22 +83,33 @@ impl Exit {
 
 /// True if the first operand is the destination.
 fn has_result(instruction: &Instruction) -> bool {
-    let parts = instruction.parts();
-    !matches!(
-        parts[..],
-        [
-            "st" | "red"
-                | "cp"
-                | "membar"
-                | "fence"
-                | "prefetch"
-                | "bar"
-                | "barrier"
-                | "mbarrier"
-                | "setmaxnreg",
-            ..
+    match instruction.parts()[..] {
+        ["bar", "red", ..] => true,
+        ["mbarrier", kind, ..] => {
+            ["arrive", "arrive_drop", "test_wait", "try_wait", "pending_count"].contains(&kind)
+        }
+        ["wgmma", kind, ..] => kind == "mma_async",
+        [first, ..] => ![
+            "st",
+            "red",
+            "cp",
+            "membar",
+            "fence",
+            "prefetch",
+            "bar",
+            "barrier",
+            "setmaxnreg",
+            "stmatrix",
+            "griddepcontrol",
         ]
-    ) || matches!(parts[..], ["bar", "red", ..] | ["mbarrier", "try_wait" | "test_wait", ..])
+        .contains(&first),
+        [] => false,
+    }
+}
+
+/// True if the instruction reads and writes registers until the kernel waits for it.
+pub(crate) fn is_asynchronous(instruction: &Instruction) -> bool {
+    instruction.opcode.starts_with("wgmma.mma_async")
 }
 
 fn visit(operand: &Operand, see: &mut impl FnMut(Register)) {
@@ -106,6 +117,10 @@ fn visit(operand: &Operand, see: &mut impl FnMut(Register)) {
         Operand::Register(register) | Operand::Not(register) => see(*register),
         Operand::Address(base, _) => visit(base, see),
         Operand::Vector(parts) => parts.iter().for_each(|part| visit(part, see)),
+        Operand::Box(base, coordinates) => {
+            visit(base, see);
+            coordinates.iter().for_each(|coordinate| visit(coordinate, see));
+        }
         Operand::Pair(first, second) => {
             visit(first, see);
             visit(second, see);
@@ -115,7 +130,7 @@ fn visit(operand: &Operand, see: &mut impl FnMut(Register)) {
 }
 
 /// Calls `read` and `write` with the registers of an instruction. A predicated instruction keeps the values
-/// of other lanes, so it also reads its destination.
+/// of other lanes, so it also reads its destination, and an asynchronous one may add to it.
 pub(crate) fn registers_of(
     instruction: &Instruction,
     mut read: impl FnMut(Register),
@@ -128,7 +143,7 @@ pub(crate) fn registers_of(
     let (results, sources) = instruction.operands.split_at(results);
     sources.iter().for_each(|operand| visit(operand, &mut read));
     for result in results {
-        if instruction.guard.is_some() {
+        if instruction.guard.is_some() || is_asynchronous(instruction) {
             visit(result, &mut read);
         }
         visit(result, &mut write);

@@ -4,10 +4,14 @@ mod flow;
 mod slots;
 
 use crate::instructions::{Decoder, decode};
-use crate::kernel::{Block, Code, End, Step, Symbols};
-use crate::ptx::{Kernel, Module, Space, Variable};
-use flow::{Exit, Flow};
+use crate::kernel::{Block, Code, End, Step, Symbols, Traced};
+use crate::ptx::{Instruction, Kernel, Location, Module, Register, Space, Variable};
+use crate::registers::Slot;
+use flow::{Exit, Flow, registers_of};
 use slots::{Allocation, allocate};
+
+/// 32-bit registers of a multiprocessor.
+const REGISTERS: u32 = 1 << 16;
 
 /// Prepares `kernel` of `module`, whose global variables lie where `globals` says.
 ///
@@ -41,7 +45,8 @@ pub(crate) fn compile(module: &Module, kernel: &Kernel, globals: &Symbols) -> Re
         for &instruction in &block.instructions {
             let Some(action) = decode(&decoder, instruction)? else { continue };
             let guard = instruction.guard.map(|(register, negated)| decoder.condition(register, negated));
-            steps.push(Step { guard, action, location: instruction.location });
+            let traced = traced(module, kernel, instruction, &slots);
+            steps.push(Step { guard, action, location: instruction.location, traced });
         }
         let end = match block.end {
             Exit::Go(to) => End::Go(to),
@@ -61,9 +66,32 @@ pub(crate) fn compile(module: &Module, kernel: &Kernel, globals: &Symbols) -> Re
         shared_bytes,
         local_bytes,
         max_threads: kernel.max_threads,
+        cluster: kernel.cluster,
+        max_registers: max_registers(kernel),
         locations: kernel.locations.clone(),
         files: module.files.clone(),
     })
+}
+
+/// The instruction's trace, if it is of the line that the settings name.
+fn traced(
+    module: &Module,
+    kernel: &Kernel,
+    instruction: &Instruction,
+    slots: &[Slot],
+) -> Option<Box<Traced>> {
+    let trace = crate::trace::wanted()?;
+    let Location { file, line, inlined_at } = kernel.locations[instruction.location as usize];
+    let is_line = |(number, line)| {
+        line == trace.line && module.files.iter().any(|(of, name)| *of == number && *name == trace.file)
+    };
+    if !is_line((file, line)) && !inlined_at.is_some_and(is_line) {
+        return None;
+    }
+    let mut results = Vec::new();
+    let of = |Register(register): Register| (kernel.registers[register as usize], slots[register as usize]);
+    registers_of(instruction, |_| {}, |register| results.push(of(register)));
+    Some(Box::new(Traced { opcode: instruction.opcode.clone(), results }))
 }
 
 /// Assigns consecutive addresses to variables from `begin` on; returns the end.
@@ -73,4 +101,11 @@ fn lay_out<'v>(variables: impl Iterator<Item = &'v Variable>, begin: u64, symbol
         symbols.insert(variable.name.clone(), (variable.space, at));
         at + variable.bytes
     })
+}
+
+/// The registers of a thread that ptxas may use, and that a launch of the largest block reserves.
+fn max_registers(kernel: &Kernel) -> u32 {
+    let threads = kernel.max_threads.map_or(1024, |threads| threads.iter().product());
+    let fitting = REGISTERS / (threads * kernel.min_blocks).max(1) / 8 * 8;
+    kernel.max_registers.unwrap_or(255).min(fitting)
 }

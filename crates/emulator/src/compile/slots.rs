@@ -4,8 +4,8 @@
 //! Lanes may stand at different places of a kernel. Each follows the control flow by itself and writes only
 //! its own values, so the liveness of registers in straight execution holds for every lane.
 
-use super::flow::{Exit, Flow, registers_of};
-use crate::ptx::{Kernel, Register};
+use super::flow::{Exit, Flow, is_asynchronous, registers_of};
+use crate::ptx::{Class, Kernel, Register};
 use crate::registers::{Slot, SlotCounts};
 
 /// The slot of each register of a kernel.
@@ -78,7 +78,7 @@ fn intervals(kernel: &Kernel, flow: &Flow<'_>) -> Vec<Option<(usize, usize)>> {
         let interval = intervals[register].get_or_insert((at, at));
         *interval = (interval.0.min(at), interval.1.max(at));
     };
-    let mut at = 0;
+    let (mut at, mut pinned) = (0, Vec::new());
     for (n, block) in flow.blocks.iter().enumerate() {
         live_in[n].elements().for_each(|register| extend(register, at));
         for instruction in &block.instructions {
@@ -87,6 +87,11 @@ fn intervals(kernel: &Kernel, flow: &Flow<'_>) -> Vec<Option<(usize, usize)>> {
             let mut see = |register: Register| extend(register.0 as usize, at);
             let mut all = Vec::new();
             registers_of(instruction, &mut see, |register| all.push(register));
+            if is_asynchronous(instruction) {
+                // Its registers are in use until the kernel waits for it, so nothing else gets their slots.
+                let is_number = |Register(n): Register| kernel.registers[n as usize] == Class::B32;
+                registers_of(instruction, |r| pinned.extend(is_number(r).then_some(r)), |_| {});
+            }
             all.into_iter().for_each(|register| extend(register.0 as usize, at));
             at += 1;
         }
@@ -95,6 +100,9 @@ fn intervals(kernel: &Kernel, flow: &Flow<'_>) -> Vec<Option<(usize, usize)>> {
         }
         live_out[n].elements().for_each(|register| extend(register, at));
         at += 1;
+    }
+    for Register(register) in pinned {
+        intervals[register as usize] = Some((0, at));
     }
     intervals
 }

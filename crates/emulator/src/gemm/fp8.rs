@@ -13,7 +13,7 @@ use crate::kernel::context::vectorized;
 use crate::memory::Memory;
 
 /// Products that are summed at once.
-const AT_ONCE: usize = 32;
+pub(crate) const AT_ONCE: usize = 32;
 /// Products after which sums leave the tensor cores; also the elements along k that share a scale.
 const PROMOTION_LENGTH: usize = 128;
 /// Bits of a term after the leading one.
@@ -136,7 +136,7 @@ fn column_sums(
 
 /// Adds up to 32 products to a sum.
 #[inline(always)]
-fn add(sum: Lanes, a: &[Lanes], b: &[f32]) -> Lanes {
+pub(crate) fn add(sum: Lanes, a: &[Lanes], b: &[f32]) -> Lanes {
     let mut products = [[0.0f32; LANES]; AT_ONCE];
     let mut largest = sum.map(f32::abs);
     for ((products, a), b) in products.iter_mut().zip(a).zip(b) {
@@ -146,11 +146,10 @@ fn add(sum: Lanes, a: &[Lanes], b: &[f32]) -> Lanes {
             largest[lane] = if magnitude > largest[lane] { magnitude } else { largest[lane] };
         }
     }
-    // The last bit of the largest term, and its inverse. Magnitudes below 2^-63 are 0, and any unit is right
-    // for those.
+    // The last bit of the largest term, and its inverse. Sums below 2^-113 are cut to 0.
     let (mut unit, mut inverse) = ([0.0; LANES], [0.0; LANES]);
     for lane in 0..LANES {
-        let exponent = (largest[lane].to_bits() >> 23).max(64);
+        let exponent = (largest[lane].to_bits() >> 23).max(TERM_BITS + 1);
         unit[lane] = f32::from_bits((exponent - TERM_BITS) << 23);
         inverse[lane] = f32::from_bits((2 * 127 + TERM_BITS - exponent) << 23);
     }

@@ -14,6 +14,8 @@ mod plain;
 #[cfg(test)]
 mod tests;
 
+pub(crate) use fp8::{AT_ONCE as FP8_PRODUCTS, add as add_fp8_products};
+
 use crate::status::{self, Status};
 use std::collections::HashMap;
 

@@ -1,5 +1,7 @@
 //! Groups of lanes of a diverged warp.
 
+use crate::kernel::cluster::Awaited;
+
 /// A place in a kernel: basic block and step.
 pub(super) type Place = (u32, u32);
 
@@ -20,6 +22,8 @@ pub(super) enum Waits {
     Warp(u32),
     /// The lanes wait at a barrier of their block.
     Barrier(usize),
+    /// The lanes wait for asynchronous work or other blocks.
+    Event(Awaited),
 }
 
 /// Joins groups at the same place.

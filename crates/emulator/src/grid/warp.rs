@@ -3,18 +3,28 @@
 use super::barrier::Barriers;
 use super::group::{Group, Place, Waits, merge};
 use crate::fault::{Fault, FaultKind, Outcome};
-use crate::kernel::context::{Context, Launch, PendingCopies, Position, Source};
-use crate::kernel::{Action, Code, End, Execute};
+use crate::instructions::advance_products;
+use crate::kernel::cluster::{Awaited, Cluster, Event};
+use crate::kernel::context::{Asynchronous, Context, Launch, PendingCopies, Position, Source};
+use crate::kernel::{Action, Code, End, Execute, Poll};
 use crate::memory::Local;
-use crate::registers::{LANES, Registers};
+use crate::random::Random;
+use crate::registers::{LANES, Registers, Slot};
+use crate::trace;
 use std::collections::HashSet;
+
+/// One in this many checks of an mbarrier fails although the phase may end soon, as a real wait may time out.
+const CHECKS_THAT_FAIL: usize = 4;
 
 /// A warp of a resident block.
 pub(super) struct Warp {
     pub(super) registers: Registers,
     pub(super) local: Local,
     pub(super) copies: Vec<PendingCopies>,
+    pub(super) asynchronous: Asynchronous,
     pub(super) groups: Vec<Group>,
+    /// Rank of the block in its cluster.
+    pub(super) rank: u32,
     pub(super) first_thread: u32,
     /// Hashes of its states since memory last changed.
     pub(super) states: HashSet<u64>,
@@ -29,7 +39,9 @@ impl Warp {
             registers: Registers::new(code.slots),
             local: Local::new(LANES * code.local_bytes as usize),
             copies: Vec::new(),
+            asynchronous: Asynchronous::default(),
             groups: Vec::new(),
+            rank: 0,
             first_thread: 0,
             states: HashSet::new(),
             spins: false,
@@ -43,7 +55,7 @@ impl Warp {
         self.local.forget();
         self.copies.clear();
         self.states.clear();
-        Warp { spins: false, is_listed: false, ..self }
+        Warp { asynchronous: Asynchronous::default(), spins: false, is_listed: false, ..self }
     }
 
     /// True if registers and places equal those of an earlier turn, so the warp loops until memory changes.
@@ -62,6 +74,44 @@ impl Warp {
     pub(super) fn can_run(&self) -> bool {
         self.groups.iter().any(|group| group.waits == Waits::Nothing)
     }
+
+    /// Lets lanes go on that wait for an event.
+    pub(super) fn wake(&mut self, code: &Code, event: Event) {
+        if event == Event::Cluster {
+            self.asynchronous.arrived_now = 0;
+        }
+        self.release(code, true, |awaited, rank| match (awaited, event) {
+            (Awaited::Mbarrier(at, _), Event::Mbarrier(of)) => at == of,
+            (Awaited::Cluster, Event::Cluster) => true,
+            (Awaited::Registers, Event::Registers(of)) => rank == of,
+            _ => false,
+        });
+    }
+
+    /// Lets lanes go on that wait for a phase, as if they had waited too long; true if there are some.
+    pub(super) fn give_up(&mut self, code: &Code) -> bool {
+        self.release(code, false, |awaited, _| matches!(awaited, Awaited::Mbarrier(..)))
+    }
+
+    /// Lets lanes go on. Their predicate becomes `has_come`; lanes without one check again.
+    fn release(&mut self, code: &Code, has_come: bool, goes: impl Fn(Awaited, u32) -> bool) -> bool {
+        let mut some = false;
+        for group in &mut self.groups {
+            let Waits::Event(awaited) = group.waits else { continue };
+            if !goes(awaited, self.rank) {
+                continue;
+            }
+            (group.waits, some) = (Waits::Nothing, true);
+            let step = &code.blocks[group.place.0 as usize].steps[group.place.1 as usize];
+            if let Action::Wait(_, Some(done)) = step.action {
+                let all = if has_come { u32::MAX } else { 0 };
+                self.registers.write_predicate(done, all, 0, group.lanes);
+                group.place.1 += 1;
+            }
+        }
+        merge(&mut self.groups);
+        some
+    }
 }
 
 /// A fault and its place in the source.
@@ -70,43 +120,77 @@ pub(super) struct Failure {
     pub(super) location: u32,
 }
 
+impl Failure {
+    /// A fault of a step at this place, unless the fault names another one.
+    fn new(fault: Box<Fault>, location: u32) -> Failure {
+        Failure { location: fault.location.unwrap_or(location), fault }
+    }
+
+    /// Adds to the use of an uninitialised value which `wgmma` the warp has not waited for.
+    fn explained(mut self, cx: &Context<'_>) -> Failure {
+        let Asynchronous { products, open_products, .. } = &*cx.asynchronous;
+        if self.fault.kind == FaultKind::Uninitialised
+            && let Some(product) = products.iter().flatten().chain(open_products).next()
+        {
+            let place = cx.launch.code.describe(product.location);
+            self.fault.problem += &format!("; the warp has not waited for its `wgmma` of {place}");
+        }
+        self
+    }
+}
+
 /// A warp's turn.
 pub(super) struct Turn<'a> {
     pub(super) launch: &'a Launch<'a>,
     pub(super) block: [u32; 3],
-    pub(super) shared: &'a Local,
+    pub(super) shared: &'a [Local],
     pub(super) barriers: &'a mut Barriers,
     /// True if global or shared memory changed.
     pub(super) changed: bool,
     /// True if local memory changed.
     pub(super) changed_local: bool,
+    /// True if the turn ends after a signal to other warps.
+    pub(super) has_signalled: bool,
     pub(super) steps: u64,
 }
 
 impl Turn<'_> {
     /// Runs `warp` for about `budget` steps, or until it waits. The lanes furthest ahead run first if `ahead`
     /// is set, else those furthest back.
-    pub(super) fn run(&mut self, warp: &mut Warp, budget: u64, ahead: bool) -> Result<(), Failure> {
-        let Warp { registers, local, copies, groups, first_thread, .. } = warp;
+    pub(super) fn run(
+        &mut self,
+        warp: &mut Warp,
+        cluster: &mut Cluster,
+        random: &mut Random,
+        [budget, ahead]: [u64; 2],
+    ) -> Result<(), Failure> {
+        let Warp { registers, local, copies, asynchronous, groups, rank, first_thread, .. } = warp;
         let mut cx = Context {
             launch: self.launch,
             registers,
             active: 0,
-            position: Position { block: self.block, first_thread: *first_thread },
+            position: Position { block: self.block, first_thread: *first_thread, rank: *rank },
             shared: self.shared,
+            cluster,
             local,
             copies,
+            asynchronous,
+            random,
             changed: false,
             changed_local: false,
         };
-        while self.steps < budget && self.barriers.complete.is_empty() {
+        while cx.asynchronous.has_products() && cx.random.below(2) == 0 {
+            cx.active = u32::MAX;
+            advance_products(&mut cx).map_err(|fault| Failure::new(fault, 0))?;
+        }
+        while self.steps < budget && !self.has_signalled && self.barriers.complete.is_empty() {
             merge(groups);
             let is_ready = |group: &Group| group.waits == Waits::Nothing;
             let index =
-                if ahead { groups.iter().rposition(is_ready) } else { groups.iter().position(is_ready) };
+                if ahead != 0 { groups.iter().rposition(is_ready) } else { groups.iter().position(is_ready) };
             let Some(index) = index else { break };
             let group = groups.swap_remove(index);
-            self.run_block(&mut cx, group, groups)?;
+            self.run_block(&mut cx, group, groups).map_err(|failure| failure.explained(&cx))?;
         }
         merge(groups);
         (self.changed, self.changed_local) = (cx.changed, cx.changed_local);
@@ -126,11 +210,14 @@ impl Turn<'_> {
             for other in groups.iter_mut().filter(|other| matches!(other.waits, Waits::Warp(_))) {
                 other.waits = Waits::Nothing;
             }
+            cx.cluster.live_threads -= group.lanes.count_ones();
+            cx.cluster.settle_barrier();
             return Ok(());
         };
         let first = group.place.1 as usize;
         for (n, step) in block.steps.iter().enumerate().skip(first) {
-            let at = |fault| Failure { fault, location: step.location };
+            let at = |fault| Failure::new(fault, step.location);
+            let (here, next) = ((group.place.0, n as u32), (group.place.0, n as u32 + 1));
             self.steps += 1;
             cx.active = group.lanes;
             if let Some(guard) = step.guard {
@@ -142,28 +229,42 @@ impl Turn<'_> {
             match &step.action {
                 Action::Lanes(execute) => execute(cx).map_err(at)?,
                 Action::Together(members, execute) => {
-                    let place = (group.place.0, n as u32);
-                    if together(cx, *members, execute, place, &mut group, groups).map_err(at)? {
+                    if together(cx, *members, execute, here, &mut group, groups).map_err(at)? {
                         return Ok(());
                     }
                 }
                 Action::Barrier(barrier) => {
-                    let place = (group.place.0, n as u32);
-                    let waits = self.barriers.arrive(cx, barrier, place).map_err(at)?;
+                    let waits = self.barriers.arrive(cx, barrier, here).map_err(at)?;
                     let Some(number) = waits else { continue };
                     if cx.active != group.lanes {
-                        groups.push(Group {
-                            place: (place.0, place.1 + 1),
-                            lanes: group.lanes & !cx.active,
-                            ..group
-                        });
+                        groups.push(Group { place: next, lanes: group.lanes & !cx.active, ..group });
                     }
-                    groups.push(Group { place, lanes: cx.active, waits: Waits::Barrier(number) });
+                    groups.push(Group { place: here, lanes: cx.active, waits: Waits::Barrier(number) });
                     return Ok(());
                 }
+                Action::Signal(execute) => {
+                    execute(cx).map_err(at)?;
+                    // The others often go on before the warp does, so that what it does too late shows.
+                    self.has_signalled = cx.random.below(2) == 0;
+                }
+                Action::Wait(poll, done) => {
+                    let skip = group.lanes & !cx.active;
+                    let waits = checked(cx, poll, *done, here, groups).map_err(at)?;
+                    group.lanes = skip | if waits { 0 } else { cx.active };
+                    if group.lanes == 0 {
+                        return Ok(());
+                    }
+                }
+            }
+            if let Some(traced) = &step.traced {
+                trace::print(cx, traced, step.location).map_err(at)?;
+            }
+            if self.has_signalled {
+                groups.push(Group { place: next, ..group });
+                return Ok(());
             }
         }
-        let at = |fault| Failure { fault, location: block.end_location };
+        let at = |fault| Failure::new(fault, block.end_location);
         self.steps += 1;
         cx.active = group.lanes;
         match block.end {
@@ -181,6 +282,32 @@ impl Turn<'_> {
         groups.push(group);
         Ok(())
     }
+}
+
+/// Checks what active lanes wait for. Those that wait for something else check it later. Returns true if the
+/// active lanes wait, and are among `groups`.
+fn checked(
+    cx: &mut Context<'_>,
+    poll: &Poll,
+    done: Option<Slot>,
+    place: Place,
+    groups: &mut Vec<Group>,
+) -> Outcome<bool> {
+    let all = cx.active;
+    let awaited = poll(cx)?;
+    let others = all & !cx.active;
+    if others != 0 {
+        groups.push(Group { place, lanes: others, waits: Waits::Nothing });
+    }
+    let Some(awaited) = awaited else { return Ok(false) };
+    if let Some(done) = done
+        && cx.random.below(CHECKS_THAT_FAIL) == 0
+    {
+        cx.write_predicate(done, 0, 0);
+        return Ok(false);
+    }
+    groups.push(Group { place, lanes: cx.active, waits: Waits::Event(awaited) });
+    Ok(true)
 }
 
 /// Executes a warp-wide instruction in those lanes of a group that have the same mask, once all lanes of the

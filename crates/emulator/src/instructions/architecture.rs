@@ -8,8 +8,11 @@ pub(crate) fn oldest(parts: &[&str]) -> u32 {
     let has = |names: &[&str]| parts.iter().any(|part| names.contains(part));
     let is_vector_atomic = has(&["atom", "red"]) && has(&["v2", "v4"]);
     let is_packed_integer = has(&["min", "max", "add"]) && has(&["s16x2", "u16x2"]);
+    let is_hopper = ["mapa", "elect", "setmaxnreg", "wgmma", "stmatrix", "griddepcontrol"]
+        .contains(&parts[0])
+        || has(&["bulk", "cluster", "shared::cluster", "expect_tx", "try_wait"]);
     let is_fp8 = has(&["e4m3x2", "e5m2x2", "e4m3", "e5m2"]);
-    match (is_vector_atomic || is_packed_integer, is_fp8) {
+    match (is_vector_atomic || is_packed_integer || is_hopper, is_fp8) {
         (true, _) => 90,
         (false, true) => 89,
         (false, false) => 80,
@@ -31,6 +34,7 @@ mod tests {
             ("red.global.add.f32", 80),
             ("ld.global.v4.f32", 80),
             ("max.s16x2", 90),
+            ("barrier.cluster.wait.acquire.aligned", 90),
         ] {
             assert_eq!(oldest(&opcode.split('.').collect::<Vec<_>>()), expected, "{opcode}");
         }

@@ -69,6 +69,7 @@ pub(super) fn decode(d: &Decoder<'_>, instruction: &Instruction, parts: &[&str])
         let mask = u64::MAX >> (64 - 8 * access.bytes);
         for lane in lanes_of(cx.active) {
             let bytes = (access.bytes * access.count) as u64;
+            cx.check_unused(lane, access.space, addresses[lane], bytes)?;
             let place = cx.reach(lane, access.space, addresses[lane], bytes, "updates")?;
             let is_global = located(access.space, addresses[lane]).0 == Space::Global;
             let update = if is_global { update_global } else { update };

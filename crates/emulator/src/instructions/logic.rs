@@ -138,7 +138,7 @@ fn three(
             cx.write_marked(
                 target,
                 &result,
-                &Marks { unwritten, from_memory: a.from_memory | b.from_memory },
+                &Marks { unwritten, from_memory: a.from_memory | b.from_memory, strict: a.strict | b.strict },
             );
             cx.registers.unset::<u32>(target, unset);
         } else {

@@ -1,4 +1,5 @@
-//! Warp-level matrix instructions (PTX ISA, section 9.7.14): `mma.sync`, and `ldmatrix` for its operands.
+//! Warp-level matrix instructions (PTX ISA, section 9.7.14): `mma.sync`, `ldmatrix` for its operands, and
+//! `stmatrix`, the inverse of `ldmatrix`.
 
 use super::memory::Address;
 use super::tensor_core::{COLUMNS, K, ROWS, add_products};
@@ -30,6 +31,18 @@ pub(super) fn decode(d: &Decoder<'_>, instruction: &Instruction, parts: &[&str])
                 return unknown(instruction);
             }
             load(targets, Address::of(d, address)?, transposed).map(|execute| Action::Together(all, execute))
+        }
+        (
+            "stmatrix",
+            &["sync", "aligned", "m8n8", count, ref layout @ .., "shared" | "shared::cta", "b16"],
+            [address, sources],
+        ) if matches!(layout, [] | ["trans"]) => {
+            let values = self::sources::<u32>(d, sources)?;
+            if !matches!((count, values.len()), ("x1", 1) | ("x2", 2) | ("x4", 4)) {
+                return unknown(instruction);
+            }
+            store(values, Address::of(d, address)?, !layout.is_empty())
+                .map(|execute| Action::Together(all, execute))
         }
         (
             "mma",
@@ -87,12 +100,40 @@ fn load(targets: Vec<Slot>, address: Address, transposed: bool) -> Decoded<crate
                     let marks = word(&marks, lane).to_le_bytes();
                     marks.iter().enumerate().map(|(n, mark)| u8::from(*mark == 0) << n).sum()
                 };
-                let marks = Marks { unwritten: std::array::from_fn(unwritten), from_memory: u32::MAX };
+                let unwritten = std::array::from_fn(unwritten);
+                let marks = Marks { unwritten, from_memory: u32::MAX, strict: 0 };
                 cx.write_marked(target, &values, &marks);
             } else {
                 cx.write(target, &values, 0);
             }
         }
+        Ok(())
+    }))
+}
+
+/// `stmatrix`: stores matrices of 8 rows of 8 16-bit elements, where [`load`] finds them.
+fn store(values: Vec<Source<u32>>, address: Address, transposed: bool) -> Decoded<crate::kernel::Execute> {
+    Ok(Box::new(move |cx| {
+        let addresses = address.read(cx)?;
+        if cx.active != u32::MAX {
+            return Err(Fault::new(0, FaultKind::Synchronisation, "`stmatrix` by a part of a warp"));
+        }
+        for (n, &value) in values.iter().enumerate() {
+            let mut rows = [[0u8; 16]; 8];
+            for (lane, word) in cx.value(value)?.into_iter().enumerate() {
+                for (half, bytes) in word.to_le_bytes().as_chunks::<2>().0.iter().enumerate() {
+                    let (row, column) = (lane / 4, 2 * (lane % 4) + half);
+                    let (row, column) = if transposed { (column, row) } else { (row, column) };
+                    rows[row][2 * column..][..2].copy_from_slice(bytes);
+                }
+            }
+            for (row, bytes) in rows.into_iter().enumerate() {
+                let lane = 8 * n + row;
+                cx.check_unused(lane, Space::Shared, addresses[lane], 16)?;
+                cx.reach(lane, Space::Shared, addresses[lane], 16, "writes")?.write(0, bytes);
+            }
+        }
+        cx.changed = true;
         Ok(())
     }))
 }

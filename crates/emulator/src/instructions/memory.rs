@@ -3,6 +3,7 @@
 use super::{AnySource, AnyTarget, Decoded, Decoder, lanes, unknown};
 use crate::fault::{Fault, FaultKind, Outcome};
 use crate::kernel::Execute;
+use crate::kernel::cluster::SharedPlace;
 use crate::kernel::context::{Context, Source, vectorized};
 use crate::memory::{Bytes, outside};
 use crate::ptx::{Class, Instruction, Operand, Space};
@@ -12,7 +13,7 @@ use crate::registers::{LANES, Lanes, Marks, lanes_of, uninitialised};
 pub(crate) fn window(space: Space) -> u64 {
     match space {
         Space::Global | Space::Generic => 0,
-        Space::Shared => 1 << 60,
+        Space::Shared | Space::Cluster => 1 << 60,
         Space::Local => 2 << 60,
         Space::Param => 3 << 60,
     }
@@ -26,7 +27,11 @@ pub(super) fn located(space: Space, address: u64) -> (Space, u64) {
     }
     let spaces = [Space::Shared, Space::Local, Space::Param];
     let space = spaces.into_iter().find(|&space| address >> 60 == window(space) >> 60);
-    space.map_or((Space::Global, address), |space| (space, address - window(space)))
+    match space {
+        Some(Space::Shared) => (Space::Cluster, address - window(Space::Shared)),
+        Some(space) => (space, address - window(space)),
+        None => (Space::Global, address),
+    }
 }
 
 /// A memory operand: base and offset.
@@ -92,7 +97,8 @@ impl Context<'_> {
     ) -> Outcome<Bytes<'_>> {
         let (space, offset) = located(space, address);
         let found = match space {
-            Space::Shared => self.shared.bytes(offset, bytes),
+            Space::Shared => self.own_shared().bytes(offset, bytes),
+            Space::Cluster => self.shared_bytes(SharedPlace::of(offset, self.position.rank), bytes),
             Space::Local => self.local_bytes(lane, offset, bytes),
             Space::Param => self.launch.parameters.bytes(offset, bytes),
             _ => self.launch.memory.bytes(offset, bytes),
@@ -106,7 +112,10 @@ impl Context<'_> {
             }
             None => {
                 let what = match space {
-                    Space::Shared => format!("{bytes} bytes at {offset} of a block's {}", self.shared.len()),
+                    Space::Shared => {
+                        format!("{bytes} bytes at {offset} of a block's {}", self.own_shared().len())
+                    }
+                    Space::Cluster => self.describe_shared(offset, bytes),
                     Space::Local => {
                         format!("{bytes} bytes at {offset} of a thread's {}", self.launch.code.local_bytes)
                     }
@@ -116,6 +125,72 @@ impl Context<'_> {
                 outside(lane as u32, &format!("{does} {}", name_of(space)), what)
             }
         }
+    }
+
+    /// The bytes at a place in the shared memory of a block of the cluster that has not exited.
+    pub(super) fn shared_bytes(&self, at: SharedPlace, bytes: u64) -> Option<Bytes<'_>> {
+        let block = self.cluster.blocks.get(at.rank as usize)?;
+        if block.has_exited { None } else { self.shared[at.rank as usize].bytes(at.offset, bytes) }
+    }
+
+    #[cold]
+    fn describe_shared(&self, address: u64, bytes: u64) -> String {
+        let SharedPlace { rank, offset } = SharedPlace::of(address, self.position.rank);
+        match self.cluster.blocks.get(rank as usize) {
+            None => format!("block {rank} of a cluster of {}", self.cluster.blocks.len()),
+            Some(block) if block.has_exited => format!("block {rank} of the cluster, which has exited"),
+            Some(_) => {
+                let length = self.own_shared().len();
+                format!("{bytes} bytes at {offset} of the {length} of block {rank} of the cluster")
+            }
+        }
+    }
+
+    /// The active lanes that read global memory of these bytes, which were not all written. A fault if a copy
+    /// under way will write some.
+    #[cold]
+    fn check_read(&self, space: Space, addresses: &Lanes<u64>, bytes: u64) -> Outcome<u32> {
+        let mut global = 0;
+        for lane in lanes_of(self.active) {
+            let (space, offset) = located(space, addresses[lane]);
+            if !matches!(space, Space::Shared | Space::Cluster) {
+                global |= 1 << lane;
+                continue;
+            }
+            let at = SharedPlace::of(offset, self.position.rank);
+            if let Some(location) = self.cluster.writer(at, bytes) {
+                let place = self.launch.code.describe(location);
+                let problem = format!(
+                    "reads {bytes} bytes at {} of shared memory, which the copy of {place} has not written yet",
+                    at.offset
+                );
+                return Err(Fault::new(lane as u32, FaultKind::Uninitialised, problem));
+            }
+        }
+        Ok(global)
+    }
+
+    /// A fault if asynchronous work uses some of these bytes, which a lane is about to write.
+    pub(super) fn check_unused(&self, lane: usize, space: Space, address: u64, bytes: u64) -> Outcome {
+        if self.cluster.has_no_readers() && self.cluster.copies.is_empty() {
+            return Ok(());
+        }
+        let (space, offset) = located(space, address);
+        if !matches!(space, Space::Shared | Space::Cluster) {
+            return Ok(());
+        }
+        let at = SharedPlace::of(offset, self.position.rank);
+        let work = match (self.cluster.reader(at, bytes), self.cluster.writer(at, bytes)) {
+            (Some(location), _) => ("reads", location),
+            (None, Some(location)) => ("writes", location),
+            (None, None) => return Ok(()),
+        };
+        let place = self.launch.code.describe(work.1);
+        let problem = format!(
+            "writes {bytes} bytes at {} of shared memory, which the asynchronous work of {place} still {}",
+            at.offset, work.0
+        );
+        Err(Fault::new(lane as u32, FaultKind::Synchronisation, problem))
     }
 
     /// The memory around the address of the first active lane, and the offset of each lane's address in it.
@@ -129,8 +204,12 @@ impl Context<'_> {
     ) -> Option<(Bytes<'_>, Lanes<u64>)> {
         let first = addresses[self.active.trailing_zeros() as usize % LANES];
         let (bytes, start) = match (space, first >> 60) {
-            (Space::Shared, _) => (self.shared.bytes(0, self.shared.len() as u64)?, 0),
-            (Space::Generic, 1) => (self.shared.bytes(0, self.shared.len() as u64)?, window(Space::Shared)),
+            (Space::Shared | Space::Cluster, _) => {
+                (self.own_shared().bytes(0, self.own_shared().len() as u64)?, 0)
+            }
+            (Space::Generic, 1) => {
+                (self.own_shared().bytes(0, self.own_shared().len() as u64)?, window(Space::Shared))
+            }
             (Space::Global, _) | (Space::Generic, 0) => {
                 let (start, length) = self.launch.memory.allocation(first)?;
                 (self.launch.memory.bytes(start, length)?, start)
@@ -182,12 +261,17 @@ impl Context<'_> {
         data: &[[u8; N]; LANES],
         marks: Option<&Lanes<u16>>,
     ) -> Outcome {
-        let near = if marks.is_none() { self.surroundings(space, addresses, N as u64) } else { None };
+        let first = addresses[self.active.trailing_zeros() as usize % LANES];
+        let is_unused = located(space, first).0 == Space::Global
+            || self.cluster.has_no_readers() && self.cluster.copies.is_empty();
+        let near =
+            if is_unused && marks.is_none() { self.surroundings(space, addresses, N as u64) } else { None };
         if let Some(changed) = near.and_then(|(bytes, offsets)| bytes.scatter(&offsets, data, self.active)) {
             self.changed |= changed;
             return Ok(());
         }
         for lane in lanes_of(self.active) {
+            self.check_unused(lane, space, addresses[lane], N as u64)?;
             let bytes = self.reach(lane, space, addresses[lane], N as u64, "writes")?;
             let unwritten = marks.map_or(0, |marks| marks[lane]);
             let new_marks = std::array::from_fn(|n| u8::from(unwritten >> n & 1 == 0));
@@ -211,7 +295,7 @@ fn unwritten<const N: usize>(marks: &[u8; N]) -> u16 {
 fn name_of(space: Space) -> &'static str {
     match space {
         Space::Global | Space::Generic => "global memory",
-        Space::Shared => "shared memory",
+        Space::Shared | Space::Cluster => "shared memory",
         Space::Local => "local memory",
         Space::Param => "parameters",
     }
@@ -233,9 +317,10 @@ impl Access {
             match *part {
                 // Order, scope and cache hints have no effect: accesses execute one after the other.
                 "volatile" | "relaxed" | "acquire" | "release" | "weak" | "cta" | "gpu" | "sys" | "nc"
-                | "ca" | "cg" | "cs" | "lu" | "cv" | "wb" | "wt" | "L1::no_allocate" => {}
+                | "cluster" | "ca" | "cg" | "cs" | "lu" | "cv" | "wb" | "wt" | "L1::no_allocate" => {}
                 "global" => access.space = Space::Global,
                 "shared" | "shared::cta" => access.space = Space::Shared,
+                "shared::cluster" => access.space = Space::Cluster,
                 "local" => access.space = Space::Local,
                 "param" => access.space = Space::Param,
                 "v2" => access.count = 2,
@@ -328,7 +413,10 @@ fn load<const N: usize, const E: usize>(
                     }
                     match &marks {
                         None => target.write(cx, &values, 0),
-                        Some(marks) => write_marked::<E>(cx, *target, &values, marks, n, access.is_signed),
+                        Some(marks) => {
+                            let strict = cx.check_read(access.space, &addresses, N as u64)?;
+                            write_marked::<E>(cx, *target, &values, marks, (n, access.is_signed, strict));
+                        }
                     }
                 }
                 Ok(())
@@ -344,8 +432,7 @@ fn write_marked<const E: usize>(
     target: AnyTarget,
     values: &Lanes<u64>,
     marks: &Lanes<u16>,
-    n: usize,
-    is_signed: bool,
+    (n, is_signed, strict): (usize, bool, u32),
 ) {
     let of_element = |lane: usize| {
         let bits = marks[lane] >> (n * E) & ((1u32 << E) - 1) as u16;
@@ -353,7 +440,7 @@ fn write_marked<const E: usize>(
         let extends = is_signed && bits >> (E - 1) != 0;
         bits as u8 | if extends { (0xFFu32 << E) as u8 } else { 0 }
     };
-    let marks = Marks { unwritten: std::array::from_fn(of_element), from_memory: u32::MAX };
+    let marks = Marks { unwritten: std::array::from_fn(of_element), from_memory: u32::MAX, strict };
     target.write_marked(cx, values, &marks);
 }
 

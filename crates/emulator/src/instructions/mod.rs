@@ -12,6 +12,8 @@ mod architecture;
 mod async_copy;
 mod atomic;
 mod barrier;
+mod bulk;
+mod cluster;
 mod compare;
 mod convert;
 mod data;
@@ -19,12 +21,16 @@ mod double;
 mod integer;
 mod logic;
 mod matrix;
+mod mbarrier;
 mod memory;
 mod single;
 mod tensor_core;
 #[cfg(test)]
 mod tests;
 mod warp;
+mod wgmma;
+
+pub(crate) use wgmma::advance as advance_products;
 
 use crate::fault::Outcome;
 use crate::kernel::context::{Condition, Context, Source, vectorized};
@@ -60,10 +66,15 @@ pub(crate) fn decode(decoder: &Decoder<'_>, instruction: &Instruction) -> Decode
         "and" | "or" | "xor" | "not" | "shl" | "shr" | "prmt" | "bfi" | "bfe" => logic::decode,
         "shfl" | "vote" | "match" | "redux" => warp::decode,
         "bar" => barrier::decode,
+        "cp" if parts.contains(&"bulk") => bulk::decode,
         "cp" => async_copy::decode,
-        "ldmatrix" | "mma" => matrix::decode,
-        // Accesses execute one after the other, so fences have no effect.
-        "membar" | "fence" | "prefetch" | "nanosleep" => return Ok(None),
+        "mbarrier" => mbarrier::decode,
+        "mapa" | "barrier" | "elect" | "setmaxnreg" => cluster::decode,
+        "wgmma" => wgmma::decode,
+        "ldmatrix" | "stmatrix" | "mma" => matrix::decode,
+        // Accesses execute one after the other, so fences have no effect. A launch begins after the one
+        // before it has ended, so it has nothing to wait for.
+        "membar" | "fence" | "prefetch" | "nanosleep" | "griddepcontrol" => return Ok(None),
         _ => match parts.last() {
             Some(&"f32") => single::decode,
             Some(&"f64") => double::decode,
@@ -327,7 +338,7 @@ fn carried<A: Lane, B: Lane, R: Lane>(
         let b = B::from_u64(bits_of_bytes(n.unwritten[lane]));
         bytes_of_bits(marks([x[lane], a], [y[lane], b]).into_u64())
     });
-    Marks { unwritten, from_memory: m.from_memory | n.from_memory }
+    Marks { unwritten, from_memory: m.from_memory | n.from_memory, strict: m.strict | n.strict }
 }
 
 /// The error of an instruction that is not emulated.

@@ -121,6 +121,7 @@ fn shuffle(
                 if cx.active >> source & 1 != 0 {
                     shuffled.unwritten[lane] = marks.unwritten[source];
                     shuffled.from_memory |= (marks.from_memory >> source & 1) << lane;
+                    shuffled.strict |= (marks.strict >> source & 1) << lane;
                 } else {
                     shuffled.unwritten[lane] = 0xF;
                 }

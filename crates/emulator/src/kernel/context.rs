@@ -1,11 +1,14 @@
 //! The state that a step reads and writes: a warp's registers and the memory that its threads can access.
 
-use crate::fault::Outcome;
+use crate::fault::{Fault, FaultKind, Outcome};
+use crate::kernel::cluster::Cluster;
 use crate::kernel::{Code, Execute};
 use crate::memory::{Bytes, Local, Memory};
+use crate::random::Random;
 use crate::registers::{LANES, Lane, Lanes, Marks, Registers, Slot, uninitialised};
 use pulp::{Arch, WithSimd};
-use std::sync::LazyLock;
+use std::collections::VecDeque;
+use std::sync::{Arc, LazyLock};
 
 /// The CPU's widest vector unit, detected on first use.
 static ARCH: LazyLock<Arch> = LazyLock::new(Arch::new);
@@ -58,6 +61,8 @@ pub(crate) struct Position {
     pub(crate) block: [u32; 3],
     /// Index of its first thread within the block.
     pub(crate) first_thread: u32,
+    /// Rank of the block in its cluster.
+    pub(crate) rank: u32,
 }
 
 /// The state of a warp that steps change.
@@ -67,11 +72,15 @@ pub(crate) struct Context<'a> {
     /// The lanes that execute the step.
     pub(crate) active: u32,
     pub(crate) position: Position,
-    pub(crate) shared: &'a Local,
+    /// Shared memory of the blocks of the cluster, by rank.
+    pub(crate) shared: &'a [Local],
+    pub(crate) cluster: &'a mut Cluster,
     /// Local memory of all lanes, one after the other.
     pub(crate) local: &'a Local,
     /// Pending asynchronous copies by lane; empty before the first one.
     pub(crate) copies: &'a mut Vec<PendingCopies>,
+    pub(crate) asynchronous: &'a mut Asynchronous,
+    pub(crate) random: &'a mut Random,
     /// True if a step changed global or shared memory, which may end the loop of a spinning warp.
     pub(crate) changed: bool,
     /// True if a step changed local memory.
@@ -81,8 +90,59 @@ pub(crate) struct Context<'a> {
 /// The asynchronous copies of a thread: committed groups, and copies that are not committed yet.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct PendingCopies {
-    pub(crate) committed: std::collections::VecDeque<Vec<PendingCopy>>,
+    pub(crate) committed: VecDeque<Vec<PendingCopy>>,
     pub(crate) open: Vec<PendingCopy>,
+}
+
+/// Asynchronous work of a warp.
+#[derive(Default)]
+pub(crate) struct Asynchronous {
+    /// `wgmma` that the warp has not waited for: those of committed groups, and others.
+    pub(crate) products: VecDeque<Vec<Product>>,
+    pub(crate) open_products: Vec<Product>,
+    /// A hash of all `wgmma` that the warp has executed, and the source line of the last one.
+    pub(crate) executed: (u64, u32),
+    /// True after a `wgmma.fence`.
+    pub(crate) has_fenced: bool,
+    /// Bulk copies of each lane, by number.
+    pub(crate) bulk: Vec<BulkGroups>,
+    /// Lanes that have told an mbarrier of their copies, with the number of these.
+    pub(crate) handed_over: Vec<(usize, u64)>,
+    /// Lanes that have arrived at the cluster's barrier without waiting there, and those of them that have
+    /// arrived in the current phase.
+    pub(crate) arrived: u32,
+    pub(crate) arrived_now: u32,
+    /// Maximum registers of a thread, if `setmaxnreg` has set them.
+    pub(crate) registers: Option<u32>,
+}
+
+impl Asynchronous {
+    pub(crate) fn has_products(&self) -> bool {
+        !self.open_products.is_empty() || self.products.iter().any(|group| !group.is_empty())
+    }
+}
+
+/// A thread's bulk copies to global memory: committed groups, and copies that are not committed yet.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct BulkGroups {
+    pub(crate) committed: VecDeque<Vec<u64>>,
+    pub(crate) open: Vec<u64>,
+}
+
+/// A warp's part of a `wgmma`.
+pub(crate) struct Product {
+    pub(crate) form: Arc<dyn Fn(&mut Context<'_>, &Product) -> Outcome + Send + Sync>,
+    pub(crate) sums: Arc<[Slot]>,
+    /// A from registers: these and their values.
+    pub(crate) left: Vec<(Slot, Lanes<u32>)>,
+    /// True if it adds to the sums.
+    pub(crate) adds: bool,
+    /// log2 of the chunks that the descriptors of A and B permute.
+    pub(crate) swizzle_bits: [u32; 2],
+    /// Units of shared memory that it reads.
+    pub(crate) units: Vec<u16>,
+    pub(crate) has_run: bool,
+    pub(crate) location: u32,
 }
 
 /// An asynchronous copy to shared memory.
@@ -106,15 +166,15 @@ impl Context<'_> {
     }
 
     /// The lanes in which an operand of arithmetic is unset. A fault if an active lane has uninitialised
-    /// bytes from memory.
+    /// bytes from global memory or asynchronous work.
     #[inline(always)]
     pub(crate) fn unset_of<T: Lane>(&self, source: Source<T>) -> Outcome<u32> {
         let Source::Slot(slot) = source else { return Ok(0) };
         let marked = self.registers.marked::<T>(slot) & self.active;
         if marked != 0 {
-            let from_memory = self.registers.marks::<T>(slot).from_memory & marked;
-            if from_memory != 0 {
-                uninitialised(from_memory)?;
+            let strict = self.registers.marks::<T>(slot).strict & marked;
+            if strict != 0 {
+                uninitialised(strict)?;
             }
         }
         Ok(marked)
@@ -185,6 +245,17 @@ impl Context<'_> {
     #[inline(always)]
     pub(crate) fn write_predicate(&mut self, slot: Slot, lanes: u32, unset: u32) {
         self.registers.write_predicate(slot, lanes, unset, self.active);
+    }
+
+    /// The block's own shared memory.
+    #[inline(always)]
+    pub(crate) fn own_shared(&self) -> &Local {
+        &self.shared[self.position.rank as usize]
+    }
+
+    /// The fault of the first active lane.
+    pub(crate) fn fault<T>(&self, kind: FaultKind, problem: impl Into<String>) -> Outcome<T> {
+        Err(Fault::new(self.active.trailing_zeros() % LANES as u32, kind, problem))
     }
 
     /// Thread `lane` of the warp along x, y, z.

@@ -1,20 +1,32 @@
 //! A kernel prepared for execution: basic blocks of steps over allocated registers.
 
+pub(crate) mod cluster;
 pub(crate) mod context;
+mod mbarrier;
 
 use crate::fault::Outcome;
-use crate::ptx::{Location, Space};
+use crate::ptx::{Class, Location, Space};
 use crate::registers::{Slot, SlotCounts};
+use cluster::Awaited;
 use context::{Condition, Context, Source};
 use std::collections::HashMap;
 
 /// The effect of a step on the active lanes of a warp.
 pub(crate) type Execute = Box<dyn Fn(&mut Context<'_>) -> Outcome + Send + Sync>;
 
+/// Checks whether active lanes may go on, and returns what they wait for if not. It may remove lanes that
+/// wait for something else from the active ones.
+pub(crate) type Poll = Box<dyn Fn(&mut Context<'_>) -> Outcome<Option<Awaited>> + Send + Sync>;
+
 /// A step as the scheduler sees it.
 pub(crate) enum Action {
     /// Each active lane executes it independently.
     Lanes(Execute),
+    /// As `Lanes`, and warps that wait for it may run next.
+    Signal(Execute),
+    /// Active lanes wait for asynchronous work or other blocks. The predicate, if any, becomes true if it has
+    /// come, and false if lanes give up.
+    Wait(Poll, Option<Slot>),
     /// All lanes of the mask that have not exited execute it together.
     Together(Source<u32>, Execute),
     /// The threads of the block meet at a barrier.
@@ -58,6 +70,14 @@ pub(crate) struct Step {
     pub(crate) guard: Option<Condition>,
     pub(crate) action: Action,
     pub(crate) location: u32,
+    /// The results to print after it.
+    pub(crate) traced: Option<Box<Traced>>,
+}
+
+/// An instruction whose results are printed.
+pub(crate) struct Traced {
+    pub(crate) opcode: String,
+    pub(crate) results: Vec<(Class, Slot)>,
 }
 
 /// A basic block: steps that execute in order, and the successor.
@@ -92,6 +112,10 @@ pub(crate) struct Code {
     /// Bytes of local memory per thread.
     pub(crate) local_bytes: u64,
     pub(crate) max_threads: Option<[u32; 3]>,
+    /// Blocks per cluster, if the kernel fixes them.
+    pub(crate) cluster: Option<[u32; 3]>,
+    /// Maximum registers of a thread, for `setmaxnreg`.
+    pub(crate) max_registers: u32,
     pub(crate) locations: Vec<Location>,
     pub(crate) files: Vec<(u32, String)>,
 }

@@ -22,9 +22,14 @@ pub(crate) struct Function {
     pub(crate) code: Arc<Code>,
     /// The maximum dynamic shared memory of a launch.
     pub(crate) most_shared_bytes: u64,
+    /// The maximum number of blocks of a cluster.
+    pub(crate) most_blocks: u32,
     /// The log line of the first launch.
     pub(crate) log_entry: Option<String>,
 }
+
+/// The most blocks of a cluster on every GPU that has clusters.
+pub(crate) const PORTABLE_CLUSTER: u32 = 8;
 
 impl Machine {
     /// Parses a module and allocates its global variables.
@@ -75,8 +80,9 @@ impl Machine {
         loaded.functions.push(handle);
         let log_entry = format!("launched {} {name}", loaded.source);
         let most_shared_bytes = (48u64 << 10).saturating_sub(code.shared_bytes);
-        self.functions
-            .insert(handle, Function { code: Arc::new(code), most_shared_bytes, log_entry: Some(log_entry) });
+        let (code, log_entry) = (Arc::new(code), Some(log_entry));
+        let most_blocks = PORTABLE_CLUSTER;
+        self.functions.insert(handle, Function { code, most_shared_bytes, most_blocks, log_entry });
         Ok(handle)
     }
 

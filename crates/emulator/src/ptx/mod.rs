@@ -48,6 +48,8 @@ pub(crate) enum Space {
     Generic,
     Global,
     Shared,
+    /// Shared memory of all blocks of a cluster.
+    Cluster,
     Local,
     Param,
 }
@@ -84,6 +86,12 @@ pub(crate) struct Kernel {
     pub(crate) parameters: Vec<Variable>,
     /// Maximum threads of a block along x, y, z, if `.maxntid` sets it.
     pub(crate) max_threads: Option<[u32; 3]>,
+    /// Maximum registers of a thread, if `.maxnreg` sets it.
+    pub(crate) max_registers: Option<u32>,
+    /// Minimum resident blocks of a multiprocessor, if `.minnctapersm` sets it.
+    pub(crate) min_blocks: u32,
+    /// Blocks of a cluster along x, y, z, if `.reqnctapercluster` sets them.
+    pub(crate) cluster: Option<[u32; 3]>,
     pub(crate) registers: Vec<Class>,
     /// Shared and local variables.
     pub(crate) variables: Vec<Variable>,
@@ -155,6 +163,8 @@ pub(crate) enum Operand {
     Label(u32),
     /// `[base + offset]`.
     Address(Box<Operand>, i64),
+    /// `[map, {x, y, ...}]`: a box of a tensor.
+    Box(Box<Operand>, Vec<Operand>),
     /// `{a, b, ...}`.
     Vector(Vec<Operand>),
     /// `a|b`.

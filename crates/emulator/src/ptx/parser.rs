@@ -166,6 +166,9 @@ impl<'t> Parser<'t> {
             name: self.name()?.to_owned(),
             parameters: Vec::new(),
             max_threads: None,
+            max_registers: None,
+            min_blocks: 1,
+            cluster: None,
             registers: Vec::new(),
             variables: Vec::new(),
             body: Vec::new(),
@@ -180,19 +183,12 @@ impl<'t> Parser<'t> {
         }
         while !self.take('{') {
             match self.name()? {
-                ".maxntid" => {
-                    let mut threads = [1; 3];
-                    for extent in &mut threads {
-                        *extent = self.integer()? as u32;
-                        if !self.take(',') {
-                            break;
-                        }
-                    }
-                    kernel.max_threads = Some(threads);
-                }
-                ".minnctapersm" => {
-                    self.integer()?;
-                }
+                ".maxntid" | ".reqntid" => kernel.max_threads = Some(self.extents()?),
+                ".reqnctapercluster" => kernel.cluster = Some(self.extents()?),
+                ".explicitcluster" => {}
+                ".maxclusterrank" => _ = self.integer()?,
+                ".maxnreg" => kernel.max_registers = Some(self.integer()? as u32),
+                ".minnctapersm" => kernel.min_blocks = self.integer()? as u32,
                 other => return Err(self.error(format!("`{other}` is not supported"))),
             }
         }
@@ -202,6 +198,18 @@ impl<'t> Parser<'t> {
             self.statement(&mut kernel, &mut names)?;
         }
         Ok(kernel)
+    }
+
+    /// Up to three extents, separated by commas.
+    fn extents(&mut self) -> Result<[u32; 3], SyntaxError> {
+        let mut extents = [1; 3];
+        for extent in &mut extents {
+            *extent = self.integer()? as u32;
+            if !self.take(',') {
+                break;
+            }
+        }
+        Ok(extents)
     }
 
     fn statement(&mut self, kernel: &mut Kernel, names: &mut Names) -> Result<(), SyntaxError> {
@@ -324,6 +332,13 @@ impl<'t> Parser<'t> {
             Token::Mark('[') => {
                 let base = self.simple_operand(names)?;
                 let offset = if self.take('+') { self.integer()? } else { 0 };
+                if self.take(',') {
+                    let Operand::Vector(coordinates) = self.simple_operand(names)? else {
+                        return Err(self.error("coordinates are missing"));
+                    };
+                    self.expect(']')?;
+                    return Ok(Operand::Box(base.into(), coordinates));
+                }
                 self.expect(']')?;
                 Operand::Address(base.into(), offset)
             }

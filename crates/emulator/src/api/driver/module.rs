@@ -2,9 +2,10 @@
 
 use super::device::shared_per_block;
 use super::{Handle, Out, call, export, on_device, synchronizing};
-use crate::machine;
+use crate::machine::{self, Function, PORTABLE_CLUSTER};
 use crate::settings::Arch;
 use crate::status;
+use crate::tensor_map::{MOST_DIMENSIONS, TensorMap};
 use crate::work::{KernelLaunch, Work};
 use std::ffi::{CStr, c_char, c_int, c_uint, c_ulonglong, c_void};
 use std::sync::Arc;
@@ -37,6 +38,11 @@ export! {
             let most = shared_per_block(machine.settings.arch);
             let function = machine.functions.get_mut(&function).ok_or(status::INVALID_HANDLE)?;
             let bytes = u64::try_from(value).map_err(|_| status::INVALID_VALUE)?;
+            // CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED
+            if attribute == 14 {
+                function.most_blocks = if value == 0 { PORTABLE_CLUSTER } else { 16 };
+                return Ok(());
+            }
             // CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
             if attribute != 8 || function.code.shared_bytes + bytes > most {
                 return Err(status::INVALID_VALUE);
@@ -64,7 +70,8 @@ export! {
             // SAFETY: the caller's pointer.
             let config = unsafe { &*config };
             let function = machine.functions.get_mut(&function).ok_or(status::INVALID_HANDLE)?;
-            let (log_entry, most_shared_bytes) = (function.log_entry.take(), function.most_shared_bytes);
+            let Function { most_shared_bytes, most_blocks, .. } = *function;
+            let log_entry = function.log_entry.take();
             let code = function.code.clone();
             if let Some(entry) = log_entry {
                 machine.log(&entry);
@@ -76,17 +83,26 @@ export! {
             if !fits || !is_within || threads > 1024 || u64::from(config.shared_bytes) > most_shared_bytes {
                 return Err(status::INVALID_VALUE);
             }
-            let mut cluster = [1; 3];
+            let mut cluster = None;
             for n in 0..config.attribute_count as usize {
                 // SAFETY: as many attributes as the configuration says.
                 let attribute = unsafe { &*config.attributes.wrapping_add(n) };
+                // CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION: the launch may begin early, but need
+                // not.
+                if attribute.id == 6 && machine.settings.arch.major >= 9 {
+                    continue;
+                }
                 // CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
                 if attribute.id != 4 || machine.settings.arch < (Arch { major: 9, minor: 0 }) {
                     return Err(status::NOT_SUPPORTED);
                 }
-                cluster.copy_from_slice(&attribute.value[..3]);
+                cluster = attribute.value[..3].try_into().ok();
             }
-            if config.grid.iter().zip(&cluster).any(|(grid, cluster)| *cluster == 0 || grid % cluster != 0) {
+            // The kernel's own size and that of the launch must agree.
+            let is_other = cluster.is_some() && code.cluster.is_some() && cluster != code.cluster;
+            let cluster = cluster.or(code.cluster).unwrap_or([1; 3]);
+            let is_whole = config.grid.iter().zip(&cluster).all(|(grid, cluster)| *cluster > 0 && grid % cluster == 0);
+            if is_other || !is_whole || cluster.iter().product::<u32>() > most_blocks {
                 return Err(status::INVALID_VALUE);
             }
             let mut parameters = vec![0; code.parameter_bytes as usize];
@@ -104,12 +120,42 @@ export! {
     }
 
     fn cuTensorMapEncodeTiled(
-        _map: *mut c_void, _data_type: c_int, _rank: c_uint, _address: *mut c_void, _extents: *const c_ulonglong,
-        _strides: *const c_ulonglong, _boxed: *const c_uint, _steps: *const c_uint, _interleave: c_int,
-        _swizzle: c_int, _promotion: c_int, _fill: c_int,
+        map: Out<[u64; 16]>, data_type: c_int, rank: c_uint, address: u64, extents: *const c_ulonglong,
+        strides: *const c_ulonglong, boxed: *const c_uint, steps: *const c_uint, interleave: c_int,
+        swizzle: c_int, promotion: c_int, fill: c_int,
     ) {
-        status::NOT_SUPPORTED.0
+        call(|machine| {
+            let rank = rank as usize;
+            let is_enumerated = (0..=9).contains(&data_type) && (0..=3).contains(&swizzle) && (0..=3).contains(&promotion);
+            if machine.settings.arch.major < 9 || !(1..=MOST_DIMENSIONS).contains(&rank) || !is_enumerated {
+                return Err(status::INVALID_VALUE);
+            }
+            // CU_TENSOR_MAP_DATA_TYPE_UINT8 to BFLOAT16.
+            let element_bytes = [1, 2, 4, 4, 8, 8, 2, 4, 8, 2][data_type as usize];
+            let map_of = TensorMap {
+                address,
+                element_bytes,
+                swizzle_bits: swizzle as u32,
+                extents: numbers(extents, rank),
+                strides: numbers(strides, rank - 1),
+                boxed: numbers(boxed, rank),
+            };
+            let is_plain = numbers(steps, rank).iter().all(|step| *step == 1) && interleave == 0 && fill == 0;
+            let checked = if is_plain { map_of.check() } else { Err("steps, interleaving and NaN are not emulated".into()) };
+            checked.map_err(|problem| {
+                eprintln!("emulated GPU: cuTensorMapEncodeTiled: {problem}");
+                status::INVALID_VALUE
+            })?;
+            map.set(map_of.encode())
+        })
     }
+}
+
+/// Numbers of the caller's array.
+fn numbers<T: Copy + Into<u64>>(array: *const T, count: usize) -> Vec<u64> {
+    // SAFETY: the caller promises as many numbers.
+    let numbers = (0..count).map(|n| unsafe { *array.wrapping_add(n) });
+    numbers.map(Into::into).collect()
 }
 
 /// Warp instructions executed so far; the benchmark reads it.

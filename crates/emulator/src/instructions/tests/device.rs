@@ -10,6 +10,7 @@ use crate::kernel::context::Launch;
 use crate::memory::{Local, Memory};
 use crate::ptx::{Space, Variable, parse};
 use crate::random::Random;
+use crate::tensor_map::TensorMap;
 
 /// The value of `XTRAIN_TEST_SEED`, 0 by default.
 pub(super) fn seed() -> u64 {
@@ -87,6 +88,15 @@ impl Device {
         Ok(bytes.as_chunks::<8>().0.iter().map(|&word| u64::from_le_bytes(word)).collect())
     }
 
+    /// The bytes of a tensor map.
+    pub(super) fn tensor_map(&self, map: &TensorMap) -> Vec<u8> {
+        let words = match self {
+            Device::Emulated(_) => map.check().map(|()| map.encode()).expect("a valid map"),
+            Device::Gpu(session) => session.tensor_map(map),
+        };
+        words.iter().flat_map(|word| word.to_le_bytes()).collect()
+    }
+
     /// Runs the only kernel of a module.
     pub(super) fn run(&mut self, body: &str, grid: Grid, arguments: &[u8]) -> Result<(), String> {
         let text = format!(".version 9.0\n.target sm_90a\n.address_size 64\n{body}");
@@ -115,7 +125,7 @@ impl Device {
             parameters,
             grid: grid.blocks,
             block: grid.threads,
-            cluster: [1; 3],
+            cluster: code.cluster.unwrap_or([1; 3]),
         };
         grid::run(&launch, &mut random(body)).map(|_| ()).map_err(|report: Report| report.to_string())
     }

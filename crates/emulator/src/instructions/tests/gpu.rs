@@ -10,6 +10,7 @@
 use super::device::Grid;
 use super::form::{Form, Tolerance};
 use crate::ptx::Kernel;
+use crate::tensor_map::TensorMap;
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 use std::cell::RefCell;
 use std::collections::{HashMap, VecDeque};
@@ -180,6 +181,49 @@ impl Session {
         };
         self.gpu.try_call("cuMemcpyDtoHAsync_v2", copy)?;
         self.gpu.wait()
+    }
+
+    pub(super) fn tensor_map(&self, map: &TensorMap) -> [u64; 16] {
+        type Encode = unsafe extern "C" fn(
+            *mut Map,
+            c_int,
+            c_uint,
+            u64,
+            *const u64,
+            *const u64,
+            *const c_uint,
+            *const c_uint,
+            c_int,
+            c_int,
+            c_int,
+            c_int,
+        ) -> c_int;
+        #[repr(C, align(64))]
+        struct Map([u64; 16]);
+        let (mut words, rank) = (Map([0; 16]), map.extents.len());
+        let boxed: Vec<c_uint> = map.boxed.iter().map(|&extent| extent as c_uint).collect();
+        // CU_TENSOR_MAP_DATA_TYPE_UINT8, UINT16 and UINT32.
+        let (ty, steps) = (map.element_bytes.ilog2() as c_int, vec![1; rank]);
+        self.gpu.call("cuTensorMapEncodeTiled", |f: Encode| {
+            // SAFETY: writes one map, and reads as many numbers as the rank says, one stride less.
+            unsafe {
+                f(
+                    &mut words,
+                    ty,
+                    rank as c_uint,
+                    map.address,
+                    map.extents.as_ptr(),
+                    map.strides.as_ptr(),
+                    boxed.as_ptr(),
+                    steps.as_ptr(),
+                    0,
+                    map.swizzle_bits as c_int,
+                    0,
+                    0,
+                )
+            }
+        });
+        words.0
     }
 
     pub(super) fn run(

@@ -1,0 +1,350 @@
+//! Bulk copies and tensor copies (PTX ISA, sections 9.7.9.25.4 and 9.7.9.27).
+//!
+//! A copy is checked when it is issued, and runs in a random order with other work. Its target counts as
+//! never written until then.
+
+use super::mbarrier::{Barrier, of_lane};
+use super::memory::{Address, located};
+use super::{Decoded, Decoder, lanes, unknown};
+use crate::fault::{Fault, FaultKind, Outcome};
+use crate::kernel::cluster::{BulkCopy, Completion, Piece, Reduction, SharedPlace};
+use crate::kernel::context::{BulkGroups, Context, Source};
+use crate::memory::Bytes;
+use crate::ptx::{Instruction, Operand, Space};
+use crate::registers::{LANES, lanes_of};
+use crate::tensor_map::TensorMap;
+
+/// Alignment of sizes, global addresses, and shared addresses of bulk copies.
+const BULK: u64 = 16;
+/// Alignment of a tensor copy's shared address.
+const TENSOR: u64 = 128;
+
+pub(super) fn decode(d: &Decoder<'_>, instruction: &Instruction, parts: &[&str]) -> Decoded {
+    let source = |operand: &Operand| Address::of(d, operand);
+    let barrier = |operand| Ok::<_, String>(Barrier { space: Space::Cluster, address: source(operand)? });
+    let location = instruction.location;
+    match (parts, &instruction.operands[..]) {
+        (
+            ["async", "bulk", "shared::cluster", "global", COMPLETES, cast @ ..],
+            [to, from, bytes, at, mask @ ..],
+        ) if is_cast(cast, mask) => {
+            let (from, bytes) = (source(from)?, d.source::<u32>(bytes)?);
+            let load = Load::of(d, to, barrier(at)?, mask, BULK, location)?;
+            lanes(Box::new(move |cx| {
+                let (from, bytes) = (from.read(cx)?, cx.value(bytes)?);
+                load.issue(cx, |cx, lane, shared| {
+                    let piece = Piece { global: Some(from[lane]), shared, bytes: bytes[lane].into() };
+                    check_bulk(cx, lane, from[lane], piece.bytes)?;
+                    Ok((vec![piece], None))
+                })
+            }))
+        }
+        (
+            ["async", "bulk", "tensor", dimensions, "shared::cluster", "global", COMPLETES, cast @ ..],
+            [to, Operand::Box(map, coordinates), at, mask @ ..],
+        ) if is_cast(cast, mask) => {
+            let tensor = Tensor::of(d, dimensions, map, coordinates)?;
+            let load = Load::of(d, to, barrier(at)?, mask, TENSOR, location)?;
+            lanes(Box::new(move |cx| {
+                load.issue(cx, |cx, lane, shared| {
+                    let (map, at) = tensor.read(cx, lane)?;
+                    Ok((map.pieces(&at, shared), Some(map.swizzle_bits)))
+                })
+            }))
+        }
+        (["async", "bulk", "global", "shared::cta", "bulk_group"], [to, from, bytes]) => {
+            store(d, from, to, bytes, None, location)
+        }
+        (
+            ["reduce", "async", "bulk", "global", "shared::cta", "bulk_group", "add", "f32"],
+            [to, from, bytes],
+        ) => store(d, from, to, bytes, Some(add_f32), location),
+        (
+            ["async", "bulk", "tensor", dimensions, "global", "shared::cta", "bulk_group"],
+            [Operand::Box(map, coordinates), from],
+        ) => {
+            let (tensor, from) = (Tensor::of(d, dimensions, map, coordinates)?, source(from)?);
+            lanes(Box::new(move |cx| {
+                let from = from.read(cx)?;
+                for lane in lanes_of(cx.active) {
+                    let (map, at) = tensor.read(cx, lane)?;
+                    let mut pieces = map.pieces(&at, from[lane]);
+                    pieces.retain(|piece| piece.global.is_some());
+                    let sizes = [map.box_bytes(), TENSOR];
+                    cx.reach_aligned(lane, Space::Shared, from[lane], sizes, "copies from")?;
+                    issue_store(cx, lane, pieces, None, location)?;
+                }
+                Ok(())
+            }))
+        }
+        (["async", "bulk", "commit_group"], []) => lanes(Box::new(|cx| {
+            cx.asynchronous.bulk.resize_with(LANES, BulkGroups::default);
+            for lane in lanes_of(cx.active) {
+                let groups = &mut cx.asynchronous.bulk[lane];
+                let open = std::mem::take(&mut groups.open);
+                groups.committed.push_back(open);
+            }
+            Ok(())
+        })),
+        (["async", "bulk", "wait_group", read @ ..], [Operand::Integer(left)])
+            if matches!(read, [] | ["read"]) =>
+        {
+            let (left, reads) = (*left as usize, !read.is_empty());
+            lanes(Box::new(move |cx| {
+                cx.asynchronous.bulk.resize_with(LANES, BulkGroups::default);
+                for lane in lanes_of(cx.active) {
+                    let groups = &cx.asynchronous.bulk[lane].committed;
+                    let over = groups.len().saturating_sub(left);
+                    for number in groups.iter().take(over).flatten().copied().collect::<Vec<u64>>() {
+                        finish(cx, lane, number, reads)?;
+                    }
+                    if !reads {
+                        cx.asynchronous.bulk[lane].committed.drain(..over);
+                    }
+                }
+                Ok(())
+            }))
+        }
+        (
+            ["async", "bulk", "prefetch", "tensor", dimensions, "L2", "global"],
+            [Operand::Box(map, coordinates)],
+        ) => {
+            let tensor = Tensor::of(d, dimensions, map, coordinates)?;
+            lanes(Box::new(move |cx| {
+                lanes_of(cx.active).try_for_each(|lane| tensor.read(cx, lane).map(|_| ()))
+            }))
+        }
+        (["async", "bulk", "prefetch", "L2", "global"], [from, bytes]) => {
+            let (from, bytes) = (source(from)?, d.source::<u32>(bytes)?);
+            lanes(Box::new(move |cx| {
+                let (from, bytes) = (from.read(cx)?, cx.value(bytes)?);
+                lanes_of(cx.active).try_for_each(|lane| check_bulk(cx, lane, from[lane], bytes[lane].into()))
+            }))
+        }
+        _ => unknown(instruction),
+    }
+}
+
+const COMPLETES: &str = "mbarrier::complete_tx::bytes";
+
+/// True if the name has `.multicast` if there is a mask.
+fn is_cast(parts: &[&str], mask: &[Operand]) -> bool {
+    matches!((parts, mask), ([], []) | (["multicast::cluster"], [_]))
+}
+
+/// A copy to shared memory.
+struct Load {
+    to: Barrier,
+    at: Barrier,
+    mask: Option<Source<u16>>,
+    align: u64,
+    location: u32,
+}
+
+impl Load {
+    fn of(
+        d: &Decoder<'_>,
+        to: &Operand,
+        at: Barrier,
+        mask: &[Operand],
+        align: u64,
+        location: u32,
+    ) -> Decoded<Load> {
+        let to = Barrier { space: Space::Cluster, address: Address::of(d, to)? };
+        let mask = mask.first().map(|mask| d.source(mask)).transpose()?;
+        Ok(Load { to, at, mask, align, location })
+    }
+
+    /// Issues the copies of all active lanes; `pieces` returns those of a lane from an offset in
+    /// shared memory, and the swizzle.
+    fn issue(
+        &self,
+        cx: &mut Context<'_>,
+        pieces: impl Fn(&Context<'_>, usize, u64) -> Outcome<(Vec<Piece>, Option<u32>)>,
+    ) -> Outcome {
+        let (targets, barriers) = (self.to.address.read(cx)?, self.at.places(cx)?);
+        let masks = self.mask.map(|mask| cx.value(mask)).transpose()?;
+        let own = cx.position.rank;
+        for lane in lanes_of(cx.active) {
+            let fault = |problem: String| Fault::new(lane as u32, FaultKind::Synchronisation, problem);
+            let target = SharedPlace::of(targets[lane], own);
+            let (pieces, bits) = pieces(cx, lane, target.offset)?;
+            let bytes = pieces.iter().map(|piece| piece.bytes).sum();
+            check_global(cx, lane, &pieces, "copies from")?;
+            let ranks = match &masks {
+                None if barriers[lane].rank != target.rank => {
+                    return Err(fault("copies to one block and signals an mbarrier of another".into()));
+                }
+                None => 1 << target.rank,
+                Some(masks) => u32::from(masks[lane]),
+            };
+            let blocks = cx.cluster.blocks.len();
+            if ranks == 0 || ranks >> blocks != 0 {
+                return Err(fault(format!(
+                    "multicasts by the mask {ranks:#b} in a cluster of {blocks} blocks"
+                )));
+            }
+            // Each block receives a copy at the same offset and signals its own mbarrier.
+            for rank in lanes_of(ranks) {
+                let place = SharedPlace { rank: rank as u32, ..target };
+                let signalled = SharedPlace { rank: rank as u32, ..barriers[lane] };
+                cx.check_unused(lane, Space::Cluster, place.address(), bytes)?;
+                let sizes = [bytes, self.align];
+                cx.reach_aligned(lane, Space::Cluster, place.address(), sizes, "copies to")?.forget();
+                of_lane(lane, cx.cluster.mbarrier(cx.shared, signalled).map(|_| ()))?;
+                let completion = Completion::Bytes(signalled);
+                issue_swizzled(cx, lane, place.rank, (pieces.clone(), bits), completion, self.location);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Adds a copy to those under way.
+pub(super) fn issue(
+    cx: &mut Context<'_>,
+    lane: usize,
+    rank: u32,
+    pieces: Vec<Piece>,
+    completion: Completion,
+    location: u32,
+) -> u64 {
+    issue_swizzled(cx, lane, rank, (pieces, None), completion, location)
+}
+
+fn issue_swizzled(
+    cx: &mut Context<'_>,
+    lane: usize,
+    rank: u32,
+    (pieces, swizzle_bits): (Vec<Piece>, Option<u32>),
+    completion: Completion,
+    location: u32,
+) -> u64 {
+    let thread = (cx.position.rank, cx.position.first_thread + lane as u32);
+    let start = pieces.iter().map(|piece| piece.shared).min().unwrap_or(0);
+    let span = (start, pieces.iter().map(|piece| piece.shared + piece.bytes).max().unwrap_or(start));
+    cx.changed = true;
+    cx.cluster.issue(BulkCopy {
+        number: 0,
+        rank,
+        pieces,
+        swizzle_bits,
+        span,
+        completion,
+        taken: None,
+        location,
+        thread,
+    })
+}
+
+/// Checks size and address of a bulk copy in global memory.
+fn check_bulk(cx: &Context<'_>, lane: usize, address: u64, bytes: u64) -> Outcome {
+    if bytes == 0 || !bytes.is_multiple_of(BULK) {
+        let problem = format!("a bulk copy of {bytes} bytes, which is no multiple of {BULK}");
+        return Err(Fault::new(lane as u32, FaultKind::Alignment, problem));
+    }
+    cx.reach_aligned(lane, Space::Global, address, [bytes, BULK], "copies").map(|_| ())
+}
+
+fn check_global(cx: &Context<'_>, lane: usize, pieces: &[Piece], does: &str) -> Outcome {
+    let inside = pieces.iter().filter_map(|piece| Some((piece.global?, piece.bytes)));
+    for (address, bytes) in inside {
+        cx.reach_aligned(lane, Space::Global, address, [bytes, 1], does)?;
+    }
+    Ok(())
+}
+
+/// `cp.async.bulk` from shared to global memory.
+fn store(
+    d: &Decoder<'_>,
+    from: &Operand,
+    to: &Operand,
+    bytes: &Operand,
+    reduction: Reduction,
+    location: u32,
+) -> Decoded {
+    let (from, to, bytes) = (Address::of(d, from)?, Address::of(d, to)?, d.source::<u32>(bytes)?);
+    lanes(Box::new(move |cx| {
+        let (from, to, bytes) = (from.read(cx)?, to.read(cx)?, cx.value(bytes)?);
+        for lane in lanes_of(cx.active) {
+            let bytes = bytes[lane].into();
+            check_bulk(cx, lane, to[lane], bytes)?;
+            cx.reach_aligned(lane, Space::Shared, from[lane], [bytes, BULK], "copies from")?;
+            let piece = Piece { global: Some(to[lane]), shared: from[lane], bytes };
+            issue_store(cx, lane, vec![piece], reduction, location)?;
+        }
+        Ok(())
+    }))
+}
+
+fn issue_store(
+    cx: &mut Context<'_>,
+    lane: usize,
+    pieces: Vec<Piece>,
+    reduction: Reduction,
+    location: u32,
+) -> Outcome {
+    check_global(cx, lane, &pieces, "copies to")?;
+    let number = issue(cx, lane, cx.position.rank, pieces, Completion::Group(reduction), location);
+    cx.asynchronous.bulk.resize_with(LANES, BulkGroups::default);
+    cx.asynchronous.bulk[lane].open.push(number);
+    Ok(())
+}
+
+/// Runs a copy now, or only reads its source.
+pub(super) fn finish(cx: &mut Context<'_>, lane: usize, number: u64, reads: bool) -> Outcome {
+    let Some(index) = cx.cluster.copies.iter().position(|copy| copy.number == number) else { return Ok(()) };
+    cx.changed = true;
+    if !reads {
+        return of_lane(lane, cx.cluster.run_copy(cx.launch.memory, cx.shared, index));
+    }
+    if cx.cluster.copies[index].taken.is_none() {
+        let mut copy = cx.cluster.copies.swap_remove(index);
+        cx.cluster.take(&mut copy, cx.shared);
+        cx.cluster.copies.push(copy);
+    }
+    Ok(())
+}
+
+/// Adds numbers to those in memory.
+fn add_f32(to: Bytes<'_>, from: Bytes<'_>) {
+    for at in (0..to.len()).step_by(4) {
+        let [x, y] = [to, from].map(|bytes| f32::from_le_bytes(bytes.read(at)));
+        to.write(at, (x + y).to_le_bytes());
+    }
+}
+
+/// A box of a tensor.
+struct Tensor {
+    map: Source<u64>,
+    coordinates: Vec<Source<i32>>,
+}
+
+impl Tensor {
+    fn of(d: &Decoder<'_>, dimensions: &str, map: &Operand, coordinates: &[Operand]) -> Decoded<Tensor> {
+        if dimensions != format!("{}d", coordinates.len()) {
+            return Err(format!("a `{dimensions}` copy with {} coordinates", coordinates.len()));
+        }
+        let coordinates =
+            coordinates.iter().map(|coordinate| d.source(coordinate)).collect::<Decoded<_>>()?;
+        Ok(Tensor { map: d.source(map)?, coordinates })
+    }
+
+    /// A lane's map and coordinates.
+    fn read(&self, cx: &Context<'_>, lane: usize) -> Outcome<(TensorMap, Vec<i32>)> {
+        let address = cx.value(self.map)?[lane];
+        let bytes = cx.reach_aligned(lane, Space::Generic, address, [128, 64], "reads a tensor map in")?;
+        let words = std::array::from_fn(|n| u64::from_le_bytes(bytes.read(8 * n)));
+        let map = TensorMap::decode(&words).filter(|map| map.extents.len() == self.coordinates.len());
+        let Some(map) = map else {
+            let (space, _) = located(Space::Generic, address);
+            let problem = format!(
+                "uses {address:#x} in {space:?} memory as a map of a tensor with {} dimensions, which it is not",
+                self.coordinates.len()
+            );
+            return Err(Fault::new(lane as u32, FaultKind::Address, problem));
+        };
+        let at = self.coordinates.iter().map(|&coordinate| Ok(cx.value(coordinate)?[lane]));
+        Ok((map, at.collect::<Outcome<_>>()?))
+    }
+}

@@ -1,0 +1,133 @@
+//! Clusters of blocks, elected threads and registers that warps exchange (PTX ISA, sections 9.7.9.23,
+//! 9.7.13.4, 9.7.13.14 and 9.7.20.5).
+
+use super::{Decoded, Decoder, lanes, unknown};
+use crate::fault::FaultKind;
+use crate::kernel::Action;
+use crate::kernel::cluster::{Awaited, Event, SharedPlace};
+use crate::kernel::context::{Context, Source};
+use crate::ptx::{Instruction, Operand};
+use crate::registers::LANES;
+
+pub(super) fn decode(d: &Decoder<'_>, instruction: &Instruction, parts: &[&str]) -> Decoded {
+    match (instruction.parts()[0], parts, &instruction.operands[..]) {
+        ("mapa", &["shared::cluster", "u32"], [target, address, rank]) => {
+            let target = d.target::<u32>(target)?;
+            let (address, rank) = d.pair::<u32, u32>(address, rank)?;
+            lanes(Box::new(move |cx| {
+                let (addresses, ranks) = (cx.value(address)?, cx.value(rank)?);
+                let blocks = cx.cluster.blocks.len() as u32;
+                let mut result = [0; LANES];
+                for lane in crate::registers::lanes_of(cx.active) {
+                    if ranks[lane] >= blocks {
+                        let problem = format!("maps to block {} of a cluster of {blocks}", ranks[lane]);
+                        return cx.fault(FaultKind::Address, problem);
+                    }
+                    let SharedPlace { offset, .. } = SharedPlace::of(addresses[lane].into(), 0);
+                    result[lane] = SharedPlace { rank: ranks[lane], offset }.address() as u32;
+                }
+                cx.write::<u32>(target, &result, 0);
+                Ok(())
+            }))
+        }
+        ("barrier", &["cluster", "arrive", ref modifiers @ ..], []) if are_known(modifiers) => {
+            Ok(Action::Signal(Box::new(|cx| {
+                if cx.asynchronous.arrived & cx.active != 0 {
+                    let problem = "arrives at the cluster's barrier a second time without waiting";
+                    return cx.fault(FaultKind::Synchronisation, problem);
+                }
+                cx.asynchronous.arrived |= cx.active;
+                cx.asynchronous.arrived_now |= cx.active;
+                cx.cluster.arrived_threads += cx.active.count_ones();
+                cx.cluster.settle_barrier();
+                cx.changed = true;
+                Ok(())
+            })))
+        }
+        ("barrier", &["cluster", "wait", ref modifiers @ ..], []) if are_known(modifiers) => {
+            let poll = |cx: &mut Context<'_>| {
+                if cx.active & !cx.asynchronous.arrived != 0 {
+                    let problem = "waits at the cluster's barrier without having arrived";
+                    return cx.fault(FaultKind::Synchronisation, problem);
+                }
+                let is_open = cx.asynchronous.arrived_now & cx.active == 0;
+                if is_open {
+                    cx.asynchronous.arrived &= !cx.active;
+                }
+                Ok((!is_open).then_some(Awaited::Cluster))
+            };
+            Ok(Action::Wait(Box::new(poll), None))
+        }
+        ("elect", &["sync"], [Operand::Pair(leader, is_leader), members]) => {
+            let leader = match &**leader {
+                Operand::Sink => None,
+                leader => Some(d.target::<u32>(leader)?),
+            };
+            let is_leader = d.predicate_target(is_leader)?;
+            Ok(Action::Together(
+                d.source(members)?,
+                Box::new(move |cx| {
+                    let first = cx.active.trailing_zeros();
+                    cx.write_predicate(is_leader, 1 << first, 0);
+                    if let Some(leader) = leader {
+                        cx.write(leader, &[first; LANES], 0);
+                    }
+                    Ok(())
+                }),
+            ))
+        }
+        ("setmaxnreg", &["dec", "sync", "aligned", "u32"], [Operand::Integer(count)]) => {
+            let count = registers(*count)?;
+            let execute = move |cx: &mut Context<'_>| {
+                let before = registers_of(cx);
+                let Some(fewer) = before.checked_sub(count) else {
+                    return wrong(cx, "decreases", before, count);
+                };
+                cx.cluster.blocks[cx.position.rank as usize].free_registers += fewer * LANES as u32;
+                cx.cluster.events.push(Event::Registers(cx.position.rank));
+                cx.asynchronous.registers = Some(count);
+                cx.changed = true;
+                Ok(())
+            };
+            Ok(Action::Together(Source::Constant(u32::MAX), Box::new(execute)))
+        }
+        ("setmaxnreg", &["inc", "sync", "aligned", "u32"], [Operand::Integer(count)]) => {
+            let count = registers(*count)?;
+            let poll = move |cx: &mut Context<'_>| {
+                let before = registers_of(cx);
+                let Some(more) = count.checked_sub(before) else {
+                    return wrong(cx, "increases", before, count);
+                };
+                let free = &mut cx.cluster.blocks[cx.position.rank as usize].free_registers;
+                let Some(left) = free.checked_sub(more * LANES as u32) else {
+                    return Ok(Some(Awaited::Registers));
+                };
+                *free = left;
+                cx.asynchronous.registers = Some(count);
+                Ok(None)
+            };
+            Ok(Action::Wait(Box::new(poll), None))
+        }
+        _ => unknown(instruction),
+    }
+}
+
+fn are_known(modifiers: &[&str]) -> bool {
+    modifiers.iter().all(|part| ["aligned", "release", "acquire", "relaxed"].contains(part))
+}
+
+/// The count of `setmaxnreg`.
+fn registers(count: i64) -> Decoded<u32> {
+    let is_valid = (24..=256).contains(&count) && count % 8 == 0;
+    if is_valid { Ok(count as u32) } else { Err(format!("`setmaxnreg` to {count} registers")) }
+}
+
+/// Registers that each thread of the warp may use.
+fn registers_of(cx: &Context<'_>) -> u32 {
+    cx.asynchronous.registers.unwrap_or(cx.launch.code.max_registers)
+}
+
+fn wrong<T>(cx: &Context<'_>, does: &str, before: u32, count: u32) -> crate::fault::Outcome<T> {
+    let problem = format!("{does} the registers of a thread from {before} to {count}");
+    cx.fault(FaultKind::Synchronisation, problem)
+}

@@ -1,0 +1,191 @@
+//! mbarriers (PTX ISA, section 9.7.13.15).
+
+use super::memory::{Address, located};
+use super::{Decoded, Decoder, lanes, unknown};
+use crate::fault::{Fault, FaultKind, Outcome};
+use crate::kernel::cluster::{Awaited, Mbarrier, SharedPlace};
+use crate::kernel::context::{Context, Source};
+use crate::kernel::{Action, Poll};
+use crate::ptx::{Instruction, Operand, Space};
+use crate::registers::{LANES, Lanes, Slot, lanes_of};
+
+pub(super) fn decode(d: &Decoder<'_>, instruction: &Instruction, parts: &[&str]) -> Decoded {
+    let Some((&kind, modifiers)) = parts.split_first() else { return unknown(instruction) };
+    let (mut space, mut flags) = (Space::Generic, Vec::new());
+    for part in modifiers {
+        match *part {
+            // Order and scope have no effect: accesses execute one after the other.
+            "release" | "acquire" | "relaxed" | "cta" | "cluster" | "b64" => {}
+            "shared" | "shared::cta" => space = Space::Shared,
+            "shared::cluster" => space = Space::Cluster,
+            flag @ ("expect_tx" | "noComplete" | "parity") => flags.push(flag),
+            _ => return unknown(instruction),
+        }
+    }
+    let at = |operand| Ok::<_, String>(Barrier { space, address: Address::of(d, operand)? });
+    let one = Operand::Integer(1);
+    match (kind, &flags[..], &instruction.operands[..]) {
+        ("init", [], [address, arrivals]) => {
+            let (barrier, arrivals) = (at(address)?, d.source::<u32>(arrivals)?);
+            lanes(Box::new(move |cx| {
+                let (places, arrivals) = (barrier.places(cx)?, cx.value(arrivals)?);
+                for lane in lanes_of(cx.active) {
+                    let at = places[lane];
+                    cx.check_unused(lane, Space::Cluster, at.address(), 8)?;
+                    let bytes =
+                        cx.shared[at.rank as usize].bytes(at.offset, 8).expect("a place in shared memory");
+                    of_lane(lane, cx.cluster.init(at, bytes, arrivals[lane]))?;
+                }
+                cx.changed = true;
+                Ok(())
+            }))
+        }
+        ("inval", [], [address]) => {
+            let barrier = at(address)?;
+            lanes(Box::new(move |cx| {
+                let places = barrier.places(cx)?;
+                for lane in lanes_of(cx.active) {
+                    of_lane(lane, cx.cluster.mbarrier(cx.shared, places[lane]).map(|_| ()))?;
+                    cx.cluster.invalidate(places[lane]);
+                }
+                Ok(())
+            }))
+        }
+        ("expect_tx", [], [address, bytes]) => {
+            let (barrier, bytes) = (at(address)?, d.source::<u32>(bytes)?);
+            signal(barrier, bytes, None, |barrier, bytes| barrier.expect(bytes.into()).map(|()| false))
+        }
+        ("arrive", [], [state, address, rest @ ..]) if rest.len() < 2 => {
+            let (barrier, count) = (at(address)?, d.source::<u32>(rest.first().unwrap_or(&one))?);
+            signal(barrier, count, target(d, state)?, |barrier, count| barrier.arrive(count))
+        }
+        ("arrive_drop", [], [state, address, rest @ ..]) if rest.len() < 2 => {
+            let (barrier, count) = (at(address)?, d.source::<u32>(rest.first().unwrap_or(&one))?);
+            signal(barrier, count, target(d, state)?, |barrier, count| barrier.arrive_and_drop(count))
+        }
+        ("arrive", ["expect_tx"], [state, address, bytes]) => {
+            let (barrier, bytes) = (at(address)?, d.source::<u32>(bytes)?);
+            signal(barrier, bytes, target(d, state)?, |barrier, bytes| {
+                barrier.expect(bytes.into())?;
+                barrier.arrive(1)
+            })
+        }
+        ("arrive", ["noComplete"], [state, address, count]) => {
+            let (barrier, count) = (at(address)?, d.source::<u32>(count)?);
+            signal(barrier, count, target(d, state)?, |barrier, count| {
+                barrier.arrive_without_end(count).map(|()| false)
+            })
+        }
+        ("try_wait" | "test_wait", ["parity"], [done, address, parity, ..]) => {
+            let (done, barrier, parity) = (d.predicate_target(done)?, at(address)?, d.source::<u32>(parity)?);
+            let poll = wait(
+                barrier,
+                done,
+                move |cx| Ok(cx.value(parity)?.map(u64::from)),
+                |phase, parity| {
+                    let problem = || format!("waits for the parity {parity} of an mbarrier");
+                    if parity > 1 { Err(problem()) } else { Ok(phase % 2 != parity) }
+                },
+            );
+            Ok(Action::Wait(poll, Some(done)))
+        }
+        ("try_wait" | "test_wait", [], [done, address, state, ..]) => {
+            let (done, barrier, state) = (d.predicate_target(done)?, at(address)?, d.source::<u64>(state)?);
+            let poll = wait(
+                barrier,
+                done,
+                move |cx| cx.value(state),
+                |phase, state| {
+                    let problem =
+                        || format!("waits for phase {state} of an mbarrier, which is in phase {phase}");
+                    if state > phase || state + 1 < phase { Err(problem()) } else { Ok(phase > state) }
+                },
+            );
+            Ok(Action::Wait(poll, Some(done)))
+        }
+        _ => unknown(instruction),
+    }
+}
+
+/// The register of an arrival's state: the phase in which it arrives.
+fn target(d: &Decoder<'_>, state: &Operand) -> Decoded<Option<Slot>> {
+    if *state == Operand::Sink { Ok(None) } else { d.target::<u64>(state).map(Some) }
+}
+
+/// An mbarrier operand.
+pub(super) struct Barrier {
+    pub(super) space: Space,
+    pub(super) address: Address,
+}
+
+impl Barrier {
+    /// The place of each lane's mbarrier.
+    pub(super) fn places(&self, cx: &Context<'_>) -> Outcome<Lanes<SharedPlace>> {
+        let addresses = self.address.read(cx)?;
+        let mut places = [SharedPlace { rank: 0, offset: 0 }; LANES];
+        for lane in lanes_of(cx.active) {
+            let (space, offset) = located(self.space, addresses[lane]);
+            if !matches!(space, Space::Shared | Space::Cluster) {
+                return Err(Fault::new(
+                    lane as u32,
+                    FaultKind::Address,
+                    "uses an mbarrier outside of shared memory",
+                ));
+            }
+            cx.reach(lane, self.space, addresses[lane], 8, "uses an mbarrier in")?;
+            places[lane] = SharedPlace::of(offset, cx.position.rank);
+        }
+        Ok(places)
+    }
+}
+
+/// A problem as a lane's fault.
+pub(super) fn of_lane<T>(lane: usize, result: Result<T, String>) -> Outcome<T> {
+    result.map_err(|problem| Fault::new(lane as u32, FaultKind::Synchronisation, problem))
+}
+
+/// Changes the mbarrier once for each active lane.
+fn signal(
+    barrier: Barrier,
+    number: Source<u32>,
+    state: Option<Slot>,
+    change: fn(&mut Mbarrier, u32) -> Result<bool, String>,
+) -> Decoded {
+    Ok(Action::Signal(Box::new(move |cx| {
+        let (places, numbers, mut phases) = (barrier.places(cx)?, cx.value(number)?, [0; LANES]);
+        for lane in lanes_of(cx.active) {
+            let of_barrier = |barrier: &mut Mbarrier| {
+                phases[lane] = barrier.phase;
+                change(barrier, numbers[lane])
+            };
+            of_lane(lane, cx.cluster.change(cx.shared, places[lane], of_barrier))?;
+        }
+        if let Some(state) = state {
+            cx.write(state, &phases, 0);
+        }
+        cx.changed = true;
+        Ok(())
+    })))
+}
+
+/// Waits for the end of a phase. `has_ended` says from the current phase and the operand whether it has
+/// ended.
+fn wait(
+    barrier: Barrier,
+    done: Slot,
+    operand: impl Fn(&Context<'_>) -> Outcome<Lanes<u64>> + Send + Sync + 'static,
+    has_ended: fn(u64, u64) -> Result<bool, String>,
+) -> Poll {
+    Box::new(move |cx| {
+        let (places, operands) = (barrier.places(cx)?, operand(cx)?);
+        let first = cx.active.trailing_zeros() as usize;
+        let is_same = |lane: &usize| places[*lane] == places[first] && operands[*lane] == operands[first];
+        cx.active = lanes_of(cx.active).filter(is_same).map(|lane| 1 << lane).sum();
+        let phase = of_lane(first, cx.cluster.mbarrier(cx.shared, places[first]))?.phase;
+        if of_lane(first, has_ended(phase, operands[first]))? {
+            cx.write_predicate(done, u32::MAX, 0);
+            return Ok(None);
+        }
+        Ok(Some(Awaited::Mbarrier(places[first], phase)))
+    })
+}

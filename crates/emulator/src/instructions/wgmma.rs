@@ -1,0 +1,415 @@
+//! Asynchronous matrix instructions of four warps, `wgmma` (PTX ISA, section 9.7.15).
+//!
+//! Each warp computes its 16 of 64 rows. A product runs at a random time between its instruction and the wait
+//! for its group. Until the wait its sums count as never written, and what it reads from shared memory and
+//! from registers must not change. FP8 sums are those of `gemm`'s, bf16 sums those of `mma`.
+
+use super::tensor_core::{COLUMNS, K, ROWS, add_products};
+use super::{Decoded, Decoder, unknown};
+use crate::fault::{Fault, FaultKind, Outcome};
+use crate::gemm::{FP8_PRODUCTS, add_fp8_products};
+use crate::kernel::Action;
+use crate::kernel::cluster::{SharedPlace, UNIT};
+use crate::kernel::context::{Condition, Context, Product, Source, vectorized};
+use crate::numbers::{E4M3, E5M2, canonical, from_bf16};
+use crate::ptx::{Instruction, Operand};
+use crate::registers::{LANES, Lanes, Slot};
+use crate::tensor_map::swizzled;
+use std::sync::{Arc, LazyLock};
+
+/// The warps that compute a product together.
+const WARPS: u32 = 4;
+
+/// The values of all bytes.
+type Table = [f32; 256];
+static TABLES: LazyLock<[Table; 2]> =
+    LazyLock::new(|| [E4M3, E5M2].map(|format| std::array::from_fn(|byte| format.decode(byte as u8))));
+
+/// The values of an element type's bytes, or none for bf16.
+type Element = Option<&'static Table>;
+
+fn element(name: &str) -> Option<Element> {
+    match name {
+        "bf16" => Some(None),
+        "e4m3" => Some(Some(&TABLES[0])),
+        "e5m2" => Some(Some(&TABLES[1])),
+        _ => None,
+    }
+}
+
+/// An operand.
+#[derive(Clone, Copy)]
+struct Factor {
+    element: Element,
+    /// True if elements along m or n are contiguous in shared memory, else those along k.
+    transposed: bool,
+    negated: bool,
+}
+
+/// A form of the instruction.
+struct Form {
+    columns: usize,
+    left: Factor,
+    right: Factor,
+}
+
+pub(super) fn decode(d: &Decoder<'_>, instruction: &Instruction, parts: &[&str]) -> Decoded {
+    match (parts, &instruction.operands[..]) {
+        (&["fence", "sync", "aligned"], []) => together(|cx| {
+            cx.asynchronous.has_fenced = true;
+            Ok(())
+        }),
+        (&["commit_group", "sync", "aligned"], []) => together(|cx| {
+            let open = std::mem::take(&mut cx.asynchronous.open_products);
+            cx.asynchronous.products.push_back(open);
+            Ok(())
+        }),
+        (&["wait_group", "sync", "aligned"], [Operand::Integer(left)]) => {
+            let left = *left as usize;
+            together(move |cx| {
+                while cx.asynchronous.products.len() > left {
+                    finish_group(cx)?;
+                }
+                Ok(())
+            })
+        }
+        (&["mma_async", "sync", "aligned", shape, "f32", left, right], [sums, a, b, adds, rest @ ..]) => {
+            let (Some(left), Some(right)) = (element(left), element(right)) else {
+                return unknown(instruction);
+            };
+            let k = if left.is_none() { K } else { FP8_PRODUCTS };
+            let columns = shape.strip_prefix("m64n").and_then(|rest| rest.strip_suffix(&format!("k{k}")));
+            let columns: usize = columns.and_then(|n| n.parse().ok()).unwrap_or(0);
+            let is_valid = left.is_none() == right.is_none()
+                && columns.is_multiple_of(8)
+                && (8..=256).contains(&columns);
+            let from_registers = matches!(a, Operand::Vector(_));
+            // The signs of A and B, then for bf16 the transposition of each that lies in shared memory.
+            let transpositions = match (left, from_registers) {
+                (Some(_), _) => 0,
+                (None, true) => 1,
+                (None, false) => 2,
+            };
+            let numbers: Vec<i64> = (rest.iter())
+                .filter_map(|operand| if let Operand::Integer(n) = operand { Some(*n) } else { None })
+                .collect();
+            if !is_valid || numbers.len() != rest.len() || numbers.len() != 2 + transpositions {
+                return unknown(instruction);
+            }
+            let signs = &numbers[..2];
+            let is_transposed = |n: usize| numbers[2..].get(n).is_some_and(|&n| n == 1);
+            if signs.iter().any(|sign| sign.abs() != 1) {
+                return unknown(instruction);
+            }
+            let operand = |element, transposed, sign| Factor { element, transposed, negated: sign < 0 };
+            let of_right = transpositions.saturating_sub(1);
+            let form = Form {
+                columns,
+                left: operand(left, !from_registers && is_transposed(0), signs[0]),
+                right: operand(right, is_transposed(of_right), signs[1]),
+            };
+            let sums: Vec<Slot> =
+                d.elements(sums).iter().map(|sum| d.target::<f32>(sum)).collect::<Decoded<_>>()?;
+            let left: Vec<Slot> = match a {
+                Operand::Vector(parts) => parts.iter().map(|a| d.target::<u32>(a)).collect::<Decoded<_>>()?,
+                _ => Vec::new(),
+            };
+            if sums.len() != columns / 2 || from_registers && left.len() != 4 {
+                return unknown(instruction);
+            }
+            let a = if from_registers { Source::Constant(0) } else { d.source::<u64>(a)? };
+            issue(form, sums.into(), left, [a, d.source(b)?], d.predicate(adds)?, instruction.location)
+        }
+        _ => unknown(instruction),
+    }
+}
+
+fn together(execute: impl Fn(&mut Context<'_>) -> Outcome + Send + Sync + 'static) -> Decoded {
+    Ok(Action::Together(Source::Constant(u32::MAX), Box::new(execute)))
+}
+
+/// The value that all lanes have.
+fn uniform<T: Copy + PartialEq>(values: &Lanes<T>, what: &str) -> Outcome<T> {
+    match values.iter().position(|value| *value != values[0]) {
+        None => Ok(values[0]),
+        Some(lane) => {
+            let problem = format!("`wgmma` whose {what} differs from that of lane 0");
+            Err(Fault::new(lane as u32, FaultKind::Synchronisation, problem))
+        }
+    }
+}
+
+/// A step that begins a product.
+fn issue(
+    form: Form,
+    sums: Arc<[Slot]>,
+    left: Vec<Slot>,
+    [a, b]: [Source<u64>; 2],
+    adds: Condition,
+    location: u32,
+) -> Decoded {
+    let form = Arc::new(form);
+    let run: Arc<dyn Fn(&mut Context<'_>, &Product) -> Outcome + Send + Sync> = {
+        let form = form.clone();
+        Arc::new(move |cx, product| form.run(cx, product))
+    };
+    together(move |cx| {
+        if cx.active != u32::MAX {
+            return cx.fault(FaultKind::Synchronisation, "`wgmma` by a part of a warp");
+        }
+        if !cx.asynchronous.has_fenced {
+            return cx.fault(FaultKind::Synchronisation, "`wgmma` without a `wgmma.fence` before it");
+        }
+        let descriptors =
+            [uniform(&cx.value(a)?, "descriptor of A")?, uniform(&cx.value(b)?, "descriptor of B")?];
+        if descriptors.iter().any(|descriptor| descriptor >> 49 & 7 != 0) {
+            return cx.fault(FaultKind::Address, "a descriptor with a base offset, which is not emulated");
+        }
+        let adds = match cx.decided(adds)? {
+            0 => false,
+            u32::MAX => true,
+            _ => {
+                return cx
+                    .fault(FaultKind::Synchronisation, "`wgmma` whose scale of D differs between lanes");
+            }
+        };
+        for &sum in sums.iter() {
+            if !cx.registers.is_reserved(sum) {
+                if adds {
+                    cx.value::<f32>(Source::Slot(sum))?;
+                }
+                cx.registers.reserve(sum);
+            }
+        }
+        let left = (left.iter())
+            .map(|&slot| Ok((slot, cx.value::<u32>(Source::Slot(slot))?)))
+            .collect::<Outcome<Vec<_>>>()?;
+        let warp = cx.position.first_thread / LANES as u32 % WARPS;
+        let mut units = form.right.units(descriptors[1], 0, form.columns);
+        if left.is_empty() {
+            units.extend(form.left.units(descriptors[0], ROWS * warp as usize, ROWS));
+        }
+        let units: Option<Vec<u16>> = units.into_iter().map(|unit| u16::try_from(unit).ok()).collect();
+        let length = cx.own_shared().len() as u64;
+        let Some(units) =
+            units.filter(|units| units.iter().all(|&unit| (u64::from(unit) + 1) * UNIT <= length))
+        else {
+            let problem = format!(
+                "a descriptor of `wgmma` reaches beyond the {length} bytes of a block's shared memory"
+            );
+            return cx.fault(FaultKind::Address, problem);
+        };
+        cx.cluster.add_readers(cx.position.rank, &units, location);
+        let [a, b] = descriptors;
+        let hash = cx.asynchronous.executed.0.rotate_left(5) ^ a ^ b.rotate_left(32) ^ u64::from(location);
+        cx.asynchronous.executed = (hash.wrapping_mul(0x9E37_79B9_7F4A_7C15), location);
+        let (form, sums) = (run.clone(), sums.clone());
+        let swizzle_bits = descriptors.map(swizzle_bits);
+        let product = Product { form, sums, left, adds, swizzle_bits, units, has_run: false, location };
+        cx.asynchronous.open_products.push(product);
+        Ok(())
+    })
+}
+
+/// Runs the oldest product that has not run, of a warp that may be anywhere.
+pub(crate) fn advance(cx: &mut Context<'_>) -> Outcome {
+    let mut groups = std::mem::take(&mut cx.asynchronous.products);
+    let mut open = std::mem::take(&mut cx.asynchronous.open_products);
+    let next = groups.iter_mut().flatten().chain(&mut open).find(|product| !product.has_run);
+    let result = next.map_or(Ok(()), |product| run(cx, product));
+    (cx.asynchronous.products, cx.asynchronous.open_products) = (groups, open);
+    result
+}
+
+fn run(cx: &mut Context<'_>, product: &mut Product) -> Outcome {
+    product.has_run = true;
+    let result = (product.form)(cx, product);
+    result.map_err(|fault| Box::new(Fault { location: Some(product.location), ..*fault }))
+}
+
+/// Ends the oldest group: its products have run, and its sums can be read.
+fn finish_group(cx: &mut Context<'_>) -> Outcome {
+    let mut group = cx.asynchronous.products.pop_front().unwrap_or_default();
+    for product in &mut group {
+        if !product.has_run {
+            run(cx, product)?;
+        }
+        cx.cluster.remove_readers(cx.position.rank, &product.units);
+        if product.left.iter().any(|(slot, values)| cx.registers.read::<u32>(*slot) != *values) {
+            return Fault::of_work(
+                "a register of A is overwritten before the wait for its `wgmma`",
+                product.location,
+            );
+        }
+        if product.sums.iter().any(|&sum| !cx.registers.is_reserved(sum)) {
+            return Fault::of_work("a sum is overwritten before the wait for its `wgmma`", product.location);
+        }
+    }
+    for product in &group {
+        let later = cx.asynchronous.products.iter().flatten().chain(&cx.asynchronous.open_products);
+        // Products that add to the same sums share all of them.
+        if !later.into_iter().any(|later| later.sums == product.sums) {
+            product.sums.iter().for_each(|&sum| cx.registers.unreserve(sum));
+        }
+    }
+    Ok(())
+}
+
+/// log2 of the chunks that a descriptor permutes.
+fn swizzle_bits(descriptor: u64) -> u32 {
+    if descriptor >> 62 == 0 { 0 } else { 4 - (descriptor >> 62) as u32 }
+}
+
+impl Factor {
+    /// The 16-byte units of shared memory with `count` rows of the operand from `first` on. Rows are those of
+    /// A or columns of B. By row: two units along k. If transposed, by eight rows: a unit for each k.
+    fn units(self, descriptor: u64, first: usize, count: usize) -> Vec<u64> {
+        let bytes = |shift: u32| (descriptor >> shift & 0x3FFF) << 4;
+        let (start, leading, stride) = (bytes(0), bytes(16), bytes(32));
+        let bits = swizzle_bits(descriptor);
+        // Chunks of 16 bytes in a row of the swizzle's pattern.
+        let width = 1 << bits;
+        let at = |offset: u64| swizzled(start + offset, bits) / UNIT;
+        let rows = first as u64..(first + count) as u64;
+        if self.transposed {
+            let place = |chunk: u64, k: u64| match bits {
+                0 => chunk * stride + k % 8 * 16 + k / 8 * leading,
+                _ => chunk % width * 16 + chunk / width * leading + k % 8 * width * 16 + k / 8 * stride,
+            };
+            (rows.start / 8..rows.end / 8)
+                .flat_map(|chunk| (0..K as u64).map(move |k| (chunk, k)))
+                .map(|(chunk, k)| at(place(chunk, k)))
+                .collect()
+        } else {
+            let along_k = if bits == 0 { leading } else { 16 };
+            rows.flat_map(|row| (0..2).map(move |half| (row, half)))
+                .map(|(row, half)| at(row / 8 * stride + row % 8 * width * 16 + half * along_k))
+                .collect()
+        }
+    }
+
+    /// The values of 16 bytes, of which bf16 fills eight.
+    #[inline(always)]
+    fn values(self, bytes: [u8; 16]) -> [f32; 16] {
+        let mut values = [0.0; 16];
+        match self.element {
+            Some(table) => {
+                values.iter_mut().zip(bytes).for_each(|(value, byte)| *value = table[usize::from(byte)])
+            }
+            None => values.iter_mut().zip(bytes.as_chunks::<2>().0).for_each(|(value, &pair)| {
+                *value = from_bf16(u16::from_le_bytes(pair));
+            }),
+        }
+        if self.negated { values.map(|value| -value) } else { values }
+    }
+
+    /// Reads rows of the operand, of `k` values each.
+    fn read(self, cx: &Context<'_>, units: &[u16], bits: u32, k: usize) -> Outcome<Vec<f32>> {
+        let memory = cx.own_shared().bytes(0, cx.own_shared().len() as u64).expect("all of it");
+        let mut rows = vec![0.0; units.len() * k / 2];
+        for (n, &unit) in units.iter().enumerate() {
+            let at = usize::from(unit) * UNIT as usize;
+            if memory.marks::<16>(at) != [1; 16] {
+                return unwritten(cx, at as u64);
+            }
+            let content = memory.read(at);
+            if let Some((other, location)) = cx.cluster.other_swizzle(cx.position.rank, unit, bits, content) {
+                let place = cx.launch.code.describe(location);
+                let [bytes, other] = [bits, other].map(|bits| if bits == 0 { 0 } else { 16 << bits });
+                let problem = format!(
+                    "`wgmma` reads by a descriptor with a swizzle of {bytes} bytes what the copy of {place} wrote with one of {other}"
+                );
+                return cx.fault(FaultKind::Address, problem);
+            }
+            let values = self.values(content);
+            if self.transposed {
+                // Eight rows at one k.
+                for (row, value) in values[..8].iter().enumerate() {
+                    rows[(n / K * 8 + row) * K + n % K] = *value;
+                }
+            } else {
+                rows[n * k / 2..][..k / 2].copy_from_slice(&values[..k / 2]);
+            }
+        }
+        Ok(rows)
+    }
+}
+
+/// The fault of reading shared memory that nothing has written.
+#[cold]
+fn unwritten<T>(cx: &Context<'_>, offset: u64) -> Outcome<T> {
+    let at = SharedPlace { rank: cx.position.rank, offset };
+    let why = match cx.cluster.writer(at, UNIT) {
+        Some(location) => {
+            format!("which the copy of {} has not written yet", cx.launch.code.describe(location))
+        }
+        None => "which nothing has written".to_owned(),
+    };
+    let problem = format!("`wgmma` reads bytes at {offset} of shared memory, {why}");
+    cx.fault(FaultKind::Uninitialised, problem)
+}
+
+/// Row and column of element `n` of a lane's sums.
+fn place(lane: usize, n: usize) -> (usize, usize) {
+    (lane / 4 + 8 * (n / 2 % 2), 8 * (n / 4) + 2 * (lane % 4) + n % 2)
+}
+
+impl Form {
+    /// Computes the sums of a warp.
+    fn run(&self, cx: &mut Context<'_>, product: &Product) -> Outcome {
+        let Form { columns, left, right } = *self;
+        let k = if left.element.is_none() { K } else { FP8_PRODUCTS };
+        let (of_right, of_left) = product.units.split_at(2 * columns);
+        let b = right.read(cx, of_right, product.swizzle_bits[1], k)?;
+        // By k.
+        let mut a = [[0.0; ROWS]; FP8_PRODUCTS];
+        if product.left.is_empty() {
+            for (row, values) in left.read(cx, of_left, product.swizzle_bits[0], k)?.chunks(k).enumerate() {
+                values.iter().enumerate().for_each(|(k, value)| a[k][row] = *value);
+            }
+        }
+        for (n, (_, words)) in product.left.iter().enumerate() {
+            for (lane, word) in words.iter().enumerate() {
+                let mut bytes = [0; 16];
+                bytes[..4].copy_from_slice(&word.to_le_bytes());
+                let first = lane % 4 * (k / 8) + n / 2 * k / 2;
+                for (i, value) in left.values(bytes)[..k / 8].iter().enumerate() {
+                    a[first + i][lane / 4 + n % 2 * 8] = *value;
+                }
+            }
+        }
+        let mut sums = vec![[0.0f32; ROWS]; columns];
+        if product.adds {
+            for (n, &slot) in product.sums.iter().enumerate() {
+                for (lane, value) in cx.registers.read::<f32>(slot).into_iter().enumerate() {
+                    let (row, column) = place(lane, n);
+                    sums[column][row] = value;
+                }
+            }
+        }
+        if left.element.is_none() {
+            let a = a.first_chunk::<K>().expect("as many products");
+            for (sums, b) in sums.as_chunks_mut::<COLUMNS>().0.iter_mut().zip(b.chunks(COLUMNS * K)) {
+                let b = std::array::from_fn(|k| std::array::from_fn(|column| b[column * K + k]));
+                add_products(a, &b, sums);
+            }
+        } else {
+            vectorized(
+                #[inline(always)]
+                || {
+                    for (sum, b) in sums.iter_mut().zip(b.chunks(k)) {
+                        *sum = add_fp8_products(*sum, &a, b);
+                    }
+                },
+            );
+        }
+        for (n, &slot) in product.sums.iter().enumerate() {
+            let values: Lanes<f32> = std::array::from_fn(|lane| {
+                let (row, column) = place(lane, n);
+                canonical(sums[column][row])
+            });
+            cx.registers.write_reserved(slot, &values);
+        }
+        Ok(())
+    }
+}

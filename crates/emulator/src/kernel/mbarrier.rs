@@ -1,0 +1,124 @@
+//! The state of an mbarrier (PTX ISA, section 9.7.13.15).
+
+/// The most arrivals of a phase, and the most bytes that a phase may lack.
+const MOST: i64 = (1 << 20) - 1;
+
+/// An mbarrier. A phase ends once no arrivals and no bytes are missing.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Mbarrier {
+    /// Phases that have ended.
+    pub(crate) phase: u64,
+    /// Arrivals of a phase.
+    expected: u32,
+    /// Arrivals that the current phase lacks.
+    missing: u32,
+    /// Bytes that the current phase lacks. Negative if copies have brought bytes that no thread expects yet.
+    bytes: i64,
+}
+
+impl Mbarrier {
+    pub(crate) fn new(arrivals: u32) -> Result<Mbarrier, String> {
+        if arrivals == 0 || i64::from(arrivals) > MOST {
+            return Err(format!("initialises an mbarrier for {arrivals} arrivals"));
+        }
+        Ok(Mbarrier { phase: 0, expected: arrivals, missing: arrivals, bytes: 0 })
+    }
+
+    /// Counts arrivals; true if the phase ends.
+    pub(crate) fn arrive(&mut self, count: u32) -> Result<bool, String> {
+        self.missing = self.missing.checked_sub(count).ok_or_else(|| {
+            let Mbarrier { phase, expected, missing, .. } = self;
+            format!(
+                "arrives {count} times where phase {phase} of an mbarrier lacks {missing} of {expected} arrivals"
+            )
+        })?;
+        self.settle()
+    }
+
+    /// As [`Mbarrier::arrive`], but the phase must not end.
+    pub(crate) fn arrive_without_end(&mut self, count: u32) -> Result<(), String> {
+        if count >= self.missing {
+            return Err(format!(
+                "arrives {count} times without completing a phase that lacks {}",
+                self.missing
+            ));
+        }
+        self.missing -= count;
+        Ok(())
+    }
+
+    /// Arrives, and leaves out this arrival in later phases.
+    pub(crate) fn arrive_and_drop(&mut self, count: u32) -> Result<bool, String> {
+        self.expected = self.expected.saturating_sub(count);
+        self.arrive(count)
+    }
+
+    /// One arrival more in this phase.
+    pub(crate) fn add_arrival(&mut self) {
+        self.missing += 1;
+    }
+
+    /// Makes the current phase wait for bytes.
+    pub(crate) fn expect(&mut self, bytes: i64) -> Result<(), String> {
+        self.bytes += bytes;
+        if self.bytes.abs() > MOST {
+            return Err(format!("makes an mbarrier wait for {} bytes, more than {MOST}", self.bytes));
+        }
+        Ok(())
+    }
+
+    /// Counts bytes that a copy has brought; true if the phase ends.
+    pub(crate) fn receive(&mut self, bytes: i64) -> Result<bool, String> {
+        self.expect(-bytes)?;
+        self.settle()
+    }
+
+    /// Ends the phase if nothing is missing.
+    fn settle(&mut self) -> Result<bool, String> {
+        if self.missing > 0 || self.bytes > 0 {
+            return Ok(false);
+        }
+        if self.bytes < 0 {
+            return Err(format!(
+                "copies bring {} bytes more than phase {} of an mbarrier expects",
+                -self.bytes, self.phase
+            ));
+        }
+        self.phase += 1;
+        self.missing = self.expected;
+        Ok(true)
+    }
+
+    /// Describes the current phase's missing arrivals and bytes.
+    pub(crate) fn lacks(&self) -> String {
+        let Mbarrier { phase, expected, missing, bytes } = self;
+        let bytes = match bytes {
+            0 => String::new(),
+            1.. => format!(" and {bytes} bytes"),
+            _ => format!(" and has {} bytes that no thread expects", -bytes),
+        };
+        format!("phase {phase} lacks {missing} of {expected} arrivals{bytes}")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_phase_ends_with_its_last_arrival_or_byte() {
+        let mut barrier = Mbarrier::new(2).unwrap();
+        // Bytes may come before a thread expects them.
+        assert_eq!(barrier.receive(16), Ok(false));
+        barrier.expect(48).unwrap();
+        assert_eq!([barrier.arrive(1), barrier.arrive(1)], [Ok(false), Ok(false)]);
+        assert_eq!(barrier.lacks(), "phase 0 lacks 0 of 2 arrivals and 32 bytes");
+        assert!(barrier.arrive(1).is_err_and(|text| text.contains("lacks 0 of 2 arrivals")));
+        assert_eq!(barrier.receive(32), Ok(true));
+        assert_eq!(barrier.phase, 1);
+        assert!(barrier.arrive_without_end(2).is_err() && barrier.arrive_without_end(1).is_ok());
+        assert_eq!(barrier.receive(8), Ok(false));
+        assert!(barrier.arrive(1).is_err_and(|text| text.contains("8 bytes more than phase 1")));
+        assert!(Mbarrier::new(0).is_err());
+    }
+}

@@ -49,13 +49,13 @@ NEEDS = {
     "train/card what_a_run_left_in_bf16_it_leaves_where_it_goes_on": [MAIN, "sm_89"],
 }
 # Emulated GPUs of tests that need several; 1 for others.
-DEVICES = {"ops/executor .*by_nccl": 4, "train/lockstep .*by_nccl": 4}
+DEVICES = {"ops/executor .*by_(nccl|copies)": 4, "train/lockstep .*by_(nccl|copies)": 4}
 # The share of tests in a sample: on the main architecture, and on each other one.
 SHARES = {
     "cuda/card gemms_equal_": 0.25,
     "cuda/card block_scaled_gemms_.*_(272|48|2320)x": 0.3,
     "train/card (reference_segments_change_no_bit|what_a_run_left_in_bf16)": 0.4,
-    "train/lockstep .*by_nccl": 0.4,
+    "train/lockstep .*by_(nccl|copies)": 0.3,
     "train/fp8 (a_kept_input_of_swiglu|an_output_of_attention_that_is_kept)": 0.5,
     "": 1.0,
 }

@@ -186,7 +186,10 @@ fn collectives_are_measured_between_processes() {
         assert!(row["bytes"].as_u64().is_some_and(|bytes| bytes.is_multiple_of(12)), "{row}");
     }
     let table = place.run(&format!("bench comm --ranks 2 --threads 1 {quick}")).succeeds().stdout;
-    assert!(table.starts_with("2 ranks, each on CPU, 1 thread, path host; a GEMM of 512^3 takes "), "{table}");
+    assert!(
+        table.starts_with("2 ranks, each on CPU, 1 thread, path host; a GEMM of 512^3 takes "),
+        "{table}"
+    );
     assert_eq!(place.names(""), ["a.txt", "b.txt", "continued.toml", "run.toml"]);
     // A process alone sends nothing.
     assert!(

@@ -1,10 +1,9 @@
 //! The interface of collectives on GPU memory, and that of a run of one process.
 
 use super::arena::{Arena, Span};
-use super::positions::Passage;
 use super::watchdog::Watchdog;
 use crate::error::EngineError;
-use crate::part::{Part, ProgramId};
+use crate::part::ProgramId;
 use thiserror::Error;
 use xtrain_cuda::{CudaError, Delay, DeviceSpan, Stream};
 use xtrain_distributed::{CommError, Pace};
@@ -34,20 +33,6 @@ pub(super) trait DeviceCommunicator: Send + Sync {
         None
     }
 
-    /// Tells that `stream` comes to the collectives of a program that begin with the instance `first`, or
-    /// leaves them; the graph that it captures, if it does.
-    fn passes(
-        &self,
-        id: ProgramId,
-        first: usize,
-        passage: Passage,
-        stream: &Stream,
-        is_captured: bool,
-    ) -> Result<(), CudaError> {
-        let Some(watchdog) = self.watchdog() else { return Ok(()) };
-        watchdog.passes(id, first, passage, stream, is_captured)
-    }
-
     /// Prepares the collectives of a program before its first run, which all ranks begin. The call may wait
     /// for other ranks. `places` has the places of the program's values in `arena`.
     fn connect(&mut self, _: &Program, _places: &[Option<Span>], _: &Arena) -> Result<(), DeviceCommError> {
@@ -57,19 +42,6 @@ pub(super) trait DeviceCommunicator: Send + Sync {
     /// Enqueues collectives of one kind and one group of ranks on `stream`, of which none reads or writes
     /// what another writes. The call may wait for other ranks.
     fn enqueue(&self, calls: &[Call<'_>], stream: &Stream) -> Result<(), DeviceCommError>;
-
-    /// Notes that `stream` ends with `part` of a program, which has been enqueued, op by op or as a graph.
-    fn enqueued(&self, id: ProgramId, part: Part, is_graph: bool, stream: &Stream) -> Result<(), CudaError> {
-        self.watchdog().map_or(Ok(()), |watchdog| watchdog.enqueued(id, part, is_graph, stream))
-    }
-
-    /// Tells that the host begins or ends to wait for work on the GPU, which may wait for other ranks.
-    ///
-    /// # Errors
-    /// Collectives were aborted, so results are not complete.
-    fn set_waits(&self, waits: bool) -> Result<(), CommError> {
-        self.watchdog().map_or(Ok(()), |watchdog| watchdog.set_waits(waits))
-    }
 }
 
 /// A collective and its operands.
@@ -99,6 +71,12 @@ impl From<DeviceCommError> for EngineError {
             DeviceCommError::Communicator(error) => error.into(),
         }
     }
+}
+
+/// The bytes of `span` in piece `p`: fewer than those of a piece, or none, where the span ends before.
+pub(super) fn piece_of(span: DeviceSpan<'_>, p: usize, bytes: usize) -> DeviceSpan<'_> {
+    let end = |n: usize| (n * bytes).min(span.bytes());
+    span.part(end(p)..end(p + 1))
 }
 
 /// The communicator of rank 0 of a run whose other ranks do not exist: its collectives are copies, as if the
@@ -149,15 +127,15 @@ fn sent_bytes(calls: &[Call<'_>]) -> u64 {
 fn copy(Call { collective, group, input, output }: Call<'_>, stream: &Stream) -> Result<(), CudaError> {
     let n = group.size();
     let piece = collective.piece_bytes(group, input.bytes(), output.bytes());
-    // What each rank sends to this one begins here in the input.
-    let own = match collective {
-        Collective::AllGather { .. } => 0,
-        Collective::AllToAll { first } | Collective::ReduceScatter { first } => (n - first % n) % n * piece,
+    // What each rank sends to this one.
+    let sent = match collective {
+        Collective::AllGather { .. } => input,
+        Collective::AllToAll { first } | Collective::ReduceScatter { first } => {
+            piece_of(input, (n - first % n) % n, piece)
+        }
     };
-    let sent = input.part(own.min(input.bytes())..(own + piece).min(input.bytes()));
     for r in 0..output.bytes().div_ceil(piece.max(1)) {
-        let begin = (r * piece).min(output.bytes());
-        let room = output.part(begin..(begin + piece).min(output.bytes()));
+        let room = piece_of(output, r, piece);
         let bytes = sent.bytes().min(room.bytes());
         if bytes > 0 {
             room.part(0..bytes).copy_from(sent.part(0..bytes), stream)?;

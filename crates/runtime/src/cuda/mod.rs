@@ -47,7 +47,7 @@ use std::time::Instant;
 use stopwatch::Stopwatch;
 use thread_pool::map_parallel;
 use xtrain_cuda::{CudaError, CudaKernel, Delay, Event, Gpu, Graph, Stream, exclude_capture, nvtx};
-use xtrain_distributed::{Communicator, Pace};
+use xtrain_distributed::{CommError, Communicator, Pace};
 use xtrain_program::order;
 use xtrain_program::{Instance, KernelTable, Location, Op, Plan, Program, Region, StateKind, ValueId};
 use xtrain_tensor::TensorType;
@@ -73,11 +73,11 @@ impl Drop for CudaEngine {
     /// Waits for enqueued steps: their memory is freed with the engine.
     fn drop(&mut self) {
         // Also where collectives were aborted.
-        let _ = self.communicator.set_waits(true);
+        let _ = self.set_waits(true);
         if let Err(error) = self.streams.synchronize() {
             tracing::debug!("the last steps on the GPU failed: {error}");
         }
-        let _ = self.communicator.set_waits(false);
+        let _ = self.set_waits(false);
     }
 }
 
@@ -146,15 +146,21 @@ impl CudaEngine {
         Ok(self)
     }
 
+    /// Tells the thread that watches collectives, if there is one, that the host begins or ends to wait for
+    /// the GPU.
+    fn set_waits(&self, waits: bool) -> Result<(), CommError> {
+        self.communicator.watchdog().map_or(Ok(()), |watchdog| watchdog.set_waits(waits))
+    }
+
     /// Runs what may wait for the GPU, and so for other ranks.
     fn waiting<T>(
         &mut self,
         wait: impl FnOnce(&mut Self) -> Result<T, EngineError>,
     ) -> Result<T, EngineError> {
-        self.communicator.set_waits(true)?;
+        self.set_waits(true)?;
         let waited = wait(self);
         // The reason, where collectives were aborted.
-        self.communicator.set_waits(false)?;
+        self.set_waits(false)?;
         waited
     }
 
@@ -194,7 +200,9 @@ impl CudaEngine {
                 false
             }
         };
-        self.communicator.enqueued(id, part, is_graph, self.streams.compute())?;
+        if let Some(watchdog) = self.communicator.watchdog() {
+            watchdog.enqueued(id, part, is_graph, self.streams.compute())?;
+        }
         Ok(self.watch.end(begin, id, TimedWork::Part(part), self.streams.compute())?)
     }
 
@@ -282,7 +290,11 @@ impl CudaEngine {
         }
         let calls: Vec<Call<'_>> = instances.iter().filter_map(|i| self.call(loaded, i)).collect();
         if !calls.is_empty() {
-            let passes = |passage| self.communicator.passes(id, index, passage, stream, mode.recording);
+            let watchdog = self.communicator.watchdog();
+            let passes = |passage| {
+                watchdog
+                    .map_or(Ok(()), |watchdog| watchdog.passes(id, index, passage, stream, mode.recording))
+            };
             passes(Passage::Before)?;
             let enqueued = (0..mode.repeats).try_for_each(|_| self.communicator.enqueue(&calls, stream));
             enqueued.map_err(|error| match error {

@@ -1,6 +1,6 @@
 //! Collectives on GPU memory by NCCL, which graphs contain. Each kind of groups has a communicator.
 
-use super::communicator::{Call, Copies, DeviceCommError, DeviceCommunicator};
+use super::communicator::{Call, Copies, DeviceCommError, DeviceCommunicator, piece_of};
 use super::watchdog::{Link, Watchdog};
 use crate::collective::groups;
 use crate::part::ProgramId;
@@ -135,12 +135,6 @@ impl DeviceCommunicator for Nccl {
         self.watchdog.set_connects(false);
         enqueued
     }
-}
-
-/// The bytes of `span` in piece `p`: fewer than those of a piece, or none, where the span ends before.
-fn piece_of(span: DeviceSpan<'_>, p: usize, bytes: usize) -> DeviceSpan<'_> {
-    let end = |n: usize| (n * bytes).min(span.bytes());
-    span.part(end(p)..end(p + 1))
 }
 
 /// An all-gather. NCCL's own places the pieces in the order of ranks, from 0 on, and none is short. Where

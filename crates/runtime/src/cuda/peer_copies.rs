@@ -15,7 +15,7 @@
 //! step 3 or the next step 1 of that rank, for which this one has waited.
 
 use super::arena::{Arena, Span};
-use super::communicator::{Call, Copies, DeviceCommError, DeviceCommunicator};
+use super::communicator::{Call, Copies, DeviceCommError, DeviceCommunicator, piece_of};
 use super::watchdog::{Link, Watchdog};
 use crate::collective::groups;
 use crate::part::ProgramId;
@@ -169,12 +169,12 @@ impl DeviceCommunicator for PeerCopies {
         places: &[Option<Span>],
         arena: &Arena,
     ) -> Result<(), DeviceCommError> {
-        let mut collectives = program.instances.iter().filter_map(|instance| instance.code.op().collective());
-        let Some(first) = collectives.next() else { return Ok(()) };
-        if std::iter::once(first)
-            .chain(collectives)
-            .any(|(of, _)| matches!(of, Collective::ReduceScatter { .. }))
-        {
+        let collectives = program.instances.iter().filter_map(|instance| instance.code.op().collective());
+        let collectives: Vec<Collective> = collectives.map(|(collective, _)| collective).collect();
+        if collectives.is_empty() {
+            return Ok(());
+        }
+        if collectives.iter().any(|of| matches!(of, Collective::ReduceScatter { .. })) {
             let text = "copies between GPUs add nothing: a reduce-scatter needs NCCL or the host";
             return Err(CommError::System(text.to_owned()).into());
         }
@@ -266,12 +266,12 @@ fn piece<'a>(call: &Call<'a>, from: usize, to: usize, n: usize) -> Piece<'a> {
     let bytes = call.collective.piece_bytes(call.group, call.input.bytes(), call.output.bytes());
     match call.collective {
         Collective::AllGather { first } => {
-            let to = nth(call.output, (from + n - first % n) % n, bytes);
+            let to = piece_of(call.output, (from + n - first % n) % n, bytes);
             Piece { sent: call.input.part(0..to.bytes()), to }
         }
         Collective::AllToAll { first } => {
-            let sent = nth(call.input, (to + n - first % n) % n, bytes);
-            Piece { sent, to: nth(call.output, from, bytes).part(0..sent.bytes()) }
+            let sent = piece_of(call.input, (to + n - first % n) % n, bytes);
+            Piece { sent, to: piece_of(call.output, from, bytes).part(0..sent.bytes()) }
         }
         Collective::ReduceScatter { .. } => unreachable!("refused before its program runs"),
     }
@@ -283,14 +283,8 @@ fn padding<'a>(call: &Call<'a>, place: usize, n: usize) -> Vec<DeviceSpan<'a>> {
     let sent = piece(call, place, place, n).sent.bytes();
     match call.collective {
         Collective::AllToAll { .. } if sent < bytes => {
-            (0..n).map(|from| nth(call.output, from, bytes).part(sent..bytes)).collect()
+            (0..n).map(|from| piece_of(call.output, from, bytes).part(sent..bytes)).collect()
         }
         _ => Vec::new(),
     }
-}
-
-/// Piece `p` of a span: short, or empty, where the span ends before it does.
-fn nth(span: DeviceSpan<'_>, p: usize, bytes: usize) -> DeviceSpan<'_> {
-    let end = |n: usize| (n * bytes).min(span.bytes());
-    span.part(end(p)..end(p + 1))
 }

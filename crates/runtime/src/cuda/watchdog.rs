@@ -136,7 +136,8 @@ impl Watchdog {
         self.shared.lock().positions[id.0].clone()
     }
 
-    /// As [`DeviceCommunicator::passes`](super::communicator::DeviceCommunicator::passes).
+    /// Tells that `stream` comes to the collectives of a program that begin with the instance `first`, or
+    /// leaves them; the graph that it captures, if it does.
     pub(super) fn passes(
         &self,
         id: ProgramId,

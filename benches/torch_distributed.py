@@ -235,6 +235,7 @@ def main():
     options = arguments.parse_args()
     if options.work:
         return work(options)
+    weak_scaling.end_with_its_runs()
     with tempfile.TemporaryDirectory() as folder:
         folder = pathlib.Path(folder)
         modes, ours = [], {arguments: [] for arguments in options.xtrain}

@@ -78,6 +78,11 @@ def steps(out):
     return [line for line in parsed if line["kind"] == "step"]
 
 
+def end_with_its_runs():
+    """Lets SIGTERM end this process as Ctrl-C does, so that its runs, which have sessions of their own, are ended too."""
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+
+
 def main():
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("run_file")
@@ -88,6 +93,7 @@ def main():
     arguments.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
     options = arguments.parse_args()
     sets = [part for setting in options.set for part in ("--set", setting)]
+    end_with_its_runs()
     with tempfile.TemporaryDirectory() as folder:
         bench = Bench(pathlib.Path(folder), options.steps)
         alone, together = [], []

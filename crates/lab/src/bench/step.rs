@@ -246,9 +246,9 @@ fn of_rank(
     device: &Device,
     RankOf { ranks, stretch, bandwidth }: RankOf,
 ) -> Result<(Arc<OneOf>, RankSpeed), RunError> {
-    let network = device.network;
-    let bandwidth = bandwidth.unwrap_or(network.bandwidth(network.spans_nodes(ranks)));
-    let network = Network { within_node: bandwidth, ranks_per_node: ranks, ..network };
+    let network = device.network.of_run(&planned.resolved.config.parallel);
+    let bandwidth = bandwidth.unwrap_or(network.bandwidth(ranks));
+    let network = Network { within_node: bandwidth, copies: None, ranks_per_node: ranks, ..network };
     let device = Device { network, ..device.clone() };
     let training = programs::training(&planned.spec).map_err(LearnError::from)?;
     let refresh = programs::refresh(&training).map_err(LearnError::from)?;

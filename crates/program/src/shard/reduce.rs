@@ -7,6 +7,10 @@
 //! multiprocessors free. Where weights are gathered at the same place, exchanges follow the gathers, for
 //! which kernels wait.
 //!
+//! Nothing of the backward would run beside the exchange of its last gradient, that of the embedding, which
+//! is often the largest. So the gradients of matrices in the last block, which no op of the backward reads,
+//! are computed after it (`defer_last`), and each is exchanged by itself, the smallest last.
+//!
 //! If a rank has its rows of gradients alone, whole gradients are in slots, and every micro-step adds its
 //! sum over ranks to the rows.
 //!
@@ -22,6 +26,7 @@ use crate::{
     Code, Instance, Op, Origin, Output, Parallel, Program, Reduce, Role, RowShard, Stage, StateKind, Storage,
     TraceError, ValueId, When, WriteMode,
 };
+use std::cmp::Reverse;
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 use xtrain_tensor::{DType, Shape, TensorType};
@@ -43,6 +48,7 @@ pub(super) fn reduce(
     if levels.is_some() || parallel.cuts_gradients() {
         write_afresh(&mut program);
     }
+    let end_of_chain = if parallel.world_size > 1 { defer_last(&mut program) } else { None };
     let reductions = reductions(&program);
     if parallel.cuts_gradients() {
         put_in_slots(&mut program, parallel.prefetch_blocks);
@@ -60,15 +66,19 @@ pub(super) fn reduce(
         blocks_done: 0,
         delayed: Vec::new(),
     };
+    let collectives_follow = !parallel.cuts_state() || parallel.replicas > 1;
     // Parameters whose gradients are complete, and the block of their last writers.
     let (mut complete, mut block) = (Vec::new(), None);
-    for (instance, completed) in instances.into_iter().zip(reductions) {
+    for (position, (instance, completed)) in instances.into_iter().zip(reductions).enumerate() {
+        let is_deferred = end_of_chain.is_some_and(|end| position > end);
         let is_of_block = block.is_some() && instance.origin.block == block;
         if !complete.is_empty() && !is_of_block && instance.origin.role != Role::Gather {
             pass.reduce_together(&mut complete, block, cuts)?;
         }
         if complete.is_empty() {
-            block = instance.origin.block;
+            block = instance.origin.block.filter(|_| !is_deferred);
+            // Collectives that follow the sums shall overlap with these instances, too.
+            pass.blocks_done += usize::from(is_deferred && collectives_follow);
         }
         complete.extend(completed);
         pass.out.instances.push(instance);
@@ -76,6 +86,40 @@ pub(super) fn reduce(
     pass.reduce_together(&mut complete, block, cuts)?;
     pass.insert_all();
     Ok(pass.out)
+}
+
+/// If the backward ends outside of the blocks, moves instances of its last block that only write gradients
+/// behind that end, the largest gradient first. Returns the position of the end. If products of the block are
+/// computed again, memory is short, and nothing is moved: what the moved instances read would be held longer.
+fn defer_last(program: &mut Program) -> Option<usize> {
+    let gradients: HashSet<ValueId> = program.parameters.iter().filter_map(|p| p.gradient).collect();
+    let is_gradient = |o: &Output| gradients.contains(&o.value);
+    let last = program.instances.iter().rposition(|i| i.outputs.iter().any(is_gradient))?;
+    let (before, end) = (&program.instances[..last], &program.instances[last]);
+    let block = before.iter().rev().find_map(|i| i.origin.block).filter(|_| end.origin.block.is_none());
+    let again = |i: &Instance| i.origin.role == Role::Recompute && i.origin.block == block;
+    if block.is_none() || program.flops(again) > 0.0 {
+        return None;
+    }
+    let mut instances = std::mem::take(&mut program.instances);
+    let update = instances.split_off(last + 1);
+    let uses = |i: &Instance, v: ValueId| i.inputs.contains(&v) || i.outputs.iter().any(|o| o.value == v);
+    let may_move = |n: usize, i: &Instance| {
+        let mut written_later = instances[n + 1..].iter().flat_map(|later| &later.outputs);
+        i.origin.block == block
+            && i.outputs.iter().all(is_gradient)
+            && !written_later.any(|o| uses(i, o.value))
+    };
+    let moves: Vec<bool> = instances.iter().enumerate().map(|(n, i)| may_move(n, i)).collect();
+    let (mut moved, mut kept) = (Vec::new(), Vec::new());
+    for (instance, moves) in instances.into_iter().zip(moves) {
+        if moves { moved.push(instance) } else { kept.push(instance) }
+    }
+    let bytes = |i: &Instance| i.outputs.iter().map(|o| program.ty(o.value).bytes()).sum::<usize>();
+    moved.sort_by_key(|i| Reverse(bytes(i)));
+    let end = kept.len() - 1;
+    program.instances = [kept, moved, update].concat();
+    Some(end)
 }
 
 /// For each instance, the parameters whose gradients are complete after it.

@@ -18,9 +18,11 @@ pub struct DeviceModel {
     pub memory_bytes: u64,
     /// Peak memory bandwidth in bytes per second.
     pub peak_bandwidth: f64,
-    /// Bytes per second that a GPU sends to the others of its node in collectives: over NVLink, or over PCI
-    /// Express if it has none.
-    pub peer_bandwidth: f64,
+    /// Bytes per second that a GPU sends to the others of its node in NCCL's collectives: over NVLink, or over
+    /// PCI Express if it has none.
+    pub nccl_bandwidth: f64,
+    /// Bytes per second that a GPU copies to the memory of the others, if NVLink connects them.
+    pub copy_bandwidth: Option<f64>,
     /// Sustained rates.
     pub rates: Rates,
 }
@@ -31,7 +33,8 @@ pub const DEVICES: [DeviceModel; 6] = [
         name: "H200",
         memory_bytes: gib(139.80),
         peak_bandwidth: 4.8e12,
-        peer_bandwidth: 330e9,
+        nccl_bandwidth: 330e9,
+        copy_bandwidth: Some(370e9),
         rates: Rates {
             launch: LAUNCH,
             memory: 4.1e12,
@@ -47,7 +50,8 @@ pub const DEVICES: [DeviceModel; 6] = [
         name: "H100",
         memory_bytes: gib(79.11),
         peak_bandwidth: 3.35e12,
-        peer_bandwidth: 330e9,
+        nccl_bandwidth: 330e9,
+        copy_bandwidth: Some(370e9),
         rates: Rates {
             launch: LAUNCH,
             memory: 2.95e12,
@@ -63,7 +67,8 @@ pub const DEVICES: [DeviceModel; 6] = [
         name: "A100",
         memory_bytes: gib(79.15),
         peak_bandwidth: 2.039e12,
-        peer_bandwidth: 220e9,
+        nccl_bandwidth: 220e9,
+        copy_bandwidth: Some(245e9),
         rates: without_fp8(250e12, 17e12, 1.74e12, 108, 0.315),
     },
     // 362 TFLOP/s at 350 W, about 0.6 of it sustained.
@@ -71,7 +76,8 @@ pub const DEVICES: [DeviceModel; 6] = [
         name: "L40S",
         memory_bytes: gib(44.40),
         peak_bandwidth: 0.864e12,
-        peer_bandwidth: 20e9,
+        nccl_bandwidth: 20e9,
+        copy_bandwidth: None,
         rates: with_ada_fp8(without_fp8(220e12, 55e12, 0.73e12, 142, 0.27)),
     },
     // 165.2 TFLOP/s with f32 accumulation, most of it sustained at 450 W.
@@ -79,7 +85,8 @@ pub const DEVICES: [DeviceModel; 6] = [
         name: "RTX 4090",
         memory_bytes: gib(23.65),
         peak_bandwidth: 1.008e12,
-        peer_bandwidth: 10e9,
+        nccl_bandwidth: 10e9,
+        copy_bandwidth: None,
         rates: with_ada_fp8(without_fp8(155e12, 55e12, 0.9e12, 128, 0.2)),
     },
     // 209.5 TFLOP/s with f32 accumulation.
@@ -87,7 +94,8 @@ pub const DEVICES: [DeviceModel; 6] = [
         name: "RTX 5090",
         memory_bytes: gib(31.36),
         peak_bandwidth: 1.792e12,
-        peer_bandwidth: 20e9,
+        nccl_bandwidth: 20e9,
+        copy_bandwidth: None,
         rates: with_ada_fp8(without_fp8(195e12, 70e12, 1.55e12, 170, 0.25)),
     },
 ];

@@ -1,6 +1,7 @@
 //! The connections between the ranks of a run, and the time that a collective takes over them.
 
 use std::fmt;
+use xtrain_config::{ParallelConfig, ReduceOrder, Transport};
 use xtrain_program::Group;
 
 /// The connections between the ranks of a run. A collective takes its latency, and the time in which the
@@ -10,8 +11,10 @@ use xtrain_program::Group;
 pub struct Network {
     /// Seconds of a collective besides those of its bytes.
     pub latency: f64,
-    /// Bytes per second that a rank sends to others of its node.
+    /// Bytes per second that a rank sends to others of its node through NCCL, or between processes of a CPU.
     pub within_node: f64,
+    /// Bytes per second that a rank copies to the memory of others, if the run may and is on one node.
+    pub copies: Option<f64>,
     /// Bytes per second that a rank sends to other nodes.
     pub between_nodes: f64,
     /// Ranks of a node.
@@ -24,8 +27,9 @@ pub const RANKS_PER_NODE: usize = 8;
 /// Bytes per second between nodes, if nothing says otherwise: a network card of 400 Gbit/s for each GPU.
 pub const BETWEEN_NODES: f64 = 50e9;
 
-/// Seconds of a small collective, with NCCL between 2 or 4 H200: fitted to times of 64 MiB and 1 GiB.
-const NCCL_LATENCY: f64 = 43e-6;
+/// Seconds of a small collective between 2 or 4 H200: fitted to times of 64 MiB and 1 GiB with NCCL. Copies of
+/// 16 MiB have about as much.
+const GPU_LATENCY: f64 = 43e-6;
 
 /// Seconds of a small collective over TCP between the processes of a CPU (`xtrain bench comm --ranks 2`).
 const TCP_LATENCY: f64 = 60e-6;
@@ -34,11 +38,12 @@ const TCP_LATENCY: f64 = 60e-6;
 const TCP_BANDWIDTH: f64 = 0.7e9;
 
 impl Network {
-    /// GPUs whose collectives reach this bandwidth within a node.
-    pub(super) fn of_gpus(within_node: f64) -> Network {
+    /// GPUs whose collectives reach these bandwidths within a node: through NCCL, and by copies.
+    pub(super) fn of_gpus(within_node: f64, copies: Option<f64>) -> Network {
         Network {
-            latency: NCCL_LATENCY,
+            latency: GPU_LATENCY,
             within_node,
+            copies,
             between_nodes: BETWEEN_NODES,
             ranks_per_node: RANKS_PER_NODE,
         }
@@ -47,7 +52,15 @@ impl Network {
     /// Processes on one CPU.
     pub(super) fn of_processes() -> Network {
         let (latency, within_node) = (TCP_LATENCY, TCP_BANDWIDTH);
-        Network { latency, within_node, between_nodes: within_node, ranks_per_node: usize::MAX }
+        let (copies, ranks_per_node) = (None, usize::MAX);
+        Network { latency, within_node, copies, between_nodes: within_node, ranks_per_node }
+    }
+
+    /// The same connections for a run with these settings.
+    pub fn of_run(self, parallel: &ParallelConfig) -> Network {
+        let may_copy = matches!(parallel.transport, Transport::Auto | Transport::Copy);
+        let adds = parallel.reduce == ReduceOrder::Fast;
+        Network { copies: self.copies.filter(|_| may_copy && !adds), ..self }
     }
 
     /// Seconds of a collective of a group of `world_size` ranks in which each sends this many bytes.
@@ -63,15 +76,21 @@ impl Network {
             // The replicas have one rank each, and the first and the last are far from each other.
             Group::World { .. } | Group::Replicas { .. } => self.spans_nodes(world_size),
         };
-        self.latency + sent_bytes / self.bandwidth(spans_nodes)
+        let within = self.within_node_of(world_size);
+        self.latency + sent_bytes / if spans_nodes { within.min(self.between_nodes) } else { within }
     }
 
-    /// Bytes per second that each rank of a group sends to the others.
-    pub fn bandwidth(&self, spans_nodes: bool) -> f64 {
-        match spans_nodes {
+    /// Bytes per second that each rank sends to all others of a run of so many ranks.
+    pub fn bandwidth(&self, ranks: usize) -> f64 {
+        match self.spans_nodes(ranks) {
             true => self.within_node.min(self.between_nodes),
-            false => self.within_node,
+            false => self.within_node_of(ranks),
         }
+    }
+
+    /// Bytes per second that each rank of a run of so many ranks sends to others of its node.
+    fn within_node_of(&self, ranks: usize) -> f64 {
+        self.copies.filter(|_| !self.spans_nodes(ranks)).unwrap_or(self.within_node)
     }
 
     /// True if a run of so many ranks is on several nodes.
@@ -81,7 +100,7 @@ impl Network {
 
     /// The bandwidths that `ranks` use, in words.
     pub fn describe(&self, ranks: usize) -> String {
-        let within = format!("{} within a node", Rate(self.within_node));
+        let within = format!("{} within a node", Rate(self.within_node_of(ranks)));
         match self.spans_nodes(ranks) {
             true => format!("{within}, {} between nodes", Rate(self.between_nodes)),
             false => within,
@@ -111,7 +130,7 @@ mod tests {
     fn collectives_of_a_block_take_as_long_as_on_h200s() {
         // A block of Llama-3-8B has 218.1M weights. The times were fitted to those of NCCL, which reached
         // 332 GB/s in all-gathers and 328 GB/s in reduce-scatters.
-        let network = Network::of_gpus(330e9);
+        let network = Network::of_gpus(330e9, None);
         let block = 218.1e6;
         for (n, gather, reduce) in [(2, 0.70, 1.37), (4, 1.03, 2.04), (8, 1.19, 2.37)] {
             let found = [ms(network, n, 2.0 * block), ms(network, n, 4.0 * block)];
@@ -128,7 +147,13 @@ mod tests {
 
     #[test]
     fn the_slowest_connection_that_a_group_uses_decides() {
-        let network = Network { latency: 0.0, within_node: 100.0, between_nodes: 10.0, ranks_per_node: 4 };
+        let network = Network {
+            latency: 0.0,
+            within_node: 100.0,
+            copies: None,
+            between_nodes: 10.0,
+            ranks_per_node: 4,
+        };
         let seconds = |size| network.seconds(Group::World { size }, size, 1000.0);
         assert_eq!([1, 2, 4, 5].map(seconds), [0.0, 10.0, 10.0, 100.0]);
         // Ranks 3, 4 and 5 are a group of two nodes.
@@ -138,5 +163,14 @@ mod tests {
         let of = |group| network.seconds(group, 8, 1000.0);
         assert_eq!([of(Group::Shard { size: 4 }), of(Group::Replicas { size: 2 })], [10.0, 100.0]);
         assert_eq!(network.describe(4), "1.0e-7 GB/s within a node");
+        // Copies reach the memory of GPUs of the same node alone.
+        let copies = Network { copies: Some(200.0), ..network };
+        assert_eq!([4, 5].map(|size| copies.seconds(Group::World { size }, size, 1000.0)), [5.0, 100.0]);
+        let by = |transport, reduce| {
+            copies.of_run(&ParallelConfig { transport, reduce, ..ParallelConfig::default() }).copies
+        };
+        assert_eq!(by(Transport::Auto, ReduceOrder::AnyWorld), Some(200.0));
+        assert_eq!(by(Transport::Nccl, ReduceOrder::AnyWorld), None);
+        assert_eq!(by(Transport::Auto, ReduceOrder::Fast), None);
     }
 }

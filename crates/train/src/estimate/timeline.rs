@@ -315,7 +315,7 @@ mod tests {
             assert!((timeline.exposed_seconds() / timeline.communication_seconds() - 1.0).abs() < 1e-9);
             let mut device = h100();
             let slow = Timeline::new(&program, &device, 3).seconds();
-            (device.network.latency, device.network.within_node) = (0.0, f64::INFINITY);
+            (device.network.latency, device.network.copies) = (0.0, Some(f64::INFINITY));
             let fast = Timeline::new(&program, &device, 3);
             assert!(fast.seconds() < slow, "{mode}");
             assert_eq!(fast.communication_seconds(), 0.0);
@@ -326,7 +326,7 @@ mod tests {
     fn waits_are_named_by_place_and_payload() {
         let mut device = h100();
         // So slow that everything waits.
-        device.network.within_node = 1e8;
+        device.network.copies = Some(1e8);
         let waits = |mode, micro_steps| -> Vec<(Place, Payload)> {
             let timeline = Timeline::new(&program(8, mode), &device, micro_steps);
             let mut waits: Vec<_> = timeline.exposed.iter().map(|of| (of.place, of.payload)).collect();

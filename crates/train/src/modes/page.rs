@@ -66,7 +66,8 @@ fn gathers() -> String {
     let head = "| GB/s of each GPU | fp32 | bf16 | 8 bits | forward of the block, 8,192 tokens in bf16 |\n";
     let mut out = format!("{head}|---:|---:|---:|---:|---:|\n");
     for bandwidth in [330e9, 100e9, 50e9, 25e9, 12.5e9] {
-        let network = Network { within_node: bandwidth, between_nodes: bandwidth, ..device.network };
+        let network =
+            Network { within_node: bandwidth, between_nodes: bandwidth, copies: None, ..device.network };
         let ms = |bytes: usize| {
             let sent = (bytes * weights) as f64 * 15.0 / 16.0;
             1e3 * network.seconds(Group::World { size: 16 }, 16, sent)

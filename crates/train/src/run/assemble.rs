@@ -167,7 +167,8 @@ pub(super) fn processor(config: &Config, crew: &Crew) -> Result<Processor, RunEr
 /// `train.tune` is set.
 pub(super) fn measured_device(config: &Config, processor: &Processor, crew: &Crew) -> Device {
     let recipe = config.precision.recipe.unwrap_or(processor.target().recipe());
-    Device::measured(processor, recipe, config.train.tune).shared_by(crew.processes_here())
+    let device = Device::measured(processor, recipe, config.train.tune).shared_by(crew.processes_here());
+    Device { network: device.network.of_run(&config.parallel), ..device }
 }
 
 /// The remaining time of the run `planned` after `done` steps.

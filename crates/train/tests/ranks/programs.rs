@@ -148,7 +148,8 @@ fn gradients_are_added_a_block_after_they_are_exchanged() {
         let program = training(&world, 0);
         let order = Order::new(&program);
         let is_of_block = |i: &Instance| i.lane == Lane::Compute && i.origin.block.is_some();
-        let end = program.instances.iter().rposition(is_of_block).expect("blocks");
+        let ends = |i: &Instance| is_of_block(i) && i.origin.role == Role::Dgrad;
+        let end = program.instances.iter().rposition(ends).expect("blocks");
         let mut waits = 0;
         for (i, instance) in program.instances[..end].iter().enumerate() {
             for &exchange in order.waits(i).iter().filter(|_| instance.lane == Lane::Compute) {
@@ -173,7 +174,6 @@ fn the_collectives_of_a_block_are_issued_together() {
 fn issues_blocks_together(world: &World) {
     let program = training(world, 0);
     let runs = order::runs(&program);
-    let of_block = |name: &str| program.parameters.iter().filter(|p| p.name.starts_with(name)).count();
     for block in 0..world.layers {
         let name = format!("blocks.{block}.");
         let of = |role: Role| {
@@ -181,8 +181,34 @@ fn issues_blocks_together(world: &World) {
             let lengths = runs.iter().map(|run| &program.instances[run.clone()]);
             lengths.filter(|run| run.iter().all(is_it)).map(<[Instance]>::len).max()
         };
-        assert_eq!(of(Role::Reduce), Some(of_block(&name)), "{block}");
-        assert_eq!(of(Role::Gather), Some(of_block(&name)), "{block}");
+        let of_block = program.parameters.iter().filter(|p| p.name.starts_with(&name));
+        assert_eq!(of(Role::Gather), Some(of_block.clone().count()), "{block}");
+        // The gradients of the first block's matrices are exchanged beside those that follow.
+        let together = of_block.filter(|p| block > 0 || p.name.contains("norm"));
+        assert_eq!(of(Role::Reduce), Some(together.count()), "{block}");
+    }
+}
+
+#[test]
+fn the_last_exchange_of_a_backward_has_gradients_of_matrices_beside_it() {
+    for shard in [Shard::None, Shard::Optimizer, Shard::Gradients, Shard::Weights] {
+        for tied in [true, false] {
+            let world = World { ranks: 2, shard, ..World::alone(Recipe::Fp8Current, tied, 1) };
+            let program = training(&world, 0);
+            let is_exchange = |i: &Instance| i.code.op().name() == "all_to_all";
+            let of_embedding = |i: &Instance| is_exchange(i) && &*i.origin.site == "embed.weight";
+            let exchange = program.instances.iter().position(of_embedding).expect("an exchange");
+            let after = &program.instances[exchange..];
+            let wgrads: Vec<usize> = after
+                .iter()
+                .filter(|i| i.lane == Lane::Compute && i.origin.role == Role::Wgrad)
+                .map(|i| program.output_types(i).iter().map(|ty| ty.bytes()).sum())
+                .collect();
+            assert!(wgrads.len() >= 4 && wgrads.is_sorted_by(|a, b| a >= b), "{shard:?}: {wgrads:?}");
+            let alone = order::runs(&program).into_iter().filter(|run| run.start > exchange);
+            let exchanges = alone.filter(|run| is_exchange(&program.instances[run.start]));
+            assert!(exchanges.map(|run| run.len()).max() == Some(1), "{shard:?}");
+        }
     }
 }
 

@@ -6,7 +6,7 @@ use crate::plan_table::{self, Answer, Several, Tables};
 use crate::terminal;
 use std::path::Path;
 use xtrain_config::Device::Auto;
-use xtrain_config::{Config, ConfigErrors, Override, Parsed};
+use xtrain_config::{Config, ConfigErrors, Override, ParallelConfig, Parsed};
 use xtrain_report::lanes::write_lanes;
 use xtrain_train::engine::{Processor, Room, Target};
 use xtrain_train::error::LearnError;
@@ -48,7 +48,7 @@ pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
         Some(size) => device.with_memory(size.0),
         None => device,
     });
-    let device = device.map(|device| connected(device, args));
+    let device = device.map(|device| connected(device, args, &parsed.config.parallel));
     let open = planned.resolved.clone();
     let (planned, choice) = match &device {
         Some(device) => choose::decide(planned, device)?,
@@ -104,13 +104,14 @@ pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
     terminal::print(&plan_table::text(&planned, &answer, &tables)).map(|_| ())
 }
 
-/// The device with the connections that the options name.
-fn connected(device: Device, args: &PlanArgs) -> Device {
-    if args.processes.gpus.is_none() {
-        return device;
-    }
-    let between_nodes = args.link.unwrap_or(device.network.between_nodes);
-    let network = Network { between_nodes, ranks_per_node: args.gpus_per_node, ..device.network };
+/// The device with the connections that the run and the options name.
+fn connected(device: Device, args: &PlanArgs, parallel: &ParallelConfig) -> Device {
+    let network = device.network.of_run(parallel);
+    let between_nodes = args.link.unwrap_or(network.between_nodes);
+    let network = match args.processes.gpus {
+        Some(_) => Network { between_nodes, ranks_per_node: args.gpus_per_node, ..network },
+        None => network,
+    };
     Device { network, ..device }
 }
 

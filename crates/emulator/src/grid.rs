@@ -69,7 +69,7 @@ pub(crate) fn run(launch: &Launch<'_>, random: &mut Random) -> Result<u64, Repor
         idle_steps: 0,
         woken: 0,
         fruitless_waits: 0,
-        races: Races::of(launch),
+        races: launch.detector(),
     };
     (0..at_once).for_each(|r| grid.start_cluster(r));
     while grid.resident.iter().any(Option::is_some) {

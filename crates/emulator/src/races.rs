@@ -1,48 +1,47 @@
 //! Data races of a launch by PTX's memory model (PTX ISA, chapter 8), with the setting `races=1`.
 //!
-//! Two accesses race if they overlap, one of them writes, neither comes before the other, and they are not
-//! both strong with scopes that contain each other's threads. Which comes before which follows from barriers,
-//! mbarriers, fences, releases and acquires, not from the order of execution, so a race is found in whatever
-//! order its accesses happen. Each lane has a vector clock, which usually all lanes of a block share; a warp's
-//! time advances with each release. An access is kept for each word until a later one takes its place.
+//! Two accesses race if they overlap, one of them writes, neither comes before the other, and they are
+//! not both strong with scopes that contain each other's threads. Which comes before which follows from
+//! barriers, mbarriers, fences, releases and acquires, not from the order of execution, so a race is
+//! found in whatever order its accesses happen. Each lane has a vector clock, which usually all lanes of
+//! a block share; a warp's time advances with each release. An access is kept for each word until a
+//! later one takes its place.
 //!
-//! Asynchronous work accesses memory as agents, each with times of its own: copies that an mbarrier counts by
-//! the phase that ends with them, `wgmma` and bulk copies to global memory by the group that is waited for.
-//! What a thread wrote must reach them through a `fence.proxy.async`.
+//! Asynchronous work accesses memory as agents, each with times of its own: copies that an mbarrier
+//! counts by the phase that ends with them, `wgmma` and bulk copies to global memory by the group that
+//! is waited for. What a thread wrote must reach them through a `fence.proxy.async`.
 //!
-//! A launch is ordered after those before it in its stream; launches of several streams are not compared.
-//! `docs/kernels.md` lists what is not reported although the model does not allow it.
+//! A launch is ordered after those before it in its stream; launches of several streams are not
+//! compared. `docs/kernels.md` lists what is not reported although the model does not allow it.
 
 mod clock;
-mod hooks;
 mod shadow;
 
-use crate::kernel::context::Launch;
 use crate::registers::{LANES, lanes_of};
 use crate::settings::SETTINGS;
-use clock::{Clock, Gathered, View};
+use clock::Clock;
+pub(crate) use clock::{Gathered, View};
 use shadow::{Record, Shadow};
-use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::hash::{BuildHasherDefault, DefaultHasher, Hash, Hasher};
+use std::collections::{BTreeMap, HashMap};
+use std::hash::{BuildHasherDefault, Hasher};
 use std::rc::Rc;
-use std::sync::{Mutex, PoisonError};
 
 /// Agents of a warp: reads and writes of its bulk copies to global memory, and its `wgmma`.
-const COPY_READS: u64 = 1 << 32;
-const COPY_WRITES: u64 = 2 << 32;
-const PRODUCTS: u64 = 3 << 32;
+pub(crate) const COPY_READS: u64 = 1 << 32;
+pub(crate) const COPY_WRITES: u64 = 2 << 32;
+pub(crate) const PRODUCTS: u64 = 3 << 32;
 /// Agents of mbarriers: the copies that each counts.
-const MBARRIERS: u64 = 4 << 32;
+pub(crate) const MBARRIERS: u64 = 4 << 32;
 
 /// Bytes of what strong accesses synchronise by.
 const WORD: u64 = 4;
 
 /// A map whose keys are numbers without a pattern that an enemy chooses.
-type Map<K, V> = HashMap<K, V, BuildHasherDefault<Mixer>>;
+pub(crate) type Map<K, V> = HashMap<K, V, BuildHasherDefault<Mixer>>;
 
 /// A fast hash of numbers.
 #[derive(Default)]
-struct Mixer(u64);
+pub(crate) struct Mixer(u64);
 
 impl Hasher for Mixer {
     fn finish(&self) -> u64 {
@@ -81,7 +80,7 @@ pub(crate) enum Scope {
 
 /// The hardware that accesses memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum By {
+pub(crate) enum By {
     Thread,
     /// `cp.async`, in the generic proxy.
     Copy,
@@ -94,9 +93,9 @@ enum By {
 /// The kind of an access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Kind {
-    by: By,
-    reads: bool,
-    writes: bool,
+    pub(crate) by: By,
+    pub(crate) reads: bool,
+    pub(crate) writes: bool,
     /// The scope of a strong access: volatile, relaxed, acquire, release, atomic.
     pub(crate) scope: Option<Scope>,
     pub(crate) acquires: bool,
@@ -106,7 +105,7 @@ pub(crate) struct Kind {
 }
 
 impl Kind {
-    const fn of(by: By, reads: bool, writes: bool) -> Kind {
+    pub(crate) const fn of(by: By, reads: bool, writes: bool) -> Kind {
         Kind { by, reads, writes, scope: None, acquires: false, releases: false, is_constant: false }
     }
 
@@ -125,7 +124,7 @@ impl Kind {
     }
 
     /// For messages: "strong update (.gpu)".
-    fn describe(self) -> String {
+    pub(crate) fn describe(self) -> String {
         let does = match (self.reads, self.writes) {
             (true, true) => "update",
             (true, false) if self.is_constant => "read by `ld.global.nc`",
@@ -160,75 +159,75 @@ pub(crate) enum Fence {
 
 /// A place in memory: an address, or a block with an offset in its shared memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Place(u64);
+pub(crate) struct Place(pub(crate) u64);
 
 impl Place {
-    const SHARED: u64 = 1 << 63;
+    pub(crate) const SHARED: u64 = 1 << 63;
 
-    fn shared(block: u32, offset: u64) -> Place {
+    pub(crate) fn shared(block: u32, offset: u64) -> Place {
         Place(Place::SHARED | u64::from(block) << 24 | offset)
     }
 
-    fn is_shared(self) -> bool {
+    pub(crate) fn is_shared(self) -> bool {
         self.0 & Place::SHARED != 0
     }
 }
 
 /// Two accesses that race.
-struct Race {
-    lane: usize,
-    place: Place,
-    bytes: u64,
-    old: Record,
-    new: Record,
+pub(crate) struct Race {
+    pub(crate) lane: usize,
+    pub(crate) place: Place,
+    pub(crate) bytes: u64,
+    pub(crate) old: Record,
+    pub(crate) new: Record,
     /// True if only a fence of the asynchronous proxy is missing.
-    lacks_proxy: bool,
+    pub(crate) lacks_proxy: bool,
 }
 
-/// What is ordered for a lane.
+/// A lane's knowledge, and that of its fences.
 #[derive(Clone, Default)]
-struct Lane {
-    view: Rc<View>,
-    /// What its last fence of each scope releases with the strong writes that follow.
+pub(crate) struct Lane {
+    pub(crate) view: Rc<View>,
+    /// Knowledge at its last fence of each scope, which later strong writes release.
     released: [Option<Rc<View>>; 3],
-    /// What its next fence acquires, by the narrowest scope that suffices.
+    /// Knowledge that its next fence acquires, by the narrowest scope that suffices.
     pending: [Option<Rc<View>>; 3],
 }
 
-struct Warp {
-    lanes: Vec<Lane>,
+pub(crate) struct Warp {
+    pub(crate) lanes: Vec<Lane>,
     time: u32,
     /// Committed groups of bulk copies of each lane, and of `wgmma`.
-    groups: [u32; LANES],
-    products: u32,
+    pub(crate) groups: [u32; LANES],
+    pub(crate) products: u32,
     /// Arrivals of each lane at the cluster's barrier.
     arrivals: [u32; LANES],
 }
 
-/// What strong writes have released at a place: by scope and block, or several blocks.
+/// Knowledge that strong writes have released at a place: by scope and block, or several blocks.
 #[derive(Default)]
 struct Location {
     published: Vec<(Scope, Option<u32>, Gathered)>,
     fenced: Clock,
 }
 
-struct Mbarrier {
-    agent: u64,
+pub(crate) struct Mbarrier {
+    pub(crate) agent: u64,
     /// The thread that has initialised it.
-    initialiser: (u32, usize),
+    pub(crate) initialiser: (u32, usize),
     /// True if copies may count at it.
-    is_fenced: bool,
-    /// What arrivals release, by phase.
-    phases: BTreeMap<u64, Gathered>,
+    pub(crate) is_fenced: bool,
+    /// Knowledge that arrivals release, by phase.
+    pub(crate) phases: BTreeMap<u64, Gathered>,
 }
 
 /// The races of a launch.
 pub(crate) struct Races {
-    warps_of_block: u32,
-    blocks_of_cluster: u32,
+    pub(crate) warps_of_block: u32,
+    pub(crate) blocks_of_cluster: u32,
     /// The running warp, its block, and the source line of its step.
-    warp: u32,
-    block: u32,
+    pub(crate) warp: u32,
+    pub(crate) block: u32,
     pub(crate) location: u32,
     warps: Map<u32, Warp>,
     memory: Shadow,
@@ -238,8 +237,8 @@ pub(crate) struct Races {
     /// The cluster's barrier, by cluster and phase.
     clusters: Map<(u32, u32), Gathered>,
     /// By block and offset.
-    mbarriers: Map<(u32, u64), Mbarrier>,
-    next_mbarrier: u64,
+    pub(crate) mbarriers: Map<(u32, u64), Mbarrier>,
+    pub(crate) next_mbarrier: u64,
 }
 
 /// The words of some bytes.
@@ -248,22 +247,10 @@ fn words(Place(place): Place, bytes: u64) -> impl Iterator<Item = u64> {
 }
 
 impl Races {
-    /// The detector for a launch, if the settings ask for it. A launch that repeats another one of this
-    /// process, such as those that measure the time of a kernel, has none.
-    pub(crate) fn of(launch: &Launch<'_>) -> Option<Races> {
-        static SEEN: Mutex<BTreeSet<u64>> = Mutex::new(BTreeSet::new());
-        if !wanted() {
-            return None;
-        }
-        let Launch { code, parameters, grid, block, cluster, .. } = launch;
-        let mut hash = DefaultHasher::new();
-        (&code.name, std::ptr::from_ref(*code) as usize, code.instructions(), grid, block).hash(&mut hash);
-        let bytes = parameters.bytes(0, parameters.len() as u64).expect("all of them");
-        (0..bytes.len()).for_each(|n| bytes.read::<1>(n).hash(&mut hash));
-        let is_new = SEEN.lock().unwrap_or_else(PoisonError::into_inner).insert(hash.finish());
-        is_new.then(|| Races {
-            warps_of_block: block.iter().product::<u32>().div_ceil(LANES as u32),
-            blocks_of_cluster: cluster.iter().product(),
+    pub(crate) fn new(threads: u32, blocks_of_cluster: u32) -> Races {
+        Races {
+            warps_of_block: threads.div_ceil(LANES as u32),
+            blocks_of_cluster,
             warp: 0,
             block: 0,
             location: 0,
@@ -274,7 +261,7 @@ impl Races {
             clusters: Map::default(),
             mbarriers: Map::default(),
             next_mbarrier: MBARRIERS,
-        })
+        }
     }
 
     /// A cluster begins. Its blocks are numbered in the order of clusters and ranks.
@@ -311,16 +298,16 @@ impl Races {
         self.warp = self.block * self.warps_of_block + first_thread / LANES as u32;
     }
 
-    fn now(&mut self) -> &mut Warp {
+    pub(crate) fn now(&mut self) -> &mut Warp {
         self.warps.get_mut(&self.warp).expect("the running warp")
     }
 
-    fn block_at(&self, rank: u32) -> u32 {
+    pub(crate) fn block_at(&self, rank: u32) -> u32 {
         self.block / self.blocks_of_cluster * self.blocks_of_cluster + rank
     }
 
     /// The narrowest scope that contains threads of both blocks.
-    fn distance(&self, a: u32, b: u32) -> Scope {
+    pub(crate) fn distance(&self, a: u32, b: u32) -> Scope {
         match (a == b, a / self.blocks_of_cluster == b / self.blocks_of_cluster) {
             (true, _) => Scope::Block,
             (_, true) => Scope::Cluster,
@@ -330,7 +317,7 @@ impl Races {
 
     /// Checks and notes an access for `lane`: by its warp, or by an agent at a time. `view` is what comes
     /// before it besides what the lanes `own` did; without `needs_proxy` also for the asynchronous proxy.
-    fn access(
+    pub(crate) fn access(
         &mut self,
         (lane, own): (usize, u32),
         view: &View,
@@ -369,7 +356,12 @@ impl Races {
     }
 
     /// An access of a lane, in the order of its program.
-    fn access_by_lane(&mut self, lane: usize, place: (Place, u64), kind: Kind) -> Result<(), Box<Race>> {
+    pub(crate) fn access_by_lane(
+        &mut self,
+        lane: usize,
+        place: (Place, u64),
+        kind: Kind,
+    ) -> Result<(), Box<Race>> {
         let view = self.now().lanes[lane].view.clone();
         self.access((lane, 1 << lane), &view, place, kind, None, true)?;
         if let Some(scope) = kind.scope {
@@ -438,7 +430,7 @@ impl Races {
     }
 
     /// Adds what lanes know, and their accesses until now.
-    fn release(&mut self, lanes: u32, into: &mut Gathered) {
+    pub(crate) fn release(&mut self, lanes: u32, into: &mut Gathered) {
         let who = self.warp.into();
         let now = self.now();
         lanes_of(lanes).for_each(|lane| into.join(&now.lanes[lane].view));
@@ -447,7 +439,7 @@ impl Races {
     }
 
     /// Makes what others have released known to lanes.
-    fn acquire(&mut self, lanes: u32, view: &View) {
+    pub(crate) fn acquire(&mut self, lanes: u32, view: &View) {
         let mut made: Vec<[Rc<View>; 2]> = Vec::new();
         for lane in lanes_of(lanes) {
             let this = &mut self.now().lanes[lane].view;
@@ -464,7 +456,7 @@ impl Races {
     }
 
     /// Makes accesses of an agent until a time known to lanes.
-    fn acquire_agent(&mut self, lanes: u32, agent: u64, of_lanes: u32, time: u32) {
+    pub(crate) fn acquire_agent(&mut self, lanes: u32, agent: u64, of_lanes: u32, time: u32) {
         let mut view = View::default();
         view.known.add(agent, of_lanes, time);
         self.acquire(lanes, &view);

@@ -8,10 +8,10 @@ use common::{Outcome, module};
 use libtest_mimic::{Arguments, Failed, Trial};
 use xtrain_cuda::{Context, Device, DeviceMemory, Launch, Module, Stream};
 
-/// Runs a kernel in two clusters of two blocks with 128 threads. `from` holds 1 KiB of zeros, `to` the same.
-/// `%r1` is the thread, `%p1` holds in the first one of a block, `%p2` in the first warp; `%r8` is the address
-/// of `bar`, an mbarrier of one arrival that the first thread has initialised, `%r7` that of `area`; `%rd4` and
-/// `%rd5` are the thread's words of `from` and `to`.
+/// Runs a kernel in two clusters of two blocks with 128 threads. `from` holds 1 KiB of zeros, `to` the
+/// same. `%r1` is the thread, `%p1` holds in the first one of a block, `%p2` in the first warp; `%r8` is
+/// the address of `bar`, an mbarrier of one arrival that the first thread has initialised, `%r7` that of
+/// `area`; `%rd4` and `%rd5` are the thread's words of `from` and `to`.
 fn run(body: &str) -> Outcome {
     let head = ".shared .align 1024 .b8 area[4096]; .shared .align 8 .b8 bar[16]; .reg .f32 %f<5>; .reg .b64 %d;
         mov.u32 %r8, bar; mov.u32 %r7, area; setp.eq.u32 %p1, %r1, 0; setp.lt.u32 %p2, %r1, 32; mov.u32 %r6, %ctaid.x;

@@ -22,7 +22,7 @@ pub(crate) fn window(space: Space) -> u64 {
 
 /// The space of an address and its offset in that space. A generic address is in the space whose window
 /// contains it.
-pub(crate) fn located(space: Space, address: u64) -> (Space, u64) {
+pub(super) fn located(space: Space, address: u64) -> (Space, u64) {
     if space != Space::Generic {
         return (space, address);
     }

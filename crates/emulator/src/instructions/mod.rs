@@ -24,6 +24,7 @@ mod logic;
 mod matrix;
 mod mbarrier;
 mod memory;
+mod races;
 mod single;
 mod tensor_core;
 #[cfg(test)]
@@ -31,7 +32,6 @@ mod tests;
 mod warp;
 mod wgmma;
 
-pub(crate) use memory::located;
 pub(crate) use wgmma::advance as advance_products;
 
 use crate::fault::Outcome;

@@ -12,28 +12,28 @@ const MOST: usize = 128;
 
 /// Accesses of lanes to the same bytes of a cell.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) struct Record {
+pub(crate) struct Record {
     /// The warp, or the agent that accesses memory for it.
-    pub(super) who: u64,
+    pub(crate) who: u64,
     /// The warp.
-    pub(super) warp: u32,
-    pub(super) lanes: u32,
-    pub(super) time: u32,
+    pub(crate) warp: u32,
+    pub(crate) lanes: u32,
+    pub(crate) time: u32,
     /// A bit for each byte.
-    pub(super) bytes: u16,
-    pub(super) kind: Kind,
-    pub(super) location: u32,
+    pub(crate) bytes: u16,
+    pub(crate) kind: Kind,
+    pub(crate) location: u32,
 }
 
 /// Pages of cells, by address.
 #[derive(Default)]
-pub(super) struct Shadow(Map<u64, Box<[Vec<Record>]>>);
+pub(crate) struct Shadow(Map<u64, Box<[Vec<Record>]>>);
 
 impl Shadow {
     /// Adds an access to `bytes` bytes from `place` on. An error is an earlier access that it races with.
     /// `is_ordered` says whether an earlier access comes before this one, and `is_strong` whether both are
     /// morally strong.
-    pub(super) fn access(
+    pub(crate) fn access(
         &mut self,
         (place, bytes): (u64, u64),
         new: Record,
@@ -67,7 +67,7 @@ impl Shadow {
     }
 
     /// Forgets the accesses to a range that begins with a page.
-    pub(super) fn forget(&mut self, place: u64, bytes: u64) {
+    pub(crate) fn forget(&mut self, place: u64, bytes: u64) {
         let page = |at: u64| at / CELL / PAGE;
         (page(place)..=page(place + bytes)).for_each(|page| drop(self.0.remove(&page)));
     }
@@ -126,7 +126,7 @@ fn add(
 
 impl Record {
     /// True if a clock contains the access, or if it is the program order of `lane` of `warp`.
-    pub(super) fn is_in(&self, clock: &Clock, own: Option<(u32, u32)>) -> bool {
+    pub(crate) fn is_in(&self, clock: &Clock, own: Option<(u32, u32)>) -> bool {
         let own = own.filter(|&(warp, _)| self.who == u64::from(warp)).map_or(0, |(_, lanes)| lanes);
         clock.covers(self.who, self.lanes & !own, self.time)
     }

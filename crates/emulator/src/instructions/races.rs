@@ -1,25 +1,27 @@
-//! What steps tell the detector: each method does nothing unless the settings ask for races.
+//! Accesses and waits of instructions, as the detector of races sees them. Without a detector each method
+//! does nothing.
 
-use super::{By, COPY_READS, COPY_WRITES, Kind, Mbarrier, PRODUCTS, Place, Race, Races, Scope};
+use super::memory::located;
 use crate::fault::{Fault, FaultKind, Outcome};
-use crate::instructions::located;
 use crate::kernel::cluster::{Completion, Piece, SharedPlace, UNIT};
 use crate::kernel::context::{Context, Launch};
 use crate::ptx::Space;
-use crate::races::clock::{Gathered, View};
+use crate::races::{
+    self, By, COPY_READS, COPY_WRITES, Gathered, Kind, Mbarrier, PRODUCTS, Place, Race, Races, Scope, View,
+};
 use crate::registers::{Lanes, lanes_of};
 use std::collections::BTreeMap;
 
 impl Context<'_> {
     /// Notes the accesses of active lanes.
     #[cold]
-    pub(crate) fn note(&mut self, space: Space, addresses: &Lanes<u64>, bytes: u64, kind: Kind) -> Outcome {
+    pub(super) fn note(&mut self, space: Space, addresses: &Lanes<u64>, bytes: u64, kind: Kind) -> Outcome {
         lanes_of(self.active).try_for_each(|lane| self.note_lane(lane, space, addresses[lane], bytes, kind))
     }
 
     /// Notes a lane's access.
     #[cold]
-    pub(crate) fn note_lane(
+    pub(super) fn note_lane(
         &mut self,
         lane: usize,
         space: Space,
@@ -40,7 +42,7 @@ impl Context<'_> {
     }
 
     /// Notes a lane's copies by `cp.async`, which begin or end.
-    pub(crate) fn note_copy(&mut self, lane: usize, target: u64, source: u64, bytes: [u64; 2]) -> Outcome {
+    pub(super) fn note_copy(&mut self, lane: usize, target: u64, source: u64, bytes: [u64; 2]) -> Outcome {
         let place = SharedPlace { rank: self.position.rank, offset: target };
         self.detect(|races| {
             let [read, written] = bytes;
@@ -52,7 +54,7 @@ impl Context<'_> {
     }
 
     /// Notes a copy that a lane issues: the accesses of the mbarrier's agent or of the lane's.
-    pub(crate) fn note_bulk(
+    pub(super) fn note_bulk(
         &mut self,
         lane: usize,
         rank: u32,
@@ -109,7 +111,7 @@ impl Context<'_> {
     }
 
     /// Notes a `wgmma` of the warp, which reads these units of shared memory.
-    pub(crate) fn note_product(&mut self, units: &[u16]) -> Outcome {
+    pub(super) fn note_product(&mut self, units: &[u16]) -> Outcome {
         let rank = self.position.rank;
         self.detect(|races| {
             // The warp multiplies together, so what one of its lanes knows suffices.
@@ -126,7 +128,7 @@ impl Context<'_> {
     }
 
     /// Notes that active lanes have initialised mbarriers.
-    pub(crate) fn note_init(&mut self, places: &Lanes<SharedPlace>) -> Outcome {
+    pub(super) fn note_init(&mut self, places: &Lanes<SharedPlace>) -> Outcome {
         for lane in lanes_of(self.active) {
             self.note_lane(lane, Space::Cluster, places[lane].address(), 8, Kind::WRITE)?;
             self.detect(|races| {
@@ -146,7 +148,7 @@ impl Context<'_> {
     }
 
     /// Notes that a lane arrives at an mbarrier, or only uses it unless it releases.
-    pub(crate) fn note_arrival(
+    pub(super) fn note_arrival(
         &mut self,
         lane: usize,
         at: SharedPlace,
@@ -172,7 +174,7 @@ impl Context<'_> {
     }
 
     /// Notes that active lanes have seen the end of all phases of an mbarrier before this one.
-    pub(crate) fn note_wait(&mut self, at: SharedPlace, phase: u64, acquires: bool) -> Outcome {
+    pub(super) fn note_wait(&mut self, at: SharedPlace, phase: u64, acquires: bool) -> Outcome {
         let lanes = self.active;
         for lane in lanes_of(lanes) {
             self.note_arrival(lane, at, phase, None)?;
@@ -190,7 +192,7 @@ impl Context<'_> {
     }
 
     /// Calls `note` with the detector, if there is one; reports the race that it finds.
-    pub(super) fn detect(&mut self, note: impl FnOnce(&mut Races) -> Result<(), Box<Race>>) -> Outcome {
+    fn detect(&mut self, note: impl FnOnce(&mut Races) -> Result<(), Box<Race>>) -> Outcome {
         let Some(races) = self.races.as_deref_mut() else { return Ok(()) };
         let Err(race) = note(races) else { return Ok(()) };
         let problem = races.describe(self.launch, &race);
@@ -256,7 +258,7 @@ impl Races {
         } else {
             let by = match (old.kind.by, self.distance(old_block, block)) {
                 (By::Product, _) => "`wgmma.wait_group` after the first, and a barrier for other warps,",
-                (By::Bulk, _) if old.who >= super::MBARRIERS => "a wait for the phase of the copy's mbarrier",
+                (By::Bulk, _) if old.who >= races::MBARRIERS => "a wait for the phase of the copy's mbarrier",
                 (By::Bulk, _) => {
                     "`cp.async.bulk.wait_group` after the copy, and a barrier for other threads,"
                 }

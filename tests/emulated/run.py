@@ -61,8 +61,8 @@ SHARES = {
     "": 1.0,
 }
 OTHERS_SHARE = 0.03
-# The share of the tests that find races, and the most seconds of each without the search.
-RACES_SHARE, RACES_SECONDS = 0.5, 8
+# Seconds of the longest test that `run.sh races` may run, without the search for races.
+RACES_SECONDS = 8
 # Tests that always run on other architectures, too: FP8 casts and GEMMs, which these refuse or compute otherwise, and attention in f32, for
 # which a smaller shared memory selects other kernel variants.
 ALSO = {
@@ -163,19 +163,23 @@ def seconds(test, past):
     return past.get(str(test)) or first(SECONDS, f"{test.suite} {test.test}") or 1
 
 
-def for_races(tests, logs, seed):
-    """A share, by the seed, of the cheapest tests that launch every variant and every kernel that short tests of an earlier run launched."""
-    past, launches = past_seconds(logs), {}
+def for_races(tests, logs):
+    """The cheapest tests that launch every variant and every kernel that an earlier run launched, and what only long tests launch."""
+    past, launches, left_out = past_seconds(logs), {}, set()
     for test in tests:
         kernels = logged([test.log(logs)], "launched")
+        launched = without_kernels(kernels) | without_defines(kernels)
         if seconds(test, past) <= RACES_SECONDS:
-            launches[test] = without_kernels(kernels) | without_defines(kernels)
+            launches[test] = launched
+        else:
+            left_out |= launched
     left, chosen = set().union(*launches.values()), []
+    left_out -= left
     while left:
         best = max(launches, key=lambda test: (len(launches[test] & left) / (seconds(test, past) + 0.1), str(test)))
         chosen.append(best)
         left -= launches[best]
-    return [test for test in chosen if draw(seed, "races", str(test)) < RACES_SHARE]
+    return chosen, [f"{what}: only tests of more than {RACES_SECONDS} s launch it" for what in sorted(left_out)]
 
 
 def run(test, seed, out, settings=(), cache=None):
@@ -324,7 +328,7 @@ def main():
     arguments.add_argument("--all", action="store_true", help="run every test on every architecture")
     arguments.add_argument("--only", default="", help="run all tests whose suite and name contain this text")
     arguments.add_argument("--arch", help="run on this architecture only")
-    arguments.add_argument("--races", action="store_true", help="find data races; without --only in a part of the last run's tests")
+    arguments.add_argument("--races", action="store_true", help="find data races; without --only in the cheapest tests that launch every variant")
     arguments.add_argument("--jobs", type=int, default=os.cpu_count())
     arguments.add_argument("--out", type=pathlib.Path, required=True)
     arguments = arguments.parse_args()
@@ -347,8 +351,8 @@ def main():
     if not chosen:
         sys.exit(f"no test has `{arguments.only}` in its suite and name")
     if arguments.races and not arguments.only:
-        chosen = for_races(chosen + left_out, arguments.out, seed)
-        skipped = [] if chosen else sys.exit("`run.sh races` chooses among the tests of a run before it: `run.sh`")
+        chosen, skipped = for_races(chosen + left_out, arguments.out)
+        chosen or sys.exit("`run.sh races` chooses among the tests of a run before it: `run.sh`")
     results = Results(seed, out, arguments.jobs, settings)
     results.run(chosen)
     if not arguments.only and not arguments.races and arguments.arch is None:

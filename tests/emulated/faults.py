@@ -1,7 +1,8 @@
 """Puts known faults into kernels and into the executor, one at a time, and checks that tests on the emulated GPU catch each of them.
 
 Each file in `faults/` is one fault. Its header has `source:`, the kernel's source file; `test:`, a suite and a pattern of test names; and
-`message:`, a regular expression that the output of a failing test must match. After an empty line follows the change, written like a diff.
+`message:`, a regular expression that the output of a failing test must match. It may have `settings:` of the emulator.
+After an empty line follows the change, written like a diff.
 A fault of the executor has, instead of `source:` and a change, `omit:` with what the emulator leaves out, one
 at a time, by number.
 A fault is caught if one of the first matching tests fails with this message, and passes without the fault. Run it through `run.sh faults`.
@@ -56,19 +57,20 @@ def find(file, seed, out, suites):
     if "omit" in keys:
         return find_omitted(keys, seed, out, suites)
     suite, pattern = keys["test"].split(" ", 1)
+    settings = keys.get("settings", "").split()
     names = [line.removesuffix(": test") for line in output(suites[suite], "--list").splitlines() if line.endswith(": test")]
     tests = [Test(suite, suites[suite], name, MAIN) for name in fnmatch.filter(names, pattern)[:MOST]]
     (out / "kernels").mkdir(parents=True, exist_ok=True)
     # The kernel cache is keyed by the unpatched source, so a fault needs a cache of its own.
     with tempfile.TemporaryDirectory() as cache:
         for test in tests:
-            has_passed, _, text = run(test, seed, out, [f"patch={file.resolve()}"], cache)
+            has_passed, _, text = run(test, seed, out, [*settings, f"patch={file.resolve()}"], cache)
             if "does not compile" in text:
                 return False, text
             found = re.search(f".*({keys['message']}).*", text)
             if has_passed or found is None:
                 continue
-            passes_without, _, without = run(test, seed, out)
+            passes_without, _, without = run(test, seed, out, settings)
             if not passes_without:
                 return False, f"{test} does not pass without it\n{without}"
             line = found.group(0).removeprefix(f"test {test.test} ... ").removeprefix("test panicked: ")

@@ -62,6 +62,8 @@ SHARES = {
     "": 1.0,
 }
 OTHERS_SHARE = 0.03
+# The share of the tests that find races, and the most seconds of each without the search.
+RACES_SHARE, RACES_SECONDS = 0.5, 8
 # Tests that always run on other architectures, too: FP8 casts and GEMMs, which these refuse or compute otherwise, and attention in f32, for
 # which a smaller shared memory selects other kernel variants.
 ALSO = {
@@ -149,6 +151,34 @@ def choose(seed, only, arch, is_all):
     return chosen, left_out, skipped
 
 
+def past_seconds(out):
+    """The duration of each test in earlier runs."""
+    try:
+        return json.loads((out / "seconds.json").read_text())
+    except (OSError, ValueError):
+        return {}
+
+
+def seconds(test, past):
+    """The expected duration of a test."""
+    return past.get(str(test)) or first(SECONDS, f"{test.suite} {test.test}") or 1
+
+
+def for_races(tests, logs, seed):
+    """A share, by the seed, of the cheapest tests that launch every variant and every kernel that short tests of an earlier run launched."""
+    past, launches = past_seconds(logs), {}
+    for test in tests:
+        kernels = logged([test.log(logs)], "launched")
+        if seconds(test, past) <= RACES_SECONDS:
+            launches[test] = without_kernels(kernels) | without_defines(kernels)
+    left, chosen = set().union(*launches.values()), []
+    while left:
+        best = max(launches, key=lambda test: (len(launches[test] & left) / (seconds(test, past) + 0.1), str(test)))
+        chosen.append(best)
+        left -= launches[best]
+    return [test for test in chosen if draw(seed, "races", str(test)) < RACES_SHARE]
+
+
 def run(test, seed, out, settings=(), cache=None):
     """Runs one test. Returns whether it passed, its duration in seconds and its output."""
     devices = first(DEVICES, f"{test.suite} {test.test}") or 1
@@ -189,21 +219,17 @@ def processor_seconds():
 class Results:
     """Runs tests and collects the results."""
 
-    def __init__(self, seed, out, jobs):
-        self.seed, self.out, self.jobs = seed, out, jobs
+    def __init__(self, seed, out, jobs, settings):
+        self.seed, self.out, self.jobs, self.settings = seed, out, jobs, settings
         self.seconds, self.failures, self.passed = {}, [], 0
         self.begun, self.used = time.monotonic(), processor_seconds()
-        try:
-            self.past = json.loads((out / "seconds.json").read_text())
-        except (OSError, ValueError):
-            self.past = {}
+        self.past = past_seconds(out)
 
     def run(self, tests):
         # The longest tests start first; the seed orders tests of unknown duration.
-        seconds = lambda test: self.past.get(str(test)) or first(SECONDS, f"{test.suite} {test.test}") or 1
-        tests = sorted(tests, key=lambda test: (-seconds(test), draw(self.seed, str(test))))
+        tests = sorted(tests, key=lambda test: (-seconds(test, self.past), draw(self.seed, str(test))))
         with concurrent.futures.ThreadPoolExecutor(self.jobs) as pool:
-            futures = {pool.submit(run, test, self.seed, self.out): test for test in tests}
+            futures = {pool.submit(run, test, self.seed, self.out, self.settings): test for test in tests}
             for done in concurrent.futures.as_completed(futures):
                 test, (has_passed, took, text) = futures[done], done.result()
                 self.passed += has_passed
@@ -255,6 +281,11 @@ def unlisted_forms(logs):
     return {form for forms in logged(logs, "forms") for form in forms.split()} - set(listed)
 
 
+def without_kernels(kernels):
+    """The variants of these kernels: `source defines`."""
+    return {kernel.rsplit(" ", 1)[0].rstrip() for kernel in kernels}
+
+
 def without_defines(kernels):
     """The same kernels without their defines: `source kernel`."""
     return {f"{words[0]} {words[-1]}" for words in map(str.split, kernels)}
@@ -276,7 +307,7 @@ def missing_kernels(tests, out, all_variants):
     launched, idle = launched_kernels(always)
     # A kernel function may be idle in some variants, but not in all.
     functions = without_defines(idle) - without_defines(launched)
-    return functions | all_variants - {kernel.rsplit(" ", 1)[0].rstrip() for kernel in launched}
+    return functions | all_variants - without_kernels(launched)
 
 
 def complete(results, chosen, left_out, all_variants):
@@ -301,6 +332,7 @@ def main():
     arguments.add_argument("--all", action="store_true", help="run every test on every architecture")
     arguments.add_argument("--only", default="", help="run all tests whose suite and name contain this text")
     arguments.add_argument("--arch", help="run on this architecture only")
+    arguments.add_argument("--races", action="store_true", help="find data races; without --only in a part of the last run's tests")
     arguments.add_argument("--jobs", type=int, default=os.cpu_count())
     arguments.add_argument("--out", type=pathlib.Path, required=True)
     arguments = arguments.parse_args()
@@ -310,7 +342,7 @@ def main():
     seed = int(os.environ.get("XTRAIN_TEST_SEED") or int(commit[:8] or "0", 16))
     print(f"emulated GPU tests with XTRAIN_TEST_SEED={seed}", flush=True)
 
-    out = arguments.out
+    out, settings = (arguments.out / "races", ["races=1"]) if arguments.races else (arguments.out, [])
     (out / "kernels").mkdir(parents=True, exist_ok=True)
     for log in (out / "kernels").iterdir():
         log.unlink()
@@ -322,9 +354,12 @@ def main():
     chosen, left_out, skipped = choose(seed, arguments.only, arguments.arch, arguments.all)
     if not chosen:
         sys.exit(f"no test has `{arguments.only}` in its suite and name")
-    results = Results(seed, out, arguments.jobs)
+    if arguments.races and not arguments.only:
+        chosen = for_races(chosen + left_out, arguments.out, seed)
+        skipped = [] if chosen else sys.exit("`run.sh races` chooses among the tests of a run before it: `run.sh`")
+    results = Results(seed, out, arguments.jobs, settings)
     results.run(chosen)
-    if not arguments.only and arguments.arch is None:
+    if not arguments.only and not arguments.races and arguments.arch is None:
         missing = complete(results, chosen, left_out, variants())
         results.failures += [f"no test launches {what}" for what in sorted(missing)]
     forms = sorted(unlisted_forms([test.log(out) for test in chosen]))

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Runs the GPU tests on an emulated GPU: a sample, or all with --all. `run.sh faults` checks that tests catch known faults. See README.md.
+# Runs the GPU tests on an emulated GPU: a sample, or all with --all. `run.sh races` finds data races, `run.sh faults` checks that tests
+# catch known faults. See README.md.
 # Needs Rust and Python 3.11 with venv. NVRTC comes from PyPI unless XTRAIN_EMULATOR_NVRTC names a libnvrtc.so.13.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
@@ -21,6 +22,10 @@ program=run
 if [ "${1:-}" = faults ]; then
     program=faults
     shift
+fi
+if [ "${1:-}" = races ]; then
+    shift
+    set -- --races "$@"
 fi
 if [ "$program $*" = "run " ]; then
     # A new instruction form in a kernel fails here by name.

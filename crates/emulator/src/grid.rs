@@ -14,6 +14,7 @@ use crate::fault::{Fault, FaultKind, Report};
 use crate::kernel::cluster::{Awaited, Cluster};
 use crate::kernel::context::Launch;
 use crate::memory::Local;
+use crate::races::Races;
 use crate::random::Random;
 use crate::registers::LANES;
 use barrier::Barriers;
@@ -44,6 +45,7 @@ const FRUITLESS_WAITS: u32 = 3;
 
 /// A resident cluster; a block alone is a cluster of one. Blocks are in the order of their ranks.
 struct Resident {
+    number: u64,
     cluster: Cluster,
     numbers: Vec<[u32; 3]>,
     shared: Vec<Local>,
@@ -67,6 +69,7 @@ pub(crate) fn run(launch: &Launch<'_>, random: &mut Random) -> Result<u64, Repor
         idle_steps: 0,
         woken: 0,
         fruitless_waits: 0,
+        races: launch.detector(),
     };
     (0..at_once).for_each(|r| grid.start_cluster(r));
     while grid.resident.iter().any(Option::is_some) {
@@ -91,6 +94,7 @@ struct Grid<'a> {
     woken: usize,
     /// Times that all waits have timed out since memory last changed.
     fruitless_waits: u32,
+    races: Option<Races>,
 }
 
 impl Grid<'_> {
@@ -104,11 +108,6 @@ impl Grid<'_> {
         }
         self.next_cluster += 1;
         let (threads, blocks) = (block.iter().product::<u32>(), cluster.iter().product::<u32>());
-        let number = |rank: u32| {
-            let within = [rank % cluster[0], rank / cluster[0] % cluster[1], rank / cluster[0] / cluster[1]];
-            let of_cluster = [n % x, n / x % y, n / x / y];
-            std::array::from_fn(|d| of_cluster[d] as u32 * cluster[d] + within[d])
-        };
         let mut warps = Vec::new();
         for (rank, first_thread) in
             (0..blocks).flat_map(|rank| (0..threads).step_by(LANES).map(move |t| (rank, t)))
@@ -119,9 +118,13 @@ impl Grid<'_> {
             warp.groups.push(Group { place: (0, 0), lanes: u32::MAX >> (32 - count), waits: Waits::Nothing });
             warps.push(warp);
         }
+        if let Some(races) = &mut self.races {
+            races.start(n);
+        }
         self.resident[r] = Some(Resident {
+            number: n,
             cluster: Cluster::new(blocks as usize, blocks * threads),
-            numbers: (0..blocks).map(number).collect(),
+            numbers: (0..blocks).map(|rank| self.launch.block_number(n, rank)).collect(),
             shared: (0..blocks).map(|_| Local::new(shared_bytes as usize)).collect(),
             barriers: (0..blocks).map(|_| Barriers::default()).collect(),
             warps,
@@ -156,11 +159,15 @@ impl Grid<'_> {
         let ahead = u64::from(random.below(TURNS_OF_LANES_AHEAD) == 0);
         let Some(resident) = &mut self.resident[r] else { unreachable!("listed warps are resident") };
         let rank = resident.warps[w].rank as usize;
+        if let Some(races) = &mut self.races {
+            races.run(resident.number, rank as u32, resident.warps[w].first_thread);
+        }
         let mut turn = Turn {
             launch: self.launch,
             block: resident.numbers[rank],
             shared: &resident.shared,
             barriers: &mut resident.barriers[rank],
+            races: self.races.as_mut(),
             changed: false,
             changed_local: false,
             has_signalled: false,
@@ -177,6 +184,10 @@ impl Grid<'_> {
         }
         let Some(resident) = &mut self.resident[r] else { unreachable!("its warp just ran") };
         for &barrier in &complete {
+            if let Some(races) = &mut self.races {
+                let of_block = resident.warps.iter().filter(|warp| warp.rank as usize == rank);
+                races.open(barrier.0, of_block.flat_map(|warp| warp.waiting_at(barrier.0)));
+            }
             let of_block = resident.warps.iter_mut().filter(|warp| warp.rank as usize == rank);
             let warps = of_block.map(|warp| (&mut warp.registers, &mut warp.groups));
             resident.barriers[rank].release(self.launch.code, warps, barrier);
@@ -206,7 +217,12 @@ impl Grid<'_> {
             while self.has_copies(r) {
                 self.run_copy(r, random)?;
             }
-            let ended = self.resident[r].take().map_or(Vec::new(), |resident| resident.warps);
+            let ended = self.resident[r].take().map_or(Vec::new(), |resident| {
+                if let Some(races) = &mut self.races {
+                    races.end(resident.number, self.launch.shared_bytes);
+                }
+                resident.warps
+            });
             self.spare.extend(ended.into_iter().map(Warp::emptied));
             self.start_cluster(r);
         }

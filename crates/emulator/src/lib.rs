@@ -10,6 +10,7 @@
 //!   runs a launch.
 //! * `gemm` implements cuBLASLt's GEMMs.
 //! * `memory` records which bytes were written; `fault` describes an error of a kernel.
+//! * `races` finds data races by PTX's memory model, with the setting `races=1`.
 //!
 //! Deliberately absent: real timing (event times are nominal), caches, weak memory order, and functions that
 //! xtrain does not call.
@@ -28,6 +29,7 @@ mod numbers;
 mod poison;
 mod ptx;
 mod queue;
+mod races;
 mod random;
 mod registers;
 mod settings;

@@ -40,6 +40,8 @@ pub(crate) struct Settings {
     pub(crate) patch: Option<Patch>,
     /// `trace=gemm/block_scaled.cu:217`: a source line whose instructions are printed.
     pub(crate) trace: Option<Trace>,
+    /// `races=1`: data races by PTX's memory model are reported.
+    pub(crate) races: bool,
 }
 
 /// A source line to trace.
@@ -126,6 +128,7 @@ impl Settings {
             swap: None,
             patch: None,
             trace: None,
+            races: false,
         };
         let (mut tile, mut stop) = (None, u64::MAX);
         let separator = if text.contains('\n') { '\n' } else { ' ' };
@@ -169,10 +172,11 @@ impl Settings {
                     )
                 }
                 "stop" => stop = number()?,
+                "races" => settings.races = number()? != 0,
                 _ => {
                     return Err(format!(
                         "unknown setting `{key}`; known are arch, devices, memory, seed, log, nccl, nvlink, omit, swap, \
-                         patch, trace, tile, stop"
+                         patch, trace, tile, stop, races"
                     ));
                 }
             }

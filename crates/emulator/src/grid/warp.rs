@@ -8,6 +8,7 @@ use crate::kernel::cluster::{Awaited, Cluster, Event};
 use crate::kernel::context::{Asynchronous, Context, Launch, PendingCopies, Position, Source};
 use crate::kernel::{Action, Code, End, Execute, Poll};
 use crate::memory::Local;
+use crate::races::Races;
 use crate::random::Random;
 use crate::registers::{LANES, Registers, Slot};
 use crate::trace;
@@ -71,6 +72,12 @@ impl Warp {
         self.groups.iter().fold(0, |all, group| all | group.lanes)
     }
 
+    /// The first thread of the warp, with lanes that wait at a barrier of the block.
+    pub(super) fn waiting_at(&self, barrier: usize) -> impl Iterator<Item = (u32, u32)> + '_ {
+        let waiting = self.groups.iter().filter(move |group| group.waits == Waits::Barrier(barrier));
+        waiting.map(|group| (self.first_thread, group.lanes))
+    }
+
     pub(super) fn can_run(&self) -> bool {
         self.groups.iter().any(|group| group.waits == Waits::Nothing)
     }
@@ -103,7 +110,10 @@ impl Warp {
             }
             (group.waits, some) = (Waits::Nothing, true);
             let step = &code.blocks[group.place.0 as usize].steps[group.place.1 as usize];
-            if let Action::Wait(_, Some(done)) = step.action {
+            // The detector of races learns from the check that succeeds.
+            if let Action::Wait(_, Some(done)) = step.action
+                && !(has_come && crate::races::wanted())
+            {
                 let all = if has_come { u32::MAX } else { 0 };
                 self.registers.write_predicate(done, all, 0, group.lanes);
                 group.place.1 += 1;
@@ -145,6 +155,7 @@ pub(super) struct Turn<'a> {
     pub(super) block: [u32; 3],
     pub(super) shared: &'a [Local],
     pub(super) barriers: &'a mut Barriers,
+    pub(super) races: Option<&'a mut Races>,
     /// True if global or shared memory changed.
     pub(super) changed: bool,
     /// True if local memory changed.
@@ -176,6 +187,7 @@ impl Turn<'_> {
             copies,
             asynchronous,
             random,
+            races: self.races.take(),
             changed: false,
             changed_local: false,
         };
@@ -220,6 +232,9 @@ impl Turn<'_> {
             let (here, next) = ((group.place.0, n as u32), (group.place.0, n as u32 + 1));
             self.steps += 1;
             cx.active = group.lanes;
+            if let Some(races) = &mut cx.races {
+                races.location = step.location;
+            }
             if let Some(guard) = step.guard {
                 cx.active = cx.decided(guard).map_err(at)?;
                 if cx.active == 0 {

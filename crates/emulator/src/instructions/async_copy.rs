@@ -94,7 +94,8 @@ fn arrive(cx: &mut Context<'_>, barrier: &Barrier, increments: bool, location: u
         });
         let pieces = pieces.filter(|piece| piece.bytes > 0).collect();
         let completion = Completion::Arrival(places[lane]);
-        let number = bulk::issue(cx, lane, cx.position.rank, pieces, completion, location);
+        let number = bulk::issue(cx, lane, cx.position.rank, pieces, completion, location)?;
+        cx.note_arrival(lane, places[lane], 0, None)?;
         cx.asynchronous.handed_over.push((lane, number));
     }
     Ok(())
@@ -128,6 +129,7 @@ fn start(
             let sizes = [source_bytes as u64, bytes.into()];
             cx.reach_aligned(lane, Space::Global, sources[lane], sizes, "copies from")?;
         }
+        cx.note_copy(lane, targets[lane], sources[lane], [source_bytes as u64, bytes.into()])?;
         let bytes = bytes as usize;
         cx.copies[lane].open.push(PendingCopy {
             target: targets[lane],
@@ -142,6 +144,7 @@ fn start(
 fn finish(cx: &mut Context<'_>, lane: usize, copies: Vec<PendingCopy>) -> Outcome {
     cx.changed = true;
     for PendingCopy { target, source, bytes, source_bytes } in copies {
+        cx.note_copy(lane, target, source, [source_bytes as u64, bytes as u64])?;
         let to = cx.reach(lane, Space::Shared, target, bytes as u64, "copies to")?;
         let (head, tail) = to.split(source_bytes);
         if source_bytes > 0 {

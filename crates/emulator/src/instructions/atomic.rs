@@ -5,6 +5,7 @@ use super::{AnySource, Decoded, Decoder, lanes, unknown};
 use crate::fault::Outcome;
 use crate::numbers::{canonical, flush};
 use crate::ptx::{Instruction, Space};
+use crate::races::{Kind, Scope};
 use crate::registers::{LANES, lanes_of, uninitialised};
 
 /// Computes the new value from the old value and the operand.
@@ -56,6 +57,8 @@ pub(super) fn decode(d: &Decoder<'_>, instruction: &Instruction, parts: &[&str])
         _ => return unknown(instruction),
     };
     let address = Address::of(d, address)?;
+    let mut kind = access.kind.with(Kind::UPDATE);
+    kind.scope.get_or_insert(Scope::Gpu);
     let values = d.elements(first).iter().map(|value| d.any(value)).collect::<Decoded<Vec<AnySource>>>()?;
     if values.len() != access.count || (target.is_some() && access.count > 1) {
         return unknown(instruction);
@@ -70,6 +73,9 @@ pub(super) fn decode(d: &Decoder<'_>, instruction: &Instruction, parts: &[&str])
         for lane in lanes_of(cx.active) {
             let bytes = (access.bytes * access.count) as u64;
             cx.check_unused(lane, access.space, addresses[lane], bytes)?;
+            if cx.races.is_some() {
+                cx.note_lane(lane, access.space, addresses[lane], bytes, kind)?;
+            }
             let place = cx.reach(lane, access.space, addresses[lane], bytes, "updates")?;
             let is_global = located(access.space, addresses[lane]).0 == Space::Global;
             let update = if is_global { update_global } else { update };

@@ -1,7 +1,7 @@
 //! Barriers of a block and of a warp (PTX ISA, section 9.7.13).
 
 use super::{Decoded, Decoder, unknown};
-use crate::kernel::{Action, Barrier, Reduction, ReductionKind, Target};
+use crate::kernel::{Action, Barrier, Execute, Reduction, ReductionKind, Target};
 use crate::ptx::{Instruction, Operand};
 
 pub(super) fn decode(d: &Decoder<'_>, instruction: &Instruction, parts: &[&str]) -> Decoded {
@@ -10,7 +10,15 @@ pub(super) fn decode(d: &Decoder<'_>, instruction: &Instruction, parts: &[&str])
         Ok(Action::Barrier(Barrier { number: d.source(number)?, threads, waits, reduction }))
     };
     match (parts, &instruction.operands[..]) {
-        (&["warp", "sync"], [members]) => Ok(Action::Together(d.source(members)?, Box::new(|_| Ok(())))),
+        (&["warp", "sync"], [members]) => {
+            let meet: Execute = Box::new(|cx| {
+                if let Some(races) = &mut cx.races {
+                    races.meet(cx.active);
+                }
+                Ok(())
+            });
+            Ok(Action::Together(d.source(members)?, meet))
+        }
         (&["sync"], [number]) => barrier(number, None, true, None),
         (&["sync"], [number, threads]) => barrier(number, Some(threads), true, None),
         (&["arrive"], [number, threads]) => barrier(number, Some(threads), false, None),

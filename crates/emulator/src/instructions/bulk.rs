@@ -79,6 +79,9 @@ pub(super) fn decode(d: &Decoder<'_>, instruction: &Instruction, parts: &[&str])
         }
         (["async", "bulk", "commit_group"], []) => lanes(Box::new(|cx| {
             cx.asynchronous.bulk.resize_with(LANES, BulkGroups::default);
+            if let Some(races) = &mut cx.races {
+                races.commit_copies(cx.active);
+            }
             for lane in lanes_of(cx.active) {
                 let groups = &mut cx.asynchronous.bulk[lane];
                 let open = std::mem::take(&mut groups.open);
@@ -101,6 +104,9 @@ pub(super) fn decode(d: &Decoder<'_>, instruction: &Instruction, parts: &[&str])
                     if !reads {
                         cx.asynchronous.bulk[lane].committed.drain(..over);
                     }
+                }
+                if let Some(races) = &mut cx.races {
+                    races.wait_for_copies(cx.active, left, reads);
                 }
                 Ok(())
             }))
@@ -193,7 +199,7 @@ impl Load {
                 cx.reach_aligned(lane, Space::Cluster, place.address(), sizes, "copies to")?.forget();
                 of_lane(lane, cx.cluster.mbarrier(cx.shared, signalled).map(|_| ()))?;
                 let completion = Completion::Bytes(signalled);
-                issue_swizzled(cx, lane, place.rank, (pieces.clone(), bits), completion, self.location);
+                issue_swizzled(cx, lane, place.rank, (pieces.clone(), bits), completion, self.location)?;
             }
         }
         Ok(())
@@ -208,7 +214,7 @@ pub(super) fn issue(
     pieces: Vec<Piece>,
     completion: Completion,
     location: u32,
-) -> u64 {
+) -> Outcome<u64> {
     issue_swizzled(cx, lane, rank, (pieces, None), completion, location)
 }
 
@@ -219,12 +225,13 @@ fn issue_swizzled(
     (pieces, swizzle_bits): (Vec<Piece>, Option<u32>),
     completion: Completion,
     location: u32,
-) -> u64 {
+) -> Outcome<u64> {
+    cx.note_bulk(lane, rank, &pieces, completion)?;
     let thread = (cx.position.rank, cx.position.first_thread + lane as u32);
     let start = pieces.iter().map(|piece| piece.shared).min().unwrap_or(0);
     let span = (start, pieces.iter().map(|piece| piece.shared + piece.bytes).max().unwrap_or(start));
     cx.changed = true;
-    cx.cluster.issue(BulkCopy {
+    Ok(cx.cluster.issue(BulkCopy {
         number: 0,
         rank,
         pieces,
@@ -234,7 +241,7 @@ fn issue_swizzled(
         taken: None,
         location,
         thread,
-    })
+    }))
 }
 
 /// Checks size and address of a bulk copy in global memory.
@@ -285,7 +292,7 @@ fn issue_store(
     location: u32,
 ) -> Outcome {
     check_global(cx, lane, &pieces, "copies to")?;
-    let number = issue(cx, lane, cx.position.rank, pieces, Completion::Group(reduction), location);
+    let number = issue(cx, lane, cx.position.rank, pieces, Completion::Group(reduction), location)?;
     cx.asynchronous.bulk.resize_with(LANES, BulkGroups::default);
     cx.asynchronous.bulk[lane].open.push(number);
     Ok(())

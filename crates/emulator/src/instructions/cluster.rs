@@ -31,10 +31,14 @@ pub(super) fn decode(d: &Decoder<'_>, instruction: &Instruction, parts: &[&str])
             }))
         }
         ("barrier", &["cluster", "arrive", ref modifiers @ ..], []) if are_known(modifiers) => {
-            Ok(Action::Signal(Box::new(|cx| {
+            let releases = !modifiers.contains(&"relaxed");
+            Ok(Action::Signal(Box::new(move |cx| {
                 if cx.asynchronous.arrived & cx.active != 0 {
                     let problem = "arrives at the cluster's barrier a second time without waiting";
                     return cx.fault(FaultKind::Synchronisation, problem);
+                }
+                if let Some(races) = &mut cx.races {
+                    races.arrive_at_cluster(cx.active, releases);
                 }
                 cx.asynchronous.arrived |= cx.active;
                 cx.asynchronous.arrived_now |= cx.active;
@@ -53,6 +57,9 @@ pub(super) fn decode(d: &Decoder<'_>, instruction: &Instruction, parts: &[&str])
                 let is_open = cx.asynchronous.arrived_now & cx.active == 0;
                 if is_open {
                     cx.asynchronous.arrived &= !cx.active;
+                    if let Some(races) = &mut cx.races {
+                        races.pass_cluster(cx.active);
+                    }
                 }
                 Ok((!is_open).then_some(Awaited::Cluster))
             };

@@ -9,6 +9,7 @@ use crate::kernel::Action;
 use crate::kernel::context::Source;
 use crate::numbers::{canonical, from_bf16};
 use crate::ptx::{Instruction, Operand, Space};
+use crate::races::Kind;
 use crate::registers::{LANES, Lane, Marks, Slot};
 
 pub(super) fn decode(d: &Decoder<'_>, instruction: &Instruction, parts: &[&str]) -> Decoded {
@@ -82,6 +83,7 @@ fn load(targets: Vec<Slot>, address: Address, transposed: bool) -> Decoded<crate
             let (mut rows, mut marks) = ([[0u8; 16]; 8], [[0u8; 16]; 8]);
             for row in 0..8 {
                 let lane = 8 * n + row;
+                cx.note_lane(lane, Space::Shared, addresses[lane], 16, Kind::READ)?;
                 let bytes = cx.reach(lane, Space::Shared, addresses[lane], 16, "reads")?;
                 (rows[row], marks[row]) = (bytes.read(0), bytes.marks(0));
             }
@@ -130,6 +132,7 @@ fn store(values: Vec<Source<u32>>, address: Address, transposed: bool) -> Decode
             for (row, bytes) in rows.into_iter().enumerate() {
                 let lane = 8 * n + row;
                 cx.check_unused(lane, Space::Shared, addresses[lane], 16)?;
+                cx.note_lane(lane, Space::Shared, addresses[lane], 16, Kind::WRITE)?;
                 cx.reach(lane, Space::Shared, addresses[lane], 16, "writes")?.write(0, bytes);
             }
         }

@@ -7,21 +7,28 @@ use crate::kernel::cluster::{Awaited, Mbarrier, SharedPlace};
 use crate::kernel::context::{Context, Source};
 use crate::kernel::{Action, Poll};
 use crate::ptx::{Instruction, Operand, Space};
+use crate::races::{Kind, Scope};
 use crate::registers::{LANES, Lanes, Slot, lanes_of};
 
 pub(super) fn decode(d: &Decoder<'_>, instruction: &Instruction, parts: &[&str]) -> Decoded {
     let Some((&kind, modifiers)) = parts.split_first() else { return unknown(instruction) };
     let (mut space, mut flags) = (Space::Generic, Vec::new());
+    let (mut is_relaxed, mut scope) = (false, None);
     for part in modifiers {
         match *part {
-            // Order and scope have no effect: accesses execute one after the other.
-            "release" | "acquire" | "relaxed" | "cta" | "cluster" | "b64" => {}
+            // Order and scope matter for races only: accesses execute one after the other.
+            "relaxed" => is_relaxed = true,
+            "cta" => scope = Some(Scope::Block),
+            "cluster" => scope = Some(Scope::Cluster),
+            "release" | "acquire" | "b64" => {}
             "shared" | "shared::cta" => space = Space::Shared,
             "shared::cluster" => space = Space::Cluster,
             flag @ ("expect_tx" | "noComplete" | "parity") => flags.push(flag),
             _ => return unknown(instruction),
         }
     }
+    // What an arrival releases: to all threads of the cluster, if it names no scope.
+    let releases = (!is_relaxed).then_some(scope);
     let at = |operand| Ok::<_, String>(Barrier { space, address: Address::of(d, operand)? });
     let one = Operand::Integer(1);
     match (kind, &flags[..], &instruction.operands[..]) {
@@ -29,6 +36,7 @@ pub(super) fn decode(d: &Decoder<'_>, instruction: &Instruction, parts: &[&str])
             let (barrier, arrivals) = (at(address)?, d.source::<u32>(arrivals)?);
             lanes(Box::new(move |cx| {
                 let (places, arrivals) = (barrier.places(cx)?, cx.value(arrivals)?);
+                cx.note_init(&places)?;
                 for lane in lanes_of(cx.active) {
                     let at = places[lane];
                     cx.check_unused(lane, Space::Cluster, at.address(), 8)?;
@@ -46,6 +54,7 @@ pub(super) fn decode(d: &Decoder<'_>, instruction: &Instruction, parts: &[&str])
                 let places = barrier.places(cx)?;
                 for lane in lanes_of(cx.active) {
                     of_lane(lane, cx.cluster.mbarrier(cx.shared, places[lane]).map(|_| ()))?;
+                    cx.note_lane(lane, Space::Cluster, places[lane].address(), 8, Kind::WRITE)?;
                     cx.cluster.invalidate(places[lane]);
                 }
                 Ok(())
@@ -53,26 +62,28 @@ pub(super) fn decode(d: &Decoder<'_>, instruction: &Instruction, parts: &[&str])
         }
         ("expect_tx", [], [address, bytes]) => {
             let (barrier, bytes) = (at(address)?, d.source::<u32>(bytes)?);
-            signal(barrier, bytes, None, |barrier, bytes| barrier.expect(bytes.into()).map(|()| false))
+            signal(barrier, bytes, None, None, |barrier, bytes| barrier.expect(bytes.into()).map(|()| false))
         }
         ("arrive", [], [state, address, rest @ ..]) if rest.len() < 2 => {
             let (barrier, count) = (at(address)?, d.source::<u32>(rest.first().unwrap_or(&one))?);
-            signal(barrier, count, target(d, state)?, |barrier, count| barrier.arrive(count))
+            signal(barrier, count, target(d, state)?, releases, |barrier, count| barrier.arrive(count))
         }
         ("arrive_drop", [], [state, address, rest @ ..]) if rest.len() < 2 => {
             let (barrier, count) = (at(address)?, d.source::<u32>(rest.first().unwrap_or(&one))?);
-            signal(barrier, count, target(d, state)?, |barrier, count| barrier.arrive_and_drop(count))
+            signal(barrier, count, target(d, state)?, releases, |barrier, count| {
+                barrier.arrive_and_drop(count)
+            })
         }
         ("arrive", ["expect_tx"], [state, address, bytes]) => {
             let (barrier, bytes) = (at(address)?, d.source::<u32>(bytes)?);
-            signal(barrier, bytes, target(d, state)?, |barrier, bytes| {
+            signal(barrier, bytes, target(d, state)?, releases, |barrier, bytes| {
                 barrier.expect(bytes.into())?;
                 barrier.arrive(1)
             })
         }
         ("arrive", ["noComplete"], [state, address, count]) => {
             let (barrier, count) = (at(address)?, d.source::<u32>(count)?);
-            signal(barrier, count, target(d, state)?, |barrier, count| {
+            signal(barrier, count, target(d, state)?, releases, |barrier, count| {
                 barrier.arrive_without_end(count).map(|()| false)
             })
         }
@@ -81,6 +92,7 @@ pub(super) fn decode(d: &Decoder<'_>, instruction: &Instruction, parts: &[&str])
             let poll = wait(
                 barrier,
                 done,
+                !is_relaxed,
                 move |cx| Ok(cx.value(parity)?.map(u64::from)),
                 |phase, parity| {
                     let problem = || format!("waits for the parity {parity} of an mbarrier");
@@ -94,6 +106,7 @@ pub(super) fn decode(d: &Decoder<'_>, instruction: &Instruction, parts: &[&str])
             let poll = wait(
                 barrier,
                 done,
+                !is_relaxed,
                 move |cx| cx.value(state),
                 |phase, state| {
                     let problem =
@@ -149,6 +162,7 @@ fn signal(
     barrier: Barrier,
     number: Source<u32>,
     state: Option<Slot>,
+    releases: Option<Option<Scope>>,
     change: fn(&mut Mbarrier, u32) -> Result<bool, String>,
 ) -> Decoded {
     Ok(Action::Signal(Box::new(move |cx| {
@@ -159,6 +173,7 @@ fn signal(
                 change(barrier, numbers[lane])
             };
             of_lane(lane, cx.cluster.change(cx.shared, places[lane], of_barrier))?;
+            cx.note_arrival(lane, places[lane], phases[lane], releases)?;
         }
         if let Some(state) = state {
             cx.write(state, &phases, 0);
@@ -173,6 +188,7 @@ fn signal(
 fn wait(
     barrier: Barrier,
     done: Slot,
+    acquires: bool,
     operand: impl Fn(&Context<'_>) -> Outcome<Lanes<u64>> + Send + Sync + 'static,
     has_ended: fn(u64, u64) -> Result<bool, String>,
 ) -> Poll {
@@ -183,6 +199,7 @@ fn wait(
         cx.active = lanes_of(cx.active).filter(is_same).map(|lane| 1 << lane).sum();
         let phase = of_lane(first, cx.cluster.mbarrier(cx.shared, places[first]))?.phase;
         if of_lane(first, has_ended(phase, operands[first]))? {
+            cx.note_wait(places[first], phase, acquires)?;
             cx.write_predicate(done, u32::MAX, 0);
             return Ok(None);
         }

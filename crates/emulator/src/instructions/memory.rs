@@ -7,6 +7,7 @@ use crate::kernel::cluster::SharedPlace;
 use crate::kernel::context::{Context, Source, vectorized};
 use crate::memory::{Bytes, outside};
 use crate::ptx::{Class, Instruction, Operand, Space};
+use crate::races::{Kind, Scope};
 use crate::registers::{LANES, Lanes, Marks, lanes_of, uninitialised};
 
 /// Start of a space among generic addresses. Global memory keeps its own addresses.
@@ -308,16 +309,25 @@ pub(super) struct Access {
     pub(super) bytes: usize,
     pub(super) is_signed: bool,
     pub(super) count: usize,
+    /// Order and scope. A store's kind is its caller's.
+    pub(super) kind: Kind,
 }
 
 impl Access {
     pub(super) fn of(instruction: &Instruction, parts: &[&str]) -> Decoded<Access> {
-        let mut access = Access { space: Space::Generic, bytes: 0, is_signed: false, count: 1 };
+        let mut access =
+            Access { space: Space::Generic, bytes: 0, is_signed: false, count: 1, kind: Kind::READ };
         for part in parts {
             match *part {
-                // Order, scope and cache hints have no effect: accesses execute one after the other.
-                "volatile" | "relaxed" | "acquire" | "release" | "weak" | "cta" | "gpu" | "sys" | "nc"
-                | "cluster" | "ca" | "cg" | "cs" | "lu" | "cv" | "wb" | "wt" | "L1::no_allocate" => {}
+                // Order and scope matter for races only: accesses execute one after the other.
+                "volatile" | "relaxed" | "gpu" | "sys" => access.kind.scope = Some(Scope::Gpu),
+                "cta" => access.kind.scope = Some(Scope::Block),
+                "cluster" => access.kind.scope = Some(Scope::Cluster),
+                "acquire" => access.kind.acquires = true,
+                "release" => access.kind.releases = true,
+                "acq_rel" => (access.kind.acquires, access.kind.releases) = (true, true),
+                "nc" => access.kind.is_constant = true,
+                "weak" | "ca" | "cg" | "cs" | "lu" | "cv" | "wb" | "wt" | "L1::no_allocate" => {}
                 "global" => access.space = Space::Global,
                 "shared" | "shared::cta" => access.space = Space::Shared,
                 "shared::cluster" => access.space = Space::Cluster,
@@ -395,6 +405,9 @@ fn load<const N: usize, const E: usize>(
             || {
                 let addresses = address.read(cx)?;
                 let (data, marks) = cx.gather::<N>(access.space, &addresses)?;
+                if cx.races.is_some() {
+                    cx.note(access.space, &addresses, N as u64, access.kind)?;
+                }
                 for (n, target) in targets.iter().enumerate() {
                     if E == 4 && target.class == Class::B32 && marks.is_none() {
                         let mut values = [0u32; LANES];
@@ -455,6 +468,9 @@ fn store<const N: usize, const E: usize>(
             #[inline(always)]
             || {
                 let addresses = address.read(cx)?;
+                if cx.races.is_some() {
+                    cx.note(access.space, &addresses, N as u64, access.kind.with(Kind::WRITE))?;
+                }
                 let (mut data, mut is_marked) = ([[0; N]; LANES], false);
                 for (n, source) in sources.iter().enumerate() {
                     is_marked |= source.is_marked(cx);

@@ -18,11 +18,13 @@ mod compare;
 mod convert;
 mod data;
 mod double;
+mod fence;
 mod integer;
 mod logic;
 mod matrix;
 mod mbarrier;
 mod memory;
+mod races;
 mod single;
 mod tensor_core;
 #[cfg(test)]
@@ -72,8 +74,9 @@ pub(crate) fn decode(decoder: &Decoder<'_>, instruction: &Instruction) -> Decode
         "mapa" | "barrier" | "elect" | "setmaxnreg" => cluster::decode,
         "wgmma" => wgmma::decode,
         "ldmatrix" | "stmatrix" | "mma" => matrix::decode,
-        // Accesses execute one after the other, so fences have no effect. A launch begins after the one
-        // before it has ended, so it has nothing to wait for.
+        "membar" | "fence" if crate::races::wanted() => return fence::decode(instruction, &parts),
+        // Accesses execute one after the other, so fences have no effect but on races. A launch begins after
+        // the one before it has ended, so it has nothing to wait for.
         "membar" | "fence" | "prefetch" | "nanosleep" | "griddepcontrol" => return Ok(None),
         _ => match parts.last() {
             Some(&"f32") => single::decode,

@@ -62,6 +62,9 @@ pub(super) fn decode(d: &Decoder<'_>, instruction: &Instruction, parts: &[&str])
         (&["commit_group", "sync", "aligned"], []) => together(|cx| {
             let open = std::mem::take(&mut cx.asynchronous.open_products);
             cx.asynchronous.products.push_back(open);
+            if let Some(races) = &mut cx.races {
+                races.commit_products();
+            }
             Ok(())
         }),
         (&["wait_group", "sync", "aligned"], [Operand::Integer(left)]) => {
@@ -69,6 +72,9 @@ pub(super) fn decode(d: &Decoder<'_>, instruction: &Instruction, parts: &[&str])
             together(move |cx| {
                 while cx.asynchronous.products.len() > left {
                     finish_group(cx)?;
+                }
+                if let Some(races) = &mut cx.races {
+                    races.wait_for_products(left);
                 }
                 Ok(())
             })
@@ -199,6 +205,7 @@ fn issue(
             );
             return cx.fault(FaultKind::Address, problem);
         };
+        cx.note_product(&units)?;
         cx.cluster.add_readers(cx.position.rank, &units, location);
         let [a, b] = descriptors;
         let hash = cx.asynchronous.executed.0.rotate_left(5) ^ a ^ b.rotate_left(32) ^ u64::from(location);

@@ -4,11 +4,13 @@ use crate::fault::{Fault, FaultKind, Outcome};
 use crate::kernel::cluster::Cluster;
 use crate::kernel::{Code, Execute};
 use crate::memory::{Bytes, Local, Memory};
+use crate::races::{self, Races};
 use crate::random::Random;
 use crate::registers::{LANES, Lane, Lanes, Marks, Registers, Slot, uninitialised};
 use pulp::{Arch, WithSimd};
-use std::collections::VecDeque;
-use std::sync::{Arc, LazyLock};
+use std::collections::{BTreeSet, VecDeque};
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 
 /// The CPU's widest vector unit, detected on first use.
 static ARCH: LazyLock<Arch> = LazyLock::new(Arch::new);
@@ -54,6 +56,34 @@ pub(crate) struct Launch<'a> {
     pub(crate) shared_bytes: u64,
 }
 
+impl Launch<'_> {
+    /// The detector of races for this launch, if the settings ask for it. A launch that repeats another one
+    /// of this process, such as those that measure the time of a kernel, has none.
+    pub(crate) fn detector(&self) -> Option<Races> {
+        static SEEN: Mutex<BTreeSet<u64>> = Mutex::new(BTreeSet::new());
+        if !races::wanted() {
+            return None;
+        }
+        let Launch { code, parameters, grid, block, cluster, .. } = self;
+        let mut hash = DefaultHasher::new();
+        (&code.name, std::ptr::from_ref(*code) as usize, code.instructions(), grid, block).hash(&mut hash);
+        let bytes = parameters.bytes(0, parameters.len() as u64).expect("all of them");
+        (0..bytes.len()).for_each(|n| bytes.read::<1>(n).hash(&mut hash));
+        let is_new = SEEN.lock().unwrap_or_else(PoisonError::into_inner).insert(hash.finish());
+        is_new.then(|| Races::new(block.iter().product(), cluster.iter().product()))
+    }
+
+    /// The place in the grid of a block of a cluster, by the cluster's number and the block's rank.
+    pub(crate) fn block_number(&self, cluster: u64, rank: u32) -> [u32; 3] {
+        let [x, y, z] = self.cluster;
+        let within = [rank % x, rank / x % y, rank / x / y];
+        debug_assert!(within[2] < z, "a rank of the cluster");
+        let [x, y]: [u64; 2] = std::array::from_fn(|d| u64::from(self.grid[d] / self.cluster[d]));
+        let of_cluster = [cluster % x, cluster / x % y, cluster / x / y];
+        std::array::from_fn(|d| of_cluster[d] as u32 * self.cluster[d] + within[d])
+    }
+}
+
 /// Position of a warp in its launch.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Position {
@@ -81,6 +111,8 @@ pub(crate) struct Context<'a> {
     pub(crate) copies: &'a mut Vec<PendingCopies>,
     pub(crate) asynchronous: &'a mut Asynchronous,
     pub(crate) random: &'a mut Random,
+    /// The detector of races, if the settings ask for it.
+    pub(crate) races: Option<&'a mut Races>,
     /// True if a step changed global or shared memory, which may end the loop of a spinning warp.
     pub(crate) changed: bool,
     /// True if a step changed local memory.

@@ -61,7 +61,7 @@ pub struct Case {
 }
 
 /// The environment variable that names the case of a child process.
-const CHILD: &str = "XTRAIN_TEST_CHILD";
+pub const CHILD: &str = "XTRAIN_TEST_CHILD";
 
 /// Runs a case of this test binary in a child process.
 pub fn child(name: &str, settings: &str) -> std::io::Result<Output> {

@@ -152,7 +152,8 @@ extern "C" __global__ void __launch_bounds__(SORT_THREADS) embedding_sort_move(S
         if (!is_token) continue;
         args.rows_to[to] = row;
         args.tokens_to[to] = args.tokens == nullptr ? n : args.tokens[n];
-        if (args.tokens == nullptr && row < args.table_rows) args.occurs[row] = 1;
+        // Several threads may store the same.
+        if (args.tokens == nullptr && row < args.table_rows) ((volatile u32*)args.occurs)[row] = 1;
     }
 }
 

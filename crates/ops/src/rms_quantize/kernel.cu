@@ -101,7 +101,7 @@ template <class T> __device__ __forceinline__ void rms_quantize(const Arguments&
         }
         __syncthreads();
         cast_norm<T>(args.cast, task.strip, task.n);
-        if (threadIdx.x == 0 && atomicAdd(done, 1) == row_blocks + area_blocks - 1) *done = 0;
+        if (threadIdx.x == 0 && atomicAdd(done, 1) == row_blocks + area_blocks - 1) *(volatile u32*)done = 0;
     } else {
         u32 group = threadIdx.x / args.threads;
         sum_rows<T>(args, task.strip * EDGE + task.n * rows, group, threadIdx.x % args.threads, group < rows);

@@ -334,7 +334,7 @@ fn phases_follow_one_another() -> Result<(), String> {
          mbarrier.test_wait.parity.shared::cta.b64 %p, [%s], 1;\nselp.u32 %x, 1, 0, %p;\nst.global.u32 [%to], %x;\n\
          mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%s], 16;\nmbarrier.arrive.shared::cta.b64 %state, [%s], 3;\n\
          mbarrier.test_wait.shared::cta.b64 %p, [%s], %state;\nselp.u32 %x, 1, 0, %p;\nst.global.u32 [%to+4], %x;\n\
-         mov.u32 %w, area;\n{BULK} [%w], [%to], 16, [%s];\n{}\
+         mov.u32 %w, area;\nfence.proxy.async;\n{BULK} [%w], [%to], 16, [%s];\n{}\
          ld.shared.u32 %x, [area+8];\nst.global.u32 [%to+8], %x;\n\
          mbarrier.arrive_drop.shared::cta.b64 _, [%s];\nmbarrier.arrive.shared::cta.b64 _, [%s], 2;\n{}\
          mbarrier.arrive.shared::cta.b64 %state, [%s], 2;\n{}mbarrier.inval.shared::cta.b64 [%s];\nEND:\n",

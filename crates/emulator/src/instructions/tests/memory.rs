@@ -71,6 +71,7 @@ pub(super) fn forms() -> Vec<Form> {
     ] {
         forms.push(Form::by(opcode, check_load));
     }
+    forms.push(Form::by("st.volatile.global.u32", check_store));
     forms
 }
 

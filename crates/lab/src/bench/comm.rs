@@ -34,6 +34,23 @@ pub struct CommOptions {
     pub runs: usize,
 }
 
+impl CommOptions {
+    /// The options with their names, which all ranks must have alike.
+    fn by_name(&self) -> Vec<(String, String)> {
+        let sizes: Vec<String> = self.sizes.iter().map(u64::to_string).collect();
+        let gemm = self.gemm.map_or_else(|| "default".to_owned(), |extent| extent.to_string());
+        let options = [
+            ("--device", self.device.name().to_owned()),
+            ("--transport", self.transport.name().to_owned()),
+            ("--size", sizes.join(", ")),
+            ("--gemm", gemm),
+            ("--repeats", self.repeats.to_string()),
+            ("--runs", self.runs.to_string()),
+        ];
+        options.map(|(name, value)| (name.to_owned(), value)).into()
+    }
+}
+
 /// Speeds of collectives.
 #[derive(Clone, Debug, Serialize)]
 pub struct CommSpeeds {
@@ -76,6 +93,7 @@ pub fn comm(crew: &Crew, options: &CommOptions) -> Result<CommSpeeds, RunError> 
 }
 
 fn measure(crew: &Crew, options: &CommOptions) -> Result<CommSpeeds, RunError> {
+    crew.compare_options(&options.by_name())?;
     let visible = if options.device == Device::Cpu { 0 } else { Processor::visible_gpus() };
     let gpu = if visible == 0 { 0 } else { crew.gpu(visible)? };
     let processor =

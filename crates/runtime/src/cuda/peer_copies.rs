@@ -120,7 +120,10 @@ impl PeerCopies {
         self.host.all_gather(self.host.world(), 0, &own.to_le_bytes(), &mut all)?;
         let differing = all.chunks_exact(size_of::<u64>()).position(|other| other != own.to_le_bytes());
         differing.map_or(Ok(()), |rank| {
-            Err(CommError::Mismatch(format!("rank {rank} has another layout of its GPU's memory")))
+            Err(CommError::System(format!(
+                "rank {rank} has placed tensors at other addresses of its GPU than this rank; this is a bug of \
+                 xtrain, and parallel.transport = \"nccl\" does without equal addresses"
+            )))
         })
     }
 }

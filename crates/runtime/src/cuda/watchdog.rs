@@ -295,7 +295,7 @@ impl Shared {
             return None;
         }
         Some(CommError::System(format!(
-            "the GPU has not completed {} for {} s: {IN_VAIN} in one of its collectives; {}",
+            "the GPU has not completed {} for {} s: {IN_VAIN} in one of its collectives, or a kernel hangs; {}",
             first.part.words(),
             timeout.as_secs_f32(),
             first.describe()

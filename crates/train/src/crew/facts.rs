@@ -73,6 +73,15 @@ impl Crew {
         Ok(ranks.control.handshake(&settings)?)
     }
 
+    /// Compares options of the command line, by their names.
+    ///
+    /// # Errors
+    /// An option differs.
+    pub fn compare_options(&self, options: &[(String, String)]) -> Result<(), RunError> {
+        let Some(ranks) = &self.ranks else { return Ok(()) };
+        Ok(ranks.control.handshake(options)?)
+    }
+
     /// Compares facts of all ranks, and refuses GPUs that several ranks use.
     ///
     /// # Errors

@@ -4,7 +4,7 @@ use super::Crew;
 use crate::error::RunError;
 use crate::folder::{RunFolder, SHARED};
 use std::fs;
-use std::io::Write;
+use std::io::{self, Write};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 use xtrain_checkpoint::{Temporary, remove_leftovers};
@@ -33,11 +33,19 @@ impl Crew {
         let Some(name) = name else { return Ok(()) };
         let path = folder.path().join(name);
         let since = Instant::now();
-        while fs::read_to_string(&path).ok().as_deref() != Some(&text) {
+        loop {
+            let missing = |error: &io::Error| {
+                matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::StaleNetworkFileHandle)
+            };
+            match fs::read_to_string(&path) {
+                Ok(found) if found == text => break,
+                Err(error) if !missing(&error) => return Err(RunError::io(&path, "read")(error)),
+                _ => {}
+            }
             if since.elapsed() > PATIENCE {
                 return Err(RunError::Refused(format!(
-                    "{} is not the run folder of rank 0, but another one of the same name; all nodes must share it: choose one on a \
-                     shared file system with --out FOLDER",
+                    "{} is not the run folder of rank 0, but another one of the same name; all nodes must share \
+                     it: choose one on a shared file system with --out FOLDER",
                     folder.path().display()
                 )));
             }

@@ -7,7 +7,7 @@
 use super::rates::{AttentionRates, GemmRates, Rates, ScoreSeconds};
 
 /// Edition of the table. It increases with every change, because chosen settings may change with it.
-pub(super) const EDITION: u32 = 1;
+pub(super) const EDITION: u32 = 2;
 
 /// A device of the table.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -18,10 +18,11 @@ pub struct DeviceModel {
     pub memory_bytes: u64,
     /// Peak memory bandwidth in bytes per second.
     pub peak_bandwidth: f64,
-    /// Bytes per second that a GPU sends to the others of its node in NCCL's collectives: over NVLink, or over
-    /// PCI Express if it has none.
+    /// Bytes per second that a GPU sends to the others of its node in NCCL's collectives: over NVLink, or
+    /// over PCI Express if it has none. Of the H200, fitted to times of 64 MiB and 1 GiB on 2 and 4 GPUs.
     pub nccl_bandwidth: f64,
-    /// Bytes per second that a GPU copies to the memory of the others, if NVLink connects them.
+    /// Bytes per second that a GPU copies to the memory of the others, if NVLink connects them. Of the H200,
+    /// an all-gather of 1 GiB on 4 GPUs (docs/benchmarks.md); of others, as much more than through NCCL.
     pub copy_bandwidth: Option<f64>,
     /// Sustained rates.
     pub rates: Rates,
@@ -34,7 +35,7 @@ pub const DEVICES: [DeviceModel; 6] = [
         memory_bytes: gib(139.80),
         peak_bandwidth: 4.8e12,
         nccl_bandwidth: 330e9,
-        copy_bandwidth: Some(370e9),
+        copy_bandwidth: Some(356e9),
         rates: Rates {
             launch: LAUNCH,
             memory: 4.1e12,
@@ -51,7 +52,7 @@ pub const DEVICES: [DeviceModel; 6] = [
         memory_bytes: gib(79.11),
         peak_bandwidth: 3.35e12,
         nccl_bandwidth: 330e9,
-        copy_bandwidth: Some(370e9),
+        copy_bandwidth: Some(356e9),
         rates: Rates {
             launch: LAUNCH,
             memory: 2.95e12,
@@ -68,7 +69,7 @@ pub const DEVICES: [DeviceModel; 6] = [
         memory_bytes: gib(79.15),
         peak_bandwidth: 2.039e12,
         nccl_bandwidth: 220e9,
-        copy_bandwidth: Some(245e9),
+        copy_bandwidth: Some(237e9),
         rates: without_fp8(250e12, 17e12, 1.74e12, 108, 0.315),
     },
     // 362 TFLOP/s at 350 W, about 0.6 of it sustained.

@@ -27,8 +27,8 @@ pub const RANKS_PER_NODE: usize = 8;
 /// Bytes per second between nodes, if nothing says otherwise: a network card of 400 Gbit/s for each GPU.
 pub const BETWEEN_NODES: f64 = 50e9;
 
-/// Seconds of a small collective between 2 or 4 H200: fitted to times of 64 MiB and 1 GiB with NCCL. Copies of
-/// 16 MiB have about as much.
+/// Seconds of a small collective between 2 or 4 H200: fitted to times of 64 MiB and 1 GiB with NCCL. Copies
+/// of 16 MiB have about as much.
 const GPU_LATENCY: f64 = 43e-6;
 
 /// Seconds of a small collective over TCP between the processes of a CPU (`xtrain bench comm --ranks 2`).
@@ -56,7 +56,7 @@ impl Network {
         Network { latency, within_node, copies, between_nodes: within_node, ranks_per_node }
     }
 
-    /// The same connections for a run with these settings.
+    /// Connections that a run with these settings uses: copies only where they may be used.
     pub fn of_run(self, parallel: &ParallelConfig) -> Network {
         let may_copy = matches!(parallel.transport, Transport::Auto | Transport::Copy);
         let adds = parallel.reduce == ReduceOrder::Fast;

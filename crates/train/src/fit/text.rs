@@ -33,7 +33,7 @@ impl fmt::Display for Verdict {
             }
             Verdict::Nothing { least, state_bytes, is_held, instead } => write!(
                 f,
-                "nothing fits: {}, {} of it for weights, gradients and moments, which no setting reduces on one device, not even FP8; {}choose a smaller model{instead}",
+                "nothing fits: {}, {} of it for weights, gradients and moments, which no setting reduces, not even FP8; {}choose a smaller model{instead}",
                 match least.settings.is_empty() {
                     true => "no setting reduces it".to_owned(),
                     false => format!("even {least} is too much"),

@@ -1,6 +1,7 @@
 //! Options that several verbs share.
 
 use super::values::{bounded, device, named, whole};
+use crate::failure::Failure;
 use clap::Args;
 use std::path::PathBuf;
 use xtrain_config::{Device, Override};
@@ -34,11 +35,27 @@ impl Processes {
         gpus.or_else(|| self.ranks.map(|count| ("--ranks", count)))
     }
 
-    /// The device that the options imply.
-    pub(crate) fn device(&self) -> Option<Override> {
-        let (option, _) = self.given()?;
+    /// The device that the options imply, instead of the run file's.
+    ///
+    /// # Errors
+    /// `sets` name another one.
+    pub(crate) fn device(&self, sets: &[String]) -> Result<Option<Override>, Failure> {
+        const KEY: &str = "train.device";
+        let Some((option, count)) = self.given() else { return Ok(None) };
         let device = if self.gpus.is_some() { Device::Cuda } else { Device::Cpu };
-        Some(Override::Text { option, key: "train.device", text: device.name().to_owned() })
+        let of_key = |set: &String| {
+            set.split_once('=').filter(|(key, _)| key.trim() == KEY).map(|(_, v)| v.to_owned())
+        };
+        if let Some(given) = sets.iter().find_map(of_key)
+            && ![device.name(), Device::Auto.name(), ""].contains(&given.trim().trim_matches(['"', '\'']))
+        {
+            return Err(Failure::user(format!(
+                "{option} {count} is for {}, and --set {KEY}={} asks for another device; leave one of them out",
+                if device == Device::Cuda { "GPUs" } else { "processes on the CPU" },
+                given.trim()
+            )));
+        }
+        Ok(Some(Override::Text { option, key: KEY, text: device.name().to_owned() }))
     }
 }
 

@@ -35,10 +35,10 @@ pub(crate) struct PlanArgs {
     pub(crate) processes: Processes,
     /// Bandwidth of collectives between nodes for each GPU, as nccl-tests measures it (bus bandwidth); by
     /// default 50GB/s, a network card of 400 Gbit/s for each
-    #[arg(long, value_name = "BANDWIDTH", requires = "gpus", value_parser = bandwidth)]
+    #[arg(long, value_name = "BANDWIDTH", requires = "gpus", conflicts_with = "ranks", value_parser = bandwidth)]
     pub(crate) link: Option<f64>,
     /// GPUs of a node
-    #[arg(long, value_name = "N", requires = "gpus", default_value_t = RANKS_PER_NODE,
+    #[arg(long, value_name = "N", requires = "gpus", conflicts_with = "ranks", default_value_t = RANKS_PER_NODE,
         value_parser = bounded(1..=1024))]
     pub(crate) gpus_per_node: usize,
     /// Also draw when kernels and collectives of a step run, to this file

@@ -18,7 +18,7 @@ use xtrain_train::{choose, modes, programs, run_file, slower, source};
 
 pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
     let sets = args.run.set.iter().cloned().map(Override::Set);
-    let sets: Vec<Override> = sets.chain(args.processes.device()).collect();
+    let sets: Vec<Override> = sets.chain(args.processes.device(&args.run.set)?).collect();
     let parsed = load(&args.run.file, &sets)?;
     let ranks = args.processes.given().map_or(1, |(_, count)| count);
     // The workspace of kernels grows with the threads of a rank; none is started here.

@@ -85,7 +85,10 @@ fn lanes(timeline: &Timeline) -> String {
     for (n, of) in timeline.exposed.iter().take(MOST_PLACES).enumerate() {
         let name = if n == 0 { "exposed" } else { "" };
         let (payload, place) = (of.payload, of.place.name());
-        out.push_str(&line(name, &format!("{} of {payload} {place}, most of {}", time(of.seconds), of.site)));
+        out.push_str(&line(
+            name,
+            &format!("{} of {payload} {place}, the largest part of {}", time(of.seconds), of.site),
+        ));
     }
     out
 }

@@ -353,7 +353,7 @@ fn the_answers_come_first_and_are_those_of_the_device() {
     assert!(chosen.contains(" GiB of 139.80 GiB less a reserve of 5.19 GiB; "), "{text}");
     let time = answer(&text, "time");
     assert!(
-        time.starts_with("about ") && time.ends_with(" MFU (from the device table, edition 1)"),
+        time.starts_with("about ") && time.ends_with(" MFU (from the device table, edition 2)"),
         "{text}"
     );
     assert!(!text.contains("not at the peak") && !text.contains("workspace of other ops"), "{text}");
@@ -382,7 +382,7 @@ fn a_large_model_gets_what_fits_and_where_nothing_does_what_would() {
     }
     let eight = plan(&place, &format!("{file} --device-model h100 --gpus 8"));
     assert!(answer(&eight, "what would fit").starts_with("--set parallel.shard=optimizer ("), "{eight}");
-    assert!(answer(&eight, "time").ends_with("; collectives at 330 GB/s within a node)"), "{eight}");
+    assert!(answer(&eight, "time").ends_with("; collectives at 356 GB/s within a node)"), "{eight}");
 }
 
 #[test]

@@ -43,6 +43,24 @@ fn a_rank_with_other_settings_ends_all_with_the_key_and_both_values() {
 }
 
 #[test]
+fn a_rank_that_measures_something_else_ends_all() {
+    let place = Place::new();
+    let same = "bench comm --size 1KiB --runs 1 --gemm 32 --repeats 1";
+    for (option, value, other) in [
+        ("--repeats", "--repeats 1", "--repeats 3"),
+        ("--runs", "--runs 1", "--runs 2"),
+        ("--size", "--size 1KiB", "--size 2KiB"),
+        ("--gemm", "--gemm 32", "--gemm 64"),
+    ] {
+        let other = same.replace(value, other);
+        for ran in &as_ranks(&place, &[same.to_owned(), other]) {
+            let line = said(ran);
+            assert!(line.contains("rank 1 (") && line.contains(option), "{option}: {line}");
+        }
+    }
+}
+
+#[test]
 fn a_rank_with_another_text_ends_all() {
     let place = Place::new();
     let same = format!("train run.toml --out out {SHARED} --set data.cache_dir=");

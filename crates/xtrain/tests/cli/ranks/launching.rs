@@ -48,6 +48,9 @@ fn options_and_launchers_are_not_both_given() {
     finish(command, "--ranks in torchrun").refuses(&["torchrun", "rank 0 of 2", "leave out --ranks"]);
     place.run("train run.toml --ranks 2 --gpus 2").refuses(&["--ranks", "--gpus"]);
     place.run("train run.toml --ranks 0").refuses(&["--ranks"]);
+    place
+        .run("train run.toml --ranks 2 --set train.device=cuda")
+        .refuses(&["--ranks 2", "train.device=cuda"]);
 }
 
 #[test]

@@ -360,7 +360,8 @@ def main():
         sys.exit(f"no test has `{arguments.only}` in its suite and name")
     if arguments.races and not arguments.only:
         chosen, skipped = for_races(chosen + left_out, arguments.out)
-        chosen or sys.exit("`run.sh races` chooses among the tests of a run before it: `run.sh`")
+        if not chosen:
+            sys.exit("`run.sh races` chooses among the tests of a run before it: `run.sh`")
     results = Results(seed, out, arguments.jobs, settings)
     results.run(chosen)
     if not arguments.only and not arguments.races and arguments.arch is None:

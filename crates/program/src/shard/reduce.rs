@@ -7,9 +7,9 @@
 //! multiprocessors free. Where weights are gathered at the same place, exchanges follow the gathers, for
 //! which kernels wait.
 //!
-//! Nothing of the backward would run beside the exchange of its last gradient, that of the embedding, which
-//! is often the largest. So the gradients of matrices in the last block, which no op of the backward reads,
-//! are computed after it (`defer_last`), and each is exchanged by itself, the smallest last.
+//! No kernel of the backward would overlap with the exchange of its last gradient, that of the embedding,
+//! which is often the largest. So wgrad of the last block of the backward runs after it (`defer_wgrad`), and
+//! each of these gradients is exchanged by itself, the smallest last.
 //!
 //! If a rank has its rows of gradients alone, whole gradients are in slots, and every micro-step adds its
 //! sum over ranks to the rows.
@@ -48,7 +48,7 @@ pub(super) fn reduce(
     if levels.is_some() || parallel.cuts_gradients() {
         write_afresh(&mut program);
     }
-    let end_of_chain = if parallel.world_size > 1 { defer_last(&mut program) } else { None };
+    let first_deferred = if parallel.world_size > 1 { defer_wgrad(&mut program) } else { None };
     let reductions = reductions(&program);
     if parallel.cuts_gradients() {
         put_in_slots(&mut program, parallel.prefetch_blocks);
@@ -66,18 +66,19 @@ pub(super) fn reduce(
         blocks_done: 0,
         delayed: Vec::new(),
     };
+    // A gather or a sum over replicas follows the sums of a replica.
     let collectives_follow = !parallel.cuts_state() || parallel.replicas > 1;
     // Parameters whose gradients are complete, and the block of their last writers.
     let (mut complete, mut block) = (Vec::new(), None);
     for (position, (instance, completed)) in instances.into_iter().zip(reductions).enumerate() {
-        let is_deferred = end_of_chain.is_some_and(|end| position > end);
+        let is_deferred = first_deferred.is_some_and(|first| position >= first);
         let is_of_block = block.is_some() && instance.origin.block == block;
         if !complete.is_empty() && !is_of_block && instance.origin.role != Role::Gather {
             pass.reduce_together(&mut complete, block, cuts)?;
         }
         if complete.is_empty() {
             block = instance.origin.block.filter(|_| !is_deferred);
-            // Collectives that follow the sums shall overlap with these instances, too.
+            // Collectives that follow the sums overlap with these instances, too.
             pass.blocks_done += usize::from(is_deferred && collectives_follow);
         }
         complete.extend(completed);
@@ -88,10 +89,11 @@ pub(super) fn reduce(
     Ok(pass.out)
 }
 
-/// If the backward ends outside of the blocks, moves instances of its last block that only write gradients
-/// behind that end, the largest gradient first. Returns the position of the end. If products of the block are
-/// computed again, memory is short, and nothing is moved: what the moved instances read would be held longer.
-fn defer_last(program: &mut Program) -> Option<usize> {
+/// If the backward ends outside the blocks, moves the instances of its last block that only write gradients
+/// after that end, the largest gradient first. Returns the position of the first of them. If GEMMs of the
+/// block are recomputed, memory is short, and the order stays: operands of the moved instances would live
+/// longer.
+fn defer_wgrad(program: &mut Program) -> Option<usize> {
     let gradients: HashSet<ValueId> = program.parameters.iter().filter_map(|p| p.gradient).collect();
     let is_gradient = |o: &Output| gradients.contains(&o.value);
     let last = program.instances.iter().rposition(|i| i.outputs.iter().any(is_gradient))?;
@@ -111,15 +113,15 @@ fn defer_last(program: &mut Program) -> Option<usize> {
             && !written_later.any(|o| uses(i, o.value))
     };
     let moves: Vec<bool> = instances.iter().enumerate().map(|(n, i)| may_move(n, i)).collect();
-    let (mut moved, mut kept) = (Vec::new(), Vec::new());
+    let (mut moved, mut others) = (Vec::new(), Vec::new());
     for (instance, moves) in instances.into_iter().zip(moves) {
-        if moves { moved.push(instance) } else { kept.push(instance) }
+        if moves { moved.push(instance) } else { others.push(instance) }
     }
     let bytes = |i: &Instance| i.outputs.iter().map(|o| program.ty(o.value).bytes()).sum::<usize>();
     moved.sort_by_key(|i| Reverse(bytes(i)));
-    let end = kept.len() - 1;
-    program.instances = [kept, moved, update].concat();
-    Some(end)
+    let first = others.len();
+    program.instances = [others, moved, update].concat();
+    Some(first)
 }
 
 /// For each instance, the parameters whose gradients are complete after it.

@@ -5,7 +5,9 @@
 use super::error::Report;
 use super::print::toml_value;
 use super::schema::sections;
-use super::section::{DataSource, DataSources, TokenizerChoice};
+use super::section::{
+    DataSource, DataSources, ParallelConfig, ReduceDtype, ReduceOrder, TokenizerChoice, Transport,
+};
 use super::{Config, OrAuto, Recompute, RopeScaling, ScheduleKind};
 
 /// Reports every rule that `config` breaks.
@@ -23,6 +25,7 @@ pub(super) fn check(config: &Config, report: &mut Report) {
     schedule(config, report);
     within_f32(config, report);
     saving_and_evaluation(config, report);
+    gradients_between_ranks(config, report);
 }
 
 /// Checks the schedule against a run of `steps`.
@@ -369,6 +372,24 @@ fn missing(report: &mut Report, section: &str, key: &str, missing: bool, alterna
         let example =
             keys.filter(|found| found.name == key).map(|found| found.for_example()).collect::<String>();
         report.about(&[&format!("{section}.{key}")], format!("`{key}` is missing{example}{alternative}"));
+    }
+}
+
+fn gradients_between_ranks(config: &Config, report: &mut Report) {
+    let ParallelConfig { reduce, reduce_dtype, transport, .. } = config.parallel;
+    let rounds = match reduce {
+        ReduceOrder::SameWorld => None,
+        ReduceOrder::AnyWorld => Some("one process sends no gradients and so rounds none"),
+        ReduceOrder::Fast => {
+            Some("NCCL adds gradients in the type in which ranks send them, and sums in bf16 lose gradients")
+        }
+    };
+    if let (Some(why), ReduceDtype::Bf16) = (rounds, reduce_dtype) {
+        exclusive(report, "parallel.reduce", "parallel.reduce_dtype", why);
+    }
+    if (reduce, transport) == (ReduceOrder::Fast, Transport::Copy) {
+        let why = "only NCCL adds while it sends, and copies add nothing";
+        exclusive(report, "parallel.reduce", "parallel.transport", why);
     }
 }
 

@@ -127,18 +127,18 @@ struct Handle(NcclComm);
 unsafe impl Send for Handle {}
 
 impl NcclCommunicator {
-    /// Joins the other ranks that have `id`, and returns when all are there. `go_on` is asked every now and
+    /// Joins the other ranks that have `id`, and returns when all are there. `poll` is called every now and
     /// then meanwhile.
     ///
     /// # Errors
     /// NCCL is missing or too old; it cannot connect the ranks, or two of them have the same GPU; an error of
-    /// `go_on`.
+    /// `poll`.
     pub fn join<E: From<CudaError>>(
         context: &Context,
         id: &NcclId,
         rank: usize,
         world_size: usize,
-        go_on: &dyn Fn() -> Result<(), E>,
+        poll: &dyn Fn() -> Result<(), E>,
     ) -> Result<NcclCommunicator, E> {
         let table = &nccl()?.table;
         context.enter()?;
@@ -168,7 +168,7 @@ impl NcclCommunicator {
         check(table, handle, "ncclCommInitRankConfig", status)?;
         let handle = Mutex::new(Some(Handle(handle)));
         let communicator = NcclCommunicator { context: context.clone(), table, rank, world_size, handle };
-        if let Err(error) = communicator.settle("ncclCommInitRankConfig", go_on) {
+        if let Err(error) = communicator.settle("ncclCommInitRankConfig", poll) {
             communicator.abort();
             return Err(error);
         }
@@ -186,15 +186,15 @@ impl NcclCommunicator {
     }
 
     /// Enqueues `calls`, of which there is one at least, as one group on `stream`, or adds them to the graph
-    /// that it captures. NCCL may have to connect ranks before it can: `go_on` is asked meanwhile.
+    /// that it captures. NCCL may have to connect ranks before it can: `poll` is called meanwhile.
     ///
     /// # Errors
-    /// A refusal or an asynchronous error of NCCL; an abort; an error of `go_on`.
+    /// A refusal or an asynchronous error of NCCL; an abort; an error of `poll`.
     pub fn enqueue<E: From<CudaError>>(
         &self,
         calls: &[NcclCall<'_>],
         stream: &Stream,
-        go_on: &dyn Fn() -> Result<(), E>,
+        poll: &dyn Fn() -> Result<(), E>,
     ) -> Result<(), E> {
         // Connecting ranks allocates memory.
         let _no_capture = capture_lock::exclude_capture();
@@ -210,7 +210,7 @@ impl NcclCommunicator {
             called?;
             check(self.table, handle, "ncclGroupEnd", status)?;
         }
-        self.settle("ncclGroupEnd", go_on)
+        self.settle("ncclGroupEnd", poll)
     }
 
     fn call(&self, comm: NcclComm, call: &NcclCall<'_>, stream: &Stream) -> Result<(), CudaError> {
@@ -290,7 +290,7 @@ impl NcclCommunicator {
     fn settle<E: From<CudaError>>(
         &self,
         call: &'static str,
-        go_on: &dyn Fn() -> Result<(), E>,
+        poll: &dyn Fn() -> Result<(), E>,
     ) -> Result<(), E> {
         loop {
             let settled = self.is_settled(call);
@@ -298,7 +298,7 @@ impl NcclCommunicator {
                 return Ok(());
             }
             // It knows the reason of an abort.
-            go_on()?;
+            poll()?;
             settled?;
             thread::sleep(TICK);
         }

@@ -1,6 +1,6 @@
 //! The interface of collectives on host memory.
 
-use crate::error::{CommError, Fault};
+use crate::error::{Cause, CommError, Fault};
 use crate::world::Groups;
 use std::time::Duration;
 
@@ -67,7 +67,7 @@ pub trait Communicator: Send + Sync {
 
     /// Ends the run on all ranks, where they can hear it. Returns the first cause, which is an earlier one if
     /// another rank has failed before.
-    fn abort(&self, message: &str) -> Fault {
-        Fault::new(self.rank(), "", message)
+    fn abort(&self, cause: Cause, message: &str) -> Fault {
+        Fault::new(self.rank(), "", message).caused_by(cause)
     }
 }

@@ -21,7 +21,11 @@ pub enum CommError {
     #[error("{0}")]
     Aborted(Fault),
     /// A rank did not take part in a collective in time.
-    #[error("{call} number {number} waits for rank {rank}, from which nothing came for {} s", waited.as_secs_f32())]
+    #[error(
+        "{call} number {number} waits for rank {rank}, from which nothing came for {} s; see the output of that rank, or raise \
+         parallel.timeout",
+        waited.as_secs_f32()
+    )]
     Timeout {
         /// The collective.
         call: &'static str,
@@ -52,20 +56,36 @@ pub struct Fault {
     pub host: String,
     /// The cause, in one line.
     pub message: String,
-    /// True if the user can correct it: a wrong input, a full disk.
-    pub is_users: bool,
+    /// The kind of the cause.
+    pub cause: Cause,
+}
+
+/// The kind of the cause of a fault.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cause {
+    /// A failure of the program or of the system.
+    Failure,
+    /// Something that the user can correct: a wrong input, a full disk.
+    User,
+    /// A collective that has waited in vain. The rank that made it wait need not be the one that reports it.
+    Timeout,
 }
 
 impl Fault {
-    /// A fault with its message in one line: texts of other processes have no control characters and are cut
-    /// after 1,000 bytes.
+    /// A failure, with its message in one line: texts of other processes have no control characters and are
+    /// cut after 1,000 bytes.
     pub fn new(rank: usize, host: &str, message: &str) -> Self {
-        Fault { rank, host: line(host), message: line(message), is_users: false }
+        Fault { rank, host: line(host), message: line(message), cause: Cause::Failure }
     }
 
-    /// This fault, marked as one that the user can correct.
-    pub fn of_user(self) -> Self {
-        Fault { is_users: true, ..self }
+    /// This fault, with a cause of another kind.
+    pub fn caused_by(self, cause: Cause) -> Self {
+        Fault { cause, ..self }
+    }
+
+    /// True if the user can correct it.
+    pub fn is_users(&self) -> bool {
+        self.cause == Cause::User
     }
 }
 

@@ -23,7 +23,7 @@ pub use channel::Channel;
 pub use communicator::Communicator;
 pub use control::{Control, ControlChannel, StartOptions};
 pub use environment::{Environment, Launcher, Variables, nccl_variables};
-pub use error::{CommError, Fault};
+pub use error::{Cause, CommError, Fault};
 pub use files::exchange_files;
 pub use launch::{Launch, become_bound, bound, die_with_launcher};
 pub use net::secret::{SECRET_VARIABLE, Secret};

@@ -17,18 +17,21 @@ pub struct OneOf {
 }
 
 /// The least time of a collective, or of several that are issued together.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Pace {
     /// Time in addition to that of its bytes.
     pub latency: Duration,
-    /// Bytes per second that a rank sends to others.
-    pub bandwidth: f64,
+    /// Bytes per second that a rank sends to others of its group, by the kind of groups. Other groups send in
+    /// no time.
+    pub bandwidths: Vec<(Groups, f64)>,
 }
 
 impl Pace {
-    /// The least time of collectives in which a rank sends so many bytes.
-    pub fn least(&self, sent_bytes: u64) -> Duration {
-        self.latency + Duration::from_secs_f64(sent_bytes as f64 / self.bandwidth)
+    /// The least time of collectives in which a rank sends these bytes to others of its groups.
+    pub fn least(&self, sent_bytes: impl IntoIterator<Item = (Groups, u64)>) -> Duration {
+        let bandwidth = |groups| self.bandwidths.iter().find(|(of, _)| *of == groups).map(|(_, rate)| *rate);
+        let seconds = |(groups, bytes)| bandwidth(groups).map_or(0.0, |rate| bytes as f64 / rate);
+        self.latency + Duration::from_secs_f64(sent_bytes.into_iter().map(seconds).sum())
     }
 }
 
@@ -39,8 +42,8 @@ impl OneOf {
     }
 
     /// The least time of collectives, if they have one.
-    pub fn pace(&self) -> Option<Pace> {
-        self.pace
+    pub fn pace(&self) -> Option<&Pace> {
+        self.pace.as_ref()
     }
 
     /// Runs `copy` in place of a collective of pieces of so many bytes.
@@ -49,8 +52,8 @@ impl OneOf {
         copy();
         let sent = (piece_bytes * (groups.size - 1)) as u64;
         self.sent_bytes.fetch_add(sent, Ordering::Relaxed);
-        if let Some(pace) = self.pace {
-            thread::sleep(pace.least(sent).saturating_sub(begun.elapsed()));
+        if let Some(pace) = &self.pace {
+            thread::sleep(pace.least([(groups, sent)]).saturating_sub(begun.elapsed()));
         }
         Ok(())
     }
@@ -111,10 +114,18 @@ mod tests {
 
     #[test]
     fn a_pace_is_kept() {
-        let pace = Pace { latency: Duration::from_millis(5), bandwidth: 100.0 };
-        let begun = Instant::now();
-        let ranks = OneOf::new(2, Some(pace));
-        assert_eq!(ranks.all_gather(ranks.world(), 0, &[7], &mut [0; 2]), Ok(()));
-        assert!(begun.elapsed() >= Duration::from_millis(15));
+        let replicas = Groups { size: 2, stride: 2 };
+        let bandwidths = vec![(Groups::world(4), 300.0), (replicas, 50.0)];
+        let pace = Pace { latency: Duration::from_millis(5), bandwidths };
+        let least = |groups, bytes| pace.least([(groups, bytes)]).as_secs_f64();
+        assert!(
+            (least(Groups::world(4), 3) - 0.015).abs() < 1e-9 && (least(replicas, 3) - 0.065).abs() < 1e-9
+        );
+        let ranks = OneOf::new(4, Some(pace));
+        for (groups, milliseconds) in [(ranks.world(), 15), (replicas, 25)] {
+            let begun = Instant::now();
+            assert_eq!(ranks.all_gather(groups, 0, &[7], &mut vec![0; groups.size]), Ok(()));
+            assert!(begun.elapsed() >= Duration::from_millis(milliseconds));
+        }
     }
 }

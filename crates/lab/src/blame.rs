@@ -395,10 +395,10 @@ impl Search<'_> {
         batch: u64,
     ) -> Result<f64, RunError> {
         let Search { probe, doing, done, all, .. } = self;
-        let mut go_on = |n: usize| {
+        let mut on_progress = |n: usize| {
             doing(BlameProgress::Pass { what: what.to_owned(), done: *done + n as u64, all: *all })
         };
-        let loss = probe.step(weights, id, batch, &mut go_on, &mut |_| Ok(()))?;
+        let loss = probe.step(weights, id, batch, &mut on_progress, &mut |_| Ok(()))?;
         self.done += self.steps;
         Ok(loss)
     }

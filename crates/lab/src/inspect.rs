@@ -68,8 +68,8 @@ pub fn inspect(
     let (mut weights, id) = probe.load(processor, program)?;
     let steps = probe.micro_steps();
     let mut sums = vec![Sums::default(); measured.len()];
-    let mut go_on = |n: usize| doing(InspectProgress::Step(n as u64, steps as u64));
-    let loss = probe.step(&mut weights, id, 0, &mut go_on, &mut |made| {
+    let mut on_progress = |n: usize| doing(InspectProgress::Step(n as u64, steps as u64));
+    let loss = probe.step(&mut weights, id, 0, &mut on_progress, &mut |made| {
         sums.iter_mut().zip(&measured).try_for_each(|(sums, cast)| sums.add(made, cast))
     })?;
     let layers = linear_gemms(&spec.computed_in(casts.clone()));

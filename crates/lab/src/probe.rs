@@ -113,13 +113,13 @@ impl Probe {
     }
 
     /// Forward and backward of the step that is `ahead` of the next: the loss in nats a token. Gradients are
-    /// left in the state. `go_on` is called before the n-th micro-batch; `made` receives the outputs of each.
+    /// left in the state. `on_progress` is called before the n-th micro-batch; `made` receives the outputs of each.
     pub(crate) fn step(
         &self,
         weights: &mut Weights,
         id: ProgramId,
         ahead: u64,
-        go_on: &mut dyn FnMut(usize) -> ControlFlow<()>,
+        on_progress: &mut dyn FnMut(usize) -> ControlFlow<()>,
         made: &mut dyn FnMut(&Outputs) -> Result<(), LearnError>,
     ) -> Result<f64, RunError> {
         let (batch_size, micro) = (self.config.train.batch_size, self.config.train.micro_batch_size());
@@ -128,7 +128,7 @@ impl Probe {
         let (spec, step) = (&self.spec, self.checkpoint.step() + ahead);
         let mut loss = 0.0;
         for n in 0..self.micro_steps() {
-            if go_on(n).is_break() {
+            if on_progress(n).is_break() {
                 return Err(DataError::Interrupted.into());
             }
             let batch = self.corpus.loader.batch(first + (n * micro) as u64, micro)?;

@@ -556,7 +556,8 @@ fn collectives_with_absent_ranks_take_their_time() -> Result<(), Failed> {
         let all = tracer.site(name).emit(op, &[input])?[0];
         tracer.output(&format!("all {name}"), all);
     }
-    let pace = Pace { latency: Duration::from_millis(30), bandwidth: 1e6 };
+    let bandwidths = vec![(Groups::world(3), 1e6)];
+    let pace = Pace { latency: Duration::from_millis(30), bandwidths };
     let gpu = Gpu::open(0)?;
     let mut engine = CudaEngine::new(Arc::new(cuda_kernels()), gpu)?.as_rank_of(3, Some(pace))?;
     let id = engine.load(tracer.finish())?;

@@ -42,7 +42,7 @@ pub enum Purpose {
     /// Gradients before they are summed over ranks, and what ranks send each other of them.
     ExchangedGradients,
     /// Activations and gradients that the same stage reads.
-    Passing,
+    Temporary,
     /// Workspace of the op of this name and site.
     Workspace(String),
     /// Alignment, and gaps that no buffer fills.
@@ -108,7 +108,7 @@ fn purpose(program: &Program, b: &Buffer) -> Purpose {
     {
         Purpose::Saved(producer.origin.block)
     } else {
-        Purpose::Passing
+        Purpose::Temporary
     }
 }
 

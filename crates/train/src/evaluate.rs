@@ -128,7 +128,7 @@ impl Evaluator {
 
     /// Adds the sequences of `validation` that `tally` does not contain yet. Of the batches, rank r of n
     /// computes r, r + n, ...; their sums are added in order, so the sum has the same bits for any number of
-    /// ranks. `go_on` is called before each batch; [`ControlFlow::Break`] on a rank makes all leave the rest
+    /// ranks. `check` is called before each batch; [`ControlFlow::Break`] on a rank makes all leave the rest
     /// for a later call, and the final sum has the same bits.
     pub fn add(
         &self,
@@ -136,7 +136,7 @@ impl Evaluator {
         validation: &Validation,
         tally: &mut Tally,
         crew: &Crew,
-        go_on: &mut dyn FnMut() -> ControlFlow<()>,
+        check: &mut dyn FnMut() -> ControlFlow<()>,
     ) -> Result<ControlFlow<()>, RunError> {
         let all = validation.window_count();
         if tally.of != all || tally.sources.len() != self.sources {
@@ -150,7 +150,7 @@ impl Evaluator {
         loop {
             let mut wish = false;
             if next < all && ended.is_continue() {
-                wish = go_on().is_break();
+                wish = check().is_break();
                 if wish && crew.is_alone() {
                     ended = ControlFlow::Break(());
                 }

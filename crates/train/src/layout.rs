@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use std::ops::Range;
 use xtrain_model::{Architecture, Numerics};
 use xtrain_program::{Parallel, Reduce, RowShard, Rows, StateKind, cut};
-use xtrain_tensor::{DType, Shape, TILE, TensorType};
+use xtrain_tensor::{Shape, TILE, TensorType};
 
 /// The most units of a parameter under sums for any world: squares of each unit are sent in every step.
 const ANY_WORLD_UNITS: usize = 256;
@@ -183,29 +183,11 @@ fn check(parallel: &Parallel) -> Result<(), ProgramError> {
             near.join(" or ")
         )));
     }
-    if parallel.reduce == Reduce::Fast && parallel.reduce_dtype != DType::F32 {
-        return Err(ProgramError::Refused(
-            "parallel.reduce = \"fast\" needs parallel.reduce_dtype = \"fp32\": NCCL adds gradients in the type in which ranks \
-             send them, and sums in bf16 lose gradients; leave one of the two keys out"
-                .into(),
-        ));
-    }
-    if !parallel.reduce.is_any_world() {
-        return Ok(());
-    }
-    if !parallel.world_size.is_power_of_two() {
+    if parallel.reduce.is_any_world() && !world_size.is_power_of_two() {
         return Err(ProgramError::Refused(format!(
-            "parallel.reduce = \"any-world\" adds gradients as a binary tree over ranks, whose number must be a power of two, not {}; use \
-             another number of ranks, or leave the key out",
-            parallel.world_size
+            "parallel.reduce = \"any-world\" adds gradients as a binary tree over ranks, whose number must be a power of two, not \
+             {world_size}; use another number of ranks, or leave the key out"
         )));
-    }
-    if parallel.reduce_dtype != DType::F32 {
-        return Err(ProgramError::Refused(
-            "parallel.reduce = \"any-world\" needs parallel.reduce_dtype = \"fp32\": one process sends no gradients and rounds \
-             none; leave one of the two keys out"
-                .into(),
-        ));
     }
     Ok(())
 }
@@ -286,13 +268,6 @@ mod tests {
         );
         let refused = message(of(3, Recipe::Fp32, ANY)).expect("three ranks");
         assert!(refused.contains("a power of two, not 3"), "{refused}");
-        let parallel = Parallel { reduce: ANY, reduce_dtype: DType::BF16, ..Parallel::ALONE };
-        let refused =
-            message(Layout::new(&model(), &Recipe::Fp32.into(), parallel)).expect("bf16 on the wire");
-        assert!(refused.contains("reduce_dtype"), "{refused}");
-        let parallel = Parallel { reduce: Reduce::Fast, ..parallel };
-        let refused = message(Layout::new(&model(), &Recipe::Fp32.into(), parallel)).expect("sums in bf16");
-        assert!(refused.contains("reduce_dtype"), "{refused}");
     }
 
     #[test]

@@ -335,7 +335,7 @@ fn name(what: &Purpose, alike: usize, bytes: usize) -> String {
                 format::bytes(bytes as u64)
             )
         }
-        Purpose::Passing => "temporary activations".into(),
+        Purpose::Temporary => "temporary activations".into(),
         what if is_logits(what) => "logits of a chunk".into(),
         Purpose::Workspace(site) => format!("workspace of {site}"),
         Purpose::Gaps => "alignment and gaps".into(),

@@ -112,7 +112,7 @@ impl Place {
             if take_last_word() && is_heard(&fault) {
                 let _ = writeln!(std::io::stderr(), "{prefix}error: {fault}");
             }
-            std::process::exit(if fault.is_users { 2 } else { 1 });
+            std::process::exit(if fault.is_users() { 2 } else { 1 });
         };
         Ok(Crew::join(environment.clone(), &secret, start, parallel.timeout.duration(), ended)?)
     }
@@ -137,7 +137,7 @@ impl Place {
     /// 0 reports is not repeated.
     fn is_heard(&self) -> impl Fn(&Fault) -> bool + Send + 'static {
         let repeats = self.is_ours && !self.is_first();
-        move |fault| !(repeats && fault.is_users && fault.rank == 0)
+        move |fault| !(repeats && fault.is_users() && fault.rank == 0)
     }
 
     /// Reports the failure that ends this process, unless that is done.

@@ -71,7 +71,7 @@ impl Stop {
     }
 
     /// Control flow for callers that poll between two pieces of work.
-    pub(crate) fn go_on(&self) -> ControlFlow<()> {
+    pub(crate) fn check(&self) -> ControlFlow<()> {
         if self.0.load(Ordering::Relaxed) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     }
 }

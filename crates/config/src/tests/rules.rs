@@ -55,6 +55,26 @@ fn a_misspelt_or_broken_key_is_not_also_missing() {
 }
 
 #[test]
+fn gradients_between_ranks_are_rounded_or_added_otherwise_but_not_both() {
+    let bf16 = "reduce_dtype = \"bf16\"";
+    for (reduce, why) in [
+        ("any-world", "one process sends no gradients and so rounds none"),
+        ("fast", "sums in bf16 lose gradients"),
+    ] {
+        let errors = errors(&format!("{MINIMAL}[parallel]\nreduce = \"{reduce}\"\n{bf16}\n"));
+        assert!(errors.contains("[parallel] `reduce` and `reduce_dtype` are both given, but"), "{errors}");
+        assert!(errors.contains(why) && errors.ends_with("; leave one out"), "{errors}");
+    }
+    let copies = errors(&format!("{MINIMAL}[parallel]\nreduce = \"fast\"\ntransport = \"copy\"\n"));
+    assert!(copies.contains("`reduce` and `transport` are both given, but only NCCL adds"), "{copies}");
+    for fits in
+        [format!("reduce = \"same-world\"\n{bf16}"), "reduce = \"fast\"\ntransport = \"nccl\"".to_owned()]
+    {
+        assert!(parse(&format!("{MINIMAL}[parallel]\n{fits}\n"), &[]).is_ok(), "{fits}");
+    }
+}
+
+#[test]
 fn heads_and_widths_must_fit() {
     assert_eq!(
         message("model", "kv_heads = 3"),

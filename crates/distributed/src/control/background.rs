@@ -5,7 +5,7 @@ use super::StartOptions;
 use super::link::{Event, Link};
 use super::message::{Data, Message};
 use super::shared::{Phase, Shared};
-use crate::error::Fault;
+use crate::error::{Cause, Fault};
 use crate::net::authenticate::Caller;
 use crate::net::gate::Gate;
 use crate::net::poll::{self, Interest, Ready};
@@ -217,7 +217,7 @@ impl Background {
         if world_size != own_size {
             let (rank, host) = (new.rank, &new.host);
             let wrong = format!("its world size is {world_size}, but rank 0 has {own_size}");
-            let fault = Fault::new(rank, host, &wrong).of_user();
+            let fault = Fault::new(rank, host, &wrong).caused_by(Cause::User);
             return self.shared.change(|state| state.fail(fault));
         }
         let mut earlier = self.links.iter().enumerate();
@@ -237,7 +237,7 @@ impl Background {
 
     /// Ends the run because of something that the user can correct.
     fn refuse(&self, message: &str) {
-        let fault = Fault::new(self.world.rank, &self.host, message).of_user();
+        let fault = Fault::new(self.world.rank, &self.host, message).caused_by(Cause::User);
         self.shared.change(|state| state.fail(fault));
     }
 

@@ -1,6 +1,6 @@
 //! Messages of the control connection, and their bytes.
 
-use crate::error::{CommError, Fault};
+use crate::error::{Cause, CommError, Fault};
 use crate::net::frame::MAX_BYTES;
 use std::fmt;
 use std::sync::Arc;
@@ -58,6 +58,9 @@ const ABORT: u8 = 5;
 const FINISH: u8 = 6;
 const FINISHED: u8 = 7;
 
+/// The causes of a fault, each at its number.
+const CAUSES: [Cause; 3] = [Cause::Failure, Cause::User, Cause::Timeout];
+
 impl Message {
     pub(super) fn encode(&self) -> Arc<[u8]> {
         let mut to = Vec::new();
@@ -77,9 +80,9 @@ impl Message {
             Message::Data(Data { call, channel, number, bytes }) => {
                 return encode_data(*call, *channel, *number, bytes);
             }
-            Message::Abort(Fault { rank, host, message, is_users }) => {
+            Message::Abort(Fault { rank, host, message, cause }) => {
                 to.push(ABORT);
-                to.push(u8::from(*is_users));
+                to.push(CAUSES.iter().position(|known| known == cause).unwrap_or(0) as u8);
                 to.extend((*rank as u32).to_le_bytes());
                 put_text(&mut to, host);
                 put_text(&mut to, message);
@@ -113,11 +116,11 @@ impl Message {
                 Message::Data(Data { call, channel, number, bytes: bytes.to_vec() })
             }
             ABORT => {
-                let (is_users, after) = rest.split_first()?;
+                let (cause, after) = rest.split_first()?;
                 rest = after;
                 let rank = number(&mut rest)? as usize;
                 let fault = Fault::new(rank, &text(&mut rest)?, &text(&mut rest)?);
-                Message::Abort(if *is_users == 0 { fault } else { fault.of_user() })
+                Message::Abort(fault.caused_by(*CAUSES.get(usize::from(*cause))?))
             }
             FINISH => Message::Finish,
             FINISHED => Message::Finished,
@@ -205,7 +208,8 @@ mod tests {
             data(Call::Broadcast, b"bytes"),
             data(Call::Gather, b""),
             Message::Abort(Fault::new(3, "node-b", "it panicked")),
-            Message::Abort(Fault::new(3, "node-b", "disk full").of_user()),
+            Message::Abort(Fault::new(3, "node-b", "disk full").caused_by(Cause::User)),
+            Message::Abort(Fault::new(3, "node-b", "it waits").caused_by(Cause::Timeout)),
             Message::Finish,
             Message::Finished,
         ]

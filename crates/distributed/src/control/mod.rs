@@ -20,7 +20,7 @@ mod shared;
 mod start;
 
 use crate::channel::Channel;
-use crate::error::{CommError, Fault};
+use crate::error::{Cause, CommError, Fault};
 use crate::net::address::host_name;
 use crate::net::secret::{Key, Secret};
 use crate::world::World;
@@ -174,7 +174,7 @@ impl Control {
             if let (Some((rank, line)), Some(connection)) =
                 (handshake::first_difference(&ranks, &hosts), &self.connection)
             {
-                let fault = Fault::new(rank, &hosts[rank], &line).of_user();
+                let fault = Fault::new(rank, &hosts[rank], &line).caused_by(Cause::User);
                 connection.shared.change(|state| state.fail(fault));
                 connection.shared.flush();
                 return Err(connection.fault().map_or(CommError::Left { rank }, CommError::Aborted));
@@ -216,16 +216,8 @@ impl Control {
 
     /// Ends the run on all ranks. Returns the first cause, which is an earlier one if another rank has failed
     /// before. Takes a second at most.
-    pub fn abort(&self, message: &str) -> Fault {
-        self.end_with(Fault::new(self.world.rank, &self.host, message))
-    }
-
-    /// [`Control::abort`] because of something that the user can correct.
-    pub fn refuse(&self, message: &str) -> Fault {
-        self.end_with(Fault::new(self.world.rank, &self.host, message).of_user())
-    }
-
-    fn end_with(&self, own: Fault) -> Fault {
+    pub fn abort(&self, cause: Cause, message: &str) -> Fault {
+        let own = Fault::new(self.world.rank, &self.host, message).caused_by(cause);
         let Some(connection) = &self.connection else { return own };
         let shared = &connection.shared;
         if self.world.rank == 0 {

@@ -240,11 +240,11 @@ fn the_first_cause_reaches_all_ranks() {
     for culprit in [0, 2] {
         let lines = on_ranks(4, |control| {
             if control.world().rank == culprit {
-                return control.abort("disk full\nat /data").to_string();
+                return control.abort(Cause::Failure, "disk full\nat /data").to_string();
             }
             let fault = control.wait_for_fault(LONG).expect("a fault");
             // A later fault does not replace it.
-            assert_eq!(control.abort("I am lost"), fault);
+            assert_eq!(control.abort(Cause::Failure, "I am lost"), fault);
             assert_eq!(control.barrier(), Err(CommError::Aborted(fault.clone())));
             fault.to_string()
         });
@@ -292,7 +292,7 @@ fn a_fault_reaches_a_rank_that_computes() {
     let seen = on_ranks(2, |control| {
         let (to, from) = mpsc::channel();
         if control.world().rank == 1 {
-            control.abort("out of memory");
+            control.abort(Cause::Failure, "out of memory");
             return true;
         }
         control.watch(move |fault| to.send(fault).expect("a reader")).expect("a thread");
@@ -306,10 +306,10 @@ fn a_fault_reaches_a_rank_that_computes() {
 fn all_ranks_know_that_the_user_can_correct_a_fault() {
     let seen = on_ranks(3, |control| {
         let fault = match control.world().rank {
-            2 => control.refuse("disk full"),
+            2 => control.abort(Cause::User, "disk full"),
             _ => control.wait_for_fault(LONG).expect("a fault"),
         };
-        (fault.rank, fault.is_users)
+        (fault.rank, fault.is_users())
     });
     assert_eq!(seen, [(2, true); 3]);
 }
@@ -363,7 +363,7 @@ fn different_calls_are_a_mismatch() {
         0 => {
             control.broadcast(b"x").expect("it is sent");
             let result = control.gather(&[]).map(drop);
-            control.abort("mismatch");
+            control.abort(Cause::Failure, "mismatch");
             result
         }
         _ => {

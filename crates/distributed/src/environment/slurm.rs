@@ -11,6 +11,11 @@ const NAME: &str = "Slurm";
 /// The place of this process, if it is a task of a step with several.
 pub(super) fn world(variables: &Variables) -> Result<Option<World>, WorldError> {
     let tasks = variables.number("SLURM_STEP_NUM_TASKS")?;
+    if tasks.is_none() && variables.number("SLURM_PROCID")?.is_some_and(|rank: usize| rank > 0) {
+        // Task 1 of a step whose other variables were lost, in a container for example: it must not train
+        // alone.
+        variables.need_all(NAME, &["SLURM_STEP_NUM_TASKS"])?;
+    }
     let Some(world_size) = tasks.filter(|tasks: &usize| *tasks > 1) else { return Ok(None) };
     variables.need_all(NAME, &["SLURM_PROCID", "SLURM_LOCALID", "SLURM_JOB_ID"])?;
     let world = World {

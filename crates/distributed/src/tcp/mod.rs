@@ -8,7 +8,7 @@ mod exchange;
 
 use crate::communicator::Communicator;
 use crate::control::Control;
-use crate::error::{CommError, Fault};
+use crate::error::{Cause, CommError, Fault};
 use crate::world::Groups;
 use exchange::{Collective, Header, Peer, exchange};
 use std::fmt;
@@ -147,8 +147,8 @@ impl Communicator for TcpCommunicator {
         Some(Duration::from_millis(self.timeout.load(Ordering::Relaxed)))
     }
 
-    fn abort(&self, message: &str) -> Fault {
-        self.control.abort(message)
+    fn abort(&self, cause: Cause, message: &str) -> Fault {
+        self.control.abort(cause, message)
     }
 }
 

@@ -125,12 +125,12 @@ fn a_rank_that_does_not_come_is_named_after_the_timeout() {
             let error = run(communicator, Collective::AllToAll, 0, &[1, 2]).expect_err("a timeout");
             let again = run(communicator, Collective::AllToAll, 0, &[1, 2]);
             assert_eq!(again, Err(error.clone()));
-            communicator.control.abort(&error.to_string());
+            communicator.control.abort(Cause::Failure, &error.to_string());
             return error.to_string();
         }
         communicator.control.wait_for_fault(LONG).expect("the abort of rank 0").message
     });
-    let line = "all_to_all number 1 waits for rank 1, from which nothing came for 0.7 s";
+    let line = "all_to_all number 1 waits for rank 1, from which nothing came for 0.7 s; see the output of that rank, or raise parallel.timeout";
     assert_eq!(results, [line, line]);
 }
 
@@ -150,7 +150,7 @@ fn different_calls_are_a_mismatch_on_each_rank_that_sees_them() {
                 _ => run(communicator, Collective::AllGather, 0, &[0; 3]),
             };
             if let Err(error) = &result {
-                communicator.control.abort(&error.to_string());
+                communicator.control.abort(Cause::Failure, &error.to_string());
             }
             result
         });
@@ -194,7 +194,7 @@ fn an_abort_wakes_a_blocked_collective_within_a_second() {
         if communicator.rank() == 2 {
             thread::sleep(Duration::from_millis(300));
             aborted.lock().expect("no panic").replace(Instant::now());
-            communicator.control.abort("disk full");
+            communicator.control.abort(Cause::Failure, "disk full");
             return Duration::ZERO;
         }
         let blocked = run(communicator, Collective::AllGather, 0, &[0; 4_000_000]);

@@ -9,7 +9,7 @@ use std::sync::atomic::AtomicBool;
 use std::thread;
 use std::time::Duration;
 use xtrain_distributed::{
-    CommError, Communicator, Control, Environment, Launch, SECRET_VARIABLE, Secret, StartOptions,
+    Cause, CommError, Communicator, Control, Environment, Launch, SECRET_VARIABLE, Secret, StartOptions,
     TcpCommunicator, Variables, World, die_with_launcher,
 };
 
@@ -105,7 +105,7 @@ fn endless(world: &World, variables: &Variables) -> Result<(), CommError> {
     let mut output = input.clone();
     loop {
         if let Err(error) = communicator.all_to_all(communicator.world(), 0, &input, &mut output) {
-            return Err(CommError::Aborted(control.abort(&error.to_string())));
+            return Err(CommError::Aborted(control.abort(Cause::Failure, &error.to_string())));
         }
     }
 }

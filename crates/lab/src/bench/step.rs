@@ -8,11 +8,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use xtrain_config::{Config, ParallelConfig, Parsed};
 use xtrain_distributed::{Communicator, OneOf, Pace};
-use xtrain_program::Sent;
-use xtrain_runtime::Checks;
+use xtrain_program::{Group, Parallel, Sent};
+use xtrain_runtime::{Checks, groups};
+use xtrain_train::crew::transport;
 use xtrain_train::engine::{Processor, Target};
 use xtrain_train::error::{LearnError, RunError};
-use xtrain_train::estimate::{Device, Network, Timeline};
+use xtrain_train::estimate::{Device, Timeline};
 use xtrain_train::learner::{IN_FLIGHT, Learner, Step};
 use xtrain_train::member::Member;
 use xtrain_train::slower::{self, median};
@@ -39,8 +40,10 @@ pub struct RankOf {
     pub ranks: usize,
     /// True if a collective takes at least the time that the plan says. On a GPU a kernel delays its stream.
     pub stretch: bool,
-    /// Bytes per second that a rank sends to others, if other than those of the device's connections.
-    pub bandwidth: Option<f64>,
+    /// Bytes per second between nodes, if other than those of the device's connections.
+    pub between_nodes: Option<f64>,
+    /// Ranks of a node.
+    pub ranks_per_node: usize,
 }
 
 /// The plan of a step of one of several ranks, and the bytes that were counted.
@@ -244,17 +247,27 @@ fn sent_in_a_step(
 fn of_rank(
     planned: &Planned,
     device: &Device,
-    RankOf { ranks, stretch, bandwidth }: RankOf,
+    RankOf { ranks, stretch, between_nodes, ranks_per_node }: RankOf,
 ) -> Result<(Arc<OneOf>, RankSpeed), RunError> {
-    let network = device.network.of_run(&planned.resolved.config.parallel);
-    let bandwidth = bandwidth.unwrap_or(network.bandwidth(ranks));
-    let network = Network { within_node: bandwidth, copies: None, ranks_per_node: ranks, ..network };
+    let parallel = &planned.resolved.config.parallel;
+    let network = device.network.of_run(parallel).of_nodes(ranks_per_node, between_nodes);
+    transport::check(parallel, device.target == Target::Cuda, network.spans_nodes(ranks))?;
     let device = Device { network, ..device.clone() };
     let training = programs::training(&planned.spec).map_err(LearnError::from)?;
     let refresh = programs::refresh(&training).map_err(LearnError::from)?;
     let micro_steps = planned.spec.micro_steps(planned.resolved.config.train.batch_size);
     let timeline = Timeline::new(&training, &device, micro_steps);
-    let pace = stretch.then(|| Pace { latency: Duration::from_secs_f64(network.latency), bandwidth });
+    let Parallel { replicas, .. } = planned.spec.parallel;
+    let bandwidth = |group| (groups(group, ranks), network.bandwidth(group, ranks));
+    let of_run = [
+        Group::World { size: ranks },
+        Group::Shard { size: ranks / replicas },
+        Group::Replicas { size: replicas },
+    ];
+    let pace = stretch.then(|| Pace {
+        latency: Duration::from_secs_f64(network.latency),
+        bandwidths: of_run.map(bandwidth).to_vec(),
+    });
     let speed = RankSpeed {
         ranks,
         plan_bytes: device.target.plan_bytes(&[&refresh, &training]) as u64,
@@ -312,7 +325,8 @@ mod tests {
         for shard in ["none", "optimizer", "gradients", "weights"] {
             let set = [format!("parallel.shard={shard}")];
             let parsed = Config::parse(Path::new("run.toml"), run.as_bytes(), &set).expect("it is valid");
-            let rank_of = Some(RankOf { ranks: 3, stretch: true, bandwidth: Some(1e7) });
+            let rank_of =
+                Some(RankOf { ranks: 3, stretch: true, between_nodes: Some(1e7), ranks_per_node: 1 });
             let options = BenchOptions { warmup: 0, repeats: 1, steps: 1, rank_of };
             let speed = step(&parsed, options).expect("a speed");
             let rank = speed.rank.expect("a rank");

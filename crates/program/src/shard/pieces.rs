@@ -1,7 +1,7 @@
 //! The state of which a rank has its rows alone.
 
 use super::ShardOps;
-use super::quantized::{self, Rows, Source};
+use super::quantized::{self, RankRows, Source};
 use crate::{Gather, Gathered, Program, RowShard, StateKind, Storage, Transposed, ValueId};
 use std::collections::HashMap;
 use xtrain_tensor::DType;
@@ -78,11 +78,11 @@ fn gather_numbers(
                     instead_of.insert(value, held);
                     program.values[value.0 as usize].storage = Storage::Transient;
                 }
-                Source::Gathered(Rows { piece, cut, .. }) => {
+                Source::Gathered(RankRows { piece, cut, .. }) => {
                     program.parameters[p].gathered.push(Gathered { piece, whole: value, cut });
                     gathered.insert(piece, value);
                 }
-                Source::Transposed(Rows { piece, cut, whole }, op) => {
+                Source::Transposed(RankRows { piece, cut, whole }, op) => {
                     let from = *gathered.entry(piece).or_insert_with(|| {
                         let whole = program.add_value(whole, Storage::Transient);
                         program.parameters[p].gathered.push(Gathered { piece, whole, cut });

@@ -16,14 +16,14 @@ pub(super) enum Source {
     /// Scales that every rank computes.
     Held(ValueId),
     /// The rows of all ranks.
-    Gathered(Rows),
+    Gathered(RankRows),
     /// Their transpose.
-    Transposed(Rows, Arc<dyn Op>),
+    Transposed(RankRows, Arc<dyn Op>),
 }
 
 /// Rows of this rank.
 #[derive(Clone, Copy)]
-pub(super) struct Rows {
+pub(super) struct RankRows {
     pub(super) piece: ValueId,
     pub(super) cut: RowShard,
     /// The type of all rows.
@@ -55,7 +55,7 @@ pub(super) fn cut(
     let scaling = copies.quantization.scaling;
     let written = [false, true].into_iter().zip(copies.layouts).filter(|(_, is_written)| *is_written);
     let mut out = Cut::default();
-    let mut of_rows: Option<[Rows; 2]> = None;
+    let mut of_rows: Option<[RankRows; 2]> = None;
     for ((transposed, _), &[numbers, scales]) in written.zip(copies.values.as_chunks::<2>().0) {
         let ty = program.ty(numbers);
         let (rows, cols) = ty.shape.rows_cols();
@@ -73,11 +73,11 @@ pub(super) fn cut(
                 };
                 let mut rows_of = |value, cut: RowShard, whole| {
                     let piece = piece_of(program, value, cut.piece(whole));
-                    Rows { piece, cut, whole }
+                    RankRows { piece, cut, whole }
                 };
                 let numbers = rows_of(numbers, cut, whole);
                 let scales = match is_held {
-                    true => Rows { piece: scales, cut: scale_cut, whole: whole_scales },
+                    true => RankRows { piece: scales, cut: scale_cut, whole: whole_scales },
                     false => rows_of(scales, scale_cut, whole_scales),
                 };
                 out.rows.push(QuantizedRows {

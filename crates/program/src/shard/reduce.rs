@@ -46,7 +46,7 @@ pub(super) fn reduce(
         Reduce::AnyWorld { micro_steps } => Some(micro_steps.next_power_of_two().ilog2() as usize),
     };
     if levels.is_some() || parallel.cuts_gradients() {
-        write_afresh(&mut program);
+        overwrite_gradients(&mut program);
     }
     let first_deferred = if parallel.world_size > 1 { defer_wgrad(&mut program) } else { None };
     let reductions = reductions(&program);
@@ -136,8 +136,8 @@ fn reductions(program: &Program) -> Vec<Vec<usize>> {
     after
 }
 
-/// Makes every micro-step write gradients afresh: the first writer overwrites, the others add.
-fn write_afresh(program: &mut Program) {
+/// Makes every micro-step overwrite the gradients of the one before: the first writer overwrites, the others add.
+fn overwrite_gradients(program: &mut Program) {
     let gradients: HashSet<ValueId> = program.parameters.iter().filter_map(|p| p.gradient).collect();
     let outputs = program.instances.iter_mut().flat_map(|i| &mut i.outputs);
     for Output { mode, .. } in outputs.filter(|o| gradients.contains(&o.value)) {

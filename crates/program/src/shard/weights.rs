@@ -9,7 +9,7 @@
 //! happens directly before the copy is read.
 
 use super::ShardOps;
-use super::quantized::{self, Rows, Source};
+use super::quantized::{self, RankRows, Source};
 use super::slots::Slots;
 use crate::program::instantiate;
 use crate::{
@@ -170,7 +170,7 @@ impl Copies {
         for piece in [master].into_iter().chain(compute) {
             let whole = program.ty(piece);
             program.values[piece.0 as usize].ty = cut.piece(whole);
-            weights.push(Rows { piece, cut, whole });
+            weights.push(RankRows { piece, cut, whole });
         }
         if owner.is_none() {
             return;
@@ -181,7 +181,7 @@ impl Copies {
             let whole = weights[0].whole.with_dtype(DType::BF16);
             let piece = program.add_state(StateKind::Compute, &name, cut.piece(whole));
             program.parameters[p].compute = Some(piece);
-            weights.push(Rows { piece, cut, whole });
+            weights.push(RankRows { piece, cut, whole });
         }
         let origin = Origin { block, site: name, role: Role::Gather, stage: Stage::Forward };
         for &rows in &weights {
@@ -199,8 +199,14 @@ impl Copies {
     }
 
     /// The whole of which ranks have rows. The first call adds the step that gathers it.
-    fn gather(&mut self, program: &mut Program, rows: Rows, origin: &Origin, ops: &dyn ShardOps) -> Whole {
-        let Rows { piece, cut, whole } = rows;
+    fn gather(
+        &mut self,
+        program: &mut Program,
+        rows: RankRows,
+        origin: &Origin,
+        ops: &dyn ShardOps,
+    ) -> Whole {
+        let RankRows { piece, cut, whole } = rows;
         *self.pieces.entry(piece).or_insert_with(|| {
             let slot = self.gathered.take(program, origin.block, whole);
             let (op, inputs, outputs) = (ops.all_gather(cut), vec![piece], vec![slot]);

@@ -2,6 +2,7 @@
 
 use super::arena::{Arena, Span};
 use super::watchdog::Watchdog;
+use crate::collective::groups;
 use crate::error::EngineError;
 use crate::part::ProgramId;
 use thiserror::Error;
@@ -111,17 +112,15 @@ impl DeviceCommunicator for Copies {
         let begin = |(_, delay): &(Pace, Delay)| delay.begin(stream);
         self.pace.as_ref().map_or(Ok(()), begin)?;
         calls.iter().try_for_each(|call| copy(*call, stream))?;
-        let end = |(pace, delay): &(Pace, Delay)| delay.end(pace.least(sent_bytes(calls)), stream);
+        let sent = || calls.iter().map(|call| (groups(call.group, self.world_size), sent_bytes(call)));
+        let end = |(pace, delay): &(Pace, Delay)| delay.end(pace.least(sent()), stream);
         Ok(self.pace.as_ref().map_or(Ok(()), end)?)
     }
 }
 
-/// Bytes that a rank sends to others in these collectives.
-fn sent_bytes(calls: &[Call<'_>]) -> u64 {
-    let of = |Call { collective, group, input, output }: &Call<'_>| {
-        collective.piece_bytes(*group, input.bytes(), output.bytes()) * (group.size() - 1)
-    };
-    calls.iter().map(of).sum::<usize>() as u64
+/// Bytes that a rank sends to others in this collective.
+fn sent_bytes(Call { collective, group, input, output }: &Call<'_>) -> u64 {
+    (collective.piece_bytes(*group, input.bytes(), output.bytes()) * (group.size() - 1)) as u64
 }
 
 fn copy(Call { collective, group, input, output }: Call<'_>, stream: &Stream) -> Result<(), CudaError> {

@@ -35,7 +35,7 @@ pub struct NcclGroups {
 
 impl NcclGroups {
     /// Joins the other ranks of each group of `rank`, one kind after the other. `ids` has the id of each of
-    /// these groups. `go_on` is asked every now and then meanwhile.
+    /// these groups. `poll` is called every now and then meanwhile.
     ///
     /// # Errors
     /// Those of [`NcclCommunicator::join`].
@@ -44,10 +44,10 @@ impl NcclGroups {
         rank: usize,
         kinds: &[Groups],
         ids: &[NcclId],
-        go_on: &dyn Fn() -> Result<(), E>,
+        poll: &dyn Fn() -> Result<(), E>,
     ) -> Result<NcclGroups, E> {
         let join = |(groups, id): (&Groups, &NcclId)| {
-            let communicator = NcclCommunicator::join(context, id, groups.place(rank), groups.size, go_on)?;
+            let communicator = NcclCommunicator::join(context, id, groups.place(rank), groups.size, poll)?;
             Ok((*groups, Arc::new(communicator)))
         };
         let communicators = kinds.iter().zip(ids).map(join).collect::<Result<_, E>>()?;
@@ -130,8 +130,8 @@ impl DeviceCommunicator for Nccl {
             });
         }
         self.watchdog.set_connects(true);
-        let go_on = || self.watchdog.check().map_err(DeviceCommError::from);
-        let enqueued = communicator.enqueue(&together, stream, &go_on);
+        let poll = || self.watchdog.check().map_err(DeviceCommError::from);
+        let enqueued = communicator.enqueue(&together, stream, &poll);
         self.watchdog.set_connects(false);
         enqueued
     }

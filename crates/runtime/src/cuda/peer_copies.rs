@@ -99,19 +99,19 @@ impl PeerCopies {
         if rank == self.host.rank() { own.pointer() } else { self.of_rank(rank, own).pointer() }
     }
 
-    /// Tells `others` that this rank has reached a point.
-    fn tell(&self, kind: Kind, others: &[usize], stream: &Stream) -> Result<(), CudaError> {
+    /// Signals `others` that this rank has reached a point.
+    fn signal(&self, kind: Kind, others: &[usize], stream: &Stream) -> Result<(), CudaError> {
         let rank = self.host.rank();
-        let told = others.iter().map(|&other| Signal::Write(self.word(kind, other, rank), 1));
-        Signal::enqueue(&told.collect::<Vec<_>>(), stream)
+        let signals = others.iter().map(|&other| Signal::Write(self.word(kind, other, rank), 1));
+        Signal::enqueue(&signals.collect::<Vec<_>>(), stream)
     }
 
     /// Waits until `others` have reached a point.
-    fn hear(&self, kind: Kind, others: &[usize], stream: &Stream) -> Result<(), CudaError> {
+    fn wait_for(&self, kind: Kind, others: &[usize], stream: &Stream) -> Result<(), CudaError> {
         let words = others.iter().map(|&other| self.word(kind, self.host.rank(), other));
-        let heard = words.clone().map(|word| Signal::Wait(word, 1));
+        let waits = words.clone().map(|word| Signal::Wait(word, 1));
         let reset = words.map(|word| Signal::Write(word, 0));
-        Signal::enqueue(&heard.chain(reset).collect::<Vec<_>>(), stream)
+        Signal::enqueue(&waits.chain(reset).collect::<Vec<_>>(), stream)
     }
 
     /// Fails unless all ranks have the same description of their memory.
@@ -227,7 +227,7 @@ impl DeviceCommunicator for PeerCopies {
         // Each rank begins with its successor, so that no two copy to one rank at the same time.
         let others: Vec<usize> = (1..ranks.len()).map(|n| (place + n) % ranks.len()).collect();
         let global: Vec<usize> = others.iter().map(|&other| ranks[other]).collect();
-        self.tell(Kind::Ready, &global, stream)?;
+        self.signal(Kind::Ready, &global, stream)?;
         let Local { stream: beside, begin, end } = &self.local;
         begin.record(stream)?;
         beside.wait(begin)?;
@@ -241,7 +241,7 @@ impl DeviceCommunicator for PeerCopies {
             }
         }
         end.record(beside)?;
-        self.hear(Kind::Ready, &global, stream)?;
+        self.wait_for(Kind::Ready, &global, stream)?;
         for &other in &others {
             for call in calls {
                 let Piece { sent, to } = piece(call, place, other, ranks.len());
@@ -250,8 +250,8 @@ impl DeviceCommunicator for PeerCopies {
                 }
             }
         }
-        self.tell(Kind::Done, &global, stream)?;
-        self.hear(Kind::Done, &global, stream)?;
+        self.signal(Kind::Done, &global, stream)?;
+        self.wait_for(Kind::Done, &global, stream)?;
         Ok(stream.wait(end)?)
     }
 }

@@ -13,7 +13,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 use xtrain_cuda::{Context, CudaError, Event, Stream};
-use xtrain_distributed::{CommError, Communicator, Fault};
+use xtrain_distributed::{Cause, CommError, Communicator, Fault};
 use xtrain_program::Program;
 
 /// Time between two looks.
@@ -24,9 +24,6 @@ const ABORT_TICK: Duration = Duration::from_millis(2);
 
 /// Time in which the control connection may learn why a link failed, such as the end of another process.
 const REASON: Duration = Duration::from_secs(1);
-
-/// The end of the message of a time-out, by which other ranks know that they may be the cause.
-const IN_VAIN: &str = "another rank does not take part";
 
 /// Parts in flight after which completed ones are forgotten.
 const MANY_PARTS: usize = 16;
@@ -47,6 +44,14 @@ pub(super) struct Watchdog {
     context: Context,
     names_in_graphs: bool,
     thread: Option<JoinHandle<()>>,
+}
+
+/// Why a run ends.
+enum End {
+    /// Another rank has ended it.
+    OnAnother(Fault),
+    /// This rank ends it, for this reason.
+    Here(Cause, String),
 }
 
 struct Shared {
@@ -209,17 +214,20 @@ impl Shared {
             if state.ends {
                 return;
             }
-            let Some(error) = self.fault(&mut state) else { continue };
+            let Some(end) = self.end(&mut state) else { continue };
             drop(state);
-            let fault = match error {
-                CommError::Aborted(fault) => {
-                    if fault.message.contains(IN_VAIN) {
+            let fault = match end {
+                End::OnAnother(fault) => {
+                    // This rank may be the one that others wait for.
+                    if fault.cause == Cause::Timeout {
                         self.log_position();
                     }
                     fault
                 }
                 // Also where the abort below never returns, the run ends.
-                own => self.reason().unwrap_or_else(|| self.host.abort(&own.to_string())),
+                End::Here(cause, message) => {
+                    self.reason().unwrap_or_else(|| self.host.abort(cause, &message))
+                }
             };
             self.lock().failed = Some(CommError::Aborted(fault));
             return self.abort();
@@ -266,40 +274,42 @@ impl Shared {
     }
 
     /// The reason to end the run, if there is one.
-    fn fault(&self, state: &mut State) -> Option<CommError> {
+    fn end(&self, state: &mut State) -> Option<End> {
         if let Some(fault) = self.host.fault() {
-            return Some(CommError::Aborted(fault));
+            return Some(End::OnAnother(fault));
         }
         if let Err(error) = self.links.iter().try_for_each(|link| link.check()) {
-            return Some(CommError::System(error.to_string()));
+            return Some(End::Here(Cause::Failure, error.to_string()));
         }
         let timeout = self.host.timeout()?;
         let is_late = |since: &Instant| since.elapsed() >= timeout;
         if state.connects_since.as_ref().is_some_and(is_late) {
-            return Some(CommError::System(format!(
-                "NCCL has tried to connect the ranks of a collective for {} s: {IN_VAIN} in {}",
+            let message = format!(
+                "NCCL has tried to connect the ranks of a collective for {} s: another rank does not take part in {}",
                 timeout.as_secs_f32(),
                 state.enqueues
-            )));
+            );
+            return Some(End::Here(Cause::Timeout, message));
         }
         if !is_late(&state.waits_since?) {
             return None;
         }
         let before = state.parts.len();
         if let Err(error) = state.drop_completed() {
-            return Some(CommError::System(error.to_string()));
+            return Some(End::Here(Cause::Failure, error.to_string()));
         }
         let first = state.parts.front()?;
         if state.parts.len() < before {
             state.waits_since = Some(Instant::now());
             return None;
         }
-        Some(CommError::System(format!(
-            "the GPU has not completed {} for {} s: {IN_VAIN} in one of its collectives, or a kernel hangs; {}",
+        let message = format!(
+            "the GPU has not completed {} for {} s: another rank does not take part in one of its collectives, or a kernel hangs; {}",
             first.part.words(),
             timeout.as_secs_f32(),
             first.describe()
-        )))
+        );
+        Some(End::Here(Cause::Timeout, message))
     }
 }
 

@@ -8,7 +8,7 @@
 
 mod facts;
 mod folder;
-mod transport;
+pub mod transport;
 
 pub(crate) use facts::Facts;
 
@@ -19,7 +19,7 @@ use serde::de::DeserializeOwned;
 use std::sync::Arc;
 use std::time::Duration;
 use xtrain_distributed::{
-    Alone, Channel, CommError, Communicator, Control, Environment, Fault, Secret, StartOptions,
+    Alone, Cause, Channel, CommError, Communicator, Control, Environment, Fault, Secret, StartOptions,
     TcpCommunicator,
 };
 use xtrain_runtime::EngineError;
@@ -243,10 +243,8 @@ impl Crew {
             return RunError::Ranks(CommError::Aborted(fault.clone()));
         }
         let (message, own) = (error.to_string(), self.member().rank);
-        let fault = match error.is_users() {
-            true => ranks.control.refuse(&message),
-            false => ranks.control.abort(&message),
-        };
+        let cause = if error.is_users() { Cause::User } else { Cause::Failure };
+        let fault = ranks.control.abort(cause, &message);
         if fault.rank != own { RunError::Ranks(CommError::Aborted(fault)) } else { error }
     }
 

@@ -37,11 +37,9 @@ impl Crew {
     /// connected within `parallel.start_timeout`.
     pub fn data_path(&self, processor: &Processor, parallel: &ParallelConfig) -> Result<DataPath, RunError> {
         let Some(ranks) = &self.ranks else { return Ok(DataPath::Host) };
+        let on_gpus = matches!(processor, Processor::Cuda(_));
+        check(parallel, on_gpus, ranks.control.world().spans_nodes())?;
         let gpu = match (processor, parallel.transport) {
-            (Processor::Cpu, Transport::Nccl | Transport::Copy) => {
-                let why = "ranks on the CPU have no GPU; leave it out, or train on GPUs";
-                return Err(requested(parallel.transport, why));
-            }
             (Processor::Cpu, _) | (_, Transport::Host) => return Ok(DataPath::Host),
             (Processor::Cuda(gpu), _) => gpu,
         };
@@ -123,7 +121,7 @@ impl Crew {
         let kinds = groups_of_run(member.world_size, parallel.replicas);
         let ids = self.nccl_ids(&kinds)?;
         let (began, limit) = (Instant::now(), parallel.start_timeout.duration());
-        let go_on = || match ranks.control.fault() {
+        let poll = || match ranks.control.fault() {
             Some(fault) => Err(Ended::Ranks(CommError::Aborted(fault))),
             None if began.elapsed() < limit => Ok(()),
             None => Err(Ended::Ranks(CommError::Start(format!(
@@ -132,7 +130,7 @@ impl Crew {
                 limit.as_secs_f32()
             )))),
         };
-        match NcclGroups::join(gpu.context(), member.rank, &kinds, &ids, &go_on) {
+        match NcclGroups::join(gpu.context(), member.rank, &kinds, &ids, &poll) {
             Ok(groups) => Ok(groups.naming(parallel.name_collectives)),
             Err(Ended::Ranks(error)) => Err(error.into()),
             Err(Ended::Cuda(error)) => Err(refused(error)),
@@ -184,6 +182,24 @@ impl Crew {
             }
         }
     }
+}
+
+/// Refuses a `parallel.transport` that several ranks cannot use, wherever they run: the ranks of a run, and
+/// those of a plan.
+///
+/// # Errors
+/// The path is between GPUs and ranks are on CPUs, or within a host and ranks are on several.
+pub fn check(parallel: &ParallelConfig, on_gpus: bool, spans_nodes: bool) -> Result<(), RunError> {
+    let why = match parallel.transport {
+        Transport::Copy | Transport::Nccl if !on_gpus => {
+            "ranks on the CPU have no GPU; leave it out, or train on GPUs"
+        }
+        Transport::Copy if spans_nodes => {
+            "GPUs copy to the memory of those on their own host, and the run has several hosts; leave it out, or use \"nccl\""
+        }
+        _ => return Ok(()),
+    };
+    Err(requested(parallel.transport, why))
 }
 
 /// The error that ends the connection.

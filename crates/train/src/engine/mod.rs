@@ -286,7 +286,7 @@ impl Processor {
             Processor::Cpu => self.engine_of_rank(Checks::default(), communicator, DataPath::Host),
             Processor::Cuda(gpu) => {
                 let engine = CudaEngine::new(Arc::new(registry::cuda_kernels()), *gpu)?;
-                Ok(Box::new(engine.as_rank_of(communicator.world_size(), communicator.pace())?))
+                Ok(Box::new(engine.as_rank_of(communicator.world_size(), communicator.pace().cloned())?))
             }
         }
     }

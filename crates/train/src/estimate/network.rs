@@ -56,18 +56,40 @@ impl Network {
         Network { latency, within_node, copies, between_nodes: within_node, ranks_per_node }
     }
 
-    /// Connections that a run with these settings uses: copies only where they may be used.
+    /// Connections that a run with these settings uses: copies only where they may be used, and TCP alone
+    /// where data pass through host memory.
     pub fn of_run(self, parallel: &ParallelConfig) -> Network {
         let may_copy = matches!(parallel.transport, Transport::Auto | Transport::Copy);
         let adds = parallel.reduce == ReduceOrder::Fast;
-        Network { copies: self.copies.filter(|_| may_copy && !adds), ..self }
+        match parallel.transport {
+            Transport::Host => Network {
+                latency: TCP_LATENCY,
+                within_node: TCP_BANDWIDTH,
+                copies: None,
+                between_nodes: TCP_BANDWIDTH,
+                ..self
+            },
+            _ => Network { copies: self.copies.filter(|_| may_copy && !adds), ..self },
+        }
+    }
+
+    /// These connections where a node has so many ranks, and so many bytes per second are sent between nodes,
+    /// if that is given.
+    pub fn of_nodes(self, ranks_per_node: usize, between_nodes: Option<f64>) -> Network {
+        let between_nodes = between_nodes.unwrap_or(self.between_nodes);
+        Network { between_nodes, ranks_per_node, ..self }
     }
 
     /// Seconds of a collective of a group of `world_size` ranks in which each sends this many bytes.
     pub fn seconds(&self, group: Group, world_size: usize, sent_bytes: f64) -> f64 {
-        if group.size() == 1 {
-            return 0.0;
+        match group.size() {
+            1 => 0.0,
+            _ => self.latency + sent_bytes / self.bandwidth(group, world_size),
         }
+    }
+
+    /// Bytes per second that each rank sends to others of its group, in a run of `world_size` ranks.
+    pub fn bandwidth(&self, group: Group, world_size: usize) -> f64 {
         let spans_nodes = match group {
             // Groups of 6 on nodes of 8: the second one has ranks of two nodes, and the others wait for it.
             Group::Shard { size } => {
@@ -77,15 +99,7 @@ impl Network {
             Group::World { .. } | Group::Replicas { .. } => self.spans_nodes(world_size),
         };
         let within = self.within_node_of(world_size);
-        self.latency + sent_bytes / if spans_nodes { within.min(self.between_nodes) } else { within }
-    }
-
-    /// Bytes per second that each rank sends to all others of a run of so many ranks.
-    pub fn bandwidth(&self, ranks: usize) -> f64 {
-        match self.spans_nodes(ranks) {
-            true => self.within_node.min(self.between_nodes),
-            false => self.within_node_of(ranks),
-        }
+        if spans_nodes { within.min(self.between_nodes) } else { within }
     }
 
     /// Bytes per second that each rank of a run of so many ranks sends to others of its node.
@@ -172,5 +186,8 @@ mod tests {
         assert_eq!(by(Transport::Auto, ReduceOrder::AnyWorld), Some(200.0));
         assert_eq!(by(Transport::Nccl, ReduceOrder::AnyWorld), None);
         assert_eq!(by(Transport::Auto, ReduceOrder::Fast), None);
+        let parallel = ParallelConfig { transport: Transport::Host, ..ParallelConfig::default() };
+        let host = Network::of_gpus(330e9, Some(356e9)).of_run(&parallel);
+        assert_eq!(host, Network { ranks_per_node: RANKS_PER_NODE, ..Network::of_processes() });
     }
 }

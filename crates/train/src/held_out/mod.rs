@@ -41,7 +41,7 @@ pub struct HeldOut {
 
 impl HeldOut {
     /// The tokens of `data` (files and folders of text, and folders of token shards), read with the settings
-    /// of `opened`. `go_on` is called often with the progress; if it breaks, the result is `None`.
+    /// of `opened`. `on_progress` is called often with the progress; if it breaks, the result is `None`.
     ///
     /// # Errors
     ///
@@ -51,7 +51,7 @@ impl HeldOut {
         opened: &OpenedModel,
         data: &[PathBuf],
         options: &TextOptions,
-        go_on: &mut dyn FnMut(EvalProgress<'_>) -> ControlFlow<()>,
+        on_progress: &mut dyn FnMut(EvalProgress<'_>) -> ControlFlow<()>,
     ) -> Result<Option<HeldOut>, RunError> {
         let model = opened.weights.model();
         let limit = model.max_position_embeddings;
@@ -70,7 +70,7 @@ impl HeldOut {
         let cache = options.cache.as_deref().or(cache).unwrap_or(Path::new(""));
         let (mut streams, mut text_bytes) = (Vec::new(), 0);
         for path in data {
-            let dataset = match dataset(path, &opened.tokenizer, &options.input, cache, go_on) {
+            let dataset = match dataset(path, &opened.tokenizer, &options.input, cache, on_progress) {
                 Err(RunError::Data(DataError::Interrupted)) => return Ok(None),
                 dataset => dataset?,
             };
@@ -102,7 +102,7 @@ impl HeldOut {
     /// the run read it; the errors of [`HeldOut::of_texts`].
     pub fn of_run(
         opened: &OpenedModel,
-        go_on: &mut dyn FnMut(EvalProgress<'_>) -> ControlFlow<()>,
+        on_progress: &mut dyn FnMut(EvalProgress<'_>) -> ControlFlow<()>,
     ) -> Result<Option<HeldOut>, RunError> {
         let Some(of_run) = &opened.run else {
             return Err(RunError::Refused(
@@ -112,7 +112,7 @@ impl HeldOut {
         let config = &of_run.config;
         let mut notice = |notice| match notice {
             Notice::Tokenizing { path, progress } => {
-                go_on(EvalProgress::Tokenizing(Path::new(&path), &progress))
+                on_progress(EvalProgress::Tokenizing(Path::new(&path), &progress))
             }
             Notice::Learning { .. } => ControlFlow::Continue(()),
         };
@@ -132,7 +132,7 @@ impl HeldOut {
         Ok(Some(HeldOut { validation, text_bytes, seq_len, document_mask, _temporary: None }))
     }
 
-    /// The loss of `opened` on these tokens, with `batch_size` sequences at once; `None` if `go_on` breaks.
+    /// The loss of `opened` on these tokens, with `batch_size` sequences at once; `None` if `on_progress` breaks.
     ///
     /// # Errors
     ///
@@ -141,7 +141,7 @@ impl HeldOut {
         &self,
         opened: &mut OpenedModel,
         batch_size: usize,
-        go_on: &mut dyn FnMut(EvalProgress<'_>) -> ControlFlow<()>,
+        on_progress: &mut dyn FnMut(EvalProgress<'_>) -> ControlFlow<()>,
     ) -> Result<Option<TextLoss>, RunError> {
         let HeldOut { validation, text_bytes, seq_len, document_mask, .. } = self;
         let (seq_len, document_mask) = (*seq_len, *document_mask);
@@ -155,7 +155,7 @@ impl HeldOut {
         let mut next = || {
             let done = all.min(begun);
             begun += sequences as u64;
-            go_on(EvalProgress::Evaluating(done, all))
+            on_progress(EvalProgress::Evaluating(done, all))
         };
         if evaluator.add(&mut opened.weights, validation, &mut tally, &Crew::alone(), &mut next)?.is_break() {
             return Ok(None);
@@ -189,7 +189,7 @@ fn dataset(
     tokenizer: &Tokenizer,
     input: &InputOptions,
     cache: &Path,
-    go_on: &mut dyn FnMut(EvalProgress<'_>) -> ControlFlow<()>,
+    on_progress: &mut dyn FnMut(EvalProgress<'_>) -> ControlFlow<()>,
 ) -> Result<Dataset, RunError> {
     if is_dataset(path) {
         let dataset = Dataset::open(path)?;
@@ -220,7 +220,7 @@ fn dataset(
     let files = list_inputs(&[path])?;
     let options = PrepareOptions { input: input.clone(), ..PrepareOptions::default() };
     let made = prepare_cached(&files, tokenizer, &options, cache, &mut |progress| {
-        go_on(EvalProgress::Tokenizing(path, progress))
+        on_progress(EvalProgress::Tokenizing(path, progress))
     })?;
     Ok(made.with_name(path.display().to_string()))
 }

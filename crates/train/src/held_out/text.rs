@@ -70,7 +70,7 @@ pub enum EvalProgress<'a> {
     Evaluating(u64, u64),
 }
 
-/// Computes the loss of `opened` on `data`: files and folders of text, and folders of token shards. `go_on`
+/// Computes the loss of `opened` on `data`: files and folders of text, and folders of token shards. `on_progress`
 /// is called often with the progress; [`ControlFlow::Break`] ends the evaluation without a result and removes
 /// temporary files.
 ///
@@ -81,10 +81,10 @@ pub fn text(
     opened: &mut OpenedModel,
     data: &[PathBuf],
     options: &TextOptions,
-    go_on: &mut dyn FnMut(EvalProgress<'_>) -> ControlFlow<()>,
+    on_progress: &mut dyn FnMut(EvalProgress<'_>) -> ControlFlow<()>,
 ) -> Result<Option<TextLoss>, RunError> {
-    match HeldOut::of_texts(opened, data, options, go_on)? {
-        Some(held_out) => held_out.loss(opened, options.batch_size, go_on),
+    match HeldOut::of_texts(opened, data, options, on_progress)? {
+        Some(held_out) => held_out.loss(opened, options.batch_size, on_progress),
         None => Ok(None),
     }
 }

@@ -54,7 +54,7 @@ impl Run {
         }
         let sequences = self.config.eval.sequences(self.config.data.seq_len);
         let (mut wish, mut batch_begun, saving) = (None, None, self.saving(watch));
-        let mut go_on = || {
+        let mut check = || {
             if let Some(begun) = batch_begun.replace(Instant::now()) {
                 watch.batch = watch.batch.max(begun.elapsed());
             }
@@ -63,7 +63,7 @@ impl Run {
         };
         let validation = validation.at_most(sequences);
         let weights = self.learner.weights();
-        let ended = evaluator.add(weights, &validation, &mut tally, &self.crew, &mut go_on);
+        let ended = evaluator.add(weights, &validation, &mut tally, &self.crew, &mut check);
         let ended = ended.map_err(|error| exchange_error(self.position.step, "evaluation", error))?;
         if ended.is_break() {
             // One of the other ranks may have asked for it.

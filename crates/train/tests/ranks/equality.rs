@@ -162,10 +162,10 @@ fn weights_that_are_gathered_in_8_bits_have_the_bits_of_gathered_masters() {
     let mut all = Vec::new();
     for recipe in FP8 {
         for (case, shard) in [Shard::Optimizer, Shard::Gradients, Shard::Weights].into_iter().enumerate() {
-            for ranks in [2, 3, 4] {
-                let tied = (case + ranks) % 2 == 0;
+            for (ranks, replicas) in [(2, 1), (3, 1), (4, 1), (4, 2)] {
+                let tied = (case + ranks + replicas) % 2 == 0;
                 let alone = World { layers: 2 + ranks % 2, ..World::alone(recipe, tied, 1 + case) };
-                all.push(World { ranks, shard, prefetch_blocks: case, ..alone });
+                all.push(World { ranks, replicas, shard, prefetch_blocks: case, ..alone });
             }
         }
     }
@@ -174,6 +174,7 @@ fn weights_that_are_gathered_in_8_bits_have_the_bits_of_gathered_masters() {
         assert_alike(&world, &ranks);
         assert_alike(&World { gather: Gather::F32, ..world }, &expected);
         assert_eq!(ranks[0].results, expected[0].results, "{world:?}");
+        let whole = |ranks| whole(world.first_replica(ranks));
         assert!(whole(&ranks) == whole(&expected), "{world:?}: other bits than with gathered masters");
         let gathered = |ranks: &[RankRun]| ranks[0].sent.1["all_gather"];
         assert!(gathered(&ranks) < gathered(&expected), "{world:?}");
@@ -198,9 +199,11 @@ fn weights_that_are_gathered_in_bf16_are_rounded_twice_and_train_alike() {
 
 #[test]
 fn gradients_that_are_sent_in_bf16_are_near_and_equal_on_all_ranks() {
-    for (ranks, replicas) in [(3, 1), (4, 2)] {
+    let shards = [Shard::None, Shard::Optimizer, Shard::Gradients, Shard::Weights];
+    let all = shards.map(|shard| [(3, 1), (4, 2)].map(|(ranks, replicas)| (shard, ranks, replicas)));
+    for (shard, ranks, replicas) in all.into_iter().flatten() {
         let alone = World::alone(Recipe::Fp32, false, 2);
-        let exact = World { ranks, replicas, shard: Shard::Optimizer, ..alone };
+        let exact = World { ranks, replicas, shard, ..alone };
         let world = World { reduce_dtype: DType::BF16, ..exact };
         let (ranks, exact) = (world.run(), exact.run());
         assert_alike(&world, &ranks);

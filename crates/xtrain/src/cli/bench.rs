@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use xtrain_config::{Device, Size, Transport, parse_count};
 use xtrain_lab::bench::LinearShape;
 use xtrain_model::Recipe;
+use xtrain_train::estimate::RANKS_PER_NODE;
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum BenchCommand {
@@ -139,9 +140,12 @@ pub(crate) struct BenchStepArgs {
     /// Let each collective take at least the time that `xtrain plan` assumes
     #[arg(long, requires = "rank_of")]
     pub(crate) stretch: bool,
-    /// Bandwidth of a rank's collectives that `--stretch` and the estimate assume, such as 50GB/s
+    /// Bandwidth of collectives between nodes for each rank, as in `xtrain plan`
     #[arg(long, value_name = "BANDWIDTH", requires = "rank_of", value_parser = bandwidth)]
     pub(crate) link: Option<f64>,
+    /// Ranks of a node
+    #[arg(long, value_name = "N", requires = "rank_of", default_value_t = RANKS_PER_NODE, value_parser = bounded(1..=1024))]
+    pub(crate) gpus_per_node: usize,
     /// Print one line of JSON
     #[arg(long)]
     pub(crate) json: bool,

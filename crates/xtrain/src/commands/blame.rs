@@ -31,7 +31,7 @@ pub(crate) fn run(args: &BlameArgs) -> Result<(), Failure> {
                 bar.show_part("forward and backward,", &what, done, all)
             }
         }
-        stop.go_on()
+        stop.check()
     });
     bar.clear();
     let found = &match found {

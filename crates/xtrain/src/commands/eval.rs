@@ -49,7 +49,7 @@ fn evaluate(args: &EvalArgs, bar: &mut Bar) -> Result<Option<Vec<Evaluated>>, Fa
             EvalProgress::Tokenizing(path, progress) => bar.tokenizing(&path.display().to_string(), progress),
             EvalProgress::Evaluating(done, all) => bar.show("evaluating", done, all),
         }
-        stop.go_on()
+        stop.check()
     };
     // One model at a time, because memory may hold no second one.
     let precisions = match args.precision.as_slice() {

@@ -28,7 +28,7 @@ pub(crate) fn run(args: &InspectArgs) -> Result<(), Failure> {
             InspectProgress::Text(Notice::Learning { .. }) => {}
             InspectProgress::Step(done, all) => bar.show("measuring", done, all),
         }
-        stop.go_on()
+        stop.check()
     });
     bar.clear();
     let inspection = &match found {

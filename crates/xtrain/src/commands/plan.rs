@@ -8,9 +8,10 @@ use std::path::Path;
 use xtrain_config::Device::Auto;
 use xtrain_config::{Config, ConfigErrors, Override, ParallelConfig, Parsed};
 use xtrain_report::lanes::write_lanes;
+use xtrain_train::crew::transport;
 use xtrain_train::engine::{Processor, Room, Target};
 use xtrain_train::error::LearnError;
-use xtrain_train::estimate::{Device, Network, RunTime, Timeline};
+use xtrain_train::estimate::{Device, RunTime, Timeline};
 use xtrain_train::fit::Fit;
 use xtrain_train::member::Member;
 use xtrain_train::spec::plan_for;
@@ -37,6 +38,10 @@ pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
         );
     }
     let target = processor.as_ref().map_or(Target::Cuda, Processor::target);
+    if ranks > 1 {
+        let spans_nodes = args.processes.gpus.is_some() && ranks > args.gpus_per_node;
+        transport::check(&parsed.config.parallel, target == Target::Cuda, spans_nodes)?;
+    }
     let planned = plan_for(&parsed, target, Member::first_of(ranks))?;
     let recipe = planned.spec.recipe;
     let device = match (&args.device_model, &processor, args.memory) {
@@ -107,9 +112,8 @@ pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
 /// The device with the connections that the run and the options name.
 fn connected(device: Device, args: &PlanArgs, parallel: &ParallelConfig) -> Device {
     let network = device.network.of_run(parallel);
-    let between_nodes = args.link.unwrap_or(network.between_nodes);
     let network = match args.processes.gpus {
-        Some(_) => Network { between_nodes, ranks_per_node: args.gpus_per_node, ..network },
+        Some(_) => network.of_nodes(args.gpus_per_node, args.link),
         None => network,
     };
     Device { network, ..device }

@@ -24,7 +24,7 @@ pub(crate) fn run(args: &TokenizeArgs) -> Result<(), Failure> {
     let mut bar = TextBar::default();
     let tokenizer = tokenizer(args, out, &texts, &mut |vocabulary, progress| {
         bar.learning(vocabulary, progress);
-        stop.go_on()
+        stop.check()
     });
     let tokenizer = match tokenizer {
         Err(RunError::Data(DataError::Interrupted)) => return say_stopped(),
@@ -35,7 +35,7 @@ pub(crate) fn run(args: &TokenizeArgs) -> Result<(), Failure> {
     let shown = out.display().to_string();
     let dataset = prepare(&texts.inputs, &tokenizer, &options, out, &mut |progress| {
         bar.tokenizing(&shown, progress);
-        stop.go_on()
+        stop.check()
     });
     let made = bar.take();
     let Some(dataset) = unless_stopped(dataset)? else { return say_stopped() };
@@ -77,7 +77,7 @@ fn verify(dataset: &Dataset, shown: &str, stop: &Stop) -> Result<ControlFlow<()>
     let mut bar = Bar::default();
     let verified = dataset.verify_with_progress(&mut |done, total| {
         bar.show(&format!("verifying {shown}"), done, total);
-        stop.go_on()
+        stop.check()
     });
     bar.clear();
     if unless_stopped(verified)?.is_none() {

@@ -108,6 +108,9 @@ fn a_plan_of_several_gpus_tells_times_bytes_and_modes() {
             "--gpus 8 is for GPUs, and --set train.device=cpu asks for another device",
         ),
         ("--gpus 8 --svg a.svg --dump", "--dump"),
+        ("--gpus 16 --set parallel.transport=copy", "and the run has several hosts"),
+        ("--ranks 2 --set train.device=cpu --set parallel.transport=nccl", "ranks on the CPU have no GPU"),
+        ("--gpus 8 --set parallel.reduce=fast --set parallel.transport=copy", "copies add nothing"),
     ] {
         place.run(&format!("plan {file} {options}")).refuses(&[says]);
     }
@@ -155,7 +158,7 @@ fn one_of_several_ranks_is_measured_on_one_device() {
         assert_eq!(rank["plan_bytes"], speed["planned_bytes"], "{speed}");
         assert_eq!(rank["sent_bytes"], rank["plan_sent_bytes"], "{speed}");
         assert_eq!(speed["tokens"], 16);
-        let slow = json(&place, &format!("{run} --stretch --link 1MB/s"));
+        let slow = json(&place, &format!("{run} --stretch --gpus-per-node 1 --link 1MB/s"));
         assert!(slow["seconds"].as_f64() > speed["seconds"].as_f64(), "{slow} {speed}");
     }
     let table = place.run(&format!("bench step run.toml --rank-of 4 {quick}")).succeeds().stdout;

@@ -113,7 +113,8 @@ impl Probe {
     }
 
     /// Forward and backward of the step that is `ahead` of the next: the loss in nats a token. Gradients are
-    /// left in the state. `on_progress` is called before the n-th micro-batch; `made` receives the outputs of each.
+    /// left in the state. `on_progress` is called before the n-th micro-batch; `made` receives the outputs of
+    /// each.
     pub(crate) fn step(
         &self,
         weights: &mut Weights,

@@ -136,7 +136,8 @@ fn reductions(program: &Program) -> Vec<Vec<usize>> {
     after
 }
 
-/// Makes every micro-step overwrite the gradients of the one before: the first writer overwrites, the others add.
+/// Makes every micro-step overwrite the gradients of the one before: the first writer overwrites, the others
+/// add.
 fn overwrite_gradients(program: &mut Program) {
     let gradients: HashSet<ValueId> = program.parameters.iter().filter_map(|p| p.gradient).collect();
     let outputs = program.instances.iter_mut().flat_map(|i| &mut i.outputs);

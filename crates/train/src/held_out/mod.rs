@@ -132,7 +132,8 @@ impl HeldOut {
         Ok(Some(HeldOut { validation, text_bytes, seq_len, document_mask, _temporary: None }))
     }
 
-    /// The loss of `opened` on these tokens, with `batch_size` sequences at once; `None` if `on_progress` breaks.
+    /// The loss of `opened` on these tokens, with `batch_size` sequences at once; `None` if `on_progress`
+    /// breaks.
     ///
     /// # Errors
     ///

@@ -70,9 +70,9 @@ pub enum EvalProgress<'a> {
     Evaluating(u64, u64),
 }
 
-/// Computes the loss of `opened` on `data`: files and folders of text, and folders of token shards. `on_progress`
-/// is called often with the progress; [`ControlFlow::Break`] ends the evaluation without a result and removes
-/// temporary files.
+/// Computes the loss of `opened` on `data`: files and folders of text, and folders of token shards.
+/// `on_progress` is called often with the progress; [`ControlFlow::Break`] ends the evaluation without a
+/// result and removes temporary files.
 ///
 /// # Errors
 ///

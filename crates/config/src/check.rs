@@ -215,10 +215,13 @@ impl Place<'_> {
         let advice = match (kind, &node.value) {
             (Kind::Choice(choices), Value::Text(text)) => {
                 let called = choices.iter().find(|word| word.aliases.contains(text));
-                called
+                let near = called
                     .map(|word| word.name.as_str())
-                    .or_else(|| nearest(text, choices.iter().map(|word| word.name.as_str())))
-                    .map_or(String::new(), |near| format!("; did you mean \"{near}\"?"))
+                    .or_else(|| nearest(text, choices.iter().map(|word| word.name.as_str())));
+                match choices.iter().flat_map(|word| &word.absent).find(|absent| absent.is_named(text)) {
+                    Some(absent) => format!("; {}", absent.why),
+                    None => near.map_or(String::new(), |near| format!("; did you mean \"{near}\"?")),
+                }
             }
             (Kind::Integer { has_unit: true, .. }, Value::Text(_)) => {
                 format!("; with a unit it is a string such as \"64K\" or \"64Ki\" ({COUNT_UNITS})")

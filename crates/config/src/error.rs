@@ -142,12 +142,17 @@ impl Report {
         let section_of =
             |key: &str| key.split_once('.').map_or(key.to_owned(), |(section, _)| section.to_owned());
         let section = keys.first().map(|key| section_of(key));
-        let written = keys.iter().map(|key| (*key).to_owned()).find(|key| self.origins.contains_key(key));
+        let written = keys.iter().map(|key| (*key).to_owned()).find(|key| self.is_given(key));
         let origin = match written.as_ref().or(section.as_ref()).and_then(|name| self.origins.get(name)) {
             Some(origin) => origin.clone(),
             None => Origin::File { file: self.file.clone() },
         };
         self.errors.push(ConfigError { origin, section, message });
+    }
+
+    /// True if `key` (`model.dim`) was written.
+    pub(super) fn is_given(&self, key: &str) -> bool {
+        self.origins.contains_key(key)
     }
 
     /// The advice to remove the first of `keys`, which contradicts another. It names the command line if only

@@ -128,8 +128,9 @@ pub struct Config {
         },
         {
             "names": [
-                "tp", "pp", "cp", "ep", "tensor_parallel_size", "tensor_parallel_degree", "pipeline_parallel_degree",
-                "pipeline_parallel_size", "context_parallel_degree", "expert_parallel_degree"
+                "tp", "pp", "cp", "ep", "tensor_parallel", "tensor_parallel_size", "tensor_parallel_degree", "pipeline_parallel",
+                "pipeline_parallel_degree", "pipeline_parallel_size", "context_parallel", "context_parallel_degree",
+                "expert_parallel", "expert_parallel_degree", "sequence_parallel"
             ],
             "why": "processes share data and the optimizer's state ([parallel]); tensor, pipeline and other parallelism is not \
                     supported yet"
@@ -143,6 +144,24 @@ pub struct Config {
     /// How the processes of a run share its work, one process for each GPU. With one process, only `reduce`
     /// has an effect. docs/parallel.md says how to start several.
     #[schemars(extend("x-aliases" = ["parallelism", "distributed", "ddp", "fsdp", "deepspeed", "fsdp_config", "comm"]))]
+    #[schemars(extend("x-absent" = [
+        {
+            "names": ["reshard_after_forward", "fsdp_reshard_after_forward", "stage3_max_reuse_distance"],
+            "why": "`shard = \"weights\"` gathers the weights of a block again for its backward, and `shard = \"gradients\"` keeps all \
+                    weights"
+        },
+        {
+            "names": ["cpu_offload", "enable_cpu_offload", "offload", "offload_params", "offload_optimizer", "offload_param"],
+            "why": "state stays in the memory of its device; offloading it to host memory is not supported"
+        },
+        {
+            "names": [
+                "overlap_comm", "limit_all_gathers", "bucket_cap_mb", "bucket_size", "allgather_bucket_size", "reduce_bucket_size",
+                "auto_wrap_policy", "fsdp_auto_wrap_policy", "transformer_layer_cls_to_wrap"
+            ],
+            "why": "communication always overlaps with computation, block by block; there is nothing to turn on"
+        },
+    ]))]
     pub parallel: ParallelConfig,
     /// When to save and what to keep. The last step is always saved.
     #[schemars(extend("x-aliases" = ["checkpointing", "save", "export"]))]
@@ -203,13 +222,13 @@ impl Parsed {
         }
     }
 
-    /// Checks that so many ranks can share the batch evenly.
+    /// Checks that so many ranks can share the batch evenly and be divided into replicas.
     ///
     /// # Errors
     /// They cannot, with sizes that would do.
     pub fn check_shared(&self, ranks: usize) -> Result<(), ConfigErrors> {
         let mut report = Report::new(self.file.clone(), self.origins.clone(), Vec::new());
-        rules::shared_batch(&self.config, ranks, &mut report);
+        rules::shared_by(&self.config, ranks, &mut report);
         report.finish()
     }
 

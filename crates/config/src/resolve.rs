@@ -91,7 +91,7 @@ impl Parsed {
         }
         config.schedule.fill(steps);
         self.fill_run(&mut config, facts);
-        rules::shared_batch(&config, facts.world_size(), &mut report);
+        rules::shared_by(&config, facts.world_size(), &mut report);
         report.finish()?;
         let architecture =
             architecture.and_then(Result::ok).expect("an unknown architecture has been reported");

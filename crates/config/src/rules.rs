@@ -57,11 +57,41 @@ pub(super) fn schedule_fits(config: &Config, steps: u64, report: &mut Report) {
     }
 }
 
-/// Checks that each of the ranks gets as many micro-batches of a step as the others.
-pub(super) fn shared_batch(config: &Config, ranks: usize, report: &mut Report) {
+/// Checks that so many ranks can be divided into replicas and add gradients in the given order, and that each
+/// gets as many micro-batches of a step as the others.
+pub(super) fn shared_by(config: &Config, ranks: usize, report: &mut Report) {
+    let ParallelConfig { replicas, reduce, .. } = config.parallel;
+    if ranks > 1 && !ranks.is_multiple_of(replicas) {
+        report.about(
+            &["parallel.replicas"],
+            format!(
+                "{ranks} ranks cannot be divided into `replicas` = {replicas} groups of equal size; {}, or another number of \
+                 ranks",
+                nearest_divisors("replicas", ranks, replicas)
+            ),
+        );
+    }
+    if reduce == ReduceOrder::AnyWorld && !ranks.is_power_of_two() {
+        report.about(
+            &["parallel.reduce"],
+            format!(
+                "`reduce = \"any-world\"` adds gradients as a binary tree over ranks, whose number must be a power of two, not \
+                 {ranks}; use another number of ranks, or {}",
+                report.leave_out(&["parallel.reduce"])
+            ),
+        );
+    }
+    shared_batch(config, ranks, report);
+}
+
+fn shared_batch(config: &Config, ranks: usize, report: &mut Report) {
     let (batch, micro) = (config.train.batch_size, config.train.micro_batch_size);
     if !batch.is_multiple_of(ranks) {
-        let near = [batch / ranks * ranks, batch.next_multiple_of(ranks)];
+        let unit = match micro {
+            Some(OrAuto::Is(micro)) if report.is_given("train.micro_batch_size") => ranks * micro,
+            _ => ranks,
+        };
+        let near = [batch / unit * unit, batch.next_multiple_of(unit)];
         let tries: Vec<String> =
             near.iter().filter(|size| **size > 0).map(|size| format!("`batch_size = {size}`")).collect();
         report.about(
@@ -379,7 +409,9 @@ fn gradients_between_ranks(config: &Config, report: &mut Report) {
     let ParallelConfig { reduce, reduce_dtype, transport, .. } = config.parallel;
     let rounds = match reduce {
         ReduceOrder::SameWorld => None,
-        ReduceOrder::AnyWorld => Some("one process sends no gradients and so rounds none"),
+        ReduceOrder::AnyWorld => {
+            Some("sums for any world have the bits of one process, which rounds no gradients")
+        }
         ReduceOrder::Fast => {
             Some("NCCL adds gradients in the type in which ranks send them, and sums in bf16 lose gradients")
         }

@@ -22,18 +22,24 @@ pub(super) struct Section {
     absent: Vec<Absent>,
 }
 
-/// Keys of other programs that a section does not have, and the reason.
+/// Keys or values of other programs that xtrain does not have, and the reason.
 #[derive(Debug)]
-struct Absent {
+pub(super) struct Absent {
     names: Vec<String>,
-    why: String,
+    pub(super) why: String,
+}
+
+impl Absent {
+    /// True if `name` is among these.
+    pub(super) fn is_named(&self, name: &str) -> bool {
+        self.names.iter().any(|known| known == name)
+    }
 }
 
 impl Section {
     /// The reason why the section has no key of this name, if other programs have one.
     pub(super) fn why_absent(&self, name: &str) -> Option<&str> {
-        let is_named = |absent: &&Absent| absent.names.iter().any(|known| known == name);
-        self.absent.iter().find(is_named).map(|absent| absent.why.as_str())
+        self.absent.iter().find(|absent| absent.is_named(name)).map(|absent| absent.why.as_str())
     }
 
     /// Keys of other programs that the section does not have.
@@ -89,8 +95,10 @@ pub(super) enum Kind {
 pub(super) struct Word {
     pub(super) name: String,
     pub(super) doc: String,
-    /// Names of the key in other programs.
+    /// Names of the value in other programs.
     pub(super) aliases: Vec<String>,
+    /// Values of other programs that take more than this word.
+    pub(super) absent: Vec<Absent>,
 }
 
 /// Format of a string value.
@@ -263,6 +271,7 @@ fn kind(schema: &Json) -> Kind {
                     name: text(schema, "const"),
                     doc: text(schema, "description"),
                     aliases: aliases(schema),
+                    absent: absent(schema),
                 };
                 Kind::Choice(variants.iter().map(word).collect())
             }

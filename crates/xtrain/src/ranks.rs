@@ -52,8 +52,9 @@ impl Place {
             }
             return Ok(Place { variables, environment: None, is_ours });
         };
-        let environment = detected
-            .map_err(|error| Failure::user(format!("{error}; unset the rest to run in one process")))?;
+        let environment = detected.map_err(|error| {
+            Failure::user(format!("{error}; unset the launcher's variables to run in one process"))
+        })?;
         if let (Some(environment), Some((option, count)), false) = (&environment, processes.given(), is_ours)
         {
             return Err(Failure::user(format!(

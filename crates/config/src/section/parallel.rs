@@ -122,6 +122,16 @@ pub enum Shard {
     #[schemars(extend("x-aliases" = [
         "zero3", "zero-3", "zero_3", "fsdp", "fsdp1", "fsdp2", "full_shard", "FULL_SHARD", "full", "weight", "parameters"
     ]))]
+    #[schemars(extend("x-absent" = [
+        {
+            "names": ["hsdp", "HSDP", "hybrid", "hybrid_shard", "HYBRID_SHARD"],
+            "why": "hybrid sharding is `shard = \"weights\"` with as many `replicas` as nodes"
+        },
+        {
+            "names": ["_HYBRID_SHARD_ZERO2", "hybrid_shard_zero2", "HYBRID_SHARD_ZERO2"],
+            "why": "hybrid sharding of gradients is `shard = \"gradients\"` with as many `replicas` as nodes"
+        },
+    ]))]
     Weights,
 }
 

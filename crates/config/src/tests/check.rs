@@ -67,6 +67,15 @@ fn keys_that_other_programs_have_and_xtrain_lacks_are_explained() {
     }
     let said = message("model", "tensor_parallel_size = 2");
     assert!(said.contains("tensor, pipeline and other parallelism is not supported yet"), "{said}");
+    let said = message("parallel", "reshard_after_forward = false");
+    assert!(
+        said.contains("; `shard = \"weights\"` gathers the weights of a block again for its backward, "),
+        "{said}"
+    );
+    assert!(
+        message("parallel", "cpu_offload = true").contains("offloading it to host memory is not supported")
+    );
+    assert!(message("parallel", "tensor_parallel = 2").contains("other parallelism is not supported yet"));
     assert!(message("train", "lora_r = 8").contains("adapters such as LoRA are not supported yet"));
     // A name that may be any section's is looked for in its own alone.
     let said = message("data", "name = \"x\"");
@@ -90,6 +99,13 @@ fn names_of_other_programs_for_ways_to_share_are_answered_with_ours() {
     ] {
         let said = message("parallel", &format!("{key} = \"{name}\""));
         assert!(said.ends_with(&format!("; did you mean \"{ours}\"?")), "{said}");
+    }
+    for (name, ours) in
+        [("HYBRID_SHARD", "weights"), ("hsdp", "weights"), ("_HYBRID_SHARD_ZERO2", "gradients")]
+    {
+        let said = message("parallel", &format!("shard = \"{name}\""));
+        let replicas = format!("`shard = \"{ours}\"` with as many `replicas` as nodes");
+        assert!(said.ends_with(&replicas), "{said}");
     }
 }
 

@@ -58,7 +58,7 @@ fn a_misspelt_or_broken_key_is_not_also_missing() {
 fn gradients_between_ranks_are_rounded_or_added_otherwise_but_not_both() {
     let bf16 = "reduce_dtype = \"bf16\"";
     for (reduce, why) in [
-        ("any-world", "one process sends no gradients and so rounds none"),
+        ("any-world", "the bits of one process, which rounds no gradients"),
         ("fast", "sums in bf16 lose gradients"),
     ] {
         let errors = errors(&format!("{MINIMAL}[parallel]\nreduce = \"{reduce}\"\n{bf16}\n"));
@@ -312,6 +312,12 @@ fn a_batch_that_ranks_cannot_share_evenly_is_refused_with_sizes_that_would_do() 
     for (sets, ranks, advice) in [
         (&["train.batch_size=6"][..], 4, "try `batch_size = 4` or `batch_size = 8`"),
         (&["train.batch_size=2"], 3, "by 3 ranks; try `batch_size = 3`"),
+        (&["train.batch_size=16"], 3, "try `batch_size = 15` or `batch_size = 18`"),
+        (
+            &["train.batch_size=16", "train.micro_batch_size=4"],
+            3,
+            "by 3 ranks; try `batch_size = 12` or `batch_size = 24`",
+        ),
         (&["train.batch_size=8", "train.micro_batch_size=8"], 2, "evenly; try `micro_batch_size = 4`"),
         (
             &["train.batch_size=12", "train.micro_batch_size=4"],
@@ -322,6 +328,31 @@ fn a_batch_that_ranks_cannot_share_evenly_is_refused_with_sizes_that_would_do() 
         let said = refused(sets, ranks).expect_err("an uneven batch");
         assert!(said.contains(advice), "{said}");
     }
+}
+
+#[test]
+fn ranks_that_cannot_be_divided_into_replicas_or_added_as_a_tree_are_refused_where_the_key_is() {
+    let said = |sets: &[&str], ranks: usize| {
+        let sets = [&["train.batch_size=42"], sets].concat();
+        minimal(&sets).check_shared(ranks).map_err(|errors| errors.to_string()).err().unwrap_or_default()
+    };
+    for ranks in [1, 3, 6] {
+        assert_eq!(said(&["parallel.replicas=3"], ranks), "");
+    }
+    for (replicas, advice) in [(4, "`replicas = 3` or `replicas = 6`"), (7, "`replicas = 6`")] {
+        let set = format!("parallel.replicas={replicas}");
+        let expected = format!(
+            "--set {set}: [parallel] 6 ranks cannot be divided into `replicas` = {replicas} groups of equal size; \
+             try {advice}, or another number of ranks"
+        );
+        assert!(said(&[&set], 6).ends_with(&expected), "{}", said(&[&set], 6));
+    }
+    let any = said(&["parallel.reduce=any-world"], 3);
+    assert!(
+        any.contains("must be a power of two, not 3; use another number of ranks, or leave it out"),
+        "{any}"
+    );
+    assert_eq!(said(&["parallel.reduce=any-world"], 2), "");
 }
 
 #[test]

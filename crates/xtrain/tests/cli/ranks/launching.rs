@@ -92,9 +92,10 @@ fn ways_to_share_that_do_not_fit_the_ranks_are_refused() {
             "train run.toml --out out --ranks 2 {SHARED} --set parallel.reduce=fast --set parallel.reduce_dtype=bf16"
         ))
         .refuses(&["fast", "reduce_dtype", "NCCL adds"]);
-    place
-        .run(&format!("train run.toml --out out --ranks 3 {SHARED} --set parallel.replicas=2"))
-        .refuses(&["3 ranks cannot be divided into parallel.replicas = 2 groups", "use 1 or 3"]);
+    place.run(&format!("train run.toml --out out --ranks 3 {SHARED} --set parallel.replicas=2")).refuses(&[
+        "[parallel] 3 ranks cannot be divided into `replicas` = 2 groups",
+        "try `replicas = 1` or `replicas = 3`",
+    ]);
     place.run("train run.toml --set parallel.hsdp=2").refuses(&["did you mean `replicas`?"]);
     place.run("train run.toml --set parallel.shard=zero1").refuses(&["did you mean \"optimizer\"?"]);
     assert!(!place.exists("out"));

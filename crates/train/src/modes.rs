@@ -15,11 +15,13 @@ use std::thread;
 use xtrain_config::{ParallelConfig, Resolved, Shard};
 use xtrain_program as program;
 
-/// A step with one value of `parallel.shard`.
+/// A step with one value of `parallel.shard` and one of `parallel.replicas`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Mode {
-    /// The value.
+    /// The value of `parallel.shard`.
     pub shard: Shard,
+    /// The value of `parallel.replicas`.
+    pub replicas: usize,
     /// Bytes that a rank needs.
     pub needed_bytes: u64,
     /// Bytes that a rank sends in each of several micro-steps.
@@ -43,24 +45,29 @@ pub const SHARDS: [(Shard, &str); 4] = [
 ];
 
 impl Mode {
-    /// The name of the value in run files.
+    /// The name of the value of `parallel.shard` in run files.
     pub fn name(&self) -> &'static str {
         SHARDS.iter().find(|(shard, _)| *shard == self.shard).map_or("", |(_, name)| name)
     }
 
-    /// True if a step of this mode cuts `shard`.
-    pub fn is_of(&self, shard: program::Shard) -> bool {
+    /// True if a step of this mode cuts the state as `parallel` does.
+    pub fn is_of(&self, parallel: program::Parallel) -> bool {
         let config = ParallelConfig { shard: self.shard, ..ParallelConfig::default() };
-        config.parallel(0, 1, 1).shard == shard
+        config.parallel(0, 1, 1).shard == parallel.shard && self.replicas == parallel.replicas
     }
 }
 
-/// All modes of the run `resolved` on `device`, in which open settings are chosen as the run would.
+/// All modes of the run `resolved` on `device`, in which open settings are chosen as the run would: those of
+/// `parallel.shard` with the replicas of the run; on several nodes also `"gradients"` and `"weights"` with a
+/// replica for each node.
 pub fn modes(resolved: &Resolved, member: Member, device: &Device) -> Result<Vec<Mode>, RunError> {
     // Choosing settings of a large model takes a while.
     thread::scope(|scope| {
-        let of = |(shard, _)| scope.spawn(move || mode(resolved, member, device, shard));
-        let modes: Vec<_> = SHARDS.into_iter().map(of).collect();
+        let of = |(shard, replicas)| scope.spawn(move || mode(resolved, member, device, shard, replicas));
+        let own = SHARDS.map(|(shard, _)| (shard, resolved.config.parallel.replicas));
+        let nodes = device.network.nodes(member.world_size).filter(|nodes| *nodes != own[0].1);
+        let of_nodes = nodes.into_iter().flat_map(|n| [(Shard::Gradients, n), (Shard::Weights, n)]);
+        let modes: Vec<_> = own.into_iter().chain(of_nodes).map(of).collect();
         modes
             .into_iter()
             .map(|mode| mode.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
@@ -68,9 +75,15 @@ pub fn modes(resolved: &Resolved, member: Member, device: &Device) -> Result<Vec
     })
 }
 
-fn mode(resolved: &Resolved, member: Member, device: &Device, shard: Shard) -> Result<Mode, RunError> {
+fn mode(
+    resolved: &Resolved,
+    member: Member,
+    device: &Device,
+    shard: Shard,
+    replicas: usize,
+) -> Result<Mode, RunError> {
     let mut resolved = resolved.clone();
-    resolved.config.parallel.shard = shard;
+    (resolved.config.parallel.shard, resolved.config.parallel.replicas) = (shard, replicas);
     let (planned, choice) = choose::decide(planned_for(resolved, member)?, device)?;
     let program = programs::training(&planned.spec).map_err(LearnError::from)?;
     let micro_steps = planned.spec.micro_steps(planned.resolved.config.train.batch_size);
@@ -79,6 +92,7 @@ fn mode(resolved: &Resolved, member: Member, device: &Device, shard: Shard) -> R
     let sent = |each: bool| traffic.iter().filter(|of| (of.times > 1) == each).map(|of| of.bytes).sum();
     Ok(Mode {
         shard,
+        replicas,
         needed_bytes: needed_bytes(&planned.spec, &program, device.target, device.threads)?,
         micro_step_bytes: sent(true),
         once_bytes: sent(false),
@@ -127,15 +141,27 @@ mod tests {
     #[test]
     fn accumulation_is_cheap_where_gradients_are_sent_once() {
         let accumulating = of(64, 1e9);
-        let [none, optimizer, gradients, weights] = &accumulating[..] else { panic!("{accumulating:?}") };
+        let [none, optimizer, gradients, weights, ..] = &accumulating[..] else { panic!("{accumulating:?}") };
         assert_eq!([none.micro_step_bytes, optimizer.micro_step_bytes], [0, 0]);
         assert!(weights.micro_step_bytes > gradients.micro_step_bytes && gradients.micro_step_bytes > 0);
         assert!(optimizer.once_bytes < none.once_bytes, "copies in bf16 instead of sums in f32");
         assert!(none.needed_bytes > optimizer.needed_bytes && optimizer.needed_bytes > weights.needed_bytes);
-        assert_eq!(fastest(&accumulating, u64::MAX).map(Mode::name), Some("optimizer"));
+        assert_eq!(fastest(&accumulating[..4], u64::MAX).map(Mode::name), Some("optimizer"));
         // What fits decides.
-        assert_eq!(fastest(&accumulating, gradients.needed_bytes).map(Mode::name), Some("gradients"));
+        let fitting = fastest(&accumulating[..4], gradients.needed_bytes);
+        assert_eq!(fitting.map(Mode::name), Some("gradients"));
         assert_eq!(fastest(&accumulating, 0), None);
+    }
+
+    #[test]
+    fn a_replica_for_each_node_keeps_gathers_within_nodes() {
+        let modes = of(64, 1e9);
+        let found: Vec<_> = modes.iter().map(|mode| (mode.name(), mode.replicas)).collect();
+        let own = SHARDS.map(|(_, name)| (name, 1));
+        assert_eq!((&found[..4], &found[4..]), (&own[..], &[("gradients", 2), ("weights", 2)][..]));
+        let ([_, _, _, weights], [_, of_nodes]) = modes.split_at(4) else { panic!("{modes:?}") };
+        assert!(of_nodes.seconds < weights.seconds && of_nodes.needed_bytes > weights.needed_bytes);
+        assert!(of_nodes.once_bytes > weights.once_bytes, "sums of the other replica");
     }
 
     #[test]

@@ -112,6 +112,12 @@ impl Network {
         ranks > self.ranks_per_node
     }
 
+    /// The nodes of a run of so many ranks, if it is on several and fills each.
+    pub fn nodes(&self, ranks: usize) -> Option<usize> {
+        let fills = self.spans_nodes(ranks) && ranks.is_multiple_of(self.ranks_per_node);
+        fills.then(|| ranks / self.ranks_per_node)
+    }
+
     /// The bandwidths that `ranks` use, in words.
     pub fn describe(&self, ranks: usize) -> String {
         let within = format!("{} within a node", Rate(self.within_node_of(ranks)));
@@ -177,6 +183,7 @@ mod tests {
         let of = |group| network.seconds(group, 8, 1000.0);
         assert_eq!([of(Group::Shard { size: 4 }), of(Group::Replicas { size: 2 })], [10.0, 100.0]);
         assert_eq!(network.describe(4), "1.0e-7 GB/s within a node");
+        assert_eq!([3, 4, 6, 8].map(|ranks| network.nodes(ranks)), [None, None, None, Some(2)]);
         // Copies reach the memory of GPUs of the same node alone.
         let copies = Network { copies: Some(200.0), ..network };
         assert_eq!([4, 5].map(|size| copies.seconds(Group::World { size }, size, 1000.0)), [5.0, 100.0]);

@@ -87,7 +87,7 @@ fn lanes(timeline: &Timeline) -> String {
         let (payload, place) = (of.payload, of.place.name());
         out.push_str(&line(
             name,
-            &format!("{} of {payload} {place}, the largest part of {}", time(of.seconds), of.site),
+            &format!("{} of {payload} {place}, the longest for {}", time(of.seconds), of.site),
         ));
     }
     out
@@ -114,11 +114,16 @@ fn beside_each_other(
     micro_steps: usize,
     available: Option<u64>,
 ) -> String {
-    let name = |mode: &Mode| mode.name();
+    let several = |mode: &Mode| mode.replicas > 1;
+    let name = |mode: &Mode| match several(mode) {
+        true => format!("{}, replicas={}", mode.name(), mode.replicas),
+        false => mode.name().to_owned(),
+    };
+    let width = modes.iter().map(|mode| name(mode).len()).max().unwrap_or(0).max(16) + 2;
     let each = if micro_steps > 1 { "sent a micro-step" } else { "" };
     let once = if micro_steps > 1 { "once a step" } else { "sent a step" };
     let mut out = format!(
-        "{:<18}{:>12}{each:>20}{once:>14}{:>12}{:>12}\n",
+        "{:<width$}{:>12}{each:>20}{once:>14}{:>12}{:>12}\n",
         "parallel.shard", "memory", "step", "exposed"
     );
     let available = available.unwrap_or(u64::MAX);
@@ -130,7 +135,7 @@ fn beside_each_other(
         }
         notes.extend(mode.chosen.clone());
         out.push_str(&format!(
-            "{:<18}{:>12}{each:>20}{:>14}{:>12}{:>12}  {}\n",
+            "{:<width$}{:>12}{each:>20}{:>14}{:>12}{:>12}  {}\n",
             name(mode),
             format::gib(mode.needed_bytes),
             format::bytes(mode.once_bytes),
@@ -142,7 +147,7 @@ fn beside_each_other(
     let Some(best) = fastest(modes, available) else {
         return out + "no mode fits\n";
     };
-    let current = modes.iter().find(|mode| mode.is_of(spec.parallel.shard));
+    let current = modes.iter().find(|mode| mode.is_of(spec.parallel));
     let than = match current.filter(|current| current.needed_bytes <= available) {
         Some(current) if current.seconds > best.seconds => {
             let faster = format::percent(current.seconds / best.seconds - 1.0, 1);
@@ -151,7 +156,11 @@ fn beside_each_other(
         _ => String::new(),
     };
     let fits = if available == u64::MAX { "" } else { " that fits" };
-    out + &format!("the fastest{fits} is parallel.shard = \"{}\"{than}\n", name(best))
+    let replicas = match several(best) {
+        true => format!(" with parallel.replicas = {}", best.replicas),
+        false => String::new(),
+    };
+    out + &format!("the fastest{fits} is parallel.shard = \"{}\"{replicas}{than}\n", best.name())
 }
 
 /// Seconds for people.
@@ -219,6 +228,7 @@ mod tests {
         let (spec, _) = of_world(2, Shard::Weights);
         let mode = |shard, needed_bytes, seconds| Mode {
             shard,
+            replicas: 1,
             needed_bytes,
             micro_step_bytes: 1 << 20,
             once_bytes: 1 << 30,
@@ -238,6 +248,12 @@ mod tests {
         assert!(lines[2].contains("2.00 GiB") && lines[2].contains("1.00 MiB"), "{found}");
         let best = "the fastest that fits is parallel.shard = \"optimizer\", 50.0% faster than weights";
         assert_eq!(lines[4], best);
+        let of_nodes = Mode { replicas: 2, ..mode(xtrain_config::Shard::Weights, 1 << 30, 0.5) };
+        let found = beside_each_other(&[&modes[..], &[of_nodes]].concat(), &spec, 4, None);
+        let lines: Vec<&str> = found.lines().collect();
+        assert!(lines[4].starts_with("weights, replicas=2   "), "{found}");
+        let best = "the fastest is parallel.shard = \"weights\" with parallel.replicas = 2, 200.0% faster than weights";
+        assert_eq!(lines[5], best);
         let found = beside_each_other(&modes, &spec, 1, None);
         assert!(found.lines().next().is_some_and(|head| !head.contains("micro-step")), "{found}");
         assert!(

@@ -83,7 +83,7 @@ fn a_plan_of_several_gpus_tells_times_bytes_and_modes() {
         text.contains("\nranks                       16; 330 GB/s within a node, 50.0 GB/s between nodes\n")
     );
     assert!(text.contains(" of communication: ") && text.contains("% hidden\n"), "{text}");
-    assert!(text.contains(", the largest part of embed.weight\n"), "{text}");
+    assert!(text.contains(", the longest for embed.weight\n"), "{text}");
     assert!(text.contains("; collectives at 330 GB/s within a node, 50.0 GB/s between nodes)\n"), "{text}");
     assert!(mode(&text, "none").contains("  does not fit; recompute="), "{text}");
     assert!(mode(&text, "weights").contains("  recompute="), "{text}");

@@ -116,8 +116,8 @@ __device__ __forceinline__ void cast_area(const QuantizeArguments& args, const E
     float scale = 1.0f;
     if (ONE_SCALE && !MEASURES && PHASE != FUSED) {
         const u32* known = args.given_amax ? args.given_amax : ROW_MAJOR ? args.row_major.amaxes : args.transposed.amaxes;
-        // With CAST_AGAIN and a scale of 0 other blocks raise the amax meanwhile, so it has no meaning yet; the
-        // later launch overwrites the result.
+        // With CAST_AGAIN and a scale of 0 other blocks raise the amax meanwhile; the later launch overwrites
+        // the result.
         u32 amax = CAST_AGAIN && PHASE == CAST_GIVEN ? *(const volatile u32*)known : load_nc(known);
         scale = scale_of(args, amax);
         if (threadIdx.x == 0 && PHASE == CAST && args.given_amax && args.given_amax != args.amax && across == 0 && down == 0)

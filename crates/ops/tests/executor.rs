@@ -461,9 +461,9 @@ fn a_rank_that_waits_in_vain_is_freed_by_nccl() -> Result<(), Failed> {
         "NCCL has tried to connect the ranks of a collective for 1 s: another rank does not take part in {collective}"
     );
     let running = "has not completed a step of one micro-step, or an evaluation for 1 s: another rank does not take part";
-    let named = format!("{running} in one of its collectives; it waits in {collective}");
+    let named = format!("{running} in one of its collectives, or a kernel hangs; it waits in {collective}");
     let in_a_graph = format!(
-        "{running} in one of its collectives; parallel.name_collectives = true names the collective in which it waits"
+        "{running} in one of its collectives, or a kernel hangs; parallel.name_collectives = true names the collective in which it waits"
     );
     // The second run records a graph, which names nothing unless it is asked to.
     for (runs_together, names, expected) in

@@ -11,8 +11,8 @@ use xtrain_model::Recipe;
 use xtrain_report::gap::Comparison;
 use xtrain_report::inspection::{Inspection, TensorCast, write_inspection};
 use xtrain_report::metrics::{
-    CheckpointSaved, EvalMetrics, Event, MetricsSink, Outputs, Record, ReferenceGap, Resumed, Sample,
-    SinkStart, SkippedStep, SourceMetrics, StepMetrics, Warning,
+    CheckpointSaved, EvalMetrics, Event, ExpertMetrics, MetricsSink, Outputs, Record, ReferenceGap, Resumed,
+    Sample, SinkStart, SkippedStep, SourceMetrics, StepMetrics, Warning,
 };
 use xtrain_report::{CONFIG_FILE, LiveReport, REPORT_FILE, RunSummary, write, write_comparison};
 
@@ -40,6 +40,9 @@ fn reports(runs: &Path, folder: &Path) -> Done {
         ("never-finite", Made { loss: f64::NAN, ..short }),
         ("mixture", Made { steps: 2_000, sources: 5, eventful: true, ..Made::default() }),
         ("many-sources", Made { steps: 600, sources: 20, ..Made::default() }),
+        ("experts-short", Made { steps: 12, blocks: 2, ..Made::default() }),
+        ("experts", Made { steps: 1_000, blocks: 12, eventful: true, ..Made::default() }),
+        ("experts-deep", Made { steps: 20_000, blocks: 94, ..Made::default() }),
         ("long", Made { steps: 100_000, sources: 3, eventful: true, every: 1, ..Made::default() }),
     ] {
         let run_folder = run.write(runs, name)?;
@@ -191,6 +194,8 @@ struct Made {
     train: &'static str,
     batch_tokens: u64,
     sources: u64,
+    /// Blocks, all with experts but the first; 0 for a dense model.
+    blocks: u64,
     diverges: bool,
     /// It was resumed, skipped steps, and has many samples and checkpoints.
     eventful: bool,
@@ -210,6 +215,7 @@ impl Default for Made {
             train: "corpus.txt",
             batch_tokens: 4096,
             sources: 0,
+            blocks: 0,
             diverges: false,
             eventful: false,
         }
@@ -277,6 +283,9 @@ impl Made {
         for step in 1..=self.steps {
             if step.is_multiple_of(self.every) || step == 1 {
                 events.push(self.step(step).into());
+                if self.blocks > 0 {
+                    events.push(self.experts(step).into());
+                }
             }
             if self.evals > 0 && step.is_multiple_of(eval_every) {
                 self.evaluation(step, &mut events);
@@ -324,6 +333,25 @@ impl Made {
             step_ms: 78.0,
             skipped: 0,
             seconds_left: Some((self.steps - step) as f64 * 0.078),
+        }
+    }
+
+    /// Loads that become equal, but for one block from the middle of the run on.
+    fn experts(&self, step: u64) -> ExpertMetrics {
+        let share = step as f64 / self.steps as f64;
+        let load = |block: u64| {
+            let uneven = if block == self.blocks / 2 && share > 0.5 { 1.2 } else { 0.0 };
+            let early = 3.0 * (-10.0 * share * (1.0 + block as f64 / self.blocks as f64)).exp();
+            1.1 + uneven + early + 0.3 * noise(step, 31 * block)
+        };
+        let blocks: Vec<u64> = (1..self.blocks).collect();
+        ExpertMetrics {
+            step,
+            balance: 2.0 + 0.8 * (-10.0 * share).exp() + 0.02 * noise(step, 17),
+            z_loss: 4.0 + 3.0 * share + 0.2 * noise(step, 19),
+            max_load: blocks.iter().map(|&block| load(block)).collect(),
+            min_tokens: blocks.iter().map(|&block| (512.0 / load(block).powi(2)) as u64).collect(),
+            blocks,
         }
     }
 

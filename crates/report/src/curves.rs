@@ -164,7 +164,7 @@ impl<'a> Views<'a> {
         Some(self.chart("Bits per byte", "of the validation text", "bits per byte", y, bits))
     }
 
-    fn chart(
+    pub(super) fn chart(
         &self,
         title: &'static str,
         subtitle: &'static str,
@@ -314,25 +314,19 @@ impl<'a> Views<'a> {
         series.collect()
     }
 
-    /// Single values and a smooth curve through them; for several runs the smooth curves only.
     fn smoothed(&self, name: &str, figure: impl Fn(&StepMetrics) -> f64) -> Vec<Series> {
-        let mut series = Vec::new();
-        for raw in self.each(name, figure) {
-            let Some((points, reports)) = smoothed(&raw.points) else {
-                series.push(raw);
-                continue;
-            };
-            if self.views.len() > 1 {
-                series.push(Series { points, ..raw });
-            } else {
-                let reports = self.views[0].history.reports_in(reports);
-                let name = format!("{name}, smoothed over {} reports", format::grouped(reports));
-                let smooth = Series { name, style: Style::Line, color: raw.color, tone: raw.tone, points };
-                let each = format!("{}, each report", raw.name);
-                series.extend([Series { name: each, style: Style::Raw, ..raw }, smooth]);
-            }
-        }
-        series
+        self.each(name, figure).into_iter().flat_map(|raw| self.with_smooth(raw)).collect()
+    }
+
+    /// Single values and a smooth curve through them; for several runs the smooth curve only.
+    pub(super) fn with_smooth(&self, raw: Series) -> Vec<Series> {
+        let Some((points, reports)) = smoothed(&raw.points) else { return vec![raw] };
+        let [view] = &self.views[..] else { return vec![Series { points, ..raw }] };
+        let reports = format::grouped(view.history.reports_in(reports, raw.points.len()));
+        let name = format!("{}, smoothed over {reports} reports", raw.name);
+        let each = format!("{}, each report", raw.name);
+        let smooth = Series { name, style: Style::Line, color: raw.color, tone: raw.tone, points };
+        vec![Series { name: each, style: Style::Raw, ..raw }, smooth]
     }
 
     /// One curve for each run, called `name` if there is only one.
@@ -356,7 +350,7 @@ pub(super) fn smoothed(points: &[Point]) -> Option<(Vec<Point>, usize)> {
     (points.len() >= SMOOTHED_FROM).then(|| thin::smooth(points))
 }
 
-fn points_of(series: &[Series]) -> Vec<&[Point]> {
+pub(super) fn points_of(series: &[Series]) -> Vec<&[Point]> {
     series.iter().map(|series| &series.points[..]).collect()
 }
 

@@ -69,7 +69,7 @@ fn training_loss(view: &View<'_>) -> Option<Figure> {
     let notes = match (reports, view.history.steps.last()) {
         (1, _) | (_, None) => vec!["last report".to_owned()],
         (_, Some(last)) => {
-            let reports = format::grouped(view.history.reports_in(reports));
+            let reports = format::grouped(view.history.reports_in(reports, view.history.steps.len()));
             vec![format!("smoothed over {reports} reports"), format!("{:.4} in the last one", last.loss)]
         }
     };

@@ -21,11 +21,14 @@ pub(super) enum Term {
     Mfu,
     Epoch,
     Reference,
+    LargestLoad,
+    BalanceLoss,
+    RouterZLoss,
     Skipped,
 }
 
 /// Quantities of reports.
-pub(super) const OF_REPORTS: [Term; 13] = [
+pub(super) const OF_REPORTS: [Term; 16] = [
     Term::Loss,
     Term::Smoothed,
     Term::BitsPerByte,
@@ -38,6 +41,9 @@ pub(super) const OF_REPORTS: [Term; 13] = [
     Term::Mfu,
     Term::Epoch,
     Term::Reference,
+    Term::LargestLoad,
+    Term::BalanceLoss,
+    Term::RouterZLoss,
     Term::Skipped,
 ];
 /// Quantities of comparisons, without those that the table of losses explains.
@@ -94,6 +100,22 @@ impl Term {
                 "The relative difference of the loss to that in bf16, over short segments of steps that also run in bf16, from the same \
                  weights and on the same batches.",
             ],
+            Term::LargestLoad => [
+                "Largest load",
+                "The load of an expert is the number of tokens that the router sends to it in a step. The largest load of a block is shown as a \
+                 multiple of the mean load of its experts: it is 1 if all loads are equal. The curves show the worst block and the mean over \
+                 the blocks.",
+            ],
+            Term::BalanceLoss => [
+                "Balance loss",
+                "A loss that keeps the router from preferring some experts. Equal loads give the number of experts of a token. The mean over \
+                 the blocks, before the coefficient that it has in training.",
+            ],
+            Term::RouterZLoss => [
+                "Router z-loss",
+                "The mean square of the logarithm of the sum of the exponentials of a router's logits. It grows with the logits. The mean \
+                 over the blocks, before the coefficient that it has in training.",
+            ],
             Term::Skipped => [
                 "Skipped step",
                 "A step without an update of the weights, because its loss or its gradient was not finite.",
@@ -118,6 +140,9 @@ impl Term {
             Term::Mfu => any(|view| view.history.steps.iter().any(|m| m.mfu.is_some())),
             Term::Epoch => alone(|view| view.history.steps.iter().any(|m| m.epoch > 0.0)),
             Term::Reference => any(|view| !view.history.references.is_empty()),
+            Term::LargestLoad | Term::BalanceLoss | Term::RouterZLoss => {
+                alone(|view| !view.history.experts.is_empty())
+            }
             Term::Skipped => alone(|view| !view.history.skipped.is_empty()),
         }
     }

@@ -19,6 +19,8 @@ pub(super) struct HeatMap {
     /// Cells by row and column; `None` without a value.
     pub(super) cells: Vec<Vec<Option<Cell>>>,
     pub(super) ramp: Ramp,
+    /// A few words for screen readers: where the values are.
+    pub(super) more: &'static str,
     /// Sentences under the map.
     pub(super) note: &'static str,
 }
@@ -47,7 +49,6 @@ pub(super) enum Ramp {
 const WIDE: usize = 38;
 const HIGH: usize = 18;
 const LEFT: usize = 44;
-const TOP: usize = 78;
 /// Space for the end of the last column's name.
 const RIGHT: usize = 44;
 /// Space between groups of columns.
@@ -59,7 +60,8 @@ impl HeatMap {
     /// The map as a `figure`.
     pub(super) fn html(&self) -> String {
         let (lefts, width) = self.lefts();
-        let height = TOP + HIGH * self.rows.len() + 4;
+        let top = self.top();
+        let height = top + HIGH * self.rows.len() + 4;
         let colors: Vec<String> = self.ramp.stops().iter().map(|&stop| hex(stop.map(|c| c as u8))).collect();
         let mut out = format!(
             "<figure>\n<figcaption><h3>{}</h3><span class=\"unit\">{}</span></figcaption>\n\
@@ -72,13 +74,13 @@ impl HeatMap {
             colors.join(","),
             escape(&self.ends[1]),
             escape(self.title),
-            escape(&format!("{}, {}; the table has all values", self.title, self.unit))
+            escape(&format!("{}, {}; {}", self.title, self.unit, self.more))
         );
         let _ = writeln!(
             out,
             "<text x=\"{}\" y=\"{}\" class=\"row\">{}</text>",
             LEFT - 8,
-            TOP - 6,
+            top - 6,
             escape(self.row_name)
         );
         let mut group = None;
@@ -87,12 +89,12 @@ impl HeatMap {
                 let _ = writeln!(out, "<text class=\"group\" x=\"{left}\" y=\"12\">{}</text>", escape(of));
                 group = Some(of);
             }
-            let (x, y) = (left + WIDE / 2 - 4, TOP - 6);
+            let (x, y) = (left + WIDE / 2 - 4, top - 6);
             let _ =
                 writeln!(out, "<text transform=\"translate({x} {y}) rotate(-35)\">{}</text>", escape(name));
         }
         for (n, (row, cells)) in self.rows.iter().zip(&self.cells).enumerate() {
-            let top = TOP + HIGH * n;
+            let top = top + HIGH * n;
             let _ = writeln!(
                 out,
                 "<text x=\"{}\" y=\"{}\" class=\"row\">{}</text>",
@@ -128,6 +130,12 @@ impl HeatMap {
             ink(color),
             escape(&cell.text)
         );
+    }
+
+    /// Height of the names of the columns, which are slanted, and of their groups.
+    fn top(&self) -> usize {
+        let longest = self.columns.iter().map(|(_, name)| name.chars().count()).max().unwrap_or(0);
+        (18 + 5 * longest).max(40)
     }
 
     /// The left edge of each column, and the width of the map. A group is as wide as its name.

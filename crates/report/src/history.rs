@@ -1,14 +1,15 @@
 //! The records of a run in chronological order.
 
+use super::loads::Loads;
 use crate::metrics::{
-    CheckpointSaved, EvalMetrics, Event, Record, ReferenceGap, Resumed, Sample, SkippedStep, SourceMetrics,
-    StepMetrics, Warning,
+    CheckpointSaved, EvalMetrics, Event, ExpertMetrics, Record, ReferenceGap, Resumed, Sample, SkippedStep,
+    SourceMetrics, StepMetrics, Warning,
 };
 
 /// Minimum number of step reports in the history of a run under way. At twice this number it is thinned.
 const KEPT_STEPS: usize = 12_288;
-/// Size of the groups that thinning halves. It keeps the extremes of loss and gradient norm, and the last
-/// report, of each group.
+/// Size of the groups that thinning halves. It keeps the extremes of some figures, and the last report, of
+/// each group.
 const THINNED: usize = 8;
 
 /// Events of a run, each list in the order of its steps.
@@ -29,9 +30,33 @@ pub(super) struct History {
     pub(super) samples: Vec<Sample>,
     /// In the order of their steps, and of the mixture.
     pub(super) sources: Vec<SourceMetrics>,
+    /// Figures of the experts over all blocks.
+    pub(super) experts: Vec<ExpertFigures>,
+    /// Loads of the experts by block.
+    pub(super) loads: Loads,
     pub(super) warnings: Vec<Warning>,
     /// Seconds since 1970 of the first and the last record.
     pub(super) time: Option<(f64, f64)>,
+}
+
+/// Figures of [`ExpertMetrics`] over all blocks.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct ExpertFigures {
+    pub(super) step: u64,
+    pub(super) balance: f64,
+    pub(super) z_loss: f64,
+    /// Largest load over the mean load, of the worst block.
+    pub(super) worst_load: f64,
+    /// The same, as the mean over blocks.
+    pub(super) mean_load: f64,
+}
+
+impl From<&ExpertMetrics> for ExpertFigures {
+    fn from(m: &ExpertMetrics) -> Self {
+        let (step, balance, z_loss) = (m.step, m.balance, m.z_loss);
+        let worst_load = m.worst_load().map_or(f64::NAN, |(load, _)| load);
+        ExpertFigures { step, balance, z_loss, worst_load, mean_load: m.mean_load() }
+    }
 }
 
 impl History {
@@ -44,9 +69,8 @@ impl History {
     /// Adds a record of a run under way, and keeps the number of steps bounded.
     pub(super) fn record_thinned(&mut self, record: &Record) {
         self.record(record);
-        if self.steps.len() >= 2 * KEPT_STEPS {
-            self.thin();
-        }
+        thin(&mut self.steps, &[|m| -m.loss, |m| m.loss, |m| m.grad_norm]);
+        thin(&mut self.experts, &[|m| m.worst_load, |m| m.balance, |m| m.z_loss]);
     }
 
     fn record(&mut self, record: &Record) {
@@ -57,27 +81,9 @@ impl History {
         self.add(&record.event);
     }
 
-    /// Halves the number of steps. Extremes survive repeated thinning.
-    fn thin(&mut self) {
-        let mut kept = Vec::with_capacity(self.steps.len() / 2 + THINNED);
-        for group in self.steps.chunks(THINNED) {
-            let mut at = vec![group.len() - 1];
-            let by = |of: fn(&StepMetrics) -> f64| {
-                let compare = move |&a: &usize, &b: &usize| of(&group[a]).total_cmp(&of(&group[b]));
-                ((0..group.len()).min_by(compare), (0..group.len()).max_by(compare))
-            };
-            let (lowest, highest) = by(|m| m.loss);
-            at.extend([lowest, highest, by(|m| m.grad_norm).1].into_iter().flatten());
-            at.sort_unstable();
-            at.dedup();
-            kept.extend(at.into_iter().map(|at| group[at]));
-        }
-        self.steps = kept;
-    }
-
-    /// Number of reports that this many of `steps` represent.
-    pub(super) fn reports_in(&self, steps: usize) -> u64 {
-        (steps as f64 * self.reports as f64 / self.steps.len().max(1) as f64).round() as u64
+    /// Number of reports that this many of `kept` steps represent.
+    pub(super) fn reports_in(&self, steps: usize, kept: usize) -> u64 {
+        (steps as f64 * self.reports as f64 / kept.max(1) as f64).round() as u64
     }
 
     fn add(&mut self, event: &Event) {
@@ -118,6 +124,12 @@ impl History {
                     None => self.sources.push(source.clone()),
                 }
             }
+            Event::Experts(metrics) => {
+                cut(&mut self.experts, step, |m| m.step);
+                self.loads.cut(step);
+                self.experts.push(metrics.into());
+                self.loads.add(metrics);
+            }
             Event::Warning(warning) => {
                 cut(&mut self.warnings, step.saturating_add(1), |w| w.step);
                 self.warnings.push(warning.clone());
@@ -131,6 +143,8 @@ impl History {
                 cut(&mut self.references, lost, |r| r.step);
                 cut(&mut self.samples, lost, |s| s.step);
                 cut(&mut self.sources, lost, |s| s.step);
+                cut(&mut self.experts, lost, |m| m.step);
+                self.loads.cut(lost);
                 cut(&mut self.warnings, lost, |w| w.step);
                 cut(&mut self.resumed, lost, |r| r.step);
                 self.resumed.push(*resumed);
@@ -179,6 +193,24 @@ impl History {
         }
         total_ms / 1e3
     }
+}
+
+/// Halves the number of reports if there are too many: of each group, those with the highest of the `figures`
+/// and the last one stay. Extremes survive repeated thinning.
+fn thin<T: Copy>(reports: &mut Vec<T>, figures: &[fn(&T) -> f64]) {
+    if reports.len() < 2 * KEPT_STEPS {
+        return;
+    }
+    let mut kept = Vec::with_capacity(reports.len() / 2 + THINNED);
+    for group in reports.chunks(THINNED) {
+        let highest =
+            |of: &fn(&T) -> f64| (0..group.len()).max_by(|&a, &b| of(&group[a]).total_cmp(&of(&group[b])));
+        let mut at: Vec<usize> = figures.iter().filter_map(highest).chain([group.len() - 1]).collect();
+        at.sort_unstable();
+        at.dedup();
+        kept.extend(at.into_iter().map(|at| group[at]));
+    }
+    *reports = kept;
 }
 
 /// Drops the items of `step` and later from the end of `items`.

@@ -4,6 +4,7 @@ use std::fmt::Write;
 
 use super::chart::Chart;
 use super::curves::{View, Views};
+use super::experts::experts;
 use super::figures::{Figure, figures};
 use super::frame::{axis_choice, begun, card, ended, note, notice, section, views};
 use super::glossary::{OF_REPORTS, glossary};
@@ -32,6 +33,7 @@ pub(super) fn render(runs: &[RunData]) -> String {
         _ => section(&mut out, "Runs", &compare::figures_table(&all)),
     }
     charts(&mut out, &all);
+    experts(&mut out, &all);
     if views.len() > 1 {
         section(&mut out, "What differs", &compare::differences(views));
     }

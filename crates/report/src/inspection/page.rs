@@ -161,7 +161,8 @@ impl<'a> Grid<'a> {
         }
         let rows = self.blocks.iter().map(|block| format!("{block}")).collect();
         let columns = self.columns.clone();
-        HeatMap { title, unit, row_name: "block", ends, columns, rows, cells, ramp, note: "" }
+        let more = "the table has all values";
+        HeatMap { title, unit, row_name: "block", ends, columns, rows, cells, ramp, more, note: "" }
     }
 }
 

@@ -90,6 +90,47 @@ pub struct SourceMetrics {
     pub loss: Option<f64>,
 }
 
+/// Figures of the experts in one reported optimizer step of a mixture-of-experts model.
+///
+/// The load of an expert is the number of tokens that the router sent to it in the step. `blocks`, `max_load`
+/// and `min_tokens` have one value for each block with experts, in the order of the blocks. Values that may
+/// be NaN or infinite (balance, z_loss, max_load) are reported unchanged in every format.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct ExpertMetrics {
+    /// Number of attempted steps, this one included.
+    pub step: u64,
+    /// Mean over the blocks of the balance loss, before its coefficient. Equal loads give the number of
+    /// experts of a token.
+    pub balance: f64,
+    /// Mean over the blocks of the router's z-loss, before its coefficient: the mean square of the
+    /// log-sum-exp of a token's logits.
+    pub z_loss: f64,
+    /// Numbers of the blocks, counted from 0.
+    pub blocks: Vec<u64>,
+    /// Largest load of an expert over the mean load of the block's experts, at least 1.
+    pub max_load: Vec<f64>,
+    /// Load of the block's least used expert, in tokens.
+    pub min_tokens: Vec<u64>,
+}
+
+impl ExpertMetrics {
+    /// The highest `max_load`, and the number of its block; the first of equals, NaN above all.
+    pub fn worst_load(&self) -> Option<(f64, u64)> {
+        let loads = self.max_load.iter().copied().zip(self.blocks.iter().copied());
+        loads.rev().max_by(|a, b| a.0.total_cmp(&b.0))
+    }
+
+    /// Mean of `max_load` over the blocks; NaN without blocks.
+    pub fn mean_load(&self) -> f64 {
+        self.max_load.iter().sum::<f64>() / self.max_load.len() as f64
+    }
+
+    /// Load of the least used expert of all blocks, in tokens.
+    pub fn least_tokens(&self) -> Option<u64> {
+        self.min_tokens.iter().copied().min()
+    }
+}
+
 /// A warning about a run that continues.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Warning {
@@ -188,6 +229,8 @@ pub enum Event {
     Sample(Sample),
     /// The figures of a source of a mixture.
     Source(SourceMetrics),
+    /// The figures of the experts in a step.
+    Experts(ExpertMetrics),
     /// Something is wrong with the run.
     Warning(Warning),
 }
@@ -204,6 +247,7 @@ impl Event {
             Self::Reference(r) => r.step,
             Self::Sample(s) => s.step,
             Self::Source(s) => s.step,
+            Self::Experts(m) => m.step,
             Self::Warning(w) => w.step,
         }
     }
@@ -221,7 +265,8 @@ macro_rules! event_from {
 
 event_from!(
     StepMetrics => Step, EvalMetrics => Eval, CheckpointSaved => Checkpoint, SkippedStep => Skipped,
-    Resumed => Resumed, ReferenceGap => Reference, Sample => Sample, SourceMetrics => Source, Warning => Warning
+    Resumed => Resumed, ReferenceGap => Reference, Sample => Sample, SourceMetrics => Source, ExpertMetrics => Experts,
+    Warning => Warning
 );
 
 /// An event and its time.

@@ -1,6 +1,6 @@
 //! An event as one line for the terminal and the log.
 
-use super::event::{Event, StepMetrics};
+use super::event::{Event, ExpertMetrics, StepMetrics};
 use super::format;
 
 /// The line for `event`; `total_steps`, where it is known, follows the step number.
@@ -59,6 +59,7 @@ pub fn line(event: &Event, total_steps: Option<u64>) -> String {
                 .unwrap_or_default();
             format!("source {}{losses}{tokens}{epochs}  {}", at(source.step), printable(&source.name))
         }
+        Event::Experts(experts) => format!("experts {}{}", at(experts.step), expert_figures(experts)),
         Event::Warning(warning) => format!("warning {}  {}", at(warning.step), printable(&warning.text)),
         Event::Sample(sample) => {
             let text = printable(&format!("{}{}", sample.prompt, sample.text));
@@ -66,6 +67,17 @@ pub fn line(event: &Event, total_steps: Option<u64>) -> String {
             format!("sample after step {}:{lines}", sample.step)
         }
     }
+}
+
+fn expert_figures(m: &ExpertMetrics) -> String {
+    let mut text = format!("  balance {:.3}  z {}", m.balance, format::significant(m.z_loss));
+    if let Some((load, block)) = m.worst_load() {
+        text += &format!("  largest load {load:.2} x mean (block {block})");
+    }
+    if let Some(tokens) = m.least_tokens() {
+        text += &format!("  least used {} tokens", format::count(tokens as f64));
+    }
+    text
 }
 
 fn step_line(m: &StepMetrics, total_steps: Option<u64>) -> String {

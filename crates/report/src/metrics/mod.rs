@@ -28,8 +28,8 @@ pub mod tensorboard;
 pub use command::{COMMAND_LOG, Command};
 pub use error::MetricsError;
 pub use event::{
-    CheckpointSaved, EvalMetrics, Event, Record, ReferenceGap, Resumed, Sample, SkippedStep, SourceMetrics,
-    StepMetrics, Warning,
+    CheckpointSaved, EvalMetrics, Event, ExpertMetrics, Record, ReferenceGap, Resumed, Sample, SkippedStep,
+    SourceMetrics, StepMetrics, Warning,
 };
 pub use line::line;
 pub use lost::Lost;

@@ -8,7 +8,7 @@ use crate::gap::Comparison;
 use crate::heat::{Ramp, hex, ink};
 use crate::marks::{LABEL_HEIGHT, labels};
 
-/// Pages of every kind, with a warning, a resume and sources.
+/// Pages of every kind, with a warning, a resume, sources and experts.
 fn pages() -> Vec<String> {
     let mut first = run("a-name-of-a-run-that-is-long-1", 200);
     first.records.push(record(Warning { step: 150, text: "the loss is high".into() }));
@@ -17,6 +17,12 @@ fn pages() -> Vec<String> {
         let (step, loss) = (200, Some(2.5));
         let source = SourceMetrics { step, name: name.into(), train_loss, loss, ..SourceMetrics::default() };
         first.records.push(record(source));
+    }
+    for step in 1..=200 {
+        let (balance, z_loss, blocks) = (2.0, 4.0, vec![0, 1]);
+        let (max_load, min_tokens) = (vec![1.5, 1.0 + 1.0 / step as f64], vec![41, 50]);
+        let experts = ExpertMetrics { step, balance, z_loss, blocks, max_load, min_tokens };
+        first.records.push(record(experts));
     }
     first.summary.unigram_entropy = Some(5.0);
     let others = (2..12).map(|n| run(&format!("a-name-of-a-run-that-is-long-{n}"), 200));
@@ -47,7 +53,8 @@ fn pages_have_a_language_a_title_and_boxes_that_the_keyboard_scrolls() {
             assert!(!attribute(attributes, "aria-label").is_empty());
             count += 1;
         }
-        assert_eq!(count, page.matches("<table").count(), "every table scrolls in its own box");
+        let wide = page.matches("<table").count() + page.matches("class=\"heat\"").count();
+        assert_eq!(count, wide, "every table and heat map scrolls in its own box");
     }
 }
 

@@ -2,6 +2,7 @@
 
 mod axis;
 mod curve;
+mod experts;
 mod files;
 mod inspection;
 mod live;
@@ -12,8 +13,8 @@ mod page;
 
 use super::*;
 use crate::metrics::{
-    CheckpointSaved, EvalMetrics, Event, Record, ReferenceGap, Resumed, Sample, SkippedStep, SourceMetrics,
-    StepMetrics, Warning,
+    CheckpointSaved, EvalMetrics, Event, ExpertMetrics, Record, ReferenceGap, Resumed, Sample, SkippedStep,
+    SourceMetrics, StepMetrics, Warning,
 };
 
 /// A run of `steps` steps whose loss falls from 10, evaluated every tenth step.

@@ -297,7 +297,7 @@ fn number() -> impl Strategy<Value = f64> {
 
 fn event() -> impl Strategy<Value = Event> {
     let step = prop_oneof![0u64..100, any::<u64>()];
-    (step, number(), number(), number(), any::<u64>(), ".{0,20}", 0u8..9).prop_map(
+    (step, number(), number(), number(), any::<u64>(), ".{0,20}", 0u8..10).prop_map(
         |(step, a, b, c, n, text, kind)| match kind {
             0 => StepMetrics {
                 step,
@@ -323,6 +323,10 @@ fn event() -> impl Strategy<Value = Event> {
             7 => {
                 let (tokens, epoch, train_loss, loss) = (Some(n), Some(a), Some(b), Some(c));
                 SourceMetrics { step, name: text, tokens, epoch, train_loss, loss }.into()
+            }
+            8 => {
+                let (blocks, max_load, min_tokens) = (vec![n, 3], vec![a, b], vec![step, n]);
+                ExpertMetrics { step, balance: b, z_loss: c, blocks, max_load, min_tokens }.into()
             }
             _ => CheckpointSaved { step, path: text.into() }.into(),
         },

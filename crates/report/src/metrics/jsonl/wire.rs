@@ -6,8 +6,8 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use xtrain_model::Recipe;
 
 use crate::metrics::event::{
-    CheckpointSaved, EVAL, EvalMetrics, Event, Record, ReferenceGap, Resumed, SAMPLE, SOURCE, Sample,
-    SkippedStep, SourceMetrics, StepMetrics, Warning,
+    CheckpointSaved, EVAL, EvalMetrics, Event, ExpertMetrics, Record, ReferenceGap, Resumed, SAMPLE, SOURCE,
+    Sample, SkippedStep, SourceMetrics, StepMetrics, Warning,
 };
 
 /// The line for `record`, without a line end.
@@ -72,6 +72,14 @@ pub fn encode(record: &Record) -> String {
             line.epoch = s.epoch.map(Num);
             line.train_loss = s.train_loss.map(Num);
             line.loss = s.loss.map(Num);
+        }
+        Event::Experts(m) => {
+            line.kind = "experts".into();
+            line.balance = Some(Num(m.balance));
+            line.z_loss = Some(Num(m.z_loss));
+            line.blocks = Some(m.blocks.clone());
+            line.max_load = Some(m.max_load.iter().map(|&load| Some(Num(load))).collect());
+            line.min_tokens = Some(m.min_tokens.clone());
         }
         Event::Warning(w) => {
             line.kind = "warning".into();
@@ -140,6 +148,24 @@ pub fn decode(line: &[u8]) -> Result<Record, String> {
             train_loss: line.optional_number("train_loss", line.train_loss)?,
             loss: line.optional_number("loss", line.loss)?,
         }),
+        "experts" => {
+            let blocks = required("blocks", line.blocks.take())?;
+            let max_load = required("max_load", line.max_load.take())?;
+            let min_tokens = required("min_tokens", line.min_tokens.take())?;
+            for (name, values) in [("max_load", max_load.len()), ("min_tokens", min_tokens.len())] {
+                if values != blocks.len() {
+                    return Err(format!("`{name}` has {values} values for {} blocks", blocks.len()));
+                }
+            }
+            Event::Experts(ExpertMetrics {
+                step,
+                balance: line.number("balance", line.balance)?,
+                z_loss: line.number("z_loss", line.z_loss)?,
+                max_load: line.numbers("max_load", &max_load)?,
+                blocks,
+                min_tokens,
+            })
+        }
         "warning" => Event::Warning(Warning { step, text: required("text", line.text.take())? }),
         other => return Err(format!("unknown kind {other:?}")),
     };
@@ -176,6 +202,7 @@ line! {
     time: Num, loss: Num, train_loss: Num, bf16_loss: Num, gap: Num, steps: u64, perplexity: Num, bits_per_byte: Num, grad_norm: Num, lr: Num,
     memory_bytes: u64, memory_total_bytes: u64, tokens_per_second: Num, tflops: Num, mfu: Num,
     tokens: u64, epoch: Num, step_ms: Num, skipped: u64, seconds_left: Num,
+    balance: Num, z_loss: Num, blocks: Vec<u64>, max_load: Vec<Option<Num>>, min_tokens: Vec<u64>,
     before: Recipe, now: Recipe,
     source: String, path: String, prompt: String, text: String,
     nonfinite: BTreeMap<String, String>,
@@ -199,11 +226,17 @@ impl Line {
             ("epoch", self.epoch),
             ("step_ms", self.step_ms),
             ("seconds_left", self.seconds_left),
+            ("balance", self.balance),
+            ("z_loss", self.z_loss),
         ];
-        let named = numbers.into_iter().filter_map(|(name, number)| {
-            let value = number.filter(|number| !number.0.is_finite())?.0;
-            Some((name.to_owned(), value.to_string()))
-        });
+        let loads = self.max_load.iter().flatten().enumerate();
+        let named = numbers
+            .into_iter()
+            .map(|(name, number)| (name.to_owned(), number))
+            .chain(loads.map(|(n, &load)| (element("max_load", n), load)))
+            .filter_map(|(name, number)| {
+                Some((name, number.filter(|number| !number.0.is_finite())?.0.to_string()))
+            });
         self.nonfinite = Some(named.collect::<BTreeMap<_, _>>()).filter(|names| !names.is_empty());
     }
 
@@ -224,6 +257,19 @@ impl Line {
     fn number(&self, name: &str, number: Option<Num>) -> Result<f64, String> {
         required(name, self.optional_number(name, number)?)
     }
+
+    fn numbers(&self, name: &str, numbers: &[Option<Num>]) -> Result<Vec<f64>, String> {
+        let number = |(n, number): (usize, &Option<Num>)| match number {
+            Some(number) => Ok(number.0),
+            None => self.number(&element(name, n), None),
+        };
+        numbers.iter().enumerate().map(number).collect()
+    }
+}
+
+/// Name of a number of a list in `nonfinite`.
+fn element(list: &str, n: usize) -> String {
+    format!("{list}[{n}]")
 }
 
 fn required<T>(name: &str, value: Option<T>) -> Result<T, String> {

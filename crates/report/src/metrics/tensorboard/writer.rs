@@ -132,6 +132,12 @@ fn scalars(event: &Event) -> Vec<(&'static str, f64)> {
             scalars.extend(m.bits_per_byte.map(|bits| ("eval/bits_per_byte", bits)));
             scalars
         }
+        Event::Experts(m) => {
+            let mut scalars = vec![("experts/balance", m.balance), ("experts/z_loss", m.z_loss)];
+            scalars.extend(m.worst_load().map(|(load, _)| ("experts/max_load", load)));
+            scalars.extend(m.least_tokens().map(|tokens| ("experts/min_tokens", tokens as f64)));
+            scalars
+        }
         Event::Reference(r) => vec![("reference/gap", r.gap()), ("reference/bf16_loss", r.bf16_loss)],
         Event::Checkpoint(_)
         | Event::Skipped(_)

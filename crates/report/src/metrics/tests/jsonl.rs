@@ -49,6 +49,39 @@ fn numbers_that_json_lacks_are_null_and_named() {
 }
 
 #[test]
+fn a_line_of_experts_has_a_value_for_each_block() {
+    let odd = ExpertMetrics { z_loss: f64::NAN, max_load: vec![1.25, f64::INFINITY, f64::NAN], ..experts(9) };
+    let line = encode(&Record { time: 2.0, event: odd.clone().into() });
+    assert_eq!(
+        line,
+        concat!(
+            r#"{"kind":"experts","step":9,"time":2.0,"balance":2.03125,"z_loss":null,"blocks":[1,2,3],"#,
+            r#""max_load":[1.25,null,null],"min_tokens":[41,1234,50],"#,
+            r#""nonfinite":{"max_load[1]":"inf","max_load[2]":"NaN","z_loss":"NaN"}}"#
+        )
+    );
+    let Ok(Record { event: Event::Experts(back), .. }) = decode(line.as_bytes()) else { panic!("{line}") };
+    assert!(back.z_loss.is_nan() && back.max_load[2].is_nan());
+    assert_eq!((back.max_load[..2].to_vec(), back.min_tokens), (odd.max_load[..2].to_vec(), odd.min_tokens));
+}
+
+#[test]
+fn a_line_of_experts_without_some_of_its_values_is_bad() {
+    let line = encode(&Record { time: 2.0, event: experts(9).into() });
+    for (whole, damaged, reason) in [
+        ("[1,2,3]", "[1,2]", "`max_load` has 3 values for 2 blocks"),
+        ("[41,1234,50]", "[]", "`min_tokens` has 0 values for 3 blocks"),
+        ("[1.2,", "[null,", "no `max_load[0]`"),
+        ("\"blocks\":[1,2,3],", "", "no `blocks`"),
+        ("4.12", "null", "no `z_loss`"),
+        ("[41,", "[-41,", "invalid value: integer `-41`, expected u64 at line 1 column 131"),
+    ] {
+        let damaged = line.replacen(whole, damaged, 1);
+        assert_eq!(decode(damaged.as_bytes()), Err(reason.to_owned()), "{damaged}");
+    }
+}
+
+#[test]
 fn every_event_comes_back_as_it_was_written() {
     for record in records() {
         let line = encode(&record);
@@ -203,6 +236,25 @@ proptest! {
         prop_assert_eq!(read.mfu.is_some(), mfu.is_some());
         prop_assert!(read.mfu.zip(mfu).is_none_or(|(read, mfu)| same(read, mfu)), "{:?} {:?}", read.mfu, mfu);
         prop_assert_eq!((read.tokens, read.step), (tokens, u64::MAX));
+    }
+}
+
+proptest! {
+    #[test]
+    fn any_figures_of_experts_come_back(
+        balance in any_number(),
+        loads in prop::collection::vec((any::<u64>(), any_number(), any::<u64>()), 0..5),
+    ) {
+        let blocks = loads.iter().map(|load| load.0).collect();
+        let max_load: Vec<f64> = loads.iter().map(|load| load.1).collect();
+        let min_tokens = loads.iter().map(|load| load.2).collect();
+        let written = ExpertMetrics { step: 1, balance, z_loss: balance, blocks, max_load, min_tokens };
+        let line = encode(&Record { time: 1.0, event: written.clone().into() });
+        let Ok(Record { event: Event::Experts(read), .. }) = decode(line.as_bytes()) else { panic!("{line}") };
+        prop_assert!(same(read.balance, balance) && same(read.z_loss, balance), "{}", line);
+        prop_assert!(read.max_load.iter().zip(&written.max_load).all(|(&a, &b)| same(a, b)), "{}", line);
+        prop_assert_eq!((read.blocks, read.max_load.len()), (written.blocks, loads.len()));
+        prop_assert_eq!(read.min_tokens, written.min_tokens);
     }
 }
 

@@ -28,6 +28,18 @@ fn step(step: u64) -> StepMetrics {
     }
 }
 
+/// Experts in three blocks, none in the first.
+fn experts(step: u64) -> ExpertMetrics {
+    ExpertMetrics {
+        step,
+        balance: 2.031_25,
+        z_loss: 4.12,
+        blocks: vec![1, 2, 3],
+        max_load: vec![1.2, 1.25, 1.32],
+        min_tokens: vec![41, 1_234, 50],
+    }
+}
+
 fn records() -> Vec<Record> {
     let events = [
         Event::from(step(1)),
@@ -58,6 +70,9 @@ fn records() -> Vec<Record> {
         }
         .into(),
         Warning { step: 3, text: "the loss\u{1b} is high".into() }.into(),
+        experts(3).into(),
+        ExpertMetrics { balance: f64::INFINITY, z_loss: f64::NEG_INFINITY, ..ExpertMetrics::default() }
+            .into(),
     ];
     events
         .into_iter()

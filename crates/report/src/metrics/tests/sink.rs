@@ -34,16 +34,21 @@ fn a_killed_and_resumed_run_has_one_history() {
     let mut sink = MetricsSink::open(folder.path(), BOTH, SinkStart::Fresh, "", None).unwrap();
     for at in 1..=5 {
         sink.record(step(at)).unwrap();
+        sink.record(experts(at)).unwrap();
     }
     drop(sink);
     let mut sink =
         MetricsSink::open(folder.path(), BOTH, SinkStart::Resumed(Lost::after(3)), "", None).unwrap();
-    assert_eq!((sink.recovery().kept, sink.recovery().lost_steps), (3, 2));
+    assert_eq!((sink.recovery().kept, sink.recovery().lost_steps), (6, 4));
     for at in 4..=6 {
         sink.record(step(at)).unwrap();
+        sink.record(experts(at)).unwrap();
     }
-    let expected = (1..=3).map(|at| Event::from(step(at))).chain([Resumed::after(3).into()]);
-    let expected: Vec<Event> = expected.chain((4..=6).map(|at| step(at).into())).collect();
+    let of_steps = |steps: std::ops::RangeInclusive<u64>| {
+        steps.flat_map(|at| [Event::from(step(at)), experts(at).into()])
+    };
+    let expected = of_steps(1..=3).chain([Resumed::after(3).into()]);
+    let expected: Vec<Event> = expected.chain(of_steps(4..=6)).collect();
     assert_eq!(events(folder.path()), expected);
     assert_eq!(event_files(folder.path()).len(), 2);
 }

@@ -83,8 +83,24 @@ fn each_event_with_figures_is_one_frame() {
         writer.write(&record).unwrap();
     }
     let bytes = fs::read(writer.path()).unwrap();
-    // The version, two steps, two evaluations, two reference segments, one sample, two sources, one warning.
-    assert_eq!(payloads(&bytes).len(), 11);
+    // The version, two steps, two evaluations, two reference segments, one sample, two sources, one warning,
+    // two of experts.
+    assert_eq!(payloads(&bytes).len(), 13);
+}
+
+#[test]
+fn experts_have_scalars_of_the_worst_block_and_the_least_used_expert() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut writer = Writer::create(folder.path(), TIME, None).unwrap();
+    writer.write(&Record { time: TIME, event: experts(7).into() }).unwrap();
+    let figures = [
+        ("experts/balance", 2.031_25),
+        ("experts/z_loss", 4.12),
+        ("experts/max_load", 1.32),
+        ("experts/min_tokens", 41.0),
+    ];
+    let bytes = fs::read(writer.path()).unwrap();
+    assert_eq!(payloads(&bytes)[1..], [proto::scalars(TIME, 7, &figures)]);
 }
 
 #[test]

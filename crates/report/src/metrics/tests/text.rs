@@ -62,6 +62,8 @@ fn other_events_are_one_line_each() {
             "source    3/2000  train_loss  2.7500  loss  2.9000  819k tokens, 0.31 epochs  data/ä.jsonl",
             "source    3/2000  loss     inf  b.txt",
             "warning    3/2000  the loss\u{FFFD} is high",
+            "experts    3/2000  balance 2.031  z 4.12  largest load 1.32 x mean (block 3)  least used 41 tokens",
+            "experts    0/2000  balance inf  z -inf",
         ]
     );
 }

@@ -75,6 +75,11 @@ VARIANTS = [
     Variant("mistral", "v4", "F32", 1),
     Variant("llama2", "v5", "F32", 1),
     Variant("llama2", "v4", "F32", 1, linear=True, buffers=True, bare=True),
+    Variant("mixtral", "v5", "BF16", 2),
+    Variant("mixtral", "v4", "F32", 1),
+    Variant("qwen3_moe", "v5", "F32", 1),
+    Variant("qwen3_moe", "v4", "BF16", 1),
+    Variant("dots1", "v5", "F32", 2),
 ]
 
 

@@ -49,7 +49,11 @@ CHAT = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "the
 
 
 def write_run_file(path, folder, text, lr, steps):
-    path.write_text(RUN_FILE.format(folder=folder, text=text, lr=lr, steps=steps))
+    run = RUN_FILE.format(folder=folder, text=text, lr=lr, steps=steps)
+    if "num_experts_per_tok" in config_of(folder):
+        # Nothing moves the biases of routers.
+        run += '[experts]\nbalance = "none"\n'
+    path.write_text(run)
     return path
 
 

@@ -15,10 +15,14 @@ sharing no code with transformers (whose norms, RoPE tables and softmax stay in 
 after `.double()`). Their difference is the error that PyTorch itself makes; it goes into
 the manifest, so that a bar can be told from noise, and it must pass the bars.
 
+Mixtures of experts: batches and prompts are drawn again until every token's last chosen expert leads the next one
+by MARGIN in score, at every step, so that no rounding decides which experts a token has.
+
 Names: B sequences, S tokens, V vocabulary, D head size, H query heads, G key/value heads.
 """
 
 import argparse
+import copy
 import json
 import math
 import platform
@@ -50,6 +54,12 @@ OPTIMIZER = {
 # Largest differences allowed between torch in fp32 and the fp64 reference: a fifth of the
 # parity bars of docs/numerics.md, so that a test at the bar measures us and not torch.
 OWN_ERROR = {"loss": 2e-7, "logits": 2e-6, "worst_gradient": 2e-5, "worst_step_loss": 2e-5}
+
+# transformers' own loops: its faster kernels take no odd widths.
+EAGER = {"attn_implementation": "eager", "experts_implementation": "eager"}
+
+# The least lead, in score, of a token's last chosen expert over the next one.
+MARGIN = 1e-3
 
 COMMON = dict(
     vocab_size=VOCAB, hidden_size=24, intermediate_size=37, num_hidden_layers=2,
@@ -104,6 +114,42 @@ MODELS = {
         4.0,
         "multi-head attention, plain rope, untied head",
     ),
+    "mixtral": (
+        transformers.MixtralConfig,
+        COMMON | dict(head_dim=8, intermediate_size=21, num_local_experts=5, num_experts_per_tok=2, rms_norm_eps=3e-5,
+                      sliding_window=None, rope_parameters={"rope_type": "default", "rope_theta": 20_000.0}),
+        1.0,
+        "2 of 5 experts in every block, normalised gates, GQA, theta and eps not the defaults, untied head",
+    ),
+    "qwen3_moe": (
+        transformers.Qwen3MoeConfig,
+        COMMON | dict(head_dim=16, moe_intermediate_size=21, num_experts=6, num_experts_per_tok=3,
+                      norm_topk_prob=False, decoder_sparse_step=2, mlp_only_layers=[0], rms_norm_eps=1e-5,
+                      tie_word_embeddings=True, rope_parameters={"rope_type": "default", "rope_theta": 50_000.0}),
+        1.0,
+        "3 of 6 experts in the second block, gates not normalised, QK-norm, GQA, theta and eps not the defaults, tied head",
+    ),
+    "dots1": (
+        transformers.Dots1Config,
+        COMMON | dict(head_dim=16, moe_intermediate_size=11, n_routed_experts=8, num_experts_per_tok=3, n_shared_experts=2,
+                      n_group=4, topk_group=2, first_k_dense_replace=1, norm_topk_prob=True, routed_scaling_factor=2.5,
+                      sliding_window=None, rms_norm_eps=1e-5,
+                      rope_parameters={"rope_type": "default", "rope_theta": 30_000.0}),
+        1.0,
+        "3 of 8 experts from 2 of 4 groups in the second block, by sigmoid and a bias, gates normalised and times 2.5, two shared "
+        "experts, QK-norm, GQA, theta and eps not the defaults, untied head",
+    ),
+}
+
+# With SEED, qwen3_moe has no prompt with clear choices of experts, and torch itself misses OWN_ERROR in dots1.
+SEED, SEEDS = 22, {"qwen3_moe": 2, "dots1": 4}
+
+# Names of experts in files: the router, and the projections of an expert in the order gate, up, down.
+QWEN_NAMES = ("mlp.gate", "mlp.experts", ("gate_proj", "up_proj", "down_proj"))
+EXPERT_NAMES = {
+    "mixtral": ("block_sparse_moe.gate", "block_sparse_moe.experts", ("w1", "w3", "w2")),
+    "qwen3_moe": QWEN_NAMES,
+    "dots1": QWEN_NAMES,
 }
 
 
@@ -125,7 +171,38 @@ def randomise(model, generator):
                 p.copy_(0.4 * torch.randn(p.shape, generator=generator))
             else:
                 gain = 2.2 if name.endswith(("q_proj.weight", "k_proj.weight")) else 1.0
-                p.copy_(gain * torch.randn(p.shape, generator=generator) / math.sqrt(p.shape[1]))
+                p.copy_(gain * torch.randn(p.shape, generator=generator) / math.sqrt(p.shape[-1]))
+        for name, bias in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                bias.copy_(0.2 * torch.randn(bias.shape, generator=generator))
+
+
+def weights(model):
+    """The parameters, and the biases on the scores of routers, which no gradient changes."""
+    yield from model.named_parameters()
+    yield from ((name, b) for name, b in model.named_buffers() if name.endswith("e_score_correction_bias"))
+
+
+def by_file(config, named):
+    """The tensors of a model by their names in files, where every expert has matrices of its own: `named` has those of
+    all experts in one, the gate above the up projection."""
+    if config.model_type not in EXPERT_NAMES:
+        return dict(named)
+    router, experts, (gate, up, down) = EXPERT_NAMES[config.model_type]
+    out = {}
+    for name, tensor in named:
+        layer = name.split("mlp.")[0]
+        if name.endswith("mlp.experts.gate_up_proj"):
+            for e, both in enumerate(tensor):
+                for part, half in zip((gate, up), both.chunk(2)):
+                    out[f"{layer}{experts}.{e}.{part}.weight"] = half.contiguous()
+        elif name.endswith("mlp.experts.down_proj"):
+            out |= {f"{layer}{experts}.{e}.{down}.weight": one.contiguous() for e, one in enumerate(tensor)}
+        elif name.endswith("mlp.gate.weight"):
+            out[f"{layer}{router}.weight"] = tensor
+        else:
+            out[name] = tensor
+    return out
 
 
 def make_batch(generator):
@@ -143,6 +220,15 @@ def make_batch(generator):
     return tokens[:, :-1].contiguous(), labels
 
 
+def draw_batch(generator, margin):
+    """A batch in which `margin`, a function of tokens, is large enough."""
+    for _ in range(1000):
+        batch = make_batch(generator)
+        if margin(batch[0]) > MARGIN:
+            return batch
+    raise SystemExit("no batch of 1000 has clear choices of experts; take another seed")
+
+
 def learning_rate(step):
     """Learning rate of optimizer step `step`, counted from 0."""
     return OPTIMIZER["lr_max"] * min(1.0, (step + 1) / OPTIMIZER["warmup_steps"])
@@ -151,7 +237,7 @@ def learning_rate(step):
 def decays(name, p):
     """Whether weight decay applies: matrices but the embedding. A tied head is the
     embedding; an untied one is a matrix like any other."""
-    return p.dim() == 2 and not name.endswith("embed_tokens.weight")
+    return p.dim() > 1 and not name.endswith("embed_tokens.weight")
 
 
 def loss_of(logits, labels):
@@ -176,24 +262,25 @@ def torch_bf16_errors(model, batches):
     """How far PyTorch's bf16 is from its own fp32, relative: of the loss and of every gradient by name, the root of
     the mean square over `batches` (one batch is one throw of the dice), all with the weights as they are. bf16 is
     autocast, as it trains: fp32 weights and gradients, matrix products in bf16."""
-    losses, gradients = [], {n: [] for n, _ in model.named_parameters()}
+    grads = lambda: by_file(model.config, [(n, p.grad.clone()) for n, p in model.named_parameters()])
+    losses, gradients = [], {}
     for batch in batches:
         _, loss = torch_step(model, batch)
-        wide = {n: p.grad.clone() for n, p in model.named_parameters()}
+        wide = grads()
         model.zero_grad(set_to_none=True)
         with torch.autocast("cpu", dtype=torch.bfloat16):
             logits = model(input_ids=batch[0], use_cache=False).logits
         narrow = loss_of(logits.float(), batch[1])
         narrow.backward()
         losses.append((narrow.item() - loss) / loss)
-        for n, p in model.named_parameters():
-            gradients[n].append(relative(p.grad, wide[n]))
+        for n, grad in grads().items():
+            gradients.setdefault(n, []).append(relative(grad, wide[n]))
     mean = lambda errors: math.sqrt(sum(e * e for e in errors) / len(errors))
     return {"loss": mean(losses), "gradients": {n: mean(errors) for n, errors in gradients.items()}}
 
 
-def torch_train(model, batches, max_norm):
-    """Trains in place; returns the loss and the norm before clipping of every step."""
+def torch_train(model, next_batch, max_norm):
+    """Trains in place; returns every step's batch, its loss and the norm before clipping. `next_batch` draws a batch."""
     named = list(model.named_parameters())
     optimizer = torch.optim.AdamW(
         [
@@ -202,14 +289,15 @@ def torch_train(model, batches, max_norm):
         ],
         betas=(OPTIMIZER["beta1"], OPTIMIZER["beta2"]), eps=OPTIMIZER["eps"], foreach=False,
     )
-    losses, norms = [], []
-    for step, batch in enumerate(batches):
-        losses.append(torch_step(model, batch)[1])
+    batches, losses, norms = [], [], []
+    for step in range(STEPS):
+        batches.append(next_batch(model))
+        losses.append(torch_step(model, batches[-1])[1])
         norms.append(torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm).item())
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(step)
         optimizer.step()
-    return losses, norms
+    return batches, losses, norms
 
 
 @torch.no_grad()
@@ -224,9 +312,9 @@ def greedy(next_logits, prompt):
     return ids[len(prompt):], margins
 
 
-def choose_prompt(model, generator):
+def choose_prompt(model, generator, margin):
     """The liveliest of many random prompts (bos first) that does not reach the end token:
-    most different tokens, then largest smallest margin."""
+    most different tokens, then largest smallest margin. `margin` is that of experts."""
     def next_logits(ids):
         return model(input_ids=ids, use_cache=False).logits[0, -1]
 
@@ -234,7 +322,8 @@ def choose_prompt(model, generator):
     for _ in range(40):
         prompt = [BOS] + torch.randint(0, BOS, (PROMPT_TOKENS - 1,), generator=generator).tolist()
         tokens, margins = greedy(next_logits, prompt)
-        if EOS not in tokens and min(margins) > 0.02:
+        clear = margin(torch.tensor([prompt + tokens])) > MARGIN
+        if clear and EOS not in tokens and min(margins) > 0.02:
             tried.append((len(set(tokens)), min(margins), prompt, tokens, margins))
     _, _, prompt, tokens, margins = max(tried)
     cached = model.generate(torch.tensor([prompt]), max_new_tokens=NEW_TOKENS, do_sample=False,
@@ -273,8 +362,49 @@ def rope_frequencies(config, head_dim):
     return inverse * (keep + (1 - keep) / rope["factor"])
 
 
-def reference_logits(config, w, input_ids):
-    """Logits [B, S, V] of a Llama, Qwen2 or Qwen3 with weights `w` (fp64, by HF name)."""
+def reference_experts(config, w, x, at, leads):
+    """The sum over all experts of their outputs times their gates, which are zero for those that are not chosen. Adds
+    to `leads` by how much the last chosen one leads the next in score."""
+    router, experts, (gate, up, down) = EXPERT_NAMES[config.model_type]
+    logits = F.linear(x, w[f"{at}{router}.weight"])
+    bias = w.get(f"{at}{router}.e_score_correction_bias")
+    scores = logits.softmax(-1) if bias is None else logits.sigmoid()
+    choice = scores if bias is None else scores + bias
+    if bias is not None:
+        groups = choice.unflatten(-1, (config.n_group, -1))
+        allowed = best_of(groups.topk(2, dim=-1).values.sum(-1), config.topk_group, leads)
+        choice = groups.masked_fill(~allowed[..., None], -math.inf).flatten(-2)
+    gates = torch.where(best_of(choice, config.num_experts_per_tok, leads), scores, 0.0)
+    if config.model_type == "mixtral" or config.norm_topk_prob:
+        gates = gates / gates.sum(-1, keepdim=True)
+    gates = gates * getattr(config, "routed_scaling_factor", 1.0)
+
+    def expert(name):
+        project = lambda x, part: F.linear(x, w[f"{at}{name}.{part}.weight"])
+        return project(F.silu(project(x, gate)) * project(x, up), down)
+
+    total = sum(gates[..., e, None] * expert(f"{experts}.{e}") for e in range(scores.shape[-1]))
+    return total if bias is None else total + expert("mlp.shared_experts")
+
+
+def best_of(scores, count, leads):
+    """True for the `count` largest of the last dimension. Adds to `leads` by how much the last of them leads the next."""
+    best = scores.topk(count + 1, dim=-1)
+    leads.append((best.values[..., count - 1] - best.values[..., count]).min().item())
+    return torch.zeros_like(scores, dtype=torch.bool).scatter(-1, best.indices[..., :count], True)
+
+
+@torch.no_grad()
+def margin_of(model, input_ids):
+    """The least lead of a token's last chosen expert over the next; infinite without experts."""
+    leads = []
+    w = by_file(model.config, [(n, p.detach().double()) for n, p in weights(model)])
+    reference_logits(model.config, w, input_ids, leads)
+    return min(leads, default=math.inf)
+
+
+def reference_logits(config, w, input_ids, leads=None):
+    """Logits [B, S, V] of a model with weights `w` (fp64, by HF name). `leads` receives those of experts."""
     batch, seq = input_ids.shape
     heads, groups = config.num_attention_heads, config.num_key_value_heads
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
@@ -313,7 +443,11 @@ def reference_logits(config, w, input_ids):
         x = x + project(mixed, at + "self_attn.o_proj")
 
         h = rms_norm(x, w[at + "post_attention_layernorm.weight"])
-        x = x + project(F.silu(project(h, at + "mlp.gate_proj")) * project(h, at + "mlp.up_proj"), at + "mlp.down_proj")
+        if at + "mlp.down_proj.weight" in w:
+            gated = F.silu(project(h, at + "mlp.gate_proj")) * project(h, at + "mlp.up_proj")
+            x = x + project(gated, at + "mlp.down_proj")
+        else:
+            x = x + reference_experts(config, w, h, at, [] if leads is None else leads)
     x = rms_norm(x, w["model.norm.weight"])
     return F.linear(x, w["model.embed_tokens.weight" if config.tie_word_embeddings else "lm_head.weight"])
 
@@ -322,14 +456,15 @@ def reference_step(config, w, batch):
     """Logits, loss and gradients by name of one batch."""
     logits = reference_logits(config, w, batch[0])
     loss = loss_of(logits, batch[1])
-    gradients = dict(zip(w, torch.autograd.grad(loss, list(w.values()))))
+    trained = {n: p for n, p in w.items() if p.requires_grad}
+    gradients = dict(zip(trained, torch.autograd.grad(loss, list(trained.values()))))
     return logits.detach(), loss.item(), gradients
 
 
 def reference_train(config, w, batches, max_norm):
     """AdamW, decoupled, as docs/numerics.md writes it. Returns losses, norms, parameters."""
     b1, b2, eps = OPTIMIZER["beta1"], OPTIMIZER["beta2"], OPTIMIZER["eps"]
-    w = {n: p.detach().clone().requires_grad_() for n, p in w.items()}
+    w = {n: p.detach().clone().requires_grad_(p.requires_grad) for n, p in w.items()}
     m = {n: torch.zeros_like(p) for n, p in w.items()}
     v = {n: torch.zeros_like(p) for n, p in w.items()}
     losses, norms = [], []
@@ -339,7 +474,7 @@ def reference_train(config, w, batches, max_norm):
         clip = min(1.0, max_norm / (norm + 1e-6))
         t = step + 1
         with torch.no_grad():
-            for n, p in w.items():
+            for n, p in ((n, w[n]) for n in gradients):
                 g = gradients[n] * clip
                 m[n] = b1 * m[n] + (1 - b1) * g
                 v[n] = b2 * v[n] + (1 - b2) * g * g
@@ -348,7 +483,7 @@ def reference_train(config, w, batches, max_norm):
                 p -= learning_rate(step) * (m_hat / (v_hat.sqrt() + eps) + decay * p)
         losses.append(loss)
         norms.append(norm)
-    return losses, norms, {n: p.detach() for n, p in w.items()}
+    return losses, norms, {n: p.detach() for n, p in w.items() if p.requires_grad}
 
 
 # --- comparing and writing -------------------------------------------------------------
@@ -390,7 +525,7 @@ def check_old_config(folder, model, input_ids, logits):
     aside.mkdir()
     shutil.copy(folder / "config.v4.json", aside / "config.json")
     shutil.copy(folder / "model.safetensors", aside)
-    again = AutoModelForCausalLM.from_pretrained(aside, attn_implementation="eager", dtype=torch.float32)
+    again = AutoModelForCausalLM.from_pretrained(aside, dtype=torch.float32, **EAGER)
     with torch.no_grad():
         assert torch.equal(again(input_ids=input_ids, use_cache=False).logits, logits), "config.v4.json differs"
     assert again.config.rope_parameters == model.config.rope_parameters
@@ -406,31 +541,33 @@ def make(name, seed, out):
     generator = torch.Generator().manual_seed(seed)
 
     model = AutoModelForCausalLM.from_config(
-        config_class(**arguments), attn_implementation="eager", dtype=torch.float32
+        config_class(**arguments), dtype=torch.float32, **EAGER
     ).eval()
     randomise(model, generator)
     model.save_pretrained(folder)
     write_old_config(folder)
     config = AutoConfig.from_pretrained(folder)
-    batches = [make_batch(generator) for _ in range(STEPS)]
+    # Training moves a copy. It draws the batches, because the weights decide which choices of experts are clear.
+    trained = copy.deepcopy(model)
+    next_batch = lambda model: draw_batch(generator, lambda ids: margin_of(model, ids))
+    batches, losses, norms = torch_train(trained, next_batch, max_norm)
+    final = by_file(config, [(n, p.detach().clone()) for n, p in trained.named_parameters()])
 
     # One step's forward and backward, by both.
     logits, loss = torch_step(model, batches[0])
     check_old_config(folder, model, batches[0][0], logits)
-    gradients = {n: p.grad.clone() for n, p in model.named_parameters()}
+    gradients = by_file(config, [(n, p.grad.clone()) for n, p in model.named_parameters()])
     bf16_errors = torch_bf16_errors(model, batches)
-    start = {n: p.detach().double().requires_grad_() for n, p in model.named_parameters()}
+    start = by_file(config, [(n, p.detach().double()) for n, p in weights(model)])
+    start = {n: p.requires_grad_(n in gradients) for n, p in start.items()}
     ref_logits, ref_loss, ref_gradients = reference_step(config, start, batches[0])
 
     # Generation from the weights in the folder.
     sharp = sharpness(model, batches[0][0])
-    prompt, tokens, margins = choose_prompt(model, generator)
+    prompt, tokens, margins = choose_prompt(model, generator, lambda ids: margin_of(model, ids))
     ref_tokens, _ = greedy(lambda ids: reference_logits(config, start, ids)[0, -1], prompt)
     assert ref_tokens == tokens, "fp32 and fp64 generate different tokens"
 
-    # Training, which moves the model.
-    losses, norms = torch_train(model, batches, max_norm)
-    final = {n: p.detach().clone() for n, p in model.named_parameters()}
     ref_losses, ref_norms, ref_final = reference_train(config, start, batches, max_norm)
 
     errors = {
@@ -527,7 +664,7 @@ def write_manifest(folder, manifest):
 def renew_bf16(folder):
     """Measures bf16's errors on the weights and the batches of a folder that is there, and writes nothing else: the
     last bits of fp32 depend on the machine, those of bf16's errors do not matter."""
-    model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager", dtype=torch.float32).eval()
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **EAGER).eval()
     golden = load_file(folder / "golden.safetensors")
     manifest = json.loads((folder / "manifest.json").read_text())
     batches = zip(golden["train.input_ids"].long(), golden["train.labels"].long())
@@ -541,7 +678,7 @@ def main():
     parser.add_argument("--out", type=Path, default=Path(__file__).parent, help="folder to write into (default: %(default)s)")
     parser.add_argument("--only", choices=MODELS, action="append", help="only this model; may be repeated")
     parser.add_argument("--bf16", action="store_true", help="only measure bf16's errors again, in the folders that are there")
-    parser.add_argument("--seed", type=int, default=22, help="seed of weights, batches and prompts (default: %(default)s)")
+    parser.add_argument("--seed", type=int, help=f"seed of weights, batches and prompts (default: {SEED}, or the model's own)")
     args = parser.parse_args()
 
     torch.set_num_threads(1)
@@ -553,7 +690,7 @@ def main():
             e = renew_bf16(args.out / name)
             print(f"{name}: bf16 against fp32: loss {e['loss']:.1e}, worst gradient {max(e['gradients'].values()):.1e}")
             continue
-        m = make(name, args.seed, args.out)
+        m = make(name, SEEDS.get(name, SEED) if args.seed is None else args.seed, args.out)
         e = m["torch_fp32_against_fp64"]
         print(
             f"{name}: sharpness {m['sharpness']['mean_max_probability']:.2f}, loss {m['train']['loss'][0]:.3f} -> "

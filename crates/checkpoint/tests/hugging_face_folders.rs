@@ -37,6 +37,7 @@ fn names() -> NameMap {
             same_as: "model.embed_tokens.weight".to_string(),
         }],
         ignorable_suffixes: vec!["rotary_emb.inv_freq".to_string()],
+        ..NameMap::default()
     }
 }
 

@@ -77,13 +77,14 @@ pub struct Config {
             "names": ["activation", "hidden_act", "activation_function", "act_fn"],
             "why": "SwiGLU is the only feed-forward, with SiLU"
         },
-        {
-            "names": ["moe", "experts", "num_experts", "n_experts", "num_local_experts"],
-            "why": "mixture of experts is not supported yet"
-        },
         { "names": ["sliding_window"], "why": "attention reads the whole context; sliding windows are not supported" },
     ]))]
     pub model: ModelConfig,
+    /// Mixtures of experts in place of the feed-forward, for the families that have them: each token passes
+    /// through a few SwiGLUs of many, which a router chooses. The keys of the model may be left out with
+    /// `model.init_from`.
+    #[schemars(extend("x-aliases" = ["moe", "mixture", "moe_args", "router"]))]
+    pub experts: ExpertsConfig,
     /// Texts, tokenizer and sequence length. Relative paths start at `train.started_in`, by default the
     /// current folder; those of `--set` always start at the current folder.
     #[schemars(extend("x-aliases" = ["dataset", "dataloader", "tokenizer"]))]

@@ -4,10 +4,13 @@ use serde_json::{Map, Value as Json};
 
 use super::Config;
 
-/// `config` as a run file, with `comments` after some keys. Keys without a value are left out.
+/// `config` as a run file, with `comments` after some keys. Keys without a value are left out, and so are
+/// sections without a key that has one.
 pub(super) fn config(config: &Config, comments: &[(&str, &str)]) -> String {
     let mut text = String::new();
-    for (section, keys) in sections(config) {
+    for (section, keys) in
+        sections(config).into_iter().filter(|(_, keys)| keys.values().any(|v| !v.is_null()))
+    {
         if !text.is_empty() {
             text.push('\n');
         }

@@ -16,6 +16,8 @@ use xtrain_model::{Architecture, Description, Recipe};
 pub struct Facts {
     /// The model of `model.init_from`'s config.json.
     pub init: Option<Description>,
+    /// The weight of the balance loss in that file, if any.
+    pub init_balance_loss: Option<f64>,
     /// Number of tokens in the tokenizer's vocabulary.
     pub tokenizer_vocab_size: Option<usize>,
     /// The first folder of token shards among the training data. Its tokenizer is used instead of one that
@@ -64,6 +66,20 @@ const FIXED_BY_FOLDER: [&str; 12] = [
     "qk_norm",
 ];
 
+/// The keys of experts that must agree with `init_from`'s folder. The others balance loads.
+const EXPERTS_FIXED_BY_FOLDER: [&str; 10] = [
+    "count",
+    "per_token",
+    "ffn_dim",
+    "shared_ffn_dim",
+    "score",
+    "normalise",
+    "scale",
+    "groups",
+    "top_groups",
+    "dense_blocks",
+];
+
 impl Parsed {
     /// Fills in every default. Reads nothing, and changes no value that was given.
     ///
@@ -79,11 +95,16 @@ impl Parsed {
         let model = model(&config, facts, &mut report);
         if let Some(model) = &model {
             config.model.fill_from(model);
+            rules::experts(&config, model, &mut report);
+            if let Some(mixture) = &model.mixture {
+                config.experts.fill_from(mixture, facts.init_balance_loss);
+            }
             rules::positions(&config, &mut report);
         }
         let architecture = model.map(|model| model.architecture());
         if let Some(Err(error)) = &architecture {
-            report.about(&["model.layers"], error.to_string());
+            let key = if config.experts.count.is_some() { "experts.count" } else { "model.layers" };
+            report.about(&[key], error.to_string());
         }
         let steps = config.train.total_steps(config.data.seq_len, facts.epoch_tokens);
         if let Some(steps) = steps {
@@ -173,7 +194,7 @@ fn model(config: &Config, facts: &Facts, report: &mut Report) -> Option<Descript
             report.about(&["model.init_from"], message);
             return None;
         }
-        _ => match config.model.describe(known_vocab_size, config.data.seq_len) {
+        _ => match config.model.describe(&config.experts, known_vocab_size, config.data.seq_len) {
             Some(model) => model,
             None => {
                 let message = "`vocab_size` is missing, and no tokenizer was read that could tell it; \
@@ -214,7 +235,9 @@ fn model(config: &Config, facts: &Facts, report: &mut Report) -> Option<Descript
 fn complete(config: &Config) -> bool {
     let json = serde_json::json!(config.model);
     let taken = FIXED_BY_FOLDER.into_iter().chain(["max_position_embeddings", "rope_theta"]);
+    let has_experts = config.model.family().has_experts();
     taken.map(|key| &json[key]).all(|value| !value.is_null())
+        && (!has_experts || config.experts.is_complete())
 }
 
 /// The folder's model with the file's context extension.
@@ -222,17 +245,12 @@ fn from_folder(config: &Config, folder: &str, init: &Description, report: &mut R
     let mut model = config.model.clone();
     model.fill_from(init);
     let (given, found) = (serde_json::json!(config.model), serde_json::json!(model));
-    for key in FIXED_BY_FOLDER {
-        if !given[key].is_null() && given[key] != found[key] {
-            let values: [&Json; 2] = [&given[key], &found[key]];
-            let [given, found] = values.map(toml_value);
-            let name = format!("model.{key}");
-            let leave_out = report.leave_out(&[&name, "model.init_from"]);
-            report.about(
-                &[&name, "model.init_from"],
-                format!("`{key}` is {given}, but {found} in {folder:?}; {leave_out} to use the folder's"),
-            );
-        }
+    differing(FIXED_BY_FOLDER, "model", folder, [&given, &found], report);
+    if let Some(mixture) = &init.mixture {
+        let mut experts = config.experts.clone();
+        experts.fill_from(mixture, None);
+        let (given, found) = (serde_json::json!(config.experts), serde_json::json!(experts));
+        differing(EXPERTS_FIXED_BY_FOLDER, "experts", folder, [&given, &found], report);
     }
     let given = &config.model;
     Description {
@@ -240,5 +258,27 @@ fn from_folder(config: &Config, folder: &str, init: &Description, report: &mut R
         rope_theta: given.rope_theta.unwrap_or(init.rope_theta),
         rope_scaling: given.rope_scaling.map_or(init.rope_scaling, Into::into),
         ..*init
+    }
+}
+
+/// Reports the keys of a section that are given and differ from those of the folder.
+fn differing<const N: usize>(
+    keys: [&str; N],
+    section: &str,
+    folder: &str,
+    [given, found]: [&Json; 2],
+    report: &mut Report,
+) {
+    for key in keys {
+        if !given[key].is_null() && given[key] != found[key] {
+            let values: [&Json; 2] = [&given[key], &found[key]];
+            let [given, found] = values.map(toml_value);
+            let name = format!("{section}.{key}");
+            let leave_out = report.leave_out(&[&name, "model.init_from"]);
+            report.about(
+                &[&name, "model.init_from"],
+                format!("`{key}` is {given}, but {found} in {folder:?}; {leave_out} to use the folder's"),
+            );
+        }
     }
 }

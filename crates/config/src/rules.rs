@@ -8,7 +8,8 @@ use super::schema::sections;
 use super::section::{
     DataSource, DataSources, ParallelConfig, ReduceDtype, ReduceOrder, TokenizerChoice, Transport,
 };
-use super::{Config, OrAuto, Recompute, RopeScaling, ScheduleKind};
+use super::{Balance, Config, OrAuto, Recompute, RopeScaling, ScheduleKind};
+use xtrain_model::{Description, Family};
 
 /// Reports every rule that `config` breaks.
 pub(super) fn check(config: &Config, report: &mut Report) {
@@ -137,6 +138,8 @@ fn described_model(config: &Config, report: &mut Report) {
     missing(report, "model", "dim", model.dim.is_none(), ", or name a Hugging Face folder with `init_from`");
     missing(report, "model", "layers", model.layers.is_none(), "");
     missing(report, "model", "heads", model.heads.is_none(), "");
+    let without = model.family().has_experts() && config.experts.count.is_none();
+    missing(report, "experts", "count", without, "");
 
     if let (Some(heads), Some(kv_heads)) = (model.heads, model.kv_heads)
         && !heads.is_multiple_of(kv_heads)
@@ -178,6 +181,53 @@ fn described_model(config: &Config, report: &mut Report) {
                  load its export; leave both keys out, or set `checkpoint.export_hf = false`",
                 toml_value(&serde_json::json!(family)),
             ),
+        );
+    }
+}
+
+/// Checks `[experts]` against the model, whose family a folder may give.
+pub(super) fn experts(config: &Config, model: &Description, report: &mut Report) {
+    let (experts, family) = (&config.experts, model.family);
+    if let Some(mixture) = &model.mixture
+        && let Err(error) = mixture.router.check(mixture.experts)
+    {
+        report.about(&["experts.per_token", "experts.groups", "experts.count"], error.to_string());
+    }
+    if !family.has_experts() {
+        let given = |key: &str| report.is_given(&format!("experts.{key}"));
+        let keys = serde_json::json!(experts);
+        let key = keys.as_object().into_iter().flat_map(|keys| keys.keys()).find(|key| given(key));
+        if let Some(key) = key {
+            let key = format!("experts.{key}");
+            let leave_out = report.leave_out(&[&key, "model.family"]);
+            let families = Family::listing(Family::has_experts, "`");
+            report.about(
+                &[&key, "model.family"],
+                format!("a {} model has no experts; {leave_out}, or choose {families}", family.name()),
+            );
+        }
+        return;
+    }
+    if let (Some(layers), Some(dense)) = (config.model.layers, &experts.dense_blocks)
+        && let Some(block) = dense.iter().find(|block| **block >= layers)
+    {
+        let last = layers - 1;
+        let message = format!("`dense_blocks` has {block}, but the blocks of the model are 0 to {last}");
+        report.about(&["experts.dense_blocks", "model.layers"], message);
+    }
+    let balance = experts.balance;
+    let (loss, rate) = (experts.balance_loss.is_some(), experts.bias_rate.is_some());
+    for (key, is_given, of) in [("balance_loss", loss, Balance::Loss), ("bias_rate", rate, Balance::Bias)] {
+        if let Some(other) = balance.filter(|balance| is_given && *balance != of) {
+            let [of, other] = [of, other].map(|balance| toml_value(&serde_json::json!(balance)));
+            let why = format!("`{key}` is for `balance = {of}`, not {other}");
+            exclusive(report, &format!("experts.{key}"), "experts.balance", &why);
+        }
+    }
+    if balance == Some(Balance::Bias) && !family.router().is_some_and(|router| router.biased) {
+        report.about(
+            &["experts.balance", "model.family"],
+            format!("a {} model has no bias on its scores; use `balance = \"loss\"`", family.name()),
         );
     }
 }

@@ -78,8 +78,10 @@ impl Architecture {
 
     /// The parameters of the matrices, in numbers that no sizes overflow.
     fn parameter_estimate(&self) -> u128 {
-        let matrix = |linear: LinearSpec| linear.inputs as u128 * linear.outputs() as u128;
-        self.linears().map(|(_, linear)| matrix(linear)).sum::<u128>() + 2 * matrix(self.head())
+        let matrix = |linear: LinearSpec| linear.inputs as u128 * linear.rows() as u128;
+        let routers = self.layers.iter().filter_map(|layer| layer.router(self.dim));
+        let linears = self.linears().map(|(_, linear)| linear).chain(routers);
+        linears.map(matrix).sum::<u128>() + 2 * matrix(self.head())
     }
 
     /// The linear layers of the blocks with the number of their block, in the order in which the model
@@ -107,9 +109,12 @@ impl Architecture {
         LinearSpec {
             site: HEAD,
             inputs: self.dim,
-            modules: vec![("lm_head", self.vocab_size)],
+            module: "",
+            parts: vec![("lm_head", self.vocab_size)],
             bias: false,
             is_residual: false,
+            experts: None,
+            whole: None,
         }
     }
 
@@ -185,6 +190,13 @@ impl fmt::Display for Layer {
         }
         match &self.feed_forward {
             FeedForward::Dense(mlp) => write!(f, ", ffn {}", mlp.width),
+            FeedForward::Experts(e) => {
+                write!(f, ", {} of {} experts of {}", e.router.chosen, e.count, e.width)?;
+                match &e.shared {
+                    Some(shared) => write!(f, " beside one of {}", shared.width),
+                    None => Ok(()),
+                }
+            }
         }
     }
 }

@@ -7,15 +7,20 @@
 
 use crate::layer::HEAD;
 use crate::parameters::{Parameters, in_block, names};
-use crate::{Architecture, FeedForward, LinearSpec, Mixer, Mlp, Rotary, SelfAttention};
+use crate::{Architecture, Experts, FeedForward, LinearSpec, Mixer, Mlp, Rotary, SelfAttention};
 use xtrain_ops::attention::Attention;
 use xtrain_ops::cached_attention::CachedAttention;
 use xtrain_ops::dropout::Dropout;
 use xtrain_ops::embedding::{Embedding, EmbeddingGrad};
-use xtrain_ops::linear::Linear;
+use xtrain_ops::grouped_linear::GroupedLinear;
+use xtrain_ops::linear::{Linear, UnroundedLinear};
 use xtrain_ops::linear_cross_entropy::LinearCrossEntropy;
+use xtrain_ops::pack_sums::PackSums;
+use xtrain_ops::permute::{Permute, PermuteGates, Unpermute};
 use xtrain_ops::qk_norm_rope::{QkNormRope, RopeScaling, rotation_table};
 use xtrain_ops::rms_norm::{AddRmsNorm, RmsNorm};
+use xtrain_ops::route::Route;
+use xtrain_ops::router_losses::RouterLosses;
 use xtrain_ops::swiglu::Swiglu;
 use xtrain_program::{StateKind, TraceError, Tracer, ValueId};
 use xtrain_tensor::{DType, TensorType};
@@ -62,6 +67,19 @@ pub struct Loss {
     pub z_loss: f32,
     /// Number of sources of the training text whose losses are summed separately; 0 sums all together.
     pub sources: usize,
+    /// The losses of routers; `None` outside of training, where they are not computed.
+    pub routers: Option<RouterWeights>,
+}
+
+/// How the loads of experts are balanced. Losses of routers are means over the blocks with experts.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct RouterWeights {
+    /// Weight of the balance loss.
+    pub balance: f32,
+    /// Weight of the z-loss.
+    pub z_loss: f32,
+    /// How much a step moves the biases of routers, if loads are balanced by them.
+    pub bias_rate: Option<f32>,
 }
 
 /// Names of the inputs and outputs of the programs traced here.
@@ -74,6 +92,8 @@ pub mod io {
     pub const DOC_START: &str = "doc_start";
     /// `i32[t]`: the token to predict at each place; -100 for none.
     pub const TARGETS: &str = "targets";
+    /// `i32[t]`, in the loss of a model with experts: -1 for a token that only pads its sequence, else 0.
+    pub const PADDING: &str = "padding";
     /// `f32[]`: one over the number of targets in the whole global batch.
     pub const INV_TARGETS: &str = "inv_targets";
     /// `i32[t]`: the source of each token, if losses are summed by source.
@@ -86,16 +106,84 @@ pub mod io {
     pub const OBJECTIVE: &str = "objective";
     /// The mean cross-entropy in nats.
     pub const LOSS: &str = "loss";
-    /// `f32[n, 2]`: for each source, the sums over its targets of their terms in the objective and in the
-    /// cross-entropy, in nats; not divided by the number of targets.
-    pub const SOURCE_LOSSES: &str = "source_losses";
+    /// `f32[n, 2]`: further sums, as [`SumsOf`](super::SumsOf) says.
+    pub const SUMS: &str = "sums";
     /// `[n, v]`: the logits of these rows.
     pub const LOGITS: &str = "logits";
+
+    /// `f32[]`: the term of a block's router in the number that training minimises.
+    pub fn router_objective(block: usize) -> String {
+        format!("router_objective.{block}")
+    }
+}
+
+/// The numbers of the output [`io::SUMS`], in their order: for each source, the sums over its targets of
+/// their terms in the objective and in the cross-entropy, in nats, not divided by the number of targets; then
+/// for each block with experts its balance loss, its z-loss, and the tokens of each expert.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SumsOf {
+    /// The number of sources.
+    pub sources: usize,
+    /// The experts of each block that has some, if losses of routers are computed.
+    pub experts: Vec<usize>,
+}
+
+/// The figures of the experts of a block.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ExpertSums {
+    /// The balance loss: the number of experts of a token, if all have equally many tokens.
+    pub balance: f32,
+    /// The mean squared log-sum-exp of the router's logits.
+    pub z_loss: f32,
+    /// Tokens of each expert.
+    pub tokens: Vec<f32>,
+}
+
+impl SumsOf {
+    /// The sums of a loss of `model`.
+    pub fn loss(model: &Architecture, loss: &Loss) -> SumsOf {
+        let blocks = model.layers.iter().filter_map(|layer| layer.feed_forward.experts());
+        let experts = loss.routers.map(|_| blocks.map(|experts| experts.count).collect());
+        SumsOf { sources: loss.sources, experts: experts.unwrap_or_default() }
+    }
+
+    /// n: pairs of numbers; 0 if there is no such output.
+    pub fn pairs(&self) -> usize {
+        let of_experts: usize = self.experts.iter().map(|count| 2 + count).sum();
+        self.sources + of_experts.div_ceil(2)
+    }
+
+    /// The place of the first load of each block with experts among the numbers.
+    pub fn loads(&self) -> Vec<usize> {
+        let mut next = 2 * self.sources;
+        let place = |count: &usize| {
+            let first = next + 2;
+            next = first + count;
+            first
+        };
+        self.experts.iter().map(place).collect()
+    }
+
+    /// The pairs of sources, and the figures of blocks with experts.
+    ///
+    /// # Panics
+    /// If there are fewer numbers than [`SumsOf::pairs`] says.
+    pub fn split(&self, numbers: &[f32]) -> (Vec<[f32; 2]>, Vec<ExpertSums>) {
+        let (sources, mut rest) = numbers.split_at(2 * self.sources);
+        let block = |&count: &usize| {
+            let (own, after) = rest.split_at(2 + count);
+            rest = after;
+            ExpertSums { balance: own[0], z_loss: own[1], tokens: own[2..].to_vec() }
+        };
+        let experts = self.experts.iter().map(block).collect();
+        (sources.chunks_exact(2).map(|pair| [pair[0], pair[1]]).collect(), experts)
+    }
 }
 
 /// Traces the model up to its loss; returns the objective, the value to differentiate. The outputs are
-/// [`io::OBJECTIVE`] and [`io::LOSS`], and with sources [`io::SOURCE_LOSSES`]. `dropout` is the share of
-/// activations dropped after the embedding and after each half-block.
+/// [`io::OBJECTIVE`] and [`io::LOSS`], with sources or losses of routers [`io::SUMS`], and with the latter an
+/// [`io::router_objective`] for each block with experts, which is a value to differentiate too. `dropout` is
+/// the share of activations dropped after the embedding and after each half-block.
 pub fn trace_loss(
     t: &mut Tracer,
     model: &Architecture,
@@ -104,24 +192,40 @@ pub fn trace_loss(
     loss: Loss,
     dropout: f32,
 ) -> Result<ValueId, TraceError> {
+    let Loss { chunk_tokens, z_loss, sources, routers } = loss;
     let mut trace = Trace::of(model, batch, context, dropout);
+    trace.is_loss = true;
+    trace.router_weights = routers;
     let hidden_td = trace.hidden(t)?;
     let head_vd = trace.head(t);
     let targets = t.input(io::TARGETS, TensorType::new(DType::I32, [batch.tokens()]));
-    let inv_targets = t.input(io::INV_TARGETS, TensorType::new(DType::F32, []));
-    let Loss { chunk_tokens, z_loss, sources } = loss;
+    let inv_targets = inv_targets(t);
     let op = LinearCrossEntropy { chunk_tokens, z_loss, terms: sources > 0 };
     let outputs = t.site(HEAD).apply(op, &[hidden_td, head_vd, targets, inv_targets])?;
     t.output(io::OBJECTIVE, outputs[0]);
     t.output(io::LOSS, outputs[1]);
+    let mut sums = Vec::new();
     if sources > 0 {
         let source_t = t.input(io::SOURCES, TensorType::new(DType::I32, [batch.tokens()]));
         // A sum by source is the gradient of a lookup by source: each token adds its row to its source's.
         let sum = EmbeddingGrad { vocab_size: sources, out: DType::F32 };
-        let sums = t.site("loss_by_source").emit(sum, &[source_t, outputs[2]])?[0];
-        t.output(io::SOURCE_LOSSES, sums);
+        sums.push(t.site("loss_by_source").emit(sum, &[source_t, outputs[2]])?[0]);
+    }
+    sums.append(&mut trace.router_sums);
+    match (&sums[..], sources) {
+        ([], _) => {}
+        (&[of_sources], 1..) => t.output(io::SUMS, of_sources),
+        (all, _) => {
+            let packed = t.site("sums").emit(PackSums, all)?[0];
+            t.output(io::SUMS, packed);
+        }
     }
     Ok(outputs[0])
+}
+
+/// One over the number of targets.
+fn inv_targets(t: &mut Tracer) -> ValueId {
+    t.input(io::INV_TARGETS, TensorType::new(DType::F32, []))
 }
 
 /// Traces the model up to the logits of the tokens that the input [`io::ROWS`] names (`rows` of them); the
@@ -152,11 +256,19 @@ struct Trace<'a> {
     dropout: f32,
     /// The block that is traced; none before and after the blocks.
     block: Option<usize>,
+    /// True if the trace ends with the loss, of a batch whose last tokens may be padding.
+    is_loss: bool,
+    /// Weights of the losses of routers, if these are computed.
+    router_weights: Option<RouterWeights>,
+    /// The figures of routers: of each block its balance loss, its z-loss and its loads.
+    router_sums: Vec<ValueId>,
 }
 
 impl<'a> Trace<'a> {
     fn of(model: &'a Architecture, batch: Batch, context: Context, dropout: f32) -> Self {
-        Trace { model, parameters: Parameters::of(model), batch, context, dropout, block: None }
+        let (parameters, router_sums) = (Parameters::of(model), Vec::new());
+        let (block, is_loss, router_weights) = (None, false, None);
+        Trace { model, parameters, batch, context, dropout, block, is_loss, router_weights, router_sums }
     }
 
     /// The output of the final norm.
@@ -178,6 +290,7 @@ impl<'a> Trace<'a> {
             let (sum, normed) = self.norm(t, sum, Some(mixed), "mlp_norm")?;
             let fed = match &layer.feed_forward {
                 FeedForward::Dense(mlp) => self.mlp(t, mlp, normed)?,
+                FeedForward::Experts(experts) => self.experts(t, experts, normed)?,
             };
             stream = sum;
             addition = Some(self.dropped(t, fed, 2 + 2 * block as u32)?);
@@ -271,8 +384,68 @@ impl<'a> Trace<'a> {
 
     fn mlp(&self, t: &mut Tracer, mlp: &Mlp, x: ValueId) -> Result<ValueId, TraceError> {
         let gate_up = self.linear(t, x, &mlp.gate_up_proj(self.model.dim))?;
-        let activated = t.site("mlp.swiglu").apply(Swiglu, &[gate_up])?[0];
+        let activated = t.site("mlp.swiglu").apply(Swiglu::PLAIN, &[gate_up])?[0];
         self.linear(t, activated, &mlp.down_proj(self.model.dim))
+    }
+
+    /// The experts of a block. The rows of tokens by experts are a ragged tensor
+    /// ([`xtrain_ops::dispatch`]).
+    fn experts(&mut self, t: &mut Tracer, e: &Experts, x: ValueId) -> Result<ValueId, TraceError> {
+        let tokens = self.batch.tokens();
+        let router = self.parameter(t, "mlp.router", "weight");
+        let logits = t.site("mlp.router").apply(UnroundedLinear, &[x, router])?[0];
+        let mut inputs = vec![logits];
+        if e.router.biased {
+            inputs.push(self.parameter(t, "mlp.router", "bias"));
+        }
+        if self.is_loss {
+            inputs.push(t.input(io::PADDING, TensorType::new(DType::I32, [tokens])));
+        }
+        let routed = t.apply(Route(e.router), &inputs)?;
+        let (gates, ids) = (routed[0], routed[1]);
+        let dispatched = t.site("mlp.dispatch").apply(e.dispatch(tokens), &[ids])?;
+        let [starts, counts, rows, sources] = [0, 1, 2, 3].map(|n| dispatched[n]);
+        if let Some(weights) = self.router_weights {
+            let inputs = [logits, ids, counts, inv_targets(t)];
+            self.router_losses(t, e, weights, inputs)?;
+        }
+        let x_rows = t.site("mlp.permute").apply(Permute, &[x, sources, rows])?[0];
+        let gate_rows = t.apply(PermuteGates, &[gates, sources, rows])?[0];
+        let grouped = GroupedLinear { experts: e.count, live_rows: tokens * e.router.chosen };
+        let weight = self.parameter(t, "mlp.experts.gate_up_proj", "weight");
+        let gate_up = t.site("mlp.experts.gate_up_proj").apply(grouped, &[x_rows, weight, starts])?[0];
+        let swiglu = Swiglu { weighted: true };
+        let activated = t.site("mlp.experts.swiglu").apply(swiglu, &[gate_up, gate_rows])?[0];
+        let weight = self.parameter(t, "mlp.experts.down_proj", "weight");
+        let y_rows = t.site("mlp.experts.down_proj").apply(grouped, &[activated, weight, starts])?[0];
+        let mut inputs = vec![y_rows, sources, rows];
+        if let Some([gate_up_proj, down_proj]) = e.shared_linears(self.model.dim) {
+            let gate_up = self.linear(t, x, &gate_up_proj)?;
+            let activated = t.site("mlp.shared.swiglu").apply(Swiglu::PLAIN, &[gate_up])?[0];
+            inputs.push(self.linear(t, activated, &down_proj)?);
+        }
+        Ok(t.site("mlp.unpermute").apply(Unpermute, &inputs)?[0])
+    }
+
+    /// The losses of a router, from its logits, the ids and the loads of experts, and one over the targets: a
+    /// further value to differentiate, and figures.
+    fn router_losses(
+        &mut self,
+        t: &mut Tracer,
+        e: &Experts,
+        weights: RouterWeights,
+        inputs: [ValueId; 4],
+    ) -> Result<(), TraceError> {
+        let blocks = self.model.layers.iter().filter(|layer| layer.feed_forward.experts().is_some()).count();
+        let op = RouterLosses {
+            score: e.router.score,
+            balance_weight: weights.balance / blocks as f32,
+            z_weight: weights.z_loss / blocks as f32,
+        };
+        let losses = t.site("mlp.router_losses").apply(op, &inputs)?;
+        t.output(&io::router_objective(self.block.unwrap_or(0)), losses[0]);
+        self.router_sums.extend([losses[1], losses[2], inputs[2]]);
+        Ok(())
     }
 
     fn dropped(&self, t: &mut Tracer, x: ValueId, site: u32) -> Result<ValueId, TraceError> {

@@ -1,9 +1,12 @@
 //! A model as config.json and run files describe it: one number for each size, from which all layers follow.
 
-use crate::{Architecture, Family, FeedForward, Layer, Mixer, Mlp, ModelError, Rotary, SelfAttention};
+use crate::{
+    Architecture, BlockSet, Experts, Family, FeedForward, Layer, Mixer, Mixture, Mlp, ModelError, Rotary,
+    SelfAttention,
+};
 use xtrain_ops::qk_norm_rope::RopeScaling;
 
-/// The sizes and options of a model whose layers are equal.
+/// The sizes and options of a model whose layers are equal, but that some may be mixtures of experts.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Description {
     /// The family under whose name the model is exported.
@@ -18,8 +21,10 @@ pub struct Description {
     pub kv_heads: usize,
     /// Width of a head.
     pub head_dim: usize,
-    /// Width of the feed-forward's gate and up projections.
+    /// Width of the feed-forward's gate and up projections, in blocks without experts.
     pub ffn_dim: usize,
+    /// The experts, if the family has them.
+    pub mixture: Option<Mixture>,
     /// Rows of the embedding.
     pub vocab_size: usize,
     /// The longest sequence that the model is meant for, in tokens.
@@ -44,7 +49,7 @@ impl Description {
     /// The model that it describes; [`Architecture::validate`] checks its sizes.
     ///
     /// # Errors
-    /// More layers than a model can have.
+    /// More layers than a model can have; experts in a family without them; a dense block that is not there.
     pub fn architecture(&self) -> Result<Architecture, ModelError> {
         Architecture::check_layers(self.layers)?;
         let attention = SelfAttention {
@@ -56,14 +61,21 @@ impl Description {
             qkv_bias: self.qkv_bias,
             qk_norm: self.qk_norm,
         };
-        let layer = Layer {
-            mixer: Mixer::Attention(attention),
-            feed_forward: FeedForward::Dense(Mlp { width: self.ffn_dim }),
+        let dense = FeedForward::Dense(Mlp { width: self.ffn_dim });
+        let layer = |block: usize| -> Result<Layer, ModelError> {
+            let feed_forward = match self.mixture.filter(|mixture| !mixture.dense.contains(block)) {
+                None => dense.clone(),
+                Some(mixture) => FeedForward::Experts(mixture.layer(self.family.expert_modules(&mixture)?)),
+            };
+            Ok(Layer { mixer: Mixer::Attention(attention.clone()), feed_forward })
         };
+        if let Some(mixture) = &self.mixture {
+            mixture.check_blocks(self.layers)?;
+        }
         Ok(Architecture {
             family: self.family,
             dim: self.dim,
-            layers: vec![layer; self.layers],
+            layers: (0..self.layers).map(layer).collect::<Result<_, _>>()?,
             vocab_size: self.vocab_size,
             max_position_embeddings: self.max_position_embeddings,
             norm_eps: self.norm_eps,
@@ -76,16 +88,35 @@ impl Architecture {
     /// The description that gives this model.
     ///
     /// # Errors
-    /// Layers that differ: no config.json of our families describes them.
+    /// Layers that differ otherwise than some being mixtures: no config.json of our families describes them.
     pub fn description(&self) -> Result<Description, ModelError> {
-        let first = self.layers.first().filter(|first| self.layers.iter().all(|layer| layer == *first));
-        let Some(Layer { mixer: Mixer::Attention(attention), feed_forward: FeedForward::Dense(mlp) }) = first
-        else {
-            return Err(ModelError::Sizes(format!(
+        let differ = || {
+            ModelError::Sizes(format!(
                 "the {} layers differ, which config.json of a {} model cannot describe",
                 self.layers.len(),
                 self.family.name()
-            )));
+            ))
+        };
+        let Some(Layer { mixer: Mixer::Attention(attention), .. }) = self.layers.first() else {
+            return Err(differ());
+        };
+        let feed_forwards = || self.layers.iter().map(|layer| &layer.feed_forward);
+        let mlps = || feed_forwards().filter_map(FeedForward::dense);
+        let mixtures = || feed_forwards().filter_map(FeedForward::experts);
+        let (mlp, experts) = (mlps().next(), mixtures().next());
+        let is_alike = self.layers.iter().all(|layer| layer.mixer == self.layers[0].mixer)
+            && mlps().all(|own| Some(own) == mlp)
+            && mixtures().all(|own| Some(own) == experts);
+        let Some(ffn_dim) = mlp.map(|mlp| mlp.width).or(experts.map(|e| e.width)).filter(|_| is_alike) else {
+            return Err(differ());
+        };
+        let dense = || feed_forwards().enumerate().filter(|(_, own)| own.dense().is_some());
+        let mixture = |experts: &Experts| Mixture {
+            experts: experts.count,
+            ffn_dim: experts.width,
+            router: experts.router,
+            shared_ffn_dim: experts.shared.as_ref().map_or(0, |shared| shared.width),
+            dense: BlockSet::of(dense().map(|(block, _)| block)),
         };
         Ok(Description {
             family: self.family,
@@ -94,7 +125,8 @@ impl Architecture {
             heads: attention.heads,
             kv_heads: attention.kv_heads,
             head_dim: attention.head_dim,
-            ffn_dim: mlp.width,
+            ffn_dim,
+            mixture: experts.map(mixture),
             vocab_size: self.vocab_size,
             max_position_embeddings: self.max_position_embeddings,
             attention_scale: attention.scale,
@@ -121,6 +153,7 @@ mod tests {
             kv_heads: 2,
             head_dim: 6,
             ffn_dim: 28,
+            mixture: None,
             vocab_size: 37,
             max_position_embeddings: 64,
             attention_scale: None,

@@ -5,7 +5,10 @@
 //! exports read it.
 
 use crate::ModelError;
+use xtrain_ops::dispatch::Dispatch;
 use xtrain_ops::qk_norm_rope::RopeScaling;
+use xtrain_ops::route::Router;
+use xtrain_tensor::TILE;
 
 /// A transformer block: the mixer reads other tokens, the feed-forward each token by itself.
 #[derive(Clone, Debug, PartialEq)]
@@ -28,6 +31,26 @@ pub enum Mixer {
 pub enum FeedForward {
     /// One SwiGLU for all tokens.
     Dense(Mlp),
+    /// Many, of which each token passes through some.
+    Experts(Experts),
+}
+
+impl FeedForward {
+    /// The SwiGLU, if it is one for all tokens.
+    pub fn dense(&self) -> Option<&Mlp> {
+        match self {
+            FeedForward::Dense(mlp) => Some(mlp),
+            FeedForward::Experts(_) => None,
+        }
+    }
+
+    /// The experts, if it has some.
+    pub fn experts(&self) -> Option<&Experts> {
+        match self {
+            FeedForward::Dense(_) => None,
+            FeedForward::Experts(experts) => Some(experts),
+        }
+    }
 }
 
 /// Grouped-query attention with rotary embeddings.
@@ -65,6 +88,35 @@ pub struct Mlp {
     pub width: usize,
 }
 
+/// A mixture of experts: a router chooses SwiGLUs for each token, and their outputs are added, each times its
+/// gate (arXiv 2401.04088, 2412.19437).
+#[derive(Clone, Debug, PartialEq)]
+pub struct Experts {
+    /// The experts to choose from.
+    pub count: usize,
+    /// Columns of the gate and of the up projection of each.
+    pub width: usize,
+    /// The number that a token passes through, and the rule by which it is chosen.
+    pub router: Router,
+    /// A SwiGLU that every token passes through besides.
+    pub shared: Option<Mlp>,
+    /// Their names in Hugging Face folders.
+    pub modules: &'static ExpertModules,
+}
+
+/// The modules of a mixture in a Hugging Face model, by their names within the block.
+#[derive(Debug, PartialEq)]
+pub struct ExpertModules {
+    /// The router.
+    pub router: &'static str,
+    /// The list of experts, which are numbered.
+    pub experts: &'static str,
+    /// The gate, up and down projections of an expert.
+    pub projections: [&'static str; 3],
+    /// The shared expert.
+    pub shared: &'static str,
+}
+
 /// A linear layer of a block, or the head.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LinearSpec {
@@ -72,17 +124,36 @@ pub struct LinearSpec {
     pub site: &'static str,
     /// Columns of its input.
     pub inputs: usize,
-    /// The modules of a Hugging Face model that it fuses, by their names within the block, each with its
-    /// share of the outputs.
-    pub modules: Vec<(&'static str, usize)>,
+    /// The module of a Hugging Face model whose parts it fuses, by its name within the block; empty if the
+    /// names of the parts are whole.
+    pub module: &'static str,
+    /// The parts that it fuses, each with its share of the outputs. Experts have these each.
+    pub parts: Vec<(&'static str, usize)>,
     /// A bias on the outputs.
     pub bias: bool,
     /// True if its output is added to the residual stream.
     pub is_residual: bool,
+    /// The experts to which its outputs belong, in equal parts; `None` if it belongs to every token.
+    pub experts: Option<ExpertShare>,
+    /// The tensor of a Hugging Face folder that may hold its weights as a whole, by its name within the
+    /// block. Transformers writes experts so if it is asked to keep the form that it computes with.
+    pub whole: Option<&'static str>,
+}
+
+/// The part of a linear layer of experts that a token is multiplied with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ExpertShare {
+    /// Experts of the layer.
+    pub count: usize,
+    /// Experts of a token.
+    pub chosen: usize,
 }
 
 /// The site of the linear layer after the blocks, by which recipes name it.
 pub const HEAD: &str = "lm_head";
+
+/// The beginning of the sites of experts' linear layers.
+pub(crate) const EXPERTS: &str = "mlp.experts.";
 
 /// The site of attention's output projection, whose input recipes may save in fewer bits.
 pub(crate) const O_PROJ: &str = "attn.o_proj";
@@ -97,8 +168,20 @@ impl Layer {
         }
         match &self.feed_forward {
             FeedForward::Dense(mlp) => all.extend([mlp.gate_up_proj(dim), mlp.down_proj(dim)]),
+            FeedForward::Experts(experts) => {
+                all.extend([experts.gate_up_proj(dim), experts.down_proj(dim)]);
+                all.extend(experts.shared_linears(dim).into_iter().flatten());
+            }
         }
         all
+    }
+
+    /// The linear layer to the logits of experts, which is always computed in bf16 or more.
+    pub fn router(&self, dim: usize) -> Option<LinearSpec> {
+        match &self.feed_forward {
+            FeedForward::Dense(_) => None,
+            FeedForward::Experts(experts) => Some(experts.router_proj(dim)),
+        }
     }
 
     /// Numbers that the key/value cache holds for a token.
@@ -118,6 +201,11 @@ impl Layer {
         }
         match &self.feed_forward {
             FeedForward::Dense(mlp) => sizes.push(("ffn_dim", mlp.width)),
+            FeedForward::Experts(e) => {
+                sizes.extend([("experts", e.count), ("experts.ffn_dim", e.width)]);
+                sizes.extend([("experts.per_token", e.router.chosen)]);
+                sizes.extend(e.shared.as_ref().map(|shared| ("experts.shared_ffn_dim", shared.width)));
+            }
         }
         sizes
     }
@@ -125,7 +213,11 @@ impl Layer {
     /// Checks the conditions that sizes alone do not show.
     pub(crate) fn validate(&self) -> Result<(), ModelError> {
         match &self.mixer {
-            Mixer::Attention(attention) => attention.validate(),
+            Mixer::Attention(attention) => attention.validate()?,
+        }
+        match &self.feed_forward {
+            FeedForward::Dense(_) => Ok(()),
+            FeedForward::Experts(experts) => experts.validate(),
         }
     }
 }
@@ -142,9 +234,12 @@ impl SelfAttention {
         LinearSpec {
             site: "attn.qkv_proj",
             inputs: dim,
-            modules: vec![("self_attn.q_proj", q), ("self_attn.k_proj", kv), ("self_attn.v_proj", kv)],
+            module: "self_attn",
+            parts: vec![("q_proj", q), ("k_proj", kv), ("v_proj", kv)],
             bias: self.qkv_bias,
             is_residual: false,
+            experts: None,
+            whole: None,
         }
     }
 
@@ -153,9 +248,12 @@ impl SelfAttention {
         LinearSpec {
             site: O_PROJ,
             inputs: self.query_dim(),
-            modules: vec![("self_attn.o_proj", dim)],
+            module: "self_attn",
+            parts: vec![("o_proj", dim)],
             bias: false,
             is_residual: true,
+            experts: None,
+            whole: None,
         }
     }
 
@@ -184,31 +282,146 @@ impl SelfAttention {
 impl Mlp {
     /// The fused gate and up projections.
     pub fn gate_up_proj(&self, dim: usize) -> LinearSpec {
-        LinearSpec {
-            site: "mlp.gate_up_proj",
-            inputs: dim,
-            modules: vec![("mlp.gate_proj", self.width), ("mlp.up_proj", self.width)],
-            bias: false,
-            is_residual: false,
-        }
+        self.gate_up_at("mlp.gate_up_proj", "mlp", dim)
     }
 
     /// The projection back to the residual stream.
     pub fn down_proj(&self, dim: usize) -> LinearSpec {
+        self.down_at("mlp.down_proj", "mlp", dim)
+    }
+
+    fn gate_up_at(&self, site: &'static str, module: &'static str, dim: usize) -> LinearSpec {
         LinearSpec {
-            site: "mlp.down_proj",
+            site,
+            inputs: dim,
+            module,
+            parts: vec![("gate_proj", self.width), ("up_proj", self.width)],
+            bias: false,
+            is_residual: false,
+            experts: None,
+            whole: None,
+        }
+    }
+
+    fn down_at(&self, site: &'static str, module: &'static str, dim: usize) -> LinearSpec {
+        LinearSpec {
+            site,
             inputs: self.width,
-            modules: vec![("mlp.down_proj", dim)],
+            module,
+            parts: vec![("down_proj", dim)],
             bias: false,
             is_residual: true,
+            experts: None,
+            whole: None,
         }
     }
 }
 
+/// Tokens up to which rows of experts are not aligned: a batch of generation, of which an expert has few.
+const SMALL_BATCH: usize = 64;
+
+impl Experts {
+    /// How the rows of so many tokens are arranged by experts.
+    pub fn dispatch(&self, tokens: usize) -> Dispatch {
+        let align = if tokens > SMALL_BATCH { TILE } else { 1 };
+        Dispatch { experts: self.count, align, load: false }
+    }
+
+    /// The projection to a logit for each expert.
+    pub fn router_proj(&self, dim: usize) -> LinearSpec {
+        LinearSpec {
+            site: "mlp.router",
+            inputs: dim,
+            module: "",
+            parts: vec![(self.modules.router, self.count)],
+            bias: false,
+            is_residual: false,
+            experts: None,
+            whole: (self.modules.router != "mlp.gate").then_some("mlp.gate.weight"),
+        }
+    }
+
+    /// The fused gate and up projections of all experts, expert after expert.
+    pub fn gate_up_proj(&self, dim: usize) -> LinearSpec {
+        let [gate, up, _] = self.modules.projections;
+        let parts = vec![(gate, self.width), (up, self.width)];
+        self.linear("mlp.experts.gate_up_proj", dim, parts, false)
+    }
+
+    /// The projections of all experts back to the residual stream, expert after expert.
+    pub fn down_proj(&self, dim: usize) -> LinearSpec {
+        let [.., down] = self.modules.projections;
+        self.linear("mlp.experts.down_proj", self.width, vec![(down, dim)], true)
+    }
+
+    /// The two projections of the shared expert.
+    pub fn shared_linears(&self, dim: usize) -> Option<[LinearSpec; 2]> {
+        let (shared, module) = (self.shared.as_ref()?, self.modules.shared);
+        let gate_up = shared.gate_up_at("mlp.shared.gate_up_proj", module, dim);
+        Some([gate_up, shared.down_at("mlp.shared.down_proj", module, dim)])
+    }
+
+    /// The linear layer of all experts at `site`, by which name transformers knows its weights too.
+    fn linear(
+        &self,
+        site: &'static str,
+        inputs: usize,
+        parts: Vec<(&'static str, usize)>,
+        is_residual: bool,
+    ) -> LinearSpec {
+        LinearSpec {
+            site,
+            inputs,
+            module: self.modules.experts,
+            parts,
+            bias: false,
+            is_residual,
+            experts: Some(ExpertShare { count: self.count, chosen: self.router.chosen }),
+            whole: Some(site),
+        }
+    }
+
+    fn validate(&self) -> Result<(), ModelError> {
+        let scale = self.router.scale;
+        if !is_positive_f32(f64::from(scale)) {
+            return Err(ModelError::Sizes(format!(
+                "experts.scale is {scale:?}; it must be a positive number"
+            )));
+        }
+        self.router.check(self.count).map_err(|error| ModelError::Sizes(error.0))
+    }
+}
+
 impl LinearSpec {
-    /// Columns of its output.
+    /// Rows of its weight.
+    pub fn rows(&self) -> usize {
+        self.outputs() * self.experts.map_or(1, |share| share.count)
+    }
+
+    /// Columns of its output: the rows of its weight, or those of one expert.
     pub fn outputs(&self) -> usize {
-        self.modules.iter().map(|(_, rows)| rows).sum()
+        self.parts.iter().map(|(_, rows)| rows).sum()
+    }
+
+    /// The modules of a Hugging Face model that it fuses, by their names within the block, with their rows.
+    pub fn modules(&self) -> Vec<(String, usize)> {
+        let Some(share) = self.experts else {
+            let join = |part: &str| match self.module {
+                "" => part.to_owned(),
+                module => format!("{module}.{part}"),
+            };
+            return self.parts.iter().map(|&(part, rows)| (join(part), rows)).collect();
+        };
+        let of_expert = |expert: usize| {
+            let name = move |part: &str| format!("{}.{expert}.{part}", self.module);
+            self.parts.iter().map(move |&(part, rows)| (name(part), rows))
+        };
+        (0..share.count).flat_map(of_expert).collect()
+    }
+
+    /// Numbers of its weight that a token is multiplied with.
+    pub fn active_size(&self) -> usize {
+        self.inputs * self.outputs() * self.experts.map_or(1, |share| share.chosen)
     }
 }
 

@@ -14,6 +14,7 @@ mod family;
 pub mod hf;
 mod keys;
 mod layer;
+mod mixture;
 mod numerics;
 pub mod optimizer;
 mod parameters;
@@ -24,9 +25,13 @@ pub use architecture::Architecture;
 pub use description::Description;
 pub use error::ModelError;
 pub use family::Family;
-pub use layer::{FeedForward, HEAD, Layer, LinearSpec, Mixer, Mlp, Rotary, SelfAttention};
+pub use layer::{
+    ExpertShare, Experts, FeedForward, HEAD, Layer, LinearSpec, Mixer, Mlp, Rotary, SelfAttention,
+};
+pub use mixture::{BlockSet, Mixture};
 pub use numerics::{Bf16Reason, DelayedScales, Fp8Overrides, Numerics, SlowerLayer};
 pub use parameters::{Init, ParameterGroup, ParameterSpec, in_block};
 pub use pattern::GemmPattern;
 pub use recipe::Recipe;
 pub use xtrain_ops::qk_norm_rope::RopeScaling;
+pub use xtrain_ops::route::{Router, Score};

@@ -1,6 +1,6 @@
 //! The GEMMs of a model that have FP8 operands: the recipe, and a run's overrides of it.
 
-use crate::layer::{HEAD, O_PROJ};
+use crate::layer::{EXPERTS, HEAD, O_PROJ};
 use crate::{GemmPattern, Recipe};
 use std::fmt;
 use xtrain_program::quantize::Candidate;
@@ -77,6 +77,8 @@ pub enum Bf16Reason {
     Recipe,
     /// It is the head's, and the run has no FP8 head.
     Head,
+    /// It is that of experts.
+    Experts,
     /// It is in one of the first or last blocks, which the run leaves in bf16.
     Layer,
     /// This pattern of the run names it.
@@ -112,6 +114,9 @@ impl Numerics {
     pub fn scaled_gemm(&self, candidate: Candidate<'_>, layers: usize) -> Result<ScaledGemm, Bf16Reason> {
         let gemm = candidate.gemm;
         let operands = self.operands(gemm).ok_or(Bf16Reason::Recipe)?;
+        if candidate.origin.site.starts_with(EXPERTS) {
+            return Err(Bf16Reason::Experts);
+        }
         let fp8 = &self.fp8;
         match candidate.origin.block.map(|block| block as usize) {
             None if !fp8.head || *candidate.origin.site != *HEAD => return Err(Bf16Reason::Head),
@@ -177,6 +182,7 @@ impl fmt::Display for Bf16Reason {
         match self {
             Bf16Reason::Recipe => f.write_str("the recipe has no FP8"),
             Bf16Reason::Head => f.write_str("precision.head = \"bf16\""),
+            Bf16Reason::Experts => f.write_str("experts are not computed in FP8 yet"),
             Bf16Reason::Layer => f.write_str("one of the first or last layers"),
             Bf16Reason::Pattern(pattern) => write!(f, "skipped by {pattern:?}"),
             Bf16Reason::Size(size) => write!(f, "{size} is not a multiple of {}", Bf16Reason::MULTIPLE),

@@ -4,8 +4,8 @@
 
 use crate::{Architecture, FeedForward, Layer, LinearSpec, Mixer};
 use std::collections::HashMap;
-use xtrain_program::{Tracer, ValueId};
-use xtrain_tensor::{DType, NamePart, Shape, TensorType};
+use xtrain_program::{StateKind, Tracer, ValueId};
+use xtrain_tensor::{DType, NamePart, NameWhole, Shape, TensorType};
 
 /// A parameter.
 #[derive(Clone, Debug, PartialEq)]
@@ -21,6 +21,8 @@ pub struct ParameterSpec {
     /// The tensors of a Hugging Face folder that it consists of, stacked along the first dimension: q, k and
     /// v of a fused projection.
     pub parts: Vec<NamePart>,
+    /// Another form in which a folder may hold it.
+    pub whole: Option<NameWhole>,
 }
 
 /// The role of a parameter in a model. Optimizers treat the parameters of a group equally.
@@ -36,6 +38,15 @@ pub enum ParameterGroup {
     Norm,
     /// The bias of a linear layer.
     Bias,
+    /// The bias on the scores of a router. The balancing of loads moves it, no gradient does.
+    RouterBias,
+}
+
+impl ParameterGroup {
+    /// True if gradients train it.
+    pub fn is_trained(self) -> bool {
+        self != ParameterGroup::RouterBias
+    }
 }
 
 /// The initial values of a parameter.
@@ -63,12 +74,12 @@ pub(crate) mod names {
 
 /// The parameters of a model by name, to be declared while it is traced.
 pub(crate) struct Parameters {
-    shapes: HashMap<String, Vec<usize>>,
+    all: HashMap<String, ParameterSpec>,
 }
 
 impl Parameters {
     pub(crate) fn of(model: &Architecture) -> Self {
-        Parameters { shapes: model.parameters().into_iter().map(|p| (p.name, p.shape)).collect() }
+        Parameters { all: model.parameters().into_iter().map(|p| (p.name.clone(), p)).collect() }
     }
 
     /// The parameter called `name`, in f32.
@@ -77,11 +88,13 @@ impl Parameters {
     /// If the model's list does not have it: a parameter must not go without initial values, checkpoints and
     /// exports.
     pub(crate) fn declare(&self, t: &mut Tracer, name: &str) -> ValueId {
-        let shape = self
-            .shapes
-            .get(name)
-            .unwrap_or_else(|| panic!("`{name}` is not in the model's list of parameters"));
-        t.parameter(name, TensorType::new(DType::F32, Shape::new(shape)))
+        let parameter =
+            self.all.get(name).unwrap_or_else(|| panic!("`{name}` is not in the model's list of parameters"));
+        let ty = TensorType::new(DType::F32, Shape::new(&parameter.shape));
+        match parameter.group.is_trained() {
+            true => t.parameter(name, ty),
+            false => t.state(StateKind::Master, name, ty),
+        }
     }
 }
 
@@ -110,13 +123,22 @@ impl Architecture {
 
     /// Trained numbers in all, tied weights counted once.
     pub fn parameter_count(&self) -> usize {
-        self.parameters().iter().map(|p| p.shape.iter().product::<usize>()).sum()
+        let trained = self.parameters().into_iter().filter(|p| p.group.is_trained());
+        trained.map(|p| p.shape.iter().product::<usize>()).sum()
     }
 
-    /// Parameters that every token is multiplied with: all but an embedding that is not the head too.
+    /// Parameters that a token is multiplied with: all but an embedding that is not the head too, and but the
+    /// experts that are not the token's.
     pub fn multiplied_parameters(&self) -> usize {
         let embedding = if self.tie_embeddings { 0 } else { self.vocab_size * self.dim };
-        self.parameter_count() - embedding
+        self.active_parameter_count() - embedding
+    }
+
+    /// Parameters that the output for a token depends on: all but the experts that are not the token's.
+    pub fn active_parameter_count(&self) -> usize {
+        let left_out =
+            |(_, linear): (usize, LinearSpec)| linear.inputs * linear.rows() - linear.active_size();
+        self.parameter_count() - self.linears().map(left_out).sum::<usize>()
     }
 
     /// Floating-point operations of training on one token, as PaLM counts them (arXiv 2204.02311, appendix
@@ -162,6 +184,24 @@ impl List<'_> {
                 self.linear(block, &mlp.gate_up_proj(dim));
                 self.linear(block, &mlp.down_proj(dim));
             }
+            FeedForward::Experts(experts) => {
+                self.linear(block, &experts.router_proj(dim));
+                if experts.router.biased {
+                    let hf_name =
+                        format!("model.layers.{block}.{}.e_score_correction_bias", experts.modules.router);
+                    self.parameters.push(ParameterSpec {
+                        name: ours("mlp.router.bias"),
+                        shape: vec![experts.count],
+                        group: ParameterGroup::RouterBias,
+                        init: Init::Zeros,
+                        parts: vec![NamePart { hf_name, rows: experts.count }],
+                        whole: None,
+                    });
+                }
+                self.linear(block, &experts.gate_up_proj(dim));
+                self.linear(block, &experts.down_proj(dim));
+                experts.shared_linears(dim).iter().flatten().for_each(|linear| self.linear(block, linear));
+            }
         }
     }
 
@@ -169,11 +209,11 @@ impl List<'_> {
     fn linear(&mut self, block: usize, linear: &LinearSpec) {
         let name = |of: &str| format!("{}.{of}", in_block(block, linear.site));
         let parts = |of: &str| {
-            let part = |&(module, rows): &(&str, usize)| NamePart {
+            let part = |(module, rows): (String, usize)| NamePart {
                 hf_name: format!("model.layers.{block}.{module}.{of}"),
                 rows,
             };
-            linear.modules.iter().map(part).collect::<Vec<_>>()
+            linear.modules().into_iter().map(part).collect::<Vec<_>>()
         };
         // GPT-2's rule (Radford et al. 2019, section 2.3): weights whose output is added to the residual
         // stream start smaller by sqrt(additions).
@@ -181,15 +221,23 @@ impl List<'_> {
             true => 1.0 / (2.0 * self.model.layers.len().max(1) as f32).sqrt(),
             false => 1.0,
         };
-        let shape = [linear.outputs(), linear.inputs];
+        let shape = [linear.rows(), linear.inputs];
         self.matrix(ParameterGroup::Matrix, &name("weight"), shape, Init::Normal(scale), parts("weight"));
+        let whole = |hf_name: &&str| NameWhole {
+            hf_name: format!("model.layers.{block}.{hf_name}"),
+            groups: linear.experts.map(|experts| experts.count),
+        };
+        if let Some(last) = self.parameters.last_mut() {
+            last.whole = linear.whole.as_ref().map(whole);
+        }
         if linear.bias {
             self.parameters.push(ParameterSpec {
                 name: name("bias"),
-                shape: vec![linear.outputs()],
+                shape: vec![linear.rows()],
                 group: ParameterGroup::Bias,
                 init: Init::Zeros,
                 parts: parts("bias"),
+                whole: None,
             });
         }
     }
@@ -202,7 +250,8 @@ impl List<'_> {
         init: Init,
         parts: Vec<NamePart>,
     ) {
-        self.parameters.push(ParameterSpec { name: name.into(), shape: shape.to_vec(), group, init, parts });
+        let (name, shape, whole) = (name.into(), shape.to_vec(), None);
+        self.parameters.push(ParameterSpec { name, shape, group, init, parts, whole });
     }
 
     fn norm(&mut self, name: &str, width: usize, theirs: &str) {
@@ -212,6 +261,7 @@ impl List<'_> {
             group: ParameterGroup::Norm,
             init: Init::Ones,
             parts: vec![NamePart { hf_name: theirs.into(), rows: width }],
+            whole: None,
         });
     }
 }

@@ -2,6 +2,7 @@
 //!
 //! Compiled only for tests, by the feature `samples`.
 
+use std::ops::Range;
 use std::sync::Arc;
 use xtrain_program::{Differentiable, Op, Operand};
 use xtrain_tensor::{DType, HostTensor, Philox, TensorType};
@@ -81,6 +82,8 @@ pub struct SampleInput {
 pub enum Fill {
     /// Normal numbers of this mean and standard deviation.
     Normal(f32, f32),
+    /// Standard normal numbers in these rows, and zeros in the others: a ragged tensor.
+    NormalRows(Vec<Range<usize>>),
     /// Integers from 0 up to, not including, this.
     Ids(i32),
     /// These values, rounded into the input's type.
@@ -167,6 +170,12 @@ impl SampleInput {
         SampleInput::new(TensorType::new(DType::I32, [len]), Fill::Ids(below))
     }
 
+    /// Whole numbers of these values.
+    pub fn integers<const N: usize>(shape: [usize; N], values: impl IntoIterator<Item = i32>) -> Self {
+        let fill = Fill::Values(values.into_iter().map(f64::from).collect());
+        SampleInput::new(TensorType::new(DType::I32, shape), fill)
+    }
+
     /// Control words.
     pub fn counters<const N: usize>(words: [u32; N]) -> Self {
         let fill = Fill::Values(words.into_iter().map(f64::from).collect());
@@ -198,6 +207,16 @@ impl SampleInput {
                 let mut x = vec![0.0; ty.numel()];
                 rng.fill_normal(*std, &mut x);
                 x.into_iter().map(|x| f64::from(x + mean)).collect()
+            }
+            Fill::NormalRows(live) => {
+                let (rows, cols) = ty.shape.rows_cols();
+                let (mut x, mut ragged) = (vec![0.0; rows * cols], vec![0.0; rows * cols]);
+                rng.fill_normal(1.0, &mut x);
+                for rows in live {
+                    let range = rows.start * cols..rows.end * cols;
+                    ragged[range.clone()].copy_from_slice(&x[range]);
+                }
+                ragged.into_iter().map(f64::from).collect()
             }
             Fill::Ids(below) => {
                 (0..ty.numel() as u64).map(|i| f64::from(rng.word(i) % *below as u32)).collect()

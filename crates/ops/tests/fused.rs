@@ -74,7 +74,7 @@ struct Producer {
 fn producers() -> Vec<Producer> {
     let producer = |op, inputs, output| Producer { op, inputs, output, restores: false, fuses_amax: false };
     let dx = RmsNormGrad { out: DType::F32, extra: ExtraOutput::None };
-    let (grad, eps) = (SwigluGrad { rematerialise: false }, 1e-5);
+    let (grad, eps) = (SwigluGrad::PLAIN, 1e-5);
     let gate_up: Inputs = |t, d, ty| vec![normal(ty, &[t, 2 * d])];
     let both: Inputs = |t, d, ty| vec![normal(ty, &[t, d]), normal(ty, &[t, 2 * d])];
     let parameter = AdamWParameter { weight_decay: 0.1, compute: None, first_element: 0 };
@@ -82,9 +82,9 @@ fn producers() -> Vec<Producer> {
     let with_amax =
         |op: Arc<dyn Op>, inputs, output| Producer { fuses_amax: true, ..producer(op, inputs, output) };
     let mut all = vec![
-        Producer { restores: true, ..producer(Arc::new(Swiglu), gate_up, 0) },
+        Producer { restores: true, ..producer(Arc::new(Swiglu::PLAIN), gate_up, 0) },
         Producer { restores: true, ..producer(Arc::new(grad), both, 0) },
-        producer(Arc::new(Swiglu), gate_up, 0),
+        producer(Arc::new(Swiglu::PLAIN), gate_up, 0),
         producer(Arc::new(grad), both, 0),
         producer(Arc::new(SwigluSaving), gate_up, 0),
         producer(

@@ -25,7 +25,7 @@ mod view;
 pub use dtype::DType;
 pub use host::{AlignedBytes, HostTensor};
 pub use kernel::CpuKernel;
-pub use name_part::NamePart;
+pub use name_part::{NamePart, NameWhole};
 pub use philox::Philox;
 pub use pool::{Poolable, Pooled};
 pub use real::{Real, Stored};

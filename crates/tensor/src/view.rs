@@ -188,6 +188,12 @@ impl<'a> ViewMut<'a> {
         self.reals::<T>().iter_mut().zip(from).for_each(|(to, from)| *to += *from);
     }
 
+    /// The elements of an I32 tensor.
+    pub fn ints(&mut self) -> &mut [i32] {
+        assert_eq!(self.ty.dtype, DType::I32, "expected i32, found {}", self.ty);
+        bytemuck::cast_slice_mut(self.bytes)
+    }
+
     /// The elements of a U32 tensor.
     pub fn counters(&mut self) -> &mut [u32] {
         assert_eq!(self.ty.dtype, DType::U32, "expected u32, found {}", self.ty);

@@ -37,7 +37,7 @@ impl Evaluator {
     ) -> Result<Self, LearnError> {
         let sources = if sources > 1 { sources } else { 0 };
         let (model, numerics, layout) = (weights.model(), weights.numerics(), weights.layout());
-        let loss = Loss { chunk_tokens, z_loss: 0.0, sources };
+        let loss = Loss { chunk_tokens, z_loss: 0.0, sources, routers: None };
         let program = programs::evaluation(model, numerics, layout, batch, document_mask, loss)?;
         let is_collective = program.instances.iter().any(|i| i.code.op().collective().is_some());
         Ok(Evaluator { id: weights.load(program)?, batch, document_mask, sources, is_collective })
@@ -98,7 +98,7 @@ impl Evaluator {
         let mut sources = Vec::new();
         if self.sources > 0 {
             // The second of each pair is the cross-entropy.
-            let sums: Vec<[f32; 2]> = bytemuck::pod_collect_to_vec(outputs.get(io::SOURCE_LOSSES)?);
+            let sums: Vec<[f32; 2]> = bytemuck::pod_collect_to_vec(outputs.get(io::SUMS)?);
             let of_source =
                 |(targets, [_, sum]): (usize, [f32; 2])| SourceTally { targets, loss_sum: sum.into() };
             sources.extend(of_sources.into_iter().zip(sums).map(of_source));

@@ -8,15 +8,15 @@ use crate::weights::Weights;
 use std::collections::HashMap;
 use std::path::Path;
 use xtrain_checkpoint::hf::{
-    self, ExportDtype, ExportOptions, Fp8Scales, NameEntry, NameMap, NamePart, TiedName,
+    self, ExportDtype, ExportOptions, Fp8Scales, NameEntry, NameMap, NamePart, TiedName, WholeName,
 };
 use xtrain_checkpoint::{BoxError, Checkpoint};
 use xtrain_config::Config;
 use xtrain_data::Tokenizer;
 use xtrain_model::hf::{HfConfig, IGNORABLE_SUFFIXES};
-use xtrain_model::{Architecture, Bf16Reason, Numerics};
+use xtrain_model::{Architecture, Bf16Reason, Numerics, ParameterSpec};
 use xtrain_program::{Quantization, StateKind};
-use xtrain_tensor::{Scaling, TILE};
+use xtrain_tensor::{NameWhole, Scaling, TILE};
 
 /// Metadata of a Hugging Face folder: everything but the weights.
 pub struct Identity {
@@ -171,15 +171,21 @@ pub fn export_options(config: &Config) -> ExportOptions {
 
 /// Names of the parameters of `model` in a Hugging Face folder.
 pub fn name_map(model: &Architecture) -> NameMap {
-    let entry = |p: xtrain_model::ParameterSpec| NameEntry {
-        name: p.name,
-        shape: p.shape,
-        parts: p.parts,
-        fp8: None,
+    let whole = |p: &ParameterSpec| {
+        let NameWhole { hf_name, groups } = p.whole.clone()?;
+        let groups = groups.map(|groups| [groups, p.shape[0] / groups]);
+        let shape = groups.map_or(p.shape.clone(), |groups| [&groups, &p.shape[1..]].concat());
+        Some(WholeName { entry: p.name.clone(), hf_name, shape })
     };
+    let parameters = model.parameters();
+    let wholes = parameters.iter().filter_map(whole).collect();
+    let in_fp32 = parameters.iter().filter(|p| !p.group.is_trained()).map(|p| p.name.clone()).collect();
+    let entry = |p: ParameterSpec| NameEntry { name: p.name, shape: p.shape, parts: p.parts, fp8: None };
     let tied = TiedName { hf_name: "lm_head.weight".into(), same_as: "model.embed_tokens.weight".into() };
     NameMap {
-        entries: model.parameters().into_iter().map(entry).collect(),
+        entries: parameters.into_iter().map(entry).collect(),
+        in_fp32,
+        whole: wholes,
         tied: if model.tie_embeddings { vec![tied] } else { Vec::new() },
         ignorable_suffixes: IGNORABLE_SUFFIXES.map(String::from).to_vec(),
     }

@@ -67,7 +67,8 @@ impl Layout {
             return Ok(Layout::alone());
         }
         let by_blocks = weights_scaled_by_blocks(model, numerics);
-        let parameters = model.parameters();
+        let mut parameters = model.parameters();
+        parameters.retain(|p| p.group.is_trained());
         let rows = parameters.iter().map(|p| {
             let unit = if by_blocks.contains(&p.name) { TILE } else { 1 };
             let rows = p.shape[0];
@@ -150,7 +151,7 @@ impl Layout {
             return None;
         }
         let mut held = vec![0; self.parallel.world_size];
-        for p in model.parameters() {
+        for p in model.parameters().into_iter().filter(|p| p.group.is_trained()) {
             let (cut, row) = (self.cuts[&p.name], p.shape[1..].iter().product::<usize>());
             held.iter_mut().enumerate().for_each(|(rank, held)| *held += cut.rows_of(rank).len() * row);
         }
@@ -202,6 +203,7 @@ mod tests {
             kv_heads: 2,
             head_dim: 32,
             ffn_dim: 384,
+            mixture: None,
             vocab_size: 1000,
             max_position_embeddings: 64,
             attention_scale: None,

@@ -4,7 +4,7 @@
 use crate::training_spec::TrainingSpec;
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
-use xtrain_model::{Architecture, Bf16Reason, LinearSpec, Numerics, in_block};
+use xtrain_model::{Architecture, Bf16Reason, ExpertShare, LinearSpec, Numerics, in_block};
 use xtrain_program::quantize::Candidate;
 use xtrain_program::{LinearGemm, Origin, Role, ScaledGemm, Stage};
 use xtrain_tensor::{Scaling, TILE};
@@ -16,8 +16,10 @@ pub struct LinearGemms {
     pub blocks: Range<usize>,
     /// Its place in a block, e.g. `attn.qkv_proj`, or `lm_head`.
     pub site: String,
-    /// Outputs and inputs.
+    /// Outputs and inputs, those of one expert if it has several.
     pub extents: [usize; 2],
+    /// The experts that have such a layer, and those of a token.
+    pub experts: Option<ExpertShare>,
     /// FP8 formats of fprop, dgrad and wgrad, or the reason why they are in bf16.
     pub gemms: [Result<ScaledGemm, Bf16Reason>; 3],
 }
@@ -35,7 +37,8 @@ impl LinearGemms {
 
     /// True if `next` is the same linear layer of the next block, with the same formats.
     fn continues_with(&self, next: &LinearGemms) -> bool {
-        let is_alike = self.site == next.site && self.extents == next.extents && self.gemms == next.gemms;
+        let key = |of: &LinearGemms| (of.site.clone(), of.extents, of.experts);
+        let is_alike = key(self) == key(next) && self.gemms == next.gemms;
         is_alike && self.blocks.end == next.blocks.start
     }
 
@@ -46,7 +49,8 @@ impl LinearGemms {
 
     /// Multiply-adds of one of its GEMMs per token.
     pub fn size(&self) -> f64 {
-        (self.layers() * self.extents[0] * self.extents[1]) as f64
+        let chosen = self.experts.map_or(1, |share| share.chosen);
+        (self.layers() * chosen * self.extents[0] * self.extents[1]) as f64
     }
 }
 
@@ -58,7 +62,7 @@ pub fn linear_gemms(spec: &TrainingSpec) -> Vec<LinearGemms> {
             LinearGemm::ALL.map(|gemm| scaled_gemm(block, linear, gemm, spec.batch.tokens(), m, &numerics));
         let extents = [linear.outputs(), linear.inputs];
         let blocks = block.map_or(0..0, |block| block..block + 1);
-        LinearGemms { blocks, site: linear.site.to_owned(), extents, gemms }
+        LinearGemms { blocks, site: linear.site.to_owned(), extents, experts: linear.experts, gemms }
     };
     let mut all: Vec<LinearGemms> = Vec::new();
     for site in m.linear_sites() {

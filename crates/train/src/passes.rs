@@ -218,9 +218,16 @@ pub fn run_after(program: Program, setting: &Setting<'_>, first: &str) -> Result
 }
 
 fn backward(program: Program, setting: &Setting<'_>) -> Result<Program, ProgramError> {
-    match program.output(io::OBJECTIVE).filter(|_| setting.step.is_some()) {
-        Some(value) => Ok(differentiate(program, &[Root { value, grad: None }], &[], &PassSet)?.0),
-        None => Ok(program),
+    if setting.step.is_none() {
+        return Ok(program);
+    }
+    let of_routers = (0..setting.layers).map(io::router_objective);
+    let names = std::iter::once(io::OBJECTIVE.to_owned()).chain(of_routers);
+    let roots: Vec<Root> =
+        names.filter_map(|name| Some(Root { value: program.output(&name)?, grad: None })).collect();
+    match &roots[..] {
+        [] => Ok(program),
+        roots => Ok(differentiate(program, roots, &[], &PassSet)?.0),
     }
 }
 

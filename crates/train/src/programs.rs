@@ -9,7 +9,7 @@ use xtrain_model::decoder::{Batch, Context, Loss, trace_logits, trace_loss};
 use xtrain_model::{Architecture, Init, Numerics};
 use xtrain_ops::PassSet;
 use xtrain_ops::normal::Normal;
-use xtrain_program::{Program, StateKind, Storage, Tracer, refresh};
+use xtrain_program::{Program, Role, Stage, StateKind, Storage, Tracer, refresh};
 use xtrain_tensor::{DType, Shape, TensorType};
 
 /// Bytes of a program's state that checkpoints contain.
@@ -104,7 +104,13 @@ fn forward(
 pub fn weights(model: &Architecture, numerics: &Numerics) -> Result<Program, ProgramError> {
     let batch = Batch { sequences: 1, seq_len: 1 };
     let context = Context::Sequence { document_mask: false, deterministic: true };
-    refresh(&logits(model, numerics, &Layout::alone(), batch, context, 1)?)
+    let program = refresh(&logits(model, numerics, &Layout::alone(), batch, context, 1)?)?;
+    // No GEMM reads these, so nothing refreshes a copy of them.
+    let mut t = Tracer::new(program, Stage::Update, Role::Update);
+    for p in model.parameters().iter().filter(|p| !p.group.is_trained()) {
+        t.state(StateKind::Master, &p.name, TensorType::new(DType::F32, Shape::new(&p.shape)));
+    }
+    Ok(t.finish())
 }
 
 /// The program that refreshes the copies of masters in other types that `program` reads.

@@ -15,7 +15,8 @@ use xtrain_checkpoint::hf::ExportDtype;
 use xtrain_config::{Config, Facts, OrAuto, Parsed, Recompute, Resolved, Slower, TokenizerChoice};
 use xtrain_data::{DataError, InputOptions, TextFiles, TokenStream, Tokenizer, learn, list_inputs};
 use xtrain_model::Recipe;
-use xtrain_model::decoder::{Batch, Loss};
+use xtrain_model::decoder::{Batch, Loss, RouterWeights};
+use xtrain_model::hf::HfConfig;
 use xtrain_program as program;
 
 /// A run file resolved before its data is opened.
@@ -107,6 +108,7 @@ pub fn plan_for(parsed: &Parsed, target: Target, member: Member) -> Result<Plann
     };
     let facts = Facts {
         init: init.as_ref().map(|hf| hf.model),
+        init_balance_loss: init.as_ref().and_then(HfConfig::balance_loss),
         tokenizer_vocab_size: vocabulary.size,
         shards: shards.map(|dataset| dataset.name().to_owned()),
         recipe: Some(target.recipe()),
@@ -171,6 +173,7 @@ pub fn planned_for(resolved: Resolved, member: Member) -> Result<Planned, RunErr
     let micro_steps = c.train.batch_size / c.train.micro_batch_size() / world_size;
     let model = resolved.architecture.clone();
     model.validate().map_err(|error| RunError::Model { place: "[model]".into(), error })?;
+    let has_experts = model.layers.iter().any(|layer| layer.feed_forward.experts().is_some());
     let spec = TrainingSpec {
         // Filled in: the default differs on a GPU only.
         recipe: c.precision.recipe.unwrap_or(Recipe::Fp32),
@@ -183,6 +186,11 @@ pub fn planned_for(resolved: Resolved, member: Member) -> Result<Planned, RunErr
             z_loss: c.model.z_loss as f32,
             // Sources that are read as one have one index, so there may be fewer.
             sources: if c.data.train.0.len() > 1 { c.data.train.0.len() } else { 0 },
+            routers: has_experts.then(|| RouterWeights {
+                balance: c.experts.balance_loss.unwrap_or(0.0) as f32,
+                z_loss: c.experts.z_loss.unwrap_or(0.0) as f32,
+                bias_rate: c.experts.bias_rate.map(|rate| rate as f32),
+            }),
         },
         dropout: c.model.dropout as f32,
         recompute: match c.train.recompute {

@@ -4,9 +4,10 @@ use crate::layout::Layout;
 use crate::training_spec::TrainingSpec;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
-use xtrain_model::decoder::io;
+use xtrain_model::decoder::{SumsOf, io};
 use xtrain_model::optimizer::{Controls, Updated};
-use xtrain_model::{DelayedScales, ParameterSpec};
+use xtrain_model::{Architecture, DelayedScales, ParameterGroup, ParameterSpec};
+use xtrain_ops::balance_bias::BalanceBias;
 use xtrain_ops::clip::Clip;
 use xtrain_ops::collective::AllGather;
 use xtrain_ops::delayed_scaling::{DelayedScaling, DelayedTensor};
@@ -21,7 +22,7 @@ use xtrain_program::{
     Delayed, Parallel, Parameter, Program, Reduce, Role, Stage, StateKind, TraceError, Tracer, ValueId,
     WriteMode,
 };
-use xtrain_tensor::{DType, TensorType};
+use xtrain_tensor::{DType, Shape, TensorType};
 
 /// Names of the inputs and outputs that the update adds to [`xtrain_model::decoder::io`].
 pub mod update_io {
@@ -36,9 +37,8 @@ pub mod update_io {
     /// `f32[]`, with several ranks or sums for any world: the sum over ranks of
     /// [`xtrain_model::decoder::io::LOSS`].
     pub const TOTAL_LOSS: &str = "total_loss";
-    /// `f32[n, 2]`, likewise, if losses are summed by source: the sum over ranks of
-    /// [`xtrain_model::decoder::io::SOURCE_LOSSES`].
-    pub const TOTAL_SOURCE_LOSSES: &str = "total_source_losses";
+    /// `f32[n, 2]`, likewise: the sum over ranks of [`xtrain_model::decoder::io::SUMS`], if there are any.
+    pub const TOTAL_SUMS: &str = "total_sums";
     /// `u32[]`, an input, likewise: not 0 if this rank wishes to end the run.
     pub const STOP: &str = "stop";
     /// `u32[]`, likewise: 1 if any rank wishes to end the run.
@@ -114,6 +114,8 @@ struct Decisive {
     objective: Option<ValueId>,
     /// `f32[1]`: not finite if a value that was cast to FP8 is not.
     amax: Option<ValueId>,
+    /// `f32[n, 2]`: [`io::SUMS`] of the step, if there are any.
+    sums: Option<ValueId>,
 }
 
 /// A gradient, and the parameter's name.
@@ -147,10 +149,11 @@ fn decisive(
     let totals = t.emit(StepTotals { squares: squares_of, micro_batches, sources }, &[words])?;
     t.output(update_io::TOTAL_LOSS, totals[1]);
     t.output(update_io::STOPPING, totals[4]);
-    if let Some(&of_sources) = totals.get(5) {
-        t.output(update_io::TOTAL_SOURCE_LOSSES, of_sources);
+    let sums = totals.get(5).copied();
+    if let Some(sums) = sums {
+        t.output(update_io::TOTAL_SUMS, sums);
     }
-    Ok(Decisive { norm: totals[0], objective: Some(totals[2]), amax: Some(totals[3]) })
+    Ok(Decisive { norm: totals[0], objective: Some(totals[2]), amax: Some(totals[3]), sums })
 }
 
 /// The squares of the gradients that this rank has, and the order in which those of all ranks are added.
@@ -188,6 +191,26 @@ fn squares(
     })
 }
 
+/// Appends the update of the biases of routers, from the loads of the step.
+fn balance(
+    t: &mut Tracer,
+    model: &Architecture,
+    rate: f32,
+    skip: ValueId,
+    (sums, sums_of): (ValueId, &SumsOf),
+) -> Result<(), TraceError> {
+    let biases: Vec<ValueId> = model
+        .parameters()
+        .iter()
+        .filter(|p| p.group == ParameterGroup::RouterBias)
+        .map(|p| t.state(StateKind::Master, &p.name, TensorType::new(DType::F32, Shape::new(&p.shape))))
+        .collect();
+    let targets: Vec<_> = biases.iter().copied().map(Some).collect();
+    let inputs = [&[skip, sums], &biases[..]].concat();
+    t.site("balance").emit_into(BalanceBias::new(rate, sums_of.loads()), &inputs, &targets)?;
+    Ok(())
+}
+
 /// Appends the scales of the next step, gradient norm, clip and the optimizer's update.
 pub(crate) fn append(
     mut program: Program,
@@ -198,8 +221,8 @@ pub(crate) fn append(
     let specs: HashMap<&str, &ParameterSpec> = specs.iter().map(|p| (p.name.as_str(), p)).collect();
     let parameters = program.parameters.clone();
     let parallel = layout.parallel();
-    let objective = program.output(io::OBJECTIVE);
-    let outputs = [io::LOSS, io::OBJECTIVE, io::SOURCE_LOSSES];
+    let (objective, sums) = (program.output(io::OBJECTIVE), program.output(io::SUMS));
+    let outputs = [io::LOSS, io::OBJECTIVE, io::SUMS];
     let mut losses: Vec<ValueId> = outputs.iter().filter_map(|name| program.output(name)).collect();
     if let (Reduce::AnyWorld { micro_steps }, [_, _, ..]) = (parallel.reduce, &losses[..]) {
         let kept;
@@ -218,11 +241,12 @@ pub(crate) fn append(
     let lr = t.input(update_io::LR, TensorType::new(DType::F32, []));
     let gradients: Vec<Gradient> =
         parameters.iter().filter_map(|p| Some((p.name.clone(), p.gradient?))).collect();
-    let Decisive { norm, objective, amax } = if spec.has_totals() {
-        decisive(&mut t, &gradients, &losses, spec.loss.sources, amax, layout)?
+    let sums_of = SumsOf::loss(&spec.model, &spec.loss);
+    let Decisive { norm, objective, amax, sums } = if spec.has_totals() {
+        decisive(&mut t, &gradients, &losses, sums_of.pairs(), amax, layout)?
     } else {
         let gradients: Vec<ValueId> = gradients.into_iter().map(|(_, gradient)| gradient).collect();
-        Decisive { norm: t.site("grad_norm").emit(GradNorm, &gradients)?[0], objective, amax }
+        Decisive { norm: t.site("grad_norm").emit(GradNorm, &gradients)?[0], objective, amax, sums }
     };
     let applied = t.state(StateKind::Counter, update_io::APPLIED, TensorType::new(DType::U32, [1]));
     let clip = Clip { max_norm: spec.max_grad_norm };
@@ -232,6 +256,9 @@ pub(crate) fn append(
     inputs.extend(amax);
     let decided = t.site("clip").emit_into(clip, &inputs, &[Some(applied)])?;
     let (coefficient, skip) = (decided[1], decided[2]);
+    if let (Some(rate), Some(sums)) = (spec.loss.routers.and_then(|routers| routers.bias_rate), sums) {
+        balance(&mut t, &spec.model, rate, skip, (sums, &sums_of))?;
+    }
 
     // Every traced parameter is in the list, because tracing declares parameters from it.
     let updated: Vec<_> = parameters

@@ -22,7 +22,7 @@ use xtrain_train::programs;
 use xtrain_train::training_spec::TrainingSpec;
 use xtrain_train::weights::Weights;
 
-const MODELS: [&str; 5] = ["qwen3", "qwen2", "llama3", "mistral", "llama2"];
+const MODELS: [&str; 8] = ["qwen3", "qwen2", "llama3", "mistral", "llama2", "mixtral", "qwen3_moe", "dots1"];
 
 struct Golden {
     name: &'static str,
@@ -103,7 +103,8 @@ impl Golden {
     /// weights as they start.
     fn gradients(&self, recipe: Recipe) -> Vec<(f64, Vec<(String, Vec<f32>)>)> {
         let mut learner = self.learner(recipe);
-        let parameters = self.model().parameters();
+        let mut parameters = self.model().parameters();
+        parameters.retain(|p| p.group.is_trained());
         let step = |n| {
             let batch = self.training_batch(n);
             let result = learner.step(n as u64, 0.0, &[batch]).expect("a step");
@@ -134,7 +135,9 @@ fn bf16_is_as_near_to_fp32_as_pytorchs_is() {
         let pairs = || wide.iter().zip(&narrow);
         let loss = typical(pairs().map(|(w, n)| n.0 / w.0 - 1.0));
         let pytorchs = theirs["loss"].as_f64().expect("an error");
-        assert!(loss < 1.2 * pytorchs, "{name}: the loss is off by {loss:e}, PyTorch's by {pytorchs:e}");
+        // In a mixture, rounding also changes the experts of tokens with close scores: few and large errors.
+        let bar = if g.hf.model.mixture.is_some() { 1.6 } else { 1.2 };
+        assert!(loss < bar * pytorchs, "{name}: the loss is off by {loss:e}, PyTorch's by {pytorchs:e}");
         let mut worst = (0.0f64, 0.0f64);
         for (k, (part, _)) in wide[0].1.iter().enumerate() {
             let error = typical(pairs().map(|(w, n)| relative(&n.1[k].1, &w.1[k].1)));
@@ -142,7 +145,7 @@ fn bf16_is_as_near_to_fp32_as_pytorchs_is() {
             let pytorchs = theirs["gradients"][part].as_f64().expect("an error");
             worst = (worst.0.max(error), worst.1.max(pytorchs));
         }
-        assert!(worst.0 < 1.2 * worst.1, "{name}: the worst gradients, ours and PyTorch's: {worst:?}");
+        assert!(worst.0 < bar * worst.1, "{name}: the worst gradients, ours and PyTorch's: {worst:?}");
     }
 }
 
@@ -185,7 +188,7 @@ fn loss_and_every_gradient_agree_with_pytorch() {
         let mut learner = g.learner(Recipe::Fp32);
         let batch = g.batch_of(&g.ints("input_ids"), &g.ints("labels"));
         let loss = learner.step(0, 0.0, &[batch]).expect("a step").loss;
-        for p in g.model().parameters() {
+        for p in g.model().parameters().into_iter().filter(|p| p.group.is_trained()) {
             let found: Vec<f32> = bytemuck::pod_collect_to_vec(
                 &learner.read_state(StateKind::Gradient, &p.name).expect("a gradient"),
             );
@@ -220,7 +223,7 @@ fn twenty_adamw_steps_agree_with_pytorch() {
                 result.grad_norm
             );
         }
-        for p in g.model().parameters() {
+        for p in g.model().parameters().into_iter().filter(|p| p.group.is_trained()) {
             let error = relative(
                 &learner.weights().read_master(&p.name).expect("a master"),
                 &g.parameter("final.", &p),

@@ -4,7 +4,8 @@ mod ranks;
 
 pub(crate) use ranks::Several;
 
-use xtrain_model::Bf16Reason;
+use xtrain_config::Balance;
+use xtrain_model::{Bf16Reason, ExpertShare};
 use xtrain_program::{MemoryRow, MemoryTable, Program, Purpose, Role, Stage, StateKind};
 use xtrain_report::metrics::format;
 use xtrain_train::choose::Choice;
@@ -84,17 +85,44 @@ fn answers(planned: &Planned, answer: &Answer) -> String {
     };
     out.push_str(&line("time", &time));
     let (parameters, embedding) = (m.parameter_count() as u64, (m.vocab_size * m.dim) as u64);
-    let parameters = format::grouped(parameters);
-    out.push_str(&line(
-        "parameters",
-        &format!("{parameters} ({} in the embedding)", format::grouped(embedding)),
-    ));
+    let active = match m.active_parameter_count() as u64 {
+        active if active < parameters => format!(", {} of them active for a token", format::grouped(active)),
+        _ => String::new(),
+    };
+    let (parameters, embedding) = (format::grouped(parameters), format::grouped(embedding));
+    out.push_str(&line("parameters", &format!("{parameters}{active} ({embedding} in the embedding)")));
+    out.push_str(&experts(planned));
     if let Some(why) = &planned.vocabulary_bound {
         let size = format::grouped(m.vocab_size as u64);
         out.push_str(&line("vocabulary", &format!("at most {size}: {why}")));
     }
     out.push_str(&line("run", &run(planned, answer.is_of_a_file)));
     out
+}
+
+/// The experts of the model, the rows that they need, and what balances them.
+fn experts(planned: &Planned) -> String {
+    let (spec, config) = (&planned.spec, &planned.resolved.config.experts);
+    let all = || spec.model.layers.iter().filter_map(|layer| layer.feed_forward.experts());
+    let Some(experts) = all().next() else { return String::new() };
+    let (tokens, chosen) = (spec.batch.tokens(), experts.router.chosen);
+    let rows = tokens * chosen;
+    let balance = match config.balance {
+        Some(Balance::Loss) => format!("a loss of weight {}", config.balance_loss.unwrap_or_default()),
+        Some(Balance::Bias) => {
+            format!("a bias that moves by {} a step", config.bias_rate.unwrap_or_default())
+        }
+        Some(Balance::None) | None => "nothing".to_owned(),
+    };
+    let text = format!(
+        "{chosen} of {} for a token, in {} of {} blocks; room for {} rows of a micro-batch, which has {}; balanced by {balance}",
+        experts.count,
+        all().count(),
+        spec.model.layers.len(),
+        format::grouped(experts.dispatch(tokens).capacity(rows) as u64),
+        format::grouped(rows as u64)
+    );
+    line("experts", &text)
 }
 
 /// The length of the run.
@@ -192,7 +220,10 @@ fn linears(layers: &[LinearGemms]) -> String {
         let name = format!("{blocks}{}", linear.site);
         out.push_str(&format!(
             "{name:<30}{:<16}{fprop:<14}{dgrad:<14}{wgrad}{why}\n",
-            format!("{outputs} x {inputs}")
+            match linear.experts {
+                Some(ExpertShare { count, .. }) => format!("{count} x {outputs} x {inputs}"),
+                None => format!("{outputs} x {inputs}"),
+            }
         ));
     }
     out

@@ -177,7 +177,8 @@ fn write_weights(
     let mut exported = Vec::new();
     for (index, entry) in names.entries.iter().enumerate() {
         let parts = entry.parts.iter();
-        exported.extend(parts.flat_map(|part| ExportedTensor::from_part(entry, index, part, options.dtype)));
+        let dtype = if names.in_fp32.contains(&entry.name) { ExportDtype::Fp32 } else { options.dtype };
+        exported.extend(parts.flat_map(|part| ExportedTensor::from_part(entry, index, part, dtype)));
     }
     let mut shards = split_into_shards(exported.iter().map(ExportedTensor::bytes), options.max_shard_bytes);
     if shards.is_empty() {

@@ -41,6 +41,7 @@ pub fn import_rows(
     names.check()?;
     check_rows(names, rows)?;
     let source = HfFolder::open(folder)?;
+    let names = &in_its_form(&source, names)?;
     let aliases = Aliases { source: &source, tied: &names.tied };
     check_tensors(&source, names, &aliases)?;
     for (entry, rows) in names.entries.iter().zip(rows) {
@@ -80,6 +81,23 @@ pub fn import_rows(
     Ok(())
 }
 
+/// The names of the tensors in this folder: entries that it holds as a whole have one part.
+fn in_its_form(source: &HfFolder, names: &NameMap) -> Result<NameMap> {
+    let mut found = NameMap { whole: Vec::new(), ..names.clone() };
+    for whole in names.whole.iter().filter(|whole| source.get(&whole.hf_name).is_some()) {
+        let Some(entry) = found.entries.iter_mut().find(|entry| entry.name == whole.entry) else { continue };
+        if let Some(part) = entry.parts.iter().find(|part| source.get(&part.hf_name).is_some()) {
+            let problem =
+                format!("has both '{}' and '{}', which hold the same weights", whole.hf_name, part.hf_name);
+            let advice = "remove the files of one of the two forms, and the other names from the index";
+            return Err(CheckpointError::tensors(source.path(), problem, advice));
+        }
+        entry.parts = vec![NamePart { hf_name: whole.hf_name.clone(), rows: entry.rows() }];
+        found.whole.push(whole.clone());
+    }
+    Ok(found)
+}
+
 /// Checks that entries have these rows; otherwise it is a bug of the caller.
 fn check_rows(names: &NameMap, rows: &[Range<usize>]) -> Result<()> {
     let mut pairs = names.entries.iter().zip(rows);
@@ -115,8 +133,12 @@ fn parts_of<'a>(
 /// A folder without safetensors; damaged files.
 pub fn lossless_dtype(folder: &Path, names: &NameMap) -> Result<ExportDtype> {
     let source = HfFolder::open(folder)?;
+    let names = &in_its_form(&source, names)?;
     let parts = names.entries.iter().filter(|entry| entry.fp8.is_some()).flat_map(|entry| &entry.parts);
     let exported_as_fp8: HashSet<&str> = parts.map(|part| part.hf_name.as_str()).collect();
+    let in_fp32 = names.entries.iter().filter(|entry| names.in_fp32.contains(&entry.name));
+    let in_fp32: HashSet<&str> =
+        in_fp32.flat_map(|entry| &entry.parts).map(|part| part.hf_name.as_str()).collect();
     let mut is_same_in_fp8 = true;
     let mut quantized = Vec::new();
     let is_ignorable =
@@ -124,7 +146,7 @@ pub fn lossless_dtype(folder: &Path, names: &NameMap) -> Result<ExportDtype> {
     for (name, (_, tensor)) in source.names().filter_map(|name| Some((name, source.get(name)?))) {
         let is_scales =
             || fp8::scaled_name(name).and_then(|of| source.get(of)).is_some_and(|(_, of)| fp8::is_e4m3(of));
-        if is_ignorable(name) || is_scales() {
+        if is_ignorable(name) || in_fp32.contains(name) || is_scales() {
             continue;
         }
         match tensor.dtype {
@@ -184,7 +206,8 @@ fn check_tensors(source: &HfFolder, names: &NameMap, aliases: &Aliases<'_>) -> R
             missing.push(part.hf_name.as_str());
             continue;
         };
-        let expected = entry.part_shape(part);
+        let whole = names.whole.iter().find(|whole| whole.hf_name == part.hf_name);
+        let expected = whole.map_or_else(|| entry.part_shape(part), |whole| whole.shape.clone());
         if tensor.shape == expected {
             fp8::check_type(source, file, tensor)?;
             continue;

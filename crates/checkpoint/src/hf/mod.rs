@@ -35,6 +35,10 @@ pub(crate) const INDEX_FILE: &str = "model.safetensors.index.json";
 pub struct NameMap {
     /// The model's tensors, each once.
     pub entries: Vec<NameEntry>,
+    /// Entries that are exported in fp32, whatever the type of the others.
+    pub in_fp32: Vec<String>,
+    /// Other tensors that a folder may have in place of all parts of an entry. They are never exported.
+    pub whole: Vec<WholeName>,
     /// Hugging Face tensors that repeat the values of another one.
     pub tied: Vec<TiedName>,
     /// Suffixes of Hugging Face tensors that hold no trained weights and are ignored ("rotary_emb.inv_freq").
@@ -77,6 +81,17 @@ pub struct TiedName {
     pub same_as: String,
 }
 
+/// A Hugging Face tensor that holds an entry as a whole, such as the weights of all experts of a block.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WholeName {
+    /// The entry, by its name in the model.
+    pub entry: String,
+    /// The name in a Hugging Face folder.
+    pub hf_name: String,
+    /// The shape there, of as many elements in the same order.
+    pub shape: Vec<usize>,
+}
+
 impl NameMap {
     /// Checks that the map is consistent; an error is a bug of the caller.
     pub(crate) fn check(&self) -> Result<()> {
@@ -99,6 +114,13 @@ impl NameMap {
             }
             if let Some(part) = parts.iter().find(|part| !hf_names.insert(&part.hf_name)) {
                 return Err(internal(format!("the Hugging Face name '{}' appears twice", part.hf_name)));
+            }
+        }
+        for WholeName { entry: name, hf_name, shape } in &self.whole {
+            let entry = self.entries.iter().find(|entry| entry.name == *name);
+            let is_whole = entry.is_some_and(|entry| entry.numel() == shape.iter().product::<usize>());
+            if !is_whole || !hf_names.insert(hf_name) {
+                return Err(internal(format!("'{hf_name}' {shape:?} cannot stand for '{name}'")));
             }
         }
         for TiedName { hf_name, same_as } in &self.tied {

@@ -41,6 +41,7 @@ macro_rules! section {
 mod checkpoint;
 mod data;
 mod eval;
+mod experts;
 mod log;
 mod model;
 mod optimizer;
@@ -52,6 +53,7 @@ mod train;
 pub use checkpoint::CheckpointConfig;
 pub use data::{DataConfig, DataSource, DataSources, TokenizerChoice};
 pub use eval::EvalConfig;
+pub use experts::{Balance, ExpertScore, ExpertsConfig};
 pub use log::LogConfig;
 pub use model::{ModelConfig, RopeScaling};
 pub use optimizer::OptimizerConfig;

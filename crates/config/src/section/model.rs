@@ -3,6 +3,7 @@
 //! [`ModelConfig`] holds the keys of the file; a [`Description`] has every number. The defaults that depend
 //! on other keys are computed in one place, [`ModelConfig::describe`].
 
+use super::ExpertsConfig;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use xtrain_model::{Description, Family};
@@ -223,14 +224,24 @@ impl ModelConfig {
         self.head_dim.or_else(|| self.dim?.checked_div(self.heads?))
     }
 
-    /// The model described by the keys alone, or `None` while `dim`, `layers`, `heads` or `vocab_size` is not
-    /// known.
+    /// The model described by the keys and those of `experts` alone, or `None` while `dim`, `layers`,
+    /// `heads`, `vocab_size` or, in a family with experts, their number is not known.
     ///
     /// `vocab_size` and `seq_len` (tokens) replace `vocab_size` and `max_position_embeddings` if these are
     /// not given.
-    pub fn describe(&self, vocab_size: Option<usize>, seq_len: usize) -> Option<Description> {
+    pub fn describe(
+        &self,
+        experts: &ExpertsConfig,
+        vocab_size: Option<usize>,
+        seq_len: usize,
+    ) -> Option<Description> {
         let dim = self.dim?;
         let family = self.family();
+        let ffn_dim = self.ffn_dim.unwrap_or_else(|| (8 * dim).div_ceil(3).next_multiple_of(64));
+        let mixture = experts.describe(family, ffn_dim);
+        if family.has_experts() && mixture.is_none() {
+            return None;
+        }
         Some(Description {
             family,
             dim,
@@ -238,7 +249,8 @@ impl ModelConfig {
             heads: self.heads?,
             kv_heads: self.kv_heads()?,
             head_dim: self.head_dim()?,
-            ffn_dim: self.ffn_dim.unwrap_or_else(|| (8 * dim).div_ceil(3).next_multiple_of(64)),
+            ffn_dim,
+            mixture,
             vocab_size: self.vocab_size.or(vocab_size)?,
             max_position_embeddings: self.max_position_embeddings.unwrap_or(seq_len),
             attention_scale: None,

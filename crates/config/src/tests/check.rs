@@ -151,7 +151,7 @@ fn unknown_sections_get_the_nearest_one_or_the_list() {
     assert_eq!(message("lr_scheduler", ""), "unknown section [lr_scheduler]; did you mean [schedule]?");
     assert_eq!(
         message("weather", "tp = 2"),
-        "unknown section [weather]; the sections are [model], [data], [precision], [optimizer], [schedule], [train], \
+        "unknown section [weather]; the sections are [model], [experts], [data], [precision], [optimizer], [schedule], [train], \
          [parallel], [checkpoint], [log] and [eval]"
     );
 }

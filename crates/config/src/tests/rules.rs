@@ -74,6 +74,65 @@ fn gradients_between_ranks_are_rounded_or_added_otherwise_but_not_both() {
     }
 }
 
+/// A run of a mixture: MINIMAL with this family and these keys of `[experts]`.
+fn with_experts(family: &str, keys: &str) -> String {
+    MINIMAL.replace("[model]\n", &format!("[model]\nfamily = \"{family}\"\n")) + "[experts]\n" + keys
+}
+
+#[test]
+fn experts_belong_to_families_that_have_them() {
+    let dense = parse(&format!("{MINIMAL}[experts]\ncount = 8\n"), &[]).expect("a file");
+    let error = dense.resolve(&Facts::default()).expect_err("no experts").to_string();
+    assert!(error.contains("a qwen3 model has no experts") && error.contains("`mixtral`"), "{error}");
+    let error = errors(&with_experts("mixtral", ""));
+    assert!(error.contains("[experts] `count` is missing; for example `count = 8`"), "{error}");
+    assert!(parse(&with_experts("qwen3_moe", "count = 4\n"), &[]).is_ok());
+}
+
+#[test]
+fn experts_must_fit_each_other() {
+    let refused = |family: &str, keys: &str| {
+        let parsed = parse(&with_experts(family, keys), &[]).expect("a file");
+        parsed.resolve(&Facts::default()).expect_err(keys).to_string()
+    };
+    for (family, keys, says) in [
+        ("mixtral", "count = 4\nper_token = 5\n", "a token has 1 to 4 of 4 experts, not 5"),
+        ("mixtral", "count = 4\nnormalise = false\n", "gates must be normalised"),
+        ("mixtral", "count = 4\ndense_blocks = [0]\n", "no block can be dense"),
+        ("qwen3_moe", "count = 4\ngroups = 3\n", "divide the 4 experts"),
+        ("qwen3_moe", "count = 4\ngroups = 2\n", "experts cannot be in groups"),
+        ("qwen3_moe", "count = 4\nscore = \"sigmoid\"\n", "scores must be \"softmax\""),
+        ("qwen3_moe", "count = 4\ndense_blocks = [2]\n", "the blocks of the model are 0 to 1"),
+        ("qwen3_moe", "count = 4\nbalance = \"bias\"\n", "a qwen3_moe model has no bias on its scores"),
+        (
+            "qwen3_moe",
+            "count = 4\nbalance = \"none\"\nbalance_loss = 0.1\n",
+            "`balance_loss` is for `balance = \"loss\"`, not \"none\"",
+        ),
+        (
+            "qwen3_moe",
+            "count = 4\nbias_rate = 0.1\nbalance = \"loss\"\n",
+            "`bias_rate` is for `balance = \"bias\"`, not \"loss\"",
+        ),
+    ] {
+        let error = refused(family, keys);
+        assert!(error.contains(says) && error.contains("[experts]"), "{keys}: {error}");
+    }
+}
+
+#[test]
+fn experts_have_defaults() {
+    let parsed = parse(&with_experts("qwen3_moe", "count = 8\ndense_blocks = [0]\n"), &[]).expect("a file");
+    let resolved = parsed.resolve(&Facts::default()).expect("it fits");
+    let text = resolved.config.to_toml();
+    let section = "[experts]\ncount = 8\nper_token = 2\nffn_dim = 192\nshared_ffn_dim = 0\nscore = \"softmax\"\nnormalise = true\n\
+                   scale = 1.0\ngroups = 1\ntop_groups = 1\ndense_blocks = [0]\nbalance = \"loss\"\nbalance_loss = 0.001\nz_loss = 0.0\n";
+    assert!(text.contains(section), "{text}");
+    let again = parse(&text, &[]).expect("it is a run file").resolve(&Facts::default()).expect("it fits");
+    assert_eq!(again.architecture, resolved.architecture);
+    assert_eq!(again.config, resolved.config);
+}
+
 #[test]
 fn heads_and_widths_must_fit() {
     assert_eq!(

@@ -1,6 +1,6 @@
 //! Seed-OSS (ByteDance, 2025): Llama's block with biases on q, k and v, which config.json may turn off.
 
-use super::{Defaults, MLP_BIAS, Rules, fill_nothing};
+use super::{DEFAULTS, Defaults, MLP_BIAS, Rules, fill_nothing};
 use serde_json::json;
 
 pub(super) static RULES: Rules = Rules {
@@ -9,8 +9,14 @@ pub(super) static RULES: Rules = Rules {
     class: "SeedOssForCausalLM",
     qkv_bias: true,
     qk_norm: false,
+    experts: None,
     // transformers 5, configuration_seed_oss.py.
-    defaults: Defaults { kv_heads: Some(8), head_dim: Some(128), max_position_embeddings: 524_288 },
+    defaults: Defaults {
+        kv_heads: Some(8),
+        head_dim: Some(128),
+        max_position_embeddings: 524_288,
+        ..DEFAULTS
+    },
     refused: &[("attention_out_bias", "a bias on attention's output projection is not supported"), MLP_BIAS],
     read: |file, model| {
         model.qkv_bias = file.flag("attention_bias")?.unwrap_or(true);

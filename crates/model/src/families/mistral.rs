@@ -1,6 +1,6 @@
 //! Mistral without its sliding window, as 7B from v0.2 on: Llama's block with other defaults.
 
-use super::{ATTENTION_BIAS, Defaults, MLP_BIAS, Rules, fill_nothing};
+use super::{ATTENTION_BIAS, DEFAULTS, Defaults, MLP_BIAS, Rules, fill_nothing};
 use crate::keys::fail;
 use serde_json::{Value, json};
 
@@ -10,8 +10,9 @@ pub(super) static RULES: Rules = Rules {
     class: "MistralForCausalLM",
     qkv_bias: false,
     qk_norm: false,
+    experts: None,
     // transformers 5, configuration_mistral.py.
-    defaults: Defaults { kv_heads: Some(8), head_dim: None, max_position_embeddings: 131_072 },
+    defaults: Defaults { kv_heads: Some(8), max_position_embeddings: 131_072, ..DEFAULTS },
     refused: &[ATTENTION_BIAS, MLP_BIAS],
     read: |file, _| match file.value("sliding_window") {
         Some(Value::Null) => Ok(()),

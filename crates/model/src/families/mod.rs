@@ -5,17 +5,25 @@
 //! here (with its `mod` line) and a line in the list; [CONTRIBUTING.md](../../../../CONTRIBUTING.md) adds one
 //! as an example.
 
+mod dots1;
 #[cfg(test)]
 mod example;
+#[cfg(test)]
+mod expert_tests;
+mod experts;
 mod llama;
 mod mistral;
+mod mixtral;
 mod qwen2;
 mod qwen3;
+mod qwen3_moe;
 #[cfg(test)]
 mod tests;
 
 use crate::keys::Keys;
-use crate::{Description, Family, ModelError};
+use crate::layer::ExpertModules;
+use crate::{Description, Family, Mixture, ModelError, Router};
+use experts::ExpertRules;
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::de::Error;
 use serde::{Deserialize, Deserializer};
@@ -46,6 +54,9 @@ families! {
     MISTRAL: mistral,
     QWEN2: qwen2,
     QWEN3: qwen3,
+    MIXTRAL: mixtral,
+    QWEN3_MOE: qwen3_moe,
+    DOTS1: dots1,
     #[cfg(test)] EXAMPLE: example,
 }
 
@@ -61,6 +72,8 @@ pub(crate) struct Rules {
     qkv_bias: bool,
     /// An RMSNorm on each query and key head.
     qk_norm: bool,
+    /// Everything that sets its experts apart, if it has them.
+    pub(crate) experts: Option<&'static ExpertRules>,
     /// Values of keys that a config.json leaves out, as transformers takes them.
     pub(crate) defaults: Defaults,
     /// Keys of config.json that must not be true, with the reason.
@@ -81,7 +94,20 @@ pub(crate) struct Defaults {
     pub(crate) head_dim: Option<usize>,
     /// `max_position_embeddings`.
     pub(crate) max_position_embeddings: usize,
+    /// `rope_theta`.
+    pub(crate) rope_theta: f64,
+    /// `rms_norm_eps`.
+    pub(crate) norm_eps: f64,
 }
+
+/// The values of most families.
+const DEFAULTS: Defaults = Defaults {
+    kv_heads: None,
+    head_dim: None,
+    max_position_embeddings: 2048,
+    rope_theta: 10_000.0,
+    norm_eps: 1e-6,
+};
 
 const ATTENTION_BIAS: (&str, &str) =
     ("attention_bias", "biases on all attention projections are not supported");
@@ -112,6 +138,40 @@ impl Family {
     /// An RMSNorm on each query and key head.
     pub fn qk_norm(self) -> bool {
         self.rules().qk_norm
+    }
+
+    /// True if its models are mixtures of experts.
+    pub fn has_experts(self) -> bool {
+        self.rules().experts.is_some()
+    }
+
+    /// True if every token passes through a shared expert besides its own.
+    pub fn shares_an_expert(self) -> bool {
+        self.rules().experts.is_some_and(|rules| rules.shares)
+    }
+
+    /// How tokens choose experts where a run file does not say it; `None` without experts.
+    pub fn router(self) -> Option<Router> {
+        self.rules().experts.map(|rules| rules.router)
+    }
+
+    /// The names in files of experts that a config.json of the family describes.
+    ///
+    /// # Errors
+    /// The family has no such experts.
+    pub(crate) fn expert_modules(self, mixture: &Mixture) -> Result<&'static ExpertModules, ModelError> {
+        let fail = |message: String| Err(ModelError::Sizes(message));
+        let Some(rules) = self.rules().experts else {
+            return fail(format!(
+                "models of the family {} have no experts; families with experts are {}",
+                self.name(),
+                Family::listing(Family::has_experts, "")
+            ));
+        };
+        match (rules.refused)(mixture) {
+            None => Ok(&rules.modules),
+            Some(why) => fail(format!("these experts are not those of a {} model: {why}", self.name())),
+        }
     }
 
     /// The names of the families of which `is` holds, for a sentence: `a, b and c`.

@@ -1,6 +1,6 @@
 //! Qwen2 and 2.5 (arXiv 2407.10671): biases on q, k and v.
 
-use super::{ATTENTION_BIAS, Defaults, MLP_BIAS, Rules, SLIDING_WINDOW, read_nothing};
+use super::{ATTENTION_BIAS, DEFAULTS, Defaults, MLP_BIAS, Rules, SLIDING_WINDOW, read_nothing};
 use serde_json::json;
 
 pub(super) static RULES: Rules = Rules {
@@ -9,8 +9,9 @@ pub(super) static RULES: Rules = Rules {
     class: "Qwen2ForCausalLM",
     qkv_bias: true,
     qk_norm: false,
+    experts: None,
     // transformers 5, configuration_qwen2.py.
-    defaults: Defaults { kv_heads: Some(32), head_dim: None, max_position_embeddings: 32_768 },
+    defaults: Defaults { kv_heads: Some(32), max_position_embeddings: 32_768, ..DEFAULTS },
     refused: &[ATTENTION_BIAS, MLP_BIAS, SLIDING_WINDOW],
     read: read_nothing,
     written: |_| json!({ "use_sliding_window": false }),

@@ -1,6 +1,6 @@
 //! Qwen3 (arXiv 2505.09388): norms on q and k.
 
-use super::{ATTENTION_BIAS, Defaults, MLP_BIAS, Rules, SLIDING_WINDOW, read_nothing};
+use super::{ATTENTION_BIAS, DEFAULTS, Defaults, MLP_BIAS, Rules, SLIDING_WINDOW, read_nothing};
 use serde_json::json;
 
 pub(super) static RULES: Rules = Rules {
@@ -9,8 +9,14 @@ pub(super) static RULES: Rules = Rules {
     class: "Qwen3ForCausalLM",
     qkv_bias: false,
     qk_norm: true,
+    experts: None,
     // transformers 5, configuration_qwen3.py.
-    defaults: Defaults { kv_heads: Some(32), head_dim: Some(128), max_position_embeddings: 32_768 },
+    defaults: Defaults {
+        kv_heads: Some(32),
+        head_dim: Some(128),
+        max_position_embeddings: 32_768,
+        ..DEFAULTS
+    },
     refused: &[ATTENTION_BIAS, MLP_BIAS, SLIDING_WINDOW],
     read: read_nothing,
     written: |_| json!({ "attention_bias": false, "use_sliding_window": false }),

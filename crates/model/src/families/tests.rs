@@ -4,12 +4,17 @@ use super::Family;
 use crate::hf::HfConfig;
 use serde_json::{Map, Value, json};
 
-/// A config.json of the family with every size given and no other key.
-fn config(family: Family) -> String {
-    let json = json!({
+/// A config.json of the family with every size given and no other key but those that it needs.
+pub(super) fn config(family: Family) -> String {
+    let mut json = json!({
         "model_type": family.name(), "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
         "num_key_value_heads": 2, "intermediate_size": 128, "vocab_size": 100, "sliding_window": null,
     });
+    if family == Family::DOTS1 {
+        json["n_routed_experts"] = json!(8);
+        json["num_experts_per_tok"] = json!(2);
+        json["n_shared_experts"] = json!(1);
+    }
     json.to_string()
 }
 

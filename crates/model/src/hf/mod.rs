@@ -28,6 +28,13 @@ pub struct HfConfig {
     pub generation: Map<String, Value>,
 }
 
+impl HfConfig {
+    /// The weight of the balance loss of experts that the file gives.
+    pub fn balance_loss(&self) -> Option<f64> {
+        self.source.get("router_aux_loss_coef")?.as_f64()
+    }
+}
+
 /// The key for the context of the first training, in tokens.
 const CONTEXT: &str = "original_max_position_embeddings";
 

@@ -40,7 +40,7 @@ impl Keys<'_> {
         let name = self.text("model_type")?.ok_or_else(|| missing("model_type"))?;
         Family::named(name).ok_or_else(|| {
             let families = Family::listing(|_| true, "");
-            fail(format!("model_type `{name}` is not supported; xtrain loads {families} (dense models)"))
+            fail(format!("model_type `{name}` is not supported; xtrain loads {families}"))
         })
     }
 
@@ -51,8 +51,8 @@ impl Keys<'_> {
         if heads == 0 {
             return Err(fail("num_attention_heads is 0"));
         }
-        let (rope_theta, rope_scaling) = self.rope()?;
         let defaults = &family.rules().defaults;
+        let (rope_theta, rope_scaling) = self.rope(defaults.rope_theta)?;
         let kv_heads = match self.value("num_key_value_heads") {
             // transformers takes null for multi-head attention, and a key that is left out for the family's
             // default.
@@ -68,6 +68,7 @@ impl Keys<'_> {
             kv_heads: kv_heads.unwrap_or(heads),
             head_dim: self.size("head_dim")?.or(defaults.head_dim).unwrap_or(dim / heads),
             ffn_dim: need("intermediate_size")?,
+            mixture: None,
             vocab_size: need("vocab_size")?,
             max_position_embeddings: self
                 .size("max_position_embeddings")?
@@ -75,7 +76,7 @@ impl Keys<'_> {
             attention_scale: None,
             rope_theta,
             rope_scaling,
-            norm_eps: self.number("rms_norm_eps")?.unwrap_or(1e-6),
+            norm_eps: self.number("rms_norm_eps")?.unwrap_or(defaults.norm_eps),
             tie_embeddings: self.flag("tie_word_embeddings")?.unwrap_or(false),
             qkv_bias: family.qkv_bias(),
             qk_norm: family.qk_norm(),

@@ -14,7 +14,7 @@ impl<'a> Keys<'a> {
 
     /// Theta and scaling, from the tables `rope_parameters` (transformers v5) and `rope_scaling`, and from
     /// `rope_theta`. Values that are given twice must agree: readers differ in which they believe.
-    pub(super) fn rope(&self) -> Result<(f64, RopeScaling), ModelError> {
+    pub(super) fn rope(&self, default_theta: f64) -> Result<(f64, RopeScaling), ModelError> {
         for key in ["rope_parameters", "rope_scaling"] {
             self.read(key, "an object", Value::as_object)?;
         }
@@ -38,7 +38,7 @@ impl<'a> Keys<'a> {
                 )));
             }
         }
-        Ok((theta.map_or(10_000.0, |(_, theta)| theta), scaling.map_or(RopeScaling::None, |(_, s)| s)))
+        Ok((theta.map_or(default_theta, |(_, theta)| theta), scaling.map_or(RopeScaling::None, |(_, s)| s)))
     }
 
     /// The scaling in this table of rope settings; `context` is the original context if a key outside of the

@@ -56,7 +56,12 @@ impl HfConfig {
             "dtype": dtype,
             "torch_dtype": dtype,
         });
+        let given = out.get("intermediate_size").cloned();
         out.extend(object(written));
+        if let (Some(given), Some(0)) = (given, m.mixture.map(|mixture| mixture.dense.len())) {
+            // No block has it.
+            out.insert("intermediate_size".into(), given);
+        }
         // Readers older than v5 know only this place.
         let scaling = match self.rope_parameters() {
             Value::Object(mut table) if m.rope_scaling != RopeScaling::None => {

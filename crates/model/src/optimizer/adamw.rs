@@ -28,7 +28,10 @@ impl AdamWSpec {
     pub fn decay(&self, group: ParameterGroup) -> f64 {
         match group {
             ParameterGroup::Matrix | ParameterGroup::Head => self.weight_decay,
-            ParameterGroup::Embedding | ParameterGroup::Norm | ParameterGroup::Bias => 0.0,
+            ParameterGroup::Embedding
+            | ParameterGroup::Norm
+            | ParameterGroup::Bias
+            | ParameterGroup::RouterBias => 0.0,
         }
     }
 

@@ -9,13 +9,11 @@
 
 use super::gemm::{Mat, MatMut, gemm, gemm_single};
 use super::gemv::gemv;
-use super::rows::{for_row_blocks, store_rows};
+use super::rows::for_row_blocks;
 use rayon::prelude::*;
 use std::ops::Range;
-use xtrain_tensor::formats::from_bf16;
-use xtrain_tensor::real::bf16;
 use xtrain_tensor::{
-    DType, Pooled, Real, Stored, TensorType, View, ViewMut, vectorized, with_real, with_stored,
+    DType, Pooled, Real, Reals, Stored, TensorType, View, ViewMut, vectorized, with_real, with_stored,
 };
 
 /// A matrix operand: a tensor, or its transpose.
@@ -65,14 +63,39 @@ impl<'a> MatmulOperand<'a> {
 
 /// c = a b, plus `addend`.
 pub(crate) fn matmul(a: MatmulOperand<'_>, b: MatmulOperand<'_>, c: &mut ViewMut<'_>, addend: Addend<'_>) {
+    let ((m, k), (_, n)) = (a.extents(), b.extents());
+    let in_blocks = a.view.ty.dtype == DType::BF16 && (m * k).max(k * n).max(m * n) > WHOLE;
+    multiply(a, b, c, addend, in_blocks);
+}
+
+/// [`matmul`] for callers that run several at a time, each of few rows; the bits are the same. bf16 is always
+/// multiplied in blocks, so that no thread waits for others while it holds widened operands. A right operand
+/// that is stored transposed is multiplied in blocks too, because the library copies it slowly.
+pub(crate) fn matmul_of_group(
+    a: MatmulOperand<'_>,
+    b: MatmulOperand<'_>,
+    c: &mut ViewMut<'_>,
+    addend: Addend<'_>,
+) {
+    let in_blocks = a.view.ty.dtype == DType::BF16 || b.transposed;
+    multiply(a, b, c, addend, in_blocks);
+}
+
+fn multiply(
+    a: MatmulOperand<'_>,
+    b: MatmulOperand<'_>,
+    c: &mut ViewMut<'_>,
+    addend: Addend<'_>,
+    in_blocks: bool,
+) {
     let ((m, k), (b_rows, n)) = (a.extents(), b.extents());
     assert!(k == b_rows && c.ty.numel() == m * n, "{m}x{k} times {b_rows}x{n} into {}", c.ty);
     if m == 1 && k > 0 && b.transposed && !matches!(addend, Addend::Previous) {
         return with_stored!(b.view.ty.dtype, S => one_row::<S>(a, b, c, addend));
     }
-    match a.view.ty.dtype {
-        DType::BF16 if (m * k).max(k * n).max(m * n) > WHOLE => in_blocks(a, b, c, addend),
-        dtype => with_real!(dtype, T => whole::<T>(a, b, c, addend)),
+    match in_blocks {
+        true => with_stored!(a.view.ty.dtype, S => multiply_blocks::<S>(a, b, c, addend)),
+        false => with_real!(a.view.ty.dtype, T => whole::<T>(a, b, c, addend)),
     }
 }
 
@@ -132,9 +155,18 @@ const COLS: usize = 256;
 const ROW_UNIT: usize = 6;
 const COL_UNIT: usize = 16;
 
-fn in_blocks(a: MatmulOperand<'_>, b: MatmulOperand<'_>, c: &mut ViewMut<'_>, addend: Addend<'_>) {
+/// Elements of a result that the library computes as dot products, in another order, if the inner extent of
+/// both operands is contiguous. These are left to it, so that copies change no bit.
+const DOTS: usize = 16 * 16;
+
+fn multiply_blocks<S: Stored>(
+    a: MatmulOperand<'_>,
+    b: MatmulOperand<'_>,
+    c: &mut ViewMut<'_>,
+    addend: Addend<'_>,
+) {
     let ((m, k), (_, n)) = (a.extents(), b.extents());
-    let bias = bias::<f32>(addend);
+    let bias = bias::<S::Real>(addend);
     let blocks = cut(c, cuts(m, ROWS, ROW_UNIT).collect(), cuts(n, COLS, COL_UNIT).collect());
     blocks.into_par_iter().for_each(|block| {
         let (rows, cols) = (block.rows.clone(), block.cols.clone());
@@ -144,14 +176,19 @@ fn in_blocks(a: MatmulOperand<'_>, b: MatmulOperand<'_>, c: &mut ViewMut<'_>, ad
                 sums.chunks_exact_mut(cols.len()).for_each(|row| row.copy_from_slice(&bias[cols.clone()]));
             }
             None if matches!(addend, Addend::Previous) => block.read(&mut sums),
-            None if k == 0 => sums.fill(0.0),
+            None if k == 0 => sums.fill(S::Real::ZERO),
             None => {}
         }
+        let transposes = b.transposed && rows.len() > 1 && rows.len() * cols.len() > DOTS;
         let mut accumulate = !matches!(addend, Addend::None);
         for depth in cuts(k, DEPTH, 1) {
-            let (a, b) = (a.widened(rows.clone(), depth.clone()), b.widened(depth, cols.clone()));
+            let a = a.block::<S>(rows.clone(), depth.clone());
+            let b = match transposes {
+                true => b.transposed_block::<S>(depth, cols.clone()),
+                false => b.block::<S>(depth, cols.clone()),
+            };
             let sums = MatMut::new(&mut sums, rows.len(), cols.len());
-            gemm_single(1.0, a.mat(), b.mat(), sums, accumulate);
+            gemm_single(S::Real::ONE, a.mat(), b.mat(), sums, accumulate);
             accumulate = true;
         }
         block.write(&sums);
@@ -168,16 +205,15 @@ struct Block<'a> {
 }
 
 impl Block<'_> {
-    fn read(&self, to: &mut [f32]) {
+    fn read<T: Real>(&self, to: &mut [T]) {
         for (to, bytes) in to.chunks_exact_mut(self.cols.len()).zip(&self.target) {
             View::new(TensorType::new(self.dtype, [self.cols.len()]), bytes).widen_into(to);
         }
     }
 
-    fn write(self, from: &[f32]) {
-        match self.dtype {
-            DType::BF16 => store_rows::<bf16>(from, self.cols.len(), self.target),
-            _ => store_rows::<f32>(from, self.cols.len(), self.target),
+    fn write<T: Real>(self, from: &[T]) {
+        for (from, bytes) in from.chunks_exact(self.cols.len()).zip(self.target) {
+            ViewMut::new(TensorType::new(self.dtype, [self.cols.len()]), bytes, false).write(from);
         }
     }
 }
@@ -216,36 +252,86 @@ fn cuts(n: usize, max_len: usize, unit: usize) -> impl Iterator<Item = Range<usi
     (0..count).map(move |i| start(i)..start(i + 1))
 }
 
-/// A block of an operand, widened.
-struct Widened {
-    reals: Pooled<f32>,
+/// A block of an operand, in the compute type.
+struct OperandBlock<'a, T: Real> {
+    reals: Reals<'a, T>,
+    /// Rows of the stored block.
     rows: usize,
     cols: usize,
+    row_stride: usize,
     transposed: bool,
 }
 
-impl MatmulOperand<'_> {
-    /// These rows and columns of a bf16 operand, widened.
-    fn widened(&self, rows: Range<usize>, cols: Range<usize>) -> Widened {
+impl<'a> MatmulOperand<'a> {
+    /// These rows and columns of an operand that is stored as `S`.
+    fn block<S: Stored>(&self, rows: Range<usize>, cols: Range<usize>) -> OperandBlock<'a, S::Real> {
         let (rows, cols) = if self.transposed { (cols, rows) } else { (rows, cols) };
-        let stored = self.view.stored::<bf16>().expect("the type it was chosen by");
+        let (reals, row_stride) = match self.view.stored::<S::Real>() {
+            Some(stored) => (Reals::Stored(&stored[rows.start * self.cols + cols.start..]), self.cols),
+            None => (Reals::Widened(self.widened::<S>(rows.clone(), cols.clone())), cols.len()),
+        };
+        let transposed = self.transposed;
+        OperandBlock { reals, rows: rows.len(), cols: cols.len(), row_stride, transposed }
+    }
+
+    /// These rows and columns of the stored matrix, widened.
+    fn widened<S: Stored>(&self, rows: Range<usize>, cols: Range<usize>) -> Pooled<S::Real> {
+        let stored = self.view.stored::<S>().expect("the type it was chosen by");
         let mut reals = Pooled::take(rows.len() * cols.len());
         vectorized(
             #[inline(always)]
             || {
-                for (row, to) in rows.clone().zip(reals.chunks_exact_mut(cols.len())) {
+                for (row, to) in rows.zip(reals.chunks_exact_mut(cols.len())) {
                     let from = &stored[row * self.cols..][cols.clone()];
-                    to.iter_mut().zip(from).for_each(|(to, from)| *to = from_bf16(*from));
+                    to.iter_mut().zip(from).for_each(|(to, from)| *to = from.real());
                 }
             },
         );
-        Widened { reals, rows: rows.len(), cols: cols.len(), transposed: self.transposed }
+        reals
+    }
+
+    /// These rows and columns of an operand whose transpose is stored as `S`, copied to rows: the library
+    /// copies an operand of contiguous columns more slowly.
+    fn transposed_block<S: Stored>(
+        &self,
+        rows: Range<usize>,
+        cols: Range<usize>,
+    ) -> OperandBlock<'a, S::Real> {
+        let stored = self.view.stored::<S>().expect("the type it was chosen by");
+        let mut reals = Pooled::take(rows.len() * cols.len());
+        let (width, whole_rows, whole_cols) =
+            (cols.len(), rows.len() / COL_UNIT * COL_UNIT, cols.len() / COL_UNIT * COL_UNIT);
+        let column = |col: usize| &stored[(cols.start + col) * self.cols..][rows.clone()];
+        vectorized(
+            #[inline(always)]
+            || {
+                for col in (0..whole_cols).step_by(COL_UNIT) {
+                    for row in (0..whole_rows).step_by(COL_UNIT) {
+                        let tile: [[S; COL_UNIT]; COL_UNIT] = std::array::from_fn(|n| {
+                            column(col + n)[row..row + COL_UNIT].try_into().expect("as many elements")
+                        });
+                        let lines = reals[row * width..].chunks_exact_mut(width).take(COL_UNIT);
+                        for (n, to) in lines.enumerate() {
+                            let to = to[col..col + COL_UNIT].iter_mut();
+                            to.zip(&tile).for_each(|(to, column)| *to = column[n].real());
+                        }
+                    }
+                }
+                for col in 0..width {
+                    for row in if col < whole_cols { whole_rows } else { 0 }..rows.len() {
+                        reals[row * width + col] = column(col)[row].real();
+                    }
+                }
+            },
+        );
+        let (rows, cols) = (rows.len(), cols.len());
+        OperandBlock { reals: Reals::Widened(reals), rows, cols, row_stride: cols, transposed: false }
     }
 }
 
-impl Widened {
-    fn mat(&self) -> Mat<'_, f32> {
-        let stored = Mat::new(&self.reals, self.rows, self.cols);
+impl<T: Real> OperandBlock<'_, T> {
+    fn mat(&self) -> Mat<'_, T> {
+        let stored = Mat::strided(&self.reals, self.rows, self.cols, self.row_stride);
         if self.transposed { stored.t() } else { stored }
     }
 }

@@ -1,6 +1,6 @@
 //! CPU kernels of a linear layer: GEMMs of operands in their stored type, summed in f32 or f64.
 
-use super::{BiasGrad, Linear, LinearDgrad, LinearWgrad};
+use super::{BiasGrad, Linear, LinearDgrad, LinearWgrad, UnroundedLinear};
 use crate::host::matmul::{Addend, MatmulOperand, matmul};
 use crate::host::rows::{add_into, sum_bytes, sum_over_rows};
 use xtrain_tensor::{CpuKernel, TensorType, View, ViewMut, with_real};
@@ -11,6 +11,13 @@ impl CpuKernel for Linear {
         let (x_ti, w_oi) = (MatmulOperand::new(inputs[0], t, i), MatmulOperand::new(inputs[1], o, i));
         let addend = inputs.get(2).map_or(Addend::None, |bias| Addend::Bias(*bias));
         matmul(x_ti, w_oi.t(), &mut outputs[0], addend);
+    }
+}
+
+impl CpuKernel for UnroundedLinear {
+    /// As [`Linear`], into an output of another type.
+    fn run(&self, inputs: &[View<'_>], outputs: &mut [ViewMut<'_>]) {
+        Linear.run(inputs, outputs);
     }
 }
 

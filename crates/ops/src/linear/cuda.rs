@@ -1,6 +1,6 @@
 //! Launches of the GEMMs of a linear layer on a GPU.
 
-use super::{Linear, LinearDgrad, LinearWgrad, cuda_row};
+use super::{Linear, LinearDgrad, LinearWgrad, UnroundedLinear, cuda_row};
 use xtrain_cuda::{CudaError, CudaKernel, Gemm, GemmOperands, Gpu, Operands, Work};
 use xtrain_tensor::TensorType;
 
@@ -16,6 +16,19 @@ impl CudaKernel for Linear {
         if t == 1 {
             return cuda_row::prepare(gpu, operands);
         }
+        let (x_ti, y_to) = (operands.inputs[0].ty.dtype, operands.outputs[0].ty.dtype);
+        Gemm::new([t, o, i], x_ti, [false, true], y_to).prepare(gpu, &gemm_operands(operands))
+    }
+}
+
+impl CudaKernel for UnroundedLinear {
+    fn workspace(&self, _: &[TensorType]) -> Vec<TensorType> {
+        vec![Gemm::workspace()]
+    }
+
+    fn prepare(&self, gpu: &Gpu, operands: &Operands<'_>) -> Result<Work, CudaError> {
+        let ((t, i), (o, _)) =
+            (operands.inputs[0].ty.shape.rows_cols(), operands.inputs[1].ty.shape.rows_cols());
         let (x_ti, y_to) = (operands.inputs[0].ty.dtype, operands.outputs[0].ty.dtype);
         Gemm::new([t, o, i], x_ti, [false, true], y_to).prepare(gpu, &gemm_operands(operands))
     }

@@ -8,7 +8,10 @@ mod cuda_bias;
 mod cuda_row;
 #[cfg(any(test, feature = "samples"))]
 mod samples;
+#[cfg(test)]
+mod tests;
 
+use crate::cast::Cast;
 use crate::on_gpu::OnGpu;
 use crate::scaled_matmul::ScaledMatmul;
 use crate::{float_shaped, matrix};
@@ -68,6 +71,46 @@ impl Differentiable for Linear {
         if cx.input_count() == 3 && cx.wants(2) {
             let dbias = cx.emit(Role::Wgrad, BiasGrad { out: cx.grad_dtype(2) }, &[dy])?[0];
             cx.set_grad(2, dbias)?;
+        }
+        if cx.wants(0) {
+            let dx = cx.emit(Role::Dgrad, LinearDgrad, &[dy, w])?[0];
+            cx.set_grad(0, dx)?;
+        }
+        Ok(())
+    }
+}
+
+/// `(x_ti, w_oi) -> y_to`: y = x w^T in the compute type of x, which is f32 for bf16: the sums are not
+/// rounded. For logits whose order decides, such as those of a router. It never runs on FP8 operands. The
+/// backward rounds dy to the type of x for its GEMMs.
+#[derive(Clone, Copy, Debug)]
+pub struct UnroundedLinear;
+
+impl Op for UnroundedLinear {
+    fn name(&self) -> &'static str {
+        "unrounded_linear"
+    }
+
+    fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>, OpError> {
+        OpError::arity(self.name(), inputs, 2)?;
+        let y = Linear.infer(inputs)?[0];
+        Ok(vec![y.with_dtype(y.dtype.compute())])
+    }
+
+    fn cost(&self, inputs: &[TensorType], outputs: &[TensorType]) -> Cost {
+        gemm_cost(inputs[0].shape[1], inputs, outputs)
+    }
+}
+
+impl Differentiable for UnroundedLinear {
+    fn backward(&self, cx: &mut Backward<'_>) -> Result<(), OpError> {
+        let Some(dy) = cx.grad(0) else { return Ok(()) };
+        let (x, w) = (cx.input(0), cx.input(1));
+        let to = cx.ty(x).dtype;
+        let dy = if cx.ty(dy).dtype == to { dy } else { cx.emit(Role::Dgrad, Cast { to }, &[dy])?[0] };
+        if cx.wants(1) {
+            let dw = cx.emit(Role::Wgrad, LinearWgrad { out: cx.grad_dtype(1) }, &[dy, x])?[0];
+            cx.set_grad(1, dw)?;
         }
         if cx.wants(0) {
             let dx = cx.emit(Role::Dgrad, LinearDgrad, &[dy, w])?[0];
@@ -186,6 +229,10 @@ fn gemm_cost(k: usize, inputs: &[TensorType], outputs: &[TensorType]) -> Cost {
 
 impl OnGpu for Linear {
     const SOURCES: &'static [KernelSource] = &[Gemm::FALLBACK_SOURCE, cuda_row::SOURCE];
+}
+
+impl OnGpu for UnroundedLinear {
+    const SOURCES: &'static [KernelSource] = &[Gemm::FALLBACK_SOURCE];
 }
 
 impl OnGpu for LinearDgrad {

@@ -1,6 +1,6 @@
 //! Samples of [`Linear`], [`LinearDgrad`], [`LinearWgrad`] and [`BiasGrad`].
 
-use super::{BiasGrad, Linear, LinearDgrad, LinearWgrad};
+use super::{BiasGrad, Linear, LinearDgrad, LinearWgrad, UnroundedLinear};
 use crate::samples::{Sample, SampleInput, Sampled};
 use xtrain_tensor::DType;
 
@@ -60,6 +60,25 @@ impl Sampled for Linear {
         ];
         shapes.into_iter().flat_map(sample).collect()
     }
+}
+
+impl Sampled for UnroundedLinear {
+    fn samples() -> Vec<Sample> {
+        [[13, 7, 5], [24, 32, 16], [1, 24, 3]].map(unrounded).into()
+    }
+
+    fn large() -> Sample {
+        unrounded([300, 160, 170])
+    }
+
+    fn gpu_samples() -> Vec<Sample> {
+        [[1, 264, 128], [70, 512, 8], [37, 301, 65]].map(unrounded).into()
+    }
+}
+
+/// Tokens, inputs and outputs.
+fn unrounded([t, i, o]: [usize; 3]) -> Sample {
+    Sample::forward(UnroundedLinear, [SampleInput::activation([t, i]), SampleInput::parameter([o, i])])
 }
 
 impl Sampled for LinearDgrad {

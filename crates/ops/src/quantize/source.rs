@@ -74,8 +74,8 @@ impl CastSource {
         let types = self.restored_types(inputs)?;
         match self {
             CastSource::Input => Ok(types[0]),
-            CastSource::Swiglu { .. } | CastSource::SwigluSaving => Ok(Swiglu.infer(&types)?[0]),
-            CastSource::SwigluGrad { .. } => Ok(SwigluGrad { rematerialise: false }.infer(&types)?[0]),
+            CastSource::Swiglu { .. } | CastSource::SwigluSaving => Ok(Swiglu::PLAIN.infer(&types)?[0]),
+            CastSource::SwigluGrad { .. } => Ok(SwigluGrad::PLAIN.infer(&types)?[0]),
             CastSource::Norm => norm_from_rstd_type(&types),
         }
     }
@@ -110,12 +110,12 @@ impl CastSource {
         match self {
             CastSource::Input => return None,
             CastSource::Swiglu { .. } | CastSource::SwigluSaving => {
-                Swiglu.run(&[gate_up(0)], &mut [ViewMut::new(ty, value.bytes_mut(), false)]);
+                Swiglu::PLAIN.run(&[gate_up(0)], &mut [ViewMut::new(ty, value.bytes_mut(), false)]);
             }
             CastSource::SwigluGrad { .. } => {
                 value.bytes_mut().copy_from_slice(gate_up(1).bytes());
                 let out = ViewMut::new(ty, value.bytes_mut(), false);
-                SwigluGrad { rematerialise: false }.run(&[inputs[0], View::in_output(ty)], &mut [out]);
+                SwigluGrad::PLAIN.run(&[inputs[0], View::in_output(ty)], &mut [out]);
             }
             CastSource::Norm => {
                 let y = ViewMut::new(ty, value.bytes_mut(), false);

@@ -10,20 +10,18 @@ use xtrain_program::{Edge, Link, Pair, Replacement, Rewrite, Stage};
 pub(super) const REWRITE: Rewrite = Rewrite { name: super::REMATERIALISE, link: Link::Input, apply };
 
 /// `Swiglu(gate_up) -> y`, `SwigluGrad(dy, gate_up) -> dgate_up` => `SwigluGrad(dy, gate_up) -> (dgate_up,
-/// y)`. Likewise for `RmsNorm(x, w)` and `RmsNormGrad`.
+/// y)`. Likewise if rows are weighted, and for `RmsNorm(x, w)` and `RmsNormGrad`.
 fn apply(pair: &Pair<'_>) -> Option<Replacement> {
     if pair.stage() != Stage::Backward {
         return None;
     }
-    if pair.producer::<Swiglu>().is_some() && pair.shares(0) == Some(1) {
-        let grad = *pair.consumer::<SwigluGrad>()?;
-        return (!grad.rematerialise).then(|| {
-            one(
-                SwigluGrad { rematerialise: true },
-                edges(Edge::ConsumerInput, 0..2).collect(),
-                grads_and_y(1),
-            )
-        });
+    if let Some(&Swiglu { weighted }) = pair.producer() {
+        let operands = pair.producer_inputs();
+        let is_possible = pair.consumer() == Some(&SwigluGrad { rematerialise: false, weighted })
+            && (0..operands).all(|n| pair.shares(n) == Some(n + 1));
+        let grad = SwigluGrad { rematerialise: true, weighted };
+        let inputs = edges(Edge::ConsumerInput, 0..operands + 1).collect();
+        return is_possible.then(|| one(grad, inputs, grads_and_y(operands)));
     }
     pair.producer::<RmsNorm>()?;
     let grad = *pair.consumer::<RmsNormGrad>()?;

@@ -11,7 +11,7 @@ pub(super) const REWRITE: Rewrite = Rewrite { name: "save_swiglu", link: Link::I
 /// `Quantize(gate_up) -> (q, inv_scale, amax)`, `Swiglu(gate_up) -> y` => `SwigluSaving(gate_up) -> (y, q,
 /// inv_scale)`.
 fn apply(pair: &Pair<'_>) -> Option<Replacement> {
-    pair.consumer::<Swiglu>()?;
+    pair.consumer::<Swiglu>().filter(|swiglu| !swiglu.weighted)?;
     let is_saved = *pair.producer::<Quantize>()? == SAVE && pair.is_private(SAVE.amax());
     let outputs = [Edge::ConsumerOutput(0)].into_iter().chain(edges(Edge::ProducerOutput, 0..2)).collect();
     is_saved.then(|| one(SwigluSaving, vec![Edge::ConsumerInput(0)], outputs))

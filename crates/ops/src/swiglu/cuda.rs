@@ -17,6 +17,7 @@ pub(super) const SOURCE: KernelSource = KernelSource {
 kernel_struct! {
     struct SwigluArguments {
         gate_up: DevicePtr,
+        weights: DevicePtr,
         y: DevicePtr,
         rows: u64,
         width: u32,
@@ -25,29 +26,39 @@ kernel_struct! {
     struct SwigluGradArguments {
         dy: DevicePtr,
         gate_up: DevicePtr,
+        weights: DevicePtr,
+        dweights: DevicePtr,
         rows: u64,
         width: u32,
     }
 }
 
-/// The kernel for y or dy of this type, and its grid: a block for each piece of a row.
-fn kernel(gpu: &Gpu, name: &str, y: TensorType) -> Result<(Function, Launch), CudaError> {
+/// The kernel for y or dy of this type, and its grid: a block for each piece of a row, or for each row.
+fn kernel(gpu: &Gpu, name: &str, y: TensorType, by_row: bool) -> Result<(Function, Launch), CudaError> {
     let (rows, width) = y.shape.rows_cols();
     let (path, n) = if width % lanes(y) == 0 { ("vector", lanes(y)) } else { ("any", 1) };
     let threads = warps_of(width.div_ceil(n), ELEMENTWISE_THREADS as usize);
     let function = gpu.function(&SOURCE, &[], &format!("{name}_{path}_{}", suffix(y)))?;
-    Ok((function, plane([rows, width.div_ceil(n * threads as usize)], [threads, 1])))
+    let pieces = if by_row { 1 } else { width.div_ceil(n * threads as usize) };
+    Ok((function, plane([rows, pieces], [threads, 1])))
 }
 
 impl CudaKernel for Swiglu {
     fn prepare(&self, gpu: &Gpu, operands: &Operands<'_>) -> Result<Work, CudaError> {
         let (gate_up, y) = (operands.inputs[0], operands.outputs[0]);
         let (rows, width) = y.ty.shape.rows_cols();
-        let (function, launch) = kernel(gpu, "swiglu", y.ty)?;
-        let arguments =
-            SwigluArguments { gate_up: gate_up.place, y: y.place, rows: rows as u64, width: width as u32 };
+        let name = if self.weighted { "swiglu_weighted" } else { "swiglu" };
+        let (function, launch) = kernel(gpu, name, y.ty, false)?;
+        let arguments = SwigluArguments {
+            gate_up: gate_up.place,
+            weights: operands.inputs.get(1).map_or(DevicePtr(0), |weights| weights.place),
+            y: y.place,
+            rows: rows as u64,
+            width: width as u32,
+        };
         // SAFETY: the kernel takes one `SwigluArguments`; gate_up is [rows, 2 width] and y [rows, width] of
-        // the type that the name says, in rows of whole vectors where the path is that.
+        // the type that the name says, in rows of whole vectors where the path is that, and the weights that
+        // the weighted kernel reads are f32[rows].
         Ok(unsafe { Work::launch(function, launch, arguments) })
     }
 }
@@ -57,16 +68,21 @@ impl CudaKernel for SwigluGrad {
         // With `rematerialise`, y replaces dy in memory.
         let (dy, gate_up) = (operands.inputs[0], operands.outputs[0]);
         let (rows, width) = dy.ty.shape.rows_cols();
-        let name = if self.rematerialise { "swiglu_grad_rematerialise" } else { "swiglu_grad" };
-        let (function, launch) = kernel(gpu, name, dy.ty)?;
+        let weighted = if self.weighted { "_weighted" } else { "" };
+        let rematerialise = if self.rematerialise { "_rematerialise" } else { "" };
+        let name = format!("swiglu{weighted}_grad{rematerialise}");
+        let (function, launch) = kernel(gpu, &name, dy.ty, self.weighted)?;
+        let dweights = if self.weighted { operands.outputs[1].place } else { DevicePtr(0) };
         let arguments = SwigluGradArguments {
             dy: dy.place,
             gate_up: gate_up.place,
+            weights: operands.inputs.get(2).map_or(DevicePtr(0), |weights| weights.place),
+            dweights,
             rows: rows as u64,
             width: width as u32,
         };
         // SAFETY: as above with dy for y; a thread reads gate, up and dy of its columns before it overwrites
-        // them.
+        // them. The weights and their gradients are f32[rows].
         Ok(unsafe { Work::launch(function, launch, arguments) })
     }
 }

@@ -2,7 +2,9 @@
 //! one tensor.
 //!
 //! A row of the input holds f gate values, then f up values, as one GEMM with the two weights stacked writes
-//! them.
+//! them. In a mixture of experts each row is also multiplied by the weight that its token gives the expert.
+//! Applied here and not after the next linear layer, the weight's gradient needs no output of that layer, so
+//! nothing of its size is saved (as in SonicMoE, arXiv 2512.14080).
 
 mod cpu;
 mod cuda;
@@ -14,15 +16,24 @@ mod tests;
 use crate::matrix;
 use crate::on_gpu::OnGpu;
 use xtrain_cuda::{Header, KernelSource};
-use xtrain_program::{Backward, Differentiable, Op, OpError, Role};
+use xtrain_program::{Backward, Differentiable, Op, OpError, Operand, Role};
 use xtrain_tensor::TensorType;
 
 /// Device code that the kernels share which compute SwiGLU.
 pub(crate) const GATE: Header = Header::new("swiglu/gate.cuh", include_str!("gate.cuh"));
 
-/// `gate_up_t2f -> y_tf`: y = silu(gate) * up, with silu(g) = g / (1 + e^-g).
-#[derive(Clone, Copy, Debug)]
-pub struct Swiglu;
+/// `(gate_up_t2f[, weights_t]) -> y_tf`: y = silu(gate) * up, with silu(g) = g / (1 + e^-g), times the row's
+/// weight if it is weighted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Swiglu {
+    /// True if each row has a weight, in the compute type of gate and up.
+    pub weighted: bool,
+}
+
+impl Swiglu {
+    /// Without weights.
+    pub const PLAIN: Swiglu = Swiglu { weighted: false };
+}
 
 impl Op for Swiglu {
     fn name(&self) -> &'static str {
@@ -30,9 +41,16 @@ impl Op for Swiglu {
     }
 
     fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>, OpError> {
-        OpError::arity("swiglu", inputs, 1)?;
+        OpError::arity("swiglu", inputs, 1 + usize::from(self.weighted))?;
         let (tokens, width) = halves(inputs[0])?;
+        if self.weighted {
+            check_weights(inputs[1], inputs[0])?;
+        }
         Ok(vec![TensorType::new(inputs[0].dtype, [tokens, width])])
+    }
+
+    fn operand(&self, input: usize) -> Operand {
+        if input == 1 { Operand::Full } else { Operand::Compute }
     }
 
     fn is_cheap(&self, _: usize) -> bool {
@@ -43,18 +61,28 @@ impl Op for Swiglu {
 impl Differentiable for Swiglu {
     fn backward(&self, cx: &mut Backward<'_>) -> Result<(), OpError> {
         let Some(dy) = cx.grad(0) else { return Ok(()) };
-        let dgate_up = cx.emit(Role::Dgrad, SwigluGrad { rematerialise: false }, &[dy, cx.input(0)])?[0];
-        cx.set_grad(0, dgate_up)
+        let grad = SwigluGrad { rematerialise: false, weighted: self.weighted };
+        let inputs: Vec<_> = [dy].into_iter().chain((0..cx.input_count()).map(|n| cx.input(n))).collect();
+        let gradients = cx.emit(Role::Dgrad, grad, &inputs)?;
+        gradients.into_iter().enumerate().try_for_each(|(n, gradient)| cx.set_grad(n, gradient))
     }
 }
 
-/// `(dy_tf, gate_up_t2f) -> dgate_up_t2f[, y_tf]`, in place of gate_up: with s = 1 / (1 + e^-gate), dgate =
-/// dy up s (1 + gate (1 - s)) and dup = dy gate s. With `rematerialise` it also writes the forward's y, in
-/// place of dy.
-#[derive(Clone, Copy, Debug)]
+/// `(dy_tf, gate_up_t2f[, weights_t]) -> (dgate_up_t2f[, dweights_t][, y_tf])`, in place of gate_up: with s =
+/// 1 / (1 + e^-gate), dgate = dy up s (1 + gate (1 - s)) and dup = dy gate s. With weights, dweight is the
+/// sum over the row of dy gate s up, and dy is multiplied by the weight in the others. With `rematerialise`
+/// it also writes the forward's y, in place of dy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SwigluGrad {
     /// True if it also writes the forward's y.
     pub rematerialise: bool,
+    /// True if each row has a weight.
+    pub weighted: bool,
+}
+
+impl SwigluGrad {
+    /// Without weights and without the forward's y.
+    pub const PLAIN: SwigluGrad = SwigluGrad { rematerialise: false, weighted: false };
 }
 
 impl Op for SwigluGrad {
@@ -63,18 +91,30 @@ impl Op for SwigluGrad {
     }
 
     fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>, OpError> {
-        OpError::arity("swiglu_grad", inputs, 2)?;
+        OpError::arity("swiglu_grad", inputs, 2 + usize::from(self.weighted))?;
         let (tokens, width) = halves(inputs[1])?;
         let expected = TensorType::new(inputs[1].dtype, [tokens, width]);
         OpError::ensure(inputs[0] == expected, || format!("dy must be {expected}, not {}", inputs[0]))?;
         let mut outputs = vec![inputs[1]];
+        if self.weighted {
+            check_weights(inputs[2], inputs[1])?;
+            outputs.push(inputs[2]);
+        }
         outputs.extend(self.rematerialise.then_some(expected));
         Ok(outputs)
     }
 
+    fn operand(&self, input: usize) -> Operand {
+        if input == 2 { Operand::Full } else { Operand::Compute }
+    }
+
     /// In a training step nothing reads gate, up and dy afterwards.
     fn in_place(&self) -> &[(usize, usize)] {
-        if self.rematerialise { &[(0, 1), (1, 0)] } else { &[(0, 1)] }
+        match (self.rematerialise, self.weighted) {
+            (false, _) => &[(0, 1)],
+            (true, false) => &[(0, 1), (1, 0)],
+            (true, true) => &[(0, 1), (2, 0)],
+        }
     }
 }
 
@@ -85,6 +125,12 @@ fn halves(gate_up: TensorType) -> Result<(usize, usize), OpError> {
         format!("gate_up must be a float matrix with as many gate columns as up columns, not {gate_up}")
     })?;
     Ok((tokens, cols / 2))
+}
+
+/// Checks that each row of gate and up has a weight.
+fn check_weights(weights: TensorType, gate_up: TensorType) -> Result<(), OpError> {
+    let expected = TensorType::new(gate_up.dtype.compute(), [gate_up.shape[0]]);
+    OpError::ensure(weights == expected, || format!("the weights of rows must be {expected}, not {weights}"))
 }
 
 impl OnGpu for Swiglu {

@@ -2,9 +2,11 @@
 
 use super::{Swiglu, SwigluGrad};
 use crate::check::seed as fresh_seed;
+use crate::quantize::{Layouts, Quantize};
+use crate::rewrites;
 use crate::run_op::{normal, run};
-use xtrain_program::Op;
-use xtrain_tensor::{DType, HostTensor, TensorType};
+use xtrain_program::{Op, Program, Tracer, fuse};
+use xtrain_tensor::{DType, HostTensor, Scaling, TensorType};
 
 fn silu(g: f64) -> f64 {
     g / (1.0 + (-g).exp())
@@ -15,7 +17,7 @@ fn the_first_columns_are_the_gate() {
     let (t, f) = (67, 131);
     let gate_up = normal(DType::F32, [t, 2 * f], 2.0, fresh_seed());
     let x = gate_up.to_f64();
-    let y = run(&Swiglu, &[&gate_up])[0].to_f64();
+    let y = run(&Swiglu::PLAIN, &[&gate_up])[0].to_f64();
     for (row, y) in y.chunks(f).enumerate() {
         for (j, &y) in y.iter().enumerate() {
             let expected = silu(x[row * 2 * f + j]) * x[row * 2 * f + f + j];
@@ -35,8 +37,8 @@ fn large_gates_reach_the_limits() {
         let up = vec![1.5; n];
         let gate_up = HostTensor::from_f64(TensorType::new(dtype, [1, 2 * n]), &[&gates[..], &up].concat());
         let dy = HostTensor::from_f64(TensorType::new(dtype, [1, n]), &vec![2.0; n]);
-        let y = run(&Swiglu, &[&gate_up])[0].to_f64();
-        let grads = run(&SwigluGrad { rematerialise: false }, &[&dy, &gate_up])[0].to_f64();
+        let y = run(&Swiglu::PLAIN, &[&gate_up])[0].to_f64();
+        let grads = run(&SwigluGrad::PLAIN, &[&dy, &gate_up])[0].to_f64();
         let gates = &gate_up.to_f64()[..n];
         for (j, &g) in gates.iter().enumerate() {
             let near = |found: f64, expected: f64, what: &str| {
@@ -57,15 +59,55 @@ fn large_gates_reach_the_limits() {
 #[test]
 fn nan_is_not_hidden() {
     let gate_up = HostTensor::from_f64(TensorType::new(DType::F32, [1, 4]), &[f64::NAN, 1.0, 1.0, f64::NAN]);
-    assert!(run(&Swiglu, &[&gate_up])[0].to_f64().iter().all(|y| y.is_nan()));
+    assert!(run(&Swiglu::PLAIN, &[&gate_up])[0].to_f64().iter().all(|y| y.is_nan()));
 }
 
 #[test]
 fn an_odd_number_of_columns_is_refused() {
-    let error = Swiglu.infer(&[TensorType::new(DType::F32, [3, 7])]).unwrap_err();
+    let error = Swiglu::PLAIN.infer(&[TensorType::new(DType::F32, [3, 7])]).unwrap_err();
     assert!(error.0.contains("f32[3, 7]"), "{error}");
     let dy = TensorType::new(DType::F32, [3, 3]);
-    let error =
-        SwigluGrad { rematerialise: false }.infer(&[dy, TensorType::new(DType::F32, [3, 8])]).unwrap_err();
+    let error = SwigluGrad::PLAIN.infer(&[dy, TensorType::new(DType::F32, [3, 8])]).unwrap_err();
     assert!(error.0.contains("f32[3, 4]") && error.0.contains("f32[3, 3]"), "{error}");
+}
+
+#[test]
+fn weights_multiply_rows() {
+    let (t, f) = (9, 33);
+    let [gate_up, dy] = [normal(DType::F64, [t, 2 * f], 1.0, 1), normal(DType::F64, [t, f], 1.0, 2)];
+    let weights = normal(DType::F64, [t], 1.0, 3);
+    let plain = run(&Swiglu::PLAIN, &[&gate_up]).remove(0).to_f64();
+    let y = run(&Swiglu { weighted: true }, &[&gate_up, &weights]).remove(0).to_f64();
+    let grads = run(&SwigluGrad { rematerialise: true, weighted: true }, &[&dy, &gate_up, &weights]);
+    let weight = |n: usize| weights.to_f64()[n / f];
+    assert!((0..t * f).all(|n| y[n] == weight(n) * plain[n]));
+    assert_eq!(grads[2].to_f64(), y, "the forward's y");
+    for (row, dweight) in grads[1].to_f64().into_iter().enumerate() {
+        let sum: f64 = (row * f..(row + 1) * f).map(|n| dy.to_f64()[n] * plain[n]).sum();
+        assert!((dweight - sum).abs() < 1e-12, "row {row}: {dweight}, not {sum}");
+    }
+    let weighted_dy: Vec<f64> = dy.to_f64().iter().enumerate().map(|(n, dy)| weight(n) * dy).collect();
+    let weighted_dy = HostTensor::from_f64(dy.ty(), &weighted_dy);
+    assert_eq!(grads[0].bytes(), run(&SwigluGrad::PLAIN, &[&weighted_dy, &gate_up])[0].bytes());
+}
+
+#[test]
+fn weighted_rows_are_not_fused_with_casts() {
+    let mut t = Tracer::default();
+    let types = [TensorType::new(DType::BF16, [8, 64]), TensorType::new(DType::F32, [8])];
+    let [gate_up, weights] = [t.input("gate_up", types[0]), t.input("weights", types[1])];
+    let y = t.emit(Swiglu { weighted: true }, &[gate_up, weights]).expect("operands that fit")[0];
+    let grad = SwigluGrad { rematerialise: false, weighted: true };
+    let grads = t.emit(grad, &[y, gate_up, weights]).expect("operands that fit");
+    let cast = Quantize::new(DType::E4M3, Scaling::Tile, true, Layouts::Both);
+    for value in [gate_up, y, grads[0]] {
+        for output in t.emit(cast, &[value]).expect("a matrix") {
+            t.output(&format!("out{}", output.0), output);
+        }
+    }
+    let program = t.finish();
+    let names =
+        |program: &Program| -> Vec<_> { program.instances.iter().map(|i| i.code.op().name()).collect() };
+    let before = names(&program);
+    assert_eq!(names(&fuse::apply(program, rewrites::ALL).expect("a program")), before);
 }

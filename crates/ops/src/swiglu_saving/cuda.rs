@@ -15,6 +15,9 @@ impl CudaKernel for SwigluSaving {
         let Operands { inputs, outputs, workspace } = *operands;
         let (y, copy) = outputs.split_at(1);
         let save = saving(gpu, inputs[0], copy, workspace)?;
-        Ok(Work::sequence(vec![save, Swiglu.prepare(gpu, &Operands { inputs, outputs: y, workspace: &[] })?]))
+        Ok(Work::sequence(vec![
+            save,
+            Swiglu::PLAIN.prepare(gpu, &Operands { inputs, outputs: y, workspace: &[] })?,
+        ]))
     }
 }

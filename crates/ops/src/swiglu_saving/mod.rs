@@ -24,7 +24,7 @@ impl Op for SwigluSaving {
     }
 
     fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>, OpError> {
-        let mut outputs = Swiglu.infer(inputs)?;
+        let mut outputs = Swiglu::PLAIN.infer(inputs)?;
         outputs.extend(saved_types(inputs[0]));
         Ok(outputs)
     }

@@ -13,7 +13,7 @@ use crate::update::update_io;
 use crate::weights::Weights;
 use std::ops::Range;
 use xtrain_data::Batch as TokenBatch;
-use xtrain_model::decoder::io;
+use xtrain_model::decoder::{ExpertSums, SumsOf, io};
 use xtrain_program::shard::MICRO_STEP;
 use xtrain_program::{Parallel, Reduce, RowShard, StateKind};
 use xtrain_runtime::{Engine, EngineError, Part, ProgramId, StateEntry, Ticket};
@@ -33,6 +33,8 @@ pub struct StepResult {
     /// The sum of the cross-entropies of each source's targets, in nats; empty if the spec does not sum
     /// losses by source.
     pub source_losses: Vec<f64>,
+    /// The figures of each block with experts.
+    pub experts: Vec<ExpertSums>,
     /// True if a rank has asked all to stop.
     pub stopping: bool,
 }
@@ -266,21 +268,23 @@ impl Learner {
         let number = |name: &str| -> Result<f64, EngineError> {
             Ok(bytemuck::pod_read_unaligned::<f32>(outputs.get(name)?).into())
         };
-        let (loss, of_sources) = match self.spec.has_totals() {
-            true => (update_io::TOTAL_LOSS, update_io::TOTAL_SOURCE_LOSSES),
-            false => (io::LOSS, io::SOURCE_LOSSES),
+        let (loss, sums) = match self.spec.has_totals() {
+            true => (update_io::TOTAL_LOSS, update_io::TOTAL_SUMS),
+            false => (io::LOSS, io::SUMS),
         };
         let (loss, grad_norm) = (number(loss)?, number(update_io::GRAD_NORM)?);
         let flag =
             |name: &str| -> Result<bool, EngineError> { Ok(outputs.get(name)?.iter().any(|&b| b != 0)) };
         let skipped = flag(update_io::SKIPPED)?;
         let stopping = self.spec.has_totals() && flag(update_io::STOPPING)?;
-        let mut source_losses = Vec::new();
-        if self.spec.loss.sources > 0 {
-            // The second of each pair is the cross-entropy.
-            let sums: Vec<[f32; 2]> = bytemuck::pod_collect_to_vec(outputs.get(of_sources)?);
-            source_losses.extend(sums.into_iter().map(|[_, sum]| f64::from(sum)));
-        }
-        Ok(StepResult { loss, grad_norm, skipped, stopping, source_losses })
+        let sums_of = SumsOf::loss(&self.spec.model, &self.spec.loss);
+        let numbers: Vec<f32> = match sums_of.pairs() {
+            0 => Vec::new(),
+            _ => bytemuck::pod_collect_to_vec(outputs.get(sums)?),
+        };
+        let (sources, experts) = sums_of.split(&numbers);
+        // The second of each pair is the cross-entropy.
+        let source_losses = sources.into_iter().map(|[_, sum]| f64::from(sum)).collect();
+        Ok(StepResult { loss, grad_norm, skipped, stopping, source_losses, experts })
     }
 }

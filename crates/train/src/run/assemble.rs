@@ -76,6 +76,7 @@ pub(super) fn prepare(
     let prompts = prompts(&parsed.config, &corpus.tokenizer)?;
     let facts = Facts {
         init: hf.map(|hf| hf.model),
+        init_balance_loss: hf.and_then(HfConfig::balance_loss),
         tokenizer_vocab_size: Some(corpus.tokenizer.vocab_size()),
         shards: source::shards(&parsed.config)?.map(|dataset| dataset.name().to_owned()),
         epoch_tokens: Some(corpus.loader.epoch_tokens()),

@@ -7,7 +7,8 @@ use crate::evaluate::SourceTally;
 use crate::learner::StepResult;
 use crate::spans::step_span;
 use std::time::Duration;
-use xtrain_report::metrics::{Event, Record, SkippedStep, StepMetrics, Warning};
+use xtrain_model::decoder::ExpertSums;
+use xtrain_report::metrics::{Event, ExpertMetrics, Record, SkippedStep, StepMetrics, Warning};
 
 /// The steps since the last report.
 #[derive(Default)]
@@ -59,6 +60,9 @@ impl Run {
         if step.is_multiple_of(self.config.log.every) || step == self.steps || step == 1 {
             let metrics = self.metrics(&finished, progress);
             self.record(metrics, observer)?;
+            if let Some(experts) = self.expert_metrics(&finished) {
+                self.record(experts, observer)?;
+            }
             (progress.steps, progress.took) = (0, Duration::ZERO);
         }
         if let Some(text) = sign {
@@ -156,6 +160,33 @@ impl Run {
             skipped: self.position.skipped,
             seconds_left: Some((self.steps - step) as f64 * seconds),
         }
+    }
+
+    /// The figures of the experts in a step, if the model has some.
+    fn expert_metrics(&self, finished: &FinishedStep) -> Option<ExpertMetrics> {
+        let all = &finished.result.experts;
+        if all.is_empty() {
+            return None;
+        }
+        let layers = self.learner.spec().model.layers.iter().enumerate();
+        let blocks = layers.filter(|(_, layer)| layer.feed_forward.experts().is_some());
+        let mean = |of: fn(&ExpertSums) -> f32| {
+            all.iter().map(|sums| f64::from(of(sums))).sum::<f64>() / all.len() as f64
+        };
+        let most = |sums: &ExpertSums| {
+            let all: f64 = sums.tokens.iter().map(|&tokens| f64::from(tokens)).sum();
+            let most = sums.tokens.iter().copied().fold(0.0, f32::max);
+            f64::from(most) * sums.tokens.len() as f64 / all.max(1.0)
+        };
+        let least = |sums: &ExpertSums| sums.tokens.iter().copied().fold(f32::INFINITY, f32::min) as u64;
+        Some(ExpertMetrics {
+            step: finished.step,
+            balance: mean(|sums| sums.balance),
+            z_loss: mean(|sums| sums.z_loss),
+            blocks: blocks.map(|(block, _)| block as u64).collect(),
+            max_load: all.iter().map(most).collect(),
+            min_tokens: all.iter().map(least).collect(),
+        })
     }
 
     fn stop_if_diverged(&self, step: u64, in_a_row: u64) -> Result<(), RunError> {

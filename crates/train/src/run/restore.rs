@@ -27,6 +27,7 @@ impl CheckpointWriter {
         let text = document::<String>(&checkpoint, CONFIG)?;
         let before = Config::parse::<&str>(&checkpoint.path().join("config.json"), text.as_bytes(), &[]).ok();
         let before = before.map(|parsed| parsed.config);
+        check_balance(before.as_ref(), config)?;
         report_changes(before.as_ref(), config, position.step);
         let is_as_before = before.is_some_and(|before| before.precision == config.precision);
         if !is_as_before {
@@ -60,6 +61,19 @@ fn report_changes(before: Option<&Config>, config: &Config, step: u64) {
             step + 1,
             recipe.name()
         );
+    }
+}
+
+/// Refuses another kind of balancing of experts than that of the checkpoint, whose configuration was
+/// `before`.
+fn check_balance(before: Option<&Config>, config: &Config) -> Result<(), RunError> {
+    let name = |config: &Config| config.experts.balance.map(|balance| serde_json::json!(balance));
+    match (before.and_then(name), name(config)) {
+        (Some(before), Some(now)) if before != now => Err(RunError::Refused(format!(
+            "the run began with experts.balance = {before}, and now it is {now}; resume with {before} (its weight or rate may change), or begin \
+             a new run"
+        ))),
+        _ => Ok(()),
     }
 }
 

@@ -52,6 +52,7 @@ pub fn small() -> Description {
         kv_heads: 2,
         head_dim: 6,
         ffn_dim: 28,
+        mixture: None,
         vocab_size: 37,
         max_position_embeddings: 64,
         attention_scale: None,
@@ -106,7 +107,7 @@ pub fn spec(model: Architecture, batch: Batch) -> TrainingSpec {
         batch,
         document_mask: false,
         attention_deterministic: true,
-        loss: Loss { chunk_tokens: 16, z_loss: 0.0, sources: 0 },
+        loss: Loss { chunk_tokens: 16, z_loss: 0.0, sources: 0, routers: None },
         dropout: 0.0,
         recompute: Recompute::None,
         recompute_blocks: None,
@@ -197,7 +198,7 @@ pub fn gradients(learner: &mut Learner, model: &Architecture) -> Vec<(String, Ve
         let bytes = learner.read_state(StateKind::Gradient, &p.name).expect("a gradient");
         (p.name, bytemuck::pod_collect_to_vec(&bytes))
     };
-    model.parameters().into_iter().map(read).collect()
+    model.parameters().into_iter().filter(|p| p.group.is_trained()).map(read).collect()
 }
 
 /// The gradients by name, the step's result, and the masters after it.

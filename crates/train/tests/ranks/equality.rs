@@ -4,7 +4,7 @@ use crate::common::relative;
 use crate::world::{RankRun, World, seed, whole, whole_gradients};
 use std::collections::BTreeMap;
 use xtrain_config::ReduceOrder;
-use xtrain_model::Recipe;
+use xtrain_model::{Family, Recipe};
 use xtrain_program::{Gather, Shard, StateKind};
 use xtrain_tensor::{DType, Philox};
 use xtrain_train::learner::Learner;
@@ -116,8 +116,33 @@ fn assert_near_one_process(world: &World, ranks: &[RankRun]) {
 
 #[test]
 fn sums_for_any_world_have_the_bits_of_one_process() {
+    equal_one_process(&drawn(worlds(
+        &[(2, 1), (4, 1), (4, 2), (2, 2), (4, 4), (8, 2)],
+        ReduceOrder::AnyWorld,
+    )));
+}
+
+/// Loads, losses of routers and their biases too.
+#[test]
+fn mixtures_of_experts_have_the_bits_of_one_process_in_any_world() {
+    let mut all = Vec::new();
+    for (case, family) in [Family::MIXTRAL, Family::QWEN3_MOE, Family::DOTS1].into_iter().enumerate() {
+        for shard in [Shard::None, Shard::Optimizer, Shard::Gradients, Shard::Weights] {
+            for (ranks, replicas) in [(2, 1), (4, 1), (4, 2)] {
+                let recipe = if ranks == replicas * 2 { Recipe::Bf16 } else { Recipe::Fp32 };
+                let alone = World { sources: 2 * (case % 2), ..World::alone(recipe, case == 1, 1 + case) };
+                let experts = Some(family);
+                all.push(World { ranks, replicas, shard, reduce: ReduceOrder::AnyWorld, experts, ..alone });
+            }
+        }
+    }
+    equal_one_process(&drawn(all));
+}
+
+/// Fails unless each of these worlds has the bits of one process.
+fn equal_one_process(worlds: &[World]) {
     let mut alone: BTreeMap<String, Vec<RankRun>> = BTreeMap::new();
-    for world in drawn(worlds(&[(2, 1), (4, 1), (4, 2), (2, 2), (4, 4), (8, 2)], ReduceOrder::AnyWorld)) {
+    for &world in worlds {
         let one = World {
             ranks: 1,
             replicas: 1,

@@ -8,8 +8,8 @@ use std::thread;
 use xtrain_config::ReduceOrder;
 use xtrain_data::Batch as TokenBatch;
 use xtrain_distributed::{Communicator, ThreadCommunicator};
-use xtrain_model::decoder::Batch;
-use xtrain_model::{Architecture, Description, Recipe};
+use xtrain_model::decoder::{Batch, RouterWeights};
+use xtrain_model::{Architecture, BlockSet, Description, Family, Mixture, Recipe};
 use xtrain_ops::registry::cpu_kernels;
 use xtrain_program::{Gather, Parallel, Reduce, Shard, StateKind};
 use xtrain_runtime::{Checks, CpuEngine};
@@ -25,9 +25,19 @@ pub(crate) const STEPS: usize = 5;
 
 const BATCH: Batch = Batch { sequences: 2, seq_len: 16 };
 
-/// A model of sizes that FP8 takes. Weights of the feed-forward consist of several blocks of 128 rows.
-fn model(tied: bool, layers: usize) -> Architecture {
+/// A model of sizes that FP8 takes. Weights of the feed-forward consist of several blocks of 128 rows. With a
+/// family of experts, each token passes through 2 of 3, and in a family that has it one that all share.
+fn model(tied: bool, layers: usize, experts: Option<Family>) -> Architecture {
+    let mixture = |family: Family| Mixture {
+        experts: 3,
+        ffn_dim: 24,
+        router: family.router().expect("a family with experts"),
+        shared_ffn_dim: if family.shares_an_expert() { 24 } else { 0 },
+        dense: BlockSet::default(),
+    };
     let description = Description {
+        family: experts.unwrap_or(wide().family),
+        mixture: experts.map(mixture),
         dim: 48,
         layers,
         heads: 2,
@@ -70,6 +80,8 @@ pub(crate) struct World {
     pub(crate) layers: usize,
     /// Sources whose losses are summed separately, 0 for none.
     pub(crate) sources: usize,
+    /// The family of a mixture of experts, if it is one.
+    pub(crate) experts: Option<Family>,
     /// Selects the orders of lanes, with the seed.
     pub(crate) orders: u32,
 }
@@ -116,6 +128,7 @@ impl World {
             gather: Gather::Auto,
             layers: 2,
             sources: 0,
+            experts: None,
             orders: 0,
         }
     }
@@ -137,10 +150,17 @@ impl World {
             prefetch_blocks: self.prefetch_blocks,
             gather: self.gather,
         };
-        let spec = training_spec::TrainingSpec { parallel, ..spec(model(self.tied, self.layers), BATCH) };
+        let model = model(self.tied, self.layers, self.experts);
+        let spec = training_spec::TrainingSpec { parallel, ..spec(model, BATCH) };
         // Masks of dropout and stochastic rounding depend on the place in the whole batch and parameter.
         let mut spec = TrainingSpec { recipe: self.recipe, dropout: 0.1, ..spec };
         spec.loss.sources = self.sources;
+        let biased = self.experts.and_then(Family::router).is_some_and(|router| router.biased);
+        spec.loss.routers = self.experts.map(|_| RouterWeights {
+            balance: 0.01,
+            z_loss: 0.001,
+            bias_rate: biased.then_some(0.01),
+        });
         crate::common::adamw(&mut spec).moments = if self.tied { DType::BF16 } else { DType::F32 };
         spec
     }
@@ -241,7 +261,8 @@ pub(crate) fn learner(spec: TrainingSpec, communicator: Arc<dyn Communicator>, o
 
 /// The sum of the gradients of the last step, by parameter.
 fn gradients(learner: &mut Learner) -> BTreeMap<String, Vec<f32>> {
-    let names: Vec<String> = learner.spec().model.parameters().into_iter().map(|p| p.name).collect();
+    let trained = learner.spec().model.parameters().into_iter().filter(|p| p.group.is_trained());
+    let names: Vec<String> = trained.map(|p| p.name).collect();
     let is_cut = learner.layout().cuts_state();
     let kind = if is_cut { StateKind::ReducedGradient } else { StateKind::Gradient };
     let mut gradient = |name: String| {

@@ -18,6 +18,7 @@ mod diverging;
 mod doctor;
 mod ending;
 mod evaluating;
+mod experts;
 mod exporting;
 mod generating;
 mod help;

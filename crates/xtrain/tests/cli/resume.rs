@@ -107,6 +107,16 @@ fn killed_runs_in_fp8_with_reference_segments_end_like_one_in_peace() {
     );
 }
 
+/// The biases of routers are state.
+#[test]
+fn killed_mixtures_of_experts_end_like_one_in_peace() {
+    survives_kills(
+        "experts",
+        "--set model.family=dots1 --set experts.count=5 --set experts.per_token=2 --set experts.ffn_dim=12 --set experts.bias_rate=0.01 \
+         --set experts.dense_blocks=[0] --set train.micro_batch_size=2 --set train.recompute=norms --set checkpoint.every=2",
+    );
+}
+
 /// Scales and histories are state.
 #[test]
 fn killed_runs_with_delayed_scales_end_like_one_in_peace() {

@@ -9,7 +9,7 @@
 
 use candle_core::{DType, Device, Tensor};
 use candle_nn::VarBuilder;
-use candle_transformers::models::{llama, mistral, qwen2, qwen3};
+use candle_transformers::models::{llama, mistral, mixtral, qwen2, qwen3, qwen3_moe};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 use std::error::Error;
@@ -79,8 +79,10 @@ fn answer(run: &Run) -> Result<Vec<Vec<f32>>> {
 enum Model {
     Llama(llama::Llama, llama::Cache),
     Mistral(mistral::Model),
+    Mixtral(mixtral::Model),
     Qwen2(qwen2::ModelForCausalLM),
     Qwen3(qwen3::ModelForCausalLM),
+    Qwen3Moe(qwen3_moe::ModelForCausalLM),
 }
 
 impl Model {
@@ -105,6 +107,16 @@ impl Model {
                 Model::Llama(llama::Llama::load(weights, &parsed)?, cache)
             }
             Some("mistral") => Model::Mistral(mistral::Model::new(&serde_json::from_str(&text)?, weights)?),
+            Some("mixtral") => {
+                // candle insists on a window, which no file of this family has, and on a switch of its own.
+                let mut config = config;
+                config["sliding_window"] = config["max_position_embeddings"].clone();
+                config["use_flash_attn"] = false.into();
+                Model::Mixtral(mixtral::Model::new(&serde_json::from_value(config)?, weights)?)
+            }
+            Some("qwen3_moe") => {
+                Model::Qwen3Moe(qwen3_moe::ModelForCausalLM::new(&serde_json::from_str(&text)?, weights)?)
+            }
             Some("qwen2") => {
                 Model::Qwen2(qwen2::ModelForCausalLM::new(&serde_json::from_str(&text)?, weights)?)
             }
@@ -119,8 +131,10 @@ impl Model {
         match self {
             Model::Llama(model, cache) => model.forward(tokens, position, cache),
             Model::Mistral(model) => model.forward(tokens, position),
+            Model::Mixtral(model) => model.forward(tokens, position),
             Model::Qwen2(model) => model.forward(tokens, position),
             Model::Qwen3(model) => model.forward(tokens, position),
+            Model::Qwen3Moe(model) => model.forward(tokens, position),
         }
     }
 }

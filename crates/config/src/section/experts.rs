@@ -1,0 +1,206 @@
+//! `[experts]`: mixtures of experts in place of the feed-forward, and how their loads are balanced.
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use xtrain_model::{BlockSet, Family, Mixture, Router, Score};
+
+/// Weight of the balance loss of Mixtral and Qwen3-MoE.
+const BALANCE_LOSS: f64 = 0.001;
+
+/// Rate of the bias of DeepSeek-V3 (arXiv 2412.19437, section 4.2).
+const BIAS_RATE: f64 = 0.001;
+
+section! {
+    /// The keys of `[experts]`. The section is described at [`Config::experts`](crate::Config).
+    pub struct ExpertsConfig {
+        /// Experts of a block.
+        #[schemars(range(min = 1, max = 1024))]
+        #[schemars(extend("x-unit" = "experts", "x-example" = 8))]
+        #[schemars(extend("x-default" = "required for a family with experts, without `init_from`"))]
+        #[schemars(extend("x-aliases" = [
+            "num_experts", "n_experts", "num_local_experts", "n_routed_experts", "num_moe_experts"
+        ]))]
+        pub count: Option<usize> = None,
+        /// Experts that a token passes through. At most `count`.
+        #[schemars(range(min = 1, max = 1024))]
+        #[schemars(extend("x-unit" = "experts", "x-default" = "2"))]
+        #[schemars(extend("x-aliases" = [
+            "num_experts_per_tok", "num_experts_per_token", "top_k", "moe_top_k", "moe_router_topk", "experts_per_token"
+        ]))]
+        pub per_token: Option<usize> = None,
+        /// Width inside an expert's SwiGLU.
+        #[schemars(range(min = 1, max = 16_777_216))]
+        #[schemars(extend("x-unit" = "features", "x-default" = "`model.ffn_dim`"))]
+        #[schemars(extend("x-aliases" = [
+            "moe_intermediate_size", "moe_ffn_hidden_size", "moe_hidden_dim", "moe_inter_dim", "expert_dim"
+        ]))]
+        pub ffn_dim: Option<usize> = None,
+        /// Width inside a SwiGLU that every token passes through besides its experts. 0 for none.
+        #[schemars(range(max = 16_777_216))]
+        #[schemars(extend("x-unit" = "features", "x-default" = "`ffn_dim` for `dots1`, else 0"))]
+        #[schemars(extend("x-aliases" = [
+            "n_shared_experts", "num_shared_experts", "shared_expert_intermediate_size",
+            "moe_shared_expert_intermediate_size"
+        ]))]
+        pub shared_ffn_dim: Option<usize> = None,
+        /// The numbers by which a token chooses its experts, made from the logits of the router.
+        #[schemars(extend("x-default" = "`\"sigmoid\"` for `dots1`, else `\"softmax\"`"))]
+        #[schemars(extend("x-aliases" = ["scoring_func", "score_func", "score_function", "moe_router_score_function"]))]
+        pub score: Option<ExpertScore> = None,
+        /// Divides the gates of a token by their sum.
+        #[schemars(extend("x-default" = "`true`"))]
+        #[schemars(extend("x-aliases" = ["norm_topk_prob", "route_norm", "normalize", "renormalize"]))]
+        pub normalise: Option<bool> = None,
+        /// Factor of all gates.
+        #[schemars(extend("exclusiveMinimum" = 0.0))]
+        #[schemars(extend("x-default" = "`1.0`", "x-example" = 2.5))]
+        #[schemars(extend("x-aliases" = [
+            "routed_scaling_factor", "route_scale", "moe_router_topk_scaling_factor"
+        ]))]
+        pub scale: Option<f64> = None,
+        /// Groups of consecutive experts. Must divide `count`.
+        #[schemars(range(min = 1, max = 32))]
+        #[schemars(extend("x-unit" = "groups", "x-default" = "1"))]
+        #[schemars(extend("x-aliases" = ["n_group", "n_expert_groups", "num_expert_groups", "moe_router_num_groups"]))]
+        pub groups: Option<usize> = None,
+        /// Groups from which a token chooses: those whose two best experts have the largest sums of scores.
+        #[schemars(range(min = 1, max = 32))]
+        #[schemars(extend("x-unit" = "groups", "x-default" = "`groups`"))]
+        #[schemars(extend("x-aliases" = ["topk_group", "n_limited_groups", "num_limited_groups", "moe_router_group_topk"]))]
+        pub top_groups: Option<usize> = None,
+        /// Blocks that have the dense feed-forward of width `model.ffn_dim`, from 0.
+        #[schemars(extend("x-unit" = "blocks", "x-default" = "`[]`", "x-example" = [0]))]
+        #[schemars(extend("x-aliases" = [
+            "mlp_only_layers", "first_k_dense_replace", "n_dense_layers", "decoder_sparse_step", "moe_layer_freq"
+        ]))]
+        pub dense_blocks: Option<Vec<usize>> = None,
+        /// The means by which loads of experts are kept equal: else tokens choose the same few.
+        #[schemars(extend("x-default" = "`\"bias\"` for `dots1`, else `\"loss\"`"))]
+        #[schemars(extend("x-aliases" = ["load_balancing", "moe_router_load_balancing_type", "aux_loss"]))]
+        pub balance: Option<Balance> = None,
+        /// Weight of the balance loss, with `balance = "loss"`.
+        #[schemars(range(max = 100.0), extend("minimum" = 0.0))]
+        #[schemars(extend("x-default" = format!("the folder's, else {BALANCE_LOSS}")))]
+        #[schemars(extend("x-aliases" = [
+            "router_aux_loss_coef", "aux_loss_alpha", "moe_aux_loss_coeff", "aux_loss_coef", "load_balance_coeff"
+        ]))]
+        pub balance_loss: Option<f64> = None,
+        /// How much a step changes the bias of an expert, with `balance = "bias"`.
+        #[schemars(range(max = 100.0), extend("minimum" = 0.0))]
+        #[schemars(extend("x-default" = format!("{BIAS_RATE}")))]
+        #[schemars(extend("x-aliases" = ["moe_router_bias_update_rate", "bias_update_speed", "bias_update_rate"]))]
+        pub bias_rate: Option<f64> = None,
+        /// Weight of the router's z-loss, the mean squared log-sum-exp of a block's logits (ST-MoE, arXiv
+        /// 2202.08906, section 3.2). 0 leaves it out.
+        #[schemars(range(max = 100.0), extend("minimum" = 0.0))]
+        #[schemars(extend("x-default" = "`0.0`"))]
+        #[schemars(extend("x-aliases" = ["router_z_loss_coef", "moe_z_loss_coeff", "router_z_loss"]))]
+        pub z_loss: Option<f64> = None,
+    }
+}
+
+/// The numbers by which a token chooses its experts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum ExpertScore {
+    /// The softmax of the logits over all experts.
+    Softmax,
+    /// The sigmoid of each logit.
+    Sigmoid,
+}
+
+/// The means by which the loads of experts are balanced.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum Balance {
+    /// A loss that is smallest where all experts get equally many tokens (Switch Transformer, arXiv
+    /// 2101.03961, section 2.2).
+    #[schemars(extend("x-aliases" = ["aux_loss", "aux", "auxiliary"]))]
+    Loss,
+    /// A bias on each expert's score, for the choice alone, that every step moves towards equal loads
+    /// (DeepSeek-V3, arXiv 2412.19437, section 2.1.2).
+    #[schemars(extend("x-aliases" = ["aux_loss_free", "aux-loss-free", "loss_free"]))]
+    Bias,
+    /// Nothing.
+    #[schemars(extend("x-aliases" = ["off", "false"]))]
+    None,
+}
+
+impl ExpertsConfig {
+    /// The experts that the keys describe for a model of `family` whose feed-forward is `ffn_dim` wide;
+    /// `None` if the family has none, or while `count` is not known.
+    pub(crate) fn describe(&self, family: Family, ffn_dim: usize) -> Option<Mixture> {
+        let router = family.router()?;
+        let ffn_dim = self.ffn_dim.unwrap_or(ffn_dim);
+        let groups = self.groups.unwrap_or(router.groups);
+        Some(Mixture {
+            experts: self.count?,
+            ffn_dim,
+            router: Router {
+                chosen: self.per_token.unwrap_or(router.chosen),
+                score: self.score.map_or(router.score, Into::into),
+                normalise: self.normalise.unwrap_or(router.normalise),
+                scale: self.scale.map_or(router.scale, |scale| scale as f32),
+                groups,
+                chosen_groups: self.top_groups.unwrap_or(groups),
+                biased: router.biased,
+            },
+            shared_ffn_dim: self.shared_ffn_dim.unwrap_or(if family.shares_an_expert() {
+                ffn_dim
+            } else {
+                0
+            }),
+            dense: BlockSet::of(self.dense_blocks.iter().flatten().copied()),
+        })
+    }
+
+    /// True if the keys describe the experts without a folder.
+    pub(crate) fn is_complete(&self) -> bool {
+        self.count.is_some() && self.per_token.is_some() && self.ffn_dim.is_some()
+    }
+
+    /// Writes every number of `mixture` into the keys, as the resolved configuration shows them.
+    pub(crate) fn fill_from(&mut self, mixture: &Mixture, balance_loss: Option<f64>) {
+        let Router { chosen, score, biased, normalise, scale, groups, chosen_groups } = mixture.router;
+        self.count = Some(mixture.experts);
+        self.per_token = Some(chosen);
+        self.ffn_dim = Some(mixture.ffn_dim);
+        self.shared_ffn_dim = Some(mixture.shared_ffn_dim);
+        self.score = Some(score.into());
+        self.normalise = Some(normalise);
+        // A float of one type, so that 2.1 stays 2.1.
+        self.scale = Some(format!("{scale:?}").parse().unwrap_or(f64::from(scale)));
+        self.groups = Some(groups);
+        self.top_groups = Some(chosen_groups);
+        self.dense_blocks = Some(mixture.dense.iter().collect());
+        let usual = if biased { Balance::Bias } else { Balance::Loss };
+        match *self.balance.get_or_insert(usual) {
+            Balance::Loss => {
+                self.balance_loss.get_or_insert(balance_loss.unwrap_or(BALANCE_LOSS));
+            }
+            Balance::Bias => {
+                self.bias_rate.get_or_insert(BIAS_RATE);
+            }
+            Balance::None => {}
+        }
+        self.z_loss.get_or_insert(0.0);
+    }
+}
+
+impl From<ExpertScore> for Score {
+    fn from(score: ExpertScore) -> Self {
+        match score {
+            ExpertScore::Softmax => Score::Softmax,
+            ExpertScore::Sigmoid => Score::Sigmoid,
+        }
+    }
+}
+
+impl From<Score> for ExpertScore {
+    fn from(score: Score) -> Self {
+        match score {
+            Score::Softmax => ExpertScore::Softmax,
+            Score::Sigmoid => ExpertScore::Sigmoid,
+        }
+    }
+}

@@ -1,0 +1,78 @@
+//! Files of families with experts: their names, and the keys that several have.
+
+use crate::keys::{Keys, fail};
+use crate::layer::ExpertModules;
+use crate::{Description, Mixture, ModelError, Router, Score};
+use serde_json::{Value, json};
+
+/// Everything that sets the experts of a family apart.
+pub(crate) struct ExpertRules {
+    /// Their names in files.
+    pub(crate) modules: ExpertModules,
+    /// How tokens choose, if a run file does not say it.
+    pub(crate) router: Router,
+    /// True if every token passes through a shared expert besides.
+    pub(crate) shares: bool,
+    /// The reason for which no config.json of the family describes these experts, if so.
+    pub(crate) refused: fn(&Mixture) -> Option<&'static str>,
+}
+
+/// The names of Qwen3-MoE, and of the models that follow DeepSeek-V3.
+pub(super) const QWEN_MODULES: ExpertModules = ExpertModules {
+    router: "mlp.gate",
+    experts: "mlp.experts",
+    projections: ["gate_proj", "up_proj", "down_proj"],
+    shared: "mlp.shared_experts",
+};
+
+/// Two experts of a token by softmax, with gates that add up to 1.
+pub(super) const ROUTER: Router = Router {
+    chosen: 2,
+    score: Score::Softmax,
+    biased: false,
+    normalise: true,
+    scale: 1.0,
+    groups: 1,
+    chosen_groups: 1,
+};
+
+/// The reason for which these are not experts chosen by softmax alone, as before DeepSeek-V3.
+pub(super) fn other_than_softmax(mixture: &Mixture) -> Option<&'static str> {
+    let Router { score, scale, groups, .. } = mixture.router;
+    let rules = [
+        (score == Score::Softmax, "scores must be \"softmax\""),
+        (scale == 1.0, "scale must be 1"),
+        (groups == 1, "experts cannot be in groups"),
+        (!mixture.router.biased, "there can be no bias for balance"),
+        (mixture.shared_ffn_dim == 0, "no expert can be shared"),
+    ];
+    rules.into_iter().find(|(holds, _)| !holds).map(|(_, why)| why)
+}
+
+/// Reads the number of experts, which transformers writes under another name from version 5 on.
+pub(super) fn count(file: &Keys<'_>, names: [&str; 2], default: Option<usize>) -> Result<usize, ModelError> {
+    let [first, second] = [file.size(names[0])?, file.size(names[1])?];
+    if let (Some(a), Some(b)) = (first, second)
+        && a != b
+    {
+        return Err(fail(format!("`{}` is {a}, but `{}` is {b}; make them equal", names[0], names[1])));
+    }
+    first.or(second).or(default).ok_or_else(|| fail(format!("`{}` is missing", names[0])))
+}
+
+/// The number of experts under both of its names, and the experts of a token.
+pub(super) fn written(model: &Description, names: [&str; 2]) -> Value {
+    let mixture = model.mixture.as_ref();
+    let (experts, chosen) = (mixture.map(|m| m.experts), mixture.map(|m| m.router.chosen));
+    json!({ names[0]: experts, names[1]: experts, "num_experts_per_tok": chosen })
+}
+
+/// Refuses a window over which attention reaches, unless it is null.
+pub(super) fn refuse_window(file: &Keys<'_>) -> Result<(), ModelError> {
+    match file.get("sliding_window") {
+        None => Ok(()),
+        Some(window) => Err(fail(format!(
+            "`sliding_window` = {window}: sliding-window attention is not supported, only null is"
+        ))),
+    }
+}

@@ -1,0 +1,65 @@
+//! Mixtral (arXiv 2401.04088): Mistral's block with experts.
+
+use super::experts::{ExpertRules, ROUTER, count, other_than_softmax, refuse_window, written};
+use super::{ATTENTION_BIAS, DEFAULTS, Defaults, MLP_BIAS, Rules};
+use crate::keys::fail;
+use crate::layer::ExpertModules;
+use crate::{BlockSet, Mixture, Router};
+use serde_json::json;
+
+const COUNT: [&str; 2] = ["num_local_experts", "num_experts"];
+
+static EXPERTS: ExpertRules = ExpertRules {
+    modules: ExpertModules {
+        router: "block_sparse_moe.gate",
+        experts: "block_sparse_moe.experts",
+        projections: ["w1", "w3", "w2"],
+        shared: "block_sparse_moe.shared_experts",
+    },
+    router: ROUTER,
+    shares: false,
+    refused: |mixture| match mixture.router.normalise {
+        false => Some("gates must be normalised"),
+        true if !mixture.dense.is_empty() => Some("no block can be dense"),
+        true => other_than_softmax(mixture),
+    },
+};
+
+pub(super) static RULES: Rules = Rules {
+    name: "mixtral",
+    about: "Mixtral (arXiv 2401.04088): experts in every block.",
+    class: "MixtralForCausalLM",
+    qkv_bias: false,
+    qk_norm: false,
+    experts: Some(&EXPERTS),
+    // transformers 5, configuration_mixtral.py.
+    defaults: Defaults {
+        kv_heads: Some(8),
+        max_position_embeddings: 131_072,
+        rope_theta: 1e6,
+        norm_eps: 1e-5,
+        ..DEFAULTS
+    },
+    refused: &[ATTENTION_BIAS, MLP_BIAS],
+    read: |file, model| {
+        refuse_window(file)?;
+        if let Some(noise) = file.number("router_jitter_noise")?.filter(|noise| *noise != 0.0) {
+            return Err(fail(format!("`router_jitter_noise` = {noise}: noise on routers is not supported")));
+        }
+        model.mixture = Some(Mixture {
+            experts: count(file, COUNT, Some(8))?,
+            ffn_dim: model.ffn_dim,
+            router: Router { chosen: file.size("num_experts_per_tok")?.unwrap_or(2), ..ROUTER },
+            shared_ffn_dim: 0,
+            dense: BlockSet::default(),
+        });
+        Ok(())
+    },
+    written: |model| {
+        let mut keys = written(model, COUNT);
+        keys["intermediate_size"] = json!(model.mixture.map(|mixture| mixture.ffn_dim));
+        keys["sliding_window"] = json!(null);
+        keys
+    },
+    filled: |_| json!({ "output_router_logits": false, "router_aux_loss_coef": 0.001 }),
+};

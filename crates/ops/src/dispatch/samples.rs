@@ -1,0 +1,55 @@
+//! Samples of [`Dispatch`].
+
+use super::Dispatch;
+use crate::samples::{GpuTolerance, Sample, SampleInput, Sampled};
+use xtrain_tensor::{Philox, TensorType};
+
+/// Distinct experts of each token, from `seed`; skewed to the first ones.
+fn ids(tokens: usize, chosen: usize, experts: usize, seed: u64) -> SampleInput {
+    let rng = Philox::new(seed, 0, 0);
+    let of_token = |token: usize| {
+        let draw = |n: usize| rng.word((token * chosen + n) as u64) as usize;
+        let mut drawn = Vec::new();
+        for n in 0..chosen {
+            // The smaller of two draws.
+            let mut id = (draw(n) % experts).min(draw(n) / 65536 % experts);
+            while drawn.contains(&id) {
+                id = (id + 1) % experts;
+            }
+            drawn.push(id);
+        }
+        drawn
+    };
+    SampleInput::integers([tokens, chosen], (0..tokens).flat_map(of_token).map(|id| id as i32))
+}
+
+impl Sampled for Dispatch {
+    fn samples() -> Vec<Sample> {
+        let sample = |(tokens, chosen, experts, align)| {
+            let op = Dispatch { experts, align, load: chosen > 1 };
+            Sample::plain(op, [ids(tokens, chosen, experts, 3)])
+        };
+        [(13, 2, 8, 4), (5, 1, 1, 1), (1, 2, 40, 16), (3, 5, 5, 1)].map(sample).into()
+    }
+
+    fn large() -> Sample {
+        Sample::plain(Dispatch { experts: 64, align: 128, load: true }, [ids(5000, 4, 64, 5)])
+    }
+
+    fn tolerance(&self, _: &[TensorType]) -> GpuTolerance {
+        GpuTolerance::Exact
+    }
+
+    /// Also tokens without rows, all tokens to one expert, and experts without tokens.
+    fn gpu_samples() -> Vec<Sample> {
+        let one = SampleInput::integers([700, 1], (0..700).map(|_| 6));
+        let padded =
+            SampleInput::integers([900, 2], (0..1800).map(|n| if n >= 1500 { -1 } else { n % 2 * 7 }));
+        vec![
+            Sample::plain(Dispatch { experts: 128, align: 128, load: true }, [ids(2048, 8, 128, 7)]),
+            Sample::plain(Dispatch { experts: 8, align: 128, load: false }, [one]),
+            Sample::plain(Dispatch { experts: 9, align: 16, load: true }, [padded]),
+            Sample::plain(Dispatch { experts: 1000, align: 1, load: false }, [ids(3, 8, 1000, 9)]),
+        ]
+    }
+}

@@ -1,0 +1,98 @@
+//! Launches of the GPU kernels of [`GroupedLinear`], [`GroupedDgrad`] and [`GroupedWgrad`].
+#![allow(unsafe_code, reason = "it launches kernels")]
+
+use super::{GroupedDgrad, GroupedLinear, GroupedWgrad, START};
+use crate::device::{Floats, suffix};
+use xtrain_cuda::{
+    CudaError, CudaKernel, DevicePtr, Gpu, KernelSource, Launch, Operands, TENSOR_CORES, Work, kernel_struct,
+};
+
+pub(super) const SOURCE: KernelSource = KernelSource {
+    constants: &[&[("TILE", TILE as i64), ("DEPTH", DEPTH as i64), ("THREADS", THREADS as i64)]],
+    headers: &[TENSOR_CORES],
+    structs: &[Arguments::LAYOUT],
+    ..KernelSource::new("grouped_linear/kernel.cu", include_str!("kernel.cu"))
+};
+
+/// Rows and columns of an output that a block computes.
+const TILE: usize = 64;
+/// Products that a block sums at a time.
+const DEPTH: usize = 32;
+/// Threads per block.
+const THREADS: usize = 256;
+
+kernel_struct! {
+    struct Arguments {
+        a: DevicePtr,
+        b: DevicePtr,
+        start: DevicePtr,
+        d: Floats,
+        rows: u32,
+        experts: u32,
+        outputs: u32,
+        inputs: u32,
+        accumulate: u32,
+    }
+}
+
+impl CudaKernel for GroupedLinear {
+    fn prepare(&self, gpu: &Gpu, operands: &Operands<'_>) -> Result<Work, CudaError> {
+        let ((rows, i), (_, o)) =
+            (operands.inputs[0].ty.shape.rows_cols(), operands.outputs[0].ty.shape.rows_cols());
+        let blocks = slots(rows, self.experts) * o.div_ceil(TILE);
+        launch(gpu, "grouped_linear", operands, [rows, self.experts, o, i], blocks)
+    }
+}
+
+impl CudaKernel for GroupedDgrad {
+    fn prepare(&self, gpu: &Gpu, operands: &Operands<'_>) -> Result<Work, CudaError> {
+        let ((rows, o), (_, i)) =
+            (operands.inputs[0].ty.shape.rows_cols(), operands.outputs[0].ty.shape.rows_cols());
+        let blocks = slots(rows, self.experts) * i.div_ceil(TILE);
+        launch(gpu, "grouped_dgrad", operands, [rows, self.experts, o, i], blocks)
+    }
+}
+
+impl CudaKernel for GroupedWgrad {
+    fn prepare(&self, gpu: &Gpu, operands: &Operands<'_>) -> Result<Work, CudaError> {
+        let ((rows, o), (_, i)) =
+            (operands.inputs[0].ty.shape.rows_cols(), operands.inputs[1].ty.shape.rows_cols());
+        let blocks = self.experts * o.div_ceil(TILE) * i.div_ceil(TILE);
+        launch(gpu, "grouped_wgrad", operands, [rows, self.experts, o, i], blocks)
+    }
+}
+
+/// Slots of row tiles: those of all groups, and those of the rows after them (see the kernel).
+fn slots(rows: usize, experts: usize) -> usize {
+    rows / TILE + experts + 1
+}
+
+fn launch(
+    gpu: &Gpu,
+    name: &str,
+    operands: &Operands<'_>,
+    [rows, experts, outputs, inputs]: [usize; 4],
+    blocks: usize,
+) -> Result<Work, CudaError> {
+    let [a, b, start] = [0, 1, START].map(|n| operands.inputs[n]);
+    let d = operands.outputs[0];
+    let arguments = Arguments {
+        a: a.place,
+        b: b.place,
+        start: start.place,
+        d: d.into(),
+        rows: rows as u32,
+        experts: experts as u32,
+        outputs: outputs as u32,
+        inputs: inputs as u32,
+        accumulate: d.accumulate.into(),
+    };
+    if blocks == 0 {
+        return Ok(Work::sequence(Vec::new()));
+    }
+    let function = gpu.function(&SOURCE, &[], &format!("{name}_{}", suffix(a.ty)))?;
+    // SAFETY: the kernel takes one `Arguments`. `a` and `b` have the type in the kernel's name and, with d,
+    // the extents that the op's `infer` checked; there are experts + 1 starts. The kernel accesses no rows
+    // outside of the ragged tensors, whatever the starts are. Operands are aligned to 16 bytes.
+    Ok(unsafe { Work::launch(function, Launch::row(blocks as u32, THREADS as u32), arguments) })
+}

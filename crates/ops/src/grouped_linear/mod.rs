@@ -1,0 +1,191 @@
+//! Linear layers of experts: a GEMM for each group of rows of a ragged tensor, and its gradients.
+//!
+//! A ragged tensor has a static number of rows, its capacity c. The rows of expert e are
+//! `start[e]..start[e + 1]`, with `start` an i32[E + 1] on the device: `start[0]` is 0, and each group may
+//! begin at a multiple of an alignment. Rows that belong to no token, which pad a group or come after
+//! `start[E]`, are zeros in every ragged tensor: its producer writes them. The kernels read the extents where
+//! they run, so a program does not depend on the routing.
+//!
+//! The weights of all experts are one matrix `w_(E*o)i`, expert after expert, so y = x w_e^T, dx = dy w_e and
+//! dw_e = dy^T x over the rows of expert e. E is the number of experts, and o and i are the outputs and
+//! inputs of one expert.
+
+mod cpu;
+mod cuda;
+#[cfg(any(test, feature = "samples"))]
+mod samples;
+#[cfg(test)]
+mod tests;
+
+use crate::on_gpu::OnGpu;
+use crate::{int_vector, matrix};
+use xtrain_cuda::KernelSource;
+use xtrain_program::{Arithmetic, Backward, Cost, Differentiable, Op, OpError, Operand, Role};
+use xtrain_tensor::{DType, TensorType};
+
+/// The input `start` of all three ops.
+const START: usize = 2;
+
+/// `(x_ci, w_(E*o)i, start) -> y_co`: y = x w_e^T in the rows of expert e, summed in f32 (f64) and rounded
+/// once. Rows after `start[E]` are written as zeros.
+#[derive(Clone, Copy, Debug)]
+pub struct GroupedLinear {
+    /// E, the number of experts.
+    pub experts: usize,
+    /// Rows that belong to tokens: tokens times experts per token. They determine the cost alone.
+    pub live_rows: usize,
+}
+
+impl Op for GroupedLinear {
+    fn name(&self) -> &'static str {
+        "grouped_linear"
+    }
+
+    fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>, OpError> {
+        let [rows, width, out, w_in] = extents(self.name(), "x", self.experts, inputs)?;
+        OpError::ensure(width == w_in, || {
+            format!("x has {width} columns, but the weight {} takes {w_in}", inputs[1])
+        })?;
+        Ok(vec![TensorType::new(inputs[0].dtype, [rows, out])])
+    }
+
+    fn operand(&self, input: usize) -> Operand {
+        operand(input)
+    }
+
+    fn cost(&self, inputs: &[TensorType], outputs: &[TensorType]) -> Cost {
+        cost([self.live_rows, outputs[0].shape[1], inputs[0].shape[1]], inputs, outputs)
+    }
+}
+
+impl Differentiable for GroupedLinear {
+    fn backward(&self, cx: &mut Backward<'_>) -> Result<(), OpError> {
+        let Some(dy) = cx.grad(0) else { return Ok(()) };
+        let GroupedLinear { experts, live_rows } = *self;
+        let (x, w, start) = (cx.input(0), cx.input(1), cx.input(START));
+        // wgrad comes first: it may be the last op that reads x, so that dx can take x's memory.
+        if cx.wants(1) {
+            let wgrad = GroupedWgrad { experts, live_rows, out: cx.grad_dtype(1) };
+            let dw = cx.emit(Role::Wgrad, wgrad, &[dy, x, start])?[0];
+            cx.set_grad(1, dw)?;
+        }
+        if cx.wants(0) {
+            let dx = cx.emit(Role::Dgrad, GroupedDgrad { experts, live_rows }, &[dy, w, start])?[0];
+            cx.set_grad(0, dx)?;
+        }
+        Ok(())
+    }
+}
+
+/// `(dy_co, w_(E*o)i, start) -> dx_ci`: dx = dy w_e in the rows of expert e. Rows after `start[E]` are
+/// written as zeros.
+#[derive(Clone, Copy, Debug)]
+pub struct GroupedDgrad {
+    /// E, the number of experts.
+    pub experts: usize,
+    /// Rows that belong to tokens, for the cost.
+    pub live_rows: usize,
+}
+
+impl Op for GroupedDgrad {
+    fn name(&self) -> &'static str {
+        "grouped_dgrad"
+    }
+
+    fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>, OpError> {
+        let [rows, out, w_out, width] = extents(self.name(), "dy", self.experts, inputs)?;
+        OpError::ensure(out == w_out, || {
+            let (weight, experts) = (inputs[1], self.experts);
+            format!("dy has {out} columns, but the weight {weight} of {experts} experts has {w_out} outputs")
+        })?;
+        Ok(vec![TensorType::new(inputs[0].dtype, [rows, width])])
+    }
+
+    fn operand(&self, input: usize) -> Operand {
+        operand(input)
+    }
+
+    fn cost(&self, inputs: &[TensorType], outputs: &[TensorType]) -> Cost {
+        cost([self.live_rows, outputs[0].shape[1], inputs[0].shape[1]], inputs, outputs)
+    }
+}
+
+/// `(dy_co, x_ci, start) -> dw_(E*o)i`: dw_e = dy^T x over the rows of expert e. The output accumulates: the
+/// gradient of an expert without rows is written as zeros, or stays as it is where dw is added to.
+#[derive(Clone, Copy, Debug)]
+pub struct GroupedWgrad {
+    /// E, the number of experts.
+    pub experts: usize,
+    /// Rows that belong to tokens, for the cost.
+    pub live_rows: usize,
+    /// Element type of the gradient.
+    pub out: DType,
+}
+
+impl Op for GroupedWgrad {
+    fn name(&self) -> &'static str {
+        "grouped_wgrad"
+    }
+
+    fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>, OpError> {
+        OpError::arity(self.name(), inputs, 3)?;
+        let ((rows, out), (x_rows, width)) = (matrix("dy", inputs[0])?, matrix("x", inputs[1])?);
+        OpError::ensure(rows == x_rows, || format!("dy has {rows} rows, x has {x_rows}"))?;
+        one_dtype(["dy", "x"], inputs)?;
+        int_vector("the starts of the groups", inputs[START], self.experts + 1)?;
+        Ok(vec![TensorType::new(self.out, [self.experts * out, width])])
+    }
+
+    fn operand(&self, input: usize) -> Operand {
+        operand(input)
+    }
+
+    fn accumulates(&self, _: usize) -> bool {
+        true
+    }
+
+    fn cost(&self, inputs: &[TensorType], outputs: &[TensorType]) -> Cost {
+        cost([inputs[0].shape[1], inputs[1].shape[1], self.live_rows], inputs, outputs)
+    }
+}
+
+/// Rows and columns of input 0, called `name`, and outputs and inputs of one expert of the weight, input 1.
+fn extents(op: &str, name: &str, experts: usize, inputs: &[TensorType]) -> Result<[usize; 4], OpError> {
+    OpError::arity(op, inputs, 3)?;
+    let ((rows, cols), (w_rows, w_cols)) = (matrix(name, inputs[0])?, matrix("the weight", inputs[1])?);
+    OpError::ensure(experts > 0 && w_rows % experts == 0, || {
+        format!("the weight {} has {w_rows} rows, which {experts} experts do not divide", inputs[1])
+    })?;
+    one_dtype([name, "the weight"], inputs)?;
+    int_vector("the starts of the groups", inputs[START], experts + 1)?;
+    Ok([rows, cols, w_rows / experts, w_cols])
+}
+
+/// Checks that the first two inputs have one element type.
+fn one_dtype(names: [&str; 2], inputs: &[TensorType]) -> Result<(), OpError> {
+    let [a, b] = [inputs[0].dtype, inputs[1].dtype];
+    OpError::ensure(a == b && a.is_float(), || {
+        format!("{} and {} must have one float type, not {a} and {b}", names[0], names[1])
+    })
+}
+
+fn operand(input: usize) -> Operand {
+    if input == START { Operand::Full } else { Operand::Compute }
+}
+
+/// Cost of the GEMMs of all experts: as many operations as one GEMM of these extents.
+fn cost(mnk: [usize; 3], inputs: &[TensorType], outputs: &[TensorType]) -> Cost {
+    Cost::of_operands(Arithmetic::Gemm { mnk, operands: inputs[0].dtype, scaling: None }, inputs, outputs)
+}
+
+impl OnGpu for GroupedLinear {
+    const SOURCES: &'static [KernelSource] = &[cuda::SOURCE];
+}
+
+impl OnGpu for GroupedDgrad {
+    const SOURCES: &'static [KernelSource] = &[cuda::SOURCE];
+}
+
+impl OnGpu for GroupedWgrad {
+    const SOURCES: &'static [KernelSource] = &[cuda::SOURCE];
+}

@@ -1,0 +1,143 @@
+//! Samples of [`GroupedLinear`], [`GroupedDgrad`] and [`GroupedWgrad`].
+
+use super::{GroupedDgrad, GroupedLinear, GroupedWgrad};
+use crate::samples::{Fill, Sample, SampleInput, Sampled};
+use std::ops::Range;
+use xtrain_tensor::DType;
+
+/// A routing: the tokens of each expert, and the rows of the ragged tensors.
+struct Routing {
+    tokens: Vec<usize>,
+    alignment: usize,
+    /// Rows after the last group.
+    tail: usize,
+}
+
+impl Routing {
+    fn new(tokens: impl Into<Vec<usize>>, alignment: usize, tail: usize) -> Routing {
+        Routing { tokens: tokens.into(), alignment, tail }
+    }
+
+    /// First rows of the groups, and the end of the last one.
+    fn start(&self) -> Vec<usize> {
+        let aligned = self.tokens.iter().map(|n| n.next_multiple_of(self.alignment));
+        let ends = aligned.scan(0, |end, rows| {
+            *end += rows;
+            Some(*end)
+        });
+        std::iter::once(0).chain(ends).collect()
+    }
+
+    /// Rows that belong to tokens.
+    fn live(&self) -> Vec<Range<usize>> {
+        self.start().iter().zip(&self.tokens).map(|(start, n)| *start..start + n).collect()
+    }
+
+    /// A ragged tensor of this many columns.
+    fn ragged(&self, cols: usize) -> SampleInput {
+        let rows = self.start()[self.tokens.len()] + self.tail;
+        SampleInput::activation([rows, cols]).fill(Fill::NormalRows(self.live()))
+    }
+
+    /// The input `start` of the ops.
+    fn starts(&self) -> SampleInput {
+        let values: Vec<f64> = self.start().into_iter().map(|row| row as f64).collect();
+        SampleInput::ids(values.len(), 1).fill(Fill::Values(values))
+    }
+
+    fn linear(&self, outputs: usize, inputs: usize) -> Sample {
+        let op = GroupedLinear { experts: self.tokens.len(), live_rows: self.tokens.iter().sum() };
+        let w = SampleInput::parameter([op.experts * outputs, inputs]);
+        Sample::forward(op, [self.ragged(inputs), w, self.starts()])
+    }
+
+    fn dgrad(&self, outputs: usize, inputs: usize) -> Sample {
+        let op = GroupedDgrad { experts: self.tokens.len(), live_rows: self.tokens.iter().sum() };
+        let w = SampleInput::activation([op.experts * outputs, inputs]);
+        Sample::plain(op, [self.ragged(outputs), w, self.starts()])
+    }
+
+    fn wgrad(&self, out: DType, outputs: usize, inputs: usize) -> Sample {
+        let (experts, live_rows) = (self.tokens.len(), self.tokens.iter().sum());
+        let op = GroupedWgrad { experts, live_rows, out };
+        Sample::plain(op, [self.ragged(outputs), self.ragged(inputs), self.starts()])
+    }
+}
+
+/// Routings with outputs and inputs of an expert: one expert; experts without tokens; all tokens of one
+/// expert; rows after the last group.
+fn small() -> Vec<(Routing, [usize; 2])> {
+    vec![
+        (Routing::new([13], 1, 0), [5, 7]),
+        (Routing::new([6, 0, 5], 4, 3), [3, 9]),
+        (Routing::new([0, 11, 0], 1, 2), [9, 3]),
+        (Routing::new([1, 0, 3, 2, 0, 0, 4, 1], 4, 4), [3, 5]),
+        (Routing::new([1, 2, 0, 1, 0, 1, 3, 0], 1, 0), [5, 2]),
+        // No token at all.
+        (Routing::new([0, 0, 0], 4, 4), [2, 3]),
+        // Rows of whole 16-byte vectors in every type.
+        (Routing::new([7, 2, 0], 8, 8), [16, 8]),
+    ]
+}
+
+fn large() -> (Routing, [usize; 2]) {
+    (Routing::new([200, 0, 140], 128, 37), [170, 160])
+}
+
+/// Tiles of 64 rows that are full, that begin within and between others, and that rows after the last group
+/// share; few rows for each of many experts.
+fn gpu() -> Vec<(Routing, [usize; 2])> {
+    vec![
+        (Routing::new([128, 0, 200, 1, 0, 64, 77, 128], 128, 300), [136, 72]),
+        (Routing::new([100, 1, 0, 63, 65, 64, 129, 2], 1, 70), [77, 131]),
+        (Routing::new([0, 0, 333], 4, 0), [65, 264]),
+        (Routing::new([257], 1, 1), [129, 40]),
+        (Routing::new((0..160).map(|e| usize::from(e % 20 == 3)).collect::<Vec<_>>(), 1, 0), [24, 33]),
+    ]
+}
+
+impl Sampled for GroupedLinear {
+    fn samples() -> Vec<Sample> {
+        small().into_iter().map(|(routing, [o, i])| routing.linear(o, i)).collect()
+    }
+
+    fn large() -> Sample {
+        let (routing, [o, i]) = large();
+        routing.linear(o, i)
+    }
+
+    fn gpu_samples() -> Vec<Sample> {
+        gpu().into_iter().map(|(routing, [o, i])| routing.linear(o, i)).collect()
+    }
+}
+
+impl Sampled for GroupedDgrad {
+    fn samples() -> Vec<Sample> {
+        small().into_iter().map(|(routing, [o, i])| routing.dgrad(o, i)).collect()
+    }
+
+    fn large() -> Sample {
+        let (routing, [o, i]) = large();
+        routing.dgrad(o, i)
+    }
+
+    fn gpu_samples() -> Vec<Sample> {
+        gpu().into_iter().map(|(routing, [o, i])| routing.dgrad(o, i)).collect()
+    }
+}
+
+impl Sampled for GroupedWgrad {
+    fn samples() -> Vec<Sample> {
+        small().into_iter().map(|(routing, [o, i])| routing.wgrad(DType::F32, o, i)).collect()
+    }
+
+    fn large() -> Sample {
+        let (routing, [o, i]) = large();
+        routing.wgrad(DType::F32, o, i)
+    }
+
+    fn gpu_samples() -> Vec<Sample> {
+        let outs = [DType::F32, DType::BF16].into_iter().cycle();
+        gpu().into_iter().zip(outs).map(|((routing, [o, i]), out)| routing.wgrad(out, o, i)).collect()
+    }
+}

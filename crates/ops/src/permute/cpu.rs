@@ -1,0 +1,67 @@
+//! CPU kernels of [`Permute`], [`Unpermute`] and those of gates.
+
+use super::{Permute, PermuteGates, Unpermute, UnpermuteGates};
+use crate::host::rows::{add_into, for_row_blocks};
+use rayon::prelude::*;
+use xtrain_tensor::{CpuKernel, View, ViewMut, with_real};
+
+impl CpuKernel for Permute {
+    fn run(&self, inputs: &[View<'_>], outputs: &mut [ViewMut<'_>]) {
+        let (sources, (_, chosen)) = (inputs[1].ints(), inputs[2].ty.shape.rows_cols());
+        let (_, width) = inputs[0].ty.shape.rows_cols();
+        let row_bytes = inputs[0].ty.dtype.bytes(width);
+        let x = inputs[0].bytes();
+        // Rows are copied as bytes: without arithmetic there is nothing to widen.
+        outputs[0].bytes().par_chunks_mut(row_bytes.max(1)).zip(sources).for_each(|(row, &source)| {
+            match usize::try_from(source) {
+                Ok(copy) => row.copy_from_slice(&x[copy / chosen * row_bytes..][..row_bytes]),
+                Err(_) => row.fill(0),
+            }
+        });
+    }
+}
+
+impl CpuKernel for Unpermute {
+    fn run(&self, inputs: &[View<'_>], outputs: &mut [ViewMut<'_>]) {
+        let (tokens, chosen) = inputs[2].ty.shape.rows_cols();
+        let (_, width) = inputs[0].ty.shape.rows_cols();
+        let [x] = outputs else { unreachable!("one output") };
+        with_real!(inputs[0].ty.dtype, T => {
+            for_row_blocks(tokens, [x], |tokens, [mut x]| {
+                let rows = &inputs[2].ints()[tokens.start * chosen..tokens.end * chosen];
+                let mut x = x.fresh::<T>();
+                for ((token, x), rows) in tokens.zip(x.chunks_exact_mut(width)).zip(rows.chunks_exact(chosen)) {
+                    x.fill(0.0);
+                    for row in rows.iter().filter_map(|&row| usize::try_from(row).ok()) {
+                        add_into(x, &inputs[0].rows(row..row + 1).reals::<T>());
+                    }
+                    if let Some(shared) = inputs.get(3) {
+                        add_into(x, &shared.rows(token..token + 1).reals::<T>());
+                    }
+                }
+            });
+        });
+    }
+}
+
+impl CpuKernel for PermuteGates {
+    fn run(&self, inputs: &[View<'_>], outputs: &mut [ViewMut<'_>]) {
+        gather(inputs[0], inputs[1].ints(), &mut outputs[0]);
+    }
+}
+
+impl CpuKernel for UnpermuteGates {
+    fn run(&self, inputs: &[View<'_>], outputs: &mut [ViewMut<'_>]) {
+        gather(inputs[0], inputs[2].ints(), &mut outputs[0]);
+    }
+}
+
+/// Writes the elements of these indices; 0 for negative ones.
+fn gather(from: View<'_>, indices: &[i32], to: &mut ViewMut<'_>) {
+    with_real!(from.ty.dtype, T => {
+        let from = from.reals::<T>();
+        for (to, &index) in to.fresh::<T>().iter_mut().zip(indices) {
+            *to = usize::try_from(index).map_or(0.0, |index| from[index]);
+        }
+    });
+}

@@ -1,0 +1,63 @@
+// Rows by experts and back. Bound by memory: each element is read and written once.
+
+struct Arguments {
+    const void* x;
+    // Null for none.
+    const void* shared;
+    const int* sources;
+    const int* rows;
+    void* y;
+    u32 tokens;
+    u32 chosen;
+    u32 capacity;
+    u32 width;
+};
+
+// A block has a row of y and a part of its columns; a thread N of them.
+template <class T, int N> __device__ __forceinline__ void permute(const Arguments& args) {
+    u32 column = (blockIdx.y * blockDim.x + threadIdx.x) * N;
+    if (column >= args.width) return;
+    int source = args.sources[blockIdx.x];
+    float values[N] = {};
+    if (source >= 0) load<N>((const T*)args.x + (u64)(source / (int)args.chosen) * args.width + column, values);
+    store<N>((T*)args.y + (u64)blockIdx.x * args.width + column, values);
+}
+
+// A block has a token.
+template <class T, int N> __device__ __forceinline__ void unpermute(const Arguments& args) {
+    u32 column = (blockIdx.y * blockDim.x + threadIdx.x) * N;
+    if (column >= args.width) return;
+    const int* rows = args.rows + (u64)blockIdx.x * args.chosen;
+    float sum[N] = {}, values[N];
+    for (u32 k = 0; k < args.chosen; k++) {
+        if (rows[k] < 0) continue;
+        load<N>((const T*)args.x + (u64)rows[k] * args.width + column, values);
+#pragma unroll
+        for (int i = 0; i < N; i++) sum[i] += values[i];
+    }
+    u64 at = (u64)blockIdx.x * args.width + column;
+    if (args.shared != nullptr) {
+        load<N>((const T*)args.shared + at, values);
+#pragma unroll
+        for (int i = 0; i < N; i++) sum[i] += values[i];
+    }
+    store<N>((T*)args.y + at, sum);
+}
+
+// Elements by index; 0 for negative ones.
+__device__ __forceinline__ void gather(const Arguments& args, const int* indices, u32 count) {
+    u32 n = blockIdx.x * blockDim.x + threadIdx.x;
+    if (n < count) ((float*)args.y)[n] = indices[n] < 0 ? 0.0f : ((const float*)args.x)[indices[n]];
+}
+
+extern "C" __global__ void permute_gates(Arguments args) { gather(args, args.sources, args.capacity); }
+extern "C" __global__ void unpermute_gates(Arguments args) { gather(args, args.rows, args.tokens * args.chosen); }
+
+#define ROWS(T, NAME, PATH, N)                                                               \
+    extern "C" __global__ void permute_##PATH##_##NAME(Arguments args) { permute<T, N>(args); } \
+    extern "C" __global__ void unpermute_##PATH##_##NAME(Arguments args) { unpermute<T, N>(args); }
+
+ROWS(float, f32, vector, LANES<float>)
+ROWS(float, f32, any, 1)
+ROWS(bf16, bf16, vector, LANES<bf16>)
+ROWS(bf16, bf16, any, 1)

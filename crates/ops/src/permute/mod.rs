@@ -1,0 +1,189 @@
+//! Tokens to rows by experts, and back ([`crate::dispatch`] says which).
+//!
+//! Shape legend: k experts of a token, c rows by experts, d width.
+
+mod cpu;
+mod cuda;
+#[cfg(any(test, feature = "samples"))]
+mod samples;
+#[cfg(test)]
+mod tests;
+
+use crate::matrix;
+use crate::on_gpu::OnGpu;
+use xtrain_cuda::KernelSource;
+use xtrain_program::{Backward, Cost, Differentiable, Op, OpError, Operand, Role};
+use xtrain_tensor::{DType, TensorType};
+
+/// `(x_td, sources_c i32, rows_tk i32) -> y_cd`: row c is the token of the copy `sources[c]`; zeros for -1.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Permute;
+
+/// `(y_cd, sources_c i32, rows_tk i32[, shared_td]) -> x_td`: the sum of a token's rows in the order of its
+/// experts, and of `shared` after them, in f32 (f64), rounded once. A row of -1 adds nothing. No atomics: the
+/// result has the same bits in every run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Unpermute;
+
+/// `(gates_tk, sources_c i32, rows_tk i32) -> gates_c`: the gate of the copy that a row holds, or 0 for -1.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PermuteGates;
+
+/// `(dgates_c, sources_c i32, rows_tk i32) -> dgates_tk`: the gradient of each gate; 0 for a row of -1.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct UnpermuteGates;
+
+/// Tokens and experts of a token, from the types of `sources` and `rows`.
+fn copies(sources: TensorType, rows: TensorType) -> Result<[usize; 2], OpError> {
+    let (tokens, chosen) = matrix("rows", rows)?;
+    let is_int = rows.dtype == DType::I32 && sources.dtype == DType::I32;
+    OpError::ensure(is_int && sources.shape.len() == 1 && chosen > 0, || {
+        format!("sources must be an i32 vector and rows an i32 matrix, not {sources} and {rows}")
+    })?;
+    Ok([tokens, chosen])
+}
+
+/// Checks that `ty` has floats of this shape.
+fn floats(name: &str, ty: TensorType, shape: &[usize]) -> Result<(), OpError> {
+    crate::float_shaped(name, ty, shape)
+}
+
+impl Op for Permute {
+    fn name(&self) -> &'static str {
+        "permute"
+    }
+
+    fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>, OpError> {
+        OpError::arity("permute", inputs, 3)?;
+        let [tokens, _] = copies(inputs[1], inputs[2])?;
+        let (_, width) = matrix("x", inputs[0])?;
+        floats("x", inputs[0], &[tokens, width])?;
+        Ok(vec![TensorType::new(inputs[0].dtype, [inputs[1].numel(), width])])
+    }
+
+    fn operand(&self, input: usize) -> Operand {
+        if input == 0 { Operand::Compute } else { Operand::Full }
+    }
+
+    /// A gather from a tensor that is kept.
+    fn is_cheap(&self, _: usize) -> bool {
+        true
+    }
+}
+
+impl Differentiable for Permute {
+    fn backward(&self, cx: &mut Backward<'_>) -> Result<(), OpError> {
+        let Some(dy) = cx.grad(0) else { return Ok(()) };
+        let dx = cx.emit(Role::Dgrad, Unpermute, &[dy, cx.input(1), cx.input(2)])?[0];
+        cx.set_grad(0, dx)
+    }
+}
+
+impl Op for Unpermute {
+    fn name(&self) -> &'static str {
+        "unpermute"
+    }
+
+    fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>, OpError> {
+        OpError::ensure(matches!(inputs.len(), 3 | 4), || {
+            format!(
+                "unpermute takes y, sources, rows and, if any, what is added: 3 or 4 inputs, not {}",
+                inputs.len()
+            )
+        })?;
+        let [tokens, _] = copies(inputs[1], inputs[2])?;
+        let (_, width) = matrix("y", inputs[0])?;
+        floats("y", inputs[0], &[inputs[1].numel(), width])?;
+        let out = TensorType::new(inputs[0].dtype, [tokens, width]);
+        if let Some(&shared) = inputs.get(3) {
+            OpError::ensure(shared == out, || format!("what is added must be {out}, not {shared}"))?;
+        }
+        Ok(vec![out])
+    }
+
+    fn operand(&self, input: usize) -> Operand {
+        if matches!(input, 1 | 2) { Operand::Full } else { Operand::Compute }
+    }
+
+    /// Of y, the rows of all copies.
+    fn cost(&self, inputs: &[TensorType], outputs: &[TensorType]) -> Cost {
+        let added = inputs.get(3).map_or(0, |shared| shared.bytes());
+        let rows = inputs[0].dtype.bytes(inputs[2].numel() * inputs[0].shape[1]);
+        Cost::of_bytes((rows + added + outputs[0].bytes()) as f64)
+    }
+}
+
+impl Differentiable for Unpermute {
+    fn backward(&self, cx: &mut Backward<'_>) -> Result<(), OpError> {
+        let Some(dx) = cx.grad(0) else { return Ok(()) };
+        if cx.wants(0) {
+            let dy = cx.emit(Role::Dgrad, Permute, &[dx, cx.input(1), cx.input(2)])?[0];
+            cx.set_grad(0, dy)?;
+        }
+        match cx.input_count() {
+            4 => cx.set_grad(3, dx),
+            _ => Ok(()),
+        }
+    }
+}
+
+impl Op for PermuteGates {
+    fn name(&self) -> &'static str {
+        "permute_gates"
+    }
+
+    fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>, OpError> {
+        OpError::arity("permute_gates", inputs, 3)?;
+        floats("gates", inputs[0], &copies(inputs[1], inputs[2])?)?;
+        Ok(vec![TensorType::new(inputs[0].dtype, [inputs[1].numel()])])
+    }
+
+    fn operand(&self, _: usize) -> Operand {
+        Operand::Full
+    }
+
+    fn is_cheap(&self, _: usize) -> bool {
+        true
+    }
+}
+
+impl Differentiable for PermuteGates {
+    fn backward(&self, cx: &mut Backward<'_>) -> Result<(), OpError> {
+        let Some(dy) = cx.grad(0) else { return Ok(()) };
+        let dgates = cx.emit(Role::Dgrad, UnpermuteGates, &[dy, cx.input(1), cx.input(2)])?[0];
+        cx.set_grad(0, dgates)
+    }
+}
+
+impl Op for UnpermuteGates {
+    fn name(&self) -> &'static str {
+        "unpermute_gates"
+    }
+
+    fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>, OpError> {
+        OpError::arity("unpermute_gates", inputs, 3)?;
+        let shape = copies(inputs[1], inputs[2])?;
+        floats("dgates", inputs[0], &[inputs[1].numel()])?;
+        Ok(vec![TensorType::new(inputs[0].dtype, shape)])
+    }
+
+    fn operand(&self, _: usize) -> Operand {
+        Operand::Full
+    }
+}
+
+impl OnGpu for Permute {
+    const SOURCES: &'static [KernelSource] = &[cuda::SOURCE];
+}
+
+impl OnGpu for Unpermute {
+    const SOURCES: &'static [KernelSource] = &[cuda::SOURCE];
+}
+
+impl OnGpu for PermuteGates {
+    const SOURCES: &'static [KernelSource] = &[cuda::SOURCE];
+}
+
+impl OnGpu for UnpermuteGates {
+    const SOURCES: &'static [KernelSource] = &[cuda::SOURCE];
+}

@@ -1,0 +1,135 @@
+//! Samples of [`Permute`], [`Unpermute`] and those of gates.
+
+use super::{Permute, PermuteGates, Unpermute, UnpermuteGates};
+use crate::samples::{GpuTolerance, Sample, SampleInput, Sampled};
+use xtrain_tensor::TensorType;
+
+/// The sources and rows of `tokens` tokens with `chosen` of `experts` experts each, from a multiple of
+/// `align` on; the last token has no rows.
+fn routing(tokens: usize, chosen: usize, experts: usize, align: usize) -> [SampleInput; 2] {
+    let expert = |copy: usize| (copy / chosen + copy % chosen * 2) % experts;
+    let copies = (tokens - 1) * chosen;
+    let mut sources = Vec::new();
+    let mut rows = vec![-1; tokens * chosen];
+    for e in 0..experts {
+        sources.resize(sources.len().next_multiple_of(align), -1);
+        for copy in (0..copies).filter(|&copy| expert(copy) == e) {
+            rows[copy] = sources.len() as i32;
+            sources.push(copy as i32);
+        }
+    }
+    sources.resize(sources.len().next_multiple_of(align) + align, -1);
+    [SampleInput::integers([sources.len()], sources), SampleInput::integers([tokens, chosen], rows)]
+}
+
+/// The capacity of a routing.
+fn capacity([sources, _]: &[SampleInput; 2]) -> usize {
+    sources.ty.numel()
+}
+
+const SMALL: [([usize; 4], usize); 3] = [([7, 2, 5, 4], 5), ([4, 1, 3, 1], 8), ([2, 3, 7, 2], 1)];
+const LARGE: ([usize; 4], usize) = ([700, 2, 5, 16], 40);
+const ON_GPU: [([usize; 4], usize); 3] =
+    [([300, 4, 9, 128], 520), ([37, 2, 3, 1], 2051), ([9, 1, 2, 4], 4096)];
+
+fn all(
+    cases: &[([usize; 4], usize)],
+    sample: impl Fn([SampleInput; 2], usize, [usize; 4]) -> Sample,
+) -> Vec<Sample> {
+    let of = |&(shape, width): &([usize; 4], usize)| {
+        let [tokens, chosen, experts, align] = shape;
+        sample(routing(tokens, chosen, experts, align), width, shape)
+    };
+    cases.iter().map(of).collect()
+}
+
+fn permute([sources, rows]: [SampleInput; 2], width: usize, [tokens, ..]: [usize; 4]) -> Sample {
+    Sample::forward(Permute, [SampleInput::activation([tokens, width]), sources, rows])
+}
+
+fn unpermute(routing: [SampleInput; 2], width: usize, [tokens, chosen, ..]: [usize; 4]) -> Sample {
+    let y = SampleInput::activation([capacity(&routing), width]);
+    let [sources, rows] = routing;
+    let mut inputs = vec![y, sources, rows];
+    // With and without what is added.
+    inputs.extend((chosen % 2 == 0).then(|| SampleInput::activation([tokens, width])));
+    Sample::forward(Unpermute, inputs)
+}
+
+fn gates([sources, rows]: [SampleInput; 2], _: usize, [tokens, chosen, ..]: [usize; 4]) -> Sample {
+    Sample::forward(PermuteGates, [SampleInput::activation([tokens, chosen]), sources, rows])
+}
+
+fn dgates(routing: [SampleInput; 2], _: usize, _: [usize; 4]) -> Sample {
+    let dy = SampleInput::activation([capacity(&routing)]);
+    let [sources, rows] = routing;
+    Sample::plain(UnpermuteGates, [dy, sources, rows])
+}
+
+fn large(sample: impl Fn([SampleInput; 2], usize, [usize; 4]) -> Sample) -> Sample {
+    all(&[LARGE], sample).remove(0)
+}
+
+impl Sampled for Permute {
+    fn samples() -> Vec<Sample> {
+        all(&SMALL, permute)
+    }
+
+    fn large() -> Sample {
+        large(permute)
+    }
+
+    fn tolerance(&self, _: &[TensorType]) -> GpuTolerance {
+        GpuTolerance::Rounding { f32: 0.0 }
+    }
+
+    fn gpu_samples() -> Vec<Sample> {
+        all(&ON_GPU, permute)
+    }
+}
+
+impl Sampled for Unpermute {
+    fn samples() -> Vec<Sample> {
+        all(&SMALL, unpermute)
+    }
+
+    fn large() -> Sample {
+        large(unpermute)
+    }
+
+    fn tolerance(&self, _: &[TensorType]) -> GpuTolerance {
+        GpuTolerance::Rounding { f32: 0.0 }
+    }
+
+    fn gpu_samples() -> Vec<Sample> {
+        all(&ON_GPU, unpermute)
+    }
+}
+
+impl Sampled for PermuteGates {
+    fn samples() -> Vec<Sample> {
+        all(&SMALL, gates)
+    }
+
+    fn large() -> Sample {
+        large(gates)
+    }
+
+    fn tolerance(&self, _: &[TensorType]) -> GpuTolerance {
+        GpuTolerance::Exact
+    }
+}
+
+impl Sampled for UnpermuteGates {
+    fn samples() -> Vec<Sample> {
+        all(&SMALL, dgates)
+    }
+
+    fn large() -> Sample {
+        large(dgates)
+    }
+
+    fn tolerance(&self, _: &[TensorType]) -> GpuTolerance {
+        GpuTolerance::Exact
+    }
+}

@@ -1,0 +1,71 @@
+//! Samples of [`RouterLosses`] and [`RouterLossesGrad`].
+
+use super::{RouterLosses, RouterLossesGrad};
+use crate::route::Score;
+use crate::samples::{Fill, Sample, SampleInput, Sampled};
+
+const LOSSES: RouterLosses = RouterLosses { score: Score::Softmax, balance_weight: 0.3, z_weight: 0.2 };
+const SIGMOID: RouterLosses = RouterLosses { score: Score::Sigmoid, ..LOSSES };
+
+/// Tokens of which every fifth one is padding, each with `chosen` of `experts` experts, the first ones more
+/// often.
+fn inputs([tokens, chosen, experts]: [usize; 3]) -> [SampleInput; 4] {
+    let id = |n: usize| ((n / chosen) * (n / chosen) + n % chosen) % experts;
+    let id = |n: usize| if n / chosen % 5 == 3 { -1 } else { id(n) as i32 };
+    let ids: Vec<i32> = (0..tokens * chosen).map(id).collect();
+    let count = |expert: usize| ids.iter().filter(|id| **id == expert as i32).count() as f64;
+    let counts = Fill::Values((0..experts).map(count).collect());
+    let live = ids.iter().filter(|id| **id >= 0).count() / chosen;
+    [
+        SampleInput::activation([tokens, experts]),
+        SampleInput::integers([tokens, chosen], ids),
+        SampleInput::activation([experts]).fill(counts),
+        SampleInput::activation([]).fill(Fill::Values(vec![0.5 / live as f64])),
+    ]
+}
+
+const SMALL: [(RouterLosses, [usize; 3]); 5] = [
+    (LOSSES, [13, 2, 5]),
+    (SIGMOID, [7, 3, 40]),
+    (RouterLosses { z_weight: 0.0, ..LOSSES }, [3, 1, 1]),
+    (RouterLosses { balance_weight: 0.0, ..SIGMOID }, [4, 2, 2]),
+    (RouterLosses { balance_weight: 0.0, z_weight: 0.0, ..LOSSES }, [2, 1, 3]),
+];
+const ON_GPU: [(RouterLosses, [usize; 3]); 3] =
+    [(LOSSES, [1500, 8, 128]), (SIGMOID, [70, 4, 160]), (LOSSES, [9, 2, 1024])];
+
+fn forward((losses, shape): (RouterLosses, [usize; 3])) -> Sample {
+    Sample::forward(losses, inputs(shape)).loss()
+}
+
+fn grad((losses, shape): (RouterLosses, [usize; 3])) -> Sample {
+    Sample::plain(RouterLossesGrad(losses), inputs(shape))
+}
+
+impl Sampled for RouterLosses {
+    fn samples() -> Vec<Sample> {
+        SMALL.map(forward).into()
+    }
+
+    fn large() -> Sample {
+        forward((LOSSES, [1200, 2, 64]))
+    }
+
+    fn gpu_samples() -> Vec<Sample> {
+        ON_GPU.map(forward).into()
+    }
+}
+
+impl Sampled for RouterLossesGrad {
+    fn samples() -> Vec<Sample> {
+        SMALL.map(grad).into()
+    }
+
+    fn large() -> Sample {
+        grad((LOSSES, [1200, 2, 64]))
+    }
+
+    fn gpu_samples() -> Vec<Sample> {
+        ON_GPU.map(grad).into()
+    }
+}

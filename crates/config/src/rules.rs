@@ -215,16 +215,28 @@ pub(super) fn experts(config: &Config, model: &Description, report: &mut Report)
         let message = format!("`dense_blocks` has {block}, but the blocks of the model are 0 to {last}");
         report.about(&["experts.dense_blocks", "model.layers"], message);
     }
-    let balance = experts.balance;
+    let biased = family.router().is_some_and(|router| router.biased);
+    let balance = experts.balance.unwrap_or(Balance::usual(biased));
     let (loss, rate) = (experts.balance_loss.is_some(), experts.bias_rate.is_some());
     for (key, is_given, of) in [("balance_loss", loss, Balance::Loss), ("bias_rate", rate, Balance::Bias)] {
-        if let Some(other) = balance.filter(|balance| is_given && *balance != of) {
-            let [of, other] = [of, other].map(|balance| toml_value(&serde_json::json!(balance)));
-            let why = format!("`{key}` is for `balance = {of}`, not {other}");
-            exclusive(report, &format!("experts.{key}"), "experts.balance", &why);
+        if !is_given || balance == of {
+            continue;
+        }
+        let [of, now] = [of, balance].map(|balance| toml_value(&serde_json::json!(balance)));
+        let path = format!("experts.{key}");
+        if report.is_given("experts.balance") {
+            let why = format!("`{key}` is for `balance = {of}`, not {now}");
+            exclusive(report, &path, "experts.balance", &why);
+        } else {
+            let leave_out = report.leave_out(&[&path, "model.family"]);
+            let family = family.name();
+            report.about(
+                &[&path, "model.family"],
+                format!("`{key}` is for `balance = {of}`, and a {family} model has `balance = {now}` by default; {leave_out}"),
+            );
         }
     }
-    if balance == Some(Balance::Bias) && !family.router().is_some_and(|router| router.biased) {
+    if balance == Balance::Bias && !biased {
         report.about(
             &["experts.balance", "model.family"],
             format!("a {} model has no bias on its scores; use `balance = \"loss\"`", family.name()),

@@ -126,6 +126,13 @@ pub enum Balance {
     None,
 }
 
+impl Balance {
+    /// The default for routers with a bias on their scores (`biased`), and for those without.
+    pub(crate) fn usual(biased: bool) -> Balance {
+        if biased { Balance::Bias } else { Balance::Loss }
+    }
+}
+
 impl ExpertsConfig {
     /// The experts that the keys describe for a model of `family` whose feed-forward is `ffn_dim` wide;
     /// `None` if the family has none, or while `count` is not known.
@@ -173,8 +180,7 @@ impl ExpertsConfig {
         self.groups = Some(groups);
         self.top_groups = Some(chosen_groups);
         self.dense_blocks = Some(mixture.dense.iter().collect());
-        let usual = if biased { Balance::Bias } else { Balance::Loss };
-        match *self.balance.get_or_insert(usual) {
+        match *self.balance.get_or_insert(Balance::usual(biased)) {
             Balance::Loss => {
                 self.balance_loss.get_or_insert(balance_loss.unwrap_or(BALANCE_LOSS));
             }

@@ -114,6 +114,16 @@ fn experts_must_fit_each_other() {
             "count = 4\nbias_rate = 0.1\nbalance = \"loss\"\n",
             "`bias_rate` is for `balance = \"bias\"`, not \"loss\"",
         ),
+        (
+            "dots1",
+            "count = 4\nbalance_loss = 0.1\n",
+            "`balance_loss` is for `balance = \"loss\"`, and a dots1 model has `balance = \"bias\"` by default; leave",
+        ),
+        (
+            "mixtral",
+            "count = 4\nbias_rate = 0.1\n",
+            "`bias_rate` is for `balance = \"bias\"`, and a mixtral model has `balance = \"loss\"` by default; leave",
+        ),
     ] {
         let error = refused(family, keys);
         assert!(error.contains(says) && error.contains("[experts]"), "{keys}: {error}");
@@ -128,9 +138,24 @@ fn experts_have_defaults() {
     let section = "[experts]\ncount = 8\nper_token = 2\nffn_dim = 192\nshared_ffn_dim = 0\nscore = \"softmax\"\nnormalise = true\n\
                    scale = 1.0\ngroups = 1\ntop_groups = 1\ndense_blocks = [0]\nbalance = \"loss\"\nbalance_loss = 0.001\nz_loss = 0.0\n";
     assert!(text.contains(section), "{text}");
-    let again = parse(&text, &[]).expect("it is a run file").resolve(&Facts::default()).expect("it fits");
-    assert_eq!(again.architecture, resolved.architecture);
-    assert_eq!(again.config, resolved.config);
+}
+
+#[test]
+fn a_resolved_file_with_experts_resolves_to_itself() {
+    for (family, keys) in [
+        ("qwen3_moe", "dense_blocks = [0]\n"),
+        ("mixtral", "balance_loss = 0.02\n"),
+        ("mixtral", "balance = \"none\"\n"),
+        ("dots1", "bias_rate = 0.01\n"),
+        ("dots1", "balance = \"loss\"\nbalance_loss = 0.1\n"),
+    ] {
+        let parsed = parse(&with_experts(family, &format!("count = 8\n{keys}")), &[]).expect(keys);
+        let resolved = parsed.resolve(&Facts::default()).expect(keys);
+        let again =
+            parse(&resolved.config.to_toml(), &[]).expect(keys).resolve(&Facts::default()).expect(keys);
+        assert_eq!(again.architecture, resolved.architecture, "{family}: {keys}");
+        assert_eq!(again.config, resolved.config, "{family}: {keys}");
+    }
 }
 
 #[test]

@@ -324,7 +324,7 @@ impl Experts {
     /// How the rows of so many tokens are arranged by experts.
     pub fn dispatch(&self, tokens: usize) -> Dispatch {
         let align = if tokens > SMALL_BATCH { TILE } else { 1 };
-        Dispatch { experts: self.count, align, load: false }
+        Dispatch { experts: self.count, align }
     }
 
     /// The projection to a logit for each expert.

@@ -95,7 +95,7 @@ impl Layer {
         let [gates, ids] = apply(Arc::new(Route(self.router)), &route)[..] else {
             unreachable!("two outputs")
         };
-        let dispatch = Dispatch { experts, align: self.align, load: false };
+        let dispatch = Dispatch { experts, align: self.align };
         let [starts, counts, rows, sources] = apply(Arc::new(dispatch), &[ids])[..] else {
             unreachable!("four outputs")
         };

@@ -91,7 +91,7 @@ section! {
         #[schemars(extend("x-aliases" = ["moe_router_bias_update_rate", "bias_update_speed", "bias_update_rate"]))]
         pub bias_rate: Option<f64> = None,
         /// Weight of the router's z-loss, the mean squared log-sum-exp of a block's logits (ST-MoE, arXiv
-        /// 2202.08906, section 3.2). 0 leaves it out.
+        /// 2202.08906, section 3.3). 0 leaves it out.
         #[schemars(range(max = 100.0), extend("minimum" = 0.0))]
         #[schemars(extend("x-default" = "`0.0`"))]
         #[schemars(extend("x-aliases" = ["router_z_loss_coef", "moe_z_loss_coeff", "router_z_loss"]))]

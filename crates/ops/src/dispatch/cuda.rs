@@ -1,7 +1,7 @@
 //! Launches of the GPU kernels of [`Dispatch`].
 #![allow(unsafe_code, reason = "it launches kernels")]
 
-use super::{Dispatch, LOAD};
+use super::Dispatch;
 use xtrain_cuda::{
     CudaError, CudaKernel, DevicePtr, Gpu, KernelSource, Launch, Operands, Work, kernel_struct,
 };
@@ -22,12 +22,10 @@ kernel_struct! {
         counts: DevicePtr,
         rows: DevicePtr,
         sources: DevicePtr,
-        load: DevicePtr,
         copies: u32,
         experts: u32,
         align: u32,
         capacity: u32,
-        add_load: u32,
     }
 }
 
@@ -35,19 +33,16 @@ impl CudaKernel for Dispatch {
     fn prepare(&self, gpu: &Gpu, operands: &Operands<'_>) -> Result<Work, CudaError> {
         let ids = operands.inputs[0];
         let [starts, counts, rows, sources] = [0, 1, 2, 3].map(|n| operands.outputs[n].place);
-        let load = operands.outputs.get(LOAD);
         let arguments = Arguments {
             ids: ids.place,
             starts,
             counts,
             rows,
             sources,
-            load: load.map_or(DevicePtr(0), |load| load.place),
             copies: ids.ty.numel() as u32,
             experts: self.experts as u32,
             align: self.align as u32,
             capacity: self.capacity(ids.ty.numel()) as u32,
-            add_load: load.is_some_and(|load| load.accumulate).into(),
         };
         let experts = self.experts as u32;
         let launches = [

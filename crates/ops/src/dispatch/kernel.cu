@@ -7,13 +7,10 @@ struct Arguments {
     float* counts;
     int* rows;
     int* sources;
-    // Null for none.
-    float* load;
     u32 copies;
     u32 experts;
     u32 align;
     u32 capacity;
-    u32 add_load;
 };
 
 constexpr u32 WARPS = THREADS / 32;
@@ -31,7 +28,6 @@ extern "C" __global__ void __launch_bounds__(THREADS) dispatch_count(Arguments a
     count = 0;
     for (u32 warp = 0; warp < WARPS; warp++) count += of_warps[warp];
     args.counts[blockIdx.x] = (float)count;
-    if (args.load != nullptr) args.load[blockIdx.x] = (float)count + (args.add_load ? args.load[blockIdx.x] : 0.0f);
 }
 
 // The first row of each expert; one warp.

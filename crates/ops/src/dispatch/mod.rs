@@ -20,13 +20,10 @@ use xtrain_cuda::KernelSource;
 use xtrain_program::{Backward, Differentiable, Op, OpError, Operand, Rebuild};
 use xtrain_tensor::{DType, TensorType};
 
-/// The output that is the load.
-const LOAD: usize = 4;
-
-/// `ids_tk -> (starts i32[e+1], counts f32[e], rows_tk i32, sources_c i32[, load f32[e]])`: the first row of
-/// each expert and the end of the last one, tokens of each expert, the row of each copy of a token, and for
-/// each row the copy (token times k, plus its place among the token's experts) that it holds, or -1. Rows of
-/// an expert are in the order of tokens. `load` is `counts` again; it accumulates over micro-steps.
+/// `ids_tk -> (starts i32[e+1], counts f32[e], rows_tk i32, sources_c i32)`: the first row of each expert and
+/// the end of the last one, tokens of each expert, the row of each copy of a token, and for each row the copy
+/// (token times k, plus its place among the token's experts) that it holds, or -1. Rows of an expert are in
+/// the order of tokens.
 ///
 /// A negative id has no row: its entry in `rows` is -1. The outputs are kept for the backward, never
 /// recomputed, so no token counts twice.
@@ -36,8 +33,6 @@ pub struct Dispatch {
     pub experts: usize,
     /// The multiple at which the rows of an expert begin.
     pub align: usize,
-    /// True if the load is an output.
-    pub load: bool,
 }
 
 impl Dispatch {
@@ -60,23 +55,16 @@ impl Op for Dispatch {
         OpError::ensure(self.experts > 0 && self.align > 0, || {
             format!("{} experts, aligned to {}: both must be at least 1", self.experts, self.align)
         })?;
-        let counts = TensorType::new(DType::F32, [self.experts]);
-        let mut outputs = vec![
+        Ok(vec![
             TensorType::new(DType::I32, [self.experts + 1]),
-            counts,
+            TensorType::new(DType::F32, [self.experts]),
             inputs[0],
             TensorType::new(DType::I32, [self.capacity(inputs[0].numel())]),
-        ];
-        outputs.extend(self.load.then_some(counts));
-        Ok(outputs)
+        ])
     }
 
     fn operand(&self, _: usize) -> Operand {
         Operand::Full
-    }
-
-    fn accumulates(&self, output: usize) -> bool {
-        output == LOAD
     }
 
     fn rebuild(&self, _: &[bool]) -> Rebuild {

@@ -26,14 +26,14 @@ fn ids(tokens: usize, chosen: usize, experts: usize, seed: u64) -> SampleInput {
 impl Sampled for Dispatch {
     fn samples() -> Vec<Sample> {
         let sample = |(tokens, chosen, experts, align)| {
-            let op = Dispatch { experts, align, load: chosen > 1 };
+            let op = Dispatch { experts, align };
             Sample::plain(op, [ids(tokens, chosen, experts, 3)])
         };
         [(13, 2, 8, 4), (5, 1, 1, 1), (1, 2, 40, 16), (3, 5, 5, 1)].map(sample).into()
     }
 
     fn large() -> Sample {
-        Sample::plain(Dispatch { experts: 64, align: 128, load: true }, [ids(5000, 4, 64, 5)])
+        Sample::plain(Dispatch { experts: 64, align: 128 }, [ids(5000, 4, 64, 5)])
     }
 
     fn tolerance(&self, _: &[TensorType]) -> GpuTolerance {
@@ -46,10 +46,10 @@ impl Sampled for Dispatch {
         let padded =
             SampleInput::integers([900, 2], (0..1800).map(|n| if n >= 1500 { -1 } else { n % 2 * 7 }));
         vec![
-            Sample::plain(Dispatch { experts: 128, align: 128, load: true }, [ids(2048, 8, 128, 7)]),
-            Sample::plain(Dispatch { experts: 8, align: 128, load: false }, [one]),
-            Sample::plain(Dispatch { experts: 9, align: 16, load: true }, [padded]),
-            Sample::plain(Dispatch { experts: 1000, align: 1, load: false }, [ids(3, 8, 1000, 9)]),
+            Sample::plain(Dispatch { experts: 128, align: 128 }, [ids(2048, 8, 128, 7)]),
+            Sample::plain(Dispatch { experts: 8, align: 128 }, [one]),
+            Sample::plain(Dispatch { experts: 9, align: 16 }, [padded]),
+            Sample::plain(Dispatch { experts: 1000, align: 1 }, [ids(3, 8, 1000, 9)]),
         ]
     }
 }

@@ -1,7 +1,7 @@
 //! Tests of [`Dispatch`].
 
 use super::Dispatch;
-use crate::run_op::{run, run_over};
+use crate::run_op::run;
 use proptest::prelude::*;
 use xtrain_tensor::{DType, HostTensor, TensorType};
 
@@ -18,7 +18,7 @@ fn dispatched(op: Dispatch, chosen: usize, ids: &[i32]) -> [Vec<i64>; 4] {
 }
 
 fn op(experts: usize, align: usize) -> Dispatch {
-    Dispatch { experts, align, load: false }
+    Dispatch { experts, align }
 }
 
 #[test]
@@ -30,17 +30,6 @@ fn experts_begin_at_multiples() {
     assert_eq!(rows, [4, 0, 5, -1, 1, 6]);
     assert_eq!(op.capacity(6), 16);
     assert_eq!(sources, [[1, 4, -1, -1, 0, 2, 5, -1], [-1; 8]].concat());
-}
-
-#[test]
-fn the_load_adds_up_over_micro_steps() {
-    let op = Dispatch { load: true, ..op(3, 2) };
-    let (first, second) = (tensor(2, &[2, 0, 2, 1]), tensor(2, &[0, 2, -1, -1]));
-    let outputs = run(&op, &[&first]);
-    assert_eq!(outputs[super::LOAD].to_f64(), [1.0, 1.0, 2.0]);
-    let outputs = run_over(&op, &[&second], outputs, true);
-    assert_eq!(outputs[1].to_f64(), [1.0, 0.0, 1.0], "counts are of a micro-step");
-    assert_eq!(outputs[super::LOAD].to_f64(), [2.0, 1.0, 3.0]);
 }
 
 #[test]

@@ -1,10 +1,7 @@
 //! Linear layers of experts: a GEMM for each group of rows of a ragged tensor, and its gradients.
 //!
-//! A ragged tensor has a static number of rows, its capacity c. The rows of expert e are
-//! `start[e]..start[e + 1]`, with `start` an i32[E + 1] on the device: `start[0]` is 0, and each group may
-//! begin at a multiple of an alignment. Rows that belong to no token, which pad a group or come after
-//! `start[E]`, are zeros in every ragged tensor: its producer writes them. The kernels read the extents where
-//! they run, so a program does not depend on the routing.
+//! [`crate::dispatch`] says what a ragged tensor is, and computes `start`, an i32[E + 1] on the device: the
+//! rows of expert e are `start[e]..start[e + 1]` of c.
 //!
 //! The weights of all experts are one matrix `w_(E*o)i`, expert after expert, so y = x w_e^T, dx = dy w_e and
 //! dw_e = dy^T x over the rows of expert e. E is the number of experts, and o and i are the outputs and

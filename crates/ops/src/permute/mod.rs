@@ -9,8 +9,8 @@ mod samples;
 #[cfg(test)]
 mod tests;
 
-use crate::matrix;
 use crate::on_gpu::OnGpu;
+use crate::{float_shaped, matrix};
 use xtrain_cuda::KernelSource;
 use xtrain_program::{Backward, Cost, Differentiable, Op, OpError, Operand, Role};
 use xtrain_tensor::{DType, TensorType};
@@ -43,11 +43,6 @@ fn copies(sources: TensorType, rows: TensorType) -> Result<[usize; 2], OpError> 
     Ok([tokens, chosen])
 }
 
-/// Checks that `ty` has floats of this shape.
-fn floats(name: &str, ty: TensorType, shape: &[usize]) -> Result<(), OpError> {
-    crate::float_shaped(name, ty, shape)
-}
-
 impl Op for Permute {
     fn name(&self) -> &'static str {
         "permute"
@@ -57,7 +52,7 @@ impl Op for Permute {
         OpError::arity("permute", inputs, 3)?;
         let [tokens, _] = copies(inputs[1], inputs[2])?;
         let (_, width) = matrix("x", inputs[0])?;
-        floats("x", inputs[0], &[tokens, width])?;
+        float_shaped("x", inputs[0], &[tokens, width])?;
         Ok(vec![TensorType::new(inputs[0].dtype, [inputs[1].numel(), width])])
     }
 
@@ -93,7 +88,7 @@ impl Op for Unpermute {
         })?;
         let [tokens, _] = copies(inputs[1], inputs[2])?;
         let (_, width) = matrix("y", inputs[0])?;
-        floats("y", inputs[0], &[inputs[1].numel(), width])?;
+        float_shaped("y", inputs[0], &[inputs[1].numel(), width])?;
         let out = TensorType::new(inputs[0].dtype, [tokens, width]);
         if let Some(&shared) = inputs.get(3) {
             OpError::ensure(shared == out, || format!("what is added must be {out}, not {shared}"))?;
@@ -134,7 +129,7 @@ impl Op for PermuteGates {
 
     fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>, OpError> {
         OpError::arity("permute_gates", inputs, 3)?;
-        floats("gates", inputs[0], &copies(inputs[1], inputs[2])?)?;
+        float_shaped("gates", inputs[0], &copies(inputs[1], inputs[2])?)?;
         Ok(vec![TensorType::new(inputs[0].dtype, [inputs[1].numel()])])
     }
 
@@ -163,7 +158,7 @@ impl Op for UnpermuteGates {
     fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>, OpError> {
         OpError::arity("unpermute_gates", inputs, 3)?;
         let shape = copies(inputs[1], inputs[2])?;
-        floats("dgates", inputs[0], &[inputs[1].numel()])?;
+        float_shaped("dgates", inputs[0], &[inputs[1].numel()])?;
         Ok(vec![TensorType::new(inputs[0].dtype, shape)])
     }
 

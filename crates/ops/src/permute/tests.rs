@@ -22,7 +22,7 @@ proptest! {
         };
         let ids: Vec<f64> = tokens.iter().flat_map(ids_of).collect();
         let ids = HostTensor::from_f64(TensorType::new(DType::I32, [tokens.len(), chosen]), &ids);
-        let routing = run(&Dispatch { experts, align, load: false }, &[&ids]);
+        let routing = run(&Dispatch { experts, align }, &[&ids]);
         let [rows, sources] = [&routing[2], &routing[3]];
         let (x, gates) = (normal(DType::F64, [tokens.len(), 7], 1.0, seed), normal(DType::F64, ids.ty().shape, 1.0, seed));
 

@@ -55,7 +55,6 @@ __device__ __forceinline__ Token token_of(const Arguments& args, u32 token) {
 
 __device__ __forceinline__ bool is_padding(const Arguments& args, u32 token) { return args.ids[(u64)token * args.chosen] < 0; }
 
-
 extern "C" __global__ void __launch_bounds__(32 * WARPS) router_terms(Arguments args) {
     u32 token = blockIdx.x * WARPS + threadIdx.x / 32;
     if (token >= args.tokens) return;

@@ -1,5 +1,5 @@
 //! The losses of a mixture's router, of one layer: the balance loss (Switch Transformer, arXiv 2101.03961,
-//! section 2.2, with k experts a token) and the router z-loss (ST-MoE, arXiv 2202.08906, section 2.2).
+//! section 2.2, with k experts a token) and the router z-loss (ST-MoE, arXiv 2202.08906, section 3.3).
 //!
 //! Shape legend: e experts, k experts of a token.
 

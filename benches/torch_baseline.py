@@ -546,7 +546,7 @@ def run_worker(a):
             ckw["mode"] = a.compile_mode
         if a.compile_scope == "block":
             for blk in model.layers:
-                blk.compile(fullgraph=not fp8, **ckw)
+                blk.compile(fullgraph=not (fp8 or mode.get("experts_fp8")), **ckw)
 
     norm, head = model.norm, model.head
     if mode.get("chunked"):

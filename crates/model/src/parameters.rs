@@ -273,14 +273,7 @@ impl List<'_> {
         }
     }
 
-    fn matrix(
-        &mut self,
-        group: ParameterGroup,
-        name: &str,
-        shape: [usize; 2],
-        init: Init,
-        parts: Parts,
-    ) {
+    fn matrix(&mut self, group: ParameterGroup, name: &str, shape: [usize; 2], init: Init, parts: Parts) {
         let (name, shape, whole) = (name.into(), shape.to_vec(), None);
         self.parameters.push(ParameterSpec { name, shape, group, init, parts, whole });
     }

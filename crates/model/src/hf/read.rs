@@ -39,8 +39,7 @@ impl Keys<'_> {
     fn family(&self) -> Result<Family, ModelError> {
         let name = self.text("model_type")?.ok_or_else(|| missing("model_type"))?;
         Family::named(name).ok_or_else(|| {
-            let families = Family::listing(|_| true, "");
-            fail(format!("model_type `{name}` is not supported; xtrain loads {families}"))
+            fail(format!("model_type `{name}` is not supported; {}", Family::why_not(name)))
         })
     }
 

@@ -50,6 +50,10 @@ impl Op for GroupedLinear {
         operand(input)
     }
 
+    fn reads_experts(&self) -> bool {
+        true
+    }
+
     fn cost(&self, inputs: &[TensorType], outputs: &[TensorType]) -> Cost {
         cost([self.live_rows, outputs[0].shape[1], inputs[0].shape[1]], inputs, outputs)
     }
@@ -100,6 +104,10 @@ impl Op for GroupedDgrad {
 
     fn operand(&self, input: usize) -> Operand {
         operand(input)
+    }
+
+    fn reads_experts(&self) -> bool {
+        true
     }
 
     fn cost(&self, inputs: &[TensorType], outputs: &[TensorType]) -> Cost {

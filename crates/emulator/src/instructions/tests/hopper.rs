@@ -119,18 +119,20 @@ fn dump(bytes: usize) -> String {
 }
 
 /// Each block of a cluster writes a number into the next one, for a few rounds, and tells it by its mbarrier,
-/// with these orders of arrival and wait.
+/// with these orders of arrival and wait. Without a scope, these order accesses within a block only, so there are
+/// fences.
 fn numbers_go_round_a_cluster([releases, acquires]: [&str; 2]) -> Result<(), String> {
     const ROUNDS: u32 = 5;
+    let fence = if releases.is_empty() { "fence.acq_rel.cluster;\n" } else { "" };
     for blocks in [1, 2, 4, 8] {
         let body = format!(
             "mov.u32 %s, bar;\nsetp.ne.s32 %q, %t, 0;\n@%q bra READY;\nmov.u32 %v, 1;\nmbarrier.init.shared::cta.b64 [%s], %v;\n\
              fence.mbarrier_init.release.cluster;\nREADY:\n{CLUSTER_SYNC}\
              mov.u32 %c, %cluster_ctarank;\nmov.u32 %w, %cluster_nctarank;\nadd.s32 %x, %c, 1;\nrem.u32 %x, %x, %w;\n\
              mapa.shared::cluster.u32 %w, %s, %x;\nmov.u32 %v, area;\nmapa.shared::cluster.u32 %v, %v, %x;\nmov.u32 %c, 0;\nmov.u32 %x, %b;\n\
-             AGAIN:\nadd.s32 %x, %x, 3;\n@!%q st.shared::cluster.u32 [%v], %x;\n\
+             AGAIN:\nadd.s32 %x, %x, 3;\n@!%q st.shared::cluster.u32 [%v], %x;\n{fence}\
              @!%q mbarrier.arrive{releases}.shared::cluster.b64 _, [%w];\nand.b32 %b, %c, 1;\n\
-             SPIN:\nmbarrier.try_wait.parity{acquires}.shared::cta.b64 %p, [%s], %b;\n@!%p bra SPIN;\n\
+             SPIN:\nmbarrier.try_wait.parity{acquires}.shared::cta.b64 %p, [%s], %b;\n@!%p bra SPIN;\n{fence}\
              ld.shared.u32 %x, [area];\n{CLUSTER_SYNC}add.s32 %c, %c, 1;\nsetp.lt.u32 %p, %c, {ROUNDS};\n@%p bra AGAIN;\n\
              @%q bra END;\nmov.u32 %b, %ctaid.x;\nmul.wide.u32 %o, %b, 4;\nadd.s64 %to, %to, %o;\nst.global.u32 [%to], %x;\nEND:\n"
         );

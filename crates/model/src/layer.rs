@@ -323,8 +323,12 @@ const SMALL_BATCH: usize = 64;
 impl Experts {
     /// How the rows of so many tokens are arranged by experts.
     pub fn dispatch(&self, tokens: usize) -> Dispatch {
-        let align = if tokens > SMALL_BATCH { TILE } else { 1 };
-        Dispatch { experts: self.count, align }
+        self.share().dispatch(tokens)
+    }
+
+    /// The experts, and those of a token.
+    fn share(&self) -> ExpertShare {
+        ExpertShare { count: self.count, chosen: self.router.chosen }
     }
 
     /// The projection to a logit for each expert.
@@ -376,7 +380,7 @@ impl Experts {
             parts,
             bias: false,
             is_residual,
-            experts: Some(ExpertShare { count: self.count, chosen: self.router.chosen }),
+            experts: Some(self.share()),
             whole: Some(site),
         }
     }
@@ -392,7 +396,19 @@ impl Experts {
     }
 }
 
+impl ExpertShare {
+    fn dispatch(self, tokens: usize) -> Dispatch {
+        let align = if tokens > SMALL_BATCH { TILE } else { 1 };
+        Dispatch { experts: self.count, align }
+    }
+}
+
 impl LinearSpec {
+    /// Rows of its input in a batch of so many tokens: those by experts, if it belongs to experts.
+    pub fn input_rows(&self, tokens: usize) -> usize {
+        self.experts.map_or(tokens, |share| share.dispatch(tokens).capacity(tokens * share.chosen))
+    }
+
     /// Rows of its weight.
     pub fn rows(&self) -> usize {
         self.outputs() * self.experts.map_or(1, |share| share.count)

@@ -6,7 +6,7 @@ use std::fmt;
 use xtrain_program::quantize::Candidate;
 use xtrain_program::save_fp8::{self, Reader};
 use xtrain_program::{LinearGemm, Quantization, ScaledGemm};
-use xtrain_tensor::{DType, Scaling};
+use xtrain_tensor::{DType, Scaling, TILE};
 
 /// The formats that a model computes in.
 #[derive(Clone, Debug, PartialEq)]
@@ -77,8 +77,10 @@ pub enum Bf16Reason {
     Recipe,
     /// It is the head's, and the run has no FP8 head.
     Head,
-    /// It is that of experts.
+    /// It is that of experts, and the recipe scales by rows.
     Experts,
+    /// The outputs of an expert, which blocks of the weights of all experts would cross.
+    ExpertOutputs(usize),
     /// It is in one of the first or last blocks, which the run leaves in bf16.
     Layer,
     /// This pattern of the run names it.
@@ -114,9 +116,6 @@ impl Numerics {
     pub fn scaled_gemm(&self, candidate: Candidate<'_>, layers: usize) -> Result<ScaledGemm, Bf16Reason> {
         let gemm = candidate.gemm;
         let operands = self.operands(gemm).ok_or(Bf16Reason::Recipe)?;
-        if candidate.origin.site.starts_with(EXPERTS) {
-            return Err(Bf16Reason::Experts);
-        }
         let fp8 = &self.fp8;
         match candidate.origin.block.map(|block| block as usize) {
             None if !fp8.head || *candidate.origin.site != *HEAD => return Err(Bf16Reason::Head),
@@ -133,6 +132,20 @@ impl Numerics {
         let sizes = if gemm == LinearGemm::Fprop { [n, n, k] } else { [m, n, k] };
         if let Some(&size) = sizes.iter().find(|size| !size.is_multiple_of(Bf16Reason::MULTIPLE)) {
             return Err(Bf16Reason::Size(size));
+        }
+        if candidate.origin.site.starts_with(EXPERTS) {
+            let outputs = match gemm {
+                LinearGemm::Fprop => n,
+                LinearGemm::Dgrad => k,
+                LinearGemm::Wgrad => m,
+            };
+            match self.recipe {
+                Recipe::Fp8Row => return Err(Bf16Reason::Experts),
+                Recipe::Fp8Block if !outputs.is_multiple_of(TILE) => {
+                    return Err(Bf16Reason::ExpertOutputs(outputs));
+                }
+                _ => {}
+            }
         }
         if let Some(slower) = fp8.slower.iter().find(|slower| slower.layer == *candidate.origin.site) {
             let [inputs, outputs] = match gemm {
@@ -182,7 +195,12 @@ impl fmt::Display for Bf16Reason {
         match self {
             Bf16Reason::Recipe => f.write_str("the recipe has no FP8"),
             Bf16Reason::Head => f.write_str("precision.head = \"bf16\""),
-            Bf16Reason::Experts => f.write_str("experts are not computed in FP8 yet"),
+            Bf16Reason::Experts => {
+                f.write_str("fp8-row would need a scale for each row and expert in wgrad and dgrad")
+            }
+            Bf16Reason::ExpertOutputs(outputs) => {
+                write!(f, "{outputs} outputs of an expert are not a multiple of {TILE}")
+            }
             Bf16Reason::Layer => f.write_str("one of the first or last layers"),
             Bf16Reason::Pattern(pattern) => write!(f, "skipped by {pattern:?}"),
             Bf16Reason::Size(size) => write!(f, "{size} is not a multiple of {}", Bf16Reason::MULTIPLE),
@@ -195,6 +213,25 @@ impl fmt::Display for Bf16Reason {
 mod tests {
     use super::*;
     use xtrain_program::{Origin, Role, Stage};
+
+    #[test]
+    fn experts_are_in_fp8_but_by_rows_and_in_blocks_that_cross_them() {
+        let (site, role, stage) = ("mlp.experts.down_proj".into(), Role::Forward, Stage::Forward);
+        let origin = Origin { block: Some(0), site, role, stage };
+        for gemm in LinearGemm::ALL {
+            let of = |recipe: Recipe, outputs: usize| {
+                let extents = gemm.extents(256, outputs, 64);
+                let candidate = Candidate { origin: &origin, gemm, extents };
+                Numerics::from(recipe).scaled_gemm(candidate, 1).err()
+            };
+            for recipe in [Recipe::Fp8Current, Recipe::Fp8Delayed] {
+                assert_eq!([192, 256].map(|outputs| of(recipe, outputs)), [None, None], "{recipe:?}");
+            }
+            let blocks = [192, 256].map(|outputs| of(Recipe::Fp8Block, outputs));
+            assert_eq!(blocks, [Some(Bf16Reason::ExpertOutputs(192)), None]);
+            assert_eq!(of(Recipe::Fp8Row, 256), Some(Bf16Reason::Experts));
+        }
+    }
 
     #[test]
     fn a_gemm_that_stays_in_bf16_has_a_reason() {

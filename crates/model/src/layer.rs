@@ -158,6 +158,12 @@ pub(crate) const EXPERTS: &str = "mlp.experts.";
 /// The site of attention's output projection, whose input recipes may save in fewer bits.
 pub(crate) const O_PROJ: &str = "attn.o_proj";
 
+/// The site of the router of experts, which no recipe computes in FP8.
+pub(crate) const ROUTER: &str = "mlp.router";
+
+/// The end of the sites of SwiGLUs, whose input recipes may save in fewer bits.
+pub(crate) const SWIGLU: &str = ".swiglu";
+
 impl Layer {
     /// The linear layers of the block, in the order in which it applies them; `dim` is the width of the
     /// residual stream.
@@ -334,7 +340,7 @@ impl Experts {
     /// The projection to a logit for each expert.
     pub fn router_proj(&self, dim: usize) -> LinearSpec {
         LinearSpec {
-            site: "mlp.router",
+            site: ROUTER,
             inputs: dim,
             module: "",
             parts: vec![(self.modules.router, self.count)],

@@ -1,11 +1,11 @@
 //! The GEMMs of a model that have FP8 operands: the recipe, and a run's overrides of it.
 
-use crate::layer::{EXPERTS, HEAD, O_PROJ};
+use crate::layer::{EXPERTS, HEAD, O_PROJ, ROUTER, SWIGLU};
 use crate::{GemmPattern, Recipe};
 use std::fmt;
 use xtrain_program::quantize::Candidate;
 use xtrain_program::save_fp8::{self, Reader};
-use xtrain_program::{LinearGemm, Quantization, ScaledGemm};
+use xtrain_program::{LinearGemm, Origin, Quantization, ScaledGemm};
 use xtrain_tensor::{DType, Scaling, TILE};
 
 /// The formats that a model computes in.
@@ -77,6 +77,8 @@ pub enum Bf16Reason {
     Recipe,
     /// It is the head's, and the run has no FP8 head.
     Head,
+    /// It is that of a router.
+    Router,
     /// It is that of experts, and the recipe scales by rows.
     Experts,
     /// The outputs of an expert, which blocks of the weights of all experts would cross.
@@ -110,12 +112,20 @@ impl Numerics {
         Some(operands.map(|cast| Quantization { pow2_scales: pow2(cast), ..cast }))
     }
 
+    /// The casts of a GEMM's operands that are measured under an FP8 recipe: not those of routers.
+    pub fn measured(&self, origin: &Origin, gemm: LinearGemm) -> Option<[Quantization; 2]> {
+        self.operands(gemm).filter(|_| *origin.site != *ROUTER)
+    }
+
     /// The FP8 form of a linear layer's GEMM in a model of this many blocks, or the reason why it stays in
     /// bf16. In fprop alone the number of tokens does not decide, because evaluation and generation have any
     /// number of them.
     pub fn scaled_gemm(&self, candidate: Candidate<'_>, layers: usize) -> Result<ScaledGemm, Bf16Reason> {
         let gemm = candidate.gemm;
         let operands = self.operands(gemm).ok_or(Bf16Reason::Recipe)?;
+        if *candidate.origin.site == *ROUTER {
+            return Err(Bf16Reason::Router);
+        }
         let fp8 = &self.fp8;
         match candidate.origin.block.map(|block| block as usize) {
             None if !fp8.head || *candidate.origin.site != *HEAD => return Err(Bf16Reason::Head),
@@ -171,6 +181,7 @@ impl Numerics {
         let fp8 = &self.fp8;
         // SwiGLU's input holds gate and up side by side.
         let (width, asked, format) = match reader {
+            Reader::Activation if !origin.site.ends_with(SWIGLU) => return None,
             Reader::Activation => (columns / 2, fp8.swiglu_input, DType::E4M3),
             Reader::Linear if &*origin.site == O_PROJ => (columns, fp8.attention_output, DType::E5M6),
             Reader::Linear => return None,
@@ -195,6 +206,7 @@ impl fmt::Display for Bf16Reason {
         match self {
             Bf16Reason::Recipe => f.write_str("the recipe has no FP8"),
             Bf16Reason::Head => f.write_str("precision.head = \"bf16\""),
+            Bf16Reason::Router => f.write_str("routers are computed in bf16"),
             Bf16Reason::Experts => {
                 f.write_str("fp8-row would need a scale for each row and expert in wgrad and dgrad")
             }
@@ -212,7 +224,7 @@ impl fmt::Display for Bf16Reason {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use xtrain_program::{Origin, Role, Stage};
+    use xtrain_program::{Role, Stage};
 
     #[test]
     fn experts_are_in_fp8_but_by_rows_and_in_blocks_that_cross_them() {

@@ -9,6 +9,7 @@ use xtrain_model::{
     Bf16Reason, BlockSet, Description, Family, Fp8Overrides, GemmPattern, Mixture, Recipe, Router,
 };
 use xtrain_program::{Recompute, StateKind};
+use xtrain_train::engine::Target;
 use xtrain_train::learner::{Learner, StepResult};
 use xtrain_train::linear_gemms::linear_gemms;
 use xtrain_train::programs;
@@ -22,14 +23,14 @@ const WITH_EXPERTS: [Recipe; 3] = [Recipe::Fp8Current, Recipe::Fp8Delayed, Recip
 
 /// A mixture of 2 of 8 experts, whose outputs are whole blocks if `dim` is.
 fn mixture(recipe: Recipe, dim: usize) -> TrainingSpec {
-    mixture_of(recipe, dim, 2)
+    mixture_of(recipe, dim, 8, 2)
 }
 
-/// A mixture in which a token passes through `chosen` of 8 experts.
-fn mixture_of(recipe: Recipe, dim: usize, chosen: usize) -> TrainingSpec {
+/// A mixture in which a token passes through `chosen` of these experts.
+fn mixture_of(recipe: Recipe, dim: usize, experts: usize, chosen: usize) -> TrainingSpec {
     let family = Family::QWEN3_MOE;
     let router = Router { chosen, ..family.router().expect("a family with experts") };
-    let mixture = Mixture { experts: 8, ffn_dim: 64, router, shared_ffn_dim: 0, dense: BlockSet::default() };
+    let mixture = Mixture { experts, ffn_dim: 64, router, shared_ffn_dim: 0, dense: BlockSet::default() };
     let sizes = Description { dim, layers: 2, heads: 4, kv_heads: 2, head_dim: 32, ..small() };
     let model = built(Description { family, mixture: Some(mixture), ..sizes });
     let mut spec = TrainingSpec { recipe, ..spec(model, BATCH) };
@@ -76,6 +77,22 @@ fn all_gemms_of_experts_are_in_fp8_but_under_rows() {
     assert_eq!(products(&rows), [0, 12]);
     for site in [GATE_UP, DOWN] {
         assert_eq!(reasons(&rows, site), [(); 3].map(|()| Some(Bf16Reason::Experts)));
+    }
+}
+
+/// The sizes of this router are those of FP8.
+#[test]
+fn routers_are_in_bf16_and_their_casts_are_not_measured() {
+    for recipe in Recipe::FP8 {
+        let spec = mixture_of(recipe, 128, 16, 2);
+        let program = programs::training(&spec).expect("a program");
+        let routers = program.instances.iter().filter(|i| &*i.origin.site == "mlp.router");
+        let names: Vec<_> = routers.map(|i| i.code.op().name()).collect();
+        assert!(["linear_dgrad", "linear_wgrad"].iter().all(|name| names.contains(name)), "{names:?}");
+        assert!(!["quantize", "scaled_matmul"].iter().any(|name| names.contains(name)), "{names:?}");
+        let measured = programs::inspection(&spec, &recipe.into()).expect("a program").measured;
+        assert!(measured.iter().all(|cast| &*cast.layer.site != "mlp.router"));
+        assert!(measured.iter().any(|cast| &*cast.layer.site == GATE_UP));
     }
 }
 
@@ -147,7 +164,8 @@ fn training_repeats_to_the_bit_and_is_near_bf16() {
         assert!(expected.0.iter().all(|result| !result.skipped));
         let gap = mean_loss(&expected.0) / mean_loss(&bf16) - 1.0;
         println!("{recipe:?}: {gap:+.2e}");
-        assert!(gap.abs() < 5e-3 && expected.0[1] != bf16[1], "{recipe:?}: {gap:e}");
+        // Rounding lets tokens choose other experts, and so do few steps on few batches.
+        assert!(gap.abs() < 2e-2 && expected.0[1] != bf16[1], "{recipe:?}: {gap:e}");
         let again = [Recompute::None, Recompute::Norms, Recompute::Block];
         for recompute in again {
             assert!(run(TrainingSpec { recompute, ..spec.clone() }) == expected, "{recipe:?} {recompute:?}");
@@ -173,7 +191,7 @@ fn training_repeats_to_the_bit_and_is_near_bf16() {
 /// Tokens pass through all experts, since rounding lets some of them choose others.
 #[test]
 fn gradients_of_experts_are_as_near_to_those_of_bf16_as_formats_allow() {
-    let step = |recipe| common::step_from(&mixture_of(recipe, 128, 8), &random_batch(BATCH, 37, 1), 0.05);
+    let step = |recipe| common::step_from(&mixture_of(recipe, 128, 8, 8), &random_batch(BATCH, 37, 1), 0.05);
     let bf16 = step(Recipe::Bf16);
     for recipe in WITH_EXPERTS {
         let found = step(recipe);
@@ -187,17 +205,47 @@ fn gradients_of_experts_are_as_near_to_those_of_bf16_as_formats_allow() {
 }
 
 #[test]
-fn fp8_experts_take_less_memory() {
-    let bytes = |recipe| {
-        let spec = TrainingSpec { batch: Batch { sequences: 8, seq_len: 64 }, ..mixture(recipe, 128) };
-        let program = programs::training(&spec).expect("a program");
-        let plan = xtrain_train::engine::Target::Cpu.plan(&program);
-        plan.region_bytes
+fn fp8_experts_take_less_memory_and_less_with_a_saved_input_of_swiglu() {
+    let batch = Batch { sequences: 8, seq_len: 64 };
+    let scratch = |spec: TrainingSpec| {
+        let program = programs::training(&TrainingSpec { batch, ..spec }).expect("a program");
+        Target::Cpu.plan(&program).region_bytes[2]
     };
-    let bf16 = bytes(Recipe::Bf16);
+    let bf16 = scratch(mixture(Recipe::Bf16, 128));
     for recipe in WITH_EXPERTS {
-        let [state, _, scratch] = bytes(recipe);
-        println!("{recipe:?}: {state} and {scratch} of {bf16:?}");
-        assert!(scratch < bf16[2], "{recipe:?}: {scratch} of {}", bf16[2]);
+        let saving = |swiglu_input| {
+            let fp8 = Fp8Overrides { swiglu_input: Some(swiglu_input), ..Fp8Overrides::default() };
+            scratch(TrainingSpec { fp8, ..mixture(recipe, 128) })
+        };
+        let [plain, saved] = [false, true].map(saving);
+        assert!(saved < plain && plain < bf16, "{recipe:?}: {saved}, {plain} and {bf16} bytes");
+    }
+}
+
+#[test]
+fn a_saved_input_of_swiglu_changes_gradients_alone_and_is_restored_once() {
+    for recipe in WITH_EXPERTS {
+        let with = |swiglu_input| {
+            let fp8 = Fp8Overrides { swiglu_input: Some(swiglu_input), ..Fp8Overrides::default() };
+            TrainingSpec { fp8, ..mixture(recipe, 128) }
+        };
+        let step = |spec: &TrainingSpec| common::step_from(spec, &random_batch(BATCH, 37, 2), 0.05);
+        let (plain, saved) = (step(&with(false)), step(&with(true)));
+        assert_eq!(plain.1.loss, saved.1.loss, "{recipe:?}: the forward is the same");
+        let worst =
+            plain.0.iter().zip(&saved.0).map(|(a, b)| common::relative(&a.1, &b.1)).fold(0.0, f64::max);
+        assert!(worst > 1e-3 && worst < 0.3, "{recipe:?}: {worst:e}");
+        let program = programs::training(&with(true)).expect("a program");
+        let is_swiglu = |name: &str| {
+            program
+                .instances
+                .iter()
+                .filter(|i| i.origin.site.ends_with("swiglu") && i.code.op().name() == name)
+                .count()
+        };
+        assert_eq!(["dequantize", "swiglu_grad"].map(is_swiglu), [2, 2], "{recipe:?}");
+        for recompute in [Recompute::Norms, Recompute::Block] {
+            assert!(step(&TrainingSpec { recompute, ..with(true) }) == saved, "{recompute:?} of {recipe:?}");
+        }
     }
 }

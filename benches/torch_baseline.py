@@ -83,20 +83,23 @@ SMALL_DEFAULT = ["fp32", "tf32", "amp_eager", "amp_compile", "bf16_best", "bf16_
 LARGE_DEFAULT = ["tf32", "amp_eager", "amp_compile", "bf16_best", "bf16_chunked", "fp8_tensor", "fp8_row", "fp8_row_gw_hp"]
 DEFAULT_CONFIGS = ["T12", "T10", "LLAMA1B", "LLAMA8B-L8"]
 MARK = "RESULT_JSON:"
+# Makes the constructor of a block's mixture from (torch, config, mode, options): `torch_moe_baseline.py` sets it, with CONFIGS and MODES.
+MIXTURE = None
 
 
 def default_modes(cfg_name):
-    return SMALL_DEFAULT if CONFIGS[cfg_name]["seq"] <= 512 else LARGE_DEFAULT
+    return CONFIGS[cfg_name].get("modes") or (SMALL_DEFAULT if CONFIGS[cfg_name]["seq"] <= 512 else LARGE_DEFAULT)
 
 
 def flops_per_token(c):
-    """(N excluding the input embedding, PaLM flops/token, causal flops/token, total params)."""
+    """(N excluding the input embedding, PaLM flops/token, causal flops/token, total params). N counts the experts of a token only."""
     d, L, H, KV, hd, f, V, S = (c[k] for k in ("dim", "layers", "heads", "kv", "hd", "ffn", "vocab", "seq"))
-    per_layer = d * H * hd + 2 * d * KV * hd + H * hd * d + 3 * d * f + 2 * d
+    E, K = c.get("experts", 0), c.get("per_token", 1)
+    per_layer = d * H * hd + 2 * d * KV * hd + H * hd * d + 3 * d * f * K + d * E + 2 * d
     if c.get("qk_norm"):
         per_layer += 2 * hd
     n = L * per_layer + d + V * d
-    return n, 6 * n + 12 * L * H * hd * S, 6 * n + 6 * L * H * hd * S, n + V * d
+    return n, 6 * n + 12 * L * H * hd * S, 6 * n + 6 * L * H * hd * S, n + V * d + L * 3 * d * f * max(E - K, 0)
 
 
 # --------------------------------------------------------------------------------------- worker
@@ -134,7 +137,20 @@ def find_torchao(wheel_dir):
     return f8
 
 
-def build(torch, cfg, fused_proj, sdpa_fn, pad_to, device):
+def initialise(torch, model, layers, vocabulary):
+    """Draws all weights, the same in each call."""
+    gen = torch.Generator(device=model.head.weight.device).manual_seed(1234)
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            if p.dim() < 2:
+                p.fill_(1.0)
+                continue
+            std = 0.02 / math.sqrt(2 * layers) if name.endswith(("wo.weight", "w2.weight", "mlp.w2")) else 0.02
+            p.normal_(0.0, std, generator=gen)
+        model.head.weight[vocabulary:].zero_()
+
+
+def build(torch, cfg, fused_proj, sdpa_fn, pad_to, device, mixture=None):
     nn, F = torch.nn, torch.nn.functional
     d, L, H, KV, hd, ffn, V = (cfg[k] for k in ("dim", "layers", "heads", "kv", "hd", "ffn", "vocab"))
 
@@ -157,15 +173,20 @@ def build(torch, cfg, fused_proj, sdpa_fn, pad_to, device):
             self.norm1, self.norm2 = RMSNorm(d), RMSNorm(d)
             if fused_proj:
                 self.wqkv = nn.Linear(d, (H + 2 * KV) * hd, bias=False)
-                self.w13 = nn.Linear(d, 2 * ffn, bias=False)
             else:
                 self.wq = nn.Linear(d, H * hd, bias=False)
                 self.wk = nn.Linear(d, KV * hd, bias=False)
                 self.wv = nn.Linear(d, KV * hd, bias=False)
+            if mixture:
+                self.mlp = mixture()
+            elif fused_proj:
+                self.w13 = nn.Linear(d, 2 * ffn, bias=False)
+            else:
                 self.w1 = nn.Linear(d, ffn, bias=False)
                 self.w3 = nn.Linear(d, ffn, bias=False)
             self.wo = nn.Linear(H * hd, d, bias=False)
-            self.w2 = nn.Linear(ffn, d, bias=False)
+            if not mixture:
+                self.w2 = nn.Linear(ffn, d, bias=False)
             self.qn = RMSNorm(hd) if cfg.get("qk_norm") else None
             self.kn = RMSNorm(hd) if cfg.get("qk_norm") else None
 
@@ -184,6 +205,9 @@ def build(torch, cfg, fused_proj, sdpa_fn, pad_to, device):
             o = sdpa_fn(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2).to(q.dtype))
             x = x + self.wo(o.transpose(1, 2).reshape(B, S, H * hd))
             h = self.norm2(x)
+            if mixture:
+                y, balance = self.mlp(h)
+                return x + y, balance
             if fused_proj:
                 g, u = self.w13(h).chunk(2, dim=-1)
             else:
@@ -204,22 +228,18 @@ def build(torch, cfg, fused_proj, sdpa_fn, pad_to, device):
             self.register_buffer("sin", ang.sin()[None, :, None, :], persistent=False)
 
         def hidden(self, idx):
-            x = self.tok(idx)
+            """The last block's output, and the sum of the mixtures' balance losses."""
+            x, total = self.tok(idx), 0.0
             for blk in self.layers:
                 x = blk(x, self.cos, self.sin)
-            return x
+                if mixture:
+                    x, balance = x
+                    total = total + balance
+            return x, total
 
     with torch.device(device):
         m = Decoder()
-    gen = torch.Generator(device=device).manual_seed(1234)
-    with torch.no_grad():
-        for name, p in m.named_parameters():
-            if p.dim() < 2:
-                continue
-            std = 0.02 / math.sqrt(2 * L) if name.endswith(("wo.weight", "w2.weight")) else 0.02
-            p.normal_(0.0, std, generator=gen)
-        if m.head.weight.shape[0] != V:
-            m.head.weight[V:].zero_()
+    initialise(torch, m, L, V)
     return m
 
 
@@ -408,6 +428,12 @@ class MasterAdamW:
         for p in self.params:
             p.grad = None
 
+    def start_over(self):
+        """As new, with the parameters of now."""
+        self.t._foreach_copy_(self.master, self.views)
+        for state in self.opt.state.values():
+            self.t._foreach_zero_(list(state.values()))
+
     def step(self):
         torch = self.t
         with torch.no_grad():
@@ -458,7 +484,7 @@ def run_worker(a):
         log(torch.cuda.get_device_name())
     gib = 1024.0 ** 3
     n_eff, fpt, fpt_c, n_total = flops_per_token(cfg)
-    res = dict(config=a.config, mode=a.mode, batch=B, seq=S, params=n_total, torch=torch.__version__,
+    res = dict(config=a.config, mode=a.mode + (f":{a.frozen}" if a.frozen else ""), batch=B, seq=S, params=n_total, torch=torch.__version__,
                device=torch.cuda.get_device_name() if cuda else "cpu")
 
     torch.manual_seed(0)
@@ -474,7 +500,8 @@ def run_worker(a):
     pad_to = a.pad_vocab if best else 1
     if pad_to > 1:
         res["head_rows"] = (V + pad_to - 1) // pad_to * pad_to
-    model = build(torch, cfg, fused_proj=best, sdpa_fn=sdpa_fn, pad_to=pad_to, device=dev)
+    mixture = MIXTURE(torch, cfg, mode, a) if MIXTURE else None
+    model = build(torch, cfg, fused_proj=best, sdpa_fn=sdpa_fn, pad_to=pad_to, device=dev, mixture=mixture)
     n_model = sum(p.numel() for p in model.parameters())
     if pad_to <= 1:
         assert n_model == n_total, (n_model, n_total)
@@ -519,7 +546,7 @@ def run_worker(a):
             ckw["mode"] = a.compile_mode
         if a.compile_scope == "block":
             for blk in model.layers:
-                blk.compile(fullgraph=not fp8, **ckw)
+                blk.compile(fullgraph=not (fp8 or mode.get("experts_fp8")), **ckw)
 
     norm, head = model.norm, model.head
     if mode.get("chunked"):
@@ -540,7 +567,9 @@ def run_worker(a):
         head_loss = torch.compile(head_loss_fn, **ckw) if do_compile and a.compile_scope == "block" else head_loss_fn
 
     def fwd_plain(idx, tgt):
-        return head_loss(model.hidden(idx), tgt)
+        x, balance = model.hidden(idx)
+        loss = head_loss(x, tgt)
+        return loss + balance if mixture else loss
 
     fwd_c = torch.compile(fwd_plain, **ckw) if do_compile and a.compile_scope == "model" else fwd_plain
     if mode["prec"] == "amp":
@@ -555,8 +584,24 @@ def run_worker(a):
     opt = Opt(torch, params, lr=3e-4, capturable=graph)
 
     g = torch.Generator(device=dev).manual_seed(7)
-    draw = lambda: (V + 1.0) ** torch.rand(B, S + 1, device=dev, dtype=torch.float64, generator=g) - 1
-    batches = itertools.cycle([draw().to(torch.int32).clamp_(max=V - 1) for _ in range(40)])
+
+    def draw(g):
+        zipf = (V + 1.0) ** torch.rand(B, S + 1, device=dev, dtype=torch.float64, generator=g) - 1
+        return zipf.to(torch.int32).clamp_(max=V - 1)
+
+    def losses_from_start(run, count=20):
+        """Losses of the first steps, each on new tokens."""
+        initialise(torch, model, cfg["layers"], V)
+        opt.start_over()
+        own, losses = torch.Generator(device=dev).manual_seed(11), []
+        for _ in range(count):
+            tokens = draw(own)
+            idx.copy_(tokens[:, :-1])
+            tgt.copy_(tokens[:, 1:])
+            losses.append(run()[0].clone())
+        return torch.stack(losses)
+
+    batches = itertools.cycle([draw(g) for _ in range(40)])
     idx = torch.empty(B, S, dtype=torch.long, device=dev)
     tgt = torch.empty(B, S, dtype=torch.long, device=dev)
 
@@ -607,6 +652,9 @@ def run_worker(a):
         torch.cuda.reset_peak_memory_stats()
 
     run = step
+    if mode.get("check"):
+        want, again = losses_from_start(step), losses_from_start(step)
+        res["eager_loss_diff"] = float((again - want).abs().max())
     if graph:
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
@@ -628,6 +676,13 @@ def run_worker(a):
         def run():
             cg.replay()
             return g_loss, g_gn
+
+    if mode.get("check"):  # a graph that replays rightly is as near the eager losses as eager losses are near each other
+        got = losses_from_start(run)
+        res["graph_losses"], res["eager_losses"] = ([round(x, 6) for x in t.tolist()] for t in (got, want))
+        res["graph_loss_diff"] = float((got - want).abs().max())
+        res["graph_ok"] = graph and bool((got - want).abs().max() <= 2 * res["eager_loss_diff"] + 1e-6)
+        log(f"20 steps on new tokens: graph - eager {res['graph_loss_diff']:.2e}, eager - eager {res['eager_loss_diff']:.2e}, graph_ok {res['graph_ok']}")
 
     for _ in range(n_warm):
         load()
@@ -751,8 +806,8 @@ def worker_main(a):
 def run_job(a, config, mode, batch, cap, logdir):
     tag = f"{config}.{mode}.b{batch}".replace("/", "_")
     logf = os.path.join(logdir, tag + ".log")
-    cmd = [sys.executable, os.path.abspath(__file__), "--worker", "--config", config, "--mode", mode, "--batch", str(batch)]
-    for k in ("device", "peak", "steps", "seconds", "wheel_dir", "compile_scope", "compile_mode", "pad_vocab", "ce_chunks", "documents"):
+    cmd = [sys.executable, os.path.abspath(sys.argv[0]), "--worker", "--config", config, "--mode", mode, "--batch", str(batch)]
+    for k in ("device", "peak", "steps", "seconds", "wheel_dir", "compile_scope", "compile_mode", "pad_vocab", "ce_chunks", "documents", "frozen"):
         v = getattr(a, k)
         if v is not None:
             cmd += ["--" + k.replace("_", "-"), str(v)]
@@ -814,7 +869,7 @@ def line_of(r):
     return (f"{r['config']:<11} {r['mode']:<16} b{r['batch']:<3} {r['tok_s']:>11,.0f} tok/s {r['ms_median']:>9.3f} ms"
             f" [{r['ms_p10']:.3f}..{r['ms_p90']:.3f}] {r.get('peak_alloc_gib', 0):>7.2f}/{r.get('peak_reserved_gib', 0):<7.2f} GiB"
             f" {r['tflops']:>6.1f} TF/s mfu {r['mfu']:>5.2f}% (c {r['mfu_c']:>5.2f}%) loss {r['loss_first']:.4f}->{r['loss_step4']:.4f}@4"
-            f" f/b/o {'/'.join('%.1f' % x for x in r.get('phase_ms', []))} first {r['first_step_s']:.0f}s {r['sdpa'].split()[0]}{'' if r['status'] == 'ok' else ' NONFINITE'} ({r.get('job_s', 0)}s)")
+            f" f/b/o {'/'.join('%.1f' % x for x in r.get('phase_ms', []))} first {r['first_step_s']:.0f}s {r['sdpa'].split()[0]}{' graph_ok %s' % r['graph_ok'] if 'graph_ok' in r else ''}{'' if r['status'] == 'ok' else ' NONFINITE'} ({r.get('job_s', 0)}s)")
 
 
 def table(results):
@@ -838,15 +893,15 @@ def table(results):
             print(f"{head} | | | | | | | | {r['status']} |")
 
 
-def main():
-    ap = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def main(doc=__doc__, out="torch_baseline.jsonl"):
+    ap = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     ap.add_argument("--configs", default=",".join(DEFAULT_CONFIGS))
     ap.add_argument("--modes", default="", help="comma list, 'all', or empty for each config's own list")
     ap.add_argument("--batches", default="", help="comma list; empty for each config's own")
     ap.add_argument("--skip", default="", help="comma list of CONFIG:MODE or MODE to leave out")
     ap.add_argument("--job-timeout", type=float, default=170.0, help="seconds for one (config, batch, mode)")
     ap.add_argument("--budget", type=float, default=0.0, help="seconds for the whole run; jobs that no longer fit are skipped")
-    ap.add_argument("--out", default="", help="JSON-lines file, appended (default torch_baseline.jsonl)")
+    ap.add_argument("--out", default="", help=f"JSON-lines file, appended (default {out})")
     ap.add_argument("--logdir", default="")
     ap.add_argument("--tail", type=int, default=12)
     ap.add_argument("--no-probe", action="store_true")
@@ -868,6 +923,7 @@ def main():
     ap.add_argument("--pad-vocab", type=int, default=128, help="best/fp8 modes: pad the head's rows to this multiple (1 = off)")
     ap.add_argument("--ce-chunks", type=int, default=0)
     ap.add_argument("--documents", type=int, default=0, help="keep attention within documents of so many tokens on average (CUDA)")
+    ap.add_argument("--frozen", default=None, choices=["zipf", "uniform"], help="mixtures: experts of tokens drawn once, not chosen by the router")
     ap.add_argument("--qk-norm", action="store_true", help="force per-head q/k RMSNorm on (Qwen3 style)")
     a = ap.parse_args()
     if a.worker:
@@ -886,7 +942,7 @@ def main():
     for n in names:
         if n not in CONFIGS:
             sys.exit(f"unknown config {n}; known: {', '.join(CONFIGS)}")
-    out = a.out or "torch_baseline.jsonl"
+    out = a.out or out
     logdir = a.logdir or tempfile.mkdtemp(prefix="torch_baseline_logs_")
     os.makedirs(logdir, exist_ok=True)
     skip = set(x for x in a.skip.split(",") if x)

@@ -10,6 +10,9 @@ use xtrain_ops::qk_norm_rope::RopeScaling;
 use xtrain_ops::route::Router;
 use xtrain_tensor::TILE;
 
+/// Stands for the number of an expert in the names of its modules.
+pub(crate) const EXPERT: &str = "{expert}";
+
 /// A transformer block: the mixer reads other tokens, the feed-forward each token by itself.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Layer {
@@ -426,19 +429,14 @@ impl LinearSpec {
     }
 
     /// The modules of a Hugging Face model that it fuses, by their names within the block, with their rows.
-    pub fn modules(&self) -> Vec<(String, usize)> {
-        let Some(share) = self.experts else {
-            let join = |part: &str| match self.module {
-                "" => part.to_owned(),
-                module => format!("{module}.{part}"),
-            };
-            return self.parts.iter().map(|&(part, rows)| (join(part), rows)).collect();
+    /// Those of an expert have [`EXPERT`] in place of its number.
+    pub(crate) fn modules(&self) -> Vec<(String, usize)> {
+        let name = |part: &str| match (self.experts, self.module) {
+            (Some(_), module) => format!("{module}.{EXPERT}.{part}"),
+            (None, "") => part.to_owned(),
+            (None, module) => format!("{module}.{part}"),
         };
-        let of_expert = |expert: usize| {
-            let name = move |part: &str| format!("{}.{expert}.{part}", self.module);
-            self.parts.iter().map(move |&(part, rows)| (name(part), rows))
-        };
-        (0..share.count).flat_map(of_expert).collect()
+        self.parts.iter().map(|&(part, rows)| (name(part), rows)).collect()
     }
 
     /// Numbers of its weight that a token is multiplied with.

@@ -30,7 +30,7 @@ pub use layer::{
 };
 pub use mixture::{BlockSet, Mixture};
 pub use numerics::{Bf16Reason, DelayedScales, Fp8Overrides, Numerics, SlowerLayer};
-pub use parameters::{Init, ParameterGroup, ParameterSpec, in_block};
+pub use parameters::{Init, ParameterGroup, ParameterSpec, Parts, in_block};
 pub use pattern::GemmPattern;
 pub use recipe::Recipe;
 pub use xtrain_ops::qk_norm_rope::RopeScaling;

@@ -2,6 +2,7 @@
 //!
 //! The list is the one place for all of it; tracing declares parameters from it by name ([`Parameters`]).
 
+use crate::layer::EXPERT;
 use crate::{Architecture, FeedForward, Layer, LinearSpec, Mixer};
 use std::collections::HashMap;
 use xtrain_program::{StateKind, Tracer, ValueId};
@@ -18,11 +19,40 @@ pub struct ParameterSpec {
     pub group: ParameterGroup,
     /// Its initial values.
     pub init: Init,
-    /// The tensors of a Hugging Face folder that it consists of, stacked along the first dimension: q, k and
-    /// v of a fused projection.
-    pub parts: Vec<NamePart>,
+    /// The tensors of a Hugging Face folder that it consists of.
+    pub parts: Parts,
     /// Another form in which a folder may hold it.
     pub whole: Option<NameWhole>,
+}
+
+/// The tensors of a Hugging Face folder that a parameter consists of, stacked along the first dimension: q, k
+/// and v of a fused projection, gate and up of each expert.
+///
+/// A large mixture has tens of thousands of them, so they are listed on demand.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Parts {
+    /// The tensors of one expert, with [`EXPERT`] where their names have its number; or all of them.
+    of_expert: Vec<NamePart>,
+    experts: usize,
+}
+
+impl Parts {
+    /// All of them, in order.
+    pub fn list(&self) -> Vec<NamePart> {
+        let of_expert = |expert: usize| {
+            let number = expert.to_string();
+            let numbered = move |part: &NamePart| NamePart {
+                hf_name: part.hf_name.replace(EXPERT, &number),
+                rows: part.rows,
+            };
+            self.of_expert.iter().map(numbered)
+        };
+        (0..self.experts).flat_map(of_expert).collect()
+    }
+
+    fn one(hf_name: impl Into<String>, rows: usize) -> Parts {
+        Parts { of_expert: vec![NamePart { hf_name: hf_name.into(), rows }], experts: 1 }
+    }
 }
 
 /// The role of a parameter in a model. Optimizers treat the parameters of a group equally.
@@ -107,14 +137,14 @@ impl Architecture {
             names::EMBED,
             [self.vocab_size, self.dim],
             Init::Normal(1.0),
-            vec![NamePart { hf_name: "model.embed_tokens.weight".into(), rows: self.vocab_size }],
+            Parts::one("model.embed_tokens.weight", self.vocab_size),
         );
         for (block, layer) in self.layers.iter().enumerate() {
             list.layer(block, layer);
         }
         list.norm(names::FINAL_NORM, self.dim, "model.norm.weight");
         if !self.tie_embeddings {
-            let parts = vec![NamePart { hf_name: names::HEAD.into(), rows: self.vocab_size }];
+            let parts = Parts::one(names::HEAD, self.vocab_size);
             let shape = [self.vocab_size, self.dim];
             list.matrix(ParameterGroup::Head, names::HEAD, shape, Init::Normal(1.0), parts);
         }
@@ -194,7 +224,7 @@ impl List<'_> {
                         shape: vec![experts.count],
                         group: ParameterGroup::RouterBias,
                         init: Init::Zeros,
-                        parts: vec![NamePart { hf_name, rows: experts.count }],
+                        parts: Parts::one(hf_name, experts.count),
                         whole: None,
                     });
                 }
@@ -213,7 +243,8 @@ impl List<'_> {
                 hf_name: format!("model.layers.{block}.{module}.{of}"),
                 rows,
             };
-            linear.modules().into_iter().map(part).collect::<Vec<_>>()
+            let of_expert = linear.modules().into_iter().map(part).collect();
+            Parts { of_expert, experts: linear.experts.map_or(1, |experts| experts.count) }
         };
         // GPT-2's rule (Radford et al. 2019, section 2.3): weights whose output is added to the residual
         // stream start smaller by sqrt(additions).
@@ -242,14 +273,7 @@ impl List<'_> {
         }
     }
 
-    fn matrix(
-        &mut self,
-        group: ParameterGroup,
-        name: &str,
-        shape: [usize; 2],
-        init: Init,
-        parts: Vec<NamePart>,
-    ) {
+    fn matrix(&mut self, group: ParameterGroup, name: &str, shape: [usize; 2], init: Init, parts: Parts) {
         let (name, shape, whole) = (name.into(), shape.to_vec(), None);
         self.parameters.push(ParameterSpec { name, shape, group, init, parts, whole });
     }
@@ -260,7 +284,7 @@ impl List<'_> {
             shape: vec![width],
             group: ParameterGroup::Norm,
             init: Init::Ones,
-            parts: vec![NamePart { hf_name: theirs.into(), rows: width }],
+            parts: Parts::one(theirs, width),
             whole: None,
         });
     }

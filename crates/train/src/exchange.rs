@@ -180,7 +180,8 @@ pub fn name_map(model: &Architecture) -> NameMap {
     let parameters = model.parameters();
     let wholes = parameters.iter().filter_map(whole).collect();
     let in_fp32 = parameters.iter().filter(|p| !p.group.is_trained()).map(|p| p.name.clone()).collect();
-    let entry = |p: ParameterSpec| NameEntry { name: p.name, shape: p.shape, parts: p.parts, fp8: None };
+    let entry =
+        |p: ParameterSpec| NameEntry { name: p.name, shape: p.shape, parts: p.parts.list(), fp8: None };
     let tied = TiedName { hf_name: "lm_head.weight".into(), same_as: "model.embed_tokens.weight".into() };
     NameMap {
         entries: parameters.into_iter().map(entry).collect(),

@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{built, engine, golden, learner, random_batch, small, spec};
+use common::{engine, golden, learner, random_batch, small};
 use safetensors::tensor::{Dtype, TensorView};
 use safetensors::{SafeTensors, serialize_to_file};
 use std::collections::BTreeMap;
@@ -11,7 +11,7 @@ use std::fs;
 use std::path::Path;
 use xtrain_model::decoder::{Batch, RouterWeights};
 use xtrain_model::hf::HfConfig;
-use xtrain_model::{BlockSet, Description, Family, Mixture, Recipe, Router};
+use xtrain_model::{Description, Family, Recipe};
 use xtrain_program::{Recompute, StateKind};
 use xtrain_train::exchange::import;
 use xtrain_train::learner::Learner;
@@ -139,13 +139,7 @@ const BATCH: Batch = Batch { sequences: 2, seq_len: 48 };
 
 /// A step of a small mixture of `family` with 2 of 5 experts.
 fn mixture(family: Family, routers: RouterWeights) -> TrainingSpec {
-    let router = Router { chosen: 2, ..family.router().expect("a family with experts") };
-    let shared_ffn_dim = if family.shares_an_expert() { 12 } else { 0 };
-    let mixture = Mixture { experts: 5, ffn_dim: 12, router, shared_ffn_dim, dense: BlockSet::default() };
-    let model = built(Description { family, mixture: Some(mixture), ..small() });
-    let mut spec = spec(model, BATCH);
-    spec.loss.routers = Some(routers);
-    spec
+    common::mixture(family, Description { ffn_dim: 12, ..small() }, [5, 2], BATCH, routers)
 }
 
 /// All state that a checkpoint has.

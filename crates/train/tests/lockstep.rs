@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{drawn, in_documents, random_batch, slice, small_model, spec, wide_model};
+use common::{drawn, in_documents, mixture, random_batch, slice, small_model, spec, wide, wide_model};
 use libtest_mimic::{Arguments, Failed, Trial};
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -12,8 +12,8 @@ use std::sync::{Arc, RwLock};
 use std::thread;
 use xtrain_cuda::{Arch, CudaError, Device, Gpu, Installed, Library, NcclId};
 use xtrain_distributed::{Communicator, Groups, ThreadCommunicator};
-use xtrain_model::Recipe;
-use xtrain_model::decoder::Batch;
+use xtrain_model::decoder::{Batch, RouterWeights};
+use xtrain_model::{Family, ParameterGroup, Recipe};
 use xtrain_ops::registry::{cpu_kernels, cuda_kernels};
 use xtrain_program::{Instance, Parallel, Program, Reduce, Shard, StateKind, Storage, ValueId};
 use xtrain_runtime::{
@@ -315,6 +315,12 @@ impl Steps {
         let engine = Lockstep { cpu, gpu, compared, tolerance, step: step.clone() };
         let mut learner = Learner::new(Box::new(engine), spec.clone(), 11)?;
         learner.weights().initialize(5, 0.1)?;
+        if spec.recipe != Recipe::Fp32 {
+            for p in spec.model.parameters().iter().filter(|p| p.group == ParameterGroup::RouterBias) {
+                let biases: Vec<f32> = (0..p.shape[0]).map(|expert| (expert * 5 % 8) as f32 * 10.0).collect();
+                learner.weights().write_master(&p.name, &biases)?;
+            }
+        }
         for number in 0..4 {
             step.store(number, Ordering::Relaxed);
             let all = Batch { sequences: ranks * MICRO_STEPS * BATCH.sequences, ..BATCH };
@@ -341,6 +347,20 @@ fn alone(recipe: Recipe, compared: Compared, tolerance: f64) -> Vec<Steps> {
         Steps { spec, compared, tolerance, path: Path::Host }
     };
     models.into_iter().map(steps).collect()
+}
+
+/// Steps of mixtures with 2 of 8 experts. But in fp32, rounding differences would choose other experts on the GPU
+/// than on the CPU, so large biases choose the same ones for all tokens ([`Steps::run_rank`]).
+fn of_mixtures(recipe: Recipe, compared: Compared, tolerance: f64) -> Vec<Steps> {
+    let families = ["mixtral", "qwen3_moe", "dots1"].map(|name| Family::named(name).expect("a family"));
+    let is_biased = |family: &Family| family.router().is_some_and(|router| router.biased);
+    let steps = |family: Family| {
+        let bias_rate = is_biased(&family).then_some(1e-3);
+        let routers = RouterWeights { balance: 0.01, z_loss: 1e-3, bias_rate };
+        let spec = TrainingSpec { recipe, ..mixture(family, wide(), [8, 2], BATCH, routers) };
+        Steps { spec, compared, tolerance, path: Path::Host }
+    };
+    families.into_iter().filter(|family| recipe == Recipe::Fp32 || is_biased(family)).map(steps).collect()
 }
 
 /// Steps of two ranks, in each way to cut state and in each order of sums, and of four as two replicas.
@@ -398,6 +418,10 @@ fn main() {
         };
         add("every_op_matches", has_kernels, alone(recipe, Compared::EveryOp, tolerance));
         add("outputs_and_state_match", has_kernels, alone(recipe, Compared::OutputsAndState, tolerance));
+        let of_mixtures = |compared| of_mixtures(recipe, compared, tolerance);
+        add("every_op_of_mixtures_matches", has_kernels, of_mixtures(Compared::EveryOp));
+        let of_mixtures = of_mixtures(Compared::OutputsAndState);
+        add("outputs_and_state_of_mixtures_match", has_kernels, of_mixtures);
         // Each recipe of FP8 casts and gathers weights in a way of its own.
         if recipe != Recipe::Fp32 {
             let of_ranks = of_ranks(recipe, tolerance);

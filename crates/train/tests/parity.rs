@@ -75,7 +75,7 @@ impl Golden {
 
     /// The golden tensors `prefix` + their names of a parameter, stacked as our parameter is.
     fn parameter(&self, prefix: &str, p: &ParameterSpec) -> Vec<f32> {
-        p.parts.iter().flat_map(|part| self.floats(&format!("{prefix}{}", part.hf_name))).collect()
+        p.parts.list().iter().flat_map(|part| self.floats(&format!("{prefix}{}", part.hf_name))).collect()
     }
 
     fn model(&self) -> Architecture {
@@ -113,7 +113,7 @@ impl Golden {
                 let bytes = learner.read_state(StateKind::Gradient, &p.name).expect("a gradient");
                 let mut rest: Vec<f32> = bytemuck::pod_collect_to_vec(&bytes);
                 let width = rest.len() / p.shape[0];
-                for part in &p.parts {
+                for part in &p.parts.list() {
                     let further = rest.split_off(part.rows * width);
                     gradients.push((part.hf_name.clone(), std::mem::replace(&mut rest, further)));
                 }

@@ -1,8 +1,9 @@
-// A counting sort of copies of tokens by expert. A block has an expert and reads all ids; one more block
-// writes the rows after the last expert.
+// A stable counting sort of copies of tokens by expert. A warp has COPIES successive copies; `before` holds a
+// row of counters by expert for each warp: first its copies, then those of the warps before it.
 
 struct Arguments {
     const int* ids;
+    u32* before;
     int* starts;
     float* counts;
     int* rows;
@@ -11,23 +12,55 @@ struct Arguments {
     u32 experts;
     u32 align;
     u32 capacity;
+    u32 warps;
 };
 
-constexpr u32 WARPS = THREADS / 32;
+// Counts the warp's copies, 32 at a time, and calls f(copy, expert, count before it) for each. A copy without an
+// expert has a negative one.
+template <class F> __device__ __forceinline__ void count_copies(const Arguments& args, u32 warp, F f) {
+    u32* own = args.before + (u64)warp * args.experts;
+    u32 lane = threadIdx.x % 32, end = min((warp + 1) * COPIES, args.copies);
+    for (u32 first = warp * COPIES; first < end; first += 32) {
+        u32 n = first + lane;
+        int expert = n < end ? args.ids[n] : -1;
+        u32 same = __match_any_sync(~0u, expert), rank = __popc(same & ((1u << lane) - 1));
+        u32 before = expert >= 0 ? own[expert] : 0;
+        __syncwarp();
+        if (expert >= 0 && rank == 0) own[expert] = before + __popc(same);
+        __syncwarp();
+        if (n < end) f(n, expert, before + rank);
+    }
+}
 
-// The copies of the block's expert.
 extern "C" __global__ void __launch_bounds__(THREADS) dispatch_count(Arguments args) {
-    __shared__ u32 of_warps[WARPS];
-    u32 count = 0;
-    for (u32 n = threadIdx.x; n < args.copies; n += THREADS) count += args.ids[n] == (int)blockIdx.x;
-#pragma unroll
-    for (int lane = 16; lane > 0; lane /= 2) count += __shfl_xor_sync(~0u, count, lane);
-    if (threadIdx.x % 32 == 0) of_warps[threadIdx.x / 32] = count;
+    u32 warp = (blockIdx.x * THREADS + threadIdx.x) / 32;
+    if (warp >= args.warps) return;
+    for (u32 expert = threadIdx.x % 32; expert < args.experts; expert += 32)
+        args.before[(u64)warp * args.experts + expert] = 0;
+    __syncwarp();
+    count_copies(args, warp, [](u32, int, u32) {});
+}
+
+// A block has 32 experts, and 32 threads for each, which share the warps.
+extern "C" __global__ void __launch_bounds__(1024) dispatch_sum(Arguments args) {
+    __shared__ u32 of_threads[32][33];
+    u32 lane = threadIdx.x % 32, part = threadIdx.x / 32, expert = blockIdx.x * 32 + lane;
+    u32 each = (args.warps + 31) / 32, first = min(part * each, args.warps), end = min(first + each, args.warps);
+    u32 sum = 0;
+    if (expert < args.experts)
+        for (u32 warp = first; warp < end; warp++) sum += args.before[(u64)warp * args.experts + expert];
+    of_threads[part][lane] = sum;
     __syncthreads();
-    if (threadIdx.x != 0) return;
-    count = 0;
-    for (u32 warp = 0; warp < WARPS; warp++) count += of_warps[warp];
-    args.counts[blockIdx.x] = (float)count;
+    if (expert >= args.experts) return;
+    u32 before = 0;
+    for (u32 other = 0; other < part; other++) before += of_threads[other][lane];
+    if (part == 31) args.counts[expert] = (float)(before + sum);
+    for (u32 warp = first; warp < end; warp++) {
+        u32* at = args.before + (u64)warp * args.experts + expert;
+        u32 copies = *at;
+        *at = before;
+        before += copies;
+    }
 }
 
 // The first row of each expert; one warp.
@@ -48,34 +81,23 @@ extern "C" __global__ void dispatch_starts(Arguments args) {
     if (lane == 0) args.starts[args.experts] = start;
 }
 
-// The rows of the block's expert, in the order of tokens; of the block after the experts', what has no row.
+// The first blocks have the warps' copies; then, a block for each expert and one more, the rows without a copy
+// after it.
 extern "C" __global__ void __launch_bounds__(THREADS) dispatch_rows(Arguments args) {
-    if (blockIdx.x == args.experts) {
-        for (u32 n = threadIdx.x; n < args.copies; n += THREADS)
-            if (args.ids[n] < 0) args.rows[n] = -1;
-        for (u32 row = args.starts[args.experts] + threadIdx.x; row < args.capacity; row += THREADS) args.sources[row] = -1;
+    u32 blocks = (args.warps * 32 + THREADS - 1) / THREADS;
+    if (blockIdx.x >= blocks) {
+        u32 expert = blockIdx.x - blocks;
+        bool is_last = expert == args.experts;
+        u32 row = args.starts[expert] + (is_last ? 0 : (u32)args.counts[expert]) + threadIdx.x;
+        u32 end = is_last ? args.capacity : args.starts[expert + 1];
+        for (; row < end; row += THREADS) args.sources[row] = -1;
         return;
     }
-    __shared__ u32 of_warps[WARPS];
-    u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32, next = args.starts[blockIdx.x];
-    for (u32 first = 0; first < args.copies; first += THREADS) {
-        u32 n = first + threadIdx.x;
-        bool is_own = n < args.copies && args.ids[n] == (int)blockIdx.x;
-        u32 own = __ballot_sync(~0u, is_own);
-        if (lane == 0) of_warps[warp] = __popc(own);
-        __syncthreads();
-        u32 before = 0, all = 0;
-        for (u32 other = 0; other < WARPS; other++) {
-            before += other < warp ? of_warps[other] : 0;
-            all += of_warps[other];
-        }
-        if (is_own) {
-            u32 row = next + before + __popc(own & ((1u << lane) - 1));
-            args.rows[n] = row;
-            args.sources[row] = n;
-        }
-        next += all;
-        __syncthreads();
-    }
-    for (u32 row = next + threadIdx.x; row < args.starts[blockIdx.x + 1]; row += THREADS) args.sources[row] = -1;
+    u32 warp = (blockIdx.x * THREADS + threadIdx.x) / 32;
+    if (warp >= args.warps) return;
+    count_copies(args, warp, [&](u32 n, int expert, u32 before) {
+        u32 row = expert >= 0 ? args.starts[expert] + before : 0;
+        args.rows[n] = expert >= 0 ? (int)row : -1;
+        if (expert >= 0) args.sources[row] = n;
+    });
 }

@@ -8,9 +8,13 @@ use xtrain_cuda::{
 };
 
 pub(super) const SOURCE: KernelSource = KernelSource {
+    constants: &[&[("EMPTY", EMPTY as i64)]],
     structs: &[Arguments::LAYOUT],
     ..KernelSource::new("permute/kernel.cu", include_str!("kernel.cu"))
 };
+
+/// Rows that a block looks through for those without a token.
+const EMPTY: usize = 32;
 
 kernel_struct! {
     struct Arguments {
@@ -42,15 +46,15 @@ fn arguments(operands: &Operands<'_>) -> Arguments {
     }
 }
 
-/// A kernel with a block for each row of the output and part of its columns.
-fn of_rows(gpu: &Gpu, name: &str, operands: &Operands<'_>) -> Result<Work, CudaError> {
+/// A kernel with so many blocks, times those that share the columns of a row.
+fn of_rows(gpu: &Gpu, name: &str, operands: &Operands<'_>, blocks: usize) -> Result<Work, CudaError> {
     let y = operands.outputs[0].ty;
-    let (rows, width) = y.shape.rows_cols();
+    let width = y.shape.rows_cols().1;
     let (path, n) = if width % lanes(y) == 0 { ("vector", lanes(y)) } else { ("any", 1) };
     let threads = warps_of(width.div_ceil(n), ELEMENTWISE_THREADS as usize);
-    let launch = plane([rows, width.div_ceil(n * threads as usize)], [threads, 1]);
+    let launch = plane([blocks, width.div_ceil(n * threads as usize)], [threads, 1]);
     let function = gpu.function(&SOURCE, &[], &format!("{name}_{path}_{}", suffix(y)))?;
-    if rows == 0 {
+    if blocks == 0 {
         return Ok(Work::sequence(Vec::new()));
     }
     // SAFETY: the kernel takes one `Arguments` of tensors with the shapes of `infer`, in rows of whole
@@ -72,13 +76,15 @@ fn of_elements(gpu: &Gpu, name: &str, operands: &Operands<'_>) -> Result<Work, C
 
 impl CudaKernel for Permute {
     fn prepare(&self, gpu: &Gpu, operands: &Operands<'_>) -> Result<Work, CudaError> {
-        of_rows(gpu, "permute", operands)
+        let (tokens, rows) = (operands.inputs[0].ty.shape.rows_cols().0, operands.inputs[1].ty.numel());
+        of_rows(gpu, "permute", operands, tokens + rows.div_ceil(EMPTY))
     }
 }
 
 impl CudaKernel for Unpermute {
     fn prepare(&self, gpu: &Gpu, operands: &Operands<'_>) -> Result<Work, CudaError> {
-        of_rows(gpu, "unpermute", operands)
+        let tokens = operands.outputs[0].ty.shape.rows_cols().0;
+        of_rows(gpu, "unpermute", operands, tokens)
     }
 }
 

@@ -1,4 +1,4 @@
-// Rows by experts and back. Bound by memory: each element is read and written once.
+// Rows by experts and back. Bound by memory.
 
 struct Arguments {
     const void* x;
@@ -13,14 +13,23 @@ struct Arguments {
     u32 width;
 };
 
-// A block has a row of y and a part of its columns; a thread N of them.
+// A block has a token and a part of its columns, and writes its rows, so that x is read once; or it has EMPTY
+// rows, and writes zeros to those without a token. A thread has N columns.
 template <class T, int N> __device__ __forceinline__ void permute(const Arguments& args) {
     u32 column = (blockIdx.y * blockDim.x + threadIdx.x) * N;
     if (column >= args.width) return;
-    int source = args.sources[blockIdx.x];
     float values[N] = {};
-    if (source >= 0) load<N>((const T*)args.x + (u64)(source / (int)args.chosen) * args.width + column, values);
-    store<N>((T*)args.y + (u64)blockIdx.x * args.width + column, values);
+    T* y = (T*)args.y + column;
+    if (blockIdx.x < args.tokens) {
+        load<N>((const T*)args.x + (u64)blockIdx.x * args.width + column, values);
+        const int* rows = args.rows + (u64)blockIdx.x * args.chosen;
+        for (u32 k = 0; k < args.chosen; k++)
+            if (rows[k] >= 0) store<N>(y + (u64)rows[k] * args.width, values);
+        return;
+    }
+    u32 first = (blockIdx.x - args.tokens) * EMPTY, end = min(first + EMPTY, args.capacity);
+    for (u32 row = first; row < end; row++)
+        if (args.sources[row] < 0) store<N>(y + (u64)row * args.width, values);
 }
 
 // A block has a token.

@@ -4,9 +4,11 @@
 use std::path::{Path, PathBuf};
 use xtrain_config::Device;
 use xtrain_data::Batch as TokenBatch;
-use xtrain_model::decoder::{Batch, Loss};
+use xtrain_model::decoder::{Batch, Loss, RouterWeights};
 use xtrain_model::optimizer::{AdamWSpec, Optimizer};
-use xtrain_model::{Architecture, Description, Family, Fp8Overrides, Recipe, RopeScaling};
+use xtrain_model::{
+    Architecture, BlockSet, Description, Family, Fp8Overrides, Mixture, Recipe, RopeScaling, Router,
+};
 use xtrain_program::{Parallel, Recompute, StateKind};
 use xtrain_runtime::{Checks, Engine};
 use xtrain_tensor::{DType, Philox};
@@ -122,6 +124,24 @@ pub fn spec(model: Architecture, batch: Batch) -> TrainingSpec {
         }),
         reference: false,
     }
+}
+
+/// The spec of a mixture of `family` in the sizes of `description`, with so many experts of which a token
+/// passes through so many, and a shared expert if the family has one.
+pub fn mixture(
+    family: Family,
+    description: Description,
+    [experts, chosen]: [usize; 2],
+    batch: Batch,
+    routers: RouterWeights,
+) -> TrainingSpec {
+    let router = Router { chosen, ..family.router().expect("a family with experts") };
+    let ffn_dim = description.ffn_dim;
+    let shared_ffn_dim = if family.shares_an_expert() { ffn_dim } else { 0 };
+    let mixture = Mixture { experts, ffn_dim, router, shared_ffn_dim, dense: BlockSet::default() };
+    let mut spec = spec(built(Description { family, mixture: Some(mixture), ..description }), batch);
+    spec.loss.routers = Some(routers);
+    spec
 }
 
 /// Random tokens and targets; every seventh target is ignored.

@@ -3,11 +3,9 @@
 
 mod common;
 
-use common::{built, learner, random_batch, small, spec};
+use common::{learner, random_batch, small};
 use xtrain_model::decoder::{Batch, RouterWeights};
-use xtrain_model::{
-    Bf16Reason, BlockSet, Description, Family, Fp8Overrides, GemmPattern, Mixture, Recipe, Router,
-};
+use xtrain_model::{Bf16Reason, Description, Family, Fp8Overrides, GemmPattern, Recipe};
 use xtrain_program::{Recompute, StateKind};
 use xtrain_train::engine::Target;
 use xtrain_train::learner::{Learner, StepResult};
@@ -28,14 +26,10 @@ fn mixture(recipe: Recipe, dim: usize) -> TrainingSpec {
 
 /// A mixture in which a token passes through `chosen` of these experts.
 fn mixture_of(recipe: Recipe, dim: usize, experts: usize, chosen: usize) -> TrainingSpec {
-    let family = Family::QWEN3_MOE;
-    let router = Router { chosen, ..family.router().expect("a family with experts") };
-    let mixture = Mixture { experts, ffn_dim: 64, router, shared_ffn_dim: 0, dense: BlockSet::default() };
-    let sizes = Description { dim, layers: 2, heads: 4, kv_heads: 2, head_dim: 32, ..small() };
-    let model = built(Description { family, mixture: Some(mixture), ..sizes });
-    let mut spec = TrainingSpec { recipe, ..spec(model, BATCH) };
-    spec.loss.routers = Some(RouterWeights { balance: 0.01, z_loss: 0.001, bias_rate: None });
-    spec
+    let sizes = Description { dim, layers: 2, heads: 4, kv_heads: 2, head_dim: 32, ffn_dim: 64, ..small() };
+    let routers = RouterWeights { balance: 0.01, z_loss: 0.001, bias_rate: None };
+    let spec = common::mixture(Family::QWEN3_MOE, sizes, [experts, chosen], BATCH, routers);
+    TrainingSpec { recipe, ..spec }
 }
 
 /// The GEMMs of experts in a training step: those in FP8, and those in bf16.

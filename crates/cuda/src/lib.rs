@@ -41,6 +41,7 @@ mod self_test;
 mod signal;
 mod source;
 mod stream;
+mod tensor_map;
 mod timing;
 mod tuning_cache;
 
@@ -69,4 +70,5 @@ pub use sdpa::Sdpa;
 pub use signal::Signal;
 pub use source::{Constants, Defines, Header, KernelSource, TENSOR_CORES};
 pub use stream::{Event, Stream};
+pub use tensor_map::TensorMap;
 pub use tuning_cache::ChoiceKey;

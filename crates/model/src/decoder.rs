@@ -10,6 +10,7 @@ use crate::parameters::{Parameters, in_block, names};
 use crate::{Architecture, Experts, FeedForward, LinearSpec, Mixer, Mlp, Rotary, SelfAttention};
 use xtrain_ops::attention::Attention;
 use xtrain_ops::cached_attention::CachedAttention;
+use xtrain_ops::dispatch::Dispatch;
 use xtrain_ops::dropout::Dropout;
 use xtrain_ops::embedding::{Embedding, EmbeddingGrad};
 use xtrain_ops::grouped_linear::GroupedLinear;
@@ -403,7 +404,8 @@ impl<'a> Trace<'a> {
         }
         let routed = t.apply(Route(e.router), &inputs)?;
         let (gates, ids) = (routed[0], routed[1]);
-        let dispatched = t.site("mlp.dispatch").apply(e.dispatch(tokens), &[ids])?;
+        let dispatch = e.dispatch(tokens);
+        let dispatched = t.site("mlp.dispatch").apply(dispatch, &[ids])?;
         let [starts, counts, rows, sources] = [0, 1, 2, 3].map(|n| dispatched[n]);
         if let Some(weights) = self.router_weights {
             let inputs = [logits, ids, counts, inv_targets(t)];
@@ -411,7 +413,8 @@ impl<'a> Trace<'a> {
         }
         let x_rows = t.site("mlp.permute").apply(Permute, &[x, sources, rows])?[0];
         let gate_rows = t.apply(PermuteGates, &[gates, sources, rows])?[0];
-        let grouped = GroupedLinear { experts: e.count, live_rows: tokens * e.router.chosen };
+        let Dispatch { experts, align } = dispatch;
+        let grouped = GroupedLinear { experts, align, live_rows: tokens * e.router.chosen };
         let weight = self.parameter(t, "mlp.experts.gate_up_proj", "weight");
         let gate_up = t.site("mlp.experts.gate_up_proj").apply(grouped, &[x_rows, weight, starts])?[0];
         let swiglu = Swiglu { weighted: true };

@@ -18,7 +18,7 @@ fn main() {
     let (experts, rows, o, i) = (argument(0, 16), argument(1, 256), argument(2, 1024), argument(3, 512));
     println!("{experts} experts of {rows} rows each, {i} inputs, {o} outputs; best of {ROUNDS}");
 
-    let live_rows = experts * rows;
+    let (align, live_rows) = (1, experts * rows);
     let start: Vec<f64> = (0..=experts).map(|e| (e * rows) as f64).collect();
     let start = &HostTensor::from_f64(TensorType::new(DType::I32, [experts + 1]), &start);
     let out = DType::F32;
@@ -26,11 +26,14 @@ fn main() {
         let [x, w] = &[normal(dtype, [live_rows, i], 1), normal(dtype, [experts * o, i], 2)];
         let [dy, w_one] = &[normal(dtype, [live_rows, o], 3), normal(dtype, [o, i], 4)];
         println!("{dtype}");
-        compare([(&Linear, &[x, w_one]), (&GroupedLinear { experts, live_rows }, &[x, w, start])]);
-        compare([(&LinearDgrad, &[dy, w_one]), (&GroupedDgrad { experts, live_rows }, &[dy, w, start])]);
+        compare([(&Linear, &[x, w_one]), (&GroupedLinear { experts, align, live_rows }, &[x, w, start])]);
+        compare([
+            (&LinearDgrad, &[dy, w_one]),
+            (&GroupedDgrad { experts, align, live_rows }, &[dy, w, start]),
+        ]);
         compare([
             (&LinearWgrad { out }, &[dy, x]),
-            (&GroupedWgrad { experts, live_rows, out }, &[dy, x, start]),
+            (&GroupedWgrad { experts, align, live_rows, out }, &[dy, x, start]),
         ]);
     }
 }

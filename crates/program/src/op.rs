@@ -66,6 +66,12 @@ pub trait Op: Any + Debug + Send + Sync {
         Rebuild::Same
     }
 
+    /// True if the op reads the weights of all experts of a block. Ranks gather these apart from the rest of the
+    /// block ([`crate::shard`]).
+    fn reads_experts(&self) -> bool {
+        false
+    }
+
     /// The GEMMs of a linear layer that the op computes for inputs of these types and that may run on FP8
     /// operands.
     fn gemms(&self, _inputs: &[TensorType]) -> Option<Gemms> {

@@ -7,15 +7,13 @@ use super::{Gemm, GemmOperands};
 use crate::arch::Arch;
 use crate::context::Context;
 use crate::error::CudaError;
-use crate::ffi::driver as ffi;
 use crate::gpu::Gpu;
 use crate::kernel_struct;
-use crate::layout::KernelValue;
 use crate::memory::DevicePtr;
 use crate::module::{Function, Launch};
 use crate::source::{Constants, KernelSource, TENSOR_CORES};
 use crate::stream::Stream;
-use std::ffi::c_void;
+use crate::tensor_map::TensorMap;
 use xtrain_tensor::{DType, Scaling, TILE};
 
 /// The variants of the kernel: formats of the operands, scaling of B, type of D.
@@ -62,8 +60,8 @@ const D_ROWS: usize = 4;
 kernel_struct! {
     #[repr(align(64))]
     struct Arguments {
-        a: ffi::CuTensorMap,
-        b: ffi::CuTensorMap,
+        a: TensorMap,
+        b: TensorMap,
         a_scale: DevicePtr,
         b_scale: DevicePtr,
         d: DevicePtr,
@@ -78,13 +76,6 @@ kernel_struct! {
         across: u32,
         accumulate: u32,
         padding: u32,
-    }
-}
-
-impl KernelValue for ffi::CuTensorMap {
-    fn write_to(&self, to: &mut [u8]) {
-        let words = self.words.map(u64::to_ne_bytes);
-        to.copy_from_slice(words.as_flattened());
     }
 }
 
@@ -173,8 +164,8 @@ fn rows(
     at: DevicePtr,
     [rows, cols]: [usize; 2],
     stride: usize,
-) -> Result<ffi::CuTensorMap, CudaError> {
-    tensor_map(context, at, &[cols, rows], &[stride], &[TILE, TILE_M / CLUSTER])
+) -> Result<TensorMap, CudaError> {
+    TensorMap::new(context, DType::E4M3, at, &[cols, rows], &[stride], &[TILE, TILE_M / CLUSTER])
 }
 
 /// The copy engine's map of B, which permutes each 16 rows. In the kernel a thread t of four holds sums of
@@ -185,44 +176,8 @@ fn rows_by_sixteen(
     at: DevicePtr,
     [rows, cols]: [usize; 2],
     stride: usize,
-) -> Result<ffi::CuTensorMap, CudaError> {
+) -> Result<TensorMap, CudaError> {
     let extents = [cols, 2, 4, 2, rows / ROWS];
     let strides = [stride, 4 * stride, 2 * stride, ROWS * stride];
-    tensor_map(context, at, &extents, &strides, &[TILE, 2, 4, 2, TILE_N / ROWS])
-}
-
-/// The map of a tensor of bytes. Extents begin with the contiguous dimension; strides are those of the other
-/// dimensions.
-fn tensor_map(
-    context: &Context,
-    at: DevicePtr,
-    extents: &[usize],
-    strides: &[usize],
-    boxed: &[usize],
-) -> Result<ffi::CuTensorMap, CudaError> {
-    let wide = |of: &[usize]| of.iter().map(|&x| x as u64).collect::<Vec<_>>();
-    let boxed: Vec<u32> = boxed.iter().map(|&x| x as u32).collect();
-    let (extents, strides, steps) = (wide(extents), wide(strides), vec![1u32; boxed.len()]);
-    let mut map = ffi::CuTensorMap { words: [0; 16] };
-    context.enter()?;
-    // SAFETY: writes one map; reads as many numbers as the rank says, one less of strides. The address is not
-    // dereferenced.
-    let status = unsafe {
-        (context.driver().cuTensorMapEncodeTiled)(
-            &mut map,
-            ffi::TENSOR_MAP_DATA_TYPE_UINT8,
-            boxed.len() as u32,
-            at.0 as *mut c_void,
-            extents.as_ptr(),
-            strides.as_ptr(),
-            boxed.as_ptr(),
-            steps.as_ptr(),
-            ffi::TENSOR_MAP_INTERLEAVE_NONE,
-            ffi::TENSOR_MAP_SWIZZLE_128B,
-            ffi::TENSOR_MAP_L2_PROMOTION_256B,
-            ffi::TENSOR_MAP_FLOAT_OOB_FILL_NONE,
-        )
-    };
-    context.check("cuTensorMapEncodeTiled", status)?;
-    Ok(map)
+    TensorMap::new(context, DType::E4M3, at, &extents, &strides, &[TILE, 2, 4, 2, TILE_N / ROWS])
 }

@@ -5,9 +5,11 @@ use super::operands::{linear_forward, operand, traced};
 use serde::Serialize;
 use xtrain_config::Parsed;
 use xtrain_model::Recipe;
+use xtrain_ops::dispatch::Dispatch;
+use xtrain_ops::grouped_linear::{GroupedDgrad, GroupedLinear, GroupedWgrad};
 use xtrain_ops::linear::{LinearDgrad, LinearWgrad};
 use xtrain_program::{Program, Role, Stage, WriteMode};
-use xtrain_tensor::DType;
+use xtrain_tensor::{DType, TILE, TensorType};
 use xtrain_train::engine::{Processor, Target};
 use xtrain_train::error::{LearnError, RunError};
 use xtrain_train::profile::Work;
@@ -16,9 +18,9 @@ use xtrain_train::spec::plan_on;
 use xtrain_train::training_spec::TrainingSpec;
 
 /// The GEMMs of a linear layer: m tokens, from k to n columns.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct GemmShape {
-    /// Place in a model; empty if no model was named.
+    /// Place in a model, or experts; empty if no model was named.
     pub site: String,
     /// Tokens.
     pub m: usize,
@@ -26,12 +28,40 @@ pub struct GemmShape {
     pub n: usize,
     /// Columns of the input.
     pub k: usize,
+    /// The experts that share the tokens; None for a dense layer.
+    pub experts: Option<ExpertRows>,
+}
+
+/// How tokens are distributed among experts, each of which has a weight of n by k.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct ExpertRows {
+    /// Number of experts.
+    pub count: usize,
+    /// Expert number e has a share of tokens proportional to 1 / e^skew: 0 for equal shares, 1 for Zipf's
+    /// law.
+    pub skew: f64,
+}
+
+impl ExpertRows {
+    /// The first row of each expert and the end of the last one, for `tokens` rows.
+    fn starts(self, tokens: usize) -> Vec<usize> {
+        let share = |e: usize| ((e + 1) as f64).powf(-self.skew);
+        let total: f64 = (0..self.count).map(share).sum();
+        let (mut starts, mut sum, mut before) = (vec![0], 0.0, 0);
+        for e in 0..self.count {
+            sum += share(e);
+            let upto = if e + 1 == self.count { tokens } else { (tokens as f64 * sum / total) as usize };
+            starts.push(starts[e] + (upto - before).next_multiple_of(TILE));
+            before = upto;
+        }
+        starts
+    }
 }
 
 /// Speed of one GEMM of a linear layer.
 #[derive(Clone, Debug, Serialize)]
 pub struct GemmSpeed {
-    /// Place in a model; empty if no model was named.
+    /// Place in a model, or experts; empty if no model was named.
     pub site: String,
     /// fprop, dgrad or wgrad, which adds to an fp32 gradient.
     pub role: String,
@@ -50,11 +80,17 @@ pub struct GemmSpeed {
 pub fn gemms(shapes: &[GemmShape], options: OpBenchOptions) -> Result<OpSpeeds<GemmSpeed>, RunError> {
     let bench = OpBench::new(options)?;
     let mut rows = Vec::new();
-    for GemmShape { site, m, n, k } in shapes {
-        let program = program(*m, *n, *k, bench.dtype())?;
+    for GemmShape { site, m, n, k, experts } in shapes {
+        let (program, inputs) = match experts {
+            Some(experts) => {
+                let starts = experts.starts(*m).into_iter().map(|row| row as i32).collect();
+                (grouped(*m, *n, *k, *experts, bench.dtype())?, vec![(STARTS, starts)])
+            }
+            None => (program(*m, *n, *k, bench.dtype())?, Vec::new()),
+        };
         let works: Vec<(&str, Work)> =
             program.instances.iter().map(|i| (i.origin.role.name(), Work::of(&program, i))).collect();
-        let seconds = bench.seconds(program.clone(), &[])?;
+        let seconds = bench.seconds(program.clone(), &inputs)?;
         for ((role, work), seconds) in works.into_iter().zip(seconds) {
             let rates = Rates::new(seconds, work.flops, work.bytes, bench.ceiling);
             let (site, role) = (site.clone(), role.to_owned());
@@ -67,7 +103,7 @@ pub fn gemms(shapes: &[GemmShape], options: OpBenchOptions) -> Result<OpSpeeds<G
 /// The shapes to measure by default: those of models of some billion parameters, or on the CPU small ones.
 pub fn common_gemms(target: Target) -> Vec<GemmShape> {
     let of = |sizes: &[[usize; 3]]| {
-        sizes.iter().map(|&[m, n, k]| GemmShape { site: String::new(), m, n, k }).collect()
+        sizes.iter().map(|&[m, n, k]| GemmShape { site: String::new(), m, n, k, experts: None }).collect()
     };
     match target {
         Target::Cpu => of(&[[256, 256, 256]]),
@@ -75,6 +111,20 @@ pub fn common_gemms(target: Target) -> Vec<GemmShape> {
             of(&[[8192, 4096, 4096], [8192, 28672, 4096], [8192, 4096, 14336], [16384, 2048, 2048]])
         }
     }
+}
+
+/// Linear layers of experts that share m tokens equally and by Zipf's law, after a dense layer of as many
+/// tokens.
+pub fn expert_gemms(m: usize, n: usize, k: usize, experts: usize) -> Vec<GemmShape> {
+    let of = |site: String, skew: Option<f64>| {
+        let experts = skew.map(|skew| ExpertRows { count: experts, skew });
+        GemmShape { site, m, n, k, experts }
+    };
+    vec![
+        of("dense".into(), None),
+        of(format!("{experts} experts"), Some(0.0)),
+        of(format!("{experts} experts, Zipf"), Some(1.0)),
+    ]
 }
 
 /// The distinct shapes of a run file's linear layers, including the head's, of which a chunk of tokens runs
@@ -96,8 +146,8 @@ fn linears(spec: &TrainingSpec) -> Result<Vec<GemmShape>, LearnError> {
         };
         let types = program.input_types(instance);
         let (x, w) = (types[0].shape, types[1].shape);
-        let shape =
-            GemmShape { site: instance.origin.site.to_string(), m: x[0].min(chunk), n: w[0], k: w[1] };
+        let (site, m) = (instance.origin.site.to_string(), x[0].min(chunk));
+        let shape = GemmShape { site, m, n: w[0], k: w[1], experts: None };
         if !shapes.contains(&shape) {
             shapes.push(shape);
         }
@@ -118,11 +168,48 @@ fn program(m: usize, n: usize, k: usize, dtype: DType) -> Result<Program, LearnE
         t.emit_into(LinearWgrad { out: DType::F32 }, &[dy, x], &[Some(dw)])?;
         Ok(())
     })?;
-    // As in every micro-step but the first.
+    add_gradients(&mut program);
+    Ok(program)
+}
+
+/// The input with the first rows of experts.
+const STARTS: &str = "starts";
+
+/// fprop, dgrad and wgrad of the linear layers of experts that share m tokens.
+fn grouped(
+    m: usize,
+    n: usize,
+    k: usize,
+    ExpertRows { count: experts, .. }: ExpertRows,
+    dtype: DType,
+) -> Result<Program, LearnError> {
+    let (align, live_rows, out) = (TILE, m, DType::F32);
+    let rows = Dispatch { experts, align }.capacity(m);
+    let (program, [x, w, starts]) = traced(Program::default(), Stage::Forward, Role::Forward, |t| {
+        let starts = t.input(STARTS, TensorType::new(DType::I32, [experts + 1]));
+        let (x, w) = (operand(t, "x", dtype, [rows, k]), operand(t, "w", dtype, [experts * n, k]));
+        t.apply(GroupedLinear { experts, align, live_rows }, &[x, w, starts])?;
+        Ok([x, w, starts])
+    })?;
+    let (program, dy) = traced(program, Stage::Backward, Role::Dgrad, |t| {
+        let dy = operand(t, "dy", dtype, [rows, n]);
+        t.emit(GroupedDgrad { experts, align, live_rows }, &[dy, w, starts])?;
+        Ok(dy)
+    })?;
+    let (mut program, ()) = traced(program, Stage::Backward, Role::Wgrad, |t| {
+        let dw = operand(t, "dw", out, [experts * n, k]);
+        t.emit_into(GroupedWgrad { experts, align, live_rows, out }, &[dy, x, starts], &[Some(dw)])?;
+        Ok(())
+    })?;
+    add_gradients(&mut program);
+    Ok(program)
+}
+
+/// Lets wgrad add to the gradient, as in every micro-step but the first.
+fn add_gradients(program: &mut Program) {
     for instance in program.instances.iter_mut().filter(|i| i.origin.role == Role::Wgrad) {
         instance.outputs.iter_mut().for_each(|output| output.mode = WriteMode::Add);
     }
-    Ok(program)
 }
 
 #[cfg(test)]
@@ -150,9 +237,19 @@ mod tests {
     }
 
     #[test]
+    fn experts_share_all_tokens_equally_or_by_zipfs_law() {
+        let starts = |skew, tokens| ExpertRows { count: 4, skew }.starts(tokens);
+        assert_eq!(starts(0.0, 1024), [0, 256, 512, 768, 1024]);
+        assert_eq!(starts(0.0, 1000), [0, 256, 512, 768, 1024]);
+        // Shares of 12, 6, 4 and 3 of 25.
+        assert_eq!(starts(1.0, 2500), [0, 1280, 1920, 2432, 2816]);
+        assert_eq!(starts(1.0, 1), [0, 0, 0, 0, 128]);
+    }
+
+    #[test]
     fn each_product_of_a_layer_is_measured_against_the_ceiling() {
         let options = OpBenchOptions { device: Device::Cpu, recipe: None, repeats: 1, runs: 1 };
-        let shape = GemmShape { site: "a".into(), m: 8, n: 16, k: 4 };
+        let shape = GemmShape { site: "a".into(), m: 8, n: 16, k: 4, experts: None };
         let speeds = gemms(&[shape], options).expect("measured");
         assert_eq!(speeds.precision, "fp32");
         assert!(speeds.ceiling.tflops > 0.0 && speeds.ceiling.gigabytes_per_second > 0.0);

@@ -14,7 +14,9 @@ pub(super) fn filled(ty: TensorType, site: u32, std: f32) -> Vec<u8> {
     Philox::new(0, 0, site).fill_normal(std, &mut values);
     let values: Vec<f64> = values.into_iter().map(f64::from).collect();
     let block = HostTensor::from_f64(TensorType::new(ty.dtype, [values.len()]), &values);
-    block.bytes().iter().copied().cycle().take(ty.bytes()).collect()
+    let mut bytes = block.bytes().repeat(ty.bytes().div_ceil(block.bytes().len().max(1)));
+    bytes.truncate(ty.bytes());
+    bytes
 }
 
 /// Adds to `program` what `trace` traces, as of this stage and role.

@@ -111,3 +111,10 @@ fn published_mixtures_have_their_published_numbers_of_parameters() {
     check(Family::QWEN3_MOE, qwen(2048, 48, 32, 768), [30.5, 3.3]);
     check(Family::QWEN3_MOE, qwen(4096, 94, 64, 1536), [235.1, 22.2]);
 }
+
+#[test]
+fn deepseek_v3_is_refused_for_its_attention() {
+    let file = json!({ "model_type": "deepseek_v3", "hidden_size": 64 }).to_string();
+    let error = HfConfig::parse(&file).expect_err("it is no family").to_string();
+    assert!(error.contains("`deepseek_v3`") && error.contains("MLA") && error.contains("dots1"), "{error}");
+}

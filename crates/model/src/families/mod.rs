@@ -174,6 +174,18 @@ impl Family {
         }
     }
 
+    /// Why a model of this name, which is no family, cannot be trained, and what to use instead.
+    pub(crate) fn why_not(name: &str) -> String {
+        let why = match name {
+            "deepseek_v2" | "deepseek_v3" => {
+                "its attention (multi-head latent attention, MLA) is not supported; dots1 has DeepSeek-V3's \
+                 experts and routing; "
+            }
+            _ => "",
+        };
+        format!("{why}the families are {}", Family::listing(|_| true, ""))
+    }
+
     /// The names of the families of which `is` holds, for a sentence: `a, b and c`.
     pub fn listing(is: impl Fn(Family) -> bool, quote: &str) -> String {
         let names: Vec<String> = Family::ALL
@@ -192,12 +204,7 @@ impl Family {
 impl<'de> Deserialize<'de> for Family {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let name = Cow::<str>::deserialize(deserializer)?;
-        let unknown = || {
-            D::Error::custom(format!(
-                "{name:?} is not a family; the families are {}",
-                Family::listing(|_| true, "")
-            ))
-        };
+        let unknown = || D::Error::custom(format!("{name:?} is not a family; {}", Family::why_not(&name)));
         Family::named(&name).ok_or_else(unknown)
     }
 }

@@ -8,7 +8,7 @@ use xtrain_tensor::{Philox, TensorType};
 /// A routing: the tokens of each expert, and the rows of the ragged tensors.
 pub(crate) struct Routing {
     pub(crate) tokens: Vec<usize>,
-    alignment: usize,
+    pub(crate) alignment: usize,
     /// Rows after the last group.
     tail: usize,
 }
@@ -31,6 +31,10 @@ impl Routing {
     /// Rows that belong to tokens.
     fn live(&self) -> Vec<Range<usize>> {
         self.start().iter().zip(&self.tokens).map(|(start, n)| *start..start + n).collect()
+    }
+
+    pub(crate) fn live_rows(&self) -> usize {
+        self.tokens.iter().sum()
     }
 
     /// Rows of a ragged tensor.

@@ -1,7 +1,8 @@
 //! Launches of the GPU kernels of [`GroupedLinear`], [`GroupedDgrad`] and [`GroupedWgrad`].
 #![allow(unsafe_code, reason = "it launches kernels")]
 
-use super::{GroupedDgrad, GroupedLinear, GroupedWgrad, START};
+use super::product::{Product, Sizes};
+use super::{GroupedDgrad, GroupedLinear, GroupedWgrad, START, hopper};
 use crate::device::{Floats, suffix};
 use xtrain_cuda::{
     CudaError, CudaKernel, DevicePtr, Gpu, KernelSource, Launch, Operands, TENSOR_CORES, Work, kernel_struct,
@@ -39,8 +40,9 @@ impl CudaKernel for GroupedLinear {
     fn prepare(&self, gpu: &Gpu, operands: &Operands<'_>) -> Result<Work, CudaError> {
         let ((rows, i), (_, o)) =
             (operands.inputs[0].ty.shape.rows_cols(), operands.outputs[0].ty.shape.rows_cols());
+        let sizes = Sizes { rows, experts: self.experts, align: self.align, outputs: o, inputs: i };
         let blocks = slots(rows, self.experts) * o.div_ceil(TILE);
-        launch(gpu, "grouped_linear", operands, [rows, self.experts, o, i], blocks)
+        prepare(gpu, Product::Fprop, operands, sizes, blocks)
     }
 }
 
@@ -48,8 +50,9 @@ impl CudaKernel for GroupedDgrad {
     fn prepare(&self, gpu: &Gpu, operands: &Operands<'_>) -> Result<Work, CudaError> {
         let ((rows, o), (_, i)) =
             (operands.inputs[0].ty.shape.rows_cols(), operands.outputs[0].ty.shape.rows_cols());
+        let sizes = Sizes { rows, experts: self.experts, align: self.align, outputs: o, inputs: i };
         let blocks = slots(rows, self.experts) * i.div_ceil(TILE);
-        launch(gpu, "grouped_dgrad", operands, [rows, self.experts, o, i], blocks)
+        prepare(gpu, Product::Dgrad, operands, sizes, blocks)
     }
 }
 
@@ -57,8 +60,9 @@ impl CudaKernel for GroupedWgrad {
     fn prepare(&self, gpu: &Gpu, operands: &Operands<'_>) -> Result<Work, CudaError> {
         let ((rows, o), (_, i)) =
             (operands.inputs[0].ty.shape.rows_cols(), operands.inputs[1].ty.shape.rows_cols());
+        let sizes = Sizes { rows, experts: self.experts, align: self.align, outputs: o, inputs: i };
         let blocks = self.experts * o.div_ceil(TILE) * i.div_ceil(TILE);
-        launch(gpu, "grouped_wgrad", operands, [rows, self.experts, o, i], blocks)
+        prepare(gpu, Product::Wgrad, operands, sizes, blocks)
     }
 }
 
@@ -67,13 +71,21 @@ fn slots(rows: usize, experts: usize) -> usize {
     rows / TILE + experts + 1
 }
 
-fn launch(
+/// The fast kernel if it supports the product, else that for all GPUs, of so many blocks.
+fn prepare(
     gpu: &Gpu,
-    name: &str,
+    product: Product,
     operands: &Operands<'_>,
-    [rows, experts, outputs, inputs]: [usize; 4],
+    sizes: Sizes,
     blocks: usize,
 ) -> Result<Work, CudaError> {
+    let Sizes { rows, experts, outputs, inputs, .. } = sizes;
+    if blocks == 0 {
+        return Ok(Work::sequence(Vec::new()));
+    }
+    if hopper::supports(gpu, product, operands, sizes) {
+        return hopper::prepare(gpu, product, operands, sizes);
+    }
     let [a, b, start] = [0, 1, START].map(|n| operands.inputs[n]);
     let d = operands.outputs[0];
     let arguments = Arguments {
@@ -87,10 +99,7 @@ fn launch(
         inputs: inputs as u32,
         accumulate: d.accumulate.into(),
     };
-    if blocks == 0 {
-        return Ok(Work::sequence(Vec::new()));
-    }
-    let function = gpu.function(&SOURCE, &[], &format!("{name}_{}", suffix(a.ty)))?;
+    let function = gpu.function(&SOURCE, &[], &format!("{}_{}", product.name(), suffix(a.ty)))?;
     // SAFETY: the kernel takes one `Arguments`. `a` and `b` have the type in the kernel's name and, with d,
     // the extents that the op's `infer` checked; there are experts + 1 starts. The kernel accesses no rows
     // outside of the ragged tensors, whatever the starts are. Operands are aligned to 16 bytes.

@@ -9,6 +9,8 @@
 
 mod cpu;
 mod cuda;
+mod hopper;
+mod product;
 #[cfg(any(test, feature = "samples"))]
 mod samples;
 #[cfg(test)]
@@ -34,6 +36,8 @@ const START: usize = 2;
 pub struct GroupedLinear {
     /// E, the number of experts.
     pub experts: usize,
+    /// The multiple at which the rows of an expert begin.
+    pub align: usize,
     /// Rows that belong to tokens: tokens times experts per token. They determine the cost alone.
     pub live_rows: usize,
 }
@@ -55,6 +59,10 @@ impl Op for GroupedLinear {
         operand(input)
     }
 
+    fn reads_experts(&self) -> bool {
+        true
+    }
+
     fn cost(&self, inputs: &[TensorType], outputs: &[TensorType]) -> Cost {
         cost([self.live_rows, outputs[0].shape[1], inputs[0].shape[1]], inputs, outputs)
     }
@@ -69,16 +77,16 @@ impl Op for GroupedLinear {
 impl Differentiable for GroupedLinear {
     fn backward(&self, cx: &mut Backward<'_>) -> Result<(), OpError> {
         let Some(dy) = cx.grad(0) else { return Ok(()) };
-        let GroupedLinear { experts, live_rows } = *self;
+        let GroupedLinear { experts, align, live_rows } = *self;
         let (x, w, start) = (cx.input(0), cx.input(1), cx.input(START));
         // wgrad comes first: it may be the last op that reads x, so that dx can take x's memory.
         if cx.wants(1) {
-            let wgrad = GroupedWgrad { experts, live_rows, out: cx.grad_dtype(1) };
+            let wgrad = GroupedWgrad { experts, align, live_rows, out: cx.grad_dtype(1) };
             let dw = cx.emit(Role::Wgrad, wgrad, &[dy, x, start])?[0];
             cx.set_grad(1, dw)?;
         }
         if cx.wants(0) {
-            let dx = cx.emit(Role::Dgrad, GroupedDgrad { experts, live_rows }, &[dy, w, start])?[0];
+            let dx = cx.emit(Role::Dgrad, GroupedDgrad { experts, align, live_rows }, &[dy, w, start])?[0];
             cx.set_grad(0, dx)?;
         }
         Ok(())
@@ -91,6 +99,8 @@ impl Differentiable for GroupedLinear {
 pub struct GroupedDgrad {
     /// E, the number of experts.
     pub experts: usize,
+    /// The multiple at which the rows of an expert begin.
+    pub align: usize,
     /// Rows that belong to tokens, for the cost.
     pub live_rows: usize,
 }
@@ -113,6 +123,10 @@ impl Op for GroupedDgrad {
         operand(input)
     }
 
+    fn reads_experts(&self) -> bool {
+        true
+    }
+
     fn cost(&self, inputs: &[TensorType], outputs: &[TensorType]) -> Cost {
         cost([self.live_rows, outputs[0].shape[1], inputs[0].shape[1]], inputs, outputs)
     }
@@ -130,6 +144,8 @@ impl Op for GroupedDgrad {
 pub struct GroupedWgrad {
     /// E, the number of experts.
     pub experts: usize,
+    /// The multiple at which the rows of an expert begin.
+    pub align: usize,
     /// Rows that belong to tokens, for the cost.
     pub live_rows: usize,
     /// Element type of the gradient.
@@ -211,13 +227,13 @@ fn cost(mnk: [usize; 3], inputs: &[TensorType], outputs: &[TensorType]) -> Cost 
 }
 
 impl OnGpu for GroupedLinear {
-    const SOURCES: &'static [KernelSource] = &[cuda::SOURCE];
+    const SOURCES: &'static [KernelSource] = &[cuda::SOURCE, hopper::SOURCE];
 }
 
 impl OnGpu for GroupedDgrad {
-    const SOURCES: &'static [KernelSource] = &[cuda::SOURCE];
+    const SOURCES: &'static [KernelSource] = &[cuda::SOURCE, hopper::SOURCE];
 }
 
 impl OnGpu for GroupedWgrad {
-    const SOURCES: &'static [KernelSource] = &[cuda::SOURCE];
+    const SOURCES: &'static [KernelSource] = &[cuda::SOURCE, hopper::SOURCE];
 }

@@ -7,20 +7,22 @@ use xtrain_tensor::DType;
 
 impl Routing {
     fn linear(&self, outputs: usize, inputs: usize) -> Sample {
-        let op = GroupedLinear { experts: self.tokens.len(), live_rows: self.tokens.iter().sum() };
+        let op =
+            GroupedLinear { experts: self.tokens.len(), align: self.alignment, live_rows: self.live_rows() };
         let w = SampleInput::parameter([op.experts * outputs, inputs]);
         Sample::forward(op, [self.ragged(inputs), w, self.starts()])
     }
 
     fn dgrad(&self, outputs: usize, inputs: usize) -> Sample {
-        let op = GroupedDgrad { experts: self.tokens.len(), live_rows: self.tokens.iter().sum() };
+        let op =
+            GroupedDgrad { experts: self.tokens.len(), align: self.alignment, live_rows: self.live_rows() };
         let w = SampleInput::activation([op.experts * outputs, inputs]);
         Sample::plain(op, [self.ragged(outputs), w, self.starts()])
     }
 
     fn wgrad(&self, out: DType, outputs: usize, inputs: usize) -> Sample {
-        let (experts, live_rows) = (self.tokens.len(), self.tokens.iter().sum());
-        let op = GroupedWgrad { experts, live_rows, out };
+        let (experts, align, live_rows) = (self.tokens.len(), self.alignment, self.live_rows());
+        let op = GroupedWgrad { experts, align, live_rows, out };
         Sample::plain(op, [self.ragged(outputs), self.ragged(inputs), self.starts()])
     }
 }
@@ -57,6 +59,19 @@ fn gpu() -> Vec<(Routing, [usize; 2])> {
     ]
 }
 
+/// Sizes of the kernel for Hopper, whose groups are whole tiles of 128 rows and whose rows are whole 16-byte
+/// vectors: tiles of each width, and partly filled ones; odd numbers of row tiles, which clusters share; more
+/// tiles than blocks.
+fn hopper() -> Vec<(Routing, [usize; 2])> {
+    vec![
+        (Routing::new([300, 0, 129, 0, 1, 0, 0, 384], 128, 128), [384, 200]),
+        (Routing::new([0, 700, 0], 128, 0), [520, 264]),
+        (Routing::new([640], 128, 130), [128, 136]),
+        (Routing::new([256, 128, 5], 256, 8), [8, 72]),
+        (Routing::new([0, 0, 0], 128, 256), [64, 64]),
+    ]
+}
+
 impl Sampled for GroupedLinear {
     fn samples() -> Vec<Sample> {
         small().into_iter().map(|(routing, [o, i])| routing.linear(o, i)).collect()
@@ -68,7 +83,7 @@ impl Sampled for GroupedLinear {
     }
 
     fn gpu_samples() -> Vec<Sample> {
-        gpu().into_iter().map(|(routing, [o, i])| routing.linear(o, i)).collect()
+        gpu().into_iter().chain(hopper()).map(|(routing, [o, i])| routing.linear(o, i)).collect()
     }
 }
 
@@ -83,7 +98,7 @@ impl Sampled for GroupedDgrad {
     }
 
     fn gpu_samples() -> Vec<Sample> {
-        gpu().into_iter().map(|(routing, [o, i])| routing.dgrad(o, i)).collect()
+        gpu().into_iter().chain(hopper()).map(|(routing, [o, i])| routing.dgrad(o, i)).collect()
     }
 }
 
@@ -99,6 +114,7 @@ impl Sampled for GroupedWgrad {
 
     fn gpu_samples() -> Vec<Sample> {
         let outs = [DType::F32, DType::BF16].into_iter().cycle();
-        gpu().into_iter().zip(outs).map(|((routing, [o, i]), out)| routing.wgrad(out, o, i)).collect()
+        let sizes = gpu().into_iter().zip(outs).chain(hopper().into_iter().map(|size| (size, DType::F32)));
+        sizes.map(|((routing, [o, i]), out)| routing.wgrad(out, o, i)).collect()
     }
 }

@@ -29,14 +29,14 @@ fn one_expert_is_a_linear_layer_to_the_bit() {
         for [c, o, i] in SIZES {
             let (x, w) = (normal(dtype, [c, i], 1.0, seed()), normal(dtype, [o, i], 1.0, seed()));
             let (dy, start) = (normal(dtype, [c, o], 1.0, seed()), starts(&[0, c]));
-            let (experts, live_rows) = (1, c);
+            let (experts, align, live_rows) = (1, 1, c);
             let what = format!("{c} rows of {i} to {o} in {dtype}");
-            let y = run(&GroupedLinear { experts, live_rows }, &[&x, &w, &start]);
+            let y = run(&GroupedLinear { experts, align, live_rows }, &[&x, &w, &start]);
             assert_bits(&what, &y[0], &run(&Linear, &[&x, &w])[0]);
-            let dx = run(&GroupedDgrad { experts, live_rows }, &[&dy, &w, &start]);
+            let dx = run(&GroupedDgrad { experts, align, live_rows }, &[&dy, &w, &start]);
             assert_bits(&what, &dx[0], &run(&LinearDgrad, &[&dy, &w])[0]);
             let out = if dtype == DType::F64 { DType::F64 } else { DType::F32 };
-            let (grouped, dense) = (GroupedWgrad { experts, live_rows, out }, LinearWgrad { out });
+            let (grouped, dense) = (GroupedWgrad { experts, align, live_rows, out }, LinearWgrad { out });
             let dw = run(&grouped, &[&dy, &x, &start]);
             assert_bits(&what, &dw[0], &run(&dense, &[&dy, &x])[0]);
             let added = run_over(&grouped, &[&dy, &x, &start], dw.clone(), true);
@@ -57,9 +57,9 @@ const START: [usize; 4] = [0, 70, 70, 300];
 const CAPACITY: usize = 330;
 const OUT: usize = 65;
 const IN: usize = 130;
-const LINEAR: GroupedLinear = GroupedLinear { experts: 3, live_rows: 300 };
-const DGRAD: GroupedDgrad = GroupedDgrad { experts: 3, live_rows: 300 };
-const WGRAD: GroupedWgrad = GroupedWgrad { experts: 3, live_rows: 300, out: DType::F32 };
+const LINEAR: GroupedLinear = GroupedLinear { experts: 3, align: 1, live_rows: 300 };
+const DGRAD: GroupedDgrad = GroupedDgrad { experts: 3, align: 1, live_rows: 300 };
+const WGRAD: GroupedWgrad = GroupedWgrad { experts: 3, align: 1, live_rows: 300, out: DType::F32 };
 
 impl Ragged {
     fn new(dtype: DType) -> Ragged {
@@ -124,16 +124,16 @@ fn an_expert_without_rows_has_a_gradient_of_zeros_which_adds_nothing() {
 #[test]
 fn threads_change_no_bit_of_large_experts() {
     let start = starts(&[0, 3, 900, 900, 1200]);
-    let (experts, live_rows) = (4, 1200);
+    let (experts, align, live_rows) = (4, 1, 1200);
     for dtype in [DType::F32, DType::BF16] {
         let x = normal(dtype, [1280, 520], 1.0, seed());
         let w = normal(dtype, [4 * 1100, 520], 1.0, seed());
         let dy = normal(dtype, [1280, 1100], 1.0, seed());
         let run_on = |threads: usize| {
             on_threads(threads, || {
-                let y = run(&GroupedLinear { experts, live_rows }, &[&x, &w, &start]);
-                let dx = run(&GroupedDgrad { experts, live_rows }, &[&dy, &w, &start]);
-                let wgrad = GroupedWgrad { experts, live_rows, out: DType::F32 };
+                let y = run(&GroupedLinear { experts, align, live_rows }, &[&x, &w, &start]);
+                let dx = run(&GroupedDgrad { experts, align, live_rows }, &[&dy, &w, &start]);
+                let wgrad = GroupedWgrad { experts, align, live_rows, out: DType::F32 };
                 [y, dx, run(&wgrad, &[&dy, &x, &start])].map(|made| made[0].bytes().to_vec())
             })
         };

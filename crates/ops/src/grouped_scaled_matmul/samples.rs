@@ -76,7 +76,7 @@ fn sample(
         SampleInput::activation(scaling.shape(rows, cols)).fill(Fill::Normal(1.0, 0.25))
     };
     let operand = |shape: [usize; 2], format| SampleInput::activation(shape).in_format(format);
-    let op = GroupedScaledMatmul { gemm, experts, live_rows: routing.tokens.iter().sum(), out, scaling };
+    let op = GroupedScaledMatmul { gemm, experts, live_rows: routing.live_rows(), out, scaling };
     let a = [operand(a, format), scales(a, scaling[0])];
     let b = [operand(b, DType::E4M3), scales(b, scaling[1])];
     Sample::plain(op, a.into_iter().chain(b).chain([routing.starts()]).collect::<Vec<_>>())

@@ -4,6 +4,10 @@
 //! their slots. A gather is issued when the block `prefetch_blocks` before it starts, so it runs while that
 //! block computes. Weights outside of the blocks are gathered once in a micro-step.
 //!
+//! The matrices of a block's experts are gathered each by itself, because they are many times as large as the
+//! rest of the block. The next block's matrix is gathered as soon as it is read for the last time, so memory
+//! holds one of each kind.
+//!
 //! Of weights that GEMMs read in FP8, ranks gather the numbers and scales (`quantized.rs`), and transpose
 //! them where the other layout is read. With another [`Gather`] they cast the gathered weight instead. Either
 //! happens directly before the copy is read.
@@ -39,11 +43,22 @@ pub(super) fn gather(
     copies.insert(program, placed)
 }
 
-/// The reader of weights: a block, or a layer outside of the blocks, which is known by its parameter.
+/// The reader of weights: a block, the experts of a block with one of their matrices, or a layer outside of the
+/// blocks, which is known by its parameter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Owner {
     Block(u32),
+    Experts { block: u32, parameter: usize },
     Parameter(usize),
+}
+
+impl Owner {
+    fn block(self) -> Option<u32> {
+        match self {
+            Owner::Block(block) | Owner::Experts { block, .. } => Some(block),
+            Owner::Parameter(_) => None,
+        }
+    }
 }
 
 /// The reads of an owner's weights in one stage.
@@ -75,21 +90,25 @@ fn windows(program: &Program) -> Vec<Window> {
     let parameter_of = &parameter_of;
     let reads = || {
         program.instances.iter().enumerate().flat_map(|(i, instance)| {
-            let of_parameter = move |v: &ValueId| Some((i, &instance.origin, *parameter_of.get(v)?, *v));
+            let of_parameter = move |v: &ValueId| Some((i, instance, *parameter_of.get(v)?, *v));
             instance.inputs.iter().filter_map(of_parameter)
         })
     };
     let mut owners: HashMap<usize, Owner> = HashMap::new();
-    for (_, origin, p, _) in reads() {
-        let reader = origin.block.map_or(Owner::Parameter(p), Owner::Block);
+    for (_, instance, p, _) in reads() {
+        let reader = match instance.origin.block {
+            Some(block) if instance.code.op().reads_experts() => Owner::Experts { block, parameter: p },
+            Some(block) => Owner::Block(block),
+            None => Owner::Parameter(p),
+        };
         let owner = owners.entry(p).or_insert(reader);
         if *owner != reader {
             *owner = Owner::Parameter(p);
         }
     }
     let mut windows: Vec<Window> = Vec::new();
-    for (i, &Origin { stage, .. }, p, value) in reads() {
-        let owner = owners[&p];
+    for (i, instance, p, value) in reads() {
+        let (owner, stage) = (owners[&p], instance.origin.stage);
         let known = windows.iter().position(|w| (w.owner, w.stage) == (owner, stage));
         let at = known.unwrap_or_else(|| {
             windows.push(Window { owner, stage, first: i, last: i, values: Vec::new() });
@@ -105,9 +124,11 @@ fn windows(program: &Program) -> Vec<Window> {
 
 /// The whole copies that instances read after this pass, and the steps that write them.
 struct Copies {
-    /// Slots of what is gathered.
+    /// Slots of what is gathered for blocks.
     gathered: Slots,
-    /// Slots of what is computed from it, directly before it is read.
+    /// Slots of what is gathered for experts.
+    experts: Slots,
+    /// Slots of what is computed from gathered tensors, directly before it is read.
     computed: Slots,
     steps: Vec<Step>,
     /// Gathered tensors, by this rank's rows of them.
@@ -140,6 +161,7 @@ impl Copies {
     fn new(prefetch_blocks: usize) -> Self {
         Copies {
             gathered: Slots::new(prefetch_blocks),
+            experts: Slots::new(0),
             computed: Slots::new(0),
             steps: Vec::new(),
             pieces: HashMap::new(),
@@ -162,19 +184,13 @@ impl Copies {
         parameter.shard = Some(cut);
         let (name, master, compute) = (parameter.name.clone(), parameter.master, parameter.compute);
         let quantized = std::mem::take(&mut parameter.quantized);
-        let block = match owner {
-            Some(Owner::Block(block)) => Some(block),
-            Some(Owner::Parameter(_)) | None => None,
-        };
         let mut weights = Vec::new();
         for piece in [master].into_iter().chain(compute) {
             let whole = program.ty(piece);
             program.values[piece.0 as usize].ty = cut.piece(whole);
             weights.push(RankRows { piece, cut, whole });
         }
-        if owner.is_none() {
-            return;
-        }
+        let Some(owner) = owner else { return };
         let gathers_numbers = |copies: &Quantized| gather == Gather::Auto && quantized::is_possible(copies);
         let (of_rows, of_whole): (Vec<_>, Vec<_>) = quantized.into_iter().partition(gathers_numbers);
         if gather == Gather::Bf16 && !of_whole.is_empty() && compute.is_none() {
@@ -183,17 +199,16 @@ impl Copies {
             program.parameters[p].compute = Some(piece);
             weights.push(RankRows { piece, cut, whole });
         }
-        let origin = Origin { block, site: name, role: Role::Gather, stage: Stage::Forward };
         for &rows in &weights {
-            let whole = self.gather(program, rows, &origin, ops);
+            let whole = self.gather(program, rows, owner, &name, ops);
             self.whole.insert(rows.piece, whole);
         }
         let cast_from = weights.last().filter(|_| gather == Gather::Bf16).map_or(master, |rows| rows.piece);
         for copies in of_whole {
-            self.cast(program, copies, cast_from, block, ops);
+            self.cast(program, copies, cast_from, owner.block(), ops);
         }
         for copies in of_rows {
-            let of_rows = self.gather_numbers(program, &copies, cut, &origin, ops);
+            let of_rows = self.gather_numbers(program, &copies, cut, owner, &name, ops);
             program.parameters[p].quantized_rows.extend(of_rows);
         }
     }
@@ -203,14 +218,21 @@ impl Copies {
         &mut self,
         program: &mut Program,
         rows: RankRows,
-        origin: &Origin,
+        owner: Owner,
+        parameter: &Arc<str>,
         ops: &dyn ShardOps,
     ) -> Whole {
         let RankRows { piece, cut, whole } = rows;
         *self.pieces.entry(piece).or_insert_with(|| {
-            let slot = self.gathered.take(program, origin.block, whole);
+            let slots = match owner {
+                Owner::Experts { .. } => &mut self.experts,
+                Owner::Block(_) | Owner::Parameter(_) => &mut self.gathered,
+            };
+            let slot = slots.take(program, owner.block(), whole);
             let (op, inputs, outputs) = (ops.all_gather(cut), vec![piece], vec![slot]);
-            self.steps.push(Step { op, inputs, outputs, origin: origin.clone(), gather: None });
+            let (block, site) = (owner.block(), parameter.clone());
+            let origin = Origin { block, site, role: Role::Gather, stage: Stage::Forward };
+            self.steps.push(Step { op, inputs, outputs, origin, gather: None });
             Whole { slot, step: self.steps.len() - 1 }
         })
     }
@@ -246,7 +268,8 @@ impl Copies {
         program: &mut Program,
         copies: &Quantized,
         cut: RowShard,
-        origin: &Origin,
+        owner: Owner,
+        parameter: &Arc<str>,
         ops: &dyn ShardOps,
     ) -> Vec<QuantizedRows> {
         let retype = |program: &mut Program, value: ValueId, ty| {
@@ -263,14 +286,14 @@ impl Copies {
                     is_kept.push(held);
                 }
                 Source::Gathered(rows) => {
-                    let whole = self.gather(program, rows, origin, ops);
+                    let whole = self.gather(program, rows, owner, parameter, ops);
                     self.whole.insert(value, whole);
                 }
                 Source::Transposed(rows, op) => {
-                    let from = self.gather(program, rows, origin, ops);
-                    let slot = self.computed.take(program, origin.block, ty);
+                    let from = self.gather(program, rows, owner, parameter, ops);
+                    let slot = self.computed.take(program, owner.block(), ty);
                     let (inputs, outputs, gather) = (vec![from.slot], vec![slot], Some(from.step));
-                    let origin = Origin { block: origin.block, ..copies.origin.clone() };
+                    let origin = Origin { block: owner.block(), ..copies.origin.clone() };
                     self.whole.insert(value, Whole { slot, step: self.steps.len() });
                     self.steps.push(Step { op, inputs, outputs, origin, gather });
                 }
@@ -287,7 +310,12 @@ impl Copies {
         let mut placed = Vec::new();
         let mut slots = Contents::default();
         for (w, window) in windows.iter().enumerate() {
-            let blocks = windows[..w].iter().rev().filter(|earlier| matches!(earlier.owner, Owner::Block(_)));
+            // The experts of a block begin before or after the rest of it.
+            let is_other = |earlier: &&Window| {
+                matches!(earlier.owner, Owner::Block(_))
+                    && (earlier.owner.block(), earlier.stage) != (window.owner.block(), window.stage)
+            };
+            let blocks = windows[..w].iter().rev().filter(is_other);
             let early = match prefetch_blocks {
                 0 => window.first,
                 n => blocks.map(|block| block.first).nth(n - 1).unwrap_or(windows[0].first),

@@ -129,6 +129,15 @@ impl Timeline {
         self.parts.iter().map(of_part).sum()
     }
 
+    /// Seconds that the instances take for which `counts` is true, given their indices.
+    pub fn seconds_of(&self, counts: impl Fn(usize) -> bool) -> f64 {
+        let of_part = |part: &TimelinePart| {
+            let spans = part.spans.iter().filter(|span| counts(span.instance));
+            part.times as f64 * spans.map(|span| span.end - span.begin).sum::<f64>()
+        };
+        self.parts.iter().map(of_part).sum()
+    }
+
     /// Seconds in which the compute lane waits for communication.
     pub fn exposed_seconds(&self) -> f64 {
         self.exposed.iter().map(|exposed| exposed.seconds).sum()

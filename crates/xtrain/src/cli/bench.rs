@@ -73,7 +73,8 @@ pub(crate) struct OpBenchArgs {
 #[command(after_help = "Examples:
   xtrain bench gemm
   xtrain bench gemm run.toml --json
-  xtrain bench gemm --m 8192 --n 4096 --k 4096 --precision bf16")]
+  xtrain bench gemm --m 8192 --n 4096 --k 4096 --precision bf16
+  xtrain bench gemm --experts 128 --m 262144 --n 1536 --k 2048")]
 pub(crate) struct BenchGemmArgs {
     #[command(flatten)]
     pub(crate) bench: OpBenchArgs,
@@ -86,6 +87,10 @@ pub(crate) struct BenchGemmArgs {
     /// Columns of the input
     #[arg(long, conflicts_with = "file", requires_all = ["m", "n"], value_parser = bounded(1..=1 << 22))]
     pub(crate) k: Option<usize>,
+    /// Also time layers of this many experts, each with a weight of its own, that share the tokens equally or
+    /// by Zipf's law
+    #[arg(long, requires_all = ["m", "n", "k"], value_parser = bounded(1..=1 << 12))]
+    pub(crate) experts: Option<usize>,
 }
 
 #[derive(Debug, Args)]

@@ -15,7 +15,10 @@ pub(crate) fn gemm(args: &BenchGemmArgs) -> Result<(), Failure> {
     let (parsed, options) = op_bench_options(&args.bench)?;
     let shapes = match (&parsed, args.m, args.n, args.k) {
         (Some(parsed), ..) => bench::gemms_of(parsed)?,
-        (None, Some(m), Some(n), Some(k)) => vec![GemmShape { site: String::new(), m, n, k }],
+        (None, Some(m), Some(n), Some(k)) => match args.experts {
+            Some(experts) => bench::expert_gemms(m, n, k, experts),
+            None => vec![GemmShape { site: String::new(), m, n, k, experts: None }],
+        },
         _ => bench::common_gemms(Target::for_device(options.device)),
     };
     let speeds = bench::gemms(&shapes, options)?;

@@ -2,7 +2,7 @@
 //! modes of `parallel.shard` beside each other, and how evenly ranks share the state.
 
 use super::line;
-use xtrain_program::{Program, StateKind};
+use xtrain_program::{Program, Role, Stage, StateKind};
 use xtrain_report::metrics::format;
 use xtrain_train::estimate::{Network, Timeline};
 use xtrain_train::fit::Fit;
@@ -39,6 +39,7 @@ pub(super) fn text(
     if let Some(Several { timeline, network, .. }) = several {
         out.push_str(&line("ranks", &format!("{ranks}; {}", network.describe(ranks))));
         out.push_str(&lanes(timeline));
+        out.push_str(&experts(timeline, program));
         out.push('\n');
     }
     out.push_str(&sent(ranks, program, micro_steps));
@@ -91,6 +92,20 @@ fn lanes(timeline: &Timeline) -> String {
         ));
     }
     out
+}
+
+/// The time of gathering experts' weights while the forward and the backward run; no line without any.
+fn experts(timeline: &Timeline, program: &Program) -> String {
+    let is_one = |instance: usize| {
+        let origin = &program.instances[instance].origin;
+        origin.role == Role::Gather && origin.stage != Stage::Update && origin.site.contains(".mlp.experts.")
+    };
+    let seconds = timeline.seconds_of(is_one);
+    if seconds == 0.0 {
+        return String::new();
+    }
+    let share = format::percent(seconds / timeline.seconds(), 0);
+    line("gathers of experts", &format!("{}, as long as {share} of the step", time(seconds)))
 }
 
 /// The bytes that a rank sends.

@@ -67,7 +67,8 @@ fn flushing_sum(old: u64, x: u64) -> u64 {
 
 pub(super) fn forms() -> Vec<Form> {
     let mut forms = vec![
-        Form::by("red.global.add.v4.f32", sums_of_vectors),
+        Form::by("red.global.add.v2.f32", |opcode| sums_of_vectors(opcode, 2)),
+        Form::by("red.global.add.v4.f32", |opcode| sums_of_vectors(opcode, 4)),
         Form::by("red.release.gpu.global.add.u32", |opcode| check(opcode, &operations()[0])),
     ];
     for space in ["", ".global", ".shared"] {
@@ -261,21 +262,23 @@ fn check_order(
 
 /// Four sums of f32 at each address: special values at addresses of their own, and whole numbers where
 /// threads meet.
-fn sums_of_vectors(opcode: &str) -> Result<(), String> {
+fn sums_of_vectors(opcode: &str, width: usize) -> Result<(), String> {
+    let registers: Vec<String> = (0..width).map(|n| format!("%r{n}")).collect();
+    let (registers, row_bytes) = (registers.join(", "), 4 * width);
     for addresses in [THREADS, 3] {
         let mut random = random(opcode);
         let operation = operations().into_iter().find(|o| o.ty == "f32").expect("it is listed");
         let meets = addresses < THREADS;
         let mut numbers =
             |count| (0..count).map(|_| operand(&operation, &mut random, meets)).collect::<Vec<_>>();
-        let (initial, added) = (numbers(4 * addresses), numbers(4 * THREADS));
+        let (initial, added) = (numbers(width * addresses), numbers(width * THREADS));
         let text = format!(
             ".visible .entry sums(.param .u64 memory, .param .u64 rows)\n{{\n.reg .b32 %t, %r<4>;\n\
              .reg .b64 %memory, %rows, %o;\nld.param.u64 %memory, [memory];\nld.param.u64 %rows, [rows];\n\
-             mov.u32 %t, %tid.x;\nmul.wide.u32 %o, %t, 16;\nadd.s64 %rows, %rows, %o;\nrem.u32 %t, %t, {addresses};\n\
-             mul.wide.u32 %o, %t, 16;\nadd.s64 %memory, %memory, %o;\n\
-             ld.global.v4.u32 {{%r0, %r1, %r2, %r3}}, [%rows];\n\
-             {opcode} [%memory], {{%r0, %r1, %r2, %r3}};\nret;\n}}\n"
+             mov.u32 %t, %tid.x;\nmul.wide.u32 %o, %t, {row_bytes};\nadd.s64 %rows, %rows, %o;\nrem.u32 %t, %t, {addresses};\n\
+             mul.wide.u32 %o, %t, {row_bytes};\nadd.s64 %memory, %memory, %o;\n\
+             ld.global.v{width}.u32 {{{registers}}}, [%rows];\n\
+             {opcode} [%memory], {{{registers}}};\nret;\n}}\n"
         );
         let mut device = Device::new();
         let bytes =
@@ -284,10 +287,10 @@ fn sums_of_vectors(opcode: &str) -> Result<(), String> {
         device.run(&text, Grid::row(1, THREADS), &arguments(&[memory, rows]))?;
         let mut expected = initial;
         for (n, &x) in added.iter().enumerate() {
-            let at = n / 4 % addresses * 4 + n % 4;
+            let at = n / width % addresses * width + n % width;
             expected[at] = flushing_sum(expected[at], x);
         }
-        let found = device.load(memory, 16 * addresses)?;
+        let found = device.load(memory, row_bytes * addresses)?;
         for (n, (found, expected)) in found.as_chunks::<4>().0.iter().zip(&expected).enumerate() {
             let found = u64::from(u32::from_le_bytes(*found));
             if found != *expected {

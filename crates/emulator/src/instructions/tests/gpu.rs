@@ -4,7 +4,7 @@
 //! the same path and each difference is counted. If threads access memory in an undefined order, the test
 //! runs only on the GPU, and the definition judges its results. The test is ignored by default:
 //! `XTRAIN_TEST_FAMILY=float cargo test -p xtrain-emulator -- --ignored --nocapture a_gpu` on a machine with
-//! a GPU of compute capability 9.
+//! a GPU of compute capability 9. `XTRAIN_TEST_FIRST=n` begins with form n, for after a fault.
 #![allow(unsafe_code, reason = "it launches kernels on a GPU")]
 
 use super::device::Grid;
@@ -408,12 +408,20 @@ fn a_gpu_gives_the_emulated_results() {
     let family = std::env::var("XTRAIN_TEST_FAMILY").unwrap_or_default();
     // The driver stays open until the process ends, because drivers are not meant to be closed.
     let gpu: &'static Gpu = Box::leak(Box::new(Gpu::open().expect("a GPU")));
+    let first = std::env::var("XTRAIN_TEST_FIRST").map_or(0, |first| first.parse().expect("a number"));
     let (mut compared, mut problems) = (0, Vec::new());
     for (name, forms) in super::FAMILIES {
         if family.is_empty() || family == name {
-            for n in 0..forms().len() {
+            for n in first..forms().len() {
                 compared += 1;
-                problems.extend(compare(gpu, || forms().swap_remove(n)).err());
+                if let Err(problem) = compare(gpu, || forms().swap_remove(n)) {
+                    println!("{name} {n}, {}: {problem}", forms().swap_remove(n).opcode);
+                    problems.push(problem);
+                }
+                // After a fault in a kernel, the driver refuses all further calls.
+                if let Err(fault) = gpu.wait() {
+                    panic!("{fault}; the next form is XTRAIN_TEST_FIRST={}", n + 1);
+                }
             }
         }
     }

@@ -18,7 +18,14 @@ pub(super) fn forms() -> Vec<Form> {
         "st.shared::cluster.u32",
     ];
     let mut forms: Vec<Form> =
-        by_clusters.map(|opcode| Form::by(opcode, |_| numbers_go_round_a_cluster())).into();
+        by_clusters.map(|opcode| Form::by(opcode, |_| numbers_go_round_a_cluster(["", ""]))).into();
+    for opcode in [
+        "mbarrier.arrive.release.cluster.shared::cluster.b64",
+        "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64",
+    ] {
+        forms
+            .push(Form::by(opcode, |_| numbers_go_round_a_cluster([".release.cluster", ".acquire.cluster"])));
+    }
     for opcode in ["cvta.param.u64", "cp.async.bulk.prefetch.tensor.2d.L2.global"] {
         forms.push(Form::by(opcode, |_| copies_a_box(2, 0, false)));
     }
@@ -46,9 +53,11 @@ pub(super) fn forms() -> Vec<Form> {
     ] {
         forms.push(Form::by(opcode, bulk_stores));
     }
-    forms.push(Form::by("cp.async.bulk.wait_group.read", |_| {
-        bulk_stores("cp.async.bulk.global.shared::cta.bulk_group")
-    }));
+    for opcode in
+        ["cp.async.bulk.commit_group", "cp.async.bulk.wait_group.read", "fence.proxy.async.shared::cta"]
+    {
+        forms.push(Form::by(opcode, |_| bulk_stores("cp.async.bulk.global.shared::cta.bulk_group")));
+    }
     for opcode in [
         "mbarrier.try_wait.shared::cta.b64",
         "mbarrier.test_wait.shared::cta.b64",
@@ -109,8 +118,9 @@ fn dump(bytes: usize) -> String {
     )
 }
 
-/// Each block of a cluster writes a number into the next one, for a few rounds, and tells it by its mbarrier.
-fn numbers_go_round_a_cluster() -> Result<(), String> {
+/// Each block of a cluster writes a number into the next one, for a few rounds, and tells it by its mbarrier,
+/// with these orders of arrival and wait.
+fn numbers_go_round_a_cluster([releases, acquires]: [&str; 2]) -> Result<(), String> {
     const ROUNDS: u32 = 5;
     for blocks in [1, 2, 4, 8] {
         let body = format!(
@@ -119,8 +129,8 @@ fn numbers_go_round_a_cluster() -> Result<(), String> {
              mov.u32 %c, %cluster_ctarank;\nmov.u32 %w, %cluster_nctarank;\nadd.s32 %x, %c, 1;\nrem.u32 %x, %x, %w;\n\
              mapa.shared::cluster.u32 %w, %s, %x;\nmov.u32 %v, area;\nmapa.shared::cluster.u32 %v, %v, %x;\nmov.u32 %c, 0;\nmov.u32 %x, %b;\n\
              AGAIN:\nadd.s32 %x, %x, 3;\n@!%q st.shared::cluster.u32 [%v], %x;\n\
-             @!%q mbarrier.arrive.shared::cluster.b64 _, [%w];\nand.b32 %b, %c, 1;\n\
-             SPIN:\nmbarrier.try_wait.parity.shared::cta.b64 %p, [%s], %b;\n@!%p bra SPIN;\n\
+             @!%q mbarrier.arrive{releases}.shared::cluster.b64 _, [%w];\nand.b32 %b, %c, 1;\n\
+             SPIN:\nmbarrier.try_wait.parity{acquires}.shared::cta.b64 %p, [%s], %b;\n@!%p bra SPIN;\n\
              ld.shared.u32 %x, [area];\n{CLUSTER_SYNC}add.s32 %c, %c, 1;\nsetp.lt.u32 %p, %c, {ROUNDS};\n@%p bra AGAIN;\n\
              @%q bra END;\nmov.u32 %b, %ctaid.x;\nmul.wide.u32 %o, %b, 4;\nadd.s64 %to, %to, %o;\nst.global.u32 [%to], %x;\nEND:\n"
         );

@@ -5,7 +5,7 @@
 //! residual addition at the end of a half-block is fused with the norm that follows it, so a block's first
 //! instance finishes the block before; its sum is the boundary that recomputation keeps.
 
-use crate::layer::HEAD;
+use crate::layer::{HEAD, ROUTER};
 use crate::parameters::{Parameters, in_block, names};
 use crate::{Architecture, Experts, FeedForward, LinearSpec, Mixer, Mlp, Rotary, SelfAttention};
 use xtrain_ops::attention::Attention;
@@ -393,11 +393,11 @@ impl<'a> Trace<'a> {
     /// ([`xtrain_ops::dispatch`]).
     fn experts(&mut self, t: &mut Tracer, e: &Experts, x: ValueId) -> Result<ValueId, TraceError> {
         let tokens = self.batch.tokens();
-        let router = self.parameter(t, "mlp.router", "weight");
-        let logits = t.site("mlp.router").apply(UnroundedLinear, &[x, router])?[0];
+        let router = self.parameter(t, ROUTER, "weight");
+        let logits = t.site(ROUTER).apply(UnroundedLinear, &[x, router])?[0];
         let mut inputs = vec![logits];
         if e.router.biased {
-            inputs.push(self.parameter(t, "mlp.router", "bias"));
+            inputs.push(self.parameter(t, ROUTER, "bias"));
         }
         if self.is_loss {
             inputs.push(t.input(io::PADDING, TensorType::new(DType::I32, [tokens])));

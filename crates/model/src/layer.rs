@@ -161,6 +161,12 @@ pub(crate) const EXPERTS: &str = "mlp.experts.";
 /// The site of attention's output projection, whose input recipes may save in fewer bits.
 pub(crate) const O_PROJ: &str = "attn.o_proj";
 
+/// The site of the router of experts, which no recipe computes in FP8.
+pub(crate) const ROUTER: &str = "mlp.router";
+
+/// The end of the sites of SwiGLUs, whose input recipes may save in fewer bits.
+pub(crate) const SWIGLU: &str = ".swiglu";
+
 impl Layer {
     /// The linear layers of the block, in the order in which it applies them; `dim` is the width of the
     /// residual stream.
@@ -326,14 +332,18 @@ const SMALL_BATCH: usize = 64;
 impl Experts {
     /// How the rows of so many tokens are arranged by experts.
     pub fn dispatch(&self, tokens: usize) -> Dispatch {
-        let align = if tokens > SMALL_BATCH { TILE } else { 1 };
-        Dispatch { experts: self.count, align }
+        self.share().dispatch(tokens)
+    }
+
+    /// The experts, and those of a token.
+    fn share(&self) -> ExpertShare {
+        ExpertShare { count: self.count, chosen: self.router.chosen }
     }
 
     /// The projection to a logit for each expert.
     pub fn router_proj(&self, dim: usize) -> LinearSpec {
         LinearSpec {
-            site: "mlp.router",
+            site: ROUTER,
             inputs: dim,
             module: "",
             parts: vec![(self.modules.router, self.count)],
@@ -379,7 +389,7 @@ impl Experts {
             parts,
             bias: false,
             is_residual,
-            experts: Some(ExpertShare { count: self.count, chosen: self.router.chosen }),
+            experts: Some(self.share()),
             whole: Some(site),
         }
     }
@@ -395,7 +405,19 @@ impl Experts {
     }
 }
 
+impl ExpertShare {
+    fn dispatch(self, tokens: usize) -> Dispatch {
+        let align = if tokens > SMALL_BATCH { TILE } else { 1 };
+        Dispatch { experts: self.count, align }
+    }
+}
+
 impl LinearSpec {
+    /// Rows of its input in a batch of so many tokens: those by experts, if it belongs to experts.
+    pub fn input_rows(&self, tokens: usize) -> usize {
+        self.experts.map_or(tokens, |share| share.dispatch(tokens).capacity(tokens * share.chosen))
+    }
+
     /// Rows of its weight.
     pub fn rows(&self) -> usize {
         self.outputs() * self.experts.map_or(1, |share| share.count)

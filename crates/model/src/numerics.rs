@@ -1,12 +1,12 @@
 //! The GEMMs of a model that have FP8 operands: the recipe, and a run's overrides of it.
 
-use crate::layer::{EXPERTS, HEAD, O_PROJ};
+use crate::layer::{EXPERTS, HEAD, O_PROJ, ROUTER, SWIGLU};
 use crate::{GemmPattern, Recipe};
 use std::fmt;
 use xtrain_program::quantize::Candidate;
 use xtrain_program::save_fp8::{self, Reader};
-use xtrain_program::{LinearGemm, Quantization, ScaledGemm};
-use xtrain_tensor::{DType, Scaling};
+use xtrain_program::{LinearGemm, Origin, Quantization, ScaledGemm};
+use xtrain_tensor::{DType, Scaling, TILE};
 
 /// The formats that a model computes in.
 #[derive(Clone, Debug, PartialEq)]
@@ -77,8 +77,12 @@ pub enum Bf16Reason {
     Recipe,
     /// It is the head's, and the run has no FP8 head.
     Head,
-    /// It is that of experts.
+    /// It is that of a router.
+    Router,
+    /// It is that of experts, and the recipe scales by rows.
     Experts,
+    /// The outputs of an expert, which blocks of the weights of all experts would cross.
+    ExpertOutputs(usize),
     /// It is in one of the first or last blocks, which the run leaves in bf16.
     Layer,
     /// This pattern of the run names it.
@@ -108,14 +112,19 @@ impl Numerics {
         Some(operands.map(|cast| Quantization { pow2_scales: pow2(cast), ..cast }))
     }
 
+    /// The casts of a GEMM's operands that are measured under an FP8 recipe: not those of routers.
+    pub fn measured(&self, origin: &Origin, gemm: LinearGemm) -> Option<[Quantization; 2]> {
+        self.operands(gemm).filter(|_| *origin.site != *ROUTER)
+    }
+
     /// The FP8 form of a linear layer's GEMM in a model of this many blocks, or the reason why it stays in
     /// bf16. In fprop alone the number of tokens does not decide, because evaluation and generation have any
     /// number of them.
     pub fn scaled_gemm(&self, candidate: Candidate<'_>, layers: usize) -> Result<ScaledGemm, Bf16Reason> {
         let gemm = candidate.gemm;
         let operands = self.operands(gemm).ok_or(Bf16Reason::Recipe)?;
-        if candidate.origin.site.starts_with(EXPERTS) {
-            return Err(Bf16Reason::Experts);
+        if *candidate.origin.site == *ROUTER {
+            return Err(Bf16Reason::Router);
         }
         let fp8 = &self.fp8;
         match candidate.origin.block.map(|block| block as usize) {
@@ -133,6 +142,20 @@ impl Numerics {
         let sizes = if gemm == LinearGemm::Fprop { [n, n, k] } else { [m, n, k] };
         if let Some(&size) = sizes.iter().find(|size| !size.is_multiple_of(Bf16Reason::MULTIPLE)) {
             return Err(Bf16Reason::Size(size));
+        }
+        if candidate.origin.site.starts_with(EXPERTS) {
+            let outputs = match gemm {
+                LinearGemm::Fprop => n,
+                LinearGemm::Dgrad => k,
+                LinearGemm::Wgrad => m,
+            };
+            match self.recipe {
+                Recipe::Fp8Row => return Err(Bf16Reason::Experts),
+                Recipe::Fp8Block if !outputs.is_multiple_of(TILE) => {
+                    return Err(Bf16Reason::ExpertOutputs(outputs));
+                }
+                _ => {}
+            }
         }
         if let Some(slower) = fp8.slower.iter().find(|slower| slower.layer == *candidate.origin.site) {
             let [inputs, outputs] = match gemm {
@@ -158,6 +181,7 @@ impl Numerics {
         let fp8 = &self.fp8;
         // SwiGLU's input holds gate and up side by side.
         let (width, asked, format) = match reader {
+            Reader::Activation if !origin.site.ends_with(SWIGLU) => return None,
             Reader::Activation => (columns / 2, fp8.swiglu_input, DType::E4M3),
             Reader::Linear if &*origin.site == O_PROJ => (columns, fp8.attention_output, DType::E5M6),
             Reader::Linear => return None,
@@ -182,7 +206,13 @@ impl fmt::Display for Bf16Reason {
         match self {
             Bf16Reason::Recipe => f.write_str("the recipe has no FP8"),
             Bf16Reason::Head => f.write_str("precision.head = \"bf16\""),
-            Bf16Reason::Experts => f.write_str("experts are not computed in FP8 yet"),
+            Bf16Reason::Router => f.write_str("routers are computed in bf16"),
+            Bf16Reason::Experts => {
+                f.write_str("fp8-row would need a scale for each row and expert in wgrad and dgrad")
+            }
+            Bf16Reason::ExpertOutputs(outputs) => {
+                write!(f, "{outputs} outputs of an expert are not a multiple of {TILE}")
+            }
             Bf16Reason::Layer => f.write_str("one of the first or last layers"),
             Bf16Reason::Pattern(pattern) => write!(f, "skipped by {pattern:?}"),
             Bf16Reason::Size(size) => write!(f, "{size} is not a multiple of {}", Bf16Reason::MULTIPLE),
@@ -194,7 +224,26 @@ impl fmt::Display for Bf16Reason {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use xtrain_program::{Origin, Role, Stage};
+    use xtrain_program::{Role, Stage};
+
+    #[test]
+    fn experts_are_in_fp8_but_by_rows_and_in_blocks_that_cross_them() {
+        let (site, role, stage) = ("mlp.experts.down_proj".into(), Role::Forward, Stage::Forward);
+        let origin = Origin { block: Some(0), site, role, stage };
+        for gemm in LinearGemm::ALL {
+            let of = |recipe: Recipe, outputs: usize| {
+                let extents = gemm.extents(256, outputs, 64);
+                let candidate = Candidate { origin: &origin, gemm, extents };
+                Numerics::from(recipe).scaled_gemm(candidate, 1).err()
+            };
+            for recipe in [Recipe::Fp8Current, Recipe::Fp8Delayed] {
+                assert_eq!([192, 256].map(|outputs| of(recipe, outputs)), [None, None], "{recipe:?}");
+            }
+            let blocks = [192, 256].map(|outputs| of(Recipe::Fp8Block, outputs));
+            assert_eq!(blocks, [Some(Bf16Reason::ExpertOutputs(192)), None]);
+            assert_eq!(of(Recipe::Fp8Row, 256), Some(Bf16Reason::Experts));
+        }
+    }
 
     #[test]
     fn a_gemm_that_stays_in_bf16_has_a_reason() {

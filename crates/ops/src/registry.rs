@@ -103,6 +103,7 @@ ops![
     crate::grouped_linear::GroupedLinear: gpu,
     crate::grouped_linear::GroupedDgrad: gpu,
     crate::grouped_linear::GroupedWgrad: gpu,
+    crate::grouped_scaled_matmul::GroupedScaledMatmul: gpu,
     crate::linear::Linear: gpu,
     crate::linear::UnroundedLinear: gpu,
     crate::linear::LinearDgrad: gpu,

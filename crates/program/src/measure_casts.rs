@@ -23,12 +23,12 @@ pub trait MeasureOps: QuantizeOps {
 }
 
 /// Adds measurements to a program that has its backward. They cover the operands of every linear layer in a
-/// block, in the formats that `formats` returns for its GEMMs. [`Program::measured`] then lists them in the
-/// order of the program.
+/// block, in the formats that `formats` returns for its GEMMs, if any. [`Program::measured`] then lists them
+/// in the order of the program.
 pub fn apply(
     mut program: Program,
     ops: &dyn MeasureOps,
-    formats: &dyn Fn(LinearGemm) -> Option<[Quantization; 2]>,
+    formats: &dyn Fn(&Origin, LinearGemm) -> Option<[Quantization; 2]>,
 ) -> Result<Program, TraceError> {
     let parameters = program.parameters_by_value();
     let instances = std::mem::take(&mut program.instances);
@@ -48,7 +48,7 @@ pub fn apply(
             let cast = parameters.get(&value).map_or(value, |&n| pass.out.parameters[n].master);
             for (gemm, n, transposed) in operand.reads() {
                 let reads_operand = !is_gradient || Some(gemm) == kind;
-                if let Some(quantizations) = formats(gemm).filter(|_| reads_operand) {
+                if let Some(quantizations) = formats(&instance.origin, gemm).filter(|_| reads_operand) {
                     pass.measure(cast, gemm, operand, quantizations[n], transposed, &instance)?;
                 }
             }

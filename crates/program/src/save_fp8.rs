@@ -10,7 +10,8 @@
 //! recompute policy.
 //!
 //! The input of an activation is restored before each of its readers, so that each can be fused with the op
-//! that restores it ([`crate::fuse`]). The input of a linear layer is restored once, before its first reader.
+//! that restores it ([`crate::fuse`]). That of an activation with further inputs (the weights of SwiGLU's
+//! rows) and that of a linear layer are restored once, before the first reader.
 
 use crate::program::instantiate;
 use crate::quantize::QuantizeOps;
@@ -46,7 +47,7 @@ struct Saved {
     /// The forward instance that reads the input.
     instance: Instance,
     reader: Reader,
-    /// The restored value, if all readers share one.
+    /// The restored input, if all readers share one.
     restored: Option<ValueId>,
 }
 
@@ -105,7 +106,7 @@ fn reader(program: &Program, instance: &Instance) -> Option<Reader> {
     if gemm.is_some_and(|gemm| gemm.kind == LinearGemm::Fprop) {
         return Some(Reader::Linear);
     }
-    let is_activation = instance.inputs.len() == 1 && instance.outputs.len() == 1 && op.is_cheap(0);
+    let is_activation = !instance.inputs.is_empty() && instance.outputs.len() == 1 && op.is_cheap(0);
     is_activation.then_some(Reader::Activation)
 }
 
@@ -117,23 +118,28 @@ fn restored(
     saved: &mut Saved,
     v: ValueId,
 ) -> Result<ValueId, TraceError> {
-    if let Some(restored) = saved.restored {
-        return Ok(restored);
-    }
     let input = saved.instance.inputs[0];
     let origin = |role| Origin { role, stage: Stage::Backward, ..saved.instance.origin.clone() };
-    let restore = Code::Plain(ops.dequantize(program.ty(input).dtype));
-    let restore = instantiate(program, restore, &saved.copy, &[], origin(Role::Precision))?;
-    let mut restored = restore.outputs[0].value;
-    program.instances.push(restore);
-    if saved.reader == Reader::Linear {
-        saved.restored = Some(restored);
+    let restored = match saved.restored {
+        Some(restored) => restored,
+        None => {
+            let restore = Code::Plain(ops.dequantize(program.ty(input).dtype));
+            let restore = instantiate(program, restore, &saved.copy, &[], origin(Role::Precision))?;
+            let restored = restore.outputs[0].value;
+            program.instances.push(restore);
+            let is_shared = saved.reader == Reader::Linear || saved.instance.inputs.len() > 1;
+            saved.restored = is_shared.then_some(restored);
+            restored
+        }
+    };
+    if v == input {
+        return Ok(restored);
     }
-    if v != input {
-        let code = saved.instance.code.clone();
-        let again = instantiate(program, code, &[restored], &[], origin(Role::Recompute))?;
-        restored = again.outputs[0].value;
-        program.instances.push(again);
-    }
-    Ok(restored)
+    let mut inputs = saved.instance.inputs.clone();
+    inputs[0] = restored;
+    let code = saved.instance.code.clone();
+    let again = instantiate(program, code, &inputs, &[], origin(Role::Recompute))?;
+    let output = again.outputs[0].value;
+    program.instances.push(again);
+    Ok(output)
 }

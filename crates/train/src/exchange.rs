@@ -228,13 +228,14 @@ pub(crate) fn check_fp8(names: &NameMap) -> Result<(), RunError> {
     }
     Err(RunError::Refused(format!(
         "exported as \"fp8\", none of the linear layers of this model would be FP8: {}; use \"bf16\"",
-        why_bf16(&linear_in_bf16(names))
+        why_bf16(&without_routers(linear_in_bf16(names)))
     )))
 }
 
-/// Warns of the linear layers that an export as FP8 holds in bf16.
+/// Warns of the linear layers that an export as FP8 holds in bf16. Those of routers always are.
 fn warn_of_bf16(names: &NameMap) {
-    let (kept, all) = (linear_in_bf16(names), names.entries.iter().filter(|entry| is_linear(entry)).count());
+    let linears = names.entries.iter().filter(|entry| is_linear(entry) && !is_router(entry));
+    let (kept, all) = (without_routers(linear_in_bf16(names)), linears.count());
     if !kept.is_empty() {
         tracing::warn!("{} of {all} linear layers are exported as bf16: {}", kept.len(), why_bf16(&kept));
     }
@@ -243,6 +244,12 @@ fn warn_of_bf16(names: &NameMap) {
 /// The linear layers of the blocks that are not in FP8.
 fn linear_in_bf16(names: &NameMap) -> Vec<&NameEntry> {
     names.entries.iter().filter(|entry| is_linear(entry) && entry.fp8.is_none()).collect()
+}
+
+/// The layers but for routers.
+fn without_routers(mut layers: Vec<&NameEntry>) -> Vec<&NameEntry> {
+    layers.retain(|entry| !is_router(entry));
+    layers
 }
 
 /// The reasons why `layers` are exported as bf16, each with the name of a layer.
@@ -277,6 +284,11 @@ fn partial_part(entry: &NameEntry) -> Option<&NamePart> {
 /// True for the matrix of a linear layer in a block.
 fn is_linear(entry: &NameEntry) -> bool {
     entry.name.starts_with("blocks.") && entry.shape.len() == 2
+}
+
+/// True for the matrix of a router.
+fn is_router(entry: &NameEntry) -> bool {
+    entry.name.ends_with(".mlp.router.weight")
 }
 
 /// Hugging Face's names of the linear layers that `names` does not export in FP8. The head is always among

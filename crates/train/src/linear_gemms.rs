@@ -125,7 +125,7 @@ fn scaled_gemm(
         role: Role::Forward,
         stage: Stage::Forward,
     };
-    let extents = gemm.extents(tokens, linear.outputs(), linear.inputs);
+    let extents = gemm.extents(linear.input_rows(tokens), linear.outputs(), linear.inputs);
     numerics.scaled_gemm(Candidate { origin: &origin, gemm, extents }, m.layers.len())
 }
 

@@ -12,7 +12,7 @@ use xtrain_model::decoder::io;
 use xtrain_ops::{PassSet, rewrites};
 use xtrain_program::backward::backward as differentiate;
 use xtrain_program::{
-    Program, Root, Stage, fuse as rewriting, measure_casts, narrow as narrowing, precision, quantize,
+    Origin, Program, Root, Stage, fuse as rewriting, measure_casts, narrow as narrowing, precision, quantize,
     recompute, refresh, save_fp8, shard,
 };
 
@@ -51,7 +51,10 @@ pub const PIPELINE: &[Pass] = &[
         guarantees: "for `xtrain inspect`: every operand of a linear layer's GEMM is cast and compared with its cast",
         calls: &["infer", "gemms"],
         run: |program, setting| match setting.measured() {
-            Some(formats) => Ok(measure_casts::apply(program, &PassSet, &|gemm| formats.operands(gemm))?),
+            Some(formats) => {
+                let casts = |origin: &Origin, gemm| formats.measured(origin, gemm);
+                Ok(measure_casts::apply(program, &PassSet, &casts)?)
+            }
             None => Ok(program),
         },
     },

@@ -9,7 +9,9 @@ use xtrain_checkpoint::hf::{ExportDtype, ExportOptions};
 use xtrain_checkpoint::tensor_file::{StoredDtype, TensorFile};
 use xtrain_data::Tokenizer;
 use xtrain_model::decoder::Batch;
-use xtrain_model::{Architecture, Description, Fp8Overrides, GemmPattern, Numerics, Recipe};
+use xtrain_model::{
+    Architecture, BlockSet, Description, Family, Fp8Overrides, GemmPattern, Mixture, Numerics, Recipe, Router,
+};
 use xtrain_program::StateKind;
 use xtrain_tensor::Scaling;
 use xtrain_train::error::RunError;
@@ -104,18 +106,57 @@ fn an_export_of_an_fp8_block_run_holds_the_bytes_that_it_was_trained_with() {
     }
 }
 
+/// A mixture of whole blocks, in the first of whose blocks there are no experts.
+fn mixture() -> Architecture {
+    let family = Family::QWEN3_MOE;
+    let router = Router { chosen: 2, ..family.router().expect("a family with experts") };
+    let dense = BlockSet::of([0]);
+    let mixture = Mixture { experts: 3, ffn_dim: 128, router, shared_ffn_dim: 0, dense };
+    built(Description { family, mixture: Some(mixture), ..whole() })
+}
+
+#[test]
+fn experts_are_exported_as_they_were_trained_and_come_back() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let mut learner = trained(mixture(), Recipe::Fp8Block, Fp8Overrides::default());
+    written(learner.weights(), dir.path()).expect("an export");
+    assert_eq!(modules_in_bf16(dir.path()), json!(["lm_head", "model.layers.1.mlp.gate"]));
+    assert_eq!(stored(dir.path(), "model.layers.1.mlp.gate.weight").0, StoredDtype::BF16);
+    for (ours, theirs) in [("gate_up_proj", &["gate_proj", "up_proj"][..]), ("down_proj", &["down_proj"])] {
+        let name = format!("blocks.1.mlp.experts.{ours}.weight e4m3 (Block, powers of two, row-major)");
+        let bytes = learner.read_state(StateKind::Compute, &name).expect(&name);
+        let mut found = Vec::new();
+        for (expert, part) in (0..3).flat_map(|expert| theirs.iter().map(move |part| (expert, part))) {
+            let name = format!("model.layers.1.mlp.experts.{expert}.{part}.weight");
+            let (dtype, own) = stored(dir.path(), &name);
+            assert_eq!(dtype, StoredDtype::F8_E4M3, "{name}");
+            assert_eq!(stored(dir.path(), &format!("{name}_scale_inv")).1.len(), 4, "{name}");
+            found.extend(own);
+        }
+        assert!(found == bytes, "{ours}");
+    }
+    comes_back(mixture(), dir.path());
+}
+
 #[test]
 fn what_comes_back_computes_with_the_same_fp8_numbers() {
     let dir = tempfile::tempdir().expect("a folder");
     let mut learner = trained(model(), Recipe::Fp8Block, Fp8Overrides::default());
     written(learner.weights(), dir.path()).expect("an export");
-    let mut weights =
-        Weights::new(common::engine(), model(), Numerics::from(Recipe::Fp8Block)).expect("a place");
-    import(&mut weights, dir.path()).expect("an import");
+    comes_back(model(), dir.path());
+}
+
+/// Fails unless an export of this folder holds the folder's numbers.
+fn comes_back(model: Architecture, folder: &Path) {
+    let imported = |folder: &Path, numerics: Numerics| {
+        let mut weights = Weights::new(common::engine(), model.clone(), numerics).expect("a place");
+        import(&mut weights, folder).expect("an import");
+        weights
+    };
+    let mut weights = imported(folder, Numerics::from(Recipe::Fp8Block));
     let again = tempfile::tempdir().expect("a folder");
     written(&mut weights, again.path()).expect("an export");
-    let mut back = Weights::new(common::engine(), model(), Recipe::Fp32).expect("a place");
-    import(&mut back, again.path()).expect("an import");
+    let mut back = imported(again.path(), Numerics::from(Recipe::Fp32));
     for entry in weights.masters() {
         let bits = |values: Vec<f32>| values.into_iter().map(f32::to_bits).collect::<Vec<_>>();
         let (a, b) = (weights.read_master(&entry.name), back.read_master(&entry.name));

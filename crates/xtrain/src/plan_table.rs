@@ -196,15 +196,29 @@ fn arithmetic(planned: &Planned, tables: &Tables<'_>) -> String {
 
 /// The linear layers and their GEMMs: the formats of both operands, or the reason for bf16.
 fn linears(layers: &[LinearGemms]) -> String {
-    let mut out = format!("\n{:<30}{:<16}{:<14}{:<14}{}\n", "linear", "out x in", "fprop", "dgrad", "wgrad");
-    for linear in layers {
+    let name = |linear: &LinearGemms| {
         let blocks = match linear.blocks.len() {
             0 => String::new(),
             1 => format!("block {} ", linear.blocks.start),
             _ => format!("blocks {}-{} ", linear.blocks.start, linear.blocks.end - 1),
         };
+        format!("{blocks}{}", linear.site)
+    };
+    let size = |linear: &LinearGemms| {
         let [outputs, inputs] = linear.extents;
-        let cells = linear.gemms.each_ref().map(|product| match product {
+        match linear.experts {
+            Some(ExpertShare { count, .. }) => format!("{count} x {outputs} x {inputs}"),
+            None => format!("{outputs} x {inputs}"),
+        }
+    };
+    let width = |of: &dyn Fn(&LinearGemms) -> String, least: usize| {
+        layers.iter().map(|linear| of(linear).len() + 2).max().unwrap_or(0).max(least)
+    };
+    let (name_width, size_width) = (width(&name, 30), width(&size, 16));
+    let head = format!("{:<name_width$}{:<size_width$}", "linear", "out x in");
+    let mut out = format!("\n{head}{:<14}{:<14}{}\n", "fprop", "dgrad", "wgrad");
+    for linear in layers {
+        let [fprop, dgrad, wgrad] = linear.gemms.each_ref().map(|product| match product {
             Ok(gemm) => format!("{} x {}", gemm.operands[0].format, gemm.operands[1].format),
             Err(_) => "bf16".to_owned(),
         });
@@ -216,15 +230,8 @@ fn linears(layers: &[LinearGemms]) -> String {
             .collect();
         why.dedup();
         let why = if why.is_empty() { String::new() } else { format!("  ({})", why.join("; ")) };
-        let [fprop, dgrad, wgrad] = cells;
-        let name = format!("{blocks}{}", linear.site);
-        out.push_str(&format!(
-            "{name:<30}{:<16}{fprop:<14}{dgrad:<14}{wgrad}{why}\n",
-            match linear.experts {
-                Some(ExpertShare { count, .. }) => format!("{count} x {outputs} x {inputs}"),
-                None => format!("{outputs} x {inputs}"),
-            }
-        ));
+        let (name, size) = (name(linear), size(linear));
+        out.push_str(&format!("{name:<name_width$}{size:<size_width$}{fprop:<14}{dgrad:<14}{wgrad}{why}\n"));
     }
     out
 }

@@ -38,9 +38,8 @@ fn missing(key: &str) -> ModelError {
 impl Keys<'_> {
     fn family(&self) -> Result<Family, ModelError> {
         let name = self.text("model_type")?.ok_or_else(|| missing("model_type"))?;
-        Family::named(name).ok_or_else(|| {
-            fail(format!("model_type `{name}` is not supported; {}", Family::why_not(name)))
-        })
+        Family::named(name)
+            .ok_or_else(|| fail(format!("model_type `{name}` is not supported; {}", Family::why_not(name))))
     }
 
     /// The model that the file describes, with the family's defaults for keys that it leaves out.

@@ -1,8 +1,58 @@
 //! Samples of [`Dispatch`].
 
 use super::Dispatch;
-use crate::samples::{GpuTolerance, Sample, SampleInput, Sampled};
+use crate::samples::{Fill, GpuTolerance, Sample, SampleInput, Sampled};
+use std::ops::Range;
 use xtrain_tensor::{Philox, TensorType};
+
+/// A routing: the tokens of each expert, and the rows of the ragged tensors.
+pub(crate) struct Routing {
+    pub(crate) tokens: Vec<usize>,
+    pub(crate) alignment: usize,
+    /// Rows after the last group.
+    tail: usize,
+}
+
+impl Routing {
+    pub(crate) fn new(tokens: impl Into<Vec<usize>>, alignment: usize, tail: usize) -> Routing {
+        Routing { tokens: tokens.into(), alignment, tail }
+    }
+
+    /// First rows of the groups, and the end of the last one.
+    fn start(&self) -> Vec<usize> {
+        let aligned = self.tokens.iter().map(|n| n.next_multiple_of(self.alignment));
+        let ends = aligned.scan(0, |end, rows| {
+            *end += rows;
+            Some(*end)
+        });
+        std::iter::once(0).chain(ends).collect()
+    }
+
+    /// Rows that belong to tokens.
+    fn live(&self) -> Vec<Range<usize>> {
+        self.start().iter().zip(&self.tokens).map(|(start, n)| *start..start + n).collect()
+    }
+
+    pub(crate) fn live_rows(&self) -> usize {
+        self.tokens.iter().sum()
+    }
+
+    /// Rows of a ragged tensor.
+    pub(crate) fn rows(&self) -> usize {
+        self.start()[self.tokens.len()] + self.tail
+    }
+
+    /// A ragged tensor of this many columns.
+    pub(crate) fn ragged(&self, cols: usize) -> SampleInput {
+        SampleInput::activation([self.rows(), cols]).fill(Fill::NormalRows(self.live()))
+    }
+
+    /// The input `start` of the ops.
+    pub(crate) fn starts(&self) -> SampleInput {
+        let values: Vec<f64> = self.start().into_iter().map(|row| row as f64).collect();
+        SampleInput::ids(values.len(), 1).fill(Fill::Values(values))
+    }
+}
 
 /// Distinct experts of each token, from `seed`; skewed to the first ones.
 fn ids(tokens: usize, chosen: usize, experts: usize, seed: u64) -> SampleInput {

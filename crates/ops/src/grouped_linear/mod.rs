@@ -16,10 +16,15 @@ mod samples;
 #[cfg(test)]
 mod tests;
 
+use crate::grouped_scaled_matmul::GroupedScaledMatmul;
 use crate::on_gpu::OnGpu;
 use crate::{int_vector, matrix};
+use std::sync::Arc;
 use xtrain_cuda::KernelSource;
-use xtrain_program::{Arithmetic, Backward, Cost, Differentiable, Op, OpError, Operand, Role};
+use xtrain_program::{
+    Arithmetic, Backward, Cost, Differentiable, Gemms, LinearGemm, Op, OpError, OpGemm, Operand,
+    OperandSource, Role, ScaledGemm,
+};
 use xtrain_tensor::{DType, TensorType};
 
 /// The input `start` of all three ops.
@@ -60,6 +65,12 @@ impl Op for GroupedLinear {
 
     fn cost(&self, inputs: &[TensorType], outputs: &[TensorType]) -> Cost {
         cost([self.live_rows, outputs[0].shape[1], inputs[0].shape[1]], inputs, outputs)
+    }
+
+    fn gemms(&self, inputs: &[TensorType]) -> Option<Gemms> {
+        let ((rows, _), (w_rows, width)) = (inputs[0].shape.rows_cols(), inputs[1].shape.rows_cols());
+        let extents = [rows, w_rows / self.experts, width];
+        Some(gemms(LinearGemm::Fprop, self.experts, self.live_rows, extents, inputs[0].dtype))
     }
 }
 
@@ -119,6 +130,12 @@ impl Op for GroupedDgrad {
     fn cost(&self, inputs: &[TensorType], outputs: &[TensorType]) -> Cost {
         cost([self.live_rows, outputs[0].shape[1], inputs[0].shape[1]], inputs, outputs)
     }
+
+    fn gemms(&self, inputs: &[TensorType]) -> Option<Gemms> {
+        let ((rows, _), (w_rows, width)) = (inputs[0].shape.rows_cols(), inputs[1].shape.rows_cols());
+        let extents = [rows, w_rows / self.experts, width];
+        Some(gemms(LinearGemm::Dgrad, self.experts, self.live_rows, extents, inputs[0].dtype))
+    }
 }
 
 /// `(dy_co, x_ci, start) -> dw_(E*o)i`: dw_e = dy^T x over the rows of expert e. The output accumulates: the
@@ -160,6 +177,11 @@ impl Op for GroupedWgrad {
     fn cost(&self, inputs: &[TensorType], outputs: &[TensorType]) -> Cost {
         cost([inputs[0].shape[1], inputs[1].shape[1], self.live_rows], inputs, outputs)
     }
+
+    fn gemms(&self, inputs: &[TensorType]) -> Option<Gemms> {
+        let ((rows, out), (_, width)) = (inputs[0].shape.rows_cols(), inputs[1].shape.rows_cols());
+        Some(gemms(LinearGemm::Wgrad, self.experts, self.live_rows, [rows, out, width], self.out))
+    }
 }
 
 /// Rows and columns of input 0, called `name`, and outputs and inputs of one expert of the weight, input 1.
@@ -180,6 +202,19 @@ fn one_dtype(names: [&str; 2], inputs: &[TensorType]) -> Result<(), OpError> {
     OpError::ensure(a == b && a.is_float(), || {
         format!("{} and {} must have one float type, not {a} and {b}", names[0], names[1])
     })
+}
+
+/// The GEMM of an op, of experts with these numbers of rows, outputs and inputs.
+fn gemms(kind: LinearGemm, experts: usize, live_rows: usize, extents: [usize; 3], out: DType) -> Gemms {
+    let [rows, outputs, inputs] = extents;
+    let operands = [OperandSource::Input(0), OperandSource::Input(1)];
+    let gemm = OpGemm { kind, operands, extents: kind.extents(rows, outputs, inputs) };
+    let in_fp8 = move |formats: [Option<ScaledGemm>; 3]| -> Arc<dyn Op> {
+        let Some(format) = formats[kind as usize] else { unreachable!("the op has one GEMM") };
+        let scaling = format.operands.map(|operand| operand.scaling);
+        Arc::new(GroupedScaledMatmul { gemm: kind, experts, live_rows, out, scaling })
+    };
+    Gemms { list: vec![gemm], in_fp8: Box::new(in_fp8) }
 }
 
 fn operand(input: usize) -> Operand {

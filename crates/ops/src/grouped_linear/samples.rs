@@ -1,54 +1,11 @@
 //! Samples of [`GroupedLinear`], [`GroupedDgrad`] and [`GroupedWgrad`].
 
 use super::{GroupedDgrad, GroupedLinear, GroupedWgrad};
-use crate::samples::{Fill, Sample, SampleInput, Sampled};
-use std::ops::Range;
+use crate::dispatch::samples::Routing;
+use crate::samples::{Sample, SampleInput, Sampled};
 use xtrain_tensor::DType;
 
-/// A routing: the tokens of each expert, and the rows of the ragged tensors.
-struct Routing {
-    tokens: Vec<usize>,
-    alignment: usize,
-    /// Rows after the last group.
-    tail: usize,
-}
-
 impl Routing {
-    fn new(tokens: impl Into<Vec<usize>>, alignment: usize, tail: usize) -> Routing {
-        Routing { tokens: tokens.into(), alignment, tail }
-    }
-
-    /// First rows of the groups, and the end of the last one.
-    fn start(&self) -> Vec<usize> {
-        let aligned = self.tokens.iter().map(|n| n.next_multiple_of(self.alignment));
-        let ends = aligned.scan(0, |end, rows| {
-            *end += rows;
-            Some(*end)
-        });
-        std::iter::once(0).chain(ends).collect()
-    }
-
-    /// Rows that belong to tokens.
-    fn live(&self) -> Vec<Range<usize>> {
-        self.start().iter().zip(&self.tokens).map(|(start, n)| *start..start + n).collect()
-    }
-
-    fn live_rows(&self) -> usize {
-        self.tokens.iter().sum()
-    }
-
-    /// A ragged tensor of this many columns.
-    fn ragged(&self, cols: usize) -> SampleInput {
-        let rows = self.start()[self.tokens.len()] + self.tail;
-        SampleInput::activation([rows, cols]).fill(Fill::NormalRows(self.live()))
-    }
-
-    /// The input `start` of the ops.
-    fn starts(&self) -> SampleInput {
-        let values: Vec<f64> = self.start().into_iter().map(|row| row as f64).collect();
-        SampleInput::ids(values.len(), 1).fill(Fill::Values(values))
-    }
-
     fn linear(&self, outputs: usize, inputs: usize) -> Sample {
         let op =
             GroupedLinear { experts: self.tokens.len(), align: self.alignment, live_rows: self.live_rows() };

@@ -6,6 +6,7 @@
 pub(crate) mod amax;
 pub(crate) mod gemm;
 pub(crate) mod gemv;
+pub(crate) mod groups;
 pub(crate) mod math;
 pub(crate) mod matmul;
 pub(crate) mod norm;

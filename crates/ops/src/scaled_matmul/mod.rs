@@ -57,35 +57,13 @@ impl Op for ScaledMatmul {
         OpError::arity("scaled_matmul", inputs, if self.bias { 5 } else { 4 })?;
         let ((m, k), (n, b_k)) = (matrix("a", inputs[0])?, matrix("b", inputs[2])?);
         OpError::ensure(k == b_k, || format!("a has {k} columns, b has {b_k}"))?;
-        let formats = [inputs[0].dtype, inputs[2].dtype];
-        let pair =
-            [[DType::E4M3; 2], [DType::E5M2, DType::E4M3], [DType::E4M3, DType::E5M2]].contains(&formats);
-        OpError::ensure(pair, || {
-            format!("operands must be e4m3, or one of them e5m2, not {} and {}", formats[0], formats[1])
-        })?;
-        for (scales, scaling, rows) in [(inputs[1], self.scaling[0], m), (inputs[3], self.scaling[1], n)] {
-            let shape = scaling.shape(rows, k);
-            OpError::ensure(scales == TensorType::new(DType::F32, shape), || {
-                format!("the scales of [{rows}, {k}] by {scaling:?} must be f32{shape:?}, not {scales}")
-            })?;
-        }
-        let (one, other) = (self.scaling[0], self.scaling[1]);
-        let is_pair = match one {
-            Scaling::Tensor | Scaling::Row => other == one,
-            Scaling::Tile => matches!(other, Scaling::Tile | Scaling::Block),
-            Scaling::Block => other == Scaling::Tile,
-        };
-        OpError::ensure(is_pair, || {
-            format!("scales of a by {one:?} cannot be combined with scales of b by {other:?}")
-        })?;
+        check_operands(&inputs[..4], self.scaling, self.out)?;
+        let one = self.scaling[0];
         let may_be_fast = matches!(one, Scaling::Tensor | Scaling::Row);
         OpError::ensure(!self.fast_accumulation || may_be_fast, || {
             format!(
                 "with scales by {one:?} sums leave the tensor cores every 128 products: there is no fast accumulation"
             )
-        })?;
-        OpError::ensure(matches!(self.out, DType::F32 | DType::BF16), || {
-            format!("the output of scaled_matmul must be f32 or bf16, not {}", self.out)
         })?;
         if let Some(bias) = inputs.get(4) {
             let shape = TensorType::new(DType::BF16, [n]);
@@ -112,6 +90,40 @@ impl Op for ScaledMatmul {
         let gemm = Arithmetic::Gemm { mnk, operands: inputs[0].dtype, scaling: Some(self.scaling) };
         Cost::of_operands(gemm, inputs, outputs)
     }
+}
+
+/// Rows and columns of a and b of `(a, a_inv_scale, b, b_inv_scale)` with these scalings, whose product is of
+/// type `out`.
+pub(crate) fn check_operands(
+    inputs: &[TensorType],
+    scaling: [Scaling; 2],
+    out: DType,
+) -> Result<[[usize; 2]; 2], OpError> {
+    let ((m, k), (n, b_k)) = (matrix("a", inputs[0])?, matrix("b", inputs[2])?);
+    let formats = [inputs[0].dtype, inputs[2].dtype];
+    let pair = [[DType::E4M3; 2], [DType::E5M2, DType::E4M3], [DType::E4M3, DType::E5M2]].contains(&formats);
+    OpError::ensure(pair, || {
+        format!("operands must be e4m3, or one of them e5m2, not {} and {}", formats[0], formats[1])
+    })?;
+    for (scales, scaling, rows, cols) in [(inputs[1], scaling[0], m, k), (inputs[3], scaling[1], n, b_k)] {
+        let shape = scaling.shape(rows, cols);
+        OpError::ensure(scales == TensorType::new(DType::F32, shape), || {
+            format!("the scales of [{rows}, {cols}] by {scaling:?} must be f32{shape:?}, not {scales}")
+        })?;
+    }
+    let [one, other] = scaling;
+    let is_pair = match one {
+        Scaling::Tensor | Scaling::Row => other == one,
+        Scaling::Tile => matches!(other, Scaling::Tile | Scaling::Block),
+        Scaling::Block => other == Scaling::Tile,
+    };
+    OpError::ensure(is_pair, || {
+        format!("scales of a by {one:?} cannot be combined with scales of b by {other:?}")
+    })?;
+    OpError::ensure(matches!(out, DType::F32 | DType::BF16), || {
+        format!("the output must be f32 or bf16, not {out}")
+    })?;
+    Ok([[m, k], [n, b_k]])
 }
 
 impl OnGpu for ScaledMatmul {

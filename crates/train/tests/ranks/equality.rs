@@ -139,6 +139,23 @@ fn mixtures_of_experts_have_the_bits_of_one_process_in_any_world() {
     equal_one_process(&drawn(all));
 }
 
+/// Ranks gather the FP8 weights of experts, each rank with rows of its own.
+#[test]
+fn fp8_experts_have_the_bits_of_one_process_in_any_world() {
+    let mut all = Vec::new();
+    for recipe in [Recipe::Fp8Current, Recipe::Fp8Delayed, Recipe::Fp8Block] {
+        for (case, shard) in
+            [Shard::None, Shard::Optimizer, Shard::Gradients, Shard::Weights].into_iter().enumerate()
+        {
+            let (ranks, replicas) = if case == 3 { (4, 2) } else { (2, 1) };
+            let experts = Some(Family::MIXTRAL);
+            let alone = World { experts, ..World::alone(recipe, case == 1, 1 + case % 2) };
+            all.push(World { ranks, replicas, shard, reduce: ReduceOrder::AnyWorld, ..alone });
+        }
+    }
+    equal_one_process(&drawn(all));
+}
+
 /// Fails unless each of these worlds has the bits of one process.
 fn equal_one_process(worlds: &[World]) {
     let mut alone: BTreeMap<String, Vec<RankRun>> = BTreeMap::new();

@@ -13,7 +13,7 @@ use xtrain_model::{Architecture, BlockSet, Description, Family, Mixture, Recipe}
 use xtrain_ops::registry::cpu_kernels;
 use xtrain_program::{Gather, Parallel, Reduce, Shard, StateKind};
 use xtrain_runtime::{Checks, CpuEngine};
-use xtrain_tensor::{DType, Philox};
+use xtrain_tensor::{DType, Philox, TILE};
 use xtrain_train::engine::Target;
 use xtrain_train::layout::HeldRows;
 use xtrain_train::learner::{Learner, Step, StepResult};
@@ -27,18 +27,19 @@ const BATCH: Batch = Batch { sequences: 2, seq_len: 16 };
 
 /// A model of sizes that FP8 takes. Weights of the feed-forward consist of several blocks of 128 rows. With a
 /// family of experts, each token passes through 2 of 3, and in a family that has it one that all share.
-fn model(tied: bool, layers: usize, experts: Option<Family>) -> Architecture {
+/// Outputs of experts are 128 and `dim`.
+fn model(tied: bool, layers: usize, experts: Option<Family>, dim: usize) -> Architecture {
     let mixture = |family: Family| Mixture {
         experts: 3,
-        ffn_dim: 24,
+        ffn_dim: 64,
         router: family.router().expect("a family with experts"),
-        shared_ffn_dim: if family.shares_an_expert() { 24 } else { 0 },
+        shared_ffn_dim: if family.shares_an_expert() { 64 } else { 0 },
         dense: BlockSet::default(),
     };
     let description = Description {
         family: experts.unwrap_or(wide().family),
         mixture: experts.map(mixture),
-        dim: 48,
+        dim,
         layers,
         heads: 2,
         kv_heads: 1,
@@ -150,7 +151,10 @@ impl World {
             prefetch_blocks: self.prefetch_blocks,
             gather: self.gather,
         };
-        let model = model(self.tied, self.layers, self.experts);
+        // Blocks of weights do not cross experts.
+        let has_blocks = self.experts.is_some() && self.recipe == Recipe::Fp8Block;
+        let dim = if has_blocks { TILE } else { 48 };
+        let model = model(self.tied, self.layers, self.experts, dim);
         let spec = training_spec::TrainingSpec { parallel, ..spec(model, BATCH) };
         // Masks of dropout and stochastic rounding depend on the place in the whole batch and parameter.
         let mut spec = TrainingSpec { recipe: self.recipe, dropout: 0.1, ..spec };

@@ -1,6 +1,7 @@
 //! Mixtures of experts: a run, its report, its export, and a run that goes on with other experts.
 
 use crate::place::Place;
+use serde_json::Value;
 
 const MIXTURE: &str =
     "--set model.family=qwen3_moe --set experts.count=4 --set experts.per_token=2 --set experts.ffn_dim=12";
@@ -63,4 +64,75 @@ fn a_run_goes_on_with_the_experts_that_it_began_with() {
     ]);
     place.run(&format!("{resume} --set experts.count=5")).refuses(&["blocks.0.mlp"]);
     place.run(&format!("{resume} --set experts.bias_rate=0.1")).succeeds();
+}
+
+/// Sizes that FP8 takes.
+const FP8: &str = "--set model.family=qwen3_moe --set experts.count=4 --set experts.ffn_dim=16 --set data.seq_len=32 \
+     --set precision.skip_slower=[]";
+
+/// The line of a plan on a linear layer.
+fn planned(place: &Place, sets: &str, layer: &str) -> String {
+    let plan = place.run(&format!("plan run.toml {FP8} {sets}")).succeeds().stdout;
+    let line = plan.lines().find(|line| line.contains(layer)).map(str::to_owned);
+    line.unwrap_or_else(|| panic!("no {layer} in {plan}"))
+}
+
+#[test]
+fn a_plan_says_which_experts_are_in_fp8_and_why_others_are_not() {
+    let place = Place::new();
+    let layer = "mlp.experts.down_proj";
+    for recipe in ["fp8-current", "fp8-delayed"] {
+        let line = planned(&place, &format!("--set precision.recipe={recipe}"), layer);
+        let gemms = [" 4 x 16 x 16 ", "e4m3 x e4m3", "e5m2 x e4m3"];
+        assert!(gemms.iter().all(|part| line.contains(part)) && !line.contains("bf16"), "{line}");
+    }
+    let blocks = planned(&place, "--set precision.recipe=fp8-block", layer);
+    assert!(
+        blocks.contains("bf16") && blocks.contains("(16 outputs of an expert are not a multiple of 128)")
+    );
+    let large = "--set precision.recipe=fp8-block --set experts.ffn_dim=64";
+    let gate_up = planned(&place, large, "mlp.experts.gate_up_proj");
+    assert!(gate_up.contains("4 x 128 x 16") && !gate_up.contains("bf16"), "{gate_up}");
+    let rows = planned(&place, "--set precision.recipe=fp8-row", layer);
+    assert!(rows.contains("bf16") && rows.contains("scale for each row and expert"), "{rows}");
+    let skip = "--set precision.recipe=fp8-current --set precision.skip=[\"*.experts.down_proj:wgrad\"]";
+    let skipped = planned(&place, skip, layer);
+    assert!(skipped.contains("e5m2 x e4m3") && skipped.contains("skipped by"), "{skipped}");
+}
+
+#[test]
+fn tools_for_fp8_name_the_layers_of_experts() {
+    let place = Place::new();
+    place.train("out", &format!("{FP8} --set precision.recipe=fp8-current --set train.steps=4"));
+    let json = |arguments: &str| -> Value {
+        let ran = place.run(&format!("{arguments} --json")).succeeds();
+        serde_json::from_str(&ran.stdout).unwrap_or_else(|e| panic!("{e}: {}", ran.stdout))
+    };
+    let inspected = json("inspect out");
+    let tensors = inspected["tensors"].as_array().expect("a list");
+    assert_eq!(tensors.len(), 2 * 4 * 6);
+    let name = "blocks.1.mlp.experts.gate_up_proj:wgrad";
+    for tensor in tensors.iter().filter(|tensor| tensor["name"] == name) {
+        let ratio = tensor["sqnr_db"].as_f64();
+        assert!(tensor["kept"].is_null() && ratio.is_some_and(|db| (21.0..34.0).contains(&db)), "{tensor}");
+    }
+    let blamed = json("blame out");
+    let groups = blamed["groups"].as_array().expect("a list");
+    let of_experts: Vec<_> = groups.iter().filter(|group| group["site"] == "mlp.experts.down_proj").collect();
+    assert_eq!((groups.len(), of_experts.len()), (12, 3), "{blamed}");
+    assert!(of_experts[0]["set"].as_str().is_some_and(|set| set.contains("*.mlp.experts.down_proj:")));
+    let measured = json(&format!("bench fp8 run.toml {FP8} --set precision.recipe=fp8-current"));
+    let layers: Vec<_> = measured["rows"].as_array().expect("rows").iter().map(|row| &row["layer"]).collect();
+    let sites = ["attn.qkv_proj", "attn.o_proj", "mlp.experts.gate_up_proj", "mlp.experts.down_proj"];
+    assert_eq!(layers, sites);
+    let skipped = format!(
+        "{FP8} --set precision.recipe=fp8-current --set train.steps=4 --set precision.skip=[\"{name}\"]"
+    );
+    place.train("skipped", &skipped);
+    place.run("compare out skipped").succeeds();
+    let bench = format!("bench op run.toml {FP8} --set precision.recipe=fp8-current --repeats 1 --json");
+    let ops = place.run(&bench).succeeds().stdout;
+    let rows = ops.lines().map(|line| serde_json::from_str::<Value>(line).expect("JSON"));
+    let is_expert = |row: &Value| row["op"] == "grouped_scaled_matmul";
+    assert_eq!(rows.filter(is_expert).filter_map(|row| row["count"].as_u64()).sum::<u64>(), 12, "{ops}");
 }

@@ -1,0 +1,83 @@
+//! Samples of [`GroupedScaledMatmul`].
+
+use super::GroupedScaledMatmul;
+use crate::dispatch::samples::Routing;
+use crate::samples::{Fill, Sample, SampleInput, Sampled};
+use xtrain_program::LinearGemm;
+use xtrain_tensor::{DType, Scaling};
+
+impl Sampled for GroupedScaledMatmul {
+    /// One expert; experts without tokens; all tokens of one expert; rows after the last group; groups that
+    /// begin within tiles of scales.
+    fn samples() -> Vec<Sample> {
+        use LinearGemm::{Dgrad, Fprop, Wgrad};
+        let tensors = [Scaling::Tensor; 2];
+        let few = || Routing::new([6, 0, 5], 4, 3);
+        vec![
+            sample(&Routing::new([13], 1, 0), [5, 7], Fprop, tensors, DType::F32),
+            sample(&few(), [3, 9], Fprop, tensors, DType::F32),
+            sample(&few(), [6, 9], Dgrad, tensors, DType::F32),
+            sample(&few(), [5, 9], Wgrad, tensors, DType::F32),
+            sample(&Routing::new([0, 11, 0], 1, 2), [128, 5], Fprop, BLOCKS, DType::F32),
+            sample(&Routing::new([1, 0, 3], 4, 4), [128, 7], Dgrad, BLOCKS, DType::F32),
+            sample(&Routing::new([130, 0, 77], 1, 3), [3, 5], Wgrad, TILES, DType::F32),
+            sample(&Routing::new([0, 0, 0], 4, 4), [2, 3], Wgrad, TILES, DType::F32),
+        ]
+    }
+
+    fn large() -> Sample {
+        let routing = Routing::new([200, 0, 140], 128, 37);
+        sample(&routing, [256, 160], LinearGemm::Dgrad, BLOCKS, DType::F32)
+    }
+
+    /// Every GEMM with every pair of scalings and formats and both output types, in tiles that are full, that
+    /// begin within and between others, and that rows after the last group share; few rows of many experts.
+    fn gpu_samples() -> Vec<Sample> {
+        let aligned = || Routing::new([128, 0, 200, 1, 64], 128, 300);
+        let odd = || Routing::new([100, 1, 0, 63, 65, 129, 2], 1, 70);
+        let many = Routing::new((0..70).map(|e| usize::from(e % 20 == 3)).collect::<Vec<_>>(), 1, 0);
+        let mut all = Vec::new();
+        for gemm in LinearGemm::ALL {
+            let tiles = if gemm == LinearGemm::Wgrad { TILES } else { BLOCKS };
+            for out in [DType::F32, DType::BF16] {
+                all.push(sample(&aligned(), [256, 136], gemm, tiles, out));
+                all.push(sample(&aligned(), [144, 80], gemm, [Scaling::Tensor; 2], out));
+                all.push(sample(&odd(), [128, 264], gemm, tiles, out));
+                all.push(sample(&odd(), [77, 131], gemm, [Scaling::Tensor; 2], out));
+            }
+            all.push(sample(&many, [24, 33], gemm, [Scaling::Tensor; 2], DType::F32));
+        }
+        all
+    }
+}
+
+/// Scalings of wgrad under `fp8-block`, and of the other two.
+pub(super) const TILES: [Scaling; 2] = [Scaling::Tile; 2];
+pub(super) const BLOCKS: [Scaling; 2] = [Scaling::Tile, Scaling::Block];
+
+/// A sample of an expert's outputs and inputs. Gradients of whole tensors are E5M2.
+fn sample(
+    routing: &Routing,
+    [o, i]: [usize; 2],
+    gemm: LinearGemm,
+    scaling: [Scaling; 2],
+    out: DType,
+) -> Sample {
+    let (experts, rows) = (routing.tokens.len(), routing.rows());
+    let [a, b] = match gemm {
+        LinearGemm::Fprop => [[rows, i], [experts * o, i]],
+        LinearGemm::Dgrad => [[rows, o], [i, experts * o]],
+        LinearGemm::Wgrad => [[o, rows], [i, rows]],
+    };
+    let is_gradient = gemm != LinearGemm::Fprop && scaling[0] == Scaling::Tensor;
+    let format = if is_gradient { DType::E5M2 } else { DType::E4M3 };
+    // Scales of similar size. If a few were much larger, their rounding errors would dominate the result.
+    let scales = |[rows, cols]: [usize; 2], scaling: Scaling| {
+        SampleInput::activation(scaling.shape(rows, cols)).fill(Fill::Normal(1.0, 0.25))
+    };
+    let operand = |shape: [usize; 2], format| SampleInput::activation(shape).in_format(format);
+    let op = GroupedScaledMatmul { gemm, experts, live_rows: routing.live_rows(), out, scaling };
+    let a = [operand(a, format), scales(a, scaling[0])];
+    let b = [operand(b, DType::E4M3), scales(b, scaling[1])];
+    Sample::plain(op, a.into_iter().chain(b).chain([routing.starts()]).collect::<Vec<_>>())
+}

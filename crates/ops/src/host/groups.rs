@@ -1,0 +1,49 @@
+//! Loops over the experts of a ragged tensor ([`crate::dispatch`]), several at a time.
+
+use super::matmul::Addend;
+use rayon::prelude::*;
+use std::ops::Range;
+use xtrain_tensor::{TensorType, ViewMut};
+
+/// Runs `f(rows, their expert's gradient of the weight, its addend)` for each expert, but not for experts
+/// without rows if gradients are added to.
+pub(crate) fn for_each_gradient(
+    start: &[i32],
+    dw: &mut ViewMut<'_>,
+    f: impl Fn(Range<usize>, &mut ViewMut<'_>, Addend<'_>) + Sync,
+) {
+    let numbers = dw.ty.numel() / (start.len() - 1);
+    let groups: Vec<_> = groups(start).zip(dw.chunks(numbers.max(1))).collect();
+    groups.into_par_iter().for_each(|(rows, mut dw_oi)| {
+        let addend = if dw_oi.accumulate { Addend::Previous } else { Addend::None };
+        if !rows.is_empty() || !dw_oi.accumulate {
+            f(rows, &mut dw_oi, addend);
+        }
+    });
+}
+
+/// Runs `f(expert, rows, their part of y)` for each expert with rows, and writes zeros after the last group.
+pub(crate) fn for_each_group(
+    start: &[i32],
+    y: &mut ViewMut<'_>,
+    f: impl Fn(usize, Range<usize>, &mut ViewMut<'_>) + Sync,
+) {
+    let (dtype, (_, cols)) = (y.ty.dtype, y.ty.shape.rows_cols());
+    let mut rest = y.bytes();
+    let mut parts = Vec::with_capacity(start.len() - 1);
+    for (e, rows) in groups(start).enumerate().filter(|(_, rows)| !rows.is_empty()) {
+        let (part, after) = rest.split_at_mut(dtype.bytes(rows.len() * cols));
+        parts.push((e, rows, part));
+        rest = after;
+    }
+    rest.fill(0);
+    parts.into_par_iter().for_each(|(e, rows, part)| {
+        let ty = TensorType::new(dtype, [rows.len(), cols]);
+        f(e, rows, &mut ViewMut::new(ty, part, false));
+    });
+}
+
+/// The rows of each expert.
+fn groups(start: &[i32]) -> impl Iterator<Item = Range<usize>> {
+    start.windows(2).map(|pair| pair[0] as usize..pair[1] as usize)
+}

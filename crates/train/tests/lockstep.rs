@@ -349,8 +349,8 @@ fn alone(recipe: Recipe, compared: Compared, tolerance: f64) -> Vec<Steps> {
     models.into_iter().map(steps).collect()
 }
 
-/// Steps of mixtures with 2 of 8 experts. But in fp32, rounding differences would choose other experts on the GPU
-/// than on the CPU, so large biases choose the same ones for all tokens ([`Steps::run_rank`]).
+/// Steps of mixtures with 2 of 8 experts. But in fp32, rounding differences would choose other experts on the
+/// GPU than on the CPU, so large biases choose the same ones for all tokens ([`Steps::run_rank`]).
 fn of_mixtures(recipe: Recipe, compared: Compared, tolerance: f64) -> Vec<Steps> {
     let families = ["mixtral", "qwen3_moe", "dots1"].map(|name| Family::named(name).expect("a family"));
     let is_biased = |family: &Family| family.router().is_some_and(|router| router.biased);

@@ -66,8 +66,8 @@ impl CudaKernel for Dispatch {
         ];
         let works = launches.into_iter().map(|(name, launch)| {
             let function = gpu.function(&SOURCE, &[], name)?;
-            // SAFETY: the kernels take one `Arguments` of tensors with the shapes of `infer`, and of counters of
-            // each warp. Ids are below `experts`, so that the rows of all experts lie within the capacity.
+            // SAFETY: the kernels take one `Arguments` of tensors with the shapes of `infer`, and of counters
+            // of each warp. Ids are below `experts`, so that the rows of all experts lie within the capacity.
             Ok(unsafe { Work::launch(function, launch, arguments) })
         });
         Ok(Work::sequence(works.collect::<Result<_, CudaError>>()?))

@@ -15,8 +15,8 @@ struct Arguments {
     u32 warps;
 };
 
-// Counts the warp's copies, 32 at a time, and calls f(copy, expert, count before it) for each. A copy without an
-// expert has a negative one.
+// Counts the warp's copies, 32 at a time, and calls f(copy, expert, count before it) for each. A copy without
+// an expert has a negative one.
 template <class F> __device__ __forceinline__ void count_copies(const Arguments& args, u32 warp, F f) {
     u32* own = args.before + (u64)warp * args.experts;
     u32 lane = threadIdx.x % 32, end = min((warp + 1) * COPIES, args.copies);
@@ -81,8 +81,8 @@ extern "C" __global__ void dispatch_starts(Arguments args) {
     if (lane == 0) args.starts[args.experts] = start;
 }
 
-// The first blocks have the warps' copies; then, a block for each expert and one more, the rows without a copy
-// after it.
+// The first blocks have the warps' copies; then, a block for each expert and one more, the rows without a
+// copy after it.
 extern "C" __global__ void __launch_bounds__(THREADS) dispatch_rows(Arguments args) {
     u32 blocks = (args.warps * 32 + THREADS - 1) / THREADS;
     if (blockIdx.x >= blocks) {

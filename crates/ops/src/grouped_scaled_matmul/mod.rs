@@ -95,6 +95,10 @@ impl Op for GroupedScaledMatmul {
         self.gemm == LinearGemm::Wgrad
     }
 
+    fn reads_experts(&self) -> bool {
+        self.gemm != LinearGemm::Wgrad
+    }
+
     fn cost(&self, inputs: &[TensorType], outputs: &[TensorType]) -> Cost {
         let mnk = match self.gemm {
             LinearGemm::Wgrad => [inputs[0].shape[0], inputs[2].shape[0], self.live_rows],

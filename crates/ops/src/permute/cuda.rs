@@ -50,7 +50,7 @@ fn arguments(operands: &Operands<'_>) -> Arguments {
 fn of_rows(gpu: &Gpu, name: &str, operands: &Operands<'_>, blocks: usize) -> Result<Work, CudaError> {
     let y = operands.outputs[0].ty;
     let width = y.shape.rows_cols().1;
-    let (path, n) = if width % lanes(y) == 0 { ("vector", lanes(y)) } else { ("any", 1) };
+    let (path, n) = if width.is_multiple_of(lanes(y)) { ("vector", lanes(y)) } else { ("any", 1) };
     let threads = warps_of(width.div_ceil(n), ELEMENTWISE_THREADS as usize);
     let launch = plane([blocks, width.div_ceil(n * threads as usize)], [threads, 1]);
     let function = gpu.function(&SOURCE, &[], &format!("{name}_{path}_{}", suffix(y)))?;

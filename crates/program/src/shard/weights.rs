@@ -43,8 +43,8 @@ pub(super) fn gather(
     copies.insert(program, placed)
 }
 
-/// The reader of weights: a block, the experts of a block with one of their matrices, or a layer outside of the
-/// blocks, which is known by its parameter.
+/// The reader of weights: a block, the experts of a block with one of their matrices, or a layer outside of
+/// the blocks, which is known by its parameter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Owner {
     Block(u32),

@@ -119,8 +119,8 @@ fn dump(bytes: usize) -> String {
 }
 
 /// Each block of a cluster writes a number into the next one, for a few rounds, and tells it by its mbarrier,
-/// with these orders of arrival and wait. Without a scope, these order accesses within a block only, so there are
-/// fences.
+/// with these orders of arrival and wait. Without a scope, these order accesses within a block only, so there
+/// are fences.
 fn numbers_go_round_a_cluster([releases, acquires]: [&str; 2]) -> Result<(), String> {
     const ROUNDS: u32 = 5;
     let fence = if releases.is_empty() { "fence.acq_rel.cluster;\n" } else { "" };

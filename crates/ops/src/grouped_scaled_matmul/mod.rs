@@ -87,10 +87,6 @@ impl Op for GroupedScaledMatmul {
         Operand::Full
     }
 
-    fn reads_experts(&self) -> bool {
-        self.gemm != LinearGemm::Wgrad
-    }
-
     fn accumulates(&self, _: usize) -> bool {
         self.gemm == LinearGemm::Wgrad
     }

@@ -1,10 +1,11 @@
 //! FP8 GEMMs with the sums of Hopper's tensor cores (DeepSeek-V3, arXiv 2412.19437, section 3.5.2).
 //!
-//! 32 products and the previous sum are aligned to the largest of them; each keeps 13 bits after the leading
-//! bit, and so does the sum; the rest is truncated. Unless accumulation is fast, sums leave the tensor cores
-//! every 128 products and are added in f32.
+//! 32 products and the previous sum are aligned to the largest exponent among them. The exponent of a product
+//! is the sum of its operands' exponents; zeros have none. Each term keeps 13 bits after that exponent, and the
+//! result 13 after its leading bit; the rest is truncated. Unless accumulation is fast, sums leave the tensor
+//! cores every 128 products and are added in f32.
 //!
-//! All of it is exact in f32: a product has 8 bits, and 33 numbers of 14 bits add up to less than 2^20 of the
+//! All of it is exact in f32: a product has 8 bits, and 33 numbers of 15 bits add up to less than 2^21 of the
 //! last kept one.
 
 use super::matrix::Matrix;
@@ -16,7 +17,7 @@ use crate::memory::Memory;
 pub(crate) const AT_ONCE: usize = 32;
 /// Products after which sums leave the tensor cores; also the elements along k that share a scale.
 const PROMOTION_LENGTH: usize = 128;
-/// Bits of a term after the leading one.
+/// Bits of a term after the largest exponent, and of a sum after its leading bit.
 const TERM_BITS: u32 = 13;
 
 /// Rows of D that are computed together.
@@ -137,19 +138,22 @@ fn column_sums(
 /// Adds up to 32 products to a sum.
 #[inline(always)]
 pub(crate) fn add(sum: Lanes, a: &[Lanes], b: &[f32]) -> Lanes {
+    // With the bias of f32, in which all FP8 numbers are normal.
+    let exponent = |x: f32| x.to_bits() >> 23 & 0xFF;
     let mut products = [[0.0f32; LANES]; AT_ONCE];
-    let mut largest = sum.map(f32::abs);
-    for ((products, a), b) in products.iter_mut().zip(a).zip(b) {
+    let mut largest = sum.map(exponent);
+    for ((products, a), &b) in products.iter_mut().zip(a).zip(b) {
+        let of_b = exponent(b);
         for lane in 0..LANES {
             products[lane] = a[lane] * b;
-            let magnitude = products[lane].abs();
-            largest[lane] = if magnitude > largest[lane] { magnitude } else { largest[lane] };
+            let of_product = if products[lane] == 0.0 { 0 } else { exponent(a[lane]) + of_b - 127 };
+            largest[lane] = largest[lane].max(of_product);
         }
     }
-    // The last bit of the largest term, and its inverse. Sums below 2^-113 are cut to 0.
+    // The last bit that terms keep, and its inverse. Sums below 2^-113 are cut to 0.
     let (mut unit, mut inverse) = ([0.0; LANES], [0.0; LANES]);
     for lane in 0..LANES {
-        let exponent = (largest[lane].to_bits() >> 23).max(TERM_BITS + 1);
+        let exponent = largest[lane].max(TERM_BITS + 1);
         unit[lane] = f32::from_bits((exponent - TERM_BITS) << 23);
         inverse[lane] = f32::from_bits((2 * 127 + TERM_BITS - exponent) << 23);
     }
@@ -175,9 +179,14 @@ mod tests {
     use crate::numbers::{E4M3, E5M2, Minifloat};
     use crate::random::Random;
 
-    /// Value of the last bit that is aligned to this magnitude.
-    fn unit(magnitude: f64) -> f64 {
-        if magnitude == 0.0 { 1.0 } else { 2f64.powi(magnitude.log2().floor() as i32 - TERM_BITS as i32) }
+    /// The power of two of a number's leading bit; 0 for zero.
+    fn leading(x: f64) -> f64 {
+        if x == 0.0 { 0.0 } else { 2f64.powi(x.abs().log2().floor() as i32) }
+    }
+
+    /// The last bit that is kept beside a leading one; any for zero.
+    fn unit(leading: f64) -> f64 {
+        if leading == 0.0 { 1.0 } else { leading * 2f64.powi(-(TERM_BITS as i32)) }
     }
 
     fn cut(x: f64, unit: f64) -> f64 {
@@ -191,9 +200,10 @@ mod tests {
         let count = chunks.len();
         for (n, (a, b)) in chunks.enumerate() {
             let products = a.iter().zip(b).map(|(a, b)| f64::from(*a) * f64::from(*b));
-            let unit_of_all = unit(products.clone().fold(sum.abs(), |most, p| most.max(p.abs())));
+            let leading_ones = a.iter().zip(b).map(|(a, b)| leading((*a).into()) * leading((*b).into()));
+            let unit_of_all = unit(leading_ones.fold(leading(sum), f64::max));
             let all: f64 = products.map(|p| cut(p, unit_of_all)).sum::<f64>() + cut(sum, unit_of_all);
-            sum = cut(all, unit(all.abs()));
+            sum = cut(all, unit(leading(all)));
             if promotes && (((n + 1) * AT_ONCE).is_multiple_of(PROMOTION_LENGTH) || n + 1 == count) {
                 outside += sum as f32 * scale(n * AT_ONCE / PROMOTION_LENGTH);
                 sum = 0.0;

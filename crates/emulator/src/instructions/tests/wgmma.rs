@@ -187,17 +187,18 @@ impl Shape {
             let found = f32::from_le_bytes(*found);
             let (row, column) = place(n / (columns / 2), n % (columns / 2));
             let sign = f64::from(signs[0] * signs[1]);
-            let products =
-                (0..k).map(|k_at| sign * matrices[0][row * k + k_at].1 * matrices[1][column * k + k_at].1);
+            let operands: Vec<[f64; 2]> = (0..k)
+                .map(|k_at| [sign * matrices[0][row * k + k_at].1, matrices[1][column * k + k_at].1])
+                .collect();
             let sum = if adds { held[row * columns + column].into() } else { 0.0 };
-            let products: Vec<f64> = products.collect();
+            let products: Vec<f64> = operands.iter().map(|[x, y]| x * y).collect();
             let is_right = if is_bf16 {
                 let exact = products.iter().sum::<f64>() + sum;
                 let magnitude = products.iter().map(|x| x.abs()).sum::<f64>() + sum.abs();
                 (f64::from(found) - exact).abs()
                     <= if round.is_multiple_of(2) { 0.0 } else { 2f64.powi(-22) * magnitude }
             } else {
-                f64::from(found) == of_fp8(&products, sum)
+                f64::from(found) == of_fp8(&operands, sum)
             };
             if !is_right {
                 return Err(format!(
@@ -243,12 +244,14 @@ impl Shape {
     }
 }
 
-/// FP8 products and a sum: aligned to the largest of them, each keeps 13 bits after the leading one, and so
-/// does the result.
-fn of_fp8(products: &[f64], sum: f64) -> f64 {
-    let unit = |x: f64| if x == 0.0 { 1.0 } else { 2f64.powi(x.log2().floor() as i32 - 13) };
+/// Products of FP8 operands and a sum: aligned to the largest exponent, of which that of a product is the sum of
+/// its operands'; each keeps 13 bits after it, and the result 13 after its leading bit.
+fn of_fp8(operands: &[[f64; 2]], sum: f64) -> f64 {
+    let leading = |x: f64| if x == 0.0 { 0.0 } else { 2f64.powi(x.abs().log2().floor() as i32) };
+    let unit = |leading: f64| if leading == 0.0 { 1.0 } else { leading * 2f64.powi(-13) };
     let cut = |x: f64, unit: f64| (x / unit).trunc() * unit;
-    let common = unit(products.iter().fold(sum.abs(), |most, x| most.max(x.abs())));
-    let total: f64 = products.iter().map(|x| cut(*x, common)).sum::<f64>() + cut(sum, common);
-    cut(total, unit(total.abs()))
+    let largest = operands.iter().map(|[x, y]| leading(*x) * leading(*y)).fold(leading(sum), f64::max);
+    let common = unit(largest);
+    let total: f64 = operands.iter().map(|[x, y]| cut(x * y, common)).sum::<f64>() + cut(sum, common);
+    cut(total, unit(leading(total)))
 }

@@ -66,8 +66,8 @@ pub trait Op: Any + Debug + Send + Sync {
         Rebuild::Same
     }
 
-    /// True if the op reads the weights of all experts of a block. Ranks gather these apart from the rest of the
-    /// block ([`crate::shard`]).
+    /// True if the op reads the weights of all experts of a block. Ranks gather these apart from the rest of
+    /// the block ([`crate::shard`]).
     fn reads_experts(&self) -> bool {
         false
     }

@@ -1,9 +1,9 @@
 //! FP8 GEMMs with the sums of Hopper's tensor cores (DeepSeek-V3, arXiv 2412.19437, section 3.5.2).
 //!
 //! 32 products and the previous sum are aligned to the largest exponent among them. The exponent of a product
-//! is the sum of its operands' exponents; zeros have none. Each term keeps 13 bits after that exponent, and the
-//! result 13 after its leading bit; the rest is truncated. Unless accumulation is fast, sums leave the tensor
-//! cores every 128 products and are added in f32.
+//! is the sum of its operands' exponents; zeros have none. Each term keeps 13 bits after that exponent, and
+//! the result 13 after its leading bit; the rest is truncated. Unless accumulation is fast, sums leave the
+//! tensor cores every 128 products and are added in f32.
 //!
 //! All of it is exact in f32: a product has 8 bits, and 33 numbers of 15 bits add up to less than 2^21 of the
 //! last kept one.

@@ -244,8 +244,8 @@ impl Shape {
     }
 }
 
-/// Products of FP8 operands and a sum: aligned to the largest exponent, of which that of a product is the sum of
-/// its operands'; each keeps 13 bits after it, and the result 13 after its leading bit.
+/// Products of FP8 operands and a sum, aligned to the largest exponent; that of a product is the sum of its
+/// operands'. Each keeps 13 bits after it, and the result 13 after its leading bit.
 fn of_fp8(operands: &[[f64; 2]], sum: f64) -> f64 {
     let leading = |x: f64| if x == 0.0 { 0.0 } else { 2f64.powi(x.abs().log2().floor() as i32) };
     let unit = |leading: f64| if leading == 0.0 { 1.0 } else { leading * 2f64.powi(-13) };

@@ -13,11 +13,6 @@
 // A's scales are [ceil(k / 128), m]. Macros: A_E5M2 and B_E5M2 (formats), B_TILES (B's scales are [ceil(k /
 // 128), n], else [ceil(n / 128), b_across]), OUT_F32 (else D is bf16 and not added to).
 
-// The copy engine's map of a matrix in memory.
-struct alignas(64) TensorMap {
-    u64 words[16];
-};
-
 struct Arguments {
     TensorMap a;
     TensorMap b;
@@ -46,32 +41,6 @@ constexpr u32 A_OFFSET = 0, B_OFFSET = A_OFFSET + STAGES * A_BYTES, SCALES_OFFSE
 // Barriers: a stage is full, or empty again in both blocks.
 constexpr u32 FULL_OFFSET = SCALES_OFFSET + STAGES * SCALES_BYTES, EMPTY_OFFSET = FULL_OFFSET + 8 * STAGES;
 
-__device__ __forceinline__ void init_barrier(u32 barrier, u32 arrivals) {
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
-}
-
-__device__ __forceinline__ void wait(u32 barrier, u32 parity) {
-    asm volatile(
-        "{\n.reg .pred done;\nagain:\nmbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n@!done bra again;\n}" ::"r"(barrier), "r"(parity)
-        : "memory");
-}
-
-// Arrives, and makes the barrier wait for so many bytes too.
-__device__ __forceinline__ void arrive_expect(u32 barrier, u32 bytes) {
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
-}
-
-// Arrives at the same barrier of the block with this rank in the cluster.
-__device__ __forceinline__ void arrive(u32 barrier, u32 rank) {
-    asm volatile("{\n.reg .b32 there;\nmapa.shared::cluster.u32 there, %0, %1;\nmbarrier.arrive.shared::cluster.b64 _, [there];\n}" ::"r"(barrier),
-                 "r"(rank)
-                 : "memory");
-}
-
-__device__ __forceinline__ void sync_cluster() {
-    asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
-}
-
 // Fetches 128 rows of A, from this one on, into both blocks.
 __device__ __forceinline__ void fetch_a(u32 to, const TensorMap& map, u32 column, u32 row, u32 barrier) {
     asm volatile(
@@ -94,14 +63,6 @@ __device__ __forceinline__ void fetch_scales(u32 to, const float* from, u32 byte
                  : "memory");
 }
 
-// The tensor cores' descriptor of a matrix in shared memory: rows of 128 bytes, in which 16-byte pieces are
-// permuted within each eight rows (1024 bytes).
-__device__ __forceinline__ u64 matrix(u32 address) {
-    u64 found;
-    asm("mov.b64 %0, {%1, %2};" : "=l"(found) : "r"((address & 0x3ffffu) >> 4 | 1 << 16), "r"(1 << 30 | 1024 >> 4));
-    return found;
-}
-
 __device__ __forceinline__ float load_shared(u32 address) {
     float x;
     asm volatile("ld.shared.f32 %0, [%1];" : "=f"(x) : "r"(address));
@@ -111,8 +72,6 @@ __device__ __forceinline__ void load_shared(u32 address, float* x) {
     asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(x[0]), "=f"(x[1]), "=f"(x[2]), "=f"(x[3]) : "r"(address));
 }
 
-#define FOUR(x, i) "+f"(x[i]), "+f"(x[i + 1]), "+f"(x[i + 2]), "+f"(x[i + 3])
-#define SIXTEEN(x, i) FOUR(x, i), FOUR(x, i + 4), FOUR(x, i + 8), FOUR(x, i + 12)
 #if A_E5M2
 #define A_NAME "e5m2"
 #else

@@ -11,7 +11,7 @@ use crate::gpu::Gpu;
 use crate::kernel_struct;
 use crate::memory::DevicePtr;
 use crate::module::{Function, Launch};
-use crate::source::{Constants, KernelSource, TENSOR_CORES};
+use crate::source::{Constants, HOPPER, KernelSource, TENSOR_CORES};
 use crate::stream::Stream;
 use crate::tensor_map::TensorMap;
 use xtrain_tensor::{DType, Scaling, TILE};
@@ -33,7 +33,7 @@ const VARIANTS: [Constants; 12] = [
 ];
 
 pub(super) const SOURCE: KernelSource = KernelSource {
-    headers: &[TENSOR_CORES],
+    headers: &[TENSOR_CORES, HOPPER],
     archs: &[Arch::SM90],
     structs: &[Arguments::LAYOUT],
     variants: || VARIANTS.map(<[_]>::to_vec).to_vec(),

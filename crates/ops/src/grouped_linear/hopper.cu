@@ -14,11 +14,6 @@
 // reach what a dense GEMM reaches: with two blocks, 32 KiB of L2 are read in the 1024 cycles that a stage of
 // 128 x 256 x 64 occupies the tensor cores.
 
-// The copy engine's map of a matrix in memory: columns, rows, and the expert of a weight.
-struct alignas(64) TensorMap {
-    u64 words[16];
-};
-
 struct Arguments {
     // Operands as for the other kernels: x_ci and w_(E*o)i; dy_co and w_(E*o)i; dy_co and x_ci.
     TensorMap a;
@@ -26,96 +21,21 @@ struct Arguments {
     // The output in bf16.
     TensorMap d_map;
     void* d;
-    // [experts + 1]: the first row of each group, and the end of the last one.
-    const u32* start;
-    // The next tile of the launch; 0 before and after it.
-    u32* counter;
-    // c, the capacity of the ragged tensors.
-    u32 rows;
-    u32 experts;
-    u32 outputs, inputs;
     u32 accumulate;
     u32 padding;
+    Groups groups;
 };
 
-constexpr u32 TILE_K = 64, GROUP = 128, WARPS = 2 * GROUP / 32, SUMS = TILE_N / 2;
+constexpr u32 SUMS = TILE_N / 2;
 // Columns of bf16 numbers in 128 bytes, the rows of tiles in shared memory.
 constexpr u32 STRIP = 64, STRIP_BYTES = 128 * TILE_K;
 constexpr u32 A_BYTES = 2 * TILE_M * TILE_K, B_BYTES = 2 * TILE_N * TILE_K, STAGE_BYTES = A_BYTES + B_BYTES, STAGES = OPERAND_BYTES / STAGE_BYTES;
 // A warp stores 16 rows of a strip at a time, from two buffers in turn.
 constexpr u32 STORE_BYTES = 16 * 128;
 
-// Offsets in shared memory. Barriers: a stage is full, or empty again in all blocks of the cluster; the
-// number of a tile has been drawn, or all have read it. There are two such numbers.
+// Offsets in shared memory.
 constexpr u32 STORE_OFFSET = OPERAND_BYTES, FULL_OFFSET = STORE_OFFSET + 2 * WARPS * STORE_BYTES, EMPTY_OFFSET = FULL_OFFSET + 8 * STAGES,
-              DRAWN_OFFSET = EMPTY_OFFSET + 8 * STAGES, READ_OFFSET = DRAWN_OFFSET + 8 * 2, NUMBER_OFFSET = READ_OFFSET + 8 * 2,
-              START_OFFSET = NUMBER_OFFSET + 4 * 2;
-
-__device__ __forceinline__ void init_barrier(u32 barrier, u32 arrivals) {
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
-}
-
-__device__ __forceinline__ void wait(u32 barrier, u32 parity) {
-    asm volatile(
-        "{\n.reg .pred done;\nagain:\nmbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n@!done bra again;\n}" ::"r"(barrier), "r"(parity)
-        : "memory");
-}
-
-// Arrives, and makes the barrier wait for so many bytes too.
-__device__ __forceinline__ void arrive_expect(u32 barrier, u32 bytes) {
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
-}
-
-// Arrives at the same barrier of the block with this rank in the cluster.
-__device__ __forceinline__ void arrive(u32 barrier, u32 rank) {
-    asm volatile("{\n.reg .b32 there;\nmapa.shared::cluster.u32 there, %0, %1;\nmbarrier.arrive.shared::cluster.b64 _, [there];\n}" ::"r"(barrier),
-                 "r"(rank)
-                 : "memory");
-}
-
-// Writes a number into the shared memory of a block of the cluster, and arrives at a barrier there.
-__device__ __forceinline__ void send(u32 to, u32 number, u32 barrier, u32 rank) {
-    asm volatile(
-        "{\n.reg .b32 there;\nmapa.shared::cluster.u32 there, %0, %3;\nst.shared::cluster.u32 [there], %1;\n"
-        "mapa.shared::cluster.u32 there, %2, %3;\nmbarrier.arrive.release.cluster.shared::cluster.b64 _, [there];\n}" ::"r"(to),
-        "r"(number), "r"(barrier), "r"(rank)
-        : "memory");
-}
-
-// Waits for a number that another block may have sent.
-__device__ __forceinline__ u32 receive(u32 from, u32 barrier, u32 parity) {
-    u32 number;
-    asm volatile(
-        "{\n.reg .pred done;\nagain:\nmbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%1], %2;\n@!done bra again;\n"
-        "ld.shared.u32 %0, [%3];\n}"
-        : "=r"(number)
-        : "r"(barrier), "r"(parity), "r"(from)
-        : "memory");
-    return number;
-}
-
-__device__ __forceinline__ void sync_cluster() {
-    asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
-}
-
-struct Coordinates {
-    u32 column, row, expert;
-};
-
-// Fetches a box of a matrix.
-__device__ __forceinline__ void fetch(u32 to, const TensorMap& map, Coordinates at, u32 barrier) {
-    asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4}], [%5];" ::"r"(to), "l"(&map),
-                 "r"(at.column), "r"(at.row), "r"(at.expert), "r"(barrier)
-                 : "memory");
-}
-
-// Fetches a box into all blocks of the cluster.
-__device__ __forceinline__ void multicast(u32 to, const TensorMap& map, Coordinates at, u32 barrier) {
-    asm volatile(
-        "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, {%2, %3, %4}], [%5], %6;" ::"r"(to),
-        "l"(&map), "r"(at.column), "r"(at.row), "r"(at.expert), "r"(barrier), "h"((u16)((1 << CLUSTER) - 1))
-        : "memory");
-}
+              DRAWS_OFFSET = EMPTY_OFFSET + 8 * STAGES, START_OFFSET = DRAWS_OFFSET + DRAWS_BYTES;
 
 // Writes a box of a matrix, without what is outside of the matrix.
 __device__ __forceinline__ void put(const TensorMap& map, u32 column, u32 row, u32 from) {
@@ -127,16 +47,6 @@ __device__ __forceinline__ void put(const TensorMap& map, u32 column, u32 row, u
 // Waits until the copies that this thread started, but the latest LEFT, have read shared memory.
 template <int LEFT> __device__ __forceinline__ void await_reads() { asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(LEFT) : "memory"); }
 
-// The tensor cores' descriptor of a tile in shared memory: rows of 128 bytes, in which 16-byte pieces are
-// permuted within each eight rows (1024 bytes), and STRIP_BYTES from one strip of columns to the next.
-__device__ __forceinline__ u64 matrix(u32 address) {
-    u64 found;
-    asm("mov.b64 %0, {%1, %2};" : "=l"(found) : "r"((address & 0x3ffffu) >> 4 | STRIP_BYTES >> 4 << 16), "r"(1 << 30 | 1024 >> 4));
-    return found;
-}
-
-#define FOUR(x, i) "+f"(x[i]), "+f"(x[i + 1]), "+f"(x[i + 2]), "+f"(x[i + 3])
-#define SIXTEEN(x, i) FOUR(x, i), FOUR(x, i + 4), FOUR(x, i + 8), FOUR(x, i + 12)
 #define FIRST_64                                                                                                                          \
     "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, "  \
     "%28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, "  \
@@ -177,92 +87,12 @@ template <bool A_ALONG_K, bool B_ALONG_K> __device__ __forceinline__ void multip
     asm volatile(MULTIPLY_BY(OPERANDS) : ALL_SUMS : "l"(a), "l"(b), "r"((u32)add), "n"((int)!A_ALONG_K), "n"((int)!B_ALONG_K));
 }
 
-// The three products. d = a w_e^T, d = a w_e in the rows of each expert; d_e = a^T b over its rows.
-enum Product { FPROP, DGRAD, WGRAD };
-
-// What a block of a cluster computes at a time.
-struct Tile {
-    // In the output of all experts, or in that of one for WGRAD.
-    u32 row, column;
-    // The expert, for WGRAD alone.
-    u32 expert;
-    // TILE_K products each.
-    u32 steps;
-};
-
-// The tiles of a cluster.
-template <Product P> struct Tiles {
-    const Arguments& args;
-    const u32* start;
-    u32 rank, clusters;
-    // Row tiles of clusters of an output, and column tiles. All tiles.
-    u32 down, across, count;
-    // The end of the last group.
-    u32 end;
-
-    __device__ __forceinline__ Tiles(const Arguments& args, const u32* start) : args(args), start(start) {
-        asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-        clusters = gridDim.x / CLUSTER;
-        end = min(start[args.experts], args.rows);
-        u32 rows = P == WGRAD ? args.outputs : end, columns = P == FPROP ? args.outputs : args.inputs;
-        down = (rows + CLUSTER * TILE_M - 1) / (CLUSTER * TILE_M);
-        across = (columns + TILE_N - 1) / TILE_N;
-        count = (P == WGRAD ? args.experts : 1) * down * across;
-    }
-
-    // Bands of BAND row tiles in sequence, column by column within a band, so that concurrent clusters fetch
-    // much the same data.
-    __device__ __forceinline__ Tile at(u32 index) const {
-        Tile tile;
-        tile.expert = P == WGRAD ? index / (down * across) : 0;
-        if constexpr (P == WGRAD) index %= down * across;
-        u32 first = index / (BAND * across) * BAND, in_band = index % (BAND * across), high = min((u32)BAND, down - first);
-        tile.row = ((first + in_band % high) * CLUSTER + rank) * TILE_M;
-        tile.column = in_band / high * TILE_N;
-        if constexpr (P == WGRAD) {
-            u32 begin = start[tile.expert], end = start[tile.expert + 1];
-            tile.steps = begin < end ? (end - begin) / TILE_K : 0;
-        } else {
-            tile.steps = ((P == FPROP ? args.inputs : args.outputs) + TILE_K - 1) / TILE_K;
-        }
-        return tile;
-    }
-
-    // The expert of a row: the last whose group begins there or before.
-    __device__ __forceinline__ u32 expert_of(u32 row) const {
-        u32 expert = 0;
-        for (u32 last = args.experts - 1; expert < last;) {
-            u32 middle = (expert + last + 1) / 2;
-            if (start[middle] <= row) expert = middle;
-            else last = middle - 1;
-        }
-        return expert;
-    }
-};
-
-// Draws the n-th tile of the cluster, and tells all its blocks. Each cluster draws one number too many. The
-// counter is 0 again after the last draw.
-template <Product P> __device__ __forceinline__ void draw_tile(const Arguments& args, const Tiles<P>& tiles, u32 shared, u32 n) {
-    u32 slot = n % 2;
-    wait(shared + READ_OFFSET + 8 * slot, n / 2 % 2 ^ 1);
-    u32 number = atomicInc(args.counter, tiles.count + tiles.clusters - 1);
-    for (u32 rank = 0; rank < CLUSTER; rank++) send(shared + NUMBER_OFFSET + 4 * slot, number, shared + DRAWN_OFFSET + 8 * slot, rank);
-}
-
-// The n-th tile of the cluster, for a thread or for a warp.
-template <bool OF_WARP> __device__ __forceinline__ u32 take_tile(u32 shared, u32 n) {
-    u32 slot = n % 2, number = receive(shared + NUMBER_OFFSET + 4 * slot, shared + DRAWN_OFFSET + 8 * slot, n / 2 % 2);
-    if (OF_WARP) __syncwarp();
-    if (!OF_WARP || threadIdx.x % 32 == 0) arrive(shared + READ_OFFSET + 8 * slot, 0);
-    return number;
-}
-
 // Drives the copy engine, which fills stage after stage.
 template <Product P> __device__ __forceinline__ void fetch_tiles(const Arguments& args, const Tiles<P>& tiles, u32 shared) {
     u32 iteration = 0;
     for (u32 n = 0;; n++) {
-        if (tiles.rank == 0) draw_tile(args, tiles, shared, n);
-        u32 index = take_tile<false>(shared, n);
+        if (tiles.rank == 0) draw_tile(tiles, shared + DRAWS_OFFSET, n);
+        u32 index = take_tile<false>(shared + DRAWS_OFFSET, n);
         if (index >= tiles.count) break;
         Tile tile = tiles.at(index);
         u32 expert = 0, first = 0;
@@ -311,28 +141,6 @@ template <Product P> __device__ __forceinline__ void fetch_tiles(const Arguments
     }
 }
 
-// Writes zeros where no group has rows: in the rows after the last group, or in the outputs of experts
-// without rows.
-template <Product P> __device__ __forceinline__ void write_zeros(const Arguments& args, const Tiles<P>& tiles) {
-    u32 first = blockIdx.x * (GROUP - 32) + threadIdx.x - 32, stride = gridDim.x * (GROUP - 32);
-    if constexpr (P == WGRAD) {
-        u64 vectors = (u64)args.outputs * args.inputs / LANES<float>;
-        for (u32 expert = 0; expert < args.experts && !args.accumulate; expert++) {
-            if (tiles.start[expert] < tiles.start[expert + 1]) continue;
-            for (u64 n = first; n < vectors; n += stride) ((uint4*)args.d)[expert * vectors + n] = make_uint4(0, 0, 0, 0);
-        }
-    } else {
-        u64 vectors = (P == FPROP ? args.outputs : args.inputs) / LANES<bf16>;
-        for (u64 n = tiles.end * vectors + first; n < args.rows * vectors; n += stride) ((uint4*)args.d)[n] = make_uint4(0, 0, 0, 0);
-    }
-}
-
-// The stage is no longer read by this warp. Copies fill all blocks, so all must know.
-__device__ __forceinline__ void give_back(u32 empty) {
-    __syncwarp();
-    if (threadIdx.x % 32 < CLUSTER) arrive(empty, threadIdx.x % 32);
-}
-
 // Rounds a warp's 16 rows of sums and stores them, a strip of columns at a time.
 __device__ __forceinline__ void store_rows(const Arguments& args, u32 columns, u32 row, u32 column, u32 buffers, u32& strips, const float (&sum)[SUMS]) {
     u32 lane = threadIdx.x % 32, row_in_strip = lane % 16;
@@ -363,11 +171,11 @@ template <bool ADD> __device__ __forceinline__ void store_sums(const Arguments& 
 #pragma unroll
     for (u32 lower = 0; lower < 2; lower++) {
         u32 to = row + lane / 4 + 8 * lower;
-        if (to >= args.outputs) continue;
-        float* at = d + (u64)to * args.inputs + column + 2 * (lane % 4);
+        if (to >= args.groups.outputs) continue;
+        float* at = d + (u64)to * args.groups.inputs + column + 2 * (lane % 4);
 #pragma unroll
         for (u32 i = 0; i < TILE_N / 8; i++) {
-            if (column + 8 * i >= args.inputs) break;
+            if (column + 8 * i >= args.groups.inputs) break;
             float x = sum[4 * i + 2 * lower], y = sum[4 * i + 2 * lower + 1];
             // The memory system adds, so the thread waits for no read. No other thread adds to them.
             if (ADD) asm volatile("red.global.add.v2.f32 [%0], {%1, %2};" ::"l"(at + 8 * i), "f"(x), "f"(y) : "memory");
@@ -384,7 +192,7 @@ template <Product P> __device__ __forceinline__ void compute(const Arguments& ar
     u32 warp = threadIdx.x / 32 - GROUP / 32, half = warp / 4, row_of_warp = warp * 16, iteration = 0, strips = 0;
     u32 buffers = shared + STORE_OFFSET + warp * 2 * STORE_BYTES;
     for (u32 n = 0;; n++) {
-        u32 index = take_tile<true>(shared, n);
+        u32 index = take_tile<true>(shared + DRAWS_OFFSET, n);
         if (index >= tiles.count) break;
         Tile tile = tiles.at(index);
         if (P == WGRAD && tile.steps == 0) continue;
@@ -393,7 +201,7 @@ template <Product P> __device__ __forceinline__ void compute(const Arguments& ar
             u32 stage = iteration % STAGES;
             wait(shared + FULL_OFFSET + 8 * stage, iteration / STAGES % 2);
             // 64 rows of A are a strip if they are contiguous, and as many bytes if not.
-            u64 a = matrix(shared + stage * STAGE_BYTES + half * STRIP_BYTES), b = matrix(shared + stage * STAGE_BYTES + A_BYTES);
+            u64 a = matrix(shared + stage * STAGE_BYTES + half * STRIP_BYTES, STRIP_BYTES), b = matrix(shared + stage * STAGE_BYTES + A_BYTES, STRIP_BYTES);
             asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 #pragma unroll
             for (u32 k = 0; k < TILE_K / 16; k++)
@@ -407,11 +215,11 @@ template <Product P> __device__ __forceinline__ void compute(const Arguments& ar
         for (u32 i = 0; i < SUMS; i++) asm volatile("" : "+f"(sum[i])::"memory");
         give_back(shared + EMPTY_OFFSET + 8 * ((iteration - 1) % STAGES));
         if constexpr (P == WGRAD) {
-            float* d = (float*)args.d + (u64)tile.expert * args.outputs * args.inputs;
+            float* d = (float*)args.d + (u64)tile.expert * args.groups.outputs * args.groups.inputs;
             if (args.accumulate) store_sums<true>(args, d, tile.row + row_of_warp, tile.column, sum);
             else store_sums<false>(args, d, tile.row + row_of_warp, tile.column, sum);
         } else if (tile.row < tiles.end) {
-            u32 columns = P == FPROP ? args.outputs : args.inputs;
+            u32 columns = P == FPROP ? args.groups.outputs : args.groups.inputs;
             store_rows(args, columns, tile.row + row_of_warp, tile.column, buffers, strips, sum);
         }
     }
@@ -423,27 +231,13 @@ template <Product P> __device__ __forceinline__ void run(const Arguments& args) 
     // The permutation of pieces depends on addresses, so tiles begin at multiples of 1024.
     u32 shift = (1024 - shared_address(space) % 1024) % 1024, shared = shared_address(space) + shift;
     u32* start = (u32*)(space + shift + START_OFFSET);
-    for (u32 n = threadIdx.x; n <= args.experts; n += blockDim.x) start[n] = args.start[n];
-    if (threadIdx.x == 0) {
-        for (u32 stage = 0; stage < STAGES; stage++) {
-            init_barrier(shared + FULL_OFFSET + 8 * stage, 1);
-            // Every multiplying warp of all blocks arrives.
-            init_barrier(shared + EMPTY_OFFSET + 8 * stage, CLUSTER * WARPS);
-        }
-        for (u32 slot = 0; slot < 2; slot++) {
-            init_barrier(shared + DRAWN_OFFSET + 8 * slot, 1);
-            // So does the thread of each block that fetches.
-            init_barrier(shared + READ_OFFSET + 8 * slot, CLUSTER * (WARPS + 1));
-        }
-        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-    }
-    sync_cluster();
-    Tiles<P> tiles(args, start);
+    begin(args.groups, start, shared + FULL_OFFSET, shared + EMPTY_OFFSET, STAGES, shared + DRAWS_OFFSET);
+    Tiles<P> tiles(args.groups, start);
     // Moves registers from the first warps to the multiplying ones.
     if (threadIdx.x < GROUP) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
         if (threadIdx.x == 0) fetch_tiles<P>(args, tiles, shared);
-        if (threadIdx.x >= 32) write_zeros<P>(args, tiles);
+        if (threadIdx.x >= 32) write_zeros<P>(tiles, args.d, args.accumulate);
         __syncwarp();
     } else {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");

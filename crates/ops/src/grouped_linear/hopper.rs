@@ -4,50 +4,33 @@
 
 use super::START;
 use super::product::{Product, Sizes};
-use crate::device::table;
+use super::ragged::{self, CLUSTER, Groups, RAGGED, THREADS, TILE_M};
 use xtrain_cuda::{
-    Arch, CudaError, DevicePtr, Gpu, KernelSource, Launch, Operands, TENSOR_CORES, TensorMap, Work,
-    kernel_struct, preferred_algorithms,
+    Arch, CudaError, DevicePtr, Gpu, HOPPER, KernelSource, Launch, Operands, TENSOR_CORES, TensorMap, Work,
+    kernel_struct,
 };
 use xtrain_tensor::DType;
 
-/// Blocks of a cluster, whose row tiles are below each other: 1 or 2.
-const CLUSTER: usize = 2;
-/// Row tiles of clusters that are computed before the columns of further ones.
-const BAND: usize = 8;
 /// Shared memory of the stages: as many as fit, 4 of tiles of 256 columns.
 const OPERAND_BYTES: usize = 4 * 48 * 1024;
 /// Columns of a tile; those of the products decide which.
 const WIDTHS: [usize; 3] = [256, 192, 128];
 
-/// Rows of a tile.
-const TILE_M: usize = 128;
 /// Products of a stage.
 const TILE_K: usize = 64;
 /// Columns of bf16 numbers in 128 bytes, the rows of a tile in shared memory.
 const STRIP: usize = 64;
-const THREADS: u32 = 384;
 /// Rows that a warp stores at once, and the shared memory of all warps for that: two buffers each.
 const STORE_ROWS: usize = 16;
 const STORE_BYTES: usize = 8 * 2 * STORE_ROWS * 128;
 /// The starts of groups and the barriers of the stages share this much.
 const SMALL_BYTES: usize = 1984;
-/// Most experts.
-const MAX_EXPERTS: usize = 448;
 /// Shared memory of a block, with padding for alignment.
 const SHARED_BYTES: usize = OPERAND_BYTES + STORE_BYTES + SMALL_BYTES + 1024;
 
-/// The name by which `XTRAIN_PREFER` selects the kernel for all GPUs instead.
-const PORTABLE: &str = "grouped_portable";
-
 pub(super) const SOURCE: KernelSource = KernelSource {
-    constants: &[&[
-        ("CLUSTER", CLUSTER as i64),
-        ("BAND", BAND as i64),
-        ("OPERAND_BYTES", OPERAND_BYTES as i64),
-        ("TILE_M", TILE_M as i64),
-    ]],
-    headers: &[TENSOR_CORES],
+    constants: &[&[("OPERAND_BYTES", OPERAND_BYTES as i64), ("TILE_K", TILE_K as i64)]],
+    headers: &[TENSOR_CORES, HOPPER, RAGGED],
     archs: &[Arch::SM90],
     structs: &[Arguments::LAYOUT],
     variants: || WIDTHS.map(|width| vec![("TILE_N", width as i64)]).to_vec(),
@@ -61,30 +44,19 @@ kernel_struct! {
         b: TensorMap,
         d_map: TensorMap,
         d: DevicePtr,
-        start: DevicePtr,
-        counter: DevicePtr,
-        rows: u32,
-        experts: u32,
-        outputs: u32,
-        inputs: u32,
         accumulate: u32,
         padding: u32,
+        groups: Groups,
     }
 }
 
 /// True if the kernel supports the product on this GPU.
 pub(super) fn supports(gpu: &Gpu, product: Product, operands: &Operands<'_>, sizes: Sizes) -> bool {
-    let Sizes { rows, experts, align, outputs, inputs } = sizes;
     // A gradient of weights can be added to, in f32 alone.
     let typed = operands.inputs[0].ty.dtype == DType::BF16
         && (product != Product::Wgrad || operands.outputs[0].ty.dtype == DType::F32);
-    // The copy engine's strides are multiples of 16 bytes, its coordinates and extents numbers of 32 bits.
-    let sized = [outputs, inputs].iter().all(|size| size.is_multiple_of(8))
-        && [rows, outputs, inputs].iter().all(|&size| (1..=1 << 30).contains(&size))
-        && align.is_multiple_of(TILE_M)
-        && experts <= MAX_EXPERTS;
-    let preferred = preferred_algorithms();
-    gpu.info().arch == Arch::SM90 && typed && sized && preferred.iter().all(|name| name != PORTABLE)
+    // The copy engine's strides are multiples of 16 bytes.
+    typed && ragged::supports(gpu, sizes, 8)
 }
 
 /// The launch of a product that the kernel supports.
@@ -121,26 +93,20 @@ pub(super) fn prepare(
         Product::Wgrad => experts * outputs.div_ceil(CLUSTER * TILE_M),
         _ => rows.div_ceil(CLUSTER * TILE_M),
     };
-    let most = (gpu.info().multiprocessors as usize / CLUSTER).max(1);
-    let clusters = (down * columns.div_ceil(width)).min(most);
     let function = gpu.function(&SOURCE, &[("TILE_N", width as i64)], product.name())?;
     function.allow_shared(SHARED_BYTES as u32)?;
-    let counter = table(gpu, &[0u32])?;
+    let (groups, counter) = Groups::new(gpu, start, sizes)?;
     let arguments = Arguments {
         a: a_map,
         b: b_map,
         d_map,
         d: d.place,
-        start,
-        counter: counter.pointer(),
-        rows: rows as u32,
-        experts: experts as u32,
-        outputs: outputs as u32,
-        inputs: inputs as u32,
         accumulate: d.accumulate.into(),
         padding: 0,
+        groups,
     };
-    let row = Launch::row((clusters * CLUSTER) as u32, THREADS).shared(SHARED_BYTES as u32);
+    let blocks = ragged::blocks(gpu, down * columns.div_ceil(width));
+    let row = Launch::row(blocks, THREADS).shared(SHARED_BYTES as u32);
     let launch = Launch { cluster: [CLUSTER as u32, 1, 1], ..row };
     // SAFETY: the kernel takes one `Arguments`. Operands are in bf16, and d too unless it is a gradient of
     // weights, which is f32; their extents are those that the op's `infer` checked. There are experts + 1

@@ -10,7 +10,8 @@
 mod cpu;
 mod cuda;
 mod hopper;
-mod product;
+pub(crate) mod product;
+pub(crate) mod ragged;
 #[cfg(any(test, feature = "samples"))]
 mod samples;
 #[cfg(test)]
@@ -70,7 +71,7 @@ impl Op for GroupedLinear {
     fn gemms(&self, inputs: &[TensorType]) -> Option<Gemms> {
         let ((rows, _), (w_rows, width)) = (inputs[0].shape.rows_cols(), inputs[1].shape.rows_cols());
         let extents = [rows, w_rows / self.experts, width];
-        Some(gemms(LinearGemm::Fprop, self.experts, self.live_rows, extents, inputs[0].dtype))
+        Some(gemms(LinearGemm::Fprop, self.experts, self.align, self.live_rows, extents, inputs[0].dtype))
     }
 }
 
@@ -134,7 +135,7 @@ impl Op for GroupedDgrad {
     fn gemms(&self, inputs: &[TensorType]) -> Option<Gemms> {
         let ((rows, _), (w_rows, width)) = (inputs[0].shape.rows_cols(), inputs[1].shape.rows_cols());
         let extents = [rows, w_rows / self.experts, width];
-        Some(gemms(LinearGemm::Dgrad, self.experts, self.live_rows, extents, inputs[0].dtype))
+        Some(gemms(LinearGemm::Dgrad, self.experts, self.align, self.live_rows, extents, inputs[0].dtype))
     }
 }
 
@@ -180,7 +181,7 @@ impl Op for GroupedWgrad {
 
     fn gemms(&self, inputs: &[TensorType]) -> Option<Gemms> {
         let ((rows, out), (_, width)) = (inputs[0].shape.rows_cols(), inputs[1].shape.rows_cols());
-        Some(gemms(LinearGemm::Wgrad, self.experts, self.live_rows, [rows, out, width], self.out))
+        Some(gemms(LinearGemm::Wgrad, self.experts, self.align, self.live_rows, [rows, out, width], self.out))
     }
 }
 
@@ -205,14 +206,21 @@ fn one_dtype(names: [&str; 2], inputs: &[TensorType]) -> Result<(), OpError> {
 }
 
 /// The GEMM of an op, of experts with these numbers of rows, outputs and inputs.
-fn gemms(kind: LinearGemm, experts: usize, live_rows: usize, extents: [usize; 3], out: DType) -> Gemms {
+fn gemms(
+    kind: LinearGemm,
+    experts: usize,
+    align: usize,
+    live_rows: usize,
+    extents: [usize; 3],
+    out: DType,
+) -> Gemms {
     let [rows, outputs, inputs] = extents;
     let operands = [OperandSource::Input(0), OperandSource::Input(1)];
     let gemm = OpGemm { kind, operands, extents: kind.extents(rows, outputs, inputs) };
     let in_fp8 = move |formats: [Option<ScaledGemm>; 3]| -> Arc<dyn Op> {
         let Some(format) = formats[kind as usize] else { unreachable!("the op has one GEMM") };
         let scaling = format.operands.map(|operand| operand.scaling);
-        Arc::new(GroupedScaledMatmul { gemm: kind, experts, live_rows, out, scaling })
+        Arc::new(GroupedScaledMatmul { gemm: kind, experts, align, live_rows, out, scaling })
     };
     Gemms { list: vec![gemm], in_fp8: Box::new(in_fp8) }
 }

@@ -22,10 +22,10 @@ impl Product {
 /// Sizes of an op: rows of the ragged tensors, experts, the multiple at which their rows begin, outputs and
 /// inputs of an expert.
 #[derive(Clone, Copy)]
-pub(super) struct Sizes {
-    pub(super) rows: usize,
-    pub(super) experts: usize,
-    pub(super) align: usize,
-    pub(super) outputs: usize,
-    pub(super) inputs: usize,
+pub(crate) struct Sizes {
+    pub(crate) rows: usize,
+    pub(crate) experts: usize,
+    pub(crate) align: usize,
+    pub(crate) outputs: usize,
+    pub(crate) inputs: usize,
 }

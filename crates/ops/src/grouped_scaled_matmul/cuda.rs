@@ -1,8 +1,9 @@
 //! Launches of the GPU kernels of [`GroupedScaledMatmul`].
 #![allow(unsafe_code, reason = "it launches kernels")]
 
-use super::{GroupedScaledMatmul, START};
+use super::{GroupedScaledMatmul, START, hopper};
 use crate::device::Floats;
+use crate::grouped_linear::product::Sizes;
 use xtrain_cuda::{
     CudaError, CudaKernel, CudaTensor, DevicePtr, Gpu, KernelSource, Launch, Operands, TENSOR_CORES, Work,
     kernel_struct,
@@ -77,6 +78,16 @@ impl CudaKernel for GroupedScaledMatmul {
         let [a, b] =
             [0, 1].map(|n| Scaled::new(operands.inputs[2 * n], operands.inputs[2 * n + 1], self.scaling[n]));
         let d = operands.outputs[0];
+        let [a_extents, b_extents] = [0, 2].map(|n| operands.inputs[n].ty.shape.rows_cols());
+        let (rows, outputs, inputs) = match self.gemm {
+            LinearGemm::Fprop => (a_extents.0, b_extents.0 / self.experts, a_extents.1),
+            LinearGemm::Dgrad => (a_extents.0, a_extents.1, b_extents.0),
+            LinearGemm::Wgrad => (a_extents.1, a_extents.0, b_extents.0),
+        };
+        let sizes = Sizes { rows, experts: self.experts, align: self.align, outputs, inputs };
+        if hopper::supports(gpu, self, operands, sizes) {
+            return hopper::prepare(gpu, self, operands, sizes);
+        }
         let (d_rows, columns) = d.ty.shape.rows_cols();
         let across = columns.div_ceil(TILE);
         let (name, rows, blocks) = match self.gemm {

@@ -8,6 +8,7 @@
 
 mod cpu;
 mod cuda;
+mod hopper;
 #[cfg(any(test, feature = "samples"))]
 mod samples;
 #[cfg(test)]
@@ -39,6 +40,8 @@ pub struct GroupedScaledMatmul {
     pub gemm: LinearGemm,
     /// E, the number of experts.
     pub experts: usize,
+    /// The multiple at which the rows of an expert begin.
+    pub align: usize,
     /// Rows that belong to tokens: tokens times experts per token. They determine the cost alone.
     pub live_rows: usize,
     /// Element type of d: F32 or BF16.
@@ -106,5 +109,5 @@ impl Op for GroupedScaledMatmul {
 }
 
 impl OnGpu for GroupedScaledMatmul {
-    const SOURCES: &'static [KernelSource] = &[cuda::SOURCE];
+    const SOURCES: &'static [KernelSource] = &[cuda::SOURCE, hopper::SOURCE];
 }

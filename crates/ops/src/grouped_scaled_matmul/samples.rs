@@ -2,11 +2,16 @@
 
 use super::GroupedScaledMatmul;
 use crate::dispatch::samples::Routing;
-use crate::samples::{Fill, Sample, SampleInput, Sampled};
+use crate::samples::{Fill, GpuTolerance, Sample, SampleInput, Sampled};
 use xtrain_program::LinearGemm;
-use xtrain_tensor::{DType, Scaling};
+use xtrain_tensor::{DType, Scaling, TensorType};
 
 impl Sampled for GroupedScaledMatmul {
+    /// Hopper's tensor cores keep 14 bits of a sum.
+    fn tolerance(&self, _: &[TensorType]) -> GpuTolerance {
+        GpuTolerance::Rounding { f32: 2e-4 }
+    }
+
     /// One expert; experts without tokens; all tokens of one expert; rows after the last group; groups that
     /// begin within tiles of scales.
     fn samples() -> Vec<Sample> {
@@ -46,9 +51,26 @@ impl Sampled for GroupedScaledMatmul {
                 all.push(sample(&odd(), [77, 131], gemm, [Scaling::Tensor; 2], out));
             }
             all.push(sample(&many, [24, 33], gemm, [Scaling::Tensor; 2], DType::F32));
+            let out = if gemm == LinearGemm::Wgrad { DType::F32 } else { DType::BF16 };
+            let sizes = hopper();
+            all.extend(sizes.iter().map(|(routing, size)| sample(routing, *size, gemm, tiles, out)));
+            all.extend(
+                sizes.iter().map(|(routing, size)| sample(routing, *size, gemm, [Scaling::Tensor; 2], out)),
+            );
         }
         all
     }
+}
+
+/// Sizes of the kernel for Hopper, whose groups are whole tiles of 128 rows: partly filled tiles; odd numbers
+/// of row tiles, which clusters share; all rows of one expert; more tiles than blocks; no rows.
+fn hopper() -> Vec<(Routing, [usize; 2])> {
+    vec![
+        (Routing::new([300, 0, 129, 0, 1, 0, 0, 384], 128, 128), [384, 208]),
+        (Routing::new([0, 700, 0], 128, 0), [640, 272]),
+        (Routing::new([640], 128, 144), [128, 400]),
+        (Routing::new([0, 0, 0], 128, 256), [128, 64]),
+    ]
 }
 
 /// Scalings of wgrad under `fp8-block`, and of the other two.
@@ -76,7 +98,14 @@ fn sample(
         SampleInput::activation(scaling.shape(rows, cols)).fill(Fill::Normal(1.0, 0.25))
     };
     let operand = |shape: [usize; 2], format| SampleInput::activation(shape).in_format(format);
-    let op = GroupedScaledMatmul { gemm, experts, live_rows: routing.live_rows(), out, scaling };
+    let op = GroupedScaledMatmul {
+        gemm,
+        experts,
+        align: routing.alignment,
+        live_rows: routing.live_rows(),
+        out,
+        scaling,
+    };
     let a = [operand(a, format), scales(a, scaling[0])];
     let b = [operand(b, DType::E4M3), scales(b, scaling[1])];
     Sample::plain(op, a.into_iter().chain(b).chain([routing.starts()]).collect::<Vec<_>>())

@@ -72,7 +72,7 @@ impl Layer {
 }
 
 fn op(gemm: LinearGemm, scaling: [Scaling; 2], out: DType) -> GroupedScaledMatmul {
-    GroupedScaledMatmul { gemm, experts: EXPERTS, live_rows: STARTS[EXPERTS], out, scaling }
+    GroupedScaledMatmul { gemm, experts: EXPERTS, align: TILE, live_rows: STARTS[EXPERTS], out, scaling }
 }
 
 fn by_blocks(gemm: LinearGemm) -> [Scaling; 2] {

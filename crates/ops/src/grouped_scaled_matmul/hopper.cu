@@ -1,0 +1,271 @@
+// Linear layers of experts on FP8 operands for Hopper's tensor cores: one GEMM per group of rows of a ragged
+// tensor, and its gradients. Groups begin at multiples of TILE_M rows. Both operands are contiguous along the
+// products. The tensor cores compute sums of TILE_K products with 14 bits, which are then scaled and added up
+// in f32 registers (DeepSeek-V3, arXiv 2412.19437, section 3.5.2).
+//
+// Tiles are drawn, fetched and multicast as in grouped_linear/hopper.cu, and multiplied as in
+// gemm/block_scaled.cu: a block computes TILE_M x TILE_N of an output at a time. Two groups of four warps
+// multiply all rows by half of the columns each, 64 rows at a time; while one scales its sums, the other
+// keeps the tensor cores busy. Rows of B are fetched in a permuted order: the four columns of which a thread
+// has sums in two neighbouring groups of eight are neighbours in D, so that column scales are read and
+// results are written four at a time.
+//
+// Macros: A_E5M2 (the format of a; b is E4M3), BY_BLOCKS (a has a scale for 128 products of a row, [ceil(k /
+// 128), rows]; b has so too for WGRAD, else one for 128 x 128, [ceil(rows / 128), b_across]; without it both
+// have one scale).
+
+struct Arguments {
+    // Operands as for the other kernel: x_ci and w_(E*o)i; dy_co and w_i(E*o); dy_oc and x_ic.
+    TensorMap a;
+    TensorMap b;
+    const float* a_scale;
+    const float* b_scale;
+    // bf16, or f32 for WGRAD.
+    void* d;
+    u32 b_across;
+    u32 accumulate;
+    Groups groups;
+    u64 padding;
+};
+
+constexpr u32 HALF_N = TILE_N / 2, STAGES = 4;
+constexpr u32 A_BYTES = TILE_M * TILE_K, B_BYTES = TILE_N * TILE_K, STAGE_BYTES = A_BYTES + B_BYTES;
+
+// Offsets in shared memory. A stage's scales are A's, then B's.
+constexpr u32 SCALES_OFFSET = STAGES * STAGE_BYTES, SCALES_BYTES = 4 * (TILE_M + TILE_N), FULL_OFFSET = SCALES_OFFSET + STAGES * SCALES_BYTES,
+              EMPTY_OFFSET = FULL_OFFSET + 8 * STAGES, DRAWS_OFFSET = EMPTY_OFFSET + 8 * STAGES, START_OFFSET = DRAWS_OFFSET + DRAWS_BYTES;
+
+// Fetches half of a tile's rows of B, from this group of sixteen on.
+__device__ __forceinline__ void fetch_b(u32 to, const TensorMap& map, u32 column, u32 sixteen, u32 barrier) {
+    asm volatile(
+        "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %3, %3, %4}], [%5];" ::"r"(to), "l"(&map),
+        "r"(column), "r"(0), "r"(sixteen), "r"(barrier)
+        : "memory");
+}
+
+// The same, into all blocks of the cluster.
+__device__ __forceinline__ void multicast_b(u32 to, const TensorMap& map, u32 column, u32 sixteen, u32 barrier) {
+    asm volatile(
+        "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, {%2, %3, %3, %3, %4}], [%5], %6;" ::"r"(
+            to),
+        "l"(&map), "r"(column), "r"(0), "r"(sixteen), "r"(barrier), "h"((u16)((1 << CLUSTER) - 1))
+        : "memory");
+}
+
+__device__ __forceinline__ void fetch_scales(u32 to, const float* from, u32 bytes, u32 barrier) {
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to), "l"(from), "r"(bytes),
+                 "r"(barrier)
+                 : "memory");
+}
+
+__device__ __forceinline__ float load_shared(u32 address) {
+    float x;
+    asm volatile("ld.shared.f32 %0, [%1];" : "=f"(x) : "r"(address));
+    return x;
+}
+__device__ __forceinline__ void load_shared(u32 address, float* x) {
+    asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(x[0]), "=f"(x[1]), "=f"(x[2]), "=f"(x[3]) : "r"(address));
+}
+
+#if A_E5M2
+#define A_NAME "e5m2"
+#else
+#define A_NAME "e4m3"
+#endif
+
+// sum (+)= 64 rows of A times HALF_N rows of B over 32 columns. With g = lane / 4 and t = lane % 4, a thread
+// of warp w holds sums of rows 16 w + g (elements 4 i, 4 i + 1) and 16 w + g + 8 (4 i + 2, 4 i + 3), columns
+// 8 i + 2 t and 8 i + 2 t + 1.
+__device__ __forceinline__ void multiply(float (&sum)[64], u64 a, u64 b, bool add) {
+    asm volatile(
+        "{\n.reg .pred add;\nsetp.ne.b32 add, %66, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n128k32.f32." A_NAME ".e4m3 "
+        "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
+        "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
+        "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
+        "%64, %65, add, 1, 1;\n}"
+        : SIXTEEN(sum, 0), SIXTEEN(sum, 16), SIXTEEN(sum, 32), SIXTEEN(sum, 48)
+        : "l"(a), "l"(b), "r"((u32)add));
+}
+
+// Columns of d.
+template <Product P> __device__ __forceinline__ u32 columns_of(const Groups& groups) { return P == FPROP ? groups.outputs : groups.inputs; }
+
+// Drives the copy engine, which fills stage after stage.
+template <Product P> __device__ __forceinline__ void fetch_tiles(const Arguments& args, const Tiles<P>& tiles, u32 shared) {
+    const Groups& groups = args.groups;
+    u32 iteration = 0;
+    for (u32 n = 0;; n++) {
+        if (tiles.rank == 0) draw_tile(tiles, shared + DRAWS_OFFSET, n);
+        u32 index = take_tile<false>(shared + DRAWS_OFFSET, n);
+        if (index >= tiles.count) break;
+        Tile tile = tiles.at(index);
+        // The first product in A and in B, and the row of B.
+        u32 a_first = 0, b_first = 0, b_row = tile.column;
+        // All blocks of the cluster need the same right operand.
+        bool is_common = true;
+        if constexpr (P == WGRAD) {
+            a_first = b_first = tiles.start[tile.expert];
+        } else {
+            u32 top = tile.row - tiles.rank * TILE_M, expert = tiles.expert_of(top);
+            is_common = min(top + CLUSTER * TILE_M, tiles.end) <= tiles.start[expert + 1];
+            if (!is_common) expert = tiles.expert_of(tile.row);
+            if constexpr (P == FPROP) b_row += expert * groups.outputs;
+            else b_first = expert * groups.outputs;
+        }
+        // Rows and columns without scales are not stored either.
+        u32 a_rows = P == WGRAD ? groups.outputs : groups.rows, a_bytes = 0, b_bytes = 0;
+        if (BY_BLOCKS && tile.row < a_rows) a_bytes = 4 * min((u32)TILE_M, a_rows - tile.row);
+        if (BY_BLOCKS && P == WGRAD) b_bytes = 4 * min((u32)TILE_N, groups.inputs - tile.column);
+#pragma unroll 1
+        for (u32 step = 0; step < tile.steps; step++, iteration++) {
+            u32 stage = iteration % STAGES, full = shared + FULL_OFFSET + 8 * stage, a = shared + stage * STAGE_BYTES, b = a + A_BYTES;
+            wait(shared + EMPTY_OFFSET + 8 * stage, iteration / STAGES % 2 ^ 1);
+            arrive_expect(full, STAGE_BYTES + a_bytes + b_bytes);
+            fetch(a, args.a, {a_first + step * TILE_K, tile.row, 0}, full);
+            u32 k = b_first + step * TILE_K;
+            if (is_common) {
+                multicast_b(b + tiles.rank * (B_BYTES / CLUSTER), args.b, k, (b_row + tiles.rank * (TILE_N / CLUSTER)) / 16, full);
+            } else {
+                for (u32 part = 0; part < CLUSTER; part++)
+                    fetch_b(b + part * (B_BYTES / CLUSTER), args.b, k, (b_row + part * (TILE_N / CLUSTER)) / 16, full);
+            }
+            if constexpr (BY_BLOCKS) {
+                u32 scales = shared + SCALES_OFFSET + stage * SCALES_BYTES;
+                u64 block = a_first / TILE_K + step;
+                if (a_bytes != 0) fetch_scales(scales, args.a_scale + block * a_rows + tile.row, a_bytes, full);
+                if constexpr (P == WGRAD) fetch_scales(scales + 4 * TILE_M, args.b_scale + block * groups.inputs + tile.column, b_bytes, full);
+            }
+        }
+    }
+}
+
+// Stores four neighbours of a row of d.
+template <Product P> __device__ __forceinline__ void store_four(const Arguments& args, u64 index, const float* x) {
+    if constexpr (P == WGRAD) {
+        float* d = (float*)args.d + index;
+        // The memory system adds, so the thread waits for no read. No other thread adds to these elements.
+        if (args.accumulate)
+            asm volatile("red.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(d), "f"(x[0]), "f"(x[1]), "f"(x[2]), "f"(x[3]) : "memory");
+        else
+            store<4>(d, x);
+    } else {
+        store<4>((bf16*)args.d + index, x);
+    }
+}
+
+// Multiplies stage after stage.
+template <Product P> __device__ __forceinline__ void compute(const Arguments& args, const Tiles<P>& tiles, u32 shared, u32 half_of_columns) {
+    constexpr bool B_BLOCKS = BY_BLOCKS && P != WGRAD, B_TILES = BY_BLOCKS && P == WGRAD;
+    const Groups& groups = args.groups;
+    u32 lane = threadIdx.x % 32, row_in_tile = threadIdx.x % GROUP / 32 * 16 + lane / 4, column_in_tile = half_of_columns * HALF_N + 4 * (lane % 4);
+    u32 rows_scales = shared + SCALES_OFFSET + 4 * row_in_tile, columns_scales = shared + SCALES_OFFSET + 4 * (TILE_M + column_in_tile);
+    u32 iteration = 0;
+    for (u32 n = 0;; n++) {
+        u32 index = take_tile<true>(shared + DRAWS_OFFSET, n);
+        if (index >= tiles.count) break;
+        Tile tile = tiles.at(index);
+        if (P == WGRAD && tile.steps == 0) continue;
+        const float* b_scale = nullptr;
+        float block_scale = 1.0f;
+        if constexpr (B_BLOCKS) {
+            u32 expert = tiles.expert_of(tile.row), last = columns_of<P>(groups) - 1;
+            u32 row = min(tile.column + half_of_columns * HALF_N, last) / TILE_K, first = expert * (groups.outputs / TILE_K);
+            b_scale = args.b_scale + (P == FPROP ? (u64)(first + row) * args.b_across : (u64)row * args.b_across + first);
+            block_scale = __ldg(b_scale);
+        }
+        float total[2][64];
+#pragma unroll
+        for (u32 i = 0; i < 128; i++) total[i / 64][i % 64] = 0.0f;
+#pragma unroll 1
+        for (u32 step = 0; step < tile.steps; step++, iteration++) {
+            u32 stage = iteration % STAGES, stage_offset = stage * SCALES_BYTES;
+            float next_block_scale = 1.0f;
+            // Loaded one block ahead.
+            if constexpr (B_BLOCKS) next_block_scale = __ldg(b_scale + min(step + 1, tile.steps - 1));
+            wait(shared + FULL_OFFSET + 8 * stage, iteration / STAGES % 2);
+            u64 a = matrix(shared + stage * STAGE_BYTES), b = matrix(shared + stage * STAGE_BYTES + A_BYTES + half_of_columns * HALF_N * TILE_K);
+#pragma unroll
+            for (u32 half = 0; half < 2; half++) {
+                float sum[64];
+                asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+#pragma unroll
+                for (u32 k = 0; k < TILE_K / 32; k++) multiply(sum, a + half * (64 * TILE_K >> 4) + k * (32 >> 4), b + k * (32 >> 4), k > 0);
+                asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+                float upper = 1.0f, lower = 1.0f;
+                if constexpr (BY_BLOCKS) {
+                    upper = load_shared(rows_scales + stage_offset + 256 * half) * block_scale;
+                    lower = load_shared(rows_scales + stage_offset + 256 * half + 32) * block_scale;
+                }
+                asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+#pragma unroll
+                for (u32 i = 0; i < 64; i++) asm volatile("" : "+f"(sum[i])::"memory");
+                if (half == 1 && !B_TILES) give_back(shared + EMPTY_OFFSET + 8 * stage);
+#pragma unroll
+                for (u32 pair = 0; pair < 8; pair++) {
+                    float scales[4] = {};
+                    if constexpr (B_TILES) load_shared(columns_scales + stage_offset + 64 * pair, scales);
+#pragma unroll
+                    for (u32 i = 0; i < 8; i++) {
+                        float x = sum[8 * pair + i], scale = i % 4 < 2 ? upper : lower, &to = total[half][8 * pair + i];
+                        // The order matters: other ones would occupy more registers.
+                        to = B_TILES ? fmaf(x * scale, scales[i / 4 * 2 + i % 2], to) : fmaf(x, scale, to);
+                    }
+                }
+                if (half == 1 && B_TILES) give_back(shared + EMPTY_OFFSET + 8 * stage);
+            }
+            block_scale = next_block_scale;
+        }
+        if constexpr (!BY_BLOCKS) {
+            float scale = __ldg(args.a_scale) * __ldg(args.b_scale);
+#pragma unroll
+            for (u32 i = 0; i < 128; i++) total[i / 64][i % 64] *= scale;
+        }
+        u32 rows = P == WGRAD ? groups.outputs : tiles.end, columns = columns_of<P>(groups), column = tile.column + column_in_tile;
+#pragma unroll
+        for (u32 half = 0; half < 2; half++)
+#pragma unroll
+            for (u32 lower = 0; lower < 2; lower++) {
+                u32 to = tile.row + row_in_tile + 64 * half + 8 * lower;
+                if (to >= rows) continue;
+                u64 line = P == WGRAD ? (u64)tile.expert * groups.outputs + to : to, at = line * columns + column;
+#pragma unroll
+                for (u32 pair = 0; pair < 8; pair++) {
+                    const float* x = total[half] + 8 * pair + 2 * lower;
+                    float four[4] = {x[0], x[1], x[4], x[5]};
+                    if (column + 16 * pair < columns) store_four<P>(args, at + 16 * pair, four);
+                }
+            }
+    }
+}
+
+template <Product P> __device__ __forceinline__ void run(const Arguments& args) {
+    extern __shared__ u8 space[];
+    // The permutation of pieces depends on addresses, so stages begin at multiples of 1024.
+    u32 shift = (1024 - shared_address(space) % 1024) % 1024, shared = shared_address(space) + shift;
+    u32* start = (u32*)(space + shift + START_OFFSET);
+    begin(args.groups, start, shared + FULL_OFFSET, shared + EMPTY_OFFSET, STAGES, shared + DRAWS_OFFSET);
+    Tiles<P> tiles(args.groups, start);
+    // Moves registers from the first warps to the multiplying ones.
+    if (threadIdx.x < GROUP) {
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
+        if (threadIdx.x == 0) fetch_tiles<P>(args, tiles, shared);
+        if (threadIdx.x >= 32) write_zeros<P>(tiles, args.d, args.accumulate);
+        __syncwarp();
+    } else {
+        asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
+        compute<P>(args, tiles, shared, threadIdx.x / GROUP - 1);
+    }
+    // Other blocks may still arrive at this block's barriers.
+    sync_cluster();
+}
+
+// Gradients with one scale are E5M2, activations E4M3.
+#if !A_E5M2
+extern "C" __global__ void __launch_bounds__(3 * GROUP, 1) grouped_scaled_fprop(const __grid_constant__ Arguments args) { run<FPROP>(args); }
+#endif
+#if A_E5M2 || BY_BLOCKS
+extern "C" __global__ void __launch_bounds__(3 * GROUP, 1) grouped_scaled_dgrad(const __grid_constant__ Arguments args) { run<DGRAD>(args); }
+extern "C" __global__ void __launch_bounds__(3 * GROUP, 1) grouped_scaled_wgrad(const __grid_constant__ Arguments args) { run<WGRAD>(args); }
+#endif

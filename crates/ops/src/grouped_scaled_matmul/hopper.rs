@@ -1,0 +1,135 @@
+//! The fast kernel of [`GroupedScaledMatmul`], for Hopper's tensor cores.
+#![allow(unsafe_code, reason = "it launches kernels")]
+
+use super::{GroupedScaledMatmul, START};
+use crate::grouped_linear::product::Sizes;
+use crate::grouped_linear::ragged::{self, CLUSTER, Groups, MAX_EXPERTS, RAGGED, THREADS, TILE_M};
+use xtrain_cuda::{
+    Arch, CudaError, DevicePtr, Gpu, HOPPER, KernelSource, Launch, Operands, TENSOR_CORES, TensorMap, Work,
+    kernel_struct,
+};
+use xtrain_program::LinearGemm;
+use xtrain_tensor::{DType, Scaling, TILE};
+
+/// Columns of a tile.
+const TILE_N: usize = 256;
+const STAGES: usize = 4;
+/// Shared memory of a block: operands, scales and barriers of all stages, barriers and numbers of tiles, the
+/// starts of groups, and padding for alignment.
+const SHARED_BYTES: usize =
+    STAGES * ((TILE_M + TILE_N) * (TILE + size_of::<f32>()) + 16) + 40 + 4 * (MAX_EXPERTS + 1) + 1024;
+/// Rows of b that one fetch permutes among themselves. Sizes are multiples of it, as copies move 16 bytes at
+/// a time.
+const ROWS: usize = 16;
+
+pub(super) const SOURCE: KernelSource = KernelSource {
+    constants: &[&[("TILE_N", TILE_N as i64), ("TILE_K", TILE as i64)]],
+    headers: &[TENSOR_CORES, HOPPER, RAGGED],
+    archs: &[Arch::SM90],
+    structs: &[Arguments::LAYOUT],
+    variants: || VARIANTS.map(|variant| variant.to_vec()).to_vec(),
+    ..KernelSource::new("grouped_scaled_matmul/hopper.cu", include_str!("hopper.cu"))
+};
+
+/// The variants of the kernel: the format of a, and scales of blocks or of whole tensors.
+const VARIANTS: [[(&str, i64); 2]; 3] =
+    [[("A_E5M2", 0), ("BY_BLOCKS", 1)], [("A_E5M2", 0), ("BY_BLOCKS", 0)], [("A_E5M2", 1), ("BY_BLOCKS", 0)]];
+
+kernel_struct! {
+    #[repr(align(64))]
+    struct Arguments {
+        a: TensorMap,
+        b: TensorMap,
+        a_scale: DevicePtr,
+        b_scale: DevicePtr,
+        d: DevicePtr,
+        b_across: u32,
+        accumulate: u32,
+        groups: Groups,
+        padding: u64,
+    }
+}
+
+/// True if the kernel supports the GEMM on this GPU.
+pub(super) fn supports(gpu: &Gpu, op: &GroupedScaledMatmul, operands: &Operands<'_>, sizes: Sizes) -> bool {
+    let Sizes { rows, experts, outputs, .. } = sizes;
+    let [a, b, d] = [operands.inputs[0].ty, operands.inputs[2].ty, operands.outputs[0].ty].map(|ty| ty.dtype);
+    let (out, blocks) = match op.gemm {
+        LinearGemm::Wgrad => (DType::F32, Scaling::Tile),
+        _ => (DType::BF16, Scaling::Block),
+    };
+    let is_gradient = op.gemm != LinearGemm::Fprop;
+    let scaled = match op.scaling {
+        [Scaling::Tensor, Scaling::Tensor] => (a == DType::E5M2) == is_gradient,
+        scaling => scaling == [Scaling::Tile, blocks] && a == DType::E4M3,
+    };
+    // The last products of an expert in dgrad are fetched without those of the next one.
+    let separate = op.gemm != LinearGemm::Dgrad || outputs.is_multiple_of(TILE);
+    let sized = rows.is_multiple_of(ROWS) && experts.saturating_mul(outputs) <= 1 << 30;
+    scaled && b == DType::E4M3 && d == out && separate && sized && ragged::supports(gpu, sizes, ROWS)
+}
+
+/// The launch of a GEMM that the kernel supports.
+pub(super) fn prepare(
+    gpu: &Gpu,
+    op: &GroupedScaledMatmul,
+    operands: &Operands<'_>,
+    sizes: Sizes,
+) -> Result<Work, CudaError> {
+    let Sizes { rows, experts, outputs, inputs, .. } = sizes;
+    let [a, a_scale, b, b_scale, start] = [0, 1, 2, 3, START].map(|n| operands.inputs[n]);
+    let d = operands.outputs[0];
+    let (name, columns, down) = match op.gemm {
+        LinearGemm::Fprop => ("grouped_scaled_fprop", outputs, rows.div_ceil(CLUSTER * TILE_M)),
+        LinearGemm::Dgrad => ("grouped_scaled_dgrad", inputs, rows.div_ceil(CLUSTER * TILE_M)),
+        LinearGemm::Wgrad => ("grouped_scaled_wgrad", inputs, experts * outputs.div_ceil(CLUSTER * TILE_M)),
+    };
+    let blocks = ragged::blocks(gpu, down * columns.div_ceil(TILE_N));
+    let defines = [
+        ("A_E5M2", (a.ty.dtype == DType::E5M2).into()),
+        ("BY_BLOCKS", (op.scaling[0] == Scaling::Tile).into()),
+    ];
+    let function = gpu.function(&SOURCE, &defines, name)?;
+    function.allow_shared(SHARED_BYTES as u32)?;
+    let (groups, counter) = Groups::new(gpu, start.place, sizes)?;
+    let (b_rows, b_columns) = b.ty.shape.rows_cols();
+    let arguments = Arguments {
+        a: rows_of(gpu, a.place, a.ty.shape.rows_cols())?,
+        b: rows_by_sixteen(gpu, b.place, (b_rows, b_columns))?,
+        a_scale: a_scale.place,
+        b_scale: b_scale.place,
+        d: d.place,
+        b_across: op.scaling[1].steps(b_rows, b_columns).0 as u32,
+        accumulate: d.accumulate.into(),
+        groups,
+        padding: 0,
+    };
+    let row = Launch::row(blocks, THREADS).shared(SHARED_BYTES as u32);
+    let launch = Launch { cluster: [CLUSTER as u32, 1, 1], ..row };
+    // SAFETY: the kernel takes one `Arguments`, of the formats and scales that it was compiled for; d is f32
+    // for gradients of weights, else bf16. Operands and scales have the extents that the op's `infer` checked.
+    // There are experts + 1 starts, for which shared memory has room. The counter lives as long as the work,
+    // whose launches follow each other, and is 0 between them. The copy engine accesses nothing outside of the
+    // maps, and the kernel writes no rows and columns outside of d, whatever the starts are.
+    let work = unsafe { Work::launch(function, launch, arguments) };
+    Ok(Work::new(move |stream| {
+        let _held = &counter;
+        work.enqueue(stream)
+    }))
+}
+
+/// The copy engine's map of a matrix: boxes of a tile's rows by 128 columns.
+fn rows_of(gpu: &Gpu, at: DevicePtr, (rows, cols): (usize, usize)) -> Result<TensorMap, CudaError> {
+    let (extents, strides) = ([cols, rows, 1], [cols, cols * rows]);
+    TensorMap::new(gpu.context(), DType::E4M3, at, &extents, &strides, &[TILE, TILE_M, 1])
+}
+
+/// The copy engine's map of b, which permutes each 16 rows. In the kernel a thread t of four holds sums of
+/// columns 8 i + 2 t and 8 i + 2 t + 1, for two neighbouring i; it needs columns 4 t to 4 t + 3. So row 8 i +
+/// 2 t + e of a box is row 4 t + 2 i + e in memory.
+fn rows_by_sixteen(gpu: &Gpu, at: DevicePtr, (rows, cols): (usize, usize)) -> Result<TensorMap, CudaError> {
+    let extents = [cols, 2, 4, 2, rows / ROWS];
+    let strides = [cols, 4 * cols, 2 * cols, ROWS * cols];
+    let boxed = [TILE, 2, 4, 2, TILE_N / CLUSTER / ROWS];
+    TensorMap::new(gpu.context(), DType::E4M3, at, &extents, &strides, &boxed)
+}

@@ -4,11 +4,14 @@ use super::op_bench::{OpBench, OpBenchOptions, OpSpeeds, Rates};
 use super::operands::{linear_forward, operand, traced};
 use serde::Serialize;
 use xtrain_config::Parsed;
-use xtrain_model::Recipe;
+use xtrain_model::{Numerics, Recipe};
 use xtrain_ops::dispatch::Dispatch;
 use xtrain_ops::grouped_linear::{GroupedDgrad, GroupedLinear, GroupedWgrad};
+use xtrain_ops::grouped_scaled_matmul::GroupedScaledMatmul;
 use xtrain_ops::linear::{LinearDgrad, LinearWgrad};
-use xtrain_program::{Program, Role, Stage, WriteMode};
+use xtrain_ops::scaled_matmul::ScaledMatmul;
+use xtrain_program::quantize::Candidate;
+use xtrain_program::{LinearGemm, Origin, Program, Role, Stage, WriteMode};
 use xtrain_tensor::{DType, TILE, TensorType};
 use xtrain_train::engine::{Processor, Target};
 use xtrain_train::error::{LearnError, RunError};
@@ -81,12 +84,12 @@ pub fn gemms(shapes: &[GemmShape], options: OpBenchOptions) -> Result<OpSpeeds<G
     let bench = OpBench::new(options)?;
     let mut rows = Vec::new();
     for GemmShape { site, m, n, k, experts } in shapes {
-        let (program, inputs) = match experts {
-            Some(experts) => {
-                let starts = experts.starts(*m).into_iter().map(|row| row as i32).collect();
-                (grouped(*m, *n, *k, *experts, bench.dtype())?, vec![(STARTS, starts)])
-            }
-            None => (program(*m, *n, *k, bench.dtype())?, Vec::new()),
+        let starts = experts.map(|experts| experts.starts(*m).into_iter().map(|row| row as i32).collect());
+        let inputs: Vec<_> = starts.into_iter().map(|starts| (STARTS, starts)).collect();
+        let program = match (scaled(*m, *n, *k, *experts, bench.recipe)?, experts) {
+            (Some(program), _) => program,
+            (None, Some(experts)) => grouped(*m, *n, *k, *experts, bench.dtype())?,
+            (None, None) => program(*m, *n, *k, bench.dtype())?,
         };
         let works: Vec<(&str, Work)> =
             program.instances.iter().map(|i| (i.origin.role.name(), Work::of(&program, i))).collect();
@@ -205,6 +208,55 @@ fn grouped(
     Ok(program)
 }
 
+/// The three GEMMs of a linear layer, or of the layers of experts, on FP8 operands, which are cast elsewhere.
+/// None if the recipe computes one of them in bf16.
+fn scaled(
+    m: usize,
+    n: usize,
+    k: usize,
+    experts: Option<ExpertRows>,
+    recipe: Recipe,
+) -> Result<Option<Program>, LearnError> {
+    let numerics = Numerics::from(recipe);
+    let (site, count) = match experts {
+        Some(experts) => ("mlp.experts.gate_up_proj", experts.count),
+        None => ("", 1),
+    };
+    let rows = if experts.is_some() { Dispatch { experts: count, align: TILE }.capacity(m) } else { m };
+    let (mut program, mut starts) = (Program::default(), None);
+    for gemm in LinearGemm::ALL {
+        let (stage, role, [a, b], d) = match gemm {
+            LinearGemm::Fprop => (Stage::Forward, Role::Forward, [[rows, k], [count * n, k]], [rows, n]),
+            LinearGemm::Dgrad => (Stage::Backward, Role::Dgrad, [[rows, n], [k, count * n]], [rows, k]),
+            LinearGemm::Wgrad => (Stage::Backward, Role::Wgrad, [[n, rows], [k, rows]], [count * n, k]),
+        };
+        let origin = Origin { block: Some(0), site: site.into(), role, stage };
+        let candidate = Candidate { origin: &origin, gemm, extents: gemm.extents(rows, n, k) };
+        let Ok(format) = numerics.scaled_gemm(candidate, 1) else { return Ok(None) };
+        let out = if gemm == LinearGemm::Wgrad { DType::F32 } else { DType::BF16 };
+        let traced = traced(program, stage, role, |t| {
+            let mut inputs = Vec::new();
+            for (name, shape, cast) in [("a", a, format.operands[0]), ("b", b, format.operands[1])] {
+                let scales = cast.scaling.shape(shape[0], shape[1]);
+                inputs.push(operand(t, &format!("{name} {gemm:?}"), cast.format, shape));
+                inputs.push(operand(t, &format!("scales of {name} {gemm:?}"), DType::F32, scales));
+            }
+            let into = (gemm == LinearGemm::Wgrad).then(|| operand(t, "dw", out, d));
+            if experts.is_none() {
+                return t.emit_into(ScaledMatmul::new(format, out, false), &inputs, &[into]);
+            }
+            let ty = TensorType::new(DType::I32, [count + 1]);
+            inputs.push(*starts.get_or_insert_with(|| t.input(STARTS, ty)));
+            let scaling = format.operands.map(|cast| cast.scaling);
+            let op = GroupedScaledMatmul { gemm, experts: count, align: TILE, live_rows: m, out, scaling };
+            t.emit_into(op, &inputs, &[into])
+        })?;
+        program = traced.0;
+    }
+    add_gradients(&mut program);
+    Ok(Some(program))
+}
+
 /// Lets wgrad add to the gradient, as in every micro-step but the first.
 fn add_gradients(program: &mut Program) {
     for instance in program.instances.iter_mut().filter(|i| i.origin.role == Role::Wgrad) {
@@ -244,6 +296,25 @@ mod tests {
         // Shares of 12, 6, 4 and 3 of 25.
         assert_eq!(starts(1.0, 2500), [0, 1280, 1920, 2432, 2816]);
         assert_eq!(starts(1.0, 1), [0, 0, 0, 0, 128]);
+    }
+
+    #[test]
+    fn products_are_on_fp8_operands_where_the_recipe_says_so() {
+        let experts = Some(ExpertRows { count: 2, skew: 0.0 });
+        let names = |n, experts, recipe| -> Option<Vec<&str>> {
+            let program = scaled(256, n, 64, experts, recipe).expect("traced")?;
+            Some(program.instances.iter().map(|instance| instance.code.op().name()).collect())
+        };
+        for recipe in [Recipe::Fp8Block, Recipe::Fp8Current] {
+            assert_eq!(names(128, None, recipe), Some(vec!["scaled_matmul"; 3]));
+            assert_eq!(names(128, experts, recipe), Some(vec!["grouped_scaled_matmul"; 3]));
+            let options = OpBenchOptions { device: Device::Cpu, recipe: Some(recipe), repeats: 1, runs: 1 };
+            let shape = GemmShape { site: "a".into(), m: 256, n: 128, k: 64, experts };
+            let speeds = gemms(&[shape], options).expect("measured");
+            assert!(speeds.rows.iter().all(|row| row.rates.seconds > 0.0));
+        }
+        assert_eq!(names(128, experts, Recipe::Bf16), None);
+        assert_eq!(names(64, experts, Recipe::Fp8Block), None, "blocks would cross experts");
     }
 
     #[test]

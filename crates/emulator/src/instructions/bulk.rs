@@ -352,6 +352,13 @@ impl Tensor {
             return Err(Fault::new(lane as u32, FaultKind::Address, problem));
         };
         let at = self.coordinates.iter().map(|&coordinate| Ok(cx.value(coordinate)?[lane]));
-        Ok((map, at.collect::<Outcome<_>>()?))
+        let at: Vec<i32> = at.collect::<Outcome<_>>()?;
+        // A GPU ends the kernel with "illegal instruction".
+        let byte = i64::from(at[0]) * map.element_bytes as i64;
+        if byte % 16 != 0 {
+            let problem = format!("copies a box from byte {byte} of rows, which is no multiple of 16");
+            return Err(Fault::new(lane as u32, FaultKind::Address, problem));
+        }
+        Ok((map, at))
     }
 }

@@ -212,7 +212,9 @@ impl Case {
             .iter()
             .zip(&boxed)
             .map(|(&extent, &width)| random.below((extent + 2 * width) as usize) as i32 - width as i32);
-        let at = at.collect();
+        let mut at: Vec<i32> = at.collect();
+        // A box begins at a multiple of 16 bytes.
+        at[0] -= at[0].rem_euclid(16 / element_bytes as i32);
         let content = (0..bytes).map(|_| random.draw() as u8).collect();
         Case {
             map: TensorMap { address: 0, element_bytes, swizzle_bits, extents, strides, boxed },

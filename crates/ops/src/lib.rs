@@ -39,6 +39,7 @@ pub mod pairwise_sum;
 pub mod permute;
 pub mod qk_norm_rope;
 pub mod quantize;
+mod ragged;
 pub mod rank_amaxes;
 pub mod registry;
 pub mod rewrites;

@@ -1,9 +1,10 @@
 //! Launches of the GPU kernels of [`GroupedLinear`], [`GroupedDgrad`] and [`GroupedWgrad`].
 #![allow(unsafe_code, reason = "it launches kernels")]
 
-use super::product::{Product, Sizes};
+use super::product::Product;
 use super::{GroupedDgrad, GroupedLinear, GroupedWgrad, START, hopper};
 use crate::device::{Floats, suffix};
+use crate::ragged::Sizes;
 use xtrain_cuda::{
     CudaError, CudaKernel, DevicePtr, Gpu, KernelSource, Launch, Operands, TENSOR_CORES, Work, kernel_struct,
 };

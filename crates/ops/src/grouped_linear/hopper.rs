@@ -3,8 +3,8 @@
 #![allow(unsafe_code, reason = "it launches kernels")]
 
 use super::START;
-use super::product::{Product, Sizes};
-use super::ragged::{self, CLUSTER, Groups, RAGGED, THREADS, TILE_M};
+use super::product::Product;
+use crate::ragged::{self, CLUSTER, Groups, RAGGED, Sizes, THREADS, TILE_M};
 use xtrain_cuda::{
     Arch, CudaError, DevicePtr, Gpu, HOPPER, KernelSource, Launch, Operands, TENSOR_CORES, TensorMap, Work,
     kernel_struct,

@@ -10,8 +10,7 @@
 mod cpu;
 mod cuda;
 mod hopper;
-pub(crate) mod product;
-pub(crate) mod ragged;
+mod product;
 #[cfg(any(test, feature = "samples"))]
 mod samples;
 #[cfg(test)]

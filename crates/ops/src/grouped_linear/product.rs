@@ -18,14 +18,3 @@ impl Product {
         }
     }
 }
-
-/// Sizes of an op: rows of the ragged tensors, experts, the multiple at which their rows begin, outputs and
-/// inputs of an expert.
-#[derive(Clone, Copy)]
-pub(crate) struct Sizes {
-    pub(crate) rows: usize,
-    pub(crate) experts: usize,
-    pub(crate) align: usize,
-    pub(crate) outputs: usize,
-    pub(crate) inputs: usize,
-}

@@ -3,7 +3,7 @@
 
 use super::{GroupedScaledMatmul, START, hopper};
 use crate::device::Floats;
-use crate::grouped_linear::product::Sizes;
+use crate::ragged::Sizes;
 use xtrain_cuda::{
     CudaError, CudaKernel, CudaTensor, DevicePtr, Gpu, KernelSource, Launch, Operands, TENSOR_CORES, Work,
     kernel_struct,

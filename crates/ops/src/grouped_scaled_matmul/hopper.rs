@@ -2,8 +2,7 @@
 #![allow(unsafe_code, reason = "it launches kernels")]
 
 use super::{GroupedScaledMatmul, START};
-use crate::grouped_linear::product::Sizes;
-use crate::grouped_linear::ragged::{self, CLUSTER, Groups, MAX_EXPERTS, RAGGED, THREADS, TILE_M};
+use crate::ragged::{self, CLUSTER, Groups, MAX_EXPERTS, RAGGED, Sizes, THREADS, TILE_M};
 use xtrain_cuda::{
     Arch, CudaError, DevicePtr, Gpu, HOPPER, KernelSource, Launch, Operands, TENSOR_CORES, TensorMap, Work,
     kernel_struct,
@@ -107,10 +106,10 @@ pub(super) fn prepare(
     let row = Launch::row(blocks, THREADS).shared(SHARED_BYTES as u32);
     let launch = Launch { cluster: [CLUSTER as u32, 1, 1], ..row };
     // SAFETY: the kernel takes one `Arguments`, of the formats and scales that it was compiled for; d is f32
-    // for gradients of weights, else bf16. Operands and scales have the extents that the op's `infer` checked.
-    // There are experts + 1 starts, for which shared memory has room. The counter lives as long as the work,
-    // whose launches follow each other, and is 0 between them. The copy engine accesses nothing outside of the
-    // maps, and the kernel writes no rows and columns outside of d, whatever the starts are.
+    // for gradients of weights, else bf16. Operands and scales have the extents that the op's `infer`
+    // checked. There are experts + 1 starts, for which shared memory has room. The counter lives as long as
+    // the work, whose launches follow each other, and is 0 between them. The copy engine accesses nothing
+    // outside of the maps, and the kernel writes no rows and columns outside of d, whatever the starts are.
     let work = unsafe { Work::launch(function, launch, arguments) };
     Ok(Work::new(move |stream| {
         let _held = &counter;

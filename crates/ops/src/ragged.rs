@@ -1,6 +1,5 @@
-//! What the kernels for Hopper share that compute one GEMM per group of rows of a ragged tensor.
+//! Parts of the kernels for Hopper that compute one GEMM per group of rows of a ragged tensor.
 
-use super::product::Sizes;
 use crate::device::table;
 use xtrain_cuda::{
     Arch, CudaError, DeviceMemory, DevicePtr, Gpu, Header, kernel_struct, preferred_algorithms,
@@ -20,8 +19,22 @@ pub(crate) const MAX_EXPERTS: usize = 448;
 /// The name by which `XTRAIN_PREFER` selects the kernels for all GPUs instead.
 const PORTABLE: &str = "grouped_portable";
 
-pub(crate) const RAGGED: Header = Header::new("grouped_linear/ragged.cuh", include_str!("ragged.cuh"))
-    .with_constants(&[&[("CLUSTER", CLUSTER as i64), ("BAND", BAND as i64), ("TILE_M", TILE_M as i64)]]);
+pub(crate) const RAGGED: Header = Header::new("ragged.cuh", include_str!("ragged.cuh")).with_constants(&[&[
+    ("CLUSTER", CLUSTER as i64),
+    ("BAND", BAND as i64),
+    ("TILE_M", TILE_M as i64),
+]]);
+
+/// Sizes of an op: rows of the ragged tensors, experts, the multiple at which their rows begin, outputs and
+/// inputs of an expert.
+#[derive(Clone, Copy)]
+pub(crate) struct Sizes {
+    pub(crate) rows: usize,
+    pub(crate) experts: usize,
+    pub(crate) align: usize,
+    pub(crate) outputs: usize,
+    pub(crate) inputs: usize,
+}
 
 kernel_struct! {
     pub(crate) struct Groups {

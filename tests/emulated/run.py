@@ -57,6 +57,7 @@ SHARES = {
     "cuda/card block_scaled_gemms_.*_(272|48|2320)x": 0.3,
     "train/card (reference_segments_change_no_bit|what_a_run_left_in_bf16)": 0.4,
     "train/lockstep .*by_(nccl|copies)": 0.3,
+    "train/lockstep .*of_mixtures": 0.25,
     "train/(card|fp8)": 0.5,
     "ops/card .*_card_": 0.5,
     "": 1.0,

@@ -68,7 +68,7 @@ pub use nccl::{NcclCall, NcclCommunicator, NcclId};
 pub use progress::Progress;
 pub use sdpa::Sdpa;
 pub use signal::Signal;
-pub use source::{Constants, Defines, HOPPER, Header, KernelSource, TENSOR_CORES};
+pub use source::{Constants, Defines, HOPPER, HOPPER_FP8, Header, KernelSource, TENSOR_CORES};
 pub use stream::{Event, Stream};
 pub use tensor_map::TensorMap;
 pub use tuning_cache::ChoiceKey;

@@ -13,6 +13,9 @@ pub const TENSOR_CORES: Header = Header::new("tensor_cores.cuh", include_str!("t
 /// The copy engine, barriers and clusters of Hopper, for [`KernelSource::headers`].
 pub const HOPPER: Header = Header::new("hopper.cuh", include_str!("hopper.cuh"));
 
+/// FP8 GEMMs on Hopper, for [`KernelSource::headers`] after [`HOPPER`].
+pub const HOPPER_FP8: Header = Header::new("hopper_fp8.cuh", include_str!("hopper_fp8.cuh"));
+
 /// Source text that several kernels share.
 #[derive(Clone, Copy, Debug)]
 pub struct Header {

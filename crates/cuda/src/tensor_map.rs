@@ -64,6 +64,28 @@ impl TensorMap {
         context.check("cuTensorMapEncodeTiled", status)?;
         Ok(TensorMap(map))
     }
+
+    /// The map of a matrix of bytes in boxes of so many rows and columns, in which each 16 rows are permuted:
+    /// row 8 i + 2 t + e of a box is row 4 t + 2 i + e in memory. The rows of the matrix and of a box are
+    /// multiples of 16, and the stride is that of rows. Coordinates are the column, three zeros, and the
+    /// number of 16 rows.
+    ///
+    /// Of a product with such rows, a thread t of four holds columns 8 i + 2 t and 8 i + 2 t + 1 for i of 0
+    /// and 1, which are columns 4 t to 4 t + 3 of the result.
+    ///
+    /// # Errors
+    /// As [`TensorMap::new`].
+    pub fn by_sixteen_rows(
+        context: &Context,
+        at: DevicePtr,
+        [rows, cols]: [usize; 2],
+        stride: usize,
+        [high, wide]: [usize; 2],
+    ) -> Result<TensorMap, CudaError> {
+        let extents = [cols, 2, 4, 2, rows / 16];
+        let strides = [stride, 4 * stride, 2 * stride, 16 * stride];
+        TensorMap::new(context, DType::E4M3, at, &extents, &strides, &[wide, 2, 4, 2, high / 16])
+    }
 }
 
 impl KernelValue for TensorMap {

@@ -1,8 +1,10 @@
 //! Parts of the kernels for Hopper that compute one GEMM per group of rows of a ragged tensor.
+#![allow(unsafe_code, reason = "it launches kernels")]
 
 use crate::device::table;
 use xtrain_cuda::{
-    Arch, CudaError, DeviceMemory, DevicePtr, Gpu, Header, kernel_struct, preferred_algorithms,
+    Arch, CudaError, DeviceMemory, DevicePtr, Function, Gpu, Header, KernelValue, Launch, Work,
+    kernel_struct, preferred_algorithms,
 };
 
 /// Blocks of a cluster, whose row tiles are below each other: 1 or 2.
@@ -12,7 +14,7 @@ const BAND: usize = 8;
 /// Rows of a tile.
 pub(crate) const TILE_M: usize = 128;
 /// Threads of a block: four warps that fetch and write zeros, eight that multiply.
-pub(crate) const THREADS: u32 = 384;
+const THREADS: u32 = 384;
 /// Most experts: shared memory has room for so many starts.
 pub(crate) const MAX_EXPERTS: usize = 448;
 
@@ -85,4 +87,25 @@ pub(crate) fn supports(gpu: &Gpu, sizes: Sizes, unit: usize) -> bool {
 pub(crate) fn blocks(gpu: &Gpu, tiles: usize) -> u32 {
     let most = (gpu.info().multiprocessors as usize / CLUSTER).max(1);
     (tiles.min(most) * CLUSTER) as u32
+}
+
+/// One launch of a kernel with so many blocks and bytes of shared memory, which holds its counter of tiles.
+///
+/// # Safety
+/// As [`Work::launch`]: the arguments are those of the kernel, and the counter is that of its [`Groups`].
+pub(crate) unsafe fn work<A: KernelValue + Send + Sync + 'static>(
+    function: Function,
+    blocks: u32,
+    shared_bytes: usize,
+    arguments: A,
+    counter: DeviceMemory,
+) -> Work {
+    let row = Launch::row(blocks, THREADS).shared(shared_bytes as u32);
+    let launch = Launch { cluster: [CLUSTER as u32, 1, 1], ..row };
+    // SAFETY: the caller's promise.
+    let work = unsafe { Work::launch(function, launch, arguments) };
+    Work::new(move |stream| {
+        let _held = &counter;
+        work.enqueue(stream)
+    })
 }

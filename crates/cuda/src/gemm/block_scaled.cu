@@ -49,56 +49,6 @@ __device__ __forceinline__ void fetch_a(u32 to, const TensorMap& map, u32 column
         : "memory");
 }
 
-// Fetches 128 rows of B, from this group of sixteen on.
-__device__ __forceinline__ void fetch_b(u32 to, const TensorMap& map, u32 column, u32 sixteen, u32 barrier) {
-    asm volatile(
-        "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %3, %3, %4}], [%5];" ::"r"(to), "l"(&map),
-        "r"(column), "r"(0), "r"(sixteen), "r"(barrier)
-        : "memory");
-}
-
-__device__ __forceinline__ void fetch_scales(u32 to, const float* from, u32 bytes, u32 barrier) {
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to), "l"(from), "r"(bytes),
-                 "r"(barrier)
-                 : "memory");
-}
-
-__device__ __forceinline__ float load_shared(u32 address) {
-    float x;
-    asm volatile("ld.shared.f32 %0, [%1];" : "=f"(x) : "r"(address));
-    return x;
-}
-__device__ __forceinline__ void load_shared(u32 address, float* x) {
-    asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(x[0]), "=f"(x[1]), "=f"(x[2]), "=f"(x[3]) : "r"(address));
-}
-
-#if A_E5M2
-#define A_NAME "e5m2"
-#else
-#define A_NAME "e4m3"
-#endif
-#if B_E5M2
-#define B_NAME "e5m2"
-#else
-#define B_NAME "e4m3"
-#endif
-
-// sum (+)= 64 rows of A times TILE_N rows of B over 32 columns. With g = lane / 4 and t = lane % 4, a thread
-// of warp w holds sums of rows 16 w + g (elements 4 i, 4 i + 1) and 16 w + g + 8 (4 i + 2, 4 i + 3), columns
-// 8 i + 2 t and 8 i + 2 t + 1.
-__device__ __forceinline__ void multiply(float (&sum)[64], u64 a, u64 b, bool add) {
-    asm volatile(
-        "{\n.reg .pred add;\nsetp.ne.b32 add, %66, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n128k32.f32." A_NAME "." B_NAME " "
-        "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
-        "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
-        "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
-        "%64, %65, add, 1, 1;\n}"
-        : SIXTEEN(sum, 0), SIXTEEN(sum, 16), SIXTEEN(sum, 32), SIXTEEN(sum, 48)
-        : "l"(a), "l"(b), "r"((u32)add));
-}
-
 // The tile of a cluster: bands of BAND rows of tiles in sequence, column by column within a band.
 __device__ __forceinline__ void tile_origin(const Arguments& args, u32 tile, u32& row, u32& column) {
     u32 first = tile / (BAND * args.across) * BAND, in_band = tile % (BAND * args.across), high = min(BAND, args.down - first);
@@ -126,20 +76,6 @@ __device__ __forceinline__ void fetch(const Arguments& args, u32 shared, u32 ran
             fetch_scales(scales, args.a_scale + (u64)block * args.m + row, a_bytes, full);
             if (b_bytes != 0) fetch_scales(scales + 4 * TILE_M, args.b_scale + (u64)block * args.n + column, b_bytes, full);
         }
-    }
-}
-
-// Stores four neighbours of a row of D.
-__device__ __forceinline__ void store_four(const Arguments& args, u64 index, const float* x) {
-    if constexpr (OUT_F32) {
-        float* d = (float*)args.d + index;
-        // The memory system adds, so the thread waits for no read. No other thread adds to these elements.
-        if (args.accumulate)
-            asm volatile("red.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(d), "f"(x[0]), "f"(x[1]), "f"(x[2]), "f"(x[3]) : "memory");
-        else
-            store<4>(d, x);
-    } else {
-        store<4>((bf16*)args.d + index, x);
     }
 }
 
@@ -212,7 +148,7 @@ template <u32 FIRST> __device__ __forceinline__ void compute(const Arguments& ar
                 for (int pair = 0; pair < 8; pair++) {
                     const float* x = total[half] + 8 * pair + 2 * lower;
                     float four[4] = {x[0], x[1], x[4], x[5]};
-                    if (column + 16 * pair < args.n) store_four(args, index + 16 * pair, four);
+                    if (column + 16 * pair < args.n) store_four<OUT_F32>(args.d, args.accumulate, index + 16 * pair, four);
                 }
             }
     }

@@ -11,7 +11,7 @@ use crate::gpu::Gpu;
 use crate::kernel_struct;
 use crate::memory::DevicePtr;
 use crate::module::{Function, Launch};
-use crate::source::{Constants, HOPPER, KernelSource, TENSOR_CORES};
+use crate::source::{Constants, HOPPER, HOPPER_FP8, KernelSource, TENSOR_CORES};
 use crate::stream::Stream;
 use crate::tensor_map::TensorMap;
 use xtrain_tensor::{DType, Scaling, TILE};
@@ -33,7 +33,7 @@ const VARIANTS: [Constants; 12] = [
 ];
 
 pub(super) const SOURCE: KernelSource = KernelSource {
-    headers: &[TENSOR_CORES, HOPPER],
+    headers: &[TENSOR_CORES, HOPPER, HOPPER_FP8],
     archs: &[Arch::SM90],
     structs: &[Arguments::LAYOUT],
     variants: || VARIANTS.map(<[_]>::to_vec).to_vec(),
@@ -49,9 +49,6 @@ const THREADS: u32 = 384;
 const STAGES: usize = 4;
 /// Operands, scales and the two barriers of all stages, and padding for alignment.
 const SHARED_BYTES: usize = STAGES * ((TILE_M + TILE_N) * (TILE + size_of::<f32>()) + 16) + 1024;
-
-/// Rows of B that one fetch permutes among themselves.
-const ROWS: usize = 16;
 
 /// Sizes and strides must be multiples of these: copies and stores move 16 bytes at a time.
 const SIZES: usize = 16;
@@ -112,7 +109,7 @@ impl BlockScaledGemm {
         let (down, across) = (m.div_ceil(TILE_M), n.div_ceil(CLUSTER * TILE_N));
         let arguments = Arguments {
             a: rows(gpu.context(), operands.a, [m, k], gemm.a.stride)?,
-            b: rows_by_sixteen(gpu.context(), operands.b, [n, k], gemm.b.stride)?,
+            b: TensorMap::by_sixteen_rows(gpu.context(), operands.b, [n, k], gemm.b.stride, [TILE_N, TILE])?,
             a_scale: scales[0],
             b_scale: scales[1],
             d: operands.d,
@@ -166,18 +163,4 @@ fn rows(
     stride: usize,
 ) -> Result<TensorMap, CudaError> {
     TensorMap::new(context, DType::E4M3, at, &[cols, rows], &[stride], &[TILE, TILE_M / CLUSTER])
-}
-
-/// The copy engine's map of B, which permutes each 16 rows. In the kernel a thread t of four holds sums of
-/// columns 8 i + 2 t and 8 i + 2 t + 1, for two neighbouring i; it needs columns 4 t to 4 t + 3. So row 8 i +
-/// 2 t + e of a box is row 4 t + 2 i + e in memory.
-fn rows_by_sixteen(
-    context: &Context,
-    at: DevicePtr,
-    [rows, cols]: [usize; 2],
-    stride: usize,
-) -> Result<TensorMap, CudaError> {
-    let extents = [cols, 2, 4, 2, rows / ROWS];
-    let strides = [stride, 4 * stride, 2 * stride, ROWS * stride];
-    TensorMap::new(context, DType::E4M3, at, &extents, &strides, &[TILE, 2, 4, 2, TILE_N / ROWS])
 }

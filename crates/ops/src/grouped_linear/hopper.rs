@@ -4,9 +4,9 @@
 
 use super::START;
 use super::product::Product;
-use crate::ragged::{self, CLUSTER, Groups, RAGGED, Sizes, THREADS, TILE_M};
+use crate::ragged::{self, CLUSTER, Groups, RAGGED, Sizes, TILE_M};
 use xtrain_cuda::{
-    Arch, CudaError, DevicePtr, Gpu, HOPPER, KernelSource, Launch, Operands, TENSOR_CORES, TensorMap, Work,
+    Arch, CudaError, DevicePtr, Gpu, HOPPER, KernelSource, Operands, TENSOR_CORES, TensorMap, Work,
     kernel_struct,
 };
 use xtrain_tensor::DType;
@@ -106,18 +106,12 @@ pub(super) fn prepare(
         groups,
     };
     let blocks = ragged::blocks(gpu, down * columns.div_ceil(width));
-    let row = Launch::row(blocks, THREADS).shared(SHARED_BYTES as u32);
-    let launch = Launch { cluster: [CLUSTER as u32, 1, 1], ..row };
     // SAFETY: the kernel takes one `Arguments`. Operands are in bf16, and d too unless it is a gradient of
     // weights, which is f32; their extents are those that the op's `infer` checked. There are experts + 1
     // starts, for which shared memory has room. The counter lives as long as the work, whose launches follow
     // each other, and is 0 between them. The copy engine accesses nothing outside of the maps, and the
     // kernel writes no rows and columns outside of d, whatever the starts are.
-    let work = unsafe { Work::launch(function, launch, arguments) };
-    Ok(Work::new(move |stream| {
-        let _held = &counter;
-        work.enqueue(stream)
-    }))
+    Ok(unsafe { ragged::work(function, blocks, SHARED_BYTES, arguments, counter) })
 }
 
 /// The width of tiles that wastes the fewest columns, and the largest of several.

@@ -35,58 +35,13 @@ constexpr u32 A_BYTES = TILE_M * TILE_K, B_BYTES = TILE_N * TILE_K, STAGE_BYTES 
 constexpr u32 SCALES_OFFSET = STAGES * STAGE_BYTES, SCALES_BYTES = 4 * (TILE_M + TILE_N), FULL_OFFSET = SCALES_OFFSET + STAGES * SCALES_BYTES,
               EMPTY_OFFSET = FULL_OFFSET + 8 * STAGES, DRAWS_OFFSET = EMPTY_OFFSET + 8 * STAGES, START_OFFSET = DRAWS_OFFSET + DRAWS_BYTES;
 
-// Fetches half of a tile's rows of B, from this group of sixteen on.
-__device__ __forceinline__ void fetch_b(u32 to, const TensorMap& map, u32 column, u32 sixteen, u32 barrier) {
-    asm volatile(
-        "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %3, %3, %4}], [%5];" ::"r"(to), "l"(&map),
-        "r"(column), "r"(0), "r"(sixteen), "r"(barrier)
-        : "memory");
-}
-
-// The same, into all blocks of the cluster.
+// Fetches a box of rows of B into all blocks of the cluster.
 __device__ __forceinline__ void multicast_b(u32 to, const TensorMap& map, u32 column, u32 sixteen, u32 barrier) {
     asm volatile(
         "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, {%2, %3, %3, %3, %4}], [%5], %6;" ::"r"(
             to),
         "l"(&map), "r"(column), "r"(0), "r"(sixteen), "r"(barrier), "h"((u16)((1 << CLUSTER) - 1))
         : "memory");
-}
-
-__device__ __forceinline__ void fetch_scales(u32 to, const float* from, u32 bytes, u32 barrier) {
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to), "l"(from), "r"(bytes),
-                 "r"(barrier)
-                 : "memory");
-}
-
-__device__ __forceinline__ float load_shared(u32 address) {
-    float x;
-    asm volatile("ld.shared.f32 %0, [%1];" : "=f"(x) : "r"(address));
-    return x;
-}
-__device__ __forceinline__ void load_shared(u32 address, float* x) {
-    asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(x[0]), "=f"(x[1]), "=f"(x[2]), "=f"(x[3]) : "r"(address));
-}
-
-#if A_E5M2
-#define A_NAME "e5m2"
-#else
-#define A_NAME "e4m3"
-#endif
-
-// sum (+)= 64 rows of A times HALF_N rows of B over 32 columns. With g = lane / 4 and t = lane % 4, a thread
-// of warp w holds sums of rows 16 w + g (elements 4 i, 4 i + 1) and 16 w + g + 8 (4 i + 2, 4 i + 3), columns
-// 8 i + 2 t and 8 i + 2 t + 1.
-__device__ __forceinline__ void multiply(float (&sum)[64], u64 a, u64 b, bool add) {
-    asm volatile(
-        "{\n.reg .pred add;\nsetp.ne.b32 add, %66, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n128k32.f32." A_NAME ".e4m3 "
-        "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
-        "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
-        "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
-        "%64, %65, add, 1, 1;\n}"
-        : SIXTEEN(sum, 0), SIXTEEN(sum, 16), SIXTEEN(sum, 32), SIXTEEN(sum, 48)
-        : "l"(a), "l"(b), "r"((u32)add));
 }
 
 // Columns of d.
@@ -138,20 +93,6 @@ template <Product P> __device__ __forceinline__ void fetch_tiles(const Arguments
                 if constexpr (P == WGRAD) fetch_scales(scales + 4 * TILE_M, args.b_scale + block * groups.inputs + tile.column, b_bytes, full);
             }
         }
-    }
-}
-
-// Stores four neighbours of a row of d.
-template <Product P> __device__ __forceinline__ void store_four(const Arguments& args, u64 index, const float* x) {
-    if constexpr (P == WGRAD) {
-        float* d = (float*)args.d + index;
-        // The memory system adds, so the thread waits for no read. No other thread adds to these elements.
-        if (args.accumulate)
-            asm volatile("red.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(d), "f"(x[0]), "f"(x[1]), "f"(x[2]), "f"(x[3]) : "memory");
-        else
-            store<4>(d, x);
-    } else {
-        store<4>((bf16*)args.d + index, x);
     }
 }
 
@@ -234,7 +175,7 @@ template <Product P> __device__ __forceinline__ void compute(const Arguments& ar
                 for (u32 pair = 0; pair < 8; pair++) {
                     const float* x = total[half] + 8 * pair + 2 * lower;
                     float four[4] = {x[0], x[1], x[4], x[5]};
-                    if (column + 16 * pair < columns) store_four<P>(args, at + 16 * pair, four);
+                    if (column + 16 * pair < columns) store_four<P == WGRAD>(args.d, args.accumulate, at + 16 * pair, four);
                 }
             }
     }

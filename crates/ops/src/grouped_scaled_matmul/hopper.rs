@@ -2,10 +2,10 @@
 #![allow(unsafe_code, reason = "it launches kernels")]
 
 use super::{GroupedScaledMatmul, START};
-use crate::ragged::{self, CLUSTER, Groups, MAX_EXPERTS, RAGGED, Sizes, THREADS, TILE_M};
+use crate::ragged::{self, CLUSTER, Groups, MAX_EXPERTS, RAGGED, Sizes, TILE_M};
 use xtrain_cuda::{
-    Arch, CudaError, DevicePtr, Gpu, HOPPER, KernelSource, Launch, Operands, TENSOR_CORES, TensorMap, Work,
-    kernel_struct,
+    Arch, CudaError, DevicePtr, Gpu, HOPPER, HOPPER_FP8, KernelSource, Operands, TENSOR_CORES, TensorMap,
+    Work, kernel_struct,
 };
 use xtrain_program::LinearGemm;
 use xtrain_tensor::{DType, Scaling, TILE};
@@ -17,13 +17,12 @@ const STAGES: usize = 4;
 /// starts of groups, and padding for alignment.
 const SHARED_BYTES: usize =
     STAGES * ((TILE_M + TILE_N) * (TILE + size_of::<f32>()) + 16) + 40 + 4 * (MAX_EXPERTS + 1) + 1024;
-/// Rows of b that one fetch permutes among themselves. Sizes are multiples of it, as copies move 16 bytes at
-/// a time.
-const ROWS: usize = 16;
+/// Sizes are multiples of this: copies move 16 bytes at a time, and rows of b are permuted by so many.
+const UNIT: usize = 16;
 
 pub(super) const SOURCE: KernelSource = KernelSource {
     constants: &[&[("TILE_N", TILE_N as i64), ("TILE_K", TILE as i64)]],
-    headers: &[TENSOR_CORES, HOPPER, RAGGED],
+    headers: &[TENSOR_CORES, HOPPER, HOPPER_FP8, RAGGED],
     archs: &[Arch::SM90],
     structs: &[Arguments::LAYOUT],
     variants: || VARIANTS.map(|variant| variant.to_vec()).to_vec(),
@@ -64,8 +63,8 @@ pub(super) fn supports(gpu: &Gpu, op: &GroupedScaledMatmul, operands: &Operands<
     };
     // The last products of an expert in dgrad are fetched without those of the next one.
     let separate = op.gemm != LinearGemm::Dgrad || outputs.is_multiple_of(TILE);
-    let sized = rows.is_multiple_of(ROWS) && experts.saturating_mul(outputs) <= 1 << 30;
-    scaled && b == DType::E4M3 && d == out && separate && sized && ragged::supports(gpu, sizes, ROWS)
+    let sized = rows.is_multiple_of(UNIT) && experts.saturating_mul(outputs) <= 1 << 30;
+    scaled && b == DType::E4M3 && d == out && separate && sized && ragged::supports(gpu, sizes, UNIT)
 }
 
 /// The launch of a GEMM that the kernel supports.
@@ -92,9 +91,10 @@ pub(super) fn prepare(
     function.allow_shared(SHARED_BYTES as u32)?;
     let (groups, counter) = Groups::new(gpu, start.place, sizes)?;
     let (b_rows, b_columns) = b.ty.shape.rows_cols();
+    let boxed = [TILE_N / CLUSTER, TILE];
     let arguments = Arguments {
         a: rows_of(gpu, a.place, a.ty.shape.rows_cols())?,
-        b: rows_by_sixteen(gpu, b.place, (b_rows, b_columns))?,
+        b: TensorMap::by_sixteen_rows(gpu.context(), b.place, [b_rows, b_columns], b_columns, boxed)?,
         a_scale: a_scale.place,
         b_scale: b_scale.place,
         d: d.place,
@@ -103,32 +103,16 @@ pub(super) fn prepare(
         groups,
         padding: 0,
     };
-    let row = Launch::row(blocks, THREADS).shared(SHARED_BYTES as u32);
-    let launch = Launch { cluster: [CLUSTER as u32, 1, 1], ..row };
     // SAFETY: the kernel takes one `Arguments`, of the formats and scales that it was compiled for; d is f32
     // for gradients of weights, else bf16. Operands and scales have the extents that the op's `infer`
     // checked. There are experts + 1 starts, for which shared memory has room. The counter lives as long as
     // the work, whose launches follow each other, and is 0 between them. The copy engine accesses nothing
     // outside of the maps, and the kernel writes no rows and columns outside of d, whatever the starts are.
-    let work = unsafe { Work::launch(function, launch, arguments) };
-    Ok(Work::new(move |stream| {
-        let _held = &counter;
-        work.enqueue(stream)
-    }))
+    Ok(unsafe { ragged::work(function, blocks, SHARED_BYTES, arguments, counter) })
 }
 
 /// The copy engine's map of a matrix: boxes of a tile's rows by 128 columns.
 fn rows_of(gpu: &Gpu, at: DevicePtr, (rows, cols): (usize, usize)) -> Result<TensorMap, CudaError> {
     let (extents, strides) = ([cols, rows, 1], [cols, cols * rows]);
     TensorMap::new(gpu.context(), DType::E4M3, at, &extents, &strides, &[TILE, TILE_M, 1])
-}
-
-/// The copy engine's map of b, which permutes each 16 rows. In the kernel a thread t of four holds sums of
-/// columns 8 i + 2 t and 8 i + 2 t + 1, for two neighbouring i; it needs columns 4 t to 4 t + 3. So row 8 i +
-/// 2 t + e of a box is row 4 t + 2 i + e in memory.
-fn rows_by_sixteen(gpu: &Gpu, at: DevicePtr, (rows, cols): (usize, usize)) -> Result<TensorMap, CudaError> {
-    let extents = [cols, 2, 4, 2, rows / ROWS];
-    let strides = [cols, 4 * cols, 2 * cols, ROWS * cols];
-    let boxed = [TILE, 2, 4, 2, TILE_N / CLUSTER / ROWS];
-    TensorMap::new(gpu.context(), DType::E4M3, at, &extents, &strides, &boxed)
 }

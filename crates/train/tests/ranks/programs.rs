@@ -3,7 +3,7 @@
 use crate::world::World;
 use std::collections::HashMap;
 use xtrain_config::ReduceOrder;
-use xtrain_model::Recipe;
+use xtrain_model::{Family, Recipe};
 use xtrain_program::order::{self, Order};
 use xtrain_program::{
     Gather, Group, Instance, Lane, Phase, Program, Role, Shard, StateKind, Storage, ValueId, When,
@@ -88,6 +88,35 @@ fn a_gathered_weight_stays_until_its_last_reader_and_is_gathered_a_block_ahead()
         let biases = program.parameters.iter().filter(|p| p.name.ends_with(".bias")).count() / world.layers;
         let again = (world.layers - slots) * (of_a_block - biases);
         assert_eq!(gathers, others + world.layers * of_a_block + again, "{prefetch_blocks}");
+    }
+}
+
+/// Whatever the number of prefetched blocks. Under FP8 recipes, numbers and their scales are kinds of their
+/// own.
+#[test]
+fn each_kind_of_experts_matrices_is_gathered_into_one_slot() {
+    for recipe in [Recipe::Bf16, Recipe::Fp8Block] {
+        for prefetch_blocks in [0, 1, 3] {
+            let experts = Family::named("mixtral");
+            let alone = World { layers: 4, prefetch_blocks, experts, ..World::alone(recipe, false, 2) };
+            let world = World { ranks: 2, shard: Shard::Weights, ..alone };
+            let program = training(&world, 0);
+            let mut slots: HashMap<(&str, String), Vec<ValueId>> = HashMap::new();
+            for instance in &program.instances {
+                let Some((_, site)) = instance.origin.site.split_once(".mlp.experts.") else { continue };
+                if instance.origin.role == Role::Gather && instance.phase() == Phase::Micro {
+                    let slot = instance.outputs[0].value;
+                    slots.entry((site, program.ty(slot).to_string())).or_default().push(slot);
+                }
+            }
+            assert!(slots.len() >= 2, "{recipe:?}");
+            for ((site, ty), mut gathered) in slots {
+                // In the forward of all blocks, and in the backward of all but the last.
+                assert!(gathered.len() >= world.layers, "{site} {ty}: {gathered:?}");
+                gathered.dedup();
+                assert_eq!(gathered.len(), 1, "{recipe:?}, {prefetch_blocks}: {site} {ty}");
+            }
+        }
     }
 }
 

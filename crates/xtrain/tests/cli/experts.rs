@@ -37,6 +37,20 @@ fn a_mixture_trains_reports_its_loads_and_is_taken_in_again() {
 }
 
 #[test]
+fn a_plan_of_ranks_tells_how_long_experts_are_gathered() {
+    let place = Place::new();
+    let plan = |options: &str| {
+        let plan = format!("plan run.toml --gpus 2 --device-model h100 --set train.device=cuda {options}");
+        place.run(&plan).succeeds().stdout
+    };
+    let gathers = |text: String| text.contains("\ngathers of experts ");
+    assert!(gathers(plan(&format!("{MIXTURE} --set parallel.shard=weights"))));
+    // Elsewhere, ranks have whole weights in the forward and in the backward.
+    assert!(!gathers(plan(&format!("{MIXTURE} --set parallel.shard=optimizer"))));
+    assert!(!gathers(plan("--set parallel.shard=weights")));
+}
+
+#[test]
 fn a_plan_counts_the_parameters_of_a_token() {
     let place = Place::new();
     let plan = place.run(&format!("plan run.toml {MIXTURE}")).succeeds().stdout;

@@ -213,8 +213,8 @@ impl Sdpa {
         g.reshape(k, k_rows)?;
         let dq = g.in_memory(DATA_BFLOAT16, h.query_dims, h.token_strides, DQ)?;
         if self.deterministic {
-            // Engines for this form write ds and multiply it by k in a second kernel. Those for the other form
-            // let blocks add to dq in any order, on Hopper without a note that says so.
+            // Engines for this form write ds and multiply it by k in a second kernel. Those for the other
+            // form let blocks add to dq in any order, on Hopper without a note that says so.
             g.matmul(ds, k_rows, dq)?;
         } else {
             let dq_sums = g.in_memory(DATA_FLOAT, h.query_dims, packed(h.query_dims), DQ_SUMS)?;

@@ -1,8 +1,8 @@
 //! The search for the fastest settings that fit.
 //!
 //! Memory falls and time rises linearly with the number of blocks that recompute, so the smallest number that
-//! fits is the fastest for its policy, and two or three plans find it. Norms of all blocks are recomputed even
-//! where everything fits, if that saves much memory for next to no time.
+//! fits is the fastest for its policy, and two or three plans find it. Norms of all blocks are recomputed
+//! even where everything fits, if that saves much memory for next to no time.
 
 use crate::engine::Target;
 use crate::error::LearnError;
@@ -108,8 +108,8 @@ impl<'a> Search<'a> {
         }
     }
 
-    /// The settings to train with; `None` if nothing fits. A CPU recomputes nothing and uses the usual chunk if
-    /// that fits. A GPU takes the fastest settings, or with norms recomputed if that is worth it.
+    /// The settings to train with; `None` if nothing fits. A CPU recomputes nothing and uses the usual chunk
+    /// if that fits. A GPU takes the fastest settings, with norms recomputed if that is worth it.
     pub(super) fn best(&mut self) -> Result<Option<Estimate>, LearnError> {
         if self.target == Target::Cpu {
             let sequences = self.micro_batches()[0];

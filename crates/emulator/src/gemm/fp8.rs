@@ -150,10 +150,11 @@ pub(crate) fn add(sum: Lanes, a: &[Lanes], b: &[f32]) -> Lanes {
             largest[lane] = largest[lane].max(of_product);
         }
     }
-    // The last bit that terms keep, and its inverse. Sums below 2^-113 are cut to 0.
+    // The last bit that terms keep, and its inverse. Sums below 2^-113 are cut to 0; of infinities and NaNs
+    // any bit will do.
     let (mut unit, mut inverse) = ([0.0; LANES], [0.0; LANES]);
     for lane in 0..LANES {
-        let exponent = largest[lane].max(TERM_BITS + 1);
+        let exponent = largest[lane].clamp(TERM_BITS + 1, 254);
         unit[lane] = f32::from_bits((exponent - TERM_BITS) << 23);
         inverse[lane] = f32::from_bits((2 * 127 + TERM_BITS - exponent) << 23);
     }
@@ -304,5 +305,6 @@ mod tests {
         assert_eq!(sum([f32::INFINITY, 1.0]), f32::INFINITY);
         assert_eq!(sum([1.0, f32::NEG_INFINITY]), f32::NEG_INFINITY);
         assert!(sum([f32::INFINITY, f32::NEG_INFINITY]).is_nan() && sum([1.0, f32::NAN]).is_nan());
+        assert_eq!(add([1.0; LANES], &[[f32::INFINITY; LANES]], &[448.0]), [f32::INFINITY; LANES]);
     }
 }

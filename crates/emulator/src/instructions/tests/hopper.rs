@@ -187,10 +187,10 @@ fn bulk_copies(opcode: &str, multicasts: bool) -> Result<(), String> {
 
 /// A tensor of `dimensions` dimensions with random content, a box of it, and coordinates that are partly
 /// outside.
-struct Case {
-    map: TensorMap,
-    content: Vec<u8>,
-    at: Vec<i32>,
+pub(super) struct Case {
+    pub(super) map: TensorMap,
+    pub(super) content: Vec<u8>,
+    pub(super) at: Vec<i32>,
 }
 
 impl Case {
@@ -224,7 +224,7 @@ impl Case {
     }
 
     /// For each byte of the box, its place in shared memory and its index in the tensor, if it is inside.
-    fn places(&self) -> Vec<(usize, Option<usize>)> {
+    pub(super) fn places(&self) -> Vec<(usize, Option<usize>)> {
         let TensorMap { element_bytes, swizzle_bits, extents, strides, boxed, .. } = &self.map;
         let row_bytes = boxed[0] * element_bytes;
         let byte = |n: u64| {

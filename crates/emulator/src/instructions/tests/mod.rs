@@ -13,6 +13,7 @@ mod convert;
 mod copies;
 mod data;
 mod device;
+mod experiment;
 mod float;
 mod flow;
 mod form;

@@ -1,5 +1,5 @@
-//! Clusters of blocks, elected threads and registers that warps exchange (PTX ISA, sections 9.7.9.23,
-//! 9.7.13.4, 9.7.13.14 and 9.7.20.5).
+//! Clusters of blocks, elected threads, registers that warps exchange, and launches that begin early (PTX ISA,
+//! sections 9.7.9.23, 9.7.13.4, 9.7.13.13, 9.7.13.14 and 9.7.20.5).
 
 use super::{Decoded, Decoder, lanes, unknown};
 use crate::fault::FaultKind;
@@ -82,6 +82,22 @@ pub(super) fn decode(d: &Decoder<'_>, instruction: &Instruction, parts: &[&str])
                     Ok(())
                 }),
             ))
+        }
+        ("griddepcontrol", &["launch_dependents"], []) => Ok(Action::Signal(Box::new(|cx| {
+            cx.cluster.blocks[cx.position.rank as usize].has_launched_dependents = true;
+            Ok(())
+        }))),
+        ("griddepcontrol", &["wait"], []) => {
+            let poll = |cx: &mut Context<'_>| {
+                if cx.launch.may_wait.get() {
+                    return Ok(Some(Awaited::Launch));
+                }
+                if let Some(races) = &mut cx.races {
+                    races.wait_for_launch(cx.active);
+                }
+                Ok(None)
+            };
+            Ok(Action::Wait(Box::new(poll), None))
         }
         ("setmaxnreg", &["dec", "sync", "aligned", "u32"], [Operand::Integer(count)]) => {
             let count = registers(*count)?;

@@ -1,4 +1,5 @@
-//! Fences (PTX ISA, section 9.7.13.4). Only the detector of races needs them.
+//! Fences (PTX ISA, section 9.7.13.4). Accesses execute one after the other, so only the detector of races
+//! needs them.
 
 use super::{Decoded, lanes, unknown};
 use crate::kernel::Action;

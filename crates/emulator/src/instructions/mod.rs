@@ -71,13 +71,11 @@ pub(crate) fn decode(decoder: &Decoder<'_>, instruction: &Instruction) -> Decode
         "cp" if parts.contains(&"bulk") => bulk::decode,
         "cp" => async_copy::decode,
         "mbarrier" => mbarrier::decode,
-        "mapa" | "barrier" | "elect" | "setmaxnreg" => cluster::decode,
+        "mapa" | "barrier" | "elect" | "setmaxnreg" | "griddepcontrol" => cluster::decode,
         "wgmma" => wgmma::decode,
         "ldmatrix" | "stmatrix" | "mma" => matrix::decode,
-        "membar" | "fence" if crate::races::wanted() => return fence::decode(instruction, &parts),
-        // Accesses execute one after the other, so fences have no effect but on races. A launch begins after
-        // the one before it has ended, so it has nothing to wait for.
-        "membar" | "fence" | "prefetch" | "nanosleep" | "griddepcontrol" => return Ok(None),
+        "membar" | "fence" => return fence::decode(instruction, &parts),
+        "prefetch" | "nanosleep" => return Ok(None),
         _ => match parts.last() {
             Some(&"f32") => single::decode,
             Some(&"f64") => double::decode,

@@ -4,7 +4,8 @@
 use super::memory::located;
 use crate::fault::{Fault, FaultKind, Outcome};
 use crate::kernel::cluster::{Completion, Piece, SharedPlace, UNIT};
-use crate::kernel::context::{Context, Launch};
+use crate::kernel::context::Context;
+use crate::memory::Memory;
 use crate::ptx::Space;
 use crate::races::{
     self, By, COPY_READS, COPY_WRITES, Gathered, Kind, Mbarrier, PRODUCTS, Place, Race, Races, Scope, View,
@@ -195,7 +196,7 @@ impl Context<'_> {
     fn detect(&mut self, note: impl FnOnce(&mut Races) -> Result<(), Box<Race>>) -> Outcome {
         let Some(races) = self.races.as_deref_mut() else { return Ok(()) };
         let Err(race) = note(races) else { return Ok(()) };
-        let problem = races.describe(self.launch, &race);
+        let problem = races.describe(self.launch.memory, &race);
         Err(Fault::new(race.lane as u32, FaultKind::Synchronisation, problem))
     }
 }
@@ -232,25 +233,25 @@ impl Races {
     }
 
     /// Both accesses, and what would order them.
-    fn describe(&self, launch: &Launch<'_>, race: &Race) -> String {
+    fn describe(&self, memory: &Memory, race: &Race) -> String {
         let Race { place, bytes, old, new, .. } = race;
-        let of = |warp: u32| {
-            let block = warp / self.warps_of_block;
-            let cluster = u64::from(block / self.blocks_of_cluster);
-            (block, launch.block_number(cluster, block % self.blocks_of_cluster))
-        };
-        let ((old_block, old_number), (block, _)) = (of(old.warp), of(new.warp));
+        let (of_old, old_block, number, warp) = self.place_of(old.warp);
+        let (of_new, block, ..) = self.place_of(new.warp);
+        let is_other = !std::ptr::eq(of_old, of_new);
         let at = if place.is_shared() {
             let owner = ((place.0 & !Place::SHARED) >> 24) as u32;
             let whose = if owner == block { String::new() } else { " of another block".to_owned() };
             format!("byte {} of shared memory{whose}", place.0 & 0xFF_FFFF)
         } else {
-            launch.memory.describe(place.0, *bytes)
+            memory.describe(place.0, *bytes)
         };
         let at = if place.is_shared() { format!("{bytes} bytes at {at}") } else { at };
-        let (warp, lane) = (old.warp % self.warps_of_block, old.lanes.trailing_zeros());
+        let lane = old.lanes.trailing_zeros();
         let same_warp = old.warp == new.warp;
-        let remedy = if race.lacks_proxy && old.kind.by == By::Thread {
+        let remedy = if is_other {
+            "the later launch began early and needs `griddepcontrol.wait` before its access, as does each launch between"
+                .to_owned()
+        } else if race.lacks_proxy && old.kind.by == By::Thread {
             let own = if new.kind.writes && new.kind.reads { "`fence.mbarrier_init` or " } else { "" };
             format!("{own}`fence.proxy.async` after the write, before what orders the two, is missing")
         } else if new.kind.is_constant || old.kind.is_constant {
@@ -271,12 +272,13 @@ impl Races {
             format!("{by} would order them")
         };
         let strong = [old, new].iter().all(|of| of.kind.scope.is_some());
-        let narrow = if strong { "; a scope does not contain both threads" } else { "" };
+        let narrow = if strong && !is_other { "; a scope does not contain both threads" } else { "" };
         format!(
-            "race: {} of {at} is not ordered after the {} by block {old_number:?}, warp {warp}, lane {lane} at {}{narrow}; {remedy}",
+            "race: {} of {at} is not ordered after the {} by {}block {number:?}, warp {warp}, lane {lane} at {}{narrow}; {remedy}",
             new.kind.describe(),
             old.kind.describe(),
-            launch.code.describe(old.location),
+            if is_other { format!("kernel {}, ", of_old.code.name) } else { String::new() },
+            of_old.code.describe(old.location),
         )
     }
 }

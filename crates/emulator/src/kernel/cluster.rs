@@ -44,6 +44,8 @@ pub(crate) enum Awaited {
     Cluster,
     /// Registers that other warps of the block give back.
     Registers,
+    /// The end of the launch before this one.
+    Launch,
 }
 
 /// Something that lanes may wait for and that has come.
@@ -53,6 +55,7 @@ pub(crate) enum Event {
     Cluster,
     /// Registers of the block of this rank.
     Registers(u32),
+    Launch,
 }
 
 /// Reads under way of a unit of shared memory: their number, and the source line of one.
@@ -79,6 +82,8 @@ pub(crate) struct BlockState {
     /// Registers that warps have given back.
     pub(crate) free_registers: u32,
     pub(crate) has_exited: bool,
+    /// True if the block no longer keeps the next launch from beginning.
+    pub(crate) has_launched_dependents: bool,
 }
 
 /// Bytes that a copy moves at once.

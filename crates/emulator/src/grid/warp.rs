@@ -231,9 +231,7 @@ impl Turn<'_> {
             let (here, next) = ((group.place.0, n as u32), (group.place.0, n as u32 + 1));
             self.steps += 1;
             cx.active = group.lanes;
-            if let Some(races) = &mut cx.races {
-                races.location = step.location;
-            }
+            cx.observe(|races, _| races.location = step.location);
             if let Some(guard) = step.guard {
                 cx.active = cx.decided(guard).map_err(at)?;
                 if cx.active == 0 {

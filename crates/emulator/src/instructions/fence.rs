@@ -34,9 +34,7 @@ pub(super) fn decode(instruction: &Instruction, parts: &[&str]) -> Decoded<Optio
         _ => return unknown(instruction),
     };
     lanes(Box::new(move |cx| {
-        if let Some(races) = &mut cx.races {
-            races.fence(cx.active, fence);
-        }
+        cx.observe(|races, lanes| races.fence(lanes, fence));
         Ok(())
     }))
     .map(Some)

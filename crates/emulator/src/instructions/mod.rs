@@ -39,6 +39,7 @@ use crate::kernel::context::{Condition, Context, Source, vectorized};
 use crate::kernel::{Action, Execute, Symbols};
 use crate::ptx::{Class, Instruction, Kernel, Operand, Register};
 use crate::registers::{LANES, Lane, Lanes, Marks, Slot};
+use std::collections::HashSet;
 
 /// Finds the operands of a kernel's instructions.
 pub(crate) struct Decoder<'a> {
@@ -47,6 +48,8 @@ pub(crate) struct Decoder<'a> {
     pub(crate) symbols: &'a Symbols,
     /// The architecture of the module, e.g. 89.
     pub(crate) target: u32,
+    /// `wgmma` that lack a fence.
+    pub(crate) unfenced: &'a HashSet<*const Instruction>,
 }
 
 /// A decoded instruction, or an error that names the opcode.

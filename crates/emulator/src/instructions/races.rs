@@ -63,14 +63,13 @@ impl Context<'_> {
         completion: Completion,
     ) -> Outcome {
         let at = match completion {
-            Completion::Bytes(at) | Completion::Arrival(at) if self.races.is_some() => {
+            Completion::Bytes(at) if self.races.is_some() => {
                 Some((at, self.cluster.mbarrier(self.shared, at).map_or(0, |mbarrier| mbarrier.phase)))
             }
             _ => None,
         };
         self.detect(|races| {
             let view = races.now().lanes[lane].view.clone();
-            let by = if matches!(completion, Completion::Arrival(_)) { By::Copy } else { By::Bulk };
             let id = u64::from(races.warp);
             let time = races.now().groups[lane] + 1;
             let (mut readers, mut writers) = ((COPY_READS | id, time), (COPY_WRITES | id, time));
@@ -78,7 +77,7 @@ impl Context<'_> {
                 let mbarrier = races.mbarriers.get(&(races.block_at(at.rank), at.offset));
                 let (agent, is_fenced) = mbarrier.map_or((0, true), |of| (of.agent, of.is_fenced));
                 (readers, writers) = ((agent, phase as u32 + 1), (agent, phase as u32 + 1));
-                let kind = Kind { scope: Some(Scope::Gpu), ..Kind::of(by, true, true) };
+                let kind = Kind { scope: Some(Scope::Gpu), ..Kind::of(By::Bulk, true, true) };
                 races.access(
                     (lane, 1 << lane),
                     &view,
@@ -88,7 +87,7 @@ impl Context<'_> {
                     !is_fenced,
                 )?;
             }
-            let (read, write) = (Kind::of(by, true, false), Kind::of(by, false, true));
+            let (read, write) = (Kind::of(By::Bulk, true, false), Kind::of(By::Bulk, false, true));
             for piece in pieces {
                 let shared = races.shared(SharedPlace { rank, offset: piece.shared });
                 let mut access = |place, kind, agent| {
@@ -97,7 +96,7 @@ impl Context<'_> {
                 match (completion, piece.global) {
                     (Completion::Group(reduction), to) => {
                         access(shared, read, readers)?;
-                        let update = Kind { scope: Some(Scope::Gpu), ..Kind::of(by, true, true) };
+                        let update = Kind { scope: Some(Scope::Gpu), ..Kind::of(By::Bulk, true, true) };
                         let kind = if reduction.is_some() { update } else { write };
                         to.map_or(Ok(()), |to| access(Place(to), kind, writers))?;
                     }

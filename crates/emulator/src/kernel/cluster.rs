@@ -101,8 +101,6 @@ pub(crate) struct Piece {
 pub(crate) enum Completion {
     /// A copy to shared memory: an mbarrier of the same block receives its bytes.
     Bytes(SharedPlace),
-    /// Copies of a thread to shared memory, which arrives at an mbarrier.
-    Arrival(SharedPlace),
     /// A copy to global memory, or a reduction.
     Group(Reduction),
 }
@@ -285,7 +283,7 @@ impl Cluster {
                 }
                 Ok(())
             }
-            Completion::Bytes(_) | Completion::Arrival(_) => {
+            Completion::Bytes(at) => {
                 let mut total = 0;
                 for piece in &copy.pieces {
                     let to = own.bytes(piece.shared, piece.bytes).expect("checked when it was issued");
@@ -300,11 +298,7 @@ impl Cluster {
                     total += piece.bytes;
                 }
                 self.note_swizzle(&copy, own);
-                match copy.completion {
-                    Completion::Bytes(at) => self.change(shared, at, |barrier| barrier.receive(total as i64)),
-                    Completion::Arrival(at) => self.change(shared, at, |barrier| barrier.arrive(1)),
-                    Completion::Group(_) => Ok(()),
-                }
+                self.change(shared, at, |barrier| barrier.receive(total as i64))
             }
         }
     }

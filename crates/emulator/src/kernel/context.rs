@@ -135,12 +135,8 @@ pub(crate) struct Asynchronous {
     pub(crate) open_products: Vec<Product>,
     /// A hash of all `wgmma` that the warp has executed, and the source line of the last one.
     pub(crate) executed: (u64, u32),
-    /// True after a `wgmma.fence`.
-    pub(crate) has_fenced: bool,
     /// Bulk copies of each lane, by number.
     pub(crate) bulk: Vec<BulkGroups>,
-    /// Lanes that have told an mbarrier of their copies, with the number of these.
-    pub(crate) handed_over: Vec<(usize, u64)>,
     /// Lanes that have arrived at the cluster's barrier without waiting there, and those of them that have
     /// arrived in the current phase.
     pub(crate) arrived: u32,
@@ -284,6 +280,14 @@ impl Context<'_> {
     #[inline(always)]
     pub(crate) fn own_shared(&self) -> &Local {
         &self.shared[self.position.rank as usize]
+    }
+
+    /// Shows the detector of races, if any, what the active lanes do.
+    #[inline(always)]
+    pub(crate) fn observe(&mut self, see: impl FnOnce(&mut Races, u32)) {
+        if let Some(races) = &mut self.races {
+            see(races, self.active);
+        }
     }
 
     /// The fault of the first active lane.

@@ -43,20 +43,6 @@ pub(super) fn session() -> Option<Session> {
     })
 }
 
-/// Makes this thread's devices a GPU, which runs kernels alone; false if there is none.
-pub(super) fn use_alone() -> bool {
-    match Gpu::open() {
-        Ok(gpu) => {
-            MODE.replace(Mode::Alone { gpu: Box::leak(Box::new(gpu)) });
-            true
-        }
-        Err(problem) => {
-            println!("no GPU: {problem}");
-            false
-        }
-    }
-}
-
 /// Records or compares a buffer that was read; returns the buffer to continue with.
 pub(super) fn noted(found: Bytes) -> Bytes {
     MODE.with_borrow_mut(|mode| match mode {

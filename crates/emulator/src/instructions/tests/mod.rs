@@ -13,7 +13,6 @@ mod convert;
 mod copies;
 mod data;
 mod device;
-mod experiment;
 mod float;
 mod flow;
 mod form;

@@ -620,7 +620,9 @@ fn cudnns_deterministic_backward_repeats(device: &TestDevice) -> Result<(), Fail
         let largest = found.iter().zip(&expected).map(difference).fold(0.0, f64::max);
         let size = expected.iter().fold(0.0, |size: f64, x| size.max(x.abs()));
         if largest.is_nan() || largest > 0.01 * size {
-            return Err(format!("{sdpa:?}: the orders differ by {largest}, gradients are up to {size}").into());
+            return Err(
+                format!("{sdpa:?}: the orders differ by {largest}, gradients are up to {size}").into()
+            );
         }
     }
     Ok(())

@@ -1,20 +1,23 @@
-//! The execution of a launch: blocks, warps and diverged lanes.
+//! The execution of launches: blocks, warps and diverged lanes.
 //!
 //! Blocks start in the order of their indices, a few per multiprocessor at a time. A randomly drawn warp of
 //! these blocks runs for a random number of steps, and then another. Among diverged lanes of a warp, those
 //! furthest back in the kernel's text usually run first, so that they converge after a branch. In some turns
 //! the others run first, so every lane makes progress. A launch ends with a fault if no warp can run, or if
 //! all warps that can run repeat the same states.
+//!
+//! A launch may begin before the one before it has ended, once all blocks of that one have exited or called
+//! `griddepcontrol.launch_dependents`. Turns of the two then alternate.
 
 mod barrier;
 mod group;
 mod warp;
 
 use crate::fault::{Fault, FaultKind, Report};
-use crate::kernel::cluster::{Awaited, Cluster};
-use crate::kernel::context::Launch;
+use crate::kernel::cluster::{Awaited, Cluster, Event};
+use crate::kernel::context::{Launch, block_number};
 use crate::memory::Local;
-use crate::races::Races;
+use crate::races::{self, Races};
 use crate::random::Random;
 use crate::registers::LANES;
 use barrier::Barriers;
@@ -38,6 +41,9 @@ const IDLE_STEPS: u64 = 100_000;
 /// Steps without a change of memory that count as an endless loop.
 const ENDLESS_STEPS: u64 = 200_000_000;
 
+/// A launch that may begin does so after one in this many turns of others.
+const TURNS_BEFORE_A_LAUNCH: usize = 16;
+
 /// Warps that execute `wgmma` together.
 const WARPS_OF_A_GROUP: usize = 4;
 /// Times that all waits for mbarriers time out without effect before they count as endless.
@@ -45,7 +51,8 @@ const FRUITLESS_WAITS: u32 = 3;
 
 /// A resident cluster; a block alone is a cluster of one. Blocks are in the order of their ranks.
 struct Resident {
-    number: u64,
+    /// The number of the cluster among those of all launches.
+    number: u32,
     cluster: Cluster,
     numbers: Vec<[u32; 3]>,
     shared: Vec<Local>,
@@ -54,39 +61,54 @@ struct Resident {
     warps: Vec<Warp>,
 }
 
-/// Runs a launch to its end; returns the number of warp instructions.
-pub(crate) fn run(launch: &Launch<'_>, random: &mut Random) -> Result<u64, Report> {
-    let threads = launch.block.iter().product::<u32>() as usize;
-    let blocks = launch.cluster.iter().product::<u32>() as usize;
-    let at_once = (MULTIPROCESSORS * (THREADS / threads.max(1)).clamp(1, BLOCKS)).div_ceil(blocks);
-    let mut grid = Grid {
-        launch,
-        resident: (0..at_once).map(|_| None).collect(),
-        runnable: Vec::new(),
-        spare: Vec::new(),
-        next_cluster: 0,
-        steps: 0,
-        idle_steps: 0,
-        woken: 0,
-        fruitless_waits: 0,
-        races: launch.detector(),
-    };
-    (0..at_once).for_each(|r| grid.start_cluster(r));
-    while grid.resident.iter().any(Option::is_some) {
-        grid.turn(random)?;
+/// Runs launches to their end, each of which may begin before the one before it has ended; returns the number
+/// of warp instructions.
+pub(crate) fn run(launches: &[Launch<'_>], random: &mut Random) -> Result<u64, Report> {
+    // Without the setting, only accesses of different launches are compared.
+    let is_wanted = races::wanted() && launches.iter().filter(|launch| launch.is_new()).count() > 0;
+    let mut races = (is_wanted || launches.len() > 1).then(|| Races::new(launches, !is_wanted));
+    let mut grids: Vec<Grid<'_>> = Vec::new();
+    // The first launch that has not ended.
+    let mut first = 0;
+    while first < launches.len() {
+        let begun = grids.len();
+        let mut may_begin =
+            || grids[begun - 1].lets_the_next_begin() && random.below(TURNS_BEFORE_A_LAUNCH) == 0;
+        if begun == first || begun < launches.len() && may_begin() {
+            let number = grids.last().map_or(0, |grid| grid.first_cluster + grid.launch.clusters());
+            grids.push(Grid::new(&launches[begun], number, &mut races));
+        }
+        let chosen = if grids.len() > first + 1 { first + random.below(grids.len() - first) } else { first };
+        // A later launch may wait for the first one.
+        let chosen = if grids[chosen].can_run() { chosen } else { first };
+        if grids[chosen].turn(random, &mut races)? {
+            grids.iter_mut().for_each(Grid::note_change);
+        }
+        if grids[chosen].has_ended()
+            && let Some(next) = launches.get(chosen + 1)
+            && next.may_wait.replace(false)
+            && let Some(grid) = grids.get_mut(chosen + 1)
+        {
+            grid.wake_all();
+        }
+        while grids.get(first).is_some_and(Grid::has_ended) {
+            first += 1;
+        }
     }
-    Ok(grid.steps)
+    Ok(grids.iter().map(|grid| grid.steps).sum())
 }
 
 struct Grid<'a> {
     launch: &'a Launch<'a>,
+    /// The number of its first cluster among those of all launches.
+    first_cluster: u32,
     /// The resident clusters.
     resident: Vec<Option<Resident>>,
     /// Warps that can run, by cluster and index; each knows that it is listed.
     runnable: Vec<(usize, usize)>,
     /// Warps of finished blocks, reused by later blocks.
     spare: Vec<Warp>,
-    next_cluster: u64,
+    next_cluster: u32,
     steps: u64,
     /// Steps since memory last changed.
     idle_steps: u64,
@@ -94,18 +116,63 @@ struct Grid<'a> {
     woken: usize,
     /// Times that all waits have timed out since memory last changed.
     fruitless_waits: u32,
-    races: Option<Races>,
 }
 
-impl Grid<'_> {
+impl<'a> Grid<'a> {
+    fn new(launch: &'a Launch<'a>, first_cluster: u32, races: &mut Option<Races>) -> Grid<'a> {
+        let threads = launch.block.iter().product::<u32>() as usize;
+        let blocks = launch.cluster.iter().product::<u32>() as usize;
+        let at_once = (MULTIPROCESSORS * (THREADS / threads.max(1)).clamp(1, BLOCKS)).div_ceil(blocks);
+        let mut grid = Grid {
+            launch,
+            first_cluster,
+            resident: (0..at_once).map(|_| None).collect(),
+            runnable: Vec::new(),
+            spare: Vec::new(),
+            next_cluster: 0,
+            steps: 0,
+            idle_steps: 0,
+            woken: 0,
+            fruitless_waits: 0,
+        };
+        (0..at_once).for_each(|r| grid.start_cluster(r, races));
+        grid
+    }
+
+    fn has_ended(&self) -> bool {
+        self.resident.iter().all(Option::is_none)
+    }
+
+    /// True if a warp can run, or a copy.
+    fn can_run(&self) -> bool {
+        !self.runnable.is_empty() || (0..self.resident.len()).any(|r| self.has_copies(r))
+    }
+
+    /// True if all blocks have exited or let the next launch begin.
+    fn lets_the_next_begin(&self) -> bool {
+        let mut blocks = self.resident.iter().flatten().flat_map(|resident| &resident.cluster.blocks);
+        self.next_cluster == self.launch.clusters()
+            && blocks.all(|block| block.has_exited || block.has_launched_dependents)
+    }
+
+    /// Wakes the warps that wait for the launch before this one.
+    fn wake_all(&mut self) {
+        for r in 0..self.resident.len() {
+            if let Some(resident) = &mut self.resident[r] {
+                resident.cluster.events.push(Event::Launch);
+            }
+            self.wake(r);
+        }
+    }
+
     /// Starts the next cluster, if any, in slot `r`.
-    fn start_cluster(&mut self, r: usize) {
+    fn start_cluster(&mut self, r: usize, races: &mut Option<Races>) {
         let Launch { code, grid, block, cluster, shared_bytes, .. } = *self.launch;
         let n = self.next_cluster;
-        let [x, y, z] = std::array::from_fn(|d| u64::from(grid[d] / cluster[d]));
-        if n == x * y * z {
+        if n == self.launch.clusters() {
             return;
         }
+        let number = self.first_cluster + n;
         self.next_cluster += 1;
         let (threads, blocks) = (block.iter().product::<u32>(), cluster.iter().product::<u32>());
         let mut warps = Vec::new();
@@ -118,13 +185,13 @@ impl Grid<'_> {
             warp.groups.push(Group { place: (0, 0), lanes: u32::MAX >> (32 - count), waits: Waits::Nothing });
             warps.push(warp);
         }
-        if let Some(races) = &mut self.races {
-            races.start(n);
+        if let Some(races) = races {
+            races.start(number, blocks, threads);
         }
         self.resident[r] = Some(Resident {
-            number: n,
+            number,
             cluster: Cluster::new(blocks as usize, blocks * threads),
-            numbers: (0..blocks).map(|rank| self.launch.block_number(n, rank)).collect(),
+            numbers: (0..blocks).map(|rank| block_number([grid, cluster], n, rank)).collect(),
             shared: (0..blocks).map(|_| Local::new(shared_bytes as usize)).collect(),
             barriers: (0..blocks).map(|_| Barriers::default()).collect(),
             warps,
@@ -143,8 +210,9 @@ impl Grid<'_> {
         }
     }
 
-    /// Runs a random warp for a random number of steps, and some of the copies that are under way.
-    fn turn(&mut self, random: &mut Random) -> Result<(), Report> {
+    /// Runs a random warp for a random number of steps, and some of the copies that are under way. Returns true
+    /// if memory has changed.
+    fn turn(&mut self, random: &mut Random, races: &mut Option<Races>) -> Result<bool, Report> {
         if self.runnable.is_empty() {
             return self.wait(random);
         }
@@ -159,7 +227,7 @@ impl Grid<'_> {
         let ahead = u64::from(random.below(TURNS_OF_LANES_AHEAD) == 0);
         let Some(resident) = &mut self.resident[r] else { unreachable!("listed warps are resident") };
         let rank = resident.warps[w].rank as usize;
-        if let Some(races) = &mut self.races {
+        if let Some(races) = races {
             races.run(resident.number, rank as u32, resident.warps[w].first_thread);
         }
         let mut turn = Turn {
@@ -167,7 +235,7 @@ impl Grid<'_> {
             block: resident.numbers[rank],
             shared: &resident.shared,
             barriers: &mut resident.barriers[rank],
-            races: self.races.as_mut(),
+            races: races.as_mut(),
             changed: false,
             changed_local: false,
             has_signalled: false,
@@ -184,7 +252,7 @@ impl Grid<'_> {
         }
         let Some(resident) = &mut self.resident[r] else { unreachable!("its warp just ran") };
         for &barrier in &complete {
-            if let Some(races) = &mut self.races {
+            if let Some(races) = races {
                 let of_block = resident.warps.iter().filter(|warp| warp.rank as usize == rank);
                 races.open(barrier.0, of_block.flat_map(|warp| warp.waiting_at(barrier.0)));
             }
@@ -202,31 +270,31 @@ impl Grid<'_> {
         if has_exited {
             self.check_exit(r, rank)?;
         }
+        let mut changed = changed || !complete.is_empty();
         while self.has_copies(r) && random.below(2) == 0 {
             self.run_copy(r, random)?;
+            changed = true;
         }
         if !complete.is_empty() {
             self.list(r);
         }
         self.wake(r);
-        if changed || !complete.is_empty() {
-            self.note_change();
-        }
         let Some(resident) = &self.resident[r] else { unreachable!("its warp just ran") };
         if resident.warps.iter().all(|warp| warp.groups.is_empty()) {
             while self.has_copies(r) {
                 self.run_copy(r, random)?;
+                changed = true;
             }
             let ended = self.resident[r].take().map_or(Vec::new(), |resident| {
-                if let Some(races) = &mut self.races {
+                if let Some(races) = races {
                     races.end(resident.number, self.launch.shared_bytes);
                 }
                 resident.warps
             });
             self.spare.extend(ended.into_iter().map(Warp::emptied));
-            self.start_cluster(r);
+            self.start_cluster(r, races);
         }
-        Ok(())
+        Ok(changed)
     }
 
     /// Notes that memory has changed, so warps that spin may go on.
@@ -255,7 +323,6 @@ impl Grid<'_> {
         if let Err(problem) = result {
             return Err(self.report_of(r, (rank, thread), &problem, location));
         }
-        self.note_change();
         Ok(())
     }
 
@@ -264,20 +331,21 @@ impl Grid<'_> {
         let Some(resident) = &mut self.resident[r] else { return };
         let before = self.runnable.len();
         for event in std::mem::take(&mut resident.cluster.events) {
-            resident.warps.iter_mut().for_each(|warp| warp.wake(self.launch.code, event));
+            resident.warps.iter_mut().for_each(|warp| warp.wake(event));
         }
         self.list(r);
         self.woken += self.runnable.len() - before;
     }
 
-    /// Lets time pass while no warp can run: a copy ends, or else waits time out.
-    fn wait(&mut self, random: &mut Random) -> Result<(), Report> {
+    /// Lets time pass while no warp can run: a copy ends, or else waits time out. Returns true if memory has
+    /// changed.
+    fn wait(&mut self, random: &mut Random) -> Result<bool, Report> {
         let (count, first) = (self.resident.len(), random.below(self.resident.len()));
         for r in (0..count).map(|n| (first + n) % count) {
             if self.has_copies(r) {
                 self.run_copy(r, random)?;
                 self.wake(r);
-                return Ok(());
+                return Ok(true);
             }
         }
         self.fruitless_waits += 1;
@@ -289,7 +357,7 @@ impl Grid<'_> {
             some |= warp.give_up(self.launch.code);
         }
         (0..self.resident.len()).for_each(|r| self.list(r));
-        if some { Ok(()) } else { Err(self.stuck()) }
+        if some { Ok(false) } else { Err(self.stuck()) }
     }
 
     /// Notes that a warp has exited. A fault if its block has exited and asynchronous work still uses its
@@ -368,6 +436,7 @@ impl Grid<'_> {
                 let free = resident.cluster.blocks[resident.warps[w].rank as usize].free_registers;
                 format!("waits for registers, of which other warps of its block leave {free}")
             }
+            Waits::Event(Awaited::Launch) => "waits for the launch before it, which never ends".to_owned(),
             Waits::Nothing => "deadlock: polls memory that no other thread will change".to_owned(),
         };
         self.stopped(resident, w, group, problem)

@@ -11,7 +11,7 @@ use crate::queue::{ItemId, Queue};
 use crate::random::Random;
 use crate::settings::{Ordering, SETTINGS, Settings};
 use crate::status::{self, Status};
-use crate::work::{Failure, Work};
+use crate::work::{Failure, Work, run_launches};
 use capture::{Capture, Graph, Node};
 pub(crate) use collective::Communicator;
 use collective::Waiting;
@@ -100,6 +100,9 @@ pub(crate) fn lock() -> MutexGuard<'static, Option<Machine>> {
     }
     machine
 }
+
+/// The most launches that begin before the one before them has ended, one after the other.
+const MOST_EARLY: usize = 63;
 
 /// Pause after which work that waits for other ranks is looked at again.
 const PAUSE: Duration = Duration::from_micros(100);
@@ -207,7 +210,7 @@ impl Machine {
         let of = self.streams.get_mut(&stream).ok_or(status::INVALID_HANDLE)?;
         if let Some((capture, tail)) = &mut of.captured {
             let capture = self.captures.get_mut(capture).ok_or(status::INVALID_HANDLE)?;
-            let node = capture.add(Node { work, after: std::mem::take(tail) });
+            let node = capture.add(Node { work, after: std::mem::take(tail), stream });
             tail.push(node);
             return Ok(());
         }
@@ -348,7 +351,7 @@ impl Machine {
         self.look_at_words();
         let Some(taken) = self.queue.take(&mut self.random) else { return false };
         let device = &mut self.devices[taken.device];
-        let mut ran = Ok(());
+        let (mut ran, mut early) = (Ok(()), Vec::new());
         if device.failure.is_none() {
             if let Work::Await { source, least } = taken.work {
                 match device.memory.signal(source) {
@@ -374,8 +377,20 @@ impl Machine {
                     }
                     Err(failure) => ran = Err(failure),
                 }
+            } else if let Work::Launch(..) = taken.work {
+                while early.len() < MOST_EARLY
+                    && let Some(next) = self.queue.take_early(early.last().unwrap_or(&taken))
+                {
+                    early.push(next);
+                }
+                let launches = std::iter::once(&taken).chain(&early).filter_map(|taken| match &taken.work {
+                    Work::Launch(launch, _) => Some(&**launch),
+                    _ => None,
+                });
+                ran =
+                    run_launches(launches, &device.memory, &mut self.random).map(|steps| self.steps += steps);
             } else {
-                ran = taken.work.run(&device.memory, &mut self.random, &mut self.steps);
+                ran = taken.work.run(&device.memory);
             }
         }
         if let Err(failure) = ran {
@@ -386,9 +401,11 @@ impl Machine {
             self.clear(taken.device);
             return true;
         }
-        self.queue.finish(&taken);
-        for stream in self.streams.values_mut().filter(|stream| stream.tail == Some(taken.id)) {
-            stream.ends = taken.ends;
+        for taken in std::iter::once(&taken).chain(&early) {
+            self.queue.finish(taken);
+            for stream in self.streams.values_mut().filter(|stream| stream.tail == Some(taken.id)) {
+                stream.ends = taken.ends;
+            }
         }
         if let Work::Record(event) = taken.work
             && let Some(event) = self.events.get_mut(&event)

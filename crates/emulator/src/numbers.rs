@@ -35,6 +35,11 @@ impl Minifloat {
         sign * (hidden + mantissa) as f32 * unit
     }
 
+    /// The exponent of the least normal number and of all subnormal ones, with the bias of f32.
+    pub(crate) fn least_exponent(self) -> u32 {
+        129 - (1 << (self.exponent - 1))
+    }
+
     /// The nearest number, ties to even. Values beyond the largest finite number become that number
     /// (`.rn.satfinite`).
     pub(crate) fn encode(self, x: f32) -> u8 {

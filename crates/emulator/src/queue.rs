@@ -88,6 +88,16 @@ impl Queue {
         Some(Taken { id, device, work, ends, next })
     }
 
+    /// Takes a launch that may begin before `taken`, a launch, has ended, and waits for nothing else.
+    pub(crate) fn take_early(&mut self, taken: &Taken) -> Option<Taken> {
+        let Work::Launch(..) = taken.work else { return None };
+        let may_begin = |item: &Item| item.missing == 1 && matches!(item.work, Work::Launch(_, true));
+        let id = *taken.next.iter().find(|id| self.items.get(id).is_some_and(may_begin))?;
+        let Item { device, work, next, begins, .. } = self.items.remove(&id)?;
+        let ends = begins.max(taken.ends) + work.seconds();
+        Some(Taken { id, device, work, ends, next })
+    }
+
     /// Puts taken work back, which waits for something outside of the queue until [`Queue::make_ready`].
     pub(crate) fn put_back(&mut self, taken: Taken) {
         let Taken { id, device, work, ends, next } = taken;

@@ -11,12 +11,14 @@
 //! counts by the phase that ends with them, `wgmma` and bulk copies to global memory by the group that
 //! is waited for. What a thread wrote must reach them through a `fence.proxy.async`.
 //!
-//! A launch is ordered after those before it in its stream; launches of several streams are not
-//! compared. `docs/kernels.md` lists what is not reported although the model does not allow it.
+//! A launch is ordered after those before it in its stream, unless it began before their end: then its threads
+//! know what `griddepcontrol.wait` has waited for. Launches of several streams are not compared. `docs/kernels.md` lists what is not reported although the model does not allow it.
 
 mod clock;
 mod shadow;
 
+use crate::kernel::Code;
+use crate::kernel::context::{Launch, block_number};
 use crate::registers::{LANES, lanes_of};
 use crate::settings::SETTINGS;
 use clock::Clock;
@@ -25,6 +27,7 @@ use shadow::{Record, Shadow};
 use std::collections::{BTreeMap, HashMap};
 use std::hash::{BuildHasherDefault, Hasher};
 use std::rc::Rc;
+use std::sync::Arc;
 
 /// Agents of a warp: reads and writes of its bulk copies to global memory, and its `wgmma`.
 pub(crate) const COPY_READS: u64 = 1 << 32;
@@ -32,6 +35,10 @@ pub(crate) const COPY_WRITES: u64 = 2 << 32;
 pub(crate) const PRODUCTS: u64 = 3 << 32;
 /// Agents of mbarriers: the copies that each counts.
 pub(crate) const MBARRIERS: u64 = 4 << 32;
+
+/// log2 of the most warps of a block, and blocks of a cluster: a warp's number has those of its block and cluster.
+const WARPS: u32 = 5;
+const BLOCKS: u32 = 4;
 
 /// Bytes of what strong accesses synchronise by.
 const WORD: u64 = 4;
@@ -221,10 +228,22 @@ pub(crate) struct Mbarrier {
     pub(crate) phases: BTreeMap<u64, Gathered>,
 }
 
-/// The races of a launch.
+/// One of the launches that may run at the same time.
+pub(crate) struct Running {
+    pub(crate) code: Arc<Code>,
+    grid: [u32; 3],
+    cluster: [u32; 3],
+    /// The number of its first cluster.
+    first_cluster: u32,
+    /// Launches that its threads have waited for, a bit each.
+    known: u64,
+}
+
+/// The races of launches.
 pub(crate) struct Races {
-    pub(crate) warps_of_block: u32,
-    pub(crate) blocks_of_cluster: u32,
+    launches: Vec<Running>,
+    /// True if accesses of one launch are not compared.
+    only_between: bool,
     /// The running warp, its block, and the source line of its step.
     pub(crate) warp: u32,
     pub(crate) block: u32,
@@ -247,10 +266,17 @@ fn words(Place(place): Place, bytes: u64) -> impl Iterator<Item = u64> {
 }
 
 impl Races {
-    pub(crate) fn new(threads: u32, blocks_of_cluster: u32) -> Races {
+    pub(crate) fn new(launches: &[Launch<'_>], only_between: bool) -> Races {
+        let mut first_cluster = 0;
+        let running = launches.iter().map(|launch| {
+            let &Launch { code, grid, cluster, .. } = launch;
+            let running = Running { code: code.clone(), grid, cluster, first_cluster, known: 0 };
+            first_cluster += launch.clusters();
+            running
+        });
         Races {
-            warps_of_block: threads.div_ceil(LANES as u32),
-            blocks_of_cluster,
+            launches: running.collect(),
+            only_between,
             warp: 0,
             block: 0,
             location: 0,
@@ -264,38 +290,42 @@ impl Races {
         }
     }
 
-    /// A cluster begins. Its blocks are numbered in the order of clusters and ranks.
-    pub(crate) fn start(&mut self, cluster: u64) {
-        let first = cluster as u32 * self.blocks_of_cluster * self.warps_of_block;
-        for warp in first..first + self.blocks_of_cluster * self.warps_of_block {
-            let lanes = vec![Lane::default(); LANES];
-            let new = Warp { lanes, time: 1, groups: [0; LANES], products: 0, arrivals: [0; LANES] };
-            self.warps.insert(warp, new);
+    /// A cluster begins. Clusters are numbered in the order of launches.
+    pub(crate) fn start(&mut self, cluster: u32, blocks: u32, threads: u32) {
+        for block in (cluster << BLOCKS..).take(blocks as usize) {
+            for warp in (block << WARPS..).take(threads.div_ceil(LANES as u32) as usize) {
+                let lanes = vec![Lane::default(); LANES];
+                let new = Warp { lanes, time: 1, groups: [0; LANES], products: 0, arrivals: [0; LANES] };
+                self.warps.insert(warp, new);
+            }
         }
     }
 
     /// A cluster has ended, and its shared memory is gone.
-    pub(crate) fn end(&mut self, cluster: u64, shared_bytes: u64) {
-        let of_cluster = |block: u32| u64::from(block / self.blocks_of_cluster) == cluster;
-        self.warps.retain(|warp, _| !of_cluster(warp / self.warps_of_block));
+    pub(crate) fn end(&mut self, cluster: u32, shared_bytes: u64) {
+        let of_cluster = |block: u32| block >> BLOCKS == cluster;
+        let launch = self.launch_of(cluster << BLOCKS << WARPS);
+        let gone = self.warps.extract_if(|warp, _| of_cluster(warp >> WARPS));
+        let known = gone.flat_map(|(_, warp)| warp.lanes).fold(0, |known, lane| known | lane.view.launches);
+        self.launches[launch].known |= known;
         self.barriers.retain(|(block, _), _| !of_cluster(*block));
         self.mbarriers.retain(|(block, _), _| !of_cluster(*block));
-        self.clusters.retain(|(of, _), _| u64::from(*of) != cluster);
+        self.clusters.retain(|(of, _), _| *of != cluster);
         let is_left = |word: &u64| {
             let place = word * WORD;
             place & Place::SHARED == 0 || !of_cluster(((place & !Place::SHARED) >> 24) as u32)
         };
         self.locations.retain(|word, _| is_left(word));
-        for rank in 0..self.blocks_of_cluster {
-            let Place(start) = Place::shared(cluster as u32 * self.blocks_of_cluster + rank, 0);
+        for rank in 0..1 << BLOCKS {
+            let Place(start) = Place::shared((cluster << BLOCKS) + rank, 0);
             self.memory.forget(start, shared_bytes);
         }
     }
 
     /// A warp of a cluster runs.
-    pub(crate) fn run(&mut self, cluster: u64, rank: u32, first_thread: u32) {
-        self.block = cluster as u32 * self.blocks_of_cluster + rank;
-        self.warp = self.block * self.warps_of_block + first_thread / LANES as u32;
+    pub(crate) fn run(&mut self, cluster: u32, rank: u32, first_thread: u32) {
+        self.block = (cluster << BLOCKS) + rank;
+        self.warp = (self.block << WARPS) + first_thread / LANES as u32;
     }
 
     pub(crate) fn now(&mut self) -> &mut Warp {
@@ -303,15 +333,37 @@ impl Races {
     }
 
     pub(crate) fn block_at(&self, rank: u32) -> u32 {
-        self.block / self.blocks_of_cluster * self.blocks_of_cluster + rank
+        (self.block >> BLOCKS << BLOCKS) + rank
+    }
+
+    /// The launch of a warp.
+    fn launch_of(&self, warp: u32) -> usize {
+        let cluster = warp >> WARPS >> BLOCKS;
+        self.launches.partition_point(|launch| launch.first_cluster <= cluster) - 1
+    }
+
+    /// A warp's launch, block, place of the block in its grid, and place of the warp in its block.
+    pub(crate) fn place_of(&self, warp: u32) -> (&Running, u32, [u32; 3], u32) {
+        let (launch, block) = (&self.launches[self.launch_of(warp)], warp >> WARPS);
+        let (cluster, rank) = (block >> BLOCKS, block % (1 << BLOCKS));
+        let number = block_number([launch.grid, launch.cluster], cluster - launch.first_cluster, rank);
+        (launch, block, number, warp % (1 << WARPS))
     }
 
     /// The narrowest scope that contains threads of both blocks.
     pub(crate) fn distance(&self, a: u32, b: u32) -> Scope {
-        match (a == b, a / self.blocks_of_cluster == b / self.blocks_of_cluster) {
+        match (a == b, a >> BLOCKS == b >> BLOCKS) {
             (true, _) => Scope::Block,
             (_, true) => Scope::Cluster,
             _ => Scope::Gpu,
+        }
+    }
+
+    /// Lanes have waited for the end of the launch before theirs.
+    pub(crate) fn wait_for_launch(&mut self, lanes: u32) {
+        if let Some(before) = self.launch_of(self.warp).checked_sub(1) {
+            let launches = 1 << before | self.launches[before].known;
+            self.acquire(lanes, &View { launches, ..View::default() });
         }
     }
 
@@ -326,7 +378,10 @@ impl Races {
         agent: Option<(u64, u32)>,
         needs_proxy: bool,
     ) -> Result<(), Box<Race>> {
-        let warp = self.warp;
+        if self.only_between && place.is_shared() {
+            return Ok(());
+        }
+        let (warp, launch) = (self.warp, self.launch_of(self.warp));
         let (who, time) = agent.unwrap_or((warp.into(), self.now().time));
         let new = Record { who, warp, lanes: 1 << lane, time, bytes: 0, kind, location: self.location };
         let mut memory = std::mem::take(&mut self.memory);
@@ -334,13 +389,20 @@ impl Races {
         let crosses =
             |old: &Record| needs_proxy && kind.is_async() && !old.kind.is_async() && old.kind.writes;
         let is_ordered = |old: &Record| {
+            let of_old = self.launch_of(old.warp);
+            if of_old != launch {
+                return view.launches >> of_old & 1 == 1;
+            }
+            if self.only_between {
+                return true;
+            }
             if kind.is_constant && old.kind.writes || old.kind.is_constant && kind.writes {
                 return false;
             }
             if crosses(old) { old.is_in(proxied, None) } else { old.is_in(&view.known, Some((warp, own))) }
         };
         let is_strong = |old: &Record| {
-            let need = self.distance(old.warp / self.warps_of_block, self.block);
+            let need = self.distance(old.warp >> WARPS, self.block);
             kind.scope.is_some_and(|scope| scope >= need) && old.kind.scope.is_some_and(|scope| scope >= need)
         };
         let result = memory.access((place.0, bytes), new, is_ordered, is_strong);
@@ -483,7 +545,7 @@ impl Races {
         let gathered = self.barriers.remove(&(self.block, barrier)).unwrap_or_default();
         let view = Rc::new(gathered.view);
         for (first_thread, lanes) in waiting {
-            let warp = self.block * self.warps_of_block + first_thread / LANES as u32;
+            let warp = (self.block << WARPS) + first_thread / LANES as u32;
             let lanes_of_warp = &mut self.warps.get_mut(&warp).expect("a warp of the block").lanes;
             lanes_of(lanes).for_each(|lane| lanes_of_warp[lane].view = view.clone());
         }
@@ -491,7 +553,7 @@ impl Races {
 
     /// Lanes arrive at the cluster's barrier.
     pub(crate) fn arrive_at_cluster(&mut self, lanes: u32, releases: bool) {
-        let cluster = self.block / self.blocks_of_cluster;
+        let cluster = self.block >> BLOCKS;
         let phase = self.now().arrivals[lanes.trailing_zeros() as usize];
         lanes_of(lanes).for_each(|lane| self.now().arrivals[lane] += 1);
         if releases {
@@ -507,7 +569,7 @@ impl Races {
 
     /// Lanes have waited at the cluster's barrier.
     pub(crate) fn pass_cluster(&mut self, lanes: u32) {
-        let cluster = self.block / self.blocks_of_cluster;
+        let cluster = self.block >> BLOCKS;
         let phase = self.now().arrivals[lanes.trailing_zeros() as usize].saturating_sub(1);
         if let Some(gathered) = self.clusters.remove(&(cluster, phase)) {
             self.acquire(lanes, &gathered.view);

@@ -98,6 +98,20 @@ impl TensorMap {
         self.element_bytes * self.boxed.iter().product::<u64>()
     }
 
+    /// The pieces that a copy of a box to the tensor writes. As by a GPU, rows are written up to a multiple of 16
+    /// bytes, and negative coordinates are an error.
+    pub(crate) fn stored_pieces(&self, coordinates: &[i32], shared: u64) -> Result<Vec<Piece>, String> {
+        if let Some(at) = coordinates.iter().find(|at| **at < 0) {
+            return Err(format!("copies a box to the coordinate {at} of a tensor"));
+        }
+        let mut whole = self.clone();
+        whole.extents[0] =
+            (self.extents[0] * self.element_bytes).next_multiple_of(CHUNK) / self.element_bytes;
+        let mut pieces = whole.pieces(coordinates, shared);
+        pieces.retain(|piece| piece.global.is_some());
+        Ok(pieces)
+    }
+
     /// The pieces of the box that begins at these coordinates, with a dense copy of it at `shared`. What is
     /// outside of the tensor has no global address.
     pub(crate) fn pieces(&self, coordinates: &[i32], shared: u64) -> Vec<Piece> {
@@ -157,6 +171,14 @@ mod tests {
         assert_eq!(found, [(Some(start), 0, 24), (None, 24, 8), (None, 32, 32)]);
         let found = map().pieces(&[-8, 0], 0);
         assert_eq!((found[0].global, found[0].bytes, found[1].global), (None, 8, Some(1 << 20)));
+    }
+
+    #[test]
+    fn rows_are_stored_up_to_a_multiple_of_16_bytes() {
+        let found = map().stored_pieces(&[16, 2], 0).unwrap();
+        let found: Vec<_> = found.iter().map(|piece| (piece.global, piece.shared, piece.bytes)).collect();
+        assert_eq!(found, [(Some((1 << 20) + 2 * 48 + 16), 0, 32)]);
+        assert!(map().stored_pieces(&[0, -1], 0).is_err());
     }
 
     #[test]

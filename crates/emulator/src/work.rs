@@ -9,6 +9,7 @@ use crate::memory::{Local, Memory};
 use crate::nccl::Group;
 use crate::random::Random;
 use crate::status::Status;
+use std::cell::Cell;
 use std::sync::Arc;
 
 /// The minimum nominal time of a launch, so that timing loops, which repeat short work, repeat it only a few
@@ -23,7 +24,8 @@ const RECORD_SECONDS: f64 = 1e-6;
 /// An item of work in a stream.
 #[derive(Clone)]
 pub(crate) enum Work {
-    Launch(Arc<KernelLaunch>),
+    /// A launch, and whether it may begin before the launch has ended that it waits for.
+    Launch(Arc<KernelLaunch>, bool),
     /// A copy to device memory.
     Upload {
         target: u64,
@@ -120,7 +122,7 @@ impl Work {
     pub(crate) fn seconds(&self) -> f64 {
         let bytes = |bytes: u64| bytes as f64 * SECONDS_PER_BYTE;
         match self {
-            Work::Launch(launch) => {
+            Work::Launch(launch, _) => {
                 let threads = launch.block.iter().product::<u32>().div_ceil(32);
                 let warps = launch.grid.iter().map(|&n| f64::from(n)).product::<f64>() * f64::from(threads);
                 LEAST_SECONDS + warps * launch.code.instructions() as f64 * SECONDS_PER_INSTRUCTION
@@ -142,7 +144,7 @@ impl Work {
         let is_within = |address: u64| address.wrapping_sub(start) < bytes;
         let overlaps = |address: u64, length: u64| address < start + bytes && start < address + length;
         let (uses, name) = match self {
-            Work::Launch(launch) => {
+            Work::Launch(launch, _) => {
                 let words = launch.parameters.chunks_exact(8);
                 let mut addresses = words.map(|word| word.try_into().map_or(0, u64::from_le_bytes));
                 (addresses.any(is_within), format!("kernel {}", launch.code.name))
@@ -168,29 +170,13 @@ impl Work {
         uses.then_some(name)
     }
 
-    /// Executes the work and adds its warp instructions to `steps`.
-    pub(crate) fn run(&self, memory: &Memory, random: &mut Random, steps: &mut u64) -> Result<(), Failure> {
+    /// Executes a copy, a fill, a GEMM or the writing of a word.
+    pub(crate) fn run(&self, memory: &Memory) -> Result<(), Failure> {
         let outside = |what: &str, address: u64, bytes: u64| Failure {
             status: crate::status::ILLEGAL_ADDRESS,
             text: format!("{what} out of bounds: {}", memory.describe(address, bytes)),
         };
         match self {
-            Work::Launch(launch) => {
-                let parameters = Local::new(launch.parameters.len());
-                for (n, byte) in launch.parameters.iter().enumerate() {
-                    parameters.bytes(n as u64, 1).expect("a byte of them").write(0, [*byte]);
-                }
-                let launch = Launch {
-                    code: &launch.code,
-                    memory,
-                    parameters,
-                    grid: launch.grid,
-                    block: launch.block,
-                    cluster: launch.cluster,
-                    shared_bytes: launch.shared_bytes,
-                };
-                *steps += grid::run(&launch, random)?;
-            }
             Work::Upload { target, source } => {
                 let (mut from, bytes) = match source {
                     HostSource::Taken(taken) => (taken.as_ptr(), taken.len() as u64),
@@ -241,12 +227,41 @@ impl Work {
             Work::Signal { target, value } => {
                 memory.set_signal(*target, *value).ok_or_else(|| outside("a word is", *target, 4))?;
             }
-            // The machine runs these two.
-            Work::Await { .. } | Work::Collective(_) => {}
+            // The machine runs these.
+            Work::Launch(..) | Work::Await { .. } | Work::Collective(_) => {}
             Work::Record(_) | Work::Nothing => {}
         }
         Ok(())
     }
+}
+
+/// Executes launches, of which each but the first may begin before the one before it has ended; returns the
+/// number of warp instructions.
+pub(crate) fn run_launches<'a>(
+    launches: impl Iterator<Item = &'a KernelLaunch>,
+    memory: &Memory,
+    random: &mut Random,
+) -> Result<u64, Failure> {
+    let launches: Vec<Launch<'_>> = launches
+        .enumerate()
+        .map(|(n, &KernelLaunch { ref code, grid, block, cluster, shared_bytes, parameters: ref given })| {
+            let parameters = Local::new(given.len());
+            for (n, byte) in given.iter().enumerate() {
+                parameters.bytes(n as u64, 1).expect("a byte of them").write(0, [*byte]);
+            }
+            Launch {
+                code,
+                memory,
+                parameters,
+                grid,
+                block,
+                cluster,
+                shared_bytes,
+                may_wait: Cell::new(n > 0),
+            }
+        })
+        .collect();
+    Ok(grid::run(&launches, random)?)
 }
 
 /// Copies between lists of pieces with the same total length.

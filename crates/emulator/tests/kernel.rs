@@ -1,36 +1,23 @@
 //! A kernel with `wgmma` and tensor copies on the emulated GPU, as `docs/kernels.md` shows it: compiled,
 //! launched and compared with a plain loop. The launch is ignored unless `XTRAIN_EMULATOR_NVRTC` names a
 //! compiler.
-#![allow(unsafe_code, reason = "it calls the driver and launches a kernel")]
+#![allow(unsafe_code, reason = "it launches a kernel")]
 
 mod common;
 
 use common::Outcome;
 use half::bf16;
 use libtest_mimic::{Arguments, Failed, Trial};
-use std::ffi::{c_int, c_uint};
 use xtrain_cuda::{
-    Compiler, Context, Device, DeviceMemory, DevicePtr, KernelValue, Launch, Module, Stream, kernel_struct,
+    Compiler, Context, Device, DeviceMemory, DevicePtr, Launch, Module, Stream, TensorMap, kernel_struct,
 };
+use xtrain_tensor::DType;
 
 const SOURCE: &str = include_str!("kernel/gemm.cu");
 /// Rows and columns of a tile.
 const TILE: usize = 64;
 /// Two stages of two tiles, their barriers, and padding for alignment.
 const SHARED_BYTES: usize = 4 * 2 * TILE * TILE + 4 * 8 + 1024;
-
-/// `CUtensorMap`.
-#[repr(C, align(64))]
-#[derive(Clone, Copy)]
-struct TensorMap {
-    words: [u64; 16],
-}
-
-impl KernelValue for TensorMap {
-    fn write_to(&self, to: &mut [u8]) {
-        to.copy_from_slice(self.words.map(u64::to_ne_bytes).as_flattened());
-    }
-}
 
 kernel_struct! {
     struct GemmArguments {
@@ -42,52 +29,6 @@ kernel_struct! {
         k: u32,
         padding: u32,
     }
-}
-
-type Encode = unsafe extern "C" fn(
-    *mut TensorMap,
-    c_int,
-    c_uint,
-    u64,
-    *const u64,
-    *const u64,
-    *const c_uint,
-    *const c_uint,
-    c_int,
-    c_int,
-    c_int,
-    c_int,
-) -> c_int;
-
-/// The map of a matrix of bf16 numbers in row-major order; its boxes are tiles with a swizzle of 128 bytes.
-fn tensor_map(at: DevicePtr, [rows, columns]: [usize; 2]) -> Result<TensorMap, Box<dyn std::error::Error>> {
-    // SAFETY: the library is open already; nothing is initialised again.
-    let driver = unsafe { libloading::Library::new(common::library()?) }?;
-    // SAFETY: the driver's header declares this type.
-    let encode = unsafe { driver.get::<Encode>(b"cuTensorMapEncodeTiled\0") }?;
-    let (extents, strides) = ([columns as u64, rows as u64], [2 * columns as u64]);
-    let (boxed, steps, mut map) = ([TILE as c_uint; 2], [1, 1], TensorMap { words: [0; 16] });
-    // CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, no interleaving, CU_TENSOR_MAP_SWIZZLE_128B, no promotion, zeros
-    // outside.
-    let (ty, swizzle) = (9, 3);
-    // SAFETY: writes one map, and reads two extents and one stride.
-    let status = unsafe {
-        encode(
-            &mut map,
-            ty,
-            2,
-            at.0,
-            extents.as_ptr(),
-            strides.as_ptr(),
-            boxed.as_ptr(),
-            steps.as_ptr(),
-            0,
-            swizzle,
-            0,
-            0,
-        )
-    };
-    if status == 0 { Ok(map) } else { Err(format!("cuTensorMapEncodeTiled: {status}").into()) }
 }
 
 fn gemm(context: &Context, module: &Module, [m, n, k]: [usize; 3]) -> Outcome {
@@ -105,9 +46,13 @@ fn gemm(context: &Context, module: &Module, [m, n, k]: [usize; 3]) -> Outcome {
     };
     let (a_memory, b_memory) = (stored(&a)?, stored(&b)?);
     let d = DeviceMemory::new(context, 4 * m * n)?;
+    // Boxes are tiles; rows of 128 bytes are permuted.
+    let tensor_map = |at: &DeviceMemory, rows: usize| {
+        TensorMap::new(context, DType::BF16, at.pointer(), &[k, rows], &[k], &[TILE; 2])
+    };
     let arguments = GemmArguments {
-        a: tensor_map(a_memory.pointer(), [m, k])?,
-        b: tensor_map(b_memory.pointer(), [n, k])?,
+        a: tensor_map(&a_memory, m)?,
+        b: tensor_map(&b_memory, n)?,
         d: d.pointer(),
         m: m as u32,
         n: n as u32,

@@ -54,7 +54,7 @@ const MULTIPLY: &str = "wgmma.fence.sync.aligned;
 const WAIT: &str = "wgmma.wait_group.sync.aligned 0;";
 
 /// Names, reports and kernels of faults in a cluster.
-const IN_A_CLUSTER: [(&str, &str, fn() -> Outcome); 18] = [
+const IN_A_CLUSTER: [(&str, &str, fn() -> Outcome); 20] = [
     ("a_sum_that_is_read_before_its_wait", "the warp has not waited for its `wgmma` of step.cu:7", || {
         fails_in_a_cluster(&format!("{MULTIPLY} add.f32 %f1, %f1, %f1; {WAIT} st.global.f32 [%rd4], %f1;"))
     }),
@@ -78,6 +78,13 @@ const IN_A_CLUSTER: [(&str, &str, fn() -> Outcome); 18] = [
     }),
     ("a_product_without_a_fence", "`wgmma` without a `wgmma.fence` before it", || {
         fails_in_a_cluster(&MULTIPLY.replace("wgmma.fence.sync.aligned;", ""))
+    }),
+    ("a_product_after_a_write_of_a_sum", "and after other writes of its registers", || {
+        let again = MULTIPLY.replace("wgmma.fence.sync.aligned;", "");
+        fails_in_a_cluster(&format!("{MULTIPLY} {WAIT} add.f32 %f1, %f1, %f1; {again} {WAIT}"))
+    }),
+    ("a_matrix_within_the_pattern_of_its_swizzle", "does not begin with a pattern of its swizzle", || {
+        fails_in_a_cluster(&format!("add.s64 %d, %d, 0x4000000000000008; {MULTIPLY} {WAIT}"))
     }),
     ("a_product_of_three_warps", "the four warps of a group execute different `wgmma`", || {
         fails_in_a_cluster(&format!("setp.lt.u32 %p2, %r1, 32; @%p2 bra OUT; {MULTIPLY} {WAIT} OUT:"))

@@ -4,8 +4,9 @@
 //! The tests compare a model of these sums with a Hopper GPU, and check that the CPU kernel has no such
 //! error. Without such a GPU its tests count as ignored.
 //!
-//! The model: 32 products and the running sum are aligned to the largest of them, and truncated to 13 bits
-//! after its leading bit; so is their sum.
+//! The model: 32 products and the running sum are aligned to the largest exponent among them, and truncated
+//! to 13 bits after it; their sum is truncated to 13 bits after its leading bit. The exponent of a product is
+//! the sum of its operands', and that of a subnormal operand the least of its format.
 
 mod common;
 
@@ -32,9 +33,17 @@ enum Draw {
     Normal,
 }
 
-/// The unit in the last place of numbers that are aligned to this magnitude.
-fn unit(magnitude: f64) -> f64 {
-    if magnitude == 0.0 { 1.0 } else { 2f64.powi(magnitude.log2().floor() as i32 - FRACTION_BITS) }
+/// The least normal number of E4M3.
+const LEAST: f64 = 1.0 / 64.0;
+
+/// The power of two of a number's leading bit; 0 for 0.
+fn leading(x: f64) -> f64 {
+    if x == 0.0 { 0.0 } else { 2f64.powi(x.abs().log2().floor() as i32) }
+}
+
+/// The unit in the last place of numbers that are aligned to this power of two.
+fn unit(leading: f64) -> f64 {
+    if leading == 0.0 { 1.0 } else { leading * 2f64.powi(-FRACTION_BITS) }
 }
 
 fn truncated(x: f64, unit: f64) -> f64 {
@@ -47,9 +56,11 @@ fn modelled(a: &[f64], b: &[f64], adds_in_f32: bool) -> f64 {
     let (mut outside, mut sum) = (0.0f32, 0.0f64);
     for (n, (a, b)) in a.chunks(INSTRUCTION_K).zip(b.chunks(INSTRUCTION_K)).enumerate() {
         let terms = a.iter().zip(b).map(|(a, b)| a * b);
-        let common_unit = unit(terms.clone().fold(sum.abs(), |max, p| max.max(p.abs())));
+        let exponents = a.iter().zip(b).filter(|(a, b)| *a * *b != 0.0);
+        let exponents = exponents.map(|(a, b)| leading(*a).max(LEAST) * leading(*b).max(LEAST));
+        let common_unit = unit(exponents.fold(leading(sum), f64::max));
         let total: f64 = terms.map(|p| truncated(p, common_unit)).sum::<f64>() + truncated(sum, common_unit);
-        sum = truncated(total, unit(total.abs()));
+        sum = truncated(total, unit(leading(total)));
         if adds_in_f32 && ((n + 1) * INSTRUCTION_K).is_multiple_of(PARTIAL_K) {
             outside += sum as f32;
             sum = 0.0;

@@ -85,9 +85,7 @@ impl Exit {
 fn has_result(instruction: &Instruction) -> bool {
     match instruction.parts()[..] {
         ["bar", "red", ..] => true,
-        ["mbarrier", kind, ..] => {
-            ["arrive", "arrive_drop", "test_wait", "try_wait", "pending_count"].contains(&kind)
-        }
+        ["mbarrier", kind, ..] => ["arrive", "test_wait", "try_wait"].contains(&kind),
         ["wgmma", kind, ..] => kind == "mma_async",
         [first, ..] => ![
             "st",

@@ -1,5 +1,6 @@
 //! Compiling a kernel of PTX to steps over allocated registers.
 
+mod fences;
 mod flow;
 mod slots;
 
@@ -38,7 +39,8 @@ pub(crate) fn compile(module: &Module, kernel: &Kernel, globals: &Symbols) -> Re
     let Allocation { slots, counts } = allocate(kernel, &flow);
     let digits = module.target.trim_start_matches("sm_").trim_end_matches('a');
     let target = digits.parse().map_err(|_| format!("`{}` is not an architecture", module.target))?;
-    let decoder = Decoder { kernel, slots: &slots, symbols: &symbols, target };
+    let unfenced = fences::unfenced(kernel, &flow);
+    let decoder = Decoder { kernel, slots: &slots, symbols: &symbols, target, unfenced: &unfenced };
     let mut blocks = Vec::with_capacity(flow.blocks.len());
     for block in &flow.blocks {
         let mut steps = Vec::with_capacity(block.instructions.len());

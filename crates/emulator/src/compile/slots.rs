@@ -16,18 +16,33 @@ pub(crate) struct Allocation {
 
 /// A set of registers.
 #[derive(Clone, PartialEq, Eq)]
-struct Set(Vec<u64>);
+pub(super) struct Set(Vec<u64>);
 
 impl Set {
-    fn new(count: usize) -> Set {
+    pub(super) fn new(count: usize) -> Set {
         Set(vec![0; count.div_ceil(64)])
     }
 
-    fn insert(&mut self, Register(n): Register) {
+    pub(super) fn insert(&mut self, Register(n): Register) {
         self.0[n as usize / 64] |= 1 << (n % 64);
     }
 
-    fn contains(&self, Register(n): Register) -> bool {
+    pub(super) fn remove(&mut self, Register(n): Register) {
+        self.0[n as usize / 64] &= !(1 << (n % 64));
+    }
+
+    pub(super) fn clear(&mut self) {
+        self.0.fill(0);
+    }
+
+    /// Adds the elements of another set; true if some are new.
+    pub(super) fn add(&mut self, other: &Set) -> bool {
+        let before = self.clone();
+        self.0.iter_mut().zip(&other.0).for_each(|(word, other)| *word |= other);
+        *self != before
+    }
+
+    pub(super) fn contains(&self, Register(n): Register) -> bool {
         self.0[n as usize / 64] >> (n % 64) & 1 != 0
     }
 

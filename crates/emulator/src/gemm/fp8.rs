@@ -1,7 +1,8 @@
 //! FP8 GEMMs with the sums of Hopper's tensor cores (DeepSeek-V3, arXiv 2412.19437, section 3.5.2).
 //!
 //! 32 products and the previous sum are aligned to the largest exponent among them. The exponent of a product
-//! is the sum of its operands' exponents; zeros have none. Each term keeps 13 bits after that exponent, and
+//! is the sum of its operands' exponents, in which subnormal numbers have that of their format's least normal
+//! one; zeros have none. Each term keeps 13 bits after that exponent, and
 //! the result 13 after its leading bit; the rest is truncated. Unless accumulation is fast, sums leave the
 //! tensor cores every 128 products and are added in f32.
 //!
@@ -82,11 +83,12 @@ impl Scales {
 }
 
 /// `A^T B` times the scales, m by n. A is k by m and B k by n, both column-major without gaps; m is a
-/// multiple of 16.
+/// multiple of 16. `least` are the least exponents of their formats.
 pub(super) fn sums(
     [m, n, k]: [usize; 3],
     [a, b]: &[Vec<f32>; 2],
     [a_scales, b_scales]: &[Scales; 2],
+    least: [u32; 2],
     promotes: bool,
 ) -> Vec<f32> {
     let mut sums = vec![0.0; m * n];
@@ -100,7 +102,7 @@ pub(super) fn sums(
             let of_b = |block| b_scales.of_block(column, block);
             let mut sum = vectorized(
                 #[inline(always)]
-                || column_sums(&a, b, &scales, of_b, promotes),
+                || column_sums(&a, b, &scales, of_b, least, promotes),
             );
             let of_column = b_scales.of_row(column);
             sum.iter_mut().zip(whole).for_each(|(sum, of_row)| *sum *= of_row * of_column);
@@ -117,12 +119,13 @@ fn column_sums(
     b: &[f32],
     a_scales: &[Lanes],
     b_scale: impl Fn(usize) -> f32,
+    least: [u32; 2],
     promotes: bool,
 ) -> Lanes {
     let (mut outside, mut sum) = ([0.0; LANES], [0.0; LANES]);
     for (block, (a, b)) in a.chunks(PROMOTION_LENGTH).zip(b.chunks(PROMOTION_LENGTH)).enumerate() {
         for (a, b) in a.chunks(AT_ONCE).zip(b.chunks(AT_ONCE)) {
-            sum = add(sum, a, b);
+            sum = add(sum, a, b, least);
         }
         if promotes {
             let of_b = b_scale(block);
@@ -135,25 +138,27 @@ fn column_sums(
     if promotes { outside } else { sum }
 }
 
-/// Adds up to 32 products to a sum.
+/// Adds up to 32 products to a sum. `least` are the least exponents of the operands' formats.
 #[inline(always)]
-pub(crate) fn add(sum: Lanes, a: &[Lanes], b: &[f32]) -> Lanes {
+pub(crate) fn add(sum: Lanes, a: &[Lanes], b: &[f32], least: [u32; 2]) -> Lanes {
     // With the bias of f32, in which all FP8 numbers are normal.
     let exponent = |x: f32| x.to_bits() >> 23 & 0xFF;
     let mut products = [[0.0f32; LANES]; AT_ONCE];
     let mut largest = sum.map(exponent);
     for ((products, a), &b) in products.iter_mut().zip(a).zip(b) {
-        let of_b = exponent(b);
+        let of_b = exponent(b).max(least[1]);
         for lane in 0..LANES {
             products[lane] = a[lane] * b;
-            let of_product = if products[lane] == 0.0 { 0 } else { exponent(a[lane]) + of_b - 127 };
+            let of_product =
+                if products[lane] == 0.0 { 0 } else { exponent(a[lane]).max(least[0]) + of_b - 127 };
             largest[lane] = largest[lane].max(of_product);
         }
     }
-    // The last bit that terms keep, and its inverse. Sums below 2^-113 are cut to 0.
+    // The last bit that terms keep, and its inverse. Sums below 2^-113 are cut to 0; of infinities and NaNs
+    // any bit will do.
     let (mut unit, mut inverse) = ([0.0; LANES], [0.0; LANES]);
     for lane in 0..LANES {
-        let exponent = largest[lane].max(TERM_BITS + 1);
+        let exponent = largest[lane].clamp(TERM_BITS + 1, 254);
         unit[lane] = f32::from_bits((exponent - TERM_BITS) << 23);
         inverse[lane] = f32::from_bits((2 * 127 + TERM_BITS - exponent) << 23);
     }
@@ -174,37 +179,43 @@ pub(crate) fn add(sum: Lanes, a: &[Lanes], b: &[f32]) -> Lanes {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
     use crate::numbers::{E4M3, E5M2, Minifloat};
     use crate::random::Random;
 
-    /// The power of two of a number's leading bit; 0 for zero.
-    fn leading(x: f64) -> f64 {
-        if x == 0.0 { 0.0 } else { 2f64.powi(x.abs().log2().floor() as i32) }
+    /// The least exponents of E4M3 numbers.
+    const LEAST: [u32; 2] = [121; 2];
+
+    /// The sum of products of operands in these formats and another number, by definition.
+    pub(crate) fn defined(operands: &[[f64; 2]], formats: [Minifloat; 2], sum: f64) -> f64 {
+        // The power of two of a number's leading bit.
+        let leading = |x: f64| f64::from_bits(x.to_bits() & 0x7FF << 52);
+        let unit = |leading: f64| if leading == 0.0 { 1.0 } else { leading / 8192.0 };
+        let cut = |x: f64, unit: f64| (x / unit).trunc() * unit;
+        let least = formats.map(|format| f64::from(f32::from_bits(format.least_exponent() << 23)));
+        let of_product = |[x, y]: &[f64; 2]| match x * y {
+            0.0 => 0.0,
+            _ => leading(*x).max(least[0]) * leading(*y).max(least[1]),
+        };
+        let common = unit(operands.iter().map(of_product).fold(leading(sum), f64::max));
+        let total: f64 = operands.iter().map(|[x, y]| cut(x * y, common)).sum::<f64>() + cut(sum, common);
+        cut(total, unit(leading(total)))
     }
 
-    /// The last bit that is kept beside a leading one; any for zero.
-    fn unit(leading: f64) -> f64 {
-        if leading == 0.0 { 1.0 } else { leading * 2f64.powi(-(TERM_BITS as i32)) }
-    }
-
-    fn cut(x: f64, unit: f64) -> f64 {
-        (x / unit).trunc() * unit
-    }
-
-    /// The sum by a plain loop; `scale` is that of a block.
-    fn modelled(a: &[f32], b: &[f32], scale: impl Fn(usize) -> f32, promotes: bool) -> f32 {
+    /// The sum of a row and a column; `scale` is that of a block.
+    fn modelled(
+        [a, b]: [&[f32]; 2],
+        formats: [Minifloat; 2],
+        scale: impl Fn(usize) -> f32,
+        promotes: bool,
+    ) -> f32 {
         let (mut outside, mut sum) = (0.0f32, 0.0f64);
-        let chunks = a.chunks(AT_ONCE).zip(b.chunks(AT_ONCE));
-        let count = chunks.len();
-        for (n, (a, b)) in chunks.enumerate() {
-            let products = a.iter().zip(b).map(|(a, b)| f64::from(*a) * f64::from(*b));
-            let leading_ones = a.iter().zip(b).map(|(a, b)| leading((*a).into()) * leading((*b).into()));
-            let unit_of_all = unit(leading_ones.fold(leading(sum), f64::max));
-            let all: f64 = products.map(|p| cut(p, unit_of_all)).sum::<f64>() + cut(sum, unit_of_all);
-            sum = cut(all, unit(leading(all)));
-            if promotes && (((n + 1) * AT_ONCE).is_multiple_of(PROMOTION_LENGTH) || n + 1 == count) {
+        let operands: Vec<[f64; 2]> = a.iter().zip(b).map(|(&a, &b)| [a.into(), b.into()]).collect();
+        for (n, chunk) in operands.chunks(AT_ONCE).enumerate() {
+            sum = defined(chunk, formats, sum);
+            let done = n * AT_ONCE + chunk.len();
+            if promotes && (done.is_multiple_of(PROMOTION_LENGTH) || done == operands.len()) {
                 outside += sum as f32 * scale(n * AT_ONCE / PROMOTION_LENGTH);
                 sum = 0.0;
             }
@@ -245,7 +256,7 @@ mod tests {
             [ScaleMode::Vector128, ScaleMode::Block128],
             [ScaleMode::Block128, ScaleMode::Vector128],
         ];
-        let (m, n) = (144, 16);
+        let (m, n) = (144, 4);
         for ((modes, k), is_wide) in pairs
             .into_iter()
             .flat_map(|modes| [16, 48, 128, 144, 400, 1024].map(|k| (modes, k)))
@@ -258,14 +269,15 @@ mod tests {
                 let scales = [scales(&mut random, modes[0], [m, k]), scales(&mut random, modes[1], [n, k])];
                 let may_be_fast = matches!(modes[0], ScaleMode::Tensor | ScaleMode::OuterVector);
                 for promotes in [true, false].into_iter().filter(|promotes| *promotes || may_be_fast) {
-                    let found = sums([m, n, k], &inputs, &scales, promotes);
+                    let least = formats.map(Minifloat::least_exponent);
+                    let found = sums([m, n, k], &inputs, &scales, least, promotes);
                     for (at, found) in found.into_iter().enumerate() {
                         let (row, column) = (at % m, at / m);
-                        let (a, b) = (&inputs[0][row * k..][..k], &inputs[1][column * k..][..k]);
+                        let operands = [&inputs[0][row * k..][..k], &inputs[1][column * k..][..k]];
                         let of_block =
                             |block| scales[0].of_block(row, block) * scales[1].of_block(column, block);
                         let of_whole = scales[0].of_row(row) * scales[1].of_row(column);
-                        let expected = modelled(a, b, of_block, promotes) * of_whole;
+                        let expected = modelled(operands, formats, of_block, promotes) * of_whole;
                         assert_eq!(found.to_bits(), expected.to_bits(), "{modes:?} k {k} {row}, {column}");
                     }
                 }
@@ -282,7 +294,7 @@ mod tests {
                 (row[0], row[at]) = (1.0, number);
                 row.repeat(16)
             };
-            sums([16, 16, 256], &[input(x), input(y)], &[one(), one()], promotes)[0]
+            sums([16, 16, 256], &[input(x), input(y)], &[one(), one()], LEAST, promotes)[0]
         };
         let (kept, lost) = ([2f32.powi(-7), 2f32.powi(-6)], [1.5 * 2f32.powi(-7), 2f32.powi(-7)]);
         for (at, promotes) in [1, 40, 100].into_iter().flat_map(|at| [(at, false), (at, true)]) {
@@ -299,10 +311,11 @@ mod tests {
         let sum = |numbers: [f32; 2]| {
             let mut row = vec![1.0; 64];
             row[..2].copy_from_slice(&numbers);
-            sums([16, 16, 64], &[row.repeat(16), vec![1.0; 16 * 64]], &[one(), one()], true)[0]
+            sums([16, 16, 64], &[row.repeat(16), vec![1.0; 16 * 64]], &[one(), one()], LEAST, true)[0]
         };
         assert_eq!(sum([f32::INFINITY, 1.0]), f32::INFINITY);
         assert_eq!(sum([1.0, f32::NEG_INFINITY]), f32::NEG_INFINITY);
         assert!(sum([f32::INFINITY, f32::NEG_INFINITY]).is_nan() && sum([1.0, f32::NAN]).is_nan());
+        assert_eq!(add([1.0; LANES], &[[f32::INFINITY; LANES]], &[448.0], LEAST), [f32::INFINITY; LANES]);
     }
 }

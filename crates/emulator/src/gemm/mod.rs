@@ -14,6 +14,8 @@ mod plain;
 #[cfg(test)]
 mod tests;
 
+#[cfg(test)]
+pub(crate) use fp8::tests::defined as defined_fp8_sum;
 pub(crate) use fp8::{AT_ONCE as FP8_PRODUCTS, add as add_fp8_products};
 
 use crate::status::{self, Status};

@@ -7,6 +7,7 @@ use super::fp8::{self, Scales};
 use super::matrix::Matrix;
 use super::{Algorithm, Desc, Element, Layout, Preference, Refusal, ScaleMode, plain};
 use crate::memory::Memory;
+use crate::numbers::{E4M3, E5M2};
 use crate::poison::POISON;
 use crate::settings::Arch;
 use crate::work::GemmWork;
@@ -151,7 +152,12 @@ impl Gemm {
                 let (mode, address) = (self.desc.scale_modes[of], self.desc.scales[of]);
                 Scales::read(memory, names[of], mode, address, [self.sizes[of], self.sizes[2]])
             };
-            fp8::sums(self.sizes, &inputs, &[scales(0)?, scales(1)?], !self.desc.fast_accumulation)
+            let least = [0, 1].map(|of| match self.layouts[of].element {
+                Element::E5m2 => E5M2.least_exponent(),
+                _ => E4M3.least_exponent(),
+            });
+            let scales = [scales(0)?, scales(1)?];
+            fp8::sums(self.sizes, &inputs, &scales, least, !self.desc.fast_accumulation)
         } else {
             plain::sums(self.sizes, &inputs, self.desc.transposed, algorithm == Algorithm::Split)
         };

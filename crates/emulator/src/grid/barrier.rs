@@ -55,9 +55,7 @@ impl Barriers {
                 "a barrier of {expected} threads, which is not a multiple of {LANES}"
             )));
         }
-        if let Some(races) = &mut cx.races {
-            races.arrive(cx.active, number);
-        }
+        cx.observe(|races, lanes| races.arrive(lanes, number));
         let arrivals = &mut self.arrivals[number];
         // All threads of a block meet at one place; those of a part may come from two, as producers and
         // consumers do.

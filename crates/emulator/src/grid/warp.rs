@@ -82,14 +82,14 @@ impl Warp {
         self.groups.iter().any(|group| group.waits == Waits::Nothing)
     }
 
-    /// Lets lanes go on that wait for an event.
-    pub(super) fn wake(&mut self, code: &Code, event: Event) {
+    /// Lets lanes check again that wait for an event.
+    pub(super) fn wake(&mut self, event: Event) {
         if event == Event::Cluster {
             self.asynchronous.arrived_now = 0;
         }
-        self.release(code, true, |awaited, rank| match (awaited, event) {
+        self.release(None, |awaited, rank| match (awaited, event) {
             (Awaited::Mbarrier(at, _), Event::Mbarrier(of)) => at == of,
-            (Awaited::Cluster, Event::Cluster) => true,
+            (Awaited::Cluster, Event::Cluster) | (Awaited::Launch, Event::Launch) => true,
             (Awaited::Registers, Event::Registers(of)) => rank == of,
             _ => false,
         });
@@ -97,11 +97,11 @@ impl Warp {
 
     /// Lets lanes go on that wait for a phase, as if they had waited too long; true if there are some.
     pub(super) fn give_up(&mut self, code: &Code) -> bool {
-        self.release(code, false, |awaited, _| matches!(awaited, Awaited::Mbarrier(..)))
+        self.release(Some(code), |awaited, _| matches!(awaited, Awaited::Mbarrier(..)))
     }
 
-    /// Lets lanes go on. Their predicate becomes `has_come`; lanes without one check again.
-    fn release(&mut self, code: &Code, has_come: bool, goes: impl Fn(Awaited, u32) -> bool) -> bool {
+    /// Lets lanes check again, or go on with a predicate that is false.
+    fn release(&mut self, gives_up: Option<&Code>, goes: impl Fn(Awaited, u32) -> bool) -> bool {
         let mut some = false;
         for group in &mut self.groups {
             let Waits::Event(awaited) = group.waits else { continue };
@@ -109,13 +109,10 @@ impl Warp {
                 continue;
             }
             (group.waits, some) = (Waits::Nothing, true);
-            let step = &code.blocks[group.place.0 as usize].steps[group.place.1 as usize];
-            // The detector of races learns from the check that succeeds.
-            if let Action::Wait(_, Some(done)) = step.action
-                && !(has_come && crate::races::wanted())
-            {
-                let all = if has_come { u32::MAX } else { 0 };
-                self.registers.write_predicate(done, all, 0, group.lanes);
+            let step =
+                gives_up.map(|code| &code.blocks[group.place.0 as usize].steps[group.place.1 as usize]);
+            if let Some(Action::Wait(_, Some(done))) = step.map(|step| &step.action) {
+                self.registers.write_predicate(*done, 0, 0, group.lanes);
                 group.place.1 += 1;
             }
         }
@@ -136,14 +133,16 @@ impl Failure {
         Failure { location: fault.location.unwrap_or(location), fault }
     }
 
-    /// Adds to the use of an uninitialised value which `wgmma` the warp has not waited for.
+    /// Adds to the use of an uninitialised value what may not have been waited for.
     fn explained(mut self, cx: &Context<'_>) -> Failure {
         let Asynchronous { products, open_products, .. } = &*cx.asynchronous;
-        if self.fault.kind == FaultKind::Uninitialised
-            && let Some(product) = products.iter().flatten().chain(open_products).next()
-        {
+        if self.fault.kind != FaultKind::Uninitialised {
+        } else if let Some(product) = products.iter().flatten().chain(open_products).next() {
             let place = cx.launch.code.describe(product.location);
             self.fault.problem += &format!("; the warp has not waited for its `wgmma` of {place}");
+        } else if cx.launch.may_wait.get() {
+            self.fault.problem +=
+                "; the launch before this one, for which `griddepcontrol.wait` waits, has not ended";
         }
         self
     }
@@ -232,9 +231,7 @@ impl Turn<'_> {
             let (here, next) = ((group.place.0, n as u32), (group.place.0, n as u32 + 1));
             self.steps += 1;
             cx.active = group.lanes;
-            if let Some(races) = &mut cx.races {
-                races.location = step.location;
-            }
+            cx.observe(|races, _| races.location = step.location);
             if let Some(guard) = step.guard {
                 cx.active = cx.decided(guard).map_err(at)?;
                 if cx.active == 0 {

@@ -1,15 +1,11 @@
 //! Asynchronous copies to shared memory (PTX ISA, section 9.7.9.25).
 //!
-//! A copy runs as late as the ISA allows, when the thread waits for it, or at a random time before it arrives
-//! at an mbarrier. Until then its destination counts as never written.
+//! A copy runs as late as the ISA allows, when the thread waits for it. Until then its destination counts as
+//! never written.
 
-use super::bulk;
-use super::mbarrier::{Barrier, of_lane};
 use super::memory::Address;
 use super::{Decoded, Decoder, lanes, unknown};
 use crate::fault::Outcome;
-use crate::kernel::Action;
-use crate::kernel::cluster::{Completion, Piece};
 use crate::kernel::context::{Context, PendingCopies, PendingCopy, Source};
 use crate::ptx::{Instruction, Operand, Space};
 use crate::registers::{LANES, lanes_of};
@@ -42,7 +38,6 @@ pub(super) fn decode(d: &Decoder<'_>, instruction: &Instruction, parts: &[&str])
             lanes(Box::new(move |cx| {
                 cx.copies.resize_with(LANES, PendingCopies::default);
                 for lane in lanes_of(cx.active) {
-                    finish_handed_over(cx, lane)?;
                     while cx.copies[lane].committed.len() > left {
                         let group = cx.copies[lane].committed.pop_front().unwrap_or_default();
                         finish(cx, lane, group)?;
@@ -54,7 +49,6 @@ pub(super) fn decode(d: &Decoder<'_>, instruction: &Instruction, parts: &[&str])
         (&["async", "wait_all"], []) => lanes(Box::new(|cx| {
             cx.copies.resize_with(LANES, PendingCopies::default);
             for lane in lanes_of(cx.active) {
-                finish_handed_over(cx, lane)?;
                 let PendingCopies { committed, open } = std::mem::take(&mut cx.copies[lane]);
                 for group in committed.into_iter().chain([open]) {
                     finish(cx, lane, group)?;
@@ -62,52 +56,8 @@ pub(super) fn decode(d: &Decoder<'_>, instruction: &Instruction, parts: &[&str])
             }
             Ok(())
         })),
-        (
-            &["async", "mbarrier", "arrive", ref increments @ .., "shared" | "shared::cta", "b64"],
-            [address],
-        ) if matches!(increments, [] | ["noinc"]) => {
-            let barrier = Barrier { space: Space::Shared, address: Address::of(d, address)? };
-            let (increments, location) = (increments.is_empty(), instruction.location);
-            Ok(Action::Signal(Box::new(move |cx| arrive(cx, &barrier, increments, location))))
-        }
         _ => unknown(instruction),
     }
-}
-
-/// Arrives at an mbarrier once the thread's copies have ended.
-fn arrive(cx: &mut Context<'_>, barrier: &Barrier, increments: bool, location: u32) -> Outcome {
-    let places = barrier.places(cx)?;
-    cx.copies.resize_with(LANES, PendingCopies::default);
-    for lane in lanes_of(cx.active) {
-        let at = of_lane(lane, cx.cluster.mbarrier(cx.shared, places[lane]))?;
-        if increments {
-            at.add_arrival();
-        }
-        let PendingCopies { committed, open } = std::mem::take(&mut cx.copies[lane]);
-        let copies = committed.into_iter().flatten().chain(open);
-        let pieces = copies.flat_map(|PendingCopy { target, source, bytes, source_bytes }| {
-            let (head, bytes) = (source_bytes as u64, bytes as u64);
-            [
-                Piece { global: Some(source), shared: target, bytes: head },
-                Piece { global: None, shared: target + head, bytes: bytes - head },
-            ]
-        });
-        let pieces = pieces.filter(|piece| piece.bytes > 0).collect();
-        let completion = Completion::Arrival(places[lane]);
-        let number = bulk::issue(cx, lane, cx.position.rank, pieces, completion, location)?;
-        cx.note_arrival(lane, places[lane], 0, None)?;
-        cx.asynchronous.handed_over.push((lane, number));
-    }
-    Ok(())
-}
-
-/// Ends the copies of which the lane has told an mbarrier.
-fn finish_handed_over(cx: &mut Context<'_>, lane: usize) -> Outcome {
-    let (of_lane, others) =
-        std::mem::take(&mut cx.asynchronous.handed_over).into_iter().partition(|of| of.0 == lane);
-    cx.asynchronous.handed_over = others;
-    let of_lane: Vec<(usize, u64)> = of_lane;
-    of_lane.into_iter().try_for_each(|(lane, number)| bulk::finish(cx, lane, number, false))
 }
 
 fn start(

@@ -3,6 +3,7 @@
 use super::{Decoded, Decoder, unknown};
 use crate::kernel::{Action, Barrier, Execute, Reduction, ReductionKind, Target};
 use crate::ptx::{Instruction, Operand};
+use crate::races::Races;
 
 pub(super) fn decode(d: &Decoder<'_>, instruction: &Instruction, parts: &[&str]) -> Decoded {
     let barrier = |number: &Operand, threads: Option<&Operand>, waits, reduction| {
@@ -12,9 +13,7 @@ pub(super) fn decode(d: &Decoder<'_>, instruction: &Instruction, parts: &[&str])
     match (parts, &instruction.operands[..]) {
         (&["warp", "sync"], [members]) => {
             let meet: Execute = Box::new(|cx| {
-                if let Some(races) = &mut cx.races {
-                    races.meet(cx.active);
-                }
+                cx.observe(Races::meet);
                 Ok(())
             });
             Ok(Action::Together(d.source(members)?, meet))

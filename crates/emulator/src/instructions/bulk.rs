@@ -69,9 +69,7 @@ pub(super) fn decode(d: &Decoder<'_>, instruction: &Instruction, parts: &[&str])
         ) => store_box(d, (dimensions, map, coordinates), from, Some(add_f32), location),
         (["async", "bulk", "commit_group"], []) => lanes(Box::new(|cx| {
             cx.asynchronous.bulk.resize_with(LANES, BulkGroups::default);
-            if let Some(races) = &mut cx.races {
-                races.commit_copies(cx.active);
-            }
+            cx.observe(|races, lanes| races.commit_copies(lanes));
             for lane in lanes_of(cx.active) {
                 let groups = &mut cx.asynchronous.bulk[lane];
                 let open = std::mem::take(&mut groups.open);
@@ -95,9 +93,7 @@ pub(super) fn decode(d: &Decoder<'_>, instruction: &Instruction, parts: &[&str])
                         cx.asynchronous.bulk[lane].committed.drain(..over);
                     }
                 }
-                if let Some(races) = &mut cx.races {
-                    races.wait_for_copies(cx.active, left, reads);
-                }
+                cx.observe(|races, lanes| races.wait_for_copies(lanes, left, reads));
                 Ok(())
             }))
         }
@@ -189,26 +185,15 @@ impl Load {
                 cx.reach_aligned(lane, Space::Cluster, place.address(), sizes, "copies to")?.forget();
                 of_lane(lane, cx.cluster.mbarrier(cx.shared, signalled).map(|_| ()))?;
                 let completion = Completion::Bytes(signalled);
-                issue_swizzled(cx, lane, place.rank, (pieces.clone(), bits), completion, self.location)?;
+                issue(cx, lane, place.rank, (pieces.clone(), bits), completion, self.location)?;
             }
         }
         Ok(())
     }
 }
 
-/// Adds a copy to those under way.
-pub(super) fn issue(
-    cx: &mut Context<'_>,
-    lane: usize,
-    rank: u32,
-    pieces: Vec<Piece>,
-    completion: Completion,
-    location: u32,
-) -> Outcome<u64> {
-    issue_swizzled(cx, lane, rank, (pieces, None), completion, location)
-}
-
-fn issue_swizzled(
+/// Adds a copy to those under way; returns its number.
+fn issue(
     cx: &mut Context<'_>,
     lane: usize,
     rank: u32,
@@ -221,17 +206,9 @@ fn issue_swizzled(
     let start = pieces.iter().map(|piece| piece.shared).min().unwrap_or(0);
     let span = (start, pieces.iter().map(|piece| piece.shared + piece.bytes).max().unwrap_or(start));
     cx.changed = true;
-    Ok(cx.cluster.issue(BulkCopy {
-        number: 0,
-        rank,
-        pieces,
-        swizzle_bits,
-        span,
-        completion,
-        taken: None,
-        location,
-        thread,
-    }))
+    let (number, taken) = (0, None);
+    let copy = BulkCopy { number, rank, pieces, swizzle_bits, span, completion, taken, location, thread };
+    Ok(cx.cluster.issue(copy))
 }
 
 /// Checks size and address of a bulk copy in global memory.
@@ -291,8 +268,7 @@ fn store_box(
                 let problem = format!("adds f32 numbers to a tensor of {}-byte elements", map.element_bytes);
                 return Err(Fault::new(lane as u32, FaultKind::Address, problem));
             }
-            let mut pieces = map.pieces(&at, from[lane]);
-            pieces.retain(|piece| piece.global.is_some());
+            let pieces = of_lane(lane, map.stored_pieces(&at, from[lane]))?;
             let sizes = [map.box_bytes(), TENSOR];
             cx.reach_aligned(lane, Space::Shared, from[lane], sizes, "copies from")?;
             issue_store(cx, lane, pieces, reduction, location)?;
@@ -309,14 +285,14 @@ fn issue_store(
     location: u32,
 ) -> Outcome {
     check_global(cx, lane, &pieces, "copies to")?;
-    let number = issue(cx, lane, cx.position.rank, pieces, Completion::Group(reduction), location)?;
+    let number = issue(cx, lane, cx.position.rank, (pieces, None), Completion::Group(reduction), location)?;
     cx.asynchronous.bulk.resize_with(LANES, BulkGroups::default);
     cx.asynchronous.bulk[lane].open.push(number);
     Ok(())
 }
 
 /// Runs a copy now, or only reads its source.
-pub(super) fn finish(cx: &mut Context<'_>, lane: usize, number: u64, reads: bool) -> Outcome {
+fn finish(cx: &mut Context<'_>, lane: usize, number: u64, reads: bool) -> Outcome {
     let Some(index) = cx.cluster.copies.iter().position(|copy| copy.number == number) else { return Ok(()) };
     cx.changed = true;
     if !reads {

@@ -1,5 +1,5 @@
-//! Clusters of blocks, elected threads and registers that warps exchange (PTX ISA, sections 9.7.9.23,
-//! 9.7.13.4, 9.7.13.14 and 9.7.20.5).
+//! Clusters of blocks, elected threads, registers that warps exchange, and launches that begin early (PTX ISA,
+//! sections 9.7.9.23, 9.7.13.4, 9.7.13.13, 9.7.13.14 and 9.7.20.5).
 
 use super::{Decoded, Decoder, lanes, unknown};
 use crate::fault::FaultKind;
@@ -7,6 +7,7 @@ use crate::kernel::Action;
 use crate::kernel::cluster::{Awaited, Event, SharedPlace};
 use crate::kernel::context::{Context, Source};
 use crate::ptx::{Instruction, Operand};
+use crate::races::Races;
 use crate::registers::LANES;
 
 pub(super) fn decode(d: &Decoder<'_>, instruction: &Instruction, parts: &[&str]) -> Decoded {
@@ -37,9 +38,7 @@ pub(super) fn decode(d: &Decoder<'_>, instruction: &Instruction, parts: &[&str])
                     let problem = "arrives at the cluster's barrier a second time without waiting";
                     return cx.fault(FaultKind::Synchronisation, problem);
                 }
-                if let Some(races) = &mut cx.races {
-                    races.arrive_at_cluster(cx.active, releases);
-                }
+                cx.observe(|races, lanes| races.arrive_at_cluster(lanes, releases));
                 cx.asynchronous.arrived |= cx.active;
                 cx.asynchronous.arrived_now |= cx.active;
                 cx.cluster.arrived_threads += cx.active.count_ones();
@@ -57,9 +56,7 @@ pub(super) fn decode(d: &Decoder<'_>, instruction: &Instruction, parts: &[&str])
                 let is_open = cx.asynchronous.arrived_now & cx.active == 0;
                 if is_open {
                     cx.asynchronous.arrived &= !cx.active;
-                    if let Some(races) = &mut cx.races {
-                        races.pass_cluster(cx.active);
-                    }
+                    cx.observe(Races::pass_cluster);
                 }
                 Ok((!is_open).then_some(Awaited::Cluster))
             };
@@ -82,6 +79,20 @@ pub(super) fn decode(d: &Decoder<'_>, instruction: &Instruction, parts: &[&str])
                     Ok(())
                 }),
             ))
+        }
+        ("griddepcontrol", &["launch_dependents"], []) => Ok(Action::Signal(Box::new(|cx| {
+            cx.cluster.blocks[cx.position.rank as usize].has_launched_dependents = true;
+            Ok(())
+        }))),
+        ("griddepcontrol", &["wait"], []) => {
+            let poll = |cx: &mut Context<'_>| {
+                if cx.launch.may_wait.get() {
+                    return Ok(Some(Awaited::Launch));
+                }
+                cx.observe(Races::wait_for_launch);
+                Ok(None)
+            };
+            Ok(Action::Wait(Box::new(poll), None))
         }
         ("setmaxnreg", &["dec", "sync", "aligned", "u32"], [Operand::Integer(count)]) => {
             let count = registers(*count)?;

@@ -150,27 +150,10 @@ pub(super) fn special(name: &str) -> Decoded<fn(&Context<'_>, usize) -> u32> {
         "%nctaid.x" => |cx, _| cx.launch.grid[0],
         "%nctaid.y" => |cx, _| cx.launch.grid[1],
         "%nctaid.z" => |cx, _| cx.launch.grid[2],
-        "%cluster_ctaid.x" => |cx, _| in_cluster(cx, 0),
-        "%cluster_ctaid.y" => |cx, _| in_cluster(cx, 1),
-        "%cluster_ctaid.z" => |cx, _| in_cluster(cx, 2),
-        "%cluster_nctaid.x" => |cx, _| cx.launch.cluster[0],
-        "%cluster_nctaid.y" => |cx, _| cx.launch.cluster[1],
-        "%cluster_nctaid.z" => |cx, _| cx.launch.cluster[2],
         "%cluster_ctarank" => |cx, _| cx.position.rank,
         "%cluster_nctarank" => |cx, _| cx.launch.cluster.iter().product(),
-        "%clusterid.x" => |cx, _| cx.position.block[0] / cx.launch.cluster[0],
-        "%clusterid.y" => |cx, _| cx.position.block[1] / cx.launch.cluster[1],
-        "%clusterid.z" => |cx, _| cx.position.block[2] / cx.launch.cluster[2],
-        "%nclusterid.x" => |cx, _| cx.launch.grid[0] / cx.launch.cluster[0],
-        "%nclusterid.y" => |cx, _| cx.launch.grid[1] / cx.launch.cluster[1],
-        "%nclusterid.z" => |cx, _| cx.launch.grid[2] / cx.launch.cluster[2],
         "%laneid" => |_, lane| lane as u32,
         "%globaltimer_lo" => |_, _| STARTED.elapsed().as_nanos() as u32,
         _ => return Err(format!("the register {name} is not emulated")),
     })
-}
-
-/// Position of the block in its cluster along a dimension.
-fn in_cluster(cx: &Context<'_>, dimension: usize) -> u32 {
-    cx.position.block[dimension] % cx.launch.cluster[dimension]
 }

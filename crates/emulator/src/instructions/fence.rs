@@ -1,4 +1,5 @@
-//! Fences (PTX ISA, section 9.7.13.4). Only the detector of races needs them.
+//! Fences (PTX ISA, section 9.7.13.4). Accesses execute one after the other, so only the detector of races
+//! needs them.
 
 use super::{Decoded, lanes, unknown};
 use crate::kernel::Action;
@@ -33,9 +34,7 @@ pub(super) fn decode(instruction: &Instruction, parts: &[&str]) -> Decoded<Optio
         _ => return unknown(instruction),
     };
     lanes(Box::new(move |cx| {
-        if let Some(races) = &mut cx.races {
-            races.fence(cx.active, fence);
-        }
+        cx.observe(|races, lanes| races.fence(lanes, fence));
         Ok(())
     }))
     .map(Some)

@@ -23,7 +23,7 @@ pub(super) fn decode(d: &Decoder<'_>, instruction: &Instruction, parts: &[&str])
             "release" | "acquire" | "b64" => {}
             "shared" | "shared::cta" => space = Space::Shared,
             "shared::cluster" => space = Space::Cluster,
-            flag @ ("expect_tx" | "noComplete" | "parity") => flags.push(flag),
+            flag @ ("expect_tx" | "parity") => flags.push(flag),
             _ => return unknown(instruction),
         }
     }
@@ -66,25 +66,13 @@ pub(super) fn decode(d: &Decoder<'_>, instruction: &Instruction, parts: &[&str])
         }
         ("arrive", [], [state, address, rest @ ..]) if rest.len() < 2 => {
             let (barrier, count) = (at(address)?, d.source::<u32>(rest.first().unwrap_or(&one))?);
-            signal(barrier, count, target(d, state)?, releases, |barrier, count| barrier.arrive(count))
-        }
-        ("arrive_drop", [], [state, address, rest @ ..]) if rest.len() < 2 => {
-            let (barrier, count) = (at(address)?, d.source::<u32>(rest.first().unwrap_or(&one))?);
-            signal(barrier, count, target(d, state)?, releases, |barrier, count| {
-                barrier.arrive_and_drop(count)
-            })
+            signal(barrier, count, target(d, state)?, releases, Mbarrier::arrive)
         }
         ("arrive", ["expect_tx"], [state, address, bytes]) => {
             let (barrier, bytes) = (at(address)?, d.source::<u32>(bytes)?);
             signal(barrier, bytes, target(d, state)?, releases, |barrier, bytes| {
                 barrier.expect(bytes.into())?;
                 barrier.arrive(1)
-            })
-        }
-        ("arrive", ["noComplete"], [state, address, count]) => {
-            let (barrier, count) = (at(address)?, d.source::<u32>(count)?);
-            signal(barrier, count, target(d, state)?, releases, |barrier, count| {
-                barrier.arrive_without_end(count).map(|()| false)
             })
         }
         ("try_wait" | "test_wait", ["parity"], [done, address, parity, ..]) => {

@@ -39,6 +39,7 @@ use crate::kernel::context::{Condition, Context, Source, vectorized};
 use crate::kernel::{Action, Execute, Symbols};
 use crate::ptx::{Class, Instruction, Kernel, Operand, Register};
 use crate::registers::{LANES, Lane, Lanes, Marks, Slot};
+use std::collections::HashSet;
 
 /// Finds the operands of a kernel's instructions.
 pub(crate) struct Decoder<'a> {
@@ -47,6 +48,8 @@ pub(crate) struct Decoder<'a> {
     pub(crate) symbols: &'a Symbols,
     /// The architecture of the module, e.g. 89.
     pub(crate) target: u32,
+    /// `wgmma` that lack a fence.
+    pub(crate) unfenced: &'a HashSet<*const Instruction>,
 }
 
 /// A decoded instruction, or an error that names the opcode.
@@ -71,13 +74,11 @@ pub(crate) fn decode(decoder: &Decoder<'_>, instruction: &Instruction) -> Decode
         "cp" if parts.contains(&"bulk") => bulk::decode,
         "cp" => async_copy::decode,
         "mbarrier" => mbarrier::decode,
-        "mapa" | "barrier" | "elect" | "setmaxnreg" => cluster::decode,
+        "mapa" | "barrier" | "elect" | "setmaxnreg" | "griddepcontrol" => cluster::decode,
         "wgmma" => wgmma::decode,
         "ldmatrix" | "stmatrix" | "mma" => matrix::decode,
-        "membar" | "fence" if crate::races::wanted() => return fence::decode(instruction, &parts),
-        // Accesses execute one after the other, so fences have no effect but on races. A launch begins after
-        // the one before it has ended, so it has nothing to wait for.
-        "membar" | "fence" | "prefetch" | "nanosleep" | "griddepcontrol" => return Ok(None),
+        "membar" | "fence" => return fence::decode(instruction, &parts),
+        "prefetch" | "nanosleep" => return Ok(None),
         _ => match parts.last() {
             Some(&"f32") => single::decode,
             Some(&"f64") => double::decode,

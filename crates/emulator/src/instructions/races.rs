@@ -4,7 +4,8 @@
 use super::memory::located;
 use crate::fault::{Fault, FaultKind, Outcome};
 use crate::kernel::cluster::{Completion, Piece, SharedPlace, UNIT};
-use crate::kernel::context::{Context, Launch};
+use crate::kernel::context::Context;
+use crate::memory::Memory;
 use crate::ptx::Space;
 use crate::races::{
     self, By, COPY_READS, COPY_WRITES, Gathered, Kind, Mbarrier, PRODUCTS, Place, Race, Races, Scope, View,
@@ -62,14 +63,13 @@ impl Context<'_> {
         completion: Completion,
     ) -> Outcome {
         let at = match completion {
-            Completion::Bytes(at) | Completion::Arrival(at) if self.races.is_some() => {
+            Completion::Bytes(at) if self.races.is_some() => {
                 Some((at, self.cluster.mbarrier(self.shared, at).map_or(0, |mbarrier| mbarrier.phase)))
             }
             _ => None,
         };
         self.detect(|races| {
             let view = races.now().lanes[lane].view.clone();
-            let by = if matches!(completion, Completion::Arrival(_)) { By::Copy } else { By::Bulk };
             let id = u64::from(races.warp);
             let time = races.now().groups[lane] + 1;
             let (mut readers, mut writers) = ((COPY_READS | id, time), (COPY_WRITES | id, time));
@@ -77,7 +77,7 @@ impl Context<'_> {
                 let mbarrier = races.mbarriers.get(&(races.block_at(at.rank), at.offset));
                 let (agent, is_fenced) = mbarrier.map_or((0, true), |of| (of.agent, of.is_fenced));
                 (readers, writers) = ((agent, phase as u32 + 1), (agent, phase as u32 + 1));
-                let kind = Kind { scope: Some(Scope::Gpu), ..Kind::of(by, true, true) };
+                let kind = Kind { scope: Some(Scope::Gpu), ..Kind::of(By::Bulk, true, true) };
                 races.access(
                     (lane, 1 << lane),
                     &view,
@@ -87,7 +87,7 @@ impl Context<'_> {
                     !is_fenced,
                 )?;
             }
-            let (read, write) = (Kind::of(by, true, false), Kind::of(by, false, true));
+            let (read, write) = (Kind::of(By::Bulk, true, false), Kind::of(By::Bulk, false, true));
             for piece in pieces {
                 let shared = races.shared(SharedPlace { rank, offset: piece.shared });
                 let mut access = |place, kind, agent| {
@@ -96,7 +96,7 @@ impl Context<'_> {
                 match (completion, piece.global) {
                     (Completion::Group(reduction), to) => {
                         access(shared, read, readers)?;
-                        let update = Kind { scope: Some(Scope::Gpu), ..Kind::of(by, true, true) };
+                        let update = Kind { scope: Some(Scope::Gpu), ..Kind::of(By::Bulk, true, true) };
                         let kind = if reduction.is_some() { update } else { write };
                         to.map_or(Ok(()), |to| access(Place(to), kind, writers))?;
                     }
@@ -195,7 +195,7 @@ impl Context<'_> {
     fn detect(&mut self, note: impl FnOnce(&mut Races) -> Result<(), Box<Race>>) -> Outcome {
         let Some(races) = self.races.as_deref_mut() else { return Ok(()) };
         let Err(race) = note(races) else { return Ok(()) };
-        let problem = races.describe(self.launch, &race);
+        let problem = races.describe(self.launch.memory, &race);
         Err(Fault::new(race.lane as u32, FaultKind::Synchronisation, problem))
     }
 }
@@ -232,25 +232,25 @@ impl Races {
     }
 
     /// Both accesses, and what would order them.
-    fn describe(&self, launch: &Launch<'_>, race: &Race) -> String {
+    fn describe(&self, memory: &Memory, race: &Race) -> String {
         let Race { place, bytes, old, new, .. } = race;
-        let of = |warp: u32| {
-            let block = warp / self.warps_of_block;
-            let cluster = u64::from(block / self.blocks_of_cluster);
-            (block, launch.block_number(cluster, block % self.blocks_of_cluster))
-        };
-        let ((old_block, old_number), (block, _)) = (of(old.warp), of(new.warp));
+        let (of_old, old_block, number, warp) = self.place_of(old.warp);
+        let (of_new, block, ..) = self.place_of(new.warp);
+        let is_other = !std::ptr::eq(of_old, of_new);
         let at = if place.is_shared() {
             let owner = ((place.0 & !Place::SHARED) >> 24) as u32;
             let whose = if owner == block { String::new() } else { " of another block".to_owned() };
             format!("byte {} of shared memory{whose}", place.0 & 0xFF_FFFF)
         } else {
-            launch.memory.describe(place.0, *bytes)
+            memory.describe(place.0, *bytes)
         };
         let at = if place.is_shared() { format!("{bytes} bytes at {at}") } else { at };
-        let (warp, lane) = (old.warp % self.warps_of_block, old.lanes.trailing_zeros());
+        let lane = old.lanes.trailing_zeros();
         let same_warp = old.warp == new.warp;
-        let remedy = if race.lacks_proxy && old.kind.by == By::Thread {
+        let remedy = if is_other {
+            "the later launch began early and needs `griddepcontrol.wait` before its access, as does each launch between"
+                .to_owned()
+        } else if race.lacks_proxy && old.kind.by == By::Thread {
             let own = if new.kind.writes && new.kind.reads { "`fence.mbarrier_init` or " } else { "" };
             format!("{own}`fence.proxy.async` after the write, before what orders the two, is missing")
         } else if new.kind.is_constant || old.kind.is_constant {
@@ -271,12 +271,13 @@ impl Races {
             format!("{by} would order them")
         };
         let strong = [old, new].iter().all(|of| of.kind.scope.is_some());
-        let narrow = if strong { "; a scope does not contain both threads" } else { "" };
+        let narrow = if strong && !is_other { "; a scope does not contain both threads" } else { "" };
         format!(
-            "race: {} of {at} is not ordered after the {} by block {old_number:?}, warp {warp}, lane {lane} at {}{narrow}; {remedy}",
+            "race: {} of {at} is not ordered after the {} by {}block {number:?}, warp {warp}, lane {lane} at {}{narrow}; {remedy}",
             new.kind.describe(),
             old.kind.describe(),
-            launch.code.describe(old.location),
+            if is_other { format!("kernel {}, ", of_old.code.name) } else { String::new() },
+            of_old.code.describe(old.location),
         )
     }
 }

@@ -11,7 +11,7 @@ use crate::gemm::{FP8_PRODUCTS, add_fp8_products};
 use crate::kernel::Action;
 use crate::kernel::cluster::{SharedPlace, UNIT};
 use crate::kernel::context::{Condition, Context, Product, Source, vectorized};
-use crate::numbers::{E4M3, E5M2, canonical, from_bf16};
+use crate::numbers::{E4M3, E5M2, Minifloat, canonical, from_bf16};
 use crate::ptx::{Instruction, Operand};
 use crate::registers::{LANES, Lanes, Slot};
 use crate::tensor_map::swizzled;
@@ -20,12 +20,13 @@ use std::sync::{Arc, LazyLock};
 /// The warps that compute a product together.
 const WARPS: u32 = 4;
 
-/// The values of all bytes.
-type Table = [f32; 256];
-static TABLES: LazyLock<[Table; 2]> =
-    LazyLock::new(|| [E4M3, E5M2].map(|format| std::array::from_fn(|byte| format.decode(byte as u8))));
+/// An FP8 format, and the values of all bytes.
+type Table = (Minifloat, [f32; 256]);
+static TABLES: LazyLock<[Table; 2]> = LazyLock::new(|| {
+    [E4M3, E5M2].map(|format| (format, std::array::from_fn(|byte| format.decode(byte as u8))))
+});
 
-/// The values of an element type's bytes, or none for bf16.
+/// The table of an FP8 type, or none for bf16.
 type Element = Option<&'static Table>;
 
 fn element(name: &str) -> Option<Element> {
@@ -55,16 +56,12 @@ struct Form {
 
 pub(super) fn decode(d: &Decoder<'_>, instruction: &Instruction, parts: &[&str]) -> Decoded {
     match (parts, &instruction.operands[..]) {
-        (&["fence", "sync", "aligned"], []) => together(|cx| {
-            cx.asynchronous.has_fenced = true;
-            Ok(())
-        }),
+        // `unfenced` in `compile` says where it is missing.
+        (&["fence", "sync", "aligned"], []) => together(|_| Ok(())),
         (&["commit_group", "sync", "aligned"], []) => together(|cx| {
             let open = std::mem::take(&mut cx.asynchronous.open_products);
             cx.asynchronous.products.push_back(open);
-            if let Some(races) = &mut cx.races {
-                races.commit_products();
-            }
+            cx.observe(|races, _| races.commit_products());
             Ok(())
         }),
         (&["wait_group", "sync", "aligned"], [Operand::Integer(left)]) => {
@@ -73,9 +70,7 @@ pub(super) fn decode(d: &Decoder<'_>, instruction: &Instruction, parts: &[&str])
                 while cx.asynchronous.products.len() > left {
                     finish_group(cx)?;
                 }
-                if let Some(races) = &mut cx.races {
-                    races.wait_for_products(left);
-                }
+                cx.observe(|races, _| races.wait_for_products(left));
                 Ok(())
             })
         }
@@ -90,29 +85,24 @@ pub(super) fn decode(d: &Decoder<'_>, instruction: &Instruction, parts: &[&str])
                 && columns.is_multiple_of(8)
                 && (8..=256).contains(&columns);
             let from_registers = matches!(a, Operand::Vector(_));
+            let number = |operand: &Operand| if let Operand::Integer(n) = operand { Some(*n) } else { None };
+            let numbers: Vec<i64> = rest.iter().map_while(number).collect();
             // The signs of A and B, then for bf16 the transposition of each that lies in shared memory.
-            let transpositions = match (left, from_registers) {
-                (Some(_), _) => 0,
-                (None, true) => 1,
-                (None, false) => 2,
-            };
-            let numbers: Vec<i64> = (rest.iter())
-                .filter_map(|operand| if let Operand::Integer(n) = operand { Some(*n) } else { None })
-                .collect();
-            if !is_valid || numbers.len() != rest.len() || numbers.len() != 2 + transpositions {
+            let [left_sign @ (1 | -1), right_sign @ (1 | -1), ref transposed @ ..] = numbers[..] else {
                 return unknown(instruction);
-            }
-            let signs = &numbers[..2];
-            let is_transposed = |n: usize| numbers[2..].get(n).is_some_and(|&n| n == 1);
-            if signs.iter().any(|sign| sign.abs() != 1) {
+            };
+            let in_memory = 2 - usize::from(from_registers);
+            if !is_valid
+                || numbers.len() != rest.len()
+                || transposed.len() != if left.is_none() { in_memory } else { 0 }
+            {
                 return unknown(instruction);
             }
             let operand = |element, transposed, sign| Factor { element, transposed, negated: sign < 0 };
-            let of_right = transpositions.saturating_sub(1);
             let form = Form {
                 columns,
-                left: operand(left, !from_registers && is_transposed(0), signs[0]),
-                right: operand(right, is_transposed(of_right), signs[1]),
+                left: operand(left, transposed.len() == 2 && transposed[0] == 1, left_sign),
+                right: operand(right, transposed.last() == Some(&1), right_sign),
             };
             let sums: Vec<Slot> =
                 d.elements(sums).iter().map(|sum| d.target::<f32>(sum)).collect::<Decoded<_>>()?;
@@ -124,7 +114,9 @@ pub(super) fn decode(d: &Decoder<'_>, instruction: &Instruction, parts: &[&str])
                 return unknown(instruction);
             }
             let a = if from_registers { Source::Constant(0) } else { d.source::<u64>(a)? };
-            issue(form, sums.into(), left, [a, d.source(b)?], d.predicate(adds)?, instruction.location)
+            let is_fenced = !d.unfenced.contains(&std::ptr::from_ref(instruction));
+            let (descriptors, adds) = ([a, d.source(b)?], d.predicate(adds)?);
+            issue(form, sums.into(), left, descriptors, adds, (is_fenced, instruction.location))
         }
         _ => unknown(instruction),
     }
@@ -152,7 +144,7 @@ fn issue(
     left: Vec<Slot>,
     [a, b]: [Source<u64>; 2],
     adds: Condition,
-    location: u32,
+    (is_fenced, location): (bool, u32),
 ) -> Decoded {
     let form = Arc::new(form);
     let run: Arc<dyn Fn(&mut Context<'_>, &Product) -> Outcome + Send + Sync> = {
@@ -163,13 +155,18 @@ fn issue(
         if cx.active != u32::MAX {
             return cx.fault(FaultKind::Synchronisation, "`wgmma` by a part of a warp");
         }
-        if !cx.asynchronous.has_fenced {
-            return cx.fault(FaultKind::Synchronisation, "`wgmma` without a `wgmma.fence` before it");
+        if !is_fenced {
+            let problem = "`wgmma` without a `wgmma.fence` before it and after other writes of its registers";
+            return cx.fault(FaultKind::Synchronisation, problem);
         }
         let descriptors =
             [uniform(&cx.value(a)?, "descriptor of A")?, uniform(&cx.value(b)?, "descriptor of B")?];
-        if descriptors.iter().any(|descriptor| descriptor >> 49 & 7 != 0) {
-            return cx.fault(FaultKind::Address, "a descriptor with a base offset, which is not emulated");
+        let begins_within =
+            |of: &u64| of >> 49 & 7 != 0 || (of & 0x3FFF) >> 3 & ((1 << swizzle_bits(*of)) - 1) != 0;
+        if descriptors.iter().any(begins_within) {
+            let problem = "a descriptor of a matrix that does not begin with a pattern of its swizzle: 256, 512 or 1024 bytes \
+                           by the width of 32, 64 or 128; base offsets are not emulated";
+            return cx.fault(FaultKind::Address, problem);
         }
         let adds = match cx.decided(adds)? {
             0 => false,
@@ -300,7 +297,7 @@ impl Factor {
     fn values(self, bytes: [u8; 16]) -> [f32; 16] {
         let mut values = [0.0; 16];
         match self.element {
-            Some(table) => {
+            Some((_, table)) => {
                 values.iter_mut().zip(bytes).for_each(|(value, byte)| *value = table[usize::from(byte)])
             }
             None => values.iter_mut().zip(bytes.as_chunks::<2>().0).for_each(|(value, &pair)| {
@@ -394,21 +391,22 @@ impl Form {
                 }
             }
         }
-        if left.element.is_none() {
+        if let (Some((of_a, _)), Some((of_b, _))) = (left.element, right.element) {
+            let least = [of_a.least_exponent(), of_b.least_exponent()];
+            vectorized(
+                #[inline(always)]
+                || {
+                    for (sum, b) in sums.iter_mut().zip(b.chunks(k)) {
+                        *sum = add_fp8_products(*sum, &a, b, least);
+                    }
+                },
+            );
+        } else {
             let a = a.first_chunk::<K>().expect("as many products");
             for (sums, b) in sums.as_chunks_mut::<COLUMNS>().0.iter_mut().zip(b.chunks(COLUMNS * K)) {
                 let b = std::array::from_fn(|k| std::array::from_fn(|column| b[column * K + k]));
                 add_products(a, &b, sums);
             }
-        } else {
-            vectorized(
-                #[inline(always)]
-                || {
-                    for (sum, b) in sums.iter_mut().zip(b.chunks(k)) {
-                        *sum = add_fp8_products(*sum, &a, b);
-                    }
-                },
-            );
         }
         for (n, &slot) in product.sums.iter().enumerate() {
             let values: Lanes<f32> = std::array::from_fn(|lane| {

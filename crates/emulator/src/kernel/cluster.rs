@@ -44,6 +44,8 @@ pub(crate) enum Awaited {
     Cluster,
     /// Registers that other warps of the block give back.
     Registers,
+    /// The end of the launch before this one.
+    Launch,
 }
 
 /// Something that lanes may wait for and that has come.
@@ -53,6 +55,7 @@ pub(crate) enum Event {
     Cluster,
     /// Registers of the block of this rank.
     Registers(u32),
+    Launch,
 }
 
 /// Reads under way of a unit of shared memory: their number, and the source line of one.
@@ -79,6 +82,8 @@ pub(crate) struct BlockState {
     /// Registers that warps have given back.
     pub(crate) free_registers: u32,
     pub(crate) has_exited: bool,
+    /// True if the block no longer keeps the next launch from beginning.
+    pub(crate) has_launched_dependents: bool,
 }
 
 /// Bytes that a copy moves at once.
@@ -96,8 +101,6 @@ pub(crate) struct Piece {
 pub(crate) enum Completion {
     /// A copy to shared memory: an mbarrier of the same block receives its bytes.
     Bytes(SharedPlace),
-    /// Copies of a thread to shared memory, which arrives at an mbarrier.
-    Arrival(SharedPlace),
     /// A copy to global memory, or a reduction.
     Group(Reduction),
 }
@@ -280,7 +283,7 @@ impl Cluster {
                 }
                 Ok(())
             }
-            Completion::Bytes(_) | Completion::Arrival(_) => {
+            Completion::Bytes(at) => {
                 let mut total = 0;
                 for piece in &copy.pieces {
                     let to = own.bytes(piece.shared, piece.bytes).expect("checked when it was issued");
@@ -295,11 +298,7 @@ impl Cluster {
                     total += piece.bytes;
                 }
                 self.note_swizzle(&copy, own);
-                match copy.completion {
-                    Completion::Bytes(at) => self.change(shared, at, |barrier| barrier.receive(total as i64)),
-                    Completion::Arrival(at) => self.change(shared, at, |barrier| barrier.arrive(1)),
-                    Completion::Group(_) => Ok(()),
-                }
+                self.change(shared, at, |barrier| barrier.receive(total as i64))
             }
         }
     }

@@ -4,10 +4,11 @@ use crate::fault::{Fault, FaultKind, Outcome};
 use crate::kernel::cluster::Cluster;
 use crate::kernel::{Code, Execute};
 use crate::memory::{Bytes, Local, Memory};
-use crate::races::{self, Races};
+use crate::races::Races;
 use crate::random::Random;
 use crate::registers::{LANES, Lane, Lanes, Marks, Registers, Slot, uninitialised};
 use pulp::{Arch, WithSimd};
+use std::cell::Cell;
 use std::collections::{BTreeSet, VecDeque};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::{Arc, LazyLock, Mutex, PoisonError};
@@ -44,7 +45,7 @@ pub(crate) enum Condition {
 
 /// A launch of a kernel.
 pub(crate) struct Launch<'a> {
-    pub(crate) code: &'a Code,
+    pub(crate) code: &'a Arc<Code>,
     pub(crate) memory: &'a Memory,
     pub(crate) parameters: Local,
     pub(crate) grid: [u32; 3],
@@ -54,34 +55,34 @@ pub(crate) struct Launch<'a> {
     pub(crate) cluster: [u32; 3],
     /// Static and dynamic shared memory of a block.
     pub(crate) shared_bytes: u64,
+    /// True while the launch before it runs, if this one need not wait for its end.
+    pub(crate) may_wait: Cell<bool>,
 }
 
 impl Launch<'_> {
-    /// The detector of races for this launch, if the settings ask for it. A launch that repeats another one
-    /// of this process, such as those that measure the time of a kernel, has none.
-    pub(crate) fn detector(&self) -> Option<Races> {
+    /// False if the launch repeats another one of this process, as those do that measure a kernel's time.
+    pub(crate) fn is_new(&self) -> bool {
         static SEEN: Mutex<BTreeSet<u64>> = Mutex::new(BTreeSet::new());
-        if !races::wanted() {
-            return None;
-        }
-        let Launch { code, parameters, grid, block, cluster, .. } = self;
+        let Launch { code, parameters, grid, block, .. } = self;
         let mut hash = DefaultHasher::new();
-        (&code.name, std::ptr::from_ref(*code) as usize, code.instructions(), grid, block).hash(&mut hash);
+        (&code.name, Arc::as_ptr(code) as usize, code.instructions(), grid, block).hash(&mut hash);
         let bytes = parameters.bytes(0, parameters.len() as u64).expect("all of them");
         (0..bytes.len()).for_each(|n| bytes.read::<1>(n).hash(&mut hash));
-        let is_new = SEEN.lock().unwrap_or_else(PoisonError::into_inner).insert(hash.finish());
-        is_new.then(|| Races::new(block.iter().product(), cluster.iter().product()))
+        SEEN.lock().unwrap_or_else(PoisonError::into_inner).insert(hash.finish())
     }
 
-    /// The place in the grid of a block of a cluster, by the cluster's number and the block's rank.
-    pub(crate) fn block_number(&self, cluster: u64, rank: u32) -> [u32; 3] {
-        let [x, y, z] = self.cluster;
-        let within = [rank % x, rank / x % y, rank / x / y];
-        debug_assert!(within[2] < z, "a rank of the cluster");
-        let [x, y]: [u64; 2] = std::array::from_fn(|d| u64::from(self.grid[d] / self.cluster[d]));
-        let of_cluster = [cluster % x, cluster / x % y, cluster / x / y];
-        std::array::from_fn(|d| of_cluster[d] as u32 * self.cluster[d] + within[d])
+    /// The number of clusters.
+    pub(crate) fn clusters(&self) -> u32 {
+        self.grid.iter().zip(self.cluster).map(|(grid, cluster)| grid / cluster).product()
     }
+}
+
+/// The place in a grid of a block of a cluster, by the cluster's number and the block's rank.
+pub(crate) fn block_number([grid, cluster]: [[u32; 3]; 2], number: u32, rank: u32) -> [u32; 3] {
+    let place = |n: u32, [x, y]: [u32; 2]| [n % x, n / x % y, n / x / y];
+    let (clusters, within) =
+        (place(number, [0, 1].map(|d| grid[d] / cluster[d])), place(rank, [cluster[0], cluster[1]]));
+    std::array::from_fn(|d| clusters[d] * cluster[d] + within[d])
 }
 
 /// Position of a warp in its launch.
@@ -134,12 +135,8 @@ pub(crate) struct Asynchronous {
     pub(crate) open_products: Vec<Product>,
     /// A hash of all `wgmma` that the warp has executed, and the source line of the last one.
     pub(crate) executed: (u64, u32),
-    /// True after a `wgmma.fence`.
-    pub(crate) has_fenced: bool,
     /// Bulk copies of each lane, by number.
     pub(crate) bulk: Vec<BulkGroups>,
-    /// Lanes that have told an mbarrier of their copies, with the number of these.
-    pub(crate) handed_over: Vec<(usize, u64)>,
     /// Lanes that have arrived at the cluster's barrier without waiting there, and those of them that have
     /// arrived in the current phase.
     pub(crate) arrived: u32,
@@ -283,6 +280,14 @@ impl Context<'_> {
     #[inline(always)]
     pub(crate) fn own_shared(&self) -> &Local {
         &self.shared[self.position.rank as usize]
+    }
+
+    /// Shows the detector of races, if any, what the active lanes do.
+    #[inline(always)]
+    pub(crate) fn observe(&mut self, see: impl FnOnce(&mut Races, u32)) {
+        if let Some(races) = &mut self.races {
+            see(races, self.active);
+        }
     }
 
     /// The fault of the first active lane.

@@ -35,29 +35,6 @@ impl Mbarrier {
         self.settle()
     }
 
-    /// As [`Mbarrier::arrive`], but the phase must not end.
-    pub(crate) fn arrive_without_end(&mut self, count: u32) -> Result<(), String> {
-        if count >= self.missing {
-            return Err(format!(
-                "arrives {count} times without completing a phase that lacks {}",
-                self.missing
-            ));
-        }
-        self.missing -= count;
-        Ok(())
-    }
-
-    /// Arrives, and leaves out this arrival in later phases.
-    pub(crate) fn arrive_and_drop(&mut self, count: u32) -> Result<bool, String> {
-        self.expected = self.expected.saturating_sub(count);
-        self.arrive(count)
-    }
-
-    /// One arrival more in this phase.
-    pub(crate) fn add_arrival(&mut self) {
-        self.missing += 1;
-    }
-
     /// Makes the current phase wait for bytes.
     pub(crate) fn expect(&mut self, bytes: i64) -> Result<(), String> {
         self.bytes += bytes;
@@ -116,8 +93,7 @@ mod tests {
         assert!(barrier.arrive(1).is_err_and(|text| text.contains("lacks 0 of 2 arrivals")));
         assert_eq!(barrier.receive(32), Ok(true));
         assert_eq!(barrier.phase, 1);
-        assert!(barrier.arrive_without_end(2).is_err() && barrier.arrive_without_end(1).is_ok());
-        assert_eq!(barrier.receive(8), Ok(false));
+        assert_eq!([barrier.arrive(1), barrier.receive(8)], [Ok(false), Ok(false)]);
         assert!(barrier.arrive(1).is_err_and(|text| text.contains("8 bytes more than phase 1")));
         assert!(Mbarrier::new(0).is_err());
     }

@@ -12,6 +12,8 @@ use std::thread::ThreadId;
 pub(crate) struct Node {
     pub(crate) work: Work,
     pub(crate) after: Vec<usize>,
+    /// The stream that captured it.
+    pub(crate) stream: usize,
 }
 
 /// A graph, instantiated or not.
@@ -32,7 +34,16 @@ pub(crate) struct Capture {
 }
 
 impl Capture {
-    pub(crate) fn add(&mut self, node: Node) -> usize {
+    /// Adds a node. It may begin early only after a launch that the same stream has captured just before.
+    pub(crate) fn add(&mut self, mut node: Node) -> usize {
+        if let Work::Launch(_, begins_early) = &mut node.work {
+            let before = match node.after[..] {
+                [before] => Some(&self.nodes[before]),
+                _ => None,
+            };
+            *begins_early &=
+                before.is_some_and(|of| of.stream == node.stream && matches!(of.work, Work::Launch(..)));
+        }
         self.nodes.push(node);
         self.nodes.len() - 1
     }

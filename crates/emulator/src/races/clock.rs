@@ -48,12 +48,15 @@ pub(crate) struct View {
     /// Accesses before a `fence.sc` that cannot come later than what the thread does next, for lack of
     /// fences only. The thread's next `fence.sc` makes them known.
     pub(crate) fenced: Clock,
+    /// Launches that have been waited for, a bit each.
+    pub(crate) launches: u64,
 }
 
 impl View {
     pub(crate) fn join(&mut self, other: &View) {
         self.known.join(&other.known);
         self.fenced.join(&other.fenced);
+        self.launches |= other.launches;
         self.proxied.iter_mut().zip(&other.proxied).for_each(|(ours, theirs)| ours.join(theirs));
     }
 }

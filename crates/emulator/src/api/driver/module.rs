@@ -3,7 +3,6 @@
 use super::device::shared_per_block;
 use super::{Handle, Out, call, export, on_device, synchronizing};
 use crate::machine::{self, Function, PORTABLE_CLUSTER};
-use crate::settings::Arch;
 use crate::status;
 use crate::tensor_map::{MOST_DIMENSIONS, TensorMap};
 use crate::work::{KernelLaunch, Work};
@@ -83,20 +82,18 @@ export! {
             if !fits || !is_within || threads > 1024 || u64::from(config.shared_bytes) > most_shared_bytes {
                 return Err(status::INVALID_VALUE);
             }
-            let mut cluster = None;
+            let (mut cluster, mut begins_early) = (None, false);
             for n in 0..config.attribute_count as usize {
                 // SAFETY: as many attributes as the configuration says.
                 let attribute = unsafe { &*config.attributes.wrapping_add(n) };
-                // CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION: the launch may begin early, but need
-                // not.
-                if attribute.id == 6 && machine.settings.arch.major >= 9 {
-                    continue;
+                match attribute.id {
+                    _ if machine.settings.arch.major < 9 => return Err(status::NOT_SUPPORTED),
+                    // CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+                    4 => cluster = attribute.value[..3].try_into().ok(),
+                    // CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+                    6 => begins_early = attribute.value[0] != 0,
+                    _ => return Err(status::NOT_SUPPORTED),
                 }
-                // CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
-                if attribute.id != 4 || machine.settings.arch < (Arch { major: 9, minor: 0 }) {
-                    return Err(status::NOT_SUPPORTED);
-                }
-                cluster = attribute.value[..3].try_into().ok();
             }
             // The kernel's own size and that of the launch must agree.
             let is_other = cluster.is_some() && code.cluster.is_some() && cluster != code.cluster;
@@ -115,7 +112,8 @@ export! {
             }
             let shared_bytes = code.shared_bytes + u64::from(config.shared_bytes);
             let LaunchConfig { grid, block, stream, .. } = *config;
-            machine.put(stream, Work::Launch(Arc::new(KernelLaunch { code, grid, block, cluster, shared_bytes, parameters })))
+            let launch = KernelLaunch { code, grid, block, cluster, shared_bytes, parameters };
+            machine.put(stream, Work::Launch(Arc::new(launch), begins_early))
         })
     }
 

@@ -11,6 +11,8 @@ use crate::memory::{Local, Memory};
 use crate::ptx::{Space, Variable, parse};
 use crate::random::Random;
 use crate::tensor_map::TensorMap;
+use std::cell::Cell;
+use std::sync::Arc;
 
 /// The value of `XTRAIN_TEST_SEED`, 0 by default.
 pub(super) fn seed() -> u64 {
@@ -113,7 +115,7 @@ impl Device {
             }
         }
         let Device::Emulated(memory) = self else { unreachable!("it was emulated") };
-        let code = compile(&module, &module.kernels[0], &globals)?;
+        let code = Arc::new(compile(&module, &module.kernels[0], &globals)?);
         let parameters = Local::new(arguments.len());
         for (n, byte) in arguments.iter().enumerate() {
             parameters.bytes(n as u64, 1).expect("a byte of the parameters").write(0, [*byte]);
@@ -126,7 +128,8 @@ impl Device {
             grid: grid.blocks,
             block: grid.threads,
             cluster: code.cluster.unwrap_or([1; 3]),
+            may_wait: Cell::new(false),
         };
-        grid::run(&launch, &mut random(body)).map(|_| ()).map_err(|report: Report| report.to_string())
+        grid::run(&[launch], &mut random(body)).map(|_| ()).map_err(|report: Report| report.to_string())
     }
 }

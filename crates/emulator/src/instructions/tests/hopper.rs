@@ -66,18 +66,10 @@ pub(super) fn forms() -> Vec<Form> {
         "mbarrier.try_wait.shared::cta.b64",
         "mbarrier.test_wait.shared::cta.b64",
         "mbarrier.test_wait.parity.shared::cta.b64",
-        "mbarrier.arrive.shared::cta.b64",
-        "mbarrier.arrive.noComplete.shared::cta.b64",
-        "mbarrier.arrive_drop.shared::cta.b64",
         "mbarrier.expect_tx.relaxed.cta.shared::cta.b64",
         "mbarrier.inval.shared::cta.b64",
     ] {
         forms.push(Form::by(opcode, |_| phases_follow_one_another()));
-    }
-    for opcode in
-        ["cp.async.mbarrier.arrive.noinc.shared::cta.b64", "cp.async.mbarrier.arrive.shared::cta.b64"]
-    {
-        forms.push(Form::by(opcode, copies_arrive));
     }
     for opcode in ["setmaxnreg.dec.sync.aligned.u32", "setmaxnreg.inc.sync.aligned.u32", "elect.sync"] {
         forms.push(Form::by(opcode, |_| registers_move_to_another_group()));
@@ -199,7 +191,7 @@ struct Case {
 }
 
 impl Case {
-    fn new(dimensions: usize, swizzle_bits: u32, seed: usize) -> Case {
+    fn new(dimensions: usize, swizzle_bits: u32, is_load: bool, seed: usize) -> Case {
         let mut random = random(&format!("box {dimensions} {swizzle_bits} {seed}"));
         let element_bytes = 1 << random.below(3);
         let width = if swizzle_bits == 0 { 48 } else { 16 << swizzle_bits };
@@ -213,14 +205,15 @@ impl Case {
             boxed.push(1 + random.below(4) as u64);
             bytes *= extents[extents.len() - 1];
         }
-        let at = extents
-            .iter()
-            .zip(&boxed)
-            .map(|(&extent, &width)| random.below((extent + 2 * width) as usize) as i32 - width as i32);
+        // A GPU loads boxes from negative coordinates, but stores none there.
+        let at = extents.iter().zip(&boxed).map(|(&extent, &width)| {
+            let before = if is_load { width } else { 0 };
+            random.below((extent + before + width) as usize) as i32 - before as i32
+        });
         let mut at: Vec<i32> = at.collect();
         // A box begins at a multiple of 16 bytes.
         at[0] -= at[0].rem_euclid(16 / element_bytes as i32);
-        let content = (0..bytes).map(|_| random.draw() as u8).collect();
+        let content = (0..bytes.next_multiple_of(16)).map(|_| random.draw() as u8).collect();
         Case {
             map: TensorMap { address: 0, element_bytes, swizzle_bits, extents, strides, boxed },
             content,
@@ -228,8 +221,9 @@ impl Case {
         }
     }
 
-    /// For each byte of the box, its place in shared memory and its index in the tensor, if it is inside.
-    fn places(&self) -> Vec<(usize, Option<usize>)> {
+    /// For each byte of the box, its place in shared memory and its index in the tensor, if it is inside. Stores
+    /// write rows up to a multiple of 16 bytes.
+    fn places(&self, is_load: bool) -> Vec<(usize, Option<usize>)> {
         let TensorMap { element_bytes, swizzle_bits, extents, strides, boxed, .. } = &self.map;
         let row_bytes = boxed[0] * element_bytes;
         let byte = |n: u64| {
@@ -238,7 +232,9 @@ impl Case {
             let line = row * row_bytes / 128;
             let chunk = (within / 16) ^ (line % (1 << swizzle_bits));
             let mut index = (i64::from(self.at[0]) * *element_bytes as i64) + within as i64;
-            let mut is_inside = (0..(extents[0] * element_bytes) as i64).contains(&index);
+            let inner = extents[0] * element_bytes;
+            let end = if is_load { inner } else { inner.next_multiple_of(16) };
+            let mut is_inside = (0..end as i64).contains(&index);
             let mut rest = row;
             for n in 1..boxed.len() {
                 let at = i64::from(self.at[n]) + (rest % boxed[n]) as i64;
@@ -265,7 +261,7 @@ const MAP: &str = ".param .align 64 .b8 map[128], ";
 
 fn copies_a_box(dimensions: usize, swizzle_bits: u32, multicasts: bool) -> Result<(), String> {
     for seed in 0..6 {
-        let mut case = Case::new(dimensions, swizzle_bits, seed);
+        let mut case = Case::new(dimensions, swizzle_bits, true, seed);
         let bytes = case.map.box_bytes() as usize;
         let (blocks, cast, mask) = if multicasts { (2, ".multicast::cluster", ", %h") } else { (1, "", "") };
         let (set, of_box) = case.operand();
@@ -282,7 +278,7 @@ fn copies_a_box(dimensions: usize, swizzle_bits: u32, multicasts: bool) -> Resul
         let text = received(MAP, blocks, bytes, multicasts, &copy);
         device.run(&text, Grid::row(blocks, 32), &parameters)?;
         let mut expected = vec![0; bytes];
-        for (place, index) in case.places() {
+        for (place, index) in case.places(true) {
             expected[place] = index.map_or(0, |index| case.content[index]);
         }
         if device.load(to, bytes * blocks)? != expected.repeat(blocks) {
@@ -295,7 +291,7 @@ fn copies_a_box(dimensions: usize, swizzle_bits: u32, multicasts: bool) -> Resul
 /// Fills shared memory with byte n at place n mod 251.
 fn stores_a_box(opcode: &str, dimensions: usize, swizzle_bits: u32) -> Result<(), String> {
     for seed in 0..6 {
-        let mut case = Case::new(dimensions, swizzle_bits, seed);
+        let mut case = Case::new(dimensions, swizzle_bits, false, seed);
         let bytes = case.map.box_bytes() as usize;
         let content: Vec<u8> = (0..bytes).map(|n| (n % 251) as u8).collect();
         let (set, of_box) = case.operand();
@@ -312,7 +308,7 @@ fn stores_a_box(opcode: &str, dimensions: usize, swizzle_bits: u32) -> Result<()
         parameters.extend(arguments(&[case.map.address]));
         device.run(&text, Grid::row(1, 32), &parameters)?;
         let mut expected = case.content.clone();
-        for (place, index) in case.places() {
+        for (place, index) in case.places(false) {
             if let Some(index) = index {
                 expected[index] = content[place];
             }
@@ -326,7 +322,7 @@ fn stores_a_box(opcode: &str, dimensions: usize, swizzle_bits: u32) -> Result<()
 
 /// Fills shared memory with the number n mod 251 at place n, and adds it to a tensor of numbers.
 fn adds_a_box(opcode: &str, dimensions: usize, swizzle_bits: u32) -> Result<(), String> {
-    let cases = (0..).map(|seed| Case::new(dimensions, swizzle_bits, seed));
+    let cases = (0..).map(|seed| Case::new(dimensions, swizzle_bits, false, seed));
     for mut case in cases.filter(|case| case.map.element_bytes == 4).take(4) {
         let bytes = case.map.box_bytes() as usize;
         let number = |n: usize| (n % 251) as f32;
@@ -346,7 +342,7 @@ fn adds_a_box(opcode: &str, dimensions: usize, swizzle_bits: u32) -> Result<(), 
         let mut parameters = device.tensor_map(&case.map);
         parameters.extend(arguments(&[case.map.address]));
         device.run(&text, Grid::row(1, 32), &parameters)?;
-        for (place, index) in case.places().into_iter().step_by(4) {
+        for (place, index) in case.places(false).into_iter().step_by(4) {
             if let Some(index) = index {
                 expected[index / 4] += number(place / 4);
             }
@@ -378,19 +374,19 @@ fn bulk_stores(opcode: &str) -> Result<(), String> {
     if device.load(to, 1024)? == expected { Ok(()) } else { Err("numbers differ".into()) }
 }
 
-/// Phases by arrivals, by bytes and by dropped arrivals; waits by state and by parity.
+/// Phases by arrivals and by bytes; waits by state and by parity.
 fn phases_follow_one_another() -> Result<(), String> {
     let spin = |name: &str, test: &str| format!("{name}:\nmbarrier.{test};\n@!%p bra {name};\n");
     let body = format!(
         "mov.u32 %s, bar;\nsetp.ne.s32 %q, %t, 0;\n@%q bra END;\nmov.u32 %v, 3;\nmbarrier.init.shared::cta.b64 [%s], %v;\n\
-         mbarrier.arrive.noComplete.shared::cta.b64 %state, [%s], 2;\nmbarrier.arrive.shared::cta.b64 %state, [%s];\n{}{}\
+         mbarrier.arrive.shared::cta.b64 %state, [%s], 2;\nmbarrier.arrive.shared::cta.b64 %state, [%s];\n{}{}\
          mbarrier.test_wait.parity.shared::cta.b64 %p, [%s], 1;\nselp.u32 %x, 1, 0, %p;\nst.global.u32 [%to], %x;\n\
          mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%s], 16;\nmbarrier.arrive.shared::cta.b64 %state, [%s], 3;\n\
          mbarrier.test_wait.shared::cta.b64 %p, [%s], %state;\nselp.u32 %x, 1, 0, %p;\nst.global.u32 [%to+4], %x;\n\
          mov.u32 %w, area;\nfence.proxy.async;\n{BULK} [%w], [%to], 16, [%s];\n{}\
          ld.shared.u32 %x, [area+8];\nst.global.u32 [%to+8], %x;\n\
-         mbarrier.arrive_drop.shared::cta.b64 _, [%s];\nmbarrier.arrive.shared::cta.b64 _, [%s], 2;\n{}\
-         mbarrier.arrive.shared::cta.b64 %state, [%s], 2;\n{}mbarrier.inval.shared::cta.b64 [%s];\nEND:\n",
+         mbarrier.arrive.shared::cta.b64 _, [%s], 3;\n{}\
+         mbarrier.arrive.shared::cta.b64 %state, [%s], 3;\n{}mbarrier.inval.shared::cta.b64 [%s];\nEND:\n",
         spin("A", "try_wait.shared::cta.b64 %p, [%s], %state"),
         spin("B", "test_wait.parity.shared::cta.b64 %p, [%s], 0"),
         spin("C", "test_wait.shared::cta.b64 %p, [%s], %state"),
@@ -405,27 +401,6 @@ fn phases_follow_one_another() -> Result<(), String> {
     let expected: Vec<u8> = [0u32, 0, 7, 7].iter().flat_map(|x| x.to_le_bytes()).collect();
     let found = device.load(to, 16)?;
     if found == expected { Ok(()) } else { Err(format!("{found:?} is not {expected:?}")) }
-}
-
-/// Threads copy numbers, and other threads read them once all copies have arrived.
-fn copies_arrive(opcode: &str) -> Result<(), String> {
-    let count = if opcode.contains("noinc") { 32 } else { 1 };
-    let arrives = if count == 1 { "@!%q mbarrier.arrive.shared::cta.b64 _, [%s];\n" } else { "" };
-    let body = format!(
-        "mov.u32 %s, bar;\nsetp.ne.s32 %q, %t, 0;\nmov.u32 %v, {count};\n@!%q mbarrier.init.shared::cta.b64 [%s], %v;\nbar.sync 0;\n\
-         ld.param.u64 %from, [from];\nmul.wide.u32 %o, %t, 8;\nadd.s64 %from, %from, %o;\nmov.u32 %w, area;\nmad.lo.s32 %w, %t, 8, %w;\n\
-         cp.async.ca.shared.global [%w], [%from], 8, 4;\n{opcode} [%s];\nbar.sync 0;\n{arrives}{}{}cp.async.wait_all;\n",
-        wait("ARRIVED", 0),
-        dump(256)
-    );
-    let text = kernel(".param .u64 from, ", 1, ".shared .align 16 .b8 area[256];", &body);
-    let mut random = random(opcode);
-    let source: Vec<u8> = (0..256).map(|_| random.draw() as u8).collect();
-    let mut device = Device::new();
-    let (from, to) = (device.store(&source), device.allocate(256));
-    device.run(&text, Grid::row(1, 32), &arguments(&[from, to]))?;
-    let expected: Vec<u8> = (0..256).map(|n| if n % 8 < 4 { source[n] } else { 0 }).collect();
-    if device.load(to, 256)? == expected { Ok(()) } else { Err("bytes differ".into()) }
 }
 
 /// The first four warps give registers to the others. The elected lane of each warp counts, and so does the

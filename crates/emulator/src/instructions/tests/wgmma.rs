@@ -2,7 +2,8 @@
 
 use super::form::Form;
 use super::{Device, Grid, arguments, random};
-use crate::numbers::{E4M3, E5M2, from_bf16};
+use crate::gemm::defined_fp8_sum;
+use crate::numbers::{E4M3, E5M2, Minifloat, from_bf16};
 
 const THREADS: usize = 128;
 /// Where A and B begin in shared memory, and where B ends.
@@ -41,6 +42,10 @@ pub(super) fn forms() -> Vec<Form> {
         }));
     }
     forms
+}
+
+fn format_of(ty: &str) -> Minifloat {
+    if ty == "e5m2" { E5M2 } else { E4M3 }
 }
 
 /// An operand's layout in shared memory.
@@ -103,11 +108,7 @@ impl Layout {
 
 impl Shape {
     fn check(self, opcode: &str) -> Result<(), String> {
-        // Random layouts; a few more for some widths.
-        for round in 0..if self.columns.is_power_of_two() { 8 } else { 2 } {
-            self.multiply(opcode, round)?;
-        }
-        Ok(())
+        (0..3).try_for_each(|round| self.multiply(opcode, round))
     }
 
     fn multiply(self, opcode: &str, round: usize) -> Result<(), String> {
@@ -124,15 +125,18 @@ impl Shape {
         layouts[0].transposed &= !from_registers;
         let signs: [i32; 2] = [0, 1].map(|_| if random.below(3) == 0 { -1 } else { 1 });
         let adds = random.below(2) == 1;
-        // Whole numbers in even rounds, of which all sums are exact.
+        // Whole numbers, of which all sums are exact, numbers of all magnitudes, and small and subnormal ones.
         let mut number = |ty: &str| -> (u16, f64) {
             let whole = random.below(17) as f32 - 8.0;
-            let format = if ty == "e5m2" { E5M2 } else { E4M3 };
-            let bits = match (ty, round % 2) {
+            let format = format_of(ty);
+            let bits = match (ty, round) {
                 ("bf16", 0) => (whole.to_bits() >> 16) as u16,
                 ("bf16", _) => (random.draw() as u16 & 0x87FF) | 0x3C00,
                 (_, 0) => format.encode(whole).into(),
-                _ => random.below(usize::from(format.max) + 1) as u16 | (random.below(2) as u16) << 7,
+                _ => {
+                    let most = if round == 1 { format.max } else { 15 };
+                    random.below(usize::from(most) + 1) as u16 | (random.below(2) as u16) << 7
+                }
             };
             let value = if ty == "bf16" { from_bf16(bits) } else { format.decode(bits as u8) };
             (bits, value.into())
@@ -141,7 +145,8 @@ impl Shape {
         for (rows, ty) in [(64, types[0]), (columns, types[1])] {
             matrices.push((0..rows * k).map(|_| number(ty)).collect());
         }
-        let held: Vec<f32> = (0..64 * columns).map(|_| random.below(64) as f32 - 31.0).collect();
+        let unit = if round == 2 { 2f32.powi(-12) } else { 1.0 };
+        let held: Vec<f32> = (0..64 * columns).map(|_| unit * (random.below(64) as f32 - 31.0)).collect();
 
         let mut areas = vec![0u8; AREAS[2]];
         for (n, matrix) in matrices.iter().enumerate() {
@@ -195,10 +200,9 @@ impl Shape {
             let is_right = if is_bf16 {
                 let exact = products.iter().sum::<f64>() + sum;
                 let magnitude = products.iter().map(|x| x.abs()).sum::<f64>() + sum.abs();
-                (f64::from(found) - exact).abs()
-                    <= if round.is_multiple_of(2) { 0.0 } else { 2f64.powi(-22) * magnitude }
+                (f64::from(found) - exact).abs() <= if round == 0 { 0.0 } else { 2f64.powi(-22) * magnitude }
             } else {
-                f64::from(found) == of_fp8(&operands, sum)
+                f64::from(found) == defined_fp8_sum(&operands, types.map(format_of), sum)
             };
             if !is_right {
                 return Err(format!(
@@ -242,16 +246,4 @@ impl Shape {
             second = AREAS[1] >> 4,
         )
     }
-}
-
-/// Products of FP8 operands and a sum, aligned to the largest exponent; that of a product is the sum of its
-/// operands'. Each keeps 13 bits after it, and the result 13 after its leading bit.
-fn of_fp8(operands: &[[f64; 2]], sum: f64) -> f64 {
-    let leading = |x: f64| if x == 0.0 { 0.0 } else { 2f64.powi(x.abs().log2().floor() as i32) };
-    let unit = |leading: f64| if leading == 0.0 { 1.0 } else { leading * 2f64.powi(-13) };
-    let cut = |x: f64, unit: f64| (x / unit).trunc() * unit;
-    let largest = operands.iter().map(|[x, y]| leading(*x) * leading(*y)).fold(leading(sum), f64::max);
-    let common = unit(largest);
-    let total: f64 = operands.iter().map(|[x, y]| cut(x * y, common)).sum::<f64>() + cut(sum, common);
-    cut(total, unit(leading(total)))
 }

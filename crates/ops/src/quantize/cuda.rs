@@ -112,15 +112,18 @@ impl QuantizeArguments {
 }
 
 impl CudaKernel for Quantize {
-    /// The amaxes of the regions of each written layout; and the workspace of a separate save, or the sums
-    /// over the columns of areas for the gradient of the weights of rows.
+    /// The amaxes of the regions of each written layout, if an earlier launch than the cast reduces them; and
+    /// the workspace of a separate save, or the sums over the columns of areas for the gradient of the
+    /// weights of rows.
     fn workspace(&self, inputs: &[TensorType]) -> Vec<TensorType> {
         let (rows, cols) = self.source.extents(inputs);
+        let reduces = self.reduces_amaxes([rows, cols]);
         let layouts = self.layouts.written().into_iter().zip([[rows, cols], [cols, rows]]);
         let amaxes = |[rows, cols]: [usize; 2]| TensorType::new(DType::U32, self.scaling.shape(rows, cols));
-        let own = layouts.filter(|(is_written, _)| *is_written).map(|(_, extents)| amaxes(extents));
+        let own =
+            layouts.filter(|(is_written, _)| *is_written && reduces).map(|(_, extents)| amaxes(extents));
         let further = match self.source {
-            _ if self.saves_apart(inputs) => saving_workspace(inputs),
+            _ if self.saves_apart(inputs) => saving_workspace(),
             source if source.has_dweights() => {
                 vec![TensorType::new(DType::F32, [(cols / 2).div_ceil(TILE), rows])]
             }
@@ -133,8 +136,8 @@ impl CudaKernel for Quantize {
         let types: Vec<TensorType> = operands.inputs.iter().map(|t| t.ty).collect();
         if self.saves_apart(&types) {
             let (outputs, copy) = operands.outputs.split_at(operands.outputs.len() - 2);
-            let (workspace, saving_workspace) = operands.workspace.split_at(operands.workspace.len() - 2);
-            let save = saving(gpu, operands.inputs[0], copy, saving_workspace)?;
+            let (workspace, of_saving) = operands.workspace.split_at(operands.workspace.len() - 1);
+            let save = saving(gpu, operands.inputs[0], copy, of_saving)?;
             let weighted = self.source.is_weighted();
             let cast = Quantize { source: CastSource::Swiglu { restored: false, weighted }, ..*self };
             let cast = cast.prepare(gpu, &Operands { inputs: operands.inputs, outputs, workspace })?;
@@ -143,8 +146,7 @@ impl CudaKernel for Quantize {
         let (rows, cols) = self.source.extents(&types);
         let dtype = suffix(types[0].with_dtype(self.source.dtype(&types)));
         let arguments = self.arguments(operands);
-        let cover = self.cover([rows, cols]);
-        let packed_pairs = self.format == DType::E5M6 && !cover.vector;
+        let packed_pairs = self.has_packed_pairs([rows, cols]);
         let phases = self.phases(packed_pairs);
         let function = |phase, name: &str| gpu.function(&SOURCE, &self.defines(phase), name);
         let mut steps = Vec::new();
@@ -174,7 +176,7 @@ impl CudaKernel for Quantize {
         // SAFETY: the kernels take one `QuantizeArguments`. The value to cast is [rows, cols], and its inputs
         // have the sizes that `CastSource` gives and the type in the kernel's name; each written layout has
         // its own extents, in the format, with its scales and a word for each of them; a saved copy is as
-        // large as gate and up, with a scale for each tile, and there is a sum for each row and area of dgate.
+        // large as gate and up, with a scale for each tile, and each row has a sum for each area of dgate.
         // Indices of a gather come from `dispatch`: they are -1 or within the tensors. The areas cover the
         // matrix, so do the blocks that reduce the amax, which loop over further rows, and the other launches
         // cover every scale, row or pair of elements.
@@ -352,16 +354,18 @@ impl Quantize {
         let cover = self.cover([rows, cols]);
         let given_place = |n: Option<usize>| n.map_or(none, |n| given[n].place);
         let by_row = self.given == Given::Amax && self.scaling == Scaling::Row;
-        let mut pairs = operands.outputs.chunks_exact(2).zip(operands.workspace);
+        let reduces = self.reduces_amaxes([rows, cols]);
+        let (mut pairs, mut own) = (operands.outputs.chunks_exact(2), operands.workspace.iter());
         let [row_major, transposed] = self.layouts.written().map(|is_written| {
             let pair = if is_written { pairs.next() } else { None };
-            let Some((pair, amaxes)) = pair else { return CastLayout::default() };
+            let Some(pair) = pair else { return CastLayout::default() };
+            let amaxes = own.next().filter(|_| reduces).map_or(none, |amaxes| amaxes.place);
             let (rows, cols) = pair[0].ty.shape.rows_cols();
             let (down, across) = self.scaling.steps(rows, cols);
             CastLayout {
                 q: pair[0].place,
                 inv_scale: pair[1].place,
-                amaxes: if by_row { given_place(self.given.amax()) } else { amaxes.place },
+                amaxes: if by_row { given_place(self.given.amax()) } else { amaxes },
                 rows: rows as u32,
                 cols: cols as u32,
                 down: down as u32,
@@ -437,6 +441,16 @@ impl Quantize {
         Ok(Some(FusedCast { arguments, defines, path: cover.path, launch, before, after }))
     }
 
+    /// True if two elements of a packed format, perhaps of two rows, share a byte.
+    fn has_packed_pairs(self, extents: [usize; 2]) -> bool {
+        self.format == DType::E5M6 && !self.cover(extents).vector
+    }
+
+    /// True if another launch than that of the cast reduces amaxes of regions.
+    fn reduces_amaxes(self, extents: [usize; 2]) -> bool {
+        self.phases(self.has_packed_pairs(extents)) != [Phase::Fused]
+    }
+
     /// True if a separate launch saves gate and up: their halves are no multiples of tiles.
     fn saves_apart(&self, inputs: &[TensorType]) -> bool {
         let saves = matches!(self.source, CastSource::SwigluSaving { .. });
@@ -444,11 +458,9 @@ impl Quantize {
     }
 }
 
-/// The workspace of [`saving`].
-pub(crate) fn saving_workspace(gate_up: &[TensorType]) -> Vec<TensorType> {
-    let mut types = SAVE.workspace(&gate_up[..1]);
-    types.push(TensorType::new(DType::F32, [1]));
-    types
+/// The workspace of [`saving`]: an amax that nothing reads.
+pub(crate) fn saving_workspace() -> Vec<TensorType> {
+    vec![TensorType::new(DType::F32, [1])]
 }
 
 /// Work that saves gate and up in FP8: `copy` is the numbers and the scales.
@@ -458,10 +470,9 @@ pub(crate) fn saving(
     copy: &[CudaOutput],
     workspace: &[CudaTensor],
 ) -> Result<Work, CudaError> {
-    // Nothing reads its amax.
-    let amax = CudaOutput { ty: workspace[1].ty, place: workspace[1].place, accumulate: false };
+    let amax = CudaOutput { ty: workspace[0].ty, place: workspace[0].place, accumulate: false };
     let outputs = [copy[0], copy[1], amax];
-    SAVE.prepare(gpu, &Operands { inputs: &[gate_up], outputs: &outputs, workspace: &workspace[..1] })
+    SAVE.prepare(gpu, &Operands { inputs: &[gate_up], outputs: &outputs, workspace: &[] })
 }
 
 impl CudaKernel for Dequantize {

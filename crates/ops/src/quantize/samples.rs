@@ -294,6 +294,7 @@ fn fused_casts() -> Vec<Sample> {
         // Experts, which are not cast by rows.
         for (source, inputs) in swiglu(true) {
             all.extend(in_both_layouts(source, &inputs, &[(Scaling::Tensor, false), (Scaling::Tile, true)]));
+            all.extend(([rows, cols] == [256, 384]).then(|| delayed(source, &inputs)));
         }
     }
     // Whole areas, one of which has no token, in two bands on the emulated GPU; rows that end within an area;
@@ -304,12 +305,20 @@ fn fused_casts() -> Vec<Sample> {
         let inputs = permuted(shape, cols);
         let scalings = [(Scaling::Tensor, false), (Scaling::Tile, true)];
         all.extend(in_both_layouts(CastSource::Permute, &inputs, &scalings));
+        all.push(delayed(CastSource::Permute, &inputs));
         for layouts in [Layouts::RowMajor, Layouts::Transposed] {
             let op = Quantize::new(DType::E4M3, Scaling::Tile, true, layouts);
             all.push(Sample::plain(Quantize { source: CastSource::Permute, ..op }, inputs.clone()));
         }
     }
     all
+}
+
+/// A cast of a source to E4M3 in both layouts with a delayed scale.
+fn delayed(source: CastSource, inputs: &[SampleInput]) -> Sample {
+    let op = Quantize::new(DType::E4M3, Scaling::Tensor, false, Layouts::Both);
+    let scale = SampleInput::activation([1, 1]).fill(Fill::Values(vec![0.37]));
+    Sample::plain(Quantize { source, given: Given::Scale, ..op }, [inputs, &[scale]].concat())
 }
 
 /// Casts of a source in both layouts: to E4M3 with these scales, to E5M2 with one for the tensor, computed or

@@ -85,9 +85,9 @@ template <bool VECTOR, class T> __device__ __forceinline__ void store_some(T* to
     }
 }
 
-// A thread has eight neighbours, loaded one by one unless rows are VECTORs. Parts of the weight's gradient are
-// added in an order that casts of the gradient share (quantize/kernel.cu): the products of eight neighbours,
-// the sums of sixteen threads, and these in the order of columns.
+// A thread has eight neighbours, loaded one by one unless rows are VECTORs. The weight's gradient is added in
+// the order of casts of SwiGLU's gradient (quantize/kernel.cu): the products of eight neighbours, the sums of
+// sixteen threads, and these in the order of columns.
 template <class T, bool VECTOR, bool REMATERIALISE> __device__ __forceinline__ void weighted_backward(const SwigluGradArguments& args) {
     constexpr int N = 8, GROUP = 16;
     __shared__ float sums[2][1024 / GROUP];

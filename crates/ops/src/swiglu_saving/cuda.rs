@@ -6,8 +6,8 @@ use xtrain_cuda::{CudaError, CudaKernel, Gpu, Operands, Work};
 use xtrain_tensor::TensorType;
 
 impl CudaKernel for SwigluSaving {
-    fn workspace(&self, inputs: &[TensorType]) -> Vec<TensorType> {
-        saving_workspace(inputs)
+    fn workspace(&self, _: &[TensorType]) -> Vec<TensorType> {
+        saving_workspace()
     }
 
     fn prepare(&self, gpu: &Gpu, operands: &Operands<'_>) -> Result<Work, CudaError> {

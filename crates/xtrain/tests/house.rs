@@ -103,6 +103,7 @@ const UNSAFE: [&str; 22] = [
     "crates/emulator/src/memory.rs",
     "crates/emulator/src/work.rs",
     "crates/emulator/tests/common/mod.rs",
+    "crates/emulator/tests/dependent.rs",
     "crates/emulator/tests/driver.rs",
     "crates/emulator/tests/kernel.rs",
     "crates/emulator/tests/ordering.rs",

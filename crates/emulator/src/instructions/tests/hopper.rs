@@ -66,6 +66,7 @@ pub(super) fn forms() -> Vec<Form> {
         "mbarrier.try_wait.shared::cta.b64",
         "mbarrier.test_wait.shared::cta.b64",
         "mbarrier.test_wait.parity.shared::cta.b64",
+        "mbarrier.arrive.shared::cta.b64",
         "mbarrier.expect_tx.relaxed.cta.shared::cta.b64",
         "mbarrier.inval.shared::cta.b64",
     ] {
@@ -221,8 +222,8 @@ impl Case {
         }
     }
 
-    /// For each byte of the box, its place in shared memory and its index in the tensor, if it is inside. Stores
-    /// write rows up to a multiple of 16 bytes.
+    /// For each byte of the box, its place in shared memory and its index in the tensor, if it is inside.
+    /// Stores write rows up to a multiple of 16 bytes.
     fn places(&self, is_load: bool) -> Vec<(usize, Option<usize>)> {
         let TensorMap { element_bytes, swizzle_bits, extents, strides, boxed, .. } = &self.map;
         let row_bytes = boxed[0] * element_bytes;

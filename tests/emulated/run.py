@@ -14,8 +14,11 @@ import os
 import pathlib
 import re
 import resource
+import signal
 import subprocess
 import sys
+import tempfile
+import threading
 import time
 
 # Packages and their test binaries.
@@ -153,7 +156,7 @@ def choose(seed, only, arch, is_all):
 
 
 def past_seconds(out):
-    """The duration of each test in earlier runs."""
+    """The processor time of each test in earlier runs."""
     try:
         return json.loads((out / "seconds.json").read_text())
     except (OSError, ValueError):
@@ -161,7 +164,7 @@ def past_seconds(out):
 
 
 def seconds(test, past):
-    """The expected duration of a test."""
+    """The expected processor time of a test."""
     return past.get(str(test)) or first(SECONDS, f"{test.suite} {test.test}") or 1
 
 
@@ -185,25 +188,29 @@ def for_races(tests, logs):
 
 
 def run(test, seed, out, settings=(), cache=None):
-    """Runs one test. Returns whether it passed, its duration in seconds and its output."""
+    """Runs one test. Returns whether it passed, its seconds of processor time and its output."""
     devices = first(DEVICES, f"{test.suite} {test.test}") or 1
-    settings = [f"arch={test.arch}", f"devices={devices}", f"seed={seed}", f"log={test.log(out)}", *settings]
+    ptx = pathlib.Path(os.environ["XTRAIN_CUDA_LIBRARIES"]).parent / "ptx"
+    settings = [f"arch={test.arch}", f"devices={devices}", f"seed={seed}", f"log={test.log(out)}", f"ptx={ptx}", *settings]
     environment = {"XTRAIN_TEST_SAMPLE": "1"} | os.environ | {
         "XTRAIN_EMULATOR": "\n".join(settings),
         "XTRAIN_TEST_DEVICE": "cuda",
         "XTRAIN_TEST_SEED": str(seed),
         "XTRAIN_CACHE": str(cache or os.environ["XTRAIN_CACHE"]),
     }
-    begun = time.monotonic()
-    try:
-        done = subprocess.run(
-            [test.binary, "--exact", test.test, "--test-threads=1", "--nocapture"],
-            cwd=pathlib.Path("crates") / test.suite.split("/")[0], env=environment,
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", timeout=TIMEOUT,
-        )
-        text, code = done.stdout, done.returncode
-    except subprocess.TimeoutExpired as late:
-        text, code = (late.stdout or b"").decode(errors="replace") + f"\nno end after {TIMEOUT} s", 1
+    with tempfile.TemporaryFile() as written:
+        command = [test.binary, "--exact", test.test, "--test-threads=1", "--nocapture"]
+        folder = pathlib.Path("crates") / test.suite.split("/")[0]
+        started = subprocess.Popen(command, cwd=folder, env=environment, stdout=written, stderr=subprocess.STDOUT)
+        timer = threading.Timer(TIMEOUT, started.kill)
+        timer.start()
+        _, status, used = os.wait4(started.pid, 0)
+        timer.cancel()
+        started.returncode = code = os.waitstatus_to_exitcode(status)
+        written.seek(0)
+        text = written.read().decode(errors="replace")
+    if code == -signal.SIGKILL:
+        text += f"\nkilled, as after {TIMEOUT} s"
     counts = re.search(r"(\d+) passed; (\d+) failed; (\d+) ignored", text)
     has_run = counts is not None and counts.group(1) == "1"
     # A report fails the test even if no call returns its error, as in a destructor.
@@ -212,7 +219,7 @@ def run(test, seed, out, settings=(), cache=None):
         text += "\nthe test did not run: it was ignored or does not exist"
     elif code == 0 and report:
         text += f"\nthe test passed, but the emulated GPU reported: {report.group(0)}"
-    return code == 0 and has_run and not report, time.monotonic() - begun, text
+    return code == 0 and has_run and not report, used.ru_utime + used.ru_stime, text
 
 
 def processor_seconds():

@@ -89,7 +89,10 @@ pub(crate) fn run(launches: &[Launch<'_>], random: &mut Random) -> Result<u64, R
             && next.may_wait.replace(false)
             && let Some(grid) = grids.get_mut(chosen + 1)
         {
-            grid.wake_all();
+            for r in 0..grid.resident.len() {
+                grid.resident[r].iter_mut().for_each(|of| of.cluster.events.push(Event::Launch));
+                grid.wake(r);
+            }
         }
         while grids.get(first).is_some_and(Grid::has_ended) {
             first += 1;
@@ -153,16 +156,6 @@ impl<'a> Grid<'a> {
         let mut blocks = self.resident.iter().flatten().flat_map(|resident| &resident.cluster.blocks);
         self.next_cluster == self.launch.clusters()
             && blocks.all(|block| block.has_exited || block.has_launched_dependents)
-    }
-
-    /// Wakes the warps that wait for the launch before this one.
-    fn wake_all(&mut self) {
-        for r in 0..self.resident.len() {
-            if let Some(resident) = &mut self.resident[r] {
-                resident.cluster.events.push(Event::Launch);
-            }
-            self.wake(r);
-        }
     }
 
     /// Starts the next cluster, if any, in slot `r`.

@@ -5,7 +5,7 @@ use super::group::{Group, Place, Waits, merge};
 use crate::fault::{Fault, FaultKind, Outcome};
 use crate::instructions::advance_products;
 use crate::kernel::cluster::{Awaited, Cluster, Event};
-use crate::kernel::context::{Asynchronous, Context, Launch, PendingCopies, Position, Source};
+use crate::kernel::context::{Asynchronous, Context, Launch, Position, Source};
 use crate::kernel::{Action, Code, End, Execute, Poll};
 use crate::memory::Local;
 use crate::races::Races;
@@ -21,7 +21,6 @@ const CHECKS_THAT_FAIL: usize = 4;
 pub(super) struct Warp {
     pub(super) registers: Registers,
     pub(super) local: Local,
-    pub(super) copies: Vec<PendingCopies>,
     pub(super) asynchronous: Asynchronous,
     pub(super) groups: Vec<Group>,
     /// Rank of the block in its cluster.
@@ -39,7 +38,6 @@ impl Warp {
         Warp {
             registers: Registers::new(code.slots),
             local: Local::new(LANES * code.local_bytes as usize),
-            copies: Vec::new(),
             asynchronous: Asynchronous::default(),
             groups: Vec::new(),
             rank: 0,
@@ -54,7 +52,6 @@ impl Warp {
     pub(super) fn emptied(mut self) -> Warp {
         self.registers.forget();
         self.local.forget();
-        self.copies.clear();
         self.states.clear();
         Warp { asynchronous: Asynchronous::default(), spins: false, is_listed: false, ..self }
     }
@@ -135,9 +132,8 @@ impl Failure {
 
     /// Adds to the use of an uninitialised value what may not have been waited for.
     fn explained(mut self, cx: &Context<'_>) -> Failure {
-        let Asynchronous { products, open_products, .. } = &*cx.asynchronous;
         if self.fault.kind != FaultKind::Uninitialised {
-        } else if let Some(product) = products.iter().flatten().chain(open_products).next() {
+        } else if let Some(product) = cx.asynchronous.products.all().next() {
             let place = cx.launch.code.describe(product.location);
             self.fault.problem += &format!("; the warp has not waited for its `wgmma` of {place}");
         } else if cx.launch.may_wait.get() {
@@ -174,7 +170,7 @@ impl Turn<'_> {
         random: &mut Random,
         [budget, ahead]: [u64; 2],
     ) -> Result<(), Failure> {
-        let Warp { registers, local, copies, asynchronous, groups, rank, first_thread, .. } = warp;
+        let Warp { registers, local, asynchronous, groups, rank, first_thread, .. } = warp;
         let mut cx = Context {
             launch: self.launch,
             registers,
@@ -183,14 +179,13 @@ impl Turn<'_> {
             shared: self.shared,
             cluster,
             local,
-            copies,
             asynchronous,
             random,
             races: self.races.take(),
             changed: false,
             changed_local: false,
         };
-        while cx.asynchronous.has_products() && cx.random.below(2) == 0 {
+        while cx.asynchronous.products.all().next().is_some() && cx.random.below(2) == 0 {
             cx.active = u32::MAX;
             advance_products(&mut cx).map_err(|fault| Failure::new(fault, 0))?;
         }

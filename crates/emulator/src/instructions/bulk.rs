@@ -8,11 +8,12 @@ use super::memory::{Address, located};
 use super::{Decoded, Decoder, lanes, unknown};
 use crate::fault::{Fault, FaultKind, Outcome};
 use crate::kernel::cluster::{BulkCopy, Completion, Piece, Reduction, SharedPlace};
-use crate::kernel::context::{BulkGroups, Context, Source};
+use crate::kernel::context::{Context, Source, groups};
 use crate::memory::Bytes;
 use crate::ptx::{Instruction, Operand, Space};
-use crate::registers::{LANES, lanes_of};
+use crate::registers::lanes_of;
 use crate::tensor_map::TensorMap;
+use std::sync::Arc;
 
 /// Alignment of sizes, global addresses, and shared addresses of bulk copies.
 const BULK: u64 = 16;
@@ -77,13 +78,8 @@ pub(super) fn decode(d: &Decoder<'_>, instruction: &Instruction, parts: &[&str])
             }))
         }
         (["async", "bulk", "commit_group"], []) => lanes(Box::new(|cx| {
-            cx.asynchronous.bulk.resize_with(LANES, BulkGroups::default);
             cx.observe(|races, lanes| races.commit_copies(lanes));
-            for lane in lanes_of(cx.active) {
-                let groups = &mut cx.asynchronous.bulk[lane];
-                let open = std::mem::take(&mut groups.open);
-                groups.committed.push_back(open);
-            }
+            lanes_of(cx.active).for_each(|lane| groups(&mut cx.asynchronous.bulk, lane).commit());
             Ok(())
         })),
         (["async", "bulk", "wait_group", read @ ..], [Operand::Integer(left)])
@@ -91,15 +87,14 @@ pub(super) fn decode(d: &Decoder<'_>, instruction: &Instruction, parts: &[&str])
         {
             let (left, reads) = (*left as usize, !read.is_empty());
             lanes(Box::new(move |cx| {
-                cx.asynchronous.bulk.resize_with(LANES, BulkGroups::default);
                 for lane in lanes_of(cx.active) {
-                    let groups = &cx.asynchronous.bulk[lane].committed;
-                    let over = groups.len().saturating_sub(left);
-                    for number in groups.iter().take(over).flatten().copied().collect::<Vec<u64>>() {
+                    let committed = &groups(&mut cx.asynchronous.bulk, lane).committed;
+                    let over = committed.len().saturating_sub(left);
+                    for number in committed.iter().take(over).flatten().copied().collect::<Vec<u64>>() {
                         finish(cx, lane, number, reads)?;
                     }
                     if !reads {
-                        cx.asynchronous.bulk[lane].committed.drain(..over);
+                        groups(&mut cx.asynchronous.bulk, lane).committed.drain(..over);
                     }
                 }
                 cx.observe(|races, lanes| races.wait_for_copies(lanes, left, reads));
@@ -269,8 +264,7 @@ fn issue_store(
 ) -> Outcome {
     check_global(cx, lane, &pieces, "copies to")?;
     let number = issue(cx, lane, cx.position.rank, (pieces, None), Completion::Group(reduction), location)?;
-    cx.asynchronous.bulk.resize_with(LANES, BulkGroups::default);
-    cx.asynchronous.bulk[lane].open.push(number);
+    groups(&mut cx.asynchronous.bulk, lane).open.push(number);
     Ok(())
 }
 
@@ -314,7 +308,7 @@ impl Tensor {
     }
 
     /// A lane's map and coordinates.
-    fn read(&self, cx: &Context<'_>, lane: usize) -> Outcome<(TensorMap, Vec<i32>)> {
+    fn read(&self, cx: &Context<'_>, lane: usize) -> Outcome<(Arc<TensorMap>, Vec<i32>)> {
         let address = cx.value(self.map)?[lane];
         let bytes = cx.reach_aligned(lane, Space::Generic, address, [128, 64], "reads a tensor map in")?;
         let words = std::array::from_fn(|n| u64::from_le_bytes(bytes.read(8 * n)));

@@ -5,7 +5,7 @@ use super::{Decoded, Decoder, lanes, unknown};
 use crate::fault::FaultKind;
 use crate::kernel::Action;
 use crate::kernel::cluster::{Awaited, Event, SharedPlace};
-use crate::kernel::context::{Context, Source};
+use crate::kernel::context::Context;
 use crate::ptx::{Instruction, Operand};
 use crate::races::Races;
 use crate::registers::LANES;
@@ -94,34 +94,30 @@ pub(super) fn decode(d: &Decoder<'_>, instruction: &Instruction, parts: &[&str])
             };
             Ok(Action::Wait(Box::new(poll), None))
         }
-        ("setmaxnreg", &["dec", "sync", "aligned", "u32"], [Operand::Integer(count)]) => {
-            let count = registers(*count)?;
-            let execute = move |cx: &mut Context<'_>| {
-                let before = registers_of(cx);
-                let Some(fewer) = before.checked_sub(count) else {
-                    return wrong(cx, "decreases", before, count);
-                };
-                cx.cluster.blocks[cx.position.rank as usize].free_registers += fewer * LANES as u32;
-                cx.cluster.events.push(Event::Registers(cx.position.rank));
-                cx.asynchronous.registers = Some(count);
-                cx.changed = true;
-                Ok(())
-            };
-            Ok(Action::Together(Source::Constant(u32::MAX), Box::new(execute)))
-        }
-        ("setmaxnreg", &["inc", "sync", "aligned", "u32"], [Operand::Integer(count)]) => {
-            let count = registers(*count)?;
+        (
+            "setmaxnreg",
+            &[direction @ ("dec" | "inc"), "sync", "aligned", "u32"],
+            [Operand::Integer(count)],
+        ) => {
+            let is_valid = (24..=256).contains(count) && count % 8 == 0;
+            let count = if is_valid { *count as i32 } else { return unknown(instruction) };
+            let gives = direction == "dec";
             let poll = move |cx: &mut Context<'_>| {
-                let before = registers_of(cx);
-                let Some(more) = count.checked_sub(before) else {
-                    return wrong(cx, "increases", before, count);
-                };
-                let free = &mut cx.cluster.blocks[cx.position.rank as usize].free_registers;
-                let Some(left) = free.checked_sub(more * LANES as u32) else {
+                let before = cx.asynchronous.registers.unwrap_or(cx.launch.code.max_registers) as i32;
+                if before != count && (before > count) != gives {
+                    let does = if gives { "decreases" } else { "increases" };
+                    let problem = format!("{does} the registers of a thread from {before} to {count}");
+                    return cx.fault(FaultKind::Synchronisation, problem);
+                }
+                let rank = cx.position.rank;
+                let free = &mut cx.cluster.blocks[rank as usize].free_registers;
+                let Some(left) = free.checked_add_signed((before - count) * LANES as i32) else {
                     return Ok(Some(Awaited::Registers));
                 };
                 *free = left;
-                cx.asynchronous.registers = Some(count);
+                cx.cluster.events.push(Event::Registers(rank));
+                cx.asynchronous.registers = Some(count as u32);
+                cx.changed = true;
                 Ok(None)
             };
             Ok(Action::Wait(Box::new(poll), None))
@@ -132,20 +128,4 @@ pub(super) fn decode(d: &Decoder<'_>, instruction: &Instruction, parts: &[&str])
 
 fn are_known(modifiers: &[&str]) -> bool {
     modifiers.iter().all(|part| ["aligned", "release", "acquire", "relaxed"].contains(part))
-}
-
-/// The count of `setmaxnreg`.
-fn registers(count: i64) -> Decoded<u32> {
-    let is_valid = (24..=256).contains(&count) && count % 8 == 0;
-    if is_valid { Ok(count as u32) } else { Err(format!("`setmaxnreg` to {count} registers")) }
-}
-
-/// Registers that each thread of the warp may use.
-fn registers_of(cx: &Context<'_>) -> u32 {
-    cx.asynchronous.registers.unwrap_or(cx.launch.code.max_registers)
-}
-
-fn wrong<T>(cx: &Context<'_>, does: &str, before: u32, count: u32) -> crate::fault::Outcome<T> {
-    let problem = format!("{does} the registers of a thread from {before} to {count}");
-    cx.fault(FaultKind::Synchronisation, problem)
 }

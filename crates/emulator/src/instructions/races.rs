@@ -70,41 +70,28 @@ impl Context<'_> {
         };
         self.detect(|races| {
             let view = races.now().lanes[lane].view.clone();
-            let id = u64::from(races.warp);
-            let time = races.now().groups[lane] + 1;
+            let (id, time) = (u64::from(races.warp), races.now().groups[lane] + 1);
             let (mut readers, mut writers) = ((COPY_READS | id, time), (COPY_WRITES | id, time));
+            let [read, write] = [Kind::of(By::Bulk, true, false), Kind::of(By::Bulk, false, true)];
+            let update = Kind { scope: Some(Scope::Gpu), ..Kind::of(By::Bulk, true, true) };
+            let access = |races: &mut Races, place: (Place, u64), kind, agent, needs_proxy| {
+                races.access((lane, 1 << lane), &view, place, kind, Some(agent), needs_proxy)
+            };
             if let Some((at, phase)) = at {
                 let mbarrier = races.mbarriers.get(&(races.block_at(at.rank), at.offset));
                 let (agent, is_fenced) = mbarrier.map_or((0, true), |of| (of.agent, of.is_fenced));
                 (readers, writers) = ((agent, phase as u32 + 1), (agent, phase as u32 + 1));
-                let kind = Kind { scope: Some(Scope::Gpu), ..Kind::of(By::Bulk, true, true) };
-                races.access(
-                    (lane, 1 << lane),
-                    &view,
-                    (races.shared(at), 8),
-                    kind,
-                    Some(writers),
-                    !is_fenced,
-                )?;
+                access(races, (races.shared(at), 8), update, writers, !is_fenced)?;
             }
-            let (read, write) = (Kind::of(By::Bulk, true, false), Kind::of(By::Bulk, false, true));
-            for piece in pieces {
-                let shared = races.shared(SharedPlace { rank, offset: piece.shared });
-                let mut access = |place, kind, agent| {
-                    races.access((lane, 1 << lane), &view, (place, piece.bytes), kind, Some(agent), true)
+            for &Piece { global, shared, bytes } in pieces {
+                let shared = Some(races.shared(SharedPlace { rank, offset: shared }));
+                let (from, to, kind) = match completion {
+                    Completion::Bytes(_) => (global.map(Place), shared, write),
+                    Completion::Group(None) => (shared, global.map(Place), write),
+                    Completion::Group(Some(_)) => (shared, global.map(Place), update),
                 };
-                match (completion, piece.global) {
-                    (Completion::Group(reduction), to) => {
-                        access(shared, read, readers)?;
-                        let update = Kind { scope: Some(Scope::Gpu), ..Kind::of(By::Bulk, true, true) };
-                        let kind = if reduction.is_some() { update } else { write };
-                        to.map_or(Ok(()), |to| access(Place(to), kind, writers))?;
-                    }
-                    (_, from) => {
-                        from.map_or(Ok(()), |from| access(Place(from), read, readers))?;
-                        access(shared, write, writers)?;
-                    }
-                }
+                from.map_or(Ok(()), |from| access(races, (from, bytes), read, readers, true))?;
+                to.map_or(Ok(()), |to| access(races, (to, bytes), kind, writers, true))?;
             }
             Ok(())
         })

@@ -10,7 +10,7 @@ use crate::fault::{Fault, FaultKind, Outcome};
 use crate::gemm::{FP8_PRODUCTS, add_fp8_products};
 use crate::kernel::Action;
 use crate::kernel::cluster::{SharedPlace, UNIT};
-use crate::kernel::context::{Condition, Context, Product, Source, vectorized};
+use crate::kernel::context::{Condition, Context, Groups, Product, Source, vectorized};
 use crate::numbers::{E4M3, E5M2, Minifloat, canonical, from_bf16};
 use crate::ptx::{Instruction, Operand};
 use crate::registers::{LANES, Lanes, Slot};
@@ -59,16 +59,15 @@ pub(super) fn decode(d: &Decoder<'_>, instruction: &Instruction, parts: &[&str])
         // `unfenced` in `compile` says where it is missing.
         (&["fence", "sync", "aligned"], []) => together(|_| Ok(())),
         (&["commit_group", "sync", "aligned"], []) => together(|cx| {
-            let open = std::mem::take(&mut cx.asynchronous.open_products);
-            cx.asynchronous.products.push_back(open);
+            cx.asynchronous.products.commit();
             cx.observe(|races, _| races.commit_products());
             Ok(())
         }),
         (&["wait_group", "sync", "aligned"], [Operand::Integer(left)]) => {
             let left = *left as usize;
             together(move |cx| {
-                while cx.asynchronous.products.len() > left {
-                    finish_group(cx)?;
+                while let Some(group) = cx.asynchronous.products.pop(left) {
+                    finish(cx, group)?;
                 }
                 cx.observe(|races, _| races.wait_for_products(left));
                 Ok(())
@@ -210,18 +209,17 @@ fn issue(
         let (form, sums) = (run.clone(), sums.clone());
         let swizzle_bits = descriptors.map(swizzle_bits);
         let product = Product { form, sums, left, adds, swizzle_bits, units, has_run: false, location };
-        cx.asynchronous.open_products.push(product);
+        cx.asynchronous.products.open.push(product);
         Ok(())
     })
 }
 
 /// Runs the oldest product that has not run, of a warp that may be anywhere.
 pub(crate) fn advance(cx: &mut Context<'_>) -> Outcome {
-    let mut groups = std::mem::take(&mut cx.asynchronous.products);
-    let mut open = std::mem::take(&mut cx.asynchronous.open_products);
-    let next = groups.iter_mut().flatten().chain(&mut open).find(|product| !product.has_run);
+    let Groups { mut committed, mut open } = std::mem::take(&mut cx.asynchronous.products);
+    let next = committed.iter_mut().flatten().chain(&mut open).find(|product| !product.has_run);
     let result = next.map_or(Ok(()), |product| run(cx, product));
-    (cx.asynchronous.products, cx.asynchronous.open_products) = (groups, open);
+    cx.asynchronous.products = Groups { committed, open };
     result
 }
 
@@ -232,8 +230,7 @@ fn run(cx: &mut Context<'_>, product: &mut Product) -> Outcome {
 }
 
 /// Ends the oldest group: its products have run, and its sums can be read.
-fn finish_group(cx: &mut Context<'_>) -> Outcome {
-    let mut group = cx.asynchronous.products.pop_front().unwrap_or_default();
+fn finish(cx: &mut Context<'_>, mut group: Vec<Product>) -> Outcome {
     for product in &mut group {
         if !product.has_run {
             run(cx, product)?;
@@ -250,9 +247,8 @@ fn finish_group(cx: &mut Context<'_>) -> Outcome {
         }
     }
     for product in &group {
-        let later = cx.asynchronous.products.iter().flatten().chain(&cx.asynchronous.open_products);
         // Products that add to the same sums share all of them.
-        if !later.into_iter().any(|later| later.sums == product.sums) {
+        if !cx.asynchronous.products.all().any(|later| later.sums == product.sums) {
             product.sums.iter().for_each(|&sum| cx.registers.unreserve(sum));
         }
     }

@@ -108,8 +108,6 @@ pub(crate) struct Context<'a> {
     pub(crate) cluster: &'a mut Cluster,
     /// Local memory of all lanes, one after the other.
     pub(crate) local: &'a Local,
-    /// Pending asynchronous copies by lane; empty before the first one.
-    pub(crate) copies: &'a mut Vec<PendingCopies>,
     pub(crate) asynchronous: &'a mut Asynchronous,
     pub(crate) random: &'a mut Random,
     /// The detector of races, if the settings ask for it.
@@ -120,23 +118,17 @@ pub(crate) struct Context<'a> {
     pub(crate) changed_local: bool,
 }
 
-/// The asynchronous copies of a thread: committed groups, and copies that are not committed yet.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct PendingCopies {
-    pub(crate) committed: VecDeque<Vec<PendingCopy>>,
-    pub(crate) open: Vec<PendingCopy>,
-}
-
-/// Asynchronous work of a warp.
+/// Asynchronous work that a warp has not waited for.
 #[derive(Default)]
 pub(crate) struct Asynchronous {
-    /// `wgmma` that the warp has not waited for: those of committed groups, and others.
-    pub(crate) products: VecDeque<Vec<Product>>,
-    pub(crate) open_products: Vec<Product>,
+    /// Copies to shared memory, by lane.
+    pub(crate) copies: Vec<Groups<PendingCopy>>,
+    /// Numbers of bulk copies to global memory, by lane.
+    pub(crate) bulk: Vec<Groups<u64>>,
+    /// `wgmma`.
+    pub(crate) products: Groups<Product>,
     /// A hash of all `wgmma` that the warp has executed, and the source line of the last one.
     pub(crate) executed: (u64, u32),
-    /// Bulk copies of each lane, by number.
-    pub(crate) bulk: Vec<BulkGroups>,
     /// Lanes that have arrived at the cluster's barrier without waiting there, and those of them that have
     /// arrived in the current phase.
     pub(crate) arrived: u32,
@@ -145,17 +137,37 @@ pub(crate) struct Asynchronous {
     pub(crate) registers: Option<u32>,
 }
 
-impl Asynchronous {
-    pub(crate) fn has_products(&self) -> bool {
-        !self.open_products.is_empty() || self.products.iter().any(|group| !group.is_empty())
+/// Asynchronous work of one kind: committed groups, and work that is not committed yet.
+pub(crate) struct Groups<T> {
+    pub(crate) committed: VecDeque<Vec<T>>,
+    pub(crate) open: Vec<T>,
+}
+
+impl<T> Default for Groups<T> {
+    fn default() -> Groups<T> {
+        Groups { committed: VecDeque::new(), open: Vec::new() }
     }
 }
 
-/// A thread's bulk copies to global memory: committed groups, and copies that are not committed yet.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct BulkGroups {
-    pub(crate) committed: VecDeque<Vec<u64>>,
-    pub(crate) open: Vec<u64>,
+impl<T> Groups<T> {
+    pub(crate) fn commit(&mut self) {
+        self.committed.push_back(std::mem::take(&mut self.open));
+    }
+
+    /// Takes the oldest group if there are more than `left`.
+    pub(crate) fn pop(&mut self, left: usize) -> Option<Vec<T>> {
+        if self.committed.len() > left { self.committed.pop_front() } else { None }
+    }
+
+    pub(crate) fn all(&self) -> impl Iterator<Item = &T> {
+        self.committed.iter().flatten().chain(&self.open)
+    }
+}
+
+/// A lane's groups, of which there are none before the first use.
+pub(crate) fn groups<T>(groups: &mut Vec<Groups<T>>, lane: usize) -> &mut Groups<T> {
+    groups.resize_with(LANES, Groups::default);
+    &mut groups[lane]
 }
 
 /// A warp's part of a `wgmma`.

@@ -59,6 +59,8 @@ CONFIGS = {
     "LLAMA1B": dict(dim=2048, layers=16, heads=32, kv=8, hd=64, ffn=8192, vocab=128256, seq=4096, batches=[4, 8], theta=5e5),
     "LLAMA8B-L8": dict(dim=4096, layers=8, heads=32, kv=8, hd=128, ffn=14336, vocab=128256, seq=8192, batches=[1, 2], theta=5e5),
     # extra, not in the default list
+    "LLAMA3B": dict(dim=3072, layers=28, heads=24, kv=8, hd=128, ffn=8192, vocab=128256, seq=4096, batches=[4], theta=5e5),
+    "LLAMA1B-32K": dict(dim=2048, layers=16, heads=32, kv=8, hd=64, ffn=8192, vocab=128256, seq=32768, batches=[1], theta=5e5),
     "QWEN3-0.6B": dict(dim=1024, layers=28, heads=16, kv=8, hd=128, ffn=3072, vocab=151936, seq=4096, batches=[4, 8], theta=1e6, qk_norm=True),
     "TINY6": dict(dim=64, layers=6, heads=4, kv=4, hd=16, ffn=128, vocab=257, seq=32, batches=[4], theta=1e4, qk_norm=True),
     "TINY": dict(dim=64, layers=2, heads=4, kv=2, hd=16, ffn=128, vocab=257, seq=32, batches=[4], theta=1e4),

@@ -28,6 +28,7 @@ SUITES = [
     ("xtrain-ops", "executor"),
     ("xtrain-ops", "fused"),
     ("xtrain-ops", "accumulation"),
+    ("xtrain-ops", "grouped"),
     ("xtrain-train", "card"),
     ("xtrain-train", "fp8"),
     ("xtrain-train", "fp8_head"),
@@ -44,7 +45,7 @@ SKIPPED = {
 }
 # Architectures of tests that need FP8 GEMMs or block scales, and of tests that set the architecture themselves.
 NEEDS = {
-    "ops/accumulation a_gpu": [MAIN],
+    "ops/(accumulation a_gpu|grouped)": [MAIN],
     "cuda/card block_scaled_": [MAIN],
     "xtrain/": [MAIN],
     "train/(fp8|lockstep .*(row|block))": [MAIN],

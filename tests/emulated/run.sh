@@ -16,8 +16,9 @@ for name in libcuda.so.1 libcublasLt.so.13 libnvrtc.so.13 libnccl.so.2; do
 done
 : >"$folder/libcudnn.so.9"
 export XTRAIN_CUDA_LIBRARIES=$folder XTRAIN_CACHE=$target/emulated/cache
-# Times are nominal, so chance would choose between cuBLASLt and our own GEMM kernel. cuda/card runs all variants of the latter.
-export XTRAIN_PREFER=cublaslt
+# Times are nominal, so chance would choose between algorithms. cuda/card runs all variants of our own GEMM kernel, and ops/grouped all
+# algorithms for experts.
+export XTRAIN_PREFER=cublaslt,grouped_256,grouped_192,grouped_128
 # PTX is compiled once for all tests.
 ptx="ptx=$target/emulated/ptx"$'\n'
 program=run

@@ -4,8 +4,8 @@
 //! Choices can be exported and adopted by a later process, so that a resumed run computes with the same
 //! kernels, to the same bits, without the disk cache that it began with.
 //!
-//! `XTRAIN_PREFER` names algorithms, separated by commas. A named algorithm is used wherever it is a
-//! candidate, whatever its speed: tests compare each algorithm, and benchmarks measure one against another.
+//! A preferred algorithm ([`Gpu::preferred`]) is used wherever it is a candidate, whatever its speed: tests
+//! compare each algorithm, and benchmarks measure one against another.
 
 use crate::error::CudaError;
 use crate::gpu::Gpu;
@@ -38,12 +38,6 @@ impl<'a> AlgorithmCandidate<'a> {
     pub fn new(name: &'a str, prepare: &'a Prepare<'a>) -> AlgorithmCandidate<'a> {
         AlgorithmCandidate { name, prepare }
     }
-}
-
-/// The algorithms that `XTRAIN_PREFER` names, in order of preference.
-pub fn preferred_algorithms() -> Vec<String> {
-    let named = std::env::var("XTRAIN_PREFER").unwrap_or_default();
-    named.split(',').map(str::trim).filter(|name| !name.is_empty()).map(str::to_owned).collect()
 }
 
 /// The extension of files that hold choices.
@@ -86,7 +80,7 @@ impl Gpu {
         let key = self.choice_key(task, candidates);
         let recorded = self.recorded_choices(&key, EXTENSION);
         let known = recorded.in_memory.into_iter().chain(recorded.on_disk);
-        for name in preferred_algorithms().into_iter().chain(known) {
+        for name in self.preferred().iter().cloned().chain(known) {
             if let Some(work) = prepare(&name)? {
                 self.lock_choices().insert(key.text, name);
                 return Ok(Some(work));

@@ -11,6 +11,7 @@ use crate::dnn::{Direction, Dnn, GraphBuilder, GraphPlan};
 use crate::error::CudaError;
 use crate::ffi::open::{cublaslt, cudnn, driver_library};
 use crate::module::{Function, Module};
+use crate::preferred::preferred_algorithms;
 use crate::source::KernelSource;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
@@ -28,6 +29,8 @@ pub struct Gpu {
     cache: KernelCache,
     /// Loaded modules, by source and compiler options.
     modules: Mutex<HashMap<(&'static str, Vec<String>), Arc<LoadedModule>>>,
+    /// The names of preferred algorithms, the first one first.
+    preferred: Vec<String>,
     /// The names of the algorithms chosen so far, by key.
     pub(crate) choices: Mutex<BTreeMap<String, String>>,
     /// The algorithms of GEMMs as text, by key; the first thread that needs one chooses it.
@@ -92,12 +95,24 @@ impl Gpu {
             compiler,
             cache,
             modules: Mutex::default(),
+            preferred: preferred_algorithms(),
             choices: Mutex::default(),
             gemm_choices: Mutex::default(),
             blas: OnceLock::new(),
             dnns: Default::default(),
             graph_plans: Mutex::default(),
         })
+    }
+
+    /// The GPU with these preferred algorithms instead of those that `XTRAIN_PREFER` names, for comparisons
+    /// of algorithms.
+    pub fn preferring(self, names: &[&str]) -> Gpu {
+        Gpu { preferred: names.iter().map(|&name| name.to_owned()).collect(), ..self }
+    }
+
+    /// The names of preferred algorithms, in order of preference.
+    pub fn preferred(&self) -> &[String] {
+        &self.preferred
     }
 
     /// The GPU's context.

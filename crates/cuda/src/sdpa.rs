@@ -62,13 +62,13 @@ impl Sdpa {
     }
 
     /// Workspace of the backward in bytes: row sums of d_o o, dq in f32, and the engine's own workspace,
-    /// which holds dq once more. A deterministic engine needs two more bytes for each score.
+    /// which holds dq once more. A deterministic engine has no sums of dq, but writes the gradient of each
+    /// score, in two bytes.
     pub fn backward_bytes(&self) -> usize {
-        let scores = self.sequences * self.heads * self.seq_len * self.seq_len;
-        self.sums_bytes()
-            + 2 * self.dq_bytes()
-            + ENGINE_BYTES
-            + if self.deterministic { 2 * scores } else { 0 }
+        let padded = self.seq_len.next_multiple_of(128);
+        let scores = 2 * self.sequences * self.heads * padded * padded;
+        let of_engine = self.dq_bytes() + ENGINE_BYTES + if self.deterministic { scores } else { 0 };
+        self.sums_bytes() + self.dq_bytes() + of_engine
     }
 
     fn sums_bytes(&self) -> usize {
@@ -154,10 +154,13 @@ impl Sdpa {
         let bound = plan.bind(&[q, k, v, o, lse, d_o, sums_at, dq_at, dq, dk, dv], engine_at)?;
         let context = gpu.context().clone();
         let dq_bytes = self.dq_bytes();
+        let adds = !self.deterministic;
         Ok(Work::new(move |stream| {
-            // Blocks add their parts of dq to this tensor.
-            // SAFETY: the workspace has these bytes, by the promise of `backward`.
-            unsafe { crate::memory::fill(&context, dq_at, 0, dq_bytes, stream)? };
+            if adds {
+                // Blocks add their parts of dq to this tensor.
+                // SAFETY: the workspace has these bytes, by the promise of `backward`.
+                unsafe { crate::memory::fill(&context, dq_at, 0, dq_bytes, stream)? };
+            }
             bound.enqueue(stream)
         }))
     }
@@ -208,10 +211,16 @@ impl Sdpa {
 
         let k_rows = g.intermediate_with(DATA_FLOAT, h.key_dims, h.token_strides)?;
         g.reshape(k, k_rows)?;
-        let dq_sums = g.in_memory(DATA_FLOAT, h.query_dims, packed(h.query_dims), DQ_SUMS)?;
-        g.matmul(ds, k_rows, dq_sums)?;
         let dq = g.in_memory(DATA_BFLOAT16, h.query_dims, h.token_strides, DQ)?;
-        g.pointwise(Pointwise::Identity, dq_sums, None, dq)?;
+        if self.deterministic {
+            // Engines for this form write ds and multiply it by k in a second kernel. Those for the other
+            // form let blocks add to dq in any order, on Hopper without a note that says so.
+            g.matmul(ds, k_rows, dq)?;
+        } else {
+            let dq_sums = g.in_memory(DATA_FLOAT, h.query_dims, packed(h.query_dims), DQ_SUMS)?;
+            g.matmul(ds, k_rows, dq_sums)?;
+            g.pointwise(Pointwise::Identity, dq_sums, None, dq)?;
+        }
         let engine_bytes = self.backward_bytes() - self.sums_bytes() - self.dq_bytes();
         g.plan(engine_bytes, self.deterministic)
     }

@@ -18,8 +18,8 @@ use xtrain_tensor::DType;
 pub struct TensorMap(ffi::CuTensorMap);
 
 impl TensorMap {
-    /// The map of a tensor of bytes or of bf16 numbers at `at`. Extents and boxes are in elements and begin
-    /// with the contiguous dimension; strides are those of the other dimensions, also in elements.
+    /// The map of a tensor of bytes or of bf16 or f32 numbers at `at`. Extents and boxes are in elements and
+    /// begin with the contiguous dimension; strides are those of the other dimensions, also in elements.
     ///
     /// # Errors
     /// If the driver refuses it: if the address or a stride is not a multiple of 16 bytes, for example.
@@ -35,9 +35,13 @@ impl TensorMap {
         let element_bytes = dtype.bytes(1);
         let data_type = match dtype {
             DType::BF16 => ffi::TENSOR_MAP_DATA_TYPE_BFLOAT16,
+            DType::F32 => ffi::TENSOR_MAP_DATA_TYPE_FLOAT32,
             _ => ffi::TENSOR_MAP_DATA_TYPE_UINT8,
         };
-        debug_assert!(dtype == DType::BF16 || element_bytes == 1, "maps of {dtype} are not made");
+        debug_assert!(
+            matches!(dtype, DType::BF16 | DType::F32) || element_bytes == 1,
+            "maps of {dtype} are not made"
+        );
         let boxed: Vec<u32> = boxed.iter().map(|&x| x as u32).collect();
         let (extents, strides) = (wide(extents, 1), wide(strides, element_bytes));
         let steps = vec![1u32; boxed.len()];

@@ -5,7 +5,7 @@ use libtest_mimic::{Arguments, Failed, Trial};
 use std::time::Instant;
 use xtrain_cuda::{
     Arch, Compiler, Context, CudaError, Device, DeviceMemory, DevicePtr, Event, Gemm, GemmChoice,
-    GemmOperands, Gpu, Graph, KernelCache, Launch, Module, PinnedMemory, Stream, Work, kernel_struct,
+    GemmOperands, Gpu, Graph, KernelCache, Launch, Module, PinnedMemory, Sdpa, Stream, Work, kernel_struct,
 };
 use xtrain_tensor::host::decode;
 use xtrain_tensor::{DType, HostTensor, Philox, Scaling, TensorType};
@@ -565,6 +565,69 @@ fn cudnn_finds_the_known_results(_: &TestDevice) -> Result<(), Failed> {
     Ok(gpu_with_cache(folder.path())?.test_attention()?)
 }
 
+/// Sizes at which blocks that add to dq in any order gave other bits in a few of a hundred runs.
+fn cudnns_deterministic_backward_repeats(device: &TestDevice) -> Result<(), Failed> {
+    let folder = tempfile::tempdir()?;
+    let gpu = gpu_with_cache(folder.path())?;
+    for [sequences, seq_len, heads, kv_heads, head_dim] in
+        [[16, 512, 12, 12, 64], [4, 1024, 16, 8, 128], [8, 300, 12, 4, 64]]
+    {
+        let scale = 1.0 / (head_dim as f32).sqrt();
+        let sdpa = Sdpa { sequences, seq_len, heads, kv_heads, head_dim, scale, deterministic: true };
+        let rows = sequences * seq_len;
+        let columns = (heads + 2 * kv_heads) * head_dim;
+        let of_qkv = TensorType::new(DType::BF16, [rows, columns]);
+        let random = |site, columns| {
+            let ty = TensorType::new(DType::BF16, [rows, columns]);
+            let mut values = vec![0.0; ty.numel()];
+            Philox::new(17, 0, site).fill_normal(1.0, &mut values);
+            HostTensor::from_f64(ty, &values.into_iter().map(f64::from).collect::<Vec<_>>()).bytes().to_vec()
+        };
+        let memory = |bytes: usize| DeviceMemory::new(gpu.context(), bytes);
+        let (qkv, d_o) = (memory(2 * rows * columns)?, memory(2 * rows * heads * head_dim)?);
+        let (o, lse) = (memory(2 * rows * heads * head_dim)?, memory(4 * rows * heads)?);
+        let dqkv = memory(2 * rows * columns)?;
+        let workspace = memory(sdpa.forward_bytes().max(sdpa.backward_bytes()))?;
+        qkv.all().write(&random(0, columns), &device.stream)?;
+        d_o.all().write(&random(1, heads * head_dim), &device.stream)?;
+        let at = DeviceMemory::pointer;
+        let backward = |sdpa: Sdpa| {
+            // SAFETY: the addresses are allocations of these sizes, which live until the numbers are read.
+            unsafe { sdpa.backward(&gpu, at(&d_o), at(&qkv), at(&o), at(&lse), at(&dqkv), at(&workspace)) }
+        };
+        // SAFETY: as above.
+        let forward = unsafe { sdpa.forward(&gpu, at(&qkv), at(&o), at(&lse), at(&workspace)) };
+        let (forward, in_order) = match (forward, backward(sdpa)) {
+            (Err(CudaError::Missing(_)), _) => return Ok(()),
+            (forward, backward) => (forward?, backward?),
+        };
+        forward.enqueue(&device.stream)?;
+        let run = |work: &Work| -> Result<Vec<u8>, CudaError> {
+            work.enqueue(&device.stream)?;
+            dqkv.all().read(&device.stream)
+        };
+        let first = run(&in_order)?;
+        for n in 1..100 {
+            let found = run(&in_order)?;
+            let other = found.iter().zip(&first).filter(|(a, b)| a != b).count();
+            if other > 0 {
+                return Err(format!("run {n} of {sdpa:?}: {other} other bytes").into());
+            }
+        }
+        let in_any_order = backward(Sdpa { deterministic: false, ..sdpa })?;
+        let (found, expected) = (decode(of_qkv, &run(&in_any_order)?), decode(of_qkv, &first));
+        let difference = |(a, b): (&f64, &f64)| (a - b).abs();
+        let largest = found.iter().zip(&expected).map(difference).fold(0.0, f64::max);
+        let size = expected.iter().fold(0.0, |size: f64, x| size.max(x.abs()));
+        if largest.is_nan() || largest > 0.01 * size {
+            return Err(
+                format!("{sdpa:?}: the orders differ by {largest}, gradients are up to {size}").into()
+            );
+        }
+    }
+    Ok(())
+}
+
 /// Without cuDNN the self-test frees its memory. A copy to that memory would make every later call fail.
 fn a_missing_cudnn_leaves_the_gpu_usable(_: &TestDevice) -> Result<(), Failed> {
     let folder = tempfile::tempdir()?;
@@ -581,7 +644,7 @@ fn main() {
     if let Some(reason) = &missing {
         eprintln!("skipped, no GPU to test on: {reason}");
     }
-    let tests: [(&str, fn(&TestDevice) -> Result<(), Failed>); 17] = [
+    let tests: [(&str, fn(&TestDevice) -> Result<(), Failed>); 18] = [
         ("a_gpu_describes_itself", a_gpu_describes_itself),
         ("bytes_come_back_as_they_went", bytes_come_back_as_they_went),
         ("a_kernel_computes", a_kernel_computes),
@@ -601,6 +664,7 @@ fn main() {
         ("a_choice_that_an_older_run_recorded_is_used", a_choice_that_an_older_run_recorded_is_used),
         ("the_self_tests_pass", the_self_tests_pass),
         ("cudnn_finds_the_known_results", cudnn_finds_the_known_results),
+        ("cudnns_deterministic_backward_repeats", cudnns_deterministic_backward_repeats),
         ("a_missing_cudnn_leaves_the_gpu_usable", a_missing_cudnn_leaves_the_gpu_usable),
     ];
     let trials = tests.into_iter().map(|(name, test)| Trial::test(name, move || test(&TestDevice::new()?)));

@@ -13,11 +13,12 @@ mod barrier;
 mod group;
 mod warp;
 
+use crate::blocks::block_number;
 use crate::fault::{Fault, FaultKind, Report};
 use crate::kernel::cluster::{Awaited, Cluster, Event};
-use crate::kernel::context::{Launch, block_number};
+use crate::kernel::context::Launch;
 use crate::memory::Local;
-use crate::races::{self, Races};
+use crate::races::{self, Races, Running};
 use crate::random::Random;
 use crate::registers::LANES;
 use barrier::Barriers;
@@ -66,7 +67,12 @@ struct Resident {
 pub(crate) fn run(launches: &[Launch<'_>], random: &mut Random) -> Result<u64, Report> {
     // Without the setting, only accesses of different launches are compared.
     let is_wanted = races::wanted() && launches.iter().filter(|launch| launch.is_new()).count() > 0;
-    let mut races = (is_wanted || launches.len() > 1).then(|| Races::new(launches, !is_wanted));
+    let of_races = |launch: &Launch<'_>| {
+        let code = launch.code.clone();
+        Running::new(code.name.clone(), [launch.grid, launch.cluster], move |at| code.describe(at))
+    };
+    let mut races = (is_wanted || launches.len() > 1)
+        .then(|| Races::new(launches.iter().map(of_races).collect(), !is_wanted));
     let mut grids: Vec<Grid<'_>> = Vec::new();
     // The first launch that has not ended.
     let mut first = 0;
@@ -203,8 +209,8 @@ impl<'a> Grid<'a> {
         }
     }
 
-    /// Runs a random warp for a random number of steps, and some of the copies that are under way. Returns true
-    /// if memory has changed.
+    /// Runs a random warp for a random number of steps, and some of the copies that are under way. Returns
+    /// true if memory has changed.
     fn turn(&mut self, random: &mut Random, races: &mut Option<Races>) -> Result<bool, Report> {
         if self.runnable.is_empty() {
             return self.wait(random);

@@ -16,6 +16,7 @@
 //! xtrain does not call.
 
 mod api;
+mod blocks;
 mod compile;
 mod fault;
 mod gemm;

@@ -11,14 +11,14 @@
 //! counts by the phase that ends with them, `wgmma` and bulk copies to global memory by the group that
 //! is waited for. What a thread wrote must reach them through a `fence.proxy.async`.
 //!
-//! A launch is ordered after those before it in its stream, unless it began before their end: then its threads
-//! know what `griddepcontrol.wait` has waited for. Launches of several streams are not compared. `docs/kernels.md` lists what is not reported although the model does not allow it.
+//! A launch is ordered after those before it in its stream, unless it began before their end: then its
+//! threads know what `griddepcontrol.wait` has waited for. Launches of several streams are not compared.
+//! `docs/kernels.md` lists what is not reported although the model does not allow it.
 
 mod clock;
 mod shadow;
 
-use crate::kernel::Code;
-use crate::kernel::context::{Launch, block_number};
+use crate::blocks::block_number;
 use crate::registers::{LANES, lanes_of};
 use crate::settings::SETTINGS;
 use clock::Clock;
@@ -27,7 +27,6 @@ use shadow::{Record, Shadow};
 use std::collections::{BTreeMap, HashMap};
 use std::hash::{BuildHasherDefault, Hasher};
 use std::rc::Rc;
-use std::sync::Arc;
 
 /// Agents of a warp: reads and writes of its bulk copies to global memory, and its `wgmma`.
 pub(crate) const COPY_READS: u64 = 1 << 32;
@@ -36,7 +35,8 @@ pub(crate) const PRODUCTS: u64 = 3 << 32;
 /// Agents of mbarriers: the copies that each counts.
 pub(crate) const MBARRIERS: u64 = 4 << 32;
 
-/// log2 of the most warps of a block, and blocks of a cluster: a warp's number has those of its block and cluster.
+/// log2 of the most warps of a block, and blocks of a cluster: a warp's number has those of its block and
+/// cluster.
 const WARPS: u32 = 5;
 const BLOCKS: u32 = 4;
 
@@ -230,13 +230,27 @@ pub(crate) struct Mbarrier {
 
 /// One of the launches that may run at the same time.
 pub(crate) struct Running {
-    pub(crate) code: Arc<Code>,
+    /// The kernel's name.
+    pub(crate) name: String,
+    /// File and line of a location.
+    pub(crate) describe: Box<dyn Fn(u32) -> String>,
     grid: [u32; 3],
     cluster: [u32; 3],
     /// The number of its first cluster.
     first_cluster: u32,
     /// Launches that its threads have waited for, a bit each.
     known: u64,
+}
+
+impl Running {
+    /// A launch of the kernel `name`, with its grid and the blocks of a cluster.
+    pub(crate) fn new(
+        name: String,
+        [grid, cluster]: [[u32; 3]; 2],
+        describe: impl Fn(u32) -> String + 'static,
+    ) -> Running {
+        Running { name, describe: Box::new(describe), grid, cluster, first_cluster: 0, known: 0 }
+    }
 }
 
 /// The races of launches.
@@ -266,16 +280,14 @@ fn words(Place(place): Place, bytes: u64) -> impl Iterator<Item = u64> {
 }
 
 impl Races {
-    pub(crate) fn new(launches: &[Launch<'_>], only_between: bool) -> Races {
-        let mut first_cluster = 0;
-        let running = launches.iter().map(|launch| {
-            let &Launch { code, grid, cluster, .. } = launch;
-            let running = Running { code: code.clone(), grid, cluster, first_cluster, known: 0 };
-            first_cluster += launch.clusters();
-            running
-        });
+    pub(crate) fn new(mut launches: Vec<Running>, only_between: bool) -> Races {
+        let mut clusters = 0;
+        for launch in &mut launches {
+            launch.first_cluster = clusters;
+            clusters += launch.grid.iter().zip(launch.cluster).map(|(grid, n)| grid / n).product::<u32>();
+        }
         Races {
-            launches: running.collect(),
+            launches,
             only_between,
             warp: 0,
             block: 0,

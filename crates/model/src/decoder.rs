@@ -7,7 +7,9 @@
 
 use crate::layer::{HEAD, ROUTER};
 use crate::parameters::{Parameters, in_block, names};
-use crate::{Architecture, Experts, FeedForward, LinearSpec, Mixer, Mlp, Rotary, SelfAttention};
+use crate::{
+    Architecture, Experts, FeedForward, FixedRouting, LinearSpec, Mixer, Mlp, Rotary, SelfAttention,
+};
 use xtrain_ops::attention::Attention;
 use xtrain_ops::cached_attention::CachedAttention;
 use xtrain_ops::dispatch::Dispatch;
@@ -81,6 +83,8 @@ pub struct RouterWeights {
     pub z_loss: f32,
     /// How much a step moves the biases of routers, if loads are balanced by them.
     pub bias_rate: Option<f32>,
+    /// A routing in place of the routers' choices, for benchmarks. Routers choose, but nobody reads it.
+    pub fixed: Option<FixedRouting>,
 }
 
 /// Names of the inputs and outputs of the programs traced here.
@@ -403,7 +407,10 @@ impl<'a> Trace<'a> {
             inputs.push(t.input(io::PADDING, TensorType::new(DType::I32, [tokens])));
         }
         let routed = t.apply(Route(e.router), &inputs)?;
-        let (gates, ids) = (routed[0], routed[1]);
+        let (gates, mut ids) = (routed[0], routed[1]);
+        if let Some(fixed) = self.router_weights.and_then(|weights| weights.fixed) {
+            ids = fixed_ids(t, e, tokens, fixed);
+        }
         let dispatch = e.dispatch(tokens);
         let dispatched = t.site("mlp.dispatch").apply(dispatch, &[ids])?;
         let [starts, counts, rows, sources] = [0, 1, 2, 3].map(|n| dispatched[n]);
@@ -470,6 +477,15 @@ impl<'a> Trace<'a> {
         let ty = TensorType::new(DType::F32, [positions, head_dim]);
         t.constant(&name, ty, move || rotation_table(positions, head_dim, theta, scaling))
     }
+}
+
+/// The experts of tokens by a fixed routing, `i32[t, k]`.
+fn fixed_ids(t: &mut Tracer, e: &Experts, tokens: usize, fixed: FixedRouting) -> ValueId {
+    let (experts, chosen) = (e.count, e.router.chosen);
+    let name = format!("routing.{tokens}x{chosen}_of_{experts}.skew_{}", fixed.skew);
+    t.constant(&name, TensorType::new(DType::I32, [tokens, chosen]), move || {
+        fixed.ids(tokens, experts, chosen)
+    })
 }
 
 /// The suffix that a scaling adds to the name of the rotation table.

@@ -11,6 +11,7 @@ mod description;
 mod error;
 mod families;
 mod family;
+mod fixed_routing;
 pub mod hf;
 mod keys;
 mod layer;
@@ -25,6 +26,7 @@ pub use architecture::Architecture;
 pub use description::Description;
 pub use error::ModelError;
 pub use family::Family;
+pub use fixed_routing::FixedRouting;
 pub use layer::{
     ExpertShare, Experts, FeedForward, HEAD, Layer, LinearSpec, Mixer, Mlp, Rotary, SelfAttention,
 };

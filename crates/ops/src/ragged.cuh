@@ -16,9 +16,19 @@ struct Groups {
 
 // Threads of a group of four warps, and the warps of the two groups that multiply.
 constexpr u32 GROUP = 128, WARPS = 2 * GROUP / 32;
-// Offsets in the memory by which a cluster shares the numbers of tiles. Barriers: the number of a tile has
-// been drawn, or all have read it. There are two such numbers.
-constexpr u32 DRAWN_OFFSET = 0, READ_OFFSET = 8 * 2, NUMBER_OFFSET = READ_OFFSET + 8 * 2, DRAWS_BYTES = NUMBER_OFFSET + 4 * 2;
+
+// Offsets in shared memory, of which operands and results are the first SIZE bytes. Each of COUNT stages is
+// read by READERS warps of a block. The rest is barriers, the numbers of tiles, and the starts of groups.
+template <u32 SIZE, u32 COUNT, u32 READERS> struct Layout {
+    static constexpr u32 STAGES = COUNT, READING_WARPS = READERS;
+    // A stage is full, or empty again in all blocks of the cluster.
+    static constexpr u32 FULL = SIZE, EMPTY = FULL + 8 * STAGES;
+    // One of the groups of warps has taken all stages of its tile.
+    static constexpr u32 TAKEN = EMPTY + 8 * STAGES;
+    // The number of a tile has been drawn, or all have read it. There are two such numbers.
+    static constexpr u32 DRAWN = TAKEN + 8 * 2, READ = DRAWN + 8 * 2, NUMBER = READ + 8 * 2;
+    static constexpr u32 START = NUMBER + 4 * 2;
+};
 
 // Writes a number into the shared memory of a block of the cluster, and arrives at a barrier there.
 __device__ __forceinline__ void send(u32 to, u32 number, u32 barrier, u32 rank) {
@@ -77,22 +87,26 @@ struct Tile {
 // The tiles of a cluster.
 template <Product P> struct Tiles {
     const Groups& groups;
-    const u32* start;
+    // In shared memory, in tiles of rows.
+    const u16* start;
     u32 rank, clusters;
     // Row tiles of clusters of an output, and column tiles. All tiles.
     u32 down, across, count;
     // The end of the last group.
     u32 end;
 
-    __device__ __forceinline__ Tiles(const Groups& groups, const u32* start) : groups(groups), start(start) {
+    __device__ __forceinline__ Tiles(const Groups& groups, const u16* start) : groups(groups), start(start) {
         asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
         clusters = gridDim.x / CLUSTER;
-        end = min(start[groups.experts], groups.rows);
+        end = min(first_row(groups.experts), groups.rows);
         u32 rows = P == WGRAD ? groups.outputs : end, columns = P == FPROP ? groups.outputs : groups.inputs;
         down = (rows + CLUSTER * TILE_M - 1) / (CLUSTER * TILE_M);
         across = (columns + TILE_N - 1) / TILE_N;
         count = (P == WGRAD ? groups.experts : 1) * down * across;
     }
+
+    // The first row of an expert, or the end of the last one.
+    __device__ __forceinline__ u32 first_row(u32 expert) const { return start[expert] * TILE_M; }
 
     // Bands of BAND row tiles in sequence, column by column within a band, so that concurrent clusters fetch
     // much the same data.
@@ -105,7 +119,7 @@ template <Product P> struct Tiles {
         tile.column = in_band / high * TILE_N;
         if constexpr (P == WGRAD) {
             u32 begin = start[tile.expert], end = start[tile.expert + 1];
-            tile.steps = begin < end ? (end - begin) / TILE_K : 0;
+            tile.steps = begin < end ? (end - begin) * (TILE_M / TILE_K) : 0;
         } else {
             tile.steps = ((P == FPROP ? groups.inputs : groups.outputs) + TILE_K - 1) / TILE_K;
         }
@@ -117,7 +131,7 @@ template <Product P> struct Tiles {
         u32 expert = 0;
         for (u32 last = groups.experts - 1; expert < last;) {
             u32 middle = (expert + last + 1) / 2;
-            if (start[middle] <= row) expert = middle;
+            if (first_row(middle) <= row) expert = middle;
             else last = middle - 1;
         }
         return expert;
@@ -126,18 +140,18 @@ template <Product P> struct Tiles {
 
 // Draws the n-th tile of the cluster, and tells all its blocks. Each cluster draws one number too many. The
 // counter is 0 again after the last draw.
-template <Product P> __device__ __forceinline__ void draw_tile(const Tiles<P>& tiles, u32 draws, u32 n) {
+template <class At, Product P> __device__ __forceinline__ void draw_tile(const Tiles<P>& tiles, u32 shared, u32 n) {
     u32 slot = n % 2;
-    wait(draws + READ_OFFSET + 8 * slot, n / 2 % 2 ^ 1);
+    wait(shared + At::READ + 8 * slot, n / 2 % 2 ^ 1);
     u32 number = atomicInc(tiles.groups.counter, tiles.count + tiles.clusters - 1);
-    for (u32 rank = 0; rank < CLUSTER; rank++) send(draws + NUMBER_OFFSET + 4 * slot, number, draws + DRAWN_OFFSET + 8 * slot, rank);
+    for (u32 rank = 0; rank < CLUSTER; rank++) send(shared + At::NUMBER + 4 * slot, number, shared + At::DRAWN + 8 * slot, rank);
 }
 
 // The n-th tile of the cluster, for a thread or for a warp.
-template <bool OF_WARP> __device__ __forceinline__ u32 take_tile(u32 draws, u32 n) {
-    u32 slot = n % 2, number = receive(draws + NUMBER_OFFSET + 4 * slot, draws + DRAWN_OFFSET + 8 * slot, n / 2 % 2);
+template <class At, bool OF_WARP> __device__ __forceinline__ u32 take_tile(u32 shared, u32 n) {
+    u32 slot = n % 2, number = receive(shared + At::NUMBER + 4 * slot, shared + At::DRAWN + 8 * slot, n / 2 % 2);
     if (OF_WARP) __syncwarp();
-    if (!OF_WARP || threadIdx.x % 32 == 0) arrive(draws + READ_OFFSET + 8 * slot, 0);
+    if (!OF_WARP || threadIdx.x % 32 == 0) arrive(shared + At::READ + 8 * slot, 0);
     return number;
 }
 
@@ -163,22 +177,91 @@ __device__ __forceinline__ void give_back(u32 empty) {
     if (threadIdx.x % 32 < CLUSTER) arrive(empty, threadIdx.x % 32);
 }
 
-// Reads the starts of groups into shared memory, and makes the barriers of the stages and of the numbers of
-// tiles: a stage is full, or empty again in all blocks of the cluster.
-__device__ __forceinline__ void begin(const Groups& groups, u32* start, u32 full, u32 empty, u32 stages, u32 draws) {
-    for (u32 n = threadIdx.x; n <= groups.experts; n += blockDim.x) start[n] = groups.start[n];
+// Sums that a warp leaves in shared memory, from where the copy engine stores them in memory, or adds them to
+// it, while the warp computes its next tile: boxes of 16 rows and 32 columns. They are stored one after the
+// other during that tile: if all blocks stored theirs at the same time, they would wait for memory, and so
+// would what they fetch.
+constexpr u32 BOX_COLUMNS = 32, BOX_BYTES = 16 * 128, BOXES = TILE_N / BOX_COLUMNS, STAGED_BYTES = BOXES * BOX_BYTES;
+
+// The place of staged sums in an expert's output, and the first box that is not stored yet.
+struct Staged {
+    u32 expert = 0, row = 0, column = 0, box = BOXES;
+};
+
+// The offset in a box of the 16 bytes `piece` of the row that has this number in eight, in a map that
+// `sums_map` made with FIRST. Pieces are permuted by rows, and so are rows, so that all rows of which a warp
+// writes 128 / FIRST / 16 pieces at a time are in different banks.
+template <u32 FIRST> __device__ __forceinline__ u32 in_box(u32 row, u32 piece) {
+    u32 to = row % (8 / FIRST) * FIRST + row / (8 / FIRST);
+    return to * 128 + (piece ^ to) * 16;
+}
+
+// Lets the copy engine store or add the next box.
+__device__ __forceinline__ void store_box(const TensorMap& map, const Groups& groups, Staged& staged, u32 results, bool add) {
+    u32 column = staged.column + staged.box * BOX_COLUMNS, from = results + staged.box * BOX_BYTES;
+    staged.box++;
+    if (threadIdx.x % 32 != 0 || column >= groups.inputs) return;
+    if (add) {
+        asm volatile("cp.reduce.async.bulk.tensor.5d.global.shared::cta.add.bulk_group [%0, {%1, %2, %2, %3, %4}], [%5];" ::"l"(&map), "r"(column),
+                     "r"(0), "r"(staged.row / 8), "r"(staged.expert), "r"(from)
+                     : "memory");
+    } else {
+        asm volatile("cp.async.bulk.tensor.5d.global.shared::cta.bulk_group [%0, {%1, %2, %2, %3, %4}], [%5];" ::"l"(&map), "r"(column), "r"(0),
+                     "r"(staged.row / 8), "r"(staged.expert), "r"(from)
+                     : "memory");
+    }
+    asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
+
+// Stores the boxes that are left, and waits until the copy engine has read all.
+__device__ __forceinline__ void store_boxes(const TensorMap& map, const Groups& groups, Staged& staged, u32 results, bool add) {
+#pragma unroll 1
+    while (staged.box < BOXES) store_box(map, groups, staged, results, add);
+    if (threadIdx.x % 32 == 0) await_reads<0>();
+    __syncwarp();
+}
+
+// Reads the starts of groups into shared memory, and makes the barriers.
+template <class At> __device__ __forceinline__ void begin(const Groups& groups, u16* start, u32 shared) {
+    for (u32 n = threadIdx.x; n <= groups.experts; n += blockDim.x) start[n] = groups.start[n] / TILE_M;
     if (threadIdx.x == 0) {
-        for (u32 stage = 0; stage < stages; stage++) {
-            init_barrier(full + 8 * stage, 1);
-            // Every multiplying warp of all blocks arrives.
-            init_barrier(empty + 8 * stage, CLUSTER * WARPS);
+        for (u32 stage = 0; stage < At::STAGES; stage++) {
+            init_barrier(shared + At::FULL + 8 * stage, 1);
+            // Every reading warp of all blocks arrives.
+            init_barrier(shared + At::EMPTY + 8 * stage, CLUSTER * At::READING_WARPS);
         }
         for (u32 slot = 0; slot < 2; slot++) {
-            init_barrier(draws + DRAWN_OFFSET + 8 * slot, 1);
-            // So does the thread of each block that fetches.
-            init_barrier(draws + READ_OFFSET + 8 * slot, CLUSTER * (WARPS + 1));
+            init_barrier(shared + At::TAKEN + 8 * slot, At::READING_WARPS);
+            init_barrier(shared + At::DRAWN + 8 * slot, 1);
+            // Every multiplying warp arrives, and the thread of each block that fetches.
+            init_barrier(shared + At::READ + 8 * slot, CLUSTER * (WARPS + 1));
         }
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
+    sync_cluster();
+}
+
+// Computes a GEMM with barriers of this layout: `fetch` fetches tiles in one thread, `compute` multiplies
+// them in the multiplying warps, and the other warps write zeros to d where no group has rows. Both take the
+// tiles and the address of shared memory.
+template <class At, Product P, class Fetch, class Compute>
+__device__ __forceinline__ void run_tiles(const Groups& groups, void* d, bool accumulate, Fetch fetch, Compute compute) {
+    // The permutation of pieces of tiles depends on addresses.
+    extern __shared__ __align__(1024) u8 space[];
+    u32 shared = shared_address(space);
+    u16* start = (u16*)(space + At::START);
+    begin<At>(groups, start, shared);
+    Tiles<P> tiles(groups, start);
+    // Moves registers from the first warps to the multiplying ones.
+    if (threadIdx.x < GROUP) {
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
+        if (threadIdx.x == 0) fetch(tiles, shared);
+        if (threadIdx.x >= 32) write_zeros<P>(tiles, d, accumulate);
+        __syncwarp();
+    } else {
+        asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
+        compute(tiles, shared);
+    }
+    // Other blocks may still arrive at this block's barriers.
     sync_cluster();
 }

@@ -3,9 +3,10 @@
 
 use crate::device::table;
 use xtrain_cuda::{
-    Arch, CudaError, DeviceMemory, DevicePtr, Function, Gpu, Header, KernelValue, Launch, Work,
-    kernel_struct, preferred_algorithms,
+    AlgorithmCandidate, Arch, ChoiceKey, CudaError, DeviceMemory, DevicePtr, Function, Gpu, Header,
+    KernelValue, Launch, TensorMap, Work, WorkPurpose, kernel_struct,
 };
+use xtrain_tensor::DType;
 
 /// Blocks of a cluster, whose row tiles are below each other: 1 or 2.
 pub(crate) const CLUSTER: usize = 2;
@@ -16,7 +17,19 @@ pub(crate) const TILE_M: usize = 128;
 /// Threads of a block: four warps that fetch and write zeros, eight that multiply.
 const THREADS: u32 = 384;
 /// Most experts: shared memory has room for so many starts.
-pub(crate) const MAX_EXPERTS: usize = 448;
+const MAX_EXPERTS: usize = 1024;
+/// Most rows: starts are 16-bit numbers of tiles in shared memory.
+const MAX_ROWS: usize = u16::MAX as usize * TILE_M;
+/// Most stages of a kernel.
+const MAX_STAGES: usize = 10;
+
+/// Shared memory of operands and results.
+const TILES_BYTES: usize = 224 * 1024;
+/// Shared memory of a block, with the barriers of stages, of turns, and of the numbers of tiles, these
+/// numbers, and the starts of groups.
+pub(crate) const SHARED_BYTES: usize =
+    TILES_BYTES + 2 * 8 * MAX_STAGES + 2 * 8 + 40 + size_of::<u16>() * (MAX_EXPERTS + 1);
+const _: () = assert!(SHARED_BYTES <= 227 * 1024, "a block of Hopper has no more");
 
 /// The name by which `XTRAIN_PREFER` selects the kernels for all GPUs instead.
 const PORTABLE: &str = "grouped_portable";
@@ -25,7 +38,104 @@ pub(crate) const RAGGED: Header = Header::new("ragged.cuh", include_str!("ragged
     ("CLUSTER", CLUSTER as i64),
     ("BAND", BAND as i64),
     ("TILE_M", TILE_M as i64),
+    ("TILES_BYTES", TILES_BYTES as i64),
 ]]);
+
+/// How the multiplying warps of a block share its tiles, and store them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Stores {
+    /// Both groups multiply a part of each tile, then store it.
+    Together,
+    /// Each group multiplies every second tile, and stores it while the other multiplies.
+    InTurns,
+    /// As [`Stores::Together`], but the copy engine stores a tile from shared memory during the next one; for
+    /// gradients of weights.
+    Staged,
+}
+
+/// A variant of a kernel.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Variant {
+    pub(crate) stores: Stores,
+    /// Columns of a tile.
+    pub(crate) width: usize,
+}
+
+impl Variant {
+    /// Its name, as `XTRAIN_PREFER` takes it.
+    fn name(self) -> String {
+        let how = match self.stores {
+            Stores::Together => "",
+            Stores::InTurns => "turns_",
+            Stores::Staged => "staged_",
+        };
+        format!("grouped_{how}{}", self.width)
+    }
+
+    /// A macro of the kernels.
+    pub(crate) fn staged(self) -> (&'static str, i64) {
+        ("STAGED", (self.stores == Stores::Staged).into())
+    }
+
+    /// Columns that tiles of this width compute.
+    fn computed(self, columns: usize) -> usize {
+        columns.next_multiple_of(self.width)
+    }
+}
+
+/// Names of these variants and of the kernels for all GPUs.
+pub(crate) fn names(variants: &[Variant]) -> Vec<String> {
+    variants.iter().map(|variant| variant.name()).chain([PORTABLE.to_owned()]).collect()
+}
+
+/// The variants to choose from for an output of so many columns: those that compute few that it does not
+/// have. Of those that store together the first that computes the fewest, since they differ in nothing else.
+pub(crate) fn candidates(variants: &[Variant], columns: usize, is_wgrad: bool) -> Vec<Variant> {
+    let is_together = |variant: &&Variant| variant.stores == Stores::Together;
+    let together = variants.iter().filter(is_together).min_by_key(|variant| variant.computed(columns));
+    let least = variants.iter().map(|variant| variant.computed(columns)).min().unwrap_or(0);
+    let others = variants.iter().filter(|variant| match variant.stores {
+        Stores::Together => false,
+        Stores::InTurns => true,
+        Stores::Staged => is_wgrad,
+    });
+    let others = others.filter(|variant| variant.computed(columns) <= least + least / 20);
+    together.into_iter().chain(others).copied().collect()
+}
+
+/// The work of the fastest of these variants of a kernel, which `prepare` prepares for groups with these
+/// starts. They are timed with groups of equal size. None if the GPU refuses all.
+pub(crate) fn fastest(
+    gpu: &Gpu,
+    kernel: &str,
+    variants: &[Variant],
+    sizes: Sizes,
+    start: DevicePtr,
+    prepare: impl Fn(Variant, DevicePtr) -> Result<Work, CudaError>,
+) -> Result<Option<Work>, CudaError> {
+    let Sizes { rows, experts, outputs, inputs, .. } = sizes;
+    let text = format!("{kernel} of {experts} experts, {rows} rows, {outputs} outputs, {inputs} inputs");
+    let of = |variant: Variant| {
+        let prepare = &prepare;
+        move |purpose: WorkPurpose| match purpose {
+            WorkPurpose::Use => prepare(variant, start).map(Some),
+            WorkPurpose::Timing => {
+                let starts = table(gpu, &equal_starts(sizes))?;
+                Ok(Some(holding(prepare(variant, starts.pointer())?, starts)))
+            }
+        }
+    };
+    let named: Vec<(String, _)> = variants.iter().map(|&variant| (variant.name(), of(variant))).collect();
+    let candidates: Vec<AlgorithmCandidate<'_>> =
+        named.iter().map(|(name, prepare)| AlgorithmCandidate::new(name, prepare)).collect();
+    gpu.fastest(&ChoiceKey { former: text.clone(), text }, &candidates)
+}
+
+/// Starts of groups of nearly equal size, in whole tiles of rows.
+fn equal_starts(Sizes { rows, experts, .. }: Sizes) -> Vec<u32> {
+    let tiles = rows / TILE_M;
+    (0..=experts).map(|expert| (expert * tiles / experts * TILE_M) as u32).collect()
+}
 
 /// Sizes of an op: rows of the ragged tensors, experts, the multiple at which their rows begin, outputs and
 /// inputs of an expert.
@@ -76,11 +186,11 @@ pub(crate) fn supports(gpu: &Gpu, sizes: Sizes, unit: usize) -> bool {
     let Sizes { rows, experts, align, outputs, inputs } = sizes;
     // The copy engine's coordinates and extents are numbers of 32 bits.
     let sized = [outputs, inputs].iter().all(|size| size.is_multiple_of(unit))
-        && [rows, outputs, inputs].iter().all(|&size| (1..=1 << 30).contains(&size))
+        && (1..=MAX_ROWS).contains(&rows)
+        && [outputs, inputs].iter().all(|&size| (1..=1 << 30).contains(&size))
         && align.is_multiple_of(TILE_M)
         && (1..=MAX_EXPERTS).contains(&experts);
-    let preferred = preferred_algorithms();
-    gpu.info().arch == Arch::SM90 && sized && preferred.iter().all(|name| name != PORTABLE)
+    gpu.info().arch == Arch::SM90 && sized && gpu.preferred().iter().all(|name| name != PORTABLE)
 }
 
 /// Blocks of a launch for so many tiles of clusters.
@@ -89,23 +199,42 @@ pub(crate) fn blocks(gpu: &Gpu, tiles: usize) -> u32 {
     (tiles.min(most) * CLUSTER) as u32
 }
 
-/// One launch of a kernel with so many blocks and bytes of shared memory, which holds its counter of tiles.
+/// The map of gradients of weights, f32 `[experts, outputs, inputs]`, to which kernels store or add boxes of
+/// 16 rows and 32 columns. Row `first * b + a` of eight rows of a box is row `8 / first * a + b` in memory.
+/// Outputs are a multiple of 8.
+pub(crate) fn sums_map(
+    gpu: &Gpu,
+    d: DevicePtr,
+    Sizes { experts, outputs, inputs, .. }: Sizes,
+    first: usize,
+) -> Result<TensorMap, CudaError> {
+    let second = 8 / first;
+    let extents = [inputs, first, second, outputs / 8, experts];
+    let strides = [second * inputs, inputs, 8 * inputs, outputs * inputs];
+    TensorMap::new(gpu.context(), DType::F32, d, &extents, &strides, &[32, first, second, 2, 1])
+}
+
+/// One launch of a kernel with so many blocks, which holds its counter of tiles.
 ///
 /// # Safety
 /// As [`Work::launch`]: the arguments are those of the kernel, and the counter is that of its [`Groups`].
 pub(crate) unsafe fn work<A: KernelValue + Send + Sync + 'static>(
     function: Function,
     blocks: u32,
-    shared_bytes: usize,
     arguments: A,
     counter: DeviceMemory,
-) -> Work {
-    let row = Launch::row(blocks, THREADS).shared(shared_bytes as u32);
+) -> Result<Work, CudaError> {
+    function.allow_shared(SHARED_BYTES as u32)?;
+    let row = Launch::row(blocks, THREADS).shared(SHARED_BYTES as u32);
     let launch = Launch { cluster: [CLUSTER as u32, 1, 1], ..row };
     // SAFETY: the caller's promise.
-    let work = unsafe { Work::launch(function, launch, arguments) };
+    Ok(holding(unsafe { Work::launch(function, launch, arguments) }, counter))
+}
+
+/// Work that holds memory which it uses.
+fn holding(work: Work, memory: DeviceMemory) -> Work {
     Work::new(move |stream| {
-        let _held = &counter;
+        let _held = &memory;
         work.enqueue(stream)
     })
 }

@@ -7,6 +7,7 @@ use libtest_mimic::{Arguments, Failed, Trial};
 use std::sync::Arc;
 use xtrain_cuda::Gpu;
 use xtrain_ops::adamw::{AdamW, AdamWParameter};
+use xtrain_ops::permute::Permute;
 use xtrain_ops::qk_norm_rope::QkNormRopeGrad;
 use xtrain_ops::quantize::{Dequantize, Given, Layouts, Quantize};
 use xtrain_ops::registry::{cpu_kernels, cuda_kernels};
@@ -35,6 +36,10 @@ enum Values {
     All(f64),
     /// Positions 0, 1, 2, ... modulo this.
     Positions(usize),
+    /// For each of so many rows, the copy of a token that it holds, or -1.
+    Sources(usize),
+    /// The rows of these copies.
+    RowsOfCopies(usize),
 }
 
 impl Values {
@@ -49,9 +54,19 @@ impl Values {
             Values::Magnitudes => x.abs().into(),
             Values::All(x) => x,
             Values::Positions(period) => (i % period) as f64,
+            Values::Sources(rows) => copy_in(i, rows).map_or(-1.0, |copy| copy as f64),
+            Values::RowsOfCopies(rows) => {
+                let row = rows.checked_sub(i + 1);
+                row.filter(|row| copy_in(*row, rows) == Some(i)).map_or(-1.0, |row| row as f64)
+            }
         };
         x.into_iter().enumerate().map(value).collect()
     }
+}
+
+/// The copy in a row, in a routing with empty rows, tokens without a row and tokens with one row of two.
+fn copy_in(row: usize, rows: usize) -> Option<usize> {
+    (row % 6 < 4).then(|| rows - 1 - row)
 }
 
 /// A normal input of this type and shape.
@@ -65,28 +80,43 @@ struct Producer {
     inputs: Inputs,
     /// The output that is cast.
     output: usize,
-    /// True if its last input is saved in FP8 and restored.
-    restores: bool,
+    /// The input that is saved in FP8 and restored.
+    restored: Option<usize>,
     /// True if only the amax is fused into it, not the cast.
     fuses_amax: bool,
 }
 
 fn producers() -> Vec<Producer> {
-    let producer = |op, inputs, output| Producer { op, inputs, output, restores: false, fuses_amax: false };
+    let producer = |op, inputs, output| Producer { op, inputs, output, restored: None, fuses_amax: false };
     let dx = RmsNormGrad { out: DType::F32, extra: ExtraOutput::None };
-    let (grad, eps) = (SwigluGrad::PLAIN, 1e-5);
+    let eps = 1e-5;
     let gate_up: Inputs = |t, d, ty| vec![normal(ty, &[t, 2 * d])];
     let both: Inputs = |t, d, ty| vec![normal(ty, &[t, d]), normal(ty, &[t, 2 * d])];
+    let weighted: Inputs = |t, d, ty| vec![normal(ty, &[t, 2 * d]), normal(DType::F32, &[t])];
+    let weighted_both: Inputs =
+        |t, d, ty| vec![normal(ty, &[t, d]), normal(ty, &[t, 2 * d]), normal(DType::F32, &[t])];
     let parameter = AdamWParameter { weight_decay: 0.1, compute: None, first_element: 0 };
     let adamw = AdamW::new(vec![parameter; 2], [0.9, 0.95], 1e-8, 7);
     let with_amax =
         |op: Arc<dyn Op>, inputs, output| Producer { fuses_amax: true, ..producer(op, inputs, output) };
-    let mut all = vec![
-        Producer { restores: true, ..producer(Arc::new(Swiglu::PLAIN), gate_up, 0) },
-        Producer { restores: true, ..producer(Arc::new(grad), both, 0) },
-        producer(Arc::new(Swiglu::PLAIN), gate_up, 0),
-        producer(Arc::new(grad), both, 0),
-        producer(Arc::new(SwigluSaving), gate_up, 0),
+    let mut all = Vec::new();
+    for (weighted, inputs, of_grad) in [(false, gate_up, both), (true, weighted, weighted_both)] {
+        let swiglu = || producer(Arc::new(Swiglu { weighted }), inputs, 0);
+        let grad = || producer(Arc::new(SwigluGrad { rematerialise: false, weighted }), of_grad, 0);
+        let restored = |input, of: Producer| Producer { restored: Some(input), ..of };
+        let saving = producer(Arc::new(SwigluSaving { weighted }), inputs, 0);
+        all.extend([restored(0, swiglu()), restored(1, grad()), swiglu(), grad(), saving]);
+    }
+    all.extend([
+        producer(
+            Arc::new(Permute),
+            |t, d, ty| {
+                let (tokens, i32) = (t.div_ceil(2), |shape: &[usize]| normal(DType::I32, shape).0);
+                let sources = (i32(&[t]), Values::Sources(t));
+                vec![normal(ty, &[tokens, d]), sources, (i32(&[tokens, 2]), Values::RowsOfCopies(t))]
+            },
+            0,
+        ),
         producer(
             Arc::new(RmsNorm { eps }),
             |t, d, ty| vec![normal(ty, &[t, d]), normal(DType::F32, &[d])],
@@ -117,7 +147,7 @@ fn producers() -> Vec<Producer> {
             },
             3,
         ),
-    ];
+    ]);
     // Heads of whole 16-byte vectors in one block, and other heads in two blocks.
     all.extend(rotations::<4, 2, 64>());
     all.extend(rotations::<15, 2, 34>());
@@ -129,7 +159,7 @@ fn norm_of_sum() -> Producer {
         op: Arc::new(AddRmsNorm { eps: 1e-5 }),
         inputs: |t, d, ty| vec![normal(ty, &[t, d]), normal(ty, &[t, d]), normal(DType::F32, &[d])],
         output: 1,
-        restores: false,
+        restored: None,
         fuses_amax: false,
     }
 }
@@ -145,7 +175,7 @@ fn rotations<const H: usize, const K: usize, const E: usize>() -> [Producer; 2] 
         op: Arc::new(op),
         inputs,
         output: 0,
-        restores: false,
+        restored: None,
         fuses_amax: true,
     };
     [
@@ -164,8 +194,8 @@ fn program(producer: &Producer, cast: Quantize, [rows, cols]: [usize; 2], dtype:
     let test_inputs = (producer.inputs)(rows, cols, dtype);
     let mut inputs: Vec<_> =
         test_inputs.iter().enumerate().map(|(n, (ty, _))| t.input(&format!("in{n}"), *ty)).collect();
-    if producer.restores {
-        let Some(gate_up) = inputs.last_mut() else { unreachable!("producers have inputs") };
+    if let Some(gate_up) = producer.restored {
+        let gate_up = &mut inputs[gate_up];
         let save = Quantize::new(DType::E4M3, Scaling::Tile, true, Layouts::RowMajor);
         let copy = t.emit(save, &[*gate_up]).expect("a matrix");
         // An output, so that no rewrite removes it.
@@ -304,7 +334,7 @@ fn check(new: &dyn Fn() -> Box<dyn Engine>, producer: &Producer, cases: &Cases) 
             let reads_amax = fused.instances.get(1).is_some_and(|cast| cast.inputs.len() == 2);
             assert_eq!(reads_amax, cast.scaling == Scaling::Tensor && !casts, "{cast:?}");
         } else {
-            let ops_before = if producer.restores { 4 } else { 2 };
+            let ops_before = if producer.restored.is_some() { 4 } else { 2 };
             // With a residual add, sum, norm and cast become one op, if the scale does not need the whole
             // norm.
             let adds = producer.op.name() == "add_rms_norm";
@@ -313,7 +343,7 @@ fn check(new: &dyn Fn() -> Box<dyn Engine>, producer: &Producer, cases: &Cases) 
             assert_eq!(is_one_op, adds && is_local, "{after:?}");
             // With a saved input, its cast stays, and everything else becomes one op.
             let is_restored = after.len() == 2 && after[0] == "quantize" && after[1].ends_with("_quantize");
-            assert!(!producer.restores || dtype == DType::F32 || is_restored, "{after:?}");
+            assert!(producer.restored.is_none() || dtype == DType::F32 || is_restored, "{after:?}");
             assert!(before.len() == ops_before && before != after, "{before:?} stays {after:?}");
         }
         let inputs = (producer.inputs)(shape[0], shape[1], dtype);

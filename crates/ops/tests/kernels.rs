@@ -1,6 +1,7 @@
-//! Every kernel compiles for every architecture that it declares, and spills no registers. With
-//! `XTRAIN_TEST_SAMPLE=1` it is compiled for Hopper and for one other architecture, which is drawn for each
-//! variant. Needs NVRTC but no GPU; without NVRTC the tests count as ignored.
+//! Every kernel compiles for every architecture that it declares, spills no registers, and has matrix
+//! instructions that overlap. With `XTRAIN_TEST_SAMPLE=1` it is compiled for Hopper and for one other
+//! architecture, which is drawn for each variant. Needs NVRTC but no GPU; without NVRTC the tests count as
+//! ignored.
 
 mod common;
 
@@ -9,11 +10,15 @@ use xtrain_cuda::{Arch, Compiler, Defines, KernelSource};
 use xtrain_ops::registry::kernel_sources;
 use xtrain_tensor::Philox;
 
-/// Compiles one variant of a source. Fails if registers are spilled.
+/// Compiles one variant of a source. Fails if registers are spilled or `wgmma` instructions wait for each
+/// other.
 fn compile(compiler: Compiler, source: &KernelSource, arch: Arch, variant: &Defines) -> Result<(), Failed> {
     let mut options = KernelSource::options(variant);
     options.push("--ptxas-options=-v".into());
     let compiled = compiler.compile(source.name, &source.full_text(), arch, &options)?;
+    if compiled.log.contains("wgmma.mma_async instructions are serialized") {
+        return Err(format!("matrix instructions do not overlap:\n{}", compiled.log).into());
+    }
     // ptxas prints "12 bytes spill stores" for each kernel.
     let spills = compiled.log.lines().filter(|line| line.contains("bytes spill stores"));
     let spilled: Vec<&str> = spills.filter(|line| !line.contains(" 0 bytes spill stores")).collect();

@@ -10,8 +10,7 @@
 //! recompute policy.
 //!
 //! The input of an activation is restored before each of its readers, so that each can be fused with the op
-//! that restores it ([`crate::fuse`]). That of an activation with further inputs (the weights of SwiGLU's
-//! rows) and that of a linear layer are restored once, before the first reader.
+//! that restores it ([`crate::fuse`]). That of a linear layer is restored once, before the first reader.
 
 use crate::program::instantiate;
 use crate::quantize::QuantizeOps;
@@ -127,8 +126,7 @@ fn restored(
             let restore = instantiate(program, restore, &saved.copy, &[], origin(Role::Precision))?;
             let restored = restore.outputs[0].value;
             program.instances.push(restore);
-            let is_shared = saved.reader == Reader::Linear || saved.instance.inputs.len() > 1;
-            saved.restored = is_shared.then_some(restored);
+            saved.restored = (saved.reader == Reader::Linear).then_some(restored);
             restored
         }
     };

@@ -190,6 +190,7 @@ pub fn planned_for(resolved: Resolved, member: Member) -> Result<Planned, RunErr
                 balance: c.experts.balance_loss.unwrap_or(0.0) as f32,
                 z_loss: c.experts.z_loss.unwrap_or(0.0) as f32,
                 bias_rate: c.experts.bias_rate.map(|rate| rate as f32),
+                fixed: None,
             }),
         },
         dropout: c.model.dropout as f32,

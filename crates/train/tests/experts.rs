@@ -155,7 +155,7 @@ fn families() -> [Family; 3] {
 #[test]
 fn every_copy_of_a_token_is_a_load_and_recomputation_changes_no_bit() {
     for family in families() {
-        let routers = RouterWeights { balance: 0.05, z_loss: 0.01, bias_rate: None };
+        let routers = RouterWeights { balance: 0.05, z_loss: 0.01, bias_rate: None, fixed: None };
         let plain = mixture(family, routers);
         let vocabulary = plain.model.vocab_size;
         let batches: Vec<_> = (0..3).map(|seed| random_batch(BATCH, vocabulary, seed)).collect();
@@ -190,7 +190,7 @@ fn copied(targets: &[i32]) -> usize {
 #[test]
 fn biases_move_towards_equal_loads_and_not_in_skipped_steps() {
     let rate = 0.25;
-    let routers = RouterWeights { balance: 0.0, z_loss: 0.0, bias_rate: Some(rate) };
+    let routers = RouterWeights { balance: 0.0, z_loss: 0.0, bias_rate: Some(rate), fixed: None };
     let mut learner = learner(mixture(Family::DOTS1, routers), 0.1);
     let batch = random_batch(BATCH, learner.spec().model.vocab_size, 1);
     let result = learner.step(0, 0.0, std::slice::from_ref(&batch)).expect("a step");
@@ -218,7 +218,7 @@ fn biases_move_towards_equal_loads_and_not_in_skipped_steps() {
 #[test]
 fn the_balance_loss_makes_loads_more_equal() {
     let most = |balance: f32| {
-        let routers = RouterWeights { balance, z_loss: 0.0, bias_rate: None };
+        let routers = RouterWeights { balance, z_loss: 0.0, bias_rate: None, fixed: None };
         let mut learner = learner(mixture(Family::MIXTRAL, routers), 0.1);
         let vocabulary = learner.spec().model.vocab_size;
         let mut last = 0.0;

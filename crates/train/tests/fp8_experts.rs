@@ -6,7 +6,7 @@ mod common;
 use common::{learner, random_batch, small};
 use xtrain_model::decoder::{Batch, RouterWeights};
 use xtrain_model::{Bf16Reason, Description, Family, Fp8Overrides, GemmPattern, Recipe};
-use xtrain_program::{Recompute, StateKind};
+use xtrain_program::{Instance, Recompute, Stage, StateKind};
 use xtrain_train::engine::Target;
 use xtrain_train::learner::{Learner, StepResult};
 use xtrain_train::linear_gemms::linear_gemms;
@@ -27,7 +27,7 @@ fn mixture(recipe: Recipe, dim: usize) -> TrainingSpec {
 /// A mixture in which a token passes through `chosen` of these experts.
 fn mixture_of(recipe: Recipe, dim: usize, experts: usize, chosen: usize) -> TrainingSpec {
     let sizes = Description { dim, layers: 2, heads: 4, kv_heads: 2, head_dim: 32, ffn_dim: 64, ..small() };
-    let routers = RouterWeights { balance: 0.01, z_loss: 0.001, bias_rate: None };
+    let routers = RouterWeights { balance: 0.01, z_loss: 0.001, bias_rate: None, fixed: None };
     let spec = common::mixture(Family::QWEN3_MOE, sizes, [experts, chosen], BATCH, routers);
     TrainingSpec { recipe, ..spec }
 }
@@ -72,6 +72,51 @@ fn all_gemms_of_experts_are_in_fp8_but_under_rows() {
     for site in [GATE_UP, DOWN] {
         assert_eq!(reasons(&rows, site), [(); 3].map(|()| Some(Bf16Reason::Experts)));
     }
+}
+
+/// The casts of rows, of SwiGLU and of its gradient in a training step, and ops that these casts replace, by
+/// layer.
+fn fused_casts(spec: &TrainingSpec) -> [[usize; 2]; 3] {
+    let program = programs::training(spec).expect("a program");
+    let of_experts = |instance: &&Instance| {
+        let site = &*instance.origin.site;
+        site.starts_with("mlp.") && instance.origin.stage != Stage::Update
+    };
+    let named = |names: &[&str]| {
+        let named = |instance: &&Instance| names.contains(&instance.code.op().name());
+        program.instances.iter().filter(of_experts).filter(named).count() / spec.model.layers.len()
+    };
+    [
+        [named(&["permute_quantize"]), named(&["permute", "quantize"])],
+        [named(&["swiglu_quantize"]), named(&["swiglu", "swiglu_saving"])],
+        [named(&["swiglu_grad_quantize"]), named(&["swiglu_grad", "dequantize"])],
+    ]
+}
+
+#[test]
+fn casts_of_experts_are_fused_into_the_ops_that_compute_the_operands() {
+    for recipe in WITH_EXPERTS {
+        for recompute in [Recompute::None, Recompute::Norms, Recompute::Block] {
+            let spec = TrainingSpec { recompute, ..mixture(recipe, 128) };
+            // Rows of tokens and of their gradients. What the backward recomputes or restores is cast again.
+            let [is_recomputed, saves] = [recompute != Recompute::None, recipe == Recipe::Fp8Block];
+            let [rows, swiglu] = [2 + usize::from(is_recomputed), 1 + usize::from(is_recomputed || saves)];
+            // A block that is recomputed recomputes what SwiGLU saves, but not SwiGLU.
+            let saved_alone = usize::from(saves && recompute == Recompute::Block);
+            let expected = [[rows, saved_alone], [swiglu, 0], [1, 0]];
+            assert_eq!(fused_casts(&spec), expected, "{recipe:?} {recompute:?}");
+        }
+    }
+}
+
+#[test]
+fn values_that_a_gemm_in_bf16_reads_are_written() {
+    let skip = vec![GemmPattern::parse("*.experts.*:wgrad").expect("a pattern")];
+    let fp8 = Fp8Overrides { skip, ..Fp8Overrides::default() };
+    let spec = TrainingSpec { fp8, ..mixture(Recipe::Fp8Block, 128) };
+    // Wgrad reads the rows of tokens, those of their gradients, SwiGLU's output, computed again, and the
+    // gradient of gate and up. In the forward nothing reads SwiGLU's output but its cast.
+    assert_eq!(fused_casts(&spec), [[0, 5], [1, 1], [0, 3]]);
 }
 
 /// The sizes of this router are those of FP8.
@@ -217,7 +262,7 @@ fn fp8_experts_take_less_memory_and_less_with_a_saved_input_of_swiglu() {
 }
 
 #[test]
-fn a_saved_input_of_swiglu_changes_gradients_alone_and_is_restored_once() {
+fn a_saved_input_of_swiglu_changes_gradients_alone() {
     for recipe in WITH_EXPERTS {
         let with = |swiglu_input| {
             let fp8 = Fp8Overrides { swiglu_input: Some(swiglu_input), ..Fp8Overrides::default() };
@@ -229,15 +274,6 @@ fn a_saved_input_of_swiglu_changes_gradients_alone_and_is_restored_once() {
         let worst =
             plain.0.iter().zip(&saved.0).map(|(a, b)| common::relative(&a.1, &b.1)).fold(0.0, f64::max);
         assert!(worst > 1e-3 && worst < 0.3, "{recipe:?}: {worst:e}");
-        let program = programs::training(&with(true)).expect("a program");
-        let is_swiglu = |name: &str| {
-            program
-                .instances
-                .iter()
-                .filter(|i| i.origin.site.ends_with("swiglu") && i.code.op().name() == name)
-                .count()
-        };
-        assert_eq!(["dequantize", "swiglu_grad"].map(is_swiglu), [2, 2], "{recipe:?}");
         for recompute in [Recompute::Norms, Recompute::Block] {
             assert!(step(&TrainingSpec { recompute, ..with(true) }) == saved, "{recompute:?} of {recipe:?}");
         }

@@ -356,7 +356,7 @@ fn of_mixtures(recipe: Recipe, compared: Compared, tolerance: f64) -> Vec<Steps>
     let is_biased = |family: &Family| family.router().is_some_and(|router| router.biased);
     let steps = |family: Family| {
         let bias_rate = is_biased(&family).then_some(1e-3);
-        let routers = RouterWeights { balance: 0.01, z_loss: 1e-3, bias_rate };
+        let routers = RouterWeights { balance: 0.01, z_loss: 1e-3, bias_rate, fixed: None };
         // Outputs of experts are whole blocks under `fp8-block`.
         let sizes = Description { dim: 128, ffn_dim: 64, ..wide() };
         let spec = TrainingSpec { recipe, ..mixture(family, sizes, [8, 2], BATCH, routers) };

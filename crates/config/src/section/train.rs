@@ -59,7 +59,7 @@ section! {
         /// Tokens whose logits exist at a time. A smaller number saves memory if the vocabulary is large.
         /// With `precision.head = "fp8"` it must be a multiple of 128. Changes the result by rounding, so
         /// `"auto"` leaves 4096 only if the run would not fit or another number makes it faster by more than
-        /// 0.5%.
+        /// 1%.
         #[schemars(schema_with = "tokens_or_auto")]
         #[schemars(extend("x-unit" = "tokens"))]
         #[schemars(extend("x-aliases" = ["loss_chunk_size", "logits_chunk", "ce_chunk", "chunk_size"]))]
@@ -162,8 +162,8 @@ fn tokens_or_auto(_: &mut SchemaGenerator) -> Schema {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Recompute {
-    /// The fastest of the other values that fits into the device's memory
-    /// (docs/decisions/chosen-settings.md).
+    /// The fastest of the other values that fits into the device's memory, or `"norms"` where that is slower
+    /// by next to nothing (docs/decisions/chosen-settings.md).
     Auto,
     /// Nothing: every activation is saved.
     None,

@@ -126,6 +126,7 @@ pub(crate) struct CuLaunchAttribute {
 
 /// `CUtensorMapDataType` and the other enumerations of a tensor map.
 pub(crate) const TENSOR_MAP_DATA_TYPE_UINT8: c_int = 0;
+pub(crate) const TENSOR_MAP_DATA_TYPE_FLOAT32: c_int = 7;
 pub(crate) const TENSOR_MAP_DATA_TYPE_BFLOAT16: c_int = 9;
 pub(crate) const TENSOR_MAP_INTERLEAVE_NONE: c_int = 0;
 pub(crate) const TENSOR_MAP_SWIZZLE_128B: c_int = 3;

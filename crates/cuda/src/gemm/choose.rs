@@ -9,7 +9,6 @@ use super::key::choice_key;
 use super::noise::Noise;
 use super::{Algorithm, Gemm, GemmChoice, GemmOperands, Implementations};
 use crate::capture_lock;
-use crate::choice::preferred_algorithms;
 use crate::error::CudaError;
 use crate::ffi::cublaslt::LtAlgo;
 use crate::gpu::Gpu;
@@ -53,7 +52,7 @@ fn recorded_or_fastest(
     implementations: &Implementations,
     key: &ChoiceKey,
 ) -> Result<(GemmChoice, Option<Algorithm>), CudaError> {
-    let prefers_block_scaled = || preferred_algorithms().iter().any(|name| name == Gemm::BLOCK_SCALED);
+    let prefers_block_scaled = || gpu.preferred().iter().any(|name| name == Gemm::BLOCK_SCALED);
     if implementations.block_scaled.is_some() && prefers_block_scaled() {
         return Ok((GemmChoice::Cached, Some(Algorithm::BlockScaled)));
     }

@@ -18,7 +18,6 @@ mod key;
 mod matmul;
 mod noise;
 
-use crate::choice::preferred_algorithms;
 use crate::error::CudaError;
 use crate::gpu::Gpu;
 use crate::kernel::Work;
@@ -247,7 +246,7 @@ impl Implementations {
     fn new(gpu: &Gpu, gemm: &Gemm, operands: &GemmOperands) -> Result<Implementations, CudaError> {
         let matmul = Matmul::new(gpu.blas()?, gemm, operands)?;
         // The first preferred name decides.
-        let mut named = preferred_algorithms().into_iter();
+        let mut named = gpu.preferred().iter();
         let library_alone = named
             .find(|name| Gemm::ALGORITHM_NAMES.contains(&name.as_str()))
             .is_some_and(|name| name != Gemm::BLOCK_SCALED);

@@ -63,20 +63,11 @@ pub(super) fn decode(d: &Decoder<'_>, instruction: &Instruction, parts: &[&str])
         (
             ["async", "bulk", "tensor", dimensions, "global", "shared::cta", "bulk_group"],
             [Operand::Box(map, coordinates), from],
-        ) => {
-            let (tensor, from) = (Tensor::of(d, dimensions, map, coordinates)?, source(from)?);
-            lanes(Box::new(move |cx| {
-                let from = from.read(cx)?;
-                for lane in lanes_of(cx.active) {
-                    let (map, at) = tensor.read(cx, lane)?;
-                    let pieces = of_lane(lane, map.stored_pieces(&at, from[lane]))?;
-                    let sizes = [map.box_bytes(), TENSOR];
-                    cx.reach_aligned(lane, Space::Shared, from[lane], sizes, "copies from")?;
-                    issue_store(cx, lane, pieces, None, location)?;
-                }
-                Ok(())
-            }))
-        }
+        ) => store_box(d, (dimensions, map, coordinates), from, None, location),
+        (
+            ["reduce", "async", "bulk", "tensor", dimensions, "global", "shared::cta", "add", "bulk_group"],
+            [Operand::Box(map, coordinates), from],
+        ) => store_box(d, (dimensions, map, coordinates), from, Some(add_f32), location),
         (["async", "bulk", "commit_group"], []) => lanes(Box::new(|cx| {
             cx.observe(|races, lanes| races.commit_copies(lanes));
             lanes_of(cx.active).for_each(|lane| groups(&mut cx.asynchronous.bulk, lane).commit());
@@ -250,6 +241,32 @@ fn store(
             cx.reach_aligned(lane, Space::Shared, from[lane], [bytes, BULK], "copies from")?;
             let piece = Piece { global: Some(to[lane]), shared: from[lane], bytes };
             issue_store(cx, lane, vec![piece], reduction, location)?;
+        }
+        Ok(())
+    }))
+}
+
+/// A copy of a box from shared memory to a tensor, or the addition to a tensor of f32 numbers.
+fn store_box(
+    d: &Decoder<'_>,
+    (dimensions, map, coordinates): (&str, &Operand, &[Operand]),
+    from: &Operand,
+    reduction: Reduction,
+    location: u32,
+) -> Decoded {
+    let (tensor, from) = (Tensor::of(d, dimensions, map, coordinates)?, Address::of(d, from)?);
+    lanes(Box::new(move |cx| {
+        let from = from.read(cx)?;
+        for lane in lanes_of(cx.active) {
+            let (map, at) = tensor.read(cx, lane)?;
+            if reduction.is_some() && map.element_bytes != 4 {
+                let problem = format!("adds f32 numbers to a tensor of {}-byte elements", map.element_bytes);
+                return Err(Fault::new(lane as u32, FaultKind::Address, problem));
+            }
+            let pieces = of_lane(lane, map.stored_pieces(&at, from[lane]))?;
+            let sizes = [map.box_bytes(), TENSOR];
+            cx.reach_aligned(lane, Space::Shared, from[lane], sizes, "copies from")?;
+            issue_store(cx, lane, pieces, reduction, location)?;
         }
         Ok(())
     }))

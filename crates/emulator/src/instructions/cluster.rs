@@ -1,5 +1,5 @@
-//! Clusters of blocks, elected threads, registers that warps exchange, and launches that begin early (PTX ISA,
-//! sections 9.7.9.23, 9.7.13.4, 9.7.13.13, 9.7.13.14 and 9.7.20.5).
+//! Clusters of blocks, elected threads, registers that warps exchange, and launches that begin early (PTX
+//! ISA, sections 9.7.9.23, 9.7.13.4, 9.7.13.13, 9.7.13.14 and 9.7.20.5).
 
 use super::{Decoded, Decoder, lanes, unknown};
 use crate::fault::FaultKind;

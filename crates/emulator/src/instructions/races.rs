@@ -263,8 +263,8 @@ impl Races {
             "race: {} of {at} is not ordered after the {} by {}block {number:?}, warp {warp}, lane {lane} at {}{narrow}; {remedy}",
             new.kind.describe(),
             old.kind.describe(),
-            if is_other { format!("kernel {}, ", of_old.code.name) } else { String::new() },
-            of_old.code.describe(old.location),
+            if is_other { format!("kernel {}, ", of_old.name) } else { String::new() },
+            (of_old.describe)(old.location),
         )
     }
 }

@@ -20,5 +20,5 @@ pub use fp8::{
 };
 pub use gemm::{ExpertRows, GemmShape, GemmSpeed, common_gemms, expert_gemms, gemms, gemms_of};
 pub use op_bench::{Ceiling, OpBenchOptions, OpSpeeds, Rates};
-pub use step::{BenchOptions, RankOf, RankSpeed, StepSpeed, step};
+pub use step::{BenchOptions, RankOf, RankSpeed, Routing, StepSpeed, step};
 pub use step_ops::{OpSpeed, ops};

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use xtrain_config::{Config, ParallelConfig, Parsed};
 use xtrain_distributed::{Communicator, OneOf, Pace};
+use xtrain_model::FixedRouting;
 use xtrain_program::{Group, Parallel, Sent};
 use xtrain_runtime::{Checks, groups};
 use xtrain_train::crew::transport;
@@ -31,6 +32,37 @@ pub struct BenchOptions {
     pub steps: usize,
     /// The ranks of a run of which rank 0 is measured, if not of a run of one process.
     pub rank_of: Option<RankOf>,
+    /// The routing to experts, if routers do not choose it.
+    pub routing: Option<Routing>,
+}
+
+/// A fixed routing of tokens to experts, the same in every block and step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Routing {
+    /// All experts have as many tokens.
+    Uniform,
+    /// Experts have tokens by Zipf's law, but at most all of them.
+    Zipf,
+}
+
+impl Routing {
+    /// All routings.
+    pub const ALL: [Routing; 2] = [Routing::Uniform, Routing::Zipf];
+
+    /// Its name on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            Routing::Uniform => "uniform",
+            Routing::Zipf => "zipf",
+        }
+    }
+
+    fn fixed(self) -> FixedRouting {
+        match self {
+            Routing::Uniform => FixedRouting { skew: 0.0 },
+            Routing::Zipf => FixedRouting { skew: 1.0 },
+        }
+    }
 }
 
 /// The ranks of a run of which one is measured on one device. Local copies replace collectives.
@@ -117,7 +149,11 @@ pub(super) struct StepBench {
 }
 
 impl StepBench {
-    pub(super) fn new(parsed: &Parsed, rank_of: Option<RankOf>) -> Result<StepBench, RunError> {
+    pub(super) fn new(
+        parsed: &Parsed,
+        rank_of: Option<RankOf>,
+        routing: Option<Routing>,
+    ) -> Result<StepBench, RunError> {
         let processor = Processor::for_config(&parsed.config)?;
         let mut parsed = parsed.clone();
         if rank_of.is_none() {
@@ -131,7 +167,12 @@ impl StepBench {
         if let Some(choice) = choice.filter(|choice| !choice.is_usual()) {
             tracing::info!("chosen: {choice}");
         }
-        let planned = slower::decide(planned, &processor)?;
+        let mut planned = slower::decide(planned, &processor)?;
+        if let Some(routing) = routing {
+            let without =
+                || RunError::Refused("the model has no experts, so there is no routing to fix".into());
+            planned.spec.loss.routers.as_mut().ok_or_else(without)?.fixed = Some(routing.fixed());
+        }
         let free_before = processor.available_bytes();
         fit::check(&planned, &processor, 1)?;
         let (device, target, peak_flops) = (processor.describe(), processor.target(), processor.peak_flops());
@@ -161,7 +202,7 @@ impl StepBench {
 /// fetched and read late.
 pub fn step(parsed: &Parsed, options: BenchOptions) -> Result<StepSpeed, RunError> {
     let begun = Instant::now();
-    let mut bench = StepBench::new(parsed, options.rank_of)?;
+    let mut bench = StepBench::new(parsed, options.rank_of, options.routing)?;
     let ranks = bench.learner.spec().parallel.world_size;
     let micro_steps = bench.learner.spec().micro_steps(bench.config.train.batch_size);
     let all_tokens = bench.config.step_tokens();
@@ -310,12 +351,39 @@ mod tests {
             device = "cpu"
         "#;
         let parsed = Config::parse(Path::new("run.toml"), run.as_bytes(), &[""; 0]).expect("it is valid");
-        let mut bench = StepBench::new(&parsed, None).expect("it fits");
+        let mut bench = StepBench::new(&parsed, None, None).expect("it fits");
         let step = Step { number: 0, lr: LR, valid_targets: 16, micro_steps: 1 };
         bench.micro_step(&step, 0, 0).expect("a micro-step");
         let ticket = bench.learner.fetch().expect("a result");
         let losses = bench.learner.collect(ticket).expect("a result").source_losses;
         assert!(losses.len() == 2 && losses.iter().all(|&loss| loss > 0.0), "{losses:?}");
+    }
+
+    #[test]
+    fn a_fixed_routing_needs_experts_and_decides_their_loads() {
+        let run = "[model]\ndim = 16\nlayers = 2\nheads = 2\n[data]\ntrain = 'text'\ntokenizer = 'bytes'\nseq_len = 32\n\
+                   [train]\nsteps = 1\nbatch_size = 4\ndevice = 'cpu'\n";
+        let parsed =
+            |run: &str| Config::parse(Path::new("run.toml"), run.as_bytes(), &[""; 0]).expect("valid");
+        let error =
+            StepBench::new(&parsed(run), None, Some(Routing::Zipf)).err().map(|error| error.to_string());
+        assert_eq!(error.as_deref(), Some("the model has no experts, so there is no routing to fix"));
+        let experts = "[experts]\ncount = 4\nper_token = 2\nffn_dim = 16\n[data]";
+        let mixture = run.replace("[model]", "[model]\nfamily = 'mixtral'").replace("[data]", experts);
+        let mixture = parsed(&mixture);
+        let loads = |routing| {
+            let mut bench = StepBench::new(&mixture, None, Some(routing)).expect("it fits");
+            let step = Step { number: 0, lr: LR, valid_targets: 128, micro_steps: 1 };
+            bench.micro_step(&step, 0, 0).expect("a micro-step");
+            let ticket = bench.learner.fetch().expect("a result");
+            bench.learner.collect(ticket).expect("a result").experts
+        };
+        for (routing, largest) in [(Routing::Uniform, 64.0), (Routing::Zipf, 123.0)] {
+            for block in loads(routing) {
+                assert!((block.tokens[0] - largest).abs() < 15.0, "{routing:?}: {:?}", block.tokens);
+                assert_eq!(block.tokens.iter().sum::<f32>(), 256.0);
+            }
+        }
     }
 
     #[test]
@@ -327,7 +395,7 @@ mod tests {
             let parsed = Config::parse(Path::new("run.toml"), run.as_bytes(), &set).expect("it is valid");
             let rank_of =
                 Some(RankOf { ranks: 3, stretch: true, between_nodes: Some(1e7), ranks_per_node: 1 });
-            let options = BenchOptions { warmup: 0, repeats: 1, steps: 1, rank_of };
+            let options = BenchOptions { warmup: 0, repeats: 1, steps: 1, rank_of, routing: None };
             let speed = step(&parsed, options).expect("a speed");
             let rank = speed.rank.expect("a rank");
             assert_eq!(rank.plan_bytes, speed.planned_bytes, "{shard}");

@@ -34,7 +34,7 @@ pub struct OpSpeed {
 /// they are no longer finite.
 pub fn ops(parsed: &Parsed, repeats: usize) -> Result<Vec<OpSpeed>, RunError> {
     let ceiling = ceiling(&parsed.config)?;
-    let mut bench = StepBench::new(parsed, None)?;
+    let mut bench = StepBench::new(parsed, None, None)?;
     let id = bench.learner.program();
     let valid_targets = bench.learner.spec().batch.tokens();
     let mut measured: BTreeMap<usize, Vec<f64>> = BTreeMap::new();

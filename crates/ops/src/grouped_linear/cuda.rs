@@ -84,8 +84,10 @@ fn prepare(
     if blocks == 0 {
         return Ok(Work::sequence(Vec::new()));
     }
-    if hopper::supports(gpu, product, operands, sizes) {
-        return hopper::prepare(gpu, product, operands, sizes);
+    if hopper::supports(gpu, product, operands, sizes)
+        && let Some(work) = hopper::fastest(gpu, product, operands, sizes)?
+    {
+        return Ok(work);
     }
     let [a, b, start] = [0, 1, START].map(|n| operands.inputs[n]);
     let d = operands.outputs[0];

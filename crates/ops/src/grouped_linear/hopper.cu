@@ -4,11 +4,17 @@
 // A block computes TILE_M x TILE_N of an output at a time. One thread of a cluster draws tile after tile from
 // a counter in memory, so that blocks end together although experts have different numbers of rows. One
 // thread of a block drives the copy engine, which fills STAGES of shared memory with TILE_K products each and
-// runs ahead into the next tile while this one is stored. Two groups of four warps multiply 64 rows each. The
-// other warps of the first group write zeros where no group has rows. CLUSTER blocks have row tiles below
-// each other: each fetches a part of the right operand and multicasts it to all, unless their rows belong to
-// different experts. Each output is one sum in f32, in the order of the tensor cores, whichever block
-// computes it.
+// runs ahead into the next tile while this one is stored. The other warps of the first group write zeros
+// where no group has rows. CLUSTER blocks have row tiles below each other: each fetches a part of the right
+// operand and multicasts it to all, unless their rows belong to different experts. Each output is one sum in
+// f32, in the order of the tensor cores, whichever block computes it.
+//
+// Two groups of four warps multiply, so a tile is stored in one of three ways:
+// * each group multiplies 64 rows of every tile and stores them, while the tensor cores wait;
+// * TURNS: each group multiplies all rows of every second tile, and stores them while the other multiplies;
+// * STAGED: as the first, but sums are left in shared memory, from where the copy engine stores them during
+//   the next tile. WGRAD alone, with tiles of fewer products, since its sums are f32 and as many as the
+//   products of 16 to 32 stages.
 //
 // The extents of groups are read from memory, so work is proportional to the rows that groups have. It should
 // reach what a dense GEMM reaches: with two blocks, 32 KiB of L2 are read in the 1024 cycles that a stage of
@@ -18,7 +24,7 @@ struct Arguments {
     // Operands as for the other kernels: x_ci and w_(E*o)i; dy_co and w_(E*o)i; dy_co and x_ci.
     TensorMap a;
     TensorMap b;
-    // The output in bf16.
+    // The output in bf16, or with STAGED in f32.
     TensorMap d_map;
     void* d;
     u32 accumulate;
@@ -26,16 +32,18 @@ struct Arguments {
     Groups groups;
 };
 
+// Groups of warps that multiply a tile, and parts of 64 rows that each multiplies.
+constexpr u32 SHARERS = TURNS ? 1 : 2, PARTS = TILE_M / 64 / SHARERS;
 constexpr u32 SUMS = TILE_N / 2;
 // Columns of bf16 numbers in 128 bytes, the rows of tiles in shared memory.
 constexpr u32 STRIP = 64, STRIP_BYTES = 128 * TILE_K;
-constexpr u32 A_BYTES = 2 * TILE_M * TILE_K, B_BYTES = 2 * TILE_N * TILE_K, STAGE_BYTES = A_BYTES + B_BYTES, STAGES = OPERAND_BYTES / STAGE_BYTES;
+constexpr u32 A_BYTES = 2 * TILE_M * TILE_K, B_BYTES = 2 * TILE_N * TILE_K, STAGE_BYTES = A_BYTES + B_BYTES;
 // A warp stores 16 rows of a strip at a time, from two buffers in turn.
 constexpr u32 STORE_BYTES = 16 * 128;
-
-// Offsets in shared memory.
-constexpr u32 STORE_OFFSET = OPERAND_BYTES, FULL_OFFSET = STORE_OFFSET + 2 * WARPS * STORE_BYTES, EMPTY_OFFSET = FULL_OFFSET + 8 * STAGES,
-              DRAWS_OFFSET = EMPTY_OFFSET + 8 * STAGES, START_OFFSET = DRAWS_OFFSET + DRAWS_BYTES;
+// Results in shared memory, of each warp.
+constexpr u32 RESULT_BYTES = STAGED ? STAGED_BYTES : 2 * STORE_BYTES;
+constexpr u32 STAGES = (TILES_BYTES - WARPS * RESULT_BYTES) / STAGE_BYTES, RESULTS_OFFSET = STAGES * STAGE_BYTES;
+using At = Layout<RESULTS_OFFSET + WARPS * RESULT_BYTES, STAGES, SHARERS * GROUP / 32>;
 
 // Writes a box of a matrix, without what is outside of the matrix.
 __device__ __forceinline__ void put(const TensorMap& map, u32 column, u32 row, u32 from) {
@@ -44,38 +52,24 @@ __device__ __forceinline__ void put(const TensorMap& map, u32 column, u32 row, u
                  : "memory");
 }
 
-// Waits until the copies that this thread started, but the latest LEFT, have read shared memory.
-template <int LEFT> __device__ __forceinline__ void await_reads() { asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(LEFT) : "memory"); }
-
-#define FIRST_64                                                                                                                          \
-    "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, "  \
-    "%28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, "  \
-    "%54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
-#define NEXT_32                                                                                                                           \
-    ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, %80, %81, %82, %83, %84, %85, %86, %87, %88, %89, " \
-    "%90, %91, %92, %93, %94, %95"
-#define LAST_32                                                                                                                           \
-    ", %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, %112, %113, %114, %115, %116, %117, "   \
-    "%118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
-#define SUMS_128 SIXTEEN(sum, 0), SIXTEEN(sum, 16), SIXTEEN(sum, 32), SIXTEEN(sum, 48)
 #if TILE_N == 128
 #define MULTIPLY(A, B, ADD, A_TRANSPOSED, B_TRANSPOSED)                                                                                   \
     "{\n.reg .pred add;\nsetp.ne.b32 add, " ADD ", 0;\nwgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {" FIRST_64 "}, " A ", " B     \
     ", add, 1, 1, " A_TRANSPOSED ", " B_TRANSPOSED ";\n}"
 #define OPERANDS "%64", "%65", "%66", "%67", "%68"
-#define ALL_SUMS SUMS_128
+#define ALL_SUMS SUMS_64(sum)
 #elif TILE_N == 192
 #define MULTIPLY(A, B, ADD, A_TRANSPOSED, B_TRANSPOSED)                                                                                   \
     "{\n.reg .pred add;\nsetp.ne.b32 add, " ADD ", 0;\nwgmma.mma_async.sync.aligned.m64n192k16.f32.bf16.bf16 {" FIRST_64 NEXT_32 "}, " A    \
     ", " B ", add, 1, 1, " A_TRANSPOSED ", " B_TRANSPOSED ";\n}"
 #define OPERANDS "%96", "%97", "%98", "%99", "%100"
-#define ALL_SUMS SUMS_128, SIXTEEN(sum, 64), SIXTEEN(sum, 80)
+#define ALL_SUMS SUMS_96(sum)
 #else
 #define MULTIPLY(A, B, ADD, A_TRANSPOSED, B_TRANSPOSED)                                                                                   \
     "{\n.reg .pred add;\nsetp.ne.b32 add, " ADD ", 0;\nwgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 {" FIRST_64 NEXT_32 LAST_32    \
     "}, " A ", " B ", add, 1, 1, " A_TRANSPOSED ", " B_TRANSPOSED ";\n}"
 #define OPERANDS "%128", "%129", "%130", "%131", "%132"
-#define ALL_SUMS SUMS_128, SIXTEEN(sum, 64), SIXTEEN(sum, 80), SIXTEEN(sum, 96), SIXTEEN(sum, 112)
+#define ALL_SUMS SUMS_128(sum)
 #endif
 #define MULTIPLY_BY(...) MULTIPLY(__VA_ARGS__)
 
@@ -91,25 +85,25 @@ template <bool A_ALONG_K, bool B_ALONG_K> __device__ __forceinline__ void multip
 template <Product P> __device__ __forceinline__ void fetch_tiles(const Arguments& args, const Tiles<P>& tiles, u32 shared) {
     u32 iteration = 0;
     for (u32 n = 0;; n++) {
-        if (tiles.rank == 0) draw_tile(tiles, shared + DRAWS_OFFSET, n);
-        u32 index = take_tile<false>(shared + DRAWS_OFFSET, n);
+        if (tiles.rank == 0) draw_tile<At>(tiles, shared, n);
+        u32 index = take_tile<At, false>(shared, n);
         if (index >= tiles.count) break;
         Tile tile = tiles.at(index);
         u32 expert = 0, first = 0;
         // All blocks of the cluster need the same right operand.
         bool is_common = true;
         if constexpr (P == WGRAD) {
-            first = tiles.start[tile.expert];
+            first = tiles.first_row(tile.expert);
         } else {
             u32 top = tile.row - tiles.rank * TILE_M;
             expert = tiles.expert_of(top);
-            is_common = min(top + CLUSTER * TILE_M, tiles.end) <= tiles.start[expert + 1];
+            is_common = min(top + CLUSTER * TILE_M, tiles.end) <= tiles.first_row(expert + 1);
             if (!is_common) expert = tiles.expert_of(tile.row);
         }
         for (u32 step = 0; step < tile.steps; step++, iteration++) {
-            u32 stage = iteration % STAGES, full = shared + FULL_OFFSET + 8 * stage, a = shared + stage * STAGE_BYTES, b = a + A_BYTES;
+            u32 stage = iteration % STAGES, full = shared + At::FULL + 8 * stage, a = shared + stage * STAGE_BYTES, b = a + A_BYTES;
             u32 k = first + step * TILE_K;
-            wait(shared + EMPTY_OFFSET + 8 * stage, iteration / STAGES % 2 ^ 1);
+            wait(shared + At::EMPTY + 8 * stage, iteration / STAGES % 2 ^ 1);
             arrive_expect(full, STAGE_BYTES);
             if constexpr (P == WGRAD) {
 #pragma unroll
@@ -184,69 +178,102 @@ template <bool ADD> __device__ __forceinline__ void store_sums(const Arguments& 
     }
 }
 
+// Leaves a warp's 16 rows of sums in shared memory.
+__device__ __forceinline__ void stage_sums(u32 results, const float (&sum)[SUMS]) {
+    u32 lane = threadIdx.x % 32;
+#pragma unroll
+    for (u32 lower = 0; lower < 2; lower++)
+#pragma unroll
+        for (u32 i = 0; i < TILE_N / 8; i++) {
+            u32 box = results + i / 4 * BOX_BYTES + 1024 * lower;
+            u32 to = box + (in_box<2>(lane / 4, lane % 4 / 2) ^ 32 * (i % 4)) + 8 * (lane % 2);
+            asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(to), "f"(sum[4 * i + 2 * lower]), "f"(sum[4 * i + 2 * lower + 1]) : "memory");
+        }
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+    __syncwarp();
+}
+
+// The warp has waited for all stages of its tile.
+__device__ __forceinline__ void end_turn(u32 taken) {
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) arrive(taken);
+}
+
 // Multiplies stage after stage.
 template <Product P> __device__ __forceinline__ void compute(const Arguments& args, const Tiles<P>& tiles, u32 shared) {
     constexpr bool A_ALONG_K = P != WGRAD, B_ALONG_K = P == FPROP;
     // From 16 products to the next.
     constexpr u32 A_STEP = A_ALONG_K ? 32 : 16 * 128, B_STEP = B_ALONG_K ? 32 : 16 * 128;
-    u32 warp = threadIdx.x / 32 - GROUP / 32, half = warp / 4, row_of_warp = warp * 16, iteration = 0, strips = 0;
-    u32 buffers = shared + STORE_OFFSET + warp * 2 * STORE_BYTES;
+    u32 warp = threadIdx.x / 32 - GROUP / 32, group = warp / 4, first_part = TURNS ? 0 : group, iteration = 0, strips = 0;
+    u32 results = shared + RESULTS_OFFSET + warp * RESULT_BYTES;
+    Staged staged;
     for (u32 n = 0;; n++) {
-        u32 index = take_tile<true>(shared + DRAWS_OFFSET, n);
+        u32 index = take_tile<At, true>(shared, n);
         if (index >= tiles.count) break;
         Tile tile = tiles.at(index);
-        if (P == WGRAD && tile.steps == 0) continue;
-        float sum[SUMS];
+        if (TURNS && n % 2 != group) {
+            iteration += tile.steps;
+            continue;
+        }
+        // A group waits for its stages after the other one has waited for those before.
+        if (TURNS && n > 0) wait(shared + At::TAKEN + 8 * (1 - group), (n - 1) / 2 % 2);
+        if (P == WGRAD && tile.steps == 0) {
+            if (TURNS) end_turn(shared + At::TAKEN + 8 * group);
+            continue;
+        }
+        float sum[PARTS][SUMS];
         for (u32 step = 0; step < tile.steps; step++, iteration++) {
             u32 stage = iteration % STAGES;
-            wait(shared + FULL_OFFSET + 8 * stage, iteration / STAGES % 2);
+            wait(shared + At::FULL + 8 * stage, iteration / STAGES % 2);
             // 64 rows of A are a strip if they are contiguous, and as many bytes if not.
-            u64 a = matrix(shared + stage * STAGE_BYTES + half * STRIP_BYTES, STRIP_BYTES), b = matrix(shared + stage * STAGE_BYTES + A_BYTES, STRIP_BYTES);
+            u64 a = matrix(shared + stage * STAGE_BYTES + first_part * STRIP_BYTES, STRIP_BYTES);
+            u64 b = matrix(shared + stage * STAGE_BYTES + A_BYTES, STRIP_BYTES);
             asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 #pragma unroll
             for (u32 k = 0; k < TILE_K / 16; k++)
-                multiply<A_ALONG_K, B_ALONG_K>(sum, a + (k * A_STEP >> 4), b + (k * B_STEP >> 4), k > 0 || step > 0);
+#pragma unroll
+                for (u32 part = 0; part < PARTS; part++)
+                    multiply<A_ALONG_K, B_ALONG_K>(sum[part], a + (part * STRIP_BYTES + k * A_STEP >> 4), b + (k * B_STEP >> 4), k > 0 || step > 0);
             // The products of the stage before have ended; those of this one go on.
             asm volatile("wgmma.commit_group.sync.aligned;\nwgmma.wait_group.sync.aligned 1;" ::: "memory");
-            if (step > 0) give_back(shared + EMPTY_OFFSET + 8 * ((iteration - 1) % STAGES));
+            if (step > 0) give_back(shared + At::EMPTY + 8 * ((iteration - 1) % STAGES));
+            if (STAGED && staged.box < BOXES && step >= staged.box * (tile.steps / BOXES))
+                store_box(args.d_map, args.groups, staged, results, args.accumulate);
         }
+        if (TURNS) end_turn(shared + At::TAKEN + 8 * group);
         asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
 #pragma unroll
-        for (u32 i = 0; i < SUMS; i++) asm volatile("" : "+f"(sum[i])::"memory");
-        give_back(shared + EMPTY_OFFSET + 8 * ((iteration - 1) % STAGES));
-        if constexpr (P == WGRAD) {
-            float* d = (float*)args.d + (u64)tile.expert * args.groups.outputs * args.groups.inputs;
-            if (args.accumulate) store_sums<true>(args, d, tile.row + row_of_warp, tile.column, sum);
-            else store_sums<false>(args, d, tile.row + row_of_warp, tile.column, sum);
-        } else if (tile.row < tiles.end) {
-            u32 columns = P == FPROP ? args.groups.outputs : args.groups.inputs;
-            store_rows(args, columns, tile.row + row_of_warp, tile.column, buffers, strips, sum);
+        for (u32 i = 0; i < PARTS * SUMS; i++) asm volatile("" : "+f"(sum[i / SUMS][i % SUMS])::"memory");
+        give_back(shared + At::EMPTY + 8 * ((iteration - 1) % STAGES));
+#pragma unroll
+        for (u32 part = 0; part < PARTS; part++) {
+            u32 row = tile.row + 64 * (first_part + part) + 16 * (warp % 4);
+            if constexpr (P == WGRAD) {
+                float* d = (float*)args.d + (u64)tile.expert * args.groups.outputs * args.groups.inputs;
+                if (STAGED) {
+                    store_boxes(args.d_map, args.groups, staged, results, args.accumulate);
+                    stage_sums(results, sum[part]);
+                    if (row < args.groups.outputs) staged = {tile.expert, row, tile.column, 0};
+                } else if (args.accumulate) store_sums<true>(args, d, row, tile.column, sum[part]);
+                else store_sums<false>(args, d, row, tile.column, sum[part]);
+            } else if (tile.row < tiles.end) {
+                u32 columns = P == FPROP ? args.groups.outputs : args.groups.inputs;
+                store_rows(args, columns, row, tile.column, results, strips, sum[part]);
+            }
         }
     }
-    if constexpr (P != WGRAD) await_reads<0>();
+    if constexpr (STAGED) store_boxes(args.d_map, args.groups, staged, results, args.accumulate);
+    else if (P != WGRAD) await_reads<0>();
 }
 
 template <Product P> __device__ __forceinline__ void run(const Arguments& args) {
-    extern __shared__ u8 space[];
-    // The permutation of pieces depends on addresses, so tiles begin at multiples of 1024.
-    u32 shift = (1024 - shared_address(space) % 1024) % 1024, shared = shared_address(space) + shift;
-    u32* start = (u32*)(space + shift + START_OFFSET);
-    begin(args.groups, start, shared + FULL_OFFSET, shared + EMPTY_OFFSET, STAGES, shared + DRAWS_OFFSET);
-    Tiles<P> tiles(args.groups, start);
-    // Moves registers from the first warps to the multiplying ones.
-    if (threadIdx.x < GROUP) {
-        asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
-        if (threadIdx.x == 0) fetch_tiles<P>(args, tiles, shared);
-        if (threadIdx.x >= 32) write_zeros<P>(tiles, args.d, args.accumulate);
-        __syncwarp();
-    } else {
-        asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
-        compute<P>(args, tiles, shared);
-    }
-    // Other blocks may still arrive at this block's barriers.
-    sync_cluster();
+    auto fetch = [&](const Tiles<P>& tiles, u32 shared) { fetch_tiles<P>(args, tiles, shared); };
+    auto multiply = [&](const Tiles<P>& tiles, u32 shared) { compute<P>(args, tiles, shared); };
+    run_tiles<At, P>(args.groups, args.d, args.accumulate, fetch, multiply);
 }
 
+#if !STAGED
 extern "C" __global__ void __launch_bounds__(3 * GROUP, 1) grouped_linear(const __grid_constant__ Arguments args) { run<FPROP>(args); }
 extern "C" __global__ void __launch_bounds__(3 * GROUP, 1) grouped_dgrad(const __grid_constant__ Arguments args) { run<DGRAD>(args); }
+#endif
 extern "C" __global__ void __launch_bounds__(3 * GROUP, 1) grouped_wgrad(const __grid_constant__ Arguments args) { run<WGRAD>(args); }

@@ -27,6 +27,11 @@ use xtrain_program::{
 };
 use xtrain_tensor::{DType, TensorType};
 
+/// Names of the algorithms for linear layers of experts on a GPU, as `XTRAIN_PREFER` takes them.
+pub fn algorithms() -> Vec<String> {
+    crate::ragged::names(&hopper::VARIANTS)
+}
+
 /// The input `start` of all three ops.
 const START: usize = 2;
 

@@ -1,5 +1,7 @@
 //! The GEMMs of linear layers of experts, as their GPU kernels name them.
 
+use crate::ragged::Sizes;
+
 /// The GEMM that an op computes.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Product {
@@ -16,5 +18,10 @@ impl Product {
             Product::Dgrad => "grouped_dgrad",
             Product::Wgrad => "grouped_wgrad",
         }
+    }
+
+    /// Columns of its output.
+    pub(super) fn columns(self, sizes: Sizes) -> usize {
+        if self == Product::Fprop { sizes.outputs } else { sizes.inputs }
     }
 }

@@ -61,7 +61,7 @@ fn gpu() -> Vec<(Routing, [usize; 2])> {
 
 /// Sizes of the kernel for Hopper, whose groups are whole tiles of 128 rows and whose rows are whole 16-byte
 /// vectors: tiles of each width, and partly filled ones; odd numbers of row tiles, which clusters share; more
-/// tiles than blocks.
+/// tiles than blocks; no rows; many experts.
 fn hopper() -> Vec<(Routing, [usize; 2])> {
     vec![
         (Routing::new([300, 0, 129, 0, 1, 0, 0, 384], 128, 128), [384, 200]),
@@ -69,6 +69,7 @@ fn hopper() -> Vec<(Routing, [usize; 2])> {
         (Routing::new([640], 128, 130), [128, 136]),
         (Routing::new([256, 128, 5], 256, 8), [8, 72]),
         (Routing::new([0, 0, 0], 128, 256), [64, 64]),
+        (Routing::new((0..1000).map(|e| usize::from(e % 70 == 3)).collect::<Vec<_>>(), 128, 0), [16, 24]),
     ]
 }
 

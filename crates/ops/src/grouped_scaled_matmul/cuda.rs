@@ -85,8 +85,10 @@ impl CudaKernel for GroupedScaledMatmul {
             LinearGemm::Wgrad => (a_extents.1, a_extents.0, b_extents.0),
         };
         let sizes = Sizes { rows, experts: self.experts, align: self.align, outputs, inputs };
-        if hopper::supports(gpu, self, operands, sizes) {
-            return hopper::prepare(gpu, self, operands, sizes);
+        if hopper::supports(gpu, self, operands, sizes)
+            && let Some(work) = hopper::fastest(gpu, self, operands, sizes)?
+        {
+            return Ok(work);
         }
         let (d_rows, columns) = d.ty.shape.rows_cols();
         let across = columns.div_ceil(TILE);

@@ -12,12 +12,15 @@
 //
 // Macros: A_E5M2 (the format of a; b is E4M3), BY_BLOCKS (a has a scale for 128 products of a row, [ceil(k /
 // 128), rows]; b has so too for WGRAD, else one for 128 x 128, [ceil(rows / 128), b_across]; without it both
-// have one scale).
+// have one scale), STAGED (the groups multiply 64 rows each by all columns, and leave sums in shared memory,
+// from where the copy engine stores them during the next tile; for WGRAD).
 
 struct Arguments {
     // Operands as for the other kernel: x_ci and w_(E*o)i; dy_co and w_i(E*o); dy_oc and x_ic.
     TensorMap a;
     TensorMap b;
+    // The output of WGRAD, with STAGED.
+    TensorMap d_map;
     const float* a_scale;
     const float* b_scale;
     // bf16, or f32 for WGRAD.
@@ -28,12 +31,17 @@ struct Arguments {
     u64 padding;
 };
 
-constexpr u32 HALF_N = TILE_N / 2, STAGES = 4;
+// Columns of a tile that a group of warps multiplies, and parts of 64 rows.
+constexpr u32 GROUP_N = STAGED ? TILE_N : TILE_N / 2, PARTS = STAGED ? 1 : 2;
+constexpr u32 SUMS = GROUP_N / 2;
 constexpr u32 A_BYTES = TILE_M * TILE_K, B_BYTES = TILE_N * TILE_K, STAGE_BYTES = A_BYTES + B_BYTES;
-
-// Offsets in shared memory. A stage's scales are A's, then B's.
-constexpr u32 SCALES_OFFSET = STAGES * STAGE_BYTES, SCALES_BYTES = 4 * (TILE_M + TILE_N), FULL_OFFSET = SCALES_OFFSET + STAGES * SCALES_BYTES,
-              EMPTY_OFFSET = FULL_OFFSET + 8 * STAGES, DRAWS_OFFSET = EMPTY_OFFSET + 8 * STAGES, START_OFFSET = DRAWS_OFFSET + DRAWS_BYTES;
+// A stage's scales are A's, then B's.
+constexpr u32 SCALES_BYTES = 4 * (TILE_M + TILE_N);
+// Results in shared memory.
+constexpr u32 RESULTS_BYTES = STAGED ? WARPS * STAGED_BYTES : 0;
+constexpr u32 MOST_STAGES = (TILES_BYTES - RESULTS_BYTES) / (STAGE_BYTES + SCALES_BYTES), STAGES = MOST_STAGES < 4 ? MOST_STAGES : 4;
+constexpr u32 RESULTS_OFFSET = STAGES * STAGE_BYTES, SCALES_OFFSET = RESULTS_OFFSET + RESULTS_BYTES;
+using At = Layout<SCALES_OFFSET + STAGES * SCALES_BYTES, STAGES, WARPS>;
 
 // Fetches a box of rows of B into all blocks of the cluster.
 __device__ __forceinline__ void multicast_b(u32 to, const TensorMap& map, u32 column, u32 sixteen, u32 barrier) {
@@ -52,8 +60,8 @@ template <Product P> __device__ __forceinline__ void fetch_tiles(const Arguments
     const Groups& groups = args.groups;
     u32 iteration = 0;
     for (u32 n = 0;; n++) {
-        if (tiles.rank == 0) draw_tile(tiles, shared + DRAWS_OFFSET, n);
-        u32 index = take_tile<false>(shared + DRAWS_OFFSET, n);
+        if (tiles.rank == 0) draw_tile<At>(tiles, shared, n);
+        u32 index = take_tile<At, false>(shared, n);
         if (index >= tiles.count) break;
         Tile tile = tiles.at(index);
         // The first product in A and in B, and the row of B.
@@ -61,10 +69,10 @@ template <Product P> __device__ __forceinline__ void fetch_tiles(const Arguments
         // All blocks of the cluster need the same right operand.
         bool is_common = true;
         if constexpr (P == WGRAD) {
-            a_first = b_first = tiles.start[tile.expert];
+            a_first = b_first = tiles.first_row(tile.expert);
         } else {
             u32 top = tile.row - tiles.rank * TILE_M, expert = tiles.expert_of(top);
-            is_common = min(top + CLUSTER * TILE_M, tiles.end) <= tiles.start[expert + 1];
+            is_common = min(top + CLUSTER * TILE_M, tiles.end) <= tiles.first_row(expert + 1);
             if (!is_common) expert = tiles.expert_of(tile.row);
             if constexpr (P == FPROP) b_row += expert * groups.outputs;
             else b_first = expert * groups.outputs;
@@ -75,8 +83,8 @@ template <Product P> __device__ __forceinline__ void fetch_tiles(const Arguments
         if (BY_BLOCKS && P == WGRAD) b_bytes = 4 * min((u32)TILE_N, groups.inputs - tile.column);
 #pragma unroll 1
         for (u32 step = 0; step < tile.steps; step++, iteration++) {
-            u32 stage = iteration % STAGES, full = shared + FULL_OFFSET + 8 * stage, a = shared + stage * STAGE_BYTES, b = a + A_BYTES;
-            wait(shared + EMPTY_OFFSET + 8 * stage, iteration / STAGES % 2 ^ 1);
+            u32 stage = iteration % STAGES, full = shared + At::FULL + 8 * stage, a = shared + stage * STAGE_BYTES, b = a + A_BYTES;
+            wait(shared + At::EMPTY + 8 * stage, iteration / STAGES % 2 ^ 1);
             arrive_expect(full, STAGE_BYTES + a_bytes + b_bytes);
             fetch(a, args.a, {a_first + step * TILE_K, tile.row, 0}, full);
             u32 k = b_first + step * TILE_K;
@@ -96,15 +104,35 @@ template <Product P> __device__ __forceinline__ void fetch_tiles(const Arguments
     }
 }
 
+// Leaves a warp's 16 rows of sums in shared memory, of so many columns that d has.
+__device__ __forceinline__ void stage_sums(u32 results, u32 columns, const float (&total)[SUMS]) {
+    u32 lane = threadIdx.x % 32;
+#pragma unroll
+    for (u32 lower = 0; lower < 2; lower++)
+#pragma unroll
+        for (u32 pair = 0; pair < GROUP_N / 16; pair++) {
+            if (16 * pair >= columns) break;
+            const float* x = total + 8 * pair + 2 * lower;
+            u32 box = results + pair / 2 * BOX_BYTES + 1024 * lower, to = box + (in_box<4>(lane / 4, lane % 4) ^ 64 * (pair % 2));
+            asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(to), "f"(x[0]), "f"(x[1]), "f"(x[4]), "f"(x[5]) : "memory");
+        }
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+    __syncwarp();
+}
+
 // Multiplies stage after stage.
-template <Product P> __device__ __forceinline__ void compute(const Arguments& args, const Tiles<P>& tiles, u32 shared, u32 half_of_columns) {
+template <Product P> __device__ __forceinline__ void compute(const Arguments& args, const Tiles<P>& tiles, u32 shared, u32 group) {
     constexpr bool B_BLOCKS = BY_BLOCKS && P != WGRAD, B_TILES = BY_BLOCKS && P == WGRAD;
     const Groups& groups = args.groups;
-    u32 lane = threadIdx.x % 32, row_in_tile = threadIdx.x % GROUP / 32 * 16 + lane / 4, column_in_tile = half_of_columns * HALF_N + 4 * (lane % 4);
+    // The first row and column of the group in a tile.
+    u32 first_row = STAGED ? 64 * group : 0, first_column = STAGED ? 0 : group * GROUP_N;
+    u32 lane = threadIdx.x % 32, row_of_warp = first_row + threadIdx.x % GROUP / 32 * 16, row_in_tile = row_of_warp + lane / 4;
+    u32 column_in_tile = first_column + 4 * (lane % 4);
     u32 rows_scales = shared + SCALES_OFFSET + 4 * row_in_tile, columns_scales = shared + SCALES_OFFSET + 4 * (TILE_M + column_in_tile);
-    u32 iteration = 0;
+    u32 iteration = 0, results = shared + RESULTS_OFFSET + (threadIdx.x / 32 - GROUP / 32) * STAGED_BYTES;
+    Staged staged;
     for (u32 n = 0;; n++) {
-        u32 index = take_tile<true>(shared + DRAWS_OFFSET, n);
+        u32 index = take_tile<At, true>(shared, n);
         if (index >= tiles.count) break;
         Tile tile = tiles.at(index);
         if (P == WGRAD && tile.steps == 0) continue;
@@ -112,101 +140,104 @@ template <Product P> __device__ __forceinline__ void compute(const Arguments& ar
         float block_scale = 1.0f;
         if constexpr (B_BLOCKS) {
             u32 expert = tiles.expert_of(tile.row), last = columns_of<P>(groups) - 1;
-            u32 row = min(tile.column + half_of_columns * HALF_N, last) / TILE_K, first = expert * (groups.outputs / TILE_K);
+            u32 row = min(tile.column + first_column, last) / TILE_K, first = expert * (groups.outputs / TILE_K);
             b_scale = args.b_scale + (P == FPROP ? (u64)(first + row) * args.b_across : (u64)row * args.b_across + first);
             block_scale = __ldg(b_scale);
         }
-        float total[2][64];
+        float total[PARTS][SUMS];
 #pragma unroll
-        for (u32 i = 0; i < 128; i++) total[i / 64][i % 64] = 0.0f;
+        for (u32 i = 0; i < PARTS * SUMS; i++) total[i / SUMS][i % SUMS] = 0.0f;
 #pragma unroll 1
         for (u32 step = 0; step < tile.steps; step++, iteration++) {
             u32 stage = iteration % STAGES, stage_offset = stage * SCALES_BYTES;
             float next_block_scale = 1.0f;
             // Loaded one block ahead.
             if constexpr (B_BLOCKS) next_block_scale = __ldg(b_scale + min(step + 1, tile.steps - 1));
-            wait(shared + FULL_OFFSET + 8 * stage, iteration / STAGES % 2);
-            u64 a = matrix(shared + stage * STAGE_BYTES), b = matrix(shared + stage * STAGE_BYTES + A_BYTES + half_of_columns * HALF_N * TILE_K);
+            wait(shared + At::FULL + 8 * stage, iteration / STAGES % 2);
+            u64 a = matrix(shared + stage * STAGE_BYTES + first_row * TILE_K);
+            u64 b = matrix(shared + stage * STAGE_BYTES + A_BYTES + first_column * TILE_K);
 #pragma unroll
-            for (u32 half = 0; half < 2; half++) {
-                float sum[64];
+            for (u32 part = 0; part < PARTS; part++) {
+                float sum[SUMS];
                 asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 #pragma unroll
-                for (u32 k = 0; k < TILE_K / 32; k++) multiply(sum, a + half * (64 * TILE_K >> 4) + k * (32 >> 4), b + k * (32 >> 4), k > 0);
+                for (u32 k = 0; k < TILE_K / 32; k++) multiply(sum, a + part * (64 * TILE_K >> 4) + k * (32 >> 4), b + k * (32 >> 4), k > 0);
                 asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
                 float upper = 1.0f, lower = 1.0f;
                 if constexpr (BY_BLOCKS) {
-                    upper = load_shared(rows_scales + stage_offset + 256 * half) * block_scale;
-                    lower = load_shared(rows_scales + stage_offset + 256 * half + 32) * block_scale;
+                    upper = load_shared(rows_scales + stage_offset + 256 * part) * block_scale;
+                    lower = load_shared(rows_scales + stage_offset + 256 * part + 32) * block_scale;
                 }
                 asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
 #pragma unroll
-                for (u32 i = 0; i < 64; i++) asm volatile("" : "+f"(sum[i])::"memory");
-                if (half == 1 && !B_TILES) give_back(shared + EMPTY_OFFSET + 8 * stage);
+                for (u32 i = 0; i < SUMS; i++) asm volatile("" : "+f"(sum[i])::"memory");
+                if (part + 1 == PARTS && !B_TILES) give_back(shared + At::EMPTY + 8 * stage);
 #pragma unroll
-                for (u32 pair = 0; pair < 8; pair++) {
+                for (u32 pair = 0; pair < GROUP_N / 16; pair++) {
                     float scales[4] = {};
                     if constexpr (B_TILES) load_shared(columns_scales + stage_offset + 64 * pair, scales);
 #pragma unroll
                     for (u32 i = 0; i < 8; i++) {
-                        float x = sum[8 * pair + i], scale = i % 4 < 2 ? upper : lower, &to = total[half][8 * pair + i];
+                        float x = sum[8 * pair + i], scale = i % 4 < 2 ? upper : lower, &to = total[part][8 * pair + i];
                         // The order matters: other ones would occupy more registers.
                         to = B_TILES ? fmaf(x * scale, scales[i / 4 * 2 + i % 2], to) : fmaf(x, scale, to);
                     }
                 }
-                if (half == 1 && B_TILES) give_back(shared + EMPTY_OFFSET + 8 * stage);
+                if (part + 1 == PARTS && B_TILES) give_back(shared + At::EMPTY + 8 * stage);
             }
             block_scale = next_block_scale;
+            if (STAGED && staged.box < BOXES && step >= staged.box * (tile.steps / BOXES))
+                store_box(args.d_map, groups, staged, results, args.accumulate);
         }
         if constexpr (!BY_BLOCKS) {
             float scale = __ldg(args.a_scale) * __ldg(args.b_scale);
 #pragma unroll
-            for (u32 i = 0; i < 128; i++) total[i / 64][i % 64] *= scale;
+            for (u32 i = 0; i < PARTS * SUMS; i++) total[i / SUMS][i % SUMS] *= scale;
+        }
+        if constexpr (STAGED) {
+            u32 row = tile.row + row_of_warp;
+            store_boxes(args.d_map, groups, staged, results, args.accumulate);
+            // Others have no scales.
+            if (row < groups.outputs) {
+                stage_sums(results, groups.inputs - tile.column, total[0]);
+                staged = {tile.expert, row, tile.column, 0};
+            }
+            continue;
         }
         u32 rows = P == WGRAD ? groups.outputs : tiles.end, columns = columns_of<P>(groups), column = tile.column + column_in_tile;
 #pragma unroll
-        for (u32 half = 0; half < 2; half++)
+        for (u32 part = 0; part < PARTS; part++)
 #pragma unroll
             for (u32 lower = 0; lower < 2; lower++) {
-                u32 to = tile.row + row_in_tile + 64 * half + 8 * lower;
+                u32 to = tile.row + row_in_tile + 64 * part + 8 * lower;
                 if (to >= rows) continue;
                 u64 line = P == WGRAD ? (u64)tile.expert * groups.outputs + to : to, at = line * columns + column;
 #pragma unroll
-                for (u32 pair = 0; pair < 8; pair++) {
-                    const float* x = total[half] + 8 * pair + 2 * lower;
+                for (u32 pair = 0; pair < GROUP_N / 16; pair++) {
+                    const float* x = total[part] + 8 * pair + 2 * lower;
                     float four[4] = {x[0], x[1], x[4], x[5]};
                     if (column + 16 * pair < columns) store_four<P == WGRAD>(args.d, args.accumulate, at + 16 * pair, four);
                 }
             }
     }
+    if constexpr (STAGED) store_boxes(args.d_map, groups, staged, results, args.accumulate);
 }
 
 template <Product P> __device__ __forceinline__ void run(const Arguments& args) {
-    extern __shared__ u8 space[];
-    // The permutation of pieces depends on addresses, so stages begin at multiples of 1024.
-    u32 shift = (1024 - shared_address(space) % 1024) % 1024, shared = shared_address(space) + shift;
-    u32* start = (u32*)(space + shift + START_OFFSET);
-    begin(args.groups, start, shared + FULL_OFFSET, shared + EMPTY_OFFSET, STAGES, shared + DRAWS_OFFSET);
-    Tiles<P> tiles(args.groups, start);
-    // Moves registers from the first warps to the multiplying ones.
-    if (threadIdx.x < GROUP) {
-        asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
-        if (threadIdx.x == 0) fetch_tiles<P>(args, tiles, shared);
-        if (threadIdx.x >= 32) write_zeros<P>(tiles, args.d, args.accumulate);
-        __syncwarp();
-    } else {
-        asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
-        compute<P>(args, tiles, shared, threadIdx.x / GROUP - 1);
-    }
-    // Other blocks may still arrive at this block's barriers.
-    sync_cluster();
+    auto fetch = [&](const Tiles<P>& tiles, u32 shared) { fetch_tiles<P>(args, tiles, shared); };
+    auto multiply = [&](const Tiles<P>& tiles, u32 shared) { compute<P>(args, tiles, shared, threadIdx.x / GROUP - 1); };
+    run_tiles<At, P>(args.groups, args.d, args.accumulate, fetch, multiply);
 }
 
+#if !STAGED
 // Gradients with one scale are E5M2, activations E4M3.
 #if !A_E5M2
 extern "C" __global__ void __launch_bounds__(3 * GROUP, 1) grouped_scaled_fprop(const __grid_constant__ Arguments args) { run<FPROP>(args); }
 #endif
 #if A_E5M2 || BY_BLOCKS
 extern "C" __global__ void __launch_bounds__(3 * GROUP, 1) grouped_scaled_dgrad(const __grid_constant__ Arguments args) { run<DGRAD>(args); }
+#endif
+#endif
+#if A_E5M2 || BY_BLOCKS
 extern "C" __global__ void __launch_bounds__(3 * GROUP, 1) grouped_scaled_wgrad(const __grid_constant__ Arguments args) { run<WGRAD>(args); }
 #endif

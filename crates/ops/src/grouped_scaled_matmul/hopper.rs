@@ -2,42 +2,63 @@
 #![allow(unsafe_code, reason = "it launches kernels")]
 
 use super::{GroupedScaledMatmul, START};
-use crate::ragged::{self, CLUSTER, Groups, MAX_EXPERTS, RAGGED, Sizes, TILE_M};
+use crate::ragged::{self, CLUSTER, Groups, RAGGED, Sizes, Stores, TILE_M, Variant, sums_map};
 use xtrain_cuda::{
-    Arch, CudaError, DevicePtr, Gpu, HOPPER, HOPPER_FP8, KernelSource, Operands, TENSOR_CORES, TensorMap,
-    Work, kernel_struct,
+    Arch, CudaError, Defines, DevicePtr, Gpu, HOPPER, HOPPER_FP8, KernelSource, Operands, TENSOR_CORES,
+    TensorMap, Work, kernel_struct,
 };
 use xtrain_program::LinearGemm;
 use xtrain_tensor::{DType, Scaling, TILE};
 
-/// Columns of a tile.
-const TILE_N: usize = 256;
-const STAGES: usize = 4;
-/// Shared memory of a block: operands, scales and barriers of all stages, barriers and numbers of tiles, the
-/// starts of groups, and padding for alignment.
-const SHARED_BYTES: usize =
-    STAGES * ((TILE_M + TILE_N) * (TILE + size_of::<f32>()) + 16) + 40 + 4 * (MAX_EXPERTS + 1) + 1024;
 /// Sizes are multiples of this: copies move 16 bytes at a time, and rows of b are permuted by so many.
 const UNIT: usize = 16;
 
+/// All variants. Where sums are staged, there is no room for stages of 256 columns.
+const VARIANTS: [Variant; 3] = [
+    Variant { stores: Stores::Together, width: 256 },
+    Variant { stores: Stores::Staged, width: 192 },
+    Variant { stores: Stores::Staged, width: 128 },
+];
+
 pub(super) const SOURCE: KernelSource = KernelSource {
-    constants: &[&[("TILE_N", TILE_N as i64), ("TILE_K", TILE as i64)]],
+    constants: &[&[("TILE_K", TILE as i64)]],
     headers: &[TENSOR_CORES, HOPPER, HOPPER_FP8, RAGGED],
     archs: &[Arch::SM90],
     structs: &[Arguments::LAYOUT],
-    variants: || VARIANTS.map(|variant| variant.to_vec()).to_vec(),
+    variants: || {
+        VARIANTS.into_iter().flat_map(|variant| inputs(variant).map(move |of| defines(variant, of))).collect()
+    },
     ..KernelSource::new("grouped_scaled_matmul/hopper.cu", include_str!("hopper.cu"))
 };
 
-/// The variants of the kernel: the format of a, and scales of blocks or of whole tensors.
-const VARIANTS: [[(&str, i64); 2]; 3] =
-    [[("A_E5M2", 0), ("BY_BLOCKS", 1)], [("A_E5M2", 0), ("BY_BLOCKS", 0)], [("A_E5M2", 1), ("BY_BLOCKS", 0)]];
+/// Operands that the kernel is compiled for: the format of a, and scales of blocks or of whole tensors.
+#[derive(Clone, Copy)]
+struct Inputs {
+    e5m2: bool,
+    by_blocks: bool,
+}
+
+/// Operands of the GEMMs that a variant computes.
+fn inputs(variant: Variant) -> impl Iterator<Item = Inputs> {
+    let all =
+        [(false, true), (false, false), (true, false)].map(|(e5m2, by_blocks)| Inputs { e5m2, by_blocks });
+    // Gradients with one scale are E5M2.
+    let is_wgrad = variant.stores == Stores::Staged;
+    all.into_iter().filter(move |of| !is_wgrad || of.e5m2 || of.by_blocks)
+}
+
+/// The macros of a variant for such operands.
+fn defines(variant: Variant, Inputs { e5m2, by_blocks }: Inputs) -> Defines {
+    let of = [("A_E5M2", e5m2.into()), ("BY_BLOCKS", by_blocks.into())];
+    [("TILE_N", variant.width as i64), variant.staged()].into_iter().chain(of).collect()
+}
 
 kernel_struct! {
     #[repr(align(64))]
     struct Arguments {
         a: TensorMap,
         b: TensorMap,
+        d_map: TensorMap,
         a_scale: DevicePtr,
         b_scale: DevicePtr,
         d: DevicePtr,
@@ -67,34 +88,62 @@ pub(super) fn supports(gpu: &Gpu, op: &GroupedScaledMatmul, operands: &Operands<
     scaled && b == DType::E4M3 && d == out && separate && sized && ragged::supports(gpu, sizes, UNIT)
 }
 
-/// The launch of a GEMM that the kernel supports.
-pub(super) fn prepare(
+/// The launch of a GEMM that the kernel supports, by the fastest variant. None if the GPU refuses all.
+pub(super) fn fastest(
     gpu: &Gpu,
     op: &GroupedScaledMatmul,
     operands: &Operands<'_>,
     sizes: Sizes,
+) -> Result<Option<Work>, CudaError> {
+    let columns = if op.gemm == LinearGemm::Fprop { sizes.outputs } else { sizes.inputs };
+    let variants = ragged::candidates(&VARIANTS, columns, op.gemm == LinearGemm::Wgrad);
+    let scales = if op.scaling[0] == Scaling::Tile { "blocks" } else { "tensors" };
+    let adds = if operands.outputs[0].accumulate { " that adds" } else { "" };
+    let kernel = format!("{} with scales of {scales}{adds}", name(op.gemm));
+    let start = operands.inputs[START].place;
+    ragged::fastest(gpu, &kernel, &variants, sizes, start, |variant, start| {
+        prepare(gpu, op, operands, sizes, variant, start)
+    })
+}
+
+/// The name of a kernel.
+fn name(gemm: LinearGemm) -> &'static str {
+    match gemm {
+        LinearGemm::Fprop => "grouped_scaled_fprop",
+        LinearGemm::Dgrad => "grouped_scaled_dgrad",
+        LinearGemm::Wgrad => "grouped_scaled_wgrad",
+    }
+}
+
+/// The launch of a variant for groups with these starts.
+fn prepare(
+    gpu: &Gpu,
+    op: &GroupedScaledMatmul,
+    operands: &Operands<'_>,
+    sizes: Sizes,
+    variant: Variant,
+    start: DevicePtr,
 ) -> Result<Work, CudaError> {
     let Sizes { rows, experts, outputs, inputs, .. } = sizes;
-    let [a, a_scale, b, b_scale, start] = [0, 1, 2, 3, START].map(|n| operands.inputs[n]);
+    let [a, a_scale, b, b_scale] = [0, 1, 2, 3].map(|n| operands.inputs[n]);
     let d = operands.outputs[0];
-    let (name, columns, down) = match op.gemm {
-        LinearGemm::Fprop => ("grouped_scaled_fprop", outputs, rows.div_ceil(CLUSTER * TILE_M)),
-        LinearGemm::Dgrad => ("grouped_scaled_dgrad", inputs, rows.div_ceil(CLUSTER * TILE_M)),
-        LinearGemm::Wgrad => ("grouped_scaled_wgrad", inputs, experts * outputs.div_ceil(CLUSTER * TILE_M)),
+    let (columns, down) = match op.gemm {
+        LinearGemm::Fprop => (outputs, rows.div_ceil(CLUSTER * TILE_M)),
+        LinearGemm::Dgrad => (inputs, rows.div_ceil(CLUSTER * TILE_M)),
+        LinearGemm::Wgrad => (inputs, experts * outputs.div_ceil(CLUSTER * TILE_M)),
     };
-    let blocks = ragged::blocks(gpu, down * columns.div_ceil(TILE_N));
-    let defines = [
-        ("A_E5M2", (a.ty.dtype == DType::E5M2).into()),
-        ("BY_BLOCKS", (op.scaling[0] == Scaling::Tile).into()),
-    ];
-    let function = gpu.function(&SOURCE, &defines, name)?;
-    function.allow_shared(SHARED_BYTES as u32)?;
-    let (groups, counter) = Groups::new(gpu, start.place, sizes)?;
+    let blocks = ragged::blocks(gpu, down * columns.div_ceil(variant.width));
+    let of = Inputs { e5m2: a.ty.dtype == DType::E5M2, by_blocks: op.scaling[0] == Scaling::Tile };
+    let function = gpu.function(&SOURCE, &defines(variant, of), name(op.gemm))?;
+    let (groups, counter) = Groups::new(gpu, start, sizes)?;
     let (b_rows, b_columns) = b.ty.shape.rows_cols();
-    let boxed = [TILE_N / CLUSTER, TILE];
+    let boxed = [variant.width / CLUSTER, TILE];
+    let a_map = rows_of(gpu, a.place, a.ty.shape.rows_cols())?;
     let arguments = Arguments {
-        a: rows_of(gpu, a.place, a.ty.shape.rows_cols())?,
+        a: a_map,
         b: TensorMap::by_sixteen_rows(gpu.context(), b.place, [b_rows, b_columns], b_columns, boxed)?,
+        // Others do not use it.
+        d_map: if variant.stores == Stores::Staged { sums_map(gpu, d.place, sizes, 4)? } else { a_map },
         a_scale: a_scale.place,
         b_scale: b_scale.place,
         d: d.place,
@@ -108,7 +157,7 @@ pub(super) fn prepare(
     // checked. There are experts + 1 starts, for which shared memory has room. The counter lives as long as
     // the work, whose launches follow each other, and is 0 between them. The copy engine accesses nothing
     // outside of the maps, and the kernel writes no rows and columns outside of d, whatever the starts are.
-    Ok(unsafe { ragged::work(function, blocks, SHARED_BYTES, arguments, counter) })
+    unsafe { ragged::work(function, blocks, arguments, counter) }
 }
 
 /// The copy engine's map of a matrix: boxes of a tile's rows by 128 columns.

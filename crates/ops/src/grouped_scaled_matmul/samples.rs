@@ -63,13 +63,14 @@ impl Sampled for GroupedScaledMatmul {
 }
 
 /// Sizes of the kernel for Hopper, whose groups are whole tiles of 128 rows: partly filled tiles; odd numbers
-/// of row tiles, which clusters share; all rows of one expert; more tiles than blocks; no rows.
+/// of row tiles, which clusters share; all rows of one expert; more tiles than blocks; no rows; many experts.
 fn hopper() -> Vec<(Routing, [usize; 2])> {
     vec![
         (Routing::new([300, 0, 129, 0, 1, 0, 0, 384], 128, 128), [384, 208]),
         (Routing::new([0, 700, 0], 128, 0), [640, 272]),
         (Routing::new([640], 128, 144), [128, 400]),
         (Routing::new([0, 0, 0], 128, 256), [128, 64]),
+        (Routing::new((0..1000).map(|e| usize::from(e % 70 == 3)).collect::<Vec<_>>(), 128, 0), [128, 16]),
     ]
 }
 

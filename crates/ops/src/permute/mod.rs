@@ -5,7 +5,7 @@
 mod cpu;
 mod cuda;
 #[cfg(any(test, feature = "samples"))]
-mod samples;
+pub(crate) mod samples;
 #[cfg(test)]
 mod tests;
 

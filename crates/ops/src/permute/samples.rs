@@ -6,7 +6,7 @@ use xtrain_tensor::TensorType;
 
 /// The sources and rows of `tokens` tokens with `chosen` of `experts` experts each, from a multiple of
 /// `align` on; the last token has no rows.
-fn routing(tokens: usize, chosen: usize, experts: usize, align: usize) -> [SampleInput; 2] {
+pub(crate) fn routing(tokens: usize, chosen: usize, experts: usize, align: usize) -> [SampleInput; 2] {
     let expert = |copy: usize| (copy / chosen + copy % chosen * 2) % experts;
     let copies = (tokens - 1) * chosen;
     let mut sources = Vec::new();

@@ -17,7 +17,10 @@ fn even_rows_per_task(cols: usize) -> usize {
 impl CpuKernel for Quantize {
     fn run(&self, inputs: &[View<'_>], outputs: &mut [ViewMut<'_>]) {
         let (source_inputs, given) = inputs.split_at(self.source.inputs());
-        let computed = self.source.compute(source_inputs);
+        let (outputs, further) = outputs.split_at_mut(self.amax() + 1);
+        let dweights = further.first_mut().filter(|_| self.source.has_dweights());
+        let dweights = dweights.map(|dweights| dweights.slice_mut(0..dweights.ty.numel()));
+        let computed = self.source.compute(source_inputs, dweights);
         let x = computed.as_ref().map_or(inputs[0], |value| View::new(value.ty(), value.bytes()));
         let given_scale = self.given.scale().map(|n| given[n].scalar::<f32>());
         let given_amaxes = self.given.amax().map(|n| given[n].reals::<f32>().to_vec());
@@ -26,9 +29,8 @@ impl CpuKernel for Quantize {
         let given_scales = given_amaxes.as_ref().map(|amaxes| amaxes.iter().map(scale_of_amax).collect());
         // A scale of 0 means "not set".
         let scales = given_scale.filter(|&scale| scale != 0.0).map(|scale| vec![scale]).or(given_scales);
-        let (outputs, copy) = outputs.split_at_mut(self.amax() + 1);
-        if self.source == CastSource::SwigluSaving {
-            save(inputs[0], copy);
+        if matches!(self.source, CastSource::SwigluSaving { .. }) {
+            save(inputs[0], further);
         }
         let Some((amax, casts)) = outputs.split_last_mut() else { unreachable!("amax is always written") };
         let layouts = [false, true].into_iter().zip(self.layouts.written());
@@ -49,15 +51,18 @@ impl CpuKernel for Quantize {
         *amax = f32::from_bits(largest.max(before));
     }
 
-    /// The value that the op computes, the amaxes of regions, partial amaxes, and scales.
+    /// Gate and up if they are restored, the value that the op computes, the amaxes of regions, partial
+    /// amaxes, and scales.
     fn work_bytes(&self, inputs: &[TensorType], _: usize) -> usize {
         let (rows, cols) = self.source.extents(inputs);
-        let computed = if self.source == CastSource::Input { 0 } else { inputs[0].dtype.bytes(rows * cols) };
+        let dtype = self.source.dtype(inputs);
+        let restored = self.source.restored().map_or(0, |q| dtype.bytes(inputs[q].numel()));
+        let value = if self.source == CastSource::Input { 0 } else { dtype.bytes(rows * cols) };
         let of_layout = |rows: usize, cols: usize| {
             let (high, wide) = self.scaling.region(rows, cols);
             2 * size_of::<f32>() * rows.div_ceil(high.min(TILE)) * cols.div_ceil(wide)
         };
-        computed + of_layout(rows, cols).max(of_layout(cols, rows))
+        restored + value + of_layout(rows, cols).max(of_layout(cols, rows))
     }
 }
 

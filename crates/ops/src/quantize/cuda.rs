@@ -53,12 +53,16 @@ kernel_struct! {
 
     pub(crate) struct QuantizeArguments {
         x: DevicePtr,
+        /// Or the indices of a gather.
         gate_up: DevicePtr,
         gate_up_scale: DevicePtr,
+        /// Or copies of a token.
         gate_up_rows: u64,
+        /// Or the gradient of the weights of rows.
         saved: DevicePtr,
+        /// Or parts of that gradient.
         saved_scale: DevicePtr,
-        rstd: Floats,
+        of_rows: Floats,
         w: Floats,
         given_scale: DevicePtr,
         given_amax: DevicePtr,
@@ -108,31 +112,41 @@ impl QuantizeArguments {
 }
 
 impl CudaKernel for Quantize {
-    /// The amaxes of the regions of each written layout, and the workspace of a separate save.
+    /// The amaxes of the regions of each written layout, if an earlier launch than the cast reduces them; and
+    /// the workspace of a separate save, or the sums over the columns of areas for the gradient of the
+    /// weights of rows.
     fn workspace(&self, inputs: &[TensorType]) -> Vec<TensorType> {
         let (rows, cols) = self.source.extents(inputs);
+        let reduces = self.reduces_amaxes([rows, cols]);
         let layouts = self.layouts.written().into_iter().zip([[rows, cols], [cols, rows]]);
         let amaxes = |[rows, cols]: [usize; 2]| TensorType::new(DType::U32, self.scaling.shape(rows, cols));
-        let own = layouts.filter(|(is_written, _)| *is_written).map(|(_, extents)| amaxes(extents));
-        let for_saving = if self.saves_apart(inputs) { saving_workspace(inputs) } else { Vec::new() };
-        own.chain(for_saving).collect()
+        let own =
+            layouts.filter(|(is_written, _)| *is_written && reduces).map(|(_, extents)| amaxes(extents));
+        let further = match self.source {
+            _ if self.saves_apart(inputs) => saving_workspace(),
+            source if source.has_dweights() => {
+                vec![TensorType::new(DType::F32, [(cols / 2).div_ceil(TILE), rows])]
+            }
+            _ => Vec::new(),
+        };
+        own.chain(further).collect()
     }
 
     fn prepare(&self, gpu: &Gpu, operands: &Operands<'_>) -> Result<Work, CudaError> {
         let types: Vec<TensorType> = operands.inputs.iter().map(|t| t.ty).collect();
         if self.saves_apart(&types) {
             let (outputs, copy) = operands.outputs.split_at(operands.outputs.len() - 2);
-            let (workspace, saving_workspace) = operands.workspace.split_at(operands.workspace.len() - 2);
-            let save = saving(gpu, operands.inputs[0], copy, saving_workspace)?;
-            let cast = Quantize { source: CastSource::Swiglu { restored: false }, ..*self };
+            let (workspace, of_saving) = operands.workspace.split_at(operands.workspace.len() - 1);
+            let save = saving(gpu, operands.inputs[0], copy, of_saving)?;
+            let weighted = self.source.is_weighted();
+            let cast = Quantize { source: CastSource::Swiglu { restored: false, weighted }, ..*self };
             let cast = cast.prepare(gpu, &Operands { inputs: operands.inputs, outputs, workspace })?;
             return Ok(Work::sequence(vec![save, cast]));
         }
         let (rows, cols) = self.source.extents(&types);
         let dtype = suffix(types[0].with_dtype(self.source.dtype(&types)));
         let arguments = self.arguments(operands);
-        let cover = self.cover([rows, cols]);
-        let packed_pairs = self.format == DType::E5M6 && !cover.vector;
+        let packed_pairs = self.has_packed_pairs([rows, cols]);
         let phases = self.phases(packed_pairs);
         let function = |phase, name: &str| gpu.function(&SOURCE, &self.defines(phase), name);
         let mut steps = Vec::new();
@@ -143,26 +157,45 @@ impl CudaKernel for Quantize {
         };
         let clear = needs_clear.then(|| function(phases[0], "quantize_clear")).transpose()?;
         for &phase in phases {
-            let (path, launch) = self.launch(phase, [rows, cols]);
-            steps.push((function(phase, &format!("quantize_{path}_{dtype}"))?, launch));
+            let arguments = self.in_phase(phase, arguments, operands);
+            let (path, launch) = self.launch(phase, [arguments.rows as usize, cols]);
+            let gathers = self.source == CastSource::Permute && !self.measures_tokens(phase);
+            let launch = if gathers { in_bands(launch, gpu.info().l2_bytes, types[0]) } else { launch };
+            steps.push((function(phase, &format!("quantize_{path}_{dtype}"))?, launch, arguments));
+        }
+        if self.source.has_dweights() {
+            let launch = Launch::row(rows.div_ceil(MEASURING_THREADS) as u32, MEASURING_THREADS as u32);
+            steps.push((function(phases[phases.len() - 1], "quantize_dweights")?, launch, arguments));
         }
         if packed_pairs {
             let phase = if self.is_given() { Phase::CastGiven } else { Phase::Measure };
             let blocks = (rows * cols).div_ceil(2).div_ceil(MEASURING_THREADS);
             let launch = Launch::row(blocks as u32, MEASURING_THREADS as u32);
-            steps.push((function(phase, &format!("quantize_pair_{dtype}"))?, launch));
+            steps.push((function(phase, &format!("quantize_pair_{dtype}"))?, launch, arguments));
         }
         // SAFETY: the kernels take one `QuantizeArguments`. The value to cast is [rows, cols], and its inputs
         // have the sizes that `CastSource` gives and the type in the kernel's name; each written layout has
         // its own extents, in the format, with its scales and a word for each of them; a saved copy is as
-        // large as gate and up, with a scale for each tile. The areas cover the matrix, so do the blocks that
-        // reduce the amax, which loop over further rows, and the other launches cover every scale or pair of
-        // elements.
-        let work = |(function, launch)| unsafe { Work::launch(function, launch, arguments) };
+        // large as gate and up, with a scale for each tile, and each row has a sum for each area of dgate.
+        // Indices of a gather come from `dispatch`: they are -1 or within the tensors. The areas cover the
+        // matrix, so do the blocks that reduce the amax, which loop over further rows, and the other launches
+        // cover every scale, row or pair of elements.
+        let work = |(function, launch, arguments)| unsafe { Work::launch(function, launch, arguments) };
         // SAFETY: likewise.
         let clear = clear.map(|clear| unsafe { Work::launch(clear, arguments.clear_launch(), cleared) });
         Ok(Work::sequence(clear.into_iter().chain(steps.into_iter().map(work)).collect()))
     }
+}
+
+/// The launch of areas whose rows are gathered from `x`, by bands of columns: the x axis of the grid is the
+/// areas across a band, the y axis the areas down, the z axis the bands. Experts read a token one after the
+/// other, and meanwhile about as many bytes are written, so the columns of a band take a quarter of the L2
+/// cache.
+fn in_bands(launch: Launch, l2_bytes: usize, x: TensorType) -> Launch {
+    let [across, down, _] = launch.grid;
+    let column_bytes = x.dtype.bytes(x.shape[0] * TILE).max(1);
+    let bands = across.div_ceil((l2_bytes / 4 / column_bytes).clamp(1, across as usize) as u32);
+    Launch { grid: [across.div_ceil(bands), down, bands], ..launch }
 }
 
 /// The cast in a kernel that computes a tensor by areas: its arguments, macros and launches.
@@ -228,7 +261,7 @@ impl CudaKernel for Amaxes {
             gate_up_rows: rows as u64,
             saved: none,
             saved_scale: none,
-            rstd: Floats::none(),
+            of_rows: Floats::none(),
             w: Floats::none(),
             given_scale: none,
             given_amax: none,
@@ -255,6 +288,26 @@ impl CudaKernel for Amaxes {
 }
 
 impl Quantize {
+    /// True if a phase reduces the amax of gathered rows over the tokens that have one, so that each token is
+    /// read once.
+    fn measures_tokens(self, phase: Phase) -> bool {
+        self.source == CastSource::Permute && self.scaling == Scaling::Tensor && phase.measures()
+    }
+
+    /// The arguments of a phase. If it measures tokens, these are its rows.
+    fn in_phase(
+        self,
+        phase: Phase,
+        arguments: QuantizeArguments,
+        operands: &Operands<'_>,
+    ) -> QuantizeArguments {
+        if !self.measures_tokens(phase) {
+            return arguments;
+        }
+        let rows = operands.inputs[2];
+        QuantizeArguments { gate_up: rows.place, rows: rows.ty.shape[0] as u32, ..arguments }
+    }
+
     /// The path in the kernel's name, and the grid, of a phase for a value of these extents.
     fn launch(self, phase: Phase, [rows, cols]: [usize; 2]) -> (&'static str, Launch) {
         let cover = self.cover([rows, cols]);
@@ -300,17 +353,19 @@ impl Quantize {
         let (rows, cols) = self.source.extents(&types);
         let cover = self.cover([rows, cols]);
         let given_place = |n: Option<usize>| n.map_or(none, |n| given[n].place);
-        let of_rows = self.given == Given::Amax && self.scaling == Scaling::Row;
-        let mut pairs = operands.outputs.chunks_exact(2).zip(operands.workspace);
+        let by_row = self.given == Given::Amax && self.scaling == Scaling::Row;
+        let reduces = self.reduces_amaxes([rows, cols]);
+        let (mut pairs, mut own) = (operands.outputs.chunks_exact(2), operands.workspace.iter());
         let [row_major, transposed] = self.layouts.written().map(|is_written| {
             let pair = if is_written { pairs.next() } else { None };
-            let Some((pair, amaxes)) = pair else { return CastLayout::default() };
+            let Some(pair) = pair else { return CastLayout::default() };
+            let amaxes = own.next().filter(|_| reduces).map_or(none, |amaxes| amaxes.place);
             let (rows, cols) = pair[0].ty.shape.rows_cols();
             let (down, across) = self.scaling.steps(rows, cols);
             CastLayout {
                 q: pair[0].place,
                 inv_scale: pair[1].place,
-                amaxes: if of_rows { given_place(self.given.amax()) } else { amaxes.place },
+                amaxes: if by_row { given_place(self.given.amax()) } else { amaxes },
                 rows: rows as u32,
                 cols: cols as u32,
                 down: down as u32,
@@ -320,26 +375,29 @@ impl Quantize {
             }
         });
         let amax = operands.outputs[self.amax()];
-        let saved = |n: usize| operands.outputs.get(self.amax() + n).map_or(none, |t| t.place);
-        let gate_up = match self.source {
-            CastSource::SwigluGrad { .. } => inputs[1].place,
-            _ => none,
+        let further = |n: usize| operands.outputs.get(self.amax() + n).map_or(none, |t| t.place);
+        let of_areas = operands.workspace.last().filter(|_| self.source.has_dweights());
+        let (gate_up, gate_up_rows) = match self.source {
+            CastSource::SwigluGrad { .. } => (inputs[1].place, rows),
+            CastSource::Permute => (inputs[1].place, inputs[2].ty.shape[1]),
+            _ => (none, rows),
         };
-        let [rstd, w] = match self.source {
+        let [of_rows, w] = match self.source {
             CastSource::Norm => [inputs[1].into(), inputs[2].into()],
+            source if source.is_weighted() => [inputs[source.inputs() - 1].into(), Floats::none()],
             _ => [Floats::none(); 2],
         };
         QuantizeArguments {
             x: inputs[0].place,
             gate_up,
             gate_up_scale: self.source.restored().map_or(none, |q| inputs[q + 1].place),
-            gate_up_rows: rows as u64,
-            saved: saved(1),
-            saved_scale: saved(2),
-            rstd,
+            gate_up_rows: gate_up_rows as u64,
+            saved: further(1),
+            saved_scale: of_areas.map_or(further(2), |sums| sums.place),
+            of_rows,
             w,
             given_scale: given_place(self.given.scale()),
-            given_amax: given_place(self.given.amax().filter(|_| !of_rows)),
+            given_amax: given_place(self.given.amax().filter(|_| !by_row)),
             amax: amax.place,
             row_major,
             transposed,
@@ -383,17 +441,26 @@ impl Quantize {
         Ok(Some(FusedCast { arguments, defines, path: cover.path, launch, before, after }))
     }
 
+    /// True if two elements of a packed format, perhaps of two rows, share a byte.
+    fn has_packed_pairs(self, extents: [usize; 2]) -> bool {
+        self.format == DType::E5M6 && !self.cover(extents).vector
+    }
+
+    /// True if another launch than that of the cast reduces amaxes of regions.
+    fn reduces_amaxes(self, extents: [usize; 2]) -> bool {
+        self.phases(self.has_packed_pairs(extents)) != [Phase::Fused]
+    }
+
     /// True if a separate launch saves gate and up: their halves are no multiples of tiles.
     fn saves_apart(&self, inputs: &[TensorType]) -> bool {
-        self.source == CastSource::SwigluSaving && !self.source.extents(inputs).1.is_multiple_of(TILE)
+        let saves = matches!(self.source, CastSource::SwigluSaving { .. });
+        saves && !self.source.extents(inputs).1.is_multiple_of(TILE)
     }
 }
 
-/// The workspace of [`saving`].
-pub(crate) fn saving_workspace(gate_up: &[TensorType]) -> Vec<TensorType> {
-    let mut types = SAVE.workspace(&gate_up[..1]);
-    types.push(TensorType::new(DType::F32, [1]));
-    types
+/// The workspace of [`saving`]: an amax that nothing reads.
+pub(crate) fn saving_workspace() -> Vec<TensorType> {
+    vec![TensorType::new(DType::F32, [1])]
 }
 
 /// Work that saves gate and up in FP8: `copy` is the numbers and the scales.
@@ -403,10 +470,9 @@ pub(crate) fn saving(
     copy: &[CudaOutput],
     workspace: &[CudaTensor],
 ) -> Result<Work, CudaError> {
-    // Nothing reads its amax.
-    let amax = CudaOutput { ty: workspace[1].ty, place: workspace[1].place, accumulate: false };
+    let amax = CudaOutput { ty: workspace[0].ty, place: workspace[0].place, accumulate: false };
     let outputs = [copy[0], copy[1], amax];
-    SAVE.prepare(gpu, &Operands { inputs: &[gate_up], outputs: &outputs, workspace: &workspace[..1] })
+    SAVE.prepare(gpu, &Operands { inputs: &[gate_up], outputs: &outputs, workspace: &[] })
 }
 
 impl CudaKernel for Dequantize {

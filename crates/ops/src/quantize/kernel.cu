@@ -17,10 +17,16 @@
 // offsets that spread over its banks.
 //
 // The source SWIGLU_SAVING also writes a copy of gate and up in E4M3 by tiles; the RESTORED sources read such
-// a copy.
+// a copy. With weights of rows, a gradient of SwiGLU also sums that of the weights: each area over its
+// columns, and a last launch over the areas.
 //
-// variants.rs defines SOURCE, HEIGHT, FORMAT, SCALING, POW2 (1 if scales are powers of two), PHASE, ROW_MAJOR
-// and TRANSPOSED (1 if the layout is written), and the numbers of their values.
+// PERMUTE gathers rows of 16 bytes for each thread and 256 for each row of an area. A row is that of a token,
+// or zeros, which are not read. Each token is read as often as it has copies, from the L2 cache: blocks take
+// the areas of a few columns first, of all rows.
+//
+// variants.rs defines SOURCE, WEIGHTED (1 if rows have weights), HEIGHT, FORMAT, SCALING, POW2 (1 if scales
+// are powers of two), PHASE, ROW_MAJOR and TRANSPOSED (1 if the layout is written), and the numbers of their
+// values.
 
 // Rows that a thread loads together: all of them, if it has registers for their operands.
 template <class T> constexpr int ROWS_AT_ONCE = GRAD && sizeof(T) > 2 ? 1 : HEIGHT;
@@ -46,8 +52,8 @@ template <class T, int N> __device__ __forceinline__ void measure(const Quantize
             if constexpr (SOURCE == SWIGLU_SAVING) save_rows(args, loaded, (u32)first, column, exists);
 #pragma unroll
             for (int k = 0; k < ROWS; k++) {
-                if constexpr (BOTH) compute_both(loaded[k], piece[k][0], piece[k][1]);
-                else compute(args, loaded[k], w, column, piece[k][0]);
+                if constexpr (BOTH) compute_both(loaded[k], w, k, piece[k][0], piece[k][1]);
+                else compute(args, loaded[k], w, k, column, piece[k][0]);
             }
         } else {
 #pragma unroll
@@ -73,12 +79,29 @@ template <class T, int N> __device__ __forceinline__ void measure(const Quantize
     atomic_amax(args.row_major.q ? args.row_major.amaxes : args.transposed.amaxes, amax);
 }
 
+// True if the gradient of the weights of rows is computed.
+constexpr bool DWEIGHTS = WEIGHTED && GRAD && !MEASURES;
+
+// Writes the sums of the gradient of the weights over the columns of an area, for the rows of a piece: of
+// each thread's eight columns in their order, then of the sixteen threads, as swiglu/kernel.cu adds them.
+__device__ __forceinline__ void write_dweight_sums(const QuantizeArguments& args, float (&of_thread)[HEIGHT], u32 row, u32 across) {
+    constexpr u32 SHARE = LANES_WIDE / HEIGHT;
+    if (across * EDGE >= args.cols / 2) return;
+    float sum = fold_across(of_thread, [](float a, float b) { return a + b; });
+    u32 x_lane = threadIdx.x % LANES_WIDE;
+    row += x_lane / SHARE;
+    if (x_lane % SHARE == 0 && row < args.rows) args.dweight_sums[(u64)across * args.rows + row] = sum;
+}
+
 template <class T, bool VECTOR, bool WHOLE>
 __device__ __forceinline__ void area(const QuantizeArguments& args, u32 across, u32 down) {
     // CAST_GIVEN has cast by the given scale.
     if (PHASE == CAST && args.given_scale && *args.given_scale != 0.0f) return;
+    // Bands of areas may be wider than the matrix.
+    if (SOURCE == PERMUTE && across >= args.areas_across) return;
     u32 column = across * EDGE + threadIdx.x % LANES_WIDE * WIDTH, row = down * EDGE + threadIdx.x / LANES_WIDE * HEIGHT;
     Eight<T> piece[HEIGHT];
+    float dweights[HEIGHT] = {};
     if constexpr (VECTOR) {
         constexpr int ROWS = ROWS_AT_ONCE<T>;
 #pragma unroll
@@ -88,13 +111,15 @@ __device__ __forceinline__ void area(const QuantizeArguments& args, u32 across, 
             load_rows<T, false, WHOLE>(args, row + first, column, loaded, w);
             if constexpr (SOURCE == SWIGLU_SAVING) save_rows(args, loaded, row + first, column, true);
 #pragma unroll
-            for (int k = 0; k < ROWS; k++) compute(args, loaded[k], w, column, piece[first + k]);
+            for (int k = 0; k < ROWS; k++) dweights[first + k] = compute(args, loaded[k], w, k, column, piece[first + k]);
         }
     } else {
         u32 count = column < args.cols ? min((u32)WIDTH, args.cols - column) : 0;
 #pragma unroll
-        for (int k = 0; k < HEIGHT; k++) piece[k] = compute_elements<T>(args, row + k, column, row + k < args.rows ? count : 0);
+        for (int k = 0; k < HEIGHT; k++)
+            piece[k] = compute_elements<T>(args, row + k, column, row + k < args.rows ? count : 0, DWEIGHTS ? dweights + k : nullptr);
     }
+    if constexpr (DWEIGHTS) write_dweight_sums(args, dweights, row, across);
     cast_area<T, VECTOR, WHOLE>(args, piece, down, across);
 }
 
@@ -105,18 +130,21 @@ template <class T> __device__ __forceinline__ void halves(const QuantizeArgument
     __shared__ uint4 waiting[WAITING ? WAITING * THREADS : 1];
     u32 column = across * EDGE + threadIdx.x % LANES_WIDE * WIDTH, row = down * EDGE + threadIdx.x / LANES_WIDE * HEIGHT;
     Eight<T> dgate[HEIGHT], dup[HEIGHT];
-    Weights none;
+    float dweights[HEIGHT];
+    Weights w;
 #pragma unroll
     for (int first = 0; first < HEIGHT; first += ROWS) {
         Loaded<T> loaded[ROWS];
-        load_rows<T, true, true>(args, row + first, column, loaded, none);
+        load_rows<T, true, true>(args, row + first, column, loaded, w);
 #pragma unroll
-        for (int k = 0; k < ROWS; k++) compute_both(loaded[k], dgate[first + k], dup[first + k]);
+        for (int k = 0; k < ROWS; k++) dweights[first + k] = compute_both(loaded[k], w, k, dgate[first + k], dup[first + k]);
 #pragma unroll
         for (int k = first; k < first + ROWS; k++)
             if (k < WAITING) waiting[k * THREADS + threadIdx.x] = dup[k].raw[0];
     }
     cast_area<T, true, true>(args, dgate, down, across);
+    // Not before, where the compiler lacks registers for it.
+    if constexpr (DWEIGHTS) write_dweight_sums(args, dweights, row, across);
     __syncthreads();
 #pragma unroll
     for (int k = 0; k < WAITING; k++) dup[k].raw[0] = waiting[k * THREADS + threadIdx.x];
@@ -174,7 +202,11 @@ KERNEL(any_bf16, 2) { measure<bf16, 1>(args); }
 KERNEL(vector_f32, 1) { measure<float, WIDTH>(args); }
 KERNEL(vector_bf16, 2) { measure<bf16, WIDTH>(args); }
 #else
+#if SOURCE == PERMUTE
+#define AREA blockIdx.z * gridDim.x + blockIdx.x, blockIdx.y
+#else
 #define AREA blockIdx.x, blockIdx.y
+#endif
 KERNEL(any_f32, 1) { area<float, false, false>(args, AREA); }
 KERNEL(any_bf16, 1) { area<bf16, false, false>(args, AREA); }
 KERNEL(vector_f32, 1) { area<float, true, false>(args, AREA); }
@@ -194,4 +226,16 @@ KERNEL(whole_bf16, MIN_BLOCKS) { area<bf16, true, true>(args, AREA); }
 #if SOURCE == INPUT && FORMAT == E5M6
 KERNEL(pair_f32, 1) { pair<float>(args); }
 KERNEL(pair_bf16, 1) { pair<bf16>(args); }
+#endif
+
+#if WEIGHTED && (SOURCE == SWIGLU_GRAD || SOURCE == SWIGLU_GRAD_RESTORED) && PHASE != MEASURE && PHASE != MEASURE_UNSET
+// Adds the sums over the columns of areas to the gradient of the weights, in the order of columns. A thread
+// has a row.
+extern "C" __global__ void quantize_dweights(QuantizeArguments args) {
+    u32 row = blockIdx.x * blockDim.x + threadIdx.x;
+    if (row >= args.rows) return;
+    float dweight = 0.0f;
+    for (u32 across = 0; across * EDGE < args.cols / 2; across++) dweight += args.dweight_sums[(u64)across * args.rows + row];
+    args.dweights[row] = dweight;
+}
 #endif

@@ -166,9 +166,10 @@ impl Op for Quantize {
     fn name(&self) -> &'static str {
         match self.source {
             CastSource::Input => "quantize",
-            CastSource::Swiglu { .. } | CastSource::SwigluSaving => "swiglu_quantize",
+            CastSource::Swiglu { .. } | CastSource::SwigluSaving { .. } => "swiglu_quantize",
             CastSource::SwigluGrad { .. } => "swiglu_grad_quantize",
             CastSource::Norm => "norm_quantize",
+            CastSource::Permute => "permute_quantize",
         }
     }
 
@@ -196,9 +197,7 @@ impl Op for Quantize {
             }
         }
         outputs.push(TensorType::new(DType::F32, [1]));
-        if self.source == CastSource::SwigluSaving {
-            outputs.extend(saved_types(inputs[0]));
-        }
+        outputs.extend(self.source.further_outputs(inputs));
         Ok(outputs)
     }
 

@@ -19,19 +19,38 @@ struct CastLayout {
 };
 
 struct QuantizeArguments {
-    // The tensor to cast, gate and up, dy, or the norm's input.
+    // The tensor to cast, gate and up, dy, the norm's input, or the tokens that PERMUTE gathers.
     const void* x;
-    // Gate and up if x is dy.
-    const void* gate_up;
+    union {
+        // Gate and up if x is dy.
+        const void* gate_up;
+        // PERMUTE: for each row the copy of a token that it holds; where tokens are measured, for each token
+        // the rows of its copies. -1 is none.
+        const int* indices;
+    };
     // If gate and up are saved in E4M3: the scales of their tiles, and the number of scales in a column of
     // tiles.
     const float* gate_up_scale;
-    u64 gate_up_rows;
-    // The copy of gate and up in E4M3 that SWIGLU_SAVING writes, and its scales.
-    u8* saved;
-    float* saved_scale;
-    // The norm's 1/rms and weight.
-    Floats rstd;
+    union {
+        u64 gate_up_rows;
+        // PERMUTE: the number of copies of a token.
+        u64 chosen;
+    };
+    union {
+        // The copy of gate and up in E4M3 that SWIGLU_SAVING writes.
+        u8* saved;
+        // The gradient of the weights of rows.
+        float* dweights;
+    };
+    union {
+        // The scales of that copy.
+        float* saved_scale;
+        // For each area of columns and each row, the sum of that gradient over these columns.
+        float* dweight_sums;
+    };
+    // A number for each row: the norm's 1/rms, or the weight of the row.
+    Floats of_rows;
+    // The norm's weight.
     Floats w;
     // The tensor's delayed scale, or null.
     const float* given_scale;
@@ -51,6 +70,9 @@ struct QuantizeArguments {
 
 // Half a warp has a row of pieces.
 constexpr int LANES_WIDE = EDGE / WIDTH, LANES_HIGH = EDGE / HEIGHT, THREADS = LANES_WIDE * LANES_HIGH, WARPS = THREADS / 32;
+
+// True if a value of the tensor's width is computed from gate and up.
+constexpr bool GATED = SOURCE != INPUT && SOURCE != NORM && SOURCE != PERMUTE;
 
 // True if gate and up are read from their copy in E4M3.
 constexpr bool RESTORED = SOURCE == SWIGLU_RESTORED || SOURCE == SWIGLU_GRAD_RESTORED;
@@ -79,6 +101,15 @@ __device__ __forceinline__ uint4 load_nc(const uint4* from) {
     asm("ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(raw.x), "=r"(raw.y), "=r"(raw.z), "=r"(raw.w) : "l"(from));
     return raw;
 }
+// The same, or zeros without a read.
+__device__ __forceinline__ uint4 load_nc_if(bool exists, const uint4* from) {
+    uint4 raw;
+    asm("{\n.reg .pred exists;\nsetp.ne.u32 exists, %5, 0;\nmov.u32 %0, 0;\nmov.u32 %1, 0;\nmov.u32 %2, 0;\nmov.u32 %3, 0;\n"
+        "@exists ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%4];\n}"
+        : "=&r"(raw.x), "=&r"(raw.y), "=&r"(raw.z), "=&r"(raw.w)
+        : "l"(from), "r"((u32)exists));
+    return raw;
+}
 __device__ __forceinline__ uint2 load_nc(const uint2* from) {
     uint2 raw;
     asm("ld.global.nc.v2.u32 {%0, %1}, [%2];" : "=r"(raw.x), "=r"(raw.y) : "l"(from));
@@ -103,6 +134,11 @@ template <class T> struct Eight {
     __device__ __forceinline__ void load(const T* from) {
 #pragma unroll
         for (int v = 0; v < WIDTH / LANES<T>; v++) raw[v] = load_nc((const uint4*)from + v);
+    }
+
+    __device__ __forceinline__ void load_if(bool exists, const T* from) {
+#pragma unroll
+        for (int v = 0; v < WIDTH / LANES<T>; v++) raw[v] = load_nc_if(exists, (const uint4*)from + v);
     }
 
     // Rounds eight numbers.
@@ -176,10 +212,10 @@ template <> struct Magnitudes<bf16> {
 // The maximum of two words that Magnitudes has folded.
 template <class T> __device__ __forceinline__ u32 max_folded(u32 a, u32 b) { return sizeof(T) == 2 ? max_halves(a, b) : max(a, b); }
 
-// Maxima of N words over the sixteen threads that have a row of pieces. Each thread returns that of one word,
-// number x_lane / (16 / N). In every step a thread keeps half of its words and sends the others to the thread
-// that keeps those.
-template <class T, int N> __device__ __forceinline__ u32 max_across(u32 (&words)[N]) {
+// Folds N words over the sixteen threads that have a row of pieces. Each thread returns the result of one
+// word, number x_lane / (16 / N). In every step a thread keeps half of its words and sends the others to the
+// thread that keeps those.
+template <class W, int N, class F> __device__ __forceinline__ W fold_across(W (&words)[N], F fold) {
     int left = N;
 #pragma unroll
     for (int lanes = LANES_WIDE / 2; lanes > 0; lanes /= 2) {
@@ -188,11 +224,11 @@ template <class T, int N> __device__ __forceinline__ u32 max_across(u32 (&words)
             bool later = threadIdx.x & lanes;
 #pragma unroll
             for (int i = 0; i < left; i++) {
-                u32 sent = later ? words[i] : words[i + left], own = later ? words[i + left] : words[i];
-                words[i] = max_folded<T>(own, __shfl_xor_sync(0xffffffffu, sent, lanes));
+                W sent = later ? words[i] : words[i + left], own = later ? words[i + left] : words[i];
+                words[i] = fold(own, __shfl_xor_sync(0xffffffffu, sent, lanes));
             }
         } else {
-            words[0] = max_folded<T>(words[0], __shfl_xor_sync(0xffffffffu, words[0], lanes));
+            words[0] = fold(words[0], __shfl_xor_sync(0xffffffffu, words[0], lanes));
         }
     }
     return words[0];
@@ -213,7 +249,7 @@ template <class T, int N> struct RowAmax {
         u32 words[WORDS], x_lane = threadIdx.x % LANES_WIDE;
 #pragma unroll
         for (int i = 0; i < WORDS; i++) words[i] = EACH == 2 ? max_of_each(folded[2 * i], folded[2 * i + 1]) : folded[i];
-        u32 most = max_across<T>(words);
+        u32 most = fold_across(words, [](u32 a, u32 b) { return max_folded<T>(a, b); });
         index = x_lane / SHARE * EACH + x_lane % EACH;
         bits = EACH == 1 ? most : x_lane % 2 ? most & 0xffff0000u : most << 16;
         is_leader = x_lane % SHARE < EACH;

@@ -1,6 +1,7 @@
 //! Samples of [`Quantize`], [`Amaxes`] and [`Dequantize`].
 
 use super::{Amaxes, CastSource, Dequantize, Given, Layouts, Quantize};
+use crate::permute;
 use crate::samples::{Fill, GpuTolerance, Sample, SampleInput, Sampled};
 use xtrain_tensor::{DType, Scaling, TensorType};
 
@@ -35,22 +36,35 @@ impl Sampled for Quantize {
             given_either(0.0, [5, 140]),
             of_rows(Layouts::Transposed, [5, 140]),
             Sample::plain(
-                cast(CastSource::Swiglu { restored: false }, Scaling::Tile),
+                cast(CastSource::Swiglu { restored: false, weighted: false }, Scaling::Tile),
                 [SampleInput::activation([7, 22])],
             ),
             // GPUs before compute capability 8.9 widen FP8 by other instructions.
             Sample::plain(
-                cast(CastSource::Swiglu { restored: true }, Scaling::Tile),
+                cast(CastSource::Swiglu { restored: true, weighted: true }, Scaling::Tile),
                 [
                     SampleInput::activation([7, 256]).in_format(DType::E4M3),
                     SampleInput::activation(Scaling::Tile.shape(7, 256)),
+                    SampleInput::activation([7]),
                 ],
             ),
-            Sample::plain(cast(CastSource::SwigluSaving, Scaling::Row), [SampleInput::activation([7, 22])]),
             Sample::plain(
-                cast(CastSource::SwigluGrad { restored: false }, Scaling::Row),
+                cast(CastSource::SwigluSaving { weighted: false }, Scaling::Row),
+                [SampleInput::activation([7, 22])],
+            ),
+            Sample::plain(
+                cast(CastSource::SwigluGrad { restored: false, weighted: false }, Scaling::Row),
                 [SampleInput::activation([7, 11]), SampleInput::activation([7, 22])],
             ),
+            Sample::plain(
+                cast(CastSource::SwigluGrad { restored: false, weighted: true }, Scaling::Tensor),
+                [
+                    SampleInput::activation([7, 11]),
+                    SampleInput::activation([7, 22]),
+                    SampleInput::activation([7]),
+                ],
+            ),
+            Sample::plain(cast(CastSource::Permute, Scaling::Tile), permuted([9, 2, 3, 4], 21)),
             Sample::plain(
                 cast(CastSource::Norm, Scaling::Tensor),
                 [
@@ -215,6 +229,13 @@ impl Sampled for Dequantize {
     }
 }
 
+/// Tokens with these experts ([`permute::samples::routing`]), of so many columns.
+fn permuted(shape: [usize; 4], cols: usize) -> Vec<SampleInput> {
+    let [tokens, chosen, experts, align] = shape;
+    let x = SampleInput::activation([tokens, cols]).computed();
+    [x].into_iter().chain(permute::samples::routing(tokens, chosen, experts, align)).collect()
+}
+
 /// Casts of values that they compute themselves: whole areas, whole tiles, rows that are multiples of 8 in
 /// each layout, and other extents.
 fn fused_casts() -> Vec<Sample> {
@@ -227,12 +248,12 @@ fn fused_casts() -> Vec<Sample> {
                 SampleInput::activation(Scaling::Tile.shape(rows, 2 * cols)),
             ],
         };
-        let with_inputs = |source| {
-            let inputs: Vec<SampleInput> = match source {
+        let with_inputs = |source: CastSource| {
+            let mut inputs = match source {
                 CastSource::Input => vec![SampleInput::activation([rows, cols]).computed()],
-                CastSource::Swiglu { restored } => gate_up(restored),
-                CastSource::SwigluSaving => gate_up(false),
-                CastSource::SwigluGrad { restored } => {
+                CastSource::Swiglu { restored, .. } => gate_up(restored),
+                CastSource::SwigluSaving { .. } => gate_up(false),
+                CastSource::SwigluGrad { restored, .. } => {
                     [vec![SampleInput::activation([rows, cols]).computed()], gate_up(restored)].concat()
                 }
                 CastSource::Norm => vec![
@@ -240,22 +261,24 @@ fn fused_casts() -> Vec<Sample> {
                     SampleInput::activation([rows]),
                     SampleInput::parameter([cols]),
                 ],
+                CastSource::Permute => unreachable!("it has routings of its own"),
             };
+            inputs.extend(source.is_weighted().then(|| SampleInput::activation([rows])));
             (source, inputs)
         };
-        let swiglu = [false, true]
-            .into_iter()
-            .flat_map(|restored| [CastSource::Swiglu { restored }, CastSource::SwigluGrad { restored }]);
-        for (source, inputs) in swiglu.chain([CastSource::Norm, CastSource::SwigluSaving]).map(with_inputs) {
-            for (scaling, pow2_scales) in
-                [(Scaling::Tensor, false), (Scaling::Row, true), (Scaling::Tile, true)]
-            {
-                let op =
-                    Quantize { source, ..Quantize::new(DType::E4M3, scaling, pow2_scales, Layouts::Both) };
-                all.push(Sample::plain(op, inputs.clone()));
-            }
+        let swiglu = |weighted| {
+            let of_gate_up = move |restored| {
+                [CastSource::Swiglu { restored, weighted }, CastSource::SwigluGrad { restored, weighted }]
+            };
+            let saving = CastSource::SwigluSaving { weighted };
+            [false, true].into_iter().flat_map(of_gate_up).chain([saving]).map(with_inputs)
+        };
+        for (source, inputs) in swiglu(false).chain([with_inputs(CastSource::Norm)]) {
+            let scalings = [(Scaling::Tensor, false), (Scaling::Row, true), (Scaling::Tile, true)];
+            all.extend(in_both_layouts(source, &inputs, &scalings));
             // A copy is saved by the cast only in whole tiles.
-            if [rows, cols] == (if source == CastSource::SwigluSaving { [256, 384] } else { [131, 264] }) {
+            let saves = matches!(source, CastSource::SwigluSaving { .. });
+            if [rows, cols] == (if saves { [256, 384] } else { [131, 264] }) {
                 for layouts in [Layouts::RowMajor, Layouts::Transposed] {
                     for scaling in [Scaling::Tensor, Scaling::Row, Scaling::Tile] {
                         let op = Quantize::new(DType::E4M3, scaling, scaling != Scaling::Tensor, layouts);
@@ -267,19 +290,54 @@ fn fused_casts() -> Vec<Sample> {
                     all.push(Sample::plain(given, [inputs.clone(), vec![scale]].concat()));
                 }
             }
-            let whole =
-                Quantize { source, ..Quantize::new(DType::E5M2, Scaling::Tensor, false, Layouts::Both) };
-            if matches!(source, CastSource::SwigluGrad { .. }) {
-                all.push(Sample::plain(whole, inputs.clone()));
-            }
-            let scale = |value| SampleInput::activation([1, 1]).fill(Fill::Values(vec![value]));
-            let measured = (source == CastSource::Norm).then(|| (Given::Amax, amax()));
-            let scales = [scale(0.37), scale(0.0)].map(|scale| (Given::Scale, scale));
-            for (given, input) in scales.into_iter().chain(measured) {
-                let op = Quantize { given, ..whole };
-                all.push(Sample::plain(op, [inputs.clone(), vec![input]].concat()));
-            }
         }
+        // Experts, which are not cast by rows.
+        for (source, inputs) in swiglu(true) {
+            all.extend(in_both_layouts(source, &inputs, &[(Scaling::Tensor, false), (Scaling::Tile, true)]));
+            all.extend(([rows, cols] == [256, 384]).then(|| delayed(source, &inputs)));
+        }
+    }
+    // Whole areas, one of which has no token, in two bands on the emulated GPU; rows that end within an area;
+    // one expert with all rows; and tokens with more experts than a warp has threads.
+    let routings =
+        [([200, 2, 3, 128], 384), ([150, 4, 9, 16], 264), ([70, 1, 1, 1], 77), ([9, 40, 40, 8], 136)];
+    for (shape, cols) in routings {
+        let inputs = permuted(shape, cols);
+        let scalings = [(Scaling::Tensor, false), (Scaling::Tile, true)];
+        all.extend(in_both_layouts(CastSource::Permute, &inputs, &scalings));
+        all.push(delayed(CastSource::Permute, &inputs));
+        for layouts in [Layouts::RowMajor, Layouts::Transposed] {
+            let op = Quantize::new(DType::E4M3, Scaling::Tile, true, layouts);
+            all.push(Sample::plain(Quantize { source: CastSource::Permute, ..op }, inputs.clone()));
+        }
+    }
+    all
+}
+
+/// A cast of a source to E4M3 in both layouts with a delayed scale.
+fn delayed(source: CastSource, inputs: &[SampleInput]) -> Sample {
+    let op = Quantize::new(DType::E4M3, Scaling::Tensor, false, Layouts::Both);
+    let scale = SampleInput::activation([1, 1]).fill(Fill::Values(vec![0.37]));
+    Sample::plain(Quantize { source, given: Given::Scale, ..op }, [inputs, &[scale]].concat())
+}
+
+/// Casts of a source in both layouts: to E4M3 with these scales, to E5M2 with one for the tensor, computed or
+/// given.
+fn in_both_layouts(source: CastSource, inputs: &[SampleInput], scalings: &[(Scaling, bool)]) -> Vec<Sample> {
+    let e4m3 = |&(scaling, pow2_scales): &(Scaling, bool)| {
+        let op = Quantize::new(DType::E4M3, scaling, pow2_scales, Layouts::Both);
+        Sample::plain(Quantize { source, ..op }, inputs)
+    };
+    let mut all: Vec<Sample> = scalings.iter().map(e4m3).collect();
+    let whole = Quantize { source, ..Quantize::new(DType::E5M2, Scaling::Tensor, false, Layouts::Both) };
+    if matches!(source, CastSource::SwigluGrad { .. } | CastSource::Permute) {
+        all.push(Sample::plain(whole, inputs));
+    }
+    let scale = |value| SampleInput::activation([1, 1]).fill(Fill::Values(vec![value]));
+    let measured = (source == CastSource::Norm).then(|| (Given::Amax, amax()));
+    let scales = [scale(0.37), scale(0.0)].map(|scale| (Given::Scale, scale));
+    for (given, input) in scales.into_iter().chain(measured) {
+        all.push(Sample::plain(Quantize { given, ..whole }, [inputs, &[input]].concat()));
     }
     all
 }

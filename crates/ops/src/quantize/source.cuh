@@ -42,29 +42,71 @@ template <class T> struct Gates<T, true> {
 
 // The operands of eight neighbours in their stored form.
 template <class T> struct Loaded {
-    // The tensor to cast, the norm's input, or dy.
+    // The tensor to cast, the norm's input, dy, or the row of a token.
     Eight<T> x;
     Gates<T, RESTORED> gate;
     Gates<T, RESTORED> up;
     float rstd;
 };
 
-// The norm's weights at eight columns.
+// The weights of eight columns, or of rows.
 struct Weights {
+    // Those of the norm.
     float w[WIDTH];
+    // Sixteen threads have the same rows, and each holds the weight of one of them.
+    float of_row;
+
+    // The weight of the k-th row.
+    __device__ __forceinline__ float weight(int k) const { return __shfl_sync(0xffffffffu, of_row, k, LANES_WIDE); }
 };
+
+// True if the amax of a gathered tensor is reduced over the tokens that have a row, of which there are fewer.
+constexpr bool OF_TOKENS = SOURCE == PERMUTE && SCALING == TENSOR && (PHASE == MEASURE || PHASE == MEASURE_UNSET);
+constexpr u32 NO_TOKEN = ~0u;
+
+// True if a token has a row, asked by a whole warp.
+__device__ __forceinline__ bool has_row(const QuantizeArguments& args, u32 token) {
+    bool has = false;
+    for (u32 copy = threadIdx.x % 32; copy < args.chosen; copy += 32) has |= args.indices[token * args.chosen + copy] >= 0;
+    return __ballot_sync(0xffffffffu, has) != 0;
+}
+
+// The tokens in rows that sixteen threads have. Each of these divides for one row.
+template <int ROWS> __device__ __forceinline__ void tokens_of(const QuantizeArguments& args, u32 first, u32 (&tokens)[ROWS]) {
+    if constexpr (OF_TOKENS) {
+#pragma unroll
+        for (int k = 0; k < ROWS; k++) {
+            u32 token = min(first + k, args.rows - 1);
+            tokens[k] = has_row(args, token) ? token : NO_TOKEN;
+        }
+    } else {
+        int copy = (int)load_nc((const u32*)args.indices + min(first + threadIdx.x % LANES_WIDE, args.rows - 1));
+        u32 token = copy < 0 ? NO_TOKEN : (u32)copy / (u32)args.chosen;
+#pragma unroll
+        for (int k = 0; k < ROWS; k++) tokens[k] = __shfl_sync(0xffffffffu, token, k, LANES_WIDE);
+    }
+}
+
+// The weight of a row, f32.
+__device__ __forceinline__ float weight_of_row(const QuantizeArguments& args, u64 row) { return load_nc((const float*)args.of_rows.data + row); }
 
 // Loads rows of eight columns: the operands of the value to cast, or, with BOTH, those of its two halves, the
 // gradients of gate and up.
 template <class T, bool BOTH, bool WHOLE, int ROWS>
 __device__ __forceinline__ void load_rows(const QuantizeArguments& args, u32 first, u32 column, Loaded<T> (&to)[ROWS],
                                           Weights& weights) {
-    constexpr bool GATED = SOURCE != INPUT && SOURCE != NORM;
     u32 width = GRAD ? args.cols / 2 : args.cols;
     if (!WHOLE) column = min(column, (BOTH ? width : args.cols) - WIDTH);
     // All eight are of one half.
     bool is_dup = GRAD && !BOTH && column >= width;
     if (is_dup) column -= width;
+    if constexpr (SOURCE == PERMUTE) {
+        u32 tokens[ROWS];
+        tokens_of(args, first, tokens);
+#pragma unroll
+        for (int k = 0; k < ROWS; k++) to[k].x.load_if(tokens[k] != NO_TOKEN, (const T*)args.x + (u64)tokens[k] * width + column);
+        return;
+    }
     u64 rows[ROWS];
 #pragma unroll
     for (int k = 0; k < ROWS; k++) rows[k] = WHOLE ? (u64)first + k : min(first + k, args.rows - 1);
@@ -96,15 +138,16 @@ __device__ __forceinline__ void load_rows(const QuantizeArguments& args, u32 fir
     if constexpr (SOURCE == NORM) {
         float rstd[ROWS];
         if constexpr (WHOLE) {
-            load<ROWS>(args.rstd, first, rstd);
+            load<ROWS>(args.of_rows, first, rstd);
         } else {
 #pragma unroll
-            for (int k = 0; k < ROWS; k++) rstd[k] = load(args.rstd, rows[k]);
+            for (int k = 0; k < ROWS; k++) rstd[k] = load(args.of_rows, rows[k]);
         }
 #pragma unroll
         for (int k = 0; k < ROWS; k++) to[k].rstd = rstd[k];
         load<WIDTH>(args.w, column, weights.w);
     }
+    if constexpr (WEIGHTED) weights.of_row = weight_of_row(args, min(first + threadIdx.x % LANES_WIDE, args.rows - 1));
 }
 
 // Writes eight gates or ups in E4M3.
@@ -154,13 +197,18 @@ __device__ __forceinline__ void save_rows(const QuantizeArguments& args, const L
     __syncwarp();
 }
 
-// Computes eight neighbours of the value to cast.
+// Adds dy times the output of SwiGLU without its weight: a part of the gradient of the row's weight.
+__device__ __forceinline__ void add_dweight(float dy, float gate, float up, float& dweight) { dweight = __fmaf_rn(dy, swiglu(gate, up), dweight); }
+
+// Computes eight neighbours of the value to cast, in the k-th row that is loaded. With weights of rows,
+// returns what the columns add to the gradient of the row's weight.
 template <class T>
-__device__ __forceinline__ void compute(const QuantizeArguments& args, const Loaded<T>& loaded, const Weights& weights, u32 column,
-                                        Eight<T>& to) {
-    if constexpr (SOURCE == INPUT) {
+__device__ __forceinline__ float compute(const QuantizeArguments& args, const Loaded<T>& loaded, const Weights& weights, int k, u32 column,
+                                         Eight<T>& to) {
+    float dweight = 0.0f;
+    if constexpr (SOURCE == INPUT || SOURCE == PERMUTE) {
         to = loaded.x;
-        return;
+        return dweight;
     }
     float x[WIDTH], gate[WIDTH], up[WIDTH];
     if constexpr (SOURCE == NORM) {
@@ -169,30 +217,48 @@ __device__ __forceinline__ void compute(const QuantizeArguments& args, const Loa
         for (int i = 0; i < WIDTH; i++) x[i] = x[i] * loaded.rstd * weights.w[i];
     } else {
         loaded.gate.unpack_to(gate), loaded.up.unpack_to(up);
+        float weight = WEIGHTED ? weights.weight(k) : 1.0f;
         if constexpr (GRAD) {
             loaded.x.unpack_to(x);
             bool is_dup = column >= args.cols / 2;
 #pragma unroll
-            for (int i = 0; i < WIDTH; i++) x[i] = is_dup ? swiglu_dup(x[i], gate[i]) : swiglu_dgate(x[i], gate[i], up[i]);
+            for (int i = 0; i < WIDTH; i++) {
+                if constexpr (WEIGHTED) {
+                    if (!is_dup) add_dweight(x[i], gate[i], up[i], dweight);
+                    x[i] *= weight;
+                }
+                x[i] = is_dup ? swiglu_dup(x[i], gate[i]) : swiglu_dgate(x[i], gate[i], up[i]);
+            }
         } else {
 #pragma unroll
-            for (int i = 0; i < WIDTH; i++) x[i] = swiglu(gate[i], up[i]);
+            for (int i = 0; i < WIDTH; i++) {
+                x[i] = swiglu(gate[i], up[i]);
+                if constexpr (WEIGHTED) x[i] *= weight;
+            }
         }
     }
     to.pack_from(x);
+    return dweight;
 }
 
-// Computes both gradients of SwiGLU at eight columns of its output.
-template <class T> __device__ __forceinline__ void compute_both(const Loaded<T>& loaded, Eight<T>& dgate, Eight<T>& dup) {
-    float dy[WIDTH], gate[WIDTH], up[WIDTH];
+// Computes both gradients of SwiGLU at eight columns of its output, in the k-th row that is loaded. Returns
+// as `compute`.
+template <class T>
+__device__ __forceinline__ float compute_both(const Loaded<T>& loaded, const Weights& weights, int k, Eight<T>& dgate, Eight<T>& dup) {
+    float dy[WIDTH], gate[WIDTH], up[WIDTH], dweight = 0.0f, weight = WEIGHTED ? weights.weight(k) : 1.0f;
     loaded.x.unpack_to(dy), loaded.gate.unpack_to(gate), loaded.up.unpack_to(up);
 #pragma unroll
     for (int i = 0; i < WIDTH; i++) {
+        if constexpr (WEIGHTED) {
+            add_dweight(dy[i], gate[i], up[i], dweight);
+            dy[i] *= weight;
+        }
         up[i] = swiglu_dgate(dy[i], gate[i], up[i]);
         gate[i] = swiglu_dup(dy[i], gate[i]);
     }
     dgate.pack_from(up);
     dup.pack_from(gate);
+    return dweight;
 }
 
 // Loads one gate or up.
@@ -204,14 +270,34 @@ __device__ __forceinline__ float load_gate(const QuantizeArguments& args, const 
     return widen(narrow<T>(__fmul_rn(from_e4m3(((const u8*)from)[n]), scale)));
 }
 
-// Computes one element of the value to cast, not yet rounded.
-template <class T> __device__ __forceinline__ float compute_element(const QuantizeArguments& args, u64 row, u32 column) {
+// The first element of the row to gather as row `row`, or null for zeros.
+template <class T> __device__ __forceinline__ const T* gathered_row(const QuantizeArguments& args, u64 row) {
+    bool has = false;
+    u64 token = row;
+    if constexpr (OF_TOKENS) {
+        for (u32 copy = 0; copy < args.chosen; copy++) has |= args.indices[token * args.chosen + copy] >= 0;
+    } else {
+        int copy = args.indices[row];
+        has = copy >= 0;
+        token = (u32)copy / (u32)args.chosen;
+    }
+    return has ? (const T*)args.x + token * args.cols : nullptr;
+}
+
+// Computes one element of the value to cast, not yet rounded. If `dweight` is given, adds what the element
+// adds to the gradient of the row's weight.
+template <class T>
+__device__ __forceinline__ float compute_element(const QuantizeArguments& args, u64 row, u32 column, float* dweight = nullptr) {
     const T* x = (const T*)args.x;
     if constexpr (SOURCE == INPUT) return widen(x[row * args.cols + column]);
+    if constexpr (SOURCE == PERMUTE) {
+        const T* from = gathered_row<T>(args, row);
+        return from != nullptr ? widen(from[column]) : 0.0f;
+    }
     if constexpr (SOURCE == NORM) {
         float w;
         load<1>(args.w, column, &w);
-        return widen(x[row * args.cols + column]) * load(args.rstd, row) * w;
+        return widen(x[row * args.cols + column]) * load(args.of_rows, row) * w;
     }
     u32 width = GRAD ? args.cols / 2 : args.cols;
     bool is_dup = GRAD && column >= width;
@@ -219,19 +305,28 @@ template <class T> __device__ __forceinline__ float compute_element(const Quanti
     const void* from = GRAD ? args.gate_up : args.x;
     float gate = load_gate<T>(args, from, row, 2 * width, column);
     float up = is_dup ? 0.0f : load_gate<T>(args, from, row, 2 * width, width + column);
-    if constexpr (!GRAD) return swiglu(gate, up);
+    if constexpr (!GRAD) {
+        float y = swiglu(gate, up);
+        if constexpr (WEIGHTED) y *= weight_of_row(args, row);
+        return y;
+    }
     float dy = widen(x[row * width + column]);
+    if constexpr (WEIGHTED) {
+        if (dweight != nullptr && !is_dup) add_dweight(dy, gate, up, *dweight);
+        dy *= weight_of_row(args, row);
+    }
     return is_dup ? swiglu_dup(dy, gate) : swiglu_dgate(dy, gate, up);
 }
 
-// Computes the first `count` of eight neighbours one by one; the others are zeros.
-template <class T> __device__ __forceinline__ Eight<T> compute_elements(const QuantizeArguments& args, u64 row, u32 column, u32 count) {
+// Computes the first `count` of eight neighbours one by one; the others are zeros. `dweight` as above.
+template <class T>
+__device__ __forceinline__ Eight<T> compute_elements(const QuantizeArguments& args, u64 row, u32 column, u32 count, float* dweight = nullptr) {
     Eight<T> all = {};
     if (count == 0) return all;
     float x[WIDTH] = {};
 #pragma unroll
     for (u32 i = 0; i < WIDTH; i++)
-        if (i < count) x[i] = compute_element<T>(args, row, column + i);
+        if (i < count) x[i] = compute_element<T>(args, row, column + i, dweight);
     all.pack_from(x);
     return all;
 }

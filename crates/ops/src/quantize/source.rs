@@ -1,59 +1,95 @@
 //! The source of a cast: a tensor, or a value that the cast computes itself and never writes.
 
-use super::{Dequantize, Quantize};
+use super::{Dequantize, Quantize, saved_types};
+use crate::permute::Permute;
 use crate::rms_norm::{norm_from_rstd, norm_from_rstd_type};
 use crate::swiglu::{Swiglu, SwigluGrad};
 use xtrain_program::{Op, OpError};
 use xtrain_tensor::{CpuKernel, DType, HostTensor, Scaling, TensorType, View, ViewMut};
 
 /// The value that [`Quantize`] casts, with its inputs, which come first. It is rounded as its op would store
-/// it, so that the cast is equal to the bit.
+/// it, so that the cast is equal to the bit. If `weighted`, the weights of rows are one more input.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum CastSource {
     /// `x`: the tensor x.
     Input,
-    /// `gate_up`: the output of [`Swiglu`]. If `restored`, gate and up are two inputs, numbers and scales in
-    /// E4M3 by tiles, from which they are restored in bf16.
+    /// `gate_up[, weights]`: the output of [`Swiglu`]. If `restored`, gate and up are two inputs, numbers and
+    /// scales in E4M3 by tiles, from which they are restored in bf16.
     Swiglu {
         /// True if gate and up were saved in FP8.
         restored: bool,
+        /// True if each row has a weight.
+        weighted: bool,
     },
-    /// `gate_up`: the output of [`Swiglu`]. The op also saves gate and up in E4M3 by tiles with power-of-two
-    /// scales: numbers and scales are its last outputs.
-    SwigluSaving,
-    /// `dy, gate_up`: the output of [`SwigluGrad`]. If `restored`, gate and up are two inputs, as above, and
-    /// are restored in the type of dy.
+    /// `gate_up[, weights]`: the output of [`Swiglu`]. The op also saves gate and up in E4M3 by tiles with
+    /// power-of-two scales: numbers and scales are its last outputs.
+    SwigluSaving {
+        /// True if each row has a weight.
+        weighted: bool,
+    },
+    /// `dy, gate_up[, weights]`: the output of [`SwigluGrad`]. If `restored`, gate and up are two inputs, as
+    /// above, and are restored in the type of dy. If `weighted`, the gradient of the weights is the last
+    /// output.
     SwigluGrad {
         /// True if gate and up were saved in FP8.
         restored: bool,
+        /// True if each row has a weight.
+        weighted: bool,
     },
     /// `x_td, rstd_t, w_d`: x * rstd * w, the output of a norm.
     Norm,
+    /// `x_td, sources_c, rows_tk`: the output of [`Permute`], rows of x by experts.
+    Permute,
 }
 
 impl CastSource {
     /// The number of its inputs.
     pub const fn inputs(self) -> usize {
         match self {
-            CastSource::Input | CastSource::SwigluSaving => 1,
-            CastSource::Swiglu { restored } => 1 + restored as usize,
-            CastSource::SwigluGrad { restored } => 2 + restored as usize,
-            CastSource::Norm => 3,
+            CastSource::Input => 1,
+            CastSource::SwigluSaving { weighted } => 1 + weighted as usize,
+            CastSource::Swiglu { restored, weighted } => 1 + restored as usize + weighted as usize,
+            CastSource::SwigluGrad { restored, weighted } => 2 + restored as usize + weighted as usize,
+            CastSource::Norm | CastSource::Permute => 3,
+        }
+    }
+
+    /// True if the last input is a weight for each row.
+    pub(super) const fn is_weighted(self) -> bool {
+        match self {
+            CastSource::SwigluSaving { weighted }
+            | CastSource::Swiglu { weighted, .. }
+            | CastSource::SwigluGrad { weighted, .. } => weighted,
+            CastSource::Input | CastSource::Norm | CastSource::Permute => false,
+        }
+    }
+
+    /// True if it also computes the gradient of the weights of rows.
+    pub(super) const fn has_dweights(self) -> bool {
+        matches!(self, CastSource::SwigluGrad { weighted: true, .. })
+    }
+
+    /// The types of the outputs after those of the cast, for valid inputs.
+    pub(super) fn further_outputs(self, inputs: &[TensorType]) -> Vec<TensorType> {
+        match self {
+            CastSource::SwigluSaving { .. } => saved_types(inputs[0]).into(),
+            CastSource::SwigluGrad { weighted: true, .. } => vec![inputs[self.inputs() - 1]],
+            _ => Vec::new(),
         }
     }
 
     /// The input that holds gate and up saved in FP8, if any; their scales are the next input.
     pub(super) const fn restored(self) -> Option<usize> {
         match self {
-            CastSource::Swiglu { restored: true } => Some(0),
-            CastSource::SwigluGrad { restored: true } => Some(1),
+            CastSource::Swiglu { restored: true, .. } => Some(0),
+            CastSource::SwigluGrad { restored: true, .. } => Some(1),
             _ => None,
         }
     }
 
     /// The element type in which its op would store the value.
     pub(super) fn dtype(self, inputs: &[TensorType]) -> DType {
-        if self == (CastSource::Swiglu { restored: true }) { DType::BF16 } else { inputs[0].dtype }
+        if self.restored() == Some(0) { DType::BF16 } else { inputs[0].dtype }
     }
 
     /// The types of the inputs after gate and up are restored.
@@ -74,9 +110,14 @@ impl CastSource {
         let types = self.restored_types(inputs)?;
         match self {
             CastSource::Input => Ok(types[0]),
-            CastSource::Swiglu { .. } | CastSource::SwigluSaving => Ok(Swiglu::PLAIN.infer(&types)?[0]),
-            CastSource::SwigluGrad { .. } => Ok(SwigluGrad::PLAIN.infer(&types)?[0]),
+            CastSource::Swiglu { weighted, .. } | CastSource::SwigluSaving { weighted } => {
+                Ok(Swiglu { weighted }.infer(&types)?[0])
+            }
+            CastSource::SwigluGrad { weighted, .. } => {
+                Ok(SwigluGrad { weighted, rematerialise: false }.infer(&types)?[0])
+            }
             CastSource::Norm => norm_from_rstd_type(&types),
+            CastSource::Permute => Ok(Permute.infer(&types)?[0]),
         }
     }
 
@@ -85,13 +126,15 @@ impl CastSource {
         let (rows, cols) = inputs[0].shape.rows_cols();
         match self {
             CastSource::Input | CastSource::Norm => (rows, cols),
-            CastSource::Swiglu { .. } | CastSource::SwigluSaving => (rows, cols / 2),
+            CastSource::Swiglu { .. } | CastSource::SwigluSaving { .. } => (rows, cols / 2),
             CastSource::SwigluGrad { .. } => (rows, cols * 2),
+            CastSource::Permute => (inputs[1].numel(), cols),
         }
     }
 
-    /// The value, computed by the CPU kernels of its op; None for `Input`.
-    pub(super) fn compute(self, inputs: &[View<'_>]) -> Option<HostTensor> {
+    /// The value, computed by the CPU kernels of its op; None for `Input`. `dweights` is the gradient of the
+    /// weights of rows, if the source computes it.
+    pub(super) fn compute(self, inputs: &[View<'_>], dweights: Option<ViewMut<'_>>) -> Option<HostTensor> {
         let types: Vec<_> = inputs.iter().map(|view| view.ty).collect();
         let (rows, cols) = self.extents(&types);
         let ty = TensorType::new(self.dtype(&types), [rows, cols]);
@@ -106,16 +149,23 @@ impl CastSource {
             Some(restored) => View::new(restored.ty(), restored.bytes()),
             None => inputs[input],
         };
+        let weights = self.is_weighted().then(|| inputs[self.inputs() - 1]);
         let mut value = HostTensor::zeros(ty);
         match self {
             CastSource::Input => return None,
-            CastSource::Swiglu { .. } | CastSource::SwigluSaving => {
-                Swiglu::PLAIN.run(&[gate_up(0)], &mut [ViewMut::new(ty, value.bytes_mut(), false)]);
+            CastSource::Swiglu { weighted, .. } | CastSource::SwigluSaving { weighted } => {
+                let operands: Vec<_> = [gate_up(0)].into_iter().chain(weights).collect();
+                Swiglu { weighted }.run(&operands, &mut [ViewMut::new(ty, value.bytes_mut(), false)]);
             }
-            CastSource::SwigluGrad { .. } => {
+            CastSource::SwigluGrad { weighted, .. } => {
                 value.bytes_mut().copy_from_slice(gate_up(1).bytes());
                 let out = ViewMut::new(ty, value.bytes_mut(), false);
-                SwigluGrad::PLAIN.run(&[inputs[0], View::in_output(ty)], &mut [out]);
+                let operands: Vec<_> = [inputs[0], View::in_output(ty)].into_iter().chain(weights).collect();
+                let mut outputs: Vec<_> = [out].into_iter().chain(dweights).collect();
+                SwigluGrad { weighted, rematerialise: false }.run(&operands, &mut outputs);
+            }
+            CastSource::Permute => {
+                Permute.run(&inputs[..3], &mut [ViewMut::new(ty, value.bytes_mut(), false)]);
             }
             CastSource::Norm => {
                 let y = ViewMut::new(ty, value.bytes_mut(), false);
@@ -166,7 +216,7 @@ impl Given {
 }
 
 impl Quantize {
-    /// The index of the output amax; a saved copy comes after it.
+    /// The index of the output amax; further outputs of the source come after it.
     pub(crate) fn amax(self) -> usize {
         2 * self.layouts.written().into_iter().filter(|&is_written| is_written).count()
     }
@@ -190,7 +240,11 @@ impl Quantize {
 
     /// The number of its outputs.
     pub(crate) fn outputs(self) -> usize {
-        self.amax() + if self.source == CastSource::SwigluSaving { 3 } else { 1 }
+        let further = match self.source {
+            CastSource::SwigluSaving { .. } => 2,
+            source => source.has_dweights() as usize,
+        };
+        self.amax() + 1 + further
     }
 
     /// The number of its inputs.

@@ -15,14 +15,16 @@ const SIZES: Constants = &[("EDGE", TILE as i64), ("WIDTH", WIDTH as i64)];
 /// The names of values in kernels. A value's number is its index.
 type Names<T, const N: usize> = [(&'static str, T); N];
 
-const SOURCES: Names<CastSource, 7> = [
+/// Without weights of rows, which a macro of its own stands for.
+const SOURCES: Names<CastSource, 8> = [
     ("INPUT", CastSource::Input),
     ("NORM", CastSource::Norm),
-    ("SWIGLU", CastSource::Swiglu { restored: false }),
-    ("SWIGLU_SAVING", CastSource::SwigluSaving),
-    ("SWIGLU_RESTORED", CastSource::Swiglu { restored: true }),
-    ("SWIGLU_GRAD", CastSource::SwigluGrad { restored: false }),
-    ("SWIGLU_GRAD_RESTORED", CastSource::SwigluGrad { restored: true }),
+    ("SWIGLU", CastSource::Swiglu { restored: false, weighted: false }),
+    ("SWIGLU_SAVING", CastSource::SwigluSaving { weighted: false }),
+    ("SWIGLU_RESTORED", CastSource::Swiglu { restored: true, weighted: false }),
+    ("SWIGLU_GRAD", CastSource::SwigluGrad { restored: false, weighted: false }),
+    ("SWIGLU_GRAD_RESTORED", CastSource::SwigluGrad { restored: true, weighted: false }),
+    ("PERMUTE", CastSource::Permute),
 ];
 const FORMATS: Names<DType, 3> = [("E4M3", DType::E4M3), ("E5M2", DType::E5M2), ("E5M6", DType::E5M6)];
 const SCALINGS: Names<Scaling, 4> =
@@ -110,21 +112,33 @@ pub(crate) const ANY: &[Layouts] = &[Layouts::RowMajor, Layouts::Transposed, Lay
 /// The casts by kernels of this op.
 #[rustfmt::skip]
 pub(super) const TABLE: Table = {
-    use CastSource::{Input, Norm, Swiglu, SwigluGrad, SwigluSaving};
+    use CastSource::{Input, Norm, Permute, Swiglu, SwigluGrad, SwigluSaving};
     use DType::{E4M3, E5M2, E5M6};
+    const fn swiglu([restored, weighted]: [bool; 2]) -> CastSource { Swiglu { restored, weighted } }
+    const fn grad([restored, weighted]: [bool; 2]) -> CastSource { SwigluGrad { restored, weighted } }
+    const SAVING: CastSource = SwigluSaving { weighted: false };
+    const WEIGHTED_SAVING: CastSource = SwigluSaving { weighted: true };
     &[
-        //                                      current     delayed     rows        tiles       blocks
-        (Input,                          E4M3, [ANY,        ANY,        ANY,        ANY,        ANY]),
-        (Input,                          E5M2, [ANY,        NONE,       NONE,       NONE,       NONE]),
-        (Input,                          E5M6, [NONE,       NONE,       NONE,       ROW_MAJOR,  NONE]),
-        (Norm,                           E4M3, [ANY,        BOTH,       BOTH,       BOTH,       NONE]),
-        (Swiglu { restored: false },     E4M3, [ANY,        BOTH,       BOTH,       BOTH,       NONE]),
-        (SwigluSaving,                   E4M3, [ROW_MAJOR,  ROW_MAJOR,  ROW_MAJOR,  ROW_MAJOR,  NONE]),
-        (Swiglu { restored: true },      E4M3, [TRANSPOSED, TRANSPOSED, TRANSPOSED, TRANSPOSED, NONE]),
-        (SwigluGrad { restored: false }, E5M2, [BOTH,       BOTH,       NONE,       NONE,       NONE]),
-        (SwigluGrad { restored: false }, E4M3, [NONE,       NONE,       BOTH,       BOTH,       NONE]),
-        (SwigluGrad { restored: true },  E5M2, [BOTH,       BOTH,       NONE,       NONE,       NONE]),
-        (SwigluGrad { restored: true },  E4M3, [NONE,       NONE,       BOTH,       BOTH,       NONE]),
+        //                              current     delayed     rows        tiles       blocks
+        (Input,                  E4M3, [ANY,        ANY,        ANY,        ANY,        ANY]),
+        (Input,                  E5M2, [ANY,        NONE,       NONE,       NONE,       NONE]),
+        (Input,                  E5M6, [NONE,       NONE,       NONE,       ROW_MAJOR,  NONE]),
+        (Norm,                   E4M3, [ANY,        BOTH,       BOTH,       BOTH,       NONE]),
+        (swiglu([false, false]), E4M3, [ANY,        BOTH,       BOTH,       BOTH,       NONE]),
+        (SAVING,                 E4M3, [ROW_MAJOR,  ROW_MAJOR,  ROW_MAJOR,  ROW_MAJOR,  NONE]),
+        (swiglu([true, false]),  E4M3, [TRANSPOSED, TRANSPOSED, TRANSPOSED, TRANSPOSED, NONE]),
+        (grad([false, false]),   E5M2, [BOTH,       BOTH,       NONE,       NONE,       NONE]),
+        (grad([false, false]),   E4M3, [NONE,       NONE,       BOTH,       BOTH,       NONE]),
+        (grad([true, false]),    E5M2, [BOTH,       BOTH,       NONE,       NONE,       NONE]),
+        (grad([true, false]),    E4M3, [NONE,       NONE,       BOTH,       BOTH,       NONE]),
+        // Of experts, which are not cast by rows.
+        (Permute,                E4M3, [BOTH,       BOTH,       NONE,       ANY,        NONE]),
+        (Permute,                E5M2, [BOTH,       BOTH,       NONE,       NONE,       NONE]),
+        (swiglu([false, true]),  E4M3, [BOTH,       BOTH,       NONE,       BOTH,       NONE]),
+        (WEIGHTED_SAVING,        E4M3, [NONE,       NONE,       NONE,       ROW_MAJOR,  NONE]),
+        (swiglu([true, true]),   E4M3, [NONE,       NONE,       NONE,       TRANSPOSED, NONE]),
+        (grad([false, true]),    E5M2, [BOTH,       BOTH,       NONE,       NONE,       NONE]),
+        (grad([true, true]),     E4M3, [NONE,       NONE,       NONE,       BOTH,       NONE]),
     ]
 };
 
@@ -163,8 +177,18 @@ impl CastSource {
     /// Rows of a thread's piece. Sources of which a thread holds much in registers have fewer.
     const fn height(self) -> usize {
         match self {
-            CastSource::SwigluGrad { .. } | CastSource::SwigluSaving => 4,
+            CastSource::SwigluGrad { .. } | CastSource::SwigluSaving { .. } => 4,
             _ => 8,
+        }
+    }
+
+    /// The source without weights of rows.
+    const fn unweighted(self) -> Self {
+        match self {
+            CastSource::Swiglu { restored, .. } => CastSource::Swiglu { restored, weighted: false },
+            CastSource::SwigluSaving { .. } => CastSource::SwigluSaving { weighted: false },
+            CastSource::SwigluGrad { restored, .. } => CastSource::SwigluGrad { restored, weighted: false },
+            CastSource::Input | CastSource::Norm | CastSource::Permute => self,
         }
     }
 
@@ -196,8 +220,8 @@ impl Quantize {
     /// The source of a phase: a copy of gate and up is saved once.
     pub(super) fn source_in(self, phase: Phase) -> CastSource {
         match (self.source, phase) {
-            (CastSource::SwigluSaving, Phase::Cast | Phase::MeasureUnset) => {
-                CastSource::Swiglu { restored: false }
+            (CastSource::SwigluSaving { weighted }, Phase::Cast | Phase::MeasureUnset) => {
+                CastSource::Swiglu { restored: false, weighted }
             }
             (source, _) => source,
         }
@@ -215,7 +239,8 @@ impl Quantize {
         };
         let [row_major, transposed] = cast.layouts.written().map(i64::from);
         vec![
-            ("SOURCE", number(SOURCES, source)),
+            ("SOURCE", number(SOURCES, source.unweighted())),
+            ("WEIGHTED", source.is_weighted().into()),
             ("HEIGHT", source.height() as i64),
             ("FORMAT", format_number(cast.format)),
             ("SCALING", number(SCALINGS, cast.scaling)),

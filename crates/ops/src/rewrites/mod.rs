@@ -10,8 +10,8 @@ mod norm_cast;
 mod rematerialise;
 mod restored_swiglu_cast;
 mod save_swiglu;
+mod source_cast;
 mod sum_norm_cast;
-mod swiglu_cast;
 
 use crate::quantize::{CastSource, Quantize};
 use std::ops::Range;
@@ -31,7 +31,7 @@ pub const ALL: &[Rewrite] = &[
     save_swiglu::REWRITE,
     sum_norm_cast::REWRITE,
     norm_cast::REWRITE,
-    swiglu_cast::REWRITE,
+    source_cast::REWRITE,
     restored_swiglu_cast::REWRITE,
     rematerialise::REWRITE,
     adamw_cast::REWRITE,

@@ -7,14 +7,18 @@ use xtrain_tensor::{DType, Scaling};
 
 pub(super) const REWRITE: Rewrite = Rewrite { name: "restored_swiglu_cast", link: Link::Output, apply };
 
-/// `Dequantize(q, inv_scale) -> gate_up`, `Quantize([dy, ]gate_up[, scale]) -> casts` => `Quantize([dy, ]q,
-/// inv_scale[, scale]) -> casts`.
+/// `Dequantize(q, inv_scale) -> gate_up`, `Quantize([dy, ]gate_up[, weights][, scale]) -> casts` =>
+/// `Quantize([dy, ]q, inv_scale[, weights][, scale]) -> casts`.
 fn apply(pair: &Pair<'_>) -> Option<Replacement> {
     let restore = pair.producer::<Dequantize>()?;
     let cast = *pair.consumer::<Quantize>()?;
     let (source, gate_up) = match cast.source {
-        CastSource::Swiglu { restored: false } => (CastSource::Swiglu { restored: true }, 0),
-        CastSource::SwigluGrad { restored: false } => (CastSource::SwigluGrad { restored: true }, 1),
+        CastSource::Swiglu { restored: false, weighted } => {
+            (CastSource::Swiglu { restored: true, weighted }, 0)
+        }
+        CastSource::SwigluGrad { restored: false, weighted } => {
+            (CastSource::SwigluGrad { restored: true, weighted }, 1)
+        }
         _ => return None,
     };
     let is_saved_copy = restore.scaling == Scaling::Tile && restore.out == DType::BF16;

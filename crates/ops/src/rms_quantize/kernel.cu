@@ -11,7 +11,7 @@
 // that run, and seldom for long.
 
 struct Arguments {
-    // Its x is the sum and its rstd 1/rms, of f32; this kernel writes both.
+    // Its x is the sum and its of_rows 1/rms, of f32; this kernel writes both.
     QuantizeArguments cast;
     const void* x;
     const void* delta;
@@ -62,7 +62,7 @@ template <class T> __device__ __forceinline__ void sum_rows(const Arguments& arg
     if (lane == 0) space[threadIdx.x / 32] = squares;
     __syncthreads();
     squares = warp_sum(has_row && lane < warps ? space[group * warps + lane] : 0.0f);
-    if (has_row && thread == 0) ((float*)args.cast.rstd.data)[row] = rstd_of(squares, args.cast.cols, args.eps);
+    if (has_row && thread == 0) ((float*)args.cast.of_rows.data)[row] = rstd_of(squares, args.cast.cols, args.eps);
 }
 
 // Casts an area of the norm. source.cuh would load the sum as memory that nothing writes during the launch,
@@ -76,7 +76,7 @@ template <class T> __device__ __forceinline__ void cast_norm(const QuantizeArgum
 #pragma unroll
         for (int v = 0; v < WIDTH / LANES<T>; v++) piece[k].raw[v] = ((const uint4*)(from + (u64)k * args.cols))[v];
     float rstd[HEIGHT], w[WIDTH];
-    load<HEIGHT>((const float*)args.rstd.data + row, rstd);
+    load<HEIGHT>((const float*)args.of_rows.data + row, rstd);
     load<WIDTH>(args.w, column, w);
 #pragma unroll
     for (int k = 0; k < HEIGHT; k++) {

@@ -33,10 +33,15 @@ kernel_struct! {
     }
 }
 
+/// Neighbours of a thread whose block has a whole row.
+const NEIGHBOURS: usize = 8;
+
 /// The kernel for y or dy of this type, and its grid: a block for each piece of a row, or for each row.
 fn kernel(gpu: &Gpu, name: &str, y: TensorType, by_row: bool) -> Result<(Function, Launch), CudaError> {
     let (rows, width) = y.shape.rows_cols();
-    let (path, n) = if width % lanes(y) == 0 { ("vector", lanes(y)) } else { ("any", 1) };
+    let vector = if by_row { NEIGHBOURS } else { lanes(y) };
+    let (path, n) = if width.is_multiple_of(vector) { ("vector", vector) } else { ("any", 1) };
+    let n = if by_row { NEIGHBOURS } else { n };
     let threads = warps_of(width.div_ceil(n), ELEMENTWISE_THREADS as usize);
     let function = gpu.function(&SOURCE, &[], &format!("{name}_{path}_{}", suffix(y)))?;
     let pieces = if by_row { 1 } else { width.div_ceil(n * threads as usize) };

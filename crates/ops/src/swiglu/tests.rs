@@ -2,11 +2,9 @@
 
 use super::{Swiglu, SwigluGrad};
 use crate::check::seed as fresh_seed;
-use crate::quantize::{Layouts, Quantize};
-use crate::rewrites;
 use crate::run_op::{normal, run};
-use xtrain_program::{Op, Program, Tracer, fuse};
-use xtrain_tensor::{DType, HostTensor, Scaling, TensorType};
+use xtrain_program::Op;
+use xtrain_tensor::{DType, HostTensor, TensorType};
 
 fn silu(g: f64) -> f64 {
     g / (1.0 + (-g).exp())
@@ -89,25 +87,4 @@ fn weights_multiply_rows() {
     let weighted_dy: Vec<f64> = dy.to_f64().iter().enumerate().map(|(n, dy)| weight(n) * dy).collect();
     let weighted_dy = HostTensor::from_f64(dy.ty(), &weighted_dy);
     assert_eq!(grads[0].bytes(), run(&SwigluGrad::PLAIN, &[&weighted_dy, &gate_up])[0].bytes());
-}
-
-#[test]
-fn weighted_rows_are_not_fused_with_casts() {
-    let mut t = Tracer::default();
-    let types = [TensorType::new(DType::BF16, [8, 64]), TensorType::new(DType::F32, [8])];
-    let [gate_up, weights] = [t.input("gate_up", types[0]), t.input("weights", types[1])];
-    let y = t.emit(Swiglu { weighted: true }, &[gate_up, weights]).expect("operands that fit")[0];
-    let grad = SwigluGrad { rematerialise: false, weighted: true };
-    let grads = t.emit(grad, &[y, gate_up, weights]).expect("operands that fit");
-    let cast = Quantize::new(DType::E4M3, Scaling::Tile, true, Layouts::Both);
-    for value in [gate_up, y, grads[0]] {
-        for output in t.emit(cast, &[value]).expect("a matrix") {
-            t.output(&format!("out{}", output.0), output);
-        }
-    }
-    let program = t.finish();
-    let names =
-        |program: &Program| -> Vec<_> { program.instances.iter().map(|i| i.code.op().name()).collect() };
-    let before = names(&program);
-    assert_eq!(names(&fuse::apply(program, rewrites::ALL).expect("a program")), before);
 }

@@ -2,13 +2,12 @@
 
 use super::SwigluSaving;
 use crate::quantize::{saving, saving_workspace};
-use crate::swiglu::Swiglu;
 use xtrain_cuda::{CudaError, CudaKernel, Gpu, Operands, Work};
 use xtrain_tensor::TensorType;
 
 impl CudaKernel for SwigluSaving {
-    fn workspace(&self, inputs: &[TensorType]) -> Vec<TensorType> {
-        saving_workspace(inputs)
+    fn workspace(&self, _: &[TensorType]) -> Vec<TensorType> {
+        saving_workspace()
     }
 
     fn prepare(&self, gpu: &Gpu, operands: &Operands<'_>) -> Result<Work, CudaError> {
@@ -17,7 +16,7 @@ impl CudaKernel for SwigluSaving {
         let save = saving(gpu, inputs[0], copy, workspace)?;
         Ok(Work::sequence(vec![
             save,
-            Swiglu::PLAIN.prepare(gpu, &Operands { inputs, outputs: y, workspace: &[] })?,
+            self.swiglu().prepare(gpu, &Operands { inputs, outputs: y, workspace: &[] })?,
         ]))
     }
 }

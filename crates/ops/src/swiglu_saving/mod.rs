@@ -1,4 +1,4 @@
-//! SwiGLU that also saves its input in FP8 for the backward. The rewrite `swiglu_cast` fuses it with a cast
+//! SwiGLU that also saves its input in FP8 for the backward. The rewrite `source_cast` fuses it with a cast
 //! of its output.
 
 mod cpu;
@@ -10,13 +10,22 @@ use crate::on_gpu::OnGpu;
 use crate::quantize::{Quantize, saved_types};
 use crate::swiglu::Swiglu;
 use xtrain_cuda::KernelSource;
-use xtrain_program::{Op, OpError};
+use xtrain_program::{Op, OpError, Operand};
 use xtrain_tensor::TensorType;
 
-/// `gate_up_t2f -> y_tf, q_t2f, inv_scale`: [`Swiglu`], and a copy of gate and up in E4M3 by tiles with
-/// power-of-two scales.
+/// `gate_up_t2f[, weights_t] -> y_tf, q_t2f, inv_scale`: [`Swiglu`], and a copy of gate and up in E4M3 by
+/// tiles with power-of-two scales.
 #[derive(Clone, Copy, Debug)]
-pub struct SwigluSaving;
+pub struct SwigluSaving {
+    /// True if each row has a weight.
+    pub weighted: bool,
+}
+
+impl SwigluSaving {
+    fn swiglu(self) -> Swiglu {
+        Swiglu { weighted: self.weighted }
+    }
+}
 
 impl Op for SwigluSaving {
     fn name(&self) -> &'static str {
@@ -24,9 +33,13 @@ impl Op for SwigluSaving {
     }
 
     fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>, OpError> {
-        let mut outputs = Swiglu::PLAIN.infer(inputs)?;
+        let mut outputs = self.swiglu().infer(inputs)?;
         outputs.extend(saved_types(inputs[0]));
         Ok(outputs)
+    }
+
+    fn operand(&self, input: usize) -> Operand {
+        self.swiglu().operand(input)
     }
 }
 

@@ -3,17 +3,22 @@
 use super::SwigluSaving;
 use crate::samples::{Sample, SampleInput, Sampled};
 
+fn sample(weighted: bool, [t, f]: [usize; 2]) -> Sample {
+    let weights = weighted.then(|| SampleInput::activation([t]));
+    let inputs: Vec<_> = [SampleInput::activation([t, 2 * f])].into_iter().chain(weights).collect();
+    Sample::plain(SwigluSaving { weighted }, inputs)
+}
+
 impl Sampled for SwigluSaving {
     fn samples() -> Vec<Sample> {
-        [[13, 14], [5, 266]].map(|shape| Sample::plain(SwigluSaving, [SampleInput::activation(shape)])).into()
+        vec![sample(false, [13, 7]), sample(true, [5, 133])]
     }
 
     fn large() -> Sample {
-        Sample::plain(SwigluSaving, [SampleInput::activation([300, 512])])
+        sample(false, [300, 256])
     }
 
     fn gpu_samples() -> Vec<Sample> {
-        let sample = |[t, f]: [usize; 2]| Sample::plain(SwigluSaving, [SampleInput::activation([t, 2 * f])]);
-        [[70, 1024], [37, 301]].map(sample).into()
+        vec![sample(false, [70, 1024]), sample(true, [37, 301])]
     }
 }

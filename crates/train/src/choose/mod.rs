@@ -1,6 +1,6 @@
 //! Chooses the settings that a run file leaves open: recomputation and its number of blocks, the loss chunk,
 //! and, if it is `"auto"`, the micro-batch size. The fastest combination that fits wins, by planned bytes and
-//! estimated time.
+//! estimated time, unless recomputed norms save much memory for next to no time.
 //!
 //! The choice depends only on the run file and the device model, not on the memory that happens to be free
 //! and not on a clock, so `xtrain plan` and the run agree on every machine. Recomputation changes no bit. The
@@ -41,7 +41,7 @@ pub struct Choice {
     pub fits: bool,
     /// The fastest alternative that fits.
     pub next: Option<Estimate>,
-    /// The step without recomputation, if it does not fit.
+    /// The step without recomputation, if it does not fit or is faster.
     pub everything: Option<Estimate>,
     blocks: usize,
     /// The settings that were chosen.
@@ -57,10 +57,11 @@ pub fn decide(planned: Planned, device: &Device) -> Result<(Planned, Option<Choi
     let (blocks, batch_size) = (planned.spec.model.layers.len(), config.train.batch_size);
     let usual_micro_batch = batch_size / planned.spec.parallel.world_size;
     let mut search = Search::new(&planned.spec, batch_size, device, open);
-    let choice = match search.fastest()? {
+    let choice = match search.best()? {
         Some(chosen) => {
             let next = search.next_best(&chosen)?;
-            let everything = search.everything().filter(|of| !search.fits(of));
+            let is_faster = |of: &Estimate| !search.fits(of) || of.seconds < chosen.seconds;
+            let everything = search.everything().filter(is_faster);
             let device = device.clone();
             Choice { device, chosen, fits: true, next, everything, blocks, open, usual_micro_batch }
         }

@@ -1,7 +1,8 @@
 //! The search for the fastest settings that fit.
 //!
 //! Memory falls and time rises linearly with the number of blocks that recompute, so the smallest number that
-//! fits is the fastest for its policy, and two or three plans find it.
+//! fits is the fastest for its policy, and two or three plans find it. Norms of all blocks are recomputed
+//! even where everything fits, if that saves much memory for next to no time.
 
 use crate::engine::Target;
 use crate::error::LearnError;
@@ -46,8 +47,15 @@ pub(super) struct Open {
     pub(super) micro_batch_size: bool,
 }
 
-/// Minimum share of the time that another loss chunk must save, because it changes rounding.
-pub(super) const GAIN: f64 = 0.005;
+/// Minimum share of the time that another loss chunk must save, because it changes rounding. Gains of half of
+/// this by the estimate were not measured (docs/decisions/chosen-settings.md).
+pub(super) const GAIN: f64 = 0.01;
+
+/// Recomputing norms is worth it, though everything fits, if the step becomes slower by at most this share.
+const SLOWER: f64 = 0.0075;
+
+/// ... and the step needs less memory by at least this share.
+const SAVED: f64 = 0.05;
 
 /// Smallest and largest loss chunk to try. Smaller GEMMs are slow; larger ones gain nothing.
 const CHUNKS: (usize, usize) = (256, 1 << 16);
@@ -100,8 +108,9 @@ impl<'a> Search<'a> {
         }
     }
 
-    /// The fastest settings that fit. A CPU recomputes nothing and uses the usual chunk if that fits.
-    pub(super) fn fastest(&mut self) -> Result<Option<Estimate>, LearnError> {
+    /// The settings to train with; `None` if nothing fits. A CPU recomputes nothing and uses the usual chunk
+    /// if that fits. A GPU takes the fastest settings, with norms recomputed if that is worth it.
+    pub(super) fn best(&mut self) -> Result<Option<Estimate>, LearnError> {
         if self.target == Target::Cpu {
             let sequences = self.micro_batches()[0];
             let usual = self.of_chunk(sequences, self.chunks(sequences)[0])?;
@@ -120,7 +129,20 @@ impl<'a> Search<'a> {
             }
             best = faster(best, self.of_micro_batch(sequences)?);
         }
-        Ok(best)
+        best.map(|best| self.with_norms(best)).transpose()
+    }
+
+    /// These settings, with norms recomputed if that is worth it.
+    fn with_norms(&mut self, fastest: Estimate) -> Result<Estimate, LearnError> {
+        if !self.open.recompute || fastest.settings.recompute != Recompute::None {
+            return Ok(fastest);
+        }
+        let blocks = self.spec.model.layers.len();
+        let of = self.estimate(Settings { recompute: Recompute::Norms, blocks, ..fastest.settings })?;
+        let is_worth_it = of.seconds <= fastest.seconds * (1.0 + SLOWER)
+            && of.bytes as f64 <= fastest.bytes as f64 * (1.0 - SAVED)
+            && self.fits(&of);
+        Ok(if is_worth_it { of } else { fastest })
     }
 
     /// The fastest settings that fit, for micro-batches of `sequences`.

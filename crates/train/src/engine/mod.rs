@@ -11,7 +11,7 @@ use xtrain_config::{Config, Device};
 use xtrain_cuda::{Arch, CudaError, Gemm, Gpu, Installed, Library};
 use xtrain_distributed::{Alone, Communicator, OneOf};
 use xtrain_model::Recipe;
-use xtrain_ops::{attention, registry};
+use xtrain_ops::{attention, grouped_linear, registry};
 use xtrain_runtime::{Checks, CpuEngine, CudaEngine, Engine, EngineError, NcclGroups};
 
 /// A processor that programs can run on.
@@ -308,6 +308,7 @@ fn vector_unit() -> String {
 /// A warning for each of the `preferred` algorithms that does not exist.
 fn unknown_algorithms(preferred: &[String]) -> Vec<String> {
     let mut known = attention::algorithms();
+    known.extend(grouped_linear::algorithms());
     known.extend(Gemm::ALGORITHM_NAMES.map(str::to_owned));
     let unknown = preferred.iter().filter(|name| !known.contains(name));
     let said = |name| {

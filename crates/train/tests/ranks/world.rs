@@ -164,6 +164,7 @@ impl World {
             balance: 0.01,
             z_loss: 0.001,
             bias_rate: biased.then_some(0.01),
+            fixed: None,
         });
         crate::common::adamw(&mut spec).moments = if self.tied { DType::BF16 } else { DType::F32 };
         spec

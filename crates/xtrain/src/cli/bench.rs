@@ -5,7 +5,7 @@ use super::values::{bandwidth, bounded, device, named, tokens};
 use clap::{Args, Subcommand};
 use std::path::PathBuf;
 use xtrain_config::{Device, Size, Transport, parse_count};
-use xtrain_lab::bench::LinearShape;
+use xtrain_lab::bench::{LinearShape, Routing};
 use xtrain_model::Recipe;
 use xtrain_train::estimate::RANKS_PER_NODE;
 
@@ -125,6 +125,7 @@ pub(crate) struct BenchAttentionArgs {
 #[command(after_help = "Examples:
   xtrain bench step run.toml
   xtrain bench step run.toml --set train.recompute=norms --repeats 5 --json
+  xtrain bench step run.toml --routing zipf
   xtrain bench step run.toml --rank-of 8 --set parallel.shard=weights")]
 pub(crate) struct BenchStepArgs {
     #[command(flatten)]
@@ -138,6 +139,11 @@ pub(crate) struct BenchStepArgs {
     /// Steps per measurement
     #[arg(long, default_value_t = 10, value_parser = bounded(1..=1_000_000))]
     pub(crate) steps: usize,
+    /// Send tokens to experts by a fixed routing in place of the routers' choices: as many to each, or by
+    /// Zipf's law (shares of 1, 1/2, 1/3, .., at most all tokens). Routers run, but nothing reads their
+    /// choices
+    #[arg(long, value_parser = named(&Routing::ALL, Routing::name))]
+    pub(crate) routing: Option<Routing>,
     /// Measure rank 0 of this many on one device, with its part of the state. Copies within the device
     /// replace collectives
     #[arg(long, value_name = "N", value_parser = bounded(2..=1024))]

@@ -46,6 +46,10 @@ pub(super) fn forms() -> Vec<Form> {
         forms.push(Form::by(opcode.leak(), move |opcode| {
             (0..4).try_for_each(|bits| stores_a_box(opcode, dimensions, bits))
         }));
+        let opcode = format!("cp.reduce.async.bulk.tensor.{dimensions}d.global.shared::cta.add.bulk_group");
+        forms.push(Form::by(opcode.leak(), move |opcode| {
+            (0..4).try_for_each(|bits| adds_a_box(opcode, dimensions, bits))
+        }));
     }
     for opcode in [
         "cp.async.bulk.global.shared::cta.bulk_group",
@@ -62,6 +66,7 @@ pub(super) fn forms() -> Vec<Form> {
         "mbarrier.try_wait.shared::cta.b64",
         "mbarrier.test_wait.shared::cta.b64",
         "mbarrier.test_wait.parity.shared::cta.b64",
+        "mbarrier.arrive.shared::cta.b64",
         "mbarrier.expect_tx.relaxed.cta.shared::cta.b64",
         "mbarrier.inval.shared::cta.b64",
     ] {
@@ -217,8 +222,8 @@ impl Case {
         }
     }
 
-    /// For each byte of the box, its place in shared memory and its index in the tensor, if it is inside. Stores
-    /// write rows up to a multiple of 16 bytes.
+    /// For each byte of the box, its place in shared memory and its index in the tensor, if it is inside.
+    /// Stores write rows up to a multiple of 16 bytes.
     fn places(&self, is_load: bool) -> Vec<(usize, Option<usize>)> {
         let TensorMap { element_bytes, swizzle_bits, extents, strides, boxed, .. } = &self.map;
         let row_bytes = boxed[0] * element_bytes;
@@ -310,6 +315,40 @@ fn stores_a_box(opcode: &str, dimensions: usize, swizzle_bits: u32) -> Result<()
             }
         }
         if device.load(case.map.address, expected.len())? != expected {
+            return Err(format!("{:?} at {:?} differs", case.map, case.at));
+        }
+    }
+    Ok(())
+}
+
+/// Fills shared memory with the number n mod 251 at place n, and adds it to a tensor of numbers.
+fn adds_a_box(opcode: &str, dimensions: usize, swizzle_bits: u32) -> Result<(), String> {
+    let cases = (0..).map(|seed| Case::new(dimensions, swizzle_bits, false, seed));
+    for mut case in cases.filter(|case| case.map.element_bytes == 4).take(4) {
+        let bytes = case.map.box_bytes() as usize;
+        let number = |n: usize| (n % 251) as f32;
+        let mut expected: Vec<f32> = (0..case.content.len() / 4).map(|n| 0.5 + number(7 * n)).collect();
+        let as_bytes = |numbers: &[f32]| numbers.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<u8>>();
+        let (set, of_box) = case.operand();
+        let body = format!(
+            "setp.ne.s32 %q, %t, 0;\n@%q bra END;\nmov.u32 %s, area;\nmov.u32 %v, 0;\nFILL:\nrem.u32 %x, %v, 251;\n\
+             cvt.rn.f32.u32 %f, %x;\nst.shared.f32 [%s], %f;\nadd.s32 %s, %s, 4;\nadd.s32 %v, %v, 1;\nsetp.lt.u32 %p, %v, {};\n@%p bra FILL;\n\
+             fence.proxy.async.shared::cta;\n{set}mov.u32 %s, area;\n{opcode} {of_box}, [%s];\n\
+             cp.async.bulk.commit_group;\ncp.async.bulk.wait_group 0;\nEND:\n",
+            bytes / 4
+        );
+        let text = kernel(MAP, 1, &format!(".shared .align 1024 .b8 area[{bytes}];\n.reg .f32 %f;"), &body);
+        let mut device = Device::new();
+        case.map.address = device.store(&as_bytes(&expected));
+        let mut parameters = device.tensor_map(&case.map);
+        parameters.extend(arguments(&[case.map.address]));
+        device.run(&text, Grid::row(1, 32), &parameters)?;
+        for (place, index) in case.places(false).into_iter().step_by(4) {
+            if let Some(index) = index {
+                expected[index / 4] += number(place / 4);
+            }
+        }
+        if device.load(case.map.address, 4 * expected.len())? != as_bytes(&expected) {
             return Err(format!("{:?} at {:?} differs", case.map, case.at));
         }
     }

@@ -125,7 +125,8 @@ impl Shape {
         layouts[0].transposed &= !from_registers;
         let signs: [i32; 2] = [0, 1].map(|_| if random.below(3) == 0 { -1 } else { 1 });
         let adds = random.below(2) == 1;
-        // Whole numbers, of which all sums are exact, numbers of all magnitudes, and small and subnormal ones.
+        // Whole numbers, of which all sums are exact, numbers of all magnitudes, and small and subnormal
+        // ones.
         let mut number = |ty: &str| -> (u16, f64) {
             let whole = random.below(17) as f32 - 8.0;
             let format = format_of(ty);

@@ -89,8 +89,8 @@ impl TensorMap {
         self.element_bytes * self.boxed.iter().product::<u64>()
     }
 
-    /// The pieces that a copy of a box to the tensor writes. As by a GPU, rows are written up to a multiple of
-    /// 16 bytes, and negative coordinates are an error.
+    /// The pieces that a copy of a box to the tensor writes. As on a GPU, rows are written up to a multiple
+    /// of 16 bytes, and negative coordinates are an error.
     pub(crate) fn stored_pieces(&self, coordinates: &[i32], shared: u64) -> Result<Vec<Piece>, String> {
         if let Some(at) = coordinates.iter().find(|at| **at < 0) {
             return Err(format!("copies a box to the coordinate {at} of a tensor"));

@@ -35,8 +35,8 @@ fn planned(config: &str, sets: &[String]) -> Planned {
 /// A measured step: its device, its configuration, its settings, and seconds.
 struct Measured {
     device: Device,
-    /// The file of the result: its steps were measured one after the other.
-    file: PathBuf,
+    /// The file of the result, and the commit: such steps were measured one after the other.
+    call: (PathBuf, String),
     config: String,
     sets: Vec<String>,
     seconds: f64,
@@ -69,7 +69,8 @@ fn measured() -> Vec<Measured> {
             let (config, sets) = (words[3].to_owned(), sets.collect::<Vec<_>>());
             let tokens = planned(&config, &sets).resolved.config.step_tokens();
             let value = row["value"].as_f64().expect("a number");
-            all.push(Measured { device, file: path.clone(), config, sets, seconds: tokens as f64 / value });
+            let call = (path.clone(), row["commit"].as_str().unwrap_or_default().to_owned());
+            all.push(Measured { device, call, config, sets, seconds: tokens as f64 / value });
         }
     }
     all
@@ -103,13 +104,13 @@ fn every_measured_step_is_estimated_within_the_bar() {
 #[test]
 fn estimates_are_in_the_order_of_the_measured_settings() {
     let chosen = ["train.recompute", "train.loss_chunk", "train.micro_batch_size"];
-    let mut groups: BTreeMap<(PathBuf, String, Vec<String>), Vec<(f64, f64)>> = BTreeMap::new();
-    for Measured { device, file, config, sets, seconds: measured } in measured() {
+    let mut groups: BTreeMap<_, Vec<(f64, f64)>> = BTreeMap::new();
+    for Measured { device, call, config, sets, seconds: measured } in measured() {
         let is_chosen = |set: &&String| chosen.iter().any(|key| set.starts_with(key));
         let mut others: Vec<String> = sets.iter().filter(|set| !is_chosen(set)).cloned().collect();
         others.sort();
         let estimate = seconds(&planned(&config, &sets), &device);
-        groups.entry((file, config, others)).or_default().push((measured, estimate));
+        groups.entry((call, config, others)).or_default().push((measured, estimate));
     }
     let mut pairs = 0;
     for (group, steps) in groups {
@@ -179,7 +180,7 @@ fn the_chosen_settings_are_within_a_percent_of_the_best_that_fit() {
             // The usual chunk is left where it must be, or for a gain.
             let usual = fits().filter(|of| of.2 == 4096).map(|of| of.1).fold(f64::INFINITY, f64::min);
             if chosen.spec.loss.chunk_tokens != 4096 {
-                assert!(seconds < usual * 0.995, "{seconds} and {usual} in {room}: {choice}");
+                assert!(seconds < usual * 0.99, "{seconds} and {usual} in {room}: {choice}");
             }
         }
         let (_, choice) = choose::decide(open(), &h200().with_memory(least - 1)).expect("a choice");

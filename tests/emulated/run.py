@@ -40,7 +40,7 @@ MAIN, OTHERS = "sm_90a", ["sm_80", "sm_89"]
 # The keys of the following tables are patterns of test names; the first match counts.
 # Tests that the emulator does not run, with the reasons.
 SKIPPED = {
-    "cuda/card cudnn_finds_the_known_results": "there is no cuDNN",
+    "cuda/card cudnn": "there is no cuDNN",
     "ops/card .*_in_any_order": "there is no cuDNN, and other kernels do the same as for the deterministic op",
 }
 # Architectures of tests that need FP8 GEMMs or block scales, and of tests that set the architecture themselves.
@@ -57,6 +57,8 @@ NEEDS = {
 DEVICES = {"ops/executor .*by_(nccl|copies)": 4, "train/lockstep .*by_(nccl|copies)": 4}
 # The share of tests in a sample: on the main architecture, and on each other one.
 SHARES = {
+    # Stages that are used again, and blocks with several tiles.
+    "cuda/card block_scaled_gemms_.*_(272x400x656|2320x4368x16)_e4m3_e4m3": 1.0,
     "cuda/card gemms_equal_": 0.25,
     "cuda/card block_scaled_gemms_.*_(272|48|2320)x": 0.3,
     "train/card (reference_segments_change_no_bit|what_a_run_left_in_bf16)": 0.4,
@@ -67,8 +69,9 @@ SHARES = {
     "": 1.0,
 }
 OTHERS_SHARE = 0.03
-# Seconds of the longest test that `run.sh races` may run, without the search for races.
+# Seconds of the longest test that `run.sh races` may run, without the search for races, and tests that it always runs if they have run.
 RACES_SECONDS = 8
+RACES_ALSO = "cuda/card block_scaled_gemms_.*_272x400x656_e4m3_e4m3|ops/grouped algorithms_of_(fprop_in_bf16|wgrad_in_fp8)"
 # Tests that always run on other architectures, too: FP8 casts and GEMMs, which these refuse or compute otherwise, and attention in f32, for
 # which a smaller shared memory selects other kernel variants.
 ALSO = {
@@ -179,8 +182,10 @@ def for_races(tests, logs):
             launches[test] = launched
         else:
             left_out |= launched
-    left, chosen = set().union(*launches.values()), []
+    left = set().union(*launches.values())
     left_out -= left
+    chosen = [test for test in launches if launches[test] and re.match(RACES_ALSO, f"{test.suite} {test.test}")]
+    left -= set().union(*(launches[test] for test in chosen))
     while left:
         best = max(launches, key=lambda test: (len(launches[test] & left) / (seconds(test, past) + 0.1), str(test)))
         chosen.append(best)
@@ -211,7 +216,7 @@ def run(test, seed, out, settings=(), cache=None):
         written.seek(0)
         text = written.read().decode(errors="replace")
     if code == -signal.SIGKILL:
-        text += f"\nkilled, as after {TIMEOUT} s"
+        text += f"\nkilled, probably by the limit of {TIMEOUT} s"
     counts = re.search(r"(\d+) passed; (\d+) failed; (\d+) ignored", text)
     has_run = counts is not None and counts.group(1) == "1"
     # A report fails the test even if no call returns its error, as in a destructor.

@@ -40,7 +40,7 @@ pub(crate) struct Settings {
     pub(crate) swap: Option<(usize, usize)>,
     /// `patch=FILE`: a fault to put into a kernel's source, to check that tests fail.
     pub(crate) patch: Option<Patch>,
-    /// `trace=gemm/block_scaled.cu:217`: a source line whose instructions are printed.
+    /// `trace=gemm.cu:87`: a source line whose instructions are printed.
     pub(crate) trace: Option<Trace>,
     /// `races=1`: data races by PTX's memory model are reported.
     pub(crate) races: bool,

@@ -8,7 +8,7 @@ use super::memory::{Address, located};
 use super::{Decoded, Decoder, lanes, unknown};
 use crate::fault::{Fault, FaultKind, Outcome};
 use crate::kernel::cluster::{BulkCopy, Completion, Piece, Reduction, SharedPlace};
-use crate::kernel::context::{Context, Source, groups};
+use crate::kernel::context::{BulkStore, Context, Source, groups};
 use crate::memory::Bytes;
 use crate::ptx::{Instruction, Operand, Space};
 use crate::registers::lanes_of;
@@ -21,10 +21,17 @@ const BULK: u64 = 16;
 const TENSOR: u64 = 128;
 
 pub(super) fn decode(d: &Decoder<'_>, instruction: &Instruction, parts: &[&str]) -> Decoded {
+    // Hints: the cache policy, which is the last operand, and the default mode of tensor copies.
+    let (mut parts, mut operands) = (parts.to_vec(), &instruction.operands[..]);
+    parts.retain(|part| *part != "tile");
+    if let (Some(n), [others @ .., _]) = (parts.iter().position(|part| *part == "L2::cache_hint"), operands) {
+        parts.remove(n);
+        operands = others;
+    }
     let source = |operand: &Operand| Address::of(d, operand);
     let barrier = |operand| Ok::<_, String>(Barrier { space: Space::Cluster, address: source(operand)? });
     let location = instruction.location;
-    match (parts, &instruction.operands[..]) {
+    match (&parts[..], operands) {
         (
             ["async", "bulk", "shared::cluster", "global", COMPLETES, cast @ ..],
             [to, from, bytes, at, mask @ ..],
@@ -79,13 +86,20 @@ pub(super) fn decode(d: &Decoder<'_>, instruction: &Instruction, parts: &[&str])
             let (left, reads) = (*left as usize, !read.is_empty());
             lanes(Box::new(move |cx| {
                 for lane in lanes_of(cx.active) {
-                    let committed = &groups(&mut cx.asynchronous.bulk, lane).committed;
+                    let committed = &mut groups(&mut cx.asynchronous.bulk, lane).committed;
                     let over = committed.len().saturating_sub(left);
-                    for number in committed.iter().take(over).flatten().copied().collect::<Vec<u64>>() {
-                        finish(cx, lane, number, reads)?;
-                    }
+                    let ended = committed.iter_mut().take(over).flatten();
+                    let numbers: Vec<u64> = ended
+                        .map(|store| {
+                            store.is_read = true;
+                            store.number
+                        })
+                        .collect();
                     if !reads {
-                        groups(&mut cx.asynchronous.bulk, lane).committed.drain(..over);
+                        committed.drain(..over);
+                    }
+                    for number in numbers {
+                        finish(cx, lane, number, reads)?;
                     }
                 }
                 cx.observe(|races, lanes| races.wait_for_copies(lanes, left, reads));
@@ -281,7 +295,8 @@ fn issue_store(
 ) -> Outcome {
     check_global(cx, lane, &pieces, "copies to")?;
     let number = issue(cx, lane, cx.position.rank, (pieces, None), Completion::Group(reduction), location)?;
-    groups(&mut cx.asynchronous.bulk, lane).open.push(number);
+    let store = BulkStore { number, is_read: false, location };
+    groups(&mut cx.asynchronous.bulk, lane).open.push(store);
     Ok(())
 }
 
@@ -301,11 +316,15 @@ fn finish(cx: &mut Context<'_>, lane: usize, number: u64, reads: bool) -> Outcom
 }
 
 /// Adds numbers to those in memory.
-fn add_f32(to: Bytes<'_>, from: Bytes<'_>) {
+fn add_f32(to: Bytes<'_>, from: Bytes<'_>) -> Result<(), String> {
     for at in (0..to.len()).step_by(4) {
+        if to.marks::<4>(at) != [1; 4] {
+            return Err("a copy adds to memory that nothing has written".into());
+        }
         let [x, y] = [to, from].map(|bytes| f32::from_le_bytes(bytes.read(at)));
         to.write(at, (x + y).to_le_bytes());
     }
+    Ok(())
 }
 
 /// A box of a tensor.
@@ -330,8 +349,14 @@ impl Tensor {
         let bytes = cx.reach_aligned(lane, Space::Generic, address, [128, 64], "reads a tensor map in")?;
         let words = std::array::from_fn(|n| u64::from_le_bytes(bytes.read(8 * n)));
         let map = TensorMap::decode(&words).filter(|map| map.extents.len() == self.coordinates.len());
+        let (space, _) = located(Space::Generic, address);
+        if !matches!(space, Space::Global | Space::Param) {
+            let problem = format!(
+                "uses a tensor map in {space:?} memory; it must be in global memory or a `__grid_constant__` parameter"
+            );
+            return Err(Fault::new(lane as u32, FaultKind::Address, problem));
+        }
         let Some(map) = map else {
-            let (space, _) = located(Space::Generic, address);
             let problem = format!(
                 "uses {address:#x} in {space:?} memory as a map of a tensor with {} dimensions, which it is not",
                 self.coordinates.len()

@@ -1,33 +1,41 @@
-//! Clusters of blocks, elected threads, registers that warps exchange, and launches that begin early (PTX
-//! ISA, sections 9.7.9.23, 9.7.13.4, 9.7.13.13, 9.7.13.14 and 9.7.20.5).
+//! Clusters of blocks, registers that warps exchange, and launches that begin early (PTX ISA, sections
+//! 9.7.9.23, 9.7.13.4, 9.7.13.13 and 9.7.20.5).
 
+use super::memory::{located, window};
 use super::{Decoded, Decoder, lanes, unknown};
 use crate::fault::FaultKind;
 use crate::kernel::Action;
 use crate::kernel::cluster::{Awaited, Event, SharedPlace};
 use crate::kernel::context::Context;
-use crate::ptx::{Instruction, Operand};
+use crate::ptx::{Instruction, Operand, Space};
 use crate::races::Races;
-use crate::registers::LANES;
+use crate::registers::{LANES, lanes_of};
 
 pub(super) fn decode(d: &Decoder<'_>, instruction: &Instruction, parts: &[&str]) -> Decoded {
     match (instruction.parts()[0], parts, &instruction.operands[..]) {
-        ("mapa", &["shared::cluster", "u32"], [target, address, rank]) => {
-            let target = d.target::<u32>(target)?;
-            let (address, rank) = d.pair::<u32, u32>(address, rank)?;
+        ("mapa", &[ref space @ .., "u32" | "u64"], [target, address, rank])
+            if matches!(space, [] | ["shared::cluster"]) =>
+        {
+            let space = if space.is_empty() { Space::Generic } else { Space::Cluster };
+            let (target, address, rank) = (d.any_target(target)?, d.any(address)?, d.source::<u32>(rank)?);
             lanes(Box::new(move |cx| {
-                let (addresses, ranks) = (cx.value(address)?, cx.value(rank)?);
+                let (addresses, ranks) = (address.value(cx)?, cx.value(rank)?);
                 let blocks = cx.cluster.blocks.len() as u32;
                 let mut result = [0; LANES];
-                for lane in crate::registers::lanes_of(cx.active) {
+                for lane in lanes_of(cx.active) {
                     if ranks[lane] >= blocks {
                         let problem = format!("maps to block {} of a cluster of {blocks}", ranks[lane]);
                         return cx.fault(FaultKind::Address, problem);
                     }
-                    let SharedPlace { offset, .. } = SharedPlace::of(addresses[lane].into(), 0);
-                    result[lane] = SharedPlace { rank: ranks[lane], offset }.address() as u32;
+                    let (found, address) = located(space, addresses[lane]);
+                    if found != Space::Cluster {
+                        return cx.fault(FaultKind::Address, "maps an address outside of shared memory");
+                    }
+                    let SharedPlace { offset, .. } = SharedPlace::of(address, 0);
+                    let begin = if space == Space::Generic { window(Space::Shared) } else { 0 };
+                    result[lane] = begin + SharedPlace { rank: ranks[lane], offset }.address();
                 }
-                cx.write::<u32>(target, &result, 0);
+                target.write(cx, &result, 0);
                 Ok(())
             }))
         }
@@ -62,24 +70,6 @@ pub(super) fn decode(d: &Decoder<'_>, instruction: &Instruction, parts: &[&str])
             };
             Ok(Action::Wait(Box::new(poll), None))
         }
-        ("elect", &["sync"], [Operand::Pair(leader, is_leader), members]) => {
-            let leader = match &**leader {
-                Operand::Sink => None,
-                leader => Some(d.target::<u32>(leader)?),
-            };
-            let is_leader = d.predicate_target(is_leader)?;
-            Ok(Action::Together(
-                d.source(members)?,
-                Box::new(move |cx| {
-                    let first = cx.active.trailing_zeros();
-                    cx.write_predicate(is_leader, 1 << first, 0);
-                    if let Some(leader) = leader {
-                        cx.write(leader, &[first; LANES], 0);
-                    }
-                    Ok(())
-                }),
-            ))
-        }
         ("griddepcontrol", &["launch_dependents"], []) => Ok(Action::Signal(Box::new(|cx| {
             cx.cluster.blocks[cx.position.rank as usize].has_launched_dependents = true;
             Ok(())
@@ -99,10 +89,17 @@ pub(super) fn decode(d: &Decoder<'_>, instruction: &Instruction, parts: &[&str])
             &[direction @ ("dec" | "inc"), "sync", "aligned", "u32"],
             [Operand::Integer(count)],
         ) => {
-            let is_valid = (24..=256).contains(count) && count % 8 == 0;
-            let count = if is_valid { *count as i32 } else { return unknown(instruction) };
+            if !(24..=256).contains(count) || count % 8 != 0 {
+                return Err(format!(
+                    "`setmaxnreg` to {count} registers: 24 to 256, a multiple of 8, are possible"
+                ));
+            }
+            let count = *count as i32;
             let gives = direction == "dec";
             let poll = move |cx: &mut Context<'_>| {
+                if cx.active != u32::MAX {
+                    return cx.fault(FaultKind::Synchronisation, "`setmaxnreg` by a part of a warp");
+                }
                 let before = cx.asynchronous.registers.unwrap_or(cx.launch.code.max_registers) as i32;
                 if before != count && (before > count) != gives {
                     let does = if gives { "decreases" } else { "increases" };

@@ -151,6 +151,9 @@ fn wait(barrier: Barrier, done: Slot, acquires: bool, operand: AnySource, by_par
     Box::new(move |cx| {
         let (places, operands) = (barrier.places(cx)?, operand.value(cx)?);
         let first = cx.active.trailing_zeros() as usize;
+        if places[first].rank != cx.position.rank {
+            return of_lane(first, Err("waits for an mbarrier of another block".into()));
+        }
         let is_same = |lane: &usize| places[*lane] == places[first] && operands[*lane] == operands[first];
         cx.active = lanes_of(cx.active).filter(is_same).map(|lane| 1 << lane).sum();
         let phase = of_lane(first, cx.cluster.mbarrier(cx.shared, places[first]))?.phase;

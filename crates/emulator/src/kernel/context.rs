@@ -114,11 +114,11 @@ pub(crate) struct Context<'a> {
 #[derive(Default)]
 pub(crate) struct Asynchronous {
     /// Copies to shared memory, by lane.
-    pub(crate) copies: Vec<Groups<PendingCopy>>,
-    /// Numbers of bulk copies to global memory, by lane.
-    pub(crate) bulk: Vec<Groups<u64>>,
+    pub(crate) copies: Vec<CommitGroups<PendingCopy>>,
+    /// Bulk copies to global memory, by lane.
+    pub(crate) bulk: Vec<CommitGroups<BulkStore>>,
     /// `wgmma`.
-    pub(crate) products: Groups<Product>,
+    pub(crate) wgmma: CommitGroups<Wgmma>,
     /// A hash of all `wgmma` that the warp has executed, and the source line of the last one.
     pub(crate) executed: (u64, u32),
     /// Lanes that have arrived at the cluster's barrier without waiting there, and those of them that have
@@ -130,18 +130,18 @@ pub(crate) struct Asynchronous {
 }
 
 /// Asynchronous work of one kind: committed groups, and work that is not committed yet.
-pub(crate) struct Groups<T> {
+pub(crate) struct CommitGroups<T> {
     pub(crate) committed: VecDeque<Vec<T>>,
     pub(crate) open: Vec<T>,
 }
 
-impl<T> Default for Groups<T> {
-    fn default() -> Groups<T> {
-        Groups { committed: VecDeque::new(), open: Vec::new() }
+impl<T> Default for CommitGroups<T> {
+    fn default() -> CommitGroups<T> {
+        CommitGroups { committed: VecDeque::new(), open: Vec::new() }
     }
 }
 
-impl<T> Groups<T> {
+impl<T> CommitGroups<T> {
     pub(crate) fn commit(&mut self) {
         self.committed.push_back(std::mem::take(&mut self.open));
     }
@@ -157,24 +157,33 @@ impl<T> Groups<T> {
 }
 
 /// A lane's groups, of which there are none before the first use.
-pub(crate) fn groups<T>(groups: &mut Vec<Groups<T>>, lane: usize) -> &mut Groups<T> {
-    groups.resize_with(LANES, Groups::default);
+pub(crate) fn groups<T>(groups: &mut Vec<CommitGroups<T>>, lane: usize) -> &mut CommitGroups<T> {
+    groups.resize_with(LANES, CommitGroups::default);
     &mut groups[lane]
 }
 
 /// A warp's part of a `wgmma`.
-pub(crate) struct Product {
-    pub(crate) form: Arc<dyn Fn(&mut Context<'_>, &Product) -> Outcome + Send + Sync>,
-    pub(crate) sums: Arc<[Slot]>,
-    /// A from registers: these and their values.
-    pub(crate) left: Vec<(Slot, Lanes<u32>)>,
-    /// True if it adds to the sums.
-    pub(crate) adds: bool,
+pub(crate) struct Wgmma {
+    pub(crate) compute: Arc<dyn Fn(&mut Context<'_>, &Wgmma) -> Outcome + Send + Sync>,
+    pub(crate) accumulators: Arc<[Slot]>,
+    /// The registers of A, if it is not in shared memory, and their values.
+    pub(crate) a_registers: Vec<(Slot, Lanes<u32>)>,
+    /// True if it adds to the accumulators.
+    pub(crate) scale_d: bool,
     /// log2 of the chunks that the descriptors of A and B permute.
     pub(crate) swizzle_bits: [u32; 2],
     /// Units of shared memory that it reads.
     pub(crate) units: Vec<u16>,
     pub(crate) has_run: bool,
+    pub(crate) location: u32,
+}
+
+/// A bulk copy to global memory that a lane has issued.
+#[derive(Clone, Copy)]
+pub(crate) struct BulkStore {
+    pub(crate) number: u64,
+    /// True if the lane has waited until its source was read.
+    pub(crate) is_read: bool,
     pub(crate) location: u32,
 }
 

@@ -1,9 +1,9 @@
 //! Tracing the decoder: pre-norm blocks on a residual stream, each a mixer (grouped-query attention) and a
-//! feed-forward (SwiGLU).
+//! feed-forward (SwiGLU, or a mixture of SwiGLU experts).
 //!
 //! Shape legend: t tokens of the batch (B sequences of S, flattened), d model width, v vocabulary. The
 //! residual addition at the end of a half-block is fused with the norm that follows it, so a block's first
-//! instance finishes the block before; its sum is the boundary that recomputation keeps.
+//! instance finishes the block before; its sum is the boundary that recomputation saves.
 
 use crate::layer::{HEAD, ROUTER};
 use crate::parameters::{Parameters, in_block, names};
@@ -107,7 +107,8 @@ pub mod io {
     pub const RNG: &str = "rng";
     /// `i32[n]`: the tokens whose logits are computed.
     pub const ROWS: &str = "rows";
-    /// The number that training minimises: cross-entropy and z-loss.
+    /// Cross-entropy and z-loss of the head. With experts, training minimises its sum with all
+    /// `router_objective`s.
     pub const OBJECTIVE: &str = "objective";
     /// The mean cross-entropy in nats.
     pub const LOSS: &str = "loss";

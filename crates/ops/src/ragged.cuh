@@ -177,10 +177,10 @@ __device__ __forceinline__ void give_back(u32 empty) {
     if (threadIdx.x % 32 < CLUSTER) arrive(empty, threadIdx.x % 32);
 }
 
-// Sums that a warp leaves in shared memory, from where the copy engine stores them in memory, or adds them to
-// it, while the warp computes its next tile: boxes of 16 rows and 32 columns. They are stored one after the
-// other during that tile: if all blocks stored theirs at the same time, they would wait for memory, and so
-// would what they fetch.
+// Sums that a warp leaves in shared memory, from where TMA stores them in memory, or adds them to it, while
+// the warp computes its next tile: boxes of 16 rows and 32 columns. They are stored one after the other
+// during that tile: if all blocks stored theirs at the same time, they would wait for memory, and so would
+// what they fetch.
 constexpr u32 BOX_COLUMNS = 32, BOX_BYTES = 16 * 128, BOXES = TILE_N / BOX_COLUMNS, STAGED_BYTES = BOXES * BOX_BYTES;
 
 // The place of staged sums in an expert's output, and the first box that is not stored yet.
@@ -196,7 +196,7 @@ template <u32 FIRST> __device__ __forceinline__ u32 in_box(u32 row, u32 piece) {
     return to * 128 + (piece ^ to) * 16;
 }
 
-// Lets the copy engine store or add the next box.
+// Stores or adds the next box by TMA.
 __device__ __forceinline__ void store_box(const TensorMap& map, const Groups& groups, Staged& staged, u32 results, bool add) {
     u32 column = staged.column + staged.box * BOX_COLUMNS, from = results + staged.box * BOX_BYTES;
     staged.box++;
@@ -213,7 +213,7 @@ __device__ __forceinline__ void store_box(const TensorMap& map, const Groups& gr
     asm volatile("cp.async.bulk.commit_group;" ::: "memory");
 }
 
-// Stores the boxes that are left, and waits until the copy engine has read all.
+// Stores the boxes that are left, and waits until TMA has read all.
 __device__ __forceinline__ void store_boxes(const TensorMap& map, const Groups& groups, Staged& staged, u32 results, bool add) {
 #pragma unroll 1
     while (staged.box < BOXES) store_box(map, groups, staged, results, add);
@@ -221,7 +221,7 @@ __device__ __forceinline__ void store_boxes(const TensorMap& map, const Groups& 
     __syncwarp();
 }
 
-// Reads the starts of groups into shared memory, and makes the barriers.
+// Reads the starts of groups into shared memory and initialises the mbarriers.
 template <class At> __device__ __forceinline__ void begin(const Groups& groups, u16* start, u32 shared) {
     for (u32 n = threadIdx.x; n <= groups.experts; n += blockDim.x) start[n] = groups.start[n] / TILE_M;
     if (threadIdx.x == 0) {

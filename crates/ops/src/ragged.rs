@@ -48,8 +48,8 @@ pub(crate) enum Stores {
     Together,
     /// Each group multiplies every second tile, and stores it while the other multiplies.
     InTurns,
-    /// As [`Stores::Together`], but the copy engine stores a tile from shared memory during the next one; for
-    /// gradients of weights.
+    /// As [`Stores::Together`], but TMA stores a tile from shared memory during the next one; for gradients
+    /// of weights.
     Staged,
 }
 
@@ -184,7 +184,7 @@ impl Groups {
 /// of `unit`.
 pub(crate) fn supports(gpu: &Gpu, sizes: Sizes, unit: usize) -> bool {
     let Sizes { rows, experts, align, outputs, inputs } = sizes;
-    // The copy engine's coordinates and extents are numbers of 32 bits.
+    // The coordinates and extents of a tensor map are numbers of 32 bits.
     let sized = [outputs, inputs].iter().all(|size| size.is_multiple_of(unit))
         && (1..=MAX_ROWS).contains(&rows)
         && [outputs, inputs].iter().all(|&size| (1..=1 << 30).contains(&size))

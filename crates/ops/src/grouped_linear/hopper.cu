@@ -3,8 +3,8 @@
 //
 // A block computes TILE_M x TILE_N of an output at a time. One thread of a cluster draws tile after tile from
 // a counter in memory, so that blocks end together although experts have different numbers of rows. One
-// thread of a block drives the copy engine, which fills STAGES of shared memory with TILE_K products each and
-// runs ahead into the next tile while this one is stored. The other warps of the first group write zeros
+// thread of a block issues the copies by TMA, which fill STAGES of shared memory with TILE_K products each
+// and run ahead into the next tile while this one is stored. The other warps of the first group write zeros
 // where no group has rows. CLUSTER blocks have row tiles below each other: each fetches a part of the right
 // operand and multicasts it to all, unless their rows belong to different experts. Each output is one sum in
 // f32, in the order of the tensor cores, whichever block computes it.
@@ -12,8 +12,8 @@
 // Two groups of four warps multiply, so a tile is stored in one of three ways:
 // * each group multiplies 64 rows of every tile and stores them, while the tensor cores wait;
 // * TURNS: each group multiplies all rows of every second tile, and stores them while the other multiplies;
-// * STAGED: as the first, but sums are left in shared memory, from where the copy engine stores them during
-//   the next tile. WGRAD alone, with tiles of fewer products, since its sums are f32 and as many as the
+// * STAGED: as the first, but sums are left in shared memory, from where TMA stores them during the next
+//   tile. WGRAD alone, with tiles of fewer products, since its sums are f32 and as many as the
 //   products of 16 to 32 stages.
 //
 // The extents of groups are read from memory, so work is proportional to the rows that groups have. It should
@@ -81,7 +81,7 @@ template <bool A_ALONG_K, bool B_ALONG_K> __device__ __forceinline__ void multip
     asm volatile(MULTIPLY_BY(OPERANDS) : ALL_SUMS : "l"(a), "l"(b), "r"((u32)add), "n"((int)!A_ALONG_K), "n"((int)!B_ALONG_K));
 }
 
-// Drives the copy engine, which fills stage after stage.
+// Fills stage after stage by TMA.
 template <Product P> __device__ __forceinline__ void fetch_tiles(const Arguments& args, const Tiles<P>& tiles, u32 shared) {
     u32 iteration = 0;
     for (u32 n = 0;; n++) {

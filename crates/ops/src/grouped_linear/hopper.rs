@@ -65,7 +65,7 @@ pub(super) fn supports(gpu: &Gpu, product: Product, operands: &Operands<'_>, siz
     // A gradient of weights can be added to, in f32 alone.
     let typed = operands.inputs[0].ty.dtype == DType::BF16
         && (product != Product::Wgrad || operands.outputs[0].ty.dtype == DType::F32);
-    // The copy engine's strides are multiples of 16 bytes.
+    // The strides of a tensor map are multiples of 16 bytes.
     typed && ragged::supports(gpu, sizes, 8)
 }
 
@@ -138,7 +138,7 @@ fn prepare(
     // SAFETY: the kernel takes one `Arguments`. Operands are in bf16, and d too unless it is a gradient of
     // weights, which is f32; their extents are those that the op's `infer` checked. There are experts + 1
     // starts, for which shared memory has room. The counter lives as long as the work, whose launches follow
-    // each other, and is 0 between them. The copy engine accesses nothing outside of the maps, and the
-    // kernel writes no rows and columns outside of d, whatever the starts are.
+    // each other, and is 0 between them. TMA accesses nothing outside of the tensor maps, and the kernel
+    // writes no rows and columns outside of d, whatever the starts are.
     unsafe { ragged::work(function, blocks, arguments, counter) }
 }

@@ -64,7 +64,7 @@ impl Op for GroupedLinear {
         operand(input)
     }
 
-    fn reads_experts(&self) -> bool {
+    fn gathers_apart(&self) -> bool {
         true
     }
 
@@ -128,7 +128,7 @@ impl Op for GroupedDgrad {
         operand(input)
     }
 
-    fn reads_experts(&self) -> bool {
+    fn gathers_apart(&self) -> bool {
         true
     }
 

@@ -13,7 +13,7 @@
 // Macros: A_E5M2 (the format of a; b is E4M3), BY_BLOCKS (a has a scale for 128 products of a row, [ceil(k /
 // 128), rows]; b has so too for WGRAD, else one for 128 x 128, [ceil(rows / 128), b_across]; without it both
 // have one scale), STAGED (the groups multiply 64 rows each by all columns, and leave sums in shared memory,
-// from where the copy engine stores them during the next tile; for WGRAD).
+// from where TMA stores them during the next tile; for WGRAD).
 
 struct Arguments {
     // Operands as for the other kernel: x_ci and w_(E*o)i; dy_co and w_i(E*o); dy_oc and x_ic.
@@ -55,7 +55,7 @@ __device__ __forceinline__ void multicast_b(u32 to, const TensorMap& map, u32 co
 // Columns of d.
 template <Product P> __device__ __forceinline__ u32 columns_of(const Groups& groups) { return P == FPROP ? groups.outputs : groups.inputs; }
 
-// Drives the copy engine, which fills stage after stage.
+// Fills stage after stage by TMA.
 template <Product P> __device__ __forceinline__ void fetch_tiles(const Arguments& args, const Tiles<P>& tiles, u32 shared) {
     const Groups& groups = args.groups;
     u32 iteration = 0;

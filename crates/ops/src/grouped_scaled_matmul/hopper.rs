@@ -155,12 +155,12 @@ fn prepare(
     // SAFETY: the kernel takes one `Arguments`, of the formats and scales that it was compiled for; d is f32
     // for gradients of weights, else bf16. Operands and scales have the extents that the op's `infer`
     // checked. There are experts + 1 starts, for which shared memory has room. The counter lives as long as
-    // the work, whose launches follow each other, and is 0 between them. The copy engine accesses nothing
-    // outside of the maps, and the kernel writes no rows and columns outside of d, whatever the starts are.
+    // the work, whose launches follow each other, and is 0 between them. TMA accesses nothing outside of
+    // the tensor maps, and the kernel writes no rows and columns outside of d, whatever the starts are.
     unsafe { ragged::work(function, blocks, arguments, counter) }
 }
 
-/// The copy engine's map of a matrix: boxes of a tile's rows by 128 columns.
+/// The tensor map of a matrix: boxes of a tile's rows by 128 columns.
 fn rows_of(gpu: &Gpu, at: DevicePtr, (rows, cols): (usize, usize)) -> Result<TensorMap, CudaError> {
     let (extents, strides) = ([cols, rows, 1], [cols, cols * rows]);
     TensorMap::new(gpu.context(), DType::E4M3, at, &extents, &strides, &[TILE, TILE_M, 1])

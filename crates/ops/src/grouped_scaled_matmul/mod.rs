@@ -94,7 +94,7 @@ impl Op for GroupedScaledMatmul {
         self.gemm == LinearGemm::Wgrad
     }
 
-    fn reads_experts(&self) -> bool {
+    fn gathers_apart(&self) -> bool {
         self.gemm != LinearGemm::Wgrad
     }
 

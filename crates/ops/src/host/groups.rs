@@ -5,8 +5,7 @@ use rayon::prelude::*;
 use std::ops::Range;
 use xtrain_tensor::{TensorType, ViewMut};
 
-/// Runs `f(rows, their expert's gradient of the weight, its addend)` for each expert, but not for experts
-/// without rows if gradients are added to.
+/// Runs `f(rows, dw of the expert, addend)` for each expert; when accumulating, skips experts without rows.
 pub(crate) fn for_each_gradient(
     start: &[i32],
     dw: &mut ViewMut<'_>,

@@ -60,7 +60,7 @@ impl Op for Permute {
         if input == 0 { Operand::Compute } else { Operand::Full }
     }
 
-    /// A gather from a tensor that is kept.
+    /// A gather from a tensor that is saved.
     fn is_cheap(&self, _: usize) -> bool {
         true
     }

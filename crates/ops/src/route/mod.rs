@@ -58,7 +58,7 @@ pub struct Router {
 /// target is negative is padding: its ids are -1 and its gates 0.
 ///
 /// The order is total: of equal scores, the smaller index comes first, and NaN comes last. So the ids of
-/// other tokens are valid and distinct for any logits. CPU and GPU return equal bits. The outputs are kept
+/// other tokens are valid and distinct for any logits. CPU and GPU return equal bits. The outputs are saved
 /// for the backward, never recomputed.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Route(pub Router);

@@ -422,7 +422,7 @@ impl<'a> Trace<'a> {
         let x_rows = t.site("mlp.permute").apply(Permute, &[x, sources, rows])?[0];
         let gate_rows = t.apply(PermuteGates, &[gates, sources, rows])?[0];
         let Dispatch { experts, align } = dispatch;
-        let grouped = GroupedLinear { experts, align, live_rows: tokens * e.router.chosen };
+        let grouped = GroupedLinear { experts, align, live_rows: tokens * e.router.top_k };
         let weight = self.parameter(t, "mlp.experts.gate_up_proj", "weight");
         let gate_up = t.site("mlp.experts.gate_up_proj").apply(grouped, &[x_rows, weight, starts])?[0];
         let swiglu = Swiglu { weighted: true };
@@ -482,11 +482,9 @@ impl<'a> Trace<'a> {
 
 /// The experts of tokens by a fixed routing, `i32[t, k]`.
 fn fixed_ids(t: &mut Tracer, e: &Experts, tokens: usize, fixed: FixedRouting) -> ValueId {
-    let (experts, chosen) = (e.count, e.router.chosen);
-    let name = format!("routing.{tokens}x{chosen}_of_{experts}.skew_{}", fixed.skew);
-    t.constant(&name, TensorType::new(DType::I32, [tokens, chosen]), move || {
-        fixed.ids(tokens, experts, chosen)
-    })
+    let (experts, top_k) = (e.count, e.router.top_k);
+    let name = format!("routing.{tokens}x{top_k}_of_{experts}.skew_{}", fixed.skew);
+    t.constant(&name, TensorType::new(DType::I32, [tokens, top_k]), move || fixed.ids(tokens, experts, top_k))
 }
 
 /// The suffix that a scaling adds to the name of the rotation table.

@@ -149,7 +149,7 @@ pub struct ExpertShare {
     /// Experts of the layer.
     pub count: usize,
     /// Experts of a token.
-    pub chosen: usize,
+    pub top_k: usize,
 }
 
 /// The site of the linear layer after the blocks, by which recipes name it.
@@ -212,7 +212,7 @@ impl Layer {
             FeedForward::Dense(mlp) => sizes.push(("ffn_dim", mlp.width)),
             FeedForward::Experts(e) => {
                 sizes.extend([("experts", e.count), ("experts.ffn_dim", e.width)]);
-                sizes.extend([("experts.per_token", e.router.chosen)]);
+                sizes.extend([("experts.per_token", e.router.top_k)]);
                 sizes.extend(e.shared.as_ref().map(|shared| ("experts.shared_ffn_dim", shared.width)));
             }
         }
@@ -337,7 +337,7 @@ impl Experts {
 
     /// The experts, and those of a token.
     fn share(&self) -> ExpertShare {
-        ExpertShare { count: self.count, chosen: self.router.chosen }
+        ExpertShare { count: self.count, top_k: self.router.top_k }
     }
 
     /// The projection to a logit for each expert.
@@ -415,7 +415,7 @@ impl ExpertShare {
 impl LinearSpec {
     /// Rows of its input in a batch of so many tokens: those by experts, if it belongs to experts.
     pub fn input_rows(&self, tokens: usize) -> usize {
-        self.experts.map_or(tokens, |share| share.dispatch(tokens).capacity(tokens * share.chosen))
+        self.experts.map_or(tokens, |share| share.dispatch(tokens).capacity(tokens * share.top_k))
     }
 
     /// Rows of its weight.
@@ -441,7 +441,7 @@ impl LinearSpec {
 
     /// Numbers of its weight that a token is multiplied with.
     pub fn active_size(&self) -> usize {
-        self.inputs * self.outputs() * self.experts.map_or(1, |share| share.chosen)
+        self.inputs * self.outputs() * self.experts.map_or(1, |share| share.top_k)
     }
 }
 

@@ -49,8 +49,8 @@ impl LinearGemms {
 
     /// Multiply-adds of one of its GEMMs per token.
     pub fn size(&self) -> f64 {
-        let chosen = self.experts.map_or(1, |share| share.chosen);
-        (self.layers() * chosen * self.extents[0] * self.extents[1]) as f64
+        let top_k = self.experts.map_or(1, |share| share.top_k);
+        (self.layers() * top_k * self.extents[0] * self.extents[1]) as f64
     }
 }
 

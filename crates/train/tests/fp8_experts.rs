@@ -24,11 +24,11 @@ fn mixture(recipe: Recipe, dim: usize) -> TrainingSpec {
     mixture_of(recipe, dim, 8, 2)
 }
 
-/// A mixture in which a token passes through `chosen` of these experts.
-fn mixture_of(recipe: Recipe, dim: usize, experts: usize, chosen: usize) -> TrainingSpec {
+/// A mixture in which a token passes through `top_k` of these experts.
+fn mixture_of(recipe: Recipe, dim: usize, experts: usize, top_k: usize) -> TrainingSpec {
     let sizes = Description { dim, layers: 2, heads: 4, kv_heads: 2, head_dim: 32, ffn_dim: 64, ..small() };
     let routers = RouterWeights { balance: 0.01, z_loss: 0.001, bias_rate: None, fixed: None };
-    let spec = common::mixture(Family::QWEN3_MOE, sizes, [experts, chosen], BATCH, routers);
+    let spec = common::mixture(Family::QWEN3_MOE, sizes, [experts, top_k], BATCH, routers);
     TrainingSpec { recipe, ..spec }
 }
 

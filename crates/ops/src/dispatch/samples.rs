@@ -55,12 +55,12 @@ impl Routing {
 }
 
 /// Distinct experts of each token, from `seed`; skewed to the first ones.
-fn ids(tokens: usize, chosen: usize, experts: usize, seed: u64) -> SampleInput {
+fn ids(tokens: usize, top_k: usize, experts: usize, seed: u64) -> SampleInput {
     let rng = Philox::new(seed, 0, 0);
     let of_token = |token: usize| {
-        let draw = |n: usize| rng.word((token * chosen + n) as u64) as usize;
+        let draw = |n: usize| rng.word((token * top_k + n) as u64) as usize;
         let mut drawn = Vec::new();
-        for n in 0..chosen {
+        for n in 0..top_k {
             // The smaller of two draws.
             let mut id = (draw(n) % experts).min(draw(n) / 65536 % experts);
             while drawn.contains(&id) {
@@ -70,14 +70,14 @@ fn ids(tokens: usize, chosen: usize, experts: usize, seed: u64) -> SampleInput {
         }
         drawn
     };
-    SampleInput::integers([tokens, chosen], (0..tokens).flat_map(of_token).map(|id| id as i32))
+    SampleInput::integers([tokens, top_k], (0..tokens).flat_map(of_token).map(|id| id as i32))
 }
 
 impl Sampled for Dispatch {
     fn samples() -> Vec<Sample> {
-        let sample = |(tokens, chosen, experts, align)| {
+        let sample = |(tokens, top_k, experts, align)| {
             let op = Dispatch { experts, align };
-            Sample::plain(op, [ids(tokens, chosen, experts, 3)])
+            Sample::plain(op, [ids(tokens, top_k, experts, 3)])
         };
         [(13, 2, 8, 4), (5, 1, 1, 1), (1, 2, 40, 16), (3, 5, 5, 1)].map(sample).into()
     }

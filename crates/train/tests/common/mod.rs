@@ -131,11 +131,11 @@ pub fn spec(model: Architecture, batch: Batch) -> TrainingSpec {
 pub fn mixture(
     family: Family,
     description: Description,
-    [experts, chosen]: [usize; 2],
+    [experts, top_k]: [usize; 2],
     batch: Batch,
     routers: RouterWeights,
 ) -> TrainingSpec {
-    let router = Router { chosen, ..family.router().expect("a family with experts") };
+    let router = Router { top_k, ..family.router().expect("a family with experts") };
     let ffn_dim = description.ffn_dim;
     let shared_ffn_dim = if family.shares_an_expert() { ffn_dim } else { 0 };
     let mixture = Mixture { experts, ffn_dim, router, shared_ffn_dim, dense: BlockSet::default() };

@@ -189,7 +189,7 @@ fn described_model(config: &Config, report: &mut Report) {
 pub(super) fn experts(config: &Config, model: &Description, report: &mut Report) {
     let (experts, family) = (&config.experts, model.family);
     if let Some(mixture) = &model.mixture
-        && let Err(error) = mixture.router.check(mixture.experts)
+        && let Err(error) = mixture.router.check(mixture.count)
     {
         report.about(&["experts.per_token", "experts.groups", "experts.count"], error.to_string());
     }

@@ -11,8 +11,9 @@ pub struct FixedRouting {
 }
 
 impl FixedRouting {
-    /// The share of tokens that choose each expert, if each chooses so many; at most 1.
-    fn shares(self, experts: usize, top_k: usize) -> Vec<f64> {
+    /// The share of tokens that choose each expert, if each chooses `top_k`; at most 1. The shares add up to
+    /// `top_k`, which is at most `experts`.
+    pub fn shares(self, experts: usize, top_k: usize) -> Vec<f64> {
         let weights: Vec<f64> = (1..=experts).map(|e| (e as f64).powf(-self.skew)).collect();
         let mut full = 0;
         loop {

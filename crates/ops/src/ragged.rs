@@ -6,6 +6,7 @@ use xtrain_cuda::{
     AlgorithmCandidate, Arch, ChoiceKey, CudaError, DeviceMemory, DevicePtr, Function, Gpu, Header,
     KernelValue, Launch, TensorMap, Work, WorkPurpose, kernel_struct,
 };
+use xtrain_program::LinearGemm;
 use xtrain_tensor::DType;
 
 /// Blocks of a cluster, whose row tiles are below each other: 1 or 2.
@@ -110,7 +111,7 @@ pub(crate) fn fastest(
     kernel: &str,
     variants: &[Variant],
     sizes: Sizes,
-    start: DevicePtr,
+    starts: DevicePtr,
     prepare: impl Fn(Variant, DevicePtr) -> Result<Work, CudaError>,
 ) -> Result<Option<Work>, CudaError> {
     let Sizes { rows, experts, outputs, inputs, .. } = sizes;
@@ -118,10 +119,10 @@ pub(crate) fn fastest(
     let of = |variant: Variant| {
         let prepare = &prepare;
         move |purpose: WorkPurpose| match purpose {
-            WorkPurpose::Use => prepare(variant, start).map(Some),
+            WorkPurpose::Use => prepare(variant, starts).map(Some),
             WorkPurpose::Timing => {
-                let starts = table(gpu, &equal_starts(sizes))?;
-                Ok(Some(holding(prepare(variant, starts.pointer())?, starts)))
+                let equal = table(gpu, &equal_starts(sizes))?;
+                Ok(Some(holding(prepare(variant, equal.pointer())?, equal)))
             }
         }
     };
@@ -148,9 +149,16 @@ pub(crate) struct Sizes {
     pub(crate) inputs: usize,
 }
 
+impl Sizes {
+    /// Columns of a GEMM's output.
+    pub(crate) fn columns(self, gemm: LinearGemm) -> usize {
+        if gemm == LinearGemm::Fprop { self.outputs } else { self.inputs }
+    }
+}
+
 kernel_struct! {
-    pub(crate) struct Groups {
-        start: DevicePtr,
+    pub(crate) struct RaggedGroups {
+        starts: DevicePtr,
         counter: DevicePtr,
         rows: u32,
         experts: u32,
@@ -159,17 +167,17 @@ kernel_struct! {
     }
 }
 
-impl Groups {
-    /// The groups that begin at the rows in `start`, and the memory of the counter of tiles.
+impl RaggedGroups {
+    /// The groups that begin at the rows in `starts`, and the memory of the counter of tiles.
     pub(crate) fn new(
         gpu: &Gpu,
-        start: DevicePtr,
+        starts: DevicePtr,
         sizes: Sizes,
-    ) -> Result<(Groups, DeviceMemory), CudaError> {
+    ) -> Result<(RaggedGroups, DeviceMemory), CudaError> {
         let Sizes { rows, experts, outputs, inputs, .. } = sizes;
         let counter = table(gpu, &[0u32])?;
-        let groups = Groups {
-            start,
+        let groups = RaggedGroups {
+            starts,
             counter: counter.pointer(),
             rows: rows as u32,
             experts: experts as u32,
@@ -217,7 +225,7 @@ pub(crate) fn sums_map(
 /// One launch of a kernel with so many blocks, which holds its counter of tiles.
 ///
 /// # Safety
-/// As [`Work::launch`]: the arguments are those of the kernel, and the counter is that of its [`Groups`].
+/// As [`Work::launch`]: the arguments are those of the kernel, and the counter is that of its [`RaggedGroups`].
 pub(crate) unsafe fn work<A: KernelValue + Send + Sync + 'static>(
     function: Function,
     blocks: u32,

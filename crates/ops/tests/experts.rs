@@ -6,6 +6,7 @@ use std::sync::Arc;
 use xtrain_ops::PassSet;
 use xtrain_ops::dispatch::Dispatch;
 use xtrain_ops::grouped_linear::GroupedLinear;
+use xtrain_ops::groups::Groups;
 use xtrain_ops::linear::{Linear, UnroundedLinear};
 use xtrain_ops::permute::{Permute, PermuteGates, Unpermute};
 use xtrain_ops::registry::cpu_kernels;
@@ -93,7 +94,7 @@ impl Layer {
         };
         let x_c = apply(Arc::new(Permute), &[x, sources, rows])[0];
         let gates_c = apply(Arc::new(PermuteGates), &[gates, sources, rows])[0];
-        let linear = || Arc::new(GroupedLinear { experts, align: self.align, live_rows });
+        let linear = || Arc::new(GroupedLinear(Groups { experts, align: self.align, live_rows }));
         let gate_up = apply(linear(), &[x_c, gate_up, starts])[0];
         let activated = apply(Arc::new(Swiglu { weighted: true }), &[gate_up, gates_c])[0];
         let y_c = apply(linear(), &[activated, down, starts])[0];

@@ -130,8 +130,9 @@ fn scaled_gemm(
 }
 
 /// Share of the operations of the blocks' linear layers that are in FP8.
-pub fn fp8_share(products: &[LinearGemms]) -> f64 {
-    let of_blocks = || products.iter().filter(|p| !p.is_head());
-    let in_fp8 = |p: &LinearGemms| p.size() * p.gemms.iter().filter(|product| product.is_ok()).count() as f64;
-    of_blocks().map(in_fp8).sum::<f64>() / of_blocks().map(|p| 3.0 * p.size()).sum::<f64>().max(1.0)
+pub fn fp8_share(layers: &[LinearGemms]) -> f64 {
+    let of_blocks = || layers.iter().filter(|layer| !layer.is_head());
+    let in_fp8 =
+        |layer: &LinearGemms| layer.size() * layer.gemms.iter().filter(|gemm| gemm.is_ok()).count() as f64;
+    of_blocks().map(in_fp8).sum::<f64>() / of_blocks().map(|layer| 3.0 * layer.size()).sum::<f64>().max(1.0)
 }

@@ -111,7 +111,7 @@ fn mixture() -> Architecture {
     let family = Family::QWEN3_MOE;
     let router = Router { top_k: 2, ..family.router().expect("a family with experts") };
     let dense = BlockSet::of([0]);
-    let mixture = Mixture { experts: 3, ffn_dim: 128, router, shared_ffn_dim: 0, dense };
+    let mixture = Mixture { count: 3, ffn_dim: 128, router, shared_ffn_dim: 0, dense };
     built(Description { family, mixture: Some(mixture), ..whole() })
 }
 

@@ -141,7 +141,7 @@ impl ExpertsConfig {
         let ffn_dim = self.ffn_dim.unwrap_or(ffn_dim);
         let groups = self.groups.unwrap_or(router.groups);
         Some(Mixture {
-            experts: self.count?,
+            count: self.count?,
             ffn_dim,
             router: Router {
                 top_k: self.per_token.unwrap_or(router.top_k),
@@ -169,7 +169,7 @@ impl ExpertsConfig {
     /// Writes every number of `mixture` into the keys, as the resolved configuration shows them.
     pub(crate) fn fill_from(&mut self, mixture: &Mixture, balance_loss: Option<f64>) {
         let Router { top_k, score, biased, normalise, scale, groups, top_groups } = mixture.router;
-        self.count = Some(mixture.experts);
+        self.count = Some(mixture.count);
         self.per_token = Some(top_k);
         self.ffn_dim = Some(mixture.ffn_dim);
         self.shared_ffn_dim = Some(mixture.shared_ffn_dim);

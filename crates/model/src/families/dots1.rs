@@ -41,7 +41,7 @@ pub(super) static RULES: Rules = Rules {
         let ffn_dim = file.size("moe_intermediate_size")?.unwrap_or(1408);
         let shared = need("n_shared_experts")?;
         model.mixture = Some(Mixture {
-            experts: count(file, COUNT, None)?,
+            count: count(file, COUNT, None)?,
             ffn_dim,
             router: Router {
                 top_k: need("num_experts_per_tok")?,

@@ -22,7 +22,7 @@ fn the_number_of_experts_has_two_names_that_must_agree() {
         for mut json in [json!({ old: 6 }), json!({ old: null, new: 6 }), json!({ old: 6, new: 6 })] {
             json["num_experts_per_tok"] = json!(2);
             let hf = mixture(family, json).expect("it is read");
-            assert_eq!(hf.model.mixture.map(|mixture| mixture.experts), Some(6));
+            assert_eq!(hf.model.mixture.map(|mixture| mixture.count), Some(6));
             let written: Value = serde_json::from_str(&hf.to_json("float32")).expect("JSON");
             assert_eq!([&written[old], &written[new]], [&json!(6), &json!(6)]);
         }

@@ -52,7 +52,7 @@ pub(super) fn count(file: &Keys<'_>, names: [&str; 2], default: Option<usize>) -
 /// The number of experts under both of its names, and the experts of a token.
 pub(super) fn written(model: &Description, names: [&str; 2]) -> Value {
     let mixture = model.mixture.as_ref();
-    let (experts, top_k) = (mixture.map(|m| m.experts), mixture.map(|m| m.router.top_k));
+    let (experts, top_k) = (mixture.map(|m| m.count), mixture.map(|m| m.router.top_k));
     json!({ names[0]: experts, names[1]: experts, "num_experts_per_tok": top_k })
 }
 

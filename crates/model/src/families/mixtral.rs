@@ -47,7 +47,7 @@ pub(super) static RULES: Rules = Rules {
             return Err(fail(format!("`router_jitter_noise` = {noise}: noise on routers is not supported")));
         }
         model.mixture = Some(Mixture {
-            experts: count(file, COUNT, Some(8))?,
+            count: count(file, COUNT, Some(8))?,
             ffn_dim: model.ffn_dim,
             router: Router { top_k: file.size("num_experts_per_tok")?.unwrap_or(2), ..Router::SOFTMAX_TOP2 },
             shared_ffn_dim: 0,

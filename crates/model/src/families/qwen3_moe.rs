@@ -27,7 +27,7 @@ pub(super) static RULES: Rules = Rules {
     refused: &[ATTENTION_BIAS, MLP_BIAS, SLIDING_WINDOW],
     read: |file, model| {
         model.mixture = Some(Mixture {
-            experts: count(file, COUNT, Some(128))?,
+            count: count(file, COUNT, Some(128))?,
             ffn_dim: file.size("moe_intermediate_size")?.unwrap_or(768),
             router: Router {
                 top_k: file.size("num_experts_per_tok")?.unwrap_or(8),

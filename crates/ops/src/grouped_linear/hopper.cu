@@ -29,7 +29,7 @@ struct Arguments {
     void* d;
     u32 accumulate;
     u32 padding;
-    Groups groups;
+    RaggedGroups groups;
 };
 
 // Groups of warps that multiply a tile, and parts of 64 rows that each multiplies.
@@ -82,7 +82,7 @@ template <bool A_ALONG_K, bool B_ALONG_K> __device__ __forceinline__ void multip
 }
 
 // Fills stage after stage by TMA.
-template <Product P> __device__ __forceinline__ void fetch_tiles(const Arguments& args, const Tiles<P>& tiles, u32 shared) {
+template <Gemm G> __device__ __forceinline__ void fetch_tiles(const Arguments& args, const Tiles<G>& tiles, u32 shared) {
     u32 iteration = 0;
     for (u32 n = 0;; n++) {
         if (tiles.rank == 0) draw_tile<At>(tiles, shared, n);
@@ -92,7 +92,7 @@ template <Product P> __device__ __forceinline__ void fetch_tiles(const Arguments
         u32 expert = 0, first = 0;
         // All blocks of the cluster need the same right operand.
         bool is_common = true;
-        if constexpr (P == WGRAD) {
+        if constexpr (G == WGRAD) {
             first = tiles.first_row(tile.expert);
         } else {
             u32 top = tile.row - tiles.rank * TILE_M;
@@ -105,7 +105,7 @@ template <Product P> __device__ __forceinline__ void fetch_tiles(const Arguments
             u32 k = first + step * TILE_K;
             wait(shared + At::EMPTY + 8 * stage, iteration / STAGES % 2 ^ 1);
             arrive_expect(full, STAGE_BYTES);
-            if constexpr (P == WGRAD) {
+            if constexpr (G == WGRAD) {
 #pragma unroll
                 for (u32 strip = 0; strip < TILE_M / STRIP; strip++)
                     fetch(a + strip * STRIP_BYTES, args.a, {tile.row + strip * STRIP, k, 0}, full);
@@ -116,7 +116,7 @@ template <Product P> __device__ __forceinline__ void fetch_tiles(const Arguments
 #pragma unroll
             for (u32 part = 0; part < CLUSTER; part++) {
                 if (is_common && part != tiles.rank) continue;
-                if constexpr (P == FPROP) {
+                if constexpr (G == FPROP) {
                     u32 to = b + part * (B_BYTES / CLUSTER);
                     Coordinates at = {k, tile.column + part * (TILE_N / CLUSTER), expert};
                     if (CLUSTER > 1 && is_common) multicast(to, args.b, at, full);
@@ -200,8 +200,8 @@ __device__ __forceinline__ void end_turn(u32 taken) {
 }
 
 // Multiplies stage after stage.
-template <Product P> __device__ __forceinline__ void compute(const Arguments& args, const Tiles<P>& tiles, u32 shared) {
-    constexpr bool A_ALONG_K = P != WGRAD, B_ALONG_K = P == FPROP;
+template <Gemm G> __device__ __forceinline__ void compute(const Arguments& args, const Tiles<G>& tiles, u32 shared) {
+    constexpr bool A_ALONG_K = G != WGRAD, B_ALONG_K = G == FPROP;
     // From 16 products to the next.
     constexpr u32 A_STEP = A_ALONG_K ? 32 : 16 * 128, B_STEP = B_ALONG_K ? 32 : 16 * 128;
     u32 warp = threadIdx.x / 32 - GROUP / 32, group = warp / 4, first_part = TURNS ? 0 : group, iteration = 0, strips = 0;
@@ -217,7 +217,7 @@ template <Product P> __device__ __forceinline__ void compute(const Arguments& ar
         }
         // A group waits for its stages after the other one has waited for those before.
         if (TURNS && n > 0) wait(shared + At::TAKEN + 8 * (1 - group), (n - 1) / 2 % 2);
-        if (P == WGRAD && tile.steps == 0) {
+        if (G == WGRAD && tile.steps == 0) {
             if (TURNS) end_turn(shared + At::TAKEN + 8 * group);
             continue;
         }
@@ -248,7 +248,7 @@ template <Product P> __device__ __forceinline__ void compute(const Arguments& ar
 #pragma unroll
         for (u32 part = 0; part < PARTS; part++) {
             u32 row = tile.row + 64 * (first_part + part) + 16 * (warp % 4);
-            if constexpr (P == WGRAD) {
+            if constexpr (G == WGRAD) {
                 float* d = (float*)args.d + (u64)tile.expert * args.groups.outputs * args.groups.inputs;
                 if (STAGED) {
                     store_boxes(args.d_map, args.groups, staged, results, args.accumulate);
@@ -257,19 +257,19 @@ template <Product P> __device__ __forceinline__ void compute(const Arguments& ar
                 } else if (args.accumulate) store_sums<true>(args, d, row, tile.column, sum[part]);
                 else store_sums<false>(args, d, row, tile.column, sum[part]);
             } else if (tile.row < tiles.end) {
-                u32 columns = P == FPROP ? args.groups.outputs : args.groups.inputs;
+                u32 columns = G == FPROP ? args.groups.outputs : args.groups.inputs;
                 store_rows(args, columns, row, tile.column, results, strips, sum[part]);
             }
         }
     }
     if constexpr (STAGED) store_boxes(args.d_map, args.groups, staged, results, args.accumulate);
-    else if (P != WGRAD) await_reads<0>();
+    else if (G != WGRAD) await_reads<0>();
 }
 
-template <Product P> __device__ __forceinline__ void run(const Arguments& args) {
-    auto fetch = [&](const Tiles<P>& tiles, u32 shared) { fetch_tiles<P>(args, tiles, shared); };
-    auto multiply = [&](const Tiles<P>& tiles, u32 shared) { compute<P>(args, tiles, shared); };
-    run_tiles<At, P>(args.groups, args.d, args.accumulate, fetch, multiply);
+template <Gemm G> __device__ __forceinline__ void run(const Arguments& args) {
+    auto fetch = [&](const Tiles<G>& tiles, u32 shared) { fetch_tiles<G>(args, tiles, shared); };
+    auto multiply = [&](const Tiles<G>& tiles, u32 shared) { compute<G>(args, tiles, shared); };
+    run_tiles<At, G>(args.groups, args.d, args.accumulate, fetch, multiply);
 }
 
 #if !STAGED

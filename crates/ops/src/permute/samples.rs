@@ -1,25 +1,17 @@
 //! Samples of [`Permute`], [`Unpermute`] and those of gates.
 
 use super::{Permute, PermuteGates, Unpermute, UnpermuteGates};
+use crate::dispatch::samples::Routing;
 use crate::samples::{GpuTolerance, Sample, SampleInput, Sampled};
 use xtrain_tensor::TensorType;
 
-/// The sources and rows of `tokens` tokens with `top_k` of `experts` experts each, from a multiple of
-/// `align` on; the last token has no rows.
+/// The sources and rows of `tokens` tokens with `top_k` of `experts` experts each, from a multiple of `align`
+/// on; the last token has no rows.
 pub(crate) fn routing(tokens: usize, top_k: usize, experts: usize, align: usize) -> [SampleInput; 2] {
     let expert = |copy: usize| (copy / top_k + copy % top_k * 2) % experts;
-    let copies = (tokens - 1) * top_k;
-    let mut sources = Vec::new();
-    let mut rows = vec![-1; tokens * top_k];
-    for e in 0..experts {
-        sources.resize(sources.len().next_multiple_of(align), -1);
-        for copy in (0..copies).filter(|&copy| expert(copy) == e) {
-            rows[copy] = sources.len() as i32;
-            sources.push(copy as i32);
-        }
-    }
-    sources.resize(sources.len().next_multiple_of(align) + align, -1);
-    [SampleInput::integers([sources.len()], sources), SampleInput::integers([tokens, top_k], rows)]
+    let live = (tokens - 1) * top_k;
+    let ids: Vec<_> = (0..tokens * top_k).map(|copy| (copy < live).then(|| expert(copy))).collect();
+    Routing::of(&ids, experts, align, align).sources_and_rows(&ids, top_k)
 }
 
 /// The capacity of a routing.

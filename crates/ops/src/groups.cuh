@@ -9,17 +9,20 @@ struct GroupRows {
     u32 group, row, end;
 };
 
-__device__ __forceinline__ u32 first_slot(const u32* starts, u32 group) { return starts[group] / TILE + group; }
+template <class Arguments> __device__ __forceinline__ u32 first_slot(const Arguments& args, u32 group) {
+    return args.starts[group] / TILE + group;
+}
 
-// The rows of a slot. `starts` has the first row of each of `groups` groups and the end of the last one.
-__device__ __forceinline__ GroupRows rows_of_slot(const u32* starts, u32 groups, u32 rows, u32 slot) {
+// The rows of a slot. Of the arguments, `starts` has the first row of each of `experts` groups and the end of
+// the last one, and `rows` are those of the tensor.
+template <class Arguments> __device__ __forceinline__ GroupRows rows_of_slot(const Arguments& args, u32 slot) {
     // The last group that has no slot after this one.
     u32 group = 0;
-    for (u32 last = groups; group < last;) {
+    for (u32 last = args.experts; group < last;) {
         u32 middle = (group + last + 1) / 2;
-        if (first_slot(starts, middle) <= slot) group = middle;
+        if (first_slot(args, middle) <= slot) group = middle;
         else last = middle - 1;
     }
-    u32 row = starts[group] + (slot - first_slot(starts, group)) * TILE;
-    return {group, row, group == groups ? rows : min(starts[group + 1], rows)};
+    u32 row = args.starts[group] + (slot - first_slot(args, group)) * TILE;
+    return {group, row, group == args.experts ? args.rows : min(args.starts[group + 1], args.rows)};
 }

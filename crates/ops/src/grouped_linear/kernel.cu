@@ -143,7 +143,7 @@ __device__ __forceinline__ void put_tile(const Arguments& args, u64 first, u32 r
 template <class T, bool W_ALONG_K> __device__ __forceinline__ void multiply_rows(const Arguments& args) {
     u32 products = W_ALONG_K ? args.inputs : args.outputs, columns = W_ALONG_K ? args.outputs : args.inputs;
     u32 across = (columns + TILE - 1) / TILE, slot = blockIdx.x / across, column = blockIdx.x % across * TILE;
-    auto [group, row, end] = rows_of_slot(args.starts, args.experts, args.rows, slot);
+    auto [group, row, end] = rows_of_slot(args, slot);
     if (row >= end) return;
 
     float sums[SUMS] = {};

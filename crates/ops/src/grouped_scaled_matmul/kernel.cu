@@ -137,7 +137,7 @@ __device__ __forceinline__ void put_tile(const Arguments& args, u64 first, u32 r
 // d = a b_e^T in the rows of expert e.
 extern "C" __global__ void __launch_bounds__(THREADS, 2) grouped_scaled_rows(Arguments args) {
     u32 across = (args.columns + TILE - 1) / TILE, slot = blockIdx.x / across, column = blockIdx.x % across * TILE;
-    auto [group, row, end] = rows_of_slot(args.starts, args.experts, args.rows, slot);
+    auto [group, row, end] = rows_of_slot(args, slot);
     if (row >= end) return;
 
     float sums[SUMS] = {};

@@ -1,7 +1,7 @@
 // Groups of rows of a ragged tensor, for kernels of which a block computes TILE rows of one group.
 //
-// Group e has the slots of row tiles from starts[e] / TILE + e up to those of the next group, which are enough
-// for its tiles. The rows after the last group have the slots of one more group.
+// Group e has the slots of row tiles from starts[e] / TILE + e up to those of the next group, which are
+// enough for its tiles. The rows after the last group have the slots of one more group.
 
 // Rows of a group: from `row` up to `end`, of which a block computes the first TILE. None if `row` is not
 // below `end`.

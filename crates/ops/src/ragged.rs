@@ -225,7 +225,8 @@ pub(crate) fn sums_map(
 /// One launch of a kernel with so many blocks, which holds its counter of tiles.
 ///
 /// # Safety
-/// As [`Work::launch`]: the arguments are those of the kernel, and the counter is that of its [`RaggedGroups`].
+/// As [`Work::launch`]: the arguments are those of the kernel, and the counter is that of its
+/// [`RaggedGroups`].
 pub(crate) unsafe fn work<A: KernelValue + Send + Sync + 'static>(
     function: Function,
     blocks: u32,

@@ -27,7 +27,8 @@ use xtrain_tensor::{DType, TensorType};
 ///
 /// Each is multiplied by `T inv_targets`, with inv_targets one over the targets of the global batch. The
 /// outputs accumulate over micro-steps, so that they are means over tokens in the end if every token has a
-/// target: those of micro-batches, because counts are of a micro-batch. All are 0 if all tokens are padding, which has ids of -1.
+/// target: those of micro-batches, because counts are of a micro-batch. All are 0 if all tokens are padding,
+/// which has ids of -1.
 ///
 /// ids and counts come from [`Route`](crate::route::Route) and [`Dispatch`](crate::dispatch::Dispatch), and
 /// there are at most 2^24 copies of tokens. The objective must itself be a loss, whose gradient is 1. counts

@@ -247,8 +247,8 @@ fn mixture(config: &Config, model: &Description, report: &mut Report) -> bool {
         report.about(&["experts.dense_blocks", "model.layers"], message);
         return false;
     }
-    if let Err(error) = router.check(mixture.experts) {
-        let keys = match (1..=mixture.experts).contains(&router.chosen) {
+    if let Err(error) = router.check(mixture.count) {
+        let keys = match (1..=mixture.count).contains(&router.top_k) {
             true => ["experts.groups", "experts.top_groups", "experts.count"],
             false => ["experts.per_token", "experts.count", "model.init_from"],
         };

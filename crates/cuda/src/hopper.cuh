@@ -1,6 +1,6 @@
-// Parts of kernels for Hopper: the copy engine, barriers in shared memory, clusters, and operands of wgmma.
+// Parts of kernels for Hopper: tensor maps for TMA, mbarriers, clusters, and operands of wgmma.
 
-// The copy engine's map of a matrix in memory.
+// A tensor map: the descriptor of a tensor in memory, for TMA.
 struct alignas(64) TensorMap {
     u64 words[16];
 };

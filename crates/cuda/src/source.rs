@@ -10,7 +10,7 @@ const PRELUDE: Header = Header::new("prelude.cuh", include_str!("prelude.cuh"));
 /// Tensor-core instructions and asynchronous copies, for [`KernelSource::headers`].
 pub const TENSOR_CORES: Header = Header::new("tensor_cores.cuh", include_str!("tensor_cores.cuh"));
 
-/// The copy engine, barriers and clusters of Hopper, for [`KernelSource::headers`].
+/// TMA, mbarriers and clusters of Hopper, for [`KernelSource::headers`].
 pub const HOPPER: Header = Header::new("hopper.cuh", include_str!("hopper.cuh"));
 
 /// FP8 GEMMs on Hopper, for [`KernelSource::headers`] after [`HOPPER`].

@@ -1,4 +1,4 @@
-//! Tensor maps, by which kernels of Hopper tell the copy engine which boxes of a tensor to copy.
+//! Tensor maps: descriptors of tensors for Hopper's TMA.
 
 use crate::context::Context;
 use crate::error::CudaError;

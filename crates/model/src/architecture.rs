@@ -191,7 +191,7 @@ impl fmt::Display for Layer {
         match &self.feed_forward {
             FeedForward::Dense(mlp) => write!(f, ", ffn {}", mlp.width),
             FeedForward::Experts(e) => {
-                write!(f, ", {} of {} experts of {}", e.router.chosen, e.count, e.width)?;
+                write!(f, ", {} of {} experts of {}", e.router.top_k, e.count, e.ffn_dim)?;
                 match &e.shared {
                     Some(shared) => write!(f, " and a shared one of {}", shared.width),
                     None => Ok(()),

@@ -1,18 +1,17 @@
 //! Tracing the decoder: pre-norm blocks on a residual stream, each a mixer (grouped-query attention) and a
-//! feed-forward (SwiGLU).
+//! feed-forward (SwiGLU, or a mixture of SwiGLU experts).
 //!
 //! Shape legend: t tokens of the batch (B sequences of S, flattened), d model width, v vocabulary. The
 //! residual addition at the end of a half-block is fused with the norm that follows it, so a block's first
-//! instance finishes the block before; its sum is the boundary that recomputation keeps.
+//! instance finishes the block before; its sum is the boundary that recomputation saves.
 
-use crate::layer::{HEAD, ROUTER};
+use crate::layer::{EXPERTS, HEAD, ROUTER};
 use crate::parameters::{Parameters, in_block, names};
 use crate::{
     Architecture, Experts, FeedForward, FixedRouting, LinearSpec, Mixer, Mlp, Rotary, SelfAttention,
 };
 use xtrain_ops::attention::Attention;
 use xtrain_ops::cached_attention::CachedAttention;
-use xtrain_ops::dispatch::Dispatch;
 use xtrain_ops::dropout::Dropout;
 use xtrain_ops::embedding::{Embedding, EmbeddingGrad};
 use xtrain_ops::grouped_linear::GroupedLinear;
@@ -70,21 +69,19 @@ pub struct Loss {
     pub z_loss: f32,
     /// Number of sources of the training text whose losses are summed separately; 0 sums all together.
     pub sources: usize,
-    /// The losses of routers; `None` outside of training, where they are not computed.
-    pub routers: Option<RouterWeights>,
+    /// The balancing of experts; `None` outside of training, where losses of routers are not computed.
+    pub balancing: Option<Balancing>,
 }
 
 /// How the loads of experts are balanced. Losses of routers are means over the blocks with experts.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct RouterWeights {
+pub struct Balancing {
     /// Weight of the balance loss.
-    pub balance: f32,
-    /// Weight of the z-loss.
-    pub z_loss: f32,
+    pub loss_weight: f32,
+    /// Weight of the router z-loss.
+    pub z_weight: f32,
     /// How much a step moves the biases of routers, if loads are balanced by them.
     pub bias_rate: Option<f32>,
-    /// A routing in place of the routers' choices, for benchmarks. Routers choose, but nobody reads it.
-    pub fixed: Option<FixedRouting>,
 }
 
 /// Names of the inputs and outputs of the programs traced here.
@@ -107,7 +104,8 @@ pub mod io {
     pub const RNG: &str = "rng";
     /// `i32[n]`: the tokens whose logits are computed.
     pub const ROWS: &str = "rows";
-    /// The number that training minimises: cross-entropy and z-loss.
+    /// Cross-entropy and z-loss of the head. With experts, training minimises its sum with all
+    /// `router_objective`s.
     pub const OBJECTIVE: &str = "objective";
     /// The mean cross-entropy in nats.
     pub const LOSS: &str = "loss";
@@ -148,7 +146,7 @@ impl SumsOf {
     /// The sums of a loss of `model`.
     pub fn loss(model: &Architecture, loss: &Loss) -> SumsOf {
         let blocks = model.layers.iter().filter_map(|layer| layer.feed_forward.experts());
-        let experts = loss.routers.map(|_| blocks.map(|experts| experts.count).collect());
+        let experts = loss.balancing.map(|_| blocks.map(|experts| experts.count).collect());
         SumsOf { sources: loss.sources, experts: experts.unwrap_or_default() }
     }
 
@@ -188,7 +186,8 @@ impl SumsOf {
 /// Traces the model up to its loss; returns the objective, the value to differentiate. The outputs are
 /// [`io::OBJECTIVE`] and [`io::LOSS`], with sources or losses of routers [`io::SUMS`], and with the latter an
 /// [`io::router_objective`] for each block with experts, which is a value to differentiate too. `dropout` is
-/// the share of activations dropped after the embedding and after each half-block.
+/// the share of activations dropped after the embedding and after each half-block. `fixed_routing` is a fixed
+/// routing for benchmarks. Routers still run; their choice is not used.
 pub fn trace_loss(
     t: &mut Tracer,
     model: &Architecture,
@@ -196,11 +195,13 @@ pub fn trace_loss(
     context: Context,
     loss: Loss,
     dropout: f32,
+    fixed_routing: Option<FixedRouting>,
 ) -> Result<ValueId, TraceError> {
-    let Loss { chunk_tokens, z_loss, sources, routers } = loss;
+    let Loss { chunk_tokens, z_loss, sources, balancing } = loss;
     let mut trace = Trace::of(model, batch, context, dropout);
     trace.is_loss = true;
-    trace.router_weights = routers;
+    trace.balancing = balancing;
+    trace.fixed_routing = fixed_routing;
     let hidden_td = trace.hidden(t)?;
     let head_vd = trace.head(t);
     let targets = t.input(io::TARGETS, TensorType::new(DType::I32, [batch.tokens()]));
@@ -263,17 +264,28 @@ struct Trace<'a> {
     block: Option<usize>,
     /// True if the trace ends with the loss, of a batch whose last tokens may be padding.
     is_loss: bool,
-    /// Weights of the losses of routers, if these are computed.
-    router_weights: Option<RouterWeights>,
+    /// The balancing of experts, if losses of routers are computed.
+    balancing: Option<Balancing>,
+    /// A routing in place of the routers' choices.
+    fixed_routing: Option<FixedRouting>,
     /// The figures of routers: of each block its balance loss, its z-loss and its loads.
     router_sums: Vec<ValueId>,
 }
 
 impl<'a> Trace<'a> {
     fn of(model: &'a Architecture, batch: Batch, context: Context, dropout: f32) -> Self {
-        let (parameters, router_sums) = (Parameters::of(model), Vec::new());
-        let (block, is_loss, router_weights) = (None, false, None);
-        Trace { model, parameters, batch, context, dropout, block, is_loss, router_weights, router_sums }
+        Trace {
+            model,
+            parameters: Parameters::of(model),
+            batch,
+            context,
+            dropout,
+            block: None,
+            is_loss: false,
+            balancing: None,
+            fixed_routing: None,
+            router_sums: Vec::new(),
+        }
     }
 
     /// The output of the final norm.
@@ -352,6 +364,20 @@ impl<'a> Trace<'a> {
         Ok(t.site(linear.site).apply(Linear, &inputs)?[0])
     }
 
+    /// A linear layer of experts, on rows by experts that begin at `starts`.
+    fn grouped(
+        &self,
+        t: &mut Tracer,
+        x: ValueId,
+        linear: &LinearSpec,
+        starts: ValueId,
+    ) -> Result<ValueId, TraceError> {
+        let Some(share) = linear.experts else { unreachable!("a linear layer of experts") };
+        let op = GroupedLinear(share.groups(self.batch.tokens()));
+        let weight = self.parameter(t, linear.site, "weight");
+        Ok(t.site(linear.site).apply(op, &[x, weight, starts])?[0])
+    }
+
     fn attention(&self, t: &mut Tracer, a: &SelfAttention, x: ValueId) -> Result<ValueId, TraceError> {
         let &SelfAttention { heads, kv_heads, head_dim, scale, rotary, qk_norm, .. } = a;
         let tokens = self.batch.tokens();
@@ -408,26 +434,21 @@ impl<'a> Trace<'a> {
         }
         let routed = t.apply(Route(e.router), &inputs)?;
         let (gates, mut ids) = (routed[0], routed[1]);
-        if let Some(fixed) = self.router_weights.and_then(|weights| weights.fixed) {
+        if let Some(fixed) = self.fixed_routing {
             ids = fixed_ids(t, e, tokens, fixed);
         }
-        let dispatch = e.dispatch(tokens);
-        let dispatched = t.site("mlp.dispatch").apply(dispatch, &[ids])?;
+        let dispatched = t.site("mlp.dispatch").apply(e.dispatch(tokens), &[ids])?;
         let [starts, counts, rows, sources] = [0, 1, 2, 3].map(|n| dispatched[n]);
-        if let Some(weights) = self.router_weights {
+        if let Some(balancing) = self.balancing {
             let inputs = [logits, ids, counts, inv_targets(t)];
-            self.router_losses(t, e, weights, inputs)?;
+            self.router_losses(t, e, balancing, inputs)?;
         }
         let x_rows = t.site("mlp.permute").apply(Permute, &[x, sources, rows])?[0];
         let gate_rows = t.apply(PermuteGates, &[gates, sources, rows])?[0];
-        let Dispatch { experts, align } = dispatch;
-        let grouped = GroupedLinear { experts, align, live_rows: tokens * e.router.chosen };
-        let weight = self.parameter(t, "mlp.experts.gate_up_proj", "weight");
-        let gate_up = t.site("mlp.experts.gate_up_proj").apply(grouped, &[x_rows, weight, starts])?[0];
+        let gate_up = self.grouped(t, x_rows, &e.gate_up_proj(self.model.dim), starts)?;
         let swiglu = Swiglu { weighted: true };
-        let activated = t.site("mlp.experts.swiglu").apply(swiglu, &[gate_up, gate_rows])?[0];
-        let weight = self.parameter(t, "mlp.experts.down_proj", "weight");
-        let y_rows = t.site("mlp.experts.down_proj").apply(grouped, &[activated, weight, starts])?[0];
+        let activated = t.site(&format!("{EXPERTS}swiglu")).apply(swiglu, &[gate_up, gate_rows])?[0];
+        let y_rows = self.grouped(t, activated, &e.down_proj(self.model.dim), starts)?;
         let mut inputs = vec![y_rows, sources, rows];
         if let Some([gate_up_proj, down_proj]) = e.shared_linears(self.model.dim) {
             let gate_up = self.linear(t, x, &gate_up_proj)?;
@@ -443,14 +464,14 @@ impl<'a> Trace<'a> {
         &mut self,
         t: &mut Tracer,
         e: &Experts,
-        weights: RouterWeights,
+        balancing: Balancing,
         inputs: [ValueId; 4],
     ) -> Result<(), TraceError> {
         let blocks = self.model.layers.iter().filter(|layer| layer.feed_forward.experts().is_some()).count();
         let op = RouterLosses {
             score: e.router.score,
-            balance_weight: weights.balance / blocks as f32,
-            z_weight: weights.z_loss / blocks as f32,
+            balance_weight: balancing.loss_weight / blocks as f32,
+            z_weight: balancing.z_weight / blocks as f32,
         };
         let losses = t.site("mlp.router_losses").apply(op, &inputs)?;
         t.output(&io::router_objective(self.block.unwrap_or(0)), losses[0]);
@@ -481,11 +502,9 @@ impl<'a> Trace<'a> {
 
 /// The experts of tokens by a fixed routing, `i32[t, k]`.
 fn fixed_ids(t: &mut Tracer, e: &Experts, tokens: usize, fixed: FixedRouting) -> ValueId {
-    let (experts, chosen) = (e.count, e.router.chosen);
-    let name = format!("routing.{tokens}x{chosen}_of_{experts}.skew_{}", fixed.skew);
-    t.constant(&name, TensorType::new(DType::I32, [tokens, chosen]), move || {
-        fixed.ids(tokens, experts, chosen)
-    })
+    let (experts, top_k) = (e.count, e.router.top_k);
+    let name = format!("routing.{tokens}x{top_k}_of_{experts}.skew_{}", fixed.skew);
+    t.constant(&name, TensorType::new(DType::I32, [tokens, top_k]), move || fixed.ids(tokens, experts, top_k))
 }
 
 /// The suffix that a scaling adds to the name of the rotation table.

@@ -111,13 +111,14 @@ impl Architecture {
         let is_alike = self.layers.iter().all(|layer| layer.mixer == self.layers[0].mixer)
             && mlps().all(|own| Some(own) == mlp)
             && mixtures().all(|own| Some(own) == experts);
-        let Some(ffn_dim) = mlp.map(|mlp| mlp.width).or(experts.map(|e| e.width)).filter(|_| is_alike) else {
+        let Some(ffn_dim) = mlp.map(|mlp| mlp.width).or(experts.map(|e| e.ffn_dim)).filter(|_| is_alike)
+        else {
             return Err(differ());
         };
         let dense = || feed_forwards().enumerate().filter(|(_, own)| own.dense().is_some());
         let mixture = |experts: &Experts| Mixture {
-            experts: experts.count,
-            ffn_dim: experts.width,
+            count: experts.count,
+            ffn_dim: experts.ffn_dim,
             router: experts.router,
             shared_ffn_dim: experts.shared.as_ref().map_or(0, |shared| shared.width),
             dense: BlockSet::of(dense().map(|(block, _)| block)),

@@ -11,33 +11,34 @@ pub struct FixedRouting {
 }
 
 impl FixedRouting {
-    /// The share of tokens that choose each expert, if each chooses so many; at most 1.
-    fn shares(self, experts: usize, chosen: usize) -> Vec<f64> {
+    /// The share of tokens that choose each expert, if each chooses `top_k`; at most 1. The shares add up to
+    /// `top_k`, which is at most `experts`.
+    pub fn shares(self, experts: usize, top_k: usize) -> Vec<f64> {
         let weights: Vec<f64> = (1..=experts).map(|e| (e as f64).powf(-self.skew)).collect();
         let mut full = 0;
         loop {
             let rest: f64 = weights[full..].iter().sum();
-            let factor = (chosen - full) as f64 / rest;
-            if full == chosen || factor * weights[full] <= 1.0 {
+            let factor = (top_k - full) as f64 / rest;
+            if full == top_k || factor * weights[full] <= 1.0 {
                 return (0..experts).map(|e| if e < full { 1.0 } else { factor * weights[e] }).collect();
             }
             full += 1;
         }
     }
 
-    /// `i32[tokens, chosen]`: distinct experts of each token.
-    pub(crate) fn ids(self, tokens: usize, experts: usize, chosen: usize) -> HostTensor {
-        let shares = self.shares(experts, chosen);
+    /// `i32[tokens, top_k]`: distinct experts of each token.
+    pub(crate) fn ids(self, tokens: usize, experts: usize, top_k: usize) -> HostTensor {
+        let shares = self.shares(experts, top_k);
         let rng = Philox::new(0, 0, 0);
-        let mut ids = Vec::with_capacity(tokens * chosen);
+        let mut ids = Vec::with_capacity(tokens * top_k);
         for token in 0..tokens {
             // Systematic sampling: the experts whose intervals, as long as their shares, contain one number
             // and those that are larger by 1, 2, ...
             let (mut expert, mut end) = (0, shares[0]);
-            for n in 0..chosen {
+            for n in 0..top_k {
                 let at = f64::from(rng.uniform(token as u64)) + n as f64;
                 // Of the experts after this one, so many must be left.
-                while end <= at && expert + chosen - n < experts {
+                while end <= at && expert + top_k - n < experts {
                     expert += 1;
                     end += shares[expert];
                 }
@@ -46,7 +47,7 @@ impl FixedRouting {
                 end += shares.get(expert).copied().unwrap_or(0.0);
             }
         }
-        HostTensor::from_f64(TensorType::new(DType::I32, [tokens, chosen]), &ids)
+        HostTensor::from_f64(TensorType::new(DType::I32, [tokens, top_k]), &ids)
     }
 }
 
@@ -54,10 +55,10 @@ impl FixedRouting {
 mod tests {
     use super::*;
 
-    fn loads(skew: f64, tokens: usize, experts: usize, chosen: usize) -> Vec<usize> {
-        let ids = FixedRouting { skew }.ids(tokens, experts, chosen).to_f64();
+    fn loads(skew: f64, tokens: usize, experts: usize, top_k: usize) -> Vec<usize> {
+        let ids = FixedRouting { skew }.ids(tokens, experts, top_k).to_f64();
         let mut loads = vec![0; experts];
-        for of_token in ids.chunks(chosen) {
+        for of_token in ids.chunks(top_k) {
             assert!(of_token.windows(2).all(|pair| pair[0] < pair[1]), "{of_token:?}");
             of_token.iter().for_each(|&id| loads[id as usize] += 1);
         }
@@ -66,9 +67,9 @@ mod tests {
 
     #[test]
     fn experts_have_equal_shares_of_tokens() {
-        for (experts, chosen) in [(8, 2), (128, 8), (5, 5), (3, 1)] {
-            let mean = 10_000 * chosen / experts;
-            let loads = loads(0.0, 10_000, experts, chosen);
+        for (experts, top_k) in [(8, 2), (128, 8), (5, 5), (3, 1)] {
+            let mean = 10_000 * top_k / experts;
+            let loads = loads(0.0, 10_000, experts, top_k);
             assert!(loads.iter().all(|load| load.abs_diff(mean) <= mean / 5), "{loads:?}");
         }
     }

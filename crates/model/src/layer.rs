@@ -6,6 +6,7 @@
 
 use crate::ModelError;
 use xtrain_ops::dispatch::Dispatch;
+use xtrain_ops::groups::Groups;
 use xtrain_ops::qk_norm_rope::RopeScaling;
 use xtrain_ops::route::Router;
 use xtrain_tensor::TILE;
@@ -98,7 +99,7 @@ pub struct Experts {
     /// The experts to choose from.
     pub count: usize,
     /// Columns of the gate and of the up projection of each.
-    pub width: usize,
+    pub ffn_dim: usize,
     /// The number that a token passes through, and the rule by which it is chosen.
     pub router: Router,
     /// A SwiGLU that every token passes through besides.
@@ -149,20 +150,20 @@ pub struct ExpertShare {
     /// Experts of the layer.
     pub count: usize,
     /// Experts of a token.
-    pub chosen: usize,
+    pub top_k: usize,
 }
 
 /// The site of the linear layer after the blocks, by which recipes name it.
 pub const HEAD: &str = "lm_head";
 
 /// The beginning of the sites of experts' linear layers.
-pub(crate) const EXPERTS: &str = "mlp.experts.";
+pub const EXPERTS: &str = "mlp.experts.";
 
 /// The site of attention's output projection, whose input recipes may save in fewer bits.
 pub(crate) const O_PROJ: &str = "attn.o_proj";
 
 /// The site of the router of experts, which no recipe computes in FP8.
-pub(crate) const ROUTER: &str = "mlp.router";
+pub const ROUTER: &str = "mlp.router";
 
 /// The end of the sites of SwiGLUs, whose input recipes may save in fewer bits.
 pub(crate) const SWIGLU: &str = ".swiglu";
@@ -211,8 +212,8 @@ impl Layer {
         match &self.feed_forward {
             FeedForward::Dense(mlp) => sizes.push(("ffn_dim", mlp.width)),
             FeedForward::Experts(e) => {
-                sizes.extend([("experts.count", e.count), ("experts.ffn_dim", e.width)]);
-                sizes.extend([("experts.per_token", e.router.chosen)]);
+                sizes.extend([("experts.count", e.count), ("experts.ffn_dim", e.ffn_dim)]);
+                sizes.extend([("experts.per_token", e.router.top_k)]);
                 sizes.extend(e.shared.as_ref().map(|shared| ("experts.shared_ffn_dim", shared.width)));
             }
         }
@@ -337,7 +338,7 @@ impl Experts {
 
     /// The experts, and those of a token.
     fn share(&self) -> ExpertShare {
-        ExpertShare { count: self.count, chosen: self.router.chosen }
+        ExpertShare { count: self.count, top_k: self.router.top_k }
     }
 
     /// The projection to a logit for each expert.
@@ -357,14 +358,14 @@ impl Experts {
     /// The fused gate and up projections of all experts, expert after expert.
     pub fn gate_up_proj(&self, dim: usize) -> LinearSpec {
         let [gate, up, _] = self.modules.projections;
-        let parts = vec![(gate, self.width), (up, self.width)];
+        let parts = vec![(gate, self.ffn_dim), (up, self.ffn_dim)];
         self.linear("mlp.experts.gate_up_proj", dim, parts, false)
     }
 
     /// The projections of all experts back to the residual stream, expert after expert.
     pub fn down_proj(&self, dim: usize) -> LinearSpec {
         let [.., down] = self.modules.projections;
-        self.linear("mlp.experts.down_proj", self.width, vec![(down, dim)], true)
+        self.linear("mlp.experts.down_proj", self.ffn_dim, vec![(down, dim)], true)
     }
 
     /// The two projections of the shared expert.
@@ -410,12 +411,18 @@ impl ExpertShare {
         let align = if tokens > SMALL_BATCH { TILE } else { 1 };
         Dispatch { experts: self.count, align }
     }
+
+    /// The groups of rows of so many tokens.
+    pub(crate) fn groups(self, tokens: usize) -> Groups {
+        let Dispatch { experts, align } = self.dispatch(tokens);
+        Groups { experts, align, live_rows: tokens * self.top_k }
+    }
 }
 
 impl LinearSpec {
     /// Rows of its input in a batch of so many tokens: those by experts, if it belongs to experts.
     pub fn input_rows(&self, tokens: usize) -> usize {
-        self.experts.map_or(tokens, |share| share.dispatch(tokens).capacity(tokens * share.chosen))
+        self.experts.map_or(tokens, |share| share.dispatch(tokens).capacity(tokens * share.top_k))
     }
 
     /// Rows of its weight.
@@ -441,7 +448,7 @@ impl LinearSpec {
 
     /// Numbers of its weight that a token is multiplied with.
     pub fn active_size(&self) -> usize {
-        self.inputs * self.outputs() * self.experts.map_or(1, |share| share.chosen)
+        self.inputs * self.outputs() * self.experts.map_or(1, |share| share.top_k)
     }
 }
 

@@ -9,7 +9,7 @@ use xtrain_ops::route::Router;
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Mixture {
     /// Experts of a block.
-    pub experts: usize,
+    pub count: usize,
     /// Width of each expert's gate and up projections.
     pub ffn_dim: usize,
     /// The number that a token passes through, and the rule by which it is chosen.
@@ -24,8 +24,8 @@ impl Mixture {
     /// The experts of a block, with these names in files.
     pub(crate) fn layer(&self, modules: &'static ExpertModules) -> Experts {
         Experts {
-            count: self.experts,
-            width: self.ffn_dim,
+            count: self.count,
+            ffn_dim: self.ffn_dim,
             router: self.router,
             shared: (self.shared_ffn_dim > 0).then_some(Mlp { width: self.shared_ffn_dim }),
             modules,

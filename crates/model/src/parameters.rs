@@ -2,7 +2,7 @@
 //!
 //! The list is the one place for all of it; tracing declares parameters from it by name ([`Parameters`]).
 
-use crate::layer::EXPERT;
+use crate::layer::{EXPERT, ROUTER};
 use crate::{Architecture, FeedForward, Layer, LinearSpec, Mixer};
 use std::collections::HashMap;
 use xtrain_program::{StateKind, Tracer, ValueId};
@@ -220,7 +220,7 @@ impl List<'_> {
                     let hf_name =
                         format!("model.layers.{block}.{}.e_score_correction_bias", experts.modules.router);
                     self.parameters.push(ParameterSpec {
-                        name: ours("mlp.router.bias"),
+                        name: ours(&format!("{ROUTER}.bias")),
                         shape: vec![experts.count],
                         group: ParameterGroup::RouterBias,
                         init: Init::Zeros,

@@ -30,6 +30,7 @@ pub mod embedding;
 pub mod grad_norm;
 pub mod grouped_linear;
 pub mod grouped_scaled_matmul;
+pub mod groups;
 pub mod linear;
 pub mod linear_cross_entropy;
 pub mod normal;

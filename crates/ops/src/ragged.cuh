@@ -2,10 +2,10 @@
 // multiples of TILE_M rows. Blocks of a cluster have row tiles below each other, and draw tile after tile
 // from a counter in memory.
 
-// The sizes of a launch.
-struct Groups {
+// The groups of a launch, and its sizes.
+struct RaggedGroups {
     // [experts + 1]: the first row of each group, and the end of the last one.
-    const u32* start;
+    const u32* starts;
     // The next tile of the launch; 0 before and after it.
     u32* counter;
     // c, the capacity of the ragged tensors.
@@ -27,7 +27,7 @@ template <u32 SIZE, u32 COUNT, u32 READERS> struct Layout {
     static constexpr u32 TAKEN = EMPTY + 8 * STAGES;
     // The number of a tile has been drawn, or all have read it. There are two such numbers.
     static constexpr u32 DRAWN = TAKEN + 8 * 2, READ = DRAWN + 8 * 2, NUMBER = READ + 8 * 2;
-    static constexpr u32 START = NUMBER + 4 * 2;
+    static constexpr u32 STARTS = NUMBER + 4 * 2;
 };
 
 // Writes a number into the shared memory of a block of the cluster, and arrives at a barrier there.
@@ -71,8 +71,8 @@ __device__ __forceinline__ void multicast(u32 to, const TensorMap& map, Coordina
         : "memory");
 }
 
-// The three products. d = a w_e^T, d = a w_e in the rows of each expert; d_e = a^T b over its rows.
-enum Product { FPROP, DGRAD, WGRAD };
+// The GEMMs of a layer: d = a w_e^T, d = a w_e in the rows of each expert; d_e = a^T b over its rows.
+enum Gemm { FPROP, DGRAD, WGRAD };
 
 // What a block of a cluster computes at a time.
 struct Tile {
@@ -85,43 +85,43 @@ struct Tile {
 };
 
 // The tiles of a cluster.
-template <Product P> struct Tiles {
-    const Groups& groups;
+template <Gemm G> struct Tiles {
+    const RaggedGroups& groups;
     // In shared memory, in tiles of rows.
-    const u16* start;
+    const u16* starts;
     u32 rank, clusters;
     // Row tiles of clusters of an output, and column tiles. All tiles.
     u32 down, across, count;
     // The end of the last group.
     u32 end;
 
-    __device__ __forceinline__ Tiles(const Groups& groups, const u16* start) : groups(groups), start(start) {
+    __device__ __forceinline__ Tiles(const RaggedGroups& groups, const u16* starts) : groups(groups), starts(starts) {
         asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
         clusters = gridDim.x / CLUSTER;
         end = min(first_row(groups.experts), groups.rows);
-        u32 rows = P == WGRAD ? groups.outputs : end, columns = P == FPROP ? groups.outputs : groups.inputs;
+        u32 rows = G == WGRAD ? groups.outputs : end, columns = G == FPROP ? groups.outputs : groups.inputs;
         down = (rows + CLUSTER * TILE_M - 1) / (CLUSTER * TILE_M);
         across = (columns + TILE_N - 1) / TILE_N;
-        count = (P == WGRAD ? groups.experts : 1) * down * across;
+        count = (G == WGRAD ? groups.experts : 1) * down * across;
     }
 
     // The first row of an expert, or the end of the last one.
-    __device__ __forceinline__ u32 first_row(u32 expert) const { return start[expert] * TILE_M; }
+    __device__ __forceinline__ u32 first_row(u32 expert) const { return starts[expert] * TILE_M; }
 
     // Bands of BAND row tiles in sequence, column by column within a band, so that concurrent clusters fetch
     // much the same data.
     __device__ __forceinline__ Tile at(u32 index) const {
         Tile tile;
-        tile.expert = P == WGRAD ? index / (down * across) : 0;
-        if constexpr (P == WGRAD) index %= down * across;
+        tile.expert = G == WGRAD ? index / (down * across) : 0;
+        if constexpr (G == WGRAD) index %= down * across;
         u32 first = index / (BAND * across) * BAND, in_band = index % (BAND * across), high = min((u32)BAND, down - first);
         tile.row = ((first + in_band % high) * CLUSTER + rank) * TILE_M;
         tile.column = in_band / high * TILE_N;
-        if constexpr (P == WGRAD) {
-            u32 begin = start[tile.expert], end = start[tile.expert + 1];
+        if constexpr (G == WGRAD) {
+            u32 begin = starts[tile.expert], end = starts[tile.expert + 1];
             tile.steps = begin < end ? (end - begin) * (TILE_M / TILE_K) : 0;
         } else {
-            tile.steps = ((P == FPROP ? groups.inputs : groups.outputs) + TILE_K - 1) / TILE_K;
+            tile.steps = ((G == FPROP ? groups.inputs : groups.outputs) + TILE_K - 1) / TILE_K;
         }
         return tile;
     }
@@ -140,7 +140,7 @@ template <Product P> struct Tiles {
 
 // Draws the n-th tile of the cluster, and tells all its blocks. Each cluster draws one number too many. The
 // counter is 0 again after the last draw.
-template <class At, Product P> __device__ __forceinline__ void draw_tile(const Tiles<P>& tiles, u32 shared, u32 n) {
+template <class At, Gemm G> __device__ __forceinline__ void draw_tile(const Tiles<G>& tiles, u32 shared, u32 n) {
     u32 slot = n % 2;
     wait(shared + At::READ + 8 * slot, n / 2 % 2 ^ 1);
     u32 number = atomicInc(tiles.groups.counter, tiles.count + tiles.clusters - 1);
@@ -157,16 +157,16 @@ template <class At, bool OF_WARP> __device__ __forceinline__ u32 take_tile(u32 s
 
 // Writes zeros where no group has rows: in the rows after the last group, or in the outputs of experts
 // without rows.
-template <Product P> __device__ __forceinline__ void write_zeros(const Tiles<P>& tiles, void* d, bool accumulate) {
+template <Gemm G> __device__ __forceinline__ void write_zeros(const Tiles<G>& tiles, void* d, bool accumulate) {
     u32 first = blockIdx.x * (GROUP - 32) + threadIdx.x - 32, stride = gridDim.x * (GROUP - 32);
-    if constexpr (P == WGRAD) {
+    if constexpr (G == WGRAD) {
         u64 vectors = (u64)tiles.groups.outputs * tiles.groups.inputs / LANES<float>;
         for (u32 expert = 0; expert < tiles.groups.experts && !accumulate; expert++) {
-            if (tiles.start[expert] < tiles.start[expert + 1]) continue;
+            if (tiles.starts[expert] < tiles.starts[expert + 1]) continue;
             for (u64 n = first; n < vectors; n += stride) ((uint4*)d)[expert * vectors + n] = make_uint4(0, 0, 0, 0);
         }
     } else {
-        u64 vectors = (P == FPROP ? tiles.groups.outputs : tiles.groups.inputs) / LANES<bf16>;
+        u64 vectors = (G == FPROP ? tiles.groups.outputs : tiles.groups.inputs) / LANES<bf16>;
         for (u64 n = tiles.end * vectors + first; n < tiles.groups.rows * vectors; n += stride) ((uint4*)d)[n] = make_uint4(0, 0, 0, 0);
     }
 }
@@ -177,10 +177,10 @@ __device__ __forceinline__ void give_back(u32 empty) {
     if (threadIdx.x % 32 < CLUSTER) arrive(empty, threadIdx.x % 32);
 }
 
-// Sums that a warp leaves in shared memory, from where the copy engine stores them in memory, or adds them to
-// it, while the warp computes its next tile: boxes of 16 rows and 32 columns. They are stored one after the
-// other during that tile: if all blocks stored theirs at the same time, they would wait for memory, and so
-// would what they fetch.
+// Sums that a warp leaves in shared memory, from where TMA stores them in memory, or adds them to it, while
+// the warp computes its next tile: boxes of 16 rows and 32 columns. They are stored one after the other
+// during that tile: if all blocks stored theirs at the same time, they would wait for memory, and so would
+// what they fetch.
 constexpr u32 BOX_COLUMNS = 32, BOX_BYTES = 16 * 128, BOXES = TILE_N / BOX_COLUMNS, STAGED_BYTES = BOXES * BOX_BYTES;
 
 // The place of staged sums in an expert's output, and the first box that is not stored yet.
@@ -196,8 +196,8 @@ template <u32 FIRST> __device__ __forceinline__ u32 in_box(u32 row, u32 piece) {
     return to * 128 + (piece ^ to) * 16;
 }
 
-// Lets the copy engine store or add the next box.
-__device__ __forceinline__ void store_box(const TensorMap& map, const Groups& groups, Staged& staged, u32 results, bool add) {
+// Stores or adds the next box by TMA.
+__device__ __forceinline__ void store_box(const TensorMap& map, const RaggedGroups& groups, Staged& staged, u32 results, bool add) {
     u32 column = staged.column + staged.box * BOX_COLUMNS, from = results + staged.box * BOX_BYTES;
     staged.box++;
     if (threadIdx.x % 32 != 0 || column >= groups.inputs) return;
@@ -213,17 +213,17 @@ __device__ __forceinline__ void store_box(const TensorMap& map, const Groups& gr
     asm volatile("cp.async.bulk.commit_group;" ::: "memory");
 }
 
-// Stores the boxes that are left, and waits until the copy engine has read all.
-__device__ __forceinline__ void store_boxes(const TensorMap& map, const Groups& groups, Staged& staged, u32 results, bool add) {
+// Stores the boxes that are left, and waits until TMA has read all.
+__device__ __forceinline__ void store_boxes(const TensorMap& map, const RaggedGroups& groups, Staged& staged, u32 results, bool add) {
 #pragma unroll 1
     while (staged.box < BOXES) store_box(map, groups, staged, results, add);
     if (threadIdx.x % 32 == 0) await_reads<0>();
     __syncwarp();
 }
 
-// Reads the starts of groups into shared memory, and makes the barriers.
-template <class At> __device__ __forceinline__ void begin(const Groups& groups, u16* start, u32 shared) {
-    for (u32 n = threadIdx.x; n <= groups.experts; n += blockDim.x) start[n] = groups.start[n] / TILE_M;
+// Reads the starts of groups into shared memory and initialises the mbarriers.
+template <class At> __device__ __forceinline__ void begin(const RaggedGroups& groups, u16* starts, u32 shared) {
+    for (u32 n = threadIdx.x; n <= groups.experts; n += blockDim.x) starts[n] = groups.starts[n] / TILE_M;
     if (threadIdx.x == 0) {
         for (u32 stage = 0; stage < At::STAGES; stage++) {
             init_barrier(shared + At::FULL + 8 * stage, 1);
@@ -244,19 +244,19 @@ template <class At> __device__ __forceinline__ void begin(const Groups& groups, 
 // Computes a GEMM with barriers of this layout: `fetch` fetches tiles in one thread, `compute` multiplies
 // them in the multiplying warps, and the other warps write zeros to d where no group has rows. Both take the
 // tiles and the address of shared memory.
-template <class At, Product P, class Fetch, class Compute>
-__device__ __forceinline__ void run_tiles(const Groups& groups, void* d, bool accumulate, Fetch fetch, Compute compute) {
+template <class At, Gemm G, class Fetch, class Compute>
+__device__ __forceinline__ void run_tiles(const RaggedGroups& groups, void* d, bool accumulate, Fetch fetch, Compute compute) {
     // The permutation of pieces of tiles depends on addresses.
     extern __shared__ __align__(1024) u8 space[];
     u32 shared = shared_address(space);
-    u16* start = (u16*)(space + At::START);
-    begin<At>(groups, start, shared);
-    Tiles<P> tiles(groups, start);
+    u16* starts = (u16*)(space + At::STARTS);
+    begin<At>(groups, starts, shared);
+    Tiles<G> tiles(groups, starts);
     // Moves registers from the first warps to the multiplying ones.
     if (threadIdx.x < GROUP) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
         if (threadIdx.x == 0) fetch(tiles, shared);
-        if (threadIdx.x >= 32) write_zeros<P>(tiles, d, accumulate);
+        if (threadIdx.x >= 32) write_zeros<G>(tiles, d, accumulate);
         __syncwarp();
     } else {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");

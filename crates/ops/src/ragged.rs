@@ -6,6 +6,7 @@ use xtrain_cuda::{
     AlgorithmCandidate, Arch, ChoiceKey, CudaError, DeviceMemory, DevicePtr, Function, Gpu, Header,
     KernelValue, Launch, TensorMap, Work, WorkPurpose, kernel_struct,
 };
+use xtrain_program::LinearGemm;
 use xtrain_tensor::DType;
 
 /// Blocks of a cluster, whose row tiles are below each other: 1 or 2.
@@ -48,8 +49,8 @@ pub(crate) enum Stores {
     Together,
     /// Each group multiplies every second tile, and stores it while the other multiplies.
     InTurns,
-    /// As [`Stores::Together`], but the copy engine stores a tile from shared memory during the next one; for
-    /// gradients of weights.
+    /// As [`Stores::Together`], but TMA stores a tile from shared memory during the next one; for gradients
+    /// of weights.
     Staged,
 }
 
@@ -110,7 +111,7 @@ pub(crate) fn fastest(
     kernel: &str,
     variants: &[Variant],
     sizes: Sizes,
-    start: DevicePtr,
+    starts: DevicePtr,
     prepare: impl Fn(Variant, DevicePtr) -> Result<Work, CudaError>,
 ) -> Result<Option<Work>, CudaError> {
     let Sizes { rows, experts, outputs, inputs, .. } = sizes;
@@ -118,10 +119,10 @@ pub(crate) fn fastest(
     let of = |variant: Variant| {
         let prepare = &prepare;
         move |purpose: WorkPurpose| match purpose {
-            WorkPurpose::Use => prepare(variant, start).map(Some),
+            WorkPurpose::Use => prepare(variant, starts).map(Some),
             WorkPurpose::Timing => {
-                let starts = table(gpu, &equal_starts(sizes))?;
-                Ok(Some(holding(prepare(variant, starts.pointer())?, starts)))
+                let equal = table(gpu, &equal_starts(sizes))?;
+                Ok(Some(holding(prepare(variant, equal.pointer())?, equal)))
             }
         }
     };
@@ -148,9 +149,16 @@ pub(crate) struct Sizes {
     pub(crate) inputs: usize,
 }
 
+impl Sizes {
+    /// Columns of a GEMM's output.
+    pub(crate) fn columns(self, gemm: LinearGemm) -> usize {
+        if gemm == LinearGemm::Fprop { self.outputs } else { self.inputs }
+    }
+}
+
 kernel_struct! {
-    pub(crate) struct Groups {
-        start: DevicePtr,
+    pub(crate) struct RaggedGroups {
+        starts: DevicePtr,
         counter: DevicePtr,
         rows: u32,
         experts: u32,
@@ -159,17 +167,17 @@ kernel_struct! {
     }
 }
 
-impl Groups {
-    /// The groups that begin at the rows in `start`, and the memory of the counter of tiles.
+impl RaggedGroups {
+    /// The groups that begin at the rows in `starts`, and the memory of the counter of tiles.
     pub(crate) fn new(
         gpu: &Gpu,
-        start: DevicePtr,
+        starts: DevicePtr,
         sizes: Sizes,
-    ) -> Result<(Groups, DeviceMemory), CudaError> {
+    ) -> Result<(RaggedGroups, DeviceMemory), CudaError> {
         let Sizes { rows, experts, outputs, inputs, .. } = sizes;
         let counter = table(gpu, &[0u32])?;
-        let groups = Groups {
-            start,
+        let groups = RaggedGroups {
+            starts,
             counter: counter.pointer(),
             rows: rows as u32,
             experts: experts as u32,
@@ -184,7 +192,7 @@ impl Groups {
 /// of `unit`.
 pub(crate) fn supports(gpu: &Gpu, sizes: Sizes, unit: usize) -> bool {
     let Sizes { rows, experts, align, outputs, inputs } = sizes;
-    // The copy engine's coordinates and extents are numbers of 32 bits.
+    // The coordinates and extents of a tensor map are numbers of 32 bits.
     let sized = [outputs, inputs].iter().all(|size| size.is_multiple_of(unit))
         && (1..=MAX_ROWS).contains(&rows)
         && [outputs, inputs].iter().all(|&size| (1..=1 << 30).contains(&size))
@@ -217,7 +225,8 @@ pub(crate) fn sums_map(
 /// One launch of a kernel with so many blocks, which holds its counter of tiles.
 ///
 /// # Safety
-/// As [`Work::launch`]: the arguments are those of the kernel, and the counter is that of its [`Groups`].
+/// As [`Work::launch`]: the arguments are those of the kernel, and the counter is that of its
+/// [`RaggedGroups`].
 pub(crate) unsafe fn work<A: KernelValue + Send + Sync + 'static>(
     function: Function,
     blocks: u32,

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use xtrain_ops::PassSet;
 use xtrain_ops::dispatch::Dispatch;
 use xtrain_ops::grouped_linear::GroupedLinear;
+use xtrain_ops::groups::Groups;
 use xtrain_ops::linear::{Linear, UnroundedLinear};
 use xtrain_ops::permute::{Permute, PermuteGates, Unpermute};
 use xtrain_ops::registry::cpu_kernels;
@@ -34,15 +35,7 @@ struct Layer {
     favour: f64,
 }
 
-const SOFTMAX: Router = Router {
-    chosen: 2,
-    score: Score::Softmax,
-    biased: false,
-    normalise: true,
-    scale: 1.0,
-    groups: 1,
-    chosen_groups: 1,
-};
+const SOFTMAX: Router = Router::SOFTMAX_TOP2;
 const SIGMOID: Router = Router { score: Score::Sigmoid, biased: true, scale: 2.5, ..SOFTMAX };
 const LAYER: Layer =
     Layer { t: 13, d: 7, e: 5, f: 6, align: 4, router: SOFTMAX, padded: false, shared: false, favour: 0.0 };
@@ -86,7 +79,7 @@ impl Layer {
     fn trace(&self, tracer: &mut Tracer, value: &dyn Fn(&str) -> Option<ValueId>) -> [ValueId; 2] {
         let [x, router, gate_up, down] =
             ["x", "router", "gate_up", "down"].map(|name| value(name).expect("an input"));
-        let (experts, live_rows) = (self.e, self.t * self.router.chosen);
+        let (experts, live_rows) = (self.e, self.t * self.router.top_k);
         let mut apply = |op: Arc<dyn xtrain_program::Differentiable>, inputs: &[ValueId]| {
             tracer.apply_code(xtrain_program::Code::Forward(op), inputs).expect("operands that fit")
         };
@@ -101,7 +94,7 @@ impl Layer {
         };
         let x_c = apply(Arc::new(Permute), &[x, sources, rows])[0];
         let gates_c = apply(Arc::new(PermuteGates), &[gates, sources, rows])[0];
-        let linear = || Arc::new(GroupedLinear { experts, align: self.align, live_rows });
+        let linear = || Arc::new(GroupedLinear(Groups { experts, align: self.align, live_rows }));
         let gate_up = apply(linear(), &[x_c, gate_up, starts])[0];
         let activated = apply(Arc::new(Swiglu { weighted: true }), &[gate_up, gates_c])[0];
         let y_c = apply(linear(), &[activated, down, starts])[0];
@@ -214,9 +207,8 @@ fn sum_over_all_experts(layer: &Layer, inputs: &Named, dout: &[f64], ids: &[f64]
             row.iter().map(move |x| if router.score == Score::Softmax { x.exp() / sum } else { sigmoid(*x) })
         })
         .collect();
-    let is_chosen = |token: usize, expert: usize| {
-        ids[token * router.chosen..][..router.chosen].contains(&(expert as f64))
-    };
+    let is_chosen =
+        |token: usize, expert: usize| ids[token * router.top_k..][..router.top_k].contains(&(expert as f64));
     let of_chosen = |token: usize, f: &dyn Fn(usize) -> f64| -> f64 {
         (0..e).filter(|expert| is_chosen(token, *expert)).map(|expert| f(token * e + expert)).sum()
     };
@@ -276,14 +268,14 @@ fn the_layer_is_the_sum_over_all_experts_with_gates() {
     let layers = [
         ("two of five", LAYER),
         ("one token", Layer { t: 1, e: 3, ..LAYER }),
-        ("all experts", Layer { t: 6, e: 4, router: Router { chosen: 4, ..SOFTMAX }, ..LAYER }),
+        ("all experts", Layer { t: 6, e: 4, router: Router { top_k: 4, ..SOFTMAX }, ..LAYER }),
         (
             "fewer copies than experts",
-            Layer { t: 2, e: 8, router: Router { chosen: 1, normalise: false, ..SOFTMAX }, ..LAYER },
+            Layer { t: 2, e: 8, router: Router { top_k: 1, normalise: false, ..SOFTMAX }, ..LAYER },
         ),
         (
             "all tokens to one expert",
-            Layer { router: Router { chosen: 1, normalise: false, ..SIGMOID }, favour: 9.0, ..LAYER },
+            Layer { router: Router { top_k: 1, normalise: false, ..SIGMOID }, favour: 9.0, ..LAYER },
         ),
         ("experts without tokens", Layer { e: 24, favour: 9.0, align: 16, router: SIGMOID, ..LAYER }),
         (
@@ -291,7 +283,7 @@ fn the_layer_is_the_sum_over_all_experts_with_gates() {
             Layer {
                 t: 20,
                 e: 8,
-                router: Router { groups: 4, chosen_groups: 2, ..SIGMOID },
+                router: Router { groups: 4, top_groups: 2, ..SIGMOID },
                 padded: true,
                 shared: true,
                 ..LAYER
@@ -306,7 +298,7 @@ fn the_layer_is_the_sum_over_all_experts_with_gates() {
         let dout = normal(DType::F64, &[layer.t, layer.d], 6);
         let found = Outputs::of(program, &inputs, &dout);
         let ids = found.get("ids");
-        if layer.favour > 0.0 && layer.router.chosen == 1 {
+        if layer.favour > 0.0 && layer.router.top_k == 1 {
             assert!(ids.iter().all(|id| *id == layer.e as f64 - 1.0), "{ids:?}");
         }
         let [mut out, dx, drouter, dgate_up, ddown] =
@@ -324,7 +316,7 @@ fn the_layer_is_the_sum_over_all_experts_with_gates() {
 
 #[test]
 fn one_expert_of_one_is_the_dense_feed_forward() {
-    let layer = Layer { e: 1, router: Router { chosen: 1, ..SOFTMAX }, ..LAYER };
+    let layer = Layer { e: 1, router: Router { top_k: 1, ..SOFTMAX }, ..LAYER };
     let mut inputs = layer.inputs(DType::F64);
     inputs[1].push(inv_tokens(DType::F64, layer.t));
     let dout = normal(DType::F64, &[layer.t, layer.d], 6);

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use xtrain_cuda::{Arch, Gpu};
 use xtrain_ops::grouped_linear::{GroupedDgrad, GroupedLinear, GroupedWgrad, algorithms};
 use xtrain_ops::grouped_scaled_matmul::GroupedScaledMatmul;
+use xtrain_ops::groups::Groups;
 use xtrain_ops::registry::cuda_kernels;
 use xtrain_program::{Code, LinearGemm, Op, Program, Tracer};
 use xtrain_runtime::{CudaEngine, Engine, Part};
@@ -46,20 +47,19 @@ impl Case {
     /// A GEMM of this many experts, of which each fourth has no rows, with outputs of so many columns.
     /// With an expert for each multiprocessor, clusters compute several tiles each.
     fn new(gemm: LinearGemm, operands: Operands, experts: usize, columns: usize) -> Case {
-        let mut start = vec![0];
-        start.extend((0..experts).scan(0, |end, expert| {
+        let mut first_rows = vec![0];
+        first_rows.extend((0..experts).scan(0, |end, expert| {
             *end += [384, 0, 128, 256][expert % 4];
             Some(*end)
         }));
-        let live_rows = start[experts];
+        let live_rows = first_rows[experts];
         let rows = live_rows + TILE;
-        let starts: Vec<f64> = start.into_iter().map(|row| row as f64).collect();
-        let start = HostTensor::from_f64(TensorType::new(DType::I32, [experts + 1]), &starts);
+        let first_rows: Vec<f64> = first_rows.into_iter().map(|row| row as f64).collect();
+        let starts = HostTensor::from_f64(TensorType::new(DType::I32, [experts + 1]), &first_rows);
         let other = if gemm == LinearGemm::Dgrad { 256 } else { 272 };
         let [outputs, inputs] = if gemm == LinearGemm::Fprop { [columns, other] } else { [other, columns] };
-        let align = TILE;
         let scaling = match operands {
-            Operands::Bf16 => return Case::bf16(gemm, [rows, outputs, inputs], start, live_rows),
+            Operands::Bf16 => return Case::bf16(gemm, [rows, outputs, inputs], starts, live_rows),
             Operands::Fp8ByTensors => [Scaling::Tensor; 2],
             Operands::Fp8ByBlocks if gemm == LinearGemm::Wgrad => [Scaling::Tile; 2],
             Operands::Fp8ByBlocks => [Scaling::Tile, Scaling::Block],
@@ -77,27 +77,29 @@ impl Case {
             tensors.push(normal(format, shape, n as u32));
             tensors.push(normal(DType::F32, scales, 2 + n as u32));
         }
-        tensors.push(start);
+        tensors.push(starts);
         let out = if gemm == LinearGemm::Wgrad { DType::F32 } else { DType::BF16 };
-        let op = GroupedScaledMatmul { gemm, experts, align, live_rows, out, scaling };
+        let groups = Groups { experts, align: TILE, live_rows };
+        let op = GroupedScaledMatmul { gemm, groups, out, scaling };
         Case { op: Arc::new(op), inputs: tensors }
     }
 
     fn bf16(
         gemm: LinearGemm,
         [rows, outputs, inputs]: [usize; 3],
-        start: HostTensor,
+        starts: HostTensor,
         live_rows: usize,
     ) -> Case {
-        let (experts, align, out) = (start.ty().numel() - 1, TILE, DType::F32);
+        let experts = starts.ty().numel() - 1;
+        let (groups, out) = (Groups { experts, align: TILE, live_rows }, DType::F32);
         let (x, dy) = ([rows, inputs], [rows, outputs]);
         let weights = [experts * outputs, inputs];
         let (op, [a, b]): (Arc<dyn Op>, _) = match gemm {
-            LinearGemm::Fprop => (Arc::new(GroupedLinear { experts, align, live_rows }), [x, weights]),
-            LinearGemm::Dgrad => (Arc::new(GroupedDgrad { experts, align, live_rows }), [dy, weights]),
-            LinearGemm::Wgrad => (Arc::new(GroupedWgrad { experts, align, live_rows, out }), [dy, x]),
+            LinearGemm::Fprop => (Arc::new(GroupedLinear(groups)), [x, weights]),
+            LinearGemm::Dgrad => (Arc::new(GroupedDgrad(groups)), [dy, weights]),
+            LinearGemm::Wgrad => (Arc::new(GroupedWgrad { groups, out }), [dy, x]),
         };
-        Case { op, inputs: vec![normal(DType::BF16, a, 0), normal(DType::BF16, b, 1), start] }
+        Case { op, inputs: vec![normal(DType::BF16, a, 0), normal(DType::BF16, b, 1), starts] }
     }
 
     fn program(&self) -> (Program, TensorType) {

@@ -66,9 +66,9 @@ pub trait Op: Any + Debug + Send + Sync {
         Rebuild::Same
     }
 
-    /// True if the op reads the weights of all experts of a block. Ranks gather these apart from the rest of
-    /// the block ([`crate::shard`]).
-    fn reads_experts(&self) -> bool {
+    /// True if the weights that the op reads are gathered apart from the rest of its block
+    /// ([`crate::shard`]), because they are much larger.
+    fn gathers_apart(&self) -> bool {
         false
     }
 

@@ -37,7 +37,7 @@ impl Evaluator {
     ) -> Result<Self, LearnError> {
         let sources = if sources > 1 { sources } else { 0 };
         let (model, numerics, layout) = (weights.model(), weights.numerics(), weights.layout());
-        let loss = Loss { chunk_tokens, z_loss: 0.0, sources, routers: None };
+        let loss = Loss { chunk_tokens, z_loss: 0.0, sources, balancing: None };
         let program = programs::evaluation(model, numerics, layout, batch, document_mask, loss)?;
         let is_collective = program.instances.iter().any(|i| i.code.op().collective().is_some());
         Ok(Evaluator { id: weights.load(program)?, batch, document_mask, sources, is_collective })

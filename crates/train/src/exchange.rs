@@ -14,7 +14,7 @@ use xtrain_checkpoint::{BoxError, Checkpoint};
 use xtrain_config::Config;
 use xtrain_data::Tokenizer;
 use xtrain_model::hf::{HfConfig, IGNORABLE_SUFFIXES};
-use xtrain_model::{Architecture, Bf16Reason, Numerics, ParameterSpec};
+use xtrain_model::{Architecture, Bf16Reason, Numerics, ParameterSpec, ROUTER};
 use xtrain_program::{Quantization, StateKind};
 use xtrain_tensor::{NameWhole, Scaling, TILE};
 
@@ -291,7 +291,7 @@ fn is_linear(entry: &NameEntry) -> bool {
 
 /// True for the matrix of a router.
 fn is_router(entry: &NameEntry) -> bool {
-    entry.name.ends_with(".mlp.router.weight")
+    entry.name.ends_with(&format!(".{ROUTER}.weight"))
 }
 
 /// Hugging Face's names of the linear layers that `names` does not export in FP8. The head is always among

@@ -49,8 +49,8 @@ impl LinearGemms {
 
     /// Multiply-adds of one of its GEMMs per token.
     pub fn size(&self) -> f64 {
-        let chosen = self.experts.map_or(1, |share| share.chosen);
-        (self.layers() * chosen * self.extents[0] * self.extents[1]) as f64
+        let top_k = self.experts.map_or(1, |share| share.top_k);
+        (self.layers() * top_k * self.extents[0] * self.extents[1]) as f64
     }
 }
 
@@ -130,8 +130,9 @@ fn scaled_gemm(
 }
 
 /// Share of the operations of the blocks' linear layers that are in FP8.
-pub fn fp8_share(products: &[LinearGemms]) -> f64 {
-    let of_blocks = || products.iter().filter(|p| !p.is_head());
-    let in_fp8 = |p: &LinearGemms| p.size() * p.gemms.iter().filter(|product| product.is_ok()).count() as f64;
-    of_blocks().map(in_fp8).sum::<f64>() / of_blocks().map(|p| 3.0 * p.size()).sum::<f64>().max(1.0)
+pub fn fp8_share(layers: &[LinearGemms]) -> f64 {
+    let of_blocks = || layers.iter().filter(|layer| !layer.is_head());
+    let in_fp8 =
+        |layer: &LinearGemms| layer.size() * layer.gemms.iter().filter(|gemm| gemm.is_ok()).count() as f64;
+    of_blocks().map(in_fp8).sum::<f64>() / of_blocks().map(|layer| 3.0 * layer.size()).sum::<f64>().max(1.0)
 }

@@ -102,7 +102,7 @@ pub const PIPELINE: &[Pass] = &[
         name: "shard",
         needs: &["narrow"],
         guarantees: "gradients are summed over ranks, and a rank has its rows of cut state",
-        calls: &["infer"],
+        calls: &["infer", "gathers_apart"],
         run: |program, setting| {
             let (layout, updates) = (setting.layout, setting.update().is_some());
             Ok(shard::apply(program, layout.parallel(), layout.cuts(), updates, &PassSet)?)

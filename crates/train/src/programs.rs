@@ -56,7 +56,8 @@ fn traced(spec: &TrainingSpec) -> Result<Program, ProgramError> {
     let mut tracer = Tracer::default();
     let (document_mask, deterministic) = (spec.document_mask, spec.attention_deterministic);
     let context = Context::Sequence { document_mask, deterministic };
-    trace_loss(&mut tracer, &spec.model, spec.batch, context, spec.loss, spec.dropout)?;
+    let (loss, dropout) = (spec.loss, spec.dropout);
+    trace_loss(&mut tracer, &spec.model, spec.batch, context, loss, dropout, spec.fixed_routing)?;
     Ok(tracer.finish())
 }
 
@@ -71,7 +72,7 @@ pub fn evaluation(
 ) -> Result<Program, ProgramError> {
     let mut tracer = Tracer::default();
     let context = Context::Sequence { document_mask, deterministic: true };
-    trace_loss(&mut tracer, model, batch, context, loss, 0.0)?;
+    trace_loss(&mut tracer, model, batch, context, loss, 0.0, None)?;
     forward(tracer, model, numerics, layout)
 }
 

@@ -15,7 +15,7 @@ use xtrain_checkpoint::hf::ExportDtype;
 use xtrain_config::{Config, Facts, OrAuto, Parsed, Recompute, Resolved, Slower, TokenizerChoice};
 use xtrain_data::{DataError, InputOptions, TextFiles, TokenStream, Tokenizer, learn, list_inputs};
 use xtrain_model::Recipe;
-use xtrain_model::decoder::{Batch, Loss, RouterWeights};
+use xtrain_model::decoder::{Balancing, Batch, Loss};
 use xtrain_program as program;
 
 /// A run file resolved before its data is opened.
@@ -185,13 +185,13 @@ pub fn planned_for(resolved: Resolved, member: Member) -> Result<Planned, RunErr
             z_loss: c.model.z_loss as f32,
             // Sources that are read as one have one index, so there may be fewer.
             sources: if c.data.train.0.len() > 1 { c.data.train.0.len() } else { 0 },
-            routers: has_experts.then(|| RouterWeights {
-                balance: c.experts.balance_loss.unwrap_or(0.0) as f32,
-                z_loss: c.experts.z_loss.unwrap_or(0.0) as f32,
+            balancing: has_experts.then(|| Balancing {
+                loss_weight: c.experts.balance_loss.unwrap_or(0.0) as f32,
+                z_weight: c.experts.z_loss.unwrap_or(0.0) as f32,
                 bias_rate: c.experts.bias_rate.map(|rate| rate as f32),
-                fixed: None,
             }),
         },
+        fixed_routing: None,
         dropout: c.model.dropout as f32,
         recompute: match c.train.recompute {
             // Until it is chosen.

@@ -2,7 +2,7 @@
 
 use xtrain_model::decoder::{Batch, Loss};
 use xtrain_model::optimizer::Optimizer;
-use xtrain_model::{Architecture, Fp8Overrides, Numerics, Recipe};
+use xtrain_model::{Architecture, FixedRouting, Fp8Overrides, Numerics, Recipe};
 use xtrain_program::{Parallel, Recompute, Reduce};
 
 /// The description of a training program.
@@ -20,8 +20,10 @@ pub struct TrainingSpec {
     pub document_mask: bool,
     /// True if attention's gradients must have equal bits in every run.
     pub attention_deterministic: bool,
-    /// Chunking and z-loss.
+    /// Chunking, z-loss and the balancing of experts.
     pub loss: Loss,
+    /// A fixed routing for benchmarks. Routers still run; their choice is not used.
+    pub fixed_routing: Option<FixedRouting>,
     /// Share of activations dropped after the embedding and after each half-block; 0 drops none.
     pub dropout: f32,
     /// The forward values that the backward recomputes instead of saving them.

@@ -256,7 +256,7 @@ pub(crate) fn append(
     inputs.extend(amax);
     let decided = t.site("clip").emit_into(clip, &inputs, &[Some(applied)])?;
     let (coefficient, skip) = (decided[1], decided[2]);
-    if let (Some(rate), Some(sums)) = (spec.loss.routers.and_then(|routers| routers.bias_rate), sums) {
+    if let (Some(rate), Some(sums)) = (spec.loss.balancing.and_then(|balancing| balancing.bias_rate), sums) {
         balance(&mut t, &spec.model, rate, skip, (sums, &sums_of))?;
     }
 

@@ -9,7 +9,7 @@ use safetensors::{SafeTensors, serialize_to_file};
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
-use xtrain_model::decoder::{Batch, RouterWeights};
+use xtrain_model::decoder::{Balancing, Batch};
 use xtrain_model::hf::HfConfig;
 use xtrain_model::{Description, Family, Recipe};
 use xtrain_program::{Recompute, StateKind};
@@ -138,8 +138,8 @@ fn damaged_experts_are_refused_by_name() {
 const BATCH: Batch = Batch { sequences: 2, seq_len: 48 };
 
 /// A step of a small mixture of `family` with 2 of 5 experts.
-fn mixture(family: Family, routers: RouterWeights) -> TrainingSpec {
-    common::mixture(family, Description { ffn_dim: 12, ..small() }, [5, 2], BATCH, routers)
+fn mixture(family: Family, balancing: Balancing) -> TrainingSpec {
+    common::mixture(family, Description { ffn_dim: 12, ..small() }, [5, 2], BATCH, balancing)
 }
 
 /// All state that a checkpoint has.
@@ -155,8 +155,8 @@ fn families() -> [Family; 3] {
 #[test]
 fn every_copy_of_a_token_is_a_load_and_recomputation_changes_no_bit() {
     for family in families() {
-        let routers = RouterWeights { balance: 0.05, z_loss: 0.01, bias_rate: None, fixed: None };
-        let plain = mixture(family, routers);
+        let balancing = Balancing { loss_weight: 0.05, z_weight: 0.01, bias_rate: None };
+        let plain = mixture(family, balancing);
         let vocabulary = plain.model.vocab_size;
         let batches: Vec<_> = (0..3).map(|seed| random_batch(BATCH, vocabulary, seed)).collect();
         let mut expected = None;
@@ -190,8 +190,8 @@ fn copied(targets: &[i32]) -> usize {
 #[test]
 fn biases_move_towards_equal_loads_and_not_in_skipped_steps() {
     let rate = 0.25;
-    let routers = RouterWeights { balance: 0.0, z_loss: 0.0, bias_rate: Some(rate), fixed: None };
-    let mut learner = learner(mixture(Family::DOTS1, routers), 0.1);
+    let balancing = Balancing { loss_weight: 0.0, z_weight: 0.0, bias_rate: Some(rate) };
+    let mut learner = learner(mixture(Family::DOTS1, balancing), 0.1);
     let batch = random_batch(BATCH, learner.spec().model.vocab_size, 1);
     let result = learner.step(0, 0.0, std::slice::from_ref(&batch)).expect("a step");
     for (block, sums) in result.experts.iter().enumerate() {
@@ -217,9 +217,9 @@ fn biases_move_towards_equal_loads_and_not_in_skipped_steps() {
 
 #[test]
 fn the_balance_loss_makes_loads_more_equal() {
-    let most = |balance: f32| {
-        let routers = RouterWeights { balance, z_loss: 0.0, bias_rate: None, fixed: None };
-        let mut learner = learner(mixture(Family::MIXTRAL, routers), 0.1);
+    let most = |loss_weight: f32| {
+        let balancing = Balancing { loss_weight, z_weight: 0.0, bias_rate: None };
+        let mut learner = learner(mixture(Family::MIXTRAL, balancing), 0.1);
         let vocabulary = learner.spec().model.vocab_size;
         let mut last = 0.0;
         for n in 0..60 {

@@ -4,7 +4,7 @@
 mod common;
 
 use common::{learner, random_batch, small};
-use xtrain_model::decoder::{Batch, RouterWeights};
+use xtrain_model::decoder::{Balancing, Batch};
 use xtrain_model::{Bf16Reason, Description, Family, Fp8Overrides, GemmPattern, Recipe};
 use xtrain_program::{Instance, Recompute, Stage, StateKind};
 use xtrain_train::engine::Target;
@@ -24,16 +24,16 @@ fn mixture(recipe: Recipe, dim: usize) -> TrainingSpec {
     mixture_of(recipe, dim, 8, 2)
 }
 
-/// A mixture in which a token passes through `chosen` of these experts.
-fn mixture_of(recipe: Recipe, dim: usize, experts: usize, chosen: usize) -> TrainingSpec {
+/// A mixture in which a token passes through `top_k` of these experts.
+fn mixture_of(recipe: Recipe, dim: usize, experts: usize, top_k: usize) -> TrainingSpec {
     let sizes = Description { dim, layers: 2, heads: 4, kv_heads: 2, head_dim: 32, ffn_dim: 64, ..small() };
-    let routers = RouterWeights { balance: 0.01, z_loss: 0.001, bias_rate: None, fixed: None };
-    let spec = common::mixture(Family::QWEN3_MOE, sizes, [experts, chosen], BATCH, routers);
+    let balancing = Balancing { loss_weight: 0.01, z_weight: 0.001, bias_rate: None };
+    let spec = common::mixture(Family::QWEN3_MOE, sizes, [experts, top_k], BATCH, balancing);
     TrainingSpec { recipe, ..spec }
 }
 
 /// The GEMMs of experts in a training step: those in FP8, and those in bf16.
-fn products(spec: &TrainingSpec) -> [usize; 2] {
+fn gemms(spec: &TrainingSpec) -> [usize; 2] {
     let program = programs::training(spec).expect("a program");
     let named = |name: &str| program.instances.iter().filter(|i| i.code.op().name() == name).count();
     let bf16 = ["grouped_linear", "grouped_dgrad", "grouped_wgrad"].map(named);
@@ -51,7 +51,7 @@ fn reasons(spec: &TrainingSpec, site: &str) -> [Option<Bf16Reason>; 3] {
 fn all_gemms_of_experts_are_in_fp8_but_under_rows() {
     for recipe in WITH_EXPERTS {
         let spec = mixture(recipe, 128);
-        assert_eq!(products(&spec), [12, 0], "{recipe:?}");
+        assert_eq!(gemms(&spec), [12, 0], "{recipe:?}");
         assert_eq!(
             [GATE_UP, DOWN].map(|site| reasons(&spec, site)),
             [[None, None, None], [None, None, None]]
@@ -68,7 +68,7 @@ fn all_gemms_of_experts_are_in_fp8_but_under_rows() {
         }
     }
     let rows = mixture(Recipe::Fp8Row, 128);
-    assert_eq!(products(&rows), [0, 12]);
+    assert_eq!(gemms(&rows), [0, 12]);
     for site in [GATE_UP, DOWN] {
         assert_eq!(reasons(&rows, site), [(); 3].map(|()| Some(Bf16Reason::Experts)));
     }
@@ -139,10 +139,10 @@ fn routers_are_in_bf16_and_their_casts_are_not_measured() {
 fn blocks_never_cross_experts() {
     let blocks = mixture(Recipe::Fp8Block, 96);
     // 128 outputs of gate and up are whole blocks, 96 are not.
-    assert_eq!(products(&blocks), [6, 6]);
+    assert_eq!(gemms(&blocks), [6, 6]);
     assert_eq!(reasons(&blocks, GATE_UP), [None, None, None]);
     assert_eq!(reasons(&blocks, DOWN), [(); 3].map(|()| Some(Bf16Reason::ExpertOutputs(96))));
-    assert_eq!(products(&mixture(Recipe::Fp8Current, 96)), [12, 0]);
+    assert_eq!(gemms(&mixture(Recipe::Fp8Current, 96)), [12, 0]);
 }
 
 #[test]
@@ -155,7 +155,7 @@ fn gemms_of_experts_are_skipped_by_name() {
         let skip = vec![GemmPattern::parse(pattern).expect("a pattern")];
         let fp8 = Fp8Overrides { skip, ..Fp8Overrides::default() };
         let spec = TrainingSpec { fp8, ..mixture(Recipe::Fp8Block, 128) };
-        assert_eq!(products(&spec), expected, "{pattern}");
+        assert_eq!(gemms(&spec), expected, "{pattern}");
         let of = |linear: &xtrain_train::linear_gemms::LinearGemms| {
             let is_fp8 = linear.gemms.iter().filter(|gemm| gemm.is_ok()).count();
             if linear.experts.is_some() { linear.blocks.len() * is_fp8 } else { 0 }

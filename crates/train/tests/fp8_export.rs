@@ -109,9 +109,9 @@ fn an_export_of_an_fp8_block_run_holds_the_bytes_that_it_was_trained_with() {
 /// A mixture of whole blocks, in the first of whose blocks there are no experts.
 fn mixture() -> Architecture {
     let family = Family::QWEN3_MOE;
-    let router = Router { chosen: 2, ..family.router().expect("a family with experts") };
+    let router = Router { top_k: 2, ..family.router().expect("a family with experts") };
     let dense = BlockSet::of([0]);
-    let mixture = Mixture { experts: 3, ffn_dim: 128, router, shared_ffn_dim: 0, dense };
+    let mixture = Mixture { count: 3, ffn_dim: 128, router, shared_ffn_dim: 0, dense };
     built(Description { family, mixture: Some(mixture), ..whole() })
 }
 

@@ -12,7 +12,7 @@ use std::sync::{Arc, RwLock};
 use std::thread;
 use xtrain_cuda::{Arch, CudaError, Device, Gpu, Installed, Library, NcclId};
 use xtrain_distributed::{Communicator, Groups, ThreadCommunicator};
-use xtrain_model::decoder::{Batch, RouterWeights};
+use xtrain_model::decoder::{Balancing, Batch};
 use xtrain_model::{Description, Family, ParameterGroup, Recipe};
 use xtrain_ops::registry::{cpu_kernels, cuda_kernels};
 use xtrain_program::{Instance, Parallel, Program, Reduce, Shard, StateKind, Storage, ValueId};
@@ -357,10 +357,10 @@ fn of_mixtures(recipe: Recipe, compared: Compared, tolerance: f64) -> Vec<Steps>
     let is_biased = |family: &Family| family.router().is_some_and(|router| router.biased);
     let steps = |(family, document_mask): (Family, bool)| {
         let bias_rate = is_biased(&family).then_some(1e-3);
-        let routers = RouterWeights { balance: 0.01, z_loss: 1e-3, bias_rate, fixed: None };
+        let balancing = Balancing { loss_weight: 0.01, z_weight: 1e-3, bias_rate };
         // Outputs of experts are whole blocks under `fp8-block`.
         let sizes = Description { dim: 128, ffn_dim: 64, ..wide() };
-        let spec = TrainingSpec { recipe, document_mask, ..mixture(family, sizes, [8, 2], BATCH, routers) };
+        let spec = TrainingSpec { recipe, document_mask, ..mixture(family, sizes, [8, 2], BATCH, balancing) };
         Steps { spec, compared, tolerance, path: Path::Host }
     };
     let families = families.into_iter().filter(|family| recipe == Recipe::Fp32 || is_biased(family));

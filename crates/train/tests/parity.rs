@@ -9,7 +9,7 @@ use serde_json::Value;
 use std::fs;
 use std::ops::ControlFlow;
 use xtrain_data::Batch as TokenBatch;
-use xtrain_model::decoder::{Batch, Context, RouterWeights, io};
+use xtrain_model::decoder::{Balancing, Batch, Context, io};
 use xtrain_model::hf::HfConfig;
 use xtrain_model::{Architecture, ParameterSpec, Recipe};
 use xtrain_program::StateKind;
@@ -205,7 +205,7 @@ fn loss_and_every_gradient_agree_with_pytorch() {
 fn the_balance_loss_agrees_with_transformers() {
     let g = Golden::load("qwen3_moe");
     let mut spec = common::spec(g.model(), g.batch);
-    spec.loss.routers = Some(RouterWeights { balance: 1e-3, z_loss: 0.0, bias_rate: None, fixed: None });
+    spec.loss.balancing = Some(Balancing { loss_weight: 1e-3, z_weight: 0.0, bias_rate: None });
     let mut learner = Learner::new(common::engine(), spec, 0).expect("a learner");
     import(learner.weights(), &golden(g.name)).expect("the folder imports");
     let tokens = g.ints("input_ids");

@@ -220,7 +220,17 @@ fn the_last_pass_ends_with_the_program_of_the_step() {
 
 #[test]
 fn passes_call_the_methods_that_the_pipeline_lists() {
-    let methods = ["infer", "operand", "in_place", "accumulates", "cost", "is_cheap", "rebuild", "gemms"];
+    let methods = [
+        "infer",
+        "operand",
+        "in_place",
+        "accumulates",
+        "cost",
+        "is_cheap",
+        "rebuild",
+        "gathers_apart",
+        "gemms",
+    ];
     // The update is no file of the crate: it is traced.
     for pass in PIPELINE.iter().filter(|pass| pass.name != "update") {
         let read = |file: &str| {

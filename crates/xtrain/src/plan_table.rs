@@ -105,7 +105,7 @@ fn experts(planned: &Planned) -> String {
     let (spec, config) = (&planned.spec, &planned.resolved.config.experts);
     let all = || spec.model.layers.iter().filter_map(|layer| layer.feed_forward.experts());
     let Some(experts) = all().next() else { return String::new() };
-    let (tokens, chosen) = (spec.batch.tokens(), experts.router.chosen);
+    let (tokens, chosen) = (spec.batch.tokens(), experts.router.top_k);
     let rows = tokens * chosen;
     let balance = match config.balance {
         Some(Balance::Loss) => format!("loss, weight {}", config.balance_loss.unwrap_or_default()),

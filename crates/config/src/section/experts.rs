@@ -141,15 +141,15 @@ impl ExpertsConfig {
         let ffn_dim = self.ffn_dim.unwrap_or(ffn_dim);
         let groups = self.groups.unwrap_or(router.groups);
         Some(Mixture {
-            experts: self.count?,
+            count: self.count?,
             ffn_dim,
             router: Router {
-                chosen: self.per_token.unwrap_or(router.chosen),
+                top_k: self.per_token.unwrap_or(router.top_k),
                 score: self.score.map_or(router.score, Into::into),
                 normalise: self.normalise.unwrap_or(router.normalise),
                 scale: self.scale.map_or(router.scale, |scale| scale as f32),
                 groups,
-                chosen_groups: self.top_groups.unwrap_or(groups),
+                top_groups: self.top_groups.unwrap_or(groups),
                 biased: router.biased,
             },
             shared_ffn_dim: self.shared_ffn_dim.unwrap_or(if family.shares_an_expert() {
@@ -168,9 +168,9 @@ impl ExpertsConfig {
 
     /// Writes every number of `mixture` into the keys, as the resolved configuration shows them.
     pub(crate) fn fill_from(&mut self, mixture: &Mixture, balance_loss: Option<f64>) {
-        let Router { chosen, score, biased, normalise, scale, groups, chosen_groups } = mixture.router;
-        self.count = Some(mixture.experts);
-        self.per_token = Some(chosen);
+        let Router { top_k, score, biased, normalise, scale, groups, top_groups } = mixture.router;
+        self.count = Some(mixture.count);
+        self.per_token = Some(top_k);
         self.ffn_dim = Some(mixture.ffn_dim);
         self.shared_ffn_dim = Some(mixture.shared_ffn_dim);
         self.score = Some(score.into());
@@ -178,7 +178,7 @@ impl ExpertsConfig {
         // A float of one type, so that 2.1 stays 2.1.
         self.scale = Some(format!("{scale:?}").parse().unwrap_or(f64::from(scale)));
         self.groups = Some(groups);
-        self.top_groups = Some(chosen_groups);
+        self.top_groups = Some(top_groups);
         self.dense_blocks = Some(mixture.dense.iter().collect());
         match *self.balance.get_or_insert(Balance::usual(biased)) {
             Balance::Loss => {

@@ -93,10 +93,10 @@ fn experts_belong_to_families_that_have_them() {
 fn experts_must_fit_each_other() {
     // The last line of the keys is the one that is wrong.
     for (family, keys, says) in [
-        ("mixtral", "count = 4\nper_token = 5\n", "a token has 1 to 4 of 4 experts, not 5"),
+        ("mixtral", "count = 4\nper_token = 5\n", "a token chooses 5 experts, but there are only 4"),
         ("mixtral", "count = 4\nnormalise = false\n", "gates must be normalised"),
         ("mixtral", "count = 4\ndense_blocks = [0]\n", "no block can be dense"),
-        ("qwen3_moe", "count = 4\ngroups = 3\n", "divide the 4 experts"),
+        ("qwen3_moe", "count = 4\ngroups = 3\n", "divide the number of experts (4)"),
         ("qwen3_moe", "count = 4\ngroups = 2\n", "experts cannot be in groups"),
         ("qwen3_moe", "count = 4\nscore = \"sigmoid\"\n", "scores must be \"softmax\""),
         ("qwen3_moe", "count = 4\nper_token = 2\ngroups = 5\n", "divide the 4 experts"),

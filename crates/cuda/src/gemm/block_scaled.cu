@@ -3,8 +3,8 @@
 // (DeepSeek-V3, arXiv 2412.19437, section 3.5.2).
 //
 // Two blocks form a cluster, side by side along n. Each computes TILE_M x TILE_N of D. Both read the same
-// rows of A: each fetches one half and multicasts it to both. One warp of a block drives the copy engine,
-// which fills STAGES of shared memory and runs ahead into the next tile while this one is stored. Two groups
+// rows of A: each fetches one half and multicasts it to both. One warp of a block issues the copies by TMA,
+// which fill STAGES of shared memory and run ahead into the next tile while this one is stored. Two groups
 // of four warps multiply. Each computes TILE_M / 2 rows, 64 at a time; while one scales its sums, the other
 // keeps the tensor cores busy. Rows of B are fetched in a permuted order: the four columns of which a thread
 // has sums in two neighbouring groups of eight are neighbours in D, so that column scales are read and
@@ -56,7 +56,7 @@ __device__ __forceinline__ void tile_origin(const Arguments& args, u32 tile, u32
     column = in_band / high * (CLUSTER * TILE_N);
 }
 
-// Drives the copy engine, which fills stage after stage.
+// Fills stage after stage by TMA.
 __device__ __forceinline__ void fetch(const Arguments& args, u32 shared, u32 rank, u32 clusters) {
     u32 iteration = 0;
     for (u32 tile = blockIdx.x / CLUSTER; tile < args.down * args.across; tile += clusters) {

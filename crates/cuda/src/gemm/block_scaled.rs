@@ -155,7 +155,7 @@ fn supports(gemm: &Gemm, operands: &GemmOperands) -> bool {
     scaled && stored && sized && written && aligned && operands.bias.is_none() && !fast_accumulation
 }
 
-/// The copy engine's map of a matrix: boxes of 128 rows by 128 columns, with zeros outside the matrix.
+/// The tensor map of a matrix: boxes of 128 rows by 128 columns, with zeros outside the matrix.
 fn rows(
     context: &Context,
     at: DevicePtr,

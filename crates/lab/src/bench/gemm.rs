@@ -2,12 +2,14 @@
 
 use super::op_bench::{OpBench, OpBenchOptions, OpSpeeds, Rates};
 use super::operands::{linear_forward, operand, traced};
+use super::step::Routing;
 use serde::Serialize;
 use xtrain_config::Parsed;
-use xtrain_model::{Numerics, Recipe};
+use xtrain_model::{EXPERTS, Numerics, Recipe};
 use xtrain_ops::dispatch::Dispatch;
 use xtrain_ops::grouped_linear::{GroupedDgrad, GroupedLinear, GroupedWgrad};
 use xtrain_ops::grouped_scaled_matmul::GroupedScaledMatmul;
+use xtrain_ops::groups::Groups;
 use xtrain_ops::linear::{LinearDgrad, LinearWgrad};
 use xtrain_ops::scaled_matmul::ScaledMatmul;
 use xtrain_program::quantize::Candidate;
@@ -40,20 +42,21 @@ pub struct GemmShape {
 pub struct ExpertRows {
     /// Number of experts.
     pub count: usize,
-    /// Expert number e has a share of tokens proportional to 1 / e^skew: 0 for equal shares, 1 for Zipf's
-    /// law.
-    pub skew: f64,
+    /// Experts of a token, at most `count`. Tokens have so many rows each.
+    pub top_k: usize,
+    /// Shares of the experts.
+    pub routing: Routing,
 }
 
 impl ExpertRows {
-    /// The first row of each expert and the end of the last one, for `tokens` rows.
-    fn starts(self, tokens: usize) -> Vec<usize> {
-        let share = |e: usize| ((e + 1) as f64).powf(-self.skew);
-        let total: f64 = (0..self.count).map(share).sum();
+    /// The first row of each expert and the end of the last one, for `rows` copies of tokens.
+    fn starts(self, rows: usize) -> Vec<usize> {
+        let shares = self.routing.fixed().shares(self.count, self.top_k);
         let (mut starts, mut sum, mut before) = (vec![0], 0.0, 0);
-        for e in 0..self.count {
-            sum += share(e);
-            let upto = if e + 1 == self.count { tokens } else { (tokens as f64 * sum / total) as usize };
+        for (e, share) in shares.into_iter().enumerate() {
+            sum += share / self.top_k as f64;
+            // Sums of equal shares are whole numbers of rows but for their rounding.
+            let upto = if e + 1 == self.count { rows } else { (rows as f64 * sum + 1e-6) as usize };
             starts.push(starts[e] + (upto - before).next_multiple_of(TILE));
             before = upto;
         }
@@ -116,17 +119,17 @@ pub fn common_gemms(target: Target) -> Vec<GemmShape> {
     }
 }
 
-/// Linear layers of experts that share m tokens equally and by Zipf's law, after a dense layer of as many
-/// tokens.
-pub fn expert_gemms(m: usize, n: usize, k: usize, experts: usize) -> Vec<GemmShape> {
-    let of = |site: String, skew: Option<f64>| {
-        let experts = skew.map(|skew| ExpertRows { count: experts, skew });
+/// Linear layers of experts that share m rows equally and by Zipf's law, after a dense layer of as many rows.
+/// Rows are copies of tokens, `top_k` of each token.
+pub fn expert_gemms([m, n, k]: [usize; 3], experts: usize, top_k: usize) -> Vec<GemmShape> {
+    let of = |site: String, routing: Option<Routing>| {
+        let experts = routing.map(|routing| ExpertRows { count: experts, top_k, routing });
         GemmShape { site, m, n, k, experts }
     };
     vec![
         of("dense".into(), None),
-        of(format!("{experts} experts"), Some(0.0)),
-        of(format!("{experts} experts, Zipf"), Some(1.0)),
+        of(format!("{experts} experts"), Some(Routing::Uniform)),
+        of(format!("{experts} experts, Zipf"), Some(Routing::Zipf)),
     ]
 }
 
@@ -186,22 +189,22 @@ fn grouped(
     ExpertRows { count: experts, .. }: ExpertRows,
     dtype: DType,
 ) -> Result<Program, LearnError> {
-    let (align, live_rows, out) = (TILE, m, DType::F32);
-    let rows = Dispatch { experts, align }.capacity(m);
+    let (groups, out) = (Groups { experts, align: TILE, live_rows: m }, DType::F32);
+    let rows = Dispatch { experts, align: TILE }.capacity(m);
     let (program, [x, w, starts]) = traced(Program::default(), Stage::Forward, Role::Forward, |t| {
         let starts = t.input(STARTS, TensorType::new(DType::I32, [experts + 1]));
         let (x, w) = (operand(t, "x", dtype, [rows, k]), operand(t, "w", dtype, [experts * n, k]));
-        t.apply(GroupedLinear { experts, align, live_rows }, &[x, w, starts])?;
+        t.apply(GroupedLinear(groups), &[x, w, starts])?;
         Ok([x, w, starts])
     })?;
     let (program, dy) = traced(program, Stage::Backward, Role::Dgrad, |t| {
         let dy = operand(t, "dy", dtype, [rows, n]);
-        t.emit(GroupedDgrad { experts, align, live_rows }, &[dy, w, starts])?;
+        t.emit(GroupedDgrad(groups), &[dy, w, starts])?;
         Ok(dy)
     })?;
     let (mut program, ()) = traced(program, Stage::Backward, Role::Wgrad, |t| {
         let dw = operand(t, "dw", out, [experts * n, k]);
-        t.emit_into(GroupedWgrad { experts, align, live_rows, out }, &[dy, x, starts], &[Some(dw)])?;
+        t.emit_into(GroupedWgrad { groups, out }, &[dy, x, starts], &[Some(dw)])?;
         Ok(())
     })?;
     add_gradients(&mut program);
@@ -219,8 +222,8 @@ fn scaled(
 ) -> Result<Option<Program>, LearnError> {
     let numerics = Numerics::from(recipe);
     let (site, count) = match experts {
-        Some(experts) => ("mlp.experts.gate_up_proj", experts.count),
-        None => ("", 1),
+        Some(experts) => (format!("{EXPERTS}gate_up_proj"), experts.count),
+        None => (String::new(), 1),
     };
     let rows = if experts.is_some() { Dispatch { experts: count, align: TILE }.capacity(m) } else { m };
     let (mut program, mut starts) = (Program::default(), None);
@@ -230,7 +233,7 @@ fn scaled(
             LinearGemm::Dgrad => (Stage::Backward, Role::Dgrad, [[rows, n], [k, count * n]], [rows, k]),
             LinearGemm::Wgrad => (Stage::Backward, Role::Wgrad, [[n, rows], [k, rows]], [count * n, k]),
         };
-        let origin = Origin { block: Some(0), site: site.into(), role, stage };
+        let origin = Origin { block: Some(0), site: site.as_str().into(), role, stage };
         let candidate = Candidate { origin: &origin, gemm, extents: gemm.extents(rows, n, k) };
         let Ok(format) = numerics.scaled_gemm(candidate, 1) else { return Ok(None) };
         let out = if gemm == LinearGemm::Wgrad { DType::F32 } else { DType::BF16 };
@@ -248,7 +251,8 @@ fn scaled(
             let ty = TensorType::new(DType::I32, [count + 1]);
             inputs.push(*starts.get_or_insert_with(|| t.input(STARTS, ty)));
             let scaling = format.operands.map(|cast| cast.scaling);
-            let op = GroupedScaledMatmul { gemm, experts: count, align: TILE, live_rows: m, out, scaling };
+            let groups = Groups { experts: count, align: TILE, live_rows: m };
+            let op = GroupedScaledMatmul { gemm, groups, out, scaling };
             t.emit_into(op, &inputs, &[into])
         })?;
         program = traced.0;
@@ -290,17 +294,19 @@ mod tests {
 
     #[test]
     fn experts_share_all_tokens_equally_or_by_zipfs_law() {
-        let starts = |skew, tokens| ExpertRows { count: 4, skew }.starts(tokens);
-        assert_eq!(starts(0.0, 1024), [0, 256, 512, 768, 1024]);
-        assert_eq!(starts(0.0, 1000), [0, 256, 512, 768, 1024]);
+        let starts = |routing, top_k, rows| ExpertRows { count: 4, top_k, routing }.starts(rows);
+        assert_eq!(starts(Routing::Uniform, 1, 1024), [0, 256, 512, 768, 1024]);
+        assert_eq!(starts(Routing::Uniform, 2, 1000), [0, 256, 512, 768, 1024]);
         // Shares of 12, 6, 4 and 3 of 25.
-        assert_eq!(starts(1.0, 2500), [0, 1280, 1920, 2432, 2816]);
-        assert_eq!(starts(1.0, 1), [0, 0, 0, 0, 128]);
+        assert_eq!(starts(Routing::Zipf, 1, 2500), [0, 1280, 1920, 2432, 2816]);
+        assert_eq!(starts(Routing::Zipf, 1, 1), [0, 0, 0, 0, 128]);
+        // The first expert has all 1000 tokens, the others 12, 8 and 6 of 13 times as many.
+        assert_eq!(starts(Routing::Zipf, 3, 3000), [0, 1024, 2048, 2688, 3200]);
     }
 
     #[test]
     fn products_are_on_fp8_operands_where_the_recipe_says_so() {
-        let experts = Some(ExpertRows { count: 2, skew: 0.0 });
+        let experts = Some(ExpertRows { count: 2, top_k: 1, routing: Routing::Uniform });
         let names = |n, experts, recipe| -> Option<Vec<&str>> {
             let program = scaled(256, n, 64, experts, recipe).expect("traced")?;
             Some(program.instances.iter().map(|instance| instance.code.op().name()).collect())

@@ -57,7 +57,8 @@ impl Routing {
         }
     }
 
-    fn fixed(self) -> FixedRouting {
+    /// The routing.
+    pub(super) fn fixed(self) -> FixedRouting {
         match self {
             Routing::Uniform => FixedRouting { skew: 0.0 },
             Routing::Zipf => FixedRouting { skew: 1.0 },
@@ -171,7 +172,8 @@ impl StepBench {
         if let Some(routing) = routing {
             let without =
                 || RunError::Refused("the model has no experts, so there is no routing to fix".into());
-            planned.spec.loss.routers.as_mut().ok_or_else(without)?.fixed = Some(routing.fixed());
+            planned.spec.loss.balancing.ok_or_else(without)?;
+            planned.spec.fixed_routing = Some(routing.fixed());
         }
         let free_before = processor.available_bytes();
         fit::check(&planned, &processor, 1)?;

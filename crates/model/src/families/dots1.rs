@@ -1,6 +1,6 @@
 //! dots.llm1 (arXiv 2506.05767): Qwen3's attention with the experts of DeepSeek-V3 (arXiv 2412.19437).
 
-use super::experts::{ExpertRules, QWEN_MODULES, ROUTER, count, first_broken, written};
+use super::experts::{ExpertRules, QWEN_MODULES, count, first_broken, written};
 use super::{ATTENTION_BIAS, DEFAULTS, Defaults, MLP_BIAS, Rules};
 use crate::keys::{Keys, fail};
 use crate::{BlockSet, Description, Mixture, ModelError, Router, Score};
@@ -10,7 +10,7 @@ const COUNT: [&str; 2] = ["n_routed_experts", "num_local_experts"];
 
 static EXPERTS: ExpertRules = ExpertRules {
     modules: QWEN_MODULES,
-    router: Router { score: Score::Sigmoid, biased: true, ..ROUTER },
+    router: Router { score: Score::Sigmoid, biased: true, ..Router::SOFTMAX_TOP2 },
     shares: true,
     refused: |mixture| {
         let is_prefix = mixture.dense.iter().eq(0..mixture.dense.len());
@@ -52,14 +52,14 @@ pub(super) static RULES: Rules = Rules {
         let ffn_dim = file.size("moe_intermediate_size")?.unwrap_or(1408);
         let shared = need("n_shared_experts")?;
         model.mixture = Some(Mixture {
-            experts: count(file, COUNT, None)?,
+            count: count(file, COUNT, None)?,
             ffn_dim,
             router: Router {
-                chosen: need("num_experts_per_tok")?,
+                top_k: need("num_experts_per_tok")?,
                 normalise: file.flag("norm_topk_prob")?.unwrap_or(false),
                 scale: file.number("routed_scaling_factor")?.unwrap_or(1.0) as f32,
                 groups: file.size("n_group")?.unwrap_or(1),
-                chosen_groups: file.size("topk_group")?.unwrap_or(1),
+                top_groups: file.size("topk_group")?.unwrap_or(1),
                 ..EXPERTS.router
             },
             shared_ffn_dim: shared
@@ -72,7 +72,7 @@ pub(super) static RULES: Rules = Rules {
     written: |model| {
         let mut keys = written(model, COUNT);
         if let Some(mixture) = &model.mixture {
-            let Router { normalise, scale, groups, chosen_groups, .. } = mixture.router;
+            let Router { normalise, scale, groups, top_groups, .. } = mixture.router;
             // A number of its own type, so that 2.5 stays 2.5 and 0.1 stays 0.1.
             let scale: Value = serde_json::from_str(&format!("{scale:?}")).unwrap_or(json!(scale));
             keys["moe_intermediate_size"] = json!(mixture.ffn_dim);
@@ -81,7 +81,7 @@ pub(super) static RULES: Rules = Rules {
             keys["norm_topk_prob"] = json!(normalise);
             keys["routed_scaling_factor"] = scale;
             keys["n_group"] = json!(groups);
-            keys["topk_group"] = json!(chosen_groups);
+            keys["topk_group"] = json!(top_groups);
         }
         keys["sliding_window"] = json!(null);
         keys["attention_bias"] = json!(false);

@@ -22,7 +22,7 @@ fn the_number_of_experts_has_two_names_that_must_agree() {
         for mut json in [json!({ old: 6 }), json!({ old: null, new: 6 }), json!({ old: 6, new: 6 })] {
             json["num_experts_per_tok"] = json!(2);
             let hf = mixture(family, json).expect("it is read");
-            assert_eq!(hf.model.mixture.map(|mixture| mixture.experts), Some(6));
+            assert_eq!(hf.model.mixture.map(|mixture| mixture.count), Some(6));
             let written: Value = serde_json::from_str(&hf.to_json("float32")).expect("JSON");
             assert_eq!([&written[old], &written[new]], [&json!(6), &json!(6)]);
         }
@@ -96,8 +96,8 @@ fn experts_that_do_not_fit_are_refused_by_name() {
         (Family::QWEN3_MOE, json!({ "moe_intermediate_size": 0 }), "ffn_dim is 0"),
         (Family::QWEN3_MOE, json!({ "num_experts": 2000 }), "1024"),
         (Family::QWEN3_MOE, json!({ "mlp_only_layers": ["one"] }), "mlp_only_layers"),
-        (Family::DOTS1, json!({ "n_group": 3 }), "divide the 8 experts"),
-        (Family::DOTS1, json!({ "n_group": 4, "topk_group": 5 }), "groups are chosen"),
+        (Family::DOTS1, json!({ "n_group": 3 }), "divide the number of experts (8)"),
+        (Family::DOTS1, json!({ "n_group": 4, "topk_group": 5 }), "from 1 to 4 groups, not 5"),
         (Family::DOTS1, json!({ "n_shared_experts": 0 }), "there must be a shared expert"),
         (Family::DOTS1, json!({ "routed_scaling_factor": 0.0 }), "experts.scale"),
         (Family::DOTS1, json!({ "sliding_window": 64, "max_window_layers": 1 }), "from block 1 on"),

@@ -29,17 +29,6 @@ pub(super) const QWEN_MODULES: ExpertModules = ExpertModules {
     shared: "mlp.shared_experts",
 };
 
-/// Two experts of a token by softmax, with gates that add up to 1.
-pub(super) const ROUTER: Router = Router {
-    chosen: 2,
-    score: Score::Softmax,
-    biased: false,
-    normalise: true,
-    scale: 1.0,
-    groups: 1,
-    chosen_groups: 1,
-};
-
 /// The reason for which these are not experts chosen by softmax alone, as before DeepSeek-V3.
 pub(super) fn other_than_softmax(mixture: &Mixture) -> Option<Refusal> {
     let Router { score, scale, groups, biased, .. } = mixture.router;
@@ -71,8 +60,8 @@ pub(super) fn count(file: &Keys<'_>, names: [&str; 2], default: Option<usize>) -
 /// The number of experts under both of its names, and the experts of a token.
 pub(super) fn written(model: &Description, names: [&str; 2]) -> Value {
     let mixture = model.mixture.as_ref();
-    let (experts, chosen) = (mixture.map(|m| m.experts), mixture.map(|m| m.router.chosen));
-    json!({ names[0]: experts, names[1]: experts, "num_experts_per_tok": chosen })
+    let (experts, top_k) = (mixture.map(|m| m.count), mixture.map(|m| m.router.top_k));
+    json!({ names[0]: experts, names[1]: experts, "num_experts_per_tok": top_k })
 }
 
 /// Refuses a window over which attention reaches, unless it is null.

@@ -1,6 +1,6 @@
 //! Mixtral (arXiv 2401.04088): Mistral's block with experts.
 
-use super::experts::{ExpertRules, ROUTER, count, other_than_softmax, refuse_window, written};
+use super::experts::{ExpertRules, count, other_than_softmax, refuse_window, written};
 use super::{ATTENTION_BIAS, DEFAULTS, Defaults, MLP_BIAS, Rules};
 use crate::keys::fail;
 use crate::layer::ExpertModules;
@@ -16,7 +16,7 @@ static EXPERTS: ExpertRules = ExpertRules {
         projections: ["w1", "w3", "w2"],
         shared: "block_sparse_moe.shared_experts",
     },
-    router: ROUTER,
+    router: Router::SOFTMAX_TOP2,
     shares: false,
     refused: |mixture| match mixture.router.normalise {
         false => Some(("normalise", "gates must be normalised")),
@@ -47,9 +47,9 @@ pub(super) static RULES: Rules = Rules {
             return Err(fail(format!("`router_jitter_noise` = {noise}: noise on routers is not supported")));
         }
         model.mixture = Some(Mixture {
-            experts: count(file, COUNT, Some(8))?,
+            count: count(file, COUNT, Some(8))?,
             ffn_dim: model.ffn_dim,
-            router: Router { chosen: file.size("num_experts_per_tok")?.unwrap_or(2), ..ROUTER },
+            router: Router { top_k: file.size("num_experts_per_tok")?.unwrap_or(2), ..Router::SOFTMAX_TOP2 },
             shared_ffn_dim: 0,
             dense: BlockSet::default(),
         });

@@ -1,6 +1,6 @@
 //! Qwen3-MoE (arXiv 2505.09388): Qwen3's block with experts.
 
-use super::experts::{ExpertRules, QWEN_MODULES, ROUTER, count, other_than_softmax, written};
+use super::experts::{ExpertRules, QWEN_MODULES, count, other_than_softmax, written};
 use super::{ATTENTION_BIAS, DEFAULTS, Defaults, MLP_BIAS, Rules, SLIDING_WINDOW};
 use crate::keys::{Keys, fail};
 use crate::{BlockSet, Description, Mixture, ModelError, Router};
@@ -8,8 +8,12 @@ use serde_json::{Value, json};
 
 const COUNT: [&str; 2] = ["num_experts", "num_local_experts"];
 
-static EXPERTS: ExpertRules =
-    ExpertRules { modules: QWEN_MODULES, router: ROUTER, shares: false, refused: other_than_softmax };
+static EXPERTS: ExpertRules = ExpertRules {
+    modules: QWEN_MODULES,
+    router: Router::SOFTMAX_TOP2,
+    shares: false,
+    refused: other_than_softmax,
+};
 
 pub(super) static RULES: Rules = Rules {
     name: "qwen3_moe",
@@ -23,12 +27,12 @@ pub(super) static RULES: Rules = Rules {
     refused: &[ATTENTION_BIAS, MLP_BIAS, SLIDING_WINDOW],
     read: |file, model| {
         model.mixture = Some(Mixture {
-            experts: count(file, COUNT, Some(128))?,
+            count: count(file, COUNT, Some(128))?,
             ffn_dim: file.size("moe_intermediate_size")?.unwrap_or(768),
             router: Router {
-                chosen: file.size("num_experts_per_tok")?.unwrap_or(8),
+                top_k: file.size("num_experts_per_tok")?.unwrap_or(8),
                 normalise: file.flag("norm_topk_prob")?.unwrap_or(false),
-                ..ROUTER
+                ..Router::SOFTMAX_TOP2
             },
             shared_ffn_dim: 0,
             dense: dense(file, model)?,

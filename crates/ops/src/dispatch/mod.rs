@@ -25,7 +25,7 @@ use xtrain_tensor::{DType, TensorType};
 /// (token times k, plus its place among the token's experts) that it holds, or -1. Rows of an expert are in
 /// the order of tokens.
 ///
-/// A negative id has no row: its entry in `rows` is -1. The outputs are kept for the backward, never
+/// A negative id has no row: its entry in `rows` is -1. The outputs are saved for the backward, never
 /// recomputed, so no token counts twice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Dispatch {

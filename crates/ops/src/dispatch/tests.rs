@@ -5,15 +5,15 @@ use crate::run_op::run;
 use proptest::prelude::*;
 use xtrain_tensor::{DType, HostTensor, TensorType};
 
-/// Experts of tokens, `chosen` a token.
-fn tensor(chosen: usize, ids: &[i32]) -> HostTensor {
+/// Experts of tokens, `top_k` a token.
+fn tensor(top_k: usize, ids: &[i32]) -> HostTensor {
     let values: Vec<f64> = ids.iter().map(|&id| id.into()).collect();
-    HostTensor::from_f64(TensorType::new(DType::I32, [ids.len() / chosen, chosen]), &values)
+    HostTensor::from_f64(TensorType::new(DType::I32, [ids.len() / top_k, top_k]), &values)
 }
 
 /// Starts, counts, rows and sources.
-fn dispatched(op: Dispatch, chosen: usize, ids: &[i32]) -> [Vec<i64>; 4] {
-    let outputs = run(&op, &[&tensor(chosen, ids)]);
+fn dispatched(op: Dispatch, top_k: usize, ids: &[i32]) -> [Vec<i64>; 4] {
+    let outputs = run(&op, &[&tensor(top_k, ids)]);
     [0, 1, 2, 3].map(|n| outputs[n].to_f64().into_iter().map(|x| x as i64).collect())
 }
 
@@ -48,15 +48,15 @@ proptest! {
     fn any_routing_is_a_stable_permutation_within_the_capacity(
         experts in 1usize..20,
         align in prop::sample::select(vec![1usize, 3, 16, 128]),
-        chosen in 1usize..4,
+        top_k in 1usize..4,
         draws in prop::collection::vec(-3i32..1000, 3..200),
         reached in 1i32..20,
     ) {
         let reached = reached.min(experts as i32);
         let ids: Vec<i32> = draws.iter().map(|&draw| if draw < 0 { -1 } else { draw % reached }).collect();
-        let ids = &ids[..ids.len() / chosen * chosen];
+        let ids = &ids[..ids.len() / top_k * top_k];
         let op = op(experts, align);
-        let [starts, counts, rows, sources] = dispatched(op, chosen, ids);
+        let [starts, counts, rows, sources] = dispatched(op, top_k, ids);
         prop_assert_eq!(sources.len(), op.capacity(ids.len()));
         prop_assert!(starts[experts] as usize <= sources.len());
         prop_assert!(starts.iter().all(|&start| (start as usize).is_multiple_of(align)));

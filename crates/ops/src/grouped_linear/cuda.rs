@@ -1,23 +1,22 @@
 //! Launches of the GPU kernels of [`GroupedLinear`], [`GroupedDgrad`] and [`GroupedWgrad`].
 #![allow(unsafe_code, reason = "it launches kernels")]
 
-use super::product::Product;
-use super::{GroupedDgrad, GroupedLinear, GroupedWgrad, START, hopper};
+use super::{GroupedDgrad, GroupedLinear, GroupedWgrad, STARTS, hopper, kernel_name};
 use crate::device::{Floats, suffix};
+use crate::groups::{GROUPS, Groups, TILE, slots};
 use crate::ragged::Sizes;
 use xtrain_cuda::{
     CudaError, CudaKernel, DevicePtr, Gpu, KernelSource, Launch, Operands, TENSOR_CORES, Work, kernel_struct,
 };
+use xtrain_program::LinearGemm;
 
 pub(super) const SOURCE: KernelSource = KernelSource {
-    constants: &[&[("TILE", TILE as i64), ("DEPTH", DEPTH as i64), ("THREADS", THREADS as i64)]],
-    headers: &[TENSOR_CORES],
+    constants: &[&[("DEPTH", DEPTH as i64), ("THREADS", THREADS as i64)]],
+    headers: &[TENSOR_CORES, GROUPS],
     structs: &[Arguments::LAYOUT],
     ..KernelSource::new("grouped_linear/kernel.cu", include_str!("kernel.cu"))
 };
 
-/// Rows and columns of an output that a block computes.
-const TILE: usize = 64;
 /// Products that a block sums at a time.
 const DEPTH: usize = 32;
 /// Threads per block.
@@ -27,7 +26,7 @@ kernel_struct! {
     struct Arguments {
         a: DevicePtr,
         b: DevicePtr,
-        start: DevicePtr,
+        starts: DevicePtr,
         d: Floats,
         rows: u32,
         experts: u32,
@@ -41,9 +40,10 @@ impl CudaKernel for GroupedLinear {
     fn prepare(&self, gpu: &Gpu, operands: &Operands<'_>) -> Result<Work, CudaError> {
         let ((rows, i), (_, o)) =
             (operands.inputs[0].ty.shape.rows_cols(), operands.outputs[0].ty.shape.rows_cols());
-        let sizes = Sizes { rows, experts: self.experts, align: self.align, outputs: o, inputs: i };
-        let blocks = slots(rows, self.experts) * o.div_ceil(TILE);
-        prepare(gpu, Product::Fprop, operands, sizes, blocks)
+        let Groups { experts, align, .. } = self.0;
+        let sizes = Sizes { rows, experts, align, outputs: o, inputs: i };
+        let blocks = slots(rows, experts) * o.div_ceil(TILE);
+        prepare(gpu, LinearGemm::Fprop, operands, sizes, blocks)
     }
 }
 
@@ -51,9 +51,10 @@ impl CudaKernel for GroupedDgrad {
     fn prepare(&self, gpu: &Gpu, operands: &Operands<'_>) -> Result<Work, CudaError> {
         let ((rows, o), (_, i)) =
             (operands.inputs[0].ty.shape.rows_cols(), operands.outputs[0].ty.shape.rows_cols());
-        let sizes = Sizes { rows, experts: self.experts, align: self.align, outputs: o, inputs: i };
-        let blocks = slots(rows, self.experts) * i.div_ceil(TILE);
-        prepare(gpu, Product::Dgrad, operands, sizes, blocks)
+        let Groups { experts, align, .. } = self.0;
+        let sizes = Sizes { rows, experts, align, outputs: o, inputs: i };
+        let blocks = slots(rows, experts) * i.div_ceil(TILE);
+        prepare(gpu, LinearGemm::Dgrad, operands, sizes, blocks)
     }
 }
 
@@ -61,21 +62,17 @@ impl CudaKernel for GroupedWgrad {
     fn prepare(&self, gpu: &Gpu, operands: &Operands<'_>) -> Result<Work, CudaError> {
         let ((rows, o), (_, i)) =
             (operands.inputs[0].ty.shape.rows_cols(), operands.inputs[1].ty.shape.rows_cols());
-        let sizes = Sizes { rows, experts: self.experts, align: self.align, outputs: o, inputs: i };
-        let blocks = self.experts * o.div_ceil(TILE) * i.div_ceil(TILE);
-        prepare(gpu, Product::Wgrad, operands, sizes, blocks)
+        let Groups { experts, align, .. } = self.groups;
+        let sizes = Sizes { rows, experts, align, outputs: o, inputs: i };
+        let blocks = experts * o.div_ceil(TILE) * i.div_ceil(TILE);
+        prepare(gpu, LinearGemm::Wgrad, operands, sizes, blocks)
     }
 }
 
-/// Slots of row tiles: those of all groups, and those of the rows after them (see the kernel).
-fn slots(rows: usize, experts: usize) -> usize {
-    rows / TILE + experts + 1
-}
-
-/// The fast kernel if it supports the product, else that for all GPUs, of so many blocks.
+/// The fast kernel if it supports the GEMM, else that for all GPUs, of so many blocks.
 fn prepare(
     gpu: &Gpu,
-    product: Product,
+    gemm: LinearGemm,
     operands: &Operands<'_>,
     sizes: Sizes,
     blocks: usize,
@@ -84,17 +81,17 @@ fn prepare(
     if blocks == 0 {
         return Ok(Work::sequence(Vec::new()));
     }
-    if hopper::supports(gpu, product, operands, sizes)
-        && let Some(work) = hopper::fastest(gpu, product, operands, sizes)?
+    if hopper::supports(gpu, gemm, operands, sizes)
+        && let Some(work) = hopper::fastest(gpu, gemm, operands, sizes)?
     {
         return Ok(work);
     }
-    let [a, b, start] = [0, 1, START].map(|n| operands.inputs[n]);
+    let [a, b, starts] = [0, 1, STARTS].map(|n| operands.inputs[n]);
     let d = operands.outputs[0];
     let arguments = Arguments {
         a: a.place,
         b: b.place,
-        start: start.place,
+        starts: starts.place,
         d: d.into(),
         rows: rows as u32,
         experts: experts as u32,
@@ -102,7 +99,7 @@ fn prepare(
         inputs: inputs as u32,
         accumulate: d.accumulate.into(),
     };
-    let function = gpu.function(&SOURCE, &[], &format!("{}_{}", product.name(), suffix(a.ty)))?;
+    let function = gpu.function(&SOURCE, &[], &format!("{}_{}", kernel_name(gemm), suffix(a.ty)))?;
     // SAFETY: the kernel takes one `Arguments`. `a` and `b` have the type in the kernel's name and, with d,
     // the extents that the op's `infer` checked; there are experts + 1 starts. The kernel accesses no rows
     // outside of the ragged tensors, whatever the starts are. Operands are aligned to 16 bytes.

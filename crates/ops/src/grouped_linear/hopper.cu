@@ -3,8 +3,8 @@
 //
 // A block computes TILE_M x TILE_N of an output at a time. One thread of a cluster draws tile after tile from
 // a counter in memory, so that blocks end together although experts have different numbers of rows. One
-// thread of a block drives the copy engine, which fills STAGES of shared memory with TILE_K products each and
-// runs ahead into the next tile while this one is stored. The other warps of the first group write zeros
+// thread of a block issues the copies by TMA, which fill STAGES of shared memory with TILE_K products each
+// and run ahead into the next tile while this one is stored. The other warps of the first group write zeros
 // where no group has rows. CLUSTER blocks have row tiles below each other: each fetches a part of the right
 // operand and multicasts it to all, unless their rows belong to different experts. Each output is one sum in
 // f32, in the order of the tensor cores, whichever block computes it.
@@ -12,8 +12,8 @@
 // Two groups of four warps multiply, so a tile is stored in one of three ways:
 // * each group multiplies 64 rows of every tile and stores them, while the tensor cores wait;
 // * TURNS: each group multiplies all rows of every second tile, and stores them while the other multiplies;
-// * STAGED: as the first, but sums are left in shared memory, from where the copy engine stores them during
-//   the next tile. WGRAD alone, with tiles of fewer products, since its sums are f32 and as many as the
+// * STAGED: as the first, but sums are left in shared memory, from where TMA stores them during the next
+//   tile. WGRAD alone, with tiles of fewer products, since its sums are f32 and as many as the
 //   products of 16 to 32 stages.
 //
 // The extents of groups are read from memory, so work is proportional to the rows that groups have. It should
@@ -29,7 +29,7 @@ struct Arguments {
     void* d;
     u32 accumulate;
     u32 padding;
-    Groups groups;
+    RaggedGroups groups;
 };
 
 // Groups of warps that multiply a tile, and parts of 64 rows that each multiplies.
@@ -81,8 +81,8 @@ template <bool A_ALONG_K, bool B_ALONG_K> __device__ __forceinline__ void multip
     asm volatile(MULTIPLY_BY(OPERANDS) : ALL_SUMS : "l"(a), "l"(b), "r"((u32)add), "n"((int)!A_ALONG_K), "n"((int)!B_ALONG_K));
 }
 
-// Drives the copy engine, which fills stage after stage.
-template <Product P> __device__ __forceinline__ void fetch_tiles(const Arguments& args, const Tiles<P>& tiles, u32 shared) {
+// Fills stage after stage by TMA.
+template <Gemm G> __device__ __forceinline__ void fetch_tiles(const Arguments& args, const Tiles<G>& tiles, u32 shared) {
     u32 iteration = 0;
     for (u32 n = 0;; n++) {
         if (tiles.rank == 0) draw_tile<At>(tiles, shared, n);
@@ -92,7 +92,7 @@ template <Product P> __device__ __forceinline__ void fetch_tiles(const Arguments
         u32 expert = 0, first = 0;
         // All blocks of the cluster need the same right operand.
         bool is_common = true;
-        if constexpr (P == WGRAD) {
+        if constexpr (G == WGRAD) {
             first = tiles.first_row(tile.expert);
         } else {
             u32 top = tile.row - tiles.rank * TILE_M;
@@ -105,7 +105,7 @@ template <Product P> __device__ __forceinline__ void fetch_tiles(const Arguments
             u32 k = first + step * TILE_K;
             wait(shared + At::EMPTY + 8 * stage, iteration / STAGES % 2 ^ 1);
             arrive_expect(full, STAGE_BYTES);
-            if constexpr (P == WGRAD) {
+            if constexpr (G == WGRAD) {
 #pragma unroll
                 for (u32 strip = 0; strip < TILE_M / STRIP; strip++)
                     fetch(a + strip * STRIP_BYTES, args.a, {tile.row + strip * STRIP, k, 0}, full);
@@ -116,7 +116,7 @@ template <Product P> __device__ __forceinline__ void fetch_tiles(const Arguments
 #pragma unroll
             for (u32 part = 0; part < CLUSTER; part++) {
                 if (is_common && part != tiles.rank) continue;
-                if constexpr (P == FPROP) {
+                if constexpr (G == FPROP) {
                     u32 to = b + part * (B_BYTES / CLUSTER);
                     Coordinates at = {k, tile.column + part * (TILE_N / CLUSTER), expert};
                     if (CLUSTER > 1 && is_common) multicast(to, args.b, at, full);
@@ -200,8 +200,8 @@ __device__ __forceinline__ void end_turn(u32 taken) {
 }
 
 // Multiplies stage after stage.
-template <Product P> __device__ __forceinline__ void compute(const Arguments& args, const Tiles<P>& tiles, u32 shared) {
-    constexpr bool A_ALONG_K = P != WGRAD, B_ALONG_K = P == FPROP;
+template <Gemm G> __device__ __forceinline__ void compute(const Arguments& args, const Tiles<G>& tiles, u32 shared) {
+    constexpr bool A_ALONG_K = G != WGRAD, B_ALONG_K = G == FPROP;
     // From 16 products to the next.
     constexpr u32 A_STEP = A_ALONG_K ? 32 : 16 * 128, B_STEP = B_ALONG_K ? 32 : 16 * 128;
     u32 warp = threadIdx.x / 32 - GROUP / 32, group = warp / 4, first_part = TURNS ? 0 : group, iteration = 0, strips = 0;
@@ -217,7 +217,7 @@ template <Product P> __device__ __forceinline__ void compute(const Arguments& ar
         }
         // A group waits for its stages after the other one has waited for those before.
         if (TURNS && n > 0) wait(shared + At::TAKEN + 8 * (1 - group), (n - 1) / 2 % 2);
-        if (P == WGRAD && tile.steps == 0) {
+        if (G == WGRAD && tile.steps == 0) {
             if (TURNS) end_turn(shared + At::TAKEN + 8 * group);
             continue;
         }
@@ -248,7 +248,7 @@ template <Product P> __device__ __forceinline__ void compute(const Arguments& ar
 #pragma unroll
         for (u32 part = 0; part < PARTS; part++) {
             u32 row = tile.row + 64 * (first_part + part) + 16 * (warp % 4);
-            if constexpr (P == WGRAD) {
+            if constexpr (G == WGRAD) {
                 float* d = (float*)args.d + (u64)tile.expert * args.groups.outputs * args.groups.inputs;
                 if (STAGED) {
                     store_boxes(args.d_map, args.groups, staged, results, args.accumulate);
@@ -257,19 +257,19 @@ template <Product P> __device__ __forceinline__ void compute(const Arguments& ar
                 } else if (args.accumulate) store_sums<true>(args, d, row, tile.column, sum[part]);
                 else store_sums<false>(args, d, row, tile.column, sum[part]);
             } else if (tile.row < tiles.end) {
-                u32 columns = P == FPROP ? args.groups.outputs : args.groups.inputs;
+                u32 columns = G == FPROP ? args.groups.outputs : args.groups.inputs;
                 store_rows(args, columns, row, tile.column, results, strips, sum[part]);
             }
         }
     }
     if constexpr (STAGED) store_boxes(args.d_map, args.groups, staged, results, args.accumulate);
-    else if (P != WGRAD) await_reads<0>();
+    else if (G != WGRAD) await_reads<0>();
 }
 
-template <Product P> __device__ __forceinline__ void run(const Arguments& args) {
-    auto fetch = [&](const Tiles<P>& tiles, u32 shared) { fetch_tiles<P>(args, tiles, shared); };
-    auto multiply = [&](const Tiles<P>& tiles, u32 shared) { compute<P>(args, tiles, shared); };
-    run_tiles<At, P>(args.groups, args.d, args.accumulate, fetch, multiply);
+template <Gemm G> __device__ __forceinline__ void run(const Arguments& args) {
+    auto fetch = [&](const Tiles<G>& tiles, u32 shared) { fetch_tiles<G>(args, tiles, shared); };
+    auto multiply = [&](const Tiles<G>& tiles, u32 shared) { compute<G>(args, tiles, shared); };
+    run_tiles<At, G>(args.groups, args.d, args.accumulate, fetch, multiply);
 }
 
 #if !STAGED

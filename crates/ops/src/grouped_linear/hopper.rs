@@ -2,13 +2,13 @@
 //! for Hopper's tensor cores.
 #![allow(unsafe_code, reason = "it launches kernels")]
 
-use super::START;
-use super::product::Product;
-use crate::ragged::{self, CLUSTER, Groups, RAGGED, Sizes, Stores, TILE_M, Variant, sums_map};
+use super::{STARTS, kernel_name};
+use crate::ragged::{self, CLUSTER, RAGGED, RaggedGroups, Sizes, Stores, TILE_M, Variant, sums_map};
 use xtrain_cuda::{
     Arch, CudaError, Defines, DevicePtr, Gpu, HOPPER, KernelSource, Operands, TENSOR_CORES, TensorMap, Work,
     kernel_struct,
 };
+use xtrain_program::LinearGemm;
 use xtrain_tensor::DType;
 
 /// All variants. 192 columns are the most that one group of warps can multiply.
@@ -56,48 +56,48 @@ kernel_struct! {
         d: DevicePtr,
         accumulate: u32,
         padding: u32,
-        groups: Groups,
+        groups: RaggedGroups,
     }
 }
 
-/// True if the kernel supports the product on this GPU.
-pub(super) fn supports(gpu: &Gpu, product: Product, operands: &Operands<'_>, sizes: Sizes) -> bool {
+/// True if the kernel supports the GEMM on this GPU.
+pub(super) fn supports(gpu: &Gpu, gemm: LinearGemm, operands: &Operands<'_>, sizes: Sizes) -> bool {
     // A gradient of weights can be added to, in f32 alone.
     let typed = operands.inputs[0].ty.dtype == DType::BF16
-        && (product != Product::Wgrad || operands.outputs[0].ty.dtype == DType::F32);
-    // The copy engine's strides are multiples of 16 bytes.
+        && (gemm != LinearGemm::Wgrad || operands.outputs[0].ty.dtype == DType::F32);
+    // The strides of a tensor map are multiples of 16 bytes.
     typed && ragged::supports(gpu, sizes, 8)
 }
 
-/// The launch of a product that the kernel supports, by the fastest variant. None if the GPU refuses all.
+/// The launch of a GEMM that the kernel supports, by the fastest variant. None if the GPU refuses all.
 pub(super) fn fastest(
     gpu: &Gpu,
-    product: Product,
+    gemm: LinearGemm,
     operands: &Operands<'_>,
     sizes: Sizes,
 ) -> Result<Option<Work>, CudaError> {
-    let variants = ragged::candidates(&VARIANTS, product.columns(sizes), product == Product::Wgrad);
+    let variants = ragged::candidates(&VARIANTS, sizes.columns(gemm), gemm == LinearGemm::Wgrad);
     let adds = if operands.outputs[0].accumulate { " that adds" } else { "" };
-    let kernel = format!("{}{adds}", product.name());
-    let start = operands.inputs[START].place;
-    ragged::fastest(gpu, &kernel, &variants, sizes, start, |variant, start| {
-        prepare(gpu, product, operands, sizes, variant, start)
+    let kernel = format!("{}{adds}", kernel_name(gemm));
+    let starts = operands.inputs[STARTS].place;
+    ragged::fastest(gpu, &kernel, &variants, sizes, starts, |variant, starts| {
+        prepare(gpu, gemm, operands, sizes, variant, starts)
     })
 }
 
 /// The launch of a variant for groups with these starts.
 fn prepare(
     gpu: &Gpu,
-    product: Product,
+    gemm: LinearGemm,
     operands: &Operands<'_>,
     sizes: Sizes,
     variant: Variant,
-    start: DevicePtr,
+    starts: DevicePtr,
 ) -> Result<Work, CudaError> {
     let Sizes { rows, experts, outputs, inputs, .. } = sizes;
     let [a, b] = [0, 1].map(|n| operands.inputs[n].place);
     let d = operands.outputs[0];
-    let (columns, depth) = (product.columns(sizes), depth(variant));
+    let (columns, depth) = (sizes.columns(gemm), depth(variant));
     let map = |at, [columns, rows, experts]: [usize; 3], [wide, high]: [usize; 2]| {
         let strides = [columns, columns * rows];
         TensorMap::new(gpu.context(), DType::BF16, at, &[columns, rows, experts], &strides, &[wide, high, 1])
@@ -106,25 +106,25 @@ fn prepare(
     let (along, across) = ([depth, TILE_M], [STRIP, depth]);
     let shared = [STRIP, depth / CLUSTER];
     let weights = [inputs, outputs, experts];
-    let (a_map, b_map) = match product {
-        Product::Fprop => {
+    let (a_map, b_map) = match gemm {
+        LinearGemm::Fprop => {
             (map(a, [inputs, rows, 1], along)?, map(b, weights, [depth, variant.width / CLUSTER])?)
         }
-        Product::Dgrad => (map(a, [outputs, rows, 1], along)?, map(b, weights, shared)?),
-        Product::Wgrad => (map(a, [outputs, rows, 1], across)?, map(b, [inputs, rows, 1], shared)?),
+        LinearGemm::Dgrad => (map(a, [outputs, rows, 1], along)?, map(b, weights, shared)?),
+        LinearGemm::Wgrad => (map(a, [outputs, rows, 1], across)?, map(b, [inputs, rows, 1], shared)?),
     };
-    let d_map = match (product, variant.stores) {
-        (Product::Wgrad, Stores::Staged) => sums_map(gpu, d.place, sizes, 2)?,
+    let d_map = match (gemm, variant.stores) {
+        (LinearGemm::Wgrad, Stores::Staged) => sums_map(gpu, d.place, sizes, 2)?,
         // It is not used.
-        (Product::Wgrad, _) => a_map,
+        (LinearGemm::Wgrad, _) => a_map,
         _ => map(d.place, [columns, rows, 1], [STRIP, STORE_ROWS])?,
     };
-    let down = match product {
-        Product::Wgrad => experts * outputs.div_ceil(CLUSTER * TILE_M),
+    let down = match gemm {
+        LinearGemm::Wgrad => experts * outputs.div_ceil(CLUSTER * TILE_M),
         _ => rows.div_ceil(CLUSTER * TILE_M),
     };
-    let function = gpu.function(&SOURCE, &defines(variant), product.name())?;
-    let (groups, counter) = Groups::new(gpu, start, sizes)?;
+    let function = gpu.function(&SOURCE, &defines(variant), kernel_name(gemm))?;
+    let (groups, counter) = RaggedGroups::new(gpu, starts, sizes)?;
     let arguments = Arguments {
         a: a_map,
         b: b_map,
@@ -138,7 +138,7 @@ fn prepare(
     // SAFETY: the kernel takes one `Arguments`. Operands are in bf16, and d too unless it is a gradient of
     // weights, which is f32; their extents are those that the op's `infer` checked. There are experts + 1
     // starts, for which shared memory has room. The counter lives as long as the work, whose launches follow
-    // each other, and is 0 between them. The copy engine accesses nothing outside of the maps, and the
-    // kernel writes no rows and columns outside of d, whatever the starts are.
+    // each other, and is 0 between them. TMA accesses nothing outside of the tensor maps, and the kernel
+    // writes no rows and columns outside of d, whatever the starts are.
     unsafe { ragged::work(function, blocks, arguments, counter) }
 }

@@ -5,17 +5,16 @@
 // whatever the alignment of groups. Each output is one sum in f32, in order. It reaches a fraction of the
 // peak of tensor cores: a slice is loaded while nothing is computed.
 //
-// grouped_linear_*, grouped_dgrad_*: grid (slots of row tiles * ceil(columns / 64)). Group e has the slots
-// from start[e] / 64 + e up to those of the next group, which are enough for its tiles; the rows after the
-// last group, which become zeros, have the slots of one more group. grouped_wgrad_*: grid (experts *
-// ceil(outputs / 64) * ceil(inputs / 64)).
+// grouped_linear_*, grouped_dgrad_*: grid (slots of row tiles (groups.cuh) * ceil(columns / 64)). The rows
+// after the last group become zeros. grouped_wgrad_*: grid (experts * ceil(outputs / 64) *
+// ceil(inputs / 64)).
 
 struct Arguments {
     // x_ci and w_(E*o)i; dy_co and w_(E*o)i; dy_co and x_ci.
     const void* a;
     const void* b;
     // [experts + 1]: the first row of each group, and the end of the last one.
-    const u32* start;
+    const u32* starts;
     Floats d;
     // c, the capacity of the ragged tensors.
     u32 rows;
@@ -141,21 +140,11 @@ __device__ __forceinline__ void put_tile(const Arguments& args, u64 first, u32 r
     }
 }
 
-__device__ __forceinline__ u32 first_slot(const Arguments& args, u32 group) { return args.start[group] / TILE + group; }
-
 // d = a w_e, or a w_e^T if W_ALONG_K, in the rows of expert e.
 template <class T, bool W_ALONG_K> __device__ __forceinline__ void multiply_rows(const Arguments& args) {
     u32 products = W_ALONG_K ? args.inputs : args.outputs, columns = W_ALONG_K ? args.outputs : args.inputs;
     u32 across = (columns + TILE - 1) / TILE, slot = blockIdx.x / across, column = blockIdx.x % across * TILE;
-    // The last group that has no slot after this one. The rows after all groups count as one more.
-    u32 group = 0;
-    for (u32 last = args.experts; group < last;) {
-        u32 middle = (group + last + 1) / 2;
-        if (first_slot(args, middle) <= slot) group = middle;
-        else last = middle - 1;
-    }
-    u32 row = args.start[group] + (slot - first_slot(args, group)) * TILE;
-    u32 end = group == args.experts ? args.rows : min(args.start[group + 1], args.rows);
+    auto [group, row, end] = rows_of_slot(args, slot);
     if (row >= end) return;
 
     float sums[SUMS] = {};
@@ -172,7 +161,7 @@ template <class T> __device__ __forceinline__ void sum_rows(const Arguments& arg
     u32 across = (args.inputs + TILE - 1) / TILE, down = (args.outputs + TILE - 1) / TILE;
     u32 group = blockIdx.x / (across * down), tile = blockIdx.x % (across * down);
     u32 row = tile / across * TILE, column = tile % across * TILE;
-    u32 first = args.start[group], end = min(args.start[group + 1], args.rows);
+    u32 first = args.starts[group], end = min(args.starts[group + 1], args.rows);
     if (first >= end && args.accumulate) return;
 
     u32 count = first < end ? end - first : 0;

@@ -1,7 +1,7 @@
 //! Linear layers of experts: a GEMM for each group of rows of a ragged tensor, and its gradients.
 //!
-//! [`crate::dispatch`] says what a ragged tensor is, and computes `start`, an i32[E + 1] on the device: the
-//! rows of expert e are `start[e]..start[e + 1]` of c.
+//! [`crate::dispatch`] says what a ragged tensor is, and computes `starts`, an i32[E + 1] on the
+//! device: the rows of expert e are `starts[e]..starts[e + 1]` of c.
 //!
 //! The weights of all experts are one matrix `w_(E*o)i`, expert after expert, so y = x w_e^T, dx = dy w_e and
 //! dw_e = dy^T x over the rows of expert e. E is the number of experts, and o and i are the outputs and
@@ -10,13 +10,13 @@
 mod cpu;
 mod cuda;
 mod hopper;
-mod product;
 #[cfg(any(test, feature = "samples"))]
 mod samples;
 #[cfg(test)]
 mod tests;
 
 use crate::grouped_scaled_matmul::GroupedScaledMatmul;
+use crate::groups::Groups;
 use crate::on_gpu::OnGpu;
 use crate::{int_vector, matrix};
 use std::sync::Arc;
@@ -32,28 +32,21 @@ pub fn algorithms() -> Vec<String> {
     crate::ragged::names(&hopper::VARIANTS)
 }
 
-/// The input `start` of all three ops.
-const START: usize = 2;
+/// The input `starts` of all three ops.
+const STARTS: usize = 2;
 
-/// `(x_ci, w_(E*o)i, start) -> y_co`: y = x w_e^T in the rows of expert e, summed in f32 (f64) and rounded
-/// once. Rows after `start[E]` are written as zeros.
+/// `(x_ci, w_(E*o)i, starts) -> y_co`: y = x w_e^T in the rows of expert e, summed in f32 (f64) and rounded
+/// once. Rows after `starts[E]` are written as zeros.
 #[derive(Clone, Copy, Debug)]
-pub struct GroupedLinear {
-    /// E, the number of experts.
-    pub experts: usize,
-    /// The multiple at which the rows of an expert begin.
-    pub align: usize,
-    /// Rows that belong to tokens: tokens times experts per token. They determine the cost alone.
-    pub live_rows: usize,
-}
+pub struct GroupedLinear(pub Groups);
 
 impl Op for GroupedLinear {
     fn name(&self) -> &'static str {
-        "grouped_linear"
+        kernel_name(LinearGemm::Fprop)
     }
 
     fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>, OpError> {
-        let [rows, width, out, w_in] = extents(self.name(), "x", self.experts, inputs)?;
+        let [rows, width, out, w_in] = extents(self.name(), "x", self.0.experts, inputs)?;
         OpError::ensure(width == w_in, || {
             format!("x has {width} columns, but the weight {} takes {w_in}", inputs[1])
         })?;
@@ -64,61 +57,51 @@ impl Op for GroupedLinear {
         operand(input)
     }
 
-    fn reads_experts(&self) -> bool {
+    fn gathers_apart(&self) -> bool {
         true
     }
 
     fn cost(&self, inputs: &[TensorType], outputs: &[TensorType]) -> Cost {
-        cost([self.live_rows, outputs[0].shape[1], inputs[0].shape[1]], inputs, outputs)
+        cost([self.0.live_rows, outputs[0].shape[1], inputs[0].shape[1]], inputs, outputs)
     }
 
     fn gemms(&self, inputs: &[TensorType]) -> Option<Gemms> {
-        let ((rows, _), (w_rows, width)) = (inputs[0].shape.rows_cols(), inputs[1].shape.rows_cols());
-        let extents = [rows, w_rows / self.experts, width];
-        Some(gemms(LinearGemm::Fprop, self.experts, self.align, self.live_rows, extents, inputs[0].dtype))
+        Some(gemms_by_rows(LinearGemm::Fprop, self.0, inputs))
     }
 }
 
 impl Differentiable for GroupedLinear {
     fn backward(&self, cx: &mut Backward<'_>) -> Result<(), OpError> {
         let Some(dy) = cx.grad(0) else { return Ok(()) };
-        let GroupedLinear { experts, align, live_rows } = *self;
-        let (x, w, start) = (cx.input(0), cx.input(1), cx.input(START));
+        let (x, w, starts) = (cx.input(0), cx.input(1), cx.input(STARTS));
         // wgrad comes first: it may be the last op that reads x, so that dx can take x's memory.
         if cx.wants(1) {
-            let wgrad = GroupedWgrad { experts, align, live_rows, out: cx.grad_dtype(1) };
-            let dw = cx.emit(Role::Wgrad, wgrad, &[dy, x, start])?[0];
+            let wgrad = GroupedWgrad { groups: self.0, out: cx.grad_dtype(1) };
+            let dw = cx.emit(Role::Wgrad, wgrad, &[dy, x, starts])?[0];
             cx.set_grad(1, dw)?;
         }
         if cx.wants(0) {
-            let dx = cx.emit(Role::Dgrad, GroupedDgrad { experts, align, live_rows }, &[dy, w, start])?[0];
+            let dx = cx.emit(Role::Dgrad, GroupedDgrad(self.0), &[dy, w, starts])?[0];
             cx.set_grad(0, dx)?;
         }
         Ok(())
     }
 }
 
-/// `(dy_co, w_(E*o)i, start) -> dx_ci`: dx = dy w_e in the rows of expert e. Rows after `start[E]` are
+/// `(dy_co, w_(E*o)i, starts) -> dx_ci`: dx = dy w_e in the rows of expert e. Rows after `starts[E]` are
 /// written as zeros.
 #[derive(Clone, Copy, Debug)]
-pub struct GroupedDgrad {
-    /// E, the number of experts.
-    pub experts: usize,
-    /// The multiple at which the rows of an expert begin.
-    pub align: usize,
-    /// Rows that belong to tokens, for the cost.
-    pub live_rows: usize,
-}
+pub struct GroupedDgrad(pub Groups);
 
 impl Op for GroupedDgrad {
     fn name(&self) -> &'static str {
-        "grouped_dgrad"
+        kernel_name(LinearGemm::Dgrad)
     }
 
     fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>, OpError> {
-        let [rows, out, w_out, width] = extents(self.name(), "dy", self.experts, inputs)?;
+        let [rows, out, w_out, width] = extents(self.name(), "dy", self.0.experts, inputs)?;
         OpError::ensure(out == w_out, || {
-            let (weight, experts) = (inputs[1], self.experts);
+            let (weight, experts) = (inputs[1], self.0.experts);
             format!("dy has {out} columns, but the weight {weight} of {experts} experts has {w_out} outputs")
         })?;
         Ok(vec![TensorType::new(inputs[0].dtype, [rows, width])])
@@ -128,38 +111,32 @@ impl Op for GroupedDgrad {
         operand(input)
     }
 
-    fn reads_experts(&self) -> bool {
+    fn gathers_apart(&self) -> bool {
         true
     }
 
     fn cost(&self, inputs: &[TensorType], outputs: &[TensorType]) -> Cost {
-        cost([self.live_rows, outputs[0].shape[1], inputs[0].shape[1]], inputs, outputs)
+        cost([self.0.live_rows, outputs[0].shape[1], inputs[0].shape[1]], inputs, outputs)
     }
 
     fn gemms(&self, inputs: &[TensorType]) -> Option<Gemms> {
-        let ((rows, _), (w_rows, width)) = (inputs[0].shape.rows_cols(), inputs[1].shape.rows_cols());
-        let extents = [rows, w_rows / self.experts, width];
-        Some(gemms(LinearGemm::Dgrad, self.experts, self.align, self.live_rows, extents, inputs[0].dtype))
+        Some(gemms_by_rows(LinearGemm::Dgrad, self.0, inputs))
     }
 }
 
-/// `(dy_co, x_ci, start) -> dw_(E*o)i`: dw_e = dy^T x over the rows of expert e. The output accumulates: the
+/// `(dy_co, x_ci, starts) -> dw_(E*o)i`: dw_e = dy^T x over the rows of expert e. The output accumulates: the
 /// gradient of an expert without rows is written as zeros, or stays as it is where dw is added to.
 #[derive(Clone, Copy, Debug)]
 pub struct GroupedWgrad {
-    /// E, the number of experts.
-    pub experts: usize,
-    /// The multiple at which the rows of an expert begin.
-    pub align: usize,
-    /// Rows that belong to tokens, for the cost.
-    pub live_rows: usize,
+    /// The groups of rows of the ragged tensors.
+    pub groups: Groups,
     /// Element type of the gradient.
     pub out: DType,
 }
 
 impl Op for GroupedWgrad {
     fn name(&self) -> &'static str {
-        "grouped_wgrad"
+        kernel_name(LinearGemm::Wgrad)
     }
 
     fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>, OpError> {
@@ -167,8 +144,8 @@ impl Op for GroupedWgrad {
         let ((rows, out), (x_rows, width)) = (matrix("dy", inputs[0])?, matrix("x", inputs[1])?);
         OpError::ensure(rows == x_rows, || format!("dy has {rows} rows, x has {x_rows}"))?;
         one_dtype(["dy", "x"], inputs)?;
-        int_vector("the starts of the groups", inputs[START], self.experts + 1)?;
-        Ok(vec![TensorType::new(self.out, [self.experts * out, width])])
+        int_vector("starts", inputs[STARTS], self.groups.experts + 1)?;
+        Ok(vec![TensorType::new(self.out, [self.groups.experts * out, width])])
     }
 
     fn operand(&self, input: usize) -> Operand {
@@ -180,12 +157,12 @@ impl Op for GroupedWgrad {
     }
 
     fn cost(&self, inputs: &[TensorType], outputs: &[TensorType]) -> Cost {
-        cost([inputs[0].shape[1], inputs[1].shape[1], self.live_rows], inputs, outputs)
+        cost([inputs[0].shape[1], inputs[1].shape[1], self.groups.live_rows], inputs, outputs)
     }
 
     fn gemms(&self, inputs: &[TensorType]) -> Option<Gemms> {
         let ((rows, out), (_, width)) = (inputs[0].shape.rows_cols(), inputs[1].shape.rows_cols());
-        Some(gemms(LinearGemm::Wgrad, self.experts, self.align, self.live_rows, [rows, out, width], self.out))
+        Some(gemms(LinearGemm::Wgrad, self.groups, [rows, out, width], self.out))
     }
 }
 
@@ -197,7 +174,7 @@ fn extents(op: &str, name: &str, experts: usize, inputs: &[TensorType]) -> Resul
         format!("the weight {} has {w_rows} rows, which {experts} experts do not divide", inputs[1])
     })?;
     one_dtype([name, "the weight"], inputs)?;
-    int_vector("the starts of the groups", inputs[START], experts + 1)?;
+    int_vector("starts", inputs[STARTS], experts + 1)?;
     Ok([rows, cols, w_rows / experts, w_cols])
 }
 
@@ -209,28 +186,36 @@ fn one_dtype(names: [&str; 2], inputs: &[TensorType]) -> Result<(), OpError> {
     })
 }
 
+/// The name of the kernels of a GEMM, and of its op.
+fn kernel_name(gemm: LinearGemm) -> &'static str {
+    match gemm {
+        LinearGemm::Fprop => "grouped_linear",
+        LinearGemm::Dgrad => "grouped_dgrad",
+        LinearGemm::Wgrad => "grouped_wgrad",
+    }
+}
+
+/// The GEMM of an op with the inputs of fprop or dgrad.
+fn gemms_by_rows(kind: LinearGemm, groups: Groups, inputs: &[TensorType]) -> Gemms {
+    let ((rows, _), (w_rows, width)) = (inputs[0].shape.rows_cols(), inputs[1].shape.rows_cols());
+    gemms(kind, groups, [rows, w_rows / groups.experts, width], inputs[0].dtype)
+}
+
 /// The GEMM of an op, of experts with these numbers of rows, outputs and inputs.
-fn gemms(
-    kind: LinearGemm,
-    experts: usize,
-    align: usize,
-    live_rows: usize,
-    extents: [usize; 3],
-    out: DType,
-) -> Gemms {
+fn gemms(kind: LinearGemm, groups: Groups, extents: [usize; 3], out: DType) -> Gemms {
     let [rows, outputs, inputs] = extents;
     let operands = [OperandSource::Input(0), OperandSource::Input(1)];
     let gemm = OpGemm { kind, operands, extents: kind.extents(rows, outputs, inputs) };
     let in_fp8 = move |formats: [Option<ScaledGemm>; 3]| -> Arc<dyn Op> {
         let Some(format) = formats[kind as usize] else { unreachable!("the op has one GEMM") };
         let scaling = format.operands.map(|operand| operand.scaling);
-        Arc::new(GroupedScaledMatmul { gemm: kind, experts, align, live_rows, out, scaling })
+        Arc::new(GroupedScaledMatmul { gemm: kind, groups, out, scaling })
     };
     Gemms { list: vec![gemm], in_fp8: Box::new(in_fp8) }
 }
 
 fn operand(input: usize) -> Operand {
-    if input == START { Operand::Full } else { Operand::Compute }
+    if input == STARTS { Operand::Full } else { Operand::Compute }
 }
 
 /// Cost of the GEMMs of all experts: as many operations as one GEMM of these extents.

@@ -7,22 +7,19 @@ use xtrain_tensor::DType;
 
 impl Routing {
     fn linear(&self, outputs: usize, inputs: usize) -> Sample {
-        let op =
-            GroupedLinear { experts: self.tokens.len(), align: self.alignment, live_rows: self.live_rows() };
-        let w = SampleInput::parameter([op.experts * outputs, inputs]);
-        Sample::forward(op, [self.ragged(inputs), w, self.starts()])
+        let groups = self.groups();
+        let w = SampleInput::parameter([groups.experts * outputs, inputs]);
+        Sample::forward(GroupedLinear(groups), [self.ragged(inputs), w, self.starts()])
     }
 
     fn dgrad(&self, outputs: usize, inputs: usize) -> Sample {
-        let op =
-            GroupedDgrad { experts: self.tokens.len(), align: self.alignment, live_rows: self.live_rows() };
-        let w = SampleInput::activation([op.experts * outputs, inputs]);
-        Sample::plain(op, [self.ragged(outputs), w, self.starts()])
+        let groups = self.groups();
+        let w = SampleInput::activation([groups.experts * outputs, inputs]);
+        Sample::plain(GroupedDgrad(groups), [self.ragged(outputs), w, self.starts()])
     }
 
     fn wgrad(&self, out: DType, outputs: usize, inputs: usize) -> Sample {
-        let (experts, align, live_rows) = (self.tokens.len(), self.alignment, self.live_rows());
-        let op = GroupedWgrad { experts, align, live_rows, out };
+        let op = GroupedWgrad { groups: self.groups(), out };
         Sample::plain(op, [self.ragged(outputs), self.ragged(inputs), self.starts()])
     }
 }

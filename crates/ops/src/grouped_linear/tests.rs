@@ -28,18 +28,18 @@ fn one_expert_is_a_linear_layer_to_the_bit() {
     for dtype in [DType::F64, DType::F32, DType::BF16] {
         for [c, o, i] in SIZES {
             let (x, w) = (normal(dtype, [c, i], 1.0, seed()), normal(dtype, [o, i], 1.0, seed()));
-            let (dy, start) = (normal(dtype, [c, o], 1.0, seed()), starts(&[0, c]));
-            let (experts, align, live_rows) = (1, 1, c);
+            let (dy, starts) = (normal(dtype, [c, o], 1.0, seed()), starts(&[0, c]));
+            let groups = Groups { experts: 1, align: 1, live_rows: c };
             let what = format!("{c} rows of {i} to {o} in {dtype}");
-            let y = run(&GroupedLinear { experts, align, live_rows }, &[&x, &w, &start]);
+            let y = run(&GroupedLinear(groups), &[&x, &w, &starts]);
             assert_bits(&what, &y[0], &run(&Linear, &[&x, &w])[0]);
-            let dx = run(&GroupedDgrad { experts, align, live_rows }, &[&dy, &w, &start]);
+            let dx = run(&GroupedDgrad(groups), &[&dy, &w, &starts]);
             assert_bits(&what, &dx[0], &run(&LinearDgrad, &[&dy, &w])[0]);
             let out = if dtype == DType::F64 { DType::F64 } else { DType::F32 };
-            let (grouped, dense) = (GroupedWgrad { experts, align, live_rows, out }, LinearWgrad { out });
-            let dw = run(&grouped, &[&dy, &x, &start]);
+            let (grouped, dense) = (GroupedWgrad { groups, out }, LinearWgrad { out });
+            let dw = run(&grouped, &[&dy, &x, &starts]);
             assert_bits(&what, &dw[0], &run(&dense, &[&dy, &x])[0]);
-            let added = run_over(&grouped, &[&dy, &x, &start], dw.clone(), true);
+            let added = run_over(&grouped, &[&dy, &x, &starts], dw.clone(), true);
             assert_bits(&what, &added[0], &run_over(&dense, &[&dy, &x], dw, true)[0]);
         }
     }
@@ -50,27 +50,28 @@ struct Ragged {
     x: HostTensor,
     w: HostTensor,
     dy: HostTensor,
-    start: HostTensor,
+    starts: HostTensor,
 }
 
-const START: [usize; 4] = [0, 70, 70, 300];
+const STARTS: [usize; 4] = [0, 70, 70, 300];
 const CAPACITY: usize = 330;
 const OUT: usize = 65;
 const IN: usize = 130;
-const LINEAR: GroupedLinear = GroupedLinear { experts: 3, align: 1, live_rows: 300 };
-const DGRAD: GroupedDgrad = GroupedDgrad { experts: 3, align: 1, live_rows: 300 };
-const WGRAD: GroupedWgrad = GroupedWgrad { experts: 3, align: 1, live_rows: 300, out: DType::F32 };
+const GROUPS: Groups = Groups { experts: 3, align: 1, live_rows: 300 };
+const LINEAR: GroupedLinear = GroupedLinear(GROUPS);
+const DGRAD: GroupedDgrad = GroupedDgrad(GROUPS);
+const WGRAD: GroupedWgrad = GroupedWgrad { groups: GROUPS, out: DType::F32 };
 
 impl Ragged {
     fn new(dtype: DType) -> Ragged {
         let with_tail = |cols: usize| {
             let mut x = normal(dtype, [CAPACITY, cols], 1.0, seed());
-            let live = START[3] * dtype.bytes(cols);
+            let live = STARTS[3] * dtype.bytes(cols);
             x.bytes_mut()[live..].fill(0xFF);
             x
         };
         let w = normal(dtype, [3 * OUT, IN], 1.0, seed());
-        Ragged { x: with_tail(IN), w, dy: with_tail(OUT), start: starts(&START) }
+        Ragged { x: with_tail(IN), w, dy: with_tail(OUT), starts: starts(&STARTS) }
     }
 
     fn w_of(&self, expert: usize) -> HostTensor {
@@ -82,15 +83,15 @@ impl Ragged {
 fn each_expert_multiplies_its_rows_and_the_rows_after_all_groups_become_zeros() {
     for dtype in [DType::F32, DType::BF16] {
         let of = Ragged::new(dtype);
-        let y = &run(&LINEAR, &[&of.x, &of.w, &of.start])[0];
-        let dx = &run(&DGRAD, &[&of.dy, &of.w, &of.start])[0];
+        let y = &run(&LINEAR, &[&of.x, &of.w, &of.starts])[0];
+        let dx = &run(&DGRAD, &[&of.dy, &of.w, &of.starts])[0];
         for e in [0, 2] {
-            let group = START[e]..START[e + 1];
+            let group = STARTS[e]..STARTS[e + 1];
             let (x, dy, w) = (rows(&of.x, group.clone()), rows(&of.dy, group.clone()), of.w_of(e));
             assert_bits("y", &rows(y, group.clone()), &run(&Linear, &[&x, &w])[0]);
             assert_bits("dx", &rows(dx, group), &run(&LinearDgrad, &[&dy, &w])[0]);
         }
-        for after in [y, dx].map(|x| rows(x, START[3]..CAPACITY)) {
+        for after in [y, dx].map(|x| rows(x, STARTS[3]..CAPACITY)) {
             assert!(after.bytes().iter().all(|byte| *byte == 0), "rows after the last group");
         }
     }
@@ -100,12 +101,12 @@ fn each_expert_multiplies_its_rows_and_the_rows_after_all_groups_become_zeros() 
 fn an_expert_without_rows_has_a_gradient_of_zeros_which_adds_nothing() {
     for dtype in [DType::F32, DType::BF16] {
         let of = Ragged::new(dtype);
-        let inputs = [&of.dy, &of.x, &of.start];
+        let inputs = [&of.dy, &of.x, &of.starts];
         let dw = run(&WGRAD, &inputs);
         let held = normal(DType::F32, [3 * OUT, IN], 1.0, seed());
         let added = run_over(&WGRAD, &inputs, vec![held.clone()], true);
         for e in 0..3 {
-            let (group, of_expert) = (START[e]..START[e + 1], e * OUT..(e + 1) * OUT);
+            let (group, of_expert) = (STARTS[e]..STARTS[e + 1], e * OUT..(e + 1) * OUT);
             let (dy, x) = (rows(&of.dy, group.clone()), rows(&of.x, group.clone()));
             let (found, found_added) = (rows(&dw[0], of_expert.clone()), rows(&added[0], of_expert.clone()));
             let held = rows(&held, of_expert);
@@ -123,18 +124,18 @@ fn an_expert_without_rows_has_a_gradient_of_zeros_which_adds_nothing() {
 
 #[test]
 fn threads_change_no_bit_of_large_experts() {
-    let start = starts(&[0, 3, 900, 900, 1200]);
-    let (experts, align, live_rows) = (4, 1, 1200);
+    let starts = starts(&[0, 3, 900, 900, 1200]);
+    let groups = Groups { experts: 4, align: 1, live_rows: 1200 };
     for dtype in [DType::F32, DType::BF16] {
         let x = normal(dtype, [1280, 520], 1.0, seed());
         let w = normal(dtype, [4 * 1100, 520], 1.0, seed());
         let dy = normal(dtype, [1280, 1100], 1.0, seed());
         let run_on = |threads: usize| {
             on_threads(threads, || {
-                let y = run(&GroupedLinear { experts, align, live_rows }, &[&x, &w, &start]);
-                let dx = run(&GroupedDgrad { experts, align, live_rows }, &[&dy, &w, &start]);
-                let wgrad = GroupedWgrad { experts, align, live_rows, out: DType::F32 };
-                [y, dx, run(&wgrad, &[&dy, &x, &start])].map(|made| made[0].bytes().to_vec())
+                let y = run(&GroupedLinear(groups), &[&x, &w, &starts]);
+                let dx = run(&GroupedDgrad(groups), &[&dy, &w, &starts]);
+                let wgrad = GroupedWgrad { groups, out: DType::F32 };
+                [y, dx, run(&wgrad, &[&dy, &x, &starts])].map(|made| made[0].bytes().to_vec())
             })
         };
         let on_one = run_on(1);
@@ -146,14 +147,14 @@ fn threads_change_no_bit_of_large_experts() {
 fn operations_are_those_of_live_rows_and_bytes_those_of_the_operands() {
     let matrix = |rows: usize, cols: usize| TensorType::new(DType::BF16, [rows, cols]);
     let (x, y, w) = (matrix(CAPACITY, IN), matrix(CAPACITY, OUT), matrix(3 * OUT, IN));
-    let start = TensorType::new(DType::I32, [4]);
+    let starts = TensorType::new(DType::I32, [4]);
     for cost in [
-        LINEAR.cost(&[x, w, start], &[y]),
-        DGRAD.cost(&[y, w, start], &[x]),
-        WGRAD.cost(&[y, x, start], &[w]),
+        LINEAR.cost(&[x, w, starts], &[y]),
+        DGRAD.cost(&[y, w, starts], &[x]),
+        WGRAD.cost(&[y, x, starts], &[w]),
     ] {
-        assert_eq!(cost.flops(), (2 * LINEAR.live_rows * OUT * IN) as f64);
-        assert_eq!(cost.kernels[0].bytes, (x.bytes() + y.bytes() + w.bytes() + start.bytes()) as f64);
+        assert_eq!(cost.flops(), (2 * GROUPS.live_rows * OUT * IN) as f64);
+        assert_eq!(cost.kernels[0].bytes, (x.bytes() + y.bytes() + w.bytes() + starts.bytes()) as f64);
     }
 }
 
@@ -172,9 +173,9 @@ fn operands_that_do_not_fit_are_refused() {
         (error(&LINEAR, [[8, 5], [10, 5]], f32s, 4), "has 10 rows, which 3 experts do not divide"),
         (error(&LINEAR, [[8, 5], [9, 4]], f32s, 4), "x has 5 columns, but the weight f32[9, 4] takes 4"),
         (error(&LINEAR, [[8, 5], [9, 5]], mixed, 4), "x and the weight must have one float type"),
-        (error(&LINEAR, [[8, 5], [9, 5]], f32s, 3), "the starts of the groups must be i32[4], not i32[3]"),
+        (error(&LINEAR, [[8, 5], [9, 5]], f32s, 3), "starts must be i32[4], not i32[3]"),
         (error(&DGRAD, [[8, 4], [9, 5]], f32s, 4), "dy has 4 columns, but the weight f32[9, 5] of 3 experts"),
-        (error(&DGRAD, [[8, 3], [9, 5]], f32s, 2), "the starts of the groups must be i32[4], not i32[2]"),
+        (error(&DGRAD, [[8, 3], [9, 5]], f32s, 2), "starts must be i32[4], not i32[2]"),
         (error(&WGRAD, [[8, 3], [9, 5]], f32s, 4), "dy has 8 rows, x has 9"),
         (error(&WGRAD, [[8, 3], [8, 5]], mixed, 4), "dy and x must have one float type, not f32 and bf16"),
     ];

@@ -1,7 +1,7 @@
 //! CPU kernel of [`GroupedScaledMatmul`]: both operands are dequantized to f32, and each expert's parts of
 //! them are multiplied.
 
-use super::{GroupedScaledMatmul, START};
+use super::{GroupedScaledMatmul, STARTS};
 use crate::host::groups::{for_each_gradient, for_each_group};
 use crate::host::matmul::{Addend, MatmulOperand, matmul_of_group};
 use crate::quantize::dequantized;
@@ -15,10 +15,10 @@ impl CpuKernel for GroupedScaledMatmul {
             reals: dequantized(inputs[2 * n], inputs[2 * n + 1], self.scaling[n]),
             cols: inputs[2 * n].ty.shape[1],
         });
-        let (start, d) = (inputs[START].ints(), &mut outputs[0]);
+        let (starts, d) = (inputs[STARTS].ints(), &mut outputs[0]);
         let [o, i] = [0, 2].map(|n| inputs[n].ty.shape[0]);
         if self.gemm == LinearGemm::Wgrad {
-            return for_each_gradient(start, d, |rows, dw_oi, addend| {
+            return for_each_gradient(starts, d, |rows, dw_oi, addend| {
                 let [dy_oc, x_ic] = [&a, &b].map(|operand| operand.columns(rows.clone()));
                 let [dy_oc, x_ic] =
                     [(&dy_oc, o), (&x_ic, i)].map(|(part, lines)| operand(part, lines, rows.len()));
@@ -26,7 +26,7 @@ impl CpuKernel for GroupedScaledMatmul {
             });
         }
         let (k, n) = (a.cols, d.ty.shape[1]);
-        for_each_group(start, d, |e, rows, d| {
+        for_each_group(starts, d, |e, rows, d| {
             let a = operand(a.rows(rows.clone()), rows.len(), k);
             match self.gemm {
                 LinearGemm::Dgrad => {
@@ -48,9 +48,9 @@ impl CpuKernel for GroupedScaledMatmul {
         };
         let sums = match self.gemm {
             _ if self.out == DType::F32 => 0,
-            LinearGemm::Fprop => a.shape[0] * b.shape[0] / self.experts,
+            LinearGemm::Fprop => a.shape[0] * b.shape[0] / self.groups.experts,
             LinearGemm::Dgrad => a.shape[0] * b.shape[0],
-            LinearGemm::Wgrad => self.experts * a.shape[0] * b.shape[0],
+            LinearGemm::Wgrad => self.groups.experts * a.shape[0] * b.shape[0],
         };
         size_of::<f32>() * (a.numel() + b.numel() + copied + sums)
     }

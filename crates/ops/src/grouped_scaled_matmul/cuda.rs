@@ -1,8 +1,9 @@
 //! Launches of the GPU kernels of [`GroupedScaledMatmul`].
 #![allow(unsafe_code, reason = "it launches kernels")]
 
-use super::{GroupedScaledMatmul, START, hopper};
+use super::{GroupedScaledMatmul, STARTS, hopper};
 use crate::device::Floats;
+use crate::groups::{GROUPS, Groups, TILE, slots};
 use crate::ragged::Sizes;
 use xtrain_cuda::{
     CudaError, CudaKernel, CudaTensor, DevicePtr, Gpu, KernelSource, Launch, Operands, TENSOR_CORES, Work,
@@ -12,14 +13,12 @@ use xtrain_program::LinearGemm;
 use xtrain_tensor::{DType, Scaling};
 
 pub(super) const SOURCE: KernelSource = KernelSource {
-    constants: &[&[("TILE", TILE as i64), ("DEPTH", DEPTH as i64), ("THREADS", THREADS as i64)]],
-    headers: &[TENSOR_CORES],
+    constants: &[&[("DEPTH", DEPTH as i64), ("THREADS", THREADS as i64)]],
+    headers: &[TENSOR_CORES, GROUPS],
     structs: &[Arguments::LAYOUT],
     ..KernelSource::new("grouped_scaled_matmul/kernel.cu", include_str!("kernel.cu"))
 };
 
-/// Rows and columns of an output that a block computes.
-const TILE: usize = 64;
 /// Products that a block sums at a time; it divides the tiles of scales.
 const DEPTH: usize = 32;
 /// Threads per block: eight numbers of a slice each.
@@ -42,7 +41,7 @@ kernel_struct! {
     struct Arguments {
         a: Scaled,
         b: Scaled,
-        start: DevicePtr,
+        starts: DevicePtr,
         d: Floats,
         rows: u32,
         columns: u32,
@@ -78,13 +77,14 @@ impl CudaKernel for GroupedScaledMatmul {
         let [a, b] =
             [0, 1].map(|n| Scaled::new(operands.inputs[2 * n], operands.inputs[2 * n + 1], self.scaling[n]));
         let d = operands.outputs[0];
+        let Groups { experts, align, .. } = self.groups;
         let [a_extents, b_extents] = [0, 2].map(|n| operands.inputs[n].ty.shape.rows_cols());
         let (rows, outputs, inputs) = match self.gemm {
-            LinearGemm::Fprop => (a_extents.0, b_extents.0 / self.experts, a_extents.1),
+            LinearGemm::Fprop => (a_extents.0, b_extents.0 / experts, a_extents.1),
             LinearGemm::Dgrad => (a_extents.0, a_extents.1, b_extents.0),
             LinearGemm::Wgrad => (a_extents.1, a_extents.0, b_extents.0),
         };
-        let sizes = Sizes { rows, experts: self.experts, align: self.align, outputs, inputs };
+        let sizes = Sizes { rows, experts, align, outputs, inputs };
         if hopper::supports(gpu, self, operands, sizes)
             && let Some(work) = hopper::fastest(gpu, self, operands, sizes)?
         {
@@ -94,11 +94,10 @@ impl CudaKernel for GroupedScaledMatmul {
         let across = columns.div_ceil(TILE);
         let (name, rows, blocks) = match self.gemm {
             LinearGemm::Wgrad => {
-                let rows = d_rows / self.experts;
-                ("grouped_scaled_wgrad", rows, self.experts * rows.div_ceil(TILE) * across)
+                let rows = d_rows / experts;
+                ("grouped_scaled_wgrad", rows, experts * rows.div_ceil(TILE) * across)
             }
-            // Slots of row tiles: those of all groups, and those of the rows after them (see the kernel).
-            _ => ("grouped_scaled_rows", d_rows, (d_rows / TILE + self.experts + 1) * across),
+            _ => ("grouped_scaled_rows", d_rows, slots(d_rows, experts) * across),
         };
         let [b_rows_step, b_columns_step] = match self.gemm {
             LinearGemm::Fprop => [columns as u32, 0],
@@ -108,11 +107,11 @@ impl CudaKernel for GroupedScaledMatmul {
         let arguments = Arguments {
             a,
             b,
-            start: operands.inputs[START].place,
+            starts: operands.inputs[STARTS].place,
             d: d.into(),
             rows: rows as u32,
             columns: columns as u32,
-            experts: self.experts as u32,
+            experts: experts as u32,
             b_rows_step,
             b_columns_step,
             accumulate: d.accumulate.into(),

@@ -13,7 +13,7 @@
 // Macros: A_E5M2 (the format of a; b is E4M3), BY_BLOCKS (a has a scale for 128 products of a row, [ceil(k /
 // 128), rows]; b has so too for WGRAD, else one for 128 x 128, [ceil(rows / 128), b_across]; without it both
 // have one scale), STAGED (the groups multiply 64 rows each by all columns, and leave sums in shared memory,
-// from where the copy engine stores them during the next tile; for WGRAD).
+// from where TMA stores them during the next tile; for WGRAD).
 
 struct Arguments {
     // Operands as for the other kernel: x_ci and w_(E*o)i; dy_co and w_i(E*o); dy_oc and x_ic.
@@ -27,7 +27,7 @@ struct Arguments {
     void* d;
     u32 b_across;
     u32 accumulate;
-    Groups groups;
+    RaggedGroups groups;
     u64 padding;
 };
 
@@ -53,11 +53,11 @@ __device__ __forceinline__ void multicast_b(u32 to, const TensorMap& map, u32 co
 }
 
 // Columns of d.
-template <Product P> __device__ __forceinline__ u32 columns_of(const Groups& groups) { return P == FPROP ? groups.outputs : groups.inputs; }
+template <Gemm G> __device__ __forceinline__ u32 columns_of(const RaggedGroups& groups) { return G == FPROP ? groups.outputs : groups.inputs; }
 
-// Drives the copy engine, which fills stage after stage.
-template <Product P> __device__ __forceinline__ void fetch_tiles(const Arguments& args, const Tiles<P>& tiles, u32 shared) {
-    const Groups& groups = args.groups;
+// Fills stage after stage by TMA.
+template <Gemm G> __device__ __forceinline__ void fetch_tiles(const Arguments& args, const Tiles<G>& tiles, u32 shared) {
+    const RaggedGroups& groups = args.groups;
     u32 iteration = 0;
     for (u32 n = 0;; n++) {
         if (tiles.rank == 0) draw_tile<At>(tiles, shared, n);
@@ -68,19 +68,19 @@ template <Product P> __device__ __forceinline__ void fetch_tiles(const Arguments
         u32 a_first = 0, b_first = 0, b_row = tile.column;
         // All blocks of the cluster need the same right operand.
         bool is_common = true;
-        if constexpr (P == WGRAD) {
+        if constexpr (G == WGRAD) {
             a_first = b_first = tiles.first_row(tile.expert);
         } else {
             u32 top = tile.row - tiles.rank * TILE_M, expert = tiles.expert_of(top);
             is_common = min(top + CLUSTER * TILE_M, tiles.end) <= tiles.first_row(expert + 1);
             if (!is_common) expert = tiles.expert_of(tile.row);
-            if constexpr (P == FPROP) b_row += expert * groups.outputs;
+            if constexpr (G == FPROP) b_row += expert * groups.outputs;
             else b_first = expert * groups.outputs;
         }
         // Rows and columns without scales are not stored either.
-        u32 a_rows = P == WGRAD ? groups.outputs : groups.rows, a_bytes = 0, b_bytes = 0;
+        u32 a_rows = G == WGRAD ? groups.outputs : groups.rows, a_bytes = 0, b_bytes = 0;
         if (BY_BLOCKS && tile.row < a_rows) a_bytes = 4 * min((u32)TILE_M, a_rows - tile.row);
-        if (BY_BLOCKS && P == WGRAD) b_bytes = 4 * min((u32)TILE_N, groups.inputs - tile.column);
+        if (BY_BLOCKS && G == WGRAD) b_bytes = 4 * min((u32)TILE_N, groups.inputs - tile.column);
 #pragma unroll 1
         for (u32 step = 0; step < tile.steps; step++, iteration++) {
             u32 stage = iteration % STAGES, full = shared + At::FULL + 8 * stage, a = shared + stage * STAGE_BYTES, b = a + A_BYTES;
@@ -98,7 +98,7 @@ template <Product P> __device__ __forceinline__ void fetch_tiles(const Arguments
                 u32 scales = shared + SCALES_OFFSET + stage * SCALES_BYTES;
                 u64 block = a_first / TILE_K + step;
                 if (a_bytes != 0) fetch_scales(scales, args.a_scale + block * a_rows + tile.row, a_bytes, full);
-                if constexpr (P == WGRAD) fetch_scales(scales + 4 * TILE_M, args.b_scale + block * groups.inputs + tile.column, b_bytes, full);
+                if constexpr (G == WGRAD) fetch_scales(scales + 4 * TILE_M, args.b_scale + block * groups.inputs + tile.column, b_bytes, full);
             }
         }
     }
@@ -121,9 +121,9 @@ __device__ __forceinline__ void stage_sums(u32 results, u32 columns, const float
 }
 
 // Multiplies stage after stage.
-template <Product P> __device__ __forceinline__ void compute(const Arguments& args, const Tiles<P>& tiles, u32 shared, u32 group) {
-    constexpr bool B_BLOCKS = BY_BLOCKS && P != WGRAD, B_TILES = BY_BLOCKS && P == WGRAD;
-    const Groups& groups = args.groups;
+template <Gemm G> __device__ __forceinline__ void compute(const Arguments& args, const Tiles<G>& tiles, u32 shared, u32 group) {
+    constexpr bool B_BLOCKS = BY_BLOCKS && G != WGRAD, B_TILES = BY_BLOCKS && G == WGRAD;
+    const RaggedGroups& groups = args.groups;
     // The first row and column of the group in a tile.
     u32 first_row = STAGED ? 64 * group : 0, first_column = STAGED ? 0 : group * GROUP_N;
     u32 lane = threadIdx.x % 32, row_of_warp = first_row + threadIdx.x % GROUP / 32 * 16, row_in_tile = row_of_warp + lane / 4;
@@ -135,13 +135,13 @@ template <Product P> __device__ __forceinline__ void compute(const Arguments& ar
         u32 index = take_tile<At, true>(shared, n);
         if (index >= tiles.count) break;
         Tile tile = tiles.at(index);
-        if (P == WGRAD && tile.steps == 0) continue;
+        if (G == WGRAD && tile.steps == 0) continue;
         const float* b_scale = nullptr;
         float block_scale = 1.0f;
         if constexpr (B_BLOCKS) {
-            u32 expert = tiles.expert_of(tile.row), last = columns_of<P>(groups) - 1;
+            u32 expert = tiles.expert_of(tile.row), last = columns_of<G>(groups) - 1;
             u32 row = min(tile.column + first_column, last) / TILE_K, first = expert * (groups.outputs / TILE_K);
-            b_scale = args.b_scale + (P == FPROP ? (u64)(first + row) * args.b_across : (u64)row * args.b_across + first);
+            b_scale = args.b_scale + (G == FPROP ? (u64)(first + row) * args.b_across : (u64)row * args.b_across + first);
             block_scale = __ldg(b_scale);
         }
         float total[PARTS][SUMS];
@@ -204,29 +204,29 @@ template <Product P> __device__ __forceinline__ void compute(const Arguments& ar
             }
             continue;
         }
-        u32 rows = P == WGRAD ? groups.outputs : tiles.end, columns = columns_of<P>(groups), column = tile.column + column_in_tile;
+        u32 rows = G == WGRAD ? groups.outputs : tiles.end, columns = columns_of<G>(groups), column = tile.column + column_in_tile;
 #pragma unroll
         for (u32 part = 0; part < PARTS; part++)
 #pragma unroll
             for (u32 lower = 0; lower < 2; lower++) {
                 u32 to = tile.row + row_in_tile + 64 * part + 8 * lower;
                 if (to >= rows) continue;
-                u64 line = P == WGRAD ? (u64)tile.expert * groups.outputs + to : to, at = line * columns + column;
+                u64 line = G == WGRAD ? (u64)tile.expert * groups.outputs + to : to, at = line * columns + column;
 #pragma unroll
                 for (u32 pair = 0; pair < GROUP_N / 16; pair++) {
                     const float* x = total[part] + 8 * pair + 2 * lower;
                     float four[4] = {x[0], x[1], x[4], x[5]};
-                    if (column + 16 * pair < columns) store_four<P == WGRAD>(args.d, args.accumulate, at + 16 * pair, four);
+                    if (column + 16 * pair < columns) store_four<G == WGRAD>(args.d, args.accumulate, at + 16 * pair, four);
                 }
             }
     }
     if constexpr (STAGED) store_boxes(args.d_map, groups, staged, results, args.accumulate);
 }
 
-template <Product P> __device__ __forceinline__ void run(const Arguments& args) {
-    auto fetch = [&](const Tiles<P>& tiles, u32 shared) { fetch_tiles<P>(args, tiles, shared); };
-    auto multiply = [&](const Tiles<P>& tiles, u32 shared) { compute<P>(args, tiles, shared, threadIdx.x / GROUP - 1); };
-    run_tiles<At, P>(args.groups, args.d, args.accumulate, fetch, multiply);
+template <Gemm G> __device__ __forceinline__ void run(const Arguments& args) {
+    auto fetch = [&](const Tiles<G>& tiles, u32 shared) { fetch_tiles<G>(args, tiles, shared); };
+    auto multiply = [&](const Tiles<G>& tiles, u32 shared) { compute<G>(args, tiles, shared, threadIdx.x / GROUP - 1); };
+    run_tiles<At, G>(args.groups, args.d, args.accumulate, fetch, multiply);
 }
 
 #if !STAGED

@@ -1,8 +1,8 @@
 //! The fast kernel of [`GroupedScaledMatmul`], for Hopper's tensor cores.
 #![allow(unsafe_code, reason = "it launches kernels")]
 
-use super::{GroupedScaledMatmul, START};
-use crate::ragged::{self, CLUSTER, Groups, RAGGED, Sizes, Stores, TILE_M, Variant, sums_map};
+use super::{GroupedScaledMatmul, STARTS};
+use crate::ragged::{self, CLUSTER, RAGGED, RaggedGroups, Sizes, Stores, TILE_M, Variant, sums_map};
 use xtrain_cuda::{
     Arch, CudaError, Defines, DevicePtr, Gpu, HOPPER, HOPPER_FP8, KernelSource, Operands, TENSOR_CORES,
     TensorMap, Work, kernel_struct,
@@ -64,7 +64,7 @@ kernel_struct! {
         d: DevicePtr,
         b_across: u32,
         accumulate: u32,
-        groups: Groups,
+        groups: RaggedGroups,
         padding: u64,
     }
 }
@@ -95,19 +95,18 @@ pub(super) fn fastest(
     operands: &Operands<'_>,
     sizes: Sizes,
 ) -> Result<Option<Work>, CudaError> {
-    let columns = if op.gemm == LinearGemm::Fprop { sizes.outputs } else { sizes.inputs };
-    let variants = ragged::candidates(&VARIANTS, columns, op.gemm == LinearGemm::Wgrad);
+    let variants = ragged::candidates(&VARIANTS, sizes.columns(op.gemm), op.gemm == LinearGemm::Wgrad);
     let scales = if op.scaling[0] == Scaling::Tile { "blocks" } else { "tensors" };
     let adds = if operands.outputs[0].accumulate { " that adds" } else { "" };
-    let kernel = format!("{} with scales of {scales}{adds}", name(op.gemm));
-    let start = operands.inputs[START].place;
-    ragged::fastest(gpu, &kernel, &variants, sizes, start, |variant, start| {
-        prepare(gpu, op, operands, sizes, variant, start)
+    let kernel = format!("{} with scales of {scales}{adds}", kernel_name(op.gemm));
+    let starts = operands.inputs[STARTS].place;
+    ragged::fastest(gpu, &kernel, &variants, sizes, starts, |variant, starts| {
+        prepare(gpu, op, operands, sizes, variant, starts)
     })
 }
 
 /// The name of a kernel.
-fn name(gemm: LinearGemm) -> &'static str {
+fn kernel_name(gemm: LinearGemm) -> &'static str {
     match gemm {
         LinearGemm::Fprop => "grouped_scaled_fprop",
         LinearGemm::Dgrad => "grouped_scaled_dgrad",
@@ -122,20 +121,19 @@ fn prepare(
     operands: &Operands<'_>,
     sizes: Sizes,
     variant: Variant,
-    start: DevicePtr,
+    starts: DevicePtr,
 ) -> Result<Work, CudaError> {
-    let Sizes { rows, experts, outputs, inputs, .. } = sizes;
+    let Sizes { rows, experts, outputs, .. } = sizes;
     let [a, a_scale, b, b_scale] = [0, 1, 2, 3].map(|n| operands.inputs[n]);
     let d = operands.outputs[0];
-    let (columns, down) = match op.gemm {
-        LinearGemm::Fprop => (outputs, rows.div_ceil(CLUSTER * TILE_M)),
-        LinearGemm::Dgrad => (inputs, rows.div_ceil(CLUSTER * TILE_M)),
-        LinearGemm::Wgrad => (inputs, experts * outputs.div_ceil(CLUSTER * TILE_M)),
+    let down = match op.gemm {
+        LinearGemm::Wgrad => experts * outputs.div_ceil(CLUSTER * TILE_M),
+        _ => rows.div_ceil(CLUSTER * TILE_M),
     };
-    let blocks = ragged::blocks(gpu, down * columns.div_ceil(variant.width));
+    let blocks = ragged::blocks(gpu, down * sizes.columns(op.gemm).div_ceil(variant.width));
     let of = Inputs { e5m2: a.ty.dtype == DType::E5M2, by_blocks: op.scaling[0] == Scaling::Tile };
-    let function = gpu.function(&SOURCE, &defines(variant, of), name(op.gemm))?;
-    let (groups, counter) = Groups::new(gpu, start, sizes)?;
+    let function = gpu.function(&SOURCE, &defines(variant, of), kernel_name(op.gemm))?;
+    let (groups, counter) = RaggedGroups::new(gpu, starts, sizes)?;
     let (b_rows, b_columns) = b.ty.shape.rows_cols();
     let boxed = [variant.width / CLUSTER, TILE];
     let a_map = rows_of(gpu, a.place, a.ty.shape.rows_cols())?;
@@ -155,12 +153,12 @@ fn prepare(
     // SAFETY: the kernel takes one `Arguments`, of the formats and scales that it was compiled for; d is f32
     // for gradients of weights, else bf16. Operands and scales have the extents that the op's `infer`
     // checked. There are experts + 1 starts, for which shared memory has room. The counter lives as long as
-    // the work, whose launches follow each other, and is 0 between them. The copy engine accesses nothing
-    // outside of the maps, and the kernel writes no rows and columns outside of d, whatever the starts are.
+    // the work, whose launches follow each other, and is 0 between them. TMA accesses nothing outside of
+    // the tensor maps, and the kernel writes no rows and columns outside of d, whatever the starts are.
     unsafe { ragged::work(function, blocks, arguments, counter) }
 }
 
-/// The copy engine's map of a matrix: boxes of a tile's rows by 128 columns.
+/// The tensor map of a matrix: boxes of a tile's rows by 128 columns.
 fn rows_of(gpu: &Gpu, at: DevicePtr, (rows, cols): (usize, usize)) -> Result<TensorMap, CudaError> {
     let (extents, strides) = ([cols, rows, 1], [cols, cols * rows]);
     TensorMap::new(gpu.context(), DType::E4M3, at, &extents, &strides, &[TILE, TILE_M, 1])

@@ -5,10 +5,9 @@
 // mma.sync; its sums are multiplied by the scales of their rows and columns and added in f32, in order. It
 // runs on any GPU, at a fraction of the rate of FP8 tensor cores.
 //
-// grouped_scaled_rows (fprop, dgrad): grid (slots of row tiles * ceil(columns / 64)). Group e has the slots
-// from start[e] / 64 + e up to those of the next group, which are enough for its tiles; the rows after the
-// last group, which become zeros, have the slots of one more group. grouped_scaled_wgrad: grid (experts *
-// ceil(rows / 64) * ceil(columns / 64)).
+// grouped_scaled_rows (fprop, dgrad): grid (slots of row tiles (groups.cuh) * ceil(columns / 64)). The rows
+// after the last group become zeros. grouped_scaled_wgrad: grid (experts * ceil(rows / 64) *
+// ceil(columns / 64)).
 
 // An FP8 matrix and its reciprocal scales.
 struct Scaled {
@@ -26,7 +25,7 @@ struct Scaled {
 struct Arguments {
     Scaled a, b;
     // [experts + 1]: the first row of each group, and the end of the last one.
-    const u32* start;
+    const u32* starts;
     Floats d;
     // Those of d, or of one expert's part of it in wgrad.
     u32 rows, columns;
@@ -135,20 +134,10 @@ __device__ __forceinline__ void put_tile(const Arguments& args, u64 first, u32 r
     }
 }
 
-__device__ __forceinline__ u32 first_slot(const Arguments& args, u32 group) { return args.start[group] / TILE + group; }
-
 // d = a b_e^T in the rows of expert e.
 extern "C" __global__ void __launch_bounds__(THREADS, 2) grouped_scaled_rows(Arguments args) {
     u32 across = (args.columns + TILE - 1) / TILE, slot = blockIdx.x / across, column = blockIdx.x % across * TILE;
-    // The last group that has no slot after this one. The rows after all groups count as one more.
-    u32 group = 0;
-    for (u32 last = args.experts; group < last;) {
-        u32 middle = (group + last + 1) / 2;
-        if (first_slot(args, middle) <= slot) group = middle;
-        else last = middle - 1;
-    }
-    u32 row = args.start[group] + (slot - first_slot(args, group)) * TILE;
-    u32 end = group == args.experts ? args.rows : min(args.start[group + 1], args.rows);
+    auto [group, row, end] = rows_of_slot(args, slot);
     if (row >= end) return;
 
     float sums[SUMS] = {};
@@ -166,7 +155,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) grouped_scaled_wgrad(Ar
     u32 across = (args.columns + TILE - 1) / TILE, down = (args.rows + TILE - 1) / TILE;
     u32 group = blockIdx.x / (across * down), tile = blockIdx.x % (across * down);
     u32 row = tile / across * TILE, column = tile % across * TILE;
-    u32 first = args.start[group], end = min(args.start[group + 1], args.a.columns);
+    u32 first = args.starts[group], end = min(args.starts[group + 1], args.a.columns);
     if (first >= end && args.accumulate) return;
 
     float sums[SUMS] = {};

@@ -14,6 +14,7 @@ mod samples;
 #[cfg(test)]
 mod tests;
 
+use crate::groups::Groups;
 use crate::int_vector;
 use crate::on_gpu::OnGpu;
 use crate::scaled_matmul::check_operands;
@@ -21,14 +22,14 @@ use xtrain_cuda::KernelSource;
 use xtrain_program::{Arithmetic, Cost, LinearGemm, Op, OpError, Operand};
 use xtrain_tensor::{DType, Scaling, TILE, TensorType};
 
-/// The input `start`.
-const START: usize = 4;
+/// The input `starts`.
+const STARTS: usize = 4;
 
-/// `(a FP8, a_inv_scale, b FP8, b_inv_scale, start i32[E + 1]) -> d`, one GEMM per expert e on dequantized
-/// operands, summed in f32 and rounded once. `start[e]..start[e + 1]` of c are the rows of expert e.
+/// `(a FP8, a_inv_scale, b FP8, b_inv_scale, starts i32[E + 1]) -> d`, one GEMM per expert e on dequantized
+/// operands, summed in f32 and rounded once. `starts[e]..starts[e + 1]` of c are the rows of expert e.
 ///
-/// * Fprop `x_ci, w_(E*o)i -> y_co`: y = x w_e^T in the rows of e, and zeros after `start[E]`.
-/// * Dgrad `dy_co, w_i(E*o) -> dx_ci`: dx = dy w_e in the rows of e, and zeros after `start[E]`.
+/// * Fprop `x_ci, w_(E*o)i -> y_co`: y = x w_e^T in the rows of e, and zeros after `starts[E]`.
+/// * Dgrad `dy_co, w_i(E*o) -> dx_ci`: dx = dy w_e in the rows of e, and zeros after `starts[E]`.
 /// * Wgrad `dy_oc, x_ic -> dw_(E*o)i`: dw_e = dy^T x over the rows of e. The output accumulates: that of an
 ///   expert without rows is written as zeros, or stays as it is where dw is added to.
 ///
@@ -38,12 +39,8 @@ const START: usize = 4;
 pub struct GroupedScaledMatmul {
     /// Fprop, dgrad or wgrad.
     pub gemm: LinearGemm,
-    /// E, the number of experts.
-    pub experts: usize,
-    /// The multiple at which the rows of an expert begin.
-    pub align: usize,
-    /// Rows that belong to tokens: tokens times experts per token. They determine the cost alone.
-    pub live_rows: usize,
+    /// The groups of rows of the ragged tensors.
+    pub groups: Groups,
     /// Element type of d: F32 or BF16.
     pub out: DType,
     /// Granularity of the scales of a and of b.
@@ -58,8 +55,8 @@ impl Op for GroupedScaledMatmul {
     fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>, OpError> {
         OpError::arity(self.name(), inputs, 5)?;
         let [[a_rows, a_cols], [b_rows, b_cols]] = check_operands(&inputs[..4], self.scaling, self.out)?;
-        let experts = self.experts;
-        int_vector("the starts of the groups", inputs[START], experts + 1)?;
+        let experts = self.groups.experts;
+        int_vector("starts", inputs[STARTS], experts + 1)?;
         let k = if self.gemm == LinearGemm::Dgrad { a_cols * experts } else { a_cols };
         OpError::ensure(k == b_cols, || {
             format!(
@@ -94,14 +91,14 @@ impl Op for GroupedScaledMatmul {
         self.gemm == LinearGemm::Wgrad
     }
 
-    fn reads_experts(&self) -> bool {
+    fn gathers_apart(&self) -> bool {
         self.gemm != LinearGemm::Wgrad
     }
 
     fn cost(&self, inputs: &[TensorType], outputs: &[TensorType]) -> Cost {
         let mnk = match self.gemm {
-            LinearGemm::Wgrad => [inputs[0].shape[0], inputs[2].shape[0], self.live_rows],
-            _ => [self.live_rows, outputs[0].shape[1], inputs[0].shape[1]],
+            LinearGemm::Wgrad => [inputs[0].shape[0], inputs[2].shape[0], self.groups.live_rows],
+            _ => [self.groups.live_rows, outputs[0].shape[1], inputs[0].shape[1]],
         };
         let gemm = Arithmetic::Gemm { mnk, operands: inputs[0].dtype, scaling: Some(self.scaling) };
         Cost::of_operands(gemm, inputs, outputs)

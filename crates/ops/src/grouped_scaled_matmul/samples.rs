@@ -86,7 +86,8 @@ fn sample(
     scaling: [Scaling; 2],
     out: DType,
 ) -> Sample {
-    let (experts, rows) = (routing.tokens.len(), routing.rows());
+    let (groups, rows) = (routing.groups(), routing.rows());
+    let experts = groups.experts;
     let [a, b] = match gemm {
         LinearGemm::Fprop => [[rows, i], [experts * o, i]],
         LinearGemm::Dgrad => [[rows, o], [i, experts * o]],
@@ -99,14 +100,7 @@ fn sample(
         SampleInput::activation(scaling.shape(rows, cols)).fill(Fill::Normal(1.0, 0.25))
     };
     let operand = |shape: [usize; 2], format| SampleInput::activation(shape).in_format(format);
-    let op = GroupedScaledMatmul {
-        gemm,
-        experts,
-        align: routing.alignment,
-        live_rows: routing.live_rows(),
-        out,
-        scaling,
-    };
+    let op = GroupedScaledMatmul { gemm, groups, out, scaling };
     let a = [operand(a, format), scales(a, scaling[0])];
     let b = [operand(b, DType::E4M3), scales(b, scaling[1])];
     Sample::plain(op, a.into_iter().chain(b).chain([routing.starts()]).collect::<Vec<_>>())

@@ -72,7 +72,8 @@ impl Layer {
 }
 
 fn op(gemm: LinearGemm, scaling: [Scaling; 2], out: DType) -> GroupedScaledMatmul {
-    GroupedScaledMatmul { gemm, experts: EXPERTS, align: TILE, live_rows: STARTS[EXPERTS], out, scaling }
+    let groups = Groups { experts: EXPERTS, align: TILE, live_rows: STARTS[EXPERTS] };
+    GroupedScaledMatmul { gemm, groups, out, scaling }
 }
 
 fn by_blocks(gemm: LinearGemm) -> [Scaling; 2] {
@@ -119,7 +120,7 @@ fn each_expert_is_a_linear_layer_of_its_own_under_blocks() {
     }
 }
 
-/// The product of one expert with the scales of a whole tensor is that of the dequantized operands.
+/// The GEMM of one expert with the scales of a whole tensor is that of the dequantized operands.
 #[test]
 fn one_expert_is_a_linear_layer_to_the_bit() {
     for (gemm, scaling) in
@@ -128,11 +129,12 @@ fn one_expert_is_a_linear_layer_to_the_bit() {
         for part in [0, 2] {
             let layer = Layer::new().expert(part);
             let rows = layer.x.ty().shape[0];
-            let start = HostTensor::from_f64(TensorType::new(DType::I32, [2]), &[0.0, rows as f64]);
+            let starts = HostTensor::from_f64(TensorType::new(DType::I32, [2]), &[0.0, rows as f64]);
             let [a, b] = layer.operands(gemm, scaling);
-            let grouped = GroupedScaledMatmul { experts: 1, ..op(gemm, scaling, DType::F32) };
+            let groups = Groups { experts: 1, align: TILE, live_rows: rows };
+            let grouped = GroupedScaledMatmul { groups, ..op(gemm, scaling, DType::F32) };
             let dense = ScaledMatmul { out: DType::F32, scaling, fast_accumulation: false, bias: false };
-            let found = run(&grouped, &[&a[0], &a[1], &b[0], &b[1], &start]);
+            let found = run(&grouped, &[&a[0], &a[1], &b[0], &b[1], &starts]);
             assert!(found[0].bytes() == run(&dense, &[&a[0], &a[1], &b[0], &b[1]])[0].bytes(), "{gemm:?}");
         }
     }
@@ -184,7 +186,7 @@ fn operands_that_do_not_fit_are_refused() {
         (refused(fprop, tensors, [[8, 5], [10, 5]], 5), "b has 10 rows, which 4 experts do not divide"),
         (refused(fprop, tensors, [[8, 5], [12, 6]], 5), "a has 5 columns and b 6"),
         (refused(dgrad, tensors, [[8, 5], [3, 5]], 5), "b needs 20"),
-        (refused(wgrad, tensors, [[8, 5], [3, 5]], 4), "the starts of the groups must be i32[5], not i32[4]"),
+        (refused(wgrad, tensors, [[8, 5], [3, 5]], 4), "starts must be i32[5], not i32[4]"),
         (refused(fprop, rows, [[8, 5], [12, 5]], 5), "one for each row and expert"),
         (refused(fprop, BLOCKS, [[8, 5], [4 * 64, 5]], 5), "64 outputs of an expert are no multiple of 128"),
         (refused(dgrad, BLOCKS, [[8, 64], [5, 4 * 64]], 5), "64 outputs of an expert are no multiple of 128"),

@@ -5,15 +5,14 @@ use rayon::prelude::*;
 use std::ops::Range;
 use xtrain_tensor::{TensorType, ViewMut};
 
-/// Runs `f(rows, their expert's gradient of the weight, its addend)` for each expert, but not for experts
-/// without rows if gradients are added to.
+/// Runs `f(rows, dw of the expert, addend)` for each expert; when accumulating, skips experts without rows.
 pub(crate) fn for_each_gradient(
-    start: &[i32],
+    starts: &[i32],
     dw: &mut ViewMut<'_>,
     f: impl Fn(Range<usize>, &mut ViewMut<'_>, Addend<'_>) + Sync,
 ) {
-    let numbers = dw.ty.numel() / (start.len() - 1);
-    let groups: Vec<_> = groups(start).zip(dw.chunks(numbers.max(1))).collect();
+    let numbers = dw.ty.numel() / (starts.len() - 1);
+    let groups: Vec<_> = groups(starts).zip(dw.chunks(numbers.max(1))).collect();
     groups.into_par_iter().for_each(|(rows, mut dw_oi)| {
         let addend = if dw_oi.accumulate { Addend::Previous } else { Addend::None };
         if !rows.is_empty() || !dw_oi.accumulate {
@@ -24,14 +23,14 @@ pub(crate) fn for_each_gradient(
 
 /// Runs `f(expert, rows, their part of y)` for each expert with rows, and writes zeros after the last group.
 pub(crate) fn for_each_group(
-    start: &[i32],
+    starts: &[i32],
     y: &mut ViewMut<'_>,
     f: impl Fn(usize, Range<usize>, &mut ViewMut<'_>) + Sync,
 ) {
     let (dtype, (_, cols)) = (y.ty.dtype, y.ty.shape.rows_cols());
     let mut rest = y.bytes();
-    let mut parts = Vec::with_capacity(start.len() - 1);
-    for (e, rows) in groups(start).enumerate().filter(|(_, rows)| !rows.is_empty()) {
+    let mut parts = Vec::with_capacity(starts.len() - 1);
+    for (e, rows) in groups(starts).enumerate().filter(|(_, rows)| !rows.is_empty()) {
         let (part, after) = rest.split_at_mut(dtype.bytes(rows.len() * cols));
         parts.push((e, rows, part));
         rest = after;
@@ -44,6 +43,6 @@ pub(crate) fn for_each_group(
 }
 
 /// The rows of each expert.
-fn groups(start: &[i32]) -> impl Iterator<Item = Range<usize>> {
-    start.windows(2).map(|pair| pair[0] as usize..pair[1] as usize)
+fn groups(starts: &[i32]) -> impl Iterator<Item = Range<usize>> {
+    starts.windows(2).map(|pair| pair[0] as usize..pair[1] as usize)
 }

@@ -79,6 +79,12 @@ pub(crate) fn exp<T: Real>(x: T) -> T {
     }
 }
 
+/// 1 / (1 + e^-x). If e^-x overflows to infinity, the result is 0, the limit.
+#[inline(always)]
+pub(crate) fn sigmoid<T: Real>(x: T) -> T {
+    T::ONE / (T::ONE + exp(-x))
+}
+
 /// Replaces every x by e^(x - max), rounded. Returns the sum before rounding, in 16 interleaved partial sums.
 #[inline(always)]
 pub(crate) fn exponentials<T: Real>(x: &mut [T], max: T, rounding: Rounding) -> T {

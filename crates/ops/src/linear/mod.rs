@@ -19,7 +19,7 @@ use std::sync::Arc;
 use xtrain_cuda::{Gemm, KernelSource};
 use xtrain_program::{
     Arithmetic, Backward, Cost, Differentiable, Gemms, LinearGemm, Op, OpError, OpGemm, OperandSource, Role,
-    ScaledGemm,
+    ScaledGemm, ValueId,
 };
 use xtrain_tensor::{DType, TensorType};
 
@@ -61,23 +61,30 @@ impl Op for Linear {
 
 impl Differentiable for Linear {
     fn backward(&self, cx: &mut Backward<'_>) -> Result<(), OpError> {
-        let Some(dy) = cx.grad(0) else { return Ok(()) };
-        let (x, w) = (cx.input(0), cx.input(1));
-        // wgrad comes first: it may be the last op that reads x, so that dx can take x's memory.
-        if cx.wants(1) {
-            let dw = cx.emit(Role::Wgrad, LinearWgrad { out: cx.grad_dtype(1) }, &[dy, x])?[0];
-            cx.set_grad(1, dw)?;
+        match cx.grad(0) {
+            Some(dy) => linear_backward(cx, dy),
+            None => Ok(()),
         }
-        if cx.input_count() == 3 && cx.wants(2) {
-            let dbias = cx.emit(Role::Wgrad, BiasGrad { out: cx.grad_dtype(2) }, &[dy])?[0];
-            cx.set_grad(2, dbias)?;
-        }
-        if cx.wants(0) {
-            let dx = cx.emit(Role::Dgrad, LinearDgrad, &[dy, w])?[0];
-            cx.set_grad(0, dx)?;
-        }
-        Ok(())
     }
+}
+
+/// Emits the gradients of x, the weight and, if any, the bias from dy in the type of x.
+fn linear_backward(cx: &mut Backward<'_>, dy: ValueId) -> Result<(), OpError> {
+    let (x, w) = (cx.input(0), cx.input(1));
+    // wgrad comes first: it may be the last op that reads x, so that dx can take x's memory.
+    if cx.wants(1) {
+        let dw = cx.emit(Role::Wgrad, LinearWgrad { out: cx.grad_dtype(1) }, &[dy, x])?[0];
+        cx.set_grad(1, dw)?;
+    }
+    if cx.input_count() == 3 && cx.wants(2) {
+        let dbias = cx.emit(Role::Wgrad, BiasGrad { out: cx.grad_dtype(2) }, &[dy])?[0];
+        cx.set_grad(2, dbias)?;
+    }
+    if cx.wants(0) {
+        let dx = cx.emit(Role::Dgrad, LinearDgrad, &[dy, w])?[0];
+        cx.set_grad(0, dx)?;
+    }
+    Ok(())
 }
 
 /// `(x_ti, w_oi) -> y_to`: y = x w^T in the compute type of x, which is f32 for bf16: the sums are not
@@ -105,18 +112,9 @@ impl Op for UnroundedLinear {
 impl Differentiable for UnroundedLinear {
     fn backward(&self, cx: &mut Backward<'_>) -> Result<(), OpError> {
         let Some(dy) = cx.grad(0) else { return Ok(()) };
-        let (x, w) = (cx.input(0), cx.input(1));
-        let to = cx.ty(x).dtype;
+        let to = cx.ty(cx.input(0)).dtype;
         let dy = if cx.ty(dy).dtype == to { dy } else { cx.emit(Role::Dgrad, Cast { to }, &[dy])?[0] };
-        if cx.wants(1) {
-            let dw = cx.emit(Role::Wgrad, LinearWgrad { out: cx.grad_dtype(1) }, &[dy, x])?[0];
-            cx.set_grad(1, dw)?;
-        }
-        if cx.wants(0) {
-            let dx = cx.emit(Role::Dgrad, LinearDgrad, &[dy, w])?[0];
-            cx.set_grad(0, dx)?;
-        }
-        Ok(())
+        linear_backward(cx, dy)
     }
 }
 

@@ -7,14 +7,14 @@ use xtrain_tensor::{CpuKernel, View, ViewMut, with_real};
 
 impl CpuKernel for Permute {
     fn run(&self, inputs: &[View<'_>], outputs: &mut [ViewMut<'_>]) {
-        let (sources, (_, chosen)) = (inputs[1].ints(), inputs[2].ty.shape.rows_cols());
+        let (sources, (_, top_k)) = (inputs[1].ints(), inputs[2].ty.shape.rows_cols());
         let (_, width) = inputs[0].ty.shape.rows_cols();
         let row_bytes = inputs[0].ty.dtype.bytes(width);
         let x = inputs[0].bytes();
         // Rows are copied as bytes: without arithmetic there is nothing to widen.
         outputs[0].bytes().par_chunks_mut(row_bytes.max(1)).zip(sources).for_each(|(row, &source)| {
             match usize::try_from(source) {
-                Ok(copy) => row.copy_from_slice(&x[copy / chosen * row_bytes..][..row_bytes]),
+                Ok(copy) => row.copy_from_slice(&x[copy / top_k * row_bytes..][..row_bytes]),
                 Err(_) => row.fill(0),
             }
         });
@@ -23,14 +23,14 @@ impl CpuKernel for Permute {
 
 impl CpuKernel for Unpermute {
     fn run(&self, inputs: &[View<'_>], outputs: &mut [ViewMut<'_>]) {
-        let (tokens, chosen) = inputs[2].ty.shape.rows_cols();
+        let (tokens, top_k) = inputs[2].ty.shape.rows_cols();
         let (_, width) = inputs[0].ty.shape.rows_cols();
         let [x] = outputs else { unreachable!("one output") };
         with_real!(inputs[0].ty.dtype, T => {
             for_row_blocks(tokens, [x], |tokens, [mut x]| {
-                let rows = &inputs[2].ints()[tokens.start * chosen..tokens.end * chosen];
+                let rows = &inputs[2].ints()[tokens.start * top_k..tokens.end * top_k];
                 let mut x = x.fresh::<T>();
-                for ((token, x), rows) in tokens.zip(x.chunks_exact_mut(width)).zip(rows.chunks_exact(chosen)) {
+                for ((token, x), rows) in tokens.zip(x.chunks_exact_mut(width)).zip(rows.chunks_exact(top_k)) {
                     x.fill(0.0);
                     for row in rows.iter().filter_map(|&row| usize::try_from(row).ok()) {
                         add_into(x, &inputs[0].rows(row..row + 1).reals::<T>());

@@ -24,7 +24,7 @@ kernel_struct! {
         rows: DevicePtr,
         y: DevicePtr,
         tokens: u32,
-        chosen: u32,
+        top_k: u32,
         capacity: u32,
         width: u32,
     }
@@ -32,7 +32,7 @@ kernel_struct! {
 
 fn arguments(operands: &Operands<'_>) -> Arguments {
     let [x, sources, rows] = [0, 1, 2].map(|n| operands.inputs[n]);
-    let (tokens, chosen) = rows.ty.shape.rows_cols();
+    let (tokens, top_k) = rows.ty.shape.rows_cols();
     Arguments {
         x: x.place,
         shared: operands.inputs.get(3).map_or(DevicePtr(0), |shared| shared.place),
@@ -40,7 +40,7 @@ fn arguments(operands: &Operands<'_>) -> Arguments {
         rows: rows.place,
         y: operands.outputs[0].place,
         tokens: tokens as u32,
-        chosen: chosen as u32,
+        top_k: top_k as u32,
         capacity: sources.ty.numel() as u32,
         width: x.ty.shape.last().map_or(1, |width| *width as u32),
     }

@@ -8,7 +8,7 @@ struct Arguments {
     const int* rows;
     void* y;
     u32 tokens;
-    u32 chosen;
+    u32 top_k;
     u32 capacity;
     u32 width;
 };
@@ -22,8 +22,8 @@ template <class T, int N> __device__ __forceinline__ void permute(const Argument
     T* y = (T*)args.y + column;
     if (blockIdx.x < args.tokens) {
         load<N>((const T*)args.x + (u64)blockIdx.x * args.width + column, values);
-        const int* rows = args.rows + (u64)blockIdx.x * args.chosen;
-        for (u32 k = 0; k < args.chosen; k++)
+        const int* rows = args.rows + (u64)blockIdx.x * args.top_k;
+        for (u32 k = 0; k < args.top_k; k++)
             if (rows[k] >= 0) store<N>(y + (u64)rows[k] * args.width, values);
         return;
     }
@@ -36,9 +36,9 @@ template <class T, int N> __device__ __forceinline__ void permute(const Argument
 template <class T, int N> __device__ __forceinline__ void unpermute(const Arguments& args) {
     u32 column = (blockIdx.y * blockDim.x + threadIdx.x) * N;
     if (column >= args.width) return;
-    const int* rows = args.rows + (u64)blockIdx.x * args.chosen;
+    const int* rows = args.rows + (u64)blockIdx.x * args.top_k;
     float sum[N] = {}, values[N];
-    for (u32 k = 0; k < args.chosen; k++) {
+    for (u32 k = 0; k < args.top_k; k++) {
         if (rows[k] < 0) continue;
         load<N>((const T*)args.x + (u64)rows[k] * args.width + column, values);
 #pragma unroll
@@ -60,7 +60,7 @@ __device__ __forceinline__ void gather(const Arguments& args, const int* indices
 }
 
 extern "C" __global__ void permute_gates(Arguments args) { gather(args, args.sources, args.capacity); }
-extern "C" __global__ void unpermute_gates(Arguments args) { gather(args, args.rows, args.tokens * args.chosen); }
+extern "C" __global__ void unpermute_gates(Arguments args) { gather(args, args.rows, args.tokens * args.top_k); }
 
 #define ROWS(T, NAME, PATH, N)                                                               \
     extern "C" __global__ void permute_##PATH##_##NAME(Arguments args) { permute<T, N>(args); } \

@@ -35,12 +35,12 @@ pub struct UnpermuteGates;
 
 /// Tokens and experts of a token, from the types of `sources` and `rows`.
 fn copies(sources: TensorType, rows: TensorType) -> Result<[usize; 2], OpError> {
-    let (tokens, chosen) = matrix("rows", rows)?;
+    let (tokens, top_k) = matrix("rows", rows)?;
     let is_int = rows.dtype == DType::I32 && sources.dtype == DType::I32;
-    OpError::ensure(is_int && sources.shape.len() == 1 && chosen > 0, || {
+    OpError::ensure(is_int && sources.shape.len() == 1 && top_k > 0, || {
         format!("sources must be an i32 vector and rows an i32 matrix, not {sources} and {rows}")
     })?;
-    Ok([tokens, chosen])
+    Ok([tokens, top_k])
 }
 
 impl Op for Permute {
@@ -60,7 +60,7 @@ impl Op for Permute {
         if input == 0 { Operand::Compute } else { Operand::Full }
     }
 
-    /// A gather from a tensor that is kept.
+    /// A gather from a tensor that is saved.
     fn is_cheap(&self, _: usize) -> bool {
         true
     }

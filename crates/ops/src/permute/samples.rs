@@ -1,25 +1,17 @@
 //! Samples of [`Permute`], [`Unpermute`] and those of gates.
 
 use super::{Permute, PermuteGates, Unpermute, UnpermuteGates};
+use crate::dispatch::samples::Routing;
 use crate::samples::{GpuTolerance, Sample, SampleInput, Sampled};
 use xtrain_tensor::TensorType;
 
-/// The sources and rows of `tokens` tokens with `chosen` of `experts` experts each, from a multiple of
-/// `align` on; the last token has no rows.
-pub(crate) fn routing(tokens: usize, chosen: usize, experts: usize, align: usize) -> [SampleInput; 2] {
-    let expert = |copy: usize| (copy / chosen + copy % chosen * 2) % experts;
-    let copies = (tokens - 1) * chosen;
-    let mut sources = Vec::new();
-    let mut rows = vec![-1; tokens * chosen];
-    for e in 0..experts {
-        sources.resize(sources.len().next_multiple_of(align), -1);
-        for copy in (0..copies).filter(|&copy| expert(copy) == e) {
-            rows[copy] = sources.len() as i32;
-            sources.push(copy as i32);
-        }
-    }
-    sources.resize(sources.len().next_multiple_of(align) + align, -1);
-    [SampleInput::integers([sources.len()], sources), SampleInput::integers([tokens, chosen], rows)]
+/// The sources and rows of `tokens` tokens with `top_k` of `experts` experts each, from a multiple of `align`
+/// on; the last token has no rows.
+pub(crate) fn routing(tokens: usize, top_k: usize, experts: usize, align: usize) -> [SampleInput; 2] {
+    let expert = |copy: usize| (copy / top_k + copy % top_k * 2) % experts;
+    let live = (tokens - 1) * top_k;
+    let ids: Vec<_> = (0..tokens * top_k).map(|copy| (copy < live).then(|| expert(copy))).collect();
+    Routing::of(&ids, experts, align, align).sources_and_rows(&ids, top_k)
 }
 
 /// The capacity of a routing.
@@ -37,8 +29,8 @@ fn all(
     sample: impl Fn([SampleInput; 2], usize, [usize; 4]) -> Sample,
 ) -> Vec<Sample> {
     let of = |&(shape, width): &([usize; 4], usize)| {
-        let [tokens, chosen, experts, align] = shape;
-        sample(routing(tokens, chosen, experts, align), width, shape)
+        let [tokens, top_k, experts, align] = shape;
+        sample(routing(tokens, top_k, experts, align), width, shape)
     };
     cases.iter().map(of).collect()
 }
@@ -47,17 +39,17 @@ fn permute([sources, rows]: [SampleInput; 2], width: usize, [tokens, ..]: [usize
     Sample::forward(Permute, [SampleInput::activation([tokens, width]), sources, rows])
 }
 
-fn unpermute(routing: [SampleInput; 2], width: usize, [tokens, chosen, ..]: [usize; 4]) -> Sample {
+fn unpermute(routing: [SampleInput; 2], width: usize, [tokens, top_k, ..]: [usize; 4]) -> Sample {
     let y = SampleInput::activation([capacity(&routing), width]);
     let [sources, rows] = routing;
     let mut inputs = vec![y, sources, rows];
     // With and without what is added.
-    inputs.extend((chosen % 2 == 0).then(|| SampleInput::activation([tokens, width])));
+    inputs.extend((top_k % 2 == 0).then(|| SampleInput::activation([tokens, width])));
     Sample::forward(Unpermute, inputs)
 }
 
-fn gates([sources, rows]: [SampleInput; 2], _: usize, [tokens, chosen, ..]: [usize; 4]) -> Sample {
-    Sample::forward(PermuteGates, [SampleInput::activation([tokens, chosen]), sources, rows])
+fn gates([sources, rows]: [SampleInput; 2], _: usize, [tokens, top_k, ..]: [usize; 4]) -> Sample {
+    Sample::forward(PermuteGates, [SampleInput::activation([tokens, top_k]), sources, rows])
 }
 
 fn dgates(routing: [SampleInput; 2], _: usize, _: [usize; 4]) -> Sample {

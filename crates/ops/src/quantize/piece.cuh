@@ -34,7 +34,7 @@ struct QuantizeArguments {
     union {
         u64 gate_up_rows;
         // PERMUTE: the number of copies of a token.
-        u64 chosen;
+        u64 top_k;
     };
     union {
         // The copy of gate and up in E4M3 that SWIGLU_SAVING writes.

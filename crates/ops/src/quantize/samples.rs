@@ -231,9 +231,9 @@ impl Sampled for Dequantize {
 
 /// Tokens with these experts ([`permute::samples::routing`]), of so many columns.
 fn permuted(shape: [usize; 4], cols: usize) -> Vec<SampleInput> {
-    let [tokens, chosen, experts, align] = shape;
+    let [tokens, top_k, experts, align] = shape;
     let x = SampleInput::activation([tokens, cols]).computed();
-    [x].into_iter().chain(permute::samples::routing(tokens, chosen, experts, align)).collect()
+    [x].into_iter().chain(permute::samples::routing(tokens, top_k, experts, align)).collect()
 }
 
 /// Casts of values that they compute themselves: whole areas, whole tiles, rows that are multiples of 8 in

@@ -67,7 +67,7 @@ constexpr u32 NO_TOKEN = ~0u;
 // True if a token has a row, asked by a whole warp.
 __device__ __forceinline__ bool has_row(const QuantizeArguments& args, u32 token) {
     bool has = false;
-    for (u32 copy = threadIdx.x % 32; copy < args.chosen; copy += 32) has |= args.indices[token * args.chosen + copy] >= 0;
+    for (u32 copy = threadIdx.x % 32; copy < args.top_k; copy += 32) has |= args.indices[token * args.top_k + copy] >= 0;
     return __ballot_sync(0xffffffffu, has) != 0;
 }
 
@@ -81,7 +81,7 @@ template <int ROWS> __device__ __forceinline__ void tokens_of(const QuantizeArgu
         }
     } else {
         int copy = (int)load_nc((const u32*)args.indices + min(first + threadIdx.x % LANES_WIDE, args.rows - 1));
-        u32 token = copy < 0 ? NO_TOKEN : (u32)copy / (u32)args.chosen;
+        u32 token = copy < 0 ? NO_TOKEN : (u32)copy / (u32)args.top_k;
 #pragma unroll
         for (int k = 0; k < ROWS; k++) tokens[k] = __shfl_sync(0xffffffffu, token, k, LANES_WIDE);
     }
@@ -275,11 +275,11 @@ template <class T> __device__ __forceinline__ const T* gathered_row(const Quanti
     bool has = false;
     u64 token = row;
     if constexpr (OF_TOKENS) {
-        for (u32 copy = 0; copy < args.chosen; copy++) has |= args.indices[token * args.chosen + copy] >= 0;
+        for (u32 copy = 0; copy < args.top_k; copy++) has |= args.indices[token * args.top_k + copy] >= 0;
     } else {
         int copy = args.indices[row];
         has = copy >= 0;
-        token = (u32)copy / (u32)args.chosen;
+        token = (u32)copy / (u32)args.top_k;
     }
     return has ? (const T*)args.x + token * args.cols : nullptr;
 }

@@ -1,12 +1,12 @@
 //! CPU kernels of [`Route`] and [`RouteGrad`].
 
 use super::{Route, RouteGrad, Router, Score};
-use crate::host::math::{exp, max};
+use crate::host::math::{exp, max, sigmoid};
 use crate::host::rows::for_row_blocks;
 use xtrain_tensor::{CpuKernel, Real, View, ViewMut, with_real};
 
 /// Added to a sum of scores before it divides them, as DeepSeek-V3's code does: all may be 0.
-const TINY: f64 = 1e-20;
+pub(crate) const TINY: f64 = 1e-20;
 
 impl CpuKernel for Route {
     fn run(&self, inputs: &[View<'_>], outputs: &mut [ViewMut<'_>]) {
@@ -14,15 +14,15 @@ impl CpuKernel for Route {
         let [gates, ids] = outputs else { unreachable!("two outputs") };
         with_real!(inputs[0].ty.dtype, T => {
             let bias = self.0.biased.then(|| inputs[1].reals::<T>());
-            let targets = inputs.get(self.0.targets()).map(|targets| targets.ints());
+            let padding = inputs.get(self.0.padding()).map(|padding| padding.ints());
             for_row_blocks(t, [gates, ids], |rows, [mut gates, mut ids]| {
                 let logits = inputs[0].rows(rows.clone()).reals::<T>();
                 let (mut scores, mut keys) = (vec![T::ZERO; e], vec![T::ZERO; e]);
-                let ids = ids.ints().chunks_exact_mut(self.0.chosen);
+                let ids = ids.ints().chunks_exact_mut(self.0.top_k);
                 let mut gates = gates.fresh::<T>();
-                let gates = gates.chunks_exact_mut(self.0.chosen);
+                let gates = gates.chunks_exact_mut(self.0.top_k);
                 for (((token, logits), ids), gates) in rows.zip(logits.chunks_exact(e)).zip(ids).zip(gates) {
-                    if targets.is_some_and(|targets| targets[token] < 0) {
+                    if padding.is_some_and(|padding| padding[token] < 0) {
                         ids.fill(-1);
                         gates.fill(T::ZERO);
                         continue;
@@ -58,11 +58,6 @@ pub(crate) fn score<T: Real>(kind: Score, logits: &[T], scores: &mut [T]) {
     }
 }
 
-/// 1 / (1 + e^-x).
-pub(crate) fn sigmoid<T: Real>(x: T) -> T {
-    T::ONE / (T::ONE + exp(-x))
-}
-
 /// The sum of `x` in the order of the GPU kernel, in which lane l of a warp adds the elements l, l + 32 and
 /// so on.
 fn sum_as_warp<T: Real>(x: &[T]) -> T {
@@ -80,7 +75,7 @@ fn choose<T: Real>(router: &Router, keys: &[T], ids: &mut [i32]) {
     let mut allowed = vec![true; keys.len()];
     if router.groups > 1 {
         let sums: Vec<T> = keys.chunks_exact(of_group).map(two_best).collect();
-        let mut groups = vec![0; router.chosen_groups];
+        let mut groups = vec![0; router.top_groups];
         best(&sums, &mut vec![true; sums.len()], &mut groups);
         for (group, allowed) in allowed.chunks_exact_mut(of_group).enumerate() {
             allowed.fill(groups.contains(&(group as i32)));
@@ -123,7 +118,7 @@ fn weigh<T: Real>(router: &Router, scores: &[T], ids: &[i32], gates: &mut [T]) {
 impl CpuKernel for RouteGrad {
     fn run(&self, inputs: &[View<'_>], outputs: &mut [ViewMut<'_>]) {
         let (t, e) = inputs[1].ty.shape.rows_cols();
-        let k = self.0.chosen;
+        let k = self.0.top_k;
         let [dlogits] = outputs else { unreachable!("one output") };
         with_real!(inputs[1].ty.dtype, T => {
             for_row_blocks(t, [dlogits], |rows, [mut dlogits]| {

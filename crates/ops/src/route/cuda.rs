@@ -24,15 +24,15 @@ kernel_struct! {
     struct Arguments {
         logits: DevicePtr,
         bias: DevicePtr,
-        targets: DevicePtr,
+        padding: DevicePtr,
         dgates: DevicePtr,
         ids: DevicePtr,
         out: DevicePtr,
         tokens: u32,
         experts: u32,
-        chosen: u32,
+        top_k: u32,
         groups: u32,
-        chosen_groups: u32,
+        top_groups: u32,
         is_sigmoid: u32,
         normalise: u32,
         scale: f32,
@@ -45,15 +45,15 @@ fn arguments(router: &Router, logits: xtrain_cuda::CudaTensor) -> Arguments {
     Arguments {
         logits: logits.place,
         bias: DevicePtr(0),
-        targets: DevicePtr(0),
+        padding: DevicePtr(0),
         dgates: DevicePtr(0),
         ids: DevicePtr(0),
         out: DevicePtr(0),
         tokens: tokens as u32,
         experts: experts as u32,
-        chosen: router.chosen as u32,
+        top_k: router.top_k as u32,
         groups: router.groups as u32,
-        chosen_groups: router.chosen_groups as u32,
+        top_groups: router.top_groups as u32,
         is_sigmoid: (router.score == Score::Sigmoid).into(),
         normalise: router.normalise.into(),
         scale: router.scale,
@@ -73,9 +73,9 @@ impl CudaKernel for Route {
     fn prepare(&self, gpu: &Gpu, operands: &Operands<'_>) -> Result<Work, CudaError> {
         let input = |n: usize| operands.inputs.get(n).map_or(DevicePtr(0), |input| input.place);
         let bias = if self.0.biased { input(1) } else { DevicePtr(0) };
-        let targets = input(self.0.targets());
+        let padding = input(self.0.padding());
         let [out, ids] = [0, 1].map(|n| operands.outputs[n].place);
-        launch(gpu, "route", Arguments { bias, targets, ids, out, ..arguments(&self.0, operands.inputs[0]) })
+        launch(gpu, "route", Arguments { bias, padding, ids, out, ..arguments(&self.0, operands.inputs[0]) })
     }
 }
 

@@ -4,17 +4,17 @@ struct Arguments {
     const float* logits;
     // Null for none.
     const float* bias;
-    // Null for none. A token with a negative target is padding.
-    const int* targets;
+    // Null for none. A token whose number is negative is padding.
+    const int* padding;
     const float* dgates;
     int* ids;
     // The gates; of the backward, the gradients of the logits.
     float* out;
     u32 tokens;
     u32 experts;
-    u32 chosen;
+    u32 top_k;
     u32 groups;
-    u32 chosen_groups;
+    u32 top_groups;
     u32 is_sigmoid;
     u32 normalise;
     float scale;
@@ -51,17 +51,15 @@ __device__ __forceinline__ u32 take_first(const float* keys, u32 count, u32& tak
     return first;
 }
 
-constexpr float TINY = 1e-20f;
-
 extern "C" __global__ void __launch_bounds__(32 * WARPS) route(Arguments args) {
     __shared__ float all_keys[WARPS][MAX_EXPERTS];
     __shared__ float all_sums[WARPS][MAX_GROUPS];
     u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32, token = blockIdx.x * WARPS + warp;
     if (token >= args.tokens) return;
-    int* ids = args.ids + (u64)token * args.chosen;
-    float* gates = args.out + (u64)token * args.chosen;
-    if (args.targets != nullptr && args.targets[token] < 0) {
-        for (u32 k = lane; k < args.chosen; k += 32) {
+    int* ids = args.ids + (u64)token * args.top_k;
+    float* gates = args.out + (u64)token * args.top_k;
+    if (args.padding != nullptr && args.padding[token] < 0) {
+        for (u32 k = lane; k < args.top_k; k += 32) {
             ids[k] = -1;
             gates[k] = 0.0f;
         }
@@ -95,13 +93,13 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS) route(Arguments args) {
         }
         __syncwarp();
         u32 taken_groups = 0, allowed = 0;
-        for (u32 n = 0; n < args.chosen_groups; n++) allowed |= 1u << take_first(sums, args.groups, taken_groups);
+        for (u32 n = 0; n < args.top_groups; n++) allowed |= 1u << take_first(sums, args.groups, taken_groups);
         for (u32 n = 0; lane + 32 * n < args.experts; n++)
             taken |= (~allowed >> (lane + 32 * n) / size & 1) << n;
     }
 
     float sum = 0.0f;
-    for (u32 k = 0; k < args.chosen; k++) {
+    for (u32 k = 0; k < args.top_k; k++) {
         u32 id = take_first(keys, args.experts, taken);
         float gate = score(of, logits[id]);
         sum += gate;
@@ -112,15 +110,15 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS) route(Arguments args) {
     }
     __syncwarp();
     float divisor = args.normalise ? sum + TINY : 1.0f;
-    for (u32 k = lane; k < args.chosen; k += 32) gates[k] = gates[k] / divisor * args.scale;
+    for (u32 k = lane; k < args.top_k; k += 32) gates[k] = gates[k] / divisor * args.scale;
 }
 
 extern "C" __global__ void __launch_bounds__(32 * WARPS) route_grad(Arguments args) {
     u32 lane = threadIdx.x % 32, token = blockIdx.x * WARPS + threadIdx.x / 32;
     if (token >= args.tokens) return;
     const float* logits = args.logits + (u64)token * args.experts;
-    const float* dgates = args.dgates + (u64)token * args.chosen;
-    const int* ids = args.ids + (u64)token * args.chosen;
+    const float* dgates = args.dgates + (u64)token * args.top_k;
+    const int* ids = args.ids + (u64)token * args.top_k;
     float* dlogits = args.out + (u64)token * args.experts;
     if (ids[0] < 0) {
         for (u32 e = lane; e < args.experts; e += 32) dlogits[e] = 0.0f;
@@ -128,7 +126,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS) route_grad(Arguments ar
     }
     Scores of = scores_of(logits, args.experts, args.is_sigmoid);
     float sum = 0.0f, dot = 0.0f;
-    for (u32 k = 0; k < args.chosen; k++) {
+    for (u32 k = 0; k < args.top_k; k++) {
         float s = score(of, logits[ids[k]]);
         sum += s;
         dot += dgates[k] * s;
@@ -137,13 +135,13 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS) route_grad(Arguments ar
     float mean = args.normalise ? dot / divisor : 0.0f;
     float all = 0.0f;
     if (!of.is_sigmoid) {
-        for (u32 k = 0; k < args.chosen; k++)
+        for (u32 k = 0; k < args.top_k; k++)
             all += args.scale * (dgates[k] - mean) / divisor * score(of, logits[ids[k]]);
     }
     for (u32 e = lane; e < args.experts; e += 32)
         dlogits[e] = of.is_sigmoid ? 0.0f : -(score(of, logits[e]) * all);
     __syncwarp();
-    for (u32 k = lane; k < args.chosen; k += 32) {
+    for (u32 k = lane; k < args.top_k; k += 32) {
         float s = score(of, logits[ids[k]]), dscore = args.scale * (dgates[k] - mean) / divisor;
         dlogits[ids[k]] = of.is_sigmoid ? dscore * s * (1.0f - s) : dlogits[ids[k]] + dscore * s;
     }

@@ -19,7 +19,7 @@ use xtrain_cuda::{Header, KernelSource};
 use xtrain_program::{Backward, Cost, Differentiable, Op, OpError, Operand, Rebuild, Role};
 use xtrain_tensor::{DType, TensorType};
 
-pub(crate) use cpu::{score, sigmoid};
+pub(crate) use cpu::{TINY, score};
 
 /// Device code of the kernels that compute scores.
 pub(crate) const SCORE: Header = Header::new("route/score.cuh", include_str!("score.cuh"));
@@ -37,7 +37,7 @@ pub enum Score {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Router {
     /// k: experts of a token.
-    pub chosen: usize,
+    pub top_k: usize,
     /// The score.
     pub score: Score,
     /// True if a bias is added to the scores for the choice, not for the gates.
@@ -50,15 +50,15 @@ pub struct Router {
     pub groups: usize,
     /// Groups from which a token chooses: those whose two best experts have the largest sums of scores, with
     /// the bias. No expert of another group is chosen, as if its score were -inf.
-    pub chosen_groups: usize,
+    pub top_groups: usize,
 }
 
-/// `(logits_te[, bias_e][, targets_t i32]) -> (gates_tk, ids_tk i32)`: for each token the k experts of the
+/// `(logits_te[, bias_e][, padding_t i32]) -> (gates_tk, ids_tk i32)`: for each token the k experts of the
 /// largest scores, best first, and their gates. The bias is there if the router is biased. A token whose
-/// target is negative is padding: its ids are -1 and its gates 0.
+/// `padding` is negative has ids of -1 and gates of 0.
 ///
 /// The order is total: of equal scores, the smaller index comes first, and NaN comes last. So the ids of
-/// other tokens are valid and distinct for any logits. CPU and GPU return equal bits. The outputs are kept
+/// other tokens are valid and distinct for any logits. CPU and GPU return equal bits. The outputs are saved
 /// for the backward, never recomputed.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Route(pub Router);
@@ -68,30 +68,46 @@ impl Router {
     pub const MAX_EXPERTS: usize = 1024;
     /// The most groups.
     pub const MAX_GROUPS: usize = 32;
+    /// Two experts of a token by softmax, with gates that add up to 1, as in Mixtral.
+    pub const SOFTMAX_TOP2: Router = Router {
+        top_k: 2,
+        score: Score::Softmax,
+        biased: false,
+        normalise: true,
+        scale: 1.0,
+        groups: 1,
+        top_groups: 1,
+    };
 
     /// Checks the rule for so many experts.
     ///
     /// # Errors
     /// More chosen experts than there are, or than the chosen groups have; groups that do not divide them.
     pub fn check(&self, experts: usize) -> Result<(), OpError> {
-        let Router { chosen, groups, chosen_groups, .. } = *self;
+        let Router { top_k, groups, top_groups, .. } = *self;
         let fail = |message: String| Err(OpError(message));
         if !(1..=Self::MAX_EXPERTS).contains(&experts) {
             return fail(format!("a mixture has 1 to {} experts, not {experts}", Self::MAX_EXPERTS));
         }
-        if !(1..=experts).contains(&chosen) {
-            return fail(format!("a token has 1 to {experts} of {experts} experts, not {chosen}"));
+        if top_k == 0 {
+            return fail("a token must choose at least 1 expert, not 0".into());
+        }
+        if top_k > experts {
+            return fail(format!("a token chooses {top_k} experts, but there are only {experts}"));
         }
         if !(1..=Self::MAX_GROUPS).contains(&groups) || !experts.is_multiple_of(groups) {
             let most = Self::MAX_GROUPS;
             return fail(format!(
-                "groups must be 1 to {most} and divide the {experts} experts, not {groups}"
+                "the number of groups ({groups}) must be 1 to {most} and divide the number of experts ({experts})"
             ));
         }
-        let reachable = chosen_groups.min(groups) * (experts / groups);
-        if !(1..=groups).contains(&chosen_groups) || chosen > reachable {
+        if !(1..=groups).contains(&top_groups) {
+            return fail(format!("a token must choose from 1 to {groups} groups, not {top_groups}"));
+        }
+        let reachable = top_groups * (experts / groups);
+        if top_k > reachable {
             return fail(format!(
-                "{chosen_groups} of {groups} groups are chosen; they must have the {chosen} experts of a token"
+                "{top_groups} of {groups} groups have {reachable} experts, fewer than the {top_k} that a token chooses"
             ));
         }
         Ok(())
@@ -102,8 +118,8 @@ impl Router {
         self.groups == 1 && !self.biased
     }
 
-    /// The input of [`Route`] that is the targets, if any.
-    fn targets(&self) -> usize {
+    /// The input of [`Route`] that is the padding, if any.
+    fn padding(&self) -> usize {
         1 + usize::from(self.biased)
     }
 }
@@ -114,12 +130,12 @@ impl Op for Route {
     }
 
     fn infer(&self, inputs: &[TensorType]) -> Result<Vec<TensorType>, OpError> {
-        let targets = self.0.targets();
-        OpError::ensure(inputs.len() == targets || inputs.len() == targets + 1, || {
+        let padding = self.0.padding();
+        OpError::ensure(inputs.len() == padding || inputs.len() == padding + 1, || {
             let bias = if self.0.biased { ", the bias" } else { "" };
-            let most = targets + 1;
+            let most = padding + 1;
             format!(
-                "route takes logits{bias} and, if any, targets: {targets} or {most} inputs, not {}",
+                "route takes logits{bias} and, if any, padding: {padding} or {most} inputs, not {}",
                 inputs.len()
             )
         })?;
@@ -131,10 +147,10 @@ impl Op for Route {
                 format!("the bias must be {expected}, not {}", inputs[1])
             })?;
         }
-        if let Some(&ty) = inputs.get(targets) {
-            int_vector("targets", ty, tokens)?;
+        if let Some(&ty) = inputs.get(padding) {
+            int_vector("padding", ty, tokens)?;
         }
-        let shape = [tokens, self.0.chosen];
+        let shape = [tokens, self.0.top_k];
         Ok(vec![TensorType::new(inputs[0].dtype, shape), TensorType::new(DType::I32, shape)])
     }
 
@@ -169,7 +185,7 @@ impl Op for RouteGrad {
         OpError::arity("route_grad", inputs, 3)?;
         let (tokens, experts) = logits_of(inputs[1])?;
         self.0.check(experts)?;
-        let expected = TensorType::new(inputs[1].dtype, [tokens, self.0.chosen]);
+        let expected = TensorType::new(inputs[1].dtype, [tokens, self.0.top_k]);
         OpError::ensure(inputs[0] == expected, || format!("dgates must be {expected}, not {}", inputs[0]))?;
         let expected = expected.with_dtype(DType::I32);
         OpError::ensure(inputs[2] == expected, || format!("ids must be {expected}, not {}", inputs[2]))?;

@@ -24,6 +24,9 @@ __device__ __forceinline__ float exp_as_host(float x) {
 
 __device__ __forceinline__ float sigmoid(float x) { return __fdiv_rn(1.0f, 1.0f + exp_as_host(-x)); }
 
+// Added to a sum of scores before it divides them: all may be 0.
+constexpr float TINY = 1e-20f;
+
 struct Scores {
     u32 is_sigmoid;
     // The maximum of the logits and the sum of e^(logit - max); of no use for the sigmoid.

@@ -6,15 +6,7 @@ use proptest::prelude::*;
 use xtrain_program::Op;
 use xtrain_tensor::{DType, HostTensor, Shape, TensorType};
 
-const ROUTER: Router = Router {
-    chosen: 2,
-    score: Score::Softmax,
-    biased: false,
-    normalise: true,
-    scale: 1.0,
-    groups: 1,
-    chosen_groups: 1,
-};
+const ROUTER: Router = Router::SOFTMAX_TOP2;
 const SIGMOID: Router = Router { score: Score::Sigmoid, ..ROUTER };
 
 fn tensor(dtype: DType, shape: &[usize], values: &[f64]) -> HostTensor {
@@ -45,7 +37,7 @@ fn assert_near(found: &[f64], expected: &[f64]) {
 #[test]
 fn the_order_is_total() {
     let nan = f64::NAN;
-    let ids = |logits: &[f64], chosen| routed(Router { chosen, ..ROUTER }, logits, &[]).0;
+    let ids = |logits: &[f64], top_k| routed(Router { top_k, ..ROUTER }, logits, &[]).0;
     assert_eq!(ids(&[1.0, 2.0, 2.0, 0.0], 3), [1.0, 2.0, 0.0]);
     assert_eq!(ids(&[nan, f64::NEG_INFINITY, nan, 0.0], 4), [3.0, 1.0, 0.0, 2.0]);
     assert_eq!(ids(&[nan; 3], 2), [0.0, 1.0]);
@@ -79,7 +71,7 @@ fn a_bias_steers_the_choice_alone() {
 
 #[test]
 fn tokens_choose_from_their_best_groups() {
-    let router = Router { groups: 3, chosen_groups: 1, scale: 2.0, ..SIGMOID };
+    let router = Router { groups: 3, top_groups: 1, scale: 2.0, ..SIGMOID };
     // The best expert is in the first group, the best two together in the last.
     let (ids, gates) = routed(router, &[3.0, -3.0, 0.0, 0.1, 1.0, 1.5], &[]);
     assert_eq!(ids, [5.0, 4.0]);
@@ -88,7 +80,7 @@ fn tokens_choose_from_their_best_groups() {
 
 #[test]
 fn experts_of_other_groups_are_not_chosen_even_if_all_scores_are_negative() {
-    let router = Router { biased: true, groups: 2, chosen_groups: 1, ..SIGMOID };
+    let router = Router { biased: true, groups: 2, top_groups: 1, ..SIGMOID };
     // With a score of 0 for them, experts of the first group would come before those of the second.
     let (ids, _) = routed(router, &[0.0; 4], &[-3.0, -3.0, -2.0, -1.0]);
     assert_eq!(ids, [3.0, 2.0]);
@@ -97,8 +89,8 @@ fn experts_of_other_groups_are_not_chosen_even_if_all_scores_are_negative() {
 #[test]
 fn padding_has_no_experts_and_no_gradient() {
     let logits = normal(DType::F32, [3, 5], 1.0, 1);
-    let targets = tensor(DType::I32, &[3], &[0.0, -100.0, 7.0]);
-    let outputs = run(&Route(ROUTER), &[&logits, &targets]);
+    let padding = tensor(DType::I32, &[3], &[0.0, -1.0, 0.0]);
+    let outputs = run(&Route(ROUTER), &[&logits, &padding]);
     let all = run(&Route(ROUTER), &[&logits]);
     for (found, all, padded) in [(&outputs[0], &all[0], 0.0), (&outputs[1], &all[1], -1.0)] {
         let (found, all) = (found.to_f64(), all.to_f64());
@@ -116,19 +108,19 @@ proptest! {
     #[test]
     fn ids_are_valid_and_distinct_and_follow_the_order(
         logits in prop::collection::vec(prop::sample::select(vec![f64::NAN, f64::NEG_INFINITY, f64::INFINITY, -1.0, 0.0, 0.5, 2.0]), 12),
-        chosen in 1usize..7,
+        top_k in 1usize..7,
         groups in prop::sample::select(vec![1usize, 2, 3]),
         is_sigmoid in any::<bool>(),
         bias in prop::collection::vec(-1.0..1.0f64, 12),
     ) {
         let score = if is_sigmoid { Score::Sigmoid } else { Score::Softmax };
-        let router = Router { chosen, score, groups, chosen_groups: groups.div_ceil(2), biased: groups > 1, ..ROUTER };
-        prop_assume!(chosen <= router.chosen_groups * 12 / groups);
+        let router = Router { top_k, score, groups, top_groups: groups.div_ceil(2), biased: groups > 1, ..ROUTER };
+        prop_assume!(top_k <= router.top_groups * 12 / groups);
         let (ids, _) = routed(router, &logits, &bias);
         let mut distinct = ids.clone();
         distinct.sort_by(f64::total_cmp);
         distinct.dedup();
-        prop_assert!(distinct.len() == chosen && ids.iter().all(|id| (0.0..12.0).contains(id)), "{:?}", ids);
+        prop_assert!(distinct.len() == top_k && ids.iter().all(|id| (0.0..12.0).contains(id)), "{:?}", ids);
         if groups == 1 {
             let mut order: Vec<usize> = (0..12).collect();
             // A stable sort; NaNs last.
@@ -136,7 +128,7 @@ proptest! {
                 (false, false) => logits[b].partial_cmp(&logits[a]).expect("no NaN"),
                 (a, b) => a.cmp(&b),
             });
-            prop_assert_eq!(ids, order[..chosen].iter().map(|id| *id as f64).collect::<Vec<_>>());
+            prop_assert_eq!(ids, order[..top_k].iter().map(|id| *id as f64).collect::<Vec<_>>());
         }
     }
 }
@@ -144,11 +136,17 @@ proptest! {
 #[test]
 fn numbers_of_experts_that_make_no_mixture_are_refused() {
     for (router, says) in [
-        (Router { chosen: 5, ..ROUTER }, "1 to 4 of 4 experts, not 5"),
-        (Router { chosen: 0, ..ROUTER }, "not 0"),
-        (Router { groups: 3, ..ROUTER }, "divide the 4 experts, not 3"),
-        (Router { groups: 2, chosen_groups: 3, ..ROUTER }, "3 of 2 groups are chosen"),
-        (Router { groups: 4, chosen_groups: 1, ..ROUTER }, "1 of 4 groups are chosen"),
+        (Router { top_k: 5, ..ROUTER }, "a token chooses 5 experts, but there are only 4"),
+        (Router { top_k: 0, ..ROUTER }, "at least 1 expert, not 0"),
+        (
+            Router { groups: 3, ..ROUTER },
+            "the number of groups (3) must be 1 to 32 and divide the number of experts (4)",
+        ),
+        (Router { groups: 2, top_groups: 3, ..ROUTER }, "a token must choose from 1 to 2 groups, not 3"),
+        (
+            Router { groups: 4, top_groups: 1, ..ROUTER },
+            "1 of 4 groups have 1 experts, fewer than the 2 that a token chooses",
+        ),
     ] {
         let error = router.check(4).expect_err("a mistake").to_string();
         assert!(error.contains(says), "{error}");
@@ -162,9 +160,9 @@ fn operands_that_do_not_fit_are_refused() {
     let biased = Router { biased: true, ..ROUTER };
     for (router, inputs, says) in [
         (ROUTER, vec![logits.with_dtype(DType::BF16)], "must be f32"),
-        (biased, vec![logits], "route takes logits, the bias and, if any, targets: 2 or 3 inputs, not 1"),
+        (biased, vec![logits], "route takes logits, the bias and, if any, padding: 2 or 3 inputs, not 1"),
         (biased, vec![logits, f32s(&[3])], "the bias must be f32[4], not f32[3]"),
-        (ROUTER, vec![logits, TensorType::new(DType::I32, [4])], "targets must be i32[3], not i32[4]"),
+        (ROUTER, vec![logits, TensorType::new(DType::I32, [4])], "padding must be i32[3], not i32[4]"),
     ] {
         let error = Route(router).infer(&inputs).expect_err("a mistake").to_string();
         assert!(error.contains(says), "{error}");

@@ -1,9 +1,9 @@
 //! CPU kernels of [`RouterLosses`] and [`RouterLossesGrad`].
 
 use super::{RouterLosses, RouterLossesGrad};
-use crate::host::math::{exp, max};
+use crate::host::math::{exp, max, sigmoid};
 use crate::host::rows::for_row_blocks;
-use crate::route::{Score, score, sigmoid};
+use crate::route::{Score, TINY, score};
 use xtrain_tensor::{CpuKernel, Real, TensorType, View, ViewMut, with_real};
 
 impl CpuKernel for RouterLosses {
@@ -43,7 +43,7 @@ impl CpuKernel for RouterLosses {
 /// The operands that all tokens share.
 struct Batch<'a, T> {
     ids: &'a [i32],
-    chosen: usize,
+    top_k: usize,
     counts: Vec<T>,
     /// Factor of the sum over tokens of counts . P; 0 if all tokens are padding.
     balance_factor: f64,
@@ -53,29 +53,29 @@ struct Batch<'a, T> {
 
 impl<'a, T: Real> Batch<'a, T> {
     fn of(inputs: &[View<'a>]) -> Self {
-        let (_, chosen) = inputs[1].ty.shape.rows_cols();
+        let (_, top_k) = inputs[1].ty.shape.rows_cols();
         let numbers = |view: View<'_>| -> Vec<f64> {
             with_real!(view.ty.dtype, C => view.reals::<C>().iter().map(|x| x.f64()).collect())
         };
-        let (counts, inv_tokens) = (numbers(inputs[2]), numbers(inputs[3])[0]);
-        let tokens = counts.iter().sum::<f64>() / chosen as f64;
+        let (counts, inv_targets) = (numbers(inputs[2]), numbers(inputs[3])[0]);
+        let tokens = counts.iter().sum::<f64>() / top_k as f64;
         let [balance_factor, z_factor] = match tokens > 0.0 {
-            true => [inv_tokens * counts.len() as f64 / tokens, inv_tokens],
+            true => [inv_targets * counts.len() as f64 / tokens, inv_targets],
             false => [0.0; 2],
         };
         let counts = counts.into_iter().map(T::of).collect();
-        Batch { ids: inputs[1].ints(), chosen, counts, balance_factor, z_factor }
+        Batch { ids: inputs[1].ints(), top_k, counts, balance_factor, z_factor }
     }
 
     fn is_padding(&self, token: usize) -> bool {
-        self.ids[token * self.chosen] < 0
+        self.ids[token * self.top_k] < 0
     }
 
     /// Writes the shares of the experts in a token's scores and returns the logsumexp of its logits.
     fn token(&self, kind: Score, logits: &[T], shares: &mut [T]) -> T {
         score(kind, logits, shares);
         if kind == Score::Sigmoid {
-            let sum: T = shares.iter().copied().sum();
+            let sum = shares.iter().copied().sum::<T>() + T::of(TINY);
             shares.iter_mut().for_each(|share| *share /= sum);
         }
         let most = max(logits);

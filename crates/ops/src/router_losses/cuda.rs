@@ -25,7 +25,7 @@ kernel_struct! {
         logits: DevicePtr,
         ids: DevicePtr,
         counts: DevicePtr,
-        inv_tokens: DevicePtr,
+        inv_targets: DevicePtr,
         terms: DevicePtr,
         dlogits: DevicePtr,
         objective: DevicePtr,
@@ -33,7 +33,7 @@ kernel_struct! {
         z: DevicePtr,
         tokens: u32,
         experts: u32,
-        chosen: u32,
+        top_k: u32,
         is_sigmoid: u32,
         balance_weight: f32,
         z_weight: f32,
@@ -46,13 +46,13 @@ kernel_struct! {
 
 /// The arguments without outputs and workspace.
 fn arguments(losses: &RouterLosses, operands: &Operands<'_>) -> Arguments {
-    let [logits, ids, counts, inv_tokens] = [0, 1, 2, 3].map(|n| operands.inputs[n]);
+    let [logits, ids, counts, inv_targets] = [0, 1, 2, 3].map(|n| operands.inputs[n]);
     let (tokens, experts) = logits.ty.shape.rows_cols();
     Arguments {
         logits: logits.place,
         ids: ids.place,
         counts: counts.place,
-        inv_tokens: inv_tokens.place,
+        inv_targets: inv_targets.place,
         terms: DevicePtr(0),
         dlogits: DevicePtr(0),
         objective: DevicePtr(0),
@@ -60,7 +60,7 @@ fn arguments(losses: &RouterLosses, operands: &Operands<'_>) -> Arguments {
         z: DevicePtr(0),
         tokens: tokens as u32,
         experts: experts as u32,
-        chosen: ids.ty.shape[1] as u32,
+        top_k: ids.ty.shape[1] as u32,
         is_sigmoid: (losses.score == Score::Sigmoid).into(),
         balance_weight: losses.balance_weight,
         z_weight: losses.z_weight,

@@ -8,7 +8,7 @@ struct Arguments {
     const float* logits;
     const int* ids;
     const float* counts;
-    const float* inv_tokens;
+    const float* inv_targets;
     // [tokens, 2]: counts . P and logsumexp^2.
     float* terms;
     float* dlogits;
@@ -17,7 +17,7 @@ struct Arguments {
     float* z;
     u32 tokens;
     u32 experts;
-    u32 chosen;
+    u32 top_k;
     u32 is_sigmoid;
     float balance_weight;
     float z_weight;
@@ -33,7 +33,7 @@ struct Token {
     const float* logits;
     // Its scores, and their softmax.
     Scores scores, softmax;
-    // The sum of its scores.
+    // The sum of its scores, plus TINY; 1 for the softmax.
     float sum;
     // counts . P
     float mean;
@@ -47,13 +47,13 @@ __device__ __forceinline__ Token token_of(const Arguments& args, u32 token) {
     Token of = {logits, scores_of(logits, args.experts, args.is_sigmoid), scores_of(logits, args.experts, 0), 0.0f, 0.0f, 0.0f};
     of.lse = of.softmax.most + logf(of.softmax.sum);
     for (u32 e = threadIdx.x % 32; e < args.experts; e += 32) of.sum += score(of.scores, logits[e]);
-    of.sum = args.is_sigmoid ? warp_sum(of.sum) : 1.0f;
+    of.sum = args.is_sigmoid ? warp_sum(of.sum) + TINY : 1.0f;
     for (u32 e = threadIdx.x % 32; e < args.experts; e += 32) of.mean += args.counts[e] * of.share(logits[e]);
     of.mean = warp_sum(of.mean);
     return of;
 }
 
-__device__ __forceinline__ bool is_padding(const Arguments& args, u32 token) { return args.ids[(u64)token * args.chosen] < 0; }
+__device__ __forceinline__ bool is_padding(const Arguments& args, u32 token) { return args.ids[(u64)token * args.top_k] < 0; }
 
 extern "C" __global__ void __launch_bounds__(32 * WARPS) router_terms(Arguments args) {
     u32 token = blockIdx.x * WARPS + threadIdx.x / 32;
@@ -89,11 +89,11 @@ extern "C" __global__ void __launch_bounds__(SUM_THREADS) router_sums(Arguments 
         __syncthreads();
     }
     if (threadIdx.x > 0) return;
-    // Without tokens, inv_tokens may be infinite.
+    // Without tokens, inv_targets may be infinite.
     copies = space[2][0];
-    double inv_tokens = copies > 0.0 ? *args.inv_tokens : 0.0;
-    balance = copies > 0.0 ? inv_tokens * args.experts * args.chosen / copies * space[0][0] : 0.0;
-    z = inv_tokens * space[1][0];
+    double inv_targets = copies > 0.0 ? *args.inv_targets : 0.0;
+    balance = copies > 0.0 ? inv_targets * args.experts * args.top_k / copies * space[0][0] : 0.0;
+    z = inv_targets * space[1][0];
     double objective = args.balance_weight * balance + args.z_weight * z;
     *args.objective = (float)objective + (args.add_objective ? *args.objective : 0.0f);
     *args.balance = (float)balance + (args.add_balance ? *args.balance : 0.0f);
@@ -113,8 +113,8 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS) router_losses_grad(Argu
     for (u32 e = lane; e < args.experts; e += 32) copies += args.counts[e];
     copies = warp_sum(copies);
     Token of = token_of(args, token);
-    float inv_tokens = *args.inv_tokens;
-    float balance = args.balance_weight * inv_tokens * (float)args.experts * (float)args.chosen / copies, z = 2.0f * args.z_weight * inv_tokens * of.lse;
+    float inv_targets = *args.inv_targets;
+    float balance = args.balance_weight * inv_targets * (float)args.experts * (float)args.top_k / copies, z = 2.0f * args.z_weight * inv_targets * of.lse;
     for (u32 e = lane; e < args.experts; e += 32) {
         float logit = of.logits[e], slope = of.share(logit);
         if (args.is_sigmoid) slope *= 1.0f - sigmoid(logit);

@@ -7,18 +7,18 @@ use crate::samples::{Fill, Sample, SampleInput, Sampled};
 const LOSSES: RouterLosses = RouterLosses { score: Score::Softmax, balance_weight: 0.3, z_weight: 0.2 };
 const SIGMOID: RouterLosses = RouterLosses { score: Score::Sigmoid, ..LOSSES };
 
-/// Tokens of which every fifth one is padding, each with `chosen` of `experts` experts, the first ones more
+/// Tokens of which every fifth one is padding, each with `top_k` of `experts` experts, the first ones more
 /// often.
-fn inputs([tokens, chosen, experts]: [usize; 3]) -> [SampleInput; 4] {
-    let id = |n: usize| ((n / chosen) * (n / chosen) + n % chosen) % experts;
-    let id = |n: usize| if n / chosen % 5 == 3 { -1 } else { id(n) as i32 };
-    let ids: Vec<i32> = (0..tokens * chosen).map(id).collect();
+fn inputs([tokens, top_k, experts]: [usize; 3]) -> [SampleInput; 4] {
+    let id = |n: usize| ((n / top_k) * (n / top_k) + n % top_k) % experts;
+    let id = |n: usize| if n / top_k % 5 == 3 { -1 } else { id(n) as i32 };
+    let ids: Vec<i32> = (0..tokens * top_k).map(id).collect();
     let count = |expert: usize| ids.iter().filter(|id| **id == expert as i32).count() as f64;
     let counts = Fill::Values((0..experts).map(count).collect());
-    let live = ids.iter().filter(|id| **id >= 0).count() / chosen;
+    let live = ids.iter().filter(|id| **id >= 0).count() / top_k;
     [
         SampleInput::activation([tokens, experts]),
-        SampleInput::integers([tokens, chosen], ids),
+        SampleInput::integers([tokens, top_k], ids),
         SampleInput::activation([experts]).fill(counts),
         SampleInput::activation([]).fill(Fill::Values(vec![0.5 / live as f64])),
     ]
@@ -42,6 +42,15 @@ fn grad((losses, shape): (RouterLosses, [usize; 3])) -> Sample {
     Sample::plain(RouterLossesGrad(losses), inputs(shape))
 }
 
+/// Logits so small that the sum of their sigmoids is 0 in f32.
+fn underflowing() -> [SampleInput; 4] {
+    let shape @ [tokens, _, experts] = [11, 2, 40];
+    let [_, ids, counts, inv_targets] = inputs(shape);
+    let logits = (0..tokens * experts).map(|n| -200.0 - (n % 7) as f64).collect();
+    let logits = SampleInput::activation([tokens, experts]).fill(Fill::Values(logits));
+    [logits, ids, counts, inv_targets]
+}
+
 impl Sampled for RouterLosses {
     fn samples() -> Vec<Sample> {
         SMALL.map(forward).into()
@@ -52,7 +61,8 @@ impl Sampled for RouterLosses {
     }
 
     fn gpu_samples() -> Vec<Sample> {
-        ON_GPU.map(forward).into()
+        let underflowing = Sample::forward(SIGMOID, underflowing()).loss();
+        ON_GPU.map(forward).into_iter().chain([underflowing]).collect()
     }
 }
 
@@ -66,6 +76,7 @@ impl Sampled for RouterLossesGrad {
     }
 
     fn gpu_samples() -> Vec<Sample> {
-        ON_GPU.map(grad).into()
+        let underflowing = Sample::plain(RouterLossesGrad(SIGMOID), underflowing());
+        ON_GPU.map(grad).into_iter().chain([underflowing]).collect()
     }
 }

@@ -13,15 +13,15 @@ fn tensor(dtype: DType, shape: &[usize], values: &[f64]) -> HostTensor {
 }
 
 /// Inputs for these logits and experts of tokens.
-fn inputs(logits: HostTensor, chosen: usize, ids: &[f64], inv_tokens: f64) -> [HostTensor; 4] {
+fn inputs(logits: HostTensor, top_k: usize, ids: &[f64], inv_targets: f64) -> [HostTensor; 4] {
     let (tokens, experts) = logits.ty().shape.rows_cols();
     let counts: Vec<f64> =
         (0..experts).map(|e| ids.iter().filter(|id| **id == e as f64).count() as f64).collect();
     [
         logits,
-        tensor(DType::I32, &[tokens, chosen], ids),
+        tensor(DType::I32, &[tokens, top_k], ids),
         tensor(DType::F32, &[experts], &counts),
-        tensor(DType::F32, &[], &[inv_tokens]),
+        tensor(DType::F32, &[], &[inv_targets]),
     ]
 }
 
@@ -32,10 +32,10 @@ fn losses(op: RouterLosses, inputs: &[HostTensor; 4]) -> [f64; 3] {
 
 #[test]
 fn they_are_what_their_definitions_say() {
-    let (tokens, experts, chosen) = (6, 4, 2);
+    let (tokens, experts, top_k) = (6, 4, 2);
     let logits = normal(DType::F64, [tokens, experts], 1.5, 3);
     let ids = [0.0, 1.0, 0.0, 2.0, -1.0, -1.0, 1.0, 0.0, 3.0, 0.0, 2.0, 1.0];
-    let inputs = inputs(logits.clone(), chosen, &ids, 0.2);
+    let inputs = inputs(logits.clone(), top_k, &ids, 0.2);
     for score in [Score::Softmax, Score::Sigmoid] {
         let (mut balance, mut z) = (0.0, 0.0);
         for (t, row) in logits.to_f64().chunks(experts).enumerate().filter(|(t, _)| *t != 2) {
@@ -88,6 +88,21 @@ fn padding_alone_has_no_losses() {
     let inputs = inputs(normal(DType::F32, [2, 3], 1.0, 7), 1, &[-1.0; 2], f64::INFINITY);
     assert_eq!(losses(LOSSES, &inputs), [0.0; 3]);
     assert_eq!(run(&RouterLossesGrad(LOSSES), &inputs.each_ref()).remove(0).to_f64(), [0.0; 6]);
+}
+
+#[test]
+fn scores_so_small_that_their_sum_is_0_leave_finite_losses() {
+    let logits = tensor(DType::F32, &[2, 3], &[-200.0; 6]);
+    let inputs = inputs(logits, 1, &[0.0, 2.0], 0.5);
+    for balance_weight in [0.0, 0.5] {
+        let op = RouterLosses { score: Score::Sigmoid, balance_weight, ..LOSSES };
+        let [objective, balance, z] = losses(op, &inputs);
+        assert_eq!([objective, balance], [0.25 * z, 0.0]);
+        assert!((z.sqrt() - 200.0).abs() < 2.0, "{z}");
+        let dlogits = run(&RouterLossesGrad(op), &inputs.each_ref()).remove(0).to_f64();
+        // Of the z-loss alone: 0.25 * 2 * lse / 3 of half the tokens.
+        assert!(dlogits.iter().all(|x| (x + 198.9 / 12.0).abs() < 0.01), "{dlogits:?}");
+    }
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! CPU kernels of [`Swiglu`] and [`SwigluGrad`].
 
 use super::{Swiglu, SwigluGrad};
-use crate::host::math::{dot, exp, vectorized};
+use crate::host::math::{dot, sigmoid, vectorized};
 use crate::host::rows::for_row_blocks;
 use xtrain_tensor::{CpuKernel, Real, View, ViewMut, with_real};
 
@@ -140,10 +140,4 @@ fn grad_row_rematerialising<T: Real>(dy: &mut [T], gate: &mut [T], up: &mut [T])
             }
         },
     );
-}
-
-/// 1 / (1 + e^-x). If e^-x overflows to infinity, the result is 0, the limit.
-#[inline(always)]
-fn sigmoid<T: Real>(x: T) -> T {
-    T::ONE / (T::ONE + exp(-x))
 }

@@ -4,9 +4,9 @@
 //! their slots. A gather is issued when the block `prefetch_blocks` before it starts, so it runs while that
 //! block computes. Weights outside of the blocks are gathered once in a micro-step.
 //!
-//! The matrices of a block's experts are gathered each by itself, because they are many times as large as the
-//! rest of the block. The next block's matrix is gathered as soon as it is read for the last time, so memory
-//! holds one of each kind.
+//! Weights that ops gather apart, the matrices of a block's experts, are gathered each by itself, because
+//! they are many times as large as the rest of the block. The next block's matrix is gathered as soon as it
+//! is read for the last time, so memory holds one of each kind.
 //!
 //! Of weights that GEMMs read in FP8, ranks gather the numbers and scales (`quantized.rs`), and transpose
 //! them where the other layout is read. With another [`Gather`] they cast the gathered weight instead. Either
@@ -43,19 +43,19 @@ pub(super) fn gather(
     copies.insert(program, placed)
 }
 
-/// The reader of weights: a block, the experts of a block with one of their matrices, or a layer outside of
-/// the blocks, which is known by its parameter.
+/// The reader of weights: a block, the ops of a block that read a matrix gathered apart, or a layer outside
+/// of the blocks, which is known by its parameter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Owner {
     Block(u32),
-    Experts { block: u32, parameter: usize },
+    Apart { block: u32, parameter: usize },
     Parameter(usize),
 }
 
 impl Owner {
     fn block(self) -> Option<u32> {
         match self {
-            Owner::Block(block) | Owner::Experts { block, .. } => Some(block),
+            Owner::Block(block) | Owner::Apart { block, .. } => Some(block),
             Owner::Parameter(_) => None,
         }
     }
@@ -97,7 +97,7 @@ fn windows(program: &Program) -> Vec<Window> {
     let mut owners: HashMap<usize, Owner> = HashMap::new();
     for (_, instance, p, _) in reads() {
         let reader = match instance.origin.block {
-            Some(block) if instance.code.op().reads_experts() => Owner::Experts { block, parameter: p },
+            Some(block) if instance.code.op().gathers_apart() => Owner::Apart { block, parameter: p },
             Some(block) => Owner::Block(block),
             None => Owner::Parameter(p),
         };
@@ -126,8 +126,8 @@ fn windows(program: &Program) -> Vec<Window> {
 struct Copies {
     /// Slots of what is gathered for blocks.
     gathered: Slots,
-    /// Slots of what is gathered for experts.
-    experts: Slots,
+    /// Slots of what is gathered apart.
+    apart: Slots,
     /// Slots of what is computed from gathered tensors, directly before it is read.
     computed: Slots,
     steps: Vec<Step>,
@@ -161,7 +161,7 @@ impl Copies {
     fn new(prefetch_blocks: usize) -> Self {
         Copies {
             gathered: Slots::new(prefetch_blocks),
-            experts: Slots::new(0),
+            apart: Slots::new(0),
             computed: Slots::new(0),
             steps: Vec::new(),
             pieces: HashMap::new(),
@@ -225,7 +225,7 @@ impl Copies {
         let RankRows { piece, cut, whole } = rows;
         *self.pieces.entry(piece).or_insert_with(|| {
             let slots = match owner {
-                Owner::Experts { .. } => &mut self.experts,
+                Owner::Apart { .. } => &mut self.apart,
                 Owner::Block(_) | Owner::Parameter(_) => &mut self.gathered,
             };
             let slot = slots.take(program, owner.block(), whole);
@@ -310,7 +310,7 @@ impl Copies {
         let mut placed = Vec::new();
         let mut slots = Contents::default();
         for (w, window) in windows.iter().enumerate() {
-            // The experts of a block begin before or after the rest of it.
+            // What a block gathers apart begins before or after the rest of it.
             let is_other = |earlier: &&Window| {
                 matches!(earlier.owner, Owner::Block(_))
                     && (earlier.owner.block(), earlier.stage) != (window.owner.block(), window.stage)

@@ -73,7 +73,7 @@ impl RunTime {
 fn evaluation_seconds(planned: &Planned, device: &Device) -> Result<f64, RunError> {
     let (spec, config) = (&planned.spec, &planned.resolved.config);
     let mask = config.data.document_mask;
-    let loss = Loss { z_loss: 0.0, sources: 0, routers: None, ..spec.loss };
+    let loss = Loss { z_loss: 0.0, sources: 0, balancing: None, ..spec.loss };
     let layout = Layout::of(spec).map_err(LearnError::from)?;
     let program = programs::evaluation(&spec.model, &spec.numerics(), &layout, spec.batch, mask, loss);
     let program = program.map_err(LearnError::from)?;

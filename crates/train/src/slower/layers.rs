@@ -87,7 +87,7 @@ impl Blocks {
             attention_output: spec.fp8.attention_output,
             ..Fp8Overrides::default()
         };
-        let loss = Loss { chunk_tokens: 1024, z_loss: 0.0, sources: 0, routers: spec.loss.routers };
+        let loss = Loss { chunk_tokens: 1024, z_loss: 0.0, sources: 0, balancing: spec.loss.balancing };
         let spec = TrainingSpec {
             model,
             fp8,

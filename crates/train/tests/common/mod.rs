@@ -4,7 +4,7 @@
 use std::path::{Path, PathBuf};
 use xtrain_config::Device;
 use xtrain_data::Batch as TokenBatch;
-use xtrain_model::decoder::{Batch, Loss, RouterWeights};
+use xtrain_model::decoder::{Balancing, Batch, Loss};
 use xtrain_model::optimizer::{AdamWSpec, Optimizer};
 use xtrain_model::{
     Architecture, BlockSet, Description, Family, Fp8Overrides, Mixture, Recipe, RopeScaling, Router,
@@ -109,7 +109,8 @@ pub fn spec(model: Architecture, batch: Batch) -> TrainingSpec {
         batch,
         document_mask: false,
         attention_deterministic: true,
-        loss: Loss { chunk_tokens: 16, z_loss: 0.0, sources: 0, routers: None },
+        loss: Loss { chunk_tokens: 16, z_loss: 0.0, sources: 0, balancing: None },
+        fixed_routing: None,
         dropout: 0.0,
         recompute: Recompute::None,
         recompute_blocks: None,
@@ -131,16 +132,16 @@ pub fn spec(model: Architecture, batch: Batch) -> TrainingSpec {
 pub fn mixture(
     family: Family,
     description: Description,
-    [experts, chosen]: [usize; 2],
+    [count, top_k]: [usize; 2],
     batch: Batch,
-    routers: RouterWeights,
+    balancing: Balancing,
 ) -> TrainingSpec {
-    let router = Router { chosen, ..family.router().expect("a family with experts") };
+    let router = Router { top_k, ..family.router().expect("a family with experts") };
     let ffn_dim = description.ffn_dim;
     let shared_ffn_dim = if family.shares_an_expert() { ffn_dim } else { 0 };
-    let mixture = Mixture { experts, ffn_dim, router, shared_ffn_dim, dense: BlockSet::default() };
+    let mixture = Mixture { count, ffn_dim, router, shared_ffn_dim, dense: BlockSet::default() };
     let mut spec = spec(built(Description { family, mixture: Some(mixture), ..description }), batch);
-    spec.loss.routers = Some(routers);
+    spec.loss.balancing = Some(balancing);
     spec
 }
 

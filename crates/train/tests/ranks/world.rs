@@ -8,7 +8,7 @@ use std::thread;
 use xtrain_config::ReduceOrder;
 use xtrain_data::Batch as TokenBatch;
 use xtrain_distributed::{Communicator, ThreadCommunicator};
-use xtrain_model::decoder::{Batch, RouterWeights};
+use xtrain_model::decoder::{Balancing, Batch};
 use xtrain_model::{Architecture, BlockSet, Description, Family, Mixture, Recipe};
 use xtrain_ops::registry::cpu_kernels;
 use xtrain_program::{Gather, Parallel, Reduce, Shard, StateKind};
@@ -30,7 +30,7 @@ const BATCH: Batch = Batch { sequences: 2, seq_len: 16 };
 /// Outputs of experts are 128 and `dim`.
 fn model(tied: bool, layers: usize, experts: Option<Family>, dim: usize) -> Architecture {
     let mixture = |family: Family| Mixture {
-        experts: 3,
+        count: 3,
         ffn_dim: 64,
         router: family.router().expect("a family with experts"),
         shared_ffn_dim: if family.shares_an_expert() { 64 } else { 0 },
@@ -160,11 +160,10 @@ impl World {
         let mut spec = TrainingSpec { recipe: self.recipe, dropout: 0.1, ..spec };
         spec.loss.sources = self.sources;
         let biased = self.experts.and_then(Family::router).is_some_and(|router| router.biased);
-        spec.loss.routers = self.experts.map(|_| RouterWeights {
-            balance: 0.01,
-            z_loss: 0.001,
+        spec.loss.balancing = self.experts.map(|_| Balancing {
+            loss_weight: 0.01,
+            z_weight: 0.001,
             bias_rate: biased.then_some(0.01),
-            fixed: None,
         });
         crate::common::adamw(&mut spec).moments = if self.tied { DType::BF16 } else { DType::F32 };
         spec

@@ -91,6 +91,10 @@ pub(crate) struct BenchGemmArgs {
     /// by Zipf's law
     #[arg(long, requires_all = ["m", "n", "k"], value_parser = bounded(1..=1 << 12))]
     pub(crate) experts: Option<usize>,
+    /// Experts of a token, at most --experts; none has more than all tokens. Of the --m rows, each token has
+    /// so many. By default a quarter of the experts, at most 8
+    #[arg(long, value_name = "K", requires = "experts", value_parser = bounded(1..=1 << 12))]
+    pub(crate) per_token: Option<usize>,
 }
 
 #[derive(Debug, Args)]

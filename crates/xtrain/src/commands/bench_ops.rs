@@ -16,7 +16,15 @@ pub(crate) fn gemm(args: &BenchGemmArgs) -> Result<(), Failure> {
     let shapes = match (&parsed, args.m, args.n, args.k) {
         (Some(parsed), ..) => bench::gemms_of(parsed)?,
         (None, Some(m), Some(n), Some(k)) => match args.experts {
-            Some(experts) => bench::expert_gemms(m, n, k, experts),
+            Some(experts) => {
+                let top_k = args.per_token.unwrap_or((experts / 4).clamp(1, 8));
+                if top_k > experts {
+                    return Err(Failure::user(format!(
+                        "--per-token {top_k}: a token has at most all of --experts {experts}"
+                    )));
+                }
+                bench::expert_gemms([m, n, k], experts, top_k)
+            }
             None => vec![GemmShape { site: String::new(), m, n, k, experts: None }],
         },
         _ => bench::common_gemms(Target::for_device(options.device)),

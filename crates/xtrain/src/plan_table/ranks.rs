@@ -2,6 +2,7 @@
 //! modes of `parallel.shard` beside each other, and how evenly ranks share the state.
 
 use super::line;
+use xtrain_model::EXPERTS;
 use xtrain_program::{Program, Role, Stage, StateKind};
 use xtrain_report::metrics::format;
 use xtrain_train::estimate::{Network, Timeline};
@@ -98,7 +99,7 @@ fn lanes(timeline: &Timeline) -> String {
 fn experts(timeline: &Timeline, program: &Program) -> String {
     let is_one = |instance: usize| {
         let origin = &program.instances[instance].origin;
-        origin.role == Role::Gather && origin.stage != Stage::Update && origin.site.contains(".mlp.experts.")
+        origin.role == Role::Gather && origin.stage != Stage::Update && origin.site.contains(EXPERTS)
     };
     let seconds = timeline.seconds_of(is_one);
     if seconds == 0.0 {

@@ -171,6 +171,8 @@ fn sizes_that_make_no_sense_are_refused() {
     for (arguments, word) in [
         ("gemm --m 8", "--n"),
         ("gemm --experts 8", "--m"),
+        ("gemm --experts 8 --per-token 9 --m 8 --n 8 --k 8", "--per-token 9"),
+        ("gemm --per-token 2 --m 8 --n 8 --k 8", "--experts"),
         ("gemm --m 0 --n 1 --k 1", "0"),
         ("gemm run.toml --m 8 --n 8 --k 8", "--m"),
         ("gemm run.toml --device cpu", "--device"),

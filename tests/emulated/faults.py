@@ -22,7 +22,7 @@ from run import MAIN, Test, binaries, output, run
 
 FOLDER = pathlib.Path(__file__).parent / "faults"
 # The number of matching tests to try. Patterns match several tests, because the numbers in test names change with the op samples.
-MOST = 12
+MOST = 15
 # Orders of execution that are tried for a fault of the executor, by seed.
 ORDERS = 100
 

@@ -14,8 +14,11 @@ import os
 import pathlib
 import re
 import resource
+import signal
 import subprocess
 import sys
+import tempfile
+import threading
 import time
 
 # Packages and their test binaries.
@@ -37,7 +40,7 @@ MAIN, OTHERS = "sm_90a", ["sm_80", "sm_89"]
 # The keys of the following tables are patterns of test names; the first match counts.
 # Tests that the emulator does not run, with the reasons.
 SKIPPED = {
-    "cuda/card cudnn_finds_the_known_results": "there is no cuDNN",
+    "cuda/card cudnn": "there is no cuDNN",
     "ops/card .*_in_any_order": "there is no cuDNN, and other kernels do the same as for the deterministic op",
 }
 # Architectures of tests that need FP8 GEMMs or block scales, and of tests that set the architecture themselves.
@@ -54,6 +57,8 @@ NEEDS = {
 DEVICES = {"ops/executor .*by_(nccl|copies)": 4, "train/lockstep .*by_(nccl|copies)": 4}
 # The share of tests in a sample: on the main architecture, and on each other one.
 SHARES = {
+    # Stages that are used again, and blocks with several tiles.
+    "cuda/card block_scaled_gemms_.*_(272x400x656|2320x4368x16)_e4m3_e4m3": 1.0,
     "cuda/card gemms_equal_": 0.25,
     "cuda/card block_scaled_gemms_.*_(272|48|2320)x": 0.3,
     "train/card (reference_segments_change_no_bit|what_a_run_left_in_bf16)": 0.4,
@@ -64,8 +69,9 @@ SHARES = {
     "": 1.0,
 }
 OTHERS_SHARE = 0.03
-# Seconds of the longest test that `run.sh races` may run, without the search for races.
+# Seconds of the longest test that `run.sh races` may run, without the search for races, and tests that it always runs if they have run.
 RACES_SECONDS = 8
+RACES_ALSO = "cuda/card block_scaled_gemms_.*_272x400x656_e4m3_e4m3|ops/grouped algorithms_of_(fprop_in_bf16|wgrad_in_fp8)"
 # Tests that always run on other architectures, too: FP8 casts and GEMMs, which these refuse or compute otherwise, and attention in f32, for
 # which a smaller shared memory selects other kernel variants.
 ALSO = {
@@ -154,7 +160,7 @@ def choose(seed, only, arch, is_all):
 
 
 def past_seconds(out):
-    """The duration of each test in earlier runs."""
+    """The processor time of each test in earlier runs."""
     try:
         return json.loads((out / "seconds.json").read_text())
     except (OSError, ValueError):
@@ -162,7 +168,7 @@ def past_seconds(out):
 
 
 def seconds(test, past):
-    """The expected duration of a test."""
+    """The expected processor time of a test."""
     return past.get(str(test)) or first(SECONDS, f"{test.suite} {test.test}") or 1
 
 
@@ -176,8 +182,10 @@ def for_races(tests, logs):
             launches[test] = launched
         else:
             left_out |= launched
-    left, chosen = set().union(*launches.values()), []
+    left = set().union(*launches.values())
     left_out -= left
+    chosen = [test for test in launches if launches[test] and re.match(RACES_ALSO, f"{test.suite} {test.test}")]
+    left -= set().union(*(launches[test] for test in chosen))
     while left:
         best = max(launches, key=lambda test: (len(launches[test] & left) / (seconds(test, past) + 0.1), str(test)))
         chosen.append(best)
@@ -186,25 +194,29 @@ def for_races(tests, logs):
 
 
 def run(test, seed, out, settings=(), cache=None):
-    """Runs one test. Returns whether it passed, its duration in seconds and its output."""
+    """Runs one test. Returns whether it passed, its seconds of processor time and its output."""
     devices = first(DEVICES, f"{test.suite} {test.test}") or 1
-    settings = [f"arch={test.arch}", f"devices={devices}", f"seed={seed}", f"log={test.log(out)}", *settings]
+    ptx = pathlib.Path(os.environ["XTRAIN_CUDA_LIBRARIES"]).parent / "ptx"
+    settings = [f"arch={test.arch}", f"devices={devices}", f"seed={seed}", f"log={test.log(out)}", f"ptx={ptx}", *settings]
     environment = {"XTRAIN_TEST_SAMPLE": "1"} | os.environ | {
         "XTRAIN_EMULATOR": "\n".join(settings),
         "XTRAIN_TEST_DEVICE": "cuda",
         "XTRAIN_TEST_SEED": str(seed),
         "XTRAIN_CACHE": str(cache or os.environ["XTRAIN_CACHE"]),
     }
-    begun = time.monotonic()
-    try:
-        done = subprocess.run(
-            [test.binary, "--exact", test.test, "--test-threads=1", "--nocapture"],
-            cwd=pathlib.Path("crates") / test.suite.split("/")[0], env=environment,
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", timeout=TIMEOUT,
-        )
-        text, code = done.stdout, done.returncode
-    except subprocess.TimeoutExpired as late:
-        text, code = (late.stdout or b"").decode(errors="replace") + f"\nno end after {TIMEOUT} s", 1
+    with tempfile.TemporaryFile() as written:
+        command = [test.binary, "--exact", test.test, "--test-threads=1", "--nocapture"]
+        folder = pathlib.Path("crates") / test.suite.split("/")[0]
+        started = subprocess.Popen(command, cwd=folder, env=environment, stdout=written, stderr=subprocess.STDOUT)
+        timer = threading.Timer(TIMEOUT, started.kill)
+        timer.start()
+        _, status, used = os.wait4(started.pid, 0)
+        timer.cancel()
+        started.returncode = code = os.waitstatus_to_exitcode(status)
+        written.seek(0)
+        text = written.read().decode(errors="replace")
+    if code == -signal.SIGKILL:
+        text += f"\nkilled, probably by the limit of {TIMEOUT} s"
     counts = re.search(r"(\d+) passed; (\d+) failed; (\d+) ignored", text)
     has_run = counts is not None and counts.group(1) == "1"
     # A report fails the test even if no call returns its error, as in a destructor.
@@ -213,7 +225,7 @@ def run(test, seed, out, settings=(), cache=None):
         text += "\nthe test did not run: it was ignored or does not exist"
     elif code == 0 and report:
         text += f"\nthe test passed, but the emulated GPU reported: {report.group(0)}"
-    return code == 0 and has_run and not report, time.monotonic() - begun, text
+    return code == 0 and has_run and not report, used.ru_utime + used.ru_stime, text
 
 
 def processor_seconds():

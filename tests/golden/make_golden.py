@@ -4,6 +4,7 @@
     python tests/golden/make_golden.py                  # all models, next to this file
     python tests/golden/make_golden.py --only qwen3 --out /tmp/golden
     python tests/golden/make_golden.py --bf16           # bf16's errors anew, all else as it is
+    python tests/golden/make_golden.py --balance        # the balance loss anew, all else as it is
 
 Needs torch 2.11, transformers 5.17 and safetensors; takes seconds on a CPU. README.md in
 this folder lists every file and tensor that comes out.
@@ -256,6 +257,16 @@ def torch_step(model, batch):
     loss = loss_of(logits, batch[1])
     loss.backward()
     return logits.detach(), loss.item()
+
+
+@torch.no_grad()
+def balance_losses(model, input_ids):
+    """A field of the manifest with the balance loss of `input_ids`, before its coefficient, none of which are padding.
+    Only for a model of one mixture: of several, transformers takes the means of loads and scores over all blocks."""
+    mixtures = sum(name.endswith("mlp.gate.weight") for name, _ in model.named_parameters())
+    if mixtures != 1 or not hasattr(model.config, "router_aux_loss_coef"):
+        return {}
+    return {"balance_loss": model(input_ids=input_ids, use_cache=False, output_router_logits=True).aux_loss.item()}
 
 
 def torch_bf16_errors(model, batches):
@@ -652,6 +663,7 @@ def make(name, seed, out):
         },
         "torch_fp32_against_fp64": errors,
         "torch_bf16_against_fp32": bf16_errors,
+        **balance_losses(model, batches[0][0]),
     }
     write_manifest(folder, manifest)
     return manifest
@@ -673,11 +685,21 @@ def renew_bf16(folder):
     return manifest["torch_bf16_against_fp32"]
 
 
+def renew_balance(folder):
+    """Computes the balance loss of a folder that is there, and writes nothing else."""
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **EAGER).eval()
+    found = balance_losses(model, load_file(folder / "golden.safetensors")["input_ids"].long())
+    if found:
+        write_manifest(folder, json.loads((folder / "manifest.json").read_text()) | found)
+    return found
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--out", type=Path, default=Path(__file__).parent, help="folder to write into (default: %(default)s)")
     parser.add_argument("--only", choices=MODELS, action="append", help="only this model; may be repeated")
     parser.add_argument("--bf16", action="store_true", help="only measure bf16's errors again, in the folders that are there")
+    parser.add_argument("--balance", action="store_true", help="only compute the balance loss again, in the folders that are there")
     parser.add_argument("--seed", type=int, help=f"seed of weights, batches and prompts (default: {SEED}, or the model's own)")
     args = parser.parse_args()
 
@@ -689,6 +711,9 @@ def main():
         if args.bf16:
             e = renew_bf16(args.out / name)
             print(f"{name}: bf16 against fp32: loss {e['loss']:.1e}, worst gradient {max(e['gradients'].values()):.1e}")
+            continue
+        if args.balance:
+            print(f"{name}: {renew_balance(args.out / name) or 'no balance loss'}")
             continue
         m = make(name, SEEDS.get(name, SEED) if args.seed is None else args.seed, args.out)
         e = m["torch_fp32_against_fp64"]

@@ -93,18 +93,18 @@ impl Parsed {
         let mut config = self.config.clone();
         fill_data(&mut config, facts, &mut report);
         let model = model(&config, facts, &mut report);
+        let mut describes_experts = true;
         if let Some(model) = &model {
             config.model.fill_from(model);
-            rules::experts(&config, model, &mut report);
+            describes_experts = rules::experts(&config, model, &mut report);
             if let Some(mixture) = &model.mixture {
                 config.experts.fill_from(mixture, facts.init_balance_loss);
             }
             rules::positions(&config, &mut report);
         }
-        let architecture = model.map(|model| model.architecture());
+        let architecture = model.filter(|_| describes_experts).map(|model| model.architecture());
         if let Some(Err(error)) = &architecture {
-            let key = if config.experts.count.is_some() { "experts.count" } else { "model.layers" };
-            report.about(&[key], error.to_string());
+            report.about(&["model.layers"], error.to_string());
         }
         let steps = config.train.total_steps(config.data.seq_len, facts.epoch_tokens);
         if let Some(steps) = steps {

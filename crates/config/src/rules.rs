@@ -185,14 +185,10 @@ fn described_model(config: &Config, report: &mut Report) {
     }
 }
 
-/// Checks `[experts]` against the model, whose family a folder may give.
-pub(super) fn experts(config: &Config, model: &Description, report: &mut Report) {
+/// Checks `[experts]` against the model, whose family a folder may give. False if the keys describe no
+/// experts of the model, which is then reported.
+pub(super) fn experts(config: &Config, model: &Description, report: &mut Report) -> bool {
     let (experts, family) = (&config.experts, model.family);
-    if let Some(mixture) = &model.mixture
-        && let Err(error) = mixture.router.check(mixture.count)
-    {
-        report.about(&["experts.per_token", "experts.groups", "experts.count"], error.to_string());
-    }
     if !family.has_experts() {
         let given = |key: &str| report.is_given(&format!("experts.{key}"));
         let keys = serde_json::json!(experts);
@@ -206,15 +202,9 @@ pub(super) fn experts(config: &Config, model: &Description, report: &mut Report)
                 format!("a {} model has no experts; {leave_out}, or choose {families}", family.name()),
             );
         }
-        return;
+        return true;
     }
-    if let (Some(layers), Some(dense)) = (config.model.layers, &experts.dense_blocks)
-        && let Some(block) = dense.iter().find(|block| **block >= layers)
-    {
-        let last = layers - 1;
-        let message = format!("`dense_blocks` has {block}, but the blocks of the model are 0 to {last}");
-        report.about(&["experts.dense_blocks", "model.layers"], message);
-    }
+    let describes_experts = mixture(config, model, report);
     let biased = family.router().is_some_and(|router| router.biased);
     let balance = experts.balance.unwrap_or(Balance::usual(biased));
     let (loss, rate) = (experts.balance_loss.is_some(), experts.bias_rate.is_some());
@@ -242,6 +232,34 @@ pub(super) fn experts(config: &Config, model: &Description, report: &mut Report)
             format!("a {} model has no bias on its scores; use `balance = \"loss\"`", family.name()),
         );
     }
+    describes_experts
+}
+
+/// Checks that the keys describe experts of the model; false if not, which is then reported.
+fn mixture(config: &Config, model: &Description, report: &mut Report) -> bool {
+    let Some(mixture) = &model.mixture else { return true };
+    let (layers, router) = (model.layers, mixture.router);
+    // A folder's list was compared with the keys.
+    let dense_blocks = config.experts.dense_blocks.as_ref().filter(|_| config.model.init_from.is_none());
+    if let Some(block) = dense_blocks.into_iter().flatten().find(|block| **block >= layers) {
+        let last = layers.saturating_sub(1);
+        let message = format!("`dense_blocks` has {block}, but the blocks of the model are 0 to {last}");
+        report.about(&["experts.dense_blocks", "model.layers"], message);
+        return false;
+    }
+    if let Err(error) = router.check(mixture.count) {
+        let keys = match (1..=mixture.count).contains(&router.top_k) {
+            true => ["experts.groups", "experts.top_groups", "experts.count"],
+            false => ["experts.per_token", "experts.count", "model.init_from"],
+        };
+        report.about(&keys, error.to_string());
+        return false;
+    }
+    if let Err((key, error)) = mixture.check(model.family, layers) {
+        report.about(&[&format!("experts.{key}"), "model.family", "model.init_from"], error.to_string());
+        return false;
+    }
+    true
 }
 
 fn rope_scaling(config: &Config, report: &mut Report) {

@@ -588,8 +588,6 @@ fn cudnns_deterministic_backward_repeats(device: &TestDevice) -> Result<(), Fail
         let (o, lse) = (memory(2 * rows * heads * head_dim)?, memory(4 * rows * heads)?);
         let dqkv = memory(2 * rows * columns)?;
         let workspace = memory(sdpa.forward_bytes().max(sdpa.backward_bytes()))?;
-        qkv.all().write(&random(0, columns), &device.stream)?;
-        d_o.all().write(&random(1, heads * head_dim), &device.stream)?;
         let at = DeviceMemory::pointer;
         let backward = |sdpa: Sdpa| {
             // SAFETY: the addresses are allocations of these sizes, which live until the numbers are read.
@@ -601,6 +599,8 @@ fn cudnns_deterministic_backward_repeats(device: &TestDevice) -> Result<(), Fail
             (Err(CudaError::Missing(_)), _) => return Ok(()),
             (forward, backward) => (forward?, backward?),
         };
+        qkv.all().write(&random(0, columns), &device.stream)?;
+        d_o.all().write(&random(1, heads * head_dim), &device.stream)?;
         forward.enqueue(&device.stream)?;
         let run = |work: &Work| -> Result<Vec<u8>, CudaError> {
             work.enqueue(&device.stream)?;

@@ -20,7 +20,7 @@ use crate::kernel::context::Launch;
 use crate::memory::Local;
 use crate::races::{self, Races, Running};
 use crate::random::Random;
-use crate::registers::LANES;
+use crate::registers::{LANES, WARPGROUP};
 use barrier::Barriers;
 use group::{Group, Waits};
 use std::collections::BTreeMap;
@@ -45,8 +45,6 @@ const ENDLESS_STEPS: u64 = 200_000_000;
 /// A launch that may begin does so after one in this many turns of others.
 const TURNS_BEFORE_A_LAUNCH: usize = 16;
 
-/// Warps that execute `wgmma` together.
-const WARPS_OF_A_GROUP: usize = 4;
 /// Times that all waits for mbarriers time out without effect before they count as endless.
 const FRUITLESS_WAITS: u32 = 3;
 
@@ -95,7 +93,10 @@ pub(crate) fn run(launches: &[Launch<'_>], random: &mut Random) -> Result<u64, R
             && next.may_wait.replace(false)
             && let Some(grid) = grids.get_mut(chosen + 1)
         {
-            grid.wake_all();
+            for r in 0..grid.resident.len() {
+                grid.resident[r].iter_mut().for_each(|of| of.cluster.events.push(Event::Launch));
+                grid.wake(r);
+            }
         }
         while grids.get(first).is_some_and(Grid::has_ended) {
             first += 1;
@@ -159,16 +160,6 @@ impl<'a> Grid<'a> {
         let mut blocks = self.resident.iter().flatten().flat_map(|resident| &resident.cluster.blocks);
         self.next_cluster == self.launch.clusters()
             && blocks.all(|block| block.has_exited || block.has_launched_dependents)
-    }
-
-    /// Wakes the warps that wait for the launch before this one.
-    fn wake_all(&mut self) {
-        for r in 0..self.resident.len() {
-            if let Some(resident) = &mut self.resident[r] {
-                resident.cluster.events.push(Event::Launch);
-            }
-            self.wake(r);
-        }
     }
 
     /// Starts the next cluster, if any, in slot `r`.
@@ -375,15 +366,22 @@ impl<'a> Grid<'a> {
         }
         cluster.blocks[rank].has_exited = true;
         let of_block: Vec<&Warp> = warps.iter().filter(|warp| warp.rank as usize == rank).collect();
-        for group in of_block.chunks(WARPS_OF_A_GROUP) {
+        for group in of_block.chunks(WARPGROUP) {
             let executed = group.iter().map(|warp| warp.asynchronous.executed);
             let Some((hash, location)) = executed.clone().find(|(_, location)| *location != 0) else {
                 continue;
             };
-            if group.len() < WARPS_OF_A_GROUP || executed.clone().any(|(other, _)| other != hash) {
-                let problem = "the four warps of a group execute different `wgmma`";
+            if group.len() < WARPGROUP || executed.clone().any(|(other, _)| other != hash) {
+                let problem = "the warps of a warpgroup execute different `wgmma`";
                 let thread = (rank as u32, group[0].first_thread);
                 return Err(self.report_of(r, thread, problem, location));
+            }
+        }
+        for group in of_block.chunks(WARPGROUP) {
+            if group.iter().any(|warp| warp.asynchronous.registers != group[0].asynchronous.registers) {
+                let thread = (rank as u32, group[0].first_thread);
+                let problem = "the warps of a warpgroup do not execute the same `setmaxnreg`";
+                return Err(self.report_of(r, thread, problem, 0));
             }
         }
         let uses = cluster.copies.iter().find(|copy| copy.rank as usize == rank && copy.taken.is_none());
@@ -440,7 +438,7 @@ impl<'a> Grid<'a> {
             ),
             Waits::Event(Awaited::Registers) => {
                 let free = resident.cluster.blocks[resident.warps[w].rank as usize].free_registers;
-                format!("waits for registers, of which other warps of its block leave {free}")
+                format!("`setmaxnreg.inc` waits: {free} registers are free in the block's pool")
             }
             Waits::Event(Awaited::Launch) => "waits for the launch before it, which never ends".to_owned(),
             Waits::Nothing => "deadlock: polls memory that no other thread will change".to_owned(),

@@ -36,7 +36,7 @@ pub(crate) struct Machine {
     pub(crate) communicators: HashMap<usize, Communicator>,
     /// Communicators that were aborted.
     aborted: HashSet<usize>,
-    /// Groups of NCCL calls that wait for other ranks.
+    /// CommitGroups of NCCL calls that wait for other ranks.
     waiting: Vec<Waiting>,
     /// Waits for words of device memory, each with its device, address and least value.
     blocked: Vec<(ItemId, usize, u64, u32)>,
@@ -321,7 +321,7 @@ impl Machine {
         Ok(())
     }
 
-    /// Adds work to the queue. Groups of one communicator run in the order in which they are added.
+    /// Adds work to the queue. CommitGroups of one communicator run in the order in which they are added.
     fn add(
         &mut self,
         device: usize,

@@ -15,12 +15,14 @@
 //! threads know what `griddepcontrol.wait` has waited for. Launches of several streams are not compared.
 //! `docs/kernels.md` lists what is not reported although the model does not allow it.
 
+mod access;
 mod clock;
 mod shadow;
 
 use crate::blocks::block_number;
 use crate::registers::{LANES, lanes_of};
 use crate::settings::SETTINGS;
+pub(crate) use access::{By, Fence, Kind, Place, Scope};
 use clock::Clock;
 pub(crate) use clock::{Gathered, View};
 use shadow::{Record, Shadow};
@@ -31,26 +33,26 @@ use std::rc::Rc;
 /// Agents of a warp: reads and writes of its bulk copies to global memory, and its `wgmma`.
 pub(crate) const COPY_READS: u64 = 1 << 32;
 pub(crate) const COPY_WRITES: u64 = 2 << 32;
-pub(crate) const PRODUCTS: u64 = 3 << 32;
+pub(crate) const WGMMA: u64 = 3 << 32;
 /// Agents of mbarriers: the copies that each counts.
 pub(crate) const MBARRIERS: u64 = 4 << 32;
 
 /// log2 of the most warps of a block, and blocks of a cluster: a warp's number has those of its block and
 /// cluster.
-const WARPS: u32 = 5;
-const BLOCKS: u32 = 4;
+const WARP_BITS: u32 = 5;
+const BLOCK_BITS: u32 = 4;
 
 /// Bytes of what strong accesses synchronise by.
 const WORD: u64 = 4;
 
-/// A map whose keys are numbers without a pattern that an enemy chooses.
-pub(crate) type Map<K, V> = HashMap<K, V, BuildHasherDefault<Mixer>>;
+/// A hash map whose keys are trusted integers.
+pub(crate) type Map<K, V> = HashMap<K, V, BuildHasherDefault<IntegerHasher>>;
 
-/// A fast hash of numbers.
+/// A fast hash of integers.
 #[derive(Default)]
-pub(crate) struct Mixer(u64);
+pub(crate) struct IntegerHasher(u64);
 
-impl Hasher for Mixer {
+impl Hasher for IntegerHasher {
     fn finish(&self) -> u64 {
         self.0 ^ self.0 >> 32
     }
@@ -75,109 +77,6 @@ impl Hasher for Mixer {
 /// True if the settings ask for races.
 pub(crate) fn wanted() -> bool {
     SETTINGS.as_ref().is_some_and(|settings| settings.races)
-}
-
-/// Threads that a strong access or a fence takes part with. `.sys` counts as `.gpu`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Scope {
-    Block,
-    Cluster,
-    Gpu,
-}
-
-/// The hardware that accesses memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum By {
-    Thread,
-    /// `cp.async`, in the generic proxy.
-    Copy,
-    /// Bulk and tensor copies, in the asynchronous proxy.
-    Bulk,
-    /// `wgmma`, in the asynchronous proxy.
-    Product,
-}
-
-/// The kind of an access.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Kind {
-    pub(crate) by: By,
-    pub(crate) reads: bool,
-    pub(crate) writes: bool,
-    /// The scope of a strong access: volatile, relaxed, acquire, release, atomic.
-    pub(crate) scope: Option<Scope>,
-    pub(crate) acquires: bool,
-    pub(crate) releases: bool,
-    /// True if the memory must not change while the kernel runs (`ld.global.nc`).
-    pub(crate) is_constant: bool,
-}
-
-impl Kind {
-    pub(crate) const fn of(by: By, reads: bool, writes: bool) -> Kind {
-        Kind { by, reads, writes, scope: None, acquires: false, releases: false, is_constant: false }
-    }
-
-    pub(crate) const READ: Kind = Kind::of(By::Thread, true, false);
-    pub(crate) const WRITE: Kind = Kind::of(By::Thread, false, true);
-    pub(crate) const UPDATE: Kind = Kind::of(By::Thread, true, true);
-
-    /// This order and scope, for another kind of access by a thread.
-    pub(crate) fn with(self, other: Kind) -> Kind {
-        let Kind { reads, writes, .. } = other;
-        Kind { reads, writes, ..self }
-    }
-
-    fn is_async(self) -> bool {
-        matches!(self.by, By::Bulk | By::Product)
-    }
-
-    /// For messages: "strong update (.gpu)".
-    pub(crate) fn describe(self) -> String {
-        let does = match (self.reads, self.writes) {
-            (true, true) => "update",
-            (true, false) if self.is_constant => "read by `ld.global.nc`",
-            (true, false) => "read",
-            _ => "write",
-        };
-        let by = match self.by {
-            By::Thread => "",
-            By::Copy => " by `cp.async`",
-            By::Bulk => " by a bulk copy",
-            By::Product => " by `wgmma`",
-        };
-        match self.scope {
-            None => format!("{does}{by}"),
-            Some(Scope::Block) => format!("strong {does}{by} (.cta)"),
-            Some(Scope::Cluster) => format!("strong {does}{by} (.cluster)"),
-            Some(Scope::Gpu) => format!("strong {does}{by} (.gpu)"),
-        }
-    }
-}
-
-/// A fence.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Fence {
-    /// `fence` and `membar`.
-    Thread { scope: Scope, acquires: bool, releases: bool, is_sc: bool },
-    /// `fence.proxy.async`, for shared and for global memory.
-    Proxy([bool; 2]),
-    /// `fence.mbarrier_init`.
-    Mbarriers,
-}
-
-/// A place in memory: an address, or a block with an offset in its shared memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Place(pub(crate) u64);
-
-impl Place {
-    pub(crate) const SHARED: u64 = 1 << 63;
-
-    pub(crate) fn shared(block: u32, offset: u64) -> Place {
-        Place(Place::SHARED | u64::from(block) << 24 | offset)
-    }
-
-    pub(crate) fn is_shared(self) -> bool {
-        self.0 & Place::SHARED != 0
-    }
 }
 
 /// Two accesses that race.
@@ -206,14 +105,14 @@ pub(crate) struct Warp {
     time: u32,
     /// Committed groups of bulk copies of each lane, and of `wgmma`.
     pub(crate) groups: [u32; LANES],
-    pub(crate) products: u32,
+    pub(crate) wgmma: u32,
     /// Arrivals of each lane at the cluster's barrier.
     arrivals: [u32; LANES],
 }
 
 /// Knowledge that strong writes have released at a place: by scope and block, or several blocks.
 #[derive(Default)]
-struct Location {
+struct SyncWord {
     published: Vec<(Scope, Option<u32>, Gathered)>,
     fenced: Clock,
 }
@@ -264,7 +163,7 @@ pub(crate) struct Races {
     pub(crate) location: u32,
     warps: Map<u32, Warp>,
     memory: Shadow,
-    locations: Map<u64, Location>,
+    sync_words: Map<u64, SyncWord>,
     /// By block and number.
     barriers: Map<(u32, usize), Gathered>,
     /// The cluster's barrier, by cluster and phase.
@@ -294,7 +193,7 @@ impl Races {
             location: 0,
             warps: Map::default(),
             memory: Shadow::default(),
-            locations: Map::default(),
+            sync_words: Map::default(),
             barriers: Map::default(),
             clusters: Map::default(),
             mbarriers: Map::default(),
@@ -304,10 +203,10 @@ impl Races {
 
     /// A cluster begins. Clusters are numbered in the order of launches.
     pub(crate) fn start(&mut self, cluster: u32, blocks: u32, threads: u32) {
-        for block in (cluster << BLOCKS..).take(blocks as usize) {
-            for warp in (block << WARPS..).take(threads.div_ceil(LANES as u32) as usize) {
+        for block in (cluster << BLOCK_BITS..).take(blocks as usize) {
+            for warp in (block << WARP_BITS..).take(threads.div_ceil(LANES as u32) as usize) {
                 let lanes = vec![Lane::default(); LANES];
-                let new = Warp { lanes, time: 1, groups: [0; LANES], products: 0, arrivals: [0; LANES] };
+                let new = Warp { lanes, time: 1, groups: [0; LANES], wgmma: 0, arrivals: [0; LANES] };
                 self.warps.insert(warp, new);
             }
         }
@@ -315,9 +214,9 @@ impl Races {
 
     /// A cluster has ended, and its shared memory is gone.
     pub(crate) fn end(&mut self, cluster: u32, shared_bytes: u64) {
-        let of_cluster = |block: u32| block >> BLOCKS == cluster;
-        let launch = self.launch_of(cluster << BLOCKS << WARPS);
-        let gone = self.warps.extract_if(|warp, _| of_cluster(warp >> WARPS));
+        let of_cluster = |block: u32| block >> BLOCK_BITS == cluster;
+        let launch = self.launch_of(cluster << BLOCK_BITS << WARP_BITS);
+        let gone = self.warps.extract_if(|warp, _| of_cluster(warp >> WARP_BITS));
         let known = gone.flat_map(|(_, warp)| warp.lanes).fold(0, |known, lane| known | lane.view.launches);
         self.launches[launch].known |= known;
         self.barriers.retain(|(block, _), _| !of_cluster(*block));
@@ -327,17 +226,17 @@ impl Races {
             let place = word * WORD;
             place & Place::SHARED == 0 || !of_cluster(((place & !Place::SHARED) >> 24) as u32)
         };
-        self.locations.retain(|word, _| is_left(word));
-        for rank in 0..1 << BLOCKS {
-            let Place(start) = Place::shared((cluster << BLOCKS) + rank, 0);
+        self.sync_words.retain(|word, _| is_left(word));
+        for rank in 0..1 << BLOCK_BITS {
+            let Place(start) = Place::shared((cluster << BLOCK_BITS) + rank, 0);
             self.memory.forget(start, shared_bytes);
         }
     }
 
     /// A warp of a cluster runs.
     pub(crate) fn run(&mut self, cluster: u32, rank: u32, first_thread: u32) {
-        self.block = (cluster << BLOCKS) + rank;
-        self.warp = (self.block << WARPS) + first_thread / LANES as u32;
+        self.block = (cluster << BLOCK_BITS) + rank;
+        self.warp = (self.block << WARP_BITS) + first_thread / LANES as u32;
     }
 
     pub(crate) fn now(&mut self) -> &mut Warp {
@@ -345,26 +244,26 @@ impl Races {
     }
 
     pub(crate) fn block_at(&self, rank: u32) -> u32 {
-        (self.block >> BLOCKS << BLOCKS) + rank
+        (self.block >> BLOCK_BITS << BLOCK_BITS) + rank
     }
 
     /// The launch of a warp.
     fn launch_of(&self, warp: u32) -> usize {
-        let cluster = warp >> WARPS >> BLOCKS;
+        let cluster = warp >> WARP_BITS >> BLOCK_BITS;
         self.launches.partition_point(|launch| launch.first_cluster <= cluster) - 1
     }
 
     /// A warp's launch, block, place of the block in its grid, and place of the warp in its block.
     pub(crate) fn place_of(&self, warp: u32) -> (&Running, u32, [u32; 3], u32) {
-        let (launch, block) = (&self.launches[self.launch_of(warp)], warp >> WARPS);
-        let (cluster, rank) = (block >> BLOCKS, block % (1 << BLOCKS));
+        let (launch, block) = (&self.launches[self.launch_of(warp)], warp >> WARP_BITS);
+        let (cluster, rank) = (block >> BLOCK_BITS, block % (1 << BLOCK_BITS));
         let number = block_number([launch.grid, launch.cluster], cluster - launch.first_cluster, rank);
-        (launch, block, number, warp % (1 << WARPS))
+        (launch, block, number, warp % (1 << WARP_BITS))
     }
 
     /// The narrowest scope that contains threads of both blocks.
     pub(crate) fn distance(&self, a: u32, b: u32) -> Scope {
-        match (a == b, a >> BLOCKS == b >> BLOCKS) {
+        match (a == b, a >> BLOCK_BITS == b >> BLOCK_BITS) {
             (true, _) => Scope::Block,
             (_, true) => Scope::Cluster,
             _ => Scope::Gpu,
@@ -414,7 +313,7 @@ impl Races {
             if crosses(old) { old.is_in(proxied, None) } else { old.is_in(&view.known, Some((warp, own))) }
         };
         let is_strong = |old: &Record| {
-            let need = self.distance(old.warp >> WARPS, self.block);
+            let need = self.distance(old.warp >> WARP_BITS, self.block);
             kind.scope.is_some_and(|scope| scope >= need) && old.kind.scope.is_some_and(|scope| scope >= need)
         };
         let result = memory.access((place.0, bytes), new, is_ordered, is_strong);
@@ -423,8 +322,8 @@ impl Races {
             let lacks_proxy = crosses(&old) && old.is_in(&view.known, Some((warp, own)));
             Box::new(Race { lane, place, bytes, old, new, lacks_proxy })
         })?;
-        if kind.writes && kind.scope.is_none() && !self.locations.is_empty() {
-            words(place, bytes).for_each(|word| drop(self.locations.remove(&word)));
+        if kind.writes && kind.scope.is_none() && !self.sync_words.is_empty() {
+            words(place, bytes).for_each(|word| drop(self.sync_words.remove(&word)));
         }
         Ok(())
     }
@@ -447,31 +346,31 @@ impl Races {
     /// Acquires and releases by a strong access.
     fn synchronise(&mut self, lane: usize, place: Place, kind: Kind, scope: Scope) {
         let key = place.0 / WORD;
-        let mut location = self.locations.remove(&key).unwrap_or_default();
+        let mut sync_word = self.sync_words.remove(&key).unwrap_or_default();
         let (block, warp) = (self.block, self.warp);
-        let needs: Vec<Scope> = (location.published.iter())
+        let needs: Vec<Scope> = (sync_word.published.iter())
             .map(|(_, of, _)| of.map_or(Scope::Gpu, |of| self.distance(of, block)))
             .collect();
         let now = self.now();
         let time = now.time;
         let this = &mut now.lanes[lane];
         if kind.reads {
-            for ((of, _, gathered), need) in location.published.iter().zip(needs) {
-                if *of < need || scope < need {
-                } else if kind.acquires {
+            let reaching = sync_word.published.iter().zip(needs);
+            for ((_, _, gathered), need) in reaching.filter(|((of, ..), need)| of.min(&scope) >= need) {
+                if kind.acquires {
                     Rc::make_mut(&mut this.view).join(&gathered.view);
                 } else {
                     Rc::make_mut(this.pending[need as usize].get_or_insert_default()).join(&gathered.view);
                 }
             }
-            Rc::make_mut(&mut this.view).fenced.join(&location.fenced);
+            Rc::make_mut(&mut this.view).fenced.join(&sync_word.fenced);
         }
         if kind.writes {
             if !kind.reads {
-                location = Location::default();
+                sync_word = SyncWord::default();
             }
             let mut publish = |of: Scope, view: &Rc<View>| {
-                let entry = location
+                let entry = sync_word
                     .published
                     .iter_mut()
                     .find(|(scope, from, _)| *scope == of && (of == Scope::Gpu || *from == Some(block)));
@@ -483,7 +382,7 @@ impl Races {
                     None => {
                         let mut gathered = Gathered::default();
                         gathered.join(view);
-                        location.published.push((of, Some(block), gathered));
+                        sync_word.published.push((of, Some(block), gathered));
                     }
                 }
             };
@@ -497,10 +396,10 @@ impl Races {
                     publish(of, view);
                 }
             }
-            location.fenced.join(&this.view.fenced);
+            sync_word.fenced.join(&this.view.fenced);
             now.time += 1;
         }
-        self.locations.insert(key, location);
+        self.sync_words.insert(key, sync_word);
     }
 
     /// Adds what lanes know, and their accesses until now.
@@ -557,7 +456,7 @@ impl Races {
         let gathered = self.barriers.remove(&(self.block, barrier)).unwrap_or_default();
         let view = Rc::new(gathered.view);
         for (first_thread, lanes) in waiting {
-            let warp = (self.block << WARPS) + first_thread / LANES as u32;
+            let warp = (self.block << WARP_BITS) + first_thread / LANES as u32;
             let lanes_of_warp = &mut self.warps.get_mut(&warp).expect("a warp of the block").lanes;
             lanes_of(lanes).for_each(|lane| lanes_of_warp[lane].view = view.clone());
         }
@@ -565,7 +464,7 @@ impl Races {
 
     /// Lanes arrive at the cluster's barrier.
     pub(crate) fn arrive_at_cluster(&mut self, lanes: u32, releases: bool) {
-        let cluster = self.block >> BLOCKS;
+        let cluster = self.block >> BLOCK_BITS;
         let phase = self.now().arrivals[lanes.trailing_zeros() as usize];
         lanes_of(lanes).for_each(|lane| self.now().arrivals[lane] += 1);
         if releases {
@@ -581,7 +480,7 @@ impl Races {
 
     /// Lanes have waited at the cluster's barrier.
     pub(crate) fn pass_cluster(&mut self, lanes: u32) {
-        let cluster = self.block >> BLOCKS;
+        let cluster = self.block >> BLOCK_BITS;
         let phase = self.now().arrivals[lanes.trailing_zeros() as usize].saturating_sub(1);
         if let Some(gathered) = self.clusters.remove(&(cluster, phase)) {
             self.acquire(lanes, &gathered.view);

@@ -11,6 +11,8 @@ use crate::ptx::Class;
 
 /// Threads of a warp.
 pub(crate) const LANES: usize = 32;
+/// Warps of a warpgroup, which execute `wgmma` together.
+pub(crate) const WARPGROUP: usize = 4;
 
 /// A value for each lane.
 pub(crate) type Lanes<T> = [T; LANES];

@@ -28,6 +28,8 @@ pub(crate) struct Settings {
     /// `log=FILE`: a file to which loaded kernels with their instruction forms and launched kernels are
     /// appended, one per line.
     pub(crate) log: Option<String>,
+    /// `ptx=FOLDER`: a folder in which the PTX of sources is kept.
+    pub(crate) ptx: Option<String>,
     /// `nccl=22707`: the version that NCCL reports.
     pub(crate) nccl: i32,
     /// `nvlink=0`: no link between devices.
@@ -38,7 +40,7 @@ pub(crate) struct Settings {
     pub(crate) swap: Option<(usize, usize)>,
     /// `patch=FILE`: a fault to put into a kernel's source, to check that tests fail.
     pub(crate) patch: Option<Patch>,
-    /// `trace=gemm/block_scaled.cu:217`: a source line whose instructions are printed.
+    /// `trace=gemm.cu:87`: a source line whose instructions are printed.
     pub(crate) trace: Option<Trace>,
     /// `races=1`: data races by PTX's memory model are reported.
     pub(crate) races: bool,
@@ -122,6 +124,7 @@ impl Settings {
             memory_bytes: 4 << 30,
             seed: 0,
             log: None,
+            ptx: None,
             nccl: 22_707,
             has_nvlink: true,
             omit: None,
@@ -147,6 +150,7 @@ impl Settings {
                 "memory" => settings.memory_bytes = number()? << 20,
                 "seed" => settings.seed = number()?,
                 "log" => settings.log = Some(value.to_owned()),
+                "ptx" => settings.ptx = Some(value.to_owned()),
                 "nccl" => settings.nccl = number()? as i32,
                 "nvlink" => settings.has_nvlink = number()? != 0,
                 "omit" => settings.omit = Some(Omission::parse(value)?),
@@ -175,7 +179,7 @@ impl Settings {
                 "races" => settings.races = number()? != 0,
                 _ => {
                     return Err(format!(
-                        "unknown setting `{key}`; known are arch, devices, memory, seed, log, nccl, nvlink, omit, swap, \
+                        "unknown setting `{key}`; known are arch, devices, memory, seed, log, ptx, nccl, nvlink, omit, swap, \
                          patch, trace, tile, stop, races"
                     ));
                 }

@@ -1,8 +1,12 @@
 //! Tensor maps: how `cuTensorMapEncodeTiled` describes a tensor, and the bytes of a box of it.
 //!
-//! The words of an encoded map are this emulator's own.
+//! The words of an encoded map are a magic number and the map's place in the list of this process.
 
 use crate::kernel::cluster::Piece;
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// All maps.
+static MAPS: Mutex<Vec<Arc<TensorMap>>> = Mutex::new(Vec::new());
 
 /// The first word of every map.
 const MAGIC: u64 = u64::from_le_bytes(*b"tensormp");
@@ -62,36 +66,23 @@ impl TensorMap {
         Ok(())
     }
 
-    pub(crate) fn encode(&self) -> [u64; 16] {
-        let mut words = [0; 16];
-        let rank = self.extents.len();
-        words[..3].copy_from_slice(&[
-            MAGIC,
-            self.address,
-            self.element_bytes << 32 | u64::from(self.swizzle_bits) << 8 | rank as u64,
-        ]);
-        words[3..][..rank].copy_from_slice(&self.extents);
-        words[8..][..rank - 1].copy_from_slice(&self.strides);
-        for (n, extent) in self.boxed.iter().enumerate() {
-            words[12 + n / 4] |= extent << (16 * (n % 4));
+    /// Words that stand for the map.
+    pub(crate) fn encode(self) -> [u64; 16] {
+        let mut maps = MAPS.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = maps.iter().position(|map| **map == self);
+        let number = known.unwrap_or(maps.len());
+        if number == maps.len() {
+            maps.push(Arc::new(self));
         }
+        let mut words = [0; 16];
+        words[..2].copy_from_slice(&[MAGIC, number as u64]);
         words
     }
 
     /// The map with these words; `None` if they are not a map.
-    pub(crate) fn decode(words: &[u64; 16]) -> Option<TensorMap> {
-        let rank = (words[2] & 0xFF) as usize;
-        if words[0] != MAGIC || !(1..=MOST_DIMENSIONS).contains(&rank) {
-            return None;
-        }
-        Some(TensorMap {
-            address: words[1],
-            element_bytes: words[2] >> 32,
-            swizzle_bits: (words[2] >> 8 & 0xFF) as u32,
-            extents: words[3..][..rank].to_vec(),
-            strides: words[8..][..rank - 1].to_vec(),
-            boxed: (0..rank).map(|n| words[12 + n / 4] >> (16 * (n % 4)) & 0xFFFF).collect(),
-        })
+    pub(crate) fn decode(words: &[u64; 16]) -> Option<Arc<TensorMap>> {
+        let maps = MAPS.lock().unwrap_or_else(PoisonError::into_inner);
+        maps.get(words[1] as usize).filter(|_| words[0] == MAGIC).cloned()
     }
 
     pub(crate) fn box_bytes(&self) -> u64 {
@@ -156,7 +147,9 @@ mod tests {
 
     #[test]
     fn a_map_is_decoded_as_it_was_encoded() {
-        assert_eq!(TensorMap::decode(&map().encode()), Some(map()));
+        let [first, other] = [map(), TensorMap { address: 16, ..map() }].map(TensorMap::encode);
+        assert_eq!(TensorMap::decode(&first).as_deref(), Some(&map()));
+        assert_eq!((first == map().encode(), first == other), (true, false));
         assert_eq!(TensorMap::decode(&[0; 16]), None);
         assert!(map().check().is_ok());
         assert!(TensorMap { strides: vec![40], ..map() }.check().is_err());

@@ -96,7 +96,7 @@ fn kernels() -> Vec<(&'static str, String, &'static str)> {
         ("a_copy_that_one_thread_waits_for", format!("{INIT} {COPY} @!%p1 bra OUT; {WAIT} OUT: bar.sync 0; {read}"), ""),
         ("a_wait_for_another_mbarrier", format!("{INIT} @%p1 mbarrier.init.shared.b64 [%r8+8], 1; bar.sync 0; {COPY} @%p1 mbarrier.arrive.shared.b64 _, [%r8+8];\n{}\n@!%p1 bra OUT; AGAIN: mbarrier.try_wait.parity.shared.b64 %p2, [%r8], 0; @!%p2 bra AGAIN; OUT: @!%p1 {read} barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;", WAIT.replace("[%r8]", "[%r8+8]")), "shared memory"),
         ("an_mbarrier_that_is_not_fenced", format!("@%p1 mbarrier.init.shared.b64 [%r8], 1; bar.sync 0; {COPY} {WAIT}"), "`fence.mbarrier_init` or `fence.proxy.async` after the write"),
-        ("an_mbarrier_that_lacks_a_barrier", format!("@%p1 mbarrier.init.shared.b64 [%r8], 1; fence.proxy.async; bar.sync 0; {COPY} {WAIT} bar.sync 0; @%p1 mbarrier.inval.shared.b64 [%r8];\n@%p1 st.shared.u32 [%r8], %r4;"), ""),
+        ("an_mbarrier_that_is_invalidated", format!("@%p1 mbarrier.init.shared.b64 [%r8], 1; fence.proxy.async; bar.sync 0; {COPY} {WAIT} bar.sync 0; @%p1 mbarrier.inval.shared.b64 [%r8];\n@%p1 st.shared.u32 [%r8], %r4;"), ""),
         ("a_product_of_what_threads_wrote", format!("{ZERO} bar.sync 0; {MULTIPLY} {END}"), "`fence.proxy.async` after the write, before what orders the two, is missing"),
         ("a_product_after_a_proxy_fence", format!("{ZERO} fence.proxy.async; bar.sync 0; {MULTIPLY} {END}"), ""),
         ("a_product_after_a_proxy_fence_of_its_warp", format!("{ZERO} bar.sync 0; fence.proxy.async; {MULTIPLY} {END}"), ""),

@@ -54,14 +54,14 @@ const MULTIPLY: &str = "wgmma.fence.sync.aligned;
 const WAIT: &str = "wgmma.wait_group.sync.aligned 0;";
 
 /// Names, reports and kernels of faults in a cluster.
-const IN_A_CLUSTER: [(&str, &str, fn() -> Outcome); 20] = [
+const IN_A_CLUSTER: [(&str, &str, fn() -> Outcome); 29] = [
     ("a_sum_that_is_read_before_its_wait", "the warp has not waited for its `wgmma` of step.cu:7", || {
         fails_in_a_cluster(&format!("{MULTIPLY} add.f32 %f1, %f1, %f1; {WAIT} st.global.f32 [%rd4], %f1;"))
     }),
     ("a_sum_that_is_stored_before_its_wait", "the warp has not waited for its `wgmma` of step.cu:7", || {
         fails_in_a_cluster(&format!("{MULTIPLY} st.global.f32 [%rd4], %f1; {WAIT}"))
     }),
-    ("a_sum_that_is_overwritten", "a sum is overwritten before the wait for its `wgmma`", || {
+    ("a_sum_that_is_overwritten", "an accumulator is overwritten before the wait for its `wgmma`", || {
         fails_in_a_cluster(&format!("{MULTIPLY} mov.f32 %f2, 0f00000000; {WAIT}"))
     }),
     (
@@ -79,14 +79,24 @@ const IN_A_CLUSTER: [(&str, &str, fn() -> Outcome); 20] = [
     ("a_product_without_a_fence", "`wgmma` without a `wgmma.fence` before it", || {
         fails_in_a_cluster(&MULTIPLY.replace("wgmma.fence.sync.aligned;", ""))
     }),
-    ("a_product_after_a_write_of_a_sum", "and after other writes of its registers", || {
+    ("a_product_after_a_write_of_a_sum", "and after other uses of its registers", || {
         let again = MULTIPLY.replace("wgmma.fence.sync.aligned;", "");
         fails_in_a_cluster(&format!("{MULTIPLY} {WAIT} add.f32 %f1, %f1, %f1; {again} {WAIT}"))
+    }),
+    ("a_product_after_a_read_of_a_sum", "and after other uses of its registers", || {
+        let again = MULTIPLY.replace("wgmma.fence.sync.aligned;", "");
+        fails_in_a_cluster(&format!("{MULTIPLY} {WAIT} @%p2 st.global.f32 [%rd1], %f1; {again} {WAIT}"))
+    }),
+    ("a_sum_that_is_overwritten_between_products", "an accumulator is overwritten before the wait", || {
+        fails_in_a_cluster(&format!("{MULTIPLY} mov.f32 %f2, 0f00000000; {MULTIPLY} {WAIT}"))
+    }),
+    ("a_product_that_is_not_waited_for", "exits without `wgmma.wait_group` for this `wgmma`", || {
+        fails_in_a_cluster(MULTIPLY)
     }),
     ("a_matrix_within_the_pattern_of_its_swizzle", "does not begin with a pattern of its swizzle", || {
         fails_in_a_cluster(&format!("add.s64 %d, %d, 0x4000000000000008; {MULTIPLY} {WAIT}"))
     }),
-    ("a_product_of_three_warps", "the four warps of a group execute different `wgmma`", || {
+    ("a_product_of_three_warps", "the warps of a warpgroup execute different `wgmma`", || {
         fails_in_a_cluster(&format!("setp.lt.u32 %p2, %r1, 32; @%p2 bra OUT; {MULTIPLY} {WAIT} OUT:"))
     }),
     ("a_descriptor_beyond_shared_memory", "reaches beyond the", || {
@@ -106,14 +116,24 @@ const IN_A_CLUSTER: [(&str, &str, fn() -> Outcome); 20] = [
         fails_in_a_cluster("@%p2 mbarrier.expect_tx.relaxed.cta.shared.b64 [%r8], 16; @%p2 mbarrier.arrive.shared.b64 _, [%r8], 2;
             @%p2 mbarrier.arrive.shared.b64 _, [%r8];")
     }),
+    ("an_mbarrier_that_is_initialised_twice", "of shared memory a second time", || {
+        fails_in_a_cluster("@%p2 mbarrier.init.shared.b64 [%r8], 2;")
+    }),
+    ("a_wait_for_another_block", "waits for an mbarrier of another block", || {
+        fails_in_a_cluster(
+            "mov.u64 %rd6, bar; cvta.shared.u64 %rd6, %rd6; mapa.u64 %rd6, %rd6, 1;
+             mbarrier.try_wait.parity.b64 %p1, [%rd6], 0;",
+        )
+    }),
     ("an_mbarrier_that_is_overwritten", "which was overwritten", || {
         fails_in_a_cluster("st.shared.u32 [%r8], %r1; mbarrier.arrive.shared.b64 _, [%r8];")
     }),
-    (
-        "registers_that_nobody_gives_back",
-        "waits for registers, of which other warps of its block leave 0",
-        || fails_in_a_cluster("setmaxnreg.inc.sync.aligned.u32 240;"),
-    ),
+    ("registers_that_nobody_gives_back", "`setmaxnreg.inc` waits: 0 registers are free", || {
+        fails_in_a_cluster("setmaxnreg.inc.sync.aligned.u32 240;")
+    }),
+    ("registers_of_a_part_of_a_warpgroup", "do not execute the same `setmaxnreg`", || {
+        fails_in_a_cluster("setp.lt.u32 %p2, %r1, 32; @%p2 bra OUT; setmaxnreg.dec.sync.aligned.u32 40; OUT:")
+    }),
     (
         "a_second_arrival_at_a_cluster",
         "arrives at the cluster's barrier a second time without waiting",
@@ -140,6 +160,32 @@ const IN_A_CLUSTER: [(&str, &str, fn() -> Outcome); 20] = [
         fails_in_a_cluster(
             "mov.u32 %r4, area; cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes
              [%r4], [%rd1, {%r3, %r3}], [%r8];",
+        )
+    }),
+    (
+        "a_tensor_map_in_shared_memory",
+        "uses a tensor map in Cluster memory; it must be in global memory",
+        || {
+            fails_in_a_cluster(
+                "mov.u64 %rd6, area; cvta.shared.u64 %rd6, %rd6; cp.async.bulk.prefetch.tensor.2d.L2.global
+             [%rd6, {%r3, %r3}];",
+            )
+        },
+    ),
+    (
+        "a_source_that_is_not_waited_for",
+        "exits without `cp.async.bulk.wait_group.read` for this copy",
+        || {
+            fails_in_a_cluster(
+                "mov.u32 %r4, area; @%p2 cp.async.bulk.global.shared::cta.bulk_group [%rd1], [%r4], 256;
+             cp.async.bulk.commit_group;",
+            )
+        },
+    ),
+    ("an_addition_to_what_was_never_written", "adds to memory that nothing has written", || {
+        fails_in_a_cluster(
+            "mov.u32 %r4, area; cvta.to.global.u64 %rd6, %rd2; @%p2 cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32
+             [%rd6], [%r4], 256; cp.async.bulk.commit_group; cp.async.bulk.wait_group 0;",
         )
     }),
     ("a_source_that_is_overwritten", "which the asynchronous work of step.cu:7 still reads", || {
@@ -228,6 +274,9 @@ fn main() -> Outcome {
             "waits at a barrier that some threads never reach (",
             || fails("setp.gt.u32 %p1, %r1, 47; @%p1 bra OUT; bar.sync 0; OUT:"),
         ),
+        case("a_barrier_with_two_counts", "barrier 1 is used with ", || {
+            fails("setp.gt.u32 %p1, %r1, 31; @%p1 bar.arrive 1, 32; @!%p1 bar.sync 1, 64;")
+        }),
         case(
             "a_barrier_at_two_places",
             "waits at a barrier while other threads of its block wait at a different one",

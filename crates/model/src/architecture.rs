@@ -193,7 +193,7 @@ impl fmt::Display for Layer {
             FeedForward::Experts(e) => {
                 write!(f, ", {} of {} experts of {}", e.router.top_k, e.count, e.ffn_dim)?;
                 match &e.shared {
-                    Some(shared) => write!(f, " beside one of {}", shared.width),
+                    Some(shared) => write!(f, " and a shared one of {}", shared.width),
                     None => Ok(()),
                 }
             }

@@ -49,7 +49,7 @@ impl Description {
     /// The model that it describes; [`Architecture::validate`] checks its sizes.
     ///
     /// # Errors
-    /// More layers than a model can have; experts in a family without them; a dense block that is not there.
+    /// More layers than a model can have; experts that [`Mixture::check`] refuses.
     pub fn architecture(&self) -> Result<Architecture, ModelError> {
         Architecture::check_layers(self.layers)?;
         let attention = SelfAttention {
@@ -62,20 +62,24 @@ impl Description {
             qk_norm: self.qk_norm,
         };
         let dense = FeedForward::Dense(Mlp { width: self.ffn_dim });
-        let layer = |block: usize| -> Result<Layer, ModelError> {
-            let feed_forward = match self.mixture.filter(|mixture| !mixture.dense.contains(block)) {
-                None => dense.clone(),
-                Some(mixture) => FeedForward::Experts(mixture.layer(self.family.expert_modules(&mixture)?)),
-            };
-            Ok(Layer { mixer: Mixer::Attention(attention.clone()), feed_forward })
+        let experts = match &self.mixture {
+            None => None,
+            Some(mixture) => {
+                let modules = mixture.modules(self.family, self.layers).map_err(|(_, error)| error)?;
+                Some((mixture.dense, FeedForward::Experts(mixture.layer(modules))))
+            }
         };
-        if let Some(mixture) = &self.mixture {
-            mixture.check_blocks(self.layers)?;
-        }
+        let layer = |block: usize| {
+            let feed_forward = match &experts {
+                Some((dense_blocks, experts)) if !dense_blocks.contains(block) => experts.clone(),
+                _ => dense.clone(),
+            };
+            Layer { mixer: Mixer::Attention(attention.clone()), feed_forward }
+        };
         Ok(Architecture {
             family: self.family,
             dim: self.dim,
-            layers: (0..self.layers).map(layer).collect::<Result<_, _>>()?,
+            layers: (0..self.layers).map(layer).collect(),
             vocab_size: self.vocab_size,
             max_position_embeddings: self.max_position_embeddings,
             norm_eps: self.norm_eps,

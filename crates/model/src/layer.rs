@@ -212,7 +212,7 @@ impl Layer {
         match &self.feed_forward {
             FeedForward::Dense(mlp) => sizes.push(("ffn_dim", mlp.width)),
             FeedForward::Experts(e) => {
-                sizes.extend([("experts", e.count), ("experts.ffn_dim", e.ffn_dim)]);
+                sizes.extend([("experts.count", e.count), ("experts.ffn_dim", e.ffn_dim)]);
                 sizes.extend([("experts.per_token", e.router.top_k)]);
                 sizes.extend(e.shared.as_ref().map(|shared| ("experts.shared_ffn_dim", shared.width)));
             }

@@ -1,7 +1,7 @@
 //! Mixtures of experts as config.json and run files describe them.
 
 use crate::layer::{ExpertModules, Experts, Mlp};
-use crate::{Architecture, ModelError};
+use crate::{Architecture, Family, ModelError};
 use std::fmt;
 use xtrain_ops::route::Router;
 
@@ -14,7 +14,7 @@ pub struct Mixture {
     pub ffn_dim: usize,
     /// The number that a token passes through, and the rule by which it is chosen.
     pub router: Router,
-    /// Width of a feed-forward that every token passes through besides; 0 for none.
+    /// Width of the shared expert, which every token passes through; 0 for none.
     pub shared_ffn_dim: usize,
     /// Blocks with one feed-forward for all tokens.
     pub dense: BlockSet,
@@ -32,19 +32,52 @@ impl Mixture {
         }
     }
 
-    /// The number of shared experts, each as wide as the others: DeepSeek's way to give their width.
+    /// Number of shared experts as config.json counts them: the shared width over an expert's.
     pub(crate) fn shared_experts(&self) -> usize {
         self.shared_ffn_dim / self.ffn_dim.max(1)
     }
 
-    /// Checks what an [`Architecture`] would not show.
-    pub(crate) fn check_blocks(&self, layers: usize) -> Result<(), ModelError> {
-        match self.dense.iter().find(|block| *block >= layers) {
-            Some(block) => Err(ModelError::Sizes(format!(
-                "block {block} is said to be dense, but the model has blocks 0 to {}",
-                layers.saturating_sub(1)
-            ))),
-            None => Ok(()),
+    /// Checks that config.json of a model of `family` with so many blocks can describe these experts.
+    ///
+    /// # Errors
+    /// The key of `[experts]` and its error: a dense block that the model does not have, no block with
+    /// experts, experts that are not those of the family.
+    pub fn check(&self, family: Family, layers: usize) -> Result<(), (&'static str, ModelError)> {
+        self.modules(family, layers).map(|_| ())
+    }
+
+    /// The names of the experts in files of `family`, checked as by [`Mixture::check`].
+    pub(crate) fn modules(
+        &self,
+        family: Family,
+        layers: usize,
+    ) -> Result<&'static ExpertModules, (&'static str, ModelError)> {
+        let fail = |key: &'static str, message: String| Err((key, ModelError::Sizes(message)));
+        let Some(rules) = family.rules().experts else {
+            return fail(
+                "count",
+                format!(
+                    "models of the family {} have no experts; families with experts are {}",
+                    family.name(),
+                    Family::listing(Family::has_experts, "")
+                ),
+            );
+        };
+        let last = layers.saturating_sub(1);
+        if let Some(block) = self.dense.iter().find(|block| *block > last) {
+            let message = format!("block {block} is said to be dense, but the model has blocks 0 to {last}");
+            return fail("dense_blocks", message);
+        }
+        if (0..=last).all(|block| self.dense.contains(block)) {
+            let message =
+                "all blocks are dense; leave one with experts, or choose a family without experts".to_owned();
+            return fail("dense_blocks", message);
+        }
+        match (rules.refused)(self) {
+            None => Ok(&rules.modules),
+            Some((key, why)) => {
+                fail(key, format!("these experts are not those of a {} model: {why}", family.name()))
+            }
         }
     }
 }

@@ -207,9 +207,9 @@ impl fmt::Display for Bf16Reason {
             Bf16Reason::Recipe => f.write_str("the recipe has no FP8"),
             Bf16Reason::Head => f.write_str("precision.head = \"bf16\""),
             Bf16Reason::Router => f.write_str("routers are computed in bf16"),
-            Bf16Reason::Experts => {
-                f.write_str("fp8-row would need a scale for each row and expert in wgrad and dgrad")
-            }
+            Bf16Reason::Experts => f.write_str(
+                "the transposes that dgrad and wgrad read would need a scale for each row and expert",
+            ),
             Bf16Reason::ExpertOutputs(outputs) => {
                 write!(f, "{outputs} outputs of an expert are not a multiple of {TILE}")
             }

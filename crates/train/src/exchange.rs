@@ -24,7 +24,8 @@ pub struct Identity {
 }
 
 impl Identity {
-    /// The description of `model`, based on that of the folder it came from, if any.
+    /// The description of `model`, based on that of the folder it came from, if any, with the weight of the
+    /// balance loss with which its experts were trained, if any.
     ///
     /// # Errors
     ///
@@ -33,13 +34,15 @@ impl Identity {
         source: Option<HfConfig>,
         model: &Architecture,
         tokenizer: &Tokenizer,
+        balance_loss: Option<f64>,
     ) -> Result<Self, RunError> {
         let model =
             model.description().map_err(|error| RunError::Model { place: "the model".into(), error })?;
         let bos_token_id = tokenizer.begin_of_sequence();
         let eos_token_ids = tokenizer.stop_tokens().to_vec();
         let (source, generation) = source.map(|hf| (hf.source, hf.generation)).unwrap_or_default();
-        Ok(Identity { config: HfConfig { model, bos_token_id, eos_token_ids, source, generation } })
+        let config = HfConfig { model, bos_token_id, eos_token_ids, balance_loss, source, generation };
+        Ok(Identity { config })
     }
 
     /// config.json and generation_config.json for weights of this type, exported as `names` says.

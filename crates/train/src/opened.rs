@@ -97,7 +97,8 @@ pub fn open(
     let source = source::read_hf_config(folder)?;
     let tokenizer = Tokenizer::load(folder)?;
     let weights = hf_weights(folder, &source, device, recipe)?;
-    let identity = Identity::new(Some(source), weights.model(), &tokenizer)?;
+    let balance_loss = source.balance_loss;
+    let identity = Identity::new(Some(source), weights.model(), &tokenizer, balance_loss)?;
     let export_dtype = hf::lossless_dtype(folder, &exchange::fp8_names(weights.model(), weights.numerics()))?;
     Ok(OpenedModel {
         weights,
@@ -155,7 +156,8 @@ fn open_run(
     let tokenizer = source::load_tokenizer(&run.tokenizer(), end, source::OWN_TOKENIZERS)?;
     let tokenizer = tokenizer.with_begin_of_document(parsed.config.data.begin_of_document)?;
     let source = source::saved_init(&parsed.config, run)?;
-    let identity = Identity::new(source, weights.model(), &tokenizer)?;
+    let balance_loss = planned.resolved.config.experts.balance_loss;
+    let identity = Identity::new(source, weights.model(), &tokenizer, balance_loss)?;
     Ok(OpenedModel {
         weights,
         tokenizer,

@@ -16,7 +16,6 @@ use xtrain_config::{Config, Facts, OrAuto, Parsed, Recompute, Resolved, Slower, 
 use xtrain_data::{DataError, InputOptions, TextFiles, TokenStream, Tokenizer, learn, list_inputs};
 use xtrain_model::Recipe;
 use xtrain_model::decoder::{Balancing, Batch, Loss};
-use xtrain_model::hf::HfConfig;
 use xtrain_program as program;
 
 /// A run file resolved before its data is opened.
@@ -108,7 +107,7 @@ pub fn plan_for(parsed: &Parsed, target: Target, member: Member) -> Result<Plann
     };
     let facts = Facts {
         init: init.as_ref().map(|hf| hf.model),
-        init_balance_loss: init.as_ref().and_then(HfConfig::balance_loss),
+        init_balance_loss: init.as_ref().and_then(|hf| hf.balance_loss),
         tokenizer_vocab_size: vocabulary.size,
         shards: shards.map(|dataset| dataset.name().to_owned()),
         recipe: Some(target.recipe()),

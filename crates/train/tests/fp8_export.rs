@@ -41,7 +41,7 @@ fn trained(model: Architecture, recipe: Recipe, fp8: Fp8Overrides) -> Learner {
 
 fn written(weights: &mut Weights, folder: &Path) -> Result<(), RunError> {
     let tokenizer = Tokenizer::bytes();
-    let identity = Identity::new(None, weights.model(), &tokenizer)?;
+    let identity = Identity::new(None, weights.model(), &tokenizer, None)?;
     let options = ExportOptions { dtype: ExportDtype::Fp8, overwrite: true, ..ExportOptions::default() };
     export(weights, &identity, &tokenizer, folder, &options)
 }

@@ -350,19 +350,21 @@ fn alone(recipe: Recipe, compared: Compared, tolerance: f64) -> Vec<Steps> {
 }
 
 /// Steps of mixtures with 2 of 8 experts. But in fp32, rounding differences would choose other experts on the
-/// GPU than on the CPU, so large biases choose the same ones for all tokens ([`Steps::run_rank`]).
+/// GPU than on the CPU, so large biases choose the same ones for all tokens ([`Steps::run_rank`]). Each with
+/// and without documents.
 fn of_mixtures(recipe: Recipe, compared: Compared, tolerance: f64) -> Vec<Steps> {
     let families = ["mixtral", "qwen3_moe", "dots1"].map(|name| Family::named(name).expect("a family"));
     let is_biased = |family: &Family| family.router().is_some_and(|router| router.biased);
-    let steps = |family: Family| {
+    let steps = |(family, document_mask): (Family, bool)| {
         let bias_rate = is_biased(&family).then_some(1e-3);
         let balancing = Balancing { loss_weight: 0.01, z_weight: 1e-3, bias_rate };
         // Outputs of experts are whole blocks under `fp8-block`.
         let sizes = Description { dim: 128, ffn_dim: 64, ..wide() };
-        let spec = TrainingSpec { recipe, ..mixture(family, sizes, [8, 2], BATCH, balancing) };
+        let spec = TrainingSpec { recipe, document_mask, ..mixture(family, sizes, [8, 2], BATCH, balancing) };
         Steps { spec, compared, tolerance, path: Path::Host }
     };
-    families.into_iter().filter(|family| recipe == Recipe::Fp32 || is_biased(family)).map(steps).collect()
+    let families = families.into_iter().filter(|family| recipe == Recipe::Fp32 || is_biased(family));
+    families.flat_map(|family| [(family, false), (family, true)]).map(steps).collect()
 }
 
 /// Steps of two ranks, in each way to cut state and in each order of sums, and of four as two replicas.

@@ -9,7 +9,7 @@ use serde_json::Value;
 use std::fs;
 use std::ops::ControlFlow;
 use xtrain_data::Batch as TokenBatch;
-use xtrain_model::decoder::{Batch, Context, io};
+use xtrain_model::decoder::{Balancing, Batch, Context, io};
 use xtrain_model::hf::HfConfig;
 use xtrain_model::{Architecture, ParameterSpec, Recipe};
 use xtrain_program::StateKind;
@@ -198,6 +198,23 @@ fn loss_and_every_gradient_agree_with_pytorch() {
         let expected = g.manifest["loss"].as_f64().expect("loss");
         assert!((loss / expected - 1.0).abs() < 1e-6, "{name}: loss {loss} instead of {expected}");
     }
+}
+
+/// A model with one mixture: of several, transformers takes the means of loads and scores over all blocks.
+#[test]
+fn the_balance_loss_agrees_with_transformers() {
+    let g = Golden::load("qwen3_moe");
+    let mut spec = common::spec(g.model(), g.batch);
+    spec.loss.balancing = Some(Balancing { loss_weight: 1e-3, z_weight: 0.0, bias_rate: None });
+    let mut learner = Learner::new(common::engine(), spec, 0).expect("a learner");
+    import(learner.weights(), &golden(g.name)).expect("the folder imports");
+    let tokens = g.ints("input_ids");
+    // Every token has a target, so none is padding.
+    let result = learner.step(0, 0.0, &[g.batch_of(&tokens, &tokens)]).expect("a step");
+    let expected = g.manifest["balance_loss"].as_f64().expect("a loss");
+    let [block] = &result.experts[..] else { panic!("{} mixtures", result.experts.len()) };
+    let error = (f64::from(block.balance) / expected - 1.0).abs();
+    assert!(error < 1e-5, "the balance loss is {}, not {expected}", block.balance);
 }
 
 #[test]

@@ -100,7 +100,7 @@ fn answers(planned: &Planned, answer: &Answer) -> String {
     out
 }
 
-/// The experts of the model, the rows that they need, and what balances them.
+/// The experts of the model, the rows that are allocated for them, and their losses.
 fn experts(planned: &Planned) -> String {
     let (spec, config) = (&planned.spec, &planned.resolved.config.experts);
     let all = || spec.model.layers.iter().filter_map(|layer| layer.feed_forward.experts());
@@ -108,19 +108,22 @@ fn experts(planned: &Planned) -> String {
     let (tokens, chosen) = (spec.batch.tokens(), experts.router.top_k);
     let rows = tokens * chosen;
     let balance = match config.balance {
-        Some(Balance::Loss) => format!("a loss of weight {}", config.balance_loss.unwrap_or_default()),
-        Some(Balance::Bias) => {
-            format!("a bias that moves by {} a step", config.bias_rate.unwrap_or_default())
-        }
-        Some(Balance::None) | None => "nothing".to_owned(),
+        Some(Balance::Loss) => format!("loss, weight {}", config.balance_loss.unwrap_or_default()),
+        Some(Balance::Bias) => format!("bias, rate {}", config.bias_rate.unwrap_or_default()),
+        Some(Balance::None) | None => "none".to_owned(),
     };
+    let shared = experts.shared.as_ref().map_or_else(String::new, |shared| {
+        format!(", and a shared expert of width {}", format::grouped(shared.width as u64))
+    });
     let text = format!(
-        "{chosen} of {} for a token, in {} of {} blocks; room for {} rows of a micro-batch, which has {}; balanced by {balance}",
+        "{chosen} of {} experts per token, in {} of {} blocks{shared}; {} rows allocated for the {} token copies of a micro-batch; \
+         balance: {balance}; router z-loss {}",
         experts.count,
         all().count(),
         spec.model.layers.len(),
         format::grouped(experts.dispatch(tokens).capacity(rows) as u64),
-        format::grouped(rows as u64)
+        format::grouped(rows as u64),
+        config.z_loss.unwrap_or_default()
     );
     line("experts", &text)
 }

@@ -35,7 +35,7 @@ section! {
             "moe_intermediate_size", "moe_ffn_hidden_size", "moe_hidden_dim", "moe_inter_dim", "expert_dim"
         ]))]
         pub ffn_dim: Option<usize> = None,
-        /// Width inside a SwiGLU that every token passes through besides its experts. 0 for none.
+        /// Width inside the shared SwiGLU, which every token passes through. 0 for none.
         #[schemars(range(max = 16_777_216))]
         #[schemars(extend("x-unit" = "features", "x-default" = "`ffn_dim` for `dots1`, else 0"))]
         #[schemars(extend("x-aliases" = [
@@ -43,7 +43,7 @@ section! {
             "moe_shared_expert_intermediate_size"
         ]))]
         pub shared_ffn_dim: Option<usize> = None,
-        /// The numbers by which a token chooses its experts, made from the logits of the router.
+        /// Score function of the router.
         #[schemars(extend("x-default" = "`\"sigmoid\"` for `dots1`, else `\"softmax\"`"))]
         #[schemars(extend("x-aliases" = ["scoring_func", "score_func", "score_function", "moe_router_score_function"]))]
         pub score: Option<ExpertScore> = None,
@@ -74,7 +74,7 @@ section! {
             "mlp_only_layers", "first_k_dense_replace", "n_dense_layers", "decoder_sparse_step", "moe_layer_freq"
         ]))]
         pub dense_blocks: Option<Vec<usize>> = None,
-        /// The means by which loads of experts are kept equal: else tokens choose the same few.
+        /// Load balancing of experts. Without it, most tokens choose the same few.
         #[schemars(extend("x-default" = "`\"bias\"` for `dots1`, else `\"loss\"`"))]
         #[schemars(extend("x-aliases" = ["load_balancing", "moe_router_load_balancing_type", "aux_loss"]))]
         pub balance: Option<Balance> = None,

@@ -91,10 +91,7 @@ fn experts_belong_to_families_that_have_them() {
 
 #[test]
 fn experts_must_fit_each_other() {
-    let refused = |family: &str, keys: &str| {
-        let parsed = parse(&with_experts(family, keys), &[]).expect("a file");
-        parsed.resolve(&Facts::default()).expect_err(keys).to_string()
-    };
+    // The last line of the keys is the one that is wrong.
     for (family, keys, says) in [
         ("mixtral", "count = 4\nper_token = 5\n", "a token chooses 5 experts, but there are only 4"),
         ("mixtral", "count = 4\nnormalise = false\n", "gates must be normalised"),
@@ -102,7 +99,27 @@ fn experts_must_fit_each_other() {
         ("qwen3_moe", "count = 4\ngroups = 3\n", "divide the number of experts (4)"),
         ("qwen3_moe", "count = 4\ngroups = 2\n", "experts cannot be in groups"),
         ("qwen3_moe", "count = 4\nscore = \"sigmoid\"\n", "scores must be \"softmax\""),
-        ("qwen3_moe", "count = 4\ndense_blocks = [2]\n", "the blocks of the model are 0 to 1"),
+        ("qwen3_moe", "count = 4\nper_token = 2\ngroups = 5\n", "divide the number of experts (4)"),
+        ("qwen3_moe", "count = 4\nshared_ffn_dim = 8\n", "no expert can be shared"),
+        ("qwen3_moe", "count = 4\nscale = 2.0\n", "scale must be 1"),
+        (
+            "qwen3_moe",
+            "count = 4\ndense_blocks = [2]\n",
+            "`dense_blocks` has 2, but the blocks of the model are 0 to 1",
+        ),
+        (
+            "qwen3_moe",
+            "count = 4\ndense_blocks = [5000]\n",
+            "`dense_blocks` has 5000, but the blocks of the model are 0 to 1",
+        ),
+        ("qwen3_moe", "count = 4\ndense_blocks = [0, 1]\n", "all blocks are dense; leave one with experts"),
+        ("dots1", "count = 4\ndense_blocks = [1]\n", "dense blocks must be the first ones"),
+        (
+            "dots1",
+            "count = 4\nffn_dim = 8\nshared_ffn_dim = 12\n",
+            "the width of the shared expert must be a multiple of `ffn_dim`",
+        ),
+        ("dots1", "count = 4\nshared_ffn_dim = 0\n", "there must be a shared expert"),
         ("qwen3_moe", "count = 4\nbalance = \"bias\"\n", "a qwen3_moe model has no bias on its scores"),
         (
             "qwen3_moe",
@@ -111,7 +128,7 @@ fn experts_must_fit_each_other() {
         ),
         (
             "qwen3_moe",
-            "count = 4\nbias_rate = 0.1\nbalance = \"loss\"\n",
+            "count = 4\nbalance = \"loss\"\nbias_rate = 0.1\n",
             "`bias_rate` is for `balance = \"bias\"`, not \"loss\"",
         ),
         (
@@ -125,8 +142,13 @@ fn experts_must_fit_each_other() {
             "`bias_rate` is for `balance = \"bias\"`, and a mixtral model has `balance = \"loss\"` by default; leave",
         ),
     ] {
-        let error = refused(family, keys);
+        let text = with_experts(family, keys);
+        let errors = parse(&text, &[]).expect("a file").resolve(&Facts::default()).expect_err(keys);
+        assert_eq!(errors.errors().len(), 1, "{keys}: {errors}");
+        let error = errors.to_string();
         assert!(error.contains(says) && error.contains("[experts]"), "{keys}: {error}");
+        let place = format!("runs/x.toml:{}: ", text.lines().count());
+        assert!(error.starts_with(&place), "{keys}: {place} {error}");
     }
 }
 

@@ -43,7 +43,7 @@ struct Config {
 type Pending = (usize, usize, Call);
 
 thread_local! {
-    /// Groups that were started and not ended.
+    /// CommitGroups that were started and not ended.
     static DEPTH: Cell<usize> = const { Cell::new(0) };
     static CALLS: RefCell<Vec<Pending>> = const { RefCell::new(Vec::new()) };
     /// The last error of this thread, as `ncclGetLastError` returns it.

@@ -1,4 +1,7 @@
-//! `libnvrtc.so.13`: calls the real compiler and asks it for PTX with source lines instead of machine code.
+//! `libnvrtc.so.13`: calls the real compiler and returns PTX with source lines instead of machine code.
+//!
+//! With the setting `ptx`, PTX is kept in a folder and read from there. Only a caller who asks for ptxas's
+//! report makes the compiler produce machine code, which is dropped.
 
 use super::export;
 use crate::ptx::COMPILED_FROM;
@@ -6,7 +9,8 @@ use crate::settings::SETTINGS;
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 use std::collections::BTreeMap;
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
-use std::path::Path;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 /// The variable that names the real library's file.
@@ -98,19 +102,21 @@ export! {
         );
         if status == 0 {
             // SAFETY: the caller's pointer, which was just written.
-            lock_sources().insert(unsafe { *program } as usize, title.into_owned());
+            let handle = unsafe { *program } as usize;
+            // SAFETY: the caller's string, or the patched one.
+            let source = unsafe { CStr::from_ptr(source) }.to_owned();
+            lock_programs().insert(handle, Program { title: title.into_owned(), source, ptx: None });
         }
         status
     }
 
     fn nvrtcDestroyProgram(program: *mut *mut c_void) {
         // SAFETY: the caller's pointer to a program.
-        lock_sources().remove(&(unsafe { *program } as usize));
+        lock_programs().remove(&(unsafe { *program } as usize));
         real!(nvrtcDestroyProgram(program: *mut *mut c_void) -> c_int, FAILED)
     }
 
-    /// Compiles to PTX instead of machine code: `compute_90a` for `sm_90a`, with `-lineinfo` and without
-    /// ptxas options.
+    /// Compiles for `compute_90a` instead of `sm_90a` unless ptxas has options, and with `-lineinfo`.
     fn nvrtcCompileProgram(
         program: *mut c_void,
         count: c_int,
@@ -122,18 +128,50 @@ export! {
             // SAFETY: to strings that end with zeros.
             unsafe { CStr::from_ptr(option) }.to_string_lossy().into_owned()
         });
-        let given: Vec<String> = given.filter(|option| !option.starts_with("--ptxas-options")).collect();
-        let defines: Vec<&str> = given.iter().filter_map(|option| option.strip_prefix("-D")).collect();
-        if let Some(source) = lock_sources().get_mut(&(program as usize)) {
-            *source = format!("{source} {}", defines.join(","));
-        }
-        let asked =
-            given.iter().map(|option| option.replace("--gpu-architecture=sm_", "--gpu-architecture=compute_"));
-        let asked = asked.chain(["-lineinfo".to_owned()]);
+        let (of_ptxas, given): (Vec<String>, Vec<String>) =
+            given.partition(|option| option.starts_with("--ptxas-options"));
+        let kept = {
+            let mut programs = lock_programs();
+            let Some(of) = programs.get_mut(&(program as usize)) else { return FAILED };
+            let kept = kept_at(&of.source, &given);
+            let defines: Vec<&str> = given.iter().filter_map(|option| option.strip_prefix("-D")).collect();
+            of.title = format!("{} {}", of.title, defines.join(","));
+            if of_ptxas.is_empty() {
+                of.ptx = kept.as_ref().and_then(|path| std::fs::read(path).ok());
+            }
+            if of.ptx.is_some() {
+                return 0;
+            }
+            kept
+        };
+        let target = if of_ptxas.is_empty() { "compute_" } else { "sm_" };
+        let asked = given
+            .iter()
+            .map(|option| option.replace("--gpu-architecture=sm_", &format!("--gpu-architecture={target}")));
+        let asked = asked.chain(of_ptxas.iter().cloned()).chain(["-lineinfo".to_owned()]);
         let asked: Vec<CString> = asked.filter_map(|option| CString::new(option).ok()).collect();
         let pointers: Vec<*const c_char> = asked.iter().map(|option| option.as_ptr()).collect();
         let (count, options) = (pointers.len() as c_int, pointers.as_ptr());
-        real!(nvrtcCompileProgram(program: *mut c_void, count: c_int, options: *const *const c_char) -> c_int, FAILED)
+        let status =
+            real!(nvrtcCompileProgram(program: *mut c_void, count: c_int, options: *const *const c_char) -> c_int, FAILED);
+        if status != 0 {
+            return status;
+        }
+        let mut bytes = 0;
+        let size: *mut usize = &mut bytes;
+        let status = real!(nvrtcGetPTXSize(program: *mut c_void, size: *mut usize) -> c_int, FAILED);
+        let mut ptx = vec![0u8; bytes];
+        let text = ptx.as_mut_ptr().cast::<c_char>();
+        let status = status.max(real!(nvrtcGetPTX(program: *mut c_void, text: *mut c_char) -> c_int, FAILED));
+        // The zero at its end.
+        ptx.pop();
+        if let Some(path) = kept.filter(|_| status == 0) {
+            keep(&path, &ptx);
+        }
+        if let Some(of) = lock_programs().get_mut(&(program as usize)) {
+            of.ptx = Some(ptx);
+        }
+        status
     }
 
     fn nvrtcGetProgramLogSize(program: *mut c_void, bytes: *mut usize) {
@@ -145,35 +183,55 @@ export! {
     }
 
     fn nvrtcGetCUBINSize(program: *mut c_void, bytes: *mut usize) {
-        let status = real!(nvrtcGetPTXSize(program: *mut c_void, bytes: *mut usize) -> c_int, FAILED);
-        if status == 0 {
-            // SAFETY: the caller's pointer, which was just written. The trailer brings a zero of its own.
-            unsafe { *bytes += trailer(program).len() - 1 };
-        }
-        status
+        let text = text_of(program);
+        // SAFETY: the caller's pointer.
+        unsafe { *bytes = text.len() };
+        0
     }
 
     fn nvrtcGetCUBIN(program: *mut c_void, cubin: *mut c_char) {
-        let status = real!(nvrtcGetPTX(program: *mut c_void, cubin: *mut c_char) -> c_int, FAILED);
-        if status == 0 {
-            let trailer = trailer(program);
-            // SAFETY: the text ends with a zero.
-            let length = unsafe { CStr::from_ptr(cubin) }.count_bytes();
-            let end = cubin.wrapping_add(length).cast::<u8>();
-            // SAFETY: the caller has room for as many bytes as `nvrtcGetCUBINSize` said.
-            unsafe { end.copy_from(trailer.as_ptr(), trailer.len()) };
-        }
-        status
+        let text = text_of(program);
+        // SAFETY: the caller has room for as many bytes as `nvrtcGetCUBINSize` said.
+        unsafe { cubin.cast::<u8>().copy_from(text.as_ptr(), text.len()) };
+        0
     }
 }
 
-/// Names and defines of programs, by handle.
-fn lock_sources() -> MutexGuard<'static, BTreeMap<usize, String>> {
-    static SOURCES: Mutex<BTreeMap<usize, String>> = Mutex::new(BTreeMap::new());
-    SOURCES.lock().unwrap_or_else(PoisonError::into_inner)
+/// A program that is compiled.
+struct Program {
+    /// Its name, and its defines.
+    title: String,
+    source: CString,
+    ptx: Option<Vec<u8>>,
 }
 
-/// The comment with which the PTX of a program ends: its name and its defines.
-fn trailer(program: *mut c_void) -> String {
-    format!("{COMPILED_FROM}{}\n\0", lock_sources().get(&(program as usize)).map_or("", String::as_str))
+/// Programs by handle.
+fn lock_programs() -> MutexGuard<'static, BTreeMap<usize, Program>> {
+    static PROGRAMS: Mutex<BTreeMap<usize, Program>> = Mutex::new(BTreeMap::new());
+    PROGRAMS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The file in which the settings keep the PTX of a program.
+fn kept_at(source: &CStr, options: &[String]) -> Option<PathBuf> {
+    let folder = SETTINGS.as_ref()?.ptx.as_ref()?;
+    let mut hash = DefaultHasher::new();
+    let compiler = std::env::var_os(VARIABLE).and_then(|path| Path::new(&path).metadata().ok());
+    (source, options, compiler.map(|file| file.len())).hash(&mut hash);
+    Some(Path::new(folder).join(format!("{:016x}.ptx", hash.finish())))
+}
+
+/// Writes a file that other processes may write too.
+fn keep(path: &Path, bytes: &[u8]) {
+    let temporary = path.with_extension(std::process::id().to_string());
+    let written = std::fs::write(&temporary, bytes).and_then(|()| std::fs::rename(&temporary, path));
+    if let Err(error) = written {
+        eprintln!("emulated GPU: {}: {error}", path.display());
+    }
+}
+
+/// The PTX of a program and a comment with its name and its defines, up to a zero.
+fn text_of(program: *mut c_void) -> Vec<u8> {
+    let programs = lock_programs();
+    let Some(Program { title, ptx, .. }) = programs.get(&(program as usize)) else { return vec![0] };
+    [ptx.as_deref().unwrap_or_default(), format!("{COMPILED_FROM}{title}\n\0").as_bytes()].concat()
 }

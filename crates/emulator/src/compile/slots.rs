@@ -31,10 +31,6 @@ impl Set {
         self.0[n as usize / 64] &= !(1 << (n % 64));
     }
 
-    pub(super) fn clear(&mut self) {
-        self.0.fill(0);
-    }
-
     /// Adds the elements of another set; true if some are new.
     pub(super) fn add(&mut self, other: &Set) -> bool {
         let before = self.clone();

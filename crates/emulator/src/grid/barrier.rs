@@ -13,6 +13,8 @@ const BARRIERS: usize = 16;
 #[derive(Clone, Copy, Default)]
 struct Arrivals {
     threads: u32,
+    /// The number of threads that the first arrival named.
+    expected: Option<u32>,
     place: Option<Place>,
     /// Threads whose predicate holds.
     holding: u32,
@@ -63,6 +65,10 @@ impl Barriers {
             return Err(fault(
                 "waits at a barrier while other threads of its block wait at a different one".into(),
             ));
+        }
+        let first = *arrivals.expected.get_or_insert(expected);
+        if first != expected {
+            return Err(fault(format!("barrier {number} is used with {first} and with {expected} threads")));
         }
         if let Some(reduction) = &barrier.reduction {
             arrivals.holding += cx.decided(reduction.predicate)?.count_ones();

@@ -1,4 +1,4 @@
-//! Groups of lanes of a diverged warp.
+//! CommitGroups of lanes of a diverged warp.
 
 use crate::kernel::cluster::Awaited;
 

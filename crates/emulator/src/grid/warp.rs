@@ -3,14 +3,14 @@
 use super::barrier::Barriers;
 use super::group::{Group, Place, Waits, merge};
 use crate::fault::{Fault, FaultKind, Outcome};
-use crate::instructions::advance_products;
+use crate::instructions::advance_wgmma;
 use crate::kernel::cluster::{Awaited, Cluster, Event};
-use crate::kernel::context::{Asynchronous, Context, Launch, PendingCopies, Position, Source};
+use crate::kernel::context::{Asynchronous, CommitGroups, Context, Launch, Position, Source};
 use crate::kernel::{Action, Code, End, Execute, Poll};
 use crate::memory::Local;
 use crate::races::Races;
 use crate::random::Random;
-use crate::registers::{LANES, Registers, Slot};
+use crate::registers::{LANES, Registers, Slot, lanes_of};
 use crate::trace;
 use std::collections::HashSet;
 
@@ -21,7 +21,6 @@ const CHECKS_THAT_FAIL: usize = 4;
 pub(super) struct Warp {
     pub(super) registers: Registers,
     pub(super) local: Local,
-    pub(super) copies: Vec<PendingCopies>,
     pub(super) asynchronous: Asynchronous,
     pub(super) groups: Vec<Group>,
     /// Rank of the block in its cluster.
@@ -39,7 +38,6 @@ impl Warp {
         Warp {
             registers: Registers::new(code.slots),
             local: Local::new(LANES * code.local_bytes as usize),
-            copies: Vec::new(),
             asynchronous: Asynchronous::default(),
             groups: Vec::new(),
             rank: 0,
@@ -54,7 +52,6 @@ impl Warp {
     pub(super) fn emptied(mut self) -> Warp {
         self.registers.forget();
         self.local.forget();
-        self.copies.clear();
         self.states.clear();
         Warp { asynchronous: Asynchronous::default(), spins: false, is_listed: false, ..self }
     }
@@ -135,10 +132,11 @@ impl Failure {
 
     /// Adds to the use of an uninitialised value what may not have been waited for.
     fn explained(mut self, cx: &Context<'_>) -> Failure {
-        let Asynchronous { products, open_products, .. } = &*cx.asynchronous;
         if self.fault.kind != FaultKind::Uninitialised {
-        } else if let Some(product) = products.iter().flatten().chain(open_products).next() {
-            let place = cx.launch.code.describe(product.location);
+            return self;
+        }
+        if let Some(wgmma) = cx.asynchronous.wgmma.all().next() {
+            let place = cx.launch.code.describe(wgmma.location);
             self.fault.problem += &format!("; the warp has not waited for its `wgmma` of {place}");
         } else if cx.launch.may_wait.get() {
             self.fault.problem +=
@@ -174,7 +172,7 @@ impl Turn<'_> {
         random: &mut Random,
         [budget, ahead]: [u64; 2],
     ) -> Result<(), Failure> {
-        let Warp { registers, local, copies, asynchronous, groups, rank, first_thread, .. } = warp;
+        let Warp { registers, local, asynchronous, groups, rank, first_thread, .. } = warp;
         let mut cx = Context {
             launch: self.launch,
             registers,
@@ -183,16 +181,15 @@ impl Turn<'_> {
             shared: self.shared,
             cluster,
             local,
-            copies,
             asynchronous,
             random,
             races: self.races.take(),
             changed: false,
             changed_local: false,
         };
-        while cx.asynchronous.has_products() && cx.random.below(2) == 0 {
+        while cx.asynchronous.wgmma.all().next().is_some() && cx.random.below(2) == 0 {
             cx.active = u32::MAX;
-            advance_products(&mut cx).map_err(|fault| Failure::new(fault, 0))?;
+            advance_wgmma(&mut cx).map_err(|fault| Failure::new(fault, 0))?;
         }
         while self.steps < budget && !self.has_signalled && self.barriers.complete.is_empty() {
             merge(groups);
@@ -221,6 +218,7 @@ impl Turn<'_> {
             for other in groups.iter_mut().filter(|other| matches!(other.waits, Waits::Warp(_))) {
                 other.waits = Waits::Nothing;
             }
+            check_exit(cx, group.lanes)?;
             cx.cluster.live_threads -= group.lanes.count_ones();
             cx.cluster.settle_barrier();
             return Ok(());
@@ -294,6 +292,23 @@ impl Turn<'_> {
         groups.push(group);
         Ok(())
     }
+}
+
+/// A fault if lanes exit without a wait for asynchronous work that uses registers or shared memory.
+fn check_exit(cx: &Context<'_>, lanes: u32) -> Result<(), Failure> {
+    let Asynchronous { wgmma, bulk, .. } = &*cx.asynchronous;
+    let wgmma = wgmma.all().next().map(|wgmma| (lanes.trailing_zeros() as usize, wgmma.location));
+    let mut stores = lanes_of(lanes).flat_map(|lane| {
+        bulk.get(lane).into_iter().flat_map(CommitGroups::all).map(move |store| (lane, store))
+    });
+    let store = stores.find(|(_, store)| !store.is_read).map(|(lane, store)| (lane, store.location));
+    let Some((lane, location)) = wgmma.or(store) else { return Ok(()) };
+    let problem = match wgmma {
+        Some(_) => "exits without `wgmma.wait_group` for this `wgmma`",
+        None => "exits without `cp.async.bulk.wait_group.read` for this copy, which reads its shared memory",
+    };
+    let fault = Fault::new(lane as u32, FaultKind::Synchronisation, problem);
+    Err(Failure { fault, location })
 }
 
 /// Checks what active lanes wait for. Those that wait for something else check it later. Returns true if the

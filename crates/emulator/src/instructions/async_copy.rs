@@ -6,9 +6,9 @@
 use super::memory::Address;
 use super::{Decoded, Decoder, lanes, unknown};
 use crate::fault::Outcome;
-use crate::kernel::context::{Context, PendingCopies, PendingCopy, Source};
+use crate::kernel::context::{Context, PendingCopy, Source, groups};
 use crate::ptx::{Instruction, Operand, Space};
-use crate::registers::{LANES, lanes_of};
+use crate::registers::lanes_of;
 
 pub(super) fn decode(d: &Decoder<'_>, instruction: &Instruction, parts: &[&str]) -> Decoded {
     match (parts, &instruction.operands[..]) {
@@ -25,39 +25,28 @@ pub(super) fn decode(d: &Decoder<'_>, instruction: &Instruction, parts: &[&str])
             lanes(Box::new(move |cx| start(cx, &target, &source, bytes, source_bytes)))
         }
         (&["async", "commit_group"], []) => lanes(Box::new(|cx| {
-            cx.copies.resize_with(LANES, PendingCopies::default);
-            for lane in lanes_of(cx.active) {
-                let copies = &mut cx.copies[lane];
-                let open = std::mem::take(&mut copies.open);
-                copies.committed.push_back(open);
-            }
+            lanes_of(cx.active).for_each(|lane| groups(&mut cx.asynchronous.copies, lane).commit());
             Ok(())
         })),
-        (&["async", "wait_group"], [Operand::Integer(left)]) => {
-            let left = *left as usize;
-            lanes(Box::new(move |cx| {
-                cx.copies.resize_with(LANES, PendingCopies::default);
-                for lane in lanes_of(cx.active) {
-                    while cx.copies[lane].committed.len() > left {
-                        let group = cx.copies[lane].committed.pop_front().unwrap_or_default();
-                        finish(cx, lane, group)?;
-                    }
-                }
-                Ok(())
-            }))
-        }
-        (&["async", "wait_all"], []) => lanes(Box::new(|cx| {
-            cx.copies.resize_with(LANES, PendingCopies::default);
-            for lane in lanes_of(cx.active) {
-                let PendingCopies { committed, open } = std::mem::take(&mut cx.copies[lane]);
-                for group in committed.into_iter().chain([open]) {
-                    finish(cx, lane, group)?;
-                }
-            }
-            Ok(())
-        })),
+        (&["async", "wait_group"], [Operand::Integer(left)]) => wait(*left as usize, false),
+        (&["async", "wait_all"], []) => wait(0, true),
         _ => unknown(instruction),
     }
+}
+
+/// Waits for all groups but the latest `left`, after committing what is open if it `commits`.
+fn wait(left: usize, commits: bool) -> Decoded {
+    lanes(Box::new(move |cx| {
+        for lane in lanes_of(cx.active) {
+            if commits {
+                groups(&mut cx.asynchronous.copies, lane).commit();
+            }
+            while let Some(group) = groups(&mut cx.asynchronous.copies, lane).pop(left) {
+                finish(cx, lane, group)?;
+            }
+        }
+        Ok(())
+    }))
 }
 
 fn start(
@@ -68,7 +57,6 @@ fn start(
     source_bytes: Source<u32>,
 ) -> Outcome {
     let (targets, sources, source_bytes) = (target.read(cx)?, source.read(cx)?, cx.value(source_bytes)?);
-    cx.copies.resize_with(LANES, PendingCopies::default);
     for lane in lanes_of(cx.active) {
         let source_bytes = source_bytes[lane].min(bytes) as usize;
         cx.check_unused(lane, Space::Shared, targets[lane], bytes.into())?;
@@ -80,10 +68,10 @@ fn start(
             cx.reach_aligned(lane, Space::Global, sources[lane], sizes, "copies from")?;
         }
         cx.note_copy(lane, targets[lane], sources[lane], [source_bytes as u64, bytes.into()])?;
-        let bytes = bytes as usize;
-        cx.copies[lane].open.push(PendingCopy {
-            target: targets[lane],
-            source: sources[lane],
+        let (target, source, bytes) = (targets[lane], sources[lane], bytes as usize);
+        groups(&mut cx.asynchronous.copies, lane).open.push(PendingCopy {
+            target,
+            source,
             bytes,
             source_bytes,
         });

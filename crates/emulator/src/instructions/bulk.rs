@@ -8,11 +8,12 @@ use super::memory::{Address, located};
 use super::{Decoded, Decoder, lanes, unknown};
 use crate::fault::{Fault, FaultKind, Outcome};
 use crate::kernel::cluster::{BulkCopy, Completion, Piece, Reduction, SharedPlace};
-use crate::kernel::context::{BulkGroups, Context, Source};
+use crate::kernel::context::{BulkStore, Context, Source, groups};
 use crate::memory::Bytes;
 use crate::ptx::{Instruction, Operand, Space};
-use crate::registers::{LANES, lanes_of};
+use crate::registers::lanes_of;
 use crate::tensor_map::TensorMap;
+use std::sync::Arc;
 
 /// Alignment of sizes, global addresses, and shared addresses of bulk copies.
 const BULK: u64 = 16;
@@ -20,10 +21,17 @@ const BULK: u64 = 16;
 const TENSOR: u64 = 128;
 
 pub(super) fn decode(d: &Decoder<'_>, instruction: &Instruction, parts: &[&str]) -> Decoded {
+    // Hints: the cache policy, which is the last operand, and the default mode of tensor copies.
+    let (mut parts, mut operands) = (parts.to_vec(), &instruction.operands[..]);
+    parts.retain(|part| *part != "tile");
+    if let (Some(n), [others @ .., _]) = (parts.iter().position(|part| *part == "L2::cache_hint"), operands) {
+        parts.remove(n);
+        operands = others;
+    }
     let source = |operand: &Operand| Address::of(d, operand);
     let barrier = |operand| Ok::<_, String>(Barrier { space: Space::Cluster, address: source(operand)? });
     let location = instruction.location;
-    match (parts, &instruction.operands[..]) {
+    match (&parts[..], operands) {
         (
             ["async", "bulk", "shared::cluster", "global", COMPLETES, cast @ ..],
             [to, from, bytes, at, mask @ ..],
@@ -68,13 +76,8 @@ pub(super) fn decode(d: &Decoder<'_>, instruction: &Instruction, parts: &[&str])
             [Operand::Box(map, coordinates), from],
         ) => store_box(d, (dimensions, map, coordinates), from, Some(add_f32), location),
         (["async", "bulk", "commit_group"], []) => lanes(Box::new(|cx| {
-            cx.asynchronous.bulk.resize_with(LANES, BulkGroups::default);
             cx.observe(|races, lanes| races.commit_copies(lanes));
-            for lane in lanes_of(cx.active) {
-                let groups = &mut cx.asynchronous.bulk[lane];
-                let open = std::mem::take(&mut groups.open);
-                groups.committed.push_back(open);
-            }
+            lanes_of(cx.active).for_each(|lane| groups(&mut cx.asynchronous.bulk, lane).commit());
             Ok(())
         })),
         (["async", "bulk", "wait_group", read @ ..], [Operand::Integer(left)])
@@ -82,15 +85,21 @@ pub(super) fn decode(d: &Decoder<'_>, instruction: &Instruction, parts: &[&str])
         {
             let (left, reads) = (*left as usize, !read.is_empty());
             lanes(Box::new(move |cx| {
-                cx.asynchronous.bulk.resize_with(LANES, BulkGroups::default);
                 for lane in lanes_of(cx.active) {
-                    let groups = &cx.asynchronous.bulk[lane].committed;
-                    let over = groups.len().saturating_sub(left);
-                    for number in groups.iter().take(over).flatten().copied().collect::<Vec<u64>>() {
-                        finish(cx, lane, number, reads)?;
-                    }
+                    let committed = &mut groups(&mut cx.asynchronous.bulk, lane).committed;
+                    let over = committed.len().saturating_sub(left);
+                    let ended = committed.iter_mut().take(over).flatten();
+                    let numbers: Vec<u64> = ended
+                        .map(|store| {
+                            store.is_read = true;
+                            store.number
+                        })
+                        .collect();
                     if !reads {
-                        cx.asynchronous.bulk[lane].committed.drain(..over);
+                        committed.drain(..over);
+                    }
+                    for number in numbers {
+                        finish(cx, lane, number, reads)?;
                     }
                 }
                 cx.observe(|races, lanes| races.wait_for_copies(lanes, left, reads));
@@ -286,8 +295,8 @@ fn issue_store(
 ) -> Outcome {
     check_global(cx, lane, &pieces, "copies to")?;
     let number = issue(cx, lane, cx.position.rank, (pieces, None), Completion::Group(reduction), location)?;
-    cx.asynchronous.bulk.resize_with(LANES, BulkGroups::default);
-    cx.asynchronous.bulk[lane].open.push(number);
+    let store = BulkStore { number, is_read: false, location };
+    groups(&mut cx.asynchronous.bulk, lane).open.push(store);
     Ok(())
 }
 
@@ -307,11 +316,15 @@ fn finish(cx: &mut Context<'_>, lane: usize, number: u64, reads: bool) -> Outcom
 }
 
 /// Adds numbers to those in memory.
-fn add_f32(to: Bytes<'_>, from: Bytes<'_>) {
+fn add_f32(to: Bytes<'_>, from: Bytes<'_>) -> Result<(), String> {
     for at in (0..to.len()).step_by(4) {
+        if to.marks::<4>(at) != [1; 4] {
+            return Err("a copy adds to memory that nothing has written".into());
+        }
         let [x, y] = [to, from].map(|bytes| f32::from_le_bytes(bytes.read(at)));
         to.write(at, (x + y).to_le_bytes());
     }
+    Ok(())
 }
 
 /// A box of a tensor.
@@ -331,13 +344,19 @@ impl Tensor {
     }
 
     /// A lane's map and coordinates.
-    fn read(&self, cx: &Context<'_>, lane: usize) -> Outcome<(TensorMap, Vec<i32>)> {
+    fn read(&self, cx: &Context<'_>, lane: usize) -> Outcome<(Arc<TensorMap>, Vec<i32>)> {
         let address = cx.value(self.map)?[lane];
         let bytes = cx.reach_aligned(lane, Space::Generic, address, [128, 64], "reads a tensor map in")?;
         let words = std::array::from_fn(|n| u64::from_le_bytes(bytes.read(8 * n)));
         let map = TensorMap::decode(&words).filter(|map| map.extents.len() == self.coordinates.len());
+        let (space, _) = located(Space::Generic, address);
+        if !matches!(space, Space::Global | Space::Param) {
+            let problem = format!(
+                "uses a tensor map in {space:?} memory; it must be in global memory or a `__grid_constant__` parameter"
+            );
+            return Err(Fault::new(lane as u32, FaultKind::Address, problem));
+        }
         let Some(map) = map else {
-            let (space, _) = located(Space::Generic, address);
             let problem = format!(
                 "uses {address:#x} in {space:?} memory as a map of a tensor with {} dimensions, which it is not",
                 self.coordinates.len()

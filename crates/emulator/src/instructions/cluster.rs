@@ -1,33 +1,41 @@
-//! Clusters of blocks, elected threads, registers that warps exchange, and launches that begin early (PTX
-//! ISA, sections 9.7.9.23, 9.7.13.4, 9.7.13.13, 9.7.13.14 and 9.7.20.5).
+//! Clusters of blocks, registers that warps exchange, and launches that begin early (PTX ISA, sections
+//! 9.7.9.23, 9.7.13.4, 9.7.13.13 and 9.7.20.5).
 
+use super::memory::{located, window};
 use super::{Decoded, Decoder, lanes, unknown};
 use crate::fault::FaultKind;
 use crate::kernel::Action;
 use crate::kernel::cluster::{Awaited, Event, SharedPlace};
-use crate::kernel::context::{Context, Source};
-use crate::ptx::{Instruction, Operand};
+use crate::kernel::context::Context;
+use crate::ptx::{Instruction, Operand, Space};
 use crate::races::Races;
-use crate::registers::LANES;
+use crate::registers::{LANES, lanes_of};
 
 pub(super) fn decode(d: &Decoder<'_>, instruction: &Instruction, parts: &[&str]) -> Decoded {
     match (instruction.parts()[0], parts, &instruction.operands[..]) {
-        ("mapa", &["shared::cluster", "u32"], [target, address, rank]) => {
-            let target = d.target::<u32>(target)?;
-            let (address, rank) = d.pair::<u32, u32>(address, rank)?;
+        ("mapa", &[ref space @ .., "u32" | "u64"], [target, address, rank])
+            if matches!(space, [] | ["shared::cluster"]) =>
+        {
+            let space = if space.is_empty() { Space::Generic } else { Space::Cluster };
+            let (target, address, rank) = (d.any_target(target)?, d.any(address)?, d.source::<u32>(rank)?);
             lanes(Box::new(move |cx| {
-                let (addresses, ranks) = (cx.value(address)?, cx.value(rank)?);
+                let (addresses, ranks) = (address.value(cx)?, cx.value(rank)?);
                 let blocks = cx.cluster.blocks.len() as u32;
                 let mut result = [0; LANES];
-                for lane in crate::registers::lanes_of(cx.active) {
+                for lane in lanes_of(cx.active) {
                     if ranks[lane] >= blocks {
                         let problem = format!("maps to block {} of a cluster of {blocks}", ranks[lane]);
                         return cx.fault(FaultKind::Address, problem);
                     }
-                    let SharedPlace { offset, .. } = SharedPlace::of(addresses[lane].into(), 0);
-                    result[lane] = SharedPlace { rank: ranks[lane], offset }.address() as u32;
+                    let (found, address) = located(space, addresses[lane]);
+                    if found != Space::Cluster {
+                        return cx.fault(FaultKind::Address, "maps an address outside of shared memory");
+                    }
+                    let SharedPlace { offset, .. } = SharedPlace::of(address, 0);
+                    let begin = if space == Space::Generic { window(Space::Shared) } else { 0 };
+                    result[lane] = begin + SharedPlace { rank: ranks[lane], offset }.address();
                 }
-                cx.write::<u32>(target, &result, 0);
+                target.write(cx, &result, 0);
                 Ok(())
             }))
         }
@@ -62,24 +70,6 @@ pub(super) fn decode(d: &Decoder<'_>, instruction: &Instruction, parts: &[&str])
             };
             Ok(Action::Wait(Box::new(poll), None))
         }
-        ("elect", &["sync"], [Operand::Pair(leader, is_leader), members]) => {
-            let leader = match &**leader {
-                Operand::Sink => None,
-                leader => Some(d.target::<u32>(leader)?),
-            };
-            let is_leader = d.predicate_target(is_leader)?;
-            Ok(Action::Together(
-                d.source(members)?,
-                Box::new(move |cx| {
-                    let first = cx.active.trailing_zeros();
-                    cx.write_predicate(is_leader, 1 << first, 0);
-                    if let Some(leader) = leader {
-                        cx.write(leader, &[first; LANES], 0);
-                    }
-                    Ok(())
-                }),
-            ))
-        }
         ("griddepcontrol", &["launch_dependents"], []) => Ok(Action::Signal(Box::new(|cx| {
             cx.cluster.blocks[cx.position.rank as usize].has_launched_dependents = true;
             Ok(())
@@ -94,34 +84,37 @@ pub(super) fn decode(d: &Decoder<'_>, instruction: &Instruction, parts: &[&str])
             };
             Ok(Action::Wait(Box::new(poll), None))
         }
-        ("setmaxnreg", &["dec", "sync", "aligned", "u32"], [Operand::Integer(count)]) => {
-            let count = registers(*count)?;
-            let execute = move |cx: &mut Context<'_>| {
-                let before = registers_of(cx);
-                let Some(fewer) = before.checked_sub(count) else {
-                    return wrong(cx, "decreases", before, count);
-                };
-                cx.cluster.blocks[cx.position.rank as usize].free_registers += fewer * LANES as u32;
-                cx.cluster.events.push(Event::Registers(cx.position.rank));
-                cx.asynchronous.registers = Some(count);
-                cx.changed = true;
-                Ok(())
-            };
-            Ok(Action::Together(Source::Constant(u32::MAX), Box::new(execute)))
-        }
-        ("setmaxnreg", &["inc", "sync", "aligned", "u32"], [Operand::Integer(count)]) => {
-            let count = registers(*count)?;
+        (
+            "setmaxnreg",
+            &[direction @ ("dec" | "inc"), "sync", "aligned", "u32"],
+            [Operand::Integer(count)],
+        ) => {
+            if !(24..=256).contains(count) || count % 8 != 0 {
+                return Err(format!(
+                    "`setmaxnreg` to {count} registers: 24 to 256, a multiple of 8, are possible"
+                ));
+            }
+            let count = *count as i32;
+            let gives = direction == "dec";
             let poll = move |cx: &mut Context<'_>| {
-                let before = registers_of(cx);
-                let Some(more) = count.checked_sub(before) else {
-                    return wrong(cx, "increases", before, count);
-                };
-                let free = &mut cx.cluster.blocks[cx.position.rank as usize].free_registers;
-                let Some(left) = free.checked_sub(more * LANES as u32) else {
+                if cx.active != u32::MAX {
+                    return cx.fault(FaultKind::Synchronisation, "`setmaxnreg` by a part of a warp");
+                }
+                let before = cx.asynchronous.registers.unwrap_or(cx.launch.code.max_registers) as i32;
+                if before != count && (before > count) != gives {
+                    let does = if gives { "decreases" } else { "increases" };
+                    let problem = format!("{does} the registers of a thread from {before} to {count}");
+                    return cx.fault(FaultKind::Synchronisation, problem);
+                }
+                let rank = cx.position.rank;
+                let free = &mut cx.cluster.blocks[rank as usize].free_registers;
+                let Some(left) = free.checked_add_signed((before - count) * LANES as i32) else {
                     return Ok(Some(Awaited::Registers));
                 };
                 *free = left;
-                cx.asynchronous.registers = Some(count);
+                cx.cluster.events.push(Event::Registers(rank));
+                cx.asynchronous.registers = Some(count as u32);
+                cx.changed = true;
                 Ok(None)
             };
             Ok(Action::Wait(Box::new(poll), None))
@@ -132,20 +125,4 @@ pub(super) fn decode(d: &Decoder<'_>, instruction: &Instruction, parts: &[&str])
 
 fn are_known(modifiers: &[&str]) -> bool {
     modifiers.iter().all(|part| ["aligned", "release", "acquire", "relaxed"].contains(part))
-}
-
-/// The count of `setmaxnreg`.
-fn registers(count: i64) -> Decoded<u32> {
-    let is_valid = (24..=256).contains(&count) && count % 8 == 0;
-    if is_valid { Ok(count as u32) } else { Err(format!("`setmaxnreg` to {count} registers")) }
-}
-
-/// Registers that each thread of the warp may use.
-fn registers_of(cx: &Context<'_>) -> u32 {
-    cx.asynchronous.registers.unwrap_or(cx.launch.code.max_registers)
-}
-
-fn wrong<T>(cx: &Context<'_>, does: &str, before: u32, count: u32) -> crate::fault::Outcome<T> {
-    let problem = format!("{does} the registers of a thread from {before} to {count}");
-    cx.fault(FaultKind::Synchronisation, problem)
 }

@@ -17,7 +17,7 @@ pub(super) fn decode(instruction: &Instruction, parts: &[&str]) -> Decoded<Optio
         ["fence", "proxy", "async"] => Fence::Proxy([true, true]),
         ["fence", "proxy", "async", "shared::cta" | "shared::cluster"] => Fence::Proxy([true, false]),
         ["fence", "proxy", "async", "global"] => Fence::Proxy([false, true]),
-        ["fence", "proxy", ..] => return Ok(None),
+        ["fence", "proxy", "alias"] => return Ok(None),
         ["fence", "mbarrier_init", "release", "cluster"] => Fence::Mbarriers,
         ["membar" | "fence", ref order @ .., scope] => {
             let Some(scope) = of(scope) else { return unknown(instruction) };

@@ -3,9 +3,8 @@
 
 use super::memory::Address;
 use super::tensor_core::{COLUMNS, K, ROWS, add_products};
-use super::{Decoded, Decoder, unknown};
-use crate::fault::{Fault, FaultKind};
-use crate::kernel::Action;
+use super::{Decoded, Decoder, unknown, whole_warp};
+use crate::kernel::Execute;
 use crate::kernel::context::Source;
 use crate::numbers::{canonical, from_bf16};
 use crate::ptx::{Instruction, Operand, Space};
@@ -13,8 +12,6 @@ use crate::races::Kind;
 use crate::registers::{LANES, Lane, Marks, Slot};
 
 pub(super) fn decode(d: &Decoder<'_>, instruction: &Instruction, parts: &[&str]) -> Decoded {
-    // All lanes of the warp must execute them.
-    let all = Source::Constant(u32::MAX);
     match (instruction.parts()[0], parts, &instruction.operands[..]) {
         (
             "ldmatrix",
@@ -31,7 +28,7 @@ pub(super) fn decode(d: &Decoder<'_>, instruction: &Instruction, parts: &[&str])
             if targets.len() != count || !matches!(count, 1 | 2 | 4) {
                 return unknown(instruction);
             }
-            load(targets, Address::of(d, address)?, transposed).map(|execute| Action::Together(all, execute))
+            whole_warp(instruction, load(targets, Address::of(d, address)?, transposed))
         }
         (
             "stmatrix",
@@ -42,8 +39,7 @@ pub(super) fn decode(d: &Decoder<'_>, instruction: &Instruction, parts: &[&str])
             if !matches!((count, values.len()), ("x1", 1) | ("x2", 2) | ("x4", 4)) {
                 return unknown(instruction);
             }
-            store(values, Address::of(d, address)?, !layout.is_empty())
-                .map(|execute| Action::Together(all, execute))
+            whole_warp(instruction, store(values, Address::of(d, address)?, !layout.is_empty()))
         }
         (
             "mma",
@@ -57,7 +53,7 @@ pub(super) fn decode(d: &Decoder<'_>, instruction: &Instruction, parts: &[&str])
             else {
                 return unknown(instruction);
             };
-            Ok(Action::Together(all, multiply(target, a, b, c)))
+            whole_warp(instruction, multiply(target, a, b, c))
         }
         _ => unknown(instruction),
     }
@@ -73,12 +69,9 @@ fn sources<T: Lane>(d: &Decoder<'_>, operand: &Operand) -> Decoded<Vec<Source<T>
 
 /// `ldmatrix`: loads matrices of 8 rows of 8 16-bit elements. Lanes 8 n to 8 n + 7 hold the addresses of the
 /// rows of matrix n. Lane 4 r + c receives elements 2 c and 2 c + 1 of row r, or, with `.trans`, of column r.
-fn load(targets: Vec<Slot>, address: Address, transposed: bool) -> Decoded<crate::kernel::Execute> {
-    Ok(Box::new(move |cx| {
+fn load(targets: Vec<Slot>, address: Address, transposed: bool) -> Execute {
+    Box::new(move |cx| {
         let addresses = address.read(cx)?;
-        if cx.active != u32::MAX {
-            return Err(Fault::new(0, FaultKind::Synchronisation, "`ldmatrix` by a part of a warp"));
-        }
         for (n, &target) in targets.iter().enumerate() {
             let (mut rows, mut marks) = ([[0u8; 16]; 8], [[0u8; 16]; 8]);
             for row in 0..8 {
@@ -110,16 +103,13 @@ fn load(targets: Vec<Slot>, address: Address, transposed: bool) -> Decoded<crate
             }
         }
         Ok(())
-    }))
+    })
 }
 
 /// `stmatrix`: stores matrices of 8 rows of 8 16-bit elements, where [`load`] finds them.
-fn store(values: Vec<Source<u32>>, address: Address, transposed: bool) -> Decoded<crate::kernel::Execute> {
-    Ok(Box::new(move |cx| {
+fn store(values: Vec<Source<u32>>, address: Address, transposed: bool) -> Execute {
+    Box::new(move |cx| {
         let addresses = address.read(cx)?;
-        if cx.active != u32::MAX {
-            return Err(Fault::new(0, FaultKind::Synchronisation, "`stmatrix` by a part of a warp"));
-        }
         for (n, &value) in values.iter().enumerate() {
             let mut rows = [[0u8; 16]; 8];
             for (lane, word) in cx.value(value)?.into_iter().enumerate() {
@@ -138,22 +128,14 @@ fn store(values: Vec<Source<u32>>, address: Address, transposed: bool) -> Decode
         }
         cx.changed = true;
         Ok(())
-    }))
+    })
 }
 
 /// `mma.m16n8k16` of bf16: D = A B + C. With g = lane / 4 and t = lane % 4, a lane holds these elements. Of
 /// A: rows g and g + 8, columns 2 t, 2 t + 1, 2 t + 8 and 2 t + 9. Of B: the same k as rows, column g. Of C
 /// and D: rows g and g + 8, columns 2 t and 2 t + 1.
-fn multiply(
-    target: [Slot; 4],
-    a: [Source<u32>; 4],
-    b: [Source<u32>; 2],
-    c: [Source<f32>; 4],
-) -> crate::kernel::Execute {
+fn multiply(target: [Slot; 4], a: [Source<u32>; 4], b: [Source<u32>; 2], c: [Source<f32>; 4]) -> Execute {
     Box::new(move |cx| {
-        if cx.active != u32::MAX {
-            return Err(Fault::new(0, FaultKind::Synchronisation, "`mma` by a part of a warp"));
-        }
         let (mut left, mut right, mut sums) =
             ([[0f32; ROWS]; K], [[0f32; COLUMNS]; K], [[0f32; ROWS]; COLUMNS]);
         for (n, source) in a.into_iter().enumerate() {

@@ -1,7 +1,7 @@
 //! mbarriers (PTX ISA, section 9.7.13.15).
 
 use super::memory::{Address, located};
-use super::{Decoded, Decoder, lanes, unknown};
+use super::{AnySource, Decoded, Decoder, lanes, unknown};
 use crate::fault::{Fault, FaultKind, Outcome};
 use crate::kernel::cluster::{Awaited, Mbarrier, SharedPlace};
 use crate::kernel::context::{Context, Source};
@@ -75,34 +75,9 @@ pub(super) fn decode(d: &Decoder<'_>, instruction: &Instruction, parts: &[&str])
                 barrier.arrive(1)
             })
         }
-        ("try_wait" | "test_wait", ["parity"], [done, address, parity, ..]) => {
-            let (done, barrier, parity) = (d.predicate_target(done)?, at(address)?, d.source::<u32>(parity)?);
-            let poll = wait(
-                barrier,
-                done,
-                !is_relaxed,
-                move |cx| Ok(cx.value(parity)?.map(u64::from)),
-                |phase, parity| {
-                    let problem = || format!("waits for the parity {parity} of an mbarrier");
-                    if parity > 1 { Err(problem()) } else { Ok(phase % 2 != parity) }
-                },
-            );
-            Ok(Action::Wait(poll, Some(done)))
-        }
-        ("try_wait" | "test_wait", [], [done, address, state, ..]) => {
-            let (done, barrier, state) = (d.predicate_target(done)?, at(address)?, d.source::<u64>(state)?);
-            let poll = wait(
-                barrier,
-                done,
-                !is_relaxed,
-                move |cx| cx.value(state),
-                |phase, state| {
-                    let problem =
-                        || format!("waits for phase {state} of an mbarrier, which is in phase {phase}");
-                    if state > phase || state + 1 < phase { Err(problem()) } else { Ok(phase > state) }
-                },
-            );
-            Ok(Action::Wait(poll, Some(done)))
+        ("try_wait" | "test_wait", [] | ["parity"], [done, address, phase, ..]) => {
+            let (done, barrier, phase) = (d.predicate_target(done)?, at(address)?, d.any(phase)?);
+            Ok(Action::Wait(wait(barrier, done, !is_relaxed, phase, !flags.is_empty()), Some(done)))
         }
         _ => unknown(instruction),
     }
@@ -171,22 +146,27 @@ fn signal(
     })))
 }
 
-/// Waits for the end of a phase. `has_ended` says from the current phase and the operand whether it has
-/// ended.
-fn wait(
-    barrier: Barrier,
-    done: Slot,
-    acquires: bool,
-    operand: impl Fn(&Context<'_>) -> Outcome<Lanes<u64>> + Send + Sync + 'static,
-    has_ended: fn(u64, u64) -> Result<bool, String>,
-) -> Poll {
+/// Waits for the end of a phase: that of an arrival's state, or the current or last one by its parity.
+fn wait(barrier: Barrier, done: Slot, acquires: bool, operand: AnySource, by_parity: bool) -> Poll {
     Box::new(move |cx| {
-        let (places, operands) = (barrier.places(cx)?, operand(cx)?);
+        let (places, operands) = (barrier.places(cx)?, operand.value(cx)?);
         let first = cx.active.trailing_zeros() as usize;
+        if places[first].rank != cx.position.rank {
+            return of_lane(first, Err("waits for an mbarrier of another block".into()));
+        }
         let is_same = |lane: &usize| places[*lane] == places[first] && operands[*lane] == operands[first];
         cx.active = lanes_of(cx.active).filter(is_same).map(|lane| 1 << lane).sum();
         let phase = of_lane(first, cx.cluster.mbarrier(cx.shared, places[first]))?.phase;
-        if of_lane(first, has_ended(phase, operands[first]))? {
+        let awaited = operands[first];
+        let (what, possible, has_ended) = match by_parity {
+            true => ("the parity", 0..=1, phase % 2 != awaited),
+            false => ("phase", phase.saturating_sub(1)..=phase, phase > awaited),
+        };
+        if !possible.contains(&awaited) {
+            let problem = format!("waits for {what} {awaited} of an mbarrier, which is in phase {phase}");
+            return of_lane(first, Err(problem));
+        }
+        if has_ended {
             cx.note_wait(places[first], phase, acquires)?;
             cx.write_predicate(done, u32::MAX, 0);
             return Ok(None);

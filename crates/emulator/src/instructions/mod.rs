@@ -32,9 +32,9 @@ mod tests;
 mod warp;
 mod wgmma;
 
-pub(crate) use wgmma::advance as advance_products;
+pub(crate) use wgmma::advance as advance_wgmma;
 
-use crate::fault::Outcome;
+use crate::fault::{FaultKind, Outcome};
 use crate::kernel::context::{Condition, Context, Source, vectorized};
 use crate::kernel::{Action, Execute, Symbols};
 use crate::ptx::{Class, Instruction, Kernel, Operand, Register};
@@ -55,7 +55,7 @@ pub(crate) struct Decoder<'a> {
 /// A decoded instruction, or an error that names the opcode.
 type Decoded<T = Action> = Result<T, String>;
 
-/// Decodes an instruction. `None` for fences and prefetches, which have no effect here.
+/// Decodes an instruction. `None` for prefetches, `nanosleep` and `fence.proxy.alias`, which have no effect here.
 pub(crate) fn decode(decoder: &Decoder<'_>, instruction: &Instruction) -> Decoded<Option<Action>> {
     let parts = instruction.parts();
     let (oldest, target) = (architecture::oldest(&parts), decoder.target);
@@ -69,12 +69,12 @@ pub(crate) fn decode(decoder: &Decoder<'_>, instruction: &Instruction) -> Decode
         "setp" => compare::decode,
         "cvt" => convert::decode,
         "and" | "or" | "xor" | "not" | "shl" | "shr" | "prmt" | "bfi" | "bfe" => logic::decode,
-        "shfl" | "vote" | "match" | "redux" => warp::decode,
+        "shfl" | "vote" | "match" | "redux" | "elect" => warp::decode,
         "bar" => barrier::decode,
         "cp" if parts.contains(&"bulk") => bulk::decode,
         "cp" => async_copy::decode,
         "mbarrier" => mbarrier::decode,
-        "mapa" | "barrier" | "elect" | "setmaxnreg" | "griddepcontrol" => cluster::decode,
+        "mapa" | "barrier" | "setmaxnreg" | "griddepcontrol" => cluster::decode,
         "wgmma" => wgmma::decode,
         "ldmatrix" | "stmatrix" | "mma" => matrix::decode,
         "membar" | "fence" => return fence::decode(instruction, &parts),
@@ -348,6 +348,21 @@ fn carried<A: Lane, B: Lane, R: Lane>(
 /// The error of an instruction that is not emulated.
 fn unknown<T>(instruction: &Instruction) -> Decoded<T> {
     Err(format!("`{}` is not emulated", instruction.opcode))
+}
+
+/// A step that all lanes of a warp must execute together.
+fn whole_warp(
+    instruction: &Instruction,
+    execute: impl Fn(&mut Context<'_>) -> Outcome + Send + Sync + 'static,
+) -> Decoded {
+    let name = instruction.parts()[0].to_owned();
+    let checked = move |cx: &mut Context<'_>| {
+        if cx.active != u32::MAX {
+            return cx.fault(FaultKind::Synchronisation, format!("`{name}` by a part of a warp"));
+        }
+        execute(cx)
+    };
+    Ok(Action::Together(Source::Constant(u32::MAX), Box::new(checked)))
 }
 
 /// A step that each lane executes independently.

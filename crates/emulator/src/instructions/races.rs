@@ -8,7 +8,7 @@ use crate::kernel::context::Context;
 use crate::memory::Memory;
 use crate::ptx::Space;
 use crate::races::{
-    self, By, COPY_READS, COPY_WRITES, Gathered, Kind, Mbarrier, PRODUCTS, Place, Race, Races, Scope, View,
+    self, By, COPY_READS, COPY_WRITES, Gathered, Kind, Mbarrier, Place, Race, Races, Scope, View, WGMMA,
 };
 use crate::registers::{Lanes, lanes_of};
 use std::collections::BTreeMap;
@@ -70,55 +70,42 @@ impl Context<'_> {
         };
         self.detect(|races| {
             let view = races.now().lanes[lane].view.clone();
-            let id = u64::from(races.warp);
-            let time = races.now().groups[lane] + 1;
+            let (id, time) = (u64::from(races.warp), races.now().groups[lane] + 1);
             let (mut readers, mut writers) = ((COPY_READS | id, time), (COPY_WRITES | id, time));
+            let [read, write] = [Kind::of(By::Bulk, true, false), Kind::of(By::Bulk, false, true)];
+            let update = Kind { scope: Some(Scope::Gpu), ..Kind::of(By::Bulk, true, true) };
+            let access = |races: &mut Races, place: (Place, u64), kind, agent, needs_proxy| {
+                races.access((lane, 1 << lane), &view, place, kind, Some(agent), needs_proxy)
+            };
             if let Some((at, phase)) = at {
                 let mbarrier = races.mbarriers.get(&(races.block_at(at.rank), at.offset));
                 let (agent, is_fenced) = mbarrier.map_or((0, true), |of| (of.agent, of.is_fenced));
                 (readers, writers) = ((agent, phase as u32 + 1), (agent, phase as u32 + 1));
-                let kind = Kind { scope: Some(Scope::Gpu), ..Kind::of(By::Bulk, true, true) };
-                races.access(
-                    (lane, 1 << lane),
-                    &view,
-                    (races.shared(at), 8),
-                    kind,
-                    Some(writers),
-                    !is_fenced,
-                )?;
+                access(races, (races.shared(at), 8), update, writers, !is_fenced)?;
             }
-            let (read, write) = (Kind::of(By::Bulk, true, false), Kind::of(By::Bulk, false, true));
-            for piece in pieces {
-                let shared = races.shared(SharedPlace { rank, offset: piece.shared });
-                let mut access = |place, kind, agent| {
-                    races.access((lane, 1 << lane), &view, (place, piece.bytes), kind, Some(agent), true)
+            for &Piece { global, shared, bytes } in pieces {
+                let shared = Some(races.shared(SharedPlace { rank, offset: shared }));
+                let (from, to, kind) = match completion {
+                    Completion::Bytes(_) => (global.map(Place), shared, write),
+                    Completion::Group(None) => (shared, global.map(Place), write),
+                    Completion::Group(Some(_)) => (shared, global.map(Place), update),
                 };
-                match (completion, piece.global) {
-                    (Completion::Group(reduction), to) => {
-                        access(shared, read, readers)?;
-                        let update = Kind { scope: Some(Scope::Gpu), ..Kind::of(By::Bulk, true, true) };
-                        let kind = if reduction.is_some() { update } else { write };
-                        to.map_or(Ok(()), |to| access(Place(to), kind, writers))?;
-                    }
-                    (_, from) => {
-                        from.map_or(Ok(()), |from| access(Place(from), read, readers))?;
-                        access(shared, write, writers)?;
-                    }
-                }
+                from.map_or(Ok(()), |from| access(races, (from, bytes), read, readers, true))?;
+                to.map_or(Ok(()), |to| access(races, (to, bytes), kind, writers, true))?;
             }
             Ok(())
         })
     }
 
     /// Notes a `wgmma` of the warp, which reads these units of shared memory.
-    pub(super) fn note_product(&mut self, units: &[u16]) -> Outcome {
+    pub(super) fn note_wgmma(&mut self, units: &[u16]) -> Outcome {
         let rank = self.position.rank;
         self.detect(|races| {
             // The warp multiplies together, so what one of its lanes knows suffices.
             let mut gathered = Gathered::default();
             races.release(u32::MAX, &mut gathered);
-            let agent = (PRODUCTS | u64::from(races.warp), races.now().products + 1);
-            let kind = Kind::of(By::Product, true, false);
+            let agent = (WGMMA | u64::from(races.warp), races.now().wgmma + 1);
+            let kind = Kind::of(By::Wgmma, true, false);
             for &unit in units {
                 let place = races.shared(SharedPlace { rank, offset: u64::from(unit) * UNIT });
                 races.access((0, u32::MAX), &gathered.view, (place, UNIT), kind, Some(agent), true)?;
@@ -221,14 +208,14 @@ impl Races {
         }
     }
 
-    pub(crate) fn commit_products(&mut self) {
-        self.now().products += 1;
+    pub(crate) fn commit_wgmma(&mut self) {
+        self.now().wgmma += 1;
     }
 
     /// The warp has waited until `left` groups of `wgmma` are under way.
-    pub(crate) fn wait_for_products(&mut self, left: usize) {
-        let ended = self.now().products.saturating_sub(left as u32);
-        self.acquire_agent(u32::MAX, PRODUCTS | u64::from(self.warp), 1, ended);
+    pub(crate) fn wait_for_wgmma(&mut self, left: usize) {
+        let ended = self.now().wgmma.saturating_sub(left as u32);
+        self.acquire_agent(u32::MAX, WGMMA | u64::from(self.warp), 1, ended);
     }
 
     /// Both accesses, and what would order them.
@@ -257,7 +244,7 @@ impl Races {
             "`ld.global.nc` reads what no thread may write while the kernel runs".to_owned()
         } else {
             let by = match (old.kind.by, self.distance(old_block, block)) {
-                (By::Product, _) => "`wgmma.wait_group` after the first, and a barrier for other warps,",
+                (By::Wgmma, _) => "`wgmma.wait_group` after the first, and a barrier for other warps,",
                 (By::Bulk, _) if old.who >= races::MBARRIERS => "a wait for the phase of the copy's mbarrier",
                 (By::Bulk, _) => {
                     "`cp.async.bulk.wait_group` after the copy, and a barrier for other threads,"

@@ -1,11 +1,12 @@
-//! Exchanges among the lanes of a warp (PTX ISA, sections 9.7.9.6 and 9.7.13). All lanes of the mask take
-//! part together.
+//! Exchanges among the lanes of a warp, and their election (PTX ISA, sections 9.7.9.6, 9.7.13 and 9.7.13.14).
+//! All lanes of the mask take part together.
 
 use super::{Decoded, Decoder, unknown};
 use crate::kernel::context::Source;
 use crate::kernel::{Action, Execute};
 use crate::ptx::{Instruction, Operand};
 use crate::registers::{LANES, Lanes, Marks, lanes_of};
+use crate::settings::SETTINGS;
 
 pub(super) fn decode(d: &Decoder<'_>, instruction: &Instruction, parts: &[&str]) -> Decoded {
     let (execute, members): (Execute, &Operand) =
@@ -66,6 +67,25 @@ pub(super) fn decode(d: &Decoder<'_>, instruction: &Instruction, parts: &[&str])
                     let values = cx.value(a)?;
                     let result = lanes_of(cx.active).map(|lane| values[lane]).reduce(fold).unwrap_or(0);
                     cx.write(target, &[result; LANES], 0);
+                    Ok(())
+                });
+                (execute, members)
+            }
+            ("elect", &["sync"], [Operand::Pair(leader, is_leader), members]) => {
+                let leader = match &**leader {
+                    Operand::Sink => None,
+                    leader => Some(d.target::<u32>(leader)?),
+                };
+                let is_leader = d.predicate_target(is_leader)?;
+                let execute: Execute = Box::new(move |cx| {
+                    // The same lane for the same mask; PTX does not say which one.
+                    let seed = SETTINGS.as_ref().map_or(0, |settings| settings.seed as usize);
+                    let nth = seed % cx.active.count_ones() as usize;
+                    let elected = lanes_of(cx.active).nth(nth).unwrap_or(0);
+                    cx.write_predicate(is_leader, 1 << elected, 0);
+                    if let Some(leader) = leader {
+                        cx.write(leader, &[elected as u32; LANES], 0);
+                    }
                     Ok(())
                 });
                 (execute, members)

@@ -1,24 +1,22 @@
 //! Asynchronous matrix instructions of four warps, `wgmma` (PTX ISA, section 9.7.15).
 //!
-//! Each warp computes its 16 of 64 rows. A product runs at a random time between its instruction and the wait
-//! for its group. Until the wait its sums count as never written, and what it reads from shared memory and
+//! Each warp computes its 16 of 64 rows. A `wgmma` runs at a random time between its instruction and the wait
+//! for its group. Until the wait its accumulators count as never written, and what it reads from shared memory and
 //! from registers must not change. FP8 sums are those of `gemm`'s, bf16 sums those of `mma`.
 
 use super::tensor_core::{COLUMNS, K, ROWS, add_products};
-use super::{Decoded, Decoder, unknown};
+use super::{Decoded, Decoder, unknown, whole_warp};
 use crate::fault::{Fault, FaultKind, Outcome};
 use crate::gemm::{FP8_PRODUCTS, add_fp8_products};
-use crate::kernel::Action;
 use crate::kernel::cluster::{SharedPlace, UNIT};
-use crate::kernel::context::{Condition, Context, Product, Source, vectorized};
+use crate::kernel::context::{CommitGroups, Condition, Context, Source, Wgmma, vectorized};
 use crate::numbers::{E4M3, E5M2, Minifloat, canonical, from_bf16};
 use crate::ptx::{Instruction, Operand};
-use crate::registers::{LANES, Lanes, Slot};
+use crate::registers::{LANES, Lanes, Slot, WARPGROUP};
 use crate::tensor_map::swizzled;
 use std::sync::{Arc, LazyLock};
 
-/// The warps that compute a product together.
-const WARPS: u32 = 4;
+const OVERWRITTEN: &str = "an accumulator is overwritten before the wait for its `wgmma`";
 
 /// An FP8 format, and the values of all bytes.
 type Table = (Minifloat, [f32; 256]);
@@ -38,9 +36,9 @@ fn element(name: &str) -> Option<Element> {
     }
 }
 
-/// An operand.
+/// A or B.
 #[derive(Clone, Copy)]
-struct Factor {
+struct MatrixOperand {
     element: Element,
     /// True if elements along m or n are contiguous in shared memory, else those along k.
     transposed: bool,
@@ -49,41 +47,41 @@ struct Factor {
 
 /// A form of the instruction.
 struct Form {
-    columns: usize,
-    left: Factor,
-    right: Factor,
+    n: usize,
+    left: MatrixOperand,
+    right: MatrixOperand,
 }
 
 pub(super) fn decode(d: &Decoder<'_>, instruction: &Instruction, parts: &[&str]) -> Decoded {
     match (parts, &instruction.operands[..]) {
         // `unfenced` in `compile` says where it is missing.
-        (&["fence", "sync", "aligned"], []) => together(|_| Ok(())),
-        (&["commit_group", "sync", "aligned"], []) => together(|cx| {
-            let open = std::mem::take(&mut cx.asynchronous.open_products);
-            cx.asynchronous.products.push_back(open);
-            cx.observe(|races, _| races.commit_products());
+        (&["fence", "sync", "aligned"], []) => whole_warp(instruction, |_| Ok(())),
+        (&["commit_group", "sync", "aligned"], []) => whole_warp(instruction, |cx| {
+            cx.asynchronous.wgmma.commit();
+            cx.observe(|races, _| races.commit_wgmma());
             Ok(())
         }),
         (&["wait_group", "sync", "aligned"], [Operand::Integer(left)]) => {
             let left = *left as usize;
-            together(move |cx| {
-                while cx.asynchronous.products.len() > left {
-                    finish_group(cx)?;
+            whole_warp(instruction, move |cx| {
+                while let Some(group) = cx.asynchronous.wgmma.pop(left) {
+                    finish(cx, group)?;
                 }
-                cx.observe(|races, _| races.wait_for_products(left));
+                cx.observe(|races, _| races.wait_for_wgmma(left));
                 Ok(())
             })
         }
-        (&["mma_async", "sync", "aligned", shape, "f32", left, right], [sums, a, b, adds, rest @ ..]) => {
+        (
+            &["mma_async", "sync", "aligned", shape, "f32", left, right],
+            [d_registers, a, b, scale_d, rest @ ..],
+        ) => {
             let (Some(left), Some(right)) = (element(left), element(right)) else {
                 return unknown(instruction);
             };
             let k = if left.is_none() { K } else { FP8_PRODUCTS };
-            let columns = shape.strip_prefix("m64n").and_then(|rest| rest.strip_suffix(&format!("k{k}")));
-            let columns: usize = columns.and_then(|n| n.parse().ok()).unwrap_or(0);
-            let is_valid = left.is_none() == right.is_none()
-                && columns.is_multiple_of(8)
-                && (8..=256).contains(&columns);
+            let n = shape.strip_prefix("m64n").and_then(|rest| rest.strip_suffix(&format!("k{k}")));
+            let n: usize = n.and_then(|n| n.parse().ok()).unwrap_or(0);
+            let is_valid = left.is_none() == right.is_none() && n.is_multiple_of(8) && (8..=256).contains(&n);
             let from_registers = matches!(a, Operand::Vector(_));
             let number = |operand: &Operand| if let Operand::Integer(n) = operand { Some(*n) } else { None };
             let numbers: Vec<i64> = rest.iter().map_while(number).collect();
@@ -98,32 +96,29 @@ pub(super) fn decode(d: &Decoder<'_>, instruction: &Instruction, parts: &[&str])
             {
                 return unknown(instruction);
             }
-            let operand = |element, transposed, sign| Factor { element, transposed, negated: sign < 0 };
+            let operand =
+                |element, transposed, sign| MatrixOperand { element, transposed, negated: sign < 0 };
             let form = Form {
-                columns,
+                n,
                 left: operand(left, transposed.len() == 2 && transposed[0] == 1, left_sign),
                 right: operand(right, transposed.last() == Some(&1), right_sign),
             };
-            let sums: Vec<Slot> =
-                d.elements(sums).iter().map(|sum| d.target::<f32>(sum)).collect::<Decoded<_>>()?;
-            let left: Vec<Slot> = match a {
+            let accumulators: Vec<Slot> =
+                d.elements(d_registers).iter().map(|slot| d.target::<f32>(slot)).collect::<Decoded<_>>()?;
+            let a_registers: Vec<Slot> = match a {
                 Operand::Vector(parts) => parts.iter().map(|a| d.target::<u32>(a)).collect::<Decoded<_>>()?,
                 _ => Vec::new(),
             };
-            if sums.len() != columns / 2 || from_registers && left.len() != 4 {
+            if accumulators.len() != n / 2 || from_registers && a_registers.len() != 4 {
                 return unknown(instruction);
             }
             let a = if from_registers { Source::Constant(0) } else { d.source::<u64>(a)? };
             let is_fenced = !d.unfenced.contains(&std::ptr::from_ref(instruction));
-            let (descriptors, adds) = ([a, d.source(b)?], d.predicate(adds)?);
-            issue(form, sums.into(), left, descriptors, adds, (is_fenced, instruction.location))
+            let (descriptors, scale_d) = ([a, d.source(b)?], d.predicate(scale_d)?);
+            issue(instruction, form, accumulators.into(), a_registers, descriptors, scale_d, is_fenced)
         }
         _ => unknown(instruction),
     }
-}
-
-fn together(execute: impl Fn(&mut Context<'_>) -> Outcome + Send + Sync + 'static) -> Decoded {
-    Ok(Action::Together(Source::Constant(u32::MAX), Box::new(execute)))
 }
 
 /// The value that all lanes have.
@@ -137,26 +132,24 @@ fn uniform<T: Copy + PartialEq>(values: &Lanes<T>, what: &str) -> Outcome<T> {
     }
 }
 
-/// A step that begins a product.
+/// A step that begins a `wgmma`.
 fn issue(
+    instruction: &Instruction,
     form: Form,
-    sums: Arc<[Slot]>,
-    left: Vec<Slot>,
+    accumulators: Arc<[Slot]>,
+    a_registers: Vec<Slot>,
     [a, b]: [Source<u64>; 2],
-    adds: Condition,
-    (is_fenced, location): (bool, u32),
+    scale_d: Condition,
+    is_fenced: bool,
 ) -> Decoded {
-    let form = Arc::new(form);
-    let run: Arc<dyn Fn(&mut Context<'_>, &Product) -> Outcome + Send + Sync> = {
+    let (form, location) = (Arc::new(form), instruction.location);
+    let compute: Arc<dyn Fn(&mut Context<'_>, &Wgmma) -> Outcome + Send + Sync> = {
         let form = form.clone();
-        Arc::new(move |cx, product| form.run(cx, product))
+        Arc::new(move |cx, wgmma| form.run(cx, wgmma))
     };
-    together(move |cx| {
-        if cx.active != u32::MAX {
-            return cx.fault(FaultKind::Synchronisation, "`wgmma` by a part of a warp");
-        }
+    whole_warp(instruction, move |cx| {
         if !is_fenced {
-            let problem = "`wgmma` without a `wgmma.fence` before it and after other writes of its registers";
+            let problem = "`wgmma` without a `wgmma.fence` before it and after other uses of its registers";
             return cx.fault(FaultKind::Synchronisation, problem);
         }
         let descriptors =
@@ -168,7 +161,7 @@ fn issue(
                            by the width of 32, 64 or 128; base offsets are not emulated";
             return cx.fault(FaultKind::Address, problem);
         }
-        let adds = match cx.decided(adds)? {
+        let scale_d = match cx.decided(scale_d)? {
             0 => false,
             u32::MAX => true,
             _ => {
@@ -176,20 +169,24 @@ fn issue(
                     .fault(FaultKind::Synchronisation, "`wgmma` whose scale of D differs between lanes");
             }
         };
-        for &sum in sums.iter() {
-            if !cx.registers.is_reserved(sum) {
-                if adds {
-                    cx.value::<f32>(Source::Slot(sum))?;
+        let is_open = cx.asynchronous.wgmma.all().any(|wgmma| wgmma.accumulators == accumulators);
+        for &slot in accumulators.iter() {
+            if !cx.registers.is_reserved(slot) {
+                if is_open {
+                    return cx.fault(FaultKind::Synchronisation, OVERWRITTEN);
                 }
-                cx.registers.reserve(sum);
+                if scale_d {
+                    cx.value::<f32>(Source::Slot(slot))?;
+                }
+                cx.registers.reserve(slot);
             }
         }
-        let left = (left.iter())
+        let a_registers = (a_registers.iter())
             .map(|&slot| Ok((slot, cx.value::<u32>(Source::Slot(slot))?)))
             .collect::<Outcome<Vec<_>>>()?;
-        let warp = cx.position.first_thread / LANES as u32 % WARPS;
-        let mut units = form.right.units(descriptors[1], 0, form.columns);
-        if left.is_empty() {
+        let warp = cx.position.first_thread / LANES as u32 % WARPGROUP as u32;
+        let mut units = form.right.units(descriptors[1], 0, form.n);
+        if a_registers.is_empty() {
             units.extend(form.left.units(descriptors[0], ROWS * warp as usize, ROWS));
         }
         let units: Option<Vec<u16>> = units.into_iter().map(|unit| u16::try_from(unit).ok()).collect();
@@ -202,58 +199,64 @@ fn issue(
             );
             return cx.fault(FaultKind::Address, problem);
         };
-        cx.note_product(&units)?;
+        cx.note_wgmma(&units)?;
         cx.cluster.add_readers(cx.position.rank, &units, location);
         let [a, b] = descriptors;
         let hash = cx.asynchronous.executed.0.rotate_left(5) ^ a ^ b.rotate_left(32) ^ u64::from(location);
         cx.asynchronous.executed = (hash.wrapping_mul(0x9E37_79B9_7F4A_7C15), location);
-        let (form, sums) = (run.clone(), sums.clone());
+        let (compute, accumulators) = (compute.clone(), accumulators.clone());
         let swizzle_bits = descriptors.map(swizzle_bits);
-        let product = Product { form, sums, left, adds, swizzle_bits, units, has_run: false, location };
-        cx.asynchronous.open_products.push(product);
+        let wgmma = Wgmma {
+            compute,
+            accumulators,
+            a_registers,
+            scale_d,
+            swizzle_bits,
+            units,
+            has_run: false,
+            location,
+        };
+        cx.asynchronous.wgmma.open.push(wgmma);
         Ok(())
     })
 }
 
-/// Runs the oldest product that has not run, of a warp that may be anywhere.
+/// Runs the oldest `wgmma` that has not run, of a warp that may be anywhere.
 pub(crate) fn advance(cx: &mut Context<'_>) -> Outcome {
-    let mut groups = std::mem::take(&mut cx.asynchronous.products);
-    let mut open = std::mem::take(&mut cx.asynchronous.open_products);
-    let next = groups.iter_mut().flatten().chain(&mut open).find(|product| !product.has_run);
-    let result = next.map_or(Ok(()), |product| run(cx, product));
-    (cx.asynchronous.products, cx.asynchronous.open_products) = (groups, open);
+    let CommitGroups { mut committed, mut open } = std::mem::take(&mut cx.asynchronous.wgmma);
+    let next = committed.iter_mut().flatten().chain(&mut open).find(|wgmma| !wgmma.has_run);
+    let result = next.map_or(Ok(()), |wgmma| run(cx, wgmma));
+    cx.asynchronous.wgmma = CommitGroups { committed, open };
     result
 }
 
-fn run(cx: &mut Context<'_>, product: &mut Product) -> Outcome {
-    product.has_run = true;
-    let result = (product.form)(cx, product);
-    result.map_err(|fault| Box::new(Fault { location: Some(product.location), ..*fault }))
+fn run(cx: &mut Context<'_>, wgmma: &mut Wgmma) -> Outcome {
+    wgmma.has_run = true;
+    let result = (wgmma.compute)(cx, wgmma);
+    result.map_err(|fault| Box::new(Fault { location: Some(wgmma.location), ..*fault }))
 }
 
-/// Ends the oldest group: its products have run, and its sums can be read.
-fn finish_group(cx: &mut Context<'_>) -> Outcome {
-    let mut group = cx.asynchronous.products.pop_front().unwrap_or_default();
-    for product in &mut group {
-        if !product.has_run {
-            run(cx, product)?;
+/// Ends the oldest group: its `wgmma` have run, and their accumulators can be read.
+fn finish(cx: &mut Context<'_>, mut group: Vec<Wgmma>) -> Outcome {
+    for wgmma in &mut group {
+        if !wgmma.has_run {
+            run(cx, wgmma)?;
         }
-        cx.cluster.remove_readers(cx.position.rank, &product.units);
-        if product.left.iter().any(|(slot, values)| cx.registers.read::<u32>(*slot) != *values) {
+        cx.cluster.remove_readers(cx.position.rank, &wgmma.units);
+        if wgmma.a_registers.iter().any(|(slot, values)| cx.registers.read::<u32>(*slot) != *values) {
             return Fault::of_work(
                 "a register of A is overwritten before the wait for its `wgmma`",
-                product.location,
+                wgmma.location,
             );
         }
-        if product.sums.iter().any(|&sum| !cx.registers.is_reserved(sum)) {
-            return Fault::of_work("a sum is overwritten before the wait for its `wgmma`", product.location);
+        if wgmma.accumulators.iter().any(|&slot| !cx.registers.is_reserved(slot)) {
+            return Fault::of_work(OVERWRITTEN, wgmma.location);
         }
     }
-    for product in &group {
-        let later = cx.asynchronous.products.iter().flatten().chain(&cx.asynchronous.open_products);
-        // Products that add to the same sums share all of them.
-        if !later.into_iter().any(|later| later.sums == product.sums) {
-            product.sums.iter().for_each(|&sum| cx.registers.unreserve(sum));
+    for wgmma in &group {
+        // Those that add to the same accumulators share all of them.
+        if !cx.asynchronous.wgmma.all().any(|later| later.accumulators == wgmma.accumulators) {
+            wgmma.accumulators.iter().for_each(|&slot| cx.registers.unreserve(slot));
         }
     }
     Ok(())
@@ -264,7 +267,7 @@ fn swizzle_bits(descriptor: u64) -> u32 {
     if descriptor >> 62 == 0 { 0 } else { 4 - (descriptor >> 62) as u32 }
 }
 
-impl Factor {
+impl MatrixOperand {
     /// The 16-byte units of shared memory with `count` rows of the operand from `first` on. Rows are those of
     /// A or columns of B. By row: two units along k. If transposed, by eight rows: a unit for each k.
     fn units(self, descriptor: u64, first: usize, count: usize) -> Vec<u64> {
@@ -353,26 +356,26 @@ fn unwritten<T>(cx: &Context<'_>, offset: u64) -> Outcome<T> {
     cx.fault(FaultKind::Uninitialised, problem)
 }
 
-/// Row and column of element `n` of a lane's sums.
+/// Row and column of element `n` of a lane's accumulators.
 fn place(lane: usize, n: usize) -> (usize, usize) {
     (lane / 4 + 8 * (n / 2 % 2), 8 * (n / 4) + 2 * (lane % 4) + n % 2)
 }
 
 impl Form {
     /// Computes the sums of a warp.
-    fn run(&self, cx: &mut Context<'_>, product: &Product) -> Outcome {
-        let Form { columns, left, right } = *self;
+    fn run(&self, cx: &mut Context<'_>, wgmma: &Wgmma) -> Outcome {
+        let Form { n: columns, left, right } = *self;
         let k = if left.element.is_none() { K } else { FP8_PRODUCTS };
-        let (of_right, of_left) = product.units.split_at(2 * columns);
-        let b = right.read(cx, of_right, product.swizzle_bits[1], k)?;
+        let (of_right, of_left) = wgmma.units.split_at(2 * columns);
+        let b = right.read(cx, of_right, wgmma.swizzle_bits[1], k)?;
         // By k.
         let mut a = [[0.0; ROWS]; FP8_PRODUCTS];
-        if product.left.is_empty() {
-            for (row, values) in left.read(cx, of_left, product.swizzle_bits[0], k)?.chunks(k).enumerate() {
+        if wgmma.a_registers.is_empty() {
+            for (row, values) in left.read(cx, of_left, wgmma.swizzle_bits[0], k)?.chunks(k).enumerate() {
                 values.iter().enumerate().for_each(|(k, value)| a[k][row] = *value);
             }
         }
-        for (n, (_, words)) in product.left.iter().enumerate() {
+        for (n, (_, words)) in wgmma.a_registers.iter().enumerate() {
             for (lane, word) in words.iter().enumerate() {
                 let mut bytes = [0; 16];
                 bytes[..4].copy_from_slice(&word.to_le_bytes());
@@ -383,8 +386,8 @@ impl Form {
             }
         }
         let mut sums = vec![[0.0f32; ROWS]; columns];
-        if product.adds {
-            for (n, &slot) in product.sums.iter().enumerate() {
+        if wgmma.scale_d {
+            for (n, &slot) in wgmma.accumulators.iter().enumerate() {
                 for (lane, value) in cx.registers.read::<f32>(slot).into_iter().enumerate() {
                     let (row, column) = place(lane, n);
                     sums[column][row] = value;
@@ -408,7 +411,7 @@ impl Form {
                 add_products(a, &b, sums);
             }
         }
-        for (n, &slot) in product.sums.iter().enumerate() {
+        for (n, &slot) in wgmma.accumulators.iter().enumerate() {
             let values: Lanes<f32> = std::array::from_fn(|lane| {
                 let (row, column) = place(lane, n);
                 canonical(sums[column][row])

@@ -12,6 +12,10 @@ use std::collections::BTreeMap;
 const RANK_SHIFT: u32 = 24;
 /// The content of an mbarrier in memory, which counts as never written.
 const MBARRIER: [u8; 8] = *b"mbarrier";
+fn is_mbarrier(bytes: Bytes<'_>) -> bool {
+    bytes.read::<8>(0) == MBARRIER && bytes.marks::<8>(0) == [0; 8]
+}
+
 /// Unit of shared memory that has readers.
 pub(crate) const UNIT: u64 = 16;
 
@@ -106,7 +110,7 @@ pub(crate) enum Completion {
 }
 
 /// How elements of a copy to global memory change those that are there; `None` replaces them.
-pub(crate) type Reduction = Option<fn(Bytes<'_>, Bytes<'_>)>;
+pub(crate) type Reduction = Option<fn(Bytes<'_>, Bytes<'_>) -> Result<(), String>>;
 
 /// A copy that was issued and has not run.
 pub(crate) struct BulkCopy {
@@ -156,8 +160,14 @@ impl Cluster {
 
     /// Makes the bytes at a place an mbarrier.
     pub(crate) fn init(&mut self, at: SharedPlace, bytes: Bytes<'_>, arrivals: u32) -> Result<(), String> {
+        let old = self.blocks[at.rank as usize].mbarriers.insert(at.offset, Mbarrier::new(arrivals)?);
+        if old.is_some() && is_mbarrier(bytes) {
+            return Err(format!(
+                "initialises the mbarrier at byte {} of shared memory a second time",
+                at.offset
+            ));
+        }
         bytes.write_marked(0, MBARRIER, [0; 8]);
-        self.blocks[at.rank as usize].mbarriers.insert(at.offset, Mbarrier::new(arrivals)?);
         Ok(())
     }
 
@@ -175,9 +185,7 @@ impl Cluster {
         if block.has_exited {
             return Err(format!("uses an mbarrier of block {rank} of its cluster, which has exited"));
         }
-        let is_whole = shared[rank as usize]
-            .bytes(offset, 8)
-            .is_some_and(|bytes| bytes.read::<8>(0) == MBARRIER && bytes.marks::<8>(0) == [0; 8]);
+        let is_whole = shared[rank as usize].bytes(offset, 8).is_some_and(is_mbarrier);
         match block.mbarriers.get_mut(&offset) {
             Some(_) if !is_whole => {
                 Err(format!("uses the mbarrier at byte {offset} of shared memory, which was overwritten"))
@@ -277,7 +285,7 @@ impl Cluster {
                     let to = memory.bytes(address, piece.bytes).ok_or("a copy's target was freed")?;
                     let from = from.bytes(0, piece.bytes).expect("the piece's bytes");
                     match reduction {
-                        Some(reduce) => reduce(to, from),
+                        Some(reduce) => reduce(to, from)?,
                         None => to.copy_from(from),
                     }
                 }

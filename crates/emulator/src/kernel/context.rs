@@ -100,8 +100,6 @@ pub(crate) struct Context<'a> {
     pub(crate) cluster: &'a mut Cluster,
     /// Local memory of all lanes, one after the other.
     pub(crate) local: &'a Local,
-    /// Pending asynchronous copies by lane; empty before the first one.
-    pub(crate) copies: &'a mut Vec<PendingCopies>,
     pub(crate) asynchronous: &'a mut Asynchronous,
     pub(crate) random: &'a mut Random,
     /// The detector of races, if the settings ask for it.
@@ -112,23 +110,17 @@ pub(crate) struct Context<'a> {
     pub(crate) changed_local: bool,
 }
 
-/// The asynchronous copies of a thread: committed groups, and copies that are not committed yet.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct PendingCopies {
-    pub(crate) committed: VecDeque<Vec<PendingCopy>>,
-    pub(crate) open: Vec<PendingCopy>,
-}
-
-/// Asynchronous work of a warp.
+/// Asynchronous work that a warp has not waited for.
 #[derive(Default)]
 pub(crate) struct Asynchronous {
-    /// `wgmma` that the warp has not waited for: those of committed groups, and others.
-    pub(crate) products: VecDeque<Vec<Product>>,
-    pub(crate) open_products: Vec<Product>,
+    /// Copies to shared memory, by lane.
+    pub(crate) copies: Vec<CommitGroups<PendingCopy>>,
+    /// Bulk copies to global memory, by lane.
+    pub(crate) bulk: Vec<CommitGroups<BulkStore>>,
+    /// `wgmma`.
+    pub(crate) wgmma: CommitGroups<Wgmma>,
     /// A hash of all `wgmma` that the warp has executed, and the source line of the last one.
     pub(crate) executed: (u64, u32),
-    /// Bulk copies of each lane, by number.
-    pub(crate) bulk: Vec<BulkGroups>,
     /// Lanes that have arrived at the cluster's barrier without waiting there, and those of them that have
     /// arrived in the current phase.
     pub(crate) arrived: u32,
@@ -137,32 +129,61 @@ pub(crate) struct Asynchronous {
     pub(crate) registers: Option<u32>,
 }
 
-impl Asynchronous {
-    pub(crate) fn has_products(&self) -> bool {
-        !self.open_products.is_empty() || self.products.iter().any(|group| !group.is_empty())
+/// Asynchronous work of one kind: committed groups, and work that is not committed yet.
+pub(crate) struct CommitGroups<T> {
+    pub(crate) committed: VecDeque<Vec<T>>,
+    pub(crate) open: Vec<T>,
+}
+
+impl<T> Default for CommitGroups<T> {
+    fn default() -> CommitGroups<T> {
+        CommitGroups { committed: VecDeque::new(), open: Vec::new() }
     }
 }
 
-/// A thread's bulk copies to global memory: committed groups, and copies that are not committed yet.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct BulkGroups {
-    pub(crate) committed: VecDeque<Vec<u64>>,
-    pub(crate) open: Vec<u64>,
+impl<T> CommitGroups<T> {
+    pub(crate) fn commit(&mut self) {
+        self.committed.push_back(std::mem::take(&mut self.open));
+    }
+
+    /// Takes the oldest group if there are more than `left`.
+    pub(crate) fn pop(&mut self, left: usize) -> Option<Vec<T>> {
+        if self.committed.len() > left { self.committed.pop_front() } else { None }
+    }
+
+    pub(crate) fn all(&self) -> impl Iterator<Item = &T> {
+        self.committed.iter().flatten().chain(&self.open)
+    }
+}
+
+/// A lane's groups, of which there are none before the first use.
+pub(crate) fn groups<T>(groups: &mut Vec<CommitGroups<T>>, lane: usize) -> &mut CommitGroups<T> {
+    groups.resize_with(LANES, CommitGroups::default);
+    &mut groups[lane]
 }
 
 /// A warp's part of a `wgmma`.
-pub(crate) struct Product {
-    pub(crate) form: Arc<dyn Fn(&mut Context<'_>, &Product) -> Outcome + Send + Sync>,
-    pub(crate) sums: Arc<[Slot]>,
-    /// A from registers: these and their values.
-    pub(crate) left: Vec<(Slot, Lanes<u32>)>,
-    /// True if it adds to the sums.
-    pub(crate) adds: bool,
+pub(crate) struct Wgmma {
+    pub(crate) compute: Arc<dyn Fn(&mut Context<'_>, &Wgmma) -> Outcome + Send + Sync>,
+    pub(crate) accumulators: Arc<[Slot]>,
+    /// The registers of A, if it is not in shared memory, and their values.
+    pub(crate) a_registers: Vec<(Slot, Lanes<u32>)>,
+    /// True if it adds to the accumulators.
+    pub(crate) scale_d: bool,
     /// log2 of the chunks that the descriptors of A and B permute.
     pub(crate) swizzle_bits: [u32; 2],
     /// Units of shared memory that it reads.
     pub(crate) units: Vec<u16>,
     pub(crate) has_run: bool,
+    pub(crate) location: u32,
+}
+
+/// A bulk copy to global memory that a lane has issued.
+#[derive(Clone, Copy)]
+pub(crate) struct BulkStore {
+    pub(crate) number: u64,
+    /// True if the lane has waited until its source was read.
+    pub(crate) is_read: bool,
     pub(crate) location: u32,
 }
 

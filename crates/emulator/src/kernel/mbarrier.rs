@@ -1,7 +1,7 @@
 //! The state of an mbarrier (PTX ISA, section 9.7.13.15).
 
 /// The most arrivals of a phase, and the most bytes that a phase may lack.
-const MOST: i64 = (1 << 20) - 1;
+const MAX_COUNT: i64 = (1 << 20) - 1;
 
 /// An mbarrier. A phase ends once no arrivals and no bytes are missing.
 #[derive(Clone, Copy, Debug)]
@@ -11,25 +11,25 @@ pub(crate) struct Mbarrier {
     /// Arrivals of a phase.
     expected: u32,
     /// Arrivals that the current phase lacks.
-    missing: u32,
+    pending: u32,
     /// Bytes that the current phase lacks. Negative if copies have brought bytes that no thread expects yet.
-    bytes: i64,
+    tx_count: i64,
 }
 
 impl Mbarrier {
     pub(crate) fn new(arrivals: u32) -> Result<Mbarrier, String> {
-        if arrivals == 0 || i64::from(arrivals) > MOST {
-            return Err(format!("initialises an mbarrier for {arrivals} arrivals"));
+        if arrivals == 0 || i64::from(arrivals) > MAX_COUNT {
+            return Err(format!("an arrival count of {arrivals}; it must be 1 to {MAX_COUNT}"));
         }
-        Ok(Mbarrier { phase: 0, expected: arrivals, missing: arrivals, bytes: 0 })
+        Ok(Mbarrier { phase: 0, expected: arrivals, pending: arrivals, tx_count: 0 })
     }
 
     /// Counts arrivals; true if the phase ends.
     pub(crate) fn arrive(&mut self, count: u32) -> Result<bool, String> {
-        self.missing = self.missing.checked_sub(count).ok_or_else(|| {
-            let Mbarrier { phase, expected, missing, .. } = self;
+        self.pending = self.pending.checked_sub(count).ok_or_else(|| {
+            let Mbarrier { phase, expected, pending, .. } = self;
             format!(
-                "arrives {count} times where phase {phase} of an mbarrier lacks {missing} of {expected} arrivals"
+                "arrives {count} times where phase {phase} of an mbarrier lacks {pending} of {expected} arrivals"
             )
         })?;
         self.settle()
@@ -37,9 +37,9 @@ impl Mbarrier {
 
     /// Makes the current phase wait for bytes.
     pub(crate) fn expect(&mut self, bytes: i64) -> Result<(), String> {
-        self.bytes += bytes;
-        if self.bytes.abs() > MOST {
-            return Err(format!("makes an mbarrier wait for {} bytes, more than {MOST}", self.bytes));
+        self.tx_count += bytes;
+        if self.tx_count.abs() > MAX_COUNT {
+            return Err(format!("makes an mbarrier wait for {} bytes, more than {MAX_COUNT}", self.tx_count));
         }
         Ok(())
     }
@@ -52,29 +52,29 @@ impl Mbarrier {
 
     /// Ends the phase if nothing is missing.
     fn settle(&mut self) -> Result<bool, String> {
-        if self.missing > 0 || self.bytes > 0 {
+        if self.pending > 0 || self.tx_count > 0 {
             return Ok(false);
         }
-        if self.bytes < 0 {
+        if self.tx_count < 0 {
             return Err(format!(
                 "copies bring {} bytes more than phase {} of an mbarrier expects",
-                -self.bytes, self.phase
+                -self.tx_count, self.phase
             ));
         }
         self.phase += 1;
-        self.missing = self.expected;
+        self.pending = self.expected;
         Ok(true)
     }
 
     /// Describes the current phase's missing arrivals and bytes.
     pub(crate) fn lacks(&self) -> String {
-        let Mbarrier { phase, expected, missing, bytes } = self;
-        let bytes = match bytes {
+        let Mbarrier { phase, expected, pending, tx_count } = self;
+        let bytes = match tx_count {
             0 => String::new(),
-            1.. => format!(" and {bytes} bytes"),
-            _ => format!(" and has {} bytes that no thread expects", -bytes),
+            1.. => format!(" and {tx_count} bytes"),
+            _ => format!(" and has {} bytes that no thread expects", -tx_count),
         };
-        format!("phase {phase} lacks {missing} of {expected} arrivals{bytes}")
+        format!("phase {phase} lacks {pending} of {expected} arrivals{bytes}")
     }
 }
 

@@ -1,4 +1,4 @@
-//! Groups of NCCL calls in the queue: they post, wait for the other ranks, and complete.
+//! CommitGroups of NCCL calls in the queue: they post, wait for the other ranks, and complete.
 
 use super::Machine;
 use crate::nccl::link::Link;
@@ -84,7 +84,7 @@ impl Machine {
         let memory = &self.devices[of.device].memory;
         let failure = |text: String| Failure { status: status::LAUNCH_FAILED, text: format!("NCCL: {text}") };
         let Some(at) = self.waiting.iter().position(|waiting| waiting.item == taken.id) else {
-            // Groups run in the order in which they were queued.
+            // CommitGroups run in the order in which they were queued.
             let number = of.posted;
             of.posted += 1;
             of.link.post(group.post(number, memory).map_err(failure)?);

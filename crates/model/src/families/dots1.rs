@@ -1,6 +1,6 @@
 //! dots.llm1 (arXiv 2506.05767): Qwen3's attention with the experts of DeepSeek-V3 (arXiv 2412.19437).
 
-use super::experts::{ExpertRules, QWEN_MODULES, count, written};
+use super::experts::{ExpertRules, QWEN_MODULES, count, first_broken, written};
 use super::{ATTENTION_BIAS, DEFAULTS, Defaults, MLP_BIAS, Rules};
 use crate::keys::{Keys, fail};
 use crate::{BlockSet, Description, Mixture, ModelError, Router, Score};
@@ -15,13 +15,16 @@ static EXPERTS: ExpertRules = ExpertRules {
     refused: |mixture| {
         let is_prefix = mixture.dense.iter().eq(0..mixture.dense.len());
         let shared = mixture.shared_ffn_dim;
-        let rules = [
-            (mixture.router.score == Score::Sigmoid, "scores must be \"sigmoid\""),
-            (shared > 0, "there must be a shared expert"),
-            (shared.is_multiple_of(mixture.ffn_dim.max(1)), "a shared expert must be a multiple as wide"),
-            (is_prefix, "dense blocks must be the first ones"),
-        ];
-        rules.into_iter().find(|(holds, _)| !holds).map(|(_, why)| why)
+        let is_multiple = shared.is_multiple_of(mixture.ffn_dim.max(1));
+        first_broken(&[
+            (mixture.router.score == Score::Sigmoid, ("score", "scores must be \"sigmoid\"")),
+            (shared > 0, ("shared_ffn_dim", "there must be a shared expert")),
+            (
+                is_multiple,
+                ("shared_ffn_dim", "the width of the shared expert must be a multiple of `ffn_dim`"),
+            ),
+            (is_prefix, ("dense_blocks", "dense blocks must be the first ones")),
+        ])
     },
 };
 
@@ -37,6 +40,14 @@ pub(super) static RULES: Rules = Rules {
     refused: &[ATTENTION_BIAS, MLP_BIAS],
     read: |file, model| {
         refuse_window(file, model)?;
+        refuse_other_routing(file)?;
+        let dense = file.size("first_k_dense_replace")?.unwrap_or(0);
+        if dense > model.layers {
+            let layers = model.layers;
+            return Err(fail(format!(
+                "`first_k_dense_replace` is {dense}, but the model has {layers} layers"
+            )));
+        }
         let need = |key: &str| file.size(key)?.ok_or_else(|| fail(format!("`{key}` is missing")));
         let ffn_dim = file.size("moe_intermediate_size")?.unwrap_or(1408);
         let shared = need("n_shared_experts")?;
@@ -54,7 +65,7 @@ pub(super) static RULES: Rules = Rules {
             shared_ffn_dim: shared
                 .checked_mul(ffn_dim)
                 .ok_or_else(|| fail(format!("`n_shared_experts` is {shared}; check it for a typo")))?,
-            dense: BlockSet::of(0..file.size("first_k_dense_replace")?.unwrap_or(0)),
+            dense: BlockSet::of(0..dense),
         });
         Ok(())
     },
@@ -72,13 +83,33 @@ pub(super) static RULES: Rules = Rules {
             keys["n_group"] = json!(groups);
             keys["topk_group"] = json!(top_groups);
         }
-        keys["scoring_func"] = json!("sigmoid");
         keys["sliding_window"] = json!(null);
         keys["attention_bias"] = json!(false);
         keys
     },
-    filled: |model| json!({ "max_window_layers": model.layers, "output_router_logits": false }),
+    filled: |model| {
+        json!({
+            "topk_method": "noaux_tc", "moe_layer_freq": 1, "scoring_func": "sigmoid", "max_window_layers": model.layers,
+            "output_router_logits": false,
+        })
+    },
 };
+
+/// Refuses keys of DeepSeek-V3's routing, which vLLM reads, with values that mean another routing.
+fn refuse_other_routing(file: &Keys<'_>) -> Result<(), ModelError> {
+    // The published dots.llm1 has "noaux_tc" as the score as well, and llama.cpp reads it as a sigmoid.
+    let known = [
+        ("topk_method", vec![json!("noaux_tc")]),
+        ("moe_layer_freq", vec![json!(1)]),
+        ("scoring_func", vec![json!("sigmoid"), json!("noaux_tc")]),
+    ];
+    for (key, values) in known {
+        if let Some(value) = file.get(key).filter(|value| !values.contains(value)) {
+            return Err(fail(format!("`{key}` = {value}: only {} is supported", values[0])));
+        }
+    }
+    Ok(())
+}
 
 /// Refuses a window that some block has: those from `max_window_layers` on.
 fn refuse_window(file: &Keys<'_>, model: &Description) -> Result<(), ModelError> {

@@ -56,7 +56,40 @@ fn blocks_without_experts_are_listed_or_counted() {
 fn experts_that_do_not_fit_are_refused_by_name() {
     for (family, changes, says) in [
         (Family::MIXTRAL, json!({ "num_experts_per_tok": 9 }), "9"),
-        (Family::MIXTRAL, json!({ "num_local_experts": 0 }), "experts is 0"),
+        (Family::MIXTRAL, json!({ "num_local_experts": 0 }), "experts.count is 0"),
+        (Family::MIXTRAL, json!({ "num_hidden_layers": 1_u64 << 60 }), "(1024); check for a typo"),
+        (Family::QWEN3_MOE, json!({ "num_hidden_layers": 1_u64 << 60 }), "(1024); check for a typo"),
+        (
+            Family::QWEN3_MOE,
+            json!({ "mlp_only_layers": [0, 1] }),
+            "all blocks are dense; leave one with experts",
+        ),
+        (
+            Family::QWEN3_MOE,
+            json!({ "decoder_sparse_step": 3 }),
+            "all blocks are dense; leave one with experts",
+        ),
+        (
+            Family::DOTS1,
+            json!({ "first_k_dense_replace": 2 }),
+            "all blocks are dense; leave one with experts",
+        ),
+        (
+            Family::DOTS1,
+            json!({ "first_k_dense_replace": 1_000_000_000_000_000_000_u64 }),
+            "`first_k_dense_replace` is 1000000000000000000, but the model has 2 layers",
+        ),
+        (
+            Family::DOTS1,
+            json!({ "topk_method": "greedy" }),
+            "`topk_method` = \"greedy\": only \"noaux_tc\" is supported",
+        ),
+        (Family::DOTS1, json!({ "moe_layer_freq": 2 }), "`moe_layer_freq` = 2: only 1 is supported"),
+        (
+            Family::DOTS1,
+            json!({ "scoring_func": "softmax" }),
+            "`scoring_func` = \"softmax\": only \"sigmoid\" is supported",
+        ),
         (Family::MIXTRAL, json!({ "router_jitter_noise": 0.1 }), "router_jitter_noise"),
         (Family::MIXTRAL, json!({ "sliding_window": 4096 }), "sliding_window"),
         (Family::QWEN3_MOE, json!({ "num_experts_per_tok": 0 }), "per_token is 0"),
@@ -73,6 +106,58 @@ fn experts_that_do_not_fit_are_refused_by_name() {
         let error = mixture(family, changes.clone()).expect_err("it is refused");
         assert!(error.contains(says), "{changes}: {error}");
     }
+}
+
+#[test]
+fn the_weight_of_the_balance_loss_is_a_number_in_the_range_of_run_files() {
+    for family in [Family::MIXTRAL, Family::QWEN3_MOE, Family::DOTS1] {
+        let read = |weight: Value| mixture(family, json!({ "router_aux_loss_coef": weight }));
+        for (weight, found) in [(json!(null), None), (json!(0), Some(0.0)), (json!(100), Some(100.0))] {
+            assert_eq!(read(weight).expect("it is read").balance_loss, found);
+        }
+        for wrong in [json!("0.01"), json!(-1), json!(1e39), json!(100.5)] {
+            let error = read(wrong.clone()).expect_err("it is refused");
+            let says = format!("`router_aux_loss_coef` is {wrong}; it must be a number from 0 to 100");
+            assert!(error.starts_with("config.json: ") && error.contains(&says), "{error}");
+        }
+    }
+    // Families without experts do not read it.
+    let dense = mixture(Family::QWEN3, json!({ "router_aux_loss_coef": "none" })).expect("it is read");
+    assert_eq!(dense.balance_loss, None);
+}
+
+#[test]
+fn an_export_has_the_weight_of_its_own_balance_loss() {
+    for family in [Family::MIXTRAL, Family::QWEN3_MOE] {
+        let written = |source: Value, own: Option<f64>| {
+            let hf = HfConfig { balance_loss: own, ..mixture(family, source).expect("it is read") };
+            let json: Value = serde_json::from_str(&hf.to_json("float32")).expect("JSON");
+            json["router_aux_loss_coef"].clone()
+        };
+        assert_eq!(written(json!({}), None), json!(0.001));
+        assert_eq!(written(json!({}), Some(0.02)), json!(0.02));
+        assert_eq!(written(json!({ "router_aux_loss_coef": 0.5 }), Some(0.02)), json!(0.02));
+        assert_eq!(written(json!({ "router_aux_loss_coef": 0.5 }), None), json!(0.5));
+        assert_eq!(written(json!({ "router_aux_loss_coef": 1 }), Some(1.0)), json!(1));
+    }
+}
+
+#[test]
+fn dots1_has_the_keys_of_deepseeks_routing_that_vllm_reads() {
+    let keys = ["topk_method", "moe_layer_freq", "scoring_func"];
+    let written = |changes: Value| {
+        let hf = mixture(Family::DOTS1, changes).expect("it is read");
+        let text = hf.to_json("float32");
+        assert_eq!(HfConfig::parse(&text).expect("reads back").model, hf.model);
+        let json: Value = serde_json::from_str(&text).expect("JSON");
+        keys.map(|key| json[key].clone())
+    };
+    assert_eq!(written(json!({})), [json!("noaux_tc"), json!(1), json!("sigmoid")]);
+    // As in the published folders, from which llama.cpp converts.
+    assert_eq!(
+        written(json!({ "scoring_func": "noaux_tc" })),
+        [json!("noaux_tc"), json!(1), json!("noaux_tc")]
+    );
 }
 
 #[test]

@@ -13,9 +13,13 @@ pub(crate) struct ExpertRules {
     pub(crate) router: Router,
     /// True if every token passes through a shared expert besides.
     pub(crate) shares: bool,
-    /// The reason for which no config.json of the family describes these experts, if so.
-    pub(crate) refused: fn(&Mixture) -> Option<&'static str>,
+    /// The reason for which no config.json of the family describes these experts, if so, and the key of
+    /// `[experts]` that it is about.
+    pub(crate) refused: fn(&Mixture) -> Option<Refusal>,
 }
+
+/// A key of `[experts]`, and the reason for which its value is refused.
+pub(crate) type Refusal = (&'static str, &'static str);
 
 /// The names of Qwen3-MoE, and of the models that follow DeepSeek-V3.
 pub(super) const QWEN_MODULES: ExpertModules = ExpertModules {
@@ -26,16 +30,20 @@ pub(super) const QWEN_MODULES: ExpertModules = ExpertModules {
 };
 
 /// The reason for which these are not experts chosen by softmax alone, as before DeepSeek-V3.
-pub(super) fn other_than_softmax(mixture: &Mixture) -> Option<&'static str> {
-    let Router { score, scale, groups, .. } = mixture.router;
-    let rules = [
-        (score == Score::Softmax, "scores must be \"softmax\""),
-        (scale == 1.0, "scale must be 1"),
-        (groups == 1, "experts cannot be in groups"),
-        (!mixture.router.biased, "there can be no bias for balance"),
-        (mixture.shared_ffn_dim == 0, "no expert can be shared"),
-    ];
-    rules.into_iter().find(|(holds, _)| !holds).map(|(_, why)| why)
+pub(super) fn other_than_softmax(mixture: &Mixture) -> Option<Refusal> {
+    let Router { score, scale, groups, biased, .. } = mixture.router;
+    first_broken(&[
+        (score == Score::Softmax, ("score", "scores must be \"softmax\"")),
+        (scale == 1.0, ("scale", "scale must be 1")),
+        (groups == 1, ("groups", "experts cannot be in groups")),
+        (!biased, ("balance", "there can be no bias for balance")),
+        (mixture.shared_ffn_dim == 0, ("shared_ffn_dim", "no expert can be shared")),
+    ])
+}
+
+/// The refusal of the first rule that does not hold, if any.
+pub(super) fn first_broken(rules: &[(bool, Refusal)]) -> Option<Refusal> {
+    rules.iter().find(|(holds, _)| !holds).map(|(_, refusal)| *refusal)
 }
 
 /// Reads the number of experts, which transformers writes under another name from version 5 on.

@@ -19,8 +19,8 @@ static EXPERTS: ExpertRules = ExpertRules {
     router: Router::SOFTMAX_TOP2,
     shares: false,
     refused: |mixture| match mixture.router.normalise {
-        false => Some("gates must be normalised"),
-        true if !mixture.dense.is_empty() => Some("no block can be dense"),
+        false => Some(("normalise", "gates must be normalised")),
+        true if !mixture.dense.is_empty() => Some(("dense_blocks", "no block can be dense")),
         true => other_than_softmax(mixture),
     },
 };

@@ -21,8 +21,7 @@ mod qwen3_moe;
 mod tests;
 
 use crate::keys::Keys;
-use crate::layer::ExpertModules;
-use crate::{Description, Family, Mixture, ModelError, Router};
+use crate::{Description, Family, ModelError, Router};
 use experts::ExpertRules;
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::de::Error;
@@ -153,25 +152,6 @@ impl Family {
     /// How tokens choose experts where a run file does not say it; `None` without experts.
     pub fn router(self) -> Option<Router> {
         self.rules().experts.map(|rules| rules.router)
-    }
-
-    /// The names in files of experts that a config.json of the family describes.
-    ///
-    /// # Errors
-    /// The family has no such experts.
-    pub(crate) fn expert_modules(self, mixture: &Mixture) -> Result<&'static ExpertModules, ModelError> {
-        let fail = |message: String| Err(ModelError::Sizes(message));
-        let Some(rules) = self.rules().experts else {
-            return fail(format!(
-                "models of the family {} have no experts; families with experts are {}",
-                self.name(),
-                Family::listing(Family::has_experts, "")
-            ));
-        };
-        match (rules.refused)(mixture) {
-            None => Ok(&rules.modules),
-            Some(why) => fail(format!("these experts are not those of a {} model: {why}", self.name())),
-        }
     }
 
     /// Why a model of this name, which is no family, cannot be trained, and what to use instead.

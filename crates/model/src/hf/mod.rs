@@ -22,18 +22,17 @@ pub struct HfConfig {
     pub bos_token_id: Option<u32>,
     /// The tokens that end a text.
     pub eos_token_ids: Vec<u32>,
+    /// The weight of the balance loss of experts, from 0 to 100; an export without one keeps that of
+    /// [`HfConfig::source`].
+    pub balance_loss: Option<f64>,
     /// The keys of the file as it was read; an export writes those that we do not know back.
     pub source: Map<String, Value>,
     /// The keys of generation_config.json; empty if that file does not exist.
     pub generation: Map<String, Value>,
 }
 
-impl HfConfig {
-    /// The weight of the balance loss of experts that the file gives.
-    pub fn balance_loss(&self) -> Option<f64> {
-        self.source.get("router_aux_loss_coef")?.as_f64()
-    }
-}
+/// The key for the weight of the balance loss of experts.
+const BALANCE_LOSS: &str = "router_aux_loss_coef";
 
 /// The key for the context of the first training, in tokens.
 const CONTEXT: &str = "original_max_position_embeddings";

@@ -1,8 +1,8 @@
 //! Reading config.json and generation_config.json.
 
-use super::{HfConfig, QUANTIZATION};
+use super::{BALANCE_LOSS, HfConfig, QUANTIZATION};
 use crate::keys::{Keys, fail};
-use crate::{Description, Family, ModelError};
+use crate::{Architecture, Description, Family, ModelError};
 use serde_json::{Map, Value, json};
 
 impl HfConfig {
@@ -17,7 +17,9 @@ impl HfConfig {
         model.architecture().and_then(|model| model.validate()).map_err(|e| fail(e.to_string()))?;
         let bos_token_id = file.token_ids("bos_token_id")?.first().copied();
         let eos_token_ids = file.token_ids("eos_token_id")?;
-        Ok(HfConfig { model, bos_token_id, eos_token_ids, source, generation: Map::new() })
+        let balance_loss = if family.has_experts() { file.balance_loss()? } else { None };
+        let generation = Map::new();
+        Ok(HfConfig { model, bos_token_id, eos_token_ids, balance_loss, source, generation })
     }
 
     /// Reads generation_config.json; [`HfConfig::generation_json`] keeps its keys.
@@ -49,6 +51,9 @@ impl Keys<'_> {
         if heads == 0 {
             return Err(fail("num_attention_heads is 0"));
         }
+        let layers = need("num_hidden_layers")?;
+        // The family's rules go over all of them.
+        Architecture::check_layers(layers).map_err(|error| fail(error.to_string()))?;
         let defaults = &family.rules().defaults;
         let (rope_theta, rope_scaling) = self.rope(defaults.rope_theta)?;
         let kv_heads = match self.value("num_key_value_heads") {
@@ -61,7 +66,7 @@ impl Keys<'_> {
         let mut model = Description {
             family,
             dim,
-            layers: need("num_hidden_layers")?,
+            layers,
             heads,
             kv_heads: kv_heads.unwrap_or(heads),
             head_dim: self.size("head_dim")?.or(defaults.head_dim).unwrap_or(dim / heads),
@@ -81,6 +86,12 @@ impl Keys<'_> {
         };
         (family.rules().read)(self, &mut model)?;
         Ok(model)
+    }
+
+    /// The weight of the balance loss, in the range of `experts.balance_loss` in run files.
+    fn balance_loss(&self) -> Result<Option<f64>, ModelError> {
+        let weight = |value: &Value| value.as_f64().filter(|weight| (0.0..=100.0).contains(weight));
+        self.read(BALANCE_LOSS, "a number from 0 to 100", weight)
     }
 
     /// Refuses, by name, settings that would change the result.

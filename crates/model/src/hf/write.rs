@@ -1,6 +1,6 @@
 //! Writing config.json and generation_config.json.
 
-use super::{HfConfig, QUANTIZATION};
+use super::{BALANCE_LOSS, HfConfig, QUANTIZATION};
 use crate::RopeScaling;
 use crate::keys::Keys;
 use serde_json::{Map, Value, json};
@@ -82,6 +82,11 @@ impl HfConfig {
         {
             // A file that had it keeps its value, also null.
             out.entry(key).or_insert(value);
+        }
+        if let Some(weight) = self.balance_loss
+            && out.get(BALANCE_LOSS).and_then(Value::as_f64) != Some(weight)
+        {
+            out.insert(BALANCE_LOSS.into(), json!(weight));
         }
         out
     }

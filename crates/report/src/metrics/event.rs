@@ -107,7 +107,7 @@ pub struct ExpertMetrics {
     pub z_loss: f64,
     /// Numbers of the blocks, counted from 0.
     pub blocks: Vec<u64>,
-    /// Largest load of an expert over the mean load of the block's experts, at least 1.
+    /// Largest load of an expert over the mean load of the block's experts; 0 if no expert has a token.
     pub max_load: Vec<f64>,
     /// Load of the block's least used expert, in tokens.
     pub min_tokens: Vec<u64>,

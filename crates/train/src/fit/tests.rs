@@ -219,6 +219,32 @@ fn where_nothing_fits_it_is_said_with_what_no_setting_makes_less() {
     assert!(message.contains(least) && message.contains("choose a smaller model"), "{message}");
 }
 
+/// The first block is dense, so fewer blocks may have no experts.
+#[test]
+fn a_mixture_that_is_too_large_is_told_how_many_of_its_layers_would_fit() {
+    let mixture = [
+        "model.family=qwen3_moe",
+        "experts.count=8",
+        "experts.ffn_dim=512",
+        "experts.dense_blocks=[0]",
+        "optimizer.moments=bf16",
+        "train.recompute=block",
+        "train.loss_chunk=256",
+        "train.micro_batch_size=1",
+    ];
+    for target in [Target::Cpu, Target::Cuda] {
+        let (spec, batch_size) = planned(RUN, &mixture, target);
+        for left in 1..4 {
+            let fewer = TrainingSpec { model: spec.model.truncated(left), ..spec.clone() };
+            let fewer = Fit::new(&fewer, target, THREADS, batch_size, Room::of(u64::MAX)).expect("a plan");
+            let room = Room::of(fewer.needed_bytes);
+            let fit = Fit::new(&spec, target, THREADS, batch_size, room).expect("a plan");
+            let message = fit.check("it").expect_err("too little").to_string();
+            assert!(message.contains(&format!(": {left} of its 4 layers would fit")), "{left}: {message}");
+        }
+    }
+}
+
 #[test]
 fn llama_3_8b_does_not_fit_into_a_small_card() {
     let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../../examples/llama3_8b.toml");

@@ -76,7 +76,7 @@ pub(super) fn prepare(
     let prompts = prompts(&parsed.config, &corpus.tokenizer)?;
     let facts = Facts {
         init: hf.map(|hf| hf.model),
-        init_balance_loss: hf.and_then(HfConfig::balance_loss),
+        init_balance_loss: hf.and_then(|hf| hf.balance_loss),
         tokenizer_vocab_size: Some(corpus.tokenizer.vocab_size()),
         shards: source::shards(&parsed.config)?.map(|dataset| dataset.name().to_owned()),
         epoch_tokens: Some(corpus.loader.epoch_tokens()),
@@ -323,7 +323,8 @@ pub(super) fn assemble(parts: Parts, observer: &mut dyn Observer) -> Result<Run,
     let Loaded { mut learner, evaluator, state_copy, hardware, recorded } = loaded;
     let schedule = Schedule::of(&config, steps);
     position.divergence.begin(learner.spec().model.vocab_size);
-    let identity = exchange::Identity::new(hf, &learner.spec().model, &corpus.tokenizer)?;
+    let (model, tokenizer) = (&learner.spec().model, &corpus.tokenizer);
+    let identity = exchange::Identity::new(hf, model, tokenizer, config.experts.balance_loss)?;
     if parts.records_choices && crew.is_first() {
         choices::record(&folder, recorded, learner.weights().engine());
     }

@@ -20,7 +20,7 @@ use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::time::Instant;
 use xtrain_model::decoder::{Loss, io};
-use xtrain_model::{Architecture, Fp8Overrides, GemmPattern};
+use xtrain_model::{Architecture, Fp8Overrides, GemmPattern, Layer};
 use xtrain_ops::registry::kernel_sources;
 use xtrain_program::{Instance, Parallel, Recompute};
 use xtrain_runtime::{Checks, Engine, Part, ProgramId, TimedWork, Timing};
@@ -59,7 +59,7 @@ pub(super) struct Blocks {
     micro_steps: usize,
 }
 
-/// Two, so that one block has another before it.
+/// Number of blocks: two, so that one has another before it.
 const BLOCKS: usize = 2;
 
 /// Size of the vocabulary, which does not affect the result.
@@ -79,7 +79,7 @@ impl Blocks {
     /// The blocks of a run. Settings that do not affect the time of its layers are normalised, so that other
     /// runs find the measurement.
     pub(super) fn new(spec: &TrainingSpec, micro_steps: usize) -> Blocks {
-        let model = Architecture { vocab_size: VOCABULARY, ..spec.model.truncated(BLOCKS) };
+        let model = Architecture { vocab_size: VOCABULARY, ..neighbours(&spec.model) };
         let fp8 = Fp8Overrides {
             pow2_scales: spec.fp8.pow2_scales,
             fast_accumulation: spec.fp8.fast_accumulation.clone(),
@@ -280,6 +280,20 @@ impl Blocks {
     }
 }
 
+/// The first blocks in a row with all linear layers of the model: in a mixture whose first blocks are dense,
+/// the last of these and its successor. The first blocks of the model if no others have all layers.
+fn neighbours(model: &Architecture) -> Architecture {
+    let all = model.linear_sites();
+    let has_all = |blocks: &Architecture| {
+        let sites = blocks.linear_sites();
+        all.iter().all(|site| sites.contains(site))
+    };
+    let without_blocks = Architecture { layers: Vec::new(), ..model.clone() };
+    let blocks = |layers: &[Layer]| Architecture { layers: layers.to_vec(), ..without_blocks.clone() };
+    let found = model.layers.windows(BLOCKS).map(blocks).find(has_all);
+    found.unwrap_or_else(|| model.truncated(BLOCKS))
+}
+
 /// The median; for an even number of values the higher of the two in the middle, NaN without values.
 pub fn median(values: &[f64]) -> f64 {
     let mut sorted = values.to_vec();
@@ -332,6 +346,41 @@ mod tests {
                 assert_eq!(speed.bf16_seconds == speed.fp8_seconds, speed.inputs == 40, "{speed:?}");
             }
         }
+    }
+
+    #[test]
+    fn experts_after_dense_blocks_are_measured() {
+        let sets = [
+            "precision.recipe=fp8-current",
+            "model.family=qwen3_moe",
+            "experts.count=4",
+            "experts.ffn_dim=16",
+        ];
+        let blocks = |layers: usize, dense: &str| {
+            let own = [format!("model.layers={layers}"), format!("experts.dense_blocks={dense}")];
+            let all: Vec<&str> = sets.into_iter().chain(own.iter().map(String::as_str)).collect();
+            let parsed = Config::parse(Path::new("run.toml"), RUN.as_bytes(), &all).expect("a run file");
+            Blocks::new(&plan_on(&parsed, Target::Cpu).expect("planned").spec, 1)
+        };
+        let has_experts = |blocks: &Blocks| -> Vec<bool> {
+            let layers = blocks.spec.model.layers.iter();
+            layers.map(|layer| layer.feed_forward.experts().is_some()).collect()
+        };
+        for (layers, dense, expected) in [
+            (3, "[0, 1]", [false, true]),
+            (5, "[0, 1, 2]", [false, true]),
+            (5, "[3]", [true, false]),
+            (3, "[]", [true, true]),
+        ] {
+            assert_eq!(has_experts(&blocks(layers, dense)), expected, "{dense} of {layers}");
+        }
+        let speeds = blocks(3, "[0, 1]").measure(Processor::Cpu).expect("measured");
+        let measured: Vec<_> = speeds.iter().map(|speed| speed.layer.as_str()).collect();
+        let feed_forwards =
+            ["mlp.gate_up_proj", "mlp.down_proj", "mlp.experts.gate_up_proj", "mlp.experts.down_proj"];
+        assert_eq!(measured[..2], ["attn.qkv_proj", "attn.o_proj"]);
+        assert_eq!(measured[2..], feed_forwards);
+        assert!(speeds.iter().all(|speed| speed.bf16_seconds > 0.0), "{speeds:?}");
     }
 
     #[test]

@@ -9,7 +9,12 @@ const MIXTURE: &str =
 #[test]
 fn a_mixture_trains_reports_its_loads_and_is_taken_in_again() {
     let place = Place::new();
-    place.train("out", &format!("{MIXTURE} --set train.steps=5 --set experts.dense_blocks=[1]"));
+    place.train(
+        "out",
+        &format!(
+            "{MIXTURE} --set train.steps=5 --set experts.dense_blocks=[1] --set experts.balance_loss=0.02"
+        ),
+    );
     let records = place.records("out", "experts");
     assert_eq!(records.len(), 5);
     for record in &records {
@@ -27,13 +32,20 @@ fn a_mixture_trains_reports_its_loads_and_is_taken_in_again() {
     assert!(evaluated.stdout.contains("loss"), "{}", evaluated.stdout);
     // Other programs name the number of experts differently.
     let config = String::from_utf8(place.read("out/hf/config.json")).expect("text");
-    for key in ["\"num_experts\": 4", "\"num_local_experts\": 4", "\"mlp_only_layers\": [\n    1\n  ]"] {
+    let keys = ["\"num_experts\": 4", "\"num_local_experts\": 4", "\"mlp_only_layers\": [\n    1\n  ]"];
+    for key in keys.into_iter().chain(["\"router_aux_loss_coef\": 0.02"]) {
         assert!(config.contains(key), "{config}");
     }
     let steps = "--set train.steps=2 --set schedule.warmup_steps=1";
     place.run(&format!("train run.toml --out again --set model.init_from=out/hf --set model.dim= --set model.layers= --set model.heads= \
          --set model.kv_heads= --set data.tokenizer= {steps}")).succeeds();
     assert_eq!(place.records("again", "experts").len(), 2);
+    // The run goes on with the weight of the balance loss that it had.
+    let again = String::from_utf8(place.read("again/config.toml")).expect("text");
+    assert!(again.contains("\nbalance_loss = 0.02\n"), "{again}");
+    place.run("export out --out exported").succeeds();
+    let exported = String::from_utf8(place.read("exported/config.json")).expect("text");
+    assert!(exported.contains("\"router_aux_loss_coef\": 0.02"), "{exported}");
 }
 
 #[test]
@@ -61,8 +73,18 @@ fn a_plan_counts_the_parameters_of_a_token() {
         .filter_map(|word| word.trim_matches(',').replace(',', "").parse().ok())
         .collect();
     assert_eq!(numbers[0] - numbers[1], 2 * 2 * 3 * 12 * 16, "{line}");
-    assert!(plan.contains("2 of 4 for a token, in 2 of 2 blocks"), "{plan}");
-    assert!(plan.contains("balanced by a loss of weight 0.001"), "{plan}");
+    // Two copies of 4 x 16 tokens.
+    assert!(plan.contains("2 of 4 experts per token, in 2 of 2 blocks; "), "{plan}");
+    assert!(plan.contains(" rows allocated for the 128 token copies of a micro-batch; "), "{plan}");
+    assert!(plan.contains("; balance: loss, weight 0.001; router z-loss 0\n"), "{plan}");
+    let dots = "--set model.family=dots1 --set experts.count=4 --set experts.ffn_dim=12 --set experts.shared_ffn_dim=24 \
+         --set experts.dense_blocks=[0] --set experts.z_loss=0.25";
+    let plan = place.run(&format!("plan run.toml {dots}")).succeeds().stdout;
+    let experts = "2 of 4 experts per token, in 1 of 2 blocks, and a shared expert of width 24; ";
+    assert!(plan.contains(experts), "{plan}");
+    assert!(plan.contains("; balance: bias, rate 0.001; router z-loss 0.25\n"), "{plan}");
+    let none = place.run(&format!("plan run.toml {MIXTURE} --set experts.balance=none")).succeeds().stdout;
+    assert!(none.contains("; balance: none; router z-loss 0\n"), "{none}");
 }
 
 #[test]
@@ -78,6 +100,10 @@ fn a_run_goes_on_with_the_experts_that_it_began_with() {
     ]);
     place.run(&format!("{resume} --set experts.count=5")).refuses(&["blocks.0.mlp"]);
     place.run(&format!("{resume} --set experts.bias_rate=0.1")).succeeds();
+    let config = String::from_utf8(place.read("out/hf/config.json")).expect("text");
+    for key in ["\"topk_method\": \"noaux_tc\"", "\"moe_layer_freq\": 1", "\"scoring_func\": \"sigmoid\""] {
+        assert!(config.contains(key), "{config}");
+    }
 }
 
 /// Sizes that FP8 takes.

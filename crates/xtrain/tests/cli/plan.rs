@@ -385,6 +385,60 @@ fn a_large_model_gets_what_fits_and_where_nothing_does_what_would() {
     assert!(answer(&eight, "time").ends_with("; collectives at 356 GB/s within a node)"), "{eight}");
 }
 
+/// Sizes of the published config.json files, and the parameters of the published weights: all, and those of a
+/// token (12.9, 3.3 and 22.2 billion in their papers and model cards).
+#[test]
+fn published_mixtures_are_planned_from_their_config_json() {
+    let place = Place::new();
+    let qwen = |dim: usize, layers: usize, heads: usize, widths: [usize; 2]| {
+        let [dense, expert] = widths;
+        serde_json::json!({
+            "model_type": "qwen3_moe", "hidden_size": dim, "num_hidden_layers": layers, "num_attention_heads": heads,
+            "num_key_value_heads": 4, "head_dim": 128, "intermediate_size": dense, "moe_intermediate_size": expert,
+            "vocab_size": 151_936, "num_experts": 128, "num_experts_per_tok": 8, "norm_topk_prob": true,
+            "max_position_embeddings": 40_960, "rope_theta": 1e6, "decoder_sparse_step": 1, "mlp_only_layers": [],
+            "router_aux_loss_coef": 0.001, "tie_word_embeddings": false,
+        })
+    };
+    let mixtral = serde_json::json!({
+        "model_type": "mixtral", "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32,
+        "num_key_value_heads": 8, "intermediate_size": 14_336, "vocab_size": 32_000, "num_local_experts": 8,
+        "num_experts_per_tok": 2, "max_position_embeddings": 32_768, "rope_theta": 1e6, "sliding_window": null,
+        "router_aux_loss_coef": 0.02, "tie_word_embeddings": false,
+    });
+    for (name, config, parameters, experts) in [
+        (
+            "Mixtral-8x7B",
+            mixtral,
+            "46,702,792,704, 12,879,925,248 of",
+            "2 of 8 experts per token, in 32 of 32",
+        ),
+        (
+            "Qwen3-30B-A3B",
+            qwen(2048, 48, 32, [6144, 768]),
+            "30,532,122,624, 3,353,032,704 of",
+            "8 of 128 experts per token, in 48 of 48",
+        ),
+        (
+            "Qwen3-235B-A22B",
+            qwen(4096, 94, 64, [12_288, 1536]),
+            "235,093,634,560, 22,190,763,520 of",
+            "8 of 128 experts per token, in 94 of 94",
+        ),
+    ] {
+        place.write(&format!("{name}/config.json"), config.to_string().as_bytes());
+        let text = plan(&place, &format!("{name} --device-model h200"));
+        assert!(answer(&text, "parameters").starts_with(parameters), "{text}");
+        let shown = text.lines().find(|line| line.starts_with("experts ")).expect("a line");
+        assert!(shown.contains(experts), "{shown}");
+        assert!(answer(&text, "fits").starts_with("no: it needs "), "{text}");
+        let layers = config["num_hidden_layers"].as_u64().expect("a number");
+        assert!(text.contains(&format!(" of its {layers} layers would fit")), "{text}");
+        let coefficient = &config["router_aux_loss_coef"];
+        assert!(shown.contains(&format!("; balance: loss, weight {coefficient}; ")), "{shown}");
+    }
+}
+
 #[test]
 fn processes_on_a_cpu_share_its_memory() {
     let place = Place::new();

@@ -22,9 +22,20 @@ fn mean(steps: &[Value], after: u64, count: u64) -> f64 {
 
 #[test]
 fn a_run_with_segments_ends_as_one_without_and_they_are_what_bf16_would_have_made() {
+    ends_as_one_without_segments(FP8);
+}
+
+/// Loads of experts and the biases of routers, which are state, are those of the run alone.
+#[test]
+fn a_mixture_with_segments_ends_as_one_without_too() {
+    let experts = "--set model.family=dots1 --set experts.count=4 --set experts.ffn_dim=16 --set experts.dense_blocks=[0]";
+    ends_as_one_without_segments(&format!("{FP8} {experts} --set experts.bias_rate=0.01"));
+}
+
+fn ends_as_one_without_segments(run: &str) {
     let place = Place::new();
-    place.train("plain", FP8);
-    let ran = place.train("out", &format!("{FP8} {SEGMENTS}"));
+    place.train("plain", run);
+    let ran = place.train("out", &format!("{run} {SEGMENTS}"));
     let told = place.records("out", "reference");
     assert_eq!(told.iter().map(|line| line["step"].clone()).collect::<Vec<_>>(), [14, 24, 34]);
     let own = place.records("out", "step");
@@ -36,11 +47,11 @@ fn a_run_with_segments_ends_as_one_without_and_they_are_what_bf16_would_have_mad
         assert!(gap != 0.0 && gap.abs() < 0.02, "{segment}");
         // A run that continues from there in bf16.
         let name = format!("from{after}");
-        place.train(&name, FP8);
+        place.train(&name, run);
         for step in (after + 10..=40).step_by(10) {
             std::fs::remove_dir_all(place.path(&format!("{name}/checkpoints/step-{step}"))).expect("removed");
         }
-        place.train(&name, &format!("{FP8} --resume --set precision.recipe=bf16"));
+        place.train(&name, &format!("{run} --resume --set precision.recipe=bf16"));
         let bf16 = place.records(&name, "step");
         assert_eq!(number(segment, "bf16_loss"), mean(&bf16, after, 4), "{segment}");
     }

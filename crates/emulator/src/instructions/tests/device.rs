@@ -93,7 +93,7 @@ impl Device {
     /// The bytes of a tensor map.
     pub(super) fn tensor_map(&self, map: &TensorMap) -> Vec<u8> {
         let words = match self {
-            Device::Emulated(_) => map.check().map(|()| map.encode()).expect("a valid map"),
+            Device::Emulated(_) => map.check().map(|()| map.clone().encode()).expect("a valid map"),
             Device::Gpu(session) => session.tensor_map(map),
         };
         words.iter().flat_map(|word| word.to_le_bytes()).collect()

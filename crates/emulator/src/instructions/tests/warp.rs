@@ -20,7 +20,7 @@ enum Arrival {
     /// All lanes together, in one group.
     Together,
     /// All lanes at once, each group with a mask of its own.
-    Groups,
+    CommitGroups,
     /// Each group at a place of its own.
     Places,
     /// Each group in a loop with its number of iterations, which feeds results back.
@@ -35,7 +35,7 @@ enum Arrival {
 
 const ARRIVALS: [Arrival; 7] = [
     Arrival::Together,
-    Arrival::Groups,
+    Arrival::CommitGroups,
     Arrival::Places,
     Arrival::Loops,
     Arrival::Guarded,
@@ -43,7 +43,7 @@ const ARRIVALS: [Arrival; 7] = [
     Arrival::Exiting,
 ];
 
-/// Groups of a warp.
+/// CommitGroups of a warp.
 const GROUPS: u32 = 3;
 
 pub(super) fn forms() -> Vec<Form> {
@@ -234,7 +234,7 @@ fn kernel(opcode: &str, written: &str, arrival: Arrival) -> String {
     );
     let finish = "selp.u32 %t, 1, 0, %q;\nst.global.v2.u32 [%to], {%a, %t};\nret;\n";
     let steps = match arrival {
-        Arrival::Together | Arrival::Groups => instruction + finish,
+        Arrival::Together | Arrival::CommitGroups => instruction + finish,
         Arrival::Guarded => format!(
             "mov.pred %q, 0;\nmov.u32 %d, %a;\nand.b32 %t, %a, 1;\nsetp.ne.s32 %p, %t, 0;\n\
              setp.eq.s32 %g, %group, 0;\n@%g {opcode} {written};\nmov.u32 %a, %d;\n{finish}"

@@ -99,7 +99,7 @@ fn experts_must_fit_each_other() {
         ("qwen3_moe", "count = 4\ngroups = 3\n", "divide the number of experts (4)"),
         ("qwen3_moe", "count = 4\ngroups = 2\n", "experts cannot be in groups"),
         ("qwen3_moe", "count = 4\nscore = \"sigmoid\"\n", "scores must be \"softmax\""),
-        ("qwen3_moe", "count = 4\nper_token = 2\ngroups = 5\n", "divide the 4 experts"),
+        ("qwen3_moe", "count = 4\nper_token = 2\ngroups = 5\n", "divide the number of experts (4)"),
         ("qwen3_moe", "count = 4\nshared_ffn_dim = 8\n", "no expert can be shared"),
         ("qwen3_moe", "count = 4\nscale = 2.0\n", "scale must be 1"),
         (

@@ -55,7 +55,7 @@ pub(crate) struct Decoder<'a> {
 /// A decoded instruction, or an error that names the opcode.
 type Decoded<T = Action> = Result<T, String>;
 
-/// Decodes an instruction. `None` for prefetches, `nanosleep` and `fence.proxy.alias`, which have no effect here.
+/// Decodes an instruction. `None` for prefetches, `nanosleep` and `fence.proxy.alias`, which have no effect.
 pub(crate) fn decode(decoder: &Decoder<'_>, instruction: &Instruction) -> Decoded<Option<Action>> {
     let parts = instruction.parts();
     let (oldest, target) = (architecture::oldest(&parts), decoder.target);

@@ -1,8 +1,8 @@
 //! Asynchronous matrix instructions of four warps, `wgmma` (PTX ISA, section 9.7.15).
 //!
 //! Each warp computes its 16 of 64 rows. A `wgmma` runs at a random time between its instruction and the wait
-//! for its group. Until the wait its accumulators count as never written, and what it reads from shared memory and
-//! from registers must not change. FP8 sums are those of `gemm`'s, bf16 sums those of `mma`.
+//! for its group. Until the wait its accumulators count as never written, and what it reads from memory and
+//! registers must not change. FP8 sums are those of `gemm`'s, bf16 sums those of `mma`.
 
 use super::tensor_core::{COLUMNS, K, ROWS, add_products};
 use super::{Decoded, Decoder, unknown, whole_warp};

@@ -59,13 +59,14 @@ DEVICES = {"ops/executor .*by_(nccl|copies)": 4, "train/lockstep .*by_(nccl|copi
 SHARES = {
     # Stages that are used again, and blocks with several tiles.
     "cuda/card block_scaled_gemms_.*_(272x400x656|2320x4368x16)_e4m3_e4m3": 1.0,
-    "cuda/card gemms_equal_": 0.25,
-    "cuda/card block_scaled_gemms_.*_(272|48|2320)x": 0.3,
-    "train/card (reference_segments_change_no_bit|what_a_run_left_in_bf16)": 0.4,
+    "cuda/card gemms_equal_": 0.15,
+    "cuda/card block_scaled_gemms_.*_(272|48|2320)x": 0.15,
+    "train/card (reference_segments_change_no_bit|what_a_run_left_in_bf16)": 0.2,
     "train/lockstep .*by_(nccl|copies)": 0.3,
     "train/lockstep .*of_mixtures": 0.25,
-    "train/(card|fp8)": 0.5,
-    "ops/card .*_card_": 0.5,
+    "train/(card|fp8)": 0.35,
+    "ops/(card (scaled_matmul|attention(_grad)?)_card_|fused )": 0.2,
+    "ops/card .*_card_": 0.4,
     "": 1.0,
 }
 OTHERS_SHARE = 0.03

@@ -294,7 +294,13 @@ fn fused_casts() -> Vec<Sample> {
         // Experts, which are not cast by rows.
         for (source, inputs) in swiglu(true) {
             all.extend(in_both_layouts(source, &inputs, &[(Scaling::Tensor, false), (Scaling::Tile, true)]));
-            all.extend(([rows, cols] == [256, 384]).then(|| delayed(source, &inputs)));
+            if [rows, cols] == [256, 384] {
+                all.push(delayed(source, &inputs));
+                if matches!(source, CastSource::SwigluSaving { .. }) {
+                    let op = Quantize::new(DType::E4M3, Scaling::Tile, true, Layouts::RowMajor);
+                    all.push(Sample::plain(Quantize { source, ..op }, inputs));
+                }
+            }
         }
     }
     // Whole areas, one of which has no token, in two bands on the emulated GPU; rows that end within an area;

@@ -413,17 +413,22 @@ fn schedule(config: &Config, report: &mut Report) {
     }
 }
 
-/// The update and random weights are computed in f32, where a number out of range becomes 0 or infinity.
-/// Either one destroys the weights or disables the setting.
+/// The update, random weights, gates and the losses of routers are computed in f32, where a number out of range
+/// becomes 0 or infinity. Either one destroys the weights or disables the setting.
 fn within_f32(config: &Config, report: &mut Report) {
-    let (model, optimizer) = (&config.model, &config.optimizer);
+    let (model, experts, optimizer) = (&config.model, &config.experts, &config.optimizer);
     for (section, name, value) in [
-        ("model", "init_std", model.init_std),
-        ("optimizer", "lr", optimizer.lr),
-        ("optimizer", "eps", optimizer.eps),
-        ("optimizer", "weight_decay", optimizer.weight_decay),
-        ("optimizer", "grad_clip", optimizer.grad_clip),
+        ("model", "init_std", Some(model.init_std)),
+        ("experts", "scale", experts.scale),
+        ("experts", "balance_loss", experts.balance_loss),
+        ("experts", "bias_rate", experts.bias_rate),
+        ("experts", "z_loss", experts.z_loss),
+        ("optimizer", "lr", Some(optimizer.lr)),
+        ("optimizer", "eps", Some(optimizer.eps)),
+        ("optimizer", "weight_decay", Some(optimizer.weight_decay)),
+        ("optimizer", "grad_clip", Some(optimizer.grad_clip)),
     ] {
+        let Some(value) = value else { continue };
         let held = value as f32;
         if !held.is_finite() || (held == 0.0) != (value == 0.0) {
             let message = format!(

@@ -35,6 +35,12 @@ pub(crate) fn log(is_quiet: bool, prefix: String) {
         .init();
 }
 
+/// Width of a column with this heading and these names: the longest of them, and two spaces.
+pub(crate) fn column<'a>(heading: &str, names: impl IntoIterator<Item = &'a str>) -> usize {
+    let widths = names.into_iter().map(|name| name.chars().count());
+    widths.fold(heading.chars().count(), usize::max) + 2
+}
+
 /// Standard error, with a text before each line.
 #[derive(Clone)]
 struct Prefixed(String);

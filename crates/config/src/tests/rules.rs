@@ -119,6 +119,8 @@ fn experts_must_fit_each_other() {
             "count = 4\nffn_dim = 8\nshared_ffn_dim = 12\n",
             "the width of the shared expert must be a multiple of `ffn_dim`",
         ),
+        ("dots1", "count = 4\ngroups = 4\n", "a group must have at least 2 experts"),
+        ("dots1", "count = 1\nper_token = 1\n", "a group must have at least 2 experts"),
         ("dots1", "count = 4\nshared_ffn_dim = 0\n", "there must be a shared expert"),
         ("qwen3_moe", "count = 4\nbalance = \"bias\"\n", "a qwen3_moe model has no bias on its scores"),
         (
@@ -386,6 +388,10 @@ fn numbers_that_f32_does_not_hold_are_refused() {
         ("optimizer.weight_decay", "1e300", "1e+300"),
         ("optimizer.grad_clip", "1e-50", "1e-50"),
         ("model.init_std", "1e300", "1e+300"),
+        ("experts.scale", "1e39", "1e+39"),
+        ("experts.balance_loss", "1e-46", "1e-46"),
+        ("experts.bias_rate", "1e-46", "1e-46"),
+        ("experts.z_loss", "1e-46", "1e-46"),
     ] {
         let name = key.split_once('.').expect("a section").1;
         let expected = format!(

@@ -1,8 +1,9 @@
 //! dots.llm1 (arXiv 2506.05767): Qwen3's attention with the experts of DeepSeek-V3 (arXiv 2412.19437).
 
-use super::experts::{ExpertRules, QWEN_MODULES, count, first_broken, written};
+use super::experts::{ExpertRules, QWEN_MODULES, count, first_broken, per_token, width, written};
 use super::{ATTENTION_BIAS, DEFAULTS, Defaults, MLP_BIAS, Rules};
 use crate::keys::{Keys, fail};
+use crate::layer::is_positive_f32;
 use crate::{BlockSet, Description, Mixture, ModelError, Router, Score};
 use serde_json::{Value, json};
 
@@ -15,6 +16,10 @@ static EXPERTS: ExpertRules = ExpertRules {
     refused: |mixture| {
         let is_prefix = mixture.dense.iter().eq(0..mixture.dense.len());
         let shared = mixture.shared_ffn_dim;
+        let groups = mixture.router.groups;
+        // transformers, modeling_dots1.py: torch.topk(2) of each group.
+        let has_pairs = mixture.count / groups.max(1) >= 2;
+        let pairs_of = if groups > 1 { "groups" } else { "count" };
         let is_multiple = shared.is_multiple_of(mixture.ffn_dim.max(1));
         first_broken(&[
             (mixture.router.score == Score::Sigmoid, ("score", "scores must be \"sigmoid\"")),
@@ -24,6 +29,13 @@ static EXPERTS: ExpertRules = ExpertRules {
                 ("shared_ffn_dim", "the width of the shared expert must be a multiple of `ffn_dim`"),
             ),
             (is_prefix, ("dense_blocks", "dense blocks must be the first ones")),
+            (
+                has_pairs,
+                (
+                    pairs_of,
+                    "a group must have at least 2 experts, because its score is the sum of its best two",
+                ),
+            ),
         ])
     },
 };
@@ -48,16 +60,21 @@ pub(super) static RULES: Rules = Rules {
                 "`first_k_dense_replace` is {dense}, but the model has {layers} layers"
             )));
         }
-        let need = |key: &str| file.size(key)?.ok_or_else(|| fail(format!("`{key}` is missing")));
-        let ffn_dim = file.size("moe_intermediate_size")?.unwrap_or(1408);
-        let shared = need("n_shared_experts")?;
+        let (count, ffn_dim) = (count(file, COUNT, None)?, width(file, 1408)?);
+        let shared = file.size("n_shared_experts")?.ok_or_else(|| fail("`n_shared_experts` is missing"))?;
+        let scale = file.number("routed_scaling_factor")?.unwrap_or(1.0);
+        if !is_positive_f32(scale) {
+            return Err(fail(format!(
+                "`routed_scaling_factor` is {scale:?}; it must be a positive number within f32"
+            )));
+        }
         model.mixture = Some(Mixture {
-            count: count(file, COUNT, None)?,
+            count,
             ffn_dim,
             router: Router {
-                top_k: need("num_experts_per_tok")?,
+                top_k: per_token(file, None, count)?,
                 normalise: file.flag("norm_topk_prob")?.unwrap_or(false),
-                scale: file.number("routed_scaling_factor")?.unwrap_or(1.0) as f32,
+                scale: scale as f32,
                 groups: file.size("n_group")?.unwrap_or(1),
                 top_groups: file.size("topk_group")?.unwrap_or(1),
                 ..EXPERTS.router

@@ -56,7 +56,11 @@ fn blocks_without_experts_are_listed_or_counted() {
 fn experts_that_do_not_fit_are_refused_by_name() {
     for (family, changes, says) in [
         (Family::MIXTRAL, json!({ "num_experts_per_tok": 9 }), "9"),
-        (Family::MIXTRAL, json!({ "num_local_experts": 0 }), "experts.count is 0"),
+        (
+            Family::MIXTRAL,
+            json!({ "num_local_experts": 0 }),
+            "`num_local_experts` is 0; it must be at least 1",
+        ),
         (Family::MIXTRAL, json!({ "num_hidden_layers": 1_u64 << 60 }), "(1024); check for a typo"),
         (Family::QWEN3_MOE, json!({ "num_hidden_layers": 1_u64 << 60 }), "(1024); check for a typo"),
         (
@@ -92,14 +96,39 @@ fn experts_that_do_not_fit_are_refused_by_name() {
         ),
         (Family::MIXTRAL, json!({ "router_jitter_noise": 0.1 }), "router_jitter_noise"),
         (Family::MIXTRAL, json!({ "sliding_window": 4096 }), "sliding_window"),
-        (Family::QWEN3_MOE, json!({ "num_experts_per_tok": 0 }), "per_token is 0"),
-        (Family::QWEN3_MOE, json!({ "moe_intermediate_size": 0 }), "ffn_dim is 0"),
+        (
+            Family::QWEN3_MOE,
+            json!({ "num_experts_per_tok": 0 }),
+            "`num_experts_per_tok` is 0; it must be at least 1",
+        ),
+        (
+            Family::QWEN3_MOE,
+            json!({ "moe_intermediate_size": 0 }),
+            "`moe_intermediate_size` is 0; it must be from 1 to 16777216",
+        ),
         (Family::QWEN3_MOE, json!({ "num_experts": 2000 }), "1024"),
         (Family::QWEN3_MOE, json!({ "mlp_only_layers": ["one"] }), "mlp_only_layers"),
         (Family::DOTS1, json!({ "n_group": 3 }), "divide the number of experts (8)"),
         (Family::DOTS1, json!({ "n_group": 4, "topk_group": 5 }), "from 1 to 4 groups, not 5"),
         (Family::DOTS1, json!({ "n_shared_experts": 0 }), "there must be a shared expert"),
-        (Family::DOTS1, json!({ "routed_scaling_factor": 0.0 }), "experts.scale"),
+        (Family::DOTS1, json!({ "routed_scaling_factor": 0.0 }), "`routed_scaling_factor` is 0.0"),
+        (Family::DOTS1, json!({ "moe_intermediate_size": 0 }), "`moe_intermediate_size` is 0;"),
+        (
+            Family::DOTS1,
+            json!({ "moe_intermediate_size": 1_u64 << 63 }),
+            "`moe_intermediate_size` is 9223372036854775808;",
+        ),
+        (Family::DOTS1, json!({ "n_group": 8, "topk_group": 8 }), "a group must have at least 2 experts"),
+        (
+            Family::DOTS1,
+            json!({ "n_routed_experts": 1, "num_experts_per_tok": 1 }),
+            "a group must have at least 2 experts",
+        ),
+        (
+            Family::QWEN3_MOE,
+            json!({ "num_experts": 4, "num_experts_per_tok": null }),
+            "`num_experts_per_tok` is missing, and its default is 8, but there are only 4 experts",
+        ),
         (Family::DOTS1, json!({ "sliding_window": 64, "max_window_layers": 1 }), "from block 1 on"),
         (Family::DOTS1, json!({ "n_shared_experts": null }), "n_shared_experts"),
     ] {

@@ -18,6 +18,9 @@ pub(crate) struct ExpertRules {
     pub(crate) refused: fn(&Mixture) -> Option<Refusal>,
 }
 
+/// The largest `experts.ffn_dim` of run files.
+const MAX_WIDTH: usize = 1 << 24;
+
 /// A key of `[experts]`, and the reason for which its value is refused.
 pub(crate) type Refusal = (&'static str, &'static str);
 
@@ -54,7 +57,35 @@ pub(super) fn count(file: &Keys<'_>, names: [&str; 2], default: Option<usize>) -
     {
         return Err(fail(format!("`{}` is {a}, but `{}` is {b}; make them equal", names[0], names[1])));
     }
-    first.or(second).or(default).ok_or_else(|| fail(format!("`{}` is missing", names[0])))
+    let name = if first.is_none() && second.is_some() { names[1] } else { names[0] };
+    match first.or(second).or(default) {
+        None => Err(fail(format!("`{name}` is missing"))),
+        Some(0) => Err(fail(format!("`{name}` is 0; it must be at least 1"))),
+        Some(count) => Ok(count),
+    }
+}
+
+/// Reads the number of experts of a token, of `count`.
+pub(super) fn per_token(file: &Keys<'_>, default: Option<usize>, count: usize) -> Result<usize, ModelError> {
+    let key = "num_experts_per_tok";
+    match (file.size(key)?, default) {
+        (Some(0), _) => Err(fail(format!("`{key}` is 0; it must be at least 1"))),
+        (Some(given), _) => Ok(given),
+        (None, None) => Err(fail(format!("`{key}` is missing"))),
+        (None, Some(default)) if default > count => Err(fail(format!(
+            "`{key}` is missing, and its default is {default}, but there are only {count} experts; add the key"
+        ))),
+        (None, Some(default)) => Ok(default),
+    }
+}
+
+/// Reads the width of an expert.
+pub(super) fn width(file: &Keys<'_>, default: usize) -> Result<usize, ModelError> {
+    let key = "moe_intermediate_size";
+    match file.size(key)?.unwrap_or(default) {
+        width @ 1..=MAX_WIDTH => Ok(width),
+        width => Err(fail(format!("`{key}` is {width}; it must be from 1 to {MAX_WIDTH}"))),
+    }
 }
 
 /// The number of experts under both of its names, and the experts of a token.

@@ -1,6 +1,6 @@
 //! Mixtral (arXiv 2401.04088): Mistral's block with experts.
 
-use super::experts::{ExpertRules, count, other_than_softmax, refuse_window, written};
+use super::experts::{ExpertRules, count, other_than_softmax, per_token, refuse_window, written};
 use super::{ATTENTION_BIAS, DEFAULTS, Defaults, MLP_BIAS, Rules};
 use crate::keys::fail;
 use crate::layer::ExpertModules;
@@ -46,10 +46,11 @@ pub(super) static RULES: Rules = Rules {
         if let Some(noise) = file.number("router_jitter_noise")?.filter(|noise| *noise != 0.0) {
             return Err(fail(format!("`router_jitter_noise` = {noise}: noise on routers is not supported")));
         }
+        let count = count(file, COUNT, Some(8))?;
         model.mixture = Some(Mixture {
-            count: count(file, COUNT, Some(8))?,
+            count,
             ffn_dim: model.ffn_dim,
-            router: Router { top_k: file.size("num_experts_per_tok")?.unwrap_or(2), ..Router::SOFTMAX_TOP2 },
+            router: Router { top_k: per_token(file, Some(2), count)?, ..Router::SOFTMAX_TOP2 },
             shared_ffn_dim: 0,
             dense: BlockSet::default(),
         });

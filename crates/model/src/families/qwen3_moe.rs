@@ -1,6 +1,6 @@
 //! Qwen3-MoE (arXiv 2505.09388): Qwen3's block with experts.
 
-use super::experts::{ExpertRules, QWEN_MODULES, count, other_than_softmax, written};
+use super::experts::{ExpertRules, QWEN_MODULES, count, other_than_softmax, per_token, width, written};
 use super::{ATTENTION_BIAS, DEFAULTS, Defaults, MLP_BIAS, Rules, SLIDING_WINDOW};
 use crate::keys::{Keys, fail};
 use crate::{BlockSet, Description, Mixture, ModelError, Router};
@@ -26,11 +26,12 @@ pub(super) static RULES: Rules = Rules {
     defaults: Defaults { kv_heads: Some(4), max_position_embeddings: 32_768, ..DEFAULTS },
     refused: &[ATTENTION_BIAS, MLP_BIAS, SLIDING_WINDOW],
     read: |file, model| {
+        let count = count(file, COUNT, Some(128))?;
         model.mixture = Some(Mixture {
-            count: count(file, COUNT, Some(128))?,
-            ffn_dim: file.size("moe_intermediate_size")?.unwrap_or(768),
+            count,
+            ffn_dim: width(file, 768)?,
             router: Router {
-                top_k: file.size("num_experts_per_tok")?.unwrap_or(8),
+                top_k: per_token(file, Some(8), count)?,
                 normalise: file.flag("norm_topk_prob")?.unwrap_or(false),
                 ..Router::SOFTMAX_TOP2
             },

@@ -89,11 +89,11 @@ pub(crate) struct BenchGemmArgs {
     pub(crate) k: Option<usize>,
     /// Also time layers of this many experts, each with a weight of its own, that share the tokens equally or
     /// by Zipf's law
-    #[arg(long, requires_all = ["m", "n", "k"], value_parser = bounded(1..=1 << 12))]
+    #[arg(long, conflicts_with = "file", requires_all = ["m", "n", "k"], value_parser = bounded(1..=1 << 12))]
     pub(crate) experts: Option<usize>,
     /// Experts of a token, at most --experts; none has more than all tokens. Of the --m rows, each token has
     /// so many. By default a quarter of the experts, at most 8
-    #[arg(long, value_name = "K", requires = "experts", value_parser = bounded(1..=1 << 12))]
+    #[arg(long, value_name = "K", conflicts_with = "file", requires = "experts", value_parser = bounded(1..=1 << 12))]
     pub(crate) per_token: Option<usize>,
 }
 

@@ -36,13 +36,15 @@ pub(crate) fn op(args: &BenchOpArgs) -> Result<(), Failure> {
         }
         return terminal::print(&out).map(|_| ());
     }
+    let op_wide = terminal::column("op", rows.iter().map(|row| row.op.as_str()));
+    let site_wide = terminal::column("site", rows.iter().map(|row| row.site.as_str()));
     out.push_str(&format!(
-        "{:<26}{:<18}{:<12}{:>6}{:>11}{:>7}{:>10}{:>8}{:>9}{:>8}\n",
+        "{:<op_wide$}{:<site_wide$}{:<12}{:>6}{:>11}{:>7}{:>10}{:>8}{:>9}{:>8}\n",
         "op", "site", "role", "count", "ms", "%", "TFLOP/s", "% best", "GB/s", "% best"
     ));
     for OpSpeed { op, site, role, count, rates } in &rows {
         out.push_str(&format!(
-            "{op:<26}{site:<18}{role:<12}{count:>6}{:>11.3}{:>7.1}{:>10}{:>8.1}{:>9}{:>8.1}\n",
+            "{op:<op_wide$}{site:<site_wide$}{role:<12}{count:>6}{:>11.3}{:>7.1}{:>10}{:>8.1}{:>9}{:>8.1}\n",
             rates.seconds * 1e3,
             100.0 * rates.seconds / total,
             format::significant(rates.tflops),
@@ -51,7 +53,8 @@ pub(crate) fn op(args: &BenchOpArgs) -> Result<(), Failure> {
             100.0 * rates.of_copy
         ));
     }
-    out.push_str(&format!("{:<62}{:>11.3}\n", "total", total * 1e3));
+    let before_ms = op_wide + site_wide + 18;
+    out.push_str(&format!("{:<before_ms$}{:>11.3}\n", "total", total * 1e3));
     if rows.iter().any(|row| row.rates.of_product > 1.0 || row.rates.of_copy > 1.0) {
         out.push_str(
             "above 100%: the operands fit into caches, which are faster than the memory that the best copy moves; or the sizes suit \

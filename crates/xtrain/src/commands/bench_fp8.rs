@@ -50,8 +50,10 @@ fn measure_run_file(args: &BenchFp8Args) -> Result<(), Failure> {
         let text = json!({ "device": device, "tokens": tokens, "kept": is_kept, "rows": rows });
         return terminal::print(&format!("{text}\n")).map(|_| ());
     }
+    let layers = measured.iter().flat_map(|of| &of.layers);
+    let wide = terminal::column("layer", layers.map(|layer| layer.layer.as_str()));
     let mut out = format!(
-        "{device}: linear layers in a block, forward and backward of {} tokens, casts included\n{:<14}{:<18}{:>16}{:>10}{:>10}{:>10}\n",
+        "{device}: linear layers in a block, forward and backward of {} tokens, casts included\n{:<14}{:<wide$}{:>16}{:>10}{:>10}{:>10}\n",
         format::grouped(tokens as u64),
         "recipe",
         "layer",
@@ -64,7 +66,7 @@ fn measure_run_file(args: &BenchFp8Args) -> Result<(), Failure> {
         for layer in layers {
             let slower = if is_kept && slower::is_slower(layer) { "  stays in bf16" } else { "" };
             out.push_str(&format!(
-                "{:<14}{:<18}{:>16}{:>10.3}{:>10.3}{:>10.2}{slower}\n",
+                "{:<14}{:<wide$}{:>16}{:>10.3}{:>10.3}{:>10.2}{slower}\n",
                 recipe.name(),
                 layer.layer,
                 format!("{} x {}", layer.inputs, layer.outputs),

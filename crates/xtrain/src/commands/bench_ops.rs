@@ -30,10 +30,11 @@ pub(crate) fn gemm(args: &BenchGemmArgs) -> Result<(), Failure> {
         _ => bench::common_gemms(Target::for_device(options.device)),
     };
     let speeds = bench::gemms(&shapes, options)?;
+    let wide = terminal::column("site", speeds.rows.iter().map(|row| row.site.as_str()));
     let columns = |row: &bench::GemmSpeed| {
-        format!("{:<18}{:<8}{:>8}{:>8}{:>8}", row.site, row.role, row.m, row.n, row.k)
+        format!("{:<wide$}{:<8}{:>8}{:>8}{:>8}", row.site, row.role, row.m, row.n, row.k)
     };
-    let head = format!("{:<18}{:<8}{:>8}{:>8}{:>8}", "site", "role", "m", "n", "k");
+    let head = format!("{:<wide$}{:<8}{:>8}{:>8}{:>8}", "site", "role", "m", "n", "k");
     show(&speeds, args.bench.json, &head, columns, |row| row.rates)
 }
 

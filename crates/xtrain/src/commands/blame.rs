@@ -66,14 +66,16 @@ fn text(found: &Blame) -> String {
         found.bf16_loss,
         found.casts
     );
+    let patterns = found.groups.iter().chain(&found.blocks).map(|of| of.pattern.as_str());
+    let wide = terminal::column("returned", patterns);
     out.push_str(&format!(
-        "{:<36}{:>8}{:>16}{:>12}{:>12}\n",
+        "{:<wide$}{:>8}{:>16}{:>12}{:>12}\n",
         "returned", "blame", "gradient error", "loss gap", "operations"
     ));
     let line = |name: &str, blame: &str, of: &Distance, operations: &str| {
         let gap = format!("{:+.2e}", of.loss_gap);
         format!(
-            "{name:<36}{blame:>8}{:>16}{gap:>12}{operations:>12}\n",
+            "{name:<wide$}{blame:>8}{:>16}{gap:>12}{operations:>12}\n",
             format::percent(of.gradient_error, 3)
         )
     };

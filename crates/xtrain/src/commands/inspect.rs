@@ -60,14 +60,14 @@ pub(crate) fn run(args: &InspectArgs) -> Result<(), Failure> {
 
 /// One line for each cast.
 fn every(inspection: &Inspection) -> String {
+    let wide = terminal::column("GEMM", inspection.tensors.iter().map(|t| t.name.as_str()));
     let mut out = format!(
-        "{:<36}{:<17}{:<16}{:>8}{:>12}{:>12}{:>11}\n",
+        "{:<wide$}{:<17}{:<16}{:>8}{:>12}{:>12}{:>11}\n",
         "GEMM", "operand", "cast", "SQNR dB", "underflow", "saturation", "amax"
     );
     for t in &inspection.tensors {
-        let kept = t.bf16_reason.as_ref().map(|why| format!("  bf16: {why}")).unwrap_or_default();
         out.push_str(&format!(
-            "{:<36}{:<17}{:<16}{:>8}{:>12}{:>12}{:>11}{kept}{}\n",
+            "{:<wide$}{:<17}{:<16}{:>8}{:>12}{:>12}{:>11}{}{}\n",
             t.name,
             t.operand,
             cast(t),
@@ -75,18 +75,20 @@ fn every(inspection: &Inspection) -> String {
             format::percent(t.underflow, 4),
             format::percent(t.saturation, 4),
             magnitude(t.amax),
+            kept(t),
             not_finite(t.not_finite)
         ));
     }
     out
 }
 
-/// One line for the same cast in all blocks: the median, and the worst with its name.
+/// One line for the same cast in all blocks that compute the GEMM alike: the median, and the worst with its
+/// name.
 fn by_layer(inspection: &Inspection) -> String {
     let mut kinds: Vec<Vec<&TensorCast>> = Vec::new();
     for tensor in &inspection.tensors {
         let is_like = |kind: &&mut Vec<&TensorCast>| {
-            let of = |t: &TensorCast| (t.site.clone(), t.gemm, t.operand);
+            let of = |t: &TensorCast| (t.site.clone(), t.gemm, t.operand, t.bf16_reason.clone());
             of(kind[0]) == of(tensor)
         };
         match kinds.iter_mut().find(is_like) {
@@ -98,8 +100,12 @@ fn by_layer(inspection: &Inspection) -> String {
     let sites: Vec<&str> = kinds.iter().map(|kind| kind[0].site.as_str()).collect();
     let place = |site: &str| sites.iter().position(|other| *other == site);
     kinds.sort_by_key(|kind| place(&kind[0].site));
+    let layer = |t: &TensorCast| format!("{}:{}", t.site, t.gemm);
+    let layers: Vec<String> = inspection.tensors.iter().map(layer).collect();
+    let wide = terminal::column("in all blocks", layers.iter().map(String::as_str));
+    let name_wide = terminal::column("in", inspection.tensors.iter().map(|t| t.name.as_str()));
     let mut out = format!(
-        "{:<24}{:<17}{:<16}{:>8}{:>8}  {:<36}{:>11}{:>12}{:>11}\n",
+        "{:<wide$}{:<17}{:<16}{:>8}{:>8}  {:<name_wide$}{:>11}{:>12}{:>11}\n",
         "in all blocks", "operand", "cast", "SQNR dB", "lowest", "in", "underflow", "saturation", "amax"
     );
     for kind in kinds {
@@ -109,8 +115,8 @@ fn by_layer(inspection: &Inspection) -> String {
         let most = |of: fn(&TensorCast) -> f64| kind.iter().map(|t| of(t)).fold(0.0, f64::max);
         let all: u64 = kind.iter().map(|t| t.not_finite).sum();
         out.push_str(&format!(
-            "{:<24}{:<17}{:<16}{:>8}{:>8}  {:<36}{:>11}{:>12}{:>11}{}\n",
-            format!("{}:{}", worst.site, worst.gemm),
+            "{:<wide$}{:<17}{:<16}{:>8}{:>8}  {:<name_wide$}{:>11}{:>12}{:>11}{}{}\n",
+            layer(worst),
             worst.operand,
             cast(worst),
             decibels(decibel[decibel.len() / 2]),
@@ -119,11 +125,17 @@ fn by_layer(inspection: &Inspection) -> String {
             format::percent(most(|t| t.underflow), 4),
             format::percent(most(|t| t.saturation), 4),
             magnitude(most(|t| t.amax)),
+            kept(worst),
             not_finite(all)
         ));
     }
     out.push_str("SQNR: the median of all blocks, and the lowest; underflow, saturation, amax: the highest; --all prints every cast\n");
     out
+}
+
+/// The reason why the run computes the GEMM in bf16, if it does.
+fn kept(tensor: &TensorCast) -> String {
+    tensor.bf16_reason.as_ref().map(|why| format!("  bf16: {why}")).unwrap_or_default()
 }
 
 fn cast(tensor: &TensorCast) -> String {

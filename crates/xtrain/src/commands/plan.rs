@@ -20,8 +20,8 @@ use xtrain_train::{choose, modes, programs, run_file, slower, source};
 pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
     let sets = args.run.set.iter().cloned().map(Override::Set);
     let sets: Vec<Override> = sets.chain(args.processes.device(&args.run.set)?).collect();
-    let parsed = load(&args.run.file, &sets)?;
     let ranks = args.processes.given().map_or(1, |(_, count)| count);
+    let parsed = load(&args.run.file, &sets, ranks)?;
     // The workspace of kernels grows with the threads of a rank; none is started here.
     let threads = terminal::share_of_threads(parsed.config.train.threads, ranks)?;
     // A GPU that is asked for need not be present.
@@ -125,8 +125,8 @@ fn is_a_model(path: &Path) -> bool {
 }
 
 /// The run file at `path`, or one for the model there: sequences as long as it was made for, up to 4096
-/// tokens, and a billion tokens of training.
-fn load(path: &Path, sets: &[Override]) -> Result<Parsed, Failure> {
+/// tokens, a batch that `ranks` share evenly, and a billion tokens of training.
+fn load(path: &Path, sets: &[Override], ranks: usize) -> Result<Parsed, Failure> {
     if !is_a_model(path) {
         return Ok(run_file::load(path, sets)?);
     }
@@ -143,11 +143,12 @@ fn load(path: &Path, sets: &[Override]) -> Result<Parsed, Failure> {
             source::CONFIG_FILE
         )));
     }
+    let batch_size = 8_usize.next_multiple_of(ranks.max(1));
     let text = |seq_len: usize| {
         let folder = serde_json::json!(folder.to_string_lossy());
         format!(
             "[model]\ninit_from = {folder}\n[data]\ntrain = \"its text\"\nseq_len = {seq_len}\n\
-             [train]\ntokens = 1_000_000_000\nbatch_size = 8\n"
+             [train]\ntokens = 1_000_000_000\nbatch_size = {batch_size}\n"
         )
     };
     let parse =

@@ -413,8 +413,8 @@ fn schedule(config: &Config, report: &mut Report) {
     }
 }
 
-/// The update, random weights, gates and the losses of routers are computed in f32, where a number out of range
-/// becomes 0 or infinity. Either one destroys the weights or disables the setting.
+/// The update, random weights, gates and the losses of routers are computed in f32, where a number out of
+/// range becomes 0 or infinity. Either one destroys the weights or disables the setting.
 fn within_f32(config: &Config, report: &mut Report) {
     let (model, experts, optimizer) = (&config.model, &config.experts, &config.optimizer);
     for (section, name, value) in [

@@ -1,7 +1,7 @@
 //! Every kernel compiles for every architecture that it declares, spills no registers, and has matrix
-//! instructions that overlap. With `XTRAIN_TEST_SAMPLE=1` it is compiled for Hopper; the first variant of each
-//! source, and one in three others, also for one other architecture, which is drawn. Needs NVRTC but no GPU;
-//! without NVRTC the tests count as ignored.
+//! instructions that overlap. With `XTRAIN_TEST_SAMPLE=1` it is compiled for Hopper; the first variant of
+//! each source, and one in three others, also for one other architecture, which is drawn. Needs NVRTC but no
+//! GPU; without NVRTC the tests count as ignored.
 
 mod common;
 

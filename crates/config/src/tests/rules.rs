@@ -120,7 +120,7 @@ fn experts_must_fit_each_other() {
             "the width of the shared expert must be a multiple of `ffn_dim`",
         ),
         ("dots1", "count = 4\ngroups = 4\n", "a group must have at least 2 experts"),
-        ("dots1", "count = 1\nper_token = 1\n", "a group must have at least 2 experts"),
+        ("dots1", "per_token = 1\ncount = 1\n", "a group must have at least 2 experts"),
         ("dots1", "count = 4\nshared_ffn_dim = 0\n", "there must be a shared expert"),
         ("qwen3_moe", "count = 4\nbalance = \"bias\"\n", "a qwen3_moe model has no bias on its scores"),
         (

@@ -64,7 +64,8 @@ struct Resident {
 /// of warp instructions.
 pub(crate) fn run(launches: &[Launch<'_>], random: &mut Random) -> Result<u64, Report> {
     // Without the setting, only accesses of different launches are compared.
-    let is_wanted = races::wanted() && launches.iter().filter(|launch| launch.is_new()).count() > 0;
+    // Not `any`, since each launch is noted.
+    let is_wanted = races::wanted() && launches.iter().filter(|launch| launch.note_first()).count() > 0;
     let of_races = |launch: &Launch<'_>| {
         let code = launch.code.clone();
         Running::new(code.name.clone(), [launch.grid, launch.cluster], move |at| code.describe(at))

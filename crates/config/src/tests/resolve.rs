@@ -43,6 +43,25 @@ fn continued(sets: &[&str]) -> Result<Resolved, ConfigErrors> {
 }
 
 #[test]
+fn dense_blocks_are_compared_with_a_folder_as_a_set() {
+    let described = "[model]\nfamily = \"qwen3_moe\"\ndim = 64\nlayers = 4\nheads = 4\nvocab_size = 300\n[experts]\n\
+                     count = 4\nper_token = 2\nffn_dim = 32\ndense_blocks = [3, 1, 1]\n[data]\ntrain = \"a.txt\"\n\
+                     tokenizer = \"bytes\"\n[train]\nsteps = 1\n";
+    let resolved = parse(described, &[]).expect("a file").resolve(&Facts::default()).expect("a model");
+    let init = resolved.architecture.description().expect("a description");
+    let facts = Facts { init: Some(init), tokenizer_vocab_size: Some(300), ..Facts::default() };
+    let continued = |blocks: &str| {
+        let set = format!("experts.dense_blocks={blocks}");
+        parse(CONTINUED, &[&set]).expect("a file").resolve(&facts)
+    };
+    for same in ["[3, 1]", "[1, 3]", "[1, 3, 1]"] {
+        continued(same).unwrap_or_else(|errors| panic!("{same}: {errors}"));
+    }
+    let error = continued("[1]").expect_err("another set").to_string();
+    assert!(error.contains("`dense_blocks` is [1], but [1, 3] in"), "{error}");
+}
+
+#[test]
 fn the_defaults_of_a_described_model_follow_its_sizes() {
     let facts = Facts { tokenizer_vocab_size: Some(3000), ..Facts::default() };
     let Resolved { architecture, steps, .. } = minimal(&[]).resolve(&facts).unwrap();

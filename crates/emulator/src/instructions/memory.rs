@@ -139,7 +139,7 @@ impl Context<'_> {
         let SharedPlace { rank, offset } = SharedPlace::of(address, self.position.rank);
         match self.cluster.blocks.get(rank as usize) {
             None => format!("block {rank} of a cluster of {}", self.cluster.blocks.len()),
-            Some(block) if block.has_exited => format!("block {rank} of the cluster, which has exited"),
+            Some(block) if block.has_exited => format!("block {rank} of its cluster, which has exited"),
             Some(_) => {
                 let length = self.own_shared().len();
                 format!("{bytes} bytes at {offset} of the {length} of block {rank} of the cluster")
@@ -188,7 +188,7 @@ impl Context<'_> {
         };
         let place = self.launch.code.describe(work.1);
         let problem = format!(
-            "writes {bytes} bytes at {} of shared memory, which the asynchronous work of {place} still {}",
+            "writes {bytes} bytes at {} of shared memory, which the asynchronous work of {place} still {}; wait for it first",
             at.offset, work.0
         );
         Err(Fault::new(lane as u32, FaultKind::Synchronisation, problem))

@@ -60,12 +60,14 @@ pub(crate) struct Launch<'a> {
 }
 
 impl Launch<'_> {
-    /// False if the launch repeats another one of this process, as those do that measure a kernel's time.
-    pub(crate) fn is_new(&self) -> bool {
+    /// Notes the launch; false if it repeats another one of this process, as those do that measure a kernel's
+    /// time.
+    pub(crate) fn note_first(&self) -> bool {
         static SEEN: Mutex<BTreeSet<u64>> = Mutex::new(BTreeSet::new());
-        let Launch { code, parameters, grid, block, .. } = self;
+        let Launch { code, parameters, grid, block, cluster, shared_bytes, .. } = self;
         let mut hash = DefaultHasher::new();
-        (&code.name, Arc::as_ptr(code) as usize, code.instructions(), grid, block).hash(&mut hash);
+        (&code.name, Arc::as_ptr(code) as usize, code.instructions()).hash(&mut hash);
+        (grid, block, cluster, shared_bytes).hash(&mut hash);
         let bytes = parameters.bytes(0, parameters.len() as u64).expect("all of them");
         (0..bytes.len()).for_each(|n| bytes.read::<1>(n).hash(&mut hash));
         SEEN.lock().unwrap_or_else(PoisonError::into_inner).insert(hash.finish())

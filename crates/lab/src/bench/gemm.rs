@@ -133,8 +133,8 @@ pub fn expert_gemms([m, n, k]: [usize; 3], experts: usize, top_k: usize) -> Vec<
     ]
 }
 
-/// The distinct shapes of a run file's linear layers, including the head's, of which a chunk of tokens runs
-/// at a time.
+/// The distinct shapes of a run file's linear layers, including those of experts, which share the tokens
+/// equally, and the head's, of which a chunk of tokens runs at a time.
 pub fn gemms_of(parsed: &Parsed) -> Result<Vec<GemmShape>, RunError> {
     let spec = plan_on(parsed, Processor::for_config(&parsed.config)?.target())?.spec;
     Ok(linears(&spec)?)
@@ -143,17 +143,24 @@ pub fn gemms_of(parsed: &Parsed) -> Result<Vec<GemmShape>, RunError> {
 fn linears(spec: &TrainingSpec) -> Result<Vec<GemmShape>, LearnError> {
     // Shapes do not depend on the recipe.
     let program = programs::training(&spec.computed_in(Recipe::Bf16))?;
+    // Those of all blocks are alike.
+    let experts = spec.model.layers.iter().find_map(|layer| layer.feed_forward.experts());
+    let experts =
+        experts.map(|e| ExpertRows { count: e.count, top_k: e.router.top_k, routing: Routing::Uniform });
     let mut shapes: Vec<GemmShape> = Vec::new();
     for instance in program.instances.iter().filter(|i| i.origin.stage == Stage::Forward) {
-        let chunk = match instance.code.op().name() {
-            "linear" => usize::MAX,
-            name if name.starts_with("linear_cross_entropy") => spec.loss.chunk_tokens,
+        let (chunk, experts) = match instance.code.op().name() {
+            "linear" => (usize::MAX, None),
+            // Its ragged input has room for more rows than tokens have copies.
+            "grouped_linear" => (spec.batch.tokens() * experts.map_or(1, |e| e.top_k), experts),
+            name if name.starts_with("linear_cross_entropy") => (spec.loss.chunk_tokens, None),
             _ => continue,
         };
         let types = program.input_types(instance);
         let (x, w) = (types[0].shape, types[1].shape);
         let (site, m) = (instance.origin.site.to_string(), x[0].min(chunk));
-        let shape = GemmShape { site, m, n: w[0], k: w[1], experts: None };
+        let n = w[0] / experts.map_or(1, |experts| experts.count);
+        let shape = GemmShape { site, m, n, k: w[1], experts };
         if !shapes.contains(&shape) {
             shapes.push(shape);
         }

@@ -144,9 +144,10 @@ fn the_weight_of_the_balance_loss_is_a_number_in_the_range_of_run_files() {
         for (weight, found) in [(json!(null), None), (json!(0), Some(0.0)), (json!(100), Some(100.0))] {
             assert_eq!(read(weight).expect("it is read").balance_loss, found);
         }
-        for wrong in [json!("0.01"), json!(-1), json!(1e39), json!(100.5)] {
+        for wrong in [json!("0.01"), json!(-1), json!(1e39), json!(100.5), json!(1e-46)] {
             let error = read(wrong.clone()).expect_err("it is refused");
-            let says = format!("`router_aux_loss_coef` is {wrong}; it must be a number from 0 to 100");
+            let says =
+                format!("`router_aux_loss_coef` is {wrong}; it must be 0 or a number from 1e-45 to 100");
             assert!(error.starts_with("config.json: ") && error.contains(&says), "{error}");
         }
     }

@@ -88,10 +88,10 @@ impl Keys<'_> {
         Ok(model)
     }
 
-    /// The weight of the balance loss, in the range of `experts.balance_loss` in run files.
+    /// The weight of the balance loss, in the range of `experts.balance_loss` in run files: within f32.
     fn balance_loss(&self) -> Result<Option<f64>, ModelError> {
-        let weight = |value: &Value| value.as_f64().filter(|weight| (0.0..=100.0).contains(weight));
-        self.read(BALANCE_LOSS, "a number from 0 to 100", weight)
+        let is_valid = |weight: &f64| *weight == 0.0 || *weight as f32 > 0.0 && *weight <= 100.0;
+        self.read(BALANCE_LOSS, "0 or a number from 1e-45 to 100", |value| value.as_f64().filter(is_valid))
     }
 
     /// Refuses, by name, settings that would change the result.

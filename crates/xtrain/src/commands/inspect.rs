@@ -102,11 +102,11 @@ fn by_layer(inspection: &Inspection) -> String {
     kinds.sort_by_key(|kind| place(&kind[0].site));
     let layer = |t: &TensorCast| format!("{}:{}", t.site, t.gemm);
     let layers: Vec<String> = inspection.tensors.iter().map(layer).collect();
-    let wide = terminal::column("in all blocks", layers.iter().map(String::as_str));
+    let wide = terminal::column("GEMM", layers.iter().map(String::as_str));
     let name_wide = terminal::column("in", inspection.tensors.iter().map(|t| t.name.as_str()));
     let mut out = format!(
         "{:<wide$}{:<17}{:<16}{:>8}{:>8}  {:<name_wide$}{:>11}{:>12}{:>11}\n",
-        "in all blocks", "operand", "cast", "SQNR dB", "lowest", "in", "underflow", "saturation", "amax"
+        "GEMM", "operand", "cast", "SQNR dB", "lowest", "in", "underflow", "saturation", "amax"
     );
     for kind in kinds {
         let mut decibel: Vec<f64> = kind.iter().map(|t| t.sqnr_db).collect();
@@ -129,7 +129,8 @@ fn by_layer(inspection: &Inspection) -> String {
             not_finite(all)
         ));
     }
-    out.push_str("SQNR: the median of all blocks, and the lowest; underflow, saturation, amax: the highest; --all prints every cast\n");
+    out.push_str("a line for the blocks that compute a GEMM alike. SQNR: their median, and the lowest; underflow, saturation, amax: the highest; \
+         --all prints every cast\n");
     out
 }
 

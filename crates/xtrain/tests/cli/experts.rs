@@ -156,6 +156,16 @@ fn tools_for_fp8_name_the_layers_of_experts() {
         let ratio = tensor["sqnr_db"].as_f64();
         assert!(tensor["kept"].is_null() && ratio.is_some_and(|db| (21.0..34.0).contains(&db)), "{tensor}");
     }
+    let line = |text: &str| text.lines().find(|line| line.contains("gate_up_proj:fprop")).map(str::to_owned);
+    let table = place.run("inspect out").succeeds().stdout;
+    let columns = line(&table).expect("a line");
+    assert!(columns.starts_with("mlp.experts.gate_up_proj:fprop  input  "), "{table}");
+    // What the run computes in bf16 is marked: all experts under `fp8-row`, and one block by `skip`.
+    place.train("rows", &format!("{FP8} --set precision.recipe=fp8-row --set train.steps=2"));
+    let table = place.run("inspect rows").succeeds().stdout;
+    let of_experts: Vec<&str> = table.lines().filter(|line| line.starts_with("mlp.experts.")).collect();
+    assert!(of_experts.len() == 12 && of_experts.iter().all(|line| line.contains("  bf16: ")), "{table}");
+    assert!(table.lines().filter(|line| line.starts_with("attn.")).all(|line| !line.contains("bf16: ")));
     let blamed = json("blame out");
     let groups = blamed["groups"].as_array().expect("a list");
     let of_experts: Vec<_> = groups.iter().filter(|group| group["site"] == "mlp.experts.down_proj").collect();
@@ -169,7 +179,22 @@ fn tools_for_fp8_name_the_layers_of_experts() {
         "{FP8} --set precision.recipe=fp8-current --set train.steps=4 --set precision.skip=[\"{name}\"]"
     );
     place.train("skipped", &skipped);
+    let table = place.run("inspect skipped").succeeds().stdout;
+    let wgrads = || table.lines().filter(|line| line.starts_with("mlp.experts.gate_up_proj:wgrad"));
+    assert_eq!(
+        (wgrads().count(), wgrads().filter(|line| line.contains("  bf16: ")).count()),
+        (4, 2),
+        "{table}"
+    );
     place.run("compare out skipped").succeeds();
+    // Tokens have `top_k` rows each, and an expert its own outputs.
+    let timed = json(&format!("bench gemm run.toml {FP8} --repeats 1 --runs 1"));
+    let timed = timed["rows"].as_array().expect("rows").iter();
+    let sizes: Vec<[u64; 3]> = timed
+        .filter(|row| row["site"] == "mlp.experts.gate_up_proj" && row["role"] == "fprop")
+        .map(|row| ["m", "n", "k"].map(|size| row[size].as_u64().expect("a size")))
+        .collect();
+    assert_eq!(sizes, [[4 * 32 * 2, 2 * 16, 16]]);
     let bench = format!("bench op run.toml {FP8} --set precision.recipe=fp8-current --repeats 1 --json");
     let ops = place.run(&bench).succeeds().stdout;
     let rows = ops.lines().map(|line| serde_json::from_str::<Value>(line).expect("JSON"));

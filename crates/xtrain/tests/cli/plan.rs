@@ -488,6 +488,11 @@ fn a_model_is_planned_without_a_run_file() {
         assert!(answer(&text, "run").ends_with(" are examples"), "{text}");
         assert!(answer(&text, "time").starts_with("about "), "{text}");
     }
+    // The example's batch is one that the ranks can share.
+    for ranks in [3, 64] {
+        let text = plan(&place, &format!("out/hf --device-model h100 --gpus {ranks}"));
+        assert!(answer(&text, "run").contains("B tokens, "), "{text}");
+    }
     let set = plan(&place, "out/hf --set train.tokens=1000000 --set data.seq_len=8");
     assert!(answer(&set, "run").contains(" 1.00M tokens"), "{set}");
     // A run folder is planned by its configuration.

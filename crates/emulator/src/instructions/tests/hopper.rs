@@ -75,6 +75,7 @@ pub(super) fn forms() -> Vec<Form> {
     for opcode in ["setmaxnreg.dec.sync.aligned.u32", "setmaxnreg.inc.sync.aligned.u32", "elect.sync"] {
         forms.push(Form::by(opcode, |_| registers_move_to_another_group()));
     }
+    // Alone they have no effect; `tests/dependent.rs` tests what they do between two launches.
     for opcode in ["griddepcontrol.wait", "griddepcontrol.launch_dependents"] {
         forms.push(Form::by(opcode, |_| registers_move_to_another_group()));
     }

@@ -1,5 +1,5 @@
 //! Text input. The first byte selects the format.
-#![no_main]
+#![cfg_attr(feature = "libfuzzer", no_main)]
 
 use xtrain_data::input::read_documents;
 use xtrain_data::{CutRule, InputOptions, list_inputs};
@@ -8,7 +8,10 @@ use xtrain_fuzz::{allow_caught_panics, with_file};
 const NAMES: [&str; 8] =
     ["a.txt", "a.jsonl", "a.parquet", "a.txt.gz", "a.jsonl.gz", "a.txt.zst", "a.jsonl.zst", "a.parquet"];
 
-libfuzzer_sys::fuzz_target!(init: allow_caught_panics(), |bytes: &[u8]| {
+xtrain_fuzz::target!(read);
+
+fn read(bytes: &[u8]) {
+    allow_caught_panics();
     let Some((first, rest)) = bytes.split_first() else { return };
     with_file(NAMES[usize::from(*first) % NAMES.len()], rest, |path| {
         let files = list_inputs(&[path]).expect("a file that exists, of a known kind");
@@ -19,4 +22,4 @@ libfuzzer_sys::fuzz_target!(init: allow_caught_panics(), |bytes: &[u8]| {
             let _ = piece;
         }
     });
-});
+}

@@ -1,10 +1,12 @@
 //! Safetensors file: all tensors of an accepted header can be read without a panic.
-#![no_main]
+#![cfg_attr(feature = "libfuzzer", no_main)]
 
 use xtrain_checkpoint::tensor_file::{Header, TensorFile};
 use xtrain_fuzz::with_file;
 
-libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
+xtrain_fuzz::target!(read);
+
+fn read(bytes: &[u8]) {
     with_file("model.safetensors", bytes, |path| {
         let parsed = Header::parse(path, bytes, bytes.len());
         let opened = TensorFile::open(path);
@@ -15,4 +17,4 @@ libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
             let _ = file.read_f32(tensor, &mut values);
         }
     });
-});
+}

@@ -1,10 +1,12 @@
 //! Token shard: an accepted shard can be read to its end without a panic.
-#![no_main]
+#![cfg_attr(feature = "libfuzzer", no_main)]
 
 use xtrain_data::Shard;
 use xtrain_fuzz::with_file;
 
-libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
+xtrain_fuzz::target!(read);
+
+fn read(bytes: &[u8]) {
     with_file("shard-00000.tokens", bytes, |path| {
         let Ok(shard) = Shard::open(path) else { return };
         let tokens = shard.header().token_count;
@@ -13,4 +15,4 @@ libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
         let _ = shard.document_ends(0..tokens, &mut Vec::new());
         let _ = shard.verify();
     });
-});
+}

@@ -1,7 +1,33 @@
-//! Helpers of the fuzz targets.
+//! What the fuzz targets share.
 
-use std::fs;
 use std::path::Path;
+use std::{env, fs};
+
+/// Makes a function of the bytes of a file a target of libFuzzer, or without the feature `libfuzzer` a program
+/// that calls it for each file that is named on the command line.
+#[macro_export]
+macro_rules! target {
+    ($read:ident) => {
+        #[cfg(feature = "libfuzzer")]
+        libfuzzer_sys::fuzz_target!(|bytes: &[u8]| $read(bytes));
+
+        #[cfg(not(feature = "libfuzzer"))]
+        fn main() {
+            $crate::read_files($read);
+        }
+    };
+}
+
+/// Calls `read` for each file that is named on the command line: a finding of a fuzzer, or its corpus.
+///
+/// # Panics
+/// If a file cannot be read, and where `read` does.
+pub fn read_files(read: impl Fn(&[u8])) {
+    for path in env::args_os().skip(1) {
+        let bytes = fs::read(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+        read(&bytes);
+    }
+}
 
 /// For targets whose code catches panics of libraries, which are then errors: only a panic that leaves the
 /// target is a finding. By default libFuzzer's hook aborts at any.

@@ -55,21 +55,20 @@ NEEDS = {
 }
 # Emulated GPUs of tests that need several; 1 for others.
 DEVICES = {"ops/executor .*by_(nccl|copies)": 4, "train/lockstep .*by_(nccl|copies)": 4}
-# The share of tests in a sample: on the main architecture, and on each other one.
+# Tests that a sample always contains: the cheapest that launched every variant when `--cover` wrote the file. If kernels or names of tests have
+# changed since, the sample still launches every variant, at the price of more tests.
+COVER = pathlib.Path(__file__).with_name("cover.txt")
+# The share of other tests in a sample: on the main architecture, and on each other one.
 SHARES = {
     # Stages that are used again, and blocks with several tiles.
     "cuda/card block_scaled_gemms_.*_(272x400x656|2320x4368x16)_e4m3_e4m3": 1.0,
-    "cuda/card gemms_equal_": 0.15,
-    "cuda/card block_scaled_gemms_.*_(272|48|2320)x": 0.15,
-    "train/card (reference_segments_change_no_bit|what_a_run_left_in_bf16)": 0.2,
-    "train/lockstep .*by_(nccl|copies)": 0.3,
-    "train/lockstep .*of_mixtures": 0.25,
-    "train/(card|fp8)": 0.35,
-    "ops/(card (scaled_matmul|attention(_grad)?)_card_|fused )": 0.2,
-    "ops/card .*_card_": 0.4,
+    "cuda/card (block_scaled_)?gemms_": 0.15,
+    "ops/card .*_small_": 0.5,
+    "(train/|ops/(fused |card (scaled_matmul|attention(_grad)?)_card_))": 0.1,
+    "ops/card .*_card_": 0.25,
     "": 1.0,
 }
-OTHERS_SHARE = 0.03
+OTHERS_SHARE = 0.02
 # Seconds of the longest test that `run.sh races` may run, without the search for races, and tests that it always runs if they have run.
 RACES_SECONDS = 8
 RACES_ALSO = "cuda/card block_scaled_gemms_.*_272x400x656_e4m3_e4m3|ops/grouped algorithms_of_(fprop_in_bf16|wgrad_in_fp8)"
@@ -127,6 +126,12 @@ def binaries(only=""):
     return {suite: wanted[suite] for suite in suites}
 
 
+def seed_of_sample():
+    """XTRAIN_TEST_SEED, or else the commit's hash."""
+    commit = subprocess.run(["git", "rev-parse", "HEAD"], stdout=subprocess.PIPE, text=True).stdout.strip()
+    return int(os.environ.get("XTRAIN_TEST_SEED") or int(commit[:8] or "0", 16))
+
+
 def draw(seed, *what):
     """A random number in [0, 1) for this seed and purpose."""
     digest = hashlib.sha256(" ".join([str(seed), *what]).encode()).digest()
@@ -141,6 +146,7 @@ def first(table, name):
 def choose(seed, only, arch, is_all):
     """The tests to run, the tests of the main architecture that the sample leaves out, and the skipped ones with their reasons."""
     chosen, left_out, skipped = [], [], []
+    cover = COVER.read_text().splitlines()
     for suite, binary in binaries(only).items():
         for line in output(binary, "--list").splitlines():
             name = line.removesuffix(": test")
@@ -151,7 +157,7 @@ def choose(seed, only, arch, is_all):
             if reason := first(SKIPPED, full):
                 skipped.append(f"{full}: {reason}")
                 continue
-            share = 1.0 if only else first(SHARES, full)
+            share = 1.0 if only or full in cover else first(SHARES, full)
             for one in first(NEEDS, full) or [MAIN, *OTHERS]:
                 is_main, is_also = one in (MAIN, arch), one in (first(ALSO, full) or [])
                 drawn = is_all or is_also or draw(seed, full, one) < (share if is_main else OTHERS_SHARE)
@@ -173,25 +179,39 @@ def seconds(test, past):
     return past.get(str(test)) or first(SECONDS, f"{test.suite} {test.test}") or 1
 
 
-def for_races(tests, logs):
-    """The cheapest tests that launch every variant and every kernel that an earlier run launched, and what only long tests launch."""
-    past, launches, left_out = past_seconds(logs), {}, set()
-    for test in tests:
-        kernels = logged([test.log(logs)], "launched")
-        launched = without_kernels(kernels) | without_defines(kernels)
-        if seconds(test, past) <= RACES_SECONDS:
-            launches[test] = launched
-        else:
-            left_out |= launched
-    left = set().union(*launches.values())
-    left_out -= left
-    chosen = [test for test in launches if launches[test] and re.match(RACES_ALSO, f"{test.suite} {test.test}")]
-    left -= set().union(*(launches[test] for test in chosen))
+def launched_by(tests, logs):
+    """The variants and the kernels that each test has launched."""
+    kernels = {test: logged([test.log(logs)], "launched") for test in tests}
+    return {test: without_kernels(kernels[test]) | without_defines(kernels[test]) for test in tests}
+
+
+def cheapest(launches, past, chosen=()):
+    """Tests of these that launch what all of them do, `chosen` among them, in little time."""
+    chosen = list(chosen)
+    left = set().union(*launches.values()) - set().union(*(launches[test] for test in chosen))
     while left:
         best = max(launches, key=lambda test: (len(launches[test] & left) / (seconds(test, past) + 0.1), str(test)))
         chosen.append(best)
         left -= launches[best]
+    return chosen
+
+
+def for_races(tests, logs):
+    """The cheapest tests that launch every variant and every kernel that an earlier run launched, and what only long tests launch."""
+    past = past_seconds(logs)
+    all_launches = launched_by(tests, logs)
+    launches = {test: launched for test, launched in all_launches.items() if seconds(test, past) <= RACES_SECONDS}
+    left_out = set().union(*all_launches.values()) - set().union(*launches.values())
+    always = [test for test in launches if launches[test] and re.match(RACES_ALSO, f"{test.suite} {test.test}")]
+    chosen = cheapest(launches, past, always)
     return chosen, [f"{what}: only tests of more than {RACES_SECONDS} s launch it" for what in sorted(left_out)]
+
+
+def write_cover(tests, logs):
+    """Writes the cheapest tests on the main architecture that launch every variant and every kernel."""
+    launches = launched_by([test for test in tests if test.arch == MAIN], logs)
+    names = sorted(f"{test.suite} {test.test}" for test in cheapest(launches, past_seconds(logs)))
+    COVER.write_text("\n".join(names) + "\n")
 
 
 def run(test, seed, out, settings=(), cache=None):
@@ -352,13 +372,13 @@ def main():
     arguments.add_argument("--only", default="", help="run all tests whose suite and name contain this text")
     arguments.add_argument("--arch", help="run on this architecture only")
     arguments.add_argument("--races", action="store_true", help="find data races; without --only in the cheapest tests that launch every variant")
+    arguments.add_argument("--cover", action="store_true", help="afterwards, write the cheapest tests that launch every variant to cover.txt")
     arguments.add_argument("--jobs", type=int, default=os.cpu_count())
     arguments.add_argument("--out", type=pathlib.Path, required=True)
     arguments = arguments.parse_args()
     if arguments.all:
         os.environ["XTRAIN_TEST_SAMPLE"] = "0"
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], stdout=subprocess.PIPE, text=True).stdout.strip()
-    seed = int(os.environ.get("XTRAIN_TEST_SEED") or int(commit[:8] or "0", 16))
+    seed = seed_of_sample()
     print(f"emulated GPU tests with XTRAIN_TEST_SEED={seed}", flush=True)
 
     out, settings = (arguments.out / "races", ["races=1"]) if arguments.races else (arguments.out, [])
@@ -382,6 +402,8 @@ def main():
     if not arguments.only and not arguments.races and arguments.arch is None:
         missing = complete(results, chosen, left_out, variants())
         results.failures += [f"no test launches {what}" for what in sorted(missing)]
+        if arguments.cover:
+            write_cover(chosen, out)
     forms = sorted(unlisted_forms([test.log(out) for test in chosen]))
     results.failures += [f"{form} is not in crates/emulator/tests/forms.txt, whose forms the emulator's tests execute" for form in forms]
     for name in skipped:

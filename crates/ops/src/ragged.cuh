@@ -177,50 +177,6 @@ __device__ __forceinline__ void give_back(u32 empty) {
     if (threadIdx.x % 32 < CLUSTER) arrive(empty, threadIdx.x % 32);
 }
 
-// Sums that a warp leaves in shared memory, from where TMA stores them in memory, or adds them to it, while
-// the warp computes its next tile: boxes of 16 rows and 32 columns. They are stored one after the other
-// during that tile: if all blocks stored theirs at the same time, they would wait for memory, and so would
-// what they fetch.
-constexpr u32 BOX_COLUMNS = 32, BOX_BYTES = 16 * 128, BOXES = TILE_N / BOX_COLUMNS, STAGED_BYTES = BOXES * BOX_BYTES;
-
-// The place of staged sums in an expert's output, and the first box that is not stored yet.
-struct Staged {
-    u32 expert = 0, row = 0, column = 0, box = BOXES;
-};
-
-// The offset in a box of the 16 bytes `piece` of the row that has this number in eight, in a map that
-// `sums_map` made with FIRST. Pieces are permuted by rows, and so are rows, so that all rows of which a warp
-// writes 128 / FIRST / 16 pieces at a time are in different banks.
-template <u32 FIRST> __device__ __forceinline__ u32 in_box(u32 row, u32 piece) {
-    u32 to = row % (8 / FIRST) * FIRST + row / (8 / FIRST);
-    return to * 128 + (piece ^ to) * 16;
-}
-
-// Stores or adds the next box by TMA.
-__device__ __forceinline__ void store_box(const TensorMap& map, const RaggedGroups& groups, Staged& staged, u32 results, bool add) {
-    u32 column = staged.column + staged.box * BOX_COLUMNS, from = results + staged.box * BOX_BYTES;
-    staged.box++;
-    if (threadIdx.x % 32 != 0 || column >= groups.inputs) return;
-    if (add) {
-        asm volatile("cp.reduce.async.bulk.tensor.5d.global.shared::cta.add.bulk_group [%0, {%1, %2, %2, %3, %4}], [%5];" ::"l"(&map), "r"(column),
-                     "r"(0), "r"(staged.row / 8), "r"(staged.expert), "r"(from)
-                     : "memory");
-    } else {
-        asm volatile("cp.async.bulk.tensor.5d.global.shared::cta.bulk_group [%0, {%1, %2, %2, %3, %4}], [%5];" ::"l"(&map), "r"(column), "r"(0),
-                     "r"(staged.row / 8), "r"(staged.expert), "r"(from)
-                     : "memory");
-    }
-    asm volatile("cp.async.bulk.commit_group;" ::: "memory");
-}
-
-// Stores the boxes that are left, and waits until TMA has read all.
-__device__ __forceinline__ void store_boxes(const TensorMap& map, const RaggedGroups& groups, Staged& staged, u32 results, bool add) {
-#pragma unroll 1
-    while (staged.box < BOXES) store_box(map, groups, staged, results, add);
-    if (threadIdx.x % 32 == 0) await_reads<0>();
-    __syncwarp();
-}
-
 // Reads the starts of groups into shared memory and initialises the mbarriers.
 template <class At> __device__ __forceinline__ void begin(const RaggedGroups& groups, u16* starts, u32 shared) {
     for (u32 n = threadIdx.x; n <= groups.experts; n += blockDim.x) starts[n] = groups.starts[n] / TILE_M;

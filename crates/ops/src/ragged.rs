@@ -2,12 +2,12 @@
 #![allow(unsafe_code, reason = "it launches kernels")]
 
 use crate::device::table;
+use std::collections::BTreeSet;
 use xtrain_cuda::{
     AlgorithmCandidate, Arch, ChoiceKey, CudaError, DeviceMemory, DevicePtr, Function, Gpu, Header,
-    KernelValue, Launch, TensorMap, Work, WorkPurpose, kernel_struct,
+    KernelValue, Launch, Work, WorkPurpose, kernel_struct,
 };
 use xtrain_program::LinearGemm;
-use xtrain_tensor::DType;
 
 /// Blocks of a cluster, whose row tiles are below each other: 1 or 2.
 pub(crate) const CLUSTER: usize = 2;
@@ -50,7 +50,7 @@ pub(crate) enum Stores {
     /// Each group multiplies every second tile, and stores it while the other multiplies.
     InTurns,
     /// As [`Stores::Together`], but TMA stores a tile from shared memory during the next one; for gradients
-    /// of weights.
+    /// of weights in FP8. In bf16 it was slower than in turns.
     Staged,
 }
 
@@ -73,11 +73,6 @@ impl Variant {
         format!("grouped_{how}{}", self.width)
     }
 
-    /// A macro of the kernels.
-    pub(crate) fn staged(self) -> (&'static str, i64) {
-        ("STAGED", (self.stores == Stores::Staged).into())
-    }
-
     /// Columns that tiles of this width compute.
     fn computed(self, columns: usize) -> usize {
         columns.next_multiple_of(self.width)
@@ -85,8 +80,9 @@ impl Variant {
 }
 
 /// Names of these variants and of the kernels for all GPUs.
-pub(crate) fn names(variants: &[Variant]) -> Vec<String> {
-    variants.iter().map(|variant| variant.name()).chain([PORTABLE.to_owned()]).collect()
+pub(crate) fn names(variants: impl IntoIterator<Item = Variant>) -> Vec<String> {
+    let names: BTreeSet<String> = variants.into_iter().map(Variant::name).collect();
+    names.into_iter().chain([PORTABLE.to_owned()]).collect()
 }
 
 /// The variants to choose from for an output of so many columns: those that compute few that it does not
@@ -205,21 +201,6 @@ pub(crate) fn supports(gpu: &Gpu, sizes: Sizes, unit: usize) -> bool {
 pub(crate) fn blocks(gpu: &Gpu, tiles: usize) -> u32 {
     let most = (gpu.info().multiprocessors as usize / CLUSTER).max(1);
     (tiles.min(most) * CLUSTER) as u32
-}
-
-/// The map of gradients of weights, f32 `[experts, outputs, inputs]`, to which kernels store or add boxes of
-/// 16 rows and 32 columns. Row `first * b + a` of eight rows of a box is row `8 / first * a + b` in memory.
-/// Outputs are a multiple of 8.
-pub(crate) fn sums_map(
-    gpu: &Gpu,
-    d: DevicePtr,
-    Sizes { experts, outputs, inputs, .. }: Sizes,
-    first: usize,
-) -> Result<TensorMap, CudaError> {
-    let second = 8 / first;
-    let extents = [inputs, first, second, outputs / 8, experts];
-    let strides = [second * inputs, inputs, 8 * inputs, outputs * inputs];
-    TensorMap::new(gpu.context(), DType::F32, d, &extents, &strides, &[32, first, second, 2, 1])
 }
 
 /// One launch of a kernel with so many blocks, which holds its counter of tiles.

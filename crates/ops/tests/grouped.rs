@@ -187,7 +187,7 @@ fn main() {
     for gemm in LinearGemm::ALL {
         let is_wgrad = gemm == LinearGemm::Wgrad;
         for (operands, of, count) in [
-            (Operands::Bf16, "bf16", if is_wgrad { 8 } else { 5 }),
+            (Operands::Bf16, "bf16", 5),
             (Operands::Fp8ByBlocks, "fp8_by_blocks", if is_wgrad { 3 } else { 1 }),
             (Operands::Fp8ByTensors, "fp8_by_tensors", if is_wgrad { 3 } else { 1 }),
         ] {

@@ -9,12 +9,9 @@
 // operand and multicasts it to all, unless their rows belong to different experts. Each output is one sum in
 // f32, in the order of the tensor cores, whichever block computes it.
 //
-// Two groups of four warps multiply, so a tile is stored in one of three ways:
+// Two groups of four warps multiply, so a tile is stored in one of two ways:
 // * each group multiplies 64 rows of every tile and stores them, while the tensor cores wait;
-// * TURNS: each group multiplies all rows of every second tile, and stores them while the other multiplies;
-// * STAGED: as the first, but sums are left in shared memory, from where TMA stores them during the next
-//   tile. WGRAD alone, with tiles of fewer products, since its sums are f32 and as many as the
-//   products of 16 to 32 stages.
+// * TURNS: each group multiplies all rows of every second tile, and stores them while the other multiplies.
 //
 // The extents of groups are read from memory, so work is proportional to the rows that groups have. It should
 // reach what a dense GEMM reaches: with two blocks, 32 KiB of L2 are read in the 1024 cycles that a stage of
@@ -24,7 +21,7 @@ struct Arguments {
     // Operands as for the other kernels: x_ci and w_(E*o)i; dy_co and w_(E*o)i; dy_co and x_ci.
     TensorMap a;
     TensorMap b;
-    // The output in bf16, or with STAGED in f32.
+    // The output in bf16.
     TensorMap d_map;
     void* d;
     u32 accumulate;
@@ -39,11 +36,9 @@ constexpr u32 SUMS = TILE_N / 2;
 constexpr u32 STRIP = 64, STRIP_BYTES = 128 * TILE_K;
 constexpr u32 A_BYTES = 2 * TILE_M * TILE_K, B_BYTES = 2 * TILE_N * TILE_K, STAGE_BYTES = A_BYTES + B_BYTES;
 // A warp stores 16 rows of a strip at a time, from two buffers in turn.
-constexpr u32 STORE_BYTES = 16 * 128;
-// Results in shared memory, of each warp.
-constexpr u32 RESULT_BYTES = STAGED ? STAGED_BYTES : 2 * STORE_BYTES;
-constexpr u32 STAGES = (TILES_BYTES - WARPS * RESULT_BYTES) / STAGE_BYTES, RESULTS_OFFSET = STAGES * STAGE_BYTES;
-using At = Layout<RESULTS_OFFSET + WARPS * RESULT_BYTES, STAGES, SHARERS * GROUP / 32>;
+constexpr u32 STORE_BYTES = 16 * 128, STORES_BYTES = WARPS * 2 * STORE_BYTES;
+constexpr u32 STAGES = (TILES_BYTES - STORES_BYTES) / STAGE_BYTES, STORES_OFFSET = STAGES * STAGE_BYTES;
+using At = Layout<STORES_OFFSET + STORES_BYTES, STAGES, SHARERS * GROUP / 32>;
 
 // Writes a box of a matrix, without what is outside of the matrix.
 __device__ __forceinline__ void put(const TensorMap& map, u32 column, u32 row, u32 from) {
@@ -178,21 +173,6 @@ template <bool ADD> __device__ __forceinline__ void store_sums(const Arguments& 
     }
 }
 
-// Leaves a warp's 16 rows of sums in shared memory.
-__device__ __forceinline__ void stage_sums(u32 results, const float (&sum)[SUMS]) {
-    u32 lane = threadIdx.x % 32;
-#pragma unroll
-    for (u32 lower = 0; lower < 2; lower++)
-#pragma unroll
-        for (u32 i = 0; i < TILE_N / 8; i++) {
-            u32 box = results + i / 4 * BOX_BYTES + 1024 * lower;
-            u32 to = box + (in_box<2>(lane / 4, lane % 4 / 2) ^ 32 * (i % 4)) + 8 * (lane % 2);
-            asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(to), "f"(sum[4 * i + 2 * lower]), "f"(sum[4 * i + 2 * lower + 1]) : "memory");
-        }
-    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-    __syncwarp();
-}
-
 // The warp has waited for all stages of its tile.
 __device__ __forceinline__ void end_turn(u32 taken) {
     __syncwarp();
@@ -205,8 +185,7 @@ template <Gemm G> __device__ __forceinline__ void compute(const Arguments& args,
     // From 16 products to the next.
     constexpr u32 A_STEP = A_ALONG_K ? 32 : 16 * 128, B_STEP = B_ALONG_K ? 32 : 16 * 128;
     u32 warp = threadIdx.x / 32 - GROUP / 32, group = warp / 4, first_part = TURNS ? 0 : group, iteration = 0, strips = 0;
-    u32 results = shared + RESULTS_OFFSET + warp * RESULT_BYTES;
-    Staged staged;
+    u32 buffers = shared + STORES_OFFSET + warp * 2 * STORE_BYTES;
     for (u32 n = 0;; n++) {
         u32 index = take_tile<At, true>(shared, n);
         if (index >= tiles.count) break;
@@ -237,8 +216,6 @@ template <Gemm G> __device__ __forceinline__ void compute(const Arguments& args,
             // The products of the stage before have ended; those of this one go on.
             asm volatile("wgmma.commit_group.sync.aligned;\nwgmma.wait_group.sync.aligned 1;" ::: "memory");
             if (step > 0) give_back(shared + At::EMPTY + 8 * ((iteration - 1) % STAGES));
-            if (STAGED && staged.box < BOXES && step >= staged.box * (tile.steps / BOXES))
-                store_box(args.d_map, args.groups, staged, results, args.accumulate);
         }
         if (TURNS) end_turn(shared + At::TAKEN + 8 * group);
         asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
@@ -250,20 +227,15 @@ template <Gemm G> __device__ __forceinline__ void compute(const Arguments& args,
             u32 row = tile.row + 64 * (first_part + part) + 16 * (warp % 4);
             if constexpr (G == WGRAD) {
                 float* d = (float*)args.d + (u64)tile.expert * args.groups.outputs * args.groups.inputs;
-                if (STAGED) {
-                    store_boxes(args.d_map, args.groups, staged, results, args.accumulate);
-                    stage_sums(results, sum[part]);
-                    if (row < args.groups.outputs) staged = {tile.expert, row, tile.column, 0};
-                } else if (args.accumulate) store_sums<true>(args, d, row, tile.column, sum[part]);
+                if (args.accumulate) store_sums<true>(args, d, row, tile.column, sum[part]);
                 else store_sums<false>(args, d, row, tile.column, sum[part]);
             } else if (tile.row < tiles.end) {
                 u32 columns = G == FPROP ? args.groups.outputs : args.groups.inputs;
-                store_rows(args, columns, row, tile.column, results, strips, sum[part]);
+                store_rows(args, columns, row, tile.column, buffers, strips, sum[part]);
             }
         }
     }
-    if constexpr (STAGED) store_boxes(args.d_map, args.groups, staged, results, args.accumulate);
-    else if (G != WGRAD) await_reads<0>();
+    if (G != WGRAD) await_reads<0>();
 }
 
 template <Gemm G> __device__ __forceinline__ void run(const Arguments& args) {
@@ -272,8 +244,6 @@ template <Gemm G> __device__ __forceinline__ void run(const Arguments& args) {
     run_tiles<At, G>(args.groups, args.d, args.accumulate, fetch, multiply);
 }
 
-#if !STAGED
 extern "C" __global__ void __launch_bounds__(3 * GROUP, 1) grouped_linear(const __grid_constant__ Arguments args) { run<FPROP>(args); }
 extern "C" __global__ void __launch_bounds__(3 * GROUP, 1) grouped_dgrad(const __grid_constant__ Arguments args) { run<DGRAD>(args); }
-#endif
 extern "C" __global__ void __launch_bounds__(3 * GROUP, 1) grouped_wgrad(const __grid_constant__ Arguments args) { run<WGRAD>(args); }

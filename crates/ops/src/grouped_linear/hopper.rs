@@ -3,7 +3,7 @@
 #![allow(unsafe_code, reason = "it launches kernels")]
 
 use super::{STARTS, kernel_name};
-use crate::ragged::{self, CLUSTER, RAGGED, RaggedGroups, Sizes, Stores, TILE_M, Variant, sums_map};
+use crate::ragged::{self, CLUSTER, RAGGED, RaggedGroups, Sizes, Stores, TILE_M, Variant};
 use xtrain_cuda::{
     Arch, CudaError, Defines, DevicePtr, Gpu, HOPPER, KernelSource, Operands, TENSOR_CORES, TensorMap, Work,
     kernel_struct,
@@ -12,23 +12,23 @@ use xtrain_program::LinearGemm;
 use xtrain_tensor::DType;
 
 /// All variants. 192 columns are the most that one group of warps can multiply.
-pub(super) const VARIANTS: [Variant; 8] = [
+pub(super) const VARIANTS: [Variant; 5] = [
     Variant { stores: Stores::Together, width: 256 },
     Variant { stores: Stores::Together, width: 192 },
     Variant { stores: Stores::Together, width: 128 },
     Variant { stores: Stores::InTurns, width: 192 },
     Variant { stores: Stores::InTurns, width: 128 },
-    Variant { stores: Stores::Staged, width: 256 },
-    Variant { stores: Stores::Staged, width: 192 },
-    Variant { stores: Stores::Staged, width: 128 },
 ];
 
 /// Columns of bf16 numbers in 128 bytes, the rows of a tile in shared memory.
 const STRIP: usize = 64;
+/// Products of a stage.
+const TILE_K: usize = 64;
 /// Rows that a warp stores at once.
 const STORE_ROWS: usize = 16;
 
 pub(super) const SOURCE: KernelSource = KernelSource {
+    constants: &[&[("TILE_K", TILE_K as i64)]],
     headers: &[TENSOR_CORES, HOPPER, RAGGED],
     archs: &[Arch::SM90],
     structs: &[Arguments::LAYOUT],
@@ -36,15 +36,10 @@ pub(super) const SOURCE: KernelSource = KernelSource {
     ..KernelSource::new("grouped_linear/hopper.cu", include_str!("hopper.cu"))
 };
 
-/// Products of a stage. Where sums are staged, there is room for fewer.
-fn depth(variant: Variant) -> usize {
-    if variant.stores == Stores::Staged { 32 } else { 64 }
-}
-
 /// The macros of a variant.
 fn defines(variant: Variant) -> Defines {
     let turns = ("TURNS", (variant.stores == Stores::InTurns).into());
-    vec![("TILE_N", variant.width as i64), ("TILE_K", depth(variant) as i64), variant.staged(), turns]
+    vec![("TILE_N", variant.width as i64), turns]
 }
 
 kernel_struct! {
@@ -97,26 +92,25 @@ fn prepare(
     let Sizes { rows, experts, outputs, inputs, .. } = sizes;
     let [a, b] = [0, 1].map(|n| operands.inputs[n].place);
     let d = operands.outputs[0];
-    let (columns, depth) = (sizes.columns(gemm), depth(variant));
+    let columns = sizes.columns(gemm);
     let map = |at, [columns, rows, experts]: [usize; 3], [wide, high]: [usize; 2]| {
         let strides = [columns, columns * rows];
         TensorMap::new(gpu.context(), DType::BF16, at, &[columns, rows, experts], &strides, &[wide, high, 1])
     };
     // Boxes of operands with columns along the products, and of others, whose columns are those of a strip.
-    let (along, across) = ([depth, TILE_M], [STRIP, depth]);
-    let shared = [STRIP, depth / CLUSTER];
+    let (along, across) = ([TILE_K, TILE_M], [STRIP, TILE_K]);
+    let shared = [STRIP, TILE_K / CLUSTER];
     let weights = [inputs, outputs, experts];
     let (a_map, b_map) = match gemm {
         LinearGemm::Fprop => {
-            (map(a, [inputs, rows, 1], along)?, map(b, weights, [depth, variant.width / CLUSTER])?)
+            (map(a, [inputs, rows, 1], along)?, map(b, weights, [TILE_K, variant.width / CLUSTER])?)
         }
         LinearGemm::Dgrad => (map(a, [outputs, rows, 1], along)?, map(b, weights, shared)?),
         LinearGemm::Wgrad => (map(a, [outputs, rows, 1], across)?, map(b, [inputs, rows, 1], shared)?),
     };
-    let d_map = match (gemm, variant.stores) {
-        (LinearGemm::Wgrad, Stores::Staged) => sums_map(gpu, d.place, sizes, 2)?,
+    let d_map = match gemm {
         // It is not used.
-        (LinearGemm::Wgrad, _) => a_map,
+        LinearGemm::Wgrad => a_map,
         _ => map(d.place, [columns, rows, 1], [STRIP, STORE_ROWS])?,
     };
     let down = match gemm {

@@ -15,9 +15,10 @@ mod samples;
 #[cfg(test)]
 mod tests;
 
-use crate::grouped_scaled_matmul::GroupedScaledMatmul;
+use crate::grouped_scaled_matmul::{self, GroupedScaledMatmul};
 use crate::groups::Groups;
 use crate::on_gpu::OnGpu;
+use crate::ragged::names;
 use crate::{int_vector, matrix};
 use std::sync::Arc;
 use xtrain_cuda::KernelSource;
@@ -27,9 +28,10 @@ use xtrain_program::{
 };
 use xtrain_tensor::{DType, TensorType};
 
-/// Names of the algorithms for linear layers of experts on a GPU, as `XTRAIN_PREFER` takes them.
+/// Names of the algorithms for linear layers of experts on a GPU, in bf16 and in FP8, as `XTRAIN_PREFER`
+/// takes them.
 pub fn algorithms() -> Vec<String> {
-    crate::ragged::names(&hopper::VARIANTS)
+    names(hopper::VARIANTS.into_iter().chain(grouped_scaled_matmul::VARIANTS))
 }
 
 /// The input `starts` of all three ops.

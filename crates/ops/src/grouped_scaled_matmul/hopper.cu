@@ -37,11 +37,54 @@ constexpr u32 SUMS = GROUP_N / 2;
 constexpr u32 A_BYTES = TILE_M * TILE_K, B_BYTES = TILE_N * TILE_K, STAGE_BYTES = A_BYTES + B_BYTES;
 // A stage's scales are A's, then B's.
 constexpr u32 SCALES_BYTES = 4 * (TILE_M + TILE_N);
+// Sums that a warp leaves in shared memory, from where TMA stores them in memory, or adds them to it, while
+// the warp computes its next tile: boxes of 16 rows and 32 columns. They are stored one after the other
+// during that tile: if all blocks stored theirs at the same time, they would wait for memory, and so would
+// what they fetch.
+constexpr u32 BOX_COLUMNS = 32, BOX_BYTES = 16 * 128, BOXES = TILE_N / BOX_COLUMNS, STAGED_BYTES = BOXES * BOX_BYTES;
 // Results in shared memory.
 constexpr u32 RESULTS_BYTES = STAGED ? WARPS * STAGED_BYTES : 0;
 constexpr u32 MOST_STAGES = (TILES_BYTES - RESULTS_BYTES) / (STAGE_BYTES + SCALES_BYTES), STAGES = MOST_STAGES < 4 ? MOST_STAGES : 4;
 constexpr u32 RESULTS_OFFSET = STAGES * STAGE_BYTES, SCALES_OFFSET = RESULTS_OFFSET + RESULTS_BYTES;
 using At = Layout<SCALES_OFFSET + STAGES * SCALES_BYTES, STAGES, WARPS>;
+
+// The place of staged sums in an expert's output, and the first box that is not stored yet.
+struct Staged {
+    u32 expert = 0, row = 0, column = 0, box = BOXES;
+};
+
+// The offset in a box of the 16 bytes `piece` of the row that has this number in eight. Pieces are permuted
+// by rows, and so are rows (`sums_map`), so that all rows of which a warp writes two pieces at a time are in
+// different banks.
+__device__ __forceinline__ u32 in_box(u32 row, u32 piece) {
+    u32 to = row % 2 * 4 + row / 2;
+    return to * 128 + (piece ^ to) * 16;
+}
+
+// Stores or adds the next box by TMA.
+__device__ __forceinline__ void store_box(const TensorMap& map, const RaggedGroups& groups, Staged& staged, u32 results, bool add) {
+    u32 column = staged.column + staged.box * BOX_COLUMNS, from = results + staged.box * BOX_BYTES;
+    staged.box++;
+    if (threadIdx.x % 32 != 0 || column >= groups.inputs) return;
+    if (add) {
+        asm volatile("cp.reduce.async.bulk.tensor.5d.global.shared::cta.add.bulk_group [%0, {%1, %2, %2, %3, %4}], [%5];" ::"l"(&map), "r"(column),
+                     "r"(0), "r"(staged.row / 8), "r"(staged.expert), "r"(from)
+                     : "memory");
+    } else {
+        asm volatile("cp.async.bulk.tensor.5d.global.shared::cta.bulk_group [%0, {%1, %2, %2, %3, %4}], [%5];" ::"l"(&map), "r"(column), "r"(0),
+                     "r"(staged.row / 8), "r"(staged.expert), "r"(from)
+                     : "memory");
+    }
+    asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
+
+// Stores the boxes that are left, and waits until TMA has read all.
+__device__ __forceinline__ void store_boxes(const TensorMap& map, const RaggedGroups& groups, Staged& staged, u32 results, bool add) {
+#pragma unroll 1
+    while (staged.box < BOXES) store_box(map, groups, staged, results, add);
+    if (threadIdx.x % 32 == 0) await_reads<0>();
+    __syncwarp();
+}
 
 // Fetches a box of rows of B into all blocks of the cluster.
 __device__ __forceinline__ void multicast_b(u32 to, const TensorMap& map, u32 column, u32 sixteen, u32 barrier) {
@@ -113,7 +156,7 @@ __device__ __forceinline__ void stage_sums(u32 results, u32 columns, const float
         for (u32 pair = 0; pair < GROUP_N / 16; pair++) {
             if (16 * pair >= columns) break;
             const float* x = total + 8 * pair + 2 * lower;
-            u32 box = results + pair / 2 * BOX_BYTES + 1024 * lower, to = box + (in_box<4>(lane / 4, lane % 4) ^ 64 * (pair % 2));
+            u32 box = results + pair / 2 * BOX_BYTES + 1024 * lower, to = box + (in_box(lane / 4, lane % 4) ^ 64 * (pair % 2));
             asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(to), "f"(x[0]), "f"(x[1]), "f"(x[4]), "f"(x[5]) : "memory");
         }
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");

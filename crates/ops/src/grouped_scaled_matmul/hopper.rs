@@ -2,7 +2,7 @@
 #![allow(unsafe_code, reason = "it launches kernels")]
 
 use super::{GroupedScaledMatmul, STARTS};
-use crate::ragged::{self, CLUSTER, RAGGED, RaggedGroups, Sizes, Stores, TILE_M, Variant, sums_map};
+use crate::ragged::{self, CLUSTER, RAGGED, RaggedGroups, Sizes, Stores, TILE_M, Variant};
 use xtrain_cuda::{
     Arch, CudaError, Defines, DevicePtr, Gpu, HOPPER, HOPPER_FP8, KernelSource, Operands, TENSOR_CORES,
     TensorMap, Work, kernel_struct,
@@ -14,7 +14,7 @@ use xtrain_tensor::{DType, Scaling, TILE};
 const UNIT: usize = 16;
 
 /// All variants. Where sums are staged, there is no room for stages of 256 columns.
-const VARIANTS: [Variant; 3] = [
+pub(crate) const VARIANTS: [Variant; 3] = [
     Variant { stores: Stores::Together, width: 256 },
     Variant { stores: Stores::Staged, width: 192 },
     Variant { stores: Stores::Staged, width: 128 },
@@ -50,7 +50,8 @@ fn inputs(variant: Variant) -> impl Iterator<Item = Inputs> {
 /// The macros of a variant for such operands.
 fn defines(variant: Variant, Inputs { e5m2, by_blocks }: Inputs) -> Defines {
     let of = [("A_E5M2", e5m2.into()), ("BY_BLOCKS", by_blocks.into())];
-    [("TILE_N", variant.width as i64), variant.staged()].into_iter().chain(of).collect()
+    let staged = ("STAGED", (variant.stores == Stores::Staged).into());
+    [("TILE_N", variant.width as i64), staged].into_iter().chain(of).collect()
 }
 
 kernel_struct! {
@@ -141,7 +142,7 @@ fn prepare(
         a: a_map,
         b: TensorMap::by_sixteen_rows(gpu.context(), b.place, [b_rows, b_columns], b_columns, boxed)?,
         // Others do not use it.
-        d_map: if variant.stores == Stores::Staged { sums_map(gpu, d.place, sizes, 4)? } else { a_map },
+        d_map: if variant.stores == Stores::Staged { sums_map(gpu, d.place, sizes)? } else { a_map },
         a_scale: a_scale.place,
         b_scale: b_scale.place,
         d: d.place,
@@ -156,6 +157,19 @@ fn prepare(
     // the work, whose launches follow each other, and is 0 between them. TMA accesses nothing outside of
     // the tensor maps, and the kernel writes no rows and columns outside of d, whatever the starts are.
     unsafe { ragged::work(function, blocks, arguments, counter) }
+}
+
+/// The map of gradients of weights, f32 `[experts, outputs, inputs]`, to which kernels store or add boxes of
+/// 16 rows and 32 columns. Row `4 * b + a` of eight rows of a box is row `2 * a + b` in memory. Outputs are a
+/// multiple of 8.
+fn sums_map(
+    gpu: &Gpu,
+    d: DevicePtr,
+    Sizes { experts, outputs, inputs, .. }: Sizes,
+) -> Result<TensorMap, CudaError> {
+    let extents = [inputs, 4, 2, outputs / 8, experts];
+    let strides = [2 * inputs, inputs, 8 * inputs, outputs * inputs];
+    TensorMap::new(gpu.context(), DType::F32, d, &extents, &strides, &[32, 4, 2, 2, 1])
 }
 
 /// The tensor map of a matrix: boxes of a tile's rows by 128 columns.

@@ -1,10 +1,10 @@
-//! What the fuzz targets share.
+//! Entry points and helpers of the fuzz targets.
 
 use std::path::Path;
 use std::{env, fs};
 
-/// Makes a function of the bytes of a file a target of libFuzzer, or without the feature `libfuzzer` a program
-/// that calls it for each file that is named on the command line.
+/// The entry point of a target, for a function of the bytes of a file: libFuzzer's, or without the feature
+/// `libfuzzer` a `main` that calls the function for each file that is named on the command line.
 #[macro_export]
 macro_rules! target {
     ($read:ident) => {

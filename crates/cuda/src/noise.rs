@@ -29,7 +29,8 @@ pub struct Noise {
 
 impl Noise {
     /// Noise for an op on these operands: normal numbers in place of bf16 and FP8 inputs and of outputs, and
-    /// ones in place of f32 inputs, which are scales. Other inputs stay. None if the GPU has too little memory.
+    /// ones in place of f32 inputs, which are scales. Other inputs stay. None if the GPU has too little
+    /// memory.
     ///
     /// # Errors
     /// A failure of the GPU.

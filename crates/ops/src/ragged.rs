@@ -104,8 +104,8 @@ pub(crate) fn candidates(variants: &[Variant], columns: usize, is_wgrad: bool) -
 }
 
 /// The work of the fastest of these variants of a kernel, which `prepare` prepares for operands, of which the
-/// input `starts` has the starts of groups. They are timed with groups of equal size, and large GEMMs on noise,
-/// under load. None if the GPU refuses all.
+/// input `starts` has the starts of groups. They are timed with groups of equal size, and large GEMMs on
+/// noise, under load. None if the GPU refuses all.
 pub(crate) fn fastest(
     gpu: &Gpu,
     kernel: &str,

@@ -10,7 +10,6 @@
 use crate::error::CudaError;
 use crate::gpu::Gpu;
 use crate::kernel::Work;
-use crate::stream::Stream;
 use crate::timing;
 use crate::tuning_cache::{ChoiceKey, decode, encode};
 use std::collections::BTreeMap;
@@ -71,24 +70,6 @@ impl Gpu {
         task: &ChoiceKey,
         candidates: &[AlgorithmCandidate<'_>],
     ) -> Result<Option<Work>, CudaError> {
-        self.fastest_of(task, candidates, false)
-    }
-
-    /// [`Gpu::fastest`] for work that may run at the GPU's power limit, which is timed at its own clocks.
-    pub fn fastest_under_load(
-        &self,
-        task: &ChoiceKey,
-        candidates: &[AlgorithmCandidate<'_>],
-    ) -> Result<Option<Work>, CudaError> {
-        self.fastest_of(task, candidates, true)
-    }
-
-    fn fastest_of(
-        &self,
-        task: &ChoiceKey,
-        candidates: &[AlgorithmCandidate<'_>],
-        is_under_load: bool,
-    ) -> Result<Option<Work>, CudaError> {
         if let [only] = candidates {
             return (only.prepare)(WorkPurpose::Use);
         }
@@ -114,11 +95,7 @@ impl Gpu {
             }
         }
         let names: Vec<&str> = works.iter().map(|(name, _)| *name).collect();
-        let enqueue = |(_, work): &(&str, Work), stream: &Stream| work.enqueue(stream);
-        let timed = match is_under_load {
-            true => timing::fastest_under_load(self.context(), &works, enqueue)?,
-            false => timing::fastest(self.context(), &works, enqueue)?,
-        };
+        let timed = timing::fastest(self.context(), &works, |(_, work), stream| work.enqueue(stream))?;
         let Some((index, seconds)) = timed else { return Ok(None) };
         let seconds = seconds.map_or("the only one".to_owned(), |seconds| format!("{:.1} us", seconds * 1e6));
         tracing::debug!("{}: {}, {seconds}", task.text, names[index]);

@@ -2,13 +2,10 @@
 #![allow(unsafe_code, reason = "it launches kernels")]
 
 use crate::device::table;
-use std::cell::OnceCell;
 use std::collections::BTreeSet;
-use std::sync::Arc;
 use xtrain_cuda::{
-    AlgorithmCandidate, Arch, ChoiceKey, CudaError, CudaOutput, CudaTensor, DeviceMemory, DevicePtr,
-    Function, Gpu, Header, KernelValue, LARGE_GEMM_FLOPS, Launch, Noise, Operands, Work, WorkPurpose,
-    kernel_struct,
+    AlgorithmCandidate, Arch, ChoiceKey, CudaError, DeviceMemory, DevicePtr, Function, Gpu, Header,
+    KernelValue, Launch, Work, WorkPurpose, kernel_struct,
 };
 use xtrain_program::LinearGemm;
 
@@ -103,72 +100,32 @@ pub(crate) fn candidates(variants: &[Variant], columns: usize, is_wgrad: bool) -
     together.into_iter().chain(others).copied().collect()
 }
 
-/// The work of the fastest of these variants of a kernel, which `prepare` prepares for operands, of which the
-/// input `starts` has the starts of groups. They are timed with groups of equal size, and large GEMMs on
-/// noise, under load. None if the GPU refuses all.
+/// The work of the fastest of these variants of a kernel, which `prepare` prepares for groups with these
+/// starts. They are timed with groups of equal size. None if the GPU refuses all.
 pub(crate) fn fastest(
     gpu: &Gpu,
     kernel: &str,
     variants: &[Variant],
     sizes: Sizes,
-    operands: &Operands<'_>,
-    starts: usize,
-    prepare: impl Fn(Variant, &Operands<'_>) -> Result<Work, CudaError>,
+    starts: DevicePtr,
+    prepare: impl Fn(Variant, DevicePtr) -> Result<Work, CudaError>,
 ) -> Result<Option<Work>, CudaError> {
     let Sizes { rows, experts, outputs, inputs, .. } = sizes;
-    let is_large = 2.0 * rows as f64 * outputs as f64 * inputs as f64 >= LARGE_GEMM_FLOPS;
-    let load = if is_large { ", under load" } else { "" };
-    let text =
-        format!("{kernel} of {experts} experts, {rows} rows, {outputs} outputs, {inputs} inputs{load}");
-    let timed = OnceCell::new();
+    let text = format!("{kernel} of {experts} experts, {rows} rows, {outputs} outputs, {inputs} inputs");
     let of = |variant: Variant| {
-        let (prepare, timed) = (&prepare, &timed);
+        let prepare = &prepare;
         move |purpose: WorkPurpose| match purpose {
-            WorkPurpose::Use => prepare(variant, operands).map(Some),
+            WorkPurpose::Use => prepare(variant, starts).map(Some),
             WorkPurpose::Timing => {
-                let new = || Timed::new(gpu, operands, starts, sizes, is_large).map(Arc::new);
-                let timed: Arc<Timed> = timed.get_or_init(new).clone()?;
-                Ok(Some(holding(prepare(variant, &timed.operands())?, timed)))
+                let equal = table(gpu, &equal_starts(sizes))?;
+                Ok(Some(holding(prepare(variant, equal.pointer())?, equal)))
             }
         }
     };
     let named: Vec<(String, _)> = variants.iter().map(|&variant| (variant.name(), of(variant))).collect();
     let candidates: Vec<AlgorithmCandidate<'_>> =
         named.iter().map(|(name, prepare)| AlgorithmCandidate::new(name, prepare)).collect();
-    let key = ChoiceKey { former: text.clone(), text };
-    if is_large { gpu.fastest_under_load(&key, &candidates) } else { gpu.fastest(&key, &candidates) }
-}
-
-/// Operands on which variants of a kernel are timed.
-struct Timed {
-    inputs: Vec<CudaTensor>,
-    outputs: Vec<CudaOutput>,
-    _memory: (DeviceMemory, Option<Noise>),
-}
-
-impl Timed {
-    /// Those of the op with groups of equal size, and noise in place of numbers if there is memory for it.
-    fn new(
-        gpu: &Gpu,
-        operands: &Operands<'_>,
-        starts: usize,
-        sizes: Sizes,
-        is_noise: bool,
-    ) -> Result<Timed, CudaError> {
-        let equal = table(gpu, &equal_starts(sizes))?;
-        let noise = if is_noise { Noise::like(gpu.context(), operands)? } else { None };
-        if is_noise && noise.is_none() {
-            tracing::debug!("too little memory for noise: a GEMM of experts is timed on its operands");
-        }
-        let of = noise.as_ref().map_or(*operands, Noise::operands);
-        let (mut inputs, outputs) = (of.inputs.to_vec(), of.outputs.to_vec());
-        inputs[starts].place = equal.pointer();
-        Ok(Timed { inputs, outputs, _memory: (equal, noise) })
-    }
-
-    fn operands(&self) -> Operands<'_> {
-        Operands { inputs: &self.inputs, outputs: &self.outputs, workspace: &[] }
-    }
+    gpu.fastest(&ChoiceKey { former: text.clone(), text }, &candidates)
 }
 
 /// Starts of groups of nearly equal size, in whole tiles of rows.
@@ -265,7 +222,7 @@ pub(crate) unsafe fn work<A: KernelValue + Send + Sync + 'static>(
 }
 
 /// Work that holds memory which it uses.
-fn holding(work: Work, memory: impl Send + Sync + 'static) -> Work {
+fn holding(work: Work, memory: DeviceMemory) -> Work {
     Work::new(move |stream| {
         let _held = &memory;
         work.enqueue(stream)

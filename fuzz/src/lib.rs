@@ -1,6 +1,6 @@
 //! Entry points and helpers of the fuzz targets.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::{env, fs};
 
 /// The entry point of a target, for a function of the bytes of a file: libFuzzer's, or without the feature
@@ -21,9 +21,11 @@ macro_rules! target {
 /// Calls `read` for each file that is named on the command line: a finding of a fuzzer, or its corpus.
 ///
 /// # Panics
-/// If a file cannot be read, and where `read` does.
+/// If none is named or one cannot be read, and where `read` does.
 pub fn read_files(read: impl Fn(&[u8])) {
-    for path in env::args_os().skip(1) {
+    let paths: Vec<PathBuf> = env::args_os().skip(1).map(PathBuf::from).collect();
+    assert!(!paths.is_empty(), "name the files to read");
+    for path in paths {
         let bytes = fs::read(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
         read(&bytes);
     }

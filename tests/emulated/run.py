@@ -127,9 +127,9 @@ def binaries(only=""):
 
 
 def seed_of_sample():
-    """XTRAIN_TEST_SEED, or else the commit's hash."""
+    """XTRAIN_TEST_SEED, the first if it is a list, or else the commit's hash."""
     commit = subprocess.run(["git", "rev-parse", "HEAD"], stdout=subprocess.PIPE, text=True).stdout.strip()
-    return int(os.environ.get("XTRAIN_TEST_SEED") or int(commit[:8] or "0", 16))
+    return int(os.environ.get("XTRAIN_TEST_SEED", "").split(",")[0] or int(commit[:8] or "0", 16))
 
 
 def draw(seed, *what):
@@ -146,7 +146,7 @@ def first(table, name):
 def choose(seed, only, arch, is_all):
     """The tests to run, the tests of the main architecture that the sample leaves out, and the skipped ones with their reasons."""
     chosen, left_out, skipped = [], [], []
-    cover = COVER.read_text().splitlines()
+    cover = set(COVER.read_text().splitlines())
     for suite, binary in binaries(only).items():
         for line in output(binary, "--list").splitlines():
             name = line.removesuffix(": test")
@@ -186,7 +186,7 @@ def launched_by(tests, logs):
 
 
 def cheapest(launches, past, chosen=()):
-    """Tests of these that launch what all of them do, `chosen` among them, in little time."""
+    """Few and cheap tests that together launch all that these launch; `chosen` are among them."""
     chosen = list(chosen)
     left = set().union(*launches.values()) - set().union(*(launches[test] for test in chosen))
     while left:
@@ -376,6 +376,8 @@ def main():
     arguments.add_argument("--jobs", type=int, default=os.cpu_count())
     arguments.add_argument("--out", type=pathlib.Path, required=True)
     arguments = arguments.parse_args()
+    if arguments.cover and (arguments.only or arguments.arch or arguments.races):
+        sys.exit("--cover needs the tests of all suites: leave out --only, --arch and --races")
     if arguments.all:
         os.environ["XTRAIN_TEST_SAMPLE"] = "0"
     seed = seed_of_sample()
@@ -402,7 +404,7 @@ def main():
     if not arguments.only and not arguments.races and arguments.arch is None:
         missing = complete(results, chosen, left_out, variants())
         results.failures += [f"no test launches {what}" for what in sorted(missing)]
-        if arguments.cover:
+        if arguments.cover and not results.failures:
             write_cover(chosen, out)
     forms = sorted(unlisted_forms([test.log(out) for test in chosen]))
     results.failures += [f"{form} is not in crates/emulator/tests/forms.txt, whose forms the emulator's tests execute" for form in forms]

@@ -64,7 +64,7 @@ struct Resident {
 /// of warp instructions.
 pub(crate) fn run(launches: &[Launch<'_>], random: &mut Random) -> Result<u64, Report> {
     // Without the setting, only accesses of different launches are compared.
-    // Not `any`, since each launch is noted.
+    // `count`, not `any`: every launch must be noted.
     let is_wanted = races::wanted() && launches.iter().filter(|launch| launch.note_first()).count() > 0;
     let of_races = |launch: &Launch<'_>| {
         let code = launch.code.clone();

@@ -22,12 +22,12 @@ use xtrain_train::programs;
 use xtrain_train::spec::plan_on;
 use xtrain_train::training_spec::TrainingSpec;
 
-/// The GEMMs of a linear layer: m tokens, from k to n columns.
+/// The GEMMs of a linear layer: m rows, from k to n columns.
 #[derive(Clone, Debug, PartialEq)]
 pub struct GemmShape {
     /// Place in a model, or experts; empty if no model was named.
     pub site: String,
-    /// Tokens.
+    /// Rows: tokens, or with experts their copies, `top_k` of each.
     pub m: usize,
     /// Columns of the output.
     pub n: usize,
@@ -71,7 +71,7 @@ pub struct GemmSpeed {
     pub site: String,
     /// fprop, dgrad or wgrad, which adds to an fp32 gradient.
     pub role: String,
-    /// Tokens.
+    /// Rows: tokens, or with experts their copies, `top_k` of each.
     pub m: usize,
     /// Columns of the output.
     pub n: usize,
@@ -133,8 +133,8 @@ pub fn expert_gemms([m, n, k]: [usize; 3], experts: usize, top_k: usize) -> Vec<
     ]
 }
 
-/// The distinct shapes of a run file's linear layers, including those of experts, which share the tokens
-/// equally, and the head's, of which a chunk of tokens runs at a time.
+/// The distinct shapes of a run file's linear layers. Experts share the tokens equally; of the head, one
+/// chunk of tokens counts.
 pub fn gemms_of(parsed: &Parsed) -> Result<Vec<GemmShape>, RunError> {
     let spec = plan_on(parsed, Processor::for_config(&parsed.config)?.target())?.spec;
     Ok(linears(&spec)?)
@@ -143,7 +143,7 @@ pub fn gemms_of(parsed: &Parsed) -> Result<Vec<GemmShape>, RunError> {
 fn linears(spec: &TrainingSpec) -> Result<Vec<GemmShape>, LearnError> {
     // Shapes do not depend on the recipe.
     let program = programs::training(&spec.computed_in(Recipe::Bf16))?;
-    // Those of all blocks are alike.
+    // All blocks with experts have the same mixture.
     let experts = spec.model.layers.iter().find_map(|layer| layer.feed_forward.experts());
     let experts =
         experts.map(|e| ExpertRows { count: e.count, top_k: e.router.top_k, routing: Routing::Uniform });

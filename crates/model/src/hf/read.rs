@@ -88,7 +88,8 @@ impl Keys<'_> {
         Ok(model)
     }
 
-    /// The weight of the balance loss, in the range of `experts.balance_loss` in run files: within f32.
+    /// The weight of the balance loss, in the range of `experts.balance_loss` in run files. A weight that f32
+    /// rounds to 0 is refused.
     fn balance_loss(&self) -> Result<Option<f64>, ModelError> {
         let is_valid = |weight: &f64| *weight == 0.0 || *weight as f32 > 0.0 && *weight <= 100.0;
         self.read(BALANCE_LOSS, "0 or a number from 1e-45 to 100", |value| value.as_f64().filter(is_valid))

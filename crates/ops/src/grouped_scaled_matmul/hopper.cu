@@ -53,9 +53,9 @@ struct Staged {
     u32 expert = 0, row = 0, column = 0, box = BOXES;
 };
 
-// The offset in a box of the 16 bytes `piece` of the row that has this number in eight. Pieces are permuted
-// by rows, and so are rows (`sums_map`), so that all rows of which a warp writes two pieces at a time are in
-// different banks.
+// The offset in a box of piece `piece` (16 bytes) of row `row`, 0 to 7. Rows are permuted as in `sums_map`,
+// and pieces by the row's place, so that eight lanes, which write four pieces of two rows, use different
+// banks.
 __device__ __forceinline__ u32 in_box(u32 row, u32 piece) {
     u32 to = row % 2 * 4 + row / 2;
     return to * 128 + (piece ^ to) * 16;

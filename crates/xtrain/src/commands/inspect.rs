@@ -129,7 +129,8 @@ fn by_layer(inspection: &Inspection) -> String {
             not_finite(all)
         ));
     }
-    out.push_str("a line for the blocks that compute a GEMM alike. SQNR: their median, and the lowest; underflow, saturation, amax: the highest; \
+    out.push_str("each line is one operand of a GEMM, in all blocks that compute it in the same precision. SQNR: median and lowest; underflow, saturation, amax: \
+         highest; \
          --all prints every cast\n");
     out
 }

@@ -34,6 +34,7 @@ mod library;
 mod memory;
 mod module;
 mod nccl;
+mod noise;
 pub mod nvtx;
 mod preferred;
 mod progress;

@@ -2,10 +2,10 @@
 #![allow(unsafe_code, reason = "it launches kernels")]
 
 use crate::device::table;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use xtrain_cuda::{
-    AlgorithmCandidate, Arch, ChoiceKey, CudaError, DeviceMemory, DevicePtr, Function, Gpu, Header,
-    KernelValue, Launch, Work, WorkPurpose, kernel_struct,
+    Arch, ChoiceKey, CudaError, DeviceMemory, DevicePtr, Function, Gpu, Header, KernelValue, Launch,
+    Operands, Work, kernel_struct,
 };
 use xtrain_program::LinearGemm;
 
@@ -100,32 +100,32 @@ pub(crate) fn candidates(variants: &[Variant], columns: usize, is_wgrad: bool) -
     together.into_iter().chain(others).copied().collect()
 }
 
-/// The work of the fastest of these variants of a kernel, which `prepare` prepares for groups with these
-/// starts. They are timed with groups of equal size. None if the GPU refuses all.
+/// The work of the fastest of these variants of a kernel, which `prepare` prepares for operands, of which the
+/// input `starts` has the starts of groups. They are timed with groups of equal size. None if the GPU refuses
+/// all.
 pub(crate) fn fastest(
     gpu: &Gpu,
     kernel: &str,
     variants: &[Variant],
     sizes: Sizes,
-    starts: DevicePtr,
-    prepare: impl Fn(Variant, DevicePtr) -> Result<Work, CudaError>,
+    operands: &Operands<'_>,
+    starts: usize,
+    prepare: impl Fn(Variant, &Operands<'_>) -> Result<Work, CudaError>,
 ) -> Result<Option<Work>, CudaError> {
     let Sizes { rows, experts, outputs, inputs, .. } = sizes;
     let text = format!("{kernel} of {experts} experts, {rows} rows, {outputs} outputs, {inputs} inputs");
-    let of = |variant: Variant| {
-        let prepare = &prepare;
-        move |purpose: WorkPurpose| match purpose {
-            WorkPurpose::Use => prepare(variant, starts).map(Some),
-            WorkPurpose::Timing => {
-                let equal = table(gpu, &equal_starts(sizes))?;
-                Ok(Some(holding(prepare(variant, equal.pointer())?, equal)))
-            }
-        }
-    };
-    let named: Vec<(String, _)> = variants.iter().map(|&variant| (variant.name(), of(variant))).collect();
-    let candidates: Vec<AlgorithmCandidate<'_>> =
-        named.iter().map(|(name, prepare)| AlgorithmCandidate::new(name, prepare)).collect();
-    gpu.fastest(&ChoiceKey { former: text.clone(), text }, &candidates)
+    let equal = table(gpu, &equal_starts(sizes))?;
+    let mut timing_inputs = operands.inputs.to_vec();
+    timing_inputs[starts].place = equal.pointer();
+    let timing = Operands { inputs: &timing_inputs, ..*operands };
+    let named: BTreeMap<String, Variant> = variants.iter().map(|&v| (v.name(), v)).collect();
+    let names: Vec<String> = variants.iter().map(|variant| variant.name()).collect();
+    let names: Vec<&str> = names.iter().map(String::as_str).collect();
+    let key = ChoiceKey { former: text.clone(), text };
+    let flops = 2.0 * rows as f64 * outputs as f64 * inputs as f64;
+    gpu.fastest_gemm(&key, flops, &names, [operands, &timing], |name, operands| {
+        prepare(named[name], operands)
+    })
 }
 
 /// Starts of groups of nearly equal size, in whole tiles of rows.

@@ -74,20 +74,18 @@ pub(super) fn fastest(
     let variants = ragged::candidates(&VARIANTS, sizes.columns(gemm), gemm == LinearGemm::Wgrad);
     let adds = if operands.outputs[0].accumulate { " that adds" } else { "" };
     let kernel = format!("{}{adds}", kernel_name(gemm));
-    let starts = operands.inputs[STARTS].place;
-    ragged::fastest(gpu, &kernel, &variants, sizes, starts, |variant, starts| {
-        prepare(gpu, gemm, operands, sizes, variant, starts)
+    ragged::fastest(gpu, &kernel, &variants, sizes, operands, STARTS, |variant, operands| {
+        prepare(gpu, gemm, operands, sizes, variant)
     })
 }
 
-/// The launch of a variant for groups with these starts.
+/// The launch of a variant.
 fn prepare(
     gpu: &Gpu,
     gemm: LinearGemm,
     operands: &Operands<'_>,
     sizes: Sizes,
     variant: Variant,
-    starts: DevicePtr,
 ) -> Result<Work, CudaError> {
     let Sizes { rows, experts, outputs, inputs, .. } = sizes;
     let [a, b] = [0, 1].map(|n| operands.inputs[n].place);
@@ -118,7 +116,7 @@ fn prepare(
         _ => rows.div_ceil(CLUSTER * TILE_M),
     };
     let function = gpu.function(&SOURCE, &defines(variant), kernel_name(gemm))?;
-    let (groups, counter) = RaggedGroups::new(gpu, starts, sizes)?;
+    let (groups, counter) = RaggedGroups::new(gpu, operands.inputs[STARTS].place, sizes)?;
     let arguments = Arguments {
         a: a_map,
         b: b_map,

@@ -100,9 +100,8 @@ pub(super) fn fastest(
     let scales = if op.scaling[0] == Scaling::Tile { "blocks" } else { "tensors" };
     let adds = if operands.outputs[0].accumulate { " that adds" } else { "" };
     let kernel = format!("{} with scales of {scales}{adds}", kernel_name(op.gemm));
-    let starts = operands.inputs[STARTS].place;
-    ragged::fastest(gpu, &kernel, &variants, sizes, starts, |variant, starts| {
-        prepare(gpu, op, operands, sizes, variant, starts)
+    ragged::fastest(gpu, &kernel, &variants, sizes, operands, STARTS, |variant, operands| {
+        prepare(gpu, op, operands, sizes, variant)
     })
 }
 
@@ -115,14 +114,13 @@ fn kernel_name(gemm: LinearGemm) -> &'static str {
     }
 }
 
-/// The launch of a variant for groups with these starts.
+/// The launch of a variant.
 fn prepare(
     gpu: &Gpu,
     op: &GroupedScaledMatmul,
     operands: &Operands<'_>,
     sizes: Sizes,
     variant: Variant,
-    starts: DevicePtr,
 ) -> Result<Work, CudaError> {
     let Sizes { rows, experts, outputs, .. } = sizes;
     let [a, a_scale, b, b_scale] = [0, 1, 2, 3].map(|n| operands.inputs[n]);
@@ -134,7 +132,7 @@ fn prepare(
     let blocks = ragged::blocks(gpu, down * sizes.columns(op.gemm).div_ceil(variant.width));
     let of = Inputs { e5m2: a.ty.dtype == DType::E5M2, by_blocks: op.scaling[0] == Scaling::Tile };
     let function = gpu.function(&SOURCE, &defines(variant, of), kernel_name(op.gemm))?;
-    let (groups, counter) = RaggedGroups::new(gpu, starts, sizes)?;
+    let (groups, counter) = RaggedGroups::new(gpu, operands.inputs[STARTS].place, sizes)?;
     let (b_rows, b_columns) = b.ty.shape.rows_cols();
     let boxed = [variant.width / CLUSTER, TILE];
     let a_map = rows_of(gpu, a.place, a.ty.shape.rows_cols())?;

@@ -82,7 +82,12 @@ pub struct CommSpeed {
     pub bus_gigabytes_per_second: f64,
     /// Seconds until both are done if a GEMM begins at the same time.
     pub beside_gemm_seconds: f64,
+    /// Seconds of that GEMM.
+    pub gemm_beside_seconds: f64,
 }
+
+/// The index of the GEMM among the instances of a program in which one runs beside a collective.
+const GEMM_BESIDE: usize = 1;
 
 /// The collectives that are measured.
 const COLLECTIVES: [&str; 4] = ["all_gather", "exchange + sum", "reduce_scatter", "all_reduce"];
@@ -110,8 +115,8 @@ fn measure(crew: &Crew, options: &CommOptions) -> Result<CommSpeeds, RunError> {
     let engine = processor.engine_of_rank(Checks::default(), crew.communicator(), path);
     let mut engine = engine.map_err(LearnError::from)?;
     let ranks = crew.member().world_size;
-    let mut seconds = |program| timed(engine.as_mut(), crew, program, options);
-    let gemm_seconds = seconds(traced(|t| multiply(t, gemm, target))?)?;
+    let mut timed = |program, instance| timed(engine.as_mut(), crew, program, instance, options);
+    let (gemm_seconds, _) = timed(traced(|t| multiply(t, gemm, target))?, None)?;
     let mut rows = Vec::new();
     for collective in COLLECTIVES {
         // Copies add nothing.
@@ -120,9 +125,9 @@ fn measure(crew: &Crew, options: &CommOptions) -> Result<CommSpeeds, RunError> {
         }
         for &bytes in &options.sizes {
             let elements = (bytes as usize / 4).next_multiple_of(ranks).max(ranks);
-            let alone = seconds(traced(|t| collect(t, collective, ranks, elements, |_| Ok(())))?)?;
-            let beside =
-                seconds(traced(|t| collect(t, collective, ranks, elements, |t| multiply(t, gemm, target)))?)?;
+            let (alone, _) = timed(traced(|t| collect(t, collective, ranks, elements, |_| Ok(())))?, None)?;
+            let both = traced(|t| collect(t, collective, ranks, elements, |t| multiply(t, gemm, target)))?;
+            let (beside, gemm_beside) = timed(both, Some(GEMM_BESIDE))?;
             let bytes = 4 * elements as u64;
             let times = if collective == "all_reduce" { 2.0 } else { 1.0 };
             let sent = times * bytes as f64 * (ranks - 1) as f64 / ranks as f64;
@@ -132,6 +137,7 @@ fn measure(crew: &Crew, options: &CommOptions) -> Result<CommSpeeds, RunError> {
                 seconds: alone,
                 bus_gigabytes_per_second: sent / alone / 1e9,
                 beside_gemm_seconds: beside,
+                gemm_beside_seconds: gemm_beside,
             });
         }
     }
@@ -183,13 +189,14 @@ fn multiply(t: &mut Tracer, extent: usize, target: Target) -> Result<(), TraceEr
     Ok(())
 }
 
-/// Seconds of a run of `program`, in which all ranks begin together.
+/// Seconds of a run of `program`, in which all ranks begin together, and those of one of its instances.
 fn timed(
     engine: &mut dyn Engine,
     crew: &Crew,
     program: Program,
+    instance: Option<usize>,
     options: &CommOptions,
-) -> Result<f64, RunError> {
+) -> Result<(f64, f64), RunError> {
     let failed = |error: EngineError| RunError::from(LearnError::from(error).advising("take smaller sizes"));
     let before = engine.state_entries().len();
     let id = engine.load(program).map_err(failed)?;
@@ -202,19 +209,27 @@ fn timed(
     for _ in 0..2 {
         engine.run(id, Part::Whole).map_err(failed)?;
     }
-    engine.set_timing(Timing::Runs).map_err(failed)?;
-    let mut measured = Vec::new();
-    for _ in 0..options.repeats.max(1) {
-        crew.barrier()?;
-        for _ in 0..options.runs.max(1) {
-            engine.run(id, Part::Whole).map_err(failed)?;
+    let mut median_of = |timing: Timing, is_counted: &dyn Fn(TimedWork) -> bool| {
+        engine.set_timing(timing).map_err(failed)?;
+        let mut measured = Vec::new();
+        for _ in 0..options.repeats.max(1) {
+            crew.barrier()?;
+            for _ in 0..options.runs.max(1) {
+                engine.run(id, Part::Whole).map_err(failed)?;
+            }
+            let times = engine.take_times().map_err(failed)?;
+            let counted = times.iter().filter(|timed| is_counted(timed.work));
+            let seconds: f64 = counted.map(|timed| timed.seconds()).sum();
+            measured.push(seconds / options.runs.max(1) as f64);
         }
-        let times = engine.take_times().map_err(failed)?;
-        let parts = times.iter().filter(|timed| matches!(timed.work, TimedWork::Part(_)));
-        let seconds: f64 = parts.map(|timed| timed.seconds()).sum();
-        measured.push(seconds / options.runs.max(1) as f64);
-    }
-    Ok(median(&measured))
+        Ok::<_, RunError>(median(&measured))
+    };
+    let whole = median_of(Timing::Runs, &|work| matches!(work, TimedWork::Part(_)))?;
+    let of_instance = match instance {
+        Some(index) => median_of(Timing::Ops { repeats: 1 }, &|work| work == TimedWork::Instance(index))?,
+        None => 0.0,
+    };
+    Ok((whole, of_instance))
 }
 
 #[cfg(test)]
@@ -235,7 +250,8 @@ mod tests {
         assert_eq!((speeds.ranks, speeds.rows.len()), (1, 8));
         assert!(speeds.gemm_seconds > 0.0);
         for row in speeds.rows {
-            assert!(row.seconds > 0.0 && row.beside_gemm_seconds > 0.0, "{row:?}");
+            assert!(row.seconds > 0.0 && row.beside_gemm_seconds > row.gemm_beside_seconds, "{row:?}");
+            assert!(row.gemm_beside_seconds > 0.0, "{row:?}");
             assert_eq!(row.bus_gigabytes_per_second, 0.0);
         }
     }

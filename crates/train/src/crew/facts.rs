@@ -82,13 +82,17 @@ impl Crew {
         Ok(ranks.control.handshake(options)?)
     }
 
-    /// Compares facts of all ranks, and refuses GPUs that several ranks use.
+    /// Compares facts of all ranks, and refuses GPUs that several ranks use, unless NCCL may
+    /// (`NCCL_MULTI_RANK_GPU_ENABLE=1`, from 2.30.3 on).
     ///
     /// # Errors
     /// A fact differs from that of rank 0: the line names the rank, its host, the fact and both values.
     pub(crate) fn compare(&self, facts: &Facts, processor: &Processor) -> Result<(), RunError> {
         let Some(ranks) = &self.ranks else { return Ok(()) };
         ranks.control.handshake(&facts.0)?;
+        if std::env::var("NCCL_MULTI_RANK_GPU_ENABLE").is_ok_and(|value| value == "1") {
+            return self.barrier();
+        }
         let own = processor.serial_number().unwrap_or_default();
         let all = ranks.control.gather(own.as_bytes())?;
         let mut users: HashMap<(&str, &[u8]), usize> = HashMap::new();

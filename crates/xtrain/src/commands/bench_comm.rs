@@ -51,22 +51,24 @@ fn table(speeds: &CommSpeeds) -> String {
     let CommSpeeds { device, transport, ranks, gemm, gemm_seconds, rows } = speeds;
     let ms = |seconds: f64| format!("{:.3}", 1e3 * seconds);
     let mut out = format!(
-        "{ranks} ranks, each on {device}, path {transport}; a GEMM of {gemm}^3 takes {} ms alone\n{:<16}{:>12}{:>12}{:>12}{:>24}\n",
+        "{ranks} ranks, each on {device}, path {transport}; a GEMM of {gemm}^3 takes {} ms alone\n{:<16}{:>12}{:>12}{:>12}{:>20}{:>20}\n",
         ms(*gemm_seconds),
         "collective",
         "size",
         "ms",
         "bus GB/s",
-        "ms, with a GEMM beside"
+        "ms beside a GEMM",
+        "ms of this GEMM"
     );
     for row in rows {
         out.push_str(&format!(
-            "{:<16}{:>12}{:>12}{:>12}{:>24}\n",
+            "{:<16}{:>12}{:>12}{:>12}{:>20}{:>20}\n",
             row.collective,
             format::bytes(row.bytes),
             ms(row.seconds),
             format::significant(row.bus_gigabytes_per_second),
-            ms(row.beside_gemm_seconds)
+            ms(row.beside_gemm_seconds),
+            ms(row.gemm_beside_seconds)
         ));
     }
     out

@@ -93,6 +93,8 @@ def main():
 
     suites = binaries()
     files = sorted(file for file in FOLDER.glob("*.txt") if arguments.only in file.stem)
+    if not files:
+        sys.exit(f"no fault has `{arguments.only}` in its name")
     if not (arguments.all or arguments.only):
         sample = seed_of_sample()
         files = [file for file in files if draw(sample, file.stem) < SHARE]

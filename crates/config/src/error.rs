@@ -164,6 +164,18 @@ impl Report {
         }
     }
 
+    /// The advice to remove all of `keys`, which contradict another one. It names the command line if only
+    /// the other one was given there.
+    pub(super) fn leave_all_out(&self, keys: &[String], other: &str) -> String {
+        let in_the_file = keys.iter().filter_map(|key| self.only_in_the_file(&[key, other]));
+        let removed: Vec<String> = in_the_file.map(|key| format!("--set {key}=")).collect();
+        let what = if keys.len() == 1 { "it" } else { "them all" };
+        match removed.is_empty() {
+            true => format!("leave {what} out"),
+            false => format!("leave {what} out with {}", removed.join(" ")),
+        }
+    }
+
     /// The advice to remove one of two keys.
     pub(super) fn leave_one_out(&self, one: &str, other: &str) -> String {
         match self.only_in_the_file(&[one, other]).or(self.only_in_the_file(&[other, one])) {

@@ -190,18 +190,21 @@ fn described_model(config: &Config, report: &mut Report) {
 pub(super) fn experts(config: &Config, model: &Description, report: &mut Report) -> bool {
     let (experts, family) = (&config.experts, model.family);
     if !family.has_experts() {
-        let given = |key: &str| report.is_given(&format!("experts.{key}"));
         let keys = serde_json::json!(experts);
-        let key = keys.as_object().into_iter().flat_map(|keys| keys.keys()).find(|key| given(key));
-        if let Some(key) = key {
-            let key = format!("experts.{key}");
-            let leave_out = report.leave_out(&[&key, "model.family"]);
-            let families = Family::listing(Family::has_experts, "`");
-            report.about(
-                &[&key, "model.family"],
-                format!("a {} model has no experts; {leave_out}, or choose {families}", family.name()),
-            );
+        let keys = keys.as_object().into_iter().flat_map(|keys| keys.keys());
+        let keys = keys.map(|key| format!("experts.{key}")).filter(|key| report.is_given(key));
+        let keys: Vec<String> = keys.collect();
+        let (Some(first), name) = (keys.first(), family.name()) else { return true };
+        if report.is_given("model.init_from") {
+            let folder = "the model of `init_from`";
+            let message = format!("{folder} is a {name} model, which has no experts; leave [experts] out");
+            report.about(&[first, "model.init_from"], message);
+            return true;
         }
+        let leave_out = report.leave_all_out(&keys, "model.family");
+        let families = Family::listing(Family::has_experts, "`").replace(" and ", " or ");
+        let message = format!("a {name} model has no experts; {leave_out}, or choose {families}");
+        report.about(&[first, "model.family"], message);
         return true;
     }
     let describes_experts = mixture(config, model, report);

@@ -317,7 +317,8 @@ impl<'a> Grid<'a> {
         let Some(Resident { cluster, shared, .. }) = &mut self.resident[r] else { return Ok(()) };
         let index = random.below(cluster.copies.len());
         let ((rank, thread), location) = (cluster.copies[index].thread, cluster.copies[index].location);
-        let result = cluster.run_copy(self.launch.memory, shared, index);
+        let result =
+            cluster.run_copy(self.launch.memory, shared, index, &|location| self.launch.place(location));
         if let Err(problem) = result {
             return Err(self.report_of(r, (rank, thread), &problem, location));
         }

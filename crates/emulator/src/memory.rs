@@ -15,7 +15,8 @@ use crate::fault::{Fault, FaultKind, Outcome};
 use rustix::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use rustix::fs::{FallocateFlags, MemfdFlags, Mode, OFlags};
 use rustix::mm::{MapFlags, ProtFlags};
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -57,6 +58,8 @@ pub(crate) struct Memory {
     extents: Vec<Extent>,
     /// Index of the extent that was found last.
     last: Cell<usize>,
+    /// Ends and places, in words, of the first stores of bytes that were never written, by address.
+    unwritten: RefCell<BTreeMap<u64, (u64, String)>>,
     capacity: u64,
     used: u64,
 }
@@ -64,6 +67,9 @@ pub(crate) struct Memory {
 // SAFETY: the mappings belong to this value and are reached through its methods; the emulator's lock admits
 // one thread at a time.
 unsafe impl Send for Memory {}
+
+/// Stores of bytes that were never written whose places are kept.
+const UNWRITTEN_STORES: usize = 1024;
 
 /// Reason why the host cannot read device memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -96,6 +102,7 @@ impl Memory {
             next_offset: 0,
             extents: Vec::new(),
             last: Cell::new(0),
+            unwritten: RefCell::default(),
             capacity,
             used: 0,
         }
@@ -269,6 +276,38 @@ impl Memory {
             target = rest;
         }
         Ok(())
+    }
+
+    /// Notes that a kernel stores bytes of which some were never written.
+    pub(crate) fn note_unwritten(&self, address: u64, bytes: u64, place: impl FnOnce() -> String) {
+        let mut stores = self.unwritten.borrow_mut();
+        if stores.len() < UNWRITTEN_STORES {
+            stores.insert(address, (address + bytes, place()));
+        }
+    }
+
+    /// Describes those of these bytes that were never written: how many, where the first is, and who stored
+    /// it; `None` if there are none.
+    pub(crate) fn describe_unwritten(&self, address: u64, bytes: u64) -> Option<String> {
+        let (mut start, mut first, mut count) = (address, None, 0);
+        for piece in self.pieces(address, bytes)? {
+            for n in (0..piece.len()).filter(|&n| piece.marks(n) == [0]) {
+                first.get_or_insert(start + n as u64);
+                count += 1;
+            }
+            start += piece.len() as u64;
+        }
+        let first = first?;
+        let stores = self.unwritten.borrow();
+        let store = stores.range(..=first).next_back().filter(|(_, (end, _))| first < *end);
+        let who = match store {
+            Some((_, (_, place))) => format!(
+                "was stored without ever having had a value by {place} (`races=1` reports what was read too early)"
+            ),
+            None => "no kernel or copy wrote".to_owned(),
+        };
+        let all = self.describe(address, bytes);
+        Some(format!("{count} of {all}; the first, byte {} of them, {who}", first - address))
     }
 
     /// Copies bytes from the host, which marks them as written; `None` if they are outside of memory.

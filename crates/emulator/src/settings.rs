@@ -172,7 +172,7 @@ impl Settings {
                 }
                 "tile" => {
                     tile = Some(
-                        Tile::parse(value).ok_or("`tile` needs a place, a size and a type: `0:8x32:bf16`")?,
+                        Tile::parse(value).ok_or("`tile` needs a place, a size and a type: `0:8x32:bf16`; types are f32, u32, bf16, e4m3, e5m2 and u8")?,
                     )
                 }
                 "stop" => stop = number()?,
@@ -185,8 +185,12 @@ impl Settings {
                 }
             }
         }
-        if let Some(trace) = &mut settings.trace {
-            (trace.tile, trace.stop) = (tile, stop);
+        match &mut settings.trace {
+            Some(trace) => (trace.tile, trace.stop) = (tile, stop),
+            None if tile.is_some() || stop < u64::MAX => {
+                return Err("`tile` and `stop` need `trace`".to_owned());
+            }
+            None => {}
         }
         Ok(settings)
     }
@@ -285,7 +289,9 @@ mod tests {
         for wrong in [
             "trace=a.cu",
             "trace=a.cu:7 tile=0:8x",
-            "tile=0:8x8:f64",
+            "trace=a.cu:7 tile=0:8x8:f64",
+            "tile=0:8x8:f32",
+            "stop=1",
             "arch",
             "arch=x",
             "omit=wait",

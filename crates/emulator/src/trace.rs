@@ -17,6 +17,15 @@ pub(crate) fn wanted() -> Option<&'static Trace> {
     SETTINGS.as_ref()?.trace.as_ref()
 }
 
+/// Says that a kernel whose sources are `files` has no instruction of the line to trace, if that is of one of
+/// them.
+pub(crate) fn report_none(kernel: &str, files: &[(u32, String)]) {
+    let Some(Trace { file, line, .. }) = wanted() else { return };
+    if files.iter().any(|(_, name)| name == file) {
+        eprintln!("trace: kernel {kernel} has no instruction of {file}:{line}");
+    }
+}
+
 /// Prints what a traced instruction has computed, after the tile that the settings name if it has changed. A
 /// fault after the last instruction that they allow.
 #[cold]

@@ -195,8 +195,8 @@ impl Work {
                 let pieces =
                     memory.pieces(*source, *bytes).ok_or_else(|| outside("a copy reads", *source, *bytes))?;
                 if !pieces.iter().all(|piece| piece.is_written()) {
-                    let what = memory.describe(*source, *bytes);
-                    let text = format!("a copy to the host reads bytes that no kernel or copy wrote: {what}");
+                    let what = memory.describe_unwritten(*source, *bytes).unwrap_or_default();
+                    let text = format!("a copy to the host reads bytes that were never written: {what}");
                     return Err(Failure { status: crate::status::LAUNCH_FAILED, text });
                 }
                 let mut to = *target as *mut u8;

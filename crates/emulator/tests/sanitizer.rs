@@ -13,6 +13,11 @@ fn run(body: &str) -> Outcome {
 }
 
 fn run_as(launch: Launch, body: &str) -> Outcome {
+    results_of(launch, body, false)
+}
+
+/// Launches a kernel, and copies `to` to the host if it `reads` it.
+fn results_of(launch: Launch, body: &str, reads: bool) -> Outcome {
     let context = Context::new(Device::at(0)?)?;
     let stream = Stream::new(&context)?;
     let [from, to] = [DeviceMemory::new(&context, 256)?, DeviceMemory::new(&context, 256)?];
@@ -20,6 +25,9 @@ fn run_as(launch: Launch, body: &str) -> Outcome {
     let module = Module::load(&context, &module("sm_90a", body))?;
     common::launch(&module, launch, from.pointer(), to.pointer(), &stream)?;
     stream.synchronize()?;
+    if reads {
+        to.all().read(&stream)?;
+    }
     Ok(())
 }
 
@@ -313,12 +321,26 @@ fn main() -> Outcome {
         case("memory_that_was_freed", "reads global memory out of bounds", memory_that_was_freed),
         case(
             "a_copy_to_the_host_of_what_was_never_written",
-            "a copy to the host reads bytes that no kernel or copy wrote",
+            "a copy to the host reads bytes that were never written: 256 of 256 bytes at offset 0 of an allocation of 256 bytes; the first, byte 0 of them, no kernel or copy wrote",
             || {
                 let context = Context::new(Device::at(0)?)?;
                 let memory = DeviceMemory::new(&context, 256)?;
                 let copied = memory.all().read(&Stream::new(&context)?);
                 if copied.is_ok() { Err("no fault was reported".into()) } else { Ok(()) }
+            },
+        ),
+        case(
+            "a_copy_to_the_host_of_what_a_kernel_stored_without_a_value",
+            "4 of 256 bytes at offset 0 of an allocation of 256 bytes; the first, byte 20 of them, was stored without ever having \
+             had a value by kernel step, step.cu:6, block [0, 0, 0], thread [5, 0, 0]",
+            || {
+                let body = ".shared .align 4 .b8 buffer[256]; mov.u64 %rd6, buffer; add.s64 %rd6, %rd6, %rd3;
+                    setp.ne.u32 %p1, %r1, 5; @%p1 st.shared.u32 [%rd6], %r1; ld.shared.u32 %r2, [%rd6];
+                    st.global.u32 [%rd4], %r2;";
+                if results_of(Launch::row(1, 64), body, true).is_ok() {
+                    return Err("no fault was reported".into());
+                }
+                Ok(())
             },
         ),
         case("a_shuffle_whose_mask_lacks_the_lane", "does not contain the lane itself", || {

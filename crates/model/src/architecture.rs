@@ -171,12 +171,18 @@ impl Architecture {
 impl fmt::Display for Architecture {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}, {} layers, dim {}, ", self.family.name(), self.layers.len(), self.dim)?;
-        let alike: Vec<&[Layer]> = self.layers.chunk_by(|a, b| a == b).collect();
-        for layers in &alike {
-            if alike.len() > 1 {
-                write!(f, "{} of ", layers.len())?;
+        let mut kinds: Vec<(&Layer, usize)> = Vec::new();
+        for layer in &self.layers {
+            match kinds.iter_mut().find(|(of, _)| *of == layer) {
+                Some((_, count)) => *count += 1,
+                None => kinds.push((layer, 1)),
             }
-            write!(f, "{}, ", layers[0])?;
+        }
+        for (layer, count) in &kinds {
+            if kinds.len() > 1 {
+                write!(f, "{count} with ")?;
+            }
+            write!(f, "{layer}, ")?;
         }
         write!(f, "vocabulary {}", self.vocab_size)
     }

@@ -201,7 +201,7 @@ mod tests {
         assert_eq!(shape("blocks.2.attn.q_norm.weight"), None);
         assert_eq!(
             model.to_string(),
-            "qwen3, 3 layers, dim 20, 1 of 4/2 heads of 6, ffn 90, 1 of 4/2 heads of 6, ffn 28, 1 of 2/2 heads of 6, ffn 28, \
+            "qwen3, 3 layers, dim 20, 1 with 4/2 heads of 6, ffn 90, 1 with 4/2 heads of 6, ffn 28, 1 with 2/2 heads of 6, ffn 28, \
              vocabulary 37"
         );
     }

@@ -64,7 +64,12 @@ impl RunData {
         let reader = match jsonl::Reader::open(&folder.join(jsonl::FILE_NAME)) {
             Ok(reader) => reader,
             Err(MetricsError::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => {
-                return Err(ReportError::NotARun { folder: folder.to_owned() });
+                let is_there = folder.exists();
+                let folder = folder.to_owned();
+                return Err(match is_there {
+                    true => ReportError::NotARun { folder },
+                    false => ReportError::NoFolder { folder },
+                });
             }
             Err(other) => return Err(other.into()),
         };

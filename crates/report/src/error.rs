@@ -7,6 +7,12 @@ use xtrain_config::files::advice;
 /// A run that could not be read, or a page that could not be written.
 #[derive(thiserror::Error)]
 pub enum ReportError {
+    /// The folder does not exist.
+    #[error("{}: there is no such folder", folder.display())]
+    NoFolder {
+        /// The folder.
+        folder: PathBuf,
+    },
     /// The folder has no metrics.
     #[error("{}: no metrics.jsonl in this folder; name the folder of a run with `jsonl = true` in [log]", folder.display())]
     NotARun {

@@ -83,7 +83,15 @@ fn with_experts(family: &str, keys: &str) -> String {
 fn experts_belong_to_families_that_have_them() {
     let dense = parse(&format!("{MINIMAL}[experts]\ncount = 8\n"), &[]).expect("a file");
     let error = dense.resolve(&Facts::default()).expect_err("no experts").to_string();
-    assert!(error.contains("a qwen3 model has no experts") && error.contains("`mixtral`"), "{error}");
+    assert!(error.contains("a qwen3 model has no experts; leave it out, or choose `mixtral`"), "{error}");
+    assert!(error.contains(" or `dots1`"), "{error}");
+    let file = with_experts("mixtral", "count = 8\nper_token = 2\n");
+    let dense = parse(&file, &["model.family=qwen3"]).expect("a file");
+    let error = dense.resolve(&Facts::default()).expect_err("no experts").to_string();
+    assert!(
+        error.contains("leave them all out with --set experts.count= --set experts.per_token=,"),
+        "{error}"
+    );
     let error = errors(&with_experts("mixtral", ""));
     assert!(error.contains("[experts] `count` is missing; for example `count = 8`"), "{error}");
     assert!(parse(&with_experts("qwen3_moe", "count = 4\n"), &[]).is_ok());
@@ -117,7 +125,7 @@ fn experts_must_fit_each_other() {
         (
             "dots1",
             "count = 4\nffn_dim = 8\nshared_ffn_dim = 12\n",
-            "the width of the shared expert must be a multiple of `ffn_dim`",
+            "the width of the shared expert must be a multiple of `experts.ffn_dim`",
         ),
         ("dots1", "count = 4\ngroups = 4\n", "a group must have at least 2 experts"),
         ("dots1", "per_token = 1\ncount = 1\n", "a group must have at least 2 experts"),

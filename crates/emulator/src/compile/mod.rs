@@ -45,7 +45,9 @@ pub(crate) fn compile(module: &Module, kernel: &Kernel, globals: &Symbols) -> Re
     for block in &flow.blocks {
         let mut steps = Vec::with_capacity(block.instructions.len());
         for &instruction in &block.instructions {
-            let Some(action) = decode(&decoder, instruction)? else { continue };
+            let place = || kernel.locations[instruction.location as usize].describe(&module.files);
+            let decoded = decode(&decoder, instruction).map_err(|error| format!("{error}, {}", place()));
+            let Some(action) = decoded? else { continue };
             let guard = instruction.guard.map(|(register, negated)| decoder.condition(register, negated));
             let traced = traced(module, kernel, instruction, &slots);
             steps.push(Step { guard, action, location: instruction.location, traced });
@@ -57,6 +59,9 @@ pub(crate) fn compile(module: &Module, kernel: &Kernel, globals: &Symbols) -> Re
             }
         };
         blocks.push(Block { steps, end, end_location: block.end_location });
+    }
+    if !blocks.iter().any(|block| block.steps.iter().any(|step| step.traced.is_some())) {
+        crate::trace::report_none(&kernel.name, &module.files);
     }
     let parameters = kernel.parameters.iter().map(|p| (symbols[&p.name].1, p.bytes)).collect();
     Ok(Code {

@@ -305,7 +305,10 @@ fn finish(cx: &mut Context<'_>, lane: usize, number: u64, reads: bool) -> Outcom
     let Some(index) = cx.cluster.copies.iter().position(|copy| copy.number == number) else { return Ok(()) };
     cx.changed = true;
     if !reads {
-        return of_lane(lane, cx.cluster.run_copy(cx.launch.memory, cx.shared, index));
+        return of_lane(
+            lane,
+            cx.cluster.run_copy(cx.launch.memory, cx.shared, index, &|location| cx.launch.place(location)),
+        );
     }
     if cx.cluster.copies[index].taken.is_none() {
         let mut copy = cx.cluster.copies.swap_remove(index);

@@ -381,6 +381,7 @@ pub(super) fn decode(d: &Decoder<'_>, instruction: &Instruction, parts: &[&str])
         by_size!(load, targets)
     } else {
         let sources = elements.iter().map(|source| d.any(source)).collect::<Decoded<Vec<AnySource>>>()?;
+        let sources = (sources, instruction.location);
         by_size!(store, sources)
     })
 }
@@ -461,7 +462,7 @@ fn write_marked<const E: usize>(
 fn store<const N: usize, const E: usize>(
     access: Access,
     address: Address,
-    sources: Vec<AnySource>,
+    (sources, location): (Vec<AnySource>, u32),
 ) -> Execute {
     Box::new(move |cx| {
         vectorized(
@@ -480,7 +481,7 @@ fn store<const N: usize, const E: usize>(
                     }
                 }
                 if is_marked {
-                    return store_marked::<N, E>(cx, &access, &addresses, &data, &sources);
+                    return store_marked::<N, E>(cx, &access, &addresses, &data, (&sources, location));
                 }
                 cx.scatter(access.space, &addresses, &data, None)
             },
@@ -495,7 +496,7 @@ fn store_marked<const N: usize, const E: usize>(
     access: &Access,
     addresses: &Lanes<u64>,
     data: &[[u8; N]; LANES],
-    sources: &[AnySource],
+    (sources, location): (&[AnySource], u32),
 ) -> Outcome {
     let mut marks = [0u16; LANES];
     for (n, source) in sources.iter().enumerate() {
@@ -508,6 +509,13 @@ fn store_marked<const N: usize, const E: usize>(
             }
             marks[lane] |= bytes << (n * E);
         }
+    }
+    let is_global = |lane: &usize| located(access.space, addresses[*lane]).0 == Space::Global;
+    for lane in lanes_of(cx.active).filter(|lane| marks[*lane] != 0).filter(is_global) {
+        cx.launch.memory.note_unwritten(addresses[lane], N as u64, || {
+            let (block, thread) = (cx.position.block, cx.thread(lane));
+            format!("{}, block {block:?}, thread {thread:?}", cx.launch.place(location))
+        });
     }
     cx.scatter(access.space, addresses, data, Some(&marks))
 }

@@ -239,7 +239,9 @@ impl Races {
                 .to_owned()
         } else if race.lacks_proxy && old.kind.by == By::Thread {
             let own = if new.kind.writes && new.kind.reads { "`fence.mbarrier_init` or " } else { "" };
-            format!("{own}`fence.proxy.async` after the write, before what orders the two, is missing")
+            format!(
+                "{own}`fence.proxy.async` after the write is missing: in the thread that wrote, before the barrier"
+            )
         } else if new.kind.is_constant || old.kind.is_constant {
             "`ld.global.nc` reads what no thread may write while the kernel runs".to_owned()
         } else {

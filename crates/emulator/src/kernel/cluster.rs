@@ -271,8 +271,14 @@ impl Cluster {
         self.next_copy
     }
 
-    /// Runs a copy under way.
-    pub(crate) fn run_copy(&mut self, memory: &Memory, shared: &[Local], index: usize) -> Result<(), String> {
+    /// Runs a copy under way. `place` says in words where a source line is.
+    pub(crate) fn run_copy(
+        &mut self,
+        memory: &Memory,
+        shared: &[Local],
+        index: usize,
+        place: &dyn Fn(u32) -> String,
+    ) -> Result<(), String> {
         let mut copy = self.copies.swap_remove(index);
         let own = &shared[copy.rank as usize];
         match copy.completion {
@@ -286,7 +292,14 @@ impl Cluster {
                     let from = from.bytes(0, piece.bytes).expect("the piece's bytes");
                     match reduction {
                         Some(reduce) => reduce(to, from)?,
-                        None => to.copy_from(from),
+                        None => {
+                            if !from.is_written() {
+                                memory.note_unwritten(address, piece.bytes, || {
+                                    format!("a bulk copy: {}, thread {}", place(copy.location), copy.thread.1)
+                                });
+                            }
+                            to.copy_from(from);
+                        }
                     }
                 }
                 Ok(())

@@ -73,6 +73,11 @@ impl Launch<'_> {
         SEEN.lock().unwrap_or_else(PoisonError::into_inner).insert(hash.finish())
     }
 
+    /// The kernel and a source line of it, in words.
+    pub(crate) fn place(&self, location: u32) -> String {
+        format!("kernel {}, {}", self.code.name, self.code.describe(location))
+    }
+
     /// The number of clusters.
     pub(crate) fn clusters(&self) -> u32 {
         self.grid.iter().zip(self.cluster).map(|(grid, cluster)| grid / cluster).product()

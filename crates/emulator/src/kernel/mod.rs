@@ -131,12 +131,6 @@ impl Code {
 
     /// File and line of a location, and of the call into which it was inlined.
     pub(crate) fn describe(&self, location: u32) -> String {
-        let Location { file, line, inlined_at } = self.locations[location as usize];
-        let name = |file| self.files.iter().find(|(number, _)| *number == file).map_or("?", |(_, name)| name);
-        let place = format!("{}:{line}", name(file));
-        match inlined_at {
-            Some((at_file, at_line)) => format!("{place} (inlined at {}:{at_line})", name(at_file)),
-            None => place,
-        }
+        self.locations[location as usize].describe(&self.files)
     }
 }

@@ -109,6 +109,18 @@ pub(crate) struct Location {
     pub(crate) inlined_at: Option<(u32, u32)>,
 }
 
+impl Location {
+    /// File and line, and those of the call into which it was inlined. `files` are numbers and names.
+    pub(crate) fn describe(self, files: &[(u32, String)]) -> String {
+        let name = |file| files.iter().find(|(number, _)| *number == file).map_or("?", |(_, name)| name);
+        let place = format!("{}:{}", name(self.file), self.line);
+        match self.inlined_at {
+            Some((at_file, at_line)) => format!("{place} (inlined at {}:{at_line})", name(at_file)),
+            None => place,
+        }
+    }
+}
+
 /// A part of a kernel's body.
 #[derive(Debug)]
 pub(crate) enum Statement {

@@ -110,6 +110,11 @@ impl<'t> Parser<'t> {
                 let variable = self.variable(space)?;
                 module.variables.push(variable);
             }
+            ".func" => {
+                let what =
+                    "functions that are not inlined, and `printf`, are not emulated; `trace` prints values";
+                return Err(self.error(what.to_owned()));
+            }
             other => return Err(self.error(format!("`{other}` is not supported"))),
         }
         Ok(())
@@ -469,6 +474,8 @@ $L__info_string0:
     #[test]
     fn what_is_not_ptx_is_named_with_its_line() {
         let error = parse("\n\n.visible .func f();").unwrap_err().to_string();
-        assert!(error.starts_with("PTX line 3: `.func`"), "{error}");
+        assert!(error.starts_with("PTX line 3: functions that are not inlined"), "{error}");
+        let error = parse("\n.alias f, g;").unwrap_err().to_string();
+        assert!(error.starts_with("PTX line 2: `.alias`"), "{error}");
     }
 }

@@ -26,7 +26,10 @@ static EXPERTS: ExpertRules = ExpertRules {
             (shared > 0, ("shared_ffn_dim", "there must be a shared expert")),
             (
                 is_multiple,
-                ("shared_ffn_dim", "the width of the shared expert must be a multiple of `ffn_dim`"),
+                (
+                    "shared_ffn_dim",
+                    "the width of the shared expert must be a multiple of `experts.ffn_dim`, without which that of `model.ffn_dim` counts",
+                ),
             ),
             (is_prefix, ("dense_blocks", "dense blocks must be the first ones")),
             (

@@ -82,6 +82,8 @@ fn a_folder_without_metrics_is_no_run() {
     let error = write(folder.path()).unwrap_err();
     assert!(matches!(error, ReportError::NotARun { .. }));
     assert!(error.to_string().contains("no metrics.jsonl in this folder"), "{error}");
+    let error = write(&folder.path().join("none")).unwrap_err();
+    assert!(error.to_string().ends_with("none: there is no such folder"), "{error}");
 }
 
 #[test]

@@ -203,7 +203,7 @@ pub(super) fn experts(config: &Config, model: &Description, report: &mut Report)
         }
         let leave_out = report.leave_all_out(&keys, "model.family");
         let families = Family::listing(Family::has_experts, "`").replace(" and ", " or ");
-        let message = format!("a {name} model has no experts; {leave_out}, or choose {families}");
+        let message = format!("a {name} model has no experts; choose {families}, or {leave_out}");
         report.about(&[first, "model.family"], message);
         return true;
     }

@@ -88,10 +88,10 @@ impl Gpu {
         prepared(candidates, &self.cache_choice(&key.text, name, &names))
     }
 
-    /// [`Gpu::fastest`] of GEMMs with so many operations, which `prepare` prepares by name and operands. They
-    /// are timed on the operands `timing`. Those that may run at the power limit are timed as cuBLASLt's are:
-    /// at their own clocks, on noise in place of numbers if there is memory for it, without which the choice
-    /// is not cached.
+    /// As [`Gpu::fastest`], for GEMMs of `flops` operations. `prepare` takes a candidate's name and the
+    /// operands. Candidates are timed on the operands `timing`. Those of large GEMMs are timed under load and
+    /// on noise, in place of these operands' numbers and without workspace; if memory for noise is short,
+    /// they are timed without it, and the choice is not cached.
     pub fn fastest_gemm(
         &self,
         task: &ChoiceKey,
@@ -112,15 +112,20 @@ impl Gpu {
         if flops < LARGE_GEMM_FLOPS || candidates.len() < 2 {
             return self.fastest(task, &candidates);
         }
-        let on_noise = |key: &str| format!("{key}, on noise");
-        let task = &ChoiceKey { text: on_noise(&task.text), former: on_noise(&task.former) };
+        // Choices that were made without noise are made anew.
+        let text = format!("{}, on noise", task.text);
+        let task = &ChoiceKey { former: text.clone(), text };
         let key = self.choice_key(task, &candidates);
         if let Some(work) = self.recorded_work(&key, &candidates)? {
             return Ok(Some(work));
         }
-        // This loads the kernels: below, another thread that loads one would wait for this one.
+        // This loads all kernels before the lock is taken: a thread that loads one waits for the lock, and
+        // this one would wait for that thread.
         let works = self.accepted(task, &candidates)?;
         let names: Vec<&str> = works.iter().map(|(name, _)| *name).collect();
+        if let [] | [_] = names[..] {
+            return names.first().map_or(Ok(None), |name| prepared(&candidates, name));
+        }
         let enqueue = |work: &Work, stream: &Stream| work.enqueue(stream);
         let patterns = Patterns::of(timing);
         let (timed, is_cacheable) = {

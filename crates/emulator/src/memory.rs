@@ -58,7 +58,7 @@ pub(crate) struct Memory {
     extents: Vec<Extent>,
     /// Index of the extent that was found last.
     last: Cell<usize>,
-    /// Ends and places, in words, of the first stores of bytes that were never written, by address.
+    /// Ends and places, in words, of the last stores of bytes that were never written, by address.
     unwritten: RefCell<BTreeMap<u64, (u64, String)>>,
     capacity: u64,
     used: u64,
@@ -281,7 +281,7 @@ impl Memory {
     /// Notes that a kernel stores bytes of which some were never written.
     pub(crate) fn note_unwritten(&self, address: u64, bytes: u64, place: impl FnOnce() -> String) {
         let mut stores = self.unwritten.borrow_mut();
-        if stores.len() < UNWRITTEN_STORES {
+        if stores.len() < UNWRITTEN_STORES || stores.contains_key(&address) {
             stores.insert(address, (address + bytes, place()));
         }
     }
@@ -299,12 +299,13 @@ impl Memory {
         }
         let first = first?;
         let stores = self.unwritten.borrow();
-        let store = stores.range(..=first).next_back().filter(|(_, (end, _))| first < *end);
+        let store = stores.range(..=first).rev().find(|(_, (end, _))| first < *end);
         let who = match store {
             Some((_, (_, place))) => format!(
                 "was stored without ever having had a value by {place} (`races=1` reports what was read too early)"
             ),
-            None => "no kernel or copy wrote".to_owned(),
+            None if stores.len() < UNWRITTEN_STORES => "no kernel or copy wrote".to_owned(),
+            None => "was never written, or stored where it is no longer known".to_owned(),
         };
         let all = self.describe(address, bytes);
         Some(format!("{count} of {all}; the first, byte {} of them, {who}", first - address))

@@ -332,11 +332,11 @@ fn main() -> Outcome {
         case(
             "a_copy_to_the_host_of_what_a_kernel_stored_without_a_value",
             "4 of 256 bytes at offset 0 of an allocation of 256 bytes; the first, byte 20 of them, was stored without ever having \
-             had a value by kernel step, step.cu:6, block [0, 0, 0], thread [5, 0, 0]",
+             had a value by kernel step, step.cu:7, block [0, 0, 0], thread [5, 0, 0]",
             || {
                 let body = ".shared .align 4 .b8 buffer[256]; mov.u64 %rd6, buffer; add.s64 %rd6, %rd6, %rd3;
                     setp.ne.u32 %p1, %r1, 5; @%p1 st.shared.u32 [%rd6], %r1; ld.shared.u32 %r2, [%rd6];
-                    st.global.u32 [%rd4], %r2;";
+                    st.global.u32 [%rd5], %r2;";
                 if results_of(Launch::row(1, 64), body, true).is_ok() {
                     return Err("no fault was reported".into());
                 }

@@ -82,7 +82,7 @@ pub struct CommSpeed {
     pub bus_gigabytes_per_second: f64,
     /// Seconds until both are done if a GEMM begins at the same time.
     pub beside_gemm_seconds: f64,
-    /// Seconds of that GEMM.
+    /// Seconds of that GEMM, by events around it in other runs.
     pub gemm_beside_seconds: f64,
 }
 
@@ -116,7 +116,8 @@ fn measure(crew: &Crew, options: &CommOptions) -> Result<CommSpeeds, RunError> {
     let mut engine = engine.map_err(LearnError::from)?;
     let ranks = crew.member().world_size;
     let mut timed = |program, instance| timed(engine.as_mut(), crew, program, instance, options);
-    let (gemm_seconds, _) = timed(traced(|t| multiply(t, gemm, target))?, None)?;
+    // By events around it, as beside a collective.
+    let (_, gemm_seconds) = timed(traced(|t| multiply(t, gemm, target))?, Some(0))?;
     let mut rows = Vec::new();
     for collective in COLLECTIVES {
         // Copies add nothing.

@@ -28,7 +28,7 @@ static EXPERTS: ExpertRules = ExpertRules {
                 is_multiple,
                 (
                     "shared_ffn_dim",
-                    "the width of the shared expert must be a multiple of `experts.ffn_dim`, without which that of `model.ffn_dim` counts",
+                    "the width of the shared expert must be a multiple of `experts.ffn_dim` (of `model.ffn_dim` if that is not set)",
                 ),
             ),
             (is_prefix, ("dense_blocks", "dense blocks must be the first ones")),

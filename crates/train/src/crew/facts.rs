@@ -82,24 +82,22 @@ impl Crew {
         Ok(ranks.control.handshake(options)?)
     }
 
-    /// Compares facts of all ranks, and refuses GPUs that several ranks use, unless NCCL may
-    /// (`NCCL_MULTI_RANK_GPU_ENABLE=1`, from 2.30.3 on).
+    /// Compares facts of all ranks, and refuses GPUs that several ranks use, unless the variable by which
+    /// NCCL 2.30.3 and newer allow it is set.
     ///
     /// # Errors
     /// A fact differs from that of rank 0: the line names the rank, its host, the fact and both values.
     pub(crate) fn compare(&self, facts: &Facts, processor: &Processor) -> Result<(), RunError> {
         let Some(ranks) = &self.ranks else { return Ok(()) };
         ranks.control.handshake(&facts.0)?;
-        if std::env::var("NCCL_MULTI_RANK_GPU_ENABLE").is_ok_and(|value| value == "1") {
-            return self.barrier();
-        }
         let own = processor.serial_number().unwrap_or_default();
         let all = ranks.control.gather(own.as_bytes())?;
         let mut users: HashMap<(&str, &[u8]), usize> = HashMap::new();
         let hosts = ranks.control.hosts();
+        let may_share = std::env::var("NCCL_MULTI_RANK_GPU_ENABLE").is_ok_and(|value| value == "1");
         for (rank, (gpu, host)) in all.iter().zip(&hosts).enumerate().filter(|(_, (gpu, _))| !gpu.is_empty())
         {
-            if let Some(other) = users.insert((host, gpu), rank) {
+            if let Some(other) = users.insert((host, gpu), rank).filter(|_| !may_share) {
                 return Err(RunError::Refused(format!(
                     "ranks {other} and {rank} on {host} use the same GPU ({}); give each a GPU of its own, and check \
                      CUDA_VISIBLE_DEVICES",

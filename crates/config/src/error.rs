@@ -158,16 +158,15 @@ impl Report {
     /// The advice to remove the first of `keys`, which contradicts another. It names the command line if only
     /// the other key was given there.
     pub(super) fn leave_out(&self, keys: &[&str]) -> String {
-        match self.only_in_the_file(keys) {
-            Some(key) => format!("leave it out with --set {key}="),
-            None => "leave it out".to_owned(),
+        match keys.split_first() {
+            Some((key, others)) => self.leave_all_out(&[key], others),
+            None => String::new(),
         }
     }
 
-    /// The advice to remove all of `keys`, which contradict another one. It names the command line if only
-    /// the other one was given there.
-    pub(super) fn leave_all_out(&self, keys: &[String], other: &str) -> String {
-        let in_the_file = keys.iter().filter_map(|key| self.only_in_the_file(&[key, other]));
+    /// As [`Report::leave_out`], for several keys that contradict one of `others`.
+    pub(super) fn leave_all_out(&self, keys: &[&str], others: &[&str]) -> String {
+        let in_the_file = keys.iter().filter_map(|key| self.only_in_the_file(&[&[*key], others].concat()));
         let removed: Vec<String> = in_the_file.map(|key| format!("--set {key}=")).collect();
         let what = if keys.len() == 1 { "it" } else { "them all" };
         match removed.is_empty() {

@@ -201,9 +201,10 @@ pub(super) fn experts(config: &Config, model: &Description, report: &mut Report)
             report.about(&[first, "model.init_from"], message);
             return true;
         }
-        let leave_out = report.leave_all_out(&keys, "model.family");
-        let families = Family::listing(Family::has_experts, "`").replace(" and ", " or ");
-        let message = format!("a {name} model has no experts; choose {families}, or {leave_out}");
+        let given: Vec<&str> = keys.iter().map(String::as_str).collect();
+        let leave_out = report.leave_all_out(&given, &["model.family"]);
+        let families = Family::listing(Family::has_experts, "`");
+        let message = format!("a {name} model has no experts ({families} have); {leave_out}");
         report.about(&[first, "model.family"], message);
         return true;
     }

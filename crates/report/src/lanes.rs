@@ -8,7 +8,7 @@ use std::fmt::Write;
 use std::path::Path;
 
 /// First line of every picture, and of no other file.
-const HEAD: &str = "<!-- Written by xtrain plan. -->\n";
+const HEAD: &str = "<!-- Written by xtrain. -->\n";
 
 /// A part of a step, which runs once or several times in a row.
 #[derive(Clone, Debug, PartialEq)]

@@ -43,6 +43,13 @@ fn continued(sets: &[&str]) -> Result<Resolved, ConfigErrors> {
 }
 
 #[test]
+fn a_dense_folder_cannot_be_given_experts() {
+    let error = continued(&["experts.count=4"]).expect_err("no experts").to_string();
+    assert!(error.contains("which has no experts; leave [experts] out"), "{error}");
+    assert!(!error.contains("`mixtral`"), "the folder has the family: {error}");
+}
+
+#[test]
 fn dense_blocks_are_compared_with_a_folder_as_a_set() {
     let described = "[model]\nfamily = \"qwen3_moe\"\ndim = 64\nlayers = 4\nheads = 4\nvocab_size = 300\n[experts]\n\
                      count = 4\nper_token = 2\nffn_dim = 32\ndense_blocks = [3, 1, 1]\n[data]\ntrain = \"a.txt\"\n\

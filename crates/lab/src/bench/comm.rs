@@ -115,9 +115,9 @@ fn measure(crew: &Crew, options: &CommOptions) -> Result<CommSpeeds, RunError> {
     let engine = processor.engine_of_rank(Checks::default(), crew.communicator(), path);
     let mut engine = engine.map_err(LearnError::from)?;
     let ranks = crew.member().world_size;
-    let mut timed = |program, instance| timed(engine.as_mut(), crew, program, instance, options);
+    let mut seconds = |program, instance| timed(engine.as_mut(), crew, program, instance, options);
     // By events around it, as beside a collective.
-    let (_, gemm_seconds) = timed(traced(|t| multiply(t, gemm, target))?, Some(0))?;
+    let (_, gemm_seconds) = seconds(traced(|t| multiply(t, gemm, target))?, Some(0))?;
     let mut rows = Vec::new();
     for collective in COLLECTIVES {
         // Copies add nothing.
@@ -126,9 +126,9 @@ fn measure(crew: &Crew, options: &CommOptions) -> Result<CommSpeeds, RunError> {
         }
         for &bytes in &options.sizes {
             let elements = (bytes as usize / 4).next_multiple_of(ranks).max(ranks);
-            let (alone, _) = timed(traced(|t| collect(t, collective, ranks, elements, |_| Ok(())))?, None)?;
+            let (alone, _) = seconds(traced(|t| collect(t, collective, ranks, elements, |_| Ok(())))?, None)?;
             let both = traced(|t| collect(t, collective, ranks, elements, |t| multiply(t, gemm, target)))?;
-            let (beside, gemm_beside) = timed(both, Some(GEMM_BESIDE))?;
+            let (beside, gemm_beside) = seconds(both, Some(GEMM_BESIDE))?;
             let bytes = 4 * elements as u64;
             let times = if collective == "all_reduce" { 2.0 } else { 1.0 };
             let sent = times * bytes as f64 * (ranks - 1) as f64 / ranks as f64;
@@ -190,7 +190,8 @@ fn multiply(t: &mut Tracer, extent: usize, target: Target) -> Result<(), TraceEr
     Ok(())
 }
 
-/// Seconds of a run of `program`, in which all ranks begin together, and those of one of its instances.
+/// Seconds of a run of `program`, in which all ranks begin together, and those of one of its instances,
+/// 0 without one.
 fn timed(
     engine: &mut dyn Engine,
     crew: &Crew,

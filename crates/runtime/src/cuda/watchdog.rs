@@ -291,18 +291,19 @@ impl Shared {
             );
             return Some(End::Here(Cause::Timeout, message));
         }
-        if !is_late(&state.waits_since?) {
-            return None;
-        }
+        let waits_since = state.waits_since?;
         let before = state.parts.len();
         if let Err(error) = state.drop_completed() {
             return Some(End::Here(Cause::Failure, error.to_string()));
         }
-        let first = state.parts.front()?;
         if state.parts.len() < before {
             state.waits_since = Some(Instant::now());
             return None;
         }
+        if !is_late(&waits_since) {
+            return None;
+        }
+        let first = state.parts.front()?;
         let message = format!(
             "the GPU has not completed {} for {} s: another rank does not take part in one of its collectives, or a kernel hangs; {}",
             first.part.words(),

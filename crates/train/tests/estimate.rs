@@ -7,14 +7,18 @@ use xtrain_config::Config;
 use xtrain_program::Recompute;
 use xtrain_train::choose;
 use xtrain_train::engine::{Room, Target};
-use xtrain_train::estimate::{Device, step_seconds};
+use xtrain_train::estimate::{Device, Timeline, step_seconds};
 use xtrain_train::fit::Fit;
+use xtrain_train::member::Member;
 use xtrain_train::programs;
-use xtrain_train::spec::{Planned, plan_on};
+use xtrain_train::spec::{Planned, plan_for, plan_on};
 use xtrain_train::training_spec::TrainingSpec;
 
 /// An estimate may be off by this share of the measured time.
 const BAR: f64 = 0.15;
+
+/// [`BAR`] for a step on several GPUs. One GPU of those machines is up to 4% slower than others.
+const BAR_OF_SEVERAL: f64 = 0.08;
 
 /// Measured times that differ by less are in no order: two runs of one command do.
 const NOISE: f64 = 0.02;
@@ -98,6 +102,38 @@ fn every_measured_step_is_estimated_within_the_bar() {
         }
     }
     assert_eq!(wrong, Vec::<String>::new());
+}
+
+/// Steps of `benches/weak_scaling.py`, by copies between GPUs.
+#[test]
+fn steps_on_several_gpus_are_estimated_within_the_bar() {
+    let mut rows = 0;
+    for name in ["2026-11-26-h200-several.jsonl", "2026-11-27-h200-several.jsonl"] {
+        let text = std::fs::read_to_string(repository().join("benches/results").join(name)).expect("a file");
+        for line in text.lines() {
+            let row: serde_json::Value = serde_json::from_str(line).expect("a line of JSON");
+            let words: Vec<&str> = row["command"].as_str().unwrap_or_default().split_whitespace().collect();
+            let is_by_nccl = row["work"].as_str().is_some_and(|work| work.contains("NCCL"));
+            if words.first() != Some(&"benches/weak_scaling.py") || row["metric"] != "tok/s" || is_by_nccl {
+                continue;
+            }
+            let after = |key: &str| words.windows(2).find(|pair| pair[0] == key).expect("an option")[1];
+            let of = |key: &str| after(key).parse::<usize>().expect("a number");
+            let (gpus, batch) = (of("--gpus"), of("--batch"));
+            let sets = words.windows(2).filter(|pair| pair[0] == "--set").map(|pair| pair[1].to_owned());
+            let sets: Vec<String> = sets.chain([format!("train.batch_size={}", gpus * batch)]).collect();
+            let parsed = Config::load(&repository().join(words[1]), &sets).expect("a run file");
+            let planned = plan_for(&parsed, Target::Cuda, Member::first_of(gpus)).expect("a plan");
+            let program = programs::training(&planned.spec).expect("a program");
+            let estimate = Timeline::new(&program, &h200(), 1).seconds();
+            let tokens = planned.resolved.config.step_tokens() as f64;
+            let share = estimate * row["value"].as_f64().expect("a number") / tokens;
+            println!("{share:.3} of {:.1} ms: {}", 1e3 * estimate / share, words[1..].join(" "));
+            assert!((share - 1.0).abs() < BAR_OF_SEVERAL, "{share:.3}: {}", words.join(" "));
+            rows += 1;
+        }
+    }
+    assert!(rows >= 8, "only {rows} rows");
 }
 
 /// Of steps that were measured together and differ in one of the settings that are chosen.

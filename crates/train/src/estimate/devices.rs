@@ -1,13 +1,14 @@
 //! The table of devices.
 //!
-//! The H200's figures are measured: `xtrain bench op` on the configurations of `benches/configs`, 2026-11-24
+//! The H200's figures are measured: `xtrain bench op` on the configurations of `benches/configs`, 2026-11-24,
+//! and for GEMMs and attention the steps of `benches/results` until 2026-11-27
 //! (docs/decisions/chosen-settings.md). The others follow from NVIDIA's data sheets and the fraction of the
 //! peak that the H200 sustains, unless a comment says otherwise. Memory sizes are those that PyTorch prints.
 
 use super::rates::{AttentionRates, GemmRates, Rates, ScoreSeconds};
 
 /// Edition of the table. It increases with every change, because chosen settings may change with it.
-pub(super) const EDITION: u32 = 2;
+pub(super) const EDITION: u32 = 3;
 
 /// A device of the table.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -106,18 +107,18 @@ const LAUNCH: f64 = 3.5e-6;
 
 /// GEMMs on Hopper, with cuBLASLt and our kernels.
 const HOPPER_GEMM: GemmRates = GemmRates {
-    bf16: 745e12,
+    bf16: 728e12,
     f32: 49e12,
-    fp8_tensor: 1390e12,
-    fp8_row: 1290e12,
+    fp8_tensor: 1320e12,
+    fp8_row: 1220e12,
     fp8_block: 1200e12,
     fp8_tile: 930e12,
 };
 
 /// Attention on Hopper, with cuDNN and our kernels.
 const HOPPER_ATTENTION: AttentionRates = AttentionRates {
-    forward: ScoreSeconds { softmax: 4.0e-13, column: 4.0e-15, diagonal: 390.0 },
-    backward: ScoreSeconds { softmax: 8.0e-13, column: 1.5e-14, diagonal: 860.0 },
+    forward: ScoreSeconds { softmax: 2.4e-13, column: 5.3e-15, diagonal: 390.0 },
+    backward: ScoreSeconds { softmax: 3.4e-13, column: 1.84e-14, diagonal: 860.0 },
     in_order: 1.68,
     f32: 7.0,
 };

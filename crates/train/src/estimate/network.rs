@@ -31,6 +31,13 @@ pub const BETWEEN_NODES: f64 = 50e9;
 /// of 16 MiB have about as much.
 const GPU_LATENCY: f64 = 43e-6;
 
+/// The share of multiprocessors that NCCL's kernels take: fitted to a step of LLAMA8B-L8 on 2 H200 that
+/// takes 6.5 ms more with NCCL than by copies (docs/decisions/copies-between-gpus.md).
+const NCCL_SHARE: f64 = 0.09;
+
+/// The largest share of a GPU that collectives take, whatever their bandwidth.
+const MOST_SHARE: f64 = 0.5;
+
 /// Seconds of a small collective over TCP between the processes of a CPU (`xtrain bench comm --ranks 2`).
 const TCP_LATENCY: f64 = 60e-6;
 
@@ -100,6 +107,21 @@ impl Network {
         };
         let within = self.within_node_of(world_size);
         if spans_nodes { within.min(self.between_nodes) } else { within }
+    }
+
+    /// The share of a GPU that kernels lose beside a collective of a group, in a run of `world_size` ranks. A
+    /// rank reads what it sends, writes what it receives, and copies its own piece within its memory, so
+    /// 2 n / (n - 1) bytes pass through memory for each byte that one of n ranks sends. NCCL's kernels take
+    /// multiprocessors too.
+    pub fn share_of_gpu(&self, group: Group, world_size: usize, memory_bandwidth: f64) -> f64 {
+        let ranks = group.size() as f64;
+        if ranks < 2.0 {
+            return 0.0;
+        }
+        let passing = self.bandwidth(group, world_size) * 2.0 * ranks / (ranks - 1.0);
+        let by_copies = self.copies.is_some() && !self.spans_nodes(world_size);
+        let kernels = if by_copies { 0.0 } else { NCCL_SHARE };
+        (passing / memory_bandwidth + kernels).min(MOST_SHARE)
     }
 
     /// Bytes per second that each rank of a run of so many ranks sends to others of its node.

@@ -5,11 +5,12 @@
 //! collective takes as long as the [`Network`] needs; those that are issued together ([`order::runs`]) take
 //! its latency once, and end together. A CPU has a single queue for all lanes.
 //!
-//! Collectives and kernels that run at the same time do not slow each other down here.
+//! A kernel beside a collective is slowed down by the share of the GPU that the collective takes
+//! ([`Network::share_of_gpu`]); the collective is not.
 
 use super::{Device, instance_seconds};
 use crate::engine::Target;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 use xtrain_program::order::{self, Order};
 use xtrain_program::{Instance, Lane, Payload, Phase, Program, Role, Stage};
@@ -33,7 +34,7 @@ pub struct TimelinePart {
     pub times: usize,
     /// Seconds of one time.
     pub seconds: f64,
-    /// Its instances, in list order.
+    /// Its instances, in the order in which they end.
     pub spans: Vec<Span>,
 }
 
@@ -164,9 +165,8 @@ impl TimelinePart {
         part: Part,
         times: usize,
     ) -> TimelinePart {
-        let mut ends = vec![0.0f64; program.instances.len()];
-        let mut free = [0.0f64; Lane::COUNT];
-        let mut spans = Vec::new();
+        let mut queues: [VecDeque<Job>; Lane::COUNT] = Default::default();
+        let mut is_done = vec![true; program.instances.len()];
         let runs: Vec<Range<usize>> = match device.target {
             Target::Cpu => (0..program.instances.len()).map(|index| index..index + 1).collect(),
             Target::Cuda => order::runs(program),
@@ -176,23 +176,51 @@ impl TimelinePart {
             if !part.includes(instance.phase()) {
                 continue;
             }
+            is_done[run.clone()].fill(false);
             // The engine of a CPU runs instances in list order.
-            let lane = if device.target == Target::Cpu { Lane::Compute } else { instance.lane } as usize;
-            let waits = run.clone().flat_map(|index| order.waits(index)).map(|&other| ends[other]);
-            let mut end = waits.fold(free[lane], f64::max);
-            for index in run.clone().filter(|_| part.runs(instance)) {
-                let begin = end;
-                let instance = &program.instances[index];
-                end += seconds(program, instance, device, world_size, part.is_first());
-                if index > run.start && end > begin {
-                    end -= device.network.latency;
-                }
-                spans.push(Span { instance: index, lane: instance.lane, begin, end });
-            }
-            ends[run].fill(end);
-            free[lane] = end;
+            let lane = if device.target == Target::Cpu { Lane::Compute } else { instance.lane };
+            let timed = run.clone().filter(|_| part.runs(instance));
+            let timed = timed.map(|index| {
+                let seconds =
+                    seconds(program, &program.instances[index], device, world_size, part.is_first());
+                // Those that are issued together take the latency once.
+                let again = if index > run.start && seconds > 0.0 { device.network.latency } else { 0.0 };
+                (index, seconds - again)
+            });
+            let timed: Vec<(usize, f64)> = timed.collect();
+            let left = timed.iter().map(|(_, seconds)| seconds).sum();
+            let share = share_of_gpu(instance, device, world_size);
+            queues[lane as usize].push_back(Job { run, timed, share, begin: None, left });
         }
-        TimelinePart { part, times, seconds: free.into_iter().fold(0.0, f64::max), spans }
+        let mut spans = Vec::new();
+        let mut now = 0.0;
+        loop {
+            for job in queues.iter_mut().filter_map(VecDeque::front_mut).filter(|job| job.begin.is_none()) {
+                let mut waits = job.run.clone().flat_map(|index| order.waits(index));
+                if waits.all(|&other| is_done[other]) {
+                    job.begin = Some(now);
+                }
+            }
+            let collective = queues[Lane::Communication as usize].front();
+            let share = collective.filter(|job| job.begin.is_some()).map_or(0.0, |job| job.share);
+            let rates = Lane::ALL.map(|lane| if lane == Lane::Compute { 1.0 - share } else { 1.0 });
+            let fronts = || queues.iter().zip(rates).filter_map(|(queue, rate)| Some((queue.front()?, rate)));
+            let running = fronts().filter(|(job, _)| job.begin.is_some());
+            let Some(passed) = running.map(|(job, rate)| job.left / rate).min_by(f64::total_cmp) else {
+                break;
+            };
+            now += passed;
+            for (queue, rate) in queues.iter_mut().zip(rates) {
+                let Some(job) = queue.front_mut().filter(|job| job.begin.is_some()) else { continue };
+                let is_next = job.left / rate <= passed;
+                job.left -= passed * rate;
+                if let Some(job) = is_next.then(|| queue.pop_front()).flatten() {
+                    is_done[job.run.clone()].fill(true);
+                    job.spans(program, now, &mut spans);
+                }
+            }
+        }
+        TimelinePart { part, times, seconds: now, spans }
     }
 
     /// Seconds in which a lane works.
@@ -236,10 +264,44 @@ impl TimelinePart {
     }
 }
 
+/// Instances that a lane runs together.
+struct Job {
+    run: Range<usize>,
+    /// Those that take time, and the seconds of each where nothing slows it down.
+    timed: Vec<(usize, f64)>,
+    /// The share of the GPU that kernels beside it lose.
+    share: f64,
+    /// The time at which it has begun, if it has.
+    begin: Option<f64>,
+    /// Seconds that are left of it where nothing slows it down.
+    left: f64,
+}
+
+impl Job {
+    /// Adds its instances, which end now.
+    fn spans(&self, program: &Program, end: f64, spans: &mut Vec<Span>) {
+        let begin = self.begin.unwrap_or(end);
+        let total: f64 = self.timed.iter().map(|(_, seconds)| seconds).sum();
+        let slower = if total > 0.0 { (end - begin) / total } else { 0.0 };
+        let mut at = begin;
+        for (n, &(instance, seconds)) in self.timed.iter().enumerate() {
+            let end = if n + 1 == self.timed.len() { end } else { at + seconds * slower };
+            spans.push(Span { instance, lane: program.instances[instance].lane, begin: at, end });
+            at = end;
+        }
+    }
+}
+
 /// The number of ranks: a step with replicas has a collective of all, for its numbers.
 fn world_size(program: &Program) -> usize {
     let group = |instance: &Instance| instance.code.op().collective().map(|(_, group)| group.size());
     program.instances.iter().filter_map(group).max().unwrap_or(1)
+}
+
+/// The share of the GPU that kernels lose beside an instance, which is 0 for one that is no collective.
+fn share_of_gpu(instance: &Instance, device: &Device, world_size: usize) -> f64 {
+    let collective = instance.code.op().collective();
+    collective.map_or(0.0, |(_, group)| device.network.share_of_gpu(group, world_size, device.rates.memory))
 }
 
 /// Seconds of an instance.

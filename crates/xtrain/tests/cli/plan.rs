@@ -353,7 +353,7 @@ fn the_answers_come_first_and_are_those_of_the_device() {
     assert!(chosen.contains(" GiB of 139.80 GiB less a reserve of 5.19 GiB; "), "{text}");
     let time = answer(&text, "time");
     assert!(
-        time.starts_with("about ") && time.ends_with(" MFU (from the device table, edition 2)"),
+        time.starts_with("about ") && time.ends_with(" MFU (from the device table, edition 3)"),
         "{text}"
     );
     assert!(!text.contains("not at the peak") && !text.contains("workspace of other ops"), "{text}");

@@ -113,7 +113,8 @@ impl Place {
             if take_last_word() && is_heard(&fault) {
                 let _ = writeln!(std::io::stderr(), "{prefix}error: {fault}");
             }
-            std::process::exit(if fault.is_users() { 2 } else { 1 });
+            // Exit handlers of the driver would wait for the GPU, which may wait for another rank.
+            signal_hook::low_level::exit(if fault.is_users() { 2 } else { 1 })
         };
         Ok(Crew::join(environment.clone(), &secret, start, parallel.timeout.duration(), ended)?)
     }

@@ -37,19 +37,13 @@ __device__ __forceinline__ void load_shared(u32 address, float* x) {
 #define B_NAME "e4m3"
 #endif
 
-// sum (+)= 64 rows of A times 128 or 192 rows of B over 32 columns. With g = lane / 4 and t = lane % 4, a
+// sum (+)= 64 rows of A times 128 rows of B over 32 columns. With g = lane / 4 and t = lane % 4, a
 // thread of warp w holds sums of rows 16 w + g (elements 4 i, 4 i + 1) and 16 w + g + 8 (4 i + 2, 4 i + 3),
 // columns 8 i + 2 t and 8 i + 2 t + 1.
 __device__ __forceinline__ void multiply(float (&sum)[64], u64 a, u64 b, bool add) {
     asm volatile("{\n.reg .pred add;\nsetp.ne.b32 add, %66, 0;\nwgmma.mma_async.sync.aligned.m64n128k32.f32." A_NAME "." B_NAME
                  " {" FIRST_64 "}, %64, %65, add, 1, 1;\n}"
                  : SUMS_64(sum)
-                 : "l"(a), "l"(b), "r"((u32)add));
-}
-__device__ __forceinline__ void multiply(float (&sum)[96], u64 a, u64 b, bool add) {
-    asm volatile("{\n.reg .pred add;\nsetp.ne.b32 add, %98, 0;\nwgmma.mma_async.sync.aligned.m64n192k32.f32." A_NAME "." B_NAME
-                 " {" FIRST_64 NEXT_32 "}, %96, %97, add, 1, 1;\n}"
-                 : SUMS_96(sum)
                  : "l"(a), "l"(b), "r"((u32)add));
 }
 

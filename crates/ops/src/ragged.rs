@@ -49,7 +49,7 @@ pub(crate) enum Stores {
     Together,
     /// Each group multiplies every second tile, and stores it while the other multiplies.
     InTurns,
-    /// As [`Stores::Together`], but TMA stores a tile from shared memory during the next one. Only for
+    /// As [`Stores::Together`], but TMA stores half of a tile from shared memory during the next one. Only for
     /// gradients of weights in FP8 (docs/decisions/sums-of-wgrad.md).
     Staged,
 }

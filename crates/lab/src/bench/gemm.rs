@@ -69,7 +69,7 @@ impl ExpertRows {
 pub struct GemmSpeed {
     /// Place in a model, or experts; empty if no model was named.
     pub site: String,
-    /// fprop, dgrad or wgrad, which adds to an fp32 gradient.
+    /// fprop, dgrad or wgrad, whose gradient is in fp32.
     pub role: String,
     /// Rows: tokens, or with experts their copies, `top_k` of each.
     pub m: usize,
@@ -82,18 +82,25 @@ pub struct GemmSpeed {
     pub rates: Rates,
 }
 
-/// Measures the three GEMMs of each shape.
-pub fn gemms(shapes: &[GemmShape], options: OpBenchOptions) -> Result<OpSpeeds<GemmSpeed>, RunError> {
+/// Measures the three GEMMs of each shape, with this mode of wgrad's gradient.
+pub fn gemms(
+    shapes: &[GemmShape],
+    gradient: WriteMode,
+    options: OpBenchOptions,
+) -> Result<OpSpeeds<GemmSpeed>, RunError> {
     let bench = OpBench::new(options)?;
     let mut rows = Vec::new();
     for GemmShape { site, m, n, k, experts } in shapes {
         let starts = experts.map(|experts| experts.starts(*m).into_iter().map(|row| row as i32).collect());
         let inputs: Vec<_> = starts.into_iter().map(|starts| (STARTS, starts)).collect();
-        let program = match (scaled(*m, *n, *k, *experts, bench.recipe)?, experts) {
+        let mut program = match (scaled(*m, *n, *k, *experts, bench.recipe)?, experts) {
             (Some(program), _) => program,
             (None, Some(experts)) => grouped(*m, *n, *k, *experts, bench.dtype())?,
             (None, None) => program(*m, *n, *k, bench.dtype())?,
         };
+        for instance in program.instances.iter_mut().filter(|i| i.origin.role == Role::Wgrad) {
+            instance.outputs.iter_mut().for_each(|output| output.mode = gradient);
+        }
         let works: Vec<(&str, Work)> =
             program.instances.iter().map(|i| (i.origin.role.name(), Work::of(&program, i))).collect();
         let seconds = bench.seconds(program.clone(), &inputs)?;
@@ -176,12 +183,11 @@ fn program(m: usize, n: usize, k: usize, dtype: DType) -> Result<Program, LearnE
         t.emit(LinearDgrad, &[dy, w])?;
         Ok(dy)
     })?;
-    let (mut program, ()) = traced(program, Stage::Backward, Role::Wgrad, |t| {
+    let (program, ()) = traced(program, Stage::Backward, Role::Wgrad, |t| {
         let dw = operand(t, "dw", DType::F32, [n, k]);
         t.emit_into(LinearWgrad { out: DType::F32 }, &[dy, x], &[Some(dw)])?;
         Ok(())
     })?;
-    add_gradients(&mut program);
     Ok(program)
 }
 
@@ -209,12 +215,11 @@ fn grouped(
         t.emit(GroupedDgrad(groups), &[dy, w, starts])?;
         Ok(dy)
     })?;
-    let (mut program, ()) = traced(program, Stage::Backward, Role::Wgrad, |t| {
+    let (program, ()) = traced(program, Stage::Backward, Role::Wgrad, |t| {
         let dw = operand(t, "dw", out, [experts * n, k]);
         t.emit_into(GroupedWgrad { groups, out }, &[dy, x, starts], &[Some(dw)])?;
         Ok(())
     })?;
-    add_gradients(&mut program);
     Ok(program)
 }
 
@@ -264,15 +269,7 @@ fn scaled(
         })?;
         program = traced.0;
     }
-    add_gradients(&mut program);
     Ok(Some(program))
-}
-
-/// Lets wgrad add to the gradient, as in every micro-step but the first.
-fn add_gradients(program: &mut Program) {
-    for instance in program.instances.iter_mut().filter(|i| i.origin.role == Role::Wgrad) {
-        instance.outputs.iter_mut().for_each(|output| output.mode = WriteMode::Add);
-    }
 }
 
 #[cfg(test)]
@@ -323,7 +320,7 @@ mod tests {
             assert_eq!(names(128, experts, recipe), Some(vec!["grouped_scaled_matmul"; 3]));
             let options = OpBenchOptions { device: Device::Cpu, recipe: Some(recipe), repeats: 1, runs: 1 };
             let shape = GemmShape { site: "a".into(), m: 256, n: 128, k: 64, experts };
-            let speeds = gemms(&[shape], options).expect("measured");
+            let speeds = gemms(&[shape], WriteMode::Add, options).expect("measured");
             assert!(speeds.rows.iter().all(|row| row.rates.seconds > 0.0));
         }
         assert_eq!(names(128, experts, Recipe::Bf16), None);
@@ -334,7 +331,7 @@ mod tests {
     fn each_product_of_a_layer_is_measured_against_the_ceiling() {
         let options = OpBenchOptions { device: Device::Cpu, recipe: None, repeats: 1, runs: 1 };
         let shape = GemmShape { site: "a".into(), m: 8, n: 16, k: 4, experts: None };
-        let speeds = gemms(&[shape], options).expect("measured");
+        let speeds = gemms(&[shape], WriteMode::Add, options).expect("measured");
         assert_eq!(speeds.precision, "fp32");
         assert!(speeds.ceiling.tflops > 0.0 && speeds.ceiling.gigabytes_per_second > 0.0);
         let roles: Vec<&str> = speeds.rows.iter().map(|row| row.role.as_str()).collect();

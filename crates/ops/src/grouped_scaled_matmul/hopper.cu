@@ -12,8 +12,8 @@
 //
 // Macros: A_E5M2 (the format of a; b is E4M3), BY_BLOCKS (a has a scale for 128 products of a row, [ceil(k /
 // 128), rows]; b has so too for WGRAD, else one for 128 x 128, [ceil(rows / 128), b_across]; without it both
-// have one scale), STAGED (the groups multiply 64 rows each by all columns, and leave sums in shared memory,
-// from where TMA stores them during the next tile; for WGRAD).
+// have one scale), STAGED (the sums of the first 64 rows are left in shared memory, from where TMA stores them
+// during the next tile; for WGRAD).
 
 struct Arguments {
     // Operands as for the other kernel: x_ci and w_(E*o)i; dy_co and w_i(E*o); dy_oc and x_ic.
@@ -32,7 +32,7 @@ struct Arguments {
 };
 
 // Columns of a tile that a group of warps multiplies, and parts of 64 rows.
-constexpr u32 GROUP_N = STAGED ? TILE_N : TILE_N / 2, PARTS = STAGED ? 1 : 2;
+constexpr u32 GROUP_N = TILE_N / 2, PARTS = 2;
 constexpr u32 SUMS = GROUP_N / 2;
 constexpr u32 A_BYTES = TILE_M * TILE_K, B_BYTES = TILE_N * TILE_K, STAGE_BYTES = A_BYTES + B_BYTES;
 // A stage's scales are A's, then B's.
@@ -40,8 +40,8 @@ constexpr u32 SCALES_BYTES = 4 * (TILE_M + TILE_N);
 // Sums that a warp leaves in shared memory, from where TMA stores them in memory, or adds them to it, while
 // the warp computes its next tile: boxes of 16 rows and 32 columns. They are stored one after the other
 // during that tile: if all blocks stored theirs at the same time, they would wait for memory, and so would
-// what they fetch.
-constexpr u32 BOX_COLUMNS = 32, BOX_BYTES = 16 * 128, BOXES = TILE_N / BOX_COLUMNS, STAGED_BYTES = BOXES * BOX_BYTES;
+// what they fetch. There is room for half of a tile's sums beside three stages of 256 columns.
+constexpr u32 BOX_COLUMNS = 32, BOX_BYTES = 16 * 128, BOXES = GROUP_N / BOX_COLUMNS, STAGED_BYTES = BOXES * BOX_BYTES;
 // Results in shared memory.
 constexpr u32 RESULTS_BYTES = STAGED ? WARPS * STAGED_BYTES : 0;
 constexpr u32 MOST_STAGES = (TILES_BYTES - RESULTS_BYTES) / (STAGE_BYTES + SCALES_BYTES), STAGES = MOST_STAGES < 4 ? MOST_STAGES : 4;
@@ -167,9 +167,9 @@ __device__ __forceinline__ void stage_sums(u32 results, u32 columns, const float
 template <Gemm G> __device__ __forceinline__ void compute(const Arguments& args, const Tiles<G>& tiles, u32 shared, u32 group) {
     constexpr bool B_BLOCKS = BY_BLOCKS && G != WGRAD, B_TILES = BY_BLOCKS && G == WGRAD;
     const RaggedGroups& groups = args.groups;
-    // The first row and column of the group in a tile.
-    u32 first_row = STAGED ? 64 * group : 0, first_column = STAGED ? 0 : group * GROUP_N;
-    u32 lane = threadIdx.x % 32, row_of_warp = first_row + threadIdx.x % GROUP / 32 * 16, row_in_tile = row_of_warp + lane / 4;
+    // The first column of the group in a tile.
+    u32 first_column = group * GROUP_N;
+    u32 lane = threadIdx.x % 32, row_of_warp = threadIdx.x % GROUP / 32 * 16, row_in_tile = row_of_warp + lane / 4;
     u32 column_in_tile = first_column + 4 * (lane % 4);
     u32 rows_scales = shared + SCALES_OFFSET + 4 * row_in_tile, columns_scales = shared + SCALES_OFFSET + 4 * (TILE_M + column_in_tile);
     u32 iteration = 0, results = shared + RESULTS_OFFSET + (threadIdx.x / 32 - GROUP / 32) * STAGED_BYTES;
@@ -197,7 +197,7 @@ template <Gemm G> __device__ __forceinline__ void compute(const Arguments& args,
             // Loaded one block ahead.
             if constexpr (B_BLOCKS) next_block_scale = __ldg(b_scale + min(step + 1, tile.steps - 1));
             wait(shared + At::FULL + 8 * stage, iteration / STAGES % 2);
-            u64 a = matrix(shared + stage * STAGE_BYTES + first_row * TILE_K);
+            u64 a = matrix(shared + stage * STAGE_BYTES);
             u64 b = matrix(shared + stage * STAGE_BYTES + A_BYTES + first_column * TILE_K);
 #pragma unroll
             for (u32 part = 0; part < PARTS; part++) {
@@ -242,14 +242,14 @@ template <Gemm G> __device__ __forceinline__ void compute(const Arguments& args,
             store_boxes(args.d_map, groups, staged, results, args.accumulate);
             // Others have no scales.
             if (row < groups.outputs) {
-                stage_sums(results, groups.inputs - tile.column, total[0]);
-                staged = {tile.expert, row, tile.column, 0};
+                u32 column = tile.column + first_column;
+                if (column < groups.inputs) stage_sums(results, groups.inputs - column, total[0]);
+                staged = {tile.expert, row, column, 0};
             }
-            continue;
         }
         u32 rows = G == WGRAD ? groups.outputs : tiles.end, columns = columns_of<G>(groups), column = tile.column + column_in_tile;
 #pragma unroll
-        for (u32 part = 0; part < PARTS; part++)
+        for (u32 part = STAGED ? 1 : 0; part < PARTS; part++)
 #pragma unroll
             for (u32 lower = 0; lower < 2; lower++) {
                 u32 to = tile.row + row_in_tile + 64 * part + 8 * lower;

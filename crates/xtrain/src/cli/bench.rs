@@ -95,6 +95,9 @@ pub(crate) struct BenchGemmArgs {
     /// so many. By default a quarter of the experts, at most 8
     #[arg(long, value_name = "K", conflicts_with = "file", requires = "experts", value_parser = bounded(1..=1 << 12))]
     pub(crate) per_token: Option<usize>,
+    /// Let wgrad overwrite the gradient, as in the first micro-step, instead of adding to it
+    #[arg(long)]
+    pub(crate) overwrite: bool,
 }
 
 #[derive(Debug, Args)]

@@ -6,6 +6,7 @@ use crate::terminal;
 use serde::Serialize;
 use xtrain_config::Parsed;
 use xtrain_lab::bench::{self, AttentionShape, GemmShape, OpBenchOptions, OpSpeeds, Rates};
+use xtrain_program::WriteMode;
 use xtrain_report::metrics::format;
 use xtrain_train::engine::Target;
 use xtrain_train::run_file;
@@ -29,7 +30,8 @@ pub(crate) fn gemm(args: &BenchGemmArgs) -> Result<(), Failure> {
         },
         _ => bench::common_gemms(Target::for_device(options.device)),
     };
-    let speeds = bench::gemms(&shapes, options)?;
+    let gradient = if args.overwrite { WriteMode::Assign } else { WriteMode::Add };
+    let speeds = bench::gemms(&shapes, gradient, options)?;
     let wide = terminal::column("site", speeds.rows.iter().map(|row| row.site.as_str()));
     let columns = |row: &bench::GemmSpeed| {
         format!("{:<wide$}{:<8}{:>8}{:>8}{:>8}", row.site, row.role, row.m, row.n, row.k)

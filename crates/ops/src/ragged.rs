@@ -49,8 +49,8 @@ pub(crate) enum Stores {
     Together,
     /// Each group multiplies every second tile, and stores it while the other multiplies.
     InTurns,
-    /// As [`Stores::Together`], but TMA stores half of a tile from shared memory during the next one. Only for
-    /// gradients of weights in FP8 (docs/decisions/sums-of-wgrad.md).
+    /// As [`Stores::Together`], but TMA stores half of a tile from shared memory during the next one. It is
+    /// only for gradients of weights in FP8 (docs/decisions/sums-of-wgrad.md).
     Staged,
 }
 

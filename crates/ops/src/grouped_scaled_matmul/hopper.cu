@@ -12,7 +12,7 @@
 //
 // Macros: A_E5M2 (the format of a; b is E4M3), BY_BLOCKS (a has a scale for 128 products of a row, [ceil(k /
 // 128), rows]; b has so too for WGRAD, else one for 128 x 128, [ceil(rows / 128), b_across]; without it both
-// have one scale), STAGED (the sums of the first 64 rows are left in shared memory, from where TMA stores them
+// have one scale), STAGED (the sums of the first 64 rows stay in shared memory, from where TMA stores them
 // during the next tile; for WGRAD).
 
 struct Arguments {

@@ -62,7 +62,7 @@ impl Stop {
                     say("stopping; a second signal ends it at once and saves nothing more");
                 } else if since >= ONE_WISH {
                     say("ended at once; what was not saved is lost");
-                    // Exit handlers of the driver would wait for the GPU.
+                    // Exit handlers of the driver may wait for the GPU.
                     signal_hook::low_level::exit(ENDED_AT_ONCE);
                 }
             }

@@ -71,6 +71,8 @@ pub struct GemmSpeed {
     pub site: String,
     /// fprop, dgrad or wgrad, whose gradient is in fp32.
     pub role: String,
+    /// True for a wgrad that adds to the gradient.
+    pub adds: bool,
     /// Rows: tokens, or with experts their copies, `top_k` of each.
     pub m: usize,
     /// Columns of the output.
@@ -106,8 +108,9 @@ pub fn gemms(
         let seconds = bench.seconds(program.clone(), &inputs)?;
         for ((role, work), seconds) in works.into_iter().zip(seconds) {
             let rates = Rates::new(seconds, work.flops, work.bytes, bench.ceiling);
+            let adds = role == Role::Wgrad.name() && gradient.accumulates(true);
             let (site, role) = (site.clone(), role.to_owned());
-            rows.push(GemmSpeed { site, role, m: *m, n: *n, k: *k, rates });
+            rows.push(GemmSpeed { site, role, adds, m: *m, n: *n, k: *k, rates });
         }
     }
     Ok(bench.speeds(rows))
@@ -320,8 +323,11 @@ mod tests {
             assert_eq!(names(128, experts, recipe), Some(vec!["grouped_scaled_matmul"; 3]));
             let options = OpBenchOptions { device: Device::Cpu, recipe: Some(recipe), repeats: 1, runs: 1 };
             let shape = GemmShape { site: "a".into(), m: 256, n: 128, k: 64, experts };
-            let speeds = gemms(&[shape], WriteMode::Add, options).expect("measured");
-            assert!(speeds.rows.iter().all(|row| row.rates.seconds > 0.0));
+            for (gradient, adds) in [(WriteMode::Add, true), (WriteMode::Assign, false)] {
+                let speeds = gemms(std::slice::from_ref(&shape), gradient, options).expect("measured");
+                assert!(speeds.rows.iter().all(|row| row.rates.seconds > 0.0));
+                assert_eq!(speeds.rows.iter().map(|row| row.adds).collect::<Vec<_>>(), [false, false, adds]);
+            }
         }
         assert_eq!(names(128, experts, Recipe::Bf16), None);
         assert_eq!(names(64, experts, Recipe::Fp8Block), None, "blocks would cross experts");

@@ -173,11 +173,8 @@ impl CudaEngine {
             loaded.is_connected = true;
         }
         let begin = self.watch.begin(self.streams.compute())?;
-        self.waiting(|engine| {
-            let loaded = &mut engine.programs[id.0];
-            let target = engine.arena.memory(loaded.input_span);
-            Ok(loaded.inputs.send(target, engine.streams.compute())?)
-        })?;
+        let loaded = &mut self.programs[id.0];
+        loaded.inputs.send(self.arena.memory(loaded.input_span), self.streams.compute())?;
         self.watch.end(begin, id, TimedWork::Inputs, self.streams.compute())?;
         if let Timing::Ops { repeats } = self.watch.timing() {
             return self.run_ops(id, part, repeats);

@@ -19,6 +19,8 @@ pub struct Network {
     pub between_nodes: f64,
     /// Ranks of a node.
     pub ranks_per_node: usize,
+    /// The share of a GPU that kernels of collectives take, where no copies replace them.
+    pub kernel_share: f64,
 }
 
 /// Ranks of a node, if nothing says otherwise: the GPUs of usual servers.
@@ -31,8 +33,13 @@ pub const BETWEEN_NODES: f64 = 50e9;
 /// of 16 MiB have about as much.
 const GPU_LATENCY: f64 = 43e-6;
 
-/// The share of multiprocessors that NCCL's kernels take: fitted to a step of LLAMA8B-L8 on 2 H200 that
-/// takes 6.5 ms more with NCCL than by copies (docs/decisions/copies-between-gpus.md).
+/// The share of a GPU that a kernel loses for each share of its memory bandwidth that a collective takes:
+/// fitted to a GEMM of 8192^3 beside copies on 2 and 4 H200, which takes 1.37 and 1.17 times as long as alone
+/// (docs/decisions/copies-between-gpus.md).
+const MEMORY_SHARE: f64 = 0.75;
+
+/// The share that it loses to NCCL's kernels besides: fitted to the same GEMM beside NCCL on 4 H200, which
+/// takes 1.28 times as long beside an all-gather, and 1.41 times beside an exchange.
 const NCCL_SHARE: f64 = 0.09;
 
 /// The largest share of a GPU that collectives take, whatever their bandwidth.
@@ -53,6 +60,7 @@ impl Network {
             copies,
             between_nodes: BETWEEN_NODES,
             ranks_per_node: RANKS_PER_NODE,
+            kernel_share: NCCL_SHARE,
         }
     }
 
@@ -60,7 +68,14 @@ impl Network {
     pub(super) fn of_processes() -> Network {
         let (latency, within_node) = (TCP_LATENCY, TCP_BANDWIDTH);
         let (copies, ranks_per_node) = (None, usize::MAX);
-        Network { latency, within_node, copies, between_nodes: within_node, ranks_per_node }
+        Network {
+            latency,
+            within_node,
+            copies,
+            between_nodes: within_node,
+            ranks_per_node,
+            kernel_share: 0.0,
+        }
     }
 
     /// Connections that a run with these settings uses: copies only where they may be used, and TCP alone
@@ -74,6 +89,7 @@ impl Network {
                 within_node: TCP_BANDWIDTH,
                 copies: None,
                 between_nodes: TCP_BANDWIDTH,
+                kernel_share: 0.0,
                 ..self
             },
             _ => Network { copies: self.copies.filter(|_| may_copy && !adds), ..self },
@@ -111,8 +127,7 @@ impl Network {
 
     /// The share of a GPU that kernels lose beside a collective of a group, in a run of `world_size` ranks. A
     /// rank reads what it sends, writes what it receives, and copies its own piece within its memory, so
-    /// 2 n / (n - 1) bytes pass through memory for each byte that one of n ranks sends. NCCL's kernels take
-    /// multiprocessors too.
+    /// 2 n / (n - 1) bytes pass through memory for each byte that one of n ranks sends.
     pub fn share_of_gpu(&self, group: Group, world_size: usize, memory_bandwidth: f64) -> f64 {
         let ranks = group.size() as f64;
         if ranks < 2.0 {
@@ -120,8 +135,8 @@ impl Network {
         }
         let passing = self.bandwidth(group, world_size) * 2.0 * ranks / (ranks - 1.0);
         let by_copies = self.copies.is_some() && !self.spans_nodes(world_size);
-        let kernels = if by_copies { 0.0 } else { NCCL_SHARE };
-        (passing / memory_bandwidth + kernels).min(MOST_SHARE)
+        let kernels = if by_copies { 0.0 } else { self.kernel_share };
+        (MEMORY_SHARE * passing / memory_bandwidth + kernels).min(MOST_SHARE)
     }
 
     /// Bytes per second that each rank of a run of so many ranks sends to others of its node.
@@ -195,6 +210,7 @@ mod tests {
             copies: None,
             between_nodes: 10.0,
             ranks_per_node: 4,
+            kernel_share: 0.0,
         };
         let seconds = |size| network.seconds(Group::World { size }, size, 1000.0);
         assert_eq!([1, 2, 4, 5].map(seconds), [0.0, 10.0, 10.0, 100.0]);
@@ -218,5 +234,24 @@ mod tests {
         let parallel = ParallelConfig { transport: Transport::Host, ..ParallelConfig::default() };
         let host = Network::of_gpus(330e9, Some(356e9)).of_run(&parallel);
         assert_eq!(host, Network { ranks_per_node: RANKS_PER_NODE, ..Network::of_processes() });
+    }
+
+    #[test]
+    fn kernels_lose_a_share_of_the_gpu_to_collectives() {
+        let network = Network::of_gpus(300e9, Some(400e9));
+        let share = |network: Network, size, ranks| network.share_of_gpu(Group::Shard { size }, ranks, 4e12);
+        let is =
+            |found: f64, expected: f64| assert!((found - expected).abs() < 1e-9, "{found}, not {expected}");
+        is(share(network, 1, 8), 0.0);
+        // 0.4, 0.8 / 3 and 0.8 / 7 of 4 TB/s.
+        is(share(network, 2, 8), 0.75 * 0.4);
+        is(share(network, 4, 8), 0.75 * 0.8 / 3.0);
+        let by = |transport| network.of_run(&ParallelConfig { transport, ..ParallelConfig::default() });
+        is(share(by(Transport::Nccl), 2, 8), 0.75 * 0.3 + NCCL_SHARE);
+        is(share(by(Transport::Host), 2, 8), 0.75 * 4.0 * TCP_BANDWIDTH / 4e12);
+        // Copies reach no other node: NCCL's kernels, at the bandwidth between nodes for a group of all.
+        let all = network.share_of_gpu(Group::World { size: 16 }, 16, 4e12);
+        is(all, 0.75 * BETWEEN_NODES * 32.0 / 15.0 / 4e12 + NCCL_SHARE);
+        is(share(Network { copies: Some(f64::INFINITY), ..network }, 2, 2), MOST_SHARE);
     }
 }

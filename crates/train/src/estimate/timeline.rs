@@ -213,13 +213,14 @@ impl TimelinePart {
             for (queue, rate) in queues.iter_mut().zip(rates) {
                 let Some(job) = queue.front_mut().filter(|job| job.begin.is_some()) else { continue };
                 let is_next = job.left / rate <= passed;
-                job.left -= passed * rate;
+                job.left = (job.left - passed * rate).max(0.0);
                 if let Some(job) = is_next.then(|| queue.pop_front()).flatten() {
                     is_done[job.run.clone()].fill(true);
                     job.spans(program, now, &mut spans);
                 }
             }
         }
+        debug_assert!(queues.iter().all(VecDeque::is_empty), "an instance waits for a later one");
         TimelinePart { part, times, seconds: now, spans }
     }
 
@@ -375,6 +376,38 @@ mod tests {
                 assert!(waiting <= timeline.communication_seconds() * (1.0 + 1e-9), "{mode}");
             }
         }
+    }
+
+    #[test]
+    fn kernels_beside_collectives_are_slowed_down_and_collectives_are_not() {
+        let program = program(4, "weights");
+        let device = h100();
+        let timeline = Timeline::new(&program, &device, 1);
+        let part = &timeline.parts[0];
+        let world_size = world_size(&program);
+        let of = |lane| part.spans.iter().filter(move |span| span.lane == lane);
+        let alone = |span: &Span| {
+            let instance = &program.instances[span.instance];
+            seconds(&program, instance, &device, world_size, part.part.is_first())
+        };
+        // All collectives are of the same group.
+        let share = of(Lane::Communication)
+            .map(|span| share_of_gpu(&program.instances[span.instance], &device, world_size))
+            .fold(0.0, f64::max);
+        assert!(share > 0.1);
+        let mut beside_some = 0;
+        for span in of(Lane::Compute) {
+            let overlap = |other: &Span| (span.end.min(other.end) - span.begin.max(other.begin)).max(0.0);
+            let beside: f64 = of(Lane::Communication).map(overlap).sum();
+            let expected = alone(span) + share * beside;
+            assert!((span.end - span.begin - expected).abs() < 1e-9, "{span:?}, {beside} beside collectives");
+            beside_some += usize::from(beside > 0.0);
+        }
+        assert!(beside_some > 10);
+        // Those that are issued together take the latency once.
+        let taken: f64 = of(Lane::Communication).map(|span| span.end - span.begin).sum();
+        let most: f64 = of(Lane::Communication).map(alone).sum();
+        assert!(taken <= most && taken > 0.0);
     }
 
     #[test]

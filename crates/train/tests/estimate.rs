@@ -46,38 +46,63 @@ struct Measured {
     seconds: f64,
 }
 
-/// The steps that `benches/results` has of devices in the table.
-fn measured() -> Vec<Measured> {
+/// A row of `benches/results` that has a speed of a device in the table.
+struct Row {
+    path: PathBuf,
+    device: Device,
+    json: serde_json::Value,
+    words: Vec<String>,
+    tokens_per_second: f64,
+}
+
+impl Row {
+    /// The values of `--set`.
+    fn sets(&self) -> Vec<String> {
+        self.words.windows(2).filter(|pair| pair[0] == "--set").map(|pair| pair[1].clone()).collect()
+    }
+
+    /// The number after an option.
+    fn number(&self, option: &str) -> usize {
+        let pair = self.words.windows(2).find(|pair| pair[0] == option).expect("an option");
+        pair[1].parse().expect("a number")
+    }
+}
+
+/// The rows with the speed of a command that begins so.
+fn rows(command: &str) -> Vec<Row> {
     let mut all = Vec::new();
-    let folder = repository().join("benches/results");
-    for entry in std::fs::read_dir(folder).expect("a folder") {
+    for entry in std::fs::read_dir(repository().join("benches/results")).expect("a folder") {
         let path = entry.expect("an entry").path();
         if path.extension().is_none_or(|extension| extension != "jsonl") {
             continue;
         }
-        let text = std::fs::read_to_string(&path).expect("a file");
-        for line in text.lines() {
-            let row: serde_json::Value = serde_json::from_str(line).expect("a line of JSON");
-            let command = row["command"].as_str().unwrap_or_default();
-            let is_step = command.starts_with("xtrain bench step ") && row["metric"] == "tok/s";
-            let device = match row["card"].as_str() {
+        for line in std::fs::read_to_string(&path).expect("a file").lines() {
+            let json: serde_json::Value = serde_json::from_str(line).expect("a line of JSON");
+            let device = match json["card"].as_str() {
                 Some("NVIDIA H200") => h200(),
                 Some("NVIDIA H100 80GB HBM3") => Device::model("h100").expect("it is in the table"),
                 _ => continue,
             };
-            if !is_step {
-                continue;
+            let text = json["command"].as_str().unwrap_or_default();
+            if text.starts_with(command) && json["metric"] == "tok/s" {
+                let words = text.split_whitespace().map(str::to_owned).collect();
+                let tokens_per_second = json["value"].as_f64().expect("a number");
+                all.push(Row { path: path.clone(), device, words, tokens_per_second, json });
             }
-            let words: Vec<&str> = command.split_whitespace().collect();
-            let sets = words.windows(2).filter(|pair| pair[0] == "--set").map(|pair| pair[1].to_owned());
-            let (config, sets) = (words[3].to_owned(), sets.collect::<Vec<_>>());
-            let tokens = planned(&config, &sets).resolved.config.step_tokens();
-            let value = row["value"].as_f64().expect("a number");
-            let call = (path.clone(), row["commit"].as_str().unwrap_or_default().to_owned());
-            all.push(Measured { device, call, config, sets, seconds: tokens as f64 / value });
         }
     }
     all
+}
+
+/// The steps on one device.
+fn measured() -> Vec<Measured> {
+    let measured = rows("xtrain bench step ").into_iter().map(|row| {
+        let (config, sets) = (row.words[3].clone(), row.sets());
+        let tokens = planned(&config, &sets).resolved.config.step_tokens();
+        let call = (row.path, row.json["commit"].as_str().unwrap_or_default().to_owned());
+        Measured { device: row.device, call, config, sets, seconds: tokens as f64 / row.tokens_per_second }
+    });
+    measured.collect()
 }
 
 fn seconds(planned: &Planned, device: &Device) -> f64 {
@@ -104,39 +129,31 @@ fn every_measured_step_is_estimated_within_the_bar() {
     assert_eq!(wrong, Vec::<String>::new());
 }
 
-/// Steps of `benches/weak_scaling.py`, by copies between GPUs or through NCCL.
+/// By copies between GPUs or through NCCL.
 #[test]
 fn steps_on_several_gpus_are_estimated_within_the_bar() {
-    let mut rows = 0;
-    for name in ["2026-11-26-h200-several.jsonl", "2026-11-27-h200-several.jsonl"] {
-        let text = std::fs::read_to_string(repository().join("benches/results").join(name)).expect("a file");
-        for line in text.lines() {
-            let row: serde_json::Value = serde_json::from_str(line).expect("a line of JSON");
-            let words: Vec<&str> = row["command"].as_str().unwrap_or_default().split_whitespace().collect();
-            if words.first() != Some(&"benches/weak_scaling.py") || row["metric"] != "tok/s" {
-                continue;
-            }
-            let names_nccl = |key: &str| row[key].as_str().is_some_and(|text| text.contains("NCCL"));
-            let transport = if names_nccl("work") || names_nccl("note") { "nccl" } else { "copy" };
-            let after = |key: &str| words.windows(2).find(|pair| pair[0] == key).expect("an option")[1];
-            let of = |key: &str| after(key).parse::<usize>().expect("a number");
-            let (gpus, batch) = (of("--gpus"), of("--batch"));
-            let sets = words.windows(2).filter(|pair| pair[0] == "--set").map(|pair| pair[1].to_owned());
-            let batch = format!("train.batch_size={}", gpus * batch);
-            let sets: Vec<String> = sets.chain([batch, format!("parallel.transport={transport}")]).collect();
-            let parsed = Config::load(&repository().join(words[1]), &sets).expect("a run file");
-            let planned = plan_for(&parsed, Target::Cuda, Member::first_of(gpus)).expect("a plan");
-            let program = programs::training(&planned.spec).expect("a program");
-            let network = h200().network.of_run(&planned.resolved.config.parallel);
-            let estimate = Timeline::new(&program, &Device { network, ..h200() }, 1).seconds();
-            let tokens = planned.resolved.config.step_tokens() as f64;
-            let ratio = estimate * row["value"].as_f64().expect("a number") / tokens;
-            println!("{ratio:.3} of {:.1} ms, {transport}: {}", 1e3 * estimate / ratio, words[1..].join(" "));
-            assert!((ratio - 1.0).abs() < BAR_OF_SEVERAL, "{ratio:.3}: {}", words.join(" "));
-            rows += 1;
-        }
+    let rows = rows("benches/weak_scaling.py ");
+    assert!(rows.len() >= 8, "only {} rows", rows.len());
+    for row in rows {
+        let names_nccl = |key: &str| row.json[key].as_str().is_some_and(|text| text.contains("NCCL"));
+        let transport = if names_nccl("work") || names_nccl("note") { "nccl" } else { "copy" };
+        let (gpus, batch) = (row.number("--gpus"), row.number("--batch"));
+        let more = [format!("train.batch_size={}", gpus * batch), format!("parallel.transport={transport}")];
+        let sets = [row.sets(), more.to_vec()].concat();
+        let parsed = Config::load(&repository().join(&row.words[1]), &sets).expect("a run file");
+        let planned = plan_for(&parsed, Target::Cuda, Member::first_of(gpus)).expect("a plan");
+        let program = programs::training(&planned.spec).expect("a program");
+        let network = row.device.network.of_run(&planned.resolved.config.parallel);
+        let estimate = Timeline::new(&program, &Device { network, ..row.device.clone() }, 1).seconds();
+        let ratio = estimate * row.tokens_per_second / planned.resolved.config.step_tokens() as f64;
+        let (ms, command) = (1e3 * estimate / ratio, row.words[1..].join(" "));
+        println!("{ratio:.3} of {ms:.1} ms: {}, {transport} {command}", row.device.name);
+        assert!(
+            (ratio - 1.0).abs() < BAR_OF_SEVERAL,
+            "{ratio:.3}: {}, {transport} {command}",
+            row.device.name
+        );
     }
-    assert!(rows >= 8, "only {rows} rows");
 }
 
 /// Of steps that were measured together and differ in one of the settings that are chosen.

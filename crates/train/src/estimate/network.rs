@@ -243,7 +243,7 @@ mod tests {
         let is =
             |found: f64, expected: f64| assert!((found - expected).abs() < 1e-9, "{found}, not {expected}");
         is(share(network, 1, 8), 0.0);
-        // 0.4, 0.8 / 3 and 0.8 / 7 of 4 TB/s.
+        // 1.6 and 3.2 / 3 of 4 TB/s pass through memory.
         is(share(network, 2, 8), 0.75 * 0.4);
         is(share(network, 4, 8), 0.75 * 0.8 / 3.0);
         let by = |transport| network.of_run(&ParallelConfig { transport, ..ParallelConfig::default() });

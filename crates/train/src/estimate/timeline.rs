@@ -165,63 +165,23 @@ impl TimelinePart {
         part: Part,
         times: usize,
     ) -> TimelinePart {
-        let mut queues: [VecDeque<Job>; Lane::COUNT] = Default::default();
+        let mut queues: Queues = Default::default();
         let mut is_done = vec![true; program.instances.len()];
         let runs: Vec<Range<usize>> = match device.target {
             Target::Cpu => (0..program.instances.len()).map(|index| index..index + 1).collect(),
             Target::Cuda => order::runs(program),
         };
-        for run in runs {
-            let instance = &program.instances[run.start];
-            if !part.includes(instance.phase()) {
-                continue;
-            }
+        for run in runs.into_iter().filter(|run| part.includes(program.instances[run.start].phase())) {
             is_done[run.clone()].fill(false);
             // The engine of a CPU runs instances in list order.
-            let lane = if device.target == Target::Cpu { Lane::Compute } else { instance.lane };
-            let timed = run.clone().filter(|_| part.runs(instance));
-            let timed = timed.map(|index| {
-                let seconds =
-                    seconds(program, &program.instances[index], device, world_size, part.is_first());
-                // Those that are issued together take the latency once.
-                let again = if index > run.start && seconds > 0.0 { device.network.latency } else { 0.0 };
-                (index, seconds - again)
-            });
-            let timed: Vec<(usize, f64)> = timed.collect();
-            let left = timed.iter().map(|(_, seconds)| seconds).sum();
-            let share = share_of_gpu(instance, device, world_size);
-            queues[lane as usize].push_back(Job { run, timed, share, begin: None, left });
-        }
-        let mut spans = Vec::new();
-        let mut now = 0.0;
-        loop {
-            for job in queues.iter_mut().filter_map(VecDeque::front_mut).filter(|job| job.begin.is_none()) {
-                let mut waits = job.run.clone().flat_map(|index| order.waits(index));
-                if waits.all(|&other| is_done[other]) {
-                    job.begin = Some(now);
-                }
-            }
-            let collective = queues[Lane::Communication as usize].front();
-            let share = collective.filter(|job| job.begin.is_some()).map_or(0.0, |job| job.share);
-            let rates = Lane::ALL.map(|lane| if lane == Lane::Compute { 1.0 - share } else { 1.0 });
-            let fronts = || queues.iter().zip(rates).filter_map(|(queue, rate)| Some((queue.front()?, rate)));
-            let running = fronts().filter(|(job, _)| job.begin.is_some());
-            let Some(passed) = running.map(|(job, rate)| job.left / rate).min_by(f64::total_cmp) else {
-                break;
+            let lane = match device.target {
+                Target::Cpu => Lane::Compute,
+                Target::Cuda => program.instances[run.start].lane,
             };
-            now += passed;
-            for (queue, rate) in queues.iter_mut().zip(rates) {
-                let Some(job) = queue.front_mut().filter(|job| job.begin.is_some()) else { continue };
-                let is_next = job.left / rate <= passed;
-                job.left = (job.left - passed * rate).max(0.0);
-                if let Some(job) = is_next.then(|| queue.pop_front()).flatten() {
-                    is_done[job.run.clone()].fill(true);
-                    job.spans(program, now, &mut spans);
-                }
-            }
+            queues[lane as usize].push_back(Job::new(program, run, device, world_size, part));
         }
-        debug_assert!(queues.iter().all(VecDeque::is_empty), "an instance waits for a later one");
-        TimelinePart { part, times, seconds: now, spans }
+        let (spans, seconds) = simulate(program, order, queues, is_done);
+        TimelinePart { part, times, seconds, spans }
     }
 
     /// Seconds in which a lane works.
@@ -279,6 +239,19 @@ struct Job {
 }
 
 impl Job {
+    fn new(program: &Program, run: Range<usize>, device: &Device, world_size: usize, part: Part) -> Job {
+        let first = &program.instances[run.start];
+        let timed = run.clone().filter(|_| part.runs(first)).map(|index| {
+            let seconds = seconds(program, &program.instances[index], device, world_size, part.is_first());
+            // Those that are issued together take the latency once.
+            let again = if index > run.start && seconds > 0.0 { device.network.latency } else { 0.0 };
+            (index, seconds - again)
+        });
+        let timed: Vec<(usize, f64)> = timed.collect();
+        let left = timed.iter().map(|(_, seconds)| seconds).sum();
+        Job { share: share_of_gpu(first, device, world_size), run, timed, begin: None, left }
+    }
+
     /// Adds its instances, which end now.
     fn spans(&self, program: &Program, end: f64, spans: &mut Vec<Span>) {
         let begin = self.begin.unwrap_or(end);
@@ -291,6 +264,48 @@ impl Job {
             at = end;
         }
     }
+}
+
+/// The jobs of each lane that have not ended, in order.
+type Queues = [VecDeque<Job>; Lane::COUNT];
+
+/// The spans of all jobs, and the time at which the last one ends. `is_done` has the instances for which no
+/// job waits any more.
+fn simulate(
+    program: &Program,
+    order: &Order,
+    mut queues: Queues,
+    mut is_done: Vec<bool>,
+) -> (Vec<Span>, f64) {
+    let (mut spans, mut now) = (Vec::new(), 0.0);
+    loop {
+        for job in queues.iter_mut().filter_map(VecDeque::front_mut).filter(|job| job.begin.is_none()) {
+            let mut waits = job.run.clone().flat_map(|index| order.waits(index));
+            if waits.all(|&other| is_done[other]) {
+                job.begin = Some(now);
+            }
+        }
+        let has_begun = |job: &&Job| job.begin.is_some();
+        let collective = queues[Lane::Communication as usize].front().filter(has_begun);
+        let share = collective.map_or(0.0, |job| job.share);
+        // Seconds of a job that pass in a second.
+        let rates = Lane::ALL.map(|lane| if lane == Lane::Compute { 1.0 - share } else { 1.0 });
+        let running = queues.iter().zip(rates);
+        let running = running.filter_map(|(queue, rate)| Some((queue.front().filter(has_begun)?, rate)));
+        let Some(passed) = running.map(|(job, rate)| job.left / rate).min_by(f64::total_cmp) else { break };
+        now += passed;
+        for (queue, rate) in queues.iter_mut().zip(rates) {
+            let Some(job) = queue.front_mut().filter(|job| job.begin.is_some()) else { continue };
+            let ends = job.left / rate <= passed;
+            job.left = (job.left - passed * rate).max(0.0);
+            if let Some(job) = ends.then(|| queue.pop_front()).flatten() {
+                is_done[job.run.clone()].fill(true);
+                job.spans(program, now, &mut spans);
+            }
+        }
+    }
+    debug_assert!(queues.iter().all(VecDeque::is_empty), "an instance waits for a later one");
+    (spans, now)
 }
 
 /// The number of ranks: a step with replicas has a collective of all, for its numbers.

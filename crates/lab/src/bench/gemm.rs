@@ -46,9 +46,17 @@ pub struct ExpertRows {
     pub top_k: usize,
     /// Shares of the experts.
     pub routing: Routing,
+    /// Rows of the ragged tensors, if any routing needs no more.
+    pub capacity: usize,
 }
 
 impl ExpertRows {
+    /// Rows of the ragged tensors, of which experts have `live`.
+    fn rows(self, live: usize) -> usize {
+        let needed = Dispatch { experts: self.count, align: TILE }.capacity(live);
+        needed.max(self.capacity.next_multiple_of(TILE))
+    }
+
     /// The first row of each expert and the end of the last one, for `rows` copies of tokens.
     fn starts(self, rows: usize) -> Vec<usize> {
         let shares = self.routing.fixed().shares(self.count, self.top_k);
@@ -130,10 +138,11 @@ pub fn common_gemms(target: Target) -> Vec<GemmShape> {
 }
 
 /// Linear layers of experts that share m rows equally and by Zipf's law, after a dense layer of as many rows.
-/// Rows are copies of tokens, `top_k` of each token.
-pub fn expert_gemms([m, n, k]: [usize; 3], experts: usize, top_k: usize) -> Vec<GemmShape> {
+/// Rows are copies of tokens, `top_k` of each token. Ragged tensors have
+/// `capacity` rows, or as many as any routing needs.
+pub fn expert_gemms([m, n, k]: [usize; 3], experts: usize, top_k: usize, capacity: usize) -> Vec<GemmShape> {
     let of = |site: String, routing: Option<Routing>| {
-        let experts = routing.map(|routing| ExpertRows { count: experts, top_k, routing });
+        let experts = routing.map(|routing| ExpertRows { count: experts, top_k, routing, capacity });
         GemmShape { site, m, n, k, experts }
     };
     vec![
@@ -155,8 +164,10 @@ fn linears(spec: &TrainingSpec) -> Result<Vec<GemmShape>, LearnError> {
     let program = programs::training(&spec.computed_in(Recipe::Bf16))?;
     // All blocks with experts have the same mixture.
     let experts = spec.model.layers.iter().find_map(|layer| layer.feed_forward.experts());
-    let experts =
-        experts.map(|e| ExpertRows { count: e.count, top_k: e.router.top_k, routing: Routing::Uniform });
+    let experts = experts.map(|e| {
+        let (top_k, routing) = (e.router.top_k, Routing::Uniform);
+        ExpertRows { count: e.count, top_k, routing, capacity: 0 }
+    });
     let mut shapes: Vec<GemmShape> = Vec::new();
     for instance in program.instances.iter().filter(|i| i.origin.stage == Stage::Forward) {
         let (chunk, experts) = match instance.code.op().name() {
@@ -198,15 +209,9 @@ fn program(m: usize, n: usize, k: usize, dtype: DType) -> Result<Program, LearnE
 const STARTS: &str = "starts";
 
 /// fprop, dgrad and wgrad of the linear layers of experts that share m tokens.
-fn grouped(
-    m: usize,
-    n: usize,
-    k: usize,
-    ExpertRows { count: experts, .. }: ExpertRows,
-    dtype: DType,
-) -> Result<Program, LearnError> {
+fn grouped(m: usize, n: usize, k: usize, of: ExpertRows, dtype: DType) -> Result<Program, LearnError> {
+    let (experts, rows) = (of.count, of.rows(m));
     let (groups, out) = (Groups { experts, align: TILE, live_rows: m }, DType::F32);
-    let rows = Dispatch { experts, align: TILE }.capacity(m);
     let (program, [x, w, starts]) = traced(Program::default(), Stage::Forward, Role::Forward, |t| {
         let starts = t.input(STARTS, TensorType::new(DType::I32, [experts + 1]));
         let (x, w) = (operand(t, "x", dtype, [rows, k]), operand(t, "w", dtype, [experts * n, k]));
@@ -240,7 +245,7 @@ fn scaled(
         Some(experts) => (format!("{EXPERTS}gate_up_proj"), experts.count),
         None => (String::new(), 1),
     };
-    let rows = if experts.is_some() { Dispatch { experts: count, align: TILE }.capacity(m) } else { m };
+    let rows = experts.map_or(m, |experts| experts.rows(m));
     let (mut program, mut starts) = (Program::default(), None);
     for gemm in LinearGemm::ALL {
         let (stage, role, [a, b], d) = match gemm {
@@ -301,7 +306,7 @@ mod tests {
 
     #[test]
     fn experts_share_all_tokens_equally_or_by_zipfs_law() {
-        let starts = |routing, top_k, rows| ExpertRows { count: 4, top_k, routing }.starts(rows);
+        let starts = |routing, top_k, rows| ExpertRows { count: 4, top_k, routing, capacity: 0 }.starts(rows);
         assert_eq!(starts(Routing::Uniform, 1, 1024), [0, 256, 512, 768, 1024]);
         assert_eq!(starts(Routing::Uniform, 2, 1000), [0, 256, 512, 768, 1024]);
         // Shares of 12, 6, 4 and 3 of 25.
@@ -312,8 +317,15 @@ mod tests {
     }
 
     #[test]
+    fn ragged_tensors_have_the_rows_that_are_asked_for() {
+        let rows =
+            |capacity| ExpertRows { count: 4, top_k: 1, routing: Routing::Uniform, capacity }.rows(1000);
+        assert_eq!((rows(0), rows(1408), rows(2000)), (1408, 1408, 2048));
+    }
+
+    #[test]
     fn products_are_on_fp8_operands_where_the_recipe_says_so() {
-        let experts = Some(ExpertRows { count: 2, top_k: 1, routing: Routing::Uniform });
+        let experts = Some(ExpertRows { count: 2, top_k: 1, routing: Routing::Uniform, capacity: 512 });
         let names = |n, experts, recipe| -> Option<Vec<&str>> {
             let program = scaled(256, n, 64, experts, recipe).expect("traced")?;
             Some(program.instances.iter().map(|instance| instance.code.op().name()).collect())

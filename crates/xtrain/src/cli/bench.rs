@@ -95,6 +95,10 @@ pub(crate) struct BenchGemmArgs {
     /// so many. By default a quarter of the experts, at most 8
     #[arg(long, value_name = "K", conflicts_with = "file", requires = "experts", value_parser = bounded(1..=1 << 12))]
     pub(crate) per_token: Option<usize>,
+    /// Rows of the experts' inputs and outputs, of which experts have --m and the others are empty. At least,
+    /// and by default, as many as any routing needs
+    #[arg(long, value_name = "ROWS", conflicts_with = "file", requires = "experts", value_parser = bounded(1..=1 << 30))]
+    pub(crate) capacity: Option<usize>,
     /// Let wgrad overwrite the gradient, as in the first micro-step, instead of adding to it
     #[arg(long)]
     pub(crate) overwrite: bool,

@@ -34,7 +34,10 @@ fn products_are_those_of_a_run_file_or_of_the_given_sizes() {
         assert_eq!((&row["m"], &row["n"], &row["k"]), (&8.into(), &24.into(), &16.into()));
         assert!(positive(&row["seconds"]) && positive(&row["of_product"]), "{row}");
     }
-    let experts = json(&place, &format!("gemm --experts 3 --m 200 --n 24 --k 16 --device DEVICE {quick}"));
+    let experts = json(
+        &place,
+        &format!("gemm --experts 3 --m 200 --capacity 800 --n 24 --k 16 --device DEVICE {quick}"),
+    );
     let sites: Vec<&str> = (experts["rows"].as_array().expect("rows").iter().step_by(3))
         .filter_map(|row| row["site"].as_str())
         .collect();
@@ -173,6 +176,7 @@ fn sizes_that_make_no_sense_are_refused() {
         ("gemm --experts 8", "--m"),
         ("gemm --experts 8 --per-token 9 --m 8 --n 8 --k 8", "--per-token 9"),
         ("gemm --per-token 2 --m 8 --n 8 --k 8", "--experts"),
+        ("gemm --capacity 16 --m 8 --n 8 --k 8", "--experts"),
         ("gemm --m 0 --n 1 --k 1", "0"),
         ("gemm run.toml --m 8 --n 8 --k 8", "--m"),
         ("gemm run.toml --experts 8", "--experts"),

@@ -1,6 +1,9 @@
 // Parts of the kernels for Hopper that compute one GEMM per group of rows of a ragged tensor. Groups begin at
-// multiples of TILE_M rows. Blocks of a cluster have row tiles below each other, and draw tile after tile
-// from a counter in memory.
+// multiples of TILE_M rows. Blocks of a cluster have row tiles below each other.
+//
+// A warp of each block schedules: that of the first block draws tile after tile of the cluster from a counter
+// in memory and tells the others' its number, and each tells the other warps of its block which tile that
+// is. It is up to two tiles ahead of them, so none of them waits for a draw, or divides to find its tile.
 
 // The groups of a launch, and its sizes.
 struct RaggedGroups {
@@ -18,16 +21,19 @@ struct RaggedGroups {
 constexpr u32 GROUP = 128, WARPS = 2 * GROUP / 32;
 
 // Offsets in shared memory, of which operands and results are the first SIZE bytes. Each of COUNT stages is
-// read by READERS warps of a block. The rest is barriers, the numbers of tiles, and the starts of groups.
+// read by READERS warps of a block. The rest is barriers, the last two tiles and their numbers, and the
+// starts of groups.
 template <u32 SIZE, u32 COUNT, u32 READERS> struct Layout {
     static constexpr u32 STAGES = COUNT, READING_WARPS = READERS;
     // A stage is full, or empty again in all blocks of the cluster.
     static constexpr u32 FULL = SIZE, EMPTY = FULL + 8 * STAGES;
     // One of the groups of warps has taken all stages of its tile.
     static constexpr u32 TAKEN = EMPTY + 8 * STAGES;
-    // The number of a tile has been drawn, or all have read it. There are two such numbers.
-    static constexpr u32 DRAWN = TAKEN + 8 * 2, READ = DRAWN + 8 * 2, NUMBER = READ + 8 * 2;
-    static constexpr u32 STARTS = NUMBER + 4 * 2;
+    // The number of a tile has been drawn, or all blocks have read it.
+    static constexpr u32 DRAWN = TAKEN + 8 * 2, NUMBER_READ = DRAWN + 8 * 2;
+    // The block has its tile, or all warps have read it.
+    static constexpr u32 SCHEDULED = NUMBER_READ + 8 * 2, TILE_READ = SCHEDULED + 8 * 2;
+    static constexpr u32 TILE = TILE_READ + 8 * 2, NUMBER = TILE + 16 * 2, STARTS = NUMBER + 4 * 2;
 };
 
 // Writes a number into the shared memory of a block of the cluster, and arrives at a barrier there.
@@ -78,11 +84,13 @@ enum Gemm { FPROP, DGRAD, WGRAD };
 struct Tile {
     // In the output of all experts, or in that of one for WGRAD.
     u32 row, column;
-    // The expert, for WGRAD alone.
     u32 expert;
-    // TILE_K products each.
+    // TILE_K products each. NO_TILE after the last tile.
     u32 steps;
+    // All blocks of the cluster need the same right operand.
+    bool is_common;
 };
+constexpr u32 NO_TILE = 0xffffffff;
 
 // The tiles of a cluster.
 template <Gemm G> struct Tiles {
@@ -112,15 +120,20 @@ template <Gemm G> struct Tiles {
     // much the same data.
     __device__ __forceinline__ Tile at(u32 index) const {
         Tile tile;
+        tile.is_common = true;
         tile.expert = G == WGRAD ? index / (down * across) : 0;
         if constexpr (G == WGRAD) index %= down * across;
         u32 first = index / (BAND * across) * BAND, in_band = index % (BAND * across), high = min((u32)BAND, down - first);
-        tile.row = ((first + in_band % high) * CLUSTER + rank) * TILE_M;
+        u32 top = (first + in_band % high) * CLUSTER * TILE_M;
+        tile.row = top + rank * TILE_M;
         tile.column = in_band / high * TILE_N;
         if constexpr (G == WGRAD) {
             u32 begin = starts[tile.expert], end = starts[tile.expert + 1];
             tile.steps = begin < end ? (end - begin) * (TILE_M / TILE_K) : 0;
         } else {
+            tile.expert = expert_of(top);
+            tile.is_common = min(top + CLUSTER * TILE_M, end) <= first_row(tile.expert + 1);
+            if (!tile.is_common) tile.expert = expert_of(tile.row);
             tile.steps = ((G == FPROP ? groups.inputs : groups.outputs) + TILE_K - 1) / TILE_K;
         }
         return tile;
@@ -138,27 +151,49 @@ template <Gemm G> struct Tiles {
     }
 };
 
-// Draws the n-th tile of the cluster, and tells all its blocks. Each cluster draws one number too many. The
-// counter is 0 again after the last draw.
-template <class At, Gemm G> __device__ __forceinline__ void draw_tile(const Tiles<G>& tiles, u32 shared, u32 n) {
-    u32 slot = n % 2;
-    wait(shared + At::READ + 8 * slot, n / 2 % 2 ^ 1);
-    u32 number = atomicInc(tiles.groups.counter, tiles.count + tiles.clusters - 1);
-    for (u32 rank = 0; rank < CLUSTER; rank++) send(shared + At::NUMBER + 4 * slot, number, shared + At::DRAWN + 8 * slot, rank);
+// Schedules tile after tile. Each cluster draws one number too many. The counter is 0 again after the last
+// draw.
+template <class At, Gemm G> __device__ __forceinline__ void schedule(const Tiles<G>& tiles, u32 shared) {
+    for (u32 n = 0, number = 0; number < tiles.count; n++) {
+        u32 slot = n % 2, parity = n / 2 % 2, drawn = shared + At::DRAWN + 8 * slot, numbers = shared + At::NUMBER + 4 * slot;
+        if (tiles.rank == 0) {
+            wait(shared + At::NUMBER_READ + 8 * slot, parity ^ 1);
+            u32 next = atomicInc(tiles.groups.counter, tiles.count + tiles.clusters - 1);
+            for (u32 rank = 0; rank < CLUSTER; rank++) send(numbers, next, drawn, rank);
+        }
+        number = receive(numbers, drawn, parity);
+        arrive(shared + At::NUMBER_READ + 8 * slot, 0);
+        Tile tile = {0, 0, 0, NO_TILE, false};
+        if (number < tiles.count) tile = tiles.at(number);
+        wait(shared + At::TILE_READ + 8 * slot, parity ^ 1);
+        asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(shared + At::TILE + 16 * slot), "r"(tile.row), "r"(tile.column),
+                     "r"(tile.expert << 1 | tile.is_common), "r"(tile.steps)
+                     : "memory");
+        arrive(shared + At::SCHEDULED + 8 * slot);
+    }
 }
 
-// The n-th tile of the cluster, for a thread or for a warp.
-template <class At, bool OF_WARP> __device__ __forceinline__ u32 take_tile(u32 shared, u32 n) {
-    u32 slot = n % 2, number = receive(shared + At::NUMBER + 4 * slot, shared + At::DRAWN + 8 * slot, n / 2 % 2);
+// The n-th tile of the block, for a thread or for a warp.
+template <class At, bool OF_WARP> __device__ __forceinline__ Tile take_tile(u32 shared, u32 n) {
+    u32 slot = n % 2, expert;
+    Tile tile;
+    wait(shared + At::SCHEDULED + 8 * slot, n / 2 % 2);
+    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(tile.row), "=r"(tile.column), "=r"(expert), "=r"(tile.steps)
+                 : "r"(shared + At::TILE + 16 * slot)
+                 : "memory");
+    tile.expert = expert >> 1;
+    tile.is_common = expert & 1;
     if (OF_WARP) __syncwarp();
-    if (!OF_WARP || threadIdx.x % 32 == 0) arrive(shared + At::READ + 8 * slot, 0);
-    return number;
+    if (!OF_WARP || threadIdx.x % 32 == 0) arrive(shared + At::TILE_READ + 8 * slot);
+    return tile;
 }
 
 // Writes zeros where no group has rows: in the rows after the last group, or in the outputs of experts
 // without rows.
 template <Gemm G> __device__ __forceinline__ void write_zeros(const Tiles<G>& tiles, void* d, bool accumulate) {
-    u32 first = blockIdx.x * (GROUP - 32) + threadIdx.x - 32, stride = gridDim.x * (GROUP - 32);
+    // Without the warps that fetch and schedule.
+    u32 first = blockIdx.x * (GROUP - 64) + threadIdx.x - 64, stride = gridDim.x * (GROUP - 64);
     if constexpr (G == WGRAD) {
         u64 vectors = (u64)tiles.groups.outputs * tiles.groups.inputs / LANES<float>;
         for (u32 expert = 0; expert < tiles.groups.experts && !accumulate; expert++) {
@@ -189,17 +224,19 @@ template <class At> __device__ __forceinline__ void begin(const RaggedGroups& gr
         for (u32 slot = 0; slot < 2; slot++) {
             init_barrier(shared + At::TAKEN + 8 * slot, At::READING_WARPS);
             init_barrier(shared + At::DRAWN + 8 * slot, 1);
-            // Every multiplying warp arrives, and the thread of each block that fetches.
-            init_barrier(shared + At::READ + 8 * slot, CLUSTER * (WARPS + 1));
+            init_barrier(shared + At::NUMBER_READ + 8 * slot, CLUSTER);
+            init_barrier(shared + At::SCHEDULED + 8 * slot, 1);
+            // Every multiplying warp arrives, and the thread that fetches.
+            init_barrier(shared + At::TILE_READ + 8 * slot, WARPS + 1);
         }
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
     sync_cluster();
 }
 
-// Computes a GEMM with barriers of this layout: `fetch` fetches tiles in one thread, `compute` multiplies
-// them in the multiplying warps, and the other warps write zeros to d where no group has rows. Both take the
-// tiles and the address of shared memory.
+// Computes a GEMM with barriers of this layout: one warp schedules tiles, `fetch` fetches them in one thread,
+// `compute` multiplies them in the multiplying warps, and the other warps write zeros to d where no group has
+// rows. Both take the tiles and the address of shared memory.
 template <class At, Gemm G, class Fetch, class Compute>
 __device__ __forceinline__ void run_tiles(const RaggedGroups& groups, void* d, bool accumulate, Fetch fetch, Compute compute) {
     // The permutation of pieces of tiles depends on addresses.
@@ -212,7 +249,8 @@ __device__ __forceinline__ void run_tiles(const RaggedGroups& groups, void* d, b
     if (threadIdx.x < GROUP) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
         if (threadIdx.x == 0) fetch(tiles, shared);
-        if (threadIdx.x >= 32) write_zeros<G>(tiles, d, accumulate);
+        if (threadIdx.x == 32) schedule<At>(tiles, shared);
+        if (threadIdx.x >= 64) write_zeros<G>(tiles, d, accumulate);
         __syncwarp();
     } else {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");

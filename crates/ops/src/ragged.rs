@@ -2,10 +2,8 @@
 #![allow(unsafe_code, reason = "it launches kernels")]
 
 use crate::device::table;
-use std::collections::{BTreeMap, BTreeSet};
 use xtrain_cuda::{
-    Arch, ChoiceKey, CudaError, DeviceMemory, DevicePtr, Function, Gpu, Header, KernelValue, Launch,
-    Operands, Work, kernel_struct,
+    Arch, CudaError, DeviceMemory, DevicePtr, Function, Gpu, Header, KernelValue, Launch, Work, kernel_struct,
 };
 use xtrain_program::LinearGemm;
 
@@ -15,7 +13,7 @@ pub(crate) const CLUSTER: usize = 2;
 const BAND: usize = 8;
 /// Rows of a tile.
 pub(crate) const TILE_M: usize = 128;
-/// Threads of a block: four warps that fetch and write zeros, eight that multiply.
+/// Threads of a block: four warps that fetch, schedule and write zeros, eight that multiply.
 const THREADS: u32 = 384;
 /// Most experts: shared memory has room for so many starts.
 const MAX_EXPERTS: usize = 1024;
@@ -26,14 +24,14 @@ const MAX_STAGES: usize = 10;
 
 /// Shared memory of operands and results.
 const TILES_BYTES: usize = 224 * 1024;
-/// Shared memory of a block, with the barriers of stages, of turns, and of the numbers of tiles, these
-/// numbers, and the starts of groups.
+/// Shared memory of a block, with the barriers of stages, of turns and of tiles, two tiles and their numbers,
+/// and the starts of groups.
 pub(crate) const SHARED_BYTES: usize =
-    TILES_BYTES + 2 * 8 * MAX_STAGES + 2 * 8 + 40 + size_of::<u16>() * (MAX_EXPERTS + 1);
+    TILES_BYTES + 2 * 8 * MAX_STAGES + 5 * 2 * 8 + 2 * (16 + 4) + size_of::<u16>() * (MAX_EXPERTS + 1);
 const _: () = assert!(SHARED_BYTES <= 227 * 1024, "a block of Hopper has no more");
 
 /// The name by which `XTRAIN_PREFER` selects the kernels for all GPUs instead.
-const PORTABLE: &str = "grouped_portable";
+pub(crate) const PORTABLE: &str = "grouped_portable";
 
 pub(crate) const RAGGED: Header = Header::new("ragged.cuh", include_str!("ragged.cuh")).with_constants(&[&[
     ("CLUSTER", CLUSTER as i64),
@@ -41,98 +39,6 @@ pub(crate) const RAGGED: Header = Header::new("ragged.cuh", include_str!("ragged
     ("TILE_M", TILE_M as i64),
     ("TILES_BYTES", TILES_BYTES as i64),
 ]]);
-
-/// How the multiplying warps of a block share its tiles, and store them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Stores {
-    /// Both groups multiply a part of each tile, then store it.
-    Together,
-    /// Each group multiplies every second tile, and stores it while the other multiplies.
-    InTurns,
-    /// As [`Stores::Together`], but TMA stores half of a tile from shared memory during the next one. It is
-    /// only for gradients of weights in FP8 (docs/decisions/sums-of-wgrad.md).
-    Staged,
-}
-
-/// A variant of a kernel.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Variant {
-    pub(crate) stores: Stores,
-    /// Columns of a tile.
-    pub(crate) width: usize,
-}
-
-impl Variant {
-    /// Its name, as `XTRAIN_PREFER` takes it.
-    fn name(self) -> String {
-        let how = match self.stores {
-            Stores::Together => "",
-            Stores::InTurns => "turns_",
-            Stores::Staged => "staged_",
-        };
-        format!("grouped_{how}{}", self.width)
-    }
-
-    /// Columns that tiles of this width compute.
-    fn computed(self, columns: usize) -> usize {
-        columns.next_multiple_of(self.width)
-    }
-}
-
-/// Names of these variants and of the kernels for all GPUs.
-pub(crate) fn names(variants: impl IntoIterator<Item = Variant>) -> Vec<String> {
-    let names: BTreeSet<String> = variants.into_iter().map(Variant::name).collect();
-    names.into_iter().chain([PORTABLE.to_owned()]).collect()
-}
-
-/// The variants to choose from for an output of so many columns: those that compute few that it does not
-/// have. Of those that store together the first that computes the fewest, since they differ in nothing else.
-pub(crate) fn candidates(variants: &[Variant], columns: usize, is_wgrad: bool) -> Vec<Variant> {
-    let is_together = |variant: &&Variant| variant.stores == Stores::Together;
-    let together = variants.iter().filter(is_together).min_by_key(|variant| variant.computed(columns));
-    let least = variants.iter().map(|variant| variant.computed(columns)).min().unwrap_or(0);
-    let others = variants.iter().filter(|variant| match variant.stores {
-        Stores::Together => false,
-        Stores::InTurns => true,
-        Stores::Staged => is_wgrad,
-    });
-    let others = others.filter(|variant| variant.computed(columns) <= least + least / 20);
-    together.into_iter().chain(others).copied().collect()
-}
-
-/// The work of the fastest of these variants of a kernel, which `prepare` prepares for operands, of which the
-/// input `starts` has the starts of groups. They are timed with groups of equal size. None if the GPU refuses
-/// all.
-pub(crate) fn fastest(
-    gpu: &Gpu,
-    kernel: &str,
-    variants: &[Variant],
-    sizes: Sizes,
-    operands: &Operands<'_>,
-    starts: usize,
-    prepare: impl Fn(Variant, &Operands<'_>) -> Result<Work, CudaError>,
-) -> Result<Option<Work>, CudaError> {
-    let Sizes { rows, experts, outputs, inputs, .. } = sizes;
-    let text = format!("{kernel} of {experts} experts, {rows} rows, {outputs} outputs, {inputs} inputs");
-    let equal = table(gpu, &equal_starts(sizes))?;
-    let mut timing_inputs = operands.inputs.to_vec();
-    timing_inputs[starts].place = equal.pointer();
-    let timing = Operands { inputs: &timing_inputs, ..*operands };
-    let named: BTreeMap<String, Variant> = variants.iter().map(|&v| (v.name(), v)).collect();
-    let names: Vec<String> = variants.iter().map(|variant| variant.name()).collect();
-    let names: Vec<&str> = names.iter().map(String::as_str).collect();
-    let key = ChoiceKey { former: text.clone(), text };
-    let flops = 2.0 * rows as f64 * outputs as f64 * inputs as f64;
-    gpu.fastest_gemm(&key, flops, &names, [operands, &timing], |name, operands| {
-        prepare(named[name], operands)
-    })
-}
-
-/// Starts of groups of nearly equal size, in whole tiles of rows.
-fn equal_starts(Sizes { rows, experts, .. }: Sizes) -> Vec<u32> {
-    let tiles = rows / TILE_M;
-    (0..=experts).map(|expert| (expert * tiles / experts * TILE_M) as u32).collect()
-}
 
 /// Sizes of an op: rows of the ragged tensors, experts, the multiple at which their rows begin, outputs and
 /// inputs of an expert.

@@ -1,13 +1,13 @@
 // Linear layers of experts in bf16 for Hopper's tensor cores: one GEMM per group of rows of a ragged tensor,
 // and its gradients. Groups begin at multiples of TILE_M rows.
 //
-// A block computes TILE_M x TILE_N of an output at a time. One thread of a cluster draws tile after tile from
-// a counter in memory, so that blocks end together although experts have different numbers of rows. One
-// thread of a block issues the copies by TMA, which fill STAGES of shared memory with TILE_K products each
-// and run ahead into the next tile while this one is stored. The other warps of the first group write zeros
-// where no group has rows. CLUSTER blocks have row tiles below each other: each fetches a part of the right
-// operand and multicasts it to all, unless their rows belong to different experts. Each output is one sum in
-// f32, in the order of the tensor cores, whichever block computes it.
+// A block computes TILE_M x TILE_N of an output at a time. Clusters draw tile after tile from a counter in
+// memory, so that blocks end together although experts have different numbers of rows. In the first group of
+// warps of a block, one thread issues the copies by TMA, which fill STAGES of shared memory with TILE_K
+// products each and run ahead into the next tile while this one is stored, one schedules tiles, and two warps
+// write zeros where no group has rows. CLUSTER blocks have row tiles below each other: each fetches a part of
+// the right operand and multicasts it to all, unless their rows belong to different experts. Each output is
+// one sum in f32, in the order of the tensor cores, whichever block computes it.
 //
 // Two groups of four warps multiply, so a tile is stored in one of two ways:
 // * each group multiplies 64 rows of every tile and stores them, while the tensor cores wait;
@@ -35,8 +35,9 @@ constexpr u32 SUMS = TILE_N / 2;
 // Columns of bf16 numbers in 128 bytes, the rows of tiles in shared memory.
 constexpr u32 STRIP = 64, STRIP_BYTES = 128 * TILE_K;
 constexpr u32 A_BYTES = 2 * TILE_M * TILE_K, B_BYTES = 2 * TILE_N * TILE_K, STAGE_BYTES = A_BYTES + B_BYTES;
-// A warp stores 16 rows of a strip at a time, from two buffers in turn.
-constexpr u32 STORE_BYTES = 16 * 128, STORES_BYTES = WARPS * 2 * STORE_BYTES;
+// A warp stores 16 rows of a strip at a time, from its buffers in turn. Four are as many as leave room for
+// four stages of 192 columns, two for as many of 256.
+constexpr u32 BUFFERS = TURNS ? 4 : 2, STORE_BYTES = 16 * 128, STORES_BYTES = WARPS * BUFFERS * STORE_BYTES;
 constexpr u32 STAGES = (TILES_BYTES - STORES_BYTES) / STAGE_BYTES, STORES_OFFSET = STAGES * STAGE_BYTES;
 using At = Layout<STORES_OFFSET + STORES_BYTES, STAGES, SHARERS * GROUP / 32>;
 
@@ -80,21 +81,10 @@ template <bool A_ALONG_K, bool B_ALONG_K> __device__ __forceinline__ void multip
 template <Gemm G> __device__ __forceinline__ void fetch_tiles(const Arguments& args, const Tiles<G>& tiles, u32 shared) {
     u32 iteration = 0;
     for (u32 n = 0;; n++) {
-        if (tiles.rank == 0) draw_tile<At>(tiles, shared, n);
-        u32 index = take_tile<At, false>(shared, n);
-        if (index >= tiles.count) break;
-        Tile tile = tiles.at(index);
-        u32 expert = 0, first = 0;
-        // All blocks of the cluster need the same right operand.
-        bool is_common = true;
-        if constexpr (G == WGRAD) {
-            first = tiles.first_row(tile.expert);
-        } else {
-            u32 top = tile.row - tiles.rank * TILE_M;
-            expert = tiles.expert_of(top);
-            is_common = min(top + CLUSTER * TILE_M, tiles.end) <= tiles.first_row(expert + 1);
-            if (!is_common) expert = tiles.expert_of(tile.row);
-        }
+        Tile tile = take_tile<At, false>(shared, n);
+        if (tile.steps == NO_TILE) break;
+        // The first product, and the weight.
+        u32 first = G == WGRAD ? tiles.first_row(tile.expert) : 0, weight = G == WGRAD ? 0 : tile.expert;
         for (u32 step = 0; step < tile.steps; step++, iteration++) {
             u32 stage = iteration % STAGES, full = shared + At::FULL + 8 * stage, a = shared + stage * STAGE_BYTES, b = a + A_BYTES;
             u32 k = first + step * TILE_K;
@@ -110,18 +100,18 @@ template <Gemm G> __device__ __forceinline__ void fetch_tiles(const Arguments& a
             // A part of B: some of its columns if they are along k, else some products of all columns.
 #pragma unroll
             for (u32 part = 0; part < CLUSTER; part++) {
-                if (is_common && part != tiles.rank) continue;
+                if (tile.is_common && part != tiles.rank) continue;
                 if constexpr (G == FPROP) {
                     u32 to = b + part * (B_BYTES / CLUSTER);
-                    Coordinates at = {k, tile.column + part * (TILE_N / CLUSTER), expert};
-                    if (CLUSTER > 1 && is_common) multicast(to, args.b, at, full);
+                    Coordinates at = {k, tile.column + part * (TILE_N / CLUSTER), weight};
+                    if (CLUSTER > 1 && tile.is_common) multicast(to, args.b, at, full);
                     else fetch(to, args.b, at, full);
                 } else {
 #pragma unroll
                     for (u32 strip = 0; strip < TILE_N / STRIP; strip++) {
                         u32 to = b + strip * STRIP_BYTES + part * (STRIP_BYTES / CLUSTER);
-                        Coordinates at = {tile.column + strip * STRIP, k + part * (TILE_K / CLUSTER), expert};
-                        if (CLUSTER > 1 && is_common) multicast(to, args.b, at, full);
+                        Coordinates at = {tile.column + strip * STRIP, k + part * (TILE_K / CLUSTER), weight};
+                        if (CLUSTER > 1 && tile.is_common) multicast(to, args.b, at, full);
                         else fetch(to, args.b, at, full);
                     }
                 }
@@ -136,9 +126,9 @@ __device__ __forceinline__ void store_rows(const Arguments& args, u32 columns, u
 #pragma unroll
     for (u32 strip = 0; strip < TILE_N / STRIP; strip++) {
         if (column + strip * STRIP >= columns) break;
-        u32 buffer = buffers + strips++ % 2 * STORE_BYTES;
+        u32 buffer = buffers + strips++ % BUFFERS * STORE_BYTES;
         // The copy from this buffer has read it.
-        if (lane == 0) await_reads<1>();
+        if (lane == 0) await_reads<BUFFERS - 1>();
         __syncwarp();
 #pragma unroll
         for (u32 pair = 0; pair < 4; pair++) {
@@ -185,11 +175,10 @@ template <Gemm G> __device__ __forceinline__ void compute(const Arguments& args,
     // From 16 products to the next.
     constexpr u32 A_STEP = A_ALONG_K ? 32 : 16 * 128, B_STEP = B_ALONG_K ? 32 : 16 * 128;
     u32 warp = threadIdx.x / 32 - GROUP / 32, group = warp / 4, first_part = TURNS ? 0 : group, iteration = 0, strips = 0;
-    u32 buffers = shared + STORES_OFFSET + warp * 2 * STORE_BYTES;
+    u32 buffers = shared + STORES_OFFSET + warp * BUFFERS * STORE_BYTES;
     for (u32 n = 0;; n++) {
-        u32 index = take_tile<At, true>(shared, n);
-        if (index >= tiles.count) break;
-        Tile tile = tiles.at(index);
+        Tile tile = take_tile<At, true>(shared, n);
+        if (tile.steps == NO_TILE) break;
         if (TURNS && n % 2 != group) {
             iteration += tile.steps;
             continue;

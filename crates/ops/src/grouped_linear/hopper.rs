@@ -3,22 +3,46 @@
 #![allow(unsafe_code, reason = "it launches kernels")]
 
 use super::{STARTS, kernel_name};
-use crate::ragged::{self, CLUSTER, RAGGED, RaggedGroups, Sizes, Stores, TILE_M, Variant};
+use crate::device::table;
+use crate::ragged::{self, CLUSTER, RAGGED, RaggedGroups, Sizes, TILE_M};
 use xtrain_cuda::{
-    Arch, CudaError, Defines, DevicePtr, Gpu, HOPPER, KernelSource, Operands, TENSOR_CORES, TensorMap, Work,
-    kernel_struct,
+    Arch, ChoiceKey, CudaError, Defines, DevicePtr, Gpu, HOPPER, KernelSource, Operands, TENSOR_CORES,
+    TensorMap, Work, kernel_struct,
 };
 use xtrain_program::LinearGemm;
 use xtrain_tensor::DType;
 
+/// A variant of the kernel.
+#[derive(Clone, Copy, Debug)]
+struct Variant {
+    /// Its name, as `XTRAIN_PREFER` takes it.
+    name: &'static str,
+    /// Columns of a tile.
+    width: usize,
+    /// True if each of two groups of warps multiplies every second tile, and stores it while the other one
+    /// multiplies. Else both multiply a part of each tile, then store it.
+    in_turns: bool,
+}
+
 /// All variants. 192 columns are the most that one group of warps can multiply.
-pub(super) const VARIANTS: [Variant; 5] = [
-    Variant { stores: Stores::Together, width: 256 },
-    Variant { stores: Stores::Together, width: 192 },
-    Variant { stores: Stores::Together, width: 128 },
-    Variant { stores: Stores::InTurns, width: 192 },
-    Variant { stores: Stores::InTurns, width: 128 },
+const VARIANTS: [Variant; 3] = [
+    Variant { name: "grouped_256", width: 256, in_turns: false },
+    Variant { name: "grouped_turns_192", width: 192, in_turns: true },
+    Variant { name: "grouped_turns_128", width: 128, in_turns: true },
 ];
+
+/// The variants to choose from for an output of so many columns: those that compute few that it does not
+/// have.
+fn candidates(columns: usize) -> impl Iterator<Item = Variant> {
+    let computed = move |variant: &Variant| columns.next_multiple_of(variant.width);
+    let least = VARIANTS.iter().map(computed).min().unwrap_or(0);
+    VARIANTS.into_iter().filter(move |variant| computed(variant) <= least + least / 20)
+}
+
+/// Names of the variants.
+pub(super) fn names() -> impl Iterator<Item = &'static str> {
+    VARIANTS.iter().map(|variant| variant.name)
+}
 
 /// Columns of bf16 numbers in 128 bytes, the rows of a tile in shared memory.
 const STRIP: usize = 64;
@@ -38,8 +62,7 @@ pub(super) const SOURCE: KernelSource = KernelSource {
 
 /// The macros of a variant.
 fn defines(variant: Variant) -> Defines {
-    let turns = ("TURNS", (variant.stores == Stores::InTurns).into());
-    vec![("TILE_N", variant.width as i64), turns]
+    vec![("TILE_N", variant.width as i64), ("TURNS", variant.in_turns.into())]
 }
 
 kernel_struct! {
@@ -64,19 +87,38 @@ pub(super) fn supports(gpu: &Gpu, gemm: LinearGemm, operands: &Operands<'_>, siz
     typed && ragged::supports(gpu, sizes, 8)
 }
 
-/// The launch of a GEMM that the kernel supports, by the fastest variant. None if the GPU refuses all.
+/// The launch of a GEMM that the kernel supports, by the fastest variant. None if the GPU refuses all. They are
+/// timed with groups of equal size.
 pub(super) fn fastest(
     gpu: &Gpu,
     gemm: LinearGemm,
     operands: &Operands<'_>,
     sizes: Sizes,
 ) -> Result<Option<Work>, CudaError> {
-    let variants = ragged::candidates(&VARIANTS, sizes.columns(gemm), gemm == LinearGemm::Wgrad);
+    let Sizes { rows, experts, outputs, inputs, .. } = sizes;
     let adds = if operands.outputs[0].accumulate { " that adds" } else { "" };
-    let kernel = format!("{}{adds}", kernel_name(gemm));
-    ragged::fastest(gpu, &kernel, &variants, sizes, operands, STARTS, |variant, operands| {
-        prepare(gpu, gemm, operands, sizes, variant)
+    let kernel = kernel_name(gemm);
+    let text =
+        format!("{kernel}{adds} of {experts} experts, {rows} rows, {outputs} outputs, {inputs} inputs");
+    let equal = table(gpu, &equal_starts(sizes))?;
+    let mut timing_inputs = operands.inputs.to_vec();
+    timing_inputs[STARTS].place = equal.pointer();
+    let timing = Operands { inputs: &timing_inputs, ..*operands };
+    let variants: Vec<Variant> = candidates(sizes.columns(gemm)).collect();
+    let names: Vec<&str> = variants.iter().map(|variant| variant.name).collect();
+    let named =
+        |name: &str| variants.iter().find(|variant| variant.name == name).copied().unwrap_or(variants[0]);
+    let key = ChoiceKey { former: text.clone(), text };
+    let flops = 2.0 * rows as f64 * outputs as f64 * inputs as f64;
+    gpu.fastest_gemm(&key, flops, &names, [operands, &timing], |name, operands| {
+        prepare(gpu, gemm, operands, sizes, named(name))
     })
+}
+
+/// Starts of groups of nearly equal size, in whole tiles of rows.
+fn equal_starts(Sizes { rows, experts, .. }: Sizes) -> Vec<u32> {
+    let tiles = rows / TILE_M;
+    (0..=experts).map(|expert| (expert * tiles / experts * TILE_M) as u32).collect()
 }
 
 /// The launch of a variant.

@@ -15,10 +15,10 @@ mod samples;
 #[cfg(test)]
 mod tests;
 
-use crate::grouped_scaled_matmul::{self, GroupedScaledMatmul};
+use crate::grouped_scaled_matmul::GroupedScaledMatmul;
 use crate::groups::Groups;
 use crate::on_gpu::OnGpu;
-use crate::ragged::names;
+use crate::ragged::PORTABLE;
 use crate::{int_vector, matrix};
 use std::sync::Arc;
 use xtrain_cuda::KernelSource;
@@ -28,10 +28,10 @@ use xtrain_program::{
 };
 use xtrain_tensor::{DType, TensorType};
 
-/// Names of the algorithms for linear layers of experts on a GPU, in bf16 and in FP8, as `XTRAIN_PREFER`
-/// takes them.
+/// Names of the algorithms for linear layers of experts on a GPU, as `XTRAIN_PREFER` takes them. In FP8 one
+/// of them is fast, so that only the portable one can be preferred to it.
 pub fn algorithms() -> Vec<String> {
-    names(hopper::VARIANTS.into_iter().chain(grouped_scaled_matmul::VARIANTS))
+    hopper::names().chain([PORTABLE]).map(str::to_owned).collect()
 }
 
 /// The input `starts` of all three ops.

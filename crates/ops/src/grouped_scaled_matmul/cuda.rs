@@ -85,10 +85,8 @@ impl CudaKernel for GroupedScaledMatmul {
             LinearGemm::Wgrad => (a_extents.1, a_extents.0, b_extents.0),
         };
         let sizes = Sizes { rows, experts, align, outputs, inputs };
-        if hopper::supports(gpu, self, operands, sizes)
-            && let Some(work) = hopper::fastest(gpu, self, operands, sizes)?
-        {
-            return Ok(work);
+        if hopper::supports(gpu, self, operands, sizes) {
+            return hopper::prepare(gpu, self, operands, sizes);
         }
         let (d_rows, columns) = d.ty.shape.rows_cols();
         let across = columns.div_ceil(TILE);

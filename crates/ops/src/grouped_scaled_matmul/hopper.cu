@@ -12,15 +12,12 @@
 //
 // Macros: A_E5M2 (the format of a; b is E4M3), BY_BLOCKS (a has a scale for 128 products of a row, [ceil(k /
 // 128), rows]; b has so too for WGRAD, else one for 128 x 128, [ceil(rows / 128), b_across]; without it both
-// have one scale), STAGED (the sums of the first 64 rows stay in shared memory, from where TMA stores them
-// during the next tile; for WGRAD).
+// have one scale).
 
 struct Arguments {
     // Operands as for the other kernel: x_ci and w_(E*o)i; dy_co and w_i(E*o); dy_oc and x_ic.
     TensorMap a;
     TensorMap b;
-    // The output of WGRAD, with STAGED.
-    TensorMap d_map;
     const float* a_scale;
     const float* b_scale;
     // bf16, or f32 for WGRAD.
@@ -28,7 +25,6 @@ struct Arguments {
     u32 b_across;
     u32 accumulate;
     RaggedGroups groups;
-    u64 padding;
 };
 
 // Columns of a tile that a group of warps multiplies, and parts of 64 rows.
@@ -37,54 +33,8 @@ constexpr u32 SUMS = GROUP_N / 2;
 constexpr u32 A_BYTES = TILE_M * TILE_K, B_BYTES = TILE_N * TILE_K, STAGE_BYTES = A_BYTES + B_BYTES;
 // A stage's scales are A's, then B's.
 constexpr u32 SCALES_BYTES = 4 * (TILE_M + TILE_N);
-// Sums that a warp leaves in shared memory, from where TMA stores them in memory, or adds them to it, while
-// the warp computes its next tile: boxes of 16 rows and 32 columns. They are stored one after the other
-// during that tile: if all blocks stored theirs at the same time, they would wait for memory, and so would
-// what they fetch. There is room for half of a tile's sums beside three stages of 256 columns.
-constexpr u32 BOX_COLUMNS = 32, BOX_BYTES = 16 * 128, BOXES = GROUP_N / BOX_COLUMNS, STAGED_BYTES = BOXES * BOX_BYTES;
-// Results in shared memory.
-constexpr u32 RESULTS_BYTES = STAGED ? WARPS * STAGED_BYTES : 0;
-constexpr u32 MOST_STAGES = (TILES_BYTES - RESULTS_BYTES) / (STAGE_BYTES + SCALES_BYTES), STAGES = MOST_STAGES < 4 ? MOST_STAGES : 4;
-constexpr u32 RESULTS_OFFSET = STAGES * STAGE_BYTES, SCALES_OFFSET = RESULTS_OFFSET + RESULTS_BYTES;
+constexpr u32 STAGES = TILES_BYTES / (STAGE_BYTES + SCALES_BYTES), SCALES_OFFSET = STAGES * STAGE_BYTES;
 using At = Layout<SCALES_OFFSET + STAGES * SCALES_BYTES, STAGES, WARPS>;
-
-// The place of staged sums in an expert's output, and the first box that is not stored yet.
-struct Staged {
-    u32 expert = 0, row = 0, column = 0, box = BOXES;
-};
-
-// The offset in a box of piece `piece` (16 bytes) of row `row`, 0 to 7. Rows are permuted as in `sums_map`,
-// and pieces by the row's place, so that eight lanes, which write four pieces of two rows, use different
-// banks.
-__device__ __forceinline__ u32 in_box(u32 row, u32 piece) {
-    u32 to = row % 2 * 4 + row / 2;
-    return to * 128 + (piece ^ to) * 16;
-}
-
-// Stores or adds the next box by TMA.
-__device__ __forceinline__ void store_box(const TensorMap& map, const RaggedGroups& groups, Staged& staged, u32 results, bool add) {
-    u32 column = staged.column + staged.box * BOX_COLUMNS, from = results + staged.box * BOX_BYTES;
-    staged.box++;
-    if (threadIdx.x % 32 != 0 || column >= groups.inputs) return;
-    if (add) {
-        asm volatile("cp.reduce.async.bulk.tensor.5d.global.shared::cta.add.bulk_group [%0, {%1, %2, %2, %3, %4}], [%5];" ::"l"(&map), "r"(column),
-                     "r"(0), "r"(staged.row / 8), "r"(staged.expert), "r"(from)
-                     : "memory");
-    } else {
-        asm volatile("cp.async.bulk.tensor.5d.global.shared::cta.bulk_group [%0, {%1, %2, %2, %3, %4}], [%5];" ::"l"(&map), "r"(column), "r"(0),
-                     "r"(staged.row / 8), "r"(staged.expert), "r"(from)
-                     : "memory");
-    }
-    asm volatile("cp.async.bulk.commit_group;" ::: "memory");
-}
-
-// Stores the boxes that are left, and waits until TMA has read all.
-__device__ __forceinline__ void store_boxes(const TensorMap& map, const RaggedGroups& groups, Staged& staged, u32 results, bool add) {
-#pragma unroll 1
-    while (staged.box < BOXES) store_box(map, groups, staged, results, add);
-    if (threadIdx.x % 32 == 0) await_reads<0>();
-    __syncwarp();
-}
 
 // Fetches a box of rows of B into all blocks of the cluster.
 __device__ __forceinline__ void multicast_b(u32 to, const TensorMap& map, u32 column, u32 sixteen, u32 barrier) {
@@ -103,23 +53,13 @@ template <Gemm G> __device__ __forceinline__ void fetch_tiles(const Arguments& a
     const RaggedGroups& groups = args.groups;
     u32 iteration = 0;
     for (u32 n = 0;; n++) {
-        if (tiles.rank == 0) draw_tile<At>(tiles, shared, n);
-        u32 index = take_tile<At, false>(shared, n);
-        if (index >= tiles.count) break;
-        Tile tile = tiles.at(index);
+        Tile tile = take_tile<At, false>(shared, n);
+        if (tile.steps == NO_TILE) break;
         // The first product in A and in B, and the row of B.
         u32 a_first = 0, b_first = 0, b_row = tile.column;
-        // All blocks of the cluster need the same right operand.
-        bool is_common = true;
-        if constexpr (G == WGRAD) {
-            a_first = b_first = tiles.first_row(tile.expert);
-        } else {
-            u32 top = tile.row - tiles.rank * TILE_M, expert = tiles.expert_of(top);
-            is_common = min(top + CLUSTER * TILE_M, tiles.end) <= tiles.first_row(expert + 1);
-            if (!is_common) expert = tiles.expert_of(tile.row);
-            if constexpr (G == FPROP) b_row += expert * groups.outputs;
-            else b_first = expert * groups.outputs;
-        }
+        if constexpr (G == WGRAD) a_first = b_first = tiles.first_row(tile.expert);
+        else if constexpr (G == FPROP) b_row += tile.expert * groups.outputs;
+        else b_first = tile.expert * groups.outputs;
         // Rows and columns without scales are not stored either.
         u32 a_rows = G == WGRAD ? groups.outputs : groups.rows, a_bytes = 0, b_bytes = 0;
         if (BY_BLOCKS && tile.row < a_rows) a_bytes = 4 * min((u32)TILE_M, a_rows - tile.row);
@@ -131,7 +71,7 @@ template <Gemm G> __device__ __forceinline__ void fetch_tiles(const Arguments& a
             arrive_expect(full, STAGE_BYTES + a_bytes + b_bytes);
             fetch(a, args.a, {a_first + step * TILE_K, tile.row, 0}, full);
             u32 k = b_first + step * TILE_K;
-            if (is_common) {
+            if (tile.is_common) {
                 multicast_b(b + tiles.rank * (B_BYTES / CLUSTER), args.b, k, (b_row + tiles.rank * (TILE_N / CLUSTER)) / 16, full);
             } else {
                 for (u32 part = 0; part < CLUSTER; part++)
@@ -147,22 +87,6 @@ template <Gemm G> __device__ __forceinline__ void fetch_tiles(const Arguments& a
     }
 }
 
-// Leaves a warp's 16 rows of sums in shared memory, of so many columns that d has.
-__device__ __forceinline__ void stage_sums(u32 results, u32 columns, const float (&total)[SUMS]) {
-    u32 lane = threadIdx.x % 32;
-#pragma unroll
-    for (u32 lower = 0; lower < 2; lower++)
-#pragma unroll
-        for (u32 pair = 0; pair < GROUP_N / 16; pair++) {
-            if (16 * pair >= columns) break;
-            const float* x = total + 8 * pair + 2 * lower;
-            u32 box = results + pair / 2 * BOX_BYTES + 1024 * lower, to = box + (in_box(lane / 4, lane % 4) ^ 64 * (pair % 2));
-            asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(to), "f"(x[0]), "f"(x[1]), "f"(x[4]), "f"(x[5]) : "memory");
-        }
-    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-    __syncwarp();
-}
-
 // Multiplies stage after stage.
 template <Gemm G> __device__ __forceinline__ void compute(const Arguments& args, const Tiles<G>& tiles, u32 shared, u32 group) {
     constexpr bool B_BLOCKS = BY_BLOCKS && G != WGRAD, B_TILES = BY_BLOCKS && G == WGRAD;
@@ -172,18 +96,16 @@ template <Gemm G> __device__ __forceinline__ void compute(const Arguments& args,
     u32 lane = threadIdx.x % 32, row_of_warp = threadIdx.x % GROUP / 32 * 16, row_in_tile = row_of_warp + lane / 4;
     u32 column_in_tile = first_column + 4 * (lane % 4);
     u32 rows_scales = shared + SCALES_OFFSET + 4 * row_in_tile, columns_scales = shared + SCALES_OFFSET + 4 * (TILE_M + column_in_tile);
-    u32 iteration = 0, results = shared + RESULTS_OFFSET + (threadIdx.x / 32 - GROUP / 32) * STAGED_BYTES;
-    Staged staged;
+    u32 iteration = 0;
     for (u32 n = 0;; n++) {
-        u32 index = take_tile<At, true>(shared, n);
-        if (index >= tiles.count) break;
-        Tile tile = tiles.at(index);
+        Tile tile = take_tile<At, true>(shared, n);
+        if (tile.steps == NO_TILE) break;
         if (G == WGRAD && tile.steps == 0) continue;
         const float* b_scale = nullptr;
         float block_scale = 1.0f;
         if constexpr (B_BLOCKS) {
-            u32 expert = tiles.expert_of(tile.row), last = columns_of<G>(groups) - 1;
-            u32 row = min(tile.column + first_column, last) / TILE_K, first = expert * (groups.outputs / TILE_K);
+            u32 row = min(tile.column + first_column, columns_of<G>(groups) - 1) / TILE_K;
+            u32 first = tile.expert * (groups.outputs / TILE_K);
             b_scale = args.b_scale + (G == FPROP ? (u64)(first + row) * args.b_across : (u64)row * args.b_across + first);
             block_scale = __ldg(b_scale);
         }
@@ -229,27 +151,15 @@ template <Gemm G> __device__ __forceinline__ void compute(const Arguments& args,
                 if (part + 1 == PARTS && B_TILES) give_back(shared + At::EMPTY + 8 * stage);
             }
             block_scale = next_block_scale;
-            if (STAGED && staged.box < BOXES && step >= staged.box * (tile.steps / BOXES))
-                store_box(args.d_map, groups, staged, results, args.accumulate);
         }
         if constexpr (!BY_BLOCKS) {
             float scale = __ldg(args.a_scale) * __ldg(args.b_scale);
 #pragma unroll
             for (u32 i = 0; i < PARTS * SUMS; i++) total[i / SUMS][i % SUMS] *= scale;
         }
-        if constexpr (STAGED) {
-            u32 row = tile.row + row_of_warp;
-            store_boxes(args.d_map, groups, staged, results, args.accumulate);
-            // Others have no scales.
-            if (row < groups.outputs) {
-                u32 column = tile.column + first_column;
-                if (column < groups.inputs) stage_sums(results, groups.inputs - column, total[0]);
-                staged = {tile.expert, row, column, 0};
-            }
-        }
         u32 rows = G == WGRAD ? groups.outputs : tiles.end, columns = columns_of<G>(groups), column = tile.column + column_in_tile;
 #pragma unroll
-        for (u32 part = STAGED ? 1 : 0; part < PARTS; part++)
+        for (u32 part = 0; part < PARTS; part++)
 #pragma unroll
             for (u32 lower = 0; lower < 2; lower++) {
                 u32 to = tile.row + row_in_tile + 64 * part + 8 * lower;
@@ -263,7 +173,6 @@ template <Gemm G> __device__ __forceinline__ void compute(const Arguments& args,
                 }
             }
     }
-    if constexpr (STAGED) store_boxes(args.d_map, groups, staged, results, args.accumulate);
 }
 
 template <Gemm G> __device__ __forceinline__ void run(const Arguments& args) {
@@ -272,15 +181,11 @@ template <Gemm G> __device__ __forceinline__ void run(const Arguments& args) {
     run_tiles<At, G>(args.groups, args.d, args.accumulate, fetch, multiply);
 }
 
-#if !STAGED
 // Gradients with one scale are E5M2, activations E4M3.
 #if !A_E5M2
 extern "C" __global__ void __launch_bounds__(3 * GROUP, 1) grouped_scaled_fprop(const __grid_constant__ Arguments args) { run<FPROP>(args); }
 #endif
 #if A_E5M2 || BY_BLOCKS
 extern "C" __global__ void __launch_bounds__(3 * GROUP, 1) grouped_scaled_dgrad(const __grid_constant__ Arguments args) { run<DGRAD>(args); }
-#endif
-#endif
-#if A_E5M2 || BY_BLOCKS
 extern "C" __global__ void __launch_bounds__(3 * GROUP, 1) grouped_scaled_wgrad(const __grid_constant__ Arguments args) { run<WGRAD>(args); }
 #endif

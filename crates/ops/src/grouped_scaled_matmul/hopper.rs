@@ -2,7 +2,7 @@
 #![allow(unsafe_code, reason = "it launches kernels")]
 
 use super::{GroupedScaledMatmul, STARTS};
-use crate::ragged::{self, CLUSTER, RAGGED, RaggedGroups, Sizes, Stores, TILE_M, Variant};
+use crate::ragged::{self, CLUSTER, RAGGED, RaggedGroups, Sizes, TILE_M};
 use xtrain_cuda::{
     Arch, CudaError, Defines, DevicePtr, Gpu, HOPPER, HOPPER_FP8, KernelSource, Operands, TENSOR_CORES,
     TensorMap, Work, kernel_struct,
@@ -13,42 +13,22 @@ use xtrain_tensor::{DType, Scaling, TILE};
 /// Sizes are multiples of this: copies move 16 bytes at a time, and rows of b are permuted by so many.
 const UNIT: usize = 16;
 
-/// All variants.
-pub(crate) const VARIANTS: [Variant; 2] =
-    [Variant { stores: Stores::Together, width: 256 }, Variant { stores: Stores::Staged, width: 256 }];
+/// Columns of a tile.
+const TILE_N: usize = 256;
 
 pub(super) const SOURCE: KernelSource = KernelSource {
-    constants: &[&[("TILE_K", TILE as i64)]],
+    constants: &[&[("TILE_K", TILE as i64), ("TILE_N", TILE_N as i64)]],
     headers: &[TENSOR_CORES, HOPPER, HOPPER_FP8, RAGGED],
     archs: &[Arch::SM90],
     structs: &[Arguments::LAYOUT],
-    variants: || {
-        VARIANTS.into_iter().flat_map(|variant| inputs(variant).map(move |of| defines(variant, of))).collect()
-    },
+    // Gradients with one scale are E5M2.
+    variants: || [(false, true), (false, false), (true, false)].map(defines).to_vec(),
     ..KernelSource::new("grouped_scaled_matmul/hopper.cu", include_str!("hopper.cu"))
 };
 
-/// Operands that the kernel is compiled for: the format of a, and scales of blocks or of whole tensors.
-#[derive(Clone, Copy)]
-struct Inputs {
-    e5m2: bool,
-    by_blocks: bool,
-}
-
-/// Operands of the GEMMs that a variant computes.
-fn inputs(variant: Variant) -> impl Iterator<Item = Inputs> {
-    let all =
-        [(false, true), (false, false), (true, false)].map(|(e5m2, by_blocks)| Inputs { e5m2, by_blocks });
-    // Gradients with one scale are E5M2.
-    let is_wgrad = variant.stores == Stores::Staged;
-    all.into_iter().filter(move |of| !is_wgrad || of.e5m2 || of.by_blocks)
-}
-
-/// The macros of a variant for such operands.
-fn defines(variant: Variant, Inputs { e5m2, by_blocks }: Inputs) -> Defines {
-    let of = [("A_E5M2", e5m2.into()), ("BY_BLOCKS", by_blocks.into())];
-    let staged = ("STAGED", (variant.stores == Stores::Staged).into());
-    [("TILE_N", variant.width as i64), staged].into_iter().chain(of).collect()
+/// The macros for operands, of which a is in E5M2 or E4M3, with scales of blocks or of whole tensors.
+fn defines((e5m2, by_blocks): (bool, bool)) -> Defines {
+    vec![("A_E5M2", e5m2.into()), ("BY_BLOCKS", by_blocks.into())]
 }
 
 kernel_struct! {
@@ -56,14 +36,12 @@ kernel_struct! {
     struct Arguments {
         a: TensorMap,
         b: TensorMap,
-        d_map: TensorMap,
         a_scale: DevicePtr,
         b_scale: DevicePtr,
         d: DevicePtr,
         b_across: u32,
         accumulate: u32,
         groups: RaggedGroups,
-        padding: u64,
     }
 }
 
@@ -86,22 +64,6 @@ pub(super) fn supports(gpu: &Gpu, op: &GroupedScaledMatmul, operands: &Operands<
     scaled && b == DType::E4M3 && d == out && separate && sized && ragged::supports(gpu, sizes, UNIT)
 }
 
-/// The launch of a GEMM that the kernel supports, by the fastest variant. None if the GPU refuses all.
-pub(super) fn fastest(
-    gpu: &Gpu,
-    op: &GroupedScaledMatmul,
-    operands: &Operands<'_>,
-    sizes: Sizes,
-) -> Result<Option<Work>, CudaError> {
-    let variants = ragged::candidates(&VARIANTS, sizes.columns(op.gemm), op.gemm == LinearGemm::Wgrad);
-    let scales = if op.scaling[0] == Scaling::Tile { "blocks" } else { "tensors" };
-    let adds = if operands.outputs[0].accumulate { " that adds" } else { "" };
-    let kernel = format!("{} with scales of {scales}{adds}", kernel_name(op.gemm));
-    ragged::fastest(gpu, &kernel, &variants, sizes, operands, STARTS, |variant, operands| {
-        prepare(gpu, op, operands, sizes, variant)
-    })
-}
-
 /// The name of a kernel.
 fn kernel_name(gemm: LinearGemm) -> &'static str {
     match gemm {
@@ -111,13 +73,12 @@ fn kernel_name(gemm: LinearGemm) -> &'static str {
     }
 }
 
-/// The launch of a variant.
-fn prepare(
+/// The launch of a GEMM that the kernel supports.
+pub(super) fn prepare(
     gpu: &Gpu,
     op: &GroupedScaledMatmul,
     operands: &Operands<'_>,
     sizes: Sizes,
-    variant: Variant,
 ) -> Result<Work, CudaError> {
     let Sizes { rows, experts, outputs, .. } = sizes;
     let [a, a_scale, b, b_scale] = [0, 1, 2, 3].map(|n| operands.inputs[n]);
@@ -126,25 +87,21 @@ fn prepare(
         LinearGemm::Wgrad => experts * outputs.div_ceil(CLUSTER * TILE_M),
         _ => rows.div_ceil(CLUSTER * TILE_M),
     };
-    let blocks = ragged::blocks(gpu, down * sizes.columns(op.gemm).div_ceil(variant.width));
-    let of = Inputs { e5m2: a.ty.dtype == DType::E5M2, by_blocks: op.scaling[0] == Scaling::Tile };
-    let function = gpu.function(&SOURCE, &defines(variant, of), kernel_name(op.gemm))?;
+    let blocks = ragged::blocks(gpu, down * sizes.columns(op.gemm).div_ceil(TILE_N));
+    let of = (a.ty.dtype == DType::E5M2, op.scaling[0] == Scaling::Tile);
+    let function = gpu.function(&SOURCE, &defines(of), kernel_name(op.gemm))?;
     let (groups, counter) = RaggedGroups::new(gpu, operands.inputs[STARTS].place, sizes)?;
     let (b_rows, b_columns) = b.ty.shape.rows_cols();
-    let boxed = [variant.width / CLUSTER, TILE];
-    let a_map = rows_of(gpu, a.place, a.ty.shape.rows_cols())?;
+    let boxed = [TILE_N / CLUSTER, TILE];
     let arguments = Arguments {
-        a: a_map,
+        a: rows_of(gpu, a.place, a.ty.shape.rows_cols())?,
         b: TensorMap::by_sixteen_rows(gpu.context(), b.place, [b_rows, b_columns], b_columns, boxed)?,
-        // Others do not use it.
-        d_map: if variant.stores == Stores::Staged { sums_map(gpu, d.place, sizes)? } else { a_map },
         a_scale: a_scale.place,
         b_scale: b_scale.place,
         d: d.place,
         b_across: op.scaling[1].steps(b_rows, b_columns).0 as u32,
         accumulate: d.accumulate.into(),
         groups,
-        padding: 0,
     };
     // SAFETY: the kernel takes one `Arguments`, of the formats and scales that it was compiled for; d is f32
     // for gradients of weights, else bf16. Operands and scales have the extents that the op's `infer`
@@ -152,19 +109,6 @@ fn prepare(
     // the work, whose launches follow each other, and is 0 between them. TMA accesses nothing outside of
     // the tensor maps, and the kernel writes no rows and columns outside of d, whatever the starts are.
     unsafe { ragged::work(function, blocks, arguments, counter) }
-}
-
-/// The map of gradients of weights, f32 `[experts, outputs, inputs]`, to which kernels store or add boxes of
-/// 16 rows and 32 columns. Row `4 * b + a` of eight rows of a box is row `2 * a + b` in memory. Outputs are a
-/// multiple of 8.
-fn sums_map(
-    gpu: &Gpu,
-    d: DevicePtr,
-    Sizes { experts, outputs, inputs, .. }: Sizes,
-) -> Result<TensorMap, CudaError> {
-    let extents = [inputs, 4, 2, outputs / 8, experts];
-    let strides = [2 * inputs, inputs, 8 * inputs, outputs * inputs];
-    TensorMap::new(gpu.context(), DType::F32, d, &extents, &strides, &[32, 4, 2, 2, 1])
 }
 
 /// The tensor map of a matrix: boxes of a tile's rows by 128 columns.

@@ -14,8 +14,6 @@ mod samples;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use hopper::VARIANTS;
-
 use crate::groups::Groups;
 use crate::int_vector;
 use crate::on_gpu::OnGpu;

@@ -15,8 +15,8 @@ use xtrain_program::{Code, LinearGemm, Op, Program, Tracer};
 use xtrain_runtime::{CudaEngine, Engine, Part};
 use xtrain_tensor::{DType, HostTensor, Philox, Scaling, TILE, TensorType};
 
-/// Columns of an output: those that tiles of all widths divide, those of which tiles of 192 and of 128 columns
-/// compute the fewest, those of which tiles of 256 and of 128 do, and those of which tiles of 128 do.
+/// Columns of an output: those that tiles of all widths divide; those of which tiles of 192 and of 128
+/// columns compute the fewest; those of which tiles of 256 and of 128 do; those of which tiles of 128 do.
 const COLUMNS: [usize; 4] = [768, 272, 208, 128];
 
 /// The algorithms in bf16, without the portable one, which adds in another order.

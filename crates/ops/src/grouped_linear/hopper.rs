@@ -87,8 +87,8 @@ pub(super) fn supports(gpu: &Gpu, gemm: LinearGemm, operands: &Operands<'_>, siz
     typed && ragged::supports(gpu, sizes, 8)
 }
 
-/// The launch of a GEMM that the kernel supports, by the fastest variant. None if the GPU refuses all. They are
-/// timed with groups of equal size.
+/// The launch of a GEMM that the kernel supports, by the fastest variant for groups of equal size. None if the
+/// GPU refuses all.
 pub(super) fn fastest(
     gpu: &Gpu,
     gemm: LinearGemm,

@@ -73,7 +73,7 @@ SHARES = {
 OTHERS_SHARE = 0.02
 # Seconds of the longest test that `run.sh races` may run, without the search for races, and tests that it always runs if they have run.
 RACES_SECONDS = 8
-RACES_ALSO = "cuda/card block_scaled_gemms_.*_272x400x656_e4m3_e4m3|ops/grouped algorithms_of_(fprop_in_bf16|wgrad_in_fp8)"
+RACES_ALSO = "cuda/card block_scaled_gemms_.*_272x400x656_e4m3_e4m3|ops/grouped runs_of_(fprop_in_bf16|wgrad_in_fp8)"
 # Tests that always run on other architectures, too: FP8 casts and GEMMs, which these refuse or compute otherwise, and attention in f32, for
 # which a smaller shared memory selects other kernel variants.
 ALSO = {

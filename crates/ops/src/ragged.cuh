@@ -1,9 +1,9 @@
 // Parts of the kernels for Hopper that compute one GEMM per group of rows of a ragged tensor. Groups begin at
 // multiples of TILE_M rows. Blocks of a cluster have row tiles below each other.
 //
-// A warp of each block schedules: that of the first block draws tile after tile of the cluster from a counter
-// in memory and tells the others' its number, and each tells the other warps of its block which tile that
-// is. It is up to two tiles ahead of them, so none of them waits for a draw, or divides to find its tile.
+// One warp of each block schedules. In the first block of a cluster it draws the cluster's next tile from a
+// counter in memory and sends the number to all blocks; in each block it finds the tile and publishes it in
+// shared memory, up to two tiles ahead. So no other warp waits for a draw or divides to find its tile.
 
 // The groups of a launch, and its sizes.
 struct RaggedGroups {
@@ -25,6 +25,7 @@ constexpr u32 GROUP = 128, WARPS = 2 * GROUP / 32;
 // starts of groups.
 template <u32 SIZE, u32 COUNT, u32 READERS> struct Layout {
     static constexpr u32 STAGES = COUNT, READING_WARPS = READERS;
+    static_assert(COUNT <= MAX_STAGES && SIZE % 16 == 0, "shared memory has room, and tiles are read 16 bytes at a time");
     // A stage is full, or empty again in all blocks of the cluster.
     static constexpr u32 FULL = SIZE, EMPTY = FULL + 8 * STAGES;
     // One of the groups of warps has taken all stages of its tile.
@@ -154,14 +155,14 @@ template <Gemm G> struct Tiles {
 // Schedules tile after tile. Each cluster draws one number too many. The counter is 0 again after the last
 // draw.
 template <class At, Gemm G> __device__ __forceinline__ void schedule(const Tiles<G>& tiles, u32 shared) {
-    for (u32 n = 0, number = 0; number < tiles.count; n++) {
+    for (u32 n = 0;; n++) {
         u32 slot = n % 2, parity = n / 2 % 2, drawn = shared + At::DRAWN + 8 * slot, numbers = shared + At::NUMBER + 4 * slot;
         if (tiles.rank == 0) {
             wait(shared + At::NUMBER_READ + 8 * slot, parity ^ 1);
             u32 next = atomicInc(tiles.groups.counter, tiles.count + tiles.clusters - 1);
             for (u32 rank = 0; rank < CLUSTER; rank++) send(numbers, next, drawn, rank);
         }
-        number = receive(numbers, drawn, parity);
+        u32 number = receive(numbers, drawn, parity);
         arrive(shared + At::NUMBER_READ + 8 * slot, 0);
         Tile tile = {0, 0, 0, NO_TILE, false};
         if (number < tiles.count) tile = tiles.at(number);
@@ -170,6 +171,7 @@ template <class At, Gemm G> __device__ __forceinline__ void schedule(const Tiles
                      "r"(tile.expert << 1 | tile.is_common), "r"(tile.steps)
                      : "memory");
         arrive(shared + At::SCHEDULED + 8 * slot);
+        if (number >= tiles.count) break;
     }
 }
 

@@ -20,7 +20,7 @@ const MAX_EXPERTS: usize = 1024;
 /// Most rows: starts are 16-bit numbers of tiles in shared memory.
 const MAX_ROWS: usize = u16::MAX as usize * TILE_M;
 /// Most stages of a kernel.
-const MAX_STAGES: usize = 10;
+const MAX_STAGES: usize = 5;
 
 /// Shared memory of operands and results.
 const TILES_BYTES: usize = 224 * 1024;
@@ -38,6 +38,7 @@ pub(crate) const RAGGED: Header = Header::new("ragged.cuh", include_str!("ragged
     ("BAND", BAND as i64),
     ("TILE_M", TILE_M as i64),
     ("TILES_BYTES", TILES_BYTES as i64),
+    ("MAX_STAGES", MAX_STAGES as i64),
 ]]);
 
 /// Sizes of an op: rows of the ragged tensors, experts, the multiple at which their rows begin, outputs and

@@ -46,15 +46,15 @@ pub struct ExpertRows {
     pub top_k: usize,
     /// Shares of the experts.
     pub routing: Routing,
-    /// Rows of the ragged tensors, if any routing needs no more.
-    pub capacity: usize,
+    /// Fewest rows of the ragged tensors; None for as many as any routing needs.
+    pub capacity: Option<usize>,
 }
 
 impl ExpertRows {
     /// Rows of the ragged tensors, of which experts have `live`.
     fn rows(self, live: usize) -> usize {
         let needed = Dispatch { experts: self.count, align: TILE }.capacity(live);
-        needed.max(self.capacity.next_multiple_of(TILE))
+        needed.max(self.capacity.unwrap_or(0).next_multiple_of(TILE))
     }
 
     /// The first row of each expert and the end of the last one, for `rows` copies of tokens.
@@ -87,6 +87,8 @@ pub struct GemmSpeed {
     pub n: usize,
     /// Columns of the input.
     pub k: usize,
+    /// Rows of the tensors: `m`, and with experts those that none has.
+    pub capacity: usize,
     /// Its rates.
     #[serde(flatten)]
     pub rates: Rates,
@@ -101,6 +103,7 @@ pub fn gemms(
     let bench = OpBench::new(options)?;
     let mut rows = Vec::new();
     for GemmShape { site, m, n, k, experts } in shapes {
+        let capacity = experts.map_or(*m, |experts| experts.rows(*m));
         let starts = experts.map(|experts| experts.starts(*m).into_iter().map(|row| row as i32).collect());
         let inputs: Vec<_> = starts.into_iter().map(|starts| (STARTS, starts)).collect();
         let mut program = match (scaled(*m, *n, *k, *experts, bench.recipe)?, experts) {
@@ -118,7 +121,7 @@ pub fn gemms(
             let rates = Rates::new(seconds, work.flops, work.bytes, bench.ceiling);
             let adds = role == Role::Wgrad.name() && gradient.accumulates(true);
             let (site, role) = (site.clone(), role.to_owned());
-            rows.push(GemmSpeed { site, role, adds, m: *m, n: *n, k: *k, rates });
+            rows.push(GemmSpeed { site, role, adds, m: *m, n: *n, k: *k, capacity, rates });
         }
     }
     Ok(bench.speeds(rows))
@@ -138,9 +141,14 @@ pub fn common_gemms(target: Target) -> Vec<GemmShape> {
 }
 
 /// Linear layers of experts that share m rows equally and by Zipf's law, after a dense layer of as many rows.
-/// Rows are copies of tokens, `top_k` of each token. Ragged tensors have
-/// `capacity` rows, or as many as any routing needs.
-pub fn expert_gemms([m, n, k]: [usize; 3], experts: usize, top_k: usize, capacity: usize) -> Vec<GemmShape> {
+/// Rows are copies of tokens, `top_k` of each token. Ragged tensors have `capacity` rows, or more if some
+/// routing needs them.
+pub fn expert_gemms(
+    [m, n, k]: [usize; 3],
+    experts: usize,
+    top_k: usize,
+    capacity: Option<usize>,
+) -> Vec<GemmShape> {
     let of = |site: String, routing: Option<Routing>| {
         let experts = routing.map(|routing| ExpertRows { count: experts, top_k, routing, capacity });
         GemmShape { site, m, n, k, experts }
@@ -166,7 +174,7 @@ fn linears(spec: &TrainingSpec) -> Result<Vec<GemmShape>, LearnError> {
     let experts = spec.model.layers.iter().find_map(|layer| layer.feed_forward.experts());
     let experts = experts.map(|e| {
         let (top_k, routing) = (e.router.top_k, Routing::Uniform);
-        ExpertRows { count: e.count, top_k, routing, capacity: 0 }
+        ExpertRows { count: e.count, top_k, routing, capacity: None }
     });
     let mut shapes: Vec<GemmShape> = Vec::new();
     for instance in program.instances.iter().filter(|i| i.origin.stage == Stage::Forward) {
@@ -306,7 +314,8 @@ mod tests {
 
     #[test]
     fn experts_share_all_tokens_equally_or_by_zipfs_law() {
-        let starts = |routing, top_k, rows| ExpertRows { count: 4, top_k, routing, capacity: 0 }.starts(rows);
+        let starts =
+            |routing, top_k, rows| ExpertRows { count: 4, top_k, routing, capacity: None }.starts(rows);
         assert_eq!(starts(Routing::Uniform, 1, 1024), [0, 256, 512, 768, 1024]);
         assert_eq!(starts(Routing::Uniform, 2, 1000), [0, 256, 512, 768, 1024]);
         // Shares of 12, 6, 4 and 3 of 25.
@@ -320,12 +329,12 @@ mod tests {
     fn ragged_tensors_have_the_rows_that_are_asked_for() {
         let rows =
             |capacity| ExpertRows { count: 4, top_k: 1, routing: Routing::Uniform, capacity }.rows(1000);
-        assert_eq!((rows(0), rows(1408), rows(2000)), (1408, 1408, 2048));
+        assert_eq!((rows(None), rows(Some(1408)), rows(Some(2000))), (1408, 1408, 2048));
     }
 
     #[test]
     fn products_are_on_fp8_operands_where_the_recipe_says_so() {
-        let experts = Some(ExpertRows { count: 2, top_k: 1, routing: Routing::Uniform, capacity: 512 });
+        let experts = Some(ExpertRows { count: 2, top_k: 1, routing: Routing::Uniform, capacity: Some(512) });
         let names = |n, experts, recipe| -> Option<Vec<&str>> {
             let program = scaled(256, n, 64, experts, recipe).expect("traced")?;
             Some(program.instances.iter().map(|instance| instance.code.op().name()).collect())

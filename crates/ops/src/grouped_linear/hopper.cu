@@ -1,13 +1,13 @@
 // Linear layers of experts in bf16 for Hopper's tensor cores: one GEMM per group of rows of a ragged tensor,
 // and its gradients. Groups begin at multiples of TILE_M rows.
 //
-// A block computes TILE_M x TILE_N of an output at a time. Clusters draw tile after tile from a counter in
-// memory, so that blocks end together although experts have different numbers of rows. In the first group of
-// warps of a block, one thread issues the copies by TMA, which fill STAGES of shared memory with TILE_K
-// products each and run ahead into the next tile while this one is stored, one schedules tiles, and two warps
-// write zeros where no group has rows. CLUSTER blocks have row tiles below each other: each fetches a part of
-// the right operand and multicasts it to all, unless their rows belong to different experts. Each output is
-// one sum in f32, in the order of the tensor cores, whichever block computes it.
+// A block computes TILE_M x TILE_N of an output at a time. Clusters draw tile after tile (ragged.cuh), so
+// that blocks end together although experts have different numbers of rows. The first four warps of a block
+// do not multiply. One thread issues the copies by TMA, which fill STAGES of shared memory with TILE_K
+// products each and run ahead into the next tile while this one is stored. Another thread schedules tiles.
+// Two warps write zeros where no group has rows. CLUSTER blocks have row tiles below each other: each
+// fetches a part of the right operand and multicasts it to all, unless their rows belong to different
+// experts. Each output is one sum in f32, in the order of the tensor cores, whichever block computes it.
 //
 // Two groups of four warps multiply, so a tile is stored in one of two ways:
 // * each group multiplies 64 rows of every tile and stores them, while the tensor cores wait;

@@ -31,8 +31,8 @@ const VARIANTS: [Variant; 3] = [
     Variant { name: "grouped_turns_128", width: 128, in_turns: true },
 ];
 
-/// The variants to choose from for an output of so many columns: those that compute few that it does not
-/// have.
+/// The variants to choose from for an output of so many columns: those that compute at most 5% more than the
+/// one that computes the fewest.
 fn candidates(columns: usize) -> impl Iterator<Item = Variant> {
     let computed = move |variant: &Variant| columns.next_multiple_of(variant.width);
     let least = VARIANTS.iter().map(computed).min().unwrap_or(0);
@@ -87,8 +87,8 @@ pub(super) fn supports(gpu: &Gpu, gemm: LinearGemm, operands: &Operands<'_>, siz
     typed && ragged::supports(gpu, sizes, 8)
 }
 
-/// The launch of a GEMM that the kernel supports, by the fastest variant for groups of equal size. None if the
-/// GPU refuses all.
+/// The launch of a supported GEMM by the variant that is fastest for groups of equal size. None if the GPU
+/// refuses all.
 pub(super) fn fastest(
     gpu: &Gpu,
     gemm: LinearGemm,

@@ -28,8 +28,8 @@ use xtrain_program::{
 };
 use xtrain_tensor::{DType, TensorType};
 
-/// Names of the algorithms for linear layers of experts on a GPU, as `XTRAIN_PREFER` takes them. In FP8 one
-/// of them is fast, so that only the portable one can be preferred to it.
+/// Names of the algorithms for linear layers of experts on a GPU, as `XTRAIN_PREFER` takes them. FP8 has one
+/// fast kernel; `grouped_portable` selects the portable ones.
 pub fn algorithms() -> Vec<String> {
     hopper::names().chain([PORTABLE]).map(str::to_owned).collect()
 }

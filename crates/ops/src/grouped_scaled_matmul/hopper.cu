@@ -3,7 +3,7 @@
 // products. The tensor cores compute sums of TILE_K products with 14 bits, which are then scaled and added up
 // in f32 registers (DeepSeek-V3, arXiv 2412.19437, section 3.5.2).
 //
-// Tiles are drawn, fetched and multicast as in grouped_linear/hopper.cu, and multiplied as in
+// Tiles are scheduled, fetched and multicast as in grouped_linear/hopper.cu, and multiplied as in
 // gemm/block_scaled.cu: a block computes TILE_M x TILE_N of an output at a time. Two groups of four warps
 // multiply all rows by half of the columns each, 64 rows at a time; while one scales its sums, the other
 // keeps the tensor cores busy. Rows of B are fetched in a permuted order: the four columns of which a thread

@@ -95,9 +95,9 @@ pub(crate) struct BenchGemmArgs {
     /// so many. By default a quarter of the experts, at most 8
     #[arg(long, value_name = "K", conflicts_with = "file", requires = "experts", value_parser = bounded(1..=1 << 12))]
     pub(crate) per_token: Option<usize>,
-    /// Rows of the experts' inputs and outputs, of which experts have --m and the others are empty. At least,
-    /// and by default, as many as any routing needs
-    #[arg(long, value_name = "ROWS", conflicts_with = "file", requires = "experts", value_parser = bounded(1..=1 << 30))]
+    /// Rows of the experts' input and output tensors; those that no expert has are empty. Rounded up to a
+    /// multiple of 128; never fewer than any routing needs, which is the default
+    #[arg(long, value_name = "ROWS", conflicts_with = "file", requires = "experts", value_parser = bounded(1..=1 << 22))]
     pub(crate) capacity: Option<usize>,
     /// Let wgrad overwrite the gradient, as in the first micro-step, instead of adding to it
     #[arg(long)]

@@ -24,7 +24,7 @@ pub(crate) fn gemm(args: &BenchGemmArgs) -> Result<(), Failure> {
                         "--per-token {top_k}: a token has at most all of --experts {experts}"
                     )));
                 }
-                bench::expert_gemms([m, n, k], experts, top_k, args.capacity.unwrap_or(0))
+                bench::expert_gemms([m, n, k], experts, top_k, args.capacity)
             }
             None => vec![GemmShape { site: String::new(), m, n, k, experts: None }],
         },

@@ -42,6 +42,10 @@ fn products_are_those_of_a_run_file_or_of_the_given_sizes() {
         .filter_map(|row| row["site"].as_str())
         .collect();
     assert_eq!(sites, ["dense", "3 experts", "3 experts, Zipf"]);
+    assert_eq!(
+        (&experts["rows"][0]["capacity"], &experts["rows"][3]["capacity"]),
+        (&200.into(), &896.into())
+    );
     let of_run = json(&place, &format!("gemm run.toml --set train.device=DEVICE {quick}"));
     let sites: Vec<&str> = of_run["rows"]
         .as_array()

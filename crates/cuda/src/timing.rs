@@ -86,6 +86,8 @@ pub(crate) fn fastest_under_load<C>(
         watch.seconds(&stream, repeats, |stream| enqueue(candidate, stream))?;
         *time = watch.seconds(&stream, repeats, |stream| enqueue(candidate, stream))?;
     }
+    let microseconds: Vec<String> = times.iter().map(|time| format!("{:.1}", time * 1e6)).collect();
+    tracing::debug!("candidates under load: {} us", microseconds.join(", "));
     Ok(choose(&times, AS_FAST_UNDER_LOAD))
 }
 

@@ -117,7 +117,7 @@ fn targets_section(output: &mut Benchmarks, bars: &Bars, all: &[Outcome]) {
     if set.is_empty() {
         return;
     }
-    let _ = write!(output.page, "\n## Targets, on one {}\n", bars.card);
+    let _ = write!(output.page, "\n## Targets, on {}\n", bars.card);
     let mut table = String::from(
         "| work | metric | value | peer | ratio | target | |\n|---|---|---:|---|---:|---:|---|\n",
     );

@@ -217,6 +217,11 @@ class Mode:
             process.wait()
 
 
+def tell(number, name, seconds):
+    """Tells the time of a mode's step in a round."""
+    print(f"round {number + 1}: {name} {seconds[-1] * 1e3:.1f} ms", file=sys.stderr, flush=True)
+
+
 def main():
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("--config", required=True, choices=torch_baseline.CONFIGS)
@@ -248,13 +253,13 @@ def main():
             for number in range(options.rounds):
                 for mode in modes:
                     mode.round(number)
+                    tell(number, mode.name, mode.seconds)
                 for arguments, seconds in ours.items():
                     run_file, *sets = shlex.split(arguments)
                     run = bench.begin(run_file, sets, options.batch * options.gpus, options.gpus)
                     (of_run,), lines[arguments] = bench.measure([run])
                     seconds.append(of_run)
-                found = [(mode.name, mode.seconds[-1]) for mode in modes] + [("xtrain " + a, s[-1]) for a, s in ours.items()]
-                print(f"round {number + 1}: " + ", ".join(f"{name} {s * 1e3:.1f} ms" for name, s in found), file=sys.stderr, flush=True)
+                    tell(number, "xtrain " + arguments, seconds)
         finally:
             for mode in modes:
                 mode.end()

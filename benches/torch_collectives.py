@@ -11,6 +11,7 @@ import os
 import statistics
 import subprocess
 import sys
+import time
 
 
 def work(sizes):
@@ -60,7 +61,14 @@ def main():
     place = dict(WORLD_SIZE=str(options.gpus), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(options.port))
     environments = [os.environ | place | {"RANK": str(rank)} for rank in range(options.gpus)]
     ranks = [subprocess.Popen([sys.executable, *sys.argv], env=environment) for environment in environments]
-    sys.exit(max(abs(rank.wait()) for rank in ranks))
+    # The others would wait for a rank that has failed.
+    while (codes := [rank.poll() for rank in ranks]) and None in codes and not any(codes):
+        time.sleep(0.1)
+    for rank in ranks:
+        if any(codes):
+            rank.kill()
+        rank.wait()
+    sys.exit(any(codes))
 
 
 if __name__ == "__main__":

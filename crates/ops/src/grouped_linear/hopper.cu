@@ -35,8 +35,8 @@ constexpr u32 SUMS = TILE_N / 2;
 // Columns of bf16 numbers in 128 bytes, the rows of tiles in shared memory.
 constexpr u32 STRIP = 64, STRIP_BYTES = 128 * TILE_K;
 constexpr u32 A_BYTES = 2 * TILE_M * TILE_K, B_BYTES = 2 * TILE_N * TILE_K, STAGE_BYTES = A_BYTES + B_BYTES;
-// A warp stores 16 rows of a strip at a time, from its buffers in turn. Four are as many as leave room for
-// four stages of 192 columns, two for as many of 256.
+// A warp stores 16 rows of a strip at a time, from its buffers in turn. There is room for four stages beside
+// four buffers for each warp if tiles have 192 columns, and beside two if they have 256.
 constexpr u32 BUFFERS = TURNS ? 4 : 2, STORE_BYTES = 16 * 128, STORES_BYTES = WARPS * BUFFERS * STORE_BYTES;
 constexpr u32 STAGES = (TILES_BYTES - STORES_BYTES) / STAGE_BYTES, STORES_OFFSET = STAGES * STAGE_BYTES;
 using At = Layout<STORES_OFFSET + STORES_BYTES, STAGES, SHARERS * GROUP / 32>;

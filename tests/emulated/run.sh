@@ -16,9 +16,8 @@ for name in libcuda.so.1 libcublasLt.so.13 libnvrtc.so.13 libnccl.so.2; do
 done
 : >"$folder/libcudnn.so.9"
 export XTRAIN_CUDA_LIBRARIES=$folder XTRAIN_CACHE=$target/emulated/cache
-# Times are nominal, so chance would choose between algorithms. cuda/card runs all variants of our own GEMM kernel, and ops/grouped all
-# algorithms for experts.
-export XTRAIN_PREFER=cublaslt,grouped_turns_192,grouped_turns_128
+# Times are nominal, so chance would choose between algorithms. cuda/card runs all variants of our own GEMM kernel.
+export XTRAIN_PREFER=cublaslt
 # PTX is compiled once for all tests. What is older than a week may be of sources that have changed.
 find "$target/emulated/ptx" -type f -mtime +7 -delete
 ptx="ptx=$target/emulated/ptx"$'\n'

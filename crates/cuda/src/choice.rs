@@ -7,12 +7,9 @@
 //! A preferred algorithm ([`Gpu::preferred`]) is used wherever it is a candidate, whatever its speed: tests
 //! compare each algorithm, and benchmarks measure one against another.
 
-use crate::capture_lock;
 use crate::error::CudaError;
 use crate::gpu::Gpu;
-use crate::kernel::{Operands, Work};
-use crate::noise::{LARGE_GEMM_FLOPS, Noise, Patterns};
-use crate::stream::Stream;
+use crate::kernel::Work;
 use crate::timing;
 use crate::tuning_cache::{ChoiceKey, decode, encode};
 use std::collections::BTreeMap;
@@ -76,103 +73,19 @@ impl Gpu {
         if let [only] = candidates {
             return (only.prepare)(WorkPurpose::Use);
         }
+        let prepare = |name: &str| match candidates.iter().find(|c| c.name == name) {
+            Some(candidate) => (candidate.prepare)(WorkPurpose::Use),
+            None => Ok(None),
+        };
         let key = self.choice_key(task, candidates);
-        if let Some(work) = self.recorded_work(&key, candidates)? {
-            return Ok(Some(work));
-        }
-        let works = self.accepted(task, candidates)?;
-        let timed = timing::fastest(self.context(), &works, |(_, work), stream| work.enqueue(stream))?;
-        let names: Vec<&str> = works.iter().map(|(name, _)| *name).collect();
-        let Some(name) = fastest_name(task, &names, timed) else { return Ok(None) };
-        // Another process may have timed them at the same time: all use the choice that was cached first.
-        prepared(candidates, &self.cache_choice(&key.text, name, &names))
-    }
-
-    /// As [`Gpu::fastest`], for GEMMs of `flops` operations. `prepare` takes a candidate's name and the
-    /// operands. Candidates are timed on the operands `timing`. Those of large GEMMs are timed under load and
-    /// on noise, in place of these operands' numbers and without workspace; if memory for noise is short,
-    /// they are timed without it, and the choice is not cached.
-    pub fn fastest_gemm(
-        &self,
-        task: &ChoiceKey,
-        flops: f64,
-        names: &[&str],
-        [operands, timing]: [&Operands<'_>; 2],
-        prepare: impl Fn(&str, &Operands<'_>) -> Result<Work, CudaError>,
-    ) -> Result<Option<Work>, CudaError> {
-        let of = |name| {
-            let prepare = &prepare;
-            move |purpose| {
-                prepare(name, if purpose == WorkPurpose::Use { operands } else { timing }).map(Some)
-            }
-        };
-        let named: Vec<(&str, _)> = names.iter().map(|&name| (name, of(name))).collect();
-        let candidates: Vec<AlgorithmCandidate<'_>> =
-            named.iter().map(|(name, prepare)| AlgorithmCandidate::new(name, prepare)).collect();
-        if flops < LARGE_GEMM_FLOPS || candidates.len() < 2 {
-            return self.fastest(task, &candidates);
-        }
-        // Choices that were made without noise are made anew.
-        let text = format!("{}, on noise", task.text);
-        let task = &ChoiceKey { former: text.clone(), text };
-        let key = self.choice_key(task, &candidates);
-        if let Some(work) = self.recorded_work(&key, &candidates)? {
-            return Ok(Some(work));
-        }
-        // This loads all kernels before the lock is taken: a thread that loads one waits for the lock, and
-        // this one would wait for that thread.
-        let works = self.accepted(task, &candidates)?;
-        let names: Vec<&str> = works.iter().map(|(name, _)| *name).collect();
-        if let [] | [_] = names[..] {
-            return names.first().map_or(Ok(None), |name| prepared(&candidates, name));
-        }
-        let enqueue = |work: &Work, stream: &Stream| work.enqueue(stream);
-        let patterns = Patterns::of(timing);
-        let (timed, is_cacheable) = {
-            // One GEMM at a time, so that only one set of noise occupies memory.
-            let _exclusive = capture_lock::exclusive();
-            let noise = Noise::like(self.context(), timing, &patterns)?;
-            let on_noise =
-                |noise: &Noise| names.iter().map(|name| prepare(name, &noise.operands())).collect();
-            let noisy: Option<Vec<Work>> = noise.as_ref().map(on_noise).transpose()?;
-            if noisy.is_none() {
-                tracing::debug!("{}: too little memory for noise; not cached", task.text);
-            }
-            let is_cacheable = noisy.is_some();
-            let works = noisy.unwrap_or_else(|| works.into_iter().map(|(_, work)| work).collect());
-            (timing::fastest_under_load(self.context(), &works, enqueue)?, is_cacheable)
-        };
-        let Some(name) = fastest_name(task, &names, timed) else { return Ok(None) };
-        if is_cacheable {
-            return prepared(&candidates, &self.cache_choice(&key.text, name, &names));
-        }
-        self.lock_choices().insert(key.text, name.to_owned());
-        prepared(&candidates, name)
-    }
-
-    /// The work of the preferred algorithm, or else of the recorded one; None if no candidate is either.
-    fn recorded_work(
-        &self,
-        key: &ChoiceKey,
-        candidates: &[AlgorithmCandidate<'_>],
-    ) -> Result<Option<Work>, CudaError> {
-        let recorded = self.recorded_choices(key, EXTENSION);
+        let recorded = self.recorded_choices(&key, EXTENSION);
         let known = recorded.in_memory.into_iter().chain(recorded.on_disk);
         for name in self.preferred().iter().cloned().chain(known) {
-            if let Some(work) = prepared(candidates, &name)? {
-                self.lock_choices().insert(key.text.clone(), name);
+            if let Some(work) = prepare(&name)? {
+                self.lock_choices().insert(key.text, name);
                 return Ok(Some(work));
             }
         }
-        Ok(None)
-    }
-
-    /// The candidates that the GPU accepts, by name, with work to be timed. Each has run once.
-    fn accepted<'a>(
-        &self,
-        task: &ChoiceKey,
-        candidates: &[AlgorithmCandidate<'a>],
-    ) -> Result<Vec<(&'a str, Work)>, CudaError> {
         let mut works = Vec::new();
         for candidate in candidates {
             let Some(work) = (candidate.prepare)(WorkPurpose::Timing)? else { continue };
@@ -181,7 +94,13 @@ impl Gpu {
                 Some(why) => tracing::debug!("{}: {} is refused: {why}", task.text, candidate.name),
             }
         }
-        Ok(works)
+        let names: Vec<&str> = works.iter().map(|(name, _)| *name).collect();
+        let timed = timing::fastest(self.context(), &works, |(_, work), stream| work.enqueue(stream))?;
+        let Some((index, seconds)) = timed else { return Ok(None) };
+        let seconds = seconds.map_or("the only one".to_owned(), |seconds| format!("{:.1} us", seconds * 1e6));
+        tracing::debug!("{}: {}, {seconds}", task.text, names[index]);
+        // Another process may have timed them at the same time: all use the choice that was cached first.
+        prepare(&self.cache_choice(&key.text, names[index], &names))
     }
 
     /// Everything that a choice depends on. Kernels of xtrain's own depend on its version.
@@ -201,26 +120,6 @@ impl Gpu {
         self.lock_choices().insert(key.to_owned(), name.clone());
         name
     }
-}
-
-/// The work of the candidate of this name, to be used; None if there is none.
-fn prepared(candidates: &[AlgorithmCandidate<'_>], name: &str) -> Result<Option<Work>, CudaError> {
-    match candidates.iter().find(|candidate| candidate.name == name) {
-        Some(candidate) => (candidate.prepare)(WorkPurpose::Use),
-        None => Ok(None),
-    }
-}
-
-/// The name of the fastest of `names` with its seconds, which is logged; None if none was timed.
-fn fastest_name<'a>(
-    task: &ChoiceKey,
-    names: &[&'a str],
-    timed: Option<(usize, Option<f64>)>,
-) -> Option<&'a str> {
-    let (index, seconds) = timed?;
-    let seconds = seconds.map_or("the only one".to_owned(), |seconds| format!("{:.1} us", seconds * 1e6));
-    tracing::debug!("{}: {}, {seconds}", task.text, names[index]);
-    Some(names[index])
 }
 
 /// The key of a choice between the algorithms `names` for `task` on `device`.

@@ -46,19 +46,18 @@ __device__ __forceinline__ u64 matrix(u32 address, u32 strip_bytes = 16) {
 // Waits until the copies from shared memory that this thread started, but the latest LEFT, have read it.
 template <int LEFT> __device__ __forceinline__ void await_reads() { asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(LEFT) : "memory"); }
 
-// Registers of 64 sums of an instruction, and of 32 more, and of 32 more.
-#define FIRST_64                                                                                                                          \
+// Registers of 32 sums of an instruction, of 64, and of 32 more.
+#define FIRST_32                                                                                                                          \
     "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, "  \
-    "%28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, "  \
-    "%54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+    "%28, %29, %30, %31"
+#define FIRST_64                                                                                                                          \
+    FIRST_32 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, "  \
+             "%56, %57, %58, %59, %60, %61, %62, %63"
 #define NEXT_32                                                                                                                           \
     ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, %80, %81, %82, %83, %84, %85, %86, %87, %88, %89, " \
     "%90, %91, %92, %93, %94, %95"
-#define LAST_32                                                                                                                           \
-    ", %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, %112, %113, %114, %115, %116, %117, "   \
-    "%118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
 #define FOUR(x, i) "+f"(x[i]), "+f"(x[i + 1]), "+f"(x[i + 2]), "+f"(x[i + 3])
 #define SIXTEEN(x, i) FOUR(x, i), FOUR(x, i + 4), FOUR(x, i + 8), FOUR(x, i + 12)
-#define SUMS_64(x) SIXTEEN(x, 0), SIXTEEN(x, 16), SIXTEEN(x, 32), SIXTEEN(x, 48)
+#define SUMS_32(x) SIXTEEN(x, 0), SIXTEEN(x, 16)
+#define SUMS_64(x) SUMS_32(x), SIXTEEN(x, 32), SIXTEEN(x, 48)
 #define SUMS_96(x) SUMS_64(x), SIXTEEN(x, 64), SIXTEEN(x, 80)
-#define SUMS_128(x) SUMS_96(x), SIXTEEN(x, 96), SIXTEEN(x, 112)

@@ -34,7 +34,6 @@ mod library;
 mod memory;
 mod module;
 mod nccl;
-mod noise;
 pub mod nvtx;
 mod preferred;
 mod progress;

@@ -12,7 +12,6 @@ use crate::capture_lock;
 use crate::error::CudaError;
 use crate::ffi::cublaslt::LtAlgo;
 use crate::gpu::Gpu;
-use crate::noise::LARGE_GEMM_FLOPS;
 use crate::timing;
 use crate::tuning_cache::{ChoiceKey, RecordedChoices, decode, encode};
 use std::sync::{Once, PoisonError};
@@ -122,6 +121,9 @@ fn runs(
     Ok(refused.is_none())
 }
 
+/// GEMMs with at least so many operations may run at the power limit, and are timed on noise.
+const LARGE_FLOPS: f64 = 1e10;
+
 struct Fastest {
     algorithm: Algorithm,
     /// True if it was timed under the intended conditions.
@@ -143,7 +145,7 @@ fn fastest(
         }
     }
     let mut is_cacheable = true;
-    let timed = match gemm.flops() >= LARGE_GEMM_FLOPS && candidates.len() > 1 {
+    let timed = match gemm.flops() >= LARGE_FLOPS && candidates.len() > 1 {
         true => {
             static ANNOUNCED: Once = Once::new();
             ANNOUNCED.call_once(|| {

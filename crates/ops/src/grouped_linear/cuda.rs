@@ -81,10 +81,8 @@ fn prepare(
     if blocks == 0 {
         return Ok(Work::sequence(Vec::new()));
     }
-    if hopper::supports(gpu, gemm, operands, sizes)
-        && let Some(work) = hopper::fastest(gpu, gemm, operands, sizes)?
-    {
-        return Ok(work);
+    if hopper::supports(gpu, gemm, operands, sizes) {
+        return hopper::prepare(gpu, gemm, operands, sizes);
     }
     let [a, b, starts] = [0, 1, STARTS].map(|n| operands.inputs[n]);
     let d = operands.outputs[0];

@@ -9,13 +9,13 @@
 // fetches a part of the right operand and multicasts it to all, unless their rows belong to different
 // experts. Each output is one sum in f32, in the order of the tensor cores, whichever block computes it.
 //
-// Two groups of four warps multiply, so a tile is stored in one of two ways:
-// * each group multiplies 64 rows of every tile and stores them, while the tensor cores wait;
-// * TURNS: each group multiplies all rows of every second tile, and stores them while the other multiplies.
+// Two groups of four warps multiply, each all rows of every second tile: one stores its tile while the other
+// multiplies. The last tile of a row of tiles may be narrower: only the products of 64, 128 or 192 columns are
+// computed, unless its sums are long.
 //
 // The extents of groups are read from memory, so work is proportional to the rows that groups have. It should
-// reach what a dense GEMM reaches: with two blocks, 32 KiB of L2 are read in the 1024 cycles that a stage of
-// 128 x 256 x 64 occupies the tensor cores.
+// reach what a dense GEMM reaches: with two blocks, each reads 28 KiB from L2 in the 768 cycles that a stage of
+// 128 x 192 x 64 occupies its tensor cores.
 
 struct Arguments {
     // Operands as for the other kernels: x_ci and w_(E*o)i; dy_co and w_(E*o)i; dy_co and x_ci.
@@ -29,17 +29,19 @@ struct Arguments {
     RaggedGroups groups;
 };
 
-// Groups of warps that multiply a tile, and parts of 64 rows that each multiplies.
-constexpr u32 SHARERS = TURNS ? 1 : 2, PARTS = TILE_M / 64 / SHARERS;
-constexpr u32 SUMS = TILE_N / 2;
+// Parts of 64 rows of a tile.
+constexpr u32 PARTS = TILE_M / 64, SUMS = TILE_N / 2;
 // Columns of bf16 numbers in 128 bytes, the rows of tiles in shared memory.
 constexpr u32 STRIP = 64, STRIP_BYTES = 128 * TILE_K;
 constexpr u32 A_BYTES = 2 * TILE_M * TILE_K, B_BYTES = 2 * TILE_N * TILE_K, STAGE_BYTES = A_BYTES + B_BYTES;
 // A warp stores 16 rows of a strip at a time, from its buffers in turn. There is room for four stages beside
-// four buffers for each warp if tiles have 192 columns, and beside two if they have 256.
-constexpr u32 BUFFERS = TURNS ? 4 : 2, STORE_BYTES = 16 * 128, STORES_BYTES = WARPS * BUFFERS * STORE_BYTES;
+// them.
+constexpr u32 BUFFERS = 4, STORE_BYTES = 16 * 128, STORES_BYTES = WARPS * BUFFERS * STORE_BYTES;
 constexpr u32 STAGES = (TILES_BYTES - STORES_BYTES) / STAGE_BYTES, STORES_OFFSET = STAGES * STAGE_BYTES;
-using At = Layout<STORES_OFFSET + STORES_BYTES, STAGES, SHARERS * GROUP / 32>;
+using At = Layout<STORES_OFFSET + STORES_BYTES, STAGES, GROUP / 32>;
+// Stages of a long sum. A block that ends a narrower tile begins the next one before others do, so they fetch
+// the same operands at different times. Those of longer sums would not stay in L2 for so long.
+constexpr u32 LONG = 4096 / TILE_K;
 
 // Writes a box of a matrix, without what is outside of the matrix.
 __device__ __forceinline__ void put(const TensorMap& map, u32 column, u32 row, u32 from) {
@@ -48,33 +50,28 @@ __device__ __forceinline__ void put(const TensorMap& map, u32 column, u32 row, u
                  : "memory");
 }
 
-#if TILE_N == 128
-#define MULTIPLY(A, B, ADD, A_TRANSPOSED, B_TRANSPOSED)                                                                                   \
-    "{\n.reg .pred add;\nsetp.ne.b32 add, " ADD ", 0;\nwgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {" FIRST_64 "}, " A ", " B     \
+#define MULTIPLY(N, SUMS, A, B, ADD, A_TRANSPOSED, B_TRANSPOSED)                                                                          \
+    "{\n.reg .pred add;\nsetp.ne.b32 add, " ADD ", 0;\nwgmma.mma_async.sync.aligned.m64n" N "k16.f32.bf16.bf16 {" SUMS "}, " A ", " B      \
     ", add, 1, 1, " A_TRANSPOSED ", " B_TRANSPOSED ";\n}"
-#define OPERANDS "%64", "%65", "%66", "%67", "%68"
-#define ALL_SUMS SUMS_64(sum)
-#elif TILE_N == 192
-#define MULTIPLY(A, B, ADD, A_TRANSPOSED, B_TRANSPOSED)                                                                                   \
-    "{\n.reg .pred add;\nsetp.ne.b32 add, " ADD ", 0;\nwgmma.mma_async.sync.aligned.m64n192k16.f32.bf16.bf16 {" FIRST_64 NEXT_32 "}, " A    \
-    ", " B ", add, 1, 1, " A_TRANSPOSED ", " B_TRANSPOSED ";\n}"
-#define OPERANDS "%96", "%97", "%98", "%99", "%100"
-#define ALL_SUMS SUMS_96(sum)
-#else
-#define MULTIPLY(A, B, ADD, A_TRANSPOSED, B_TRANSPOSED)                                                                                   \
-    "{\n.reg .pred add;\nsetp.ne.b32 add, " ADD ", 0;\nwgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 {" FIRST_64 NEXT_32 LAST_32    \
-    "}, " A ", " B ", add, 1, 1, " A_TRANSPOSED ", " B_TRANSPOSED ";\n}"
-#define OPERANDS "%128", "%129", "%130", "%131", "%132"
-#define ALL_SUMS SUMS_128(sum)
-#endif
-#define MULTIPLY_BY(...) MULTIPLY(__VA_ARGS__)
 
-// sum (+)= 64 rows of the left operand times TILE_N columns of the right one, over 16 products. An operand
-// that is not along k has its rows or columns contiguous in memory. With g = lane / 4 and t = lane % 4, a
-// thread of warp w holds sums of rows 16 w + g (elements 4 i, 4 i + 1) and 16 w + g + 8 (4 i + 2, 4 i + 3),
-// columns 8 i + 2 t and 8 i + 2 t + 1.
-template <bool A_ALONG_K, bool B_ALONG_K> __device__ __forceinline__ void multiply(float (&sum)[SUMS], u64 a, u64 b, bool add) {
-    asm volatile(MULTIPLY_BY(OPERANDS) : ALL_SUMS : "l"(a), "l"(b), "r"((u32)add), "n"((int)!A_ALONG_K), "n"((int)!B_ALONG_K));
+// sum (+)= 64 rows of the left operand times COLUMNS of the right one, over 16 products. An operand that is not
+// along k has its rows or columns contiguous in memory. With g = lane / 4 and t = lane % 4, a thread of warp w
+// holds sums of rows 16 w + g (elements 4 i, 4 i + 1) and 16 w + g + 8 (4 i + 2, 4 i + 3), columns 8 i + 2 t
+// and 8 i + 2 t + 1.
+template <u32 COLUMNS, bool A_ALONG_K, bool B_ALONG_K> __device__ __forceinline__ void multiply(float (&sum)[SUMS], u64 a, u64 b, bool add) {
+    constexpr int A_ACROSS = !A_ALONG_K, B_ACROSS = !B_ALONG_K;
+    if constexpr (COLUMNS == 64)
+        asm volatile(MULTIPLY("64", FIRST_32, "%32", "%33", "%34", "%35", "%36")
+                     : SUMS_32(sum)
+                     : "l"(a), "l"(b), "r"((u32)add), "n"(A_ACROSS), "n"(B_ACROSS));
+    else if constexpr (COLUMNS == 128)
+        asm volatile(MULTIPLY("128", FIRST_64, "%64", "%65", "%66", "%67", "%68")
+                     : SUMS_64(sum)
+                     : "l"(a), "l"(b), "r"((u32)add), "n"(A_ACROSS), "n"(B_ACROSS));
+    else
+        asm volatile(MULTIPLY("192", FIRST_64 NEXT_32, "%96", "%97", "%98", "%99", "%100")
+                     : SUMS_96(sum)
+                     : "l"(a), "l"(b), "r"((u32)add), "n"(A_ACROSS), "n"(B_ACROSS));
 }
 
 // Fills stage after stage by TMA.
@@ -169,57 +166,63 @@ __device__ __forceinline__ void end_turn(u32 taken) {
     if (threadIdx.x % 32 == 0) arrive(taken);
 }
 
-// Multiplies stage after stage.
-template <Gemm G> __device__ __forceinline__ void compute(const Arguments& args, const Tiles<G>& tiles, u32 shared) {
+// Multiplies stage after stage of a tile, of which COLUMNS are computed. The products of the last stage go on.
+template <Gemm G, u32 COLUMNS> __device__ __forceinline__ void multiply_stages(float (&sum)[PARTS][SUMS], u32 steps, u32 shared, u32& iteration) {
     constexpr bool A_ALONG_K = G != WGRAD, B_ALONG_K = G == FPROP;
     // From 16 products to the next.
     constexpr u32 A_STEP = A_ALONG_K ? 32 : 16 * 128, B_STEP = B_ALONG_K ? 32 : 16 * 128;
-    u32 warp = threadIdx.x / 32 - GROUP / 32, group = warp / 4, first_part = TURNS ? 0 : group, iteration = 0, strips = 0;
-    u32 buffers = shared + STORES_OFFSET + warp * BUFFERS * STORE_BYTES;
+    for (u32 step = 0; step < steps; step++, iteration++) {
+        u32 stage = iteration % STAGES;
+        wait(shared + At::FULL + 8 * stage, iteration / STAGES % 2);
+        // 64 rows of A are a strip if they are contiguous, and as many bytes if not.
+        u64 a = matrix(shared + stage * STAGE_BYTES, STRIP_BYTES), b = matrix(shared + stage * STAGE_BYTES + A_BYTES, STRIP_BYTES);
+        asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+#pragma unroll
+        for (u32 k = 0; k < TILE_K / 16; k++)
+#pragma unroll
+            for (u32 part = 0; part < PARTS; part++)
+                multiply<COLUMNS, A_ALONG_K, B_ALONG_K>(sum[part], a + (part * STRIP_BYTES + k * A_STEP >> 4), b + (k * B_STEP >> 4), k > 0 || step > 0);
+        // The products of the stage before have ended; those of this one go on.
+        asm volatile("wgmma.commit_group.sync.aligned;\nwgmma.wait_group.sync.aligned 1;" ::: "memory");
+        if (step > 0) give_back(shared + At::EMPTY + 8 * ((iteration - 1) % STAGES));
+    }
+}
+
+// Multiplies and stores a group's tiles.
+template <Gemm G> __device__ __forceinline__ void compute(const Arguments& args, const Tiles<G>& tiles, u32 shared) {
+    u32 warp = threadIdx.x / 32 - GROUP / 32, group = warp / 4, iteration = 0, strips = 0;
+    u32 buffers = shared + STORES_OFFSET + warp * BUFFERS * STORE_BYTES, columns = G == FPROP ? args.groups.outputs : args.groups.inputs;
     for (u32 n = 0;; n++) {
         Tile tile = take_tile<At, true>(shared, n);
         if (tile.steps == NO_TILE) break;
-        if (TURNS && n % 2 != group) {
+        if (n % 2 != group) {
             iteration += tile.steps;
             continue;
         }
         // A group waits for its stages after the other one has waited for those before.
-        if (TURNS && n > 0) wait(shared + At::TAKEN + 8 * (1 - group), (n - 1) / 2 % 2);
+        if (n > 0) wait(shared + At::TAKEN + 8 * (1 - group), (n - 1) / 2 % 2);
         if (G == WGRAD && tile.steps == 0) {
-            if (TURNS) end_turn(shared + At::TAKEN + 8 * group);
+            end_turn(shared + At::TAKEN + 8 * group);
             continue;
         }
         float sum[PARTS][SUMS];
-        for (u32 step = 0; step < tile.steps; step++, iteration++) {
-            u32 stage = iteration % STAGES;
-            wait(shared + At::FULL + 8 * stage, iteration / STAGES % 2);
-            // 64 rows of A are a strip if they are contiguous, and as many bytes if not.
-            u64 a = matrix(shared + stage * STAGE_BYTES + first_part * STRIP_BYTES, STRIP_BYTES);
-            u64 b = matrix(shared + stage * STAGE_BYTES + A_BYTES, STRIP_BYTES);
-            asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
-#pragma unroll
-            for (u32 k = 0; k < TILE_K / 16; k++)
-#pragma unroll
-                for (u32 part = 0; part < PARTS; part++)
-                    multiply<A_ALONG_K, B_ALONG_K>(sum[part], a + (part * STRIP_BYTES + k * A_STEP >> 4), b + (k * B_STEP >> 4), k > 0 || step > 0);
-            // The products of the stage before have ended; those of this one go on.
-            asm volatile("wgmma.commit_group.sync.aligned;\nwgmma.wait_group.sync.aligned 1;" ::: "memory");
-            if (step > 0) give_back(shared + At::EMPTY + 8 * ((iteration - 1) % STAGES));
-        }
-        if (TURNS) end_turn(shared + At::TAKEN + 8 * group);
+        u32 width = tile.steps < LONG ? columns - tile.column : TILE_N;
+        if (width > 128) multiply_stages<G, 192>(sum, tile.steps, shared, iteration);
+        else if (width > 64) multiply_stages<G, 128>(sum, tile.steps, shared, iteration);
+        else multiply_stages<G, 64>(sum, tile.steps, shared, iteration);
+        end_turn(shared + At::TAKEN + 8 * group);
         asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
 #pragma unroll
         for (u32 i = 0; i < PARTS * SUMS; i++) asm volatile("" : "+f"(sum[i / SUMS][i % SUMS])::"memory");
         give_back(shared + At::EMPTY + 8 * ((iteration - 1) % STAGES));
 #pragma unroll
         for (u32 part = 0; part < PARTS; part++) {
-            u32 row = tile.row + 64 * (first_part + part) + 16 * (warp % 4);
+            u32 row = tile.row + 64 * part + 16 * (warp % 4);
             if constexpr (G == WGRAD) {
                 float* d = (float*)args.d + (u64)tile.expert * args.groups.outputs * args.groups.inputs;
                 if (args.accumulate) store_sums<true>(args, d, row, tile.column, sum[part]);
                 else store_sums<false>(args, d, row, tile.column, sum[part]);
             } else if (tile.row < tiles.end) {
-                u32 columns = G == FPROP ? args.groups.outputs : args.groups.inputs;
                 store_rows(args, columns, row, tile.column, buffers, strips, sum[part]);
             }
         }

@@ -14,22 +14,23 @@ struct Arguments {
 };
 
 // A block has a token and a part of its columns, and writes its rows, so that x is read once; or it has EMPTY
-// rows, and writes zeros to those without a token. A thread has N columns.
+// rows, one for each lane of a warp, and writes zeros to those without a token. A thread has N columns.
 template <class T, int N> __device__ __forceinline__ void permute(const Arguments& args) {
     u32 column = (blockIdx.y * blockDim.x + threadIdx.x) * N;
-    if (column >= args.width) return;
     float values[N] = {};
     T* y = (T*)args.y + column;
     if (blockIdx.x < args.tokens) {
+        if (column >= args.width) return;
         load<N>((const T*)args.x + (u64)blockIdx.x * args.width + column, values);
         const int* rows = args.rows + (u64)blockIdx.x * args.top_k;
         for (u32 k = 0; k < args.top_k; k++)
             if (rows[k] >= 0) store<N>(y + (u64)rows[k] * args.width, values);
         return;
     }
-    u32 first = (blockIdx.x - args.tokens) * EMPTY, end = min(first + EMPTY, args.capacity);
-    for (u32 row = first; row < end; row++)
-        if (args.sources[row] < 0) store<N>(y + (u64)row * args.width, values);
+    u32 first = (blockIdx.x - args.tokens) * EMPTY, row = first + threadIdx.x % 32;
+    u32 empty = __ballot_sync(0xffffffff, row < args.capacity && args.sources[row] < 0);
+    if (column >= args.width) return;
+    for (; empty != 0; empty &= empty - 1) store<N>(y + (u64)(first + __ffs(empty) - 1) * args.width, values);
 }
 
 // A block has a token.

@@ -71,6 +71,8 @@ unsafe impl Sync for Descriptor {}
 
 impl Descriptor {
     pub(super) fn new(dnn: &Arc<Dnn>, kind: c_int) -> Result<Descriptor, CudaError> {
+        // What a thread finalises may ask its GPU for its properties.
+        dnn.context.enter()?;
         let mut handle = std::ptr::null_mut();
         // SAFETY: writes one pointer.
         let status = unsafe { (dnn.cudnn.cudnnBackendCreateDescriptor)(kind, &mut handle) };

@@ -3,6 +3,7 @@
 use crate::gemms::GemmCase;
 use crate::{TestDevice, gpu_with_cache};
 use libtest_mimic::Failed;
+use std::thread;
 use xtrain_cuda::{Gemm, GemmChoice, GemmOperands, Gpu};
 use xtrain_tensor::DType;
 
@@ -38,6 +39,22 @@ pub(crate) fn the_choice_of_an_algorithm_is_cached(device: &TestDevice) -> Resul
     ];
     assert!(others.iter().all(|other| other.choice == GemmChoice::Timed));
     assert_eq!(files()?.len(), 4);
+    Ok(())
+}
+
+/// Programs are prepared in new threads, which have no context yet.
+pub(crate) fn an_algorithm_is_chosen_in_a_new_thread(device: &TestDevice) -> Result<(), Failed> {
+    let folder = tempfile::tempdir()?;
+    let case =
+        GemmCase::new(device, Gemm::new([256, 384, 512], DType::BF16, [false, true], DType::BF16), true)?;
+    for expected in [GemmChoice::Timed, GemmChoice::Cached] {
+        let gpu = gpu_with_cache(folder.path())?;
+        // The thread that opens the library has a context.
+        case.gemm.accumulate(true).plan(&gpu, &case.operands())?;
+        let plan = || case.gemm.plan(&gpu, &case.operands()).map(|plan| plan.choice);
+        let planned = thread::scope(|scope| scope.spawn(plan).join());
+        assert_eq!(planned.map_err(|_| "the thread panicked")??, expected);
+    }
     Ok(())
 }
 

@@ -332,7 +332,7 @@ fn main() {
     if let Some(reason) = &missing {
         eprintln!("skipped, no GPU to test on: {reason}");
     }
-    let tests: [(&str, fn(&TestDevice) -> Result<(), Failed>); 18] = [
+    let tests: [(&str, fn(&TestDevice) -> Result<(), Failed>); 19] = [
         ("a_gpu_describes_itself", a_gpu_describes_itself),
         ("bytes_come_back_as_they_went", bytes_come_back_as_they_went),
         ("a_kernel_computes", a_kernel_computes),
@@ -349,6 +349,7 @@ fn main() {
         ("large_gemms_equal_the_fallback_kernel", gemms::large_gemms_equal_the_fallback_kernel),
         ("a_captured_gemm_computes_the_same", gemms::a_captured_gemm_computes_the_same),
         ("the_choice_of_an_algorithm_is_cached", choices::the_choice_of_an_algorithm_is_cached),
+        ("an_algorithm_is_chosen_in_a_new_thread", choices::an_algorithm_is_chosen_in_a_new_thread),
         ("a_choice_that_an_older_run_recorded_is_used", choices::a_choice_that_an_older_run_recorded_is_used),
         ("the_self_tests_pass", the_self_tests_pass),
         ("cudnn_finds_the_known_results", cudnn_finds_the_known_results),

@@ -60,7 +60,8 @@ fn create<T>(
     Ok(to.set(handle)?)
 }
 
-/// The GEMM of a descriptor and layouts, and the device of the library's handle.
+/// The GEMM of a descriptor and layouts, and the device of the library's handle. In a thread without a context
+/// the real library would use the first GPU, and make a context of some 500 MiB there; here the call fails.
 fn gemm(
     machine: &Machine,
     library: Handle,
@@ -68,6 +69,9 @@ fn gemm(
     layouts: [Handle; 4],
 ) -> Result<(Gemm, usize), Refusal> {
     let device = *machine.blas.libraries.get(&library).ok_or(Refusal::NotInitialized)?;
+    if driver::current() != Some(device) {
+        return Err(Refusal::NotInitialized);
+    }
     let desc = *machine.blas.descs.get(&desc).ok_or(Refusal::InvalidValue)?;
     let layout = |of: Handle| machine.blas.layouts.get(&of).copied().ok_or(Refusal::InvalidValue);
     let [a, b, c, d] = layouts.map(layout);

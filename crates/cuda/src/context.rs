@@ -45,8 +45,8 @@ impl Context {
         self.inner.device
     }
 
-    /// Makes the context current on this thread. The methods of this crate that need it call this themselves. In
-    /// a thread without a context, libraries would use the first GPU, and make a context of some 500 MiB there.
+    /// Makes the context current on this thread. The methods of this crate that need it call this themselves:
+    /// in a thread without a context, libraries use the first GPU, and make a context of some 500 MiB there.
     pub fn enter(&self) -> Result<(), CudaError> {
         // SAFETY: the context lives as long as `self`.
         let status = unsafe { (self.driver().cuCtxSetCurrent)(self.inner.handle) };

@@ -26,6 +26,8 @@ pub(super) fn choose(
     operands: &GemmOperands,
     implementations: &Implementations,
 ) -> Result<(GemmChoice, Option<Algorithm>), CudaError> {
+    // cuBLASLt queries the device of the thread's current context.
+    gpu.context().enter()?;
     let cublaslt = implementations.matmul.blas().version;
     let key = choice_key(gpu.info(), cublaslt, gemm, operands, implementations.block_scaled.is_some());
     // The map stays whole if a thread panics: a choice is added in one step.

@@ -80,8 +80,6 @@ impl Matmul {
     /// The library's proposals that may be used, its preferred one first.
     pub(super) fn candidates(&self) -> Result<Vec<LtAlgo>, CudaError> {
         let _no_capture = capture_lock::exclude_capture();
-        // The library asks the thread's GPU for its properties.
-        self.blas.context.enter()?;
         let preference = Preference::new(&self.blas)?;
         preference.set(ffi::PREF_MAX_WORKSPACE_BYTES, Gemm::WORKSPACE_BYTES as u64)?;
         preference.set(ffi::PREF_REDUCTION_SCHEME_MASK, REDUCTIONS)?;
@@ -124,9 +122,6 @@ impl Matmul {
     /// True if a recorded algorithm supports this GEMM on this GPU within the workspace.
     pub(super) fn supports(&self, algo: &LtAlgo) -> bool {
         let _no_capture = capture_lock::exclude_capture();
-        if self.blas.context.enter().is_err() {
-            return false;
-        }
         let mut result = LtHeuristicResult::default();
         // SAFETY: all handles live here; reads the algorithm, writes one result.
         let status = unsafe {

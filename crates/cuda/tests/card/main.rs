@@ -26,10 +26,6 @@ extern "C" __global__ void ranks(Ranks a) {
     asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
     if (threadIdx.x == 0) a.rank[blockIdx.x] = rank;
 }
-struct Copy { const unsigned* from; unsigned* to; int n; };
-extern "C" __global__ void copy(Copy a) {
-    for (int i = threadIdx.x; i < a.n; i += blockDim.x) a.to[i] = a.from[i];
-}
 "#;
 
 kernel_struct! {
@@ -43,15 +39,6 @@ kernel_struct! {
 kernel_struct! {
     struct Ranks {
         rank: DevicePtr,
-    }
-}
-
-kernel_struct! {
-    struct Copy {
-        from: DevicePtr,
-        to: DevicePtr,
-        n: i32,
-        padding: i32,
     }
 }
 

@@ -60,8 +60,8 @@ fn create<T>(
     Ok(to.set(handle)?)
 }
 
-/// The GEMM of a descriptor and layouts, and the device of the library's handle. In a thread without a context
-/// the real library would use the first GPU, and make a context of some 500 MiB there; here the call fails.
+/// The GEMM of a descriptor and layouts, and the device of the library's handle. In a thread without a
+/// context, the real library uses the first GPU, and makes a context of some 500 MiB there; here that fails.
 fn gemm(
     machine: &Machine,
     library: Handle,

@@ -14,8 +14,8 @@ use xtrain_program::{Code, LinearGemm, Op, Program, Tracer};
 use xtrain_runtime::{CudaEngine, Engine, Part};
 use xtrain_tensor::{DType, HostTensor, Philox, Scaling, TILE, TensorType};
 
-/// Columns of an output. Of tiles of 192 in bf16 and 256 in FP8, the last one has 192 and 256 columns, 80 and 16,
-/// 16 and 208, 128.
+/// Columns of an output. The last tile has 192, 80, 16 and 128 columns in bf16, and 256, 16, 208 and 128 in
+/// FP8.
 const COLUMNS: [usize; 4] = [768, 272, 208, 128];
 
 /// Operands of a GEMM.

@@ -19,6 +19,15 @@ impl Routing {
         Routing { tokens: tokens.into(), alignment, tail }
     }
 
+    /// No, few and many tokens of each of `experts` experts.
+    pub(crate) fn of_many(experts: usize) -> Routing {
+        Routing::new(
+            (0..experts).map(|expert| [0, 1, 0, 0, 130, 0, 0, 0][expert % 8]).collect::<Vec<_>>(),
+            128,
+            0,
+        )
+    }
+
     /// The routing of copies of tokens to these of `experts` experts; `None` for a copy without a row.
     pub(crate) fn of(ids: &[Option<usize>], experts: usize, alignment: usize, tail: usize) -> Routing {
         let count = |expert: usize| ids.iter().filter(|id| **id == Some(expert)).count();

@@ -10,12 +10,12 @@
 // experts. Each output is one sum in f32, in the order of the tensor cores, whichever block computes it.
 //
 // Two groups of four warps multiply, each all rows of every second tile: one stores its tile while the other
-// multiplies. The last tile of a row of tiles may be narrower: only the products of 64, 128 or 192 columns are
-// computed, unless its sums are long.
+// multiplies. The last tile of a row computes only 64 or 128 columns if it has no more, unless its sums have
+// LONG stages.
 //
 // The extents of groups are read from memory, so work is proportional to the rows that groups have. It should
-// reach what a dense GEMM reaches: with two blocks, each reads 28 KiB from L2 in the 768 cycles that a stage of
-// 128 x 192 x 64 occupies its tensor cores.
+// reach what a dense GEMM reaches: with two blocks, each reads 28 KiB from L2 in the 768 cycles that a stage
+// of 128 x 192 x 64 occupies its tensor cores.
 
 struct Arguments {
     // Operands as for the other kernels: x_ci and w_(E*o)i; dy_co and w_(E*o)i; dy_co and x_ci.
@@ -39,8 +39,8 @@ constexpr u32 A_BYTES = 2 * TILE_M * TILE_K, B_BYTES = 2 * TILE_N * TILE_K, STAG
 constexpr u32 BUFFERS = 4, STORE_BYTES = 16 * 128, STORES_BYTES = WARPS * BUFFERS * STORE_BYTES;
 constexpr u32 STAGES = (TILES_BYTES - STORES_BYTES) / STAGE_BYTES, STORES_OFFSET = STAGES * STAGE_BYTES;
 using At = Layout<STORES_OFFSET + STORES_BYTES, STAGES, GROUP / 32>;
-// Stages of a long sum. A block that ends a narrower tile begins the next one before others do, so they fetch
-// the same operands at different times. Those of longer sums would not stay in L2 for so long.
+// Sums of this many stages are long. A block that ends a narrow tile begins its next one before the other
+// blocks, and by the time that they need the same operands, those of long sums are no longer in L2.
 constexpr u32 LONG = 4096 / TILE_K;
 
 // Writes a box of a matrix, without what is outside of the matrix.
@@ -54,10 +54,10 @@ __device__ __forceinline__ void put(const TensorMap& map, u32 column, u32 row, u
     "{\n.reg .pred add;\nsetp.ne.b32 add, " ADD ", 0;\nwgmma.mma_async.sync.aligned.m64n" N "k16.f32.bf16.bf16 {" SUMS "}, " A ", " B      \
     ", add, 1, 1, " A_TRANSPOSED ", " B_TRANSPOSED ";\n}"
 
-// sum (+)= 64 rows of the left operand times COLUMNS of the right one, over 16 products. An operand that is not
-// along k has its rows or columns contiguous in memory. With g = lane / 4 and t = lane % 4, a thread of warp w
-// holds sums of rows 16 w + g (elements 4 i, 4 i + 1) and 16 w + g + 8 (4 i + 2, 4 i + 3), columns 8 i + 2 t
-// and 8 i + 2 t + 1.
+// sum (+)= 64 rows of the left operand times COLUMNS of the right one, over 16 products. An operand that is
+// not along k has its rows or columns contiguous in memory. With g = lane / 4 and t = lane % 4, a thread of
+// warp w holds sums of rows 16 w + g (elements 4 i, 4 i + 1) and 16 w + g + 8 (4 i + 2, 4 i + 3), columns
+// 8 i + 2 t and 8 i + 2 t + 1.
 template <u32 COLUMNS, bool A_ALONG_K, bool B_ALONG_K> __device__ __forceinline__ void multiply(float (&sum)[SUMS], u64 a, u64 b, bool add) {
     constexpr int A_ACROSS = !A_ALONG_K, B_ACROSS = !B_ALONG_K;
     if constexpr (COLUMNS == 64)
@@ -166,7 +166,8 @@ __device__ __forceinline__ void end_turn(u32 taken) {
     if (threadIdx.x % 32 == 0) arrive(taken);
 }
 
-// Multiplies stage after stage of a tile, of which COLUMNS are computed. The products of the last stage go on.
+// Multiplies stage after stage of a tile, of which COLUMNS are computed. wgmma of the last stage still runs
+// when it returns.
 template <Gemm G, u32 COLUMNS> __device__ __forceinline__ void multiply_stages(float (&sum)[PARTS][SUMS], u32 steps, u32 shared, u32& iteration) {
     constexpr bool A_ALONG_K = G != WGRAD, B_ALONG_K = G == FPROP;
     // From 16 products to the next.
@@ -206,7 +207,7 @@ template <Gemm G> __device__ __forceinline__ void compute(const Arguments& args,
             continue;
         }
         float sum[PARTS][SUMS];
-        u32 width = tile.steps < LONG ? columns - tile.column : TILE_N;
+        u32 width = tile.steps < LONG || tiles.across == 1 ? columns - tile.column : TILE_N;
         if (width > 128) multiply_stages<G, 192>(sum, tile.steps, shared, iteration);
         else if (width > 64) multiply_stages<G, 128>(sum, tile.steps, shared, iteration);
         else multiply_stages<G, 64>(sum, tile.steps, shared, iteration);

@@ -28,8 +28,8 @@ use xtrain_program::{
 };
 use xtrain_tensor::{DType, TensorType};
 
-/// The name by which `XTRAIN_PREFER` selects the portable kernels for linear layers of experts on a Hopper GPU,
-/// in bf16 and in FP8.
+/// The name by which `XTRAIN_PREFER` selects the portable kernels for linear layers of experts on a Hopper
+/// GPU, in bf16 and in FP8.
 pub fn algorithms() -> Vec<String> {
     vec![PORTABLE.to_owned()]
 }

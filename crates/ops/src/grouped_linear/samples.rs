@@ -58,7 +58,8 @@ fn gpu() -> Vec<(Routing, [usize; 2])> {
 
 /// Sizes of the kernel for Hopper, whose groups are whole tiles of 128 rows and whose rows are whole 16-byte
 /// vectors: tiles of each width, and partly filled ones; odd numbers of row tiles, which clusters share; more
-/// tiles than blocks; no rows; many experts; long sums in each GEMM, with a last tile that is not full.
+/// tiles than blocks; no rows; many experts; long sums in each GEMM, with a last tile that is not full, also
+/// if it is the only one of its row.
 fn hopper() -> Vec<(Routing, [usize; 2])> {
     vec![
         (Routing::new([300, 0, 129, 0, 1, 0, 0, 384], 128, 128), [384, 200]),
@@ -67,9 +68,12 @@ fn hopper() -> Vec<(Routing, [usize; 2])> {
         (Routing::new([256, 128, 5], 256, 8), [8, 72]),
         (Routing::new([0, 0, 0], 128, 256), [64, 64]),
         (Routing::new((0..1000).map(|e| usize::from(e % 70 == 3)).collect::<Vec<_>>(), 128, 0), [16, 24]),
-        (Routing::new([130], 128, 0), [72, 4104]),
-        (Routing::new([130], 128, 0), [4104, 72]),
+        (Routing::new([130], 128, 0), [200, 4104]),
+        (Routing::new([130], 128, 0), [4104, 200]),
+        (Routing::new([4100], 128, 0), [24, 200]),
         (Routing::new([4100], 128, 0), [24, 72]),
+        (Routing::of_many(128), [24, 16]),
+        (Routing::of_many(160), [16, 72]),
     ]
 }
 

@@ -71,6 +71,8 @@ fn hopper() -> Vec<(Routing, [usize; 2])> {
         (Routing::new([640], 128, 144), [128, 400]),
         (Routing::new([0, 0, 0], 128, 256), [128, 64]),
         (Routing::new((0..1000).map(|e| usize::from(e % 70 == 3)).collect::<Vec<_>>(), 128, 0), [128, 16]),
+        (Routing::of_many(128), [128, 16]),
+        (Routing::of_many(160), [128, 80]),
     ]
 }
 

@@ -13,7 +13,7 @@ pub(super) const SOURCE: KernelSource = KernelSource {
     ..KernelSource::new("permute/kernel.cu", include_str!("kernel.cu"))
 };
 
-/// Rows that a block looks through for those without a token.
+/// Rows that a block looks through for those without a token, one for each lane of a warp.
 const EMPTY: usize = 32;
 
 kernel_struct! {

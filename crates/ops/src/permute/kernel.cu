@@ -27,6 +27,7 @@ template <class T, int N> __device__ __forceinline__ void permute(const Argument
             if (rows[k] >= 0) store<N>(y + (u64)rows[k] * args.width, values);
         return;
     }
+    static_assert(EMPTY == 32, "each lane has a row");
     u32 first = (blockIdx.x - args.tokens) * EMPTY, row = first + threadIdx.x % 32;
     u32 empty = __ballot_sync(0xffffffff, row < args.capacity && args.sources[row] < 0);
     if (column >= args.width) return;

@@ -153,10 +153,11 @@ pub fn expert_gemms(
         let experts = routing.map(|routing| ExpertRows { count: experts, top_k, routing, capacity });
         GemmShape { site, m, n, k, experts }
     };
+    let room = capacity.map_or(String::new(), |rows| format!(" in {rows} rows"));
     vec![
         of("dense".into(), None),
-        of(format!("{experts} experts"), Some(Routing::Uniform)),
-        of(format!("{experts} experts, Zipf"), Some(Routing::Zipf)),
+        of(format!("{experts} experts{room}"), Some(Routing::Uniform)),
+        of(format!("{experts} experts{room}, Zipf"), Some(Routing::Zipf)),
     ]
 }
 

@@ -493,24 +493,65 @@ fn a_rank_that_waits_in_vain_is_freed_by_copies() -> Result<(), Failed> {
     Ok(())
 }
 
+/// The time limit counts from the end of the last run: a rank may wait longer for several in flight.
+fn a_rank_waits_while_runs_complete_by_nccl() -> Result<(), Failed> {
+    let ids = nccl_ids(2)?;
+    wait_for_several(|rank, host| engine_with_nccl(&ids, rank, host, false))
+}
+
+/// As [`a_rank_waits_while_runs_complete_by_nccl`], where ranks copy to each other's memory.
+fn a_rank_waits_while_runs_complete_by_copies() -> Result<(), Failed> {
+    wait_for_several(|rank, host| engine_with_copies(rank, host, false))
+}
+
+/// Runs a collective several times, at once on one rank and every half second on the other. In the end the
+/// first waits for five, longer than the time limit and the time in which a run ends.
+fn wait_for_several(
+    engine: impl Fn(usize, Arc<dyn Communicator>) -> Result<CudaEngine, EngineError> + Sync,
+) -> Result<(), Failed> {
+    let end = Barrier::new(2);
+    let run = |communicator: ThreadCommunicator| -> Result<(), EngineError> {
+        let rank = communicator.rank();
+        let mut engine = engine(rank, Arc::new(Impatient(communicator)))?;
+        let id = engine.load(gathering())?;
+        let runs = (0..8).try_for_each(|_| {
+            if rank == 1 {
+                thread::sleep(Duration::from_millis(500));
+            }
+            engine.write_input(id, "in", &filled(1.0, SMALL))?;
+            engine.run(id, Part::Whole)
+        });
+        let ended = runs.and_then(|()| engine.outputs(id).map(drop));
+        end.wait();
+        ended
+    };
+    thread::scope(|scope| {
+        let ranks: Vec<_> =
+            ThreadCommunicator::world(2).into_iter().map(|c| scope.spawn(|| run(c))).collect();
+        ranks.into_iter().try_for_each(|rank| rank.join().expect("a rank").map_err(Failed::from))
+    })
+}
+
+/// A program that gathers a vector of two ranks.
+fn gathering() -> Program {
+    let mut tracer = Tracer::default();
+    let input = tracer.input("in", vector(SMALL));
+    let op = AllGather { group: Group::World { size: 2 }, first: 1, rows: 2 * SMALL };
+    let all = tracer.site("gather").emit(op, &[input]).expect("a vector")[0];
+    tracer.output("out", all);
+    tracer.finish()
+}
+
 /// The error of a rank that the other leaves after so many runs of a collective.
 fn wait_in_vain(
     runs_together: usize,
     engine: impl Fn(usize, Arc<dyn Communicator>) -> Result<CudaEngine, EngineError> + Sync,
 ) -> Result<String, Failed> {
-    let program = || {
-        let mut tracer = Tracer::default();
-        let input = tracer.input("in", vector(SMALL));
-        let op = AllGather { group: Group::World { size: 2 }, first: 1, rows: 2 * SMALL };
-        let all = tracer.site("gather").emit(op, &[input]).expect("a vector")[0];
-        tracer.output("out", all);
-        tracer.finish()
-    };
     let end = Barrier::new(2);
     let run = |communicator: ThreadCommunicator| -> Result<String, Failed> {
         let rank = communicator.rank();
         let mut engine = engine(rank, Arc::new(Impatient(communicator)))?;
-        let id = engine.load(program())?;
+        let id = engine.load(gathering())?;
         let mut gather = || {
             engine.write_input(id, "in", &filled(1.0, SMALL))?;
             engine.run(id, Part::Whole).and_then(|()| engine.outputs(id).map(drop))
@@ -583,7 +624,7 @@ fn main() {
     let gpu = common::gpu();
     let has_gpus = gpu.is_some() && Device::all().is_ok_and(|gpus| gpus.len() >= 2);
     let has_nccl = has_gpus && Installed::open(Library::Nccl).is_ok();
-    let all: [(&str, Test); 13] = [
+    let all: [(&str, Test); 15] = [
         ("runs_in_flight_keep_their_inputs_and_outputs", runs_in_flight_keep_their_inputs_and_outputs),
         ("state_changes_between_runs_in_flight", state_changes_between_runs_in_flight),
         ("programs_are_loaded_beside_runs_in_flight", programs_are_loaded_beside_runs_in_flight),
@@ -595,6 +636,8 @@ fn main() {
         ("ranks_exchange_by_nccl", ranks_exchange_by_nccl),
         ("ranks_add_by_nccl", ranks_add_by_nccl),
         ("a_rank_that_waits_in_vain_is_freed_by_nccl", a_rank_that_waits_in_vain_is_freed_by_nccl),
+        ("a_rank_waits_while_runs_complete_by_nccl", a_rank_waits_while_runs_complete_by_nccl),
+        ("a_rank_waits_while_runs_complete_by_copies", a_rank_waits_while_runs_complete_by_copies),
         ("ranks_exchange_by_copies", ranks_exchange_by_copies),
         ("a_rank_that_waits_in_vain_is_freed_by_copies", a_rank_that_waits_in_vain_is_freed_by_copies),
     ];

@@ -149,15 +149,15 @@ pub fn expert_gemms(
     top_k: usize,
     capacity: Option<usize>,
 ) -> Vec<GemmShape> {
-    let of = |site: String, routing: Option<Routing>| {
-        let experts = routing.map(|routing| ExpertRows { count: experts, top_k, routing, capacity });
-        GemmShape { site, m, n, k, experts }
+    let of_experts = |routing: Routing, name: &str| {
+        let experts = ExpertRows { count: experts, top_k, routing, capacity };
+        let room = capacity.map_or(String::new(), |_| format!(" in {} rows", experts.rows(m)));
+        GemmShape { site: format!("{} experts{room}{name}", experts.count), m, n, k, experts: Some(experts) }
     };
-    let room = capacity.map_or(String::new(), |rows| format!(" in {rows} rows"));
     vec![
-        of("dense".into(), None),
-        of(format!("{experts} experts{room}"), Some(Routing::Uniform)),
-        of(format!("{experts} experts{room}, Zipf"), Some(Routing::Zipf)),
+        GemmShape { site: "dense".into(), m, n, k, experts: None },
+        of_experts(Routing::Uniform, ""),
+        of_experts(Routing::Zipf, ", Zipf"),
     ]
 }
 

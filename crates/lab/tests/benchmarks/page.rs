@@ -130,7 +130,10 @@ fn targets_section(output: &mut Benchmarks, bars: &Bars, all: &[Outcome]) {
             Some(line) => {
                 let state = match bar.missed_by(line) {
                     Some(by) if by <= 0.0 => "met".to_owned(),
-                    Some(by) => format!("**missed by {}**", format::percent(by, 1)),
+                    Some(by) => {
+                        let why = bar.why.as_ref().map_or(String::new(), |why| format!(" ([why]({why}))"));
+                        format!("**missed by {}**{why}", format::percent(by, 1))
+                    }
                     None => "not measured next to the peer yet".to_owned(),
                 };
                 (number(line.value), line.ratio.map(|r| format!("{r:.3}")).unwrap_or_default(), state)

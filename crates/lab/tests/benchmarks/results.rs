@@ -85,6 +85,8 @@ pub(crate) struct Bar {
     pub(crate) at_most: Option<f64>,
     /// The bound of the value itself.
     pub(crate) value_at_most: Option<f64>,
+    /// The page, relative to `docs`, that says why it is missed.
+    pub(crate) why: Option<String>,
 }
 
 impl Bar {

@@ -166,8 +166,12 @@ fn beside_each_other(
     let current = modes.iter().find(|mode| mode.is_of(spec.parallel));
     let than = match current.filter(|current| current.needed_bytes <= available) {
         Some(current) if current.seconds > best.seconds => {
-            let faster = format::percent(current.seconds / best.seconds - 1.0, 1);
-            format!(", {faster} faster than {}", name(current))
+            let ratio = current.seconds / best.seconds;
+            let faster = match ratio < 2.0 {
+                true => format!("{} faster than", format::percent(ratio - 1.0, 1)),
+                false => format!("{ratio:.1} times as fast as"),
+            };
+            format!(", {faster} {}", name(current))
         }
         _ => String::new(),
     };
@@ -268,7 +272,7 @@ mod tests {
         let found = beside_each_other(&[&modes[..], &[of_nodes]].concat(), &spec, 4, None);
         let lines: Vec<&str> = found.lines().collect();
         assert!(lines[4].starts_with("weights, replicas=2   "), "{found}");
-        let best = "the fastest is parallel.shard = \"weights\" with parallel.replicas = 2, 200.0% faster than weights";
+        let best = "the fastest is parallel.shard = \"weights\" with parallel.replicas = 2, 3.0 times as fast as weights";
         assert_eq!(lines[5], best);
         let found = beside_each_other(&modes, &spec, 1, None);
         assert!(found.lines().next().is_some_and(|head| !head.contains("micro-step")), "{found}");

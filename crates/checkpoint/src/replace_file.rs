@@ -69,7 +69,9 @@ mod tests {
         let error = replace_file(&path, full).unwrap_err().to_string();
         assert!(
             error.contains("a.json: cannot write: ")
-                && error.ends_with("free some space and run the same command again"),
+                && error.ends_with(
+                    "free some space and run the command again, a run that has begun with --resume"
+                ),
             "{error}"
         );
         assert_eq!(fs::read_to_string(&path).unwrap(), "old");

@@ -164,4 +164,9 @@ impl Weights {
     pub fn refresh(&mut self) -> Result<(), LearnError> {
         Ok(self.engine.run(self.refresh, Part::Whole)?)
     }
+
+    /// Waits for what [`Weights::refresh`] has begun.
+    pub fn wait_for_refresh(&mut self) -> Result<(), LearnError> {
+        Ok(self.engine.outputs(self.refresh).map(drop)?)
+    }
 }

@@ -3,6 +3,7 @@
 //! them.
 
 use libtest_mimic::{Arguments, Failed, Trial};
+use std::path::Path;
 use std::process::Command;
 
 /// The variable that holds the emulator's settings.
@@ -30,9 +31,7 @@ out = "out"
 /// The exit code of `xtrain VERB run.toml` on a GPU with these settings, its output, and whether it created
 /// the run's folder.
 fn xtrain(verb: &str, gpu: &str, set: &[&str]) -> Result<(Option<i32>, String, bool), Failed> {
-    let folder = tempfile::tempdir()?;
-    std::fs::write(folder.path().join("run.toml"), RUN)?;
-    std::fs::write(folder.path().join("text.txt"), "a text of some words\n".repeat(1000))?;
+    let folder = place()?;
     let settings = std::env::var(SETTINGS)?;
     let given: Vec<&str> = settings.lines().chain(gpu.split_whitespace()).collect();
     let mut command = Command::new(env!("CARGO_BIN_EXE_xtrain"));
@@ -112,24 +111,35 @@ fn one_of_several_ranks_runs_on_one_gpu() -> Result<(), Failed> {
 const OF_TWO: [&str; 4] =
     ["model.dim=128", "train.batch_size=8", "train.micro_batch_size=2", "train.attention_deterministic=true"];
 
-/// The output of a run on two GPUs, which is traced, and its losses and gradient norms by step.
-fn train_on_two(set: &[&str], gpu: &str) -> Result<(Option<i32>, String, Vec<String>), Failed> {
+/// A folder with a run file and its text.
+fn place() -> Result<tempfile::TempDir, Failed> {
     let folder = tempfile::tempdir()?;
     std::fs::write(folder.path().join("run.toml"), RUN)?;
     std::fs::write(folder.path().join("text.txt"), "a text of some words\n".repeat(1000))?;
+    Ok(folder)
+}
+
+/// The exit code and the output of a run in `folder` on two GPUs.
+fn on_two(folder: &Path, option: &str, set: &[&str], gpu: &str) -> Result<(Option<i32>, String), Failed> {
     let settings = std::env::var(SETTINGS)?;
     let given: Vec<&str> = settings.lines().chain(["devices=2"]).chain(gpu.split(' ')).collect();
     let mut command = Command::new(env!("CARGO_BIN_EXE_xtrain"));
-    command.current_dir(&folder).env(SETTINGS, given.join("\n"));
-    command.args(["train", "run.toml", "--gpus", "2", "--profile"]);
+    command.current_dir(folder).env(SETTINGS, given.join("\n"));
+    command.args(["train", "run.toml", "--gpus", "2", option]);
     for set in OF_TWO.iter().chain(set) {
         command.args(["--set", set]);
     }
     let output = command.output()?;
-    let text =
-        [output.stdout, output.stderr].map(|text| String::from_utf8_lossy(&text).into_owned()).concat();
+    let text = [output.stdout, output.stderr].map(|text| String::from_utf8_lossy(&text).into_owned());
+    Ok((output.status.code(), text.concat()))
+}
+
+/// The output of a run on two GPUs, which is traced, and its losses and gradient norms by step.
+fn train_on_two(set: &[&str], gpu: &str) -> Result<(Option<i32>, String, Vec<String>), Failed> {
+    let folder = place()?;
+    let (code, text) = on_two(folder.path(), "--profile", set, gpu)?;
     let out = folder.path().join("out");
-    assert!(!output.status.success() || out.join("trace.json").exists(), "{text}");
+    assert!(code != Some(0) || out.join("trace.json").exists(), "{text}");
     let metrics = std::fs::read_to_string(out.join("metrics.jsonl")).unwrap_or_default();
     let mut steps = Vec::new();
     for line in metrics.lines() {
@@ -138,7 +148,7 @@ fn train_on_two(set: &[&str], gpu: &str) -> Result<(Option<i32>, String, Vec<Str
             steps.push(format!("loss {loss}, norm {norm}"));
         }
     }
-    Ok((output.status.code(), text, steps))
+    Ok((code, text, steps))
 }
 
 /// A mode of sharding and an order of sums, by the seed.
@@ -163,6 +173,20 @@ fn two_gpus_train_the_same_on_each_path() -> Result<(), Failed> {
         let (code, text, steps) = run(transport)?;
         assert_eq!((code, &steps), (Some(0), &by_host), "{transport}: {text}");
     }
+    Ok(())
+}
+
+/// Only rank 0 generates the sample, and the copies of masters for it are gathered from all ranks.
+fn a_run_that_lacks_only_its_sample_resumes() -> Result<(), Failed> {
+    let folder = place()?;
+    let set = ["parallel.shard=optimizer", "eval.prompts=[\"a text\"]", "eval.max_tokens=4", "eval.every=0"];
+    let (code, text) = on_two(folder.path(), "--quiet", &set, "")?;
+    assert_eq!(code, Some(0), "{text}");
+    for file in ["sample.txt", ".finished"] {
+        std::fs::remove_file(folder.path().join("out").join(file))?;
+    }
+    let (code, text) = on_two(folder.path(), "--resume", &set, "")?;
+    assert!(code == Some(0) && folder.path().join("out/sample.txt").exists(), "{text}");
     Ok(())
 }
 
@@ -202,11 +226,12 @@ fn an_old_nccl_is_named_and_not_used() -> Result<(), Failed> {
 
 fn main() {
     let is_emulated = std::env::var_os(SETTINGS).is_some();
-    let tests: [(&str, fn() -> Result<(), Failed>); 8] = [
+    let tests: [(&str, fn() -> Result<(), Failed>); 9] = [
         ("train_refuses_a_recipe_that_the_gpu_lacks", train_refuses_a_recipe_that_the_gpu_lacks),
         ("plan_reports_a_recipe_that_the_gpu_lacks", plan_reports_a_recipe_that_the_gpu_lacks),
         ("train_refuses_a_gpu_with_too_little_memory", train_refuses_a_gpu_with_too_little_memory),
         ("two_gpus_train_the_same_on_each_path", two_gpus_train_the_same_on_each_path),
+        ("a_run_that_lacks_only_its_sample_resumes", a_run_that_lacks_only_its_sample_resumes),
         ("gpus_without_nvlink_are_named", gpus_without_nvlink_are_named),
         ("ranks_that_disagree_on_a_collective_are_named", ranks_that_disagree_on_a_collective_are_named),
         ("an_old_nccl_is_named_and_not_used", an_old_nccl_is_named_and_not_used),

@@ -75,7 +75,8 @@ impl ExpertRows {
 /// Speed of one GEMM of a linear layer.
 #[derive(Clone, Debug, Serialize)]
 pub struct GemmSpeed {
-    /// Place in a model, or experts; empty if no model was named.
+    /// Place in a model, or experts; empty if no model was named. It says "in bf16" of a GEMM that has no
+    /// operands in FP8 under a recipe in FP8.
     pub site: String,
     /// fprop, dgrad or wgrad, whose gradient is in fp32.
     pub role: String,
@@ -106,7 +107,13 @@ pub fn gemms(
         let capacity = experts.map_or(*m, |experts| experts.rows(*m));
         let starts = experts.map(|experts| experts.starts(*m).into_iter().map(|row| row as i32).collect());
         let inputs: Vec<_> = starts.into_iter().map(|starts| (STARTS, starts)).collect();
-        let mut program = match (scaled(*m, *n, *k, *experts, bench.recipe)?, experts) {
+        let scaled = scaled(*m, *n, *k, *experts, bench.recipe)?;
+        let site = match (bench.recipe.is_fp8() && scaled.is_none(), site.as_str()) {
+            (false, _) => site.clone(),
+            (true, "") => "in bf16".to_owned(),
+            (true, _) => format!("{site}, in bf16"),
+        };
+        let mut program = match (scaled, experts) {
             (Some(program), _) => program,
             (None, Some(experts)) => grouped(*m, *n, *k, *experts, bench.dtype())?,
             (None, None) => program(*m, *n, *k, bench.dtype())?,

@@ -436,8 +436,8 @@ impl Engine for CudaEngine {
         let started = Instant::now();
         let plan = Plan::new(&program, &cuda_workspace(&self.kernels));
         self.streams.add_for(&program)?;
-        // Work in progress may use the memory that is written below.
-        self.streams.compute().synchronize()?;
+        // Work in progress may use the memory that is written below, and wait for other ranks.
+        self.waiting(|engine| Ok(engine.streams.compute().synchronize()?))?;
         let id = ProgramId(self.programs.len());
         self.communicator.reserve(id, &program, self.streams.compute())?;
         let planned = started.elapsed();

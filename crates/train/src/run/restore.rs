@@ -139,7 +139,10 @@ fn load_state(
         false => Others::Refuse,
     };
     state.load(checkpoint, others, learner)?;
-    Ok(learner.weights().refresh()?)
+    let weights = learner.weights();
+    weights.refresh()?;
+    // Other ranks take part in it: no rank waits for another one before it has ended.
+    Ok(weights.wait_for_refresh()?)
 }
 
 /// The element type of a value in the checkpoint. The optimizer's state may be saved in another type than the

@@ -97,7 +97,7 @@ pub(crate) struct BenchGemmArgs {
     pub(crate) per_token: Option<usize>,
     /// Rows of the experts' input and output tensors; those that no expert has are empty. Rounded up to a
     /// multiple of 128; never fewer than any routing needs, which is the default
-    #[arg(long, value_name = "ROWS", conflicts_with = "file", requires = "experts", value_parser = bounded(1..=1 << 22))]
+    #[arg(long, value_name = "ROWS", conflicts_with = "file", requires = "experts", value_parser = tokens(1..=1 << 22))]
     pub(crate) capacity: Option<usize>,
     /// Let wgrad overwrite the gradient, as in the first micro-step, instead of adding to it
     #[arg(long)]

@@ -41,7 +41,7 @@ fn products_are_those_of_a_run_file_or_of_the_given_sizes() {
     let sites: Vec<&str> = (experts["rows"].as_array().expect("rows").iter().step_by(3))
         .filter_map(|row| row["site"].as_str())
         .collect();
-    assert_eq!(sites, ["dense", "3 experts", "3 experts, Zipf"]);
+    assert_eq!(sites, ["dense", "3 experts in 896 rows", "3 experts in 896 rows, Zipf"]);
     assert_eq!(
         (&experts["rows"][0]["capacity"], &experts["rows"][3]["capacity"]),
         (&200.into(), &896.into())

@@ -43,7 +43,9 @@ fn memory_and_threads_that_the_system_refuses_are_named_in_one_line() {
                 &place,
                 &command.replace("--out ", &format!("--out {megabytes}-{n}-")),
             );
-            if ran.code() != Some(0) {
+            // glibc aborts the process if it cannot note the destructors of another thread meanwhile.
+            let is_aborted = ran.stderr.contains("Fatal glibc error: failed to register TLS destructor");
+            if ran.code() != Some(0) && !is_aborted {
                 ran.refuses(&[]);
                 refused += 1;
             }

@@ -207,7 +207,7 @@ pub(crate) fn comma_separated<T: std::fmt::Display>(items: &[T]) -> String {
 pub fn advice(error: &io::Error) -> &'static str {
     match error.raw_os_error().map(Errno::from_raw_os_error) {
         Some(Errno::MFILE | Errno::NFILE) => {
-            return "; raise the limit on open files (ulimit -n 4096) and run the command again, a run that has begun with --resume";
+            return "; raise the limit on open files (ulimit -n 4096) and run the command again (a run that has begun: with --resume)";
         }
         // A thread that cannot start, or a buffer.
         Some(Errno::AGAIN | Errno::NOMEM) => {
@@ -222,7 +222,7 @@ pub fn advice(error: &io::Error) -> &'static str {
             "; check the permissions, or choose another place"
         }
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
-            "; free some space and run the command again, a run that has begun with --resume"
+            "; free some space and run the command again (a run that has begun: with --resume)"
         }
         io::ErrorKind::FileTooLarge => "; raise the limit on file sizes (ulimit -f), or choose another disk",
         io::ErrorKind::NotADirectory | io::ErrorKind::AlreadyExists => {

@@ -70,7 +70,7 @@ mod tests {
         assert!(
             error.contains("a.json: cannot write: ")
                 && error.ends_with(
-                    "free some space and run the command again, a run that has begun with --resume"
+                    "free some space and run the command again (a run that has begun: with --resume)"
                 ),
             "{error}"
         );

@@ -160,13 +160,10 @@ impl Weights {
         }
     }
 
-    /// Refreshes the copies of masters that GEMMs read.
+    /// Refreshes the copies of masters that GEMMs read, and waits for it: other ranks may need this one to
+    /// gather them, while it waits for something else.
     pub fn refresh(&mut self) -> Result<(), LearnError> {
-        Ok(self.engine.run(self.refresh, Part::Whole)?)
-    }
-
-    /// Waits for what [`Weights::refresh`] has begun.
-    pub fn wait_for_refresh(&mut self) -> Result<(), LearnError> {
+        self.engine.run(self.refresh, Part::Whole)?;
         Ok(self.engine.outputs(self.refresh).map(drop)?)
     }
 }

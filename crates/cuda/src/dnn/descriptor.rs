@@ -71,7 +71,7 @@ unsafe impl Sync for Descriptor {}
 
 impl Descriptor {
     pub(super) fn new(dnn: &Arc<Dnn>, kind: c_int) -> Result<Descriptor, CudaError> {
-        // To finalise may query the device of the thread's current context.
+        // The library may query the device of the thread's current context.
         dnn.context.enter()?;
         let mut handle = std::ptr::null_mut();
         // SAFETY: writes one pointer.

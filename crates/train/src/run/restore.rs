@@ -139,10 +139,7 @@ fn load_state(
         false => Others::Refuse,
     };
     state.load(checkpoint, others, learner)?;
-    let weights = learner.weights();
-    weights.refresh()?;
-    // Other ranks take part in it: no rank waits for another one before it has ended.
-    Ok(weights.wait_for_refresh()?)
+    Ok(learner.weights().refresh()?)
 }
 
 /// The element type of a value in the checkpoint. The optimizer's state may be saved in another type than the

@@ -96,8 +96,9 @@ mod tests {
             writer.write(&Record { time: 0.0, event: Resumed::after(1).into() }).unwrap_err().to_string();
         assert!(error.starts_with("/dev/full: cannot write metrics: "), "{error}");
         assert!(
-            error
-                .ends_with("; free some space and run the command again, a run that has begun with --resume"),
+            error.ends_with(
+                "; free some space and run the command again (a run that has begun: with --resume)"
+            ),
             "{error}"
         );
     }

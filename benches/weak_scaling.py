@@ -4,7 +4,8 @@
     XTRAIN=target/release/xtrain benches/weak_scaling.py benches/configs/llama1b.toml --gpus 2 --batch 8 --set parallel.shard=weights
 
 GPUs of one machine differ by some percent, and all ranks wait for the slowest. So the run on one GPU is made on every GPU at the same time, and the
-slowest of these counts. Rounds alternate between both. The runs are ended after the measured steps.
+slowest of these counts. Rounds alternate between both. The runs are ended after the measured steps. CUDA_VISIBLE_DEVICES
+chooses GPUs.
 """
 
 import argparse
@@ -94,11 +95,12 @@ def main():
     options = arguments.parse_args()
     sets = [part for setting in options.set for part in ("--set", setting)]
     end_with_its_runs()
+    gpus = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(options.gpus)))).split(",")[:options.gpus]
     with tempfile.TemporaryDirectory() as folder:
         bench = Bench(pathlib.Path(folder), options.steps)
         alone, together = [], []
         for n in range(options.rounds):
-            runs = [bench.begin(options.run_file, sets, options.batch, visible=gpu) for gpu in range(options.gpus)]
+            runs = [bench.begin(options.run_file, sets, options.batch, visible=gpu) for gpu in gpus]
             alone.append(max(bench.measure(runs)[0]))
             seconds, line = bench.measure([bench.begin(options.run_file, sets, options.batch * options.gpus, gpus=options.gpus)])
             together += seconds

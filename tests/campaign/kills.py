@@ -65,7 +65,7 @@ def until_it_ends(folder, program, dice, count, seconds, command):
     kills = 0
     while True:
         # Short lives, so that they are many; longer ones as they fail to bring it to its end.
-        patience = seconds * (10 + 2 * kills) / 80
+        patience = seconds / 8 * 1.05**kills
         threads = {"RAYON_NUM_THREADS": str(dice.choice([1, 2, 3]))}
         ended = program.run(folder, command(), kill_after=dice.uniform(0, patience), env=threads)
         place.check_whole(folder)

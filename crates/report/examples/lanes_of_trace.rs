@@ -1,6 +1,6 @@
 //! The lanes of a measured step: draws one of a profile of several GPUs (`xtrain train --profile`), and
-//! prints how long its collectives take and how much of that is exposed: no kernel of the compute lane runs
-//! meanwhile. Of the steps whose ops are timed, it takes the one of median length.
+//! prints how long each op takes, and how much of the collectives is exposed: no kernel of the compute lane
+//! runs meanwhile. Of the steps whose ops are timed, it takes the one of median length.
 //!
 //! ```sh
 //! cargo run -p xtrain-report --example lanes_of_trace -- RUN/trace.json lanes.svg
@@ -90,22 +90,26 @@ fn bars<'a>(step: &Event<'_>, ops: impl Iterator<Item = &'a Event<'a>>) -> Vec<B
     bars
 }
 
-/// Prints the collectives by op.
+/// Prints the time of kernels and of collectives by op.
 fn print<'a>(step: &Event<'_>, ops: impl Iterator<Item = &'a Event<'a>>, bars: &[Bar]) {
-    let mut rows: BTreeMap<&str, (usize, f64, f64)> = BTreeMap::new();
-    for op in ops.filter(|op| op.is_communication) {
+    let mut rows: BTreeMap<(bool, &str), (usize, f64, f64)> = BTreeMap::new();
+    for op in ops {
         let (begin, end) = (1e-6 * (op.begin - step.begin), 1e-6 * (op.end - step.begin));
         let waits = bars.iter().filter(|bar| bar.kind == Work::Exposed);
         let exposed: f64 = waits.map(|bar| (bar.end.min(end) - bar.begin.max(begin)).max(0.0)).sum();
-        let row = rows.entry(op.name.split(' ').next().unwrap_or(op.name)).or_default();
+        let name = op.name.split(' ').next().unwrap_or(op.name);
+        let row = rows.entry((op.is_communication, name)).or_default();
         *row = (row.0 + 1, row.1 + end - begin, row.2 + exposed);
     }
     println!("a step of {:.1} ms, ops timed", 1e-3 * (step.end - step.begin));
-    for (op, (times, seconds, exposed)) in rows {
-        let (ms, of_it) = (1e3 * seconds, 1e3 * exposed);
-        println!(
-            "{op:<14} {times:>3} times {ms:>8.2} ms, {of_it:.2} ms exposed, {:.0}% hidden",
-            100.0 * (1.0 - exposed / seconds)
-        );
+    for ((is_communication, op), (times, seconds, exposed)) in rows {
+        let hidden = match is_communication {
+            true => {
+                let hidden = 100.0 * (1.0 - exposed / seconds);
+                format!(", {:.2} ms exposed, {hidden:.0}% hidden", 1e3 * exposed)
+            }
+            false => String::new(),
+        };
+        println!("{op:<26} {times:>3} times {:>8.2} ms{hidden}", 1e3 * seconds);
     }
 }

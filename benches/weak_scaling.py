@@ -4,8 +4,8 @@
     XTRAIN=target/release/xtrain benches/weak_scaling.py benches/configs/llama1b.toml --gpus 2 --batch 8 --set parallel.shard=weights
 
 GPUs of one machine differ by some percent, and all ranks wait for the slowest. So the run on one GPU is made on every GPU at the same time, and the
-slowest of these counts. Rounds alternate between both. The runs are ended after the measured steps. CUDA_VISIBLE_DEVICES
-chooses GPUs.
+slowest of these counts. Rounds alternate between both. The runs are ended after the measured steps.
+CUDA_VISIBLE_DEVICES selects the GPUs; the first --gpus of them are used.
 """
 
 import argparse
@@ -95,7 +95,10 @@ def main():
     options = arguments.parse_args()
     sets = [part for setting in options.set for part in ("--set", setting)]
     end_with_its_runs()
-    gpus = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(options.gpus)))).split(",")[:options.gpus]
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    gpus = list(filter(None, visible.split(",")))[:options.gpus] if visible is not None else range(options.gpus)
+    if len(gpus) < options.gpus:
+        arguments.error(f"CUDA_VISIBLE_DEVICES={visible} shows fewer than {options.gpus} GPUs")
     with tempfile.TemporaryDirectory() as folder:
         bench = Bench(pathlib.Path(folder), options.steps)
         alone, together = [], []
@@ -109,7 +112,7 @@ def main():
     tokens = line["tokens_per_second"] * line["step_ms"] / 1e3
     print(json.dumps({"tokens_per_second": tokens / all_, "one_gpu_tokens_per_second": tokens / options.gpus / one,
                       "efficiency": one / all_, "memory_bytes": line["memory_bytes"], "gpus": options.gpus,
-                      "command": " ".join(["benches/weak_scaling.py", *sys.argv[1:]])}))
+                      "command": " ".join([*([f"CUDA_VISIBLE_DEVICES={visible}"] if visible else []), "benches/weak_scaling.py", *sys.argv[1:]])}))
 
 
 if __name__ == "__main__":

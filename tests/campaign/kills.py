@@ -1,7 +1,7 @@
 """Commands that are killed at random moments, again and again until one ends: the result has the bits of one that was never killed."""
 
 import place
-from program import Failure
+from program import HANG, Failure
 
 # Settings of the runs: each has state of its own that a resumed run must restore.
 RECIPES = {
@@ -64,8 +64,8 @@ def until_it_ends(folder, program, dice, count, seconds, command):
     """Runs the command, and kills it, until it ends; it takes so many seconds in peace. Returns the last one."""
     kills = 0
     while True:
-        # Short lives, so that they are many; longer ones as they fail to bring it to its end.
-        patience = seconds / 8 * 1.05**kills
+        # Short at first, for many kills; longer after each, since beside other tries a command takes several times as long as alone.
+        patience = min(seconds * max((10 + 2 * kills) / 80, 1.05**kills / 8), HANG)
         threads = {"RAYON_NUM_THREADS": str(dice.choice([1, 2, 3]))}
         ended = program.run(folder, command(), kill_after=dice.uniform(0, patience), env=threads)
         place.check_whole(folder)
@@ -73,7 +73,7 @@ def until_it_ends(folder, program, dice, count, seconds, command):
             return ended.succeeds()
         kills += 1
         count["kills"] += 1
-        if kills > 1000:
+        if kills > 300:
             raise Failure(f"never ends: `{ended.command}`")
 
 

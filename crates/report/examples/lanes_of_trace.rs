@@ -1,6 +1,6 @@
-//! The lanes of a measured step: draws one of a profile of several GPUs (`xtrain train --profile`), and
-//! prints how long each op takes, and how much of the collectives is exposed: no kernel of the compute lane
-//! runs meanwhile. Of the steps whose ops are timed, it takes the one of median length.
+//! The lanes of a measured step: draws one of a profile of several GPUs (`xtrain train --profile`), that of
+//! median length. Of all steps whose ops are timed, prints the mean time of each kind of op, and for
+//! collectives how much of it is exposed: no kernel of the compute lane runs meanwhile.
 //!
 //! ```sh
 //! cargo run -p xtrain-report --example lanes_of_trace -- RUN/trace.json lanes.svg
@@ -36,11 +36,14 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         events.iter().filter(is_op).filter(move |event| (begin..end).contains(&event.begin))
     };
     let runs = events.iter().filter(|event| event.category == "run");
-    let mut steps: Vec<&Event<'_>> = runs.filter(|step| ops_of(step).next().is_some()).collect();
-    steps.sort_by(|a, b| (a.end - a.begin).total_cmp(&(b.end - b.begin)));
-    let step = steps.get(steps.len() / 2).ok_or("no step of the trace has timed ops")?;
-    let bars = bars(step, ops_of(step));
-    print(step, ops_of(step), &bars);
+    let mut steps: Vec<(&Event<'_>, Vec<&Event<'_>>)> = runs
+        .map(|step| (step, ops_of(step).collect()))
+        .filter(|(_, ops): &(_, Vec<_>)| !ops.is_empty())
+        .collect();
+    steps.sort_by(|(a, _), (b, _)| (a.end - a.begin).total_cmp(&(b.end - b.begin)));
+    print(&steps);
+    let (step, ops) = steps.get(steps.len() / 2).ok_or("no step of the trace has timed ops")?;
+    let bars = bars(step, ops);
     let seconds = 1e-6 * (step.end - step.begin);
     let part = LanePart { name: "step".to_owned(), seconds, bars };
     write_lanes(Path::new(picture), &lanes(&format!("A step on {device}, measured"), &[part]))?;
@@ -60,11 +63,18 @@ fn of_gpu(event: &Value) -> Option<Event<'_>> {
 }
 
 /// Ops as bars, and bars for the time in which the kernels wait.
-fn bars<'a>(step: &Event<'_>, ops: impl Iterator<Item = &'a Event<'a>>) -> Vec<Bar> {
+fn bars(step: &Event<'_>, ops: &[&Event<'_>]) -> Vec<Bar> {
     let seconds = |time: f64| 1e-6 * (time - step.begin);
-    let mut ops: Vec<&Event<'_>> = ops.collect();
+    let mut ops = ops.to_vec();
     ops.sort_by(|a, b| a.begin.total_cmp(&b.begin));
+    let waits = |begin: f64, end: f64| Bar {
+        kind: Work::Exposed,
+        group: None,
+        begin: seconds(begin),
+        end: seconds(end),
+    };
     let (mut bars, mut free) = (Vec::new(), step.begin);
+    let end = ops.iter().map(|op| op.end).fold(step.begin, f64::max);
     for op in ops {
         let kind = match (op.is_communication, op.category, op.name) {
             (true, _, name) if name.starts_with("all_gather") => Work::Weights,
@@ -76,40 +86,48 @@ fn bars<'a>(step: &Event<'_>, ops: impl Iterator<Item = &'a Event<'a>>) -> Vec<B
         };
         if !op.is_communication {
             if op.begin > free {
-                bars.push(Bar {
-                    kind: Work::Exposed,
-                    group: None,
-                    begin: seconds(free),
-                    end: seconds(op.begin),
-                });
+                bars.push(waits(free, op.begin));
             }
             free = free.max(op.end);
         }
         bars.push(Bar { kind, group: None, begin: seconds(op.begin), end: seconds(op.end) });
     }
+    // Collectives after the last kernel.
+    if end > free {
+        bars.push(waits(free, end));
+    }
     bars
 }
 
-/// Prints the time of kernels and of collectives by op.
-fn print<'a>(step: &Event<'_>, ops: impl Iterator<Item = &'a Event<'a>>, bars: &[Bar]) {
+/// Prints means over steps by kind of op.
+fn print(steps: &[(&Event<'_>, Vec<&Event<'_>>)]) {
     let mut rows: BTreeMap<(bool, &str), (usize, f64, f64)> = BTreeMap::new();
-    for op in ops {
-        let (begin, end) = (1e-6 * (op.begin - step.begin), 1e-6 * (op.end - step.begin));
-        let waits = bars.iter().filter(|bar| bar.kind == Work::Exposed);
-        let exposed: f64 = waits.map(|bar| (bar.end.min(end) - bar.begin.max(begin)).max(0.0)).sum();
-        let name = op.name.split(' ').next().unwrap_or(op.name);
-        let row = rows.entry((op.is_communication, name)).or_default();
-        *row = (row.0 + 1, row.1 + end - begin, row.2 + exposed);
+    let mut all = 0.0;
+    for (step, ops) in steps {
+        all += step.end - step.begin;
+        let bars = bars(step, ops);
+        for op in ops {
+            let exposed = if op.is_communication { exposed(step, op, &bars) } else { 0.0 };
+            let kind = op.name.split(' ').next().unwrap_or(op.name);
+            let row = rows.entry((op.is_communication, kind)).or_default();
+            *row = (row.0 + 1, row.1 + op.end - op.begin, row.2 + exposed);
+        }
     }
-    println!("a step of {:.1} ms, ops timed", 1e-3 * (step.end - step.begin));
-    for ((is_communication, op), (times, seconds, exposed)) in rows {
-        let hidden = match is_communication {
-            true => {
-                let hidden = 100.0 * (1.0 - exposed / seconds);
-                format!(", {:.2} ms exposed, {hidden:.0}% hidden", 1e3 * exposed)
-            }
-            false => String::new(),
-        };
-        println!("{op:<26} {times:>3} times {:>8.2} ms{hidden}", 1e3 * seconds);
+    let count = steps.len();
+    let ms = |time: f64| 1e-3 * time / count as f64;
+    println!("{count} steps of {:.1} ms, ops timed", ms(all));
+    for ((is_communication, kind), (times, time, exposed)) in rows {
+        print!("{kind:<26} {:>3} times {:>8.2} ms", times / count, ms(time));
+        if is_communication {
+            print!(", {:.2} ms exposed, {:.0}% hidden", ms(exposed), 100.0 * (1.0 - exposed / time));
+        }
+        println!();
     }
+}
+
+/// The part of a collective, in microseconds, in which the kernels of its step wait.
+fn exposed(step: &Event<'_>, op: &Event<'_>, bars: &[Bar]) -> f64 {
+    let (begin, end) = (1e-6 * (op.begin - step.begin), 1e-6 * (op.end - step.begin));
+    let waits = bars.iter().filter(|bar| bar.kind == Work::Exposed);
+    1e6 * waits.map(|bar| (bar.end.min(end) - bar.begin.max(begin)).max(0.0)).sum::<f64>()
 }

@@ -112,7 +112,7 @@ def main():
     tokens = line["tokens_per_second"] * line["step_ms"] / 1e3
     print(json.dumps({"tokens_per_second": tokens / all_, "one_gpu_tokens_per_second": tokens / options.gpus / one,
                       "efficiency": one / all_, "memory_bytes": line["memory_bytes"], "gpus": options.gpus,
-                      "command": " ".join([*([f"CUDA_VISIBLE_DEVICES={visible}"] if visible else []), "benches/weak_scaling.py", *sys.argv[1:]])}))
+                      "command": " ".join(["benches/weak_scaling.py", *sys.argv[1:]])}))
 
 
 if __name__ == "__main__":

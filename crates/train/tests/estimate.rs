@@ -94,9 +94,11 @@ fn rows(command: &str) -> Vec<Row> {
     all
 }
 
-/// The steps on one device.
+/// The steps on one device, but for those with a fixed routing of tokens to experts, which no run has.
 fn measured() -> Vec<Measured> {
-    let measured = rows("xtrain bench step ").into_iter().map(|row| {
+    let is_fixed = |row: &Row| row.words.iter().any(|word| word == "--routing");
+    let rows = rows("xtrain bench step ").into_iter().filter(|row| !is_fixed(row));
+    let measured = rows.map(|row| {
         let (config, sets) = (row.words[3].clone(), row.sets());
         let tokens = planned(&config, &sets).resolved.config.step_tokens();
         let call = (row.path, row.json["commit"].as_str().unwrap_or_default().to_owned());

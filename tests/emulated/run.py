@@ -64,7 +64,7 @@ SHARES = {
     "cuda/card block_scaled_gemms_.*_(272x400x656|2320x4368x16)_e4m3_e4m3": 1.0,
     "cuda/card (block_scaled_)?gemms_": 0.15,
     "ops/card .*_small_": 0.18,
-    "train/card (reference_segments_change_no_bit|generation_agrees)": 0.04,  # up to a minute each
+    "train/card ": 0.03,  # up to a minute each
     "(train/|ops/(fused |card (scaled_matmul|attention(_grad)?)_card_))": 0.07,
     "ops/card .*_card_": 0.09,
     "": 1.0,

@@ -65,7 +65,7 @@ def until_it_ends(folder, program, dice, count, seconds, command):
     kills = 0
     while True:
         # Short at first, for many kills; longer after each, since beside other tries a command takes several times as long as alone.
-        patience = min(seconds * max((10 + 2 * kills) / 80, 1.05**kills / 8), HANG)
+        patience = min(seconds / 8 * 1.05**kills, HANG)
         threads = {"RAYON_NUM_THREADS": str(dice.choice([1, 2, 3]))}
         ended = program.run(folder, command(), kill_after=dice.uniform(0, patience), env=threads)
         place.check_whole(folder)

@@ -41,8 +41,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         .filter(|(_, ops): &(_, Vec<_>)| !ops.is_empty())
         .collect();
     steps.sort_by(|(a, _), (b, _)| (a.end - a.begin).total_cmp(&(b.end - b.begin)));
-    print(&steps);
     let (step, ops) = steps.get(steps.len() / 2).ok_or("no step of the trace has timed ops")?;
+    print(&steps);
     let bars = bars(step, ops);
     let seconds = 1e-6 * (step.end - step.begin);
     let part = LanePart { name: "step".to_owned(), seconds, bars };

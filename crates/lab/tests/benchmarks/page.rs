@@ -131,7 +131,9 @@ fn targets_section(output: &mut Benchmarks, bars: &Bars, all: &[Outcome]) {
                 let state = match bar.missed_by(line) {
                     Some(by) if by <= 0.0 => "met".to_owned(),
                     Some(by) => {
-                        let why = bar.why.as_ref().map_or(String::new(), |why| format!(" ([why]({why}))"));
+                        let topic = bars.topics.iter().find(|topic| topic.name == bar.topic);
+                        let why = topic.and_then(|topic| topic.why.as_ref());
+                        let why = why.map_or(String::new(), |why| format!(" ([why]({why}))"));
                         format!("**missed by {}**{why}", format::percent(by, 1))
                     }
                     None => "not measured next to the peer yet".to_owned(),

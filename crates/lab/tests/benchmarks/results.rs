@@ -70,6 +70,8 @@ pub(crate) struct Topic {
     pub(crate) title: String,
     #[serde(default)]
     pub(crate) about: String,
+    /// The page, relative to `docs`, that says why targets are missed.
+    pub(crate) why: Option<String>,
 }
 
 /// A row that the page has, and its target, if any.
@@ -85,8 +87,6 @@ pub(crate) struct Bar {
     pub(crate) at_most: Option<f64>,
     /// The bound of the value itself.
     pub(crate) value_at_most: Option<f64>,
-    /// The page, relative to `docs`, that says why it is missed.
-    pub(crate) why: Option<String>,
 }
 
 impl Bar {

@@ -311,7 +311,9 @@ fn invalid_folders_are_refused_in_one_line() {
 
 #[test]
 fn scales_of_e8m0_are_powers_of_two() {
-    for (code, factor) in [(127, 1.0), (0, 2f32.powi(-127)), (1, 2f32.powi(-126)), (100, 2f32.powi(-27)), (250, 2f32.powi(123))] {
+    for (code, factor) in
+        [(127, 1.0), (0, 2f32.powi(-127)), (1, 2f32.powi(-126)), (100, 2f32.powi(-27)), (250, 2f32.powi(123))]
+    {
         let mut tensors = good();
         tensors[2] = ("q.weight_scale_inv", StoredDtype::F8_E8M0, vec![2, 2], vec![code]);
         let found = read(&tensors).expect("scales in E8M0");

@@ -301,7 +301,10 @@ fn an_adapter_is_named_with_its_base() {
     write_file(&dir.path().join("adapter_model.safetensors"), &ALL_TENSORS, StoredDtype::F32, 0);
     for (text, says) in [
         ("{", "is a LoRA adapter, not a model"),
-        (r#"{"base_model_name_or_path": "Qwen/Qwen3-8B"}"#, "is a LoRA adapter of the model 'Qwen/Qwen3-8B', not a model"),
+        (
+            r#"{"base_model_name_or_path": "Qwen/Qwen3-8B"}"#,
+            "is a LoRA adapter of the model 'Qwen/Qwen3-8B', not a model",
+        ),
         (
             r#"{"base_model_name_or_path": "a\u001b[31m\nb", "peft_type": "LORA"}"#,
             r"of the model 'a\u{1b}[31m\nb', not a model",

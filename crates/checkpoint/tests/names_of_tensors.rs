@@ -4,7 +4,9 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use xtrain_checkpoint::hf::{NameEntry, NameMap, NamePart, TiedName, WholeName, check, import, lossless_dtype};
+use xtrain_checkpoint::hf::{
+    NameEntry, NameMap, NamePart, TiedName, WholeName, check, import, lossless_dtype,
+};
 use xtrain_checkpoint::tensor_file::{StoredDtype, StoredTensor, TensorFileWriter};
 
 /// Two blocks with two experts each, which a folder may hold as one tensor.
@@ -28,10 +30,9 @@ fn names(tied: bool) -> NameMap {
         map.whole.push(WholeName { entry: format!("{block}.up"), hf_name, shape: vec![2, 3, 2] });
     }
     match tied {
-        true => map.tied.push(TiedName {
-            hf_name: "lm_head.weight".into(),
-            same_as: "model.embed_tokens.weight".into(),
-        }),
+        true => map
+            .tied
+            .push(TiedName { hf_name: "lm_head.weight".into(), same_as: "model.embed_tokens.weight".into() }),
         false => map.entries.push(entry("head", [4, 2], &["lm_head.weight"])),
     }
     map.ignorable_suffixes.push("rotary_emb.inv_freq".into());
@@ -41,7 +42,11 @@ fn names(tied: bool) -> NameMap {
 /// Writes a file of tensors whose elements are all the number of the tensor, from 1.
 fn write(folder: &Path, tensors: &[(String, Vec<usize>)]) {
     let layout: Vec<StoredTensor> = (tensors.iter())
-        .map(|(name, shape)| StoredTensor { name: name.clone(), dtype: StoredDtype::F32, shape: shape.clone() })
+        .map(|(name, shape)| StoredTensor {
+            name: name.clone(),
+            dtype: StoredDtype::F32,
+            shape: shape.clone(),
+        })
         .collect();
     let mut file = TensorFileWriter::create(&folder.join("model.safetensors"), &layout, &[]).unwrap();
     for (number, tensor) in layout.iter().enumerate() {
@@ -139,7 +144,9 @@ fn names_that_do_not_agree_are_refused_with_two_of_them() {
     let without = |name: &str| name.strip_prefix("model.").unwrap_or(name).to_owned();
     let second = |name: &str| name.contains("layers.1");
     let mixtures: [(&str, &dyn Fn(&str) -> String); 5] = [
-        ("compiled and not", &|name| if second(name) { format!("_orig_mod.{name}") } else { name.to_owned() }),
+        ("compiled and not", &|name| {
+            if second(name) { format!("_orig_mod.{name}") } else { name.to_owned() }
+        }),
         ("two wrappers", &|name| format!("{}{name}", if second(name) { "_orig_mod." } else { "module." })),
         ("with and without the base", &|name| if second(name) { without(name) } else { name.to_owned() }),
         ("without and with the base", &|name| if second(name) { name.to_owned() } else { without(name) }),
@@ -156,7 +163,8 @@ fn the_same_tensor_under_two_names_is_refused() {
     let map = names(false);
     let dir = tempfile::tempdir().unwrap();
     let mut all = tensors(&map, false);
-    let wrapped = |(name, shape): &(String, Vec<usize>)| (name.replace("mlp", "_orig_mod.mlp"), shape.clone());
+    let wrapped =
+        |(name, shape): &(String, Vec<usize>)| (name.replace("mlp", "_orig_mod.mlp"), shape.clone());
     let copies: Vec<_> = all.iter().filter(|(name, _)| name.contains("mlp")).map(wrapped).collect();
     all.extend(copies);
     write(dir.path(), &all);
@@ -183,7 +191,10 @@ fn a_missing_head_says_what_to_do() {
     all.pop();
     write(dir.path(), &all);
     let error = read(dir.path(), &map).expect_err("no head");
-    assert!(error.contains("'lm_head.weight' is missing") && error.contains("tie_word_embeddings to true"), "{error}");
+    assert!(
+        error.contains("'lm_head.weight' is missing") && error.contains("tie_word_embeddings to true"),
+        "{error}"
+    );
 }
 
 #[test]

@@ -73,7 +73,12 @@ impl Architecture {
 
     /// The longest sequence that the model can be run on, in tokens.
     pub fn context(&self) -> usize {
-        self.window.map_or(self.max_position_embeddings, |window| window.min(self.max_position_embeddings))
+        Self::context_of(self.max_position_embeddings, self.window)
+    }
+
+    /// The longest sequence for a model with so many positions and this window.
+    pub(crate) fn context_of(max_position_embeddings: usize, window: Option<usize>) -> usize {
+        window.map_or(max_position_embeddings, |window| window.min(max_position_embeddings))
     }
 
     /// Refuses a number of layers that no model has.

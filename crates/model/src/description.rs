@@ -49,6 +49,11 @@ pub struct Description {
 }
 
 impl Description {
+    /// The longest sequence that the model can be run on, in tokens.
+    pub fn context(&self) -> usize {
+        Architecture::context_of(self.max_position_embeddings, self.window)
+    }
+
     /// The model that it describes; [`Architecture::validate`] checks its sizes.
     ///
     /// # Errors

@@ -74,7 +74,8 @@ pub(crate) fn checked_model(folder: &Path, hf: &HfConfig) -> Result<Architecture
     let model = model.map_err(|error| RunError::Model { place: folder.display().to_string(), error })?;
     let parameters = model.parameters();
     if parameters.iter().map(|p| p.parts.count()).sum::<usize>() > LISTED {
-        let least: usize = parameters.iter().map(|p| if p.whole.is_some() { 1 } else { p.parts.count() }).sum();
+        let least: usize =
+            parameters.iter().map(|p| if p.whole.is_some() { 1 } else { p.parts.count() }).sum();
         let found = hf::tensor_count(folder)?;
         if found < least {
             return Err(RunError::Refused(format!(

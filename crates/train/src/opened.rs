@@ -97,8 +97,8 @@ pub fn open(
         )));
     }
     let source = source::read_hf_config(folder)?;
-    source::warn_of_notes(folder, &source);
     let model = exchange::checked_model(folder, &source)?;
+    source::warn_of_notes(folder, &source);
     let tokenizer = Tokenizer::load(folder)?;
     let weights = hf_weights(folder, model, device, recipe)?;
     let balance_loss = source.balance_loss;
@@ -124,8 +124,8 @@ pub fn open_without_tokenizer(
     recipe: Option<Recipe>,
 ) -> Result<(Weights, Vec<u32>), RunError> {
     let source = source::read_hf_config(folder)?;
-    source::warn_of_notes(folder, &source);
     let model = exchange::checked_model(folder, &source)?;
+    source::warn_of_notes(folder, &source);
     Ok((hf_weights(folder, model, device, recipe)?, source.eos_token_ids))
 }
 

@@ -5,7 +5,7 @@ use crate::error::RunError;
 use crate::folder::RunFolder;
 use crate::paths::locate;
 use std::path::{Path, PathBuf};
-use xtrain_checkpoint::hf::{not_a_model, warn_of_adapter};
+use xtrain_checkpoint::hf::{not_a_model, only_an_adapter, warn_of_adapter};
 use xtrain_config::{Config, DataSource, nearest};
 use xtrain_data::{Dataset, Tokenizer};
 use xtrain_model::hf::HfConfig;
@@ -45,6 +45,11 @@ pub fn init(config: &Config) -> Result<Option<HfConfig>, RunError> {
     read_hf_config(&folder).map(Some)
 }
 
+/// Refuses a folder that holds an adapter in place of a model.
+pub fn refuse_adapter(folder: &Path) -> Result<(), RunError> {
+    only_an_adapter(folder).map_or(Ok(()), |error| Err(error.into()))
+}
+
 /// Warns of settings of a folder by which another program may compute other results.
 pub(crate) fn warn_of_notes(folder: &Path, hf: &HfConfig) {
     let file = folder.join(CONFIG_FILE);
@@ -52,7 +57,12 @@ pub(crate) fn warn_of_notes(folder: &Path, hf: &HfConfig) {
     warn_of_adapter(folder);
     let unknown = &hf.notes.unknown;
     if !unknown.is_empty() {
-        tracing::debug!("{}: {} keys that nothing reads: {}", file.display(), unknown.len(), unknown.join(", "));
+        tracing::debug!(
+            "{}: {} keys that nothing reads: {}",
+            file.display(),
+            unknown.len(),
+            unknown.join(", ")
+        );
     }
 }
 

@@ -19,7 +19,7 @@ mod standard_names;
 pub use export::{ExportDtype, ExportOptions, export, peak_bytes};
 pub use folder::tensor_count;
 pub use import::{check, import, import_rows, lossless_dtype};
-pub use no_weights::{not_a_model, warn_of_adapter};
+pub use no_weights::{not_a_model, only_an_adapter, warn_of_adapter};
 pub use xtrain_tensor::NamePart;
 
 use std::collections::HashSet;

@@ -51,6 +51,12 @@ pub fn not_a_model(folder: &Path) -> Option<CheckpointError> {
     if has_model { None } else { instead(folder, &names).ok().flatten() }
 }
 
+/// The error for a folder that holds an adapter in place of a model.
+pub fn only_an_adapter(folder: &Path) -> Option<CheckpointError> {
+    let names = names(folder).ok()?;
+    is_adapter(&names).then(|| not_a_model(folder)).flatten()
+}
+
 /// Warns of an adapter beside a model: transformers reads its base and the adapter, not the model.
 pub fn warn_of_adapter(folder: &Path) {
     if folder.join(ADAPTER_CONFIG).is_file() {
@@ -64,12 +70,11 @@ pub fn warn_of_adapter(folder: &Path) {
 
 /// The error for a folder with these files, none of which is a model in safetensors files.
 fn instead(folder: &Path, names: &[String]) -> Result<Option<CheckpointError>> {
-    let has = |name: &&str| names.iter().any(|found| found == name);
-    if has(&ADAPTER_CONFIG) || ADAPTERS.iter().any(|name| has(name)) {
+    if is_adapter(names) {
         return Ok(Some(CheckpointError::folder(folder, format!("is {}", adapter(folder)), MERGE)));
     }
     let problem = format!("has neither {SINGLE_FILE} nor {INDEX_FILE}");
-    if has(&"zero_to_fp32.py") {
+    if names.iter().any(|name| name == "zero_to_fp32.py") {
         let advice = "convert it first: python zero_to_fp32.py . FOLDER --safe_serialization";
         return Ok(Some(CheckpointError::folder(
             folder,
@@ -93,6 +98,10 @@ fn instead(folder: &Path, names: &[String]) -> Result<Option<CheckpointError>> {
         let advice = "download the complete folder (the index is missing, or the file has another name)";
         CheckpointError::folder(folder, format!("{problem}, only {name}"), advice)
     }))
+}
+
+fn is_adapter(names: &[String]) -> bool {
+    names.iter().any(|name| name == ADAPTER_CONFIG || ADAPTERS.contains(&name.as_str()))
 }
 
 /// The adapter in a folder, as its description names it.

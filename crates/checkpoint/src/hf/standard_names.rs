@@ -27,7 +27,7 @@ pub(super) fn standard_names<'a>(
     stored: impl Iterator<Item = &'a str>,
 ) -> Result<Vec<(&'a str, String)>> {
     let known = Known::of(names);
-    let stored: Vec<Stored<'a>> = stored.map(Stored::of).collect();
+    let stored: Vec<Name<'a>> = stored.map(Name::of).collect();
     if let Some(adapter) = stored.iter().find(|name| is_of_adapter(name.stored)) {
         let problem = format!("'{}' belongs to an adapter (LoRA) that is not merged", adapter.stored);
         return Err(CheckpointError::tensors(folder, problem, MERGE));
@@ -38,9 +38,9 @@ pub(super) fn standard_names<'a>(
         let advice = "these are tensors of several saves: export the model again into an empty folder";
         Err(CheckpointError::tensors(folder, problem, advice))
     };
-    let mut found: BTreeMap<String, &Stored<'a>> = BTreeMap::new();
+    let mut found: BTreeMap<String, &Name<'a>> = BTreeMap::new();
     // A tensor of the base model, by whose wrappers the others are judged.
-    let mut first: Option<&Stored<'a>> = None;
+    let mut first: Option<&Name<'a>> = None;
     let mut unknown = Vec::new();
     for name in &stored {
         let standard = prefix.standard(&name.unwrapped, &known);
@@ -60,7 +60,8 @@ pub(super) fn standard_names<'a>(
     }
     // A tensor that the model lacks otherwise.
     let is_missing = |standard: &str| known.has(standard) && !found.contains_key(standard);
-    let is_strange = |name: &&&Stored<'_>| readings(&name.unwrapped, &names.base).any(|reading| is_missing(&reading));
+    let is_strange =
+        |name: &&&Name<'_>| readings(&name.unwrapped, &names.base).any(|reading| is_missing(&reading));
     if let (Some(first), Some(strange)) = (first, unknown.iter().find(is_strange)) {
         return mixed(first.stored, strange.stored);
     }
@@ -79,7 +80,7 @@ fn is_of_adapter(name: &str) -> bool {
 }
 
 /// A name in a folder.
-struct Stored<'a> {
+struct Name<'a> {
     stored: &'a str,
     /// The name without the components of wrappers.
     unwrapped: Cow<'a, str>,
@@ -87,7 +88,7 @@ struct Stored<'a> {
     wrappers: Vec<&'a str>,
 }
 
-impl<'a> Stored<'a> {
+impl<'a> Name<'a> {
     fn of(stored: &'a str) -> Self {
         let is_wrapper = |part: &&str| WRAPPERS.contains(part);
         let unwrapped = match stored.split('.').any(|part| is_wrapper(&part)) {
@@ -96,7 +97,7 @@ impl<'a> Stored<'a> {
             }
             false => Cow::Borrowed(stored),
         };
-        Stored { stored, unwrapped, wrappers: stored.split('.').take_while(is_wrapper).collect() }
+        Name { stored, unwrapped, wrappers: stored.split('.').take_while(is_wrapper).collect() }
     }
 }
 
@@ -136,7 +137,7 @@ struct Prefix<'a> {
 }
 
 impl<'a> Prefix<'a> {
-    fn of(stored: &[Stored<'_>], names: &'a NameMap) -> Self {
+    fn of(stored: &[Name<'_>], names: &'a NameMap) -> Self {
         let base = names.base.as_str();
         let firsts = names.entries.iter().filter_map(|entry| entry.parts.first());
         let stems = firsts.filter_map(|part| part.hf_name.strip_prefix(base)).take(ANCHORS);

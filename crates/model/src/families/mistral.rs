@@ -6,7 +6,7 @@ use serde_json::json;
 
 pub(super) static RULES: Rules = Rules {
     name: "mistral",
-    about: "Mistral (arXiv 2310.06825) without sliding windows, as 7B from v0.2 on.",
+    about: "Mistral (arXiv 2310.06825), in sequences within its sliding window if it has one.",
     class: "MistralForCausalLM",
     qkv_bias: false,
     qk_norm: false,

@@ -21,6 +21,9 @@ impl HfConfig {
         let eos_token_ids = file.token_ids("eos_token_id")?;
         let balance_loss = if family.has_experts() { file.balance_loss()? } else { None };
         training.extend(file.untrained_padding(bos_token_id, &eos_token_ids)?);
+        training.extend(model.window.map(|window| {
+            format!("layers have a sliding window of {window} tokens, so longer sequences are refused")
+        }));
         let unknown = family.rules().unknown_keys(&file).into_iter().map(str::to_owned).collect();
         let notes = Notes { warnings, training, unknown };
         let generation = Map::new();
@@ -122,11 +125,15 @@ impl Keys<'_> {
                     self.json["architectures"]
                 )));
             }
-            warnings.push(format!("`architectures` names {name}; the folder is read as {class}, by its model_type"));
+            warnings.push(format!(
+                "`architectures` names {name}; the folder is read as {class}, by its model_type"
+            ));
         }
         let code = self.get("auto_map").and_then(Value::as_object);
         if let Some((of, _)) = code.into_iter().flatten().find(|(of, _)| of.starts_with("AutoModel")) {
-            warnings.push(format!("`auto_map` names code of its own for {of}, which is not run; the folder is read as {class}"));
+            warnings.push(format!(
+                "`auto_map` names code of its own for {of}, which is not run; the folder is read as {class}"
+            ));
         }
         Ok(warnings)
     }

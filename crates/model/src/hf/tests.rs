@@ -118,11 +118,7 @@ fn windows_are_read_where_a_layer_has_one_and_written_again() {
         ("qwen2", r#""sliding_window": 8, "use_sliding_window": true, "max_window_layers": 2"#, None),
         ("qwen2", r#""sliding_window": 8, "use_sliding_window": true, "max_window_layers": 1"#, Some(8)),
         ("qwen3", r#""use_sliding_window": true, "max_window_layers": 0"#, Some(4096)),
-        (
-            "qwen3",
-            r#""sliding_window": null, "use_sliding_window": true, "max_window_layers": 0"#,
-            None,
-        ),
+        ("qwen3", r#""sliding_window": null, "use_sliding_window": true, "max_window_layers": 0"#, None),
         (
             "qwen3",
             r#""sliding_window": 8, "use_sliding_window": true, "max_window_layers": 0, "layer_types": ["full_attention", "full_attention"]"#,
@@ -172,7 +168,10 @@ fn a_context_that_llama3_lacks_is_that_of_the_model() {
 #[test]
 fn what_may_mean_other_results_or_another_training_is_reported() {
     let notes = |extra: &str| HfConfig::parse(&llama(extra)).expect(extra).notes;
-    assert_eq!(notes(r#", "attention_dropout": 0.0, "pad_token_id": 0, "eos_token_id": 2"#), super::Notes::default());
+    assert_eq!(
+        notes(r#", "attention_dropout": 0.0, "pad_token_id": 0, "eos_token_id": 2"#),
+        super::Notes::default()
+    );
     for (extra, named) in [
         (r#", "attention_dropout": 0.1"#, "`attention_dropout` = 0.1"),
         (r#", "resid_pdrop": 0.1"#, "`resid_pdrop` = 0.1"),
@@ -188,7 +187,11 @@ fn what_may_mean_other_results_or_another_training_is_reported() {
         let [warning] = &notes(extra).warnings[..] else { panic!("{extra}") };
         assert!(warning.contains(named) && warning.contains("LlamaForCausalLM"), "{warning}");
     }
-    assert!(notes(r#", "architectures": ["LLaMAForCausalLM"], "auto_map": {"AutoConfig": "x.X"}"#).warnings.is_empty());
+    assert!(
+        notes(r#", "architectures": ["LLaMAForCausalLM"], "auto_map": {"AutoConfig": "x.X"}"#)
+            .warnings
+            .is_empty()
+    );
     assert!(notes(r#", "architectures": ["LlamaModel"]"#).warnings.is_empty());
 }
 
@@ -238,7 +241,10 @@ fn what_would_change_the_result_is_refused_by_name() {
         (r#", "architectures": ["LlamaBidirectionalModel"]"#, "architectures"),
         (r#", "is_causal": null"#, "is_causal"),
         (r#", "text_config": {"hidden_size": 64}"#, "text_config"),
-        (r#", "rope_parameters": {"rope_theta": 5.0}, "rope_scaling": {"type": "linear", "factor": 2.0}"#, "rope_scaling"),
+        (
+            r#", "rope_parameters": {"rope_theta": 5.0}, "rope_scaling": {"type": "linear", "factor": 2.0}"#,
+            "rope_scaling",
+        ),
         (&quantized(r#""expert_dtype": "fp4""#), "quantization_config.expert_dtype"),
         (r#", "num_key_value_heads": 3"#, "multiple of kv_heads"),
         (r#", "head_dim": 7"#, "even"),

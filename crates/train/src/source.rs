@@ -58,7 +58,7 @@ pub(crate) fn warn_of_notes(folder: &Path, hf: &HfConfig) {
     let unknown = &hf.notes.unknown;
     if !unknown.is_empty() {
         tracing::debug!(
-            "{}: {} keys that nothing reads: {}",
+            "{}: keys that nothing reads: {} ({})",
             file.display(),
             unknown.len(),
             unknown.join(", ")

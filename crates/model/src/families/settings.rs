@@ -274,7 +274,7 @@ impl Rules {
     }
 }
 
-/// True for the name of a rate of dropout: `attention_dropout`, `resid_pdrop`, `hidden_dropout_prob`.
+/// True for the name of a rate of dropout: `hidden_dropout_prob`, `resid_pdrop`, `drop_path_rate`.
 fn is_dropout(key: &str) -> bool {
-    ["dropout", "dropout_prob", "dropout_p", "pdrop"].iter().any(|ending| key.ends_with(ending))
+    key.split('_').any(|word| ["dropout", "drop", "pdrop", "layerdrop"].contains(&word))
 }

@@ -175,6 +175,8 @@ fn what_may_mean_other_results_or_another_training_is_reported() {
     for (extra, named) in [
         (r#", "attention_dropout": 0.1"#, "`attention_dropout` = 0.1"),
         (r#", "resid_pdrop": 0.1"#, "`resid_pdrop` = 0.1"),
+        (r#", "hidden_dropout_prob": 1"#, "`hidden_dropout_prob` = 1"),
+        (r#", "drop_path_rate": 0.1"#, "`drop_path_rate` = 0.1"),
         (r#", "pad_token_id": 2, "eos_token_id": [1, 2]"#, "`pad_token_id` = 2"),
     ] {
         let [note] = &notes(extra).training[..] else { panic!("{extra}") };

@@ -1,5 +1,5 @@
-//! Names of tensors as people save them: with a prefix, without that of the base model, with the components of
-//! wrappers; and names that do not agree with each other.
+//! Names of tensors as people save them: with a prefix, without that of the base model, with the components
+//! of wrappers; and names that do not agree with each other.
 
 use std::collections::BTreeMap;
 use std::path::Path;

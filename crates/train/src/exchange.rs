@@ -60,8 +60,8 @@ impl Identity {
     }
 }
 
-/// The model that the Hugging Face folder `folder` describes as `hf`, after a check of the headers of its files:
-/// memory is only allocated for a model whose tensors are there.
+/// The model that the Hugging Face folder `folder` describes as `hf`, after a check of the headers of
+/// its files: memory is only allocated for a model whose tensors are there.
 ///
 /// # Errors
 ///

@@ -1,5 +1,5 @@
-//! Keys of config.json against transformers: the outcomes that tests/golden/make_config_keys.py found there. A
-//! key is applied with transformers' numbers, changes nothing in both, is reported, or is refused.
+//! Keys of config.json against transformers: the outcomes that tests/golden/make_config_keys.py found there.
+//! A key is applied with transformers' numbers, changes nothing in both, is reported, or is refused.
 
 mod common;
 

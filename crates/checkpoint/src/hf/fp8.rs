@@ -1,27 +1,20 @@
 //! FP8 matrices with a scale for each block of 128 x 128, in the layout of DeepSeek-V3: `NAME` in E4M3, and
 //! `NAME_scale_inv`, the factor that dequantizes each block, as a number or as the exponent of a power of two
-//! (E8M0). Blocks at the edges are smaller if 128 does not
-//! divide the size.
+//! (E8M0). Blocks at the edges are smaller if 128 does not divide the size.
 
 use rayon::prelude::*;
 use xtrain_tensor::formats::{cast_scale, narrow};
 use xtrain_tensor::{DType, TILE, vectorized};
 
 use super::folder::{HfFolder, Stored};
+use super::standard_names::SCALES;
 use super::{Fp8Scales, first_position};
 use crate::error::{CheckpointError, Result};
 use crate::tensor_file::{StoredDtype, TensorFile, TensorInfo};
 
-const SUFFIX: &str = "_scale_inv";
-
 /// The name of the scales of the matrix `name`.
 pub(super) fn scale_name(name: &str) -> String {
-    format!("{name}{SUFFIX}")
-}
-
-/// The name of the matrix that the scales `name` belong to; `None` if `name` is not that of scales.
-pub(super) fn scaled_name(name: &str) -> Option<&str> {
-    name.strip_suffix(SUFFIX)
+    format!("{name}{SCALES}")
 }
 
 /// True for a tensor in the FP8 type that can be read.

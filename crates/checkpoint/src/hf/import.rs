@@ -6,6 +6,7 @@ use std::path::Path;
 
 use super::folder::{HfFolder, Stored};
 use super::nearest_name::nearest_name;
+use super::standard_names::scaled_name;
 use super::{ExportDtype, NameEntry, NameMap, NamePart, TiedName, first_position, fp8};
 use crate::error::{BoxError, CheckpointError, Result, comma_separated};
 use crate::tensor_file::StoredDtype;
@@ -155,7 +156,7 @@ pub fn lossless_dtype(folder: &Path, names: &NameMap) -> Result<ExportDtype> {
         |name: &str| names.ignorable_suffixes.iter().any(|suffix| name.ends_with(suffix.as_str()));
     for stored in source.tensors() {
         let Stored { name, tensor, .. } = stored;
-        let matrix = || fp8::scaled_name(name).and_then(|of| source.get(of));
+        let matrix = || scaled_name(name).and_then(|of| source.get(of));
         let is_scales = || matrix().is_some_and(|of| fp8::is_e4m3(of.tensor));
         if is_ignorable(name) || in_fp32.contains(name) || is_scales() {
             continue;
@@ -206,7 +207,7 @@ fn check_tensors(source: &HfFolder, names: &NameMap, aliases: &Aliases<'_>) -> R
         .collect();
     // Scales are known if their matrix is present.
     let are_scales =
-        |name: &str| fp8::scaled_name(name).is_some_and(|of| known.contains(of) && source.get(of).is_some());
+        |name: &str| scaled_name(name).is_some_and(|of| known.contains(of) && source.get(of).is_some());
     let is_known = |name: &str| known.contains(name) || are_scales(name);
     let is_ignorable =
         |name: &str| names.ignorable_suffixes.iter().any(|suffix| name.ends_with(suffix.as_str()));

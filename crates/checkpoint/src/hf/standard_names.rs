@@ -9,7 +9,7 @@ use std::borrow::Cow;
 use std::collections::{BTreeMap, HashSet};
 use std::path::Path;
 
-use super::{NameMap, fp8};
+use super::NameMap;
 use crate::error::{CheckpointError, Result};
 
 /// Components of names that belong to wrappers: torch.compile, DistributedDataParallel, FSDP, and checkpoints
@@ -71,6 +71,14 @@ pub(super) fn standard_names<'a>(
     Ok(found.into_iter().map(|(standard, name)| (name.stored, standard)).collect())
 }
 
+/// The ending of the names of scales of FP8 matrices.
+pub(super) const SCALES: &str = "_scale_inv";
+
+/// The name of the matrix that the scales `name` belong to; `None` if `name` is not that of scales.
+pub(super) fn scaled_name(name: &str) -> Option<&str> {
+    name.strip_suffix(SCALES)
+}
+
 /// Advice for an adapter in place of a model.
 pub(super) const MERGE: &str = "merge it into its base model first (merge_and_unload() of peft, then save_pretrained()), and name \
                                 the merged folder";
@@ -123,7 +131,7 @@ impl<'a> Known<'a> {
     }
 
     fn has(&self, name: &str) -> bool {
-        self.0.contains(name) || fp8::scaled_name(name).is_some_and(|of| self.0.contains(of))
+        self.0.contains(name) || scaled_name(name).is_some_and(|of| self.0.contains(of))
     }
 }
 

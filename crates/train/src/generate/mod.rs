@@ -189,9 +189,9 @@ fn token_bytes(model: &Architecture, dtype: DType, held: usize) -> f64 {
 }
 
 impl Generator {
-    /// Continues `prompt` by at most `max_tokens` tokens, and ends before a token in `stop` and where the next
-    /// one would need more than the model's sliding window. Each token is also passed to `on_token`, which may
-    /// end the generation. Returns the new tokens.
+    /// Continues `prompt` by at most `max_tokens` tokens, and ends before a token in `stop` and where the
+    /// next one would need more than the model's sliding window. Each token is also passed to `on_token`,
+    /// which may end the generation. Returns the new tokens.
     ///
     /// # Errors
     ///

@@ -101,6 +101,7 @@ impl Parsed {
                 config.experts.fill_from(mixture, facts.init_balance_loss);
             }
             rules::positions(&config, &mut report);
+            rules::within_window(&config, model.window, &mut report);
         }
         let architecture = model.filter(|_| describes_experts).map(|model| model.architecture());
         if let Some(Err(error)) = &architecture {

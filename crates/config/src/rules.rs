@@ -133,6 +133,20 @@ pub(super) fn positions(config: &Config, report: &mut Report) {
     }
 }
 
+/// Refuses sequences that a sliding window of the folder's model would change.
+pub(super) fn within_window(config: &Config, window: Option<usize>, report: &mut Report) {
+    if let Some(window) = window.filter(|window| *window < config.data.seq_len) {
+        report.about(
+            &["data.seq_len", "model.init_from"],
+            format!(
+                "`seq_len` = {} exceeds the sliding window of the folder's model, and attention within windows is not \
+                 supported; train on sequences of at most {window} tokens",
+                config.data.seq_len
+            ),
+        );
+    }
+}
+
 fn described_model(config: &Config, report: &mut Report) {
     let model = &config.model;
     missing(report, "model", "dim", model.dim.is_none(), ", or name a Hugging Face folder with `init_from`");

@@ -37,6 +37,11 @@ pub struct Parts {
 }
 
 impl Parts {
+    /// The number of tensors.
+    pub fn count(&self) -> usize {
+        self.of_expert.len() * self.experts
+    }
+
     /// All of them, in order.
     pub fn list(&self) -> Vec<NamePart> {
         let of_expert = |expert: usize| {

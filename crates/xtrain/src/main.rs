@@ -15,6 +15,7 @@ use failure::{Failure, without_panic};
 use ranks::Place;
 use std::process::ExitCode;
 use std::sync::OnceLock;
+use terminal::Detail;
 use xtrain_distributed::{Variables, become_bound, die_with_launcher};
 
 fn main() -> ExitCode {
@@ -31,8 +32,12 @@ fn main() -> ExitCode {
         let Some(cli) = cli::Cli::read()? else { return Ok(ExitCode::SUCCESS) };
         let found = Place::of(&cli.command, variables)?;
         let place = place.get_or_init(|| found);
-        let is_quiet = matches!(&cli.command, cli::Command::Train(args) if args.quiet);
-        terminal::log(is_quiet || !place.is_first(), place.prefix());
+        let detail = match &cli.command {
+            _ if !place.is_first() => Detail::Quiet,
+            cli::Command::Train(args) => commands::train::detail(args),
+            _ => Detail::Given,
+        };
+        terminal::log(detail, place.prefix());
         run(cli.command, place)
     });
     match (done, place.get()) {

@@ -17,11 +17,13 @@ use xtrain_train::corpus::Notice;
 use xtrain_train::run::Observer;
 
 /// Sends warnings and whatever `RUST_LOG` enables to standard error, each line with `prefix` in front, and
-/// also informative messages unless it `is_quiet`.
-pub(crate) fn log(is_quiet: bool, prefix: String) {
-    let usual = match is_quiet {
-        true => "warn",
-        false => "warn,xtrain::commands=info,xtrain::ranks=info,xtrain_train=info,xtrain_lab=info",
+/// also informative messages unless `detail` is [`Detail::Quiet`].
+pub(crate) fn log(detail: Detail, prefix: String) {
+    const USUAL: &str = "warn,xtrain::commands=info,xtrain::ranks=info,xtrain_train=info,xtrain_lab=info";
+    let usual = match detail {
+        Detail::Quiet => "warn".to_owned(),
+        Detail::Given => USUAL.to_owned(),
+        Detail::Whole => format!("{USUAL},xtrain_train::source=debug"),
     };
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(usual));
     tracing_subscriber::fmt()
@@ -152,7 +154,7 @@ pub(crate) enum Detail {
     Quiet,
     /// Events, and the keys that differ from their defaults.
     Given,
-    /// Events, and the whole configuration.
+    /// Events, the whole configuration, and the keys of a model's config.json that nothing reads.
     Whole,
 }
 

@@ -253,6 +253,7 @@ impl ModelConfig {
             mixture,
             vocab_size: self.vocab_size.or(vocab_size)?,
             max_position_embeddings: self.max_position_embeddings.unwrap_or(seq_len),
+            window: None,
             attention_scale: None,
             rope_theta: self.rope_theta.unwrap_or(ROPE_THETA),
             rope_scaling: self.rope_scaling.map_or(xtrain_model::RopeScaling::None, Into::into),

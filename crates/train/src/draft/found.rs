@@ -118,7 +118,7 @@ fn model_folder(path: &Path) -> Result<Option<PathBuf>, RunError> {
             "this is a run folder without an export; export it first: xtrain export {} --out FOLDER",
             path.display()
         )),
-        false => Ok(None),
+        false => source::refuse_adapter(path).map(|()| None),
     }
 }
 

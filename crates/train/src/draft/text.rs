@@ -35,8 +35,7 @@ pub(super) fn run_file(
         Some(size) => (size.seq_len(found), size.batch_size, size.lr),
         None => {
             let most = if is_cpu { FURTHER_SEQ_LEN.0 } else { FURTHER_SEQ_LEN.1 };
-            let allowed =
-                found.model.as_ref().map_or(most, |(_, hf)| hf.model.max_position_embeddings as u64);
+            let allowed = found.model.as_ref().map_or(most, |(_, hf)| hf.model.context() as u64);
             (shortened(most.min(allowed), found), FURTHER_BATCH_SIZE, FURTHER_LR)
         }
     };

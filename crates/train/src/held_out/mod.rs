@@ -55,7 +55,13 @@ impl HeldOut {
     ) -> Result<Option<HeldOut>, RunError> {
         let model = opened.weights.model();
         let limit = model.max_position_embeddings;
-        let asked = options.seq_len.or(opened.seq_len).unwrap_or(SEQ_LEN.min(limit));
+        let asked = options.seq_len.or(opened.seq_len).unwrap_or(SEQ_LEN.min(model.context()));
+        if let Some(window) = model.window.filter(|window| asked > *window) {
+            return Err(RunError::Refused(format!(
+                "sequences of {asked} tokens exceed the sliding window of the model, and attention within windows is not \
+                 supported; take sequences of at most {window} tokens"
+            )));
+        }
         if asked > limit {
             tracing::warn!("sequences of {asked} exceed the model's context of {limit} tokens");
         }

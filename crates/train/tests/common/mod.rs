@@ -57,6 +57,7 @@ pub fn small() -> Description {
         mixture: None,
         vocab_size: 37,
         max_position_embeddings: 64,
+        window: None,
         attention_scale: None,
         rope_theta: 1e4,
         rope_scaling: RopeScaling::None,

@@ -92,14 +92,23 @@ fn check_prompt(args: &GenerateArgs, tokens: &[u32], model: &Architecture) -> Re
             "the prompt has token {bad}, but the model's vocabulary has {vocab_size}: {cause}"
         )));
     }
-    let limit = model.max_position_embeddings;
+    let limit = model.context();
+    let is_window = model.window == Some(limit);
     if tokens.len() > limit {
+        let what = match is_window {
+            true => "sliding window, beyond which attention is not supported,",
+            false => "context",
+        };
         return Err(Failure::user(format!(
-            "the prompt has {} tokens, but the model's context has {limit}; give a shorter prompt",
+            "the prompt has {} tokens, but the model's {what} has {limit}; give a shorter prompt",
             tokens.len()
         )));
     }
-    if tokens.len() + args.max_tokens > limit {
+    if is_window && tokens.len() + args.max_tokens > limit + 1 {
+        tracing::warn!(
+            "the model's sliding window has {limit} tokens, and attention beyond it is not supported: generation ends when it is full"
+        );
+    } else if tokens.len() + args.max_tokens > limit {
         tracing::info!(
             "prompt and --max-tokens exceed the model's context of {limit} tokens: whenever it is full, the older half is dropped"
         );

@@ -131,6 +131,7 @@ fn load(path: &Path, sets: &[Override], ranks: usize) -> Result<Parsed, Failure>
         return Ok(run_file::load(path, sets)?);
     }
     if path.is_dir() && !path.join(source::CONFIG_FILE).is_file() {
+        source::refuse_adapter(path)?;
         let own = path.join("config.toml");
         return Ok(run_file::load(if own.is_file() { &own } else { path }, sets)?);
     }
@@ -155,9 +156,7 @@ fn load(path: &Path, sets: &[Override], ranks: usize) -> Result<Parsed, Failure>
         |seq_len| -> Result<Parsed, ConfigErrors> { Config::parse(path, text(seq_len).as_bytes(), sets) };
     let parsed = parse(SEQ_LEN)?;
     match source::init(&parsed.config)? {
-        Some(hf) if hf.model.max_position_embeddings < SEQ_LEN => {
-            Ok(parse(hf.model.max_position_embeddings)?)
-        }
+        Some(hf) if hf.model.context() < SEQ_LEN => Ok(parse(hf.model.context())?),
         _ => Ok(parsed),
     }
 }

@@ -32,13 +32,8 @@ pub(crate) fn run(args: &TrainArgs, place: &Place) -> Result<ExitCode, Failure> 
     let stop = if place.is_first() { Stop::on_signals() } else { Stop::on_signals_silently() };
     let Stop(stop) = stop?;
     let start = if args.resume { Start::Resume } else { Start::New };
-    let detail = match (args.quiet, args.verbose) {
-        (true, _) => Detail::Quiet,
-        (_, true) => Detail::Whole,
-        _ => Detail::Given,
-    };
     let mut view: Box<dyn Observer> = match place.is_first() {
-        true => Box::new(TrainingView::new(stop.clone(), detail, &parsed.config)),
+        true => Box::new(TrainingView::new(stop.clone(), detail(args), &parsed.config)),
         false => Box::new(Silent(stop.clone())),
     };
     let profile =
@@ -65,4 +60,13 @@ pub(crate) fn run(args: &TrainArgs, place: &Place) -> Result<ExitCode, Failure> 
         let _ = terminal::print(&format!("{said}\n"))?;
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// The verbosity that the options ask for.
+pub(crate) fn detail(args: &TrainArgs) -> Detail {
+    match (args.quiet, args.verbose) {
+        (true, _) => Detail::Quiet,
+        (_, true) => Detail::Whole,
+        _ => Detail::Given,
+    }
 }

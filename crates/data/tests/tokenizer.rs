@@ -319,13 +319,15 @@ proptest! {
 }
 
 #[test]
-fn documents_may_be_split_only_for_known_forms() {
+fn documents_may_be_split_only_where_that_is_proven() {
     let rules: Vec<CutRule> = variants().iter().map(|(tokenizer, _)| tokenizer.cut_rule()).collect();
     let (words, spaces) = (CutRule::BetweenWords, CutRule::BeforeSpaces);
     assert_eq!(rules[..10], [words; 10]);
     assert_eq!(rules[10..], [spaces, spaces, spaces, CutRule::Never, CutRule::Anywhere]);
     let mut other = saved_json(&trained());
     other["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"] = json!(r"\w+|\W+");
+    assert_eq!(load_json(&other).cut_rule(), CutRule::BetweenLetters);
+    other["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"] = json!(r"\b\w+|\W+");
     let other = load_json(&other);
     assert_eq!(other.cut_rule(), CutRule::Never);
     assert_eq!(other.decode(&other.encode(TEXT).unwrap(), SpecialTokens::Show).unwrap(), TEXT);

@@ -12,9 +12,10 @@ use std::sync::OnceLock;
 use serde_json::{Map, Value, json};
 use tokenizers::{AddedToken, ModelWrapper};
 
+use super::added_in_text::AddedInText;
 use super::byte_budget::ByteBudget;
 use super::encoder::choose_encoder;
-use super::{MAX_HF_BYTES, Tokenizer, begin_of_document, canonical_hash, tokenizer_json};
+use super::{MAX_HF_BYTES, Tokenizer, begin_of_document, canonical_hash, regex_limits, tokenizer_json};
 use crate::catch_panic::catch_panic;
 use crate::error::{DataError, Result};
 use crate::files;
@@ -160,7 +161,8 @@ pub(super) fn from_parts(
             .map_err(|e| DataError::Internal(e.to_string()))?;
         side_files.insert("tokenizer_config.json".to_owned(), config);
     }
-    let (encoder, cut) = choose_encoder(&parsed, &added);
+    let in_text = AddedInText::of(&hf).map_err(broken)?;
+    let (encoder, cut) = choose_encoder(&parsed, &in_text);
     Ok(Tokenizer {
         location: location.to_owned(),
         hash: canonical_hash(&parsed),
@@ -169,8 +171,9 @@ pub(super) fn from_parts(
         hf,
         hf_plain_text: OnceLock::new(),
         encoder,
+        added: in_text,
         budget: ByteBudget::new(MAX_HF_BYTES),
-        cut,
+        cut: cut.map_or_else(OnceLock::new, OnceLock::from),
         vocab_size,
         end_of_document,
         stop_tokens,
@@ -184,6 +187,7 @@ pub(super) fn from_parts(
 /// The tokenizer of the `tokenizers` crate, without the settings of the file's last user. The error is the
 /// problem, for a message.
 fn tokenizer_of(json: &[u8]) -> std::result::Result<tokenizers::Tokenizer, String> {
+    regex_limits::set();
     let mut hf = catch_panic(|| tokenizers::Tokenizer::from_bytes(json))
         .map_err(|e| format!("is not a tokenizer that this version reads: {e}"))?;
     hf.with_padding(None);

@@ -8,19 +8,23 @@
 //! Documents are encoded as plain text: the name of a special token in a document is not that token. Prompts
 //! are encoded as the file specifies, with special tokens. Both start with the same tokens.
 
+mod added_in_text;
 mod begin_of_document;
 mod byte_bpe;
 mod byte_budget;
 mod cut_rule;
+mod cuts;
 mod encoder;
 mod load;
 mod merge;
+mod regex_limits;
 mod space_bpe;
 mod stream_decoder;
 mod tokenizer_json;
 mod train_bpe;
 mod words;
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::ControlFlow;
 use std::path::Path;
@@ -37,6 +41,7 @@ pub use stream_decoder::StreamDecoder;
 use crate::catch_panic::catch_panic;
 use crate::error::{DataError, Result};
 use crate::files;
+use added_in_text::AddedInText;
 use byte_budget::ByteBudget;
 use encoder::Encoder;
 use space_bpe::Prefix;
@@ -56,9 +61,11 @@ pub struct Tokenizer {
     /// `hf` with special tokens as plain text; created when first needed.
     hf_plain_text: OnceLock<tokenizers::Tokenizer>,
     encoder: Encoder,
+    added: AddedInText,
     /// Limits the text that the `tokenizers` crate encodes at a time.
     budget: ByteBudget,
-    cut: CutRule,
+    /// Proven when first needed, for encoders that do not know it.
+    cut: OnceLock<CutRule>,
     hash: [u8; 32],
     vocab_size: usize,
     end_of_document: u32,
@@ -194,7 +201,6 @@ impl Tokenizer {
     /// # Errors
     /// Those of [`Tokenizer::encode`].
     pub fn encode_piece(&self, text: &str, begins_document: bool) -> Result<Vec<u32>> {
-        let contains = |added: &[String]| added.iter().any(|token| text.contains(token.as_str()));
         let mut ids = Vec::with_capacity(text.len() / 3);
         match &self.encoder {
             Encoder::Chars(vocab) => {
@@ -202,23 +208,27 @@ impl Tokenizer {
                     ids.push(*vocab.get(&c).ok_or_else(|| unknown_character(text, at))?);
                 }
             }
-            Encoder::ByteBpe { bpe, nfc, added } => {
-                if contains(added) {
+            Encoder::ByteBpe { bpe, nfc } => {
+                // No character below U+0300 changes under NFC.
+                let changes = *nfc && text.chars().any(|c| c >= '\u{300}');
+                let normalized =
+                    if changes { Cow::Owned(self.normalise(text)?) } else { Cow::Borrowed(text) };
+                if self.added.occurs_in(text) || self.added.occurs_in_normalized(&normalized) {
                     return self.encode_with_hf(text);
                 }
-                // No character below U+0300 changes under NFC.
-                if *nfc && text.chars().any(|c| c >= '\u{300}') {
-                    bpe.encode(&self.normalise(text)?, &mut ids);
-                } else {
-                    bpe.encode(text, &mut ids);
+                bpe.encode(&normalized, &mut ids);
+            }
+            Encoder::SpaceBpe(bpe) => {
+                let marked = bpe.mark(text, begins_document);
+                let normalized = if bpe.normalizes() { &marked } else { text };
+                if self.added.occurs_in(text) || self.added.occurs_in_normalized(normalized) {
+                    // A later piece starts with a space, which the `tokenizers` crate would add again.
+                    let puts_space = bpe.prefix() == Prefix::Mark && !begins_document;
+                    return self
+                        .encode_with_hf(text.strip_prefix(' ').filter(|_| puts_space).unwrap_or(text));
                 }
+                bpe.encode_marked(&marked, &mut ids);
             }
-            Encoder::SpaceBpe { bpe, added } if contains(added) => {
-                // A later piece starts with a space, which the `tokenizers` crate would add again.
-                let puts_space = bpe.prefix() == Prefix::Mark && !begins_document;
-                return self.encode_with_hf(text.strip_prefix(' ').filter(|_| puts_space).unwrap_or(text));
-            }
-            Encoder::SpaceBpe { bpe, .. } => bpe.encode(text, begins_document, &mut ids),
             Encoder::HuggingFace => return self.encode_with_hf(text),
         }
         Ok(ids)
@@ -322,7 +332,7 @@ impl Tokenizer {
 
     /// The rule for splitting long documents without changing their tokens.
     pub fn cut_rule(&self) -> CutRule {
-        self.cut
+        *self.cut.get_or_init(|| self.added.limit(cuts::rule_of(&self.hf), ' '))
     }
 
     /// Replaces the end-of-document token.

@@ -220,7 +220,7 @@ fn a_stream_returns_no_partial_character_after_replacement_characters() {
     for count in 0..12 {
         for suffix in ["", "a", "é", "🌀", "🌀\u{FFFD}🌀"] {
             let text = "\u{FFFD}".repeat(count) + suffix;
-            let mut stream = tokenizer.stream_decoder(SpecialTokens::Show);
+            let mut stream = tokenizer.stream_decoder(&[], SpecialTokens::Show).unwrap();
             let mut pieces: Vec<String> = Vec::new();
             for id in tokenizer.encode(&text).unwrap() {
                 pieces.push(stream.push(id).unwrap());
@@ -277,7 +277,7 @@ proptest! {
             for tokenizer in tokenizers {
                 let ids = tokenizer.encode(&text).unwrap();
                 prop_assert_eq!(&tokenizer.decode(&ids, SpecialTokens::Show).unwrap(), &text);
-                let mut stream = tokenizer.stream_decoder(SpecialTokens::Show);
+                let mut stream = tokenizer.stream_decoder(&[], SpecialTokens::Show).unwrap();
                 let mut streamed = String::new();
                 for id in ids {
                     streamed.push_str(&stream.push(id).unwrap());
@@ -293,7 +293,7 @@ proptest! {
     fn streaming_any_ids_never_fails(ids in prop::collection::vec(0_u32..600, 0..60)) {
         thread_local!(static TOKENIZER: Tokenizer = trained());
         TOKENIZER.with(|tokenizer| {
-            let mut stream = tokenizer.stream_decoder(SpecialTokens::Hide);
+            let mut stream = tokenizer.stream_decoder(&[], SpecialTokens::Hide).unwrap();
             for id in ids {
                 stream.push(id).unwrap();
             }

@@ -15,13 +15,16 @@ mod byte_budget;
 mod cut_rule;
 mod cuts;
 mod encoder;
+mod end_tokens;
 mod load;
 mod merge;
 mod regex_limits;
+mod shape;
 mod space_bpe;
 mod stream_decoder;
 mod tokenizer_json;
 mod train_bpe;
+mod transformers;
 mod words;
 
 use std::borrow::Cow;
@@ -30,7 +33,7 @@ use std::ops::ControlFlow;
 use std::path::Path;
 use std::sync::OnceLock;
 
-use serde_json::Value;
+use serde_json::{Map, Value};
 use sha2::{Digest, Sha256};
 use tokenizers::{NormalizedString, Normalizer};
 
@@ -60,6 +63,8 @@ pub struct Tokenizer {
     hf: tokenizers::Tokenizer,
     /// `hf` with special tokens as plain text; created when first needed.
     hf_plain_text: OnceLock<tokenizers::Tokenizer>,
+    /// True if special tokens in a prompt are plain text too.
+    splits_special_tokens: bool,
     encoder: Encoder,
     added: AddedInText,
     /// Limits the text that the `tokenizers` crate encodes at a time.
@@ -73,7 +78,7 @@ pub struct Tokenizer {
     begin: Option<u32>,
     template_begin: Vec<u32>,
     document_begin: Vec<u32>,
-    config_tokens: load::ConfigTokens,
+    config_tokens: end_tokens::ConfigTokens,
 }
 
 /// Maximum size of text in the `tokenizers` crate at a time, over all threads. Its memory use is up to 300
@@ -108,7 +113,7 @@ impl Tokenizer {
     pub fn with_end_of_document(mut self, name: &str) -> Result<Tokenizer> {
         let Some(id) = self.hf.token_to_id(name) else {
             let end = self.end_of_document_name().unwrap_or_default();
-            return Err(load::no_such_end(&self.location, name, &[&end]));
+            return Err(end_tokens::no_such_end(&self.location, name, &[&end]));
         };
         // The saved files name it too.
         if id != self.end_of_document {
@@ -251,7 +256,8 @@ impl Tokenizer {
                 at += part.len() + end.len();
             }
         }
-        let encoding = catch_panic(|| self.hf.encode_fast(text, false)).map_err(|e| self.refused(&e))?;
+        let hf = if self.splits_special_tokens { self.hf_plain_text() } else { &self.hf };
+        let encoding = catch_panic(|| hf.encode_fast(text, false)).map_err(|e| self.refused(&e))?;
         Ok([&self.document_begin, encoding.get_ids()].concat())
     }
 
@@ -264,9 +270,28 @@ impl Tokenizer {
         catch_panic(|| self.hf.decode(ids, special == SpecialTokens::Hide)).map_err(|e| self.refused(&e))
     }
 
-    /// A decoder that takes one token at a time and returns text as soon as it is complete.
-    pub fn stream_decoder(&self, special: SpecialTokens) -> StreamDecoder<'_> {
-        StreamDecoder::new(self, special)
+    /// Decodes tokens that continue the tokens `before`. The result is what they add to the text of `before`:
+    /// some decoders write no space before the first token of a text.
+    ///
+    /// # Errors
+    /// Errors of the `tokenizers` crate.
+    pub fn decode_after(&self, before: &[u32], ids: &[u32], special: SpecialTokens) -> Result<String> {
+        let mut decoder = self.stream_decoder(before, special)?;
+        let mut text = String::new();
+        for &id in ids {
+            text.push_str(&decoder.push(id)?);
+        }
+        text.push_str(&decoder.finish()?);
+        Ok(text)
+    }
+
+    /// A decoder that takes one token at a time and returns text as soon as it is complete. The tokens
+    /// continue `before`, as in [`Tokenizer::decode_after`].
+    ///
+    /// # Errors
+    /// Errors of the `tokenizers` crate.
+    pub fn stream_decoder(&self, before: &[u32], special: SpecialTokens) -> Result<StreamDecoder<'_>> {
+        StreamDecoder::new(self, before, special)
     }
 
     /// `tokenizer.json` and its side files, by name, as `AutoTokenizer` loads them.
@@ -356,8 +381,8 @@ impl Tokenizer {
         let config = serde_json::to_vec_pretty(&tokenizer_json::config(tokenizer_json::END_OF_TEXT))
             .map_err(|e| DataError::Internal(e.to_string()))?;
         let side_files = BTreeMap::from([("tokenizer_config.json".to_owned(), config)]);
-        let source = load::Source { location: "generated", side_folder: None, end_of_document: None };
-        load::from_parts(&source, bytes, side_files, load::ConfigTokens::default())
+        let source = end_tokens::Source { location: "generated", side_folder: None, end_of_document: None };
+        load::from_parts(&source, bytes, side_files, end_tokens::ConfigTokens::default(), Map::new())
     }
 
     /// Encodes a document with the `tokenizers` crate, with special tokens as plain text.
@@ -369,15 +394,20 @@ impl Tokenizer {
                 "split the document (with a separator, or one document per line)",
             ));
         }
-        let hf_plain_text = self.hf_plain_text.get_or_init(|| {
-            let mut copy = self.hf.clone();
-            copy.set_encode_special_tokens(true);
-            copy
-        });
+        let hf_plain_text = self.hf_plain_text();
         let _share = self.budget.take(text.len());
         let encoding =
             catch_panic(|| hf_plain_text.encode_fast(text, false)).map_err(|e| self.refused(&e))?;
         Ok(encoding.get_ids().to_vec())
+    }
+
+    /// The tokenizer that takes special tokens as plain text.
+    fn hf_plain_text(&self) -> &tokenizers::Tokenizer {
+        self.hf_plain_text.get_or_init(|| {
+            let mut copy = self.hf.clone();
+            copy.set_encode_special_tokens(true);
+            copy
+        })
     }
 
     fn normalise(&self, text: &str) -> Result<String> {

@@ -22,6 +22,10 @@ const MAX_ADDED: u64 = 1 << 18;
 const MAX_ADDED_BYTES: u64 = 16 << 20;
 /// Maximum size of any other entry of the file.
 const MAX_OTHER_BYTES: u64 = 16 << 20;
+/// Maximum size of an expression, and of all of them. Published ones have at most 1 KiB; the engine compiles
+/// some in quadratic time.
+const MAX_EXPRESSION_BYTES: usize = 8 << 10;
+const MAX_EXPRESSIONS_BYTES: usize = 64 << 10;
 /// Maximum number of tokens of several characters that a model without merges may have.
 const MAX_UNREACHED: u64 = 100_000;
 
@@ -304,6 +308,34 @@ impl<'de> Visitor<'de> for &mut Weight {
             self.bytes += key.bytes + value.bytes;
             self.items += 1;
         }
+    }
+}
+
+/// Refuses expressions out of proportion, in all parts of a parsed file but the model.
+pub(super) fn check_expressions(file: &Value) -> Result<(), String> {
+    fn add(value: &Value, total: &mut usize) -> Result<(), String> {
+        let pattern = value.get("pattern").and_then(Value::as_object);
+        for text in pattern.into_iter().flatten().filter_map(|(_, text)| text.as_str()) {
+            *total += text.len();
+            if text.len() > MAX_EXPRESSION_BYTES {
+                let (len, most) = (text.len() >> 10, MAX_EXPRESSION_BYTES >> 10);
+                return Err(format!("has a pattern of {len} KiB, more than {most} KiB"));
+            }
+        }
+        match value {
+            Value::Object(entries) => entries.values().try_for_each(|value| add(value, total)),
+            Value::Array(items) => items.iter().try_for_each(|value| add(value, total)),
+            _ => Ok(()),
+        }
+    }
+    let mut total = 0;
+    let parts = file.as_object().into_iter().flatten().filter(|(key, _)| *key != "model");
+    parts.map(|(_, part)| part).try_for_each(|part| add(part, &mut total))?;
+    match total > MAX_EXPRESSIONS_BYTES {
+        true => {
+            Err(format!("has patterns of {} KiB, more than {} KiB", total >> 10, MAX_EXPRESSIONS_BYTES >> 10))
+        }
+        false => Ok(()),
     }
 }
 

@@ -9,6 +9,8 @@ mod class;
 mod named_tokens;
 mod pipeline;
 
+use std::borrow::Cow;
+
 use serde_json::{Map, Value, json};
 use tokenizers::{AddedToken, PostProcessorWrapper};
 
@@ -73,13 +75,26 @@ pub(super) fn build(bytes: &[u8], file: &mut Value, files: &SideConfigs) -> Resu
         is_changed = true;
     }
     // A class with a pipeline of its own starts without added tokens.
-    let mut tokenizer = if recipe.is_some() {
-        file["added_tokens"] = json!([]);
-        tokenizer_of(&to_bytes(file)?)?
-    } else {
-        tokenizer_of(bytes)?
+    let without_added = match recipe {
+        Some(_) => {
+            file["added_tokens"] = json!([]);
+            Cow::Owned(serde_json::to_vec(file).map_err(|e| e.to_string())?)
+        }
+        None => Cow::Borrowed(bytes),
     };
+    let mut tokenizer = tokenizer_of(&without_added)?;
     add_tokens(&mut tokenizer, &names, recipe)?;
+    let too_many = beyond_the_model(files, &original, &tokenizer);
+    if !too_many.is_empty() {
+        warnings.push(format!(
+            "the model in this folder has no weights for tokens that only other files than tokenizer.json name, so they \
+             are left out: {}",
+            shown(&too_many)
+        ));
+        names.leave_out(&too_many);
+        tokenizer = tokenizer_of(&without_added)?;
+        add_tokens(&mut tokenizer, &names, recipe)?;
+    }
     if replaces_words(files, &tokenizer) {
         replace_words(file);
         is_changed = true;
@@ -159,8 +174,24 @@ fn added_tokens(file: &Value) -> Vec<Value> {
     file.get("added_tokens").and_then(Value::as_array).cloned().unwrap_or_default()
 }
 
-fn to_bytes(file: &Value) -> Result<Vec<u8>, String> {
-    serde_json::to_vec(file).map_err(|e| e.to_string())
+/// Tokens without a row in the embedding of the folder's model, if `tokenizer.json` does not have them.
+fn beyond_the_model(files: &SideConfigs, original: &[Value], tokenizer: &tokenizers::Tokenizer) -> Vec<String> {
+    let Some(rows) = files.model.get("vocab_size").and_then(Value::as_u64) else { return Vec::new() };
+    let is_listed = |name: &str| original.iter().any(|token| token.get("content").is_some_and(|content| content == name));
+    let mut beyond: Vec<(u32, AddedToken)> = tokenizer
+        .get_added_tokens_decoder()
+        .into_iter()
+        .filter(|(id, token)| u64::from(*id) >= rows && !is_listed(&token.content))
+        .collect();
+    beyond.sort_unstable_by_key(|(id, _)| *id);
+    beyond.into_iter().map(|(_, token)| token.content).collect()
+}
+
+/// The first of a list, for messages.
+fn shown(list: &[String]) -> String {
+    const SHOWN: usize = 4;
+    let more = if list.len() > SHOWN { format!(" and {} more", list.len() - SHOWN) } else { String::new() };
+    format!("{}{more}", list[..list.len().min(SHOWN)].join(", "))
 }
 
 /// Adds the tokens that the files name.
@@ -220,7 +251,6 @@ fn is_same_list(one: &[Value], other: &[Value]) -> bool {
 
 /// Warnings about tokens whose ids are not those that the files give, and tokens that are dropped.
 fn other_ids(original: &[Value], names: &NamedTokens, tokenizer: &tokenizers::Tokenizer) -> Vec<String> {
-    const SHOWN: usize = 4;
     let in_file = original.iter().filter_map(|token| {
         Some((token.get("content")?.as_str()?, u32::try_from(token.get("id")?.as_u64()?).ok()?))
     });
@@ -237,12 +267,10 @@ fn other_ids(original: &[Value], names: &NamedTokens, tokenizer: &tokenizers::To
     if moved.is_empty() {
         return Vec::new();
     }
-    let shown: Vec<String> = moved.iter().take(SHOWN).cloned().collect();
-    let more = if moved.len() > SHOWN { format!(" and {} more", moved.len() - SHOWN) } else { String::new() };
     vec![format!(
         "ids of added tokens in the tokenizer's files are ignored by transformers, which gives each new token the next \
-         free id: {}{more}. If a model was trained with the ids in the files, save its tokenizer again with transformers",
-        shown.join(", ")
+         free id: {}. If a model was trained with the ids in the files, save its tokenizer again with transformers",
+        shown(&moved.into_iter().collect::<Vec<_>>())
     )]
 }
 

@@ -215,6 +215,14 @@ impl NamedTokens {
         Ok(())
     }
 
+    /// Forgets the tokens with these contents.
+    pub(super) fn leave_out(&mut self, contents: &[String]) {
+        let is_kept = |content: &str| !contents.iter().any(|left_out| left_out == content);
+        self.by_id.retain(|_, token| is_kept(&token.content));
+        self.by_key.retain(|(_, token)| is_kept(token.content()));
+        self.extra.retain(|token| is_kept(token.content()));
+    }
+
     /// The token under a key such as `eos_token`.
     pub(super) fn get(&self, key: &str) -> Option<&str> {
         self.by_key.iter().find(|(name, _)| name == key).map(|(_, token)| token.content())

@@ -59,3 +59,10 @@ def documents(count, names, seed):
         if text:
             found.append(text)
     return found
+
+
+def long_documents(size, texts):
+    """Documents of about `size` bytes: `texts` among words, and shapes without a place where tokenizers may cut."""
+    parts = [" and words\nhere, ".join(texts), "".join(f"第{n}章、東京タワー。ti\u1ebfng中文\n\n" for n in range(997)),
+             "".join(f"{n},{n * n},-0.{n}\n" for n in range(997)), "aB'll 12\t\tx=\"é\"; "]
+    return [(part * (1 + size // len(part.encode()))).encode()[:size].decode(errors="ignore") for part in parts]

@@ -1,9 +1,10 @@
 """Ids of xtrain beside those of the Python library `tokenizers`.
 
-    python tests/tokenizers/library.py --xtrain target/debug/xtrain [--encode target/debug/examples/encode] [--documents 2000] [NAME ...]
+    python tests/tokenizers/library.py --xtrain target/debug/xtrain --encode target/debug/examples/encode [--documents 2000] [NAME ...]
 
-Each tokenizer of made.py encodes the same documents in both. Long documents, made of the others, are cut by xtrain. With --encode, each
-document is also cut at every position that the tokenizer's rule allows.
+Each tokenizer of made.py encodes the same documents in both, and a few long ones. With --xtrain they are
+tokenized into a dataset. With --encode they are encoded whole, cut at every position that the tokenizer's rule allows, and in pieces of 30 bytes
+and of 1 MiB. One of the two is enough.
 """
 import argparse
 import json
@@ -14,6 +15,8 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+
+from tokenizers import Tokenizer
 
 import documents
 import made
@@ -53,6 +56,49 @@ def encode_all(tokenizer, texts):
                 raise
     return kept, ids
 
+def difference(kind, texts, right, given):
+    """A line about the first text with other ids."""
+    number = first_difference(texts, right, given)
+    if number is None:
+        return []
+    wanted, got = right[number], given[number] if number < len(given) else []
+    at = next((i for i, (a, b) in enumerate(zip(wanted, got)) if a != b), min(len(wanted), len(got)))
+    near = slice(max(at - 2, 0), at + 4)
+    return [f"{kind}, document {number}, token {at} of {len(wanted)}: right {wanted[near]}, xtrain {got[near]}, {texts[number][:600]!a}"]
+
+
+def encoded(program, folder, cut, texts, right):
+    """Differences of the example `encode`, and the rule for cuts."""
+    lines = "".join(json.dumps(text) + "\n" for text in texts)
+    run = subprocess.run([program, folder, *cut], input=lines, capture_output=True, text=True)
+    if run.returncode != 0:
+        return [f"encode {cut}: exit {run.returncode}: {run.stderr.strip()[-400:]}"], ""
+    head, *given = [json.loads(line) for line in run.stdout.splitlines()]
+    return difference(f"encode {cut}", texts, right, given), head[1]
+
+
+def tokenized(folder, out, texts, right, long, whole, options):
+    """Differences of a dataset."""
+    command = [options.xtrain, "tokenize", out.with_suffix(".jsonl"), "--tokenizer", folder, "--out", out]
+
+    def tokenize(texts):
+        # A document without tokens is not stored as such.
+        out.with_suffix(".jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+        return subprocess.run(command, capture_output=True, text=True)
+
+    run = tokenize(texts + long)
+    if long and ("must encode it as a whole" in run.stderr or "cannot encode" in run.stderr):
+        run, long, whole = tokenize(texts), [], []
+    if run.returncode != 0:
+        return [f"exit {run.returncode}: {run.stderr.strip()[-400:]}"]
+    found = difference("dataset", texts + long, right + whole, shards(out))
+    vocabulary, wanted = json.loads((out / "dataset.json").read_text())["vocab_size"], size(folder)
+    return found + ([] if vocabulary == wanted else [f"vocabulary: right {wanted}, xtrain {vocabulary}"])
+
+
+def size(folder):
+    return max(Tokenizer.from_file(str(folder / "tokenizer.json")).get_vocab().values()) + 1
+
 
 def compare(name, make, options, work):
     """Lines about differences."""
@@ -65,58 +111,29 @@ def compare(name, make, options, work):
     (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|endoftext|>"}))
     tokenizer.encode_special_tokens = True
     texts, right = encode_all(tokenizer, documents.documents(options.documents, made.NAMES, options.seed))
-    # Words between documents, so that there are places to cut.
-    joined = " and words\nhere, ".join(texts)
-    long, whole = [], []
-    if options.long:
-        joined = joined * (1 + options.long // len(joined.encode()))
-        long, whole = encode_all(tokenizer, [joined.encode()[:options.long].decode(errors="ignore")])
-    source = work / f"{name}.jsonl"
-    with open(source, "w") as file:
-        file.writelines(json.dumps({"text": text}) + "\n" for text in texts + long)
-    # A document without tokens is not stored as such.
-    run = subprocess.run([options.xtrain, "tokenize", source, "--tokenizer", folder, "--out", out], capture_output=True, text=True)
+    long, whole = encode_all(tokenizer, documents.long_documents(options.long, texts) if options.long else [])
     found, rule = [], ""
-    refused = "must encode it as a whole" in run.stderr or "split safely" in run.stderr
-    if refused and long:
-        # The tokenizer encodes documents as a whole, and this one is too long for that.
-        with open(source, "w") as file:
-            file.writelines(json.dumps({"text": text}) + "\n" for text in texts)
-        run, long = subprocess.run([options.xtrain, "tokenize", source, "--tokenizer", folder, "--out", out], capture_output=True, text=True), []
-    if run.returncode != 0:
-        return [f"exit {run.returncode}: {run.stderr.strip()[-400:]}"], "refused"
-    given = shards(out)
-    if (number := first_difference(texts, right, given)) is not None:
-        found.append(f"document {number} {texts[number]!a}\n    right  {right[number]}\n    xtrain {given[number] if number < len(given) else None}")
-    if long:
-        whole = whole[0]
-        if given[-1] != whole:
-            at = next((i for i, (a, b) in enumerate(zip(whole, given[-1])) if a != b), min(len(whole), len(given[-1])))
-            found.append(f"long document, token {at} of {len(whole)}: right {whole[at - 2:at + 4]}, xtrain {given[-1][at - 2:at + 4]}")
-        rule = "long document cut"
-    vocabulary = json.loads((out / "dataset.json").read_text())["vocab_size"]
-    if vocabulary != max(tokenizer.get_vocab().values()) + 1:
-        found.append(f"vocabulary: right {max(tokenizer.get_vocab().values()) + 1}, xtrain {vocabulary}")
+    if options.xtrain:
+        problem = tokenized(folder, out, texts, right, long, whole, options)
+        found += problem
     if options.encode:
-        lines = "".join(json.dumps(text) + "\n" for text in texts)
-        for limit in (1, 30):
-            run = subprocess.run([options.encode, folder, "--cut", str(limit)], input=lines, capture_output=True, text=True)
-            if run.returncode != 0:
-                found.append(f"cut: exit {run.returncode}: {run.stderr.strip()[-400:]}")
-                continue
-            head, *cut = [json.loads(line) for line in run.stdout.splitlines()]
-            rule = head[1]
-            if (number := first_difference(texts, right, cut)) is not None:
-                found.append(f"cut at {limit}, document {number} {texts[number]!a}\n    right  {right[number]}\n    xtrain {cut[number]}")
+        for cut in ([], ["--cut", "1"], ["--cut", "30"]):
+            problem, rule = encoded(options.encode, folder, cut, texts, right)
+            found += problem
+        for cut in ([], ["--cut", str(1 << 20)]) if long else ():
+            problem, _ = encoded(options.encode, folder, cut, long, whole)
+            if any("cannot encode" in line for line in problem):
+                rule, problem = f"{rule}, long documents {' '.join(cut)} refused", []
+            found += problem
     return found, rule
 
 
 def main():
     parser = argparse.ArgumentParser()
-    parser.add_argument("--xtrain", required=True)
+    parser.add_argument("--xtrain")
     parser.add_argument("--encode")
     parser.add_argument("--documents", type=int, default=2000)
-    parser.add_argument("--long", type=int, default=4 << 20, help="bytes of the long document; 0 for none")
+    parser.add_argument("--long", type=int, default=4 << 20, help="bytes of the long documents; 0 for none")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--work", default="/tmp/xtrain-tokenizers")
     parser.add_argument("names", nargs="*")

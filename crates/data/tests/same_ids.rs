@@ -158,12 +158,13 @@ const NAMES: [&str; 12] = [
     "<mask>",
 ];
 
-/// Added tokens with all combinations of flags.
+/// Added tokens of different names, with all combinations of flags.
 fn added_tokens() -> impl Strategy<Value = Vec<Value>> {
-    let token = (prop::sample::select(&NAMES[..]), prop::array::uniform5(any::<bool>()));
-    prop::collection::vec(token, 1..5).prop_map(|tokens| {
-        tokens
+    let flags = prop::collection::vec(prop::array::uniform5(any::<bool>()), 4);
+    (prop::sample::subsequence(&NAMES[..], 1..5), flags).prop_map(|(names, flags)| {
+        names
             .into_iter()
+            .zip(flags)
             .map(|(content, [lstrip, rstrip, single_word, normalized, special])| {
                 json!({
                     "id": 0, "content": content, "lstrip": lstrip, "rstrip": rstrip, "single_word": single_word,
@@ -369,6 +370,32 @@ fn documents_may_be_split_only_where_that_is_proven() {
     assert_eq!(load_json(&other).cut_rule(), CutRule::BetweenLetters);
     other["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"] = json!(r"\b\w+|\W+");
     let other = load_json(&other);
-    assert_eq!(other.cut_rule(), CutRule::Never);
+    assert_eq!(other.cut_rule(), CutRule::InEncoder);
     assert_eq!(other.decode(&other.encode(TEXT).unwrap(), SpecialTokens::Show).unwrap(), TEXT);
+}
+
+#[test]
+fn long_documents_without_cuts_are_split_in_the_encoder() {
+    let mut deepseek = o200k();
+    let steps = deepseek["pre_tokenizer"]["pretokenizers"].as_array_mut().unwrap();
+    for regex in ["[一-龥぀-ゟ゠-ヿ]+", r"\p{N}{1,3}"] {
+        let pattern = json!({"Regex": regex});
+        steps.insert(0, json!({"type": "Split", "pattern": pattern, "behavior": "Isolated", "invert": false}));
+    }
+    let mut anchored = o200k();
+    anchored["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"] =
+        json!(r"^\w+|(?<=\w)\W+|\b\d|\s|\w+");
+    // Neither spaces nor single newlines: paragraphs of ideographs, and a table of digits.
+    let paragraph = "東京タワー東京タワー東京タワー、ti\u{1ebf}ngtiengtiengtieng\n\n";
+    for (json, unit) in [(deepseek, paragraph), (anchored, "1234567890123456789,55555555555555\n")] {
+        let tokenizer = load_json(&json);
+        let text = unit.repeat((3 << 20) / unit.len() + 1000);
+        assert_eq!(tokenizer.cut_rule().last_cut(&text, text.len()), None);
+        let ids = tokenizer.encode(&text).unwrap();
+        // A few units at the start and at the end have the tokens that they have alone.
+        let part = tokenizer.encode(&text[..unit.len() * 1000]).unwrap();
+        assert_eq!(ids[..part.len() - 8], part[..part.len() - 8]);
+        assert_eq!(ids[ids.len() + 8 - part.len()..], part[8..]);
+        assert_eq!(tokenizer.decode(&ids, SpecialTokens::Show).unwrap(), text);
+    }
 }

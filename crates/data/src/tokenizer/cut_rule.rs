@@ -22,6 +22,8 @@ pub enum CutRule {
     BeforeSpaces,
     /// Only after single newlines.
     AfterNewlines,
+    /// Nowhere: the encoder splits long documents itself.
+    InEncoder,
     /// Nowhere: each document is encoded as a whole.
     Never,
 }
@@ -59,7 +61,7 @@ impl CutRule {
         match self {
             CutRule::Anywhere | CutRule::BetweenWords | CutRule::AfterNewlines => NewlineCuts::BeforeAny,
             CutRule::BetweenLetters => NewlineCuts::BeforeLetters,
-            CutRule::BeforeSpaces | CutRule::Never => NewlineCuts::None,
+            CutRule::BeforeSpaces | CutRule::InEncoder | CutRule::Never => NewlineCuts::None,
         }
     }
 

@@ -194,6 +194,7 @@ pub(super) fn from_parts(
         added: in_text,
         budget: ByteBudget::new(MAX_HF_BYTES),
         cut: cut.map_or_else(OnceLock::new, OnceLock::from),
+        long_text: OnceLock::new(),
         vocab_size,
         end_of_document,
         stop_tokens,

@@ -17,6 +17,7 @@ mod cuts;
 mod encoder;
 mod end_tokens;
 mod load;
+mod long_text;
 mod merge;
 mod regex_limits;
 mod shape;
@@ -47,6 +48,7 @@ use crate::files;
 use added_in_text::AddedInText;
 use byte_budget::ByteBudget;
 use encoder::Encoder;
+use long_text::LongText;
 use space_bpe::Prefix;
 use train_bpe::WordCounts;
 
@@ -71,6 +73,8 @@ pub struct Tokenizer {
     budget: ByteBudget,
     /// Proven when first needed, for encoders that do not know it.
     cut: OnceLock<CutRule>,
+    /// Encoder of long texts that cannot be cut, if there is one; created when first needed.
+    long_text: OnceLock<Option<LongText>>,
     hash: [u8; 32],
     vocab_size: usize,
     end_of_document: u32,
@@ -81,8 +85,8 @@ pub struct Tokenizer {
     config_tokens: end_tokens::ConfigTokens,
 }
 
-/// Maximum size of text in the `tokenizers` crate at a time, over all threads. Its memory use is up to 300
-/// times that.
+/// Maximum size of text whose words the `tokenizers` crate has in memory at a time, over all threads. Its
+/// memory use is up to 300 times that.
 pub(crate) const MAX_HF_BYTES: usize = 3 << 20;
 
 impl Tokenizer {
@@ -357,7 +361,11 @@ impl Tokenizer {
 
     /// The rule for splitting long documents without changing their tokens.
     pub fn cut_rule(&self) -> CutRule {
-        *self.cut.get_or_init(|| self.added.limit(cuts::rule_of(&self.hf), ' '))
+        let rule = *self.cut.get_or_init(|| self.added.limit(cuts::rule_of(&self.hf), ' '));
+        match rule {
+            CutRule::Never if self.long_text().is_some() => CutRule::InEncoder,
+            rule => rule,
+        }
     }
 
     /// Replaces the end-of-document token.
@@ -387,18 +395,25 @@ impl Tokenizer {
 
     /// Encodes a document with the `tokenizers` crate, with special tokens as plain text.
     fn encode_with_hf(&self, text: &str) -> Result<Vec<u32>> {
-        if text.len() > MAX_HF_BYTES {
-            return Err(DataError::tokenizer(
-                "of this kind",
-                format!("cannot encode {} MiB of text as one document", text.len() >> 20),
-                "split the document (with a separator, or one document per line)",
-            ));
-        }
         let hf_plain_text = self.hf_plain_text();
         let _share = self.budget.take(text.len());
+        if text.len() > MAX_HF_BYTES {
+            let Some(long_text) = self.long_text() else {
+                return Err(DataError::tokenizer(
+                    "of this kind",
+                    format!("cannot encode {} MiB of text as one document", text.len() >> 20),
+                    "split the document (with a separator, or one document per line)",
+                ));
+            };
+            return long_text.encode(hf_plain_text, text).map_err(|e| self.refused(&e));
+        }
         let encoding =
             catch_panic(|| hf_plain_text.encode_fast(text, false)).map_err(|e| self.refused(&e))?;
         Ok(encoding.get_ids().to_vec())
+    }
+
+    fn long_text(&self) -> Option<&LongText> {
+        self.long_text.get_or_init(|| LongText::of(&self.hf)).as_ref()
     }
 
     /// The tokenizer that takes special tokens as plain text.

@@ -380,11 +380,11 @@ fn long_documents_without_cuts_are_split_in_the_encoder() {
     let steps = deepseek["pre_tokenizer"]["pretokenizers"].as_array_mut().unwrap();
     for regex in ["[一-龥぀-ゟ゠-ヿ]+", r"\p{N}{1,3}"] {
         let pattern = json!({"Regex": regex});
-        steps.insert(0, json!({"type": "Split", "pattern": pattern, "behavior": "Isolated", "invert": false}));
+        steps
+            .insert(0, json!({"type": "Split", "pattern": pattern, "behavior": "Isolated", "invert": false}));
     }
     let mut anchored = o200k();
-    anchored["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"] =
-        json!(r"^\w+|(?<=\w)\W+|\b\d|\s|\w+");
+    anchored["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"] = json!(r"^\w+|(?<=\w)\W+|\b\d|\s|\w+");
     // Neither spaces nor single newlines: paragraphs of ideographs, and a table of digits.
     let paragraph = "東京タワー東京タワー東京タワー、ti\u{1ebf}ngtiengtiengtieng\n\n";
     for (json, unit) in [(deepseek, paragraph), (anchored, "1234567890123456789,55555555555555\n")] {

@@ -61,8 +61,9 @@ impl LongText {
         let mut steps = Vec::new();
         flatten(tokenizer.get_pre_tokenizer()?, &mut steps);
         // This step asks where in the document its text is.
-        let asks_place = |step: &PreTokenizerWrapper| {
-            matches!(step, PreTokenizerWrapper::Metaspace(step) if step.prepend_scheme == PrependScheme::First)
+        let asks_place = |step: &PreTokenizerWrapper| match step {
+            PreTokenizerWrapper::Metaspace(step) => step.prepend_scheme == PrependScheme::First,
+            _ => false,
         };
         if steps.iter().any(asks_place) {
             return None;
@@ -237,10 +238,11 @@ fn join(
         SplitDelimiterBehavior::MergedWithNext => before && !is_match,
     };
     let is_removed = |is_match: bool| is_match && behavior == SplitDelimiterBehavior::Removed;
-    let mut each_piece = |(piece, is_match): (Range<usize>, bool)| match piece.is_empty() || is_removed(is_match) {
-        true => Ok(()),
-        false => each(piece),
-    };
+    let mut each_piece =
+        |(piece, is_match): (Range<usize>, bool)| match piece.is_empty() || is_removed(is_match) {
+            true => Ok(()),
+            false => each(piece),
+        };
     let mut waiting: Option<(Range<usize>, bool)> = None;
     for (stretch, is_match) in stretches {
         let is_match = is_match != inverted;
@@ -306,6 +308,10 @@ mod tests {
         Tokenizer::from_bytes(file.to_string()).unwrap()
     }
 
+    fn metaspace(scheme: &str) -> Value {
+        json!({"type": "Metaspace", "replacement": "▁", "prepend_scheme": scheme, "split": true})
+    }
+
     fn split() -> impl Strategy<Value = Value> {
         (prop::sample::select(&EXPRESSIONS[..]), prop::sample::select(&BEHAVIORS[..]), any::<bool>()).prop_map(
             |(regex, behavior, invert)| {
@@ -315,9 +321,10 @@ mod tests {
     }
 
     fn step() -> impl Strategy<Value = Value> {
-        let metaspace = |scheme| json!({"type": "Metaspace", "replacement": "▁", "prepend_scheme": scheme, "split": true});
-        let bytes = |prefix: bool, regex: bool| {
-            json!({"type": "ByteLevel", "add_prefix_space": prefix, "trim_offsets": true, "use_regex": regex})
+        let bytes = |(add_prefix_space, use_regex): (bool, bool)| {
+            json!({
+                "type": "ByteLevel", "add_prefix_space": add_prefix_space, "trim_offsets": true, "use_regex": use_regex,
+            })
         };
         prop_oneof![
             6 => split(),
@@ -327,7 +334,7 @@ mod tests {
             1 => Just(json!({"type": "Punctuation", "behavior": "Contiguous"})),
             1 => Just(metaspace("always")),
             1 => Just(metaspace("never")),
-            2 => any::<(bool, bool)>().prop_map(move |(prefix, regex)| bytes(prefix, regex)),
+            2 => any::<(bool, bool)>().prop_map(bytes),
         ]
     }
 
@@ -354,9 +361,8 @@ mod tests {
     #[test]
     fn a_step_that_asks_for_the_place_of_its_text_needs_the_whole_text() {
         let steps = |scheme: &str| {
-            let metaspace =
-                json!({"type": "Metaspace", "replacement": "▁", "prepend_scheme": scheme, "split": true});
-            LongText::of(&tokenizer(&Value::Null, &[json!({"type": "WhitespaceSplit"}), metaspace])).is_some()
+            let steps = [json!({"type": "WhitespaceSplit"}), metaspace(scheme)];
+            LongText::of(&tokenizer(&Value::Null, &steps)).is_some()
         };
         assert_eq!(["always", "never", "first"].map(steps), [true, true, false]);
     }

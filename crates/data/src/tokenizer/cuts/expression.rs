@@ -2,7 +2,7 @@
 //!
 //! A match of such an expression depends only on the text from its start on, so look-behind, `^`, `\b` and
 //! backreferences are left out. The result is the order in which parts of the expression read characters.
-//! What a part matches is not interpreted here: its source is compiled by the engine itself.
+//! The characters that a part matches are left to the engine itself, which compiles its source.
 
 use std::collections::BTreeSet;
 

@@ -175,9 +175,14 @@ fn added_tokens(file: &Value) -> Vec<Value> {
 }
 
 /// Tokens without a row in the embedding of the folder's model, if `tokenizer.json` does not have them.
-fn beyond_the_model(files: &SideConfigs, original: &[Value], tokenizer: &tokenizers::Tokenizer) -> Vec<String> {
+fn beyond_the_model(
+    files: &SideConfigs,
+    original: &[Value],
+    tokenizer: &tokenizers::Tokenizer,
+) -> Vec<String> {
     let Some(rows) = files.model.get("vocab_size").and_then(Value::as_u64) else { return Vec::new() };
-    let is_listed = |name: &str| original.iter().any(|token| token.get("content").is_some_and(|content| content == name));
+    let is_listed =
+        |name: &str| original.iter().any(|token| token.get("content").is_some_and(|content| content == name));
     let mut beyond: Vec<(u32, AddedToken)> = tokenizer
         .get_added_tokens_decoder()
         .into_iter()

@@ -61,7 +61,7 @@ pub(super) enum SpecialFlags {
 /// Template of tokens around a text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Template {
-    /// That of the file.
+    /// The template of the file.
     File,
     /// No tokens.
     Empty,

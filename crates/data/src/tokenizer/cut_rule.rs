@@ -4,8 +4,8 @@
 //! Two kinds of positions are used: after a single newline between two characters that are not white space,
 //! and before a single space between two letters. At these positions the word patterns of this crate end a
 //! word, regardless of the text that follows; for other pre-tokenizers it is proven ([`super::cuts`]). A
-//! vocabulary without words may be cut there if none of its tokens spans such a position. Tests compare pieces
-//! and documents on random text.
+//! vocabulary without words may be cut there if none of its tokens spans such a position. Tests compare
+//! pieces and documents on random text.
 
 use super::words::{CharClass, char_class};
 

@@ -6,16 +6,14 @@ use std::path::Path;
 use std::sync::OnceLock;
 
 use serde_json::{Map, Value};
-use tokenizers::{AddedToken, Model, ModelWrapper};
+use tokenizers::{AddedToken, Model};
 
 use super::added_in_text::AddedInText;
 use super::byte_budget::ByteBudget;
 use super::encoder::choose_encoder;
 use super::end_tokens::{ConfigTokens, NAMED_FILE, Source, choose_end};
 use super::transformers::{self, SideConfigs};
-use super::{
-    MAX_HF_BYTES, Tokenizer, begin_of_document, canonical_hash, regex_limits, shape, tokenizer_json,
-};
+use super::{MAX_HF_BYTES, Tokenizer, begin_of_document, canonical_hash, shape, tokenizer_json};
 use crate::catch_panic::catch_panic;
 use crate::error::{DataError, Result};
 use crate::files;
@@ -205,18 +203,6 @@ pub(super) fn from_parts(
     })
 }
 
-/// The tokenizer of the `tokenizers` crate, without the settings of the file's last user. The error is the
-/// problem, for a message.
-pub(super) fn tokenizer_of(json: &[u8]) -> std::result::Result<tokenizers::Tokenizer, String> {
-    regex_limits::set();
-    let mut hf = catch_panic(|| tokenizers::Tokenizer::from_bytes(json))
-        .map_err(|e| format!("is not a tokenizer that this version reads: {e}"))?;
-    hf.with_padding(None);
-    hf.with_truncation(None).map_err(|e| e.to_string())?;
-    switch_dropout_off(&mut hf);
-    Ok(hf)
-}
-
 /// The largest id + 1 of `hf`, which is that of the file `parsed`. The error is the problem, for a message.
 fn vocab_size(
     location: &str,
@@ -254,17 +240,6 @@ fn vocab_size(
         );
     }
     Ok(vocab_size)
-}
-
-/// Turns off BPE dropout, a random regularisation: here a text has one encoding.
-fn switch_dropout_off(hf: &mut tokenizers::Tokenizer) {
-    if let ModelWrapper::BPE(bpe) = hf.get_model()
-        && bpe.dropout.is_some()
-    {
-        let mut certain = bpe.clone();
-        certain.dropout = None;
-        hf.with_model(certain);
-    }
 }
 
 /// The name in `"eos_token": "x"` or `"eos_token": {"content": "x"}`.

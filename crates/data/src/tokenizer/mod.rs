@@ -19,6 +19,7 @@ mod end_tokens;
 mod load;
 mod long_text;
 mod merge;
+mod read_tokenizer;
 mod regex_limits;
 mod shape;
 mod space_bpe;

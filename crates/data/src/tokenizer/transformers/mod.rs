@@ -1,9 +1,9 @@
 //! The tokenizer that transformers builds from the files of a folder.
 //!
-//! `AutoTokenizer` adds tokens that only other files than `tokenizer.json` name, and for some classes replaces
-//! the normalizer, the pre-tokenizer and settings of the model. Ids are published by people who use it, so
-//! both are done here too, and written into the `tokenizer.json` that is saved: other engines, which read
-//! only that file, then give the same ids. What cannot be reproduced is a warning with a remedy.
+//! `AutoTokenizer` adds tokens that only other files than `tokenizer.json` name, and for some classes
+//! replaces the normalizer, the pre-tokenizer and settings of the model. Ids are published by people who
+//! use it, so both are done here too, and written into the `tokenizer.json` that is saved: other engines,
+//! which read only that file, then give the same ids. What cannot be reproduced is a warning with a remedy.
 
 mod class;
 mod named_tokens;
@@ -14,7 +14,7 @@ use std::borrow::Cow;
 use serde_json::{Map, Value, json};
 use tokenizers::{AddedToken, PostProcessorWrapper};
 
-use super::load::tokenizer_of;
+use super::read_tokenizer::read_tokenizer;
 use class::Class;
 use named_tokens::NamedTokens;
 pub(super) use named_tokens::SideConfigs;
@@ -82,7 +82,7 @@ pub(super) fn build(bytes: &[u8], file: &mut Value, files: &SideConfigs) -> Resu
         }
         None => Cow::Borrowed(bytes),
     };
-    let mut tokenizer = tokenizer_of(&without_added)?;
+    let mut tokenizer = read_tokenizer(&without_added)?;
     add_tokens(&mut tokenizer, &names, recipe)?;
     let too_many = beyond_the_model(files, &original, &tokenizer);
     if !too_many.is_empty() {
@@ -92,7 +92,7 @@ pub(super) fn build(bytes: &[u8], file: &mut Value, files: &SideConfigs) -> Resu
             shown(&too_many)
         ));
         names.leave_out(&too_many);
-        tokenizer = tokenizer_of(&without_added)?;
+        tokenizer = read_tokenizer(&without_added)?;
         add_tokens(&mut tokenizer, &names, recipe)?;
     }
     if replaces_words(files, &tokenizer) {
@@ -111,7 +111,7 @@ pub(super) fn build(bytes: &[u8], file: &mut Value, files: &SideConfigs) -> Resu
     if is_changed || has_other_tokens {
         let text = serde_json::to_vec_pretty(file).map_err(|e| e.to_string())?;
         // Flags of a token that was added twice are only now those of the file.
-        tokenizer = tokenizer_of(&text)?;
+        tokenizer = read_tokenizer(&text)?;
         json = Some(text);
     }
     Ok(Built {

@@ -1,8 +1,8 @@
 //! Tokens that the files beside a `tokenizer.json` name, in the order in which transformers adds them.
 //!
-//! transformers reads `added_tokens_decoder` of `tokenizer_config.json`, or else `special_tokens_map.json` and
-//! `added_tokens.json`. Then come `eos_token` and the other names of tokens, and lists of further special
-//! tokens. A token that the vocabulary lacks gets the next free id, whatever id the files give it.
+//! transformers reads `added_tokens_decoder` of `tokenizer_config.json`, or else `special_tokens_map.json`
+//! and `added_tokens.json`. Then come `eos_token` and the other names of tokens, and lists of further
+//! special tokens. A token that the vocabulary lacks gets the next free id, whatever id the files give it.
 
 use std::collections::BTreeMap;
 
@@ -112,8 +112,8 @@ pub(super) struct NamedTokens {
 }
 
 impl NamedTokens {
-    /// Reads the tokens of `files` and of the `tokenizer.json` with `added`. `defaults` are the names that the
-    /// class gives, by key. The error is the problem, for a message.
+    /// Reads the tokens of `files` and of the `tokenizer.json` with `added`. `defaults` are the names that
+    /// the class gives, by key. The error is the problem, for a message.
     pub(super) fn read(
         files: &SideConfigs,
         added: &[Value],

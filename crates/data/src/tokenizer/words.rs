@@ -117,9 +117,10 @@ pub(super) fn char_class(c: char) -> CharClass {
     TABLE[c as usize]
 }
 
-/// Computed with the engine itself, so that both use the same version of Unicode.
+/// Computed with the engine itself, so that both use the same version of Unicode. Its search is slow enough
+/// to be felt at every start, so the planes without letters, numbers and white space are left out.
 fn char_class_table() -> Vec<CharClass> {
-    let everything: String = ('\0'..=char::MAX).collect();
+    let everything: String = ('\0'..'\u{40000}').collect();
     let mut table = vec![CharClass::Other; char::MAX as usize + 1];
     for (regex, char_class) in
         [(r"\s+", CharClass::Space), (r"\p{L}+", CharClass::Letter), (r"\p{N}+", CharClass::Number)]

@@ -143,7 +143,7 @@ impl Run {
             if let Some(error) = failed {
                 return Err(error);
             }
-            let written = self.corpus.tokenizer.decode(&made, SpecialTokens::Hide)?;
+            let written = self.corpus.tokenizer.decode_after(&tokens, &made, SpecialTokens::Hide)?;
             text.push_str(&format!("{prompt}{written}\n\n"));
             self.record(
                 Sample { step: self.position.step, prompt: prompt.clone(), text: written },

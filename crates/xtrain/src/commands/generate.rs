@@ -29,7 +29,8 @@ pub(crate) fn run(args: &GenerateArgs) -> Result<(), Failure> {
     let sampling =
         Sampling { temperature: args.temperature, top_k: args.top_k, top_p: args.top_p, seed: args.seed };
     let mut generator = Generator::new(&mut weights, tokens.len() + args.max_tokens)?;
-    let mut decoder = tokenizer.as_ref().map(|tokenizer| tokenizer.stream_decoder(SpecialTokens::Hide));
+    let decoder = tokenizer.as_ref().map(|tokenizer| tokenizer.stream_decoder(&tokens, SpecialTokens::Hide));
+    let mut decoder = decoder.transpose()?;
     let mut shown_ids = 0;
     let mut transcript = Transcript::new(args.logprobs);
     let mut text = String::new();

@@ -1,7 +1,7 @@
 //! The CPU engine: interprets a program with the CPU kernels on planned memory. A collective runs when its
 //! turn comes, and waits there for the other ranks.
 
-use crate::available::available_bytes;
+use xtrain_tensor::available_bytes;
 use crate::checks::{Checks, check_finite, is_overwritten};
 use crate::collective;
 use crate::engine::{Engine, Outputs, Promise, Ticket, output_places};

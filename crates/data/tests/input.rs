@@ -280,7 +280,13 @@ fn errors_give_problem_and_location() {
         (
             "jsonl",
             b"{\"text\": \"a\"}\n{\"body\": \"b\"}\n",
-            "line 2: there is no field \"text\"; the line has \"body\"; name the field that holds the text: data.text_field = \"body\" in \
+            "line 2: there is no field \"text\"; the line has \"body\"; drop such lines, or skip up to N such rows with \
+             data.skip_bad_rows = N (tokenize and eval: --skip-bad-rows N)",
+        ),
+        (
+            "jsonl",
+            b"{\"body\": \"b\"}\n",
+            "line 1: there is no field \"text\"; the line has \"body\"; name the field that holds the text: data.text_field = \"body\" in \
              a run file, --text-field \"body\" elsewhere",
         ),
         ("jsonl", b"{}\n", "the line has no fields"),
@@ -518,7 +524,8 @@ fn the_field_with_the_longest_strings_probably_holds_the_text() {
     let field = |name: &str, bytes: &[u8]| {
         let path = folder.path().join(name);
         fs::write(&path, bytes).unwrap();
-        text_field(&list_inputs(&[path]).unwrap()[0]).map_err(|error| error.to_string())
+        let found = text_field(&list_inputs(&[path]).unwrap()[0]).map_err(|error| error.to_string());
+        found.map(|found| found.map(|found| found.name))
     };
     let named = |name: &str| Ok(Some(name.to_owned()));
     let lines =

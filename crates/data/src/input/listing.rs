@@ -55,6 +55,11 @@ pub fn list_inputs<P: AsRef<Path>>(names: &[P]) -> Result<Vec<InputFile>> {
     Ok(list(names, Take::All)?.files)
 }
 
+/// True for a pattern that a file matches, whatever its kind.
+pub fn matches_files(name: &Path) -> bool {
+    glob::is_pattern(name) && glob::expand(name).is_ok_and(|files| !files.is_empty())
+}
+
 /// Lists input files. A name is a file, a folder (all files of known kinds below it, except hidden ones) or a
 /// pattern with `*`, `?`, `[ab]`, `{a,b}` and `**`.
 ///

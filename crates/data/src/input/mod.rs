@@ -32,7 +32,7 @@ pub use bad_rows::BadRows;
 pub use fields::{TextField, text_field};
 pub use files::InputFile;
 pub use kinds::{Compression, Format};
-pub use listing::{Listing, Take, list, list_inputs};
+pub use listing::{Listing, Take, list, list_inputs, matches_files};
 pub use split::Split;
 
 use crate::error::{DataError, Result};

@@ -27,7 +27,7 @@ impl Split {
     }
 
     /// Words that name the split.
-    pub(super) fn keywords(self) -> &'static [&'static str] {
+    pub fn keywords(self) -> &'static [&'static str] {
         match self {
             Split::Train => &["train", "training"],
             Split::Validation => &["validation", "valid", "val", "dev"],

@@ -72,7 +72,7 @@ fn refuse_address(name: &Path) -> Option<RunError> {
         ("file", _) => format!("name its path: {rest}"),
         _ => "copy it to this machine first".to_owned(),
     };
-    Some(RunError::Refused(format!("{name} is an address, and xtrain reads files of this machine; {advice}")))
+    Some(RunError::Refused(format!("{name} is an address, and xtrain reads local files; {advice}")))
 }
 
 /// An address without the name of a file or a pattern.

@@ -281,6 +281,7 @@ impl Group {
         if let [only] = files {
             return Some(only.clone());
         }
+        let folder = Group::of_files(files.to_vec()).base;
         let patterns = of.keywords().iter().flat_map(|keyword| {
             [
                 format!("{keyword}*"),
@@ -289,8 +290,8 @@ impl Group {
                 format!("**/{keyword}/**/*"),
             ]
         });
-        let folders = files.first()?.parent().into_iter().map(Path::to_path_buf);
-        let candidates = folders.chain(patterns.map(|pattern| self.base.join(pattern)));
+        let patterns = patterns.map(|pattern| folder.join(pattern));
+        let candidates = std::iter::once(folder.clone()).chain(patterns);
         let taken = |candidate: &PathBuf| {
             let group = match candidate.is_dir() {
                 true => Group::of_folder(candidate),

@@ -226,7 +226,7 @@ mod tests {
 
         #[test]
         fn blocks_leave_few_tokens_unused(tokens in 1_000_u64..1_000_000, seq_len in 16_usize..10_000) {
-            let (train, valid) = split(0.005, tokens, seq_len, "test").unwrap();
+            let (train, valid) = split(0.005, tokens, seq_len).unwrap();
             let windows = Windows::new(train, seq_len, Remainder::Drop);
             let held: u64 = valid.iter().map(|range| range.end - range.start).sum();
             let unused = tokens - held - windows.count() * seq_len as u64;

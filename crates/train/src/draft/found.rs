@@ -44,6 +44,9 @@ const VOCABULARIES: [(u64, usize, f64); 6] = [
     (0, 1_024, 2.5),
 ];
 
+/// Bytes without which a text has too few tokens for the shortest sequence.
+const LEAST_BYTES: u64 = 8;
+
 /// Mean bytes per token of English with a pre-trained model's vocabulary.
 const BYTES_A_TOKEN: f64 = 4.4;
 
@@ -98,6 +101,12 @@ impl Found {
         for path in valid {
             let field = chosen_field(&list(path, Split::Validation)?.files)?;
             found.valid.push(FoundData { path: name(path)?, text_field: field });
+        }
+        if !found.data.is_empty() && !found.has_shards && bytes < LEAST_BYTES {
+            return Err(RunError::Refused(format!(
+                "the text has {bytes} bytes, and a run needs at least 9 tokens, for one sequence of 8 and its targets; name \
+                 more text"
+            )));
         }
         let learned = VOCABULARIES.iter().find(|(from, ..)| bytes >= *from);
         let (size, learned_bytes) = learned.map_or((4096, 3.2), |(_, size, bytes)| (*size, *bytes));

@@ -110,7 +110,7 @@ impl Listing {
         }
         let choice = match take.split() {
             Some(split) => group.choose(split).ok_or_else(|| group.lacks(split))?,
-            None => Choice { taken: group.files.clone(), left: Vec::new() },
+            None => Choice { taken: group.files.clone(), ..Choice::default() },
         };
         group.refuse_copies(&choice.taken)?;
         self.note(group, take, &choice);
@@ -130,7 +130,7 @@ impl Listing {
             };
             let left = counted(choice.left.len(), "file is not", "files are not");
             let note = format!("{name}: {of} ({taken}); {left} ({})", group.show(&choice.left));
-            match choice.left.iter().any(|path| files.is_unsplit_path(path)) {
+            match choice.leaves_unsplit {
                 // Text that may be missed: its name belongs to no split.
                 true => {
                     self.warnings.push(format!("{note}; to read others, name them or a pattern for them"))
@@ -155,14 +155,11 @@ impl Listing {
             Take::Only(split) if !splits.is_empty() => {
                 let choice = group.choose(split).ok_or_else(|| group.lacks(split))?;
                 self.note(&group, take, &choice);
-                paths.retain(|path| !choice.left.contains(path));
+                let left: HashSet<PathBuf> = choice.left.into_iter().collect();
+                paths.retain(|path| !left.contains(path));
             }
             _ if splits.len() > 1 => {
-                let of = |split: &Split| {
-                    let files: Vec<PathBuf> =
-                        split_files.of(*split).into_iter().map(Path::to_path_buf).collect();
-                    format!("{}: {}", split.name(), group.show(&files))
-                };
+                let of = |split: &Split| format!("{}: {}", split.name(), group.show(&split_files.of(*split)));
                 self.several_splits = Some(splits.iter().map(of).collect::<Vec<_>>().join("; "));
             }
             _ => {}
@@ -173,7 +170,7 @@ impl Listing {
 
 /// Files that are named together: those of a folder, those that match a pattern, or a list.
 struct Group {
-    /// The folder or pattern.
+    /// The folder or pattern, for messages.
     name: PathBuf,
     /// The folder below which the names of files and folders say their splits.
     base: PathBuf,
@@ -204,7 +201,7 @@ impl Group {
         let parents: Vec<&Path> = files.iter().filter_map(|path| path.parent()).collect();
         let common = |base: &&Path| parents.iter().all(|parent| parent.starts_with(base));
         let base = parents.first().and_then(|first| first.ancestors().find(common)).unwrap_or(Path::new(""));
-        let (name, base) = (base.to_path_buf(), base.to_path_buf());
+        let (name, base) = ("the named files".into(), base.to_path_buf());
         Group { name, base, files, skipped: Vec::new(), named: Vec::new(), folder_of: None }
     }
 
@@ -244,7 +241,7 @@ impl Group {
     }
 
     fn choose(&self, split: Split) -> Option<Choice> {
-        let all = || Choice { taken: self.files.clone(), left: Vec::new() };
+        let all = || Choice { taken: self.files.clone(), ..Choice::default() };
         if !self.named.is_empty() {
             return Some(all());
         }
@@ -254,18 +251,15 @@ impl Group {
     /// The error for a group without a file of `split`.
     fn lacks(&self, split: Split) -> DataError {
         let files = self.split_files();
-        let of = |other: &Split| {
-            let paths: Vec<PathBuf> = files.of(*other).into_iter().map(Path::to_path_buf).collect();
-            (*other, paths)
-        };
-        let others: Vec<(Split, Vec<PathBuf>)> = files.splits().iter().map(of).collect();
+        let others: Vec<(Split, Vec<PathBuf>)> =
+            files.splits().into_iter().map(|other| (other, files.of(other))).collect();
         let shown =
             |(other, paths): &(Split, Vec<PathBuf>)| format!("{} ({})", other.name(), self.show(paths));
         let shown: Vec<String> = others.iter().map(shown).collect();
         let problem = format!(
-            "{} has no file of the {} split, only of {}",
-            self.name.display(),
+            "there is no file of the {} split in {}, only of {}",
             split.name(),
+            self.name.display(),
             shown.join(" and ")
         );
         let naming = |(other, paths): &(Split, Vec<PathBuf>)| self.naming(split, *other, paths);
@@ -291,7 +285,7 @@ impl Group {
             ]
         });
         let patterns = patterns.map(|pattern| folder.join(pattern));
-        let candidates = std::iter::once(folder.clone()).chain(patterns);
+        let mut candidates = std::iter::once(folder.clone()).chain(patterns);
         let taken = |candidate: &PathBuf| {
             let group = match candidate.is_dir() {
                 true => Group::of_folder(candidate),
@@ -299,7 +293,7 @@ impl Group {
             };
             group.ok()?.choose(wanted).map(|choice| choice.taken)
         };
-        candidates.into_iter().find(|candidate| taken(candidate).as_deref() == Some(files))
+        candidates.find(|candidate| taken(candidate).as_deref() == Some(files))
     }
 
     /// The first names of `files`, as they are called below the folder of the group.

@@ -35,9 +35,9 @@ impl Split {
         }
     }
 
-    /// True if a keyword of the split is a word of `name`, between characters that end words.
+    /// True if a keyword of the split is a word of `name`, which is in lower case, between characters that end
+    /// words.
     fn is_in(self, name: &str, ends_words: fn(char) -> bool) -> bool {
-        let name = name.to_lowercase();
         let is_word = |at: usize, keyword: &str| {
             let (before, after) = (&name[..at], &name[at + keyword.len()..]);
             before.chars().next_back().is_none_or(ends_words) && after.chars().next().is_none_or(ends_words)
@@ -56,109 +56,106 @@ fn ends_words_or_is_wild(c: char) -> bool {
     ends_words(c) || "*?[]{},!".contains(c)
 }
 
-/// Files, by their splits.
+/// Files of a folder: those of the split that is wanted, and all others.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Choice {
-    /// The files of the split that is wanted.
     pub(super) taken: Vec<PathBuf>,
-    /// All others.
     pub(super) left: Vec<PathBuf>,
+    /// True if some of the others belong to no split.
+    pub(super) leaves_unsplit: bool,
 }
 
-/// Files below a folder whose names are compared with the keywords.
+/// The place that says the split of a file, the surest first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Place {
+    /// The name of a shard in `data/` is exactly that of the split.
+    Shard,
+    Folder,
+    Name,
+}
+
+/// Files below a folder, with their splits.
 #[derive(Debug)]
 pub(super) struct SplitFiles<'f> {
     files: Vec<SplitFile<'f>>,
-    /// True if there are shards in `data/`; no other files count.
-    has_shards: bool,
 }
 
 #[derive(Debug)]
 struct SplitFile<'f> {
-    path: &'f Path,
-    /// Name of the split of a shard in `data/`.
-    shard_of: Option<String>,
-    /// Names of the folders of the file, below the common one.
-    folders: Vec<String>,
-    name: String,
+    path: &'f PathBuf,
+    /// The place that says that the file belongs to a split, in the order of [`Split::ALL`].
+    places: [Option<Place>; 3],
+    /// False for a file that is no shard in `data/`, if there are any.
+    is_considered: bool,
 }
 
 impl<'f> SplitFiles<'f> {
     /// `files`, all of which are below `base`.
     pub(super) fn new(base: &Path, files: &'f [PathBuf]) -> SplitFiles<'f> {
-        let files: Vec<SplitFile<'f>> = files
-            .iter()
-            .map(|path| {
-                let below = path.strip_prefix(base).unwrap_or(path);
-                let mut folders: Vec<String> =
-                    below.iter().map(|part| part.to_string_lossy().into_owned()).collect();
-                let name = folders.pop().unwrap_or_default();
-                let is_in_data = matches!(folders.as_slice(), [only] if only == "data");
-                let shard_of = shard_of(&name).filter(|_| is_in_data).map(str::to_owned);
-                SplitFile { path, shard_of, folders, name }
+        let names = |path: &PathBuf| {
+            let below = path.strip_prefix(base).unwrap_or(path);
+            let mut folders: Vec<String> =
+                below.iter().map(|part| part.to_string_lossy().to_lowercase()).collect();
+            let name = folders.pop().unwrap_or_default();
+            let is_in_data = matches!(folders.as_slice(), [only] if only == "data");
+            let shard_of = shard_of(&name).filter(|_| is_in_data).map(str::to_owned);
+            (folders, name, shard_of)
+        };
+        let has_shards = files.iter().any(|path| names(path).2.is_some());
+        let places = |(folders, name, shard_of): &(Vec<String>, String, Option<String>)| {
+            let is_in_folder = |split: Split| folders.iter().any(|folder| split.is_in(folder, ends_words));
+            let is_split_folder = !has_shards && Split::ALL.into_iter().any(is_in_folder);
+            Split::ALL.map(|split| match shard_of {
+                Some(name) if name == split.name() => Some(Place::Shard),
+                Some(name) => split.is_in(name, ends_words).then_some(Place::Name),
+                None if has_shards => None,
+                None if is_split_folder => is_in_folder(split).then_some(Place::Folder),
+                None => split.is_in(name, ends_words).then_some(Place::Name),
             })
-            .collect();
-        SplitFiles { has_shards: files.iter().any(|file| file.shard_of.is_some()), files }
+        };
+        let file = |path| {
+            let names = names(path);
+            SplitFile { path, places: places(&names), is_considered: !has_shards || names.2.is_some() }
+        };
+        SplitFiles { files: files.iter().map(file).collect() }
     }
 
     /// The splits that have files.
     pub(super) fn splits(&self) -> Vec<Split> {
-        Split::ALL
-            .into_iter()
-            .filter(|&split| self.files.iter().any(|file| self.is_of(file, split)))
-            .collect()
+        let has_files = |split: &Split| self.files.iter().any(|file| file.places[*split as usize].is_some());
+        Split::ALL.into_iter().filter(has_files).collect()
     }
 
     /// The files of a split.
-    pub(super) fn of(&self, split: Split) -> Vec<&'f Path> {
-        self.files.iter().filter(|file| self.is_of(file, split)).map(|file| file.path).collect()
+    pub(super) fn of(&self, split: Split) -> Vec<PathBuf> {
+        let files = self.files.iter().filter(|file| file.places[split as usize].is_some());
+        files.map(|file| file.path.clone()).collect()
     }
 
     /// The files of `split`, and the others; for [`Split::Train`], if there are none, those of no split. `None`
     /// without such files.
     pub(super) fn choose(&self, split: Split) -> Option<Choice> {
         let parted = |is_taken: &dyn Fn(&SplitFile<'_>) -> bool| {
-            let (taken, left): (Vec<_>, Vec<_>) = self.files.iter().partition(|file| is_taken(file));
-            let paths =
-                |files: Vec<&SplitFile<'_>>| files.iter().map(|file| file.path.to_path_buf()).collect();
-            Some(Choice { taken: paths(taken), left: paths(left) }).filter(|choice| !choice.taken.is_empty())
+            let mut choice = Choice::default();
+            for file in &self.files {
+                let is_taken = is_taken(file);
+                if is_taken { &mut choice.taken } else { &mut choice.left }.push(file.path.clone());
+                choice.leaves_unsplit |= !is_taken && file.is_unsplit();
+            }
+            Some(choice).filter(|choice| !choice.taken.is_empty())
         };
-        let by_rank = (1..=3).find_map(|rank| parted(&|file| self.rank(file, split) == Some(rank)));
-        let is_wanted_by_default = split == Split::Train || self.splits().is_empty();
-        let unsplit = || parted(&|file| self.counts(file) && self.is_unsplit(file));
-        by_rank.or_else(|| if is_wanted_by_default { unsplit() } else { None })
+        let by_place = [Place::Shard, Place::Folder, Place::Name]
+            .into_iter()
+            .find_map(|place| parted(&|file| file.places[split as usize] == Some(place)));
+        let takes_unsplit = split == Split::Train || self.splits().is_empty();
+        let unsplit = || parted(&|file| file.is_considered && file.is_unsplit());
+        by_place.or_else(|| if takes_unsplit { unsplit() } else { None })
     }
+}
 
-    /// True if `path` belongs to no split.
-    pub(super) fn is_unsplit_path(&self, path: &Path) -> bool {
-        self.files.iter().any(|file| file.path == path && self.is_unsplit(file))
-    }
-
-    fn counts(&self, file: &SplitFile<'_>) -> bool {
-        !self.has_shards || file.shard_of.is_some()
-    }
-
-    fn is_unsplit(&self, file: &SplitFile<'_>) -> bool {
-        !Split::ALL.iter().any(|&split| self.is_of(file, split))
-    }
-
-    fn is_of(&self, file: &SplitFile<'_>, split: Split) -> bool {
-        self.rank(file, split).is_some()
-    }
-
-    /// How surely a file belongs to a split: 1 is the name of a shard's split, 2 that of a folder, 3 a word in
-    /// the file's name. `None` if it belongs to another split or to none.
-    fn rank(&self, file: &SplitFile<'_>, split: Split) -> Option<u8> {
-        if self.has_shards {
-            let name = file.shard_of.as_deref()?;
-            let is_exact = split.name() == name.to_lowercase();
-            return if is_exact { Some(1) } else { split.is_in(name, ends_words).then_some(3) };
-        }
-        let is_in_folder = |split: Split| file.folders.iter().any(|folder| split.is_in(folder, ends_words));
-        if Split::ALL.into_iter().any(is_in_folder) {
-            return is_in_folder(split).then_some(2);
-        }
-        split.is_in(&file.name, ends_words).then_some(3)
+impl SplitFile<'_> {
+    fn is_unsplit(&self) -> bool {
+        self.places == [None; 3]
     }
 }
 
@@ -177,7 +174,7 @@ fn shard_of(name: &str) -> Option<&str> {
 
 /// The splits that the components of a pattern name.
 pub(super) fn named_by_pattern<'c>(components: impl Iterator<Item = &'c str>) -> Vec<Split> {
-    let components: Vec<&str> = components.collect();
+    let components: Vec<String> = components.map(str::to_lowercase).collect();
     let is_named = |split: &Split| components.iter().any(|part| split.is_in(part, ends_words_or_is_wild));
     Split::ALL.into_iter().filter(is_named).collect()
 }

@@ -4,6 +4,7 @@ use crate::error::RunError;
 use crate::folder::RunFolder;
 use crate::source::{self, CONFIG_FILE};
 use crate::texts;
+use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 use xtrain_data::{Dataset, InputFile, Listing, Split, Take, TextField, TokenStream, text_field};
 use xtrain_model::hf::HfConfig;
@@ -92,7 +93,7 @@ impl Found {
             if !path.is_file()
                 && let Ok(of_valid) = list(path, Split::Validation)
                 && of_valid.is_split
-                && of_valid.files.iter().all(|file| !listing.files.contains(file))
+                && paths(&of_valid).is_disjoint(&paths(&listing))
             {
                 let field = chosen_field(&of_valid.files)?;
                 found.valid.push(FoundData { path: name(path)?, text_field: field });
@@ -130,18 +131,20 @@ fn splits<'p>(texts: &[&'p Path]) -> Result<(Vec<&'p Path>, Vec<&'p Path>), RunE
     if files.len() < 2 {
         return Ok((texts.to_vec(), Vec::new()));
     }
-    let of_train = texts::list(&files, Take::Only(Split::Train))?;
-    let is_among = |listing: &Listing, path: &Path| listing.files.iter().any(|file| file.path == path);
-    if of_train.files.len() == files.len() {
-        return Ok((texts.to_vec(), Vec::new()));
-    }
-    texts::log(&of_train);
-    let train = texts.iter().copied().filter(|path| !path.is_file() || is_among(&of_train, path));
-    let valid = match texts::list(&files, Take::Only(Split::Validation)) {
-        Ok(of_valid) => files.iter().copied().filter(|path| is_among(&of_valid, path)).collect(),
-        Err(_) => Vec::new(),
+    let of_train = match texts::list(&files, Take::Only(Split::Train)) {
+        Ok(of_train) if of_train.files.len() < files.len() => of_train,
+        _ => return Ok((texts.to_vec(), Vec::new())),
     };
-    Ok((train.collect(), valid))
+    texts::log(&of_train);
+    let of_valid = texts::list(&files, Take::Only(Split::Validation)).unwrap_or_default();
+    let (train, valid) = (paths(&of_train), paths(&of_valid));
+    let train = texts.iter().copied().filter(|path| !path.is_file() || train.contains(path));
+    let valid = files.iter().copied().filter(|path| valid.contains(path));
+    Ok((train.collect(), valid.collect()))
+}
+
+fn paths(listing: &Listing) -> HashSet<&Path> {
+    listing.files.iter().map(|file| file.path.as_path()).collect()
 }
 
 /// The field that holds the text of the first file that has fields. It is reported if it was chosen.

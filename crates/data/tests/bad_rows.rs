@@ -116,10 +116,16 @@ fn one_bad_row_too_many_names_the_first_ones() {
         assert!(error.contains(part), "{part}: {error}");
     }
     let skipped = documents(&path, &skipping(3)).unwrap().1.to_string();
+    assert!(skipped.starts_with("3 bad rows are skipped: ") && skipped.contains("line 2 ("), "{skipped}");
+    // A string that the end of its line cuts off.
+    let path = written(folder.path(), "cut.jsonl", b"{\"text\": \"a\"}\r\n{\"text\": \"cut\r\n");
+    let error = documents(&path, &skipping(0)).unwrap_err().to_string();
     assert!(
-        skipped.starts_with("3 bad rows are skipped, the first of them in ") && skipped.contains("line 2 ("),
-        "{skipped}"
+        error.contains("column 14: EOF while parsing a string; the line ends")
+            && error.contains("skip_bad_rows"),
+        "{error}"
     );
+    let path = written(folder.path(), "a.jsonl", lines);
     // Without the option a row is an error by itself, which says how to skip it.
     let error = documents(&path, &skipping(0)).unwrap_err().to_string();
     assert!(
@@ -228,5 +234,5 @@ fn bad_rows_are_counted_over_the_files_of_a_source_and_over_interruptions() {
     assert!(error.contains("of other input, tokenizer or options"), "{error}");
     let empty = written(folder.path(), "bad.jsonl", &lines(0, 2));
     let error = prepared(&[empty], 2, &out("empty"), usize::MAX).unwrap_err().to_string();
-    assert!(error.contains("bad.jsonl contains no text (2 bad rows are skipped, the first"), "{error}");
+    assert!(error.contains("bad.jsonl contains no text (2 bad rows are skipped: "), "{error}");
 }

@@ -259,7 +259,7 @@ fn data_of_other_kinds_is_not_skipped_silently() {
     );
     let place = folder(&["c.csv", "README.md"]);
     let error = list(&[place.path()], Take::All).unwrap_err().to_string();
-    assert!(error.contains("only such as") && error.contains("pd.read_csv"), "{error}");
+    assert!(error.contains("but for example") && error.contains("pd.read_csv"), "{error}");
     for (name, content, advice) in [
         ("a.json", "[{\"text\": \"a\"}]", "jq -c '.[]' "),
         ("b c.json", "{\"text\": \"a\"}\n{\"text\": \"b\"}\n", "b c.json' '"),

@@ -16,9 +16,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use xtrain_config::{Config, DataSource, DataSources, TokenizerChoice};
 use xtrain_data::{
-    DataError, Dataset, DocumentMask, InputOptions, LearnProgress, Listing, Loader, LoaderOptions, Mixture,
-    MixtureSource, PrepareOptions, Progress, Split, Take, TextFiles, TokenStream, Tokenizer, Validation,
-    VocabularyKind, find_learned, find_prepared, learn_cached, prepare_cached,
+    DataError, Dataset, DocumentMask, InputFile, InputOptions, LearnProgress, Listing, Loader, LoaderOptions,
+    Mixture, MixtureSource, PrepareOptions, Progress, Split, Take, TextFiles, TokenStream, Tokenizer,
+    Validation, VocabularyKind, find_learned, find_prepared, learn_cached, prepare_cached,
 };
 
 /// Something that a run does before its first step.
@@ -347,7 +347,7 @@ impl Opening<'_> {
     /// looked for, and the option for another text.
     fn not_there(&self, key: Key, error: RunError) -> RunError {
         let other = match self.examines {
-            true => "--data FILE takes another text".to_owned(),
+            true => "--data FILE names another text".to_owned(),
             false => format!("--set {}=FILE names another text", key.name()),
         };
         match &error {
@@ -364,13 +364,17 @@ impl Opening<'_> {
 }
 
 impl InputData {
-    /// Resolved paths of the files or of the folder. A path that cannot be resolved fails when it is read.
+    /// Resolved paths of the files, without the extensions of compressions, or of the folder. A path that cannot
+    /// be resolved fails when it is read.
     fn paths(&self) -> Vec<PathBuf> {
-        let paths = match self {
-            InputData::Shards(dataset) | InputData::Cached(dataset, _) => vec![dataset.folder()],
-            InputData::Text(texts, _) => texts.inputs.iter().map(|file| file.path.as_path()).collect(),
-        };
-        paths.into_iter().filter_map(|path| path.canonicalize().ok()).collect()
+        match self {
+            InputData::Shards(dataset) | InputData::Cached(dataset, _) => {
+                dataset.folder().canonicalize().into_iter().collect()
+            }
+            InputData::Text(texts, _) => {
+                texts.inputs.iter().filter_map(InputFile::uncompressed_path).collect()
+            }
+        }
     }
 
     /// Options for reading its documents; `None` if it is tokens.
@@ -401,7 +405,7 @@ fn refuse_repeated_paths(key: &str, inputs: &[Input]) -> Result<(), RunError> {
                 |(other, by): &(PathBuf, &Input)| *other == path && by.data.options() == input.data.options();
             if let Some((_, by)) = seen.iter().find(|seen| is_repeated(seen)) {
                 return Err(RunError::Refused(format!(
-                    "{key} names {} twice, in {:?} and in {:?}; name it once, with the sum of their weights",
+                    "{key} names {} twice, in {:?} and in {:?}; name it once, with the sum of the weights",
                     path.display(),
                     by.name,
                     input.name
@@ -432,14 +436,16 @@ fn refuse_shared_tokens(train: &[MixtureSource], valid: &[Arc<dyn TokenStream>])
         train.iter().any(|source| source.stream.fingerprint() == stream.fingerprint())
     };
     match valid.iter().find(|stream| is_trained(stream)) {
-        Some(stream) => Err(trained_on(&format!("data.valid = {:?}", stream.name()), "holds what is")),
+        Some(stream) => {
+            Err(trained_on(&format!("data.valid = {:?}", stream.name()), "contains text that is"))
+        }
         None => Ok(()),
     }
 }
 
 fn trained_on(what: &str, is: &str) -> RunError {
     RunError::Refused(format!(
-        "{what} {is} in data.train too; validate on other text, or remove data.valid to hold out a part of data.train"
+        "{what} {is} also in data.train; validate on other text, or remove data.valid to hold out a part of data.train"
     ))
 }
 
@@ -504,7 +510,7 @@ impl Opening<'_> {
                     None => format!("set data.tokenizer = \"{name}\", or tokenize the text again"),
                 };
                 return Err(RunError::Refused(format!(
-                    "the shards in {name} were written with another tokenizer than this run's; {remedy}"
+                    "the shards in {name} were written with a tokenizer that is not this run's; {remedy}"
                 )));
             }
             if dataset.end_of_document() != tokenizer.end_of_document() {
@@ -548,7 +554,7 @@ fn other_end(path: &str, dataset: &Dataset, tokenizer: &Tokenizer) -> RunError {
         Err(error) => return error.into(),
     };
     RunError::Refused(format!(
-        "the documents of the shards in {path} end with the token {theirs}, those of this run with {}; set \
+        "the documents of the shards in {path} end with the token {theirs}, but those of this run with {}; set \
          data.end_of_document = {theirs}, or tokenize the text again",
         name(tokenizer)
     ))
@@ -557,11 +563,11 @@ fn other_end(path: &str, dataset: &Dataset, tokenizer: &Tokenizer) -> RunError {
 /// The error for shards whose documents begin with other tokens than the run's.
 fn other_beginning(path: &str, dataset: &Dataset, tokenizer: &Tokenizer) -> RunError {
     let shown = |tokens: &[u32]| match tokens {
-        [] => "with no token of their own".to_owned(),
+        [] => "without a begin token".to_owned(),
         tokens => format!("with token {}", tokens.iter().map(u32::to_string).collect::<Vec<_>>().join(", ")),
     };
     RunError::Refused(format!(
-        "the documents of the shards in {path} begin {}, those of this run {}; set data.begin_of_document = {}, or tokenize the text again",
+        "the documents of the shards in {path} begin {}, but those of this run {}; set data.begin_of_document = {}, or tokenize the text again",
         shown(dataset.begin_of_document()),
         shown(tokenizer.document_begin()),
         !dataset.begin_of_document().is_empty()

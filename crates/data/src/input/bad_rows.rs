@@ -77,9 +77,11 @@ impl fmt::Display for BadRows {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let rows = if self.count == 1 { "bad row is" } else { "bad rows are" };
         write!(f, "{} {rows} skipped", self.count)?;
-        match self.examples.is_empty() {
-            true => Ok(()),
-            false => write!(f, ", the first of them in {}", self.examples.join("; ")),
+        let examples = self.examples.join("; ");
+        match self.examples.len() as u64 {
+            0 => Ok(()),
+            described if described < self.count => write!(f, ", for example {examples}"),
+            _ => write!(f, ": {examples}"),
         }
     }
 }

@@ -44,7 +44,7 @@ const ANSWERS: [&str; 12] = [
 const OUTPUTS: [&str; 4] = ["output", "outputs", "target", "targets"];
 
 /// Names that mean a prompt and its answer only together.
-const PAIRS: [(&str, &str); 12] = [
+const PAIRS: [(&str, &str); 19] = [
     ("input", "output"),
     ("input", "target"),
     ("input", "response"),
@@ -57,7 +57,17 @@ const PAIRS: [(&str, &str); 12] = [
     ("human", "assistant"),
     ("human", "gpt"),
     ("human", "bot"),
+    ("user", "bot"),
+    ("input_text", "output_text"),
+    ("input_text", "target_text"),
+    ("source_text", "target_text"),
+    ("user_message", "assistant_message"),
+    ("request", "response"),
+    ("post", "reply"),
 ];
+
+/// Names that mean a part of the prompt beside a prompt and its answer.
+const CONTEXTS: [&str; 4] = ["input", "context", "system", "passage"];
 
 /// Last words of names that say something about a prompt or an answer.
 const ABOUT: [&str; 12] =
@@ -72,24 +82,28 @@ pub(super) fn advice(noun: &str, fields: &[Field<'_>]) -> Option<String> {
         ));
     }
     let parts = parts(fields);
-    let first = parts.first()?;
+    parts.first()?;
     let names = parts.iter().map(|part| format!("{:?}", part.name)).collect::<Vec<_>>().join(", ");
-    let what = match is_answer(first) {
-        true => "preferences between answers",
-        false => "pairs of prompt and answer",
+    let has = |name: &str| parts.iter().any(|part| is_named(part, name));
+    let (what, written) = match has("chosen") && has("rejected") {
+        true => ("preferences between answers", "the chosen answer, with its prompt if any,"),
+        false => ("pairs of prompt and answer", "both"),
     };
     let texts: Vec<&Field<'_>> = parts.iter().filter(|part| part.content == Content::Text).copied().collect();
     let joined = match noun == "field" && texts.len() == parts.len() {
         true => format!(" (jq -c '{{text: ({})}}' FILE > NEW.jsonl)", joined(&texts)),
         false => String::new(),
     };
-    let alone = texts.iter().rfind(|part| !is_named(part, "rejected")).map_or(String::new(), |only| {
+    let is_alone = |part: &&&Field<'_>| !is_prompt(part) && !is_context(part) && !is_named(part, "rejected");
+    let alone = texts.iter().rfind(is_alone).map_or(String::new(), |only| {
         let name = format!("{:?}", only.name);
         format!(
             ", or name one of them: data.text_field = {name} in a run file, --text-field {name} elsewhere"
         )
     });
-    Some(format!("{what} ({names}) are not supported yet; write both into one {noun}, text{joined}{alone}"))
+    Some(format!(
+        "{what} ({names}) are not supported yet; write {written} into one {noun}, text{joined}{alone}"
+    ))
 }
 
 /// A filter of jq for the fields in a row, each in lines of its own.
@@ -112,14 +126,16 @@ fn is_chat(field: &Field<'_>) -> bool {
 
 /// The prompts and answers among the fields, in the order of the row; none unless there are both.
 fn parts<'r, 'f>(fields: &'f [Field<'r>]) -> Vec<&'f Field<'r>> {
-    let fields = || fields.iter().filter(|field| field.content != Content::Other);
+    // An answer may be a number: that of a choice.
+    let is_part = |field: &&Field<'_>| field.content != Content::Other || is_named_answer(field);
+    let fields = || fields.iter().filter(is_part);
     let has = |name: &str| fields().any(|field| is_named(field, name));
     let is_output = |field: &Field<'_>| is_answer(field) || OUTPUTS.iter().any(|name| is_named(field, name));
-    let is_of_prompt = |field: &Field<'_>| is_prompt(field) || is_output(field) || is_named(field, "input");
+    let is_of_pair = |field: &Field<'_>| is_prompt(field) || is_output(field) || is_context(field);
     if fields().any(|field| is_prompt(field)) && fields().any(|field| is_output(field))
         || has("chosen") && has("rejected")
     {
-        return fields().filter(|field| is_of_prompt(field)).collect();
+        return fields().filter(|field| is_of_pair(field)).collect();
     }
     if let Some((prompt, answer)) = PAIRS.iter().find(|(prompt, answer)| has(prompt) && has(answer)) {
         return fields().filter(|field| is_named(field, prompt) || is_named(field, answer)).collect();
@@ -130,6 +146,14 @@ fn parts<'r, 'f>(fields: &'f [Field<'r>]) -> Vec<&'f Field<'r>> {
 
 fn is_named(field: &Field<'_>, name: &str) -> bool {
     field.name.eq_ignore_ascii_case(name)
+}
+
+fn is_named_answer(field: &Field<'_>) -> bool {
+    ANSWERS.iter().any(|name| is_named(field, name))
+}
+
+fn is_context(field: &Field<'_>) -> bool {
+    CONTEXTS.iter().any(|name| is_named(field, name))
 }
 
 fn is_prompt(field: &Field<'_>) -> bool {
@@ -191,12 +215,18 @@ mod tests {
             &["inputs", "targets"],
             &["userPrompt", "modelAnswer"],
             &["problem", "solution"],
+            &["instruction", "context", "response", "category"],
+            &["input_text", "target_text"],
+            &["question", "subject", "choices[]", "answer#"],
+            &["post", "reply"],
             &["question", "target"],
             &["translation{}"],
         ] {
             assert!(of(names).starts_with("pairs of prompt and answer ("), "{names:?}: {}", of(names));
         }
-        for names in [&["chosen", "rejected"][..], &["chosen[]", "rejected[]"]] {
+        for names in
+            [&["chosen", "rejected"][..], &["chosen[]", "rejected[]"], &["prompt", "chosen", "rejected"]]
+        {
             assert!(of(names).starts_with("preferences between answers ("), "{names:?}: {}", of(names));
         }
         for names in [&["messages[]"][..], &["id", "conversations[]"], &["dialog[]", "summary"]] {
@@ -226,6 +256,9 @@ mod tests {
         assert!(said.contains("--text-field \"output\" elsewhere"), "{said}");
         let said = of(&["the prompt", "chosen", "rejected"]);
         assert!(said.contains(r#"{text: (.["the prompt"] + "\n" + .chosen)}"#), "{said}");
-        assert!(!of(&["prompt", "answers[]"]).contains("jq"), "{}", of(&["prompt", "answers[]"]));
+        // Training on the prompts alone is no advice.
+        let said = of(&["prompt", "answers[]"]);
+        assert!(!said.contains("jq") && !said.contains("text_field"), "{said}");
+        assert!(of(&["chosen", "rejected"]).contains("write the chosen answer"));
     }
 }

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::UNIX_EPOCH;
 
-use super::kinds::{Compression, Format};
+use super::kinds::{Compression, Format, split_compression};
 use crate::error::{DataError, Result};
 use crate::files;
 
@@ -50,6 +50,13 @@ impl InputFile {
             (Format::Text | Format::JsonLines, Compression::None) => self.bytes,
             _ => self.bytes.saturating_mul(COMPRESSION),
         }
+    }
+
+    /// The resolved path without the extension of a compression: one path for a file and its compressed copy.
+    /// `None` if the path cannot be resolved.
+    pub fn uncompressed_path(&self) -> Option<PathBuf> {
+        let path = self.path.canonicalize().ok()?;
+        Some(path.with_file_name(split_compression(&path).0))
     }
 
     /// Fails if the file changed after it was listed, because the text read may mix old and new content.

@@ -17,7 +17,7 @@ const PYTHON: &str = "it looks like Python's repr; write lines with json.dumps";
 const CSV: &str = "it looks like CSV; write one JSON object per line, for example with pandas: \
                    pd.read_csv(FILE).to_json(NEW, orient=\"records\", lines=True)";
 const NULS: &str =
-    "remove them (tr -d '\\000' < FILE > NEW.jsonl); a crash while a file is written leaves such bytes";
+    "a crash while a file is written leaves such bytes; remove them (tr -d '\\000' < FILE > NEW.jsonl)";
 const LATIN: &str = "convert the file to UTF-8 (iconv -f LATIN1 -t UTF-8), or fix or remove the line";
 
 /// The fault of `line`, whose parser returned `error`.

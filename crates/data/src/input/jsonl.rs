@@ -99,8 +99,9 @@ impl JsonLines {
             }
             Err(error) => {
                 let Fault { problem, advice } = json_fault::explain(&self.line, &error);
-                let advice =
-                    if advice == REPAIR { format!("{advice}, or {SKIPPING}") } else { advice.to_owned() };
+                // If lines before are right, the fault is probably that of a few lines.
+                let is_rare = self.has_documents || advice == REPAIR;
+                let advice = if is_rare { format!("{advice}, or {SKIPPING}") } else { advice.to_owned() };
                 return Err(ReadError::Row(self.error(problem, advice)));
             }
         };
@@ -190,9 +191,9 @@ pub(super) fn fields(row: &Map<String, Value>) -> Vec<Field<'_>> {
     row.iter().map(|(name, value)| Field { name, content: content(value) }).collect()
 }
 
-/// Parses a line and keeps one field.
+/// Parses a line and keeps one field. Without its line break: a string that is cut off ends there.
 fn parse(line: &[u8], field: &str) -> serde_json::Result<FieldValue> {
-    let mut json = serde_json::Deserializer::from_slice(line);
+    let mut json = serde_json::Deserializer::from_slice(line.trim_ascii_end());
     let value = FieldSelector(field).deserialize(&mut json)?;
     json.end().map(|()| value)
 }

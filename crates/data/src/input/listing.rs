@@ -126,14 +126,14 @@ impl Listing {
         if !choice.left.is_empty() {
             let of = match files.splits().contains(&split) {
                 true => format!("the {} split is read", split.name()),
-                false => "the files of no split are read".to_owned(),
+                false => "files that belong to no split are read".to_owned(),
             };
-            let left = counted(choice.left.len(), "file is not", "files are not");
+            let left = counted(choice.left.len(), "file is left out", "files are left out");
             let note = format!("{name}: {of} ({taken}); {left} ({})", group.show(&choice.left));
             match choice.leaves_unsplit {
                 // Text that may be missed: its name belongs to no split.
                 true => {
-                    self.warnings.push(format!("{note}; to read others, name them or a pattern for them"))
+                    self.warnings.push(format!("{note}; to read the others, name them or a pattern for them"))
                 }
                 false => self.notes.push(note),
             }
@@ -264,8 +264,8 @@ impl Group {
         );
         let naming = |(other, paths): &(Split, Vec<PathBuf>)| self.naming(split, *other, paths);
         let advice = match others.iter().find_map(naming) {
-            Some(name) => format!("to read these all the same, name them: {}", name.display()),
-            None => "to read these all the same, name them one by one, or a pattern for them".to_owned(),
+            Some(name) => format!("to read them anyway, name them: {}", name.display()),
+            None => "to read them anyway, name them one by one, or a pattern for them".to_owned(),
         };
         DataError::invalid(problem, advice)
     }
@@ -347,7 +347,11 @@ fn name_without_compression(path: &Path) -> String {
 
 /// The error for a file and its copy; their folder may have a pattern for the files of one form.
 fn copies(one: &Path, other: &Path, what: &str, pattern: Option<PathBuf>) -> DataError {
-    let problem = format!("{} and {} are one {what}, by their names", one.display(), other.display());
+    let problem = format!(
+        "{} and {} have the names of one {what}, whose text would be read twice",
+        one.display(),
+        other.display()
+    );
     let pattern = pattern.map_or(String::new(), |pattern| {
         format!(", or name the files of one form with a pattern: {}", pattern.display())
     });

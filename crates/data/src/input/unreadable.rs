@@ -14,7 +14,10 @@ pub(super) fn refuse(path: &Path) -> DataError {
 
 /// The error for a folder or pattern in which no file can be read; `first` is its first file with data.
 pub(super) fn refuse_folder(problem: &str, first: &Path) -> DataError {
-    DataError::invalid(format!("{problem} that can be read, only such as {}", first.display()), advice(first))
+    DataError::invalid(
+        format!("{problem} that can be read, but for example {}", first.display()),
+        advice(first),
+    )
 }
 
 /// Extensions of files that hold data and cannot be read. A folder with such files lacks text without them.

@@ -22,8 +22,8 @@ pub(crate) fn run(args: &TokenizeArgs) -> Result<(), Failure> {
     let listing = texts::list(&args.inputs, args.split.unwrap_or(Take::OfFolders(Split::Train)))?;
     if let (Some(splits), None) = (&listing.several_splits, args.split) {
         return Err(Failure::user(format!(
-            "files of several splits are named: {splits}; choose one with --split train (or validation, or test), or take \
-             all of them with --split all"
+            "files of several splits are named: {splits}; read one with --split train (or validation, or test), or all \
+             with --split all"
         )));
     }
     texts::log(&listing);
@@ -80,7 +80,7 @@ fn verify_folders(folders: &[PathBuf], stop: &Stop) -> Result<(), Failure> {
         let shown = folder.display().to_string();
         if !folder.is_dir() {
             return Err(Failure::user(format!(
-                "{shown} is not a folder of token shards; name one to verify, or a folder for new shards with --out"
+                "{shown} is not a folder of token shards; name one to verify it, or add --out FOLDER to tokenize text"
             )));
         }
         let dataset = Dataset::open(folder)?;
@@ -105,7 +105,7 @@ fn verify(dataset: &Dataset, shown: &str, stop: &Stop) -> Result<ControlFlow<()>
         return Ok(ControlFlow::Break(()));
     }
     let totals = terminal::totals(dataset.token_count(), dataset.document_count());
-    terminal::print(&format!("{shown}: all checksums agree: {totals}\n"))
+    terminal::print(&format!("{shown}: all checksums match: {totals}\n"))
 }
 
 /// The result, or `None` if the user stopped it.
@@ -137,7 +137,7 @@ fn tokenizer(
         (_, _, true, _) => Some(VocabularyKind::Chars),
         (_, _, _, true) => None,
         _ => {
-            return Err(RunError::Refused(format!("no tokenizer is given; use --tokenizer PATH, {OWN}")));
+            return Err(RunError::Refused(format!("no tokenizer is named; use --tokenizer PATH, {OWN}")));
         }
     };
     let texts = std::slice::from_ref(texts);

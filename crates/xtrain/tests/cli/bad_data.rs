@@ -101,7 +101,7 @@ fn truncated_and_flipped_shards_are_refused() {
     place.write("shards/shard-00000.tokens", &whole);
     place.train("model", "--set train.steps=2");
     assert!(
-        place.run("tokenize --verify shards").succeeds().stdout.starts_with("shards: all checksums agree")
+        place.run("tokenize --verify shards").succeeds().stdout.starts_with("shards: all checksums match")
     );
     let mut flipped = whole.clone();
     flipped[whole.len() / 2] ^= 1;

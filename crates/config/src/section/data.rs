@@ -87,8 +87,8 @@ section! {
         #[schemars(length(min = 1))]
         #[schemars(extend("x-aliases" = ["text_column", "text_key", "content_field"]))]
         pub text_field: String = "text".to_owned(),
-        /// Number of bad rows that are skipped in each source: lines that are no JSON, and rows of .jsonl and
-        /// .parquet files without a string of UTF-8 in the text field. Skipped rows are counted in the log; one
+        /// Number of bad rows that each source may skip: lines that are not JSON, and rows of .jsonl and
+        /// .parquet files whose text field holds no string of UTF-8. The log says how many were skipped; one
         /// more than this number is an error.
         #[schemars(extend("x-unit" = "rows"))]
         #[schemars(extend("x-aliases" = ["skip_errors", "ignore_errors", "max_bad_rows", "skip_bad_lines"]))]

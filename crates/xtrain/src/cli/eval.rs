@@ -42,7 +42,7 @@ pub(crate) struct EvalArgs {
     /// and patterns with several
     #[arg(long, requires = "data", value_parser = split())]
     pub(crate) split: Option<Take>,
-    /// Skip up to this many rows that are no JSON or have no text
+    /// Skip up to this many rows that are not JSON or have no text
     #[arg(long, requires = "data", value_name = "ROWS", default_value_t = 0)]
     pub(crate) skip_bad_rows: u64,
     /// Split .txt files into documents at this string

@@ -33,7 +33,7 @@ pub(crate) struct TokenizeArgs {
     /// patterns with several
     #[arg(long, value_parser = split())]
     pub(crate) split: Option<Take>,
-    /// Skip up to this many rows that are no JSON or have no text
+    /// Skip up to this many rows that are not JSON or have no text
     #[arg(long, value_name = "ROWS", default_value_t = 0)]
     pub(crate) skip_bad_rows: u64,
     /// Split .txt files into documents at this string; by default each file is one document

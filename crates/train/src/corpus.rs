@@ -364,8 +364,8 @@ impl Opening<'_> {
 }
 
 impl InputData {
-    /// Resolved paths of the files, without the extensions of compressions, or of the folder. A path that cannot
-    /// be resolved fails when it is read.
+    /// Resolved paths of the files, without the extensions of compressions, or of the folder. A path that
+    /// cannot be resolved fails when it is read.
     fn paths(&self) -> Vec<PathBuf> {
         match self {
             InputData::Shards(dataset) | InputData::Cached(dataset, _) => {

@@ -19,9 +19,9 @@ section! {
         /// shards; a list of such paths, mixed by size; or a list of tables `{ path, weight, text_field,
         /// separator }`. A path to text may be a pattern: `*` and `?` match within a name, `**` any number of
         /// folders (`data/**/*.jsonl.zst`), `[ab]` and `{a,b}` alternatives. If names in a folder or pattern
-        /// say splits (`train-*`, `validation/`, `test.jsonl`), the training split is read; a pattern that names
-        /// a split is read as written. Consecutive texts without a weight form one source, like the files of a
-        /// folder.
+        /// say splits (`train-*`, `validation/`, `test.jsonl`), the training split is read; a pattern that
+        /// names a split is read as written. Consecutive texts without a weight form one source, like the
+        /// files of a folder.
         #[schemars(length(min = 1))]
         #[schemars(extend("x-default" = "required", "x-example" = "data/corpus.txt"))]
         #[schemars(extend("x-aliases" = [

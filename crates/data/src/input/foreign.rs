@@ -1,5 +1,5 @@
-//! Content of another kind than a file's name says, by its first bytes: compressed data without its extension,
-//! UTF-16, pages of errors, pointers to files that were not downloaded.
+//! Content of another kind than a file's name says, by its first bytes: compressed data without its
+//! extension, UTF-16, pages of errors, pointers to files that were not downloaded.
 
 use std::path::Path;
 

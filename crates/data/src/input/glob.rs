@@ -57,8 +57,8 @@ pub(super) fn expand(pattern: &Path) -> Result<Vec<PathBuf>> {
 /// Maximum number of patterns that the braces of one stand for.
 const MAX_ALTERNATIVES: usize = 10_000;
 
-/// The patterns without braces that `pattern` stands for; `None` if there are more than `most`. As in a shell,
-/// braces without a comma stand for themselves.
+/// The patterns without braces that `pattern` stands for; `None` if there are more than `most`. As in a
+/// shell, braces without a comma stand for themselves.
 fn expand_braces(pattern: &str, most: usize) -> Option<Vec<String>> {
     let mut depth = 0_usize;
     // The outer brace, and the commas and the end within.

@@ -114,8 +114,8 @@ fn shown(text: &str) -> String {
     }
 }
 
-/// Replaces `NaN`, `Infinity` and `-Infinity`, as Python's json writes them, by numbers of the same length; true
-/// if there are any.
+/// Replaces `NaN`, `Infinity` and `-Infinity`, as Python's json writes them, by numbers of the same length;
+/// true if there are any.
 pub(super) fn replace_non_numbers(line: &mut [u8]) -> bool {
     const WORDS: [(&[u8], &[u8]); 3] =
         [(b"NaN", b"0.0"), (b"Infinity", b"0.000000"), (b"-Infinity", b"-0.000000")];

@@ -140,8 +140,8 @@ impl JsonLines {
         )
     }
 
-    /// The error for a line whose text is not where the field says. Unless lines before had it there, the file
-    /// may have its text elsewhere or be no text.
+    /// The error for a line whose text is not where the field says. Unless lines before had it there, the
+    /// file may have its text elsewhere or be no text.
     fn wrong_field(&self, problem: String) -> ReadError {
         if self.has_documents {
             return ReadError::Row(self.error(problem, format!("drop such lines, or {SKIPPING}")));

@@ -16,8 +16,8 @@ use crate::error::{DataError, Result};
 pub enum Take {
     /// All of them.
     All,
-    /// In folders and patterns the files of this split, if files there belong to splits; and all files that are
-    /// named one by one.
+    /// In folders and patterns the files of this split, if files there belong to splits; and all files that
+    /// are named one by one.
     OfFolders(Split),
     /// The files of this split, also among those that are named one by one.
     Only(Split),
@@ -270,7 +270,8 @@ impl Group {
         DataError::invalid(problem, advice)
     }
 
-    /// A file, folder or pattern for exactly these files of the split `of`, which is taken if `wanted` is wanted.
+    /// A file, folder or pattern for exactly these files of the split `of`, which is taken if `wanted` is
+    /// wanted.
     fn naming(&self, wanted: Split, of: Split, files: &[PathBuf]) -> Option<PathBuf> {
         if let [only] = files {
             return Some(only.clone());

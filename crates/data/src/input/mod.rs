@@ -46,8 +46,8 @@ pub struct InputOptions {
     pub field: String,
     /// Text between documents of `.txt` files. Without it each file is one document.
     pub separator: Option<String>,
-    /// Number of bad rows of a source that are skipped: lines that are no JSON object, and rows without a string
-    /// in the field. One more is an error.
+    /// Number of bad rows of a source that are skipped: lines that are not JSON objects, and rows without a
+    /// string in the field. One more is an error.
     pub skip_bad_rows: u64,
 }
 

@@ -2,7 +2,8 @@
 //!
 //! The rules are those of Hugging Face `datasets`: shards in `data/` are named for their split
 //! (`data/train-00000-of-00004.parquet`); otherwise a keyword is a word of the names of folders, or else of
-//! files. Unlike there, case does not matter, and a file under no folder of a split may still name one itself.
+//! files. Unlike there, case does not matter, and a file under no folder of a split may still name one
+//! itself.
 
 use std::path::{Path, PathBuf};
 
@@ -35,8 +36,8 @@ impl Split {
         }
     }
 
-    /// True if a keyword of the split is a word of `name`, which is in lower case, between characters that end
-    /// words.
+    /// True if a keyword of the split is a word of `name`, which is in lower case, between characters that
+    /// end words.
     fn is_in(self, name: &str, ends_words: fn(char) -> bool) -> bool {
         let is_word = |at: usize, keyword: &str| {
             let (before, after) = (&name[..at], &name[at + keyword.len()..]);
@@ -132,8 +133,8 @@ impl<'f> SplitFiles<'f> {
         files.map(|file| file.path.clone()).collect()
     }
 
-    /// The files of `split`, and the others; for [`Split::Train`], if there are none, those of no split. `None`
-    /// without such files.
+    /// The files of `split`, and the others; for [`Split::Train`], if there are none, those of no split.
+    /// `None` without such files.
     pub(super) fn choose(&self, split: Split) -> Option<Choice> {
         let parted = |is_taken: &dyn Fn(&SplitFile<'_>) -> bool| {
             let mut choice = Choice::default();

@@ -188,8 +188,8 @@ impl Frame {
         base + base / 8 * u64::from(descriptor & 7)
     }
 
-    /// Writes the smallest window of at least `needed` bytes into the header. All content of the frame fits into
-    /// it, so that nothing refers to what is further back.
+    /// Writes the smallest window of at least `needed` bytes into the header. All content of the frame fits
+    /// into it, so that nothing refers to what is further back.
     fn shrink_window(self, needed: u64, header: &mut [u8]) {
         if self.has_window && needed < self.window_bytes {
             let smaller = (0..header[WINDOW_AT]).find(|&descriptor| Self::window(descriptor) >= needed);

@@ -78,8 +78,9 @@ pub(super) fn train_and_held_out(
 }
 
 /// Splits a source of `tokens` tokens into training and validation ranges; `None` if the `fraction` is too
-/// little of it. The fraction is taken from the ends of equal parts of the source, because its documents may be
-/// sorted. The split does not depend on seed and weights, so held-out tokens stay held out if those change.
+/// little of it. The fraction is taken from the ends of equal parts of the source, because its documents may
+/// be sorted. The split does not depend on seed and weights, so held-out tokens stay held out if those
+/// change.
 fn split(fraction: f64, tokens: u64, seq_len: usize) -> Option<(Ranges, Ranges)> {
     let held = (tokens as f64 * fraction).round() as u64;
     if held < 2 || held >= tokens {

@@ -15,8 +15,8 @@ use crate::input::InputFile;
 use crate::shard::{SHARD_VERSION, ShardEntry};
 use crate::tokenizer::Tokenizer;
 
-/// A position in the input: all files before `file`, in which `bad_rows` rows were skipped, and `pieces` pieces
-/// of that file are done.
+/// A position in the input: all files before `file`, in which `bad_rows` rows were skipped, and `pieces`
+/// pieces of that file are done.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct InputPosition {
     pub(super) file: usize,

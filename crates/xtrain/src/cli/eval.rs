@@ -38,8 +38,8 @@ pub(crate) struct EvalArgs {
     /// The field of .jsonl lines and the column of .parquet files that holds the text
     #[arg(long, requires = "data", default_value = "text")]
     pub(crate) text_field: String,
-    /// Read this split of --data, by the names of files and folders; by default the validation split of folders
-    /// and patterns with several
+    /// Read this split of --data, by the names of files and folders; by default the validation split of
+    /// folders and patterns with several
     #[arg(long, requires = "data", value_parser = split())]
     pub(crate) split: Option<Take>,
     /// Skip up to this many rows that are not JSON or have no text

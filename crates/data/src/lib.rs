@@ -23,7 +23,9 @@ mod stream;
 pub mod tokenizer;
 
 pub use error::{DataError, Result};
-pub use input::{InputFile, InputOptions, list_inputs, text_field};
+pub use input::{
+    InputFile, InputOptions, Listing, Split, Take, TextField, list, list_inputs, matches_files, text_field,
+};
 pub use loader::{
     Batch, DocumentMask, IGNORED_TARGET, Loader, LoaderOptions, LoaderState, Mixture, MixtureSource,
     Validation,

@@ -13,7 +13,7 @@ use std::io::ErrorKind;
 use std::ops::ControlFlow;
 use xtrain_checkpoint::hf::ExportDtype;
 use xtrain_config::{Config, Facts, OrAuto, Parsed, Recompute, Resolved, Slower, TokenizerChoice};
-use xtrain_data::{DataError, InputOptions, TextFiles, TokenStream, Tokenizer, learn, list_inputs};
+use xtrain_data::{DataError, Split, Take, TextFiles, TokenStream, Tokenizer, learn, list};
 use xtrain_model::Recipe;
 use xtrain_model::decoder::{Balancing, Batch, Loss};
 use xtrain_program as program;
@@ -141,10 +141,9 @@ impl VocabularySize {
 fn characters(config: &Config) -> Result<VocabularySize, RunError> {
     let mut texts = Vec::new();
     for source in &config.data.train.0 {
-        let field = config.data.text_field(source).to_owned();
-        let separator = config.data.separator(source).map(str::to_owned);
-        match list_inputs(&[locate(config, &source.path)]) {
-            Ok(inputs) => texts.push(TextFiles { inputs, options: InputOptions { field, separator } }),
+        let options = corpus::input_options(config, source);
+        match list(&[locate(config, &source.path)], Take::OfFolders(Split::Train)) {
+            Ok(listing) => texts.push(TextFiles { inputs: listing.files, options }),
             Err(DataError::Io { source: error, .. }) if error.kind() == ErrorKind::NotFound => {
                 let why = format!("{} does not exist, so all characters of Unicode are counted", source.path);
                 // Plus the end-of-document token.

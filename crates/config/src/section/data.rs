@@ -18,7 +18,9 @@ section! {
         /// Training data: a text file (.txt, .jsonl, .parquet), a folder of them, or a folder of token
         /// shards; a list of such paths, mixed by size; or a list of tables `{ path, weight, text_field,
         /// separator }`. A path to text may be a pattern: `*` and `?` match within a name, `**` any number of
-        /// folders (`data/**/*.jsonl.zst`). Consecutive texts without a weight form one source, like the
+        /// folders (`data/**/*.jsonl.zst`), `[ab]` and `{a,b}` alternatives. If names in a folder or pattern
+        /// say splits (`train-*`, `validation/`, `test.jsonl`), the training split is read; a pattern that
+        /// names a split is read as written. Consecutive texts without a weight form one source, like the
         /// files of a folder.
         #[schemars(length(min = 1))]
         #[schemars(extend("x-default" = "required", "x-example" = "data/corpus.txt"))]
@@ -26,7 +28,8 @@ section! {
             "dataset", "dataset_path", "train_data", "train_path", "path", "input", "corpus"
         ]))]
         pub train: DataSources = DataSources::default(),
-        /// Validation data, in the same forms as `train`.
+        /// Validation data, in the same forms as `train`. Of a folder with several splits, which `train` may
+        /// name too, the validation split is read.
         #[schemars(length(min = 1))]
         #[schemars(extend("x-default" = "none: `held_out` is split off `train`"))]
         #[schemars(extend("x-example" = "data/valid.txt"))]
@@ -84,6 +87,12 @@ section! {
         #[schemars(length(min = 1))]
         #[schemars(extend("x-aliases" = ["text_column", "text_key", "content_field"]))]
         pub text_field: String = "text".to_owned(),
+        /// Number of bad rows that each source may skip: lines that are not JSON, and rows of .jsonl and
+        /// .parquet files whose text field holds no string of UTF-8. The log says how many were skipped; one
+        /// more than this number is an error.
+        #[schemars(extend("x-unit" = "rows"))]
+        #[schemars(extend("x-aliases" = ["skip_errors", "ignore_errors", "max_bad_rows", "skip_bad_lines"]))]
+        pub skip_bad_rows: u64 = 0,
         /// Folder that caches the tokens of texts and the vocabularies learned from them, so that the next
         /// run starts at once. It may be deleted at any time.
         #[schemars(extend("format" = "path"))]

@@ -29,7 +29,7 @@ use xtrain_checkpoint::temporary_target;
 
 use crate::error::{DataError, Result};
 use crate::files;
-use crate::input::{Compression, Format, InputFile, InputOptions};
+use crate::input::{BadRows, Compression, Format, InputFile, InputOptions};
 use crate::shard::{Dataset, INDEX_FILE};
 use crate::tokenizer::Tokenizer;
 use dataset_writer::DatasetWriter;
@@ -117,6 +117,7 @@ fn prepare_locked(
     let made_from = unfinished::made_from(inputs, tokenizer, options)?;
     if let Some(dataset) = open_finished(folder, &made_from)? {
         leftovers::remove(folder);
+        warn_of_skipped_rows(&dataset, inputs);
         return Ok(dataset);
     }
     let unfinished = match Unfinished::load(folder)? {
@@ -155,20 +156,33 @@ fn open_finished(folder: &Path, made_from: &str) -> Result<Option<Dataset>> {
     Err(other_dataset(folder))
 }
 
+/// Warns of rows that were skipped when a finished dataset was prepared.
+fn warn_of_skipped_rows(dataset: &Dataset, inputs: &[InputFile]) {
+    if let (Some(first), skipped @ 1..) = (inputs.first(), dataset.skipped_rows()) {
+        let others = if inputs.len() > 1 { format!(" and {} more", inputs.len() - 1) } else { String::new() };
+        let rows = if skipped == 1 { "bad row was" } else { "bad rows were" };
+        let first = first.path.display();
+        tracing::warn!("{skipped} {rows} skipped when {first}{others} was tokenized");
+    }
+}
+
 /// Fails if all input files are empty, before a folder is created.
 fn refuse_empty(inputs: &[InputFile]) -> Result<()> {
     // An empty file of another kind is damaged; reading it gives the better error.
     let is_empty = |input: &InputFile| {
         input.bytes == 0 && input.format != Format::Parquet && input.compression == Compression::None
     };
-    if inputs.iter().all(is_empty) { Err(no_text(inputs)) } else { Ok(()) }
+    if inputs.iter().all(is_empty) { Err(no_text(inputs, &BadRows::default())) } else { Ok(()) }
 }
 
-fn no_text(inputs: &[InputFile]) -> DataError {
-    let problem = match inputs {
+fn no_text(inputs: &[InputFile], bad_rows: &BadRows) -> DataError {
+    let mut problem = match inputs {
         [input] => format!("{} contains no text", input.path.display()),
         inputs => format!("the {} input files contain no text", inputs.len()),
     };
+    if bad_rows.count() > 0 {
+        problem += &format!(" ({bad_rows})");
+    }
     DataError::invalid(problem, "name input that is not empty")
 }
 

@@ -48,7 +48,7 @@ pub(super) fn run_file(
         data(found, held_out, seq_len),
         optimizer(lr, found.model.is_some()),
         train(found, run_tokens, batch_size, steps),
-        checked(every, held_out > 0.0),
+        checked(every, held_out > 0.0 || !found.valid.is_empty()),
         precision(),
     ] {
         text.push('\n');
@@ -100,8 +100,8 @@ fn model(found: &Found, size: Option<&Size>) -> String {
 }
 
 fn data(found: &Found, held_out: f64, seq_len: u64) -> String {
-    let fields: BTreeSet<&str> =
-        found.data.iter().filter_map(|source| source.text_field.as_deref()).collect();
+    let named = found.data.iter().chain(&found.valid);
+    let fields: BTreeSet<&str> = named.filter_map(|source| source.text_field.as_deref()).collect();
     // A field of all sources is a key of the section, different ones are keys of the sources.
     let common = (fields.len() == 1).then(|| fields.first().copied()).flatten();
     let entry = |source: &FoundData| match &source.text_field {
@@ -110,11 +110,14 @@ fn data(found: &Found, held_out: f64, seq_len: u64) -> String {
         }
         _ => quoted(&source.path),
     };
-    let train = match found.data.as_slice() {
-        [] => quoted(NO_TEXT),
-        [one] => entry(one),
+    let sources = |found: &[FoundData]| match found {
+        // A table has its place in a list only.
+        [one] if common.is_some() || one.text_field.as_deref().is_none_or(|field| field == DEFAULT_FIELD) => {
+            entry(one)
+        }
         several => format!("[{}]", several.iter().map(entry).collect::<Vec<_>>().join(", ")),
     };
+    let train = if found.data.is_empty() { quoted(NO_TEXT) } else { sources(&found.data) };
     let what = match (found.data.is_empty(), found.has_shards) {
         (true, _) => {
             "put your text here: .txt, .jsonl or .parquet, a folder, a pattern (\"data/**/*.txt\") or a list"
@@ -130,6 +133,9 @@ fn data(found: &Found, held_out: f64, seq_len: u64) -> String {
         line = line.off("separator", "\"<|endoftext|>\"", "separates documents in a .txt file");
     }
     line = match held_out > 0.0 {
+        _ if !found.valid.is_empty() => {
+            line.key("valid", sources(&found.valid), "validation data; of a folder, its validation split")
+        }
         true => line.key("held_out", held_out, "fraction of the text that is held out for validation"),
         false => line.key("held_out", "0.0", "the text is too short to hold out a part for validation"),
     };
@@ -199,6 +205,7 @@ fn precision() -> String {
 /// Fraction of the data that is held out.
 fn held_out(found: &Found) -> f64 {
     match found.tokens {
+        _ if !found.valid.is_empty() => 0.0,
         None => 0.005,
         Some(tokens) if tokens >= 2_000_000 => 0.005,
         Some(tokens) if tokens >= 200_000 => 0.02,

@@ -3,6 +3,7 @@
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use std::ops::RangeInclusive;
 use xtrain_config::{COUNT_UNITS, Device, Size, parse_count};
+use xtrain_data::{Split, Take};
 
 /// One of `all`, by its name in run files.
 pub(super) fn named<T: Copy + Send + Sync>(
@@ -11,6 +12,17 @@ pub(super) fn named<T: Copy + Send + Sync>(
 ) -> impl TypedValueParser<Value = T> {
     let parser = PossibleValuesParser::new(all.iter().map(|&value| name(value)));
     parser.try_map(move |text| all.iter().copied().find(|&value| name(value) == text).ok_or("no such name"))
+}
+
+/// The files of a split, by its name or another keyword of it, or all files.
+pub(super) fn split() -> impl TypedValueParser<Value = Take> {
+    const ALL: &str = "all";
+    let splits = Split::ALL.map(|split| PossibleValue::new(split.name()).aliases(&split.keywords()[1..]));
+    let all = PossibleValue::new(ALL);
+    PossibleValuesParser::new(splits.into_iter().chain([all])).map(|text| {
+        let split = Split::ALL.into_iter().find(|split| split.keywords().contains(&text.as_str()));
+        split.map_or(Take::All, Take::Only)
+    })
 }
 
 /// A device, by its name in run files. Another program's name for a device gets ours as a suggestion.

@@ -41,7 +41,12 @@ fn evaluate(args: &EvalArgs, bar: &mut Bar) -> Result<Option<Vec<Evaluated>>, Fa
         seq_len: args.seq_len,
         batch_size: args.batch_size.into(),
         document_mask: args.document_mask,
-        input: InputOptions { field: args.text_field.clone(), separator: args.separator.clone() },
+        take: args.split.unwrap_or(TextOptions::default().take),
+        input: InputOptions {
+            field: args.text_field.clone(),
+            separator: args.separator.clone(),
+            skip_bad_rows: args.skip_bad_rows,
+        },
         cache: args.cache_dir.clone(),
     };
     let mut show = |doing: EvalProgress<'_>| {

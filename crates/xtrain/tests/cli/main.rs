@@ -13,6 +13,7 @@ mod best;
 mod blaming;
 mod choosing;
 mod comparing;
+mod data_sets;
 mod dice;
 mod diverging;
 mod doctor;

@@ -517,7 +517,9 @@ fn a_plan_refuses_what_the_run_would() {
     let place = Place::new();
     let weights = "--set data.train=[{path=\"a.txt\",weight=1.0},{path=\"b.txt\",weight=1e-9}]";
     place.run(&format!("plan run.toml {weights}")).refuses(&["data source 2", "less than a millionth"]);
-    place.run("plan run.toml --set data.held_out= --set data.valid=a.txt").refuses(&["is in data.train too"]);
+    place
+        .run("plan run.toml --set data.held_out= --set data.valid=a.txt")
+        .refuses(&["is also in data.train"]);
     place.run("plan run.toml --set model.vocab_size=256").refuses(&["less than the tokenizer's 257"]);
     place.run("plan run.toml --set data.begin_of_document=true").refuses(&["beginning-of-sequence token"]);
 }

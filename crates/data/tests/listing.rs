@@ -1,0 +1,289 @@
+//! Names, folders and patterns list the files that a user means: one split of several, and each text once.
+
+use std::path::{Path, PathBuf};
+
+use tempfile::TempDir;
+use xtrain_data::{DataError, Listing, Split, Take, list, list_inputs};
+
+/// A folder with these files.
+fn folder(files: &[&str]) -> TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    for name in files {
+        let path = folder.path().join(name);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(path, "x").unwrap();
+    }
+    folder
+}
+
+/// Names of the files, as they are called in `root`.
+fn names(root: &Path, listing: &Listing) -> Vec<String> {
+    let name = |path: &Path| path.strip_prefix(root).unwrap().to_str().unwrap().to_owned();
+    listing.files.iter().map(|file| name(&file.path)).collect()
+}
+
+fn listed(root: &Path, name: &str, take: Take) -> Result<Vec<String>, DataError> {
+    list(&[root.join(name)], take).map(|listing| names(root, &listing))
+}
+
+#[test]
+fn names_folders_and_patterns_list_files_in_a_fixed_order() {
+    let folder = tempfile::tempdir().unwrap();
+    let root = folder.path();
+    for name in ["b.txt", "a.jsonl.gz", "notes.pdf", ".hidden.txt", "sub/c.parquet", "sub/deep/d.txt.zst"] {
+        std::fs::create_dir_all(root.join(name).parent().unwrap()).unwrap();
+        std::fs::write(root.join(name), "x").unwrap();
+    }
+    let list = |names: &[PathBuf]| -> Vec<String> {
+        let found = list_inputs(names).unwrap();
+        found.iter().map(|f| f.path.strip_prefix(root).unwrap().to_str().unwrap().to_owned()).collect()
+    };
+    let everything = ["a.jsonl.gz", "b.txt", "sub/c.parquet", "sub/deep/d.txt.zst"];
+    assert_eq!(list(&[root.to_path_buf()]), everything);
+    assert_eq!(list(&[root.join("**/*.t?t*")]), ["b.txt", "sub/deep/d.txt.zst"]);
+    assert_eq!(list(&[root.join("sub/*.parquet"), root.join("b.txt")]), ["sub/c.parquet", "b.txt"]);
+    for (names, expected) in [
+        (vec![root.join("notes.pdf")], "cannot be read"),
+        (vec![root.join("*.csv")], "matches no input file"),
+        (vec![root.join("absent.txt")], "check the path"),
+        (vec![root.join("b.txt"), root.join("*.txt")], "named twice"),
+        (vec![root.join("b.txt"), root.join("sub/../b.txt")], "named twice"),
+        (vec![root.to_path_buf(), root.join("./sub/deep/d.txt.zst")], "named twice"),
+        (vec![], "no input is named"),
+    ] {
+        let message = list_inputs(&names).unwrap_err().to_string();
+        assert!(message.contains(expected), "{message}");
+    }
+}
+
+/// Files of a folder, and those of its training, validation and test split; `None` if it is refused.
+type Case<'c> = (&'c [&'c str], [Option<&'c [&'c str]>; 3]);
+
+#[test]
+fn a_folder_means_its_split() {
+    let cases: &[Case<'_>] = &[
+        (
+            &[
+                "data/train-00000-of-00002.parquet",
+                "data/train-00001-of-00002.parquet",
+                "data/validation-00000-of-00001.parquet",
+                "data/test-00000-of-00001.parquet",
+                "README.md",
+                "dataset_infos.json",
+            ],
+            [
+                Some(&["data/train-00000-of-00002.parquet", "data/train-00001-of-00002.parquet"]),
+                Some(&["data/validation-00000-of-00001.parquet"]),
+                Some(&["data/test-00000-of-00001.parquet"]),
+            ],
+        ),
+        // TinyStories: only the shards in `data` count.
+        (
+            &[
+                "data/train-00000-of-00001.parquet",
+                "data/validation-00000-of-00001.parquet",
+                "Tiny-train.txt",
+                "Tiny-valid.txt",
+            ],
+            [
+                Some(&["data/train-00000-of-00001.parquet"]),
+                Some(&["data/validation-00000-of-00001.parquet"]),
+                None,
+            ],
+        ),
+        (
+            &["data/train_sft-00000-of-00001.jsonl", "data/test_sft-00000-of-00001.jsonl"],
+            [
+                Some(&["data/train_sft-00000-of-00001.jsonl"]),
+                None,
+                Some(&["data/test_sft-00000-of-00001.jsonl"]),
+            ],
+        ),
+        (
+            &["data/en-00000-of-00001.jsonl", "data/fr-00000-of-00001.jsonl"],
+            [Some(&["data/en-00000-of-00001.jsonl", "data/fr-00000-of-00001.jsonl"]); 3],
+        ),
+        // The Pile: folders before files.
+        (
+            &["train/00.jsonl.zst", "train/01.jsonl.zst", "val.jsonl.zst", "test.jsonl.zst"],
+            [
+                Some(&["train/00.jsonl.zst", "train/01.jsonl.zst"]),
+                Some(&["val.jsonl.zst"]),
+                Some(&["test.jsonl.zst"]),
+            ],
+        ),
+        (
+            &["train/validation-report.txt", "train.txt", "dev/a.txt"],
+            [Some(&["train/validation-report.txt"]), Some(&["dev/a.txt"]), None],
+        ),
+        (
+            &["en/train-a.jsonl", "fr/train-a.jsonl", "fr/eval.jsonl"],
+            [Some(&["en/train-a.jsonl", "fr/train-a.jsonl"]), None, Some(&["fr/eval.jsonl"])],
+        ),
+        // Files of no split beside some of the training split, and beside others only.
+        (&["train.jsonl", "extra.jsonl", "dev.jsonl"], [Some(&["train.jsonl"]), Some(&["dev.jsonl"]), None]),
+        (&["corpus.jsonl", "validation.jsonl"], [Some(&["corpus.jsonl"]), Some(&["validation.jsonl"]), None]),
+        (
+            &["c4-train.00000.jsonl.gz", "c4-validation.00000.jsonl.gz"],
+            [Some(&["c4-train.00000.jsonl.gz"]), Some(&["c4-validation.00000.jsonl.gz"]), None],
+        ),
+        (&["Train.txt", "TEST.txt"], [Some(&["Train.txt"]), None, Some(&["TEST.txt"])]),
+        (&["train1.txt", "my test file.txt"], [Some(&["train1.txt"]), None, Some(&["my test file.txt"])]),
+        // No keyword is a word here.
+        (
+            &["contest.txt", "developers.txt", "pretrain.txt", "trainset.txt", "seqeval_results.txt"],
+            [Some(&["contest.txt", "developers.txt", "pretrain.txt", "seqeval_results.txt", "trainset.txt"]);
+                3],
+        ),
+        (&["test.jsonl", "eval.jsonl"], [None, None, Some(&["eval.jsonl", "test.jsonl"])]),
+        (&["train.jsonl"], [Some(&["train.jsonl"]), None, None]),
+    ];
+    for (files, expected) in cases {
+        let place = folder(files);
+        for (split, expected) in Split::ALL.into_iter().zip(expected) {
+            let found = list(&[place.path()], Take::OfFolders(split));
+            let shown = found.as_ref().map(|found| names(place.path(), found));
+            match (&found, expected) {
+                (Ok(found), Some(expected)) => {
+                    assert_eq!(names(place.path(), found), *expected, "{split:?} of {files:?}");
+                    let data = files.iter().filter(|name| !name.ends_with("md") && !name.ends_with("json"));
+                    let is_whole = found.files.len() == data.count();
+                    let said = [&found.notes[..], &found.warnings].concat();
+                    assert!(is_whole || said.len() == 1, "{split:?} of {files:?}: {said:?}");
+                }
+                (Err(error), None) => assert!(error.to_string().contains(split.name()), "{error}"),
+                _ => panic!("{split:?} of {files:?}: {shown:?}"),
+            }
+        }
+    }
+}
+
+#[test]
+fn a_refused_split_is_read_under_the_name_that_the_error_gives() {
+    for files in [
+        &["test.jsonl"][..],
+        &["test-0.jsonl", "test-1.jsonl"],
+        &["en/test-0.jsonl", "fr/test-1.jsonl"],
+        &["data/test-00000-of-00002.parquet", "data/test-00001-of-00002.parquet", "old/test.txt"],
+        &["x/test/a.jsonl", "x/test/b.jsonl"],
+        &["en/test/a.jsonl", "fr/test/b.jsonl"],
+        &["dev.jsonl", "x/my_dev.jsonl"],
+    ] {
+        let place = folder(files);
+        let error = list(&[place.path()], Take::OfFolders(Split::Train)).unwrap_err().to_string();
+        let (_, name) = error.split_once("name them: ").unwrap_or_else(|| panic!("{error}"));
+        let found = names(place.path(), &list(&[name], Take::OfFolders(Split::Train)).unwrap());
+        assert_eq!(found, files.iter().filter(|name| !name.starts_with("old")).copied().collect::<Vec<_>>());
+    }
+}
+
+#[test]
+fn a_pattern_that_names_a_split_is_read_as_written() {
+    let place = folder(&[
+        "test-0.jsonl",
+        "train-0.jsonl",
+        "train-1.jsonl",
+        "validation.jsonl",
+        "test/a.jsonl",
+        "only/test-1.jsonl",
+    ]);
+    let root = place.path();
+    let train = Take::OfFolders(Split::Train);
+    for (pattern, expected) in [
+        ("*.jsonl", &["train-0.jsonl", "train-1.jsonl"][..]),
+        ("test-*", &["test-0.jsonl"]),
+        ("{train,test}-0*", &["test-0.jsonl", "train-0.jsonl"]),
+        ("*-0.jsonl", &["train-0.jsonl"]),
+        ("**/test*.jsonl", &["only/test-1.jsonl", "test-0.jsonl"]),
+        ("test/*", &["test/a.jsonl"]),
+        ("test", &["test/a.jsonl"]),
+        ("test-0.jsonl", &["test-0.jsonl"]),
+    ] {
+        assert_eq!(listed(root, pattern, train).unwrap(), expected, "{pattern}");
+    }
+    assert!(listed(root, "te*-0.jsonl", train).is_err());
+    assert!(listed(root, "only", train).is_err());
+    assert_eq!(listed(root, "*.jsonl", Take::All).unwrap().len(), 4);
+}
+
+#[test]
+fn files_that_are_named_one_by_one_are_taken_unless_one_split_is_asked_for() {
+    let place = folder(&["train.jsonl", "test.jsonl", "more.jsonl", "train/a.txt", "test/a.txt"]);
+    let paths = |files: &[&str]| files.iter().map(|name| place.path().join(name)).collect::<Vec<_>>();
+    let all = paths(&["train.jsonl", "test.jsonl", "more.jsonl"]);
+    let found = list(&all, Take::OfFolders(Split::Train)).unwrap();
+    assert_eq!(names(place.path(), &found), ["train.jsonl", "test.jsonl", "more.jsonl"]);
+    assert_eq!(found.several_splits.as_deref(), Some("train: train.jsonl; test: test.jsonl"));
+    assert_eq!(names(place.path(), &list(&all, Take::Only(Split::Test)).unwrap()), ["test.jsonl"]);
+    assert!(list(&all, Take::Only(Split::Validation)).is_err());
+    let in_folders = paths(&["train/a.txt", "test/a.txt"]);
+    assert_eq!(names(place.path(), &list(&in_folders, Take::Only(Split::Train)).unwrap()), ["train/a.txt"]);
+    for one in [&["train.jsonl", "more.jsonl"][..], &["train.jsonl"], &["more.jsonl"]] {
+        assert_eq!(list(&paths(one), Take::OfFolders(Split::Train)).unwrap().several_splits, None);
+    }
+}
+
+#[test]
+fn a_text_beside_its_copy_is_refused() {
+    let refused = |files: &[&str], named: &[&str]| {
+        let place = folder(files);
+        let named: Vec<PathBuf> = named.iter().map(|name| place.path().join(name)).collect();
+        list(&named, Take::OfFolders(Split::Train)).err().map(|error| error.to_string()).unwrap_or_default()
+    };
+    for copies in [["a.jsonl", "a.jsonl.gz"], ["a.txt.zst", "a.txt.zstd"], ["x/a.txt", "x/a.txt.gzip"]] {
+        for named in [&[""][..], &["**/*"], &copies] {
+            let error = refused(&copies, named);
+            assert!(
+                error.contains("one file in two compressions") && error.contains("remove"),
+                "{named:?}: {error}"
+            );
+        }
+    }
+    let copies = ["train.jsonl", "train.parquet"];
+    assert!(refused(&copies, &[""]).contains("one text in two formats"));
+    assert!(refused(&copies, &[""]).ends_with("**/*.jsonl"), "{}", refused(&copies, &[""]));
+    // Named one by one they are two texts, and the copy of another split is not read.
+    assert_eq!(refused(&copies, &copies), "");
+    assert_eq!(refused(&["train.jsonl", "test.jsonl", "test.jsonl.gz"], &[""]), "");
+    assert_eq!(refused(&["a.txt", "b/a.txt", "A.txt", "a.b.txt"], &[""]), "");
+}
+
+#[test]
+fn data_of_other_kinds_is_not_skipped_silently() {
+    let place =
+        folder(&["a.jsonl", "b.jsonl.xz", "c.csv", "README.md", "LICENSE", "dataset_info.json", "code.py"]);
+    let found = list(&[place.path()], Take::OfFolders(Split::Train)).unwrap();
+    assert_eq!(names(place.path(), &found), ["a.jsonl"]);
+    assert!(
+        found.warnings[0].contains("2 files are skipped") && found.warnings[0].contains("b.jsonl.xz, c.csv")
+    );
+    let place = folder(&["c.csv", "README.md"]);
+    let error = list(&[place.path()], Take::All).unwrap_err().to_string();
+    assert!(error.contains("but for example") && error.contains("pd.read_csv"), "{error}");
+    for (name, content, advice) in [
+        ("a.json", "[{\"text\": \"a\"}]", "jq -c '.[]' "),
+        ("b c.json", "{\"text\": \"a\"}\n{\"text\": \"b\"}\n", "b c.json' '"),
+        ("a.json", "{\n \"data\": [\n", "jq -c '.data[]' "),
+        ("a.tar.gz", "", "tar xf "),
+        ("a.jsonl.bz2", "", "bzip2 -dk "),
+        ("train.bin", "", "nanoGPT"),
+        ("a.parquet.gz", "", "decompress"),
+        ("a.md", "", "add .txt to its name"),
+        ("a", "", "add .txt to its name"),
+    ] {
+        let path = place.path().join(name);
+        std::fs::write(&path, content).unwrap();
+        let error = list_inputs(&[path]).unwrap_err().to_string();
+        assert!(error.contains("of a kind that cannot be read") && error.contains(advice), "{name}: {error}");
+    }
+}
+
+#[test]
+fn configurations_of_a_data_set_are_alternatives() {
+    let place = folder(&["en/train.jsonl", "fr/train.jsonl"]);
+    let warnings = || list(&[place.path()], Take::OfFolders(Split::Train)).unwrap().warnings;
+    assert!(warnings().is_empty());
+    let card = "---\nconfigs:\n- config_name: en\n  data_files: en/*\n- config_name: fr\n  data_files: fr/*\n---\n# Text\n";
+    std::fs::write(place.path().join("README.md"), card).unwrap();
+    assert!(warnings()[0].contains("several configurations (en, fr)"), "{:?}", warnings());
+}

@@ -52,9 +52,7 @@ impl Place {
             }
             return Ok(Place { variables, environment: None, is_ours });
         };
-        let environment = detected.map_err(|error| {
-            Failure::user(format!("{error}; unset the launcher's variables to run in one process"))
-        })?;
+        let environment = detected.map_err(|error| Failure::user(error.to_string()))?;
         if let (Some(environment), Some((option, count)), false) = (&environment, processes.given(), is_ours)
         {
             return Err(Failure::user(format!(
@@ -62,7 +60,6 @@ impl Place {
                 environment.launcher, environment.world.rank, environment.world.world_size
             )));
         }
-        let environment = environment.filter(|environment| environment.world.world_size > 1);
         Ok(Place { variables, environment, is_ours })
     }
 
@@ -192,7 +189,7 @@ pub(crate) fn exit_code(code: i32) -> ExitCode {
 fn refuse_several(command: &Command, environment: &Environment) -> Result<(), Failure> {
     let world = &environment.world;
     let is_for_each = matches!(command, Command::Doctor(_) | Command::Completions(_) | Command::Plan(_));
-    if world.world_size == 1 || is_for_each {
+    if is_for_each {
         return Ok(());
     }
     Err(Failure::user(format!(

@@ -5,11 +5,11 @@ mod parent;
 
 pub use parent::{become_bound, bound, die_with_launcher};
 
-use crate::environment::Variables;
+use crate::environment::{LAUNCHER_VARIABLE, Variables};
 use crate::error::CommError;
 use crate::net::secret::{SECRET_VARIABLE, random_text};
 use output::Output;
-use parent::LAUNCHER_VARIABLE;
+
 use rustix::process::{Pid, Signal, kill_process};
 use signal_hook::consts::{SIGCHLD, SIGINT, SIGTERM, SIGUSR1};
 use signal_hook::iterator::Signals;

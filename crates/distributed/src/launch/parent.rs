@@ -1,6 +1,6 @@
 //! The tie of a process to the one that started it.
 
-use crate::environment::Variables;
+use crate::environment::{LAUNCHER_VARIABLE, Variables};
 use crate::error::CommError;
 use crate::net::secret::SECRET_VARIABLE;
 use rustix::process::{Signal, getppid, set_parent_process_death_signal};
@@ -9,9 +9,6 @@ use std::io;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::Command;
-
-/// Variable with the process number of the launcher.
-pub(super) const LAUNCHER_VARIABLE: &str = "XTRAIN_LAUNCHER";
 
 /// Makes this process end with the [`Launch`](super::Launch) that started it, even one that is killed. Does
 /// nothing in a process that another launcher started.

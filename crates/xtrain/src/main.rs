@@ -15,12 +15,13 @@ use failure::{Failure, without_panic};
 use ranks::Place;
 use std::process::ExitCode;
 use std::sync::OnceLock;
-use xtrain_distributed::{Variables, become_bound, die_with_launcher};
+use xtrain_distributed::{Variables, become_bound, die_with_launcher, raise_open_files};
 
 fn main() -> ExitCode {
     let variables = Variables::of_process();
     let launched = die_with_launcher(&variables);
     let bound = become_bound(std::env::args_os().skip(1));
+    raise_open_files();
     allocator::return_large_blocks();
     signals::survive_file_size_limits();
     let place: OnceLock<Place> = OnceLock::new();

@@ -6,6 +6,7 @@ use super::link::{Event, Link};
 use super::message::{Data, Message};
 use super::shared::{Phase, Shared};
 use crate::error::{Cause, Fault};
+use crate::limits;
 use crate::net::authenticate::Caller;
 use crate::net::gate::Gate;
 use crate::net::poll::{self, Interest, Ready};
@@ -130,8 +131,9 @@ impl Background {
         lost.dedup();
         lost.into_iter().rev().for_each(|at| drop(self.links.remove(at)));
         if let Some(open) = &mut self.gate {
-            for (caller, socket) in open.advance(gate) {
-                self.admit(caller, socket);
+            match open.advance(gate) {
+                Ok(arrived) => arrived.into_iter().for_each(|(caller, socket)| self.admit(caller, socket)),
+                Err(e) => self.refuse(&limits::system("cannot accept another rank", &e).to_string()),
             }
         }
     }

@@ -7,6 +7,7 @@ pub use parent::{become_bound, bound, die_with_launcher};
 
 use crate::environment::{LAUNCHER_VARIABLE, Variables};
 use crate::error::CommError;
+use crate::limits::{self, check_open_files};
 use crate::net::secret::{SECRET_VARIABLE, random_text};
 use output::Output;
 
@@ -78,7 +79,8 @@ impl Launch {
     /// # Errors
     /// A process cannot be started. No other one stays then.
     pub fn run(&self) -> Result<i32, CommError> {
-        let refused = |e: io::Error| CommError::System(format!("cannot watch for signals: {e}"));
+        check_open_files(self.ranks)?;
+        let refused = |e: io::Error| limits::system("cannot watch for signals", &e);
         let mut signals = Signals::new([SIGINT, SIGTERM, SIGUSR1, SIGCHLD]).map_err(refused)?;
         let closes = signals.handle();
         let (to, received) = mpsc::channel();
@@ -98,7 +100,10 @@ impl Launch {
     }
 
     fn start(&self) -> Result<Ranks, CommError> {
-        let refused = |what: &str, e: io::Error| CommError::Start(format!("cannot start {what}: {e}"));
+        let refused = |what: &str, e: io::Error| match limits::system(&format!("cannot start {what}"), &e) {
+            CommError::System(text) => CommError::Start(text),
+            limit => limit,
+        };
         let port = free_port().map_err(|e| refused("a run on this machine", e))?;
         let secret = random_text().map_err(|e| refused("a run on this machine", e))?;
         let mut ranks = Ranks(Vec::with_capacity(self.ranks));

@@ -70,11 +70,14 @@ impl Crew {
             return Ok(Crew::alone());
         }
         let control = Arc::new(Control::start(&environment.world, secret, start)?);
-        control.watch(ended)?;
-        control.handshake(&facts::version())?;
-        let first_step = FIRST_STEP.max(timeout);
-        let programs = Arc::new(TcpCommunicator::connect(&control, first_step)?);
-        let words = TcpCommunicator::connect(&control, first_step)?;
+        let connected = || -> Result<_, CommError> {
+            control.watch(ended)?;
+            control.handshake(&facts::version())?;
+            let first_step = FIRST_STEP.max(timeout);
+            let programs = Arc::new(TcpCommunicator::connect(&control, first_step)?);
+            Ok((programs, TcpCommunicator::connect(&control, first_step)?))
+        };
+        let (programs, words) = connected().map_err(|error| told(&control, error.into()))?;
         Ok(Crew { ranks: Some(Arc::new(Ranks { environment, control, programs, words, timeout })) })
     }
 
@@ -239,13 +242,7 @@ impl Crew {
             // All ranks see the same losses, and rank 0 reports them.
             let _ = ranks.control.wait_for_fault(VERDICT);
         }
-        if let Some(fault) = fault_of(&error) {
-            return RunError::Ranks(CommError::Aborted(fault.clone()));
-        }
-        let (message, own) = (error.to_string(), self.member().rank);
-        let cause = if error.is_users() { Cause::User } else { Cause::Failure };
-        let fault = ranks.control.abort(cause, &message);
-        if fault.rank != own { RunError::Ranks(CommError::Aborted(fault)) } else { error }
+        told(&ranks.control, error)
     }
 
     /// Ends the run in order, when all ranks have finished.
@@ -256,6 +253,16 @@ impl Crew {
         let Some(ranks) = &self.ranks else { return Ok(()) };
         Ok(ranks.control.finish()?)
     }
+}
+
+/// As [`Crew::fail`].
+fn told(control: &Control, error: RunError) -> RunError {
+    if let Some(fault) = fault_of(&error) {
+        return RunError::Ranks(CommError::Aborted(fault.clone()));
+    }
+    let cause = if error.is_users() { Cause::User } else { Cause::Failure };
+    let fault = control.abort(cause, &error.to_string());
+    if fault.rank != control.world().rank { RunError::Ranks(CommError::Aborted(fault)) } else { error }
 }
 
 /// The fault that ended the run, if this error is its consequence.

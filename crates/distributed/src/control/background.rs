@@ -129,7 +129,11 @@ impl Background {
             }
         }
         lost.dedup();
-        lost.into_iter().rev().for_each(|at| drop(self.links.remove(at)));
+        for at in lost.into_iter().rev() {
+            // A rank whose messages are of no use learns why it must end.
+            let mut link = self.links.remove(at);
+            self.send_fault(&mut link);
+        }
         if let Some(open) = &mut self.gate {
             match open.advance(gate) {
                 Ok(arrived) => arrived.into_iter().for_each(|(caller, socket)| self.admit(caller, socket)),

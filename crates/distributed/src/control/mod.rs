@@ -307,4 +307,6 @@ impl fmt::Debug for Control {
 }
 
 #[cfg(test)]
+mod damaged_stream;
+#[cfg(test)]
 mod tests;

@@ -5,7 +5,7 @@ use super::*;
 use crate::channel::Channel;
 use crate::net::authenticate::Caller;
 use crate::net::dial::dial;
-use crate::net::frame::Outgoing;
+use crate::net::frame::{Outgoing, Packet};
 use crate::testing::{LONG, fault, on_ranks, on_threads, options, secret, until, worlds};
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -25,6 +25,11 @@ fn start_soon(world: &World) -> Result<Control, CommError> {
 
 /// A process that knows the secret and introduces itself as `rank`, but is no rank.
 fn impostor(world: &World, rank: u32) -> TcpStream {
+    impostor_with(world, rank, None)
+}
+
+/// As [`impostor`]; one that then sends `message`.
+fn impostor_with(world: &World, rank: u32, message: Option<&[u8]>) -> TcpStream {
     let (at, key) =
         (format!("127.0.0.1:{}", world.port).parse().expect("an address"), secret().key().expect("a key"));
     let socket = loop {
@@ -36,6 +41,7 @@ fn impostor(world: &World, rank: u32) -> TcpStream {
     let hello = Message::Hello { world_size: world.world_size as u32, process: 1, host: "elsewhere".into() };
     let mut outgoing = Outgoing::default();
     outgoing.push(hello.encode());
+    message.into_iter().for_each(|bytes| outgoing.push(Packet::new(bytes.to_vec())));
     // Rank 0 may have closed it already.
     let _ = outgoing.send(&socket);
     socket
@@ -347,14 +353,17 @@ fn a_silent_rank_is_lost() {
 
 #[test]
 fn a_rank_that_sends_garbage_is_lost() {
-    let worlds = worlds(2);
-    thread::scope(|scope| {
-        let rank = scope.spawn(|| impostor(&worlds[0], 1));
-        let control = start(&worlds[0]).expect("a run");
-        let mut socket = rank.join().expect("a socket");
-        socket.write_all(&[1, 0, 0, 0, 99]).expect("an open socket");
-        assert!(fault(control.gather(&[])).contains("malformed message"));
-    });
+    for (message, line) in [(Some(&[99][..]), "malformed message"), (None, "a checksum does not match")] {
+        let worlds = worlds(2);
+        thread::scope(|scope| {
+            let rank = scope.spawn(|| impostor_with(&worlds[0], 1, message));
+            let control = start(&worlds[0]);
+            let mut socket = rank.join().expect("a socket");
+            // Rank 0 may have closed it already.
+            let _ = socket.write_all(&[99; 30]);
+            assert!(fault(control.and_then(|control| control.gather(&[]))).contains(line));
+        });
+    }
 }
 
 #[test]

@@ -18,7 +18,7 @@ use std::io::{self, ErrorKind, Read, Write};
 use std::net::TcpStream;
 
 /// Begins every connection. The last byte is the version of the protocol.
-const MAGIC: [u8; 8] = *b"xtrain\0\x01";
+const MAGIC: [u8; 8] = *b"xtrain\0\x02";
 
 const NONCE: usize = 32;
 const ANSWER: usize = 32;

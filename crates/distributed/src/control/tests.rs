@@ -6,7 +6,7 @@ use crate::channel::Channel;
 use crate::net::authenticate::Caller;
 use crate::net::dial::dial;
 use crate::net::frame::{Outgoing, Packet};
-use crate::testing::{LONG, fault, on_ranks, on_threads, options, secret, until, worlds};
+use crate::testing::{LONG, fault, on_ranks, on_threads, options, secret, secret_file, until, worlds};
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::sync::{Mutex, mpsc};
@@ -163,7 +163,7 @@ fn a_rank_with_another_secret_does_not_come_in() {
 fn a_file_of_an_earlier_run_is_read_again_until_it_is_right() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("run.secret");
-    let secret = Secret::file(&path);
+    let secret = secret_file(&path);
     secret.create().expect("the secret of an earlier run");
     let results = on_threads(&worlds(3), |world| {
         if world.rank == 0 {
@@ -178,7 +178,7 @@ fn a_file_of_an_earlier_run_is_read_again_until_it_is_right() {
 #[test]
 fn a_second_rank_0_leaves_the_secret_of_the_first() {
     let folder = tempfile::tempdir().expect("a folder");
-    let secret = Secret::file(folder.path().join("run.secret"));
+    let secret = secret_file(&folder.path().join("run.secret"));
     let worlds = worlds(2);
     let results = on_threads(&worlds, |world| {
         if world.rank == 1 {

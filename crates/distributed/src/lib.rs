@@ -27,7 +27,7 @@ pub use environment::{Environment, Launcher, Variables, nccl_variables};
 pub use error::{Cause, CommError, Fault};
 pub use files::exchange_files;
 pub use limits::raise_open_files;
-pub use launch::{Launch, become_bound, bound, die_with_launcher};
+pub use launch::{Launch, Supervised, Tie, die_with_launcher, supervise};
 pub use net::secret::{SECRET_VARIABLE, Secret, WriteSecret};
 pub use one_of::{OneOf, Pace};
 pub use tcp::TcpCommunicator;

@@ -1,9 +1,12 @@
 //! A run of several processes on this machine: a program starts copies of itself, with torchrun's variables.
 
+mod bounded_log;
 mod output;
 mod parent;
+mod supervised;
 
-pub use parent::{become_bound, bound, die_with_launcher};
+pub use parent::die_with_launcher;
+pub use supervised::{Supervised, Tie, supervise};
 
 use crate::environment::{LAUNCHER_VARIABLE, Variables};
 use crate::error::CommError;

@@ -1,6 +1,6 @@
 //! The processes of a run: how the command line starts them, and how this one joins the others.
 
-use crate::cli::{Command, Processes};
+use crate::cli::{Command, Processes, VERSION};
 use crate::failure::Failure;
 use std::fs;
 use std::io::Write;
@@ -117,7 +117,7 @@ impl Place {
             // Exit handlers of the driver would wait for the GPU, which may wait for another rank.
             signal_hook::low_level::exit(if fault.is_users() { 2 } else { 1 })
         };
-        Ok(Crew::join(environment.clone(), &secret, start, parallel.timeout.duration(), ended)?)
+        Ok(Crew::join(environment.clone(), &secret, start, VERSION, parallel.timeout.duration(), ended)?)
     }
 
     /// The secret of the run: a variable, or a file beside the run folder, which rank 0 writes.

@@ -54,15 +54,17 @@ impl Crew {
         Crew::default()
     }
 
-    /// Joins the other processes of `environment`, and returns when all are there. A step of theirs may take
-    /// `timeout` without progress. `ended` is called on a thread of its own if another rank ends the run.
+    /// Joins the other processes of `environment`, and returns when all are there. `build` names the version
+    /// and the sources of this program, which must be those of all ranks. A step of theirs may take `timeout`
+    /// without progress. `ended` is called on a thread of its own if another rank ends the run.
     ///
     /// # Errors
-    /// A rank does not come in time, has another version of this program, or cannot be reached.
+    /// A rank does not come in time, has another build of this program, or cannot be reached.
     pub fn join(
         environment: Environment,
         secret: &Secret,
         start: StartOptions,
+        build: &str,
         timeout: Duration,
         ended: impl FnOnce(Fault) + Send + 'static,
     ) -> Result<Crew, RunError> {
@@ -72,7 +74,7 @@ impl Crew {
         let control = Arc::new(Control::start(&environment.world, secret, start)?);
         let connected = || -> Result<_, CommError> {
             control.watch(ended)?;
-            control.handshake(&facts::version())?;
+            control.handshake(&[("build of xtrain".to_owned(), build.to_owned())])?;
             let first_step = FIRST_STEP.max(timeout);
             let programs = Arc::new(TcpCommunicator::connect(&control, first_step)?);
             Ok((programs, TcpCommunicator::connect(&control, first_step)?))

@@ -141,6 +141,22 @@ fn without_rank_0_the_others_say_where_they_looked() {
 }
 
 #[test]
+fn a_rank_0_that_says_nothing_and_one_that_is_not_known_are_told_apart() {
+    let silent = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let mut world = worlds(2).remove(1);
+    world.port = silent.local_addr().expect("an address").port();
+    let answer = Duration::from_millis(300);
+    let options = StartOptions { deadline: SOON, answer, ..options() };
+    let error = Control::start(&world, &secret(), options.clone()).expect_err("no rank 0").to_string();
+    assert!(error.contains("sent nothing for 0.3 s: another program may listen there"), "{error}");
+    // Its name is looked up before the file of its secret, which cannot be there.
+    world.address = "no-such-host.invalid".into();
+    let file = secret_file("/nonexistent/run.secret".as_ref());
+    let error = Control::start(&world, &file, options).expect_err("no rank 0").to_string();
+    assert!(error.contains("no-such-host.invalid, is not known") && error.contains("MASTER_ADDR"), "{error}");
+}
+
+#[test]
 fn a_port_in_use_is_one_line_at_once() {
     let world = &worlds(2)[0];
     let _taken = TcpListener::bind(("127.0.0.1", world.port)).expect("a free port");

@@ -7,6 +7,8 @@
 use std::fs::File;
 use std::io::{self, Read, Write};
 use std::os::unix::fs::FileExt;
+use std::thread;
+use std::time::Duration;
 
 /// Bytes at the beginning that are never removed.
 const FIRST: u64 = 1 << 20;
@@ -16,6 +18,9 @@ const LAST: u64 = 1 << 20;
 
 /// Length at which bytes are removed, so that each is moved at most once.
 const MOST: u64 = FIRST + 3 * LAST;
+
+/// Pause after bytes were removed: a program that floods its log waits, rather than take a core from the run.
+const PAUSE: Duration = Duration::from_millis(50);
 
 /// Bytes that one call reads.
 const CHUNK: usize = 64 << 10;
@@ -54,17 +59,21 @@ impl BoundedLog {
             Ok(()) => self.bytes + text.len() as u64,
             Err(_) => length(&self.file),
         };
-        self.shorten(MOST);
+        if self.shorten(MOST) {
+            thread::sleep(PAUSE);
+        }
     }
 
-    /// Removes bytes from the middle if there are more than `most`.
-    fn shorten(&mut self, most: u64) {
+    /// Removes bytes from the middle if there are more than `most`. True if there were.
+    fn shorten(&mut self, most: u64) -> bool {
         // The line of an earlier removal is not much.
-        if self.bytes > most + CHUNK as u64 {
+        let is_long = self.bytes > most + CHUNK as u64;
+        if is_long {
             // What cannot be removed stays.
             let _ = self.remove_middle();
             self.bytes = length(&self.file);
         }
+        is_long
     }
 
     fn remove_middle(&mut self) -> io::Result<()> {

@@ -43,7 +43,7 @@ pub(crate) fn is_out_of_files(error: &io::Error) -> bool {
 }
 
 /// The error of a system call, with what to do if it met a limit.
-pub(crate) fn system(attempt: &str, error: &io::Error) -> CommError {
+pub fn system(attempt: &str, error: &io::Error) -> CommError {
     let advice = match error.raw_os_error().map(Errno::from_raw_os_error) {
         Some(Errno::MFILE | Errno::NFILE) => FILES_ADVICE,
         // A thread that cannot start, a buffer of a socket.

@@ -3,7 +3,7 @@
 use crate::net::secret::SECRET_VARIABLE;
 
 /// Beginnings of names. Those of a whole job, such as `SLURM_JOB_ID` and `I_MPI_ROOT`, are not among them.
-const PREFIXES: [&str; 24] = [
+const PREFIXES: [&str; 25] = [
     "TORCHELASTIC_",
     "PET_",
     "ROLE_",
@@ -26,6 +26,7 @@ const PREFIXES: [&str; 24] = [
     "LWS_",
     "SKYPILOT_NODE_",
     "DSTACK_NODE",
+    "AWS_BATCH_JOB_N",
     "SLURM_STEP",
     "SLURM_SRUN_",
 ];

@@ -167,6 +167,7 @@ fn several_processes_of_unsupported_launchers_are_refused_by_name() {
         ("PMIx", &[("PMIX_RANK", "1"), ("PMIX_NAMESPACE", "x")]),
         ("Kubeflow", &[("PET_NODE_RANK", "0"), ("PET_NNODES", "1:2"), ("PET_NPROC_PER_NODE", "1")]),
         ("SkyPilot", &[("SKYPILOT_NODE_RANK", "1"), ("SKYPILOT_NUM_NODES", "2")]),
+        ("AWS Batch", &[("AWS_BATCH_JOB_NODE_INDEX", "1"), ("AWS_BATCH_JOB_NUM_NODES", "2")]),
         ("LeaderWorkerSet", &[("LWS_WORKER_INDEX", "0"), ("LWS_GROUP_SIZE", "2")]),
         ("SageMaker", &[("SM_HOSTS", "[\"algo-1\", \"algo-2\"]"), ("SM_CURRENT_HOST", "algo-2")]),
         ("launcher of nodes", &[("NODE_RANK", "1")]),

@@ -1,7 +1,7 @@
 //! Launchers whose variables are known, but not enough to join: they are refused, so that no rank trains
 //! alone.
 
-use super::variables::Variables;
+use super::variables::{BY_HAND, Variables};
 use crate::world::{World, WorldError};
 
 /// A launcher that is recognised by the number of a process.
@@ -30,7 +30,7 @@ const fn launcher(name: &'static str, rank: &'static str, sizes: &'static [&'sta
 }
 
 /// Those that set variables of others too come first.
-const LAUNCHERS: [Unsupported; 14] = [
+const LAUNCHERS: [Unsupported; 15] = [
     launcher("Flux", "FLUX_TASK_RANK", &["FLUX_JOB_SIZE"]),
     launcher("PALS", "PALS_RANKID", &["PMI_SIZE"]),
     launcher("MVAPICH", "MV2_COMM_WORLD_RANK", &["MV2_COMM_WORLD_SIZE"]),
@@ -43,6 +43,7 @@ const LAUNCHERS: [Unsupported; 14] = [
     launcher("Kubeflow", "PET_NODE_RANK", &["PET_NNODES"]),
     launcher("SkyPilot", "SKYPILOT_NODE_RANK", &["SKYPILOT_NUM_NODES"]),
     launcher("dstack", "DSTACK_NODE_RANK", &["DSTACK_NODES_NUM"]),
+    launcher("AWS Batch", "AWS_BATCH_JOB_NODE_INDEX", &["AWS_BATCH_JOB_NUM_NODES"]),
     launcher("LeaderWorkerSet", "LWS_WORKER_INDEX", &["LWS_GROUP_SIZE"]),
     Unsupported { doubt: Doubt::Alone, ..launcher("a launcher of nodes", "NODE_RANK", &["NNODES", "NUM_NODES"]) },
 ];
@@ -101,7 +102,6 @@ fn refusal(name: &str, rank: usize, size: Option<usize>, variables: &[&str]) -> 
     };
     WorldError(format!(
         "{name} started this process as rank {rank} of {of} ({variables}), but xtrain does not read the place of a rank \
-         from its variables: start the ranks with torchrun, srun or mpirun, or set RANK, WORLD_SIZE, LOCAL_RANK, \
-         LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT on each{alone}"
+         from its variables: start the ranks with torchrun, srun, mpirun or mpiexec, or set {BY_HAND}{alone}"
     ))
 }

@@ -5,6 +5,10 @@ use std::collections::BTreeMap;
 use std::fmt::Display;
 use std::str::FromStr;
 
+/// The variables that place a rank whatever launcher started it.
+pub(super) const BY_HAND: &str =
+    "RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT on each";
+
 /// The variables of a process by name. A variable with an empty value counts as not set.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Variables(BTreeMap<String, String>);
@@ -73,8 +77,10 @@ impl Variables {
         if absent.is_empty() {
             return Ok(());
         }
-        let advice = "pass all variables of the launcher to each rank, as a container or `env -i` does not";
-        Err(Variables::missing(launcher, &absent, advice))
+        let advice = format!(
+            "pass all variables of the launcher to each rank, as a container or `env -i` does not, or set {BY_HAND}"
+        );
+        Err(Variables::missing(launcher, &absent, &advice))
     }
 
     /// An error that names variables which are not set.

@@ -115,7 +115,9 @@ impl Temporary {
     /// Syncs the file, or the names in the folder.
     fn sync(&self) -> Result<()> {
         match self.kind {
-            Kind::File | Kind::PrivateFile => self.handle.sync_all().map_err(CheckpointError::io(&self.path, "sync to the disk")),
+            Kind::File | Kind::PrivateFile => {
+                self.handle.sync_all().map_err(CheckpointError::io(&self.path, "sync to the disk"))
+            }
             Kind::Folder => sync_folder(&self.path),
         }
     }

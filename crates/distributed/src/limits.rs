@@ -33,8 +33,7 @@ pub(crate) fn check_open_files(world_size: usize) -> Result<(), CommError> {
     }
 }
 
-const FILES_ADVICE: &str =
-    "raise the limit on open files (ulimit -n; LimitNOFILE of systemd, --ulimit nofile of Docker), or use fewer ranks";
+const FILES_ADVICE: &str = "raise the limit on open files (ulimit -n; LimitNOFILE of systemd, --ulimit nofile of Docker), or use fewer ranks";
 
 /// True if the process or the system has no room for another open file, which no wait changes.
 pub(crate) fn is_out_of_files(error: &io::Error) -> bool {

@@ -26,7 +26,9 @@ pub(crate) fn secret_file(path: &Path) -> Secret {
         let temporary = path.with_added_extension("new");
         let mut file = File::options().write(true).create(true).mode(0o600).open(&temporary);
         let written = file.as_mut().map_err(|e| e.to_string()).and_then(|file| {
-            file.write_all(text.as_bytes()).and_then(|()| fs::rename(&temporary, path)).map_err(|e| e.to_string())
+            file.write_all(text.as_bytes())
+                .and_then(|()| fs::rename(&temporary, path))
+                .map_err(|e| e.to_string())
         });
         written.map_err(|e| format!("{}: {e}", path.display()))
     })

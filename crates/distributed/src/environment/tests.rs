@@ -157,7 +157,10 @@ fn open_mpi_5_names_its_run_in_another_form() {
 #[test]
 fn several_processes_of_unsupported_launchers_are_refused_by_name() {
     for (name, variables) in [
-        ("Flux", &[("FLUX_TASK_RANK", "0"), ("FLUX_JOB_SIZE", "2"), ("PMI_RANK", "0"), ("PMI_SIZE", "2")][..]),
+        (
+            "Flux",
+            &[("FLUX_TASK_RANK", "0"), ("FLUX_JOB_SIZE", "2"), ("PMI_RANK", "0"), ("PMI_SIZE", "2")][..],
+        ),
         ("PALS", &[("PALS_RANKID", "1"), ("PMI_RANK", "1"), ("PMI_SIZE", "2"), ("PMI_LOCAL_RANK", "1")]),
         ("MVAPICH", &[("MV2_COMM_WORLD_RANK", "0"), ("MV2_COMM_WORLD_SIZE", "2")]),
         ("MVAPICH", &[("MPIRUN_RANK", "1"), ("MPIRUN_NPROCS", "2")]),

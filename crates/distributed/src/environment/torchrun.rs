@@ -45,10 +45,7 @@ fn port(variables: &Variables) -> Result<u16, WorldError> {
 ///
 /// # Errors
 /// They do not agree, or there is no other launcher and they are incomplete.
-pub(super) fn check_agreement(
-    variables: &Variables,
-    other: Option<&Environment>,
-) -> Result<(), WorldError> {
+pub(super) fn check_agreement(variables: &Variables, other: Option<&Environment>) -> Result<(), WorldError> {
     if !NUMBERS[..3].iter().any(|name| variables.has(name)) {
         return Ok(());
     }
@@ -74,7 +71,9 @@ pub(super) fn check_agreement(
     if let Some(world_size @ 0..=1) = world_size {
         let (rank, local_rank) = (rank.unwrap_or(0), local_rank.unwrap_or(0));
         let local_world_size = local_world_size.unwrap_or(1);
-        return World { rank, world_size, local_rank, local_world_size, ..World::single() }.checked().map(drop);
+        return World { rank, world_size, local_rank, local_world_size, ..World::single() }
+            .checked()
+            .map(drop);
     }
     Err(incomplete(variables))
 }

@@ -45,7 +45,10 @@ const LAUNCHERS: [Unsupported; 15] = [
     launcher("dstack", "DSTACK_NODE_RANK", &["DSTACK_NODES_NUM"]),
     launcher("AWS Batch", "AWS_BATCH_JOB_NODE_INDEX", &["AWS_BATCH_JOB_NUM_NODES"]),
     launcher("LeaderWorkerSet", "LWS_WORKER_INDEX", &["LWS_GROUP_SIZE"]),
-    Unsupported { doubt: Doubt::Alone, ..launcher("a launcher of nodes", "NODE_RANK", &["NNODES", "NUM_NODES"]) },
+    Unsupported {
+        doubt: Doubt::Alone,
+        ..launcher("a launcher of nodes", "NODE_RANK", &["NNODES", "NUM_NODES"])
+    },
 ];
 
 /// True if one of these launchers numbers this process.
@@ -81,7 +84,9 @@ pub(super) fn refuse(variables: &Variables, step: Option<&World>) -> Result<(), 
         }
     })?;
     match of_sagemaker(variables) {
-        Some((rank, size @ 2..)) => Err(refusal("SageMaker", rank, Some(size), &["SM_CURRENT_HOST", "SM_HOSTS"])),
+        Some((rank, size @ 2..)) => {
+            Err(refusal("SageMaker", rank, Some(size), &["SM_CURRENT_HOST", "SM_HOSTS"]))
+        }
         _ => Ok(()),
     }
 }

@@ -91,7 +91,8 @@ impl BoundedLog {
         let mut line = [0; 64];
         let count = self.file.read_at(&mut line, FIRST).unwrap_or(0);
         let text = String::from_utf8_lossy(&line[..count]);
-        let number = text.strip_prefix(BEFORE).and_then(|rest| rest.split_once(AFTER)).map(|(number, _)| number);
+        let number =
+            text.strip_prefix(BEFORE).and_then(|rest| rest.split_once(AFTER)).map(|(number, _)| number);
         let number = number.and_then(|text| Some((text.len(), text.parse().ok()?)));
         number.map_or((0, 0), |(digits, number)| ((BEFORE.len() + digits + AFTER.len()) as u64, number))
     }

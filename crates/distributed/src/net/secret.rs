@@ -193,7 +193,8 @@ mod tests {
 
     #[test]
     fn a_folder_that_does_not_exist_is_an_error_with_its_path() {
-        let error = secret_file("/nonexistent/run.secret".as_ref()).create().err().expect("no folder").to_string();
+        let error =
+            secret_file("/nonexistent/run.secret".as_ref()).create().err().expect("no folder").to_string();
         assert!(error.contains("/nonexistent/run.secret"), "{error}");
     }
 }

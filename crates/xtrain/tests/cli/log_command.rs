@@ -69,9 +69,15 @@ fn it_inherits_no_variable_of_a_launch() {
     let option = with_script(&place, "env > variables.new\nmv variables.new variables\ncat > /dev/null\n");
     // Ranks that xtrain starts, and the only rank of another launcher, in a job of Slurm.
     for ranks in ["--ranks 2", ""] {
-        let mut command = place.command(&format!("train run.toml --out out --set train.steps=6 {option} {ranks}"));
+        let mut command =
+            place.command(&format!("train run.toml --out out --set train.steps=6 {option} {ranks}"));
         command.envs([("SLURM_JOB_ID", "7"), ("SLURM_PROCID", "0"), ("SLURM_STEP_NUM_TASKS", "1")]);
-        command.envs([("PMI_RANK", "0"), ("PMI_SIZE", "1"), ("PMIX_RANK", "0"), ("OMPI_COMM_WORLD_SIZE", "1")]);
+        command.envs([
+            ("PMI_RANK", "0"),
+            ("PMI_SIZE", "1"),
+            ("PMIX_RANK", "0"),
+            ("OMPI_COMM_WORLD_SIZE", "1"),
+        ]);
         command.envs([("MASTER_ADDR", "127.0.0.1"), ("WANDB_MODE", "offline")]);
         command.env("XTRAIN_SECRET", "0123456789abcdef0123456789abcdef");
         finish(command, "a run with a program").succeeds();
@@ -82,9 +88,10 @@ fn it_inherits_no_variable_of_a_launch() {
             assert!(names.contains(&kept), "{kept}: {names:?}");
         }
         for name in &names {
-            let is_of_a_launch = ["RANK", "WORLD_SIZE", "MASTER_", "LOCAL_", "PMI", "OMPI_", "SLURM_STEP", "SLURM_PROCID"]
-                .iter()
-                .any(|start| name.starts_with(start));
+            let is_of_a_launch =
+                ["RANK", "WORLD_SIZE", "MASTER_", "LOCAL_", "PMI", "OMPI_", "SLURM_STEP", "SLURM_PROCID"]
+                    .iter()
+                    .any(|start| name.starts_with(start));
             assert!(!is_of_a_launch && !["XTRAIN_SECRET", "XTRAIN_LAUNCHER"].contains(name), "{name}");
         }
         fs::remove_file(place.path("variables")).expect("a file");
@@ -96,7 +103,8 @@ fn it_inherits_no_variable_of_a_launch() {
 fn a_command_of_xtrain_runs_in_it_beside_ranks() {
     let place = Place::new();
     let xtrain = env!("CARGO_BIN_EXE_xtrain");
-    let script = format!("cat > /dev/null\n{xtrain} report $XTRAIN_RUN --out page.new && mv page.new page.html\n");
+    let script =
+        format!("cat > /dev/null\n{xtrain} report $XTRAIN_RUN --out page.new && mv page.new page.html\n");
     let option = with_script(&place, &script);
     place.run(&format!("train run.toml --out out --ranks 2 --set train.steps=6 {option}")).succeeds();
     wait_until("a page", || place.exists("page.html"));
@@ -117,7 +125,9 @@ fn a_flood_fills_no_disk() {
 fn a_program_that_cannot_be_executed_is_refused_before_the_run_begins() {
     let place = Place::new();
     place.write("data.sh", b"no program");
-    for (program, why) in [("./data.sh", "Permission denied"), ("./none", "No such file"), ("..", "Permission denied")] {
+    for (program, why) in
+        [("./data.sh", "Permission denied"), ("./none", "No such file"), ("..", "Permission denied")]
+    {
         let option = format!("--set log.command=[\"{program}\"]");
         for ranks in ["", "--ranks 2"] {
             let ran = place.run(&format!("train run.toml --out out {option} {ranks}"));

@@ -19,10 +19,17 @@ fn half_an_environment_is_refused() {
     finish(command, "half of Slurm's variables").refuses(&["SLURM_PROCID"]);
     // Rank 1 of 2 must not train alone, nor hear how it would.
     let mut command = place.command("train run.toml --out out");
-    command.envs([("RANK", "1"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", "29500")]);
+    command.envs([
+        ("RANK", "1"),
+        ("WORLD_SIZE", "2"),
+        ("MASTER_ADDR", "127.0.0.1"),
+        ("MASTER_PORT", "29500"),
+    ]);
     let ran = finish(command, "a pod of two");
     ran.refuses(&["LOCAL_RANK=0 and LOCAL_WORLD_SIZE=1"]);
-    for variables in [[("PMIX_RANK", "1"), ("PMIX_NAMESPACE", "x")], [("FLUX_TASK_RANK", "0"), ("FLUX_JOB_SIZE", "2")]] {
+    for variables in
+        [[("PMIX_RANK", "1"), ("PMIX_NAMESPACE", "x")], [("FLUX_TASK_RANK", "0"), ("FLUX_JOB_SIZE", "2")]]
+    {
         let mut command = place.command("train run.toml --out out");
         command.envs(variables);
         finish(command, "an unsupported launcher").refuses(&["started this process as rank", variables[0].0]);

@@ -20,7 +20,11 @@ fn too_few_open_files_are_refused_at_once_and_a_soft_limit_is_raised() {
     let place = Place::new();
     let since = Instant::now();
     let run = format!("train run.toml --out out {SHARED} --ranks 2");
-    after(&place, "ulimit -n 24", &run, None).refuses(&["2 ranks needs up to 38 open files", "24", "ulimit -n"]);
+    after(&place, "ulimit -n 24", &run, None).refuses(&[
+        "2 ranks needs up to 38 open files",
+        "24",
+        "ulimit -n",
+    ]);
     let run = format!("train run.toml --out out {SHARED}");
     for rank in [0, 1] {
         after(&place, "ulimit -n 30", &run, Some(rank)).refuses(&["needs up to 38 open files"]);

@@ -13,7 +13,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 use xtrain_cuda::{Context, CudaError, Event, Stream};
-use xtrain_distributed::{Cause, CommError, Communicator, Fault};
+use xtrain_distributed::{Cause, CommError, Communicator, Fault, system_error};
 use xtrain_program::Program;
 
 /// Time between two looks.

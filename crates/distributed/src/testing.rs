@@ -24,7 +24,7 @@ pub(crate) fn secret() -> Secret {
 pub(crate) fn secret_file(path: &Path) -> Secret {
     Secret::file(path, |path, text| {
         let temporary = path.with_added_extension("new");
-        let mut file = File::options().write(true).create(true).mode(0o600).open(&temporary);
+        let mut file = File::options().write(true).create(true).truncate(true).mode(0o600).open(&temporary);
         let written = file.as_mut().map_err(|e| e.to_string()).and_then(|file| {
             file.write_all(text.as_bytes())
                 .and_then(|()| fs::rename(&temporary, path))

@@ -20,7 +20,7 @@ pub mod tensor_file;
 mod writers_lock;
 
 pub use error::{BoxError, CheckpointError, advice};
-pub use replace_file::replace_file;
+pub use replace_file::{replace_file, replace_private_file};
 pub use store::{Begun, Checkpoint, CheckpointStore, Others, RankWriter, RunLock, StepWriter, TensorSpec};
 pub use temporary::{Temporary, remove_leftovers, temporary_target};
 pub use xtrain_tensor::debug_as_display;

@@ -16,17 +16,20 @@ use ranks::Place;
 use std::process::ExitCode;
 use std::sync::OnceLock;
 use terminal::Detail;
-use xtrain_distributed::{Variables, become_bound, die_with_launcher};
+use xtrain_distributed::{Variables, die_with_launcher, raise_open_files, supervise};
 
 fn main() -> ExitCode {
+    if let Some(code) = supervise(std::env::args_os().skip(1)) {
+        return ranks::exit_code(code);
+    }
     let variables = Variables::of_process();
     let launched = die_with_launcher(&variables);
-    let bound = become_bound(std::env::args_os().skip(1));
+    raise_open_files();
     allocator::return_large_blocks();
     signals::survive_file_size_limits();
     let place: OnceLock<Place> = OnceLock::new();
     let done = without_panic(|| {
-        if let Some(error) = launched.err().or(bound) {
+        if let Some(error) = launched.err() {
             return Err(Failure::user(error.to_string()));
         }
         let Some(cli) = cli::Cli::read()? else { return Ok(ExitCode::SUCCESS) };

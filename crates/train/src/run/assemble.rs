@@ -298,11 +298,7 @@ fn outputs(parts: &Parts) -> Result<(MetricsSink, Option<LiveReport>), RunError>
         return Ok((MetricsSink::open(folder.path(), none, SinkStart::Fresh, "", None)?, None));
     }
     // Before anything says that a run has begun here.
-    let command = match crew.is_alone() {
-        true => Command::start(&parts.command, folder.path())?,
-        // Nothing stays if a rank is killed.
-        false => Command::start_with(&parts.command, folder.path(), xtrain_distributed::bound)?,
-    };
+    let command = Command::start(&parts.command, folder.path())?;
     // A run that has made steps writes the file with its next checkpoint, so that it always matches the
     // latest one.
     if parts.position.step == 0 {

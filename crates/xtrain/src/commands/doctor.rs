@@ -34,7 +34,7 @@ const NAME: usize = 17;
 const VERSION: usize = 34;
 
 fn text(found: &Examination) -> String {
-    let mut out = format!("xtrain {}\n\nNVIDIA's libraries\n", env!("CARGO_PKG_VERSION"));
+    let mut out = format!("xtrain {}\n\nNVIDIA's libraries\n", crate::cli::VERSION);
     for (n, library) in found.libraries.iter().enumerate() {
         out.push_str(&of_library(library, &found.libraries[..n]));
     }

@@ -7,6 +7,7 @@ use crate::signals::Stop;
 use crate::terminal::{self, Detail, Silent, TrainingView};
 use std::process::ExitCode;
 use xtrain_config::Override;
+use xtrain_train::error::RunError;
 use xtrain_train::profile::ProfileOptions;
 use xtrain_train::run::{Observer, Outcome, Start, train_in};
 use xtrain_train::run_file;
@@ -30,7 +31,7 @@ pub(crate) fn run(args: &TrainArgs, place: &Place) -> Result<ExitCode, Failure> 
     terminal::use_share_of_threads(parsed.config.train.threads, place.local_world_size())?;
     let crew = place.join(&parsed.config.parallel, run_file::folder(&parsed).path())?;
     let stop = if place.is_first() { Stop::on_signals() } else { Stop::on_signals_silently() };
-    let Stop(stop) = stop?;
+    let Stop(stop) = stop.map_err(|failure| crew.fail(RunError::Refused(failure.to_string())))?;
     let start = if args.resume { Start::Resume } else { Start::New };
     let mut view: Box<dyn Observer> = match place.is_first() {
         true => Box::new(TrainingView::new(stop.clone(), detail(args), &parsed.config)),

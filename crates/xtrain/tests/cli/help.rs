@@ -100,7 +100,8 @@ fn without_arguments_it_helps_and_lists_the_verbs() {
     }
     assert!(ran.stderr.contains("Examples:"));
     assert_eq!(place.run("--help").succeeds().stdout, ran.stderr);
-    assert!(place.run("--version").succeeds().stdout.starts_with("xtrain 0."));
+    let version = place.run("--version").succeeds().stdout;
+    assert!(version.starts_with("xtrain 0.") && version.contains(" (sources "), "{version}");
 }
 
 #[test]

@@ -25,6 +25,7 @@ mod generating;
 mod help;
 mod init;
 mod inspecting;
+mod log_command;
 mod mistakes;
 mod mutated;
 mod place;

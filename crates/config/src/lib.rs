@@ -112,7 +112,9 @@ pub struct Config {
     ]))]
     pub optimizer: OptimizerConfig,
     /// The learning rate over the run: a linear warmup whose first step already uses `lr / warmup_steps`,
-    /// then the decay that `kind` names.
+    /// then the decay that `kind` names. It spans the whole run, so a run that is resumed with more steps
+    /// moves back on it, and its rate may rise again; kind `wsd` is made for runs that are extended
+    /// (README.md).
     #[schemars(extend("x-aliases" = ["lr_scheduler", "scheduler", "lr_schedule"]))]
     pub schedule: ScheduleConfig,
     /// Length of the training, batches, device and run folder. Exactly one of `steps`, `tokens` and `epochs`

@@ -9,6 +9,7 @@ use super::section::{
     DataSource, DataSources, ParallelConfig, ReduceDtype, ReduceOrder, TokenizerChoice, Transport,
 };
 use super::{Balance, Config, OrAuto, Recompute, RopeScaling, ScheduleKind};
+use std::time::Duration;
 use xtrain_model::{Description, Family};
 
 /// Reports every rule that `config` breaks.
@@ -27,6 +28,7 @@ pub(super) fn check(config: &Config, report: &mut Report) {
     within_f32(config, report);
     saving_and_evaluation(config, report);
     gradients_between_ranks(config, report);
+    times_between_ranks(config, report);
 }
 
 /// Checks the schedule against a run of `steps`.
@@ -505,6 +507,16 @@ fn missing(report: &mut Report, section: &str, key: &str, missing: bool, alterna
         let example =
             keys.filter(|found| found.name == key).map(|found| found.for_example()).collect::<String>();
         report.about(&[&format!("{section}.{key}")], format!("`{key}` is missing{example}{alternative}"));
+    }
+}
+
+/// Refuses times within which no rank can answer.
+fn times_between_ranks(config: &Config, report: &mut Report) {
+    let ParallelConfig { start_timeout, timeout, .. } = config.parallel;
+    for (key, time) in [("start_timeout", start_timeout), ("timeout", timeout)] {
+        if time.duration() < Duration::from_secs(1) {
+            report.about(&[&format!("parallel.{key}")], format!("`{key}` is {time}; give at least 1s"));
+        }
     }
 }
 

@@ -11,6 +11,7 @@ use super::html::escape;
 pub(super) enum Term {
     Loss,
     Smoothed,
+    SmoothedComparison,
     BitsPerByte,
     Perplexity,
     UnigramEntropy,
@@ -48,7 +49,7 @@ pub(super) const OF_REPORTS: [Term; 16] = [
 ];
 /// Quantities of comparisons, without those that the table of losses explains.
 pub(super) const OF_COMPARISONS: [Term; 5] =
-    [Term::Smoothed, Term::BitsPerByte, Term::Perplexity, Term::Throughput, Term::Mfu];
+    [Term::SmoothedComparison, Term::BitsPerByte, Term::Perplexity, Term::Throughput, Term::Mfu];
 
 impl Term {
     /// Its name, and what it means.
@@ -61,7 +62,12 @@ impl Term {
             ],
             Term::Smoothed => [
                 "Smoothed",
-                "A running median and mean over the given number of reports. The faint line shows each report.",
+                "A running median and mean over a fiftieth of the reports, at least five. The value in the legend is the mean of the last as many \
+                 reports. A faint line shows each report of a single run.",
+            ],
+            Term::SmoothedComparison => [
+                "Smoothed",
+                "Losses: a running median and mean over a fiftieth of a run's reports, at least five. The gap: the mean over 1/25 of the run.",
             ],
             Term::BitsPerByte => [
                 "Bits per byte",
@@ -129,7 +135,7 @@ impl Term {
         let alone = |of: fn(&View<'_>) -> bool| views.views.len() == 1 && any(of);
         match self {
             Term::Loss => any(|view| view.history.last_step() > 0 || !view.history.evals.is_empty()),
-            Term::Smoothed => views.smoothing()[0],
+            Term::Smoothed | Term::SmoothedComparison => views.smoothing()[0],
             Term::BitsPerByte => any(|view| view.history.evals.iter().any(|m| m.bits_per_byte.is_some())),
             Term::Perplexity => any(|view| !view.history.evals.is_empty()),
             Term::UnigramEntropy => alone(|view| view.run.summary.unigram_entropy.is_some()),
@@ -158,10 +164,11 @@ pub(super) fn glossary(out: &mut String, views: &Views<'_>, terms: &[Term]) {
 }
 
 /// Terms with their explanations.
-pub(super) fn definitions(terms: &[[&str; 2]]) -> String {
+pub(super) fn definitions(terms: &[[impl AsRef<str>; 2]]) -> String {
     let mut out = String::from("<dl class=\"terms\">\n");
     for [term, meaning] in terms {
-        let _ = writeln!(out, "<div><dt>{}</dt><dd>{}</dd></div>", escape(term), escape(meaning));
+        let (term, meaning) = (escape(term.as_ref()), escape(meaning.as_ref()));
+        let _ = writeln!(out, "<div><dt>{term}</dt><dd>{meaning}</dd></div>");
     }
     out.push_str("</dl>\n");
     out

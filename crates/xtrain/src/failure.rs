@@ -11,6 +11,7 @@ use xtrain_config::ConfigErrors;
 use xtrain_data::DataError;
 use xtrain_distributed::{CommError, Fault};
 use xtrain_report::ReportError;
+use xtrain_report::metrics::printable;
 use xtrain_train::error::{LearnError, RunError};
 
 /// A failed command.
@@ -143,16 +144,9 @@ impl From<ConfigErrors> for Failure {
 /// long text is left out, because the end names the remedy.
 pub(crate) fn one_line(text: &str) -> String {
     const LONGEST: usize = 2000;
-    /// True for characters with which a terminal or a pager ends or reorders the line.
-    fn moves(c: char) -> bool {
-        c.is_control() || matches!(c, '\u{2028}'..='\u{202E}' | '\u{2066}'..='\u{2069}')
-    }
-    let mut line = String::with_capacity(text.len());
-    for c in text.chars() {
-        if moves(c) { line.extend(c.escape_default()) } else { line.push(c) }
-    }
+    let line = printable::name(text);
     if line.len() <= LONGEST {
-        return line;
+        return line.into_owned();
     }
     let head = line.floor_char_boundary(LONGEST * 2 / 3);
     let tail = line.ceil_char_boundary(line.len() - LONGEST / 3);

@@ -1,9 +1,9 @@
 //! The processes of a run: how the command line starts them, and how this one joins the others.
 
 use crate::cli::{Command, Processes, VERSION};
-use crate::failure::Failure;
+use crate::failure::{Failure, one_line};
+use crate::terminal::{print_error, shown_path};
 use std::fs;
-use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -112,7 +112,7 @@ impl Place {
         let ended = move |fault: Fault| {
             thread::sleep(GRACE);
             if take_last_word() && is_heard(&fault) {
-                let _ = writeln!(std::io::stderr(), "{prefix}error: {fault}");
+                print_error(&format!("{prefix}error: {}", one_line(&fault.to_string())));
             }
             // Exit handlers of the driver would wait for the GPU, which may wait for another rank.
             signal_hook::low_level::exit(if fault.is_users() { 2 } else { 1 })
@@ -129,7 +129,7 @@ impl Place {
         let file = secret_file(folder);
         if let Some(parent) = file.parent().filter(|_| environment.world.rank == 0) {
             fs::create_dir_all(parent)
-                .map_err(|e| Failure::user(format!("{}: cannot create: {e}", parent.display())))?;
+                .map_err(|e| Failure::user(format!("{}: cannot create: {e}", shown_path(parent))))?;
         }
         Ok(Secret::file(file, |path, text| {
             replace_private_file(path, text.as_bytes()).map_err(|e| e.to_string())
@@ -171,8 +171,8 @@ fn remove_leftovers_of_secrets(folder: &Path) {
 
 /// Reports a failure on standard error.
 pub(crate) fn report(failure: &Failure, prefix: &str) {
-    // It may be closed; the exit code still reports the failure.
-    let _ = std::io::stderr().write_all(format!("{prefix}error: {failure}\n").as_bytes());
+    // Standard error may be closed; the exit code still reports the failure.
+    print_error(&format!("{prefix}error: {failure}"));
 }
 
 /// True for the first caller, which reports the error that ends this process.

@@ -80,7 +80,7 @@ section! {
         #[schemars(extend("x-aliases" = ["num_threads", "num_workers", "n_threads"]))]
         pub threads: usize = 0,
         /// Saves a checkpoint and ends the run, successfully, after this wall-clock time: "2h30m", "170m",
-        /// "45s", "1d". `--resume` continues the run. After the last step, evaluation and export are
+        /// "45s", "0.5s", "1d". `--resume` continues the run. After the last step, evaluation and export are
         /// completed in any case; samples are cut, and `--resume` writes them.
         #[schemars(extend("x-example" = "2h30m"))]
         #[schemars(extend("x-aliases" = ["time_limit", "max_hours", "max_train_time", "timeout"]))]

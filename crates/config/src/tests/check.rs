@@ -273,17 +273,20 @@ fn choices_get_the_nearest_one() {
 
 #[test]
 fn times_need_units() {
-    let form = "a time is written as numbers with units, largest first, such as \"2h30m\", \"170m\" or \"45s\" (d, h, m, s)";
-    for wrong in ["", "90", "h", "30m2h", "1h1h", "2.5h", "2h 30m", "-1h", "2H"] {
+    let form = "a time is written as numbers with units, largest first, such as \"2h30m\", \"170m\" or \"45s\" (d, h, m, s, ms)";
+    for wrong in [
+        "", "90", "h", "30m2h", "1h1h", "2.5h30m", "2.h", ".5h", "1.2.3s", "2h 30m", "5ms1s", "1m s", "-1h",
+        "2H",
+    ] {
         assert_eq!(
             message("train", &format!("max_time = {wrong:?}")),
             format!("`max_time` is the string {wrong:?}; {form}")
         );
     }
-    for wrong in ["0s", "9999999d", "99999999999999999999s"] {
+    for wrong in ["0s", "0.0001s", "9999999d", "99999999999999999999s"] {
         assert_eq!(
             message("train", &format!("max_time = {wrong:?}")),
-            format!("`max_time` is the string {wrong:?}; a time limit lies between 1s and 3650d")
+            format!("`max_time` is the string {wrong:?}; a time limit lies between 1ms and 3650d")
         );
     }
     assert_eq!(

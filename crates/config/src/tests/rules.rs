@@ -481,3 +481,11 @@ fn each_rank_has_one_micro_batch_unless_the_file_says_otherwise() {
     let config = minimal(&["train.batch_size=8"]).resolve(&facts).expect("a configuration").config;
     assert_eq!(config.train.micro_batch_size(), 2);
 }
+
+#[test]
+fn times_in_which_no_rank_can_answer_are_refused() {
+    for key in ["timeout", "start_timeout"] {
+        let errors = errors(&format!("{MINIMAL}[parallel]\n{key} = \"100ms\"\n"));
+        assert!(errors.contains(&format!("`{key}` is 100ms; give at least 1s")), "{errors}");
+    }
+}

@@ -71,6 +71,7 @@ impl Run {
         } else {
             exchange::export(self.learner.weights(), identity, tokenizer, &path, &options)?;
         }
+        self.folder.exported(self.position.step)?;
         observer.wrote("Hugging Face folder", &path);
         Ok(())
     }

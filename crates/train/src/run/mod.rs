@@ -26,6 +26,7 @@ mod evaluation;
 mod finish;
 mod observer;
 mod open;
+mod rates;
 mod reference;
 mod reporting;
 mod restore;

@@ -26,12 +26,14 @@ pub(crate) fn run(args: &EvalArgs) -> Result<(), Failure> {
         terminal::stopped();
         return Ok(());
     };
-    let text = match (args.json, found.as_slice()) {
-        (true, _) => found.iter().map(|one| format!("{}\n", json(one, &found))).collect(),
-        (false, [only]) => alone(&only.loss),
-        (false, _) => table(&found),
-    };
-    terminal::print(&text).map(|_| ())
+    if args.json {
+        return found.iter().try_for_each(|one| terminal::print_json(&json(one, &found)).map(|_| ()));
+    }
+    terminal::print(&match found.as_slice() {
+        [only] => alone(&only.loss),
+        _ => table(&found),
+    })
+    .map(|_| ())
 }
 
 /// The losses in all precisions on the same tokens; `None` if it is stopped.
@@ -51,7 +53,7 @@ fn evaluate(args: &EvalArgs, bar: &mut Bar) -> Result<Option<Vec<Evaluated>>, Fa
     };
     let mut show = |doing: EvalProgress<'_>| {
         match doing {
-            EvalProgress::Tokenizing(path, progress) => bar.tokenizing(&path.display().to_string(), progress),
+            EvalProgress::Tokenizing(path, progress) => bar.tokenizing(&path.to_string_lossy(), progress),
             EvalProgress::Evaluating(done, all) => bar.show("evaluating", done, all),
         }
         stop.check()

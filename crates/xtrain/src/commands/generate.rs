@@ -1,5 +1,5 @@
-//! `xtrain generate`: only the text goes to standard output, while it is generated; with `--json`, one object
-//! at the end. The speed goes to standard error.
+//! `xtrain generate`: only the text goes to standard output, while it is generated, with escapes for control
+//! characters on a terminal; with `--json`, one object at the end. The speed goes to standard error.
 
 use super::open_model;
 use super::transcript::Transcript;
@@ -49,7 +49,7 @@ pub(crate) fn run(args: &GenerateArgs) -> Result<(), Failure> {
                 text.push_str(&piece);
                 return Ok(ControlFlow::Continue(()));
             }
-            terminal::print(&piece)
+            terminal::print_generated(&piece)
         });
         match shown {
             Ok(go_on) => go_on,
@@ -69,11 +69,10 @@ pub(crate) fn run(args: &GenerateArgs) -> Result<(), Failure> {
         text.push_str(&rest);
         let mut answer = transcript.finish(&tokens, &made, &text, args.max_tokens);
         answer["speed"] = speed.json();
-        text = answer.to_string();
+        let _ = terminal::print_json(&answer)?;
     } else {
-        text = rest;
+        let _ = terminal::print_generated(&format!("{rest}\n"))?;
     }
-    let _ = terminal::print(&format!("{text}\n"))?;
     if let Some(line) = speed.line() {
         tracing::info!("{line}");
     }

@@ -15,9 +15,10 @@ pub(crate) fn run(args: &InitArgs) -> Result<(), Failure> {
     let processor = Processor::by_name(Device::Auto)?;
     let draft = Draft::new(&args.sources, &args.out, &processor, threads)?;
     draft.write(&args.out)?;
-    let file = args.out.display();
+    let file = terminal::shown_path(&args.out);
     terminal::print(&format!(
-        "{file}: {draft}\nread it, then run: xtrain plan {file}, and xtrain train {file}\n"
+        "{file}: {}\nread it, then run: xtrain plan {file}, and xtrain train {file}\n",
+        terminal::shown(&draft.to_string())
     ))
     .map(|_| ())
 }

@@ -42,8 +42,8 @@ pub(crate) fn run(args: &InspectArgs) -> Result<(), Failure> {
     write_inspection(inspection, &path, args.page.overwrite)?;
     if args.json {
         let mut json = serde_json::to_value(inspection).unwrap_or_default();
-        json["page"] = path.display().to_string().into();
-        return terminal::print(&format!("{json}\n")).map(|_| ());
+        json["page"] = path.to_string_lossy().into();
+        return terminal::print_json(&json).map(|_| ());
     }
     let mut out = format!(
         "step {}, computed in {}, casts of {}, loss {:.4}\n\n",
@@ -54,7 +54,7 @@ pub(crate) fn run(args: &InspectArgs) -> Result<(), Failure> {
     );
     out.push_str(&if args.all { every(inspection) } else { by_layer(inspection) });
     out.push_str("rounding alone leaves about 31.5 dB in e4m3 and 25.5 dB in e5m2; much less means that the range does not fit the scale\n");
-    out.push_str(&format!("page: {}\n", path.display()));
+    out.push_str(&format!("page: {}\n", terminal::shown_path(&path)));
     terminal::print(&out).map(|_| ())
 }
 

@@ -140,7 +140,7 @@ fn load(path: &Path, sets: &[Override], ranks: usize) -> Result<Parsed, Failure>
     if !path.is_dir() && path.file_name().is_none_or(|name| name != source::CONFIG_FILE) {
         return Err(Failure::user(format!(
             "{}: a model is planned from its folder or its {}; anything else is a run file in TOML",
-            path.display(),
+            terminal::shown_path(path),
             source::CONFIG_FILE
         )));
     }

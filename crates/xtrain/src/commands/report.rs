@@ -17,5 +17,5 @@ pub(crate) fn run(args: &ReportArgs) -> Result<(), Failure> {
             ));
         }
     };
-    terminal::print(&format!("report: {}\n", path.display())).map(|_| ())
+    terminal::print(&format!("report: {}\n", terminal::shown_path(&path))).map(|_| ())
 }

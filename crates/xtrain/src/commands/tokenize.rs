@@ -44,7 +44,7 @@ pub(crate) fn run(args: &TokenizeArgs) -> Result<(), Failure> {
     };
     let tokenizer = tokenizer.with_begin_of_document(args.begin_of_document)?;
     let options = PrepareOptions { input: texts.options, shard_tokens: args.shard_tokens.0 };
-    let shown = out.display().to_string();
+    let shown = terminal::shown_path(out);
     let dataset = prepare(&texts.inputs, &tokenizer, &options, out, &mut |progress| {
         bar.tokenizing(&shown, progress);
         stop.check()
@@ -77,7 +77,7 @@ pub(crate) fn run(args: &TokenizeArgs) -> Result<(), Failure> {
 /// Compares the checksums of whole data sets.
 fn verify_folders(folders: &[PathBuf], stop: &Stop) -> Result<(), Failure> {
     for folder in folders {
-        let shown = folder.display().to_string();
+        let shown = terminal::shown_path(folder);
         if !folder.is_dir() {
             return Err(Failure::user(format!(
                 "{shown} is not a folder of token shards; name one to verify it, or add --out FOLDER to tokenize text"

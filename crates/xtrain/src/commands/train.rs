@@ -6,7 +6,7 @@ use crate::ranks::{self, Place};
 use crate::signals::Stop;
 use crate::terminal::{self, Detail, Silent, TrainingView};
 use std::process::ExitCode;
-use xtrain_config::Override;
+use xtrain_config::{Override, Parsed};
 use xtrain_train::error::RunError;
 use xtrain_train::profile::ProfileOptions;
 use xtrain_train::run::{Observer, Outcome, Start, train_in};
@@ -51,8 +51,8 @@ pub(crate) fn run(args: &TrainArgs, place: &Place) -> Result<ExitCode, Failure> 
             let steps = if done > steps { format!("{done} steps, of which {steps} were requested") } else { format!("{done} of {steps} steps") };
             format!("already finished: {steps}; continue with --set train.{key}=...")
         }
-        Outcome::Stopped => "stopped; the state is saved, continue with --resume".to_owned(),
-        Outcome::TimeLimit => "time is up; the state is saved, continue with --resume".to_owned(),
+        Outcome::Stopped => format!("{}stopped; {SAVED}", export_of(&parsed)),
+        Outcome::TimeLimit => format!("{}time is up; {SAVED}", export_of(&parsed)),
         Outcome::StoppedEarly => {
             "stopped before the first step of this run; the tokens prepared so far are cached, run the same command again".to_owned()
         }
@@ -70,4 +70,22 @@ pub(crate) fn detail(args: &TrainArgs) -> Detail {
         (_, true) => Detail::Whole,
         _ => Detail::Given,
     }
+}
+
+/// End of the last line of a run that was stopped.
+const SAVED: &str = "the state is saved, continue with --resume";
+
+/// The line that says of which step the export of a stopped run is; empty for a run that exports nothing.
+fn export_of(parsed: &Parsed) -> String {
+    if !parsed.config.checkpoint.export_hf {
+        return String::new();
+    }
+    let folder = run_file::folder(parsed);
+    let [run, hf] = [folder.path(), &folder.hf()].map(terminal::shown_path);
+    let stands = match (folder.exported_step(), folder.hf().is_dir()) {
+        (Some(step), _) => format!("{hf} is that of step {step}"),
+        (None, true) => format!("{hf} is that of an earlier step"),
+        (None, false) => "not written yet, because the run is not at its end".to_owned(),
+    };
+    format!("Hugging Face folder: {stands}; xtrain export {run} --out FOLDER writes one of the saved state\n")
 }

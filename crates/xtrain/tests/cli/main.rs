@@ -40,5 +40,6 @@ mod saved_by_ranks;
 mod stopping;
 mod storage;
 mod switching;
+mod terminals;
 mod texts;
 mod watching;

@@ -27,7 +27,7 @@ pub use error::{Cause, CommError, Fault};
 pub use files::exchange_files;
 pub use launch::{Launch, become_bound, bound, die_with_launcher};
 pub use net::secret::{SECRET_VARIABLE, Secret};
-pub use one_of::{OneOf, Pace};
+pub use one_of::{OneOf, Pace, PaceTime, Sending};
 pub use tcp::TcpCommunicator;
 pub use threads::{ThreadChannel, ThreadCommunicator};
 pub use world::{Groups, World, WorldError};

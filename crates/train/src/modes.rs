@@ -128,13 +128,13 @@ mod tests {
                        [train]\nsteps = 1\nbatch_size = 64\nmicro_batch_size = 1\nrecompute = 'none'\n\
                        loss_chunk = 256\n[precision]\nrecipe = 'bf16'\n";
 
-    fn of(batch_size: usize, between_nodes: f64) -> Vec<Mode> {
+    fn of(batch_size: usize, nic: f64) -> Vec<Mode> {
         let set = format!("train.batch_size={batch_size}");
         let parsed = Config::parse(Path::new("run.toml"), RUN.as_bytes(), &[set]).expect("a run file");
         let member = Member::first_of(16);
         let planned = plan_for(&parsed, Target::Cuda, member).expect("a plan");
         let mut device = Device::model("h100").expect("it is in the table");
-        device.network.between_nodes = between_nodes;
+        device.network.nic = nic;
         modes(&planned.resolved, member, &device).expect("plans")
     }
 

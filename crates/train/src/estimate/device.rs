@@ -204,7 +204,7 @@ impl Device {
             usable_bytes: Some(memory_bytes.saturating_sub(reserve_bytes)),
             reserve_bytes,
             peak_flops,
-            network: Network::of_gpus(model.nccl_bandwidth, model.copy_bandwidth),
+            network: Network::of_gpus(model.nccl_bandwidth, model.copy_bandwidth, model.nic_bandwidth),
         }
     }
 

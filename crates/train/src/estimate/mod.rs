@@ -16,7 +16,7 @@ mod timeline;
 
 pub use device::{Device, Source};
 pub use devices::{DEVICES, DeviceModel};
-pub use network::{BETWEEN_NODES, Network, RANKS_PER_NODE};
+pub use network::{Network, RANKS_PER_NODE};
 pub use rates::{AttentionRates, Factors, GemmRates, Rates, ScoreSeconds};
 pub use run_time::RunTime;
 pub use timeline::{Exposed, Place, Span, Timeline, TimelinePart};

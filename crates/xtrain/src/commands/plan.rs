@@ -113,7 +113,7 @@ pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
 fn connected(device: Device, args: &PlanArgs, parallel: &ParallelConfig) -> Device {
     let network = device.network.of_run(parallel);
     let network = match args.processes.gpus {
-        Some(_) => network.of_nodes(args.gpus_per_node, args.link),
+        Some(_) => network.of_nodes(args.gpus_per_node, args.link, args.ring),
         None => network,
     };
     Device { network, ..device }

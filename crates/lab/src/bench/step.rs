@@ -293,7 +293,7 @@ fn of_rank(
     RankOf { ranks, stretch, nic, ranks_per_node }: RankOf,
 ) -> Result<(Arc<OneOf>, RankSpeed), RunError> {
     let parallel = &planned.resolved.config.parallel;
-    let network = device.network.of_run(parallel).of_nodes(ranks_per_node, nic, None);
+    let network = device.network.of_run(parallel).of_nodes(ranks_per_node).with_bandwidths(nic, None);
     transport::check(parallel, device.target == Target::Cuda, network.spans_nodes(ranks))?;
     let device = Device { network, ..device.clone() };
     let training = programs::training(&planned.spec).map_err(LearnError::from)?;

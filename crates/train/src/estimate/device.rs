@@ -34,6 +34,8 @@ pub struct Device {
     pub peak_flops: Option<f64>,
     /// Its connections to the devices of other ranks.
     pub network: Network,
+    /// Connections for choosing settings: those of usual servers, as a run does not know its own.
+    pub choice_network: Network,
 }
 
 /// Origin of rates.
@@ -101,13 +103,19 @@ impl Device {
     /// The share of this device that each of `processes` of a run on one machine has. They share the memory
     /// of a CPU, and each has a GPU of its own.
     pub fn shared_by(self, processes: usize) -> Device {
-        let network = Network { ranks_per_node: processes, ..self.network };
-        if self.target != Target::Cpu {
-            return Device { network, ..self };
+        let of_node = self.connected(|network| network.of_nodes(processes));
+        if of_node.target != Target::Cpu {
+            return of_node;
         }
         let share = |bytes: u64| bytes / processes as u64;
-        let usable_bytes = self.usable_bytes.map(share);
-        Device { usable_bytes, reserve_bytes: share(self.reserve_bytes), network, ..self }
+        let usable_bytes = of_node.usable_bytes.map(share);
+        Device { usable_bytes, reserve_bytes: share(of_node.reserve_bytes), ..of_node }
+    }
+
+    /// This device with its connections changed.
+    pub fn connected(self, change: impl Fn(Network) -> Network) -> Device {
+        let [network, choice_network] = [self.network, self.choice_network].map(change);
+        Device { network, choice_network, ..self }
     }
 
     fn measured_by(self, Measurement { factors, while_busy }: Measurement) -> Device {
@@ -139,6 +147,7 @@ impl Device {
             reserve_bytes,
             peak_flops: None,
             network: Network::of_processes(),
+            choice_network: Network::of_processes(),
         }
     }
 
@@ -194,6 +203,7 @@ impl Device {
         peak_flops: Option<f64>,
     ) -> Device {
         let reserve_bytes = reserve_bytes(memory_bytes);
+        let network = Network::of_gpus(model.nccl_bandwidth, model.copy_bandwidth, model.nic_bandwidth);
         Device {
             name,
             target: Target::Cuda,
@@ -204,7 +214,8 @@ impl Device {
             usable_bytes: Some(memory_bytes.saturating_sub(reserve_bytes)),
             reserve_bytes,
             peak_flops,
-            network: Network::of_gpus(model.nccl_bandwidth, model.copy_bandwidth, model.nic_bandwidth),
+            network,
+            choice_network: network,
         }
     }
 

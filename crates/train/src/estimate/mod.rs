@@ -7,6 +7,7 @@
 mod busy;
 mod device;
 mod devices;
+mod low_mfu;
 mod measure;
 mod network;
 mod picture;
@@ -16,9 +17,10 @@ mod timeline;
 
 pub use device::{Device, Source};
 pub use devices::{DEVICES, DeviceModel};
+pub use low_mfu::low_mfu;
 pub use network::{Network, RANKS_PER_NODE};
 pub use rates::{AttentionRates, Factors, GemmRates, Rates, ScoreSeconds};
-pub use run_time::RunTime;
+pub use run_time::{RunTime, Speed};
 pub use timeline::{Exposed, Place, Span, Timeline, TimelinePart};
 
 use xtrain_program::{Instance, KernelCost, Phase, Program};

@@ -119,13 +119,19 @@ impl Network {
         }
     }
 
-    /// These connections where a node has so many ranks. Between nodes, the NIC of each rank sends `nic` bytes
-    /// per second and rings send `ring`, as far as they are given. If only rings are, and they are slower than
-    /// the connections within a node, the NICs of a node reach no more together.
-    pub fn of_nodes(self, ranks_per_node: usize, nic: Option<f64>, ring: Option<f64>) -> Network {
-        let shown = ring.filter(|ring| *ring < self.within_node).map(|ring| ring / ranks_per_node as f64);
+    /// These connections where a node has so many ranks.
+    pub fn of_nodes(self, ranks_per_node: usize) -> Network {
+        Network { ranks_per_node, ..self }
+    }
+
+    /// These connections where, between nodes, the NIC of each rank sends `nic` bytes per second and rings send
+    /// `ring`, as far as they are given. If only rings are, and they are slower than the connections within a
+    /// node, the NICs of a node reach no more together.
+    pub fn with_bandwidths(self, nic: Option<f64>, ring: Option<f64>) -> Network {
+        let of_each = |ring: f64| ring / self.ranks_per_node as f64;
+        let shown = ring.filter(|ring| *ring < self.within_node).map(of_each);
         let nic = nic.unwrap_or(shown.map_or(self.nic, |nic| nic.min(self.nic)));
-        Network { nic, ring, ranks_per_node, ..self }
+        Network { nic, ring: ring.or(self.ring), ..self }
     }
 
     /// Seconds of a collective of a group of `world_size` ranks in which each sends this many bytes.
@@ -341,7 +347,7 @@ mod tests {
     fn nics_and_rings_are_given_apart() {
         let network = plain(330e9, 48e9, 8);
         let of = |nic, ring| {
-            let network = network.of_nodes(8, nic, ring);
+            let network = network.with_bandwidths(nic, ring);
             [GATHER, EXCHANGE].map(|collective| {
                 network.bandwidth(collective, Group::World { size: 64 }, 64) * if collective == EXCHANGE { 56.0 / 63.0 } else { 1.0 }
             })
@@ -352,7 +358,7 @@ mod tests {
         assert_eq!(rounded(of(None, Some(80e9))), [80.0, 10.0]);
         assert_eq!(rounded(of(None, Some(400e9))), [330.0, 48.0]);
         assert_eq!(rounded(of(Some(25e9), Some(80e9))), [80.0, 25.0]);
-        let said = network.of_nodes(8, None, None).describe(64);
+        let said = network.describe(64);
         assert_eq!(
             said,
             "330 GB/s within a node; between nodes 330 GB/s in rings (all-gather, reduce-scatter), and 48.0 GB/s for the NIC of \

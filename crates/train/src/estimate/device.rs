@@ -7,8 +7,10 @@ use super::rates::Rates;
 use crate::engine::{Processor, Target};
 use crate::error::RunError;
 use std::fmt;
+use std::time::Duration;
 use xtrain_cuda::{DeviceInfo, peak_bf16_flops};
 use xtrain_model::Recipe;
+use xtrain_report::metrics::format;
 
 /// A device, as far as estimates need it.
 #[derive(Clone, Debug, PartialEq)]
@@ -46,12 +48,18 @@ pub enum Source {
     /// The nearest device of the table.
     Nearest(&'static str),
     /// A measurement on this machine.
-    Measured,
-    /// A measurement on this machine while other programs used the CPU.
-    MeasuredWhileBusy,
+    Measured {
+        /// The time since then.
+        age: Duration,
+        /// True if other programs used the CPU meanwhile.
+        while_busy: bool,
+    },
     /// Defaults for a CPU that was not measured.
     Unmeasured,
 }
+
+/// The age below which a measurement is called that of now.
+const RECENT: Duration = Duration::from_secs(60);
 
 /// Share of a device's memory that is kept free, besides [`RESERVE_BYTES`].
 const RESERVE_SHARE: f64 = 0.03;
@@ -118,9 +126,9 @@ impl Device {
         Device { network, choice_network, ..self }
     }
 
-    fn measured_by(self, Measurement { factors, while_busy }: Measurement) -> Device {
-        let source = if while_busy { Source::MeasuredWhileBusy } else { Source::Measured };
-        Device { rates: self.rates.scaled(factors), source, ..self }
+    fn measured_by(self, of: Measurement) -> Device {
+        let source = Source::Measured { age: of.age(), while_busy: of.while_busy };
+        Device { rates: self.rates.scaled(of.factors), source, ..self }
     }
 
     fn unmeasured(processor: &Processor, threads: usize) -> Device {
@@ -251,9 +259,15 @@ impl fmt::Display for Source {
         match self {
             Source::Table => write!(f, "from the device table, edition {EDITION}"),
             Source::Nearest(name) => write!(f, "from the {name}, the nearest device of the table"),
-            Source::Measured => f.write_str("measured on this machine"),
-            Source::MeasuredWhileBusy => {
-                f.write_str("measured on this machine while other programs used the CPU")
+            Source::Measured { age, while_busy } => {
+                f.write_str("measured on this machine")?;
+                if *age >= RECENT {
+                    write!(f, " {} ago", format::duration(age.as_secs_f64()))?;
+                }
+                match while_busy {
+                    true => f.write_str(" while other programs used the CPU, so it may be faster; runs measure it again"),
+                    false => Ok(()),
+                }
             }
             Source::Unmeasured => f.write_str("defaults of an ordinary CPU; the first run measures this one"),
         }

@@ -4,9 +4,9 @@
 //! device has rates. A kernel takes its launch time plus the longer of arithmetic and memory traffic. Nothing
 //! here names an op, a model or a recipe, and no factor is fitted to one.
 
-mod busy;
 mod device;
 mod devices;
+mod load;
 mod low_mfu;
 mod measure;
 mod network;

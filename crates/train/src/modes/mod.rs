@@ -167,11 +167,10 @@ mod tests {
         assert!(weights.micro_step_bytes > gradients.micro_step_bytes && gradients.micro_step_bytes > 0);
         assert!(optimizer.once_bytes < none.once_bytes, "copies in bf16 instead of sums in f32");
         assert!(none.needed_bytes > optimizer.needed_bytes && optimizer.needed_bytes > weights.needed_bytes);
-        assert_eq!(fastest(&accumulating[..4], u64::MAX).map(Mode::name), Some("optimizer"));
+        assert_eq!(fastest_of(&accumulating[..4], u64::MAX), Some("optimizer"));
         // What fits decides.
-        let fitting = fastest(&accumulating[..4], gradients.needed_bytes);
-        assert_eq!(fitting.map(Mode::name), Some("gradients"));
-        assert_eq!(fastest(&accumulating, 0), None);
+        assert_eq!(fastest_of(&accumulating[..4], gradients.needed_bytes), Some("gradients"));
+        assert_eq!(fastest_of(&accumulating, 0), None);
     }
 
     #[test]

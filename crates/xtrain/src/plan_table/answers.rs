@@ -74,7 +74,7 @@ fn of_device(Advised { advice, device, owner, time }: &Advised<'_>) -> String {
     out.push_str(&line("time", &time.to_string()));
     let Candidate { planned, choice, program, timeline, .. } = shown;
     if let Some(why) = low_mfu(planned, program, timeline, device) {
-        out.push_str(&line("why so slow", &why));
+        out.push_str(&line("low MFU", &why));
     }
     if let (Some(proposal), Some(step)) = (advice.proposal.as_ref().filter(|_| advice.fits()), advice.proposed()) {
         out.push_str(&faster(proposal, step, shown, device));
@@ -133,7 +133,7 @@ fn proposed(proposal: &Proposal, step: &Candidate) -> String {
 
 /// What to run because it is faster.
 fn faster(proposal: &Proposal, step: &Candidate, than: &Candidate, device: &Device) -> String {
-    let ratio = format::ratio(than.timeline.seconds(), step.timeline.seconds());
+    let ratio = format::faster(than.timeline.seconds(), step.timeline.seconds(), "configured");
     let needed = format::gib(step.needed_bytes);
     let time = match step.time(device) {
         Ok(time) => time.without_source(),

@@ -170,14 +170,16 @@ fn beside_each_other(rows: &[Row], micro_steps: usize, available: Option<u64>) -
     }
     let fits = if available == u64::MAX { "" } else { " that fits" };
     let quoted = |mode: &Mode| {
-        let with = others(mode).iter().map(|other| format!(" with {other}")).collect::<String>();
+        let others = others(mode);
+        let with = if others.is_empty() { String::new() } else { format!(" with {}", others.join(", ")) };
         format!("parallel.shard = \"{}\"{with}", mode.name())
     };
     let given = rows.iter().find(|row| row.is_given).map(|row| &row.mode);
     let given = given.filter(|given| given.needed_bytes <= available);
     out + &match (rows.iter().find(|row| row.is_proposed), given) {
         (Some(Row { mode, .. }), Some(given)) => {
-            format!("the fastest{fits} is {}, {} than as configured\n", quoted(mode), format::ratio(given.seconds, mode.seconds))
+            let faster = format::faster(given.seconds, mode.seconds, "configured");
+            format!("the fastest{fits} is {}, {faster}\n", quoted(mode))
         }
         (Some(Row { mode, .. }), None) => format!("the fastest{fits} is {}\n", quoted(mode)),
         (None, Some(given)) => format!("no mode{fits} is much faster than {}, as configured\n", quoted(given)),
@@ -224,7 +226,7 @@ mod tests {
         let sent = program.sent_bytes(6);
         assert_eq!(sent["all_to_all"], half as u64);
         assert_eq!(sent["all_gather"], (half + 5 * 8) as u64);
-        let found = text(&spec, &program, 6, None, None);
+        let found = text(&spec, &program, 6, None);
         let rows = [
             ("gradients, all_gather", half as u64, "1"),
             ("gradients, all_to_all", half as u64, "1"),
@@ -239,42 +241,50 @@ mod tests {
 
     #[test]
     fn modes_are_told_with_the_fastest_that_fits() {
-        let (spec, _) = of_world(2, Shard::Weights);
         let mode = |shard, needed_bytes, seconds| Mode {
             shard,
             replicas: 1,
+            micro_batch_size: 1,
             needed_bytes,
             micro_step_bytes: 1 << 20,
             once_bytes: 1 << 30,
             seconds,
             exposed_seconds: 0.001,
+            mfu: Some(0.5),
             chosen: Some("recompute=none".into()),
         };
-        let modes = [
-            mode(xtrain_config::Shard::None, 3 << 30, 0.9),
-            mode(xtrain_config::Shard::Optimizer, 2 << 30, 1.0),
-            mode(xtrain_config::Shard::Weights, 1 << 30, 1.5),
-        ];
-        let found = beside_each_other(&modes, &spec, 4, Some(2 << 30));
+        let row = |mode, is_given, is_proposed| Row { mode, is_given, is_proposed };
+        use xtrain_config::Shard;
+        let three = |proposed: usize| {
+            vec![
+                row(mode(Shard::None, 3 << 30, 0.9), false, proposed == 0),
+                row(mode(Shard::Optimizer, 2 << 30, 1.0), false, proposed == 1),
+                row(mode(Shard::Weights, 1 << 30, 1.5), true, false),
+            ]
+        };
+        let found = beside_each_other(&three(1), 4, Some(2 << 30));
         let lines: Vec<&str> = found.lines().collect();
         assert!(lines[0].contains("sent a micro-step   once a step"), "{found}");
-        assert!(lines[1].ends_with("  does not fit; recompute=none"), "{found}");
-        assert!(lines[2].contains("2.00 GiB") && lines[2].contains("1.00 MiB"), "{found}");
-        let best = "the fastest that fits is parallel.shard = \"optimizer\", 50.0% faster than weights";
+        assert!(lines[1].ends_with("   50.0%  does not fit; recompute=none"), "{found}");
+        assert!(lines[2].contains("2.00 GiB") && lines[2].ends_with("  proposed; recompute=none"), "{found}");
+        assert!(lines[3].ends_with("  as configured; recompute=none"), "{found}");
+        let best = "the fastest that fits is parallel.shard = \"optimizer\", 50.0% faster than configured";
         assert_eq!(lines[4], best);
-        let of_nodes = Mode { replicas: 2, ..mode(xtrain_config::Shard::Weights, 1 << 30, 0.5) };
-        let found = beside_each_other(&[&modes[..], &[of_nodes]].concat(), &spec, 4, None);
+        // A mode with replicas and a larger micro-batch.
+        let of_nodes = Mode { replicas: 2, micro_batch_size: 2, ..mode(Shard::Weights, 1 << 30, 0.5) };
+        let mut rows = three(9);
+        rows.push(row(of_nodes, false, true));
+        let found = beside_each_other(&rows, 4, None);
         let lines: Vec<&str> = found.lines().collect();
-        assert!(lines[4].starts_with("weights, replicas=2   "), "{found}");
-        let best = "the fastest is parallel.shard = \"weights\" with parallel.replicas = 2, 3.0 times as fast as weights";
+        assert!(lines[4].starts_with("weights, replicas=2, micro_batch_size=2   "), "{found}");
+        let best = "the fastest is parallel.shard = \"weights\" with replicas=2, micro_batch_size=2, 3.0 times as fast as configured";
         assert_eq!(lines[5], best);
-        let found = beside_each_other(&modes, &spec, 1, None);
+        let found = beside_each_other(&three(0), 1, None);
         assert!(found.lines().next().is_some_and(|head| !head.contains("micro-step")), "{found}");
-        assert!(
-            found.ends_with("the fastest is parallel.shard = \"none\", 66.7% faster than weights\n"),
-            "{found}"
-        );
-        assert!(beside_each_other(&modes, &spec, 1, Some(1)).ends_with("no mode fits\n"));
+        assert!(found.ends_with("the fastest is parallel.shard = \"none\", 66.7% faster than configured\n"), "{found}");
+        let found = beside_each_other(&three(9), 1, Some(2 << 30));
+        assert!(found.ends_with("no mode that fits is much faster than parallel.shard = \"weights\", as configured\n"), "{found}");
+        assert!(beside_each_other(&three(9), 1, Some(1)).ends_with("no mode fits\n"));
     }
 
     #[test]
@@ -297,14 +307,14 @@ mod tests {
         let line = format!(
             "of masters and optimizer state, the fullest rank has {most} and the emptiest {fewest}\n"
         );
-        let found = text(&spec, &program, 4, None, None);
+        let found = text(&spec, &program, 4, None);
         assert!(found.ends_with(&line), "{found}");
     }
 
     #[test]
     fn one_process_sends_nothing() {
         let (spec, program) = of_world(1, Shard::Optimizer);
-        let found = text(&spec, &program, 12, None, None);
+        let found = text(&spec, &program, 12, None);
         assert_eq!((found, program.sent_bytes(12).len()), (String::new(), 0));
     }
 }

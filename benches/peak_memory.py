@@ -2,7 +2,7 @@
 
     python3 benches/peak_memory.py --xtrain target/release/xtrain >> benches/results/DATE-cpu-resident.jsonl
 
-Each run makes some steps, a save, an evaluation and the export at the end. The plan's lines count all that: memory of the step, of kernels
+Each run makes two steps, two saves and evaluations, and the export at the end. The plan's lines count all that: memory of the step, of kernels
 and of the copy that a save makes, and the process itself.
 """
 
@@ -54,14 +54,15 @@ vocab_size = 4096
 train = "text.txt"
 tokenizer = "bytes"
 [train]
-steps = 4
+steps = 2
+batch_size = 4
 device = "cpu"
 recompute = "none"
 loss_chunk = 4096
 [checkpoint]
-every = 2
+every = 1
 [eval]
-every = 2
+every = 1
 tokens = 512
 """
 UNITS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}

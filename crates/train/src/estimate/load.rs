@@ -1,6 +1,10 @@
 //! The CPU time that other programs take from this process's CPUs, which makes measured times too long.
 
-use std::fs;
+use std::time::Duration;
+use std::{fs, thread};
+
+/// The time that shows the load of the moment: several ticks, of 10 ms.
+const MOMENT: Duration = Duration::from_millis(100);
 
 /// The part of a CPU that other programs may take: a desktop's daemons need as much.
 const TOLERATED: f64 = 0.2;
@@ -24,6 +28,13 @@ impl Load {
     /// Begins to watch.
     pub(super) fn begin() -> Load {
         Load(now())
+    }
+
+    /// As [`Load::is_busy`], of the next tenth of a second.
+    pub(super) fn is_busy_now(threads: usize) -> bool {
+        let load = Load::begin();
+        thread::sleep(MOMENT);
+        load.is_busy(threads)
     }
 
     /// True if other programs left fewer than `threads` CPUs since the watch began. False if the system does

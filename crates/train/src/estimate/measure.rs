@@ -33,15 +33,13 @@ pub(super) struct Measurement {
     #[serde(flatten)]
     pub(super) factors: Factors,
     /// True if other programs used the CPU meanwhile.
-    #[serde(default)]
     pub(super) while_busy: bool,
-    /// Seconds since 1970 at which it was made.
-    #[serde(default)]
+    /// Seconds since 1970 at which it was made. Measurements of earlier versions have none and are made again.
     pub(super) at: u64,
 }
 
-/// The age from which a measurement beside other programs is repeated. Programs that start one after the other
-/// do not all wait for it.
+/// The age from which a measurement beside other programs is repeated although others still use the CPU.
+/// Programs that start one after the other do not all wait for it.
 const REPEATED: Duration = Duration::from_secs(600);
 
 impl Measurement {
@@ -98,7 +96,8 @@ pub(super) fn measured(
 ) -> Result<Measurement, RunError> {
     let threads = rayon::current_num_threads();
     let known = cached(processor, recipe, threads);
-    if let Some(known) = known.filter(|known| !known.while_busy || known.age() < REPEATED) {
+    let is_repeated = |known: &Measurement| known.age() >= REPEATED || !Load::is_busy_now(threads);
+    if let Some(known) = known.filter(|known| !known.while_busy || !is_repeated(known)) {
         return Ok(known);
     }
     let other = match processor {
@@ -239,10 +238,9 @@ mod tests {
             let read: Measurement = serde_json::from_str(&line).expect("a measurement");
             assert_eq!(read, of(1.5, while_busy));
         }
-        // Those of earlier versions are old.
-        let line = serde_json::to_string(&of(1.5, true)).expect("JSON").replace(",\"at\":1000000", "");
-        let old: Measurement = serde_json::from_str(&line).expect("a measurement");
-        assert!(old.age() > REPEATED);
+        // Those of earlier versions have no age.
+        let line = serde_json::to_string(&of(1.5, false)).expect("JSON").replace(",\"at\":1000000", "");
+        assert!(serde_json::from_str::<Measurement>(&line).is_err() && of(1.5, false).age() > REPEATED);
         let (slow, fast, free) = (of(3.0, true), of(1.5, true), of(2.0, false));
         assert_eq!(slow.less_disturbed(fast), fast);
         assert_eq!(fast.less_disturbed(slow), fast);

@@ -129,6 +129,7 @@ fn published() -> String {
             let reduce = format!("parallel.reduce={reduce}");
             let own = ["parallel.shard=weights", "train.loss_chunk=4096", &reduce, &batch[0], &batch[1]];
             let (planned, program) = planned(file, ranks, &[&own, sets].concat());
+            let device = device.clone().connected(|network| network.of_run(&planned.resolved.config.parallel));
             let timeline = Timeline::new(&program, &device, 1);
             let Speed { tokens_per_second, mfu, .. } = Speed::of(&planned, &timeline, &device);
             format!("{}, {:.1}%", grouped(tokens_per_second / ranks as f64), 100.0 * mfu.expect("a peak"))

@@ -29,7 +29,7 @@ pub use files::exchange_files;
 pub use launch::{Launch, Supervised, Tie, die_with_launcher, supervise};
 pub use limits::{raise_open_files, system as system_error};
 pub use net::secret::{SECRET_VARIABLE, Secret, WriteSecret};
-pub use one_of::{OneOf, Pace};
+pub use one_of::{OneOf, Pace, PaceTime, Sending};
 pub use tcp::TcpCommunicator;
 pub use threads::{ThreadChannel, ThreadCommunicator};
 pub use world::{Groups, World, WorldError};

@@ -11,6 +11,7 @@
 //! [`Engine`](xtrain_runtime::Engine) is. Deliberately absent: options and terminals, which are the binary's;
 //! the keys of the run file, and the form of metrics and reports, which are crates of their own.
 
+pub mod advice;
 pub mod choose;
 pub mod corpus;
 pub mod crew;

@@ -19,6 +19,7 @@ use xtrain_model::decoder::{Balancing, Batch, Loss};
 use xtrain_program as program;
 
 /// A run file resolved before its data is opened.
+#[derive(Clone)]
 pub struct Planned {
     /// The configuration, every default filled in.
     pub resolved: Resolved,

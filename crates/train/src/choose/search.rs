@@ -6,13 +6,13 @@
 
 use crate::engine::Target;
 use crate::error::LearnError;
-use crate::estimate::{Device, Rates, step_seconds};
+use crate::estimate::{Device, Timeline, step_seconds};
 use crate::fit::{first_that_fits, needed_bytes};
 use crate::programs;
 use crate::training_spec::TrainingSpec;
 use xtrain_config as config;
 use xtrain_config::{OrAuto, TrainConfig};
-use xtrain_program::Recompute;
+use xtrain_program::{Program, Recompute};
 
 /// Settings of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -63,9 +63,8 @@ const CHUNKS: (usize, usize) = (256, 1 << 16);
 pub(super) struct Search<'a> {
     spec: &'a TrainingSpec,
     batch_size: usize,
-    target: Target,
-    threads: usize,
-    rates: Rates,
+    /// With the rates and connections for choosing settings.
+    device: Device,
     /// Bytes that a step may use.
     usable_bytes: u64,
     pub(super) open: Open,
@@ -97,9 +96,7 @@ impl<'a> Search<'a> {
         Search {
             spec,
             batch_size,
-            target: device.target,
-            threads: device.threads,
-            rates: device.choice_rates,
+            device: Device { rates: device.choice_rates, network: device.choice_network, ..device.clone() },
             usable_bytes: device.usable_bytes.unwrap_or(u64::MAX),
             open,
             known: Vec::new(),
@@ -111,7 +108,7 @@ impl<'a> Search<'a> {
     /// The settings to train with; `None` if nothing fits. A CPU recomputes nothing and uses the usual chunk
     /// if that fits. A GPU takes the fastest settings, with norms recomputed if that is worth it.
     pub(super) fn best(&mut self) -> Result<Option<Estimate>, LearnError> {
-        if self.target == Target::Cpu {
+        if self.device.target == Target::Cpu {
             let sequences = self.micro_batches()[0];
             let usual = self.of_chunk(sequences, self.chunks(sequences)[0])?;
             if let Some(usual) = usual.filter(|of| !self.open.blocks || of.settings.blocks == 0) {
@@ -147,6 +144,9 @@ impl<'a> Search<'a> {
 
     /// The fastest settings that fit, for micro-batches of `sequences`.
     fn of_micro_batch(&mut self, sequences: usize) -> Result<Option<Estimate>, LearnError> {
+        if self.least_saved_bytes(sequences) > self.usable_bytes {
+            return Ok(None);
+        }
         let chunks = self.chunks(sequences);
         let usual = self.of_chunk(sequences, chunks[0])?;
         let Some(usual) = usual else {
@@ -182,12 +182,13 @@ impl<'a> Search<'a> {
         Ok(best.or(Some(usual)))
     }
 
-    /// Seconds of a step of the model's first layer alone. Differences between chunks are those of the whole
-    /// model.
+    /// Seconds of the kernels of a step of the model's first layer alone. Differences between chunks are
+    /// those of the whole model.
     fn loss_seconds(&self, settings: Settings) -> Result<f64, LearnError> {
         let mut spec = self.spec_with(settings);
         spec.model = spec.model.truncated(1);
-        self.seconds(&spec)
+        let program = programs::training(&spec)?;
+        Ok(step_seconds(&program, &self.device.rates, spec.micro_steps(self.batch_size)))
     }
 
     /// The fastest settings that fit, for this chunk.
@@ -201,6 +202,11 @@ impl<'a> Search<'a> {
         self.everything.get_or_insert(everything);
         if self.fits(&everything) {
             return Ok(Some(everything));
+        }
+        // Check first if anything fits with this chunk: planning many layers takes long.
+        let least = self.least_of_chunk(sequences, chunk)?;
+        if !self.fits(&least) {
+            return Ok(None);
         }
         let mut best = None;
         for &recompute in self.policies() {
@@ -269,6 +275,11 @@ impl<'a> Search<'a> {
     /// The settings that need the least memory, for micro-batches of `sequences`.
     fn least_of(&mut self, sequences: usize) -> Result<Estimate, LearnError> {
         let chunk = self.chunks(sequences).into_iter().min().unwrap_or(config::LOSS_CHUNK);
+        self.least_of_chunk(sequences, chunk)
+    }
+
+    /// The settings that need the least memory, for this chunk.
+    fn least_of_chunk(&mut self, sequences: usize, chunk: usize) -> Result<Estimate, LearnError> {
         let saving = self.saving_everything(sequences, chunk);
         let (true, [.., recompute]) = (self.open.blocks, self.policies()) else {
             let given = Settings { recompute: self.spec.recompute, blocks: self.blocks(), ..saving };
@@ -296,16 +307,24 @@ impl<'a> Search<'a> {
         }
         let spec = self.spec_with(settings);
         let program = programs::training(&spec)?;
-        let bytes = needed_bytes(&spec, &program, self.target, self.threads)?;
-        let seconds = step_seconds(&program, &self.rates, spec.micro_steps(self.batch_size));
+        let bytes = needed_bytes(&spec, &program, self.device.target, self.device.threads)?;
+        let seconds = self.step_seconds(&spec, &program);
         let estimate = Estimate { settings, bytes, seconds };
         self.known.push(estimate);
         Ok(estimate)
     }
 
     fn seconds(&self, spec: &TrainingSpec) -> Result<f64, LearnError> {
-        let program = programs::training(spec)?;
-        Ok(step_seconds(&program, &self.rates, spec.micro_steps(self.batch_size)))
+        Ok(self.step_seconds(spec, &programs::training(spec)?))
+    }
+
+    /// Seconds of a step of `spec`, which is `program`. Those of several ranks also wait for collectives.
+    fn step_seconds(&self, spec: &TrainingSpec, program: &Program) -> f64 {
+        let micro_steps = spec.micro_steps(self.batch_size);
+        match spec.parallel.world_size {
+            1 => step_seconds(program, &self.device.rates, micro_steps),
+            _ => Timeline::new(program, &self.device, micro_steps).seconds(),
+        }
     }
 
     fn spec_with(&self, settings: Settings) -> TrainingSpec {
@@ -319,6 +338,12 @@ impl<'a> Search<'a> {
 
     fn saving_everything(&self, sequences: usize, loss_chunk: usize) -> Settings {
         Settings { recompute: Recompute::None, blocks: 0, loss_chunk, micro_batch_size: sequences }
+    }
+
+    /// A lower bound of the memory of a step: the inputs of all blocks, which every policy saves.
+    fn least_saved_bytes(&self, sequences: usize) -> u64 {
+        let model = &self.spec.model;
+        (2 * sequences * self.spec.batch.seq_len * model.dim * model.layers.len()) as u64
     }
 
     /// The number of blocks that the run file gives.

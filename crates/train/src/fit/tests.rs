@@ -32,7 +32,9 @@ fn the_last_byte_decides_and_kernels_and_libraries_count() {
     for target in [Target::Cpu, Target::Cuda] {
         let (spec, _) = planned(RUN, &[], target);
         let program = programs::training(&spec).expect("a program");
-        let beside = target.work_bytes(&[&program], THREADS) as u64 + target.library_bytes();
+        let beside = target.work_bytes(&[&program], THREADS) as u64
+            + target.library_bytes()
+            + target.process_bytes(&[&program]);
         let needed = target.plan(&program).total_bytes() as u64 + beside;
         assert!(beside > 0);
         assert_eq!(fit(target, needed).verdict, Verdict::Fits);
@@ -242,6 +244,29 @@ fn a_mixture_that_is_too_large_is_told_how_many_of_its_layers_would_fit() {
             let message = fit.check("it").expect_err("too little").to_string();
             assert!(message.contains(&format!(": {left} of its 4 layers would fit")), "{left}: {message}");
         }
+    }
+}
+
+#[test]
+fn a_batch_that_many_gpus_cannot_share_grows() {
+    let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../../examples/llama3_8b.toml");
+    let run = std::fs::read_to_string(file).expect("the example");
+    let sets = ["model.vocab_size=128256", "train.batch_size=2"];
+    for (ranks, replicas, reduce) in [(1, 1, "same-world"), (2, 2, "any-world"), (2, 1, "fast")] {
+        let reduce = format!("parallel.reduce={reduce}");
+        let (mut spec, batch_size) = planned(&run, &[sets[0], sets[1], &reduce], Target::Cuda);
+        spec.parallel = Parallel { world_size: ranks, replicas, ..spec.parallel };
+        let room = Room::of(24 << 30);
+        let fit = Fit::new(&spec, Target::Cuda, THREADS, batch_size, room).expect("a plan");
+        let Verdict::Nothing { least, instead, .. } = fit.verdict else { panic!("{}", fit.verdict) };
+        assert!(least.bytes > 24 << 30);
+        let Some(MoreGpus { count, bytes, batch_size: Some(batch_size) }) = instead.gpus else {
+            panic!("no number of GPUs")
+        };
+        assert_eq!((count, batch_size), (8, 8), "{reduce}");
+        assert!(bytes <= 24 << 30);
+        let said = instead.to_string();
+        assert!(said.contains("`--gpus 8 --set parallel.shard=weights --set train.batch_size=8` each needs"), "{said}");
     }
 }
 

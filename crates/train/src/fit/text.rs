@@ -1,6 +1,6 @@
 //! Messages about memory: whether a step fits, and the settings with which it would.
 
-use super::{Alternative, Fit, Instead, Verdict};
+use super::{Alternative, Fit, Instead, MoreGpus, Verdict};
 use crate::engine::Room;
 use std::fmt;
 use xtrain_report::metrics::format;
@@ -56,14 +56,20 @@ impl fmt::Display for Instead {
         if let Some(seq_len) = self.seq_len {
             write!(f, ", or a shorter context: data.seq_len={seq_len} would fit")?;
         }
-        match self.gpus {
-            Some((gpus, bytes)) => write!(
-                f,
-                "; or several GPUs: with these settings and `--gpus {gpus} --set parallel.shard=weights` each needs {}",
-                format::gib(bytes)
-            ),
+        match &self.gpus {
+            Some(gpus) => write!(f, "; or several GPUs: with these settings and {gpus}"),
             None => Ok(()),
         }
+    }
+}
+
+impl fmt::Display for MoreGpus {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "`--gpus {} --set parallel.shard=weights", self.count)?;
+        if let Some(batch_size) = self.batch_size {
+            write!(f, " --set train.batch_size={batch_size}")?;
+        }
+        write!(f, "` each needs {}", format::gib(self.bytes))
     }
 }
 

@@ -169,7 +169,7 @@ pub(super) fn processor(config: &Config, crew: &Crew) -> Result<Processor, RunEr
 pub(super) fn measured_device(config: &Config, processor: &Processor, crew: &Crew) -> Device {
     let recipe = config.precision.recipe.unwrap_or(processor.target().recipe());
     let device = Device::measured(processor, recipe, config.train.tune).shared_by(crew.processes_here());
-    Device { network: device.network.of_run(&config.parallel), ..device }
+    device.connected(|network| network.of_run(&config.parallel))
 }
 
 /// The remaining time of the run `planned` after `done` steps.

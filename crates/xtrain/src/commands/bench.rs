@@ -12,7 +12,7 @@ pub(crate) fn step(args: &BenchStepArgs) -> Result<(), Failure> {
     let parsed = run_file::load(&args.run.file, &args.run.set)?;
     terminal::use_threads(parsed.config.train.threads)?;
     let BenchStepArgs { rank_of, stretch, link, gpus_per_node, warmup, repeats, steps, routing, .. } = *args;
-    let of = |ranks| RankOf { ranks, stretch, between_nodes: link, ranks_per_node: gpus_per_node };
+    let of = |ranks| RankOf { ranks, stretch, nic: link, ranks_per_node: gpus_per_node };
     let rank_of = rank_of.map(of);
     let options = BenchOptions { warmup, repeats, steps, rank_of, routing };
     let speed = bench::step(&parsed, options)?;

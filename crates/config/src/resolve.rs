@@ -220,7 +220,7 @@ fn model(config: &Config, facts: &Facts, report: &mut Report) -> Option<Descript
             ),
             Some(folder) => format!(
                 "the tokenizer has {tokens} tokens, but the model in {folder:?} only {rows}; leave `data.tokenizer` \
-                 out to use the folder's own"
+                 out to use the folder's own. docs/data-format.md says what changing a vocabulary needs"
             ),
             None => format!(
                 "`vocab_size` = {rows} is less than the tokenizer's {tokens} tokens; {} to use the tokenizer's",

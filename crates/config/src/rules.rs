@@ -311,7 +311,7 @@ fn data(config: &Config, report: &mut Report) {
         let keys = ["data.tokenizer", "model.init_from"];
         let message = format!(
             "`tokenizer` = \"{tokenizer}\" creates a vocabulary that does not fit the weights of `model.init_from`; {} \
-             to use the folder's own",
+             to use the folder's own. docs/data-format.md says what changing a vocabulary needs",
             report.leave_out(&keys)
         );
         report.about(&keys, message);

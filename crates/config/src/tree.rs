@@ -63,6 +63,25 @@ pub(super) enum Value {
     Table(Vec<(String, Node)>),
 }
 
+impl Value {
+    /// A value that is a word or a number, as text; `None` for lists, tables and dates.
+    pub(super) fn word(&self) -> Option<String> {
+        match self {
+            Value::Bool(flag) => Some(flag.to_string()),
+            Value::Integer(integer) => Some(integer.to_string()),
+            Value::Float(float) => Some(float.to_string()),
+            Value::Text(text) => Some(text.clone()),
+            Value::Datetime(_) | Value::List(_) | Value::Table(_) => None,
+        }
+    }
+
+    /// The value of a `--set` argument: TOML if it is that, else a string.
+    pub(super) fn of_argument(text: &str) -> Value {
+        let origin = Origin::Argument { argument: "".into() };
+        set_value(text, &origin).unwrap_or_else(|_| Value::Text(text.to_owned()))
+    }
+}
+
 /// The root table of a run file.
 #[derive(Clone, Debug)]
 pub(super) struct Tree {

@@ -21,7 +21,7 @@ use xtrain_train::opened::{Which, checkpoint, load_masters};
 use xtrain_train::programs;
 use xtrain_train::training_spec::TrainingSpec;
 use xtrain_train::weights::Weights;
-use xtrain_train::{position, source, spec};
+use xtrain_train::{position, run_file, source, spec};
 
 /// A checkpoint, and the next batches of its run.
 pub(crate) struct Probe {
@@ -161,6 +161,7 @@ fn find_run(folder: &Path, which: Which) -> Result<(RunFolder, Which), RunError>
     if !folder.exists() {
         return Err(source::no_such_folder(folder));
     }
+    run_file::refuse_as_run(folder)?;
     let place = folder.display();
     let run = RunFolder::at(folder);
     if run.is_begun() {

@@ -1,6 +1,7 @@
 //! The data of a run: tokenizer, training samples and validation data.
 
 mod recorded;
+mod vocabulary;
 
 pub(crate) use recorded::RecordedText;
 
@@ -465,7 +466,10 @@ impl Opening<'_> {
         let vocabulary = match choice {
             TokenizerChoice::Path(path) => {
                 let end = config.data.end_of_document.as_deref();
-                return load_tokenizer(&locate(config, &path), end, OWN_TOKENIZERS);
+                let path = locate(config, &path);
+                let tokenizer = load_tokenizer(&path, end, OWN_TOKENIZERS)?;
+                vocabulary::check(config, &path, &tokenizer)?;
+                return Ok(tokenizer);
             }
             TokenizerChoice::Bytes => return Ok(Tokenizer::bytes()),
             TokenizerChoice::Chars => VocabularyKind::Chars,

@@ -5,7 +5,7 @@ use crate::error::{LearnError, RunError};
 use crate::exchange::{self, Identity};
 use crate::folder::RunFolder;
 use crate::weights::Weights;
-use crate::{position, saved, source, spec};
+use crate::{position, run_file, saved, source, spec};
 use std::path::Path;
 use xtrain_checkpoint::hf::{self, ExportDtype};
 use xtrain_checkpoint::{BoxError, Checkpoint, CheckpointStore, TensorSpec};
@@ -70,6 +70,7 @@ pub fn open(
     if !folder.exists() {
         return Err(source::no_such_folder(folder));
     }
+    run_file::refuse_as_run(folder)?;
     let run = RunFolder::at(folder);
     if run.is_begun() {
         return open_run(&run, which, device, recipe);

@@ -3,7 +3,7 @@
 use crate::error::RunError;
 use crate::folder::RunFolder;
 use crate::source::CONFIG_FILE;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use xtrain_config::{Config, Override, Parsed, listing, nearest};
 use xtrain_data::list_inputs;
 
@@ -25,6 +25,24 @@ pub fn folder(parsed: &Parsed) -> RunFolder {
         Some(of_config) => of_config,
         None => RunFolder::at(parsed.out()),
     }
+}
+
+/// Refuses a run file in place of a run folder, and names the folder.
+///
+/// # Errors
+/// `path` is a run file.
+pub fn refuse_as_run(path: &Path) -> Result<(), RunError> {
+    if !path.is_file() || path.extension().is_none_or(|extension| extension != "toml") {
+        return Ok(());
+    }
+    let Ok(parsed) = Config::load(path, &[""; 0]) else { return Ok(()) };
+    let (shown, run) = (path.display(), folder(&parsed));
+    let named = run.path().display();
+    let advice = match run.is_begun() {
+        true => format!("name its run: {named}"),
+        false => format!("its run, {named}, has not begun: xtrain train {shown}"),
+    };
+    Err(RunError::Refused(format!("{shown} is a run file; {advice}")))
 }
 
 /// Says what `path` is, if it is no run file, and how to use it.
@@ -82,8 +100,26 @@ fn instead(path: &Path) -> Option<String> {
     let files = run_files_in(parent);
     let with_extension = format!("{name}.toml");
     let near = files.iter().find(|file| **file == with_extension).map(String::as_str);
+    if near.is_none()
+        && let Some(found) = in_subfolder(parent, &[name, &with_extension])
+    {
+        return Some(format!("does not exist; did you mean {found}?"));
+    }
     let near = near.or_else(|| nearest(name, files.iter().map(String::as_str)))?;
     Some(format!("does not exist; did you mean {}?", path.with_file_name(near).display()))
+}
+
+/// The run file with one of `names` in a folder directly below `parent`, such as `examples/`; the first by
+/// name.
+fn in_subfolder(parent: &Path, names: &[&str]) -> Option<String> {
+    const MOST: usize = 100;
+    let entries = std::fs::read_dir(parent).into_iter().flatten().flatten();
+    let folders = entries.map(|entry| entry.path()).filter(|path| path.is_dir()).take(MOST);
+    let files = folders.flat_map(|folder| names.iter().map(move |name| folder.join(name)));
+    let is_run_file =
+        |path: &PathBuf| path.extension().is_some_and(|extension| extension == "toml") && path.is_file();
+    let found = files.filter(is_run_file).min()?;
+    Some(found.strip_prefix("./").unwrap_or(&found).display().to_string())
 }
 
 /// The run files in `folder`, by their names, sorted.

@@ -14,13 +14,16 @@ section! {
         /// needs Ada or newer, `fp8-row` and `fp8-block` need Hopper; the CPU emulates it.
         #[schemars(extend("x-default" = "`\"bf16\"` on a GPU, `\"fp32\"` on the CPU"))]
         #[schemars(extend("x-aliases" = [
-            "dtype", "mixed_precision", "precision", "torch_dtype", "mixed_precision_param"
+            "dtype", "mixed_precision", "precision", "torch_dtype", "mixed_precision_param", "compute_dtype",
+            "model_dtype", "amp_dtype", "matmul_dtype", "recipe_name", "fp8_recipe"
         ]))]
         pub recipe: Option<Recipe> = None,
         /// GEMMs of linear layers that an FP8 recipe leaves in bf16: `blocks.3.attn.o_proj:wgrad`, where `*`
         /// matches any text; without a colon, all three GEMMs of a layer.
         #[schemars(extend("x-example" = ["*.o_proj:wgrad"]))]
-        #[schemars(extend("x-aliases" = ["filter_fqns", "skip_modules", "exclude", "ignored_layers"]))]
+        #[schemars(extend("x-aliases" = [
+            "filter_fqns", "skip_modules", "ignored_layers", "modules_to_not_convert"
+        ]))]
         pub skip: Vec<String> = Vec::new(),
         /// Linear layers that an FP8 recipe leaves in bf16, in all blocks, because FP8 would make them
         /// slower. A list, even an empty one, turns the measurement off. Without the key, a run that begins
@@ -32,7 +35,7 @@ section! {
         /// Number of first blocks that an FP8 recipe leaves in bf16.
         #[schemars(range(min = 0, max = 1_000_000))]
         #[schemars(extend("x-unit" = "blocks"))]
-        #[schemars(extend("x-aliases" = ["num_layers_at_start_in_bf16", "first_last_layers_bf16"]))]
+        #[schemars(extend("x-aliases" = ["num_layers_at_start_in_bf16"]))]
         pub bf16_first_layers: usize = 0,
         /// Number of last blocks that an FP8 recipe leaves in bf16.
         #[schemars(range(min = 0, max = 1_000_000))]
@@ -46,7 +49,6 @@ section! {
         /// GEMMs that may accumulate in the tensor cores, which keep 14 bits of a sum (DeepSeek-V3, arXiv
         /// 2412.19437, section 3.5.2). Applies to all recipes but `fp8-block`.
         #[schemars(extend("x-example" = ["fprop"]))]
-        #[schemars(extend("x-aliases" = ["use_fast_accum", "fp8_fast_accum"]))]
         pub fast_accumulation: Vec<Gemm> = Vec::new(),
         /// Rounds scales down to powers of two, so that scaling itself causes no rounding.
         #[schemars(extend("x-default" = "true for `fp8-row` and `fp8-block`, else false"))]

@@ -58,8 +58,12 @@ fn names_of_other_programs_are_recognised() {
 
 #[test]
 fn keys_that_other_programs_have_and_xtrain_lacks_are_explained() {
-    let only = "unknown key `name`; AdamW is the only optimizer; the keys of [optimizer] are `lr`";
-    assert!(message("optimizer", "name = \"muon\"").starts_with(only));
+    for name in ["name", "kind", "type"] {
+        let only = format!(
+            "unknown key `{name}`; AdamW is the only optimizer; Muon and others are not supported yet"
+        );
+        assert!(message("optimizer", &format!("{name} = \"muon\"")).starts_with(&only));
+    }
     for (section, key) in [("train", "gpus"), ("train", "world_size"), ("parallel", "nproc_per_node")] {
         let said = message(section, &format!("{key} = 2"));
         let expected = format!("unknown key `{key}`; the number of processes is given to the command, ");
@@ -67,9 +71,11 @@ fn keys_that_other_programs_have_and_xtrain_lacks_are_explained() {
     }
     let said = message("model", "tensor_parallel_size = 2");
     assert!(said.contains("tensor, pipeline and other parallelism is not supported yet"), "{said}");
-    let said = message("parallel", "reshard_after_forward = false");
+    let said = message("parallel", "reshard_after_forward = true");
     assert!(
-        said.contains("; `shard = \"weights\"` gathers the weights of a block again for its backward, "),
+        said.contains(
+            "; `parallel.shard = \"weights\"` gathers the weights of a block again for its backward, "
+        ),
         "{said}"
     );
     assert!(
@@ -81,7 +87,8 @@ fn keys_that_other_programs_have_and_xtrain_lacks_are_explained() {
     let said = message("data", "name = \"x\"");
     assert!(said.starts_with("unknown key `name`; the keys of [data] are "), "{said}");
     let said = errors(&format!("{MINIMAL}[parallelism]\ntp = 8\n"));
-    assert!(said.ends_with("unknown section [parallelism]; did you mean [parallel]?"), "{said}");
+    assert!(said.contains(":9: unknown section [parallelism]; did you mean [parallel]?\n"), "{said}");
+    assert!(said.contains(":10: [parallelism] unknown key `tp`; tensor, pipeline and other"), "{said}");
 }
 
 #[test]
@@ -104,7 +111,7 @@ fn names_of_other_programs_for_ways_to_share_are_answered_with_ours() {
         [("HYBRID_SHARD", "weights"), ("hsdp", "weights"), ("_HYBRID_SHARD_ZERO2", "gradients")]
     {
         let said = message("parallel", &format!("shard = \"{name}\""));
-        let replicas = format!("`shard = \"{ours}\"` with as many `replicas` as nodes");
+        let replicas = format!("`parallel.shard = \"{ours}\"` with as many `parallel.replicas` as nodes");
         assert!(said.ends_with(&replicas), "{said}");
     }
 }
@@ -150,7 +157,7 @@ fn unknown_sections_get_the_nearest_one_or_the_list() {
     assert_eq!(message("training", ""), "unknown section [training]; did you mean [train]?");
     assert_eq!(message("lr_scheduler", ""), "unknown section [lr_scheduler]; did you mean [schedule]?");
     assert_eq!(
-        message("weather", "tp = 2"),
+        message("weather", "wind = 2"),
         "unknown section [weather]; the sections are [model], [experts], [data], [precision], [optimizer], [schedule], [train], \
          [parallel], [checkpoint], [log] and [eval]"
     );
@@ -263,11 +270,12 @@ fn choices_get_the_nearest_one() {
     );
     assert_eq!(
         message("precision", "recipe = \"fp16\""),
-        "`recipe` must be \"fp32\", \"bf16\", \"fp8-current\", \"fp8-delayed\", \"fp8-row\" or \"fp8-block\", not the string \"fp16\""
+        "`recipe` must be \"fp32\", \"bf16\", \"fp8-current\", \"fp8-delayed\", \"fp8-row\" or \"fp8-block\", not the string \"fp16\"; \
+         fp16 is not supported; `precision.recipe = \"bf16\"` has as many bits, and needs no loss scale"
     );
     assert_eq!(
         message("train", "recompute = false"),
-        "`recompute` must be \"auto\", \"none\", \"norms\" or \"block\", not false; put it in quotes; for example `recompute = \"auto\"`"
+        "`recompute` must be \"auto\", \"none\", \"norms\" or \"block\", not false; did you mean \"none\"?"
     );
 }
 

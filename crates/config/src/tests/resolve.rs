@@ -181,7 +181,7 @@ fn the_vocabulary_covers_the_tokenizer() {
             .unwrap_err()
             .to_string(),
         "--set data.tokenizer=other/tokenizer.json: [model] the tokenizer has 200000 tokens, but the model in \"models/q\" only \
-         151936; leave `data.tokenizer` out to use the folder's own"
+         151936; leave `data.tokenizer` out to use the folder's own. docs/data-format.md says what changing a vocabulary needs"
     );
 }
 

@@ -276,7 +276,7 @@ fn the_vocabulary_keys_fit_the_tokenizer() {
     assert_eq!(
         message_of(&["model.init_from=models/q", "data.tokenizer=bytes"]),
         "`tokenizer` = \"bytes\" creates a vocabulary that does not fit the weights of `model.init_from`; leave it out to use the \
-         folder's own"
+         folder's own. docs/data-format.md says what changing a vocabulary needs"
     );
 }
 

@@ -339,6 +339,11 @@ impl Tokenizer {
         self.hf.id_to_token(self.end_of_document)
     }
 
+    /// The name of a token, if there is one with this id.
+    pub fn token(&self, id: u32) -> Option<String> {
+        self.hf.id_to_token(id)
+    }
+
     /// Tokens at which generation stops, including the end-of-document token. Ascending.
     pub fn stop_tokens(&self) -> &[u32] {
         &self.stop_tokens

@@ -4,8 +4,10 @@ use crate::cli::CompareArgs;
 use crate::failure::Failure;
 use crate::terminal;
 use xtrain_report::gap::{COMPARE_FILE, Comparison, Rows, Table};
+use xtrain_train::run_file;
 
 pub(crate) fn run(args: &CompareArgs) -> Result<(), Failure> {
+    args.baseline.iter().chain(&args.runs).try_for_each(|run| run_file::refuse_as_run(run))?;
     let comparison = Comparison::load(&args.baseline, &args.runs, args.last)?;
     let path = match &args.page.out {
         Some(path) => path.clone(),

@@ -1,0 +1,44 @@
+//! Settings as arguments of a command: `--set optimizer.lr=1e-3`.
+
+use super::schema::sections;
+use super::tree::Value;
+
+/// An argument as a shell takes it.
+pub fn shell_quoted(argument: &str) -> String {
+    let is_plain = |c: char| c.is_alphanumeric() || "-_./=:,+@%".contains(c);
+    match !argument.is_empty() && argument.chars().all(is_plain) {
+        true => argument.to_owned(),
+        false => format!("'{}'", argument.replace('\'', "'\\''")),
+    }
+}
+
+/// True for `section.key` of a key that exists.
+pub fn is_key(path: &str) -> bool {
+    let Some((section, key)) = path.split_once('.') else { return false };
+    let section = sections().iter().find(|own| own.name == section);
+    section.is_some_and(|section| section.keys.iter().any(|own| own.name == key))
+}
+
+/// `--set section.key=value`, of a value in TOML.
+pub(super) fn set(path: &str, toml: &str) -> String {
+    let bare = match Value::of_argument(toml) {
+        // A string needs no quotes unless it would be read as something else.
+        Value::Text(text) if matches!(Value::of_argument(&text), Value::Text(same) if same == text) => text,
+        _ => toml.to_owned(),
+    };
+    format!("--set {}", shell_quoted(&format!("{path}={bare}")))
+}
+
+/// `message` with each `` `section.key = value` `` as the argument that sets it.
+pub(super) fn with_arguments(message: &str) -> String {
+    let mut text = String::new();
+    for (at, part) in message.split('`').enumerate() {
+        let setting = part.split_once(" = ").filter(|(path, _)| at % 2 == 1 && is_key(path));
+        match setting {
+            Some((path, toml)) => text.push_str(&set(path, toml)),
+            None if at % 2 == 1 => text.push_str(&format!("`{part}`")),
+            None => text.push_str(part),
+        }
+    }
+    text
+}

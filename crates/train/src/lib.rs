@@ -45,6 +45,7 @@ pub mod slower;
 pub mod source;
 mod spans;
 pub mod spec;
+pub mod static_scales;
 pub mod training_spec;
 pub mod update;
 pub mod weights;

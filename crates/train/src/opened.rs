@@ -5,11 +5,11 @@ use crate::error::{LearnError, RunError};
 use crate::exchange::{self, Identity};
 use crate::folder::RunFolder;
 use crate::weights::Weights;
-use crate::{position, saved, source, spec};
+use crate::{position, saved, source, spec, static_scales};
 use std::path::Path;
 use xtrain_checkpoint::hf::{self, ExportDtype};
 use xtrain_checkpoint::{BoxError, Checkpoint, CheckpointStore, TensorSpec};
-use xtrain_config::{Config, Device, ParallelConfig};
+use xtrain_config::{Config, Device, Facts, ParallelConfig};
 use xtrain_data::{LoaderState, Tokenizer};
 use xtrain_model::hf::HfConfig;
 use xtrain_model::{Architecture, Numerics, Recipe};
@@ -147,7 +147,8 @@ fn open_run(
     parsed.config.precision = position::precision_of(&checkpoint)?;
     // A single process reads what any number of them wrote.
     parsed.config.parallel = ParallelConfig::default();
-    let planned = spec::planned(parsed.resolve(&Default::default())?)?;
+    let facts = Facts { static_scales: static_scales::of_checkpoint(&checkpoint)?, ..Facts::default() };
+    let planned = spec::planned(parsed.resolve(&facts)?)?;
     let trained = planned.spec.numerics();
     let numerics = Numerics { recipe: recipe.unwrap_or(trained.recipe), ..trained };
     let mut weights = weights(device, planned.spec.model.clone(), numerics)?;

@@ -12,8 +12,8 @@
 //!   reads back as itself. The run folder keeps that print.
 //! * Errors come all at once, one line each, with file, line, section, key and what to do.
 //!
-//! Deliberately absent: opening anything but the run file. What a Hugging Face folder, a tokenizer or the
-//! data say comes in as [`Facts`].
+//! Deliberately absent: opening anything but the run file. What a Hugging Face folder, a tokenizer, the data
+//! or a [file of static scales](ScalesFile) say comes in as [`Facts`].
 
 mod argument;
 mod check;
@@ -31,6 +31,7 @@ mod quantity;
 mod reference;
 mod resolve;
 mod rules;
+mod scales_file;
 mod schema;
 mod section;
 mod suggest;
@@ -57,6 +58,7 @@ pub use or_auto::OrAuto;
 pub use quantity::{COUNT_UNITS, Count, Size, parse_count};
 pub use reference::reference_markdown;
 pub use resolve::{Facts, Resolved};
+pub use scales_file::ScalesFile;
 pub use section::*;
 pub use suggest::{listing, nearest};
 pub use time_limit::{TimeLimit, TimeLimitError};
@@ -149,7 +151,7 @@ impl Parsed {
                 *path = absolute;
             }
         };
-        let Config { model, data, .. } = &mut self.config;
+        let Config { model, data, precision, .. } = &mut self.config;
         for (key, sources) in [("data.train", Some(&mut data.train)), ("data.valid", data.valid.as_mut())] {
             if let Some(sources) = sources.filter(|_| given(key)) {
                 sources.0.iter_mut().for_each(|source| anchor(&mut source.path));
@@ -163,6 +165,9 @@ impl Parsed {
         }
         if let (true, Some(folder)) = (given("model.init_from"), &mut model.init_from) {
             anchor(folder);
+        }
+        if let (true, Some(file)) = (given("precision.static_scales"), &mut precision.static_scales) {
+            anchor(file);
         }
     }
 

@@ -5,7 +5,7 @@ use serde_json::Value as Json;
 use super::error::Report;
 use super::print::toml_value;
 use super::section::TokenizerChoice;
-use super::{Config, ConfigErrors, OrAuto, Parsed, rules};
+use super::{Config, ConfigErrors, OrAuto, Parsed, ScalesFile, rules};
 use xtrain_checkpoint::hf::ExportDtype;
 use xtrain_data::tokenizer::MIN_BPE_TOKENS;
 use xtrain_model::{Architecture, Description, Recipe};
@@ -30,6 +30,8 @@ pub struct Facts {
     pub recipe: Option<Recipe>,
     /// The number of processes that share the run; one if absent.
     pub world_size: Option<usize>,
+    /// The content of `precision.static_scales`, or that of a checkpoint.
+    pub static_scales: Option<ScalesFile>,
 }
 
 impl Facts {
@@ -48,6 +50,8 @@ pub struct Resolved {
     /// Length of the run in optimizer steps; `None` only if it is given in epochs and [`Facts::epoch_tokens`]
     /// is not known.
     pub steps: Option<u64>,
+    /// The static scales that `precision.static_scales` names.
+    pub static_scales: Option<ScalesFile>,
 }
 
 /// The architecture keys that must agree with `init_from`'s folder. The others extend its context.
@@ -117,7 +121,8 @@ impl Parsed {
         report.finish()?;
         let architecture =
             architecture.and_then(Result::ok).expect("an unknown architecture has been reported");
-        Ok(Resolved { config, architecture, steps })
+        let static_scales = facts.static_scales.clone().filter(|_| config.precision.static_scales.is_some());
+        Ok(Resolved { config, architecture, steps, static_scales })
     }
 
     /// The run folder: as given, else `runs/` and the run file's name.

@@ -118,8 +118,8 @@ impl<'a> Views<'a> {
         format!("Solid: training loss{smoothed}.{dashed}{tokenizers}")
     }
 
-    /// Bits per byte, learning rate, gradient norm, throughput, the gap of reference segments and the losses
-    /// of a mixture's sources, as far as there are values.
+    /// Bits per byte, learning rate, gradient norm, throughput, saturated casts, the gap of reference
+    /// segments and the losses of a mixture's sources, as far as there are values.
     pub(super) fn others(&self) -> Vec<Chart> {
         let lr = self.each("learning rate", |m| m.lr);
         let norms = self.smoothed("norm", |m| m.grad_norm);
@@ -127,6 +127,8 @@ impl<'a> Views<'a> {
         let lr_axis = axis_from_zero(&points_of(&lr));
         let norm_axis = axis_of(&points_of(&norms), 8.0);
         let rate_axis = axis_from_zero(&points_of(&rates));
+        let saturated = self.saturated();
+        let saturated_axis = axis_from_zero(&points_of(&saturated));
         let gaps = self.gaps();
         let gap_axis = axis_from_zero(&points_of(&gaps));
         let sources = self.sources();
@@ -145,6 +147,8 @@ impl<'a> Views<'a> {
             lr_axis.map(|y| self.chart("Learning rate", "at each step", "learning rate", y, lr)),
             norm_axis.map(|y| self.chart("Gradient norm", "before clipping", "L2 norm", y, norms)),
             rate_axis.map(|y| self.chart("Throughput", "", "tokens per second", y, rates)),
+            saturated_axis
+                .map(|y| self.chart("Saturated casts", "at static scales, so far", "casts", y, saturated)),
             gap_axis.map(|y| {
                 let chart =
                     self.chart("Gap to bf16", "over reference segments", "percent of the loss", y, gaps);
@@ -289,6 +293,14 @@ impl<'a> Views<'a> {
                 }
             }
         }
+        series
+    }
+
+    /// Saturated casts of the runs with static scales that had any.
+    fn saturated(&self) -> Vec<Series> {
+        let mut series = self.each("saturated casts", |m| m.saturated.map_or(f64::NAN, |casts| casts as f64));
+        series.iter_mut().for_each(|series| series.points.retain(|point| !point.1.is_nan()));
+        series.retain(|series| series.points.iter().any(|point| point.1 > 0.0));
         series
     }
 

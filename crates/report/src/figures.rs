@@ -138,6 +138,9 @@ fn steps(view: &View<'_>) -> Option<Figure> {
     if skipped > 0 {
         notes.push(format!("{skipped} skipped"));
     }
+    if let Some(casts) = view.history.steps.last().and_then(|m| m.saturated).filter(|&casts| casts > 0) {
+        notes.push(format!("{} saturated casts", format::grouped(casts)));
+    }
     match view.history.resumed.len() {
         0 => {}
         1 => notes.push("resumed once".to_owned()),

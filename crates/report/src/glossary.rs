@@ -25,11 +25,12 @@ pub(super) enum Term {
     LargestLoad,
     BalanceLoss,
     RouterZLoss,
+    Saturated,
     Skipped,
 }
 
 /// Quantities of reports.
-pub(super) const OF_REPORTS: [Term; 16] = [
+pub(super) const OF_REPORTS: [Term; 17] = [
     Term::Loss,
     Term::Smoothed,
     Term::BitsPerByte,
@@ -45,6 +46,7 @@ pub(super) const OF_REPORTS: [Term; 16] = [
     Term::LargestLoad,
     Term::BalanceLoss,
     Term::RouterZLoss,
+    Term::Saturated,
     Term::Skipped,
 ];
 /// Quantities of comparisons, without those that the table of losses explains.
@@ -122,6 +124,11 @@ impl Term {
                 "The mean square of the logarithm of the sum of the exponentials of a router's logits. It grows with the logits. The mean \
                  over the blocks, before the coefficient that it has in training.",
             ],
+            Term::Saturated => [
+                "Saturated casts",
+                "Casts to FP8 of tensors that exceed the range of their static scale, so that their largest numbers are cut off. Each tensor \
+                 counts once in each step; the count is of all steps so far.",
+            ],
             Term::Skipped => [
                 "Skipped step",
                 "A step without an update of the weights, because its loss or its gradient was not finite.",
@@ -148,6 +155,9 @@ impl Term {
             Term::Reference => any(|view| !view.history.references.is_empty()),
             Term::LargestLoad | Term::BalanceLoss | Term::RouterZLoss => {
                 alone(|view| !view.history.experts.is_empty())
+            }
+            Term::Saturated => {
+                any(|view| view.history.steps.iter().any(|m| m.saturated.is_some_and(|casts| casts > 0)))
             }
             Term::Skipped => alone(|view| !view.history.skipped.is_empty()),
         }

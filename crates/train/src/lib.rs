@@ -46,6 +46,7 @@ pub mod slower;
 pub mod source;
 mod spans;
 pub mod spec;
+pub mod static_scales;
 pub mod texts;
 pub mod training_spec;
 pub mod update;

@@ -5,7 +5,7 @@ use crate::error::{LearnError, RunError};
 use crate::exchange::{self, Identity};
 use crate::folder::RunFolder;
 use crate::weights::Weights;
-use crate::{position, run_file, saved, source, spec};
+use crate::{position, run_file, saved, source, spec, static_scales};
 use std::path::Path;
 use xtrain_checkpoint::hf::{self, ExportDtype};
 use xtrain_checkpoint::{BoxError, Checkpoint, CheckpointStore, TensorSpec};
@@ -154,7 +154,11 @@ fn open_run(
     parsed.config.parallel = ParallelConfig::default();
     let source = source::saved_init(&parsed.config, run)?;
     // The configuration has all sizes, but not the window of the folder that the run began from.
-    let facts = Facts { init: source.as_ref().map(|hf| hf.model), ..Facts::default() };
+    let facts = Facts {
+        init: source.as_ref().map(|hf| hf.model),
+        static_scales: static_scales::of_checkpoint(&checkpoint)?,
+        ..Facts::default()
+    };
     let planned = spec::planned(parsed.resolve(&facts)?)?;
     let trained = planned.spec.numerics();
     let numerics = Numerics { recipe: recipe.unwrap_or(trained.recipe), ..trained };

@@ -7,6 +7,7 @@ use crate::exchange;
 use crate::member::Member;
 use crate::paths::locate;
 use crate::source::{OWN_TOKENIZERS, init, load_tokenizer, shards};
+use crate::static_scales;
 use crate::training_spec::TrainingSpec;
 use serde_json::json;
 use std::io::ErrorKind;
@@ -48,6 +49,15 @@ impl Planned {
     /// This plan with these layers in bf16, as its configuration then records.
     pub(crate) fn with_slower(self, slower: Vec<Slower>) -> Result<Planned, RunError> {
         self.changed(|config| config.precision.skip_slower = Some(slower))
+    }
+
+    /// This plan, whose layers are all decided.
+    ///
+    /// # Errors
+    /// `precision.static_scales` lacks a tensor that the step casts.
+    pub(crate) fn complete(self) -> Result<Planned, RunError> {
+        static_scales::complete(self.resolved.static_scales.as_ref(), &self.spec)?;
+        Ok(self)
     }
 
     /// This plan with another configuration.
@@ -114,6 +124,7 @@ pub fn plan_for(parsed: &Parsed, target: Target, member: Member) -> Result<Plann
         recipe: Some(target.recipe()),
         epoch_tokens: config.train.epochs.and_then(|_| known_epoch_tokens(config)),
         world_size: Some(member.world_size),
+        static_scales: static_scales::of_file(config)?,
     };
     let planned = planned_for(parsed.resolve(&facts)?, member)?;
     Ok(Planned { vocabulary_bound: vocabulary.bound, ..planned })
@@ -173,7 +184,7 @@ pub fn planned_for(resolved: Resolved, member: Member) -> Result<Planned, RunErr
     let model = resolved.architecture.clone();
     model.validate().map_err(|error| RunError::Model { place: "[model]".into(), error })?;
     let has_experts = model.layers.iter().any(|layer| layer.feed_forward.experts().is_some());
-    let spec = TrainingSpec {
+    let mut spec = TrainingSpec {
         // Filled in: the default differs on a GPU only.
         recipe: c.precision.recipe.unwrap_or(Recipe::Fp32),
         fp8: c.precision.fp8(&model).map_err(RunError::Refused)?,
@@ -207,6 +218,7 @@ pub fn planned_for(resolved: Resolved, member: Member) -> Result<Planned, RunErr
         model,
     };
     check_sizes(&spec, c.train.batch_size)?;
+    spec.fp8.static_scales = static_scales::check(&resolved, &spec)?;
     if c.checkpoint.export_hf && c.checkpoint.export_dtype == Some(ExportDtype::Fp8) {
         exchange::check_fp8(&exchange::fp8_names(&spec.model, &spec.numerics()))?;
     }

@@ -53,10 +53,14 @@ fn arithmetic(planned: &Planned, tables: &Tables<'_>) -> String {
     let layers = linear_gemms(spec);
     let precision = match spec.recipe.is_fp8() {
         true => format!(
-            "{}, {:.1}% of the operations of the blocks' linear layers in FP8{}",
+            "{}, {:.1}% of the operations of the blocks' linear layers in FP8{}{}",
             spec.recipe.name(),
             100.0 * fp8_share(&layers),
-            if layers.iter().any(|p| p.is_head() && p.is_all_fp8()) { ", and the head" } else { "" }
+            if layers.iter().any(|p| p.is_head() && p.is_all_fp8()) { ", and the head" } else { "" },
+            match &config.precision.static_scales {
+                Some(file) => format!(", static scales of {file}"),
+                None => String::new(),
+            }
         ),
         false => spec.recipe.name().into(),
     };

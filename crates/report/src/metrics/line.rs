@@ -104,6 +104,9 @@ fn step_line(m: &StepMetrics, total_steps: Option<u64>) -> String {
     if m.skipped > 0 {
         text += &format!("  skipped {}", m.skipped);
     }
+    if let Some(casts) = m.saturated.filter(|&casts| casts > 0) {
+        text += &format!("  saturated {}", format::count(casts as f64));
+    }
     // After the last step no time is left.
     if let Some(seconds) = m.seconds_left.filter(|&seconds| seconds != 0.0) {
         text += &format!("  left {}", format::duration(seconds));

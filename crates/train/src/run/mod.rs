@@ -31,6 +31,7 @@ mod reference;
 mod reporting;
 mod restore;
 mod resume;
+mod saturation;
 mod saving;
 mod settings;
 mod snapshot;
@@ -56,6 +57,7 @@ use crate::schedule::Schedule;
 use crate::spec::Chosen;
 use assemble::Opened;
 use reference::StateCopy;
+use saturation::Saturation;
 use snapshot::CheckpointWriter;
 use std::sync::atomic::AtomicBool;
 use std::time::Instant;
@@ -149,6 +151,8 @@ struct Run {
     state_copy: Option<StateCopy>,
     profiler: Option<Profiler>,
     together: Together,
+    /// Casts at static scales that have saturated.
+    saturation: Saturation,
 }
 
 /// The processor of a run, as reports show it.

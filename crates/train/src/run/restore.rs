@@ -7,6 +7,7 @@ use crate::evaluate::Tally;
 use crate::learner::Learner;
 use crate::position::{CONFIG, POSITION, Position, document, next_sample};
 use crate::saved::{self, SavedState, SavedValue, prefix};
+use crate::static_scales;
 use std::collections::{HashMap, HashSet};
 use xtrain_checkpoint::{Checkpoint, Others};
 use xtrain_config::{self as config, Config};
@@ -33,7 +34,9 @@ impl CheckpointWriter {
             report_changes(before.as_ref(), config, position.step);
             report_rates(before.as_ref(), config, loader, position.step);
         }
-        let is_as_before = before.is_some_and(|before| before.precision == config.precision);
+        let scales = static_scales::of_checkpoint(&checkpoint)?.map(|file| file.scales);
+        let is_as_before = before.is_some_and(|before| before.precision == config.precision)
+            && scales == learner.spec().fp8.static_scales;
         if !is_as_before {
             // An evaluation or a segment that began in other formats is restarted or dropped.
             position.evaluation = position.evaluation.map(|_| Tally::default());

@@ -37,6 +37,7 @@ mod reference;
 mod resume;
 mod run_folder;
 mod saved_by_ranks;
+mod static_scales;
 mod stopping;
 mod storage;
 mod switching;

@@ -3,7 +3,7 @@
 use super::schema::sections;
 use super::tree::Value;
 
-/// An argument as a shell takes it.
+/// `argument`, quoted for a shell.
 pub fn shell_quoted(argument: &str) -> String {
     let is_plain = |c: char| c.is_alphanumeric() || "-_./=:,+@%".contains(c);
     match !argument.is_empty() && argument.chars().all(is_plain) {

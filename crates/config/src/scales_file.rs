@@ -64,7 +64,7 @@ const FORMATS: [(CastOperand, DType); 3] = [
 ];
 
 impl ScalesFile {
-    /// Size limit of a file: that of the largest model that is accepted, many times over.
+    /// Size limit of a file, far above the size for the largest model.
     pub const MAX_BYTES: u64 = 16 << 20;
 
     /// Parses the text of `file`.

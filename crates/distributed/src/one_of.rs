@@ -136,7 +136,8 @@ mod tests {
     #[test]
     fn a_pace_is_kept() {
         let replicas = Groups { size: 2, stride: 2 };
-        let time = |milliseconds, bandwidth| PaceTime { latency: Duration::from_millis(milliseconds), bandwidth };
+        let time =
+            |milliseconds, bandwidth| PaceTime { latency: Duration::from_millis(milliseconds), bandwidth };
         let sending = |groups, in_ring| Sending { groups, in_ring };
         let times = vec![
             (sending(Groups::world(4), true), time(5, 300.0)),

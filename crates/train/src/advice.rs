@@ -66,7 +66,10 @@ impl<E: From<RunError>> Planner<'_, E> {
                     true => Verdict::Fits,
                     false => {
                         let settings = settings(&candidates[given], &candidates[best]);
-                        Verdict::WouldFit(vec![Alternative { settings, bytes: candidates[best].needed_bytes }])
+                        Verdict::WouldFit(vec![Alternative {
+                            settings,
+                            bytes: candidates[best].needed_bytes,
+                        }])
                     }
                 };
                 Some(Fit { needed_bytes: candidates[given].needed_bytes, room, verdict })
@@ -110,8 +113,8 @@ impl<E: From<RunError>> Planner<'_, E> {
         Ok((all, given))
     }
 
-    /// The step of `open` in the mode of `from`, with the largest micro-batch for which each doubling makes it
-    /// faster. `None` if the first does not, or if the micro-batch is chosen.
+    /// The step of `open` in the mode of `from`, with the largest micro-batch for which each doubling makes
+    /// it faster. `None` if the first does not, or if the micro-batch is chosen.
     fn larger_micro_batch(&self, open: &Planned, from: &Candidate) -> Result<Option<Candidate>, RunError> {
         let train = &open.resolved.config.train;
         if self.device.target == Target::Cpu || train.micro_batch_size == Some(OrAuto::Auto) {
@@ -160,8 +163,8 @@ impl<E: From<RunError>> Planner<'_, E> {
         }
     }
 
-    /// The fastest mode on this number of GPUs: with the settings of the run, or else with those that need the
-    /// `least` memory. Adds the modes to `all`.
+    /// The fastest mode on this number of GPUs: with the settings of the run, or else with those that need
+    /// the `least` memory. Adds the modes to `all`.
     fn on_more_gpus(
         &self,
         all: &mut Vec<Candidate>,
@@ -183,7 +186,9 @@ impl<E: From<RunError>> Planner<'_, E> {
             let is_known = |setting: &String| settings.iter().any(|known| key(known) == key(setting));
             let others: Vec<String> = changed.into_iter().filter(|setting| !is_known(setting)).collect();
             settings.extend(others);
-            settings.retain(|setting| setting != "parallel.replicas=1" || all[0].planned.spec.parallel.replicas > 1);
+            settings.retain(|setting| {
+                setting != "parallel.replicas=1" || all[0].planned.spec.parallel.replicas > 1
+            });
             settings.sort_by_key(|setting| !setting.starts_with("parallel."));
             let candidate = all.len() + best;
             all.extend(modes);

@@ -182,9 +182,7 @@ fn memory(planned: &Planned, tables: &Tables<'_>) -> String {
     out.push_str(&format!("a save copies {} of it to host memory\n", format::bytes(copied as u64)));
     if planned.resolved.config.checkpoint.export_hf {
         let largest = format::bytes(exchange::export_bytes(&planned.spec.model) as u64);
-        out.push_str(&format!(
-            "the export at the end holds one tensor at a time instead, up to {largest}\n"
-        ));
+        out.push_str(&format!("the export at the end holds one tensor at a time instead, up to {largest}\n"));
     }
     if reference.is_some() {
         let held = format::bytes(held as u64);

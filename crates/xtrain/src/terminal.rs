@@ -26,7 +26,8 @@ use xtrain_train::corpus::Notice;
 use xtrain_train::run::Observer;
 
 /// Sends warnings and whatever `RUST_LOG` enables to standard error, each line with `prefix` in front, and
-/// also informative messages unless `detail` is [`Detail::Quiet`]. A message is one line, whatever names are in it.
+/// also informative messages unless `detail` is [`Detail::Quiet`]. A message is one line, whatever names are
+/// in it.
 pub(crate) fn log(detail: Detail, prefix: String) {
     const USUAL: &str = "warn,xtrain::commands=info,xtrain::ranks=info,xtrain_train=info,xtrain_lab=info";
     let usual = match detail {

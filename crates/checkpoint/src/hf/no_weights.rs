@@ -17,8 +17,12 @@ const ADAPTER_CONFIG: &str = "adapter_config.json";
 const ADAPTERS: [&str; 4] =
     ["adapter_model.safetensors", "adapter_model.bin", "adapters.safetensors", "adapters.npz"];
 
-/// Endings of files that hold a model in other formats, with advice.
-const OTHER_FORMATS: [(&[&str], &str); 4] = [
+/// Beginnings of files that hold the state of a trainer.
+const STATES: [&str; 5] = ["training_args", "optimizer", "scheduler", "scaler", "rng_state"];
+
+/// Endings of files that hold a model under other names or in other formats, with advice.
+const OTHER_FORMATS: [(&[&str], &str); 5] = [
+    (&[".safetensors"], "download the complete folder (the index is missing, or the file has another name)"),
     (
         &[".bin", ".pt", ".pth", ".ckpt"],
         "convert to safetensors first (transformers: save_pretrained), since pickles can run code",
@@ -82,22 +86,21 @@ fn instead(folder: &Path, names: &[String]) -> Result<Option<CheckpointError>> {
             advice,
         )));
     }
-    // pytorch_model-00001-of-00002.bin before training_args.bin.
     let is_model = |name: &&String| name.starts_with("pytorch_model") || name.starts_with("consolidated");
     let sorted = |like: &dyn Fn(&&String) -> bool| {
         let preferred = names.iter().filter(like).find(is_model);
         preferred.or_else(|| names.iter().find(like)).cloned()
     };
     for (endings, advice) in OTHER_FORMATS {
-        let is_it = |name: &&String| endings.iter().any(|ending| name.ends_with(ending));
+        let is_it = |name: &&String| {
+            endings.iter().any(|ending| name.ends_with(ending))
+                && !STATES.iter().any(|start| name.starts_with(start))
+        };
         if let Some(name) = sorted(&is_it) {
             return Ok(Some(CheckpointError::folder(folder, format!("{problem}, only {name}"), advice)));
         }
     }
-    Ok(sorted(&|name| name.ends_with(".safetensors")).map(|name| {
-        let advice = "download the complete folder (the index is missing, or the file has another name)";
-        CheckpointError::folder(folder, format!("{problem}, only {name}"), advice)
-    }))
+    Ok(None)
 }
 
 fn is_adapter(names: &[String]) -> bool {

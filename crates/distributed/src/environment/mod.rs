@@ -149,7 +149,7 @@ fn port_of_name(name: &str) -> u16 {
     HIGH_PORTS.start + (hash % HIGH_PORTS.len() as u32) as u16
 }
 
-/// The address of rank 0 for MPI launchers, which do not tell it. In a job of Slurm, rank 0 is on the first
+/// The address of rank 0 for MPI launchers, which do not set it. In a job of Slurm, rank 0 is on the first
 /// host of the job. `how` says how to pass a variable to all ranks.
 fn mpi_address(
     launcher: &str,

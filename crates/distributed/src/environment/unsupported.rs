@@ -8,7 +8,7 @@ use crate::world::{World, WorldError};
 struct Unsupported {
     name: &'static str,
     rank: &'static str,
-    /// The number of processes. Empty if the launcher does not tell it.
+    /// The number of processes. Empty if the launcher does not set it.
     sizes: &'static [&'static str],
     doubt: Doubt,
 }

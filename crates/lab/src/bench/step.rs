@@ -398,8 +398,7 @@ mod tests {
         for shard in ["none", "optimizer", "gradients", "weights"] {
             let set = [format!("parallel.shard={shard}")];
             let parsed = Config::parse(Path::new("run.toml"), run.as_bytes(), &set).expect("it is valid");
-            let rank_of =
-                Some(RankOf { ranks: 3, stretch: true, nic: Some(1e7), ranks_per_node: 1 });
+            let rank_of = Some(RankOf { ranks: 3, stretch: true, nic: Some(1e7), ranks_per_node: 1 });
             let options = BenchOptions { warmup: 0, repeats: 1, steps: 1, rank_of, routing: None };
             let speed = step(&parsed, options).expect("a speed");
             let rank = speed.rank.expect("a rank");

@@ -58,6 +58,8 @@ pub(super) const MLP_BIAS: Setting = Setting {
 };
 
 const NO_DROPOUT: &str = "xtrain has no such dropout, and trains without it";
+const OTHER_DROPOUT: &str =
+    "xtrain trains without it; model.dropout drops parts of the embedding and of the residual branches";
 const BIDIRECTIONAL: &str = "attention in both directions is not supported, only causal attention is";
 const NESTED: &str = "a model inside of another one is not supported; export the language model alone";
 const LAYERS_DIFFER: &str = "layers that differ are not supported";
@@ -253,7 +255,7 @@ impl Rules {
         // The families' modules read no other dropout, but a run of another program may have had it.
         for key in file.json.keys().filter(|key| is_dropout(key) && !self.knows(key)) {
             if file.json[key].as_f64().is_some_and(|rate| rate != 0.0) {
-                notes.push(format!("`{key}` = {}: {NO_DROPOUT}", file.json[key]));
+                notes.push(format!("`{key}` = {}: {OTHER_DROPOUT}", file.json[key]));
             }
         }
         Ok(notes)

@@ -54,8 +54,8 @@ pub fn seconds(seconds: f64) -> String {
     }
 }
 
-/// A speed relative to another, given the seconds of the slower and of the faster: `31.2% faster than before`,
-/// `2.8 times as fast as before`.
+/// A speed relative to another, given the seconds of the slower and of the faster: `31.2% faster than
+/// before`, `2.8 times as fast as before`.
 pub fn faster(slower: f64, faster: f64, than: &str) -> String {
     match slower / faster {
         ratio if ratio < 2.0 => format!("{} faster than {than}", percent(ratio - 1.0, 1)),

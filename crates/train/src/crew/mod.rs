@@ -79,7 +79,7 @@ impl Crew {
             let programs = Arc::new(TcpCommunicator::connect(&control, first_step)?);
             Ok((programs, TcpCommunicator::connect(&control, first_step)?))
         };
-        let (programs, words) = connected().map_err(|error| told(&control, error.into()))?;
+        let (programs, words) = connected().map_err(|error| reported_to_all(&control, error.into()))?;
         Ok(Crew { ranks: Some(Arc::new(Ranks { environment, control, programs, words, timeout })) })
     }
 
@@ -244,7 +244,7 @@ impl Crew {
             // All ranks see the same losses, and rank 0 reports them.
             let _ = ranks.control.wait_for_fault(VERDICT);
         }
-        told(&ranks.control, error)
+        reported_to_all(&ranks.control, error)
     }
 
     /// Ends the run in order, when all ranks have finished.
@@ -258,7 +258,7 @@ impl Crew {
 }
 
 /// As [`Crew::fail`].
-fn told(control: &Control, error: RunError) -> RunError {
+fn reported_to_all(control: &Control, error: RunError) -> RunError {
     if let Some(fault) = fault_of(&error) {
         return RunError::Ranks(CommError::Aborted(fault.clone()));
     }

@@ -80,8 +80,8 @@ impl Target {
     }
 
     /// Upper bound of the bytes that this process uses of the device's memory besides the plans of `programs`
-    /// and kernels: its code, threads and buffers of files, and the programs themselves. Measured: 25 MiB with
-    /// a model of 2 layers, and 0.15 MiB more for each layer.
+    /// and kernels: its code, threads and buffers of files, and the programs themselves. Measured: 25 MiB
+    /// with a model of 2 layers, and 0.15 MiB more for each layer.
     pub fn process_bytes(self, programs: &[&Program]) -> u64 {
         let instances: usize = programs.iter().map(|program| program.instances.len()).sum();
         match self {

@@ -265,7 +265,9 @@ impl fmt::Display for Source {
                     write!(f, " {} ago", format::duration(age.as_secs_f64()))?;
                 }
                 match while_busy {
-                    true => f.write_str(" while other programs used the CPU, so it may be faster; runs measure it again"),
+                    true => f.write_str(
+                        " while other programs used the CPU, so it may be faster; runs measure it again",
+                    ),
                     false => Ok(()),
                 }
             }

@@ -25,8 +25,8 @@ pub struct DeviceModel {
     /// Bytes per second that a GPU copies to the memory of the others, if NVLink connects them. Of the H200,
     /// an all-gather of 1 GiB on 4 GPUs (docs/benchmarks.md); of others, as much more than through NCCL.
     pub copy_bandwidth: Option<f64>,
-    /// Bytes per second that each GPU sends to other nodes through its NIC, in usual servers: 96% of its rate,
-    /// as NCCL's authors expect of 400 Gbit/s (NVIDIA/nccl-tests, issues 267 and 290).
+    /// Bytes per second that each GPU sends to other nodes through its NIC, in usual servers: 96% of its
+    /// rate, as NCCL's authors expect of 400 Gbit/s (NVIDIA/nccl-tests, issues 267 and 290).
     pub nic_bandwidth: f64,
     /// Sustained rates.
     pub rates: Rates,

@@ -17,8 +17,8 @@ const LARGE: f64 = 0.3;
 /// The share of the rate of large GEMMs below which GEMMs are called small.
 const SMALL: f64 = 0.7;
 
-/// The reason for the low MFU of the run `planned`, whose step is `program` and takes the time of `timeline` on
-/// `device`; `None` if it is not low, or no single reason explains it.
+/// The reason for the low MFU of the run `planned`, whose step is `program` and takes the time of `timeline`
+/// on `device`; `None` if it is not low, or no single reason explains it.
 pub fn low_mfu(planned: &Planned, program: &Program, timeline: &Timeline, device: &Device) -> Option<String> {
     let mfu = Speed::of(planned, timeline, device).mfu?;
     let waiting = timeline.exposed_seconds() / timeline.seconds();

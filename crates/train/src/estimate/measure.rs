@@ -34,7 +34,8 @@ pub(super) struct Measurement {
     pub(super) factors: Factors,
     /// True if other programs used the CPU meanwhile.
     pub(super) while_busy: bool,
-    /// Seconds since 1970 at which it was made. Measurements of earlier versions have none and are made again.
+    /// Seconds since 1970 at which it was made. Measurements of earlier versions have none and are made
+    /// again.
     pub(super) at: u64,
 }
 
@@ -87,8 +88,8 @@ pub(super) fn cached(processor: &Processor, recipe: Recipe, threads: usize) -> O
     serde_json::from_str(&line?).ok()
 }
 
-/// The measurement of `processor` relative to `rates`: cached, else made now. One that other programs disturbed
-/// is made again, and the less disturbed one is cached.
+/// The measurement of `processor` relative to `rates`: cached, else made now. One that other programs
+/// disturbed is made again, and the less disturbed one is cached.
 pub(super) fn measured(
     processor: &Processor,
     recipe: Recipe,
@@ -230,7 +231,8 @@ mod tests {
     #[test]
     fn a_measurement_that_other_programs_disturbed_gives_way_to_a_better_one() {
         let of = |gemm, while_busy| {
-            let factors = Factors { gemm, memory: 2.0, forward: 0.5, backward: 1.0, several: 1.25, casts: 3.0 };
+            let factors =
+                Factors { gemm, memory: 2.0, forward: 0.5, backward: 1.0, several: 1.25, casts: 3.0 };
             Measurement { factors, while_busy, at: 1_000_000 }
         };
         for while_busy in [false, true] {

@@ -1,9 +1,9 @@
 //! The connections between the ranks of a run, and the time that a collective takes over them.
 //!
-//! Between nodes, collectives have two bandwidths. All-gathers and reduce-scatters are rings: each ring leaves
-//! a node through one NIC, and there are as many rings as a node has NICs, so a collective has the bandwidth
-//! of all of them, and at most that within the node. In an all-to-all, each GPU sends to all others through
-//! its own NIC. Published figures agree (docs/parallel.md); none is measured here.
+//! Between nodes, collectives have two bandwidths. All-gathers and reduce-scatters are rings: each ring
+//! leaves a node through one NIC, and there are as many rings as a node has NICs, so a collective has the
+//! bandwidth of all of them, and at most that within the node. In an all-to-all, each GPU sends to all others
+//! through its own NIC. Published figures agree (docs/parallel.md); none is measured here.
 
 use std::fmt;
 use xtrain_config::{ParallelConfig, ReduceOrder, Transport};
@@ -112,9 +112,7 @@ impl Network {
         let may_copy = matches!(parallel.transport, Transport::Auto | Transport::Copy);
         let adds = parallel.reduce == ReduceOrder::Fast;
         match parallel.transport {
-            Transport::Host => {
-                Network { ranks_per_node: self.ranks_per_node, ..Network::of_processes() }
-            }
+            Transport::Host => Network { ranks_per_node: self.ranks_per_node, ..Network::of_processes() },
             _ => Network { copies: self.copies.filter(|_| may_copy && !adds), ..self },
         }
     }
@@ -124,9 +122,9 @@ impl Network {
         Network { ranks_per_node, ..self }
     }
 
-    /// These connections where, between nodes, the NIC of each rank sends `nic` bytes per second and rings send
-    /// `ring`, as far as they are given. If only rings are, and they are slower than the connections within a
-    /// node, the NICs of a node reach no more together.
+    /// These connections where, between nodes, the NIC of each rank sends `nic` bytes per second and rings
+    /// send `ring`, as far as they are given. If only rings are, and they are slower than the connections
+    /// within a node, the NICs of a node reach no more together.
     pub fn with_bandwidths(self, nic: Option<f64>, ring: Option<f64>) -> Network {
         let of_each = |ring: f64| ring / self.ranks_per_node as f64;
         let shown = ring.filter(|ring| *ring < self.within_node).map(of_each);
@@ -300,7 +298,8 @@ mod tests {
             let sent = bytes * (ranks - 1) as f64 / ranks as f64;
             sent / network.seconds(GATHER, Group::World { size: ranks }, ranks, sent) / 1e9
         };
-        for (nodes, measured) in [(4, 360.0), (8, 345.0), (16, 320.0), (32, 300.0), (64, 280.0), (128, 260.0)] {
+        for (nodes, measured) in [(4, 360.0), (8, 345.0), (16, 320.0), (32, 300.0), (64, 280.0), (128, 260.0)]
+        {
             near(bus(nodes), measured, 0.13);
         }
         let mut falling = [4, 8, 16, 32, 64, 128].map(bus);
@@ -349,7 +348,8 @@ mod tests {
         let of = |nic, ring| {
             let network = network.with_bandwidths(nic, ring);
             [GATHER, EXCHANGE].map(|collective| {
-                network.bandwidth(collective, Group::World { size: 64 }, 64) * if collective == EXCHANGE { 56.0 / 63.0 } else { 1.0 }
+                network.bandwidth(collective, Group::World { size: 64 }, 64)
+                    * if collective == EXCHANGE { 56.0 / 63.0 } else { 1.0 }
             })
         };
         let rounded = |[ring, nic]: [f64; 2]| [(ring / 1e8).round() / 10.0, (nic / 1e8).round() / 10.0];
@@ -370,9 +370,8 @@ mod tests {
     #[test]
     fn kernels_lose_a_share_of_the_gpu_to_collectives() {
         let network = Network::of_gpus(300e9, Some(400e9), 50e9);
-        let share = |network: Network, size, ranks| {
-            network.share_of_gpu(GATHER, Group::Shard { size }, ranks, 4e12)
-        };
+        let share =
+            |network: Network, size, ranks| network.share_of_gpu(GATHER, Group::Shard { size }, ranks, 4e12);
         let is =
             |found: f64, expected: f64| assert!((found - expected).abs() < 1e-9, "{found}, not {expected}");
         is(share(network, 1, 8), 0.0);

@@ -86,7 +86,8 @@ impl RunTime {
     /// The time in words, without its source.
     pub fn without_source(&self) -> String {
         let Speed { step_seconds, tokens_per_second, flops, mfu } = self.speed;
-        let all = self.seconds.map_or(String::new(), |seconds| format!("about {}; ", format::duration(seconds)));
+        let all =
+            self.seconds.map_or(String::new(), |seconds| format!("about {}; ", format::duration(seconds)));
         let step = format::seconds(step_seconds);
         let reached = match mfu {
             Some(mfu) => format!("{} MFU", format::percent(mfu, 1)),

@@ -245,7 +245,8 @@ impl Job {
             let instance = &program.instances[index];
             let seconds = seconds(program, instance, device, world_size, part.is_first());
             // Those that are issued together take the latency once.
-            let again = if index > run.start && seconds > 0.0 { latency(instance, device, world_size) } else { 0.0 };
+            let again =
+                if index > run.start && seconds > 0.0 { latency(instance, device, world_size) } else { 0.0 };
             (index, seconds - again)
         });
         let timed: Vec<(usize, f64)> = timed.collect();
@@ -317,9 +318,8 @@ fn world_size(program: &Program) -> usize {
 
 /// The share of the GPU that kernels lose beside an instance, which is 0 for one that is no collective.
 fn share_of_gpu(instance: &Instance, device: &Device, world_size: usize) -> f64 {
-    let share = |(collective, group)| {
-        device.network.share_of_gpu(collective, group, world_size, device.rates.memory)
-    };
+    let share =
+        |(collective, group)| device.network.share_of_gpu(collective, group, world_size, device.rates.memory);
     instance.code.op().collective().map_or(0.0, share)
 }
 

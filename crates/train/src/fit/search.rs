@@ -144,9 +144,9 @@ impl Search<'_> {
         Ok(Instead { layers, fewer_layers, seq_len, gpus })
     }
 
-    /// The least number of GPUs that has room for a rank of `least` with weights, gradients and optimizer state
-    /// divided among all: a power of two, or a number of whole nodes that shares the batch evenly. A batch that
-    /// is too small grows.
+    /// The least number of GPUs that has room for a rank of `least` with weights, gradients and optimizer
+    /// state divided among all: a power of two, or a number of whole nodes that shares the batch evenly. A
+    /// batch that is too small grows.
     fn gpus(&self, least: &TrainingSpec, bytes: u64) -> Result<Option<MoreGpus>, RunError> {
         if self.target == Target::Cpu {
             return Ok(None);
@@ -158,7 +158,8 @@ impl Search<'_> {
         };
         let of_ranks = |count: usize| -> Result<MoreGpus, RunError> {
             let grown = self.batch_size.next_multiple_of(count * least.batch.sequences);
-            let parallel = Parallel { world_size: count, replicas: 1, shard: Shard::Weights, ..least.parallel };
+            let parallel =
+                Parallel { world_size: count, replicas: 1, shard: Shard::Weights, ..least.parallel };
             let spec = TrainingSpec { parallel, ..least.clone() };
             let bytes = self.bytes(&spec.with_micro_batches(least.batch.sequences, grown))?;
             Ok(MoreGpus { count, bytes, batch_size: (!shares(&count)).then_some(grown) })

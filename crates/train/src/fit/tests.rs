@@ -266,7 +266,10 @@ fn a_batch_that_many_gpus_cannot_share_grows() {
         assert_eq!((count, batch_size), (8, 8), "{reduce}");
         assert!(bytes <= 24 << 30);
         let said = instead.to_string();
-        assert!(said.contains("`--gpus 8 --set parallel.shard=weights --set train.batch_size=8` each needs"), "{said}");
+        assert!(
+            said.contains("`--gpus 8 --set parallel.shard=weights --set train.batch_size=8` each needs"),
+            "{said}"
+        );
     }
 }
 

@@ -13,8 +13,7 @@ use crate::estimate::{Device, Speed};
 use crate::member::Member;
 use crate::spec::planned_for;
 use std::thread;
-use xtrain_config::{ParallelConfig, Resolved, Shard};
-use xtrain_program as program;
+use xtrain_config::{Resolved, Shard};
 
 /// A step with one value of `parallel.shard` and one of `parallel.replicas`.
 #[derive(Clone, Debug, PartialEq)]
@@ -73,12 +72,6 @@ impl Mode {
     /// The name of the value of `parallel.shard` in run files.
     pub fn name(&self) -> &'static str {
         SHARDS.iter().find(|(shard, _)| *shard == self.shard).map_or("", |(_, name)| name)
-    }
-
-    /// True if a step of this mode cuts the state as `parallel` does.
-    pub fn is_of(&self, parallel: program::Parallel) -> bool {
-        let config = ParallelConfig { shard: self.shard, ..ParallelConfig::default() };
-        config.parallel(0, 1, 1).shard == parallel.shard && self.replicas == parallel.replicas
     }
 }
 

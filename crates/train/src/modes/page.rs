@@ -124,25 +124,36 @@ fn published() -> String {
     let head = "| run | published | plan | plan, `reduce = \"fast\"` |\n|---|---:|---:|---:|\n";
     let rows = runs.map(|(name, model, file, ranks, micro_batch, sets, tokens)| {
         let device = Device::model(model).expect("it is in the table");
-        let batch = [format!("train.batch_size={}", ranks * micro_batch), format!("train.micro_batch_size={micro_batch}")];
+        let batch = [
+            format!("train.batch_size={}", ranks * micro_batch),
+            format!("train.micro_batch_size={micro_batch}"),
+        ];
         let speed = |reduce: &str| {
             let reduce = format!("parallel.reduce={reduce}");
             let own = ["parallel.shard=weights", "train.loss_chunk=4096", &reduce, &batch[0], &batch[1]];
             let (planned, program) = planned(file, ranks, &[&own, sets].concat());
-            let device = device.clone().connected(|network| network.of_run(&planned.resolved.config.parallel));
+            let device =
+                device.clone().connected(|network| network.of_run(&planned.resolved.config.parallel));
             let timeline = Timeline::new(&program, &device, 1);
             let Speed { tokens_per_second, mfu, .. } = Speed::of(&planned, &timeline, &device);
             format!("{}, {:.1}%", grouped(tokens_per_second / ranks as f64), 100.0 * mfu.expect("a peak"))
         };
         let mfu = tokens * flops(file) / device.peak_flops.expect("a peak");
-        format!("| {name} | {}, {:.1}% | {} | {} |\n", grouped(tokens), 100.0 * mfu, speed("same-world"), speed("fast"))
+        format!(
+            "| {name} | {}, {:.1}% | {} | {} |\n",
+            grouped(tokens),
+            100.0 * mfu,
+            speed("same-world"),
+            speed("fast")
+        )
     });
     head.to_owned() + &rows.concat()
 }
 
 /// Model FLOPs for a token of an example.
 fn flops(file: &str) -> f64 {
-    let (planned, _) = planned(file, 64, &["parallel.shard=weights", "train.batch_size=64", "train.micro_batch_size=1"]);
+    let (planned, _) =
+        planned(file, 64, &["parallel.shard=weights", "train.batch_size=64", "train.micro_batch_size=1"]);
     planned.spec.model.flops_per_token(planned.spec.batch.seq_len)
 }
 

@@ -33,12 +33,12 @@ pub(crate) struct PlanArgs {
     pub(crate) device_model: Option<String>,
     #[command(flatten)]
     pub(crate) processes: Processes,
-    /// Bandwidth of the NIC (network card) of each GPU, which limits all-to-alls between nodes; by default that
-    /// of usual servers: 48GB/s, 400 Gbit/s, for an H100 or H200
+    /// Bandwidth of the NIC (network card) of each GPU, which limits all-to-alls between nodes; by default
+    /// that of usual servers: 48GB/s, 400 Gbit/s, for an H100 or H200
     #[arg(long, value_name = "BANDWIDTH", requires = "gpus", conflicts_with = "ranks", value_parser = bandwidth)]
     pub(crate) link: Option<f64>,
-    /// Bandwidth of all-gathers and reduce-scatters between nodes, as nccl-tests measures it (bus bandwidth of
-    /// all_gather_perf); by default that of all NICs of a node together, at most that within a node
+    /// Bandwidth of all-gathers and reduce-scatters between nodes, as nccl-tests measures it (bus bandwidth
+    /// of all_gather_perf); by default that of all NICs of a node together, at most that within a node
     #[arg(long, value_name = "BANDWIDTH", requires = "gpus", conflicts_with = "ranks", value_parser = bandwidth)]
     pub(crate) ring: Option<f64>,
     /// GPUs of a node

@@ -65,7 +65,8 @@ pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
         .or(has)
         .or_else(modelled);
     let replan = |ranks: usize, settings: &[String]| -> Result<Planned, Failure> {
-        let changed: Vec<Override> = sets.iter().cloned().chain(settings.iter().cloned().map(Override::Set)).collect();
+        let changed: Vec<Override> =
+            sets.iter().cloned().chain(settings.iter().cloned().map(Override::Set)).collect();
         Ok(plan_for(&load(&args.run.file, &changed, ranks)?, target, Member::first_of(ranks))?)
     };
     let advised = match &device {
@@ -172,8 +173,8 @@ fn load(path: &Path, sets: &[Override], ranks: usize) -> Result<Parsed, Failure>
 /// Tokens of a sequence of a model that is planned without a run file, if it was made for as many.
 const SEQ_LEN: usize = 4096;
 
-/// Training tokens for each parameter that is active for a token: the compute-optimal number of Hoffmann et al.
-/// (arXiv 2203.15556), about.
+/// Training tokens for each parameter that is active for a token: the compute-optimal number of Hoffmann et
+/// al. (arXiv 2203.15556), about.
 const TOKENS_PER_PARAMETER: u64 = 20;
 
 /// The fewest steps of such a run, unless its batches would be smaller than a sequence for each rank.

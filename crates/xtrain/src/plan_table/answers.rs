@@ -1,5 +1,5 @@
-//! The answers of a plan, which come before its tables: whether the run fits, what to run instead or faster, how
-//! long it takes, and how large it is.
+//! The answers of a plan, which come before its tables: whether the run fits, what to run instead or faster,
+//! how long it takes, and how large it is.
 
 use super::{line, scientific};
 use xtrain_config::Balance;
@@ -76,7 +76,9 @@ fn of_device(Advised { advice, device, owner, time }: &Advised<'_>) -> String {
     if let Some(why) = low_mfu(planned, program, timeline, device) {
         out.push_str(&line("low MFU", &why));
     }
-    if let (Some(proposal), Some(step)) = (advice.proposal.as_ref().filter(|_| advice.fits()), advice.proposed()) {
+    if let (Some(proposal), Some(step)) =
+        (advice.proposal.as_ref().filter(|_| advice.fits()), advice.proposed())
+    {
         out.push_str(&faster(proposal, step, shown, device));
     }
     if let Some(choice) = choice {
@@ -85,8 +87,8 @@ fn of_device(Advised { advice, device, owner, time }: &Advised<'_>) -> String {
     out
 }
 
-/// The result of the check that the step `given` fits; `owner` owns the memory. Without a proposal, it says why
-/// nothing fits.
+/// The result of the check that the step `given` fits; `owner` owns the memory. Without a proposal, it says
+/// why nothing fits.
 fn fit(fit: &Fit, owner: &str, given: &Candidate, target: Target, is_proposed: bool) -> String {
     let (needed, available) = (format::gib(fit.needed_bytes), fit.available(owner));
     match &fit.verdict {

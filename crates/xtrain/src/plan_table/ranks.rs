@@ -182,7 +182,9 @@ fn beside_each_other(rows: &[Row], micro_steps: usize, available: Option<u64>) -
             format!("the fastest{fits} is {}, {faster}\n", quoted(mode))
         }
         (Some(Row { mode, .. }), None) => format!("the fastest{fits} is {}\n", quoted(mode)),
-        (None, Some(given)) => format!("no mode{fits} is much faster than {}, as configured\n", quoted(given)),
+        (None, Some(given)) => {
+            format!("no mode{fits} is much faster than {}, as configured\n", quoted(given))
+        }
         (None, None) => "no mode fits\n".to_owned(),
     }
 }
@@ -281,9 +283,17 @@ mod tests {
         assert_eq!(lines[5], best);
         let found = beside_each_other(&three(0), 1, None);
         assert!(found.lines().next().is_some_and(|head| !head.contains("micro-step")), "{found}");
-        assert!(found.ends_with("the fastest is parallel.shard = \"none\", 66.7% faster than configured\n"), "{found}");
+        assert!(
+            found.ends_with("the fastest is parallel.shard = \"none\", 66.7% faster than configured\n"),
+            "{found}"
+        );
         let found = beside_each_other(&three(9), 1, Some(2 << 30));
-        assert!(found.ends_with("no mode that fits is much faster than parallel.shard = \"weights\", as configured\n"), "{found}");
+        assert!(
+            found.ends_with(
+                "no mode that fits is much faster than parallel.shard = \"weights\", as configured\n"
+            ),
+            "{found}"
+        );
         assert!(beside_each_other(&three(9), 1, Some(1)).ends_with("no mode fits\n"));
     }
 

@@ -397,7 +397,8 @@ fn a_large_model_gets_what_fits_and_where_nothing_does_what_would() {
 fn a_larger_micro_batch_is_proposed_where_gathers_take_long() {
     let place = Place::new();
     let file = examples("llama3_8b.toml");
-    let slow = "--gpus 64 --device-model h100 --link 3GB/s --set parallel.shard=weights --set parallel.reduce=fast";
+    let slow =
+        "--gpus 64 --device-model h100 --link 3GB/s --set parallel.shard=weights --set parallel.reduce=fast";
     let text = plan(&place, &format!("{file} {slow}"));
     assert!(answer(&text, "fits").starts_with("yes: "), "{text}");
     assert!(answer(&text, "low MFU").contains("% of the step waits for "), "{text}");
@@ -405,10 +406,14 @@ fn a_larger_micro_batch_is_proposed_where_gathers_take_long() {
     assert!(why.contains(" as fast as configured; ") || why.contains("% faster than configured; "), "{text}");
     // It is the row that the table calls proposed, and the last line.
     let row = text.lines().find(|line| line.contains("  proposed; ")).expect("a row");
-    let shard = options.split("parallel.shard=").nth(1).map_or("weights", |rest| rest.split(' ').next().expect("a word"));
+    let shard = options
+        .split("parallel.shard=")
+        .nth(1)
+        .map_or("weights", |rest| rest.split(' ').next().expect("a word"));
     assert!(row.starts_with(shard), "{options}: {row}");
     assert!(text.contains(&format!("\nthe fastest that fits is parallel.shard = \"{shard}\"")), "{text}");
-    let weights = plan(&place, &format!("{file} {slow} --set train.batch_size=256 --set parallel.replicas=8"));
+    let weights =
+        plan(&place, &format!("{file} {slow} --set train.batch_size=256 --set parallel.replicas=8"));
     assert!(!weights.contains("micro_batch_size=8"), "a rank has four sequences: {weights}");
 }
 
@@ -468,7 +473,8 @@ fn published_mixtures_are_planned_from_their_config_json() {
         let count = gpus(&text);
         let fewer = plan(&place, &format!("{name} --device-model h200 --gpus {}", count / 2));
         assert_eq!(gpus(&fewer), count, "{fewer}");
-        let there = plan(&place, &format!("{name} --device-model h200 --gpus {count} --set parallel.shard=weights"));
+        let there =
+            plan(&place, &format!("{name} --device-model h200 --gpus {count} --set parallel.shard=weights"));
         assert!(answer(&there, "fits").starts_with("yes: "), "{there}");
         let layers = config["num_hidden_layers"].as_u64().expect("a number");
         assert!(text.contains(&format!(" of its {layers} layers would fit")), "{text}");

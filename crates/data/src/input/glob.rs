@@ -131,7 +131,7 @@ fn is_wild(base: &Path, part: Component<'_>) -> bool {
 fn refused(pattern: &Path, problem: &str) -> DataError {
     DataError::invalid(
         format!("the pattern {} cannot be read: {problem}", pattern.display()),
-        "name the files, or a pattern with *, ?, [ab] and {a,b}, and ** for any number of folders",
+        "check the path, or write a pattern with *, ?, [ab] and {a,b}, and ** for any number of folders",
     )
 }
 

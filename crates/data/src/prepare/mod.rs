@@ -136,12 +136,31 @@ fn prepare_locked(
     tokenizer.save(folder)?;
     let start = unfinished.position;
     let mut writer = DatasetWriter::start(unfinished, tokenizer, options, folder, inputs)?;
-    std::thread::scope(|scope| {
+    let written = std::thread::scope(|scope| {
         let read_ahead = ReadAhead::start(scope, inputs, &options.input, tokenizer.cut_rule(), start)
             .map_err(DataError::io(folder, "start a thread that reads"))?;
         read_ahead.batches().iter().try_for_each(|batch| writer.add_batch(batch?, on_progress))
-    })?;
-    writer.finish(on_progress)
+    });
+    match written {
+        Ok(()) => writer.finish(on_progress),
+        Err(error) => {
+            drop(writer);
+            if !matches!(error, DataError::Interrupted) {
+                leave_nothing(folder);
+            }
+            Err(error)
+        }
+    }
+}
+
+/// Removes what a failed run wrote, unless it is worth continuing: complete shards, a learned vocabulary.
+fn leave_nothing(folder: &Path) {
+    if folder.join(file_names::LEARNED_FILE).exists() {
+        return;
+    }
+    if let Err(error) = discard_unfinished(folder) {
+        tracing::debug!("files of a failed run stay: {error}");
+    }
 }
 
 /// The finished dataset in `folder`, if any. A dataset of other input, tokenizer or options is an error.

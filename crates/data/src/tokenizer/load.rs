@@ -173,8 +173,9 @@ pub(super) fn from_parts(
         .map_err(|e| broken(format!("cannot encode a letter: {e}")))?;
 
     if !side_files.contains_key(CONFIG_FILE) {
-        let name = hf.id_to_token(end_of_document).unwrap_or_default();
-        let config = serde_json::to_vec_pretty(&tokenizer_json::config(&name))
+        let end = added.iter().find(|(id, token)| *id == end_of_document && token.special);
+        let name = end.map(|(_, token)| token.content.as_str());
+        let config = serde_json::to_vec_pretty(&tokenizer_json::config(name))
             .map_err(|e| DataError::Internal(e.to_string()))?;
         side_files.insert(CONFIG_FILE.to_owned(), config);
     }

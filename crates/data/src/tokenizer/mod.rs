@@ -392,7 +392,7 @@ impl Tokenizer {
 
     fn from_generated_json(json: &Value) -> Result<Tokenizer> {
         let bytes = serde_json::to_vec_pretty(json).map_err(|e| DataError::Internal(e.to_string()))?;
-        let config = serde_json::to_vec_pretty(&tokenizer_json::config(tokenizer_json::END_OF_TEXT))
+        let config = serde_json::to_vec_pretty(&tokenizer_json::config(Some(tokenizer_json::END_OF_TEXT)))
             .map_err(|e| DataError::Internal(e.to_string()))?;
         let side_files = BTreeMap::from([("tokenizer_config.json".to_owned(), config)]);
         let source = end_tokens::Source { location: "generated", side_folder: None, end_of_document: None };

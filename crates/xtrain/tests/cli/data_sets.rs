@@ -35,7 +35,10 @@ fn evaluated(place: &Place, out: &str) -> f64 {
 fn training_and_validation_take_their_splits_of_one_folder() {
     let place = hub();
     let sets = |train: &str, valid: &str| {
-        format!("--set data.train={train} --set data.valid={valid} --set train.steps=6 --set eval.every=3")
+        format!(
+            "--set data.train={train} --set data.valid={valid} --set train.steps=6 --set eval.every=3 \
+             --set eval.tokens=100000"
+        )
     };
     place.train("files", &sets(TRAIN, VALIDATION));
     let ran = place.train("folder", &sets("hub", "hub"));
@@ -72,8 +75,10 @@ fn training_and_validation_take_their_splits_of_one_folder() {
 fn a_split_can_be_asked_for_by_name() {
     let place = hub();
     place.train("model", &format!("--set data.valid={VALIDATION} --set train.steps=2"));
-    let documents = |command: &str| {
-        let out = format!("shards{}", command.len());
+    let mut datasets = 0;
+    let mut documents = |command: &str| {
+        datasets += 1;
+        let out = format!("shards{datasets}");
         place.run(&format!("tokenize {command} --bytes --out {out}")).succeeds();
         let index: Value = serde_json::from_slice(&place.read(&format!("{out}/dataset.json"))).expect("JSON");
         index["documents"].as_u64().expect("a number")
@@ -165,10 +170,16 @@ fn bad_rows_are_skipped_alike_by_every_verb_and_any_number_of_ranks() {
              --set train.micro_batch_size=1"
         )
     };
-    place.train("clean", &sets("clean.jsonl", 0));
+    place.train("clean", &format!("{} --set parallel.reduce=any-world", sets("clean.jsonl", 0)));
     let ran = place.train("bad", &sets("bad.jsonl", rows));
     assert!(ran.stderr.contains("6 bad rows are skipped, for example bad.jsonl, line "), "{}", ran.stderr);
-    place.train("ranks", &format!("{} --ranks 2 --set data.cache_dir=other", sets("bad.jsonl", rows)));
+    place.train(
+        "ranks",
+        &format!(
+            "{} --ranks 2 --set parallel.reduce=any-world --set data.cache_dir=other",
+            sets("bad.jsonl", rows)
+        ),
+    );
     for out in ["bad", "ranks"] {
         assert_same_file(
             &place.path("clean/hf/model.safetensors"),

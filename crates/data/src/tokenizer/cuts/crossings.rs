@@ -224,12 +224,16 @@ impl Crossings {
             }
             Context::Newline(following) => {
                 let changes_next = first.iter().any(|&part| self.parts[part].follows_newline(following));
-                let next = content.chars().next();
+                let changes_last = self.expression.last.iter().any(|&part| self.parts[part].non_space);
+                let is_no_space = |c: Option<char>| c.is_some_and(|c| char_class(c) != CharClass::Space);
+                let (next, last) = (content.chars().next(), content.chars().next_back());
                 let is_next = match following {
-                    Following::Any => next.is_some_and(|c| char_class(c) != CharClass::Space),
+                    Following::Any => is_no_space(next),
                     Following::Letters => is_letter(next),
                 };
-                self.parts.iter().all(|part| !part.newline) && (!changes_next || is_next)
+                self.parts.iter().all(|part| !part.newline)
+                    && (!changes_next || is_next)
+                    && (!changes_last || is_no_space(last))
             }
         }
     }

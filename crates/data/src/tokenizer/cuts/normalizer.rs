@@ -62,8 +62,13 @@ impl Normalized {
                 self.space = marks(self.space);
                 self.space_may_follow_newline();
             }
-            // A mark after the newline is removed, and a space may follow it.
-            NormalizerWrapper::StripAccents(_) => self.space_may_follow_newline(),
+            // Marks beside the newline are removed, and spaces may be before and after them.
+            NormalizerWrapper::StripAccents(_) => {
+                self.space_may_follow_newline();
+                if self.newline_before_letter != Seam::WhiteSpace {
+                    self.newline_before_letter = Seam::Unknown;
+                }
+            }
             NormalizerWrapper::StripNormalizer(strip) => {
                 if strip.strip_left {
                     self.space = Seam::Unknown;

@@ -56,7 +56,7 @@ fn missing_empty_and_unreadable_texts_are_refused_by_every_verb() {
     place.run(short).refuses(&["short.txt", "too few", "shorter sequence (data.seq_len = 3)"]);
     place.run(&format!("{short} --set data.seq_len=3 --set train.steps=2")).succeeds();
     place
-        .run("train run.toml --out out --set data.text_field=body --set data.train=lines.jsonl")
+        .run("train run.toml --out fields --set data.text_field=body --set data.train=lines.jsonl")
         .refuses(&["body", "\"text\""]);
 }
 

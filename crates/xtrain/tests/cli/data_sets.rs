@@ -110,9 +110,11 @@ fn a_split_can_be_asked_for_by_name() {
     let only = "eval model --data hub/data/train-*";
     place.run(only).succeeds();
     place.write("only/test.jsonl", &lines(&place, 0, 20));
-    for command in
-        ["train run.toml --out out --set data.train=only", "tokenize only --bytes --out out", "init only"]
-    {
+    for command in [
+        "train run.toml --out out --set data.train=only",
+        "tokenize only --bytes --out out",
+        "init only --out only.toml",
+    ] {
         let said = place
             .run(command)
             .refuses(&["there is no file of the train split in only, only of test (test.jsonl)"]);
@@ -167,19 +169,13 @@ fn bad_rows_are_skipped_alike_by_every_verb_and_any_number_of_ranks() {
     let sets = |data: &str, skip: u64| {
         format!(
             "--set data.train={data} --set data.valid={VALIDATION} --set data.skip_bad_rows={skip} --set train.steps=6 \
-             --set train.micro_batch_size=1"
+             --set train.micro_batch_size=1 --set parallel.reduce=any-world"
         )
     };
-    place.train("clean", &format!("{} --set parallel.reduce=any-world", sets("clean.jsonl", 0)));
+    place.train("clean", &sets("clean.jsonl", 0));
     let ran = place.train("bad", &sets("bad.jsonl", rows));
     assert!(ran.stderr.contains("6 bad rows are skipped, for example bad.jsonl, line "), "{}", ran.stderr);
-    place.train(
-        "ranks",
-        &format!(
-            "{} --ranks 2 --set parallel.reduce=any-world --set data.cache_dir=other",
-            sets("bad.jsonl", rows)
-        ),
-    );
+    place.train("ranks", &format!("{} --ranks 2 --set data.cache_dir=other", sets("bad.jsonl", rows)));
     for out in ["bad", "ranks"] {
         assert_same_file(
             &place.path("clean/hf/model.safetensors"),

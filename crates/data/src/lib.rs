@@ -32,7 +32,7 @@ pub use loader::{
 };
 pub use prepare::{
     LearnProgress, PrepareOptions, Progress, TextFiles, VocabularyKind, find_learned, find_prepared, learn,
-    learn_cached, learn_for_dataset, prepare, prepare_cached,
+    learn_cached, learn_for_dataset, prepare, prepare_cached, tokenizing_bytes,
 };
 pub use shard::{Dataset, Shard, ShardWriter};
 pub use stream::TokenStream;

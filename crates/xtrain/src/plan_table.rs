@@ -171,11 +171,15 @@ fn memory(planned: &Planned, tables: &Tables<'_>) -> String {
     for (what, bytes) in [
         ("CPU kernels use", work_bytes),
         ("libraries use", target.library_bytes()),
-        ("the process itself uses", target.process_bytes(&loaded)),
+        ("the process itself uses", target.process_bytes(&loaded, planned.spec.model.vocab_size)),
     ] {
         if bytes > 0 {
             out.push_str(&format!("{what} up to {} more\n", format::bytes(bytes)));
         }
+    }
+    if target == Target::Cpu {
+        let bytes = format::bytes(xtrain_data::tokenizing_bytes(threads));
+        out.push_str(&format!("turning text into tokens uses up to {bytes} before the first step\n"));
     }
     let held = programs::saved_bytes(program);
     let copied = Layout::of(&planned.spec).map_or(held, |layout| saved::copied_bytes(program, &layout));

@@ -6,6 +6,7 @@ pub(crate) use printing::{
     print, print_error, print_generated, print_help, print_json, shown, shown_path, stopped,
 };
 
+use crate::allocator;
 use crate::failure::Failure;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use printing::{log_line, shown_toml};
@@ -151,6 +152,10 @@ impl Observer for Silent {
     fn notice(&mut self, _: Notice) -> ControlFlow<()> {
         if self.0.load(Ordering::Relaxed) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     }
+
+    fn started(&mut self, _: &Config, _: &str, _: &str, _: u64, _: u64) {
+        allocator::return_free_blocks();
+    }
 }
 
 /// Shows a training run.
@@ -199,6 +204,7 @@ impl Observer for TrainingView {
     }
 
     fn started(&mut self, config: &Config, model: &str, device: &str, first_step: u64, steps: u64) {
+        allocator::return_free_blocks();
         if self.is_quiet() {
             return;
         }

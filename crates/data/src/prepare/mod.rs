@@ -23,6 +23,7 @@ use std::path::Path;
 pub use cache::{find_learned, find_prepared, learn_cached, prepare_cached};
 pub use learn::{VocabularyKind, learn, learn_for_dataset};
 pub use progress::{LearnProgress, Progress};
+pub use read_ahead::tokenizing_bytes;
 pub use text_files::TextFiles;
 
 use xtrain_checkpoint::temporary_target;

@@ -53,6 +53,18 @@ impl ReadAhead {
     }
 }
 
+/// Bytes of text in a batch: enough pieces for this number of threads. The result does not depend on it.
+fn batch_bytes(threads: usize) -> usize {
+    (2 * PIECE_BYTES * threads).clamp(8 << 20, 128 << 20)
+}
+
+/// Upper bound of the bytes that tokenizing text uses on this number of threads, besides the tokenizer, if no
+/// document is long that cannot be cut: two batches wait, one is read, and one is tokenized, to 4 bytes for
+/// each of its own at most.
+pub fn tokenizing_bytes(threads: usize) -> u64 {
+    8 * batch_bytes(threads) as u64
+}
+
 fn read_all(
     inputs: &[InputFile],
     options: &InputOptions,
@@ -60,8 +72,7 @@ fn read_all(
     from: InputPosition,
     sender: &Sender<Result<PieceBatch>>,
 ) -> Result<()> {
-    // Enough pieces for all threads. The result does not depend on the size of batches.
-    let batch_bytes = (2 * PIECE_BYTES * rayon::current_num_threads()).clamp(8 << 20, 128 << 20);
+    let batch_bytes = batch_bytes(rayon::current_num_threads());
     let mut bytes_before: u64 = inputs[..from.file.min(inputs.len())].iter().map(|input| input.bytes).sum();
     let mut bad_rows = BadRows::new(options.skip_bad_rows, from.bad_rows);
     let mut pieces = Vec::new();

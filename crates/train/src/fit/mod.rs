@@ -199,7 +199,7 @@ pub(crate) fn needed_bytes(
     let reference = programs::reference(spec)?;
     let loaded: Vec<_> = std::iter::once(program).chain(&reference).collect();
     let (plan, work) = (target.plan_bytes(&loaded), target.work_bytes(&loaded, threads));
-    let beside = target.library_bytes() + target.process_bytes(&loaded);
+    let beside = target.library_bytes() + target.process_bytes(&loaded, spec.model.vocab_size);
     // A reference segment copies the state to host memory, which is the CPU's.
     let aside = match target {
         Target::Cpu if spec.reference => programs::saved_bytes(program),

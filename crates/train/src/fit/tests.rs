@@ -34,7 +34,7 @@ fn the_last_byte_decides_and_kernels_and_libraries_count() {
         let program = programs::training(&spec).expect("a program");
         let beside = target.work_bytes(&[&program], THREADS) as u64
             + target.library_bytes()
-            + target.process_bytes(&[&program]);
+            + target.process_bytes(&[&program], spec.model.vocab_size);
         let needed = target.plan(&program).total_bytes() as u64 + beside;
         assert!(beside > 0);
         assert_eq!(fit(target, needed).verdict, Verdict::Fits);

@@ -5,6 +5,7 @@
 //! sends a byte when it ends in order; a socket that closes without one is a run that was killed.
 
 use super::bounded_log::BoundedLog;
+use super::output::{log_of_supervisor, of_supervisor};
 use crate::environment::is_of_a_launch;
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal, kill_process_group};
@@ -13,7 +14,7 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1};
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io::{self, ErrorKind, PipeReader, Read, Write};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
@@ -153,8 +154,7 @@ pub fn supervise(mut args: impl Iterator<Item = OsString>) -> Option<i32> {
     let program = args.next().unwrap_or_default();
     let supervised = supervise_program(&program, args);
     Some(supervised.unwrap_or_else(|error| {
-        // Standard error is the log.
-        let _ = writeln!(io::stderr(), "cannot supervise {}: {error}", program.to_string_lossy());
+        log_of_supervisor(&format!("cannot supervise {}: {error}", program.to_string_lossy()));
         1
     }))
 }
@@ -172,8 +172,7 @@ fn supervise_program(program: &OsStr, args: impl Iterator<Item = OsString>) -> i
     for signal in [SIGTERM, SIGINT, SIGHUP, SIGUSR1] {
         signal_hook::flag::register(signal, Arc::new(AtomicBool::new(false)))?;
     }
-    let mut run = UnixStream::from(io::stdout().as_fd().try_clone_to_owned()?);
-    let log = File::from(io::stderr().as_fd().try_clone_to_owned()?);
+    let (mut run, log) = of_supervisor()?;
     let (output, theirs) = io::pipe()?;
     let mut command = outsider(program);
     command.args(args).stdout(theirs.try_clone()?).stderr(theirs).process_group(0);

@@ -127,6 +127,7 @@ impl Launch {
             ];
             command.envs(numbers.map(|(name, number)| (name, number.to_string())));
             command.env("MASTER_ADDR", Ipv4Addr::LOCALHOST.to_string()).env(SECRET_VARIABLE, &secret);
+            limits::pass_on_open_files(&mut command);
             if rank > 0 {
                 command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
             }

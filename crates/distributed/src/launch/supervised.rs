@@ -6,7 +6,8 @@
 
 use super::bounded_log::BoundedLog;
 use super::output::{log_of_supervisor, of_supervisor};
-use crate::environment::is_of_a_launch;
+use crate::environment::{Variables, is_of_a_launch};
+use crate::limits::{pass_on_open_files, restore_open_files};
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal, kill_process_group};
 use rustix::stdio::dup2_stdin;
@@ -56,8 +57,9 @@ pub struct Tie(Option<UnixStream>);
 
 impl Supervised {
     /// Starts `program` with these variables in addition to those of this process, but without those by which
-    /// launchers number ranks. Its output is appended to `log`, which is open for reading and appending and
-    /// keeps the first and the last MiB. Ctrl-C does not reach it.
+    /// launchers number ranks, and with the limit on open files from before
+    /// [`raise_open_files`](crate::raise_open_files). Its output is appended to `log`, which is open for
+    /// reading and appending and keeps the first and the last MiB. Ctrl-C does not reach it.
     ///
     /// In a program whose `main` does not call [`supervise`], nothing supervises it: it is started directly,
     /// and writes to `log` without a bound.
@@ -76,6 +78,7 @@ impl Supervised {
             true => {
                 let mut command = Command::new(std::env::current_exe()?);
                 command.arg(SUPERVISE).arg(program).stdout(OwnedFd::from(theirs)).stderr(log);
+                pass_on_open_files(&mut command);
                 command
             }
             false => {
@@ -176,6 +179,7 @@ fn supervise_program(program: &OsStr, args: impl Iterator<Item = OsString>) -> i
     let (output, theirs) = io::pipe()?;
     let mut command = outsider(program);
     command.args(args).stdout(theirs.try_clone()?).stderr(theirs).process_group(0);
+    restore_open_files(&Variables::of_process());
     let process = match command.spawn() {
         Ok(process) => process,
         Err(e) => {

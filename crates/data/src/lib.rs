@@ -22,6 +22,7 @@ pub mod shard;
 mod stream;
 pub mod tokenizer;
 
+pub use catch_panic::NO_REGEX_MEMORY;
 pub use error::{DataError, Result};
 pub use input::{
     InputFile, InputOptions, Listing, Split, Take, TextField, list, list_inputs, matches_files, text_field,

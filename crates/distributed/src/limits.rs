@@ -1,12 +1,9 @@
 //! Limits of the system on a process: open files, threads, memory.
 
-use crate::environment::{LAUNCHER_VARIABLE, OPEN_FILES_VARIABLE, Variables};
 use crate::error::CommError;
 use rustix::io::Errno;
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use rustix::process::{Resource, getrlimit};
 use std::io;
-use std::process::Command;
-use std::sync::OnceLock;
 
 /// Open files that a process has besides those of its ranks: standard streams, metrics, data, and the files
 /// of a save.
@@ -14,42 +11,6 @@ const OTHER_FILES: usize = 32;
 
 /// Open files of a rank for each rank: two connections for collectives, and the control connection of rank 0.
 const FILES_OF_A_RANK: usize = 3;
-
-/// The soft limit on open files that a user gave this process, if it was raised.
-static USERS_LIMIT: OnceLock<u64> = OnceLock::new();
-
-/// Raises this process's limit on open files to the largest that the system allows without privileges.
-///
-/// A program that [`Supervised`](crate::Supervised) starts has the former limit, because programs that use
-/// `select` fail above 1024. One that no process supervises inherits the raised limit.
-pub fn raise_open_files(variables: &Variables) {
-    let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
-    let of_launcher = variables.get(OPEN_FILES_VARIABLE).filter(|_| variables.has(LAUNCHER_VARIABLE));
-    let former = of_launcher.and_then(|limit| limit.parse().ok()).or(current.filter(|_| current != maximum));
-    if let Some(former) = former {
-        USERS_LIMIT.get_or_init(|| former);
-    }
-    if current != maximum {
-        // A system that refuses it leaves the limit, which is checked where it matters.
-        let _ = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum });
-    }
-}
-
-/// Tells a process that `command` starts, a copy of this program, the limit before [`raise_open_files`].
-pub(crate) fn pass_on_open_files(command: &mut Command) {
-    if let Some(limit) = USERS_LIMIT.get() {
-        command.env(OPEN_FILES_VARIABLE, limit.to_string());
-    }
-}
-
-/// Lowers the limit of this process to that which [`pass_on_open_files`] has passed on, if any.
-pub(crate) fn restore_open_files(variables: &Variables) {
-    let users = variables.get(OPEN_FILES_VARIABLE).and_then(|limit| limit.parse().ok());
-    if users.is_some() {
-        // A system that refuses it leaves the raised limit, with which most programs work.
-        let _ = setrlimit(Resource::Nofile, Rlimit { current: users, ..getrlimit(Resource::Nofile) });
-    }
-}
 
 /// # Errors
 /// So many ranks need more open files than this process may have.

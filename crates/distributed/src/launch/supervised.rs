@@ -5,9 +5,9 @@
 //! sends a byte when it ends in order; a socket that closes without one is a run that was killed.
 
 use super::bounded_log::BoundedLog;
+use super::open_files::{pass_on_open_files, restore_open_files};
 use super::output::{log_of_supervisor, of_supervisor};
 use crate::environment::{Variables, is_of_a_launch};
-use crate::limits::{pass_on_open_files, restore_open_files};
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal, kill_process_group};
 use rustix::stdio::dup2_stdin;

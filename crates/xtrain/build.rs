@@ -60,5 +60,5 @@ fn collect(path: &Path, files: &mut Vec<PathBuf>) -> io::Result<()> {
 fn is_of_an_editor(name: &str) -> bool {
     name.starts_with(['.', '#'])
         || name.ends_with('~')
-        || [".bak", ".orig", ".rej"].iter().any(|end| name.ends_with(end))
+        || [".bak", ".orig", ".rej", ".swp"].iter().any(|end| name.ends_with(end))
 }

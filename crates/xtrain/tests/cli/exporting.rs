@@ -64,7 +64,7 @@ fn a_warning_about_the_files_of_a_folder_is_printed_once() {
     for command in [
         "train continued.toml --out new --set train.steps=3 --set model.init_from=out/hf",
         "generate out/hf --prompt the -n 1",
-        "eval out/hf --data b.txt --tokens 64",
+        "eval out/hf --data b.txt --seq-len 16",
         "export out/hf --out again",
     ] {
         let ran = place.run(command).succeeds();

@@ -51,8 +51,8 @@ fn messages_name(name: &str, shell: &str) {
     );
     let exported = ["export", &run_folder, "--out", "FOLDER"];
     check(&["init", &run_folder, "a.txt", "--out", "new.toml"], "export it first: xtrain ", "\n", &exported);
-    // A value that TOML reads as something else is a string of TOML.
-    let value = |text: &str| match name.starts_with('[') || name.contains('\n') {
+    // Control characters need the escapes of TOML.
+    let value = |text: &str| match name.contains('\n') {
         true => serde_json::Value::from(text).to_string(),
         false => text.to_owned(),
     };

@@ -48,7 +48,17 @@ fn collect(path: &Path, files: &mut Vec<PathBuf>) -> io::Result<()> {
         return Ok(());
     }
     for entry in fs::read_dir(path)? {
-        collect(&entry?.path(), files)?;
+        let entry = entry?;
+        if !is_of_an_editor(&entry.file_name().to_string_lossy()) {
+            collect(&entry.path(), files)?;
+        }
     }
     Ok(())
+}
+
+/// True for hidden files, backups and swap files, which editors write and no build reads.
+fn is_of_an_editor(name: &str) -> bool {
+    name.starts_with(['.', '#'])
+        || name.ends_with('~')
+        || [".bak", ".orig", ".rej", ".swp"].iter().any(|end| name.ends_with(end))
 }

@@ -2,15 +2,7 @@
 
 use super::schema::sections;
 use super::tree::Value;
-
-/// `argument`, quoted for a shell.
-pub fn shell_quoted(argument: &str) -> String {
-    let is_plain = |c: char| c.is_alphanumeric() || "-_./=:,+@%".contains(c);
-    match !argument.is_empty() && argument.chars().all(is_plain) {
-        true => argument.to_owned(),
-        false => format!("'{}'", argument.replace('\'', "'\\''")),
-    }
-}
+use xtrain_data::{shell_quoted, string_literal};
 
 /// True for `section.key` of a key that exists.
 pub fn is_key(path: &str) -> bool {
@@ -19,11 +11,20 @@ pub fn is_key(path: &str) -> bool {
     section.is_some_and(|section| section.keys.iter().any(|own| own.name == key))
 }
 
-/// `--set section.key=value`, of a value in TOML.
+/// `--set section.key=text`, quoted for a shell.
+pub fn set_text(path: &str, text: &str) -> String {
+    set(path, &string_literal(text))
+}
+
+/// `--set section.key=value`, of a value in TOML, quoted for a shell.
 pub(super) fn set(path: &str, toml: &str) -> String {
+    // A string needs no quotes unless it would be read as something else, and no escapes if it has none.
+    let is_bare = |text: &str| {
+        !text.contains(char::is_control)
+            && matches!(Value::of_argument(text), Value::Text(same) if same == text)
+    };
     let bare = match Value::of_argument(toml) {
-        // A string needs no quotes unless it would be read as something else.
-        Value::Text(text) if matches!(Value::of_argument(&text), Value::Text(same) if same == text) => text,
+        Value::Text(text) if is_bare(&text) => text,
         _ => toml.to_owned(),
     };
     format!("--set {}", shell_quoted(&format!("{path}={bare}")))

@@ -6,11 +6,12 @@
 use std::path::Path;
 
 use super::error::{Origin, Origins, Report};
-use super::print::{quoted, toml_value};
+use super::print::toml_value;
 use super::schema::{Format, Key, Kind, Section};
 use super::suggest::plain;
 use super::tree::{Node, Value};
 use super::value::{Meant, Place, meant};
+use xtrain_data::string_literal;
 
 /// The fate of a value that was written for a key under another name.
 pub(super) enum Fit {
@@ -64,7 +65,7 @@ fn converted(section: &Section, key: &Key, kind: &Kind, called: &str, value: &Va
             Some(if number.fract() == 0.0 { format!("{number:.0}") } else { number.to_string() })
         }
         (Kind::Integer { .. }, Value::Float(float)) if float.fract() == 0.0 => Some(format!("{float:.0}")),
-        (Kind::List { .. }, Value::Text(text)) => Some(format!("[{}]", quoted(text))),
+        (Kind::List { .. }, Value::Text(text)) => Some(format!("[{}]", string_literal(text))),
         _ => None,
     }?;
     check(section, key, &Value::of_argument(&candidate)).is_ok().then_some(candidate)
@@ -91,7 +92,7 @@ fn time(called: &str, number: f64) -> Option<String> {
     let seconds = (1.0..1e9).contains(&seconds).then_some(seconds as u64)?;
     let parts = [(seconds / 3600, 'h'), (seconds / 60 % 60, 'm'), (seconds % 60, 's')];
     let parts = parts.into_iter().filter(|(count, _)| *count > 0);
-    Some(quoted(&parts.map(|(count, unit)| format!("{count}{unit}")).collect::<String>()))
+    Some(string_literal(&parts.map(|(count, unit)| format!("{count}{unit}")).collect::<String>()))
 }
 
 /// Checks `value` as the run file's is checked; the error is that message.
@@ -111,7 +112,7 @@ fn check(section: &Section, key: &Key, value: &Value) -> Result<(), String> {
 /// A value as TOML; `None` for a table.
 pub(super) fn toml(value: &Value) -> Option<String> {
     Some(match value {
-        Value::Text(text) => quoted(text),
+        Value::Text(text) => string_literal(text),
         Value::Float(float) => toml_value(&serde_json::Value::from(*float)),
         Value::List(items) => {
             let items: Option<Vec<String>> = items.iter().map(|item| toml(&item.value)).collect();

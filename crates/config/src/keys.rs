@@ -1,10 +1,11 @@
 //! Advice about settings that users try as options: `--lr`, `--batch-size`, `--training.local_batch_size`.
 
-use super::argument::{is_key, set, shell_quoted, with_arguments};
+use super::argument::{is_key, set, with_arguments};
 use super::fit::{Fit, fit, switch};
 use super::hint::{By, Hint, Proposal, hint, left_out};
 use super::schema::sections;
 use super::tree::Value;
+use xtrain_data::shell_quoted;
 
 /// Advice about an option that means a setting of the run file.
 #[derive(Clone, Debug, PartialEq, Eq)]

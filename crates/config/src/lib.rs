@@ -49,7 +49,7 @@ use std::sync::Arc;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-pub use argument::{is_key, shell_quoted};
+pub use argument::{is_key, set_text};
 pub use diff::{Change, diff};
 pub use error::{ConfigError, ConfigErrors, Origin};
 pub use json_schema::run_file_schema;

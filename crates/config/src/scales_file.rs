@@ -23,7 +23,9 @@ use super::{ConfigErrors, listing, nearest};
 use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Arc;
-use xtrain_model::{Architecture, LayerScales, ScalesSource, StaticScales, in_block};
+use xtrain_checkpoint::first_few;
+use xtrain_data::string_literal;
+use xtrain_model::{Architecture, LayerScales, ScalesSource, StaticScales};
 use xtrain_program::CastOperand;
 use xtrain_tensor::DType;
 
@@ -135,12 +137,11 @@ impl ScalesFile {
             xtrain_tensor::formats::max_finite(DType::E4M3),
             xtrain_tensor::formats::max_finite(DType::E5M2),
         );
-        let quoted = |text: &str| toml::Value::from(text).to_string();
         let ScalesSource { run, step, from } = &scales.source;
         let lines = [
-            run.as_deref().map(|run| format!("run = {}\n", quoted(run))),
+            run.as_deref().map(|run| format!("run = {}\n", string_literal(run))),
             step.map(|step| format!("step = {step}\n")),
-            from.as_deref().map(|from| format!("from = {}\n", quoted(from))),
+            from.as_deref().map(|from| format!("from = {}\n", string_literal(from))),
         ];
         text.extend(lines.into_iter().flatten());
         text += "\n[formats]\n";
@@ -153,7 +154,7 @@ impl ScalesFile {
             };
             let entries: Vec<String> =
                 shape.into_iter().chain(CastOperand::ALL.into_iter().filter_map(scale)).collect();
-            text += &format!("{} = {{ {} }}\n", quoted(layer), entries.join(", "));
+            text += &format!("{} = {{ {} }}\n", string_literal(layer), entries.join(", "));
         }
         text
     }
@@ -169,12 +170,7 @@ impl ScalesFile {
     /// # Errors
     /// The first layers that are not, with their lines and the nearest name.
     pub fn check(&self, model: &Architecture, pow2: bool) -> Result<(), ConfigErrors> {
-        let in_blocks = model.linears().map(|(block, linear)| (in_block(block, linear.site), linear));
-        let head = model.head();
-        let known: HashMap<String, [usize; 2]> = in_blocks
-            .chain([(head.site.to_owned(), head)])
-            .map(|(name, linear)| (name, [linear.outputs(), linear.inputs]))
-            .collect();
+        let known = model.linear_shapes();
         let mut reader = Reader { errors: Vec::new() };
         let whole = Origin::File { file: self.file.clone() };
         for (layer, of) in &self.scales.layers {
@@ -215,18 +211,11 @@ impl ScalesFile {
     /// The error that these tensors have no scale: the layer and the operand of each.
     pub fn missing(&self, tensors: &[(String, CastOperand)]) -> ConfigErrors {
         const MOST: usize = 3;
-        let mut named: Vec<String> = tensors
-            .iter()
-            .take(MOST)
-            .map(|(layer, operand)| format!("`{}` of {layer}", key(*operand)))
-            .collect();
-        if tensors.len() > MOST {
-            named.push(format!("{} more", tensors.len() - MOST));
-        }
+        let named = tensors.iter().map(|(layer, operand)| format!("`{}` of {layer}", key(*operand)));
         let message = format!(
             "lacks {}, which the run casts to FP8: write the file again with xtrain inspect --write-scales FILE --batches 4, \
              or leave the layers in bf16 with precision.skip",
-            listing(named.iter().map(String::as_str), "", "and")
+            first_few(named, MOST)
         );
         ConfigErrors::one(Origin::File { file: self.file.clone() }, message)
     }

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use toml::de::{DeTable, DeValue};
 
 use super::error::{ConfigError, ConfigErrors, Origin, Origins, one_line};
-use super::print::quoted;
 use super::schema::sections;
+use xtrain_data::string_literal;
 
 /// Maximum number of reported TOML syntax errors; later ones tend to follow from the first.
 const MAX_SYNTAX_ERRORS: usize = 5;
@@ -213,7 +213,7 @@ fn set_value(text: &str, origin: &Origin) -> Result<Value, String> {
         Ok(parsed) => Ok(value(parsed.get_ref(), &|_| origin.clone())),
         // An unquoted word inside brackets is a list without quotes, or a string that begins with a bracket.
         Err(error) if text.starts_with('[') && error.message().starts_with("string values must be quoted") => {
-            let whole = quoted(text);
+            let whole = string_literal(text);
             Err(format!("quote each string of a list, as in '[\"a.txt\", \"b.txt\"]', or a single string as a whole: '{whole}'"))
         }
         Err(error) if text.starts_with(['"', '\'', '[', '{']) => {

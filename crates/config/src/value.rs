@@ -8,13 +8,14 @@ use serde_json::{Map, Value as Json};
 use super::argument::with_arguments;
 use super::elsewhere::{Answer, answer};
 use super::error::{Origin, Report, one_line};
-use super::print::{quoted, toml_value};
+use super::print::toml_value;
 use super::quantity::{COUNT_UNITS, parse_count};
 use super::schema::{Format, Key, Kind, Word, key_names};
 use super::section::TokenizerChoice;
 use super::suggest::{listing, nearest, plain};
 use super::time_limit::TimeLimit;
 use super::tree::{Node, Value};
+use xtrain_data::string_literal;
 
 /// A key of a section while its value is checked.
 pub(super) struct Place<'a> {
@@ -230,7 +231,7 @@ pub(super) fn meant(section: &str, key: &Key, kind: &Kind, value: &Value) -> Opt
     let Kind::Choice(words) = kind else { return None };
     let is_called =
         |own: &&Word| own.aliases.iter().chain([&own.name]).any(|name| plain(name) == plain(&word));
-    words.iter().find(is_called).map(|own| Meant::Value(quoted(&own.name)))
+    words.iter().find(is_called).map(|own| Meant::Value(string_literal(&own.name)))
 }
 
 /// True for the kind, of those that a key may have, that `value` was meant for.
@@ -266,7 +267,7 @@ fn shown(value: &Value) -> String {
                 float.to_string()
             }
         }
-        Value::Text(text) => format!("the string {}", quoted(&one_line(text))),
+        Value::Text(text) => format!("the string {}", string_literal(&one_line(text))),
         Value::Datetime(time) => format!("the date {time}"),
         Value::List(items) => format!("a list of {}", items.len()),
         Value::Table(_) => "a table".to_owned(),

@@ -2,7 +2,7 @@
 
 use crate::error::CommError;
 use rustix::io::Errno;
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use rustix::process::{Resource, getrlimit};
 use std::io;
 
 /// Open files that a process has besides those of its ranks: standard streams, metrics, data, and the files
@@ -11,15 +11,6 @@ const OTHER_FILES: usize = 32;
 
 /// Open files of a rank for each rank: two connections for collectives, and the control connection of rank 0.
 const FILES_OF_A_RANK: usize = 3;
-
-/// Raises this process's limit on open files to the largest that the system allows without privileges.
-pub fn raise_open_files() {
-    let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
-    if current != maximum {
-        // A system that refuses it leaves the limit, which is checked where it matters.
-        let _ = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum });
-    }
-}
 
 /// # Errors
 /// So many ranks need more open files than this process may have.

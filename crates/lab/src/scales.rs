@@ -6,13 +6,13 @@
 //! that it casts, also in the loss. The checkpoint is not changed.
 
 use crate::probe::Probe;
-use std::collections::HashMap;
 use std::io::Write;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
+use xtrain_checkpoint::first_few;
 use xtrain_checkpoint::{BoxError, Checkpoint, TensorSpec, replace_file};
-use xtrain_config::{Device, ScalesFile, files, listing};
-use xtrain_model::{Fp8Overrides, LayerScales, Numerics, Recipe, ScalesSource, StaticScales, in_block};
+use xtrain_config::{Device, ScalesFile, files};
+use xtrain_model::{Fp8Overrides, LayerScales, Numerics, Recipe, ScalesSource, StaticScales};
 use xtrain_program::{Delayed, Program, StateKind};
 use xtrain_tensor::formats::{max_finite, scale_to};
 use xtrain_train::corpus::Notice;
@@ -179,23 +179,14 @@ fn refuse(tensors: &[Delayed], values: &[f32], bad: impl Fn(f32) -> bool, why: &
     if names.is_empty() {
         return Ok(());
     }
-    let mut shown: Vec<String> = names.iter().take(MOST).cloned().collect();
-    if names.len() > MOST {
-        shown.push(format!("{} more", names.len() - MOST));
-    }
     Err(RunError::Refused(format!(
         "each of these {why}: {}; take a later checkpoint or more --batches, or leave the layers in bf16 with precision.skip",
-        listing(shown.iter().map(String::as_str), "", "and")
+        first_few(names, MOST)
     )))
 }
 
 fn by_layer(source: ScalesSource, scales: Vec<(Delayed, f32)>, spec: &TrainingSpec) -> StaticScales {
-    let head = spec.model.head();
-    let in_blocks = spec.model.linears().map(|(block, linear)| (in_block(block, linear.site), linear));
-    let shapes: HashMap<String, [usize; 2]> = in_blocks
-        .chain([(head.site.to_owned(), head)])
-        .map(|(layer, linear)| (layer, [linear.outputs(), linear.inputs]))
-        .collect();
+    let shapes = spec.model.linear_shapes();
     let mut all = StaticScales { source, ..StaticScales::default() };
     for (tensor, scale) in scales {
         let layer = tensor.layer.to_string();

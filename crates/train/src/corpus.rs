@@ -15,6 +15,7 @@ use std::io::ErrorKind;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use xtrain_checkpoint::first_few;
 use xtrain_config::{Config, DataSource, DataSources, TokenizerChoice};
 use xtrain_data::{
     DataError, Dataset, DocumentMask, InputFile, InputOptions, LearnProgress, Listing, Loader, LoaderOptions,
@@ -291,12 +292,7 @@ impl Opening<'_> {
         groups
             .map(|group| {
                 let first = &group[0];
-                let name = match group {
-                    [first, others @ ..] if !others.is_empty() => {
-                        format!("{} and {} more", first.path, others.len())
-                    }
-                    _ => first.path.clone(),
-                };
+                let name = first_few(group.iter().map(|source| &source.path), 1);
                 let (data, listing) = match are_shards(config, first) {
                     true => {
                         let dataset = Dataset::open(locate(config, &first.path))?;

@@ -5,7 +5,7 @@ use crate::folder::RunFolder;
 use crate::source::CONFIG_FILE;
 use std::path::{Path, PathBuf};
 use xtrain_config::{Config, Override, Parsed, listing, nearest};
-use xtrain_data::list_inputs;
+use xtrain_data::{list_inputs, shell_path};
 
 /// Reads the run file at `path` and applies `overrides`.
 ///
@@ -40,20 +40,19 @@ pub fn refuse_as_run(path: &Path) -> Result<(), RunError> {
     let named = run.path().display();
     let advice = match run.is_begun() {
         true => format!("name its run: {named}"),
-        false => format!("its run, {named}, has not begun: xtrain train {shown}"),
+        false => format!("its run, {named}, has not begun: xtrain train {}", shell_path(path)),
     };
     Err(RunError::Refused(format!("{shown} is a run file; {advice}")))
 }
 
 /// Says what `path` is, if it is no run file, and how to use it.
 fn instead(path: &Path) -> Option<String> {
-    let shown = path.display();
+    let word = shell_path(path);
     if path.is_dir() {
         let run = RunFolder::at(path);
         let run = RunFolder::of_checkpoint(path).map(|(run, _)| run).or(run.is_begun().then_some(run));
         if let Some(run) = run {
-            let (config, folder) = (run.config(), run.path().display());
-            let config = config.display();
+            let (config, folder) = (shell_path(&run.config()), shell_path(run.path()));
             return Some(format!(
                 "is a run, not a run file; continue it with: xtrain train {config} --out {folder} --resume; start another one \
                  with its settings: xtrain train {config} --out FOLDER"
@@ -61,15 +60,13 @@ fn instead(path: &Path) -> Option<String> {
         }
         if path.join(CONFIG_FILE).is_file() {
             return Some(format!(
-                "is a model, not a run file; write a run file that trains it further: xtrain init {shown} TEXT"
+                "is a model, not a run file; write a run file that trains it further: xtrain init {word} TEXT"
             ));
         }
         let files = run_files_in(path);
         return Some(match files.as_slice() {
             [] if list_inputs(&[path]).is_ok() => {
-                format!(
-                    "is a folder of texts, not a run file; write a run file for them: xtrain init {shown}"
-                )
+                format!("is a folder of texts, not a run file; write a run file for them: xtrain init {word}")
             }
             [] => "is a folder; name a run file (TOML)".into(),
             files => {
@@ -83,7 +80,7 @@ fn instead(path: &Path) -> Option<String> {
     let extension = path.extension().and_then(|extension| extension.to_str());
     if path.is_file() && extension != Some("toml") {
         if list_inputs(&[path]).is_ok() {
-            return Some(format!("is a text, not a run file; write a run file for it: xtrain init {shown}"));
+            return Some(format!("is a text, not a run file; write a run file for it: xtrain init {word}"));
         }
         return match extension {
             Some("json" | "yaml" | "yml" | "py") => {

@@ -5,9 +5,10 @@ use crate::error::RunError;
 use crate::folder::RunFolder;
 use crate::paths::locate;
 use std::path::{Path, PathBuf};
+use xtrain_checkpoint::first_few;
 use xtrain_checkpoint::hf::{not_a_model, only_an_adapter, warn_of_adapter};
 use xtrain_config::{Config, DataSource, nearest};
-use xtrain_data::{Dataset, Tokenizer};
+use xtrain_data::{Dataset, Tokenizer, shell_path};
 use xtrain_model::hf::HfConfig;
 
 /// File in a Hugging Face folder that describes the model.
@@ -111,7 +112,7 @@ fn refuse_run_folder(folder: &Path) -> Option<RunError> {
         Some((run, step)) => (run, "a checkpoint of a run", format!(" --step {step}")),
         None => (Some(RunFolder::at(folder)).filter(RunFolder::is_begun)?, "a run folder", String::new()),
     };
-    let (place, hf) = (run.path().display(), run.hf());
+    let (place, hf) = (shell_path(run.path()), run.hf());
     let advice = match hf.is_dir() && of_step.is_empty() {
         true => format!("its model is in {}", hf.display()),
         false => format!("export it first: xtrain export {place}{of_step} --out FOLDER"),
@@ -146,14 +147,9 @@ fn siblings(folder: &Path) -> String {
     let mut names = folders_in(parent);
     names.retain(|name| !name.starts_with('.'));
     names.sort();
-    let rest = match names.len().saturating_sub(MOST) {
-        0 => String::new(),
-        rest => format!(" and {rest} more"),
-    };
-    names.truncate(MOST);
     match names.is_empty() {
         true => String::new(),
-        false => format!("; {} has {}{rest}", parent.display(), names.join(", ")),
+        false => format!("; {} has {}", parent.display(), first_few(names, MOST)),
     }
 }
 

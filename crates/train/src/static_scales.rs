@@ -14,7 +14,8 @@ use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use xtrain_checkpoint::Checkpoint;
-use xtrain_config::{Config, Parsed, Resolved, ScalesFile, files};
+use xtrain_config::{Config, Parsed, Resolved, ScalesFile, files, set_text};
+use xtrain_data::shell_path;
 use xtrain_model::{StaticScales, in_block};
 use xtrain_program::{CastOperand, LinearGemm};
 
@@ -63,10 +64,10 @@ pub(crate) fn of_run(parsed: &Parsed, run: Option<&RunFolder>) -> Result<Option<
         }
         tensors => Err(RunError::Refused(format!(
             "{} has changed since the run began: the scales of {} are not those of the checkpoint; continue with the scales in the \
-             file with --set {KEY}={}, or restore it",
+             file with {}, or restore it",
             path.display(),
             counted(tensors),
-            path.display()
+            set_text(KEY, &path.to_string_lossy())
         ))),
     }
 }
@@ -177,7 +178,7 @@ fn read(config: &Config, path: &Path) -> Result<String, RunError> {
             "{KEY}: there is no file {} ({} the current folder); write it with xtrain inspect RUN --write-scales {}",
             path.display(),
             places(config),
-            path.display()
+            shell_path(path)
         )),
         _ => RunError::Refused(format!("{KEY}: cannot read {}: {error}{}", path.display(), files::advice(&error))),
     })

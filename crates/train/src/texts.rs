@@ -4,7 +4,7 @@ use crate::error::RunError;
 use crate::source::looks_like_a_hub_id;
 use std::io::ErrorKind;
 use std::path::Path;
-use xtrain_data::{DataError, Listing, Take};
+use xtrain_data::{DataError, Listing, Take, shell_quoted};
 
 /// Lists the files of texts.
 ///
@@ -47,6 +47,7 @@ pub(crate) fn may_be_of_the_hub(name: &str) -> bool {
 
 /// The command that downloads a data set of the Hub.
 pub(crate) fn download(name: &str) -> String {
+    let name = shell_quoted(name);
     format!("download it first: hf download {name} --repo-type dataset --local-dir {name}")
 }
 
@@ -66,9 +67,11 @@ fn refuse_address(name: &Path) -> Option<RunError> {
     });
     let advice = match (scheme, &hub_name) {
         (_, Some(name)) => download(name),
-        ("s3", _) => format!("copy it first: aws s3 sync {} FOLDER", folder_of(name)),
-        ("gs", _) => format!("copy it first: gcloud storage rsync -r {} FOLDER", folder_of(name)),
-        ("http" | "https", _) => format!("download it first: curl -LO {name}"),
+        ("s3", _) => format!("copy it first: aws s3 sync {} FOLDER", shell_quoted(folder_of(name))),
+        ("gs", _) => {
+            format!("copy it first: gcloud storage rsync -r {} FOLDER", shell_quoted(folder_of(name)))
+        }
+        ("http" | "https", _) => format!("download it first: curl -LO {}", shell_quoted(name)),
         ("file", _) => format!("name its path: {rest}"),
         _ => "copy it to this machine first".to_owned(),
     };

@@ -63,13 +63,13 @@ impl Failure {
 
 /// Runs `work`. A panic that leaves it, which is always a bug of ours, becomes an error with its place. A
 /// panic that is caught inside, such as those of libraries that read files, is not reported. A library's
-/// panic over a thread that the system refuses ends the process with a line.
+/// panic over a thread or memory that the system refuses ends the process with a line.
 pub(crate) fn without_panic<T>(work: impl FnOnce() -> Result<T, Failure>) -> Result<T, Failure> {
     let place = Arc::new(Mutex::new(None));
     let seen = place.clone();
     panic::set_hook(Box::new(move |info| {
         let text = info.payload_as_str().unwrap_or("a panic");
-        refused::end_if_no_thread(text);
+        refused::end_if_refused(text);
         // The first panic is the cause of the others.
         let mut seen = seen.lock().unwrap_or_else(PoisonError::into_inner);
         seen.get_or_insert_with(|| {

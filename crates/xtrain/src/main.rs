@@ -24,7 +24,7 @@ fn main() -> ExitCode {
     }
     let variables = Variables::of_process();
     let launched = die_with_launcher(&variables);
-    raise_open_files();
+    raise_open_files(&variables);
     allocator::return_large_blocks();
     signals::survive_file_size_limits();
     let place: OnceLock<Place> = OnceLock::new();

@@ -8,7 +8,7 @@ const WRITERS: [(&str, &str); 5] = [
     ("xtrain/src/terminal/printing.rs", "escapes"),
     ("xtrain/src/terminal.rs", "logs with escapes, and draws bars with escaped names"),
     ("xtrain/src/refused.rs", "a fixed line, without allocating"),
-    ("distributed/src/launch/output.rs", "passes on what ranks have printed"),
+    ("distributed/src/launch/output.rs", "passes on what ranks have printed; the log of a supervisor"),
     ("distributed/src/launch/mod.rs", "a line with a rank and a signal"),
 ];
 

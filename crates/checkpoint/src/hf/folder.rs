@@ -11,8 +11,9 @@ use super::no_weights::no_weights;
 use super::replace_folder::interrupted;
 use super::standard_names::standard_names;
 use super::{INDEX_FILE, NameMap, SINGLE_FILE};
-use crate::error::{CheckpointError, Result, comma_separated};
+use crate::error::{CheckpointError, LISTED, Result};
 use crate::files::{self, LFS_ADVICE, is_lfs_pointer, is_plain_name};
+use crate::first_few::first_few;
 use crate::tensor_file::{TensorFile, TensorInfo};
 
 /// All tensors of a folder by the model's names, each in exactly one of its files.
@@ -21,6 +22,8 @@ pub(super) struct HfFolder {
     path: PathBuf,
     files: Vec<TensorFile>,
     by_name: BTreeMap<String, Place>,
+    /// Deviations of the files from the index.
+    warnings: Vec<String>,
 }
 
 /// The place of a tensor in a folder.
@@ -83,10 +86,12 @@ impl HfFolder {
         let single = path.join(SINGLE_FILE);
         let index = path.join(INDEX_FILE);
         if single.exists() {
+            let mut folder = Self::gather(path, vec![TensorFile::open(&single)?])?;
             if index.exists() {
-                tracing::warn!("{}: reading {SINGLE_FILE} and ignoring {INDEX_FILE}", path.display());
+                let warning = format!("{}: reading {SINGLE_FILE} and ignoring {INDEX_FILE}", path.display());
+                folder.warnings.push(warning);
             }
-            Self::gather(path, vec![TensorFile::open(&single)?])
+            Ok(folder)
         } else if index.exists() {
             Self::open_sharded(path, &index)
         } else {
@@ -97,6 +102,11 @@ impl HfFolder {
     /// The folder itself.
     pub(super) fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// Logs how the files deviate from the index. A folder is opened several times, so opening it does not.
+    pub(super) fn log_warnings(&self) {
+        self.warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
     }
 
     /// The tensor that the model calls `name`.
@@ -130,12 +140,12 @@ impl HfFolder {
         }
         if !missing.is_empty() {
             let (n, all) = (missing.len(), shards.len());
-            let problem = format!("{n} of {all} shards are missing: {}", comma_separated(&missing));
+            let problem = format!("{n} of {all} shards are missing: {}", first_few(&missing, LISTED));
             return Err(CheckpointError::folder(folder, problem, "download the missing files"));
         }
         let files: Result<Vec<_>> =
             shards.iter().map(|shard| TensorFile::open(&folder.join(shard))).collect();
-        let opened = Self::gather(folder, files?)?;
+        let mut opened = Self::gather(folder, files?)?;
         let mixed = "index and shards belong to different versions: download all of them again";
         for (tensor, shard) in &index.weight_map.0 {
             let found = opened.get(tensor).and_then(|stored| stored.file.path().file_name());
@@ -148,10 +158,12 @@ impl HfFolder {
         if let Some(first) = unnamed.next() {
             // All tensors of a shard are read, as transformers does.
             let count = 1 + unnamed.count();
-            tracing::warn!(
-                "{}: reading {count} tensors that the index does not name, such as '{first}'",
+            let tensors = if count == 1 { "1 tensor" } else { &format!("{count} tensors") };
+            let warning = format!(
+                "{}: reading {tensors} that the index does not name, such as '{first}'",
                 index_path.display()
             );
+            opened.warnings.push(warning);
         }
         Ok(opened)
     }
@@ -171,14 +183,14 @@ impl HfFolder {
                 }
             }
         }
-        Ok(Self { path: path.to_path_buf(), files, by_name })
+        Ok(Self { path: path.to_path_buf(), files, by_name, warnings: Vec::new() })
     }
 }
 
-/// The file name without the `./` that some tools write before it.
+/// The file name without the `./` that some tools write before it, with any number of slashes.
 fn without_dots(mut file: &str) -> &str {
     while let Some(rest) = file.strip_prefix("./") {
-        file = rest;
+        file = rest.trim_start_matches('/');
     }
     file
 }

@@ -8,7 +8,8 @@ use super::folder::{HfFolder, Stored};
 use super::nearest_name::nearest_name;
 use super::standard_names::scaled_name;
 use super::{ExportDtype, NameEntry, NameMap, NamePart, TiedName, first_position, fp8};
-use crate::error::{BoxError, CheckpointError, Result, comma_separated};
+use crate::error::{BoxError, CheckpointError, LISTED, Result};
+use crate::first_few::first_few;
 use crate::tensor_file::StoredDtype;
 
 /// Reads a Hugging Face folder: calls `sink` with the name and values (`f32`, row-major) of each entry of
@@ -84,10 +85,11 @@ pub fn import_rows(
 }
 
 /// Checks names, shapes and element types of the tensors in a folder as [`import`] does, from the headers of
-/// its files.
+/// its files. Warns of tensors that an index does not name, and of an index that is not read.
 pub fn check(folder: &Path, names: &NameMap) -> Result<()> {
     names.check()?;
     let source = HfFolder::open(folder, names)?;
+    source.log_warnings();
     let names = &in_its_form(&source, names)?;
     check_tensors(&source, names, &Aliases { source: &source, tied: &names.tied })
 }
@@ -255,20 +257,20 @@ fn check_tensors(source: &HfFolder, names: &NameMap, aliases: &Aliases<'_>) -> R
             .collect();
         let all: usize = names.entries.iter().map(|entry| entry.parts.len()).sum();
         let n = missing.len();
-        let problem = format!("{n} of the model's {all} tensors are missing: {}", comma_separated(&named));
+        let problem = format!("{n} of the model's {all} tensors are missing: {}", first_few(&named, LISTED));
         let advice = "check that config.json belongs to this folder, and that the download is complete";
         return Err(CheckpointError::tensors(folder, problem, advice));
     }
     if !misshapen.is_empty() {
         let problem =
-            format!("{} tensors have other shapes: {}", misshapen.len(), comma_separated(&misshapen));
+            format!("{} tensors have other shapes: {}", misshapen.len(), first_few(&misshapen, LISTED));
         let advice = "check that config.json belongs to this folder";
         return Err(CheckpointError::tensors(folder, problem, advice));
     }
     if !left.is_empty() {
         let quoted: Vec<String> = left.iter().map(|name| format!("'{name}'")).collect();
         let problem =
-            format!("{} tensors have no place in the model: {}", left.len(), comma_separated(&quoted));
+            format!("{} tensors have no place in the model: {}", left.len(), first_few(&quoted, LISTED));
         let advice = "the folder holds another architecture than its config.json says, or an unsupported one";
         return Err(CheckpointError::tensors(folder, problem, advice));
     }

@@ -21,11 +21,16 @@ const ADAPTERS: [&str; 4] =
 const STATES: [&str; 5] = ["training_args", "optimizer", "scheduler", "scaler", "rng_state"];
 
 /// Endings of files that hold a model under other names or in other formats, with advice.
-const OTHER_FORMATS: [(&[&str], &str); 5] = [
+const OTHER_FORMATS: [(&[&str], &str); 6] = [
     (&[".safetensors"], "download the complete folder (the index is missing, or the file has another name)"),
     (
-        &[".bin", ".pt", ".pth", ".ckpt"],
-        "convert to safetensors first (transformers: save_pretrained), since pickles can run code",
+        &[".bin"],
+        "convert to safetensors first (from_pretrained, then save_pretrained of transformers), since pickles can run code",
+    ),
+    (
+        &[".pt", ".pth", ".ckpt"],
+        "convert to safetensors first (safetensors.torch.save_file, with the names that transformers gives the tensors), since \
+         pickles can run code; or get the version of this model for transformers",
     ),
     (&[".gguf"], "get the safetensors version of this model"),
     (
@@ -91,16 +96,20 @@ fn instead(folder: &Path, names: &[String]) -> Result<Option<CheckpointError>> {
         let preferred = names.iter().filter(like).find(is_model);
         preferred.or_else(|| names.iter().find(like)).cloned()
     };
-    for (endings, advice) in OTHER_FORMATS {
-        let is_it = |name: &&String| {
+    let of_format = |endings: &[&str]| {
+        sorted(&|name| {
             endings.iter().any(|ending| name.ends_with(ending))
                 && !STATES.iter().any(|start| name.starts_with(start))
-        };
-        if let Some(name) = sorted(&is_it) {
-            return Ok(Some(CheckpointError::folder(folder, format!("{problem}, only {name}"), advice)));
-        }
-    }
-    Ok(None)
+        })
+    };
+    let found: Vec<(String, &str)> = OTHER_FORMATS
+        .iter()
+        .filter_map(|(endings, advice)| of_format(endings).map(|name| (name, *advice)))
+        .collect();
+    let Some((_, advice)) = found.first() else { return Ok(None) };
+    let examples: Vec<&str> = found.iter().map(|(name, _)| name.as_str()).collect();
+    let problem = format!("{problem}, only {}", examples.join(" and "));
+    Ok(Some(CheckpointError::folder(folder, problem, *advice)))
 }
 
 fn is_adapter(names: &[String]) -> bool {

@@ -10,12 +10,14 @@
 //! `-` and `_` do not count. In a text, `` `section.key = value` `` is a setting, which messages about a
 //! command line turn into `--set`.
 
+mod checkpoints;
 mod data;
 mod model;
 mod parallel;
 mod precision;
 mod tools;
 mod training;
+mod tuning;
 
 use super::suggest::plain;
 use std::collections::HashMap;
@@ -46,9 +48,18 @@ const fn why(names: &'static [&'static str], text: &'static str) -> Row {
 
 /// All rows.
 fn rows() -> impl Iterator<Item = &'static Row> {
-    [training::ROWS, model::ROWS, data::ROWS, precision::ROWS, parallel::ROWS, tools::ROWS]
-        .into_iter()
-        .flatten()
+    [
+        training::ROWS,
+        checkpoints::ROWS,
+        model::ROWS,
+        tuning::ROWS,
+        data::ROWS,
+        precision::ROWS,
+        parallel::ROWS,
+        tools::ROWS,
+    ]
+    .into_iter()
+    .flatten()
 }
 
 /// The answer to `name`, as rows write it.

@@ -5,6 +5,7 @@ use std::path::Path;
 
 use super::kinds::{Compression, Format};
 use crate::error::DataError;
+use crate::quoting::shell_path;
 
 /// Number of first bytes that are looked at.
 pub(super) const START_BYTES: usize = 512;
@@ -92,7 +93,7 @@ fn noun(format: Format) -> &'static str {
 }
 
 fn advice(path: &Path, compression: Compression, what: &'static str) -> String {
-    let shown = path.display();
+    let (shown, word) = (path.display(), shell_path(path));
     match what {
         GZIP | ZSTD if compression != Compression::None => {
             "it is compressed twice; decompress it once".to_owned()
@@ -106,9 +107,9 @@ fn advice(path: &Path, compression: Compression, what: &'static str) -> String {
             "the file itself was not downloaded; fetch it with git lfs pull, or with hf download".to_owned()
         }
         HTML => "probably the page of a failed download; fetch the file again".to_owned(),
-        UTF_16 => format!("convert it to UTF-8: iconv -f UTF-16 -t UTF-8 {shown}"),
-        UTF_16_LE => format!("convert it to UTF-8: iconv -f UTF-16LE -t UTF-8 {shown}"),
-        UTF_16_BE => format!("convert it to UTF-8: iconv -f UTF-16BE -t UTF-8 {shown}"),
+        UTF_16 => format!("convert it to UTF-8: iconv -f UTF-16 -t UTF-8 {word}"),
+        UTF_16_LE => format!("convert it to UTF-8: iconv -f UTF-16LE -t UTF-8 {word}"),
+        UTF_16_BE => format!("convert it to UTF-8: iconv -f UTF-16BE -t UTF-8 {word}"),
         "text" => "give it the extension of its kind, .txt or .jsonl, or fetch it again".to_owned(),
         _ => "name text, JSON lines or parquet".to_owned(),
     }

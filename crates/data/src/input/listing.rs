@@ -10,6 +10,7 @@ use super::kinds::{KINDS, kind, split_compression, split_extension};
 use super::split::{self, Choice, Split, SplitFiles};
 use super::{dataset_card, glob, unreadable};
 use crate::error::{DataError, Result};
+use xtrain_checkpoint::first_few;
 
 /// Files that are taken of those that are named.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -301,11 +302,7 @@ impl Group {
     fn show(&self, files: &[PathBuf]) -> String {
         const SHOWN: usize = 4;
         let name = |path: &PathBuf| path.strip_prefix(&self.base).unwrap_or(path).display().to_string();
-        let mut shown = files.iter().take(SHOWN).map(name).collect::<Vec<_>>().join(", ");
-        if files.len() > SHOWN {
-            shown += &format!(" and {} more", files.len() - SHOWN);
-        }
-        shown
+        first_few(files.iter().map(name), SHOWN)
     }
 }
 

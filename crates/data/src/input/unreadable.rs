@@ -1,11 +1,12 @@
 //! Files that cannot be read as documents, and advice on how to turn them into files that can.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use super::files::InputFile;
 use super::kinds::{Compression, Format, KINDS, kind, split_compression, split_extension};
 use super::stream;
 use crate::error::DataError;
+use crate::quoting::{shell_path, string_literal};
 
 /// The error for a file of a kind that cannot be read.
 pub(super) fn refuse(path: &Path) -> DataError {
@@ -59,7 +60,7 @@ fn extension(path: &Path) -> String {
 
 /// Advice for a file that cannot be read: how to turn it into one that can.
 fn advice(path: &Path) -> String {
-    let shown = shell_word(&path.to_string_lossy());
+    let shown = shell_path(path);
     let compression = split_compression(path).1.unwrap_or(Compression::None);
     let extension = extension(path);
     let lines = with_extension(path, "jsonl");
@@ -68,8 +69,9 @@ fn advice(path: &Path) -> String {
             let separator = if extension == "tsv" { ", sep=\"\\t\"" } else { "" };
             format!(
                 "write it as JSON lines, for example with pandas: \
-                 pd.read_csv({:?}{separator}).to_json({lines:?}, orient=\"records\", lines=True)",
-                path.to_string_lossy(),
+                 pd.read_csv({}{separator}).to_json({}, orient=\"records\", lines=True)",
+                string_literal(&path.to_string_lossy()),
+                string_literal(&lines.to_string_lossy()),
             )
         }
         "json" => json_advice(path, compression, &lines),
@@ -81,9 +83,9 @@ fn advice(path: &Path) -> String {
         "7z" | "rar" => "unpack it first".to_owned(),
         "parquet" => "parquet compresses its pages itself; decompress the file first".to_owned(),
         "arrow" | "feather" => format!(
-            "write it as parquet, for example with datasets: Dataset.from_file({:?}).to_parquet({:?})",
-            path.to_string_lossy(),
-            with_extension(path, "parquet"),
+            "write it as parquet, for example with datasets: Dataset.from_file({}).to_parquet({})",
+            string_literal(&path.to_string_lossy()),
+            string_literal(&with_extension(path, "parquet").to_string_lossy()),
         ),
         "bin" | "npy" | "npz" | "idx" => {
             "it probably holds tokens or tensors, as nanoGPT's prepare.py writes them; name the text that they were made from".to_owned()
@@ -93,17 +95,17 @@ fn advice(path: &Path) -> String {
 }
 
 /// The name of a file with another extension in place of that of its format.
-fn with_extension(path: &Path, extension: &str) -> String {
+fn with_extension(path: &Path, extension: &str) -> PathBuf {
     let path = match split_compression(path).1 {
         Some(_) => path.with_extension(""),
         None => path.to_path_buf(),
     };
-    path.with_extension(extension).display().to_string()
+    path.with_extension(extension)
 }
 
 /// Advice for a `.json` file, of which the beginning is read.
-fn json_advice(path: &Path, compression: Compression, lines: &str) -> String {
-    let (shown, lines) = (shell_word(&path.to_string_lossy()), shell_word(lines));
+fn json_advice(path: &Path, compression: Compression, lines: &Path) -> String {
+    let (shown, lines) = (shell_path(path), shell_path(lines));
     let (unpack, extension) = match compression {
         Compression::None => (format!("jq -c FILTER {shown}"), ""),
         Compression::Gzip => (format!("gzip -dc {shown} | jq -c FILTER"), ".gz"),
@@ -146,10 +148,4 @@ fn beginning(path: &Path, compression: Compression) -> Option<JsonBeginning> {
         Some(b'{') if is_object() => JsonBeginning::Lines,
         _ => JsonBeginning::Other,
     })
-}
-
-/// A path as a word of a shell command.
-fn shell_word(path: &str) -> String {
-    let is_plain = |c: char| c.is_alphanumeric() || "/._-+=:@%,".contains(c);
-    if path.chars().all(is_plain) { path.to_owned() } else { format!("'{}'", path.replace('\'', "'\\''")) }
 }

@@ -36,6 +36,7 @@ use crate::tokenizer::Tokenizer;
 use dataset_writer::DatasetWriter;
 use read_ahead::ReadAhead;
 use unfinished::Unfinished;
+use xtrain_checkpoint::first_few;
 
 /// Options of a dataset.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -178,11 +179,10 @@ fn open_finished(folder: &Path, made_from: &str) -> Result<Option<Dataset>> {
 
 /// Warns of rows that were skipped when a finished dataset was prepared.
 fn warn_of_skipped_rows(dataset: &Dataset, inputs: &[InputFile]) {
-    if let (Some(first), skipped @ 1..) = (inputs.first(), dataset.skipped_rows()) {
-        let others = if inputs.len() > 1 { format!(" and {} more", inputs.len() - 1) } else { String::new() };
+    if let skipped @ 1.. = dataset.skipped_rows() {
         let rows = if skipped == 1 { "bad row was" } else { "bad rows were" };
-        let first = first.path.display();
-        tracing::warn!("{skipped} {rows} skipped when {first}{others} was tokenized");
+        let read = first_few(inputs.iter().map(|input| input.path.display()), 1);
+        tracing::warn!("{skipped} {rows} skipped when {read} was tokenized");
     }
 }
 

@@ -11,6 +11,7 @@ use tokenizers::AddedToken;
 
 use super::tokenizer_json;
 use crate::error::{DataError, Result};
+use xtrain_checkpoint::first_few;
 
 /// Special tokens that end a document in every vocabulary that has them.
 const DOCUMENT_ENDS: [&str; 3] = [tokenizer_json::END_OF_TEXT, "<|end_of_text|>", "<｜end▁of▁sentence｜>"];
@@ -123,10 +124,11 @@ pub(super) fn no_such_end(location: &str, name: &str, special: &[&str]) -> DataE
 /// The special tokens of a vocabulary, for messages.
 fn special_tokens(names: &[&str]) -> String {
     const SHOWN: usize = 8;
-    let shown: Vec<String> = names.iter().take(SHOWN).map(|name| format!("{name:?}")).collect();
-    match names.len() {
-        0 => "it has no special tokens".to_owned(),
-        len if len > SHOWN => format!("its special tokens are {} and {} more", shown.join(", "), len - SHOWN),
-        _ => format!("its special tokens are {}", shown.join(", ")),
+    match names {
+        [] => "it has no special tokens".to_owned(),
+        names => {
+            let quoted = names.iter().map(|name| format!("{name:?}"));
+            format!("its special tokens are {}", first_few(quoted, SHOWN))
+        }
     }
 }

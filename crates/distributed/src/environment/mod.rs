@@ -29,6 +29,9 @@ const HIGH_PORTS: Range<u16> = 20_000..30_000;
 /// Variable with the process number of the [`Launch`](crate::Launch) that started a rank.
 pub(crate) const LAUNCHER_VARIABLE: &str = "XTRAIN_LAUNCHER";
 
+/// Variable with the soft limit on open files that the process had which started this one and raised it.
+pub(crate) const OPEN_FILES_VARIABLE: &str = "XTRAIN_OPEN_FILES";
+
 /// The program that started the processes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Launcher {

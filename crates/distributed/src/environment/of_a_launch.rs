@@ -31,7 +31,7 @@ const PREFIXES: [&str; 25] = [
     "SLURM_SRUN_",
 ];
 
-const NAMES: [&str; 24] = [
+const NAMES: [&str; 26] = [
     "RANK",
     "WORLD_SIZE",
     "LOCAL_RANK",
@@ -56,12 +56,12 @@ const NAMES: [&str; 24] = [
     "NNODES",
     "NUM_NODES",
     SECRET_VARIABLE,
+    super::LAUNCHER_VARIABLE,
+    super::OPEN_FILES_VARIABLE,
 ];
 
 /// True for a variable by which a launcher, this program among them, places a process in a run. A program
 /// that is no rank but inherits them may take itself for one.
 pub(crate) fn is_of_a_launch(name: &str) -> bool {
-    name == super::LAUNCHER_VARIABLE
-        || NAMES.contains(&name)
-        || PREFIXES.iter().any(|prefix| name.starts_with(prefix))
+    NAMES.contains(&name) || PREFIXES.iter().any(|prefix| name.starts_with(prefix))
 }

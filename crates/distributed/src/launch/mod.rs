@@ -1,10 +1,12 @@
 //! A run of several processes on this machine: a program starts copies of itself, with torchrun's variables.
 
 mod bounded_log;
+mod open_files;
 mod output;
 mod parent;
 mod supervised;
 
+pub use open_files::raise_open_files;
 pub use parent::die_with_launcher;
 pub use supervised::{Supervised, Tie, supervise};
 
@@ -127,6 +129,7 @@ impl Launch {
             ];
             command.envs(numbers.map(|(name, number)| (name, number.to_string())));
             command.env("MASTER_ADDR", Ipv4Addr::LOCALHOST.to_string()).env(SECRET_VARIABLE, &secret);
+            open_files::pass_on_open_files(&mut command);
             if rank > 0 {
                 command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
             }

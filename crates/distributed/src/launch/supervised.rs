@@ -5,7 +5,9 @@
 //! sends a byte when it ends in order; a socket that closes without one is a run that was killed.
 
 use super::bounded_log::BoundedLog;
-use crate::environment::is_of_a_launch;
+use super::open_files::{pass_on_open_files, restore_open_files};
+use super::output::{log_of_supervisor, of_supervisor};
+use crate::environment::{Variables, is_of_a_launch};
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal, kill_process_group};
 use rustix::stdio::dup2_stdin;
@@ -13,7 +15,7 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1};
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io::{self, ErrorKind, PipeReader, Read, Write};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
@@ -55,8 +57,9 @@ pub struct Tie(Option<UnixStream>);
 
 impl Supervised {
     /// Starts `program` with these variables in addition to those of this process, but without those by which
-    /// launchers number ranks. Its output is appended to `log`, which is open for reading and appending and
-    /// keeps the first and the last MiB. Ctrl-C does not reach it.
+    /// launchers number ranks, and with the limit on open files from before
+    /// [`raise_open_files`](crate::raise_open_files). Its output is appended to `log`, which is open for
+    /// reading and appending and keeps the first and the last MiB. Ctrl-C does not reach it.
     ///
     /// In a program whose `main` does not call [`supervise`], nothing supervises it: it is started directly,
     /// and writes to `log` without a bound.
@@ -75,6 +78,7 @@ impl Supervised {
             true => {
                 let mut command = Command::new(std::env::current_exe()?);
                 command.arg(SUPERVISE).arg(program).stdout(OwnedFd::from(theirs)).stderr(log);
+                pass_on_open_files(&mut command);
                 command
             }
             false => {
@@ -153,8 +157,7 @@ pub fn supervise(mut args: impl Iterator<Item = OsString>) -> Option<i32> {
     let program = args.next().unwrap_or_default();
     let supervised = supervise_program(&program, args);
     Some(supervised.unwrap_or_else(|error| {
-        // Standard error is the log.
-        let _ = writeln!(io::stderr(), "cannot supervise {}: {error}", program.to_string_lossy());
+        log_of_supervisor(&format!("cannot supervise {}: {error}", program.to_string_lossy()));
         1
     }))
 }
@@ -172,11 +175,11 @@ fn supervise_program(program: &OsStr, args: impl Iterator<Item = OsString>) -> i
     for signal in [SIGTERM, SIGINT, SIGHUP, SIGUSR1] {
         signal_hook::flag::register(signal, Arc::new(AtomicBool::new(false)))?;
     }
-    let mut run = UnixStream::from(io::stdout().as_fd().try_clone_to_owned()?);
-    let log = File::from(io::stderr().as_fd().try_clone_to_owned()?);
+    let (mut run, log) = of_supervisor()?;
     let (output, theirs) = io::pipe()?;
     let mut command = outsider(program);
     command.args(args).stdout(theirs.try_clone()?).stderr(theirs).process_group(0);
+    restore_open_files(&Variables::of_process());
     let process = match command.spawn() {
         Ok(process) => process,
         Err(e) => {

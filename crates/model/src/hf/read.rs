@@ -21,7 +21,8 @@ impl HfConfig {
         let eos_token_ids = file.token_ids("eos_token_id")?;
         let balance_loss = if family.has_experts() { file.balance_loss()? } else { None };
         training.extend(file.untrained_padding(bos_token_id, &eos_token_ids)?);
-        training.extend(model.window.map(|window| {
+        let window = model.window.filter(|window| *window < model.max_position_embeddings);
+        training.extend(window.map(|window| {
             format!("layers have a sliding window of {window} tokens, so longer sequences are refused")
         }));
         let unknown = family.rules().unknown_keys(&file).into_iter().map(str::to_owned).collect();
@@ -88,13 +89,20 @@ impl Keys<'_> {
             attention_scale: None,
             rope_theta,
             rope_scaling,
-            norm_eps: self.number("rms_norm_eps")?.unwrap_or(defaults.norm_eps),
+            norm_eps: self.norm_eps()?.unwrap_or(defaults.norm_eps),
             tie_embeddings: self.flag("tie_word_embeddings")?.unwrap_or(false),
             qkv_bias: family.qkv_bias(),
             qk_norm: family.qk_norm(),
         };
         (family.rules().read)(self, &mut model)?;
         Ok(model)
+    }
+
+    /// With 0, transformers divides a row of zeros by 0.
+    fn norm_eps(&self) -> Result<Option<f64>, ModelError> {
+        let is_valid = |eps: &f64| *eps as f32 > 0.0 && (*eps as f32).is_finite();
+        let range = "a positive number within f32, since the norm of a row of zeros divides by its root";
+        self.read("rms_norm_eps", range, |value| value.as_f64().filter(is_valid))
     }
 
     /// The weight of the balance loss, in the range of `experts.balance_loss` in run files. A weight that f32

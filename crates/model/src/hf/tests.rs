@@ -104,6 +104,16 @@ fn the_window_that_is_off_is_as_in_the_source_and_else_named_where_engines_insis
 }
 
 #[test]
+fn a_window_is_reported_only_if_a_sequence_can_be_longer() {
+    for (window, is_reported) in [(4, true), (2047, true), (2048, false), (4096, false)] {
+        let keys = format!(r#", "max_position_embeddings": 2048, "sliding_window": {window}"#);
+        let hf = HfConfig::parse(&llama(&keys)).expect("a config");
+        assert_eq!(hf.model.window, Some(window));
+        assert_eq!(hf.notes.training.iter().any(|note| note.contains("window")), is_reported, "{window}");
+    }
+}
+
+#[test]
 fn windows_are_read_where_a_layer_has_one_and_written_again() {
     let rows: [(&str, &str, Option<usize>); 22] = [
         ("llama", "", None),

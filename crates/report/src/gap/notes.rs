@@ -4,6 +4,7 @@ use super::figures::{Comparable, Ends, FAR, Gap, LossGap};
 use super::groups::{Group, Seed};
 use crate::curves::{View, Views};
 use crate::metrics::{StepMetrics, format};
+use xtrain_checkpoint::first_few;
 
 /// Runs up to this number are named by a note that is about several.
 const NAMED: usize = 5;
@@ -213,6 +214,6 @@ fn listed(names: &[String], last: &str) -> String {
         [] => String::new(),
         [one] => one.clone(),
         [all @ .., end] if all.len() <= NAMED => format!("{}{last}{end}", all.join(", ")),
-        _ => format!("{} and {} more", names[..NAMED].join(", "), names.len() - NAMED),
+        _ => first_few(names, NAMED),
     }
 }

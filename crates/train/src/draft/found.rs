@@ -6,7 +6,7 @@ use crate::source::{self, CONFIG_FILE};
 use crate::texts;
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
-use xtrain_data::{Dataset, InputFile, Listing, Split, Take, TextField, TokenStream, text_field};
+use xtrain_data::{Dataset, InputFile, Listing, Split, Take, TextField, TokenStream, shell_path, text_field};
 use xtrain_model::hf::HfConfig;
 
 /// A named text or folder of token shards.
@@ -198,7 +198,7 @@ fn model_folder(path: &Path) -> Result<Option<PathBuf>, RunError> {
         true if run.hf().join(CONFIG_FILE).is_file() => Ok(Some(run.hf())),
         true => refused(format!(
             "this is a run folder without an export; export it first: xtrain export {} --out FOLDER",
-            path.display()
+            shell_path(path)
         )),
         false => source::refuse_adapter(path).map(|()| None),
     }

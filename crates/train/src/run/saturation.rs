@@ -4,6 +4,8 @@ use crate::learner::Saturated;
 use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::Arc;
+use xtrain_checkpoint::first_few;
+use xtrain_data::shell_path;
 
 /// Saturated tensors that a warning names.
 const NAMED: usize = 3;
@@ -30,16 +32,12 @@ impl Saturation {
             return None;
         }
         (self.warned, self.excess) = (self.tensors.len(), self.excess.max(excess));
-        let named = worst.iter().take(NAMED).map(|of| format!("{} ({:.2}x)", of.tensor, of.excess));
-        let mut named: Vec<String> = named.collect();
-        if worst.len() > NAMED {
-            named.push(format!("{} more", worst.len() - NAMED));
-        }
+        let named = worst.iter().map(|of| format!("{} ({:.2}x)", of.tensor, of.excess));
         Some(format!(
             "casts saturate, because these tensors exceed the range of their static scales: {}; write new scales from a checkpoint with xtrain inspect {} \
              --write-scales FILE, and continue with --resume --set precision.static_scales=FILE",
-            named.join(", "),
-            folder.display()
+            first_few(named, NAMED),
+            shell_path(folder)
         ))
     }
 }
@@ -54,12 +52,12 @@ mod tests {
         let mut warned = |tensors: &[(&str, f64)]| {
             let of = |&(tensor, excess): &(&str, f64)| Saturated { tensor: tensor.into(), excess };
             let saturated: Vec<_> = tensors.iter().map(of).collect();
-            saturation.warning(&saturated, Path::new("runs/a"))
+            saturation.warning(&saturated, Path::new("runs/a b"))
         };
         assert_eq!(warned(&[]), None);
         let first = warned(&[("a input", 1.25)]).expect("the first");
         assert!(
-            first.contains("a input (1.25x);") && first.contains("inspect runs/a --write-scales"),
+            first.contains("a input (1.25x);") && first.contains("inspect 'runs/a b' --write-scales"),
             "{first}"
         );
         assert_eq!(warned(&[("a input", 2.4)]), None);
@@ -71,6 +69,6 @@ mod tests {
             [("a input", 1.2), ("b weight", 2.0), ("c input", 1.9), ("d input", 1.1), ("e input", 1.3)];
         assert_eq!(warned(&many[..3]), None);
         let last = warned(&[&many[..], &[("f input", 1.05)]].concat()).expect("twice as many");
-        assert!(last.contains("b weight (2.00x), c input (1.90x), e input (1.30x), 3 more;"), "{last}");
+        assert!(last.contains("b weight (2.00x), c input (1.90x), e input (1.30x) and 3 more;"), "{last}");
     }
 }

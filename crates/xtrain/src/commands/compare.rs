@@ -3,6 +3,7 @@
 use crate::cli::CompareArgs;
 use crate::failure::Failure;
 use crate::terminal;
+use xtrain_checkpoint::first_few;
 use xtrain_report::gap::{COMPARE_FILE, Comparison, Rows, Table};
 use xtrain_train::run_file;
 
@@ -48,11 +49,8 @@ fn text(comparison: &Comparison) -> String {
 
 /// Names of runs: the first, and the number of the others if there are many.
 fn named(runs: &[String]) -> String {
-    let name = match runs {
-        [first, _, _, ..] => format!("{first} and {} more", runs.len() - 1),
-        few => few.join(", "),
-    };
-    terminal::shown(&name)
+    let few = if runs.len() > 2 { 1 } else { 2 };
+    terminal::shown(&first_few(runs, few))
 }
 
 /// Rows of cells, each column as wide as its widest cell. Columns of words are left-aligned, and those of

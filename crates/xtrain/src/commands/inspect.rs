@@ -5,6 +5,7 @@ use crate::cli::InspectArgs;
 use crate::failure::Failure;
 use crate::signals::Stop;
 use crate::terminal::{self, Bar};
+use xtrain_config::set_text;
 use xtrain_data::DataError;
 use xtrain_lab::inspect::{InspectOptions, InspectProgress, inspect};
 use xtrain_lab::scales::{self, ScalesOptions, ScalesProgress};
@@ -79,10 +80,11 @@ pub(crate) fn run(args: &InspectArgs) -> Result<(), Failure> {
     if let Some((path, scales)) = written {
         let shown = terminal::shown_path(&path);
         out.push_str(&format!(
-            "static scales of {} tensors in {} layers, from {}: {shown}; train with --set precision.recipe=fp8-delayed --set precision.static_scales={shown}\n",
+            "static scales of {} tensors in {} layers, from {}: {shown}; train with --set precision.recipe=fp8-delayed {}\n",
             scales.list().count(),
             scales.layers.len(),
             scales.source.from.as_deref().unwrap_or_default(),
+            set_text("precision.static_scales", &path.to_string_lossy()),
         ));
     }
     terminal::print(&out).map(|_| ())

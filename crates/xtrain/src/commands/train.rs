@@ -7,6 +7,7 @@ use crate::signals::Stop;
 use crate::terminal::{self, Detail, Silent, TrainingView};
 use std::process::ExitCode;
 use xtrain_config::{Override, Parsed};
+use xtrain_data::shell_path;
 use xtrain_train::error::RunError;
 use xtrain_train::profile::ProfileOptions;
 use xtrain_train::run::{Observer, Outcome, Start, train_in};
@@ -81,7 +82,7 @@ fn export_of(parsed: &Parsed) -> String {
         return String::new();
     }
     let folder = run_file::folder(parsed);
-    let [run, hf] = [folder.path(), &folder.hf()].map(terminal::shown_path);
+    let (run, hf) = (shell_path(folder.path()), terminal::shown_path(&folder.hf()));
     let stands = match (folder.exported_step(), folder.hf().is_dir()) {
         (Some(step), _) => format!("{hf} is that of step {step}"),
         (None, true) => format!("{hf} is that of an earlier step"),

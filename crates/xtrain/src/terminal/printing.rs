@@ -87,3 +87,17 @@ pub(crate) fn print_error(lines: &str) {
 pub(crate) fn stopped() {
     print_error("stopped before the end; there is no result");
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use xtrain_data::shell_quoted;
+
+    #[test]
+    fn words_that_are_quoted_for_a_shell_are_printed_unchanged() {
+        for c in '\0'..=char::MAX {
+            let word = shell_quoted(&c.to_string());
+            assert_eq!(shown(&word), word, "{c:?}");
+        }
+    }
+}

@@ -2,7 +2,8 @@
 
 use crate::place::{Place, finish, signal, wait, wait_until};
 use std::fs;
-use std::process::Stdio;
+use std::process::{Command, Stdio};
+use std::thread;
 use std::time::{Duration, Instant};
 
 const ENDLESS: &str = "train run.toml --out out --set train.steps=10000000 --set schedule.kind=constant \
@@ -49,17 +50,35 @@ fn it_ends_with_a_killed_run_and_takes_its_children_along() {
 
 #[test]
 fn it_has_time_to_finish_after_a_run_that_ended_in_order() {
-    let place = Place::new();
-    for ranks in ["", "--ranks 2"] {
-        // More than a killed run would leave it.
-        let option = with_script(&place, "cat > got.jsonl\nsleep 5\necho done > finished\n");
-        let begun = Instant::now();
+    let finishes = |ranks: &str| {
+        let place = Place::new();
+        // More than the three seconds that a killed run would leave it.
+        let option = with_script(&place, "cat > got.jsonl\nsleep 3.5\necho done > finished\n");
         place.run(&format!("train run.toml --out out --set train.steps=6 {option} {ranks}")).succeeds();
-        assert!(!place.exists("finished") || begun.elapsed() > Duration::from_secs(5));
         wait_until("the program's end", || place.exists("finished"));
         assert_eq!(place.read("got.jsonl"), place.read("out/metrics.jsonl"));
+    };
+    thread::scope(|scope| {
+        for ranks in ["", "--ranks 2"] {
+            scope.spawn(move || finishes(ranks));
+        }
+    });
+}
+
+#[test]
+fn it_has_the_limit_on_open_files_that_the_user_gave() {
+    let place = Place::new();
+    let option = with_script(&place, "ulimit -S -n > limit.new\nmv limit.new limit\ncat > /dev/null\n");
+    for ranks in ["", "--ranks 2"] {
+        let train = format!("train run.toml --out out --set train.steps=3 {option} {ranks}");
+        let mut shell = Command::new("sh");
+        shell.args(["-c", "ulimit -S -n 200; exec \"$@\"", "sh", env!("CARGO_BIN_EXE_xtrain")]);
+        shell.args(train.split_whitespace());
+        finish(place.settle(shell), &train).succeeds();
+        wait_until("the program", || place.exists("limit"));
+        assert_eq!(place.read("limit"), b"200\n", "{train}");
+        fs::remove_file(place.path("limit")).expect("a file");
         fs::remove_dir_all(place.path("out")).expect("a run");
-        fs::remove_file(place.path("finished")).expect("a file");
     }
 }
 

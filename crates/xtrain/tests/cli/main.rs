@@ -28,6 +28,7 @@ mod inspecting;
 mod log_command;
 mod mistakes;
 mod mutated;
+mod pasted;
 mod place;
 mod plan;
 mod plan_of_ranks;

@@ -7,12 +7,14 @@
 
 mod class;
 mod named_tokens;
+mod parts;
 mod pipeline;
 
 use std::borrow::Cow;
 
 use serde_json::{Map, Value, json};
 use tokenizers::{AddedToken, PostProcessorWrapper};
+use xtrain_checkpoint::first_few;
 
 use super::read_tokenizer::read_tokenizer;
 use class::Class;
@@ -22,6 +24,9 @@ use pipeline::{Recipe, SpecialFlags, Template};
 
 /// Named class that reads `tokenizer.json` as it is, in all versions of transformers.
 const GENERIC_CLASS: &str = "PreTrainedTokenizerFast";
+
+/// Number of tokens that a warning lists.
+const SHOWN: usize = 4;
 
 /// A tokenizer as transformers builds it.
 pub(super) struct Built {
@@ -89,7 +94,7 @@ pub(super) fn build(bytes: &[u8], file: &mut Value, files: &SideConfigs) -> Resu
         warnings.push(format!(
             "the model in this folder has no weights for tokens that only other files than tokenizer.json name, so they \
              are left out: {}",
-            shown(&too_many)
+            first_few(&too_many, SHOWN)
         ));
         names.leave_out(&too_many);
         tokenizer = read_tokenizer(&without_added)?;
@@ -192,13 +197,6 @@ fn beyond_the_model(
     beyond.into_iter().map(|(_, token)| token.content).collect()
 }
 
-/// The first of a list, for messages.
-fn shown(list: &[String]) -> String {
-    const SHOWN: usize = 4;
-    let more = if list.len() > SHOWN { format!(" and {} more", list.len() - SHOWN) } else { String::new() };
-    format!("{}{more}", list[..list.len().min(SHOWN)].join(", "))
-}
-
 /// Adds the tokens that the files name.
 fn add_tokens(
     tokenizer: &mut tokenizers::Tokenizer,
@@ -275,7 +273,7 @@ fn other_ids(original: &[Value], names: &NamedTokens, tokenizer: &tokenizers::To
     vec![format!(
         "ids of added tokens in the tokenizer's files are ignored by transformers, which gives each new token the next \
          free id: {}. If a model was trained with the ids in the files, save its tokenizer again with transformers",
-        shown(&moved.into_iter().collect::<Vec<_>>())
+        first_few(moved, SHOWN)
     )]
 }
 

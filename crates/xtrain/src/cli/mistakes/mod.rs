@@ -12,7 +12,8 @@ mod verb;
 use clap::Command;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use std::ffi::OsString;
-use xtrain_config::{listing, shell_quoted as quoted};
+use xtrain_config::listing;
+use xtrain_data::shell_quoted as quoted;
 
 /// The message for `error`, which `command` reported for the arguments `args` (without the program's name).
 pub(super) fn line(error: &clap::Error, command: &Command, args: &[OsString]) -> String {

@@ -9,7 +9,7 @@ use xtrain_runtime::{TimedWork, Timing};
 use xtrain_train::error::{LearnError, RunError};
 use xtrain_train::learner::Step;
 use xtrain_train::profile::Work;
-use xtrain_train::slower::median;
+use xtrain_train::median::median;
 
 /// Time of an op's instances at a site, over all blocks, in a step.
 #[derive(Clone, Debug, Serialize)]

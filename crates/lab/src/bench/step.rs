@@ -16,8 +16,8 @@ use xtrain_train::engine::{Processor, Target};
 use xtrain_train::error::{LearnError, RunError};
 use xtrain_train::estimate::{Device, Timeline};
 use xtrain_train::learner::{IN_FLIGHT, Learner, Step};
-use xtrain_train::member::Member;
 use xtrain_train::median::median;
+use xtrain_train::member::Member;
 use xtrain_train::spec::{Planned, plan_for};
 use xtrain_train::{choose, fit, programs, slower};
 

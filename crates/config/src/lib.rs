@@ -55,7 +55,7 @@ pub use error::{ConfigError, ConfigErrors, Origin};
 pub use json_schema::run_file_schema;
 pub use keys::{Advice, advice, advice_for};
 pub use or_auto::OrAuto;
-pub use quantity::{COUNT_UNITS, Count, Size, parse_count};
+pub use quantity::{COUNT_UNITS, Count, Rate, Size, parse_count};
 pub use reference::reference_markdown;
 pub use resolve::{Facts, Resolved};
 pub use scales_file::ScalesFile;

@@ -222,7 +222,14 @@ impl Config {
         let mut tree = Tree::from_toml(&file, bytes)?;
         let mut errors = Vec::new();
         for value in overrides {
-            errors.extend(tree.lay(&value.clone().into()).err());
+            let value = value.clone().into();
+            let Err(mut error) = tree.lay(&value) else { continue };
+            if let Override::Set(argument) = &value
+                && let Some(meant) = keys::without_section(argument)
+            {
+                error.message = meant;
+            }
+            errors.push(error);
         }
         let mut report = Report::new(file.clone(), tree.origins(), errors);
         let config = check::config(&tree, &mut report);

@@ -63,6 +63,13 @@ pub(super) const ROWS: &[Row] = &[
         &["exit_interval", "stop_after", "exit_duration_in_mins", "num_iterations_per_run"],
         "`train.max_time = \"2h30m\"` saves and ends a run after a time; `xtrain train run.toml --resume` continues it",
     ),
+    // -1 means that another setting decides.
+    why(
+        &["max_steps=negative", "num_iterations=negative", "train_iters=negative"],
+        "the length of a run is one of `train.steps`, `train.tokens` and `train.epochs`; leave out the others",
+    ),
+    write(&["save_every=negative", "save_steps=negative", "save_interval=negative"], "checkpoint.every = 0"),
+    write(&["eval_every=negative", "eval_steps=negative", "eval_interval=negative"], "eval.every = 0"),
     // Learning rate.
     why(
         &[
@@ -73,6 +80,7 @@ pub(super) const ROWS: &[Row] = &[
             "lr_warmup_fraction",
             "warmup_epochs",
             "warmup_tokens",
+            "lr_warmup_samples",
         ],
         "the warmup is a number of steps: `schedule.warmup_steps = 100`",
     ),
@@ -197,6 +205,9 @@ pub(super) const ROWS: &[Row] = &[
             "adam_w_mode=false",
             "adamw",
             "use_adamw",
+            "use_apollo",
+            "use_badam",
+            "use_adam_mini",
             "muon",
             "adafactor",
             "lion",
@@ -284,7 +295,15 @@ pub(super) const ROWS: &[Row] = &[
          the decay at the end of `schedule.kind = \"wsd\"` smooths them",
     ),
     why(
-        &["label_smoothing", "label_smoothing_factor", "loss_fn", "loss_function", "use_eaft", "ce_loss"],
+        &[
+            "label_smoothing",
+            "label_smoothing_factor",
+            "loss_fn",
+            "loss_function",
+            "use_eaft",
+            "ce_loss",
+            "calculate_per_token_loss",
+        ],
         "the loss is cross-entropy, without label smoothing; leave it out",
     ),
     why(
@@ -301,6 +320,8 @@ pub(super) const ROWS: &[Row] = &[
             "freeze_embeddings",
             "freeze_mm_modules",
             "num_freeze_layers",
+            "freeze_trainable_layers",
+            "freeze_trainable_modules",
             "lisa_n_layers",
         ],
         "all weights are trained; freezing some of them is not supported",
@@ -310,6 +331,7 @@ pub(super) const ROWS: &[Row] = &[
             "early_stopping",
             "early_stop",
             "early_stopping_patience",
+            "early_stopping_steps",
             "early_stopping_threshold",
             "patience",
             "target_loss",
@@ -322,15 +344,46 @@ pub(super) const ROWS: &[Row] = &[
         &["loss_watchdog_threshold", "loss_watchdog_patience", "loss_spike_threshold", "loss_zscore"],
         "`train.stop_on_divergence = true` ends a run that diverges, by limits of its own (docs/watching.md)",
     ),
+    why(
+        &["finetune", "continue_pretraining", "finetuning"],
+        "a run begins with the weights of the folder that `model.init_from` names, and else with random ones",
+    ),
+    // Exports.
+    why(
+        &["export_dir", "export_path", "export_folder"],
+        "a Hugging Face folder is written by a command, `xtrain export RUN --out FOLDER`; `checkpoint.export_hf = true` writes that of the \
+         last weights to the run folder, `train.out`",
+    ),
+    why(
+        &["export_size", "export_max_shard_size"],
+        "the command has an option for it: `xtrain export RUN --out FOLDER --max-shard-size 5GB`",
+    ),
+    why(
+        &["export_quantization_bit", "export_quantization_dataset"],
+        "`checkpoint.export_dtype = \"fp8\"` exports FP8 numbers, as does `xtrain export RUN --dtype fp8 --out FOLDER`; other quantisation is \
+         not supported",
+    ),
+    why(
+        &["export_device", "export_legacy_format", "export_hub_model_id"],
+        "an export is a Hugging Face folder of safetensors, written by the CPU; leave it out",
+    ),
     // Checkpoints.
     why(
-        &["save_strategy", "saves_per_epoch", "save_per_epoch", "save_freq_epochs", "save_every_epoch"],
+        &[
+            "save_strategy",
+            "saves_per_epoch",
+            "checkpoint.strategy",
+            "save_per_epoch",
+            "save_freq_epochs",
+            "save_every_epoch",
+        ],
         "checkpoints are saved every so many steps, `checkpoint.every = 1000`, and at the end",
     ),
-    write(&["save_strategy=best"], "checkpoint.keep_best = true"),
+    write(&["save_strategy=best", "checkpoint.strategy=best"], "checkpoint.keep_best = true"),
     write(
         &[
             "save_strategy=false",
+            "checkpoint.strategy=false",
             "saves_per_epoch=0",
             "save_per_epoch=0",
             "checkpoint.enable=false",
@@ -394,6 +447,7 @@ pub(super) const ROWS: &[Row] = &[
             "save_16bit_model",
             "save_final_model",
             "save_format",
+            "ckpt_format",
         ],
         "a checkpoint holds the whole state, once, for any number of GPUs; `checkpoint.export_hf = true` also writes the last weights as a \
          Hugging Face folder",
@@ -406,6 +460,12 @@ pub(super) const ROWS: &[Row] = &[
         &[
             "resume",
             "resume_from_checkpoint",
+            "resume_from_step",
+            "load",
+            "no_load_rng",
+            "use_checkpoint_args",
+            "use_checkpoint_opt_param_scheduler",
+            "override_opt_param_scheduler",
             "resume_from",
             "auto_resume",
             "auto_resume_from_checkpoints",
@@ -422,7 +482,13 @@ pub(super) const ROWS: &[Row] = &[
         "a run is continued by the command, `xtrain train run.toml --resume`; other weights to begin with are `model.init_from`",
     ),
     why(
-        &["model.init_from=scratch", "model.init_from=random", "model.init_from=none", "from_scratch"],
+        &[
+            "model.init_from=scratch",
+            "model.init_from=random",
+            "model.init_from=none",
+            "from_scratch",
+            "train_from_scratch",
+        ],
         "weights are random unless `model.init_from` names a folder; leave it out, and name `model.dim`, `model.layers` and `model.heads`",
     ),
     why(
@@ -432,12 +498,20 @@ pub(super) const ROWS: &[Row] = &[
     ),
     // Evaluation.
     why(
-        &["eval_strategy", "evaluation_strategy", "evals_per_epoch", "eval_per_epoch", "eval_delay"],
+        &[
+            "eval_strategy",
+            "evaluation_strategy",
+            "evals_per_epoch",
+            "eval.strategy",
+            "eval_per_epoch",
+            "eval_delay",
+        ],
         "the validation loss is measured every so many steps, `eval.every = 250`, and at the end",
     ),
     write(
         &[
             "eval_strategy=false",
+            "eval.strategy=false",
             "evaluation_strategy=false",
             "evals_per_epoch=0",
             "eval_per_epoch=0",
@@ -513,6 +587,8 @@ pub(super) const ROWS: &[Row] = &[
             "eval_harness",
             "lm_eval",
             "tasks",
+            "core_metric_max_per_task",
+            "compute_accuracy",
             "core_metric_every",
             "hellaswag",
             "mmlu",

@@ -53,7 +53,10 @@ pub fn advice(name: &str, value: Option<&str>) -> Option<Advice> {
 /// The arguments that `--set key=value` without a section means, or the reason why there are none.
 pub(super) fn without_section(argument: &str) -> Option<String> {
     let (key, value) = argument.split_once('=')?;
-    let meant = advice(key.trim(), Some(value)).filter(|_| !key.contains('.'))?;
+    let is_name = !key.trim().is_empty() && !key.contains('.');
+    // A message is one line.
+    let is_plain = is_name && !argument.contains(char::is_control);
+    let meant = is_plain.then(|| advice(key.trim(), Some(value))).flatten()?;
     Some(match meant.sets.is_empty() {
         true => format!("expected section.key=value; {}", meant.text),
         false => format!("expected section.key=value: {}", meant.sets.join(" or ")),

@@ -7,6 +7,30 @@ use super::schema::{Key, Section, sections};
 use super::suggest::{nearest, plain};
 use super::tree::Value;
 
+/// A setting that a key needs beside it, or excludes.
+#[derive(Clone, Copy)]
+pub(super) enum Beside {
+    /// It needs this one, `section.key = value`.
+    Needs(&'static str),
+    /// It takes the place of this key, which most run files have.
+    Replaces(&'static str),
+}
+
+/// The setting that the key `path` needs beside it in a run file that has none of the topic.
+pub(super) fn beside(path: &str) -> Option<Beside> {
+    Some(match path {
+        "schedule.decay_steps" | "schedule.decay_fraction" | "schedule.decay_shape" => {
+            Beside::Needs("schedule.kind = \"wsd\"")
+        }
+        "train.recompute_blocks" => Beside::Needs("train.recompute = \"block\""),
+        "precision.margin" | "precision.amax_history_len" | "precision.amax_compute" => {
+            Beside::Needs("precision.recipe = \"fp8-delayed\"")
+        }
+        "train.tokens" | "train.epochs" => Beside::Replaces("train.steps"),
+        _ => return None,
+    })
+}
+
 /// Names that say nothing without their section.
 const MEANS_ANYTHING: [&str; 4] = ["name", "type", "path", "enable"];
 
@@ -113,7 +137,11 @@ fn exact(
         let of_own = keys(vec![(own, key)], By::Alias, name, value);
         // The key of another section, if only that takes the value: `backend = "nccl"`.
         let others = || Some(keys(called.clone(), By::Alias, name, value)).filter(takes);
-        return if takes(&of_own) { Some(of_own) } else { others().or(Some(of_own)) };
+        if takes(&of_own) {
+            return Some(of_own);
+        }
+        let of_value = || answer_for_value(name, value).map(|answer| answer_to(answer, true));
+        return of_value().or_else(others).or(Some(of_own));
     }
     if let Some(found) = answered(name, value) {
         return Some(found);
@@ -161,15 +189,25 @@ fn takes(hint: &Hint) -> bool {
 fn answered(name: &str, value: Option<&Value>) -> Option<Hint> {
     let of_value = answer_for_value(name, value);
     let is_for_value = of_value.is_some();
-    of_value.or_else(|| answer(name)).map(|answer| match *answer {
-        Answer::Write(setting) => Hint::Setting { setting, is_for_value },
-        Answer::Why(why) => Hint::Nothing { why, is_for_value },
-    })
+    of_value.or_else(|| answer(name)).map(|answer| answer_to(answer, is_for_value))
 }
 
-/// The answer of the table for this value alone. A row for `false` answers `no` and `never`, too.
+fn answer_to(answer: &Answer, is_for_value: bool) -> Hint {
+    match *answer {
+        Answer::Write(setting) => Hint::Setting { setting, is_for_value },
+        Answer::Why(why) => Hint::Nothing { why, is_for_value },
+    }
+}
+
+/// The answer of the table for this value alone. A row for `false` answers `no` and `never`, too, and one for
+/// `negative` every number below 0.
 pub(super) fn answer_for_value(name: &str, value: Option<&Value>) -> Option<&'static Answer> {
     let word = value.map_or(Some("true".to_owned()), Value::word)?;
+    // Names are compared without `-`, so that `-1` would be read as 1.
+    let word = match word.starts_with('-') && word.parse::<f64>().is_ok() {
+        true => "negative".to_owned(),
+        false => word,
+    };
     let on = switch(&word).map(|on| on.to_string());
     [Some(word), on].into_iter().flatten().find_map(|word| answer(&format!("{name}={word}")))
 }

@@ -2,7 +2,7 @@
 
 use super::argument::{is_key, set, with_arguments};
 use super::fit::{Fit, fit, switch};
-use super::hint::{By, Hint, Proposal, hint, left_out};
+use super::hint::{Beside, By, Hint, Proposal, beside, hint, left_out};
 use super::schema::sections;
 use super::tree::Value;
 use xtrain_data::shell_quoted;
@@ -51,6 +51,19 @@ pub fn advice(name: &str, value: Option<&str>) -> Option<Advice> {
     })
 }
 
+/// The arguments that `--set key=value` without a section means, or the reason why there are none.
+pub(super) fn without_section(argument: &str) -> Option<String> {
+    let (key, value) = argument.split_once('=')?;
+    let is_name = !key.trim().is_empty() && !key.contains('.');
+    // A message is one line.
+    let is_plain = is_name && !argument.contains(char::is_control);
+    let meant = is_plain.then(|| advice(key.trim(), Some(value))).flatten()?;
+    Some(match meant.sets.is_empty() {
+        true => format!("expected section.key=value; {}", meant.text),
+        false => format!("expected section.key=value: {}", meant.sets.join(" or ")),
+    })
+}
+
 /// Advice to set the key `path` (`train.steps`) to the value of an option called `name`.
 pub fn advice_for(path: &str, name: &str, value: Option<&str>) -> Option<Advice> {
     let read = value.map(Value::of_argument);
@@ -64,10 +77,15 @@ pub fn advice_for(path: &str, name: &str, value: Option<&str>) -> Option<Advice>
 fn of_keys(keys: &[Proposal], value: Option<&str>, exact: bool) -> Advice {
     let arguments = keys.iter().map(|proposal| {
         let path = proposal.path();
-        match (&proposal.fit, value) {
+        let own = match (&proposal.fit, value) {
             (Fit::AsWritten, Some(text)) => format!("--set {}", shell_quoted(&format!("{path}={text}"))),
             (Fit::Other(toml), _) => set(&path, toml),
             _ => format!("--set {path}=VALUE"),
+        };
+        match beside(&path) {
+            Some(Beside::Needs(setting)) => format!("{own} {}", with_arguments(&format!("`{setting}`"))),
+            Some(Beside::Replaces(key)) => format!("{own} --set {key}="),
+            None => own,
         }
     });
     let sets: Vec<String> = arguments.collect();

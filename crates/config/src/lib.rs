@@ -55,7 +55,7 @@ pub use error::{ConfigError, ConfigErrors, Origin};
 pub use json_schema::run_file_schema;
 pub use keys::{Advice, advice, advice_for};
 pub use or_auto::OrAuto;
-pub use quantity::{COUNT_UNITS, Count, Size, parse_count};
+pub use quantity::{COUNT_UNITS, Count, Rate, Size, parse_count};
 pub use reference::reference_markdown;
 pub use resolve::{Facts, Resolved};
 pub use scales_file::ScalesFile;
@@ -222,7 +222,14 @@ impl Config {
         let mut tree = Tree::from_toml(&file, bytes)?;
         let mut errors = Vec::new();
         for value in overrides {
-            errors.extend(tree.lay(&value.clone().into()).err());
+            let value = value.clone().into();
+            let Err(mut error) = tree.lay(&value) else { continue };
+            if let Override::Set(argument) = &value
+                && let Some(meant) = keys::without_section(argument)
+            {
+                error.message = meant;
+            }
+            errors.push(error);
         }
         let mut report = Report::new(file.clone(), tree.origins(), errors);
         let config = check::config(&tree, &mut report);

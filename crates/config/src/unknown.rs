@@ -4,7 +4,7 @@ use super::argument::with_arguments;
 use super::elsewhere::{Answer, answer};
 use super::error::{Origin, one_line};
 use super::fit::{Fit, switch, toml};
-use super::hint::{By, Hint, Proposal, answer_for_value, hint, left_out, section_called};
+use super::hint::{Beside, By, Hint, Proposal, answer_for_value, beside, hint, left_out, section_called};
 use super::schema::{Section, key_names, sections};
 use super::suggest::nearest;
 use super::tree::{Node, Value};
@@ -142,10 +142,12 @@ fn answer_with(
             let is_written = |section: &Section| own.is_some() && section.name == written;
             let proposals = keys.iter().map(|key| match (&key.fit, is_argument) {
                 (Fit::Other(toml), true) => format!("`{} = {toml}`", key.path()),
-                (Fit::AsWritten, true) if !is_written(key.section) => match toml(&node.value) {
-                    Some(toml) => format!("`{} = {toml}`", key.path()),
-                    None => format!("`{}`", key.path()),
-                },
+                (Fit::AsWritten, true) if !is_written(key.section) || beside(&key.path()).is_some() => {
+                    match toml(&node.value) {
+                        Some(toml) => format!("`{} = {toml}`", key.path()),
+                        None => format!("`{}`", key.path()),
+                    }
+                }
                 _ => proposal(key, own.is_some_and(|own| own.name == key.section.name)),
             });
             let proposals: Vec<String> = proposals.collect();
@@ -153,7 +155,20 @@ fn answer_with(
                 Fit::Wrong(why) if !why.is_empty() => Some(format!(" {why}")),
                 _ => None,
             });
-            let meant = format!("did you mean {}?{}", proposals.join(" or "), wrong.unwrap_or_default());
+            let also = match keys.as_slice() {
+                [one] => beside(&one.path()).filter(|_| wrong.is_none()),
+                _ => None,
+            };
+            // Arguments follow each other; in a file, the other setting may be in another section.
+            let (with, more) = match also {
+                Some(Beside::Needs(setting)) if is_argument => (format!(" `{setting}`"), String::new()),
+                Some(Beside::Needs(setting)) => (String::new(), format!(" It needs {}", below(setting))),
+                Some(Beside::Replaces(key)) if is_argument => (format!(" --set {key}="), String::new()),
+                Some(Beside::Replaces(key)) => (String::new(), format!(" It takes the place of `{key}`")),
+                None => (String::new(), String::new()),
+            };
+            let wrong = wrong.unwrap_or_default();
+            let meant = format!("did you mean {}{with}?{wrong}{more}", proposals.join(" or "));
             (format!("{unknown}; {meant}"), one(&keys))
         }
     };

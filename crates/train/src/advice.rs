@@ -10,7 +10,7 @@ use crate::estimate::Device;
 use crate::fit::{Alternative, Fit, MoreGpus, Verdict};
 use crate::modes::{Candidate, SHARDS, fastest, modes};
 use crate::spec::Planned;
-use xtrain_config::OrAuto;
+use xtrain_config::{OrAuto, ReduceDtype, ReduceOrder, Transport};
 
 /// The answer.
 pub struct Advice {
@@ -20,11 +20,14 @@ pub struct Advice {
     given: usize,
     /// The check that it fits, if the memory is known.
     pub fit: Option<Fit>,
-    /// What to run instead, or faster.
+    /// A run to start instead, or a faster one.
     pub proposal: Option<Proposal>,
+    /// The shown step with `parallel.reduce = "fast"`, if that is much faster between nodes. It changes bits,
+    /// so it is no part of the proposal.
+    pub fast: Option<Candidate>,
 }
 
-/// What to run instead of the configured step.
+/// A step to run instead of the configured one.
 pub struct Proposal {
     /// The settings to change, as `--set` takes them.
     pub settings: Vec<String>,
@@ -49,6 +52,9 @@ pub struct Planner<'a, E> {
 
 /// Share of the time that a proposal must save where the configured step fits: estimates are no better.
 const GAIN: f64 = 0.02;
+
+/// Share of the time that `parallel.reduce = "fast"` must save, because it changes bits.
+const GAIN_OF_FAST: f64 = 0.05;
 
 impl<E: From<RunError>> Planner<'_, E> {
     /// The advice for the run `open`.
@@ -83,7 +89,25 @@ impl<E: From<RunError>> Planner<'_, E> {
             Some(best) => self.mode(&candidates, given, best, fits),
             None => fit.as_ref().map(|fit| self.instead(&mut candidates, given, fit)).transpose()?.flatten(),
         };
-        Ok(Advice { candidates, given, fit, proposal })
+        let mut advice = Advice { candidates, given, fit, proposal, fast: None };
+        advice.fast = self.fast(advice.shown())?;
+        Ok(advice)
+    }
+
+    /// The step `of` with `parallel.reduce = "fast"`, if that fits and is much faster between nodes.
+    fn fast(&self, of: &Candidate) -> Result<Option<Candidate>, RunError> {
+        let parallel = &of.planned.resolved.config.parallel;
+        let is_open = parallel.reduce == ReduceOrder::SameWorld
+            && parallel.reduce_dtype == ReduceDtype::Fp32
+            && matches!(parallel.transport, Transport::Auto | Transport::Nccl);
+        let spans_nodes = self.device.network.spans_nodes(of.planned.member.world_size);
+        if self.device.target == Target::Cpu || !is_open || !spans_nodes {
+            return Ok(None);
+        }
+        let changed = of.planned.clone().changed(|config| config.parallel.reduce = ReduceOrder::Fast)?;
+        let fast = Candidate::of(changed, self.device)?;
+        let gains = fast.timeline.seconds() < of.timeline.seconds() * (1.0 - GAIN_OF_FAST);
+        Ok(Some(fast).filter(|fast| gains && fast.needed_bytes <= self.available()))
     }
 
     /// The steps to compare: the modes of several ranks, and those that a larger micro-batch makes faster;
@@ -145,7 +169,7 @@ impl<E: From<RunError>> Planner<'_, E> {
         (gains || !fits).then(|| Proposal { settings, gpus: None, others: Vec::new(), candidate: best })
     }
 
-    /// What to run instead of the step `given`, of whose modes none fits. Adds it to `all`.
+    /// The proposal instead of the step `given`, of whose modes none fits. Adds it to `all`.
     fn instead(&self, all: &mut Vec<Candidate>, given: usize, fit: &Fit) -> Result<Option<Proposal>, E> {
         match &fit.verdict {
             Verdict::Fits => Ok(None),

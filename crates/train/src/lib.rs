@@ -29,6 +29,7 @@ pub mod held_out;
 pub mod layout;
 pub mod learner;
 pub mod linear_gemms;
+pub mod median;
 pub mod member;
 pub mod modes;
 pub mod opened;

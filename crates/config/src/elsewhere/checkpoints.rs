@@ -4,15 +4,46 @@ use super::{Row, why, write};
 
 /// The rows of the topic.
 pub(super) const ROWS: &[Row] = &[
+    why(
+        &["finetune", "continue_pretraining", "finetuning"],
+        "a run begins with the weights of the folder that `model.init_from` names, and else with random ones",
+    ),
+    // Exports.
+    why(
+        &["export_dir", "export_path", "export_folder"],
+        "a Hugging Face folder is written by a command, `xtrain export RUN --out FOLDER`; `checkpoint.export_hf = true` writes that of the \
+         last weights to the run folder, `train.out`",
+    ),
+    why(
+        &["export_size", "export_max_shard_size"],
+        "the command has an option for it: `xtrain export RUN --out FOLDER --max-shard-size 5GB`",
+    ),
+    why(
+        &["export_quantization_bit", "export_quantization_dataset"],
+        "`checkpoint.export_dtype = \"fp8\"` exports FP8 numbers, as does `xtrain export RUN --dtype fp8 --out FOLDER`; other quantisation is \
+         not supported",
+    ),
+    why(
+        &["export_device", "export_legacy_format", "export_hub_model_id"],
+        "an export is a Hugging Face folder of safetensors, written by the CPU; leave it out",
+    ),
     // Checkpoints.
     why(
-        &["save_strategy", "saves_per_epoch", "save_per_epoch", "save_freq_epochs", "save_every_epoch"],
+        &[
+            "save_strategy",
+            "saves_per_epoch",
+            "checkpoint.strategy",
+            "save_per_epoch",
+            "save_freq_epochs",
+            "save_every_epoch",
+        ],
         "checkpoints are saved every so many steps, `checkpoint.every = 1000`, and at the end",
     ),
-    write(&["save_strategy=best"], "checkpoint.keep_best = true"),
+    write(&["save_strategy=best", "checkpoint.strategy=best"], "checkpoint.keep_best = true"),
     write(
         &[
             "save_strategy=false",
+            "checkpoint.strategy=false",
             "saves_per_epoch=0",
             "save_per_epoch=0",
             "checkpoint.enable=false",
@@ -76,6 +107,7 @@ pub(super) const ROWS: &[Row] = &[
             "save_16bit_model",
             "save_final_model",
             "save_format",
+            "ckpt_format",
         ],
         "a checkpoint holds the whole state, once, for any number of GPUs; `checkpoint.export_hf = true` also writes the last weights as a \
          Hugging Face folder",
@@ -88,6 +120,12 @@ pub(super) const ROWS: &[Row] = &[
         &[
             "resume",
             "resume_from_checkpoint",
+            "resume_from_step",
+            "load",
+            "no_load_rng",
+            "use_checkpoint_args",
+            "use_checkpoint_opt_param_scheduler",
+            "override_opt_param_scheduler",
             "resume_from",
             "auto_resume",
             "auto_resume_from_checkpoints",
@@ -104,7 +142,13 @@ pub(super) const ROWS: &[Row] = &[
         "a run is continued by the command, `xtrain train run.toml --resume`; other weights to begin with are `model.init_from`",
     ),
     why(
-        &["model.init_from=scratch", "model.init_from=random", "model.init_from=none", "from_scratch"],
+        &[
+            "model.init_from=scratch",
+            "model.init_from=random",
+            "model.init_from=none",
+            "from_scratch",
+            "train_from_scratch",
+        ],
         "weights are random unless `model.init_from` names a folder; leave it out, and name `model.dim`, `model.layers` and `model.heads`",
     ),
     why(
@@ -114,12 +158,20 @@ pub(super) const ROWS: &[Row] = &[
     ),
     // Evaluation.
     why(
-        &["eval_strategy", "evaluation_strategy", "evals_per_epoch", "eval_per_epoch", "eval_delay"],
+        &[
+            "eval_strategy",
+            "evaluation_strategy",
+            "evals_per_epoch",
+            "eval.strategy",
+            "eval_per_epoch",
+            "eval_delay",
+        ],
         "the validation loss is measured every so many steps, `eval.every = 250`, and at the end",
     ),
     write(
         &[
             "eval_strategy=false",
+            "eval.strategy=false",
             "evaluation_strategy=false",
             "evals_per_epoch=0",
             "eval_per_epoch=0",
@@ -195,6 +247,8 @@ pub(super) const ROWS: &[Row] = &[
             "eval_harness",
             "lm_eval",
             "tasks",
+            "core_metric_max_per_task",
+            "compute_accuracy",
             "core_metric_every",
             "hellaswag",
             "mmlu",

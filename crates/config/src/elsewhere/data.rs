@@ -54,7 +54,7 @@ pub(super) const ROWS: &[Row] = &[
             "dataset_fraction",
             "data_fraction",
         ],
-        "samples are not counted; `train.tokens = 1000000` limits a run",
+        "samples are not counted; `train.steps`, `train.tokens` or `train.epochs` limits a run",
     ),
     why(
         &[
@@ -92,6 +92,7 @@ pub(super) const ROWS: &[Row] = &[
     why(
         &[
             "shuffle=false",
+            "disable_shuffling",
             "shuffle_dataset=false",
             "shuffle_data=false",
             "shuffle_files=false",
@@ -173,6 +174,7 @@ pub(super) const ROWS: &[Row] = &[
             "pad_to_sequence_len",
             "pad_to_multiple_of",
             "pad_to_max_length",
+            "ignore_pad_token_for_loss",
             "padding",
             "truncation",
             "truncation_mode",
@@ -193,6 +195,7 @@ pub(super) const ROWS: &[Row] = &[
     why(
         &[
             "preprocessing_num_workers",
+            "preprocessing_batch_size",
             "preprocessing_workers",
             "dataset_num_proc",
             "dataset_processes",
@@ -205,6 +208,8 @@ pub(super) const ROWS: &[Row] = &[
     why(
         &[
             "overwrite_cache",
+            "tokenized_path",
+            "data_shared_file_system",
             "skip_prepare_dataset",
             "is_preprocess",
             "num_dataset_shards_to_save",
@@ -217,6 +222,14 @@ pub(super) const ROWS: &[Row] = &[
         "texts are taken unchanged; filter and deduplicate them before",
     ),
     why(
+        &["mock_data", "use_mock_data", "synthetic_data"],
+        "a run reads texts or shards, `data.train`; `xtrain bench step run.toml` measures a step on random tokens",
+    ),
+    why(
+        &["eval_on_each_dataset"],
+        "the validation loss of each source of `data.train` is always reported; leave it out",
+    ),
+    why(
         &["vocab_file", "merges_file", "merge_file", "vocab_path", "tokenizer_model", "spm_model"],
         "a tokenizer is one tokenizer.json: `data.tokenizer = \"FOLDER\"` names it or its folder",
     ),
@@ -227,6 +240,7 @@ pub(super) const ROWS: &[Row] = &[
             "use_fast",
             "tokenizer_use_fast",
             "use_fast_tokenizer",
+            "split_special_tokens",
             "tokenizer_legacy",
             "tokenizer_config",
             "tokenizer_use_mistral_common",

@@ -6,8 +6,8 @@
 //! are in the command line's own table.
 //!
 //! A row's name is `name`, in any section and as an option, or `section.name`, in that section, which may
-//! be another program's; with `=value`, that value alone: `=false` is also `no`, `off` and `never`. Case,
-//! `-` and `_` do not count. In a text, `` `section.key = value` `` is a setting, which messages about a
+//! be another program's; with `=value`, that value alone: `=false` is also `no`, `off` and `never`, and
+//! `=negative` any number below 0. Case, `-` and `_` do not count. In a text, `` `section.key = value` `` is a setting, which messages about a
 //! command line turn into `--set`.
 
 mod checkpoints;

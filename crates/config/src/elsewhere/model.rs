@@ -128,7 +128,23 @@ pub(super) const ROWS: &[Row] = &[
         &["aspect_ratio", "width_multiplier", "mup", "use_mup", "mup_base_width", "depth_scaled_init"],
         "sizes, `optimizer.lr` and `model.init_std` are set one by one; no rule scales them",
     ),
+    why(
+        &["make_vocab_size_divisible_by", "vocab_size_multiple", "pad_vocab_size_to_multiple_of"],
+        "the vocabulary is that of the tokenizer, unless `model.vocab_size` is larger, such as the next multiple of 64",
+    ),
+    why(
+        &["moe_router_enable_expert_bias", "use_expert_bias"],
+        "biases balance experts with `experts.balance = \"bias\"`; `experts.bias_rate` is their change in a step",
+    ),
     // Blocks.
+    why(
+        &["group_query_attention", "use_gqa", "gqa", "multi_query_attention"],
+        "`model.kv_heads` says how many heads share keys and values; fewer than `model.heads` are grouped-query attention",
+    ),
+    why(
+        &["shift_attn", "mixture_of_depths"],
+        "every token attends in every block to all before it; others are not supported",
+    ),
     why(
         &[
             "activation",
@@ -178,6 +194,8 @@ pub(super) const ROWS: &[Row] = &[
             "alibi",
             "learned_positions",
             "rotary_pct",
+            "rotary_percent",
+            "use_rotary_position_embeddings",
             "no_rope_layers",
             "rope",
             "rope=false",
@@ -314,6 +332,7 @@ pub(super) const ROWS: &[Row] = &[
         &[
             "added_tokens",
             "add_tokens",
+            "add_special_tokens",
             "new_tokens",
             "special_tokens",
             "additional_special_tokens",

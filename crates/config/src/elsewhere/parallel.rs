@@ -127,6 +127,9 @@ pub(super) const ROWS: &[Row] = &[
             "pipeline_parallel_split_points",
             "pipeline_parallel_microbatch_size",
             "pipeline_model_parallel_size",
+            "decoder_first_pipeline_num_layers",
+            "decoder_last_pipeline_num_layers",
+            "num_layers_per_virtual_pipeline_stage",
             "pipeline_stages",
             "num_stages",
             "num_pp_microbatches",
@@ -157,6 +160,7 @@ pub(super) const ROWS: &[Row] = &[
         &["use_megatron_lm", "megatron_lm", "use_parallelism_config", "parallelism_config"],
         "GPUs share the batch, and as much of the state as `parallel.shard` says; nothing else turns that on",
     ),
+    write(&["grad_reduce_in_bf16"], "parallel.reduce_dtype = \"bf16\""),
     // Sharding.
     why(
         &[

@@ -243,6 +243,7 @@ pub(super) const ROWS: &[Row] = &[
             "accumulate_allreduce_grads_in_fp32",
             "gradient_dtype",
             "upcast_layernorm",
+            "upcast_lmhead_output",
             "fp32_norms",
             "fp32_residual_connection",
             "attention_softmax_in_fp32",
@@ -251,6 +252,10 @@ pub(super) const ROWS: &[Row] = &[
             "embeddings_skip_upcast",
         ],
         "master weights, accumulated gradients, norms and softmax are in fp32 under every recipe; leave it out",
+    ),
+    why(
+        &["pure_bf16", "bf16_full_eval_only", "full_bf16"],
+        "master weights are in fp32 under every recipe: `precision.recipe = \"bf16\"`, with `optimizer.moments = \"bf16\"` for less memory",
     ),
     why(
         &["stochastic_rounding", "use_stochastic_rounding"],

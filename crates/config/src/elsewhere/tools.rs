@@ -53,6 +53,13 @@ pub(super) const ROWS: &[Row] = &[
             "xformers_attention",
             "eager_attention",
             "use_liger_kernel",
+            "enable_liger_kernel",
+            "no_masked_softmax_fusion",
+            "no_bias_gelu_fusion",
+            "no_bias_swiglu_fusion",
+            "no_gradient_accumulation_fusion",
+            "cross_entropy_loss_fusion",
+            "use_mcore_models",
             "use_liger",
             "liger",
             "liger_kernel_config",
@@ -90,6 +97,9 @@ pub(super) const ROWS: &[Row] = &[
     why(
         &[
             "gc_freq",
+            "manual_gc",
+            "manual_gc_interval",
+            "empty_unused_memory_level",
             "gc_steps",
             "gc_collect_steps",
             "gc_debug",
@@ -107,6 +117,8 @@ pub(super) const ROWS: &[Row] = &[
     why(
         &[
             "use_reentrant",
+            "use_reentrant_gc",
+            "use_unsloth_gc",
             "gradient_checkpointing_kwargs",
             "activation_checkpointing_kwargs",
             "selective_ac_option",
@@ -127,6 +139,8 @@ pub(super) const ROWS: &[Row] = &[
         &["recompute_swiglu", "recompute_norm", "recompute_norms", "selective_checkpointing"],
         "train.recompute = \"norms\"",
     ),
+    write(&["disable_gradient_checkpointing"], "train.recompute = \"none\""),
+    write(&["disable_gradient_checkpointing=false"], "train.recompute = \"block\""),
     // Loggers.
     why(
         &[
@@ -226,6 +240,7 @@ pub(super) const ROWS: &[Row] = &[
         &[
             "include_num_input_tokens_seen",
             "include_tokens_per_second",
+            "include_effective_tokens_per_second",
             "include_tkps",
             "log_throughput",
             "log_gpu_util",
@@ -259,6 +274,7 @@ pub(super) const ROWS: &[Row] = &[
     why(
         &[
             "run_name",
+            "model_tag",
             "experiment_name",
             "exp_name",
             "experiment",

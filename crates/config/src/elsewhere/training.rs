@@ -63,6 +63,13 @@ pub(super) const ROWS: &[Row] = &[
         &["exit_interval", "stop_after", "exit_duration_in_mins", "num_iterations_per_run"],
         "`train.max_time = \"2h30m\"` saves and ends a run after a time; `xtrain train run.toml --resume` continues it",
     ),
+    // -1 means that another setting decides.
+    why(
+        &["max_steps=negative", "num_iterations=negative", "train_iters=negative"],
+        "the length of a run is one of `train.steps`, `train.tokens` and `train.epochs`; leave out the others",
+    ),
+    write(&["save_every=negative", "save_steps=negative", "save_interval=negative"], "checkpoint.every = 0"),
+    write(&["eval_every=negative", "eval_steps=negative", "eval_interval=negative"], "eval.every = 0"),
     // Learning rate.
     why(
         &[
@@ -73,6 +80,7 @@ pub(super) const ROWS: &[Row] = &[
             "lr_warmup_fraction",
             "warmup_epochs",
             "warmup_tokens",
+            "lr_warmup_samples",
         ],
         "the warmup is a number of steps: `schedule.warmup_steps = 100`",
     ),
@@ -197,6 +205,9 @@ pub(super) const ROWS: &[Row] = &[
             "adam_w_mode=false",
             "adamw",
             "use_adamw",
+            "use_apollo",
+            "use_badam",
+            "use_adam_mini",
             "muon",
             "adafactor",
             "lion",
@@ -284,7 +295,15 @@ pub(super) const ROWS: &[Row] = &[
          the decay at the end of `schedule.kind = \"wsd\"` smooths them",
     ),
     why(
-        &["label_smoothing", "label_smoothing_factor", "loss_fn", "loss_function", "use_eaft", "ce_loss"],
+        &[
+            "label_smoothing",
+            "label_smoothing_factor",
+            "loss_fn",
+            "loss_function",
+            "use_eaft",
+            "ce_loss",
+            "calculate_per_token_loss",
+        ],
         "the loss is cross-entropy, without label smoothing; leave it out",
     ),
     why(
@@ -301,6 +320,8 @@ pub(super) const ROWS: &[Row] = &[
             "freeze_embeddings",
             "freeze_mm_modules",
             "num_freeze_layers",
+            "freeze_trainable_layers",
+            "freeze_trainable_modules",
             "lisa_n_layers",
         ],
         "all weights are trained; freezing some of them is not supported",
@@ -310,6 +331,7 @@ pub(super) const ROWS: &[Row] = &[
             "early_stopping",
             "early_stop",
             "early_stopping_patience",
+            "early_stopping_steps",
             "early_stopping_threshold",
             "patience",
             "target_loss",

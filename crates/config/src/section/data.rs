@@ -38,7 +38,7 @@ section! {
         #[schemars(extend("x-aliases" = [
             "val", "validation", "valid_data", "val_path", "test", "validation_file", "val_file",
             "valid_file", "eval_file", "eval_dataset", "eval_data", "val_data", "validation_data",
-            "val_dataset", "valid_path", "val_bin", "input_val_bin", "test_file"
+            "val_dataset", "valid_path", "valid_data_path", "val_bin", "input_val_bin", "test_file"
         ]))]
         pub valid: Option<DataSources> = None,
         /// Fraction of each source of `train` that is held out for validation. It is taken from the ends of

@@ -79,7 +79,7 @@ section! {
         #[schemars(range(max = 100.0), extend("minimum" = 0.0))]
         #[schemars(extend("x-default" = format!("the folder's, else {BALANCE_LOSS}")))]
         #[schemars(extend("x-aliases" = [
-            "router_aux_loss_coef", "aux_loss_alpha", "moe_aux_loss_coeff", "aux_loss_coef"
+            "router_aux_loss_coef", "aux_loss_alpha", "moe_aux_loss_coeff", "moe_aux_loss_coef", "aux_loss_coef"
         ]))]
         pub balance_loss: Option<f64> = None,
         /// How much a step changes the bias of an expert, with `balance = "bias"`.

@@ -109,7 +109,7 @@ section! {
         #[schemars(extend("exclusiveMinimum" = 0.0))]
         #[schemars(extend("x-default" = format!("`{NORM_EPS:?}`")))]
         #[schemars(extend("x-aliases" = [
-            "rms_norm_eps", "layer_norm_eps", "layernorm_epsilon", "rms_norm_epsilon", "layer_norm_epsilon"
+            "rms_norm_eps", "layer_norm_eps", "layernorm_epsilon", "norm_epsilon", "rms_norm_epsilon", "layer_norm_epsilon"
         ]))]
         pub norm_eps: Option<f64> = None,
         /// Shares the embedding's weights with the output head.

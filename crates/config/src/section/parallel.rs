@@ -66,7 +66,7 @@ section! {
         pub start_timeout: TimeLimit = TimeLimit::minutes(5),
         /// Time without progress after which a step counts as hung and ends the run. The limit of the first
         /// step of a process, which compiles kernels, is at least ten minutes.
-        #[schemars(extend("x-aliases" = ["train_timeout_seconds", "nccl_timeout", "ddp_timeout", "comm_timeout"]))]
+        #[schemars(extend("x-aliases" = ["train_timeout_seconds", "nccl_timeout", "ddp_timeout", "distributed_timeout_minutes", "comm_timeout"]))]
         pub timeout: TimeLimit = TimeLimit::minutes(1),
         /// Error of a time-out that names the collective in which each rank waits, also after the
         /// first step. It adds two small copies to a step's graph for each launch of collectives. Changes no

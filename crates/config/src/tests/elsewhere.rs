@@ -21,7 +21,7 @@ fn ticked(text: &str) -> impl Iterator<Item = &str> {
 /// Settings that need others beside them.
 fn beside(setting: &str) -> &'static [&'static str] {
     match setting.split([' ', '=']).next().unwrap_or_default() {
-        "experts.dense_blocks" => &["model.family=mixtral", "experts.count=4"],
+        "experts.dense_blocks" | "experts.balance" => &["model.family=mixtral", "experts.count=4"],
         "schedule.decay_shape" => &["schedule.kind=wsd"],
         // Examples of a folder name none that exists, and a folder needs no sizes.
         "train.tokens" => &["train.steps="],
@@ -145,7 +145,13 @@ fn a_value_of_another_program_is_proposed_in_our_form() {
     for (section, written, why) in [
         ("precision", "dtype = \"float16\"", "did you mean `recipe`? `recipe` must be "),
         ("model", "model_type = \"gpt2\"", "learned positions are not supported"),
-        ("train", "max_steps = -1", "`steps` must be a whole number of at least 1, not -1"),
+        (
+            "train",
+            "max_steps = -1",
+            "the length of a run is one of `train.steps`, `train.tokens` and `train.epochs`",
+        ),
+        ("train", "max_steps = -1.5", "the length of a run is one of"),
+        ("train", "max_steps = 0", "`steps` must be a whole number of at least 1, not 0"),
         ("model", "rms_norm_eps = 0", "`norm_eps` must be a number greater than 0"),
     ] {
         let said = errors_with(section, written);
@@ -235,7 +241,7 @@ fn an_option_is_known_by_the_setting_that_it_means() {
         ("lr", Some("1e-3"), "--set optimizer.lr=1e-3", true),
         ("batch-size", Some("4"), "--set train.batch_size=4", true),
         ("optimizer.lr", Some("1"), "--set optimizer.lr=1", true),
-        ("tokens", Some("1M"), "--set train.tokens=1M or --set eval.tokens=1M", true),
+        ("tokens", Some("1M"), "--set train.tokens=1M --set train.steps= or --set eval.tokens=1M", true),
         ("learning-rate", None, "--set optimizer.lr=VALUE", true),
         ("warmup-step", Some("3"), "--set schedule.warmup_steps=3", false),
         ("optimiser.lr", Some("3"), "--set optimizer.lr=3", true),

@@ -16,10 +16,10 @@ use xtrain_train::engine::{Processor, Target};
 use xtrain_train::error::{LearnError, RunError};
 use xtrain_train::estimate::{Device, Timeline};
 use xtrain_train::learner::{IN_FLIGHT, Learner, Step};
+use xtrain_train::median::median;
 use xtrain_train::member::Member;
-use xtrain_train::slower::{self, median};
 use xtrain_train::spec::{Planned, plan_for};
-use xtrain_train::{choose, fit, programs};
+use xtrain_train::{choose, fit, programs, slower};
 
 /// Length of the measurement.
 #[derive(Clone, Copy, Debug)]

@@ -12,7 +12,7 @@ use crate::programs;
 use crate::training_spec::TrainingSpec;
 use xtrain_config as config;
 use xtrain_config::{OrAuto, TrainConfig};
-use xtrain_program::{Program, Recompute};
+use xtrain_program::{Program, Recompute, Reduce};
 
 /// Settings of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -116,7 +116,7 @@ impl<'a> Search<'a> {
             }
         }
         let mut best: Option<Estimate> = None;
-        for sequences in self.micro_batches() {
+        for sequences in self.micro_batches_that_may_fit()? {
             // Skip a micro-batch that is too slow even without recomputation.
             if let Some(best) = &best {
                 let saving = self.saving_everything(sequences, self.chunks(sequences)[0]);
@@ -142,11 +142,34 @@ impl<'a> Search<'a> {
         Ok(if is_worth_it { of } else { fastest })
     }
 
+    /// Micro-batch sizes with which some settings may fit, largest first.
+    fn micro_batches_that_may_fit(&mut self) -> Result<Vec<usize>, LearnError> {
+        let mut sizes = self.micro_batches();
+        sizes.retain(|&sequences| self.least_saved_bytes(sequences) <= self.usable_bytes);
+        let [largest, _, ..] = sizes[..] else { return Ok(sizes) };
+        // The fewer micro-steps, the fewer partial sums: then a larger micro-batch may need less.
+        if matches!(self.spec.parallel.reduce, Reduce::AnyWorld { .. }) {
+            return Ok(sizes);
+        }
+        let mut over = u64::MAX;
+        if self.open.blocks {
+            let everything = self.estimate(self.saving_everything(largest, self.chunks(largest)[0]))?;
+            self.everything.get_or_insert(everything);
+            over = everything.bytes;
+        }
+        let usable = self.usable_bytes;
+        if over <= usable {
+            return Ok(sizes);
+        }
+        let first = first_that_fits(sizes.len(), over, usable, |n| {
+            Ok::<_, LearnError>((self.least_of(sizes[n])?.bytes, n))
+        })?;
+        sizes.drain(..first.unwrap_or(sizes.len()));
+        Ok(sizes)
+    }
+
     /// The fastest settings that fit, for micro-batches of `sequences`.
     fn of_micro_batch(&mut self, sequences: usize) -> Result<Option<Estimate>, LearnError> {
-        if self.least_saved_bytes(sequences) > self.usable_bytes {
-            return Ok(None);
-        }
         let chunks = self.chunks(sequences);
         let usual = self.of_chunk(sequences, chunks[0])?;
         let Some(usual) = usual else {
@@ -272,13 +295,13 @@ impl<'a> Search<'a> {
         self.least_of(sequences)
     }
 
-    /// The settings that need the least memory, for micro-batches of `sequences`.
+    /// The settings that need the least memory, for micro-batches of `sequences`, or others that fit.
     fn least_of(&mut self, sequences: usize) -> Result<Estimate, LearnError> {
         let chunk = self.chunks(sequences).into_iter().min().unwrap_or(config::LOSS_CHUNK);
         self.least_of_chunk(sequences, chunk)
     }
 
-    /// The settings that need the least memory, for this chunk.
+    /// The settings that need the least memory, for this chunk, or others that fit.
     fn least_of_chunk(&mut self, sequences: usize, chunk: usize) -> Result<Estimate, LearnError> {
         let saving = self.saving_everything(sequences, chunk);
         let (true, [.., recompute]) = (self.open.blocks, self.policies()) else {
@@ -287,6 +310,9 @@ impl<'a> Search<'a> {
         };
         let blocks = self.spec.model.layers.len();
         let all = self.estimate(Settings { recompute: *recompute, blocks, ..saving })?;
+        if self.fits(&all) {
+            return Ok(all);
+        }
         let but_one = self.estimate(Settings { recompute: *recompute, blocks: blocks - 1, ..saving })?;
         Ok(if but_one.bytes < all.bytes { but_one } else { all })
     }

@@ -1,7 +1,7 @@
 //! The device for which time is estimated and settings are chosen. It need not be present.
 
 use super::devices::{DEVICES, DeviceModel, EDITION, unmeasured_cpu};
-use super::measure::{self, Measurement};
+use super::measure::{self, Measurement, REPEAT_MINUTES};
 use super::network::Network;
 use super::rates::Rates;
 use crate::engine::{Processor, Target};
@@ -265,8 +265,10 @@ impl fmt::Display for Source {
                     write!(f, " {} ago", format::duration(age.as_secs_f64()))?;
                 }
                 match while_busy {
-                    true => f.write_str(
-                        " while other programs used the CPU, so it may be faster; runs measure it again",
+                    true => write!(
+                        f,
+                        " while other programs used the CPU, so it may be faster; a run measures it again if the CPU is free, or \
+                         after {REPEAT_MINUTES} minutes"
                     ),
                     false => Ok(()),
                 }

@@ -14,7 +14,7 @@ const TOLERATED: f64 = 0.2;
 struct Ticks {
     /// Of all processes, the system, and other virtual machines on the same CPUs.
     used: u64,
-    /// That passed.
+    /// CPU time that passed.
     all: u64,
     /// Of this process.
     own: u64,

@@ -2,6 +2,7 @@
 
 use super::{Device, Rates, Speed, Timeline, kernels_of};
 use crate::spec::Planned;
+use xtrain_model::{Architecture, ParameterSpec};
 use xtrain_program::{Arithmetic, Payload, Phase, Program, Role, Stage};
 use xtrain_report::metrics::format;
 
@@ -36,9 +37,9 @@ fn waited_for(planned: &Planned, timeline: &Timeline) -> String {
     let mut payloads = Payload::ALL;
     payloads.sort_by(|a, b| seconds_of(*b).total_cmp(&seconds_of(*a)));
     let spec = &planned.spec;
-    let has_experts = spec.model.layers.iter().any(|layer| layer.feed_forward.experts().is_some());
+    let of_experts = is_mostly_experts(&spec.model);
     match payloads[0] {
-        Payload::Weights if has_experts => {
+        Payload::Weights if of_experts => {
             "weights, most of them of experts: each GPU gathers all experts of a block in every micro-step, because \
              expert parallelism is not supported"
                 .to_owned()
@@ -47,19 +48,43 @@ fn waited_for(planned: &Planned, timeline: &Timeline) -> String {
             let tokens = format::grouped(spec.batch.tokens() as u64);
             format!("weights, which are gathered for every micro-batch of {tokens} tokens")
         }
-        Payload::Gradients => match spec.parallel.cuts_gradients() {
-            true => "sums of gradients, which every micro-step exchanges".to_owned(),
-            false => "sums of gradients".to_owned(),
-        },
+        Payload::Gradients => format!(
+            "sums of gradients{}{}",
+            match of_experts {
+                true => ", most of them of experts: each GPU has gradients of all, because expert parallelism is not supported",
+                false => "",
+            },
+            match (spec.parallel.cuts_gradients(), of_experts) {
+                (true, true) => ", and every micro-step exchanges them",
+                (true, false) => ", which every micro-step exchanges",
+                (false, _) => "",
+            }
+        ),
         Payload::Copies => "copies of updated weights".to_owned(),
         Payload::Numbers => "numbers of the step, such as its loss".to_owned(),
     }
 }
 
+/// True if most parameters of the model are those of experts.
+fn is_mostly_experts(model: &Architecture) -> bool {
+    let size = |of: &ParameterSpec| of.shape.iter().product::<usize>();
+    let (experts, others): (Vec<_>, Vec<_>) =
+        model.parameters().into_iter().partition(|of| is_of_experts(&of.name));
+    experts.iter().map(size).sum::<usize>() > others.iter().map(size).sum()
+}
+
+/// True for a parameter or a site of experts.
+fn is_of_experts(name: &str) -> bool {
+    name.contains("mlp.experts.")
+}
+
 /// The reason why kernels take long.
 fn computing(planned: &Planned, program: &Program, rates: &Rates) -> Option<String> {
     let (mut all, mut recomputed, mut moving, mut gemms, mut at_best) = (0.0, 0.0, 0.0, 0.0, 0.0);
+    // Seconds in experts, of those that only move bytes, and of those that GEMMs lose for being small.
+    let (mut experts_moving, mut experts_lost) = (0.0, 0.0);
     for instance in program.instances.iter().filter(|instance| instance.phase() == Phase::Micro) {
+        let of_experts = f64::from(u8::from(is_of_experts(&instance.origin.site)));
         for kernel in kernels_of(program, instance) {
             let seconds = rates.seconds(&kernel);
             all += seconds;
@@ -67,11 +92,16 @@ fn computing(planned: &Planned, program: &Program, rates: &Rates) -> Option<Stri
                 recomputed += seconds;
             }
             match kernel.arithmetic {
-                Arithmetic::None => moving += seconds,
+                Arithmetic::None => {
+                    moving += seconds;
+                    experts_moving += of_experts * seconds;
+                }
                 Arithmetic::Gemm { operands, scaling, .. } => {
-                    gemms += seconds;
-                    at_best +=
+                    let best =
                         kernel.times as f64 * kernel.arithmetic.flops() / rates.gemm.of(operands, scaling);
+                    gemms += seconds;
+                    at_best += best;
+                    experts_lost += of_experts * (seconds - best);
                 }
                 Arithmetic::Attention { .. } => {}
             }
@@ -79,19 +109,34 @@ fn computing(planned: &Planned, program: &Program, rates: &Rates) -> Option<Stri
     }
     let tokens = format::grouped(planned.spec.batch.tokens() as u64);
     let spec = &planned.spec;
+    let experts = spec.model.layers.iter().find_map(|layer| layer.feed_forward.experts());
     if moving > LARGE * all {
+        let why = match experts {
+            Some(_) if experts_moving > moving / 2.0 => {
+                "most of it to copies of tokens for experts, their activations and their sums".to_owned()
+            }
+            _ => {
+                format!("the model is narrow (dim {}), and a micro-batch has {tokens} tokens", spec.model.dim)
+            }
+        };
         return Some(format!(
-            "{} of the time of kernels goes to those that only move bytes: the model is narrow (dim {}), and a micro-batch has \
-             {tokens} tokens",
-            percent(moving / all),
-            spec.model.dim
+            "{} of the time of kernels goes to those that only move bytes: {why}",
+            percent(moving / all)
         ));
     }
     if at_best < SMALL * gemms {
-        return Some(format!(
-            "GEMMs reach {} of the rate of large ones: a micro-batch has {tokens} tokens",
-            percent(at_best / gemms)
-        ));
+        let why = match experts {
+            Some(experts) if experts_lost > (gemms - at_best) / 2.0 => {
+                let of_each = spec.batch.tokens() * experts.router.top_k / experts.count;
+                format!(
+                    "those of each of {} experts have about {} of the {tokens} tokens of a micro-batch",
+                    experts.count,
+                    format::grouped(of_each as u64)
+                )
+            }
+            _ => format!("a micro-batch has {tokens} tokens"),
+        };
+        return Some(format!("GEMMs reach {} of the rate of large ones: {why}", percent(at_best / gemms)));
     }
     (recomputed > LARGE * all)
         .then(|| format!("{} of the time of kernels goes to recomputation", percent(recomputed / all)))

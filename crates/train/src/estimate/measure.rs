@@ -1,6 +1,6 @@
 //! Measures the rates of this machine: each op of a small model's training step is timed and compared with
-//! its estimate. The result is cached with the compiled kernels. A CPU that was measured while other programs
-//! used it is measured again by later runs, until one finds it free.
+//! its estimate. The result is cached with the compiled kernels. The measurement of a CPU that other programs
+//! used is repeated by a later run that finds it free, and by any after [`REPEAT_MINUTES`].
 
 use super::load::Load;
 use super::rates::{Factors, Rates};
@@ -8,8 +8,8 @@ use super::{instance_seconds, is_cast, kernels_of};
 use crate::engine::{Processor, Target};
 use crate::error::{LearnError, RunError};
 use crate::learner::{Learner, Step};
+use crate::median::median;
 use crate::random_batch::random_batch;
-use crate::slower::median;
 use crate::spec::plan_on;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -34,19 +34,24 @@ pub(super) struct Measurement {
     pub(super) factors: Factors,
     /// True if other programs used the CPU meanwhile.
     pub(super) while_busy: bool,
-    /// Seconds since 1970 at which it was made. Measurements of earlier versions have none and are made
-    /// again.
+    /// Seconds since 1970 at which it was made. Those of earlier versions have none and are
+    /// repeated.
     pub(super) at: u64,
 }
 
-/// The age from which a measurement beside other programs is repeated although others still use the CPU.
-/// Programs that start one after the other do not all wait for it.
-const REPEATED: Duration = Duration::from_secs(600);
+/// The age, in minutes, from which a measurement beside other programs is repeated although others still use
+/// the CPU. Programs that start one after the other do not all wait for it.
+pub(super) const REPEAT_MINUTES: u64 = 10;
 
 impl Measurement {
     /// The time since it was made.
     pub(super) fn age(&self) -> Duration {
         Duration::from_secs(now().saturating_sub(self.at))
+    }
+
+    /// True if it is repeated although other programs still use the CPU.
+    fn is_old(&self) -> bool {
+        self.age() >= Duration::from_secs(60 * REPEAT_MINUTES)
     }
 
     /// The one of two that other programs disturbed less: a free CPU, or else shorter times.
@@ -89,7 +94,7 @@ pub(super) fn cached(processor: &Processor, recipe: Recipe, threads: usize) -> O
 }
 
 /// The measurement of `processor` relative to `rates`: cached, else made now. One that other programs
-/// disturbed is made again, and the less disturbed one is cached.
+/// disturbed is repeated, and the less disturbed one is cached.
 pub(super) fn measured(
     processor: &Processor,
     recipe: Recipe,
@@ -97,7 +102,7 @@ pub(super) fn measured(
 ) -> Result<Measurement, RunError> {
     let threads = rayon::current_num_threads();
     let known = cached(processor, recipe, threads);
-    let is_repeated = |known: &Measurement| known.age() >= REPEATED || !Load::is_busy_now(threads);
+    let is_repeated = |known: &Measurement| known.is_old() || !Load::is_busy_now(threads);
     if let Some(known) = known.filter(|known| !known.while_busy || !is_repeated(known)) {
         return Ok(known);
     }
@@ -242,7 +247,7 @@ mod tests {
         }
         // Those of earlier versions have no age.
         let line = serde_json::to_string(&of(1.5, false)).expect("JSON").replace(",\"at\":1000000", "");
-        assert!(serde_json::from_str::<Measurement>(&line).is_err() && of(1.5, false).age() > REPEATED);
+        assert!(serde_json::from_str::<Measurement>(&line).is_err() && of(1.5, false).is_old());
         let (slow, fast, free) = (of(3.0, true), of(1.5, true), of(2.0, false));
         assert_eq!(slow.less_disturbed(fast), fast);
         assert_eq!(fast.less_disturbed(slow), fast);

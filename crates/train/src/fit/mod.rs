@@ -15,6 +15,7 @@ use crate::spec::Planned;
 use crate::training_spec::TrainingSpec;
 use search::Search;
 pub(crate) use search::first_that_fits;
+pub use text::on_gpus;
 use xtrain_program::{Parallel, Program, Shard};
 use xtrain_report::metrics::format;
 
@@ -43,6 +44,8 @@ pub enum Verdict {
         least: Alternative,
         /// Bytes that no setting changes: weights, gradients, moments.
         state_bytes: u64,
+        /// The ranks of the run.
+        ranks: usize,
         /// True if it would fit if other programs released their memory.
         is_held: bool,
         /// Other models and numbers of GPUs with which it would fit.
@@ -61,6 +64,8 @@ pub struct Instead {
     pub seq_len: Option<usize>,
     /// The least number of GPUs of this size that would fit.
     pub gpus: Option<MoreGpus>,
+    /// The largest number that was tried; `None` on a CPU.
+    pub most_gpus: Option<usize>,
 }
 
 /// A number of GPUs among which weights, gradients and moments are divided (`parallel.shard = "weights"`).

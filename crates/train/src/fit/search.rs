@@ -92,7 +92,8 @@ impl Search<'_> {
             let is_held = bytes <= self.room.alone_bytes;
             let instead = self.instead(&spec, bytes)?;
             let least = Alternative { settings, bytes };
-            return Ok(Verdict::Nothing { least, state_bytes, is_held, instead });
+            let ranks = self.spec.parallel.world_size;
+            return Ok(Verdict::Nothing { least, state_bytes, ranks, is_held, instead });
         }
         let alternatives = self.cheapest(&as_it_is[0], &norms, &blocks)?;
         if !alternatives.is_empty() {
@@ -140,17 +141,20 @@ impl Search<'_> {
             spec.loss.chunk_tokens = spec.loss.chunk_tokens.min(lengths[n]);
             Ok::<_, RunError>((self.bytes(&spec)?, lengths[n]))
         })?;
-        let gpus = self.gpus(least, bytes)?;
-        Ok(Instead { layers, fewer_layers, seq_len, gpus })
+        let (gpus, most_gpus) = match self.target {
+            Target::Cpu => (None, None),
+            Target::Cuda => {
+                let (gpus, most) = self.gpus(least, bytes)?;
+                (gpus, Some(most))
+            }
+        };
+        Ok(Instead { layers, fewer_layers, seq_len, gpus, most_gpus })
     }
 
     /// The least number of GPUs that has room for a rank of `least` with weights, gradients and optimizer
     /// state divided among all: a power of two, or a number of whole nodes that shares the batch evenly. A
-    /// batch that is too small grows.
-    fn gpus(&self, least: &TrainingSpec, bytes: u64) -> Result<Option<MoreGpus>, RunError> {
-        if self.target == Target::Cpu {
-            return Ok(None);
-        }
+    /// batch that is too small grows. And the largest number that the model can be divided among.
+    fn gpus(&self, least: &TrainingSpec, bytes: u64) -> Result<(Option<MoreGpus>, usize), RunError> {
         let shares = |count: &usize| self.batch_size.is_multiple_of(count * least.batch.sequences);
         let more = |count: &usize| {
             let is_round = count.is_power_of_two() || count.is_multiple_of(RANKS_PER_NODE) && shares(count);
@@ -169,10 +173,11 @@ impl Search<'_> {
         while counts.last().is_some_and(|&most| of_ranks(most).is_err()) {
             counts.truncate(counts.len() - counts.len().div_ceil(8));
         }
-        first_that_fits(counts.len(), bytes, self.room.available_bytes, |n| {
+        let found = first_that_fits(counts.len(), bytes, self.room.available_bytes, |n| {
             let found = of_ranks(counts[n])?;
             Ok::<_, RunError>((found.bytes, found))
-        })
+        })?;
+        Ok((found, counts.last().copied().unwrap_or(least.parallel.world_size)))
     }
 
     /// Alternatives of one setting, or of `norms` and a smaller micro-batch if that is larger than the one

@@ -219,6 +219,10 @@ fn where_nothing_fits_it_is_said_with_what_no_setting_makes_less() {
     let message = fit(Target::Cuda, 1 << 20).check("it").expect_err("too little").to_string();
     let least = "nothing fits: even --set optimizer.moments=bf16 --set train.recompute=block --set train.loss_chunk=256 --set train.micro_batch_size=1 (";
     assert!(message.contains(least) && message.contains("choose a smaller model"), "{message}");
+    // A head of 4096 rows cannot be divided among more.
+    assert!(message.contains("; it fits on no number of GPUs up to "), "{message}");
+    let on_cpu = fit(Target::Cpu, 1 << 20).check("it").expect_err("too little").to_string();
+    assert!(on_cpu.contains("; choose a smaller model") && !on_cpu.contains("GPUs"), "{on_cpu}");
 }
 
 /// The first block is dense, so fewer blocks may have no experts.
@@ -283,7 +287,7 @@ fn llama_3_8b_does_not_fit_into_a_small_card() {
     let message = message.expect_err("too little").to_string();
     // Masters and gradients in fp32, two moments, and the bf16 copies for GEMMs.
     assert!(message.contains("104.71 GiB of it for weights, gradients and moments"), "{message}");
-    let instead = "; choose a smaller model: 3 of its 32 layers would fit; or several GPUs: with \
-                   these settings and `--gpus 8 --set parallel.shard=weights` each needs 21.60 GiB. `xtrain plan` lists what needs it";
+    let instead = "; on 8 GPUs it does: with these settings and `--gpus 8 --set parallel.shard=weights` each needs 21.60 GiB; or \
+                   choose a smaller model: 3 of its 32 layers would fit. `xtrain plan` lists what needs it";
     assert!(message.ends_with(instead), "{message}");
 }

@@ -7,7 +7,7 @@
 
 mod layers;
 
-pub use layers::{LayerSpeed, median};
+pub use layers::LayerSpeed;
 
 use crate::engine::Processor;
 use crate::error::RunError;

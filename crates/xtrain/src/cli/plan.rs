@@ -24,8 +24,8 @@ use xtrain_train::passes::PIPELINE;
 pub(crate) struct PlanArgs {
     #[command(flatten)]
     pub(crate) run: RunFile,
-    /// Memory that a step must fit into, in bytes or with a unit (500MB, 24GiB). By default, the memory of
-    /// the run's device, if the machine has it
+    /// Memory that a step must fit into, in bytes or with a unit (500MB, 24GiB, 1.5GiB). By default, the
+    /// memory of the run's device, if the machine has it
     #[arg(long, value_name = "SIZE")]
     pub(crate) memory: Option<Size>,
     /// Plan for this GPU model, which need not be present: h200, h100, a100, l40s, 4090 or 5090
@@ -38,7 +38,9 @@ pub(crate) struct PlanArgs {
     #[arg(long, value_name = "BANDWIDTH", requires = "gpus", conflicts_with = "ranks", value_parser = bandwidth)]
     pub(crate) link: Option<f64>,
     /// Bandwidth of all-gathers and reduce-scatters between nodes, as nccl-tests measures it (bus bandwidth
-    /// of all_gather_perf); by default that of all NICs of a node together, at most that within a node
+    /// of all_gather_perf); by default that of all NICs of a node together, at most that within a node. Given
+    /// without --link, a ring slower than a node's own connections also lowers the bandwidth of a NIC, to the
+    /// ring's divided by the GPUs of a node
     #[arg(long, value_name = "BANDWIDTH", requires = "gpus", conflicts_with = "ranks", value_parser = bandwidth)]
     pub(crate) ring: Option<f64>,
     /// GPUs of a node

@@ -160,14 +160,17 @@ fn load(path: &Path, sets: &[Override], ranks: usize) -> Result<Parsed, Failure>
             source::CONFIG_FILE
         )));
     }
-    let parse = |example: Example| -> Result<Parsed, ConfigErrors> {
+    let parse = |example: Example, sets: &[Override]| -> Result<Parsed, ConfigErrors> {
         Config::parse(path, example.run_file(folder).as_bytes(), sets)
     };
-    // The size of the model decides the rest.
-    let first = parse(Example { seq_len: SEQ_LEN, tokens: 1, batch_size: ranks })?;
+    // The context and the size of the model decide the rest; settings of batches are about the run itself.
+    let is_of_model = |set: &&Override| matches!(set, Override::Set(set) if set.starts_with("model.") || set.starts_with("experts."));
+    let of_model: Vec<Override> = sets.iter().filter(is_of_model).cloned().collect();
+    let first = parse(Example { seq_len: 1, tokens: 1, batch_size: ranks }, &of_model)?;
     let planned = plan_for(&first, Target::Cuda, Member::first_of(ranks))?;
     let seq_len = planned.spec.model.context().min(SEQ_LEN);
-    Ok(parse(Example::of(planned.spec.model.active_parameter_count() as u64, seq_len, ranks))?)
+    let active = planned.spec.model.active_parameter_count() as u64;
+    Ok(parse(Example::of(active, seq_len, ranks), sets)?)
 }
 
 /// Tokens of a sequence of a model that is planned without a run file, if it was made for as many.

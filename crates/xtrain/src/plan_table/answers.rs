@@ -8,7 +8,7 @@ use xtrain_train::advice::{Advice, Proposal};
 use xtrain_train::engine::Target;
 use xtrain_train::error::RunError;
 use xtrain_train::estimate::{Device, RunTime, low_mfu};
-use xtrain_train::fit::{Fit, Verdict, save_bytes};
+use xtrain_train::fit::{Fit, Verdict, on_gpus, save_bytes};
 use xtrain_train::modes::Candidate;
 use xtrain_train::spec::Planned;
 
@@ -65,7 +65,7 @@ pub(super) fn text(planned: &Planned, answer: &Answer<'_>) -> String {
 fn of_device(Advised { advice, device, owner, time }: &Advised<'_>) -> String {
     let mut out = String::new();
     if let Some(of) = &advice.fit {
-        out.push_str(&fit(of, owner, advice.given(), device.target, advice.proposal.is_some()));
+        out.push_str(&fit(of, owner, advice.given(), device.target, advice.proposal.as_ref()));
     }
     let shown = advice.shown();
     if let Some(proposal) = advice.proposal.as_ref().filter(|_| !advice.fits()) {
@@ -81,15 +81,26 @@ fn of_device(Advised { advice, device, owner, time }: &Advised<'_>) -> String {
     {
         out.push_str(&faster(proposal, step, shown, device));
     }
+    if let Some(fast) = &advice.fast {
+        let than = if advice.fits() { "configured" } else { "proposed" };
+        let ratio = format::faster(shown.timeline.seconds(), fast.timeline.seconds(), than);
+        out.push_str(&line(
+            "faster sums",
+            &format!(
+                "--set parallel.reduce=fast: {ratio}; NCCL then adds gradients in an order of its own, so bits change, and differ between \
+                 numbers of GPUs and of nodes"
+            ),
+        ));
+    }
     if let Some(choice) = choice {
         out.push_str(&line("chosen", &choice.to_string()));
     }
     out
 }
 
-/// The result of the check that the step `given` fits; `owner` owns the memory. Without a proposal, it says
-/// why nothing fits.
-fn fit(fit: &Fit, owner: &str, given: &Candidate, target: Target, is_proposed: bool) -> String {
+/// The result of the check that the step `given` fits; `owner` owns the memory. If nothing does, it says why,
+/// and on how many GPUs it would.
+fn fit(fit: &Fit, owner: &str, given: &Candidate, target: Target, proposal: Option<&Proposal>) -> String {
     let (needed, available) = (format::gib(fit.needed_bytes), fit.available(owner));
     match &fit.verdict {
         Verdict::Fits => {
@@ -112,16 +123,21 @@ fn fit(fit: &Fit, owner: &str, given: &Candidate, target: Target, is_proposed: b
             let mut out = line("fits", &format!("no: as configured it needs {needed}, and {available}"));
             let whole = matches!(verdict, Verdict::Nothing { .. }).then(|| verdict.to_string());
             let parts = whole.iter().flat_map(|text| text.split("; "));
-            // The proposal names the number of GPUs.
-            for part in parts.filter(|part| !is_proposed || !part.starts_with("or several GPUs: ")) {
-                out.push_str(&line("", part));
+            // The proposal has the settings for these GPUs, and their memory.
+            let proposed = proposal.and_then(|proposal| proposal.gpus).map(on_gpus);
+            for part in parts {
+                let is_proposed = proposed.as_ref().filter(|proposed| part.starts_with(*proposed));
+                out.push_str(&line(
+                    "",
+                    &is_proposed.map_or(part.to_owned(), |text| format!("{text}see below")),
+                ));
             }
             out
         }
     }
 }
 
-/// What to run instead of a step that does not fit.
+/// The proposal instead of a step that does not fit.
 fn proposed(proposal: &Proposal, step: &Candidate) -> String {
     let each = if proposal.gpus.is_some() { "each needs" } else { "it needs" };
     let needed = format::gib(step.needed_bytes);
@@ -133,7 +149,7 @@ fn proposed(proposal: &Proposal, step: &Candidate) -> String {
     out
 }
 
-/// What to run because it is faster.
+/// The proposal of a faster step.
 fn faster(proposal: &Proposal, step: &Candidate, than: &Candidate, device: &Device) -> String {
     let ratio = format::faster(than.timeline.seconds(), step.timeline.seconds(), "configured");
     let needed = format::gib(step.needed_bytes);
@@ -188,10 +204,14 @@ fn run(planned: &Planned, is_of_a_file: bool) -> String {
             let (steps, tokens) = (format::grouped(steps), format::count(all));
             let flops = scientific(all * spec.model.flops_per_token(spec.batch.seq_len));
             let assumed = match is_of_a_file {
-                true => "",
-                false => {
-                    "; assumed: 20 tokens for each active parameter (train.tokens), train.batch_size and data.seq_len"
-                }
+                true => String::new(),
+                false => format!(
+                    "; assumed: 20 tokens for each active parameter (train.tokens), train.batch_size and data.seq_len{}",
+                    match spec.batch.seq_len == spec.model.context() {
+                        true => ", the model's context",
+                        false => "",
+                    }
+                ),
             };
             format!("{steps} steps, {tokens} tokens, {flops} FLOPs{assumed}")
         }

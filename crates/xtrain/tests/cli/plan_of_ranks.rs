@@ -104,7 +104,7 @@ fn a_plan_of_several_gpus_tells_times_bytes_and_modes() {
     let (rings, both) = (seconds("--ring 100GB/s"), seconds(&format!("--ring 100GB/s {fast}")));
     assert!(rings > usual && both > seconds(fast), "{rings} {both}");
     for (options, says) in [
-        ("--gpus 8 --link 50", "write bytes per second, such as 50GB/s"),
+        ("--gpus 8 --link 50", "write bytes or bits per second, such as 50GB/s"),
         ("--link 50GB/s", "--gpus"),
         ("--ring 50GB/s", "--gpus"),
         ("--ranks 2 --link 50GB/s", "--ranks"),

@@ -208,9 +208,11 @@ pub(super) const OPTIONS: &[Row] = &[
         &[Argument("FILE"), Nothing("run files are for train, plan and bench")],
     ),
     row(
-        &["model", "m", "modelpath", "modelnameorpath", "run", "ckptdir", "hfmodel", "pretrained"],
+        &["model", "m", "modelpath", "modelnameorpath", "ckptdir", "hfmodel", "pretrained"],
         &[Argument("MODEL"), Argument("RUN"), Argument("RUNS")],
     ),
+    // A run to read, or the name of one that begins.
+    row(&["run"], &[Argument("MODEL"), Argument("RUN"), Argument("RUNS"), Key("train.out")]),
     row(&["checkpoint", "ckpt", "iter", "iteration", "checkpointstep"], &[Option("--step")]),
     row(
         &[
@@ -228,8 +230,9 @@ pub(super) const OPTIONS: &[Row] = &[
             "expname",
             "project",
             "html",
+            "save",
         ],
-        &[Option("--out")],
+        &[Option("--out"), Key("train.out")],
     ),
     row(
         &[

@@ -136,7 +136,9 @@ fn ways_to_share_that_do_not_fit_the_ranks_are_refused() {
         "[parallel] 3 ranks cannot be divided into `replicas` = 2 groups",
         "try `replicas = 1` or `replicas = 3`",
     ]);
-    place.run("train run.toml --set parallel.hsdp=2").refuses(&["did you mean `replicas`?"]);
+    place
+        .run("train run.toml --set parallel.hsdp=2")
+        .refuses(&["parallel.shard=weights", "`parallel.replicas`"]);
     place.run("train run.toml --set parallel.shard=zero1").refuses(&["did you mean \"optimizer\"?"]);
     assert!(!place.exists("out"));
 }

@@ -110,32 +110,47 @@ fn check(mistake: &str, line: &str, answer: &str, wrong: &mut Vec<String>) {
     {
         wrong.push(format!("{mistake}: {line}\n    not: {answer}"));
     }
-    for set in line.split("--set ").skip(1) {
-        let set = match set.strip_prefix('\'') {
-            Some(quoted) => quoted.split('\'').next().unwrap_or_default(),
-            None => set.split([' ', ';', '?', ',']).next().unwrap_or_default().trim_end_matches(['.', ':']),
-        };
-        let (key, value) = set.split_once('=').unwrap_or((set, ""));
-        let beside: &[&str] = match key {
-            _ if value == "VALUE" || value.is_empty() || set == "section.key=value" => continue,
-            "schedule.decay_shape" | "schedule.decay_fraction" => &["schedule.kind=wsd"],
-            "experts.dense_blocks" | "experts.count" | "experts.per_token" => {
-                &["model.family=mixtral", "experts.count=8"]
-            }
-            "train.tokens" | "train.epochs" => &["train.steps="],
-            "model.heads" => &["model.dim=768"],
-            "model.kv_heads" => &["model.heads=4"],
-            "train.micro_batch_size" => &["train.batch_size=64"],
-            "precision.margin" | "precision.amax_history_len" | "precision.amax_compute" => {
-                &["precision.recipe=fp8-delayed"]
-            }
-            "model.init_from" => &["model.dim=", "model.layers=", "model.heads="],
-            "data.held_out" | "data.valid" => &[],
-            _ => &[],
-        };
-        let sets: Vec<&str> = beside.iter().copied().chain([set]).collect();
-        if let Err(errors) = Config::parse(Path::new("run.toml"), RUN, &sets) {
-            wrong.push(format!("{mistake}: {line}\n    --set {set}: {errors}"));
+    for sets in proposals(line) {
+        let is_unknown = |set: &str| set.ends_with("=VALUE") || set == "section.key=value";
+        if sets.iter().any(|set| is_unknown(set)) || sets.iter().all(|set| set.ends_with('=')) {
+            continue;
         }
+        let beside = sets.iter().flat_map(|set| beside(set.split('=').next().unwrap_or_default()));
+        let all: Vec<&str> = beside.copied().chain(sets.iter().copied()).collect();
+        if let Err(errors) = Config::parse(Path::new("run.toml"), RUN, &all) {
+            wrong.push(format!("{mistake}: {line}\n    {sets:?}: {errors}"));
+        }
+    }
+}
+
+/// The settings of each proposal of a line: those that follow each other belong together.
+fn proposals(line: &str) -> Vec<Vec<&str>> {
+    let mut all: Vec<Vec<&str>> = Vec::new();
+    let mut follows = false;
+    for text in line.split("--set ").skip(1) {
+        let (set, rest) = match text.strip_prefix('\'') {
+            Some(quoted) => quoted.split_once('\'').unwrap_or((quoted, "")),
+            None => text.split_at(text.find([' ', ';', '?', ',', ')']).unwrap_or(text.len())),
+        };
+        let set = set.trim_end_matches(['.', ':']);
+        match all.last_mut().filter(|_| follows) {
+            Some(before) => before.push(set),
+            None => all.push(vec![set]),
+        }
+        follows = rest == " ";
+    }
+    all
+}
+
+/// The settings without which a run file takes no value of a key, and which are a choice of their own: a
+/// mixture of experts, sizes that divide each other, a folder in place of sizes.
+fn beside(key: &str) -> &'static [&'static str] {
+    match key {
+        _ if key.starts_with("experts.") => &["model.family=mixtral", "experts.count=8"],
+        "model.heads" => &["model.dim=768"],
+        "model.kv_heads" => &["model.heads=4"],
+        "train.micro_batch_size" => &["train.batch_size=64"],
+        "model.init_from" => &["model.dim=", "model.layers=", "model.heads="],
+        _ => &[],
     }
 }

@@ -18,13 +18,9 @@ pub fn set_text(path: &str, text: &str) -> String {
 
 /// `--set section.key=value`, of a value in TOML, quoted for a shell.
 pub(super) fn set(path: &str, toml: &str) -> String {
-    // A string needs no quotes unless it would be read as something else, and no escapes if it has none.
-    let is_bare = |text: &str| {
-        !text.contains(char::is_control)
-            && matches!(Value::of_argument(text), Value::Text(same) if same == text)
-    };
     let bare = match Value::of_argument(toml) {
-        Value::Text(text) if is_bare(&text) => text,
+        // A string needs no quotes unless it would be read as something else.
+        Value::Text(text) if Value::is_bare(&text) => text,
         _ => toml.to_owned(),
     };
     format!("--set {}", shell_quoted(&format!("{path}={bare}")))

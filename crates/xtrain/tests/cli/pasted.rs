@@ -51,8 +51,8 @@ fn messages_name(name: &str, shell: &str) {
     );
     let exported = ["export", &run_folder, "--out", "FOLDER"];
     check(&["init", &run_folder, "a.txt", "--out", "new.toml"], "export it first: xtrain ", "\n", &exported);
-    // Control characters need the escapes of TOML.
-    let value = |text: &str| match name.contains('\n') {
+    // A value that --set would read as something else is a string of TOML.
+    let value = |text: &str| match name.starts_with(['[', ' ']) || name.contains('\n') {
         true => serde_json::Value::from(text).to_string(),
         false => text.to_owned(),
     };
@@ -88,6 +88,7 @@ fn messages_name(name: &str, shell: &str) {
 fn commands_in_messages_are_quoted_for_a_shell() {
     messages_name("a b'$c", "sh");
     messages_name("[x]*{y,z};`~#", "sh");
+    messages_name(" \\n \"b\"", "sh");
 }
 
 #[test]

@@ -7,8 +7,8 @@
 //!
 //! A row's name is `name`, in any section and as an option, or `section.name`, in that section, which may
 //! be another program's; with `=value`, that value alone: `=false` is also `no`, `off` and `never`, and
-//! `=negative` any number below 0. Case, `-` and `_` do not count. In a text, `` `section.key = value` `` is a setting, which messages about a
-//! command line turn into `--set`.
+//! `=negative` any number below 0. Case, `-` and `_` do not count. In a text, `` `section.key = value` `` is
+//! a setting, which messages about a command line turn into `--set`.
 
 mod checkpoints;
 mod data;

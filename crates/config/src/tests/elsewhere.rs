@@ -21,7 +21,9 @@ fn ticked(text: &str) -> impl Iterator<Item = &str> {
 /// Settings that need others beside them.
 fn beside(setting: &str) -> &'static [&'static str] {
     match setting.split([' ', '=']).next().unwrap_or_default() {
-        "experts.dense_blocks" | "experts.balance" => &["model.family=mixtral", "experts.count=4"],
+        "experts.dense_blocks" => &["model.family=mixtral", "experts.count=4"],
+        // Only this family adds biases to scores.
+        "experts.balance" => &["model.family=dots1", "experts.count=4"],
         "schedule.decay_shape" => &["schedule.kind=wsd"],
         // Examples of a folder name none that exists, and a folder needs no sizes.
         "train.tokens" => &["train.steps="],

@@ -554,7 +554,10 @@ fn a_model_is_planned_without_a_run_file() {
         let text = plan(&place, &format!("out/hf --device-model h100 --gpus {ranks}"));
         assert!(answer(&text, "run").contains(" tokens, "), "{text}");
     }
-    let micro = plan(&place, "out/hf --device-model h100 --gpus 8 --set train.micro_batch_size=4");
+    let micro = plan(
+        &place,
+        "out/hf --device-model h100 --gpus 8 --set train.batch_size=32 --set train.micro_batch_size=4",
+    );
     assert!(answer(&micro, "batch").ends_with(" 4 at a time"), "{micro}");
     let set = plan(&place, "out/hf --set train.tokens=1000000 --set data.seq_len=8");
     assert!(answer(&set, "run").contains(" 1.00M tokens"), "{set}");

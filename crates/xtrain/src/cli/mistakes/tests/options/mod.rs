@@ -146,6 +146,7 @@ fn proposals(line: &str) -> Vec<Vec<&str>> {
 /// mixture of experts, sizes that divide each other, a folder in place of sizes.
 fn beside(key: &str) -> &'static [&'static str] {
     match key {
+        "experts.balance" | "experts.bias_rate" => &["model.family=dots1", "experts.count=8"],
         _ if key.starts_with("experts.") => &["model.family=mixtral", "experts.count=8"],
         "model.heads" => &["model.dim=768"],
         "model.kv_heads" => &["model.heads=4"],

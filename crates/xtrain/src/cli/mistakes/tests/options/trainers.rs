@@ -93,7 +93,7 @@ pub(super) const NANOGPT: Answers = &[
     ("eval_interval=2000", "eval.every=2000"),
     ("log_interval=1", "log.every=1"),
     ("eval_iters=200", "`eval.tokens`"),
-    ("eval_only=True", "trains, and evaluates every"),
+    ("eval_only=True", "xtrain eval RUN"),
     ("always_save_checkpoint=True", "`checkpoint.every`"),
     ("init_from=scratch", "weights are random unless"),
     ("init_from=resume", "`xtrain train run.toml --resume`"),

@@ -145,7 +145,8 @@ impl Encoder<'_> {
             return self.encode(text, &[0..text.len()], steps);
         }
         let Some(Level { splitter, rest }) = long.levels.get(level) else {
-            return Err(format!("a word of {} MiB is too long", text.len() >> 20).into());
+            let (words, most) = (text.len().div_ceil(1 << 20), MAX_HF_BYTES >> 20);
+            return Err(format!("a word takes {words} MiB, and words are encoded up to {most} MiB").into());
         };
         let mut group: Vec<Range<usize>> = Vec::new();
         splitter.each(text, &mut |piece| {

@@ -24,7 +24,8 @@ pub mod tokenizer;
 
 pub use error::{DataError, Result};
 pub use input::{
-    InputFile, InputOptions, Listing, Split, Take, TextField, list, list_inputs, matches_files, text_field,
+    InputFile, InputOptions, Listing, Split, Take, TextField, has_documents, list, list_inputs,
+    matches_files, text_field,
 };
 pub use loader::{
     Batch, DocumentMask, IGNORED_TARGET, Loader, LoaderOptions, LoaderState, Mixture, MixtureSource,

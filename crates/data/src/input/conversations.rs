@@ -297,7 +297,7 @@ fn has_word(name: &str, words: &[&str]) -> bool {
     // `CoT` is a word too.
     let words_of =
         |name: &'_ str| name.split(|c: char| !c.is_alphanumeric()).map(str::to_owned).collect::<Vec<_>>();
-    let of_name = [words_of(&separated), words_of(&lower)].concat();
+    let of_name = [words_of(&lower), words_of(&separated)].concat();
     let is_about = of_name.last().is_some_and(|last| ABOUT.contains(&last.as_str()));
     !is_about && of_name.iter().any(|word| words.contains(&word.as_str()))
 }
@@ -374,6 +374,7 @@ mod tests {
             &["title", "body", "source"],
             &["prompt"],
             &["content", "question_id", "answer_count#"],
+            &["content", "questionId", "answerType"],
             &["input", "label#"],
             &["text", "source", "url", "target_lang"],
             &["document", "summary"],

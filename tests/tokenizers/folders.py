@@ -199,6 +199,11 @@ def cases():
         "t5": (lambda: made.unigram(pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace()])), {"tokenizer_class": "T5Tokenizer"}, {}),
         "t5_few": (lambda: made.unigram(pre_tokenizers.Metaspace(), normalizers.NFKC()), {"tokenizer_class": "T5Tokenizer", "extra_ids": 3}, {}),
         "t5_named": (lambda: made.unigram(pre_tokenizers.Metaspace()), {"tokenizer_class": "T5Tokenizer", "additional_special_tokens": ["<extra_id_0>", "<a>"]}, {}),
+        "electra": (lambda: made.word_piece(pre_tokenizers.BertPreTokenizer(), normalizers.BertNormalizer(lowercase=False)), {"tokenizer_class": "ElectraTokenizerFast"}, {}),
+        "layoutlm": (lambda: made.word_piece(pre_tokenizers.BertPreTokenizer(), normalizers.BertNormalizer(lowercase=False)), {"tokenizer_class": "LayoutLMTokenizer"}, {}),
+        "longformer_prefix": (qwen, {"tokenizer_class": "LongformerTokenizerFast", "add_prefix_space": True} | END, {}),
+        "led_prefix": (qwen, {"tokenizer_class": "LEDTokenizer", "add_prefix_space": True} | END, {}),
+        "phi3": (llama2, LLAMA | {"tokenizer_class": "Phi3Tokenizer", "add_prefix_space": False}, {}),
         "xlm_roberta": (lambda: made.unigram(pre_tokenizers.Metaspace()), {"tokenizer_class": "XLMRobertaTokenizer"}, {}),
         "xlm_no_prefix": (lambda: made.unigram(pre_tokenizers.Metaspace()), {"tokenizer_class": "XLMRobertaTokenizer", "add_prefix_space": False}, {}),
         "mistral_regex": (wide, FAST | END | {"fix_mistral_regex": True}, m("mistral", transformers_version="4.50.0")),
@@ -207,6 +212,13 @@ def cases():
         "unknown_class": (qwen, {"tokenizer_class": "FooTokenizer"} | END, {}),
         "bloom": (qwen, {"tokenizer_class": "BloomTokenizerFast"} | END, {}),
     }
+    # Sentinels of T5 over lists of further tokens, in tokenizer_config.json and in special_tokens_map.json.
+    keys = ["extra_special_tokens", "additional_special_tokens"]
+    for extra, additional in itertools.product([(), None, [], {}, ["<x>"], {"x_token": "<x>"}], [(), None, [], ["<x>"]]):
+        lists = {key: value for key, value in zip(keys, [extra, additional]) if value != ()}
+        t5 = lambda: made.unigram(pre_tokenizers.Metaspace())
+        found[f"t5_lists {json.dumps(lists)}"] = (t5, {"tokenizer_class": "T5Tokenizer"} | lists, {})
+        found[f"t5_map {json.dumps(lists)}"] = (t5, {"tokenizer_class": "T5Tokenizer"}, {"special_tokens_map.json": lists})
     return found
 
 

@@ -72,7 +72,7 @@ def pipelines():
 FOLDERS = """decoder_qwen decoder_fast decoder_gap decoder_far decoder_other_id decoder_other_flags decoder_drops decoder_over_map decoder_names_flags map_only
 map_over_config map_dicts map_extra map_extra_dict map_and_config_extra map_own added_json added_json_special additional additional_typed extra_list extra_dict
 extra_and_additional model_specific own_name own_name_typed names names_equal names_null no_end_gpt2 no_end_qwen split_special gpt2_prefix gpt2_over_qwen gpt2_of_model
-fast_prefix qwen_fast qwen_of_model qwen_llama_class qwen35 neox_prefix cohere llama_bytes mistral_of_bytes""".split()
+fast_prefix qwen_fast qwen_of_model qwen_llama_class qwen35 neox_prefix cohere llama_bytes longformer_prefix mistral_of_bytes""".split()
 
 
 def folder_cases():

@@ -145,6 +145,12 @@ fn what_is_no_row_is_not_skipped() {
             b"{\"prompt\": \"a\", \"completion\": \"b\"}\n".to_vec(),
             "pairs of prompt and answer",
         ),
+        (
+            "stored.jsonl",
+            b"{\"messages\": \"[{\\\"role\\\": \\\"user\\\"}]\"}\n".to_vec(),
+            "\"messages\" is chat data",
+        ),
+        ("compared.jsonl", b"{\"query\": \"a\", \"pos\": [\"b\"]}\n".to_vec(), "pairs of texts"),
         ("a.jsonl", gzip(b"{\"text\": \"a\"}\n"), "it is gzip data, not JSON lines; name it"),
         ("b.jsonl", zstd_frame(b"{\"text\": \"a\"}\n"), "it is zstd data, not JSON lines; name it"),
         ("c.jsonl", parquet_file(&[Some("a")], None), "it is parquet data"),
@@ -179,6 +185,23 @@ fn what_is_no_row_is_not_skipped() {
         let error = documents(&written(folder.path(), name, &bytes), &skipping(99)).unwrap_err().to_string();
         assert!(error.contains(said) && error.contains(name), "{name}: {error}");
     }
+}
+
+#[test]
+fn a_field_that_no_row_has_is_a_wrong_name_and_no_bad_row() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = written(folder.path(), "a.jsonl", &b"{\"body\": \"a\", \"id\": 1}\n".repeat(20));
+    let error = documents(&path, &skipping(1000)).unwrap_err().to_string();
+    assert!(error.contains("line 16: none of the first 16 rows has text in the field \"text\""), "{error}");
+    assert!(error.contains("--text-field \"body\""), "{error}");
+    let late = [
+        b"{\"body\": \"a\"}\n".repeat(10),
+        b"{\"text\": \"b\"}\n".to_vec(),
+        b"{\"body\": \"a\"}\n".repeat(20),
+    ]
+    .concat();
+    let (texts, bad_rows) = documents(&written(folder.path(), "b.jsonl", &late), &skipping(1000)).unwrap();
+    assert_eq!((texts, bad_rows.count()), (vec!["b".to_owned()], 30));
 }
 
 #[test]

@@ -278,12 +278,123 @@ fn data_of_other_kinds_is_not_skipped_silently() {
     }
 }
 
+/// A folder with these files and a card with this header.
+fn with_card(files: &[&str], header: &str) -> TempDir {
+    let place = folder(files);
+    std::fs::write(
+        place.path().join("README.md"),
+        format!("---\nlicense: mit\n{header}\n---\n# A data set\n"),
+    )
+    .unwrap();
+    place
+}
+
+/// The names of the files in `name` for each split; the error for a split that has none.
+fn of_splits(root: &Path, name: &str) -> [Result<String, String>; 3] {
+    Split::ALL.map(|split| {
+        let listed = listed(root, name, Take::OfFolders(split));
+        listed.map(|names| names.join(" ")).map_err(|error| error.to_string())
+    })
+}
+
 #[test]
-fn configurations_of_a_data_set_are_alternatives() {
-    let place = folder(&["en/train.jsonl", "fr/train.jsonl"]);
-    let warnings = || list(&[place.path()], Take::OfFolders(Split::Train)).unwrap().warnings;
-    assert!(warnings().is_empty());
-    let card = "---\nconfigs:\n- config_name: en\n  data_files: en/*\n- config_name: fr\n  data_files: fr/*\n---\n# Text\n";
-    std::fs::write(place.path().join("README.md"), card).unwrap();
-    assert!(warnings()[0].contains("several configurations (en, fr)"), "{:?}", warnings());
+fn a_card_says_the_splits_of_files_over_their_names() {
+    let files = ["a.jsonl", "b.jsonl", "c.jsonl", "data/train-1.jsonl", "data/x/test.jsonl"];
+    // Header, name that is read, and the files of its training, validation and test split; "" for none.
+    for (header, name, expected) in [
+        (
+            "configs:\n- config_name: default\n  data_files:\n  - split: train\n    path: a.jsonl\n  - split: test\n    path: b.jsonl",
+            "",
+            ["a.jsonl", "", "b.jsonl"],
+        ),
+        (
+            "configs:\n  - config_name: x\n    data_files:\n      - {split: train_sft, path: [\"a.*\", c.jsonl]}\n      - split: dev\n        path: 'data/**'",
+            "",
+            ["a.jsonl c.jsonl", "data/train-1.jsonl data/x/test.jsonl", ""],
+        ),
+        // Files of test are left out of a broader pattern for training.
+        (
+            "configs:\n- config_name: x\n  data_files:\n  - split: train\n    path: '**/*.jsonl'\n  - split: test\n    path: data/train-*",
+            "",
+            ["a.jsonl b.jsonl c.jsonl data/x/test.jsonl", "", "data/train-1.jsonl"],
+        ),
+        (
+            "configs:\n- config_name: x\n  data_files:\n  - split: train\n    path: a.jsonl\n  - split: test\n    path: data/train-*",
+            "**/*train*",
+            ["", "data/train-1.jsonl", "data/train-1.jsonl"],
+        ),
+        // Patterns without a split are for training; the default of several configurations is read.
+        ("configs:\n- config_name: x\n  data_files: '*.jsonl'", "", ["a.jsonl b.jsonl c.jsonl", "", ""]),
+        (
+            "configs:\n- config_name: x\n  data_files: [a.jsonl]\n- config_name: y\n  default: true\n  data_files: [b.jsonl, c.jsonl]",
+            "",
+            ["b.jsonl c.jsonl", "", ""],
+        ),
+        ("configs:\n- config_name: x\n  data_dir: data", "", ["data/train-1.jsonl", "", "data/x/test.jsonl"]),
+        (
+            "configs:\n- config_name: x\n  data_dir: data\n  data_files:\n  - split: test\n    path: x/*",
+            "",
+            ["", "", "data/x/test.jsonl"],
+        ),
+        // A folder or pattern below the card.
+        (
+            "configs:\n- config_name: x\n  data_files:\n  - split: train\n    path: data/x/test.jsonl\n  - split: test\n    path: data/train-1.jsonl",
+            "data",
+            ["data/x/test.jsonl", "", "data/train-1.jsonl"],
+        ),
+        (
+            "configs:\n- config_name: x\n  data_files: a.jsonl\n- config_name: y\n  data_files:\n  - split: test\n    path: b.jsonl",
+            "*.jsonl",
+            ["a.jsonl", "", "b.jsonl"],
+        ),
+        // A card of other files.
+        ("configs:\n- config_name: x\n  data_files: 'csv/*.csv'", "*.jsonl", ["a.jsonl b.jsonl c.jsonl"; 3]),
+        ("tags:\n- configs", "data", ["data/train-1.jsonl", "", "data/x/test.jsonl"]),
+    ] {
+        let place = with_card(&files, header);
+        let found = of_splits(place.path(), name);
+        for ((found, expected), split) in found.iter().zip(expected).zip(Split::ALL) {
+            let found = found.as_deref().unwrap_or_default();
+            assert_eq!(found, expected, "{} of {name:?} under {header}", split.name());
+        }
+    }
+}
+
+#[test]
+fn configurations_without_a_default_are_alternatives() {
+    let card = "configs:\n- config_name: en\n  data_files: en/**\n- config_name: fr\n  data_files:\n  - split: train\n    path: fr/a*";
+    let place = with_card(&["en/a.jsonl", "fr/a.jsonl", "fr/b.jsonl"], card);
+    let error = of_splits(place.path(), "")[0].clone().unwrap_err();
+    assert!(error.contains("several configurations (en, fr)"), "{error}");
+    // The advice works.
+    let pattern = error.split("data.train = \"").nth(1).unwrap().trim_end_matches('"');
+    assert_eq!(listed(place.path(), pattern, Take::OfFolders(Split::Train)).unwrap(), ["en/a.jsonl"]);
+    assert_eq!(of_splits(place.path(), "fr")[0].as_deref(), Ok("fr/a.jsonl"));
+    assert_eq!(list(&[place.path()], Take::All).unwrap().files.len(), 3);
+    // Only one of them was downloaded.
+    std::fs::remove_dir_all(place.path().join("en")).unwrap();
+    assert_eq!(of_splits(place.path(), "")[0].as_deref(), Ok("fr/a.jsonl"));
+    // Cards of several data sets.
+    let both = folder(&["one/a.jsonl", "one/b.jsonl", "two/train.jsonl", "two/test.jsonl"]);
+    let card = "---\nconfigs:\n- config_name: x\n  data_files:\n  - split: test\n    path: a.jsonl\n  - split: train\n    path: b.jsonl\n---\n";
+    std::fs::write(both.path().join("one/README.md"), card).unwrap();
+    assert_eq!(of_splits(both.path(), "")[0].as_deref(), Ok("one/b.jsonl two/train.jsonl"));
+}
+
+#[test]
+fn a_card_that_cannot_be_read_is_refused() {
+    for header in [
+        "configs: [",
+        "configs:\n- data_files: a.jsonl",
+        "configs:\n- config_name: x\n  data_files: 3",
+        "configs:\n- config_name: x\n  data_files:\n  - split: train\n    paths: a.jsonl",
+        "configs:\n- config_name: x\n  data_files: '[a'",
+        "configs:\n- config_name: &a x\n  data_files: [*b]",
+    ] {
+        let place = with_card(&["a.jsonl"], header);
+        let error = of_splits(place.path(), "")[0].clone().unwrap_err();
+        assert!(error.contains("README.md: the YAML header") && !error.contains('\n'), "{header}: {error}");
+    }
+    let place = with_card(&["a.jsonl"], "configs: null");
+    assert_eq!(of_splits(place.path(), "")[0].as_deref(), Ok("a.jsonl"));
 }

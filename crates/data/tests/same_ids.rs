@@ -399,3 +399,25 @@ fn long_documents_without_cuts_are_split_in_the_encoder() {
         assert_eq!(tokenizer.decode(&ids, SpecialTokens::Show).unwrap(), text);
     }
 }
+
+#[test]
+fn a_word_that_is_too_long_and_a_normalizer_that_multiplies_a_text_are_refused() {
+    let mut words = o200k();
+    words["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"] = json!(r"^\w+|(?<=\w)\W+|\b\d|\s|\w+");
+    let text = "long".repeat(1 << 20);
+    let error = load_json(&words).encode(&text).unwrap_err().to_string();
+    for part in ["begins with \"longlonglonglonglonglong\"", "split or drop the document"] {
+        assert!(error.contains(part), "{error}");
+    }
+    let mut multiplied = o200k();
+    multiplied["normalizer"] = json!({"type": "Sequence", "normalizers": [
+        {"type": "Replace", "pattern": {"String": "a"}, "content": "b".repeat(1000)},
+        {"type": "Replace", "pattern": {"Regex": "b"}, "content": "c".repeat(1000)},
+    ]});
+    let tokenizer = load_json(&multiplied);
+    assert!(!tokenizer.encode("not one").unwrap().is_empty());
+    for error in [tokenizer.encode(&"a".repeat(100)), tokenizer.encode_prompt(&"a".repeat(100))] {
+        let error = error.unwrap_err().to_string();
+        assert!(error.contains("its normalizer makes more than 12 MiB of 1 KiB of text"), "{error}");
+    }
+}

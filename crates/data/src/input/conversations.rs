@@ -1,5 +1,6 @@
-//! Rows of chats and of prompts with answers, by the names of their fields. Training on them needs a template
-//! and a mask, so that none of their fields is taken for text unless the user names it.
+//! Rows of chats, of prompts with answers and of pairs of texts, by the names of their fields. Training on
+//! them needs a template and a mask, or another loss, so that none of their fields is taken for text unless
+//! the user names it.
 
 /// A field of a row, or a column.
 #[derive(Debug, Clone, Copy)]
@@ -17,6 +18,16 @@ pub(super) enum Content {
     Object,
     /// A number, a boolean or null.
     Other,
+}
+
+/// True for a string that holds a list of objects in JSON, as chats are stored in columns of strings.
+pub(super) fn is_json_list(text: &str) -> bool {
+    text.trim_start().strip_prefix('[').is_some_and(|rest| rest.trim_start().starts_with('{'))
+}
+
+/// True for the name of a field with the turns of a chat.
+pub(super) fn is_chat_name(name: &str) -> bool {
+    CHATS.contains(&name.to_lowercase().as_str())
 }
 
 /// Names of fields with the turns of a chat.
@@ -44,7 +55,7 @@ const ANSWERS: [&str; 12] = [
 const OUTPUTS: [&str; 4] = ["output", "outputs", "target", "targets"];
 
 /// Names that mean a prompt and its answer only together.
-const PAIRS: [(&str, &str); 19] = [
+const PAIRS: [(&str, &str); 21] = [
     ("input", "output"),
     ("input", "target"),
     ("input", "response"),
@@ -64,10 +75,47 @@ const PAIRS: [(&str, &str); 19] = [
     ("user_message", "assistant_message"),
     ("request", "response"),
     ("post", "reply"),
+    ("goal", "sol1"),
+    ("ctx", "endings"),
+];
+
+/// Names that mean two texts to compare only together.
+const COMPARED: [(&str, &str); 12] = [
+    ("premise", "hypothesis"),
+    ("sentence1", "sentence2"),
+    ("sentence_a", "sentence_b"),
+    ("text1", "text2"),
+    ("text_a", "text_b"),
+    ("question1", "question2"),
+    ("anchor", "positive"),
+    ("anchor", "pos"),
+    ("query", "positive"),
+    ("query", "pos"),
+    ("query", "passage"),
+    ("query", "document"),
+];
+
+/// Names of further fields beside two texts to compare, or an answer.
+const OTHERS: [&str; 4] = ["neg", "negative", "negatives", "sol2"];
+
+/// Names of fields with answers to choose from.
+const CHOICES: [&str; 3] = ["choices", "options", "endings"];
+
+/// Words in the names of fields with the steps to an answer.
+const REASONING: [&str; 9] = [
+    "reasoning",
+    "thinking",
+    "think",
+    "thought",
+    "thoughts",
+    "rationale",
+    "rationales",
+    "explanation",
+    "cot",
 ];
 
 /// Names that mean a part of the prompt beside a prompt and its answer.
-const CONTEXTS: [&str; 4] = ["input", "context", "system", "passage"];
+const CONTEXTS: [&str; 3] = ["input", "context", "passage"];
 
 /// Last words of names that say something about a prompt or an answer.
 const ABOUT: [&str; 12] =
@@ -81,20 +129,22 @@ pub(super) fn advice(noun: &str, fields: &[Field<'_>]) -> Option<String> {
             chat.name
         ));
     }
-    let parts = parts(fields);
+    let Parts { fields: parts, is_compared } = parts(fields);
     parts.first()?;
     let names = parts.iter().map(|part| format!("{:?}", part.name)).collect::<Vec<_>>().join(", ");
     let has = |name: &str| parts.iter().any(|part| is_named(part, name));
-    let (what, written) = match has("chosen") && has("rejected") {
-        true => ("preferences between answers", "the chosen answer, with its prompt if any,"),
-        false => ("pairs of prompt and answer", "both"),
+    let (what, written) = match (is_compared, has("chosen") && has("rejected")) {
+        (true, _) => ("pairs of texts", "the texts"),
+        (_, true) => ("preferences between answers", "the chosen answer, with its prompt if any,"),
+        _ => ("pairs of prompt and answer", "all of them"),
     };
     let texts: Vec<&Field<'_>> = parts.iter().filter(|part| part.content == Content::Text).copied().collect();
     let joined = match noun == "field" && texts.len() == parts.len() {
         true => format!(" (jq -c '{{text: ({})}}' FILE > NEW.jsonl)", joined(&texts)),
         false => String::new(),
     };
-    let is_alone = |part: &&&Field<'_>| !is_prompt(part) && !is_context(part) && !is_named(part, "rejected");
+    let is_alone =
+        |part: &&&Field<'_>| !is_compared && place(part) == Place::Answer && !is_named(part, "rejected");
     let alone = texts.iter().rfind(is_alone).map_or(String::new(), |only| {
         let name = format!("{:?}", only.name);
         format!(
@@ -121,27 +171,91 @@ fn joined(fields: &[&Field<'_>]) -> String {
 }
 
 fn is_chat(field: &Field<'_>) -> bool {
-    field.content == Content::List && CHATS.contains(&field.name.to_lowercase().as_str())
+    field.content == Content::List && is_chat_name(field.name)
 }
 
-/// The prompts and answers among the fields, in the order of the row; none unless there are both.
-fn parts<'r, 'f>(fields: &'f [Field<'r>]) -> Vec<&'f Field<'r>> {
+/// Fields that belong together, in the order in which a text has them.
+struct Parts<'r, 'f> {
+    fields: Vec<&'f Field<'r>>,
+    /// True for texts to compare, false for prompts with answers.
+    is_compared: bool,
+}
+
+/// Places in a text.
+#[derive(PartialEq, Eq, PartialOrd, Ord)]
+enum Place {
+    System,
+    Prompt,
+    Context,
+    Choices,
+    Reasoning,
+    Answer,
+}
+
+/// The place of a field of a prompt with its answer.
+fn place(field: &Field<'_>) -> Place {
+    match () {
+        () if has_word(field.name, &["system"]) => Place::System,
+        () if is_reasoning(field) => Place::Reasoning,
+        () if is_answer(field) => Place::Answer,
+        () if is_prompt(field) => Place::Prompt,
+        () if is_context(field) => Place::Context,
+        () if CHOICES.iter().any(|name| is_named(field, name)) => Place::Choices,
+        () => Place::Answer,
+    }
+}
+
+/// The prompts and answers, or the texts to compare, among the fields of a row; none unless there are both.
+fn parts<'r, 'f>(fields: &'f [Field<'r>]) -> Parts<'r, 'f> {
     // An answer may be a number: that of a choice.
     let is_part = |field: &&Field<'_>| field.content != Content::Other || is_named_answer(field);
     let fields = || fields.iter().filter(is_part);
     let has = |name: &str| fields().any(|field| is_named(field, name));
+    let is_pair = |(one, other): &&(&str, &str)| has(one) && has(other);
+    let is_other = |field: &Field<'_>| OTHERS.iter().any(|name| is_named(field, name));
+    // The name of the first text decides, whatever else it may mean.
+    let has_answer = fields().any(|field| is_answer(field));
+    if let Some((one, _)) = COMPARED.iter().find(is_pair).filter(|_| !has_answer) {
+        let is_second = |field: &Field<'_>| {
+            COMPARED.iter().any(|(first, second)| first == one && is_named(field, second)) || is_other(field)
+        };
+        let mut texts: Vec<&Field<'_>> =
+            fields().filter(|field| is_named(field, one) || is_second(field)).collect();
+        texts.sort_by_key(|field| !is_named(field, one));
+        return Parts { fields: texts, is_compared: true };
+    }
     let is_output = |field: &Field<'_>| is_answer(field) || OUTPUTS.iter().any(|name| is_named(field, name));
-    let is_of_pair = |field: &Field<'_>| is_prompt(field) || is_output(field) || is_context(field);
-    if fields().any(|field| is_prompt(field)) && fields().any(|field| is_output(field))
+    let is_around = |field: &Field<'_>| {
+        let is_choice = CHOICES.iter().any(|name| is_named(field, name));
+        is_context(field)
+            || is_reasoning(field)
+            || has_word(field.name, &["system"])
+            || is_choice
+            || is_other(field)
+    };
+    if fields().any(|field| is_prompt(field)) && fields().any(is_output)
         || has("chosen") && has("rejected")
     {
-        return fields().filter(|field| is_of_pair(field)).collect();
+        let is_of_pair = |field: &&Field<'_>| is_prompt(field) || is_output(field) || is_around(field);
+        let mut parts: Vec<&Field<'_>> = fields().filter(is_of_pair).collect();
+        parts.sort_by_key(|field| place(field));
+        return Parts { fields: parts, is_compared: false };
     }
-    if let Some((prompt, answer)) = PAIRS.iter().find(|(prompt, answer)| has(prompt) && has(answer)) {
-        return fields().filter(|field| is_named(field, prompt) || is_named(field, answer)).collect();
+    if let Some((prompt, answer)) = PAIRS.iter().find(is_pair) {
+        let is_of_pair =
+            |field: &&Field<'_>| is_named(field, prompt) || is_named(field, answer) || is_around(field);
+        let mut parts: Vec<&Field<'_>> = fields().filter(is_of_pair).collect();
+        parts.sort_by_key(|field| match () {
+            () if is_named(field, prompt) => Place::Prompt,
+            () if is_named(field, answer) => Place::Answer,
+            () => place(field),
+        });
+        return Parts { fields: parts, is_compared: false };
     }
     // `{"translation": {"en": "...", "de": "..."}}`
-    fields().filter(|field| is_named(field, "translation") && field.content == Content::Object).collect()
+    let translations =
+        fields().filter(|field| is_named(field, "translation") && field.content == Content::Object);
+    Parts { fields: translations.collect(), is_compared: false }
 }
 
 fn is_named(field: &Field<'_>, name: &str) -> bool {
@@ -154,6 +268,10 @@ fn is_named_answer(field: &Field<'_>) -> bool {
 
 fn is_context(field: &Field<'_>) -> bool {
     CONTEXTS.iter().any(|name| is_named(field, name))
+}
+
+fn is_reasoning(field: &Field<'_>) -> bool {
+    has_word(field.name, &REASONING)
 }
 
 fn is_prompt(field: &Field<'_>) -> bool {
@@ -175,9 +293,13 @@ fn has_word(name: &str, words: &[&str]) -> bool {
         separated.extend(c.to_lowercase());
         before = c;
     }
-    let of_name: Vec<&str> = separated.split(|c: char| !c.is_alphanumeric()).collect();
-    let is_about = of_name.last().is_some_and(|last| ABOUT.contains(last));
-    !is_about && of_name.iter().any(|word| words.contains(word))
+    let lower = name.to_lowercase();
+    // `CoT` is a word too.
+    let words_of =
+        |name: &'_ str| name.split(|c: char| !c.is_alphanumeric()).map(str::to_owned).collect::<Vec<_>>();
+    let of_name = [words_of(&lower), words_of(&separated)].concat();
+    let is_about = of_name.last().is_some_and(|last| ABOUT.contains(&last.as_str()));
+    !is_about && of_name.iter().any(|word| words.contains(&word.as_str()))
 }
 
 #[cfg(test)]
@@ -221,6 +343,10 @@ mod tests {
             &["post", "reply"],
             &["question", "target"],
             &["translation{}"],
+            &["goal", "sol1", "sol2"],
+            &["query", "passage", "answer"],
+            &["ctx", "endings[]", "label"],
+            &["input", "Complex_CoT", "Response", "question"],
         ] {
             assert!(of(names).starts_with("pairs of prompt and answer ("), "{names:?}: {}", of(names));
         }
@@ -228,6 +354,17 @@ mod tests {
             [&["chosen", "rejected"][..], &["chosen[]", "rejected[]"], &["prompt", "chosen", "rejected"]]
         {
             assert!(of(names).starts_with("preferences between answers ("), "{names:?}: {}", of(names));
+        }
+        for names in [
+            &["query", "pos[]", "neg[]"][..],
+            &["premise", "hypothesis", "label#"],
+            &["sentence1", "sentence2"],
+            &["anchor", "positive", "negative"],
+            &["Query", "Positive"],
+            &["question1", "question2", "is_duplicate#"],
+        ] {
+            assert!(of(names).starts_with("pairs of texts ("), "{names:?}: {}", of(names));
+            assert!(!of(names).contains("text_field"), "one of them is no text to train on: {}", of(names));
         }
         for names in [&["messages[]"][..], &["id", "conversations[]"], &["dialog[]", "summary"]] {
             assert!(of(names).contains("is chat data"), "{names:?}: {}", of(names));
@@ -237,6 +374,7 @@ mod tests {
             &["title", "body", "source"],
             &["prompt"],
             &["content", "question_id", "answer_count#"],
+            &["content", "questionId", "answerType"],
             &["input", "label#"],
             &["text", "source", "url", "target_lang"],
             &["document", "summary"],
@@ -256,6 +394,24 @@ mod tests {
         assert!(said.contains("--text-field \"output\" elsewhere"), "{said}");
         let said = of(&["the prompt", "chosen", "rejected"]);
         assert!(said.contains(r#"{text: (.["the prompt"] + "\n" + .chosen)}"#), "{said}");
+        // The order is that of a text, whatever that of the row is.
+        for (names, joined) in [
+            (&["answer", "input", "prompt"][..], ".prompt + \"\\n\" + .input + \"\\n\" + .answer"),
+            (
+                &["context", "output", "question", "reasoning", "system_prompt"],
+                ".system_prompt + \"\\n\" + .question + \"\\n\" + .context + \"\\n\" + .reasoning + \"\\n\" + .output",
+            ),
+            (
+                &["Complex_CoT", "Question", "Response"],
+                ".Question + \"\\n\" + .Complex_CoT + \"\\n\" + .Response",
+            ),
+            (&["assistant", "system", "user"], ".system + \"\\n\" + .user + \"\\n\" + .assistant"),
+            (&["target", "source"], ".source + \"\\n\" + .target"),
+            (&["hypothesis", "premise"], ".premise + \"\\n\" + .hypothesis"),
+        ] {
+            let said = of(names);
+            assert!(said.contains(&format!("{{text: ({joined})}}")), "{said}");
+        }
         // Training on the prompts alone is no advice.
         let said = of(&["prompt", "answers[]"]);
         assert!(!said.contains("jq") && !said.contains("text_field"), "{said}");

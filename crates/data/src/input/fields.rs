@@ -21,7 +21,7 @@ pub struct TextField {
 /// longest in the first rows. `None` for a `.txt` file.
 ///
 /// # Errors
-/// The file cannot be read, has no field of strings, or has chats or prompts with answers.
+/// The file cannot be read, has no field of strings, or has chats, prompts with answers or pairs of texts.
 pub fn text_field(file: &InputFile) -> Result<Option<TextField>> {
     let default = InputOptions::default();
     let lengths = match file.format {
@@ -47,8 +47,22 @@ pub fn text_field(file: &InputFile) -> Result<Option<TextField>> {
     }
 }
 
-/// The fields of strings in the first lines, with the bytes of these; none if they are chats or prompts with
-/// answers, unless `default` has strings too.
+/// True if a file has documents. Its first rows are read as for training, with the text in `field`.
+///
+/// # Errors
+/// The file cannot be read, or a first row has no text in the field.
+pub fn has_documents(file: &InputFile, field: &str) -> Result<bool> {
+    let options = InputOptions { field: field.to_owned(), ..InputOptions::default() };
+    let mut has_documents = false;
+    // Blank lines, too, are read in pieces.
+    for piece in read_documents(file, &options, CutRule::Anywhere)?.take(ROWS) {
+        has_documents |= !piece?.is_nothing();
+    }
+    Ok(has_documents)
+}
+
+/// The fields of strings in the first lines, with the bytes of these; none if they are chats or pairs, unless
+/// `default` has strings too.
 fn field_lengths(file: &InputFile, default: &str) -> Result<Vec<(String, usize)>> {
     let rows = jsonl::first_rows(stream::open(file, Default::default())?, ROWS)?;
     let mut lengths: Vec<(String, usize)> = Vec::new();

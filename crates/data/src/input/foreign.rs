@@ -32,6 +32,7 @@ const GZIP: &str = "gzip data";
 const ZSTD: &str = "zstd data";
 const PARQUET: &str = "parquet data";
 const LFS_POINTER: &str = "a Git LFS pointer";
+const TAR: &str = "a tar archive";
 const HTML: &str = "an HTML page";
 
 /// The error for a file of `format` (once decompressed) that begins with `start`, if that is content of
@@ -45,8 +46,9 @@ pub(super) fn refuse(
     let what = match signature(start) {
         Some(PARQUET) if format == Format::Parquet => return None,
         Some(what) => what,
+        None if start.get(257..262) == Some(b"ustar") => TAR,
         None if format != Format::Text && is_html(start) => HTML,
-        None if format != Format::Parquet => utf_16(start)?,
+        None if format != Format::Parquet => wide_text(start)?,
         None if start.starts_with(b"PAR1") => return None,
         None if start.starts_with(b"PARE") => "an encrypted parquet file",
         None if is_text(start) => "text",
@@ -101,12 +103,15 @@ fn advice(path: &Path, compression: Compression, what: &'static str) -> String {
         GZIP => format!("name it {shown}.gz"),
         ZSTD => format!("name it {shown}.zst"),
         "xz data" | "bzip2 data" => "decompress it first".to_owned(),
-        "a zip archive" | "a 7z archive" => "unpack it first".to_owned(),
+        "a zip archive" | "a 7z archive" | TAR => "unpack it first".to_owned(),
         PARQUET => format!("name it {}", path.with_extension("parquet").display()),
         LFS_POINTER => {
             "the file itself was not downloaded; fetch it with git lfs pull, or with hf download".to_owned()
         }
         HTML => "probably the page of a failed download; fetch the file again".to_owned(),
+        UTF_32 => format!("convert it to UTF-8: iconv -f UTF-32 -t UTF-8 {word}"),
+        UTF_32_LE => format!("convert it to UTF-8: iconv -f UTF-32LE -t UTF-8 {word}"),
+        UTF_32_BE => format!("convert it to UTF-8: iconv -f UTF-32BE -t UTF-8 {word}"),
         UTF_16 => format!("convert it to UTF-8: iconv -f UTF-16 -t UTF-8 {word}"),
         UTF_16_LE => format!("convert it to UTF-8: iconv -f UTF-16LE -t UTF-8 {word}"),
         UTF_16_BE => format!("convert it to UTF-8: iconv -f UTF-16BE -t UTF-8 {word}"),
@@ -123,19 +128,33 @@ const UTF_16: &str = "UTF-16 text";
 const UTF_16_LE: &str = "UTF-16LE text without a byte-order mark";
 const UTF_16_BE: &str = "UTF-16BE text without a byte-order mark";
 
-/// Text in UTF-16: its byte-order mark, or at least four characters of ASCII, each beside a NUL.
-fn utf_16(start: &[u8]) -> Option<&'static str> {
+const UTF_32: &str = "UTF-32 text";
+const UTF_32_LE: &str = "UTF-32LE text without a byte-order mark";
+const UTF_32_BE: &str = "UTF-32BE text without a byte-order mark";
+
+/// Text in UTF-16 or UTF-32: its byte-order mark, or at least four characters, each beside NULs. In UTF-16
+/// these are ASCII, in UTF-32 any.
+fn wide_text(start: &[u8]) -> Option<&'static str> {
+    // The mark of UTF-32 begins with that of UTF-16.
+    if start.starts_with(b"\xFF\xFE\0\0") || start.starts_with(b"\0\0\xFE\xFF") {
+        return Some(UTF_32);
+    }
     if start.starts_with(b"\xFF\xFE") || start.starts_with(b"\xFE\xFF") {
         return Some(UTF_16);
     }
-    let units: Vec<&[u8]> = start.chunks_exact(2).take(START_BYTES / 2).collect();
-    let all = |is_ascii: fn(u8, u8) -> bool| {
-        units.len() >= 4 && units.iter().all(|unit| is_ascii(unit[0], unit[1]))
+    let is_code_point = |code: u32| code != 0 && char::from_u32(code).is_some();
+    let code = |unit: &[u8]| [unit[0], unit[1], unit[2], unit[3]];
+    let tests: [(usize, &dyn Fn(&[u8]) -> bool, &'static str); 4] = [
+        (4, &|unit: &[u8]| is_code_point(u32::from_le_bytes(code(unit))), UTF_32_LE),
+        (4, &|unit: &[u8]| is_code_point(u32::from_be_bytes(code(unit))), UTF_32_BE),
+        (2, &|unit: &[u8]| unit[0] != 0 && unit[1] == 0, UTF_16_LE),
+        (2, &|unit: &[u8]| unit[0] == 0 && unit[1] != 0, UTF_16_BE),
+    ];
+    let is_all = |bytes: usize, is_character: &dyn Fn(&[u8]) -> bool| {
+        let mut units = start.chunks_exact(bytes);
+        units.len() >= 4 && units.all(is_character)
     };
-    if all(|low, high| low != 0 && high == 0) {
-        return Some(UTF_16_LE);
-    }
-    all(|high, low| low != 0 && high == 0).then_some(UTF_16_BE)
+    tests.into_iter().find(|(bytes, is_character, _)| is_all(*bytes, *is_character)).map(|(.., what)| what)
 }
 
 fn is_html(start: &[u8]) -> bool {
@@ -168,5 +187,41 @@ mod tests {
             }
         }
         assert!(refuse(Path::new("a"), Format::Text, Compression::None, b"<html>").is_none());
+    }
+
+    #[test]
+    fn text_in_wide_characters_is_named_with_its_encoding() {
+        let wide = |bytes: usize, is_little: bool, mark: bool| -> Vec<u8> {
+            let mark = if mark { "\u{FEFF}" } else { "" };
+            let unit = |c: char| {
+                let code = u32::from(c);
+                if is_little {
+                    code.to_le_bytes()[..bytes].to_vec()
+                } else {
+                    code.to_be_bytes()[4 - bytes..].to_vec()
+                }
+            };
+            format!("{mark}hello, text\n").chars().flat_map(unit).collect()
+        };
+        for (bytes, is_little, mark, encoding) in [
+            (4, true, true, "-f UTF-32 "),
+            (4, false, true, "-f UTF-32 "),
+            (4, true, false, "-f UTF-32LE "),
+            (4, false, false, "-f UTF-32BE "),
+            (2, true, true, "-f UTF-16 "),
+            (2, false, true, "-f UTF-16 "),
+            (2, true, false, "-f UTF-16LE "),
+            (2, false, false, "-f UTF-16BE "),
+        ] {
+            let start = wide(bytes, is_little, mark);
+            let refused =
+                refuse(Path::new("a.txt"), Format::Text, Compression::None, &start).unwrap().to_string();
+            assert!(refused.contains(encoding), "{refused}");
+        }
+        let mut tar = vec![0; START_BYTES];
+        tar[..5].copy_from_slice(b"a.txt");
+        tar[257..262].copy_from_slice(b"ustar");
+        let refused = refuse(Path::new("a.txt"), Format::Text, Compression::None, &tar).unwrap().to_string();
+        assert!(refused.contains("a tar archive") && refused.contains("unpack it first"), "{refused}");
     }
 }

@@ -27,7 +27,12 @@ pub(super) struct JsonLines {
     document: Option<Document>,
     /// True if a line before had its text in the field.
     has_documents: bool,
+    /// Number of lines without text in the field, before any that has it.
+    lines_without: usize,
 }
+
+/// Number of lines without text in the field from which on the field has the wrong name.
+const WRONG_LINES: usize = 16;
 
 /// Result of reading up to the next line with text.
 enum Line {
@@ -47,6 +52,7 @@ impl JsonLines {
             line_number: 0,
             document: None,
             has_documents: false,
+            lines_without: 0,
         }
     }
 
@@ -105,6 +111,7 @@ impl JsonLines {
                 return Err(ReadError::Row(self.error(problem, advice)));
             }
         };
+        self.lines_without += usize::from(!self.has_documents);
         Err(self.wrong_field(problem))
     }
 
@@ -152,7 +159,28 @@ impl JsonLines {
         }
         let strings: Vec<String> =
             row.iter().filter(|(_, value)| value.is_string()).map(|(name, _)| format!("{name:?}")).collect();
+        if self.lines_without >= WRONG_LINES {
+            return ReadError::File(self.wrong_name());
+        }
         ReadError::Row(self.error(problem, naming_advice("field", &strings)))
+    }
+
+    /// The error for a file in which no line so far has its text in the field.
+    fn wrong_name(&self) -> DataError {
+        let row: Map<String, Value> = serde_json::from_slice(&self.line).unwrap_or_default();
+        let strings: Vec<String> =
+            row.iter().filter(|(_, value)| value.is_string()).map(|(name, _)| format!("{name:?}")).collect();
+        let has = if strings.is_empty() {
+            "no strings".to_owned()
+        } else {
+            format!("strings in {}", strings.join(", "))
+        };
+        let problem = format!(
+            "none of the first {WRONG_LINES} rows has text in the field {:?}, so that this is a wrong name and not a bad \
+             row to skip; the line has {has}",
+            self.field
+        );
+        self.error(problem, naming_advice("field", &strings))
     }
 
     fn error(&self, problem: impl Into<String>, advice: impl Into<String>) -> DataError {
@@ -183,6 +211,7 @@ pub(super) fn first_rows(stream: InputStream, count: usize) -> Result<Vec<Map<St
 /// The fields of a row, as far as the recognition of chats needs them.
 pub(super) fn fields(row: &Map<String, Value>) -> Vec<Field<'_>> {
     let content = |value: &Value| match value {
+        Value::String(text) if conversations::is_json_list(text) => Content::List,
         Value::String(_) => Content::Text,
         Value::Array(_) => Content::List,
         Value::Object(_) => Content::Object,

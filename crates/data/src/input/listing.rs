@@ -5,10 +5,11 @@ use std::collections::{BTreeMap, HashSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use super::dataset_card::CardSplits;
 use super::files::InputFile;
 use super::kinds::{KINDS, kind, split_compression, split_extension};
 use super::split::{self, Choice, Split, SplitFiles};
-use super::{dataset_card, glob, unreadable};
+use super::{glob, unreadable};
 use crate::error::{DataError, Result};
 use xtrain_checkpoint::first_few;
 
@@ -109,6 +110,9 @@ impl Listing {
                 counted(skipped, "file is", "files are")
             ));
         }
+        if let (Some(_), Some((problem, advice))) = (take.split(), &group.cards.refusal) {
+            return Err(DataError::invalid(problem, advice));
+        }
         let choice = match take.split() {
             Some(split) => group.choose(split).ok_or_else(|| group.lacks(split))?,
             None => Choice { taken: group.files.clone(), ..Choice::default() },
@@ -138,12 +142,6 @@ impl Listing {
                 }
                 false => self.notes.push(note),
             }
-        }
-        if let Some(configurations) = dataset_card::several_configurations(&group.base, &choice.taken) {
-            self.warnings.push(format!(
-                "{name}: the data set has several configurations ({configurations}), and files of all are read ({taken}); \
-                 for one of them, name its folder or a pattern"
-            ));
         }
     }
 
@@ -179,23 +177,25 @@ struct Group {
     files: Vec<PathBuf>,
     /// Files that cannot be read, but were probably meant.
     skipped: Vec<PathBuf>,
-    /// Splits that the pattern names: it is taken as written.
+    /// Splits that the pattern names: it is taken as written, without files that a card holds out.
     named: Vec<Split>,
     /// The split whose name the folder has: it may be taken in place of another.
     folder_of: Option<Split>,
+    /// The splits that data set cards list.
+    cards: CardSplits,
 }
 
 impl Group {
     fn of_folder(name: &Path) -> Result<Group> {
         let mut found = Vec::new();
         list_folder(name, &mut found)?;
-        Group::new(name, name.to_path_buf(), found, Vec::new())
+        Group::new(name, name.to_path_buf(), found, None)
     }
 
     fn of_pattern(name: &Path) -> Result<Group> {
         let (base, parts) = glob::split(name);
         let named = split::named_by_pattern(parts.iter().filter_map(|part| part.as_os_str().to_str()));
-        Group::new(name, base, glob::expand(name)?, named)
+        Group::new(name, base, glob::expand(name)?, Some(named))
     }
 
     fn of_files(files: Vec<PathBuf>) -> Group {
@@ -203,10 +203,12 @@ impl Group {
         let common = |base: &&Path| parents.iter().all(|parent| parent.starts_with(base));
         let base = parents.first().and_then(|first| first.ancestors().find(common)).unwrap_or(Path::new(""));
         let (name, base) = ("the named files".into(), base.to_path_buf());
-        Group { name, base, files, skipped: Vec::new(), named: Vec::new(), folder_of: None }
+        let cards = CardSplits::of(&base, &files, false);
+        Group { name, base, files, skipped: Vec::new(), named: Vec::new(), folder_of: None, cards }
     }
 
-    fn new(name: &Path, base: PathBuf, found: Vec<PathBuf>, named: Vec<Split>) -> Result<Group> {
+    /// `named` are the splits that a pattern names; `None` for a folder.
+    fn new(name: &Path, base: PathBuf, found: Vec<PathBuf>, named: Option<Vec<Split>>) -> Result<Group> {
         let (files, mut skipped): (Vec<PathBuf>, Vec<PathBuf>) =
             found.into_iter().partition(|path| kind(path).is_some());
         skipped.retain(|path| !unreadable::is_description(path));
@@ -221,7 +223,8 @@ impl Group {
             });
         }
         let (name, folder_of) = (name.to_path_buf(), split::of_folder(&base));
-        Ok(Group { name, base, files, skipped, named, folder_of })
+        let cards = CardSplits::of(&base, &files, named.is_none());
+        Ok(Group { name, base, files, skipped, named: named.unwrap_or_default(), folder_of, cards })
     }
 
     /// Refuses a file beside its copy in another compression or format: its text would be read twice.
@@ -238,11 +241,14 @@ impl Group {
     }
 
     fn split_files(&self) -> SplitFiles<'_> {
-        SplitFiles::new(&self.base, &self.files)
+        SplitFiles::new(&self.base, &self.files, &self.cards)
     }
 
     fn choose(&self, split: Split) -> Option<Choice> {
         let all = || Choice { taken: self.files.clone(), ..Choice::default() };
+        if split == Split::Train && self.named == [Split::Train] {
+            return Some(self.split_files().not_held_out()).filter(|choice| !choice.taken.is_empty());
+        }
         if !self.named.is_empty() {
             return Some(all());
         }
@@ -252,8 +258,8 @@ impl Group {
     /// The error for a group without a file of `split`.
     fn lacks(&self, split: Split) -> DataError {
         let files = self.split_files();
-        let others: Vec<(Split, Vec<PathBuf>)> =
-            files.splits().into_iter().map(|other| (other, files.of(other))).collect();
+        let others = files.splits().into_iter().filter(|other| *other != split);
+        let others: Vec<(Split, Vec<PathBuf>)> = others.map(|other| (other, files.of(other))).collect();
         let shown =
             |(other, paths): &(Split, Vec<PathBuf>)| format!("{} ({})", other.name(), self.show(paths));
         let shown: Vec<String> = others.iter().map(shown).collect();

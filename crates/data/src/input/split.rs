@@ -3,9 +3,11 @@
 //! The rules are those of Hugging Face `datasets`: shards in `data/` are named for their split
 //! (`data/train-00000-of-00004.parquet`); otherwise a keyword is a word of the names of folders, or else of
 //! files. Unlike there, case does not matter, and a file under no folder of a split may still name one
-//! itself.
+//! itself. The card of a data set decides over names.
 
 use std::path::{Path, PathBuf};
+
+use super::dataset_card::CardSplits;
 
 /// A split of a data set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -69,8 +71,8 @@ pub(super) struct Choice {
 /// The place that says the split of a file, the surest first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Place {
-    /// The name of a shard in `data/` is exactly that of the split.
-    Shard,
+    /// The name of a shard in `data/`, or of a split in a card, is exactly that of the split.
+    Exact,
     Folder,
     Name,
 }
@@ -86,13 +88,17 @@ struct SplitFile<'f> {
     path: &'f PathBuf,
     /// The place that says that the file belongs to a split, in the order of [`Split::ALL`].
     places: [Option<Place>; 3],
-    /// False for a file that is no shard in `data/`, if there are any.
+    /// False for a file that is no shard in `data/`, if there are any, or that a card leaves out.
     is_considered: bool,
+    /// True if a card says its splits, or that it has none.
+    has_card: bool,
+    /// True if a card lists it for validation or test: it is never trained on.
+    is_held_out: bool,
 }
 
 impl<'f> SplitFiles<'f> {
-    /// `files`, all of which are below `base`.
-    pub(super) fn new(base: &Path, files: &'f [PathBuf]) -> SplitFiles<'f> {
+    /// `files`, all of which are below `base`, with the splits that cards list.
+    pub(super) fn new(base: &Path, files: &'f [PathBuf], cards: &CardSplits) -> SplitFiles<'f> {
         let names = |path: &PathBuf| {
             let below = path.strip_prefix(base).unwrap_or(path);
             let mut folders: Vec<String> =
@@ -102,21 +108,25 @@ impl<'f> SplitFiles<'f> {
             let shard_of = shard_of(&name).filter(|_| is_in_data).map(str::to_owned);
             (folders, name, shard_of)
         };
-        let has_shards = files.iter().any(|path| names(path).2.is_some());
+        let has_shards = files.iter().any(|path| names(path).2.is_some() && cards.get(path).is_none());
         let places = |(folders, name, shard_of): &(Vec<String>, String, Option<String>)| {
             let is_in_folder = |split: Split| folders.iter().any(|folder| split.is_in(folder, ends_words));
             let is_split_folder = !has_shards && Split::ALL.into_iter().any(is_in_folder);
             Split::ALL.map(|split| match shard_of {
-                Some(name) if name == split.name() => Some(Place::Shard),
+                Some(name) if name == split.name() => Some(Place::Exact),
                 Some(name) => split.is_in(name, ends_words).then_some(Place::Name),
                 None if has_shards => None,
                 None if is_split_folder => is_in_folder(split).then_some(Place::Folder),
                 None => split.is_in(name, ends_words).then_some(Place::Name),
             })
         };
-        let file = |path| {
-            let names = names(path);
-            SplitFile { path, places: places(&names), is_considered: !has_shards || names.2.is_some() }
+        let file = |path: &'f PathBuf| match cards.get(path) {
+            Some(listed) => SplitFile::listed(path, listed),
+            None => {
+                let names = names(path);
+                let is_considered = !has_shards || names.2.is_some();
+                SplitFile { path, places: places(&names), is_considered, has_card: false, is_held_out: false }
+            }
         };
         SplitFiles { files: files.iter().map(file).collect() }
     }
@@ -133,6 +143,24 @@ impl<'f> SplitFiles<'f> {
         files.map(|file| file.path.clone()).collect()
     }
 
+    /// The names of the splits of each file that is considered; `None` for others.
+    pub(super) fn names(&self) -> Vec<Option<Vec<String>>> {
+        let names = |file: &SplitFile<'_>| {
+            let of_file = Split::ALL.into_iter().filter(|split| file.places[*split as usize].is_some());
+            file.is_considered.then(|| of_file.map(|split| split.name().to_owned()).collect())
+        };
+        self.files.iter().map(names).collect()
+    }
+
+    /// The files that may be trained on, and those that a card holds out.
+    pub(super) fn not_held_out(&self) -> Choice {
+        let paths = |is_held_out: bool| {
+            let files = self.files.iter().filter(move |file| file.is_held_out == is_held_out);
+            files.map(|file| file.path.clone()).collect()
+        };
+        Choice { taken: paths(false), left: paths(true), leaves_unsplit: false }
+    }
+
     /// The files of `split`, and the others; for [`Split::Train`], if there are none, those of no split.
     /// `None` without such files.
     pub(super) fn choose(&self, split: Split) -> Option<Choice> {
@@ -145,16 +173,41 @@ impl<'f> SplitFiles<'f> {
             }
             Some(choice).filter(|choice| !choice.taken.is_empty())
         };
-        let by_place = [Place::Shard, Place::Folder, Place::Name]
-            .into_iter()
-            .find_map(|place| parted(&|file| file.places[split as usize] == Some(place)));
+        let may_be_read = |file: &SplitFile<'_>| split != Split::Train || !file.is_held_out;
+        // A card, and the names of files without one, each have a place that is the surest.
+        let surest = |has_card: bool| {
+            let of_split = |place: Place| {
+                let mut files =
+                    self.files.iter().filter(|file| file.has_card == has_card && may_be_read(file));
+                files.any(|file| file.places[split as usize] == Some(place))
+            };
+            [Place::Exact, Place::Folder, Place::Name].into_iter().find(|place| of_split(*place))
+        };
+        let surest = [surest(false), surest(true)];
+        let by_place = parted(&|file| {
+            let place = file.places[split as usize];
+            place.is_some() && place == surest[usize::from(file.has_card)] && may_be_read(file)
+        });
         let takes_unsplit = split == Split::Train || self.splits().is_empty();
         let unsplit = || parted(&|file| file.is_considered && file.is_unsplit());
         by_place.or_else(|| if takes_unsplit { unsplit() } else { None })
     }
 }
 
-impl SplitFile<'_> {
+impl<'f> SplitFile<'f> {
+    /// A file that a card lists for splits of these names; `None` if it lists it nowhere.
+    fn listed(path: &'f PathBuf, names: Option<&[String]>) -> SplitFile<'f> {
+        let is_considered = names.is_some();
+        let names: Vec<String> = names.unwrap_or_default().iter().map(|name| name.to_lowercase()).collect();
+        let places = Split::ALL.map(|split| match names.iter().any(|name| name == split.name()) {
+            true => Some(Place::Exact),
+            false => names.iter().any(|name| split.is_in(name, ends_words)).then_some(Place::Name),
+        });
+        let is_held_out =
+            places[Split::Validation as usize].is_some() || places[Split::Test as usize].is_some();
+        SplitFile { path, places, is_considered, has_card: true, is_held_out }
+    }
+
     fn is_unsplit(&self) -> bool {
         self.places == [None; 3]
     }

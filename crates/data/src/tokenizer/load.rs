@@ -12,6 +12,7 @@ use super::added_in_text::AddedInText;
 use super::byte_budget::ByteBudget;
 use super::encoder::choose_encoder;
 use super::end_tokens::{ConfigTokens, NAMED_FILE, Source, choose_end};
+use super::normalized_size::NormalizedSize;
 use super::transformers::{self, SideConfigs};
 use super::{MAX_HF_BYTES, Tokenizer, begin_of_document, canonical_hash, shape, tokenizer_json};
 use crate::catch_panic::catch_panic;
@@ -118,6 +119,7 @@ pub(super) fn from_parts(
     let mut parsed: Value = serde_json::from_slice(&json).map_err(|e| broken(format!("is not JSON: {e}")))?;
     shape::check_expressions(&parsed).map_err(broken)?;
     shape::check_charsmaps(parsed.get("normalizer").unwrap_or(&Value::Null)).map_err(broken)?;
+    NormalizedSize::of(parsed.get("normalizer").unwrap_or(&Value::Null)).map_err(broken)?;
     let side = |name: &str| match side_files.get(name) {
         None => Ok(Map::new()),
         Some(bytes) => match serde_json::from_slice(bytes) {
@@ -179,6 +181,9 @@ pub(super) fn from_parts(
             .map_err(|e| DataError::Internal(e.to_string()))?;
         side_files.insert(CONFIG_FILE.to_owned(), config);
     }
+    // Some classes of transformers replace the normalizer.
+    let normalized_size =
+        NormalizedSize::of(parsed.get("normalizer").unwrap_or(&Value::Null)).map_err(broken)?;
     let in_text = AddedInText::of(&hf).map_err(broken)?;
     let (encoder, cut) = choose_encoder(&parsed, &in_text);
     Ok(Tokenizer {
@@ -191,6 +196,7 @@ pub(super) fn from_parts(
         splits_special_tokens: built.splits_special_tokens,
         encoder,
         added: in_text,
+        normalized_size,
         budget: ByteBudget::new(MAX_HF_BYTES),
         cut: cut.map_or_else(OnceLock::new, OnceLock::from),
         long_text: OnceLock::new(),

@@ -142,10 +142,11 @@ impl Encoder<'_> {
         let is_last = level == long.levels.len();
         if text.len() <= long.group_bytes || is_last && text.len() <= MAX_HF_BYTES {
             let steps = level.checked_sub(1).map_or(&long.steps, |level| &long.levels[level].rest);
-            return self.encode(text, &[0..text.len()], steps);
+            return self.encode(text, std::slice::from_ref(&(0..text.len())), steps);
         }
         let Some(Level { splitter, rest }) = long.levels.get(level) else {
-            return Err(format!("a word of {} MiB is too long", text.len() >> 20).into());
+            let (words, most) = (text.len().div_ceil(1 << 20), MAX_HF_BYTES >> 20);
+            return Err(format!("a word takes {words} MiB, and words are encoded up to {most} MiB").into());
         };
         let mut group: Vec<Range<usize>> = Vec::new();
         splitter.each(text, &mut |piece| {

@@ -19,6 +19,7 @@ mod end_tokens;
 mod load;
 mod long_text;
 mod merge;
+mod normalized_size;
 mod read_tokenizer;
 mod regex_limits;
 mod shape;
@@ -50,6 +51,7 @@ use added_in_text::AddedInText;
 use byte_budget::ByteBudget;
 use encoder::Encoder;
 use long_text::LongText;
+use normalized_size::NormalizedSize;
 use space_bpe::Prefix;
 use train_bpe::WordCounts;
 
@@ -70,6 +72,8 @@ pub struct Tokenizer {
     splits_special_tokens: bool,
     encoder: Encoder,
     added: AddedInText,
+    /// Limits the text after normalization.
+    normalized_size: NormalizedSize,
     /// Limits the text that the `tokenizers` crate encodes at a time.
     budget: ByteBudget,
     /// Proven when first needed, for encoders that do not know it.
@@ -261,6 +265,7 @@ impl Tokenizer {
                 at += part.len() + end.len();
             }
         }
+        self.refuse_growth(text)?;
         let hf = if self.splits_special_tokens { self.hf_plain_text() } else { &self.hf };
         let encoding = catch_panic(|| hf.encode_fast(text, false)).map_err(|e| self.refused(&e))?;
         Ok([&self.document_begin, encoding.get_ids()].concat())
@@ -401,6 +406,7 @@ impl Tokenizer {
 
     /// Encodes a document with the `tokenizers` crate, with special tokens as plain text.
     fn encode_with_hf(&self, text: &str) -> Result<Vec<u32>> {
+        self.refuse_growth(text)?;
         let hf_plain_text = self.hf_plain_text();
         let _share = self.budget.take(text.len());
         if text.len() > MAX_HF_BYTES {
@@ -411,11 +417,19 @@ impl Tokenizer {
                     "split the document (with a separator, or one document per line)",
                 ));
             };
-            return long_text.encode(hf_plain_text, text).map_err(|e| self.refused(&e));
+            return long_text.encode(hf_plain_text, text).map_err(|e| self.refused_text(&e, text));
         }
-        let encoding =
-            catch_panic(|| hf_plain_text.encode_fast(text, false)).map_err(|e| self.refused(&e))?;
+        let encoding = catch_panic(|| hf_plain_text.encode_fast(text, false))
+            .map_err(|e| self.refused_text(&e, text))?;
         Ok(encoding.get_ids().to_vec())
+    }
+
+    /// Fails if the normalizer would multiply `text` beyond a limit.
+    fn refuse_growth(&self, text: &str) -> Result<()> {
+        let split = "split the document (with a separator, or one document per line), or check that file";
+        self.normalized_size
+            .check(text)
+            .map_err(|problem| DataError::tokenizer(&self.location, problem, split))
     }
 
     fn long_text(&self) -> Option<&LongText> {
@@ -437,6 +451,19 @@ impl Tokenizer {
             catch_panic(|| normalizer.normalize(&mut normalised)).map_err(|e| self.refused(&e))?;
         }
         Ok(normalised.get().to_owned())
+    }
+
+    /// The error for a text that cannot be encoded, with its beginning, which users can search for.
+    fn refused_text(&self, error: &str, text: &str) -> DataError {
+        let begins = &text[..text.floor_char_boundary(24)];
+        // The expression of a pre-tokenizer stops at a limit in a long run of letters or spaces.
+        let is_long = error.contains("a word takes") || error.contains("limit") && error.contains("over");
+        let advice = match is_long {
+            true => "split or drop the document, or tokenize as bytes",
+            false => "check that file",
+        };
+        let problem = format!("cannot encode the text that begins with {begins:?}: {error}");
+        DataError::tokenizer(&self.location, problem, advice)
     }
 
     fn refused(&self, error: &str) -> DataError {

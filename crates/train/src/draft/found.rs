@@ -6,7 +6,9 @@ use crate::source::{self, CONFIG_FILE};
 use crate::texts;
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
-use xtrain_data::{Dataset, InputFile, Listing, Split, Take, TextField, TokenStream, shell_path, text_field};
+use xtrain_data::{
+    Dataset, InputFile, Listing, Split, Take, TextField, TokenStream, has_documents, shell_path, text_field,
+};
 use xtrain_model::hf::HfConfig;
 
 /// A named text or folder of token shards.
@@ -147,8 +149,27 @@ fn paths(listing: &Listing) -> HashSet<&Path> {
     listing.files.iter().map(|file| file.path.as_path()).collect()
 }
 
-/// The field that holds the text of the first file that has fields. It is reported if it was chosen.
+/// Number of files whose first rows are read.
+const READ_FILES: usize = 16;
+
+/// The field that holds the text of the first file that has fields; it is reported if it was chosen. The
+/// first files are read as for training, so that a run does not fail on their first rows.
 fn chosen_field(files: &[InputFile]) -> Result<Option<String>, RunError> {
+    let chosen = first_field(files)?;
+    let field = chosen.as_deref().unwrap_or("text");
+    let mut has_text = files.len() > READ_FILES;
+    for file in files.iter().take(READ_FILES) {
+        has_text |= has_documents(file, field)?;
+    }
+    match (has_text, files) {
+        (false, [first, ..]) => {
+            Err(RunError::Refused(format!("{} contains no text; name another file", first.path.display())))
+        }
+        _ => Ok(chosen),
+    }
+}
+
+fn first_field(files: &[InputFile]) -> Result<Option<String>, RunError> {
     for file in files {
         let Some(TextField { name, others }) = text_field(file)? else { continue };
         if !others.is_empty() {

@@ -6,6 +6,7 @@ use crate::signals::Stop;
 use crate::terminal::{self, Bar, TextBar};
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
+use xtrain_config::shell_quoted;
 use xtrain_data::{
     DataError, Dataset, InputOptions, LearnProgress, PrepareOptions, Split, Take, TextFiles, TokenStream,
     Tokenizer, VocabularyKind, learn_for_dataset, prepare,
@@ -132,7 +133,12 @@ fn tokenizer(
     let t = &args.tokenizer;
     let end = args.end_of_document.as_deref();
     let vocabulary = match (&t.tokenizer, t.bpe_vocab_size, t.chars, t.bytes) {
-        (Some(path), ..) => return load_tokenizer(path, end, OWN),
+        (Some(path), ..) => {
+            return match option_of_word(path).filter(|_| !path.exists()) {
+                Some(option) => Err(refused_word(path, option)),
+                None => load_tokenizer(path, end, OWN),
+            };
+        }
         (_, Some(size), ..) => Some(VocabularyKind::Bpe { size }),
         (_, _, true, _) => Some(VocabularyKind::Chars),
         (_, _, _, true) => None,
@@ -149,4 +155,36 @@ fn tokenizer(
         Some(name) => tokenizer.with_end_of_document(name)?,
         None => tokenizer,
     })
+}
+
+/// The option for a value of `data.tokenizer` in a run file that is no path.
+fn option_of_word(word: &Path) -> Option<&'static str> {
+    match word.to_str()? {
+        "bpe" => Some("--bpe-vocab-size 32Ki"),
+        "bytes" => Some("--bytes"),
+        "chars" => Some("--chars"),
+        _ => None,
+    }
+}
+
+/// The error for a word of run files in place of a path, with the command that is meant.
+fn refused_word(word: &Path, option: &str) -> RunError {
+    let word = word.to_string_lossy();
+    let mut command = vec!["xtrain".to_owned()];
+    let mut arguments = std::env::args_os().skip(1).map(|argument| argument.to_string_lossy().into_owned());
+    while let Some(argument) = arguments.next() {
+        match argument.as_str() {
+            "--tokenizer" => {
+                arguments.next();
+                command.push(option.to_owned());
+            }
+            joined if joined.starts_with("--tokenizer=") => command.push(option.to_owned()),
+            other => command.push(shell_quoted(other)),
+        }
+    }
+    RunError::Refused(format!(
+        "--tokenizer names a tokenizer.json or its folder, and there is no {word}; for the tokenizer {word:?} of run \
+         files write: {}",
+        command.join(" ")
+    ))
 }

@@ -80,12 +80,12 @@ impl ParquetColumn {
                 columns.iter().take(8).map(|c| format!("{:?}", c.path().string())).collect();
             let has = if names.is_empty() { "no column at all".to_owned() } else { names.join(", ") };
             let problem = format!("there is no column {column:?}; the file has {has}");
-            return Err(DataError::input(path, "schema", problem, column_advice(columns)));
+            return Err(DataError::input(path, "schema", problem, column_advice(input, columns)));
         };
         let chosen = &columns[index];
         if !holds_strings(chosen) {
             let problem = format!("column {column:?} is not a column of strings");
-            return Err(DataError::input(path, "schema", problem, column_advice(columns)));
+            return Err(DataError::input(path, "schema", problem, column_advice(input, columns)));
         }
         Ok(ParquetColumn {
             column: index,
@@ -249,8 +249,16 @@ pub(super) fn string_columns(input: &InputFile) -> Result<Vec<String>> {
     let columns = metadata.file_metadata().schema_descr().columns();
     let strings: Vec<String> =
         columns.iter().filter(|column| holds_strings(column)).map(|column| column.path().string()).collect();
-    let is_text = strings.contains(&InputOptions::default().field) || conversation_advice(columns).is_none();
+    let is_text =
+        strings.contains(&InputOptions::default().field) || conversation_advice(input, columns).is_none();
     Ok(if is_text { strings } else { Vec::new() })
+}
+
+/// True if the first row of a column of strings is a list of objects in JSON.
+fn holds_json_lists(input: &InputFile, column: &str) -> bool {
+    let rows = ParquetColumn::open(input, column, CutRule::Anywhere, Arc::default());
+    let first = rows.ok().and_then(|mut rows| rows.next()?.ok());
+    first.is_some_and(|piece| conversations::is_json_list(&piece.text))
 }
 
 fn open_file(path: &Path) -> Result<(File, ParquetMetaData)> {
@@ -271,8 +279,8 @@ fn holds_strings(column: &ColumnDescriptor) -> bool {
 }
 
 /// Advice for a column that is missing or holds no strings.
-fn column_advice(columns: &[ColumnDescPtr]) -> String {
-    conversation_advice(columns).unwrap_or_else(|| {
+fn column_advice(input: &InputFile, columns: &[ColumnDescPtr]) -> String {
+    conversation_advice(input, columns).unwrap_or_else(|| {
         let strings = columns.iter().filter(|column| holds_strings(column));
         let strings: Vec<String> = strings.map(|column| format!("{:?}", column.path().string())).collect();
         naming_advice("column", &strings)
@@ -280,12 +288,15 @@ fn column_advice(columns: &[ColumnDescPtr]) -> String {
 }
 
 /// Advice for columns of chats or of prompts with answers.
-fn conversation_advice(columns: &[ColumnDescPtr]) -> Option<String> {
+fn conversation_advice(input: &InputFile, columns: &[ColumnDescPtr]) -> Option<String> {
     let field = |column: &'_ ColumnDescPtr| {
         let parts = column.path().parts();
         let content = match () {
             () if column.max_rep_level() > 0 => Content::List,
             () if parts.len() > 1 => Content::Object,
+            () if conversations::is_chat_name(&parts[0]) && holds_json_lists(input, &parts[0]) => {
+                Content::List
+            }
             () if holds_strings(column) => Content::Text,
             () => Content::Other,
         };

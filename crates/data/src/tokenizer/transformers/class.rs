@@ -1,8 +1,8 @@
 //! The class with which `AutoTokenizer` of transformers 5 reads a folder.
 //!
 //! Most classes read `tokenizer.json` as it is. Some build the pipeline themselves, and for some models the
-//! class that `tokenizer_config.json` names is ignored. `classes.json` lists these; it is generated from
-//! transformers by `tests/tokenizers/classes.py`.
+//! class that `tokenizer_config.json` names is ignored. `classes.json` lists these, with all names under
+//! which transformers has them; it is generated from transformers by `tests/tokenizers/classes.py`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::LazyLock;
@@ -21,6 +21,8 @@ struct Tables {
     ignores_named_class: BTreeSet<String>,
     /// Classes that build the pipeline themselves, or do not read `tokenizer.json` at all.
     own_pipeline: BTreeSet<String>,
+    /// Classes of that list, by other names under which transformers has them.
+    aliases: BTreeMap<String, String>,
 }
 
 static TABLES: LazyLock<Tables> =
@@ -38,8 +40,10 @@ pub(super) enum Class {
 impl Class {
     /// The class that is named `name`; one that transformers does not have reads the file as it is.
     fn of_name(name: &str) -> Class {
-        let name = name.strip_suffix("Fast").unwrap_or(name);
-        if TABLES.own_pipeline.contains(name) { Class::Own(name.to_owned()) } else { Class::Generic }
+        let short = name.strip_suffix("Fast").unwrap_or(name);
+        let alias = TABLES.aliases.get(name).or_else(|| TABLES.aliases.get(short));
+        let class = alias.map_or(short, String::as_str);
+        if TABLES.own_pipeline.contains(class) { Class::Own(class.to_owned()) } else { Class::Generic }
     }
 }
 
@@ -84,5 +88,33 @@ pub(super) fn chosen(files: &SideConfigs, is_byte_level: bool) -> Class {
             Class::Own(_) => Class::of_name(named),
         },
         _ => Class::of_name(named),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_class_has_its_pipeline_under_all_names_of_transformers() {
+        for (name, class) in [
+            ("ElectraTokenizer", "BertTokenizer"),
+            ("ElectraTokenizerFast", "BertTokenizer"),
+            ("LayoutLMTokenizer", "BertTokenizer"),
+            ("LongformerTokenizerFast", "RobertaTokenizer"),
+            ("LEDTokenizer", "RobertaTokenizer"),
+            ("BartTokenizer", "RobertaTokenizer"),
+            ("Phi3Tokenizer", "LlamaTokenizer"),
+            ("Qwen2TokenizerFast", "Qwen2Tokenizer"),
+            ("DPRReaderTokenizerFast", "BertTokenizer"),
+            ("DPRReaderTokenizer", "DPRReaderTokenizer"),
+        ] {
+            assert_eq!(Class::of_name(name), Class::Own(class.to_owned()), "{name}");
+        }
+        for name in
+            ["PreTrainedTokenizerFast", "TokenizersBackend", "BloomTokenizer", "ElectraToken", "MptTokenizer"]
+        {
+            assert_eq!(Class::of_name(name), Class::Generic, "{name}");
+        }
     }
 }

@@ -109,6 +109,9 @@ pub(super) struct NamedTokens {
     pub(super) by_key: Vec<(String, Written)>,
     /// Further special tokens.
     pub(super) extra: Vec<Written>,
+    /// True if the files have a list `extra_special_tokens`, or null in its place, over which a class adds
+    /// none.
+    has_extra: bool,
 }
 
 impl NamedTokens {
@@ -191,25 +194,22 @@ impl NamedTokens {
             }
         }
         tokens.by_key.extend(by_own_key);
-        let extra = match config.get("extra_special_tokens") {
-            Some(extra) => Some(extra),
-            None => config.get("additional_special_tokens"),
-        };
+        let extra = config.get("extra_special_tokens");
+        tokens.has_extra = extra.is_some();
+        let extra = extra.or_else(|| config.get("additional_special_tokens"));
         tokens.extra =
             extra.and_then(Value::as_array).into_iter().flatten().filter_map(Written::read).collect();
         Ok(tokens)
     }
 
-    /// Adds the sentinels of T5, `<extra_id_0>` and so on, unless the files name further special tokens.
+    /// Adds the sentinels of T5, `<extra_id_0>` and so on, unless the files list further special tokens.
     pub(super) fn add_sentinels(&mut self, files: &SideConfigs) -> Result<(), String> {
         let config = &files.tokenizer_config;
         let count = config.get("extra_ids").and_then(Value::as_u64).unwrap_or(100);
         if count > 100_000 {
             return Err(format!("its tokenizer_config.json asks for {count} extra_ids"));
         }
-        let is_named =
-            ["extra_special_tokens", "additional_special_tokens"].iter().any(|key| config.contains_key(*key));
-        if !is_named && !self.extra.iter().any(|token| token.content().contains("<extra_id_")) {
+        if !self.has_extra && !self.extra.iter().any(|token| token.content().contains("<extra_id_")) {
             self.extra.extend((0..count).map(|number| Written::Name(format!("<extra_id_{number}>"))));
         }
         Ok(())
@@ -325,4 +325,44 @@ fn listed_tokens(
         }
     }
     by_id
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    /// Number of sentinels beside lists of further tokens, which are in `tokenizer_config.json` or in
+    /// `special_tokens_map.json`.
+    fn sentinels(lists: &Value, in_map: bool) -> usize {
+        let lists = lists.as_object().unwrap().clone();
+        let files = match in_map {
+            true => SideConfigs { special_tokens_map: lists, ..SideConfigs::default() },
+            false => SideConfigs { tokenizer_config: lists, ..SideConfigs::default() },
+        };
+        let mut names = NamedTokens::read(&files, &[], &[]).unwrap();
+        names.add_sentinels(&files).unwrap();
+        names.extra.iter().filter(|token| token.content().starts_with("<extra_id_")).count()
+    }
+
+    #[test]
+    fn t5_has_sentinels_unless_further_special_tokens_are_listed_over_them() {
+        // As `T5Tokenizer` of transformers 5.24 counts them, in either file.
+        for (lists, in_config, in_map) in [
+            (json!({}), 100, 100),
+            (json!({"extra_special_tokens": {}}), 100, 100),
+            (json!({"extra_special_tokens": {"x_token": "<x>"}}), 100, 100),
+            (json!({"extra_special_tokens": []}), 0, 0),
+            (json!({"extra_special_tokens": null}), 0, 0),
+            (json!({"extra_special_tokens": ["<x>"]}), 0, 0),
+            (json!({"extra_special_tokens": ["<extra_id_0>"]}), 1, 1),
+            (json!({"additional_special_tokens": null}), 0, 100),
+            (json!({"additional_special_tokens": []}), 0, 100),
+            (json!({"additional_special_tokens": ["<x>"]}), 0, 100),
+            (json!({"extra_special_tokens": {}, "additional_special_tokens": []}), 0, 100),
+            (json!({"extra_special_tokens": {"x_token": "<x>"}, "additional_special_tokens": []}), 100, 100),
+        ] {
+            assert_eq!((sentinels(&lists, false), sentinels(&lists, true)), (in_config, in_map), "{lists}");
+        }
+    }
 }

@@ -67,9 +67,8 @@ pub(super) enum Template {
 /// The recipe of a class; `None` if it has none here.
 pub(super) fn recipe_of(class: &str) -> Option<&'static Recipe> {
     let class = match class {
-        "BartTokenizer" => "RobertaTokenizer",
         "CodeGenTokenizer" => "GPT2Tokenizer",
-        "DistilBertTokenizer" | "MobileBertTokenizer" | "SqueezeBertTokenizer" => "BertTokenizer",
+        "DistilBertTokenizer" => "BertTokenizer",
         class => class,
     };
     RECIPES.iter().find(|recipe| recipe.class == class)

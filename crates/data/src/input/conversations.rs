@@ -233,9 +233,7 @@ fn parts<'r, 'f>(fields: &'f [Field<'r>]) -> Parts<'r, 'f> {
             || is_choice
             || is_other(field)
     };
-    if fields().any(|field| is_prompt(field)) && fields().any(is_output)
-        || has("chosen") && has("rejected")
-    {
+    if fields().any(|field| is_prompt(field)) && fields().any(is_output) || has("chosen") && has("rejected") {
         let is_of_pair = |field: &&Field<'_>| is_prompt(field) || is_output(field) || is_around(field);
         let mut parts: Vec<&Field<'_>> = fields().filter(is_of_pair).collect();
         parts.sort_by_key(|field| place(field));

@@ -6,10 +6,9 @@ use crate::signals::Stop;
 use crate::terminal::{self, Bar, TextBar};
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
-use xtrain_config::shell_quoted;
 use xtrain_data::{
     DataError, Dataset, InputOptions, LearnProgress, PrepareOptions, Split, Take, TextFiles, TokenStream,
-    Tokenizer, VocabularyKind, learn_for_dataset, prepare,
+    Tokenizer, VocabularyKind, learn_for_dataset, prepare, shell_quoted,
 };
 use xtrain_report::metrics;
 use xtrain_train::error::RunError;

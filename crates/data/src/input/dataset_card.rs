@@ -13,6 +13,7 @@ use std::path::{Path, PathBuf};
 
 use glob::{MatchOptions, Pattern};
 use serde::Deserialize;
+use xtrain_checkpoint::first_few;
 
 use super::split::SplitFiles;
 
@@ -99,10 +100,7 @@ impl CardSplits {
 fn several<'c>(folder: &Path, all: impl Iterator<Item = &'c Configuration>) -> (String, String) {
     const SHOWN: usize = 8;
     let all: Vec<&Configuration> = all.collect();
-    let mut names = all.iter().take(SHOWN).map(|one| one.name.as_str()).collect::<Vec<_>>().join(", ");
-    if all.len() > SHOWN {
-        names += &format!(" and {} more", all.len() - SHOWN);
-    }
+    let names = first_few(all.iter().map(|one| one.name.as_str()), SHOWN);
     let problem = format!(
         "{}: the data set has several configurations ({names}), and its {NAME} names no default",
         folder.display()

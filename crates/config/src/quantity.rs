@@ -80,7 +80,7 @@ impl FromStr for Size {
                 "" if number.contains('.') => {
                     return Err(format!("a size needs a unit: write {number}GiB or {number}GB"));
                 }
-                "" if number.parse().is_ok_and(|bare: u64| bare < LEAST_BARE_BYTES) => {
+                "" if number.parse().is_ok_and(|bare: u64| (1..LEAST_BARE_BYTES).contains(&bare)) => {
                     return Err(format!(
                         "without a unit it is {number} bytes; write {number}GiB or {number}GB, or {number}B if you mean bytes"
                     ));

@@ -380,9 +380,9 @@ mod tests {
             f32::from_bits(bits & 0x7FFF_FFFF)
         });
         let is_scale = |scale: &f32| scale.is_finite() && *scale > 0.0 && scale.recip().is_finite();
-        let mut scales = StaticScales::default();
-        scales.source =
+        let source =
             ScalesSource { run: Some("a \"run\"\n".into()), step: Some(3), from: Some("amaxes".into()) };
+        let mut scales = StaticScales { source, ..StaticScales::default() };
         for (n, scale) in random.filter(is_scale).take(2000).enumerate() {
             let of = LayerScales { shape: Some([n, 3]), scales: [Some(scale), None, Some(scale), None] };
             scales.layers.insert(format!("blocks.{n}.\"attn\""), of);

@@ -112,7 +112,7 @@ mod tests {
             // One process for many words.
             let all: Vec<String> = words.iter().map(|word| quoted(word)).collect();
             let joined = words.join(&b"\n"[..]);
-            prop_assert_eq!(read_by_bash(&format!("{}", all.join(r"$'\n'"))), joined);
+            prop_assert_eq!(read_by_bash(&all.join(r"$'\n'")), joined);
             prop_assert!(all.iter().all(|word| !word.contains(char::is_control)), "{:?}", all);
         }
     }

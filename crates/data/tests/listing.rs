@@ -278,7 +278,7 @@ fn data_of_other_kinds_is_not_skipped_silently() {
     }
 }
 
-/// A folder with these files and a card with this header.
+/// A folder with these files and a README.md with this header.
 fn with_card(files: &[&str], header: &str) -> TempDir {
     let place = folder(files);
     std::fs::write(
@@ -336,7 +336,7 @@ fn a_card_says_the_splits_of_files_over_their_names() {
             "",
             ["", "", "data/x/test.jsonl"],
         ),
-        // A folder or pattern below the card.
+        // A folder or pattern below the README.md.
         (
             "configs:\n- config_name: x\n  data_files:\n  - split: train\n    path: data/x/test.jsonl\n  - split: test\n    path: data/train-1.jsonl",
             "data",
@@ -347,7 +347,7 @@ fn a_card_says_the_splits_of_files_over_their_names() {
             "*.jsonl",
             ["a.jsonl", "", "b.jsonl"],
         ),
-        // A card of other files.
+        // A README.md of other files.
         ("configs:\n- config_name: x\n  data_files: 'csv/*.csv'", "*.jsonl", ["a.jsonl b.jsonl c.jsonl"; 3]),
         ("tags:\n- configs", "data", ["data/train-1.jsonl", "", "data/x/test.jsonl"]),
     ] {

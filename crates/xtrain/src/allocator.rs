@@ -29,8 +29,8 @@ pub(crate) fn return_large_blocks() {
     }
 }
 
-/// Returns all free memory to the system. To be called between two parts of a command that use memory in other
-/// ways: what tokenizing has freed is of no use to training.
+/// Returns all free memory to the system. To be called between two parts of a command that use memory in
+/// other ways: what tokenizing has freed is of no use to training.
 pub(crate) fn return_free_blocks() {
     #[cfg(all(target_os = "linux", target_env = "gnu"))]
     {

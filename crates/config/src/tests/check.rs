@@ -393,7 +393,9 @@ fn a_whole_number_that_is_too_large_for_the_file_hears_of_the_bound() {
 
 #[test]
 fn numbers_of_tokens_may_have_units() {
-    for (written, tokens) in [("\"1M\"", 1_000_000), ("\"10B\"", 10_000_000_000), ("7", 7)] {
+    for (written, tokens) in
+        [("\"1M\"", 1_000_000), ("\"10B\"", 10_000_000_000), ("\"1.5M\"", 1_500_000), ("7", 7)]
+    {
         let text = MINIMAL.replace("steps = 1000", &format!("tokens = {written}"));
         assert_eq!(parse(&text, &[]).expect("it is right").config.train.tokens, Some(tokens));
     }
@@ -409,7 +411,7 @@ fn numbers_of_tokens_may_have_units() {
         message("data", "seq_len = \"1G\""),
         "`seq_len` must be a whole number from 1 to 16777216, not 1000000000; for example `seq_len = 1024`"
     );
-    for wrong in ["1.5M", "M", "64m", "1 M", "-1M", "1MB"] {
+    for wrong in ["1.5", "M", "64m", "1 M", "-1M", "1MB"] {
         let message = message("data", &format!("seq_len = \"{wrong}\""));
         assert!(message.contains("such as \"64K\" or \"64Ki\""), "{wrong}: {message}");
     }

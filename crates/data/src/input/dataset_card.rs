@@ -25,7 +25,7 @@ const READ_BYTES: u64 = 8 << 20;
 /// Splits of files, as cards list them.
 #[derive(Debug, Default)]
 pub(super) struct CardSplits {
-    /// Files below a card, each with the names of its splits; `None` for a file that belongs to no
+    /// Files below a README.md, each with the names of its splits; `None` for a file that belongs to no
     /// configuration that is read.
     by_file: HashMap<PathBuf, Option<Vec<String>>>,
     /// Problem and advice, if no split can be read.
@@ -34,13 +34,13 @@ pub(super) struct CardSplits {
 
 impl CardSplits {
     /// The splits of `files`, which are below `base`. If `is_folder`, all files below `base` are meant, so
-    /// that a card there must have a default configuration; otherwise all configurations count.
+    /// that a README.md there must have a default configuration; otherwise all configurations count.
     pub(super) fn of(base: &Path, files: &[PathBuf], is_folder: bool) -> CardSplits {
         let mut found = CardSplits::default();
         let opened = if base.as_os_str().is_empty() { Path::new(".") } else { base };
         let Ok(root) = opened.canonicalize() else { return found };
         let mut cards = Cards::default();
-        // Files below each card, with their paths from the folder of the card.
+        // Files below each card, with their paths from the folder of the README.md.
         let mut by_card: Vec<Vec<(&PathBuf, PathBuf)>> = Vec::new();
         for file in files {
             let Ok(below) = file.strip_prefix(base) else { continue };
@@ -62,7 +62,7 @@ impl CardSplits {
         found
     }
 
-    /// Adds the files of a card; `whole` is its folder if all files below that are meant.
+    /// Adds the files of a README.md; `whole` is its folder if all files below that are meant.
     fn add(&mut self, card: &Card, files: &[(&PathBuf, PathBuf)], whole: Option<&Path>) {
         let with_files =
             card.configurations.iter().map(|configuration| (configuration, configuration.splits(files)));
@@ -71,7 +71,7 @@ impl CardSplits {
         let mut defaults = with_files.iter().filter(|(configuration, _)| configuration.is_default);
         let default = (defaults.next(), defaults.next());
         let chosen = match (with_files.as_slice(), whole, default) {
-            // The card is of other files: those of another place or form.
+            // The README.md is of other files: those of another place or form.
             ([], ..) => return,
             (all, None, _) | (all @ [_], ..) => all,
             (_, Some(_), (Some(default), None)) => std::slice::from_ref(default),
@@ -90,7 +90,7 @@ impl CardSplits {
         }
     }
 
-    /// The splits of `file`, if it is below a card.
+    /// The splits of `file`, if it is below a README.md.
     pub(super) fn get(&self, file: &Path) -> Option<Option<&[String]>> {
         self.by_file.get(file).map(Option::as_deref)
     }
@@ -122,7 +122,7 @@ struct Cards {
 }
 
 impl Cards {
-    /// The card in `folder` or in the nearest folder above it. The error is problem and advice.
+    /// The README.md in `folder` or in the nearest folder above it. The error is problem and advice.
     fn nearest(&mut self, folder: &Path) -> Result<Option<usize>, (String, String)> {
         if let Some(known) = self.of_folder.get(folder) {
             return Ok(*known);
@@ -142,7 +142,7 @@ impl Cards {
     }
 }
 
-/// A card that lists configurations.
+/// A README.md that lists configurations.
 struct Card {
     folder: PathBuf,
     configurations: Vec<Configuration>,
@@ -151,7 +151,7 @@ struct Card {
 struct Configuration {
     name: String,
     is_default: bool,
-    /// The folder of its files, from that of the card.
+    /// The folder of its files, from that of the README.md.
     folder: PathBuf,
     /// Names of splits, each with a pattern; `None` if the names of files say their splits.
     data_files: Option<Vec<(String, Pattern)>>,
@@ -193,7 +193,7 @@ enum Patterns {
 }
 
 impl Card {
-    /// The card in `folder`; `None` if no README.md there lists configurations. The error is problem and
+    /// The README.md in `folder`; `None` if no README.md there lists configurations. The error is problem and
     /// advice.
     fn read(folder: &Path) -> Result<Option<Card>, (String, String)> {
         let path = folder.join(NAME);
@@ -282,14 +282,14 @@ impl Configuration {
         })
     }
 
-    /// The names of the splits of each file, whose second path is from the folder of the card; `None` for a
-    /// file of no split here.
+    /// The names of the splits of each file, whose second path is from the folder of the README.md; `None`
+    /// for a file of no split here.
     fn splits(&self, files: &[(&PathBuf, PathBuf)]) -> Vec<Option<Vec<String>>> {
         let below = |path: &PathBuf| path.strip_prefix(&self.folder).ok().map(Path::to_path_buf);
         let Some(patterns) = &self.data_files else {
             let below: Vec<Option<PathBuf>> = files.iter().map(|(_, path)| below(path)).collect();
             let inside: Vec<PathBuf> = below.iter().flatten().cloned().collect();
-            let of_inside = SplitFiles::new(Path::new(""), &inside, &CardSplits::default());
+            let of_inside = SplitFiles::new(Path::new(""), &inside, |_| None);
             let mut names = of_inside.names().into_iter();
             return below.iter().map(|path| path.as_ref().and_then(|_| names.next().flatten())).collect();
         };
@@ -309,7 +309,7 @@ impl Configuration {
         files.iter().map(|(_, path)| below(path).and_then(of_file)).collect()
     }
 
-    /// A pattern for files to train on, from the folder of the card.
+    /// A pattern for files to train on, from the folder of the README.md.
     fn pattern(&self) -> PathBuf {
         let patterns = self.data_files.as_deref().unwrap_or_default();
         let of_train = patterns.iter().find(|(split, _)| split == "train").or(patterns.first());

@@ -177,7 +177,7 @@ struct Group {
     files: Vec<PathBuf>,
     /// Files that cannot be read, but were probably meant.
     skipped: Vec<PathBuf>,
-    /// Splits that the pattern names: it is taken as written, without files that a card holds out.
+    /// Splits that the pattern names: it is taken as written, without files that a README.md holds out.
     named: Vec<Split>,
     /// The split whose name the folder has: it may be taken in place of another.
     folder_of: Option<Split>,
@@ -241,7 +241,7 @@ impl Group {
     }
 
     fn split_files(&self) -> SplitFiles<'_> {
-        SplitFiles::new(&self.base, &self.files, &self.cards)
+        SplitFiles::new(&self.base, &self.files, |file| self.cards.get(file))
     }
 
     fn choose(&self, split: Split) -> Option<Choice> {

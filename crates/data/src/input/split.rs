@@ -3,11 +3,9 @@
 //! The rules are those of Hugging Face `datasets`: shards in `data/` are named for their split
 //! (`data/train-00000-of-00004.parquet`); otherwise a keyword is a word of the names of folders, or else of
 //! files. Unlike there, case does not matter, and a file under no folder of a split may still name one
-//! itself. The card of a data set decides over names.
+//! itself. The README.md of a data set decides over names.
 
 use std::path::{Path, PathBuf};
-
-use super::dataset_card::CardSplits;
 
 /// A split of a data set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -71,7 +69,7 @@ pub(super) struct Choice {
 /// The place that says the split of a file, the surest first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Place {
-    /// The name of a shard in `data/`, or of a split in a card, is exactly that of the split.
+    /// The name of a shard in `data/`, or of a split in a README.md, is exactly that of the split.
     Exact,
     Folder,
     Name,
@@ -88,17 +86,22 @@ struct SplitFile<'f> {
     path: &'f PathBuf,
     /// The place that says that the file belongs to a split, in the order of [`Split::ALL`].
     places: [Option<Place>; 3],
-    /// False for a file that is no shard in `data/`, if there are any, or that a card leaves out.
+    /// False for a file that is no shard in `data/`, if there are any, or that a README.md leaves out.
     is_considered: bool,
-    /// True if a card says its splits, or that it has none.
+    /// True if a README.md says its splits, or that it has none.
     has_card: bool,
-    /// True if a card lists it for validation or test: it is never trained on.
+    /// True if a README.md lists it for validation or test: it is never trained on.
     is_held_out: bool,
 }
 
 impl<'f> SplitFiles<'f> {
-    /// `files`, all of which are below `base`, with the splits that cards list.
-    pub(super) fn new(base: &Path, files: &'f [PathBuf], cards: &CardSplits) -> SplitFiles<'f> {
+    /// `files`, all of which are below `base`; `listed` says the splits of those below a data set's
+    /// README.md, and that it lists none for a file.
+    pub(super) fn new<'c>(
+        base: &Path,
+        files: &'f [PathBuf],
+        listed: impl Fn(&Path) -> Option<Option<&'c [String]>>,
+    ) -> SplitFiles<'f> {
         let names = |path: &PathBuf| {
             let below = path.strip_prefix(base).unwrap_or(path);
             let mut folders: Vec<String> =
@@ -108,7 +111,7 @@ impl<'f> SplitFiles<'f> {
             let shard_of = shard_of(&name).filter(|_| is_in_data).map(str::to_owned);
             (folders, name, shard_of)
         };
-        let has_shards = files.iter().any(|path| names(path).2.is_some() && cards.get(path).is_none());
+        let has_shards = files.iter().any(|path| names(path).2.is_some() && listed(path).is_none());
         let places = |(folders, name, shard_of): &(Vec<String>, String, Option<String>)| {
             let is_in_folder = |split: Split| folders.iter().any(|folder| split.is_in(folder, ends_words));
             let is_split_folder = !has_shards && Split::ALL.into_iter().any(is_in_folder);
@@ -120,8 +123,8 @@ impl<'f> SplitFiles<'f> {
                 None => split.is_in(name, ends_words).then_some(Place::Name),
             })
         };
-        let file = |path: &'f PathBuf| match cards.get(path) {
-            Some(listed) => SplitFile::listed(path, listed),
+        let file = |path: &'f PathBuf| match listed(path) {
+            Some(splits) => SplitFile::listed(path, splits),
             None => {
                 let names = names(path);
                 let is_considered = !has_shards || names.2.is_some();
@@ -152,7 +155,7 @@ impl<'f> SplitFiles<'f> {
         self.files.iter().map(names).collect()
     }
 
-    /// The files that may be trained on, and those that a card holds out.
+    /// The files that may be trained on, and those that a README.md holds out.
     pub(super) fn not_held_out(&self) -> Choice {
         let paths = |is_held_out: bool| {
             let files = self.files.iter().filter(move |file| file.is_held_out == is_held_out);
@@ -174,7 +177,7 @@ impl<'f> SplitFiles<'f> {
             Some(choice).filter(|choice| !choice.taken.is_empty())
         };
         let may_be_read = |file: &SplitFile<'_>| split != Split::Train || !file.is_held_out;
-        // A card, and the names of files without one, each have a place that is the surest.
+        // A README.md, and the names of files without one, each have a place that is the surest.
         let surest = |has_card: bool| {
             let of_split = |place: Place| {
                 let mut files =
@@ -195,7 +198,7 @@ impl<'f> SplitFiles<'f> {
 }
 
 impl<'f> SplitFile<'f> {
-    /// A file that a card lists for splits of these names; `None` if it lists it nowhere.
+    /// A file that a README.md lists for splits of these names; `None` if it lists it nowhere.
     fn listed(path: &'f PathBuf, names: Option<&[String]>) -> SplitFile<'f> {
         let is_considered = names.is_some();
         let names: Vec<String> = names.unwrap_or_default().iter().map(|name| name.to_lowercase()).collect();

@@ -25,7 +25,7 @@ pub(super) struct NormalizedSize {
 }
 
 impl NormalizedSize {
-    /// That of the `normalizer` of a `tokenizer.json`. The error is the problem, for a message.
+    /// Steps of the `normalizer` of a `tokenizer.json`. The error is the problem, for a message.
     pub(super) fn of(normalizer: &Value) -> Result<NormalizedSize, String> {
         let mut steps = Vec::new();
         flatten(normalizer, &mut steps);

@@ -78,7 +78,7 @@ pub(crate) fn run(args: &InspectArgs) -> Result<(), Failure> {
     out.push_str("rounding alone leaves about 31.5 dB in e4m3 and 25.5 dB in e5m2; much less means that the range does not fit the scale\n");
     out.push_str(&format!("page: {}\n", terminal::shown_path(&path)));
     if let Some((path, scales)) = written {
-        let shown = terminal::shown_path(&path);
+        let shown = terminal::shown_path(path);
         out.push_str(&format!(
             "static scales of {} tensors in {} layers, from {}: {shown}; train with --set precision.recipe=fp8-delayed {}\n",
             scales.list().count(),

@@ -89,7 +89,7 @@ fn a_size_is_given_with_its_unit() {
         let ran = finish(command, wrong);
         assert_eq!(ran.code(), Some(2), "{wrong}");
         assert!(
-            ran.stderr.contains("--max-shard-size") && ran.stderr.contains("500MB, 5GB or 4GiB"),
+            ran.stderr.contains("--max-shard-size") && ran.stderr.contains("500MB, 5GB or 1.5GiB"),
             "{}",
             ran.stderr
         );

@@ -12,8 +12,8 @@ use super::tree::Value;
 pub(super) enum Beside {
     /// It needs this one, `section.key = value`.
     Needs(&'static str),
-    /// It takes the place of this key, which most run files have.
-    Replaces(&'static str),
+    /// It takes the place of these keys, of which run files have one.
+    Replaces(&'static [&'static str]),
 }
 
 /// The setting that the key `path` needs beside it in a run file that has none of the topic.
@@ -26,9 +26,15 @@ pub(super) fn beside(path: &str) -> Option<Beside> {
         "precision.margin" | "precision.amax_history_len" | "precision.amax_compute" => {
             Beside::Needs("precision.recipe = \"fp8-delayed\"")
         }
-        "train.tokens" | "train.epochs" => Beside::Replaces("train.steps"),
+        "train.tokens" => Beside::Replaces(&["train.steps", "train.epochs"]),
+        "train.epochs" => Beside::Replaces(&["train.steps", "train.tokens"]),
         _ => return None,
     })
+}
+
+/// Arguments that take keys out of a run file.
+pub(super) fn without(keys: &[&str]) -> String {
+    keys.iter().map(|key| format!(" --set {key}=")).collect()
 }
 
 /// Names that say nothing without their section.

@@ -2,7 +2,7 @@
 
 use super::argument::{is_key, set, with_arguments};
 use super::fit::{Fit, fit, switch};
-use super::hint::{Beside, By, Hint, Proposal, beside, hint, left_out};
+use super::hint::{Beside, By, Hint, Proposal, beside, hint, left_out, without};
 use super::schema::sections;
 use super::tree::Value;
 use xtrain_data::shell_quoted;
@@ -84,7 +84,7 @@ fn of_keys(keys: &[Proposal], value: Option<&str>, exact: bool) -> Advice {
         };
         match beside(&path) {
             Some(Beside::Needs(setting)) => format!("{own} {}", with_arguments(&format!("`{setting}`"))),
-            Some(Beside::Replaces(key)) => format!("{own} --set {key}="),
+            Some(Beside::Replaces(keys)) => format!("{own}{}", without(keys)),
             None => own,
         }
     });

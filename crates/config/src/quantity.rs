@@ -75,7 +75,8 @@ impl FromStr for Size {
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let number = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
-        if number.starts_with(|c: char| c.is_ascii_digit()) && number.parse::<f64>().is_ok() {
+        // Only such a number is proposed with a unit.
+        if parse(&format!("{number}GB"), &BYTES).is_some_and(|of| of.nearest > 0) {
             match &text[number.len()..] {
                 "" if number.contains('.') => {
                     return Err(format!("a size needs a unit: write {number}GiB or {number}GB"));
@@ -126,6 +127,12 @@ impl FromStr for Rate {
         match (of_bytes.or(of_bits), unit.ends_with("/s")) {
             (Some(_), true) => {}
             (Some((own, _)), false) => return Err(format!("a rate is per second: {number}{own}/s")),
+            (None, _) if base.ends_with('B') || base.to_lowercase().ends_with("ib") => {
+                return Err(match BYTES.iter().find(|(own, _)| is_misspelt(own, base)) {
+                    Some((own, _)) => format!("the unit is written {own}/s: {number}{own}/s"),
+                    None => wrong(),
+                });
+            }
             // `Gb`, `gb` and `Gbps` are read as bits by some, and as bytes by others.
             (None, _) => {
                 let prefix = base.trim_end_matches(['b', 'B', 'i']).to_uppercase();
@@ -190,7 +197,7 @@ fn parse(text: &str, units: &[(&str, u64)]) -> Option<Parsed> {
     // 64 bits, 40 bits and the unit's 40 are more than 128.
     let scaled =
         (u128::from(whole.parse::<u64>().ok()?).checked_mul(scale)? + fraction).checked_mul(unit.into())?;
-    let nearest = u64::try_from((scaled + scale / 2) / scale).ok()?;
+    let nearest = u64::try_from(scaled.checked_add(scale / 2)? / scale).ok()?;
     Some(Parsed { nearest, is_whole: scaled.is_multiple_of(scale), unit })
 }
 

@@ -4,7 +4,9 @@ use super::argument::with_arguments;
 use super::elsewhere::{Answer, answer};
 use super::error::{Origin, one_line};
 use super::fit::{Fit, switch, toml};
-use super::hint::{Beside, By, Hint, Proposal, answer_for_value, beside, hint, left_out, section_called};
+use super::hint::{
+    Beside, By, Hint, Proposal, answer_for_value, beside, hint, left_out, section_called, without,
+};
 use super::schema::{Section, key_names, sections};
 use super::suggest::nearest;
 use super::tree::{Node, Value};
@@ -163,8 +165,10 @@ fn answer_with(
             let (with, more) = match also {
                 Some(Beside::Needs(setting)) if is_argument => (format!(" `{setting}`"), String::new()),
                 Some(Beside::Needs(setting)) => (String::new(), format!(" It needs {}", below(setting))),
-                Some(Beside::Replaces(key)) if is_argument => (format!(" --set {key}="), String::new()),
-                Some(Beside::Replaces(key)) => (String::new(), format!(" It takes the place of `{key}`")),
+                Some(Beside::Replaces(keys)) if is_argument => (without(keys), String::new()),
+                Some(Beside::Replaces(keys)) => {
+                    (String::new(), format!(" It takes the place of `{}`", keys.join("` or `")))
+                }
                 None => (String::new(), String::new()),
             };
             let wrong = wrong.unwrap_or_default();

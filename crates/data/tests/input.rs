@@ -298,6 +298,15 @@ fn one_page(name: &str, rows: &[&str]) -> Vec<u8> {
 }
 
 #[test]
+fn a_number_under_the_name_of_a_chat_is_no_chat() {
+    let schema =
+        parse_message_type("message schema { required int64 turns; required boolean chat; }").unwrap();
+    let writer = SerializedFileWriter::new(Vec::new(), Arc::new(schema), Arc::default()).unwrap();
+    let message = message("parquet", &writer.into_inner().unwrap(), &InputOptions::default());
+    assert!(message.contains("text") && !message.contains("chats"), "{message}");
+}
+
+#[test]
 fn a_parquet_page_is_refused_before_it_fills_the_memory() {
     let mut file = one_page("text", &["one", "two"]);
     // The header of the first page: field 1 is the type, field 2 the size once decompressed.

@@ -336,6 +336,22 @@ fn a_card_says_the_splits_of_files_over_their_names() {
             "",
             ["", "", "data/x/test.jsonl"],
         ),
+        // Paths are written in several ways.
+        (
+            "configs:\n- config_name: x\n  data_dir: ./data/",
+            "",
+            ["data/train-1.jsonl", "", "data/x/test.jsonl"],
+        ),
+        (
+            "configs:\n- config_name: x\n  data_dir: x\n- config_name: default\n  data_dir: .",
+            "",
+            ["data/train-1.jsonl", "", "data/x/test.jsonl"],
+        ),
+        (
+            "configs:\n- config_name: x\n  data_files:\n  - split: train\n    path: data/../*.jsonl\n  - split: test\n    path: .//b.jsonl",
+            "",
+            ["a.jsonl c.jsonl", "", "b.jsonl"],
+        ),
         // A folder or pattern below the README.md.
         (
             "configs:\n- config_name: x\n  data_files:\n  - split: train\n    path: data/x/test.jsonl\n  - split: test\n    path: data/train-1.jsonl",
@@ -354,7 +370,13 @@ fn a_card_says_the_splits_of_files_over_their_names() {
         let place = with_card(&files, header);
         let found = of_splits(place.path(), name);
         for ((found, expected), split) in found.iter().zip(expected).zip(Split::ALL) {
-            let found = found.as_deref().unwrap_or_default();
+            let found = match found {
+                Ok(found) => found.as_str(),
+                Err(error) => {
+                    assert!(error.contains("there is no file of the"), "{error}");
+                    ""
+                }
+            };
             assert_eq!(found, expected, "{} of {name:?} under {header}", split.name());
         }
     }
@@ -379,6 +401,19 @@ fn configurations_without_a_default_are_alternatives() {
     let card = "---\nconfigs:\n- config_name: x\n  data_files:\n  - split: test\n    path: a.jsonl\n  - split: train\n    path: b.jsonl\n---\n";
     std::fs::write(both.path().join("one/README.md"), card).unwrap();
     assert_eq!(of_splits(both.path(), "")[0].as_deref(), Ok("one/b.jsonl two/train.jsonl"));
+}
+
+#[test]
+fn a_default_configuration_without_files_here_is_refused() {
+    let card =
+        "configs:\n- config_name: default\n  data_files: a.jsonl\n- config_name: y\n  data_files: b.jsonl";
+    let place = with_card(&["b.jsonl"], card);
+    let error = of_splits(place.path(), "")[0].clone().unwrap_err();
+    assert!(
+        error.contains("the default configuration of its README.md, \"default\", has no file here"),
+        "{error}"
+    );
+    assert_eq!(of_splits(place.path(), "b*")[0].as_deref(), Ok("b.jsonl"));
 }
 
 #[test]

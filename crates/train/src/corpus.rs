@@ -15,7 +15,6 @@ use std::io::ErrorKind;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use xtrain_checkpoint::first_few;
 use xtrain_config::{Config, DataSource, DataSources, TokenizerChoice};
 use xtrain_data::{
     DataError, Dataset, DocumentMask, InputFile, InputOptions, LearnProgress, Listing, Loader, LoaderOptions,
@@ -292,7 +291,11 @@ impl Opening<'_> {
         groups
             .map(|group| {
                 let first = &group[0];
-                let name = first_few(group.iter().map(|source| &source.path), 1);
+                // Whole, because losses of sources are found by it.
+                let name = match group.len() {
+                    1 => first.path.clone(),
+                    all => format!("{} and {} more", first.path, all - 1),
+                };
                 let (data, listing) = match are_shards(config, first) {
                     true => {
                         let dataset = Dataset::open(locate(config, &first.path))?;

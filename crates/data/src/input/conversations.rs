@@ -166,7 +166,10 @@ fn joined(fields: &[&Field<'_>]) -> String {
         true => format!(".{}", field.name),
         false => format!(".[{:?}]", field.name),
     };
-    let written = fields.iter().filter(|field| !is_named(field, "rejected"));
+    // What is not to be learned.
+    let is_wrong =
+        |field: &Field<'_>| is_named(field, "rejected") || OTHERS.iter().any(|name| is_named(field, name));
+    let written = fields.iter().filter(|field| !is_wrong(field));
     written.map(filter).collect::<Vec<_>>().join(" + \"\\n\" + ")
 }
 

@@ -8,7 +8,7 @@
 
 use std::collections::HashMap;
 use std::fs::File;
-use std::io::Read;
+use std::io::{ErrorKind, Read};
 use std::path::{Path, PathBuf};
 
 use glob::{MatchOptions, Pattern};
@@ -16,6 +16,7 @@ use serde::Deserialize;
 use xtrain_checkpoint::first_few;
 
 use super::split::SplitFiles;
+use crate::quoting::string_literal;
 
 /// Name of the file.
 const NAME: &str = "README.md";
@@ -52,7 +53,10 @@ impl CardSplits {
                     by_card[card].push((file, from_card.to_path_buf()));
                 }
                 Ok(None) => {}
-                Err(refusal) => found.refusal = found.refusal.take().or(Some(refusal)),
+                Err(refusal) => {
+                    found.refusal = Some(refusal);
+                    return found;
+                }
             }
         }
         for (card, files) in cards.read.iter().zip(by_card) {
@@ -66,8 +70,25 @@ impl CardSplits {
     fn add(&mut self, card: &Card, files: &[(&PathBuf, PathBuf)], whole: Option<&Path>) {
         let with_files =
             card.configurations.iter().map(|configuration| (configuration, configuration.splits(files)));
-        let with_files: Vec<_> =
-            with_files.filter(|(_, splits)| splits.iter().any(Option::is_some)).collect();
+        let (with_files, without): (Vec<_>, Vec<_>) =
+            with_files.partition(|(_, splits)| splits.iter().any(Option::is_some));
+        let absent = without.iter().find(|(configuration, _)| configuration.is_default);
+        if let (Some(folder), Some((default, _)), false) = (whole, absent, with_files.is_empty()) {
+            let problem = format!(
+                "{}: the default configuration of its {NAME}, {:?}, has no file here",
+                folder.display(),
+                default.name
+            );
+            let advice = "fetch its files, or name those of another configuration".to_owned();
+            self.refusal = self.refusal.take().or(Some((problem, advice)));
+            return;
+        }
+        if with_files.is_empty() && !card.configurations.is_empty() && whole.is_some() {
+            tracing::warn!(
+                "{}: none of the files that its {NAME} lists is here; names of files and folders say their splits",
+                card.folder.display()
+            );
+        }
         let mut defaults = with_files.iter().filter(|(configuration, _)| configuration.is_default);
         let default = (defaults.next(), defaults.next());
         let chosen = match (with_files.as_slice(), whole, default) {
@@ -102,14 +123,12 @@ fn several<'c>(folder: &Path, all: impl Iterator<Item = &'c Configuration>) -> (
     let all: Vec<&Configuration> = all.collect();
     let names = first_few(all.iter().map(|one| one.name.as_str()), SHOWN);
     let problem = format!(
-        "{}: the data set has several configurations ({names}), and its {NAME} names no default",
+        "{}: the data set has several configurations ({names}), and its {NAME} names no one default of which files are here",
         folder.display()
     );
     let example = all.first().map_or_else(PathBuf::new, |one| folder.join(one.pattern()));
-    let advice = format!(
-        "name the files of one of them, for example data.train = {:?}",
-        example.display().to_string()
-    );
+    let example = string_literal(&example.display().to_string());
+    let advice = format!("name the files of one of them, for example data.train = {example}");
     (problem, advice)
 }
 
@@ -198,12 +217,32 @@ impl Card {
     fn read(folder: &Path) -> Result<Option<Card>, (String, String)> {
         let path = folder.join(NAME);
         let mut bytes = Vec::new();
-        let read = File::open(&path).and_then(|file| file.take(READ_BYTES).read_to_end(&mut bytes));
-        if read.is_err() {
+        // A folder of this name, or a pipe, is none.
+        if !path.is_file() && !is_denied(&path) {
             return Ok(None);
         }
+        let read = File::open(&path).and_then(|file| file.take(READ_BYTES).read_to_end(&mut bytes));
+        if let Err(error) = read {
+            return Err((
+                format!(
+                    "{}, which may list the files of each split, cannot be read: {error}",
+                    path.display()
+                ),
+                "make it readable, or move it elsewhere".to_owned(),
+            ));
+        }
         let text = String::from_utf8_lossy(&bytes);
-        let Some(header) = header(&text).filter(|header| header.contains("configs")) else { return Ok(None) };
+        let is_cut = bytes.len() as u64 == READ_BYTES && text.starts_with("---");
+        let header = match header(&text) {
+            Some(header) if header.contains("configs") => header,
+            None if is_cut => {
+                return Err((
+                    format!("{}: its header has more than {} MiB", path.display(), READ_BYTES >> 20),
+                    "shorten it, or move the file elsewhere".to_owned(),
+                ));
+            }
+            _ => return Ok(None),
+        };
         let refused = |problem: String| {
             (
                 format!(
@@ -228,6 +267,11 @@ impl Card {
     }
 }
 
+/// True if the system does not let this process see whether there is a file.
+fn is_denied(path: &Path) -> bool {
+    path.metadata().is_err_and(|error| error.kind() == ErrorKind::PermissionDenied)
+}
+
 /// The text between two lines of dashes at the beginning of a file.
 fn header(text: &str) -> Option<&str> {
     let text = text.trim_start_matches('\u{FEFF}').trim_start();
@@ -242,10 +286,30 @@ fn header(text: &str) -> Option<&str> {
     None
 }
 
+/// A path or pattern without empty parts, `.` and `..`, as far as it stays inside.
+fn plain(path: &str) -> String {
+    // `hf://` keeps its slashes: such files are elsewhere.
+    if path.contains("://") {
+        return path.to_owned();
+    }
+    let start = if path.starts_with('/') { "/" } else { "" };
+    let mut parts: Vec<&str> = Vec::new();
+    for part in path.split('/').filter(|part| !part.is_empty() && *part != ".") {
+        match part {
+            ".." if parts.last().is_some_and(|last| *last != "..") => {
+                parts.pop();
+            }
+            _ => parts.push(part),
+        }
+    }
+    format!("{start}{}", parts.join("/"))
+}
+
 impl Configuration {
     /// The error is the problem, for a message.
     fn new(written: WrittenConfiguration) -> Result<Configuration, String> {
-        let (name, folder) = (written.config_name, PathBuf::from(written.data_dir.unwrap_or_default()));
+        let name = written.config_name;
+        let folder = PathBuf::from(plain(&written.data_dir.unwrap_or_default()));
         let of_train = |pattern: String| ("train".to_owned(), Patterns::One(pattern));
         let data_files = written.data_files.map(|data_files| match data_files {
             DataFiles::Pattern(pattern) => vec![of_train(pattern)],
@@ -262,7 +326,7 @@ impl Configuration {
                 Patterns::One(pattern) => vec![pattern],
                 Patterns::Several(patterns) => patterns,
             };
-            let read = |pattern: String| match Pattern::new(pattern.trim_start_matches("./")) {
+            let read = |pattern: String| match Pattern::new(&plain(&pattern)) {
                 Ok(pattern) => Ok((split.clone(), pattern)),
                 Err(error) => Err(format!("the pattern {pattern:?} of {name}: {}", error.msg)),
             };

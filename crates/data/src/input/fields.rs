@@ -50,9 +50,11 @@ pub fn text_field(file: &InputFile) -> Result<Option<TextField>> {
 /// True if a file has documents. Its first rows are read as for training, with the text in `field`.
 ///
 /// # Errors
-/// The file cannot be read, or a first row has no text in the field.
+/// The file cannot be read, or no first row has text in the field.
 pub fn has_documents(file: &InputFile, field: &str) -> Result<bool> {
-    let options = InputOptions { field: field.to_owned(), ..InputOptions::default() };
+    // A run says what to do about bad rows.
+    let options =
+        InputOptions { field: field.to_owned(), skip_bad_rows: ROWS as u64, ..InputOptions::default() };
     let mut has_documents = false;
     // Blank lines, too, are read in pieces.
     for piece in read_documents(file, &options, CutRule::Anywhere)?.take(ROWS) {

@@ -46,7 +46,7 @@ pub(super) fn refuse(
     let what = match signature(start) {
         Some(PARQUET) if format == Format::Parquet => return None,
         Some(what) => what,
-        None if start.get(257..262) == Some(b"ustar") => TAR,
+        None if start.get(257..262) == Some(b"ustar") && start.contains(&0) => TAR,
         None if format != Format::Text && is_html(start) => HTML,
         None if format != Format::Parquet => wide_text(start)?,
         None if start.starts_with(b"PAR1") => return None,
@@ -96,6 +96,14 @@ fn noun(format: Format) -> &'static str {
 
 fn advice(path: &Path, compression: Compression, what: &'static str) -> String {
     let (shown, word) = (path.display(), shell_path(path));
+    let converted = |from: &str| {
+        let convert = format!("iconv -f {from} -t UTF-8");
+        match compression {
+            Compression::None => format!("convert it to UTF-8: {convert} {word} > NEW"),
+            Compression::Gzip => format!("convert it to UTF-8: gzip -dc {word} | {convert} > NEW"),
+            Compression::Zstd => format!("convert it to UTF-8: zstd -dc {word} | {convert} > NEW"),
+        }
+    };
     match what {
         GZIP | ZSTD if compression != Compression::None => {
             "it is compressed twice; decompress it once".to_owned()
@@ -109,12 +117,12 @@ fn advice(path: &Path, compression: Compression, what: &'static str) -> String {
             "the file itself was not downloaded; fetch it with git lfs pull, or with hf download".to_owned()
         }
         HTML => "probably the page of a failed download; fetch the file again".to_owned(),
-        UTF_32 => format!("convert it to UTF-8: iconv -f UTF-32 -t UTF-8 {word}"),
-        UTF_32_LE => format!("convert it to UTF-8: iconv -f UTF-32LE -t UTF-8 {word}"),
-        UTF_32_BE => format!("convert it to UTF-8: iconv -f UTF-32BE -t UTF-8 {word}"),
-        UTF_16 => format!("convert it to UTF-8: iconv -f UTF-16 -t UTF-8 {word}"),
-        UTF_16_LE => format!("convert it to UTF-8: iconv -f UTF-16LE -t UTF-8 {word}"),
-        UTF_16_BE => format!("convert it to UTF-8: iconv -f UTF-16BE -t UTF-8 {word}"),
+        UTF_32 => converted("UTF-32"),
+        UTF_32_LE => converted("UTF-32LE"),
+        UTF_32_BE => converted("UTF-32BE"),
+        UTF_16 => converted("UTF-16"),
+        UTF_16_LE => converted("UTF-16LE"),
+        UTF_16_BE => converted("UTF-16BE"),
         "text" => "give it the extension of its kind, .txt or .jsonl, or fetch it again".to_owned(),
         _ => "name text, JSON lines or parquet".to_owned(),
     }
@@ -145,10 +153,11 @@ fn wide_text(start: &[u8]) -> Option<&'static str> {
     let is_code_point = |code: u32| code != 0 && char::from_u32(code).is_some();
     let code = |unit: &[u8]| [unit[0], unit[1], unit[2], unit[3]];
     let tests: [(usize, &dyn Fn(&[u8]) -> bool, &'static str); 4] = [
-        (4, &|unit: &[u8]| is_code_point(u32::from_le_bytes(code(unit))), UTF_32_LE),
-        (4, &|unit: &[u8]| is_code_point(u32::from_be_bytes(code(unit))), UTF_32_BE),
+        // First, because two ASCII characters of UTF-16 may be one of UTF-32.
         (2, &|unit: &[u8]| unit[0] != 0 && unit[1] == 0, UTF_16_LE),
         (2, &|unit: &[u8]| unit[0] == 0 && unit[1] != 0, UTF_16_BE),
+        (4, &|unit: &[u8]| is_code_point(u32::from_le_bytes(code(unit))), UTF_32_LE),
+        (4, &|unit: &[u8]| is_code_point(u32::from_be_bytes(code(unit))), UTF_32_BE),
     ];
     let is_all = |bytes: usize, is_character: &dyn Fn(&[u8]) -> bool| {
         let mut units = start.chunks_exact(bytes);

@@ -162,7 +162,7 @@ pub(super) fn from_parts(
     let end_of_document = choose_end(source, &hf, &added, own_end.or(listed.first().copied()))?;
     // The saved files name it too, so that they can be loaded as they are.
     if source.end_of_document.is_some() && !listed.contains(&end_of_document) {
-        listed.push(end_of_document);
+        listed.insert(0, end_of_document);
     }
     let config_tokens =
         ConfigTokens { ends: listed, begin: config_tokens.begin.filter(|&id| hf.id_to_token(id).is_some()) };

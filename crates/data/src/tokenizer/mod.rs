@@ -406,9 +406,9 @@ impl Tokenizer {
 
     /// Encodes a document with the `tokenizers` crate, with special tokens as plain text.
     fn encode_with_hf(&self, text: &str) -> Result<Vec<u32>> {
-        self.refuse_growth(text)?;
         let hf_plain_text = self.hf_plain_text();
         let _share = self.budget.take(text.len());
+        self.refuse_growth(text)?;
         if text.len() > MAX_HF_BYTES {
             let Some(long_text) = self.long_text() else {
                 return Err(DataError::tokenizer(

@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 use tokenizers::{NormalizedString, Normalizer, NormalizerWrapper};
 
 use super::MAX_HF_BYTES;
+use super::shape::longest_of_charsmap;
 use crate::catch_panic::catch_panic;
 
 /// Maximum size of a normalized text. Those of published tokenizers make at most a few bytes of one.
@@ -45,6 +46,15 @@ impl NormalizedSize {
         if self.steps.is_empty() || bytes.saturating_mul(self.growth) <= MAX_BYTES {
             return Ok(());
         }
+        // A long text that stays as it is may be longer.
+        let most = MAX_BYTES.max(bytes.saturating_mul(USUAL_GROWTH));
+        let refused = || {
+            format!(
+                "its normalizer makes more than {} MiB of {} KiB of text",
+                most >> 20,
+                bytes.div_ceil(1 << 10)
+            )
+        };
         let mut current = text.to_owned();
         for step in &self.steps {
             if step.get("type").is_some_and(|kind| kind == "Replace") {
@@ -56,12 +66,17 @@ impl NormalizedSize {
                 let (rest, marked) = (with("")?, with("x")?);
                 let matches = marked.saturating_sub(rest);
                 let content = step.get("content").and_then(Value::as_str).map_or(0, str::len) as u64;
-                if rest.saturating_add(matches.saturating_mul(content)) > MAX_BYTES {
-                    return Err(format!(
-                        "its normalizer makes more than {} MiB of {} KiB of text",
-                        MAX_BYTES >> 20,
-                        bytes.div_ceil(1 << 10)
-                    ));
+                if rest.saturating_add(matches.saturating_mul(content)) > most {
+                    return Err(refused());
+                }
+            } else if growth(step) > 1 {
+                // In parts, each of which makes at most as much as is allowed.
+                let mut size = 0;
+                for part in parts(&current, (most / growth(step)) as usize) {
+                    size += apply(step, part)?.len() as u64;
+                    if size > most {
+                        return Err(refused());
+                    }
                 }
             }
             current = apply(step, &current)?;
@@ -91,8 +106,26 @@ fn growth(step: &Value) -> u64 {
             pattern => content.div_ceil(pattern).max(1),
         },
         "Prepend" => length(step.get("prepend")) + 1,
+        // Those that are published make 33 bytes of three.
+        "Precompiled" => {
+            match step.get("precompiled_charsmap").and_then(Value::as_str).and_then(longest_of_charsmap) {
+                Some(longest @ 65..) => longest,
+                _ => 1,
+            }
+        }
         _ => 1,
     }
+}
+
+/// `text` in parts of about this many bytes, and of a character at least.
+fn parts(text: &str, bytes: usize) -> impl Iterator<Item = &str> {
+    let mut rest = text;
+    std::iter::from_fn(move || {
+        let least = rest.chars().next()?.len_utf8();
+        let (part, after) = rest.split_at(rest.floor_char_boundary(bytes).max(least));
+        rest = after;
+        Some(part)
+    })
 }
 
 /// The text after a step.
@@ -134,6 +167,10 @@ mod tests {
         assert_eq!(check(&chained, "aa a"), Ok(()));
         let chained: Vec<Value> = (0..40).map(|_| replace(a(), "aa")).collect();
         assert!(check(&chained, "b").unwrap_err().contains("of one byte"));
+        // A long text that stays as it is.
+        let lines = [replace(json!({"String": "\n"}), "[LINE]\n")];
+        assert_eq!(check(&lines, &"b".repeat(20 << 20)), Ok(()));
+        assert!(check(&lines, &"\n".repeat(3 << 20)).is_err());
         // Usual normalizers.
         assert_eq!(
             check(&[json!({"type": "NFKC"}), replace(json!({"String": " "}), "▁")], &" ".repeat(5 << 20)),

@@ -359,6 +359,21 @@ pub(super) fn check_charsmaps(normalizer: &Value) -> std::result::Result<(), Str
 /// The declared size at the start of a character map, a little-endian number in base64; `None` if it is
 /// invalid.
 fn charsmap_bytes(base64: &str) -> Option<u32> {
+    let head = base64.get(..8).or_else(|| base64.get(..6))?;
+    decoded(head).first_chunk().map(|size| u32::from_le_bytes(*size))
+}
+
+/// Bytes of the longest text that a character map puts in place of another; `None` if it is invalid. After
+/// the size of a trie and the trie, in bytes, come the texts, each ended by a zero.
+pub(super) fn longest_of_charsmap(base64: &str) -> Option<u64> {
+    let map = decoded(base64);
+    let (size, rest) = map.split_first_chunk()?;
+    let texts = rest.get(u32::from_le_bytes(*size) as usize..)?;
+    texts.split(|&byte| byte == 0).map(|text| text.len() as u64).max()
+}
+
+/// The bytes that text in base64 stands for, up to its first other character.
+fn decoded(base64: &str) -> Vec<u8> {
     let sixth = |digit: u8| match digit {
         b'A'..=b'Z' => Some(digit - b'A'),
         b'a'..=b'z' => Some(digit - b'a' + 26),
@@ -367,7 +382,12 @@ fn charsmap_bytes(base64: &str) -> Option<u32> {
         b'/' => Some(63),
         _ => None,
     };
-    let head = base64.as_bytes().get(..6)?;
-    let bits = head.iter().try_fold(0u64, |bits, &digit| Some(bits << 6 | u64::from(sixth(digit)?)))?;
-    Some(((bits >> 4) as u32).swap_bytes())
+    let digits: Vec<u8> = base64.bytes().map_while(sixth).collect();
+    let bytes_of = |digits: &[u8]| {
+        let bits = digits.iter().fold(0u32, |bits, &digit| bits << 6 | u32::from(digit));
+        // Each byte takes 8 of 6 bits a digit.
+        let [_, bytes @ ..] = (bits << (6 * (4 - digits.len()))).to_be_bytes();
+        bytes.into_iter().take(digits.len() * 6 / 8)
+    };
+    digits.chunks(4).flat_map(bytes_of).collect()
 }

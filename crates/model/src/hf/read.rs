@@ -98,7 +98,7 @@ impl Keys<'_> {
         Ok(model)
     }
 
-    /// With 0, transformers divides a row of zeros by 0.
+    /// `rms_norm_eps`, which is positive: with 0, the norm divides a row of zeros by 0.
     fn norm_eps(&self) -> Result<Option<f64>, ModelError> {
         let is_valid = |eps: &f64| *eps as f32 > 0.0 && (*eps as f32).is_finite();
         let range = "a positive number within f32, since the norm of a row of zeros divides by its root";

@@ -162,9 +162,10 @@ fn chosen_field(files: &[InputFile]) -> Result<Option<String>, RunError> {
         has_text |= has_documents(file, field)?;
     }
     match (has_text, files) {
-        (false, [first, ..]) => {
-            Err(RunError::Refused(format!("{} contains no text; name another file", first.path.display())))
-        }
+        (false, [first, ..]) => Err(RunError::Refused(format!(
+            "{} has no text in its first rows; name another file",
+            first.path.display()
+        ))),
         _ => Ok(chosen),
     }
 }

@@ -294,11 +294,11 @@ fn conversation_advice(input: &InputFile, columns: &[ColumnDescPtr]) -> Option<S
         let content = match () {
             () if column.max_rep_level() > 0 => Content::List,
             () if parts.len() > 1 => Content::Object,
+            () if !holds_strings(column) => Content::Other,
             () if conversations::is_chat_name(&parts[0]) && holds_json_lists(input, &parts[0]) => {
                 Content::List
             }
-            () if holds_strings(column) => Content::Text,
-            () => Content::Other,
+            () => Content::Text,
         };
         (parts[0].clone(), content)
     };

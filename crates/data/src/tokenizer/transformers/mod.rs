@@ -358,6 +358,10 @@ fn replace_words(file: &mut Value) {
 fn needs_generic_class(files: &SideConfigs, file: &Value, is_byte_level: bool, names: &NamedTokens) -> bool {
     let alone = SideConfigs { tokenizer_config: files.tokenizer_config.clone(), ..SideConfigs::default() };
     let Class::Own(name) = class::chosen(&alone, is_byte_level) else { return false };
+    // The model of this folder decided for another class, whose tokens and template are in the file.
+    if !matches!(class::chosen(files, is_byte_level), Class::Own(own) if own == name) {
+        return true;
+    }
     let recipe = pipeline::recipe_of(&name);
     let parts = recipe.and_then(|recipe| recipe.parts(files, names, file));
     parts.is_none_or(|parts| parts.differ_from(file))

@@ -74,7 +74,7 @@ fn an_option_that_is_a_key_of_the_run_file_is_told_how_it_is_set() {
         ("--optimizer.lr=1e-3", "--set optimizer.lr=1e-3"),
         ("--steps 3", "--set train.steps=3"),
         ("--epochs 3", "--set train.epochs=3"),
-        ("--tokens 3", "--set train.tokens=3 --set train.steps= or --set eval.tokens=3"),
+        ("--tokens 3", "--set train.tokens=3 --set train.steps= --set train.epochs= or --set eval.tokens=3"),
         ("--warmup-step 3", "--set schedule.warmup_steps=3"),
         ("--colour red", "with --set section.key=value,"),
     ] {

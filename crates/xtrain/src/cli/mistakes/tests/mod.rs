@@ -112,7 +112,7 @@ fn a_mistake_is_answered_with_what_to_type() {
         (&["train", "run.toml", "--batch-size=4"], "--set train.batch_size=4"),
         (
             &["train", "run.toml", "--tokens", "1M"],
-            "--set train.tokens=1M --set train.steps= or --set eval.tokens=1M",
+            "--set train.tokens=1M --set train.steps= --set train.epochs= or --set eval.tokens=1M",
         ),
         (&["train", "run.toml", "--num-gpus", "2"], "write --gpus 2"),
         (&["train", "run.toml", "--resum"], "did you mean --resume?"),

@@ -238,6 +238,24 @@ proptest! {
     }
 }
 
+#[test]
+fn added_tokens_that_are_one_after_normalization_are_refused() {
+    let mut json = saved_json(&trained());
+    json["normalizer"] = json!({"type": "NFC"});
+    let token = |content: &str, normalized: bool| {
+        json!({
+            "id": 0, "content": content, "lstrip": false, "rstrip": false, "single_word": false,
+            "normalized": normalized, "special": false,
+        })
+    };
+    for (normalized, loads) in [(true, false), (false, true)] {
+        let mut json = json.clone();
+        let added = [token("\u{e9}t", true), token("e\u{301}t", normalized)];
+        json["added_tokens"].as_array_mut().unwrap().extend(added);
+        assert_eq!(try_load(&json).is_some(), loads);
+    }
+}
+
 fn try_load(json: &Value) -> Option<Tokenizer> {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("tokenizer.json");

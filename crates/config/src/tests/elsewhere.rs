@@ -243,7 +243,12 @@ fn an_option_is_known_by_the_setting_that_it_means() {
         ("lr", Some("1e-3"), "--set optimizer.lr=1e-3", true),
         ("batch-size", Some("4"), "--set train.batch_size=4", true),
         ("optimizer.lr", Some("1"), "--set optimizer.lr=1", true),
-        ("tokens", Some("1M"), "--set train.tokens=1M --set train.steps= or --set eval.tokens=1M", true),
+        (
+            "tokens",
+            Some("1M"),
+            "--set train.tokens=1M --set train.steps= --set train.epochs= or --set eval.tokens=1M",
+            true,
+        ),
         ("learning-rate", None, "--set optimizer.lr=VALUE", true),
         ("warmup-step", Some("3"), "--set schedule.warmup_steps=3", false),
         ("optimiser.lr", Some("3"), "--set optimizer.lr=3", true),

@@ -134,7 +134,10 @@ fn errors_of_set_name_the_argument() {
     for (bare, said) in [
         ("lr=3", "expected section.key=value: --set optimizer.lr=3"),
         ("max_steps=10", "expected section.key=value: --set train.steps=10"),
-        ("epochs=2", "expected section.key=value: --set train.epochs=2 --set train.steps= --set train.tokens="),
+        (
+            "epochs=2",
+            "expected section.key=value: --set train.epochs=2 --set train.steps= --set train.tokens=",
+        ),
         (
             "tokens=1M",
             "expected section.key=value: --set train.tokens=1M --set train.steps= or --set eval.tokens=1M",

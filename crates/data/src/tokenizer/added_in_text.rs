@@ -38,7 +38,15 @@ impl AddedInText {
             Ok(Recognised { name: name.get().to_owned(), token })
         };
         let all = tokenizer.get_added_tokens_decoder().into_values().map(named);
-        let all = all.collect::<Result<Vec<_>, String>>()?;
+        let mut all = all.collect::<Result<Vec<_>, String>>()?;
+        all.sort_by(|a, b| (&a.name, &a.token.content).cmp(&(&b.name, &b.token.content)));
+        if let Some([one, other]) = all.array_windows().find(|[one, other]| are_one(one, other)) {
+            return Err(format!(
+                "has the added tokens {:?} and {:?}, which are one after normalization, so that either may be found; remove \
+                 one, or write \"normalized\": false in it",
+                one.token.content, other.token.content
+            ));
+        }
         let (special, tokens): (Vec<_>, Vec<_>) = all.into_iter().partition(|token| token.token.special);
         Ok(AddedInText {
             tokens,
@@ -113,6 +121,13 @@ impl AddedInText {
         };
         CutRule::of(spaces, newlines)
     }
+}
+
+/// True for two tokens of which the `tokenizers` crate finds either, by the order of a hash table with a
+/// random seed. Special ones are both plain text.
+fn are_one(one: &Recognised, other: &Recognised) -> bool {
+    let are_looked_for = one.token.normalized && other.token.normalized;
+    are_looked_for && one.name == other.name && !(one.token.special && other.token.special)
 }
 
 fn is_letter(c: char) -> bool {

@@ -140,7 +140,7 @@ fn errors_of_set_name_the_argument() {
         ),
         (
             "tokens=1M",
-            "expected section.key=value: --set train.tokens=1M --set train.steps= or --set eval.tokens=1M",
+            "expected section.key=value: --set train.tokens=1M --set train.steps= --set train.epochs= or --set eval.tokens=1M",
         ),
         (
             "gradient_accumulation_steps=4",

@@ -26,6 +26,7 @@ fn main() -> ExitCode {
     let launched = die_with_launcher(&variables);
     raise_open_files(&variables);
     allocator::return_large_blocks();
+    refused::reserve_stack();
     signals::survive_file_size_limits();
     let place: OnceLock<Place> = OnceLock::new();
     let done = without_panic(|| {

@@ -37,6 +37,13 @@ pub(crate) fn end(refused: fmt::Arguments<'_>) -> ! {
     signal_hook::low_level::exit(USERS)
 }
 
+/// Takes the memory of this thread's stack that a command may need. The stack grows when it is used, and a
+/// system that then refuses the memory ends the process by a signal, without a word.
+#[inline(never)]
+pub(crate) fn reserve_stack() {
+    std::hint::black_box([0_u8; 1 << 20]);
+}
+
 /// Ends the process if `panic` is the panic of a library, or of std in a new thread, over something that the
 /// system refuses.
 pub(crate) fn end_if_refused(panic: &str) {

@@ -197,7 +197,7 @@ fn by_layer(source: ScalesSource, scales: Vec<(Delayed, f32)>, spec: &TrainingSp
     all
 }
 
-/// Checks a path for [`write`].
+/// Checks a path for [`write()`].
 ///
 /// # Errors
 /// Its folder does not exist, or it has a file that is not one of static scales, which is not replaced.

@@ -108,10 +108,8 @@ fn growth(step: &Value) -> u64 {
         "Prepend" => length(step.get("prepend")) + 1,
         // Those that are published make 33 bytes of three.
         "Precompiled" => {
-            match step.get("precompiled_charsmap").and_then(Value::as_str).and_then(longest_of_charsmap) {
-                Some(longest @ 65..) => longest,
-                _ => 1,
-            }
+            let map = step.get("precompiled_charsmap").and_then(Value::as_str);
+            map.and_then(longest_of_charsmap).filter(|&longest| longest > 64).unwrap_or(1)
         }
         _ => 1,
     }

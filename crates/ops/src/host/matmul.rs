@@ -158,7 +158,7 @@ const COL_UNIT: usize = 16;
 /// Upper bound of the bytes that GEMMs on this number of threads use besides their operands: `times` of them,
 /// of these extents, `[m, n, k]`, several at a time. Operands of 8 bits are dequantized by their op.
 ///
-/// The library copies at most [`DEPTH`] columns of [`TALL`] rows of the left operand of a GEMM, and as many
+/// The library copies at most `DEPTH` columns of `TALL` rows of the left operand of a GEMM, and as many
 /// of a narrow right one. A thread multiplies a block at a time, whose buffers it keeps. A small bf16 GEMM
 /// widens all that it reads and writes.
 pub fn gemm_work_bytes([m, n, k]: [usize; 3], operands: DType, times: usize, threads: usize) -> usize {

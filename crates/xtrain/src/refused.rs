@@ -3,6 +3,7 @@
 //! Nothing here allocates. The process ends without destructors and exit handlers, like a killed one: the
 //! next command removes temporary files, and no file is damaged.
 
+use rustix::process::{Resource, getrlimit};
 use std::fmt;
 use std::io::{Cursor, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -37,11 +38,17 @@ pub(crate) fn end(refused: fmt::Arguments<'_>) -> ! {
     signal_hook::low_level::exit(USERS)
 }
 
-/// Takes the memory of this thread's stack that a command may need. The stack grows when it is used, and a
-/// system that then refuses the memory ends the process by a signal, without a word.
-#[inline(never)]
+/// Takes the memory of the main thread's stack that a command may need. The stack grows when it is used, and
+/// a system that then refuses the memory ends the process by a signal, without a word.
 pub(crate) fn reserve_stack() {
-    std::hint::black_box([0_u8; 1 << 20]);
+    #[inline(never)]
+    fn touch() {
+        std::hint::black_box([0_u8; 1 << 20]);
+    }
+    // A stack may also be limited itself (`ulimit -s`), usually to 8 MiB.
+    if getrlimit(Resource::Stack).current.is_none_or(|bytes| bytes >= 4 << 20) {
+        touch();
+    }
 }
 
 /// Ends the process if `panic` is the panic of a library, or of std in a new thread, over something that the

@@ -2,8 +2,8 @@
 
     python3 benches/peak_memory.py --xtrain target/release/xtrain >> benches/results/DATE-cpu-resident.jsonl
 
-Each run tokenizes its text, makes two steps, two saves and evaluations, and the export at the end. The plan's lines count all that: memory of the step, of kernels
-and of the copy that a save makes, and the process itself.
+Each run tokenizes its text, makes two steps, two saves and evaluations, and the export at the end. The plan's lines count all that: memory of the
+step, of kernels and of the copy that a save makes, of tokenizing, and the process itself.
 """
 
 import argparse

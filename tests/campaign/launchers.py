@@ -1,6 +1,6 @@
 """The variables of launchers: whole, in part, of several launchers at once, of allocations, and of launchers that are not supported.
 
-Ranks whose variables are whole train one run. All others refuse before a run folder exists; none trains alone that is one of several.
+Ranks whose variables are whole train one run. Others refuse before a run folder exists: no process that is one of several trains alone.
 """
 
 import launched

@@ -1,6 +1,7 @@
-"""Ranks under limits on open files, memory and threads, of which one rank or all have too little.
+"""Ranks of which one or all have a limit on open files or memory.
 
-All end soon, with a line that names the limit, or the run has the bits of one without limits. Without limits it then goes on.
+All end soon, or the run has the bits of one without limits. If all have too few open files, a line names the limit. Without limits the run
+then goes on.
 """
 
 import launched

@@ -56,6 +56,7 @@ def encode_all(tokenizer, texts):
                 raise
     return kept, ids
 
+
 def difference(kind, texts, right, given):
     """A line about the first text with other ids."""
     number = first_difference(texts, right, given)
@@ -114,8 +115,7 @@ def compare(name, make, options, work):
     long, whole = encode_all(tokenizer, documents.long_documents(options.long, texts) if options.long else [])
     found, rule = [], ""
     if options.xtrain:
-        problem = tokenized(folder, out, texts, right, long, whole, options)
-        found += problem
+        found += tokenized(folder, out, texts, right, long, whole, options)
     if options.encode:
         for cut in ([], ["--cut", "1"], ["--cut", "30"]):
             problem, rule = encoded(options.encode, folder, cut, texts, right)

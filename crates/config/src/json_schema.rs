@@ -8,7 +8,7 @@ use serde_json::{Map, Value as Json, json};
 use super::schema::{Format, Interval, Key, Kind, Section, Word, sections};
 
 /// A number with a unit of counts, or without one.
-pub(super) const COUNT: &str = "^([0-9]+|[0-9]+(\\.[0-9]+)?(K|M|G|B|T|Ki|Mi|Gi|Ti))$";
+pub(super) const COUNT: &str = "^([0-9]+(\\.0+)?|[0-9]+(\\.[0-9]+)?(K|M|G|B|T|Ki|Mi|Gi|Ti))$";
 
 /// A time such as `2h30m`.
 const TIME: &str = "^([0-9]+(d|h|m|s|ms))*[0-9]+(\\.[0-9]+)?(d|h|m|s|ms)$";

@@ -225,8 +225,8 @@ fn cache() -> CacheFound {
 fn cpu() -> CpuFound {
     CpuFound {
         threads: rayon::current_num_threads(),
-        memory_bytes: xtrain_runtime::total_bytes(),
-        available_bytes: xtrain_runtime::available_bytes(),
+        memory_bytes: xtrain_tensor::total_bytes(),
+        available_bytes: xtrain_tensor::available_bytes(),
     }
 }
 

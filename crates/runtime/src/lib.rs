@@ -25,4 +25,3 @@ pub use error::EngineError;
 pub use part::{Part, ProgramId};
 pub use state::StateEntry;
 pub use timing::{Timed, TimedWork, Timing};
-pub use xtrain_tensor::{available_bytes, total_bytes};

@@ -291,7 +291,7 @@ impl Opening<'_> {
         groups
             .map(|group| {
                 let first = &group[0];
-                // Whole, because losses of sources are found by it.
+                // Long paths are not shortened: readers of metrics find the losses of a source by its name.
                 let name = match group.len() {
                     1 => first.path.clone(),
                     all => format!("{} and {} more", first.path, all - 1),

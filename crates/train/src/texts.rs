@@ -31,7 +31,7 @@ pub fn log(listing: &Listing) {
 }
 
 /// Advice for a text that does not exist, if its name may be that of a data set of the Hugging Face Hub.
-pub(crate) fn hint(error: &DataError) -> Option<String> {
+fn hint(error: &DataError) -> Option<String> {
     let DataError::Io { path, source, .. } = error else { return None };
     let name = path.to_str().filter(|_| source.kind() == ErrorKind::NotFound)?;
     may_be_of_the_hub(name)

@@ -12,7 +12,7 @@ use xtrain_train::engine::Target;
 use xtrain_train::layout::Layout;
 use xtrain_train::linear_gemms::{LinearGemms, fp8_share, linear_gemms};
 use xtrain_train::spec::Planned;
-use xtrain_train::{exchange, programs, saved, slower};
+use xtrain_train::{exchange, programs, saved, slower, source};
 
 /// The programs that the tables of a plan describe.
 pub(crate) struct Tables<'a> {
@@ -177,7 +177,9 @@ fn memory(planned: &Planned, tables: &Tables<'_>) -> String {
             out.push_str(&format!("{what} up to {} more\n", format::bytes(bytes)));
         }
     }
-    if target == Target::Cpu {
+    let config = &planned.resolved.config;
+    let has_text = config.data.train.0.iter().any(|source| !source::are_shards(config, source));
+    if target == Target::Cpu && has_text {
         let bytes = format::bytes(xtrain_data::tokenizing_bytes(threads));
         out.push_str(&format!("turning text into tokens uses up to {bytes} before the first step\n"));
     }

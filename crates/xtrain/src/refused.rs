@@ -39,7 +39,7 @@ pub(crate) fn end(refused: fmt::Arguments<'_>) -> ! {
 }
 
 /// Takes the memory of the main thread's stack that a command may need. The stack grows when it is used, and
-/// a system that then refuses the memory ends the process by a signal, without a word.
+/// a system that then refuses the memory ends the process by a signal and prints nothing.
 pub(crate) fn reserve_stack() {
     #[inline(never)]
     fn touch() {

@@ -46,10 +46,11 @@ pub(super) fn no_weights(folder: &Path) -> CheckpointError {
     match found {
         Err(error) => error,
         Ok(Some(error)) => error,
-        Ok(None) => {
-            let problem = format!("has neither {SINGLE_FILE} nor {INDEX_FILE}");
-            CheckpointError::folder(folder, problem, "name a folder with a model in safetensors files")
-        }
+        Ok(None) => CheckpointError::folder(
+            folder,
+            no_safetensors(),
+            "name a folder with a model in safetensors files",
+        ),
     }
 }
 
@@ -77,12 +78,17 @@ pub fn warn_of_adapter(folder: &Path) {
     }
 }
 
+/// The problem with a folder without safetensors, for a message.
+fn no_safetensors() -> String {
+    format!("has neither {SINGLE_FILE} nor {INDEX_FILE}")
+}
+
 /// The error for a folder with these files, none of which is a model in safetensors files.
 fn instead(folder: &Path, names: &[String]) -> Result<Option<CheckpointError>> {
     if is_adapter(names) {
         return Ok(Some(CheckpointError::folder(folder, format!("is {}", adapter(folder)), MERGE)));
     }
-    let problem = format!("has neither {SINGLE_FILE} nor {INDEX_FILE}");
+    let problem = no_safetensors();
     if names.iter().any(|name| name == "zero_to_fp32.py") {
         let advice = "convert it first: python zero_to_fp32.py . FOLDER --safe_serialization";
         return Ok(Some(CheckpointError::folder(

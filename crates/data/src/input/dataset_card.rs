@@ -15,6 +15,7 @@ use glob::{MatchOptions, Pattern};
 use serde::Deserialize;
 use xtrain_checkpoint::first_few;
 
+use super::glob::or_current;
 use super::split::SplitFiles;
 use crate::quoting::string_literal;
 
@@ -38,8 +39,7 @@ impl CardSplits {
     /// that a README.md there must have a default configuration; otherwise all configurations count.
     pub(super) fn of(base: &Path, files: &[PathBuf], is_folder: bool) -> CardSplits {
         let mut found = CardSplits::default();
-        let opened = if base.as_os_str().is_empty() { Path::new(".") } else { base };
-        let Ok(root) = opened.canonicalize() else { return found };
+        let Ok(root) = or_current(base).canonicalize() else { return found };
         let mut cards = Cards::default();
         // Files below each card, with their paths from the folder of the README.md.
         let mut by_card: Vec<Vec<(&PathBuf, PathBuf)>> = Vec::new();
@@ -349,28 +349,28 @@ impl Configuration {
     /// The names of the splits of each file, whose second path is from the folder of the README.md; `None`
     /// for a file of no split here.
     fn splits(&self, files: &[(&PathBuf, PathBuf)]) -> Vec<Option<Vec<String>>> {
-        let below = |path: &PathBuf| path.strip_prefix(&self.folder).ok().map(Path::to_path_buf);
+        let below = files.iter().map(|(_, path)| path.strip_prefix(&self.folder).ok());
         let Some(patterns) = &self.data_files else {
-            let below: Vec<Option<PathBuf>> = files.iter().map(|(_, path)| below(path)).collect();
-            let inside: Vec<PathBuf> = below.iter().flatten().cloned().collect();
+            let below: Vec<Option<&Path>> = below.collect();
+            let inside: Vec<PathBuf> = below.iter().flatten().map(|path| path.to_path_buf()).collect();
             let of_inside = SplitFiles::new(Path::new(""), &inside, |_| None);
             let mut names = of_inside.names().into_iter();
-            return below.iter().map(|path| path.as_ref().and_then(|_| names.next().flatten())).collect();
+            return below.into_iter().map(|path| path.and_then(|_| names.next().flatten())).collect();
         };
         let options = MatchOptions {
             case_sensitive: true,
             require_literal_separator: true,
             require_literal_leading_dot: false,
         };
-        let of_file = |path: PathBuf| {
+        let of_file = |path: &Path| {
             let matches = |pattern: &Pattern| {
-                path.to_str() == Some(pattern.as_str()) || pattern.matches_path_with(&path, options)
+                path.to_str() == Some(pattern.as_str()) || pattern.matches_path_with(path, options)
             };
             let of_split = patterns.iter().filter(|(_, pattern)| matches(pattern));
             let names: Vec<String> = of_split.map(|(split, _)| split.clone()).collect();
             (!names.is_empty()).then_some(names)
         };
-        files.iter().map(|(_, path)| below(path).and_then(of_file)).collect()
+        below.map(|path| path.and_then(of_file)).collect()
     }
 
     /// A pattern for files to train on, from the folder of the README.md.

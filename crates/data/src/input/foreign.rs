@@ -12,8 +12,8 @@ pub(super) const START_BYTES: usize = 512;
 
 /// Signatures of files: their bytes at offset 0, and what they are.
 const SIGNATURES: [(&[u8], &str); 13] = [
-    (b"\x1F\x8B", GZIP),
-    (b"\x28\xB5\x2F\xFD", ZSTD),
+    (GZIP_START, GZIP),
+    (ZSTD_START, ZSTD),
     (b"\xFD7zXZ\0", "xz data"),
     (b"BZh91AY&SY", "bzip2 data"),
     (b"PK\x03\x04", "a zip archive"),
@@ -27,6 +27,9 @@ const SIGNATURES: [(&[u8], &str); 13] = [
     (b"version https://git-lfs.github.com/spec/", LFS_POINTER),
     (b"oid sha256:", LFS_POINTER),
 ];
+
+const GZIP_START: &[u8] = b"\x1F\x8B";
+const ZSTD_START: &[u8] = b"\x28\xB5\x2F\xFD";
 
 const GZIP: &str = "gzip data";
 const ZSTD: &str = "zstd data";
@@ -62,10 +65,10 @@ pub(super) fn refuse(
 pub(super) fn refuse_uncompressed(path: &Path, compression: Compression, start: &[u8]) -> Option<DataError> {
     let signatures: &[&[u8]] = match compression {
         Compression::None => return None,
-        Compression::Gzip => &[b"\x1F\x8B"],
+        Compression::Gzip => &[GZIP_START],
         // A frame, and frames that are skipped, whose first byte varies.
         Compression::Zstd if start.get(1..4) == Some(b"\x2A\x4D\x18") => return None,
-        Compression::Zstd => &[b"\x28\xB5\x2F\xFD"],
+        Compression::Zstd => &[ZSTD_START],
     };
     let may_be = |signature: &&[u8]| start.starts_with(signature) || signature.starts_with(start);
     if signatures.iter().any(may_be) {

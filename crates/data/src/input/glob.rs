@@ -145,9 +145,15 @@ pub(super) fn is_file(path: &Path) -> Result<bool> {
     Ok(kind.is_file())
 }
 
-/// Entries of a folder, sorted, without hidden ones. The empty path is the current folder.
+/// A path that the system opens for a folder: the empty path, the parent of a plain file name, is the current
+/// folder.
+pub(super) fn or_current(folder: &Path) -> &Path {
+    if folder.as_os_str().is_empty() { Path::new(".") } else { folder }
+}
+
+/// Entries of a folder, sorted, without hidden ones.
 pub(super) fn sorted_entries(folder: &Path) -> Result<Vec<PathBuf>> {
-    let opened = if folder.as_os_str().is_empty() { Path::new(".") } else { folder };
+    let opened = or_current(folder);
     let mut entries = Vec::new();
     for entry in fs::read_dir(opened).map_err(DataError::io(opened, "list the folder"))? {
         let name = entry.map_err(DataError::io(opened, "list the folder"))?.file_name();

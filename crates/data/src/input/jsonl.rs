@@ -157,8 +157,7 @@ impl JsonLines {
         if let Some(advice) = conversations::advice("field", &fields(&row)) {
             return ReadError::File(self.error(problem, advice));
         }
-        let strings: Vec<String> =
-            row.iter().filter(|(_, value)| value.is_string()).map(|(name, _)| format!("{name:?}")).collect();
+        let strings = string_fields(&row);
         if self.lines_without >= WRONG_LINES {
             return ReadError::File(self.wrong_name());
         }
@@ -168,8 +167,7 @@ impl JsonLines {
     /// The error for a file in which no line so far has its text in the field.
     fn wrong_name(&self) -> DataError {
         let row: Map<String, Value> = serde_json::from_slice(&self.line).unwrap_or_default();
-        let strings: Vec<String> =
-            row.iter().filter(|(_, value)| value.is_string()).map(|(name, _)| format!("{name:?}")).collect();
+        let strings = string_fields(&row);
         let has = if strings.is_empty() {
             "no strings".to_owned()
         } else {
@@ -206,6 +204,11 @@ pub(super) fn first_rows(stream: InputStream, count: usize) -> Result<Vec<Map<St
         }
     }
     Ok(rows)
+}
+
+/// Quoted names of the fields of a row that have strings.
+fn string_fields(row: &Map<String, Value>) -> Vec<String> {
+    row.iter().filter(|(_, value)| value.is_string()).map(|(name, _)| format!("{name:?}")).collect()
 }
 
 /// The fields of a row, as far as the recognition of chats needs them.

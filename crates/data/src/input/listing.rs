@@ -1,7 +1,7 @@
 //! The list of input files: resolves names, folders and patterns to files in a fixed order, and chooses the
 //! files of one split where there are several.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{HashMap, HashSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -334,8 +334,11 @@ fn list_folder(folder: &Path, paths: &mut Vec<PathBuf>) -> Result<()> {
 /// Refuses a file that is named twice. Compared by real path: `a.txt` and `./a.txt` are one file. A path that
 /// cannot be resolved fails when it is read.
 fn refuse_repeated(paths: &[PathBuf]) -> Result<()> {
-    let mut seen = HashSet::new();
-    let real_path = |path: &PathBuf| path.canonicalize().unwrap_or_else(|_| path.clone());
+    let (mut seen, mut folders) = (HashSet::new(), RealFolders::default());
+    let mut real_path = |path: &PathBuf| match path.file_name() {
+        Some(name) if !path.is_symlink() => folders.of(path).join(name),
+        _ => path.canonicalize().unwrap_or_else(|_| path.clone()),
+    };
     match paths.iter().find(|path| !seen.insert(real_path(path))) {
         Some(twice) => Err(DataError::invalid(
             format!("{} is named twice", twice.display()),
@@ -371,10 +374,27 @@ fn ending(path: &Path) -> String {
 
 /// The first two paths in one folder that have the same key.
 fn first_pair(paths: &[PathBuf], key: impl Fn(&Path) -> String) -> Option<(&PathBuf, &PathBuf)> {
-    let mut seen = BTreeMap::new();
-    paths.iter().find_map(|path| {
-        let folder = path.parent().unwrap_or(Path::new(""));
-        let folder = folder.canonicalize().unwrap_or_else(|_| folder.to_path_buf());
-        seen.insert((folder, key(path)), path).map(|before| (before, path))
-    })
+    let (mut seen, mut folders) = (HashMap::new(), RealFolders::default());
+    paths
+        .iter()
+        .find_map(|path| seen.insert((folders.of(path), key(path)), path).map(|before| (before, path)))
+}
+
+/// Real paths of folders. Each is resolved once, which takes a system call for each component of the path.
+#[derive(Default)]
+struct RealFolders(HashMap<PathBuf, PathBuf>);
+
+impl RealFolders {
+    /// The folder of a file; as it is written if it cannot be resolved.
+    fn of(&mut self, file: &Path) -> PathBuf {
+        let folder = glob::or_current(file.parent().unwrap_or(Path::new("")));
+        match self.0.get(folder) {
+            Some(real) => real.clone(),
+            None => {
+                let real = folder.canonicalize().unwrap_or_else(|_| folder.to_path_buf());
+                self.0.insert(folder.to_path_buf(), real.clone());
+                real
+            }
+        }
+    }
 }

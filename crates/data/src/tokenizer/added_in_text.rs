@@ -3,6 +3,7 @@
 //! The `tokenizers` crate looks for the names of some in the text, and for the normalized names of others in
 //! the normalized text. A fast path encodes only text in which none occurs.
 
+use aho_corasick::AhoCorasick;
 use tokenizers::{AddedToken, NormalizedString, Normalizer, NormalizerWrapper};
 
 use super::cut_rule::{CutRule, NewlineCuts};
@@ -13,6 +14,9 @@ use crate::catch_panic::catch_panic;
 #[derive(Debug)]
 pub(super) struct AddedInText {
     tokens: Vec<Recognised>,
+    /// Search for names in the text, and in the normalized text.
+    in_text: AhoCorasick,
+    in_normalized: AhoCorasick,
     /// Names of special tokens. One that overlaps another token hides it.
     special: Vec<String>,
     /// True if normalization may change the characters around a token.
@@ -48,7 +52,14 @@ impl AddedInText {
             ));
         }
         let (special, tokens): (Vec<_>, Vec<_>) = all.into_iter().partition(|token| token.token.special);
+        let names = |normalized: bool| {
+            let names = tokens.iter().filter(|token| token.token.normalized == normalized);
+            AhoCorasick::new(names.map(|token| &token.name))
+                .map_err(|e| format!("has too many added tokens: {e}"))
+        };
         Ok(AddedInText {
+            in_text: names(false)?,
+            in_normalized: names(true)?,
             tokens,
             special: special.into_iter().map(|token| token.name).collect(),
             changes_neighbours: !matches!(normalizer, None | Some(NormalizerWrapper::NFC(_))),
@@ -61,17 +72,12 @@ impl AddedInText {
 
     /// True if a token occurs in the text before normalization.
     pub(super) fn occurs_in(&self, text: &str) -> bool {
-        self.occurs(text, false)
+        self.in_text.is_match(text)
     }
 
     /// True if a token occurs in the normalized text.
     pub(super) fn occurs_in_normalized(&self, text: &str) -> bool {
-        self.occurs(text, true)
-    }
-
-    fn occurs(&self, text: &str, normalized: bool) -> bool {
-        let mut tokens = self.tokens.iter().filter(|token| token.token.normalized == normalized);
-        tokens.any(|token| text.contains(token.name.as_str()))
+        self.in_normalized.is_match(text)
     }
 
     /// True if a token that is not normalized starts with a letter.

@@ -119,6 +119,7 @@ pub(super) fn from_parts(
     let mut parsed: Value = serde_json::from_slice(&json).map_err(|e| broken(format!("is not JSON: {e}")))?;
     shape::check_expressions(&parsed).map_err(broken)?;
     shape::check_charsmaps(parsed.get("normalizer").unwrap_or(&Value::Null)).map_err(broken)?;
+    // Building normalizes the names of added tokens.
     NormalizedSize::of(parsed.get("normalizer").unwrap_or(&Value::Null)).map_err(broken)?;
     let side = |name: &str| match side_files.get(name) {
         None => Ok(Map::new()),

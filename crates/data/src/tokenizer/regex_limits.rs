@@ -12,7 +12,7 @@ use std::sync::Once;
 use super::MAX_HF_BYTES;
 
 /// Maximum number of pending alternatives in a search, of 32 bytes each. A run of equal characters in the
-/// longest text has one for each character; expressions that publish ids have at most two.
+/// longest text leaves one for each character; the expressions of published tokenizers leave at most two.
 const MATCH_STACK: u32 = 2 * MAX_HF_BYTES as u32 + (1 << 20);
 
 /// Maximum number of alternatives that one search tries, some ten seconds of work. The engine's own limit for

@@ -32,11 +32,22 @@ const MAX_UNREACHED: u64 = 100_000;
 /// Refuses a file that is not JSON, or is out of proportion. The error is the problem, for a message.
 pub(super) fn check(json: &[u8]) -> Result<(), String> {
     let mut parser = serde_json::Deserializer::from_slice(json);
-    let checked = FileShape.deserialize(&mut parser).and_then(|problem| parser.end().map(|()| problem));
+    let checked = Any(FileShape).deserialize(&mut parser).and_then(|problem| parser.end().map(|()| problem));
     match checked {
         Ok(None) => Ok(()),
         Ok(Some(problem)) => Err(problem),
         Err(error) => Err(format!("is not JSON: {error}")),
+    }
+}
+
+/// Reads a value of any type with a visitor.
+struct Any<V>(V);
+
+impl<'de, V: Visitor<'de>> DeserializeSeed<'de> for Any<V> {
+    type Value = V::Value;
+
+    fn deserialize<D: Deserializer<'de>>(self, value: D) -> Result<V::Value, D::Error> {
+        value.deserialize_any(self.0)
     }
 }
 
@@ -63,14 +74,6 @@ impl Counted {
 /// The whole file: visits its entries and returns the first problem.
 struct FileShape;
 
-impl<'de> DeserializeSeed<'de> for FileShape {
-    type Value = Option<String>;
-
-    fn deserialize<D: Deserializer<'de>>(self, file: D) -> Result<Self::Value, D::Error> {
-        file.deserialize_any(self)
-    }
-}
-
 impl<'de> Visitor<'de> for FileShape {
     type Value = Option<String>;
 
@@ -82,7 +85,7 @@ impl<'de> Visitor<'de> for FileShape {
         let mut problem = None;
         while let Some(key) = file.next_key::<String>()? {
             let found = match key.as_str() {
-                "model" => file.next_value_seed(Model)?,
+                "model" => file.next_value_seed(Any(Model))?,
                 "added_tokens" => {
                     let mut added = Weight::default();
                     file.next_value_seed(&mut added)?;
@@ -112,14 +115,6 @@ fn too_large(key: &str, bytes: u64, most: u64) -> Option<String> {
 /// The entry `model`.
 struct Model;
 
-impl<'de> DeserializeSeed<'de> for Model {
-    type Value = Option<String>;
-
-    fn deserialize<D: Deserializer<'de>>(self, model: D) -> Result<Self::Value, D::Error> {
-        model.deserialize_any(self)
-    }
-}
-
 impl<'de> Visitor<'de> for Model {
     type Value = Option<String>;
 
@@ -132,7 +127,7 @@ impl<'de> Visitor<'de> for Model {
         let (mut is_bpe, mut ignores_merges) = (true, false);
         while let Some(key) = model.next_key::<String>()? {
             match key.as_str() {
-                "vocab" => model.next_value_seed(Vocabulary(&mut tokens))?,
+                "vocab" => model.next_value_seed(Any(Vocabulary(&mut tokens)))?,
                 "merges" => {
                     let mut list = Weight::default();
                     model.next_value_seed(&mut list)?;
@@ -168,14 +163,6 @@ impl<'de> Visitor<'de> for Model {
 /// A vocabulary: an object of ids, or a list of tokens, alone or with scores.
 struct Vocabulary<'c>(&'c mut Counted);
 
-impl<'de> DeserializeSeed<'de> for Vocabulary<'_> {
-    type Value = ();
-
-    fn deserialize<D: Deserializer<'de>>(self, tokens: D) -> Result<(), D::Error> {
-        tokens.deserialize_any(self)
-    }
-}
-
 impl<'de> Visitor<'de> for Vocabulary<'_> {
     type Value = ();
 
@@ -184,14 +171,14 @@ impl<'de> Visitor<'de> for Vocabulary<'_> {
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut tokens: A) -> Result<(), A::Error> {
-        while tokens.next_key_seed(Name(self.0))?.is_some() {
+        while tokens.next_key_seed(Any(Name(self.0)))?.is_some() {
             tokens.next_value::<IgnoredAny>()?;
         }
         Ok(())
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut tokens: A) -> Result<(), A::Error> {
-        while tokens.next_element_seed(Name(self.0))?.is_some() {}
+        while tokens.next_element_seed(Any(Name(self.0)))?.is_some() {}
         Ok(())
     }
 
@@ -202,14 +189,6 @@ impl<'de> Visitor<'de> for Vocabulary<'_> {
 
 /// A token of a vocabulary, possibly in a list with its score.
 struct Name<'c>(&'c mut Counted);
-
-impl<'de> DeserializeSeed<'de> for Name<'_> {
-    type Value = ();
-
-    fn deserialize<D: Deserializer<'de>>(self, name: D) -> Result<(), D::Error> {
-        name.deserialize_any(self)
-    }
-}
 
 impl<'de> Visitor<'de> for Name<'_> {
     type Value = ();
@@ -224,7 +203,7 @@ impl<'de> Visitor<'de> for Name<'_> {
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut pair: A) -> Result<(), A::Error> {
-        pair.next_element_seed(Name(self.0))?;
+        pair.next_element_seed(Any(Name(self.0)))?;
         while pair.next_element::<IgnoredAny>()?.is_some() {}
         Ok(())
     }

@@ -1,6 +1,8 @@
-//! An in-memory token stream, the reference for shards and datasets; and files of text.
+//! An in-memory token stream, the reference for shards and datasets; files of text, and
+//! datasets made from them.
 #![allow(dead_code, unreachable_pub, reason = "each test binary uses a part")]
 
+pub mod datasets;
 pub mod files;
 
 use std::ops::Range;

@@ -3,7 +3,7 @@
 //! `srun` sets `PMI_RANK` and `PMI_SIZE` too, and so do other launchers. The numbers of the processes of a
 //! node are Hydra's alone.
 
-use super::{chosen_port, mpi_address, port_of_name, unsupported, variables::Variables};
+use super::{chosen_port, mpi_address, mpi_place, port_of_name, unsupported, variables::Variables};
 use crate::world::{World, WorldError};
 
 pub(super) const NAME: &str = "MPICH or Intel MPI";
@@ -26,17 +26,10 @@ pub(super) fn world(variables: &Variables) -> Result<Option<World>, WorldError> 
     if !is_hydras && (variables.has("SLURM_STEP_NUM_TASKS") || unsupported::is_named(variables)) {
         return Ok(None);
     }
-    if variables.is_world_of_one(NEEDED[0], NEEDED[1])? {
-        return Ok(Some(World::single()));
+    let world = mpi_place(NAME, variables, NEEDED)?;
+    if world.world_size == 1 {
+        return Ok(Some(world));
     }
-    variables.need_all(NAME, &NEEDED)?;
-    let world = World {
-        rank: variables.needed(NEEDED[0])?,
-        world_size: variables.needed(NEEDED[1])?,
-        local_rank: variables.needed(NEEDED[2])?,
-        local_world_size: variables.needed(NEEDED[3])?,
-        ..World::single()
-    };
     let address = mpi_address(NAME, variables, world.spans_nodes(), "mpiexec -genv MASTER_ADDR ...")?;
     let name = COMMON_NAMES.iter().find_map(|name| variables.get(name));
     let port = chosen_port(variables)?.or(name.map(port_of_name)).unwrap_or(PORT);

@@ -146,6 +146,31 @@ fn chosen_port(variables: &Variables) -> Result<Option<u16>, WorldError> {
     Ok(variables.number("XTRAIN_PORT")?.or(variables.number("MASTER_PORT")?))
 }
 
+/// The place that four variables give: rank, world size, local rank and local world size. Address and port
+/// are left to the caller.
+///
+/// # Errors
+/// A variable is not set or not a number.
+fn place(variables: &Variables, names: [&str; 4]) -> Result<World, WorldError> {
+    let [rank, world_size, local_rank, local_world_size] = names;
+    Ok(World {
+        rank: variables.needed(rank)?,
+        world_size: variables.needed(world_size)?,
+        local_rank: variables.needed(local_rank)?,
+        local_world_size: variables.needed(local_world_size)?,
+        ..World::single()
+    })
+}
+
+/// As [`place`], for an MPI launcher. In a world of one, its size is enough.
+fn mpi_place(launcher: &str, variables: &Variables, names: [&str; 4]) -> Result<World, WorldError> {
+    if variables.is_world_of_one(names[0], names[1])? {
+        return Ok(World::single());
+    }
+    variables.need_all(launcher, &names)?;
+    place(variables, names)
+}
+
 /// A port that all processes derive from a name that they have in common.
 fn port_of_name(name: &str) -> u16 {
     let hash = name.bytes().fold(0u32, |hash, byte| hash.wrapping_mul(31).wrapping_add(byte.into()));

@@ -3,10 +3,9 @@
 use crate::net::secret::SECRET_VARIABLE;
 
 /// Beginnings of names. Those of a whole job, such as `SLURM_JOB_ID` and `I_MPI_ROOT`, are not among them.
-const PREFIXES: [&str; 25] = [
+const PREFIXES: [&str; 24] = [
     "TORCHELASTIC_",
     "PET_",
-    "ROLE_",
     "OMPI_",
     "PMIX_",
     "PRTE_",
@@ -31,13 +30,16 @@ const PREFIXES: [&str; 25] = [
     "SLURM_SRUN_",
 ];
 
-const NAMES: [&str; 26] = [
+const NAMES: [&str; 29] = [
     "RANK",
     "WORLD_SIZE",
     "LOCAL_RANK",
     "LOCAL_WORLD_SIZE",
     "GROUP_RANK",
     "GROUP_WORLD_SIZE",
+    "ROLE_NAME",
+    "ROLE_RANK",
+    "ROLE_WORLD_SIZE",
     "NODE_RANK",
     "MASTER_ADDR",
     "MASTER_PORT",

@@ -1,6 +1,6 @@
 //! Open MPI's variables, which `mpirun` sets.
 
-use super::{chosen_port, mpi_address, port_of_name, variables::Variables};
+use super::{chosen_port, mpi_address, mpi_place, port_of_name, variables::Variables};
 use crate::world::{World, WorldError};
 
 pub(super) const NAME: &str = "Open MPI";
@@ -17,17 +17,10 @@ pub(super) fn world(variables: &Variables) -> Result<Option<World>, WorldError> 
     if !NEEDED.iter().any(|name| variables.has(name)) {
         return Ok(None);
     }
-    if variables.is_world_of_one(NEEDED[0], NEEDED[1])? {
-        return Ok(Some(World::single()));
+    let world = mpi_place(NAME, variables, NEEDED)?;
+    if world.world_size == 1 {
+        return Ok(Some(world));
     }
-    variables.need_all(NAME, &NEEDED)?;
-    let world = World {
-        rank: variables.needed(NEEDED[0])?,
-        world_size: variables.needed(NEEDED[1])?,
-        local_rank: variables.needed(NEEDED[2])?,
-        local_world_size: variables.needed(NEEDED[3])?,
-        ..World::single()
-    };
     let address = mpi_address(NAME, variables, world.spans_nodes(), "mpirun -x MASTER_ADDR=...")?;
     Ok(Some(World { address, port: port(variables)?, ..world }))
 }

@@ -1,6 +1,6 @@
 //! torchrun's variables, which Kubernetes operators and other launchers set too.
 
-use super::{Environment, variables::Variables};
+use super::{Environment, place, variables::Variables};
 use crate::world::{World, WorldError};
 
 const NUMBERS: [&str; 4] = ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"];
@@ -12,15 +12,9 @@ pub(super) fn world(variables: &Variables) -> Result<Option<World>, WorldError> 
     if !NUMBERS.iter().chain(&ADDRESS).all(|name| variables.has(name)) {
         return Ok(None);
     }
-    let [rank, world_size, local_rank, local_world_size] = NUMBERS;
-    Ok(Some(World {
-        rank: variables.needed(rank)?,
-        world_size: variables.needed(world_size)?,
-        local_rank: variables.needed(local_rank)?,
-        local_world_size: variables.needed(local_world_size)?,
-        address: variables.get(ADDRESS[0]).unwrap_or_default().to_owned(),
-        port: port(variables)?,
-    }))
+    let world = place(variables, NUMBERS)?;
+    let address = variables.get(ADDRESS[0]).unwrap_or_default().to_owned();
+    Ok(Some(World { address, port: port(variables)?, ..world }))
 }
 
 /// The port of rank 0: MASTER_PORT, unless torchrun's agent listens there itself.

@@ -60,7 +60,7 @@ pub(super) fn is_named(variables: &Variables) -> bool {
 /// process in a step of Slurm with several tasks, with which they must agree.
 ///
 /// # Errors
-/// One of them started several processes, or does not tell how many.
+/// One of them started several processes, or does not give their number.
 pub(super) fn refuse(variables: &Variables, step: Option<&World>) -> Result<(), WorldError> {
     let is_in_step = variables.has("SLURM_STEP_NUM_TASKS");
     LAUNCHERS.iter().try_for_each(|launcher| {

@@ -15,7 +15,6 @@ use crate::error::CommError;
 use crate::limits::{self, check_open_files};
 use crate::net::secret::{SECRET_VARIABLE, random_text};
 use output::Output;
-
 use rustix::process::{Pid, Signal, kill_process};
 use signal_hook::consts::{SIGCHLD, SIGINT, SIGTERM, SIGUSR1};
 use signal_hook::iterator::Signals;

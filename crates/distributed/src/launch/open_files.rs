@@ -25,7 +25,7 @@ pub fn raise_open_files(variables: &Variables) {
     }
 }
 
-/// Tells a process that `command` starts, a copy of this program, the limit before [`raise_open_files`].
+/// Passes the limit from before [`raise_open_files`] on to the copy of this program that `command` starts.
 pub(super) fn pass_on_open_files(command: &mut Command) {
     if let Some(limit) = USERS_LIMIT.get() {
         command.env(OPEN_FILES_VARIABLE, limit.to_string());

@@ -19,7 +19,7 @@ const PLACES: usize = 240;
 /// Share of the runs over which a smoothed gap is averaged at each position.
 const WINDOW: f64 = 1.0 / 25.0;
 /// Minimum number of reports whose gap is smoothed: a window then has three or more.
-const SMOOTHED_FROM: usize = 75;
+const SMOOTHED_GAP_FROM: usize = 75;
 
 pub(super) fn render(comparison: &Comparison) -> String {
     let mut all = Views::new(&comparison.runs);
@@ -111,7 +111,7 @@ impl GapCurve {
         let spacing = |part: &SeedPart<'_>| (end - first) / part.points.len().saturating_sub(1).max(1) as f64;
         let least = 0.51 * reports.iter().map(spacing).fold(0.0, f64::max);
         let fewest = reports.iter().min_by_key(|part| part.points.len()).map_or(&[][..], |part| part.points);
-        let is_smoothed = fewest.len() >= SMOOTHED_FROM;
+        let is_smoothed = fewest.len() >= SMOOTHED_GAP_FROM;
         let mut curve = GapCurve { is_smoothed, ..GapCurve::default() };
         let places: Vec<f64> = match is_smoothed {
             true => (0..PLACES).map(|n| first + (end - first) * n as f64 / (PLACES - 1) as f64).collect(),

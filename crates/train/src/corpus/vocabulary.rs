@@ -35,14 +35,14 @@ pub(super) fn check(config: &Config, path: &Path, tokenizer: &Tokenizer) -> Resu
     let (path, folder) = (path.display(), folder.display());
     if differ * 100 > shared {
         return Err(RunError::Refused(format!(
-            "{differ} of {shared} tokens of data.tokenizer = {path} are others in the model's own tokenizer, {folder}, so its weights mean \
-             other text; leave data.tokenizer out. docs/data-format.md says what changing a vocabulary needs"
+            "{differ} of {shared} tokens of data.tokenizer = {path} differ from those of the model's own tokenizer, {folder}, so its weights \
+             mean other text; leave data.tokenizer out. docs/data-format.md says what changing a vocabulary needs"
         )));
     }
     if differ > 0 {
         tracing::warn!(
-            "{differ} of {shared} tokens of data.tokenizer = {path} are others in the model's own tokenizer, {folder}; their rows begin as \
-             the model's"
+            "{differ} of {shared} tokens of data.tokenizer = {path} differ from those of the model's own tokenizer, {folder}; their rows \
+             begin as the model's"
         );
     }
     Ok(())

@@ -199,7 +199,7 @@ impl Processor {
     /// Bytes of available memory, if the system reports them.
     pub fn available_bytes(&self) -> Option<u64> {
         match self {
-            Processor::Cpu => xtrain_runtime::available_bytes(),
+            Processor::Cpu => xtrain_tensor::available_bytes(),
             Processor::Cuda(gpu) => gpu.context().memory().ok().map(|(free, _)| free as u64),
         }
     }
@@ -207,7 +207,7 @@ impl Processor {
     /// Bytes of memory that would be available if nothing else ran, if the system reports them.
     pub fn total_bytes(&self) -> Option<u64> {
         match self {
-            Processor::Cpu => xtrain_runtime::total_bytes(),
+            Processor::Cpu => xtrain_tensor::total_bytes(),
             Processor::Cuda(gpu) => Some(gpu.info().memory_bytes as u64),
         }
     }

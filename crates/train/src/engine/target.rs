@@ -82,8 +82,10 @@ impl Target {
 
     /// Upper bound of the bytes that this process uses of the device's memory besides the plans of `programs`
     /// and kernels: its code, threads and buffers of files, the programs themselves, and a tokenizer of
-    /// `vocab_size` tokens. Measured: 25 MiB with a model of 2 layers, 0.15 MiB more for each layer, and 54
-    /// MiB more with a byte-level BPE of 150,000 tokens.
+    /// `vocab_size` tokens. On 2 x86-64 cores, resident memory was 25 MiB with a model of 2 layers,
+    /// 0.15 MiB more for each layer, and 54 MiB more with a byte-level BPE of 150,000 tokens than with bytes
+    /// and `model.vocab_size=150001`. `benches/peak_memory.py` compares the peaks of whole runs with their
+    /// plans.
     pub fn process_bytes(self, programs: &[&Program], vocab_size: usize) -> u64 {
         const OF_A_TOKEN: u64 = 384;
         let instances: usize = programs.iter().map(|program| program.instances.len()).sum();
@@ -107,8 +109,9 @@ impl Target {
 /// largest L2 caches.
 const COPIES_OF_A_THREAD: usize = 2 << 20;
 
-/// Bytes of freed buffers that the allocator keeps for each thread, which no other thread then uses. It keeps
-/// buffers of up to 4 MiB; 8 MiB were measured with FP8, and as much with experts.
+/// Bytes of freed buffers that the allocator keeps for each thread, which no other thread then uses: those
+/// below the 4 MiB from which the command line makes glibc return them at once (`xtrain/src/allocator.rs`).
+/// 8 MiB were measured with FP8, and as much with experts; `benches/peak_memory.py` has such runs.
 const KEPT_FOR_A_THREAD: usize = 8 << 20;
 
 /// Upper bound of the bytes that the GEMMs of an instance use besides their operands.

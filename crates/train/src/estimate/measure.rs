@@ -34,8 +34,7 @@ pub(super) struct Measurement {
     pub(super) factors: Factors,
     /// True if other programs used the CPU meanwhile.
     pub(super) while_busy: bool,
-    /// Seconds since 1970 at which it was made. Those of earlier versions have none and are
-    /// repeated.
+    /// Seconds since 1970 at which it was made. Those of earlier versions have none and are repeated.
     pub(super) at: u64,
 }
 

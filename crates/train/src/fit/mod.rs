@@ -194,7 +194,8 @@ pub fn check(planned: &Planned, processor: &Processor, processes: usize) -> Resu
 }
 
 /// Bytes that the step of `spec`, which is `program`, needs on `target`, on this number of CPU threads: of
-/// its plan, of kernel workspace outside of it, of libraries, and of the process.
+/// its plan, of kernel workspace outside of it, of libraries, and of the process. Tokenizing, which comes
+/// before the step is loaded and frees its memory, is not counted.
 pub(crate) fn needed_bytes(
     spec: &TrainingSpec,
     program: &Program,

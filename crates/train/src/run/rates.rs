@@ -159,15 +159,8 @@ mod tests {
 
     #[test]
     fn a_wsd_run_is_extended_without_a_jump_before_its_decay_and_not_after() {
-        let wsd = |steps: u64| [format!("train.steps={steps}"), "schedule.kind=wsd".into()];
-        let said = |done: u64| {
-            let [before, now] = [100, 200].map(wsd);
-            let keys = |keys: &'_ [String; 2]| -> Vec<String> { keys.to_vec() };
-            let parse = |keys: Vec<String>| config(&keys.iter().map(String::as_str).collect::<Vec<_>>());
-            Rates::of(&parse(keys(&before)), &parse(keys(&now)), 6400, done)
-                .map(|rates| rates.to_string())
-                .unwrap_or_default()
-        };
+        let wsd = "schedule.kind=wsd";
+        let said = |done: u64| said(&["train.steps=100", wsd], &["train.steps=200", wsd], done);
         let stays = "the learning rate stays at 1.00e-3 in step 91: schedule.kind = \"wsd\" over 200 steps, before over 100, with its decay \
                      from step 181";
         assert_eq!(said(90), stays);

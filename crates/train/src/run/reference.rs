@@ -34,7 +34,7 @@ impl StateCopy {
     pub(super) fn new(learner: &mut Learner) -> Result<Self, RunError> {
         let entries = learner.saved_state();
         let (places, bytes) = places(&entries);
-        let is_room = xtrain_runtime::available_bytes().is_none_or(|available| bytes as u64 <= available);
+        let is_room = xtrain_tensor::available_bytes().is_none_or(|available| bytes as u64 <= available);
         let memory = if is_room { AlignedBytes::try_zeroed(bytes) } else { None };
         let memory = memory.ok_or_else(|| {
             RunError::Refused(format!(

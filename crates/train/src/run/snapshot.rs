@@ -129,7 +129,7 @@ impl CheckpointWriter {
             memory: Arc::new(AlignedBytes::zeroed(0)),
             next_memory: None,
             has_warned: false,
-            available_bytes: xtrain_runtime::available_bytes,
+            available_bytes: xtrain_tensor::available_bytes,
             write: Snapshot::write,
             _lock: lock,
         })

@@ -1,10 +1,11 @@
-//! [`Attention`] and [`AttentionGrad`] on a GPU, by the fastest of three algorithms: cuDNN's engines, our
-//! tiled kernels on tensor cores, and our kernels that hold whole sequences in shared memory. Operands that
-//! none of these supports are computed by our kernels on CUDA cores ([`super::plain`]).
+//! [`Attention`] and [`AttentionGrad`] on a GPU, by the fastest of four algorithms: cuDNN's engines, our
+//! kernels for Hopper, our tiled kernels on tensor cores, and our kernels that hold whole sequences in shared
+//! memory. Operands that none of these supports are computed by our kernels on CUDA cores
+//! ([`super::plain`]).
 #![allow(unsafe_code, reason = "it calls cuDNN")]
 
 use super::timing_operands::TimingOperands;
-use super::{Attention, AttentionGrad, flash};
+use super::{Attention, AttentionGrad, flash, hopper};
 use xtrain_cuda::{AlgorithmCandidate, CudaError, CudaKernel, Gpu, Operands, Sdpa, Work, WorkPurpose};
 use xtrain_tensor::{DType, TensorType};
 
@@ -57,9 +58,11 @@ impl CudaKernel for Attention {
         let by_flash = |purpose, kernels| self.flash_forward(gpu, timing.pair(purpose, operands), kernels);
         let by_whole = |purpose| by_flash(purpose, flash::WHOLE_FORWARD_KERNELS);
         let by_own = |purpose| by_flash(purpose, flash::TILED_FORWARD_KERNELS);
+        let by_hopper = |_: WorkPurpose| self.hopper_forward(gpu, operands);
         let candidates = [
             AlgorithmCandidate::new(WHOLE, &by_whole),
             AlgorithmCandidate::new(CUDNN, &by_cudnn),
+            AlgorithmCandidate::new(hopper::NAME, &by_hopper),
             AlgorithmCandidate::new(OWN, &by_own),
         ];
         let fastest = gpu.fastest(&self.forward_key(qkv.ty, operands.inputs.len() > 1), &candidates)?;

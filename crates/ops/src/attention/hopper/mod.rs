@@ -1,5 +1,5 @@
 //! Attention kernels for Hopper's tensor cores, in bf16, for heads of 64 and 128 columns, without documents.
-//! Each sum has one owner and one order, so results are deterministic.
+//! Each sum has one order, so results are deterministic.
 #![allow(unsafe_code, reason = "it launches kernels")]
 
 use super::Attention;
@@ -15,7 +15,11 @@ use xtrain_tensor::{DType, TensorType};
 /// Name of these kernels among the algorithms for attention.
 pub(super) const NAME: &str = "hopper";
 
-/// Queries of a group of four warps, and columns of a strip of a tile.
+mod backward;
+
+pub(super) use backward::{AROUND_BACKWARD, BACKWARD};
+
+/// Queries or keys of a group of four warps, and columns of a strip of a tile.
 const UNIT: usize = 64;
 /// Keys of a tile.
 const KEYS: usize = 128;
@@ -104,10 +108,7 @@ impl Attention {
         let Attention { seq_len, heads, kv_heads, head_dim, .. } = *self;
         let (tokens, columns) = qkv.ty.shape.rows_cols();
         let sequences = tokens / seq_len;
-        let map = |at, columns: usize, rows| {
-            let (extents, strides) = ([columns, seq_len, sequences], [columns, columns * seq_len]);
-            TensorMap::new(gpu.context(), DType::BF16, at, &extents, &strides, &[UNIT, rows, 1])
-        };
+        let map = |at, columns, rows| self.map(gpu, at, columns, sequences, rows);
         let counter = table(gpu, &[0u32])?;
         let arguments = Arguments {
             q: map(qkv.place, columns, tiles.queries())?,
@@ -137,13 +138,30 @@ impl Attention {
         Ok(Some(holding(unsafe { Work::launch(function, launch, arguments) }, counter)))
     }
 
+    /// The map of a matrix in boxes of so many rows of a sequence and 64 columns.
+    fn map(
+        &self,
+        gpu: &Gpu,
+        at: DevicePtr,
+        columns: usize,
+        sequences: usize,
+        rows: usize,
+    ) -> Result<TensorMap, CudaError> {
+        let (extents, strides) = ([columns, self.seq_len, sequences], [columns, columns * self.seq_len]);
+        TensorMap::new(gpu.context(), DType::BF16, at, &extents, &strides, &[UNIT, rows, 1])
+    }
+
     /// True if the kernels support operands of this type, on this GPU.
     fn runs_on_hopper(&self, gpu: &Gpu, qkv: TensorType) -> bool {
-        // The kernel counts tiles in 32 bits, and so are the coordinates of a tensor map.
+        // The kernels count tiles in 32 bits.
         gpu.info().arch == Arch::SM90
-            && qkv.dtype == DType::BF16
-            && qkv.numel() > 0
+            && Attention::is_hopper_type(qkv)
             && qkv.shape.rows_cols().0.checked_mul(self.heads).is_some_and(|rows| rows <= 1 << 31)
+    }
+
+    /// True if there are kernels for operands of this type.
+    fn is_hopper_type(qkv: TensorType) -> bool {
+        qkv.dtype == DType::BF16 && qkv.numel() > 0
     }
 
     /// Heads whose keys and values fill a third of L2 at most: whole groups of query heads, at least one.

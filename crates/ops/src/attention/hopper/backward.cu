@@ -260,6 +260,7 @@ struct Consumer {
         float dq[DQ_SUMS];
         sync_threads(1, 2 * GROUP);
         // dq = dS K.
+        wgmma_fence();
 #pragma unroll
         for (u32 i = 0; i < KEYS / 16; i++) multiply_across(dq, left + (i * 16 * ROW_BYTES >> 4), right + (i * 16 * ROW_BYTES >> 4), i > 0);
         wgmma_commit();
@@ -361,11 +362,11 @@ extern "C" __global__ void __launch_bounds__(GROUP * (CONSUMERS + 1), 1) hopper_
     __syncthreads();
     Tiles tiles(args);
     if (threadIdx.x < GROUP) {
-        asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(PRODUCER_REGS));
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(40));
         if (threadIdx.x == 0) fetch_tiles(tiles, shared);
         if (threadIdx.x == 32) add_queries(tiles, shared);
     } else {
-        asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(PRODUCER_REGS == 24 ? 240 : 232));
+        asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(232));
         Consumer consumer;
         consumer.group = __shfl_sync(0xffffffffu, threadIdx.x / GROUP - 1, 0);
         consumer.warp = threadIdx.x / 32 % 4, consumer.lane = threadIdx.x % 32, consumer.shared = shared;

@@ -109,6 +109,8 @@ const UNSAFE: [&str; 23] = [
     "crates/emulator/tests/ordering.rs",
     "crates/ops/src/*/cuda.rs",
     "crates/ops/src/attention/flash/mod.rs",
+    "crates/ops/src/attention/hopper/backward.rs",
+    "crates/ops/src/attention/hopper/mod.rs",
     "crates/ops/src/attention/plain.rs",
     "crates/ops/src/grouped_linear/hopper.rs",
     "crates/ops/src/grouped_scaled_matmul/hopper.rs",

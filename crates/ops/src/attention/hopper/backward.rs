@@ -1,4 +1,5 @@
 //! The backward for Hopper: a small kernel before the pass over tiles of keys, and one after it.
+#![allow(unsafe_code, reason = "it launches kernels")]
 
 use super::super::Attention;
 use super::super::block::scale_define;

@@ -21,7 +21,9 @@ pub(crate) const BACKWARD: KernelSource = KernelSource {
     headers: &[TENSOR_CORES, HOPPER, COMMON],
     archs: &[Arch::SM90],
     structs: &[Arguments::LAYOUT],
-    variants: || WIDTHS.map(Width::defines).to_vec(),
+    variants: || {
+        WIDTHS.iter().flat_map(|width| width.orders().map(|pairs| width.pass_defines(pairs))).collect()
+    },
     ..KernelSource::new("attention/hopper/backward.cu", include_str!("backward.cu"))
 };
 
@@ -95,6 +97,25 @@ impl Width {
         ]
     }
 
+    /// Orders of tiles of keys that a variant exists for: one after the other, and in pairs.
+    fn orders(self) -> impl Iterator<Item = bool> {
+        [false, true].into_iter().filter(move |&pairs| !pairs || self.head_dim == 64)
+    }
+
+    fn pass_defines(self, pairs: bool) -> Defines {
+        let mut defines = self.defines();
+        defines.push(("PAIRS", pairs.into()));
+        defines
+    }
+
+    /// True if tiles of keys are taken in pairs: where that is faster on an H200, and the blocks of a head fit
+    /// on the GPU together.
+    fn in_pairs(self, op: &Attention, multiprocessors: usize) -> bool {
+        self.orders().any(|pairs| pairs)
+            && op.heads > op.kv_heads
+            && op.seq_len.div_ceil(KEYS).div_ceil(2) <= multiprocessors
+    }
+
     /// Keys and values; queries and do; dS; dq in f32; two numbers of each query; 14 barriers and a number.
     fn shared_bytes(self) -> usize {
         let Width { head_dim, queries } = self;
@@ -155,8 +176,13 @@ impl Attention {
         let dq = workspace.place;
         let rows = DevicePtr(dq.0 + parts.dq as u64);
         let turns = DevicePtr(rows.0 + parts.rows as u64);
-        let mut defines = width.defines();
-        defines.extend(scale_define(self.scale));
+        let multiprocessors = gpu.info().multiprocessors as usize;
+        let pairs = width.in_pairs(self, multiprocessors);
+        let with_scale = |mut defines: Defines| {
+            defines.extend(scale_define(self.scale));
+            defines
+        };
+        let defines = with_scale(width.defines());
         let grid = [seq_len.div_ceil(width.queries), heads, sequences].map(|blocks| blocks as u32);
         let launch = |threads| Launch { grid, ..Launch::row(1, threads) };
         let sizes = [seq_len, heads, kv_heads, sequences].map(|size| size as u32);
@@ -192,17 +218,17 @@ impl Attention {
             kv_heads: kv_heads_u32,
             sequences: sequences_u32,
         };
-        let function = gpu.function(&BACKWARD, &defines, "hopper_backward")?;
+        let function = gpu.function(&BACKWARD, &with_scale(width.pass_defines(pairs)), "hopper_backward")?;
         let shared = width.shared_bytes() as u32;
         function.allow_shared(shared)?;
-        let tiles = seq_len.div_ceil(KEYS) * kv_heads * sequences;
-        let blocks = tiles.min(gpu.info().multiprocessors as usize) as u32;
+        let of_head = seq_len.div_ceil(KEYS).div_ceil(if pairs { 2 } else { 1 });
+        let blocks = (of_head * kv_heads * sequences).min(multiprocessors) as u32;
         let pass = Launch::row(blocks, 128 * (CONSUMERS as u32 + 1)).shared(shared);
         // SAFETY: the kernel takes one `Arguments`, and the launch has the threads and the shared memory that
         // it uses. The maps have the extents that `infer` checked, and TMA accesses nothing outside of them.
         // The kernel before this one sets `turns` to zeros. The counter lives as long as the work, whose
         // launches follow each other, and is 0 between them. A block waits only for blocks that began before
-        // it drew its tile.
+        // it drew its tile, or, in pairs, for those of its head, which fit on the GPU together.
         let pass = holding(unsafe { Work::launch(function, pass, arguments) }, counter);
 
         let after = gpu.function(&AROUND_BACKWARD, &defines, "hopper_dq")?;
@@ -226,6 +252,21 @@ const MAX_BLOCKS_YZ: usize = 65_535;
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn tiles_are_paired_for_groups_of_narrow_heads_that_fit_on_the_gpu() {
+        let op = |seq_len, kv_heads, head_dim| Attention {
+            seq_len,
+            heads: 32,
+            kv_heads,
+            head_dim,
+            scale: None,
+            deterministic: true,
+        };
+        let paired = |op: Attention| Width::of(&op).unwrap().in_pairs(&op, 132);
+        assert!(paired(op(4096, 8, 64)) && paired(op(132 * 256, 8, 64)));
+        assert!(!paired(op(132 * 256 + 1, 8, 64)) && !paired(op(4096, 32, 64)) && !paired(op(4096, 8, 128)));
+    }
 
     #[test]
     fn shared_memory_fits_a_block_of_hopper() {

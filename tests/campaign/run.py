@@ -18,12 +18,30 @@ import traceback
 
 import configurations
 import environment
+import flips
 import kills
+import launchers
+import limits
+import log_commands
 import mutations
+import names
 import ranks
+import secrets_of_runs
 from program import Failure, Program
 
-CAMPAIGNS = {"kills": kills, "mutations": mutations, "configurations": configurations, "environment": environment, "ranks": ranks}
+CAMPAIGNS = {
+    "kills": kills,
+    "mutations": mutations,
+    "configurations": configurations,
+    "environment": environment,
+    "ranks": ranks,
+    "limits": limits,
+    "launchers": launchers,
+    "secrets": secrets_of_runs,
+    "flips": flips,
+    "log_commands": log_commands,
+    "names": names,
+}
 
 
 class Campaign:

@@ -183,25 +183,8 @@ impl CheckpointError {
     }
 }
 
-/// The first few of `items`, comma-separated, and the number of those left out.
-pub(crate) fn comma_separated<T: std::fmt::Display>(items: &[T]) -> String {
-    const SHOWN: usize = 5;
-    /// Bytes shown of an item: names in files may have any length.
-    const LONGEST: usize = 240;
-    let shown = items.iter().take(SHOWN).map(|item| {
-        let mut text = item.to_string();
-        if text.len() > LONGEST {
-            text.truncate(text.floor_char_boundary(LONGEST));
-            text.push_str("...");
-        }
-        text
-    });
-    let mut text = shown.collect::<Vec<_>>().join(", ");
-    if items.len() > SHOWN {
-        text.push_str(&format!(" and {} more", items.len() - SHOWN));
-    }
-    text
-}
+/// Number of names that a message lists.
+pub(crate) const LISTED: usize = 5;
 
 /// The end of an error line: advice for a system error, or nothing if none is known.
 pub fn advice(error: &io::Error) -> &'static str {

@@ -12,6 +12,7 @@ compile_error!("safetensors files are little-endian, and this crate copies them 
 
 mod error;
 mod files;
+mod first_few;
 pub mod hf;
 mod replace_file;
 mod store;
@@ -20,7 +21,8 @@ pub mod tensor_file;
 mod writers_lock;
 
 pub use error::{BoxError, CheckpointError, advice};
-pub use replace_file::replace_file;
+pub use first_few::first_few;
+pub use replace_file::{replace_file, replace_private_file};
 pub use store::{Begun, Checkpoint, CheckpointStore, Others, RankWriter, RunLock, StepWriter, TensorSpec};
 pub use temporary::{Temporary, remove_leftovers, temporary_target};
 pub use xtrain_tensor::debug_as_display;

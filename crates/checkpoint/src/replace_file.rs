@@ -17,8 +17,24 @@ use crate::temporary::{self, Temporary};
 /// [`CheckpointError::Io`], naming `path`, if the disk or `write` fails: the old file stays, and no temporary
 /// remains. [`CheckpointError::Locked`] if this process is writing `path` already.
 pub fn replace_file(path: &Path, write: impl FnOnce(&mut BufWriter<&File>) -> io::Result<()>) -> Result<()> {
+    replace(path, Temporary::file, write)
+}
+
+/// As [`replace_file`]; only the user may read the file, from its first byte on.
+///
+/// # Errors
+/// As [`replace_file`].
+pub fn replace_private_file(path: &Path, content: &[u8]) -> Result<()> {
+    replace(path, Temporary::private_file, |out| out.write_all(content))
+}
+
+fn replace(
+    path: &Path,
+    create: impl FnOnce(&Path) -> Result<Temporary>,
+    write: impl FnOnce(&mut BufWriter<&File>) -> io::Result<()>,
+) -> Result<()> {
     let replaced = || -> Result<()> {
-        let temporary = Temporary::file(path)?;
+        let temporary = create(path)?;
         let mut out = BufWriter::new(temporary.handle());
         write(&mut out).and_then(|()| out.flush()).map_err(CheckpointError::io(path, "write"))?;
         drop(out);
@@ -55,6 +71,20 @@ mod tests {
         }
         assert!(!dir.path().join("a.json.tmp-1").exists(), "its process has ended");
         assert!(dir.path().join("b.json.tmp-1").exists(), "it belongs to another file");
+    }
+
+    #[test]
+    fn a_private_file_is_the_users_alone_and_replaces_leftovers() {
+        use std::os::unix::fs::PermissionsExt;
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("secret");
+        // As left by a killed process with this process id, of another container.
+        fs::write(dir.path().join(format!("secret.tmp-{}", std::process::id())), "half").unwrap();
+        fs::write(&path, "old").unwrap();
+        replace_private_file(&path, b"new").unwrap();
+        assert_eq!(fs::read(&path).unwrap(), b"new");
+        assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
     }
 
     #[test]

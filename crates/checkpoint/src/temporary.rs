@@ -9,6 +9,7 @@
 
 use std::fs::{self, File, TryLockError};
 use std::io;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::thread;
@@ -46,6 +47,8 @@ pub struct Temporary {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     File,
+    /// A file that only its owner may read and write, from its first moment.
+    PrivateFile,
     Folder,
 }
 
@@ -62,6 +65,11 @@ impl Temporary {
     /// this process.
     pub fn file(target: &Path) -> Result<Self> {
         Self::create(target, Kind::File)
+    }
+
+    /// As [`Temporary::file`], with mode 600.
+    pub(crate) fn private_file(target: &Path) -> Result<Self> {
+        Self::create(target, Kind::PrivateFile)
     }
 
     /// The temporary name.
@@ -107,7 +115,9 @@ impl Temporary {
     /// Syncs the file, or the names in the folder.
     fn sync(&self) -> Result<()> {
         match self.kind {
-            Kind::File => self.handle.sync_all().map_err(CheckpointError::io(&self.path, "sync to the disk")),
+            Kind::File | Kind::PrivateFile => {
+                self.handle.sync_all().map_err(CheckpointError::io(&self.path, "sync to the disk"))
+            }
             Kind::Folder => sync_folder(&self.path),
         }
     }
@@ -131,6 +141,9 @@ impl Temporary {
             let created = match kind {
                 Kind::Folder => fs::create_dir(&path),
                 Kind::File => File::create_new(&path).map(drop),
+                Kind::PrivateFile => {
+                    File::options().write(true).create_new(true).mode(0o600).open(&path).map(drop)
+                }
             };
             match created {
                 Ok(()) => {}
@@ -150,7 +163,7 @@ impl Temporary {
             }
             let opened = match kind {
                 Kind::Folder => File::open(&path),
-                Kind::File => File::options().write(true).open(&path),
+                Kind::File | Kind::PrivateFile => File::options().write(true).open(&path),
             };
             let handle = match opened {
                 Ok(handle) => handle,

@@ -255,7 +255,7 @@ fn read(tensors: &[RawTensor]) -> Result<Tensors, CheckpointError> {
 fn invalid_folders_are_refused_in_one_line() {
     let found = read(&good()).expect("scales in bf16, and matrices of both types");
     assert!(found.values().flatten().all(|&x| x == 1.0));
-    let cases: [(&str, Change, &[&str]); 12] = [
+    let cases: [(&str, Change, &[&str]); 13] = [
         ("no scales", |t| drop(t.remove(2)), &["'q.weight'", "there is no 'q.weight_scale_inv'", "bf16"]),
         ("no matrix", |t| drop(t.remove(1)), &["missing: 'q.weight'"]),
         (
@@ -290,9 +290,14 @@ fn invalid_folders_are_refused_in_one_line() {
         ),
         ("another format", |t| t[1].1 = StoredDtype::F8_E5M2, &["'q.weight': has F8_E5M2 elements"]),
         (
-            "packed scales",
-            |t| t[2] = ("q.weight_scale_inv", StoredDtype::F8_E8M0, vec![2, 2], vec![127]),
-            &["'q.weight_scale_inv': has F8_E8M0 elements"],
+            "scales of E4M3",
+            |t| t[2] = ("q.weight_scale_inv", StoredDtype::F8_E4M3, vec![2, 2], vec![127]),
+            &["'q.weight_scale_inv': has F8_E4M3 elements"],
+        ),
+        (
+            "E8M0 weights",
+            |t| t[6] = ("norm.weight", StoredDtype::F8_E8M0, vec![COLS], vec![127]),
+            &["'norm.weight': has F8_E8M0 elements"],
         ),
         ("another name of scales", |t| t[2].0 = "q.weight_scale", &["there is no 'q.weight_scale_inv'"]),
     ];
@@ -305,8 +310,26 @@ fn invalid_folders_are_refused_in_one_line() {
 }
 
 #[test]
+fn scales_of_e8m0_are_powers_of_two() {
+    for (code, factor) in
+        [(127, 1.0), (0, 2f32.powi(-127)), (1, 2f32.powi(-126)), (100, 2f32.powi(-27)), (250, 2f32.powi(123))]
+    {
+        let mut tensors = good();
+        tensors[2] = ("q.weight_scale_inv", StoredDtype::F8_E8M0, vec![2, 2], vec![code]);
+        let found = read(&tensors).expect("scales in E8M0");
+        assert!(found["qkv"][..130 * COLS].iter().all(|&x| x == factor), "{code}");
+        assert!(found["qkv"][130 * COLS..].iter().all(|&x| x == 1.0));
+    }
+}
+
+#[test]
 fn fp8_values_that_are_not_finite_are_refused_with_their_element() {
-    let cases: [(&str, Change, &[&str]); 4] = [
+    let cases: [(&str, Change, &[&str]); 5] = [
+        (
+            "an E8M0 scale that is NaN",
+            |t| t[2] = ("q.weight_scale_inv", StoredDtype::F8_E8M0, vec![2, 2], vec![255]),
+            &["'q.weight_scale_inv': element 0 of [2, 2] is NaN"],
+        ),
         ("an element that is NaN", |t| t[1].3 = vec![0x7F], &["'q.weight': element 0 of [130, 200] is NaN"]),
         (
             "a scale that is NaN",

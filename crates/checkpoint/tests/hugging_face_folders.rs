@@ -239,17 +239,14 @@ fn an_index_that_does_not_match_its_shards_is_an_error() {
     let error = sharded_error(|folder| fs::remove_file(folder.join("two.safetensors")).unwrap());
     assert!(error.contains("1 of 2 shards are missing: two.safetensors"), "{error}");
 
-    for path in ["../two.safetensors", "/etc/passwd", "a/two.safetensors", "..", ""] {
+    for path in
+        ["../two.safetensors", "/etc/passwd", ".//../two.safetensors", "a/two.safetensors", "..", "./", ""]
+    {
         let error = sharded_error(|folder| write_index(folder, |map| map["model.v.weight"] = path.into()));
         assert!(error.contains("which is not a plain name"), "{error}");
     }
     let error = sharded_error(|folder| write_index(folder, |map| map["model.x"] = "one.safetensors".into()));
     assert!(error.contains("says that 'model.x' is in one.safetensors, but it is not"), "{error}");
-    let error = sharded_error(|folder| {
-        write_index(folder, |map| drop(map.as_object_mut().unwrap().remove("model.v.weight")));
-    });
-    assert!(error.contains("does not name 'model.v.weight', which is in "), "{error}");
-
     let error = sharded_error(|folder| {
         write_file(&folder.join("two.safetensors"), &ALL_TENSORS[2..], StoredDtype::F32, 0);
     });
@@ -257,6 +254,19 @@ fn an_index_that_does_not_match_its_shards_is_an_error() {
 
     let error = sharded_error(|folder| fs::write(folder.join("model.safetensors.index.json"), "{").unwrap());
     assert!(error.contains("is not as expected"), "{error}");
+}
+
+#[test]
+fn an_index_may_write_dots_before_names_and_leave_tensors_out() {
+    let dir = tempfile::tempdir().unwrap();
+    write_file(&dir.path().join("one.safetensors"), &ALL_TENSORS[..3], StoredDtype::F32, 0);
+    write_file(&dir.path().join("two.safetensors"), &ALL_TENSORS[3..], StoredDtype::F32, 0);
+    write_index(dir.path(), |map| {
+        map["model.v.weight"] = "./two.safetensors".into();
+        map["model.q.weight"] = ".//.///one.safetensors".into();
+        map.as_object_mut().unwrap().remove("model.norm.weight");
+    });
+    assert_eq!(import_from(dir.path(), &names()).unwrap().len(), 5);
 }
 
 #[test]
@@ -268,8 +278,63 @@ fn the_error_for_a_folder_without_safetensors_names_what_it_has() {
     fs::write(dir.path().join("other.safetensors"), "").unwrap();
     assert!(error(dir.path()).contains("only other.safetensors"));
     fs::write(dir.path().join("pytorch_model.bin"), "").unwrap();
-    assert!(error(dir.path()).contains("convert to safetensors first"));
+    // With tensors in safetensors files, nothing has to be converted; the other file is named too.
+    let both = error(dir.path());
+    assert!(
+        both.contains("only other.safetensors and pytorch_model.bin; download the complete folder"),
+        "{both}"
+    );
     assert!(error(&dir.path().join("pytorch_model.bin")).contains("is not a folder"));
+    for (file, says) in [
+        ("model.gguf", "only model.gguf; get the safetensors version"),
+        (
+            "pytorch_model.bin",
+            "only pytorch_model.bin; convert to safetensors first (from_pretrained, then save_pretrained",
+        ),
+        ("ckpt.pt", "only ckpt.pt; convert to safetensors first (safetensors.torch.save_file"),
+        (
+            "consolidated.00.pth",
+            "only consolidated.00.pth; convert to safetensors first (safetensors.torch.save_file",
+        ),
+        ("__0_0.distcp", "only __0_0.distcp; convert it first"),
+        ("tf_model.h5", "only tf_model.h5; get the safetensors version"),
+        ("flax_model.msgpack", "only flax_model.msgpack; get the safetensors version"),
+        ("zero_to_fp32.py", "a checkpoint of DeepSpeed"),
+        ("adapter_model.bin", "is a LoRA adapter, not a model; merge it"),
+    ] {
+        let dir = tempfile::tempdir().unwrap();
+        fs::write(dir.path().join("config.json"), "{}").unwrap();
+        fs::write(dir.path().join(file), "").unwrap();
+        let found = error(dir.path());
+        assert!(found.contains(says), "{found}");
+    }
+}
+
+#[test]
+fn an_adapter_is_named_with_its_base() {
+    let dir = tempfile::tempdir().unwrap();
+    let config = dir.path().join("adapter_config.json");
+    let error = || import_from(dir.path(), &names()).unwrap_err().to_string();
+    write_file(&dir.path().join("adapter_model.safetensors"), &ALL_TENSORS, StoredDtype::F32, 0);
+    for (text, says) in [
+        ("{", "is a LoRA adapter, not a model"),
+        (
+            r#"{"base_model_name_or_path": "Qwen/Qwen3-8B"}"#,
+            "is a LoRA adapter of the model 'Qwen/Qwen3-8B', not a model",
+        ),
+        (
+            r#"{"base_model_name_or_path": "a\u001b[31m\nb", "peft_type": "LORA"}"#,
+            r"of the model 'a\u{1b}[31m\nb', not a model",
+        ),
+        (r#"{"base_model_name_or_path": null, "peft_type": "IA3"}"#, "is an adapter (IA3), not a model"),
+    ] {
+        fs::write(&config, text).unwrap();
+        let found = error();
+        assert!(found.contains(says) && found.contains("merge it into its base model first"), "{found}");
+    }
+    // With a model beside it, the model is read.
+    write_file(&dir.path().join("model.safetensors"), &ALL_TENSORS, StoredDtype::F32, 0);
+    assert!(import_from(dir.path(), &names()).is_ok());
 }
 
 #[test]

@@ -8,10 +8,10 @@ use serde_json::{Map, Value as Json, json};
 use super::schema::{Format, Interval, Key, Kind, Section, Word, sections};
 
 /// A number with a unit of counts, or without one.
-pub(super) const COUNT: &str = "^[0-9]+(K|M|G|B|T|Ki|Mi|Gi|Ti)?$";
+pub(super) const COUNT: &str = "^([0-9]+|[0-9]+(\\.[0-9]+)?(K|M|G|B|T|Ki|Mi|Gi|Ti))$";
 
 /// A time such as `2h30m`.
-const TIME: &str = "^([0-9]+[dhms])+$";
+const TIME: &str = "^([0-9]+(d|h|m|s|ms))*[0-9]+(\\.[0-9]+)?(d|h|m|s|ms)$";
 
 /// The JSON schema of run files (draft 7, the newest that editors of TOML agree on), pretty-printed.
 pub fn run_file_schema() -> String {

@@ -1,73 +1,99 @@
-//! Keys by the names that users try as options: `--lr`, `--batch-size`, `--optimizer.lr`.
+//! Advice about settings that users try as options: `--lr`, `--batch-size`, `--training.local_batch_size`.
 
+use super::argument::{is_key, set, with_arguments};
+use super::fit::{Fit, fit, switch};
+use super::hint::{Beside, By, Hint, Proposal, beside, hint, left_out, without};
 use super::schema::sections;
-use super::suggest::nearest;
+use super::tree::Value;
+use xtrain_data::shell_quoted;
 
-/// The keys that an option of this name, without its dashes, probably means.
+/// Advice about an option that means a setting of the run file.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct KeysLike {
-    /// The keys as `section.key`: several if sections share the name, none if no key is similar.
-    pub keys: Vec<String>,
-    /// True if the name is exactly theirs, here or in another program; false if it is only similar.
+pub struct Advice {
+    /// The setting to write, or the reason why there is none.
+    pub text: String,
+    /// The arguments that set it, `--set section.key=value`; none if the run file has no such setting.
+    pub sets: Vec<String>,
+    /// True if the text names keys, so that it is for commands that take them.
+    pub names_keys: bool,
+    /// True if the name is known, here or in another program; false if it is only similar to a known one.
     pub exact: bool,
 }
 
-/// The keys of the run file that `name` may mean: those of that name, else those for which other programs use
-/// the name, else those with the most similar name.
-pub fn keys_like(name: &str) -> KeysLike {
-    let name = name.replace('-', "_");
-    let all = || sections().iter().flat_map(|section| section.keys.iter().map(move |key| (section, key)));
-    let of = |is_meant: &dyn Fn(&str, &super::schema::Key) -> bool| -> Vec<String> {
-        let meant = all().filter(|(section, key)| is_meant(&section.name, key));
-        meant.map(|(section, key)| format!("{}.{}", section.name, key.name)).collect()
+/// Advice about the option `name`, without its dashes: `lr`, `training.steps`. `value` is the text after it.
+pub fn advice(name: &str, value: Option<&str>) -> Option<Advice> {
+    let read = value.map(Value::of_argument);
+    let read = read.as_ref();
+    let (section, name) = match name.split_once('.') {
+        Some((section, rest)) => (Some(section), rest.rsplit('.').next().unwrap_or(rest)),
+        None => (None, name),
     };
-    let whole: Vec<String> = of(&|_, _| true);
-    if name.contains('.') {
-        let near = nearest(&name, whole.iter().map(String::as_str)).map(str::to_owned);
-        return KeysLike { exact: whole.contains(&name), keys: near.into_iter().collect() };
-    }
-    let named = of(&|_, key| key.name == name);
-    let called = if named.is_empty() { of(&|_, key| key.is_called(&name)) } else { named };
-    if !called.is_empty() {
-        return KeysLike { keys: called, exact: true };
-    }
-    let near = nearest(&name, all().map(|(_, key)| key.name.as_str()));
-    KeysLike { keys: near.map_or(Vec::new(), |near| of(&|_, key| key.name == near)), exact: false }
-}
-
-/// Names that say nothing without their section.
-pub(super) const MEANS_ANYTHING: [&str; 2] = ["name", "type"];
-
-/// The reason why the run file has no key of this name, where other programs have one: `gpus`, `lora_r`.
-pub fn absent(name: &str) -> Option<&'static str> {
-    let name = name.replace('-', "_");
-    if MEANS_ANYTHING.contains(&name.as_str()) {
-        return None;
-    }
-    sections().iter().find_map(|section| section.why_absent(&name))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn an_option_is_known_by_the_key_that_it_means() {
-        for (name, keys, exact) in [
-            ("lr", &["optimizer.lr"][..], true),
-            ("batch-size", &["train.batch_size"], true),
-            ("optimizer.lr", &["optimizer.lr"], true),
-            ("tokens", &["train.tokens", "eval.tokens"], true),
-            ("learning-rate", &["optimizer.lr"], true),
-            ("warmup-step", &["schedule.warmup_steps"], false),
-            ("optimiser.lr", &["optimizer.lr"], false),
-            ("colour", &[], false),
-        ] {
-            assert_eq!(
-                keys_like(name),
-                KeysLike { keys: keys.iter().map(|&key| key.into()).collect(), exact },
-                "{name}"
-            );
+    let off = value.and_then(switch) == Some(false);
+    Some(match hint(section, name, read)? {
+        Hint::Nothing { why, is_for_value } => {
+            let text = if off && !is_for_value { left_out(why) } else { why.to_owned() };
+            let names_keys = why
+                .split('`')
+                .skip(1)
+                .step_by(2)
+                .any(|part| is_key(part.split(" = ").next().unwrap_or(part)));
+            Advice { text: with_arguments(&text), sets: Vec::new(), names_keys, exact: true }
         }
-    }
+        Hint::Setting { setting, is_for_value } => {
+            let set = with_arguments(&format!("`{setting}`"));
+            let text = match off && !is_for_value {
+                true => left_out(&format!("{set} turns it on")),
+                false => format!("write {set}"),
+            };
+            Advice { text, sets: vec![set], names_keys: true, exact: true }
+        }
+        Hint::Keys(keys, by) => of_keys(&keys, value, by != By::Likeness),
+    })
+}
+
+/// The arguments that `--set key=value` without a section means, or the reason why there are none.
+pub(super) fn without_section(argument: &str) -> Option<String> {
+    let (key, value) = argument.split_once('=')?;
+    let is_name = !key.trim().is_empty() && !key.contains('.');
+    // A message is one line.
+    let is_plain = is_name && !argument.contains(char::is_control);
+    let meant = is_plain.then(|| advice(key.trim(), Some(value))).flatten()?;
+    Some(match meant.sets.is_empty() {
+        true => format!("expected section.key=value; {}", meant.text),
+        false => format!("expected section.key=value: {}", meant.sets.join(" or ")),
+    })
+}
+
+/// Advice to set the key `path` (`train.steps`) to the value of an option called `name`.
+pub fn advice_for(path: &str, name: &str, value: Option<&str>) -> Option<Advice> {
+    let read = value.map(Value::of_argument);
+    let (section, key) = path.split_once('.')?;
+    let section = sections().iter().find(|own| own.name == section)?;
+    let key = section.keys.iter().find(|own| own.name == key)?;
+    let fit = fit(section, key, name, read.as_ref());
+    Some(of_keys(&[Proposal { section, key, fit }], value, true))
+}
+
+fn of_keys(keys: &[Proposal], value: Option<&str>, exact: bool) -> Advice {
+    let arguments = keys.iter().map(|proposal| {
+        let path = proposal.path();
+        let own = match (&proposal.fit, value) {
+            (Fit::AsWritten, Some(text)) => format!("--set {}", shell_quoted(&format!("{path}={text}"))),
+            (Fit::Other(toml), _) => set(&path, toml),
+            _ => format!("--set {path}=VALUE"),
+        };
+        match beside(&path) {
+            Some(Beside::Needs(setting)) => format!("{own} {}", with_arguments(&format!("`{setting}`"))),
+            Some(Beside::Replaces(keys)) => format!("{own}{}", without(keys)),
+            None => own,
+        }
+    });
+    let sets: Vec<String> = arguments.collect();
+    let wrong = keys.iter().find_map(|proposal| match &proposal.fit {
+        Fit::Wrong(why) if !why.is_empty() => Some(format!("; {}", with_arguments(why))),
+        _ => None,
+    });
+    let text =
+        format!("keys of the run file are set with {}{}", sets.join(" or "), wrong.unwrap_or_default());
+    Advice { text, sets, names_keys: true, exact }
 }

@@ -12,13 +12,17 @@
 //!   reads back as itself. The run folder keeps that print.
 //! * Errors come all at once, one line each, with file, line, section, key and what to do.
 //!
-//! Deliberately absent: opening anything but the run file. What a Hugging Face folder, a tokenizer or the
-//! data say comes in as [`Facts`].
+//! Deliberately absent: opening anything but the run file. What a Hugging Face folder, a tokenizer, the data
+//! or a [file of static scales](ScalesFile) say comes in as [`Facts`].
 
+mod argument;
 mod check;
 mod diff;
+mod elsewhere;
 mod error;
 pub mod files;
+mod fit;
+mod hint;
 mod json_schema;
 mod keys;
 mod or_auto;
@@ -27,11 +31,14 @@ mod quantity;
 mod reference;
 mod resolve;
 mod rules;
+mod scales_file;
 mod schema;
 mod section;
 mod suggest;
 mod time_limit;
 mod tree;
+mod unknown;
+mod value;
 
 #[cfg(test)]
 mod tests;
@@ -42,14 +49,16 @@ use std::sync::Arc;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+pub use argument::{is_key, set_text};
 pub use diff::{Change, diff};
 pub use error::{ConfigError, ConfigErrors, Origin};
 pub use json_schema::run_file_schema;
-pub use keys::{KeysLike, absent, keys_like};
+pub use keys::{Advice, advice, advice_for};
 pub use or_auto::OrAuto;
-pub use quantity::{COUNT_UNITS, Count, Size, parse_count};
+pub use quantity::{COUNT_UNITS, Count, Rate, Size, parse_count};
 pub use reference::reference_markdown;
 pub use resolve::{Facts, Resolved};
+pub use scales_file::ScalesFile;
 pub use section::*;
 pub use suggest::{listing, nearest};
 pub use time_limit::{TimeLimit, TimeLimitError};
@@ -68,17 +77,7 @@ pub const MAX_FILE_BYTES: u64 = 16 << 20;
 pub struct Config {
     /// The model to train. Either `init_from` names a Hugging Face folder and the architecture comes from it,
     /// or `dim`, `layers` and `heads` describe a model that starts from random weights.
-    #[schemars(extend("x-absent" = [
-        {
-            "names": ["lora", "use_lora", "lora_r", "lora_rank", "lora_alpha", "qlora", "peft", "adapter"],
-            "why": "all weights are trained; adapters such as LoRA are not supported yet"
-        },
-        {
-            "names": ["activation", "hidden_act", "activation_function", "act_fn"],
-            "why": "SwiGLU is the only feed-forward, with SiLU"
-        },
-        { "names": ["sliding_window"], "why": "attention reads the whole context; sliding windows are not supported" },
-    ]))]
+    #[schemars(extend("x-aliases" = ["model_args", "architecture", "transformer"]))]
     pub model: ModelConfig,
     /// Mixtures of experts in place of the feed-forward, for the families that have them: each token passes
     /// through a few SwiGLUs of many, which a router chooses. The keys of the model may be left out with
@@ -87,91 +86,37 @@ pub struct Config {
     pub experts: ExpertsConfig,
     /// Texts, tokenizer and sequence length. Relative paths start at `train.started_in`, by default the
     /// current folder; those of `--set` always start at the current folder.
-    #[schemars(extend("x-aliases" = ["dataset", "dataloader", "tokenizer"]))]
-    #[schemars(extend("x-absent" = [
-        {
-            "names": ["chat_template", "apply_chat_template", "messages", "completion_only_loss", "loss_mask", "sft"],
-            "why": "chat data with loss masks is not supported yet; every token of a text is trained on"
-        },
-        { "names": ["shuffle"], "why": "sequences are always shuffled, in an order that `train.seed` determines" },
-        { "names": ["streaming", "pin_memory", "prefetch_factor"], "why": "tokens are always read as they are needed" },
-    ]))]
+    #[schemars(extend("x-aliases" = ["dataset", "dataloader", "tokenizer", "data_args"]))]
     pub data: DataConfig,
     /// Number formats of the computation. Master weights, accumulated gradients and the optimizer
     /// are fp32 under every recipe; docs/numerics.md defines each.
-    #[schemars(extend("x-aliases" = ["dtype", "mixed_precision", "quantize", "float8"]))]
+    #[schemars(extend("x-aliases" = ["dtype", "mixed_precision", "quantize", "float8", "fp8_config"]))]
     pub precision: PrecisionConfig,
     /// AdamW with decoupled weight decay, and gradient clipping. The schedule scales `lr`.
     #[schemars(extend("x-aliases" = ["optim", "adamw"]))]
-    #[schemars(extend("x-absent" = [
-        {
-            "names": ["name", "type", "optimizer", "optim", "algorithm", "muon", "adafactor", "lion", "sgd"],
-            "why": "AdamW is the only optimizer"
-        },
-        { "names": ["fused", "foreach", "implementation"], "why": "the update is always fused" },
-    ]))]
     pub optimizer: OptimizerConfig,
     /// The learning rate over the run: a linear warmup whose first step already uses `lr / warmup_steps`,
-    /// then the decay that `kind` names.
+    /// then the decay that `kind` names. It spans the whole run, so a run that is resumed with more steps
+    /// moves back on it, and its rate may rise again; kind `wsd` is made for runs that are extended
+    /// (README.md).
     #[schemars(extend("x-aliases" = ["lr_scheduler", "scheduler", "lr_schedule"]))]
     pub schedule: ScheduleConfig,
     /// Length of the training, batches, device and run folder. Exactly one of `steps`, `tokens` and `epochs`
     /// is given.
-    #[schemars(extend("x-aliases" = ["training", "trainer", "job", "activation_checkpoint"]))]
-    #[schemars(extend("x-absent" = [
-        {
-            "names": [
-                "gpus", "num_gpus", "n_gpus", "ngpu", "ngpus", "devices", "num_devices", "nproc_per_node", "nproc",
-                "world_size", "nnodes", "num_nodes", "parallel", "dp", "data_parallel_degree"
-            ],
-            "why": "the number of processes is given to the command, `xtrain train run.toml --gpus 8`, or by a launcher such as torchrun; \
-                    [parallel] says how they share the work"
-        },
-        {
-            "names": [
-                "tp", "pp", "cp", "ep", "tensor_parallel", "tensor_parallel_size", "tensor_parallel_degree", "pipeline_parallel",
-                "pipeline_parallel_degree", "pipeline_parallel_size", "context_parallel", "context_parallel_degree",
-                "expert_parallel", "expert_parallel_degree", "sequence_parallel"
-            ],
-            "why": "processes share data and the optimizer's state ([parallel]); tensor, pipeline and other parallelism is not \
-                    supported yet"
-        },
-        {
-            "names": ["compile", "torch_compile", "jit", "cuda_graphs", "flash_attention", "attn_implementation"],
-            "why": "the fastest kernels are always used, and steps always recorded; there is nothing to turn on"
-        },
-    ]))]
+    #[schemars(extend("x-aliases" = ["training", "trainer", "job", "activation_checkpoint", "training_args", "hyperparameters", "debug"]))]
     pub train: TrainConfig,
     /// How the processes of a run share its work, one process for each GPU. With one process, only `reduce`
     /// has an effect. docs/parallel.md says how to start several.
-    #[schemars(extend("x-aliases" = ["parallelism", "distributed", "ddp", "fsdp", "deepspeed", "fsdp_config", "comm"]))]
-    #[schemars(extend("x-absent" = [
-        {
-            "names": ["reshard_after_forward", "fsdp_reshard_after_forward", "stage3_max_reuse_distance"],
-            "why": "`shard = \"weights\"` gathers the weights of a block again for its backward, and `shard = \"gradients\"` keeps all \
-                    weights"
-        },
-        {
-            "names": ["cpu_offload", "enable_cpu_offload", "offload", "offload_params", "offload_optimizer", "offload_param"],
-            "why": "state stays in the memory of its device; offloading it to host memory is not supported"
-        },
-        {
-            "names": [
-                "overlap_comm", "limit_all_gathers", "bucket_cap_mb", "bucket_size", "allgather_bucket_size", "reduce_bucket_size",
-                "auto_wrap_policy", "fsdp_auto_wrap_policy", "transformer_layer_cls_to_wrap"
-            ],
-            "why": "communication always overlaps with computation, block by block; there is nothing to turn on"
-        },
-    ]))]
+    #[schemars(extend("x-aliases" = ["parallelism", "parallelism_config", "distributed", "ddp", "fsdp", "fsdp_config", "deepspeed_config", "zero_optimization", "comm"]))]
     pub parallel: ParallelConfig,
     /// When to save and what to keep. The last step is always saved.
     #[schemars(extend("x-aliases" = ["checkpointing", "save", "export"]))]
     pub checkpoint: CheckpointConfig,
     /// Interval of reports, and the files that they are written to. The terminal shows them in any case.
-    #[schemars(extend("x-aliases" = ["logging", "metrics", "logger", "wandb"]))]
+    #[schemars(extend("x-aliases" = ["logging", "metrics", "monitoring"]))]
     pub log: LogConfig,
     /// Validation during the run, and samples at its end.
-    #[schemars(extend("x-aliases" = ["validation", "evaluation", "generate", "sample"]))]
+    #[schemars(extend("x-aliases" = ["validation", "validator", "evaluation", "generate", "sample"]))]
     pub eval: EvalConfig,
 }
 
@@ -206,7 +151,7 @@ impl Parsed {
                 *path = absolute;
             }
         };
-        let Config { model, data, .. } = &mut self.config;
+        let Config { model, data, precision, .. } = &mut self.config;
         for (key, sources) in [("data.train", Some(&mut data.train)), ("data.valid", data.valid.as_mut())] {
             if let Some(sources) = sources.filter(|_| given(key)) {
                 sources.0.iter_mut().for_each(|source| anchor(&mut source.path));
@@ -220,6 +165,9 @@ impl Parsed {
         }
         if let (true, Some(folder)) = (given("model.init_from"), &mut model.init_from) {
             anchor(folder);
+        }
+        if let (true, Some(file)) = (given("precision.static_scales"), &mut precision.static_scales) {
+            anchor(file);
         }
     }
 
@@ -274,7 +222,14 @@ impl Config {
         let mut tree = Tree::from_toml(&file, bytes)?;
         let mut errors = Vec::new();
         for value in overrides {
-            errors.extend(tree.lay(&value.clone().into()).err());
+            let value = value.clone().into();
+            let Err(mut error) = tree.lay(&value) else { continue };
+            if let Override::Set(argument) = &value
+                && let Some(meant) = keys::without_section(argument)
+            {
+                error.message = meant;
+            }
+            errors.push(error);
         }
         let mut report = Report::new(file.clone(), tree.origins(), errors);
         let config = check::config(&tree, &mut report);

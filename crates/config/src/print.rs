@@ -1,6 +1,7 @@
 //! Values and configurations as TOML text, one key a line.
 
 use serde_json::{Map, Value as Json};
+use xtrain_data::string_literal;
 
 use super::Config;
 
@@ -38,7 +39,7 @@ pub(super) fn toml_value(value: &Json) -> String {
     match value {
         Json::Null => "none".to_owned(),
         Json::Bool(_) | Json::Number(_) => value.to_string(),
-        Json::String(text) => quoted(text),
+        Json::String(text) => string_literal(text),
         Json::Array(items) => format!("[{}]", items.iter().map(toml_value).collect::<Vec<_>>().join(", ")),
         Json::Object(entries) => {
             let entries = entries.iter().filter(|(_, value)| !value.is_null());
@@ -47,9 +48,4 @@ pub(super) fn toml_value(value: &Json) -> String {
             if entries.is_empty() { "{}".to_owned() } else { format!("{{ {} }}", entries.join(", ")) }
         }
     }
-}
-
-/// `text` as a TOML basic string. JSON's escapes are a subset of TOML's, but JSON does not escape DEL.
-pub(super) fn quoted(text: &str) -> String {
-    Json::from(text).to_string().replace('\u{7f}', "\\u007f")
 }

@@ -29,7 +29,7 @@ steps = 1000
 --set data.train='[\"a.txt\", \"b.jsonl\"]'`. The value is TOML, or else a string. `--set section.key=` removes the
 key, so that its default applies.
 
-A number of tokens may be a string with a unit: `tokens = \"10B\"`, `seq_len = \"8Ki\"`. K, M, G (or B) and T are
+A number of tokens may be a string with a unit: `tokens = \"1.5B\"`, `seq_len = \"8Ki\"`. K, M, G (or B) and T are
 powers of 1000, and Ki, Mi, Gi and Ti powers of 1024. `--set train.tokens=10B` needs no quotes.
 
 A run saves its configuration, with every default filled in, as `config.toml` in the run folder. This file is a

@@ -5,7 +5,7 @@ use serde_json::Value as Json;
 use super::error::Report;
 use super::print::toml_value;
 use super::section::TokenizerChoice;
-use super::{Config, ConfigErrors, OrAuto, Parsed, rules};
+use super::{Config, ConfigErrors, OrAuto, Parsed, ScalesFile, rules};
 use xtrain_checkpoint::hf::ExportDtype;
 use xtrain_data::tokenizer::MIN_BPE_TOKENS;
 use xtrain_model::{Architecture, Description, Recipe};
@@ -30,6 +30,8 @@ pub struct Facts {
     pub recipe: Option<Recipe>,
     /// The number of processes that share the run; one if absent.
     pub world_size: Option<usize>,
+    /// The content of `precision.static_scales`, or that of a checkpoint.
+    pub static_scales: Option<ScalesFile>,
 }
 
 impl Facts {
@@ -48,6 +50,8 @@ pub struct Resolved {
     /// Length of the run in optimizer steps; `None` only if it is given in epochs and [`Facts::epoch_tokens`]
     /// is not known.
     pub steps: Option<u64>,
+    /// The static scales that `precision.static_scales` names.
+    pub static_scales: Option<ScalesFile>,
 }
 
 /// The architecture keys that must agree with `init_from`'s folder. The others extend its context.
@@ -101,6 +105,7 @@ impl Parsed {
                 config.experts.fill_from(mixture, facts.init_balance_loss);
             }
             rules::positions(&config, &mut report);
+            rules::within_window(&config, model.window, &mut report);
         }
         let architecture = model.filter(|_| describes_experts).map(|model| model.architecture());
         if let Some(Err(error)) = &architecture {
@@ -116,7 +121,8 @@ impl Parsed {
         report.finish()?;
         let architecture =
             architecture.and_then(Result::ok).expect("an unknown architecture has been reported");
-        Ok(Resolved { config, architecture, steps })
+        let static_scales = facts.static_scales.clone().filter(|_| config.precision.static_scales.is_some());
+        Ok(Resolved { config, architecture, steps, static_scales })
     }
 
     /// The run folder: as given, else `runs/` and the run file's name.
@@ -219,7 +225,7 @@ fn model(config: &Config, facts: &Facts, report: &mut Report) -> Option<Descript
             ),
             Some(folder) => format!(
                 "the tokenizer has {tokens} tokens, but the model in {folder:?} only {rows}; leave `data.tokenizer` \
-                 out to use the folder's own"
+                 out to use the folder's own. docs/data-format.md says what changing a vocabulary needs"
             ),
             None => format!(
                 "`vocab_size` = {rows} is less than the tokenizer's {tokens} tokens; {} to use the tokenizer's",

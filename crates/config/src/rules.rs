@@ -9,6 +9,7 @@ use super::section::{
     DataSource, DataSources, ParallelConfig, ReduceDtype, ReduceOrder, TokenizerChoice, Transport,
 };
 use super::{Balance, Config, OrAuto, Recompute, RopeScaling, ScheduleKind};
+use std::time::Duration;
 use xtrain_model::{Description, Family};
 
 /// Reports every rule that `config` breaks.
@@ -27,6 +28,7 @@ pub(super) fn check(config: &Config, report: &mut Report) {
     within_f32(config, report);
     saving_and_evaluation(config, report);
     gradients_between_ranks(config, report);
+    times_between_ranks(config, report);
 }
 
 /// Checks the schedule against a run of `steps`.
@@ -127,6 +129,20 @@ pub(super) fn positions(config: &Config, report: &mut Report) {
             format!(
                 "`max_position_embeddings` is {positions}, less than `data.seq_len` = {}; raise it \
                  (with `rope_scaling`, if the model was trained on less), or shorten `data.seq_len`",
+                config.data.seq_len
+            ),
+        );
+    }
+}
+
+/// Refuses sequences that a sliding window of the folder's model would change.
+pub(super) fn within_window(config: &Config, window: Option<usize>, report: &mut Report) {
+    if let Some(window) = window.filter(|window| *window < config.data.seq_len) {
+        report.about(
+            &["data.seq_len", "model.init_from"],
+            format!(
+                "`seq_len` = {} exceeds the sliding window of the folder's model, and attention within windows is not \
+                 supported; train on sequences of at most {window} tokens",
                 config.data.seq_len
             ),
         );
@@ -295,7 +311,7 @@ fn data(config: &Config, report: &mut Report) {
         let keys = ["data.tokenizer", "model.init_from"];
         let message = format!(
             "`tokenizer` = \"{tokenizer}\" creates a vocabulary that does not fit the weights of `model.init_from`; {} \
-             to use the folder's own",
+             to use the folder's own. docs/data-format.md says what changing a vocabulary needs",
             report.leave_out(&keys)
         );
         report.about(&keys, message);
@@ -491,6 +507,16 @@ fn missing(report: &mut Report, section: &str, key: &str, missing: bool, alterna
         let example =
             keys.filter(|found| found.name == key).map(|found| found.for_example()).collect::<String>();
         report.about(&[&format!("{section}.{key}")], format!("`{key}` is missing{example}{alternative}"));
+    }
+}
+
+/// Refuses times within which no rank can answer.
+fn times_between_ranks(config: &Config, report: &mut Report) {
+    let ParallelConfig { start_timeout, timeout, .. } = config.parallel;
+    for (key, time) in [("start_timeout", start_timeout), ("timeout", timeout)] {
+        if time.duration() < Duration::from_secs(1) {
+            report.about(&[&format!("parallel.{key}")], format!("`{key}` is {time}; give at least 1s"));
+        }
     }
 }
 

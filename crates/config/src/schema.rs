@@ -10,7 +10,7 @@ use serde_json::Value as Json;
 
 use super::Config;
 use super::print::toml_value;
-use super::suggest::listing;
+use super::suggest::{listing, plain};
 
 /// A section of the run file.
 #[derive(Debug)]
@@ -19,34 +19,6 @@ pub(super) struct Section {
     pub(super) doc: String,
     pub(super) aliases: Vec<String>,
     pub(super) keys: Vec<Key>,
-    absent: Vec<Absent>,
-}
-
-/// Keys or values of other programs that xtrain does not have, and the reason.
-#[derive(Debug)]
-pub(super) struct Absent {
-    names: Vec<String>,
-    pub(super) why: String,
-}
-
-impl Absent {
-    /// True if `name` is among these.
-    pub(super) fn is_named(&self, name: &str) -> bool {
-        self.names.iter().any(|known| known == name)
-    }
-}
-
-impl Section {
-    /// The reason why the section has no key of this name, if other programs have one.
-    pub(super) fn why_absent(&self, name: &str) -> Option<&str> {
-        self.absent.iter().find(|absent| absent.is_named(name)).map(|absent| absent.why.as_str())
-    }
-
-    /// Keys of other programs that the section does not have.
-    #[cfg(test)]
-    pub(super) fn absent_names(&self) -> impl Iterator<Item = &str> {
-        self.absent.iter().flat_map(|absent| &absent.names).map(String::as_str)
-    }
 }
 
 /// A key of a section, or of a table inside one.
@@ -97,8 +69,6 @@ pub(super) struct Word {
     pub(super) doc: String,
     /// Names of the value in other programs.
     pub(super) aliases: Vec<String>,
-    /// Values of other programs that take more than this word.
-    pub(super) absent: Vec<Absent>,
 }
 
 /// Format of a string value.
@@ -128,7 +98,6 @@ pub(super) fn sections() -> &'static [Section] {
                 doc: text(schema, "description"),
                 aliases: aliases(schema),
                 keys: keys(schema),
-                absent: absent(schema),
             })
             .collect()
     });
@@ -136,9 +105,10 @@ pub(super) fn sections() -> &'static [Section] {
 }
 
 impl Key {
-    /// True if `name` is the key's name, here or in another program.
+    /// True if `name` is the key's name, here or in another program, without regard to case, `-` and `_`.
     pub(super) fn is_called(&self, name: &str) -> bool {
-        self.name == name || self.aliases.iter().any(|alias| alias == name)
+        let name = plain(name);
+        self.aliases.iter().chain([&self.name]).any(|own| plain(own) == name)
     }
 
     /// Names of the key in other programs.
@@ -271,7 +241,6 @@ fn kind(schema: &Json) -> Kind {
                     name: text(schema, "const"),
                     doc: text(schema, "description"),
                     aliases: aliases(schema),
-                    absent: absent(schema),
                 };
                 Kind::Choice(variants.iter().map(word).collect())
             }
@@ -330,13 +299,6 @@ fn strings<'a>(schema: &'a Json, name: &str) -> impl Iterator<Item = &'a str> {
 
 fn aliases(schema: &Json) -> Vec<String> {
     strings(schema, "x-aliases").map(str::to_owned).collect()
-}
-
-fn absent(schema: &Json) -> Vec<Absent> {
-    let listed = schema["x-absent"].as_array().into_iter().flatten();
-    let absent =
-        |of| Absent { names: strings(of, "names").map(str::to_owned).collect(), why: text(of, "why") };
-    listed.map(absent).collect()
 }
 
 fn text(schema: &Json, name: &str) -> String {

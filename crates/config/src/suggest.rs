@@ -10,7 +10,6 @@ pub fn nearest<'a>(word: &str, candidates: impl IntoIterator<Item = &'a str>) ->
     if length > LONGEST {
         return None;
     }
-    let plain = |name: &str| name.to_lowercase().replace(['-', '_'], "");
     let word = plain(word);
     candidates
         .into_iter()
@@ -18,6 +17,11 @@ pub fn nearest<'a>(word: &str, candidates: impl IntoIterator<Item = &'a str>) ->
         .filter(|(distance, candidate)| *distance <= (length.min(candidate.len()) / 3).max(1))
         .min_by_key(|(distance, _)| *distance)
         .map(|(_, candidate)| candidate)
+}
+
+/// A name as it is compared with others: in lower case, without `-` and `_`.
+pub(super) fn plain(name: &str) -> String {
+    name.chars().filter(|c| !"-_".contains(*c)).flat_map(char::to_lowercase).collect()
 }
 
 /// `a`, `b` and `c`: names for a sentence, each between quotes, if any, with this word before the last one.

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use toml::de::{DeTable, DeValue};
 
 use super::error::{ConfigError, ConfigErrors, Origin, Origins, one_line};
-use super::print::quoted;
 use super::schema::sections;
+use xtrain_data::{shell_quoted, string_literal};
 
 /// Maximum number of reported TOML syntax errors; later ones tend to follow from the first.
 const MAX_SYNTAX_ERRORS: usize = 5;
@@ -61,6 +61,34 @@ pub(super) enum Value {
     Datetime(String),
     List(Vec<Node>),
     Table(Vec<(String, Node)>),
+}
+
+impl Value {
+    /// A value that is a word or a number, as text; `None` for lists, tables and dates.
+    pub(super) fn word(&self) -> Option<String> {
+        match self {
+            Value::Bool(flag) => Some(flag.to_string()),
+            Value::Integer(integer) => Some(integer.to_string()),
+            Value::Float(float) => Some(float.to_string()),
+            Value::Text(text) => Some(text.clone()),
+            Value::Datetime(_) | Value::List(_) | Value::Table(_) => None,
+        }
+    }
+
+    /// The value of a `--set` argument: TOML if it is that, else a string.
+    pub(super) fn of_argument(text: &str) -> Value {
+        let origin = Origin::Argument { argument: "".into() };
+        set_value(text, &origin).unwrap_or_else(|_| Value::Text(text.to_owned()))
+    }
+
+    /// True if `text` as the value of a `--set` argument is itself, a string, without quotes and escapes.
+    pub(super) fn is_bare(text: &str) -> bool {
+        let origin = Origin::Argument { argument: "".into() };
+        let is_trimmed = text == text.trim() && !text.is_empty();
+        is_trimmed
+            && !text.contains(char::is_control)
+            && matches!(set_value(text, &origin), Ok(Value::Text(same)) if same == text)
+    }
 }
 
 /// The root table of a run file.
@@ -194,8 +222,8 @@ fn set_value(text: &str, origin: &Origin) -> Result<Value, String> {
         Ok(parsed) => Ok(value(parsed.get_ref(), &|_| origin.clone())),
         // An unquoted word inside brackets is a list without quotes, or a string that begins with a bracket.
         Err(error) if text.starts_with('[') && error.message().starts_with("string values must be quoted") => {
-            let whole = quoted(text);
-            Err(format!("quote each string of a list, as in '[\"a.txt\", \"b.txt\"]', or a single string as a whole: '{whole}'"))
+            let whole = shell_quoted(&string_literal(text));
+            Err(format!("quote each string of a list, as in '[\"a.txt\", \"b.txt\"]', or a single string as a whole: {whole}"))
         }
         Err(error) if text.starts_with(['"', '\'', '[', '{']) => {
             Err(format!("the value is not valid TOML: {}", one_line(error.message())))

@@ -18,20 +18,26 @@ mod files;
 pub mod input;
 pub mod loader;
 pub mod prepare;
+mod quoting;
 pub mod shard;
 mod stream;
 pub mod tokenizer;
 
+pub use catch_panic::NO_REGEX_MEMORY;
 pub use error::{DataError, Result};
-pub use input::{InputFile, InputOptions, list_inputs, text_field};
+pub use input::{
+    InputFile, InputOptions, Listing, Split, Take, TextField, has_documents, list, list_inputs,
+    matches_files, text_field,
+};
 pub use loader::{
     Batch, DocumentMask, IGNORED_TARGET, Loader, LoaderOptions, LoaderState, Mixture, MixtureSource,
     Validation,
 };
 pub use prepare::{
     LearnProgress, PrepareOptions, Progress, TextFiles, VocabularyKind, find_learned, find_prepared, learn,
-    learn_cached, learn_for_dataset, prepare, prepare_cached,
+    learn_cached, learn_for_dataset, prepare, prepare_cached, tokenizing_bytes,
 };
+pub use quoting::{shell_path, shell_quoted, string_literal};
 pub use shard::{Dataset, Shard, ShardWriter};
 pub use stream::TokenStream;
 pub use tokenizer::{BeginOfDocument, CutRule, SpecialTokens, StreamDecoder, Tokenizer};

@@ -183,8 +183,8 @@ fn a_zstd_file_that_needs_a_dictionary_or_a_large_window_is_not_called_damaged()
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("text.txt.zst");
     let magic = [0x28, 0xB5, 0x2F, 0xFD];
-    // Frame headers: a window of 2 GiB; a window of 1 KiB and dictionary 5. Then an empty last block.
-    for (header, said) in [(&[0x00, 0xA8][..], "window"), (&[0x01, 0x00, 0x05], "dictionary")] {
+    // Frame headers: a window of 4 GiB; a window of 1 KiB and dictionary 5. Then an empty last block.
+    for (header, said) in [(&[0x00, 0xB0][..], "window"), (&[0x01, 0x00, 0x05], "dictionary")] {
         std::fs::write(&file, [&magic[..], header, &[1, 0, 0]].concat()).unwrap();
         let message = documents(&file).expect_err(said).to_string();
         assert!(

@@ -1,10 +1,12 @@
 //! Readers of input files return the documents as written, and errors give the position of the damage.
 
+mod common;
+
 use std::fs;
-use std::io::Write;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
+use common::files::{gzip, parquet_file, parquet_file_with, zstd_frame};
 use parquet::basic::Encoding;
 use parquet::data_type::{ByteArray, ByteArrayType};
 use parquet::file::properties::WriterProperties;
@@ -15,16 +17,6 @@ use xtrain_data::input::{Piece, read_documents};
 use xtrain_data::{CutRule, DataError, InputOptions, list_inputs, text_field};
 
 const RULES: [CutRule; 3] = [CutRule::Anywhere, CutRule::BetweenWords, CutRule::Never];
-
-fn gzip(bytes: &[u8]) -> Vec<u8> {
-    let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
-    encoder.write_all(bytes).unwrap();
-    encoder.finish().unwrap()
-}
-
-fn zstd_frame(bytes: &[u8]) -> Vec<u8> {
-    zstd::encode_all(bytes, 1).unwrap()
-}
 
 /// Extension and bytes of a text file, uncompressed and in each compression.
 fn stored(extension: &str, bytes: &[u8]) -> [(String, Vec<u8>); 3] {
@@ -38,41 +30,6 @@ fn stored(extension: &str, bytes: &[u8]) -> [(String, Vec<u8>); 3] {
 /// Encodings of strings, None being that of a dictionary.
 const ENCODINGS: [Option<Encoding>; 4] =
     [None, Some(Encoding::PLAIN), Some(Encoding::DELTA_LENGTH_BYTE_ARRAY), Some(Encoding::DELTA_BYTE_ARRAY)];
-
-fn parquet_file(rows: &[Option<&str>], encoding: Option<Encoding>) -> Vec<u8> {
-    parquet_file_with("text", rows, encoding)
-}
-
-/// A parquet file with these rows in the column `name`.
-fn parquet_file_with(name: &str, rows: &[Option<&str>], encoding: Option<Encoding>) -> Vec<u8> {
-    let schema = parse_message_type(&format!(
-        "message schema {{ required int64 id; optional binary {name} (UTF8); optional binary raw; }}"
-    ));
-    let mut properties = WriterProperties::builder()
-        .set_compression(parquet::basic::Compression::ZSTD(Default::default()))
-        .set_dictionary_enabled(encoding.is_none());
-    if let Some(encoding) = encoding {
-        properties = properties.set_column_encoding(name.into(), encoding);
-    }
-    let properties = Arc::new(properties.build());
-    let mut writer = SerializedFileWriter::new(Vec::new(), Arc::new(schema.unwrap()), properties).unwrap();
-    for group in rows.chunks(100) {
-        let mut row_group = writer.next_row_group().unwrap();
-        let ids: Vec<i64> = (0..group.len() as i64).collect();
-        let mut column = row_group.next_column().unwrap().unwrap();
-        column.typed::<parquet::data_type::Int64Type>().write_batch(&ids, None, None).unwrap();
-        column.close().unwrap();
-        let levels: Vec<i16> = group.iter().map(|row| i16::from(row.is_some())).collect();
-        let values: Vec<ByteArray> = group.iter().flatten().map(|&text| ByteArray::from(text)).collect();
-        for values in [values, vec![ByteArray::from(vec![0xFF]); levels.iter().sum::<i16>() as usize]] {
-            let mut column = row_group.next_column().unwrap().unwrap();
-            column.typed::<ByteArrayType>().write_batch(&values, Some(&levels), None).unwrap();
-            column.close().unwrap();
-        }
-        row_group.close().unwrap();
-    }
-    writer.into_inner().unwrap()
-}
 
 fn pieces(path: &Path, options: &InputOptions, rule: CutRule) -> Result<Vec<Piece>, DataError> {
     let inputs = list_inputs(&[path])?;
@@ -280,7 +237,13 @@ fn errors_give_problem_and_location() {
         (
             "jsonl",
             b"{\"text\": \"a\"}\n{\"body\": \"b\"}\n",
-            "line 2: there is no field \"text\"; the line has \"body\"; name the field that holds the text: data.text_field = \"body\" in \
+            "line 2: there is no field \"text\"; the line has \"body\"; drop such lines, or skip up to N such rows with \
+             data.skip_bad_rows = N (tokenize and eval: --skip-bad-rows N)",
+        ),
+        (
+            "jsonl",
+            b"{\"body\": \"b\"}\n",
+            "line 1: there is no field \"text\"; the line has \"body\"; name the field that holds the text: data.text_field = \"body\" in \
              a run file, --text-field \"body\" elsewhere",
         ),
         ("jsonl", b"{}\n", "the line has no fields"),
@@ -320,36 +283,6 @@ fn errors_give_problem_and_location() {
     assert!(read_back("txt", b"a", &separated("")).is_err());
 }
 
-#[test]
-fn names_folders_and_patterns_list_files_in_a_fixed_order() {
-    let folder = tempfile::tempdir().unwrap();
-    let root = folder.path();
-    for name in ["b.txt", "a.jsonl.gz", "notes.pdf", ".hidden.txt", "sub/c.parquet", "sub/deep/d.txt.zst"] {
-        std::fs::create_dir_all(root.join(name).parent().unwrap()).unwrap();
-        std::fs::write(root.join(name), "x").unwrap();
-    }
-    let list = |names: &[PathBuf]| -> Vec<String> {
-        let found = list_inputs(names).unwrap();
-        found.iter().map(|f| f.path.strip_prefix(root).unwrap().to_str().unwrap().to_owned()).collect()
-    };
-    let everything = ["a.jsonl.gz", "b.txt", "sub/c.parquet", "sub/deep/d.txt.zst"];
-    assert_eq!(list(&[root.to_path_buf()]), everything);
-    assert_eq!(list(&[root.join("**/*.t?t*")]), ["b.txt", "sub/deep/d.txt.zst"]);
-    assert_eq!(list(&[root.join("sub/*.parquet"), root.join("b.txt")]), ["sub/c.parquet", "b.txt"]);
-    for (names, expected) in [
-        (vec![root.join("notes.pdf")], "cannot be read"),
-        (vec![root.join("*.csv")], "matches no input file"),
-        (vec![root.join("absent.txt")], "check the path"),
-        (vec![root.join("b.txt"), root.join("*.txt")], "named twice"),
-        (vec![root.join("b.txt"), root.join("sub/../b.txt")], "named twice"),
-        (vec![root.to_path_buf(), root.join("./sub/deep/d.txt.zst")], "named twice"),
-        (vec![], "no input is named"),
-    ] {
-        let message = list_inputs(&names).unwrap_err().to_string();
-        assert!(message.contains(expected), "{message}");
-    }
-}
-
 /// A parquet file of one column, and one page, of strings.
 fn one_page(name: &str, rows: &[&str]) -> Vec<u8> {
     let schema = parse_message_type(&format!("message schema {{ required binary {name} (UTF8); }}")).unwrap();
@@ -362,6 +295,15 @@ fn one_page(name: &str, rows: &[&str]) -> Vec<u8> {
     column.close().unwrap();
     row_group.close().unwrap();
     writer.into_inner().unwrap()
+}
+
+#[test]
+fn a_number_under_the_name_of_a_chat_is_no_chat() {
+    let schema =
+        parse_message_type("message schema { required int64 turns; required boolean chat; }").unwrap();
+    let writer = SerializedFileWriter::new(Vec::new(), Arc::new(schema), Arc::default()).unwrap();
+    let message = message("parquet", &writer.into_inner().unwrap(), &InputOptions::default());
+    assert!(message.contains("text") && !message.contains("chats"), "{message}");
 }
 
 #[test]
@@ -518,7 +460,8 @@ fn the_field_with_the_longest_strings_probably_holds_the_text() {
     let field = |name: &str, bytes: &[u8]| {
         let path = folder.path().join(name);
         fs::write(&path, bytes).unwrap();
-        text_field(&list_inputs(&[path]).unwrap()[0]).map_err(|error| error.to_string())
+        let found = text_field(&list_inputs(&[path]).unwrap()[0]).map_err(|error| error.to_string());
+        found.map(|found| found.map(|found| found.name))
     };
     let named = |name: &str| Ok(Some(name.to_owned()));
     let lines =

@@ -23,7 +23,7 @@ fn go_on(_: &Progress) -> ControlFlow<()> {
 fn small_shards(shard_tokens: u64) -> PrepareOptions {
     PrepareOptions {
         shard_tokens,
-        input: InputOptions { separator: Some("#".to_owned()), field: "text".to_owned() },
+        input: InputOptions { separator: Some("#".to_owned()), ..InputOptions::default() },
     }
 }
 

@@ -1,218 +1,14 @@
-//! Fast paths of tokenizers agree with the `tokenizers` crate, splitting changes no token, and files are
-//! saved verbatim.
+//! Vocabularies that are learned, decoding, tokens that begin and end documents; files are saved verbatim.
 
-use std::ops::ControlFlow;
+#[path = "common/vocabularies.rs"]
+mod vocabularies;
+
 use std::path::Path;
 
 use proptest::prelude::*;
 use serde_json::{Value, json};
-use xtrain_data::{BeginOfDocument, CutRule, DataError, SpecialTokens, Tokenizer};
-
-const TEXT: &str = "The quick brown fox doesn't jump over the lazy dog; it's 12345 times he'll say: \"No!\"\n\n  \
-     fn main() { println!(\"{}\", 42); }\n\n\n\tTabs\tand   spaces. Ünïcödé, Straße, 東京タワー, привет мир, \u{1F600}\u{1F601}.\r\n\
-     the the the quick quick brown over over the lazy lazy dog dog 12 12 123 123 1234\n";
-
-const LLAMA3: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
-
-fn train_bpe(
-    texts: impl IntoIterator<Item = Result<String, DataError>>,
-    size: usize,
-) -> Result<Tokenizer, DataError> {
-    Tokenizer::train_bpe(texts, size, &mut |_, _| ControlFlow::Continue(()))
-}
-
-fn trained() -> Tokenizer {
-    train_bpe([Ok(TEXT.repeat(3))], 420).unwrap()
-}
-
-fn saved_json(tokenizer: &Tokenizer) -> Value {
-    let folder = tempfile::tempdir().unwrap();
-    tokenizer.save(folder.path()).unwrap();
-    serde_json::from_slice(&std::fs::read(folder.path().join("tokenizer.json")).unwrap()).unwrap()
-}
-
-fn load_json(json: &Value) -> Tokenizer {
-    let folder = tempfile::tempdir().unwrap();
-    let file = folder.path().join("tokenizer.json");
-    std::fs::write(&file, json.to_string()).unwrap();
-    Tokenizer::load(&file).unwrap()
-}
-
-/// A vocabulary like Llama 2's: characters with marked spaces, merges over the whole text, bytes for unknown
-/// characters.
-fn spaced() -> Value {
-    let mut vocab: Vec<String> = ["<unk>", "<s>", "</s>"].map(str::to_owned).into();
-    vocab.extend((0..=255).map(|byte| format!("<0x{byte:02X}>")));
-    let marked = TEXT.replace(' ', "▁");
-    let characters: std::collections::BTreeSet<char> =
-        marked.chars().filter(|&c| c != '\n' && c != '東').collect();
-    vocab.extend(characters.iter().map(char::to_string));
-    // Merge the most frequent pair repeatedly, within words that start with a mark.
-    let with_mark =
-        |(number, word): (usize, &str)| if number == 0 { word.to_owned() } else { format!("▁{word}") };
-    let mut words: Vec<Vec<String>> = marked
-        .lines()
-        .flat_map(|line| line.split('▁').enumerate().map(with_mark))
-        .map(|word| word.chars().map(String::from).collect())
-        .collect();
-    let mut merges = Vec::new();
-    for _ in 0..150 {
-        let mut counts = std::collections::BTreeMap::new();
-        for pair in words.iter().flat_map(|word| word.windows(2)) {
-            *counts.entry((pair[0].clone(), pair[1].clone())).or_insert(0) += 1;
-        }
-        let known =
-            |pair: &(String, String)| pair.0.chars().chain(pair.1.chars()).all(|c| characters.contains(&c));
-        let best = counts
-            .into_iter()
-            .filter(|(pair, _)| known(pair))
-            .max_by_key(|(pair, count)| (*count, pair.clone()));
-        let Some(((left, right), _)) = best else { break };
-        for word in &mut words {
-            while let Some(at) = word.windows(2).position(|pair| pair[0] == left && pair[1] == right) {
-                word[at] = format!("{left}{right}");
-                word.remove(at + 1);
-            }
-        }
-        merges.push(json!([left, right]));
-        vocab.push(format!("{left}{right}"));
-    }
-    // Tokens for runs of spaces.
-    merges.extend([json!(["▁", "▁"]), json!(["▁▁", "▁▁"])]);
-    vocab.extend(["▁▁".to_owned(), "▁▁▁▁".to_owned()]);
-    let ids: serde_json::Map<String, Value> =
-        vocab.into_iter().enumerate().map(|(id, token)| (token, json!(id))).collect();
-    let special = |id: u32, name: &str| {
-        json!({
-            "id": id, "content": name, "single_word": false, "lstrip": false, "rstrip": false,
-            "normalized": true, "special": true,
-        })
-    };
-    json!({
-        "version": "1.0", "truncation": null, "padding": null,
-        "added_tokens": [special(0, "<unk>"), special(1, "<s>"), special(2, "</s>")],
-        "normalizer": {"type": "Sequence", "normalizers": [
-            {"type": "Prepend", "prepend": "▁"},
-            {"type": "Replace", "pattern": {"String": " "}, "content": "▁"},
-        ]},
-        "pre_tokenizer": null,
-        "post_processor": {
-            "type": "TemplateProcessing",
-            "single": [{"SpecialToken": {"id": "<s>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
-            "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
-            "special_tokens": {"<s>": {"id": "<s>", "ids": [1], "tokens": ["<s>"]}},
-        },
-        "decoder": {"type": "Sequence", "decoders": [
-            {"type": "Replace", "pattern": {"String": "▁"}, "content": " "},
-            {"type": "ByteFallback"}, {"type": "Fuse"},
-            {"type": "Strip", "content": " ", "start": 1, "stop": 0},
-        ]},
-        "model": {
-            "type": "BPE", "dropout": null, "unk_token": "<unk>", "continuing_subword_prefix": null,
-            "end_of_word_suffix": null, "fuse_unk": true, "byte_fallback": true, "ignore_merges": false,
-            "vocab": ids, "merges": merges,
-        },
-    })
-}
-
-/// `json` with an additional merge and its tokens.
-fn with_merge(json: &Value, left: &str, right: &str) -> Value {
-    let mut json = json.clone();
-    let vocab = json["model"]["vocab"].as_object_mut().unwrap();
-    for token in [left.to_owned(), right.to_owned(), format!("{left}{right}")] {
-        let next = vocab.len();
-        vocab.entry(token).or_insert(json!(next));
-    }
-    json["model"]["merges"].as_array_mut().unwrap().push(json!([left, right]));
-    json
-}
-
-/// A vocabulary in each form that has a fast path, with the reference tokenizer.
-fn variants() -> Vec<(Tokenizer, tokenizers::Tokenizer)> {
-    let qwen = saved_json(&trained());
-    let mut gpt2 = qwen.clone();
-    gpt2["pre_tokenizer"] =
-        json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true});
-    let mut llama3 = qwen.clone();
-    llama3["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"] = json!(LLAMA3);
-    llama3["model"]["ignore_merges"] = json!(true);
-    let mut added = qwen.clone();
-    added["normalizer"] = json!({"type": "NFC"});
-    added["added_tokens"].as_array_mut().unwrap().push(json!({
-        "id": 500, "content": "<think>", "single_word": false, "lstrip": false, "rstrip": false,
-        "normalized": false, "special": false,
-    }));
-    let mut smollm = qwen.clone();
-    smollm["pre_tokenizer"] = json!({"type": "Sequence", "pretokenizers": [
-        {"type": "Digits", "individual_digits": true},
-        {"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true},
-    ]});
-    let mut digits = smollm.clone();
-    digits["pre_tokenizer"]["pretokenizers"][0]["individual_digits"] = json!(false);
-    let llama2 = spaced();
-    let mut metaspace = llama2.clone();
-    metaspace["normalizer"] = Value::Null;
-    metaspace["pre_tokenizer"] =
-        json!({"type": "Metaspace", "replacement": "▁", "prepend_scheme": "first", "split": false});
-    let mut split = metaspace.clone();
-    split["pre_tokenizer"]["prepend_scheme"] = json!("always");
-    split["pre_tokenizer"]["split"] = json!(true);
-    let mut unmarked = llama2.clone();
-    unmarked["normalizer"]["normalizers"].as_array_mut().unwrap().remove(0);
-    let think = added["added_tokens"][1].clone();
-    let mut spaced_added = [llama2.clone(), metaspace.clone()];
-    for json in &mut spaced_added {
-        json["added_tokens"].as_array_mut().unwrap().push(think.clone());
-    }
-    let [llama2_added, metaspace_added] = spaced_added;
-    // Tokens that span a newline, and the position before a space.
-    let over_newlines = with_merge(&with_merge(&llama2, "\n", "\n"), "a", "\n");
-    let over_spaces = with_merge(&llama2, "e", "▁");
-    [
-        qwen,
-        gpt2,
-        llama3,
-        added,
-        smollm,
-        digits,
-        llama2,
-        metaspace,
-        split,
-        unmarked,
-        llama2_added,
-        metaspace_added,
-        over_newlines,
-        over_spaces,
-        saved_json(&Tokenizer::bytes()),
-    ]
-    .iter()
-    .map(|json| {
-        let mut reference = tokenizers::Tokenizer::from_bytes(json.to_string()).unwrap();
-        reference.set_encode_special_tokens(true);
-        (load_json(json), reference)
-    })
-    .collect()
-}
-
-/// Text that reaches every branch of the word patterns.
-fn tricky_text() -> impl Strategy<Value = String> {
-    let part = prop_oneof![
-        4 => "[a-zA-Z]{1,6}",
-        2 => "[ \t\n\r]{1,4}",
-        3 => Just(" ".to_owned()),
-        2 => Just("\n".to_owned()),
-        2 => "[0-9½²]{1,5}",
-        2 => "'(s|S|ſ|t|re|RE|ve|m|lL|d|x|)",
-        2 => "[!-/:-@\\[-`]{1,4}",
-        2 => "\\PC{1,4}",
-        1 => any::<char>().prop_map(|c| c.to_string()),
-        1 => Just("e\u{301}\u{85}\u{3000}".to_owned()),
-        1 => Just("<think>".to_owned()),
-        1 => Just("<|endoftext|>".to_owned()),
-        1 => "a{60,90}",
-    ];
-    prop::collection::vec(part, 0..40).prop_map(|parts| parts.concat())
-}
+use vocabularies::{TEXT, load_json, saved_json, train_bpe, trained, tricky_text};
+use xtrain_data::{BeginOfDocument, DataError, SpecialTokens, Tokenizer};
 
 #[test]
 fn a_stream_returns_no_partial_character_after_replacement_characters() {
@@ -220,7 +16,7 @@ fn a_stream_returns_no_partial_character_after_replacement_characters() {
     for count in 0..12 {
         for suffix in ["", "a", "é", "🌀", "🌀\u{FFFD}🌀"] {
             let text = "\u{FFFD}".repeat(count) + suffix;
-            let mut stream = tokenizer.stream_decoder(SpecialTokens::Show);
+            let mut stream = tokenizer.stream_decoder(&[], SpecialTokens::Show).unwrap();
             let mut pieces: Vec<String> = Vec::new();
             for id in tokenizer.encode(&text).unwrap() {
                 pieces.push(stream.push(id).unwrap());
@@ -237,47 +33,13 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(400))]
 
     #[test]
-    fn fast_paths_agree_with_the_tokenizers_crate(text in tricky_text()) {
-        thread_local!(static VARIANTS: Vec<(Tokenizer, tokenizers::Tokenizer)> = variants());
-        VARIANTS.with(|variants| {
-            for (tokenizer, reference) in variants {
-                let expected = reference.encode_fast(text.as_str(), false).unwrap().get_ids().to_vec();
-                prop_assert_eq!(tokenizer.encode(&text).unwrap(), expected);
-            }
-            Ok(())
-        })?;
-    }
-
-    #[test]
-    fn pieces_split_by_the_rule_encode_like_the_document(text in tricky_text(), limit in 1_usize..60) {
-        thread_local!(static VARIANTS: Vec<(Tokenizer, tokenizers::Tokenizer)> = variants());
-        VARIANTS.with(|variants| {
-            for (tokenizer, _) in variants {
-                let rule = tokenizer.cut_rule();
-                let mut pieces = Vec::new();
-                let mut rest = text.as_str();
-                let begins = |rest: &str| rest.len() == text.len();
-                while let Some(at) = rule.last_cut(rest, limit).or_else(|| rule.first_cut(rest, limit)) {
-                    let (piece, after) = rest.split_at(at);
-                    prop_assert!(!piece.is_empty() && !after.is_empty());
-                    pieces.extend(tokenizer.encode_piece(piece, begins(rest)).unwrap());
-                    rest = after;
-                }
-                pieces.extend(tokenizer.encode_piece(rest, begins(rest)).unwrap());
-                prop_assert_eq!(pieces, tokenizer.encode(&text).unwrap());
-            }
-            Ok(())
-        })?;
-    }
-
-    #[test]
     fn decoding_restores_the_text_at_once_and_streamed(text in tricky_text()) {
         thread_local!(static TOKENIZERS: [Tokenizer; 2] = [trained(), Tokenizer::bytes()]);
         TOKENIZERS.with(|tokenizers| {
             for tokenizer in tokenizers {
                 let ids = tokenizer.encode(&text).unwrap();
                 prop_assert_eq!(&tokenizer.decode(&ids, SpecialTokens::Show).unwrap(), &text);
-                let mut stream = tokenizer.stream_decoder(SpecialTokens::Show);
+                let mut stream = tokenizer.stream_decoder(&[], SpecialTokens::Show).unwrap();
                 let mut streamed = String::new();
                 for id in ids {
                     streamed.push_str(&stream.push(id).unwrap());
@@ -293,7 +55,7 @@ proptest! {
     fn streaming_any_ids_never_fails(ids in prop::collection::vec(0_u32..600, 0..60)) {
         thread_local!(static TOKENIZER: Tokenizer = trained());
         TOKENIZER.with(|tokenizer| {
-            let mut stream = tokenizer.stream_decoder(SpecialTokens::Hide);
+            let mut stream = tokenizer.stream_decoder(&[], SpecialTokens::Hide).unwrap();
             for id in ids {
                 stream.push(id).unwrap();
             }
@@ -316,19 +78,6 @@ proptest! {
             }
         }
     }
-}
-
-#[test]
-fn documents_may_be_split_only_for_known_forms() {
-    let rules: Vec<CutRule> = variants().iter().map(|(tokenizer, _)| tokenizer.cut_rule()).collect();
-    let (words, spaces) = (CutRule::BetweenWords, CutRule::BeforeSpaces);
-    assert_eq!(rules[..10], [words; 10]);
-    assert_eq!(rules[10..], [spaces, spaces, spaces, CutRule::Never, CutRule::Anywhere]);
-    let mut other = saved_json(&trained());
-    other["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"] = json!(r"\w+|\W+");
-    let other = load_json(&other);
-    assert_eq!(other.cut_rule(), CutRule::Never);
-    assert_eq!(other.decode(&other.encode(TEXT).unwrap(), SpecialTokens::Show).unwrap(), TEXT);
 }
 
 #[test]

@@ -39,6 +39,9 @@ pub enum CommError {
     /// The run could not start. The user can correct it.
     #[error("{0}")]
     Start(String),
+    /// A limit of the system on open files, threads or memory. The user can raise it.
+    #[error("{0}")]
+    Limit(String),
     /// The operating system refused an operation.
     #[error("{0}")]
     System(String),

@@ -5,6 +5,7 @@
 
 use crate::communicator::Communicator;
 use crate::error::CommError;
+use crate::limits;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
 use rustix::net::{
@@ -115,7 +116,7 @@ fn receive(socket: BorrowedFd<'_>) -> rustix::io::Result<OwnedFd> {
 }
 
 fn system(error: Errno) -> CommError {
-    CommError::System(format!("files between the processes of a host: {error}"))
+    limits::system("files between the processes of a host", &error.into())
 }
 
 #[cfg(test)]

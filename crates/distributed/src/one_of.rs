@@ -19,19 +19,40 @@ pub struct OneOf {
 /// The least time of a collective, or of several that are issued together.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Pace {
-    /// Time in addition to that of its bytes.
+    /// By kind of collectives. Others take no time.
+    pub times: Vec<(Sending, PaceTime)>,
+}
+
+/// Collectives of one kind: the groups of ranks, and the path of the bytes that a rank sends to the others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sending {
+    /// The groups.
+    pub groups: Groups,
+    /// True if pieces pass around a ring of all ranks, as in an all-gather; false if each rank sends to all.
+    pub in_ring: bool,
+}
+
+/// The least time of collectives of one kind.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct PaceTime {
+    /// Time in addition to that of the bytes.
     pub latency: Duration,
-    /// Bytes per second that a rank sends to others of its group, by the kind of groups. Other groups send in
-    /// no time.
-    pub bandwidths: Vec<(Groups, f64)>,
+    /// Bytes per second that a rank sends to others of its group.
+    pub bandwidth: f64,
 }
 
 impl Pace {
-    /// The least time of collectives in which a rank sends these bytes to others of its groups.
-    pub fn least(&self, sent_bytes: impl IntoIterator<Item = (Groups, u64)>) -> Duration {
-        let bandwidth = |groups| self.bandwidths.iter().find(|(of, _)| *of == groups).map(|(_, rate)| *rate);
-        let seconds = |(groups, bytes)| bandwidth(groups).map_or(0.0, |rate| bytes as f64 / rate);
-        self.latency + Duration::from_secs_f64(sent_bytes.into_iter().map(seconds).sum())
+    /// The least time of collectives in which a rank sends these bytes to others of its groups. Those that
+    /// are issued together take the longest latency once.
+    pub fn least(&self, sent_bytes: impl IntoIterator<Item = (Sending, u64)>) -> Duration {
+        let (mut latency, mut seconds) = (Duration::ZERO, 0.0);
+        for (sending, bytes) in sent_bytes {
+            if let Some((_, time)) = self.times.iter().find(|(of, _)| *of == sending) {
+                latency = latency.max(time.latency);
+                seconds += bytes as f64 / time.bandwidth;
+            }
+        }
+        latency + Duration::from_secs_f64(seconds)
     }
 }
 
@@ -47,13 +68,13 @@ impl OneOf {
     }
 
     /// Runs `copy` in place of a collective of pieces of so many bytes.
-    fn run(&self, groups: Groups, piece_bytes: usize, copy: impl FnOnce()) -> Result<(), CommError> {
+    fn run(&self, sending: Sending, piece_bytes: usize, copy: impl FnOnce()) -> Result<(), CommError> {
         let begun = Instant::now();
         copy();
-        let sent = (piece_bytes * (groups.size - 1)) as u64;
+        let sent = (piece_bytes * (sending.groups.size - 1)) as u64;
         self.sent_bytes.fetch_add(sent, Ordering::Relaxed);
         if let Some(pace) = &self.pace {
-            thread::sleep(pace.least([(groups, sent)]).saturating_sub(begun.elapsed()));
+            thread::sleep(pace.least([(sending, sent)]).saturating_sub(begun.elapsed()));
         }
         Ok(())
     }
@@ -74,7 +95,7 @@ impl Communicator for OneOf {
 
     fn all_gather(&self, groups: Groups, _: usize, input: &[u8], output: &mut [u8]) -> Result<(), CommError> {
         assert_eq!(output.len(), groups.size * input.len(), "the output has a piece for each rank");
-        self.run(groups, input.len(), || {
+        self.run(Sending { groups, in_ring: true }, input.len(), || {
             output.chunks_exact_mut(input.len().max(1)).for_each(|piece| piece.copy_from_slice(input));
         })
     }
@@ -90,7 +111,7 @@ impl Communicator for OneOf {
         let n = groups.size;
         let (bytes, own) = (input.len() / n, (n - first % n) % n);
         let piece = &input[own * bytes..][..bytes];
-        self.run(groups, bytes, || {
+        self.run(Sending { groups, in_ring: false }, bytes, || {
             output.chunks_exact_mut(bytes.max(1)).for_each(|received| received.copy_from_slice(piece));
         })
     }
@@ -115,12 +136,26 @@ mod tests {
     #[test]
     fn a_pace_is_kept() {
         let replicas = Groups { size: 2, stride: 2 };
-        let bandwidths = vec![(Groups::world(4), 300.0), (replicas, 50.0)];
-        let pace = Pace { latency: Duration::from_millis(5), bandwidths };
-        let least = |groups, bytes| pace.least([(groups, bytes)]).as_secs_f64();
-        assert!(
-            (least(Groups::world(4), 3) - 0.015).abs() < 1e-9 && (least(replicas, 3) - 0.065).abs() < 1e-9
-        );
+        let time =
+            |milliseconds, bandwidth| PaceTime { latency: Duration::from_millis(milliseconds), bandwidth };
+        let sending = |groups, in_ring| Sending { groups, in_ring };
+        let times = vec![
+            (sending(Groups::world(4), true), time(5, 300.0)),
+            (sending(Groups::world(4), false), time(1, 50.0)),
+            (sending(replicas, true), time(5, 50.0)),
+        ];
+        let pace = Pace { times };
+        let least = |sent: &[(Sending, u64)]| pace.least(sent.iter().copied()).as_secs_f64();
+        let (ring, direct) = (sending(Groups::world(4), true), sending(Groups::world(4), false));
+        for (sent, expected) in [
+            (&[(ring, 3)][..], 0.015),
+            (&[(direct, 3)], 0.061),
+            (&[(ring, 3), (direct, 3)], 0.075),
+            (&[(sending(replicas, true), 3)], 0.065),
+            (&[(sending(replicas, false), 3)], 0.0),
+        ] {
+            assert!((least(sent) - expected).abs() < 1e-9, "{sent:?}");
+        }
         let ranks = OneOf::new(4, Some(pace));
         for (groups, milliseconds) in [(ranks.world(), 15), (replicas, 25)] {
             let begun = Instant::now();

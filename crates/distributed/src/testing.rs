@@ -5,7 +5,11 @@ use crate::control::{Control, StartOptions};
 use crate::error::CommError;
 use crate::net::secret::Secret;
 use crate::world::{Groups, World};
+use std::fs::{self, File};
+use std::io::Write;
 use std::net::TcpListener;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -14,6 +18,20 @@ pub(crate) const LONG: Duration = Duration::from_secs(30);
 
 pub(crate) fn secret() -> Secret {
     Secret::value("0123456789abcdef0123456789abcdef").expect("a long secret")
+}
+
+/// A secret in a file.
+pub(crate) fn secret_file(path: &Path) -> Secret {
+    Secret::file(path, |path, text| {
+        let temporary = path.with_added_extension("new");
+        let mut file = File::options().write(true).create(true).truncate(true).mode(0o600).open(&temporary);
+        let written = file.as_mut().map_err(|e| e.to_string()).and_then(|file| {
+            file.write_all(text.as_bytes())
+                .and_then(|()| fs::rename(&temporary, path))
+                .map_err(|e| e.to_string())
+        });
+        written.map_err(|e| format!("{}: {e}", path.display()))
+    })
 }
 
 /// The places of the ranks of a run on this machine, with a port that was free a moment ago.

@@ -8,3 +8,4 @@ pub mod blame;
 pub mod doctor;
 pub mod inspect;
 mod probe;
+pub mod scales;

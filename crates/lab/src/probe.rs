@@ -5,7 +5,7 @@ use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use tempfile::TempDir;
 use xtrain_checkpoint::Checkpoint;
-use xtrain_config::{Config, Device, ParallelConfig};
+use xtrain_config::{Config, Device, Facts, ParallelConfig};
 use xtrain_data::DataError;
 use xtrain_model::decoder::io;
 use xtrain_model::{Fp8Overrides, Numerics, Recipe};
@@ -21,7 +21,7 @@ use xtrain_train::opened::{Which, checkpoint, load_masters};
 use xtrain_train::programs;
 use xtrain_train::training_spec::TrainingSpec;
 use xtrain_train::weights::Weights;
-use xtrain_train::{position, source, spec};
+use xtrain_train::{position, run_file, source, spec, static_scales};
 
 /// A checkpoint, and the next batches of its run.
 pub(crate) struct Probe {
@@ -58,7 +58,8 @@ impl Probe {
         parsed.config.precision = position::precision_of(&checkpoint)?;
         // A single process computes the step of all ranks.
         parsed.config.parallel = ParallelConfig::default();
-        let planned = spec::planned(parsed.resolve(&Default::default())?)?;
+        let facts = Facts { static_scales: static_scales::of_checkpoint(&checkpoint)?, ..Facts::default() };
+        let planned = spec::planned(parsed.resolve(&facts)?)?;
         let (mut spec, config) = (planned.spec, planned.resolved.config);
         // Probes do not sum losses by source.
         spec.loss.sources = 0;
@@ -161,6 +162,7 @@ fn find_run(folder: &Path, which: Which) -> Result<(RunFolder, Which), RunError>
     if !folder.exists() {
         return Err(source::no_such_folder(folder));
     }
+    run_file::refuse_as_run(folder)?;
     let place = folder.display();
     let run = RunFolder::at(folder);
     if run.is_begun() {

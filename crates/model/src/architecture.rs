@@ -17,6 +17,9 @@ pub struct Architecture {
     pub vocab_size: usize,
     /// The longest sequence that the model is meant for, in tokens.
     pub max_position_embeddings: usize,
+    /// The longest sequence in which sliding windows of the model's layers change nothing, in tokens; `None`
+    /// without windows. Longer ones are refused, because windows are not computed.
+    pub window: Option<usize>,
     /// Added to the mean square in every norm; positive.
     pub norm_eps: f64,
     /// The head reads the embedding's weights.
@@ -66,6 +69,16 @@ impl Architecture {
             return fail(format!("norm_eps is {:?}; it must be a positive number within f32", self.norm_eps));
         }
         Ok(())
+    }
+
+    /// The longest sequence that the model can be run on, in tokens.
+    pub fn context(&self) -> usize {
+        Self::context_of(self.max_position_embeddings, self.window)
+    }
+
+    /// The longest sequence for a model with so many positions and this window.
+    pub(crate) fn context_of(max_position_embeddings: usize, window: Option<usize>) -> usize {
+        window.map_or(max_position_embeddings, |window| window.min(max_position_embeddings))
     }
 
     /// Refuses a number of layers that no model has.

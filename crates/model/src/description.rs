@@ -29,6 +29,9 @@ pub struct Description {
     pub vocab_size: usize,
     /// The longest sequence that the model is meant for, in tokens.
     pub max_position_embeddings: usize,
+    /// The longest sequence in which sliding windows of the model's layers change nothing, in tokens; `None`
+    /// without windows.
+    pub window: Option<usize>,
     /// The factor on the products of queries and keys; `None` is 1 / sqrt(`head_dim`).
     pub attention_scale: Option<f32>,
     /// Base of the rotation frequencies.
@@ -46,6 +49,11 @@ pub struct Description {
 }
 
 impl Description {
+    /// The longest sequence that the model can be run on, in tokens.
+    pub fn context(&self) -> usize {
+        Architecture::context_of(self.max_position_embeddings, self.window)
+    }
+
     /// The model that it describes; [`Architecture::validate`] checks its sizes.
     ///
     /// # Errors
@@ -82,6 +90,7 @@ impl Description {
             layers: (0..self.layers).map(layer).collect(),
             vocab_size: self.vocab_size,
             max_position_embeddings: self.max_position_embeddings,
+            window: self.window,
             norm_eps: self.norm_eps,
             tie_embeddings: self.tie_embeddings,
         })
@@ -134,6 +143,7 @@ impl Architecture {
             mixture: experts.map(mixture),
             vocab_size: self.vocab_size,
             max_position_embeddings: self.max_position_embeddings,
+            window: self.window,
             attention_scale: attention.scale,
             rope_theta: attention.rotary.theta,
             rope_scaling: attention.rotary.scaling,
@@ -161,6 +171,7 @@ mod tests {
             mixture: None,
             vocab_size: 37,
             max_position_embeddings: 64,
+            window: None,
             attention_scale: None,
             rope_theta: 1e4,
             rope_scaling: RopeScaling::None,

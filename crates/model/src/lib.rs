@@ -21,6 +21,7 @@ pub mod optimizer;
 mod parameters;
 mod pattern;
 mod recipe;
+mod static_scales;
 
 pub use architecture::Architecture;
 pub use description::Description;
@@ -36,5 +37,6 @@ pub use numerics::{Bf16Reason, DelayedScales, Fp8Overrides, Numerics, SlowerLaye
 pub use parameters::{Init, ParameterGroup, ParameterSpec, Parts, in_block};
 pub use pattern::GemmPattern;
 pub use recipe::Recipe;
+pub use static_scales::{LayerScales, ScalesSource, StaticScales};
 pub use xtrain_ops::qk_norm_rope::RopeScaling;
 pub use xtrain_ops::route::{Router, Score};

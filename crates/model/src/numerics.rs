@@ -1,11 +1,12 @@
 //! The GEMMs of a model that have FP8 operands: the recipe, and a run's overrides of it.
 
 use crate::layer::{EXPERTS, HEAD, O_PROJ, ROUTER, SWIGLU};
-use crate::{GemmPattern, Recipe};
+use crate::{GemmPattern, Recipe, StaticScales};
 use std::fmt;
+use std::sync::Arc;
 use xtrain_program::quantize::Candidate;
 use xtrain_program::save_fp8::{self, Reader};
-use xtrain_program::{LinearGemm, Origin, Quantization, ScaledGemm};
+use xtrain_program::{CastOperand, LinearGemm, Origin, Quantization, ScaledGemm};
 use xtrain_tensor::{DType, Scaling, TILE};
 
 /// The formats that a model computes in.
@@ -36,6 +37,8 @@ pub struct Fp8Overrides {
     pub pow2_scales: Option<bool>,
     /// Delayed scales, for the recipe that has them.
     pub delayed: DelayedScales,
+    /// Scales that replace the delayed ones and stay for the whole run.
+    pub static_scales: Option<Arc<StaticScales>>,
     /// SwiGLU's input saved for the backward in E4M3, by tiles; without it the recipe decides.
     pub swiglu_input: Option<bool>,
     /// Attention's output saved for the backward in E5M6, by tiles; without it the recipe decides.
@@ -173,6 +176,13 @@ impl Numerics {
 }
 
 impl Numerics {
+    /// The static scale of a tensor that a layer casts with a delayed scale; `None` if delayed scales are not
+    /// static.
+    pub fn static_scale(&self) -> Option<impl Fn(&Origin, CastOperand) -> Option<f32>> {
+        let scales = self.fp8.static_scales.as_deref()?;
+        Some(|layer: &Origin, operand| scales.of(&layer.to_string(), operand))
+    }
+
     /// The format in which the input of SwiGLU, or of the linear layer after attention, is saved for the
     /// backward in a model of this many blocks; `None` saves it unchanged.
     pub fn saved_input(&self, candidate: save_fp8::Candidate<'_>, layers: usize) -> Option<Quantization> {

@@ -37,6 +37,11 @@ pub struct Parts {
 }
 
 impl Parts {
+    /// The number of tensors.
+    pub fn count(&self) -> usize {
+        self.of_expert.len() * self.experts
+    }
+
     /// All of them, in order.
     pub fn list(&self) -> Vec<NamePart> {
         let of_expert = |expert: usize| {
@@ -129,6 +134,14 @@ impl Parameters {
 }
 
 impl Architecture {
+    /// Outputs and inputs of the linear layers, the head among them, by their names: `blocks.3.attn.o_proj`.
+    pub fn linear_shapes(&self) -> HashMap<String, [usize; 2]> {
+        let head = self.head();
+        let in_blocks = self.linears().map(|(block, linear)| (in_block(block, linear.site), linear));
+        let all = in_blocks.chain([(head.site.to_owned(), head)]);
+        all.map(|(name, linear)| (name, [linear.outputs(), linear.inputs])).collect()
+    }
+
     /// All parameters, in the order in which the model uses them.
     pub fn parameters(&self) -> Vec<ParameterSpec> {
         let mut list = List { model: self, parameters: Vec::new() };

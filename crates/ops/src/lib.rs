@@ -61,6 +61,7 @@ pub mod swiglu_saving;
 pub mod transpose_bytes;
 pub mod unit_norm;
 
+pub use host::matmul::gemm_work_bytes;
 pub use registry::{CpuKernels, CudaKernels, PassSet};
 
 use xtrain_program::OpError;

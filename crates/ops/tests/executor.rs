@@ -11,7 +11,7 @@ use std::sync::{Arc, Barrier, RwLock};
 use std::thread;
 use std::time::{Duration, Instant};
 use xtrain_cuda::{CudaError, Device, Gpu, Installed, Library, NcclId};
-use xtrain_distributed::{CommError, Communicator, Groups, Pace, ThreadCommunicator};
+use xtrain_distributed::{CommError, Communicator, Groups, Pace, PaceTime, Sending, ThreadCommunicator};
 use xtrain_ops::add::Add;
 use xtrain_ops::collective::{AllGather, ReduceScatter};
 use xtrain_ops::grad_norm::GradNorm;
@@ -597,8 +597,9 @@ fn collectives_with_absent_ranks_take_their_time() -> Result<(), Failed> {
         let all = tracer.site(name).emit(op, &[input])?[0];
         tracer.output(&format!("all {name}"), all);
     }
-    let bandwidths = vec![(Groups::world(3), 1e6)];
-    let pace = Pace { latency: Duration::from_millis(30), bandwidths };
+    let gathers = Sending { groups: Groups::world(3), in_ring: true };
+    let time = PaceTime { latency: Duration::from_millis(30), bandwidth: 1e6 };
+    let pace = Pace { times: vec![(gathers, time)] };
     let gpu = Gpu::open(0)?;
     let mut engine = CudaEngine::new(Arc::new(cuda_kernels()), gpu)?.as_rank_of(3, Some(pace))?;
     let id = engine.load(tracer.finish())?;

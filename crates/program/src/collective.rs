@@ -32,6 +32,14 @@ pub enum Collective {
 }
 
 impl Collective {
+    /// True if libraries pass its pieces around a ring of all ranks; false if each rank sends to all others.
+    pub const fn is_ring(self) -> bool {
+        match self {
+            Collective::AllGather { .. } | Collective::ReduceScatter { .. } => true,
+            Collective::AllToAll { .. } => false,
+        }
+    }
+
     /// Bytes of a piece, for an input and an output of these bytes.
     pub const fn piece_bytes(self, group: Group, input_bytes: usize, output_bytes: usize) -> usize {
         match self {

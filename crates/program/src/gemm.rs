@@ -1,5 +1,6 @@
 //! The GEMMs of a linear layer, their operands, and the FP8 formats of these.
 
+use crate::Origin;
 use xtrain_tensor::{DType, Scaling};
 
 /// A GEMM of a linear layer.
@@ -82,6 +83,48 @@ impl LinearOperand {
     }
 }
 
+/// A tensor that is cast as an operand of a linear layer's GEMMs, and so may have a scale of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum CastOperand {
+    /// x.
+    Input,
+    /// x as wgrad alone reads it: fprop is not in FP8, or x is restored from fewer bits.
+    WgradInput,
+    /// w.
+    Weight,
+    /// dy.
+    OutputGradient,
+}
+
+impl CastOperand {
+    /// All four.
+    pub const ALL: [CastOperand; 4] =
+        [CastOperand::Input, CastOperand::WgradInput, CastOperand::Weight, CastOperand::OutputGradient];
+
+    /// The name in reports, and of delayed scales.
+    pub const fn name(self) -> &'static str {
+        match self {
+            CastOperand::Input => "input",
+            CastOperand::WgradInput => "input of wgrad",
+            CastOperand::Weight => "weight",
+            CastOperand::OutputGradient => "output gradient",
+        }
+    }
+}
+
+impl From<LinearOperand> for CastOperand {
+    fn from(operand: LinearOperand) -> Self {
+        match operand {
+            LinearOperand::Input => CastOperand::Input,
+            LinearOperand::Weight => CastOperand::Weight,
+            LinearOperand::OutputGradient => CastOperand::OutputGradient,
+        }
+    }
+}
+
+/// The static scale of a tensor that a layer casts, if it has one.
+pub type StaticScale<'a> = &'a dyn Fn(&Origin, CastOperand) -> Option<f32>;
+
 /// The format of a cast.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Quantization {
@@ -91,7 +134,8 @@ pub struct Quantization {
     pub scaling: Scaling,
     /// True if scales are powers of two.
     pub pow2_scales: bool,
-    /// True if the scale, one for the whole tensor, comes from the amaxes of earlier steps (delayed scaling).
+    /// True if the scale, one for the whole tensor, is known before the cast: it comes from the amaxes of
+    /// earlier steps (delayed scaling), or is static.
     pub delayed: bool,
 }
 

@@ -7,14 +7,14 @@
 //! the peak. As in FP8 recipes, the casts of parameters read the masters.
 
 use crate::program::instantiate;
-use crate::quantize::QuantizeOps;
+use crate::quantize::{QuantizeOps, constant_scale};
 use crate::{
-    Code, Instance, LinearGemm, LinearOperand, MeasuredCast, Op, Origin, Program, Quantization, Role,
-    Storage, TraceError, ValueId,
+    CastOperand, Code, Instance, LinearGemm, LinearOperand, MeasuredCast, Op, Origin, Program, Quantization,
+    Role, StaticScale, Storage, TraceError, ValueId,
 };
 use std::collections::HashMap;
 use std::sync::Arc;
-use xtrain_tensor::Scaling;
+use xtrain_tensor::{DType, Scaling, TensorType};
 
 /// The ops that the pass inserts.
 pub trait MeasureOps: QuantizeOps {
@@ -24,15 +24,17 @@ pub trait MeasureOps: QuantizeOps {
 
 /// Adds measurements to a program that has its backward. They cover the operands of every linear layer in a
 /// block, in the formats that `formats` returns for its GEMMs, if any. [`Program::measured`] then lists them
-/// in the order of the program.
+/// in the order of the program. A cast with a delayed scale uses that of `static_scale`, if there is one,
+/// else its current amax: the program has no earlier steps.
 pub fn apply(
     mut program: Program,
     ops: &dyn MeasureOps,
     formats: &dyn Fn(&Origin, LinearGemm) -> Option<[Quantization; 2]>,
+    static_scale: Option<StaticScale<'_>>,
 ) -> Result<Program, TraceError> {
     let parameters = program.parameters_by_value();
     let instances = std::mem::take(&mut program.instances);
-    let mut pass = Pass { out: program, ops, outputs: HashMap::new() };
+    let mut pass = Pass { out: program, ops, static_scale, outputs: HashMap::new() };
     for instance in instances {
         let in_block = instance.origin.block.is_some();
         let gemms = instance.code.op().gemms(&pass.out.input_types(&instance)).filter(|_| in_block);
@@ -61,6 +63,7 @@ pub fn apply(
 struct Pass<'a> {
     out: Program,
     ops: &'a dyn MeasureOps,
+    static_scale: Option<StaticScale<'a>>,
     /// The names of the outputs of each measured cast, by value, quantization and layout.
     outputs: HashMap<(ValueId, Quantization, bool), [Arc<str>; 2]>,
 }
@@ -77,22 +80,27 @@ impl Pass<'_> {
     ) -> Result<(), TraceError> {
         // Whole tensors and square blocks have the same scales in both layouts.
         let transposed = matches!(quantization.scaling, Scaling::Row | Scaling::Tile) && transposed;
-        let outputs = match self.outputs.get(&(value, quantization, transposed)) {
+        let key = (value, quantization, transposed);
+        let outputs = match self.outputs.get(&key) {
             Some(outputs) => outputs.clone(),
             None => {
                 let origin = Origin { role: Role::Precision, ..instance.origin.clone() };
-                // A delayed cast is measured with the current amax: the program has no earlier steps.
-                let quantization = Quantization { delayed: false, ..quantization };
+                let name = format!("{}:{} {}", instance.origin, gemm.name(), operand.name());
+                let scale =
+                    self.static_scale(&origin, operand).filter(|_| quantization.delayed).map(|scale| {
+                        self.out.add_value(TensorType::new(DType::F32, [1, 1]), constant_scale(&name, scale))
+                    });
+                let quantization = Quantization { delayed: scale.is_some(), ..quantization };
                 let quantize = self.ops.quantize(quantization, [!transposed, transposed]);
-                let cast = self.emit(quantize, &[value], origin.clone())?;
+                let inputs: Vec<_> = [value].into_iter().chain(scale).collect();
+                let cast = self.emit(quantize, &inputs, origin.clone())?;
                 let statistics = self.ops.cast_statistics(quantization.scaling, transposed);
                 let results = self.emit(statistics, &[value, cast[0], cast[1]], origin)?;
-                let name = format!("{}:{} {}", instance.origin, gemm.name(), operand.name());
                 let outputs = [format!("{name} counts").into(), format!("{name} sizes").into()];
                 for (value, name) in results.iter().zip(&outputs) {
                     self.out.values[value.0 as usize].storage = Storage::Output { name: Arc::clone(name) };
                 }
-                self.outputs.insert((value, quantization, transposed), outputs.clone());
+                self.outputs.insert(key, outputs.clone());
                 outputs
             }
         };
@@ -100,6 +108,13 @@ impl Pass<'_> {
         let layer = instance.origin.clone();
         self.out.measured.push(MeasuredCast { layer, gemm, operand, quantization, elements, outputs });
         Ok(())
+    }
+
+    /// The static scale of an operand, if it has one. An input that only wgrad casts has its scale there.
+    fn static_scale(&self, layer: &Origin, operand: LinearOperand) -> Option<f32> {
+        let of = self.static_scale?;
+        let only_of_wgrad = (operand == LinearOperand::Input).then_some(CastOperand::WgradInput);
+        of(layer, operand.into()).or_else(|| of(layer, only_of_wgrad?))
     }
 
     fn emit(

@@ -1,8 +1,8 @@
 //! The memory table: the bytes of a plan by purpose.
 
 use crate::buffer::{Buffer, Holds};
-use crate::{Instance, Program, Role, Stage, StateKind, Storage};
-use std::collections::BTreeMap;
+use crate::{Instance, Program, Role, Stage, StateKind, Storage, ValueId};
+use std::collections::{BTreeMap, HashSet};
 
 /// The memory of a plan by purpose. The rows add up to the plan, to the byte; of scratch they count the
 /// buffers that are live at its peak.
@@ -59,8 +59,11 @@ impl MemoryTable {
         let mut rows: BTreeMap<Purpose, usize> = BTreeMap::new();
         let mut peak_at = String::new();
         let mut elsewhere = workspaces(program, buffers);
+        // Static scales are constants, but readers expect them with the delayed ones.
+        let scales: HashSet<ValueId> = program.delayed.iter().map(|tensor| tensor.scale).collect();
         for id in program.ids() {
             let purpose = match program.value(id).storage {
+                _ if scales.contains(&id) => Purpose::State(StateKind::Scale),
                 Storage::State { kind, .. } => Purpose::State(kind),
                 Storage::Constant { .. } => Purpose::Constants,
                 Storage::Input { .. } | Storage::Output { .. } => Purpose::HostExchange,

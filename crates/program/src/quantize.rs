@@ -14,6 +14,8 @@
 //! value, [`AMAX`]: the maximum of their amaxes. A cast saturates, which would hide an infinity, so the
 //! update reads [`AMAX`] to decide whether the step was finite.
 //!
+//! With static scales, casts with delayed scales read constants in place of that state.
+//!
 //! An op with GEMMs inside, such as the loss with the head's GEMMs, casts their operands itself, except for
 //! the weight.
 //!
@@ -21,12 +23,13 @@
 
 use crate::program::instantiate;
 use crate::{
-    Code, Delayed, Gemms, Instance, LinearGemm, Op, OperandSource, Origin, Output, Program, Quantization,
-    Quantized, Role, ScaledGemm, Stage, StateKind, Storage, TraceError, ValueId, WriteMode,
+    CastOperand, Code, Delayed, Gemms, Instance, LinearGemm, Op, OpError, OperandSource, Origin, Output,
+    Program, Quantization, Quantized, Role, ScaledGemm, Stage, StateKind, StaticScale, Storage, TraceError,
+    ValueId, WriteMode,
 };
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
-use xtrain_tensor::{DType, Shape, TensorType};
+use xtrain_tensor::{DType, HostTensor, Shape, TensorType};
 
 /// The name of the state value `f32[1]` with the amax of all casts whose scales are not delayed.
 pub const AMAX: &str = "amax of casts";
@@ -64,11 +67,16 @@ struct Casts {
 }
 
 /// Moves the GEMMs for which `choose` returns a format to FP8 operands. Value ids keep their meaning. Compute
-/// copies of parameters that nothing reads afterwards are removed from the state.
+/// copies of parameters that nothing reads afterwards are removed from the state. Delayed scales are those of
+/// `static_scale`, if it is given.
+///
+/// # Errors
+/// `static_scale` has no scale for a tensor that is cast with a delayed one.
 pub fn apply(
     program: Program,
     ops: &dyn QuantizeOps,
     choose: &dyn Fn(Candidate<'_>) -> Option<ScaledGemm>,
+    static_scale: Option<StaticScale<'_>>,
 ) -> Result<Program, TraceError> {
     let chosen: Vec<Option<Chosen>> =
         program.instances.iter().map(|instance| Chosen::new(&program, instance, choose)).collect();
@@ -82,6 +90,7 @@ pub fn apply(
         amax: None,
         trains: program.parameters.iter().any(|p| p.gradient.is_some()),
         ops,
+        static_scale,
         out: program,
     };
     for (instance, chosen) in pass.out.instances.iter().zip(&chosen) {
@@ -166,6 +175,7 @@ struct Pass<'a> {
     /// True in training, where amaxes are recorded for the scales of later steps.
     trains: bool,
     ops: &'a dyn QuantizeOps,
+    static_scale: Option<StaticScale<'a>>,
 }
 
 impl Pass<'_> {
@@ -203,13 +213,13 @@ impl Pass<'_> {
         let [fprop, dgrad, wgrad] = chosen.formats;
         let quantization = |gemm: Option<ScaledGemm>, n: usize| gemm.map(|gemm| gemm.operands[n]);
         let casts = [
-            ("input", quantization(fprop, 0).or(quantization(wgrad, 1))),
-            ("output gradient", quantization(dgrad, 0).or(quantization(wgrad, 0))),
+            (CastOperand::Input, quantization(fprop, 0).or(quantization(wgrad, 1))),
+            (CastOperand::OutputGradient, quantization(dgrad, 0).or(quantization(wgrad, 0))),
         ];
         let mut amaxes = Vec::new();
         for (operand, quantization) in casts {
             if let Some(quantization) = quantization.filter(|quantization| quantization.delayed) {
-                let delayed = self.add_delayed(format!("{origin} {operand}"), quantization);
+                let delayed = self.add_delayed(name_of(&origin, operand), &origin, operand, quantization)?;
                 inputs.push(delayed.scale);
                 amaxes.push(
                     self.trains.then_some(Output { value: delayed.amax, mode: WriteMode::AddAfterFirst }),
@@ -286,12 +296,12 @@ impl Pass<'_> {
     ) -> Result<Vec<ValueId>, TraceError> {
         let is_first = self.casts[&key].delayed.is_none();
         // Wgrad reads the input of fprop, except if the input is restored from fewer bits.
-        let name = match (operand.gemm, operand.input) {
-            (LinearGemm::Fprop, _) => "input",
-            (LinearGemm::Wgrad, 1) => "input of wgrad",
-            _ => "output gradient",
+        let operand = match (operand.gemm, operand.input) {
+            (LinearGemm::Fprop, _) => CastOperand::Input,
+            (LinearGemm::Wgrad, 1) => CastOperand::WgradInput,
+            _ => CastOperand::OutputGradient,
         };
-        let delayed = key.1.delayed.then(|| self.delayed(key, format!("{origin} {name}")));
+        let delayed = self.delayed(key, name_of(origin, operand), origin, operand)?;
         let inputs: Vec<_> = [key.0].into_iter().chain(delayed.as_ref().map(|d| d.scale)).collect();
         let origin = Origin { role: Role::Precision, ..origin.clone() };
         let mut cast = instantiate(&mut self.out, Code::Plain(op), &inputs, &[], origin)?;
@@ -309,32 +319,55 @@ impl Pass<'_> {
         Ok(values)
     }
 
-    /// The delayed scale of a value. The first call adds it under `name`.
-    fn delayed(&mut self, key: (ValueId, Quantization), name: String) -> Delayed {
-        if let Some(delayed) = self.casts[&key].delayed.clone() {
-            return delayed;
+    /// The delayed scale of a value, if its cast has one. The first call adds it under `name`; `layer` reads
+    /// the value as `operand`.
+    fn delayed(
+        &mut self,
+        key: (ValueId, Quantization),
+        name: String,
+        layer: &Origin,
+        operand: CastOperand,
+    ) -> Result<Option<Delayed>, TraceError> {
+        if !key.1.delayed || self.casts[&key].delayed.is_some() {
+            return Ok(self.casts[&key].delayed.clone());
         }
-        let delayed = self.add_delayed(name, key.1);
+        let delayed = self.add_delayed(name, layer, operand, key.1)?;
         if let Some(casts) = self.casts.get_mut(&key) {
             casts.delayed = Some(delayed.clone());
         }
-        delayed
+        Ok(Some(delayed))
     }
 
-    /// Adds the state of a delayed scale.
-    fn add_delayed(&mut self, name: String, quantization: Quantization) -> Delayed {
-        let name: Arc<str> = name.into();
-        let mut state = |kind, shape: &[usize]| {
-            let ty = TensorType { dtype: DType::F32, shape: Shape::new(shape) };
-            self.out.add_state(kind, &name, ty)
+    /// Adds the state of a delayed scale, or the constant of a static one.
+    fn add_delayed(
+        &mut self,
+        name: String,
+        layer: &Origin,
+        operand: CastOperand,
+        quantization: Quantization,
+    ) -> Result<Delayed, TraceError> {
+        let (name, layer): (Arc<str>, _) = (name.into(), layer.clone());
+        let ty = |shape: &[usize]| TensorType { dtype: DType::F32, shape: Shape::new(shape) };
+        let amax = self.out.add_state(StateKind::Amax, &name, ty(&[1]));
+        let scale = match self.static_scale {
+            None => self.out.add_state(StateKind::Scale, &name, ty(&[1, 1])),
+            Some(of) => {
+                let missing = || TraceError {
+                    site: layer.to_string(),
+                    op: "quantize",
+                    operands: operand.name().to_owned(),
+                    error: OpError("there is no static scale for it".into()),
+                };
+                let scale = of(&layer, operand).ok_or_else(missing)?;
+                self.out.add_value(ty(&[1, 1]), constant_scale(&name, scale))
+            }
         };
-        let (amax, scale) = (state(StateKind::Amax, &[1]), state(StateKind::Scale, &[1, 1]));
         let Quantization { format, pow2_scales, .. } = quantization;
-        let delayed = Delayed { name, format, pow2_scales, amax, scale };
+        let delayed = Delayed { name, layer, operand, format, pow2_scales, amax, scale };
         if self.trains {
             self.out.delayed.push(delayed.clone());
         }
-        delayed
+        Ok(delayed)
     }
 
     /// Adds the state that a cast of a parameter's master writes.
@@ -348,7 +381,7 @@ impl Pass<'_> {
     ) -> Result<Vec<ValueId>, TraceError> {
         let (name, master) =
             (self.out.parameters[parameter].name.clone(), self.out.parameters[parameter].master);
-        let delayed = key.1.delayed.then(|| self.delayed(key, name.to_string()));
+        let delayed = self.delayed(key, name.to_string(), origin, CastOperand::Weight)?;
         let mut inputs = vec![self.out.ty(master)];
         inputs.extend(delayed.as_ref().map(|d| self.out.ty(d.scale)));
         let types = op.infer(&inputs).map_err(|error| TraceError {
@@ -372,6 +405,18 @@ impl Pass<'_> {
         self.out.parameters[parameter].quantized.push(quantized);
         Ok(values)
     }
+}
+
+/// The name of the scale of a tensor that is no parameter.
+fn name_of(layer: &Origin, operand: CastOperand) -> String {
+    format!("{layer} {}", operand.name())
+}
+
+/// A static scale `f32[1, 1]`. The value is a part of its name, because programs share constants by name.
+pub(crate) fn constant_scale(tensor: &str, scale: f32) -> Storage {
+    let ty = TensorType::new(DType::F32, [1, 1]);
+    let make = move || HostTensor::from_f64(ty, &[scale.into()]);
+    Storage::Constant { name: format!("{tensor} scale {scale:e}").into(), make: Arc::new(make) }
 }
 
 /// The program without the compute copies of parameters that nothing reads.

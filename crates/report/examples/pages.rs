@@ -332,6 +332,7 @@ impl Made {
             epoch: share * 1.7,
             step_ms: 78.0,
             skipped: 0,
+            saturated: None,
             seconds_left: Some((self.steps - step) as f64 * 0.078),
         }
     }

@@ -8,7 +8,7 @@ use std::fmt::Write;
 use super::axis::Axis;
 use super::html::escape;
 use super::marks::{Mark, labels};
-use super::thin::{self, Point};
+use super::thin::{self, Point, SMOOTHED_FROM};
 use crate::metrics::format;
 
 /// Parts of a chart's width that hold at most four points each.
@@ -17,6 +17,8 @@ const COLUMNS: usize = 600;
 const SIZE: f64 = 1000.0;
 /// Evaluations up to this number are drawn as dots on their line.
 const DOTS: usize = 80;
+/// Points of other lines up to this number are drawn as dots too. Smoothed curves have more.
+const FEW: usize = SMOOTHED_FROM - 1;
 
 /// A chart, ready to be drawn.
 pub(super) struct Chart {
@@ -58,6 +60,30 @@ pub(super) struct Series {
     pub(super) tone: usize,
     /// Points, ascending in x.
     pub(super) points: Vec<Point>,
+    /// Value beside its name in the legend.
+    pub(super) value: Value,
+}
+
+/// Value of a curve in the legend.
+pub(super) enum Value {
+    /// The last one of the curve that is finite.
+    Last,
+    /// This figure.
+    Is(String),
+    /// None.
+    Absent,
+}
+
+impl Series {
+    /// A curve with its last value in the legend; single values behind their mean have none there.
+    pub(super) fn new(name: String, style: Style, color: usize, tone: usize, points: Vec<Point>) -> Self {
+        let value = if style == Style::Raw { Value::Absent } else { Value::Last };
+        Series { name, style, color, tone, points, value }
+    }
+
+    fn last(&self) -> Option<f64> {
+        self.points.iter().rev().map(|point| point.1).find(|value| value.is_finite())
+    }
 }
 
 /// An area between two curves.
@@ -74,7 +100,7 @@ pub(super) struct Band {
 pub(super) enum Style {
     /// A faint line of single values behind their mean.
     Raw,
-    /// A line.
+    /// A line, with a dot at each point if they are very few.
     Line,
     /// A dashed line, with a dot at each point if they are few.
     Dashed,
@@ -83,6 +109,15 @@ pub(super) enum Style {
 }
 
 impl Style {
+    /// Largest number of points that have a dot each.
+    fn dots(self) -> usize {
+        match self {
+            Self::Raw => 0,
+            Self::Line => FEW,
+            Self::Dashed | Self::Dotted => DOTS,
+        }
+    }
+
     fn class(self) -> &'static str {
         match self {
             Self::Raw => "raw",
@@ -165,14 +200,15 @@ impl Chart {
         }
         out.push_str("<ul class=\"legend\">");
         for series in self.series.iter().filter(|series| !(self.pairs && series.style == Style::Dashed)) {
-            let last = series.points.iter().rev().map(|point| point.1).find(|value| value.is_finite());
-            let last = last
-                .filter(|_| series.style != Style::Raw)
-                .map(|value| format!(" <b>{}{}</b>", four_digits(value), self.suffix))
-                .unwrap_or_default();
+            let value = match &series.value {
+                Value::Last => series.last().map(|value| four_digits(value) + self.suffix),
+                Value::Is(value) => Some(value.clone()),
+                Value::Absent => None,
+            };
+            let value = value.map(|value| format!(" <b>{}</b>", escape(&value))).unwrap_or_default();
             let (class, name) = (series.style.class(), escape(&series.name));
             let color = color_class(series.color, series.tone);
-            let _ = write!(out, "<li><i class=\"key {class} {color}\"></i>{name}{last}</li>");
+            let _ = write!(out, "<li><i class=\"key {class} {color}\"></i>{name}{value}</li>");
         }
         for band in &self.bands {
             let (color, name) = (band.color % COLORS, escape(&band.name));
@@ -248,8 +284,7 @@ impl Chart {
                 let (across, down) = (self.across(x), self.down(y));
                 let _ = write!(path, "{}{across:.1} {down:.1}", if at == 0 { "M" } else { " " });
                 // A piece of one point would be invisible as a line.
-                let has_dots = matches!(series.style, Style::Dashed | Style::Dotted);
-                if piece.len() == 1 || has_dots && series.points.len() <= DOTS {
+                if piece.len() == 1 || series.points.len() <= series.style.dots() {
                     let _ = write!(dots, "M{across:.1} {down:.1}h0");
                 }
                 let comma = if xs.is_empty() { "" } else { "," };
@@ -304,12 +339,15 @@ impl Chart {
     fn spoken(&self) -> String {
         let mut text = format!("{}, {}, in {}.", self.title, self.subtitle, self.y_name);
         for series in self.series.iter().filter(|series| series.style != Style::Raw) {
-            let mut finite = series.points.iter().map(|point| point.1).filter(|value| value.is_finite());
-            if let Some(first) = finite.next() {
-                let last = finite.next_back().unwrap_or(first);
-                let _ =
-                    write!(text, " {}: from {} to {}.", series.name, four_digits(first), four_digits(last));
-            }
+            let first = series.points.iter().map(|point| point.1).find(|value| value.is_finite());
+            let _ = match (&series.value, first, series.last()) {
+                (Value::Is(value), ..) => write!(text, " {}: {value}.", series.name),
+                (Value::Last, Some(first), Some(last)) => {
+                    write!(text, " {}: from {} to {}.", series.name, four_digits(first), four_digits(last))
+                }
+                (Value::Last, ..) => Ok(()),
+                (Value::Absent, ..) => write!(text, " {}.", series.name),
+            };
         }
         text
     }

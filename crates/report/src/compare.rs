@@ -64,6 +64,8 @@ impl BestBy {
     }
 }
 
+/// The column of the training loss at the end of each run.
+pub(super) const TRAINING_LOSS: &str = "Training loss";
 /// Names of the columns of [`figures_table`] after that of the run.
 const COLUMNS: [&str; 12] = [
     "Lowest validation loss",
@@ -71,7 +73,7 @@ const COLUMNS: [&str; 12] = [
     "At step",
     "Perplexity",
     "Last validation loss",
-    "Training loss",
+    TRAINING_LOSS,
     "Steps",
     "Tokens",
     "Time",
@@ -80,8 +82,8 @@ const COLUMNS: [&str; 12] = [
     "Parameters",
 ];
 
-/// A table with one row for each run.
-pub(super) fn figures_table(all: &Views<'_>) -> String {
+/// A table with one row for each run, and without the columns that the page shows elsewhere.
+pub(super) fn figures_table(all: &Views<'_>, elsewhere: &[&str]) -> String {
     let views = &all.views[..];
     let by = BestBy::of(views);
     let figure = |view: &View<'_>| view.history.best_eval().and_then(|eval| by.figure(&eval));
@@ -112,8 +114,9 @@ pub(super) fn figures_table(all: &Views<'_>) -> String {
         rows.push(cells);
     }
     // A figure that no run has needs no column.
-    let shown: Vec<usize> =
-        (0..COLUMNS.len()).filter(|&n| rows.iter().any(|cells| cells[n].is_some())).collect();
+    let shown: Vec<usize> = (0..COLUMNS.len())
+        .filter(|&n| !elsewhere.contains(&COLUMNS[n]) && rows.iter().any(|cells| cells[n].is_some()))
+        .collect();
     let names: Vec<&str> = ["Run"].into_iter().chain(shown.iter().map(|&n| COLUMNS[n])).collect();
     let mut out = table_begun("Figures of the runs", "") + &columns(&names);
     for (view, cells) in views.iter().zip(rows) {

@@ -1,18 +1,15 @@
 //! The charts of a report and their curves.
 
 use super::axis::Axis;
-use super::chart::{COLORS, Chart, Series, Style};
+use super::chart::{COLORS, Chart, Series, Style, Value, four_digits};
 use super::data::RunData;
 use super::history::History;
 use super::identity::same_tokenizer;
 use super::marks::Mark;
 use super::names::{self, Labels};
 use super::range::{axis_from_zero, axis_of, outside};
-use super::thin::{self, Point};
+use super::thin::{self, Point, SMOOTHED_FROM};
 use crate::metrics::{EvalMetrics, SourceMetrics, StepMetrics, format};
-
-/// Minimum number of reports of a curve that is smoothed.
-const SMOOTHED_FROM: usize = 40;
 
 /// One run with derived values.
 pub(super) struct View<'a> {
@@ -121,8 +118,8 @@ impl<'a> Views<'a> {
         format!("Solid: training loss{smoothed}.{dashed}{tokenizers}")
     }
 
-    /// Bits per byte, learning rate, gradient norm, throughput, the gap of reference segments and the losses
-    /// of a mixture's sources, as far as there are values.
+    /// Bits per byte, learning rate, gradient norm, throughput, saturated casts, the gap of reference
+    /// segments and the losses of a mixture's sources, as far as there are values.
     pub(super) fn others(&self) -> Vec<Chart> {
         let lr = self.each("learning rate", |m| m.lr);
         let norms = self.smoothed("norm", |m| m.grad_norm);
@@ -130,6 +127,8 @@ impl<'a> Views<'a> {
         let lr_axis = axis_from_zero(&points_of(&lr));
         let norm_axis = axis_of(&points_of(&norms), 8.0);
         let rate_axis = axis_from_zero(&points_of(&rates));
+        let saturated = self.saturated();
+        let saturated_axis = axis_from_zero(&points_of(&saturated));
         let gaps = self.gaps();
         let gap_axis = axis_from_zero(&points_of(&gaps));
         let sources = self.sources();
@@ -148,6 +147,8 @@ impl<'a> Views<'a> {
             lr_axis.map(|y| self.chart("Learning rate", "at each step", "learning rate", y, lr)),
             norm_axis.map(|y| self.chart("Gradient norm", "before clipping", "L2 norm", y, norms)),
             rate_axis.map(|y| self.chart("Throughput", "", "tokens per second", y, rates)),
+            saturated_axis
+                .map(|y| self.chart("Saturated casts", "at static scales, so far", "casts", y, saturated)),
             gap_axis.map(|y| {
                 let chart =
                     self.chart("Gap to bf16", "over reference segments", "percent of the loss", y, gaps);
@@ -236,7 +237,7 @@ impl<'a> Views<'a> {
                 1 => ("validation".to_owned(), 1),
                 _ => (format!("{}, validation", view.label), view.color),
             };
-            series.push(Series { name, style: Style::Dashed, color, tone: view.tone, points });
+            series.push(Series::new(name, Style::Dashed, color, view.tone, points));
         }
         series
     }
@@ -255,7 +256,7 @@ impl<'a> Views<'a> {
                 _ => (view.label.clone(), view.color),
             };
             // Alone, so that the legend shows it.
-            series.push(Series { name, style: Style::Dotted, color, tone: view.tone, points });
+            series.push(Series::new(name, Style::Dotted, color, view.tone, points));
         }
         series
     }
@@ -280,7 +281,7 @@ impl<'a> Views<'a> {
             let [training, validation] = [points(|m| m.train_loss), points(|m| m.loss)];
             let mut add = |name: String, style, points: Vec<Point>| {
                 if !points.is_empty() {
-                    series.push(Series { name, style, color: n, tone: n / COLORS, points });
+                    series.push(Series::new(name, style, n, n / COLORS, points));
                 }
             };
             // A dashed curve has the legend of the solid one of its colour, if there is one.
@@ -295,21 +296,23 @@ impl<'a> Views<'a> {
         series
     }
 
+    /// Saturated casts of the runs with static scales that had any.
+    fn saturated(&self) -> Vec<Series> {
+        let mut series = self.each("saturated casts", |m| m.saturated.map_or(f64::NAN, |casts| casts as f64));
+        series.iter_mut().for_each(|series| series.points.retain(|point| !point.1.is_nan()));
+        series.retain(|series| series.points.iter().any(|point| point.1 > 0.0));
+        series
+    }
+
     /// Gap of each reference segment: its loss above that in bf16, in percent.
     fn gaps(&self) -> Vec<Series> {
         let several = self.views.len() > 1;
         let with_segments = self.views.iter().filter(|view| !view.history.references.is_empty());
-        let series = with_segments.map(|view| Series {
-            name: if several { view.label.clone() } else { "gap".to_owned() },
-            style: Style::Line,
-            color: view.color,
-            tone: view.tone,
-            points: view
-                .history
-                .references
-                .iter()
-                .map(|r| (r.step as f64 * view.x_per_step, 100.0 * r.gap()))
-                .collect(),
+        let series = with_segments.map(|view| {
+            let name = if several { view.label.clone() } else { "gap".to_owned() };
+            let segments = view.history.references.iter();
+            let points = segments.map(|r| (r.step as f64 * view.x_per_step, 100.0 * r.gap())).collect();
+            Series::new(name, Style::Dotted, view.color, view.tone, points)
         });
         series.collect()
     }
@@ -321,24 +324,25 @@ impl<'a> Views<'a> {
     /// Single values and a smooth curve through them; for several runs the smooth curve only.
     pub(super) fn with_smooth(&self, raw: Series) -> Vec<Series> {
         let Some((points, reports)) = smoothed(&raw.points) else { return vec![raw] };
-        let [view] = &self.views[..] else { return vec![Series { points, ..raw }] };
+        let value =
+            mean_of_last(&raw.points, reports).map_or(Value::Absent, |mean| Value::Is(four_digits(mean)));
+        let [view] = &self.views[..] else { return vec![Series { points, value, ..raw }] };
         let reports = format::grouped(view.history.reports_in(reports, raw.points.len()));
         let name = format!("{}, smoothed over {reports} reports", raw.name);
         let each = format!("{}, each report", raw.name);
-        let smooth = Series { name, style: Style::Line, color: raw.color, tone: raw.tone, points };
-        vec![Series { name: each, style: Style::Raw, ..raw }, smooth]
+        let smooth = Series { name, style: Style::Line, color: raw.color, tone: raw.tone, points, value };
+        vec![Series::new(each, Style::Raw, raw.color, raw.tone, raw.points), smooth]
     }
 
     /// One curve for each run, called `name` if there is only one.
     fn each(&self, name: &str, figure: impl Fn(&StepMetrics) -> f64) -> Vec<Series> {
         let several = self.views.len() > 1;
         let with_steps = self.views.iter().filter(|view| !view.history.steps.is_empty());
-        let series = with_steps.map(|view| Series {
-            name: if several { view.label.clone() } else { name.to_owned() },
-            style: Style::Line,
-            color: view.color,
-            tone: view.tone,
-            points: view.history.steps.iter().map(|m| (m.step as f64 * view.x_per_step, figure(m))).collect(),
+        let series = with_steps.map(|view| {
+            let name = if several { view.label.clone() } else { name.to_owned() };
+            let steps = view.history.steps.iter();
+            let points = steps.map(|m| (m.step as f64 * view.x_per_step, figure(m))).collect();
+            Series::new(name, Style::Line, view.color, view.tone, points)
         });
         series.collect()
     }
@@ -348,6 +352,13 @@ impl<'a> Views<'a> {
 /// there are too few points.
 pub(super) fn smoothed(points: &[Point]) -> Option<(Vec<Point>, usize)> {
     (points.len() >= SMOOTHED_FROM).then(|| thin::smooth(points))
+}
+
+/// The mean of the last `reports` points, without those that are not finite.
+pub(super) fn mean_of_last(points: &[Point], reports: usize) -> Option<f64> {
+    let last = &points[points.len().saturating_sub(reports)..];
+    let finite: Vec<f64> = last.iter().map(|point| point.1).filter(|value| value.is_finite()).collect();
+    (!finite.is_empty()).then(|| finite.iter().sum::<f64>() / finite.len() as f64)
 }
 
 pub(super) fn points_of(series: &[Series]) -> Vec<&[Point]> {

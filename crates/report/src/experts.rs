@@ -36,7 +36,7 @@ fn charts(all: &Views<'_>, view: &View<'_>) -> Vec<Chart> {
     let curve = |name: &str, color, figure: fn(&ExpertFigures) -> f64| -> Vec<Series> {
         let experts = view.history.experts.iter();
         let points = experts.map(|m| (m.step as f64 * view.x_per_step, figure(m))).collect();
-        all.with_smooth(Series { name: name.to_owned(), style: Style::Line, color, tone: 0, points })
+        all.with_smooth(Series::new(name.to_owned(), Style::Line, color, 0, points))
     };
     let mut loads = curve("worst block", 0, |m| m.worst_load);
     // Without its single reports, which lie among those of the worst block.

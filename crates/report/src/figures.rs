@@ -1,6 +1,6 @@
 //! The key figures of a run.
 
-use super::curves::{View, smoothed};
+use super::curves::{View, mean_of_last, smoothed};
 use super::thin::Point;
 use crate::metrics::{StepMetrics, format};
 
@@ -56,12 +56,14 @@ fn perplexity(view: &View<'_>) -> Option<Figure> {
     Some(Figure { label: "Perplexity", value: format::significant(last.perplexity()), notes })
 }
 
-/// Last value of the training loss's curve, and the number of reports that it averages: 1 if the curve is not
-/// smoothed.
+/// The training loss at the end, and the number of reports of which it is the mean: those over which the
+/// curve is smoothed, or 1.
 pub(super) fn final_training_loss(steps: &[StepMetrics]) -> Option<(f64, usize)> {
     let losses: Vec<Point> = steps.iter().map(|m| (m.step as f64, m.loss)).collect();
-    let (curve, reports) = smoothed(&losses).unwrap_or((losses, 1));
-    curve.iter().rev().map(|point| point.1).find(|loss| loss.is_finite()).map(|loss| (loss, reports))
+    match smoothed(&losses) {
+        Some((_, reports)) => mean_of_last(&losses, reports).map(|loss| (loss, reports)),
+        None => losses.iter().rev().map(|point| point.1).find(|loss| loss.is_finite()).map(|loss| (loss, 1)),
+    }
 }
 
 fn training_loss(view: &View<'_>) -> Option<Figure> {
@@ -70,7 +72,7 @@ fn training_loss(view: &View<'_>) -> Option<Figure> {
         (1, _) | (_, None) => vec!["last report".to_owned()],
         (_, Some(last)) => {
             let reports = format::grouped(view.history.reports_in(reports, view.history.steps.len()));
-            vec![format!("smoothed over {reports} reports"), format!("{:.4} in the last one", last.loss)]
+            vec![format!("mean of the last {reports} reports"), format!("{:.4} in the last one", last.loss)]
         }
     };
     Some(Figure { label: "Training loss", value: format!("{loss:.4}"), notes })
@@ -135,6 +137,9 @@ fn steps(view: &View<'_>) -> Option<Figure> {
     let skipped = view.history.skipped.len();
     if skipped > 0 {
         notes.push(format!("{skipped} skipped"));
+    }
+    if let Some(casts) = view.history.steps.last().and_then(|m| m.saturated).filter(|&casts| casts > 0) {
+        notes.push(format!("{} saturated casts", format::grouped(casts)));
     }
     match view.history.resumed.len() {
         0 => {}

@@ -11,6 +11,7 @@ use super::html::escape;
 pub(super) enum Term {
     Loss,
     Smoothed,
+    SmoothedComparison,
     BitsPerByte,
     Perplexity,
     UnigramEntropy,
@@ -24,11 +25,12 @@ pub(super) enum Term {
     LargestLoad,
     BalanceLoss,
     RouterZLoss,
+    Saturated,
     Skipped,
 }
 
 /// Quantities of reports.
-pub(super) const OF_REPORTS: [Term; 16] = [
+pub(super) const OF_REPORTS: [Term; 17] = [
     Term::Loss,
     Term::Smoothed,
     Term::BitsPerByte,
@@ -44,11 +46,12 @@ pub(super) const OF_REPORTS: [Term; 16] = [
     Term::LargestLoad,
     Term::BalanceLoss,
     Term::RouterZLoss,
+    Term::Saturated,
     Term::Skipped,
 ];
 /// Quantities of comparisons, without those that the table of losses explains.
 pub(super) const OF_COMPARISONS: [Term; 5] =
-    [Term::Smoothed, Term::BitsPerByte, Term::Perplexity, Term::Throughput, Term::Mfu];
+    [Term::SmoothedComparison, Term::BitsPerByte, Term::Perplexity, Term::Throughput, Term::Mfu];
 
 impl Term {
     /// Its name, and what it means.
@@ -61,7 +64,12 @@ impl Term {
             ],
             Term::Smoothed => [
                 "Smoothed",
-                "A running median and mean over the given number of reports. The faint line shows each report.",
+                "A running median and mean over a fiftieth of the reports, at least five. The value in the legend is the mean of the last as many \
+                 reports. A faint line shows each report of a single run.",
+            ],
+            Term::SmoothedComparison => [
+                "Smoothed",
+                "Losses: a running median and mean over a fiftieth of a run's reports, at least five. The gap: the mean over 1/25 of the run.",
             ],
             Term::BitsPerByte => [
                 "Bits per byte",
@@ -116,6 +124,11 @@ impl Term {
                 "The mean square of the logarithm of the sum of the exponentials of a router's logits. It grows with the logits. The mean \
                  over the blocks, before the coefficient that it has in training.",
             ],
+            Term::Saturated => [
+                "Saturated casts",
+                "Casts to FP8 of tensors that exceed the range of their static scale, so that their largest numbers are cut off. Each tensor \
+                 counts once in each step; the count is of all steps so far.",
+            ],
             Term::Skipped => [
                 "Skipped step",
                 "A step without an update of the weights, because its loss or its gradient was not finite.",
@@ -129,7 +142,7 @@ impl Term {
         let alone = |of: fn(&View<'_>) -> bool| views.views.len() == 1 && any(of);
         match self {
             Term::Loss => any(|view| view.history.last_step() > 0 || !view.history.evals.is_empty()),
-            Term::Smoothed => views.smoothing()[0],
+            Term::Smoothed | Term::SmoothedComparison => views.smoothing()[0],
             Term::BitsPerByte => any(|view| view.history.evals.iter().any(|m| m.bits_per_byte.is_some())),
             Term::Perplexity => any(|view| !view.history.evals.is_empty()),
             Term::UnigramEntropy => alone(|view| view.run.summary.unigram_entropy.is_some()),
@@ -142,6 +155,9 @@ impl Term {
             Term::Reference => any(|view| !view.history.references.is_empty()),
             Term::LargestLoad | Term::BalanceLoss | Term::RouterZLoss => {
                 alone(|view| !view.history.experts.is_empty())
+            }
+            Term::Saturated => {
+                any(|view| view.history.steps.iter().any(|m| m.saturated.is_some_and(|casts| casts > 0)))
             }
             Term::Skipped => alone(|view| !view.history.skipped.is_empty()),
         }
@@ -158,10 +174,11 @@ pub(super) fn glossary(out: &mut String, views: &Views<'_>, terms: &[Term]) {
 }
 
 /// Terms with their explanations.
-pub(super) fn definitions(terms: &[[&str; 2]]) -> String {
+pub(super) fn definitions(terms: &[[impl AsRef<str>; 2]]) -> String {
     let mut out = String::from("<dl class=\"terms\">\n");
     for [term, meaning] in terms {
-        let _ = writeln!(out, "<div><dt>{}</dt><dd>{}</dd></div>", escape(term), escape(meaning));
+        let (term, meaning) = (escape(term.as_ref()), escape(meaning.as_ref()));
+        let _ = writeln!(out, "<div><dt>{term}</dt><dd>{meaning}</dd></div>");
     }
     out.push_str("</dl>\n");
     out

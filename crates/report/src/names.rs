@@ -1,5 +1,7 @@
 //! Names of runs where space is short: in titles and legends.
 
+use xtrain_checkpoint::first_few;
+
 /// Names up to this number of characters are never shortened.
 const LEGEND: usize = 20;
 /// Length of a title that lists all names, in characters.
@@ -71,11 +73,7 @@ pub(super) fn of_groups(groups: &[&[String]]) -> String {
 
 /// Name of a group of runs: that of the first.
 pub(super) fn of_group(runs: &[String]) -> String {
-    match runs {
-        [] => String::new(),
-        [one] => one.clone(),
-        [first, others @ ..] => format!("{first} and {} more", others.len()),
-    }
+    first_few(runs, 1)
 }
 
 fn shortest(names: String, count: usize) -> String {

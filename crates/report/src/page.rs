@@ -30,7 +30,7 @@ pub(super) fn render(runs: &[RunData]) -> String {
     match views {
         [] => out.push_str("<p class=\"empty\">No runs were named.</p>\n"),
         [view] => key_figures(&mut out, &figures(view)),
-        _ => section(&mut out, "Runs", &compare::figures_table(&all)),
+        _ => section(&mut out, "Runs", &compare::figures_table(&all, &[])),
     }
     charts(&mut out, &all);
     experts(&mut out, &all);

@@ -3,6 +3,8 @@
 /// A point of a curve.
 pub(super) type Point = (f64, f64);
 
+/// Minimum number of points of a curve that is smoothed.
+pub(super) const SMOOTHED_FROM: usize = 40;
 /// Maximum number of blocks into which [`smooth`] divides a curve.
 const BLOCKS: usize = 4000;
 

@@ -8,7 +8,7 @@
 
 use crate::error::EngineError;
 use crate::part::Part;
-use xtrain_distributed::{CommError, Communicator, Groups};
+use xtrain_distributed::{CommError, Communicator, Groups, Sending};
 use xtrain_program::{Collective, Group, Instance, Op, Phase, Program};
 use xtrain_tensor::{DType, TensorType};
 
@@ -40,6 +40,11 @@ pub fn groups(group: Group, world_size: usize) -> Groups {
         Group::World { size } | Group::Shard { size } => Groups { size, stride: 1 },
         Group::Replicas { size } => Groups { size, stride: world_size / size },
     }
+}
+
+/// The kind of a collective in a run of `world_size` ranks, by which its time is known.
+pub fn sending(collective: Collective, group: Group, world_size: usize) -> Sending {
+    Sending { groups: groups(group, world_size), in_ring: collective.is_ring() }
 }
 
 /// Fails if `program` has a collective of a group into which the ranks of this run cannot be divided.

@@ -1,7 +1,6 @@
 //! The CPU engine: interprets a program with the CPU kernels on planned memory. A collective runs when its
 //! turn comes, and waits there for the other ranks.
 
-use crate::available::available_bytes;
 use crate::checks::{Checks, check_finite, is_overwritten};
 use crate::collective;
 use crate::engine::{Engine, Outputs, Promise, Ticket, output_places};
@@ -19,6 +18,7 @@ use std::time::Instant;
 use xtrain_cuda::nvtx;
 use xtrain_distributed::{Alone, Communicator};
 use xtrain_program::{KernelTable, Location, Op, Plan, Program, Region, StateKind, ValueId, WriteMode};
+use xtrain_tensor::available_bytes;
 use xtrain_tensor::{CpuKernel, Philox, TensorType, View, ViewMut};
 
 /// The name of the device in messages.

@@ -4,7 +4,6 @@
 //! to run, outputs to read. [`CpuEngine`] interprets a program with the CPU kernels; [`CudaEngine`] replays
 //! it as graphs on a GPU.
 
-mod available;
 mod checks;
 mod collective;
 mod cpu;
@@ -17,9 +16,8 @@ mod part;
 mod state;
 mod timing;
 
-pub use available::{available_bytes, total_bytes};
 pub use checks::Checks;
-pub use collective::groups;
+pub use collective::{groups, sending};
 pub use cpu::{CpuEngine, cpu_work_bytes, cpu_workspace};
 pub use cuda::{CudaEngine, NcclGroups, cuda_workspace, groups_of_run};
 pub use engine::{Engine, Outputs, Ticket};
@@ -27,3 +25,4 @@ pub use error::EngineError;
 pub use part::{Part, ProgramId};
 pub use state::StateEntry;
 pub use timing::{Timed, TimedWork, Timing};
+pub use xtrain_tensor::{available_bytes, total_bytes};

@@ -27,6 +27,20 @@ pub const fn max_finite(dtype: DType) -> f32 {
     }
 }
 
+/// The least magnitude that a cast to an FP8 format saturates: half a step above its largest number. Smaller
+/// ones would round to that number in any case.
+///
+/// # Panics
+/// For any other type.
+pub const fn overflow(dtype: DType) -> f32 {
+    let step = match dtype {
+        DType::E4M3 => 32.0,
+        DType::E5M2 => 8192.0,
+        _ => panic!("only casts to FP8 saturate"),
+    };
+    max_finite(dtype) + step / 2.0
+}
+
 /// The scale by which the numbers of a region with this amax are multiplied before the cast to `format`: it
 /// maps amax to the largest finite value. It is at most the largest finite f32, and rounded down to a power
 /// of two if `pow2`. The scale is 1 if amax is 0 or not finite.

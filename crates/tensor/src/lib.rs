@@ -1,10 +1,12 @@
-//! Data types, shapes, host tensors, number formats, the Philox generator, and the trait of CPU kernels.
+//! Data types, shapes, host tensors, number formats, the Philox generator, the trait of CPU kernels, and the
+//! memory of the host.
 //!
 //! Invariants: nothing here allocates on a device or talks to one. A cast is the same function everywhere in
 //! xtrain: `formats` is the specification that GPU casts are compared with.
 //!
 //! Deliberately absent: arithmetic on tensors, which lives in ops.
 
+mod available;
 mod dtype;
 mod error_debug;
 pub mod formats;
@@ -22,6 +24,7 @@ mod shape;
 mod simd;
 mod view;
 
+pub use available::{available_bytes, total_bytes};
 pub use dtype::DType;
 pub use host::{AlignedBytes, HostTensor};
 pub use kernel::CpuKernel;

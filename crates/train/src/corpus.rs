@@ -1,6 +1,7 @@
 //! The data of a run: tokenizer, training samples and validation data.
 
 mod recorded;
+mod vocabulary;
 
 pub(crate) use recorded::RecordedText;
 
@@ -8,6 +9,7 @@ use crate::error::RunError;
 use crate::folder::RunFolder;
 use crate::paths::{cache_dir, locate, places};
 use crate::source::{OWN_TOKENIZERS, are_shards, load_tokenizer};
+use crate::texts;
 use std::collections::HashSet;
 use std::io::ErrorKind;
 use std::ops::ControlFlow;
@@ -15,9 +17,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use xtrain_config::{Config, DataSource, DataSources, TokenizerChoice};
 use xtrain_data::{
-    DataError, Dataset, DocumentMask, InputOptions, LearnProgress, Loader, LoaderOptions, Mixture,
-    MixtureSource, PrepareOptions, Progress, TextFiles, TokenStream, Tokenizer, Validation, VocabularyKind,
-    find_learned, find_prepared, learn_cached, list_inputs, prepare_cached,
+    DataError, Dataset, DocumentMask, InputFile, InputOptions, LearnProgress, Listing, Loader, LoaderOptions,
+    Mixture, MixtureSource, PrepareOptions, Progress, Split, Take, TextFiles, TokenStream, Tokenizer,
+    Validation, VocabularyKind, find_learned, find_prepared, learn_cached, prepare_cached,
 };
 
 /// Something that a run does before its first step.
@@ -112,7 +114,8 @@ pub fn validation_of_run(
     let Some(valid) = &config.data.valid else { return Ok(None) };
     let opening = Opening::new(config, Some(run), Missing::Prepare(notice))?;
     let mut opening = Opening { examines: true, ..opening };
-    let inputs = opening.inputs("data.valid", valid)?;
+    let inputs = opening.inputs(Key::Valid, valid)?;
+    inputs.iter().for_each(Input::log);
     let tokenizer = opening.tokenizer(&[])?;
     Ok(Some(opening.validation(inputs, &tokenizer)?.0))
 }
@@ -141,8 +144,11 @@ impl<'a> Opening<'a> {
 
     fn corpus(mut self) -> Result<Corpus, RunError> {
         let data = &self.config.data;
-        let train = self.inputs("data.train", &data.train)?;
-        let valid = data.valid.as_ref().map(|valid| self.inputs("data.valid", valid)).transpose()?;
+        let train = self.inputs(Key::Train, &data.train)?;
+        let valid = data.valid.as_ref().map(|valid| self.inputs(Key::Valid, valid)).transpose()?;
+        if let Missing::Prepare(_) = self.missing {
+            [Some(&train), valid.as_ref()].into_iter().flatten().flatten().for_each(Input::log);
+        }
         refuse_repeated_paths("data.train", &train)?;
         refuse_repeated_paths("data.valid", valid.as_deref().unwrap_or_default())?;
         refuse_shared_paths(&train, valid.as_deref().unwrap_or_default())?;
@@ -214,9 +220,33 @@ pub fn check(config: &Config) -> Result<(), RunError> {
     }
     let Some(valid) = &data.valid else { return Ok(()) };
     let opening = Opening::new(config, None, Missing::Stop)?;
-    match (opening.inputs("data.train", &data.train), opening.inputs("data.valid", valid)) {
+    match (opening.inputs(Key::Train, &data.train), opening.inputs(Key::Valid, valid)) {
         (Ok(train), Ok(valid)) => refuse_shared_paths(&train, &valid),
         _ => Ok(()),
+    }
+}
+
+/// The keys that name data.
+#[derive(Clone, Copy)]
+enum Key {
+    Train,
+    Valid,
+}
+
+impl Key {
+    fn name(self) -> &'static str {
+        match self {
+            Key::Train => "data.train",
+            Key::Valid => "data.valid",
+        }
+    }
+
+    /// The split that is read of folders and patterns with several.
+    fn split(self) -> Split {
+        match self {
+            Key::Train => Split::Train,
+            Key::Valid => Split::Validation,
+        }
     }
 }
 
@@ -227,6 +257,15 @@ struct Input {
     name: String,
     weight: Option<f64>,
     data: InputData,
+    /// The files that were chosen of a text.
+    listing: Listing,
+}
+
+impl Input {
+    /// Logs which files are read and which are not.
+    fn log(&self) {
+        texts::log(&self.listing);
+    }
 }
 
 /// Data of an input.
@@ -240,12 +279,9 @@ enum InputData {
 impl Opening<'_> {
     /// Opens `sources`, the value of `key`. Neighbouring texts that have no weight and are read with the same
     /// options are one input, like the files of a folder: each may be shorter than a sequence.
-    fn inputs(&self, key: &str, sources: &DataSources) -> Result<Vec<Input>, RunError> {
+    fn inputs(&self, key: Key, sources: &DataSources) -> Result<Vec<Input>, RunError> {
         let config = self.config;
-        let options = |source: &DataSource| InputOptions {
-            field: config.data.text_field(source).to_owned(),
-            separator: config.data.separator(source).map(str::to_owned),
-        };
+        let options = |source: &DataSource| input_options(config, source);
         let are_one = |a: &DataSource, b: &DataSource| {
             let is_mixed_by_size =
                 |source: &DataSource| source.weight.is_none() && !are_shards(config, source);
@@ -255,20 +291,19 @@ impl Opening<'_> {
         groups
             .map(|group| {
                 let first = &group[0];
-                let name = match group {
-                    [first, others @ ..] if !others.is_empty() => {
-                        format!("{} and {} more", first.path, others.len())
-                    }
-                    _ => first.path.clone(),
+                // Whole, because losses of sources are found by it.
+                let name = match group.len() {
+                    1 => first.path.clone(),
+                    all => format!("{} and {} more", first.path, all - 1),
                 };
-                let data = match are_shards(config, first) {
+                let (data, listing) = match are_shards(config, first) {
                     true => {
                         let dataset = Dataset::open(locate(config, &first.path))?;
-                        InputData::Shards(dataset.with_name(&name))
+                        (InputData::Shards(dataset.with_name(&name)), Listing::default())
                     }
                     false => self.text(key, &name, group, options(first))?,
                 };
-                Ok(Input { name, weight: first.weight, data })
+                Ok(Input { name, weight: first.weight, data, listing })
             })
             .collect()
     }
@@ -276,15 +311,24 @@ impl Opening<'_> {
     /// The text of `sources`, or its cached tokens if it no longer exists.
     fn text(
         &self,
-        key: &str,
+        key: Key,
         name: &str,
         sources: &[DataSource],
         options: InputOptions,
-    ) -> Result<InputData, RunError> {
-        let record = RecordedText::new(sources, &options);
+    ) -> Result<(InputData, Listing), RunError> {
+        let record = RecordedText::new(sources, &options, key.split());
         let paths: Vec<PathBuf> = sources.iter().map(|source| locate(self.config, &source.path)).collect();
-        let error = match list_inputs(&paths) {
-            Ok(inputs) => return Ok(InputData::Text(TextFiles { inputs, options }, record)),
+        let error = match texts::list(&paths, Take::OfFolders(key.split())) {
+            Ok(mut listing) => {
+                if let Some(splits) = &listing.several_splits {
+                    let key = key.name();
+                    listing
+                        .warnings
+                        .push(format!("{key} names files of several splits, and all are read: {splits}"));
+                }
+                let inputs = std::mem::take(&mut listing.files);
+                return Ok((InputData::Text(TextFiles { inputs, options }, record), listing));
+            }
             Err(error) => error,
         };
         match self.recorded.iter().find(|recorded| recorded.is_of(&record)) {
@@ -293,7 +337,7 @@ impl Opening<'_> {
                     "{name} does not exist; using its cached tokens in {}",
                     dataset.folder().display()
                 );
-                Ok(InputData::Cached(dataset.with_name(name), recorded.clone()))
+                Ok((InputData::Cached(dataset.with_name(name), recorded.clone()), Listing::default()))
             }
             _ => Err(self.not_there(key, error)),
         }
@@ -301,32 +345,36 @@ impl Opening<'_> {
 
     /// The error for a text of `key` that cannot be listed. It names the places where a missing path was
     /// looked for, and the option for another text.
-    fn not_there(&self, key: &str, error: DataError) -> RunError {
+    fn not_there(&self, key: Key, error: RunError) -> RunError {
         let other = match self.examines {
-            true => "--data FILE takes another text".to_owned(),
-            false => format!("--set {key}=FILE names another text"),
+            true => "--data FILE names another text".to_owned(),
+            false => format!("--set {}=FILE names another text", key.name()),
         };
         match &error {
-            DataError::Io { path, source, .. }
+            RunError::Data(DataError::Io { path, source, .. })
                 if source.kind() == ErrorKind::NotFound && path.is_relative() =>
             {
                 let places = places(self.config);
                 RunError::Refused(format!("{error} ({places} the current folder); {other}"))
             }
             _ if self.examines => RunError::Refused(format!("{error}; {other}")),
-            _ => error.into(),
+            _ => error,
         }
     }
 }
 
 impl InputData {
-    /// Resolved paths of the files or of the folder. A path that cannot be resolved fails when it is read.
+    /// Resolved paths of the files, without the extensions of compressions, or of the folder. A path that
+    /// cannot be resolved fails when it is read.
     fn paths(&self) -> Vec<PathBuf> {
-        let paths = match self {
-            InputData::Shards(dataset) | InputData::Cached(dataset, _) => vec![dataset.folder()],
-            InputData::Text(texts, _) => texts.inputs.iter().map(|file| file.path.as_path()).collect(),
-        };
-        paths.into_iter().filter_map(|path| path.canonicalize().ok()).collect()
+        match self {
+            InputData::Shards(dataset) | InputData::Cached(dataset, _) => {
+                dataset.folder().canonicalize().into_iter().collect()
+            }
+            InputData::Text(texts, _) => {
+                texts.inputs.iter().filter_map(InputFile::uncompressed_path).collect()
+            }
+        }
     }
 
     /// Options for reading its documents; `None` if it is tokens.
@@ -335,6 +383,15 @@ impl InputData {
             InputData::Shards(_) | InputData::Cached(..) => None,
             InputData::Text(texts, _) => Some(&texts.options),
         }
+    }
+}
+
+/// Options for reading the documents of `source`.
+pub(crate) fn input_options(config: &Config, source: &DataSource) -> InputOptions {
+    InputOptions {
+        field: config.data.text_field(source).to_owned(),
+        separator: config.data.separator(source).map(str::to_owned),
+        skip_bad_rows: config.data.skip_bad_rows,
     }
 }
 
@@ -348,7 +405,7 @@ fn refuse_repeated_paths(key: &str, inputs: &[Input]) -> Result<(), RunError> {
                 |(other, by): &(PathBuf, &Input)| *other == path && by.data.options() == input.data.options();
             if let Some((_, by)) = seen.iter().find(|seen| is_repeated(seen)) {
                 return Err(RunError::Refused(format!(
-                    "{key} names {} twice, in {:?} and in {:?}; name it once, with the sum of their weights",
+                    "{key} names {} twice, in {:?} and in {:?}; name it once, with the sum of the weights",
                     path.display(),
                     by.name,
                     input.name
@@ -379,14 +436,16 @@ fn refuse_shared_tokens(train: &[MixtureSource], valid: &[Arc<dyn TokenStream>])
         train.iter().any(|source| source.stream.fingerprint() == stream.fingerprint())
     };
     match valid.iter().find(|stream| is_trained(stream)) {
-        Some(stream) => Err(trained_on(&format!("data.valid = {:?}", stream.name()), "holds what is")),
+        Some(stream) => {
+            Err(trained_on(&format!("data.valid = {:?}", stream.name()), "contains text that is"))
+        }
         None => Ok(()),
     }
 }
 
 fn trained_on(what: &str, is: &str) -> RunError {
     RunError::Refused(format!(
-        "{what} {is} in data.train too; validate on other text, or remove data.valid to hold out a part of data.train"
+        "{what} {is} also in data.train; validate on other text, or remove data.valid to hold out a part of data.train"
     ))
 }
 
@@ -406,7 +465,10 @@ impl Opening<'_> {
         let vocabulary = match choice {
             TokenizerChoice::Path(path) => {
                 let end = config.data.end_of_document.as_deref();
-                return load_tokenizer(&locate(config, &path), end, OWN_TOKENIZERS);
+                let path = locate(config, &path);
+                let tokenizer = load_tokenizer(&path, end, OWN_TOKENIZERS)?;
+                vocabulary::check(config, &path, &tokenizer)?;
+                return Ok(tokenizer);
             }
             TokenizerChoice::Bytes => return Ok(Tokenizer::bytes()),
             TokenizerChoice::Chars => VocabularyKind::Chars,
@@ -431,7 +493,7 @@ impl Opening<'_> {
 
     fn streams(&mut self, inputs: Vec<Input>, tokenizer: &Tokenizer) -> Result<Vec<MixtureSource>, RunError> {
         let mut out = Vec::new();
-        for Input { name, weight, data } in inputs {
+        for Input { name, weight, data, .. } in inputs {
             let dataset = match data {
                 InputData::Shards(dataset) => dataset,
                 InputData::Cached(dataset, record) => {
@@ -451,7 +513,7 @@ impl Opening<'_> {
                     None => format!("set data.tokenizer = \"{name}\", or tokenize the text again"),
                 };
                 return Err(RunError::Refused(format!(
-                    "the shards in {name} were written with another tokenizer than this run's; {remedy}"
+                    "the shards in {name} were written with a tokenizer that is not this run's; {remedy}"
                 )));
             }
             if dataset.end_of_document() != tokenizer.end_of_document() {
@@ -495,7 +557,7 @@ fn other_end(path: &str, dataset: &Dataset, tokenizer: &Tokenizer) -> RunError {
         Err(error) => return error.into(),
     };
     RunError::Refused(format!(
-        "the documents of the shards in {path} end with the token {theirs}, those of this run with {}; set \
+        "the documents of the shards in {path} end with the token {theirs}, but those of this run with {}; set \
          data.end_of_document = {theirs}, or tokenize the text again",
         name(tokenizer)
     ))
@@ -504,11 +566,11 @@ fn other_end(path: &str, dataset: &Dataset, tokenizer: &Tokenizer) -> RunError {
 /// The error for shards whose documents begin with other tokens than the run's.
 fn other_beginning(path: &str, dataset: &Dataset, tokenizer: &Tokenizer) -> RunError {
     let shown = |tokens: &[u32]| match tokens {
-        [] => "with no token of their own".to_owned(),
+        [] => "without a begin token".to_owned(),
         tokens => format!("with token {}", tokens.iter().map(u32::to_string).collect::<Vec<_>>().join(", ")),
     };
     RunError::Refused(format!(
-        "the documents of the shards in {path} begin {}, those of this run {}; set data.begin_of_document = {}, or tokenize the text again",
+        "the documents of the shards in {path} begin {}, but those of this run {}; set data.begin_of_document = {}, or tokenize the text again",
         shown(dataset.begin_of_document()),
         shown(tokenizer.document_begin()),
         !dataset.begin_of_document().is_empty()

@@ -13,7 +13,7 @@ use xtrain_checkpoint::hf::{
 use xtrain_checkpoint::{BoxError, Checkpoint};
 use xtrain_config::Config;
 use xtrain_data::Tokenizer;
-use xtrain_model::hf::{HfConfig, IGNORABLE_SUFFIXES};
+use xtrain_model::hf::{HfConfig, IGNORABLE_SUFFIXES, Notes};
 use xtrain_model::{Architecture, Bf16Reason, Numerics, ParameterSpec, ROUTER};
 use xtrain_program::{Quantization, StateKind};
 use xtrain_tensor::{NameWhole, Scaling, TILE};
@@ -41,7 +41,8 @@ impl Identity {
         let bos_token_id = tokenizer.begin_of_sequence();
         let eos_token_ids = tokenizer.stop_tokens().to_vec();
         let (source, generation) = source.map(|hf| (hf.source, hf.generation)).unwrap_or_default();
-        let config = HfConfig { model, bos_token_id, eos_token_ids, balance_loss, source, generation };
+        let notes = Notes::default();
+        let config = HfConfig { model, bos_token_id, eos_token_ids, balance_loss, notes, source, generation };
         Ok(Identity { config })
     }
 
@@ -57,6 +58,35 @@ impl Identity {
             (GENERATION_FILE.into(), self.config.generation_json().into_bytes()),
         ]
     }
+}
+
+/// The model that the Hugging Face folder `folder` describes as `hf`, after a check of the headers of
+/// its files: memory is only allocated for a model whose tensors are there.
+///
+/// # Errors
+///
+/// Tensors that are missing, unknown, of other shapes or of types that are not read.
+pub(crate) fn checked_model(folder: &Path, hf: &HfConfig) -> Result<Architecture, RunError> {
+    /// The longest list of names that is compared with any folder: names of experts, as a config.json claims
+    /// them, could fill memory.
+    const LISTED: usize = 1 << 16;
+    let model = hf.model.architecture();
+    let model = model.map_err(|error| RunError::Model { place: folder.display().to_string(), error })?;
+    let parameters = model.parameters();
+    if parameters.iter().map(|p| p.parts.count()).sum::<usize>() > LISTED {
+        let least: usize =
+            parameters.iter().map(|p| if p.whole.is_some() { 1 } else { p.parts.count() }).sum();
+        let found = hf::tensor_count(folder)?;
+        if found < least {
+            return Err(RunError::Refused(format!(
+                "{}: config.json describes a model of at least {least} tensors, but the folder has {found}; check that \
+                 config.json belongs to this folder, and that the download is complete",
+                folder.display()
+            )));
+        }
+    }
+    hf::check(folder, &name_map(&model))?;
+    Ok(model)
 }
 
 /// Reads the weights of the Hugging Face folder `folder`: all of them, or the rows of this rank.
@@ -190,6 +220,7 @@ pub fn name_map(model: &Architecture) -> NameMap {
         entries: parameters.into_iter().map(entry).collect(),
         in_fp32,
         whole: wholes,
+        base: "model.".into(),
         tied: if model.tie_embeddings { vec![tied] } else { Vec::new() },
         ignorable_suffixes: IGNORABLE_SUFFIXES.map(String::from).to_vec(),
     }

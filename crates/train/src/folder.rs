@@ -12,8 +12,11 @@ use xtrain_report::{REPORT_FILE, SAMPLE_FILE, SUMMARY_FILE};
 
 /// Lock file of a run, created before all other files.
 const LOCK: &str = ".lock";
-/// File that marks `hf/` as the run's own.
+/// File that marks `hf/` as the run's own, and names its step once it is complete.
 const EXPORTED: &str = ".exported";
+const EXPORTED_OWN: &str = "hf/ is this run's export, and is replaced when the run ends again.\n";
+/// Prefix of the step in that file.
+const EXPORTED_STEP: &str = "step ";
 /// File by which the ranks of a run see that they share the folder. Only its temporary ever exists.
 pub(crate) const SHARED: &str = ".shared";
 /// File with the step after which the run's end was written completely.
@@ -142,7 +145,19 @@ impl RunFolder {
     /// Marks `hf/` as this run's, before it is first written.
     pub(crate) fn claim_hf(&self) -> Result<(), RunError> {
         self.check_hf()?;
-        self.write(EXPORTED, "hf/ is this run's export, and is replaced when the run ends again.\n")
+        self.write(EXPORTED, EXPORTED_OWN)
+    }
+
+    /// Records that `hf/` is completely written, with the state after `step`.
+    pub(crate) fn exported(&self, step: u64) -> Result<(), RunError> {
+        self.write(EXPORTED, &format!("{EXPORTED_OWN}{EXPORTED_STEP}{step}\n"))
+    }
+
+    /// The step after which `hf/` was written; `None` if it is absent, incomplete or not this run's.
+    pub fn exported_step(&self) -> Option<u64> {
+        let text = files::read(&self.path.join(EXPORTED), 1 << 20).ok().filter(|_| self.hf().is_dir())?;
+        let text = String::from_utf8_lossy(&text);
+        text.lines().find_map(|line| line.strip_prefix(EXPORTED_STEP)?.parse().ok())
     }
 
     /// Parts of the run's end after `step` that `config` requires and that are missing: all of them, unless
@@ -258,5 +273,20 @@ mod tests {
         let (_dir, run) = holding(&["hf/model.safetensors"]);
         assert!(run.claim_hf().is_err());
         assert!(holding(&["hf/"]).1.claim_hf().is_ok());
+    }
+
+    #[test]
+    fn the_step_of_an_export_is_known_once_it_is_complete() {
+        let (_dir, run) = holding(&["hf/"]);
+        assert_eq!(run.exported_step(), None);
+        run.claim_hf().expect("it is empty");
+        assert_eq!(run.exported_step(), None, "it is being written");
+        run.exported(400).expect("a file");
+        assert_eq!(run.exported_step(), Some(400));
+        run.claim_hf().expect("it is this run's");
+        assert_eq!(run.exported_step(), None, "it is being replaced");
+        run.exported(800).expect("a file");
+        fs::remove_dir(run.hf()).expect("it was moved away");
+        assert_eq!(run.exported_step(), None);
     }
 }

@@ -206,6 +206,7 @@ mod tests {
             mixture: None,
             vocab_size: 1000,
             max_position_embeddings: 64,
+            window: None,
             attention_scale: None,
             rope_theta: 1e4,
             rope_scaling: RopeScaling::None,

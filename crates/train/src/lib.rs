@@ -11,6 +11,7 @@
 //! [`Engine`](xtrain_runtime::Engine) is. Deliberately absent: options and terminals, which are the binary's;
 //! the keys of the run file, and the form of metrics and reports, which are crates of their own.
 
+pub mod advice;
 pub mod choose;
 pub mod corpus;
 pub mod crew;
@@ -28,6 +29,7 @@ pub mod held_out;
 pub mod layout;
 pub mod learner;
 pub mod linear_gemms;
+pub mod median;
 pub mod member;
 pub mod modes;
 pub mod opened;
@@ -45,6 +47,8 @@ pub mod slower;
 pub mod source;
 mod spans;
 pub mod spec;
+pub mod static_scales;
+pub mod texts;
 pub mod training_spec;
 pub mod update;
 pub mod weights;

@@ -5,13 +5,12 @@ use crate::error::{LearnError, RunError};
 use crate::exchange::{self, Identity};
 use crate::folder::RunFolder;
 use crate::weights::Weights;
-use crate::{position, saved, source, spec};
+use crate::{position, run_file, saved, source, spec, static_scales};
 use std::path::Path;
 use xtrain_checkpoint::hf::{self, ExportDtype};
 use xtrain_checkpoint::{BoxError, Checkpoint, CheckpointStore, TensorSpec};
-use xtrain_config::{Config, Device, ParallelConfig};
+use xtrain_config::{Config, Device, Facts, ParallelConfig};
 use xtrain_data::{LoaderState, Tokenizer};
-use xtrain_model::hf::HfConfig;
 use xtrain_model::{Architecture, Numerics, Recipe};
 use xtrain_program::StateKind;
 use xtrain_runtime::Checks;
@@ -71,6 +70,7 @@ pub fn open(
     if !folder.exists() {
         return Err(source::no_such_folder(folder));
     }
+    run_file::refuse_as_run(folder)?;
     let run = RunFolder::at(folder);
     if run.is_begun() {
         return open_run(&run, which, device, recipe);
@@ -83,6 +83,9 @@ pub fn open(
         )));
     }
     if !folder.join("config.json").is_file() {
+        if let Some(error) = hf::not_a_model(folder) {
+            return Err(error.into());
+        }
         return Err(RunError::Refused(format!(
             "{} is neither a run folder (it has no config.toml) nor a Hugging Face folder (no config.json)",
             folder.display()
@@ -95,8 +98,10 @@ pub fn open(
         )));
     }
     let source = source::read_hf_config(folder)?;
+    let model = exchange::checked_model(folder, &source)?;
+    source::warn_of_notes(folder, &source);
     let tokenizer = Tokenizer::load(folder)?;
-    let weights = hf_weights(folder, &source, device, recipe)?;
+    let weights = hf_weights(folder, model, device, recipe)?;
     let balance_loss = source.balance_loss;
     let identity = Identity::new(Some(source), weights.model(), &tokenizer, balance_loss)?;
     let export_dtype = hf::lossless_dtype(folder, &exchange::fp8_names(weights.model(), weights.numerics()))?;
@@ -120,17 +125,17 @@ pub fn open_without_tokenizer(
     recipe: Option<Recipe>,
 ) -> Result<(Weights, Vec<u32>), RunError> {
     let source = source::read_hf_config(folder)?;
-    Ok((hf_weights(folder, &source, device, recipe)?, source.eos_token_ids))
+    let model = exchange::checked_model(folder, &source)?;
+    source::warn_of_notes(folder, &source);
+    Ok((hf_weights(folder, model, device, recipe)?, source.eos_token_ids))
 }
 
 fn hf_weights(
     folder: &Path,
-    source: &HfConfig,
+    model: Architecture,
     device: Device,
     recipe: Option<Recipe>,
 ) -> Result<Weights, RunError> {
-    let model = source.model.architecture();
-    let model = model.map_err(|error| RunError::Model { place: folder.display().to_string(), error })?;
     let mut weights = weights(device, model, recipe.unwrap_or(Recipe::Fp32).into())?;
     exchange::import(&mut weights, folder)?;
     Ok(weights)
@@ -147,7 +152,14 @@ fn open_run(
     parsed.config.precision = position::precision_of(&checkpoint)?;
     // A single process reads what any number of them wrote.
     parsed.config.parallel = ParallelConfig::default();
-    let planned = spec::planned(parsed.resolve(&Default::default())?)?;
+    let source = source::saved_init(&parsed.config, run)?;
+    // The configuration has all sizes, but not the window of the folder that the run began from.
+    let facts = Facts {
+        init: source.as_ref().map(|hf| hf.model),
+        static_scales: static_scales::of_checkpoint(&checkpoint)?,
+        ..Facts::default()
+    };
+    let planned = spec::planned(parsed.resolve(&facts)?)?;
     let trained = planned.spec.numerics();
     let numerics = Numerics { recipe: recipe.unwrap_or(trained.recipe), ..trained };
     let mut weights = weights(device, planned.spec.model.clone(), numerics)?;
@@ -155,7 +167,6 @@ fn open_run(
     let end = parsed.config.data.end_of_document.as_deref();
     let tokenizer = source::load_tokenizer(&run.tokenizer(), end, source::OWN_TOKENIZERS)?;
     let tokenizer = tokenizer.with_begin_of_document(parsed.config.data.begin_of_document)?;
-    let source = source::saved_init(&parsed.config, run)?;
     let balance_loss = planned.resolved.config.experts.balance_loss;
     let identity = Identity::new(source, weights.model(), &tokenizer, balance_loss)?;
     Ok(OpenedModel {

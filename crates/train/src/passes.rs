@@ -12,8 +12,8 @@ use xtrain_model::decoder::io;
 use xtrain_ops::{PassSet, rewrites};
 use xtrain_program::backward::backward as differentiate;
 use xtrain_program::{
-    Origin, Program, Root, Stage, fuse as rewriting, measure_casts, narrow as narrowing, precision, quantize,
-    recompute, refresh, save_fp8, shard,
+    Origin, Program, Root, Stage, StaticScale, fuse as rewriting, measure_casts, narrow as narrowing,
+    precision, quantize, recompute, refresh, save_fp8, shard,
 };
 
 /// A pass of the [`PIPELINE`].
@@ -53,7 +53,9 @@ pub const PIPELINE: &[Pass] = &[
         run: |program, setting| match setting.measured() {
             Some(formats) => {
                 let casts = |origin: &Origin, gemm| formats.measured(origin, gemm);
-                Ok(measure_casts::apply(program, &PassSet, &casts)?)
+                let scales = formats.static_scale();
+                let scales = scales.as_ref().map(|of| of as StaticScale<'_>);
+                Ok(measure_casts::apply(program, &PassSet, &casts, scales)?)
             }
             None => Ok(program),
         },
@@ -78,7 +80,9 @@ pub const PIPELINE: &[Pass] = &[
             let choose = |candidate: quantize::Candidate<'_>| {
                 setting.numerics.scaled_gemm(candidate, setting.layers).ok()
             };
-            Ok(quantize::apply(program, &PassSet, &choose)?)
+            let scales = setting.numerics.static_scale();
+            let scales = scales.as_ref().map(|of| of as StaticScale<'_>);
+            Ok(quantize::apply(program, &PassSet, &choose, scales)?)
         },
     },
     Pass {

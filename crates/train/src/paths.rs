@@ -4,7 +4,7 @@
 
 use std::path::{Path, PathBuf};
 use xtrain_config::Config;
-use xtrain_data::list_inputs;
+use xtrain_data::matches_files;
 
 /// The file, folder or pattern that `path`, a value of `config`, names. A path that exists nowhere starts at
 /// the current folder.
@@ -41,8 +41,7 @@ fn start(config: &Config) -> Option<&Path> {
 }
 
 fn leads_somewhere(path: &Path) -> bool {
-    let is_pattern = || path.as_os_str().as_encoded_bytes().iter().any(|byte| matches!(byte, b'*' | b'?'));
-    path.exists() || is_pattern() && list_inputs(&[path]).is_ok()
+    path.exists() || matches_files(path)
 }
 
 #[cfg(test)]

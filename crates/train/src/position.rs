@@ -18,6 +18,9 @@ pub(crate) struct Position {
     pub step: u64,
     /// Attempted steps whose update was skipped.
     pub skipped: u64,
+    /// Casts at static scales that saturated: each tensor counts once in each step.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub saturated: u64,
     /// Wall time in training steps.
     pub train_seconds: f64,
     /// Step and loss of the best evaluation whose state was saved.
@@ -37,6 +40,10 @@ pub(crate) struct Position {
     /// Losses of each source of a mixture in the steps since they were reported.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub trained: Vec<SourceTally>,
+}
+
+fn is_zero(count: &u64) -> bool {
+    *count == 0
 }
 
 /// A reference segment whose bf16 steps are done, while the run's own steps are not.
@@ -74,6 +81,8 @@ pub(crate) fn added(sum: Option<f64>, loss: f64) -> Option<f64> {
 pub(crate) const POSITION: &str = "position";
 pub(crate) const LOADER: &str = "loader";
 pub(crate) const CONFIG: &str = "config";
+/// Static scales as a text ([`crate::static_scales`]).
+pub(crate) const STATIC_SCALES: &str = "static_scales";
 
 /// State of the loader in a checkpoint.
 pub(crate) fn loader_state(checkpoint: &Checkpoint) -> Result<LoaderState, RunError> {
@@ -81,7 +90,7 @@ pub(crate) fn loader_state(checkpoint: &Checkpoint) -> Result<LoaderState, RunEr
 }
 
 /// The latest checkpoint of the run in `folder`. Does not warn about incomplete ones; a resume does.
-fn newest(folder: &RunFolder) -> Result<Option<Checkpoint>, RunError> {
+pub(crate) fn newest(folder: &RunFolder) -> Result<Option<Checkpoint>, RunError> {
     let store = CheckpointStore::open(&folder.checkpoints())?;
     Ok(store.steps()?.pop().map(|step| store.checkpoint(step)).transpose()?)
 }
@@ -101,7 +110,7 @@ pub fn precision_of(checkpoint: &Checkpoint) -> Result<PrecisionConfig, RunError
     Ok(config_of(checkpoint)?.precision)
 }
 
-fn config_of(checkpoint: &Checkpoint) -> Result<Config, RunError> {
+pub(crate) fn config_of(checkpoint: &Checkpoint) -> Result<Config, RunError> {
     let text = document::<String>(checkpoint, CONFIG)?;
     let path = checkpoint.path().join("config.json");
     Ok(Config::parse::<&str>(&path, text.as_bytes(), &[])?.config)

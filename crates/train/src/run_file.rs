@@ -3,9 +3,9 @@
 use crate::error::RunError;
 use crate::folder::RunFolder;
 use crate::source::CONFIG_FILE;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use xtrain_config::{Config, Override, Parsed, listing, nearest};
-use xtrain_data::list_inputs;
+use xtrain_data::{list_inputs, shell_path};
 
 /// Reads the run file at `path` and applies `overrides`.
 ///
@@ -27,15 +27,32 @@ pub fn folder(parsed: &Parsed) -> RunFolder {
     }
 }
 
+/// Refuses a run file in place of a run folder, and names the folder.
+///
+/// # Errors
+/// `path` is a run file.
+pub fn refuse_as_run(path: &Path) -> Result<(), RunError> {
+    if !path.is_file() || path.extension().is_none_or(|extension| extension != "toml") {
+        return Ok(());
+    }
+    let Ok(parsed) = Config::load(path, &[""; 0]) else { return Ok(()) };
+    let (shown, run) = (path.display(), folder(&parsed));
+    let named = run.path().display();
+    let advice = match run.is_begun() {
+        true => format!("name its run: {named}"),
+        false => format!("its run, {named}, has not begun: xtrain train {}", shell_path(path)),
+    };
+    Err(RunError::Refused(format!("{shown} is a run file; {advice}")))
+}
+
 /// Says what `path` is, if it is no run file, and how to use it.
 fn instead(path: &Path) -> Option<String> {
-    let shown = path.display();
+    let word = shell_path(path);
     if path.is_dir() {
         let run = RunFolder::at(path);
         let run = RunFolder::of_checkpoint(path).map(|(run, _)| run).or(run.is_begun().then_some(run));
         if let Some(run) = run {
-            let (config, folder) = (run.config(), run.path().display());
-            let config = config.display();
+            let (config, folder) = (shell_path(&run.config()), shell_path(run.path()));
             return Some(format!(
                 "is a run, not a run file; continue it with: xtrain train {config} --out {folder} --resume; start another one \
                  with its settings: xtrain train {config} --out FOLDER"
@@ -43,15 +60,13 @@ fn instead(path: &Path) -> Option<String> {
         }
         if path.join(CONFIG_FILE).is_file() {
             return Some(format!(
-                "is a model, not a run file; write a run file that trains it further: xtrain init {shown} TEXT"
+                "is a model, not a run file; write a run file that trains it further: xtrain init {word} TEXT"
             ));
         }
         let files = run_files_in(path);
         return Some(match files.as_slice() {
             [] if list_inputs(&[path]).is_ok() => {
-                format!(
-                    "is a folder of texts, not a run file; write a run file for them: xtrain init {shown}"
-                )
+                format!("is a folder of texts, not a run file; write a run file for them: xtrain init {word}")
             }
             [] => "is a folder; name a run file (TOML)".into(),
             files => {
@@ -65,7 +80,7 @@ fn instead(path: &Path) -> Option<String> {
     let extension = path.extension().and_then(|extension| extension.to_str());
     if path.is_file() && extension != Some("toml") {
         if list_inputs(&[path]).is_ok() {
-            return Some(format!("is a text, not a run file; write a run file for it: xtrain init {shown}"));
+            return Some(format!("is a text, not a run file; write a run file for it: xtrain init {word}"));
         }
         return match extension {
             Some("json" | "yaml" | "yml" | "py") => {
@@ -82,8 +97,26 @@ fn instead(path: &Path) -> Option<String> {
     let files = run_files_in(parent);
     let with_extension = format!("{name}.toml");
     let near = files.iter().find(|file| **file == with_extension).map(String::as_str);
+    if near.is_none()
+        && let Some(found) = in_subfolder(parent, &[name, &with_extension])
+    {
+        return Some(format!("does not exist; did you mean {found}?"));
+    }
     let near = near.or_else(|| nearest(name, files.iter().map(String::as_str)))?;
     Some(format!("does not exist; did you mean {}?", path.with_file_name(near).display()))
+}
+
+/// The run file with one of `names` in a folder directly below `parent`, such as `examples/`; the first by
+/// name.
+fn in_subfolder(parent: &Path, names: &[&str]) -> Option<String> {
+    const MOST: usize = 100;
+    let entries = std::fs::read_dir(parent).into_iter().flatten().flatten();
+    let folders = entries.map(|entry| entry.path()).filter(|path| path.is_dir()).take(MOST);
+    let files = folders.flat_map(|folder| names.iter().map(move |name| folder.join(name)));
+    let is_run_file =
+        |path: &PathBuf| path.extension().is_some_and(|extension| extension == "toml") && path.is_file();
+    let found = files.filter(is_run_file).min()?;
+    Some(found.strip_prefix("./").unwrap_or(&found).display().to_string())
 }
 
 /// The run files in `folder`, by their names, sorted.

@@ -29,6 +29,17 @@ impl Schedule {
         }
     }
 
+    /// True if both give the same rates from step `from` on, as far as their kinds show.
+    pub fn is_like(&self, other: &Self, from: u64) -> bool {
+        let is_constant = |s: &Self| s.kind == ScheduleKind::Constant && from >= s.warmup;
+        self == other || is_constant(self) && is_constant(other) && self.peak == other.peak
+    }
+
+    /// Number of steps before the final decay of kind `wsd`.
+    pub fn decay_begins_after(&self) -> Option<u64> {
+        (self.kind == ScheduleKind::Wsd).then(|| self.steps.saturating_sub(self.decay))
+    }
+
     /// The learning rate of attempted step `step`, counted from 0. The first step of the warmup uses `peak /
     /// warmup`, never 0; the last step of the run uses the final rate.
     pub fn lr(&self, step: u64) -> f64 {
@@ -49,7 +60,7 @@ impl Schedule {
             ScheduleKind::Linear => fall(|x| 1.0 - x),
             ScheduleKind::Cosine => fall(cosine),
             ScheduleKind::Wsd => {
-                let from = self.steps.saturating_sub(self.decay);
+                let from = self.decay_begins_after().unwrap_or_default();
                 if step < from {
                     return self.peak;
                 }

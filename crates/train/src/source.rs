@@ -5,8 +5,10 @@ use crate::error::RunError;
 use crate::folder::RunFolder;
 use crate::paths::locate;
 use std::path::{Path, PathBuf};
+use xtrain_checkpoint::first_few;
+use xtrain_checkpoint::hf::{not_a_model, only_an_adapter, warn_of_adapter};
 use xtrain_config::{Config, DataSource, nearest};
-use xtrain_data::{Dataset, Tokenizer};
+use xtrain_data::{Dataset, Tokenizer, shell_path};
 use xtrain_model::hf::HfConfig;
 
 /// File in a Hugging Face folder that describes the model.
@@ -42,6 +44,34 @@ pub fn init(config: &Config) -> Result<Option<HfConfig>, RunError> {
         return Err(refused);
     }
     read_hf_config(&folder).map(Some)
+}
+
+/// Refuses a folder that holds an adapter in place of a model.
+pub fn refuse_adapter(folder: &Path) -> Result<(), RunError> {
+    only_an_adapter(folder).map_or(Ok(()), |error| Err(error.into()))
+}
+
+/// Warns of settings of a folder by which another program may compute other results.
+pub(crate) fn warn_of_notes(folder: &Path, hf: &HfConfig) {
+    let file = folder.join(CONFIG_FILE);
+    hf.notes.warnings.iter().for_each(|note| tracing::warn!("{}: {note}", file.display()));
+    warn_of_adapter(folder);
+    let unknown = &hf.notes.unknown;
+    if !unknown.is_empty() {
+        tracing::debug!(
+            "{}: keys that nothing reads: {} ({})",
+            file.display(),
+            unknown.len(),
+            unknown.join(", ")
+        );
+    }
+}
+
+/// As [`warn_of_notes`], and of settings by which transformers would train otherwise.
+pub(crate) fn warn_of_training(folder: &Path, hf: &HfConfig) {
+    warn_of_notes(folder, hf);
+    let file = folder.join(CONFIG_FILE);
+    hf.notes.training.iter().for_each(|note| tracing::warn!("{}: {note}", file.display()));
 }
 
 /// The folder that `model.init_from` names, if any.
@@ -82,7 +112,7 @@ fn refuse_run_folder(folder: &Path) -> Option<RunError> {
         Some((run, step)) => (run, "a checkpoint of a run", format!(" --step {step}")),
         None => (Some(RunFolder::at(folder)).filter(RunFolder::is_begun)?, "a run folder", String::new()),
     };
-    let (place, hf) = (run.path().display(), run.hf());
+    let (place, hf) = (shell_path(run.path()), run.hf());
     let advice = match hf.is_dir() && of_step.is_empty() {
         true => format!("its model is in {}", hf.display()),
         false => format!("export it first: xtrain export {place}{of_step} --out FOLDER"),
@@ -117,14 +147,9 @@ fn siblings(folder: &Path) -> String {
     let mut names = folders_in(parent);
     names.retain(|name| !name.starts_with('.'));
     names.sort();
-    let rest = match names.len().saturating_sub(MOST) {
-        0 => String::new(),
-        rest => format!(" and {rest} more"),
-    };
-    names.truncate(MOST);
     match names.is_empty() {
         true => String::new(),
-        false => format!("; {} has {}{rest}", parent.display(), names.join(", ")),
+        false => format!("; {} has {}", parent.display(), first_few(names, MOST)),
     }
 }
 
@@ -197,11 +222,15 @@ pub(crate) fn read_hf_config(folder: &Path) -> Result<HfConfig, RunError> {
     if !folder.exists() {
         return Err(no_such_folder(folder));
     }
+    let config = folder.join(CONFIG_FILE);
+    if let (false, Some(error)) = (config.exists(), not_a_model(folder)) {
+        return Err(error.into());
+    }
     let read = |path: &Path| {
         xtrain_config::files::read_text(path, MAX_CONFIG_BYTES).map_err(RunError::io(path, "read"))
     };
     let refused = |error| RunError::Model { place: folder.display().to_string(), error };
-    let mut hf = HfConfig::parse(&read(&folder.join(CONFIG_FILE))?).map_err(refused)?;
+    let mut hf = HfConfig::parse(&read(&config)?).map_err(refused)?;
     let generation = folder.join(GENERATION_FILE);
     if generation.exists() {
         hf.parse_generation(&read(&generation)?).map_err(refused)?;

@@ -7,18 +7,20 @@ use crate::exchange;
 use crate::member::Member;
 use crate::paths::locate;
 use crate::source::{OWN_TOKENIZERS, init, load_tokenizer, shards};
+use crate::static_scales;
 use crate::training_spec::TrainingSpec;
 use serde_json::json;
 use std::io::ErrorKind;
 use std::ops::ControlFlow;
 use xtrain_checkpoint::hf::ExportDtype;
 use xtrain_config::{Config, Facts, OrAuto, Parsed, Recompute, Resolved, Slower, TokenizerChoice};
-use xtrain_data::{DataError, InputOptions, TextFiles, TokenStream, Tokenizer, learn, list_inputs};
+use xtrain_data::{DataError, Split, Take, TextFiles, TokenStream, Tokenizer, learn, list};
 use xtrain_model::Recipe;
 use xtrain_model::decoder::{Balancing, Batch, Loss};
 use xtrain_program as program;
 
 /// A run file resolved before its data is opened.
+#[derive(Clone)]
 pub struct Planned {
     /// The configuration, every default filled in.
     pub resolved: Resolved,
@@ -47,6 +49,15 @@ impl Planned {
     /// This plan with these layers in bf16, as its configuration then records.
     pub(crate) fn with_slower(self, slower: Vec<Slower>) -> Result<Planned, RunError> {
         self.changed(|config| config.precision.skip_slower = Some(slower))
+    }
+
+    /// This plan, whose layers are all decided.
+    ///
+    /// # Errors
+    /// `precision.static_scales` lacks a tensor that the step casts.
+    pub(crate) fn complete(self) -> Result<Planned, RunError> {
+        static_scales::complete(self.resolved.static_scales.as_ref(), &self.spec)?;
+        Ok(self)
     }
 
     /// This plan with another configuration.
@@ -113,6 +124,7 @@ pub fn plan_for(parsed: &Parsed, target: Target, member: Member) -> Result<Plann
         recipe: Some(target.recipe()),
         epoch_tokens: config.train.epochs.and_then(|_| known_epoch_tokens(config)),
         world_size: Some(member.world_size),
+        static_scales: static_scales::of_file(config)?,
     };
     let planned = planned_for(parsed.resolve(&facts)?, member)?;
     Ok(Planned { vocabulary_bound: vocabulary.bound, ..planned })
@@ -141,10 +153,9 @@ impl VocabularySize {
 fn characters(config: &Config) -> Result<VocabularySize, RunError> {
     let mut texts = Vec::new();
     for source in &config.data.train.0 {
-        let field = config.data.text_field(source).to_owned();
-        let separator = config.data.separator(source).map(str::to_owned);
-        match list_inputs(&[locate(config, &source.path)]) {
-            Ok(inputs) => texts.push(TextFiles { inputs, options: InputOptions { field, separator } }),
+        let options = corpus::input_options(config, source);
+        match list(&[locate(config, &source.path)], Take::OfFolders(Split::Train)) {
+            Ok(listing) => texts.push(TextFiles { inputs: listing.files, options }),
             Err(DataError::Io { source: error, .. }) if error.kind() == ErrorKind::NotFound => {
                 let why = format!("{} does not exist, so all characters of Unicode are counted", source.path);
                 // Plus the end-of-document token.
@@ -173,7 +184,7 @@ pub fn planned_for(resolved: Resolved, member: Member) -> Result<Planned, RunErr
     let model = resolved.architecture.clone();
     model.validate().map_err(|error| RunError::Model { place: "[model]".into(), error })?;
     let has_experts = model.layers.iter().any(|layer| layer.feed_forward.experts().is_some());
-    let spec = TrainingSpec {
+    let mut spec = TrainingSpec {
         // Filled in: the default differs on a GPU only.
         recipe: c.precision.recipe.unwrap_or(Recipe::Fp32),
         fp8: c.precision.fp8(&model).map_err(RunError::Refused)?,
@@ -207,6 +218,7 @@ pub fn planned_for(resolved: Resolved, member: Member) -> Result<Planned, RunErr
         model,
     };
     check_sizes(&spec, c.train.batch_size)?;
+    spec.fp8.static_scales = static_scales::check(&resolved, &spec)?;
     if c.checkpoint.export_hf && c.checkpoint.export_dtype == Some(ExportDtype::Fp8) {
         exchange::check_fp8(&exchange::fp8_names(&spec.model, &spec.numerics()))?;
     }

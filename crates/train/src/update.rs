@@ -43,6 +43,8 @@ pub mod update_io {
     pub const STOP: &str = "stop";
     /// `u32[]`, likewise: 1 if any rank wishes to end the run.
     pub const STOPPING: &str = "stopping";
+    /// `f32[n]`, with static scales: the amax over all ranks of each of [`xtrain_program::Program::delayed`].
+    pub const AMAXES: &str = "amaxes";
 }
 
 /// Appends the op that computes the next step's scales from this step's amaxes; returns the largest amax.
@@ -71,12 +73,30 @@ fn next_scales(
 /// Appends the ops that replace the amaxes of this step with their maxima over ranks, by one gather.
 fn amaxes_of_all(t: &mut Tracer, delayed: &[Delayed], parallel: &Parallel) -> Result<(), TraceError> {
     let amaxes: Vec<ValueId> = delayed.iter().map(|tensor| tensor.amax).collect();
-    let row = t.site("scales").emit(RankAmaxes, &amaxes)?[0];
-    let gather = AllGather { rows: parallel.world_size * amaxes.len(), ..gather_of_rows(parallel) };
-    let rows = t.emit(gather, &[row])?[0];
+    let rows = rows_of_amaxes(t, &amaxes, parallel)?;
     let targets: Vec<_> = amaxes.into_iter().map(Some).collect();
     t.emit_into(MaxAmaxes { lengths: vec![1; delayed.len()] }, &[rows], &targets)?;
     Ok(())
+}
+
+/// Appends the ops that output the amaxes of this step with static scales, over all ranks, for the host to
+/// compare with the scales; returns the largest.
+fn amaxes_to_host(t: &mut Tracer, delayed: &[Delayed], parallel: &Parallel) -> Result<ValueId, TraceError> {
+    let amaxes: Vec<ValueId> = delayed.iter().map(|tensor| tensor.amax).collect();
+    let rows = rows_of_amaxes(t, &amaxes, parallel)?;
+    let all = t.emit(MaxAmaxes { lengths: vec![amaxes.len()] }, &[rows])?[0];
+    t.output(update_io::AMAXES, all);
+    Ok(t.emit(MaxAmaxes { lengths: vec![1] }, &[all])?[0])
+}
+
+/// The row of `amaxes` of each rank.
+fn rows_of_amaxes(t: &mut Tracer, amaxes: &[ValueId], parallel: &Parallel) -> Result<ValueId, TraceError> {
+    let row = t.site("scales").emit(RankAmaxes, amaxes)?[0];
+    if parallel.world_size == 1 {
+        return Ok(row);
+    }
+    let gather = AllGather { rows: parallel.world_size * amaxes.len(), ..gather_of_rows(parallel) };
+    Ok(t.emit(gather, &[row])?[0])
 }
 
 /// Gathers one row of each rank, in their order.
@@ -232,11 +252,15 @@ pub(crate) fn append(
     let mut amax = program.state(StateKind::Amax, quantize::AMAX);
     let delayed = program.delayed.clone();
     let mut t = Tracer::new(program, Stage::Update, Role::Update);
-    if !delayed.is_empty() {
-        if parallel.world_size > 1 {
-            amaxes_of_all(&mut t, &delayed, parallel)?;
+    match (delayed.is_empty(), &spec.fp8.static_scales) {
+        (true, _) => {}
+        (false, Some(_)) => amax = Some(amaxes_to_host(&mut t, &delayed, parallel)?),
+        (false, None) => {
+            if parallel.world_size > 1 {
+                amaxes_of_all(&mut t, &delayed, parallel)?;
+            }
+            amax = Some(next_scales(&mut t, &delayed, &parameters, &spec.fp8.delayed)?);
         }
-        amax = Some(next_scales(&mut t, &delayed, &parameters, &spec.fp8.delayed)?);
     }
     let lr = t.input(update_io::LR, TensorType::new(DType::F32, []));
     let gradients: Vec<Gradient> =

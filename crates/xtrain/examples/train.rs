@@ -33,6 +33,6 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut each = |_: GeneratedToken<'_>| ControlFlow::Continue(());
     let sampling = Sampling { temperature: 0.8, top_k: 0, top_p: 1.0, seed: 0 };
     let tokens = generator.generate(&mut model.weights, &prompt, 20, sampling, &ends, &mut each)?;
-    println!("pub fn {}", model.tokenizer.decode(&tokens, SpecialTokens::Hide)?);
+    println!("pub fn {}", model.tokenizer.decode_after(&prompt, &tokens, SpecialTokens::Hide)?);
     Ok(())
 }

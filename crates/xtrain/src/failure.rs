@@ -11,6 +11,7 @@ use xtrain_config::ConfigErrors;
 use xtrain_data::DataError;
 use xtrain_distributed::{CommError, Fault};
 use xtrain_report::ReportError;
+use xtrain_report::metrics::printable;
 use xtrain_train::error::{LearnError, RunError};
 
 /// A failed command.
@@ -62,13 +63,13 @@ impl Failure {
 
 /// Runs `work`. A panic that leaves it, which is always a bug of ours, becomes an error with its place. A
 /// panic that is caught inside, such as those of libraries that read files, is not reported. A library's
-/// panic over a thread that the system refuses ends the process with a line.
+/// panic over a thread or memory that the system refuses ends the process with a line.
 pub(crate) fn without_panic<T>(work: impl FnOnce() -> Result<T, Failure>) -> Result<T, Failure> {
     let place = Arc::new(Mutex::new(None));
     let seen = place.clone();
     panic::set_hook(Box::new(move |info| {
         let text = info.payload_as_str().unwrap_or("a panic");
-        refused::end_if_no_thread(text);
+        refused::end_if_refused(text);
         // The first panic is the cause of the others.
         let mut seen = seen.lock().unwrap_or_else(PoisonError::into_inner);
         seen.get_or_insert_with(|| {
@@ -143,16 +144,9 @@ impl From<ConfigErrors> for Failure {
 /// long text is left out, because the end names the remedy.
 pub(crate) fn one_line(text: &str) -> String {
     const LONGEST: usize = 2000;
-    /// True for characters with which a terminal or a pager ends or reorders the line.
-    fn moves(c: char) -> bool {
-        c.is_control() || matches!(c, '\u{2028}'..='\u{202E}' | '\u{2066}'..='\u{2069}')
-    }
-    let mut line = String::with_capacity(text.len());
-    for c in text.chars() {
-        if moves(c) { line.extend(c.escape_default()) } else { line.push(c) }
-    }
+    let line = printable::name(text);
     if line.len() <= LONGEST {
-        return line;
+        return line.into_owned();
     }
     let head = line.floor_char_boundary(LONGEST * 2 / 3);
     let tail = line.ceil_char_boundary(line.len() - LONGEST / 3);

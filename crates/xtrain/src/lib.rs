@@ -48,7 +48,7 @@
 //! let stop_tokens = model.tokenizer.stop_tokens().to_vec();
 //! let mut each = |_: GeneratedToken<'_>| ControlFlow::Continue(());
 //! let made = generator.generate(&mut model.weights, &prompt, 10, greedy, &stop_tokens, &mut each)?;
-//! println!("to be{}", model.tokenizer.decode(&made, SpecialTokens::Hide)?);
+//! println!("to be{}", model.tokenizer.decode_after(&prompt, &made, SpecialTokens::Hide)?);
 //!
 //! // As a Hugging Face folder. The run has left one too, in `run/hf`.
 //! let options = ExportOptions { dtype: ExportDtype::Fp32, ..ExportOptions::default() };

@@ -15,24 +15,33 @@ use failure::{Failure, without_panic};
 use ranks::Place;
 use std::process::ExitCode;
 use std::sync::OnceLock;
-use xtrain_distributed::{Variables, become_bound, die_with_launcher};
+use terminal::Detail;
+use xtrain_distributed::{Variables, die_with_launcher, raise_open_files, supervise};
 
 fn main() -> ExitCode {
+    if let Some(code) = supervise(std::env::args_os().skip(1)) {
+        return ranks::exit_code(code);
+    }
     let variables = Variables::of_process();
     let launched = die_with_launcher(&variables);
-    let bound = become_bound(std::env::args_os().skip(1));
+    raise_open_files(&variables);
     allocator::return_large_blocks();
+    refused::reserve_stack();
     signals::survive_file_size_limits();
     let place: OnceLock<Place> = OnceLock::new();
     let done = without_panic(|| {
-        if let Some(error) = launched.err().or(bound) {
+        if let Some(error) = launched.err() {
             return Err(Failure::user(error.to_string()));
         }
         let Some(cli) = cli::Cli::read()? else { return Ok(ExitCode::SUCCESS) };
         let found = Place::of(&cli.command, variables)?;
         let place = place.get_or_init(|| found);
-        let is_quiet = matches!(&cli.command, cli::Command::Train(args) if args.quiet);
-        terminal::log(is_quiet || !place.is_first(), place.prefix());
+        let detail = match &cli.command {
+            _ if !place.is_first() => Detail::Quiet,
+            cli::Command::Train(args) => commands::train::detail(args),
+            _ => Detail::Given,
+        };
+        terminal::log(detail, place.prefix());
         run(cli.command, place)
     });
     match (done, place.get()) {

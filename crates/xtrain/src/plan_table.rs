@@ -1,38 +1,18 @@
 //! The tables of `xtrain plan`.
 
+mod answers;
 mod ranks;
 
-pub(crate) use ranks::Several;
+pub(crate) use answers::{Advised, Answer};
 
-use xtrain_config::Balance;
 use xtrain_model::{Bf16Reason, ExpertShare};
 use xtrain_program::{MemoryRow, MemoryTable, Program, Purpose, Role, Stage, StateKind};
 use xtrain_report::metrics::format;
-use xtrain_train::choose::Choice;
 use xtrain_train::engine::Target;
-use xtrain_train::error::RunError;
-use xtrain_train::estimate::RunTime;
-use xtrain_train::fit::{Fit, Verdict};
 use xtrain_train::layout::Layout;
 use xtrain_train::linear_gemms::{LinearGemms, fp8_share, linear_gemms};
 use xtrain_train::spec::Planned;
 use xtrain_train::{exchange, programs, saved, slower};
-
-/// The answers of a plan, which come before its tables.
-pub(crate) struct Answer {
-    /// The reason why the device cannot run it, if any.
-    pub(crate) refusal: Option<RunError>,
-    /// The check that it fits, and the owner of the memory, if there is a device.
-    pub(crate) fit: Option<(Fit, String)>,
-    /// The chosen settings, if any.
-    pub(crate) choice: Option<Choice>,
-    /// The time of the run, if there is a device.
-    pub(crate) time: Option<RunTime>,
-    /// The estimates of a step of several ranks, if there is a device.
-    pub(crate) several: Option<Several>,
-    /// False for a model that is planned without a run file.
-    pub(crate) is_of_a_file: bool,
-}
 
 /// The programs that the tables of a plan describe.
 pub(crate) struct Tables<'a> {
@@ -48,106 +28,20 @@ pub(crate) struct Tables<'a> {
 }
 
 /// The plan as text: whether the run fits, its time and size, then arithmetic and memory.
-pub(crate) fn text(planned: &Planned, answer: &Answer, tables: &Tables<'_>) -> String {
+pub(crate) fn text(planned: &Planned, answer: &Answer<'_>, tables: &Tables<'_>) -> String {
     let mut out = line("model", &planned.spec.model.to_string());
-    out.push_str(&answers(planned, answer));
+    out.push_str(&answers::text(planned, answer));
     out.push('\n');
     out.push_str(&arithmetic(planned, tables));
     out.push('\n');
     out.push_str(&memory(planned, tables));
-    let train = &planned.resolved.config.train;
-    let micro_steps = planned.spec.micro_steps(train.batch_size);
-    let fit = answer.fit.as_ref().map(|(fit, _)| fit);
-    out.push_str(&ranks::text(&planned.spec, tables.program, micro_steps, answer.several.as_ref(), fit));
+    let micro_steps = planned.spec.micro_steps(planned.resolved.config.train.batch_size);
+    out.push_str(&ranks::text(&planned.spec, tables.program, micro_steps, answer.advised.as_ref()));
     out
 }
 
 fn line(name: &str, value: &str) -> String {
     format!("{name:<28}{value}\n")
-}
-
-/// The lines that say whether it fits, what was chosen, how long it takes, and how large it is.
-fn answers(planned: &Planned, answer: &Answer) -> String {
-    let m = &planned.spec.model;
-    let mut out = String::new();
-    if let Some(refusal) = &answer.refusal {
-        out.push_str(&line("runs", &format!("no: {refusal}")));
-    }
-    if let Some((of, owner)) = &answer.fit {
-        out.push_str(&fit(of, owner));
-    }
-    if let Some(choice) = &answer.choice {
-        out.push_str(&line("chosen", &choice.to_string()));
-    }
-    let time = match &answer.time {
-        Some(time) => time.to_string(),
-        None => "unknown without a GPU; --device-model h200 plans for one".to_owned(),
-    };
-    out.push_str(&line("time", &time));
-    let (parameters, embedding) = (m.parameter_count() as u64, (m.vocab_size * m.dim) as u64);
-    let active = match m.active_parameter_count() as u64 {
-        active if active < parameters => format!(", {} of them active for a token", format::grouped(active)),
-        _ => String::new(),
-    };
-    let (parameters, embedding) = (format::grouped(parameters), format::grouped(embedding));
-    out.push_str(&line("parameters", &format!("{parameters}{active} ({embedding} in the embedding)")));
-    out.push_str(&experts(planned));
-    if let Some(why) = &planned.vocabulary_bound {
-        let size = format::grouped(m.vocab_size as u64);
-        out.push_str(&line("vocabulary", &format!("at most {size}: {why}")));
-    }
-    out.push_str(&line("run", &run(planned, answer.is_of_a_file)));
-    out
-}
-
-/// The experts of the model, the rows that are allocated for them, and their losses.
-fn experts(planned: &Planned) -> String {
-    let (spec, config) = (&planned.spec, &planned.resolved.config.experts);
-    let all = || spec.model.layers.iter().filter_map(|layer| layer.feed_forward.experts());
-    let Some(experts) = all().next() else { return String::new() };
-    let (tokens, chosen) = (spec.batch.tokens(), experts.router.top_k);
-    let rows = tokens * chosen;
-    let balance = match config.balance {
-        Some(Balance::Loss) => format!("loss, weight {}", config.balance_loss.unwrap_or_default()),
-        Some(Balance::Bias) => format!("bias, rate {}", config.bias_rate.unwrap_or_default()),
-        Some(Balance::None) | None => "none".to_owned(),
-    };
-    let shared = experts.shared.as_ref().map_or_else(String::new, |shared| {
-        format!(", and a shared expert of width {}", format::grouped(shared.width as u64))
-    });
-    let text = format!(
-        "{chosen} of {} experts per token, in {} of {} blocks{shared}; {} rows allocated for the {} token copies of a micro-batch; \
-         balance: {balance}; router z-loss {}",
-        experts.count,
-        all().count(),
-        spec.model.layers.len(),
-        format::grouped(experts.dispatch(tokens).capacity(rows) as u64),
-        format::grouped(rows as u64),
-        config.z_loss.unwrap_or_default()
-    );
-    line("experts", &text)
-}
-
-/// The length of the run.
-fn run(planned: &Planned, is_of_a_file: bool) -> String {
-    let (spec, config) = (&planned.spec, &planned.resolved.config);
-    match planned.resolved.steps {
-        Some(steps) => {
-            let all = steps as f64 * config.step_tokens() as f64;
-            format!(
-                "{} steps, {} tokens, {} FLOPs{}",
-                format::grouped(steps),
-                format::count(all),
-                scientific(all * spec.model.flops_per_token(spec.batch.seq_len)),
-                if is_of_a_file {
-                    ""
-                } else {
-                    "; train.tokens, train.batch_size and data.seq_len are examples"
-                }
-            )
-        }
-        None => "unknown until the text is tokenized (train.epochs; see xtrain tokenize)".into(),
-    }
 }
 
 /// Precision, batch and operations.
@@ -159,10 +53,14 @@ fn arithmetic(planned: &Planned, tables: &Tables<'_>) -> String {
     let layers = linear_gemms(spec);
     let precision = match spec.recipe.is_fp8() {
         true => format!(
-            "{}, {:.1}% of the operations of the blocks' linear layers in FP8{}",
+            "{}, {:.1}% of the operations of the blocks' linear layers in FP8{}{}",
             spec.recipe.name(),
             100.0 * fp8_share(&layers),
-            if layers.iter().any(|p| p.is_head() && p.is_all_fp8()) { ", and the head" } else { "" }
+            if layers.iter().any(|p| p.is_head() && p.is_all_fp8()) { ", and the head" } else { "" },
+            match &config.precision.static_scales {
+                Some(file) => format!(", static scales of {file}"),
+                None => String::new(),
+            }
         ),
         false => spec.recipe.name().into(),
     };
@@ -239,28 +137,6 @@ fn linears(layers: &[LinearGemms]) -> String {
     out
 }
 
-/// The result of the check that the run fits, with one line for each alternative; `owner` owns the memory.
-fn fit(fit: &Fit, owner: &str) -> String {
-    let (needed, available) = (format::gib(fit.needed_bytes), fit.available(owner));
-    let fits = if fit.verdict == Verdict::Fits { "yes" } else { "no" };
-    let mut out = line("fits", &format!("{fits}: it needs {needed}, and {available}"));
-    match &fit.verdict {
-        Verdict::Fits => {}
-        Verdict::WouldFit(ways) => {
-            for (n, way) in ways.iter().enumerate() {
-                let name = if n == 0 { "what would fit" } else { "" };
-                out.push_str(&line(name, &way.to_string()));
-            }
-        }
-        nothing => {
-            for part in nothing.to_string().split("; ") {
-                out.push_str(&line("", part));
-            }
-        }
-    }
-    out
-}
-
 fn memory(planned: &Planned, tables: &Tables<'_>) -> String {
     let Tables { program, reference, target, threads, all } = *tables;
     let table = &target.plan(program).memory;
@@ -295,20 +171,22 @@ fn memory(planned: &Planned, tables: &Tables<'_>) -> String {
     for (what, bytes) in [
         ("CPU kernels use", work_bytes),
         ("libraries use", target.library_bytes()),
-        ("the process itself uses", target.process_bytes()),
+        ("the process itself uses", target.process_bytes(&loaded, planned.spec.model.vocab_size)),
     ] {
         if bytes > 0 {
             out.push_str(&format!("{what} up to {} more\n", format::bytes(bytes)));
         }
+    }
+    if target == Target::Cpu {
+        let bytes = format::bytes(xtrain_data::tokenizing_bytes(threads));
+        out.push_str(&format!("turning text into tokens uses up to {bytes} before the first step\n"));
     }
     let held = programs::saved_bytes(program);
     let copied = Layout::of(&planned.spec).map_or(held, |layout| saved::copied_bytes(program, &layout));
     out.push_str(&format!("a save copies {} of it to host memory\n", format::bytes(copied as u64)));
     if planned.resolved.config.checkpoint.export_hf {
         let largest = format::bytes(exchange::export_bytes(&planned.spec.model) as u64);
-        out.push_str(&format!(
-            "the export at the end holds one tensor at a time in host memory, up to {largest}\n"
-        ));
+        out.push_str(&format!("the export at the end holds one tensor at a time instead, up to {largest}\n"));
     }
     if reference.is_some() {
         let held = format::bytes(held as u64);

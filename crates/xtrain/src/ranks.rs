@@ -1,16 +1,16 @@
 //! The processes of a run: how the command line starts them, and how this one joins the others.
 
-use crate::cli::{Command, Processes};
-use crate::failure::Failure;
+use crate::cli::{Command, Processes, VERSION};
+use crate::failure::{Failure, one_line};
+use crate::terminal::{print_error, shown_path};
 use std::fs;
-use std::io::Write;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
-use xtrain_checkpoint::remove_leftovers;
+use xtrain_checkpoint::{remove_leftovers, replace_private_file};
 use xtrain_config::{ParallelConfig, Parsed};
 use xtrain_distributed::{
     Environment, Fault, Launch, SECRET_VARIABLE, Secret, StartOptions, Variables, nccl_variables,
@@ -52,9 +52,7 @@ impl Place {
             }
             return Ok(Place { variables, environment: None, is_ours });
         };
-        let environment = detected.map_err(|error| {
-            Failure::user(format!("{error}; unset the launcher's variables to run in one process"))
-        })?;
+        let environment = detected.map_err(|error| Failure::user(error.to_string()))?;
         if let (Some(environment), Some((option, count)), false) = (&environment, processes.given(), is_ours)
         {
             return Err(Failure::user(format!(
@@ -62,7 +60,6 @@ impl Place {
                 environment.launcher, environment.world.rank, environment.world.world_size
             )));
         }
-        let environment = environment.filter(|environment| environment.world.world_size > 1);
         Ok(Place { variables, environment, is_ours })
     }
 
@@ -94,7 +91,10 @@ impl Place {
 
     /// Joins the other processes of the run in `folder`, if it has any.
     pub(crate) fn join(&self, parallel: &ParallelConfig, folder: &Path) -> Result<Crew, Failure> {
-        let Some(environment) = &self.environment else { return Ok(Crew::alone()) };
+        let Some(environment) = &self.environment else {
+            remove_leftovers_of_secrets(folder);
+            return Ok(Crew::alone());
+        };
         let secret = self.secret(environment, folder)?;
         let start = StartOptions {
             deadline: parallel.start_timeout.duration(),
@@ -102,6 +102,7 @@ impl Place {
             ..StartOptions::default()
         };
         if self.is_first() {
+            remove_leftovers_of_secrets(folder);
             for (name, value) in nccl_variables(&self.variables) {
                 tracing::info!("{name}={value}");
             }
@@ -111,12 +112,12 @@ impl Place {
         let ended = move |fault: Fault| {
             thread::sleep(GRACE);
             if take_last_word() && is_heard(&fault) {
-                let _ = writeln!(std::io::stderr(), "{prefix}error: {fault}");
+                print_error(&format!("{prefix}error: {}", one_line(&fault.to_string())));
             }
             // Exit handlers of the driver would wait for the GPU, which may wait for another rank.
             signal_hook::low_level::exit(if fault.is_users() { 2 } else { 1 })
         };
-        Ok(Crew::join(environment.clone(), &secret, start, parallel.timeout.duration(), ended)?)
+        Ok(Crew::join(environment.clone(), &secret, start, VERSION, parallel.timeout.duration(), ended)?)
     }
 
     /// The secret of the run: a variable, or a file beside the run folder, which rank 0 writes.
@@ -125,14 +126,14 @@ impl Place {
         if let Some(value) = self.variables.get(SECRET_VARIABLE) {
             return Secret::value(value).map_err(refused);
         }
-        let folder = std::path::absolute(folder).unwrap_or_else(|_| folder.to_owned());
-        let name = folder.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        let file = folder.with_file_name(format!(".{name}.secret"));
+        let file = secret_file(folder);
         if let Some(parent) = file.parent().filter(|_| environment.world.rank == 0) {
             fs::create_dir_all(parent)
-                .map_err(|e| Failure::user(format!("{}: cannot create: {e}", parent.display())))?;
+                .map_err(|e| Failure::user(format!("{}: cannot create: {e}", shown_path(parent))))?;
         }
-        Ok(Secret::file(file))
+        Ok(Secret::file(file, |path, text| {
+            replace_private_file(path, text.as_bytes()).map_err(|e| e.to_string())
+        }))
     }
 
     /// Decides if this rank reports a fault. The launcher shows what rank 0 says, so a wrong input that rank
@@ -151,10 +152,27 @@ impl Place {
     }
 }
 
+/// The file of the secret of the run in `folder`.
+fn secret_file(folder: &Path) -> PathBuf {
+    let folder = std::path::absolute(folder).unwrap_or_else(|_| folder.to_owned());
+    let name = folder.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    folder.with_file_name(format!(".{name}.secret"))
+}
+
+/// Removes what a killed rank 0 of the run in `folder` was writing beside it.
+fn remove_leftovers_of_secrets(folder: &Path) {
+    let file = secret_file(folder);
+    let name = file.file_name().and_then(|name| name.to_str());
+    let Some(parent) = file.parent().filter(|parent| parent.is_dir()) else { return };
+    if let Err(error) = remove_leftovers(parent, |target| Some(target) == name) {
+        tracing::debug!("{error}");
+    }
+}
+
 /// Reports a failure on standard error.
 pub(crate) fn report(failure: &Failure, prefix: &str) {
-    // It may be closed; the exit code still reports the failure.
-    let _ = std::io::stderr().write_all(format!("{prefix}error: {failure}\n").as_bytes());
+    // Standard error may be closed; the exit code still reports the failure.
+    print_error(&format!("{prefix}error: {failure}"));
 }
 
 /// True for the first caller, which reports the error that ends this process.
@@ -192,7 +210,7 @@ pub(crate) fn exit_code(code: i32) -> ExitCode {
 fn refuse_several(command: &Command, environment: &Environment) -> Result<(), Failure> {
     let world = &environment.world;
     let is_for_each = matches!(command, Command::Doctor(_) | Command::Completions(_) | Command::Plan(_));
-    if world.world_size == 1 || is_for_each {
+    if is_for_each {
         return Ok(());
     }
     Err(Failure::user(format!(

@@ -37,16 +37,27 @@ pub(crate) fn end(refused: fmt::Arguments<'_>) -> ! {
     signal_hook::low_level::exit(USERS)
 }
 
-/// Ends the process if `panic` is the panic of a library, or of std in a new thread, over a thread or a
-/// thread's stack that the system refuses.
-pub(crate) fn end_if_no_thread(panic: &str) {
-    const REFUSED: [&str; 4] = [
+/// Takes the memory of this thread's stack that a command may need. The stack grows when it is used, and a
+/// system that then refuses the memory ends the process by a signal, without a word.
+#[inline(never)]
+pub(crate) fn reserve_stack() {
+    std::hint::black_box([0_u8; 1 << 20]);
+}
+
+/// Ends the process if `panic` is the panic of a library, or of std in a new thread, over something that the
+/// system refuses.
+pub(crate) fn end_if_refused(panic: &str) {
+    const THREADS: [&str; 4] = [
         "failed to spawn thread",
         "failed to allocate an alternative stack",
         "failed to set up alternative stack guard page",
         "The global thread pool has not been initialized",
     ];
-    if REFUSED.iter().any(|text| panic.contains(text)) {
+    if THREADS.iter().any(|text| panic.contains(text)) {
         end(format_args!("a thread"));
+    }
+    // Oniguruma is written in C, so its memory does not pass the allocator of this program.
+    if panic.contains(xtrain_data::NO_REGEX_MEMORY) {
+        end(format_args!("memory for the search of a regular expression"));
     }
 }

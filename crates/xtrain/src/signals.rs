@@ -1,10 +1,10 @@
 //! The signals that ask a command to stop.
 
 use crate::failure::Failure;
+use crate::terminal::print_error;
 use signal_hook::consts::{SIGINT, SIGTERM, SIGUSR1, SIGXFSZ};
 use signal_hook::flag;
 use signal_hook::iterator::Signals;
-use std::io::Write;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -18,11 +18,6 @@ const ONE_WISH: Duration = Duration::from_secs(1);
 
 /// The exit code of a command that was ended at once.
 const ENDED_AT_ONCE: i32 = 130;
-
-/// Errors are ignored, because the reader may be gone: Ctrl-C also ends a `tee` after the command.
-fn say(line: &str) {
-    let _ = writeln!(std::io::stderr(), "{line}");
-}
 
 /// A write beyond the limit on file sizes (`ulimit -f`) fails from now on, with an error that names the file.
 /// Unhandled, the limit's signal ends the process.
@@ -41,7 +36,7 @@ impl Stop {
     ///
     /// Open MPI's `mpirun` kills its ranks one second after a SIGTERM, but forwards SIGUSR1 and nothing more.
     pub(crate) fn on_signals() -> Result<Self, Failure> {
-        Stop::on_signals_of(say)
+        Stop::on_signals_of(print_error)
     }
 
     /// As [`Stop::on_signals`], for a process that does not say what a signal does, because another one does.

@@ -1,14 +1,24 @@
 //! Output for people: a progress bar on a terminal, plain lines in a log.
 
+mod printing;
+
+pub(crate) use printing::{
+    print, print_error, print_generated, print_help, print_json, shown, shown_path, stopped,
+};
+
+use crate::allocator;
 use crate::failure::Failure;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use std::io::{ErrorKind, IsTerminal, Write};
+use printing::{log_line, shown_toml};
+use std::io::{IsTerminal, Write};
 use std::ops::ControlFlow;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use tracing_subscriber::EnvFilter;
+use tracing_subscriber::field::MakeExt;
 use tracing_subscriber::fmt::MakeWriter;
+use tracing_subscriber::fmt::format::debug_fn;
 use xtrain_config::Config;
 use xtrain_data::{LearnProgress, Progress, VocabularyKind};
 use xtrain_report::REPORT_FILE;
@@ -17,15 +27,27 @@ use xtrain_train::corpus::Notice;
 use xtrain_train::run::Observer;
 
 /// Sends warnings and whatever `RUST_LOG` enables to standard error, each line with `prefix` in front, and
-/// also informative messages unless it `is_quiet`.
-pub(crate) fn log(is_quiet: bool, prefix: String) {
-    let usual = match is_quiet {
-        true => "warn",
-        false => "warn,xtrain::commands=info,xtrain::ranks=info,xtrain_train=info,xtrain_lab=info",
+/// also informative messages unless `detail` is [`Detail::Quiet`]. A message is one line, whatever names are
+/// in it.
+pub(crate) fn log(detail: Detail, prefix: String) {
+    const USUAL: &str = "warn,xtrain::commands=info,xtrain::ranks=info,xtrain_train=info,xtrain_lab=info";
+    let usual = match detail {
+        Detail::Quiet => "warn".to_owned(),
+        Detail::Given => USUAL.to_owned(),
+        Detail::Whole => format!("{USUAL},xtrain_train::source=debug"),
     };
+    let fields = debug_fn(|out, field, value| {
+        let value = shown(&format!("{value:?}"));
+        if field.name() == "message" {
+            write!(out, "{value}")
+        } else {
+            write!(out, "{}={value}", field.name())
+        }
+    });
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(usual));
     tracing_subscriber::fmt()
         .with_env_filter(filter)
+        .fmt_fields(fields.delimited(" "))
         .with_writer(Prefixed(prefix))
         .with_ansi(std::io::stderr().is_terminal())
         .without_time()
@@ -112,39 +134,6 @@ pub(crate) fn thread_count(threads: usize) -> Result<usize, Failure> {
     }
 }
 
-/// Prints to standard output. A closed reader, as after `| head`, is no error; `Break` then says that no more
-/// output is needed.
-pub(crate) fn print(text: &str) -> Result<ControlFlow<()>, Failure> {
-    let mut out = std::io::stdout().lock();
-    printed(out.write_all(text.as_bytes()).and_then(|()| out.flush()))
-}
-
-/// Prints help, in the terminal's colours.
-pub(crate) fn print_help(help: &clap::Error) -> Result<(), Failure> {
-    printed(help.print().and_then(|()| std::io::stdout().flush())).map(|_| ())
-}
-
-/// The result of writing to standard output.
-fn printed(written: std::io::Result<()>) -> Result<ControlFlow<()>, Failure> {
-    match written {
-        Ok(()) => Ok(ControlFlow::Continue(())),
-        Err(e) if e.kind() == ErrorKind::BrokenPipe => Ok(ControlFlow::Break(())),
-        Err(e) => Err(Failure::user(format!("cannot write to standard output: {e}"))),
-    }
-}
-
-/// Reports on standard error that the command was stopped, so that programs that read standard output do not
-/// see it.
-pub(crate) fn stopped() {
-    let _ = writeln!(std::io::stderr(), "stopped before the end; there is no result");
-}
-
-/// Prints a line of a run's log. A failed write must not end a run, and the metrics files contain the line
-/// too.
-fn log_line(line: &str) {
-    let _ = writeln!(std::io::stdout(), "{line}");
-}
-
 /// Verbosity of a run's output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Detail {
@@ -152,7 +141,7 @@ pub(crate) enum Detail {
     Quiet,
     /// Events, and the keys that differ from their defaults.
     Given,
-    /// Events, and the whole configuration.
+    /// Events, the whole configuration, and the keys of a model's config.json that nothing reads.
     Whole,
 }
 
@@ -162,6 +151,10 @@ pub(crate) struct Silent(pub(crate) Arc<AtomicBool>);
 impl Observer for Silent {
     fn notice(&mut self, _: Notice) -> ControlFlow<()> {
         if self.0.load(Ordering::Relaxed) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    }
+
+    fn started(&mut self, _: &Config, _: &str, _: &str, _: u64, _: u64) {
+        allocator::return_free_blocks();
     }
 }
 
@@ -211,6 +204,7 @@ impl Observer for TrainingView {
     }
 
     fn started(&mut self, config: &Config, model: &str, device: &str, first_step: u64, steps: u64) {
+        allocator::return_free_blocks();
         if self.is_quiet() {
             return;
         }
@@ -220,11 +214,11 @@ impl Observer for TrainingView {
             return log_line(&format!("{what}; all {steps} steps are done; writing the missing files"));
         }
         match self.detail {
-            Detail::Whole => log_line(&config.to_toml()),
-            _ => log_line(&self.given),
+            Detail::Whole => log_line(&shown_toml(&config.to_toml())),
+            _ => log_line(&shown_toml(&self.given)),
         }
         if let (true, Some(out)) = (config.log.jsonl, &config.train.out) {
-            self.say(format!("report: {out}/{REPORT_FILE}, updated during the run"));
+            self.say(format!("report: {}/{REPORT_FILE}, updated during the run", shown(out)));
         }
         self.say(format!("{what}; steps {first_step} to {steps}"));
         let bar = ProgressBar::with_draw_target(Some(steps), ProgressDrawTarget::stderr());
@@ -243,9 +237,7 @@ impl Observer for TrainingView {
     fn event(&mut self, event: &Event, steps: u64) {
         let line = metrics::line(event, Some(steps));
         match (self.detail, event) {
-            (Detail::Quiet, Event::Warning(_)) => {
-                let _ = writeln!(std::io::stderr(), "{line}");
-            }
+            (Detail::Quiet, Event::Warning(_)) => print_error(&line),
             (Detail::Quiet, _) => {}
             _ => self.say(line),
         }
@@ -256,7 +248,7 @@ impl Observer for TrainingView {
             bar.finish_and_clear();
         }
         if !self.is_quiet() {
-            log_line(&format!("{what}: {}", path.display()));
+            log_line(&format!("{what}: {}", shown_path(path)));
         }
     }
 }
@@ -279,7 +271,7 @@ impl Bar {
         let bar = self.bar.get_or_insert_with(|| {
             let bar = ProgressBar::with_draw_target(Some(total), ProgressDrawTarget::stderr());
             bar.set_style(style("{msg} {wide_bar} {percent}%, {eta} left"));
-            bar.set_message(doing.to_owned());
+            bar.set_message(shown(doing));
             bar
         });
         bar.set_length(total);
@@ -290,7 +282,7 @@ impl Bar {
     pub(crate) fn show_part(&mut self, doing: &str, part: &str, done: u64, total: u64) {
         self.show(doing, done, total);
         if let Some(bar) = &self.bar {
-            bar.set_message(format!("{doing} {part}"));
+            bar.set_message(shown(&format!("{doing} {part}")));
         }
     }
 
@@ -298,7 +290,7 @@ impl Bar {
     pub(crate) fn tokenizing(&mut self, path: &str, progress: &Progress) {
         self.show(path, progress.bytes_done, progress.bytes_total);
         if let Some(bar) = &self.bar {
-            bar.set_message(format!("tokenizing {path} ({:.0} MB/s)", progress.mb_per_s()));
+            bar.set_message(format!("tokenizing {} ({:.0} MB/s)", shown(path), progress.mb_per_s()));
         }
     }
 
@@ -350,7 +342,7 @@ impl TextBar {
         let path = self.bar.clear();
         if let Some(p) = self.tokens.take() {
             let (made, bytes) = (totals(p.tokens, p.documents), metrics::format::bytes(p.bytes_done));
-            log_line(&format!("{path}: {made}, {bytes} at {:.1} MB/s", p.mb_per_s()));
+            log_line(&format!("{}: {made}, {bytes} at {:.1} MB/s", shown(&path), p.mb_per_s()));
         }
     }
 

@@ -2,30 +2,73 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt;
-use std::fs;
 use std::path::{Path, PathBuf};
 
 use serde::de::{Error as _, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 
+use super::no_weights::no_weights;
 use super::replace_folder::interrupted;
-use super::{INDEX_FILE, SINGLE_FILE};
-use crate::error::{CheckpointError, Result, comma_separated};
+use super::standard_names::standard_names;
+use super::{INDEX_FILE, NameMap, SINGLE_FILE};
+use crate::error::{CheckpointError, LISTED, Result};
 use crate::files::{self, LFS_ADVICE, is_lfs_pointer, is_plain_name};
+use crate::first_few::first_few;
 use crate::tensor_file::{TensorFile, TensorInfo};
 
-/// All tensors of a folder, each in exactly one of its files.
+/// All tensors of a folder by the model's names, each in exactly one of its files.
 #[derive(Debug)]
 pub(super) struct HfFolder {
     path: PathBuf,
     files: Vec<TensorFile>,
-    /// The index of the file that holds each tensor.
-    by_name: BTreeMap<String, usize>,
+    by_name: BTreeMap<String, Place>,
+    /// Deviations of the files from the index.
+    warnings: Vec<String>,
+}
+
+/// The place of a tensor in a folder.
+#[derive(Debug)]
+struct Place {
+    /// The index of the file that holds it.
+    file: usize,
+    /// Its name there.
+    stored: String,
+}
+
+/// A tensor of a folder.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Stored<'a> {
+    /// Its name in the model.
+    pub(super) name: &'a str,
+    pub(super) file: &'a TensorFile,
+    /// Its description in the file, with its name there.
+    pub(super) tensor: &'a TensorInfo,
+}
+
+/// The number of tensors in the files of a folder, from their headers.
+///
+/// # Errors
+/// A folder without safetensors; damaged files.
+pub fn tensor_count(folder: &Path) -> Result<usize> {
+    Ok(HfFolder::with_stored_names(folder)?.by_name.len())
 }
 
 impl HfFolder {
-    /// Opens the single file, or all shards that the index names.
-    pub(super) fn open(path: &Path) -> Result<Self> {
+    /// Opens the single file, or all shards that the index names. Tensors have the names of `names`.
+    pub(super) fn open(path: &Path, names: &NameMap) -> Result<Self> {
+        let mut folder = Self::with_stored_names(path)?;
+        let stored = folder.by_name.keys().map(String::as_str);
+        let standard = standard_names(path, names, stored)?;
+        let place = |(stored, standard): (&str, String)| {
+            let place = Place { file: folder.by_name[stored].file, stored: stored.to_owned() };
+            (standard, place)
+        };
+        folder.by_name = standard.into_iter().map(place).collect();
+        Ok(folder)
+    }
+
+    /// Opens the files. Tensors have the names that they have there.
+    fn with_stored_names(path: &Path) -> Result<Self> {
         if !path.exists() {
             let advice = match interrupted(path) {
                 Some(old) => format!(
@@ -43,10 +86,12 @@ impl HfFolder {
         let single = path.join(SINGLE_FILE);
         let index = path.join(INDEX_FILE);
         if single.exists() {
+            let mut folder = Self::gather(path, vec![TensorFile::open(&single)?])?;
             if index.exists() {
-                tracing::warn!("{}: reading {SINGLE_FILE} and ignoring {INDEX_FILE}", path.display());
+                let warning = format!("{}: reading {SINGLE_FILE} and ignoring {INDEX_FILE}", path.display());
+                folder.warnings.push(warning);
             }
-            Self::gather(path, vec![TensorFile::open(&single)?])
+            Ok(folder)
         } else if index.exists() {
             Self::open_sharded(path, &index)
         } else {
@@ -59,54 +104,66 @@ impl HfFolder {
         &self.path
     }
 
-    /// The tensor `name`, and the file that holds it.
-    pub(super) fn get(&self, name: &str) -> Option<(&TensorFile, &TensorInfo)> {
-        let file = &self.files[*self.by_name.get(name)?];
-        Some((file, file.tensor(name)?))
+    /// Logs how the files deviate from the index. A folder is opened several times, so opening it does not.
+    pub(super) fn log_warnings(&self) {
+        self.warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
     }
 
-    /// All names, sorted.
-    pub(super) fn names(&self) -> impl Iterator<Item = &str> {
-        self.by_name.keys().map(String::as_str)
+    /// The tensor that the model calls `name`.
+    pub(super) fn get(&self, name: &str) -> Option<Stored<'_>> {
+        let (name, place) = self.by_name.get_key_value(name)?;
+        let file = &self.files[place.file];
+        Some(Stored { name, file, tensor: file.tensor(&place.stored)? })
+    }
+
+    /// All tensors, sorted by the model's names.
+    pub(super) fn tensors(&self) -> impl Iterator<Item = Stored<'_>> {
+        self.by_name.keys().filter_map(|name| self.get(name))
     }
 
     fn open_sharded(folder: &Path, index_path: &Path) -> Result<Self> {
         let index = Index::read(index_path)?;
-        let shards: BTreeSet<&str> = index.weight_map.0.values().map(String::as_str).collect();
+        let files: BTreeSet<&str> = index.weight_map.0.values().map(String::as_str).collect();
         let at_index = |problem: String, advice: &str| {
             CheckpointError::damaged(index_path, "weight_map", problem, advice)
         };
-        let mut missing = Vec::new();
-        for shard in &shards {
+        let (mut shards, mut missing) = (BTreeSet::new(), Vec::new());
+        for file in files {
+            let shard = without_dots(file);
             if !is_plain_name(shard) {
                 let advice = "shards must be in the same folder: download the index again";
-                return Err(at_index(format!("names the file '{shard}', which is not a plain name"), advice));
+                return Err(at_index(format!("names the file '{file}', which is not a plain name"), advice));
             }
-            if !folder.join(shard).exists() {
-                missing.push(*shard);
+            if shards.insert(shard) && !folder.join(shard).exists() {
+                missing.push(shard);
             }
         }
         if !missing.is_empty() {
             let (n, all) = (missing.len(), shards.len());
-            let problem = format!("{n} of {all} shards are missing: {}", comma_separated(&missing));
+            let problem = format!("{n} of {all} shards are missing: {}", first_few(&missing, LISTED));
             return Err(CheckpointError::folder(folder, problem, "download the missing files"));
         }
         let files: Result<Vec<_>> =
             shards.iter().map(|shard| TensorFile::open(&folder.join(shard))).collect();
-        let opened = Self::gather(folder, files?)?;
+        let mut opened = Self::gather(folder, files?)?;
         let mixed = "index and shards belong to different versions: download all of them again";
         for (tensor, shard) in &index.weight_map.0 {
-            let found = opened.get(tensor).and_then(|(file, _)| file.path().file_name());
-            if found != Some(std::ffi::OsStr::new(shard)) {
+            let found = opened.get(tensor).and_then(|stored| stored.file.path().file_name());
+            if found != Some(std::ffi::OsStr::new(without_dots(shard))) {
                 let problem = format!("says that '{tensor}' is in {shard}, but it is not");
                 return Err(at_index(problem, mixed));
             }
         }
-        if let Some((tensor, &file)) =
-            opened.by_name.iter().find(|(name, _)| !index.weight_map.0.contains_key(*name))
-        {
-            let shard = opened.files[file].path().file_name().unwrap_or_default().display();
-            return Err(at_index(format!("does not name '{tensor}', which is in {shard}"), mixed));
+        let mut unnamed = opened.by_name.keys().filter(|name| !index.weight_map.0.contains_key(*name));
+        if let Some(first) = unnamed.next() {
+            // All tensors of a shard are read, as transformers does.
+            let count = 1 + unnamed.count();
+            let tensors = if count == 1 { "1 tensor" } else { &format!("{count} tensors") };
+            let warning = format!(
+                "{}: reading {tensors} that the index does not name, such as '{first}'",
+                index_path.display()
+            );
+            opened.warnings.push(warning);
         }
         Ok(opened)
     }
@@ -115,7 +172,8 @@ impl HfFolder {
         let mut by_name = BTreeMap::new();
         for (index, file) in files.iter().enumerate() {
             for tensor in &file.header().tensors {
-                if let Some(other) = by_name.insert(tensor.name.clone(), index) {
+                let place = Place { file: index, stored: tensor.name.clone() };
+                if let Some(Place { file: other, .. }) = by_name.insert(tensor.name.clone(), place) {
                     return Err(CheckpointError::damaged(
                         file.path(),
                         format!("tensor '{}'", tensor.name),
@@ -125,8 +183,16 @@ impl HfFolder {
                 }
             }
         }
-        Ok(Self { path: path.to_path_buf(), files, by_name })
+        Ok(Self { path: path.to_path_buf(), files, by_name, warnings: Vec::new() })
     }
+}
+
+/// The file name without the `./` that some tools write before it, with any number of slashes.
+fn without_dots(mut file: &str) -> &str {
+    while let Some(rest) = file.strip_prefix("./") {
+        file = rest.trim_start_matches('/');
+    }
+    file
 }
 
 /// The part of `model.safetensors.index.json` that is used: the map from tensors to files.
@@ -179,31 +245,6 @@ impl<'de> Visitor<'de> for WeightMapVisitor {
         }
         Ok(WeightMap(files))
     }
-}
-
-/// The error for a folder without safetensors weights, with advice that depends on its other files.
-fn no_weights(path: &Path) -> CheckpointError {
-    let names: Vec<String> = match fs::read_dir(path) {
-        Ok(entries) => entries.flatten().filter_map(|e| e.file_name().into_string().ok()).collect(),
-        Err(e) => return CheckpointError::io(path, "list")(e),
-    };
-    let first = |fits: &dyn Fn(&str) -> bool| names.iter().filter(|name| fits(name)).min();
-    let problem = format!("has neither {SINGLE_FILE} nor {INDEX_FILE}");
-    let pickled = |name: &str| name.starts_with("pytorch_model") && name.contains(".bin");
-    if let Some(name) = first(&pickled) {
-        let advice =
-            "convert to safetensors first (transformers: save_pretrained), since pickles can run code";
-        return CheckpointError::folder(path, format!("{problem}, only {name}"), advice);
-    }
-    if let Some(name) = first(&|name| name.ends_with(".gguf")) {
-        let advice = "get the safetensors version of this model";
-        return CheckpointError::folder(path, format!("{problem}, only {name}"), advice);
-    }
-    if let Some(name) = first(&|name| name.ends_with(".safetensors")) {
-        let advice = "download the complete folder (the index is missing, or the file has another name)";
-        return CheckpointError::folder(path, format!("{problem}, only {name}"), advice);
-    }
-    CheckpointError::folder(path, problem, "name a folder with a model in safetensors files")
 }
 
 #[cfg(test)]

@@ -1,26 +1,20 @@
 //! FP8 matrices with a scale for each block of 128 x 128, in the layout of DeepSeek-V3: `NAME` in E4M3, and
-//! `NAME_scale_inv`, the factor that dequantizes each block. Blocks at the edges are smaller if 128 does not
-//! divide the size.
+//! `NAME_scale_inv`, the factor that dequantizes each block, as a number or as the exponent of a power of two
+//! (E8M0). Blocks at the edges are smaller if 128 does not divide the size.
 
 use rayon::prelude::*;
 use xtrain_tensor::formats::{cast_scale, narrow};
 use xtrain_tensor::{DType, TILE, vectorized};
 
-use super::folder::HfFolder;
+use super::folder::{HfFolder, Stored};
+use super::standard_names::SCALES;
 use super::{Fp8Scales, first_position};
 use crate::error::{CheckpointError, Result};
 use crate::tensor_file::{StoredDtype, TensorFile, TensorInfo};
 
-const SUFFIX: &str = "_scale_inv";
-
 /// The name of the scales of the matrix `name`.
 pub(super) fn scale_name(name: &str) -> String {
-    format!("{name}{SUFFIX}")
-}
-
-/// The name of the matrix that the scales `name` belong to; `None` if `name` is not that of scales.
-pub(super) fn scaled_name(name: &str) -> Option<&str> {
-    name.strip_suffix(SUFFIX)
+    format!("{name}{SCALES}")
 }
 
 /// True for a tensor in the FP8 type that can be read.
@@ -81,20 +75,21 @@ fn multiply_blocks(values: &mut [f32], cols: usize, factors: &[f32]) {
 
 /// Checks the type of a tensor whose shape is known to be right. It must be readable and have no scales, or
 /// be an E4M3 matrix with block scales.
-pub(super) fn check_type(source: &HfFolder, file: &TensorFile, tensor: &TensorInfo) -> Result<()> {
+pub(super) fn check_type(source: &HfFolder, matrix: Stored<'_>) -> Result<()> {
+    let Stored { file, tensor, .. } = matrix;
     let (name, dtype) = (&tensor.name, tensor.dtype);
     let scale_name = scale_name(name);
     let refuse = |file: &TensorFile, name: &str, problem: String, advice: &str| {
         Err(CheckpointError::unsupported(file.path(), name, problem, advice))
     };
-    match (is_e4m3(tensor), source.get(&scale_name)) {
+    match (is_e4m3(tensor), source.get(&self::scale_name(matrix.name))) {
         (false, None) => file.check_readable(tensor),
-        (false, Some((scale_file, _))) => {
+        (false, Some(scale)) => {
             file.check_readable(tensor)?;
             let problem = format!("holds scales for '{name}', which is {dtype} and takes none");
             refuse(
-                scale_file,
-                &scale_name,
+                scale.file,
+                &scale.tensor.name,
                 problem,
                 "the weights belong to different versions: download all of them again",
             )
@@ -105,19 +100,19 @@ pub(super) fn check_type(source: &HfFolder, file: &TensorFile, tensor: &TensorIn
                        complete, or use the bf16 version of this model";
             refuse(file, name, problem, advice)
         }
-        (true, Some((scale_file, scale))) => {
+        (true, Some(Stored { file: scale_file, tensor: scale, .. })) => {
             let &[rows, cols] = &tensor.shape[..] else {
                 let problem =
                     format!("is F8_E4M3 of shape {:?}, but FP8 tensors must be matrices", tensor.shape);
                 return refuse(file, name, problem, "use the bf16 version of this model");
             };
-            scale_file.check_readable(scale)?;
+            scale_file.check_scales(scale)?;
             let (found, expected) = (&scale.shape, block_grid(rows, cols));
             if *found != expected {
                 let problem =
                     format!("is {found:?}, but blocks of 128 x 128 of {:?} need {expected:?}", tensor.shape);
                 let advice = "other block sizes are not supported: use the bf16 version of this model";
-                return refuse(scale_file, &scale_name, problem, advice);
+                return refuse(scale_file, &scale.name, problem, advice);
             }
             Ok(())
         }
@@ -128,12 +123,12 @@ pub(super) fn check_type(source: &HfFolder, file: &TensorFile, tensor: &TensorIn
 /// value times its scale, rounded once to f32.
 pub(super) fn read_dequantized(
     source: &HfFolder,
-    file: &TensorFile,
-    tensor: &TensorInfo,
+    matrix: Stored<'_>,
     first: usize,
     out: &mut [f32],
 ) -> Result<()> {
-    let (inverse, &[_, cols]) = (read_scales(source, tensor)?, &tensor.shape[..]) else {
+    let Stored { file, tensor, .. } = matrix;
+    let (inverse, &[_, cols]) = (read_scales(source, &matrix)?, &tensor.shape[..]) else {
         return Err(CheckpointError::Internal(format!("'{}' is no matrix", tensor.name)));
     };
     file.read_e4m3_part(tensor, first * cols, out)?;
@@ -153,15 +148,15 @@ pub(super) fn read_dequantized(
 }
 
 /// The scales of a matrix in FP8, finite and not negative.
-pub(super) fn read_scales(source: &HfFolder, tensor: &TensorInfo) -> Result<Vec<f32>> {
-    let Some((file, scale)) = source.get(&scale_name(&tensor.name)) else {
+pub(super) fn read_scales(source: &HfFolder, matrix: &Stored<'_>) -> Result<Vec<f32>> {
+    let Some(Stored { file, tensor: scale, .. }) = source.get(&scale_name(matrix.name)) else {
         return Err(CheckpointError::Internal(format!(
             "the scales of '{}' were checked and are gone",
-            tensor.name
+            matrix.name
         )));
     };
     let mut inverse = vec![0.0; scale.shape.iter().product()];
-    file.read_f32(scale, &mut inverse)?;
+    file.read_scales(scale, &mut inverse)?;
     match first_position(&inverse, |x| !(x.is_finite() && *x >= 0.0)) {
         None => Ok(inverse),
         Some(at) => {

@@ -4,11 +4,13 @@ use std::collections::HashSet;
 use std::ops::Range;
 use std::path::Path;
 
-use super::folder::HfFolder;
+use super::folder::{HfFolder, Stored};
 use super::nearest_name::nearest_name;
+use super::standard_names::scaled_name;
 use super::{ExportDtype, NameEntry, NameMap, NamePart, TiedName, first_position, fp8};
-use crate::error::{BoxError, CheckpointError, Result, comma_separated};
-use crate::tensor_file::{StoredDtype, TensorFile, TensorInfo};
+use crate::error::{BoxError, CheckpointError, LISTED, Result};
+use crate::first_few::first_few;
+use crate::tensor_file::StoredDtype;
 
 /// Reads a Hugging Face folder: calls `sink` with the name and values (`f32`, row-major) of each entry of
 /// `names`, once and in order. At most one entry is in memory at a time.
@@ -40,7 +42,7 @@ pub fn import_rows(
 ) -> Result<()> {
     names.check()?;
     check_rows(names, rows)?;
-    let source = HfFolder::open(folder)?;
+    let source = HfFolder::open(folder, names)?;
     let names = &in_its_form(&source, names)?;
     let aliases = Aliases { source: &source, tied: &names.tied };
     check_tensors(&source, names, &aliases)?;
@@ -57,15 +59,16 @@ pub fn import_rows(
         values.resize(rows.len() * row, 0.0);
         let mut rest = values.as_mut_slice();
         for (part, rows) in parts_of(entry, rows) {
-            let Some((file, tensor)) = aliases.get(&part.hf_name) else {
+            let Some(stored) = aliases.get(&part.hf_name) else {
                 return Err(CheckpointError::Internal(format!(
                     "'{}' passed the check and is now missing",
                     part.hf_name
                 )));
             };
             let (values, later) = rest.split_at_mut(rows.len() * row);
+            let Stored { file, tensor, .. } = stored;
             match fp8::is_e4m3(tensor) {
-                true => fp8::read_dequantized(&source, file, tensor, rows.start, values)?,
+                true => fp8::read_dequantized(&source, stored, rows.start, values)?,
                 false => file.read_f32_part(tensor, rows.start * row, values)?,
             }
             if let Some(at) = first_position(values, |x| !x.is_finite()) {
@@ -79,6 +82,16 @@ pub fn import_rows(
         sink(&entry.name, &values).map_err(CheckpointError::Caller)?;
     }
     Ok(())
+}
+
+/// Checks names, shapes and element types of the tensors in a folder as [`import`] does, from the headers of
+/// its files. Warns of tensors that an index does not name, and of an index that is not read.
+pub fn check(folder: &Path, names: &NameMap) -> Result<()> {
+    names.check()?;
+    let source = HfFolder::open(folder, names)?;
+    source.log_warnings();
+    let names = &in_its_form(&source, names)?;
+    check_tensors(&source, names, &Aliases { source: &source, tied: &names.tied })
 }
 
 /// The names of the tensors in this folder: entries that it holds as a whole have one part.
@@ -132,7 +145,7 @@ fn parts_of<'a>(
 /// # Errors
 /// A folder without safetensors; damaged files.
 pub fn lossless_dtype(folder: &Path, names: &NameMap) -> Result<ExportDtype> {
-    let source = HfFolder::open(folder)?;
+    let source = HfFolder::open(folder, names)?;
     let names = &in_its_form(&source, names)?;
     let parts = names.entries.iter().filter(|entry| entry.fp8.is_some()).flat_map(|entry| &entry.parts);
     let exported_as_fp8: HashSet<&str> = parts.map(|part| part.hf_name.as_str()).collect();
@@ -143,21 +156,22 @@ pub fn lossless_dtype(folder: &Path, names: &NameMap) -> Result<ExportDtype> {
     let mut quantized = Vec::new();
     let is_ignorable =
         |name: &str| names.ignorable_suffixes.iter().any(|suffix| name.ends_with(suffix.as_str()));
-    for (name, (_, tensor)) in source.names().filter_map(|name| Some((name, source.get(name)?))) {
-        let is_scales =
-            || fp8::scaled_name(name).and_then(|of| source.get(of)).is_some_and(|(_, of)| fp8::is_e4m3(of));
+    for stored in source.tensors() {
+        let Stored { name, tensor, .. } = stored;
+        let matrix = || scaled_name(name).and_then(|of| source.get(of));
+        let is_scales = || matrix().is_some_and(|of| fp8::is_e4m3(of.tensor));
         if is_ignorable(name) || in_fp32.contains(name) || is_scales() {
             continue;
         }
         match tensor.dtype {
             StoredDtype::BF16 => {}
-            StoredDtype::F8_E4M3 => quantized.push(tensor),
+            StoredDtype::F8_E4M3 => quantized.push(stored),
             _ => return Ok(ExportDtype::Fp32),
         }
         is_same_in_fp8 &= fp8::is_e4m3(tensor) == exported_as_fp8.contains(name);
     }
-    for tensor in &quantized {
-        if !fp8::read_scales(&source, tensor)?.into_iter().all(fp8::is_exact_in_bf16) {
+    for stored in &quantized {
+        if !fp8::read_scales(&source, stored)?.into_iter().all(fp8::is_exact_in_bf16) {
             return Ok(ExportDtype::Fp32);
         }
     }
@@ -174,13 +188,16 @@ struct Aliases<'a> {
 }
 
 impl Aliases<'_> {
-    fn get(&self, name: &str) -> Option<(&TensorFile, &TensorInfo)> {
+    fn get(&self, name: &str) -> Option<Stored<'_>> {
         self.source.get(name).or_else(|| {
             let mut tied = self.tied.iter().filter(|tied| tied.same_as == name);
             tied.find_map(|tied| self.source.get(&tied.hf_name))
         })
     }
 }
+
+/// The weights of the head.
+const HEAD: &str = "lm_head.weight";
 
 /// Checks names, shapes and element types of all tensors, including those that the map does not list.
 fn check_tensors(source: &HfFolder, names: &NameMap, aliases: &Aliases<'_>) -> Result<()> {
@@ -192,24 +209,27 @@ fn check_tensors(source: &HfFolder, names: &NameMap, aliases: &Aliases<'_>) -> R
         .collect();
     // Scales are known if their matrix is present.
     let are_scales =
-        |name: &str| fp8::scaled_name(name).is_some_and(|of| known.contains(of) && source.get(of).is_some());
+        |name: &str| scaled_name(name).is_some_and(|of| known.contains(of) && source.get(of).is_some());
     let is_known = |name: &str| known.contains(name) || are_scales(name);
+    let is_ignorable =
+        |name: &str| names.ignorable_suffixes.iter().any(|suffix| name.ends_with(suffix.as_str()));
     let left: Vec<&str> = source
-        .names()
-        .filter(|name| !is_known(name))
-        .filter(|name| !names.ignorable_suffixes.iter().any(|suffix| name.ends_with(suffix.as_str())))
+        .tensors()
+        .filter(|stored| !is_known(stored.name) && !is_ignorable(stored.name))
+        .map(|stored| stored.tensor.name.as_str())
         .collect();
     let mut missing = Vec::new();
     let mut misshapen = Vec::new();
     for (entry, part) in names.entries.iter().flat_map(|entry| entry.parts.iter().map(move |p| (entry, p))) {
-        let Some((file, tensor)) = aliases.get(&part.hf_name) else {
+        let Some(stored) = aliases.get(&part.hf_name) else {
             missing.push(part.hf_name.as_str());
             continue;
         };
+        let Stored { file, tensor, .. } = stored;
         let whole = names.whole.iter().find(|whole| whole.hf_name == part.hf_name);
         let expected = whole.map_or_else(|| entry.part_shape(part), |whole| whole.shape.clone());
         if tensor.shape == expected {
-            fp8::check_type(source, file, tensor)?;
+            fp8::check_type(source, stored)?;
             continue;
         }
         if !fp8::is_e4m3(tensor) {
@@ -219,6 +239,12 @@ fn check_tensors(source: &HfFolder, names: &NameMap, aliases: &Aliases<'_>) -> R
         misshapen.push(format!("'{name}' is {found:?} but should be {expected:?}"));
     }
     let folder = source.path();
+    if missing == [HEAD] && names.tied.is_empty() {
+        let problem = format!("'{HEAD}' is missing, the weights of the model's head");
+        let advice = "if the head shares the weights of the embedding, set tie_word_embeddings to true in config.json; if not, the \
+                      folder was saved without its head, or the download is incomplete";
+        return Err(CheckpointError::tensors(folder, problem, advice));
+    }
     if !missing.is_empty() {
         let named: Vec<String> = missing
             .iter()
@@ -231,20 +257,20 @@ fn check_tensors(source: &HfFolder, names: &NameMap, aliases: &Aliases<'_>) -> R
             .collect();
         let all: usize = names.entries.iter().map(|entry| entry.parts.len()).sum();
         let n = missing.len();
-        let problem = format!("{n} of the model's {all} tensors are missing: {}", comma_separated(&named));
+        let problem = format!("{n} of the model's {all} tensors are missing: {}", first_few(&named, LISTED));
         let advice = "check that config.json belongs to this folder, and that the download is complete";
         return Err(CheckpointError::tensors(folder, problem, advice));
     }
     if !misshapen.is_empty() {
         let problem =
-            format!("{} tensors have other shapes: {}", misshapen.len(), comma_separated(&misshapen));
+            format!("{} tensors have other shapes: {}", misshapen.len(), first_few(&misshapen, LISTED));
         let advice = "check that config.json belongs to this folder";
         return Err(CheckpointError::tensors(folder, problem, advice));
     }
     if !left.is_empty() {
         let quoted: Vec<String> = left.iter().map(|name| format!("'{name}'")).collect();
         let problem =
-            format!("{} tensors have no place in the model: {}", left.len(), comma_separated(&quoted));
+            format!("{} tensors have no place in the model: {}", left.len(), first_few(&quoted, LISTED));
         let advice = "the folder holds another architecture than its config.json says, or an unsupported one";
         return Err(CheckpointError::tensors(folder, problem, advice));
     }
@@ -253,11 +279,10 @@ fn check_tensors(source: &HfFolder, names: &NameMap, aliases: &Aliases<'_>) -> R
 
 /// Checks that these rows of a tied tensor, if present, are bit-identical to those that it repeats.
 fn check_tied(source: &HfFolder, tied: &TiedName, rows: &Range<usize>) -> Result<()> {
-    let (Some((file, tensor)), Some((other_file, other))) =
-        (source.get(&tied.hf_name), source.get(&tied.same_as))
-    else {
+    let (Some(one), Some(two)) = (source.get(&tied.hf_name), source.get(&tied.same_as)) else {
         return Ok(());
     };
+    let (Stored { file, tensor, .. }, Stored { file: other_file, tensor: other, .. }) = (one, two);
     file.check_readable(tensor)?;
     let same = tensor.shape == other.shape && {
         /// Elements compared at a time: these are the largest tensors of a model.

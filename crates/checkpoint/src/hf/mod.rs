@@ -12,10 +12,14 @@ mod folder;
 mod fp8;
 mod import;
 mod nearest_name;
+mod no_weights;
 mod replace_folder;
+mod standard_names;
 
 pub use export::{ExportDtype, ExportOptions, export, peak_bytes};
-pub use import::{import, import_rows, lossless_dtype};
+pub use folder::tensor_count;
+pub use import::{check, import, import_rows, lossless_dtype};
+pub use no_weights::{not_a_model, only_an_adapter, warn_of_adapter};
 pub use xtrain_tensor::NamePart;
 
 use std::collections::HashSet;
@@ -41,6 +45,9 @@ pub struct NameMap {
     pub whole: Vec<WholeName>,
     /// Hugging Face tensors that repeat the values of another one.
     pub tied: Vec<TiedName>,
+    /// The prefix of the tensors that belong to the base model ("model."), which folders may lack or have
+    /// behind another prefix; empty if names must be as they are here.
+    pub base: String,
     /// Suffixes of Hugging Face tensors that hold no trained weights and are ignored ("rotary_emb.inv_freq").
     pub ignorable_suffixes: Vec<String>,
 }

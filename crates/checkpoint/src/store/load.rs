@@ -16,8 +16,9 @@ use super::manifest::{ADVICE, DocumentEntry, MANIFEST_FILE, Manifest, document_f
 use super::open_files::OpenFiles;
 use super::pieces::check_rows;
 use super::{TensorSpec, newest_intact};
-use crate::error::{BoxError, CheckpointError, Result, comma_separated};
+use crate::error::{BoxError, CheckpointError, LISTED, Result};
 use crate::files;
+use crate::first_few::first_few;
 use crate::temporary::parent;
 
 /// A complete checkpoint: its manifest is valid, and its files exist with the lengths in the manifest.
@@ -94,7 +95,7 @@ impl Checkpoint {
                     self.manifest.documents.iter().map(|entry| entry.name.as_str()).collect();
                 return Err(bad(format!(
                     "is not in this checkpoint, which has: {}",
-                    comma_separated(&names)
+                    first_few(&names, LISTED)
                 )));
             };
             serde_json::from_slice(&self.document_bytes(entry)?).map_err(|e| bad(format!("is not JSON: {e}")))
@@ -232,7 +233,7 @@ pub(super) fn check_specs(checkpoint: &Checkpoint, expected: &[TensorSpec], othe
     let found: Vec<String> = kinds
         .iter()
         .filter(|(_, names)| !names.is_empty())
-        .map(|(kind, names)| format!("{} tensors are {kind} ({})", names.len(), comma_separated(names)))
+        .map(|(kind, names)| format!("{} tensors are {kind} ({})", names.len(), first_few(names, LISTED)))
         .collect();
     if found.is_empty() {
         return Ok(());

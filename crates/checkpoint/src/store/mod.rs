@@ -28,8 +28,9 @@ use std::path::{Path, PathBuf};
 use serde_json::Value;
 use xtrain_tensor::DType;
 
-use crate::error::{BoxError, CheckpointError, Result, comma_separated};
+use crate::error::{BoxError, CheckpointError, LISTED, Result};
 use crate::files;
+use crate::first_few::first_few;
 use crate::temporary;
 use crate::writers_lock::WritersLock;
 use rank_writer::MAX_FILE_BYTES;
@@ -153,7 +154,7 @@ impl CheckpointStore {
         if faults.is_empty() {
             return Ok(None);
         }
-        let problem = format!("holds no complete checkpoint: {}", comma_separated(&faults));
+        let problem = format!("holds no complete checkpoint: {}", first_few(&faults, LISTED));
         let advice = "restore one of them from a copy, or remove them to start from the beginning";
         Err(CheckpointError::folder(&self.folder, problem, advice))
     }
@@ -189,7 +190,7 @@ impl CheckpointStore {
             let newest_first: Vec<u64> = steps.iter().rev().copied().collect();
             let advice = match steps.is_empty() {
                 true => "that folder has no complete checkpoint".to_string(),
-                false => format!("complete checkpoints: {}", comma_separated(&newest_first)),
+                false => format!("complete checkpoints: {}", first_few(&newest_first, LISTED)),
             };
             return Err(CheckpointError::folder(&path, "does not exist", advice));
         }

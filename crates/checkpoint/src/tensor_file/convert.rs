@@ -5,7 +5,7 @@ use xtrain_tensor::{DType, formats, vectorized};
 
 use super::StoredDtype;
 
-/// Converts little-endian F64, F32, F16, BF16 or F8_E4M3 elements to `f32`; other types leave `out`
+/// Converts little-endian F64, F32, F16, BF16, F8_E4M3 or F8_E8M0 elements to `f32`; other types leave `out`
 /// unchanged. F64 rounds to nearest even. Returns the position and value of the first finite F64 that
 /// overflows.
 pub(super) fn widen(dtype: StoredDtype, bytes: &[u8], out: &mut [f32]) -> Option<(usize, f64)> {
@@ -25,6 +25,12 @@ pub(super) fn widen(dtype: StoredDtype, bytes: &[u8], out: &mut [f32]) -> Option
             #[inline(always)]
             || formats::widen(DType::E4M3, bytes, out),
         ),
+        StoredDtype::F8_E8M0 => convert_each(bytes, out, |[exponent]: [u8; 1]| match exponent {
+            // OCP's microscaling formats, section 5.4.1: a power of two without sign, and one NaN.
+            0 => f32::from_bits(1 << 22),
+            u8::MAX => f32::NAN,
+            exponent => f32::from_bits(u32::from(exponent) << 23),
+        }),
         _ => {}
     }
     None

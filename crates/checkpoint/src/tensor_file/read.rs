@@ -107,6 +107,13 @@ impl TensorFile {
         self.read_f32_part(tensor, 0, out)
     }
 
+    /// [`TensorFile::read_f32`] of scales, which may be F8_E8M0 too; its code 255 is a NaN.
+    pub(crate) fn read_scales(&self, tensor: &TensorInfo, out: &mut [f32]) -> Result<()> {
+        self.check_scales(tensor)?;
+        check_room(tensor, "elements", tensor.shape.iter().product(), out.len())?;
+        self.convert(tensor, 0, out)
+    }
+
     /// [`TensorFile::read_f32`] of `out.len()` elements, from element `start` on.
     pub(crate) fn read_f32_part(&self, tensor: &TensorInfo, start: usize, out: &mut [f32]) -> Result<()> {
         self.check_readable(tensor)?;
@@ -145,6 +152,14 @@ impl TensorFile {
         let pieces = out.par_chunks_mut(piece_len).enumerate().map_init(Vec::new, convert);
         // The first error in the file, independent of the number of threads.
         pieces.find_map_first(Result::err).map_or(Ok(()), Err)
+    }
+
+    /// Refuses the element types that [`TensorFile::read_scales`] does not convert.
+    pub(crate) fn check_scales(&self, tensor: &TensorInfo) -> Result<()> {
+        match tensor.dtype {
+            StoredDtype::F8_E8M0 => Ok(()),
+            _ => self.check_readable(tensor),
+        }
     }
 
     /// Refuses the element types that [`TensorFile::read_f32`] does not convert.

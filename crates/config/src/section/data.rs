@@ -18,32 +18,49 @@ section! {
         /// Training data: a text file (.txt, .jsonl, .parquet), a folder of them, or a folder of token
         /// shards; a list of such paths, mixed by size; or a list of tables `{ path, weight, text_field,
         /// separator }`. A path to text may be a pattern: `*` and `?` match within a name, `**` any number of
-        /// folders (`data/**/*.jsonl.zst`). Consecutive texts without a weight form one source, like the
+        /// folders (`data/**/*.jsonl.zst`), `[ab]` and `{a,b}` alternatives. If names in a folder or pattern
+        /// say splits (`train-*`, `validation/`, `test.jsonl`), the training split is read; a pattern that
+        /// names a split is read as written. Consecutive texts without a weight form one source, like the
         /// files of a folder.
         #[schemars(length(min = 1))]
         #[schemars(extend("x-default" = "required", "x-example" = "data/corpus.txt"))]
-        #[schemars(extend("x-aliases" = [
-            "dataset", "dataset_path", "train_data", "train_path", "path", "input", "corpus"
+        #[schemars(extend("x-aliases" = ["text_file", "inputs", "input_file",
+            "dataset", "dataset_path", "train_data", "train_path", "path", "input", "corpus", "train_file",
+            "train_files", "train_bin", "train_data_path", "train_dataset", "train_ds", "input_bin",
+            "data_dir", "data_path", "data_file", "data_files", "dataset_dir"
         ]))]
         pub train: DataSources = DataSources::default(),
-        /// Validation data, in the same forms as `train`.
+        /// Validation data, in the same forms as `train`. Of a folder with several splits, which `train` may
+        /// name too, the validation split is read.
         #[schemars(length(min = 1))]
         #[schemars(extend("x-default" = "none: `held_out` is split off `train`"))]
         #[schemars(extend("x-example" = "data/valid.txt"))]
-        #[schemars(extend("x-aliases" = ["val", "validation", "valid_data", "val_path", "test"]))]
+        #[schemars(extend("x-aliases" = [
+            "val", "validation", "valid_data", "val_path", "test", "validation_file", "val_file",
+            "valid_file", "eval_file", "eval_dataset", "eval_data", "val_data", "validation_data",
+            "val_dataset", "valid_path", "valid_data_path", "val_bin", "input_val_bin", "test_file"
+        ]))]
         pub valid: Option<DataSources> = None,
         /// Fraction of each source of `train` that is held out for validation. It is taken from the ends of
         /// 16 equal parts of the source, or of fewer if the source is short. 0 trains on everything. Cannot
         /// be given with `valid`.
         #[schemars(range(max = 0.9), extend("minimum" = 0.0))]
         #[schemars(extend("x-default" = format!("{HELD_OUT} without `valid`")))]
-        #[schemars(extend("x-aliases" = ["val_fraction", "valid_fraction", "test_size", "val_split"]))]
+        #[schemars(extend("x-aliases" = [
+            "val_fraction", "valid_fraction", "test_size", "val_split", "val_set_size", "validation_split",
+            "test_split_size", "val_ratio", "valid_split", "split_ratio"
+        ]))]
         pub held_out: Option<f64> = None,
         /// Tokenizer: a tokenizer.json, a Hugging Face folder, or one of three words. `"bpe"` learns a
         /// byte-level BPE vocabulary from the training text, `"bytes"` uses bytes, and `"chars"` uses the
-        /// characters of the training text. Token shards must have been written with the same tokenizer.
+        /// characters of the training text. Token shards must have been written with the same tokenizer. A
+        /// model of `model.init_from` keeps the tokenizer of its folder; docs/data-format.md says what
+        /// changing a vocabulary needs.
         #[schemars(extend("x-default" = "`model.init_from`'s if set, else \"bpe\""))]
-        #[schemars(extend("x-aliases" = ["tokenizer_path", "tokenizer_name", "encoding"]))]
+        #[schemars(extend("x-aliases" = [
+            "tokenizer_path", "tokenizer_name", "encoding", "tokenizer_name_or_path", "tokenizer_file",
+            "tokenizer_dir"
+        ]))]
         pub tokenizer: Option<TokenizerChoice> = None,
         /// Size of the vocabulary that `tokenizer = "bpe"` learns; a short text may yield fewer.
         #[schemars(range(min = MIN_BPE_TOKENS, max = 16_777_216))]
@@ -60,34 +77,52 @@ section! {
         #[schemars(length(min = 1))]
         #[schemars(extend("x-default" = "the one that the tokenizer's files name"))]
         #[schemars(extend("x-example" = "<|endoftext|>"))]
-        #[schemars(extend("x-aliases" = ["eos_token", "eod_token", "end_token", "eos", "document_end"]))]
+        #[schemars(extend("x-aliases" = ["eod", "append_eod", "eos_token", "eod_token", "end_token", "eos", "document_end"]))]
         pub end_of_document: Option<String> = None,
         /// Length of a training sequence.
         #[schemars(range(min = 1, max = 16_777_216))]
         #[schemars(extend("x-unit" = "tokens"))]
-        #[schemars(extend("x-aliases" = [
+        #[schemars(extend("x-aliases" = ["ctx",
             "block_size", "sequence_length", "max_seq_len", "context_length", "n_ctx", "max_length",
-            "seq_length"
+            "seq_length", "sequence_len", "max_context_length", "max_sequence_length", "max_seq_length",
+            "context_size", "context_window", "ctx_len", "seqlen", "cutoff_len", "model_max_length"
         ]))]
         pub seq_len: usize = 1024,
         /// Keeps attention within a document and restarts positions at its start. If false, tokens also
         /// attend to earlier documents packed into their sequence.
-        #[schemars(extend("x-aliases" = ["packing_mask", "reset_attention_mask", "intra_document_mask"]))]
+        #[schemars(extend("x-aliases" = [
+            "packing_mask", "reset_attention_mask", "intra_document_mask", "reset_position_ids",
+            "document_masking", "use_document_mask"
+        ]))]
         pub document_mask: bool = false,
         /// Splits a .txt file into documents at this string. Without it, each file is one document. Sources
         /// may have their own.
         #[schemars(length(min = 1))]
         #[schemars(extend("x-default" = "none: one document per file", "x-example" = "<|endoftext|>"))]
-        #[schemars(extend("x-aliases" = ["document_separator", "delimiter"]))]
+        #[schemars(extend("x-aliases" = [
+            "document_separator", "delimiter", "doc_separator", "document_delimiter"
+        ]))]
         pub separator: Option<String> = None,
         /// Name of the field that holds the text in .jsonl and .parquet files. Sources may have their own.
         #[schemars(length(min = 1))]
-        #[schemars(extend("x-aliases" = ["text_column", "text_key", "content_field"]))]
+        #[schemars(extend("x-aliases" = ["column", "key", "json_keys",
+            "text_column", "text_key", "content_field", "dataset_text_field", "text_column_name", "field",
+            "column_name", "json_key", "content_key"
+        ]))]
         pub text_field: String = "text".to_owned(),
+        /// Number of bad rows that each source may skip: lines that are not JSON, and rows of .jsonl and
+        /// .parquet files whose text field holds no string of UTF-8. The log says how many were skipped; one
+        /// more than this number is an error.
+        #[schemars(extend("x-unit" = "rows"))]
+        #[schemars(extend("x-aliases" = ["skip_errors", "ignore_errors", "max_bad_rows", "skip_bad_lines"]))]
+        pub skip_bad_rows: u64 = 0,
         /// Folder that caches the tokens of texts and the vocabularies learned from them, so that the next
         /// run starts at once. It may be deleted at any time.
         #[schemars(extend("format" = "path"))]
-        #[schemars(extend("x-aliases" = ["cache", "dataset_cache", "preprocessing_cache"]))]
+        #[schemars(extend("x-aliases" = [
+            "cache", "dataset_cache", "preprocessing_cache", "dataset_prepared_path", "dataset_cache_dir",
+            "data_cache_path"
+        ]))]
         pub cache_dir: String = "runs/.cache".to_owned(),
     }
 }

@@ -39,8 +39,7 @@ section! {
         #[schemars(range(max = 16_777_216))]
         #[schemars(extend("x-unit" = "features", "x-default" = "`ffn_dim` for `dots1`, else 0"))]
         #[schemars(extend("x-aliases" = [
-            "n_shared_experts", "num_shared_experts", "shared_expert_intermediate_size",
-            "moe_shared_expert_intermediate_size"
+            "shared_expert_intermediate_size", "moe_shared_expert_intermediate_size"
         ]))]
         pub shared_ffn_dim: Option<usize> = None,
         /// Score function of the router.
@@ -70,9 +69,7 @@ section! {
         pub top_groups: Option<usize> = None,
         /// Blocks that have the dense feed-forward of width `model.ffn_dim`, from 0.
         #[schemars(extend("x-unit" = "blocks", "x-default" = "`[]`", "x-example" = [0]))]
-        #[schemars(extend("x-aliases" = [
-            "mlp_only_layers", "first_k_dense_replace", "n_dense_layers", "decoder_sparse_step", "moe_layer_freq"
-        ]))]
+        #[schemars(extend("x-aliases" = ["mlp_only_layers"]))]
         pub dense_blocks: Option<Vec<usize>> = None,
         /// Load balancing of experts. Without it, most tokens choose the same few.
         #[schemars(extend("x-default" = "`\"bias\"` for `dots1`, else `\"loss\"`"))]
@@ -82,13 +79,15 @@ section! {
         #[schemars(range(max = 100.0), extend("minimum" = 0.0))]
         #[schemars(extend("x-default" = format!("the folder's, else {BALANCE_LOSS}")))]
         #[schemars(extend("x-aliases" = [
-            "router_aux_loss_coef", "aux_loss_alpha", "moe_aux_loss_coeff", "aux_loss_coef", "load_balance_coeff"
+            "router_aux_loss_coef", "aux_loss_alpha", "moe_aux_loss_coeff", "moe_aux_loss_coef", "aux_loss_coef"
         ]))]
         pub balance_loss: Option<f64> = None,
         /// How much a step changes the bias of an expert, with `balance = "bias"`.
         #[schemars(range(max = 100.0), extend("minimum" = 0.0))]
         #[schemars(extend("x-default" = format!("{BIAS_RATE}")))]
-        #[schemars(extend("x-aliases" = ["moe_router_bias_update_rate", "bias_update_speed", "bias_update_rate"]))]
+        #[schemars(extend("x-aliases" = [
+            "moe_router_bias_update_rate", "bias_update_speed", "bias_update_rate", "load_balance_coeff"
+        ]))]
         pub bias_rate: Option<f64> = None,
         /// Weight of the router's z-loss, the mean squared log-sum-exp of a block's logits (ST-MoE, arXiv
         /// 2202.08906, section 3.3). 0 leaves it out.

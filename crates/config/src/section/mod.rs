@@ -13,9 +13,8 @@
 ///
 /// Expands to the struct, its derives and its `Default`. Attributes that the fields use beyond serde's:
 /// `x-unit`, `x-default` (text for a default that is computed), `x-example` and `x-aliases` (names of the
-/// same thing elsewhere: used to recognise them in errors, never accepted). A section may have `x-absent`:
-/// keys that other programs have and it does not, with the reason, for errors. So may a value: names that
-/// other programs have and that take several keys here.
+/// same thing in other programs, in the same unit: used to recognise them in errors, never accepted; other
+/// names have a row in `elsewhere`).
 macro_rules! section {
     (
         $(#[$meta:meta])*

@@ -18,8 +18,8 @@ section! {
         /// it changes no bit of the result; else `"gradients"` and `"weights"` add gradients in another
         /// order.
         #[schemars(extend("x-aliases" = [
-            "strategy", "mode", "sharding", "sharding_strategy", "zero_stage", "stage", "fsdp", "ddp", "zero", "deepspeed",
-            "data_parallel_shard_degree"
+            "strategy", "mode", "sharding", "sharding_strategy", "zero_stage", "stage", "fsdp",
+            "zero", "zero_level", "data_parallel_sharding_strategy"
         ]))]
         pub shard: Shard = Shard::None,
         /// Groups of equally many ranks, each of which holds all state, divided among its ranks as `shard`
@@ -27,8 +27,9 @@ section! {
         /// within nodes. Must divide the number of ranks; with one process it has no effect.
         #[schemars(range(min = 1), extend("x-unit" = "groups"))]
         #[schemars(extend("x-aliases" = [
-            "replicate", "hsdp", "num_replicas", "dp_replicate", "data_parallel_replicate_degree",
-            "num_distributed_optimizer_instances", "replicate_degree"
+            "replicate", "num_replicas", "dp_replicate", "data_parallel_replicate_degree",
+            "num_distributed_optimizer_instances", "replicate_degree", "dp_replicate_size",
+            "dp_replicate_degree"
         ]))]
         pub replicas: usize = 1,
         /// Order in which the gradients of micro-batches are added.
@@ -37,7 +38,9 @@ section! {
         /// Type in which ranks send gradients to each other. They are always added in fp32. `"bf16"` sends
         /// half the bytes and rounds each rank's sum. It cannot be combined with `reduce = "any-world"` and
         /// `"fast"`.
-        #[schemars(extend("x-aliases" = ["grad_reduce_dtype", "mixed_precision_reduce", "communication_dtype"]))]
+        #[schemars(extend("x-aliases" = [
+            "grad_reduce_dtype", "mixed_precision_reduce", "communication_dtype", "communication_data_type"
+        ]))]
         pub reduce_dtype: ReduceDtype = ReduceDtype::Fp32,
         /// With `shard = "gradients"` and `"weights"`: blocks whose weights are gathered, and whose gradients
         /// are reduced, while another block computes. Each takes the memory of a block's weights and
@@ -48,23 +51,27 @@ section! {
         /// Form in which ranks gather the weights that GEMMs read in FP8, if the optimizer's state is
         /// divided. Other weights are gathered in the type in which they are read.
         #[schemars(extend("x-aliases" = [
-            "enable_fsdp_float8_all_gather", "fp8_param_gather", "fp8_param", "gather_dtype", "all_gather", "param_dtype"
+            "enable_fsdp_float8_all_gather", "fp8_param_gather", "fp8_param", "gather_dtype", "all_gather",
+            "param_dtype", "fsdp_float8_all_gather"
         ]))]
         pub gather: Gather = Gather::Auto,
         /// Path of the data that GPUs exchange. Changes no bit.
-        #[schemars(extend("x-aliases" = ["backend", "comm_backend", "dist_backend", "distributed_backend", "init_backend"]))]
+        #[schemars(extend("x-aliases" = [
+            "backend", "comm_backend", "dist_backend", "distributed_backend", "init_backend", "ddp_backend",
+            "comm_backend_name", "communication_backend"
+        ]))]
         pub transport: Transport = Transport::Auto,
         /// Time in which all ranks must have started.
         #[schemars(extend("x-aliases" = ["init_timeout", "init_timeout_seconds", "rdzv_timeout"]))]
         pub start_timeout: TimeLimit = TimeLimit::minutes(5),
         /// Time without progress after which a step counts as hung and ends the run. The limit of the first
         /// step of a process, which compiles kernels, is at least ten minutes.
-        #[schemars(extend("x-aliases" = ["train_timeout_seconds", "nccl_timeout", "ddp_timeout", "comm_timeout"]))]
+        #[schemars(extend("x-aliases" = ["train_timeout_seconds", "nccl_timeout", "ddp_timeout", "distributed_timeout_minutes", "comm_timeout"]))]
         pub timeout: TimeLimit = TimeLimit::minutes(1),
         /// Error of a time-out that names the collective in which each rank waits, also after the
         /// first step. It adds two small copies to a step's graph for each launch of collectives. Changes no
         /// bit.
-        #[schemars(extend("x-aliases" = ["flight_recorder", "trace_buf_size", "nccl_debug", "desync_debug"]))]
+        #[schemars(extend("x-aliases" = ["flight_recorder", "trace_buf_size", "desync_debug"]))]
         pub name_collectives: bool = false,
     }
 }
@@ -108,29 +115,20 @@ impl ParallelConfig {
 #[serde(rename_all = "lowercase")]
 pub enum Shard {
     /// None; every rank holds all state. Known as DDP.
-    #[schemars(extend("x-aliases" = ["ddp", "dp", "data_parallel", "replicate", "no_shard", "NO_SHARD", "zero0", "off"]))]
+    #[schemars(extend("x-aliases" = ["ddp", "dp", "data_parallel", "replicate", "no_shard", "zero0", "0", "off", "false"]))]
     None,
     /// Master weights and the optimizer's state. Known as ZeRO-1.
     #[schemars(extend("x-aliases" = [
-        "zero", "zero1", "zero-1", "zero_1", "distributed_optimizer", "optim"
+        "zero", "zero1", "1", "stage1", "distributed_optimizer", "optim", "optimizer_state"
     ]))]
     Optimizer,
     /// Gradients too. Known as ZeRO-2.
-    #[schemars(extend("x-aliases" = ["zero2", "zero-2", "zero_2", "SHARD_GRAD_OP", "shard_grad_op", "grad", "gradient"]))]
+    #[schemars(extend("x-aliases" = ["zero2", "2", "stage2", "shard_grad_op", "optim_grads", "grad", "gradient"]))]
     Gradients,
     /// Weights too: each block's are gathered before it reads them. Known as ZeRO-3 and FSDP.
     #[schemars(extend("x-aliases" = [
-        "zero3", "zero-3", "zero_3", "fsdp", "fsdp1", "fsdp2", "full_shard", "FULL_SHARD", "full", "weight", "parameters"
-    ]))]
-    #[schemars(extend("x-absent" = [
-        {
-            "names": ["hsdp", "HSDP", "hybrid", "hybrid_shard", "HYBRID_SHARD"],
-            "why": "hybrid sharding is `shard = \"weights\"` with as many `replicas` as nodes"
-        },
-        {
-            "names": ["_HYBRID_SHARD_ZERO2", "hybrid_shard_zero2", "HYBRID_SHARD_ZERO2"],
-            "why": "hybrid sharding of gradients is `shard = \"gradients\"` with as many `replicas` as nodes"
-        },
+        "zero3", "3", "stage3", "fsdp", "fsdp1", "fsdp2", "full_shard", "full", "weight", "parameters",
+        "optim_grads_params", "true"
     ]))]
     Weights,
 }

@@ -14,13 +14,16 @@ section! {
         /// needs Ada or newer, `fp8-row` and `fp8-block` need Hopper; the CPU emulates it.
         #[schemars(extend("x-default" = "`\"bf16\"` on a GPU, `\"fp32\"` on the CPU"))]
         #[schemars(extend("x-aliases" = [
-            "dtype", "mixed_precision", "precision", "torch_dtype", "mixed_precision_param"
+            "dtype", "mixed_precision", "precision", "torch_dtype", "mixed_precision_param", "compute_dtype",
+            "model_dtype", "amp_dtype", "matmul_dtype", "recipe_name", "fp8_recipe"
         ]))]
         pub recipe: Option<Recipe> = None,
         /// GEMMs of linear layers that an FP8 recipe leaves in bf16: `blocks.3.attn.o_proj:wgrad`, where `*`
         /// matches any text; without a colon, all three GEMMs of a layer.
         #[schemars(extend("x-example" = ["*.o_proj:wgrad"]))]
-        #[schemars(extend("x-aliases" = ["filter_fqns", "skip_modules", "exclude", "ignored_layers"]))]
+        #[schemars(extend("x-aliases" = [
+            "filter_fqns", "skip_modules", "ignored_layers", "modules_to_not_convert"
+        ]))]
         pub skip: Vec<String> = Vec::new(),
         /// Linear layers that an FP8 recipe leaves in bf16, in all blocks, because FP8 would make them
         /// slower. A list, even an empty one, turns the measurement off. Without the key, a run that begins
@@ -32,7 +35,7 @@ section! {
         /// Number of first blocks that an FP8 recipe leaves in bf16.
         #[schemars(range(min = 0, max = 1_000_000))]
         #[schemars(extend("x-unit" = "blocks"))]
-        #[schemars(extend("x-aliases" = ["num_layers_at_start_in_bf16", "first_last_layers_bf16"]))]
+        #[schemars(extend("x-aliases" = ["num_layers_at_start_in_bf16"]))]
         pub bf16_first_layers: usize = 0,
         /// Number of last blocks that an FP8 recipe leaves in bf16.
         #[schemars(range(min = 0, max = 1_000_000))]
@@ -46,7 +49,6 @@ section! {
         /// GEMMs that may accumulate in the tensor cores, which keep 14 bits of a sum (DeepSeek-V3, arXiv
         /// 2412.19437, section 3.5.2). Applies to all recipes but `fp8-block`.
         #[schemars(extend("x-example" = ["fprop"]))]
-        #[schemars(extend("x-aliases" = ["use_fast_accum", "fp8_fast_accum"]))]
         pub fast_accumulation: Vec<Gemm> = Vec::new(),
         /// Rounds scales down to powers of two, so that scaling itself causes no rounding.
         #[schemars(extend("x-default" = "true for `fp8-row` and `fp8-block`, else false"))]
@@ -74,6 +76,12 @@ section! {
         #[schemars(range(min = 0, max = 16))]
         #[schemars(extend("x-aliases" = ["fp8_margin"]))]
         pub margin: u32 = 0,
+        /// File with static scales in place of delayed ones under `fp8-delayed`: the scale of each input,
+        /// weight and output gradient, fixed for the whole run. `xtrain inspect --write-scales` writes it
+        /// from a checkpoint (docs/fp8.md).
+        #[schemars(length(min = 1), extend("x-example" = "scales.toml"))]
+        #[schemars(extend("x-aliases" = ["static_scale", "scaling_type", "scales"]))]
+        pub static_scales: Option<String> = None,
         /// Interval of reference segments in an FP8 run; 0 runs none. A segment runs the next steps in bf16
         /// on a copy of the state, then in FP8, and reports the difference of the losses (docs/fp8.md).
         #[schemars(range(min = 0, max = 1_000_000_000))]
@@ -164,7 +172,7 @@ impl From<Gemm> for LinearGemm {
 }
 
 impl PrecisionConfig {
-    /// The overrides of an FP8 recipe for `model`.
+    /// The overrides of an FP8 recipe for `model`, without static scales, which are in a file of their own.
     ///
     /// # Errors
     ///
@@ -190,6 +198,7 @@ impl PrecisionConfig {
             },
             swiglu_input: self.swiglu_input.map(|format| format == SavedFormat::Fp8),
             attention_output: self.attention_output.map(|format| format == AttentionFormat::E5m6),
+            static_scales: None,
         };
         self.check(&overrides)?;
         Ok(overrides)
@@ -204,6 +213,7 @@ impl PrecisionConfig {
             (own.latest != default.latest, "amax_compute", "max"),
             (own.margin != default.margin, "margin", "0"),
         ];
+        let statics = [(self.static_scales.is_some(), "static_scales", "")];
         if !recipe.is_fp8() {
             let all = [
                 (!self.skip.is_empty(), "skip", "[]"),
@@ -217,9 +227,13 @@ impl PrecisionConfig {
                 (self.attention_output.is_some(), "attention_output", ""),
                 (self.reference_every > 0, "reference_every", "0"),
             ];
-            refuse(recipe, "has no FP8", "an FP8 recipe", all.into_iter().chain(delayed))?;
+            refuse(recipe, "has no FP8", "an FP8 recipe", all.into_iter().chain(delayed).chain(statics))?;
         } else if recipe != Recipe::Fp8Delayed {
-            refuse(recipe, "has no delayed scales", "fp8-delayed", delayed.into_iter())?;
+            refuse(recipe, "has no delayed scales", "fp8-delayed", delayed.into_iter().chain(statics))?;
+        } else if self.static_scales.is_some() {
+            without_effect("static_scales fixes every scale", delayed.into_iter()).map_or(Ok(()), |why| {
+                Err(format!("{why}, or remove static_scales with --set 'precision.static_scales='"))
+            })?;
         }
         if recipe == Recipe::Fp8Block && !overrides.fast_accumulation.is_empty() {
             return Err("[precision] fast_accumulation: under fp8-block sums leave the tensor cores every 128 multiply-adds; leave it out, or take it back \
@@ -245,17 +259,24 @@ fn refuse(
     others: &str,
     keys: impl Iterator<Item = (bool, &'static str, &'static str)>,
 ) -> Result<(), String> {
+    let why = without_effect(&format!("recipe = {:?} {is_so}", recipe.name()), keys);
+    why.map_or(Ok(()), |why| Err(format!("{why}, or choose {others}")))
+}
+
+/// The message that keys which are given would change nothing, for the reason `why`, and how to remove them.
+fn without_effect(
+    why: &str,
+    keys: impl Iterator<Item = (bool, &'static str, &'static str)>,
+) -> Option<String> {
     let given: Vec<_> = keys.filter(|(is_given, ..)| *is_given).collect();
     if given.is_empty() {
-        return Ok(());
+        return None;
     }
     let names: Vec<String> = given.iter().map(|(_, key, _)| format!("`{key}`")).collect();
     let sets: Vec<String> =
         given.iter().map(|(_, key, none)| format!("--set 'precision.{key}={none}'")).collect();
-    Err(format!(
-        "[precision] recipe = {:?} {is_so}, so {} would change nothing: leave {} out, or remove the file's with {}, or choose \
-         {others}",
-        recipe.name(),
+    Some(format!(
+        "[precision] {why}, so {} would change nothing: leave {} out, or remove the file's with {}",
         names.join(", "),
         if names.len() == 1 { "it" } else { "them" },
         sets.join(" ")

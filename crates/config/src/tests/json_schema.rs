@@ -82,7 +82,7 @@ fn what_we_accept_an_editor_accepts() {
     ];
     texts.push(minimal(&sets).config.to_toml());
     texts.push(minimal(&sets).resolve(&Facts::default()).unwrap().config.to_toml());
-    texts.push(MINIMAL.replace("steps = 1000", "tokens = \"10B\"\nloss_chunk = \"2Ki\""));
+    texts.push(MINIMAL.replace("steps = 1000", "tokens = \"1.5B\"\nloss_chunk = \"2Ki\""));
     for text in texts {
         assert_eq!(verdict(&text), Ok(()), "{text}");
     }
@@ -94,6 +94,7 @@ fn what_is_wrong_in_itself_an_editor_marks() {
         ("steps = 1000", "step = 1000"),
         ("steps = 1000", "steps = 0"),
         ("steps = 1000", "tokens = \"10 billion\""),
+        ("steps = 1000", "tokens = \"1.5\""),
         ("steps = 1000", "steps = 1\ndevice = \"tpu\""),
         ("steps = 1000", "steps = 1\nmax_time = \"soon\""),
         ("train = \"a.txt\"", "train = [{ weight = 2 }]"),

@@ -1,6 +1,7 @@
 //! Tests of the run file: accepted files, messages, and resolution.
 
 mod check;
+mod elsewhere;
 mod json_schema;
 mod precision;
 mod properties;

@@ -169,9 +169,10 @@ proptest! {
     }
 
     #[test]
-    fn times_read_back(seconds in 1..315_360_000_u64, text in "[0-9dhms]{0,8}") {
-        let limit: TimeLimit = format!("{seconds}s").parse().unwrap();
-        prop_assert_eq!(limit.duration().as_secs(), seconds);
+    fn times_read_back(ms in 1..315_360_000_000_u64, text in "[0-9.dhms]{0,8}") {
+        let limit: TimeLimit = format!("{ms}ms").parse().unwrap();
+        prop_assert_eq!(limit.duration().as_millis(), u128::from(ms));
+        prop_assert_eq!(format!("{}.{:03}s", ms / 1000, ms % 1000).parse::<TimeLimit>(), Ok(limit));
         prop_assert_eq!(limit.to_string().parse::<TimeLimit>(), Ok(limit));
         if let Ok(limit) = text.parse::<TimeLimit>() {
             prop_assert_eq!(limit.to_string().parse::<TimeLimit>(), Ok(limit));

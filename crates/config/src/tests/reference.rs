@@ -63,15 +63,6 @@ fn no_key_is_known_elsewhere_by_a_name_that_is_taken_here() {
 }
 
 #[test]
-fn a_key_that_a_section_lacks_is_none_of_its_keys() {
-    for section in sections() {
-        for name in section.absent_names() {
-            assert!(!section.keys.iter().any(|key| key.is_called(name)), "{}.{name}", section.name);
-        }
-    }
-}
-
-#[test]
 fn the_smallest_file_of_the_reference_is_right() {
     let text = reference_markdown();
     let (_, rest) = text.split_once("```toml\n").unwrap();

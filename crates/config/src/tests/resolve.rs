@@ -18,6 +18,7 @@ fn folder() -> Description {
         mixture: None,
         vocab_size: 151_936,
         max_position_embeddings: 40_960,
+        window: None,
         attention_scale: None,
         rope_theta: 1e6,
         rope_scaling: RopeScaling::None,
@@ -83,6 +84,7 @@ fn the_defaults_of_a_described_model_follow_its_sizes() {
         mixture: None,
         vocab_size: 3000,
         max_position_embeddings: 1024,
+        window: None,
         attention_scale: None,
         rope_theta: 10_000.0,
         rope_scaling: RopeScaling::None,
@@ -179,7 +181,7 @@ fn the_vocabulary_covers_the_tokenizer() {
             .unwrap_err()
             .to_string(),
         "--set data.tokenizer=other/tokenizer.json: [model] the tokenizer has 200000 tokens, but the model in \"models/q\" only \
-         151936; leave `data.tokenizer` out to use the folder's own"
+         151936; leave `data.tokenizer` out to use the folder's own. docs/data-format.md says what changing a vocabulary needs"
     );
 }
 

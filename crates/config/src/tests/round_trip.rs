@@ -49,6 +49,7 @@ begin_of_document = \"auto\"
 seq_len = 1024
 document_mask = false
 text_field = \"text\"
+skip_bad_rows = 0
 cache_dir = \"runs/.cache\"
 
 [precision]

@@ -276,7 +276,7 @@ fn the_vocabulary_keys_fit_the_tokenizer() {
     assert_eq!(
         message_of(&["model.init_from=models/q", "data.tokenizer=bytes"]),
         "`tokenizer` = \"bytes\" creates a vocabulary that does not fit the weights of `model.init_from`; leave it out to use the \
-         folder's own"
+         folder's own. docs/data-format.md says what changing a vocabulary needs"
     );
 }
 
@@ -480,4 +480,12 @@ fn each_rank_has_one_micro_batch_unless_the_file_says_otherwise() {
     let facts = Facts { world_size: Some(4), tokenizer_vocab_size: Some(300), ..Facts::default() };
     let config = minimal(&["train.batch_size=8"]).resolve(&facts).expect("a configuration").config;
     assert_eq!(config.train.micro_batch_size(), 2);
+}
+
+#[test]
+fn times_in_which_no_rank_can_answer_are_refused() {
+    for key in ["timeout", "start_timeout"] {
+        let errors = errors(&format!("{MINIMAL}[parallel]\n{key} = \"100ms\"\n"));
+        assert!(errors.contains(&format!("`{key}` is 100ms; give at least 1s")), "{errors}");
+    }
 }

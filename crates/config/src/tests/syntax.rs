@@ -130,7 +130,26 @@ fn errors_of_set_name_the_argument() {
     let message = |argument: &str| parse(MINIMAL, &[argument]).unwrap_err().to_string();
     let form = "expected section.key=value, for example --set optimizer.lr=0.001";
     assert_eq!(message("lr"), format!("--set lr: {form}"));
-    assert_eq!(message("lr=3"), format!("--set lr=3: {form}"));
+    // A key without its section gets it, and another program's gets ours.
+    for (bare, said) in [
+        ("lr=3", "expected section.key=value: --set optimizer.lr=3"),
+        ("max_steps=10", "expected section.key=value: --set train.steps=10"),
+        (
+            "epochs=2",
+            "expected section.key=value: --set train.epochs=2 --set train.steps= --set train.tokens=",
+        ),
+        (
+            "tokens=1M",
+            "expected section.key=value: --set train.tokens=1M --set train.steps= --set train.epochs= or --set eval.tokens=1M",
+        ),
+        (
+            "gradient_accumulation_steps=4",
+            "expected section.key=value; the passes of a step follow from two sizes: ",
+        ),
+        ("nonsense=4", form),
+    ] {
+        assert!(message(bare).starts_with(&format!("--set {bare}: {said}")), "{}", message(bare));
+    }
     assert_eq!(message("optimizer.=3"), format!("--set optimizer.=3: {form}"));
     assert_eq!(
         message("optimizer.lr=fast"),

@@ -1,47 +1,95 @@
-//! The fields of a file that hold strings, and the one that probably holds the text.
+//! The field of a file that probably holds the text.
 
-use super::{Format, InputFile, InputOptions, jsonl, parquet, read_documents, stream};
+use super::jsonl::{self, fields};
+use super::{Format, InputFile, InputOptions, conversations, parquet, read_documents, stream};
 use crate::error::Result;
 use crate::tokenizer::CutRule;
 
-/// Number of documents whose lengths are compared.
-const DOCUMENTS: usize = 16;
+/// Number of rows whose texts are compared.
+const ROWS: usize = 16;
 
-/// The field of a `.jsonl` file or the column of a `.parquet` file that probably holds the text: `text` if it
-/// has strings, else the field whose strings are the longest in the first documents. `None` for a `.txt`
-/// file.
+/// The field of `.jsonl` lines or the column of a `.parquet` file that probably holds the text.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TextField {
+    /// Its name.
+    pub name: String,
+    /// Names of the other fields with strings, if this one was chosen among them.
+    pub others: Vec<String>,
+}
+
+/// The field that probably holds the text: `text` if that has strings, else the one whose strings are the
+/// longest in the first rows. `None` for a `.txt` file.
 ///
 /// # Errors
-/// The file cannot be read, or has no field of strings.
-pub fn text_field(file: &InputFile) -> Result<Option<String>> {
+/// The file cannot be read, has no field of strings, or has chats, prompts with answers or pairs of texts.
+pub fn text_field(file: &InputFile) -> Result<Option<TextField>> {
     let default = InputOptions::default();
-    let fields = match file.format {
+    let lengths = match file.format {
         Format::Text => return Ok(None),
-        Format::JsonLines => jsonl::string_fields(stream::open(file, Default::default())?)?,
-        Format::Parquet => parquet::string_columns(file)?,
+        Format::JsonLines => field_lengths(file, &default.field)?,
+        Format::Parquet => column_lengths(file)?,
     };
-    if fields.contains(&default.field) {
-        return Ok(Some(default.field));
+    if lengths.iter().any(|(name, _)| *name == default.field) {
+        return Ok(Some(TextField { name: default.field, others: Vec::new() }));
     }
-    let mut longest = None;
-    for field in fields {
-        let bytes = text_bytes(file, InputOptions { field: field.clone(), ..InputOptions::default() });
-        if longest.as_ref().is_none_or(|(_, most)| bytes > *most) {
-            longest = Some((field, bytes));
-        }
-    }
+    // The first of equals.
+    let longest = lengths.iter().rev().max_by_key(|(_, bytes)| *bytes).map(|(name, _)| name.clone());
     match longest {
-        Some((field, _)) => Ok(Some(field)),
+        Some(name) => {
+            let others = lengths.into_iter().map(|(other, _)| other).filter(|other| *other != name).collect();
+            Ok(Some(TextField { name, others }))
+        }
         // Reading the default field gives the error, which says what the file has.
         None => match read_documents(file, &default, CutRule::Anywhere)?.next() {
             Some(Err(error)) => Err(error),
-            _ => Ok(Some(default.field)),
+            _ => Ok(Some(TextField { name: default.field, others: Vec::new() })),
         },
     }
 }
 
-/// Bytes of text in the first documents, as far as they can be read.
-fn text_bytes(file: &InputFile, options: InputOptions) -> usize {
-    let documents = read_documents(file, &options, CutRule::Anywhere);
-    documents.into_iter().flatten().take(DOCUMENTS).map_while(Result::ok).map(|piece| piece.text.len()).sum()
+/// True if a file has documents. Its first rows are read as for training, with the text in `field`.
+///
+/// # Errors
+/// The file cannot be read, or no first row has text in the field.
+pub fn has_documents(file: &InputFile, field: &str) -> Result<bool> {
+    // A run says what to do about bad rows.
+    let options =
+        InputOptions { field: field.to_owned(), skip_bad_rows: ROWS as u64, ..InputOptions::default() };
+    let mut has_documents = false;
+    // Blank lines, too, are read in pieces.
+    for piece in read_documents(file, &options, CutRule::Anywhere)?.take(ROWS) {
+        has_documents |= !piece?.is_nothing();
+    }
+    Ok(has_documents)
+}
+
+/// The fields of strings in the first lines, with the bytes of these; none if they are chats or pairs, unless
+/// `default` has strings too.
+fn field_lengths(file: &InputFile, default: &str) -> Result<Vec<(String, usize)>> {
+    let rows = jsonl::first_rows(stream::open(file, Default::default())?, ROWS)?;
+    let mut lengths: Vec<(String, usize)> = Vec::new();
+    for (name, value) in rows.iter().flatten() {
+        let Some(text) = value.as_str() else { continue };
+        match lengths.iter_mut().find(|(known, _)| known == name) {
+            Some((_, bytes)) => *bytes += text.len(),
+            None => lengths.push((name.clone(), text.len())),
+        }
+    }
+    let is_conversation = || rows.iter().any(|row| conversations::advice("field", &fields(row)).is_some());
+    if !lengths.iter().any(|(name, _)| name == default) && is_conversation() {
+        lengths.clear();
+    }
+    Ok(lengths)
+}
+
+/// The columns of strings, with the bytes in their first rows.
+fn column_lengths(file: &InputFile) -> Result<Vec<(String, usize)>> {
+    let lengths = parquet::string_columns(file)?.into_iter().map(|field| {
+        let options =
+            InputOptions { field: field.clone(), skip_bad_rows: ROWS as u64, ..InputOptions::default() };
+        let documents = read_documents(file, &options, CutRule::Anywhere).into_iter().flatten();
+        let bytes = documents.take(ROWS).map_while(Result::ok).map(|piece| piece.text.len()).sum();
+        (field, bytes)
+    });
+    Ok(lengths.collect())
 }

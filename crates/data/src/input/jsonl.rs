@@ -5,8 +5,11 @@ use std::fmt;
 use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde_json::{Map, Value};
 
+use super::bad_rows::{ReadError, SKIPPING};
+use super::conversations::{self, Content, Field};
+use super::json_fault::{self, Fault, REPAIR, replace_non_numbers};
 use super::stream::InputStream;
-use super::{CHAT_ADVICE, Document, MAX_VALUE_BYTES, Piece, is_chat, naming_advice, no_safe_cut};
+use super::{Document, MAX_VALUE_BYTES, Piece, naming_advice, no_safe_cut};
 use crate::error::{DataError, Result};
 use crate::tokenizer::CutRule;
 
@@ -22,7 +25,14 @@ pub(super) struct JsonLines {
     line_number: u64,
     /// The document of the line, until its last piece is returned.
     document: Option<Document>,
+    /// True if a line before had its text in the field.
+    has_documents: bool,
+    /// Number of lines without text in the field, before any that has it.
+    lines_without: usize,
 }
+
+/// Number of lines without text in the field from which on the field has the wrong name.
+const WRONG_LINES: usize = 16;
 
 /// Result of reading up to the next line with text.
 enum Line {
@@ -34,7 +44,16 @@ enum Line {
 
 impl JsonLines {
     pub(super) fn new(stream: InputStream, field: String, rule: CutRule) -> Self {
-        JsonLines { stream, field, rule, line: Vec::new(), line_number: 0, document: None }
+        JsonLines {
+            stream,
+            field,
+            rule,
+            line: Vec::new(),
+            line_number: 0,
+            document: None,
+            has_documents: false,
+            lines_without: 0,
+        }
     }
 
     /// Reads the next line that is not blank.
@@ -64,32 +83,39 @@ impl JsonLines {
         }
     }
 
-    fn parse_line(&mut self) -> Result<()> {
-        let mut json = serde_json::Deserializer::from_slice(&self.line);
-        let parsed =
-            FieldSelector(&self.field).deserialize(&mut json).and_then(|text| json.end().map(|()| text));
-        let text = match parsed {
-            Ok(FieldValue::Text(text)) => text,
-            Ok(FieldValue::Other(kind)) => {
-                let problem = format!("field {:?} is {kind}, not a string", self.field);
-                return Err(self.wrong_field(problem));
+    /// Parses the line; its document is what [`JsonLines::next_piece`] returns next.
+    fn parse_line(&mut self) -> std::result::Result<(), ReadError> {
+        let mut is_replaced = false;
+        let parsed = parse(&self.line, &self.field).or_else(|error| {
+            is_replaced = replace_non_numbers(&mut self.line);
+            if is_replaced { parse(&self.line, &self.field) } else { Err(error) }
+        });
+        let (field, kind) = (&self.field, if is_replaced { "NaN or a number" } else { "a number" });
+        let problem = match parsed {
+            Ok(FieldValue::Text(text)) => {
+                self.document = Some(Document::new(text));
+                self.has_documents = true;
+                return Ok(());
             }
+            Ok(FieldValue::Null) => return Err(ReadError::Row(self.null())),
+            Ok(FieldValue::Number) => format!("field {field:?} is {kind}, not a string"),
+            Ok(FieldValue::Other(kind)) => format!("field {field:?} is {kind}, not a string"),
             Ok(FieldValue::Missing(keys)) => {
-                let problem = format!("there is no field {:?}; the line has {}", self.field, keys.join(", "));
-                return Err(self.wrong_field(problem));
+                format!("there is no field {field:?}; the line has {}", keys.join(", "))
             }
             Err(error) => {
-                let reason = error.to_string();
-                let reason = reason.rsplit_once(" at line ").map_or(reason.as_str(), |(reason, _)| reason);
-                let problem = format!("broken JSON at column {}: {reason}", error.column());
-                return Err(self.error(problem, "fix or remove the line (one JSON object per line, UTF-8)"));
+                let Fault { problem, advice } = json_fault::explain(&self.line, &error);
+                // If lines before are right, the fault is probably that of a few lines.
+                let is_rare = self.has_documents || advice == REPAIR;
+                let advice = if is_rare { format!("{advice}, or {SKIPPING}") } else { advice.to_owned() };
+                return Err(ReadError::Row(self.error(problem, advice)));
             }
         };
-        self.document = Some(Document::new(text));
-        Ok(())
+        self.lines_without += usize::from(!self.has_documents);
+        Err(self.wrong_field(problem))
     }
 
-    fn next_piece(&mut self) -> Result<Option<Piece>> {
+    fn next_piece(&mut self) -> std::result::Result<Option<Piece>, ReadError> {
         if self.document.is_none() {
             match self.read_line()? {
                 Line::Text => self.parse_line()?,
@@ -113,42 +139,98 @@ impl JsonLines {
         Ok(Some(piece))
     }
 
-    /// The fields of the line; none if it is not an object.
-    fn fields(&self) -> Map<String, Value> {
-        serde_json::from_slice(&self.line).unwrap_or_default()
+    /// The error for a line whose field is null.
+    fn null(&self) -> DataError {
+        self.error(
+            format!("field {:?} is null, not a string", self.field),
+            format!("drop such lines, or {SKIPPING}"),
+        )
     }
 
-    /// The error for a line whose text is not where the field says.
-    fn wrong_field(&self, problem: String) -> DataError {
-        let fields = self.fields();
-        if fields.iter().any(|(name, value)| value.is_array() && is_chat(name)) {
-            return self.error(problem, CHAT_ADVICE);
+    /// The error for a line whose text is not where the field says. Unless lines before had it there, the
+    /// file may have its text elsewhere or be no text.
+    fn wrong_field(&self, problem: String) -> ReadError {
+        if self.has_documents {
+            return ReadError::Row(self.error(problem, format!("drop such lines, or {SKIPPING}")));
         }
-        let strings: Vec<String> = fields
-            .iter()
-            .filter(|(_, value)| value.is_string())
-            .map(|(name, _)| format!("{name:?}"))
-            .collect();
-        self.error(problem, &naming_advice("field", &strings))
+        let row: Map<String, Value> = serde_json::from_slice(&self.line).unwrap_or_default();
+        if let Some(advice) = conversations::advice("field", &fields(&row)) {
+            return ReadError::File(self.error(problem, advice));
+        }
+        let strings: Vec<String> =
+            row.iter().filter(|(_, value)| value.is_string()).map(|(name, _)| format!("{name:?}")).collect();
+        if self.lines_without >= WRONG_LINES {
+            return ReadError::File(self.wrong_name());
+        }
+        ReadError::Row(self.error(problem, naming_advice("field", &strings)))
     }
 
-    fn error(&self, problem: impl Into<String>, advice: &str) -> DataError {
+    /// The error for a file in which no line so far has its text in the field.
+    fn wrong_name(&self) -> DataError {
+        let row: Map<String, Value> = serde_json::from_slice(&self.line).unwrap_or_default();
+        let strings: Vec<String> =
+            row.iter().filter(|(_, value)| value.is_string()).map(|(name, _)| format!("{name:?}")).collect();
+        let has = if strings.is_empty() {
+            "no strings".to_owned()
+        } else {
+            format!("strings in {}", strings.join(", "))
+        };
+        let problem = format!(
+            "none of the first {WRONG_LINES} rows has text in the field {:?}, so that this is a wrong name and not a bad \
+             row to skip; the line has {has}",
+            self.field
+        );
+        self.error(problem, naming_advice("field", &strings))
+    }
+
+    fn error(&self, problem: impl Into<String>, advice: impl Into<String>) -> DataError {
         DataError::input(self.stream.path(), format!("line {}", self.line_number), problem, advice)
     }
 }
 
-/// Names of the fields of the first line that hold strings.
-pub(super) fn string_fields(stream: InputStream) -> Result<Vec<String>> {
+/// The first lines of a file that are objects, at most `count`.
+///
+/// # Errors
+/// The file cannot be read.
+pub(super) fn first_rows(stream: InputStream, count: usize) -> Result<Vec<Map<String, Value>>> {
     let mut lines = JsonLines::new(stream, String::new(), CutRule::Anywhere);
-    while let Line::Blank = lines.read_line()? {}
-    let fields = lines.fields().into_iter();
-    Ok(fields.filter(|(_, value)| value.is_string()).map(|(name, _)| name).collect())
+    let mut rows = Vec::new();
+    for _ in 0..count {
+        match lines.read_line()? {
+            Line::Text => {
+                replace_non_numbers(&mut lines.line);
+                rows.extend(serde_json::from_slice::<Map<String, Value>>(&lines.line).ok());
+            }
+            Line::Blank => {}
+            Line::End => break,
+        }
+    }
+    Ok(rows)
+}
+
+/// The fields of a row, as far as the recognition of chats needs them.
+pub(super) fn fields(row: &Map<String, Value>) -> Vec<Field<'_>> {
+    let content = |value: &Value| match value {
+        Value::String(text) if conversations::is_json_list(text) => Content::List,
+        Value::String(_) => Content::Text,
+        Value::Array(_) => Content::List,
+        Value::Object(_) => Content::Object,
+        Value::Null | Value::Bool(_) | Value::Number(_) => Content::Other,
+    };
+    row.iter().map(|(name, value)| Field { name, content: content(value) }).collect()
+}
+
+/// Parses a line and keeps one field. Without its line break: a string that is cut off ends there.
+fn parse(line: &[u8], field: &str) -> serde_json::Result<FieldValue> {
+    let mut json = serde_json::Deserializer::from_slice(line.trim_ascii_end());
+    let value = FieldSelector(field).deserialize(&mut json)?;
+    json.end().map(|()| value)
 }
 
 impl Iterator for JsonLines {
-    type Item = Result<Piece>;
+    type Item = std::result::Result<Piece, ReadError>;
 
-    fn next(&mut self) -> Option<Result<Piece>> {
+    fn next(&mut self) -> Option<Self::Item> {
         self.next_piece().transpose()
     }
 }
@@ -156,7 +238,9 @@ impl Iterator for JsonLines {
 /// Value of the text field of an object.
 enum FieldValue {
     Text(String),
-    /// Not a string: its JSON type, with an article.
+    Null,
+    Number,
+    /// Another value: its JSON type, with an article.
     Other(&'static str),
     /// No such field: the first keys of the object.
     Missing(Vec<String>),
@@ -233,7 +317,7 @@ impl<'de> Visitor<'de> for TextOrKind {
     }
 
     fn visit_unit<E>(self) -> std::result::Result<FieldValue, E> {
-        Ok(FieldValue::Other("null"))
+        Ok(FieldValue::Null)
     }
 
     fn visit_bool<E>(self, _: bool) -> std::result::Result<FieldValue, E> {
@@ -241,15 +325,15 @@ impl<'de> Visitor<'de> for TextOrKind {
     }
 
     fn visit_i64<E>(self, _: i64) -> std::result::Result<FieldValue, E> {
-        Ok(FieldValue::Other("a number"))
+        Ok(FieldValue::Number)
     }
 
     fn visit_u64<E>(self, _: u64) -> std::result::Result<FieldValue, E> {
-        Ok(FieldValue::Other("a number"))
+        Ok(FieldValue::Number)
     }
 
     fn visit_f64<E>(self, _: f64) -> std::result::Result<FieldValue, E> {
-        Ok(FieldValue::Other("a number"))
+        Ok(FieldValue::Number)
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> std::result::Result<FieldValue, A::Error> {

@@ -5,24 +5,39 @@
 //! where the tokenizer's [`CutRule`] allows. A file always gives the same pieces. Errors name the file and
 //! the line, row or byte.
 
+mod bad_rows;
+mod conversations;
+mod dataset_card;
 mod fields;
 mod files;
+mod foreign;
 mod glob;
 mod gzip;
+mod json_fault;
 mod jsonl;
+mod kinds;
+mod listing;
 mod parquet;
+mod split;
 mod stream;
 mod text;
+mod unreadable;
+mod zstd_frames;
 
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-pub use fields::text_field;
-pub use files::{Compression, Format, InputFile, list_inputs};
+pub use bad_rows::BadRows;
+pub use fields::{TextField, has_documents, text_field};
+pub use files::InputFile;
+pub use kinds::{Compression, Format};
+pub use listing::{Listing, Take, list, list_inputs, matches_files};
+pub use split::Split;
 
 use crate::error::{DataError, Result};
 use crate::tokenizer::{CutRule, MAX_HF_BYTES};
+use bad_rows::ReadError;
 
 /// Location of documents in input files.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -31,11 +46,14 @@ pub struct InputOptions {
     pub field: String,
     /// Text between documents of `.txt` files. Without it each file is one document.
     pub separator: Option<String>,
+    /// Number of bad rows of a source that are skipped: lines that are not JSON objects, and rows without a
+    /// string in the field. One more is an error.
+    pub skip_bad_rows: u64,
 }
 
 impl Default for InputOptions {
     fn default() -> Self {
-        InputOptions { field: "text".to_owned(), separator: None }
+        InputOptions { field: "text".to_owned(), separator: None, skip_bad_rows: 0 }
     }
 }
 
@@ -53,8 +71,9 @@ pub struct Piece {
 
 /// Iterator over the documents of one file. It ends after the first error.
 pub struct Documents {
-    pieces: Box<dyn Iterator<Item = Result<Piece>> + Send>,
+    pieces: Box<dyn Iterator<Item = std::result::Result<Piece, ReadError>> + Send>,
     bytes_read: Arc<AtomicU64>,
+    bad_rows: BadRows,
     failed: bool,
 }
 
@@ -62,6 +81,17 @@ impl Documents {
     /// Bytes of the (possibly compressed) file read so far.
     pub fn bytes_read(&self) -> u64 {
         self.bytes_read.load(Ordering::Relaxed)
+    }
+
+    /// These documents, of a source in whose other files `bad_rows` were skipped before.
+    #[must_use]
+    pub fn after(self, bad_rows: BadRows) -> Documents {
+        Documents { bad_rows, ..self }
+    }
+
+    /// The bad rows of the source that were skipped so far.
+    pub fn bad_rows(&self) -> &BadRows {
+        &self.bad_rows
     }
 }
 
@@ -72,9 +102,18 @@ impl Iterator for Documents {
         if self.failed {
             return None;
         }
-        let next = self.pieces.next();
-        self.failed = matches!(next, Some(Err(_)));
-        next
+        let error = loop {
+            match self.pieces.next()? {
+                Ok(piece) => return Some(Ok(piece)),
+                Err(ReadError::File(error)) => break error,
+                Err(ReadError::Row(error)) => match self.bad_rows.skip(error) {
+                    Ok(()) => {}
+                    Err(error) => break error,
+                },
+            }
+        };
+        self.failed = true;
+        Some(Err(error))
     }
 }
 
@@ -90,10 +129,11 @@ impl std::fmt::Debug for Documents {
 /// The file cannot be opened, or the footer of a parquet file is damaged or lacks the column.
 pub fn read_documents(file: &InputFile, options: &InputOptions, rule: CutRule) -> Result<Documents> {
     let bytes_read = Arc::new(AtomicU64::new(0));
-    let pieces: Box<dyn Iterator<Item = Result<Piece>> + Send> = match file.format {
+    let pieces: Box<dyn Iterator<Item = std::result::Result<Piece, ReadError>> + Send> = match file.format {
         Format::Text => {
             let stream = stream::open(file, Arc::clone(&bytes_read))?;
-            Box::new(text::TextReader::new(stream, options.separator.clone(), rule)?)
+            let documents = text::TextReader::new(stream, options.separator.clone(), rule)?;
+            Box::new(documents.map(|piece| piece.map_err(ReadError::File)))
         }
         Format::JsonLines => {
             let stream = stream::open(file, Arc::clone(&bytes_read))?;
@@ -103,17 +143,8 @@ pub fn read_documents(file: &InputFile, options: &InputOptions, rule: CutRule) -
             Box::new(parquet::ParquetColumn::open(file, &options.field, rule, Arc::clone(&bytes_read))?)
         }
     };
-    Ok(Documents { pieces, bytes_read, failed: false })
+    Ok(Documents { pieces, bytes_read, bad_rows: BadRows::new(options.skip_bad_rows, 0), failed: false })
 }
-
-/// True for the names of fields and columns that hold the turns of a chat.
-fn is_chat(name: &str) -> bool {
-    ["messages", "conversations", "conversation"].contains(&name)
-}
-
-/// Advice for chats in place of text.
-const CHAT_ADVICE: &str =
-    "this is chat data, and fine-tuning on chats is on the roadmap, but not supported yet; name plain text";
 
 /// Advice for a wrong field or column (`noun`). `strings` are the quoted names of those that hold strings; a
 /// single one is suggested.

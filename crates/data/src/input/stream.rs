@@ -6,8 +6,11 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::files::{Compression, InputFile};
+use super::files::InputFile;
+use super::foreign::{self, START_BYTES};
 use super::gzip::GzipMembers;
+use super::kinds::Compression;
+use super::zstd_frames::ZstdFrames;
 use crate::error::{DataError, Result};
 
 const BUFFER_BYTES: usize = 256 << 10;
@@ -21,21 +24,46 @@ pub(super) struct InputStream {
 }
 
 /// Opens a file; `bytes_read` is updated with the position in the (possibly compressed) file.
+///
+/// # Errors
+/// The file cannot be opened, or its first bytes are not what its name says.
 pub(super) fn open(file: &InputFile, bytes_read: Arc<AtomicU64>) -> Result<InputStream> {
-    let opened = File::open(&file.path).map_err(DataError::io(&file.path, "open the input"))?;
-    let counted = BufReader::with_capacity(BUFFER_BYTES, CountingReader { file: opened, bytes_read });
-    let reader: Box<dyn BufRead + Send> = match file.compression {
+    let InputFile { path, compression, bytes, .. } = file;
+    let opened = File::open(path).map_err(DataError::io(path, "open the input"))?;
+    let mut counted = BufReader::with_capacity(BUFFER_BYTES, CountingReader { file: opened, bytes_read });
+    // An empty file is not a compressed stream, but the decoders accept it as empty text.
+    if *bytes == 0 && *compression != Compression::None {
+        return Err(damaged(path, 0, "the file is empty"));
+    }
+    let start = first_bytes(&mut counted).map_err(DataError::io(path, "read the input"))?;
+    if let Some(error) = foreign::refuse_uncompressed(path, *compression, start) {
+        return Err(error);
+    }
+    let reader: Box<dyn BufRead + Send> = match compression {
         Compression::None => Box::new(counted),
-        // An empty file is not a compressed stream, but the decoders accept it as empty text.
-        _ if file.bytes == 0 => return Err(damaged(&file.path, 0, "the file is empty")),
         Compression::Gzip => Box::new(BufReader::with_capacity(BUFFER_BYTES, GzipMembers::new(counted))),
         Compression::Zstd => {
-            let decoder =
-                zstd::Decoder::with_buffer(counted).map_err(|e| damaged(&file.path, 0, &e.to_string()))?;
-            Box::new(BufReader::with_capacity(BUFFER_BYTES, decoder))
+            let frames = ZstdFrames::new(counted, *bytes).map_err(|e| damaged(path, 0, &e.to_string()))?;
+            Box::new(BufReader::with_capacity(BUFFER_BYTES, frames))
         }
     };
-    Ok(InputStream { reader, path: file.path.clone(), compression: file.compression, offset: 0 })
+    let mut stream = InputStream { reader, path: path.clone(), compression: *compression, offset: 0 };
+    let refused = match first_bytes(&mut stream.reader) {
+        Ok(start) => foreign::refuse(path, file.format, *compression, start),
+        Err(error) => Some(stream.error(error)),
+    };
+    refused.map_or(Ok(stream), Err)
+}
+
+/// The first bytes of a file, which stay unread.
+fn first_bytes(reader: &mut impl BufRead) -> io::Result<&[u8]> {
+    while let Err(error) = reader.fill_buf() {
+        if error.kind() != io::ErrorKind::Interrupted {
+            return Err(error);
+        }
+    }
+    let start = reader.fill_buf()?;
+    Ok(&start[..start.len().min(START_BYTES)])
 }
 
 impl InputStream {
@@ -85,33 +113,18 @@ impl InputStream {
             return DataError::io(&self.path, "read the input")(error);
         }
         let problem = error.to_string();
-        if self.compression == Compression::Zstd
-            && let Some((problem, advice)) = zstd_option_needed(&problem)
-        {
-            return DataError::input(
-                &self.path,
-                format!("after {} decompressed bytes", self.offset),
-                problem,
-                advice,
-            );
+        let location = || format!("after {} decompressed bytes", self.offset);
+        // Such files are not damaged.
+        if error.kind() == io::ErrorKind::OutOfMemory || problem.starts_with("Allocation error") {
+            let advice = "decompress it first (zstd -d --long=31), or compress it again without --long";
+            return DataError::input(&self.path, location(), problem, advice);
+        }
+        if problem == "Dictionary mismatch" {
+            let problem = "it is compressed with a dictionary, which reading it needs";
+            let advice = "decompress it first (zstd -d -D <dictionary>), or compress it again without one";
+            return DataError::input(&self.path, location(), problem, advice);
         }
         damaged(&self.path, self.offset, &problem)
-    }
-}
-
-/// Problem and advice for an error of zstd that means that the file needs special options rather than that it
-/// is damaged.
-fn zstd_option_needed(error: &str) -> Option<(&'static str, &'static str)> {
-    match error {
-        "Frame requires too much memory for decoding" => Some((
-            "it is compressed with a window of more than 128 MiB",
-            "decompress it first (zstd -d --long=31), or compress it again without --long",
-        )),
-        "Dictionary mismatch" => Some((
-            "it is compressed with a dictionary, which reading it needs",
-            "decompress it first (zstd -d -D <dictionary>), or compress it again without one",
-        )),
-        _ => None,
     }
 }
 

@@ -107,7 +107,8 @@ impl TextReader {
                 self.stream.path(),
                 format!("byte {at}"),
                 format!("0x{byte:02X} is not valid UTF-8 here"),
-                "convert the file to UTF-8 (iconv -t UTF-8) or omit it",
+                "convert the file to UTF-8, from the encoding that it has (iconv -f WINDOWS-1252 -t UTF-8 FILE > NEW), or \
+                 omit it",
             ));
         }
         let text = std::str::from_utf8(&self.undecoded[..valid])

@@ -94,22 +94,8 @@ impl Loader {
         let mut loaded = Vec::with_capacity(sources.len());
         for MixtureSource { stream, weight } in sources {
             let tokens = stream.token_count();
-            let (train, held_out) = match options.held_out {
-                Some(fraction) => split::split(fraction, tokens, options.seq_len, stream.name())?,
-                None => (std::iter::once(0..tokens).collect(), Vec::new()),
-            };
+            let (train, held_out) = split::train_and_held_out(stream.name(), tokens, &options)?;
             let windows = Windows::new(train, options.seq_len, Remainder::Drop);
-            if windows.count() == 0 {
-                return Err(DataError::invalid(
-                    format!(
-                        "{} has {} contiguous training tokens, too few for one sequence of {} and its targets",
-                        stream.name(),
-                        windows.longest(),
-                        options.seq_len
-                    ),
-                    "use more text or a shorter sequence, or hold out less",
-                ));
-            }
             loaded.push(LoadedSource { stream, windows, held_out, weight });
         }
         Ok(Loader { sources: loaded, mixture, options })

@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use super::LoaderOptions;
 use crate::error::{DataError, Result};
 
 /// Ranges of token positions, ascending and disjoint.
@@ -12,25 +13,78 @@ const MAX_BLOCKS: u64 = 16;
 /// Minimum number of sequences between two blocks. Each block cuts off an incomplete sequence before it.
 const SEQUENCES_A_BLOCK: u64 = 32;
 
-/// Splits a source of `tokens` tokens into training and validation ranges. The held-out `fraction` is taken
-/// from the ends of equal parts of the source, because its documents may be sorted. The split does not depend
-/// on seed and weights, so held-out tokens stay held out if those change.
+/// The training and held-out ranges of a source of `tokens` tokens.
 ///
 /// # Errors
-/// A fraction that holds out nothing or everything.
-pub(super) fn split(fraction: f64, tokens: u64, seq_len: usize, name: &str) -> Result<(Ranges, Ranges)> {
-    if !(fraction > 0.0 && fraction < 1.0) {
+/// A fraction that holds out nothing or everything; too few tokens for a sequence. The advice is tried first.
+pub(super) fn train_and_held_out(
+    name: &str,
+    tokens: u64,
+    options: &LoaderOptions,
+) -> Result<(Ranges, Ranges)> {
+    let LoaderOptions { seq_len, held_out, .. } = *options;
+    if let Some(fraction) = held_out.filter(|&fraction| !(fraction > 0.0 && fraction < 1.0)) {
         return Err(DataError::invalid(
             format!("a fraction of {fraction} cannot be held out"),
             "hold out a fraction between 0 and 1",
         ));
     }
+    let split = |seq_len: usize, held_out: Option<f64>| match held_out {
+        Some(fraction) => split(fraction, tokens, seq_len),
+        None => Some((std::iter::once(0..tokens).collect(), Vec::new())),
+    };
+    let longest = |(train, _): &(Ranges, Ranges)| train.iter().map(|range| range.end - range.start).max();
+    let found = split(seq_len, held_out);
+    let contiguous = found.as_ref().and_then(longest);
+    let (found, problem) = match (found, contiguous, held_out) {
+        (Some(found), Some(contiguous), _) if contiguous > seq_len as u64 => return Ok(found),
+        (None, _, Some(fraction)) if tokens > seq_len as u64 => {
+            (None, format!("{tokens} tokens, too few to hold out a fraction of {fraction}"))
+        }
+        (found, contiguous, _) => {
+            let tokens =
+                contiguous.map_or(format!("{tokens} tokens"), |n| format!("{n} contiguous training tokens"));
+            (found, format!("{tokens}, too few for one sequence of {seq_len} and its targets"))
+        }
+    };
+    let works = |seq_len: usize, held_out: Option<f64>| {
+        split(seq_len, held_out).as_ref().and_then(longest) > Some(seq_len as u64)
+    };
+    let mut advice = Vec::new();
+    let halved = |&seq_len: &usize| Some(seq_len / 2).filter(|&seq_len| seq_len > 0);
+    let shorter = |longest: u64| {
+        let first = usize::try_from(longest.saturating_sub(1)).ok().filter(|&seq_len| seq_len > 0);
+        std::iter::successors(first, halved)
+    };
+    if let Some(seq_len) =
+        found.as_ref().and_then(longest).into_iter().flat_map(shorter).find(|&n| works(n, held_out))
+    {
+        advice.push(format!("a shorter sequence (data.seq_len = {seq_len})"));
+    }
+    if let Some(fraction) = held_out.filter(|_| tokens > seq_len as u64) {
+        let larger = [0.01, 0.02, 0.05, 0.1, 0.2, 0.5].into_iter().filter(|&larger| larger > fraction);
+        if let Some(larger) =
+            larger.into_iter().find(|&larger| found.is_none() && works(seq_len, Some(larger)))
+        {
+            advice.push(format!("data.held_out = {larger}"));
+        }
+        advice.push("data.held_out = 0 with eval.every = 0".to_owned());
+    } else if let Some(seq_len) = shorter(tokens).next().filter(|_| advice.is_empty()) {
+        advice.push(format!("data.seq_len = {seq_len} with data.held_out = 0 and eval.every = 0"));
+    }
+    let more = format!("use more text (at least {} tokens)", seq_len + 1);
+    advice.insert(0, if tokens > seq_len as u64 { "use more text".to_owned() } else { more });
+    Err(DataError::invalid(format!("{name} has {problem}"), advice.join(", or ")))
+}
+
+/// Splits a source of `tokens` tokens into training and validation ranges; `None` if the `fraction` is too
+/// little of it. The fraction is taken from the ends of equal parts of the source, because its documents may
+/// be sorted. The split does not depend on seed and weights, so held-out tokens stay held out if those
+/// change.
+fn split(fraction: f64, tokens: u64, seq_len: usize) -> Option<(Ranges, Ranges)> {
     let held = (tokens as f64 * fraction).round() as u64;
     if held < 2 || held >= tokens {
-        return Err(DataError::invalid(
-            format!("{name} has {tokens} tokens, too few to hold out a fraction of {fraction}"),
-            "use more text, a larger data.held_out, or data.held_out = 0",
-        ));
+        return None;
     }
     let blocks = blocks(tokens, held, seq_len);
     let (mut train, mut valid) = (Ranges::new(), Ranges::new());
@@ -42,7 +96,7 @@ pub(super) fn split(fraction: f64, tokens: u64, seq_len: usize, name: &str) -> R
         train.push(start..cut);
         valid.push(cut..end);
     }
-    Ok((train, valid))
+    Some((train, valid))
 }
 
 /// Number of blocks for `held` held-out tokens. It is limited so that few training tokens are outside a full
@@ -92,11 +146,6 @@ impl Windows {
         self.count
     }
 
-    /// Number of tokens in the longest range.
-    pub(super) fn longest(&self) -> u64 {
-        self.ranges.iter().map(|range| range.end - range.start).max().unwrap_or(0)
-    }
-
     /// Position of the window's first token, and its number of targets.
     pub(super) fn locate(&self, window: u64) -> (u64, usize) {
         let number = self.first.partition_point(|&first| first <= window) - 1;
@@ -111,13 +160,63 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::loader::DocumentMask;
+
+    fn options(seq_len: usize, held_out: Option<f64>) -> LoaderOptions {
+        LoaderOptions { seq_len, seed: 0, document_mask: DocumentMask::Off, held_out }
+    }
+
+    #[test]
+    fn the_advice_for_a_short_source_works() {
+        let message = |tokens, seq_len, held_out| {
+            train_and_held_out("a.txt", tokens, &options(seq_len, held_out)).unwrap_err().to_string()
+        };
+        assert_eq!(
+            message(7, 1024, Some(0.005)),
+            "a.txt has 7 tokens, too few for one sequence of 1024 and its targets; use more text (at least 1025 tokens), \
+             or data.seq_len = 6 with data.held_out = 0 and eval.every = 0"
+        );
+        assert_eq!(
+            message(7, 16, None),
+            "a.txt has 7 contiguous training tokens, too few for one sequence of 16 and its targets; use more text (at \
+             least 17 tokens), or a shorter sequence (data.seq_len = 6)"
+        );
+        assert_eq!(
+            message(100, 16, Some(0.005)),
+            "a.txt has 100 tokens, too few to hold out a fraction of 0.005; use more text, or data.held_out = 0.02, or \
+             data.held_out = 0 with eval.every = 0"
+        );
+        assert_eq!(
+            message(100, 98, Some(0.05)),
+            "a.txt has 95 contiguous training tokens, too few for one sequence of 98 and its targets; use more text, or a \
+             shorter sequence (data.seq_len = 94), or data.held_out = 0 with eval.every = 0"
+        );
+    }
 
     proptest! {
+        #[test]
+        fn every_advice_for_a_short_source_works(
+            tokens in 2_u64..3000, seq_len in 1_usize..3000, held_out in prop::option::of(0.001_f64..0.9),
+        ) {
+            let Err(error) = train_and_held_out("a", tokens, &options(seq_len, held_out)) else { return Ok(()) };
+            let error = error.to_string();
+            let (_, advice) = error.split_once("; use more text").unwrap();
+            for advice in advice.split(", or ").skip(1) {
+                let value = |key: &str| {
+                    let (_, rest) = advice.split_once(&format!("{key} = "))?;
+                    rest.split([' ', ')']).next()?.parse::<f64>().ok()
+                };
+                let seq_len = value("data.seq_len").map_or(seq_len, |value| value as usize);
+                let held_out = value("data.held_out").or(held_out).filter(|&fraction| fraction > 0.0);
+                prop_assert!(train_and_held_out("a", tokens, &options(seq_len, held_out)).is_ok(), "{}: {}", error, advice);
+            }
+        }
+
         #[test]
         fn every_position_is_either_training_or_validation(
             tokens in 200_u64..50_000, fraction in 0.1_f64..0.9, seq_len in 1_usize..400,
         ) {
-            let (train, valid) = split(fraction, tokens, seq_len, "test").unwrap();
+            let (train, valid) = split(fraction, tokens, seq_len).unwrap();
             let held: u64 = valid.iter().map(|range| range.end - range.start).sum();
             prop_assert_eq!(held, (tokens as f64 * fraction).round() as u64);
             prop_assert_eq!(valid.len() as u64, blocks(tokens, held, seq_len));
@@ -128,7 +227,7 @@ mod tests {
 
         #[test]
         fn blocks_leave_few_tokens_unused(tokens in 1_000_u64..1_000_000, seq_len in 16_usize..10_000) {
-            let (train, valid) = split(0.005, tokens, seq_len, "test").unwrap();
+            let (train, valid) = split(0.005, tokens, seq_len).unwrap();
             let windows = Windows::new(train, seq_len, Remainder::Drop);
             let held: u64 = valid.iter().map(|range| range.end - range.start).sum();
             let unused = tokens - held - windows.count() * seq_len as u64;

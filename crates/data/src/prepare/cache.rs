@@ -15,7 +15,7 @@ use super::learn::{VocabularyKind, learn_in, learned_from, load_learned};
 use super::progress::{LearnProgress, Progress};
 use super::{
     PrepareOptions, TextFiles, leftovers, lock_or_wait, open_finished, open_lock, prepare_locked,
-    refuse_empty, unfinished,
+    refuse_empty, unfinished, warn_of_skipped_rows,
 };
 use crate::error::{DataError, Result};
 use crate::files;
@@ -53,6 +53,7 @@ pub fn prepare_cached(
         {
             leftovers::remove(&folder);
         }
+        warn_of_skipped_rows(&dataset, inputs);
         return Ok(dataset);
     }
     refuse_empty(inputs)?;

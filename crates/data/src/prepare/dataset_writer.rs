@@ -14,7 +14,7 @@ use super::unfinished::{InputPosition, Unfinished};
 use super::{PrepareOptions, discard_unfinished, no_text};
 use crate::error::{DataError, Result};
 use crate::files;
-use crate::input::{InputFile, Piece};
+use crate::input::{BadRows, InputFile, Piece};
 use crate::shard::{Dataset, DatasetIndex, INDEX_FILE, SHARD_VERSION, Shard, ShardEntry, ShardWriter};
 use crate::stream::TokenStream;
 use crate::tokenizer::Tokenizer;
@@ -32,6 +32,7 @@ pub(super) struct DatasetWriter<'r> {
     folder: PathBuf,
     writer: Option<ShardWriter>,
     separator: UnusedSeparator,
+    bad_rows: BadRows,
     started: Instant,
     progress_timer: ProgressTimer,
     /// Bytes that earlier runs read. A continued run knows them once its first batch has arrived.
@@ -58,6 +59,7 @@ impl<'r> DatasetWriter<'r> {
         }
         Ok(DatasetWriter {
             bytes_before: unfinished.shards.is_empty().then_some(0),
+            bad_rows: BadRows::new(options.input.skip_bad_rows, unfinished.position.bad_rows),
             unfinished,
             inputs,
             tokenizer,
@@ -84,6 +86,7 @@ impl<'r> DatasetWriter<'r> {
             let tokens = tokens.map_err(|error| error.in_file(&self.inputs[position.file].path))?;
             self.write(piece, &tokens, *position)?;
         }
+        self.bad_rows = batch.bad_rows;
         self.report(batch.bytes_done, on_progress)
     }
 
@@ -155,7 +158,8 @@ impl<'r> DatasetWriter<'r> {
     ) -> Result<Dataset> {
         self.progress_timer = ProgressTimer::default();
         self.report(self.inputs.iter().map(|input| input.bytes).sum(), on_progress)?;
-        self.close_shard(InputPosition { file: self.inputs.len(), pieces: 0 })?;
+        let bad_rows = self.bad_rows.count();
+        self.close_shard(InputPosition { file: self.inputs.len(), pieces: 0, bad_rows })?;
         let shards = std::mem::take(&mut self.unfinished.shards);
         let index = DatasetIndex {
             version: SHARD_VERSION,
@@ -166,6 +170,7 @@ impl<'r> DatasetWriter<'r> {
             tokens: shards.iter().map(|shard| shard.tokens).sum(),
             documents: shards.iter().map(|shard| shard.documents).sum(),
             text_bytes: shards.iter().map(|shard| shard.text_bytes).sum(),
+            skipped_rows: bad_rows,
             made_from: self.unfinished.made_from.clone(),
             shards,
         };
@@ -173,10 +178,13 @@ impl<'r> DatasetWriter<'r> {
             // Leave nothing that would block the next run.
             discard_unfinished(&self.folder)?;
             files::remove(&self.folder.join(LEARNED_FILE))?;
-            return Err(no_text(self.inputs));
+            return Err(no_text(self.inputs, &self.bad_rows));
         }
         files::write_json(&self.folder.join(INDEX_FILE), &index)?;
         Unfinished::remove(&self.folder)?;
+        if bad_rows > 0 {
+            tracing::warn!("{}", self.bad_rows);
+        }
         let dataset = Dataset::open(&self.folder)?;
         tracing::info!(
             "{}: {} tokens in {} documents",

@@ -165,7 +165,11 @@ pub(super) fn belongs_to_vocabulary(folder: &Path, name: &str) -> bool {
 pub(super) fn learned_from(texts: &[TextFiles], vocabulary: VocabularyKind) -> Result<String> {
     let mut sources = Vec::with_capacity(texts.len());
     for TextFiles { inputs, options } in texts {
-        sources.push(json!([unfinished::input_identities(inputs)?, options.field, options.separator]));
+        let mut source =
+            vec![unfinished::input_identities(inputs)?, json!(options.field), json!(options.separator)];
+        // Left out otherwise, so that vocabularies of versions without the option are found.
+        source.extend(Some(json!(options.skip_bad_rows)).filter(|_| options.skip_bad_rows > 0));
+        sources.push(source);
     }
     let kind = match vocabulary {
         VocabularyKind::Bpe { size } => json!({"bpe": size, "sample_bytes": BPE_SAMPLE_BYTES}),

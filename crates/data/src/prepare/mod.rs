@@ -23,18 +23,20 @@ use std::path::Path;
 pub use cache::{find_learned, find_prepared, learn_cached, prepare_cached};
 pub use learn::{VocabularyKind, learn, learn_for_dataset};
 pub use progress::{LearnProgress, Progress};
+pub use read_ahead::tokenizing_bytes;
 pub use text_files::TextFiles;
 
 use xtrain_checkpoint::temporary_target;
 
 use crate::error::{DataError, Result};
 use crate::files;
-use crate::input::{Compression, Format, InputFile, InputOptions};
+use crate::input::{BadRows, Compression, Format, InputFile, InputOptions};
 use crate::shard::{Dataset, INDEX_FILE};
 use crate::tokenizer::Tokenizer;
 use dataset_writer::DatasetWriter;
 use read_ahead::ReadAhead;
 use unfinished::Unfinished;
+use xtrain_checkpoint::first_few;
 
 /// Options of a dataset.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -117,6 +119,7 @@ fn prepare_locked(
     let made_from = unfinished::made_from(inputs, tokenizer, options)?;
     if let Some(dataset) = open_finished(folder, &made_from)? {
         leftovers::remove(folder);
+        warn_of_skipped_rows(&dataset, inputs);
         return Ok(dataset);
     }
     let unfinished = match Unfinished::load(folder)? {
@@ -135,12 +138,31 @@ fn prepare_locked(
     tokenizer.save(folder)?;
     let start = unfinished.position;
     let mut writer = DatasetWriter::start(unfinished, tokenizer, options, folder, inputs)?;
-    std::thread::scope(|scope| {
+    let written = std::thread::scope(|scope| {
         let read_ahead = ReadAhead::start(scope, inputs, &options.input, tokenizer.cut_rule(), start)
             .map_err(DataError::io(folder, "start a thread that reads"))?;
         read_ahead.batches().iter().try_for_each(|batch| writer.add_batch(batch?, on_progress))
-    })?;
-    writer.finish(on_progress)
+    });
+    match written {
+        Ok(()) => writer.finish(on_progress),
+        Err(error) => {
+            drop(writer);
+            if !matches!(error, DataError::Interrupted) {
+                leave_nothing(folder);
+            }
+            Err(error)
+        }
+    }
+}
+
+/// Removes what a failed run wrote, unless it is worth continuing: complete shards, a learned vocabulary.
+fn leave_nothing(folder: &Path) {
+    if folder.join(file_names::LEARNED_FILE).exists() {
+        return;
+    }
+    if let Err(error) = discard_unfinished(folder) {
+        tracing::debug!("files of a failed run stay: {error}");
+    }
 }
 
 /// The finished dataset in `folder`, if any. A dataset of other input, tokenizer or options is an error.
@@ -155,20 +177,32 @@ fn open_finished(folder: &Path, made_from: &str) -> Result<Option<Dataset>> {
     Err(other_dataset(folder))
 }
 
+/// Warns of rows that were skipped when a finished dataset was prepared.
+fn warn_of_skipped_rows(dataset: &Dataset, inputs: &[InputFile]) {
+    if let skipped @ 1.. = dataset.skipped_rows() {
+        let rows = if skipped == 1 { "bad row was" } else { "bad rows were" };
+        let read = first_few(inputs.iter().map(|input| input.path.display()), 1);
+        tracing::warn!("{skipped} {rows} skipped when {read} was tokenized");
+    }
+}
+
 /// Fails if all input files are empty, before a folder is created.
 fn refuse_empty(inputs: &[InputFile]) -> Result<()> {
     // An empty file of another kind is damaged; reading it gives the better error.
     let is_empty = |input: &InputFile| {
         input.bytes == 0 && input.format != Format::Parquet && input.compression == Compression::None
     };
-    if inputs.iter().all(is_empty) { Err(no_text(inputs)) } else { Ok(()) }
+    if inputs.iter().all(is_empty) { Err(no_text(inputs, &BadRows::default())) } else { Ok(()) }
 }
 
-fn no_text(inputs: &[InputFile]) -> DataError {
-    let problem = match inputs {
+fn no_text(inputs: &[InputFile], bad_rows: &BadRows) -> DataError {
+    let mut problem = match inputs {
         [input] => format!("{} contains no text", input.path.display()),
         inputs => format!("the {} input files contain no text", inputs.len()),
     };
+    if bad_rows.count() > 0 {
+        problem += &format!(" ({bad_rows})");
+    }
     DataError::invalid(problem, "name input that is not empty")
 }
 

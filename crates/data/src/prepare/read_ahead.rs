@@ -8,7 +8,7 @@ use crossbeam_channel::{Receiver, Sender, bounded};
 
 use super::unfinished::InputPosition;
 use crate::error::Result;
-use crate::input::{InputFile, InputOptions, PIECE_BYTES, Piece, read_documents};
+use crate::input::{BadRows, InputFile, InputOptions, PIECE_BYTES, Piece, read_documents};
 use crate::tokenizer::CutRule;
 
 /// Consecutive pieces of the input, each with the position after it.
@@ -16,6 +16,8 @@ pub(super) struct PieceBatch {
     pub(super) pieces: Vec<(Piece, InputPosition)>,
     /// Bytes of input read by the end of the batch.
     pub(super) bytes_done: u64,
+    /// Rows skipped by the end of the batch.
+    pub(super) bad_rows: BadRows,
 }
 
 /// Batches in the order of the input. An error is the last item.
@@ -51,6 +53,18 @@ impl ReadAhead {
     }
 }
 
+/// Bytes of text in a batch: enough pieces for this number of threads. The result does not depend on it.
+fn batch_bytes(threads: usize) -> usize {
+    (2 * PIECE_BYTES * threads).clamp(8 << 20, 128 << 20)
+}
+
+/// Upper bound of the bytes that tokenizing text uses on this number of threads, besides the tokenizer, if no
+/// document is long that cannot be cut: two batches wait, one is read, and one is tokenized, to 4 bytes for
+/// each of its own at most.
+pub fn tokenizing_bytes(threads: usize) -> u64 {
+    8 * batch_bytes(threads) as u64
+}
+
 fn read_all(
     inputs: &[InputFile],
     options: &InputOptions,
@@ -58,22 +72,29 @@ fn read_all(
     from: InputPosition,
     sender: &Sender<Result<PieceBatch>>,
 ) -> Result<()> {
-    // Enough pieces for all threads. The result does not depend on the size of batches.
-    let batch_bytes = (2 * PIECE_BYTES * rayon::current_num_threads()).clamp(8 << 20, 128 << 20);
+    let batch_bytes = batch_bytes(rayon::current_num_threads());
     let mut bytes_before: u64 = inputs[..from.file.min(inputs.len())].iter().map(|input| input.bytes).sum();
+    let mut bad_rows = BadRows::new(options.skip_bad_rows, from.bad_rows);
     let mut pieces = Vec::new();
     let mut bytes = 0;
     let mut sent = Instant::now();
     for (file, input) in inputs.iter().enumerate().skip(from.file) {
-        let mut position = InputPosition { file, pieces: 0 };
-        let mut documents = read_documents(input, options, rule)?;
+        let mut position = InputPosition { file, pieces: 0, bad_rows: bad_rows.count() };
+        // Pieces before an error are sent first, so that their shards are completed.
+        let mut documents = match read_documents(input, options, rule) {
+            Ok(documents) => documents.after(bad_rows),
+            Err(error) => {
+                let _ = sender.send(Ok(PieceBatch { pieces, bytes_done: bytes_before, bad_rows }));
+                return Err(error);
+            }
+        };
         while let Some(piece) = documents.next() {
+            let bytes_done = bytes_before + documents.bytes_read().min(input.bytes);
             let piece = match piece {
                 Ok(piece) => piece,
                 Err(error) => {
-                    // Pieces before the error are sent first, so that their shards are completed.
-                    let _ = sender
-                        .send(Ok(PieceBatch { pieces, bytes_done: bytes_before + documents.bytes_read() }));
+                    let bad_rows = documents.bad_rows().clone();
+                    let _ = sender.send(Ok(PieceBatch { pieces, bytes_done, bad_rows }));
                     return Err(error);
                 }
             };
@@ -86,18 +107,19 @@ fn read_all(
             // Text that is read slowly, or blank lines for long, still show progress.
             if bytes >= batch_bytes || sent.elapsed() >= MAX_WAIT {
                 bytes = 0;
-                let bytes_done = bytes_before + documents.bytes_read().min(input.bytes);
-                if sender.send(Ok(PieceBatch { pieces: std::mem::take(&mut pieces), bytes_done })).is_err() {
+                let (pieces, bad_rows) = (std::mem::take(&mut pieces), documents.bad_rows().clone());
+                if sender.send(Ok(PieceBatch { pieces, bytes_done, bad_rows })).is_err() {
                     return Ok(());
                 }
                 sent = Instant::now();
             }
         }
         input.refuse_changed()?;
+        bad_rows = documents.bad_rows().clone();
         bytes_before += input.bytes;
     }
     // Without a receiver the run has already stopped.
-    let _ = sender.send(Ok(PieceBatch { pieces, bytes_done: bytes_before }));
+    let _ = sender.send(Ok(PieceBatch { pieces, bytes_done: bytes_before, bad_rows }));
     Ok(())
 }
 

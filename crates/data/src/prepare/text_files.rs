@@ -4,7 +4,7 @@ use std::ops::ControlFlow;
 
 use super::progress::{LearnProgress, ProgressTimer};
 use crate::error::{DataError, Result};
-use crate::input::{Compression, Documents, Format, InputFile, InputOptions, read_documents};
+use crate::input::{BadRows, Compression, Documents, Format, InputFile, InputOptions, read_documents};
 use crate::tokenizer::CutRule;
 
 /// Input files with common options.
@@ -18,7 +18,10 @@ pub struct TextFiles {
 
 /// Iterator over the text of input files, in pieces. Reports progress, and stops if the caller asks for it.
 pub(super) struct TextFileReader<'t> {
-    files: Box<dyn Iterator<Item = (&'t InputFile, &'t InputOptions)> + 't>,
+    /// The files with the numbers of their sources.
+    files: Box<dyn Iterator<Item = (usize, &'t InputFile, &'t InputOptions)> + 't>,
+    /// The source of the last file, and the rows of it that were skipped.
+    bad_rows: (usize, BadRows),
     rule: CutRule,
     open: Option<(Documents, u64)>,
     bytes_before: u64,
@@ -33,10 +36,14 @@ impl<'t> TextFileReader<'t> {
         rule: CutRule,
         report: &'t dyn Fn(LearnProgress) -> ControlFlow<()>,
     ) -> TextFileReader<'t> {
-        let files = || texts.iter().flat_map(|t| t.inputs.iter().map(|input| (input, &t.options)));
-        let bytes_total = files().map(|(input, _)| input.bytes).sum();
+        let files = |(source, texts): (usize, &'t TextFiles)| {
+            texts.inputs.iter().map(move |input| (source, input, &texts.options))
+        };
+        let bytes_total = texts.iter().flat_map(|texts| &texts.inputs).map(|input| input.bytes).sum();
         TextFileReader {
-            files: Box::new(files()),
+            files: Box::new(texts.iter().enumerate().flat_map(files)),
+            // No source has this number.
+            bad_rows: (texts.len(), BadRows::default()),
             rule,
             open: None,
             bytes_before: 0,
@@ -56,10 +63,15 @@ impl<'t> TextFileReader<'t> {
                     return Ok(Some(piece?.text));
                 }
                 self.bytes_before += bytes;
+                self.bad_rows.1 = documents.bad_rows().clone();
                 self.open = None;
             }
-            let Some((input, options)) = self.files.next() else { return Ok(None) };
-            self.open = Some((read_documents(input, options, self.rule)?, input.bytes));
+            let Some((source, input, options)) = self.files.next() else { return Ok(None) };
+            if source != self.bad_rows.0 {
+                self.bad_rows = (source, BadRows::new(options.skip_bad_rows, 0));
+            }
+            let documents = read_documents(input, options, self.rule)?.after(self.bad_rows.1.clone());
+            self.open = Some((documents, input.bytes));
         }
     }
 

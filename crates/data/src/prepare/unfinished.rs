@@ -15,11 +15,14 @@ use crate::input::InputFile;
 use crate::shard::{SHARD_VERSION, ShardEntry};
 use crate::tokenizer::Tokenizer;
 
-/// A position in the input: all files before `file`, and `pieces` pieces of that file, are done.
+/// A position in the input: all files before `file`, in which `bad_rows` rows were skipped, and `pieces`
+/// pieces of that file are done.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct InputPosition {
     pub(super) file: usize,
     pub(super) pieces: u64,
+    #[serde(default)]
+    pub(super) bad_rows: u64,
 }
 
 /// The record of an unfinished run. It is updated whenever a shard is complete.
@@ -33,7 +36,7 @@ pub(super) struct Unfinished {
 
 impl Unfinished {
     pub(super) fn new(made_from: String) -> Unfinished {
-        let position = InputPosition { file: 0, pieces: 0 };
+        let position = InputPosition { file: 0, pieces: 0, bad_rows: 0 };
         Unfinished { made_from, position, shards: Vec::new() }
     }
 
@@ -58,7 +61,7 @@ pub(super) fn made_from(
     tokenizer: &Tokenizer,
     options: &PrepareOptions,
 ) -> Result<String> {
-    let everything = json!({
+    let mut everything = json!({
         "version": SHARD_VERSION,
         "tokenizer": files::hex(&tokenizer.hash()),
         "end_of_document": tokenizer.end_of_document(),
@@ -68,6 +71,10 @@ pub(super) fn made_from(
         "shard_tokens": options.shard_tokens,
         "inputs": input_identities(inputs)?,
     });
+    // Left out otherwise, so that datasets of versions without the option are found.
+    if options.input.skip_bad_rows > 0 {
+        everything["skip_bad_rows"] = options.input.skip_bad_rows.into();
+    }
     Ok(files::hex(&Sha256::digest(everything.to_string())))
 }
 

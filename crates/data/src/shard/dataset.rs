@@ -32,9 +32,16 @@ pub(crate) struct DatasetIndex {
     pub(crate) tokens: u64,
     pub(crate) documents: u64,
     pub(crate) text_bytes: u64,
+    /// Rows of the input that could not be read and were skipped.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub(crate) skipped_rows: u64,
     /// Hash of tokenizer, input files (names, sizes, times) and options. Equal hashes mean equal datasets.
     pub(crate) made_from: String,
     pub(crate) shards: Vec<ShardEntry>,
+}
+
+fn is_zero(number: &u64) -> bool {
+    *number == 0
 }
 
 /// A shard in the index.
@@ -225,6 +232,11 @@ impl Dataset {
     /// Number of documents.
     pub fn document_count(&self) -> u64 {
         self.index.documents
+    }
+
+    /// Number of rows of the input that were skipped, because they could not be read.
+    pub fn skipped_rows(&self) -> u64 {
+        self.index.skipped_rows
     }
 
     /// The token that ends each document.

@@ -3,73 +3,61 @@
 use std::collections::HashMap;
 
 use serde_json::Value;
-use tokenizers::AddedToken;
 
+use super::added_in_text::AddedInText;
 use super::byte_bpe::ByteBpe;
 use super::cut_rule::CutRule;
-use super::space_bpe::SpaceBpe;
+use super::space_bpe::{Prefix, SpaceBpe};
 
-/// Encoder of documents. `added` are names of added tokens that are recognised in documents; a text with one
-/// of them is encoded by the `tokenizers` crate.
+/// Encoder of documents. The `tokenizers` crate encodes a text in which an added token occurs.
 #[derive(Debug)]
 pub(super) enum Encoder {
     Chars(HashMap<char, u32>),
-    ByteBpe { bpe: Box<ByteBpe>, nfc: bool, added: Vec<String> },
-    SpaceBpe { bpe: Box<SpaceBpe>, added: Vec<String> },
+    ByteBpe { bpe: Box<ByteBpe>, nfc: bool },
+    SpaceBpe(Box<SpaceBpe>),
     HuggingFace,
 }
 
-/// Chooses the encoder, and the rule for splitting documents.
-pub(super) fn choose_encoder(json: &Value, added: &[(u32, AddedToken)]) -> (Encoder, CutRule) {
-    let in_text: Vec<&AddedToken> =
-        added.iter().map(|(_, token)| token).filter(|token| !token.special).collect();
+/// Chooses the encoder, and the rule for splitting documents, if it is known.
+pub(super) fn choose_encoder(json: &Value, added: &AddedInText) -> (Encoder, Option<CutRule>) {
     let normalizer = json.get("normalizer").filter(|normalizer| !normalizer.is_null());
-    let chars = char_vocab(json).filter(|_| normalizer.is_none() && in_text.is_empty());
-    chars
+    let chars = char_vocab(json).filter(|_| normalizer.is_none() && added.is_empty());
+    let fast = chars
         .map(|vocab| (Encoder::Chars(vocab), CutRule::Anywhere))
-        .or_else(|| byte_bpe(json, normalizer, &in_text))
-        .or_else(|| space_bpe(json, &in_text))
-        .unwrap_or((Encoder::HuggingFace, CutRule::Never))
+        .or_else(|| byte_bpe(json, normalizer, added))
+        .or_else(|| space_bpe(json, added));
+    match fast {
+        Some((encoder, rule)) => (encoder, Some(rule)),
+        None => (Encoder::HuggingFace, None),
+    }
 }
 
-fn byte_bpe(json: &Value, normalizer: Option<&Value>, in_text: &[&AddedToken]) -> Option<(Encoder, CutRule)> {
+fn byte_bpe(json: &Value, normalizer: Option<&Value>, added: &AddedInText) -> Option<(Encoder, CutRule)> {
     let nfc = normalizer.is_some();
     if normalizer.is_some_and(|normalizer| normalizer.get("type").is_none_or(|t| t != "NFC")) {
         return None;
     }
     let bpe = ByteBpe::from_json(json)?;
-    let cut = if bpe.is_bytes_only() && in_text.is_empty() && !nfc {
-        CutRule::Anywhere
-    } else if bpe.is_bytes_only() || in_text.iter().any(|token| reaches_past_itself(token)) {
+    let cut = match bpe.is_bytes_only() && added.is_empty() && !nfc {
+        true => CutRule::Anywhere,
+        false => added.limit(CutRule::BetweenWords, ' '),
+    };
+    Some((Encoder::ByteBpe { bpe: Box::new(bpe), nfc }, cut))
+}
+
+fn space_bpe(json: &Value, added: &AddedInText) -> Option<(Encoder, CutRule)> {
+    let bpe = SpaceBpe::from_json(json)?;
+    // The `tokenizers` crate encodes texts with added tokens. For it later pieces must start with a space,
+    // and the normalizer puts its mark before that space's text, not before a token.
+    let starts_with_token = bpe.prefix() == Prefix::Mark && added.starts_with_letter();
+    let cut = if bpe.joins_before_spaces() || starts_with_token {
         CutRule::Never
+    } else if bpe.joins_newlines() || !added.is_empty() {
+        added.limit(CutRule::BeforeSpaces, '▁')
     } else {
         CutRule::BetweenWords
     };
-    Some((Encoder::ByteBpe { bpe: Box::new(bpe), nfc, added: names(in_text) }, cut))
-}
-
-fn space_bpe(json: &Value, in_text: &[&AddedToken]) -> Option<(Encoder, CutRule)> {
-    // A token that is matched after normalization may be spelled differently in the text.
-    let bpe = SpaceBpe::from_json(json).filter(|_| !in_text.iter().any(|token| token.normalized))?;
-    let cut = if bpe.joins_before_spaces() || in_text.iter().any(|token| reaches_past_itself(token)) {
-        CutRule::Never
-    } else if bpe.joins_newlines() || !in_text.is_empty() {
-        // Texts with such tokens are encoded by the `tokenizers` crate, for which later pieces must start
-        // with a space.
-        CutRule::BeforeSpaces
-    } else {
-        CutRule::BetweenWords
-    };
-    Some((Encoder::SpaceBpe { bpe: Box::new(bpe), added: names(in_text) }, cut))
-}
-
-fn names(tokens: &[&AddedToken]) -> Vec<String> {
-    tokens.iter().map(|token| token.content.clone()).collect()
-}
-
-/// True for a token that a cut between words could break or alter.
-fn reaches_past_itself(token: &AddedToken) -> bool {
-    token.lstrip || token.rstrip || token.single_word || token.content.contains(char::is_whitespace)
+    Some((Encoder::SpaceBpe(Box::new(bpe)), cut))
 }
 
 /// The vocabulary of a file in which every token is one character, without merges and pre-tokenizer.

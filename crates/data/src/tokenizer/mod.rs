@@ -8,25 +8,35 @@
 //! Documents are encoded as plain text: the name of a special token in a document is not that token. Prompts
 //! are encoded as the file specifies, with special tokens. Both start with the same tokens.
 
+mod added_in_text;
 mod begin_of_document;
 mod byte_bpe;
 mod byte_budget;
 mod cut_rule;
+mod cuts;
 mod encoder;
+mod end_tokens;
 mod load;
+mod long_text;
 mod merge;
+mod normalized_size;
+mod read_tokenizer;
+mod regex_limits;
+mod shape;
 mod space_bpe;
 mod stream_decoder;
 mod tokenizer_json;
 mod train_bpe;
+mod transformers;
 mod words;
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::ControlFlow;
 use std::path::Path;
 use std::sync::OnceLock;
 
-use serde_json::Value;
+use serde_json::{Map, Value};
 use sha2::{Digest, Sha256};
 use tokenizers::{NormalizedString, Normalizer};
 
@@ -37,8 +47,11 @@ pub use stream_decoder::StreamDecoder;
 use crate::catch_panic::catch_panic;
 use crate::error::{DataError, Result};
 use crate::files;
+use added_in_text::AddedInText;
 use byte_budget::ByteBudget;
 use encoder::Encoder;
+use long_text::LongText;
+use normalized_size::NormalizedSize;
 use space_bpe::Prefix;
 use train_bpe::WordCounts;
 
@@ -55,10 +68,18 @@ pub struct Tokenizer {
     hf: tokenizers::Tokenizer,
     /// `hf` with special tokens as plain text; created when first needed.
     hf_plain_text: OnceLock<tokenizers::Tokenizer>,
+    /// True if special tokens in a prompt are plain text too.
+    splits_special_tokens: bool,
     encoder: Encoder,
+    added: AddedInText,
+    /// Limits the text after normalization.
+    normalized_size: NormalizedSize,
     /// Limits the text that the `tokenizers` crate encodes at a time.
     budget: ByteBudget,
-    cut: CutRule,
+    /// Proven when first needed, for encoders that do not know it.
+    cut: OnceLock<CutRule>,
+    /// Encoder of long texts that cannot be cut, if there is one; created when first needed.
+    long_text: OnceLock<Option<LongText>>,
     hash: [u8; 32],
     vocab_size: usize,
     end_of_document: u32,
@@ -66,11 +87,11 @@ pub struct Tokenizer {
     begin: Option<u32>,
     template_begin: Vec<u32>,
     document_begin: Vec<u32>,
-    config_tokens: load::ConfigTokens,
+    config_tokens: end_tokens::ConfigTokens,
 }
 
-/// Maximum size of text in the `tokenizers` crate at a time, over all threads. Its memory use is up to 300
-/// times that.
+/// Maximum size of text whose words the `tokenizers` crate has in memory at a time, over all threads. Its
+/// memory use is up to 300 times that.
 pub(crate) const MAX_HF_BYTES: usize = 3 << 20;
 
 impl Tokenizer {
@@ -101,7 +122,7 @@ impl Tokenizer {
     pub fn with_end_of_document(mut self, name: &str) -> Result<Tokenizer> {
         let Some(id) = self.hf.token_to_id(name) else {
             let end = self.end_of_document_name().unwrap_or_default();
-            return Err(load::no_such_end(&self.location, name, &[&end]));
+            return Err(end_tokens::no_such_end(&self.location, name, &[&end]));
         };
         // The saved files name it too.
         if id != self.end_of_document {
@@ -194,7 +215,6 @@ impl Tokenizer {
     /// # Errors
     /// Those of [`Tokenizer::encode`].
     pub fn encode_piece(&self, text: &str, begins_document: bool) -> Result<Vec<u32>> {
-        let contains = |added: &[String]| added.iter().any(|token| text.contains(token.as_str()));
         let mut ids = Vec::with_capacity(text.len() / 3);
         match &self.encoder {
             Encoder::Chars(vocab) => {
@@ -202,23 +222,27 @@ impl Tokenizer {
                     ids.push(*vocab.get(&c).ok_or_else(|| unknown_character(text, at))?);
                 }
             }
-            Encoder::ByteBpe { bpe, nfc, added } => {
-                if contains(added) {
+            Encoder::ByteBpe { bpe, nfc } => {
+                // No character below U+0300 changes under NFC.
+                let changes = *nfc && text.chars().any(|c| c >= '\u{300}');
+                let normalized =
+                    if changes { Cow::Owned(self.normalise(text)?) } else { Cow::Borrowed(text) };
+                if self.added.occurs_in(text) || self.added.occurs_in_normalized(&normalized) {
                     return self.encode_with_hf(text);
                 }
-                // No character below U+0300 changes under NFC.
-                if *nfc && text.chars().any(|c| c >= '\u{300}') {
-                    bpe.encode(&self.normalise(text)?, &mut ids);
-                } else {
-                    bpe.encode(text, &mut ids);
+                bpe.encode(&normalized, &mut ids);
+            }
+            Encoder::SpaceBpe(bpe) => {
+                let marked = bpe.mark(text, begins_document);
+                let normalized = if bpe.normalizes() { &marked } else { text };
+                if self.added.occurs_in(text) || self.added.occurs_in_normalized(normalized) {
+                    // A later piece starts with a space, which the `tokenizers` crate would add again.
+                    let puts_space = bpe.prefix() == Prefix::Mark && !begins_document;
+                    return self
+                        .encode_with_hf(text.strip_prefix(' ').filter(|_| puts_space).unwrap_or(text));
                 }
+                bpe.encode_marked(&marked, &mut ids);
             }
-            Encoder::SpaceBpe { bpe, added } if contains(added) => {
-                // A later piece starts with a space, which the `tokenizers` crate would add again.
-                let puts_space = bpe.prefix() == Prefix::Mark && !begins_document;
-                return self.encode_with_hf(text.strip_prefix(' ').filter(|_| puts_space).unwrap_or(text));
-            }
-            Encoder::SpaceBpe { bpe, .. } => bpe.encode(text, begins_document, &mut ids),
             Encoder::HuggingFace => return self.encode_with_hf(text),
         }
         Ok(ids)
@@ -241,7 +265,9 @@ impl Tokenizer {
                 at += part.len() + end.len();
             }
         }
-        let encoding = catch_panic(|| self.hf.encode_fast(text, false)).map_err(|e| self.refused(&e))?;
+        self.refuse_growth(text)?;
+        let hf = if self.splits_special_tokens { self.hf_plain_text() } else { &self.hf };
+        let encoding = catch_panic(|| hf.encode_fast(text, false)).map_err(|e| self.refused(&e))?;
         Ok([&self.document_begin, encoding.get_ids()].concat())
     }
 
@@ -254,9 +280,28 @@ impl Tokenizer {
         catch_panic(|| self.hf.decode(ids, special == SpecialTokens::Hide)).map_err(|e| self.refused(&e))
     }
 
-    /// A decoder that takes one token at a time and returns text as soon as it is complete.
-    pub fn stream_decoder(&self, special: SpecialTokens) -> StreamDecoder<'_> {
-        StreamDecoder::new(self, special)
+    /// Decodes tokens that continue the tokens `before`. The result is what they add to the text of `before`:
+    /// some decoders write no space before the first token of a text.
+    ///
+    /// # Errors
+    /// Errors of the `tokenizers` crate.
+    pub fn decode_after(&self, before: &[u32], ids: &[u32], special: SpecialTokens) -> Result<String> {
+        let mut decoder = self.stream_decoder(before, special)?;
+        let mut text = String::new();
+        for &id in ids {
+            text.push_str(&decoder.push(id)?);
+        }
+        text.push_str(&decoder.finish()?);
+        Ok(text)
+    }
+
+    /// A decoder that takes one token at a time and returns text as soon as it is complete. The tokens
+    /// continue `before`, as in [`Tokenizer::decode_after`].
+    ///
+    /// # Errors
+    /// Errors of the `tokenizers` crate.
+    pub fn stream_decoder(&self, before: &[u32], special: SpecialTokens) -> Result<StreamDecoder<'_>> {
+        StreamDecoder::new(self, before, special)
     }
 
     /// `tokenizer.json` and its side files, by name, as `AutoTokenizer` loads them.
@@ -299,6 +344,11 @@ impl Tokenizer {
         self.hf.id_to_token(self.end_of_document)
     }
 
+    /// The name of a token, if there is one with this id.
+    pub fn token(&self, id: u32) -> Option<String> {
+        self.hf.id_to_token(id)
+    }
+
     /// Tokens at which generation stops, including the end-of-document token. Ascending.
     pub fn stop_tokens(&self) -> &[u32] {
         &self.stop_tokens
@@ -322,7 +372,11 @@ impl Tokenizer {
 
     /// The rule for splitting long documents without changing their tokens.
     pub fn cut_rule(&self) -> CutRule {
-        self.cut
+        let rule = *self.cut.get_or_init(|| self.added.limit(cuts::rule_of(&self.hf), ' '));
+        match rule {
+            CutRule::Never if self.long_text().is_some() => CutRule::InEncoder,
+            rule => rule,
+        }
     }
 
     /// Replaces the end-of-document token.
@@ -343,31 +397,52 @@ impl Tokenizer {
 
     fn from_generated_json(json: &Value) -> Result<Tokenizer> {
         let bytes = serde_json::to_vec_pretty(json).map_err(|e| DataError::Internal(e.to_string()))?;
-        let config = serde_json::to_vec_pretty(&tokenizer_json::config(tokenizer_json::END_OF_TEXT))
+        let config = serde_json::to_vec_pretty(&tokenizer_json::config(Some(tokenizer_json::END_OF_TEXT)))
             .map_err(|e| DataError::Internal(e.to_string()))?;
         let side_files = BTreeMap::from([("tokenizer_config.json".to_owned(), config)]);
-        let source = load::Source { location: "generated", side_folder: None, end_of_document: None };
-        load::from_parts(&source, bytes, side_files, load::ConfigTokens::default())
+        let source = end_tokens::Source { location: "generated", side_folder: None, end_of_document: None };
+        load::from_parts(&source, bytes, side_files, end_tokens::ConfigTokens::default(), Map::new())
     }
 
     /// Encodes a document with the `tokenizers` crate, with special tokens as plain text.
     fn encode_with_hf(&self, text: &str) -> Result<Vec<u32>> {
+        let hf_plain_text = self.hf_plain_text();
+        let _share = self.budget.take(text.len());
+        self.refuse_growth(text)?;
         if text.len() > MAX_HF_BYTES {
-            return Err(DataError::tokenizer(
-                "of this kind",
-                format!("cannot encode {} MiB of text as one document", text.len() >> 20),
-                "split the document (with a separator, or one document per line)",
-            ));
+            let Some(long_text) = self.long_text() else {
+                return Err(DataError::tokenizer(
+                    "of this kind",
+                    format!("cannot encode {} MiB of text as one document", text.len() >> 20),
+                    "split the document (with a separator, or one document per line)",
+                ));
+            };
+            return long_text.encode(hf_plain_text, text).map_err(|e| self.refused_text(&e, text));
         }
-        let hf_plain_text = self.hf_plain_text.get_or_init(|| {
+        let encoding = catch_panic(|| hf_plain_text.encode_fast(text, false))
+            .map_err(|e| self.refused_text(&e, text))?;
+        Ok(encoding.get_ids().to_vec())
+    }
+
+    /// Fails if the normalizer would multiply `text` beyond a limit.
+    fn refuse_growth(&self, text: &str) -> Result<()> {
+        let split = "split the document (with a separator, or one document per line), or check that file";
+        self.normalized_size
+            .check(text)
+            .map_err(|problem| DataError::tokenizer(&self.location, problem, split))
+    }
+
+    fn long_text(&self) -> Option<&LongText> {
+        self.long_text.get_or_init(|| LongText::of(&self.hf)).as_ref()
+    }
+
+    /// The tokenizer that takes special tokens as plain text.
+    fn hf_plain_text(&self) -> &tokenizers::Tokenizer {
+        self.hf_plain_text.get_or_init(|| {
             let mut copy = self.hf.clone();
             copy.set_encode_special_tokens(true);
             copy
-        });
-        let _share = self.budget.take(text.len());
-        let encoding =
-            catch_panic(|| hf_plain_text.encode_fast(text, false)).map_err(|e| self.refused(&e))?;
-        Ok(encoding.get_ids().to_vec())
+        })
     }
 
     fn normalise(&self, text: &str) -> Result<String> {
@@ -376,6 +451,19 @@ impl Tokenizer {
             catch_panic(|| normalizer.normalize(&mut normalised)).map_err(|e| self.refused(&e))?;
         }
         Ok(normalised.get().to_owned())
+    }
+
+    /// The error for a text that cannot be encoded, with its beginning, which users can search for.
+    fn refused_text(&self, error: &str, text: &str) -> DataError {
+        let begins = &text[..text.floor_char_boundary(24)];
+        // The expression of a pre-tokenizer stops at a limit in a long run of letters or spaces.
+        let is_long = error.contains("a word takes") || error.contains("limit") && error.contains("over");
+        let advice = match is_long {
+            true => "split or drop the document, or tokenize as bytes",
+            false => "check that file",
+        };
+        let problem = format!("cannot encode the text that begins with {begins:?}: {error}");
+        DataError::tokenizer(&self.location, problem, advice)
     }
 
     fn refused(&self, error: &str) -> DataError {

@@ -25,6 +25,8 @@ pub(super) struct SpaceBpe {
     merges: Merges,
     neighbours: Neighbours,
     prefix: Prefix,
+    /// True if the normalizer replaces spaces; otherwise the pre-tokenizer does.
+    normalizes: bool,
     caches: Caches,
 }
 
@@ -49,7 +51,8 @@ impl SpaceBpe {
         {
             return None;
         }
-        let (prefix, splits) = spaces(json.get("normalizer"), json.get("pre_tokenizer"))?;
+        let Spaces { prefix, splits, normalizes } =
+            spaces(json.get("normalizer"), json.get("pre_tokenizer"))?;
         let vocab = model.get("vocab")?.as_object()?;
         let id_of = |token: &str| vocab.get(token)?.as_u64().and_then(|id| u32::try_from(id).ok());
         let mut byte_ids = [0; 256];
@@ -81,7 +84,7 @@ impl SpaceBpe {
                 before = Some(c);
             }
         }
-        Some(SpaceBpe { chars, byte_ids, merges, neighbours, prefix, caches: Caches::default() })
+        Some(SpaceBpe { chars, byte_ids, merges, neighbours, prefix, normalizes, caches: Caches::default() })
     }
 
     /// The prefix of a text.
@@ -99,8 +102,13 @@ impl SpaceBpe {
         self.neighbours.any(|before, after| before == '\n' || after == '\n')
     }
 
-    /// Appends the tokens of `text`. Only the start of a document gets the prefix.
-    pub(super) fn encode(&self, text: &str, begins_document: bool, out: &mut Vec<u32>) {
+    /// True if the normalizer replaces spaces, so that the normalized text is [`SpaceBpe::mark`]'s.
+    pub(super) fn normalizes(&self) -> bool {
+        self.normalizes
+    }
+
+    /// `text` with its spaces replaced. Only the start of a document gets the prefix.
+    pub(super) fn mark(&self, text: &str, begins_document: bool) -> String {
         let mut marked = String::with_capacity(text.len() + text.len() / 2);
         let is_marked = text.starts_with([' ', MARK]);
         let wants_mark = match self.prefix {
@@ -112,6 +120,11 @@ impl SpaceBpe {
             marked.push(MARK);
         }
         marked.extend(text.chars().map(|c| if c == ' ' { MARK } else { c }));
+        marked
+    }
+
+    /// Appends the tokens of a text whose spaces are replaced.
+    pub(super) fn encode_marked(&self, marked: &str, out: &mut Vec<u32>) {
         self.caches.with(|cache| {
             let mut start = 0;
             let mut before = None;
@@ -147,13 +160,22 @@ impl SpaceBpe {
     }
 }
 
-/// The prefix, and whether the text is split before each mark; `None` if the file processes text in another
-/// way.
-fn spaces(normalizer: Option<&Value>, pre_tokenizer: Option<&Value>) -> Option<(Prefix, bool)> {
+/// Treatment of spaces.
+struct Spaces {
+    prefix: Prefix,
+    /// True if the text is split before each mark.
+    splits: bool,
+    normalizes: bool,
+}
+
+/// The treatment of spaces; `None` if the file processes text in another way.
+fn spaces(normalizer: Option<&Value>, pre_tokenizer: Option<&Value>) -> Option<Spaces> {
     let is_absent = |value: Option<&Value>| value.is_none_or(Value::is_null);
     let is = |value: &Value, kind: &str| value.get("type").is_some_and(|t| t == kind);
+    let is_space = |step: &Value| step.get("pattern").and_then(|p| p.get("String")).is_some_and(|p| p == " ");
     let mark = MARK.to_string();
-    if is_absent(pre_tokenizer) {
+    // Gemma's step splits at spaces, of which the normalizer leaves none.
+    if is_absent(pre_tokenizer) || pre_tokenizer.is_some_and(|step| is(step, "Split") && is_space(step)) {
         let normalizer = normalizer?;
         let steps = match normalizer.get("normalizers") {
             Some(steps) if is(normalizer, "Sequence") => steps.as_array()?.as_slice(),
@@ -161,15 +183,14 @@ fn spaces(normalizer: Option<&Value>, pre_tokenizer: Option<&Value>) -> Option<(
         };
         let prepends = |step: &Value| is(step, "Prepend") && step.get("prepend").is_some_and(|p| *p == mark);
         let replaces = |step: &Value| {
-            is(step, "Replace")
-                && step.get("pattern").and_then(|p| p.get("String")).is_some_and(|p| p == " ")
-                && step.get("content").is_some_and(|c| *c == mark)
+            is(step, "Replace") && is_space(step) && step.get("content").is_some_and(|c| *c == mark)
         };
-        return match steps {
-            [only] if replaces(only) => Some((Prefix::None, false)),
-            [first, second] if prepends(first) && replaces(second) => Some((Prefix::Mark, false)),
-            _ => None,
+        let prefix = match steps {
+            [only] if replaces(only) => Prefix::None,
+            [first, second] if prepends(first) && replaces(second) => Prefix::Mark,
+            _ => return None,
         };
+        return Some(Spaces { prefix, splits: false, normalizes: true });
     }
     let space = pre_tokenizer.filter(|step| is_absent(normalizer) && is(step, "Metaspace"))?;
     if space.get("replacement").is_none_or(|r| *r != mark) {
@@ -181,7 +202,8 @@ fn spaces(normalizer: Option<&Value>, pre_tokenizer: Option<&Value>) -> Option<(
         Some("first" | "always") | None => Prefix::MarkOnce,
         Some(_) => return None,
     };
-    Some((prefix, space.get("split").and_then(Value::as_bool).unwrap_or(true)))
+    let splits = space.get("split").and_then(Value::as_bool).unwrap_or(true);
+    Some(Spaces { prefix, splits, normalizes: false })
 }
 
 /// Pairs of characters that are adjacent in some token.

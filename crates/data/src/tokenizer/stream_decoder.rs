@@ -21,8 +21,11 @@ pub struct StreamDecoder<'t> {
 const MAX_PENDING: usize = 8;
 
 impl<'t> StreamDecoder<'t> {
-    pub(super) fn new(tokenizer: &'t Tokenizer, special: SpecialTokens) -> Self {
-        StreamDecoder { tokenizer, special, ids: Vec::new(), pending: 0 }
+    pub(super) fn new(tokenizer: &'t Tokenizer, before: &[u32], special: SpecialTokens) -> Result<Self> {
+        // A character that is incomplete in `before` would change with the next token.
+        let is_complete = !tokenizer.decode(before, special)?.ends_with('\u{FFFD}');
+        let ids = if is_complete { before.to_vec() } else { Vec::new() };
+        Ok(StreamDecoder { tokenizer, special, pending: ids.len(), ids })
     }
 
     /// Adds the next token and returns the text that it completes, which may be empty.

@@ -41,13 +41,16 @@ pub(super) fn chars(alphabet: &BTreeSet<char>) -> Value {
     file(tokens, Vec::new(), Value::Null, json!({"type": "Fuse"}))
 }
 
-/// `tokenizer_config.json`, with which transformers loads `tokenizer.json` as a fast tokenizer.
-pub(super) fn config(end_of_document: &str) -> Value {
-    json!({
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "eos_token": end_of_document,
-        "clean_up_tokenization_spaces": false,
-    })
+/// `tokenizer_config.json`, with which transformers loads `tokenizer.json` as a fast tokenizer. `end` is the
+/// special token that ends documents, if one does: a token of the model's vocabulary that is named here
+/// becomes an added token, and text is then cut at it.
+pub(super) fn config(end: Option<&str>) -> Value {
+    let mut config =
+        json!({"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": false});
+    if let Some(end) = end {
+        config["eos_token"] = json!(end);
+    }
+    config
 }
 
 fn byte_level_step() -> Value {

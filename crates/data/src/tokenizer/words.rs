@@ -14,7 +14,7 @@ pub(super) const QWEN: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\
 /// The expression of Llama 3: Qwen's, with up to three digits in a word.
 const LLAMA3: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 /// The expression of GPT-2, for files that spell it out instead of using the byte-level step's.
-const GPT2: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+";
+pub(super) const GPT2: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+";
 
 /// Splitting of text into words: digits are separated first, then the pattern splits each part.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -117,9 +117,10 @@ pub(super) fn char_class(c: char) -> CharClass {
     TABLE[c as usize]
 }
 
-/// Computed with the engine itself, so that both use the same version of Unicode.
+/// Computed with the engine itself, so that both use the same version of Unicode. Its search is slow enough
+/// to be felt at every start, so the planes without letters, numbers and white space are left out.
 fn char_class_table() -> Vec<CharClass> {
-    let everything: String = ('\0'..=char::MAX).collect();
+    let everything: String = ('\0'..'\u{40000}').collect();
     let mut table = vec![CharClass::Other; char::MAX as usize + 1];
     for (regex, char_class) in
         [(r"\s+", CharClass::Space), (r"\p{L}+", CharClass::Letter), (r"\p{N}+", CharClass::Number)]

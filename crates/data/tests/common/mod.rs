@@ -1,5 +1,7 @@
-//! An in-memory token stream, the reference for shards and datasets.
+//! An in-memory token stream, the reference for shards and datasets; and files of text.
 #![allow(dead_code, unreachable_pub, reason = "each test binary uses a part")]
+
+pub mod files;
 
 use std::ops::Range;
 use xtrain_data::{Result, TokenStream};

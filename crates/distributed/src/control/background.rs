@@ -6,6 +6,7 @@ use super::link::{Event, Link};
 use super::message::{Data, Message};
 use super::shared::{Phase, Shared};
 use crate::error::{Cause, Fault};
+use crate::limits;
 use crate::net::authenticate::Caller;
 use crate::net::gate::Gate;
 use crate::net::poll::{self, Interest, Ready};
@@ -128,10 +129,15 @@ impl Background {
             }
         }
         lost.dedup();
-        lost.into_iter().rev().for_each(|at| drop(self.links.remove(at)));
+        for at in lost.into_iter().rev() {
+            // A rank whose messages are of no use learns why it must end.
+            let mut link = self.links.remove(at);
+            self.send_fault(&mut link);
+        }
         if let Some(open) = &mut self.gate {
-            for (caller, socket) in open.advance(gate) {
-                self.admit(caller, socket);
+            match open.advance(gate) {
+                Ok(arrived) => arrived.into_iter().for_each(|(caller, socket)| self.admit(caller, socket)),
+                Err(e) => self.refuse(&limits::system("cannot accept another rank", &e).to_string()),
             }
         }
     }

@@ -1,10 +1,9 @@
 //! The connection with one rank.
 
 use super::message::Message;
-use crate::net::frame::{Incoming, Outgoing};
+use crate::net::frame::{Incoming, Outgoing, Packet};
 use std::io;
 use std::net::TcpStream;
-use std::sync::Arc;
 use std::time::Instant;
 
 pub(super) struct Link {
@@ -45,7 +44,7 @@ impl Link {
         }
     }
 
-    pub(super) fn send(&mut self, message: Arc<[u8]>) {
+    pub(super) fn send(&mut self, message: Packet) {
         self.outgoing.push(message);
     }
 

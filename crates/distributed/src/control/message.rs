@@ -1,9 +1,8 @@
 //! Messages of the control connection, and their bytes.
 
 use crate::error::{Cause, CommError, Fault};
-use crate::net::frame::MAX_BYTES;
+use crate::net::frame::{MAX_BYTES, Packet};
 use std::fmt;
-use std::sync::Arc;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Message {
@@ -62,7 +61,7 @@ const FINISHED: u8 = 7;
 const CAUSES: [Cause; 3] = [Cause::Failure, Cause::User, Cause::Timeout];
 
 impl Message {
-    pub(super) fn encode(&self) -> Arc<[u8]> {
+    pub(super) fn encode(&self) -> Packet {
         let mut to = Vec::new();
         match self {
             Message::Hello { world_size, process, host } => {
@@ -90,7 +89,7 @@ impl Message {
             Message::Finish => to.push(FINISH),
             Message::Finished => to.push(FINISHED),
         }
-        to.into()
+        Packet::new(to)
     }
 
     /// The message with these bytes, if they are one.
@@ -134,7 +133,7 @@ impl Message {
 const DATA_HEAD: usize = 13;
 
 /// The bytes of [`Message::Data`], without a copy of what it sends.
-pub(super) fn encode_data(call: Call, channel: u32, number: u64, bytes: &[u8]) -> Arc<[u8]> {
+pub(super) fn encode_data(call: Call, channel: u32, number: u64, bytes: &[u8]) -> Packet {
     let kind = match call {
         Call::Broadcast => BROADCAST,
         Call::Gather => GATHER,
@@ -144,7 +143,7 @@ pub(super) fn encode_data(call: Call, channel: u32, number: u64, bytes: &[u8]) -
     to.extend(channel.to_le_bytes());
     to.extend(number.to_le_bytes());
     to.extend(bytes);
-    to.into()
+    Packet::new(to)
 }
 
 /// # Errors
@@ -218,7 +217,7 @@ mod tests {
     #[test]
     fn messages_are_read_as_they_were_written() {
         for message in messages() {
-            assert_eq!(Message::decode(&message.encode()), Some(message));
+            assert_eq!(Message::decode(message.encode().bytes()), Some(message));
         }
     }
 
@@ -227,7 +226,7 @@ mod tests {
         fn no_bytes_make_reading_fail(bytes in proptest::collection::vec(any::<u8>(), 0..40), kind in 0u8..9) {
             let bytes = [&[kind], &bytes[..]].concat();
             if let Some(message) = Message::decode(&bytes) {
-                prop_assert!(message.encode().len() <= bytes.len() + 8);
+                prop_assert!(message.encode().bytes().len() <= bytes.len() + 8);
             }
             let _ = texts(&bytes);
         }

@@ -21,6 +21,7 @@ mod start;
 
 use crate::channel::Channel;
 use crate::error::{Cause, CommError, Fault};
+use crate::limits;
 use crate::net::address::host_name;
 use crate::net::secret::{Key, Secret};
 use crate::world::World;
@@ -94,9 +95,12 @@ impl Control {
     ///
     /// # Errors
     /// The port of rank 0 is in use; a rank does not come before the deadline; two processes are the same
-    /// rank; ranks have different world sizes.
+    /// rank; ranks have different world sizes; so many ranks need more open files than a process may have.
     pub fn start(world: &World, secret: &Secret, options: StartOptions) -> Result<Self, CommError> {
         let is_alone = world.world_size == 1;
+        if !is_alone {
+            limits::check_open_files(world.world_size)?;
+        }
         let started = if is_alone { Ok(None) } else { start::start(world, secret, options).map(Some) };
         let connection = started?.map(|started| Connection {
             shared: started.shared,
@@ -210,7 +214,7 @@ impl Control {
                 end(fault);
             }
         };
-        thread::Builder::new().name("watch".into()).spawn(watch).map_err(start::system)?;
+        thread::Builder::new().name("watch".into()).spawn(watch).map_err(start::no_thread)?;
         Ok(())
     }
 
@@ -302,5 +306,7 @@ impl fmt::Debug for Control {
     }
 }
 
+#[cfg(test)]
+mod damaged_stream;
 #[cfg(test)]
 mod tests;

@@ -2,10 +2,11 @@
 
 use super::message::{Data, Message};
 use crate::error::Fault;
+use crate::net::frame::Packet;
 use std::collections::VecDeque;
 use std::io::Write;
 use std::os::unix::net::UnixStream;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 pub(super) struct Shared {
@@ -23,7 +24,7 @@ pub(super) struct State {
     /// The fault of this rank that rank 0 has to confirm.
     pub(super) own_fault: Option<Fault>,
     /// Messages for all ranks with which this one is connected.
-    outbox: Vec<Arc<[u8]>>,
+    outbox: Vec<Packet>,
     /// True if nothing waits to be sent.
     is_sent: bool,
     /// Bytes that each rank has sent and no call has taken yet.
@@ -105,12 +106,12 @@ impl Shared {
 }
 
 impl State {
-    pub(super) fn send(&mut self, message: Arc<[u8]>) {
+    pub(super) fn send(&mut self, message: Packet) {
         self.outbox.push(message);
         self.is_sent = false;
     }
 
-    pub(super) fn take_outbox(&mut self) -> Vec<Arc<[u8]>> {
+    pub(super) fn take_outbox(&mut self) -> Vec<Packet> {
         std::mem::take(&mut self.outbox)
     }
 

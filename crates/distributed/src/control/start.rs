@@ -5,7 +5,8 @@ use super::background::Background;
 use super::link::Link;
 use super::message::Message;
 use super::shared::{Phase, Shared};
-use crate::error::CommError;
+use crate::error::{Cause, CommError, Fault};
+use crate::limits;
 use crate::net::address::{self, host_name};
 use crate::net::authenticate::Caller;
 use crate::net::dial::dial;
@@ -15,7 +16,7 @@ use crate::world::World;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, TcpListener, TcpStream};
 use std::os::unix::net::UnixStream;
-use std::sync::Arc;
+use std::sync::{Arc, mpsc};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -51,7 +52,7 @@ fn start_at(
     listeners: Vec<TcpListener>,
 ) -> Result<Started, CommError> {
     let since = Instant::now();
-    let (links, gate, key, own_address) = if world.rank == 0 {
+    let (mut links, gate, key, own_address) = if world.rank == 0 {
         let key = secret.create()?;
         let addresses = listeners.iter().filter_map(|l| l.local_addr().ok()).map(|at| at.ip());
         let own = addresses.min_by_key(IpAddr::is_loopback).unwrap_or(Ipv4Addr::LOCALHOST.into());
@@ -70,6 +71,17 @@ fn start_at(
         end.set_nonblocking(true).map_err(system)?;
     }
     let shared = Arc::new(Shared::new(world.world_size, wakes));
+    let (give, take) = mpsc::channel::<Background>();
+    let run = move || take.iter().for_each(Background::run);
+    let thread = thread::Builder::new().name("control".into()).spawn(run).map_err(|e| {
+        let error = no_thread(e);
+        for link in &mut links {
+            let fault = Fault::new(world.rank, &host_name(), &error.to_string()).caused_by(Cause::User);
+            link.send(Message::Abort(fault).encode());
+            link.advance();
+        }
+        error
+    })?;
     let background = Background {
         shared: shared.clone(),
         wake,
@@ -84,8 +96,10 @@ fn start_at(
         looked: Instant::now(),
         parting: None,
     };
-    let builder = thread::Builder::new().name("control".into());
-    let thread = builder.spawn(move || background.run()).map_err(system)?;
+    if give.send(background).is_err() {
+        return Err(CommError::System("the thread of the control connection has ended".to_owned()));
+    }
+    drop(give);
     let state = shared.wait(None, |state| state.fault.is_some() || state.phase != Phase::Starts);
     // A fault after the start is for the calls that follow.
     let fault = state.fault.clone().filter(|_| state.phase == Phase::Starts);
@@ -108,6 +122,8 @@ fn connect(world: &World, secret: &Secret, options: &StartOptions) -> Result<(Tc
     loop {
         let error = match try_to_connect(world, secret, options) {
             Ok(connected) => return Ok(connected),
+            // No wait helps.
+            Err(error @ CommError::Limit(_)) => return Err(error),
             Err(error) => error,
         };
         let waited = since.elapsed();
@@ -134,15 +150,23 @@ fn try_to_connect(
     world: &World,
     secret: &Secret,
     options: &StartOptions,
-) -> Result<(TcpStream, Key), String> {
+) -> Result<(TcpStream, Key), CommError> {
+    // A name that is not known explains the absence of rank 0's file too, so it comes first.
+    let addresses = address::resolve(&world.address, world.port)?;
     // The file of the secret can be that of an earlier run until rank 0 replaces it.
-    let key = secret.key().map_err(|e| e.to_string())?;
-    let addresses = address::resolve(&world.address, world.port).map_err(|e| e.to_string())?;
+    let key = secret.key()?;
     let caller = Caller { purpose: 0, rank: world.rank as u32 };
-    let socket = dial(&addresses, &key, caller, options.answer).map_err(|e| e.to_string())?;
-    Ok((socket, key))
+    let refused = |e: io::Error| match limits::is_out_of_files(&e) {
+        true => system(e),
+        false => CommError::Start(e.to_string()),
+    };
+    Ok((dial(&addresses, &key, caller, options.answer).map_err(refused)?, key))
 }
 
-pub(super) fn system(error: io::Error) -> CommError {
-    CommError::System(format!("the control connection: {error}"))
+fn system(error: io::Error) -> CommError {
+    limits::system("the control connection", &error)
+}
+
+pub(super) fn no_thread(error: io::Error) -> CommError {
+    limits::system("cannot start the thread of the control connection", &error)
 }

@@ -5,8 +5,8 @@ use super::*;
 use crate::channel::Channel;
 use crate::net::authenticate::Caller;
 use crate::net::dial::dial;
-use crate::net::frame::Outgoing;
-use crate::testing::{LONG, fault, on_ranks, on_threads, options, secret, until, worlds};
+use crate::net::frame::{Outgoing, Packet};
+use crate::testing::{LONG, fault, on_ranks, on_threads, options, secret, secret_file, until, worlds};
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::sync::{Mutex, mpsc};
@@ -25,6 +25,11 @@ fn start_soon(world: &World) -> Result<Control, CommError> {
 
 /// A process that knows the secret and introduces itself as `rank`, but is no rank.
 fn impostor(world: &World, rank: u32) -> TcpStream {
+    impostor_with(world, rank, None)
+}
+
+/// As [`impostor`]; one that then sends `message`.
+fn impostor_with(world: &World, rank: u32, message: Option<&[u8]>) -> TcpStream {
     let (at, key) =
         (format!("127.0.0.1:{}", world.port).parse().expect("an address"), secret().key().expect("a key"));
     let socket = loop {
@@ -36,6 +41,7 @@ fn impostor(world: &World, rank: u32) -> TcpStream {
     let hello = Message::Hello { world_size: world.world_size as u32, process: 1, host: "elsewhere".into() };
     let mut outgoing = Outgoing::default();
     outgoing.push(hello.encode());
+    message.into_iter().for_each(|bytes| outgoing.push(Packet::new(bytes.to_vec())));
     // Rank 0 may have closed it already.
     let _ = outgoing.send(&socket);
     socket
@@ -135,6 +141,22 @@ fn without_rank_0_the_others_say_where_they_looked() {
 }
 
 #[test]
+fn a_rank_0_that_says_nothing_and_one_that_is_not_known_are_told_apart() {
+    let silent = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let mut world = worlds(2).remove(1);
+    world.port = silent.local_addr().expect("an address").port();
+    let answer = Duration::from_millis(300);
+    let options = StartOptions { deadline: SOON, answer, ..options() };
+    let error = Control::start(&world, &secret(), options.clone()).expect_err("no rank 0").to_string();
+    assert!(error.contains("sent nothing for 0.3 s: another program may listen there"), "{error}");
+    // Its name is looked up before the file of its secret, which cannot be there.
+    world.address = "no-such-host.invalid".into();
+    let file = secret_file("/nonexistent/run.secret".as_ref());
+    let error = Control::start(&world, &file, options).expect_err("no rank 0").to_string();
+    assert!(error.contains("no-such-host.invalid, is not known") && error.contains("MASTER_ADDR"), "{error}");
+}
+
+#[test]
 fn a_port_in_use_is_one_line_at_once() {
     let world = &worlds(2)[0];
     let _taken = TcpListener::bind(("127.0.0.1", world.port)).expect("a free port");
@@ -157,7 +179,7 @@ fn a_rank_with_another_secret_does_not_come_in() {
 fn a_file_of_an_earlier_run_is_read_again_until_it_is_right() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("run.secret");
-    let secret = Secret::file(&path);
+    let secret = secret_file(&path);
     secret.create().expect("the secret of an earlier run");
     let results = on_threads(&worlds(3), |world| {
         if world.rank == 0 {
@@ -172,7 +194,7 @@ fn a_file_of_an_earlier_run_is_read_again_until_it_is_right() {
 #[test]
 fn a_second_rank_0_leaves_the_secret_of_the_first() {
     let folder = tempfile::tempdir().expect("a folder");
-    let secret = Secret::file(folder.path().join("run.secret"));
+    let secret = secret_file(&folder.path().join("run.secret"));
     let worlds = worlds(2);
     let results = on_threads(&worlds, |world| {
         if world.rank == 1 {
@@ -347,14 +369,17 @@ fn a_silent_rank_is_lost() {
 
 #[test]
 fn a_rank_that_sends_garbage_is_lost() {
-    let worlds = worlds(2);
-    thread::scope(|scope| {
-        let rank = scope.spawn(|| impostor(&worlds[0], 1));
-        let control = start(&worlds[0]).expect("a run");
-        let mut socket = rank.join().expect("a socket");
-        socket.write_all(&[1, 0, 0, 0, 99]).expect("an open socket");
-        assert!(fault(control.gather(&[])).contains("malformed message"));
-    });
+    for (message, line) in [(Some(&[99][..]), "malformed message"), (None, "a checksum does not match")] {
+        let worlds = worlds(2);
+        thread::scope(|scope| {
+            let rank = scope.spawn(|| impostor_with(&worlds[0], 1, message));
+            let control = start(&worlds[0]);
+            let mut socket = rank.join().expect("a socket");
+            // Rank 0 may have closed it already.
+            let _ = socket.write_all(&[99; 30]);
+            assert!(fault(control.and_then(|control| control.gather(&[]))).contains(line));
+        });
+    }
 }
 
 #[test]

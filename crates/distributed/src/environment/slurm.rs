@@ -3,10 +3,10 @@
 //! The shell of `salloc` and the script of `sbatch` have many of them too, even the number of tasks and rank
 //! 0, but are no tasks: only `srun` sets the variables of a step (`SLURM_STEP_...`).
 
-use super::{HIGH_PORTS, LOOPBACK, host_list, own_port, variables::Variables};
+use super::{HIGH_PORTS, LOOPBACK, chosen_port, host_list, variables::Variables};
 use crate::world::{World, WorldError};
 
-const NAME: &str = "Slurm";
+pub(super) const NAME: &str = "Slurm";
 
 /// The place of this process, if it is a task of a step with several.
 pub(super) fn world(variables: &Variables) -> Result<Option<World>, WorldError> {
@@ -19,9 +19,9 @@ pub(super) fn world(variables: &Variables) -> Result<Option<World>, WorldError> 
     let Some(world_size) = tasks.filter(|tasks: &usize| *tasks > 1) else { return Ok(None) };
     variables.need_all(NAME, &["SLURM_PROCID", "SLURM_LOCALID", "SLURM_JOB_ID"])?;
     let world = World {
-        rank: variables.needed(NAME, "SLURM_PROCID")?,
+        rank: variables.needed("SLURM_PROCID")?,
         world_size,
-        local_rank: variables.needed(NAME, "SLURM_LOCALID")?,
+        local_rank: variables.needed("SLURM_LOCALID")?,
         local_world_size: tasks_here(variables, world_size)?,
         address: LOOPBACK.to_owned(),
         port: port(variables)?,
@@ -50,10 +50,10 @@ fn address(variables: &Variables, world: &World) -> Result<String, WorldError> {
 /// A port that the tasks of one step have in common, and that differs between the steps that a node may run
 /// at one time.
 fn port(variables: &Variables) -> Result<u16, WorldError> {
-    if let Some(port) = own_port(variables)?.or(variables.number("MASTER_PORT")?) {
+    if let Some(port) = chosen_port(variables)? {
         return Ok(port);
     }
-    let job: u64 = variables.needed(NAME, "SLURM_JOB_ID")?;
+    let job: u64 = variables.needed("SLURM_JOB_ID")?;
     let step: u64 = variables.number("SLURM_STEP_ID")?.unwrap_or(0);
     let number = job.wrapping_mul(37).wrapping_add(step) % HIGH_PORTS.len() as u64;
     Ok(HIGH_PORTS.start + number as u16)
@@ -67,12 +67,14 @@ fn tasks_here(variables: &Variables, world_size: usize) -> Result<usize, WorldEr
     }
     let lists = ["SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE"];
     if let Some(name) = lists.iter().find(|list| variables.has(list)) {
+        variables.need_all(NAME, &["SLURM_NODEID"])?;
         let list = variables.get(name).unwrap_or_default();
-        let node: usize = variables.needed(NAME, "SLURM_NODEID")?;
+        let node: usize = variables.needed("SLURM_NODEID")?;
         let wrong = || WorldError(format!("{name}={list} does not give the number of tasks of node {node}"));
         return tasks_of_node(list, node).ok_or_else(wrong);
     }
-    variables.needed(NAME, "SLURM_NTASKS_PER_NODE")
+    let tasks = variables.number("SLURM_NTASKS_PER_NODE")?;
+    tasks.map_or_else(|| variables.need_all(NAME, &lists[..1]).map(|()| world_size), Ok)
 }
 
 fn tasks_of_node(list: &str, node: usize) -> Option<usize> {

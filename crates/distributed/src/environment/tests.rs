@@ -71,10 +71,173 @@ fn half_an_environment_names_what_is_missing() {
         ("srun", "SLURM_NODEID"),
     ] {
         let error = refused(&changed(file, &[(name, "")]));
-        assert!(error.ends_with(&format!("incomplete: {name} is not set")), "{file}: {error}");
+        assert!(error.contains(&format!("incomplete: {name} is not set; ")), "{file}: {error}");
     }
     let error = refused(&changed("torchrun-static", &[("RANK", ""), ("MASTER_ADDR", "")]));
-    assert!(error.ends_with("RANK, MASTER_ADDR are not set"), "{error}");
+    assert!(error.contains("RANK, MASTER_ADDR are not set; set RANK"), "{error}");
+}
+
+#[test]
+fn the_place_on_its_node_is_asked_of_a_pod_whose_operator_sets_none() {
+    let pod = [("RANK", "1"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "job-0"), ("MASTER_PORT", "23456")];
+    let error = refused(&pod.into_iter().collect());
+    assert!(error.contains("LOCAL_RANK, LOCAL_WORLD_SIZE are not set"), "{error}");
+    assert!(error.contains("set LOCAL_RANK=0 and LOCAL_WORLD_SIZE=1"), "{error}");
+    // Each pod would train alone.
+    assert!(!error.contains("unset"), "{error}");
+    let place = [("LOCAL_RANK", "0"), ("LOCAL_WORLD_SIZE", "1")];
+    let environment = detected(&pod.into_iter().chain(place).collect());
+    assert_eq!(environment.world, world([1, 2, 0, 1], "job-0", 23456));
+}
+
+#[test]
+fn a_world_of_one_has_no_open_question() {
+    for alone in [
+        &[("RANK", "0"), ("WORLD_SIZE", "1"), ("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", "29500")][..],
+        &[("WORLD_SIZE", "1")],
+        &[("OMPI_COMM_WORLD_RANK", "0"), ("OMPI_COMM_WORLD_SIZE", "1")],
+        &[("PMI_RANK", "0"), ("PMI_SIZE", "1"), ("PMI_FD", "9")],
+        &[("FLUX_TASK_RANK", "0"), ("FLUX_JOB_SIZE", "1"), ("PMI_RANK", "0"), ("PMI_SIZE", "1")],
+        &[("PMIX_RANK", "0"), ("WORLD_SIZE", "1")],
+        &[("PET_NODE_RANK", "0"), ("PET_NNODES", "1:1")],
+        // Allocations and arrays of jobs have sizes, but number no rank.
+        &[("FLUX_JOB_SIZE", "4")],
+        &[("SLURM_NTASKS", "4"), ("SLURM_JOB_ID", "3"), ("SLURM_ARRAY_TASK_ID", "2")],
+        &[("PBS_NP", "8"), ("LSB_DJOB_NUMPROC", "8"), ("NSLOTS", "8"), ("JOB_COMPLETION_INDEX", "3")],
+        &[("SM_HOSTS", "[\"algo-1\"]"), ("SM_CURRENT_HOST", "algo-1")],
+        &[("NODE_RANK", "0")],
+        &[("RANK", ""), ("WORLD_SIZE", " "), ("PMI_RANK", "")],
+    ] {
+        assert_eq!(Environment::detect(&alone.iter().copied().collect()), Ok(None), "{alone:?}");
+    }
+    for wrong in [
+        &[("RANK", "1"), ("WORLD_SIZE", "1")][..],
+        &[("OMPI_COMM_WORLD_RANK", "1"), ("OMPI_COMM_WORLD_SIZE", "1")],
+        &[("PMI_RANK", "2"), ("PMI_SIZE", "1")],
+        &[("RANK", "0"), ("WORLD_SIZE", "0")],
+        &[("RANK", "0"), ("WORLD_SIZE", "1"), ("LOCAL_RANK", "1")],
+    ] {
+        assert!(refused(&wrong.iter().copied().collect()).contains("does not exist"), "{wrong:?}");
+    }
+}
+
+#[test]
+fn ranks_of_mpich_and_intel_mpi_meet_as_those_of_open_mpi() {
+    let mpich = detected(&recorded("mpiexec-mpich"));
+    assert_eq!((mpich.launcher, mpich.world), (Launcher::Hydra, world([2, 3, 2, 3], "127.0.0.1", 29500)));
+    let intel = detected(&recorded("mpiexec-intel"));
+    assert_eq!(intel.world, world([2, 3, 2, 3], "127.0.0.1", intel.world.port));
+    assert!(HIGH_PORTS.contains(&intel.world.port));
+    let two_nodes = "mpiexec-mpich-two-nodes";
+    assert!(refused(&recorded(two_nodes)).contains("mpiexec -genv MASTER_ADDR"));
+    let told = changed(two_nodes, &[("MASTER_ADDR", "node-a"), ("MASTER_PORT", "4000")]);
+    assert_eq!(detected(&told).world, world([2, 3, 0, 1], "node-a", 4000));
+    // Hydra starts its daemons with `srun`, whose tasks number nodes.
+    let slurm = recorded("srun");
+    let in_slurm: Variables = slurm.with_prefix("").chain(recorded(two_nodes).with_prefix("")).collect();
+    let environment = detected(&in_slurm);
+    assert_eq!(environment.launcher, Launcher::Hydra);
+    assert_eq!((environment.world.rank, &*environment.world.address), (2, "n001"));
+    assert!(HIGH_PORTS.contains(&environment.world.port));
+    for (name, others) in [("PMI_SIZE", "PMI_SIZE"), ("MPI_LOCALRANKID", "MPI_LOCALRANKID")] {
+        let error = refused(&changed("mpiexec-mpich", &[(name, "")]));
+        assert!(error.contains(others) && error.contains("MPICH"), "{error}");
+    }
+    let error = refused(&[("PMI_RANK", "1"), ("PMI_SIZE", "2")].into_iter().collect());
+    assert!(error.contains("MPI_LOCALRANKID, MPI_LOCALNRANKS are not set"), "{error}");
+}
+
+#[test]
+fn open_mpi_5_names_its_run_in_another_form() {
+    let environment = detected(&recorded("mpirun-5"));
+    assert_eq!(environment.launcher, Launcher::OpenMpi);
+    assert_eq!(environment.world, world([2, 3, 1, 3], "127.0.0.1", environment.world.port));
+}
+
+#[test]
+fn several_processes_of_unsupported_launchers_are_refused_by_name() {
+    for (name, variables) in [
+        (
+            "Flux",
+            &[("FLUX_TASK_RANK", "0"), ("FLUX_JOB_SIZE", "2"), ("PMI_RANK", "0"), ("PMI_SIZE", "2")][..],
+        ),
+        ("PALS", &[("PALS_RANKID", "1"), ("PMI_RANK", "1"), ("PMI_SIZE", "2"), ("PMI_LOCAL_RANK", "1")]),
+        ("MVAPICH", &[("MV2_COMM_WORLD_RANK", "0"), ("MV2_COMM_WORLD_SIZE", "2")]),
+        ("MVAPICH", &[("MPIRUN_RANK", "1"), ("MPIRUN_NPROCS", "2")]),
+        ("jsrun", &[("JSM_NAMESPACE_RANK", "1"), ("JSM_NAMESPACE_SIZE", "2")]),
+        ("aprun", &[("ALPS_APP_PE", "3")]),
+        ("Horovod", &[("HOROVOD_RANK", "0"), ("HOROVOD_SIZE", "4")]),
+        ("PMIx", &[("PMIX_RANK", "1"), ("PMIX_NAMESPACE", "x")]),
+        ("Kubeflow", &[("PET_NODE_RANK", "0"), ("PET_NNODES", "1:2"), ("PET_NPROC_PER_NODE", "1")]),
+        ("SkyPilot", &[("SKYPILOT_NODE_RANK", "1"), ("SKYPILOT_NUM_NODES", "2")]),
+        ("AWS Batch", &[("AWS_BATCH_JOB_NODE_INDEX", "1"), ("AWS_BATCH_JOB_NUM_NODES", "2")]),
+        ("LeaderWorkerSet", &[("LWS_WORKER_INDEX", "0"), ("LWS_GROUP_SIZE", "2")]),
+        ("SageMaker", &[("SM_HOSTS", "[\"algo-1\", \"algo-2\"]"), ("SM_CURRENT_HOST", "algo-2")]),
+        ("launcher of nodes", &[("NODE_RANK", "1")]),
+        // Some of torchrun's variables do not say where the rest of the ranks are.
+        ("Flux", &[("FLUX_TASK_RANK", "1"), ("FLUX_JOB_SIZE", "2"), ("RANK", "0"), ("WORLD_SIZE", "1")]),
+    ] {
+        let error = refused(&variables.iter().copied().collect());
+        assert!(error.contains(&format!("{name} started this process as rank ")), "{error}");
+        assert!(error.contains(variables[0].0) || error.contains("SM_CURRENT_HOST"), "{error}");
+    }
+    assert!(refused(&recorded("prterun")).contains("PMIx"));
+    // Nothing says how many there are.
+    let error = refused(&[("PMIX_RANK", "0")].into_iter().collect());
+    assert!(error.contains("set WORLD_SIZE=1"), "{error}");
+}
+
+#[test]
+fn all_of_torchruns_variables_make_a_rank_of_any_launcher() {
+    let torchrun = recorded("torchrun-standalone");
+    for file in ["srun", "mpirun", "mpiexec-mpich", "prterun", "sbatch"] {
+        let launcher = recorded(file);
+        let both: Variables = launcher.with_prefix("").chain(torchrun.with_prefix("")).collect();
+        assert_eq!(detected(&both), detected(&torchrun), "{file}");
+    }
+    let flux = [("FLUX_TASK_RANK", "1"), ("FLUX_JOB_SIZE", "2")];
+    assert_eq!(detected(&torchrun.with_prefix("").chain(flux).collect()), detected(&torchrun));
+}
+
+#[test]
+fn some_of_torchruns_variables_must_agree_with_the_launcher() {
+    // Scripts set them for torch.
+    for (file, numbers) in [("srun", ["4", "5"]), ("mpirun", ["1", "3"]), ("mpiexec-mpich", ["2", "3"])] {
+        let plain = detected(&recorded(file));
+        for changes in [
+            &[("RANK", numbers[0]), ("WORLD_SIZE", numbers[1])][..],
+            &[("WORLD_SIZE", numbers[1])],
+            &[("RANK", numbers[0]), ("LOCAL_RANK", &plain.world.local_rank.to_string())],
+        ] {
+            assert_eq!(detected(&changed(file, changes)), plain, "{file} {changes:?}");
+        }
+        // `export RANK=$SLURM_PROCID` in the script of sbatch is 0 on all ranks.
+        for (name, value) in [("RANK", "0"), ("WORLD_SIZE", "1"), ("LOCAL_WORLD_SIZE", "7")] {
+            let error = refused(&changed(file, &[("RANK", numbers[0]), (name, value)]));
+            assert!(error.contains(&format!("{name}={value} is set")), "{file}: {error}");
+        }
+    }
+}
+
+#[test]
+fn tasks_of_slurm_are_slurms_whatever_its_plugins_set() {
+    let plain = detected(&recorded("srun"));
+    for changes in [
+        &[("PMI_RANK", "4"), ("PMI_SIZE", "5"), ("PMI_FD", "7")][..],
+        &[("PMIX_RANK", "4"), ("PMIX_NAMESPACE", "slurm.pmix.2.0")],
+        &[("PALS_RANKID", "4"), ("PALS_LOCAL_RANKID", "0"), ("PMI_RANK", "4"), ("PMI_SIZE", "5")],
+        // Of an interactive shell in another step around this one.
+        &[("PMI_RANK", "0"), ("PMI_SIZE", "1"), ("PMIX_RANK", "0")],
+    ] {
+        assert_eq!(detected(&changed("srun", changes)), plain, "{changes:?}");
+    }
+    let shell = changed("srun-shell", &[("PMIX_RANK", "0"), ("PMI_RANK", "0"), ("PMI_SIZE", "1")]);
+    assert_eq!(Environment::detect(&shell), Ok(None));
+    // Flux, whose brokers are tasks of Slurm.
+    for file in ["srun", "srun-one-task"] {
+        let flux = changed(file, &[("FLUX_TASK_RANK", "4"), ("FLUX_JOB_SIZE", "8")]);
+        assert!(refused(&flux).contains("Flux"), "{file}");
+    }
 }
 
 #[test]

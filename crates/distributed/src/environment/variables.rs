@@ -5,6 +5,10 @@ use std::collections::BTreeMap;
 use std::fmt::Display;
 use std::str::FromStr;
 
+/// The variables that place a rank whatever launcher started it.
+pub(super) const BY_HAND: &str =
+    "RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT on each";
+
 /// The variables of a process by name. A variable with an empty value counts as not set.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Variables(BTreeMap<String, String>);
@@ -47,25 +51,60 @@ impl Variables {
         number.ok_or_else(error).map(Some)
     }
 
-    /// The value of a variable that the launcher must set, as a number.
+    /// The largest number of nodes that a variable allows: 4 for `4`, and for `1:4` as torchrun writes it.
     ///
     /// # Errors
-    /// The variable is not set, or not a number of this type.
-    pub(super) fn needed<T: FromStr + Bounds>(&self, launcher: &str, name: &str) -> Result<T, WorldError> {
-        self.number(name)?.ok_or_else(|| missing(launcher, &[name]))
+    /// The value is not of this form.
+    pub(super) fn nodes(&self, name: &str) -> Result<usize, WorldError> {
+        match self.get(name).and_then(|value| value.rsplit_once(':')) {
+            Some((_, most)) => [(name, most)].into_iter().collect::<Variables>().needed(name),
+            None => self.needed(name),
+        }
+    }
+
+    /// The value of a variable that is set, as a number.
+    ///
+    /// # Errors
+    /// It is not a number of this type, or not set after all.
+    pub(super) fn needed<T: FromStr + Bounds>(&self, name: &str) -> Result<T, WorldError> {
+        self.number(name)?.ok_or_else(|| WorldError(format!("{name} is not set")))
     }
 
     /// # Errors
     /// Some of `names` are not set.
     pub(super) fn need_all(&self, launcher: &str, names: &[&str]) -> Result<(), WorldError> {
         let absent: Vec<&str> = names.iter().copied().filter(|name| !self.has(name)).collect();
-        if absent.is_empty() { Ok(()) } else { Err(missing(launcher, &absent)) }
+        if absent.is_empty() {
+            return Ok(());
+        }
+        let advice = format!(
+            "pass all variables of the launcher to each rank, as a container or `env -i` does not, or set {BY_HAND}"
+        );
+        Err(Variables::missing(launcher, &absent, &advice))
     }
-}
 
-fn missing(launcher: &str, names: &[&str]) -> WorldError {
-    let verb = if names.len() == 1 { "is" } else { "are" };
-    WorldError(format!("the environment of {launcher} is incomplete: {} {verb} not set", names.join(", ")))
+    /// An error that names variables which are not set.
+    pub(super) fn missing(launcher: &str, names: &[&str], advice: &str) -> WorldError {
+        let verb = if names.len() == 1 { "is" } else { "are" };
+        let names = names.join(", ");
+        WorldError(format!("the environment of {launcher} is incomplete: {names} {verb} not set; {advice}"))
+    }
+
+    /// True if the variable `size` states that this process is the only one.
+    ///
+    /// # Errors
+    /// `rank` states that it is another one; a value is not a number.
+    pub(super) fn is_world_of_one(&self, rank: &str, size: &str) -> Result<bool, WorldError> {
+        if self.number(size)? != Some(1usize) {
+            return Ok(false);
+        }
+        match self.number(rank)? {
+            None | Some(0usize) => Ok(true),
+            Some(number) => Err(WorldError(format!(
+                "{rank}={number} does not exist in a world of {size}=1: ranks count from 0"
+            ))),
+        }
+    }
 }
 
 impl<N: Into<String>, V: Into<String>> FromIterator<(N, V)> for Variables {

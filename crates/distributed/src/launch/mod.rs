@@ -1,15 +1,21 @@
 //! A run of several processes on this machine: a program starts copies of itself, with torchrun's variables.
 
+mod bounded_log;
+mod open_files;
 mod output;
 mod parent;
+mod supervised;
 
-pub use parent::{become_bound, bound, die_with_launcher};
+pub use open_files::raise_open_files;
+pub use parent::die_with_launcher;
+pub use supervised::{Supervised, Tie, supervise};
 
-use crate::environment::Variables;
+use crate::environment::{LAUNCHER_VARIABLE, Variables};
 use crate::error::CommError;
+use crate::limits::{self, check_open_files};
 use crate::net::secret::{SECRET_VARIABLE, random_text};
 use output::Output;
-use parent::LAUNCHER_VARIABLE;
+
 use rustix::process::{Pid, Signal, kill_process};
 use signal_hook::consts::{SIGCHLD, SIGINT, SIGTERM, SIGUSR1};
 use signal_hook::iterator::Signals;
@@ -78,7 +84,8 @@ impl Launch {
     /// # Errors
     /// A process cannot be started. No other one stays then.
     pub fn run(&self) -> Result<i32, CommError> {
-        let refused = |e: io::Error| CommError::System(format!("cannot watch for signals: {e}"));
+        check_open_files(self.ranks)?;
+        let refused = |e: io::Error| limits::system("cannot watch for signals", &e);
         let mut signals = Signals::new([SIGINT, SIGTERM, SIGUSR1, SIGCHLD]).map_err(refused)?;
         let closes = signals.handle();
         let (to, received) = mpsc::channel();
@@ -98,7 +105,10 @@ impl Launch {
     }
 
     fn start(&self) -> Result<Ranks, CommError> {
-        let refused = |what: &str, e: io::Error| CommError::Start(format!("cannot start {what}: {e}"));
+        let refused = |what: &str, e: io::Error| match limits::system(&format!("cannot start {what}"), &e) {
+            CommError::System(text) => CommError::Start(text),
+            limit => limit,
+        };
         let port = free_port().map_err(|e| refused("a run on this machine", e))?;
         let secret = random_text().map_err(|e| refused("a run on this machine", e))?;
         let mut ranks = Ranks(Vec::with_capacity(self.ranks));
@@ -119,6 +129,7 @@ impl Launch {
             ];
             command.envs(numbers.map(|(name, number)| (name, number.to_string())));
             command.env("MASTER_ADDR", Ipv4Addr::LOCALHOST.to_string()).env(SECRET_VARIABLE, &secret);
+            open_files::pass_on_open_files(&mut command);
             if rank > 0 {
                 command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
             }

@@ -1,6 +1,10 @@
-//! Output of the ranks other than 0, whose own output is passed through.
+//! Output of the ranks other than 0 (that of rank 0 is passed through), and the standard outputs of a process
+//! that supervises a program.
 
+use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read, Write};
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
@@ -85,6 +89,26 @@ fn hold(mut from: impl Read, held: &Mutex<Vec<u8>>) {
     }
 }
 
+/// The socket to the run, which is the standard output of a process that supervises, and the log of the
+/// program, which is its standard error output.
+pub(super) fn of_supervisor() -> io::Result<(UnixStream, File)> {
+    let run = io::stdout().as_fd().try_clone_to_owned()?;
+    let log = io::stderr().as_fd().try_clone_to_owned()?;
+    Ok((run.into(), log.into()))
+}
+
+/// Appends a line to the log of a process that supervises.
+pub(super) fn log_of_supervisor(line: &str) {
+    // A log that cannot be written leaves the exit code.
+    let _ = io::stderr().write_all(format!("{}\n", printable(line)).as_bytes());
+}
+
+/// `line` with its control characters escaped.
+fn printable(line: &str) -> String {
+    let escaped = |c: char| if c.is_control() { c.escape_debug().collect() } else { vec![c] };
+    line.chars().flat_map(escaped).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -105,6 +129,11 @@ mod tests {
     fn endless_lines_are_cut() {
         let lines = prefixed(&[b'x'; 40_000]);
         assert!(lines.lines().count() == 3 && lines.lines().all(|line| line.len() < 17_000));
+    }
+
+    #[test]
+    fn control_characters_of_names_are_escaped() {
+        assert_eq!(printable("a\u{1b}[2J\nb 'é'\\"), "a\\u{1b}[2J\\nb 'é'\\");
     }
 
     #[test]

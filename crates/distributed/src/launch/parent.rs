@@ -1,17 +1,8 @@
 //! The tie of a process to the one that started it.
 
-use crate::environment::Variables;
+use crate::environment::{LAUNCHER_VARIABLE, Variables};
 use crate::error::CommError;
-use crate::net::secret::SECRET_VARIABLE;
 use rustix::process::{Signal, getppid, set_parent_process_death_signal};
-use std::ffi::OsString;
-use std::io;
-use std::os::unix::process::CommandExt;
-use std::path::Path;
-use std::process::Command;
-
-/// Variable with the process number of the launcher.
-pub(super) const LAUNCHER_VARIABLE: &str = "XTRAIN_LAUNCHER";
 
 /// Makes this process end with the [`Launch`](super::Launch) that started it, even one that is killed. Does
 /// nothing in a process that another launcher started.
@@ -34,48 +25,6 @@ pub fn die_with_launcher(variables: &Variables) -> Result<(), CommError> {
     )))
 }
 
-/// First argument of a process that [`bound`] starts.
-const BOUND: &str = "--end-with-parent";
-
-/// A command that starts another program, which then ends with this process, even if this one is killed.
-///
-/// The command starts this program again, whose `main` must call [`die_with_launcher`] and [`become_bound`]
-/// first: only a process itself can ask for the signal, unless `unsafe` code runs between fork and exec.
-///
-/// # Errors
-/// There is no such program, or the path of this one is not known.
-pub fn bound(program: &str, args: &[String]) -> io::Result<Command> {
-    find(program)?;
-    let mut command = Command::new(std::env::current_exe()?);
-    command.arg(BOUND).arg(program).args(args);
-    command.env(LAUNCHER_VARIABLE, std::process::id().to_string());
-    Ok(command)
-}
-
-/// Replaces this process by the program of [`bound`], if it was started for that. Returns the error if that
-/// fails.
-pub fn become_bound(mut args: impl Iterator<Item = OsString>) -> Option<CommError> {
-    if args.next()? != *BOUND {
-        return None;
-    }
-    let program = args.next().unwrap_or_default();
-    let mut command = Command::new(&program);
-    // The program is not a rank.
-    command.args(args).env_remove(LAUNCHER_VARIABLE).env_remove(SECRET_VARIABLE);
-    let error = command.exec();
-    Some(CommError::Start(format!("cannot start {}: {error}", program.to_string_lossy())))
-}
-
-/// Finds a program as the system does, so that a missing one is an error before anything is started.
-fn find(program: &str) -> io::Result<()> {
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    let is_there = match program.contains('/') {
-        true => Path::new(program).is_file(),
-        false => std::env::split_paths(&path).any(|folder| folder.join(program).is_file()),
-    };
-    if is_there { Ok(()) } else { Err(io::ErrorKind::NotFound.into()) }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -88,20 +37,6 @@ mod tests {
         assert!(error.contains(LAUNCHER_VARIABLE), "{error}");
         // The signal would end the tests with the thread that started them.
         set_parent_process_death_signal(None).expect("it was set");
-    }
-
-    #[test]
-    fn a_program_that_does_not_exist_is_not_started() {
-        for program in ["no-such-program-anywhere", "/no/such/program", "./no-such-program", ""] {
-            assert_eq!(bound(program, &[]).map(|_| ()).map_err(|e| e.kind()), Err(io::ErrorKind::NotFound));
-        }
-        assert!(bound("sh", &["-c".to_owned()]).is_ok());
-    }
-
-    #[test]
-    fn a_process_with_other_arguments_stays_as_it_is() {
-        assert_eq!(become_bound(["train".into(), "run.toml".into()].into_iter()), None);
-        assert_eq!(become_bound([].into_iter()), None);
     }
 
     #[test]

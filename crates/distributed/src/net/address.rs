@@ -3,6 +3,7 @@
 //! Listening at all interfaces would show the port to networks that no rank is on.
 
 use crate::error::CommError;
+use crate::limits;
 use crate::world::World;
 use std::io::{self, ErrorKind};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, ToSocketAddrs, UdpSocket};
@@ -11,14 +12,20 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, ToSocketAddr
 ///
 /// # Errors
 /// The name is not known.
-pub(crate) fn resolve(address: &str, port: u16) -> io::Result<Vec<SocketAddr>> {
+pub(crate) fn resolve(address: &str, port: u16) -> Result<Vec<SocketAddr>, CommError> {
     let bare = address.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')).unwrap_or(address);
-    let mut addresses: Vec<SocketAddr> = (bare, port).to_socket_addrs()?.collect();
+    let unknown = |e: io::Error| match limits::is_out_of_files(&e) {
+        true => limits::system("the address of rank 0", &e),
+        false => CommError::Start(format!(
+            "the address of rank 0, {address}, is not known ({e}): set MASTER_ADDR to a name or address that all nodes know"
+        )),
+    };
+    let mut addresses: Vec<SocketAddr> = (bare, port).to_socket_addrs().map_err(unknown)?.collect();
     addresses.dedup();
-    if addresses.is_empty() {
-        return Err(io::Error::new(ErrorKind::NotFound, "the name has no address"));
+    match addresses.is_empty() {
+        true => Err(unknown(io::Error::new(ErrorKind::NotFound, "the name has no address"))),
+        false => Ok(addresses),
     }
-    Ok(addresses)
 }
 
 /// Listens at the address of rank 0: at each of its addresses that this node has, else at the interface that
@@ -28,16 +35,14 @@ pub(crate) fn resolve(address: &str, port: u16) -> io::Result<Vec<SocketAddr>> {
 /// The name is not known, or the port is in use.
 pub(crate) fn listen(world: &World) -> Result<Vec<TcpListener>, CommError> {
     let World { address, port, .. } = world;
-    let unknown = |e| {
-        CommError::Start(format!("the address of rank 0, {address}, is not known ({e}): set MASTER_ADDR"))
-    };
-    let resolved = resolve(address, *port).map_err(unknown)?;
+    let resolved = resolve(address, *port)?;
     let mut listeners = Vec::new();
     let mut refused = None;
     for at in &resolved {
         match TcpListener::bind(at) {
             Ok(listener) => listeners.push(listener),
             Err(e) if e.kind() == ErrorKind::AddrInUse => return Err(in_use(*at)),
+            Err(e) if limits::is_out_of_files(&e) => return Err(limits::system("a port for the ranks", &e)),
             Err(e) => refused = Some(e),
         }
     }

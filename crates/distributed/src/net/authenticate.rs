@@ -18,7 +18,7 @@ use std::io::{self, ErrorKind, Read, Write};
 use std::net::TcpStream;
 
 /// Begins every connection. The last byte is the version of the protocol.
-const MAGIC: [u8; 8] = *b"xtrain\0\x01";
+const MAGIC: [u8; 8] = *b"xtrain\0\x02";
 
 const NONCE: usize = 32;
 const ANSWER: usize = 32;
@@ -72,16 +72,20 @@ pub(crate) fn call(mut socket: &TcpStream, key: &Key, caller: Caller) -> io::Res
     let greeting = caller.greeting(&random()?);
     socket.write_all(&greeting)?;
     let mut nonce = [0; NONCE];
-    socket.read_exact(&mut nonce)?;
+    let closed = |text: &'static str| {
+        move |e: io::Error| match e.kind() {
+            ErrorKind::UnexpectedEof | ErrorKind::ConnectionReset => {
+                io::Error::new(ErrorKind::PermissionDenied, text)
+            }
+            _ => e,
+        }
+    };
+    let stranger = "it closed the connection: it is another program, or another version of xtrain";
+    socket.read_exact(&mut nonce).map_err(closed(stranger))?;
     socket.write_all(&code(key, CLIENT, &greeting, &nonce).finalize().into_bytes())?;
     let mut answer = [0; ANSWER];
-    socket.read_exact(&mut answer).map_err(|e| match e.kind() {
-        ErrorKind::UnexpectedEof | ErrorKind::ConnectionReset => {
-            let message = "it refused the secret of the run: all ranks need the same one";
-            io::Error::new(ErrorKind::PermissionDenied, message)
-        }
-        _ => e,
-    })?;
+    let other_secret = "it refused the secret of the run: all ranks need the same one";
+    socket.read_exact(&mut answer).map_err(closed(other_secret))?;
     code(key, SERVER, &greeting, &nonce).verify_slice(&answer).map_err(|_| {
         io::Error::new(
             ErrorKind::PermissionDenied,

@@ -6,6 +6,7 @@
 use super::authenticate::{Arrival, Caller, Progress};
 use super::poll::{Interest, Ready};
 use super::secret::Key;
+use crate::limits;
 use std::io::{self, ErrorKind};
 use std::net::{TcpListener, TcpStream};
 use std::os::fd::AsFd;
@@ -18,7 +19,7 @@ const MAX_WAITING: usize = 256;
 /// Connections that are accepted at a time, so that a flood does not keep those that answer waiting.
 const AT_A_TIME: usize = 64;
 
-/// Pause after the system refused to accept a connection, as when the process has too many open files.
+/// Pause after the system refused to accept a connection.
 const PAUSE: Duration = Duration::from_millis(100);
 
 pub(crate) struct Gate {
@@ -54,7 +55,10 @@ impl Gate {
     }
 
     /// Accepts, reads and answers. Returns the connections that turned out to be ranks.
-    pub(crate) fn advance(&mut self, ready: &[Ready]) -> Vec<(Caller, TcpStream)> {
+    ///
+    /// # Errors
+    /// The process has no room for another open file, although no stranger takes any.
+    pub(crate) fn advance(&mut self, ready: &[Ready]) -> io::Result<Vec<(Caller, TcpStream)>> {
         let now = Instant::now();
         let before = self.waiting.len();
         let (listeners, waiting) = ready.split_at(self.listeners.len());
@@ -74,33 +78,43 @@ impl Gate {
         }
         for at in 0..self.listeners.len() {
             if listeners[at].reads {
-                self.accept(at, now);
+                self.accept(at, now)?;
             }
         }
-        arrived
+        Ok(arrived)
     }
 
-    fn accept(&mut self, listener: usize, now: Instant) {
+    fn accept(&mut self, listener: usize, now: Instant) -> io::Result<()> {
         for _ in 0..AT_A_TIME {
             match self.listeners[listener].accept() {
                 Ok((socket, _)) => {
                     if self.waiting.len() == MAX_WAITING {
-                        self.waiting.remove(0);
-                        self.refused += 1;
+                        self.close_oldest();
                     }
                     if let Ok(arrival) = Arrival::new(socket) {
                         self.waiting.push((now, arrival));
                     }
                 }
-                Err(e) if e.kind() == ErrorKind::WouldBlock => return,
+                Err(e) if e.kind() == ErrorKind::WouldBlock => return Ok(()),
                 // The client has gone.
                 Err(e) if matches!(e.kind(), ErrorKind::ConnectionAborted | ErrorKind::Interrupted) => {}
+                Err(e) if limits::is_out_of_files(&e) => match self.waiting.is_empty() {
+                    true => return Err(e),
+                    false => self.close_oldest(),
+                },
                 Err(_) => {
                     self.paused_until = Some(now + PAUSE);
-                    return;
+                    return Ok(());
                 }
             }
         }
+        Ok(())
+    }
+
+    /// Closes the connection that has waited longest.
+    fn close_oldest(&mut self) {
+        self.waiting.remove(0);
+        self.refused += 1;
     }
 
     /// The number of connections that were refused so far.
@@ -129,7 +143,7 @@ mod tests {
 
     fn step(gate: &mut Gate) -> Vec<(Caller, TcpStream)> {
         let ready = poll::wait(&gate.interests(), Duration::from_millis(20)).expect("a poll");
-        gate.advance(&ready)
+        gate.advance(&ready).expect("open files")
     }
 
     fn first_rank(gate: &mut Gate) -> Caller {

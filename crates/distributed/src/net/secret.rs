@@ -5,10 +5,11 @@
 //! read it again whenever they are refused.
 
 use crate::error::CommError;
+use crate::limits;
 use std::fmt;
-use std::fs::{self, File, OpenOptions};
-use std::io::{self, Read, Write};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::fs::{self, File};
+use std::io::{self, Read};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 /// Variable that holds the secret.
@@ -16,6 +17,9 @@ pub const SECRET_VARIABLE: &str = "XTRAIN_SECRET";
 
 /// Minimum length of a secret, in bytes: a short one can be guessed from one answer to a challenge.
 const MIN_BYTES: usize = 16;
+
+/// The user that NFS shows in the place of root.
+const NOBODY: u32 = 65_534;
 
 /// Maximum length of a secret, in bytes.
 const MAX_BYTES: u64 = 4096;
@@ -27,8 +31,11 @@ pub struct Secret(Source);
 #[derive(Clone)]
 enum Source {
     Value(Vec<u8>),
-    File(PathBuf),
+    File(PathBuf, WriteSecret),
 }
+
+/// Writes a file that only the user can read, and replaces an older one. Its error is one line with the path.
+pub type WriteSecret = fn(&Path, &str) -> Result<(), String>;
 
 /// The secret itself, as the key of message authentication codes.
 #[derive(Clone)]
@@ -52,37 +59,28 @@ impl Secret {
 
     /// The secret in a file, which rank 0 writes once it listens. The other ranks wait for it while they
     /// start.
-    pub fn file(path: impl Into<PathBuf>) -> Self {
-        Secret(Source::File(path.into()))
+    pub fn file(path: impl Into<PathBuf>, write: WriteSecret) -> Self {
+        Secret(Source::File(path.into(), write))
     }
 
-    /// The secret for rank 0. If it is in a file, writes a random one to it, with mode 600. A file of an
-    /// earlier run is replaced.
+    /// The secret for rank 0. If it is in a file, writes a random one to it. A file of an earlier run is
+    /// replaced.
     ///
     /// # Errors
     /// The file cannot be written.
     pub(crate) fn create(&self) -> Result<Key, CommError> {
-        let path = match &self.0 {
+        let (path, write) = match &self.0 {
             Source::Value(bytes) => return Ok(Key(bytes.clone())),
-            Source::File(path) => path,
+            Source::File(path, write) => (path, write),
         };
         let secret = random_text().map_err(system)?;
-        let refused = |e: io::Error| {
-            CommError::Start(format!("cannot write the secret of the run to {}: {e}", path.display()))
-        };
-        let temporary = path.with_added_extension(format!("{}.tmp", std::process::id()));
-        let written = write_private(&temporary, &secret).and_then(|()| fs::rename(&temporary, path));
-        if let Err(e) = written {
-            // The folder may be gone; the error is reported already.
-            let _ = fs::remove_file(&temporary);
-            return Err(refused(e));
-        }
+        write(path, &secret).map_err(|e| CommError::Start(format!("the secret of the run: {e}")))?;
         Ok(Key(secret.into_bytes()))
     }
 
     /// Removes the file, if the secret is in one.
     pub(crate) fn remove(&self) {
-        if let Source::File(path) = &self.0 {
+        if let Source::File(path, _) = &self.0 {
             // A file that stays is harmless: the next run replaces it.
             let _ = fs::remove_file(path);
         }
@@ -91,7 +89,7 @@ impl Secret {
     pub(crate) fn key(&self) -> Result<Key, CommError> {
         match &self.0 {
             Source::Value(bytes) => Ok(Key(bytes.clone())),
-            Source::File(path) => read_private(path),
+            Source::File(path, _) => read_private(path),
         }
     }
 }
@@ -101,7 +99,7 @@ impl fmt::Debug for Secret {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.0 {
             Source::Value(_) => f.write_str("Secret(value)"),
-            Source::File(path) => write!(f, "Secret({})", path.display()),
+            Source::File(path, _) => write!(f, "Secret({})", path.display()),
         }
     }
 }
@@ -119,16 +117,11 @@ pub(crate) fn random() -> io::Result<[u8; 32]> {
     Ok(bytes)
 }
 
-fn write_private(path: &Path, text: &str) -> io::Result<()> {
-    let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;
-    file.write_all(text.as_bytes())?;
-    file.sync_all()
-}
-
 fn read_private(path: &Path) -> Result<Key, CommError> {
     let refuse =
         |what: String| CommError::Start(format!("the secret of the run, {}: {what}", path.display()));
     let unreadable = |e: io::Error| match e.kind() {
+        _ if limits::is_out_of_files(&e) => limits::system("the secret of the run", &e),
         io::ErrorKind::NotFound => refuse(format!(
             "it does not exist: rank 0, which writes it, has not started or has failed (see its output), or this node \
              does not share its folder; with {SECRET_VARIABLE} on all ranks no file is needed"
@@ -138,8 +131,12 @@ fn read_private(path: &Path) -> Result<Key, CommError> {
     let file = File::open(path).map_err(unreadable)?;
     let metadata = file.metadata().map_err(unreadable)?;
     let user = rustix::process::geteuid();
-    // A network file system may show another owner to root.
-    if !user.is_root() && metadata.uid() != user.as_raw() {
+    // A network file system may show another owner of root's files, that of its folder or nobody.
+    let is_roots = |owner: u32| {
+        let of_folder = path.parent().and_then(|folder| fs::metadata(folder).ok()).map(|folder| folder.uid());
+        user.is_root() && (owner == NOBODY || Some(owner) == of_folder)
+    };
+    if metadata.uid() != user.as_raw() && !is_roots(metadata.uid()) {
         return Err(refuse("it belongs to another user; remove it".into()));
     }
     if metadata.mode() & 0o077 != 0 {
@@ -160,15 +157,15 @@ fn system(error: io::Error) -> CommError {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::testing::secret_file;
     use std::os::unix::fs::PermissionsExt;
 
     #[test]
-    fn a_file_holds_another_secret_for_each_run_and_only_the_user_reads_it() {
+    fn a_file_holds_another_secret_for_each_run() {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("run.secret");
-        let secret = Secret::file(&path);
+        let secret = secret_file(&path);
         let first = secret.create().expect("a secret");
-        assert_eq!(fs::metadata(&path).expect("a file").mode() & 0o777, 0o600);
         assert_eq!(secret.key().expect("a key").0, first.0);
         assert_ne!(secret.create().expect("another secret").0, first.0);
         secret.remove();
@@ -179,7 +176,7 @@ mod tests {
     fn a_file_that_others_can_read_is_refused() {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("run.secret");
-        let secret = Secret::file(&path);
+        let secret = secret_file(&path);
         secret.create().expect("a secret");
         fs::set_permissions(&path, fs::Permissions::from_mode(0o640)).expect("our file");
         let error = secret.key().err().expect("a refusal").to_string();
@@ -196,7 +193,8 @@ mod tests {
 
     #[test]
     fn a_folder_that_does_not_exist_is_an_error_with_its_path() {
-        let error = Secret::file("/nonexistent/run.secret").create().err().expect("no folder").to_string();
+        let error =
+            secret_file("/nonexistent/run.secret".as_ref()).create().err().expect("no folder").to_string();
         assert!(error.contains("/nonexistent/run.secret"), "{error}");
     }
 }

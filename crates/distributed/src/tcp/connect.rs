@@ -3,6 +3,7 @@
 use super::exchange::Peer;
 use crate::control::Control;
 use crate::error::CommError;
+use crate::limits;
 use crate::net::authenticate::Caller;
 use crate::net::dial::dial;
 use crate::net::gate::Gate;
@@ -43,7 +44,7 @@ pub(super) fn connect(control: &Control, timeout: Duration) -> Result<Vec<Peer>,
     let mut gate = Gate::new(vec![listener], key.clone(), TRY).map_err(system)?;
     while let Some(missing) = (rank + 1..world_size).find(|from| sockets[*from].is_none()) {
         let ready = poll::wait(&gate.interests(), TICK).map_err(system)?;
-        for (caller, socket) in gate.advance(&ready) {
+        for (caller, socket) in gate.advance(&ready).map_err(system)? {
             let from = caller.rank as usize;
             if caller.purpose == purpose && (rank + 1..world_size).contains(&from) {
                 // A rank whose connection broke off connects again.
@@ -67,6 +68,7 @@ fn call(
     loop {
         match dial(&[address], key, caller, TRY) {
             Ok(socket) => return Ok(socket),
+            Err(e) if limits::is_out_of_files(&e) => return Err(system(e)),
             Err(e) => check(control, to, deadline, &format!("{address}: {e}"))?,
         }
         thread::sleep(TICK);
@@ -85,5 +87,5 @@ fn check(control: &Control, rank: usize, deadline: Instant, reason: &str) -> Res
 }
 
 fn system(error: io::Error) -> CommError {
-    CommError::System(format!("connections for collectives: {error}"))
+    limits::system("connections for collectives", &error)
 }

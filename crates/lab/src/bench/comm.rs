@@ -15,7 +15,7 @@ use xtrain_tensor::DType;
 use xtrain_train::crew::Crew;
 use xtrain_train::engine::{DataPath, Processor, Target};
 use xtrain_train::error::{LearnError, ProgramError, RunError};
-use xtrain_train::slower::median;
+use xtrain_train::median::median;
 
 /// Collectives to measure.
 #[derive(Clone, Debug)]

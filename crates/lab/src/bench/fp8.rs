@@ -18,9 +18,9 @@ use xtrain_train::engine::{Processor, Target};
 use xtrain_train::error::ProgramError;
 use xtrain_train::error::{LearnError, RunError};
 use xtrain_train::layout::Layout;
+use xtrain_train::median::median;
 use xtrain_train::passes::{self, Setting};
 use xtrain_train::programs;
-use xtrain_train::slower::median;
 
 /// A linear layer: tokens, and columns of its input and output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]

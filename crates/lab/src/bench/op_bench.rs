@@ -11,7 +11,7 @@ use xtrain_runtime::{Checks, Engine, EngineError, Part, TimedWork, Timing};
 use xtrain_tensor::DType;
 use xtrain_train::engine::{Processor, Target};
 use xtrain_train::error::{LearnError, RunError};
-use xtrain_train::slower::median;
+use xtrain_train::median::median;
 
 /// Device and length of a measurement.
 #[derive(Clone, Copy, Debug)]

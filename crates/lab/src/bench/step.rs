@@ -7,19 +7,19 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use xtrain_config::{Config, ParallelConfig, Parsed};
-use xtrain_distributed::{Communicator, OneOf, Pace};
+use xtrain_distributed::{Communicator, OneOf, Pace, PaceTime};
 use xtrain_model::FixedRouting;
-use xtrain_program::{Group, Parallel, Sent};
-use xtrain_runtime::{Checks, groups};
+use xtrain_program::{Collective, Group, Parallel, Sent};
+use xtrain_runtime::{Checks, sending};
 use xtrain_train::crew::transport;
 use xtrain_train::engine::{Processor, Target};
 use xtrain_train::error::{LearnError, RunError};
 use xtrain_train::estimate::{Device, Timeline};
 use xtrain_train::learner::{IN_FLIGHT, Learner, Step};
+use xtrain_train::median::median;
 use xtrain_train::member::Member;
-use xtrain_train::slower::{self, median};
 use xtrain_train::spec::{Planned, plan_for};
-use xtrain_train::{choose, fit, programs};
+use xtrain_train::{choose, fit, programs, slower};
 
 /// Length of the measurement.
 #[derive(Clone, Copy, Debug)]
@@ -73,8 +73,8 @@ pub struct RankOf {
     pub ranks: usize,
     /// True if a collective takes at least the time that the plan says. On a GPU a kernel delays its stream.
     pub stretch: bool,
-    /// Bytes per second between nodes, if other than those of the device's connections.
-    pub between_nodes: Option<f64>,
+    /// Bytes per second of each rank's NIC, if other than those of the device's usual one.
+    pub nic: Option<f64>,
     /// Ranks of a node.
     pub ranks_per_node: usize,
 }
@@ -290,10 +290,10 @@ fn sent_in_a_step(
 fn of_rank(
     planned: &Planned,
     device: &Device,
-    RankOf { ranks, stretch, between_nodes, ranks_per_node }: RankOf,
+    RankOf { ranks, stretch, nic, ranks_per_node }: RankOf,
 ) -> Result<(Arc<OneOf>, RankSpeed), RunError> {
     let parallel = &planned.resolved.config.parallel;
-    let network = device.network.of_run(parallel).of_nodes(ranks_per_node, between_nodes);
+    let network = device.network.of_run(parallel).of_nodes(ranks_per_node).with_bandwidths(nic, None);
     transport::check(parallel, device.target == Target::Cuda, network.spans_nodes(ranks))?;
     let device = Device { network, ..device.clone() };
     let training = programs::training(&planned.spec).map_err(LearnError::from)?;
@@ -301,16 +301,19 @@ fn of_rank(
     let micro_steps = planned.spec.micro_steps(planned.resolved.config.train.batch_size);
     let timeline = Timeline::new(&training, &device, micro_steps);
     let Parallel { replicas, .. } = planned.spec.parallel;
-    let bandwidth = |group| (groups(group, ranks), network.bandwidth(group, ranks));
     let of_run = [
         Group::World { size: ranks },
         Group::Shard { size: ranks / replicas },
         Group::Replicas { size: replicas },
     ];
-    let pace = stretch.then(|| Pace {
-        latency: Duration::from_secs_f64(network.latency),
-        bandwidths: of_run.map(bandwidth).to_vec(),
-    });
+    let time = |(collective, group)| {
+        let latency = Duration::from_secs_f64(network.latency(collective, group, ranks));
+        let bandwidth = network.bandwidth(collective, group, ranks);
+        (sending(collective, group, ranks), PaceTime { latency, bandwidth })
+    };
+    let kinds = [Collective::AllGather { first: 0 }, Collective::AllToAll { first: 0 }];
+    let times = kinds.iter().flat_map(|&kind| of_run.map(|group| time((kind, group))));
+    let pace = stretch.then(|| Pace { times: times.collect() });
     let speed = RankSpeed {
         ranks,
         plan_bytes: device.target.plan_bytes(&[&refresh, &training]) as u64,
@@ -395,8 +398,7 @@ mod tests {
         for shard in ["none", "optimizer", "gradients", "weights"] {
             let set = [format!("parallel.shard={shard}")];
             let parsed = Config::parse(Path::new("run.toml"), run.as_bytes(), &set).expect("it is valid");
-            let rank_of =
-                Some(RankOf { ranks: 3, stretch: true, between_nodes: Some(1e7), ranks_per_node: 1 });
+            let rank_of = Some(RankOf { ranks: 3, stretch: true, nic: Some(1e7), ranks_per_node: 1 });
             let options = BenchOptions { warmup: 0, repeats: 1, steps: 1, rank_of, routing: None };
             let speed = step(&parsed, options).expect("a speed");
             let rank = speed.rank.expect("a rank");

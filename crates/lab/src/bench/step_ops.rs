@@ -8,8 +8,8 @@ use xtrain_config::Parsed;
 use xtrain_runtime::{TimedWork, Timing};
 use xtrain_train::error::{LearnError, RunError};
 use xtrain_train::learner::Step;
+use xtrain_train::median::median;
 use xtrain_train::profile::Work;
-use xtrain_train::slower::median;
 
 /// Time of an op's instances at a site, over all blocks, in a step.
 #[derive(Clone, Debug, Serialize)]

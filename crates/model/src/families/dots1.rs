@@ -1,10 +1,11 @@
 //! dots.llm1 (arXiv 2506.05767): Qwen3's attention with the experts of DeepSeek-V3 (arXiv 2412.19437).
 
 use super::experts::{ExpertRules, QWEN_MODULES, count, first_broken, per_token, width, written};
+use super::windows::{self, Windows};
 use super::{ATTENTION_BIAS, DEFAULTS, Defaults, MLP_BIAS, Rules};
 use crate::keys::{Keys, fail};
 use crate::layer::is_positive_f32;
-use crate::{BlockSet, Description, Mixture, ModelError, Router, Score};
+use crate::{BlockSet, Mixture, ModelError, Router, Score};
 use serde_json::{Value, json};
 
 const COUNT: [&str; 2] = ["n_routed_experts", "num_local_experts"];
@@ -52,9 +53,27 @@ pub(super) static RULES: Rules = Rules {
     experts: Some(&EXPERTS),
     // transformers 5, configuration_dots1.py.
     defaults: Defaults { kv_heads: Some(32), ..DEFAULTS },
-    refused: &[ATTENTION_BIAS, MLP_BIAS],
+    windows: Windows { switched: false, absent: windows::ABSENT, first: Some(62) },
+    settings: &[ATTENTION_BIAS, MLP_BIAS],
+    keys: &[
+        "first_k_dense_replace",
+        "max_window_layers",
+        "moe_intermediate_size",
+        "moe_layer_freq",
+        "n_group",
+        "n_routed_experts",
+        "n_shared_experts",
+        "norm_topk_prob",
+        "num_experts_per_tok",
+        "num_local_experts",
+        "routed_scaling_factor",
+        "router_aux_loss_coef",
+        "scoring_func",
+        "topk_group",
+        "topk_method",
+    ],
+    without_effect: &["output_router_logits"],
     read: |file, model| {
-        refuse_window(file, model)?;
         refuse_other_routing(file)?;
         let dense = file.size("first_k_dense_replace")?.unwrap_or(0);
         if dense > model.layers {
@@ -129,21 +148,4 @@ fn refuse_other_routing(file: &Keys<'_>) -> Result<(), ModelError> {
         }
     }
     Ok(())
-}
-
-/// Refuses a window that some block has: those from `max_window_layers` on.
-fn refuse_window(file: &Keys<'_>, model: &Description) -> Result<(), ModelError> {
-    let without = file.size("max_window_layers")?.unwrap_or(62);
-    let window = match file.value("sliding_window") {
-        Some(Value::Null) => return Ok(()),
-        Some(window) => window.to_string(),
-        None => "4096, its default".to_owned(),
-    };
-    match model.layers <= without {
-        true => Ok(()),
-        false => Err(fail(format!(
-            "`sliding_window` is {window} from block {without} on: sliding-window attention is not supported; if the model has none, \
-             set it to null"
-        ))),
-    }
 }

@@ -94,13 +94,3 @@ pub(super) fn written(model: &Description, names: [&str; 2]) -> Value {
     let (experts, top_k) = (mixture.map(|m| m.count), mixture.map(|m| m.router.top_k));
     json!({ names[0]: experts, names[1]: experts, "num_experts_per_tok": top_k })
 }
-
-/// Refuses a window over which attention reaches, unless it is null.
-pub(super) fn refuse_window(file: &Keys<'_>) -> Result<(), ModelError> {
-    match file.get("sliding_window") {
-        None => Ok(()),
-        Some(window) => Err(fail(format!(
-            "`sliding_window` = {window}: sliding-window attention is not supported, only null is"
-        ))),
-    }
-}

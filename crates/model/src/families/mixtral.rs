@@ -1,8 +1,9 @@
 //! Mixtral (arXiv 2401.04088): Mistral's block with experts.
 
-use super::experts::{ExpertRules, count, other_than_softmax, per_token, refuse_window, written};
+use super::experts::{ExpertRules, count, other_than_softmax, per_token, written};
+use super::settings::{Effect, Harmless, Setting};
+use super::windows::IF_GIVEN;
 use super::{ATTENTION_BIAS, DEFAULTS, Defaults, MLP_BIAS, Rules};
-use crate::keys::fail;
 use crate::layer::ExpertModules;
 use crate::{BlockSet, Mixture, Router};
 use serde_json::json;
@@ -25,6 +26,12 @@ static EXPERTS: ExpertRules = ExpertRules {
     },
 };
 
+const JITTER: Setting = Setting {
+    key: "router_jitter_noise",
+    harmless: Harmless::Zero,
+    otherwise: Effect::Training("noise on routers is not supported, and xtrain trains without it"),
+};
+
 pub(super) static RULES: Rules = Rules {
     name: "mixtral",
     about: "Mixtral (arXiv 2401.04088): experts in every block.",
@@ -40,12 +47,11 @@ pub(super) static RULES: Rules = Rules {
         norm_eps: 1e-5,
         ..DEFAULTS
     },
-    refused: &[ATTENTION_BIAS, MLP_BIAS],
+    windows: IF_GIVEN,
+    settings: &[ATTENTION_BIAS, MLP_BIAS, JITTER],
+    keys: &["num_experts", "num_experts_per_tok", "num_local_experts", "router_aux_loss_coef"],
+    without_effect: &["max_window_layers", "norm_topk_prob", "output_router_logits"],
     read: |file, model| {
-        refuse_window(file)?;
-        if let Some(noise) = file.number("router_jitter_noise")?.filter(|noise| *noise != 0.0) {
-            return Err(fail(format!("`router_jitter_noise` = {noise}: noise on routers is not supported")));
-        }
         let count = count(file, COUNT, Some(8))?;
         model.mixture = Some(Mixture {
             count,

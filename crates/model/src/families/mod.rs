@@ -17,8 +17,10 @@ mod mixtral;
 mod qwen2;
 mod qwen3;
 mod qwen3_moe;
+mod settings;
 #[cfg(test)]
 mod tests;
+mod windows;
 
 use crate::keys::Keys;
 use crate::{Description, Family, ModelError, Router};
@@ -27,7 +29,9 @@ use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::de::Error;
 use serde::{Deserialize, Deserializer};
 use serde_json::{Value, json};
+use settings::{ATTENTION_BIAS, MLP_BIAS, Setting};
 use std::borrow::Cow;
+use windows::Windows;
 
 /// Declares the families: a line for each, its constant and its file.
 macro_rules! families {
@@ -75,8 +79,14 @@ pub(crate) struct Rules {
     pub(crate) experts: Option<&'static ExpertRules>,
     /// Values of keys that a config.json leaves out, as transformers takes them.
     pub(crate) defaults: Defaults,
-    /// Keys of config.json that must not be true, with the reason.
-    pub(crate) refused: &'static [(&'static str, &'static str)],
+    /// Keys of config.json by which layers have a sliding window.
+    pub(crate) windows: Windows,
+    /// Keys of config.json with values that are refused, or that mean other training.
+    pub(crate) settings: &'static [Setting],
+    /// Keys of config.json that `read` reads.
+    pub(crate) keys: &'static [&'static str],
+    /// Keys of config.json that its files have, and that change nothing.
+    pub(crate) without_effect: &'static [&'static str],
     /// Reads and refuses what only config.json files of this family say.
     pub(crate) read: fn(&Keys<'_>, &mut Description) -> Result<(), ModelError>,
     /// Keys that an export sets, beside those of all families.
@@ -107,11 +117,6 @@ const DEFAULTS: Defaults = Defaults {
     rope_theta: 10_000.0,
     norm_eps: 1e-6,
 };
-
-const ATTENTION_BIAS: (&str, &str) =
-    ("attention_bias", "biases on all attention projections are not supported");
-const MLP_BIAS: (&str, &str) = ("mlp_bias", "biases in the feed-forward are not supported");
-const SLIDING_WINDOW: (&str, &str) = ("use_sliding_window", "sliding-window attention is not supported");
 
 /// For families without keys of their own.
 fn read_nothing(_: &Keys<'_>, _: &mut Description) -> Result<(), ModelError> {

@@ -1,6 +1,7 @@
 //! Qwen3 (arXiv 2505.09388): norms on q and k.
 
-use super::{ATTENTION_BIAS, DEFAULTS, Defaults, MLP_BIAS, Rules, SLIDING_WINDOW, read_nothing};
+use super::windows::{self, Windows};
+use super::{ATTENTION_BIAS, DEFAULTS, Defaults, MLP_BIAS, Rules, read_nothing};
 use serde_json::json;
 
 pub(super) static RULES: Rules = Rules {
@@ -17,7 +18,10 @@ pub(super) static RULES: Rules = Rules {
         max_position_embeddings: 32_768,
         ..DEFAULTS
     },
-    refused: &[ATTENTION_BIAS, MLP_BIAS, SLIDING_WINDOW],
+    windows: Windows { switched: true, absent: windows::ABSENT, first: Some(28) },
+    settings: &[ATTENTION_BIAS, MLP_BIAS],
+    keys: &["max_window_layers"],
+    without_effect: &[],
     read: read_nothing,
     written: |_| json!({ "attention_bias": false, "use_sliding_window": false }),
     // candle insists on it, though the window is off.

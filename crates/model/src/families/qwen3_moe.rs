@@ -1,7 +1,8 @@
 //! Qwen3-MoE (arXiv 2505.09388): Qwen3's block with experts.
 
 use super::experts::{ExpertRules, QWEN_MODULES, count, other_than_softmax, per_token, width, written};
-use super::{ATTENTION_BIAS, DEFAULTS, Defaults, MLP_BIAS, Rules, SLIDING_WINDOW};
+use super::windows::{self, Windows};
+use super::{ATTENTION_BIAS, DEFAULTS, Defaults, MLP_BIAS, Rules};
 use crate::keys::{Keys, fail};
 use crate::{BlockSet, Description, Mixture, ModelError, Router};
 use serde_json::{Value, json};
@@ -24,7 +25,19 @@ pub(super) static RULES: Rules = Rules {
     experts: Some(&EXPERTS),
     // transformers 5, configuration_qwen3_moe.py.
     defaults: Defaults { kv_heads: Some(4), max_position_embeddings: 32_768, ..DEFAULTS },
-    refused: &[ATTENTION_BIAS, MLP_BIAS, SLIDING_WINDOW],
+    windows: Windows { switched: true, absent: windows::ABSENT, first: None },
+    settings: &[ATTENTION_BIAS, MLP_BIAS],
+    keys: &[
+        "decoder_sparse_step",
+        "mlp_only_layers",
+        "moe_intermediate_size",
+        "norm_topk_prob",
+        "num_experts",
+        "num_experts_per_tok",
+        "num_local_experts",
+        "router_aux_loss_coef",
+    ],
+    without_effect: &["max_window_layers", "output_router_logits"],
     read: |file, model| {
         let count = count(file, COUNT, Some(128))?;
         model.mixture = Some(Mixture {

@@ -1,6 +1,7 @@
 //! Every family, the example of CONTRIBUTING.md among them.
 
 use super::Family;
+use super::settings::{Effect, Harmless, Setting};
 use crate::hf::HfConfig;
 use serde_json::{Map, Value, json};
 
@@ -34,15 +35,56 @@ fn every_family_reads_what_it_writes() {
     }
 }
 
+/// A value of the key that is not harmless.
+fn harmful(harmless: Harmless) -> Value {
+    match harmless {
+        Harmless::False => json!(true),
+        Harmless::True => json!(false),
+        Harmless::Zero => json!(0.5),
+        Harmless::Null | Harmless::Empty => json!({ "x": 1 }),
+        Harmless::Words(_) => json!("x"),
+    }
+}
+
+/// The family's file with another key.
+fn with(family: Family, key: &str, value: &Value) -> Result<HfConfig, crate::ModelError> {
+    HfConfig::parse(&config(family).replacen('{', &format!("{{{key:?}: {value}, "), 1))
+}
+
 #[test]
-fn every_flag_that_a_family_refuses_is_named() {
+fn every_setting_of_a_family_is_refused_or_reported_by_name() {
     for &family in Family::ALL {
-        for (key, why) in family.rules().refused {
-            let text = config(family).replacen('{', &format!("{{{key:?}: true, "), 1);
-            let error = HfConfig::parse(&text).expect_err(key).to_string();
-            assert!(error.contains(key) && error.contains(why), "{family:?}: {error}");
+        for Setting { key, harmless, otherwise } in family.rules().all_settings() {
+            let found = with(family, key, &harmful(*harmless));
+            match otherwise {
+                Effect::Refused(why) => {
+                    let error = found.expect_err(key).to_string();
+                    assert!(error.contains(key) && error.contains(why), "{family:?}: {error}");
+                }
+                Effect::Training(why) => {
+                    let notes = found.expect(key).notes;
+                    let [note] = &notes.training[..] else { panic!("{family:?} {key}: {notes:?}") };
+                    assert!(note.contains(key) && note.contains(why), "{family:?}: {note}");
+                }
+            }
+            assert!(!matches!(harmless, Harmless::True) || with(family, key, &Value::Null).is_err());
         }
     }
+}
+
+#[test]
+fn keys_that_nothing_reads_are_listed() {
+    for &family in Family::ALL {
+        let found = with(family, "unheard_of", &json!(1)).expect("it parses");
+        assert_eq!((found.notes.unknown, found.notes.training), (vec!["unheard_of".to_owned()], vec![]));
+        let written = HfConfig::parse(&found_again(family)).expect("it parses");
+        assert_eq!(written.notes, crate::hf::Notes::default(), "{family:?}");
+    }
+}
+
+/// The family's file as an export writes it.
+fn found_again(family: Family) -> String {
+    HfConfig::parse(&config(family)).expect("it parses").to_json("float32")
 }
 
 #[test]

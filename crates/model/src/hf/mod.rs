@@ -2,7 +2,7 @@
 //! and new readers agree (`write`).
 //!
 //! Keys that we do not know are kept and written back. Settings that would change the result (another
-//! activation, sliding windows, other rope types) are refused by name.
+//! activation, other rope types) are refused by name, and those that would change training are reported.
 
 mod read;
 mod rope;
@@ -25,10 +25,23 @@ pub struct HfConfig {
     /// The weight of the balance loss of experts, from 0 to 100; an export without one keeps that of
     /// [`HfConfig::source`].
     pub balance_loss: Option<f64>,
+    /// Sentences about keys of the file.
+    pub notes: Notes,
     /// The keys of the file as it was read; an export writes those that we do not know back.
     pub source: Map<String, Value>,
     /// The keys of generation_config.json; empty if that file does not exist.
     pub generation: Map<String, Value>,
+}
+
+/// Sentences about keys of a config.json that do not prevent its use.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Notes {
+    /// Keys by which another program may compute other results.
+    pub warnings: Vec<String>,
+    /// Keys by which transformers trains otherwise.
+    pub training: Vec<String>,
+    /// Keys that nothing reads, sorted.
+    pub unknown: Vec<String>,
 }
 
 /// The key for the weight of the balance loss of experts.

@@ -14,7 +14,12 @@ impl<'a> Keys<'a> {
 
     /// Theta and scaling, from the tables `rope_parameters` (transformers v5) and `rope_scaling`, and from
     /// `rope_theta`. Values that are given twice must agree: readers differ in which they believe.
-    pub(super) fn rope(&self, default_theta: f64) -> Result<(f64, RopeScaling), ModelError> {
+    /// `max_position_embeddings` is the original context of a file that gives none.
+    pub(super) fn rope(
+        &self,
+        default_theta: f64,
+        max_position_embeddings: usize,
+    ) -> Result<(f64, RopeScaling), ModelError> {
         for key in ["rope_parameters", "rope_scaling"] {
             self.read(key, "an object", Value::as_object)?;
         }
@@ -29,7 +34,7 @@ impl<'a> Keys<'a> {
                 return Err(fail(format!("`{a}` is {x}, but `{b}` is {y}; make them equal")));
             }
             theta = theta.or(inner);
-            let found = table.rope_scaling(self.size(CONTEXT)?)?;
+            let found = table.rope_scaling(self.size(CONTEXT)?, max_position_embeddings)?;
             if let Some((first, other)) = scaling.replace((key, found))
                 && other != found
             {
@@ -38,12 +43,26 @@ impl<'a> Keys<'a> {
                 )));
             }
         }
+        if let [(new, _), (old, table)] = self.rope_tables().collect::<Vec<_>>()[..]
+            && let Some((path, theta)) = theta.as_ref().filter(|(path, _)| path.starts_with(new))
+            && !table.contains_key("rope_theta")
+            && *theta != default_theta
+        {
+            // transformers reads the old table alone.
+            return Err(fail(format!(
+                "`{path}` is {theta}, but readers of `{old}` take {default_theta}, the default; give it as `rope_theta`"
+            )));
+        }
         Ok((theta.map_or(default_theta, |(_, theta)| theta), scaling.map_or(RopeScaling::None, |(_, s)| s)))
     }
 
     /// The scaling in this table of rope settings; `context` is the original context if a key outside of the
-    /// table gives it.
-    fn rope_scaling(&self, context: Option<usize>) -> Result<RopeScaling, ModelError> {
+    /// table gives it, and `max_position_embeddings` that of a file without such keys.
+    fn rope_scaling(
+        &self,
+        context: Option<usize>,
+        max_position_embeddings: usize,
+    ) -> Result<RopeScaling, ModelError> {
         if let Some((layers, _)) = self.json.iter().find(|(_, v)| v.is_object()) {
             let path = self.path(layers);
             return Err(fail(format!(
@@ -83,9 +102,7 @@ impl<'a> Keys<'a> {
                     factor: need("factor", "llama3")?,
                     low_freq_factor: need("low_freq_factor", "llama3")?,
                     high_freq_factor: need("high_freq_factor", "llama3")?,
-                    original_max_position_embeddings: inner
-                        .or(context)
-                        .ok_or_else(|| absent(CONTEXT, "llama3"))?,
+                    original_max_position_embeddings: inner.or(context).unwrap_or(max_position_embeddings),
                 })
             }
             Some(other) => Err(fail(format!(

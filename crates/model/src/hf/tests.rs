@@ -103,6 +103,110 @@ fn the_window_that_is_off_is_as_in_the_source_and_else_named_where_engines_insis
     }
 }
 
+#[test]
+fn a_window_is_reported_only_if_a_sequence_can_be_longer() {
+    for (window, is_reported) in [(4, true), (2047, true), (2048, false), (4096, false)] {
+        let keys = format!(r#", "max_position_embeddings": 2048, "sliding_window": {window}"#);
+        let hf = HfConfig::parse(&llama(&keys)).expect("a config");
+        assert_eq!(hf.model.window, Some(window));
+        assert_eq!(hf.notes.training.iter().any(|note| note.contains("window")), is_reported, "{window}");
+    }
+}
+
+#[test]
+fn windows_are_read_where_a_layer_has_one_and_written_again() {
+    let rows: [(&str, &str, Option<usize>); 22] = [
+        ("llama", "", None),
+        ("llama", r#""sliding_window": 8"#, Some(8)),
+        ("mistral", "", Some(4096)),
+        ("mistral", r#""sliding_window": null"#, None),
+        ("mistral", r#""sliding_window": 8, "use_sliding_window": false"#, Some(8)),
+        ("mixtral", "", None),
+        ("mixtral", r#""sliding_window": 8, "max_window_layers": 2"#, Some(8)),
+        ("qwen2", r#""sliding_window": 8"#, None),
+        ("qwen2", r#""sliding_window": 8, "use_sliding_window": true"#, None),
+        ("qwen2", r#""sliding_window": 8, "use_sliding_window": true, "max_window_layers": 2"#, None),
+        ("qwen2", r#""sliding_window": 8, "use_sliding_window": true, "max_window_layers": 1"#, Some(8)),
+        ("qwen3", r#""use_sliding_window": true, "max_window_layers": 0"#, Some(4096)),
+        ("qwen3", r#""sliding_window": null, "use_sliding_window": true, "max_window_layers": 0"#, None),
+        (
+            "qwen3",
+            r#""sliding_window": 8, "use_sliding_window": true, "max_window_layers": 0, "layer_types": ["full_attention", "full_attention"]"#,
+            None,
+        ),
+        (
+            "qwen3",
+            r#""sliding_window": 8, "use_sliding_window": true, "layer_types": ["full_attention", "sliding_attention"]"#,
+            Some(8),
+        ),
+        ("qwen3_moe", r#""sliding_window": 8"#, None),
+        ("qwen3_moe", r#""sliding_window": 8, "use_sliding_window": true, "max_window_layers": 2"#, Some(8)),
+        ("qwen3_moe", r#""use_sliding_window": true"#, Some(4096)),
+        ("dots1", r#""sliding_window": 8"#, None),
+        ("dots1", r#""sliding_window": 8, "max_window_layers": 1, "use_sliding_window": false"#, Some(8)),
+        ("dots1", r#""max_window_layers": 1"#, Some(4096)),
+        ("dots1", r#""max_window_layers": 1, "sliding_window": null"#, None),
+    ];
+    for (family, keys, window) in rows {
+        let experts = r#""num_key_value_heads": 2, "n_routed_experts": 8, "num_experts_per_tok": 2, "n_shared_experts": 1"#;
+        let comma = if keys.is_empty() { "" } else { ", " };
+        let text = llama(&format!(", {experts}{comma}{keys}")).replace("llama", family);
+        let hf = HfConfig::parse(&text).unwrap_or_else(|error| panic!("{text}: {error}"));
+        assert_eq!(hf.model.window, window, "{family}: {keys}");
+        let again = HfConfig::parse(&hf.to_json("float32")).expect("reads back");
+        assert_eq!(again.model, hf.model, "{family}: {keys}");
+    }
+}
+
+#[test]
+fn a_context_that_llama3_lacks_is_that_of_the_model() {
+    let table = r#", "rope_scaling": {"rope_type": "llama3", "factor": 8, "low_freq_factor": 1, "high_freq_factor": 4}"#;
+    let context = |extra: &str| {
+        let hf = HfConfig::parse(&llama(&format!("{table}{extra}"))).expect("parses");
+        let again = HfConfig::parse(&hf.to_json("float32")).expect("reads back");
+        assert_eq!(again.model, hf.model);
+        let RopeScaling::Llama3 { original_max_position_embeddings, .. } = hf.model.rope_scaling else {
+            panic!("{:?}", hf.model.rope_scaling)
+        };
+        original_max_position_embeddings
+    };
+    assert_eq!(context(""), 2048);
+    assert_eq!(context(r#", "max_position_embeddings": 512"#), 512);
+    assert_eq!(context(r#", "max_position_embeddings": 512, "original_max_position_embeddings": 64"#), 64);
+}
+
+#[test]
+fn what_may_mean_other_results_or_another_training_is_reported() {
+    let notes = |extra: &str| HfConfig::parse(&llama(extra)).expect(extra).notes;
+    assert_eq!(
+        notes(r#", "attention_dropout": 0.0, "pad_token_id": 0, "eos_token_id": 2"#),
+        super::Notes::default()
+    );
+    for (extra, named) in [
+        (r#", "attention_dropout": 0.1"#, "`attention_dropout` = 0.1"),
+        (r#", "resid_pdrop": 0.1"#, "`resid_pdrop` = 0.1"),
+        (r#", "hidden_dropout_prob": 1"#, "`hidden_dropout_prob` = 1"),
+        (r#", "drop_path_rate": 0.1"#, "`drop_path_rate` = 0.1"),
+        (r#", "pad_token_id": 2, "eos_token_id": [1, 2]"#, "`pad_token_id` = 2"),
+    ] {
+        let [note] = &notes(extra).training[..] else { panic!("{extra}") };
+        assert!(note.contains(named), "{note}");
+    }
+    for (extra, named) in [
+        (r#", "architectures": ["MistralForCausalLM"]"#, "MistralForCausalLM"),
+        (r#", "auto_map": {"AutoModelForCausalLM": "modeling_x.X"}"#, "AutoModelForCausalLM"),
+    ] {
+        let [warning] = &notes(extra).warnings[..] else { panic!("{extra}") };
+        assert!(warning.contains(named) && warning.contains("LlamaForCausalLM"), "{warning}");
+    }
+    assert!(
+        notes(r#", "architectures": ["LLaMAForCausalLM"], "auto_map": {"AutoConfig": "x.X"}"#)
+            .warnings
+            .is_empty()
+    );
+    assert!(notes(r#", "architectures": ["LlamaModel"]"#).warnings.is_empty());
+}
+
 /// A `quantization_config` as DeepSeek-V3's, with one key otherwise.
 fn quantized(other: &str) -> String {
     format!(
@@ -141,7 +245,19 @@ fn what_would_change_the_result_is_refused_by_name() {
         ),
         (r#", "rope_parameters": {"full_attention": {"rope_theta": 1e4}}"#, "full_attention"),
         (r#", "rope_theta": 1.0, "rope_parameters": {"rope_theta": 2.0}"#, "rope_theta"),
-        (r#", "layer_types": ["full_attention", "sliding_attention"]"#, "layer_types"),
+        (r#", "layer_types": ["full_attention", "sliding_attention"]"#, "no window"),
+        (r#", "layer_types": ["full_attention"]"#, "`layer_types` has 1 layers"),
+        (r#", "layer_types": ["full_attention", "chunked_attention"]"#, "chunked_attention"),
+        (r#", "sliding_window": "8""#, "sliding_window"),
+        (r#", "architectures": ["LlamaForSequenceClassification"]"#, "architectures"),
+        (r#", "architectures": ["LlamaBidirectionalModel"]"#, "architectures"),
+        (r#", "is_causal": null"#, "is_causal"),
+        (r#", "text_config": {"hidden_size": 64}"#, "text_config"),
+        (
+            r#", "rope_parameters": {"rope_theta": 5.0}, "rope_scaling": {"type": "linear", "factor": 2.0}"#,
+            "rope_scaling",
+        ),
+        (&quantized(r#""expert_dtype": "fp4""#), "quantization_config.expert_dtype"),
         (r#", "num_key_value_heads": 3"#, "multiple of kv_heads"),
         (r#", "head_dim": 7"#, "even"),
         (r#", "num_key_value_heads": "4""#, "whole number"),

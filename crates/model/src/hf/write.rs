@@ -78,6 +78,9 @@ impl HfConfig {
         out.insert("rope_scaling".into(), scaling);
         let rules = m.family.rules();
         out.extend(object((rules.written)(m)));
+        if let Some(window) = m.window {
+            rules.windows.write(window, &mut out);
+        }
         for (key, value) in object(json!({ "use_cache": true })).into_iter().chain(object((rules.filled)(m)))
         {
             // A file that had it keeps its value, also null.

@@ -1,10 +1,10 @@
 //! The CPU kernel of [`CastStatistics`]: blocks of rows in parallel, their sums added in order.
 
-use super::{CastStatistics, overflow};
+use super::CastStatistics;
 use crate::host::rows::rows_per_task;
 use crate::quantize::dequantized;
 use rayon::prelude::*;
-use xtrain_tensor::formats::max_finite;
+use xtrain_tensor::formats::{max_finite, overflow};
 use xtrain_tensor::{CpuKernel, Pooled, TensorType, View, ViewMut};
 
 /// The statistics of some rows.

@@ -1,12 +1,12 @@
 //! The GPU kernels of [`CastStatistics`].
 #![allow(unsafe_code, reason = "it launches kernels")]
 
-use super::{CastStatistics, overflow};
+use super::CastStatistics;
 use crate::device::{Floats, PARTS};
 use xtrain_cuda::{
     CudaError, CudaKernel, DevicePtr, Gpu, KernelSource, Launch, Operands, Work, kernel_struct,
 };
-use xtrain_tensor::formats::max_finite;
+use xtrain_tensor::formats::{max_finite, overflow};
 use xtrain_tensor::{DType, TensorType};
 
 pub(super) const SOURCE: KernelSource = KernelSource {

@@ -15,7 +15,6 @@ use crate::matrix;
 use crate::on_gpu::OnGpu;
 use xtrain_cuda::KernelSource;
 use xtrain_program::{Op, OpError, Operand};
-use xtrain_tensor::formats::max_finite;
 use xtrain_tensor::{DType, Scaling, TensorType};
 
 /// `(x [R, C], q, inv_scale) -> (counts u32[4], sizes f32[3])`, where q is [R, C], or [C, R] if it is
@@ -31,15 +30,6 @@ pub struct CastStatistics {
     pub scaling: Scaling,
     /// True if q is the transpose.
     pub transposed: bool,
-}
-
-/// The least magnitude that saturates in a cast to `format`: half a step above its largest number.
-fn overflow(format: DType) -> f32 {
-    let step = match format {
-        DType::E4M3 => 32.0,
-        _ => 8192.0,
-    };
-    max_finite(format) + step / 2.0
 }
 
 impl Op for CastStatistics {

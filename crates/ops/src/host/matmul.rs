@@ -155,6 +155,30 @@ const COLS: usize = 256;
 const ROW_UNIT: usize = 6;
 const COL_UNIT: usize = 16;
 
+/// Upper bound of the bytes that GEMMs on this number of threads use besides their operands: `times` of them,
+/// of these extents, `[m, n, k]`, several at a time. Operands of 8 bits are dequantized by their op.
+///
+/// The library copies at most `DEPTH` columns of `TALL` rows of the left operand of a GEMM, and as many
+/// of a narrow right one. A thread multiplies a block at a time, whose buffers it keeps. A small bf16 GEMM
+/// widens all that it reads and writes.
+pub fn gemm_work_bytes([m, n, k]: [usize; 3], operands: DType, times: usize, threads: usize) -> usize {
+    const NARROW: usize = 512;
+    let reals = |elements: usize| size_of::<f32>() * elements;
+    let pooled = |elements: usize| reals(elements.next_power_of_two());
+    let depth = k.min(DEPTH);
+    let copies = reals(depth * (m.min(TALL) + n.min(NARROW)));
+    let block = pooled(ROWS * COLS) + pooled(ROWS * DEPTH) + pooled(DEPTH * COLS) + reals(DEPTH * ROWS);
+    let at_once = times.min(threads);
+    match operands {
+        DType::BF16 if (m * k).max(k * n).max(m * n) <= WHOLE && times == 1 => {
+            copies + pooled(m * k) + pooled(k * n) + pooled(m * n)
+        }
+        DType::BF16 => threads * block,
+        _ if times > 1 => at_once * copies + threads * block,
+        _ => copies,
+    }
+}
+
 /// Elements of a result that the library computes as dot products, in another order, if the inner extent of
 /// both operands is contiguous. These are left to it, so that copies change no bit.
 const DOTS: usize = 16 * 16;

@@ -36,8 +36,8 @@ impl Op for RankAmaxes {
     }
 }
 
-/// `amaxes f32[ranks * n] or f32[ranks, n] -> (amaxes f32[k] of each of T tensors)`: the maxima over the rows
-/// of ranks, NaN where that of a rank is NaN.
+/// `amaxes f32[rows * n] or f32[rows, n] -> (amaxes f32[k] of each of T tensors)`: the maxima over the rows,
+/// which are those of ranks, or single amaxes if n is 1. NaN where that of a row is NaN.
 #[derive(Clone, Debug)]
 pub struct MaxAmaxes {
     /// The number of amaxes of each tensor: k. n is their sum.

@@ -1,6 +1,6 @@
 //! The casts that a program lists: FP8 copies of parameters, tensors with delayed scales, and measured casts.
 
-use crate::{LinearGemm, LinearOperand, Origin, Quantization, ValueId};
+use crate::{CastOperand, LinearGemm, LinearOperand, Origin, Quantization, ValueId};
 use std::sync::Arc;
 use xtrain_tensor::{DType, Scaling};
 
@@ -44,18 +44,23 @@ impl QuantizedRows {
     }
 }
 
-/// A tensor with a delayed scale. Its amax and its scale are state, found by `name`.
+/// A tensor with a delayed or a static scale. Its amax and a delayed scale are state, found by `name`.
 #[derive(Clone, Debug)]
 pub struct Delayed {
     /// The parameter, or the layer that reads the tensor first and the operand there.
     pub name: Arc<str>,
+    /// The layer that reads the tensor first: block and site.
+    pub layer: Origin,
+    /// The operand there.
+    pub operand: CastOperand,
     /// The format that it is cast to.
     pub format: DType,
     /// True if its scale is a power of two.
     pub pow2_scales: bool,
     /// [`StateKind::Amax`](crate::StateKind::Amax), `f32[1]`: the amax of the current step.
     pub amax: ValueId,
-    /// [`StateKind::Scale`](crate::StateKind::Scale), `f32[1, 1]`. 0 means "not set".
+    /// `f32[1, 1]`. A delayed scale is [`StateKind::Scale`](crate::StateKind::Scale), and 0 means "not set";
+    /// a static one is a constant.
     pub scale: ValueId,
 }
 

@@ -3,7 +3,7 @@
 //! Runs with different tokenizers have no gap of the training loss, and one of the validation loss in bits a
 //! byte, if they are evaluated on one text.
 
-use super::groups::Group;
+use super::groups::{Group, Seed};
 use super::spread::Sample;
 use crate::RunData;
 use crate::curves::{View, Views};
@@ -40,26 +40,28 @@ pub struct LossGap {
     pub to: u64,
     /// Unit of the losses: `nats/token`, or `bits/byte` if tokenizers differ.
     pub unit: &'static str,
-    /// Mean cross-entropy over these steps and over the runs.
+    /// Number of distinct seeds of these runs. Runs of one seed count as one run: their mean.
+    pub seeds: usize,
+    /// Mean cross-entropy over these steps and over the seeds.
     pub loss: f64,
     /// Mean cross-entropy of the runs that these are compared with: the baseline's runs of the same seeds, or
     /// all of the baseline's runs.
     pub baseline_loss: f64,
-    /// Loss above that of the baseline, in percent: the mean over the runs, each compared with the baseline's
-    /// run of its seed if there is one.
+    /// Loss above that of the baseline, in percent: the mean over the seeds, each compared with the
+    /// baseline's runs of this seed if there are any.
     pub gap_percent: f64,
-    /// Number of runs that were compared with a run of their seed.
+    /// Number of seeds that the baseline has too.
     pub paired: usize,
-    /// Half width of the 95% confidence interval of the gap over seeds, for two or more runs.
+    /// Half width of the 95% confidence interval of the gap over seeds, for two or more seeds.
     pub gap_interval_percent: Option<f64>,
-    /// Standard deviation of the baseline over its seeds, in percent of its loss, for two or more runs.
+    /// Standard deviation of the baseline over its seeds, in percent of its loss, for two or more seeds.
     pub seed_deviation_percent: Option<f64>,
-    /// Distance from the baseline within which as many runs of the baseline's configuration, with other
-    /// seeds, would lie with 95% confidence (Student's t).
+    /// Distance from the baseline within which runs of the baseline's configuration with as many other seeds
+    /// would lie with 95% confidence (Student's t).
     pub seed_spread_percent: Option<f64>,
     /// True if the gap lies inside that spread.
     pub inside_spread: Option<bool>,
-    /// True if the gap lies inside the recipe's bar, as every lower loss does; `None` if that is unclear.
+    /// True if the gap lies inside the recipe's bar, which limits only a higher loss; `None` if unclear.
     pub inside_bar: Option<bool>,
 }
 
@@ -69,10 +71,10 @@ pub(super) const FAR: f64 = 3.0;
 /// True if a gap lies inside the bar, false if outside, `None` if that is unclear. All arguments are in
 /// percent.
 ///
-/// For several runs the interval of their gap decides, and also the baseline's spread unless every run has a
-/// baseline run of its seed. A single run without other seeds is clear only far outside the bar, because the
-/// effect of chance is unknown. If the baseline's seeds spread far over the bar, no gap within their spread
-/// is clear.
+/// For several seeds the interval of their gap decides, and also the baseline's spread unless the baseline
+/// has all of these seeds. Where only one side has several seeds, the gap of other seeds holds the chance
+/// of the side with one. Without its spread, as between two single runs, a gap is clear only far outside
+/// the bar. If the baseline's seeds spread far over the bar, no gap within their spread is clear.
 fn inside_bar(
     gap: f64,
     bar: f64,
@@ -84,7 +86,9 @@ fn inside_bar(
     let is_clear = match (interval, spread) {
         _ if is_lost_in_spread => false,
         (Some(interval), Some(spread)) if !all_paired => (gap - bar).abs() >= interval.max(spread),
+        (Some(interval), None) if !all_paired => gap > (FAR * bar).max(bar + interval),
         (Some(interval), _) => (gap - bar).abs() >= interval,
+        (None, Some(spread)) if !all_paired => (gap - bar).abs() >= spread,
         (None, Some(spread)) => gap <= bar || gap > spread,
         (None, None) => gap > FAR * bar,
     };
@@ -101,47 +105,74 @@ pub(super) fn bar(recipe: Option<Recipe>, baseline: Option<Recipe>) -> Option<f6
     }
 }
 
-/// The losses of all runs by their position.
+/// The losses of the groups by their position, each list in the order of the groups.
 pub(super) struct Losses {
-    pub(super) training: Vec<Vec<Point>>,
-    validation: Vec<Vec<Point>>,
+    pub(super) training: Vec<Vec<SeedCurve>>,
+    validation: Vec<Vec<SeedCurve>>,
     /// Of the same evaluations, in bits per byte.
-    bits: Vec<Vec<Point>>,
+    bits: Vec<Vec<SeedCurve>>,
     /// Length of a baseline step on the x axis.
     pub(super) per_step: f64,
 }
 
+/// The losses of the runs of one seed.
+pub(super) struct SeedCurve {
+    seed: Option<u64>,
+    points: Vec<Point>,
+}
+
+/// Some of the losses of the runs of one seed.
+#[derive(Clone, Copy)]
+pub(super) struct SeedPart<'p> {
+    seed: Option<u64>,
+    pub(super) points: &'p [Point],
+}
+
 impl Losses {
-    pub(super) fn of(views: &Views<'_>) -> Self {
-        let training = |view: &View<'_>| {
-            view.history.steps.iter().map(|m| (m.step as f64 * view.x_per_step, m.loss)).collect()
+    pub(super) fn of(views: &Views<'_>, groups: &[Group]) -> Self {
+        let of_groups = |points: &dyn Fn(&View<'_>) -> Vec<Point>| -> Vec<Vec<SeedCurve>> {
+            let of_seed = |Seed { seed, runs }: Seed| SeedCurve {
+                seed,
+                points: mean_curve(runs.iter().map(|&n| points(&views.views[n])).collect()),
+            };
+            groups.iter().map(|group| group.seeds().into_iter().map(of_seed).collect()).collect()
         };
-        let validation = |view: &View<'_>| {
-            view.history.evals.iter().map(|m| (m.step as f64 * view.x_per_step, m.loss)).collect()
-        };
-        let bits = |view: &View<'_>| {
-            let of = |m: &EvalMetrics| Some((m.step as f64 * view.x_per_step, m.bits_per_byte?));
+        let of_evals = |view: &View<'_>, loss: &dyn Fn(&EvalMetrics) -> Option<f64>| -> Vec<Point> {
+            let of = |m: &EvalMetrics| Some((m.step as f64 * view.x_per_step, loss(m)?));
             view.history.evals.iter().filter_map(of).collect()
         };
         Losses {
-            training: views.views.iter().map(training).collect(),
-            validation: views.views.iter().map(validation).collect(),
-            bits: views.views.iter().map(bits).collect(),
+            training: of_groups(&|view| {
+                view.history.steps.iter().map(|m| (m.step as f64 * view.x_per_step, m.loss)).collect()
+            }),
+            validation: of_groups(&|view| of_evals(view, &|m| Some(m.loss))),
+            bits: of_groups(&|view| of_evals(view, &|m| m.bits_per_byte)),
             per_step: views.views.first().map_or(1.0, |view| view.x_per_step),
         }
     }
 }
 
-/// The curves of a group's runs.
-pub(super) fn curves<'p>(all: &'p [Vec<Point>], group: &Group) -> Vec<&'p [Point]> {
-    group.runs.iter().map(|&n| &all[n][..]).collect()
+/// The mean of some curves at each position, over those that have a value there.
+fn mean_curve(mut curves: Vec<Vec<Point>>) -> Vec<Point> {
+    if curves.len() < 2 {
+        return curves.pop().unwrap_or_default();
+    }
+    let mut all: Vec<Point> = curves.concat();
+    all.sort_by(|a, b| a.0.total_cmp(&b.0));
+    all.chunk_by(|a, b| a.0 == b.0).map(|at| (at[0].0, mean(at))).collect()
 }
 
-/// The points of each curve within `range`.
-pub(super) fn within<'p>(curves: &[&'p [Point]], range: &RangeInclusive<f64>) -> Vec<&'p [Point]> {
-    let part = |points: &&'p [Point]| {
+/// The whole curves.
+pub(super) fn whole(curves: &[SeedCurve]) -> Vec<SeedPart<'_>> {
+    curves.iter().map(|curve| SeedPart { seed: curve.seed, points: &curve.points }).collect()
+}
+
+/// The parts of the curves within `range`.
+pub(super) fn within<'p>(curves: &[SeedPart<'p>], range: &RangeInclusive<f64>) -> Vec<SeedPart<'p>> {
+    let part = |&SeedPart { seed, points }: &SeedPart<'p>| {
         let first = points.partition_point(|p| p.0 < *range.start());
-        &points[first..points.partition_point(|p| p.0 <= *range.end()).max(first)]
+        let end = points.partition_point(|p| p.0 <= *range.end()).max(first);
+        SeedPart { seed, points: &points[first..end] }
     };
     curves.iter().map(part).collect()
 }
@@ -188,21 +219,15 @@ pub(super) struct Measured {
 
 /// The gap of these runs' points to those of the baseline; `None` if any of them has no point, or a loss that
 /// is not a positive number.
-pub(super) fn measured(
-    group: &Group,
-    runs: &[&[Point]],
-    baseline: &Group,
-    base: &[&[Point]],
-) -> Option<Measured> {
-    let of_base = Sample::of(&base.iter().map(|points| mean(points)).collect::<Vec<_>>())?;
+pub(super) fn measured(runs: &[SeedPart<'_>], baseline: &[SeedPart<'_>]) -> Option<Measured> {
+    let of_base = Sample::of(&baseline.iter().map(|base| mean(base.points)).collect::<Vec<_>>())?;
     let mut paired = 0;
     let (mut losses, mut besides) = (Vec::new(), Vec::new());
-    for (n, points) in runs.iter().enumerate() {
-        let seed = group.seed(n);
-        let partner = (0..base.len()).find(|&at| seed.is_some() && baseline.seed(at) == seed);
+    for run in runs {
+        let partner = baseline.iter().find(|base| run.seed.is_some() && base.seed == run.seed);
         let (loss, beside) = match partner {
-            Some(at) => means(points, base[at]),
-            None => (mean(points), of_base.mean),
+            Some(base) => means(run.points, base.points),
+            None => (mean(run.points), of_base.mean),
         };
         paired += usize::from(partner.is_some());
         losses.push(loss);
@@ -216,13 +241,7 @@ pub(super) fn measured(
 }
 
 impl LossGap {
-    fn of(
-        measured: &Measured,
-        range: (u64, u64),
-        bar_percent: Option<f64>,
-        unit: &'static str,
-        runs: usize,
-    ) -> Self {
+    fn of(measured: &Measured, range: (u64, u64), bar_percent: Option<f64>, unit: &'static str) -> Self {
         let Measured { loss, beside, baseline, gap, paired, spread } = measured;
         let gap_percent = 100.0 * gap.mean;
         let spread = spread.map(|spread| 100.0 * spread);
@@ -230,6 +249,7 @@ impl LossGap {
             from: range.0,
             to: range.1,
             unit,
+            seeds: gap.count,
             loss: *loss,
             baseline_loss: *beside,
             gap_percent,
@@ -240,39 +260,47 @@ impl LossGap {
             inside_spread: spread.map(|spread| gap_percent.abs() <= spread),
             inside_bar: bar_percent.and_then(|bar| {
                 let interval = gap.of_mean().map(|interval| 100.0 * interval);
-                inside_bar(gap_percent, bar, interval, spread, *paired == runs)
+                inside_bar(gap_percent, bar, interval, spread, *paired == gap.count)
             }),
         }
+    }
+
+    /// True if the baseline has all seeds of these runs.
+    pub(super) fn is_paired(&self) -> bool {
+        self.paired == self.seeds
     }
 }
 
 /// Position at which the shortest of some curves ends.
-pub(super) fn common_end<'p>(curves: impl IntoIterator<Item = &'p [Point]>) -> f64 {
-    curves.into_iter().map(|points| points.last().map_or(0.0, |p| p.0)).fold(f64::INFINITY, f64::min)
+pub(super) fn common_end(curves: &[SeedPart<'_>]) -> f64 {
+    curves.iter().map(|curve| curve.points.last().map_or(0.0, |p| p.0)).fold(f64::INFINITY, f64::min)
 }
 
 /// The last steps that a group and the baseline have both made, over which losses are averaged.
 pub(super) struct Ends<'p> {
-    pub(super) own: Vec<&'p [Point]>,
-    pub(super) base: Vec<&'p [Point]>,
+    /// For each seed of the group.
+    pub(super) own: Vec<SeedPart<'p>>,
+    /// For each seed of the baseline.
+    pub(super) base: Vec<SeedPart<'p>>,
     pub(super) end: f64,
 }
 
 impl<'p> Ends<'p> {
-    pub(super) fn of(losses: &'p Losses, group: &Group, baseline: &Group, last: u64) -> Self {
-        let (own, base) = (curves(&losses.training, group), curves(&losses.training, baseline));
-        let end = common_end(own.iter().chain(&base).copied());
+    /// The ends of the n-th group.
+    pub(super) fn of(losses: &'p Losses, n: usize, last: u64) -> Self {
+        let (own, base) = (whole(&losses.training[n]), whole(&losses.training[0]));
+        let end = common_end(&own).min(common_end(&base));
         // Between two steps, because positions in tokens are rounded.
         let range = end - (last as f64 - 0.5) * losses.per_step..=end + 0.25 * losses.per_step;
         Ends { own: within(&own, &range), base: within(&base, &range), end }
     }
 
-    pub(super) fn figure(&self, group: &Group, baseline: &Group, bar: Option<f64>) -> Option<LossGap> {
-        let found = measured(group, &self.own, baseline, &self.base)?;
-        let firsts = self.own.iter().chain(&self.base).filter_map(|points| points.first());
+    pub(super) fn figure(&self, bar: Option<f64>) -> Option<LossGap> {
+        let found = measured(&self.own, &self.base)?;
+        let firsts = self.own.iter().chain(&self.base).filter_map(|part| part.points.first());
         let first = firsts.map(|p| p.0).fold(self.end, f64::min);
         let range = (first.round() as u64, self.end.round() as u64);
-        Some(LossGap::of(&found, range, bar, NATS, group.runs.len()))
+        Some(LossGap::of(&found, range, bar, NATS))
     }
 }
 
@@ -280,11 +308,10 @@ impl<'p> Ends<'p> {
 const NATS: &str = "nats/token";
 const BITS: &str = "bits/byte";
 
-/// The last evaluation that all runs of a group and of the baseline have made.
+/// The last evaluation that all seeds of the n-th group and of the baseline have made.
 pub(super) fn at_evaluation(
     losses: &Losses,
-    group: &Group,
-    baseline: &Group,
+    n: usize,
     bar: Option<f64>,
     same: Comparable,
 ) -> Option<LossGap> {
@@ -293,13 +320,13 @@ pub(super) fn at_evaluation(
         Comparable { tokenizer: true, .. } => (&losses.validation, NATS),
         Comparable { tokenizer: false, .. } => (&losses.bits, BITS),
     };
-    let (own, base) = (curves(of, group), curves(of, baseline));
-    let has = |points: &&[Point], x: f64| points.iter().any(|p| p.0 == x);
-    let is_shared = |x: &f64| own.iter().chain(&base).all(|points| has(points, *x));
-    let at = own.first()?.iter().rev().map(|p| p.0).find(is_shared)?;
-    let found = measured(group, &within(&own, &(at..=at)), baseline, &within(&base, &(at..=at)))?;
+    let (own, base) = (whole(&of[n]), whole(&of[0]));
+    let has = |part: &SeedPart<'_>, x: f64| part.points.iter().any(|p| p.0 == x);
+    let is_shared = |x: &f64| own.iter().chain(&base).all(|part| has(part, *x));
+    let at = own.first()?.points.iter().rev().map(|p| p.0).find(is_shared)?;
+    let found = measured(&within(&own, &(at..=at)), &within(&base, &(at..=at)))?;
     let at = at.round() as u64;
-    Some(LossGap::of(&found, (at, at), bar, unit, group.runs.len()))
+    Some(LossGap::of(&found, (at, at), bar, unit))
 }
 
 /// Common properties of the runs of a group and of the baseline.

@@ -14,6 +14,16 @@ pub(super) struct Group {
     pub(super) configs: Vec<Option<Config>>,
 }
 
+/// The runs of a group that have one seed. They saw the same batches from the same weights, so they say
+/// nothing about chance and count as one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Seed {
+    /// `None` for runs whose configuration cannot be read: nothing shows that their seeds differ.
+    pub(super) seed: Option<u64>,
+    /// Indices of the runs.
+    pub(super) runs: Vec<usize>,
+}
+
 impl Group {
     /// The recipe of all its runs, if they agree.
     pub(super) fn recipe(&self) -> Option<Recipe> {
@@ -22,9 +32,17 @@ impl Group {
         self.configs.iter().all(|config| recipe(config) == Some(first)).then_some(first)
     }
 
-    /// The n-th run's seed.
-    pub(super) fn seed(&self, n: usize) -> Option<u64> {
-        self.configs[n].as_ref().map(|config| config.train.seed)
+    /// The distinct seeds, in the order of the runs.
+    pub(super) fn seeds(&self) -> Vec<Seed> {
+        let mut seeds: Vec<Seed> = Vec::new();
+        for (&run, config) in self.runs.iter().zip(&self.configs) {
+            let seed = config.as_ref().map(|config| config.train.seed);
+            match seeds.iter_mut().find(|known| known.seed == seed) {
+                Some(known) => known.runs.push(run),
+                None => seeds.push(Seed { seed, runs: vec![run] }),
+            }
+        }
+        seeds
     }
 
     /// Keys in which `config` and a run of this group differ, if the loss may depend on them.
@@ -81,7 +99,7 @@ pub(super) fn of(runs: &[RunData], base: usize) -> Vec<Group> {
 
 /// Keys in which two runs may differ although their losses differ only randomly: folder and device of the
 /// run, and its reports.
-const KEYS_WITHOUT_EFFECT: [&str; 21] = [
+const KEYS_WITHOUT_EFFECT: [&str; 31] = [
     "train.seed",
     "train.out",
     "train.started_in",
@@ -103,6 +121,16 @@ const KEYS_WITHOUT_EFFECT: [&str; 21] = [
     "eval.every",
     "eval.at_end",
     "eval.prompts",
+    "eval.max_tokens",
+    "eval.temperature",
+    "parallel.shard",
+    "parallel.replicas",
+    "parallel.reduce",
+    "parallel.prefetch_blocks",
+    "parallel.transport",
+    "parallel.start_timeout",
+    "parallel.timeout",
+    "parallel.name_collectives",
 ];
 /// Sections of which all keys are of this kind.
 const SECTIONS_WITHOUT_EFFECT: [&str; 2] = ["log.", "checkpoint."];

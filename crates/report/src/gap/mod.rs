@@ -2,13 +2,15 @@
 //! seeds.
 //!
 //! ```text
-//! run folders -> groups (runs that differ only in their seed) -> Gap (figures) -> table, JSON
+//! run folders -> groups (runs that differ only in their seed) -> Gap (figures) -> JSON
+//!                                                                              -> table -> terminal, page
 //!                                                             -> curves (the gap over the run) -> page
 //! ```
 //!
-//! A run is compared with the baseline's run of the same seed, if there is one, because both saw the same
-//! batches and their noise cancels; otherwise with the mean of the baseline's runs. Runs of unequal length
-//! are compared up to the end of the shorter group. Runs whose steps have different numbers of tokens are
+//! Runs of one seed count as one run, their mean: every number of runs in the statistics is one of distinct
+//! seeds. A seed is compared with the baseline's run of the same seed, if there is one, because both saw the
+//! same batches and their noise cancels; otherwise with the mean of the baseline. Runs of unequal length are
+//! compared up to the end of the shorter group. Runs whose steps have different numbers of tokens are
 //! compared by tokens.
 //!
 //! The result says if a gap lies inside the recipe's bar (docs/numerics.md) and inside the spread of seeds,
@@ -31,6 +33,7 @@ use figures::{Comparable, Ends, Losses, at_evaluation, bar};
 pub use figures::{Gap, LossGap};
 use groups::Group;
 use notes::Notes;
+pub use table::{Column, Rows, Table};
 
 /// The page's name inside the folder of the first run that is compared.
 pub const COMPARE_FILE: &str = "compare.html";
@@ -117,6 +120,11 @@ impl Comparison {
         compare(runs, groups, last)
     }
 
+    /// The figures in rows and columns, as the terminal and the page show them.
+    pub fn table(&self) -> Table {
+        table::table(self)
+    }
+
     /// The page of the comparison.
     pub fn html(&self) -> String {
         page::render(self)
@@ -135,19 +143,20 @@ impl Comparison {
 /// Sets all other groups against the first.
 fn compare(runs: Vec<RunData>, groups: Vec<Group>, last: u64) -> Comparison {
     let views = Views::new(&runs);
-    let losses = Losses::of(&views);
+    let losses = Losses::of(&views, &groups);
     let names = |group: &Group| -> Vec<String> { group.runs.iter().map(|&n| runs[n].name.clone()).collect() };
     let recipe = |group: &Group| group.recipe().map(|recipe| recipe.name().to_owned());
     let base = &groups[0];
     let mut notes = Notes::default();
     views.views.iter().for_each(|view| notes.of_run(view));
     notes.of_baseline(base);
+    groups.iter().for_each(|group| notes.of_seeds(&views, group));
     let has_evals = |group: &Group| group.runs.iter().all(|&n| !views.views[n].history.evals.is_empty());
     let mut compared = Vec::new();
-    for group in &groups[1..] {
+    for (n, group) in groups.iter().enumerate().skip(1) {
         let bar_percent = bar(group.recipe(), base.recipe());
         let same = Comparable::of(&runs, group, base);
-        let ends = Ends::of(&losses, group, base, last);
+        let ends = Ends::of(&losses, n, last);
         notes.of_kind(&names(group), group, base);
         notes.of_ends(&views, group, base, &ends);
         notes.of_what_differs(&names(group), same);
@@ -155,8 +164,8 @@ fn compare(runs: Vec<RunData>, groups: Vec<Group>, last: u64) -> Comparison {
             runs: names(group),
             recipe: recipe(group),
             bar_percent,
-            training: ends.figure(group, base, bar_percent).filter(|_| same.tokenizer),
-            validation: at_evaluation(&losses, group, base, bar_percent, same),
+            training: ends.figure(bar_percent).filter(|_| same.tokenizer),
+            validation: at_evaluation(&losses, n, bar_percent, same),
         };
         notes.of_verdict(&gap);
         if gap.validation.is_none() && same.text && has_evals(group) && has_evals(base) {
@@ -169,8 +178,8 @@ fn compare(runs: Vec<RunData>, groups: Vec<Group>, last: u64) -> Comparison {
     let baseline = Baseline {
         runs: names(base),
         recipe: recipe(base),
-        training: Ends::of(&losses, base, base, last).figure(base, base, None).filter(|_| of_base.tokenizer),
-        validation: at_evaluation(&losses, base, base, None, of_base),
+        training: Ends::of(&losses, 0, last).figure(None).filter(|_| of_base.tokenizer),
+        validation: at_evaluation(&losses, 0, None, of_base),
     };
     let counted_in = views.x_name;
     Comparison {

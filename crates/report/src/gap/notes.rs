@@ -1,9 +1,10 @@
 //! Notes for readers of a comparison: what the figures leave out, why a gap is unclear, and how runs differ.
 
 use super::figures::{Comparable, Ends, FAR, Gap, LossGap};
-use super::groups::Group;
+use super::groups::{Group, Seed};
 use crate::curves::{View, Views};
 use crate::metrics::{StepMetrics, format};
+use xtrain_checkpoint::first_few;
 
 /// Runs up to this number are named by a note that is about several.
 const NAMED: usize = 5;
@@ -37,12 +38,22 @@ impl Notes {
 
     /// The notes as sentences.
     pub(super) fn said(self) -> Vec<String> {
-        let sentence = |(names, text): (Vec<String>, String)| match &names[..] {
-            [] => text,
-            names if names.len() <= NAMED + 1 => format!("{}: {text}", names.join(", ")),
-            names => format!("{} and {} more: {text}", names[..NAMED].join(", "), names.len() - NAMED),
+        let sentence = |(names, text): (Vec<String>, String)| match names.is_empty() {
+            true => text,
+            false => format!("{}: {text}", listed(&names, ", ")),
         };
         self.all.into_iter().map(sentence).collect()
+    }
+
+    /// Notes the runs of a group that have the same seed.
+    pub(super) fn of_seeds(&mut self, views: &Views<'_>, group: &Group) {
+        for Seed { seed, runs } in group.seeds().iter().filter(|seed| seed.runs.len() > 1) {
+            let names = listed(&names_of(views, runs), " and ");
+            self.add(match seed {
+                Some(seed) => format!("{names} have the same seed ({seed}) and count as one run"),
+                None => format!("{names} have no readable configuration, so their seeds are not known and they count as one run"),
+            });
+        }
     }
 
     /// Notes on one run: unreadable parts, skipped steps, an early end.
@@ -77,15 +88,16 @@ impl Notes {
     /// Notes on the averaged steps: no losses, losses that are not finite, different learning rates.
     pub(super) fn of_ends(&mut self, views: &Views<'_>, group: &Group, baseline: &Group, ends: &Ends<'_>) {
         let runs = || group.runs.iter().chain(&baseline.runs).map(|&n| &views.views[n]);
-        for (view, points) in runs().zip(ends.own.iter().chain(&ends.base)) {
-            let name = std::slice::from_ref(&view.run.name);
+        let seeds = group.seeds().into_iter().chain(baseline.seeds());
+        for (seed, part) in seeds.zip(ends.own.iter().chain(&ends.base)) {
+            let names = names_of(views, &seed.runs);
             let counted_in = views.x_name.trim_end_matches('s');
-            let broken = points.iter().filter(|p| !p.1.is_finite()).count();
-            match (points.len(), broken) {
-                (0, _) => self.add_of(name, format!("no loss in the compared {counted_in}s")),
+            let broken = part.points.iter().filter(|p| !p.1.is_finite()).count();
+            match (part.points.len(), broken) {
+                (0, _) => self.add_of(&names, format!("no loss in the compared {counted_in}s")),
                 (_, 0) => {}
                 (all, broken) => self.add_of(
-                    name,
+                    &names,
                     format!(
                         "{broken} of the {all} losses to be averaged are not finite, so the gap is unknown"
                     ),
@@ -106,7 +118,7 @@ impl Notes {
         let (least, most) =
             rates.iter().fold((f64::INFINITY, 0.0), |(l, m): (f64, f64), &r| (l.min(r), m.max(r)));
         if most > least * 1.01 {
-            let names: Vec<String> = group.runs.iter().map(|&n| views.views[n].run.name.clone()).collect();
+            let names = names_of(views, &group.runs);
             let text = format!(
                 "at the compared {}s, learning rates range from {least:.2e} to {most:.2e}, so the gap is partly due to the schedules",
                 views.x_name.trim_end_matches('s')
@@ -140,13 +152,21 @@ impl Notes {
         let Some(bar) = gap.bar_percent else { return };
         let unclear = |figure: &&LossGap| figure.inside_bar.is_none();
         let Some(figure) = gap.training.iter().chain(&gap.validation).find(unclear) else { return };
-        let remedy = "train both with more seeds (--set train.seed=1, ...), or longer, and name all runs";
+        let remedy = "train both with more seeds (--set train.seed=1, ...), or longer, and name all runs; reference segments \
+                      (precision.reference_every, docs/fp8.md) need one run only";
         let reason = match (figure.seed_spread_percent, figure.gap_interval_percent) {
             (Some(spread), _) if spread > FAR * bar => {
                 format!("seeds of the baseline spread by ±{spread:.2}%, far over the bar of {bar}%")
             }
+            (None, Some(_)) if !figure.is_paired() => format!(
+                "the baseline has a single seed, which does not show the effect of chance; only a gap over {:.2}%, three times the bar, would \
+                 be clear",
+                FAR * bar
+            ),
             (_, Some(interval)) => format!("the gap is only known to ±{interval:.2}%, and the bar is {bar}%"),
-            (Some(_), None) => format!("the gap is over the bar of {bar}% but within the spread of seeds"),
+            (Some(spread), None) => format!(
+                "another seed could lie on the other side of the bar of {bar}%: seeds of the baseline spread by ±{spread:.2}%"
+            ),
             (None, None) => format!(
                 "a single seed does not show the effect of chance; only a gap over {:.2}%, three times the bar, would be clear",
                 FAR * bar
@@ -180,13 +200,20 @@ impl Notes {
                 keys.join(", ")
             ));
         }
-        let mut seeds: Vec<_> = (0..baseline.runs.len()).filter_map(|n| baseline.seed(n)).collect();
-        seeds.sort_unstable();
-        if seeds.windows(2).any(|pair| pair[0] == pair[1]) {
-            self.add(
-                "runs of the baseline have the same seed, so their spread is smaller than that between seeds"
-                    .into(),
-            );
-        }
+    }
+}
+
+/// The names of these runs.
+fn names_of(views: &Views<'_>, runs: &[usize]) -> Vec<String> {
+    runs.iter().map(|&n| views.views[n].run.name.clone()).collect()
+}
+
+/// The names, with `last` before the last one, or the first few and the number of the others.
+fn listed(names: &[String], last: &str) -> String {
+    match names {
+        [] => String::new(),
+        [one] => one.clone(),
+        [all @ .., end] if all.len() <= NAMED => format!("{}{last}{end}", all.join(", ")),
+        _ => first_few(names, NAMED),
     }
 }

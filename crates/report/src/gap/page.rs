@@ -1,10 +1,10 @@
 //! The page of a comparison: the figures, the losses, and the gap over the runs.
 
-use super::figures::{Comparable, Losses, common_end, curves, measured, within};
-use super::table::table;
+use super::figures::{Comparable, Losses, SeedCurve, SeedPart, common_end, measured, whole, within};
+use super::table::percent;
 use super::{Comparison, Group};
 use crate::axis::Axis;
-use crate::chart::{Band, COLORS, Chart, Series, Style};
+use crate::chart::{Band, COLORS, Chart, Series, Style, Value};
 use crate::compare;
 use crate::curves::Views;
 use crate::frame::{axis_choice, begun, card, ended, note, notice, section, views};
@@ -14,10 +14,12 @@ use crate::names;
 use crate::thin::Point;
 use std::fmt::Write;
 
-/// Positions at which the gap is drawn.
+/// Positions at which the gap is drawn, if there are enough reports to smooth it.
 const PLACES: usize = 240;
-/// Share of the runs over which the gap is averaged at each position.
+/// Share of the runs over which a smoothed gap is averaged at each position.
 const WINDOW: f64 = 1.0 / 25.0;
+/// Minimum number of reports whose gap is smoothed: a window then has three or more.
+const SMOOTHED_FROM: usize = 75;
 
 pub(super) fn render(comparison: &Comparison) -> String {
     let mut all = Views::new(&comparison.runs);
@@ -36,8 +38,8 @@ pub(super) fn render(comparison: &Comparison) -> String {
         "<header>\n<p class=\"kind\">Gap to a baseline</p>\n<h1>{}</h1>\n</header>\n",
         escape(&title)
     );
+    section(&mut out, "Losses", &comparison.table().html());
     notice(&mut out, "Notes", &comparison.notes);
-    section(&mut out, "Losses", &table(comparison));
     let gap = gap_chart(comparison, &all);
     if all.step_tokens().is_some() {
         axis_choice(&mut out);
@@ -45,7 +47,13 @@ pub(super) fn render(comparison: &Comparison) -> String {
     if let Some(chart) = gap {
         card(&mut out, &chart);
     }
-    if let Some((whole, closer)) = all.loss() {
+    if let Some((mut whole, mut closer)) = all.loss() {
+        // The table has the figures, over the same steps for all runs.
+        for series in
+            [Some(&mut whole), closer.as_mut()].into_iter().flatten().flat_map(|chart| &mut chart.series)
+        {
+            series.value = Value::Absent;
+        }
         out.push_str("<section class=\"card\">\n");
         views(&mut out, &whole, closer.as_ref());
         note(&mut out, &all.note());
@@ -54,7 +62,7 @@ pub(super) fn render(comparison: &Comparison) -> String {
     if let Some(chart) = all.bits_chart().filter(|_| all.tokenizers_differ()) {
         card(&mut out, &chart);
     }
-    section(&mut out, "Runs", &compare::figures_table(&all));
+    section(&mut out, "Runs", &compare::figures_table(&all, &[compare::TRAINING_LOSS]));
     section(&mut out, "What differs", &compare::differences(&all.views));
     glossary(&mut out, &all, &OF_COMPARISONS);
     ended(out, "the metrics of these runs")
@@ -69,7 +77,8 @@ fn label(group: &Group, views: &Views<'_>) -> String {
 /// because those of a few seeds at a single place jump.
 fn band(points: &[(f64, f64, f64)]) -> Vec<(f64, f64, f64)> {
     let eased = |(n, &(x, middle, _)): (usize, &(f64, f64, f64))| {
-        let around = &points[n.saturating_sub(PLACES / 16)..(n + PLACES / 16 + 1).min(points.len())];
+        let beside = points.len() / 16;
+        let around = &points[n.saturating_sub(beside)..(n + beside + 1).min(points.len())];
         let half = (around.iter().map(|p| p.2 * p.2).sum::<f64>() / around.len() as f64).sqrt();
         (x, middle - half, middle + half)
     };
@@ -87,25 +96,33 @@ struct GapCurve {
     /// The values that the axis has to show.
     low: f64,
     high: f64,
+    /// True if each point is a mean over several reports.
+    is_smoothed: bool,
 }
 
 impl GapCurve {
-    fn of(training: &[Vec<Point>], group: &Group, baseline: &Group) -> Self {
-        let (own, base) = (curves(training, group), curves(training, baseline));
-        let all = || own.iter().chain(&base);
-        let first = all().filter_map(|points| points.first()).map(|p| p.0).fold(0.0, f64::max);
-        let end = common_end(all().copied());
+    fn of(own: &[SeedCurve], base: &[SeedCurve]) -> Self {
+        let (own, base) = (whole(own), whole(base));
+        let all = [&own[..], &base[..]].concat();
+        let first = all.iter().filter_map(|part| part.points.first()).map(|p| p.0).fold(0.0, f64::max);
+        let end = common_end(&all);
+        let reports = within(&all, &(first..=end));
         // Every window contains a report of each run.
-        let reports = within(&all().copied().collect::<Vec<_>>(), &(first..=end));
-        let spacing = |points: &&[Point]| (end - first) / points.len().saturating_sub(1).max(1) as f64;
+        let spacing = |part: &SeedPart<'_>| (end - first) / part.points.len().saturating_sub(1).max(1) as f64;
         let least = 0.51 * reports.iter().map(spacing).fold(0.0, f64::max);
-        let mut curve = GapCurve::default();
-        for n in 0..PLACES {
-            let x = first + (end - first) * n as f64 / (PLACES - 1) as f64;
+        let fewest = reports.iter().min_by_key(|part| part.points.len()).map_or(&[][..], |part| part.points);
+        let is_smoothed = fewest.len() >= SMOOTHED_FROM;
+        let mut curve = GapCurve { is_smoothed, ..GapCurve::default() };
+        let places: Vec<f64> = match is_smoothed {
+            true => (0..PLACES).map(|n| first + (end - first) * n as f64 / (PLACES - 1) as f64).collect(),
+            false => fewest.iter().map(|p| p.0).collect(),
+        };
+        for x in places {
             // Towards the start the window shrinks on both sides alike, because the loss falls steeply there.
-            let half = (WINDOW * (end - first) / 2.0).min((x - first) / 2.0).max(least);
+            let wanted = if is_smoothed { WINDOW * (end - first) / 2.0 } else { 0.0 };
+            let half = wanted.min((x - first) / 2.0).max(least);
             let range = x - half..=x + half;
-            let Some(found) = measured(group, &within(&own, &range), baseline, &within(&base, &range)) else {
+            let Some(found) = measured(&within(&own, &range), &within(&base, &range)) else {
                 continue;
             };
             let gap = 100.0 * found.gap.mean;
@@ -126,16 +143,17 @@ impl GapCurve {
 
 /// The gap of every group over the runs, the spread of the baseline's seeds around 0, and the tolerances.
 fn gap_chart(comparison: &Comparison, views: &Views<'_>) -> Option<Chart> {
-    let losses = Losses::of(views);
+    let losses = Losses::of(views, &comparison.groups);
     let baseline = &comparison.groups[0];
     let mut bands = Vec::new();
     let mut series = Vec::new();
     let (mut low, mut high) = (0.0f64, 0.0f64);
+    let mut smoothed = Vec::new();
     for (color, group) in comparison.groups.iter().enumerate().skip(1) {
         if !Comparable::of(&comparison.runs, group, baseline).tokenizer {
             continue;
         }
-        let curve = GapCurve::of(&losses.training, group, baseline);
+        let curve = GapCurve::of(&losses.training[color], &losses.training[0]);
         (low, high) = (low.min(curve.low), high.max(curve.high));
         let name = label(group, views);
         // The spread is drawn once, for the first group that has a curve.
@@ -151,7 +169,13 @@ fn gap_chart(comparison: &Comparison, views: &Views<'_>) -> Option<Chart> {
             bands.push(Band { name, color, points: band(&curve.intervals) });
         }
         if !curve.gaps.is_empty() {
-            series.push(Series { name, style: Style::Line, color, tone: color / COLORS, points: curve.gaps });
+            smoothed.push(curve.is_smoothed);
+            let style = if curve.is_smoothed { Style::Line } else { Style::Dotted };
+            // The curve ends at the gap of the last reports; the table has that of the compared steps.
+            let figure = comparison.compared[color - 1].training.as_ref();
+            let value = figure.map_or(Value::Absent, |figure| Value::Is(percent(figure)));
+            let curve = Series::new(name, style, color, color / COLORS, curve.gaps);
+            series.push(Series { value, ..curve });
         }
     }
     if series.is_empty() {
@@ -174,7 +198,11 @@ fn gap_chart(comparison: &Comparison, views: &Views<'_>) -> Option<Chart> {
     references.extend(bars.into_iter().map(|bar| (bar, format!("bar {bar}%"))));
     Some(Chart {
         title: "Gap to the baseline",
-        subtitle: "of the training loss, smoothed",
+        subtitle: match (smoothed.contains(&true), smoothed.contains(&false)) {
+            (true, false) => "of the training loss, smoothed",
+            (true, true) => "of the training loss, smoothed if a run has enough reports",
+            _ => "of the training loss, at each report",
+        },
         y_name: "percent above the baseline",
         suffix: "%",
         x_name: views.x_name,

@@ -1,4 +1,8 @@
-//! The table of a comparison: the losses of each group of runs and their gaps to the baseline.
+//! The table of a comparison: the losses of each group of runs and their gaps to the baseline. The terminal
+//! and the page show its cells.
+//!
+//! Columns that no row has a value for are absent, and so are rows without figures. The answer, the gap and
+//! the verdict, comes first, so that a phone shows it.
 
 use std::fmt::Write;
 
@@ -10,135 +14,215 @@ use crate::glossary::definitions;
 use crate::html::escape;
 use crate::metrics::format;
 
-/// Figures of a loss, each in its column, and what it means.
-const FIGURES: [[&str; 2]; 8] = [
-    ["Steps", ""],
-    ["Loss", ""],
-    ["Baseline", "The loss of the baseline's runs that these are compared with."],
-    [
-        "Gap",
-        "The relative difference of the loss to the baseline's. Each run is compared with the baseline's run of the same seed, if there is \
-         one. ± is the 95% confidence interval over the seeds.",
-    ],
-    [
-        "Spread of seeds",
-        "Distance from the baseline within which the mean of as many runs of its configuration with other seeds would lie, with 95% \
-         confidence (Student's t). In the baseline's own row, s.d. is the standard deviation over its seeds.",
-    ],
-    [
-        "Within spread",
-        "Yes: another seed of the baseline could have the same gap. No: the gap is more than chance.",
-    ],
-    ["Bar", "The recipe's tolerance: the largest gap that is accepted (docs/numerics.md)."],
-    [
-        "Within bar",
-        "Unclear: chance alone could move the gap across the bar. With a single seed, only a gap above three times the bar is clear.",
-    ],
+/// A table of figures.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Table {
+    /// Names of the columns after those of the runs and of the loss.
+    pub columns: Vec<Column>,
+    /// The groups of runs, the baseline's first.
+    pub groups: Vec<Rows>,
+    /// Words of the table and what they mean.
+    pub legend: Vec<[String; 2]>,
+}
+
+/// A column of figures.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Column {
+    /// Its name.
+    pub name: &'static str,
+    /// True for numbers, which are right-aligned.
+    pub is_number: bool,
+}
+
+/// The rows of a group.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Rows {
+    /// Names of its runs.
+    pub runs: Vec<String>,
+    /// Number of the group, which is that of its colour: the baseline has 0.
+    number: usize,
+    /// Name of each loss, with a cell for each column; `None` without a value.
+    pub losses: Vec<(String, Vec<Option<String>>)>,
+}
+
+/// Cells of one loss, as many as there are columns.
+type Cells = [Option<String>; COLUMNS.len()];
+
+/// All columns, and what those mean that are not obvious.
+const COLUMNS: [(Column, &str); 9] = [
+    (number("gap"), "relative difference of the loss to the baseline's, of the same seeds if it has them"),
+    (word("within bar"), ""),
+    (number("bar"), "the recipe's tolerance for a higher loss (docs/numerics.md)"),
+    (number("spread"), "distance from the baseline within which as many of its other seeds would lie (95%)"),
+    (word("within spread"), ""),
+    (number("loss"), ""),
+    (number("baseline"), ""),
+    (number("steps"), ""),
+    (word("recipe"), ""),
 ];
 
-/// Cells of one loss, as many as there are figures.
-type Cells = [Option<String>; FIGURES.len()];
+const GAP: usize = 0;
+const WITHIN_BAR: usize = 1;
+const PLACE: usize = 7;
+const UNCLEAR: &str = "unclear";
+const OUTSIDE: &str = "OUTSIDE";
 
-/// The rows of a group: its losses.
-struct Rows<'a> {
-    runs: &'a [String],
-    recipe: Option<&'a str>,
-    losses: Vec<(String, Cells)>,
+const fn number(name: &'static str) -> Column {
+    Column { name, is_number: true }
 }
 
-/// The table and the meaning of its columns.
-pub(super) fn table(comparison: &Comparison) -> String {
+const fn word(name: &'static str) -> Column {
+    Column { name, is_number: false }
+}
+
+pub(super) fn table(comparison: &Comparison) -> Table {
     let base = &comparison.baseline;
-    let mut groups = vec![Rows {
-        runs: &base.runs,
-        recipe: base.recipe.as_deref(),
-        losses: losses([base.training.as_ref(), base.validation.as_ref()], of_baseline),
-    }];
-    for Gap { runs, recipe, bar_percent, training, validation } in &comparison.compared {
-        let losses = losses([training.as_ref(), validation.as_ref()], |figure| of_gap(figure, *bar_percent));
-        groups.push(Rows { runs, recipe: recipe.as_deref(), losses });
+    let of_base = [base.training.as_ref(), base.validation.as_ref()];
+    let mut groups = vec![rows(0, &base.runs, of_base, |figure| of_baseline(figure, base.recipe.as_deref()))];
+    for (n, Gap { runs, recipe, bar_percent, training, validation }) in comparison.compared.iter().enumerate()
+    {
+        let cells = |figure: &LossGap| of_gap(figure, *bar_percent, recipe.as_deref());
+        groups.push(rows(n + 1, runs, [training.as_ref(), validation.as_ref()], cells));
     }
-    // A figure that no run has needs no column.
-    let has_values =
-        |n: &usize| groups.iter().flat_map(|group| &group.losses).any(|(_, cells)| cells[*n].is_some());
-    let shown: Vec<usize> = (0..FIGURES.len()).filter(has_values).collect();
-    let unit = if comparison.counted_in == "step" { "Steps" } else { "Tokens" };
-    let names = shown.iter().map(|&n| if n == 0 { unit } else { FIGURES[n][0] });
-    let mut out = table_begun("Losses and gaps", "groups");
-    out += &columns(&["Runs", "Recipe", "Loss of"].into_iter().chain(names).collect::<Vec<_>>());
-    for (n, group) in groups.iter().enumerate() {
-        group.html(&mut out, n, &shown);
-    }
-    out += TABLE_END;
-    let losses = format!(
-        "Training: the mean over the last {} steps that both sides have run. Validation: the last evaluation that all of them have.",
-        format::grouped(comparison.last)
-    );
-    let mut meanings = vec![["Loss", losses.as_str()]];
-    meanings.extend(shown.iter().map(|&n| FIGURES[n]).filter(|[_, meaning]| !meaning.is_empty()));
-    out + &definitions(&meanings)
-}
-
-impl Rows<'_> {
-    fn html(&self, out: &mut String, color: usize, shown: &[usize]) {
-        let span = self.losses.len();
-        for (n, (what, cells)) in self.losses.iter().enumerate() {
-            out.push_str("<tr>");
-            if n == 0 {
-                let _ = write!(
-                    out,
-                    "<th scope=\"row\" rowspan=\"{span}\"><i class=\"key line {}\"></i>{}</th><td rowspan=\"{span}\">{}</td>",
-                    color_class(color, color / COLORS),
-                    escape(&self.runs.join(", ")),
-                    escape(self.recipe.unwrap_or("–"))
-                );
+    let all = || groups.iter().flat_map(|group| &group.losses).map(|(_, cells)| cells);
+    let shown: Vec<usize> = (0..COLUMNS.len()).filter(|&n| all().any(|cells| cells[n].is_some())).collect();
+    let mut legend = vec![[
+        "loss of".to_owned(),
+        format!(
+            "training: mean over the last {} steps of both sides; validation: the last evaluation of all",
+            format::grouped(comparison.last)
+        ),
+    ]];
+    let has_gap = comparison.compared.iter().any(|gap| gap.training.is_some() || gap.validation.is_some());
+    let has_interval = all().any(|cells| cells[GAP].as_ref().is_some_and(|gap| gap.contains('±')));
+    for &n in &shown {
+        let (column, meaning) = COLUMNS[n];
+        let (term, meaning) = match n {
+            GAP if !has_gap => continue,
+            GAP if has_interval => (column.name, format!("{meaning}; ± is its 95% interval over seeds")),
+            WITHIN_BAR if all().any(|cells| cells[n].as_deref() == Some(UNCLEAR)) => {
+                (UNCLEAR, "chance alone could move the gap across the bar; a note says why".to_owned())
             }
-            let _ = write!(out, "<td>{}</td>", escape(what));
-            for &figure in shown {
-                let _ = write!(out, "<td>{}</td>", cells[figure].as_deref().unwrap_or("–"));
-            }
-            out.push_str("</tr>\n");
-        }
-    }
-}
-
-/// The two losses of a group, with their cells.
-fn losses(figures: [Option<&LossGap>; 2], cells: impl Fn(&LossGap) -> Cells) -> Vec<(String, Cells)> {
-    let named = ["training", "validation"].into_iter().zip(figures);
-    let rows = named.map(|(what, figure)| {
-        let name = match figure.filter(|figure| figure.unit == "bits/byte") {
-            Some(_) => format!("{what}, bits per byte"),
-            None => what.to_owned(),
+            _ if meaning.is_empty() => continue,
+            _ => (column.name, meaning.to_owned()),
         };
-        (name, figure.map(&cells).unwrap_or_default())
+        legend.push([term.to_owned(), meaning]);
+    }
+    let column = |&n: &usize| match (n, comparison.counted_in) {
+        (PLACE, "tokens") => Column { name: "tokens", ..COLUMNS[n].0 },
+        _ => COLUMNS[n].0,
+    };
+    let columns = shown.iter().map(column).collect();
+    for (_, cells) in groups.iter_mut().flat_map(|group| &mut group.losses) {
+        *cells = shown.iter().map(|&n| cells[n].take()).collect();
+    }
+    groups.retain(|group| !group.losses.is_empty());
+    Table { columns, groups, legend }
+}
+
+/// The rows of the losses that a group has.
+fn rows(
+    number: usize,
+    runs: &[String],
+    figures: [Option<&LossGap>; 2],
+    cells: impl Fn(&LossGap) -> Cells,
+) -> Rows {
+    let named = ["training", "validation"].into_iter().zip(figures);
+    let losses = named.filter_map(|(name, figure)| {
+        let figure = figure?;
+        let name = match figure.unit {
+            "bits/byte" => format!("{name}, bits/byte"),
+            _ => name.to_owned(),
+        };
+        Some((name, cells(figure).into()))
     });
-    rows.collect()
+    Rows { runs: runs.to_vec(), number, losses: losses.collect() }
 }
 
-fn of_baseline(figure: &LossGap) -> Cells {
-    let spread = figure.seed_deviation_percent.map(|deviation| format!("s.d. {deviation:.3}%"));
-    let loss = format!("{:.4}", figure.loss);
-    [Some(place(figure)), Some(loss), None, None, spread, None, None, None]
+fn of_baseline(figure: &LossGap, recipe: Option<&str>) -> Cells {
+    let deviation = figure.seed_deviation_percent.map(|deviation| format!("s.d. {deviation:.3}%"));
+    let loss = Some(format!("{:.4}", figure.loss));
+    let [place, recipe] = [Some(place(figure)), recipe.map(str::to_owned)];
+    [Some("baseline".to_owned()), None, None, deviation, None, loss, None, place, recipe]
 }
 
-fn of_gap(figure: &LossGap, bar: Option<f64>) -> Cells {
-    let yes = |inside: bool| if inside { "yes" } else { "<b>no</b>" }.to_owned();
+fn of_gap(figure: &LossGap, bar: Option<f64>, recipe: Option<&str>) -> Cells {
+    let inside = |inside: bool| if inside { "inside" } else { OUTSIDE }.to_owned();
     let interval = figure.gap_interval_percent.map(|interval| format!(" ±{interval:.3}%"));
     [
-        Some(place(figure)),
+        Some(percent(figure) + &interval.unwrap_or_default()),
+        bar.map(|_| figure.inside_bar.map_or_else(|| UNCLEAR.to_owned(), inside)),
+        bar.map(|bar| format!("{bar}%")),
+        figure.seed_spread_percent.map(|spread| format!("±{spread:.3}%")),
+        figure.inside_spread.map(inside),
         Some(format!("{:.4}", figure.loss)),
         Some(format!("{:.4}", figure.baseline_loss)),
-        Some(format!("<b>{:+.3}%</b>{}", figure.gap_percent, interval.unwrap_or_default())),
-        figure.seed_spread_percent.map(|spread| format!("±{spread:.3}%")),
-        figure.inside_spread.map(yes),
-        bar.map(|bar| format!("{bar}%")),
-        bar.map(|_| figure.inside_bar.map_or_else(|| "unclear".to_owned(), yes)),
+        Some(place(figure)),
+        recipe.map(str::to_owned),
     ]
+}
+
+/// The gap as the table and the legend of its curve show it.
+pub(super) fn percent(figure: &LossGap) -> String {
+    format!("{:+.3}%", figure.gap_percent)
 }
 
 fn place(figure: &LossGap) -> String {
     match figure.from == figure.to {
         true => format::grouped(figure.to),
-        false => format!("{}–{}", format::grouped(figure.from), format::grouped(figure.to)),
+        false => format!("{}-{}", format::grouped(figure.from), format::grouped(figure.to)),
+    }
+}
+
+impl Table {
+    /// The table and its legend on a page.
+    pub(super) fn html(&self) -> String {
+        let mut out = table_begun("Losses and gaps", "groups");
+        let names = self.columns.iter().map(|column| capitalised(column.name));
+        out +=
+            &columns(&["Runs".to_owned(), "Loss of".to_owned()].into_iter().chain(names).collect::<Vec<_>>());
+        for group in &self.groups {
+            group.html(&mut out, &self.columns);
+        }
+        out += TABLE_END;
+        let legend: Vec<[String; 2]> = self
+            .legend
+            .iter()
+            .map(|[term, meaning]| [capitalised(term), capitalised(meaning) + "."])
+            .collect();
+        out + &definitions(&legend)
+    }
+}
+
+fn capitalised(text: &str) -> String {
+    let mut characters = text.chars();
+    characters.next().map(|first| first.to_uppercase().chain(characters).collect()).unwrap_or_default()
+}
+
+impl Rows {
+    fn html(&self, out: &mut String, columns: &[Column]) {
+        let span = self.losses.len();
+        for (n, (name, cells)) in self.losses.iter().enumerate() {
+            out.push_str("<tr>");
+            if n == 0 {
+                let _ = write!(
+                    out,
+                    "<th scope=\"row\" rowspan=\"{span}\"><i class=\"key line {}\"></i>{}</th>",
+                    color_class(self.number, self.number / COLORS),
+                    escape(&self.runs.join(", ")),
+                );
+            }
+            let _ = write!(out, "<td>{}</td>", escape(name));
+            for (column, cell) in columns.iter().zip(cells) {
+                let text = cell.as_deref().unwrap_or("–");
+                let is_answer = column.name == COLUMNS[GAP].0.name && self.number > 0 || text == OUTSIDE;
+                let text = escape(text);
+                let _ = match is_answer {
+                    true => write!(out, "<td><b>{text}</b></td>"),
+                    false => write!(out, "<td>{text}</td>"),
+                };
+            }
+            out.push_str("</tr>\n");
+        }
     }
 }

@@ -396,3 +396,135 @@ fn notes_of_several_runs_that_say_the_same_are_one() {
         ]
     );
 }
+
+/// The run under another name, as of a copy of its folder.
+fn copy(run: &RunData, name: &str) -> RunData {
+    RunData { name: name.into(), ..run.clone() }
+}
+
+#[test]
+fn runs_of_one_seed_count_once_on_both_sides() {
+    let base = run("bf16", "bf16", 0, 100, 0.0);
+    let fp8 = run("fp8", "fp8-block", 0, 100, 0.004);
+    let alone = compare(&[base.clone(), fp8.clone()], 1);
+    // A key of monitoring makes it no other run.
+    let mut watched = copy(&fp8, "fp8-ref");
+    watched.config = watched.config.map(|text| text.replace("[train]", "reference_every = 40\n[train]"));
+    let runs = [base.clone(), copy(&base, "bf16-copy"), fp8.clone(), watched, copy(&fp8, "fp8-copy")];
+    let comparison = compare(&runs, 2);
+    assert_eq!(comparison.compared.len(), 1);
+    assert_eq!(comparison.compared[0].runs, ["fp8", "fp8-ref", "fp8-copy"]);
+    assert_eq!(
+        serde_json::json!(comparison.compared[0].training),
+        serde_json::json!(alone.compared[0].training)
+    );
+    let figure = training(&comparison);
+    assert_eq!((figure.seeds, figure.paired, figure.inside_bar), (1, 1, None));
+    assert_eq!((figure.gap_interval_percent, figure.seed_spread_percent), (None, None));
+    let of_base = comparison.baseline.training.as_ref().expect("the baseline's loss");
+    assert_eq!((of_base.seeds, of_base.seed_deviation_percent), (1, None));
+    for note in [
+        "bf16 and bf16-copy have the same seed (0) and count as one run",
+        "fp8, fp8-ref and fp8-copy have the same seed (0) and count as one run",
+    ] {
+        assert!(comparison.notes.iter().any(|said| said == note), "{:?}", comparison.notes);
+    }
+    let page = comparison.html();
+    assert!(!page.contains('±') && !page.contains("class=\"band"), "one seed has no interval");
+}
+
+#[test]
+fn each_seed_weighs_the_same_however_often_it_was_run() {
+    let base = [1, 2].map(|seed| run(&format!("bf16-{seed}"), "bf16", seed, 100, 0.0));
+    let [one, other] = [run("a", "fp8-block", 1, 100, 0.001), run("b", "fp8-block", 2, 100, 0.003)];
+    let once = compare(&[&base[..], &[one.clone(), other.clone()]].concat(), 2);
+    let twice = compare(&[&base[..], &[one.clone(), copy(&one, "a2"), other, copy(&one, "a3")]].concat(), 2);
+    let [once, twice] = [training(&once), training(&twice)];
+    assert_eq!((once.seeds, twice.seeds), (2, 2));
+    assert!((once.gap_percent - twice.gap_percent).abs() < 1e-9, "{once:?} {twice:?}");
+    let intervals = once.gap_interval_percent.zip(twice.gap_interval_percent);
+    assert!(intervals.is_some_and(|(a, b)| (a - b).abs() < 1e-9), "{once:?} {twice:?}");
+}
+
+#[test]
+fn a_run_of_the_same_seed_that_stopped_early_does_not_shorten_the_comparison() {
+    let fp8 = run("fp8", "fp8-block", 0, 200, 0.004);
+    let mut stopped = copy(&fp8, "backup");
+    stopped.records.retain(|record| record.event.step() <= 90);
+    let comparison = compare(&[run("bf16", "bf16", 0, 200, 0.0), fp8, stopped], 1);
+    assert_eq!((training(&comparison).from, training(&comparison).to), (101, 200));
+}
+
+#[test]
+fn seeds_of_one_side_alone_leave_the_chance_of_the_other() {
+    let fp8 = |over: f64| [1, 2, 3, 4].map(|seed| run(&format!("fp8-{seed}"), "fp8-block", seed, 200, over));
+    let against_one = |over: f64| {
+        let comparison = compare(&[&[run("bf16", "bf16", 9, 200, 0.0)][..], &fp8(over)].concat(), 1);
+        (training(&comparison).inside_bar, comparison.notes.join("\n"))
+    };
+    let (verdict, notes) = against_one(-0.01);
+    assert!(verdict.is_none() && notes.contains("the baseline has a single seed"), "{verdict:?} {notes}");
+    assert_eq!(against_one(0.03).0, Some(false), "three times the bar and more");
+    // The other way round: one run with no partner, against seeds that spread by more than the distance to
+    // the bar.
+    let base = [-0.0008, 0.0, 0.0008].into_iter().zip(1..);
+    let mut runs: Vec<RunData> =
+        base.map(|(over, seed)| run(&format!("bf16-{seed}"), "bf16", seed, 200, over)).collect();
+    runs.push(run("fp8", "fp8-block", 9, 200, 0.001));
+    let comparison = compare(&runs, 3);
+    let figure = training(&comparison);
+    assert!(figure.seed_spread_percent.is_some_and(|spread| (0.2..0.75).contains(&spread)), "{figure:?}");
+    assert!(figure.inside_bar.is_none(), "{figure:?}");
+    let notes = comparison.notes.join("\n");
+    assert!(notes.contains("another seed could lie on the other side of the bar of 0.25%"), "{notes}");
+}
+
+#[test]
+fn the_page_shows_the_cells_of_the_table_and_its_curve_that_gap() {
+    let mut last = run("fp8", "fp8-block", 0, 100, 0.002);
+    // The last report alone is far from the mean.
+    steps_of(&mut last).filter(|m| m.step == 100).for_each(|m| m.loss *= 1.02);
+    last.records.retain(|record| !matches!(&record.event, Event::Step(m) if m.step % 10 != 0));
+    let comparison = compare(&[run("bf16", "bf16", 0, 100, 0.0), last], 1);
+    let (table, page) = (comparison.table(), comparison.html());
+    for (_, cells) in table.groups.iter().flat_map(|group| &group.losses) {
+        for cell in cells.iter().flatten() {
+            assert!(page.contains(&format!(">{}<", crate::html::escape(cell))), "{cell}");
+        }
+    }
+    let gap = table.groups[1].losses[0].1[0].clone().expect("a gap");
+    assert!(gap.starts_with("+0.3"), "{gap}: 0.2%, and a tenth of 2% of one of ten losses, the lowest");
+    let chart =
+        page.split_once("<h3>Gap to the baseline").and_then(|(_, rest)| rest.split("</figure>").next());
+    let chart = chart.expect("a chart");
+    assert!(chart.contains(&format!("fp8: {gap}.")), "its description");
+    assert!(chart.contains("at each report") && !chart.contains("smoothed"), "ten reports are not smoothed");
+    assert!(chart.contains("class=\"dots c1\""), "and are dots");
+    // The legend of the losses, each of another range, has no values.
+    let losses = page.split_once("mean cross-entropy").and_then(|(_, rest)| rest.split("</ul>").next());
+    assert!(losses.is_some_and(|legend| !legend.contains("<b>")), "{losses:?}");
+}
+
+#[test]
+fn the_legend_explains_only_what_the_table_has() {
+    let terms = |runs: &[RunData], base: usize| -> Vec<String> {
+        compare(runs, base).table().legend.into_iter().map(|[term, _]| term).collect()
+    };
+    let base = run("bf16", "bf16", 0, 100, 0.0);
+    let far = run("far", "fp8-block", 0, 100, 0.1);
+    assert_eq!(terms(&[base.clone(), far.clone()], 1), ["loss of", "gap", "bar"]);
+    let near = run("near", "fp8-block", 0, 100, 0.001);
+    assert_eq!(terms(&[base.clone(), near], 1), ["loss of", "gap", "unclear", "bar"]);
+    let more = [base.clone(), run("bf16-1", "bf16", 1, 100, 0.0), far];
+    assert_eq!(terms(&more, 2), ["loss of", "gap", "bar", "spread"]);
+    assert_eq!(terms(&[base.clone(), run("seed", "bf16", 1, 100, 0.0)], 1), ["loss of", "gap"]);
+    // Runs without a figure that compares have a note, and no row.
+    let other = with_tokenizer(run("other", "bf16", 0, 100, 0.0), 2, 1.7);
+    let elsewhere =
+        RunData { config: other.config.as_ref().map(|config| config.replace("a.txt", "b.txt")), ..other };
+    let comparison = compare(&[with_tokenizer(base, 1, 1.0), elsewhere], 1);
+    let table = comparison.table();
+    assert_eq!(table.groups.len(), 1, "{table:?}");
+    assert!(comparison.notes.iter().any(|note| note.starts_with("other: ")), "{:?}", comparison.notes);
+    assert_eq!(table.legend.len(), 1, "{table:?}");
+}

@@ -6,7 +6,6 @@
 use std::fs::OpenOptions;
 use std::io::{self, Write};
 use std::path::Path;
-use std::process::{Child, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
@@ -14,6 +13,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use super::{MetricsError, Record, jsonl};
+use xtrain_distributed::{Supervised, Tie};
 
 /// Maximum number of lines that wait for the program.
 const QUEUE: usize = 4096;
@@ -25,13 +25,15 @@ pub const COMMAND_LOG: &str = "command.log";
 const RUN_FOLDER: &str = "XTRAIN_RUN";
 
 /// A started program, and its queue of lines. Dropping this closes the program's standard input after at most
-/// one second, and does not wait for the program to end.
+/// one second, and does not wait for the program to end, which has 30 seconds for that.
 pub struct Command {
     name: String,
     lines: Option<SyncSender<String>>,
     /// Set by the thread when all lines are written, or no more can be.
     is_done: Arc<AtomicBool>,
     has_warned: bool,
+    /// Its drop says that the run ends in order.
+    _tie: Tie,
 }
 
 impl std::fmt::Debug for Command {
@@ -41,53 +43,31 @@ impl std::fmt::Debug for Command {
 }
 
 impl Command {
-    /// Starts `command`, a program and its arguments, without a shell, in its own process group, so that
-    /// Ctrl-C does not reach it. Its output goes to a file in `folder`, so it holds none of the run's own
-    /// streams open. Its environment names `folder` in `XTRAIN_RUN`.
+    /// Starts `command`, a program and its arguments, without a shell. Its environment names `folder` in
+    /// `XTRAIN_RUN`. Its output goes to a file there, of bounded length, so it holds none of the run's own
+    /// streams open. It ends with the run: see [`Supervised`] and [`Tie`].
     ///
     /// # Errors
     ///
     /// The program cannot be started.
     pub fn start(command: &[String], folder: &Path) -> Result<Option<Self>, MetricsError> {
-        Command::start_with(command, folder, |program, arguments| {
-            let mut start = std::process::Command::new(program);
-            start.args(arguments);
-            Ok(start)
-        })
-    }
-
-    /// As [`Command::start`]; `process` returns the process to start for the program and its arguments.
-    ///
-    /// # Errors
-    ///
-    /// Those of `process`, or the program cannot be started.
-    pub fn start_with(
-        command: &[String],
-        folder: &Path,
-        process: impl FnOnce(&str, &[String]) -> io::Result<std::process::Command>,
-    ) -> Result<Option<Self>, MetricsError> {
         let [program, arguments @ ..] = command else { return Ok(None) };
         let cannot = |source: io::Error| MetricsError::Command { program: program.clone(), source };
-        let mut start = process(program, arguments).map_err(cannot)?;
-        start.stdin(Stdio::piped());
-        start.env(RUN_FOLDER, std::path::absolute(folder).unwrap_or_else(|_| folder.to_owned()));
         let log = folder.join(COMMAND_LOG);
-        let output = OpenOptions::new().create(true).append(true).open(&log);
+        let output = OpenOptions::new().create(true).read(true).append(true).open(&log);
         let output = output.map_err(MetricsError::io("open the output of log.command", &log))?;
-        start.stderr(output.try_clone().map_err(MetricsError::io("open the output of log.command", &log))?);
-        start.stdout(output);
-        #[cfg(unix)]
-        std::os::unix::process::CommandExt::process_group(&mut start, 0);
-        let child = start.spawn().map_err(cannot)?;
+        let run = std::path::absolute(folder).unwrap_or_else(|_| folder.to_owned());
+        let variables = [(RUN_FOLDER, run.as_os_str())];
+        let (process, tie) = Supervised::start(program, arguments, &variables, output).map_err(cannot)?;
         let (lines, waiting) = sync_channel(QUEUE);
         let is_done = Arc::new(AtomicBool::new(false));
         let (name, done) = (program.clone(), is_done.clone());
         let write = move || {
-            write_all(&name, &log, child, &waiting);
+            write_all(&name, &log, process, &waiting);
             done.store(true, Ordering::Release);
         };
         thread::Builder::new().name("log.command".to_owned()).spawn(write).map_err(cannot)?;
-        Ok(Some(Command { name: program.clone(), lines: Some(lines), is_done, has_warned: false }))
+        Ok(Some(Command { name: program.clone(), lines: Some(lines), is_done, has_warned: false, _tie: tie }))
     }
 
     /// Queues the line of `record`, or drops it if the queue is full.
@@ -120,14 +100,14 @@ impl Drop for Command {
 }
 
 /// Writes lines until the queue closes or the program stops reading.
-fn write_all(name: &str, log: &Path, mut child: Child, lines: &Receiver<String>) {
-    let Some(mut input) = child.stdin.take() else { unreachable!("it is piped") };
+fn write_all(name: &str, log: &Path, mut process: Supervised, lines: &Receiver<String>) {
     for line in lines {
         // A full pipe blocks this thread alone.
-        let Err(error) = input.write_all(line.as_bytes()) else { continue };
-        let how = match child.try_wait() {
-            Ok(Some(status)) => format!("ended ({status})"),
-            _ => format!("has stopped reading ({error})"),
+        let Err(error) = process.input().write_all(line.as_bytes()) else { continue };
+        // A program that ends breaks the pipe a moment earlier.
+        let how = match process.status_within(AT_THE_END) {
+            Some(status) => format!("ended ({status})"),
+            None => format!("has stopped reading ({error})"),
         };
         return tracing::warn!(
             "log.command: {name} {how}; the run continues without it, and metrics.jsonl has all lines; its output is in {}",

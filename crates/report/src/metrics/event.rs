@@ -42,6 +42,9 @@ pub struct StepMetrics {
     pub step_ms: f64,
     /// Steps skipped so far because loss or gradient was not finite.
     pub skipped: u64,
+    /// Casts at static scales that saturated so far: each tensor counts once in each step. Absent without
+    /// static scales.
+    pub saturated: Option<u64>,
     /// Estimated seconds until the end of the run, if there is an estimate.
     pub seconds_left: Option<f64>,
 }

@@ -46,6 +46,23 @@ pub fn duration(seconds: f64) -> String {
     }
 }
 
+/// A short time with three significant digits: `0.043 ms`, `458 ms`, `10.0 s`.
+pub fn seconds(seconds: f64) -> String {
+    match seconds {
+        _ if seconds < 0.999_5 => format!("{} ms", significant(1e3 * seconds)),
+        _ => format!("{} s", significant(seconds)),
+    }
+}
+
+/// A speed relative to another, given the seconds of the slower and of the faster: `31.2% faster than
+/// before`, `2.8 times as fast as before`.
+pub fn faster(slower: f64, faster: f64, than: &str) -> String {
+    match slower / faster {
+        ratio if ratio < 2.0 => format!("{} faster than {than}", percent(ratio - 1.0, 1)),
+        ratio => format!("{ratio:.1} times as fast as {than}"),
+    }
+}
+
 /// A fraction as a percentage: `2%`, `41.2%` with one decimal.
 pub fn percent(fraction: f64, decimals: usize) -> String {
     format!("{:.decimals$}%", fraction * 100.0)

@@ -2,11 +2,12 @@
 
 use super::event::{Event, ExpertMetrics, StepMetrics};
 use super::format;
+use super::printable;
 
 /// The line for `event`; `total_steps`, where it is known, follows the step number.
 ///
 /// Successive step lines align. A sample's text keeps its own line breaks and is set in, so that its end is
-/// seen; control characters in it, which could reprogram a terminal, are shown as U+FFFD.
+/// seen. Control characters in names and samples, which could reprogram a terminal, are escaped.
 ///
 /// ```text
 /// step  120/2000  loss  3.4512  grad_norm  0.84  lr 9.98e-4  mem 0.42 GiB (2%)  61.2k tok/s  0.040 TFLOP/s
@@ -22,7 +23,7 @@ pub fn line(event: &Event, total_steps: Option<u64>) -> String {
             format!("eval {}  loss {:7.4}  perplexity {perplexity}{bits}", at(metrics.step), metrics.loss)
         }
         Event::Checkpoint(saved) => {
-            format!("save {}  {}", at(saved.step), printable(&saved.path.to_string_lossy()))
+            format!("save {}  {}", at(saved.step), printable::name(&saved.path.to_string_lossy()))
         }
         Event::Skipped(skip) => format!(
             "skip {}  loss {}  grad_norm {}: not finite, no update  skipped {}",
@@ -57,12 +58,15 @@ pub fn line(event: &Event, total_steps: Option<u64>) -> String {
                 .epoch
                 .map(|epoch| format!(", {} epochs", format::significant(epoch)))
                 .unwrap_or_default();
-            format!("source {}{losses}{tokens}{epochs}  {}", at(source.step), printable(&source.name))
+            format!("source {}{losses}{tokens}{epochs}  {}", at(source.step), printable::name(&source.name))
         }
         Event::Experts(experts) => format!("experts {}{}", at(experts.step), expert_figures(experts)),
-        Event::Warning(warning) => format!("warning {}  {}", at(warning.step), printable(&warning.text)),
+        Event::Warning(warning) => {
+            format!("warning {}  {}", at(warning.step), printable::name(&warning.text))
+        }
         Event::Sample(sample) => {
-            let text = printable(&format!("{}{}", sample.prompt, sample.text));
+            let text = format!("{}{}", sample.prompt, sample.text);
+            let text = printable::text(&text);
             let lines: String = text.lines().map(|line| format!("\n    {line}")).collect();
             format!("sample after step {}:{lines}", sample.step)
         }
@@ -100,6 +104,9 @@ fn step_line(m: &StepMetrics, total_steps: Option<u64>) -> String {
     if m.skipped > 0 {
         text += &format!("  skipped {}", m.skipped);
     }
+    if let Some(casts) = m.saturated.filter(|&casts| casts > 0) {
+        text += &format!("  saturated {}", format::count(casts as f64));
+    }
     // After the last step no time is left.
     if let Some(seconds) = m.seconds_left.filter(|&seconds| seconds != 0.0) {
         text += &format!("  left {}", format::duration(seconds));
@@ -113,8 +120,4 @@ fn step_of(step: u64, total_steps: Option<u64>) -> String {
         Some(total) => format!("{step:>width$}/{total}", width = total.to_string().len()),
         None => format!("{step:>6}"),
     }
-}
-
-fn printable(text: &str) -> String {
-    text.chars().map(|c| if c.is_control() && c != '\n' && c != '\t' { '\u{FFFD}' } else { c }).collect()
 }

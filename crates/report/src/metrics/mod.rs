@@ -22,6 +22,7 @@ pub mod format;
 pub mod jsonl;
 mod line;
 mod lost;
+pub mod printable;
 mod sink;
 pub mod tensorboard;
 

@@ -24,8 +24,8 @@ fn a_run_has_its_figures_curves_and_configuration() {
         "first",
         "Validation loss2.1254the lowest of the run",
         "Perplexity8.381.500 bits per byte",
-        "Training loss2.0004smoothed over 5 reports2.0004 in the last one",
-        // The same number where the curve ends.
+        "Training loss2.0004mean of the last 5 reports2.0004 in the last one",
+        // The same number in the legend.
         "training, smoothed over 5 reports 2.000validation",
         "Tokens200k",
         "Training time4.0s20ms per step",
@@ -45,6 +45,27 @@ fn a_run_has_its_figures_curves_and_configuration() {
     );
     for chart in ["Loss", "Learning rate", "Gradient norm", "Throughput"] {
         assert!(spoken.iter().any(|label| label.starts_with(chart)), "{chart}");
+    }
+}
+
+#[test]
+fn a_smoothed_loss_is_the_mean_of_the_last_reports_also_after_a_resume() {
+    let mut resumed = run("resumed", 43);
+    let last = [3.1222, 2.8165, 3.4113, 3.1653, 3.3862];
+    resumed.records.retain(|record| record.event.step() <= 38 || !matches!(record.event, Event::Eval(_)));
+    resumed.records.truncate(resumed.records.iter().take_while(|record| record.event.step() <= 38).count());
+    for (step, loss) in (39..).zip(last) {
+        if step == 41 {
+            resumed.records.push(record(Resumed::after(40)));
+        }
+        resumed.records.push(record(StepMetrics { step, loss, ..StepMetrics::default() }));
+    }
+    let page = document(&[resumed]);
+    for said in [
+        "Training loss3.1803mean of the last 5 reports3.3862 in the last one",
+        "smoothed over 5 reports 3.180",
+    ] {
+        assert!(page.text.contains(said), "{said} in {}", page.text);
     }
 }
 

@@ -2,7 +2,7 @@
 
 use super::arena::{Arena, Span};
 use super::watchdog::Watchdog;
-use crate::collective::groups;
+use crate::collective::sending;
 use crate::error::EngineError;
 use crate::part::ProgramId;
 use thiserror::Error;
@@ -112,7 +112,9 @@ impl DeviceCommunicator for Copies {
         let begin = |(_, delay): &(Pace, Delay)| delay.begin(stream);
         self.pace.as_ref().map_or(Ok(()), begin)?;
         calls.iter().try_for_each(|call| copy(*call, stream))?;
-        let sent = || calls.iter().map(|call| (groups(call.group, self.world_size), sent_bytes(call)));
+        let sent = || {
+            calls.iter().map(|call| (sending(call.collective, call.group, self.world_size), sent_bytes(call)))
+        };
         let end = |(pace, delay): &(Pace, Delay)| delay.end(pace.least(sent()), stream);
         Ok(self.pace.as_ref().map_or(Ok(()), end)?)
     }

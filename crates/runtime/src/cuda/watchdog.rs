@@ -13,7 +13,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 use xtrain_cuda::{Context, CudaError, Event, Stream};
-use xtrain_distributed::{Cause, CommError, Communicator, Fault};
+use xtrain_distributed::{Cause, CommError, Communicator, Fault, system_error};
 use xtrain_program::Program;
 
 /// Time between two looks.
@@ -111,8 +111,7 @@ impl Watchdog {
         let shared = Arc::new(Shared { links, host, state, changed });
         let watched = shared.clone();
         let thread = thread::Builder::new().name("watchdog".into()).spawn(move || watched.watch());
-        let thread = thread
-            .map_err(|error| CommError::System(format!("a thread that watches collectives: {error}")))?;
+        let thread = thread.map_err(|error| system_error("a thread that watches collectives", &error))?;
         Ok(Watchdog { shared, context: context.clone(), names_in_graphs, thread: Some(thread) })
     }
 

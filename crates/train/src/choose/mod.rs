@@ -218,9 +218,12 @@ impl fmt::Display for Choice {
         }
         let percent = |share: f64| format::percent(share, 1);
         if let Some(everything) = everything {
-            let slower = percent((chosen.seconds / everything.seconds - 1.0).max(0.0));
+            let slower = match chosen.seconds / everything.seconds {
+                ratio if ratio < 2.0 => format!("{} slower than", percent((ratio - 1.0).max(0.0))),
+                ratio => format!("{ratio:.1} times as slow as"),
+            };
             let needed = format::gib(everything.bytes);
-            write!(f, "; {slower} slower than {}, which needs {needed}", words(everything))?;
+            write!(f, "; {slower} {}, which needs {needed}", words(everything))?;
         }
         if let Some(next) = next {
             let faster = percent(next.seconds / chosen.seconds - 1.0);

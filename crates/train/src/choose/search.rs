@@ -6,13 +6,13 @@
 
 use crate::engine::Target;
 use crate::error::LearnError;
-use crate::estimate::{Device, Rates, step_seconds};
+use crate::estimate::{Device, Timeline, step_seconds};
 use crate::fit::{first_that_fits, needed_bytes};
 use crate::programs;
 use crate::training_spec::TrainingSpec;
 use xtrain_config as config;
 use xtrain_config::{OrAuto, TrainConfig};
-use xtrain_program::Recompute;
+use xtrain_program::{Program, Recompute, Reduce};
 
 /// Settings of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -63,9 +63,8 @@ const CHUNKS: (usize, usize) = (256, 1 << 16);
 pub(super) struct Search<'a> {
     spec: &'a TrainingSpec,
     batch_size: usize,
-    target: Target,
-    threads: usize,
-    rates: Rates,
+    /// With the rates and connections for choosing settings.
+    device: Device,
     /// Bytes that a step may use.
     usable_bytes: u64,
     pub(super) open: Open,
@@ -97,9 +96,7 @@ impl<'a> Search<'a> {
         Search {
             spec,
             batch_size,
-            target: device.target,
-            threads: device.threads,
-            rates: device.choice_rates,
+            device: Device { rates: device.choice_rates, network: device.choice_network, ..device.clone() },
             usable_bytes: device.usable_bytes.unwrap_or(u64::MAX),
             open,
             known: Vec::new(),
@@ -111,7 +108,7 @@ impl<'a> Search<'a> {
     /// The settings to train with; `None` if nothing fits. A CPU recomputes nothing and uses the usual chunk
     /// if that fits. A GPU takes the fastest settings, with norms recomputed if that is worth it.
     pub(super) fn best(&mut self) -> Result<Option<Estimate>, LearnError> {
-        if self.target == Target::Cpu {
+        if self.device.target == Target::Cpu {
             let sequences = self.micro_batches()[0];
             let usual = self.of_chunk(sequences, self.chunks(sequences)[0])?;
             if let Some(usual) = usual.filter(|of| !self.open.blocks || of.settings.blocks == 0) {
@@ -119,7 +116,7 @@ impl<'a> Search<'a> {
             }
         }
         let mut best: Option<Estimate> = None;
-        for sequences in self.micro_batches() {
+        for sequences in self.micro_batches_that_may_fit()? {
             // Skip a micro-batch that is too slow even without recomputation.
             if let Some(best) = &best {
                 let saving = self.saving_everything(sequences, self.chunks(sequences)[0]);
@@ -143,6 +140,32 @@ impl<'a> Search<'a> {
             && of.bytes as f64 <= fastest.bytes as f64 * (1.0 - SAVED)
             && self.fits(&of);
         Ok(if is_worth_it { of } else { fastest })
+    }
+
+    /// Micro-batch sizes with which some settings may fit, largest first.
+    fn micro_batches_that_may_fit(&mut self) -> Result<Vec<usize>, LearnError> {
+        let mut sizes = self.micro_batches();
+        sizes.retain(|&sequences| self.least_saved_bytes(sequences) <= self.usable_bytes);
+        let [largest, _, ..] = sizes[..] else { return Ok(sizes) };
+        // The fewer micro-steps, the fewer partial sums: then a larger micro-batch may need less.
+        if matches!(self.spec.parallel.reduce, Reduce::AnyWorld { .. }) {
+            return Ok(sizes);
+        }
+        let mut over = u64::MAX;
+        if self.open.blocks {
+            let everything = self.estimate(self.saving_everything(largest, self.chunks(largest)[0]))?;
+            self.everything.get_or_insert(everything);
+            over = everything.bytes;
+        }
+        let usable = self.usable_bytes;
+        if over <= usable {
+            return Ok(sizes);
+        }
+        let first = first_that_fits(sizes.len(), over, usable, |n| {
+            Ok::<_, LearnError>((self.least_of(sizes[n])?.bytes, n))
+        })?;
+        sizes.drain(..first.unwrap_or(sizes.len()));
+        Ok(sizes)
     }
 
     /// The fastest settings that fit, for micro-batches of `sequences`.
@@ -182,12 +205,13 @@ impl<'a> Search<'a> {
         Ok(best.or(Some(usual)))
     }
 
-    /// Seconds of a step of the model's first layer alone. Differences between chunks are those of the whole
-    /// model.
+    /// Seconds of the kernels of a step of the model's first layer alone. Differences between chunks are
+    /// those of the whole model.
     fn loss_seconds(&self, settings: Settings) -> Result<f64, LearnError> {
         let mut spec = self.spec_with(settings);
         spec.model = spec.model.truncated(1);
-        self.seconds(&spec)
+        let program = programs::training(&spec)?;
+        Ok(step_seconds(&program, &self.device.rates, spec.micro_steps(self.batch_size)))
     }
 
     /// The fastest settings that fit, for this chunk.
@@ -201,6 +225,11 @@ impl<'a> Search<'a> {
         self.everything.get_or_insert(everything);
         if self.fits(&everything) {
             return Ok(Some(everything));
+        }
+        // Check first if anything fits with this chunk: planning many layers takes long.
+        let least = self.least_of_chunk(sequences, chunk)?;
+        if !self.fits(&least) {
+            return Ok(None);
         }
         let mut best = None;
         for &recompute in self.policies() {
@@ -266,9 +295,14 @@ impl<'a> Search<'a> {
         self.least_of(sequences)
     }
 
-    /// The settings that need the least memory, for micro-batches of `sequences`.
+    /// The settings that need the least memory, for micro-batches of `sequences`, or others that fit.
     fn least_of(&mut self, sequences: usize) -> Result<Estimate, LearnError> {
         let chunk = self.chunks(sequences).into_iter().min().unwrap_or(config::LOSS_CHUNK);
+        self.least_of_chunk(sequences, chunk)
+    }
+
+    /// The settings that need the least memory, for this chunk, or others that fit.
+    fn least_of_chunk(&mut self, sequences: usize, chunk: usize) -> Result<Estimate, LearnError> {
         let saving = self.saving_everything(sequences, chunk);
         let (true, [.., recompute]) = (self.open.blocks, self.policies()) else {
             let given = Settings { recompute: self.spec.recompute, blocks: self.blocks(), ..saving };
@@ -276,6 +310,9 @@ impl<'a> Search<'a> {
         };
         let blocks = self.spec.model.layers.len();
         let all = self.estimate(Settings { recompute: *recompute, blocks, ..saving })?;
+        if self.fits(&all) {
+            return Ok(all);
+        }
         let but_one = self.estimate(Settings { recompute: *recompute, blocks: blocks - 1, ..saving })?;
         Ok(if but_one.bytes < all.bytes { but_one } else { all })
     }
@@ -296,16 +333,24 @@ impl<'a> Search<'a> {
         }
         let spec = self.spec_with(settings);
         let program = programs::training(&spec)?;
-        let bytes = needed_bytes(&spec, &program, self.target, self.threads)?;
-        let seconds = step_seconds(&program, &self.rates, spec.micro_steps(self.batch_size));
+        let bytes = needed_bytes(&spec, &program, self.device.target, self.device.threads)?;
+        let seconds = self.step_seconds(&spec, &program);
         let estimate = Estimate { settings, bytes, seconds };
         self.known.push(estimate);
         Ok(estimate)
     }
 
     fn seconds(&self, spec: &TrainingSpec) -> Result<f64, LearnError> {
-        let program = programs::training(spec)?;
-        Ok(step_seconds(&program, &self.rates, spec.micro_steps(self.batch_size)))
+        Ok(self.step_seconds(spec, &programs::training(spec)?))
+    }
+
+    /// Seconds of a step of `spec`, which is `program`. Those of several ranks also wait for collectives.
+    fn step_seconds(&self, spec: &TrainingSpec, program: &Program) -> f64 {
+        let micro_steps = spec.micro_steps(self.batch_size);
+        match spec.parallel.world_size {
+            1 => step_seconds(program, &self.device.rates, micro_steps),
+            _ => Timeline::new(program, &self.device, micro_steps).seconds(),
+        }
     }
 
     fn spec_with(&self, settings: Settings) -> TrainingSpec {
@@ -319,6 +364,12 @@ impl<'a> Search<'a> {
 
     fn saving_everything(&self, sequences: usize, loss_chunk: usize) -> Settings {
         Settings { recompute: Recompute::None, blocks: 0, loss_chunk, micro_batch_size: sequences }
+    }
+
+    /// A lower bound of the memory of a step: the inputs of all blocks, which every policy saves.
+    fn least_saved_bytes(&self, sequences: usize) -> u64 {
+        let model = &self.spec.model;
+        (2 * sequences * self.spec.batch.seq_len * model.dim * model.layers.len()) as u64
     }
 
     /// The number of blocks that the run file gives.

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use std::io::ErrorKind;
 use std::path::Path;
 use xtrain_config::{DataSource, files};
-use xtrain_data::{Dataset, InputOptions};
+use xtrain_data::{Dataset, InputOptions, Split};
 
 const MAX_BYTES: u64 = 64 << 20;
 
@@ -19,17 +19,21 @@ pub(crate) struct RecordedText {
     paths: Vec<String>,
     text_field: String,
     separator: Option<String>,
+    /// The split that is read of folders and patterns with several. Records of earlier versions have none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    split: Option<String>,
     /// Name of the cache entry.
     tokens: String,
 }
 
 impl RecordedText {
     /// A record whose tokens are not known yet.
-    pub(super) fn new(sources: &[DataSource], options: &InputOptions) -> Self {
+    pub(super) fn new(sources: &[DataSource], options: &InputOptions, split: Split) -> Self {
         RecordedText {
             paths: sources.iter().map(|source| source.path.clone()).collect(),
             text_field: options.field.clone(),
             separator: options.separator.clone(),
+            split: Some(split.name().to_owned()),
             tokens: String::new(),
         }
     }
@@ -43,7 +47,8 @@ impl RecordedText {
     /// True if both are of the same texts, read with the same options.
     pub(super) fn is_of(&self, other: &Self) -> bool {
         let of = |text: &Self| (text.paths.clone(), text.text_field.clone(), text.separator.clone());
-        of(self) == of(other)
+        let is_same_split = self.split.is_none() || other.split.is_none() || self.split == other.split;
+        of(self) == of(other) && is_same_split
     }
 
     /// The tokens, if `cache` still holds them.

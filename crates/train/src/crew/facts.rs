@@ -17,11 +17,6 @@ const OWN_KEYS: [&str; 3] = ["train.threads", "train.started_in", "data.cache_di
 /// Named values that must be equal on all ranks.
 pub(crate) struct Facts(Vec<(String, String)>);
 
-/// The version of this program.
-pub(super) fn version() -> Vec<(String, String)> {
-    vec![("version of xtrain".to_owned(), env!("CARGO_PKG_VERSION").to_owned())]
-}
-
 impl Facts {
     /// The facts of a run whose settings are chosen.
     pub(crate) fn of(

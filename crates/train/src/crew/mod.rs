@@ -54,15 +54,17 @@ impl Crew {
         Crew::default()
     }
 
-    /// Joins the other processes of `environment`, and returns when all are there. A step of theirs may take
-    /// `timeout` without progress. `ended` is called on a thread of its own if another rank ends the run.
+    /// Joins the other processes of `environment`, and returns when all are there. `build` names the version
+    /// and the sources of this program, which must be those of all ranks. A step of theirs may take `timeout`
+    /// without progress. `ended` is called on a thread of its own if another rank ends the run.
     ///
     /// # Errors
-    /// A rank does not come in time, has another version of this program, or cannot be reached.
+    /// A rank does not come in time, has another build of this program, or cannot be reached.
     pub fn join(
         environment: Environment,
         secret: &Secret,
         start: StartOptions,
+        build: &str,
         timeout: Duration,
         ended: impl FnOnce(Fault) + Send + 'static,
     ) -> Result<Crew, RunError> {
@@ -70,11 +72,14 @@ impl Crew {
             return Ok(Crew::alone());
         }
         let control = Arc::new(Control::start(&environment.world, secret, start)?);
-        control.watch(ended)?;
-        control.handshake(&facts::version())?;
-        let first_step = FIRST_STEP.max(timeout);
-        let programs = Arc::new(TcpCommunicator::connect(&control, first_step)?);
-        let words = TcpCommunicator::connect(&control, first_step)?;
+        let connected = || -> Result<_, CommError> {
+            control.watch(ended)?;
+            control.handshake(&[("build of xtrain".to_owned(), build.to_owned())])?;
+            let first_step = FIRST_STEP.max(timeout);
+            let programs = Arc::new(TcpCommunicator::connect(&control, first_step)?);
+            Ok((programs, TcpCommunicator::connect(&control, first_step)?))
+        };
+        let (programs, words) = connected().map_err(|error| reported_to_all(&control, error.into()))?;
         Ok(Crew { ranks: Some(Arc::new(Ranks { environment, control, programs, words, timeout })) })
     }
 
@@ -239,13 +244,7 @@ impl Crew {
             // All ranks see the same losses, and rank 0 reports them.
             let _ = ranks.control.wait_for_fault(VERDICT);
         }
-        if let Some(fault) = fault_of(&error) {
-            return RunError::Ranks(CommError::Aborted(fault.clone()));
-        }
-        let (message, own) = (error.to_string(), self.member().rank);
-        let cause = if error.is_users() { Cause::User } else { Cause::Failure };
-        let fault = ranks.control.abort(cause, &message);
-        if fault.rank != own { RunError::Ranks(CommError::Aborted(fault)) } else { error }
+        reported_to_all(&ranks.control, error)
     }
 
     /// Ends the run in order, when all ranks have finished.
@@ -256,6 +255,16 @@ impl Crew {
         let Some(ranks) = &self.ranks else { return Ok(()) };
         Ok(ranks.control.finish()?)
     }
+}
+
+/// As [`Crew::fail`].
+fn reported_to_all(control: &Control, error: RunError) -> RunError {
+    if let Some(fault) = fault_of(&error) {
+        return RunError::Ranks(CommError::Aborted(fault.clone()));
+    }
+    let cause = if error.is_users() { Cause::User } else { Cause::Failure };
+    let fault = control.abort(cause, &error.to_string());
+    if fault.rank != control.world().rank { RunError::Ranks(CommError::Aborted(fault)) } else { error }
 }
 
 /// The fault that ended the run, if this error is its consequence.

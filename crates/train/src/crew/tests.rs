@@ -10,6 +10,13 @@ use xtrain_distributed::{Launcher, World};
 
 /// Runs `rank` on each of `n` ranks, two of them on each node. Returns the results in their order.
 pub(crate) fn on_ranks<T: Send>(n: usize, rank: impl Fn(&Crew) -> T + Sync) -> Vec<T> {
+    let join = |_: usize, joined: Result<Crew, RunError>| rank(&joined.expect("it joins"));
+    joined(&vec!["one build"; n], join)
+}
+
+/// Runs `rank` on ranks of these builds, with the result of joining.
+fn joined<T: Send>(builds: &[&str], rank: impl Fn(usize, Result<Crew, RunError>) -> T + Sync) -> Vec<T> {
+    let n = builds.len();
     let free = TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr());
     let port = free.expect("a port").port();
     let join = |number: usize| {
@@ -23,14 +30,27 @@ pub(crate) fn on_ranks<T: Send>(n: usize, rank: impl Fn(&Crew) -> T + Sync) -> V
         };
         let environment = Environment { launcher: Launcher::Torchrun, world };
         let secret = Secret::value("0123456789abcdef").expect("a secret");
-        Crew::join(environment, &secret, StartOptions::default(), Duration::from_secs(30), |_| ())
+        let (start, limit) = (StartOptions::default(), Duration::from_secs(30));
+        Crew::join(environment, &secret, start, builds[number], limit, |_| ())
     };
     let (join, rank) = (&join, &rank);
     thread::scope(|scope| {
-        let run = |number| scope.spawn(move || join(number).map(|crew| rank(&crew)));
+        let run = |number| scope.spawn(move || rank(number, join(number)));
         let ranks: Vec<_> = (0..n).map(run).collect();
-        ranks.into_iter().map(|ended| ended.join().expect("a rank").expect("it joins")).collect()
+        ranks.into_iter().map(|ended| ended.join().expect("a rank")).collect()
     })
+}
+
+#[test]
+fn two_builds_do_not_train_together() {
+    let ended = joined(&["0.1.0 (sources a)", "0.1.0 (sources a)", "0.1.0 (sources b)"], |_, joined| {
+        let error = joined.expect_err("another build");
+        (error.to_string(), error.is_users())
+    });
+    for (line, is_users) in ended {
+        assert!(is_users && line.starts_with("rank 2 ("), "{line}");
+        assert!(line.contains("build of xtrain differs: `0.1.0 (sources b)` here"), "{line}");
+    }
 }
 
 #[test]

@@ -3,8 +3,12 @@
 use crate::error::RunError;
 use crate::folder::RunFolder;
 use crate::source::{self, CONFIG_FILE};
+use crate::texts;
+use std::collections::HashSet;
 use std::path::{Path, PathBuf};
-use xtrain_data::{Dataset, InputFile, TokenStream, list_inputs, text_field};
+use xtrain_data::{
+    Dataset, InputFile, Listing, Split, Take, TextField, TokenStream, has_documents, shell_path, text_field,
+};
 use xtrain_model::hf::HfConfig;
 
 /// A named text or folder of token shards.
@@ -21,6 +25,8 @@ pub(super) struct FoundData {
 pub(super) struct Found {
     /// Texts and shards; none for a template.
     pub(super) data: Vec<FoundData>,
+    /// Texts to validate on, if the named ones have a validation split.
+    pub(super) valid: Vec<FoundData>,
     /// True if there are token shards, which determine the tokenizer.
     pub(super) has_shards: bool,
     /// Approximate number of tokens; `None` without data.
@@ -41,41 +47,69 @@ const VOCABULARIES: [(u64, usize, f64); 6] = [
     (0, 1_024, 2.5),
 ];
 
+/// Bytes without which a text has too few tokens for the shortest sequence.
+const LEAST_BYTES: u64 = 8;
+
 /// Mean bytes per token of English with a pre-trained model's vocabulary.
 const BYTES_A_TOKEN: f64 = 4.4;
 
 impl Found {
     pub(super) fn new(sources: &[PathBuf]) -> Result<Found, RunError> {
-        let mut found =
-            Found { data: Vec::new(), has_shards: false, tokens: None, bpe_vocab_size: 4096, model: None };
-        let (mut bytes, mut shard_tokens) = (0, 0);
+        let mut found = Found {
+            data: Vec::new(),
+            valid: Vec::new(),
+            has_shards: false,
+            tokens: None,
+            bpe_vocab_size: 4096,
+            model: None,
+        };
+        let mut texts = Vec::new();
         for path in sources {
-            let name = path.to_str().ok_or_else(|| not_utf8(path))?.to_owned();
-            if let Some(folder) = model_folder(path)? {
-                if let Some((other, _)) = &found.model {
-                    return Err(RunError::Refused(format!(
-                        "{other} and {} are both models; name only one",
-                        folder.display()
-                    )));
-                }
-                let config = source::read_hf_config(&folder)?;
-                let name = folder.to_str().ok_or_else(|| not_utf8(&folder))?.to_owned();
-                found.model = Some((name, Box::new(config)));
+            let Some(folder) = model_folder(path)? else {
+                texts.push(path.as_path());
                 continue;
+            };
+            if let Some((other, _)) = &found.model {
+                return Err(RunError::Refused(format!(
+                    "{other} and {} are both models; name only one",
+                    folder.display()
+                )));
             }
-            let mut field = None;
+            let config = source::read_hf_config(&folder)?;
+            found.model = Some((name(&folder)?, Box::new(config)));
+        }
+        let (mut bytes, mut shard_tokens) = (0, 0);
+        let (train, valid) = splits(&texts)?;
+        for path in train {
             if source::is_dataset(path) {
                 found.has_shards = true;
                 shard_tokens += Dataset::open(path)?.token_count();
-            } else {
-                for file in inputs(path)? {
-                    bytes += file.estimated_text_bytes();
-                    if field.is_none() {
-                        field = text_field(&file)?;
-                    }
-                }
+                found.data.push(FoundData { path: name(path)?, text_field: None });
+                continue;
             }
-            found.data.push(FoundData { path: name, text_field: field });
+            let listing = list(path, Split::Train)?;
+            texts::log(&listing);
+            bytes += listing.files.iter().map(InputFile::estimated_text_bytes).sum::<u64>();
+            found.data.push(FoundData { path: name(path)?, text_field: chosen_field(&listing.files)? });
+            // A folder or pattern with a validation split of its own is named twice.
+            if !path.is_file()
+                && let Ok(of_valid) = list(path, Split::Validation)
+                && of_valid.is_split
+                && paths(&of_valid).is_disjoint(&paths(&listing))
+            {
+                let field = chosen_field(&of_valid.files)?;
+                found.valid.push(FoundData { path: name(path)?, text_field: field });
+            }
+        }
+        for path in valid {
+            let field = chosen_field(&list(path, Split::Validation)?.files)?;
+            found.valid.push(FoundData { path: name(path)?, text_field: field });
+        }
+        if !found.data.is_empty() && !found.has_shards && bytes < LEAST_BYTES {
+            return Err(RunError::Refused(format!(
+                "the text has {bytes} bytes, and a run needs at least 9 tokens, for one sequence of 8 and its targets; name \
+                 more text"
+            )));
         }
         let learned = VOCABULARIES.iter().find(|(from, ..)| bytes >= *from);
         let (size, learned_bytes) = learned.map_or((4096, 3.2), |(_, size, bytes)| (*size, *bytes));
@@ -88,11 +122,80 @@ impl Found {
     }
 }
 
+/// The path as a run file names it.
+fn name(path: &Path) -> Result<String, RunError> {
+    path.to_str().map(str::to_owned).ok_or_else(|| not_utf8(path))
+}
+
+/// The texts to train on and to validate on. They differ from `texts` if these are files of several splits.
+fn splits<'p>(texts: &[&'p Path]) -> Result<(Vec<&'p Path>, Vec<&'p Path>), RunError> {
+    let files: Vec<&Path> = texts.iter().copied().filter(|path| path.is_file()).collect();
+    if files.len() < 2 {
+        return Ok((texts.to_vec(), Vec::new()));
+    }
+    let of_train = match texts::list(&files, Take::Only(Split::Train)) {
+        Ok(of_train) if of_train.files.len() < files.len() => of_train,
+        _ => return Ok((texts.to_vec(), Vec::new())),
+    };
+    texts::log(&of_train);
+    let of_valid = texts::list(&files, Take::Only(Split::Validation)).unwrap_or_default();
+    let (train, valid) = (paths(&of_train), paths(&of_valid));
+    let train = texts.iter().copied().filter(|path| !path.is_file() || train.contains(path));
+    let valid = files.iter().copied().filter(|path| valid.contains(path));
+    Ok((train.collect(), valid.collect()))
+}
+
+fn paths(listing: &Listing) -> HashSet<&Path> {
+    listing.files.iter().map(|file| file.path.as_path()).collect()
+}
+
+/// Number of files whose first rows are read.
+const READ_FILES: usize = 16;
+
+/// The field that holds the text of the first file that has fields; it is reported if it was chosen. The
+/// first files are read as for training, so that a run does not fail on their first rows.
+fn chosen_field(files: &[InputFile]) -> Result<Option<String>, RunError> {
+    let chosen = first_field(files)?;
+    let field = chosen.as_deref().unwrap_or("text");
+    let mut has_text = files.len() > READ_FILES;
+    for file in files.iter().take(READ_FILES) {
+        has_text |= has_documents(file, field)?;
+    }
+    match (has_text, files) {
+        (false, [first, ..]) => Err(RunError::Refused(format!(
+            "{} has no text in its first rows; name another file",
+            first.path.display()
+        ))),
+        _ => Ok(chosen),
+    }
+}
+
+fn first_field(files: &[InputFile]) -> Result<Option<String>, RunError> {
+    for file in files {
+        let Some(TextField { name, others }) = text_field(file)? else { continue };
+        if !others.is_empty() {
+            tracing::info!(
+                "{}: the text is read from {name:?}, whose strings are the longest; others are in {}; \
+                 data.text_field names another",
+                file.path.display(),
+                others.iter().map(|other| format!("{other:?}")).collect::<Vec<_>>().join(", ")
+            );
+        }
+        return Ok(Some(name));
+    }
+    Ok(None)
+}
+
 fn not_utf8(path: &Path) -> RunError {
     RunError::Refused(format!(
         "{:?} is not UTF-8, and a run file can only hold UTF-8; rename it",
         path.to_string_lossy()
     ))
+}
+
+/// True for a `.bin` file that holds weights. Other ones hold tokens.
+fn is_of_model(path: &Path) -> bool {
+    path.file_name().is_some_and(|name| name.to_string_lossy().contains("model"))
 }
 
 /// The Hugging Face folder that `path` means, if any: itself, or the export in a run folder.
@@ -101,6 +204,7 @@ fn model_folder(path: &Path) -> Result<Option<PathBuf>, RunError> {
     if !path.is_dir() {
         return match path.extension().and_then(|extension| extension.to_str()) {
             Some("toml") => refused("this is already a run file; name a text or a model".into()),
+            Some("bin") if !is_of_model(path) => Ok(None),
             Some("safetensors" | "bin" | "pt" | "gguf") => refused("name the model's folder".into()),
             _ if path.file_name().is_some_and(|name| name == CONFIG_FILE) => {
                 refused("name the model's folder".into())
@@ -116,16 +220,18 @@ fn model_folder(path: &Path) -> Result<Option<PathBuf>, RunError> {
         true if run.hf().join(CONFIG_FILE).is_file() => Ok(Some(run.hf())),
         true => refused(format!(
             "this is a run folder without an export; export it first: xtrain export {} --out FOLDER",
-            path.display()
+            shell_path(path)
         )),
-        false => Ok(None),
+        false => source::refuse_adapter(path).map(|()| None),
     }
 }
 
-/// The files of the text at `path`.
-fn inputs(path: &Path) -> Result<Vec<InputFile>, RunError> {
-    if !path.exists() && source::looks_like_a_hub_id(&path.to_string_lossy()) {
-        return Err(source::no_such_folder(path));
+/// The files of the text at `path`, for training or validation.
+fn list(path: &Path, split: Split) -> Result<Listing, RunError> {
+    let name = path.to_string_lossy();
+    if !path.exists() && texts::may_be_of_the_hub(&name) {
+        let error = source::no_such_folder(path);
+        return Err(RunError::Refused(format!("{error}; if it is a data set, {}", texts::download(&name))));
     }
-    Ok(list_inputs(&[path])?)
+    texts::list(&[path], Take::OfFolders(split))
 }

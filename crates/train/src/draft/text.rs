@@ -6,6 +6,7 @@ use crate::engine::Processor;
 use std::collections::BTreeSet;
 use std::path::Path;
 use xtrain_config::Count;
+use xtrain_data::{shell_path, string_literal};
 use xtrain_report::metrics::format;
 
 /// Placeholder path of a template.
@@ -35,8 +36,7 @@ pub(super) fn run_file(
         Some(size) => (size.seq_len(found), size.batch_size, size.lr),
         None => {
             let most = if is_cpu { FURTHER_SEQ_LEN.0 } else { FURTHER_SEQ_LEN.1 };
-            let allowed =
-                found.model.as_ref().map_or(most, |(_, hf)| hf.model.max_position_embeddings as u64);
+            let allowed = found.model.as_ref().map_or(most, |(_, hf)| hf.model.context() as u64);
             (shortened(most.min(allowed), found), FURTHER_BATCH_SIZE, FURTHER_LR)
         }
     };
@@ -49,7 +49,7 @@ pub(super) fn run_file(
         data(found, held_out, seq_len),
         optimizer(lr, found.model.is_some()),
         train(found, run_tokens, batch_size, steps),
-        checked(every, held_out > 0.0),
+        checked(every, held_out > 0.0 || !found.valid.is_empty()),
         precision(),
     ] {
         text.push('\n');
@@ -59,15 +59,14 @@ pub(super) fn run_file(
 }
 
 fn header(file: &Path) -> String {
-    let name = file.display().to_string().replace(char::is_control, "?");
-    let run =
-        file.file_stem().map_or("run".into(), |stem| stem.to_string_lossy().replace(char::is_control, "?"));
+    let name = shell_path(file);
+    let run = shell_path(&Path::new("runs").join(file.file_stem().unwrap_or("run".as_ref())));
     format!(
         "# A run file for xtrain. Other keys have their defaults; docs/configuration.md lists all keys.\n\
          #\n\
          #     xtrain plan {name}              memory and time, before anything runs\n\
-         #     xtrain train {name}             trains into runs/{run}; --resume continues; --gpus 8 takes 8 GPUs\n\
-         #     xtrain generate runs/{run} --prompt \"Once upon a time\"\n\
+         #     xtrain train {name}             trains into {run}; --resume continues; --gpus 8 takes 8 GPUs\n\
+         #     xtrain generate {run} --prompt \"Once upon a time\"\n\
          #\n\
          # Any key can be changed for one run: xtrain train {name} --set optimizer.lr=1e-3 --out runs/other\n"
     )
@@ -77,7 +76,7 @@ fn model(found: &Found, size: Option<&Size>) -> String {
     let line = Line::under("[model]");
     match (&found.model, size) {
         (Some((folder, hf)), _) => {
-            line.key("init_from", quoted(folder), "its weights, sizes and tokenizer")
+            line.key("init_from", string_literal(folder), "its weights, sizes and tokenizer")
                 .comment(&format!(
                     "{}.",
                     hf.model.architecture().map_or(String::new(), |model| model.to_string())
@@ -101,21 +100,24 @@ fn model(found: &Found, size: Option<&Size>) -> String {
 }
 
 fn data(found: &Found, held_out: f64, seq_len: u64) -> String {
-    let fields: BTreeSet<&str> =
-        found.data.iter().filter_map(|source| source.text_field.as_deref()).collect();
+    let named = found.data.iter().chain(&found.valid);
+    let fields: BTreeSet<&str> = named.filter_map(|source| source.text_field.as_deref()).collect();
     // A field of all sources is a key of the section, different ones are keys of the sources.
     let common = (fields.len() == 1).then(|| fields.first().copied()).flatten();
     let entry = |source: &FoundData| match &source.text_field {
         Some(field) if common.is_none() && field != DEFAULT_FIELD => {
-            format!("{{ path = {}, text_field = {} }}", quoted(&source.path), quoted(field))
+            format!("{{ path = {}, text_field = {} }}", string_literal(&source.path), string_literal(field))
         }
-        _ => quoted(&source.path),
+        _ => string_literal(&source.path),
     };
-    let train = match found.data.as_slice() {
-        [] => quoted(NO_TEXT),
-        [one] => entry(one),
+    let sources = |found: &[FoundData]| match found {
+        // A table has its place in a list only.
+        [one] if common.is_some() || one.text_field.as_deref().is_none_or(|field| field == DEFAULT_FIELD) => {
+            entry(one)
+        }
         several => format!("[{}]", several.iter().map(entry).collect::<Vec<_>>().join(", ")),
     };
+    let train = if found.data.is_empty() { string_literal(NO_TEXT) } else { sources(&found.data) };
     let what = match (found.data.is_empty(), found.has_shards) {
         (true, _) => {
             "put your text here: .txt, .jsonl or .parquet, a folder, a pattern (\"data/**/*.txt\") or a list"
@@ -125,12 +127,15 @@ fn data(found: &Found, held_out: f64, seq_len: u64) -> String {
     };
     let mut line = Line::under("[data]").key("train", train, what);
     if let Some(field) = common.filter(|field| *field != DEFAULT_FIELD) {
-        line = line.key("text_field", quoted(field), "field or column that holds the text");
+        line = line.key("text_field", string_literal(field), "field or column that holds the text");
     }
     if !found.has_shards {
         line = line.off("separator", "\"<|endoftext|>\"", "separates documents in a .txt file");
     }
     line = match held_out > 0.0 {
+        _ if !found.valid.is_empty() => {
+            line.key("valid", sources(&found.valid), "validation data; of a folder, its validation split")
+        }
         true => line.key("held_out", held_out, "fraction of the text that is held out for validation"),
         false => line.key("held_out", "0.0", "the text is too short to hold out a part for validation"),
     };
@@ -164,7 +169,7 @@ fn train(found: &Found, run_tokens: u64, batch_size: u64, steps: u64) -> String 
     let length =
         format!("length of the run: {} steps{passes}; or set steps or epochs", format::grouped(steps));
     Line::under("[train]")
-        .key("tokens", quoted(&Count(run_tokens).to_string()), &length)
+        .key("tokens", string_literal(&Count(run_tokens).to_string()), &length)
         .key("batch_size", batch_size, "sequences per step")
         .key("micro_batch_size", "\"auto\"", "sequences at a time, as memory allows")
         .0
@@ -200,16 +205,13 @@ fn precision() -> String {
 /// Fraction of the data that is held out.
 fn held_out(found: &Found) -> f64 {
     match found.tokens {
+        _ if !found.valid.is_empty() => 0.0,
         None => 0.005,
         Some(tokens) if tokens >= 2_000_000 => 0.005,
         Some(tokens) if tokens >= 200_000 => 0.02,
         Some(tokens) if tokens >= 2_000 => 0.05,
         Some(_) => 0.0,
     }
-}
-
-fn quoted(text: &str) -> String {
-    serde_json::json!(text).to_string().replace('\u{7f}', "\\u007f")
 }
 
 /// The lines of a section.

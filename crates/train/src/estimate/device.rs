@@ -1,14 +1,16 @@
 //! The device for which time is estimated and settings are chosen. It need not be present.
 
 use super::devices::{DEVICES, DeviceModel, EDITION, unmeasured_cpu};
-use super::measure::{self, Measurement};
+use super::measure::{self, Measurement, REPEAT_MINUTES};
 use super::network::Network;
 use super::rates::Rates;
 use crate::engine::{Processor, Target};
 use crate::error::RunError;
 use std::fmt;
+use std::time::Duration;
 use xtrain_cuda::{DeviceInfo, peak_bf16_flops};
 use xtrain_model::Recipe;
+use xtrain_report::metrics::format;
 
 /// A device, as far as estimates need it.
 #[derive(Clone, Debug, PartialEq)]
@@ -34,6 +36,8 @@ pub struct Device {
     pub peak_flops: Option<f64>,
     /// Its connections to the devices of other ranks.
     pub network: Network,
+    /// Connections for choosing settings: those of usual servers, as a run does not know its own.
+    pub choice_network: Network,
 }
 
 /// Origin of rates.
@@ -44,12 +48,18 @@ pub enum Source {
     /// The nearest device of the table.
     Nearest(&'static str),
     /// A measurement on this machine.
-    Measured,
-    /// A measurement on this machine while other programs used the CPU.
-    MeasuredWhileBusy,
+    Measured {
+        /// The time since then.
+        age: Duration,
+        /// True if other programs used the CPU meanwhile.
+        while_busy: bool,
+    },
     /// Defaults for a CPU that was not measured.
     Unmeasured,
 }
+
+/// The age below which a measurement is called that of now.
+const RECENT: Duration = Duration::from_secs(60);
 
 /// Share of a device's memory that is kept free, besides [`RESERVE_BYTES`].
 const RESERVE_SHARE: f64 = 0.03;
@@ -101,18 +111,24 @@ impl Device {
     /// The share of this device that each of `processes` of a run on one machine has. They share the memory
     /// of a CPU, and each has a GPU of its own.
     pub fn shared_by(self, processes: usize) -> Device {
-        let network = Network { ranks_per_node: processes, ..self.network };
-        if self.target != Target::Cpu {
-            return Device { network, ..self };
+        let of_node = self.connected(|network| network.of_nodes(processes));
+        if of_node.target != Target::Cpu {
+            return of_node;
         }
         let share = |bytes: u64| bytes / processes as u64;
-        let usable_bytes = self.usable_bytes.map(share);
-        Device { usable_bytes, reserve_bytes: share(self.reserve_bytes), network, ..self }
+        let usable_bytes = of_node.usable_bytes.map(share);
+        Device { usable_bytes, reserve_bytes: share(of_node.reserve_bytes), ..of_node }
     }
 
-    fn measured_by(self, Measurement { factors, while_busy }: Measurement) -> Device {
-        let source = if while_busy { Source::MeasuredWhileBusy } else { Source::Measured };
-        Device { rates: self.rates.scaled(factors), source, ..self }
+    /// This device with its connections changed.
+    pub fn connected(self, change: impl Fn(Network) -> Network) -> Device {
+        let [network, choice_network] = [self.network, self.choice_network].map(change);
+        Device { network, choice_network, ..self }
+    }
+
+    fn measured_by(self, of: Measurement) -> Device {
+        let source = Source::Measured { age: of.age(), while_busy: of.while_busy };
+        Device { rates: self.rates.scaled(of.factors), source, ..self }
     }
 
     fn unmeasured(processor: &Processor, threads: usize) -> Device {
@@ -139,6 +155,7 @@ impl Device {
             reserve_bytes,
             peak_flops: None,
             network: Network::of_processes(),
+            choice_network: Network::of_processes(),
         }
     }
 
@@ -194,6 +211,7 @@ impl Device {
         peak_flops: Option<f64>,
     ) -> Device {
         let reserve_bytes = reserve_bytes(memory_bytes);
+        let network = Network::of_gpus(model.nccl_bandwidth, model.copy_bandwidth, model.nic_bandwidth);
         Device {
             name,
             target: Target::Cuda,
@@ -204,7 +222,8 @@ impl Device {
             usable_bytes: Some(memory_bytes.saturating_sub(reserve_bytes)),
             reserve_bytes,
             peak_flops,
-            network: Network::of_gpus(model.nccl_bandwidth, model.copy_bandwidth),
+            network,
+            choice_network: network,
         }
     }
 
@@ -240,9 +259,19 @@ impl fmt::Display for Source {
         match self {
             Source::Table => write!(f, "from the device table, edition {EDITION}"),
             Source::Nearest(name) => write!(f, "from the {name}, the nearest device of the table"),
-            Source::Measured => f.write_str("measured on this machine"),
-            Source::MeasuredWhileBusy => {
-                f.write_str("measured on this machine while other programs used the CPU")
+            Source::Measured { age, while_busy } => {
+                f.write_str("measured on this machine")?;
+                if *age >= RECENT {
+                    write!(f, " {} ago", format::duration(age.as_secs_f64()))?;
+                }
+                match while_busy {
+                    true => write!(
+                        f,
+                        " while other programs used the CPU, so it may be faster; a run measures it again if the CPU is free, or \
+                         after {REPEAT_MINUTES} minutes"
+                    ),
+                    false => Ok(()),
+                }
             }
             Source::Unmeasured => f.write_str("defaults of an ordinary CPU; the first run measures this one"),
         }

@@ -8,7 +8,7 @@
 use super::rates::{AttentionRates, GemmRates, Rates, ScoreSeconds};
 
 /// Edition of the table. It increases with every change, because chosen settings may change with it.
-pub(super) const EDITION: u32 = 3;
+pub(super) const EDITION: u32 = 4;
 
 /// A device of the table.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -25,6 +25,9 @@ pub struct DeviceModel {
     /// Bytes per second that a GPU copies to the memory of the others, if NVLink connects them. Of the H200,
     /// an all-gather of 1 GiB on 4 GPUs (docs/benchmarks.md); of others, as much more than through NCCL.
     pub copy_bandwidth: Option<f64>,
+    /// Bytes per second that each GPU sends to other nodes through its NIC, in usual servers: 96% of its
+    /// rate, as NCCL's authors expect of 400 Gbit/s (NVIDIA/nccl-tests, issues 267 and 290).
+    pub nic_bandwidth: f64,
     /// Sustained rates.
     pub rates: Rates,
 }
@@ -37,6 +40,7 @@ pub const DEVICES: [DeviceModel; 6] = [
         peak_bandwidth: 4.8e12,
         nccl_bandwidth: 330e9,
         copy_bandwidth: Some(356e9),
+        nic_bandwidth: 48e9,
         rates: Rates {
             launch: LAUNCH,
             memory: 4.1e12,
@@ -54,6 +58,7 @@ pub const DEVICES: [DeviceModel; 6] = [
         peak_bandwidth: 3.35e12,
         nccl_bandwidth: 330e9,
         copy_bandwidth: Some(356e9),
+        nic_bandwidth: 48e9,
         rates: Rates {
             launch: LAUNCH,
             memory: 2.95e12,
@@ -71,6 +76,7 @@ pub const DEVICES: [DeviceModel; 6] = [
         peak_bandwidth: 2.039e12,
         nccl_bandwidth: 220e9,
         copy_bandwidth: Some(237e9),
+        nic_bandwidth: 24e9,
         rates: without_fp8(250e12, 17e12, 1.74e12, 108, 0.315),
     },
     // 362 TFLOP/s at 350 W, about 0.6 of it sustained.
@@ -80,6 +86,7 @@ pub const DEVICES: [DeviceModel; 6] = [
         peak_bandwidth: 0.864e12,
         nccl_bandwidth: 20e9,
         copy_bandwidth: None,
+        nic_bandwidth: 24e9,
         rates: with_ada_fp8(without_fp8(220e12, 55e12, 0.73e12, 142, 0.27)),
     },
     // 165.2 TFLOP/s with f32 accumulation, most of it sustained at 450 W.
@@ -89,6 +96,7 @@ pub const DEVICES: [DeviceModel; 6] = [
         peak_bandwidth: 1.008e12,
         nccl_bandwidth: 10e9,
         copy_bandwidth: None,
+        nic_bandwidth: 12e9,
         rates: with_ada_fp8(without_fp8(155e12, 55e12, 0.9e12, 128, 0.2)),
     },
     // 209.5 TFLOP/s with f32 accumulation.
@@ -98,6 +106,7 @@ pub const DEVICES: [DeviceModel; 6] = [
         peak_bandwidth: 1.792e12,
         nccl_bandwidth: 20e9,
         copy_bandwidth: None,
+        nic_bandwidth: 12e9,
         rates: with_ada_fp8(without_fp8(195e12, 70e12, 1.55e12, 170, 0.25)),
     },
 ];

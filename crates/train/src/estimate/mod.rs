@@ -4,9 +4,10 @@
 //! device has rates. A kernel takes its launch time plus the longer of arithmetic and memory traffic. Nothing
 //! here names an op, a model or a recipe, and no factor is fitted to one.
 
-mod busy;
 mod device;
 mod devices;
+mod load;
+mod low_mfu;
 mod measure;
 mod network;
 mod picture;
@@ -16,9 +17,10 @@ mod timeline;
 
 pub use device::{Device, Source};
 pub use devices::{DEVICES, DeviceModel};
-pub use network::{BETWEEN_NODES, Network, RANKS_PER_NODE};
+pub use low_mfu::low_mfu;
+pub use network::{Network, RANKS_PER_NODE};
 pub use rates::{AttentionRates, Factors, GemmRates, Rates, ScoreSeconds};
-pub use run_time::RunTime;
+pub use run_time::{RunTime, Speed};
 pub use timeline::{Exposed, Place, Span, Timeline, TimelinePart};
 
 use xtrain_program::{Instance, KernelCost, Phase, Program};

@@ -163,7 +163,8 @@ impl Rates {
 }
 
 impl GemmRates {
-    fn of(&self, operands: DType, scaling: Option<[Scaling; 2]>) -> f64 {
+    /// The rate for these operands.
+    pub(super) fn of(&self, operands: DType, scaling: Option<[Scaling; 2]>) -> f64 {
         match (operands, scaling) {
             (DType::F32 | DType::F64, _) => self.f32,
             (_, None) => self.bf16,

@@ -10,22 +10,41 @@ use xtrain_model::decoder::Loss;
 use xtrain_program::Program;
 use xtrain_report::metrics::format;
 
-/// The estimated time of a run.
-#[derive(Clone, Debug, PartialEq)]
-pub struct RunTime {
+/// The estimated speed of a step.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Speed {
     /// Seconds of a step.
     pub step_seconds: f64,
     /// Tokens per second in training steps.
     pub tokens_per_second: f64,
     /// Model FLOPs per second (PaLM's count).
     pub flops: f64,
-    /// MFU: `flops` as a fraction of the device's peak, if that is known.
+    /// MFU: `flops` as a fraction of the peak of all devices, if that is known.
     pub mfu: Option<f64>,
+}
+
+impl Speed {
+    /// The speed of the run `planned`, whose step takes the time of `timeline`, on `device`.
+    pub fn of(planned: &Planned, timeline: &Timeline, device: &Device) -> Speed {
+        let spec = &planned.spec;
+        let (step_seconds, tokens) = (timeline.seconds(), planned.resolved.config.step_tokens() as f64);
+        let flops = spec.model.flops_per_token(spec.batch.seq_len) * tokens / step_seconds;
+        let ranks = spec.parallel.world_size as f64;
+        let mfu = device.peak_flops.map(|peak| flops / (peak * ranks));
+        Speed { step_seconds, tokens_per_second: tokens / step_seconds, flops, mfu }
+    }
+}
+
+/// The estimated time of a run.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RunTime {
+    /// Speed of training steps.
+    pub speed: Speed,
     /// Seconds of the remaining steps and evaluations, if the run's length is known.
     pub seconds: Option<f64>,
     source: Source,
-    /// The bandwidths of collectives, if several ranks share the step.
-    network: Option<String>,
+    /// True if the ranks are on several nodes.
+    spans_nodes: bool,
 }
 
 /// Time above which a run gets a warning.
@@ -34,11 +53,19 @@ const LONG_SECONDS: f64 = 86_400.0;
 impl RunTime {
     /// The remaining time of the run `planned`, whose step is `program`, on `device` after `done` steps.
     pub fn of(planned: &Planned, program: &Program, device: &Device, done: u64) -> Result<RunTime, RunError> {
-        let (spec, config) = (&planned.spec, &planned.resolved.config);
-        let (ranks, micro_steps) = (spec.parallel.world_size, spec.micro_steps(config.train.batch_size));
-        let step_seconds = Timeline::new(program, device, micro_steps).seconds();
-        let tokens = config.step_tokens() as f64;
-        let flops = spec.model.flops_per_token(spec.batch.seq_len) * tokens / step_seconds;
+        let micro_steps = planned.spec.micro_steps(planned.resolved.config.train.batch_size);
+        RunTime::of_step(planned, &Timeline::new(program, device, micro_steps), device, done)
+    }
+
+    /// As [`RunTime::of`], for a step that takes the time of `timeline`.
+    pub fn of_step(
+        planned: &Planned,
+        timeline: &Timeline,
+        device: &Device,
+        done: u64,
+    ) -> Result<RunTime, RunError> {
+        let config = &planned.resolved.config;
+        let speed = Speed::of(planned, timeline, device);
         let seconds = match planned.resolved.steps {
             Some(steps) => {
                 let left = steps.saturating_sub(done);
@@ -48,19 +75,25 @@ impl RunTime {
                 let is_known = every > 0 && config.eval.tokens.unwrap_or(0) > 0;
                 let evaluations = if is_known { (left / every).max(at_end) } else { 0 };
                 let each = if evaluations > 0 { evaluation_seconds(planned, device)? } else { 0.0 };
-                Some(left as f64 * step_seconds + evaluations as f64 * each)
+                Some(left as f64 * speed.step_seconds + evaluations as f64 * each)
             }
             None => None,
         };
-        Ok(RunTime {
-            step_seconds,
-            tokens_per_second: tokens / step_seconds,
-            flops,
-            mfu: device.peak_flops.map(|peak| flops / (peak * ranks as f64)),
-            seconds,
-            source: device.source,
-            network: (ranks > 1).then(|| device.network.describe(ranks)),
-        })
+        let spans_nodes = device.network.spans_nodes(planned.spec.parallel.world_size);
+        Ok(RunTime { speed, seconds, source: device.source, spans_nodes })
+    }
+
+    /// The time in words, without its source.
+    pub fn without_source(&self) -> String {
+        let Speed { step_seconds, tokens_per_second, flops, mfu } = self.speed;
+        let all =
+            self.seconds.map_or(String::new(), |seconds| format!("about {}; ", format::duration(seconds)));
+        let step = format::seconds(step_seconds);
+        let reached = match mfu {
+            Some(mfu) => format!("{} MFU", format::percent(mfu, 1)),
+            None => format!("{} TFLOP/s", format::significant(flops / 1e12)),
+        };
+        format!("{all}{step} a step, {} tokens/s, {reached}", format::count(tokens_per_second))
     }
 
     /// True if the run takes more than a day.
@@ -84,21 +117,10 @@ fn evaluation_seconds(planned: &Planned, device: &Device) -> Result<f64, RunErro
 
 impl fmt::Display for RunTime {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if let Some(seconds) = self.seconds {
-            write!(f, "about {}, ", format::duration(seconds))?;
+        write!(f, "{} ({}", self.without_source(), self.source)?;
+        if self.spans_nodes {
+            f.write_str("; not measured on several nodes")?;
         }
-        write!(
-            f,
-            "{} tokens/s, {} TFLOP/s",
-            format::count(self.tokens_per_second),
-            format::significant(self.flops / 1e12)
-        )?;
-        if let Some(mfu) = self.mfu {
-            write!(f, ", {} MFU", format::percent(mfu, 1))?;
-        }
-        match &self.network {
-            Some(network) => write!(f, " ({}; collectives at {network})", self.source),
-            None => write!(f, " ({})", self.source),
-        }
+        f.write_str(")")
     }
 }

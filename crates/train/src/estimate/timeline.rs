@@ -242,9 +242,11 @@ impl Job {
     fn new(program: &Program, run: Range<usize>, device: &Device, world_size: usize, part: Part) -> Job {
         let first = &program.instances[run.start];
         let timed = run.clone().filter(|_| part.runs(first)).map(|index| {
-            let seconds = seconds(program, &program.instances[index], device, world_size, part.is_first());
+            let instance = &program.instances[index];
+            let seconds = seconds(program, instance, device, world_size, part.is_first());
             // Those that are issued together take the latency once.
-            let again = if index > run.start && seconds > 0.0 { device.network.latency } else { 0.0 };
+            let again =
+                if index > run.start && seconds > 0.0 { latency(instance, device, world_size) } else { 0.0 };
             (index, seconds - again)
         });
         let timed: Vec<(usize, f64)> = timed.collect();
@@ -316,8 +318,15 @@ fn world_size(program: &Program) -> usize {
 
 /// The share of the GPU that kernels lose beside an instance, which is 0 for one that is no collective.
 fn share_of_gpu(instance: &Instance, device: &Device, world_size: usize) -> f64 {
-    let collective = instance.code.op().collective();
-    collective.map_or(0.0, |(_, group)| device.network.share_of_gpu(group, world_size, device.rates.memory))
+    let share =
+        |(collective, group)| device.network.share_of_gpu(collective, group, world_size, device.rates.memory);
+    instance.code.op().collective().map_or(0.0, share)
+}
+
+/// Seconds of an instance besides those of the bytes that it sends.
+fn latency(instance: &Instance, device: &Device, world_size: usize) -> f64 {
+    let latency = |(collective, group)| device.network.latency(collective, group, world_size);
+    instance.code.op().collective().map_or(0.0, latency)
 }
 
 /// Seconds of an instance.
@@ -329,10 +338,10 @@ fn seconds(
     is_first: bool,
 ) -> f64 {
     match instance.code.op().collective() {
-        Some((_, group)) => {
+        Some((collective, group)) => {
             let (inputs, outputs) = (program.input_types(instance), program.output_types(instance));
             let sent_bytes = instance.code.op().cost(&inputs, &outputs).sent_bytes;
-            device.network.seconds(group, world_size, sent_bytes)
+            device.network.seconds(collective, group, world_size, sent_bytes)
         }
         None => instance_seconds(program, instance, &device.rates, is_first),
     }

@@ -8,18 +8,21 @@ mod text;
 
 use crate::engine::{Processor, Room, Target};
 use crate::error::{LearnError, RunError};
+use crate::layout::Layout;
 use crate::programs;
+use crate::saved;
 use crate::spec::Planned;
 use crate::training_spec::TrainingSpec;
 use search::Search;
 pub(crate) use search::first_that_fits;
+pub use text::on_gpus;
 use xtrain_program::{Parallel, Program, Shard};
 use xtrain_report::metrics::format;
 
 /// Memory that a step needs, and memory that is available.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Fit {
-    /// Bytes of the plan, of kernel workspace outside of it, and of libraries.
+    /// Bytes of the plan, of kernel workspace outside of it, of libraries, and of the process.
     pub needed_bytes: u64,
     /// Available memory.
     pub room: Room,
@@ -41,6 +44,8 @@ pub enum Verdict {
         least: Alternative,
         /// Bytes that no setting changes: weights, gradients, moments.
         state_bytes: u64,
+        /// The ranks of the run.
+        ranks: usize,
         /// True if it would fit if other programs released their memory.
         is_held: bool,
         /// Other models and numbers of GPUs with which it would fit.
@@ -57,9 +62,21 @@ pub struct Instead {
     pub fewer_layers: Option<usize>,
     /// Longest sequence that would fit, found by halving the run's, if any.
     pub seq_len: Option<usize>,
-    /// The least number of GPUs of this size that would fit, with weights, gradients and moments divided
-    /// among them (`parallel.shard = "weights"`), and the bytes that each needs.
-    pub gpus: Option<(usize, u64)>,
+    /// The least number of GPUs of this size that would fit.
+    pub gpus: Option<MoreGpus>,
+    /// The largest number that was tried; `None` on a CPU.
+    pub most_gpus: Option<usize>,
+}
+
+/// A number of GPUs among which weights, gradients and moments are divided (`parallel.shard = "weights"`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MoreGpus {
+    /// The number.
+    pub count: usize,
+    /// The bytes that each needs.
+    pub bytes: u64,
+    /// The least batch that they can share, if the run's is too small.
+    pub batch_size: Option<usize>,
 }
 
 /// Settings that need less memory, and how much they need.
@@ -177,7 +194,7 @@ pub fn check(planned: &Planned, processor: &Processor, processes: usize) -> Resu
 }
 
 /// Bytes that the step of `spec`, which is `program`, needs on `target`, on this number of CPU threads: of
-/// its plan, of kernel workspace outside of it, and of libraries.
+/// its plan, of kernel workspace outside of it, of libraries, and of the process.
 pub(crate) fn needed_bytes(
     spec: &TrainingSpec,
     program: &Program,
@@ -187,12 +204,22 @@ pub(crate) fn needed_bytes(
     let reference = programs::reference(spec)?;
     let loaded: Vec<_> = std::iter::once(program).chain(&reference).collect();
     let (plan, work) = (target.plan_bytes(&loaded), target.work_bytes(&loaded, threads));
+    let beside = target.library_bytes() + target.process_bytes(&loaded, spec.model.vocab_size);
     // A reference segment copies the state to host memory, which is the CPU's.
     let aside = match target {
         Target::Cpu if spec.reference => programs::saved_bytes(program),
         _ => 0,
     };
-    Ok(plan.saturating_add(work).saturating_add(aside) as u64 + target.library_bytes())
+    Ok(plan.saturating_add(work).saturating_add(aside) as u64 + beside)
+}
+
+/// Bytes of the copy that a save of the step of `spec`, which is `program`, makes in the memory of `target`,
+/// where there is room for it. Without the copy, training waits while a checkpoint is written.
+pub fn save_bytes(spec: &TrainingSpec, program: &Program, target: Target) -> Result<u64, LearnError> {
+    match target {
+        Target::Cpu => Ok(saved::copied_bytes(program, &Layout::of(spec)?) as u64),
+        Target::Cuda => Ok(0),
+    }
 }
 
 /// Keys of settings in the order in which alternatives name them.

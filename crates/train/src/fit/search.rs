@@ -1,8 +1,9 @@
 //! The search for settings with which a step that does not fit would.
 
-use super::{Alternative, Instead, Verdict, needed_bytes};
+use super::{Alternative, Instead, MoreGpus, Verdict, needed_bytes};
 use crate::engine::{Room, Target};
 use crate::error::{LearnError, RunError};
+use crate::estimate::RANKS_PER_NODE;
 use crate::programs;
 use crate::training_spec::TrainingSpec;
 use xtrain_program::{Parallel, Recompute, Region, Shard};
@@ -91,7 +92,8 @@ impl Search<'_> {
             let is_held = bytes <= self.room.alone_bytes;
             let instead = self.instead(&spec, bytes)?;
             let least = Alternative { settings, bytes };
-            return Ok(Verdict::Nothing { least, state_bytes, is_held, instead });
+            let ranks = self.spec.parallel.world_size;
+            return Ok(Verdict::Nothing { least, state_bytes, ranks, is_held, instead });
         }
         let alternatives = self.cheapest(&as_it_is[0], &norms, &blocks)?;
         if !alternatives.is_empty() {
@@ -139,28 +141,43 @@ impl Search<'_> {
             spec.loss.chunk_tokens = spec.loss.chunk_tokens.min(lengths[n]);
             Ok::<_, RunError>((self.bytes(&spec)?, lengths[n]))
         })?;
-        let gpus = self.gpus(least, bytes)?;
-        Ok(Instead { layers, fewer_layers, seq_len, gpus })
+        let (gpus, most_gpus) = match self.target {
+            Target::Cpu => (None, None),
+            Target::Cuda => {
+                let (gpus, most) = self.gpus(least, bytes)?;
+                (gpus, Some(most))
+            }
+        };
+        Ok(Instead { layers, fewer_layers, seq_len, gpus, most_gpus })
     }
 
-    /// The least number of GPUs that is a power of two, can share the batch, and has room for a rank of
-    /// `least` with weights, gradients and optimizer state divided among all; with the bytes of a rank.
-    fn gpus(&self, least: &TrainingSpec, bytes: u64) -> Result<Option<(usize, u64)>, RunError> {
-        if self.target == Target::Cpu || least.parallel.reduce.is_any_world() {
-            return Ok(None);
-        }
-        let micro_batches = self.batch_size / least.batch.sequences;
-        let more = |world_size: &usize| {
-            micro_batches.is_multiple_of(*world_size)
-                && world_size.is_multiple_of(least.parallel.replicas)
-                && *world_size > least.parallel.world_size
+    /// The least number of GPUs that has room for a rank of `least` with weights, gradients and optimizer
+    /// state divided among all: a power of two, or a number of whole nodes that shares the batch evenly. A
+    /// batch that is too small grows. And the largest number that the model can be divided among.
+    fn gpus(&self, least: &TrainingSpec, bytes: u64) -> Result<(Option<MoreGpus>, usize), RunError> {
+        let shares = |count: &usize| self.batch_size.is_multiple_of(count * least.batch.sequences);
+        let more = |count: &usize| {
+            let is_round = count.is_power_of_two() || count.is_multiple_of(RANKS_PER_NODE) && shares(count);
+            is_round && *count > least.parallel.world_size
         };
-        let worlds: Vec<usize> = (1..=MOST_GPUS.ilog2()).map(|n| 1 << n).filter(more).collect();
-        first_that_fits(worlds.len(), bytes, self.room.available_bytes, |n| {
-            let parallel = Parallel { world_size: worlds[n], shard: Shard::Weights, ..least.parallel };
-            let bytes = self.bytes(&TrainingSpec { parallel, ..least.clone() })?;
-            Ok::<_, RunError>((bytes, (worlds[n], bytes)))
-        })
+        let of_ranks = |count: usize| -> Result<MoreGpus, RunError> {
+            let grown = self.batch_size.next_multiple_of(count * least.batch.sequences);
+            let parallel =
+                Parallel { world_size: count, replicas: 1, shard: Shard::Weights, ..least.parallel };
+            let spec = TrainingSpec { parallel, ..least.clone() };
+            let bytes = self.bytes(&spec.with_micro_batches(least.batch.sequences, grown))?;
+            Ok(MoreGpus { count, bytes, batch_size: (!shares(&count)).then_some(grown) })
+        };
+        // A model has too few rows for any number of ranks.
+        let mut counts: Vec<usize> = (2..=MOST_GPUS).filter(more).collect();
+        while counts.last().is_some_and(|&most| of_ranks(most).is_err()) {
+            counts.truncate(counts.len() - counts.len().div_ceil(8));
+        }
+        let found = first_that_fits(counts.len(), bytes, self.room.available_bytes, |n| {
+            let found = of_ranks(counts[n])?;
+            Ok::<_, RunError>((found.bytes, found))
+        })?;
+        Ok((found, counts.last().copied().unwrap_or(least.parallel.world_size)))
     }
 
     /// Alternatives of one setting, or of `norms` and a smaller micro-batch if that is larger than the one

@@ -32,7 +32,9 @@ fn the_last_byte_decides_and_kernels_and_libraries_count() {
     for target in [Target::Cpu, Target::Cuda] {
         let (spec, _) = planned(RUN, &[], target);
         let program = programs::training(&spec).expect("a program");
-        let beside = target.work_bytes(&[&program], THREADS) as u64 + target.library_bytes();
+        let beside = target.work_bytes(&[&program], THREADS) as u64
+            + target.library_bytes()
+            + target.process_bytes(&[&program], spec.model.vocab_size);
         let needed = target.plan(&program).total_bytes() as u64 + beside;
         assert!(beside > 0);
         assert_eq!(fit(target, needed).verdict, Verdict::Fits);
@@ -217,6 +219,10 @@ fn where_nothing_fits_it_is_said_with_what_no_setting_makes_less() {
     let message = fit(Target::Cuda, 1 << 20).check("it").expect_err("too little").to_string();
     let least = "nothing fits: even --set optimizer.moments=bf16 --set train.recompute=block --set train.loss_chunk=256 --set train.micro_batch_size=1 (";
     assert!(message.contains(least) && message.contains("choose a smaller model"), "{message}");
+    // A head of 4096 rows cannot be divided among more.
+    assert!(message.contains("; it fits on no number of GPUs up to "), "{message}");
+    let on_cpu = fit(Target::Cpu, 1 << 20).check("it").expect_err("too little").to_string();
+    assert!(on_cpu.contains("; choose a smaller model") && !on_cpu.contains("GPUs"), "{on_cpu}");
 }
 
 /// The first block is dense, so fewer blocks may have no experts.
@@ -246,6 +252,32 @@ fn a_mixture_that_is_too_large_is_told_how_many_of_its_layers_would_fit() {
 }
 
 #[test]
+fn a_batch_that_many_gpus_cannot_share_grows() {
+    let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../../examples/llama3_8b.toml");
+    let run = std::fs::read_to_string(file).expect("the example");
+    let sets = ["model.vocab_size=128256", "train.batch_size=2"];
+    for (ranks, replicas, reduce) in [(1, 1, "same-world"), (2, 2, "any-world"), (2, 1, "fast")] {
+        let reduce = format!("parallel.reduce={reduce}");
+        let (mut spec, batch_size) = planned(&run, &[sets[0], sets[1], &reduce], Target::Cuda);
+        spec.parallel = Parallel { world_size: ranks, replicas, ..spec.parallel };
+        let room = Room::of(24 << 30);
+        let fit = Fit::new(&spec, Target::Cuda, THREADS, batch_size, room).expect("a plan");
+        let Verdict::Nothing { least, instead, .. } = fit.verdict else { panic!("{}", fit.verdict) };
+        assert!(least.bytes > 24 << 30);
+        let Some(MoreGpus { count, bytes, batch_size: Some(batch_size) }) = instead.gpus else {
+            panic!("no number of GPUs")
+        };
+        assert_eq!((count, batch_size), (8, 8), "{reduce}");
+        assert!(bytes <= 24 << 30);
+        let said = instead.to_string();
+        assert!(
+            said.contains("`--gpus 8 --set parallel.shard=weights --set train.batch_size=8` each needs"),
+            "{said}"
+        );
+    }
+}
+
+#[test]
 fn llama_3_8b_does_not_fit_into_a_small_card() {
     let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../../examples/llama3_8b.toml");
     let run = std::fs::read_to_string(file).expect("the example");
@@ -255,7 +287,7 @@ fn llama_3_8b_does_not_fit_into_a_small_card() {
     let message = message.expect_err("too little").to_string();
     // Masters and gradients in fp32, two moments, and the bf16 copies for GEMMs.
     assert!(message.contains("104.71 GiB of it for weights, gradients and moments"), "{message}");
-    let instead = "; choose a smaller model: 3 of its 32 layers would fit; or several GPUs: with \
-                   these settings and `--gpus 8 --set parallel.shard=weights` each needs 21.60 GiB. `xtrain plan` lists what needs it";
+    let instead = "; on 8 GPUs it does: with these settings and `--gpus 8 --set parallel.shard=weights` each needs 21.60 GiB; or \
+                   choose a smaller model: 3 of its 32 layers would fit. `xtrain plan` lists what needs it";
     assert!(message.ends_with(instead), "{message}");
 }

@@ -1,6 +1,6 @@
 //! Messages about memory: whether a step fits, and the settings with which it would.
 
-use super::{Alternative, Fit, Instead, Verdict};
+use super::{Alternative, Fit, Instead, MoreGpus, Verdict};
 use crate::engine::Room;
 use std::fmt;
 use xtrain_report::metrics::format;
@@ -31,16 +31,21 @@ impl fmt::Display for Verdict {
                 let alternatives: Vec<String> = alternatives.iter().map(Alternative::to_string).collect();
                 write!(f, "what would fit: {}", alternatives.join(", or "))
             }
-            Verdict::Nothing { least, state_bytes, is_held, instead } => write!(
+            Verdict::Nothing { least, state_bytes, ranks, is_held, instead } => write!(
                 f,
-                "nothing fits: {}, {} of it for weights, gradients and moments, which no setting reduces, not even FP8; {}choose a smaller model{instead}",
+                "{}nothing fits: {}, {} of it for weights, gradients and moments, which no setting reduces, not even FP8; {}{instead}",
+                match (ranks, instead.most_gpus) {
+                    (1, _) => String::new(),
+                    (ranks, Some(_)) => format!("on {ranks} GPUs "),
+                    (ranks, None) => format!("on {ranks} ranks "),
+                },
                 match least.settings.is_empty() {
                     true => "no setting reduces it".to_owned(),
                     false => format!("even {least} is too much"),
                 },
                 format::gib(*state_bytes),
                 match is_held {
-                    true => "end the other programs (`nvidia-smi` lists those on a GPU), wait for them, or ",
+                    true => "end the other programs (`nvidia-smi` lists those on a GPU) or wait for them; ",
                     false => "",
                 },
             ),
@@ -50,20 +55,34 @@ impl fmt::Display for Verdict {
 
 impl fmt::Display for Instead {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match (&self.gpus, self.most_gpus) {
+            (Some(gpus), _) => write!(f, "{}with these settings and {gpus}; or ", on_gpus(gpus.count))?,
+            (None, Some(most)) => write!(f, "it fits on no number of GPUs up to {most}; ")?,
+            (None, None) => {}
+        }
+        f.write_str("choose a smaller model")?;
         if let Some(fewer) = self.fewer_layers {
             write!(f, ": {fewer} of its {} layers would fit", self.layers)?;
         }
         if let Some(seq_len) = self.seq_len {
             write!(f, ", or a shorter context: data.seq_len={seq_len} would fit")?;
         }
-        match self.gpus {
-            Some((gpus, bytes)) => write!(
-                f,
-                "; or several GPUs: with these settings and `--gpus {gpus} --set parallel.shard=weights` each needs {}",
-                format::gib(bytes)
-            ),
-            None => Ok(()),
+        Ok(())
+    }
+}
+
+/// The beginning of the sentence about more GPUs on which a run fits.
+pub fn on_gpus(count: usize) -> String {
+    format!("on {count} GPUs it does: ")
+}
+
+impl fmt::Display for MoreGpus {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "`--gpus {} --set parallel.shard=weights", self.count)?;
+        if let Some(batch_size) = self.batch_size {
+            write!(f, " --set train.batch_size={batch_size}")?;
         }
+        write!(f, "` each needs {}", format::gib(self.bytes))
     }
 }
 

@@ -2,7 +2,8 @@
 //!
 //! Invariant: no token is ever at a position past the model's context, which the model has not learned to
 //! read. When the context is full, the older half is dropped and the newer half is read again from position
-//! 0, so the continuation is that of a fresh prompt.
+//! 0, so the continuation is that of a fresh prompt. A sliding window is not computed: generation ends when
+//! it is full.
 
 mod sampling;
 
@@ -76,9 +77,9 @@ impl Pace {
 
 impl Generator {
     /// Loads prefill and decode over `weights`. The capacity is `tokens` of prompt and continuation together,
-    /// or the model's context if that is less.
+    /// or [`Architecture::context`] if that is less.
     pub fn new(weights: &mut Weights, tokens: usize) -> Result<Self, LearnError> {
-        let capacity = tokens.clamp(1, weights.model().max_position_embeddings.max(1));
+        let capacity = tokens.clamp(1, weights.model().context().max(1));
         let prefill_tokens = weights.engine().busy_rows().min(capacity).next_multiple_of(PREFILL_TOKENS);
         // Padding of the last prefill chunk is written after the prompt.
         let context = Context::Cache { capacity: capacity + prefill_tokens };
@@ -188,8 +189,9 @@ fn token_bytes(model: &Architecture, dtype: DType, held: usize) -> f64 {
 }
 
 impl Generator {
-    /// Continues `prompt` by at most `max_tokens` tokens, and ends before a token in `stop`. Each token is
-    /// also passed to `on_token`, which may end the generation. Returns the new tokens.
+    /// Continues `prompt` by at most `max_tokens` tokens, and ends before a token in `stop` and where the
+    /// next one would need more than the model's sliding window. Each token is also passed to `on_token`,
+    /// which may end the generation. Returns the new tokens.
     ///
     /// # Errors
     ///
@@ -221,7 +223,8 @@ impl Generator {
             }
             made.push(token);
             let asked_to_end = on_token(GeneratedToken { token, logits: &self.logits }).is_break();
-            if asked_to_end || made.len() == max_tokens {
+            let is_full = weights.model().window.is_some_and(|window| self.held.len() >= window);
+            if asked_to_end || is_full || made.len() == max_tokens {
                 return Ok(made);
             }
             self.append(weights, &[token])?;

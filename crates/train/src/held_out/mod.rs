@@ -13,13 +13,13 @@ use crate::crew::Crew;
 use crate::error::RunError;
 use crate::evaluate::{Evaluator, Tally};
 use crate::opened::{OpenedModel, RunOrigin};
+use crate::texts;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use tempfile::TempDir;
 use xtrain_data::{
-    DataError, Dataset, DocumentMask, InputOptions, PrepareOptions, TokenStream, Tokenizer, Validation,
-    list_inputs, prepare_cached,
+    DataError, Dataset, DocumentMask, PrepareOptions, TokenStream, Tokenizer, Validation, prepare_cached,
 };
 use xtrain_model::decoder::Batch;
 
@@ -55,7 +55,13 @@ impl HeldOut {
     ) -> Result<Option<HeldOut>, RunError> {
         let model = opened.weights.model();
         let limit = model.max_position_embeddings;
-        let asked = options.seq_len.or(opened.seq_len).unwrap_or(SEQ_LEN.min(limit));
+        let asked = options.seq_len.or(opened.seq_len).unwrap_or(SEQ_LEN.min(model.context()));
+        if let Some(window) = model.window.filter(|window| asked > *window) {
+            return Err(RunError::Refused(format!(
+                "sequences of {asked} tokens exceed the sliding window of the model, and attention within windows is not \
+                 supported; take sequences of at most {window} tokens"
+            )));
+        }
         if asked > limit {
             tracing::warn!("sequences of {asked} exceed the model's context of {limit} tokens");
         }
@@ -70,7 +76,7 @@ impl HeldOut {
         let cache = options.cache.as_deref().or(cache).unwrap_or(Path::new(""));
         let (mut streams, mut text_bytes) = (Vec::new(), 0);
         for path in data {
-            let dataset = match dataset(path, &opened.tokenizer, &options.input, cache, on_progress) {
+            let dataset = match dataset(path, &opened.tokenizer, options, cache, on_progress) {
                 Err(RunError::Data(DataError::Interrupted)) => return Ok(None),
                 dataset => dataset?,
             };
@@ -188,7 +194,7 @@ fn validation(
 fn dataset(
     path: &Path,
     tokenizer: &Tokenizer,
-    input: &InputOptions,
+    options: &TextOptions,
     cache: &Path,
     on_progress: &mut dyn FnMut(EvalProgress<'_>) -> ControlFlow<()>,
 ) -> Result<Dataset, RunError> {
@@ -218,9 +224,10 @@ fn dataset(
         }
         return Ok(dataset);
     }
-    let files = list_inputs(&[path])?;
-    let options = PrepareOptions { input: input.clone(), ..PrepareOptions::default() };
-    let made = prepare_cached(&files, tokenizer, &options, cache, &mut |progress| {
+    let listing = texts::list(&[path], options.take)?;
+    texts::log(&listing);
+    let options = PrepareOptions { input: options.input.clone(), ..PrepareOptions::default() };
+    let made = prepare_cached(&listing.files, tokenizer, &options, cache, &mut |progress| {
         on_progress(EvalProgress::Tokenizing(path, progress))
     })?;
     Ok(made.with_name(path.display().to_string()))

@@ -5,7 +5,7 @@ use crate::error::RunError;
 use crate::opened::OpenedModel;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
-use xtrain_data::{InputOptions, Progress};
+use xtrain_data::{InputOptions, Progress, Split, Take};
 
 /// Settings of an evaluation of texts.
 #[derive(Clone, Debug)]
@@ -16,6 +16,8 @@ pub struct TextOptions {
     pub batch_size: usize,
     /// Keeps attention within documents. By default as in the model's run.
     pub document_mask: Option<bool>,
+    /// Files that are read of folders and patterns; the validation split by default.
+    pub take: Take,
     /// Options for reading documents from the files.
     pub input: InputOptions,
     /// Folder in which the tokens are cached. By default a temporary folder, which is removed.
@@ -28,6 +30,7 @@ impl Default for TextOptions {
             seq_len: None,
             batch_size: 8,
             document_mask: None,
+            take: Take::OfFolders(Split::Validation),
             input: InputOptions::default(),
             cache: None,
         }

@@ -1,8 +1,10 @@
 //! A model in training: one optimizer step at a time.
 
 mod feed;
+mod saturation;
 
 pub use feed::{draws, feed};
+pub use saturation::Saturated;
 
 use crate::error::LearnError;
 use crate::layout::Layout;
@@ -11,6 +13,7 @@ use crate::spans::span;
 use crate::training_spec::TrainingSpec;
 use crate::update::update_io;
 use crate::weights::Weights;
+use saturation::StaticCasts;
 use std::ops::Range;
 use xtrain_data::Batch as TokenBatch;
 use xtrain_model::decoder::{ExpertSums, SumsOf, io};
@@ -35,6 +38,8 @@ pub struct StepResult {
     pub source_losses: Vec<f64>,
     /// The figures of each block with experts.
     pub experts: Vec<ExpertSums>,
+    /// The tensors whose casts saturated, the same on all ranks; `None` if scales are not static.
+    pub saturated: Option<Vec<Saturated>>,
     /// True if a rank has asked all to stop.
     pub stopping: bool,
 }
@@ -60,6 +65,8 @@ pub struct Learner {
     reference: Option<ReferencePrograms>,
     /// The program that steps run at present.
     current: ProgramId,
+    /// The casts of `train` with static scales.
+    static_casts: StaticCasts,
     seed: u64,
     /// True if this rank asks all to stop.
     asks_to_stop: bool,
@@ -78,6 +85,7 @@ impl Learner {
     /// initialised or read. `seed` is the seed of dropout.
     pub fn new(engine: Box<dyn Engine>, spec: TrainingSpec, seed: u64) -> Result<Self, LearnError> {
         let (program, layout) = (programs::training(&spec)?, Layout::of(&spec)?);
+        let static_casts = StaticCasts::of(&program);
         let refresh = programs::refresh(&program)?;
         let mut weights =
             Weights::with_refresh(refresh, engine, spec.model.clone(), spec.numerics(), layout)?;
@@ -89,7 +97,8 @@ impl Learner {
                 Some(ReferencePrograms { train: weights.load(program)?, refresh })
             }
         };
-        Ok(Learner { weights, spec, train, reference, current: train, seed, asks_to_stop: false })
+        let current = train;
+        Ok(Learner { weights, spec, train, reference, current, static_casts, seed, asks_to_stop: false })
     }
 
     /// Asks all ranks to stop: results of the steps that are launched from now on say so on every rank. A
@@ -285,6 +294,11 @@ impl Learner {
         let (sources, experts) = sums_of.split(&numbers);
         // The second of each pair is the cross-entropy.
         let source_losses = sources.into_iter().map(|[_, sum]| f64::from(sum)).collect();
-        Ok(StepResult { loss, grad_norm, skipped, stopping, source_losses, experts })
+        let amaxes: Option<Vec<f32>> = match self.static_casts.is_empty() || self.current != self.train {
+            true => None,
+            false => Some(bytemuck::pod_collect_to_vec(outputs.get(update_io::AMAXES)?)),
+        };
+        let saturated = amaxes.map(|amaxes| self.static_casts.saturated(&amaxes));
+        Ok(StepResult { loss, grad_norm, skipped, stopping, source_losses, experts, saturated })
     }
 }

@@ -1,7 +1,7 @@
 //! The figures of docs/parallel.md that follow from plans: XTRAIN_UPDATE_DOCS=1 writes them anew.
 
 use crate::engine::Target;
-use crate::estimate::{Device, Network, Timeline};
+use crate::estimate::{Device, Network, Speed, Timeline};
 use crate::fit::needed_bytes;
 use crate::member::Member;
 use crate::modes::SHARDS;
@@ -10,7 +10,7 @@ use crate::spec::{Planned, plan_for};
 use std::fs;
 use std::path::{Path, PathBuf};
 use xtrain_config::Config;
-use xtrain_program::{Group, Lane, Program, Region, Stage};
+use xtrain_program::{Collective, Group, Lane, Program, Region, Stage};
 
 fn repository() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
@@ -65,14 +65,13 @@ fn gathers() -> String {
     let of_block = program.parameters.iter().filter(|p| p.name.starts_with("blocks.1."));
     let matrices = of_block.map(|p| program.whole_type(p)).filter(|ty| ty.shape.len() > 1);
     let weights: usize = matrices.map(|ty| ty.numel()).sum();
-    let head = "| GB/s of each GPU | fp32 | bf16 | 8 bits | forward of the block, 8,192 tokens in bf16 |\n";
+    let head = "| GB/s in rings | fp32 | bf16 | 8 bits | forward of the block, 8,192 tokens in bf16 |\n";
     let mut out = format!("{head}|---:|---:|---:|---:|---:|\n");
     for bandwidth in [330e9, 100e9, 50e9, 25e9, 12.5e9] {
-        let network =
-            Network { within_node: bandwidth, between_nodes: bandwidth, copies: None, ..device.network };
+        let network = device.network.with_bandwidths(None, Some(bandwidth));
         let ms = |bytes: usize| {
             let sent = (bytes * weights) as f64 * 15.0 / 16.0;
-            1e3 * network.seconds(Group::World { size: 16 }, 16, sent)
+            1e3 * network.seconds(Collective::AllGather { first: 0 }, Group::World { size: 16 }, 16, sent)
         };
         let row: Vec<String> = [4, 2, 1].map(|bytes| format!("{:.1} ms", ms(bytes))).to_vec();
         out.push_str(&format!("| {} | {} | {:.1} ms |\n", bandwidth / 1e9, row.join(" | "), 1e3 * forward));
@@ -84,7 +83,7 @@ fn gathers() -> String {
 fn steps() -> String {
     let mut out =
         String::from("| `--link` | `\"fp32\"` | `\"bf16\"` | `\"auto\"`, 8 bits |\n|---|---:|---:|---:|\n");
-    for link in [100, 50, 25] {
+    for link in [48.0, 12.5, 3.0] {
         out.push_str(&format!("| {link} GB/s |"));
         for gather in ["fp32", "bf16", "auto"] {
             let gather = format!("parallel.gather={gather}");
@@ -99,7 +98,7 @@ fn steps() -> String {
             ];
             let (_, program) = planned("llama3_8b.toml", 16, &sets);
             let mut device = Device::model("h100").expect("it is in the table");
-            device.network.between_nodes = link as f64 * 1e9;
+            device.network.nic = link * 1e9;
             let timeline = Timeline::new(&program, &device, 1);
             let [step, exposed] =
                 [timeline.seconds(), timeline.exposed_seconds()].map(|seconds| (1e3 * seconds).round());
@@ -110,14 +109,66 @@ fn steps() -> String {
     out
 }
 
+/// Tokens per second and GPU that others published for several nodes, and those of plans of the same sizes.
+fn published() -> String {
+    let bf16: &[&str] = &["train.recompute=norms"];
+    let fp8: &[&str] = &["train.recompute=norms", "precision.recipe=fp8-current", "precision.skip_slower=[]"];
+    let runs = [
+        ("Llama-3-8B, 64 A100", "a100", "llama3_8b.toml", 64, 1, bf16, 2973.0),
+        ("Llama-3-70B, 64 A100", "a100", "llama3_70b.toml", 64, 1, &["train.recompute=block"], 331.0),
+        ("Llama-3-8B, 8 H100 of 500 W", "h100", "llama3_8b.toml", 8, 2, bf16, 6667.0),
+        ("Llama-3-8B, 128 H100 of 500 W", "h100", "llama3_8b.toml", 128, 2, bf16, 6514.0),
+        ("Llama-3-8B in FP8, 32 H200", "h200", "llama3_8b.toml", 32, 2, fp8, 10_938.0),
+        ("Llama-3-8B in FP8, 64 H200", "h200", "llama3_8b.toml", 64, 2, fp8, 10_753.0),
+    ];
+    let head = "| run | published | plan | plan, `reduce = \"fast\"` |\n|---|---:|---:|---:|\n";
+    let rows = runs.map(|(name, model, file, ranks, micro_batch, sets, tokens)| {
+        let device = Device::model(model).expect("it is in the table");
+        let batch = [
+            format!("train.batch_size={}", ranks * micro_batch),
+            format!("train.micro_batch_size={micro_batch}"),
+        ];
+        let speed = |reduce: &str| {
+            let reduce = format!("parallel.reduce={reduce}");
+            let own = ["parallel.shard=weights", "train.loss_chunk=4096", &reduce, &batch[0], &batch[1]];
+            let (planned, program) = planned(file, ranks, &[&own, sets].concat());
+            let device =
+                device.clone().connected(|network| network.of_run(&planned.resolved.config.parallel));
+            let timeline = Timeline::new(&program, &device, 1);
+            let Speed { tokens_per_second, mfu, .. } = Speed::of(&planned, &timeline, &device);
+            format!("{}, {:.1}%", grouped(tokens_per_second / ranks as f64), 100.0 * mfu.expect("a peak"))
+        };
+        let mfu = tokens * flops(file) / device.peak_flops.expect("a peak");
+        format!(
+            "| {name} | {}, {:.1}% | {} | {} |\n",
+            grouped(tokens),
+            100.0 * mfu,
+            speed("same-world"),
+            speed("fast")
+        )
+    });
+    head.to_owned() + &rows.concat()
+}
+
+/// Model FLOPs for a token of an example.
+fn flops(file: &str) -> f64 {
+    let (planned, _) =
+        planned(file, 64, &["parallel.shard=weights", "train.batch_size=64", "train.micro_batch_size=1"]);
+    planned.spec.model.flops_per_token(planned.spec.batch.seq_len)
+}
+
+fn grouped(tokens: f64) -> String {
+    xtrain_report::metrics::format::grouped(tokens.round() as u64)
+}
+
 /// The lanes of a step of eight blocks.
-fn picture(ranks: usize, link: f64) -> String {
+fn picture(ranks: usize, nic: f64) -> String {
     let batch = format!("train.batch_size={ranks}");
     let recompute = ["train.recompute=none", "train.loss_chunk=4096"];
     let sets = ["parallel.shard=weights", "model.layers=8", &batch, recompute[0], recompute[1]];
     let (planned, program) = planned("llama3_8b.toml", ranks, &sets);
     let mut device = Device::model("h100").expect("it is in the table");
-    device.network.between_nodes = link;
+    device.network.nic = nic;
     let title = format!("{}: a step on {ranks} x {}", planned.spec.model, device.name);
     Timeline::new(&program, &device, 1).picture(&title, &program)
 }
@@ -132,12 +183,13 @@ fn with_part(page: &str, name: &str, text: &str) -> String {
 #[test]
 fn the_page_of_parallel_runs_is_up_to_date() {
     let files = [
-        ("docs/parallel/lanes.svg", picture(8, 50e9)),
-        ("docs/parallel/lanes-between-nodes.svg", picture(16, 25e9)),
+        ("docs/parallel/lanes.svg", picture(8, 48e9)),
+        ("docs/parallel/lanes-between-nodes.svg", picture(16, 24e9)),
     ];
     let path = repository().join("docs/parallel.md");
     let found = fs::read_to_string(&path).expect("the page");
-    let parts = [("memory", memory()), ("gathers", gathers()), ("steps", steps())];
+    let parts =
+        [("memory", memory()), ("published", published()), ("gathers", gathers()), ("steps", steps())];
     let page = parts.iter().fold(found.clone(), |page, (name, text)| with_part(&page, name, text));
     if std::env::var_os("XTRAIN_UPDATE_DOCS").is_some() {
         fs::create_dir_all(repository().join("docs/parallel")).expect("a folder");

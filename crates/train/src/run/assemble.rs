@@ -3,6 +3,7 @@
 use super::describe::{describe, warn_of_no_fp8};
 use super::observer::Observer;
 use super::reference::StateCopy;
+use super::saturation::Saturation;
 use super::snapshot::CheckpointWriter;
 use super::together::Together;
 use super::{Hardware, Run, choices};
@@ -19,7 +20,7 @@ use crate::position::Position;
 use crate::schedule::Schedule;
 use crate::spec::{Chosen, Planned};
 use crate::training_spec::TrainingSpec;
-use crate::{exchange, fit, programs, source, spec};
+use crate::{exchange, fit, programs, source, spec, static_scales};
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 use std::path::Path;
@@ -74,7 +75,9 @@ pub(super) fn prepare(
     let is_interrupted = |error: &RunError| matches!(error, RunError::Data(DataError::Interrupted));
     let corpus = crew.after_first_of_node(&mut opened, is_interrupted)?.ok_or(DataError::Interrupted)?;
     let prompts = prompts(&parsed.config, &corpus.tokenizer)?;
+    let scales = crew.decide(|| static_scales::of_run(parsed, run))?;
     let facts = Facts {
+        static_scales: static_scales::parse(scales)?,
         init: hf.map(|hf| hf.model),
         init_balance_loss: hf.and_then(|hf| hf.balance_loss),
         tokenizer_vocab_size: Some(corpus.tokenizer.vocab_size()),
@@ -169,7 +172,7 @@ pub(super) fn processor(config: &Config, crew: &Crew) -> Result<Processor, RunEr
 pub(super) fn measured_device(config: &Config, processor: &Processor, crew: &Crew) -> Device {
     let recipe = config.precision.recipe.unwrap_or(processor.target().recipe());
     let device = Device::measured(processor, recipe, config.train.tune).shared_by(crew.processes_here());
-    Device { network: device.network.of_run(&config.parallel), ..device }
+    device.connected(|network| network.of_run(&config.parallel))
 }
 
 /// The remaining time of the run `planned` after `done` steps.
@@ -298,11 +301,7 @@ fn outputs(parts: &Parts) -> Result<(MetricsSink, Option<LiveReport>), RunError>
         return Ok((MetricsSink::open(folder.path(), none, SinkStart::Fresh, "", None)?, None));
     }
     // Before anything says that a run has begun here.
-    let command = match crew.is_alone() {
-        true => Command::start(&parts.command, folder.path())?,
-        // Nothing stays if a rank is killed.
-        false => Command::start_with(&parts.command, folder.path(), xtrain_distributed::bound)?,
-    };
+    let command = Command::start(&parts.command, folder.path())?;
     // A run that has made steps writes the file with its next checkpoint, so that it always matches the
     // latest one.
     if parts.position.step == 0 {
@@ -355,5 +354,6 @@ pub(super) fn assemble(parts: Parts, observer: &mut dyn Observer) -> Result<Run,
         state_copy,
         profiler: None,
         together: Together::default(),
+        saturation: Saturation::default(),
     })
 }

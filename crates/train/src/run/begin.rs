@@ -32,6 +32,12 @@ pub(super) fn begin(
         check_export(parsed, &folder)?;
     }
     let hf = source::init(&parsed.config)?;
+    if let (Some(from), Some(hf)) = (source::init_folder(&parsed.config), &hf) {
+        exchange::checked_model(&from, hf)?;
+        if crew.is_first() {
+            source::warn_of_training(&from, hf);
+        }
+    }
     let processor = processor(&parsed.config, crew)?;
     // Only the rank that decides needs to know how fast it is.
     let device = crew.is_first().then(|| measured_device(&parsed.config, &processor, crew));

@@ -14,7 +14,8 @@ pub(super) fn describe(spec: &TrainingSpec) -> String {
             let share = 100.0 * fp8_share(&layers);
             let has_head = layers.iter().any(|p| p.is_head() && p.is_all_fp8());
             let head = if has_head { " and the head" } else { "" };
-            format!(", {} ({share:.0}% of the linear layers{head})", spec.recipe.name())
+            let scales = if spec.fp8.static_scales.is_some() { " with static scales" } else { "" };
+            format!(", {}{scales} ({share:.0}% of the linear layers{head})", spec.recipe.name())
         }
         false => String::new(),
     };

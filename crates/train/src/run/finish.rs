@@ -71,6 +71,7 @@ impl Run {
         } else {
             exchange::export(self.learner.weights(), identity, tokenizer, &path, &options)?;
         }
+        self.folder.exported(self.position.step)?;
         observer.wrote("Hugging Face folder", &path);
         Ok(())
     }
@@ -143,7 +144,7 @@ impl Run {
             if let Some(error) = failed {
                 return Err(error);
             }
-            let written = self.corpus.tokenizer.decode(&made, SpecialTokens::Hide)?;
+            let written = self.corpus.tokenizer.decode_after(&tokens, &made, SpecialTokens::Hide)?;
             text.push_str(&format!("{prompt}{written}\n\n"));
             self.record(
                 Sample { step: self.position.step, prompt: prompt.clone(), text: written },

@@ -26,10 +26,12 @@ mod evaluation;
 mod finish;
 mod observer;
 mod open;
+mod rates;
 mod reference;
 mod reporting;
 mod restore;
 mod resume;
+mod saturation;
 mod saving;
 mod settings;
 mod snapshot;
@@ -55,6 +57,7 @@ use crate::schedule::Schedule;
 use crate::spec::Chosen;
 use assemble::Opened;
 use reference::StateCopy;
+use saturation::Saturation;
 use snapshot::CheckpointWriter;
 use std::sync::atomic::AtomicBool;
 use std::time::Instant;
@@ -148,6 +151,8 @@ struct Run {
     state_copy: Option<StateCopy>,
     profiler: Option<Profiler>,
     together: Together,
+    /// Casts at static scales that have saturated.
+    saturation: Saturation,
 }
 
 /// The processor of a run, as reports show it.

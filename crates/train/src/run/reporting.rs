@@ -54,6 +54,7 @@ impl Run {
             progress.nonfinite_in_a_row = 0;
             self.add_sources(step, result);
         }
+        self.report_saturation(step, result, observer)?;
         let sign = (!result.skipped)
             .then(|| self.position.divergence.stepped(step, result.loss, result.grad_norm, lr))
             .flatten();
@@ -114,6 +115,22 @@ impl Run {
         )))
     }
 
+    /// Counts the casts of a step that saturated, and warns if they are more, or further beyond their scales,
+    /// than at the last warning.
+    fn report_saturation(
+        &mut self,
+        step: u64,
+        result: &StepResult,
+        observer: &mut dyn Observer,
+    ) -> Result<(), RunError> {
+        let Some(saturated) = &result.saturated else { return Ok(()) };
+        self.position.saturated += saturated.len() as u64;
+        match self.saturation.warning(saturated, self.folder.path()) {
+            Some(text) => self.record(Warning { step, text }, observer),
+            None => Ok(()),
+        }
+    }
+
     /// Adds the losses of a step to those of each source of a mixture.
     fn add_sources(&mut self, step: u64, result: &StepResult) {
         let batch_size = self.config.train.batch_size as u64;
@@ -158,6 +175,7 @@ impl Run {
             epoch,
             step_ms: seconds * 1e3,
             skipped: self.position.skipped,
+            saturated: result.saturated.is_some().then_some(self.position.saturated),
             seconds_left: Some((self.steps - step) as f64 * seconds),
         }
     }

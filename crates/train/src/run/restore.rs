@@ -1,11 +1,13 @@
 //! Restores a run from its latest checkpoint, also if its number formats have changed.
 
+use super::rates::Rates;
 use super::snapshot::{CheckpointWriter, Retention};
 use crate::error::RunError;
 use crate::evaluate::Tally;
 use crate::learner::Learner;
 use crate::position::{CONFIG, POSITION, Position, document, next_sample};
 use crate::saved::{self, SavedState, SavedValue, prefix};
+use crate::static_scales;
 use std::collections::{HashMap, HashSet};
 use xtrain_checkpoint::{Checkpoint, Others};
 use xtrain_config::{self as config, Config};
@@ -28,8 +30,13 @@ impl CheckpointWriter {
         let before = Config::parse::<&str>(&checkpoint.path().join("config.json"), text.as_bytes(), &[]).ok();
         let before = before.map(|parsed| parsed.config);
         check_balance(before.as_ref(), config)?;
-        report_changes(before.as_ref(), config, position.step);
-        let is_as_before = before.is_some_and(|before| before.precision == config.precision);
+        if self.channel.rank() == 0 {
+            report_changes(before.as_ref(), config, position.step);
+            report_rates(before.as_ref(), config, loader, position.step);
+        }
+        let scales = static_scales::of_checkpoint(&checkpoint)?.map(|file| file.scales);
+        let is_as_before = before.is_some_and(|before| before.precision == config.precision)
+            && scales == learner.spec().fp8.static_scales;
         if !is_as_before {
             // An evaluation or a segment that began in other formats is restarted or dropped.
             position.evaluation = position.evaluation.map(|_| Tally::default());
@@ -61,6 +68,17 @@ fn report_changes(before: Option<&Config>, config: &Config, step: u64) {
             step + 1,
             recipe.name()
         );
+    }
+}
+
+/// Logs how the learning rate goes on after `step`, if `config` has another schedule than that of the
+/// checkpoint, whose configuration was `before`.
+fn report_rates(before: Option<&Config>, config: &Config, loader: &Loader, step: u64) {
+    let rates = before.and_then(|before| Rates::of(before, config, loader.epoch_tokens(), step));
+    match rates {
+        Some(rates) if rates.jump.as_ref().is_some_and(|jump| jump.is_up) => tracing::warn!("{rates}"),
+        Some(rates) => tracing::info!("{rates}"),
+        None => {}
     }
 }
 

@@ -14,6 +14,7 @@ use crate::folder::RunFolder;
 use crate::learner::Learner;
 use crate::position::{CONFIG, LOADER, POSITION, Position};
 use crate::saved::{self, SavedState, Step};
+use crate::static_scales;
 use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -187,11 +188,12 @@ impl CheckpointWriter {
         debug_assert!(self.writing.is_none(), "two saves never overlap");
         let begun = Instant::now();
         let (step, state) = (at.step, SavedState::of(learner));
-        let documents = vec![
+        let mut documents = vec![
             (POSITION.to_owned(), serde_json::json!(at)),
             (LOADER.to_owned(), serde_json::json!(loader.state(step * config.train.batch_size as u64))),
             (CONFIG.to_owned(), serde_json::json!(config.to_toml())),
         ];
+        documents.extend(static_scales::document_of(learner.spec()));
         let retention = (self.channel.rank() == 0).then(|| Retention::new(config, at));
         let retain = move |store: &CheckpointStore| retention.map_or(Ok(()), |rule| rule.apply(store));
         let sync = move || metrics.map_or(Ok(()), |metrics| metrics.sync());

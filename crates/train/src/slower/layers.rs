@@ -9,6 +9,7 @@ use crate::engine::Processor;
 use crate::error::{LearnError, RunError};
 use crate::layout::Layout;
 use crate::learner::{draws, feed};
+use crate::median::median;
 use crate::programs;
 use crate::random_batch::random_batch;
 use crate::training_spec::TrainingSpec;
@@ -292,13 +293,6 @@ fn neighbours(model: &Architecture) -> Architecture {
     let blocks = |layers: &[Layer]| Architecture { layers: layers.to_vec(), ..without_blocks.clone() };
     let found = model.layers.windows(BLOCKS).map(blocks).find(has_all);
     found.unwrap_or_else(|| model.truncated(BLOCKS))
-}
-
-/// The median; for an even number of values the higher of the two in the middle, NaN without values.
-pub fn median(values: &[f64]) -> f64 {
-    let mut sorted = values.to_vec();
-    sorted.sort_by(f64::total_cmp);
-    sorted.get(sorted.len() / 2).copied().unwrap_or(f64::NAN)
 }
 
 /// Hash of all kernel sources, because the speeds depend on them.

@@ -7,7 +7,7 @@
 
 mod layers;
 
-pub use layers::{LayerSpeed, median};
+pub use layers::LayerSpeed;
 
 use crate::engine::Processor;
 use crate::error::RunError;
@@ -56,7 +56,9 @@ pub fn measure(planned: &Planned, recipes: &[Recipe], device: Device) -> Result<
 /// Selects the layers that stay in bf16 because the GPU runs them slower in FP8. Measures them if they are
 /// not cached and the run fits. A run whose file decides, and a run on the CPU, are returned unchanged.
 pub fn decide(planned: Planned, processor: &Processor) -> Result<Planned, RunError> {
-    let (Processor::Cuda(gpu), true) = (processor, is_undecided(&planned)) else { return Ok(planned) };
+    let (Processor::Cuda(gpu), true) = (processor, is_undecided(&planned)) else {
+        return planned.complete();
+    };
     let blocks = blocks(&planned);
     let known = gpu.cached_measurement(&blocks.name()).and_then(|line| layers(&line));
     let speeds = match known {
@@ -76,7 +78,7 @@ pub fn decide(planned: Planned, processor: &Processor) -> Result<Planned, RunErr
                     tracing::warn!(
                         "all linear layers are in FP8, because their speed could not be measured: {error}"
                     );
-                    return Ok(planned);
+                    return planned.complete();
                 }
             }
         }
@@ -93,7 +95,9 @@ pub fn decide(planned: Planned, processor: &Processor) -> Result<Planned, RunErr
 
 /// As [`decide`], with cached measurements only.
 pub fn decide_if_measured(planned: Planned, processor: &Processor) -> Result<Planned, RunError> {
-    let (Processor::Cuda(gpu), true) = (processor, is_undecided(&planned)) else { return Ok(planned) };
+    let (Processor::Cuda(gpu), true) = (processor, is_undecided(&planned)) else {
+        return planned.complete();
+    };
     match gpu.cached_measurement(&blocks(&planned).name()).and_then(|line| layers(&line)) {
         Some(speeds) => planned.with_slower(slower_layers(&speeds)),
         None => Ok(planned),
@@ -111,7 +115,7 @@ pub(crate) fn decide_for_resumed(
         _ if planned.resolved.config.precision.recipe != began.recipe => decide(planned, processor),
         Some(slower) if is_undecided(&planned) => planned.with_slower(slower.clone()),
         // A run without a record left no layer in bf16.
-        _ => Ok(planned),
+        _ => planned.complete(),
     }
 }
 

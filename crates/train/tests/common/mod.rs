@@ -8,12 +8,14 @@ use xtrain_model::decoder::{Balancing, Batch, Loss};
 use xtrain_model::optimizer::{AdamWSpec, Optimizer};
 use xtrain_model::{
     Architecture, BlockSet, Description, Family, Fp8Overrides, Mixture, Recipe, RopeScaling, Router,
+    StaticScales,
 };
 use xtrain_program::{Parallel, Recompute, StateKind};
 use xtrain_runtime::{Checks, Engine};
 use xtrain_tensor::{DType, Philox};
 use xtrain_train::engine::Processor;
 use xtrain_train::learner::{Learner, StepResult};
+use xtrain_train::programs;
 use xtrain_train::training_spec::TrainingSpec;
 
 /// True if tests run on a GPU: with XTRAIN_TEST_DEVICE=cuda.
@@ -57,6 +59,7 @@ pub fn small() -> Description {
         mixture: None,
         vocab_size: 37,
         max_position_embeddings: 64,
+        window: None,
         attention_scale: None,
         rope_theta: 1e4,
         rope_scaling: RopeScaling::None,
@@ -236,4 +239,26 @@ pub fn step_from(spec: &TrainingSpec, batch: &TokenBatch, std: f64) -> Step {
     let masters =
         spec.model.parameters().iter().map(|p| l.weights().read_master(&p.name).expect("a master")).collect();
     (gradients, result, masters)
+}
+
+/// The delayed scales that a learner has, as static ones.
+pub fn delayed_scales(learner: &mut Learner) -> StaticScales {
+    let mut scales = StaticScales::default();
+    for tensor in programs::training(learner.spec()).expect("a program").delayed {
+        let bytes = learner.read_state(StateKind::Scale, &tensor.name).expect("a scale");
+        let of = scales.layers.entry(tensor.layer.to_string()).or_default();
+        of.scales[tensor.operand as usize] = Some(bytemuck::pod_read_unaligned(&bytes));
+    }
+    scales
+}
+
+/// Replaces the delayed scales of a learner with these, so that its next step casts by them.
+pub fn freeze(learner: &mut Learner, scales: &StaticScales) {
+    for tensor in programs::training(learner.spec()).expect("a program").delayed {
+        let scale = scales.of(&tensor.layer.to_string(), tensor.operand).expect("a scale");
+        let engine = learner.weights().engine();
+        engine.write_state(StateKind::Scale, &tensor.name, bytemuck::bytes_of(&scale)).expect("written");
+    }
+    // Weights have been cast by the scales that the last step computed.
+    learner.weights().refresh().expect("refreshed");
 }

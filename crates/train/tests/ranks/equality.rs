@@ -47,7 +47,7 @@ fn worlds(ranks: &[(usize, usize)], reduce: ReduceOrder) -> Vec<World> {
 
 /// Fails if ranks differ in what they share, or replicas in their rows, or if ranks hold other memory than
 /// planned or send other bytes.
-fn assert_alike(world: &World, ranks: &[RankRun]) {
+pub(crate) fn assert_alike(world: &World, ranks: &[RankRun]) {
     for (n, rank) in ranks.iter().enumerate() {
         let twin = &ranks[n % (world.ranks / world.replicas)];
         assert!(rank.rows == twin.rows, "{world:?}: rank {n} has other rows than its replica");
@@ -157,7 +157,7 @@ fn fp8_experts_have_the_bits_of_one_process_in_any_world() {
 }
 
 /// Fails unless each of these worlds has the bits of one process.
-fn equal_one_process(worlds: &[World]) {
+pub(crate) fn equal_one_process(worlds: &[World]) {
     let mut alone: BTreeMap<String, Vec<RankRun>> = BTreeMap::new();
     for &world in worlds {
         let one = World {

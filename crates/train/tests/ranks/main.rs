@@ -8,5 +8,6 @@ mod counting;
 mod equality;
 mod failing_saves;
 mod programs;
+mod static_scales;
 mod traffic;
 mod world;

@@ -1,6 +1,6 @@
 //! Runs of a few steps on several ranks, and what they leave.
 
-use crate::common::{built, random_batch, spec, wide};
+use crate::common::{built, freeze, random_batch, spec, wide};
 use crate::counting::{Counting, Sent};
 use std::collections::BTreeMap;
 use std::sync::{Arc, LazyLock};
@@ -9,7 +9,7 @@ use xtrain_config::ReduceOrder;
 use xtrain_data::Batch as TokenBatch;
 use xtrain_distributed::{Communicator, ThreadCommunicator};
 use xtrain_model::decoder::{Balancing, Batch};
-use xtrain_model::{Architecture, BlockSet, Description, Family, Mixture, Recipe};
+use xtrain_model::{Architecture, BlockSet, Description, Family, Mixture, Recipe, StaticScales};
 use xtrain_ops::registry::cpu_kernels;
 use xtrain_program::{Gather, Parallel, Reduce, Shard, StateKind};
 use xtrain_runtime::{Checks, CpuEngine};
@@ -85,6 +85,27 @@ pub(crate) struct World {
     pub(crate) experts: Option<Family>,
     /// Selects the orders of lanes, with the seed.
     pub(crate) orders: u32,
+    /// Scales that do not change, if there are such.
+    pub(crate) scales: Option<FixedScales>,
+}
+
+/// Scales that do not change in a run.
+#[derive(Clone, Copy)]
+pub(crate) enum FixedScales {
+    /// Static ones.
+    Static(&'static StaticScales),
+    /// Delayed ones, which are replaced before each step.
+    Frozen(&'static StaticScales),
+}
+
+impl std::fmt::Debug for FixedScales {
+    /// Without the scales, which are many.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            FixedScales::Static(_) => "static",
+            FixedScales::Frozen(_) => "frozen",
+        })
+    }
 }
 
 /// A tensor of the state by kind and name.
@@ -131,6 +152,7 @@ impl World {
             sources: 0,
             experts: None,
             orders: 0,
+            scales: None,
         }
     }
 
@@ -159,6 +181,9 @@ impl World {
         // Masks of dropout and stochastic rounding depend on the place in the whole batch and parameter.
         let mut spec = TrainingSpec { recipe: self.recipe, dropout: 0.1, ..spec };
         spec.loss.sources = self.sources;
+        if let Some(FixedScales::Static(scales)) = self.scales {
+            spec.fp8.static_scales = Some(Arc::new(scales.clone()));
+        }
         let biased = self.experts.and_then(Family::router).is_some_and(|router| router.biased);
         spec.loss.balancing = self.experts.map(|_| Balancing {
             loss_weight: 0.01,
@@ -207,6 +232,10 @@ impl World {
         communicator.take();
         let (mut results, mut first_gradients, mut sent) = (Vec::new(), BTreeMap::new(), Vec::new());
         for number in 0..STEPS {
+            if let Some(FixedScales::Frozen(scales)) = self.scales {
+                freeze(&mut learner, scales);
+                communicator.take();
+            }
             results.push(self.step(&mut learner, number));
             sent.push(communicator.take());
             if number == 0 {

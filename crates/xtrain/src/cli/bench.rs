@@ -162,7 +162,7 @@ pub(crate) struct BenchStepArgs {
     /// Let each collective take at least the time that `xtrain plan` assumes
     #[arg(long, requires = "rank_of")]
     pub(crate) stretch: bool,
-    /// Bandwidth of collectives between nodes for each rank, as in `xtrain plan`
+    /// Bandwidth of the NIC of each GPU, as in `xtrain plan`
     #[arg(long, value_name = "BANDWIDTH", requires = "rank_of", value_parser = bandwidth)]
     pub(crate) link: Option<f64>,
     /// Ranks of a node

@@ -1,9 +1,10 @@
 //! The options of `xtrain eval`.
 
 use super::options::{ModelArgs, OnDevice};
-use super::values::{named, tokens, whole};
+use super::values::{named, split, tokens, whole};
 use clap::Args;
 use std::path::PathBuf;
+use xtrain_data::Take;
 use xtrain_model::Recipe;
 
 #[derive(Debug, Args)]
@@ -37,6 +38,13 @@ pub(crate) struct EvalArgs {
     /// The field of .jsonl lines and the column of .parquet files that holds the text
     #[arg(long, requires = "data", default_value = "text")]
     pub(crate) text_field: String,
+    /// Read this split of --data, by the names of files and folders; by default the validation split of
+    /// folders and patterns with several
+    #[arg(long, requires = "data", value_parser = split())]
+    pub(crate) split: Option<Take>,
+    /// Skip up to this many rows that are not JSON or have no text
+    #[arg(long, requires = "data", value_name = "ROWS", default_value_t = 0)]
+    pub(crate) skip_bad_rows: u64,
     /// Split .txt files into documents at this string
     #[arg(long, requires = "data")]
     pub(crate) separator: Option<String>,

@@ -44,9 +44,13 @@ use clap::error::ErrorKind;
 use clap::{Arg, ArgAction, CommandFactory, FromArgMatches, Parser, Subcommand};
 use std::ffi::OsString;
 
+/// The version, and the name of the sources of this build.
+pub(crate) const VERSION: &str =
+    concat!(env!("CARGO_PKG_VERSION"), " (sources ", env!("XTRAIN_SOURCES"), ")");
+
 /// Train language models: pre-train, continue and fine-tune from one run file.
 #[derive(Debug, Parser)]
-#[command(name = "xtrain", version, propagate_version = true, max_term_width = 100)]
+#[command(name = "xtrain", version = VERSION, propagate_version = true, max_term_width = 100)]
 #[command(after_help = "Examples:
   xtrain train examples/quickstart.toml
   xtrain init books.txt

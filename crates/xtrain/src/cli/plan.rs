@@ -16,7 +16,7 @@ use xtrain_train::passes::PIPELINE;
   xtrain plan models/Llama-3-8B --device-model h100
   xtrain plan run.toml --set train.device=cuda --memory 80GiB
   xtrain plan run.toml --gpus 8 --device-model h100 --set parallel.shard=optimizer
-  xtrain plan examples/llama3_70b.toml --gpus 64 --link 50GB/s --device-model h100 --svg lanes.svg
+  xtrain plan examples/llama3_70b.toml --gpus 64 --link 25GB/s --device-model h100 --svg lanes.svg
   xtrain plan run.toml --set train.recompute=block --dump")]
 #[command(mut_arg("file", |file| file.help("A run file (TOML; docs/configuration.md lists its keys), a Hugging Face folder or a config.json")))]
 #[command(mut_arg("gpus", |gpus| gpus.help("Plan a rank of a run on this many GPUs, which need not be present (docs/parallel.md)")))]
@@ -24,8 +24,8 @@ use xtrain_train::passes::PIPELINE;
 pub(crate) struct PlanArgs {
     #[command(flatten)]
     pub(crate) run: RunFile,
-    /// Memory that a step must fit into, in bytes or with a unit (500MB, 24GiB). By default, the memory of
-    /// the run's device, if the machine has it
+    /// Memory that a step must fit into, in bytes or with a unit (500MB, 24GiB, 1.5GiB). By default, the
+    /// memory of the run's device, if the machine has it
     #[arg(long, value_name = "SIZE")]
     pub(crate) memory: Option<Size>,
     /// Plan for this GPU model, which need not be present: h200, h100, a100, l40s, 4090 or 5090
@@ -33,10 +33,16 @@ pub(crate) struct PlanArgs {
     pub(crate) device_model: Option<String>,
     #[command(flatten)]
     pub(crate) processes: Processes,
-    /// Bandwidth of collectives between nodes for each GPU, as nccl-tests measures it (bus bandwidth); by
-    /// default 50GB/s, a network card of 400 Gbit/s for each
+    /// Bandwidth of the NIC (network card) of each GPU, which limits all-to-alls between nodes; by default
+    /// that of usual servers: 48GB/s, 400 Gbit/s, for an H100 or H200
     #[arg(long, value_name = "BANDWIDTH", requires = "gpus", conflicts_with = "ranks", value_parser = bandwidth)]
     pub(crate) link: Option<f64>,
+    /// Bandwidth of all-gathers and reduce-scatters between nodes, as nccl-tests measures it (bus bandwidth
+    /// of all_gather_perf); by default that of all NICs of a node together, at most that within a node. Given
+    /// without --link, a ring slower than a node's own connections also lowers the bandwidth of a NIC, to the
+    /// ring's divided by the GPUs of a node
+    #[arg(long, value_name = "BANDWIDTH", requires = "gpus", conflicts_with = "ranks", value_parser = bandwidth)]
+    pub(crate) ring: Option<f64>,
     /// GPUs of a node
     #[arg(long, value_name = "N", requires = "gpus", conflicts_with = "ranks", default_value_t = RANKS_PER_NODE,
         value_parser = bounded(1..=1024))]

@@ -1,11 +1,11 @@
 //! The options of `xtrain tokenize`.
 
 use super::options::Threads;
-use super::values::tokens;
+use super::values::{split, tokens};
 use clap::Args;
 use std::path::PathBuf;
 use xtrain_config::Count;
-use xtrain_data::{BeginOfDocument, PrepareOptions};
+use xtrain_data::{BeginOfDocument, PrepareOptions, Take};
 
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
@@ -16,9 +16,9 @@ Give one of --tokenizer, --bpe-vocab-size, --bytes and --chars, except to verify
 After a stop, run the same command again to continue. A run file names the folder:
 [data] train = \"shards/books\".")]
 pub(crate) struct TokenizeArgs {
-    /// Text files (.txt, .jsonl, .parquet; also .gz and .zst), folders of them, or patterns in quotes: * and
-    /// ? match within a name, ** matches any number of folders. With --verify and no --out: folders of token
-    /// shards to verify
+    /// Text files (.txt, .jsonl, .parquet; also .gz and .zst), folders of them, or patterns in quotes: *, ?,
+    /// [ab] and {a,b} match within a name, ** matches any number of folders. With --verify and no --out:
+    /// folders of token shards to verify
     #[arg(required = true)]
     pub(crate) inputs: Vec<PathBuf>,
     /// Folder for the shards
@@ -29,6 +29,13 @@ pub(crate) struct TokenizeArgs {
     /// The field of .jsonl lines and the column of .parquet files that holds the text
     #[arg(long, default_value = "text")]
     pub(crate) text_field: String,
+    /// Read this split, by the names of files and folders; by default the training split of folders and
+    /// patterns with several
+    #[arg(long, value_parser = split())]
+    pub(crate) split: Option<Take>,
+    /// Skip up to this many rows that are not JSON or have no text
+    #[arg(long, value_name = "ROWS", default_value_t = 0)]
+    pub(crate) skip_bad_rows: u64,
     /// Split .txt files into documents at this string; by default each file is one document
     #[arg(long)]
     pub(crate) separator: Option<String>,

@@ -30,7 +30,8 @@ pub(crate) struct TrainArgs {
     /// Print warnings and errors only
     #[arg(long, short, conflicts_with = "verbose")]
     pub(crate) quiet: bool,
-    /// Print the whole configuration, not only the keys that differ from their defaults
+    /// Print the whole configuration, not only the keys that differ from their defaults, and the keys of a
+    /// model's config.json that nothing reads
     #[arg(long, short)]
     pub(crate) verbose: bool,
     /// Write a trace of a few steps to trace.json in the run folder, for ui.perfetto.dev. It shows when the

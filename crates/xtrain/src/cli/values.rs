@@ -2,7 +2,8 @@
 
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use std::ops::RangeInclusive;
-use xtrain_config::{COUNT_UNITS, Device, Size, parse_count};
+use xtrain_config::{COUNT_UNITS, Device, Rate, parse_count};
+use xtrain_data::{Split, Take};
 
 /// One of `all`, by its name in run files.
 pub(super) fn named<T: Copy + Send + Sync>(
@@ -11,6 +12,17 @@ pub(super) fn named<T: Copy + Send + Sync>(
 ) -> impl TypedValueParser<Value = T> {
     let parser = PossibleValuesParser::new(all.iter().map(|&value| name(value)));
     parser.try_map(move |text| all.iter().copied().find(|&value| name(value) == text).ok_or("no such name"))
+}
+
+/// The files of a split, by its name or another keyword of it, or all files.
+pub(super) fn split() -> impl TypedValueParser<Value = Take> {
+    const ALL: &str = "all";
+    let splits = Split::ALL.map(|split| PossibleValue::new(split.name()).aliases(&split.keywords()[1..]));
+    let all = PossibleValue::new(ALL);
+    PossibleValuesParser::new(splits.into_iter().chain([all])).map(|text| {
+        let split = Split::ALL.into_iter().find(|split| split.keywords().contains(&text.as_str()));
+        split.map_or(Take::All, Take::Only)
+    })
 }
 
 /// A device, by its name in run files. Another program's name for a device gets ours as a suggestion.
@@ -32,7 +44,7 @@ pub(super) fn tokens(
         let count = parse_count(text).filter(|count| range.contains(count));
         count.and_then(|count| usize::try_from(count).ok()).ok_or_else(|| {
             let (least, most) = (range.start(), range.end());
-            format!("write a number from {least} to {most}, with or without a unit ({COUNT_UNITS})")
+            format!("write a whole number from {least} to {most}, with or without a unit ({COUNT_UNITS})")
         })
     }
 }
@@ -62,10 +74,87 @@ pub(super) fn number(text: &str) -> Result<f64, String> {
     text.parse().map_err(|_| "write a number".to_owned())
 }
 
-/// Bytes per second: `50GB/s`.
+/// Bytes per second: `12.5GB/s`, `400Gbit/s`.
 pub(super) fn bandwidth(text: &str) -> Result<f64, String> {
-    let bytes = text.strip_suffix("/s").and_then(|size| size.parse::<Size>().ok());
-    bytes
-        .map(|size| size.0 as f64)
-        .ok_or_else(|| "write bytes per second, such as 50GB/s or 500MB/s".to_owned())
+    text.parse().map(|Rate(bytes)| bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::cli::Cli;
+    use clap::Command;
+    use clap::error::ErrorKind;
+    use std::fs;
+    use std::path::Path;
+
+    /// README.md and the pages of docs/.
+    fn pages() -> Vec<String> {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+        let docs =
+            fs::read_dir(root.join("docs")).expect("docs").map(|entry| entry.expect("an entry").path());
+        let pages = docs.filter(|path| path.extension().is_some_and(|extension| extension == "md"));
+        pages.chain([root.join("README.md")]).map(|path| fs::read_to_string(path).expect("a page")).collect()
+    }
+
+    /// The names of all commands, from the program's on.
+    fn commands(command: &Command, path: &[String]) -> Vec<(Vec<String>, Command)> {
+        let path: Vec<String> = path.iter().cloned().chain([command.get_name().to_owned()]).collect();
+        let below = command.get_subcommands().flat_map(|below| commands(below, &path));
+        below.collect::<Vec<_>>().into_iter().chain([(path.clone(), command.clone())]).collect()
+    }
+
+    fn refusal(arguments: &[String]) -> Option<ErrorKind> {
+        Cli::whole().try_get_matches_from(arguments).err().map(|error| error.kind())
+    }
+
+    #[test]
+    fn every_value_with_a_unit_in_the_docs_is_one_that_its_option_takes() {
+        let all = commands(&Cli::whole(), &[]);
+        let mut seen = 0;
+        for page in pages() {
+            let words: Vec<&str> = page.split_whitespace().collect();
+            for pair in words.windows(2) {
+                let Some(option) = pair[0].trim_start_matches(['`', '(']).strip_prefix("--") else {
+                    continue;
+                };
+                let value = pair[1].trim_end_matches(['`', ',', ';', ':', ')', '.', '|']);
+                let is_of_unit = value.starts_with(|c: char| c.is_ascii_digit())
+                    && value.ends_with(|c: char| c.is_ascii_alphabetic());
+                let has_it =
+                    |command: &Command| command.get_arguments().any(|arg| arg.get_long() == Some(option));
+                for (path, _) in all.iter().filter(|(_, command)| is_of_unit && has_it(command)) {
+                    let set = [format!("--{option}"), value.to_owned()];
+                    let arguments: Vec<String> = path.iter().cloned().chain(set).collect();
+                    let kind = refusal(&arguments);
+                    let is_wrong =
+                        [ErrorKind::ValueValidation, ErrorKind::InvalidValue].map(Some).contains(&kind);
+                    assert!(!is_wrong, "{arguments:?}: {kind:?}");
+                    seen += 1;
+                }
+            }
+        }
+        assert!(seen > 10, "only {seen} were found");
+    }
+
+    #[test]
+    fn every_command_of_xtrain_in_the_docs_is_taken() {
+        let mut seen = 0;
+        for page in pages() {
+            let blocks = page.split("```sh\n").skip(1).filter_map(|rest| rest.split("\n```").next());
+            for line in blocks
+                .flat_map(|block| block.replace("\\\n", " ").lines().map(str::to_owned).collect::<Vec<_>>())
+            {
+                let command = line.split("  #").next().unwrap_or_default().trim();
+                let is_plain =
+                    command.starts_with("xtrain ") && !command.contains(['\'', '"', '|', '>', '$', '&', ';']);
+                if !is_plain {
+                    continue;
+                }
+                let arguments: Vec<String> = command.split_whitespace().map(str::to_owned).collect();
+                assert_eq!(refusal(&arguments), None, "{command}");
+                seen += 1;
+            }
+        }
+        assert!(seen > 20, "only {seen} were found");
+    }
 }

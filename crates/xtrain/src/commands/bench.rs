@@ -12,15 +12,15 @@ pub(crate) fn step(args: &BenchStepArgs) -> Result<(), Failure> {
     let parsed = run_file::load(&args.run.file, &args.run.set)?;
     terminal::use_threads(parsed.config.train.threads)?;
     let BenchStepArgs { rank_of, stretch, link, gpus_per_node, warmup, repeats, steps, routing, .. } = *args;
-    let of = |ranks| RankOf { ranks, stretch, between_nodes: link, ranks_per_node: gpus_per_node };
+    let of = |ranks| RankOf { ranks, stretch, nic: link, ranks_per_node: gpus_per_node };
     let rank_of = rank_of.map(of);
     let options = BenchOptions { warmup, repeats, steps, rank_of, routing };
     let speed = bench::step(&parsed, options)?;
-    let text = match args.json {
-        true => serde_json::to_string(&speed).unwrap_or_default() + "\n",
-        false => table(&speed),
-    };
-    terminal::print(&text).map(|_| ())
+    match args.json {
+        true => terminal::print_json(&speed),
+        false => terminal::print(&table(&speed)),
+    }
+    .map(|_| ())
 }
 
 /// `xtrain bench op`.
@@ -29,13 +29,10 @@ pub(crate) fn op(args: &BenchOpArgs) -> Result<(), Failure> {
     terminal::use_threads(parsed.config.train.threads)?;
     let rows = bench::ops(&parsed, args.repeats)?;
     let total: f64 = rows.iter().map(|row| row.rates.seconds).sum();
-    let mut out = String::new();
     if args.json {
-        for row in &rows {
-            out.push_str(&(serde_json::to_string(row).unwrap_or_default() + "\n"));
-        }
-        return terminal::print(&out).map(|_| ());
+        return rows.iter().try_for_each(|row| terminal::print_json(row).map(|_| ()));
     }
+    let mut out = String::new();
     let op_wide = terminal::column("op", rows.iter().map(|row| row.op.as_str()));
     let site_wide = terminal::column("site", rows.iter().map(|row| row.site.as_str()));
     out.push_str(&format!(

@@ -38,11 +38,10 @@ pub(crate) fn run(args: &BenchCommArgs, place: &Place) -> Result<ExitCode, Failu
     let options = CommOptions { device, transport, sizes, gemm, repeats, runs };
     let speeds = bench::comm(&crew, &options)?;
     if place.is_first() {
-        let text = match args.json {
-            true => serde_json::to_string(&speeds).unwrap_or_default() + "\n",
-            false => table(&speeds),
+        let _ = match args.json {
+            true => terminal::print_json(&speeds)?,
+            false => terminal::print(&table(&speeds))?,
         };
-        let _ = terminal::print(&text)?;
     }
     Ok(ExitCode::SUCCESS)
 }

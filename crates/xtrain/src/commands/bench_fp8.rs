@@ -23,11 +23,11 @@ pub(crate) fn fp8(args: &BenchFp8Args) -> Result<(), Failure> {
     let options =
         OpBenchOptions { device: args.device, recipe: None, repeats: args.repeats, runs: args.runs };
     let speeds = bench::fp8(shapes, &args.recipe, options)?;
-    let text = match args.json {
-        true => serde_json::to_string(&speeds).unwrap_or_default() + "\n",
-        false => shapes_table(&speeds),
-    };
-    terminal::print(&text).map(|_| ())
+    match args.json {
+        true => terminal::print_json(&speeds),
+        false => terminal::print(&shapes_table(&speeds)),
+    }
+    .map(|_| ())
 }
 
 /// Measures the layers of a run file inside its blocks.
@@ -47,8 +47,8 @@ fn measure_run_file(args: &BenchFp8Args) -> Result<(), Failure> {
     let tokens = planned.spec.batch.sequences * planned.spec.batch.seq_len;
     if args.json {
         let rows: Vec<_> = measured.iter().flat_map(|of| rows(of, is_kept)).collect();
-        let text = json!({ "device": device, "tokens": tokens, "kept": is_kept, "rows": rows });
-        return terminal::print(&format!("{text}\n")).map(|_| ());
+        let all = json!({ "device": device, "tokens": tokens, "kept": is_kept, "rows": rows });
+        return terminal::print_json(&all).map(|_| ());
     }
     let layers = measured.iter().flat_map(|of| &of.layers);
     let wide = terminal::column("layer", layers.map(|layer| layer.layer.as_str()));

@@ -97,8 +97,7 @@ fn show<Row: Serialize>(
     rates: impl Fn(&Row) -> Rates,
 ) -> Result<(), Failure> {
     if json {
-        let text = serde_json::to_string(speeds).unwrap_or_default() + "\n";
-        return terminal::print(&text).map(|_| ());
+        return terminal::print_json(speeds).map(|_| ());
     }
     let ceiling = speeds.ceiling;
     let mut out = format!(

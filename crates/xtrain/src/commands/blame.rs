@@ -50,7 +50,7 @@ pub(crate) fn run(args: &BlameArgs) -> Result<(), Failure> {
                 one["set"] = set(found, &pattern).into();
             }
         }
-        return terminal::print(&format!("{json}\n")).map(|_| ());
+        return terminal::print_json(&json).map(|_| ());
     }
     terminal::print(&text(found)).map(|_| ())
 }

@@ -9,11 +9,10 @@ use xtrain_report::metrics::format;
 pub(crate) fn run(args: &DoctorArgs) -> Result<(), Failure> {
     terminal::use_threads(0)?;
     let found = examine();
-    let out = match args.json {
-        true => serde_json::to_string(&found).unwrap_or_default() + "\n",
-        false => text(&found),
+    let _ = match args.json {
+        true => terminal::print_json(&found)?,
+        false => terminal::print(&text(&found))?,
     };
-    let _ = terminal::print(&out)?;
     match found.works {
         true => Ok(()),
         false => Err(Failure::user(format!(
@@ -34,7 +33,7 @@ const NAME: usize = 17;
 const VERSION: usize = 34;
 
 fn text(found: &Examination) -> String {
-    let mut out = format!("xtrain {}\n\nNVIDIA's libraries\n", env!("CARGO_PKG_VERSION"));
+    let mut out = format!("xtrain {}\n\nNVIDIA's libraries\n", crate::cli::VERSION);
     for (n, library) in found.libraries.iter().enumerate() {
         out.push_str(&of_library(library, &found.libraries[..n]));
     }
@@ -71,7 +70,7 @@ fn text(found: &Examination) -> String {
             let many = if cache.files == 1 { "" } else { "s" };
             let bytes = format::bytes(cache.bytes);
             let held = format!("{} file{many}, {bytes}", cache.files);
-            format!("  {}: {}\n", folder.display(), cache.problem.as_ref().unwrap_or(&held))
+            format!("  {}: {}\n", terminal::shown_path(folder), cache.problem.as_ref().unwrap_or(&held))
         }
         None => "  are not cached: set XTRAIN_CACHE to a folder, or every start compiles them\n".into(),
     });
@@ -99,7 +98,7 @@ fn text(found: &Examination) -> String {
 fn of_library(library: &LibraryFound, earlier: &[LibraryFound]) -> String {
     let LibraryFound { name, file, path, version, missing } = library;
     let Some(missing) = missing else {
-        let path = path.as_ref().map_or_else(String::new, |path| path.display().to_string());
+        let path = path.as_ref().map_or_else(String::new, |path| terminal::shown_path(path));
         return format!("  {name:<NAME$}{:<VERSION$}{path}\n", version.as_deref().unwrap_or_default());
     };
     let mut out = format!("  {name:<NAME$}{file} {}\n", missing.problem);

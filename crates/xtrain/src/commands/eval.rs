@@ -26,12 +26,14 @@ pub(crate) fn run(args: &EvalArgs) -> Result<(), Failure> {
         terminal::stopped();
         return Ok(());
     };
-    let text = match (args.json, found.as_slice()) {
-        (true, _) => found.iter().map(|one| format!("{}\n", json(one, &found))).collect(),
-        (false, [only]) => alone(&only.loss),
-        (false, _) => table(&found),
-    };
-    terminal::print(&text).map(|_| ())
+    if args.json {
+        return found.iter().try_for_each(|one| terminal::print_json(&json(one, &found)).map(|_| ()));
+    }
+    terminal::print(&match found.as_slice() {
+        [only] => alone(&only.loss),
+        _ => table(&found),
+    })
+    .map(|_| ())
 }
 
 /// The losses in all precisions on the same tokens; `None` if it is stopped.
@@ -41,12 +43,17 @@ fn evaluate(args: &EvalArgs, bar: &mut Bar) -> Result<Option<Vec<Evaluated>>, Fa
         seq_len: args.seq_len,
         batch_size: args.batch_size.into(),
         document_mask: args.document_mask,
-        input: InputOptions { field: args.text_field.clone(), separator: args.separator.clone() },
+        take: args.split.unwrap_or(TextOptions::default().take),
+        input: InputOptions {
+            field: args.text_field.clone(),
+            separator: args.separator.clone(),
+            skip_bad_rows: args.skip_bad_rows,
+        },
         cache: args.cache_dir.clone(),
     };
     let mut show = |doing: EvalProgress<'_>| {
         match doing {
-            EvalProgress::Tokenizing(path, progress) => bar.tokenizing(&path.display().to_string(), progress),
+            EvalProgress::Tokenizing(path, progress) => bar.tokenizing(&path.to_string_lossy(), progress),
             EvalProgress::Evaluating(done, all) => bar.show("evaluating", done, all),
         }
         stop.check()

@@ -15,7 +15,7 @@ pub(crate) fn run(args: &ExportArgs) -> Result<(), Failure> {
     if !args.overwrite && holds_something(&args.out) {
         return Err(Failure::user(format!(
             "{} exists already and is not empty; choose another folder, or replace it with --overwrite",
-            args.out.display()
+            terminal::shown_path(&args.out)
         )));
     }
     // An export computes nothing.
@@ -26,5 +26,5 @@ pub(crate) fn run(args: &ExportArgs) -> Result<(), Failure> {
         warn_of_unexported_files(&args.model.model, &opened.tokenizer);
     }
     export(&mut opened.weights, &opened.identity, &opened.tokenizer, &args.out, &options)?;
-    terminal::print(&format!("Hugging Face folder: {}\n", args.out.display())).map(|_| ())
+    terminal::print(&format!("Hugging Face folder: {}\n", terminal::shown_path(&args.out))).map(|_| ())
 }

@@ -1,5 +1,5 @@
-//! `xtrain generate`: only the text goes to standard output, while it is generated; with `--json`, one object
-//! at the end. The speed goes to standard error.
+//! `xtrain generate`: only the text goes to standard output, while it is generated, with escapes for control
+//! characters on a terminal; with `--json`, one object at the end. The speed goes to standard error.
 
 use super::open_model;
 use super::transcript::Transcript;
@@ -29,7 +29,8 @@ pub(crate) fn run(args: &GenerateArgs) -> Result<(), Failure> {
     let sampling =
         Sampling { temperature: args.temperature, top_k: args.top_k, top_p: args.top_p, seed: args.seed };
     let mut generator = Generator::new(&mut weights, tokens.len() + args.max_tokens)?;
-    let mut decoder = tokenizer.as_ref().map(|tokenizer| tokenizer.stream_decoder(SpecialTokens::Hide));
+    let decoder = tokenizer.as_ref().map(|tokenizer| tokenizer.stream_decoder(&tokens, SpecialTokens::Hide));
+    let mut decoder = decoder.transpose()?;
     let mut shown_ids = 0;
     let mut transcript = Transcript::new(args.logprobs);
     let mut text = String::new();
@@ -48,7 +49,7 @@ pub(crate) fn run(args: &GenerateArgs) -> Result<(), Failure> {
                 text.push_str(&piece);
                 return Ok(ControlFlow::Continue(()));
             }
-            terminal::print(&piece)
+            terminal::print_generated(&piece)
         });
         match shown {
             Ok(go_on) => go_on,
@@ -68,11 +69,10 @@ pub(crate) fn run(args: &GenerateArgs) -> Result<(), Failure> {
         text.push_str(&rest);
         let mut answer = transcript.finish(&tokens, &made, &text, args.max_tokens);
         answer["speed"] = speed.json();
-        text = answer.to_string();
+        let _ = terminal::print_json(&answer)?;
     } else {
-        text = rest;
+        let _ = terminal::print_generated(&format!("{rest}\n"))?;
     }
-    let _ = terminal::print(&format!("{text}\n"))?;
     if let Some(line) = speed.line() {
         tracing::info!("{line}");
     }
@@ -92,14 +92,23 @@ fn check_prompt(args: &GenerateArgs, tokens: &[u32], model: &Architecture) -> Re
             "the prompt has token {bad}, but the model's vocabulary has {vocab_size}: {cause}"
         )));
     }
-    let limit = model.max_position_embeddings;
+    let limit = model.context();
+    let is_window = model.window == Some(limit);
     if tokens.len() > limit {
+        let what = match is_window {
+            true => "sliding window, beyond which attention is not supported,",
+            false => "context",
+        };
         return Err(Failure::user(format!(
-            "the prompt has {} tokens, but the model's context has {limit}; give a shorter prompt",
+            "the prompt has {} tokens, but the model's {what} has {limit}; give a shorter prompt",
             tokens.len()
         )));
     }
-    if tokens.len() + args.max_tokens > limit {
+    if is_window && tokens.len() + args.max_tokens > limit + 1 {
+        tracing::warn!(
+            "the model's sliding window has {limit} tokens, and attention beyond it is not supported: generation ends when it is full"
+        );
+    } else if tokens.len() + args.max_tokens > limit {
         tracing::info!(
             "prompt and --max-tokens exceed the model's context of {limit} tokens: whenever it is full, the older half is dropped"
         );

@@ -4,6 +4,7 @@ use crate::cli::InitArgs;
 use crate::failure::Failure;
 use crate::terminal;
 use xtrain_config::Device;
+use xtrain_data::shell_path;
 use xtrain_train::draft::{self, Draft};
 use xtrain_train::engine::Processor;
 
@@ -15,9 +16,10 @@ pub(crate) fn run(args: &InitArgs) -> Result<(), Failure> {
     let processor = Processor::by_name(Device::Auto)?;
     let draft = Draft::new(&args.sources, &args.out, &processor, threads)?;
     draft.write(&args.out)?;
-    let file = args.out.display();
+    let (file, word) = (terminal::shown_path(&args.out), shell_path(&args.out));
     terminal::print(&format!(
-        "{file}: {draft}\nread it, then run: xtrain plan {file}, and xtrain train {file}\n"
+        "{file}: {}\nread it, then run: xtrain plan {word}, and xtrain train {word}\n",
+        terminal::shown(&draft.to_string())
     ))
     .map(|_| ())
 }

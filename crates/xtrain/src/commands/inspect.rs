@@ -5,8 +5,11 @@ use crate::cli::InspectArgs;
 use crate::failure::Failure;
 use crate::signals::Stop;
 use crate::terminal::{self, Bar};
+use xtrain_config::set_text;
 use xtrain_data::DataError;
 use xtrain_lab::inspect::{InspectOptions, InspectProgress, inspect};
+use xtrain_lab::scales::{self, ScalesOptions, ScalesProgress};
+use xtrain_model::StaticScales;
 use xtrain_report::inspection::{INSPECT_FILE, Inspection, TensorCast, write_inspection};
 use xtrain_report::metrics::format;
 use xtrain_train::corpus::Notice;
@@ -21,6 +24,9 @@ pub(crate) fn run(args: &InspectArgs) -> Result<(), Failure> {
         casts: args.probe.casts,
         data: args.probe.data.clone(),
     };
+    if let Some(path) = &args.write_scales {
+        scales::check_target(path)?;
+    }
     let mut bar = Bar::default();
     let found = inspect(&args.probe.run, &options, &mut |doing| {
         match doing {
@@ -30,20 +36,36 @@ pub(crate) fn run(args: &InspectArgs) -> Result<(), Failure> {
         }
         stop.check()
     });
+    let found = found.and_then(|inspection| {
+        let scales = args.write_scales.is_some().then(|| scales_for(args, &options, &mut bar, &stop));
+        Ok((inspection, scales.transpose()?))
+    });
     bar.clear();
-    let inspection = &match found {
+    let (inspection, scales) = &match found {
         Err(RunError::Data(DataError::Interrupted)) => {
             terminal::stopped();
             return Ok(());
         }
         found => found?,
     };
+    let written = args.write_scales.as_ref().zip(scales.as_ref());
+    if let Some((path, scales)) = written {
+        scales::write(scales, path)?;
+    }
     let path = args.page.out.clone().unwrap_or_else(|| inspection.run.join(INSPECT_FILE));
     write_inspection(inspection, &path, args.page.overwrite)?;
     if args.json {
         let mut json = serde_json::to_value(inspection).unwrap_or_default();
-        json["page"] = path.display().to_string().into();
-        return terminal::print(&format!("{json}\n")).map(|_| ());
+        json["page"] = path.to_string_lossy().into();
+        if let Some((path, scales)) = written {
+            json["scales"] = serde_json::json!({
+                "file": path.to_string_lossy(),
+                "layers": scales.layers.len(),
+                "tensors": scales.list().count(),
+                "from": scales.source.from,
+            });
+        }
+        return terminal::print_json(&json).map(|_| ());
     }
     let mut out = format!(
         "step {}, computed in {}, casts of {}, loss {:.4}\n\n",
@@ -54,8 +76,38 @@ pub(crate) fn run(args: &InspectArgs) -> Result<(), Failure> {
     );
     out.push_str(&if args.all { every(inspection) } else { by_layer(inspection) });
     out.push_str("rounding alone leaves about 31.5 dB in e4m3 and 25.5 dB in e5m2; much less means that the range does not fit the scale\n");
-    out.push_str(&format!("page: {}\n", path.display()));
+    out.push_str(&format!("page: {}\n", terminal::shown_path(&path)));
+    if let Some((path, scales)) = written {
+        let shown = terminal::shown_path(path);
+        out.push_str(&format!(
+            "static scales of {} tensors in {} layers, from {}: {shown}; train with --set precision.recipe=fp8-delayed {}\n",
+            scales.list().count(),
+            scales.layers.len(),
+            scales.source.from.as_deref().unwrap_or_default(),
+            set_text("precision.static_scales", &path.to_string_lossy()),
+        ));
+    }
     terminal::print(&out).map(|_| ())
+}
+
+/// The static scales that `--write-scales` asks for.
+fn scales_for(
+    args: &InspectArgs,
+    options: &InspectOptions,
+    bar: &mut Bar,
+    stop: &Stop,
+) -> Result<StaticScales, RunError> {
+    let InspectOptions { which, device, ref data, .. } = *options;
+    let options =
+        ScalesOptions { which, device, data: data.clone(), batches: args.batches, margin: args.margin };
+    scales::scales(&args.probe.run, &options, &mut |doing| {
+        match doing {
+            ScalesProgress::Text(Notice::Tokenizing { path, progress }) => bar.tokenizing(&path, &progress),
+            ScalesProgress::Text(Notice::Learning { .. }) => {}
+            ScalesProgress::Step(done, all) => bar.show("measuring scales", done, all),
+        }
+        stop.check()
+    })
 }
 
 /// One line for each cast.

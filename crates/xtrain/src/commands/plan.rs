@@ -2,20 +2,20 @@
 
 use crate::cli::PlanArgs;
 use crate::failure::Failure;
-use crate::plan_table::{self, Answer, Several, Tables};
+use crate::plan_table::{self, Advised, Answer, Tables};
 use crate::terminal;
 use std::path::Path;
 use xtrain_config::Device::Auto;
 use xtrain_config::{Config, ConfigErrors, Override, ParallelConfig, Parsed};
 use xtrain_report::lanes::write_lanes;
+use xtrain_train::advice::Planner;
 use xtrain_train::crew::transport;
 use xtrain_train::engine::{Processor, Room, Target};
 use xtrain_train::error::LearnError;
-use xtrain_train::estimate::{Device, RunTime, Timeline};
-use xtrain_train::fit::Fit;
+use xtrain_train::estimate::Device;
 use xtrain_train::member::Member;
-use xtrain_train::spec::plan_for;
-use xtrain_train::{choose, modes, programs, run_file, slower, source};
+use xtrain_train::spec::{Planned, plan_for};
+use xtrain_train::{choose, programs, run_file, slower, source};
 
 pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
     let sets = args.run.set.iter().cloned().map(Override::Set);
@@ -54,24 +54,9 @@ pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
         None => device,
     });
     let device = device.map(|device| connected(device, args, &parsed.config.parallel));
-    let open = planned.resolved.clone();
-    let (planned, choice) = match &device {
-        Some(device) => choose::decide(planned, device)?,
-        None => (planned, None),
-    };
-    let planned = match &processor {
-        Some(processor) => slower::decide_if_measured(planned, processor)?,
-        None => planned,
-    };
-    if let Some(pass) = &args.dump_after {
-        let program = programs::training_after(&planned.spec, pass).map_err(LearnError::from)?;
-        return terminal::print(&program.to_string()).map(|_| ());
+    if args.dump || args.dump_after.is_some() {
+        return dump(args, planned, device.as_ref(), processor.as_ref());
     }
-    let program = programs::training(&planned.spec).map_err(LearnError::from)?;
-    if args.dump {
-        return terminal::print(&program.to_string()).map(|_| ());
-    }
-    let reference = programs::reference(&planned.spec).map_err(LearnError::from)?;
     let has = processor.as_ref().and_then(|own| Some((own.room_of_each(ranks)?, own.owner(ranks))));
     let modelled = || Some((Room::of(device.as_ref()?.usable_bytes?), device.as_ref()?.name.clone()));
     let room = args
@@ -79,44 +64,76 @@ pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
         .map(|size| (Room::of(size.0), "the device (--memory)".to_owned()))
         .or(has)
         .or_else(modelled);
-    let fit = match room {
-        Some((room, owner)) => Some((Fit::of(&planned, target, threads, room)?, owner)),
+    let replan = |ranks: usize, settings: &[String]| -> Result<Planned, Failure> {
+        let changed: Vec<Override> =
+            sets.iter().cloned().chain(settings.iter().cloned().map(Override::Set)).collect();
+        Ok(plan_for(&load(&args.run.file, &changed, ranks)?, target, Member::first_of(ranks))?)
+    };
+    let advised = match &device {
+        Some(device) => {
+            let (room, owner) = room.map_or((None, String::new()), |(room, owner)| (Some(room), owner));
+            let planner = Planner { device, processor: processor.as_ref(), room, replan: &replan };
+            let advice = planner.advise(&planned)?;
+            let time = advice.shown().time(device)?;
+            Some(Advised { advice, device, owner, time })
+        }
         None => None,
     };
-    let time = device.as_ref().map(|device| RunTime::of(&planned, &program, device, 0)).transpose()?;
-    let refusal = processor.as_ref().and_then(|processor| processor.check(planned.spec.recipe).err());
-    let micro_steps = planned.spec.micro_steps(planned.resolved.config.train.batch_size);
-    let timeline = device.as_ref().map(|device| Timeline::new(&program, device, micro_steps));
+    let shown = advised.as_ref().map(|advised| advised.advice.shown());
+    let program = match shown {
+        Some(shown) => shown.program.clone(),
+        None => programs::training(&planned.spec).map_err(LearnError::from)?,
+    };
+    let timeline = shown.map(|shown| shown.timeline.clone());
+    let planned = shown.map_or(planned, |shown| shown.planned.clone());
     if let Some(path) = &args.svg {
         let (Some(device), Some(timeline)) = (&device, &timeline) else {
             return Err(Failure::user(
                 "--svg draws times, and there is no device to estimate them for; name one, as in --device-model h100",
             ));
         };
+        let ranks = planned.member.world_size;
         let title = format!("{}: a step on {ranks} x {}", planned.spec.model, device.name);
         write_lanes(path, &timeline.picture(&title, &program))?;
     }
-    let several = match (&device, timeline) {
-        (Some(device), Some(timeline)) if ranks > 1 => {
-            let modes = modes::modes(&open, planned.member, device)?;
-            Some(Several { timeline, network: device.network, modes })
-        }
-        _ => None,
-    };
-    let is_of_a_file = !is_a_model(&args.run.file);
-    let answer = Answer { refusal, fit, choice, time, several, is_of_a_file };
+    let reference = programs::reference(&planned.spec).map_err(LearnError::from)?;
+    let refusal = processor.as_ref().and_then(|processor| processor.check(recipe).err());
+    let answer = Answer { refusal, advised, is_of_a_file: !is_a_model(&args.run.file) };
     let tables = Tables { program: &program, reference: reference.as_ref(), target, threads, all: args.all };
     terminal::print(&plan_table::text(&planned, &answer, &tables)).map(|_| ())
 }
 
+/// Prints the program of the step as it is configured.
+fn dump(
+    args: &PlanArgs,
+    planned: Planned,
+    device: Option<&Device>,
+    processor: Option<&Processor>,
+) -> Result<(), Failure> {
+    let planned = match device {
+        Some(device) => choose::decide(planned, device)?.0,
+        None => planned,
+    };
+    let planned = match processor {
+        Some(processor) => slower::decide_if_measured(planned, processor)?,
+        None => planned,
+    };
+    let program = match &args.dump_after {
+        Some(pass) => programs::training_after(&planned.spec, pass),
+        None => programs::training(&planned.spec),
+    };
+    terminal::print(&program.map_err(LearnError::from)?.to_string()).map(|_| ())
+}
+
 /// The device with the connections that the run and the options name.
 fn connected(device: Device, args: &PlanArgs, parallel: &ParallelConfig) -> Device {
-    let network = device.network.of_run(parallel);
-    let network = match args.processes.gpus {
-        Some(_) => network.of_nodes(args.gpus_per_node, args.link),
-        None => network,
-    };
-    Device { network, ..device }
+    let of_gpus = args.processes.ranks.is_none();
+    let device = device.connected(|network| {
+        let network = network.of_run(parallel);
+        if of_gpus { network.of_nodes(args.gpus_per_node) } else { network }
+    });
+    // A run does not know these, so they change no choice.
+    Device { network: device.network.with_bandwidths(args.link, args.ring), ..device }
 }
 
 /// True for a Hugging Face folder or a config.json, which is planned without a run file.
@@ -124,13 +141,13 @@ fn is_a_model(path: &Path) -> bool {
     path.is_dir() || path.extension().is_some_and(|extension| extension == "json")
 }
 
-/// The run file at `path`, or one for the model there: sequences as long as it was made for, up to 4096
-/// tokens, a batch that `ranks` share evenly, and a billion tokens of training.
+/// The run file at `path`, or one for the model there.
 fn load(path: &Path, sets: &[Override], ranks: usize) -> Result<Parsed, Failure> {
     if !is_a_model(path) {
         return Ok(run_file::load(path, sets)?);
     }
     if path.is_dir() && !path.join(source::CONFIG_FILE).is_file() {
+        source::refuse_adapter(path)?;
         let own = path.join("config.toml");
         return Ok(run_file::load(if own.is_file() { &own } else { path }, sets)?);
     }
@@ -139,28 +156,59 @@ fn load(path: &Path, sets: &[Override], ranks: usize) -> Result<Parsed, Failure>
     if !path.is_dir() && path.file_name().is_none_or(|name| name != source::CONFIG_FILE) {
         return Err(Failure::user(format!(
             "{}: a model is planned from its folder or its {}; anything else is a run file in TOML",
-            path.display(),
+            terminal::shown_path(path),
             source::CONFIG_FILE
         )));
     }
-    let batch_size = 8_usize.next_multiple_of(ranks.max(1));
-    let text = |seq_len: usize| {
+    let parse = |example: Example, sets: &[Override]| -> Result<Parsed, ConfigErrors> {
+        Config::parse(path, example.run_file(folder).as_bytes(), sets)
+    };
+    // The context and the size of the model decide the rest; settings of batches are about the run itself.
+    let is_of_model = |set: &&Override| matches!(set, Override::Set(set) if set.starts_with("model.") || set.starts_with("experts."));
+    let of_model: Vec<Override> = sets.iter().filter(is_of_model).cloned().collect();
+    let first = parse(Example { seq_len: 1, tokens: 1, batch_size: ranks }, &of_model)?;
+    let planned = plan_for(&first, Target::Cuda, Member::first_of(ranks))?;
+    let seq_len = planned.spec.model.context().min(SEQ_LEN);
+    let active = planned.spec.model.active_parameter_count() as u64;
+    Ok(parse(Example::of(active, seq_len, ranks), sets)?)
+}
+
+/// Tokens of a sequence of a model that is planned without a run file, if it was made for as many.
+const SEQ_LEN: usize = 4096;
+
+/// Training tokens for each parameter that is active for a token: the compute-optimal number of Hoffmann et
+/// al. (arXiv 2203.15556), about.
+const TOKENS_PER_PARAMETER: u64 = 20;
+
+/// The fewest steps of such a run, unless its batches would be smaller than a sequence for each rank.
+const STEPS: u64 = 10_000;
+
+/// The most tokens of a step: as many as Llama 3 began with (arXiv 2407.21783, section 3.4.1).
+const STEP_TOKENS: u64 = 4 << 20;
+
+/// The run of a model that is planned without a run file.
+struct Example {
+    seq_len: usize,
+    tokens: u64,
+    batch_size: usize,
+}
+
+impl Example {
+    /// The run of a model with so many active parameters, with a batch that `ranks` share evenly.
+    fn of(active: u64, seq_len: usize, ranks: usize) -> Example {
+        let tokens = TOKENS_PER_PARAMETER * active.max(1);
+        let sequences = (tokens / STEPS).min(STEP_TOKENS) / seq_len as u64;
+        let rounded = 1 << sequences.max(1).ilog2();
+        let batch_size = usize::max(rounded, ranks).next_multiple_of(ranks.max(1));
+        Example { seq_len, tokens, batch_size }
+    }
+
+    fn run_file(&self, folder: &Path) -> String {
+        let Example { seq_len, tokens, batch_size } = self;
         let folder = serde_json::json!(folder.to_string_lossy());
         format!(
             "[model]\ninit_from = {folder}\n[data]\ntrain = \"its text\"\nseq_len = {seq_len}\n\
-             [train]\ntokens = 1_000_000_000\nbatch_size = {batch_size}\n"
+             [train]\ntokens = {tokens}\nbatch_size = {batch_size}\nmicro_batch_size = \"auto\"\n"
         )
-    };
-    let parse =
-        |seq_len| -> Result<Parsed, ConfigErrors> { Config::parse(path, text(seq_len).as_bytes(), sets) };
-    let parsed = parse(SEQ_LEN)?;
-    match source::init(&parsed.config)? {
-        Some(hf) if hf.model.max_position_embeddings < SEQ_LEN => {
-            Ok(parse(hf.model.max_position_embeddings)?)
-        }
-        _ => Ok(parsed),
     }
 }
-
-/// Tokens of a sequence of a model that is planned without a run file.
-const SEQ_LEN: usize = 4096;

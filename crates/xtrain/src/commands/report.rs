@@ -3,8 +3,10 @@
 use crate::cli::ReportArgs;
 use crate::failure::Failure;
 use crate::terminal;
+use xtrain_train::run_file;
 
 pub(crate) fn run(args: &ReportArgs) -> Result<(), Failure> {
+    args.runs.iter().try_for_each(|run| run_file::refuse_as_run(run))?;
     let path = match (args.runs.as_slice(), &args.page.out) {
         ([run], None) => xtrain_report::write(run)?,
         (runs, Some(path)) => {
@@ -17,5 +19,5 @@ pub(crate) fn run(args: &ReportArgs) -> Result<(), Failure> {
             ));
         }
     };
-    terminal::print(&format!("report: {}\n", path.display())).map(|_| ())
+    terminal::print(&format!("report: {}\n", terminal::shown_path(&path))).map(|_| ())
 }

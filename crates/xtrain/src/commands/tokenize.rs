@@ -7,20 +7,32 @@ use crate::terminal::{self, Bar, TextBar};
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use xtrain_data::{
-    DataError, Dataset, InputOptions, LearnProgress, PrepareOptions, TextFiles, TokenStream, Tokenizer,
-    VocabularyKind, learn_for_dataset, list_inputs, prepare,
+    DataError, Dataset, InputOptions, LearnProgress, PrepareOptions, Split, Take, TextFiles, TokenStream,
+    Tokenizer, VocabularyKind, learn_for_dataset, prepare, shell_quoted,
 };
 use xtrain_report::metrics;
 use xtrain_train::error::RunError;
 use xtrain_train::source::load_tokenizer;
+use xtrain_train::texts;
 
 pub(crate) fn run(args: &TokenizeArgs) -> Result<(), Failure> {
     terminal::use_threads(args.cpu.threads)?;
     let stop = Stop::on_signals()?;
     let Some(out) = &args.out else { return verify_folders(&args.inputs, &stop) };
-    let inputs = list_inputs(&args.inputs)?;
-    let options = InputOptions { field: args.text_field.clone(), separator: args.separator.clone() };
-    let texts = TextFiles { inputs, options };
+    let listing = texts::list(&args.inputs, args.split.unwrap_or(Take::OfFolders(Split::Train)))?;
+    if let (Some(splits), None) = (&listing.several_splits, args.split) {
+        return Err(Failure::user(format!(
+            "files of several splits are named: {splits}; read one with --split train (or validation, or test), or all \
+             with --split all"
+        )));
+    }
+    texts::log(&listing);
+    let options = InputOptions {
+        field: args.text_field.clone(),
+        separator: args.separator.clone(),
+        skip_bad_rows: args.skip_bad_rows,
+    };
+    let texts = TextFiles { inputs: listing.files, options };
     let mut bar = TextBar::default();
     let tokenizer = tokenizer(args, out, &texts, &mut |vocabulary, progress| {
         bar.learning(vocabulary, progress);
@@ -32,7 +44,7 @@ pub(crate) fn run(args: &TokenizeArgs) -> Result<(), Failure> {
     };
     let tokenizer = tokenizer.with_begin_of_document(args.begin_of_document)?;
     let options = PrepareOptions { input: texts.options, shard_tokens: args.shard_tokens.0 };
-    let shown = out.display().to_string();
+    let shown = terminal::shown_path(out);
     let dataset = prepare(&texts.inputs, &tokenizer, &options, out, &mut |progress| {
         bar.tokenizing(&shown, progress);
         stop.check()
@@ -40,13 +52,21 @@ pub(crate) fn run(args: &TokenizeArgs) -> Result<(), Failure> {
     let made = bar.take();
     let Some(dataset) = unless_stopped(dataset)? else { return say_stopped() };
     let totals = terminal::totals(dataset.token_count(), dataset.document_count());
+    let skipped = match dataset.skipped_rows() {
+        0 => String::new(),
+        1 => ", 1 bad row skipped".to_owned(),
+        rows => format!(", {} bad rows skipped", metrics::format::grouped(rows)),
+    };
     let text = metrics::format::bytes(dataset.text_bytes().unwrap_or_default());
     let said = match made {
         Some(p) => {
             let read = metrics::format::bytes(p.bytes_done);
-            format!("{shown}: {totals}, {text} of text; {read} of files read at {:.1} MB/s\n", p.mb_per_s())
+            format!(
+                "{shown}: {totals}, {text} of text{skipped}; {read} of files read at {:.1} MB/s\n",
+                p.mb_per_s()
+            )
         }
-        None => format!("{shown}: already complete: {totals}, {text} of text\n"),
+        None => format!("{shown}: already complete: {totals}, {text} of text{skipped}\n"),
     };
     if terminal::print(&said)?.is_break() {
         return Ok(());
@@ -57,10 +77,10 @@ pub(crate) fn run(args: &TokenizeArgs) -> Result<(), Failure> {
 /// Compares the checksums of whole data sets.
 fn verify_folders(folders: &[PathBuf], stop: &Stop) -> Result<(), Failure> {
     for folder in folders {
-        let shown = folder.display().to_string();
+        let shown = terminal::shown_path(folder);
         if !folder.is_dir() {
             return Err(Failure::user(format!(
-                "{shown} is not a folder of token shards; name one to verify, or a folder for new shards with --out"
+                "{shown} is not a folder of token shards; name one to verify it, or add --out FOLDER to tokenize text"
             )));
         }
         let dataset = Dataset::open(folder)?;
@@ -85,7 +105,7 @@ fn verify(dataset: &Dataset, shown: &str, stop: &Stop) -> Result<ControlFlow<()>
         return Ok(ControlFlow::Break(()));
     }
     let totals = terminal::totals(dataset.token_count(), dataset.document_count());
-    terminal::print(&format!("{shown}: all checksums agree: {totals}\n"))
+    terminal::print(&format!("{shown}: all checksums match: {totals}\n"))
 }
 
 /// The result, or `None` if the user stopped it.
@@ -112,12 +132,17 @@ fn tokenizer(
     let t = &args.tokenizer;
     let end = args.end_of_document.as_deref();
     let vocabulary = match (&t.tokenizer, t.bpe_vocab_size, t.chars, t.bytes) {
-        (Some(path), ..) => return load_tokenizer(path, end, OWN),
+        (Some(path), ..) => {
+            return match option_of_word(path).filter(|_| !path.exists()) {
+                Some(option) => Err(refused_word(path, option)),
+                None => load_tokenizer(path, end, OWN),
+            };
+        }
         (_, Some(size), ..) => Some(VocabularyKind::Bpe { size }),
         (_, _, true, _) => Some(VocabularyKind::Chars),
         (_, _, _, true) => None,
         _ => {
-            return Err(RunError::Refused(format!("no tokenizer is given; use --tokenizer PATH, {OWN}")));
+            return Err(RunError::Refused(format!("no tokenizer is named; use --tokenizer PATH, {OWN}")));
         }
     };
     let texts = std::slice::from_ref(texts);
@@ -129,4 +154,36 @@ fn tokenizer(
         Some(name) => tokenizer.with_end_of_document(name)?,
         None => tokenizer,
     })
+}
+
+/// The option for a value of `data.tokenizer` in a run file that is no path.
+fn option_of_word(word: &Path) -> Option<&'static str> {
+    match word.to_str()? {
+        "bpe" => Some("--bpe-vocab-size 32Ki"),
+        "bytes" => Some("--bytes"),
+        "chars" => Some("--chars"),
+        _ => None,
+    }
+}
+
+/// The error for a word of run files in place of a path, with the command that is meant.
+fn refused_word(word: &Path, option: &str) -> RunError {
+    let word = word.to_string_lossy();
+    let mut command = vec!["xtrain".to_owned()];
+    let mut arguments = std::env::args_os().skip(1).map(|argument| argument.to_string_lossy().into_owned());
+    while let Some(argument) = arguments.next() {
+        match argument.as_str() {
+            "--tokenizer" => {
+                arguments.next();
+                command.push(option.to_owned());
+            }
+            joined if joined.starts_with("--tokenizer=") => command.push(option.to_owned()),
+            other => command.push(shell_quoted(other)),
+        }
+    }
+    RunError::Refused(format!(
+        "--tokenizer names a tokenizer.json or its folder, and there is no {word}; for the tokenizer {word:?} of run \
+         files write: {}",
+        command.join(" ")
+    ))
 }

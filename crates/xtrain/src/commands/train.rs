@@ -6,7 +6,9 @@ use crate::ranks::{self, Place};
 use crate::signals::Stop;
 use crate::terminal::{self, Detail, Silent, TrainingView};
 use std::process::ExitCode;
-use xtrain_config::Override;
+use xtrain_config::{Override, Parsed};
+use xtrain_data::shell_path;
+use xtrain_train::error::RunError;
 use xtrain_train::profile::ProfileOptions;
 use xtrain_train::run::{Observer, Outcome, Start, train_in};
 use xtrain_train::run_file;
@@ -30,15 +32,10 @@ pub(crate) fn run(args: &TrainArgs, place: &Place) -> Result<ExitCode, Failure> 
     terminal::use_share_of_threads(parsed.config.train.threads, place.local_world_size())?;
     let crew = place.join(&parsed.config.parallel, run_file::folder(&parsed).path())?;
     let stop = if place.is_first() { Stop::on_signals() } else { Stop::on_signals_silently() };
-    let Stop(stop) = stop?;
+    let Stop(stop) = stop.map_err(|failure| crew.fail(RunError::Refused(failure.to_string())))?;
     let start = if args.resume { Start::Resume } else { Start::New };
-    let detail = match (args.quiet, args.verbose) {
-        (true, _) => Detail::Quiet,
-        (_, true) => Detail::Whole,
-        _ => Detail::Given,
-    };
     let mut view: Box<dyn Observer> = match place.is_first() {
-        true => Box::new(TrainingView::new(stop.clone(), detail, &parsed.config)),
+        true => Box::new(TrainingView::new(stop.clone(), detail(args), &parsed.config)),
         false => Box::new(Silent(stop.clone())),
     };
     let profile =
@@ -55,8 +52,8 @@ pub(crate) fn run(args: &TrainArgs, place: &Place) -> Result<ExitCode, Failure> 
             let steps = if done > steps { format!("{done} steps, of which {steps} were requested") } else { format!("{done} of {steps} steps") };
             format!("already finished: {steps}; continue with --set train.{key}=...")
         }
-        Outcome::Stopped => "stopped; the state is saved, continue with --resume".to_owned(),
-        Outcome::TimeLimit => "time is up; the state is saved, continue with --resume".to_owned(),
+        Outcome::Stopped => format!("{}stopped; {SAVED}", export_of(&parsed)),
+        Outcome::TimeLimit => format!("{}time is up; {SAVED}", export_of(&parsed)),
         Outcome::StoppedEarly => {
             "stopped before the first step of this run; the tokens prepared so far are cached, run the same command again".to_owned()
         }
@@ -65,4 +62,31 @@ pub(crate) fn run(args: &TrainArgs, place: &Place) -> Result<ExitCode, Failure> 
         let _ = terminal::print(&format!("{said}\n"))?;
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// The verbosity that the options ask for.
+pub(crate) fn detail(args: &TrainArgs) -> Detail {
+    match (args.quiet, args.verbose) {
+        (true, _) => Detail::Quiet,
+        (_, true) => Detail::Whole,
+        _ => Detail::Given,
+    }
+}
+
+/// End of the last line of a run that was stopped.
+const SAVED: &str = "the state is saved, continue with --resume";
+
+/// The line that says of which step the export of a stopped run is; empty for a run that exports nothing.
+fn export_of(parsed: &Parsed) -> String {
+    if !parsed.config.checkpoint.export_hf {
+        return String::new();
+    }
+    let folder = run_file::folder(parsed);
+    let (run, hf) = (shell_path(folder.path()), terminal::shown_path(&folder.hf()));
+    let stands = match (folder.exported_step(), folder.hf().is_dir()) {
+        (Some(step), _) => format!("{hf} is that of step {step}"),
+        (None, true) => format!("{hf} is that of an earlier step"),
+        (None, false) => "not written yet, because the run is not at its end".to_owned(),
+    };
+    format!("Hugging Face folder: {stands}; xtrain export {run} --out FOLDER writes one of the saved state\n")
 }

@@ -1,25 +1,14 @@
 //! The lines of a plan on the ranks of a run: what they send to each other, the time of a step's lanes, the
 //! modes of `parallel.shard` beside each other, and how evenly ranks share the state.
 
-use super::line;
+use super::{Advised, line};
 use xtrain_model::EXPERTS;
 use xtrain_program::{Program, Role, Stage, StateKind};
 use xtrain_report::metrics::format;
-use xtrain_train::estimate::{Network, Timeline};
-use xtrain_train::fit::Fit;
+use xtrain_train::estimate::Timeline;
 use xtrain_train::layout::{Evenness, Layout};
-use xtrain_train::modes::{Mode, evening_replicas, fastest};
+use xtrain_train::modes::{Candidate, Mode, evening_replicas};
 use xtrain_train::training_spec::TrainingSpec;
-
-/// The estimates of a step of several ranks.
-pub(crate) struct Several {
-    /// The step over its lanes.
-    pub(crate) timeline: Timeline,
-    /// The connections of the ranks.
-    pub(crate) network: Network,
-    /// The step in each mode of `parallel.shard`.
-    pub(crate) modes: Vec<Mode>,
-}
 
 /// Places of exposed communication that are named.
 const MOST_PLACES: usize = 4;
@@ -29,24 +18,31 @@ pub(super) fn text(
     spec: &TrainingSpec,
     program: &Program,
     micro_steps: usize,
-    several: Option<&Several>,
-    fit: Option<&Fit>,
+    advised: Option<&Advised<'_>>,
 ) -> String {
     let ranks = spec.parallel.world_size;
     if ranks == 1 {
         return String::new();
     }
     let mut out = String::from("\n");
-    if let Some(Several { timeline, network, .. }) = several {
+    if let Some(Advised { advice, device, .. }) = advised {
+        let (network, timeline) = (&device.network, &advice.shown().timeline);
         out.push_str(&line("ranks", &format!("{ranks}; {}", network.describe(ranks))));
         out.push_str(&lanes(timeline));
         out.push_str(&experts(timeline, program));
         out.push('\n');
     }
     out.push_str(&sent(ranks, program, micro_steps));
-    if let Some(Several { modes, .. }) = several {
+    if let Some(Advised { advice, device, .. }) = advised {
         out.push('\n');
-        out.push_str(&beside_each_other(modes, spec, micro_steps, fit.map(|fit| fit.room.available_bytes)));
+        let available = advice.fit.as_ref().map(|fit| fit.room.available_bytes);
+        let row = |of: &&Candidate| Row {
+            mode: Mode::of(of, device),
+            is_given: std::ptr::eq(*of, advice.given()),
+            is_proposed: advice.proposed().is_some_and(|proposed| std::ptr::eq(*of, proposed)),
+        };
+        let rows: Vec<Row> = advice.modes().iter().map(row).collect();
+        out.push_str(&beside_each_other(&rows, micro_steps, available));
     }
     let Ok(layout) = Layout::of(spec) else { return out };
     let shards = spec.parallel.shards();
@@ -79,9 +75,9 @@ fn lanes(timeline: &Timeline) -> String {
         "step",
         &format!(
             "{}, with {} of communication: {} exposed, {hidden} hidden",
-            time(whole),
-            time(communication),
-            time(exposed)
+            format::seconds(whole),
+            format::seconds(communication),
+            format::seconds(exposed)
         ),
     );
     for (n, of) in timeline.exposed.iter().take(MOST_PLACES).enumerate() {
@@ -89,7 +85,7 @@ fn lanes(timeline: &Timeline) -> String {
         let (payload, place) = (of.payload, of.place.name());
         out.push_str(&line(
             name,
-            &format!("{} of {payload} {place}, the longest for {}", time(of.seconds), of.site),
+            &format!("{} of {payload} {place}, the longest for {}", format::seconds(of.seconds), of.site),
         ));
     }
     out
@@ -106,7 +102,7 @@ fn experts(timeline: &Timeline, program: &Program) -> String {
         return String::new();
     }
     let share = format::percent(seconds / timeline.seconds(), 0);
-    line("gathers of experts", &format!("{}, as long as {share} of the step", time(seconds)))
+    line("gathers of experts", &format!("{}, as long as {share} of the step", format::seconds(seconds)))
 }
 
 /// The bytes that a rank sends.
@@ -123,71 +119,73 @@ fn sent(ranks: usize, program: &Program, micro_steps: usize) -> String {
     out + &format!("{name:<44}{:>18}\n", format::grouped(total))
 }
 
+/// A row of the table of modes.
+struct Row {
+    mode: Mode,
+    /// True for the configured step.
+    is_given: bool,
+    /// True for the proposed one.
+    is_proposed: bool,
+}
+
 /// The modes, and which to use if a rank has so many bytes `available`.
-fn beside_each_other(
-    modes: &[Mode],
-    spec: &TrainingSpec,
-    micro_steps: usize,
-    available: Option<u64>,
-) -> String {
-    let several = |mode: &Mode| mode.replicas > 1;
-    let name = |mode: &Mode| match several(mode) {
-        true => format!("{}, replicas={}", mode.name(), mode.replicas),
-        false => mode.name().to_owned(),
+fn beside_each_other(rows: &[Row], micro_steps: usize, available: Option<u64>) -> String {
+    // Some may have larger micro-batches.
+    let usual = rows.iter().map(|row| row.mode.micro_batch_size).min();
+    let others = |mode: &Mode| -> Vec<String> {
+        let is_chosen = mode.chosen.as_ref().is_some_and(|chosen| chosen.contains("micro_batch_size"));
+        let is_larger = !is_chosen && usual.is_some_and(|usual| mode.micro_batch_size > usual);
+        let replicas = (mode.replicas > 1).then(|| format!("replicas={}", mode.replicas));
+        let micro_batch = is_larger.then(|| format!("micro_batch_size={}", mode.micro_batch_size));
+        replicas.into_iter().chain(micro_batch).collect()
     };
-    let width = modes.iter().map(|mode| name(mode).len()).max().unwrap_or(0).max(16) + 2;
+    let of_row = |mode: &Mode| {
+        let names = std::iter::once(mode.name().to_owned()).chain(others(mode));
+        names.collect::<Vec<_>>().join(", ")
+    };
+    let width = rows.iter().map(|row| of_row(&row.mode).len()).max().unwrap_or(0).max(16) + 2;
     let each = if micro_steps > 1 { "sent a micro-step" } else { "" };
     let once = if micro_steps > 1 { "once a step" } else { "sent a step" };
     let mut out = format!(
-        "{:<width$}{:>12}{each:>20}{once:>14}{:>12}{:>12}\n",
-        "parallel.shard", "memory", "step", "exposed"
+        "{:<width$}{:>12}{each:>20}{once:>14}{:>12}{:>12}{:>8}\n",
+        "parallel.shard", "memory", "step", "exposed", "MFU"
     );
     let available = available.unwrap_or(u64::MAX);
-    for mode in modes {
+    for Row { mode, is_given, is_proposed } in rows {
         let each = if micro_steps > 1 { format::bytes(mode.micro_step_bytes) } else { String::new() };
-        let mut notes = Vec::new();
-        if mode.needed_bytes > available {
-            notes.push("does not fit".to_owned());
-        }
-        notes.extend(mode.chosen.clone());
+        let mfu = mode.mfu.map_or(String::new(), |mfu| format::percent(mfu, 1));
+        let fits = mode.needed_bytes <= available;
+        let notes = [(*is_given, "as configured"), (*is_proposed, "proposed"), (!fits, "does not fit")];
+        let notes = notes.into_iter().filter(|(holds, _)| *holds).map(|(_, note)| note.to_owned());
+        let notes: Vec<String> = notes.chain(mode.chosen.clone()).collect();
         out.push_str(&format!(
-            "{:<width$}{:>12}{each:>20}{:>14}{:>12}{:>12}  {}\n",
-            name(mode),
+            "{:<width$}{:>12}{each:>20}{:>14}{:>12}{:>12}{mfu:>8}  {}\n",
+            of_row(mode),
             format::gib(mode.needed_bytes),
             format::bytes(mode.once_bytes),
-            time(mode.seconds),
-            time(mode.exposed_seconds),
+            format::seconds(mode.seconds),
+            format::seconds(mode.exposed_seconds),
             notes.join("; ")
         ));
     }
-    let Some(best) = fastest(modes, available) else {
-        return out + "no mode fits\n";
-    };
-    let current = modes.iter().find(|mode| mode.is_of(spec.parallel));
-    let than = match current.filter(|current| current.needed_bytes <= available) {
-        Some(current) if current.seconds > best.seconds => {
-            let ratio = current.seconds / best.seconds;
-            let faster = match ratio < 2.0 {
-                true => format!("{} faster than", format::percent(ratio - 1.0, 1)),
-                false => format!("{ratio:.1} times as fast as"),
-            };
-            format!(", {faster} {}", name(current))
-        }
-        _ => String::new(),
-    };
     let fits = if available == u64::MAX { "" } else { " that fits" };
-    let replicas = match several(best) {
-        true => format!(" with parallel.replicas = {}", best.replicas),
-        false => String::new(),
+    let quoted = |mode: &Mode| {
+        let others = others(mode);
+        let with = if others.is_empty() { String::new() } else { format!(" with {}", others.join(", ")) };
+        format!("parallel.shard = \"{}\"{with}", mode.name())
     };
-    out + &format!("the fastest{fits} is parallel.shard = \"{}\"{replicas}{than}\n", best.name())
-}
-
-/// Seconds for people.
-fn time(seconds: f64) -> String {
-    match seconds {
-        _ if seconds < 0.999_5 => format!("{} ms", format::significant(1e3 * seconds)),
-        _ => format!("{} s", format::significant(seconds)),
+    let given = rows.iter().find(|row| row.is_given).map(|row| &row.mode);
+    let given = given.filter(|given| given.needed_bytes <= available);
+    out + &match (rows.iter().find(|row| row.is_proposed), given) {
+        (Some(Row { mode, .. }), Some(given)) => {
+            let faster = format::faster(given.seconds, mode.seconds, "configured");
+            format!("the fastest{fits} is {}, {faster}\n", quoted(mode))
+        }
+        (Some(Row { mode, .. }), None) => format!("the fastest{fits} is {}\n", quoted(mode)),
+        (None, Some(given)) => {
+            format!("no mode{fits} is much faster than {}, as configured\n", quoted(given))
+        }
+        (None, None) => "no mode fits\n".to_owned(),
     }
 }
 
@@ -230,7 +228,7 @@ mod tests {
         let sent = program.sent_bytes(6);
         assert_eq!(sent["all_to_all"], half as u64);
         assert_eq!(sent["all_gather"], (half + 5 * 8) as u64);
-        let found = text(&spec, &program, 6, None, None);
+        let found = text(&spec, &program, 6, None);
         let rows = [
             ("gradients, all_gather", half as u64, "1"),
             ("gradients, all_to_all", half as u64, "1"),
@@ -245,42 +243,58 @@ mod tests {
 
     #[test]
     fn modes_are_told_with_the_fastest_that_fits() {
-        let (spec, _) = of_world(2, Shard::Weights);
         let mode = |shard, needed_bytes, seconds| Mode {
             shard,
             replicas: 1,
+            micro_batch_size: 1,
             needed_bytes,
             micro_step_bytes: 1 << 20,
             once_bytes: 1 << 30,
             seconds,
             exposed_seconds: 0.001,
+            mfu: Some(0.5),
             chosen: Some("recompute=none".into()),
         };
-        let modes = [
-            mode(xtrain_config::Shard::None, 3 << 30, 0.9),
-            mode(xtrain_config::Shard::Optimizer, 2 << 30, 1.0),
-            mode(xtrain_config::Shard::Weights, 1 << 30, 1.5),
-        ];
-        let found = beside_each_other(&modes, &spec, 4, Some(2 << 30));
+        let row = |mode, is_given, is_proposed| Row { mode, is_given, is_proposed };
+        use xtrain_config::Shard;
+        let three = |proposed: usize| {
+            vec![
+                row(mode(Shard::None, 3 << 30, 0.9), false, proposed == 0),
+                row(mode(Shard::Optimizer, 2 << 30, 1.0), false, proposed == 1),
+                row(mode(Shard::Weights, 1 << 30, 1.5), true, false),
+            ]
+        };
+        let found = beside_each_other(&three(1), 4, Some(2 << 30));
         let lines: Vec<&str> = found.lines().collect();
         assert!(lines[0].contains("sent a micro-step   once a step"), "{found}");
-        assert!(lines[1].ends_with("  does not fit; recompute=none"), "{found}");
-        assert!(lines[2].contains("2.00 GiB") && lines[2].contains("1.00 MiB"), "{found}");
-        let best = "the fastest that fits is parallel.shard = \"optimizer\", 50.0% faster than weights";
+        assert!(lines[1].ends_with("   50.0%  does not fit; recompute=none"), "{found}");
+        assert!(lines[2].contains("2.00 GiB") && lines[2].ends_with("  proposed; recompute=none"), "{found}");
+        assert!(lines[3].ends_with("  as configured; recompute=none"), "{found}");
+        let best = "the fastest that fits is parallel.shard = \"optimizer\", 50.0% faster than configured";
         assert_eq!(lines[4], best);
-        let of_nodes = Mode { replicas: 2, ..mode(xtrain_config::Shard::Weights, 1 << 30, 0.5) };
-        let found = beside_each_other(&[&modes[..], &[of_nodes]].concat(), &spec, 4, None);
+        // A mode with replicas and a larger micro-batch.
+        let of_nodes = Mode { replicas: 2, micro_batch_size: 2, ..mode(Shard::Weights, 1 << 30, 0.5) };
+        let mut rows = three(9);
+        rows.push(row(of_nodes, false, true));
+        let found = beside_each_other(&rows, 4, None);
         let lines: Vec<&str> = found.lines().collect();
-        assert!(lines[4].starts_with("weights, replicas=2   "), "{found}");
-        let best = "the fastest is parallel.shard = \"weights\" with parallel.replicas = 2, 3.0 times as fast as weights";
+        assert!(lines[4].starts_with("weights, replicas=2, micro_batch_size=2   "), "{found}");
+        let best = "the fastest is parallel.shard = \"weights\" with replicas=2, micro_batch_size=2, 3.0 times as fast as configured";
         assert_eq!(lines[5], best);
-        let found = beside_each_other(&modes, &spec, 1, None);
+        let found = beside_each_other(&three(0), 1, None);
         assert!(found.lines().next().is_some_and(|head| !head.contains("micro-step")), "{found}");
         assert!(
-            found.ends_with("the fastest is parallel.shard = \"none\", 66.7% faster than weights\n"),
+            found.ends_with("the fastest is parallel.shard = \"none\", 66.7% faster than configured\n"),
             "{found}"
         );
-        assert!(beside_each_other(&modes, &spec, 1, Some(1)).ends_with("no mode fits\n"));
+        let found = beside_each_other(&three(9), 1, Some(2 << 30));
+        assert!(
+            found.ends_with(
+                "no mode that fits is much faster than parallel.shard = \"weights\", as configured\n"
+            ),
+            "{found}"
+        );
+        assert!(beside_each_other(&three(9), 1, Some(1)).ends_with("no mode fits\n"));
     }
 
     #[test]
@@ -303,14 +317,14 @@ mod tests {
         let line = format!(
             "of masters and optimizer state, the fullest rank has {most} and the emptiest {fewest}\n"
         );
-        let found = text(&spec, &program, 4, None, None);
+        let found = text(&spec, &program, 4, None);
         assert!(found.ends_with(&line), "{found}");
     }
 
     #[test]
     fn one_process_sends_nothing() {
         let (spec, program) = of_world(1, Shard::Optimizer);
-        let found = text(&spec, &program, 12, None, None);
+        let found = text(&spec, &program, 12, None);
         assert_eq!((found, program.sent_bytes(12).len()), (String::new(), 0));
     }
 }

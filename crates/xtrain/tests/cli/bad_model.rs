@@ -115,7 +115,11 @@ fn damaged_hugging_face_folders_are_refused() {
         ("\"hidden_size\": 16", "\"hidden_size\": 32", &["model.embed_tokens.weight"]),
         ("\"hidden_size\": 16", "\"hidden_size\": -16", &["hidden_size", "whole number"]),
         ("\"hidden_size\": 16", "\"hidden_size\": 1e300", &["hidden_size", "whole number"]),
-        ("\"hidden_size\": 16", "\"hidden_size\": 2147483647", &["GiB of memory", "smaller model"]),
+        (
+            "\"hidden_size\": 16",
+            "\"hidden_size\": 2147483647",
+            &["[257, 16] but should be [257, 2147483647]"],
+        ),
         ("\"num_hidden_layers\": 2", "\"num_hidden_layers\": 3", &["model.layers.2"]),
         ("\"num_hidden_layers\": 2", "\"num_hidden_layers\": 1", &["model.layers.1"]),
         ("\"num_hidden_layers\": 2", "\"num_hidden_layers\": 2000000000", &["layers = 2000000000", "typo"]),
@@ -161,7 +165,7 @@ fn a_tokenizer_larger_than_the_models_vocabulary_is_refused() {
         .refuses(&["`tokenizer` = \"bpe\"", "leave it out"]);
     place.run(&format!("{CONTINUED} --set data.train=bpe")).refuses(&[
         "bpe",
-        "another tokenizer",
+        "not this run's",
         "--tokenizer out/hf",
     ]);
     // A folder whose own tokenizer has tokens that its model does not.

@@ -57,6 +57,23 @@ fn a_model_that_is_not_there_is_told_from_one_that_is_to_be_downloaded() {
 }
 
 #[test]
+fn a_warning_about_the_files_of_a_folder_is_printed_once() {
+    let place = Place::new();
+    place.train("out", "--set train.steps=2");
+    place.write("out/hf/model.safetensors.index.json", b"{}");
+    for command in [
+        "train continued.toml --out new --set train.steps=3 --set model.init_from=out/hf",
+        "generate out/hf --prompt the -n 1",
+        "eval out/hf --data b.txt --seq-len 16",
+        "export out/hf --out again",
+    ] {
+        let ran = place.run(command).succeeds();
+        let said = format!("{}{}", ran.stdout, ran.stderr);
+        assert_eq!(said.matches("and ignoring model.safetensors.index.json").count(), 1, "{command}: {said}");
+    }
+}
+
+#[test]
 fn a_size_is_given_with_its_unit() {
     let place = Place::new();
     place.train("out", "--set train.steps=2");
@@ -72,7 +89,7 @@ fn a_size_is_given_with_its_unit() {
         let ran = finish(command, wrong);
         assert_eq!(ran.code(), Some(2), "{wrong}");
         assert!(
-            ran.stderr.contains("--max-shard-size") && ran.stderr.contains("500MB, 5GB or 4GiB"),
+            ran.stderr.contains("--max-shard-size") && ran.stderr.contains("500MB, 5GB or 1.5GiB"),
             "{}",
             ran.stderr
         );

@@ -74,7 +74,7 @@ fn an_option_that_is_a_key_of_the_run_file_is_told_how_it_is_set() {
         ("--optimizer.lr=1e-3", "--set optimizer.lr=1e-3"),
         ("--steps 3", "--set train.steps=3"),
         ("--epochs 3", "--set train.epochs=3"),
-        ("--tokens 3", "--set train.tokens=3 or --set eval.tokens=3"),
+        ("--tokens 3", "--set train.tokens=3 --set train.steps= --set train.epochs= or --set eval.tokens=3"),
         ("--warmup-step 3", "--set schedule.warmup_steps=3"),
         ("--colour red", "with --set section.key=value,"),
     ] {
@@ -83,11 +83,13 @@ fn an_option_that_is_a_key_of_the_run_file_is_told_how_it_is_set() {
             place.run(&format!("{verb} run.toml {option}")).refuses(&[&format!("no option {name}; "), set]);
         }
     }
-    // Slips of options are reported as such, and other verbs have no run file.
-    for command in ["train run.toml --resum", "generate out --lr 1e-3 --prompt the"] {
-        let line = place.run(command).refuses(&["there is no option --"]);
-        assert!(!line.contains("--set"), "{command}: {line}");
-    }
+    // Slips of options are reported as such, and other verbs name the one that takes the setting.
+    let slip = place.run("train run.toml --resum").refuses(&["there is no option --resum"]);
+    assert!(!slip.contains("--set"), "{slip}");
+    place.run("generate out --lr 1e-3 --prompt the").refuses(&[
+        "there is no option --lr of xtrain generate",
+        "a setting of runs: xtrain train run.toml --set optimizer.lr=1e-3",
+    ]);
 }
 
 #[test]
@@ -100,7 +102,8 @@ fn without_arguments_it_helps_and_lists_the_verbs() {
     }
     assert!(ran.stderr.contains("Examples:"));
     assert_eq!(place.run("--help").succeeds().stdout, ran.stderr);
-    assert!(place.run("--version").succeeds().stdout.starts_with("xtrain 0."));
+    let version = place.run("--version").succeeds().stdout;
+    assert!(version.starts_with("xtrain 0.") && version.contains(" (sources "), "{version}");
 }
 
 #[test]

@@ -88,6 +88,8 @@ fn the_field_that_holds_the_text_is_found() {
         }
         assert_eq!(text.contains("\ntext_field"), written.contains('|'), "{text}");
     }
+    let said = place.run("init body.jsonl --out chosen.toml").succeeds().stderr;
+    assert!(said.contains("read from \"body\"") && said.contains("others are in \"id\""), "{said}");
     place.run("init chat.jsonl --out chat.toml").refuses(&["chat.jsonl", "chat data"]);
 }
 
@@ -164,6 +166,9 @@ fn what_it_cannot_start_from_is_refused_in_a_line() {
     place.train("runs/bare", "--set train.steps=2 --set checkpoint.export_hf=false");
     place.write("model/model.safetensors", b"");
     place.write("table.csv", b"a,b");
+    place.write("train.bin", b"\x01\x00");
+    place.write("tiny.txt", b"abc");
+    place.write("pairs.jsonl", b"{\"question\": \"a\", \"answer\": \"b\"}\n");
     for (sources, words) in [
         ("run.toml", &["this is already a run file"][..]),
         ("nowhere.txt", &["nowhere.txt", "check the path"]),
@@ -172,7 +177,10 @@ fn what_it_cannot_start_from_is_refused_in_a_line() {
         ("runs/mix runs/mix/hf", &["both models"]),
         ("model/model.safetensors", &["name the model's folder"]),
         ("model", &["contains or matches no input file"]),
-        ("table.csv", &["cannot be read", "name .txt"]),
+        ("table.csv", &["cannot be read", "pd.read_csv(\"table.csv\").to_json(\"table.jsonl\""]),
+        ("train.bin", &["cannot be read", "nanoGPT", "name the text"]),
+        ("tiny.txt", &["the text has 3 bytes", "at least 9 tokens"]),
+        ("pairs.jsonl", &["pairs of prompt and answer", "not supported yet", "jq -c"]),
     ] {
         place.run(&format!("init {sources} --out new.toml")).refuses(words);
         assert!(!place.exists("new.toml"), "{sources}");

@@ -4,7 +4,7 @@ use crate::place::{Place, finish};
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
-use xtrain::config::keys_like;
+use xtrain::config::is_key;
 
 /// The words of a command, with single quotes around some.
 fn words(command: &str) -> Vec<String> {
@@ -41,7 +41,7 @@ fn check(place: &Place, verb: &str, line: &str) {
     }
     for set in line.split("--set ").skip(1).filter(|set| !set.starts_with("section.")) {
         let key = set.split('=').next().unwrap_or_default();
-        assert!(keys_like(key).exact, "{line}: {key}");
+        assert!(is_key(key), "{line}: {key}");
     }
     let help = place.run(&format!("{verb} --help")).stdout;
     for advice in ["did you mean --", "write --"] {
@@ -251,7 +251,7 @@ fn every_key_that_a_source_or_a_page_tells_to_set_exists() {
                 set.chars().take_while(|c| c.is_ascii_lowercase() || "_.".contains(*c)).collect();
             let is_a_key = key.contains('.') && !key.ends_with('.') && set[key.len()..].starts_with('=');
             if is_a_key && key != "section.key" {
-                assert!(keys_like(&key).exact, "{}: --set {key}", file.display());
+                assert!(is_key(&key), "{}: --set {key}", file.display());
                 seen += 1;
             }
         }

@@ -79,17 +79,17 @@ fn a_plan_of_several_gpus_tells_times_bytes_and_modes() {
     let place = Place::new();
     let file = example("llama3_8b.toml");
     let text = plan(&place, &format!("{file} --gpus 16 --device-model h100 --set parallel.shard=weights"));
-    assert!(
-        text.contains("\nranks                       16; 330 GB/s within a node, 50.0 GB/s between nodes\n")
-    );
+    let network = "16; 330 GB/s within a node; between nodes 330 GB/s in rings (all-gather, reduce-scatter), and \
+                   48.0 GB/s for the NIC of each GPU (all-to-all)\n";
+    assert!(text.contains(&format!("\nranks                       {network}")), "{text}");
     assert!(text.contains(" of communication: ") && text.contains("% hidden\n"), "{text}");
     assert!(text.contains(", the longest for embed.weight\n"), "{text}");
-    assert!(text.contains("; collectives at 330 GB/s within a node, 50.0 GB/s between nodes)\n"), "{text}");
+    assert!(text.contains("(from the device table, edition 4; not measured on several nodes)\n"), "{text}");
     assert!(mode(&text, "none").contains("  does not fit; recompute="), "{text}");
-    assert!(mode(&text, "weights").contains("  recompute="), "{text}");
+    assert!(mode(&text, "weights").contains("  as configured; "), "{text}");
     assert!(text.contains("\nthe fastest that fits is parallel.shard = \""), "{text}");
     assert!(row(&text, "weights, all_gather") > 0 && row(&text, "numbers, all_gather") > 0, "{text}");
-    // A faster link, and more GPUs of a node.
+    // Faster NICs, and more GPUs of a node.
     let seconds = |options: &str| -> f64 {
         let text = plan(&place, &format!("{file} --gpus 16 --device-model h100 {options}"));
         let mode = mode(&text, "weights").split_whitespace();
@@ -98,9 +98,15 @@ fn a_plan_of_several_gpus_tells_times_bytes_and_modes() {
     };
     let (slow, usual, node) = (seconds("--link 5GB/s"), seconds(""), seconds("--gpus-per-node 16"));
     assert!(slow > usual && usual > node, "{slow} {usual} {node}");
+    // Gradients go through NICs, unless NCCL adds them in rings.
+    let fast = "--set parallel.reduce=fast";
+    assert!(seconds(fast) < usual, "{} {usual}", seconds(fast));
+    let (rings, both) = (seconds("--ring 100GB/s"), seconds(&format!("--ring 100GB/s {fast}")));
+    assert!(rings > usual && both > seconds(fast), "{rings} {both}");
     for (options, says) in [
-        ("--gpus 8 --link 50", "write bytes per second, such as 50GB/s"),
+        ("--gpus 8 --link 50", "write bytes or bits per second, such as 50GB/s"),
         ("--link 50GB/s", "--gpus"),
+        ("--ring 50GB/s", "--gpus"),
         ("--ranks 2 --link 50GB/s", "--ranks"),
         ("--ranks 2 --gpus-per-node 2", "--ranks"),
         (

@@ -196,3 +196,43 @@ fn resume_with_other_data_batches_tokenizer_or_seed_is_refused() {
     // After all these the run still resumes.
     place.train("out", "--resume --set train.steps=7 --set schedule.warmup_steps=1");
 }
+
+/// The learning rate of a step, as the metrics have it and as it is printed.
+fn rate(place: &Place, run: &str, step: u64) -> String {
+    let line = place.records(run, "step").into_iter().find(|line| line["step"] == step);
+    format!("{:.2e}", line.and_then(|line| line["lr"].as_f64()).unwrap_or(f64::NAN))
+}
+
+#[test]
+fn a_resume_that_moves_the_learning_rate_says_both_rates_and_how_to_keep_it() {
+    let place = Place::new();
+    place.train("out", "--set train.steps=20");
+    place.copy("out", "kept");
+    let longer = "--resume --set train.steps=40";
+    let ran = place.train("out", longer);
+    let [last, next] = [20, 21].map(|step| rate(&place, "out", step));
+    assert_eq!(last, "3.00e-4");
+    let line = format!(
+        "WARN the learning rate jumps from {last} in step 20 to {next} in step 21: schedule.kind = \"cosine\" over 40 steps, before over 20; "
+    );
+    assert!(ran.stderr.contains(&line), "{}", ran.stderr);
+    // The advice is followed.
+    let advice =
+        ran.stderr.split("before over 20; ").nth(1).and_then(|rest| rest.split(" keeps the rate").next());
+    let ran = place.train("kept", &format!("{longer} {}", advice.expect("advice")));
+    assert!(ran.stderr.contains("the learning rate stays at 3.00e-4 in step 21"), "{}", ran.stderr);
+    assert_eq!(rate(&place, "kept", 21), "3.00e-4");
+
+    // As in README: from a checkpoint of before the decay, a wsd run is extended without a jump.
+    let wsd = "--set schedule.kind=wsd --set checkpoint.every=18";
+    place.train("wsd", &format!("--set train.steps=20 {wsd}"));
+    std::fs::remove_dir_all(place.path("wsd/checkpoints/step-20")).expect("removed");
+    let ran = place.run("train wsd/config.toml --resume --set train.steps=40").succeeds();
+    let line = "the learning rate stays at 3.00e-3 in step 19: schedule.kind = \"wsd\" over 40 steps, before over 20, with its decay from step 37";
+    assert!(ran.stderr.contains(line), "{}", ran.stderr);
+    assert_eq!([18, 19, 36].map(|step| rate(&place, "wsd", step)), ["3.00e-3"; 3]);
+    assert_ne!(rate(&place, "wsd", 37), "3.00e-3");
+    // An unchanged run says nothing of it.
+    let ran = place.run("train wsd/config.toml --resume --set train.steps=40 --set log.every=2").succeeds();
+    assert!(!ran.stderr.contains("learning rate"), "{}", ran.stderr);
+}

@@ -200,3 +200,22 @@ fn a_run_that_is_stopped_while_it_makes_tokens_ends_well_and_goes_on() {
     place.run(command).succeeds();
     assert!(place.exists("out/hf"));
 }
+
+#[test]
+fn a_stopped_run_says_of_which_step_its_export_is() {
+    let place = Place::new();
+    let ran = place.run(&format!("{ENDLESS} --max-time 300ms")).succeeds();
+    let line = "Hugging Face folder: not written yet, because the run is not at its end; xtrain export out --out FOLDER writes one of the saved state\n\
+                time is up; the state is saved, continue with --resume\n";
+    assert!(ran.stdout.ends_with(line), "{}", ran.stdout);
+    place.run("export out --out exported").succeeds();
+    assert!(place.exists("exported/model.safetensors"));
+
+    place.train("short", "--set train.steps=6");
+    let longer = ENDLESS.replace("--out out", "--out short");
+    let ran = place.run(&format!("{longer} --max-time 0.3s")).succeeds();
+    let line = "Hugging Face folder: short/hf is that of step 6; xtrain export short --out FOLDER writes one of the saved state\ntime is up";
+    assert!(ran.stdout.contains(line), "{}", ran.stdout);
+    let silent = place.run(&format!("{longer} --max-time 300ms --set checkpoint.export_hf=false")).succeeds();
+    assert!(!silent.stdout.contains("Hugging Face"), "{}", silent.stdout);
+}

@@ -108,22 +108,24 @@ fn text_that_is_trained_on_is_not_validated_on() {
     let place = Place::new();
     place.write("run.toml", RUN.replace("held_out = 0.05\n", "").as_bytes());
     place.write("data/one.txt", b"some text of one");
-    place.write("data/valid.txt", b"some text of another");
+    place.write("data/other.txt", b"some text of another");
     place.write("copy.txt", &place.read("a.txt"));
+    place.write("a.txt.gz", b"named, but not read");
     std::os::unix::fs::symlink(place.path("a.txt"), place.path("link.txt")).expect("links");
     place.run("tokenize a.txt --bytes --out shards").succeeds();
     for (train, valid, shared) in [
         ("a.txt", "a.txt", "a.txt"),
-        ("data", "data/valid.txt", "valid.txt"),
+        ("data", "data/other.txt", "other.txt"),
         ("['b.txt','a.txt']", "link.txt", "a.txt"),
         ("a.txt", "copy.txt", "copy.txt"),
+        ("a.txt", "a.txt.gz", "a.txt"),
         ("shards", "./shards", "shards"),
         ("shards", "a.txt", "a.txt"),
     ] {
         let sets = format!("--set data.train={train} --set data.valid={valid}");
         place.run(&format!("train run.toml --out out {sets}")).refuses(&[
             shared,
-            "data.train too",
+            "also in data.train",
             "data.valid",
         ]);
         assert!(!place.exists("out"), "{sets}");

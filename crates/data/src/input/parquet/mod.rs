@@ -7,6 +7,7 @@ mod page_limit;
 mod thrift;
 
 use std::fs::File;
+use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -18,8 +19,11 @@ use parquet::file::metadata::ParquetMetaData;
 use parquet::file::serialized_reader::SerializedPageReader;
 use parquet::schema::types::{ColumnDescPtr, ColumnDescriptor};
 
+use super::bad_rows::{ReadError, SKIPPING};
+use super::conversations::{self, Content, Field};
 use super::files::InputFile;
-use super::{CHAT_ADVICE, Document, MAX_VALUE_BYTES, Piece, is_chat, naming_advice, no_safe_cut};
+use super::kinds::{Compression, Format};
+use super::{Document, InputOptions, MAX_VALUE_BYTES, Piece, foreign, naming_advice, no_safe_cut};
 use crate::catch_panic::catch_panic;
 use crate::error::{DataError, Result};
 use crate::tokenizer::CutRule;
@@ -76,12 +80,12 @@ impl ParquetColumn {
                 columns.iter().take(8).map(|c| format!("{:?}", c.path().string())).collect();
             let has = if names.is_empty() { "no column at all".to_owned() } else { names.join(", ") };
             let problem = format!("there is no column {column:?}; the file has {has}");
-            return Err(DataError::input(path, "schema", problem, column_advice(columns)));
+            return Err(DataError::input(path, "schema", problem, column_advice(input, columns)));
         };
         let chosen = &columns[index];
         if !holds_strings(chosen) {
             let problem = format!("column {column:?} is not a column of strings");
-            return Err(DataError::input(path, "schema", problem, column_advice(columns)));
+            return Err(DataError::input(path, "schema", problem, column_advice(input, columns)));
         }
         Ok(ParquetColumn {
             column: index,
@@ -105,7 +109,7 @@ impl ParquetColumn {
     }
 
     /// Reads the document of the next row; false at the end of the file.
-    fn read_row(&mut self) -> Result<bool> {
+    fn read_row(&mut self) -> std::result::Result<bool, ReadError> {
         loop {
             if self.reader.is_none() && !self.open_group()? {
                 return Ok(false);
@@ -116,33 +120,35 @@ impl ParquetColumn {
             let levels = self.is_optional.then_some(&mut self.levels);
             let read = catch_panic(|| reader.read_records(1, levels, None, &mut self.values));
             let rows = match (read, self.pages.refused()) {
-                (_, Some(problem)) => return Err(self.too_large(&problem)),
+                (_, Some(problem)) => return Err(self.too_large(&problem).into()),
                 (Ok((rows, _, _)), None) => rows,
-                (Err(error), None) => return Err(damaged(&self.path, &self.location(), &error)),
+                (Err(error), None) => return Err(damaged(&self.path, &self.location(), &error).into()),
             };
             // A page with a wrong row count would add or lose documents silently.
             if (rows == 0) != (self.rows_left == 0) || rows as u64 > self.rows_left {
-                return Err(self.row_count_error(rows as u64));
+                return Err(self.row_count_error(rows as u64).into());
             }
             if rows == 0 {
                 self.reader = None;
                 continue;
             }
             self.rows_left -= rows as u64;
-            let Some(value) = self.values.pop() else {
-                if !self.is_optional {
-                    let problem = "a page has too few values".to_owned();
-                    return Err(damaged(&self.path, &self.location(), &problem));
-                }
-                return Err(DataError::input(
+            let value = self.values.pop();
+            if value.is_none() && !self.is_optional {
+                let problem = "a page has too few values".to_owned();
+                return Err(damaged(&self.path, &self.location(), &problem).into());
+            }
+            let text = match &value {
+                Some(value) => self.text(value),
+                None => Err(ReadError::Row(DataError::input(
                     &self.path,
                     self.location(),
                     format!("column {:?} has no value (null)", self.column_name),
-                    "drop such rows, or name another column",
-                ));
+                    format!("drop such rows, or {SKIPPING}"),
+                ))),
             };
-            self.document = Some(Document::new(self.text(&value)?));
             self.rows_done += 1;
+            self.document = Some(Document::new(text?));
             let share = self.rows_done as f64 / self.rows_total.max(1) as f64;
             self.bytes_read.store((self.file_bytes as f64 * share.min(1.0)) as u64, Ordering::Relaxed);
             return Ok(true);
@@ -150,24 +156,24 @@ impl ParquetColumn {
     }
 
     /// The value of the next row as text.
-    fn text(&self, value: &ByteArray) -> Result<String> {
+    fn text(&self, value: &ByteArray) -> std::result::Result<String, ReadError> {
         if value.len() > MAX_VALUE_BYTES {
             let (value, most) = (value.len().div_ceil(1 << 20), MAX_VALUE_BYTES >> 20);
             let problem = format!("the value takes {value} MiB, more than {most} MiB");
-            return Err(self.too_large(&problem));
+            return Err(self.too_large(&problem).into());
         }
         let text = std::str::from_utf8(value.data()).map_err(|e| {
-            DataError::input(
+            ReadError::Row(DataError::input(
                 &self.path,
                 self.location(),
                 format!("byte {} of column {:?} is not valid UTF-8", e.valid_up_to(), self.column_name),
-                "write the column as strings, or name another one",
-            )
+                format!("write the column as strings, or name another one, or {SKIPPING}"),
+            ))
         })?;
         Ok(text.to_owned())
     }
 
-    fn next_piece(&mut self) -> Result<Option<Piece>> {
+    fn next_piece(&mut self) -> std::result::Result<Option<Piece>, ReadError> {
         if self.document.is_none() && !self.read_row()? {
             return Ok(None);
         }
@@ -230,22 +236,39 @@ impl ParquetColumn {
 }
 
 impl Iterator for ParquetColumn {
-    type Item = Result<Piece>;
+    type Item = std::result::Result<Piece, ReadError>;
 
-    fn next(&mut self) -> Option<Result<Piece>> {
+    fn next(&mut self) -> Option<Self::Item> {
         self.next_piece().transpose()
     }
 }
 
-/// Names of the columns that hold strings.
+/// Names of the columns that hold strings; none if the columns are those of chats or of prompts with answers.
 pub(super) fn string_columns(input: &InputFile) -> Result<Vec<String>> {
     let (_, metadata) = open_file(&input.path)?;
-    let columns = metadata.file_metadata().schema_descr().columns().iter();
-    Ok(columns.filter(|column| holds_strings(column)).map(|column| column.path().string()).collect())
+    let columns = metadata.file_metadata().schema_descr().columns();
+    let strings: Vec<String> =
+        columns.iter().filter(|column| holds_strings(column)).map(|column| column.path().string()).collect();
+    let is_text =
+        strings.contains(&InputOptions::default().field) || conversation_advice(input, columns).is_none();
+    Ok(if is_text { strings } else { Vec::new() })
+}
+
+/// True if the first row of a column of strings is a list of objects in JSON.
+fn holds_json_lists(input: &InputFile, column: &str) -> bool {
+    let rows = ParquetColumn::open(input, column, CutRule::Anywhere, Arc::default());
+    let first = rows.ok().and_then(|mut rows| rows.next()?.ok());
+    first.is_some_and(|piece| conversations::is_json_list(&piece.text))
 }
 
 fn open_file(path: &Path) -> Result<(File, ParquetMetaData)> {
     let opened = File::open(path).map_err(DataError::io(path, "open the input"))?;
+    let mut start = Vec::new();
+    let read = (&opened).take(foreign::START_BYTES as u64).read_to_end(&mut start);
+    read.map_err(DataError::io(path, "read the input"))?;
+    if let Some(error) = foreign::refuse(path, Format::Parquet, Compression::None, &start) {
+        return Err(error);
+    }
     let metadata = catch_panic(|| read_footer(&opened)).map_err(|e| damaged(path, "footer", &e))?;
     Ok((opened, metadata))
 }
@@ -256,13 +279,35 @@ fn holds_strings(column: &ColumnDescriptor) -> bool {
 }
 
 /// Advice for a column that is missing or holds no strings.
-fn column_advice(columns: &[ColumnDescPtr]) -> String {
-    if columns.iter().any(|c| c.max_rep_level() > 0 && is_chat(&c.path().parts()[0])) {
-        return CHAT_ADVICE.to_owned();
-    }
-    let strings = columns.iter().filter(|column| holds_strings(column));
-    let strings: Vec<String> = strings.map(|column| format!("{:?}", column.path().string())).collect();
-    naming_advice("column", &strings)
+fn column_advice(input: &InputFile, columns: &[ColumnDescPtr]) -> String {
+    conversation_advice(input, columns).unwrap_or_else(|| {
+        let strings = columns.iter().filter(|column| holds_strings(column));
+        let strings: Vec<String> = strings.map(|column| format!("{:?}", column.path().string())).collect();
+        naming_advice("column", &strings)
+    })
+}
+
+/// Advice for columns of chats or of prompts with answers.
+fn conversation_advice(input: &InputFile, columns: &[ColumnDescPtr]) -> Option<String> {
+    let field = |column: &'_ ColumnDescPtr| {
+        let parts = column.path().parts();
+        let content = match () {
+            () if column.max_rep_level() > 0 => Content::List,
+            () if parts.len() > 1 => Content::Object,
+            () if !holds_strings(column) => Content::Other,
+            () if conversations::is_chat_name(&parts[0]) && holds_json_lists(input, &parts[0]) => {
+                Content::List
+            }
+            () => Content::Text,
+        };
+        (parts[0].clone(), content)
+    };
+    let mut fields: Vec<(String, Content)> = columns.iter().map(field).collect();
+    // A structure has a column for each of its fields.
+    fields.dedup_by(|a, b| a.0 == b.0);
+    let fields: Vec<Field<'_>> =
+        fields.iter().map(|(name, content)| Field { name, content: *content }).collect();
+    conversations::advice("column", &fields)
 }
 
 fn damaged(path: &Path, location: &str, problem: &String) -> DataError {

@@ -29,6 +29,7 @@ pub fn encode(record: &Record) -> String {
             line.epoch = Some(Num(m.epoch));
             line.step_ms = Some(Num(m.step_ms));
             line.skipped = Some(m.skipped);
+            line.saturated = m.saturated;
             line.seconds_left = m.seconds_left.map(Num);
         }
         Event::Eval(m) => {
@@ -109,6 +110,7 @@ pub fn decode(line: &[u8]) -> Result<Record, String> {
             epoch: line.number("epoch", line.epoch)?,
             step_ms: line.number("step_ms", line.step_ms)?,
             skipped: required("skipped", line.skipped)?,
+            saturated: line.saturated,
             seconds_left: line.optional_number("seconds_left", line.seconds_left)?,
         }),
         EVAL => Event::Eval(EvalMetrics {
@@ -201,7 +203,7 @@ macro_rules! line {
 line! {
     time: Num, loss: Num, train_loss: Num, bf16_loss: Num, gap: Num, steps: u64, perplexity: Num, bits_per_byte: Num, grad_norm: Num, lr: Num,
     memory_bytes: u64, memory_total_bytes: u64, tokens_per_second: Num, tflops: Num, mfu: Num,
-    tokens: u64, epoch: Num, step_ms: Num, skipped: u64, seconds_left: Num,
+    tokens: u64, epoch: Num, step_ms: Num, skipped: u64, saturated: u64, seconds_left: Num,
     balance: Num, z_loss: Num, blocks: Vec<u64>, max_load: Vec<Option<Num>>, min_tokens: Vec<u64>,
     before: Recipe, now: Recipe,
     source: String, path: String, prompt: String, text: String,

@@ -125,6 +125,7 @@ fn scalars(event: &Event) -> Vec<(&'static str, f64)> {
                 ("train/skipped", m.skipped as f64),
             ];
             scalars.extend(m.mfu.map(|mfu| ("train/mfu", mfu)));
+            scalars.extend(m.saturated.map(|casts| ("train/saturated", casts as f64)));
             scalars
         }
         Event::Eval(m) => {

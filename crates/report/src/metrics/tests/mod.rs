@@ -24,6 +24,7 @@ fn step(step: u64) -> StepMetrics {
         epoch: 0.25,
         step_ms: 66.9,
         skipped: 0,
+        saturated: None,
         seconds_left: Some(161.0),
     }
 }
@@ -43,7 +44,14 @@ fn experts(step: u64) -> ExpertMetrics {
 fn records() -> Vec<Record> {
     let events = [
         Event::from(step(1)),
-        StepMetrics { mfu: Some(0.41), seconds_left: None, memory_total_bytes: None, ..step(2) }.into(),
+        StepMetrics {
+            mfu: Some(0.41),
+            saturated: Some(3),
+            seconds_left: None,
+            memory_total_bytes: None,
+            ..step(2)
+        }
+        .into(),
         EvalMetrics { step: 2, loss: 2.5, bits_per_byte: Some(1.87) }.into(),
         EvalMetrics { step: 2, loss: 900.0, bits_per_byte: None }.into(),
         SkippedStep { step: 3, loss: f64::INFINITY, grad_norm: f64::NEG_INFINITY, skipped: 1 }.into(),

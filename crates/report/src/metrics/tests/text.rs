@@ -58,10 +58,10 @@ fn other_events_are_one_line_each() {
             "resumed after step 3, from bf16 to fp8-block",
             "reference    8/2000  loss  2.0020  in bf16  2.0000  gap +0.100% over 4 steps",
             "reference   16/2000  loss     inf  in bf16  2.0000  gap +inf% over 4 steps",
-            "sample after step 3:\n    Once \"upon\"\n     a\ttime\u{FFFD}[2J\u{2028}",
+            "sample after step 3:\n    Once \"upon\"\n     a\ttime\\u{1b}[2J\u{2028}",
             "source    3/2000  train_loss  2.7500  loss  2.9000  819k tokens, 0.31 epochs  data/ä.jsonl",
             "source    3/2000  loss     inf  b.txt",
-            "warning    3/2000  the loss\u{FFFD} is high",
+            "warning    3/2000  the loss\\u{1b} is high",
             "experts    3/2000  balance 2.031  z 4.12  largest load 1.32 x mean (block 3)  least used 41 tokens",
             "experts    0/2000  balance inf  z -inf",
         ]

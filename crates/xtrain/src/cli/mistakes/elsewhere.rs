@@ -1,7 +1,7 @@
 //! Names of commands and options in other programs, and their counterparts in xtrain.
 //!
-//! Names are compared without case, dashes and underscores. Keys of the run file need no row, because their
-//! schema lists their names in other programs.
+//! Names are compared without case, dashes and underscores. Settings of runs need no row: the run file's keys
+//! and tables know them (`xtrain_config::advice`).
 
 /// Names in other programs, and what they correspond to.
 pub(super) struct Row {
@@ -35,26 +35,58 @@ const fn row(names: &'static [&'static str], here: &'static [Here]) -> Row {
 /// Commands.
 pub(super) const COMMANDS: &[Row] = &[
     row(
-        &["finetune", "ft", "sft", "tune", "continue", "cpt", "midtrain"],
+        &["finetune", "finetunefull", "ft", "sft", "tune", "continue", "cpt", "midtrain"],
         &[Command("init MODEL TEXT"), Command("train run.toml")],
     ),
-    row(&["pretrain", "fit", "run", "start", "launch", "trainer"], &[Command("train run.toml")]),
+    row(&["pretrain", "basetrain", "fit", "run", "start", "launch", "trainer"], &[Command("train run.toml")]),
     row(&["resume", "restart", "recover"], &[Command("train run.toml --resume")]),
     row(
-        &["sample", "infer", "inference", "complete", "predict", "prompt", "chat", "ask", "decode", "demo"],
+        &["sample", "infer", "inference", "complete", "predict", "prompt", "ask", "decode", "demo"],
         &[Command("generate MODEL --prompt TEXT")],
     ),
     row(
-        &["test", "validate", "validation", "val", "score", "perplexity", "ppl", "lmeval", "evals"],
+        &["chat", "webchat", "repl", "talk"],
+        &[
+            Nothing("models continue a text; chats are not supported yet"),
+            Command("generate MODEL --prompt TEXT"),
+        ],
+    ),
+    row(
+        &[
+            "test",
+            "validate",
+            "validation",
+            "val",
+            "score",
+            "perplexity",
+            "ppl",
+            "lmeval",
+            "evals",
+            "evaluate",
+            "evaluation",
+            "baseeval",
+        ],
         &[Command("eval MODEL")],
     ),
     row(
-        &["convert", "save", "tohf", "merge", "converttohf", "saveweights"],
+        &[
+            "convert",
+            "save",
+            "tohf",
+            "merge",
+            "mergeweights",
+            "mergeshardedfsdpweights",
+            "convertcheckpoint",
+            "converttohf",
+            "converttolitgpt",
+            "convertfromlitgpt",
+            "saveweights",
+        ],
         &[Command("export RUN --out FOLDER")],
     ),
     row(&["quantize", "quantise", "quant"], &[Command("export RUN --dtype fp8 --out FOLDER")]),
     row(
-        &["serve", "server", "api", "deploy", "vllm"],
+        &["serve", "server", "api", "deploy", "vllm", "vllmserve", "webui", "gradio"],
         &[
             Nothing("xtrain does not serve models; inference engines serve its exports"),
             Command("export RUN --out FOLDER"),
@@ -75,20 +107,32 @@ pub(super) const COMMANDS: &[Row] = &[
         &[Command("tokenize TEXT --bpe-vocab-size 4096 --out FOLDER")],
     ),
     row(
-        &["estimate", "memory", "dryrun", "params", "flops", "check", "size", "summary"],
+        &["estimate", "estimatememory", "memory", "dryrun", "params", "flops", "check", "size", "summary"],
         &[Command("plan run.toml")],
     ),
     row(
-        &["new", "create", "template", "config", "configure", "setup", "quickstart"],
+        &["new", "create", "template", "config", "configure", "configschema", "quickstart"],
         &[Command("init TEXT")],
     ),
     row(&["plot", "dashboard", "tensorboard", "show", "view", "visualize", "ui"], &[Command("report RUN")]),
     row(&["diff"], &[Command("compare RUN RUN")]),
-    row(&["env", "devices", "gpus", "diagnose", "info", "system", "status"], &[Command("doctor")]),
+    row(
+        &["env", "devices", "gpus", "diagnose", "info", "system", "status", "dsreport", "selftest"],
+        &[Command("doctor")],
+    ),
     row(&["benchmark", "speed", "throughput", "benchstep"], &[Command("bench step run.toml")]),
     row(&["profile", "trace"], &[Command("train run.toml --profile")]),
     row(&["completion", "autocomplete", "shellcompletions"], &[Command("completions bash")]),
     row(&["version"], &[Command("--version")]),
+    row(
+        &["install", "setup", "uninstall", "upgrade", "update", "selfupdate"],
+        &[
+            Nothing(
+                "nothing more is to be installed; in a clone, cargo install --locked --path crates/xtrain puts xtrain on the path",
+            ),
+            Command("doctor"),
+        ],
+    ),
     row(
         &["download", "pull", "fetch", "get"],
         &[Nothing(
@@ -103,15 +147,41 @@ pub(super) const COMMANDS: &[Row] = &[
         ],
     ),
     row(
-        &["dpo", "rlhf", "ppo", "grpo", "reward", "lora", "qlora", "distill"],
-        &[Nothing("xtrain only trains all weights of a model on text so far")],
+        &[
+            "dpo",
+            "rlhf",
+            "rl",
+            "ppo",
+            "grpo",
+            "rloo",
+            "kto",
+            "orpo",
+            "reward",
+            "rewardmodel",
+            "trainrm",
+            "chatrl",
+            "lora",
+            "qlora",
+            "finetunelora",
+            "finetuneadapter",
+            "distill",
+            "mergelora",
+            "chatsft",
+        ],
+        &[Nothing(
+            "xtrain only trains all weights of a model on text so far; TRL, for preferences, and PEFT, for adapters, continue from the Hugging \
+             Face folder of a run",
+        )],
     ),
-    row(&["torchrun", "distributed", "multigpu"], &[Command("train run.toml --gpus 8")]),
+    row(
+        &["torchrun", "accelerate", "deepspeed", "distributed", "multigpu"],
+        &[Command("train run.toml --gpus 8")],
+    ),
 ];
 
 /// Options.
 pub(super) const OPTIONS: &[Row] = &[
-    row(&["temp"], &[Option("--temperature"), Key("eval.temperature")]),
+    row(&["temp"], &[Option("--temperature")]),
     row(&["greedy", "nosample"], &[Option("--temperature 0")]),
     row(&["dosample"], &[Option("--temperature 1")]),
     row(
@@ -138,9 +208,11 @@ pub(super) const OPTIONS: &[Row] = &[
         &[Argument("FILE"), Nothing("run files are for train, plan and bench")],
     ),
     row(
-        &["model", "m", "modelpath", "modelnameorpath", "run", "ckptdir", "hfmodel", "pretrained"],
-        &[Argument("MODEL"), Argument("RUN"), Argument("RUNS"), Key("model.init_from")],
+        &["model", "m", "modelpath", "modelnameorpath", "ckptdir", "hfmodel", "pretrained"],
+        &[Argument("MODEL"), Argument("RUN"), Argument("RUNS")],
     ),
+    // A run to read, or the name of one that begins.
+    row(&["run"], &[Argument("MODEL"), Argument("RUN"), Argument("RUNS"), Key("train.out")]),
     row(&["checkpoint", "ckpt", "iter", "iteration", "checkpointstep"], &[Option("--step")]),
     row(
         &[
@@ -158,6 +230,7 @@ pub(super) const OPTIONS: &[Row] = &[
             "expname",
             "project",
             "html",
+            "save",
         ],
         &[Option("--out"), Key("train.out")],
     ),
@@ -175,11 +248,8 @@ pub(super) const OPTIONS: &[Row] = &[
     ),
     row(&["q", "silent", "noprogress", "noverbose"], &[Option("--quiet")]),
     row(&["v", "debug", "loglevel"], &[Option("--verbose"), Option("--all")]),
-    row(
-        &["cpu", "nocuda", "nogpu", "cpuonly", "forcecpu"],
-        &[Option("--device cpu"), Key("train.device=cpu")],
-    ),
-    row(&["gpu", "cuda", "usegpu"], &[Option("--device cuda"), Key("train.device=cuda")]),
+    row(&["cpu", "nocuda", "nogpu", "cpuonly", "forcecpu"], &[Option("--device cpu")]),
+    row(&["gpu", "cuda", "usegpu"], &[Option("--device cuda")]),
     row(
         &[
             "numgpus",
@@ -195,62 +265,38 @@ pub(super) const OPTIONS: &[Row] = &[
         &[Option("--gpus")],
     ),
     row(&["g", "gpuid", "deviceid", "visibledevices"], &[Nothing("CUDA_VISIBLE_DEVICES chooses the GPU")]),
-    row(
-        &["bf16", "bfloat16", "fp16", "half", "amp", "mixedprecision"],
-        &[Option("--precision bf16"), Option("--dtype bf16"), Key("precision.recipe=bf16")],
-    ),
-    row(
-        &["fp32", "float32", "full"],
-        &[Option("--precision fp32"), Option("--dtype fp32"), Key("precision.recipe=fp32")],
-    ),
+    row(&["bf16", "bfloat16", "fp16", "half", "amp"], &[Option("--precision bf16"), Option("--dtype bf16")]),
+    row(&["fp32", "float32", "full"], &[Option("--precision fp32"), Option("--dtype fp32")]),
     row(
         &["fp8", "float8", "loadin8bit", "8bit", "int8"],
-        &[Option("--precision fp8-block"), Option("--dtype fp8"), Key("precision.recipe=fp8-block")],
+        &[Option("--precision fp8-block"), Option("--dtype fp8")],
     ),
+    row(&["dtype", "recipe", "weightdtype"], &[Option("--precision"), Option("--casts")]),
     row(
-        &["dtype", "recipe", "weightdtype"],
-        &[Option("--precision"), Option("--casts"), Key("precision.recipe")],
+        &["precision", "mixedprecision", "outtype", "outputdtype", "torchdtype"],
+        &[Option("--dtype"), Option("--precision"), Option("--casts")],
     ),
-    row(
-        &["precision", "outtype", "outputdtype", "torchdtype"],
-        &[Option("--dtype"), Option("--casts"), Key("precision.recipe")],
-    ),
-    row(&["j", "jobs", "workers", "numworkers", "numthreads", "nthreads", "numproc"], &[Option("--threads")]),
+    row(&["j", "jobs", "numthreads", "nthreads", "numproc"], &[Option("--threads")]),
     row(&["timelimit", "timeout", "walltime", "maxhours", "maxminutes"], &[Option("--max-time")]),
     row(&["dryrun", "check", "validateonly"], &[Command("plan FILE")]),
     row(&["evalonly", "testonly"], &[Command("eval RUN")]),
     row(&["force", "replace", "overwriteoutputdir", "y", "yes"], &[Option("--overwrite")]),
     row(
         &["dataset", "corpus", "textfile", "files", "inputfile", "datapath", "valdata"],
-        &[Option("--data"), Argument("INPUTS"), Key("data.train")],
+        &[Option("--data"), Argument("INPUTS")],
     ),
     row(
         &["contextlength", "ctx", "nctx", "blocksize", "maxseqlen", "sequencelength"],
-        &[Option("--seq-len"), Key("data.seq_len")],
+        &[Option("--seq-len")],
     ),
-    row(
-        &["b", "bs", "batch", "batchsize"],
-        &[Option("--batch-size"), Option("--batch"), Key("train.batch_size")],
-    ),
+    row(&["b", "bs", "batch", "batchsize"], &[Option("--batch-size"), Option("--batch")]),
     row(&["vocabsize", "vocab", "nvocab"], &[Option("--bpe-vocab-size"), Key("data.bpe_vocab_size")]),
-    row(
-        &["column", "textcolumn", "field", "key", "jsonkey", "jsonkeys"],
-        &[Option("--text-field"), Key("data.text_field")],
-    ),
+    row(&["column", "textcolumn", "field", "key", "jsonkey", "jsonkeys"], &[Option("--text-field")]),
     row(&["bpe", "trainbpe"], &[Option("--bpe-vocab-size 4096"), Key("data.tokenizer=bpe")]),
-    row(
-        &["eos", "eostoken", "appendeod", "eod"],
-        &[Option("--end-of-document"), Key("data.end_of_document")],
-    ),
-    row(&["bos", "addbos"], &[Option("--begin-of-document"), Key("data.begin_of_document")]),
+    row(&["eos", "eostoken", "appendeod", "eod"], &[Option("--end-of-document")]),
+    row(&["bos", "addbos"], &[Option("--begin-of-document")]),
     row(&["shardsize", "chunksize"], &[Option("--shard-tokens"), Option("--max-shard-size")]),
     row(&["vram", "mem", "ram", "gpumemory"], &[Option("--memory")]),
-    row(
-        &["wandb", "usewandb", "wandbproject", "reportto", "logger", "trackio", "mlflow"],
-        &[Nothing(
-            "set log.command to a program that receives the metrics; docs/watching.md shows W&B and trackio",
-        )],
-    ),
     row(
         &["tasks", "task", "numfewshot", "limit"],
         &[Nothing("xtrain measures the loss on text; for tasks, give an exported folder to lm-eval")],
@@ -261,11 +307,14 @@ pub(super) const OPTIONS: &[Row] = &[
             "exports are Hugging Face folders; llama.cpp's convert_hf_to_gguf.py turns them into GGUF",
         )],
     ),
-    row(
-        &["lora", "uselora", "lorar", "lorarank", "peft", "qlora", "loadin4bit"],
-        &[Nothing("xtrain trains all weights of a model, without adapters")],
-    ),
-    row(&["i", "interactive"], &[Nothing("give a prompt with --prompt; - reads it from standard input")]),
+    // Letters of llm.c, for commands that take keys.
+    row(&["l"], &[Key("optimizer.lr")]),
+    row(&["x"], &[Key("train.steps")]),
+    row(&["u"], &[Key("schedule.warmup_steps")]),
+    row(&["z"], &[Key("parallel.shard")]),
+    row(&["t"], &[Key("data.seq_len")]),
+    row(&["i"], &[Key("data.train"), Nothing("give a prompt with --prompt; - reads it from standard input")]),
+    row(&["interactive"], &[Nothing("give a prompt with --prompt; - reads it from standard input")]),
 ];
 
 /// The row of `table` with this name.

@@ -13,6 +13,7 @@ use clap::Command;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use std::ffi::OsString;
 use xtrain_config::listing;
+use xtrain_data::shell_quoted as quoted;
 
 /// The message for `error`, which `command` reported for the arguments `args` (without the program's name).
 pub(super) fn line(error: &clap::Error, command: &Command, args: &[OsString]) -> String {
@@ -181,15 +182,6 @@ fn positionals(command: &Command) -> impl Iterator<Item = String> {
 fn plain(argument: &str) -> String {
     let argument = argument.replace(">...", ">").replace("]...", "]");
     argument.replace('|', " or ").replace(['<', '>', '[', ']'], "")
-}
-
-/// An argument as a shell takes it.
-fn quoted(argument: &str) -> String {
-    let is_plain = |c: char| c.is_alphanumeric() || "-_./=:,+@%".contains(c);
-    match !argument.is_empty() && argument.chars().all(is_plain) {
-        true => argument.to_owned(),
-        false => format!("'{}'", argument.replace('\'', "'\\''")),
-    }
 }
 
 fn not_utf8(args: &[OsString]) -> String {

@@ -5,7 +5,7 @@ use super::verb::{instead, near};
 use super::{Mistake, has, longs, positionals, quoted};
 use clap::Command;
 use clap::error::ContextKind;
-use xtrain_config::{absent, keys_like, listing};
+use xtrain_config::{Advice, advice, advice_for, is_key, listing};
 
 impl Mistake<'_> {
     pub(super) fn unknown_argument(&self) -> Option<String> {
@@ -34,12 +34,11 @@ impl Mistake<'_> {
         if let Some(said) = self.known_elsewhere(&given) {
             return format!("{unknown}; {said}");
         }
-        let meant = keys_like(name);
-        if self.takes_keys() && meant.exact {
-            return format!("{unknown}; {}", as_key(&meant.keys, given.value));
-        }
-        if let Some(why) = absent(name) {
-            return format!("{unknown}; {why}");
+        let meant = advice(name, given.value);
+        if let Some(said) =
+            meant.as_ref().filter(|meant| meant.exact).and_then(|meant| self.about_keys(meant))
+        {
+            return format!("{unknown}; {said}");
         }
         let ours: Vec<&str> = longs(self.called).collect();
         if let Some(near) = near(name, &ours) {
@@ -48,37 +47,49 @@ impl Mistake<'_> {
         if let Some(other) = self.commands().find(|(_, other)| has(other, &given.option)) {
             return format!("{unknown} of {}; {} has it", self.path, other.0);
         }
-        if self.takes_keys() && !meant.keys.is_empty() {
-            return format!("{unknown}; {}", as_key(&meant.keys, given.value));
-        }
-        match self.takes_keys() {
-            true => format!(
+        match (meant, self.takes_keys()) {
+            (Some(meant), true) => format!("{unknown}; {}", meant.text),
+            (Some(meant), false) if meant.exact => format!(
+                "{unknown} of {}; it is a setting of runs: xtrain train run.toml {}",
+                self.path,
+                meant.sets.first().map_or("--set section.key=value", String::as_str)
+            ),
+            (None, true) => format!(
                 "{unknown}; keys of the run file are set with --set section.key=value, docs/configuration.md lists them; \
                  {}",
                 self.help()
             ),
-            false => format!("{unknown}; {}", self.help()),
+            (_, false) => format!("{unknown}; {}", self.help()),
         }
+    }
+
+    /// Advice about a setting of runs, for a command that takes such settings; a reason that names none is
+    /// for all.
+    fn about_keys(&self, meant: &Advice) -> Option<String> {
+        let is_for_all = meant.sets.is_empty() && !meant.names_keys;
+        (self.takes_keys() || is_for_all).then(|| meant.text.clone())
     }
 
     /// The counterpart of an option of other programs.
     fn known_elsewhere(&self, given: &Given<'_>) -> Option<String> {
-        let row = known(OPTIONS, given.option.trim_start_matches('-'))?;
+        let name = given.option.trim_start_matches('-');
+        let row = known(OPTIONS, name)?;
         row.here.iter().find_map(|here| match *here {
             Here::Option(ours) => {
-                let name = ours.split(' ').next().unwrap_or(ours);
-                let value = given.value.filter(|_| ours == name && self.wants_value(name));
+                let option = ours.split(' ').next().unwrap_or(ours);
+                let value = given.value.filter(|_| ours == option && self.wants_value(option));
                 let value = value.map_or(String::new(), |value| format!(" {}", quoted(value)));
-                self.has(name).then(|| format!("write {ours}{value}"))
+                self.has(option).then(|| format!("write {ours}{value}"))
             }
             Here::Argument(name) => self.takes(name).then(|| {
                 let value = given.value.map_or(name.to_owned(), quoted);
                 format!("write it without an option: {} {value}", self.path)
             }),
-            Here::Key(key) => self.takes_keys().then(|| match key.contains('=') {
-                true => format!("write --set {key}"),
-                false => as_key(&[key.to_owned()], given.value),
-            }),
+            Here::Key(_) if !self.takes_keys() => None,
+            Here::Key(key) => match key.contains('=') {
+                true => Some(format!("write --set {key}")),
+                false => advice_for(key, name, given.value).map(|meant| meant.text),
+            },
             Here::Command(_) => Some(instead(&[*here])),
             Here::Nothing(why) => Some(why.to_owned()),
         })
@@ -112,15 +123,15 @@ impl Mistake<'_> {
         let before =
             self.args.iter().position(|arg| arg == argument).and_then(|at| self.args.get(at.checked_sub(1)?));
         if let (true, Some((key, value))) = (self.takes_keys(), argument.split_once('=')) {
-            let meant = keys_like(key);
-            let why = absent(key).filter(|_| !meant.exact);
-            return match why {
-                Some(why) => format!("{argument:?} is one argument too many; {why}"),
-                None if meant.keys.is_empty() => format!(
+            return match advice(key, Some(value)) {
+                Some(meant) if meant.sets.is_empty() => {
+                    format!("{argument:?} is one argument too many; {}", meant.text)
+                }
+                Some(meant) => format!("{argument:?} lacks --set; {}", meant.text),
+                None => format!(
                     "{argument:?} is one argument too many; keys of the run file are set with --set section.key=value, \
                      docs/configuration.md lists them"
                 ),
-                None => format!("{argument:?} lacks --set; {}", as_key(&meant.keys, Some(value))),
             };
         }
         if let Some(key) = before.filter(|before| is_key(before)) {
@@ -218,16 +229,4 @@ pub(super) fn with_dash(option: &str, value: &str) -> String {
 fn is_path(option: &str) -> bool {
     let row = known(OPTIONS, option.trim_start_matches('-'));
     row.is_some_and(|row| row.here.iter().any(|here| matches!(here, Here::Argument(_))))
-}
-
-/// True for `section.key`, of a key that exists.
-fn is_key(text: &str) -> bool {
-    text.contains('.') && keys_like(text).exact
-}
-
-/// How one of `keys` is set.
-fn as_key(keys: &[String], value: Option<&str>) -> String {
-    let value = value.map_or("VALUE".to_owned(), quoted);
-    let sets: Vec<String> = keys.iter().map(|key| format!("--set {key}={value}")).collect();
-    format!("keys of the run file are set with {}", sets.join(" or "))
 }

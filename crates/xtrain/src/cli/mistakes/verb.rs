@@ -18,7 +18,8 @@ impl Mistake<'_> {
             return Some(format!("{unknown}; {}", instead(row.here)));
         }
         if name.split_once(' ').is_some_and(|(first, _)| ours.contains(&first)) {
-            return Some(format!("{unknown}; leave out the quotes: {} {name}", self.path));
+            let words: Vec<String> = name.split_whitespace().map(quoted).collect();
+            return Some(format!("{unknown}; leave out the quotes: {} {}", self.path, words.join(" ")));
         }
         if let Some(near) = near(name, &ours) {
             return Some(format!("{unknown}; did you mean: {}", self.with_verb(name, near)));

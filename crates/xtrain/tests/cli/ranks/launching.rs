@@ -17,6 +17,23 @@ fn half_an_environment_is_refused() {
     let mut command = place.command("train run.toml --out out");
     command.env("SLURM_STEP_NUM_TASKS", "2").env("SLURM_JOB_ID", "7");
     finish(command, "half of Slurm's variables").refuses(&["SLURM_PROCID"]);
+    // Rank 1 of 2 must not train alone, nor hear how it would.
+    let mut command = place.command("train run.toml --out out");
+    command.envs([
+        ("RANK", "1"),
+        ("WORLD_SIZE", "2"),
+        ("MASTER_ADDR", "127.0.0.1"),
+        ("MASTER_PORT", "29500"),
+    ]);
+    let ran = finish(command, "a pod of two");
+    ran.refuses(&["LOCAL_RANK=0 and LOCAL_WORLD_SIZE=1"]);
+    for variables in
+        [[("PMIX_RANK", "1"), ("PMIX_NAMESPACE", "x")], [("FLUX_TASK_RANK", "0"), ("FLUX_JOB_SIZE", "2")]]
+    {
+        let mut command = place.command("train run.toml --out out");
+        command.envs(variables);
+        finish(command, "an unsupported launcher").refuses(&["started this process as rank", variables[0].0]);
+    }
     assert!(!place.exists("out"));
 }
 
@@ -27,6 +44,29 @@ fn a_launcher_of_one_process_is_none() {
     let mut command = place.command("train run.toml --out out --set train.steps=3");
     environment(&mut command, 0, 1, free_port());
     finish(command, "one process").succeeds();
+    // It may start others on its GPUs, and the variables of a pod's place on its node say nothing.
+    let mut command = place.command(&format!("train run.toml --out ranks --ranks 2 {SHARED}"));
+    command.envs([("RANK", "0"), ("WORLD_SIZE", "1")]);
+    finish(command, "a pod that starts ranks").succeeds();
+    let [a, b] = ["alone", "out"].map(|out| place.path(&format!("{out}/hf/model.safetensors")));
+    crate::place::assert_same_file(&a, &b);
+}
+
+#[test]
+fn ranks_of_mpich_are_one_run() {
+    let place = Place::new();
+    let port = free_port().to_string();
+    let mut started: Vec<_> = (0..2)
+        .map(|rank: usize| {
+            let mut command = place.command(&format!("train run.toml --out out {SHARED}"));
+            let rank = rank.to_string();
+            command.envs([("PMI_RANK", &*rank), ("PMI_SIZE", "2"), ("MPI_LOCALRANKID", &rank)]);
+            command.envs([("MPI_LOCALNRANKS", "2"), ("XTRAIN_PORT", &port)]);
+            std::thread::spawn(move || finish(command, "a rank of MPICH"))
+        })
+        .collect();
+    started.drain(..).for_each(|rank| drop(rank.join().expect("it ran").succeeds()));
+    place.train("alone", &format!("{SHARED} --ranks 2"));
     let [a, b] = ["alone", "out"].map(|out| place.path(&format!("{out}/hf/model.safetensors")));
     crate::place::assert_same_file(&a, &b);
 }
@@ -96,7 +136,9 @@ fn ways_to_share_that_do_not_fit_the_ranks_are_refused() {
         "[parallel] 3 ranks cannot be divided into `replicas` = 2 groups",
         "try `replicas = 1` or `replicas = 3`",
     ]);
-    place.run("train run.toml --set parallel.hsdp=2").refuses(&["did you mean `replicas`?"]);
+    place
+        .run("train run.toml --set parallel.hsdp=2")
+        .refuses(&["parallel.shard=weights", "`parallel.replicas`"]);
     place.run("train run.toml --set parallel.shard=zero1").refuses(&["did you mean \"optimizer\"?"]);
     assert!(!place.exists("out"));
 }

@@ -5,6 +5,7 @@ mod equality;
 mod faults;
 mod joining;
 mod launching;
+mod limits;
 mod resuming;
 
 use crate::place::{Place, Ran};

@@ -1,19 +1,19 @@
 //! The modes of `parallel.shard` for a run, beside each other: what a rank needs and sends, and the time of a
 //! step.
 
+mod candidate;
 #[cfg(test)]
 mod page;
 
-use crate::choose;
-use crate::error::{LearnError, RunError};
-use crate::estimate::{Device, Timeline};
-use crate::fit::needed_bytes;
+pub use candidate::Candidate;
+
+use crate::choose::Choice;
+use crate::error::RunError;
+use crate::estimate::{Device, Speed};
 use crate::member::Member;
-use crate::programs;
 use crate::spec::planned_for;
 use std::thread;
-use xtrain_config::{ParallelConfig, Resolved, Shard};
-use xtrain_program as program;
+use xtrain_config::{Resolved, Shard};
 
 /// A step with one value of `parallel.shard` and one of `parallel.replicas`.
 #[derive(Clone, Debug, PartialEq)]
@@ -22,6 +22,8 @@ pub struct Mode {
     pub shard: Shard,
     /// The value of `parallel.replicas`.
     pub replicas: usize,
+    /// Sequences of a micro-batch.
+    pub micro_batch_size: usize,
     /// Bytes that a rank needs.
     pub needed_bytes: u64,
     /// Bytes that a rank sends in each of several micro-steps.
@@ -32,6 +34,8 @@ pub struct Mode {
     pub seconds: f64,
     /// Seconds of them in which the rank only waits for communication.
     pub exposed_seconds: f64,
+    /// MFU, if the peak of the device is known.
+    pub mfu: Option<f64>,
     /// The settings that its file leaves open, chosen for this mode; `None` if it leaves none open.
     pub chosen: Option<String>,
 }
@@ -45,29 +49,46 @@ pub const SHARDS: [(Shard, &str); 4] = [
 ];
 
 impl Mode {
+    /// The figures of a candidate.
+    pub fn of(candidate: &Candidate, device: &Device) -> Mode {
+        let Candidate { planned, choice, program, needed_bytes, timeline } = candidate;
+        let config = &planned.resolved.config;
+        let traffic = program.traffic(candidate.micro_steps());
+        let sent = |each: bool| traffic.iter().filter(|of| (of.times > 1) == each).map(|of| of.bytes).sum();
+        Mode {
+            shard: config.parallel.shard,
+            replicas: planned.spec.parallel.replicas,
+            micro_batch_size: planned.spec.batch.sequences,
+            needed_bytes: *needed_bytes,
+            micro_step_bytes: sent(true),
+            once_bytes: sent(false),
+            seconds: timeline.seconds(),
+            exposed_seconds: timeline.exposed_seconds(),
+            mfu: Speed::of(planned, timeline, device).mfu,
+            chosen: choice.as_ref().map(Choice::settings),
+        }
+    }
+
     /// The name of the value of `parallel.shard` in run files.
     pub fn name(&self) -> &'static str {
         SHARDS.iter().find(|(shard, _)| *shard == self.shard).map_or("", |(_, name)| name)
-    }
-
-    /// True if a step of this mode cuts the state as `parallel` does.
-    pub fn is_of(&self, parallel: program::Parallel) -> bool {
-        let config = ParallelConfig { shard: self.shard, ..ParallelConfig::default() };
-        config.parallel(0, 1, 1).shard == parallel.shard && self.replicas == parallel.replicas
     }
 }
 
 /// All modes of the run `resolved` on `device`, in which open settings are chosen as the run would: those of
 /// `parallel.shard` with the replicas of the run; on several nodes also `"gradients"` and `"weights"` with a
 /// replica for each node.
-pub fn modes(resolved: &Resolved, member: Member, device: &Device) -> Result<Vec<Mode>, RunError> {
+pub fn modes(resolved: &Resolved, member: Member, device: &Device) -> Result<Vec<Candidate>, RunError> {
+    let own = SHARDS.map(|(shard, _)| (shard, resolved.config.parallel.replicas));
+    let nodes = device.network.nodes(member.world_size).filter(|nodes| *nodes != own[0].1);
+    let of_nodes = nodes.into_iter().flat_map(|n| [(Shard::Gradients, n), (Shard::Weights, n)]);
+    let kinds: Vec<_> = own.into_iter().chain(of_nodes).collect();
     // Choosing settings of a large model takes a while.
     thread::scope(|scope| {
-        let of = |(shard, replicas)| scope.spawn(move || mode(resolved, member, device, shard, replicas));
-        let own = SHARDS.map(|(shard, _)| (shard, resolved.config.parallel.replicas));
-        let nodes = device.network.nodes(member.world_size).filter(|nodes| *nodes != own[0].1);
-        let of_nodes = nodes.into_iter().flat_map(|n| [(Shard::Gradients, n), (Shard::Weights, n)]);
-        let modes: Vec<_> = own.into_iter().chain(of_nodes).map(of).collect();
+        let of = |&(shard, replicas): &(Shard, usize)| {
+            scope.spawn(move || candidate(resolved, member, device, shard, replicas))
+        };
+        let modes: Vec<_> = kinds.iter().map(of).collect();
         modes
             .into_iter()
             .map(|mode| mode.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
@@ -75,37 +96,23 @@ pub fn modes(resolved: &Resolved, member: Member, device: &Device) -> Result<Vec
     })
 }
 
-fn mode(
+fn candidate(
     resolved: &Resolved,
     member: Member,
     device: &Device,
     shard: Shard,
     replicas: usize,
-) -> Result<Mode, RunError> {
+) -> Result<Candidate, RunError> {
     let mut resolved = resolved.clone();
     (resolved.config.parallel.shard, resolved.config.parallel.replicas) = (shard, replicas);
-    let (planned, choice) = choose::decide(planned_for(resolved, member)?, device)?;
-    let program = programs::training(&planned.spec).map_err(LearnError::from)?;
-    let micro_steps = planned.spec.micro_steps(planned.resolved.config.train.batch_size);
-    let timeline = Timeline::new(&program, device, micro_steps);
-    let traffic = program.traffic(micro_steps);
-    let sent = |each: bool| traffic.iter().filter(|of| (of.times > 1) == each).map(|of| of.bytes).sum();
-    Ok(Mode {
-        shard,
-        replicas,
-        needed_bytes: needed_bytes(&planned.spec, &program, device.target, device.threads)?,
-        micro_step_bytes: sent(true),
-        once_bytes: sent(false),
-        seconds: timeline.seconds(),
-        exposed_seconds: timeline.exposed_seconds(),
-        chosen: choice.map(|choice| choice.settings()),
-    })
+    Candidate::of(planned_for(resolved, member)?, device)
 }
 
 /// The fastest of `modes` that needs at most `available` bytes; of equally fast ones the first.
-pub fn fastest(modes: &[Mode], available: u64) -> Option<&Mode> {
-    let fitting = modes.iter().filter(|mode| mode.needed_bytes <= available);
-    fitting.min_by(|a, b| a.seconds.total_cmp(&b.seconds))
+pub fn fastest(modes: &[Candidate], available: u64) -> Option<usize> {
+    let fits = |n: &usize| modes[*n].needed_bytes <= available;
+    let seconds = |n: &usize| modes[*n].timeline.seconds();
+    (0..modes.len()).filter(fits).min_by(|a, b| seconds(a).total_cmp(&seconds(b)))
 }
 
 /// The least number of replicas, each of `ranks` / replicas ranks, with which every rank holds units of every
@@ -128,14 +135,21 @@ mod tests {
                        [train]\nsteps = 1\nbatch_size = 64\nmicro_batch_size = 1\nrecompute = 'none'\n\
                        loss_chunk = 256\n[precision]\nrecipe = 'bf16'\n";
 
-    fn of(batch_size: usize, between_nodes: f64) -> Vec<Mode> {
+    fn of(batch_size: usize, nic: f64) -> Vec<Mode> {
         let set = format!("train.batch_size={batch_size}");
         let parsed = Config::parse(Path::new("run.toml"), RUN.as_bytes(), &[set]).expect("a run file");
         let member = Member::first_of(16);
         let planned = plan_for(&parsed, Target::Cuda, member).expect("a plan");
         let mut device = Device::model("h100").expect("it is in the table");
-        device.network.between_nodes = between_nodes;
-        modes(&planned.resolved, member, &device).expect("plans")
+        device.network.nic = nic;
+        let found = modes(&planned.resolved, member, &device).expect("plans");
+        found.iter().map(|candidate| Mode::of(candidate, &device)).collect()
+    }
+
+    /// The name of the fastest of `modes` that needs at most `available` bytes.
+    fn fastest_of(modes: &[Mode], available: u64) -> Option<&'static str> {
+        let fitting = modes.iter().filter(|mode| mode.needed_bytes <= available);
+        fitting.min_by(|a, b| a.seconds.total_cmp(&b.seconds)).map(Mode::name)
     }
 
     #[test]
@@ -146,11 +160,10 @@ mod tests {
         assert!(weights.micro_step_bytes > gradients.micro_step_bytes && gradients.micro_step_bytes > 0);
         assert!(optimizer.once_bytes < none.once_bytes, "copies in bf16 instead of sums in f32");
         assert!(none.needed_bytes > optimizer.needed_bytes && optimizer.needed_bytes > weights.needed_bytes);
-        assert_eq!(fastest(&accumulating[..4], u64::MAX).map(Mode::name), Some("optimizer"));
+        assert_eq!(fastest_of(&accumulating[..4], u64::MAX), Some("optimizer"));
         // What fits decides.
-        let fitting = fastest(&accumulating[..4], gradients.needed_bytes);
-        assert_eq!(fitting.map(Mode::name), Some("gradients"));
-        assert_eq!(fastest(&accumulating, 0), None);
+        assert_eq!(fastest_of(&accumulating[..4], gradients.needed_bytes), Some("gradients"));
+        assert_eq!(fastest_of(&accumulating, 0), None);
     }
 
     #[test]

@@ -1,0 +1,135 @@
+//! Added tokens that are recognised in documents: all but special ones.
+//!
+//! The `tokenizers` crate looks for the names of some in the text, and for the normalized names of others in
+//! the normalized text. A fast path encodes only text in which none occurs.
+
+use tokenizers::{AddedToken, NormalizedString, Normalizer, NormalizerWrapper};
+
+use super::cut_rule::{CutRule, NewlineCuts};
+use super::words::{CharClass, char_class};
+use crate::catch_panic::catch_panic;
+
+/// The added tokens that are recognised in documents.
+#[derive(Debug)]
+pub(super) struct AddedInText {
+    tokens: Vec<Recognised>,
+    /// Names of special tokens. One that overlaps another token hides it.
+    special: Vec<String>,
+    /// True if normalization may change the characters around a token.
+    changes_neighbours: bool,
+}
+
+/// An added token, with the text that is looked for.
+#[derive(Debug)]
+struct Recognised {
+    name: String,
+    token: AddedToken,
+}
+
+impl AddedInText {
+    /// Those of `tokenizer`. The error is the problem, for a message.
+    pub(super) fn of(tokenizer: &tokenizers::Tokenizer) -> Result<AddedInText, String> {
+        let normalizer = tokenizer.get_normalizer();
+        let named = |token: AddedToken| {
+            let mut name = NormalizedString::from(token.content.as_str());
+            if let Some(normalizer) = normalizer.filter(|_| token.normalized) {
+                catch_panic(|| normalizer.normalize(&mut name))?;
+            }
+            Ok(Recognised { name: name.get().to_owned(), token })
+        };
+        let all = tokenizer.get_added_tokens_decoder().into_values().map(named);
+        let mut all = all.collect::<Result<Vec<_>, String>>()?;
+        all.sort_by(|a, b| (&a.name, &a.token.content).cmp(&(&b.name, &b.token.content)));
+        if let Some([one, other]) = all.array_windows().find(|[one, other]| are_one(one, other)) {
+            return Err(format!(
+                "has the added tokens {:?} and {:?}, which are one after normalization, so that either may be found; remove \
+                 one, or write \"normalized\": false in it",
+                one.token.content, other.token.content
+            ));
+        }
+        let (special, tokens): (Vec<_>, Vec<_>) = all.into_iter().partition(|token| token.token.special);
+        Ok(AddedInText {
+            tokens,
+            special: special.into_iter().map(|token| token.name).collect(),
+            changes_neighbours: !matches!(normalizer, None | Some(NormalizerWrapper::NFC(_))),
+        })
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.tokens.is_empty()
+    }
+
+    /// True if a token occurs in the text before normalization.
+    pub(super) fn occurs_in(&self, text: &str) -> bool {
+        self.occurs(text, false)
+    }
+
+    /// True if a token occurs in the normalized text.
+    pub(super) fn occurs_in_normalized(&self, text: &str) -> bool {
+        self.occurs(text, true)
+    }
+
+    fn occurs(&self, text: &str, normalized: bool) -> bool {
+        let mut tokens = self.tokens.iter().filter(|token| token.token.normalized == normalized);
+        tokens.any(|token| text.contains(token.name.as_str()))
+    }
+
+    /// True if a token that is not normalized starts with a letter.
+    pub(super) fn starts_with_letter(&self) -> bool {
+        self.tokens.iter().any(|token| !token.token.normalized && token.name.starts_with(is_letter))
+    }
+
+    /// The cuts of `rule` that change no token. `space` is what a space is after normalization.
+    pub(super) fn limit(&self, rule: CutRule, space: char) -> CutRule {
+        if self.is_empty() {
+            return rule;
+        }
+        let is_white = |c: char| char_class(c) == CharClass::Space || c == space;
+        let is_simple = |Recognised { name, token }: &Recognised| {
+            let has_flag = token.lstrip || token.rstrip || token.single_word;
+            !token.normalized || !(has_flag || name.contains(is_white))
+        };
+        if rule == CutRule::Anywhere || self.changes_neighbours && !self.tokens.iter().all(is_simple) {
+            return CutRule::Never;
+        }
+        let spans = |is_cut: &dyn Fn(char, char) -> bool| {
+            let names = self.special.iter().chain(self.tokens.iter().map(|token| &token.name));
+            names.into_iter().any(|name| name.chars().zip(name.chars().skip(1)).any(|(a, b)| is_cut(a, b)))
+        };
+        // A cut before a space is after a letter. A token may take the space, or need it as a word's end.
+        let breaks_space = |Recognised { name, token }: &Recognised| {
+            let may_end_there = !name.ends_with(|c: char| c.is_ascii_punctuation());
+            token.rstrip && may_end_there || token.single_word && name.starts_with(is_white)
+        };
+        let spaces = rule.cuts_spaces()
+            && !spans(&|before, after| !is_white(before) && is_white(after))
+            && !self.tokens.iter().any(breaks_space);
+        // A token after the newline may take it, or one that ends with it may need what follows.
+        let breaks_newline = |starts_there: fn(char) -> bool| {
+            move |Recognised { name, token }: &Recognised| {
+                token.lstrip && name.starts_with(starts_there) || token.single_word && name.ends_with('\n')
+            }
+        };
+        let newlines = match rule.newline_cuts() {
+            _ if spans(&|before, after| before == '\n' && !is_white(after)) => NewlineCuts::None,
+            NewlineCuts::None => NewlineCuts::None,
+            NewlineCuts::BeforeAny if !self.tokens.iter().any(breaks_newline(|_| true)) => {
+                NewlineCuts::BeforeAny
+            }
+            _ if !self.tokens.iter().any(breaks_newline(is_letter)) => NewlineCuts::BeforeLetters,
+            _ => NewlineCuts::None,
+        };
+        CutRule::of(spaces, newlines)
+    }
+}
+
+/// True for two tokens of which the `tokenizers` crate finds either, by the order of a hash table with a
+/// random seed. Special ones are both plain text.
+fn are_one(one: &Recognised, other: &Recognised) -> bool {
+    let are_looked_for = one.token.normalized && other.token.normalized;
+    are_looked_for && one.name == other.name && !(one.token.special && other.token.special)
+}
+
+fn is_letter(c: char) -> bool {
+    char_class(c) == CharClass::Letter
+}

@@ -1,0 +1,113 @@
+//! Terminals: control characters of names, and of generated text on a terminal, are shown and never obeyed.
+
+use crate::place::{Place, Ran, finish, wait};
+use rustix::fs::{Mode, OFlags, open};
+use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
+use std::fs::File;
+use std::io::Read;
+use std::process::{Command, Stdio};
+use xtrain_report::metrics::printable;
+
+/// A folder's name that sets a terminal's title and colour, breaks a line and turns text around.
+const NAME: &str = "n\u{1b}]0;pwn\u{7}\u{1b}[31m\n\r\u{9b}1A\u{202e}\u{200b}x";
+
+/// Characters that no output may hold, but for those in `allowed`.
+fn controls<'a>(text: &'a str, allowed: &str) -> Vec<&'a str> {
+    let is_bad = |c: char| {
+        (c.is_control() || printable::name(c.encode_utf8(&mut [0; 4])).len() > 4) && !allowed.contains(c)
+    };
+    text.matches(is_bad).collect()
+}
+
+/// Standard output of a command on a terminal of its own; standard error goes nowhere.
+fn on_a_terminal(mut command: Command) -> String {
+    let ours = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).expect("a terminal");
+    grantpt(&ours).and_then(|()| unlockpt(&ours)).expect("its other end");
+    let name = ptsname(&ours, Vec::new()).expect("its name");
+    let theirs = open(name.as_c_str(), OFlags::RDWR | OFlags::NOCTTY, Mode::empty()).expect("opens");
+    let mut child = command.stdout(Stdio::from(theirs)).stderr(Stdio::null()).spawn().expect("starts");
+    // This process's copy of the other end would keep the terminal open.
+    drop(command);
+    let mut out = Vec::new();
+    // The end of a terminal is an error.
+    let _ = File::from(ours).read_to_end(&mut out);
+    assert!(wait(&mut child, "a command on a terminal").success());
+    String::from_utf8(out).expect("text").replace("\r\n", "\n")
+}
+
+/// `xtrain` with these arguments, in which `@` is [`NAME`].
+fn command(place: &Place, arguments: &str) -> Command {
+    let mut command = place.command("");
+    command.args(arguments.split(' ').map(|argument| argument.replace('@', NAME)));
+    command
+}
+
+fn ran(place: &Place, arguments: &str) -> Ran {
+    finish(command(place, arguments), arguments).succeeds()
+}
+
+#[test]
+fn names_are_printed_with_escapes_in_pipes_and_on_terminals() {
+    let place = Place::new();
+    let shown = printable::name(NAME);
+    place.write(&format!("{NAME}.txt"), &place.read("a.txt"));
+    let train = "train run.toml --set data.train=@.txt --out @ --set train.steps=4 --set schedule.kind=wsd \
+                 --set eval.prompts=['the\\u001b[2J\\u009b']";
+    let train = train.replace("                 ", "");
+    std::fs::rename(place.path("a.txt"), place.path("moved.txt")).expect("renamed");
+    for arguments in [
+        &train[..],
+        "train run.toml --set data.train=@.txt --out @ --resume --set train.steps=6 --set schedule.kind=wsd",
+        "tokenize @.txt --bytes --out @-shards",
+        "tokenize @-shards --verify",
+        "eval @ --data @.txt",
+        "export @ --out @-hf",
+        "report @",
+        "compare @ @ --baseline @-2",
+        "inspect @ --casts fp8-block",
+        "blame @ --casts fp8-block",
+        "plan run.toml --set data.train=@.txt",
+        "init @.txt --out @.toml",
+        "train run.toml --set data.train=@.txt --out @-3 --set train.steps=4 --max-time 1ms",
+    ] {
+        if arguments.starts_with("compare") {
+            place.copy(NAME, &format!("{NAME}-2"));
+        }
+        let ran = ran(&place, arguments);
+        for (stream, text) in [("stdout", &ran.stdout), ("stderr", &ran.stderr)] {
+            assert_eq!(controls(text, "\n\t"), [""; 0], "{stream} of {arguments}: {text}");
+        }
+        // A line break in a name is none in the output.
+        let said = format!("{}{}", ran.stdout, ran.stderr);
+        let is_named = ["plan", "eval", "blame"].iter().any(|verb| arguments.starts_with(verb))
+            || said.contains(&*shown);
+        assert!(is_named, "{arguments}: {said}");
+    }
+    let again = command(&place, "train run.toml --set data.train=@.txt --out @-4 --set train.steps=4");
+    let said = on_a_terminal(again);
+    assert!(controls(&said, "\n\t").is_empty() && said.contains(&*shown), "{said}");
+    // Errors have names too.
+    let failed = finish(command(&place, "eval @-nothing"), "eval");
+    let line = failed.refuses(&[&shown]);
+    assert_eq!(controls(&line, ""), [""; 0], "{line}");
+}
+
+#[test]
+fn generated_text_is_raw_in_a_pipe_and_has_escapes_on_a_terminal() {
+    let place = Place::new();
+    place.train("out", "--set train.steps=3");
+    // A model that has learned nothing generates every byte.
+    let arguments = "generate out --prompt the -n 400 --temperature 1.5 --seed 3";
+    let raw = place.run(arguments).succeeds().stdout;
+    assert!(raw.contains('\u{1b}') || raw.contains('\u{7}'), "{raw:?}");
+    let shown = on_a_terminal(place.command(arguments));
+    assert_eq!(shown, printable::text(&raw));
+    assert_eq!(controls(&shown, "\n\t"), [""; 0], "{shown:?}");
+
+    let json = |text: &str| -> serde_json::Value { serde_json::from_str(text).expect("JSON") };
+    let arguments = format!("{arguments} --json");
+    let [piped, shown] = [place.run(&arguments).succeeds().stdout, on_a_terminal(place.command(&arguments))];
+    assert_eq!(json(&piped)["text"], json(&shown)["text"]);
+    assert_eq!(format!("{}\n", json(&piped)["text"].as_str().expect("text")), raw);
+    assert_eq!(controls(&shown, "\n"), [""; 0], "{shown:?}");
+}

@@ -1,7 +1,7 @@
 //! Helpers for launching the GPU kernels of several ops.
 
 use xtrain_cuda::{
-    CudaError, CudaOutput, CudaTensor, DeviceMemory, DevicePtr, Gpu, KernelValue, Launch, Stream,
+    CudaError, CudaOutput, CudaTensor, DeviceMemory, DevicePtr, Gpu, KernelValue, Launch, Stream, Work,
     kernel_bytes, kernel_struct,
 };
 use xtrain_tensor::{DType, TensorType};
@@ -66,6 +66,14 @@ pub(crate) fn table<T: KernelValue>(gpu: &Gpu, values: &[T]) -> Result<DeviceMem
     memory.all().write(&kernel_bytes(values), &stream)?;
     stream.synchronize()?;
     Ok(memory)
+}
+
+/// Work that holds memory which it uses.
+pub(crate) fn holding(work: Work, memory: DeviceMemory) -> Work {
+    Work::new(move |stream| {
+        let _held = &memory;
+        work.enqueue(stream)
+    })
 }
 
 /// Suffix of a kernel's name for this element type.

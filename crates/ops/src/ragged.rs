@@ -1,7 +1,7 @@
 //! Parts of the kernels for Hopper that compute one GEMM per group of rows of a ragged tensor.
 #![allow(unsafe_code, reason = "it launches kernels")]
 
-use crate::device::table;
+use crate::device::{holding, table};
 use xtrain_cuda::{
     Arch, CudaError, DeviceMemory, DevicePtr, Function, Gpu, Header, KernelValue, Launch, Work, kernel_struct,
 };
@@ -126,12 +126,4 @@ pub(crate) unsafe fn work<A: KernelValue + Send + Sync + 'static>(
     let launch = Launch { cluster: [CLUSTER as u32, 1, 1], ..row };
     // SAFETY: the caller's promise.
     Ok(holding(unsafe { Work::launch(function, launch, arguments) }, counter))
-}
-
-/// Work that holds memory which it uses.
-fn holding(work: Work, memory: DeviceMemory) -> Work {
-    Work::new(move |stream| {
-        let _held = &memory;
-        work.enqueue(stream)
-    })
 }

@@ -1,10 +1,11 @@
-//! [`Attention`] and [`AttentionGrad`] on a GPU, by the fastest of three algorithms: cuDNN's engines, our
-//! tiled kernels on tensor cores, and our kernels that hold whole sequences in shared memory. Operands that
-//! none of these supports are computed by our kernels on CUDA cores ([`super::plain`]).
+//! [`Attention`] and [`AttentionGrad`] on a GPU, by the fastest of four algorithms: cuDNN's engines, our
+//! kernels for Hopper, our tiled kernels on tensor cores, and our kernels that hold whole sequences in shared
+//! memory. Operands that none of these supports are computed by our kernels on CUDA cores
+//! ([`super::plain`]).
 #![allow(unsafe_code, reason = "it calls cuDNN")]
 
 use super::timing_operands::TimingOperands;
-use super::{Attention, AttentionGrad, flash};
+use super::{Attention, AttentionGrad, flash, hopper};
 use xtrain_cuda::{AlgorithmCandidate, CudaError, CudaKernel, Gpu, Operands, Sdpa, Work, WorkPurpose};
 use xtrain_tensor::{DType, TensorType};
 
@@ -57,9 +58,11 @@ impl CudaKernel for Attention {
         let by_flash = |purpose, kernels| self.flash_forward(gpu, timing.pair(purpose, operands), kernels);
         let by_whole = |purpose| by_flash(purpose, flash::WHOLE_FORWARD_KERNELS);
         let by_own = |purpose| by_flash(purpose, flash::TILED_FORWARD_KERNELS);
+        let by_hopper = |_: WorkPurpose| self.hopper_forward(gpu, operands);
         let candidates = [
             AlgorithmCandidate::new(WHOLE, &by_whole),
             AlgorithmCandidate::new(CUDNN, &by_cudnn),
+            AlgorithmCandidate::new(hopper::NAME, &by_hopper),
             AlgorithmCandidate::new(OWN, &by_own),
         ];
         let fastest = gpu.fastest(&self.forward_key(qkv.ty, operands.inputs.len() > 1), &candidates)?;
@@ -80,11 +83,13 @@ impl AttentionGrad {
 }
 
 impl CudaKernel for AttentionGrad {
-    /// The workspace of cuDNN's backward; without it, delta for our kernels: f32 `[B, h, s]`.
+    /// The workspace of cuDNN's backward, or of that for Hopper, or delta for our other kernels: f32 `[B, h,
+    /// s]`.
     fn workspace(&self, inputs: &[TensorType]) -> Vec<TensorType> {
         let (tokens, _) = inputs[1].shape.rows_cols();
         let own = 4 * tokens * self.0.heads;
-        vec![bytes(self.sdpa(inputs).map_or(own, |sdpa| sdpa.backward_bytes()))]
+        let hopper = self.0.hopper_backward_bytes(inputs[1], inputs.len() > 4);
+        vec![bytes(self.sdpa(inputs).map_or(own, |sdpa| sdpa.backward_bytes()).max(hopper))]
     }
 
     fn prepare(&self, gpu: &Gpu, operands: &Operands<'_>) -> Result<Work, CudaError> {
@@ -101,9 +106,11 @@ impl CudaKernel for AttentionGrad {
         let by_flash = |purpose, kernels| self.0.flash_backward(gpu, timing.pair(purpose, operands), kernels);
         let by_whole = |purpose| by_flash(purpose, flash::WHOLE_BACKWARD_KERNELS);
         let by_own = |purpose| by_flash(purpose, flash::TILED_BACKWARD_KERNELS);
+        let by_hopper = |_: WorkPurpose| self.0.hopper_backward(gpu, operands);
         let candidates = [
             AlgorithmCandidate::new(WHOLE, &by_whole),
             AlgorithmCandidate::new(CUDNN, &by_cudnn),
+            AlgorithmCandidate::new(hopper::NAME, &by_hopper),
             AlgorithmCandidate::new(OWN, &by_own),
         ];
         let fastest = gpu.fastest(&self.0.backward_key(types[1], types.len() > 4), &candidates)?;

@@ -16,6 +16,7 @@ mod cpu;
 mod cuda;
 mod flash;
 mod grad;
+mod hopper;
 mod operands;
 mod plain;
 #[cfg(any(test, feature = "samples"))]
@@ -33,7 +34,11 @@ use xtrain_tensor::TensorType;
 /// Names of the algorithms for attention on a GPU, as `XTRAIN_PREFER` takes them: the implementations, then
 /// the tile sizes of our own kernels.
 pub fn algorithms() -> Vec<String> {
-    [cuda::CUDNN, cuda::OWN, cuda::WHOLE].map(str::to_owned).into_iter().chain(flash::tile_names()).collect()
+    [cuda::CUDNN, hopper::NAME, cuda::OWN, cuda::WHOLE]
+        .map(str::to_owned)
+        .into_iter()
+        .chain(flash::tile_names())
+        .collect()
 }
 
 /// `(qkv_tc[, doc_start_t]) -> (o_tn, lse_bhs)`, with c = (h + 2k) e and n = h e. lse is the log-sum-exp of a
@@ -165,10 +170,17 @@ impl Op for AttentionGrad {
 }
 
 impl OnGpu for Attention {
-    const SOURCES: &'static [KernelSource] = &[plain::SOURCE, flash::FORWARD, flash::WHOLE_FORWARD];
+    const SOURCES: &'static [KernelSource] =
+        &[plain::SOURCE, flash::FORWARD, flash::WHOLE_FORWARD, hopper::FORWARD];
 }
 
 impl OnGpu for AttentionGrad {
-    const SOURCES: &'static [KernelSource] =
-        &[plain::SOURCE, flash::QUERIES, flash::KEYS, flash::WHOLE_BACKWARD];
+    const SOURCES: &'static [KernelSource] = &[
+        plain::SOURCE,
+        flash::QUERIES,
+        flash::KEYS,
+        flash::WHOLE_BACKWARD,
+        hopper::BACKWARD,
+        hopper::AROUND_BACKWARD,
+    ];
 }

@@ -50,7 +50,9 @@ impl Sampled for Attention {
             deterministic: true,
         };
         let scaled = Sample::forward(scaled, [SampleInput::activation([300, 256])]);
-        GPU_SHAPES.into_iter().map(sample).chain([scaled]).collect()
+        // Several tiles of queries and of keys in the kernel for Hopper.
+        let long = [(2, 390, 3, 1, 64, false), (1, 400, 2, 2, 128, false)].map(sample);
+        GPU_SHAPES.into_iter().map(sample).chain([scaled]).chain(long).collect()
     }
 }
 
@@ -121,9 +123,16 @@ impl Sampled for AttentionGrad {
         };
         let sample = |deterministic, shape| scaled_sample(deterministic, None, shape);
         let scaled = scaled_sample(true, Some(0.25), (2, 150, 2, 1, 64, false));
+        // Pairs of tiles of keys for Hopper, and one tile that is alone.
+        let paired = sample(true, (2, 600, 4, 2, 64, false));
         // Without a fixed order only for shapes without documents, for which cuDNN may be used.
         let in_any_order = GPU_SHAPES.into_iter().filter(|shape| !shape.5).map(|shape| sample(false, shape));
-        GPU_SHAPES.into_iter().map(|shape| sample(true, shape)).chain(in_any_order).chain([scaled]).collect()
+        GPU_SHAPES
+            .into_iter()
+            .map(|shape| sample(true, shape))
+            .chain(in_any_order)
+            .chain([scaled, paired])
+            .collect()
     }
 }
 

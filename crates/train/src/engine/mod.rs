@@ -330,6 +330,6 @@ mod tests {
         let said = named(&["own", "nonsense"]);
         assert_eq!(said.len(), 1);
         assert!(said[0].starts_with("XTRAIN_PREFER names \"nonsense\", "), "{said:?}");
-        assert!(said[0].contains("; known are cuDNN, own, whole, 16x1 over 32, "), "{said:?}");
+        assert!(said[0].contains("; known are cuDNN, hopper, own, whole, 16x1 over 32, "), "{said:?}");
     }
 }

@@ -57,9 +57,12 @@ pub(super) fn forms() -> Vec<Form> {
     ] {
         forms.push(Form::by(opcode, bulk_stores));
     }
-    for opcode in
-        ["cp.async.bulk.commit_group", "cp.async.bulk.wait_group.read", "fence.proxy.async.shared::cta"]
-    {
+    for opcode in [
+        "cp.async.bulk.commit_group",
+        "cp.async.bulk.wait_group",
+        "cp.async.bulk.wait_group.read",
+        "fence.proxy.async.shared::cta",
+    ] {
         forms.push(Form::by(opcode, |_| bulk_stores("cp.async.bulk.global.shared::cta.bulk_group")));
     }
     for opcode in [
@@ -69,6 +72,7 @@ pub(super) fn forms() -> Vec<Form> {
         "mbarrier.arrive.shared::cta.b64",
         "mbarrier.expect_tx.relaxed.cta.shared::cta.b64",
         "mbarrier.inval.shared::cta.b64",
+        "fence.proxy.async",
     ] {
         forms.push(Form::by(opcode, |_| phases_follow_one_another()));
     }

@@ -61,6 +61,7 @@ pub(super) fn forms() -> Vec<Form> {
     }
     for opcode in [
         "ld.acquire.gpu.global.u32",
+        "ld.acquire.gpu.u32",
         "ld.global.cg.f32",
         "ld.global.nc.L1::no_allocate.v4.u32",
         "ld.global.nc.f32",
@@ -71,7 +72,9 @@ pub(super) fn forms() -> Vec<Form> {
     ] {
         forms.push(Form::by(opcode, check_load));
     }
-    forms.push(Form::by("st.volatile.global.u32", check_store));
+    for opcode in ["st.release.gpu.u32", "st.volatile.global.u32"] {
+        forms.push(Form::by(opcode, check_store));
+    }
     forms
 }
 

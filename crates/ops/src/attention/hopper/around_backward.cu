@@ -1,12 +1,13 @@
-// What the backward for Hopper needs before and after its pass: numbers of queries, and dq in bf16. Both kernels move bytes: the first reads o
-// and do once, the second reads f32 and writes bf16.
+// What the backward for Hopper needs before and after its pass: numbers of queries, and dq in bf16. Both
+// kernels move bytes: the first reads o and do once, the second reads f32 and writes bf16.
 
 struct Rows {
     // [B s, heads HEAD_DIM].
     const bf16 *d_o, *o;
     // f32 [B, heads, s].
     const float* lse;
-    // f32 [B, heads, n, 2, QUERIES]: log2(e) lse, and delta, the sum of do o of each query; zeros after the end of a sequence.
+    // f32 [B, heads, n, 2, QUERIES]: log2(e) lse, and delta, the sum of do o of each query; zeros after the
+    // end of a sequence.
     float* rows;
     // [B, heads, n]: becomes zeros.
     u32* turns;
@@ -56,8 +57,8 @@ struct Queries {
 #define SCALE rsqrtf((float)HEAD_DIM)
 #endif
 
-// A block for each tile of queries, head and sequence: the two groups of four warps that left the tile. A group has 64 of 128 queries, or half
-// of the columns of 64.
+// A block for each tile of queries, head and sequence: the two groups of four warps that left the tile. A
+// group has 64 of 128 queries, or half of the columns of 64.
 extern "C" __global__ void __launch_bounds__(256) hopper_dq(const Queries args) {
     constexpr u32 PIECES = QUERIES * HEAD_DIM / 1024;
     u32 group = threadIdx.x / 128, thread = threadIdx.x % 128, lane = thread % 32;

@@ -1,20 +1,22 @@
 // Backward of causal attention for Hopper in one pass: dk, dv, and sums of dq in a fixed order.
 //
-// Blocks draw tiles of KEYS keys of a key/value head, and loop over the query heads of its group and the tiles of QUERIES queries that see
-// them. Scores are transposed, so that P^T and dS^T are register operands of dv and dk, which stay in registers: each consumer, a group of
-// four warps, owns 64 keys. Only dS passes through shared memory, for dq = dS K. The scores of the next step are multiplied while this one's
-// dq is stored. Two threads fetch by TMA; another one adds dq to memory in f32.
+// Blocks draw tiles of KEYS keys of a key/value head, and loop over the query heads of its group and the
+// tiles of QUERIES queries that see them. Scores are transposed, so that P^T and dS^T are register operands
+// of dv and dk, which stay in registers: each consumer, a group of four warps, owns 64 keys. Only dS passes
+// through shared memory, for dq = dS K. The scores of the next step are multiplied while this one's dq is
+// stored. Two threads fetch by TMA; another one adds dq to memory in f32.
 //
-// `turns` counts the parts of each tile of queries: its tiles of keys store or add their parts one after the other, in one of two orders.
-// Without PAIRS, a block draws one tile of keys, those at the end of a sequence first, and waits only for blocks that drew before it. With
-// PAIRS, it draws a tile from the end, for which it takes the queries from the diagonal on, and then the one as far from the beginning, for
-// which it takes them from the last one back. All pairs are equally long, and parts are added in the order in which blocks that begin
-// together come to them. A part waits only for parts of earlier steps, so no circle of blocks waits, if all blocks of a head fit on the GPU
-// together; heads are drawn one after the other.
+// `turns` counts the parts of each tile of queries: its tiles of keys store or add their parts one after the
+// other, in one of two orders. Without PAIRS, a block draws one tile of keys, those at the end of a sequence
+// first, and waits only for blocks that drew before it. With PAIRS, it draws a tile from the end, for which
+// it takes the queries from the diagonal on, and then the one as far from the beginning, for which it takes
+// them from the last one back. All pairs are equally long, and parts are added in the order in which blocks
+// that begin together come to them. A part waits only for parts of earlier steps, so no circle of blocks
+// waits, if all blocks of a head fit on the GPU together; heads are drawn one after the other.
 
 struct Arguments {
-    // Columns of qkv by rows of a sequence by sequences, in boxes of 64 columns and QUERIES or KEYS rows; do in boxes of QUERIES rows, and
-    // dqkv in boxes of 64 rows.
+    // Columns of qkv by rows of a sequence by sequences, in boxes of 64 columns and QUERIES or KEYS rows; do
+    // in boxes of QUERIES rows, and dqkv in boxes of 64 rows.
     TensorMap q, kv, d_o, d_kv;
     // f32 [B, heads, n, 2, QUERIES] for n tiles of queries: log2(e) lse, and delta.
     const float* rows;
@@ -103,7 +105,8 @@ struct Tile {
     __device__ __forceinline__ u32 begin(const Draws& draws) const { return down ? draws.queries - 1 : first; }
     __device__ __forceinline__ u32 steps(const Draws& draws) const { return draws.queries - first; }
 
-    // Goes on to the next step: in pairs, all query heads of a tile of queries follow each other; otherwise, all queries of a head.
+    // Goes on to the next step: in pairs, all query heads of a tile of queries follow each other; otherwise,
+    // all queries of a head.
     __device__ __forceinline__ void advance(const Draws& draws, u32& g, u32& n) const {
         if (PAIRS) {
             if (++g == draws.group) g = 0, n += down ? -1 : 1;
@@ -116,8 +119,9 @@ struct Tile {
     __device__ __forceinline__ u32 turn(const Draws& draws, u32 n) const {
         int half = draws.keys / 2, diagonal = n / RATIO, key = keys;
         if (!PAIRS) return diagonal - key;
-        // With steps counted from the beginning of a block, keys k of the second half of a sequence come to the queries at n - RATIO k, and
-        // keys k of the first half at queries - RATIO (keys - 1 - k) + queries - 1 - n. `bound` is where the one is no longer before the other.
+        // With steps counted from the beginning of a block, keys k of the second half of a sequence come to
+        // the queries at n - RATIO k, and keys k of the first half at queries - RATIO (keys - 1 - k) +
+        // queries - 1 - n. `bound` is where the one is no longer before the other.
         int steps = 2 * (int)n + 1 - 2 * (int)draws.queries + (int)RATIO * ((int)draws.keys - 1 - key);
         int bound = steps > 0 ? (steps + (int)RATIO - 1) / (int)RATIO : 0;
         return down ? key + max(0, diagonal + 1 - max(half, bound)) : diagonal - key + min(bound, half);
@@ -238,7 +242,8 @@ __device__ __forceinline__ void add_queries(const Draws& draws, u32 shared) {
     }
 }
 
-// Tells the compiler that the values are no longer needed: otherwise the next sums in their place keep them alive.
+// Tells the compiler that the values are no longer needed: otherwise the next sums in their place keep them
+// alive.
 template <int N> __device__ __forceinline__ void forget(float (&x)[N]) {
 #pragma unroll
     for (int i = 0; i < N; i++) asm volatile("" : "=f"(x[i]));
@@ -270,7 +275,8 @@ struct Consumer {
         wgmma_commit();
     }
 
-    // Computes dP^T = V dO^T, and turns S^T, which has begun, into P^T meanwhile. `past` is the tile of queries, counted from the diagonal.
+    // Computes dP^T = V dO^T, and turns S^T, which has begun, into P^T meanwhile. `past` is the tile of
+    // queries, counted from the diagonal.
     __device__ __forceinline__ void probabilities(float (&s)[SCORES], float (&dp)[SCORES], u32 past, u32 count) {
         const float scale = SCALE * LOG2_E;
         u32 stage = count % STAGES, rows = rows_at(count);

@@ -108,8 +108,8 @@ impl Width {
         defines
     }
 
-    /// True if tiles of keys are taken in pairs: where that is faster on an H200, and the blocks of a head fit
-    /// on the GPU together.
+    /// True if tiles of keys are taken in pairs: where that is faster on an H200, and the blocks of a head
+    /// fit on the GPU together.
     fn in_pairs(self, op: &Attention, multiprocessors: usize) -> bool {
         self.orders().any(|pairs| pairs)
             && op.heads > op.kv_heads
@@ -198,8 +198,8 @@ impl Attention {
             seq_len: seq_len_u32,
             heads: heads_u32,
         };
-        // SAFETY: the kernel takes one `Rows`. Inputs have the extents that `infer` checked, and the workspace
-        // has `hopper_backward_bytes`.
+        // SAFETY: the kernel takes one `Rows`. Inputs have the extents that `infer` checked, and the
+        // workspace has `hopper_backward_bytes`.
         let before = unsafe { Work::launch(before, launch(128), numbers) };
 
         let map = |at, columns, rows| self.map(gpu, at, columns, sequences, rows);

@@ -1,7 +1,8 @@
-// Building blocks of attention on Hopper's tensor cores: tiles by TMA, wgmma with both operands in shared memory or the left one in
-// registers, and softmax of rows that four lanes share.
+// Building blocks of attention on Hopper's tensor cores: tiles by TMA, wgmma with both operands in shared
+// memory or the left one in registers, and softmax of rows that four lanes share.
 //
-// The launcher defines HEAD_DIM, 64 or 128. Tiles have rows of 64 columns of a head: HEAD_DIM / 64 strips, one after the other.
+// The launcher defines HEAD_DIM, 64 or 128. Tiles have rows of 64 columns of a head: HEAD_DIM / 64 strips,
+// one after the other.
 
 constexpr u32 GROUP = 128, STRIPS = HEAD_DIM / 64, ROW_BYTES = 128;
 // Exponentials are computed in base 2: log2(x) = ln(x) * LOG2_E.
@@ -48,8 +49,8 @@ template <int N> __device__ __forceinline__ void pin(float (&sum)[N]) {
 
 // sum (+)= a b^T over 16 columns: 64 rows of a, 128 rows of b, both along the products.
 //
-// With g = lane / 4 and t = lane % 4, a thread of warp w holds sums of rows 16 w + g (elements 4 i, 4 i + 1) and 16 w + g + 8
-// (4 i + 2, 4 i + 3), columns 8 i + 2 t and 8 i + 2 t + 1.
+// With g = lane / 4 and t = lane % 4, a thread of warp w holds sums of rows 16 w + g (elements 4 i, 4 i + 1)
+// and 16 w + g + 8 (4 i + 2, 4 i + 3), columns 8 i + 2 t and 8 i + 2 t + 1.
 __device__ __forceinline__ void multiply_rows(float (&sum)[64], u64 a, u64 b, bool add) {
     asm volatile("{\n.reg .pred add;\nsetp.ne.b32 add, %66, 0;\nwgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {" FIRST_64
                  "}, %64, %65, add, 1, 1, 0, 0;\n}"

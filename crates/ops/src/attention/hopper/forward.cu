@@ -1,16 +1,18 @@
 // Forward of causal attention for Hopper (FlashAttention-3, Shah et al., arXiv 2407.08608): wgmma and TMA.
 //
-// Blocks draw tiles of CONSUMERS x 64 queries of a head, those with the most keys first, and loop over tiles of KEYS keys from the diagonal
-// down. One thread fetches queries, keys and values by TMA and runs ahead into the next tile of queries. Each other group of four warps
-// multiplies 64 queries: S = Q K^T, softmax in registers, O += P V with P in registers. While the tensor cores add P V of one tile of keys,
-// the group computes the softmax of the next one. With TURNS, groups take turns in issuing their GEMMs, so that one group's softmax runs
-// beside another's GEMMs. Outputs leave through the space of their queries.
+// Blocks draw tiles of CONSUMERS x 64 queries of a head, those with the most keys first, and loop over tiles
+// of KEYS keys from the diagonal down. One thread fetches queries, keys and values by TMA and runs ahead into
+// the next tile of queries. Each other group of four warps multiplies 64 queries: S = Q K^T, softmax in
+// registers, O += P V with P in registers. While the tensor cores add P V of one tile of keys, the group
+// computes the softmax of the next one. With TURNS, groups take turns in issuing their GEMMs, so that one
+// group's softmax runs beside another's GEMMs. Outputs leave through the space of their queries.
 //
-// The reference of a row's exponentials is raised only if a score exceeds it by more than 2^RISE, so sums are rarely rescaled. Each sum has
-// one owner and one order.
+// The reference of a row's exponentials is raised only if a score exceeds it by more than 2^RISE, so sums are
+// rarely rescaled. Each sum has one owner and one order.
 
 struct Arguments {
-    // Columns of qkv by rows of a sequence by sequences, in boxes of 64 columns and CONSUMERS x 64 or KEYS rows, and o in boxes of 64 rows.
+    // Columns of qkv by rows of a sequence by sequences, in boxes of 64 columns and CONSUMERS x 64 or KEYS
+    // rows, and o in boxes of 64 rows.
     TensorMap q, kv, o;
     // f32 [B, heads, s].
     float* lse;
@@ -93,7 +95,8 @@ struct Consumer {
     u32 group, warp, lane, shared;
     // The first query, and its slot; tiles of keys and of values so far.
     u32 first, slot, keys, values;
-    // For the two rows of a lane: the reference of exponentials, of scores that are not scaled yet, and their sum over this lane's columns.
+    // For the two rows of a lane: the reference of exponentials, of scores that are not scaled yet, and their
+    // sum over this lane's columns.
     float top[2], total[2];
     float o[HEAD_DIM / 2], s[KEYS / 2];
     u32 p[KEYS / 4];

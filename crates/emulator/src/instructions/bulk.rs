@@ -41,9 +41,7 @@ pub(super) fn decode(d: &Decoder<'_>, instruction: &Instruction, parts: &[&str])
             lanes(Box::new(move |cx| {
                 let (from, bytes) = (from.read(cx)?, cx.value(bytes)?);
                 load.issue(cx, |cx, lane, shared| {
-                    let piece = Piece { global: Some(from[lane]), shared, bytes: bytes[lane].into() };
-                    check_bulk(cx, lane, from[lane], piece.bytes)?;
-                    Ok((vec![piece], None))
+                    Ok((bulk_pieces(cx, lane, from[lane], shared, bytes[lane].into())?, None))
                 })
             }))
         }
@@ -119,7 +117,8 @@ pub(super) fn decode(d: &Decoder<'_>, instruction: &Instruction, parts: &[&str])
             let (from, bytes) = (source(from)?, d.source::<u32>(bytes)?);
             lanes(Box::new(move |cx| {
                 let (from, bytes) = (from.read(cx)?, cx.value(bytes)?);
-                lanes_of(cx.active).try_for_each(|lane| check_bulk(cx, lane, from[lane], bytes[lane].into()))
+                lanes_of(cx.active)
+                    .try_for_each(|lane| bulk_pieces(cx, lane, from[lane], 0, bytes[lane].into()).map(|_| ()))
             }))
         }
         _ => unknown(instruction),
@@ -220,13 +219,24 @@ fn issue(
     Ok(cx.cluster.issue(copy))
 }
 
-/// Checks size and address of a bulk copy in global memory.
-fn check_bulk(cx: &Context<'_>, lane: usize, address: u64, bytes: u64) -> Outcome {
+/// The pieces of a bulk copy between global and shared memory: one for each allocation of neighbouring memory
+/// that it spans.
+fn bulk_pieces(cx: &Context<'_>, lane: usize, global: u64, shared: u64, bytes: u64) -> Outcome<Vec<Piece>> {
     if bytes == 0 || !bytes.is_multiple_of(BULK) {
         let problem = format!("a bulk copy of {bytes} bytes, which is no multiple of {BULK}");
         return Err(Fault::new(lane as u32, FaultKind::Alignment, problem));
     }
-    cx.reach_aligned(lane, Space::Global, address, [bytes, BULK], "copies").map(|_| ())
+    let lengths = cx.launch.memory.pieces(global, bytes).unwrap_or_default();
+    let lengths: Vec<u64> = lengths.iter().map(|piece| piece.len() as u64).collect();
+    // The error names the whole copy if a part of it is outside of memory.
+    let first = lengths.first().copied().unwrap_or(bytes);
+    cx.reach_aligned(lane, Space::Global, global, [first, BULK], "copies")?;
+    let starts = lengths.iter().scan(0, |end, length| {
+        *end += length;
+        Some(*end - length)
+    });
+    let piece = |(at, &bytes)| Piece { global: Some(global + at), shared: shared + at, bytes };
+    Ok(starts.zip(&lengths).map(piece).collect())
 }
 
 fn check_global(cx: &Context<'_>, lane: usize, pieces: &[Piece], does: &str) -> Outcome {
@@ -251,10 +261,9 @@ fn store(
         let (from, to, bytes) = (from.read(cx)?, to.read(cx)?, cx.value(bytes)?);
         for lane in lanes_of(cx.active) {
             let bytes = bytes[lane].into();
-            check_bulk(cx, lane, to[lane], bytes)?;
+            let pieces = bulk_pieces(cx, lane, to[lane], from[lane], bytes)?;
             cx.reach_aligned(lane, Space::Shared, from[lane], [bytes, BULK], "copies from")?;
-            let piece = Piece { global: Some(to[lane]), shared: from[lane], bytes };
-            issue_store(cx, lane, vec![piece], reduction, location)?;
+            issue_store(cx, lane, pieces, reduction, location)?;
         }
         Ok(())
     }))

@@ -7,7 +7,7 @@ use crate::fault::Report;
 use crate::grid;
 use crate::kernel::Symbols;
 use crate::kernel::context::Launch;
-use crate::memory::{Local, Memory};
+use crate::memory::{Local, Memory, PAGE};
 use crate::ptx::{Space, Variable, parse};
 use crate::random::Random;
 use crate::tensor_map::TensorMap;
@@ -69,6 +69,20 @@ impl Device {
             Device::Emulated(memory) => memory.write(start, bytes).expect("allocated memory"),
             Device::Gpu(session) => session.write(start, bytes),
         }
+        start
+    }
+
+    /// As [`Device::store`], in two neighbouring allocations on the emulated GPU: they meet in the middle.
+    pub(super) fn store_in_two(&mut self, bytes: &[u8]) -> u64 {
+        let Device::Emulated(memory) = self else { return self.store(bytes) };
+        let start = memory.reserve(2 * PAGE).expect("addresses");
+        for part in [start, start + PAGE] {
+            let physical = memory.create(PAGE).expect("memory");
+            memory.map(part, physical);
+        }
+        assert!(memory.allow_access(start, 2 * PAGE), "whole mappings");
+        let start = start + PAGE - bytes.len() as u64 / 2;
+        memory.write(start, bytes).expect("mapped memory");
         start
     }
 

@@ -56,6 +56,7 @@ pub(super) fn forms() -> Vec<Form> {
         "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32",
     ] {
         forms.push(Form::by(opcode, bulk_stores));
+        forms.push(Form::by(opcode, bulk_store_across_allocations));
     }
     for opcode in [
         "cp.async.bulk.commit_group",
@@ -378,6 +379,22 @@ fn bulk_stores(opcode: &str) -> Result<(), String> {
         |n: u32| (before + (n / 4 % 32 + 1) as f32 + if n < 128 { 0.0 } else { 100.0 }).to_le_bytes();
     let expected: Vec<u8> = (0..256).flat_map(number).collect();
     if device.load(to, 1024)? == expected { Ok(()) } else { Err("numbers differ".into()) }
+}
+
+/// Threads write numbers, which one copy stores where it ends in another allocation than it begins in.
+fn bulk_store_across_allocations(opcode: &str) -> Result<(), String> {
+    let body = format!(
+        "mov.u32 %s, area;\nshl.b32 %v, %t, 4;\nadd.s32 %s, %s, %v;\nadd.s32 %v, %t, 1;\ncvt.rn.f32.u32 %f, %v;\n\
+         st.shared.v4.f32 [%s], {{%f, %f, %f, %f}};\nfence.proxy.async.shared::cta;\nbar.sync 0;\nsetp.ne.s32 %q, %t, 0;\n@%q bra END;\n\
+         mov.u32 %s, area;\n{opcode} [%to], [%s], 512;\ncp.async.bulk.commit_group;\ncp.async.bulk.wait_group 0;\nEND:\n"
+    );
+    let text = kernel("", 1, ".shared .align 16 .b8 area[512];\n.reg .f32 %f;", &body);
+    let mut device = Device::new();
+    let to = device.store_in_two(&0.5f32.to_le_bytes().repeat(128));
+    device.run(&text, Grid::row(1, 32), &arguments(&[to]))?;
+    let before = if opcode.contains("add") { 0.5 } else { 0.0 };
+    let expected: Vec<u8> = (0..128).flat_map(|n| (before + (n / 4 + 1) as f32).to_le_bytes()).collect();
+    if device.load(to, 512)? == expected { Ok(()) } else { Err("numbers differ".into()) }
 }
 
 /// Phases by arrivals and by bytes; waits by state and by parity.

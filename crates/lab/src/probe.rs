@@ -11,16 +11,17 @@ use xtrain_model::decoder::io;
 use xtrain_model::{Fp8Overrides, Numerics, Recipe};
 use xtrain_program::Program;
 use xtrain_runtime::{Checks, Outputs, Part, ProgramId};
+use xtrain_step::engine::Processor;
+use xtrain_step::error::LearnError;
+use xtrain_step::layout::Layout;
+use xtrain_step::learner::{draws, feed};
+use xtrain_step::programs;
+use xtrain_step::training_spec::TrainingSpec;
+use xtrain_step::weights::Weights;
 use xtrain_train::corpus::{Corpus, Notice};
-use xtrain_train::engine::Processor;
-use xtrain_train::error::{LearnError, RunError};
+use xtrain_train::error::RunError;
 use xtrain_train::folder::RunFolder;
-use xtrain_train::layout::Layout;
-use xtrain_train::learner::{draws, feed};
 use xtrain_train::opened::{Which, checkpoint, load_masters};
-use xtrain_train::programs;
-use xtrain_train::training_spec::TrainingSpec;
-use xtrain_train::weights::Weights;
 use xtrain_train::{position, run_file, source, spec, static_scales};
 
 /// A checkpoint, and the next batches of its run.

@@ -4,13 +4,13 @@
 //! line under their table. What does not fit on this number of GPUs is planned on the least number on which
 //! it does.
 
-use crate::engine::{Processor, Room, Target};
 use crate::error::RunError;
 use crate::estimate::Device;
 use crate::fit::{Alternative, Fit, MoreGpus, Verdict};
 use crate::modes::{Candidate, SHARDS, fastest, modes};
 use crate::spec::Planned;
 use xtrain_config::{OrAuto, ReduceDtype, ReduceOrder, Transport};
+use xtrain_step::engine::{Processor, Room, Target};
 
 /// The answer.
 pub struct Advice {

@@ -1,10 +1,8 @@
 //! Import and export: Hugging Face folders to masters, and masters to Hugging Face folders.
 
 use crate::error::RunError;
-use crate::linear_gemms::fprops;
 use crate::saved;
 use crate::source::{CONFIG_FILE, GENERATION_FILE};
-use crate::weights::Weights;
 use std::collections::HashMap;
 use std::path::Path;
 use xtrain_checkpoint::hf::{
@@ -16,6 +14,8 @@ use xtrain_data::Tokenizer;
 use xtrain_model::hf::{HfConfig, IGNORABLE_SUFFIXES, Notes};
 use xtrain_model::{Architecture, Bf16Reason, Numerics, ParameterSpec, ROUTER};
 use xtrain_program::{Quantization, StateKind};
+use xtrain_step::linear_gemms::fprops;
+use xtrain_step::weights::Weights;
 use xtrain_tensor::{NameWhole, Scaling, TILE};
 
 /// Metadata of a Hugging Face folder: everything but the weights.

@@ -1,10 +1,8 @@
 //! A model opened for use, from a run folder or a Hugging Face folder.
 
-use crate::engine::Processor;
-use crate::error::{LearnError, RunError};
+use crate::error::RunError;
 use crate::exchange::{self, Identity};
 use crate::folder::RunFolder;
-use crate::weights::Weights;
 use crate::{position, run_file, saved, source, spec, static_scales};
 use std::path::Path;
 use xtrain_checkpoint::hf::{self, ExportDtype};
@@ -14,6 +12,9 @@ use xtrain_data::{LoaderState, Tokenizer};
 use xtrain_model::{Architecture, Numerics, Recipe};
 use xtrain_program::StateKind;
 use xtrain_runtime::Checks;
+use xtrain_step::engine::Processor;
+use xtrain_step::error::LearnError;
+use xtrain_step::weights::Weights;
 
 /// A model with its tokenizer, ready to evaluate, generate or export.
 pub struct OpenedModel {

@@ -3,14 +3,14 @@
 //! wrote it.
 
 use crate::error::RunError;
-use crate::layout::{HeldRows, Layout};
-use crate::learner::Learner;
 use std::ops::Range;
 use std::path::PathBuf;
 use xtrain_checkpoint::{Begun, BoxError, Checkpoint, CheckpointStore, Others, TensorSpec};
 use xtrain_distributed::{Channel, CommError};
 use xtrain_program::{Parallel, Program, StateKind, Storage, Value};
 use xtrain_runtime::StateEntry;
+use xtrain_step::layout::{HeldRows, Layout};
+use xtrain_step::learner::Learner;
 use xtrain_tensor::{DType, HostTensor, TensorType, View, ViewMut};
 
 /// A state value, and its place in a checkpoint.

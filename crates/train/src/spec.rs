@@ -1,14 +1,11 @@
 //! Derives the specification of the training step from a run file.
 
 use crate::corpus::{self, Corpus};
-use crate::engine::Target;
 use crate::error::RunError;
 use crate::exchange;
-use crate::member::Member;
 use crate::paths::locate;
 use crate::source::{OWN_TOKENIZERS, init, load_tokenizer, shards};
 use crate::static_scales;
-use crate::training_spec::TrainingSpec;
 use serde_json::json;
 use std::io::ErrorKind;
 use std::ops::ControlFlow;
@@ -18,6 +15,9 @@ use xtrain_data::{DataError, Split, Take, TextFiles, TokenStream, Tokenizer, lea
 use xtrain_model::Recipe;
 use xtrain_model::decoder::{Balancing, Batch, Loss};
 use xtrain_program as program;
+use xtrain_step::engine::Target;
+use xtrain_step::member::Member;
+use xtrain_step::training_spec::TrainingSpec;
 
 /// A run file resolved before its data is opened.
 #[derive(Clone)]

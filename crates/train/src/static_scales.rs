@@ -6,10 +6,8 @@
 
 use crate::error::RunError;
 use crate::folder::RunFolder;
-use crate::linear_gemms::linear_gemms;
 use crate::paths::{locate, places};
 use crate::position::{STATIC_SCALES, config_of, document, newest};
-use crate::training_spec::TrainingSpec;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -18,6 +16,8 @@ use xtrain_config::{Config, Parsed, Resolved, ScalesFile, files, set_text};
 use xtrain_data::shell_path;
 use xtrain_model::{StaticScales, in_block};
 use xtrain_program::{CastOperand, LinearGemm};
+use xtrain_step::linear_gemms::linear_gemms;
+use xtrain_step::training_spec::TrainingSpec;
 
 /// The text of a file of scales, and its path.
 pub(crate) type ScalesText = (PathBuf, String);

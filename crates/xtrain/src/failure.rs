@@ -12,7 +12,8 @@ use xtrain_data::DataError;
 use xtrain_distributed::{CommError, Fault};
 use xtrain_report::ReportError;
 use xtrain_report::metrics::printable;
-use xtrain_train::error::{LearnError, RunError};
+use xtrain_step::error::LearnError;
+use xtrain_train::error::RunError;
 
 /// A failed command.
 #[derive(Debug)]

@@ -8,11 +8,12 @@ pub(crate) use answers::{Advised, Answer};
 use xtrain_model::{Bf16Reason, ExpertShare};
 use xtrain_program::{MemoryRow, MemoryTable, Program, Purpose, Role, Stage, StateKind};
 use xtrain_report::metrics::format;
-use xtrain_train::engine::Target;
-use xtrain_train::layout::Layout;
-use xtrain_train::linear_gemms::{LinearGemms, fp8_share, linear_gemms};
+use xtrain_step::engine::Target;
+use xtrain_step::layout::Layout;
+use xtrain_step::linear_gemms::{LinearGemms, fp8_share, linear_gemms};
+use xtrain_step::programs;
 use xtrain_train::spec::Planned;
-use xtrain_train::{exchange, programs, saved, slower, source};
+use xtrain_train::{exchange, saved, slower, source};
 
 /// The programs that the tables of a plan describe.
 pub(crate) struct Tables<'a> {

@@ -8,9 +8,10 @@ use xtrain_config::Device;
 use xtrain_model::Recipe;
 use xtrain_program::Program;
 use xtrain_runtime::{Checks, Engine, EngineError, Part, TimedWork, Timing};
+use xtrain_step::engine::{Processor, Target};
+use xtrain_step::error::LearnError;
 use xtrain_tensor::DType;
-use xtrain_train::engine::{Processor, Target};
-use xtrain_train::error::{LearnError, RunError};
+use xtrain_train::error::RunError;
 use xtrain_train::median::median;
 
 /// Device and length of a measurement.

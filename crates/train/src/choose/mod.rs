@@ -11,7 +11,6 @@ mod search;
 
 pub use search::{Estimate, Settings};
 
-use crate::engine::Target;
 use crate::error::RunError;
 use crate::estimate::Device;
 use crate::spec::{Chosen, Planned};
@@ -20,6 +19,7 @@ use std::fmt;
 use xtrain_config::{Config, LOSS_CHUNK as USUAL_CHUNK, OrAuto, Recompute, TrainConfig};
 use xtrain_program as program;
 use xtrain_report::metrics::format;
+use xtrain_step::engine::Target;
 
 /// Keys of the settings that may be chosen.
 const RECOMPUTE: &str = "train.recompute";

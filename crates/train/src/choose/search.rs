@@ -4,15 +4,15 @@
 //! fits is the fastest for its policy, and two or three plans find it. Norms of all blocks are recomputed
 //! even where everything fits, if that saves much memory for next to no time.
 
-use crate::engine::Target;
-use crate::error::LearnError;
 use crate::estimate::{Device, Timeline, step_seconds};
 use crate::fit::{first_that_fits, needed_bytes};
-use crate::programs;
-use crate::training_spec::TrainingSpec;
 use xtrain_config as config;
 use xtrain_config::{OrAuto, TrainConfig};
 use xtrain_program::{Program, Recompute, Reduce};
+use xtrain_step::engine::Target;
+use xtrain_step::error::LearnError;
+use xtrain_step::programs;
+use xtrain_step::training_spec::TrainingSpec;
 
 /// Settings of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -4,13 +4,13 @@ use super::devices::{DEVICES, DeviceModel, EDITION, unmeasured_cpu};
 use super::measure::{self, Measurement, REPEAT_MINUTES};
 use super::network::Network;
 use super::rates::Rates;
-use crate::engine::{Processor, Target};
 use crate::error::RunError;
 use std::fmt;
 use std::time::Duration;
 use xtrain_cuda::{DeviceInfo, peak_bf16_flops};
 use xtrain_model::Recipe;
 use xtrain_report::metrics::format;
+use xtrain_step::engine::{Processor, Target};
 
 /// A device, as far as estimates need it.
 #[derive(Clone, Debug, PartialEq)]

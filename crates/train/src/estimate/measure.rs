@@ -5,11 +5,8 @@
 use super::load::Load;
 use super::rates::{Factors, Rates};
 use super::{instance_seconds, is_cast, kernels_of};
-use crate::engine::{Processor, Target};
-use crate::error::{LearnError, RunError};
-use crate::learner::{Learner, Step};
+use crate::error::RunError;
 use crate::median::median;
-use crate::random_batch::random_batch;
 use crate::spec::plan_on;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -20,6 +17,10 @@ use xtrain_cuda::KernelCache;
 use xtrain_model::Recipe;
 use xtrain_program::{Arithmetic, KernelCost, Program};
 use xtrain_runtime::{Checks, TimedWork, Timing};
+use xtrain_step::engine::{Processor, Target};
+use xtrain_step::error::LearnError;
+use xtrain_step::learner::{Learner, Step};
+use xtrain_step::random_batch::random_batch;
 
 /// Maximum number of measured steps, and the time after which no further one begins. The median time of each
 /// op counts: the shortest would be that of no step.
@@ -215,7 +216,7 @@ mod tests {
         let set = ["precision.recipe=fp8-block"];
         let parsed = Config::parse(Path::new("run.toml"), config.as_bytes(), &set).expect("a run file");
         let spec = plan_on(&parsed, Target::Cpu).expect("a plan").spec;
-        let program = crate::programs::training(&spec).expect("a program");
+        let program = xtrain_step::programs::training(&spec).expect("a program");
         let rates = super::super::Device::model("h100").expect("it is in the table").rates;
         let rates = Rates { launch: 0.0, ..rates };
         let time = |(index, instance)| {

@@ -1,14 +1,15 @@
 //! The time that a whole run takes.
 
 use super::{Device, Source, Timeline};
-use crate::error::{LearnError, RunError};
-use crate::layout::Layout;
-use crate::programs;
+use crate::error::RunError;
 use crate::spec::Planned;
 use std::fmt;
 use xtrain_model::decoder::Loss;
 use xtrain_program::Program;
 use xtrain_report::metrics::format;
+use xtrain_step::error::LearnError;
+use xtrain_step::layout::Layout;
+use xtrain_step::programs;
 
 /// The estimated speed of a step.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -9,12 +9,12 @@
 //! ([`Network::share_of_gpu`]); the collective is not.
 
 use super::{Device, instance_seconds};
-use crate::engine::Target;
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 use xtrain_program::order::{self, Order};
 use xtrain_program::{Instance, Lane, Payload, Phase, Program, Role, Stage};
 use xtrain_runtime::Part;
+use xtrain_step::engine::Target;
 
 /// The times of a step.
 #[derive(Clone, Debug, PartialEq)]
@@ -351,11 +351,11 @@ fn seconds(
 mod tests {
     use super::*;
     use crate::estimate::step_seconds;
-    use crate::member::Member;
-    use crate::programs;
     use crate::spec::plan_for;
     use std::path::Path;
     use xtrain_config::Config;
+    use xtrain_step::member::Member;
+    use xtrain_step::programs;
 
     const RUN: &str = "[model]\ndim = 512\nlayers = 6\nheads = 8\nvocab_size = 8000\n\
                        [data]\ntrain = 'text'\ntokenizer = 'bytes'\nseq_len = 1024\n\

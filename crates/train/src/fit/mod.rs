@@ -6,18 +6,19 @@ mod search;
 mod tests;
 mod text;
 
-use crate::engine::{Processor, Room, Target};
-use crate::error::{LearnError, RunError};
-use crate::layout::Layout;
-use crate::programs;
+use crate::error::RunError;
 use crate::saved;
 use crate::spec::Planned;
-use crate::training_spec::TrainingSpec;
 use search::Search;
 pub(crate) use search::first_that_fits;
 pub use text::on_gpus;
 use xtrain_program::{Parallel, Program, Shard};
 use xtrain_report::metrics::format;
+use xtrain_step::engine::{Processor, Room, Target};
+use xtrain_step::error::LearnError;
+use xtrain_step::layout::Layout;
+use xtrain_step::programs;
+use xtrain_step::training_spec::TrainingSpec;
 
 /// Memory that a step needs, and memory that is available.
 #[derive(Clone, Debug, PartialEq)]

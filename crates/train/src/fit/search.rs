@@ -1,12 +1,13 @@
 //! The search for settings with which a step that does not fit would.
 
 use super::{Alternative, Instead, MoreGpus, Verdict, needed_bytes};
-use crate::engine::{Room, Target};
-use crate::error::{LearnError, RunError};
+use crate::error::RunError;
 use crate::estimate::RANKS_PER_NODE;
-use crate::programs;
-use crate::training_spec::TrainingSpec;
 use xtrain_program::{Parallel, Recompute, Region, Shard};
+use xtrain_step::engine::{Room, Target};
+use xtrain_step::error::LearnError;
+use xtrain_step::programs;
+use xtrain_step::training_spec::TrainingSpec;
 
 /// Smallest chunk of the loss that is suggested, in tokens: below it GEMMs are too small.
 const SMALLEST_CHUNK: usize = 256;

@@ -1,7 +1,7 @@
 use super::*;
-use crate::programs;
 use std::path::Path;
 use xtrain_config::Config;
+use xtrain_step::programs;
 
 /// A model whose memory is mostly activations, and these mostly logits.
 const RUN: &str = "[model]\ndim = 32\nlayers = 4\nheads = 2\nvocab_size = 4096\n[data]\ntrain = 'a.txt'\ntokenizer = 'bytes'\n\

@@ -1,9 +1,9 @@
 //! Messages about memory: whether a step fits, and the settings with which it would.
 
 use super::{Alternative, Fit, Instead, MoreGpus, Verdict};
-use crate::engine::Room;
 use std::fmt;
 use xtrain_report::metrics::format;
+use xtrain_step::engine::Room;
 
 impl Fit {
     /// Owner and size of the available memory: `NVIDIA H200 has 2.00 GiB available`. Mentions other programs

@@ -1,14 +1,15 @@
 //! A way to run a step: a plan whose open settings are chosen, with its memory and its time.
 
 use crate::choose::{self, Choice};
-use crate::engine::Processor;
-use crate::error::{LearnError, RunError};
+use crate::error::RunError;
 use crate::estimate::{Device, RunTime, Timeline};
 use crate::fit::needed_bytes;
-use crate::programs;
 use crate::slower;
 use crate::spec::Planned;
 use xtrain_program::Program;
+use xtrain_step::engine::Processor;
+use xtrain_step::error::LearnError;
+use xtrain_step::programs;
 
 /// A plan whose open settings are chosen, with its memory and its time.
 #[derive(Clone)]

@@ -10,10 +10,10 @@ pub use candidate::Candidate;
 use crate::choose::Choice;
 use crate::error::RunError;
 use crate::estimate::{Device, Speed};
-use crate::member::Member;
 use crate::spec::planned_for;
 use std::thread;
 use xtrain_config::{Resolved, Shard};
+use xtrain_step::member::Member;
 
 /// A step with one value of `parallel.shard` and one of `parallel.replicas`.
 #[derive(Clone, Debug, PartialEq)]
@@ -125,10 +125,10 @@ pub fn evening_replicas(ranks: usize, fewest_units: usize) -> Option<usize> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::engine::Target;
     use crate::spec::plan_for;
     use std::path::Path;
     use xtrain_config::Config;
+    use xtrain_step::engine::Target;
 
     const RUN: &str = "[model]\ndim = 256\nlayers = 4\nheads = 4\nvocab_size = 2000\n\
                        [data]\ntrain = 'text'\ntokenizer = 'bytes'\nseq_len = 256\n\

@@ -1,16 +1,16 @@
 //! The figures of docs/parallel.md that follow from plans: XTRAIN_UPDATE_DOCS=1 writes them anew.
 
-use crate::engine::Target;
 use crate::estimate::{Device, Network, Speed, Timeline};
 use crate::fit::needed_bytes;
-use crate::member::Member;
 use crate::modes::SHARDS;
-use crate::programs;
 use crate::spec::{Planned, plan_for};
 use std::fs;
 use std::path::{Path, PathBuf};
 use xtrain_config::Config;
 use xtrain_program::{Collective, Group, Lane, Program, Region, Stage};
+use xtrain_step::engine::Target;
+use xtrain_step::member::Member;
+use xtrain_step::programs;
 
 fn repository() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")

@@ -10,17 +10,13 @@ use super::{Hardware, Run, choices};
 use crate::choose::Choice;
 use crate::corpus::{Corpus, RecordedText};
 use crate::crew::Crew;
-use crate::engine::Processor;
-use crate::error::{LearnError, RunError};
+use crate::error::RunError;
 use crate::estimate::{Device, RunTime};
 use crate::evaluate::Evaluator;
 use crate::folder::RunFolder;
-use crate::learner::Learner;
 use crate::position::Position;
-use crate::schedule::Schedule;
 use crate::spec::{Chosen, Planned};
-use crate::training_spec::TrainingSpec;
-use crate::{exchange, fit, programs, source, spec, static_scales};
+use crate::{exchange, fit, source, spec, static_scales};
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 use std::path::Path;
@@ -31,6 +27,12 @@ use xtrain_model::hf::HfConfig;
 use xtrain_report::LiveReport;
 use xtrain_report::metrics::{Command, Event, MetricsSink, Outputs, Resumed, SinkStart};
 use xtrain_runtime::Checks;
+use xtrain_step::engine::Processor;
+use xtrain_step::error::LearnError;
+use xtrain_step::learner::Learner;
+use xtrain_step::programs;
+use xtrain_step::schedule::Schedule;
+use xtrain_step::training_spec::TrainingSpec;
 
 /// Advice for a run that does not fit into memory.
 const LESS: &str = "take a smaller train.micro_batch_size, a shorter data.seq_len or a smaller model";
@@ -164,7 +166,7 @@ pub(super) fn check_fits(planned: &Planned, processor: &Processor, crew: &Crew) 
 pub(super) fn processor(config: &Config, crew: &Crew) -> Result<Processor, RunError> {
     let visible = if config.train.device == DeviceChoice::Cpu { 0 } else { Processor::visible_gpus() };
     let gpu = if visible == 0 { 0 } else { crew.gpu(visible)? };
-    Processor::for_config_at(config, gpu)
+    Ok(Processor::for_config_at(config, gpu)?)
 }
 
 /// The device for which time is estimated and settings are chosen, with measured rates on a CPU or if

@@ -9,7 +9,6 @@ use super::observer::Observer;
 use super::settings::{Settings, agree};
 use super::snapshot::CheckpointWriter;
 use crate::crew::{Crew, Facts};
-use crate::engine::Processor;
 use crate::error::RunError;
 use crate::estimate::Device;
 use crate::folder::RunFolder;
@@ -18,6 +17,7 @@ use crate::{choose, exchange, fit, slower, source, spec};
 use std::collections::BTreeMap;
 use xtrain_config::{Parsed, TokenizerChoice};
 use xtrain_report::metrics::SinkStart;
+use xtrain_step::engine::Processor;
 
 /// Begins the run of `parsed` in `folder`. A refusal writes nothing.
 pub(super) fn begin(

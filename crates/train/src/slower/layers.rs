@@ -5,16 +5,8 @@
 //! blocks are timed, once with all layers in FP8 and once with each layer in bf16, recorded as graphs like
 //! those of a run.
 
-use crate::engine::Processor;
-use crate::error::{LearnError, RunError};
-use crate::layout::Layout;
-use crate::learner::{draws, feed};
+use crate::error::RunError;
 use crate::median::median;
-use crate::programs;
-use crate::random_batch::random_batch;
-use crate::training_spec::TrainingSpec;
-use crate::update::update_io;
-use crate::weights::Weights;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 use std::collections::BTreeMap;
@@ -25,6 +17,15 @@ use xtrain_model::{Architecture, Fp8Overrides, GemmPattern, Layer};
 use xtrain_ops::registry::kernel_sources;
 use xtrain_program::{Instance, Parallel, Recompute};
 use xtrain_runtime::{Checks, Engine, Part, ProgramId, TimedWork, Timing};
+use xtrain_step::engine::Processor;
+use xtrain_step::error::LearnError;
+use xtrain_step::layout::Layout;
+use xtrain_step::learner::{draws, feed};
+use xtrain_step::programs;
+use xtrain_step::random_batch::random_batch;
+use xtrain_step::training_spec::TrainingSpec;
+use xtrain_step::update::update_io;
+use xtrain_step::weights::Weights;
 
 /// A linear layer of a run in bf16 and in the run's FP8 recipe.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -305,11 +306,11 @@ fn kernels() -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::engine::Target;
     use crate::spec::plan_on;
     use std::path::Path;
     use xtrain_config::Config;
     use xtrain_model::Recipe;
+    use xtrain_step::engine::Target;
 
     const RUN: &str = "[model]\ndim = 32\nlayers = 3\nheads = 2\nkv_heads = 1\nffn_dim = 40\nvocab_size = 300\n\
                        [data]\ntrain = 'a.txt'\ntokenizer = 'bytes'\nseq_len = 32\n[precision]\nskip = ['*.o_proj']\n\

@@ -9,7 +9,6 @@ mod layers;
 
 pub use layers::LayerSpeed;
 
-use crate::engine::Processor;
 use crate::error::RunError;
 use crate::fit;
 use crate::spec::Planned;
@@ -17,6 +16,7 @@ use layers::Blocks;
 use serde::Serialize;
 use xtrain_config::{Device, PrecisionConfig, Slower};
 use xtrain_model::{Numerics, Recipe};
+use xtrain_step::engine::Processor;
 
 /// Speed in FP8 relative to bf16 below which a layer stays in bf16, if noise does not explain it. A smaller
 /// loss of speed is worth the memory that FP8 saves.
@@ -69,7 +69,8 @@ pub fn decide(planned: Planned, processor: &Processor) -> Result<Planned, RunErr
             tracing::info!(
                 "timing the linear layers in FP8 and in bf16 on this GPU, once; the result is cached"
             );
-            match Processor::by_name(Device::Cuda).and_then(|other| blocks.measure(other)) {
+            let other = Processor::by_name(Device::Cuda).map_err(RunError::from);
+            match other.and_then(|other| blocks.measure(other)) {
                 // Another process may have measured at the same time: all use the first result.
                 Ok(speeds) => {
                     layers(&gpu.cache_measurement(&blocks.name(), &line(&speeds))).unwrap_or(speeds)
@@ -156,11 +157,11 @@ fn layers(line: &str) -> Option<Vec<LayerSpeed>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::engine::Target;
-    use crate::linear_gemms::{fp8_share, linear_gemms};
     use crate::spec::plan_on;
     use std::path::Path;
     use xtrain_config::Config;
+    use xtrain_step::engine::Target;
+    use xtrain_step::linear_gemms::{fp8_share, linear_gemms};
 
     /// Speeds of the layers of a block, in their order.
     fn table(speeds: [f64; 4]) -> Vec<LayerSpeed> {

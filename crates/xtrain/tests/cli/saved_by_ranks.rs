@@ -13,10 +13,10 @@ use xtrain_distributed::{ThreadChannel, ThreadCommunicator};
 use xtrain_ops::registry::cpu_kernels;
 use xtrain_program::{Parallel, Shard};
 use xtrain_runtime::CpuEngine;
-use xtrain_train::learner::Learner;
+use xtrain_step::learner::Learner;
+use xtrain_step::training_spec::TrainingSpec;
 use xtrain_train::saved::{SavedState, Step};
 use xtrain_train::spec;
-use xtrain_train::training_spec::TrainingSpec;
 
 /// Sizes that FP8 takes, with scales and histories in the checkpoint.
 const FP8: &str = "--set precision.recipe=fp8-delayed --set precision.skip_slower=[] --set data.seq_len=32 --set model.ffn_dim=32";

@@ -7,11 +7,14 @@ use xtrain_cuda::nvtx;
 
 /// An activity of a thread.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Span {
+pub struct Span {
+    /// What it does.
     pub name: &'static str,
     /// The step that it belongs to, from 1.
     pub step: Option<u64>,
+    /// Its begin.
     pub begin: Instant,
+    /// Its end.
     pub end: Instant,
 }
 
@@ -21,12 +24,12 @@ thread_local! {
 }
 
 /// Starts recording the activities of this thread.
-pub(crate) fn record() {
+pub fn record() {
     RECORD.set(Some(Vec::new()));
 }
 
 /// Ends the recording; returns the activities in the order in which they began.
-pub(crate) fn recorded() -> Vec<Span> {
+pub fn recorded() -> Vec<Span> {
     let mut done = RECORD.take().unwrap_or_default();
     done.sort_by_key(|done| (done.begin, std::cmp::Reverse(done.end)));
     done
@@ -34,7 +37,7 @@ pub(crate) fn recorded() -> Vec<Span> {
 
 /// An activity that lasts until this is dropped.
 #[must_use = "it ends where it is dropped"]
-pub(crate) struct SpanGuard {
+pub struct SpanGuard {
     name: &'static str,
     step: Option<u64>,
     begin: Option<Instant>,
@@ -42,12 +45,12 @@ pub(crate) struct SpanGuard {
 }
 
 /// Begins the activity `name` on this thread.
-pub(crate) fn span(name: &'static str) -> SpanGuard {
+pub fn span(name: &'static str) -> SpanGuard {
     start(name, None, nvtx::range(name))
 }
 
 /// Begins a span for the step of this number, from 1.
-pub(crate) fn step_span(name: &'static str, step: u64) -> SpanGuard {
+pub fn step_span(name: &'static str, step: u64) -> SpanGuard {
     start(name, Some(step), nvtx::range(format_args!("{name} {step}")))
 }
 

@@ -23,7 +23,7 @@ const STEPS_HIGH: u64 = 4;
 /// process warns at most once of the loss and once of the norm.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct Divergence {
+pub struct Divergence {
     /// ln V; 0 before [`Divergence::begin`].
     #[serde(skip)]
     guessing: f64,
@@ -42,22 +42,22 @@ pub(crate) struct Divergence {
 
 impl Divergence {
     /// Begins or goes on to watch a model with this vocabulary.
-    pub(crate) fn begin(&mut self, vocab_size: usize) {
+    pub fn begin(&mut self, vocab_size: usize) {
         self.guessing = (vocab_size as f64).ln();
     }
 
     /// The loss of guessing, in nats per token.
-    pub(crate) fn guessing(&self) -> f64 {
+    pub fn guessing(&self) -> f64 {
         self.guessing
     }
 
     /// True if a loss is above that of guessing and above the run's first loss.
-    pub(crate) fn is_above(&self, loss: f64) -> bool {
+    pub fn is_above(&self, loss: f64) -> bool {
         loss > ABOVE * self.guessing.max(self.start)
     }
 
     /// Records a finite step. Returns a warning, at most one for the loss and one for the norm.
-    pub(crate) fn stepped(&mut self, step: u64, loss: f64, grad_norm: f64, lr: f64) -> Option<String> {
+    pub fn stepped(&mut self, step: u64, loss: f64, grad_norm: f64, lr: f64) -> Option<String> {
         if step == 1 {
             self.start = loss;
         }
@@ -86,7 +86,7 @@ impl Divergence {
     }
 
     /// Records the loss of an evaluation. Returns a warning.
-    pub(crate) fn evaluated(&mut self, loss: f64, step: u64) -> Option<String> {
+    pub fn evaluated(&mut self, loss: f64, step: u64) -> Option<String> {
         let is_sign = step > 0 && self.is_above(loss) && !self.has_warned_of_loss;
         self.has_warned_of_loss |= is_sign;
         is_sign.then(|| self.of_loss(loss))

@@ -4,7 +4,7 @@ mod target;
 
 pub use target::Target;
 
-use crate::error::RunError;
+use crate::error::LearnError;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use xtrain_config::{Config, Device};
@@ -100,24 +100,24 @@ impl Processor {
     }
 
     /// The processor that was requested by name.
-    pub fn by_name(device: Device) -> Result<Processor, RunError> {
-        Processor::choose(device).map_err(|error| RunError::Refused(format!("{}: {error}", device.name())))
+    pub fn by_name(device: Device) -> Result<Processor, LearnError> {
+        Processor::choose(device).map_err(|error| LearnError::Device(format!("{}: {error}", device.name())))
     }
 
     /// The processor that a run file requests.
-    pub fn for_config(config: &Config) -> Result<Processor, RunError> {
+    pub fn for_config(config: &Config) -> Result<Processor, LearnError> {
         Processor::for_config_at(config, 0)
     }
 
     /// As [`Processor::for_config`], with the GPU of this index among those of the process.
-    pub fn for_config_at(config: &Config, gpu: usize) -> Result<Processor, RunError> {
+    pub fn for_config_at(config: &Config, gpu: usize) -> Result<Processor, LearnError> {
         Processor::choose_at(config.train.device, gpu)
-            .map_err(|error| RunError::Refused(format!("[train] device = \"cuda\": {error}")))
+            .map_err(|error| LearnError::Device(format!("[train] device = \"cuda\": {error}")))
     }
 
     /// An error if the processor cannot compute under `recipe`. It names the compute capability that can, and
     /// the recipes that this processor runs.
-    pub fn check(&self, recipe: Recipe) -> Result<(), RunError> {
+    pub fn check(&self, recipe: Recipe) -> Result<(), LearnError> {
         let Processor::Cuda(gpu) = self else { return Ok(()) };
         let info = gpu.info();
         let runs = |(_, from): &&(Recipe, Arch)| info.arch >= *from;
@@ -125,7 +125,7 @@ impl Processor {
             Some(needed) if !runs(&needed) => {
                 let number = |arch: Arch| format!("{}.{}", arch.major, arch.minor);
                 let others: Vec<_> = RECIPES.iter().filter(runs).map(|(recipe, _)| recipe.name()).collect();
-                Err(RunError::Refused(format!(
+                Err(LearnError::Device(format!(
                     "[precision] recipe = {:?} needs compute capability {} or newer, and {} has {}; choose one that it supports: {}",
                     recipe.name(),
                     number(needed.1),
@@ -158,7 +158,7 @@ impl Processor {
     }
 
     /// The device and the versions of the libraries that compute, by name. Results depend on them.
-    pub(crate) fn identity(&self) -> Vec<(&'static str, String)> {
+    pub fn identity(&self) -> Vec<(&'static str, String)> {
         let Processor::Cuda(gpu) = self else { return vec![("processor", vector_unit())] };
         let version = |library| match Installed::open(library) {
             Ok(installed) => installed.version,
@@ -174,7 +174,7 @@ impl Processor {
     }
 
     /// The identity of the GPU itself, which two ranks must not have in common.
-    pub(crate) fn serial_number(&self) -> Option<String> {
+    pub fn serial_number(&self) -> Option<String> {
         let Processor::Cuda(gpu) = self else { return None };
         Some(gpu.info().uuid.iter().map(|byte| format!("{byte:02x}")).collect())
     }

@@ -58,7 +58,7 @@ impl TrainingSpec {
     }
 
     /// This step with micro-batches of other sizes.
-    pub(crate) fn with_micro_batches(&self, sequences: usize, batch_size: usize) -> TrainingSpec {
+    pub fn with_micro_batches(&self, sequences: usize, batch_size: usize) -> TrainingSpec {
         let mut spec = self.clone();
         spec.batch.sequences = sequences;
         if let Reduce::AnyWorld { .. } = spec.parallel.reduce {
@@ -74,7 +74,7 @@ impl TrainingSpec {
     }
 
     /// The step of reference segments, if any: this step in bf16, in the layout of this step.
-    pub(crate) fn in_reference(&self) -> Option<TrainingSpec> {
+    pub fn in_reference(&self) -> Option<TrainingSpec> {
         let bf16 = || TrainingSpec { reference: false, ..self.computed_in(Recipe::Bf16) };
         self.reference.then(bf16)
     }

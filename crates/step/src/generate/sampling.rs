@@ -149,7 +149,7 @@ fn token(key: u64) -> usize {
 }
 
 /// True if all logits are finite.
-pub(crate) fn are_finite(logits: &[f32]) -> bool {
+pub(super) fn are_finite(logits: &[f32]) -> bool {
     // No early exit, so that the loop is vectorised.
     let most = vectorized(|| logits.iter().fold(0, |most: u32, x| most.max(x.to_bits() & 0x7FFF_FFFF)));
     f32::from_bits(most).is_finite()

@@ -80,10 +80,7 @@ pub fn linear_gemms(spec: &TrainingSpec) -> Vec<LinearGemms> {
 
 /// The FP8 formats of fprop for each linear layer of the blocks, or the reason why it is in bf16, by the name
 /// of its weights.
-pub(crate) fn fprops(
-    m: &Architecture,
-    numerics: &Numerics,
-) -> HashMap<String, Result<ScaledGemm, Bf16Reason>> {
+pub fn fprops(m: &Architecture, numerics: &Numerics) -> HashMap<String, Result<ScaledGemm, Bf16Reason>> {
     let of = |(block, linear): (usize, LinearSpec)| {
         // Any number of tokens, because fprop does not depend on it.
         let gemm = scaled_gemm(Some(block), &linear, LinearGemm::Fprop, 1, m, numerics);
@@ -93,7 +90,7 @@ pub(crate) fn fprops(
 }
 
 /// The names of the weights that a GEMM scales by blocks.
-pub(crate) fn weights_scaled_by_blocks(m: &Architecture, numerics: &Numerics) -> HashSet<String> {
+pub fn weights_scaled_by_blocks(m: &Architecture, numerics: &Numerics) -> HashSet<String> {
     let head = if m.tie_embeddings { "embed.weight" } else { "lm_head.weight" };
     let linears = m
         .linears()

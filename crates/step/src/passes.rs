@@ -170,13 +170,13 @@ impl<'a> Setting<'a> {
     }
 
     /// A training step in the formats `numerics` of its own.
-    pub(crate) fn training(spec: &'a TrainingSpec, numerics: &'a Numerics, layout: &'a Layout) -> Self {
+    pub fn training(spec: &'a TrainingSpec, numerics: &'a Numerics, layout: &'a Layout) -> Self {
         let step = Some(Step { spec, measured: None, updates: true });
         Setting { numerics, layers: spec.model.layers.len(), layout, step }
     }
 
     /// Forward and backward of a training step, with casts measured if `measured` is given.
-    pub(crate) fn differentiation(
+    pub fn differentiation(
         spec: &'a TrainingSpec,
         numerics: &'a Numerics,
         layout: &'a Layout,
@@ -208,12 +208,12 @@ impl<'a> Setting<'a> {
 }
 
 /// Runs all passes on a traced program.
-pub(crate) fn run(program: Program, setting: &Setting<'_>) -> Result<Program, ProgramError> {
+pub fn run(program: Program, setting: &Setting<'_>) -> Result<Program, ProgramError> {
     PIPELINE.iter().try_fold(program, |program, pass| (pass.run)(program, setting))
 }
 
 /// Runs the passes up to and including the one of this name.
-pub(crate) fn run_to(program: Program, setting: &Setting<'_>, last: &str) -> Result<Program, ProgramError> {
+pub fn run_to(program: Program, setting: &Setting<'_>, last: &str) -> Result<Program, ProgramError> {
     let end = PIPELINE.iter().position(|pass| pass.name == last).map_or(PIPELINE.len(), |at| at + 1);
     PIPELINE[..end].iter().try_fold(program, |program, pass| (pass.run)(program, setting))
 }

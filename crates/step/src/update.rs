@@ -232,11 +232,7 @@ fn balance(
 }
 
 /// Appends the scales of the next step, gradient norm, clip and the optimizer's update.
-pub(crate) fn append(
-    mut program: Program,
-    spec: &TrainingSpec,
-    layout: &Layout,
-) -> Result<Program, TraceError> {
+pub fn append(mut program: Program, spec: &TrainingSpec, layout: &Layout) -> Result<Program, TraceError> {
     let specs = spec.model.parameters();
     let specs: HashMap<&str, &ParameterSpec> = specs.iter().map(|p| (p.name.as_str(), p)).collect();
     let parameters = program.parameters.clone();

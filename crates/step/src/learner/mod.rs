@@ -103,12 +103,12 @@ impl Learner {
 
     /// Asks all ranks to stop: results of the steps that are launched from now on say so on every rank. A
     /// process that trains alone needs to ask no one, and its results do not say it.
-    pub(crate) fn ask_to_stop(&mut self) {
+    pub fn ask_to_stop(&mut self) {
         self.asks_to_stop = true;
     }
 
     /// Runs the following steps in bf16, from the current masters. Does nothing if the spec has no reference.
-    pub(crate) fn begin_reference(&mut self) -> Result<(), LearnError> {
+    pub fn begin_reference(&mut self) -> Result<(), LearnError> {
         let Some(ReferencePrograms { train, refresh }) = self.reference else { return Ok(()) };
         self.weights.engine().run(refresh, Part::Whole)?;
         self.current = train;
@@ -116,7 +116,7 @@ impl Learner {
     }
 
     /// Runs the following steps in the recipe again, from the current masters.
-    pub(crate) fn end_reference(&mut self) -> Result<(), LearnError> {
+    pub fn end_reference(&mut self) -> Result<(), LearnError> {
         self.current = self.train;
         self.weights.refresh()
     }
@@ -165,11 +165,7 @@ impl Learner {
     }
 
     /// A part of the bytes of a state value, without padding.
-    pub(crate) fn read_state_part(
-        &mut self,
-        entry: &StateEntry,
-        part: Range<usize>,
-    ) -> Result<Vec<u8>, LearnError> {
+    pub fn read_state_part(&mut self, entry: &StateEntry, part: Range<usize>) -> Result<Vec<u8>, LearnError> {
         let held = self.without_padding(entry.kind, &entry.name, entry.ty.bytes());
         let part = part.start.min(held)..part.end.min(held);
         Ok(self.weights.engine().read_state_part(entry.kind, &entry.name, part)?)

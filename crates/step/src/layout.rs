@@ -103,12 +103,12 @@ impl Layout {
     }
 
     /// The cut of each parameter, by name.
-    pub(crate) fn cuts(&self) -> &HashMap<String, RowShard> {
+    pub fn cuts(&self) -> &HashMap<String, RowShard> {
         &self.cuts
     }
 
     /// Rows of a unit of a parameter.
-    pub(crate) fn unit_rows(&self, parameter: &str) -> usize {
+    pub fn unit_rows(&self, parameter: &str) -> usize {
         self.units.get(parameter).copied().unwrap_or(1)
     }
 
@@ -123,7 +123,7 @@ impl Layout {
     }
 
     /// The cut of a state value, if this rank has rows of it alone.
-    pub(crate) fn cut_of(&self, kind: StateKind, name: &str) -> Option<RowShard> {
+    pub fn cut_of(&self, kind: StateKind, name: &str) -> Option<RowShard> {
         let is_cut = match kind {
             StateKind::Master | StateKind::Moment1 | StateKind::Moment2 => self.parallel.cuts_state(),
             StateKind::Compute => self.parallel.cuts_weights(),
@@ -139,7 +139,7 @@ impl Layout {
     }
 
     /// The type of the rows of a state value that this rank has, given the type with their padding.
-    pub(crate) fn held_type(&self, kind: StateKind, name: &str, ty: TensorType) -> TensorType {
+    pub fn held_type(&self, kind: StateKind, name: &str, ty: TensorType) -> TensorType {
         let rows = |held: HeldRows| Shape::new(&[&[held.rows.len()], &ty.shape[1..]].concat());
         self.held(kind, name).map_or(ty, |held| TensorType { shape: rows(held), ..ty })
     }

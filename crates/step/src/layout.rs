@@ -7,7 +7,7 @@ use crate::training_spec::TrainingSpec;
 use std::collections::HashMap;
 use std::ops::Range;
 use xtrain_model::{Architecture, Numerics};
-use xtrain_program::{Parallel, Reduce, RowShard, Rows, StateKind, cut};
+use xtrain_program::{Parallel, Program, Reduce, RowShard, Rows, StateKind, Storage, Value, cut};
 use xtrain_tensor::{Shape, TILE, TensorType};
 
 /// The most units of a parameter under sums for any world: squares of each unit are sent in every step.
@@ -42,6 +42,11 @@ pub struct Evenness {
     pub emptiest: usize,
 }
 
+/// True if this rank saves a state value: rank 0 one that all ranks have, the first replica one that is cut.
+pub fn is_saved(is_cut: bool, parallel: &Parallel) -> bool {
+    if is_cut { parallel.replica() == 0 } else { parallel.rank == 0 }
+}
+
 impl Layout {
     /// The layout of one process.
     pub fn alone() -> Layout {
@@ -51,6 +56,22 @@ impl Layout {
     /// The layout of a step's model.
     pub fn of(spec: &TrainingSpec) -> Result<Layout, ProgramError> {
         Layout::new(&spec.model, &spec.numerics(), spec.parallel)
+    }
+
+    /// Bytes of the state of `program` that a save copies to host memory on this rank.
+    pub fn copied_bytes(&self, program: &Program) -> usize {
+        let bytes = |value: &Value| match &value.storage {
+            Storage::State { kind, name, .. } if kind.is_saved() => {
+                let is_cut = self.held(*kind, name).is_some();
+                if is_saved(is_cut, &self.parallel) {
+                    self.held_type(*kind, name, value.ty).bytes()
+                } else {
+                    0
+                }
+            }
+            _ => 0,
+        };
+        program.values.iter().map(bytes).sum()
     }
 
     /// The layout of a model that trains in these formats.

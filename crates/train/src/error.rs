@@ -8,6 +8,7 @@ use xtrain_config::files::advice;
 use xtrain_data::DataError;
 use xtrain_distributed::CommError;
 use xtrain_model::ModelError;
+use xtrain_planner::error::PlanError;
 use xtrain_report::ReportError;
 use xtrain_report::metrics::MetricsError;
 use xtrain_step::error::LearnError;
@@ -63,6 +64,17 @@ pub enum RunError {
 }
 
 xtrain_tensor::debug_as_display!(RunError);
+
+impl From<PlanError> for RunError {
+    fn from(error: PlanError) -> RunError {
+        match error {
+            PlanError::Config(errors) => RunError::Config(errors),
+            PlanError::Model { place, error } => RunError::Model { place, error },
+            PlanError::Learn(error) => RunError::Learn(error),
+            PlanError::Refused(text) => RunError::Refused(text),
+        }
+    }
+}
 
 impl RunError {
     /// True if the user can fix it: exit code 2; otherwise 1.

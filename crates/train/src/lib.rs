@@ -11,20 +11,14 @@
 //! [`Engine`](xtrain_runtime::Engine) is. Deliberately absent: options and terminals, which are the binary's;
 //! the keys of the run file, and the form of metrics and reports, which are crates of their own.
 
-pub mod advice;
-pub mod choose;
 pub mod corpus;
 pub mod crew;
 pub mod draft;
 pub mod error;
-pub mod estimate;
 pub mod evaluate;
 pub mod exchange;
-pub mod fit;
 pub mod folder;
 pub mod held_out;
-pub mod median;
-pub mod modes;
 pub mod opened;
 mod paths;
 pub mod position;
@@ -32,7 +26,6 @@ pub mod profile;
 pub mod run;
 pub mod run_file;
 pub mod saved;
-pub mod slower;
 pub mod source;
 pub mod spec;
 pub mod static_scales;

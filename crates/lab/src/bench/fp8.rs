@@ -10,6 +10,7 @@ use serde::Serialize;
 use xtrain_model::{Numerics, Recipe};
 use xtrain_ops::PassSet;
 use xtrain_ops::linear::Linear;
+use xtrain_planner::median::median;
 use xtrain_program::backward::{Root, backward};
 use xtrain_program::{Program, Role, Stage, StateKind, Tracer, precision, refresh};
 use xtrain_runtime::{Checks, Engine, EngineError, Part, ProgramId, TimedWork, Timing};
@@ -21,7 +22,6 @@ use xtrain_step::passes::{self, Setting};
 use xtrain_step::programs;
 use xtrain_tensor::{DType, TensorType};
 use xtrain_train::error::RunError;
-use xtrain_train::median::median;
 
 /// A linear layer: tokens, and columns of its input and output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]

@@ -208,10 +208,7 @@ fn the_first_replica_writes_the_rows() {
     // Ranks of the second replica have nothing to copy for a save.
     let copied = |rank| {
         let spec = world.spec(rank);
-        saved::copied_bytes(
-            &programs::training(&spec).expect("a program"),
-            &Layout::of(&spec).expect("a layout"),
-        )
+        Layout::of(&spec).expect("a layout").copied_bytes(&programs::training(&spec).expect("a program"))
     };
     assert!(copied(0) > 0 && copied(1) > 0 && [copied(2), copied(3)] == [0, 0]);
 }

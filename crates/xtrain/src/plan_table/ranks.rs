@@ -3,12 +3,12 @@
 
 use super::{Advised, line};
 use xtrain_model::EXPERTS;
+use xtrain_planner::estimate::Timeline;
+use xtrain_planner::modes::{Candidate, Mode, evening_replicas};
 use xtrain_program::{Program, Role, Stage, StateKind};
 use xtrain_report::metrics::format;
 use xtrain_step::layout::{Evenness, Layout};
 use xtrain_step::training_spec::TrainingSpec;
-use xtrain_train::estimate::Timeline;
-use xtrain_train::modes::{Candidate, Mode, evening_replicas};
 
 /// Places of exposed communication that are named.
 const MOST_PLACES: usize = 4;

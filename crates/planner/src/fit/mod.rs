@@ -6,11 +6,10 @@ mod search;
 mod tests;
 mod text;
 
-use crate::error::RunError;
-use crate::saved;
-use crate::spec::Planned;
+use crate::error::PlanError;
+use crate::planned::Planned;
 use search::Search;
-pub(crate) use search::first_that_fits;
+pub use search::first_that_fits;
 pub use text::on_gpus;
 use xtrain_program::{Parallel, Program, Shard};
 use xtrain_report::metrics::format;
@@ -98,7 +97,7 @@ impl Fit {
         threads: usize,
         batch_size: usize,
         room: Room,
-    ) -> Result<Fit, RunError> {
+    ) -> Result<Fit, PlanError> {
         let mut search = Search { spec, target, threads, batch_size, room, needed_bytes: 0 };
         search.needed_bytes = search.bytes(spec)?;
         let needed_bytes = search.needed_bytes;
@@ -154,7 +153,7 @@ impl Fit {
 
     /// As [`Fit::new`], for the step of `planned`. If it would fit without the memory that other programs
     /// hold, each alternative includes the chosen settings, so that `--set` does not choose them again.
-    pub fn of(planned: &Planned, target: Target, threads: usize, room: Room) -> Result<Fit, RunError> {
+    pub fn of(planned: &Planned, target: Target, threads: usize, room: Room) -> Result<Fit, PlanError> {
         let mut fit =
             Fit::new(&planned.spec, target, threads, planned.resolved.config.train.batch_size, room)?;
         let chosen = planned.pinned();
@@ -169,11 +168,11 @@ impl Fit {
     }
 
     /// An error if the step does not fit into the memory of `owner`.
-    fn check(&self, owner: &str) -> Result<(), RunError> {
+    fn check(&self, owner: &str) -> Result<(), PlanError> {
         if self.verdict == Verdict::Fits {
             return Ok(());
         }
-        Err(RunError::Refused(format!(
+        Err(PlanError::Refused(format!(
             "the run needs {} of memory, but {}; {}. `xtrain plan` lists what needs it",
             format::gib(self.needed_bytes),
             self.available(owner),
@@ -184,7 +183,7 @@ impl Fit {
 
 /// An error if the step of `planned` does not fit into the memory that `processor` has available, as far as
 /// the system tells. `processes` of the run are on this machine.
-pub fn check(planned: &Planned, processor: &Processor, processes: usize) -> Result<(), RunError> {
+pub fn check(planned: &Planned, processor: &Processor, processes: usize) -> Result<(), PlanError> {
     match processor.room_of_each(processes) {
         Some(room) => {
             let threads = rayon::current_num_threads();
@@ -197,7 +196,7 @@ pub fn check(planned: &Planned, processor: &Processor, processes: usize) -> Resu
 /// Bytes that the step of `spec`, which is `program`, needs on `target`, on this number of CPU threads: of
 /// its plan, of kernel workspace outside of it, of libraries, and of the process. Tokenizing, which comes
 /// before the step is loaded and frees its memory, is not counted.
-pub(crate) fn needed_bytes(
+pub fn needed_bytes(
     spec: &TrainingSpec,
     program: &Program,
     target: Target,
@@ -219,7 +218,7 @@ pub(crate) fn needed_bytes(
 /// where there is room for it. Without the copy, training waits while a checkpoint is written.
 pub fn save_bytes(spec: &TrainingSpec, program: &Program, target: Target) -> Result<u64, LearnError> {
     match target {
-        Target::Cpu => Ok(saved::copied_bytes(program, &Layout::of(spec)?) as u64),
+        Target::Cpu => Ok(Layout::of(spec)?.copied_bytes(program) as u64),
         Target::Cuda => Ok(0),
     }
 }

@@ -8,9 +8,9 @@ mod page;
 pub use candidate::Candidate;
 
 use crate::choose::Choice;
-use crate::error::RunError;
+use crate::error::PlanError;
 use crate::estimate::{Device, Speed};
-use crate::spec::planned_for;
+use crate::planned::planned_for;
 use std::thread;
 use xtrain_config::{Resolved, Shard};
 use xtrain_step::member::Member;
@@ -78,7 +78,7 @@ impl Mode {
 /// All modes of the run `resolved` on `device`, in which open settings are chosen as the run would: those of
 /// `parallel.shard` with the replicas of the run; on several nodes also `"gradients"` and `"weights"` with a
 /// replica for each node.
-pub fn modes(resolved: &Resolved, member: Member, device: &Device) -> Result<Vec<Candidate>, RunError> {
+pub fn modes(resolved: &Resolved, member: Member, device: &Device) -> Result<Vec<Candidate>, PlanError> {
     let own = SHARDS.map(|(shard, _)| (shard, resolved.config.parallel.replicas));
     let nodes = device.network.nodes(member.world_size).filter(|nodes| *nodes != own[0].1);
     let of_nodes = nodes.into_iter().flat_map(|n| [(Shard::Gradients, n), (Shard::Weights, n)]);
@@ -102,7 +102,7 @@ fn candidate(
     device: &Device,
     shard: Shard,
     replicas: usize,
-) -> Result<Candidate, RunError> {
+) -> Result<Candidate, PlanError> {
     let mut resolved = resolved.clone();
     (resolved.config.parallel.shard, resolved.config.parallel.replicas) = (shard, replicas);
     Candidate::of(planned_for(resolved, member)?, device)
@@ -125,7 +125,7 @@ pub fn evening_replicas(ranks: usize, fewest_units: usize) -> Option<usize> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::spec::plan_for;
+    use crate::planned::plan_alone;
     use std::path::Path;
     use xtrain_config::Config;
     use xtrain_step::engine::Target;
@@ -139,7 +139,7 @@ mod tests {
         let set = format!("train.batch_size={batch_size}");
         let parsed = Config::parse(Path::new("run.toml"), RUN.as_bytes(), &[set]).expect("a run file");
         let member = Member::first_of(16);
-        let planned = plan_for(&parsed, Target::Cuda, member).expect("a plan");
+        let planned = plan_alone(&parsed, Target::Cuda, member).expect("a plan");
         let mut device = Device::model("h100").expect("it is in the table");
         device.network.nic = nic;
         let found = modes(&planned.resolved, member, &device).expect("plans");

@@ -4,7 +4,7 @@ use super::devices::{DEVICES, DeviceModel, EDITION, unmeasured_cpu};
 use super::measure::{self, Measurement, REPEAT_MINUTES};
 use super::network::Network;
 use super::rates::Rates;
-use crate::error::RunError;
+use crate::error::PlanError;
 use std::fmt;
 use std::time::Duration;
 use xtrain_cuda::{DeviceInfo, peak_bf16_flops};
@@ -177,13 +177,13 @@ impl Device {
     }
 
     /// The device of the table with this name, which may be abbreviated: `h200`, `4090`.
-    pub fn model(name: &str) -> Result<Device, RunError> {
+    pub fn model(name: &str) -> Result<Device, PlanError> {
         let plain = |text: &str| text.to_lowercase().replace([' ', '-', '_'], "").replace("nvidia", "");
         let wanted = plain(name);
         let is_meant = |model: &&DeviceModel| !wanted.is_empty() && plain(model.name).ends_with(&wanted);
         let Some(model) = DEVICES.iter().find(is_meant) else {
             let known: Vec<&str> = DEVICES.iter().map(|model| model.name).collect();
-            return Err(RunError::Refused(format!(
+            return Err(PlanError::Refused(format!(
                 "--device-model {name:?} is unknown; the known GPUs are {}. For another GPU, `--memory SIZE` checks whether a step fits",
                 known.join(", ")
             )));

@@ -1,11 +1,11 @@
 //! A way to run a step: a plan whose open settings are chosen, with its memory and its time.
 
 use crate::choose::{self, Choice};
-use crate::error::RunError;
+use crate::error::PlanError;
 use crate::estimate::{Device, RunTime, Timeline};
 use crate::fit::needed_bytes;
+use crate::planned::Planned;
 use crate::slower;
-use crate::spec::Planned;
 use xtrain_program::Program;
 use xtrain_step::engine::Processor;
 use xtrain_step::error::LearnError;
@@ -28,12 +28,12 @@ pub struct Candidate {
 
 impl Candidate {
     /// The step of `open`, in which open settings are chosen as the run would.
-    pub fn of(open: Planned, device: &Device) -> Result<Candidate, RunError> {
+    pub fn of(open: Planned, device: &Device) -> Result<Candidate, PlanError> {
         let (planned, choice) = choose::decide(open, device)?;
         Candidate::with(planned, choice, device)
     }
 
-    fn with(planned: Planned, choice: Option<Choice>, device: &Device) -> Result<Candidate, RunError> {
+    fn with(planned: Planned, choice: Option<Choice>, device: &Device) -> Result<Candidate, PlanError> {
         let program = programs::training(&planned.spec).map_err(LearnError::from)?;
         let needed_bytes = needed_bytes(&planned.spec, &program, device.target, device.threads)?;
         let timeline = Timeline::new(&program, device, micro_steps(&planned));
@@ -41,7 +41,7 @@ impl Candidate {
     }
 
     /// This step with the layers in bf16 that `processor` is known to run slower in FP8.
-    pub fn on(self, processor: &Processor, device: &Device) -> Result<Candidate, RunError> {
+    pub fn on(self, processor: &Processor, device: &Device) -> Result<Candidate, PlanError> {
         let before = self.planned.resolved.config.precision.skip_slower.clone();
         let Candidate { planned, choice, program, needed_bytes, timeline } = self;
         let planned = slower::decide_if_measured(planned, processor)?;
@@ -57,7 +57,7 @@ impl Candidate {
     }
 
     /// The time of the run.
-    pub fn time(&self, device: &Device) -> Result<RunTime, RunError> {
+    pub fn time(&self, device: &Device) -> Result<RunTime, PlanError> {
         RunTime::of_step(&self.planned, &self.timeline, device, 0)
     }
 }

@@ -1,7 +1,7 @@
 //! The reason for a low MFU, from the estimate of a step.
 
 use super::{Device, Rates, Speed, Timeline, kernels_of};
-use crate::spec::Planned;
+use crate::planned::Planned;
 use xtrain_model::{Architecture, ParameterSpec};
 use xtrain_program::{Arithmetic, Payload, Phase, Program, Role, Stage};
 use xtrain_report::metrics::format;

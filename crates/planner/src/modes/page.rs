@@ -3,7 +3,8 @@
 use crate::estimate::{Device, Network, Speed, Timeline};
 use crate::fit::needed_bytes;
 use crate::modes::SHARDS;
-use crate::spec::{Planned, plan_for};
+use crate::planned::Planned;
+use crate::planned::plan_alone;
 use std::fs;
 use std::path::{Path, PathBuf};
 use xtrain_config::Config;
@@ -19,7 +20,7 @@ fn repository() -> PathBuf {
 /// The plan and the step of an example, for rank 0 of so many.
 fn planned(file: &str, ranks: usize, sets: &[&str]) -> (Planned, Program) {
     let parsed = Config::load(&repository().join("examples").join(file), sets).expect("an example");
-    let planned = plan_for(&parsed, Target::Cuda, Member::first_of(ranks)).expect("a plan");
+    let planned = plan_alone(&parsed, Target::Cuda, Member::first_of(ranks)).expect("a plan");
     let program = programs::training(&planned.spec).expect("a program");
     (planned, program)
 }

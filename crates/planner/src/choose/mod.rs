@@ -11,9 +11,9 @@ mod search;
 
 pub use search::{Estimate, Settings};
 
-use crate::error::RunError;
+use crate::error::PlanError;
 use crate::estimate::Device;
-use crate::spec::{Chosen, Planned};
+use crate::planned::{Chosen, Planned};
 use search::{Open, Search};
 use std::fmt;
 use xtrain_config::{Config, LOSS_CHUNK as USUAL_CHUNK, OrAuto, Recompute, TrainConfig};
@@ -51,7 +51,7 @@ pub struct Choice {
 }
 
 /// The plan with its open settings chosen for `device`, and the choice; `None` if no setting is open.
-pub fn decide(planned: Planned, device: &Device) -> Result<(Planned, Option<Choice>), RunError> {
+pub fn decide(planned: Planned, device: &Device) -> Result<(Planned, Option<Choice>), PlanError> {
     let config = &planned.resolved.config;
     let Some(open) = Open::of(&config.train) else { return Ok((planned, None)) };
     let (blocks, batch_size) = (planned.spec.model.layers.len(), config.train.batch_size);
@@ -84,12 +84,12 @@ pub fn decide(planned: Planned, device: &Device) -> Result<(Planned, Option<Choi
 /// The plan of a resumed run. Open settings keep the values chosen when the run began, also on another
 /// device, except keys for which `asked` is true: the command line requests a new choice for these. A
 /// micro-batch size that the ranks cannot share evenly is chosen again.
-pub(crate) fn decide_for_resumed(
+pub fn decide_for_resumed(
     planned: Planned,
     began: &TrainConfig,
     asked: impl Fn(&str) -> bool,
     device: &Device,
-) -> Result<(Planned, Option<Choice>), RunError> {
+) -> Result<(Planned, Option<Choice>), PlanError> {
     let mut kept = Vec::new();
     let mut keep = |key: &'static str, is_open: bool, is_known: bool| {
         let keeps = is_open && is_known && !asked(key);
@@ -135,7 +135,7 @@ pub fn is_undecided(config: &Config) -> bool {
 }
 
 /// The plan with its `open` settings set to `settings`.
-fn apply(planned: Planned, open: Open, settings: Settings) -> Result<Planned, RunError> {
+fn apply(planned: Planned, open: Open, settings: Settings) -> Result<Planned, PlanError> {
     let Settings { recompute, blocks, loss_chunk, micro_batch_size } = settings;
     let all = planned.spec.model.layers.len();
     let mut keys = Vec::new();

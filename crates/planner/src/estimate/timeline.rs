@@ -351,7 +351,7 @@ fn seconds(
 mod tests {
     use super::*;
     use crate::estimate::step_seconds;
-    use crate::spec::plan_for;
+    use crate::planned::plan_alone;
     use std::path::Path;
     use xtrain_config::Config;
     use xtrain_step::member::Member;
@@ -365,7 +365,7 @@ mod tests {
     fn program(ranks: usize, shard: &str) -> Program {
         let set = format!("parallel.shard={shard}");
         let parsed = Config::parse(Path::new("run.toml"), RUN.as_bytes(), &[set]).expect("a run file");
-        let planned = plan_for(&parsed, Target::Cuda, Member::first_of(ranks)).expect("a plan");
+        let planned = plan_alone(&parsed, Target::Cuda, Member::first_of(ranks)).expect("a plan");
         programs::training(&planned.spec).expect("a program")
     }
 

@@ -1,8 +1,8 @@
 //! The time that a whole run takes.
 
 use super::{Device, Source, Timeline};
-use crate::error::RunError;
-use crate::spec::Planned;
+use crate::error::PlanError;
+use crate::planned::Planned;
 use std::fmt;
 use xtrain_model::decoder::Loss;
 use xtrain_program::Program;
@@ -53,7 +53,12 @@ const LONG_SECONDS: f64 = 86_400.0;
 
 impl RunTime {
     /// The remaining time of the run `planned`, whose step is `program`, on `device` after `done` steps.
-    pub fn of(planned: &Planned, program: &Program, device: &Device, done: u64) -> Result<RunTime, RunError> {
+    pub fn of(
+        planned: &Planned,
+        program: &Program,
+        device: &Device,
+        done: u64,
+    ) -> Result<RunTime, PlanError> {
         let micro_steps = planned.spec.micro_steps(planned.resolved.config.train.batch_size);
         RunTime::of_step(planned, &Timeline::new(program, device, micro_steps), device, done)
     }
@@ -64,7 +69,7 @@ impl RunTime {
         timeline: &Timeline,
         device: &Device,
         done: u64,
-    ) -> Result<RunTime, RunError> {
+    ) -> Result<RunTime, PlanError> {
         let config = &planned.resolved.config;
         let speed = Speed::of(planned, timeline, device);
         let seconds = match planned.resolved.steps {
@@ -104,7 +109,7 @@ impl RunTime {
 }
 
 /// Seconds of an evaluation.
-fn evaluation_seconds(planned: &Planned, device: &Device) -> Result<f64, RunError> {
+fn evaluation_seconds(planned: &Planned, device: &Device) -> Result<f64, PlanError> {
     let (spec, config) = (&planned.spec, &planned.resolved.config);
     let mask = config.data.document_mask;
     let loss = Loss { z_loss: 0.0, sources: 0, balancing: None, ..spec.loss };

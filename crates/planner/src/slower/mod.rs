@@ -9,9 +9,9 @@ mod layers;
 
 pub use layers::LayerSpeed;
 
-use crate::error::RunError;
+use crate::error::PlanError;
 use crate::fit;
-use crate::spec::Planned;
+use crate::planned::Planned;
 use layers::Blocks;
 use serde::Serialize;
 use xtrain_config::{Device, PrecisionConfig, Slower};
@@ -38,7 +38,11 @@ pub fn is_slower(layer: &LayerSpeed) -> bool {
 
 /// Measures the linear layers of a run under each recipe, inside its blocks, and caches the result on a GPU
 /// for later runs.
-pub fn measure(planned: &Planned, recipes: &[Recipe], device: Device) -> Result<Vec<RecipeLayers>, RunError> {
+pub fn measure(
+    planned: &Planned,
+    recipes: &[Recipe],
+    device: Device,
+) -> Result<Vec<RecipeLayers>, PlanError> {
     let mut all = Vec::new();
     for &recipe in recipes {
         let own = planned.spec.numerics();
@@ -55,7 +59,7 @@ pub fn measure(planned: &Planned, recipes: &[Recipe], device: Device) -> Result<
 
 /// Selects the layers that stay in bf16 because the GPU runs them slower in FP8. Measures them if they are
 /// not cached and the run fits. A run whose file decides, and a run on the CPU, are returned unchanged.
-pub fn decide(planned: Planned, processor: &Processor) -> Result<Planned, RunError> {
+pub fn decide(planned: Planned, processor: &Processor) -> Result<Planned, PlanError> {
     let (Processor::Cuda(gpu), true) = (processor, is_undecided(&planned)) else {
         return planned.complete();
     };
@@ -69,7 +73,7 @@ pub fn decide(planned: Planned, processor: &Processor) -> Result<Planned, RunErr
             tracing::info!(
                 "timing the linear layers in FP8 and in bf16 on this GPU, once; the result is cached"
             );
-            let other = Processor::by_name(Device::Cuda).map_err(RunError::from);
+            let other = Processor::by_name(Device::Cuda).map_err(PlanError::from);
             match other.and_then(|other| blocks.measure(other)) {
                 // Another process may have measured at the same time: all use the first result.
                 Ok(speeds) => {
@@ -95,7 +99,7 @@ pub fn decide(planned: Planned, processor: &Processor) -> Result<Planned, RunErr
 }
 
 /// As [`decide`], with cached measurements only.
-pub fn decide_if_measured(planned: Planned, processor: &Processor) -> Result<Planned, RunError> {
+pub fn decide_if_measured(planned: Planned, processor: &Processor) -> Result<Planned, PlanError> {
     let (Processor::Cuda(gpu), true) = (processor, is_undecided(&planned)) else {
         return planned.complete();
     };
@@ -107,11 +111,11 @@ pub fn decide_if_measured(planned: Planned, processor: &Processor) -> Result<Pla
 
 /// The plan of a resumed run: under the recipe with which it began, the same layers stay in bf16; under
 /// another one the layers are selected again.
-pub(crate) fn decide_for_resumed(
+pub fn decide_for_resumed(
     planned: Planned,
     began: &PrecisionConfig,
     processor: &Processor,
-) -> Result<Planned, RunError> {
+) -> Result<Planned, PlanError> {
     match &began.skip_slower {
         _ if planned.resolved.config.precision.recipe != began.recipe => decide(planned, processor),
         Some(slower) if is_undecided(&planned) => planned.with_slower(slower.clone()),
@@ -157,11 +161,12 @@ fn layers(line: &str) -> Option<Vec<LayerSpeed>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::spec::plan_on;
+    use crate::planned::plan_alone;
     use std::path::Path;
     use xtrain_config::Config;
     use xtrain_step::engine::Target;
     use xtrain_step::linear_gemms::{fp8_share, linear_gemms};
+    use xtrain_step::member::Member;
 
     /// Speeds of the layers of a block, in their order.
     fn table(speeds: [f64; 4]) -> Vec<LayerSpeed> {
@@ -182,7 +187,7 @@ mod tests {
         let text = "[model]\ndim = 32\nlayers = 2\nheads = 2\nffn_dim = 64\n[data]\ntrain = 'a.txt'\ntokenizer = 'bytes'\nseq_len = 32\n\
                     [train]\nsteps = 1\n";
         let parsed = Config::parse(Path::new("run.toml"), text.as_bytes(), sets).expect("a run file");
-        plan_on(&parsed, Target::Cpu).expect("a plan")
+        plan_alone(&parsed, Target::Cpu, Member::ALONE).expect("a plan")
     }
 
     #[test]
@@ -211,7 +216,7 @@ mod tests {
         );
         let again =
             Config::parse::<&str>(Path::new("config.toml"), text.as_bytes(), &[]).expect("a run file");
-        assert_eq!(plan_on(&again, Target::Cpu).expect("a plan").spec, run.spec);
+        assert_eq!(plan_alone(&again, Target::Cpu, Member::ALONE).expect("a plan").spec, run.spec);
     }
 
     #[test]

@@ -1,6 +1,7 @@
 use super::*;
 use std::path::Path;
 use xtrain_config::Config;
+use xtrain_step::member::Member;
 use xtrain_step::programs;
 
 /// A model whose memory is mostly activations, and these mostly logits.
@@ -12,7 +13,7 @@ const THREADS: usize = 3;
 
 fn planned(text: &str, set: &[&str], target: Target) -> (TrainingSpec, usize) {
     let run = Config::parse(Path::new("run.toml"), text.as_bytes(), set).expect("a run file");
-    let planned = crate::spec::plan_on(&run, target).expect("a plan");
+    let planned = crate::planned::plan_alone(&run, target, Member::ALONE).expect("a plan");
     (planned.spec, planned.resolved.config.train.batch_size)
 }
 

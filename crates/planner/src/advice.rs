@@ -4,11 +4,11 @@
 //! line under their table. What does not fit on this number of GPUs is planned on the least number on which
 //! it does.
 
-use crate::error::RunError;
+use crate::error::PlanError;
 use crate::estimate::Device;
 use crate::fit::{Alternative, Fit, MoreGpus, Verdict};
 use crate::modes::{Candidate, SHARDS, fastest, modes};
-use crate::spec::Planned;
+use crate::planned::Planned;
 use xtrain_config::{OrAuto, ReduceDtype, ReduceOrder, Transport};
 use xtrain_step::engine::{Processor, Room, Target};
 
@@ -56,7 +56,7 @@ const GAIN: f64 = 0.02;
 /// Share of the time that `parallel.reduce = "fast"` must save, because it changes bits.
 const GAIN_OF_FAST: f64 = 0.05;
 
-impl<E: From<RunError>> Planner<'_, E> {
+impl<E: From<PlanError>> Planner<'_, E> {
     /// The advice for the run `open`.
     pub fn advise(&self, open: &Planned) -> Result<Advice, E> {
         let (mut candidates, given) = self.candidates(open)?;
@@ -95,7 +95,7 @@ impl<E: From<RunError>> Planner<'_, E> {
     }
 
     /// The step `of` with `parallel.reduce = "fast"`, if that fits and is much faster between nodes.
-    fn fast(&self, of: &Candidate) -> Result<Option<Candidate>, RunError> {
+    fn fast(&self, of: &Candidate) -> Result<Option<Candidate>, PlanError> {
         let parallel = &of.planned.resolved.config.parallel;
         let is_open = parallel.reduce == ReduceOrder::SameWorld
             && parallel.reduce_dtype == ReduceDtype::Fp32
@@ -112,7 +112,7 @@ impl<E: From<RunError>> Planner<'_, E> {
 
     /// The steps to compare: the modes of several ranks, and those that a larger micro-batch makes faster;
     /// with the place of the step of `open`.
-    fn candidates(&self, open: &Planned) -> Result<(Vec<Candidate>, usize), RunError> {
+    fn candidates(&self, open: &Planned) -> Result<(Vec<Candidate>, usize), PlanError> {
         let mut all = match open.member.world_size {
             1 => vec![Candidate::of(open.clone(), self.device)?],
             _ => modes(&open.resolved, open.member, self.device)?,
@@ -139,7 +139,7 @@ impl<E: From<RunError>> Planner<'_, E> {
 
     /// The step of `open` in the mode of `from`, with the largest micro-batch for which each doubling makes
     /// it faster. `None` if the first does not, or if the micro-batch is chosen.
-    fn larger_micro_batch(&self, open: &Planned, from: &Candidate) -> Result<Option<Candidate>, RunError> {
+    fn larger_micro_batch(&self, open: &Planned, from: &Candidate) -> Result<Option<Candidate>, PlanError> {
         let train = &open.resolved.config.train;
         if self.device.target == Target::Cpu || train.micro_batch_size == Some(OrAuto::Auto) {
             return Ok(None);
@@ -221,7 +221,7 @@ impl<E: From<RunError>> Planner<'_, E> {
         Ok(None)
     }
 
-    fn on(&self, candidate: Candidate) -> Result<Candidate, RunError> {
+    fn on(&self, candidate: Candidate) -> Result<Candidate, PlanError> {
         match self.processor {
             Some(processor) => candidate.on(processor, self.device),
             None => Ok(candidate),

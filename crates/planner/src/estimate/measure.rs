@@ -5,9 +5,9 @@
 use super::load::Load;
 use super::rates::{Factors, Rates};
 use super::{instance_seconds, is_cast, kernels_of};
-use crate::error::RunError;
+use crate::error::PlanError;
 use crate::median::median;
-use crate::spec::plan_on;
+use crate::planned::plan_alone;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -20,6 +20,7 @@ use xtrain_runtime::{Checks, TimedWork, Timing};
 use xtrain_step::engine::{Processor, Target};
 use xtrain_step::error::LearnError;
 use xtrain_step::learner::{Learner, Step};
+use xtrain_step::member::Member;
 use xtrain_step::random_batch::random_batch;
 
 /// Maximum number of measured steps, and the time after which no further one begins. The median time of each
@@ -99,7 +100,7 @@ pub(super) fn measured(
     processor: &Processor,
     recipe: Recipe,
     rates: &Rates,
-) -> Result<Measurement, RunError> {
+) -> Result<Measurement, PlanError> {
     let threads = rayon::current_num_threads();
     let known = cached(processor, recipe, threads);
     let is_repeated = |known: &Measurement| known.is_old() || !Load::is_busy_now(threads);
@@ -139,11 +140,11 @@ fn cpu_key(recipe: Recipe, threads: usize) -> String {
     format!("{model} on {threads} threads, xtrain {version} ({build}): {}", subject(recipe))
 }
 
-fn measure(processor: Processor, recipe: Recipe, rates: &Rates) -> Result<Factors, RunError> {
+fn measure(processor: Processor, recipe: Recipe, rates: &Rates) -> Result<Factors, PlanError> {
     let target = processor.target();
     let set = [format!("precision.recipe={}", recipe.name())];
     let parsed = Config::parse(Path::new("measured.toml"), run_file(target).as_bytes(), &set)?;
-    let spec = plan_on(&parsed, target)?.spec;
+    let spec = plan_alone(&parsed, target, Member::ALONE)?.spec;
     let engine = processor.engine(Checks::default()).map_err(LearnError::from)?;
     let mut learner = Learner::new(engine, spec, 0)?;
     learner.weights().initialize(0, 0.02)?;
@@ -215,7 +216,7 @@ mod tests {
         let config = run_file(Target::Cpu);
         let set = ["precision.recipe=fp8-block"];
         let parsed = Config::parse(Path::new("run.toml"), config.as_bytes(), &set).expect("a run file");
-        let spec = plan_on(&parsed, Target::Cpu).expect("a plan").spec;
+        let spec = plan_alone(&parsed, Target::Cpu, Member::ALONE).expect("a plan").spec;
         let program = xtrain_step::programs::training(&spec).expect("a program");
         let rates = super::super::Device::model("h100").expect("it is in the table").rates;
         let rates = Rates { launch: 0.0, ..rates };

@@ -5,7 +5,7 @@
 //! blocks are timed, once with all layers in FP8 and once with each layer in bf16, recorded as graphs like
 //! those of a run.
 
-use crate::error::RunError;
+use crate::error::PlanError;
 use crate::median::median;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
@@ -135,7 +135,7 @@ impl Blocks {
     }
 
     /// Measures the layers on `processor`.
-    pub(super) fn measure(&self, processor: Processor) -> Result<Vec<LayerSpeed>, RunError> {
+    pub(super) fn measure(&self, processor: Processor) -> Result<Vec<LayerSpeed>, PlanError> {
         Ok(self.measured(processor)?)
     }
 
@@ -306,11 +306,12 @@ fn kernels() -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::spec::plan_on;
+    use crate::planned::plan_alone;
     use std::path::Path;
     use xtrain_config::Config;
     use xtrain_model::Recipe;
     use xtrain_step::engine::Target;
+    use xtrain_step::member::Member;
 
     const RUN: &str = "[model]\ndim = 32\nlayers = 3\nheads = 2\nkv_heads = 1\nffn_dim = 40\nvocab_size = 300\n\
                        [data]\ntrain = 'a.txt'\ntokenizer = 'bytes'\nseq_len = 32\n[precision]\nskip = ['*.o_proj']\n\
@@ -319,7 +320,7 @@ mod tests {
     fn blocks(recipe: Recipe) -> Blocks {
         let set = [format!("precision.recipe={}", recipe.name())];
         let parsed = Config::parse(Path::new("run.toml"), RUN.as_bytes(), &set).expect("a run file");
-        Blocks::new(&plan_on(&parsed, Target::Cpu).expect("planned").spec, 1)
+        Blocks::new(&plan_alone(&parsed, Target::Cpu, Member::ALONE).expect("planned").spec, 1)
     }
 
     #[test]
@@ -355,7 +356,7 @@ mod tests {
             let own = [format!("model.layers={layers}"), format!("experts.dense_blocks={dense}")];
             let all: Vec<&str> = sets.into_iter().chain(own.iter().map(String::as_str)).collect();
             let parsed = Config::parse(Path::new("run.toml"), RUN.as_bytes(), &all).expect("a run file");
-            Blocks::new(&plan_on(&parsed, Target::Cpu).expect("planned").spec, 1)
+            Blocks::new(&plan_alone(&parsed, Target::Cpu, Member::ALONE).expect("planned").spec, 1)
         };
         let has_experts = |blocks: &Blocks| -> Vec<bool> {
             let layers = blocks.spec.model.layers.iter();
@@ -385,7 +386,7 @@ mod tests {
         let of = |set: &str| {
             let sets = ["precision.recipe=fp8-row".to_owned(), set.to_owned()];
             let parsed = Config::parse(Path::new("run.toml"), RUN.as_bytes(), &sets).expect("a run file");
-            Blocks::new(&plan_on(&parsed, Target::Cpu).expect("planned").spec, 1).name()
+            Blocks::new(&plan_alone(&parsed, Target::Cpu, Member::ALONE).expect("planned").spec, 1).name()
         };
         let own = blocks(Recipe::Fp8Row).name();
         for set in

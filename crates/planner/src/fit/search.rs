@@ -1,7 +1,7 @@
 //! The search for settings with which a step that does not fit would.
 
 use super::{Alternative, Instead, MoreGpus, Verdict, needed_bytes};
-use crate::error::RunError;
+use crate::error::PlanError;
 use crate::estimate::RANKS_PER_NODE;
 use xtrain_program::{Parallel, Recompute, Region, Shard};
 use xtrain_step::engine::{Room, Target};
@@ -39,7 +39,7 @@ struct Changed {
 }
 
 impl Search<'_> {
-    pub(super) fn bytes(&self, spec: &TrainingSpec) -> Result<u64, RunError> {
+    pub(super) fn bytes(&self, spec: &TrainingSpec) -> Result<u64, PlanError> {
         let program = programs::training(spec).map_err(LearnError::from)?;
         Ok(needed_bytes(spec, &program, self.target, self.threads)?)
     }
@@ -63,11 +63,11 @@ impl Search<'_> {
     }
 
     /// The first step of `from` that fits, and its bytes. Each needs less than the one before.
-    fn first(&self, from: &[Changed]) -> Result<Option<(Changed, Alternative)>, RunError> {
+    fn first(&self, from: &[Changed]) -> Result<Option<(Changed, Alternative)>, PlanError> {
         let available = self.room.available_bytes;
         let found = first_that_fits(from.len(), self.needed_bytes, available, |at| {
             let bytes = self.bytes(&from[at].spec)?;
-            Ok::<_, RunError>((bytes, (at, bytes)))
+            Ok::<_, PlanError>((bytes, (at, bytes)))
         })?;
         Ok(found.map(|(at, bytes)| {
             let changed = from[at].clone();
@@ -75,7 +75,7 @@ impl Search<'_> {
         }))
     }
 
-    pub(super) fn verdict(&self) -> Result<Verdict, RunError> {
+    pub(super) fn verdict(&self) -> Result<Verdict, PlanError> {
         let as_it_is = [Changed { spec: self.spec.clone(), settings: Vec::new() }];
         let norms = self.recomputing(Recompute::Norms, "norms");
         let blocks = self.recomputing(Recompute::Block, "block");
@@ -127,12 +127,12 @@ impl Search<'_> {
 
     /// Models and numbers of GPUs with which the run would fit, given that even `least` does not. It needs
     /// `bytes`.
-    fn instead(&self, least: &TrainingSpec, bytes: u64) -> Result<Instead, RunError> {
+    fn instead(&self, least: &TrainingSpec, bytes: u64) -> Result<Instead, PlanError> {
         let (layers, available) = (least.model.layers.len(), self.room.available_bytes);
         let fewer_layers = first_that_fits(layers - 1, bytes, available, |n| {
             let left = layers - 1 - n;
             let spec = TrainingSpec { model: least.model.truncated(left), ..least.clone() };
-            Ok::<_, RunError>((self.bytes(&spec)?, left))
+            Ok::<_, PlanError>((self.bytes(&spec)?, left))
         })?;
         let shorter = |n: usize| Some(least.batch.seq_len >> (n + 1)).filter(|len| *len >= SHORTEST);
         let lengths: Vec<usize> = (0..usize::BITS as usize).map_while(shorter).collect();
@@ -140,7 +140,7 @@ impl Search<'_> {
             let mut spec = least.clone();
             spec.batch.seq_len = lengths[n];
             spec.loss.chunk_tokens = spec.loss.chunk_tokens.min(lengths[n]);
-            Ok::<_, RunError>((self.bytes(&spec)?, lengths[n]))
+            Ok::<_, PlanError>((self.bytes(&spec)?, lengths[n]))
         })?;
         let (gpus, most_gpus) = match self.target {
             Target::Cpu => (None, None),
@@ -155,13 +155,13 @@ impl Search<'_> {
     /// The least number of GPUs that has room for a rank of `least` with weights, gradients and optimizer
     /// state divided among all: a power of two, or a number of whole nodes that shares the batch evenly. A
     /// batch that is too small grows. And the largest number that the model can be divided among.
-    fn gpus(&self, least: &TrainingSpec, bytes: u64) -> Result<(Option<MoreGpus>, usize), RunError> {
+    fn gpus(&self, least: &TrainingSpec, bytes: u64) -> Result<(Option<MoreGpus>, usize), PlanError> {
         let shares = |count: &usize| self.batch_size.is_multiple_of(count * least.batch.sequences);
         let more = |count: &usize| {
             let is_round = count.is_power_of_two() || count.is_multiple_of(RANKS_PER_NODE) && shares(count);
             is_round && *count > least.parallel.world_size
         };
-        let of_ranks = |count: usize| -> Result<MoreGpus, RunError> {
+        let of_ranks = |count: usize| -> Result<MoreGpus, PlanError> {
             let grown = self.batch_size.next_multiple_of(count * least.batch.sequences);
             let parallel =
                 Parallel { world_size: count, replicas: 1, shard: Shard::Weights, ..least.parallel };
@@ -176,7 +176,7 @@ impl Search<'_> {
         }
         let found = first_that_fits(counts.len(), bytes, self.room.available_bytes, |n| {
             let found = of_ranks(counts[n])?;
-            Ok::<_, RunError>((found.bytes, found))
+            Ok::<_, PlanError>((found.bytes, found))
         })?;
         Ok((found, counts.last().copied().unwrap_or(least.parallel.world_size)))
     }
@@ -188,7 +188,7 @@ impl Search<'_> {
         as_it_is: &Changed,
         norms: &[Changed],
         blocks: &[Changed],
-    ) -> Result<Vec<Alternative>, RunError> {
+    ) -> Result<Vec<Alternative>, PlanError> {
         // Ordered by cost: some additional arithmetic, smaller GEMMs of the head, smaller GEMMs everywhere,
         // much additional arithmetic.
         let by_norms = self.first(norms)?;
@@ -266,7 +266,7 @@ impl Search<'_> {
 /// Binary search for the first of `count` candidates that needs at most `available` bytes. Each needs fewer
 /// bytes than the one before; the one before the first needs `over`, which is too much. `try_at` returns the
 /// bytes of a candidate and its result.
-pub(crate) fn first_that_fits<T, E>(
+pub fn first_that_fits<T, E>(
     count: usize,
     mut over: u64,
     available: u64,

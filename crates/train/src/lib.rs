@@ -1,15 +1,13 @@
-//! The trainer: programs of a training step, the learner that runs them, and the run around it.
+//! A run: its files and data, its ranks, the training loop, checkpoints, evaluation and export.
 //!
 //! ```text
-//! run file (xtrain-config) -> spec, choose, fit, slower -> run: begin or resume -> steps -> finish
-//! spec -> programs -> estimate of the time -> choose
-//! spec -> programs -> learner, evaluate, generate over weights on an engine
+//! run file (xtrain-config) -> spec, planner's choices -> run: begin or resume -> steps -> finish
 //! opened: a run or a Hugging Face folder, for evaluation, generation and export
 //! ```
 //!
-//! Invariants: policy lives here and arithmetic in ops; nothing but `engine` knows which device an
-//! [`Engine`](xtrain_runtime::Engine) is. Deliberately absent: options and terminals, which are the binary's;
-//! the keys of the run file, and the form of metrics and reports, which are crates of their own.
+//! Invariants: a step is computed by crate `step`, and settings are chosen by crate `planner`; files are opened
+//! here. Deliberately absent: options and terminals, which are the binary's; the keys of the run file, and the
+//! form of metrics and reports, which are crates of their own.
 
 pub mod corpus;
 pub mod crew;
